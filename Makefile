@@ -1,0 +1,51 @@
+# Larder's front door. `make` lists what there is; CMakeLists.txt builds it.
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+export JOBS
+
+.DEFAULT_GOAL := help
+.PHONY: help run build test test-core bench check coverage format tidy \
+        install clean deps-build deps-test deps-check
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
+	    printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+run: build ## build, then the example engine: compute, restart, load
+	@build/release/bin/engine demo
+
+build: deps-build ## the library, the program and the examples: build/release
+	@scripts/build release
+
+test: deps-test ## all tests; ends with "N passed, N failed"
+	@scripts/run-tests dev
+
+test-core: deps-test ## the quick loop: tests of src/base and src/store
+	@scripts/run-tests dev --core
+
+bench: build ## larder bench; arguments in ARGS="dram-get --size 1M"
+	@build/release/bin/larder bench $(ARGS)
+
+check: deps-check ## all that takes longer; one step: make check STEPS="asan"
+	@scripts/check $(STEPS)
+
+coverage: deps-test ## executed lines of src/store, as a table
+	@scripts/coverage
+
+format: ## clang-format over the C files
+	@scripts/format
+
+tidy: ## the fast static checks
+	@scripts/tidy
+
+install: deps-build ## library, header, program, larder.pc (PREFIX, DESTDIR)
+	@cmake --preset release --log-level=WARNING \
+	    -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
+	@scripts/build release
+	@DESTDIR="$(DESTDIR)" cmake --install build/release
+
+clean: ## removes build/
+	rm -rf build
+
+deps-build deps-test deps-check: deps-%:
+	@scripts/install-deps $*

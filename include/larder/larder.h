@@ -1,0 +1,485 @@
+/*
+ * Larder: a store for the KV cache that LLM engines compute during prefill.
+ *
+ * This header is the whole public interface and its manual.
+ *
+ * THE WORDS
+ *   node    one running Larder; it owns tiers. Here it is embedded.
+ *   space   one tenant's use of one model. Bytes never cross spaces.
+ *   chunk   the KV of a fixed number of tokens for one group of layers: the
+ *           unit that is named (by a key), looked up and evicted.
+ *   shard   the part of a chunk that one slice of the KV heads holds: the unit
+ *           that is stored and moved. A chunk is usable when all its shards
+ *           are present.
+ *   chain   the keys of a prompt's chunks, each over its parent.
+ *   lease   a hold on bytes while somebody reads them.
+ *   tier    a place where shards live: dram, ssd.
+ *
+ * RULES THAT HOLD FOR EVERY CALL
+ *   - Memory passed in is the caller's. It is read or written only during the
+ *     call, or, for a submitted ticket, until that ticket completes. After a
+ *     call returned or a ticket completed Larder never touches it again.
+ *   - Outputs are set only on success, except per-item results, which are
+ *     always set for every item of a batch that was accepted.
+ *   - Every call may be made from any thread, except that nothing may run
+ *     beside larder_close() of the same handle.
+ *   - A wrong argument is answered LARDER_E_INVALID, never a crash.
+ *   - After fork() the child's copy of a handle answers LARDER_E_FORKED.
+ *   - Times are relative, in milliseconds: timeout_ms. LARDER_FOREVER waits.
+ *     0 means "the handle's default", option timeout_ms of the URL.
+ *
+ * CAVEATS
+ *   - It is a cache. A put may be forgotten at any time (eviction, a full
+ *     disk, a restart before write-behind), and a get may answer
+ *     LARDER_MISS for a key that was put. A get never gives other bytes.
+ *   - Only the first put of a shard counts; a later one is answered
+ *     LARDER_PRESENT and its bytes are not read.
+ *   - Callers of one process trust each other; see the design for strict
+ *     isolation.
+ */
+#ifndef LARDER_LARDER_H
+#define LARDER_LARDER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LARDER_VERSION_MAJOR 0
+#define LARDER_VERSION_MINOR 1
+#define LARDER_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define LARDER_API __attribute__((visibility("default")))
+#else
+#define LARDER_API
+#endif
+
+#define LARDER_KEY_BYTES 32
+#define LARDER_SHARDS_MAX 64
+#define LARDER_GROUPS_MAX 64
+#define LARDER_VALUE_MAX ((size_t)60 << 20) /* bytes in one shard */
+#define LARDER_BATCH_MAX 4096               /* items in one call */
+#define LARDER_IOV_MAX 4096                 /* buffers in one item */
+#define LARDER_FOREVER UINT32_MAX
+
+/* ---- status -------------------------------------------------------------
+ *
+ * One type for everything. Zero and above: the call did its work. Below zero,
+ * grouped by the largest thing that is damaged: the request (-1...), the
+ * handle (-40...), the node or one of its tiers (-60...).
+ */
+#define LARDER_STATUS_MAP(X)                                                   \
+    X(LARDER_OK, 0, "ok")                                                      \
+    X(LARDER_PRESENT, 1, "already present")                                    \
+    X(LARDER_MISS, 2, "miss")                                                  \
+    X(LARDER_PENDING, 3, "in progress")                                        \
+    X(LARDER_E_INVALID, -1, "invalid argument")                                \
+    X(LARDER_E_SIZE, -2, "size does not fit")                                  \
+    X(LARDER_E_OVERLAP, -3, "buffers overlap")                                 \
+    X(LARDER_E_SPACE, -4, "wrong space")                                       \
+    X(LARDER_E_FULL, -5, "everything in the arena is leased")                  \
+    X(LARDER_E_DEADLINE, -6, "deadline passed")                                \
+    X(LARDER_E_CANCELED, -7, "canceled")                                       \
+    X(LARDER_E_BUSY, -8, "too many requests in flight")                        \
+    X(LARDER_E_MISMATCH, -9, "present with other bytes")                       \
+    X(LARDER_E_STALE, -10, "the space was reset meanwhile")                    \
+    X(LARDER_E_LIMIT, -11, "a limit was reached")                              \
+    X(LARDER_E_UNSUPPORTED, -12, "not supported here")                         \
+    X(LARDER_E_CLOSED, -40, "handle is closed")                                \
+    X(LARDER_E_FORKED, -41, "handle belongs to the parent process")            \
+    X(LARDER_E_POISONED, -42, "handle is poisoned by a broken invariant")      \
+    X(LARDER_E_NO_MEMORY, -60, "out of memory")                                \
+    X(LARDER_E_TIER_OFF, -61, "tier is off")                                   \
+    X(LARDER_E_IO, -62, "input/output error")                                  \
+    X(LARDER_E_LOCKED, -63, "directory is in use by another node")             \
+    X(LARDER_E_VERSION, -64, "unknown format version")                         \
+    X(LARDER_E_CORRUPT, -65, "corrupt")                                        \
+    X(LARDER_E_DROPPED, -66, "some saves were dropped before they arrived")    \
+    X(LARDER_E_SECRET, -67, "another secret is in use for this tenant")
+
+typedef enum larder_status {
+#define X(name, value, text) name = (value),
+    LARDER_STATUS_MAP(X)
+#undef X
+} larder_status_t;
+
+/* A constant string, also for values that are no status. Never NULL. */
+LARDER_API const char *larder_status_text(larder_status_t status);
+
+/* What went wrong in this thread's last failed call on any handle, in words
+ * with the object's name and what to do. "" if nothing did. Valid until the
+ * thread's next call. */
+LARDER_API const char *larder_last_error(void);
+
+/* Why a get, exists or stage of an item was a miss. */
+#define LARDER_CAUSE_MAP(X)                                                    \
+    X(LARDER_CAUSE_NONE, "none")                                               \
+    X(LARDER_CAUSE_ABSENT, "absent")     /* never seen here */                 \
+    X(LARDER_CAUSE_EVICTED, "evicted")   /* was here, made room */             \
+    X(LARDER_CAUSE_CORRUPT, "corrupt")   /* a check failed */                  \
+    X(LARDER_CAUSE_STALE, "stale")       /* its space was reset, or its TTL */ \
+    X(LARDER_CAUSE_DEADLINE, "deadline") /* not in time */                     \
+    X(LARDER_CAUSE_TIER_OFF, "tier_off") /* only on a tier that is off */      \
+    X(LARDER_CAUSE_FULL, "full")         /* no room in dram to stage it */     \
+    X(LARDER_CAUSE_IO, "io")             /* the read failed */
+
+typedef enum larder_cause {
+#define X(name, text) name,
+    LARDER_CAUSE_MAP(X)
+#undef X
+        LARDER_CAUSE_COUNT
+} larder_cause_t;
+
+LARDER_API const char *larder_cause_text(larder_cause_t cause);
+
+typedef enum larder_tier {
+    LARDER_TIER_DRAM,
+    LARDER_TIER_SSD,
+    LARDER_TIER_COUNT
+} larder_tier_t;
+
+/* ---- handles ------------------------------------------------------------ */
+
+typedef struct larder larder_t;             /* an open node */
+typedef struct larder_space larder_space_t; /* a space opened on it */
+typedef struct larder_lease larder_lease_t; /* a hold on staged shards */
+
+typedef enum larder_log_level {
+    LARDER_LOG_ERROR,
+    LARDER_LOG_WARN,
+    LARDER_LOG_INFO,
+    LARDER_LOG_DEBUG
+} larder_log_level_t;
+
+/* Called from any thread, with no lock of Larder's held. */
+typedef void (*larder_log_fn)(void *arg, larder_log_level_t level,
+                              const char *line);
+
+/* Growable parameters: set the bit of each field you fill; the rest keep their
+ * defaults. Bits are never renumbered. A NULL pointer means all defaults. */
+enum {
+    LARDER_OPEN_LOG = 1u << 0,
+};
+
+typedef struct larder_open_params {
+    uint64_t field_mask;
+    larder_log_fn log; /* default: warnings and errors to stderr */
+    void *log_arg;
+} larder_open_params_t;
+
+/*
+ * Opens a node. url: "embed:DIR[,DIR...]?option=value&..." Each DIR holds a
+ * part of the SSD tier, on its own disk if it shall help; it is created if it
+ * is missing, and locked until the handle is closed. "embed:" without a DIR is
+ * DRAM only. The options are listed by `larder options` and in
+ * docs/options.md; sizes take K, M, G, T (powers of 1024).
+ *
+ *   larder_t *lar = NULL;
+ *   st = larder_open("embed:/var/cache/kv?dram=4G&ssd=100G", NULL, &lar);
+ *
+ * Fails with LARDER_E_INVALID (a bad URL), _LOCKED, _VERSION, _CORRUPT (both
+ * superblocks damaged), _NO_MEMORY, _IO. A directory that cannot be written
+ * because its disk is full or failing is no reason to fail: it starts off.
+ */
+LARDER_API larder_status_t larder_open(const char *url,
+                                       const larder_open_params_t *params,
+                                       larder_t **lar_p);
+
+/*
+ * Writes down what it can within the timeout, ends every lease and ticket of
+ * the handle, frees it and sets *lar_p to NULL. A NULL handle is fine, so that
+ * a second close of the same variable does nothing. LARDER_E_DEADLINE: closed
+ * all the same, with saves that were only in DRAM lost. The wait for requests
+ * that the kernel has already taken is not bounded. Spaces and leases of the
+ * handle answer LARDER_E_CLOSED from then on, and are still to be freed.
+ */
+LARDER_API larder_status_t larder_close(larder_t **lar_p, uint32_t timeout_ms);
+
+/* ---- spaces ------------------------------------------------------------- */
+
+enum {
+    LARDER_SPACE_TENANT = 1u << 0,
+    LARDER_SPACE_SECRET = 1u << 1,
+    LARDER_SPACE_SHARDS = 1u << 2,
+    LARDER_SPACE_CHUNK_TOKENS = 1u << 3,
+};
+
+/*
+ * Everything that changes what the bytes mean goes into the descriptor: model
+ * fingerprint, dtype, layout, groups... Larder hashes it and does not read it.
+ * Tenant, shards and chunk_tokens are hashed along.
+ */
+typedef struct larder_space_params {
+    uint64_t field_mask;
+    const void *descriptor; /* required, 1 byte to 64 KiB */
+    size_t descriptor_bytes;
+    const char *tenant; /* default "default"; at most 63 bytes */
+    const void *secret; /* default: a documented constant */
+    size_t secret_bytes;
+    uint32_t shards;       /* per chunk, 1...64; default 1 */
+    uint32_t chunk_tokens; /* tokens per chunk, 1...65536; default 256 */
+} larder_space_params_t;
+
+/* Opens a space; the same parameters give the same space on every node. A
+ * directory remembers a check value of each tenant's secret: another one is
+ * refused with LARDER_E_SECRET. */
+LARDER_API larder_status_t
+larder_space_open(larder_t *lar, const larder_space_params_t *params,
+                  larder_space_t **space_p);
+
+/* Frees the handle (never the data) and sets it to NULL. NULL is fine. */
+LARDER_API void larder_space_close(larder_space_t **space_p);
+
+/* Drops everything in the space, in O(1), durably: once this returned
+ * LARDER_OK no get gives bytes that were put before it, not even after a loss
+ * of power. LARDER_E_IO: dropped in this process, but a directory could not
+ * record it and stays off until it can. */
+LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
+                                              uint32_t timeout_ms);
+
+/* ---- chains ------------------------------------------------------------- */
+
+typedef struct larder_key {
+    uint8_t hash[LARDER_KEY_BYTES];
+} larder_key_t;
+
+enum {
+    LARDER_CHAIN_PARENT = 1u << 0,
+    LARDER_CHAIN_SALT = 1u << 1,
+    LARDER_CHAIN_EXTRA = 1u << 2,
+};
+
+/* Extra bytes of one chunk: what besides its tokens changes its KV (an
+ * adapter, an image in it). */
+typedef struct larder_extra {
+    const void *data;
+    size_t bytes;
+} larder_extra_t;
+
+typedef struct larder_chain_params {
+    uint64_t field_mask;
+    const larder_key_t *parent; /* continue after this key */
+    const void *salt;           /* of the whole chain; only without parent */
+    size_t salt_bytes;
+    const larder_extra_t *extra; /* one per chunk */
+} larder_chain_params_t;
+
+/* Hashes the full chunks of token_count tokens into keys: token_count /
+ * chunk_tokens of them, which must not exceed keys_max. A rest of tokens that
+ * fills no chunk is ignored. Pure computation. */
+LARDER_API larder_status_t larder_chain(const larder_space_t *space,
+                                        const uint32_t *tokens,
+                                        size_t token_count,
+                                        const larder_chain_params_t *params,
+                                        larder_key_t *keys, size_t keys_max,
+                                        size_t *count_p);
+
+typedef struct larder_match {
+    uint32_t chunks;                         /* usable, from the first on */
+    uint32_t tier_chunks[LARDER_TIER_COUNT]; /* by the slowest tier needed */
+    uint64_t tier_bytes[LARDER_TIER_COUNT];
+    uint64_t load_us; /* expected time to load all of it, from measured speed */
+    larder_cause_t cause; /* why the chunk after the last did not match */
+} larder_match_t;
+
+/* The longest prefix of the chain that could be loaded now. A lookup in
+ * memory: no input or output, nothing held. */
+LARDER_API larder_status_t larder_match(larder_space_t *space,
+                                        const larder_key_t *keys, size_t count,
+                                        uint16_t group, larder_match_t *out);
+
+/* ---- leases ------------------------------------------------------------- */
+
+/*
+ * Brings the longest prefix of the chain into DRAM, checks it, and holds it
+ * there until larder_release() or larder_close(). What was staged is in
+ * match_p->chunks; zero chunks give LARDER_MISS and no lease.
+ */
+LARDER_API larder_status_t larder_stage(larder_space_t *space,
+                                        const larder_key_t *keys, size_t count,
+                                        uint16_t group, uint32_t timeout_ms,
+                                        larder_lease_t **lease_p,
+                                        larder_match_t *match_p);
+
+/* Where a leased shard lies, for reading in place. Gives up to seg_max
+ * segments and their number in *seg_count_p; LARDER_E_SIZE (with the number
+ * set) if they are more. The memory is valid until the lease is released;
+ * writing to it is forbidden. */
+LARDER_API larder_status_t larder_lease_segments(const larder_lease_t *lease,
+                                                 uint32_t chunk, uint16_t shard,
+                                                 struct iovec *seg,
+                                                 uint32_t seg_max,
+                                                 uint32_t *seg_count_p);
+
+/* Ends a lease and sets it to NULL. NULL is fine. */
+LARDER_API void larder_release(larder_lease_t **lease_p);
+
+/* ---- shards ------------------------------------------------------------- */
+
+enum {
+    LARDER_PUT_PIN = 1u << 0, /* soft pin: evict others first */
+};
+
+typedef struct larder_item {
+    const larder_key_t *key;
+    const larder_key_t *parent; /* put: the chunk before; NULL: none */
+    uint32_t depth;             /* put: chunks before it */
+    uint16_t group;
+    uint16_t shard;
+    const struct iovec *iov; /* put: read from; get: written to */
+    uint32_t iov_count;
+    uint32_t flags;  /* LARDER_PUT_* */
+    uint32_t ttl_ms; /* put: forgotten after this long; 0: never */
+
+    /* results */
+    larder_status_t status;
+    larder_cause_t cause; /* of a LARDER_MISS */
+    size_t length;        /* get, exists: bytes of the shard */
+} larder_item_t;
+
+typedef enum larder_op {
+    LARDER_OP_PUT,    /* put if absent; item: OK, PRESENT, E_FULL... */
+    LARDER_OP_GET,    /* item: OK, MISS with its cause, E_SIZE... */
+    LARDER_OP_EXISTS, /* item: OK or MISS; no input or output */
+    LARDER_OP_REMOVE, /* item: OK or MISS; durable when it returns */
+    LARDER_OP_COUNT
+} larder_op_t;
+
+enum {
+    LARDER_OP_TIMEOUT = 1u << 0,
+    LARDER_OP_FLAGS = 1u << 1,
+    LARDER_OP_USER = 1u << 2,
+};
+
+enum {
+    LARDER_VERIFY_PUT = 1u << 0, /* compare with what is present; E_MISMATCH */
+};
+
+typedef struct larder_op_params {
+    uint64_t field_mask;
+    uint32_t timeout_ms;
+    uint32_t flags;
+    void *user; /* comes back with the completion */
+} larder_op_params_t;
+
+/*
+ * Blocking. The return value is that of the batch as a whole: LARDER_OK if it
+ * was carried out, whatever became of its items; each item has its own status.
+ * One bad item spares its siblings. E_INVALID: the batch itself was malformed
+ * and no item was looked at.
+ *
+ * A get whose buffers are smaller than the shard gets E_SIZE and the length;
+ * nothing is written. Larger buffers are filled up to the length.
+ * A get that misses may have written to its buffers, which must not overlap
+ * each other: E_OVERLAP where that is seen.
+ */
+LARDER_API larder_status_t larder_run(larder_space_t *space, larder_op_t op,
+                                      larder_item_t *items, size_t count,
+                                      const larder_op_params_t *params);
+
+/* The same without waiting. items, and all that they point to, belong to
+ * Larder until the ticket completes. E_BUSY: too many tickets (option
+ * tickets); drain some. */
+typedef uint64_t larder_ticket_t;
+
+LARDER_API larder_status_t larder_submit(larder_space_t *space, larder_op_t op,
+                                         larder_item_t *items, size_t count,
+                                         const larder_op_params_t *params,
+                                         larder_ticket_t *ticket_p);
+
+typedef struct larder_completion {
+    larder_ticket_t ticket;
+    larder_status_t status; /* as larder_run() would have returned */
+    void *user;
+} larder_completion_t;
+
+/* Readable while completions wait to be drained. Owned by the handle. */
+LARDER_API int larder_event_fd(const larder_t *lar);
+
+/* Takes up to max completions, oldest first; each is given once. Waits up to
+ * timeout_ms for the first (0: does not wait). *count_p may be 0. */
+LARDER_API larder_status_t larder_drain(larder_t *lar, larder_completion_t *out,
+                                        size_t max, uint32_t timeout_ms,
+                                        size_t *count_p);
+
+/* Asks a ticket to end soon. It completes as always, its unfinished items with
+ * E_CANCELED. Unknown or completed tickets: LARDER_MISS. */
+LARDER_API larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket);
+
+/* ---- the rest ----------------------------------------------------------- */
+
+/* Returns when every save accepted before it has reached the tier (for ssd:
+ * and is synced). E_DROPPED: some had to make room before they got there;
+ * E_TIER_OFF: the tier is off. */
+LARDER_API larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
+                                        uint32_t timeout_ms);
+
+/* Tells the node about memory that will be used in items, so that transports
+ * can prepare it. Embedded nodes only keep the record; using memory that was
+ * not registered is fine. The range must not overlap another. */
+typedef enum larder_memory_kind {
+    LARDER_MEMORY_HOST,
+    LARDER_MEMORY_CUDA
+} larder_memory_kind_t;
+
+LARDER_API larder_status_t larder_memory_register(larder_t *lar, void *base,
+                                                  size_t bytes,
+                                                  larder_memory_kind_t kind);
+LARDER_API larder_status_t larder_memory_deregister(larder_t *lar, void *base);
+
+/* ---- statistics --------------------------------------------------------- */
+
+enum {
+    LARDER_STATS_DISKS_MAX = 16,
+};
+
+typedef struct larder_disk_stats {
+    char path[256];
+    uint32_t on;
+    char reason[128]; /* why it is off or smaller than configured */
+    uint64_t bytes_max, bytes_used;
+    uint64_t segments, segments_lost;
+    uint64_t written_bytes, carried_bytes, read_bytes;
+    uint64_t write_errors, read_errors;
+} larder_disk_stats_t;
+
+/* Fields are only ever added at the end. */
+typedef struct larder_stats {
+    uint64_t struct_bytes; /* in: sizeof, out: bytes filled */
+    uint64_t saves_stored, saves_present, saves_mismatch;
+    uint64_t saves_full, saves_canceled, saves_failed, saves_stale;
+    uint64_t saves_dropped_evicted; /* left DRAM before written down */
+    uint64_t saves_dropped_size;    /* larger than a segment */
+    uint64_t saves_dropped_io;      /* write failed */
+    uint64_t loads_dram, loads_ssd;
+    uint64_t misses[LARDER_CAUSE_COUNT];
+    uint64_t evicted_chunks, evicted_bytes;
+    uint64_t saved_bytes, loaded_bytes;
+    uint64_t entries, entry_bytes; /* index: chunks known, bytes used for it */
+    uint64_t dram_bytes, dram_resident_bytes, dram_used_bytes;
+    uint64_t dram_leased_chunks, pinned_bytes;
+    uint64_t removes, resets;
+    uint64_t io_uring; /* 1: io_uring, 0: threads with plain reads/writes */
+    uint64_t disks;
+    larder_disk_stats_t disk[LARDER_STATS_DISKS_MAX];
+} larder_stats_t;
+
+LARDER_API larder_status_t larder_stats(larder_t *lar, larder_stats_t *out);
+
+/* The same and more as Prometheus text. Writes at most size bytes with a
+ * terminating NUL; *length_p is what all of it needs without the NUL. */
+LARDER_API larder_status_t larder_metrics(larder_t *lar, char *text,
+                                          size_t size, size_t *length_p);
+
+/* "0.1.0 (commit, build type, features)"; constant. */
+LARDER_API const char *larder_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

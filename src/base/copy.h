@@ -1,0 +1,34 @@
+/*
+ * Copies and checksums: CRC-32C, and both in one pass.
+ *
+ * The best variant for the CPU is chosen once, at the first call. Copies use
+ * non-temporal stores from LDR_COPY_NT_MIN bytes on, since what is copied here
+ * is larger than the caches and is not read again soon; every function ends
+ * with a fence, so that a later release store orders them.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define LDR_COPY_NT_MIN 4096u
+
+/* CRC-32C (Castagnoli) of data that follows data with this crc; 0 to begin.
+ * ldr_crc32c(ldr_crc32c(0, a), b) is the CRC of a followed by b. */
+uint32_t ldr_crc32c(uint32_t crc, const void *data, size_t bytes);
+
+/* The CRC of a followed by b, from those of each and b's length. */
+uint32_t ldr_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes);
+
+/* Copies, without and with the checksum of what was copied. No overlap. */
+void ldr_copy(void *to, const void *from, size_t bytes);
+uint32_t ldr_copy_crc32c(uint32_t crc, void *to, const void *from,
+                         size_t bytes);
+
+/* "avx512-vpclmul", "sse4.2", "armv8-crc", "portable" */
+const char *ldr_copy_variant(void);
+
+/* For tests and benchmarks: variants usable on this CPU, best first; NULL
+ * after the last. Selecting one is not safe beside running copies. */
+const char *ldr_copy_variant_at(unsigned index);
+void ldr_copy_select(unsigned index);

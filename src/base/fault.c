@@ -1,0 +1,114 @@
+#include "base/fault.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint32_t ldr_fault_armed;
+
+/* first == 0: disarmed. Fires when first <= pass < end. */
+static struct {
+    uint64_t first, end, passes, fired;
+} points[LDR_FAULT_COUNT];
+
+static const char *const names[LDR_FAULT_COUNT] = {
+#define X(name) #name,
+    LDR_FAULT_MAP(X)
+#undef X
+};
+
+bool ldr_fault_fire(ldr_fault_t point)
+{
+    uint64_t first = __atomic_load_n(&points[point].first, __ATOMIC_ACQUIRE);
+
+    if (first == 0) {
+        return false;
+    }
+    uint64_t pass =
+        __atomic_add_fetch(&points[point].passes, 1, __ATOMIC_RELAXED);
+    if (pass < first || pass >= points[point].end) {
+        return false;
+    }
+    __atomic_add_fetch(&points[point].fired, 1, __ATOMIC_RELAXED);
+    return true;
+}
+
+void ldr_fault_arm(ldr_fault_t point, uint64_t nth, uint64_t times)
+{
+    points[point].passes = 0;
+    points[point].fired = 0;
+    points[point].end = times == 0 ? UINT64_MAX : nth + times;
+    /* Release: who sees first also sees end. Pairs with ldr_fault_fire(). */
+    __atomic_store_n(&points[point].first, nth, __ATOMIC_RELEASE);
+    __atomic_store_n(&ldr_fault_armed, 1, __ATOMIC_RELEASE);
+}
+
+void ldr_fault_disarm_all(void)
+{
+    __atomic_store_n(&ldr_fault_armed, 0, __ATOMIC_RELEASE);
+    for (int i = 0; i < LDR_FAULT_COUNT; i++) {
+        __atomic_store_n(&points[i].first, 0, __ATOMIC_RELEASE);
+    }
+}
+
+uint64_t ldr_fault_passes(ldr_fault_t point)
+{
+    return __atomic_load_n(&points[point].passes, __ATOMIC_RELAXED);
+}
+
+uint64_t ldr_fault_fired(ldr_fault_t point)
+{
+    return __atomic_load_n(&points[point].fired, __ATOMIC_RELAXED);
+}
+
+const char *ldr_fault_name(ldr_fault_t point)
+{
+    return point < LDR_FAULT_COUNT ? names[point] : "?";
+}
+
+static int fault_find(const char *name, size_t length)
+{
+    for (int i = 0; i < LDR_FAULT_COUNT; i++) {
+        if (strlen(names[i]) == length && !memcmp(names[i], name, length)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* One pass to check, one to arm, so that a bad text arms nothing. */
+static bool fault_walk(const char *text, bool arm)
+{
+    while (*text != '\0') {
+        size_t length = strcspn(text, ":,");
+        int point = fault_find(text, length);
+        unsigned long long nth = 1, times = 1;
+        int used = 0;
+
+        if (point < 0) {
+            return false;
+        }
+        text += length;
+        if (*text == ':') {
+            if (sscanf(text, ":%llu:%llu%n", &nth, &times, &used) != 2 ||
+                nth == 0) {
+                return false;
+            }
+            text += used;
+        }
+        if (arm) {
+            ldr_fault_arm((ldr_fault_t)point, nth, times);
+        }
+        if (*text == ',') {
+            text++;
+        } else if (*text != '\0') {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool ldr_fault_parse(const char *text)
+{
+    return fault_walk(text, false) && fault_walk(text, true);
+}

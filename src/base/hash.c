@@ -1,0 +1,127 @@
+/*
+ * The SHA256_* functions are marked deprecated in favour of EVP, which
+ * allocates a context for every digest and costs 15 % more on a chunk of 64
+ * tokens. They are the same code underneath, with the CPU's instructions.
+ */
+#define OPENSSL_SUPPRESS_DEPRECATED
+
+#include "base/hash.h"
+
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+#include <string.h>
+
+#include "base/bytes.h"
+
+#define HASH_BYTES 32
+#define HMAC_BLOCK 64
+
+static bool update(SHA256_CTX *ctx, const void *data, size_t bytes)
+{
+    return bytes == 0 || SHA256_Update(ctx, data, bytes) == 1;
+}
+
+static bool update_pieces(SHA256_CTX *ctx, const ldr_piece_t *pieces,
+                          size_t count)
+{
+    bool ok = true;
+
+    for (size_t i = 0; ok && i < count; i++) {
+        ok = update(ctx, pieces[i].data, pieces[i].bytes);
+    }
+    return ok;
+}
+
+bool ldr_sha256(const ldr_piece_t *pieces, size_t count, uint8_t out[32])
+{
+    SHA256_CTX ctx;
+
+    return SHA256_Init(&ctx) == 1 && update_pieces(&ctx, pieces, count) &&
+           SHA256_Final(out, &ctx) == 1;
+}
+
+/* SHA-256(pad || pieces), where pad is the secret's block xor with. */
+static bool hmac_half(const uint8_t block[HMAC_BLOCK], uint8_t with,
+                      const ldr_piece_t *pieces, size_t count, uint8_t out[32])
+{
+    uint8_t pad[HMAC_BLOCK];
+    SHA256_CTX ctx;
+    bool ok;
+
+    for (size_t i = 0; i < sizeof(pad); i++) {
+        pad[i] = block[i] ^ with;
+    }
+    ok = SHA256_Init(&ctx) == 1 && update(&ctx, pad, sizeof(pad)) &&
+         update_pieces(&ctx, pieces, count) && SHA256_Final(out, &ctx) == 1;
+    OPENSSL_cleanse(pad, sizeof(pad));
+    OPENSSL_cleanse(&ctx, sizeof(ctx));
+    return ok;
+}
+
+/* RFC 2104. */
+bool ldr_hmac_sha256(const void *secret, size_t secret_bytes,
+                     const ldr_piece_t *pieces, size_t count, uint8_t out[32])
+{
+    uint8_t block[HMAC_BLOCK] = {0};
+    uint8_t inner[HASH_BYTES];
+    const ldr_piece_t outer = {inner, sizeof(inner)};
+    bool ok = true;
+
+    if (secret_bytes > sizeof(block)) {
+        ok = ldr_sha256(&(ldr_piece_t){secret, secret_bytes}, 1, block);
+    } else if (secret_bytes > 0) {
+        memcpy(block, secret, secret_bytes);
+    }
+    ok = ok && hmac_half(block, 0x36, pieces, count, inner) &&
+         hmac_half(block, 0x5c, &outer, 1, out);
+    OPENSSL_cleanse(block, sizeof(block));
+    OPENSSL_cleanse(inner, sizeof(inner));
+    return ok;
+}
+
+/* The tokens as 32-bit little-endian numbers. */
+static bool update_tokens(SHA256_CTX *ctx, const uint32_t *tokens, size_t count)
+{
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return update(ctx, tokens, count * sizeof(*tokens));
+#else
+    uint8_t buffer[256];
+    bool ok = true;
+
+    while (ok && count > 0) {
+        size_t step = ldr_min64(count, sizeof(buffer) / sizeof(*tokens));
+        for (size_t i = 0; i < step; i++) {
+            ldr_put32(buffer + i * sizeof(*tokens), tokens[i]);
+        }
+        ok = update(ctx, buffer, step * sizeof(*tokens));
+        tokens += step;
+        count -= step;
+    }
+    return ok;
+#endif
+}
+
+bool ldr_chain(const uint8_t root[32], const uint32_t *tokens,
+               uint32_t chunk_tokens, const larder_extra_t *extra,
+               larder_key_t *keys, size_t count)
+{
+    const uint8_t *parent = root;
+
+    for (size_t i = 0; i < count; i++) {
+        size_t extra_bytes = extra != NULL ? extra[i].bytes : 0;
+        uint8_t length[8];
+        SHA256_CTX ctx;
+
+        ldr_put64(length, extra_bytes);
+        if (SHA256_Init(&ctx) != 1 || !update(&ctx, parent, HASH_BYTES) ||
+            !update_tokens(&ctx, tokens, chunk_tokens) ||
+            !update(&ctx, length, sizeof(length)) ||
+            (extra_bytes > 0 && !update(&ctx, extra[i].data, extra_bytes)) ||
+            SHA256_Final(keys[i].hash, &ctx) != 1) {
+            return false;
+        }
+        parent = keys[i].hash;
+        tokens += chunk_tokens;
+    }
+    return true;
+}

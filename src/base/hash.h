@@ -1,0 +1,28 @@
+/* SHA-256 and HMAC-SHA-256 over libcrypto, and the chain of keys. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "larder/larder.h"
+
+typedef struct ldr_piece {
+    const void *data;
+    size_t bytes;
+} ldr_piece_t;
+
+/* Digest of the pieces one after the other. False: libcrypto failed. */
+bool ldr_sha256(const ldr_piece_t *pieces, size_t count, uint8_t out[32]);
+bool ldr_hmac_sha256(const void *secret, size_t secret_bytes,
+                     const ldr_piece_t *pieces, size_t count, uint8_t out[32]);
+
+/*
+ * keys[i] = SHA-256(keys[i-1] || tokens of chunk i, 32-bit little-endian ||
+ *                   length of extra i, 64-bit || extra i)
+ * with root in the place of keys[-1]. extra may be NULL: all empty. The length
+ * stands between tokens and extra so that neither can pass for the other.
+ */
+bool ldr_chain(const uint8_t root[32], const uint32_t *tokens,
+               uint32_t chunk_tokens, const larder_extra_t *extra,
+               larder_key_t *keys, size_t count);

@@ -1,0 +1,59 @@
+#include "base/io.h"
+
+#include <errno.h>
+#include <semaphore.h>
+
+static void run_done(ldr_io_req_t *req)
+{
+    /* The waiter may return, and its stack with the request and the semaphore
+     * be gone, before sem_post() has. glibc's touches neither after the count
+     * went up (POSIX asks for that); a mutex and a condition would. */
+    sem_post(req->arg);
+}
+
+int ldr_io_run(ldr_io_t *io, ldr_io_req_t *req)
+{
+    sem_t finished;
+
+    sem_init(&finished, 0, 0);
+    req->done = run_done;
+    req->arg = &finished;
+    ldr_io_submit(io, &req, 1);
+    while (sem_wait(&finished) != 0 && errno == EINTR) {
+        /* a signal of the process's */
+    }
+    sem_destroy(&finished);
+    return req->error;
+}
+
+static int run_buffer(ldr_io_t *io, ldr_io_kind_t kind, int file,
+                      uint64_t offset, void *data, size_t bytes)
+{
+    struct iovec iov = {data, bytes};
+    ldr_io_req_t req = {
+        .kind = kind,
+        .file = file,
+        .offset = offset,
+        .iov = &iov,
+        .iov_count = kind == LDR_IO_SYNC ? 0 : 1,
+    };
+
+    return ldr_io_run(io, &req);
+}
+
+int ldr_io_read_at(ldr_io_t *io, int file, uint64_t offset, void *data,
+                   size_t bytes)
+{
+    return run_buffer(io, LDR_IO_READ, file, offset, data, bytes);
+}
+
+int ldr_io_write_at(ldr_io_t *io, int file, uint64_t offset, const void *data,
+                    size_t bytes)
+{
+    return run_buffer(io, LDR_IO_WRITE, file, offset, (void *)data, bytes);
+}
+
+int ldr_io_sync(ldr_io_t *io, int file)
+{
+    return run_buffer(io, LDR_IO_SYNC, file, 0, NULL, 0);
+}

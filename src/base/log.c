@@ -1,0 +1,45 @@
+#include "base/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static __thread char fail_text[512];
+
+void ldr_log(const ldr_log_t *log, larder_log_level_t level, const char *format,
+             ...)
+{
+    char line[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+
+    if (log != NULL && log->fn != NULL) {
+        log->fn(log->arg, level, line);
+    } else if (level <= LARDER_LOG_WARN) {
+        fprintf(stderr, "larder: %s: %s\n",
+                level == LARDER_LOG_ERROR ? "error" : "warning", line);
+    }
+}
+
+larder_status_t ldr_fail(larder_status_t status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(fail_text, sizeof(fail_text), format, args);
+    va_end(args);
+    return status;
+}
+
+const char *ldr_fail_text(void)
+{
+    return fail_text;
+}
+
+void ldr_fail_clear(void)
+{
+    fail_text[0] = '\0';
+}

@@ -1,0 +1,177 @@
+#define _GNU_SOURCE
+#include "base/mem.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/fault.h"
+#include "base/io.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define LDR_HUGE ((size_t)2 << 20)
+
+static uint64_t alloc_count;
+
+void *ldr_alloc(size_t bytes)
+{
+    __atomic_add_fetch(&alloc_count, 1, __ATOMIC_RELAXED);
+    if (LDR_FAULT(alloc)) {
+        return NULL;
+    }
+    return calloc(1, bytes > 0 ? bytes : 1);
+}
+
+void *ldr_alloc_blocks(size_t bytes)
+{
+    __atomic_add_fetch(&alloc_count, 1, __ATOMIC_RELAXED);
+    if (LDR_FAULT(alloc) || bytes > SIZE_MAX - LDR_BLOCK) {
+        return NULL;
+    }
+    bytes = ldr_div_up(bytes > 0 ? bytes : 1, LDR_BLOCK) * LDR_BLOCK;
+    void *p = aligned_alloc(LDR_BLOCK, bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
+void ldr_free(void *p)
+{
+    free(p);
+}
+
+uint64_t ldr_alloc_count(void)
+{
+    return __atomic_load_n(&alloc_count, __ATOMIC_RELAXED);
+}
+
+void *ldr_reserve(size_t bytes)
+{
+    __atomic_add_fetch(&alloc_count, 1, __ATOMIC_RELAXED);
+    if (LDR_FAULT(alloc)) {
+        return NULL;
+    }
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+void ldr_unreserve(void *p, size_t bytes)
+{
+    if (p != NULL) {
+        munmap(p, bytes);
+    }
+}
+
+bool ldr_extent_create(ldr_extent_t *extent, size_t bytes)
+{
+    if (LDR_FAULT(extent_create)) {
+        return false;
+    }
+    int fd = memfd_create("larder-extent", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) {
+        return false;
+    }
+    if (ftruncate(fd, (off_t)bytes) != 0) {
+        goto err_close;
+    }
+    /* On a boundary of huge pages, or the kernel cannot collapse it. */
+    uint8_t *space = mmap(NULL, bytes + LDR_HUGE, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED) {
+        goto err_close;
+    }
+    size_t head = (LDR_HUGE - (uintptr_t)space % LDR_HUGE) % LDR_HUGE;
+    void *base = mmap(space + head, bytes, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_FIXED, fd, 0);
+    if (base == MAP_FAILED) {
+        munmap(space, bytes + LDR_HUGE);
+        goto err_close;
+    }
+    if (head > 0) {
+        munmap(space, head);
+    }
+    munmap(space + head + bytes, LDR_HUGE - head);
+    /* Nobody may shrink what others have mapped: no SIGBUS. Both are advice
+     * that older kernels may not know. */
+    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+    madvise(base, bytes, MADV_DONTDUMP);
+    extent->fd = fd;
+    extent->base = base;
+    extent->bytes = bytes;
+    return true;
+
+err_close:
+    close(fd);
+    return false;
+}
+
+bool ldr_extent_populate(ldr_extent_t *extent, size_t offset, size_t bytes)
+{
+    uint8_t *p = extent->base + offset;
+
+    if (LDR_FAULT(extent_populate)) {
+        return false;
+    }
+    if (madvise(p, bytes, MADV_POPULATE_WRITE) != 0) {
+        /* Kernels before 5.14: reserve in the file, which fails where a touch
+         * would raise SIGBUS, then touch. */
+        if (fallocate(extent->fd, 0, (off_t)offset, (off_t)bytes) != 0) {
+            return false;
+        }
+        for (size_t i = 0; i < bytes; i += 4096) {
+            ((volatile uint8_t *)p)[i] = 0;
+        }
+    }
+    madvise(p, bytes, MADV_COLLAPSE); /* huge where the kernel can */
+    return true;
+}
+
+void ldr_extent_destroy(ldr_extent_t *extent)
+{
+    if (extent->base != NULL) {
+        munmap(extent->base, extent->bytes);
+        close(extent->fd);
+        extent->base = NULL;
+    }
+}
+
+static uint64_t file_number(const char *path)
+{
+    unsigned long long value = 0;
+    FILE *f = fopen(path, "re");
+
+    if (f == NULL) {
+        return UINT64_MAX;
+    }
+    if (fscanf(f, "%llu", &value) != 1) { /* "max", or no number */
+        value = UINT64_MAX;
+    }
+    fclose(f);
+    return value;
+}
+
+uint64_t ldr_memory_limit(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES);
+    long page_bytes = sysconf(_SC_PAGESIZE);
+    uint64_t limit = UINT64_MAX;
+
+    if (pages > 0 && page_bytes > 0) {
+        limit = (uint64_t)pages * (uint64_t)page_bytes;
+    }
+    limit = ldr_min64(limit, file_number("/sys/fs/cgroup/memory.max"));
+    return ldr_min64(
+        limit, file_number("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
+}

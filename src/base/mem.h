@@ -1,0 +1,45 @@
+/*
+ * Memory. Everything the library allocates goes through here, so that tests
+ * can fail each allocation in turn and count them.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Zeroed memory, or NULL. */
+void *ldr_alloc(size_t bytes);
+/* The same, on a boundary of LDR_BLOCK (for direct I/O); bytes are rounded
+ * up to it. */
+void *ldr_alloc_blocks(size_t bytes);
+void ldr_free(void *p);
+
+/* How often ldr_alloc*() were called in this process. */
+uint64_t ldr_alloc_count(void);
+
+/*
+ * Address space for a table that grows: zeroed, and backed by memory only
+ * where it was touched. NULL if it cannot be had.
+ */
+void *ldr_reserve(size_t bytes);
+void ldr_unreserve(void *p, size_t bytes);
+
+/*
+ * An extent of the arena: a memfd that other processes can map. Kept out of
+ * core dumps.
+ */
+typedef struct ldr_extent {
+    int fd;
+    uint8_t *base;
+    size_t bytes;
+} ldr_extent_t;
+
+bool ldr_extent_create(ldr_extent_t *extent, size_t bytes);
+/* Makes [offset, offset+bytes) resident, with huge pages where the kernel
+ * gives them. False: not enough memory. */
+bool ldr_extent_populate(ldr_extent_t *extent, size_t offset, size_t bytes);
+void ldr_extent_destroy(ldr_extent_t *extent);
+
+/* The cgroup's memory limit or the machine's memory, what is less. */
+uint64_t ldr_memory_limit(void);

@@ -1,0 +1,27 @@
+#include "larder/larder.h"
+
+const char *larder_status_text(larder_status_t status)
+{
+    switch (status) {
+#define X(name, value, text)                                                   \
+    case name:                                                                 \
+        return text;
+        LARDER_STATUS_MAP(X)
+#undef X
+    }
+    return "unknown status";
+}
+
+const char *larder_cause_text(larder_cause_t cause)
+{
+    switch (cause) {
+#define X(name, text)                                                          \
+    case name:                                                                 \
+        return text;
+        LARDER_CAUSE_MAP(X)
+#undef X
+    case LARDER_CAUSE_COUNT:
+        break;
+    }
+    return "unknown cause";
+}

@@ -1,0 +1,49 @@
+#define _GNU_SOURCE
+#include "base/thread.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <time.h>
+
+#include "base/fault.h"
+
+bool ldr_thread_start(pthread_t *thread, const char *name,
+                      void *(*main)(void *), void *arg)
+{
+    sigset_t all, before;
+
+    if (LDR_FAULT(thread_create)) {
+        return false;
+    }
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(thread, NULL, main, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0) {
+        return false;
+    }
+    pthread_setname_np(*thread, name);
+    return true;
+}
+
+bool ldr_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    int error = pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+    return error == 0;
+}
+
+bool ldr_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock,
+                         uint64_t deadline_ns)
+{
+    struct timespec t = {
+        .tv_sec = (time_t)(deadline_ns / 1000000000u),
+        .tv_nsec = (long)(deadline_ns % 1000000000u),
+    };
+
+    return pthread_cond_timedwait(cond, lock, &t) != ETIMEDOUT;
+}

@@ -1,0 +1,479 @@
+/* Opening and closing; spaces, chains, matches, and the small calls. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/fault.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "client/client.h"
+
+/* The secret of tenants that have none: not secret, but the same everywhere,
+ * so that nodes and engines agree without configuration. */
+static const char default_secret[] = "larder: no secret is configured";
+
+#define DESCRIPTOR_MAX 65536u
+#define TENANT_MAX 63u
+#define CHUNK_TOKENS_MAX 65536u
+#define CHUNK_TOKENS_DEFAULT 256u
+
+/* ---- checks ---- */
+
+/* Counts forks on the child's side: a handle from before is the parent's. */
+static uint64_t fork_count;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void forked(void)
+{
+    fork_count++;
+}
+
+static void fork_watch(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
+larder_status_t ldr_handle_check(const larder_t *lar)
+{
+    ldr_fail_clear();
+    if (lar == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "the handle is NULL");
+    }
+    if (lar->fork_count != fork_count) {
+        return ldr_fail(LARDER_E_FORKED,
+                        "the handle was opened by the parent process: open "
+                        "one of your own");
+    }
+    if (__atomic_load_n(&lar->node->poisoned, __ATOMIC_RELAXED)) {
+        return LARDER_E_POISONED;
+    }
+    return LARDER_OK;
+}
+
+larder_status_t ldr_space_check(const larder_space_t *space)
+{
+    if (space == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "the space is NULL");
+    }
+    if (space->lar == NULL) {
+        return ldr_fail(LARDER_E_CLOSED, "the space's handle is closed");
+    }
+    return ldr_handle_check(space->lar);
+}
+
+uint64_t ldr_deadline(const larder_t *lar, uint32_t timeout_ms)
+{
+    if (timeout_ms == LARDER_FOREVER) {
+        return UINT64_MAX;
+    }
+    if (timeout_ms == 0) {
+        timeout_ms = (uint32_t)lar->node->options.timeout_ms;
+    }
+    return ldr_now_ns(lar->node->clock) + (uint64_t)timeout_ms * 1000000u;
+}
+
+const char *larder_last_error(void)
+{
+    return ldr_fail_text();
+}
+
+/* ---- open and close ---- */
+
+larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
+{
+    larder_t *lar = ldr_alloc(sizeof(*lar));
+
+    if (lar == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
+    }
+    pthread_once(&fork_once, fork_watch);
+    lar->node = node;
+    lar->fork_count = fork_count;
+    larder_status_t st = ldr_ops_create(lar);
+    if (st != LARDER_OK) {
+        ldr_free(lar);
+        return st;
+    }
+    *lar_p = lar;
+    return LARDER_OK;
+}
+
+larder_status_t larder_open(const char *url, const larder_open_params_t *params,
+                            larder_t **lar_p)
+{
+    ldr_options_t options;
+    ldr_node_env_t env = {0};
+    ldr_node_t *node;
+
+    ldr_fail_clear();
+    if (url == NULL || lar_p == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "url or lar_p is NULL");
+    }
+    if (params != NULL && (params->field_mask & LARDER_OPEN_LOG) != 0) {
+        env.log = (ldr_log_t){params->log, params->log_arg};
+    }
+    larder_status_t st = ldr_options_parse(url, &options);
+    if (st == LARDER_OK) {
+        st = ldr_node_open(&options, &env, &node);
+    }
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = ldr_handle_open(node, lar_p);
+    if (st != LARDER_OK) {
+        ldr_node_close(node, 0);
+    }
+    return st;
+}
+
+larder_status_t larder_close(larder_t **lar_p, uint32_t timeout_ms)
+{
+    if (lar_p == NULL || *lar_p == NULL) {
+        return LARDER_OK;
+    }
+    larder_t *lar = *lar_p;
+    larder_status_t st = ldr_handle_check(lar);
+
+    *lar_p = NULL;
+    if (st == LARDER_E_FORKED) {
+        return st; /* the threads and locks are the parent's */
+    }
+    uint64_t deadline_ns = ldr_deadline(lar, timeout_ms);
+    ldr_ops_destroy(lar);
+    ldr_leases_close(lar);
+    for (larder_space_t *s = lar->spaces; s != NULL; s = s->next) {
+        s->lar = NULL;
+    }
+    st = ldr_node_close(lar->node, deadline_ns);
+    ldr_free(lar);
+    return st;
+}
+
+/* ---- spaces ---- */
+
+static larder_status_t space_params(const larder_space_params_t *p,
+                                    larder_space_params_t *out)
+{
+    if (p == NULL || p->descriptor == NULL || p->descriptor_bytes == 0 ||
+        p->descriptor_bytes > DESCRIPTOR_MAX) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "a space needs a descriptor of 1 to %u bytes",
+                        DESCRIPTOR_MAX);
+    }
+    *out = *p;
+    if ((p->field_mask & LARDER_SPACE_TENANT) == 0) {
+        out->tenant = "default";
+    }
+    if ((p->field_mask & LARDER_SPACE_SECRET) == 0) {
+        out->secret = default_secret;
+        out->secret_bytes = sizeof(default_secret) - 1;
+    }
+    if ((p->field_mask & LARDER_SPACE_SHARDS) == 0) {
+        out->shards = 1;
+    }
+    if ((p->field_mask & LARDER_SPACE_CHUNK_TOKENS) == 0) {
+        out->chunk_tokens = CHUNK_TOKENS_DEFAULT;
+    }
+    if (out->tenant == NULL || out->tenant[0] == '\0' ||
+        strlen(out->tenant) > TENANT_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "a tenant's name has 1 to %u bytes",
+                        TENANT_MAX);
+    }
+    if (out->secret == NULL || out->secret_bytes == 0) {
+        return ldr_fail(LARDER_E_INVALID, "the secret of tenant '%s' is empty",
+                        out->tenant);
+    }
+    if (out->shards < 1 || out->shards > LARDER_SHARDS_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "%u shards: 1 to %u are possible",
+                        out->shards, LARDER_SHARDS_MAX);
+    }
+    if (out->chunk_tokens < 1 || out->chunk_tokens > CHUNK_TOKENS_MAX) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "%u tokens a chunk: 1 to %u are "
+                        "possible",
+                        out->chunk_tokens, CHUNK_TOKENS_MAX);
+    }
+    return LARDER_OK;
+}
+
+/* The space's root and ids: nobody can compute them without the secret. */
+static bool space_names(const larder_space_params_t *p, uint8_t root[32],
+                        ldr_space_info_t *info)
+{
+    uint8_t fixed[12], digest[32];
+    ldr_piece_t parts[] = {
+        {"larder space 1", 14},
+        {fixed, sizeof(fixed)},
+        {p->tenant, strlen(p->tenant)},
+        {p->descriptor, p->descriptor_bytes},
+    };
+    ldr_piece_t id[] = {{"larder id 1", 11}, {root, 32}};
+    ldr_piece_t tenant[] = {{"larder tenant 1", 15},
+                            {p->tenant, strlen(p->tenant)}};
+    ldr_piece_t check[] = {{"larder check 1", 14},
+                           {p->tenant, strlen(p->tenant)}};
+
+    /* The name's length keeps name and descriptor apart. */
+    ldr_put32(fixed, (uint32_t)strlen(p->tenant));
+    ldr_put32(fixed + 4, p->shards);
+    ldr_put32(fixed + 8, p->chunk_tokens);
+    if (!ldr_hmac_sha256(p->secret, p->secret_bytes, parts, 4, root) ||
+        !ldr_sha256(id, 2, digest)) {
+        return false;
+    }
+    memcpy(info->space_id, digest, LDR_ID_BYTES);
+    if (!ldr_sha256(tenant, 2, digest)) {
+        return false;
+    }
+    memcpy(info->tenant_id, digest, LDR_ID_BYTES);
+    if (!ldr_hmac_sha256(p->secret, p->secret_bytes, check, 2, digest)) {
+        return false;
+    }
+    memcpy(info->tenant_check, digest, LDR_ID_BYTES);
+    info->tenant = p->tenant;
+    return true;
+}
+
+larder_status_t larder_space_open(larder_t *lar,
+                                  const larder_space_params_t *params,
+                                  larder_space_t **space_p)
+{
+    larder_space_params_t p = {0};
+    ldr_space_info_t info;
+    larder_status_t st = ldr_handle_check(lar);
+
+    if (st == LARDER_OK) {
+        st = space_p == NULL ? ldr_fail(LARDER_E_INVALID, "space_p is NULL")
+                             : space_params(params, &p);
+    }
+    if (st != LARDER_OK) {
+        return st;
+    }
+    larder_space_t *space = ldr_alloc(sizeof(*space));
+    if (space == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a space");
+    }
+    space->shards = p.shards;
+    space->chunk_tokens = p.chunk_tokens;
+    st = space_names(&p, space->root, &info)
+             ? ldr_node_space(lar->node, &info, &space->number)
+             : ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
+    if (st != LARDER_OK) {
+        ldr_free(space);
+        return st;
+    }
+    space->lar = lar;
+    pthread_mutex_lock(&lar->lock);
+    space->next = lar->spaces;
+    if (space->next != NULL) {
+        space->next->prev = space;
+    }
+    lar->spaces = space;
+    pthread_mutex_unlock(&lar->lock);
+    *space_p = space;
+    return LARDER_OK;
+}
+
+void larder_space_close(larder_space_t **space_p)
+{
+    if (space_p == NULL || *space_p == NULL) {
+        return;
+    }
+    larder_space_t *space = *space_p;
+    larder_t *lar = space->lar;
+
+    *space_p = NULL;
+    if (lar != NULL) {
+        if (ldr_handle_check(lar) == LARDER_E_FORKED) {
+            return;
+        }
+        pthread_mutex_lock(&lar->lock);
+        if (space->prev != NULL) {
+            space->prev->next = space->next;
+        } else {
+            lar->spaces = space->next;
+        }
+        if (space->next != NULL) {
+            space->next->prev = space->prev;
+        }
+        pthread_mutex_unlock(&lar->lock);
+    }
+    ldr_free(space);
+}
+
+larder_status_t larder_space_reset(larder_space_t *space, uint32_t timeout_ms)
+{
+    larder_status_t st = ldr_space_check(space);
+
+    (void)timeout_ms; /* two writes of a superblock: the disk's own time */
+    return st != LARDER_OK ? st
+                           : ldr_node_reset(space->lar->node, space->number);
+}
+
+/* ---- chains ---- */
+
+larder_status_t larder_chain(const larder_space_t *space,
+                             const uint32_t *tokens, size_t token_count,
+                             const larder_chain_params_t *params,
+                             larder_key_t *keys, size_t keys_max,
+                             size_t *count_p)
+{
+    static const larder_chain_params_t none;
+    const larder_chain_params_t *p = params != NULL ? params : &none;
+    uint8_t root[32];
+
+    ldr_fail_clear();
+    if (space == NULL || count_p == NULL || (token_count > 0 && !tokens)) {
+        return ldr_fail(LARDER_E_INVALID, "space, tokens or count_p is NULL");
+    }
+    size_t count = token_count / space->chunk_tokens;
+    if (count > keys_max || (count > 0 && keys == NULL)) {
+        return ldr_fail(LARDER_E_SIZE, "%zu keys do not fit %zu", count,
+                        keys_max);
+    }
+    bool parent = (p->field_mask & LARDER_CHAIN_PARENT) && p->parent != NULL;
+    bool salt = (p->field_mask & LARDER_CHAIN_SALT) && p->salt_bytes > 0;
+    const larder_extra_t *extra =
+        (p->field_mask & LARDER_CHAIN_EXTRA) ? p->extra : NULL;
+    if ((parent && salt) || (salt && p->salt == NULL)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "a salt goes with the start of a chain, not a parent");
+    }
+    for (size_t i = 0; extra != NULL && i < count; i++) {
+        if (extra[i].bytes > 0 && extra[i].data == NULL) {
+            return ldr_fail(LARDER_E_INVALID, "extra %zu is NULL", i);
+        }
+    }
+    memcpy(root, parent ? p->parent->hash : space->root, 32);
+    ldr_piece_t piece = {p->salt, p->salt_bytes};
+    if ((salt && !ldr_hmac_sha256(space->root, 32, &piece, 1, root)) ||
+        !ldr_chain(root, tokens, space->chunk_tokens, extra, keys, count)) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
+    }
+    *count_p = count;
+    return LARDER_OK;
+}
+
+larder_status_t larder_match(larder_space_t *space, const larder_key_t *keys,
+                             size_t count, uint16_t group, larder_match_t *out)
+{
+    larder_status_t st = ldr_space_check(space);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if ((count > 0 && keys == NULL) || out == NULL ||
+        group >= LARDER_GROUPS_MAX || count > UINT32_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "keys, group or out");
+    }
+    ldr_node_match(space->lar->node, space->number, space->shards, group, keys,
+                   count, out);
+    return LARDER_OK;
+}
+
+/* ---- the rest ---- */
+
+larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
+                             uint32_t timeout_ms)
+{
+    larder_status_t st = ldr_handle_check(lar);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (tier != LARDER_TIER_DRAM && tier != LARDER_TIER_SSD) {
+        return ldr_fail(LARDER_E_INVALID, "tier %d", (int)tier);
+    }
+    return ldr_node_flush(lar->node, tier, ldr_deadline(lar, timeout_ms));
+}
+
+larder_status_t larder_memory_register(larder_t *lar, void *base, size_t bytes,
+                                       larder_memory_kind_t kind)
+{
+    larder_status_t st = ldr_handle_check(lar);
+    uintptr_t at = (uintptr_t)base;
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (base == NULL || bytes == 0 || at + bytes < at) {
+        return ldr_fail(LARDER_E_INVALID, "an empty or impossible range");
+    }
+    if (kind != LARDER_MEMORY_HOST) {
+        return ldr_fail(LARDER_E_UNSUPPORTED,
+                        "this node reads and writes host memory only");
+    }
+    pthread_mutex_lock(&lar->lock);
+    for (unsigned i = 0; i < lar->memory_count && st == LARDER_OK; i++) {
+        uintptr_t other = (uintptr_t)lar->memory[i].base;
+
+        if (at < other + lar->memory[i].bytes && other < at + bytes) {
+            st = ldr_fail(LARDER_E_OVERLAP, "overlaps the range at %p",
+                          (void *)lar->memory[i].base);
+        }
+    }
+    if (st == LARDER_OK && lar->memory_count == LDR_MEMORY_MAX) {
+        st = ldr_fail(LARDER_E_LIMIT, "more than %u ranges", LDR_MEMORY_MAX);
+    }
+    if (st == LARDER_OK) {
+        lar->memory[lar->memory_count].base = base;
+        lar->memory[lar->memory_count++].bytes = bytes;
+    }
+    pthread_mutex_unlock(&lar->lock);
+    return st;
+}
+
+larder_status_t larder_memory_deregister(larder_t *lar, void *base)
+{
+    larder_status_t st = ldr_handle_check(lar);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = ldr_fail(LARDER_E_INVALID, "no range begins at %p", base);
+    pthread_mutex_lock(&lar->lock);
+    for (unsigned i = 0; i < lar->memory_count; i++) {
+        if (lar->memory[i].base == base) {
+            lar->memory[i] = lar->memory[--lar->memory_count];
+            ldr_fail_clear();
+            st = LARDER_OK;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&lar->lock);
+    return st;
+}
+
+larder_status_t larder_stats(larder_t *lar, larder_stats_t *out)
+{
+    larder_status_t st = ldr_handle_check(lar);
+    larder_stats_t all;
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (out == NULL || out->struct_bytes < sizeof(out->struct_bytes)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "set struct_bytes to the size of your struct");
+    }
+    size_t bytes = ldr_min64(out->struct_bytes, sizeof(all));
+    ldr_node_stats(lar->node, &all);
+    all.struct_bytes = bytes;
+    memcpy(out, &all, bytes);
+    return LARDER_OK;
+}
+
+larder_status_t larder_metrics(larder_t *lar, char *text, size_t size,
+                               size_t *length_p)
+{
+    larder_status_t st = ldr_handle_check(lar);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (length_p == NULL || (text == NULL && size > 0)) {
+        return ldr_fail(LARDER_E_INVALID, "text or length_p is NULL");
+    }
+    *length_p = ldr_node_metrics(lar->node, text, size);
+    return LARDER_OK;
+}

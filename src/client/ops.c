@@ -1,0 +1,659 @@
+/*
+ * Requests: one way of carrying them out, whoever does it. A blocking call
+ * steps its request itself; tickets are stepped by the workers.
+ *
+ * Invariants
+ *  1. One thread at a time steps a request: the caller, or the worker that
+ *     took it from the queue (state RUNNING).
+ *  2. A load in used_mask is waiting, or settled and in ready_mask soon.
+ *     ready() only sets a bit and wakes the one who steps; `again` tells a
+ *     worker that has it in its hands.
+ *  3. A ticket's items are not touched after its state is DONE.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "client/client.h"
+
+/* ---- checking items ---- */
+
+/* Whether buffers overlap. All pairs of a few; of many, only whether they come
+ * in ascending order or not can be seen cheaply, so only neighbours. */
+static bool overlaps(const struct iovec *iov, uint32_t count)
+{
+    for (uint32_t i = 1; i < count; i++) {
+        const uint8_t *a = iov[i].iov_base;
+
+        for (uint32_t k = count <= 32 ? 0 : i - 1; k < i; k++) {
+            const uint8_t *b = iov[k].iov_base;
+
+            if (a < b + iov[k].iov_len && b < a + iov[i].iov_len) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static larder_status_t check_buffers(const larder_item_t *item, bool written)
+{
+    size_t bytes = 0;
+
+    if (item->iov == NULL || item->iov_count == 0 ||
+        item->iov_count > LARDER_IOV_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "an item has 1 to %u buffers",
+                        LARDER_IOV_MAX);
+    }
+    for (uint32_t i = 0; i < item->iov_count; i++) {
+        if (item->iov[i].iov_len == 0 || item->iov[i].iov_base == NULL) {
+            return ldr_fail(LARDER_E_INVALID, "buffer %u is empty", i);
+        }
+        if (__builtin_add_overflow(bytes, item->iov[i].iov_len, &bytes)) {
+            return ldr_fail(LARDER_E_SIZE, "buffers beyond all memory");
+        }
+    }
+    return written && overlaps(item->iov, item->iov_count) ? LARDER_E_OVERLAP
+                                                           : LARDER_OK;
+}
+
+static larder_status_t check_item(const ldr_op_t *op, const larder_item_t *item)
+{
+    if (item->key == NULL || item->group >= LARDER_GROUPS_MAX ||
+        item->shard >= op->shards || item->depth > LDR_DEPTH_MAX) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "key, group %u, shard %u of %u, or depth %u",
+                        item->group, item->shard, op->shards, item->depth);
+    }
+    if (op->kind == LARDER_OP_PUT || op->kind == LARDER_OP_GET) {
+        return check_buffers(item, op->kind == LARDER_OP_GET);
+    }
+    return LARDER_OK;
+}
+
+/* ---- lists of tickets ---- */
+
+static void list_push(ldr_op_list_t *list, ldr_op_t *op)
+{
+    op->link = NULL;
+    if (list->tail != NULL) {
+        list->tail->link = op;
+    } else {
+        list->head = op;
+    }
+    list->tail = op;
+}
+
+static ldr_op_t *list_pop(ldr_op_list_t *list)
+{
+    ldr_op_t *op = list->head;
+
+    if (op != NULL) {
+        list->head = op->link;
+        if (list->head == NULL) {
+            list->tail = NULL;
+        }
+    }
+    return op;
+}
+
+/* With lar->lock. */
+static void op_queue(larder_t *lar, ldr_op_t *op)
+{
+    op->state = LDR_OP_QUEUED;
+    list_push(&lar->queue, op);
+    pthread_cond_signal(&lar->work);
+}
+
+/* ---- carrying out ---- */
+
+static larder_status_t stopped(const ldr_op_t *op)
+{
+    ldr_stop_t stop = {&op->canceled, op->deadline_ns};
+
+    return ldr_node_stopped(op->lar->node, &stop);
+}
+
+static void load_ready(ldr_load_t *load)
+{
+    ldr_op_t *op = load->arg;
+    larder_t *lar = op->lar;
+
+    pthread_mutex_lock(&lar->lock);
+    op->ready_mask |= (uint64_t)1 << (load - op->loads);
+    if (op->wake != NULL) {
+        pthread_cond_signal(op->wake);
+    } else if (op->state == LDR_OP_WAITING) {
+        op_queue(lar, op);
+    } else {
+        op->again = true;
+    }
+    pthread_mutex_unlock(&lar->lock);
+}
+
+/* Copies a settled load out and books it. */
+static void load_finish(ldr_op_t *op, unsigned slot)
+{
+    ldr_node_t *node = op->lar->node;
+    ldr_load_t *load = &op->loads[slot];
+    larder_item_t *item = &op->items[op->load_item[slot]];
+    ldr_stop_t stop = {&op->canceled, op->deadline_ns};
+
+    if (load->status == LARDER_OK) {
+        item->length = load->length;
+        ldr_load_copy(node, load, &stop);
+    }
+    if (load->status == LARDER_OK && load->from_ssd) {
+        op->ssd_bytes += load->length;
+    }
+    ldr_load_end(node, load, false);
+    item->status = load->status;
+    item->cause = load->cause;
+    op->used_mask &= ~((uint64_t)1 << slot);
+}
+
+/* Begins as many gets as the window takes; gives those settled at once. */
+static uint64_t loads_begin(ldr_op_t *op)
+{
+    uint64_t settled = 0;
+    bool waits = false;
+
+    while (op->next < op->count && op->used_mask != UINT64_MAX) {
+        larder_item_t *item = &op->items[op->next];
+        unsigned slot = (unsigned)__builtin_ctzll(~op->used_mask);
+        ldr_load_t *load = &op->loads[slot];
+
+        item->status = check_item(op, item);
+        if (item->status == LARDER_OK) {
+            load->target = (ldr_target_t){op->space, op->shards, item};
+            load->ready = load_ready;
+            load->arg = op;
+            op->load_item[slot] = op->next;
+            op->used_mask |= (uint64_t)1 << slot;
+            if (ldr_load_begin(op->lar->node, load)) {
+                settled |= (uint64_t)1 << slot;
+            } else {
+                waits = true;
+            }
+        }
+        op->next++;
+    }
+    if (waits) {
+        ldr_node_reads_go(op->lar->node);
+    }
+    return settled;
+}
+
+static uint64_t take_ready(ldr_op_t *op)
+{
+    pthread_mutex_lock(&op->lar->lock);
+    uint64_t ready = op->ready_mask;
+    op->ready_mask = 0;
+    pthread_mutex_unlock(&op->lar->lock);
+    return ready;
+}
+
+/* Late or canceled: what waits is given up, what was not begun stays so. */
+static void loads_stop(ldr_op_t *op, larder_status_t why)
+{
+    ldr_node_t *node = op->lar->node;
+
+    for (uint64_t m = op->used_mask; m != 0; m &= m - 1) {
+        unsigned slot = (unsigned)__builtin_ctzll(m);
+
+        ldr_load_abandon(node, &op->loads[slot], LARDER_CAUSE_DEADLINE);
+        load_finish(op, slot);
+        if (why == LARDER_E_CANCELED &&
+            op->items[op->load_item[slot]].status != LARDER_OK) {
+            op->items[op->load_item[slot]].status = why;
+        }
+    }
+    op->ready_mask = 0;
+    for (; op->next < op->count; op->next++) {
+        larder_item_t *item = &op->items[op->next];
+
+        item->status = why == LARDER_E_DEADLINE ? LARDER_MISS : why;
+        item->cause = why == LARDER_E_DEADLINE ? LARDER_CAUSE_DEADLINE
+                                               : LARDER_CAUSE_NONE;
+    }
+}
+
+/* True: all items are done. False: some wait for a disk. */
+static bool step_get(ldr_op_t *op)
+{
+    for (;;) {
+        larder_status_t why = stopped(op);
+
+        if (why != LARDER_OK) {
+            loads_stop(op, why);
+            return true;
+        }
+        uint64_t ready = loads_begin(op);
+        if (op->used_mask & ~ready) {
+            ready |= take_ready(op);
+        }
+        if (ready == 0) {
+            return op->used_mask == 0 && op->next == op->count;
+        }
+        for (; ready != 0; ready &= ready - 1) {
+            load_finish(op, (unsigned)__builtin_ctzll(ready));
+        }
+    }
+}
+
+static void run_put(ldr_op_t *op)
+{
+    ldr_stop_t stop = {&op->canceled, op->deadline_ns};
+    bool verify = (op->flags & LARDER_VERIFY_PUT) != 0;
+
+    for (size_t i = 0; i < op->count; i++) {
+        larder_item_t *item = &op->items[i];
+        ldr_target_t t = {op->space, op->shards, item};
+
+        item->status = check_item(op, item);
+        if (item->status == LARDER_OK) {
+            ldr_node_put(op->lar->node, &t, verify, &stop);
+        } else {
+            ldr_node_count_bad(op->lar->node);
+        }
+    }
+}
+
+static void run_exists(ldr_op_t *op)
+{
+    for (size_t i = 0; i < op->count; i++) {
+        larder_item_t *item = &op->items[i];
+        ldr_target_t t = {op->space, op->shards, item};
+
+        item->status = check_item(op, item);
+        if (item->status == LARDER_OK) {
+            ldr_node_exists(op->lar->node, &t);
+        }
+    }
+}
+
+/* Bad items divide the batch: what is good is removed in runs. */
+static void run_remove(ldr_op_t *op)
+{
+    size_t begin = 0;
+
+    for (size_t i = 0; i <= op->count; i++) {
+        larder_status_t st =
+            i < op->count ? check_item(op, &op->items[i]) : LARDER_E_INVALID;
+
+        if (st == LARDER_OK) {
+            continue;
+        }
+        if (i > begin) {
+            ldr_node_remove(op->lar->node, op->space, op->items + begin,
+                            i - begin, op->deadline_ns);
+        }
+        if (i < op->count) {
+            op->items[i].status = st;
+        }
+        begin = i + 1;
+    }
+}
+
+static bool step(ldr_op_t *op)
+{
+    switch (op->kind) {
+    case LARDER_OP_PUT:
+        run_put(op);
+        return true;
+    case LARDER_OP_GET:
+        return step_get(op);
+    case LARDER_OP_EXISTS:
+        run_exists(op);
+        return true;
+    default:
+        run_remove(op);
+        return true;
+    }
+}
+
+static void measure(ldr_op_t *op)
+{
+    if (op->ssd_bytes > 0) {
+        ldr_node_t *node = op->lar->node;
+        uint64_t ns = ldr_now_ns(node->clock) - op->begin_ns;
+
+        ldr_node_lock(node);
+        ldr_node_measured(node, LARDER_TIER_SSD, op->ssd_bytes, ns);
+        ldr_node_unlock(node);
+    }
+}
+
+/* ---- blocking ---- */
+
+static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
+                                  larder_op_t kind, larder_item_t *items,
+                                  size_t count, const larder_op_params_t *p)
+{
+    larder_status_t st = ldr_space_check(space);
+    uint32_t timeout_ms = 0;
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (items == NULL || count == 0 || count > LARDER_BATCH_MAX ||
+        (unsigned)kind >= LARDER_OP_COUNT) {
+        return ldr_fail(LARDER_E_INVALID, "a batch has 1 to %u items",
+                        LARDER_BATCH_MAX);
+    }
+    if (p != NULL && (p->field_mask & LARDER_OP_TIMEOUT) != 0) {
+        timeout_ms = p->timeout_ms;
+    }
+    op->lar = space->lar;
+    op->kind = kind;
+    op->space = space->number;
+    op->shards = space->shards;
+    op->items = items;
+    op->count = count;
+    op->flags =
+        p != NULL && (p->field_mask & LARDER_OP_FLAGS) != 0 ? p->flags : 0;
+    op->user =
+        p != NULL && (p->field_mask & LARDER_OP_USER) != 0 ? p->user : NULL;
+    op->deadline_ns = ldr_deadline(op->lar, timeout_ms);
+    op->canceled = false;
+    op->next = 0;
+    op->used_mask = op->ready_mask = 0;
+    op->ssd_bytes = 0;
+    op->begin_ns = ldr_now_ns(op->lar->node->clock);
+    op->wake = NULL;
+    op->again = false;
+    return LARDER_OK;
+}
+
+/* What a get's wait is over for: a load settled, or the deadline. */
+static void op_wait(ldr_op_t *op)
+{
+    larder_t *lar = op->lar;
+
+    if (lar->node->manual) {
+        ldr_node_step(lar->node);
+        return;
+    }
+    pthread_mutex_lock(&lar->lock);
+    while (op->ready_mask == 0) {
+        if (op->deadline_ns == UINT64_MAX) {
+            pthread_cond_wait(op->wake, &lar->lock);
+        } else if (!ldr_cond_wait_until(op->wake, &lar->lock,
+                                        op->deadline_ns)) {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&lar->lock);
+}
+
+larder_status_t larder_run(larder_space_t *space, larder_op_t kind,
+                           larder_item_t *items, size_t count,
+                           const larder_op_params_t *params)
+{
+    ldr_op_t op;
+    pthread_cond_t wake;
+    larder_status_t st = op_prepare(&op, space, kind, items, count, params);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    ldr_cond_init(&wake);
+    op.wake = &wake;
+    while (!step(&op)) {
+        op_wait(&op);
+    }
+    measure(&op);
+    pthread_cond_destroy(&wake);
+    return LARDER_OK;
+}
+
+/* ---- tickets ---- */
+
+/* With lar->lock: the ticket waits to be drained. */
+static void op_done(larder_t *lar, ldr_op_t *op)
+{
+    bool first = lar->done.head == NULL;
+    uint64_t one = 1;
+
+    op->state = LDR_OP_DONE;
+    op->status = LARDER_OK;
+    list_push(&lar->done, op);
+    pthread_cond_broadcast(&lar->drained);
+    /* The descriptor is readable exactly while the list is not empty. */
+    if (first && write(lar->event_fd, &one, sizeof(one)) < 0) {
+        ldr_warn(&lar->node->log, "cannot signal the event descriptor");
+    }
+}
+
+/* Requests whose deadline has come while they wait for a disk are stepped
+ * again. Gives when to look next. With lar->lock. */
+static uint64_t wake_late(larder_t *lar)
+{
+    uint64_t now_ns = ldr_now_ns(lar->node->clock);
+    uint64_t next = now_ns + 3600000000000u;
+
+    for (uint64_t i = 0; i < lar->node->options.tickets; i++) {
+        ldr_op_t *op = &lar->ops[i];
+
+        if (op->state != LDR_OP_WAITING) {
+            continue;
+        }
+        if (op->canceled || op->deadline_ns <= now_ns) {
+            op_queue(lar, op);
+        } else {
+            next = ldr_min64(next, op->deadline_ns);
+        }
+    }
+    return next;
+}
+
+static void *worker_main(void *arg)
+{
+    larder_t *lar = arg;
+
+    pthread_mutex_lock(&lar->lock);
+    for (;;) {
+        ldr_op_t *op = list_pop(&lar->queue);
+
+        if (op == NULL) {
+            uint64_t next = wake_late(lar);
+
+            if (lar->queue.head == NULL) {
+                if (lar->stop) {
+                    break;
+                }
+                ldr_cond_wait_until(&lar->work, &lar->lock, next);
+            }
+            continue;
+        }
+        op->state = LDR_OP_RUNNING;
+        op->again = false;
+        pthread_mutex_unlock(&lar->lock);
+        bool all = step(op);
+        if (all) {
+            measure(op);
+        }
+        pthread_mutex_lock(&lar->lock);
+        if (all) {
+            op_done(lar, op);
+        } else if (op->again || op->ready_mask != 0) {
+            op_queue(lar, op);
+        } else {
+            op->state = LDR_OP_WAITING;
+        }
+    }
+    pthread_mutex_unlock(&lar->lock);
+    return NULL;
+}
+
+larder_status_t larder_submit(larder_space_t *space, larder_op_t kind,
+                              larder_item_t *items, size_t count,
+                              const larder_op_params_t *params,
+                              larder_ticket_t *ticket_p)
+{
+    larder_status_t st = ldr_space_check(space);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (ticket_p == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "ticket_p is NULL");
+    }
+    larder_t *lar = space->lar;
+    pthread_mutex_lock(&lar->lock);
+    ldr_op_t *op = lar->op_free;
+    if (op != NULL) {
+        lar->op_free = op->link;
+    }
+    pthread_mutex_unlock(&lar->lock);
+    if (op == NULL) {
+        return ldr_fail(LARDER_E_BUSY,
+                        "all %llu tickets are in use: drain "
+                        "completions, or raise tickets",
+                        (unsigned long long)lar->node->options.tickets);
+    }
+    st = op_prepare(op, space, kind, items, count, params);
+    pthread_mutex_lock(&lar->lock);
+    if (st == LARDER_OK) {
+        for (size_t i = 0; i < count; i++) {
+            items[i].status = LARDER_PENDING;
+        }
+        /* The slot's number, and how often it was used. */
+        op->ticket += lar->node->options.tickets;
+        *ticket_p = op->ticket;
+        op_queue(lar, op);
+    } else {
+        op->link = lar->op_free;
+        lar->op_free = op;
+    }
+    pthread_mutex_unlock(&lar->lock);
+    return st;
+}
+
+int larder_event_fd(const larder_t *lar)
+{
+    return ldr_handle_check(lar) == LARDER_OK ? lar->event_fd : -1;
+}
+
+larder_status_t larder_drain(larder_t *lar, larder_completion_t *out,
+                             size_t max, uint32_t timeout_ms, size_t *count_p)
+{
+    larder_status_t st = ldr_handle_check(lar);
+    size_t count = 0;
+    uint64_t ignored;
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (out == NULL || max == 0 || count_p == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "out, max or count_p");
+    }
+    uint64_t deadline_ns = timeout_ms == 0 ? 0 : ldr_deadline(lar, timeout_ms);
+    pthread_mutex_lock(&lar->lock);
+    while (lar->done.head == NULL && timeout_ms != 0) {
+        if (deadline_ns == UINT64_MAX) {
+            pthread_cond_wait(&lar->drained, &lar->lock);
+        } else if (!ldr_cond_wait_until(&lar->drained, &lar->lock,
+                                        deadline_ns)) {
+            break;
+        }
+    }
+    while (count < max && lar->done.head != NULL) {
+        ldr_op_t *op = list_pop(&lar->done);
+
+        out[count++] = (larder_completion_t){op->ticket, op->status, op->user};
+        op->state = LDR_OP_FREE;
+        op->link = lar->op_free;
+        lar->op_free = op;
+    }
+    if (count > 0 && lar->done.head == NULL &&
+        read(lar->event_fd, &ignored, sizeof(ignored)) < 0) {
+        ldr_warn(&lar->node->log, "cannot clear the event descriptor");
+    }
+    pthread_mutex_unlock(&lar->lock);
+    *count_p = count;
+    return LARDER_OK;
+}
+
+larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket)
+{
+    larder_status_t st = ldr_handle_check(lar);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    ldr_op_t *op = &lar->ops[ticket % lar->node->options.tickets];
+    st = LARDER_MISS;
+    pthread_mutex_lock(&lar->lock);
+    if (op->ticket == ticket && op->state != LDR_OP_FREE &&
+        op->state != LDR_OP_DONE) {
+        __atomic_store_n(&op->canceled, true, __ATOMIC_RELAXED);
+        if (op->state == LDR_OP_WAITING) {
+            op_queue(lar, op);
+        }
+        st = LARDER_OK;
+    }
+    pthread_mutex_unlock(&lar->lock);
+    return st;
+}
+
+/* ---- life ---- */
+
+larder_status_t ldr_ops_create(larder_t *lar)
+{
+    const ldr_options_t *o = &lar->node->options;
+
+    pthread_mutex_init(&lar->lock, NULL);
+    ldr_cond_init(&lar->work);
+    ldr_cond_init(&lar->drained);
+    lar->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    lar->ops = ldr_alloc(o->tickets * sizeof(*lar->ops));
+    lar->workers = ldr_alloc(o->workers * sizeof(*lar->workers));
+    if (lar->event_fd < 0 || lar->ops == NULL || lar->workers == NULL) {
+        ldr_ops_destroy(lar);
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for tickets");
+    }
+    for (uint64_t i = o->tickets; i-- > 0;) {
+        lar->ops[i].ticket = i;
+        lar->ops[i].link = lar->op_free;
+        lar->op_free = &lar->ops[i];
+    }
+    for (unsigned i = 0; i < o->workers && !lar->node->manual; i++) {
+        if (!ldr_thread_start(&lar->workers[i], "larder-worker", worker_main,
+                              lar)) {
+            ldr_ops_destroy(lar);
+            return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+        }
+        lar->worker_count++;
+    }
+    return LARDER_OK;
+}
+
+void ldr_ops_destroy(larder_t *lar)
+{
+    pthread_mutex_lock(&lar->lock);
+    lar->stop = true;
+    for (uint64_t i = 0; lar->ops != NULL && i < lar->node->options.tickets;
+         i++) {
+        /* Free and done ones do not mind. Workers end when none is left that
+         * is queued or running; those that wait are queued by wake_late(). */
+        __atomic_store_n(&lar->ops[i].canceled, true, __ATOMIC_RELAXED);
+    }
+    pthread_cond_broadcast(&lar->work);
+    pthread_mutex_unlock(&lar->lock);
+    for (unsigned i = 0; i < lar->worker_count; i++) {
+        pthread_join(lar->workers[i], NULL);
+    }
+    if (lar->event_fd >= 0) {
+        close(lar->event_fd);
+    }
+    ldr_free(lar->ops);
+    ldr_free(lar->workers);
+    pthread_cond_destroy(&lar->work);
+    pthread_cond_destroy(&lar->drained);
+    pthread_mutex_destroy(&lar->lock);
+}

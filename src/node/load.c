@@ -1,0 +1,399 @@
+#include "node/load.h"
+
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/copy.h"
+#include "base/fault.h"
+#include "base/mem.h"
+#include "node/ssd.h"
+
+#define GO_MAX 32u /* reads sent off with one submit */
+
+/* ---- beginning ---- */
+
+static bool settle(ldr_load_t *load, larder_status_t st, larder_cause_t cause)
+{
+    load->status = st;
+    load->cause = cause;
+    return true;
+}
+
+/* The load holds a ready shard from here on. */
+static bool settle_held(ldr_node_t *node, ldr_load_t *load, uint32_t shard)
+{
+    ldr_store_t *store = &node->store;
+
+    load->shard = shard;
+    load->chunk = store->shards[shard].chunk;
+    load->length = store->shards[shard].length;
+    ldr_store_hold(store, load->chunk);
+    return settle(load, LARDER_OK, LARDER_CAUSE_NONE);
+}
+
+static void wait_for(ldr_node_t *node, ldr_load_t *load, uint32_t shard)
+{
+    ldr_shard_t *sh = &node->store.shards[shard];
+
+    load->status = LARDER_PENDING;
+    load->from_ssd = true;
+    load->shard = shard;
+    load->next = sh->waiters;
+    sh->waiters = load;
+}
+
+/* A shard that is being read is not dirty: the link is free for this queue. */
+static void read_queue(ldr_node_t *node, uint32_t shard)
+{
+    node->store.shards[shard].dirty_next = LDR_NIL;
+    if (node->read_tail != LDR_NIL) {
+        node->store.shards[node->read_tail].dirty_next = shard;
+    } else {
+        node->read_head = shard;
+    }
+    node->read_tail = shard;
+}
+
+static bool begin(ldr_node_t *node, ldr_load_t *load);
+
+/* The shard is on disk only: reserves room for it and queues the read. */
+static bool begin_read(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
+                       ldr_loc_t loc, uint32_t now_s)
+{
+    ldr_store_t *store = &node->store;
+    const ldr_target_t *t = &load->target;
+    ldr_reserve_t r = {
+        .name = ldr_store_name(store, t->space, t->item->group, t->item->key),
+        .shards = t->shards,
+        .number = t->item->shard,
+        .length = (ldr_loc_blocks(loc) - 1) * LDR_BLOCK,
+        .now_s = now_s,
+        .state = LDR_SHARD_READING,
+    };
+    uint32_t shard;
+
+    ldr_node_populate(node, r.length);
+    /* The lock may have been dropped: what was found is found again. */
+    larder_cause_t cause;
+    entry = ldr_store_find(store, &r.name, LDR_NIL, now_s, &cause);
+    if (entry == LDR_NIL ||
+        ldr_store_resident(store, entry, r.number) != LDR_NIL) {
+        return begin(node, load);
+    }
+    if (ldr_store_reserve(store, entry, &r, &shard) != LARDER_OK) {
+        return settle(load, LARDER_MISS, LARDER_CAUSE_FULL);
+    }
+    wait_for(node, load, shard);
+    read_queue(node, shard);
+    return false;
+}
+
+static bool begin(ldr_node_t *node, ldr_load_t *load)
+{
+    ldr_store_t *store = &node->store;
+    const larder_item_t *item = load->target.item;
+    uint32_t now_s = ldr_wall_s(node->clock);
+    ldr_name_t name =
+        ldr_store_name(store, load->target.space, item->group, item->key);
+    larder_cause_t cause;
+    uint32_t entry = ldr_store_find(store, &name, LDR_NIL, now_s, &cause);
+
+    if (entry == LDR_NIL) {
+        return settle(load, LARDER_MISS, cause);
+    }
+    ldr_index_at(&store->index, entry)->used_s = now_s;
+    uint32_t shard = ldr_store_resident(store, entry, item->shard);
+    if (shard != LDR_NIL) {
+        switch (store->shards[shard].state) {
+        case LDR_SHARD_READY:
+            return settle_held(node, load, shard);
+        case LDR_SHARD_READING:
+            wait_for(node, load, shard);
+            return false;
+        default: /* being filled: nobody has seen it yet */
+            return settle(load, LARDER_MISS, LARDER_CAUSE_ABSENT);
+        }
+    }
+    ldr_loc_t loc = ldr_index_loc(&store->index, entry, item->shard);
+    if (loc == 0) {
+        return settle(load, LARDER_MISS, LARDER_CAUSE_ABSENT);
+    }
+    if (ldr_node_disk(node, loc) == NULL) {
+        return settle(load, LARDER_MISS, LARDER_CAUSE_TIER_OFF);
+    }
+    return begin_read(node, load, entry, loc, now_s);
+}
+
+bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load)
+{
+    load->shard = load->chunk = LDR_NIL;
+    load->from_ssd = load->checked = false;
+    ldr_node_lock(node);
+    bool settled = begin(node, load);
+    ldr_node_unlock(node);
+    return settled;
+}
+
+/* ---- reading ---- */
+
+/* Ends the wait of every load on the shard. With the lock. */
+static void wake_waiters(ldr_node_t *node, uint32_t shard, larder_status_t st,
+                         larder_cause_t cause)
+{
+    ldr_load_t *load = node->store.shards[shard].waiters;
+
+    node->store.shards[shard].waiters = NULL;
+    while (load != NULL) {
+        ldr_load_t *next = load->next; /* ready() may end the load */
+
+        if (st == LARDER_OK) {
+            settle_held(node, load, shard);
+        } else {
+            load->shard = LDR_NIL;
+            settle(load, st, cause);
+        }
+        if (load->ready != NULL) {
+            load->ready(load);
+        }
+        load = next;
+    }
+    pthread_cond_broadcast(&node->changed);
+}
+
+static void read_failed(ldr_node_t *node, uint32_t shard, larder_cause_t cause)
+{
+    wake_waiters(node, shard, LARDER_MISS, cause);
+    ldr_store_abort(&node->store, shard);
+}
+
+/* Whether the descriptor that came with the payload is that of the shard. */
+static bool is_ours(const ldr_read_t *read, const ldr_record_t *record)
+{
+    const ldr_store_t *store = &read->node->store;
+    const ldr_shard_t *sh = &store->shards[read->shard];
+    const ldr_chunk_t *c = &store->chunks[sh->chunk];
+
+    return record->kind == LDR_RECORD_SHARD &&
+           memcmp(&record->key, &c->key, sizeof(c->key)) == 0 &&
+           memcmp(record->space_id, store->spaces[c->space].id, LDR_ID_BYTES) ==
+               0 &&
+           record->group == c->group && record->shard == sh->number &&
+           record->epoch == c->epoch && record->codec == LDR_CODEC_RAW &&
+           record->block == ldr_loc_block(read->loc) &&
+           ldr_record_blocks(record->length) == ldr_loc_blocks(read->loc);
+}
+
+/* With the lock: the read is back, as good or bad as it is. */
+static void read_settle(ldr_node_t *node, ldr_read_t *read, bool parsed,
+                        const ldr_record_t *record)
+{
+    ldr_store_t *store = &node->store;
+    ldr_ssd_t *ssd = &node->ssds[ldr_loc_disk(read->loc)];
+    uint32_t shard = read->shard;
+    ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
+    uint32_t entry = c->entry;
+    uint32_t number = store->shards[shard].number;
+    int error = read->req.error;
+
+    if (error == 0 && parsed && is_ours(read, record)) {
+        ssd->failures = 0;
+        ssd->read_bytes += (uint64_t)ldr_loc_blocks(read->loc) * LDR_BLOCK;
+        c->parent = record->parent;
+        c->written_s = record->written_s;
+        ldr_store_set_length(store, shard, record->length);
+        if (ldr_store_commit(store, shard, record->payload_crc, false, false)) {
+            wake_waiters(node, shard, LARDER_OK, LARDER_CAUSE_NONE);
+            ldr_store_release(store, store->shards[shard].chunk);
+        } else {
+            read_failed(node, shard, LARDER_CAUSE_STALE);
+        }
+        return;
+    }
+    if (error != 0) {
+        ssd->read_errors++;
+        ldr_ssd_failed(ssd, "read", error);
+    }
+    read_failed(node, shard,
+                error != 0 ? LARDER_CAUSE_IO : LARDER_CAUSE_CORRUPT);
+    if (entry != LDR_NIL &&
+        ldr_index_loc(&store->index, entry, number) == read->loc) {
+        ldr_store_drop_loc(store, entry, number, false);
+    }
+}
+
+static void read_done(ldr_io_req_t *req)
+{
+    ldr_read_t *read = req->arg;
+    ldr_node_t *node = read->node;
+    uint32_t descriptor =
+        ldr_loc_block(read->loc) + ldr_loc_blocks(read->loc) - 1;
+    ldr_record_t record = {0};
+    bool parsed =
+        req->error == 0 &&
+        ldr_record_parse(read->block, &read->header, descriptor, &record);
+
+    ldr_node_lock(node);
+    read_settle(node, read, parsed, &record);
+    ldr_segment_t *segment = &node->ssds[ldr_loc_disk(read->loc)]
+                                  .disk.segments[ldr_loc_segment(read->loc)];
+    segment->readers--;
+    if (segment->readers == 0) {
+        ldr_ssd_wake(&node->ssds[ldr_loc_disk(read->loc)]);
+    }
+    read->next = node->read_free;
+    node->read_free = read;
+    pthread_cond_broadcast(&node->changed);
+    bool more = node->read_head != LDR_NIL;
+    ldr_node_unlock(node);
+    if (more) {
+        ldr_node_reads_go(node);
+    }
+}
+
+/* Takes the next shard that waits into a slot. False: there was a reason not
+ * to read it. With the lock. */
+static bool read_setup(ldr_node_t *node, ldr_read_t *read, uint32_t shard)
+{
+    ldr_store_t *store = &node->store;
+    ldr_shard_t *sh = &store->shards[shard];
+    uint32_t entry = store->chunks[sh->chunk].entry;
+    ldr_loc_t loc = 0;
+
+    if (entry != LDR_NIL) {
+        loc = ldr_index_loc(&store->index, entry, sh->number);
+    }
+    ldr_ssd_t *ssd = ldr_node_disk(node, loc);
+    if (ssd == NULL) {
+        read_failed(node, shard,
+                    entry == LDR_NIL ? LARDER_CAUSE_STALE
+                    : loc == 0       ? LARDER_CAUSE_EVICTED
+                                     : LARDER_CAUSE_TIER_OFF);
+        return false;
+    }
+    ldr_segment_t *segment = &ssd->disk.segments[ldr_loc_segment(loc)];
+    segment->readers++;
+    read->shard = shard;
+    read->loc = loc;
+    read->header = ldr_disk_header(&ssd->disk, ldr_loc_segment(loc));
+    uint32_t n = ldr_arena_iov(&store->arena, sh->page, sh->length, read->iov,
+                               LDR_READ_IOV - 1);
+    read->iov[n++] = (struct iovec){read->block, LDR_BLOCK};
+    read->req = (ldr_io_req_t){
+        .kind = LDR_IO_READ,
+        .file = segment->file,
+        .offset = (uint64_t)ldr_loc_block(loc) * LDR_BLOCK,
+        .iov = read->iov,
+        .iov_count = n,
+        .done = read_done,
+        .arg = read,
+    };
+    return true;
+}
+
+void ldr_node_reads_go(ldr_node_t *node)
+{
+    ldr_io_req_t *reqs[GO_MAX];
+    unsigned count;
+
+    do {
+        count = 0;
+        ldr_node_lock(node);
+        while (count < GO_MAX && node->read_free != NULL &&
+               node->read_head != LDR_NIL) {
+            uint32_t shard = node->read_head;
+            ldr_read_t *read = node->read_free;
+
+            node->read_head = node->store.shards[shard].dirty_next;
+            if (node->read_head == LDR_NIL) {
+                node->read_tail = LDR_NIL;
+            }
+            if (read_setup(node, read, shard)) {
+                node->read_free = read->next;
+                reqs[count++] = &read->req;
+            }
+        }
+        ldr_node_unlock(node);
+        if (count > 0) {
+            ldr_io_submit(node->io, reqs, count);
+        }
+    } while (count == GO_MAX);
+}
+
+void ldr_load_wait(ldr_node_t *node, ldr_load_t *load, uint64_t deadline_ns)
+{
+    ldr_node_lock(node);
+    while (load->status == LARDER_PENDING && ldr_node_wait(node, deadline_ns)) {
+    }
+    ldr_node_unlock(node);
+    ldr_load_abandon(node, load, LARDER_CAUSE_DEADLINE);
+}
+
+void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_cause_t cause)
+{
+    ldr_node_lock(node);
+    if (load->status == LARDER_PENDING) {
+        ldr_load_t **link = &node->store.shards[load->shard].waiters;
+
+        while (*link != load) {
+            link = &(*link)->next;
+        }
+        *link = load->next;
+        load->shard = LDR_NIL;
+        settle(load, LARDER_MISS, cause);
+    }
+    ldr_node_unlock(node);
+}
+
+larder_status_t ldr_reads_create(ldr_node_t *node)
+{
+    size_t count = node->options.io_depth;
+
+    node->read_head = node->read_tail = LDR_NIL;
+    node->reads = ldr_alloc(count * sizeof(*node->reads));
+    if (node->reads == NULL) {
+        return LARDER_E_NO_MEMORY;
+    }
+    for (size_t i = 0; i < count; i++) {
+        ldr_read_t *read = &node->reads[i];
+
+        read->node = node;
+        read->iov = ldr_alloc(LDR_READ_IOV * sizeof(*read->iov));
+        read->block = ldr_alloc_blocks(LDR_BLOCK);
+        if (read->iov == NULL || read->block == NULL) {
+            return LARDER_E_NO_MEMORY;
+        }
+        read->next = node->read_free;
+        node->read_free = read;
+        node->read_count++;
+    }
+    return LARDER_OK;
+}
+
+void ldr_reads_drain(ldr_node_t *node)
+{
+    if (node->reads == NULL) {
+        return;
+    }
+    ldr_node_lock(node);
+    for (;;) {
+        size_t idle = 0;
+
+        for (ldr_read_t *r = node->read_free; r != NULL; r = r->next) {
+            idle++;
+        }
+        if (idle == node->read_count) {
+            break;
+        }
+        pthread_cond_wait(&node->changed, &node->lock);
+    }
+    ldr_node_unlock(node);
+}
+
+void ldr_reads_destroy(ldr_node_t *node)
+{
+    for (size_t i = 0; node->reads != NULL && i < node->options.io_depth; i++) {
+        ldr_free(node->reads[i].iov);
+        ldr_free(node->reads[i].block);
+    }
+    ldr_free(node->reads);
+}

@@ -1,0 +1,84 @@
+/*
+ * Loading: finding a shard, bringing it up from disk if need be, holding it,
+ * and copying it out.
+ *
+ * A load goes begin -> (waits) -> settled -> copy -> end. It waits while its
+ * shard is being read from disk; any number of loads wait for one read. ready()
+ * is called once when the wait is over, with the node's lock held: it must only
+ * note the fact and wake somebody.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/io.h"
+#include "node/node.h"
+
+struct ldr_load {
+    /* Given */
+    ldr_target_t target;
+    void (*ready)(ldr_load_t *load);
+    void *arg;
+
+    /* What came of it, once settled */
+    larder_status_t status; /* OK: held; MISS; PENDING: it waits */
+    larder_cause_t cause;
+    uint32_t shard; /* held while OK */
+    uint32_t chunk;
+    uint32_t length;
+    bool from_ssd;
+    bool checked; /* its bytes were found right by this load */
+
+    ldr_load_t *next; /* of those that wait for the same read */
+};
+
+#define LDR_READ_IOV 1024u /* 60 MiB of single pages, and the descriptor */
+
+/* A slot for one read from disk. */
+struct ldr_read {
+    ldr_io_req_t req;
+    ldr_node_t *node;
+    uint32_t shard;
+    ldr_loc_t loc;
+    ldr_segment_header_t header; /* of the segment it reads from */
+    struct iovec *iov;           /* LDR_READ_IOV of them */
+    uint8_t *block;              /* where the descriptor arrives */
+    ldr_read_t *next;
+};
+
+/* True: settled. False: it waits, and ready() will be called. After a few
+ * begins call ldr_node_reads_go() to send the reads off together. */
+bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load);
+void ldr_node_reads_go(ldr_node_t *node);
+
+/* Waits for a load whose ready is NULL; late: a MISS. */
+void ldr_load_wait(ldr_node_t *node, ldr_load_t *load, uint64_t deadline_ns);
+
+/* Ends the wait of a load: LARDER_MISS with this cause. If it was settled
+ * already nothing changes. After it ready() will not be called. */
+void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_cause_t cause);
+
+/* Copies the held shard into the item's buffers and checks it; sets load's
+ * status to MISS when the check fails, E_SIZE when the buffers are too small,
+ * E_CANCELED or E_DEADLINE when it had to stop: a late load is a miss once it
+ * has ended. */
+void ldr_load_copy(ldr_node_t *node, ldr_load_t *load, const ldr_stop_t *stop);
+
+/* Checks the held shard in place, if it was not yet: for leases. */
+void ldr_load_check(ldr_node_t *node, ldr_load_t *load);
+
+/* Counts the load and, unless keep is set, gives up its hold; a kept one is
+ * given up with ldr_store_release(). */
+void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep);
+
+/* The slots, made at open and freed at close. */
+larder_status_t ldr_reads_create(ldr_node_t *node);
+void ldr_reads_destroy(ldr_node_t *node);
+/* Waits until no read is in flight; nobody may begin one meanwhile. */
+void ldr_reads_drain(ldr_node_t *node);
+
+/* Matches a chain: see larder_match(). */
+void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
+                    uint16_t group, const larder_key_t *keys, size_t count,
+                    larder_match_t *out);

@@ -1,0 +1,244 @@
+/* Copying held shards out, checking them, and matching chains. */
+#include "base/bytes.h"
+#include "base/copy.h"
+#include "base/fault.h"
+#include "node/load.h"
+#include "node/ssd.h"
+
+/* Copies one page's worth into the caller's next buffers. */
+static uint32_t copy_out(const struct iovec **iov, size_t *at,
+                         const uint8_t *from, size_t bytes, bool check,
+                         uint32_t crc)
+{
+    while (bytes > 0) {
+        size_t left = (*iov)->iov_len - *at;
+        size_t take = bytes < left ? bytes : left;
+        uint8_t *to = (uint8_t *)(*iov)->iov_base + *at;
+
+        if (check) {
+            crc = ldr_copy_crc32c(crc, to, from, take);
+        } else {
+            ldr_copy(to, from, take);
+        }
+        from += take;
+        bytes -= take;
+        *at += take;
+        if (*at == (*iov)->iov_len) {
+            (*iov)++;
+            *at = 0;
+        }
+    }
+    return crc;
+}
+
+/* The bytes in DRAM are not those that were saved. */
+static void corrupt(ldr_node_t *node, ldr_load_t *load)
+{
+    ldr_store_t *store = &node->store;
+    ldr_shard_t *sh = &store->shards[load->shard];
+
+    ldr_node_lock(node);
+    uint32_t entry = store->chunks[load->chunk].entry;
+    uint32_t number = sh->number;
+    bool from_disk = !sh->checked; /* never right since it was read */
+    ldr_store_discard(store, load->chunk);
+    /* The entry is gone with the chunk unless something of it is on disk. */
+    if (entry != LDR_NIL && from_disk) {
+        ldr_name_t name =
+            ldr_store_name(store, load->target.space, load->target.item->group,
+                           load->target.item->key);
+        larder_cause_t cause;
+
+        entry = ldr_store_find(store, &name, LDR_NIL, 0, &cause);
+        if (entry != LDR_NIL) {
+            ldr_store_drop_loc(store, entry, number, false);
+        }
+    }
+    ldr_node_unlock(node);
+    load->status = LARDER_MISS;
+    load->cause = LARDER_CAUSE_CORRUPT;
+}
+
+void ldr_load_copy(ldr_node_t *node, ldr_load_t *load, const ldr_stop_t *stop)
+{
+    const ldr_arena_t *arena = &node->store.arena;
+    const ldr_shard_t *sh = &node->store.shards[load->shard];
+    bool check = node->options.verify == LDR_VERIFY_LOAD ||
+                 !__atomic_load_n(&sh->checked, __ATOMIC_RELAXED);
+    const struct iovec *iov = load->target.item->iov;
+    size_t left = load->length;
+    size_t at = 0;
+    uint32_t crc = 0;
+
+    if (ldr_item_bytes(load->target.item) < load->length) {
+        load->status = LARDER_E_SIZE;
+        return;
+    }
+    if (LDR_FAULT(copy_out)) {
+        ldr_arena_page(arena, sh->page)[left / 2 % LDR_PAGE] ^= 4;
+    }
+    uint64_t begin_ns = ldr_now_ns(node->clock);
+    for (uint32_t page = sh->page; left > 0; page = arena->next[page]) {
+        size_t take = left < LDR_PAGE ? left : LDR_PAGE;
+
+        load->status = ldr_node_stopped(node, stop);
+        if (load->status != LARDER_OK) {
+            return;
+        }
+        crc =
+            copy_out(&iov, &at, ldr_arena_page(arena, page), take, check, crc);
+        left -= take;
+    }
+    if (check && crc != sh->crc) {
+        corrupt(node, load);
+        return;
+    }
+    load->checked = check;
+    uint64_t ns = ldr_now_ns(node->clock) - begin_ns;
+    ldr_node_lock(node);
+    ldr_node_measured(node, LARDER_TIER_DRAM, load->length, ns);
+    ldr_node_unlock(node);
+}
+
+void ldr_load_check(ldr_node_t *node, ldr_load_t *load)
+{
+    const ldr_arena_t *arena = &node->store.arena;
+    const ldr_shard_t *sh = &node->store.shards[load->shard];
+    size_t left = load->length;
+    uint32_t crc = 0;
+
+    if (node->options.verify == LDR_VERIFY_ENTRY &&
+        __atomic_load_n(&sh->checked, __ATOMIC_RELAXED)) {
+        return;
+    }
+    for (uint32_t page = sh->page; left > 0; page = arena->next[page]) {
+        size_t take = left < LDR_PAGE ? left : LDR_PAGE;
+
+        crc = ldr_crc32c(crc, ldr_arena_page(arena, page), take);
+        left -= take;
+    }
+    if (crc != sh->crc) {
+        corrupt(node, load);
+    } else {
+        load->checked = true;
+    }
+}
+
+void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep)
+{
+    ldr_store_t *store = &node->store;
+
+    ldr_node_lock(node);
+    if (load->status == LARDER_OK) {
+        store->n.loaded_bytes += load->length;
+        if (load->from_ssd) {
+            store->n.loads_ssd++;
+        } else {
+            store->n.loads_dram++;
+        }
+        if (load->checked) {
+            __atomic_store_n(&store->shards[load->shard].checked, 1,
+                             __ATOMIC_RELAXED);
+        }
+    } else {
+        if (load->status == LARDER_E_DEADLINE) {
+            load->status = LARDER_MISS;
+            load->cause = LARDER_CAUSE_DEADLINE;
+        }
+        if (load->status == LARDER_MISS) {
+            store->n.misses[load->cause]++;
+        }
+    }
+    if (load->chunk != LDR_NIL && !(keep && load->status == LARDER_OK)) {
+        ldr_store_release(store, load->chunk);
+        load->chunk = load->shard = LDR_NIL;
+    }
+    ldr_node_unlock(node);
+}
+
+/* ---- matching ---- */
+
+#define MATCH_SLICE 64u /* chunks looked up before others get the lock */
+
+ldr_ssd_t *ldr_node_disk(const ldr_node_t *node, ldr_loc_t loc)
+{
+    if (loc == 0) {
+        return NULL;
+    }
+    ldr_ssd_t *ssd = &node->ssds[ldr_loc_disk(loc)];
+    return ssd->on ? ssd : NULL;
+}
+
+bool ldr_node_usable(const ldr_node_t *node, uint32_t entry, uint32_t number,
+                     larder_tier_t *tier_p, uint32_t *bytes_p)
+{
+    const ldr_store_t *store = &node->store;
+    uint32_t shard = ldr_store_resident(store, entry, number);
+
+    if (shard != LDR_NIL && store->shards[shard].state == LDR_SHARD_READY) {
+        *tier_p = LARDER_TIER_DRAM;
+        *bytes_p = store->shards[shard].length;
+        return true;
+    }
+    ldr_loc_t loc = ldr_index_loc(&store->index, entry, number);
+    if (ldr_node_disk(node, loc) == NULL) {
+        return false;
+    }
+    *tier_p = LARDER_TIER_SSD;
+    *bytes_p = (ldr_loc_blocks(loc) - 1) * LDR_BLOCK;
+    return true;
+}
+
+/* Adds the chunk to the match if every shard of it is usable. */
+static bool match_chunk(ldr_node_t *node, uint32_t entry, uint32_t shards,
+                        larder_match_t *m)
+{
+    larder_tier_t tier, slowest = LARDER_TIER_DRAM;
+    uint64_t bytes[LARDER_TIER_COUNT] = {0};
+    uint32_t b;
+
+    for (uint32_t i = 0; i < shards; i++) {
+        if (!ldr_node_usable(node, entry, i, &tier, &b)) {
+            m->cause = ldr_index_loc(&node->store.index, entry, i) != 0
+                           ? LARDER_CAUSE_TIER_OFF
+                           : LARDER_CAUSE_ABSENT;
+            return false;
+        }
+        bytes[tier] += b;
+        slowest = tier > slowest ? tier : slowest;
+    }
+    for (int i = 0; i < LARDER_TIER_COUNT; i++) {
+        m->tier_bytes[i] += bytes[i];
+    }
+    m->tier_chunks[slowest]++;
+    m->chunks++;
+    return true;
+}
+
+void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
+                    uint16_t group, const larder_key_t *keys, size_t count,
+                    larder_match_t *out)
+{
+    ldr_store_t *store = &node->store;
+    uint32_t now_s = ldr_wall_s(node->clock);
+    uint32_t entry = LDR_NIL;
+    bool more = true;
+
+    *out = (larder_match_t){.cause = LARDER_CAUSE_NONE};
+    for (size_t i = 0; i < count && more;) {
+        size_t end = ldr_min64(count, i + MATCH_SLICE);
+
+        ldr_node_lock(node);
+        for (; i < end && more; i++) {
+            ldr_name_t name = ldr_store_name(store, space, group, &keys[i]);
+
+            entry = ldr_store_find(store, &name, entry, now_s, &out->cause);
+            more = entry != LDR_NIL && match_chunk(node, entry, shards, out);
+            if (more) {
+                ldr_index_at(&store->index, entry)->used_s = now_s;
+            }
+        }
+        ldr_node_unlock(node);
+    }
+    out->load_us = ldr_node_expect_us(node, out->tier_bytes);
+}

@@ -1,0 +1,294 @@
+#include "node/node.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "node/load.h"
+#include "node/ssd.h"
+
+/* Until something was measured. */
+#define DRAM_SPEED 5e9
+#define SSD_SPEED 1e9
+
+/* ---- small things ---- */
+
+bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns)
+{
+    if (node->manual) {
+        for (unsigned i = 0; i < node->ssd_count; i++) {
+            if (ldr_ssd_step(&node->ssds[i])) {
+                return true;
+            }
+        }
+        return false;
+    }
+    if (deadline_ns == UINT64_MAX) {
+        pthread_cond_wait(&node->changed, &node->lock);
+        return true;
+    }
+    return ldr_cond_wait_until(&node->changed, &node->lock, deadline_ns);
+}
+
+bool ldr_node_step(ldr_node_t *node)
+{
+    ldr_node_lock(node);
+    bool did = ldr_node_wait(node, 0);
+    ldr_node_unlock(node);
+    return did;
+}
+
+void ldr_node_poison(ldr_node_t *node, const char *what)
+{
+    if (!__atomic_exchange_n(&node->poisoned, true, __ATOMIC_RELAXED)) {
+        ldr_error(&node->log,
+                  "broken invariant: %s; the node answers no more calls", what);
+    }
+}
+
+static bool populate_slice(ldr_node_t *node)
+{
+    ldr_slice_t slice;
+
+    if (!ldr_arena_slice_take(&node->store.arena, &slice)) {
+        return false;
+    }
+    ldr_node_unlock(node);
+    bool ok = ldr_arena_slice_populate(&node->store.arena, &slice);
+    ldr_node_lock(node);
+    ldr_arena_slice_give(&node->store.arena, &slice, ok);
+    return true;
+}
+
+void ldr_node_populate(ldr_node_t *node, size_t bytes)
+{
+    while (node->store.arena.free_count < ldr_arena_pages(bytes) &&
+           populate_slice(node)) {
+    }
+}
+
+static void *populate_main(void *arg)
+{
+    ldr_node_t *node = arg;
+    const ldr_arena_t *arena = &node->store.arena;
+
+    ldr_node_lock(node);
+    while (!node->populate_stop && populate_slice(node)) {
+    }
+    if (arena->failed_count > 0) {
+        ldr_warn(&node->log, "dram: %llu of %llu bytes could not be had",
+                 (unsigned long long)arena->failed_count * LDR_PAGE,
+                 (unsigned long long)arena->page_count * LDR_PAGE);
+    }
+    ldr_node_unlock(node);
+    return NULL;
+}
+
+/* ---- open ---- */
+
+static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
+{
+    const ldr_options_t *o = &node->options;
+    int error = -ENOSYS;
+
+    if (env->io != NULL) {
+        node->io = env->io;
+        return LARDER_OK;
+    }
+    node->io_owned = true;
+    if (o->io != LDR_IO_PLAIN) {
+        error = ldr_io_uring_create((unsigned)o->io_depth + 8, &node->io);
+        if (error == 0) {
+            return LARDER_OK;
+        }
+        if (o->io == LDR_IO_URING) {
+            return ldr_fail(LARDER_E_IO,
+                            "io_uring is not to be had here (%s): use io=auto "
+                            "or io=plain",
+                            strerror(-error));
+        }
+        ldr_info(&node->log,
+                 "io_uring is not to be had here (%s): using %u threads",
+                 strerror(-error), (unsigned)o->io_threads);
+    }
+    error = ldr_io_plain_create((unsigned)o->io_threads, &node->io);
+    return error == 0 ? LARDER_OK
+                      : ldr_fail(LARDER_E_NO_MEMORY,
+                                 "cannot start threads for "
+                                 "reading and writing: %s",
+                                 strerror(-error));
+}
+
+static larder_status_t store_open(ldr_node_t *node, uint64_t seed)
+{
+    const ldr_options_t *o = &node->options;
+    uint64_t limit = ldr_memory_limit();
+    /* An entry stands for at least a page in DRAM or two blocks on disk. */
+    uint64_t entries =
+        o->dram / LDR_PAGE + o->dir_count * (o->ssd / (2 * LDR_BLOCK));
+
+    if (o->dram > limit) {
+        return ldr_fail(LARDER_E_NO_MEMORY,
+                        "dram=%llu is more than the %llu bytes of memory this "
+                        "process may have",
+                        (unsigned long long)o->dram, (unsigned long long)limit);
+    }
+    ldr_store_params_t params = {
+        .dram_bytes = o->dram,
+        .dram_backed = true,
+        .entry_max = (uint32_t)ldr_min64(entries, LDR_NIL - 1),
+        .seed = seed,
+        .pin_max = o->pin_max != 0 ? o->pin_max : o->dram / 4,
+        .policy = &ldr_policy_lru,
+    };
+    larder_status_t st = ldr_store_init(&node->store, &params);
+    if (st != LARDER_OK) {
+        return ldr_fail(st, "not enough memory for dram=%llu",
+                        (unsigned long long)o->dram);
+    }
+    node->store.write_behind = o->dir_count > 0;
+    node->store_opened = true;
+    return st;
+}
+
+static larder_status_t disks_open(ldr_node_t *node)
+{
+    unsigned count = node->options.dir_count;
+
+    if (count == 0) {
+        return LARDER_OK;
+    }
+    node->ssds = ldr_alloc(count * sizeof(*node->ssds));
+    if (node->ssds == NULL) {
+        return LARDER_E_NO_MEMORY;
+    }
+    for (unsigned i = 0; i < count; i++) {
+        larder_status_t st = ldr_ssd_open(&node->ssds[i], node, i);
+
+        node->ssd_count++;
+        if (st != LARDER_OK) {
+            return st;
+        }
+    }
+    return LARDER_OK;
+}
+
+/* The others' epochs reach every disk: one may have missed a reset. */
+static void disks_agree(ldr_node_t *node)
+{
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        ldr_ssd_t *ssd = &node->ssds[i];
+
+        if (ssd->on && ldr_ssd_super_update(ssd) != LARDER_OK) {
+            ldr_node_lock(node);
+            ldr_ssd_off(ssd, "write the superblock", -EIO);
+            ldr_node_unlock(node);
+        }
+    }
+}
+
+static larder_status_t threads_start(ldr_node_t *node)
+{
+    if (node->manual) {
+        return LARDER_OK;
+    }
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        larder_status_t st = ldr_ssd_start(&node->ssds[i]);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+    }
+    node->populate_started = ldr_thread_start(
+        &node->populate_thread, "larder-populate", populate_main, node);
+    return node->populate_started
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+}
+
+/* Frees what is there; the node may be half open. */
+static void node_free(ldr_node_t *node)
+{
+    if (node->populate_started) {
+        ldr_node_lock(node);
+        node->populate_stop = true;
+        ldr_node_unlock(node);
+        pthread_join(node->populate_thread, NULL);
+    }
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        ldr_ssd_stop(&node->ssds[i]);
+    }
+    /* Waits for every request in flight: after it no callback runs. */
+    ldr_io_t *io = node->io;
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        ldr_ssd_drain(&node->ssds[i]);
+    }
+    ldr_reads_drain(node);
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        ldr_ssd_close(&node->ssds[i]);
+    }
+    if (node->io_owned && io != NULL) {
+        io->ops->destroy(io);
+    }
+    ldr_free(node->ssds);
+    ldr_reads_destroy(node);
+    if (node->store_opened) {
+        ldr_store_destroy(&node->store);
+    }
+    pthread_cond_destroy(&node->changed);
+    pthread_mutex_destroy(&node->lock);
+    ldr_free(node);
+}
+
+larder_status_t ldr_node_open(const ldr_options_t *options,
+                              const ldr_node_env_t *env, ldr_node_t **node_p)
+{
+    ldr_node_t *node = ldr_alloc(sizeof(*node));
+
+    if (node == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a node");
+    }
+    node->options = *options;
+    node->log = env->log;
+    node->clock = env->clock != NULL ? env->clock : &ldr_clock_real;
+    node->manual = env->manual;
+    node->dram_speed = DRAM_SPEED;
+    node->ssd_speed = SSD_SPEED;
+    ldr_rand_seed(&node->rand, env->seed != 0 ? env->seed : ldr_rand_entropy());
+    pthread_mutex_init(&node->lock, NULL);
+    if (!ldr_cond_init(&node->changed)) {
+        pthread_mutex_destroy(&node->lock);
+        ldr_free(node);
+        return LARDER_E_NO_MEMORY;
+    }
+    larder_status_t st = io_open(node, env);
+    if (st == LARDER_OK) {
+        st = store_open(node, ldr_rand_next(&node->rand));
+    }
+    if (st == LARDER_OK) {
+        st = ldr_reads_create(node);
+    }
+    if (st == LARDER_OK) {
+        st = disks_open(node);
+    }
+    if (st == LARDER_OK) {
+        disks_agree(node);
+        st = threads_start(node);
+    }
+    if (st != LARDER_OK) {
+        node_free(node);
+        return st;
+    }
+    *node_p = node;
+    return LARDER_OK;
+}
+
+larder_status_t ldr_node_close(ldr_node_t *node, uint64_t deadline_ns)
+{
+    larder_status_t st = ldr_node_flush(node, LARDER_TIER_SSD, deadline_ns);
+
+    node_free(node);
+    return st == LARDER_E_DEADLINE ? st : LARDER_OK;
+}

@@ -1,0 +1,452 @@
+/* Saving, asking, removing, flushing. */
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/copy.h"
+#include "base/fault.h"
+#include "node/load.h"
+#include "node/node.h"
+#include "node/ssd.h"
+
+/* ---- copying in ---- */
+
+/* Where a copy stands in a caller's list of buffers. */
+typedef struct cursor {
+    const struct iovec *iov;
+    size_t at; /* in the first of them */
+} cursor_t;
+
+/* Copies the next bytes of the caller's buffers into one page. */
+static uint32_t copy_into(uint8_t *page, size_t bytes, cursor_t *from,
+                          uint32_t crc)
+{
+    while (bytes > 0) {
+        size_t left = from->iov->iov_len - from->at;
+        size_t take = bytes < left ? bytes : left;
+
+        crc = ldr_copy_crc32c(
+            crc, page, (const uint8_t *)from->iov->iov_base + from->at, take);
+        page += take;
+        bytes -= take;
+        from->at += take;
+        if (from->at == from->iov->iov_len) {
+            from->iov++;
+            from->at = 0;
+        }
+    }
+    return crc;
+}
+
+/* Fills a reserved shard from the item's buffers, without the lock. */
+static larder_status_t fill(ldr_node_t *node, uint32_t shard,
+                            const larder_item_t *item, const ldr_stop_t *stop,
+                            uint32_t *crc_p)
+{
+    const ldr_arena_t *arena = &node->store.arena;
+    const ldr_shard_t *sh = &node->store.shards[shard];
+    cursor_t from = {item->iov, 0};
+    size_t left = sh->length;
+    uint32_t crc = 0;
+
+    for (uint32_t page = sh->page; left > 0; page = arena->next[page]) {
+        uint8_t *to = ldr_arena_page(arena, page);
+        size_t take = left < LDR_PAGE ? left : LDR_PAGE;
+        larder_status_t st = ldr_node_stopped(node, stop);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+        crc = copy_into(to, take, &from, crc);
+        /* What the disk gets beyond the payload must not be somebody's. */
+        memset(to + take, 0, (LDR_BLOCK - take % LDR_BLOCK) % LDR_BLOCK);
+        if (LDR_FAULT(crc_in)) {
+            to[0] ^= 1;
+        }
+        left -= take;
+    }
+    *crc_p = crc;
+    return LARDER_OK;
+}
+
+/* ---- put ---- */
+
+/* Looks the item up and reserves room if it is absent. */
+static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
+                               size_t bytes, uint32_t *shard_p)
+{
+    ldr_store_t *store = &node->store;
+    const larder_item_t *item = t->item;
+    uint32_t now_s = ldr_wall_s(node->clock);
+    ldr_reserve_t r = {
+        .name = ldr_store_name(store, t->space, item->group, item->key),
+        .parent = item->parent,
+        .depth = item->depth,
+        .shards = t->shards,
+        .number = item->shard,
+        .length = (uint32_t)bytes,
+        .now_s = now_s,
+        .expires_s = item->ttl_ms == 0
+                         ? 0
+                         : now_s + (uint32_t)ldr_div_up(item->ttl_ms, 1000),
+        .pin = (item->flags & LARDER_PUT_PIN) != 0,
+        .state = LDR_SHARD_FILLING,
+    };
+    larder_cause_t cause;
+    uint32_t entry = ldr_store_find(store, &r.name, LDR_NIL, now_s, &cause);
+
+    if (entry != LDR_NIL &&
+        (ldr_store_resident(store, entry, item->shard) != LDR_NIL ||
+         ldr_node_disk(node,
+                       ldr_index_loc(&store->index, entry, item->shard)))) {
+        return LARDER_PRESENT;
+    }
+    return ldr_store_reserve(store, entry, &r, shard_p);
+}
+
+static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
+                           const ldr_stop_t *stop)
+{
+    ldr_store_t *store = &node->store;
+    size_t bytes = ldr_item_bytes(t->item);
+    uint32_t shard = LDR_NIL, crc = 0;
+
+    ldr_node_lock(node);
+    ldr_node_populate(node, bytes);
+    larder_status_t st = reserve(node, t, bytes, &shard);
+    ldr_node_unlock(node);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    uint64_t begin_ns = ldr_now_ns(node->clock);
+    st = fill(node, shard, t->item, stop, &crc);
+    uint64_t ns = ldr_now_ns(node->clock) - begin_ns;
+
+    ldr_node_lock(node);
+    if (st == LARDER_OK && !ldr_store_commit(store, shard, crc, true, true)) {
+        st = LARDER_E_STALE;
+    }
+    if (st == LARDER_OK) {
+        store->n.saved_bytes += bytes;
+        ldr_node_measured(node, LARDER_TIER_DRAM, bytes, ns);
+        ldr_node_dirty(node);
+        ldr_store_release(store, store->shards[shard].chunk);
+    } else {
+        ldr_store_abort(store, shard);
+    }
+    ldr_node_unlock(node);
+    return st;
+}
+
+/* Whether what is present has the same bytes: by length and checksum, which
+ * needs no buffer of its own. */
+static larder_status_t compare(ldr_node_t *node, const ldr_target_t *t,
+                               const ldr_stop_t *stop)
+{
+    ldr_load_t load = {.target = *t};
+    larder_status_t st = LARDER_PRESENT;
+    uint32_t crc = 0;
+
+    if (!ldr_load_begin(node, &load)) {
+        ldr_node_reads_go(node);
+        ldr_load_wait(node, &load, stop->deadline_ns);
+    }
+    if (load.status == LARDER_OK) {
+        ldr_load_check(node, &load);
+    }
+    if (load.status == LARDER_OK) {
+        for (uint32_t i = 0; i < t->item->iov_count; i++) {
+            crc = ldr_crc32c(crc, t->item->iov[i].iov_base,
+                             t->item->iov[i].iov_len);
+        }
+        if (load.length != ldr_item_bytes(t->item) ||
+            crc != node->store.shards[load.shard].crc) {
+            st = LARDER_E_MISMATCH;
+        }
+    }
+    ldr_load_end(node, &load, false);
+    return st;
+}
+
+static void count_put(ldr_counters_t *n, larder_status_t st)
+{
+    switch (st) {
+    case LARDER_OK:
+        n->saves_stored++;
+        break;
+    case LARDER_PRESENT:
+        n->saves_present++;
+        break;
+    case LARDER_E_MISMATCH:
+        n->saves_mismatch++;
+        break;
+    case LARDER_E_FULL:
+    case LARDER_E_LIMIT:
+        n->saves_full++;
+        break;
+    case LARDER_E_STALE:
+        n->saves_stale++;
+        break;
+    case LARDER_E_CANCELED:
+    case LARDER_E_DEADLINE:
+        n->saves_canceled++;
+        break;
+    default:
+        n->saves_failed++;
+    }
+}
+
+void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
+                  const ldr_stop_t *stop)
+{
+    larder_status_t st = ldr_node_stopped(node, stop);
+    size_t bytes = ldr_item_bytes(t->item);
+
+    if (st == LARDER_OK && (bytes == 0 || bytes > LARDER_VALUE_MAX ||
+                            bytes > node->options.dram / LDR_PAGE * LDR_PAGE)) {
+        st = LARDER_E_SIZE;
+    }
+    if (st == LARDER_OK) {
+        st = put(node, t, stop);
+    }
+    if (st == LARDER_PRESENT && verify) {
+        st = compare(node, t, stop);
+    }
+    t->item->status = st;
+    ldr_node_lock(node);
+    count_put(&node->store.n, st);
+    ldr_node_unlock(node);
+}
+
+void ldr_node_count_bad(ldr_node_t *node)
+{
+    ldr_node_lock(node);
+    count_put(&node->store.n, LARDER_E_INVALID);
+    ldr_node_unlock(node);
+}
+
+/* ---- exists, remove ---- */
+
+void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t)
+{
+    ldr_store_t *store = &node->store;
+    larder_item_t *item = t->item;
+    uint32_t bytes = 0;
+    larder_tier_t tier;
+
+    ldr_node_lock(node);
+    ldr_name_t name = ldr_store_name(store, t->space, item->group, item->key);
+    uint32_t entry = ldr_store_find(store, &name, LDR_NIL,
+                                    ldr_wall_s(node->clock), &item->cause);
+    if (entry != LDR_NIL &&
+        !ldr_node_usable(node, entry, item->shard, &tier, &bytes)) {
+        item->cause = ldr_index_loc(&store->index, entry, item->shard) != 0
+                          ? LARDER_CAUSE_TIER_OFF
+                          : LARDER_CAUSE_ABSENT;
+        entry = LDR_NIL;
+    }
+    item->status = entry != LDR_NIL ? LARDER_OK : LARDER_MISS;
+    item->length = bytes;
+    if (entry == LDR_NIL) {
+        store->n.misses[item->cause]++;
+    }
+    ldr_node_unlock(node);
+}
+
+static ldr_record_t tombstone(const ldr_node_t *node, uint32_t space,
+                              const larder_item_t *item)
+{
+    const ldr_space_t *s = &node->store.spaces[space];
+    ldr_record_t record = {
+        .kind = LDR_RECORD_TOMBSTONE,
+        .key = *item->key,
+        .epoch = s->epoch,
+        .group = item->group,
+        .shard = item->shard,
+        .shards = LARDER_SHARDS_MAX,
+        .written_s = ldr_wall_s(node->clock),
+    };
+
+    memcpy(record.space_id, s->id, LDR_ID_BYTES);
+    return record;
+}
+
+/* Takes one shard out of memory. With the lock. */
+static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item)
+{
+    ldr_store_t *store = &node->store;
+    ldr_name_t name = ldr_store_name(store, space, item->group, item->key);
+    uint32_t entry = ldr_store_find(store, &name, LDR_NIL,
+                                    ldr_wall_s(node->clock), &item->cause);
+
+    item->status = LARDER_MISS;
+    if (entry == LDR_NIL) {
+        return;
+    }
+    /* A chunk without one of its shards is of no use: all of it leaves DRAM.
+     * The other shards' places on disk stay. */
+    uint32_t chunk = ldr_index_at(&store->index, entry)->resident;
+    if (ldr_store_resident(store, entry, item->shard) != LDR_NIL ||
+        ldr_index_loc(&store->index, entry, item->shard) != 0) {
+        item->status = LARDER_OK;
+        store->n.removes++;
+    }
+    ldr_index_set_loc(&store->index, entry, item->shard, 0);
+    if (!ldr_index_has_loc(&store->index, entry)) {
+        ldr_store_forget(store, entry);
+    } else if (chunk != LDR_NIL) {
+        ldr_store_discard(store, chunk);
+    }
+}
+
+/* Queues tombstones for some items on one disk; gives how many. A disk that
+ * is off cannot: the items say so. */
+static size_t queue_tombs(ldr_ssd_t *ssd, uint32_t space, larder_item_t *items,
+                          size_t count)
+{
+    size_t n = 0;
+
+    while (n < count && ssd->tomb_count < LDR_TOMBS) {
+        uint32_t at = (ssd->tomb_head + ssd->tomb_count) % LDR_TOMBS;
+
+        ssd->tombs[at] = tombstone(ssd->node, space, &items[n++]);
+        ssd->tomb_count++;
+    }
+    return n;
+}
+
+/* All items on one disk, synced. With the lock. */
+static larder_status_t remove_on(ldr_ssd_t *ssd, uint32_t space,
+                                 larder_item_t *items, size_t count,
+                                 uint64_t deadline_ns)
+{
+    ldr_node_t *node = ssd->node;
+    size_t queued = 0;
+
+    while (ssd->on) {
+        queued += queue_tombs(ssd, space, items + queued, count - queued);
+        uint64_t want = ldr_ssd_want_sync(ssd);
+        while (ssd->on && ssd->sync_done < want) {
+            if (!ldr_node_wait(node, deadline_ns)) {
+                return LARDER_E_DEADLINE;
+            }
+        }
+        if (ssd->sync_failed >= want) {
+            return LARDER_E_IO;
+        }
+        if (queued == count) {
+            return LARDER_OK;
+        }
+    }
+    return LARDER_E_TIER_OFF;
+}
+
+void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
+                     size_t count, uint64_t deadline_ns)
+{
+    ldr_node_lock(node);
+    for (size_t i = 0; i < count; i++) {
+        remove_one(node, space, &items[i]);
+    }
+    /* Each disk gets its tombstones, also for keys that are not known: a
+     * record may lie there that only the next open would find. */
+    for (unsigned d = 0; d < node->ssd_count; d++) {
+        larder_status_t st =
+            remove_on(&node->ssds[d], space, items, count, deadline_ns);
+
+        for (size_t i = 0; i < count && st != LARDER_OK; i++) {
+            items[i].status = st;
+        }
+    }
+    ldr_node_unlock(node);
+}
+
+/* ---- flush ---- */
+
+void ldr_node_dirty(ldr_node_t *node)
+{
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        if (node->ssds[i].idle && node->ssds[i].on) {
+            ldr_ssd_wake(&node->ssds[i]);
+            return;
+        }
+    }
+}
+
+static bool any_on(const ldr_node_t *node)
+{
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        if (node->ssds[i].on) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The oldest save that has not reached a disk. */
+static uint64_t oldest_pending(const ldr_node_t *node)
+{
+    const ldr_store_t *store = &node->store;
+    uint64_t oldest = UINT64_MAX;
+
+    if (store->dirty_head != LDR_NIL) {
+        oldest = store->shards[store->dirty_head].save_seq;
+    }
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        oldest = ldr_min64(oldest, ldr_ssd_oldest(&node->ssds[i]));
+    }
+    return oldest;
+}
+
+static uint64_t drops(const ldr_counters_t *n)
+{
+    return n->saves_dropped_evicted + n->saves_dropped_size +
+           n->saves_dropped_io;
+}
+
+/* With the lock. */
+static larder_status_t flush_ssd(ldr_node_t *node, uint64_t deadline_ns)
+{
+    uint64_t target = node->store.save_seq;
+    bool failed = false;
+
+    ldr_node_dirty(node);
+    while (any_on(node) && oldest_pending(node) <= target) {
+        if (!ldr_node_wait(node, deadline_ns)) {
+            return LARDER_E_DEADLINE;
+        }
+    }
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        ldr_ssd_t *ssd = &node->ssds[i];
+
+        if (!ssd->on) {
+            continue;
+        }
+        uint64_t want = ldr_ssd_want_sync(ssd);
+        while (ssd->on && ssd->sync_done < want) {
+            if (!ldr_node_wait(node, deadline_ns)) {
+                return LARDER_E_DEADLINE;
+            }
+        }
+        failed |= ssd->sync_failed >= want;
+    }
+    if (!any_on(node)) {
+        return LARDER_E_TIER_OFF;
+    }
+    /* What was dropped since the last flush had been accepted before this. */
+    failed |= drops(&node->store.n) > node->drops_told;
+    node->drops_told = drops(&node->store.n);
+    return failed ? LARDER_E_DROPPED : LARDER_OK;
+}
+
+larder_status_t ldr_node_flush(ldr_node_t *node, larder_tier_t tier,
+                               uint64_t deadline_ns)
+{
+    larder_status_t st = LARDER_OK;
+
+    if (tier == LARDER_TIER_SSD) {
+        ldr_node_lock(node);
+        st = flush_ssd(node, deadline_ns);
+        ldr_node_unlock(node);
+    }
+    return st;
+}

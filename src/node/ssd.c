@@ -1,0 +1,577 @@
+#include "node/ssd.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/fault.h"
+#include "base/mem.h"
+#include "store/arena.h"
+
+#define FAILURES_MAX 3u /* in a row: then the disk is off */
+#define FILES_MIN 2u    /* with fewer there is nothing to rotate */
+
+static uint64_t retry_time(const ldr_ssd_t *ssd)
+{
+    return ldr_now_ns(ssd->node->clock) +
+           ssd->node->options.retry_ms * 1000000u;
+}
+
+static ldr_filling_t *current(ldr_ssd_t *ssd)
+{
+    return &ssd->disk.filling[ssd->current];
+}
+
+static ldr_filling_t *other(ldr_ssd_t *ssd)
+{
+    return &ssd->disk.filling[1 - ssd->current];
+}
+
+void ldr_ssd_wake(ldr_ssd_t *ssd)
+{
+    if (ssd->idle) {
+        pthread_cond_signal(&ssd->work);
+    }
+}
+
+/* ---- off and on ---- */
+
+/* Requests to sync that wait will not be met. */
+static void sync_give_up(ldr_ssd_t *ssd)
+{
+    ssd->sync_failed = ssd->sync_done = ssd->sync_wanted;
+    pthread_cond_broadcast(&ssd->node->changed);
+}
+
+void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error)
+{
+    snprintf(ssd->reason, sizeof(ssd->reason), "%s: %s", what,
+             strerror(-error));
+    if (ssd->on) {
+        ldr_error(&ssd->node->log, "%s: off: %s", ssd->params.path,
+                  ssd->reason);
+    }
+    ssd->on = false;
+    ssd->failures = 0;
+    ssd->tomb_count = 0;
+    ssd->retry_ns = retry_time(ssd);
+    current(ssd)->failed = true;
+    sync_give_up(ssd);
+}
+
+void ldr_ssd_failed(ldr_ssd_t *ssd, const char *what, int error)
+{
+    if (++ssd->failures >= FAILURES_MAX) {
+        ldr_ssd_off(ssd, what, error);
+    } else {
+        ldr_warn(&ssd->node->log, "%s: %s: %s", ssd->params.path, what,
+                 strerror(-error));
+    }
+}
+
+void ldr_ssd_lose(ldr_ssd_t *ssd, ldr_filling_t *f)
+{
+    ldr_store_t *store = &ssd->node->store;
+    ldr_segment_header_t header = ldr_disk_header(&ssd->disk, f->segment);
+    ldr_record_t record;
+
+    for (uint32_t i = 0; i < f->row_count; i++) {
+        if (!ldr_row_parse(f->rows + (size_t)i * LDR_ROW_BYTES, &header,
+                           &record) ||
+            record.kind != LDR_RECORD_SHARD) {
+            continue;
+        }
+        uint32_t space = ldr_store_space(store, record.space_id);
+        ldr_name_t name =
+            ldr_store_name(store, space, record.group, &record.key);
+        uint32_t entry = ldr_index_find(&store->index, name.fingerprint, space,
+                                        record.group, LDR_NIL);
+        ldr_loc_t loc = ldr_loc(ssd->disk.number, f->segment, record.block,
+                                ldr_record_blocks(record.length));
+        if (entry != LDR_NIL &&
+            ldr_index_loc(&store->index, entry, record.shard) == loc) {
+            ldr_store_drop_loc(store, entry, record.shard, false);
+        }
+    }
+    ssd->disk.segments[f->segment].state = LDR_SEGMENT_LOST;
+    ssd->segments_lost++;
+    f->segment = LDR_NIL;
+    sync_give_up(ssd);
+}
+
+/* Opens what could not be opened, or goes on after a failure. */
+static bool try_on(ldr_ssd_t *ssd)
+{
+    ldr_node_t *node = ssd->node;
+    bool flying = current(ssd)->flying > 0 || other(ssd)->flying > 0;
+    larder_status_t st = LARDER_OK;
+    uint32_t ready = ssd->ready;
+    int error = 0;
+
+    if (ssd->stop || flying || ldr_now_ns(node->clock) < ssd->retry_ns) {
+        return false;
+    }
+    ssd->retry_ns = retry_time(ssd);
+    for (int i = 0; i < 2 && ssd->opened; i++) {
+        if (ssd->disk.filling[i].segment != LDR_NIL) {
+            ldr_ssd_lose(ssd, &ssd->disk.filling[i]);
+        }
+    }
+    ldr_node_unlock(node);
+    if (!ssd->opened) {
+        st = ldr_ssd_reopen(ssd);
+    } else {
+        st = ldr_ssd_super_update(ssd);
+        if (st == LARDER_OK && ready == LDR_NIL) {
+            /* A write that must work, or it is no use to go on. */
+            error = ldr_disk_segment_create(&ssd->disk, &ready);
+            if (error == 0) {
+                error = ldr_disk_segment_prepare(&ssd->disk, ready);
+            }
+        }
+    }
+    ldr_node_lock(node);
+    if (!ssd->opened || st != LARDER_OK) {
+        return true;
+    }
+    if (error == 0) {
+        ssd->ready = ready;
+    } else if (error != -ENOSPC || ssd->disk.file_count < FILES_MIN) {
+        ldr_ssd_off(ssd, "trying again", error);
+        return true;
+    }
+    if (!ssd->on) {
+        ldr_info(&node->log, "%s: on again", ssd->params.path);
+    }
+    ssd->on = true;
+    ssd->reason[0] = '\0';
+    pthread_cond_broadcast(&node->changed);
+    return true;
+}
+
+/* ---- batches ---- */
+
+static void batch_done(ldr_io_req_t *req)
+{
+    ldr_batch_t *batch = req->arg;
+    ldr_ssd_t *ssd = batch->ssd;
+
+    if (ssd->node->manual) {
+        batch->landed = true;
+        return;
+    }
+    ldr_node_lock(ssd->node);
+    batch->landed = true;
+    ldr_ssd_wake(ssd);
+    if (ssd->stop) { /* the thread is gone: ldr_ssd_drain() waits */
+        pthread_cond_broadcast(&ssd->node->changed);
+    }
+    ldr_node_unlock(ssd->node);
+}
+
+/* Enters the locations of a batch that landed, and lets its shards go. */
+static void batch_finish(ldr_ssd_t *ssd, ldr_batch_t *batch)
+{
+    ldr_store_t *store = &ssd->node->store;
+    ldr_filling_t *f = &ssd->disk.filling[batch->filling];
+    int error = batch->req.error;
+
+    batch->flying = batch->landed = false;
+    f->flying--;
+    if (error != 0) {
+        f->failed = true;
+        ssd->write_errors++;
+        ldr_ssd_failed(ssd, "write", error);
+    } else {
+        ssd->failures = 0;
+        ssd->written_bytes += batch->bytes;
+        if (ssd->unsynced_ns == 0) {
+            ssd->unsynced_ns = ldr_now_ns(ssd->node->clock);
+        }
+    }
+    for (uint32_t i = 0; i < batch->count; i++) {
+        ldr_batch_record_t *r = &batch->records[i];
+
+        if (r->shard == LDR_NIL) {
+            continue;
+        }
+        ldr_shard_t *sh = &store->shards[r->shard];
+        uint32_t chunk = sh->chunk;
+        if (f->failed) {
+            store->n.saves_dropped_io++;
+        } else if (store->chunks[chunk].entry != LDR_NIL) {
+            ldr_index_set_loc(&store->index, store->chunks[chunk].entry,
+                              sh->number, r->loc);
+        }
+        ldr_store_release(store, chunk);
+    }
+    batch->count = 0;
+    pthread_cond_broadcast(&ssd->node->changed);
+}
+
+static bool reap(ldr_ssd_t *ssd)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < LDR_BATCHES && ssd->batches != NULL; i++) {
+        if (ssd->batches[i].flying && ssd->batches[i].landed) {
+            batch_finish(ssd, &ssd->batches[i]);
+            any = true;
+        }
+    }
+    return any;
+}
+
+void ldr_ssd_drain(ldr_ssd_t *ssd)
+{
+    ldr_node_t *node = ssd->node;
+
+    if (!ssd->opened) {
+        return;
+    }
+    ldr_node_lock(node);
+    while (current(ssd)->flying > 0 || other(ssd)->flying > 0) {
+        if (!reap(ssd)) {
+            pthread_cond_wait(&node->changed, &node->lock);
+        }
+    }
+    ldr_node_unlock(node);
+}
+
+static ldr_record_t record_of(const ldr_store_t *store, uint32_t shard)
+{
+    const ldr_shard_t *sh = &store->shards[shard];
+    const ldr_chunk_t *c = &store->chunks[sh->chunk];
+    ldr_record_t record = {
+        .kind = LDR_RECORD_SHARD,
+        .key = c->key,
+        .parent = c->parent,
+        .epoch = c->epoch,
+        .group = c->group,
+        .shard = sh->number,
+        .shards = ldr_index_at(&store->index, c->entry)->shards,
+        .codec = LDR_CODEC_RAW,
+        .flags = c->pinned ? LDR_RECORD_PINNED : 0,
+        .depth = c->depth,
+        .length = sh->length,
+        .written_s = c->written_s,
+        .expires_s = c->expires_s,
+        .payload_crc = sh->crc,
+    };
+
+    memcpy(record.space_id, store->spaces[c->space].id, LDR_ID_BYTES);
+    return record;
+}
+
+/* Gives the record its place behind what the batch holds already. */
+static void batch_add(ldr_ssd_t *ssd, ldr_batch_t *batch, ldr_record_t *record,
+                      uint32_t shard)
+{
+    ldr_store_t *store = &ssd->node->store;
+    ldr_filling_t *f = current(ssd);
+    ldr_segment_header_t header = ldr_disk_header(&ssd->disk, f->segment);
+    uint8_t *block = batch->blocks + (size_t)batch->count * LDR_BLOCK;
+    ldr_batch_record_t *r = &batch->records[batch->count++];
+    uint32_t blocks = 1;
+
+    ldr_filling_add(f, record);
+    ldr_record_compose(record, &header, block);
+    *r = (ldr_batch_record_t){.shard = shard};
+    if (shard != LDR_NIL) {
+        blocks = ldr_record_blocks(record->length);
+        r->save_seq = store->shards[shard].save_seq;
+        r->loc = ldr_loc(ssd->disk.number, f->segment, record->block, blocks);
+        batch->req.iov_count += ldr_arena_iov(
+            &store->arena, store->shards[shard].page,
+            (size_t)(blocks - 1) * LDR_BLOCK, batch->iov + batch->req.iov_count,
+            LDR_BATCH_IOV - batch->req.iov_count);
+    }
+    batch->iov[batch->req.iov_count++] = (struct iovec){block, LDR_BLOCK};
+    batch->bytes += blocks * LDR_BLOCK;
+}
+
+/* Whether the segment has room for it; if it has none a new one is begun, if
+ * there is one. */
+static bool make_room(ldr_ssd_t *ssd, ldr_batch_t *batch, uint32_t blocks)
+{
+    ldr_filling_t *f = current(ssd);
+
+    if (f->segment != LDR_NIL && !f->failed &&
+        ldr_filling_fits(&ssd->disk, f, blocks)) {
+        return true;
+    }
+    /* A batch is one write: what it holds is in the segment before. */
+    if (batch->count > 0 || ssd->ready == LDR_NIL) {
+        return false;
+    }
+    if (f->segment != LDR_NIL) {
+        if (other(ssd)->segment != LDR_NIL) {
+            return false;
+        }
+        ssd->current = 1 - ssd->current;
+    }
+    ldr_filling_start(&ssd->disk, current(ssd), ssd->ready);
+    ssd->ready = LDR_NIL;
+    return true;
+}
+
+static void batch_fill(ldr_ssd_t *ssd, ldr_batch_t *batch)
+{
+    ldr_store_t *store = &ssd->node->store;
+    ldr_filling_t fresh = {.next_block = 1};
+
+    while (ssd->tomb_count > 0 && batch->count < LDR_BATCH_RECORDS &&
+           make_room(ssd, batch, 1)) {
+        batch_add(ssd, batch, &ssd->tombs[ssd->tomb_head], LDR_NIL);
+        ssd->tomb_head = (ssd->tomb_head + 1) % LDR_TOMBS;
+        ssd->tomb_count--;
+    }
+    while (store->dirty_head != LDR_NIL && ssd->tomb_count == 0 &&
+           batch->count < LDR_BATCH_RECORDS && batch->bytes < LDR_BATCH_BYTES) {
+        uint32_t shard = store->dirty_head;
+        uint32_t length = store->shards[shard].length;
+        uint32_t blocks = ldr_record_blocks(length);
+
+        if (!ldr_filling_fits(&ssd->disk, &fresh, blocks)) {
+            ldr_store_dirty_remove(store, shard);
+            store->n.saves_dropped_size++;
+            continue;
+        }
+        if (batch->req.iov_count + ldr_arena_pages(length) + 1 >
+                LDR_BATCH_IOV ||
+            !make_room(ssd, batch, blocks)) {
+            break;
+        }
+        ldr_record_t record = record_of(store, shard);
+        ldr_store_dirty_remove(store, shard);
+        ldr_store_hold(store, store->shards[shard].chunk);
+        batch_add(ssd, batch, &record, shard);
+    }
+}
+
+static bool write_batch(ldr_ssd_t *ssd)
+{
+    ldr_batch_t *batch = NULL;
+
+    if (ssd->node->store.dirty_head == LDR_NIL && ssd->tomb_count == 0) {
+        return false;
+    }
+    for (uint32_t i = 0; i < LDR_BATCHES && batch == NULL; i++) {
+        if (!ssd->batches[i].flying) {
+            batch = &ssd->batches[i];
+        }
+    }
+    if (batch == NULL) {
+        return false;
+    }
+    batch->count = batch->bytes = 0;
+    batch->req = (ldr_io_req_t){.kind = LDR_IO_WRITE,
+                                .iov = batch->iov,
+                                .done = batch_done,
+                                .arg = batch};
+    batch_fill(ssd, batch);
+    if (batch->count == 0) {
+        return false;
+    }
+    ldr_filling_t *f = current(ssd);
+    ldr_io_req_t *req = &batch->req;
+    batch->filling = ssd->current;
+    batch->flying = true;
+    f->flying++;
+    req->file = ssd->disk.segments[f->segment].file;
+    req->offset = (uint64_t)f->next_block * LDR_BLOCK - batch->bytes;
+    ldr_node_unlock(ssd->node);
+    ldr_io_submit(ssd->node->io, &req, 1);
+    ldr_node_lock(ssd->node);
+    return true;
+}
+
+/* ---- segments ---- */
+
+/* Closes a filling none of whose writes is in flight. */
+static bool close_filling(ldr_ssd_t *ssd, ldr_filling_t *f)
+{
+    if (f->segment == LDR_NIL || f->flying > 0) {
+        return false;
+    }
+    if (f->failed) {
+        ldr_ssd_lose(ssd, f);
+        return true;
+    }
+    ldr_filling_t closing = *f; /* the lock is dropped; nobody else looks */
+    ldr_node_unlock(ssd->node);
+    int error = ldr_filling_close(&ssd->disk, f);
+    ldr_node_lock(ssd->node);
+    if (error != 0) {
+        *f = closing;
+        ssd->write_errors++;
+        ldr_ssd_lose(ssd, f);
+        ldr_ssd_failed(ssd, "close a segment", error);
+    }
+    return true;
+}
+
+static bool delete_surplus(ldr_ssd_t *ssd)
+{
+    ldr_disk_t *d = &ssd->disk;
+
+    for (uint32_t i = 0; i < d->segment_count; i++) {
+        if (d->segments[i].state == LDR_SEGMENT_FREE) {
+            ldr_node_unlock(ssd->node);
+            ldr_disk_segment_delete(d, i);
+            ldr_node_lock(ssd->node);
+            ssd->files = d->file_count;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Another file, if the configuration and the disk allow one. */
+static bool create_ready(ldr_ssd_t *ssd)
+{
+    ldr_disk_t *d = &ssd->disk;
+    uint32_t segment = LDR_NIL;
+    int error = 0;
+
+    if (ssd->files_limit != 0 &&
+        ldr_now_ns(ssd->node->clock) >= ssd->retry_ns) {
+        ssd->files_limit = 0; /* perhaps there is space again */
+    }
+    for (uint32_t i = 0; i < d->segment_count && segment == LDR_NIL; i++) {
+        if (d->segments[i].state == LDR_SEGMENT_FREE) {
+            segment = i;
+        }
+    }
+    if (segment == LDR_NIL &&
+        (d->file_count >= d->segment_max ||
+         (ssd->files_limit != 0 && d->file_count >= ssd->files_limit))) {
+        return false;
+    }
+    ldr_node_unlock(ssd->node);
+    if (segment == LDR_NIL) {
+        error = ldr_disk_segment_create(d, &segment);
+    }
+    if (error == 0) {
+        error = ldr_disk_segment_prepare(d, segment);
+    }
+    ldr_node_lock(ssd->node);
+    ssd->files = d->file_count;
+    if (error == 0) {
+        ssd->ready = segment;
+        if (ssd->files_limit == 0) {
+            ssd->reason[0] = '\0';
+        }
+        return true;
+    }
+    if (error == -ENOSPC && d->file_count >= FILES_MIN) {
+        /* Shrink to what there is, and look again later. */
+        if (ssd->reason[0] == '\0') {
+            ldr_warn(&ssd->node->log, "%s: disk full: using %u of %u segments",
+                     ssd->params.path, d->file_count, d->segment_max);
+        }
+        snprintf(ssd->reason, sizeof(ssd->reason),
+                 "disk full: using %u of %u segments", d->file_count,
+                 d->segment_max);
+        ssd->files_limit = d->file_count;
+        ssd->retry_ns = retry_time(ssd);
+        return true;
+    }
+    ssd->write_errors++;
+    if (error == -ENOSPC) {
+        ldr_ssd_off(ssd, "make a segment", error);
+    } else {
+        ldr_ssd_failed(ssd, "make a segment", error);
+    }
+    return true;
+}
+
+/* Keeps one segment prepared ahead. */
+static bool prepare(ldr_ssd_t *ssd)
+{
+    if (ssd->disk.file_count > ssd->disk.segment_max) {
+        return delete_surplus(ssd) || ldr_ssd_reclaim(ssd);
+    }
+    if (ssd->ready != LDR_NIL) {
+        return false;
+    }
+    return create_ready(ssd) || ldr_ssd_reclaim(ssd);
+}
+
+uint64_t ldr_ssd_want_sync(ldr_ssd_t *ssd)
+{
+    ssd->sync_wanted++;
+    ldr_ssd_wake(ssd);
+    return ssd->sync_wanted;
+}
+
+/* Syncs when somebody waits for it and all is written, or when what was
+ * written is old enough. */
+static bool sync_step(ldr_ssd_t *ssd)
+{
+    ldr_node_t *node = ssd->node;
+    ldr_filling_t *f = current(ssd);
+    uint64_t wanted = ssd->sync_wanted;
+    bool asked = ssd->sync_done < wanted && ssd->tomb_count == 0 &&
+                 f->flying == 0 && other(ssd)->segment == LDR_NIL;
+    bool due =
+        ssd->unsynced_ns != 0 && ldr_now_ns(node->clock) - ssd->unsynced_ns >=
+                                     node->options.sync_ms * 1000000u;
+    int error = 0;
+
+    if (!asked && !due) {
+        return false;
+    }
+    if (f->segment != LDR_NIL && f->failed) {
+        return f->flying == 0 && close_filling(ssd, f);
+    }
+    ssd->unsynced_ns = 0;
+    if (f->segment != LDR_NIL) {
+        int file = ssd->disk.segments[f->segment].file;
+
+        ldr_node_unlock(node);
+        error = ldr_io_sync(node->io, file);
+        ldr_node_lock(node);
+    }
+    if (error != 0) {
+        f->failed = true;
+        ssd->write_errors++;
+        ldr_ssd_failed(ssd, "sync", error);
+        return true;
+    }
+    if (asked) {
+        ssd->sync_done = ldr_max64(ssd->sync_done, wanted);
+        pthread_cond_broadcast(&node->changed);
+    }
+    return true;
+}
+
+bool ldr_ssd_step(ldr_ssd_t *ssd)
+{
+    if (reap(ssd)) {
+        return true;
+    }
+    if (!ssd->on) {
+        return try_on(ssd);
+    }
+    return write_batch(ssd) || close_filling(ssd, other(ssd)) ||
+           (current(ssd)->failed && close_filling(ssd, current(ssd))) ||
+           prepare(ssd) || sync_step(ssd);
+}
+
+uint64_t ldr_ssd_oldest(const ldr_ssd_t *ssd)
+{
+    uint64_t oldest = UINT64_MAX;
+
+    for (uint32_t i = 0; i < LDR_BATCHES && ssd->batches != NULL; i++) {
+        const ldr_batch_t *batch = &ssd->batches[i];
+
+        for (uint32_t k = 0; k < batch->count && batch->flying; k++) {
+            if (batch->records[k].shard != LDR_NIL) {
+                oldest = ldr_min64(oldest, batch->records[k].save_seq);
+            }
+        }
+    }
+    return oldest;
+}

@@ -1,0 +1,129 @@
+/*
+ * One disk of the SSD tier as the node uses it: write-behind, reclaim, and
+ * going off and on. Each has a thread that does everything here; in a manual
+ * node ldr_ssd_step() is called instead.
+ *
+ * Write-behind takes dirty shards in the order they were saved, lays a batch
+ * of them out in the segment being filled, and writes it with one request.
+ * Several batches are in flight; a shard's location is entered in the index
+ * when its batch has landed. The queue of dirty shards is bounded by the arena
+ * itself, and what the policy evicts first is what it drops first.
+ *
+ * Invariants, with the node's lock
+ *  1. Shards in a batch are held.
+ *  2. Nothing is written to a filling that failed; when the last of its
+ *     writes is back, its segment is lost: every location in it is dropped.
+ *  3. At most two segments are being filled: `current` takes batches, the
+ *     other has its last writes in flight and is then closed.
+ *  4. A location in the index leads to a segment that is OPEN or CLOSED.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "node/node.h"
+#include "store/disk.h"
+
+#define LDR_BATCHES 4u
+#define LDR_BATCH_RECORDS 64u
+#define LDR_BATCH_IOV 1024u
+#define LDR_BATCH_BYTES ((uint64_t)8 << 20)
+#define LDR_TOMBS 1024u
+
+typedef struct ldr_batch_record {
+    uint32_t shard; /* LDR_NIL: a tombstone */
+    uint64_t save_seq;
+    ldr_loc_t loc;
+} ldr_batch_record_t;
+
+typedef struct ldr_batch {
+    ldr_io_req_t req;
+    ldr_ssd_t *ssd;
+    struct iovec iov[LDR_BATCH_IOV];
+    uint8_t *blocks; /* descriptors, LDR_BATCH_RECORDS of them */
+    ldr_batch_record_t records[LDR_BATCH_RECORDS];
+    uint32_t count;
+    uint32_t bytes;
+    uint32_t filling; /* which */
+    bool flying, landed;
+} ldr_batch_t;
+
+struct ldr_ssd {
+    ldr_node_t *node;
+    ldr_disk_t disk;
+    ldr_disk_params_t params;
+    bool opened;                /* disk is open and recovered */
+    bool on;                    /* it takes and gives shards */
+    pthread_mutex_t super_lock; /* over disk.super and its writing; taken
+                                   before the node's lock */
+    bool super_stale;           /* its superblock lacks a reset or a tenant */
+    char reason[128];           /* why it is off, or smaller than configured */
+    unsigned failures;          /* in a row */
+    uint64_t retry_ns;          /* when to try again what failed */
+    uint32_t files;       /* segment files there are, for the statistics */
+    uint32_t files_limit; /* after ENOSPC: use no more files than this */
+
+    ldr_batch_t *batches;
+    uint32_t current; /* the filling that takes batches */
+    uint32_t ready;   /* a prepared segment, or LDR_NIL */
+
+    ldr_record_t *tombs; /* a ring of tombstones to be written */
+    uint32_t tomb_head, tomb_count;
+
+    uint64_t sync_wanted, sync_done, sync_failed; /* ordinals of requests */
+    uint64_t unsynced_ns; /* since when something is not synced; 0: nothing */
+
+    uint8_t *carry; /* a record on its way to another segment */
+
+    uint64_t segments_lost, written_bytes, carried_bytes, read_bytes;
+    uint64_t write_errors, read_errors;
+
+    pthread_t thread;
+    pthread_cond_t work;
+    bool thread_started, idle, stop;
+};
+
+/* Opens the directory and fills the index from it. A failing or full disk is
+ * no error: the tier starts off. */
+larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number);
+/* Tries again to open what could not be opened. Without the lock. */
+larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd);
+larder_status_t ldr_ssd_start(ldr_ssd_t *ssd);
+void ldr_ssd_stop(ldr_ssd_t *ssd);
+/* After stop: waits for the writes in flight and books them. */
+void ldr_ssd_drain(ldr_ssd_t *ssd);
+void ldr_ssd_close(ldr_ssd_t *ssd);
+
+/* Does one thing, with the lock held, which it may drop. */
+bool ldr_ssd_step(ldr_ssd_t *ssd);
+/* Wakes the thread if it sleeps. With the lock. */
+void ldr_ssd_wake(ldr_ssd_t *ssd);
+
+/* Asks for all that was queued to be written and synced; gives the ordinal
+ * that sync_done will reach. With the lock. */
+uint64_t ldr_ssd_want_sync(ldr_ssd_t *ssd);
+
+/* Turns the disk off, with the lock held. */
+void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error);
+/* A failed read or write: three in a row turn the disk off. */
+void ldr_ssd_failed(ldr_ssd_t *ssd, const char *what, int error);
+
+/* Drops every location in a segment that was being filled: its write or sync
+ * failed. With the lock, and no write of it in flight. */
+void ldr_ssd_lose(ldr_ssd_t *ssd, ldr_filling_t *f);
+
+/* Makes the oldest segment ready to be filled again (reclaim.c). With the
+ * lock, which it drops. False: none could be. */
+bool ldr_ssd_reclaim(ldr_ssd_t *ssd);
+
+/* Enters a record found on disk into the index. Takes the lock. */
+bool ldr_ssd_apply(void *ssd, uint32_t segment, const ldr_record_t *record);
+
+/* Writes the superblock with all that the node knows: epochs and tenants.
+ * Without the lock. */
+larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd);
+
+/* The oldest save not yet on disk, or UINT64_MAX. With the lock. */
+uint64_t ldr_ssd_oldest(const ldr_ssd_t *ssd);

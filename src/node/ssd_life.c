@@ -1,0 +1,307 @@
+/* Opening, recovering, starting and closing one disk of the SSD tier. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/fault.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "node/ssd.h"
+
+#define CARRY_BYTES (LARDER_VALUE_MAX + 2 * LDR_BLOCK)
+
+/* The entry of a record that is to be entered: found, or new. */
+static uint32_t entry_for(ldr_store_t *store, const ldr_record_t *record,
+                          uint32_t space)
+{
+    static const larder_key_t none;
+    ldr_name_t name = ldr_store_name(store, space, record->group, &record->key);
+    uint32_t entry = ldr_index_find(&store->index, name.fingerprint, space,
+                                    record->group, LDR_NIL);
+    uint32_t parent = LDR_NIL;
+
+    if (entry != LDR_NIL) {
+        ldr_entry_t *e = ldr_index_at(&store->index, entry);
+
+        if (e->epoch == record->epoch && e->shards == record->shards) {
+            return entry;
+        }
+        ldr_store_forget(store, entry);
+    }
+    if (memcmp(&record->parent, &none, sizeof(none)) != 0) {
+        name = ldr_store_name(store, space, record->group, &record->parent);
+        parent = ldr_index_find(&store->index, name.fingerprint, space,
+                                record->group, LDR_NIL);
+    }
+    name = ldr_store_name(store, space, record->group, &record->key);
+    entry = ldr_index_add(&store->index, name.fingerprint, space, record->group,
+                          record->shards, parent);
+    if (entry != LDR_NIL) {
+        ldr_entry_t *e = ldr_index_at(&store->index, entry);
+        uint32_t flags =
+            record->flags & LDR_RECORD_PINNED ? LDR_ENTRY_PINNED : 0;
+
+        e->parent = parent;
+        e->depth_flags = record->depth | flags << 24;
+        e->epoch = record->epoch;
+        e->used_s = record->written_s;
+        e->expires_s = record->expires_s;
+        e->resident = LDR_NIL;
+    }
+    return entry;
+}
+
+static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
+{
+    ldr_store_t *store = &ssd->node->store;
+    uint32_t space = ldr_store_space(store, record->space_id);
+
+    if (space == LDR_NIL) {
+        return;
+    }
+    /* A record of a later epoch proves a reset that the superblock missed:
+     * it was under way when the node died. */
+    ldr_space_t *s = &store->spaces[space];
+    s->epoch = (uint32_t)ldr_max64(s->epoch, record->epoch);
+
+    if (record->kind == LDR_RECORD_TOMBSTONE) {
+        ldr_name_t name =
+            ldr_store_name(store, space, record->group, &record->key);
+        uint32_t entry = ldr_index_find(&store->index, name.fingerprint, space,
+                                        record->group, LDR_NIL);
+        if (entry != LDR_NIL &&
+            record->shard < ldr_index_at(&store->index, entry)->shards) {
+            ldr_store_drop_loc(store, entry, record->shard, false);
+        }
+        return;
+    }
+    if (record->epoch < s->epoch ||
+        (record->expires_s != 0 &&
+         record->expires_s <= ldr_wall_s(ssd->node->clock))) {
+        return;
+    }
+    uint32_t entry = entry_for(store, record, space);
+    if (entry != LDR_NIL) {
+        ldr_index_set_loc(&store->index, entry, record->shard,
+                          ldr_loc(ssd->disk.number, segment, record->block,
+                                  ldr_record_blocks(record->length)));
+    }
+}
+
+bool ldr_ssd_apply(void *arg, uint32_t segment, const ldr_record_t *record)
+{
+    ldr_ssd_t *ssd = arg;
+
+    ldr_node_lock(ssd->node);
+    apply(ssd, segment, record);
+    ldr_node_unlock(ssd->node);
+    return true;
+}
+
+/* The epochs of the superblock become the node's, where they are higher. */
+static void take_epochs(ldr_ssd_t *ssd)
+{
+    ldr_store_t *store = &ssd->node->store;
+    const ldr_super_t *super = ssd->disk.super;
+
+    for (uint32_t i = 0; i < super->space_count; i++) {
+        uint32_t space = ldr_store_space(store, super->spaces[i].id);
+
+        if (space != LDR_NIL) {
+            ldr_space_t *s = &store->spaces[space];
+            s->epoch = (uint32_t)ldr_max64(s->epoch, super->spaces[i].epoch);
+        }
+    }
+}
+
+static larder_status_t memory_for(ldr_ssd_t *ssd)
+{
+    if (ssd->batches != NULL) {
+        return LARDER_OK;
+    }
+    ssd->batches = ldr_alloc(LDR_BATCHES * sizeof(*ssd->batches));
+    ssd->tombs = ldr_alloc(LDR_TOMBS * sizeof(*ssd->tombs));
+    ssd->carry = ldr_reserve(CARRY_BYTES);
+    if (ssd->batches == NULL || ssd->tombs == NULL || ssd->carry == NULL) {
+        return LARDER_E_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < LDR_BATCHES; i++) {
+        ldr_batch_t *batch = &ssd->batches[i];
+
+        batch->ssd = ssd;
+        batch->blocks = ldr_alloc_blocks(LDR_BATCH_RECORDS * LDR_BLOCK);
+        if (batch->blocks == NULL) {
+            return LARDER_E_NO_MEMORY;
+        }
+    }
+    return LARDER_OK;
+}
+
+/* Opens the directory and enters what it holds. */
+static larder_status_t open_and_recover(ldr_ssd_t *ssd)
+{
+    ldr_node_t *node = ssd->node;
+    ldr_recovery_t found;
+    larder_status_t st = memory_for(ssd);
+
+    if (st == LARDER_OK) {
+        st = ldr_disk_open(&ssd->disk, &ssd->params);
+    }
+    if (st != LARDER_OK) {
+        return st;
+    }
+    ldr_node_lock(node);
+    take_epochs(ssd);
+    ldr_node_unlock(node);
+    /* Others may be at work when a disk comes late. What is entered leads to a
+     * disk that is off until all of it is. */
+    st = ldr_disk_recover(&ssd->disk, true, ldr_ssd_apply, ssd, &found);
+    if (st == LARDER_OK) {
+        st = ldr_ssd_super_update(ssd);
+    }
+    if (st != LARDER_OK) {
+        ldr_disk_close(&ssd->disk);
+        return st;
+    }
+    ldr_info(&node->log,
+             "%s: %llu shards in %llu segments, %llu scanned, %llu rejected",
+             ssd->params.path, (unsigned long long)found.records,
+             (unsigned long long)found.segments,
+             (unsigned long long)found.scanned,
+             (unsigned long long)found.rejected);
+    return LARDER_OK;
+}
+
+larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
+{
+    ldr_node_t *node = ssd->node;
+    larder_status_t st = open_and_recover(ssd);
+
+    ldr_node_lock(node);
+    if (st == LARDER_OK) {
+        ssd->opened = ssd->on = true;
+        ssd->files = ssd->disk.file_count;
+        ssd->reason[0] = '\0';
+    } else {
+        ssd->disk.filling[0].segment = ssd->disk.filling[1].segment = LDR_NIL;
+        snprintf(ssd->reason, sizeof(ssd->reason), "%.120s", ldr_fail_text());
+        ssd->retry_ns =
+            ldr_now_ns(node->clock) + node->options.retry_ms * 1000000u;
+    }
+    ldr_node_unlock(node);
+    return st;
+}
+
+larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
+{
+    const ldr_options_t *o = &node->options;
+
+    ssd->node = node;
+    ssd->params = (ldr_disk_params_t){
+        .io = node->io,
+        .log = &node->log,
+        .number = number,
+        .path = o->dirs[number],
+        .bytes = o->ssd,
+        .segment_bytes = o->segment,
+        .seed = ldr_rand_next(&node->rand),
+    };
+    ssd->ready = LDR_NIL;
+    pthread_mutex_init(&ssd->super_lock, NULL);
+    larder_status_t st = ldr_ssd_reopen(ssd);
+    if (st == LARDER_E_IO) {
+        ldr_warn(&node->log, "%s: starts off: %s", o->dirs[number],
+                 ssd->reason);
+        st = LARDER_OK;
+    }
+    return st;
+}
+
+static void *ssd_main(void *arg)
+{
+    ldr_ssd_t *ssd = arg;
+    ldr_node_t *node = ssd->node;
+
+    ldr_node_lock(node);
+    while (!ssd->stop) {
+        if (ldr_ssd_step(ssd)) {
+            continue;
+        }
+        uint64_t wake = ldr_now_ns(node->clock) + 3600000000000u;
+        if (!ssd->on || ssd->files_limit != 0) {
+            wake = ldr_min64(wake, ssd->retry_ns);
+        }
+        if (ssd->unsynced_ns != 0) {
+            wake = ldr_min64(wake, ssd->unsynced_ns +
+                                       node->options.sync_ms * 1000000u);
+        }
+        ssd->idle = true;
+        ldr_cond_wait_until(&ssd->work, &node->lock, wake);
+        ssd->idle = false;
+    }
+    ldr_node_unlock(node);
+    return NULL;
+}
+
+larder_status_t ldr_ssd_start(ldr_ssd_t *ssd)
+{
+    if (!ldr_cond_init(&ssd->work)) {
+        return LARDER_E_NO_MEMORY;
+    }
+    if (!ldr_thread_start(&ssd->thread, "larder-ssd", ssd_main, ssd)) {
+        pthread_cond_destroy(&ssd->work);
+        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+    }
+    ssd->thread_started = true;
+    return LARDER_OK;
+}
+
+void ldr_ssd_stop(ldr_ssd_t *ssd)
+{
+    if (!ssd->thread_started) {
+        return;
+    }
+    ldr_node_lock(ssd->node);
+    ssd->stop = true;
+    pthread_cond_signal(&ssd->work);
+    ldr_node_unlock(ssd->node);
+    pthread_join(ssd->thread, NULL);
+    pthread_cond_destroy(&ssd->work);
+    ssd->thread_started = false;
+}
+
+/* Tables for what is open, so that the next open reads tables only. */
+static void close_segments(ldr_ssd_t *ssd)
+{
+    ldr_disk_t *d = &ssd->disk;
+
+    for (int i = 0; i < 2; i++) {
+        ldr_filling_t *f = &d->filling[i];
+
+        if (f->segment != LDR_NIL && !f->failed && f->flying == 0) {
+            ldr_filling_close(d, f);
+        }
+    }
+    if (ssd->ready != LDR_NIL) {
+        ldr_filling_start(d, &d->filling[0], ssd->ready);
+        ldr_filling_close(d, &d->filling[0]);
+    }
+}
+
+void ldr_ssd_close(ldr_ssd_t *ssd)
+{
+    ldr_ssd_stop(ssd);
+    if (ssd->opened) {
+        if (ssd->on) {
+            close_segments(ssd);
+        }
+        ldr_disk_close(&ssd->disk);
+    }
+    for (uint32_t i = 0; i < LDR_BATCHES && ssd->batches != NULL; i++) {
+        ldr_free(ssd->batches[i].blocks);
+    }
+    ldr_free(ssd->batches);
+    ldr_free(ssd->tombs);
+    ldr_unreserve(ssd->carry, CARRY_BYTES);
+    pthread_mutex_destroy(&ssd->super_lock);
+}

@@ -1,0 +1,469 @@
+#include "store/disk.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/copy.h"
+#include "base/mem.h"
+
+#define SEGMENT_BYTES_MIN ((uint64_t)4 << 20)
+#define SEGMENT_BYTES_MAX ((uint64_t)1 << 30)
+/* One being filled, one being closed, one ready, one with something in it. */
+#define SEGMENTS_MIN 4u
+
+uint64_t ldr_disk_segment_bytes(uint64_t tier_bytes)
+{
+    uint64_t bytes = tier_bytes / 64;
+
+    bytes = ldr_max64(bytes, SEGMENT_BYTES_MIN);
+    bytes = ldr_min64(bytes, SEGMENT_BYTES_MAX);
+    bytes = ldr_min64(bytes, tier_bytes / (SEGMENTS_MIN + 1));
+    return bytes / LDR_BLOCK * LDR_BLOCK;
+}
+
+static bool path_of(const ldr_disk_t *d, const char *name, char *path)
+{
+    int n = snprintf(path, LDR_PATH_MAX, "%s/%s", d->path, name);
+
+    return n > 0 && n < (int)LDR_PATH_MAX;
+}
+
+static bool segment_path(const ldr_disk_t *d, uint32_t segment, char *path)
+{
+    char name[32];
+
+    snprintf(name, sizeof(name), "segment-%06u", segment);
+    return path_of(d, name, path);
+}
+
+static larder_status_t io_failed(const ldr_disk_t *d, const char *what,
+                                 int error)
+{
+    return ldr_fail(LARDER_E_IO, "%s: cannot %s: %s", d->path, what,
+                    strerror(-error));
+}
+
+/* ---- superblock ---- */
+
+static int super_write_copy(ldr_disk_t *d, int copy)
+{
+    int error =
+        ldr_io_write_at(d->io, d->super_file, (uint64_t)copy * LDR_SUPER_BYTES,
+                        d->super_bytes, LDR_SUPER_BYTES);
+
+    return error != 0 ? error : ldr_io_sync(d->io, d->super_file);
+}
+
+larder_status_t ldr_disk_super_write(ldr_disk_t *d)
+{
+    d->super->generation++;
+    ldr_super_compose(d->super, d->super_bytes);
+    /* One first and durable, then the other: a cut in either leaves one whole,
+     * and once both are there damage to one undoes nothing. The one that was
+     * found damaged or older goes first, so that the good one is not touched
+     * before there is another. */
+    for (int i = 0; i < 2; i++) {
+        int copy = i == 0 ? d->super_first : 1 - d->super_first;
+        int error = super_write_copy(d, copy);
+
+        if (error != 0) {
+            d->super_first = copy;
+            return io_failed(d, "write larder.super", error);
+        }
+    }
+    return LARDER_OK;
+}
+
+/* A directory that has no superblock yet. */
+static larder_status_t super_create(ldr_disk_t *d, uint64_t segment_bytes)
+{
+    int error = d->io->ops->allocate(d->io, d->super_file, 2 * LDR_SUPER_BYTES);
+
+    if (error != 0) {
+        return io_failed(d, "allocate larder.super", error);
+    }
+    memset(d->super, 0, sizeof(*d->super));
+    for (int i = 0; i < LDR_ID_BYTES; i += 8) {
+        ldr_put64(d->super->dir_id + i, ldr_rand_next(&d->rand));
+    }
+    d->super->segment_bytes = segment_bytes;
+    larder_status_t st = ldr_disk_super_write(d);
+    if (st == LARDER_OK) {
+        error = d->io->ops->sync_dir(d->io, d->path);
+        if (error != 0) {
+            st = io_failed(d, "sync the directory", error);
+        }
+    }
+    return st;
+}
+
+static int note_segment(void *arg, const char *name)
+{
+    bool *found = arg;
+
+    if (strncmp(name, "segment-", 8) == 0) {
+        *found = true;
+    }
+    return *found;
+}
+
+/* Reads both copies; the valid one with the higher generation wins. A copy
+ * that cannot be read counts as damaged. Gives the better of the two. */
+static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
+{
+    ldr_parse_t parsed[2];
+    ldr_super_t *other = ldr_alloc(sizeof(*other));
+    bool second;
+
+    if (other == NULL) {
+        return LARDER_E_NO_MEMORY;
+    }
+    for (int copy = 0; copy < 2; copy++) {
+        int error = ldr_io_read_at(d->io, d->super_file,
+                                   (uint64_t)copy * LDR_SUPER_BYTES,
+                                   d->super_bytes, LDR_SUPER_BYTES);
+
+        parsed[copy] =
+            error != 0
+                ? LDR_PARSE_BAD
+                : ldr_super_parse(d->super_bytes, copy == 0 ? d->super : other);
+    }
+    second =
+        parsed[1] == LDR_PARSE_OK &&
+        (parsed[0] != LDR_PARSE_OK || other->generation > d->super->generation);
+    if (second) {
+        *d->super = *other;
+    }
+    ldr_free(other);
+    d->super_first = second ? 0 : 1;
+    *best_p = parsed[second];
+    if (parsed[0] == LDR_PARSE_VERSION || parsed[1] == LDR_PARSE_VERSION) {
+        return ldr_fail(LARDER_E_VERSION,
+                        "%s: written in a format this version does not know; "
+                        "nothing was touched",
+                        d->path);
+    }
+    if (*best_p == LDR_PARSE_OK && parsed[0] != parsed[1]) {
+        ldr_warn(d->log, "%s: one copy of the superblock is damaged", d->path);
+    }
+    return LARDER_OK;
+}
+
+static larder_status_t super_load(ldr_disk_t *d, uint64_t segment_bytes)
+{
+    ldr_parse_t best = LDR_PARSE_EMPTY;
+    larder_status_t st = LARDER_OK;
+    uint64_t size = 0;
+    bool used = false;
+    int error = d->io->ops->size(d->io, d->super_file, &size);
+
+    if (error != 0) {
+        return io_failed(d, "look at larder.super", error);
+    }
+    if (size >= 2 * LDR_SUPER_BYTES) {
+        st = super_read(d, &best);
+    }
+    if (st != LARDER_OK || best == LDR_PARSE_OK) {
+        return st;
+    }
+    /* No valid copy. Fine in a directory that was never used, or whose first
+     * open was cut short; otherwise resets may have been lost: refuse. */
+    error = d->io->ops->list(d->io, d->path, note_segment, &used);
+    if (used) {
+        return ldr_fail(LARDER_E_CORRUPT,
+                        "%s: no copy of the superblock is readable; "
+                        "`larder wipe` makes the directory usable again",
+                        d->path);
+    }
+    return error < 0 ? io_failed(d, "list", error)
+                     : super_create(d, segment_bytes);
+}
+
+/* ---- open and close ---- */
+
+static larder_status_t files_open(ldr_disk_t *d)
+{
+    char path[LDR_PATH_MAX];
+    int error = d->io->ops->make_dir(d->io, d->path);
+
+    if (error != 0) {
+        return io_failed(d, "make the directory", error);
+    }
+    if (!path_of(d, "larder.lock", path)) {
+        return ldr_fail(LARDER_E_INVALID, "%s: path too long", d->path);
+    }
+    d->lock_file = d->io->ops->open(d->io, path, LDR_IO_CREATE);
+    if (d->lock_file < 0) {
+        return io_failed(d, "open larder.lock", d->lock_file);
+    }
+    error = d->io->ops->lock(d->io, d->lock_file);
+    if (error == -EWOULDBLOCK) {
+        return ldr_fail(LARDER_E_LOCKED, "%s: in use by another node", d->path);
+    }
+    if (error != 0) {
+        return io_failed(d, "lock larder.lock", error);
+    }
+    path_of(d, "larder.super", path);
+    d->super_file =
+        d->io->ops->open(d->io, path, LDR_IO_CREATE | LDR_IO_DIRECT);
+    if (d->super_file < 0) {
+        return io_failed(d, "open larder.super", d->super_file);
+    }
+    return LARDER_OK;
+}
+
+static size_t table_bytes_max(const ldr_disk_t *d)
+{
+    return (size_t)ldr_table_blocks(d->segment_blocks) * LDR_BLOCK;
+}
+
+/* What the superblock says about sizes is taken over, then memory is sized. */
+static larder_status_t tables_create(ldr_disk_t *d)
+{
+    uint64_t bytes = d->super->segment_bytes;
+
+    if (bytes < 16 * LDR_BLOCK || bytes > SEGMENT_BYTES_MAX ||
+        bytes % LDR_BLOCK != 0) {
+        return ldr_fail(LARDER_E_CORRUPT, "%s: segment size %llu", d->path,
+                        (unsigned long long)bytes);
+    }
+    d->segment_bytes = bytes;
+    d->segment_blocks = (uint32_t)(bytes / LDR_BLOCK);
+    uint64_t room = d->bytes_max > 2 * LDR_SUPER_BYTES
+                        ? (d->bytes_max - 2 * LDR_SUPER_BYTES) / bytes
+                        : 0;
+    if (room < SEGMENTS_MIN) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "%s: ssd=%llu holds %llu segments of %llu bytes, at "
+                        "least %u are needed: enlarge ssd",
+                        d->path, (unsigned long long)d->bytes_max,
+                        (unsigned long long)room, (unsigned long long)bytes,
+                        SEGMENTS_MIN);
+    }
+    d->segment_max = (uint32_t)ldr_min64(room, 0xfffff);
+    /* The directory may hold more files than are allowed now: until they are
+     * reclaimed there must be room for them here. */
+    d->segment_slots = 0xfffff;
+    d->segments = ldr_reserve(d->segment_slots * sizeof(*d->segments));
+    d->block = ldr_alloc_blocks(LDR_BLOCK);
+    d->table = ldr_reserve(table_bytes_max(d));
+    for (int i = 0; i < 2; i++) {
+        d->filling[i].segment = LDR_NIL;
+        d->filling[i].rows = ldr_reserve(table_bytes_max(d));
+    }
+    if (d->segments == NULL || d->block == NULL || d->table == NULL ||
+        d->filling[0].rows == NULL || d->filling[1].rows == NULL) {
+        return LARDER_E_NO_MEMORY;
+    }
+    return LARDER_OK;
+}
+
+larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
+{
+    uint64_t segment_bytes = params->segment_bytes / LDR_BLOCK * LDR_BLOCK;
+
+    memset(d, 0, sizeof(*d));
+    d->io = params->io;
+    d->log = params->log;
+    d->number = params->number;
+    d->bytes_max = params->bytes;
+    d->lock_file = d->super_file = -1;
+    ldr_rand_seed(&d->rand, params->seed);
+    snprintf(d->path, sizeof(d->path), "%s", params->path);
+    if (segment_bytes == 0) {
+        segment_bytes = ldr_disk_segment_bytes(params->bytes);
+    }
+
+    larder_status_t st = LARDER_E_NO_MEMORY;
+    d->super = ldr_alloc(sizeof(*d->super));
+    d->super_bytes = ldr_alloc_blocks(LDR_SUPER_BYTES);
+    if (d->super != NULL && d->super_bytes != NULL) {
+        st = files_open(d);
+    }
+    if (st == LARDER_OK) {
+        st = super_load(d, segment_bytes);
+    }
+    if (st == LARDER_OK) {
+        st = tables_create(d);
+    }
+    if (st != LARDER_OK) {
+        ldr_disk_close(d);
+    }
+    return st;
+}
+
+void ldr_disk_close(ldr_disk_t *d)
+{
+    if (d->io == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; d->segments != NULL && i < d->segment_count; i++) {
+        if (d->segments[i].state != LDR_SEGMENT_NONE) {
+            d->io->ops->close(d->io, d->segments[i].file);
+        }
+    }
+    if (d->super_file >= 0) {
+        d->io->ops->close(d->io, d->super_file);
+    }
+    if (d->lock_file >= 0) {
+        d->io->ops->close(d->io, d->lock_file);
+    }
+    for (int i = 0; i < 2; i++) {
+        ldr_unreserve(d->filling[i].rows, table_bytes_max(d));
+    }
+    ldr_unreserve(d->table, table_bytes_max(d));
+    ldr_unreserve(d->segments, d->segment_slots * sizeof(*d->segments));
+    ldr_free(d->block);
+    ldr_free(d->super_bytes);
+    ldr_free(d->super);
+    memset(d, 0, sizeof(*d));
+}
+
+/* ---- segments ---- */
+
+ldr_segment_header_t ldr_disk_header(const ldr_disk_t *d, uint32_t segment)
+{
+    ldr_segment_header_t header = {
+        .segment = segment,
+        .sequence = d->segments[segment].sequence,
+        .nonce = d->segments[segment].nonce,
+        .segment_bytes = d->segment_bytes,
+    };
+
+    memcpy(header.dir_id, d->super->dir_id, LDR_ID_BYTES);
+    return header;
+}
+
+int ldr_disk_segment_create(ldr_disk_t *d, uint32_t *segment_p)
+{
+    char path[LDR_PATH_MAX];
+    uint32_t segment = 0;
+
+    while (segment < d->segment_count &&
+           d->segments[segment].state != LDR_SEGMENT_NONE) {
+        segment++;
+    }
+    if (segment == d->segment_slots || !segment_path(d, segment, path)) {
+        return -ENAMETOOLONG;
+    }
+    int file = d->io->ops->open(d->io, path, LDR_IO_CREATE | LDR_IO_DIRECT);
+    if (file < 0) {
+        return file;
+    }
+    int error = d->io->ops->allocate(d->io, file, d->segment_bytes);
+    if (error == 0) {
+        error = d->io->ops->sync_dir(d->io, d->path);
+    }
+    if (error != 0) {
+        d->io->ops->close(d->io, file);
+        d->io->ops->unlink(d->io, path);
+        return error;
+    }
+    d->segments[segment] =
+        (ldr_segment_t){.file = file, .state = LDR_SEGMENT_FREE};
+    if (segment == d->segment_count) {
+        d->segment_count++;
+    }
+    d->file_count++;
+    *segment_p = segment;
+    return 0;
+}
+
+int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment)
+{
+    ldr_segment_t *s = &d->segments[segment];
+    /* For a file whose making was cut short; otherwise nothing to do. */
+    int error = d->io->ops->allocate(d->io, s->file, d->segment_bytes);
+
+    if (error != 0) {
+        return error;
+    }
+    s->sequence = ++d->sequence;
+    s->nonce = ldr_rand_next(&d->rand);
+    s->used_blocks = 1;
+    ldr_segment_header_t header = ldr_disk_header(d, segment);
+    ldr_header_compose(&header, d->block);
+    error = ldr_io_write_at(d->io, s->file, 0, d->block, LDR_BLOCK);
+    if (error == 0) {
+        error = ldr_io_sync(d->io, s->file);
+    }
+    s->state = error == 0 ? LDR_SEGMENT_READY : LDR_SEGMENT_LOST;
+    return error;
+}
+
+void ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment)
+{
+    char path[LDR_PATH_MAX];
+
+    d->io->ops->close(d->io, d->segments[segment].file);
+    if (segment_path(d, segment, path)) {
+        d->io->ops->unlink(d->io, path);
+        d->io->ops->sync_dir(d->io, d->path);
+    }
+    d->segments[segment] = (ldr_segment_t){.file = -1};
+    d->file_count--;
+}
+
+/* ---- filling ---- */
+
+bool ldr_filling_fits(const ldr_disk_t *d, const ldr_filling_t *f,
+                      uint32_t blocks)
+{
+    return (uint64_t)f->next_block + blocks +
+               ldr_table_blocks(f->row_count + 1) <=
+           d->segment_blocks;
+}
+
+void ldr_filling_start(ldr_disk_t *d, ldr_filling_t *f, uint32_t segment)
+{
+    d->segments[segment].state = LDR_SEGMENT_OPEN;
+    f->segment = segment;
+    f->next_block = 1;
+    f->row_count = 0;
+    f->flying = 0;
+    f->failed = false;
+}
+
+void ldr_filling_add(ldr_filling_t *f, ldr_record_t *record)
+{
+    record->block = f->next_block;
+    f->next_block += record->kind == LDR_RECORD_TOMBSTONE
+                         ? 1
+                         : ldr_record_blocks(record->length);
+    ldr_row_compose(record, f->rows + (size_t)f->row_count * LDR_ROW_BYTES);
+    f->row_count++;
+}
+
+int ldr_filling_close(ldr_disk_t *d, ldr_filling_t *f)
+{
+    ldr_segment_t *s = &d->segments[f->segment];
+    ldr_segment_header_t header = ldr_disk_header(d, f->segment);
+    size_t rows_bytes = (size_t)f->row_count * LDR_ROW_BYTES;
+    uint32_t blocks = ldr_table_blocks(f->row_count);
+    uint8_t *footer_block = f->rows + (size_t)(blocks - 1) * LDR_BLOCK;
+    ldr_footer_t footer = {
+        .rows = f->row_count,
+        .used_blocks = f->next_block,
+        .table_crc = ldr_crc32c(0, f->rows, rows_bytes),
+    };
+
+    memset(f->rows + rows_bytes, 0,
+           (size_t)blocks * LDR_BLOCK - LDR_BLOCK - rows_bytes);
+    ldr_footer_compose(&footer, &header, footer_block);
+    /* The records are durable before the table that vouches for them. */
+    int error = ldr_io_sync(d->io, s->file);
+    if (error == 0) {
+        error = ldr_io_write_at(
+            d->io, s->file, (uint64_t)(d->segment_blocks - blocks) * LDR_BLOCK,
+            f->rows, (size_t)blocks * LDR_BLOCK);
+    }
+    if (error == 0) {
+        error = ldr_io_sync(d->io, s->file);
+    }
+    s->used_blocks = f->next_block;
+    s->state = error == 0 ? LDR_SEGMENT_CLOSED : LDR_SEGMENT_LOST;
+    f->segment = LDR_NIL;
+    return error;
+}

@@ -1,0 +1,158 @@
+/*
+ * One directory of the SSD tier: its lock, superblock and segment files.
+ *
+ * All I/O here blocks and is done without the node's lock, by the one thread
+ * that has the disk; only the superblock is also written by others, who keep
+ * out of each other's way themselves.
+ *
+ * The life of a segment:
+ *
+ *          create              prepare            first batch
+ *   NONE ---------> FREE ----------------> READY -------------> OPEN
+ *                    ^   header, synced                          |
+ *                    |                               table,      |
+ *                    | reclaim: its records are      synced      v
+ *                    | carried or dropped          ,---------- CLOSED
+ *                    `-----------------------------'
+ *   OPEN -> LOST when a write or sync failed: not used again by this process.
+ *
+ * Invariants
+ *  1. A segment's sequence is higher than that of every use of any segment
+ *     before it, and the header is durable before the first record is written.
+ *  2. Nothing is written twice in one use of a segment.
+ *  3. Files never exceed segment_max in number, nor segment_bytes in size.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/clock.h"
+#include "base/io.h"
+#include "base/log.h"
+#include "base/options.h"
+#include "larder/larder.h"
+#include "store/format.h"
+#include "store/index.h"
+
+typedef enum ldr_segment_state {
+    LDR_SEGMENT_NONE,
+    LDR_SEGMENT_FREE,
+    LDR_SEGMENT_READY,
+    LDR_SEGMENT_OPEN,
+    LDR_SEGMENT_CLOSED,
+    LDR_SEGMENT_LOST
+} ldr_segment_state_t;
+
+typedef struct ldr_segment {
+    uint64_t sequence;
+    uint64_t nonce;
+    int file;
+    uint32_t readers; /* reads in flight: it must not be reused */
+    uint32_t used_blocks;
+    uint8_t state;
+} ldr_segment_t;
+
+/* The table of a segment that is being filled. */
+typedef struct ldr_filling {
+    uint32_t segment; /* LDR_NIL: none */
+    uint32_t next_block;
+    uint32_t row_count;
+    uint32_t flying; /* writes in flight */
+    bool failed;
+    uint8_t *rows; /* room for the table and its footer */
+} ldr_filling_t;
+
+typedef struct ldr_disk_params {
+    ldr_io_t *io;
+    const ldr_log_t *log;
+    uint32_t number; /* in the node */
+    const char *path;
+    uint64_t bytes;         /* to use at most */
+    uint64_t segment_bytes; /* 0: choose */
+    uint64_t seed;
+} ldr_disk_params_t;
+
+typedef struct ldr_disk {
+    ldr_io_t *io;
+    const ldr_log_t *log;
+    ldr_rand_t rand;
+    char path[LDR_PATH_MAX];
+    uint32_t number;
+    uint64_t bytes_max;
+    uint64_t segment_bytes;
+    uint32_t segment_blocks;
+    int lock_file, super_file; /* -1: not open */
+
+    ldr_super_t *super;
+    uint8_t *super_bytes;
+    int super_first; /* the copy to write first: the worse one */
+
+    ldr_segment_t *segments;
+    uint32_t segment_slots; /* in the array: files that were ever found fit */
+    uint32_t segment_max;   /* files allowed by bytes_max */
+    uint32_t segment_count; /* slots in use: beyond, all are NONE */
+    uint32_t file_count;    /* files there are */
+    uint64_t sequence;      /* last given */
+
+    ldr_filling_t filling[2]; /* the one being filled, the one being closed */
+    uint8_t *table;           /* the last table that was read */
+    uint8_t *block;           /* one block, for headers */
+} ldr_disk_t;
+
+/*
+ * Locks the directory, making it if it is missing, and reads its superblock.
+ * Touches nothing of a directory that it refuses: LARDER_E_LOCKED, _VERSION,
+ * _CORRUPT, _INVALID. LARDER_E_IO: the disk fails or is full.
+ */
+larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params);
+void ldr_disk_close(ldr_disk_t *d);
+
+/* The size of segments for a tier of this size. */
+uint64_t ldr_disk_segment_bytes(uint64_t tier_bytes);
+
+/* Both copies of the superblock, one after the other, each synced, the worse
+ * one first. One caller at a time. */
+larder_status_t ldr_disk_super_write(ldr_disk_t *d);
+
+/* A row of a table; false ends the walk. */
+typedef bool (*ldr_row_fn)(void *arg, uint32_t segment,
+                           const ldr_record_t *record);
+
+typedef struct ldr_recovery {
+    uint64_t segments, records, tombstones;
+    uint64_t scanned;  /* segments without a valid table */
+    uint64_t rejected; /* records whose payload did not match */
+} ldr_recovery_t;
+
+/*
+ * Finds the segments, and calls fn with every record, in the order in which
+ * they were written. Segments without a valid table are scanned, their
+ * payloads checked, and, if repair is set, closed with a new table.
+ */
+larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
+                                 void *arg, ldr_recovery_t *found);
+
+/* The rows of a closed segment. LARDER_E_CORRUPT: its table is not valid. */
+larder_status_t ldr_disk_rows(ldr_disk_t *d, uint32_t segment, ldr_row_fn fn,
+                              void *arg);
+
+/* The header of a segment in use, as it is on disk. */
+ldr_segment_header_t ldr_disk_header(const ldr_disk_t *d, uint32_t segment);
+
+/* Adds a file: its number, FREE. Gives 0 or a negative errno. */
+int ldr_disk_segment_create(ldr_disk_t *d, uint32_t *segment_p);
+/* FREE -> READY; LOST if the header could not be written. */
+int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment);
+/* Deletes the file of a FREE segment. */
+void ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment);
+
+/* Whether a record of so many blocks fits, its row counted in. */
+bool ldr_filling_fits(const ldr_disk_t *d, const ldr_filling_t *f,
+                      uint32_t blocks);
+/* Starts filling a READY segment. */
+void ldr_filling_start(ldr_disk_t *d, ldr_filling_t *f, uint32_t segment);
+/* Gives the record its place and its row; the caller writes it there. */
+void ldr_filling_add(ldr_filling_t *f, ldr_record_t *record);
+/* Writes table and footer and syncs: OPEN -> CLOSED. 0 or a negative errno. */
+int ldr_filling_close(ldr_disk_t *d, ldr_filling_t *f);

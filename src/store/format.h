@@ -1,0 +1,151 @@
+/*
+ * The on-disk format: pure functions between structs and bytes. docs/format.md
+ * is its description; both change together, with LDR_FORMAT_VERSION.
+ *
+ * A directory holds
+ *   larder.lock        locked while a node uses the directory
+ *   larder.super       two copies of the superblock
+ *   segment-NNNNNN     fixed size; block 0 header, records, table, footer
+ *
+ * A record is its payload, padded with zeros to blocks, then one block that
+ * begins with its descriptor. A tombstone has no payload.
+ *
+ * Everything is little-endian. Every structure carries a magic, its own
+ * checksum (CRC-32C over the bytes before it), and what ties it to its place:
+ * the directory, the segment's sequence and nonce, the block.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/io.h"
+#include "larder/larder.h"
+
+#define LDR_FORMAT_VERSION 1u
+#define LDR_ID_BYTES 16
+#define LDR_SUPER_BYTES (128u * 1024) /* one copy */
+#define LDR_SUPER_SPACES_MAX 2000u
+#define LDR_SUPER_TENANTS_MAX 1000u
+#define LDR_ROW_BYTES 128u
+
+/* ---- superblock ---- */
+
+typedef struct ldr_super_space {
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t epoch; /* > 0; spaces not listed are at epoch 0 */
+} ldr_super_space_t;
+
+typedef struct ldr_super_tenant {
+    uint8_t id[LDR_ID_BYTES];    /* hash of the name */
+    uint8_t check[LDR_ID_BYTES]; /* check value of its secret */
+} ldr_super_tenant_t;
+
+typedef struct ldr_super {
+    uint8_t dir_id[LDR_ID_BYTES];
+    uint64_t generation;    /* the higher copy wins */
+    uint64_t segment_bytes; /* of every segment in the directory */
+    uint32_t space_count;
+    uint32_t tenant_count;
+    ldr_super_space_t spaces[LDR_SUPER_SPACES_MAX];
+    ldr_super_tenant_t tenants[LDR_SUPER_TENANTS_MAX];
+} ldr_super_t;
+
+typedef enum ldr_parse {
+    LDR_PARSE_OK,
+    LDR_PARSE_EMPTY,   /* all zero: never written */
+    LDR_PARSE_VERSION, /* ours, but of a version that is not known here */
+    LDR_PARSE_BAD      /* anything else */
+} ldr_parse_t;
+
+/* block: LDR_SUPER_BYTES, all of them written. */
+void ldr_super_compose(const ldr_super_t *super, uint8_t *block);
+ldr_parse_t ldr_super_parse(const uint8_t *block, ldr_super_t *super);
+
+/* ---- segment header: block 0 ---- */
+
+typedef struct ldr_segment_header {
+    uint8_t dir_id[LDR_ID_BYTES];
+    uint32_t segment;  /* the number in the file's name */
+    uint64_t sequence; /* > 0, higher for every use of any segment */
+    uint64_t nonce;    /* random per use; seeds all checksums within */
+    uint64_t segment_bytes;
+} ldr_segment_header_t;
+
+/* block: LDR_BLOCK bytes. */
+void ldr_header_compose(const ldr_segment_header_t *header, uint8_t *block);
+ldr_parse_t ldr_header_parse(const uint8_t *block,
+                             ldr_segment_header_t *header);
+
+/* ---- records ---- */
+
+typedef enum ldr_record_kind {
+    LDR_RECORD_SHARD = 1,
+    LDR_RECORD_TOMBSTONE = 2
+} ldr_record_kind_t;
+
+enum { LDR_RECORD_PINNED = 1 };
+enum { LDR_CODEC_RAW = 0 };
+
+/* What the descriptor of a record says, and a row of the table: a row is the
+ * same without payload_crc. */
+typedef struct ldr_record {
+    ldr_record_kind_t kind;
+    larder_key_t key;
+    larder_key_t parent; /* zero: none */
+    uint8_t space_id[LDR_ID_BYTES];
+    uint32_t epoch;
+    uint16_t group;
+    uint16_t shard;
+    uint16_t shards;
+    uint16_t codec;
+    uint32_t flags;
+    uint32_t depth;
+    uint32_t block;  /* where the payload starts */
+    uint32_t length; /* of the payload, bytes */
+    uint32_t written_s;
+    uint32_t expires_s;
+    uint32_t payload_crc; /* plain CRC-32C of the payload */
+} ldr_record_t;
+
+/* Blocks of a record, its descriptor included. */
+static inline uint32_t ldr_record_blocks(uint32_t length)
+{
+    return (length + LDR_BLOCK - 1) / LDR_BLOCK + 1;
+}
+
+/* Composes the descriptor's block (LDR_BLOCK bytes, the rest zero). The stored
+ * payload checksum is that of the payload seeded with the descriptor's, so
+ * that neither passes with another's partner. */
+void ldr_record_compose(const ldr_record_t *record,
+                        const ldr_segment_header_t *header, uint8_t *block);
+
+/* descriptor_block: the block number that these bytes were read from. Accepts
+ * only a descriptor written there in this use of this segment. On success
+ * payload_crc is the plain CRC-32C that the payload must have. */
+bool ldr_record_parse(const uint8_t *block, const ldr_segment_header_t *header,
+                      uint32_t descriptor_block, ldr_record_t *record);
+
+/* ---- the table that closes a segment ---- */
+
+/* Blocks of a table of so many rows, footer included. */
+uint32_t ldr_table_blocks(uint32_t rows);
+
+void ldr_row_compose(const ldr_record_t *record, uint8_t *row);
+/* Checks every field that could lead out of the segment. */
+bool ldr_row_parse(const uint8_t *row, const ldr_segment_header_t *header,
+                   ldr_record_t *record);
+
+typedef struct ldr_footer {
+    uint32_t rows;
+    uint32_t used_blocks; /* header and records */
+    uint32_t table_crc;   /* over the rows */
+} ldr_footer_t;
+
+/* The footer is the segment's last block; the rows end right before it:
+ * they start at block segment_blocks - ldr_table_blocks(rows). */
+void ldr_footer_compose(const ldr_footer_t *footer,
+                        const ldr_segment_header_t *header, uint8_t *block);
+bool ldr_footer_parse(const uint8_t *block, const ldr_segment_header_t *header,
+                      ldr_footer_t *footer);

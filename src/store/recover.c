@@ -1,0 +1,382 @@
+/*
+ * Opening a directory that was in use before: which segments there are, and
+ * what they hold.
+ *
+ * A closed segment is its header and its table: two or three reads. One that
+ * was being filled when the node died has no table; it is scanned block by
+ * block for descriptors written in its present use, each payload is checked,
+ * and the segment is closed with a table of what was found, so that the next
+ * open is quick.
+ *
+ * What a crash can leave, and what becomes of it:
+ *   no valid header             never used, or cut while preparing: FREE
+ *   header, no valid table      scanned
+ *   a descriptor, payload torn  its checksum fails: left out
+ *   payload, descriptor torn    not found
+ *   an older use's records      another nonce: not found
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/copy.h"
+#include "base/mem.h"
+#include "store/disk.h"
+
+#define PIECE_BYTES ((size_t)1 << 20) /* read at a time */
+
+/* More than all writes in flight can leave between two whole records: after a
+ * gap like this nothing follows. */
+#define SCAN_GAP_BLOCKS ((uint32_t)((uint64_t)320 << 20) / LDR_BLOCK)
+
+typedef struct scan {
+    ldr_disk_t *disk;
+    uint8_t *piece; /* PIECE_BYTES: where descriptors are looked for */
+    uint8_t *check; /* PIECE_BYTES: where payloads are checked */
+    ldr_recovery_t *found;
+} scan_t;
+
+static larder_status_t unreadable(const ldr_disk_t *d, uint32_t segment,
+                                  int error)
+{
+    return ldr_fail(LARDER_E_IO, "%s: cannot read segment-%06u: %s", d->path,
+                    segment, strerror(-error));
+}
+
+/* One bad segment spares the rest. */
+static larder_status_t segment_lost(ldr_disk_t *d, uint32_t segment, int error)
+{
+    d->segments[segment].state = LDR_SEGMENT_LOST;
+    ldr_warn(d->log, "%s: segment-%06u cannot be read and is left alone: %s",
+             d->path, segment, strerror(-error));
+    return LARDER_OK;
+}
+
+/* ---- finding the files ---- */
+
+static int note_file(void *arg, const char *name)
+{
+    ldr_disk_t *d = arg;
+    char *end;
+    char path[LDR_PATH_MAX];
+
+    if (strncmp(name, "segment-", 8) != 0 || strlen(name) < 14) {
+        return 0;
+    }
+    unsigned long segment = strtoul(name + 8, &end, 10);
+    if (*end != '\0' || segment >= d->segment_slots ||
+        snprintf(path, sizeof(path), "%s/%s", d->path, name) >=
+            (int)sizeof(path)) {
+        return 0; /* not ours */
+    }
+    int file = d->io->ops->open(d->io, path, LDR_IO_DIRECT);
+    if (file < 0) {
+        return file;
+    }
+    d->segments[segment] =
+        (ldr_segment_t){.file = file, .state = LDR_SEGMENT_FREE};
+    d->file_count++;
+    if (segment >= d->segment_count) {
+        d->segment_count = (uint32_t)segment + 1;
+    }
+    return 0;
+}
+
+/* A segment whose header is not that of this directory and place is FREE. */
+static larder_status_t header_load(ldr_disk_t *d, uint32_t segment)
+{
+    ldr_segment_t *s = &d->segments[segment];
+    ldr_segment_header_t header;
+    uint64_t size = 0;
+    int error = d->io->ops->size(d->io, s->file, &size);
+
+    if (error == 0 && size < d->segment_bytes) {
+        return LARDER_OK; /* cut while it was made */
+    }
+    if (error == 0) {
+        error = ldr_io_read_at(d->io, s->file, 0, d->block, LDR_BLOCK);
+    }
+    if (error != 0) {
+        return segment_lost(d, segment, error);
+    }
+    ldr_parse_t parsed = ldr_header_parse(d->block, &header);
+    if (parsed == LDR_PARSE_VERSION) {
+        return ldr_fail(LARDER_E_VERSION,
+                        "%s: segment-%06u is of a format this version does not "
+                        "know; nothing was touched",
+                        d->path, segment);
+    }
+    if (parsed != LDR_PARSE_OK || header.segment != segment ||
+        header.segment_bytes != d->segment_bytes ||
+        memcmp(header.dir_id, d->super->dir_id, LDR_ID_BYTES) != 0) {
+        return LARDER_OK;
+    }
+    s->sequence = header.sequence;
+    s->nonce = header.nonce;
+    s->state = LDR_SEGMENT_OPEN; /* until its table was seen */
+    d->sequence = ldr_max64(d->sequence, header.sequence);
+    return LARDER_OK;
+}
+
+/* ---- closed segments ---- */
+
+/* Reads the footer and, if it is valid, the rows, into d->table. *valid_p:
+ * whether there is a table; a failed read is an error. */
+static int table_load(ldr_disk_t *d, uint32_t segment, ldr_footer_t *footer,
+                      bool *valid_p)
+{
+    ldr_segment_t *s = &d->segments[segment];
+    ldr_segment_header_t header = ldr_disk_header(d, segment);
+    uint8_t *rows = d->table;
+    uint64_t last = (uint64_t)(d->segment_blocks - 1) * LDR_BLOCK;
+
+    *valid_p = false;
+    int error = ldr_io_read_at(d->io, s->file, last, d->block, LDR_BLOCK);
+    if (error != 0 || !ldr_footer_parse(d->block, &header, footer)) {
+        return error;
+    }
+    uint32_t blocks = ldr_table_blocks(footer->rows) - 1;
+    if (blocks > 0) {
+        error =
+            ldr_io_read_at(d->io, s->file, last - (uint64_t)blocks * LDR_BLOCK,
+                           rows, (size_t)blocks * LDR_BLOCK);
+    }
+    *valid_p = error == 0 &&
+               ldr_crc32c(0, rows, (size_t)footer->rows * LDR_ROW_BYTES) ==
+                   footer->table_crc;
+    return error;
+}
+
+static void rows_walk(ldr_disk_t *d, uint32_t segment, const uint8_t *rows,
+                      uint32_t count, ldr_row_fn fn, void *arg)
+{
+    ldr_segment_header_t header = ldr_disk_header(d, segment);
+    ldr_record_t record;
+
+    for (uint32_t i = 0; i < count; i++) {
+        if (ldr_row_parse(rows + (size_t)i * LDR_ROW_BYTES, &header, &record) &&
+            !fn(arg, segment, &record)) {
+            return;
+        }
+    }
+}
+
+larder_status_t ldr_disk_rows(ldr_disk_t *d, uint32_t segment, ldr_row_fn fn,
+                              void *arg)
+{
+    ldr_footer_t footer;
+    bool valid;
+    int error = table_load(d, segment, &footer, &valid);
+
+    if (error != 0) {
+        return unreadable(d, segment, error);
+    }
+    if (!valid) {
+        return ldr_fail(LARDER_E_CORRUPT, "%s: segment-%06u has no valid table",
+                        d->path, segment);
+    }
+    rows_walk(d, segment, d->table, footer.rows, fn, arg);
+    return LARDER_OK;
+}
+
+/* ---- scanning ---- */
+
+/* Whether the record's payload on disk is the one its descriptor names. */
+static int payload_check(scan_t *scan, uint32_t segment,
+                         const ldr_record_t *record, bool *good_p)
+{
+    ldr_disk_t *d = scan->disk;
+    uint64_t at = (uint64_t)record->block * LDR_BLOCK;
+    uint32_t left = record->length;
+    uint32_t crc = 0;
+
+    *good_p = false;
+    while (left > 0) {
+        size_t take = (size_t)ldr_min64(left, PIECE_BYTES);
+        size_t blocks = ldr_div_up(take, LDR_BLOCK);
+        int error = ldr_io_read_at(d->io, d->segments[segment].file, at,
+                                   scan->check, blocks * LDR_BLOCK);
+
+        if (error != 0) {
+            return error;
+        }
+        crc = ldr_crc32c(crc, scan->check, take);
+        at += take;
+        left -= (uint32_t)take;
+    }
+    *good_p = crc == record->payload_crc;
+    return 0;
+}
+
+/* Looks at one block of the piece; adds what is a whole record to f. */
+static int scan_block(scan_t *scan, uint32_t segment, uint32_t block,
+                      const uint8_t *bytes, ldr_filling_t *f)
+{
+    ldr_segment_header_t header = ldr_disk_header(scan->disk, segment);
+    ldr_record_t record;
+    bool good = true;
+
+    if (!ldr_record_parse(bytes, &header, block, &record)) {
+        return 0;
+    }
+    if (record.block < f->next_block ||
+        block >=
+            scan->disk->segment_blocks - ldr_table_blocks(f->row_count + 1)) {
+        return 0; /* inside a record that was found: payload, not a record */
+    }
+    if (record.kind == LDR_RECORD_SHARD) {
+        int error = payload_check(scan, segment, &record, &good);
+
+        if (error != 0) {
+            return error;
+        }
+    }
+    if (good) {
+        f->next_block = record.block;
+        ldr_filling_add(f, &record);
+    } else {
+        scan->found->rejected++;
+    }
+    return 0;
+}
+
+static int scan_segment(scan_t *scan, uint32_t segment, ldr_filling_t *f)
+{
+    ldr_disk_t *d = scan->disk;
+    uint32_t piece_blocks = (uint32_t)(PIECE_BYTES / LDR_BLOCK);
+
+    ldr_filling_start(d, f, segment);
+    for (uint32_t at = 1;
+         at < d->segment_blocks && at - f->next_block < SCAN_GAP_BLOCKS;
+         at += piece_blocks) {
+        uint32_t count =
+            (uint32_t)ldr_min64(piece_blocks, d->segment_blocks - at);
+        int error = ldr_io_read_at(d->io, d->segments[segment].file,
+                                   (uint64_t)at * LDR_BLOCK, scan->piece,
+                                   (size_t)count * LDR_BLOCK);
+
+        for (uint32_t i = 0; i < count && error == 0; i++) {
+            error = scan_block(scan, segment, at + i,
+                               scan->piece + (size_t)i * LDR_BLOCK, f);
+        }
+        if (error != 0) {
+            return error;
+        }
+    }
+    d->segments[segment].used_blocks = f->next_block;
+    return 0;
+}
+
+/* ---- all of it ---- */
+
+typedef struct tally {
+    ldr_row_fn fn;
+    void *arg;
+    ldr_recovery_t *found;
+} tally_t;
+
+static bool tally_row(void *arg, uint32_t segment, const ldr_record_t *record)
+{
+    tally_t *t = arg;
+
+    if (record->kind == LDR_RECORD_TOMBSTONE) {
+        t->found->tombstones++;
+    } else {
+        t->found->records++;
+    }
+    return t->fn(t->arg, segment, record);
+}
+
+static larder_status_t segment_recover(scan_t *scan, uint32_t segment,
+                                       bool repair, tally_t *tally)
+{
+    ldr_disk_t *d = scan->disk;
+    ldr_segment_t *s = &d->segments[segment];
+    ldr_filling_t *f = &d->filling[0];
+    ldr_footer_t footer;
+    bool valid;
+    int error = table_load(d, segment, &footer, &valid);
+
+    if (error == 0 && valid) {
+        /* One without records was closed unused: it can be used at once. */
+        s->state = footer.rows > 0 ? LDR_SEGMENT_CLOSED : LDR_SEGMENT_FREE;
+        s->used_blocks = footer.used_blocks;
+        rows_walk(d, segment, d->table, footer.rows, tally_row, tally);
+        return LARDER_OK;
+    }
+    if (error == 0) {
+        scan->found->scanned++;
+        error = scan_segment(scan, segment, f);
+    }
+    if (error != 0) {
+        f->segment = LDR_NIL;
+        return segment_lost(d, segment, error);
+    }
+    rows_walk(d, segment, f->rows, f->row_count, tally_row, tally);
+    s->state = LDR_SEGMENT_CLOSED;
+    if (f->row_count == 0) {
+        s->state = LDR_SEGMENT_FREE;
+        f->segment = LDR_NIL;
+    } else if (repair) {
+        error = ldr_filling_close(d, f);
+    }
+    f->segment = LDR_NIL;
+    return error == 0 ? LARDER_OK
+                      : ldr_fail(LARDER_E_IO,
+                                 "%s: cannot close segment-%06u: "
+                                 "%s",
+                                 d->path, segment, strerror(-error));
+}
+
+/* The segment in use with the lowest sequence above `above`, or LDR_NIL. */
+static uint32_t next_in_order(const ldr_disk_t *d, uint64_t above)
+{
+    uint32_t best = LDR_NIL;
+
+    for (uint32_t i = 0; i < d->segment_count; i++) {
+        const ldr_segment_t *s = &d->segments[i];
+
+        if (s->state == LDR_SEGMENT_OPEN && s->sequence > above &&
+            (best == LDR_NIL || s->sequence < d->segments[best].sequence)) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
+                                 void *arg, ldr_recovery_t *found)
+{
+    scan_t scan = {.disk = d, .found = found};
+    tally_t tally = {fn, arg, found};
+    larder_status_t st = LARDER_OK;
+    int error = d->io->ops->list(d->io, d->path, note_file, d);
+
+    memset(found, 0, sizeof(*found));
+    if (error != 0) {
+        return ldr_fail(LARDER_E_IO, "%s: cannot list: %s", d->path,
+                        strerror(-error));
+    }
+    scan.piece = ldr_alloc_blocks(PIECE_BYTES);
+    scan.check = ldr_alloc_blocks(PIECE_BYTES);
+    if (scan.piece == NULL || scan.check == NULL) {
+        st = LARDER_E_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < d->segment_count && st == LARDER_OK; i++) {
+        if (d->segments[i].state != LDR_SEGMENT_NONE) {
+            st = header_load(d, i);
+        }
+    }
+    uint64_t above = 0;
+    uint32_t segment;
+    while (st == LARDER_OK && (segment = next_in_order(d, above)) != LDR_NIL) {
+        above = d->segments[segment].sequence;
+        found->segments++;
+        st = segment_recover(&scan, segment, repair, &tally);
+    }
+    ldr_free(scan.piece);
+    ldr_free(scan.check);
+    return st;
+}

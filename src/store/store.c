@@ -1,0 +1,631 @@
+#include "store/store.h"
+
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+
+/* Power of two: how many evictions are remembered to tell a miss's cause. */
+#define GHOSTS ((uint32_t)1 << 20)
+#define TENANTS_MAX 4096u
+
+static size_t slots_of(const ldr_store_t *s)
+{
+    /* A shard has at least one page, a chunk at least one shard. */
+    return s->arena.page_count;
+}
+
+larder_status_t ldr_store_init(ldr_store_t *s, const ldr_store_params_t *params)
+{
+    memset(s, 0, sizeof(*s));
+    s->chunk_free = s->shard_free = LDR_NIL;
+    s->dirty_head = s->dirty_tail = LDR_NIL;
+    s->pin_head = s->pin_tail = LDR_NIL;
+    s->pin_max = params->pin_max;
+
+    larder_status_t st =
+        ldr_arena_init(&s->arena, params->dram_bytes, params->dram_backed);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = ldr_index_init(&s->index, params->entry_max, params->seed);
+    if (st != LARDER_OK) {
+        ldr_arena_destroy(&s->arena);
+        return st;
+    }
+    size_t slots = slots_of(s);
+    s->chunks = ldr_reserve(slots * sizeof(*s->chunks));
+    s->shards = ldr_reserve(slots * sizeof(*s->shards));
+    s->ghosts = ldr_reserve(GHOSTS * sizeof(*s->ghosts));
+    s->spaces = ldr_reserve(LDR_SPACES_MAX * sizeof(*s->spaces));
+    s->tenants = ldr_reserve(TENANTS_MAX * sizeof(*s->tenants));
+    s->policy = params->policy->create((uint32_t)slots);
+    if (s->chunks == NULL || s->shards == NULL || s->ghosts == NULL ||
+        s->spaces == NULL || s->tenants == NULL || s->policy == NULL) {
+        ldr_store_destroy(s);
+        return LARDER_E_NO_MEMORY;
+    }
+    return LARDER_OK;
+}
+
+void ldr_store_destroy(ldr_store_t *s)
+{
+    size_t slots = slots_of(s);
+
+    if (s->policy != NULL) {
+        s->policy->ops->destroy(s->policy);
+    }
+    ldr_unreserve(s->chunks, slots * sizeof(*s->chunks));
+    ldr_unreserve(s->shards, slots * sizeof(*s->shards));
+    ldr_unreserve(s->ghosts, GHOSTS * sizeof(*s->ghosts));
+    ldr_unreserve(s->spaces, LDR_SPACES_MAX * sizeof(*s->spaces));
+    ldr_unreserve(s->tenants, TENANTS_MAX * sizeof(*s->tenants));
+    ldr_index_destroy(&s->index);
+    ldr_arena_destroy(&s->arena);
+    memset(s, 0, sizeof(*s));
+}
+
+/* ---- spaces and tenants ---- */
+
+uint32_t ldr_store_space(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
+{
+    /* Newest first: recovery asks for the same one again and again. */
+    for (uint32_t i = s->space_count; i-- > 0;) {
+        if (memcmp(s->spaces[i].id, id, LDR_ID_BYTES) == 0) {
+            return i;
+        }
+    }
+    if (s->space_count == LDR_SPACES_MAX) {
+        return LDR_NIL;
+    }
+    ldr_space_t *space = &s->spaces[s->space_count];
+    memcpy(space->id, id, LDR_ID_BYTES);
+    space->tenant = LDR_NIL;
+    return s->space_count++;
+}
+
+uint32_t ldr_store_tenant(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
+{
+    for (uint32_t i = 0; i < s->tenant_count; i++) {
+        if (memcmp(s->tenants[i].id, id, LDR_ID_BYTES) == 0) {
+            return i;
+        }
+    }
+    if (s->tenant_count == TENANTS_MAX) {
+        return LDR_NIL;
+    }
+    memcpy(s->tenants[s->tenant_count].id, id, LDR_ID_BYTES);
+    return s->tenant_count++;
+}
+
+/* ---- marks of the evicted ---- */
+
+static uint32_t ghost_tag(uint64_t fingerprint)
+{
+    return (uint32_t)(fingerprint >> 32) | 1; /* 0 is an empty slot */
+}
+
+void ldr_store_ghost_mark(ldr_store_t *s, uint64_t fingerprint)
+{
+    s->ghosts[fingerprint & (GHOSTS - 1)] = ghost_tag(fingerprint);
+}
+
+bool ldr_store_ghost_find(const ldr_store_t *s, uint64_t fingerprint)
+{
+    return s->ghosts[fingerprint & (GHOSTS - 1)] == ghost_tag(fingerprint);
+}
+
+/* ---- the queue of what is to be written down ---- */
+
+void ldr_store_dirty_push(ldr_store_t *s, uint32_t shard)
+{
+    ldr_shard_t *sh = &s->shards[shard];
+
+    sh->dirty = 1;
+    sh->dirty_prev = s->dirty_tail;
+    sh->dirty_next = LDR_NIL;
+    if (s->dirty_tail != LDR_NIL) {
+        s->shards[s->dirty_tail].dirty_next = shard;
+    } else {
+        s->dirty_head = shard;
+    }
+    s->dirty_tail = shard;
+    s->dirty_count++;
+}
+
+void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard)
+{
+    ldr_shard_t *sh = &s->shards[shard];
+
+    if (sh->dirty_prev != LDR_NIL) {
+        s->shards[sh->dirty_prev].dirty_next = sh->dirty_next;
+    } else {
+        s->dirty_head = sh->dirty_next;
+    }
+    if (sh->dirty_next != LDR_NIL) {
+        s->shards[sh->dirty_next].dirty_prev = sh->dirty_prev;
+    } else {
+        s->dirty_tail = sh->dirty_prev;
+    }
+    sh->dirty = 0;
+    s->dirty_count--;
+}
+
+/* ---- chunks and shards ---- */
+
+static uint32_t chunk_new(ldr_store_t *s)
+{
+    uint32_t chunk = s->chunk_free;
+
+    if (chunk != LDR_NIL) {
+        s->chunk_free = s->chunks[chunk].shards;
+    } else if (s->chunk_top < slots_of(s)) {
+        chunk = s->chunk_top++;
+    } else {
+        return LDR_NIL;
+    }
+    memset(&s->chunks[chunk], 0, sizeof(s->chunks[chunk]));
+    s->chunks[chunk].shards = LDR_NIL;
+    return chunk;
+}
+
+static uint32_t shard_new(ldr_store_t *s)
+{
+    uint32_t shard = s->shard_free;
+
+    if (shard != LDR_NIL) {
+        s->shard_free = s->shards[shard].next;
+    } else if (s->shard_top < slots_of(s)) {
+        shard = s->shard_top++;
+    } else {
+        return LDR_NIL;
+    }
+    memset(&s->shards[shard], 0, sizeof(s->shards[shard]));
+    return shard;
+}
+
+static void shard_free(ldr_store_t *s, uint32_t shard)
+{
+    ldr_shard_t *sh = &s->shards[shard];
+
+    ldr_arena_give(&s->arena, sh->page);
+    sh->state = LDR_SHARD_FREE;
+    sh->next = s->shard_free;
+    s->shard_free = shard;
+}
+
+static uint64_t *pinned_bytes(ldr_store_t *s, const ldr_chunk_t *c)
+{
+    return &s->tenants[s->spaces[c->space].tenant].pinned_bytes;
+}
+
+/* Pins within the tenant's budget; over it the chunk is simply not pinned. */
+static void pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+
+    if (s->spaces[c->space].tenant == LDR_NIL ||
+        *pinned_bytes(s, c) + bytes > s->pin_max) {
+        return;
+    }
+    c->pinned = 1;
+    c->pin_prev = s->pin_tail;
+    c->pin_next = LDR_NIL;
+    if (s->pin_tail != LDR_NIL) {
+        s->chunks[s->pin_tail].pin_next = chunk;
+    } else {
+        s->pin_head = chunk;
+    }
+    s->pin_tail = chunk;
+    s->policy->ops->hold(s->policy, chunk);
+    ldr_index_at(&s->index, c->entry)->depth_flags |= (uint32_t)LDR_ENTRY_PINNED
+                                                      << 24;
+}
+
+/* The chunk is about to leave the policy. */
+static void unpin(ldr_store_t *s, ldr_chunk_t *c)
+{
+    if (!c->pinned) {
+        return;
+    }
+    if (c->pin_prev != LDR_NIL) {
+        s->chunks[c->pin_prev].pin_next = c->pin_next;
+    } else {
+        s->pin_head = c->pin_next;
+    }
+    if (c->pin_next != LDR_NIL) {
+        s->chunks[c->pin_next].pin_prev = c->pin_prev;
+    } else {
+        s->pin_tail = c->pin_prev;
+    }
+    *pinned_bytes(s, c) -= c->bytes;
+    c->pinned = 0;
+}
+
+static void count_bytes(ldr_store_t *s, ldr_chunk_t *c, int64_t bytes)
+{
+    c->bytes = (uint32_t)(c->bytes + bytes);
+    if (c->pinned) {
+        *pinned_bytes(s, c) += (uint64_t)bytes;
+    }
+}
+
+/* Frees a chunk nobody holds and that is detached, with all its shards. */
+static void chunk_free(ldr_store_t *s, uint32_t chunk)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+    uint32_t shard = c->shards;
+
+    while (shard != LDR_NIL) {
+        uint32_t next = s->shards[shard].next;
+
+        shard_free(s, shard);
+        shard = next;
+    }
+    c->shards = s->chunk_free;
+    s->chunk_free = chunk;
+}
+
+/* Nobody finds the chunk from now on. Shards that were to be written down are
+ * not any more: that would bring back what was removed. */
+static void chunk_detach(ldr_store_t *s, uint32_t chunk)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+
+    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
+        if (s->shards[i].dirty) {
+            ldr_store_dirty_remove(s, i);
+        }
+    }
+    unpin(s, c);
+    s->policy->ops->remove(s->policy, chunk);
+    ldr_index_at(&s->index, c->entry)->resident = LDR_NIL;
+    c->entry = LDR_NIL;
+    if (c->holds == 0) {
+        chunk_free(s, chunk);
+    }
+}
+
+void ldr_store_hold(ldr_store_t *s, uint32_t chunk)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+
+    if (c->holds++ == 0) {
+        s->held_chunks++;
+        if (c->entry != LDR_NIL && !c->pinned) {
+            s->policy->ops->hold(s->policy, chunk);
+        }
+    }
+}
+
+void ldr_store_release(ldr_store_t *s, uint32_t chunk)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+
+    if (--c->holds > 0) {
+        return;
+    }
+    s->held_chunks--;
+    if (c->entry == LDR_NIL) {
+        chunk_free(s, chunk);
+    } else if (!c->pinned) {
+        s->policy->ops->release(s->policy, chunk);
+    }
+}
+
+void ldr_store_forget(ldr_store_t *s, uint32_t entry)
+{
+    ldr_entry_t *e = ldr_index_at(&s->index, entry);
+
+    if (e->resident != LDR_NIL) {
+        chunk_detach(s, e->resident);
+    }
+    ldr_index_remove(&s->index, entry);
+}
+
+void ldr_store_drop_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
+                        bool evicted)
+{
+    ldr_entry_t *e = ldr_index_at(&s->index, entry);
+
+    ldr_index_set_loc(&s->index, entry, number, 0);
+    if (e->resident == LDR_NIL && !ldr_index_has_loc(&s->index, entry)) {
+        if (evicted) {
+            ldr_store_ghost_mark(s, e->fingerprint);
+        }
+        ldr_index_remove(&s->index, entry);
+    }
+}
+
+/* Takes a chunk out of DRAM, and its entry out of the index if nothing of it
+ * is on disk. */
+static void chunk_drop(ldr_store_t *s, uint32_t chunk)
+{
+    uint32_t entry = s->chunks[chunk].entry;
+    uint64_t fingerprint = ldr_index_at(&s->index, entry)->fingerprint;
+
+    chunk_detach(s, chunk);
+    if (!ldr_index_has_loc(&s->index, entry)) {
+        ldr_store_ghost_mark(s, fingerprint);
+        ldr_index_remove(&s->index, entry);
+    }
+}
+
+static uint32_t oldest_pinned(const ldr_store_t *s)
+{
+    uint32_t chunk = s->pin_head;
+
+    while (chunk != LDR_NIL && s->chunks[chunk].holds > 0) {
+        chunk = s->chunks[chunk].pin_next;
+    }
+    return chunk;
+}
+
+bool ldr_store_evict(ldr_store_t *s)
+{
+    uint32_t chunk = s->policy->ops->victim(s->policy);
+
+    if (chunk == LDR_NIL) {
+        chunk = oldest_pinned(s);
+    }
+    if (chunk == LDR_NIL) {
+        return false;
+    }
+    s->n.evicted_chunks++;
+    for (uint32_t i = s->chunks[chunk].shards; i != LDR_NIL;
+         i = s->shards[i].next) {
+        s->n.evicted_bytes += s->shards[i].length;
+        s->n.saves_dropped_evicted += s->shards[i].dirty;
+    }
+    chunk_drop(s, chunk);
+    return true;
+}
+
+void ldr_store_discard(ldr_store_t *s, uint32_t chunk)
+{
+    if (s->chunks[chunk].entry != LDR_NIL) {
+        chunk_drop(s, chunk);
+    }
+}
+
+/* ---- finding ---- */
+
+ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space, uint32_t group,
+                          const larder_key_t *key)
+{
+    return (ldr_name_t){
+        .key = key,
+        .fingerprint = ldr_index_fingerprint(&s->index, space, group, key),
+        .space = space,
+        .group = group,
+    };
+}
+
+uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
+                        uint32_t now_s, larder_cause_t *cause_p)
+{
+    uint32_t entry = ldr_index_find(&s->index, name->fingerprint, name->space,
+                                    name->group, after);
+    if (entry == LDR_NIL) {
+        *cause_p = ldr_store_ghost_find(s, name->fingerprint)
+                       ? LARDER_CAUSE_EVICTED
+                       : LARDER_CAUSE_ABSENT;
+        return LDR_NIL;
+    }
+    ldr_entry_t *e = ldr_index_at(&s->index, entry);
+    if (e->epoch != s->spaces[name->space].epoch ||
+        (e->expires_s != 0 && now_s >= e->expires_s)) {
+        ldr_store_forget(s, entry);
+        *cause_p = LARDER_CAUSE_STALE;
+        return LDR_NIL;
+    }
+    if (e->resident != LDR_NIL &&
+        memcmp(&s->chunks[e->resident].key, name->key, sizeof(*name->key))) {
+        *cause_p = LARDER_CAUSE_ABSENT;
+        return LDR_NIL;
+    }
+    *cause_p = LARDER_CAUSE_NONE;
+    return entry;
+}
+
+uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,
+                            uint32_t number)
+{
+    uint32_t chunk = ldr_index_at(&s->index, entry)->resident;
+
+    if (chunk == LDR_NIL) {
+        return LDR_NIL;
+    }
+    for (uint32_t i = s->chunks[chunk].shards; i != LDR_NIL;
+         i = s->shards[i].next) {
+        if (s->shards[i].number == number) {
+            return i;
+        }
+    }
+    return LDR_NIL;
+}
+
+/* ---- reserve, commit, abort ---- */
+
+/* The entry of the parent, or LDR_NIL. */
+static uint32_t parent_entry(ldr_store_t *s, const ldr_reserve_t *r)
+{
+    if (r->parent == NULL) {
+        return LDR_NIL;
+    }
+    uint64_t fp = ldr_index_fingerprint(&s->index, r->name.space, r->name.group,
+                                        r->parent);
+    return ldr_index_find(&s->index, fp, r->name.space, r->name.group, LDR_NIL);
+}
+
+static uint32_t entry_new(ldr_store_t *s, const ldr_reserve_t *r)
+{
+    uint32_t parent = parent_entry(s, r);
+    uint32_t entry;
+
+    for (;;) {
+        entry = ldr_index_add(&s->index, r->name.fingerprint, r->name.space,
+                              r->name.group, r->shards, parent);
+        if (entry != LDR_NIL || !ldr_store_evict(s)) {
+            break;
+        }
+    }
+    if (entry == LDR_NIL) {
+        return LDR_NIL;
+    }
+    ldr_entry_t *e = ldr_index_at(&s->index, entry);
+    e->parent = parent;
+    e->depth_flags = r->depth & LDR_DEPTH_MAX;
+    e->epoch = s->spaces[r->name.space].epoch;
+    e->used_s = r->now_s;
+    e->expires_s = r->expires_s;
+    e->resident = LDR_NIL;
+    return entry;
+}
+
+static void chunk_attach(ldr_store_t *s, uint32_t chunk, uint32_t entry,
+                         const ldr_reserve_t *r)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+    ldr_entry_t *e = ldr_index_at(&s->index, entry);
+    uint32_t parent = LDR_NIL;
+
+    c->key = *r->name.key;
+    if (r->parent != NULL) {
+        c->parent = *r->parent;
+    }
+    c->entry = entry;
+    c->space = (uint16_t)r->name.space;
+    c->group = (uint8_t)r->name.group;
+    c->epoch = e->epoch;
+    c->depth = ldr_entry_depth(e);
+    c->written_s = r->now_s;
+    c->expires_s = e->expires_s;
+    e->resident = chunk;
+    /* The parent's entry is a hint; a wrong one costs order, never bytes. */
+    if (e->parent != LDR_NIL) {
+        parent = ldr_index_at(&s->index, e->parent)->resident;
+    }
+    if (parent == chunk) {
+        parent = LDR_NIL;
+    }
+    s->policy->ops->add(s->policy, chunk, parent, c->depth);
+    if (r->pin) {
+        pin(s, chunk, r->length);
+    }
+}
+
+larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
+                                  const ldr_reserve_t *r, uint32_t *shard_p)
+{
+    uint32_t pages = ldr_arena_pages(r->length);
+    uint32_t chunk = LDR_NIL;
+    uint32_t page, shard;
+    larder_status_t st = LARDER_E_FULL;
+
+    /* First hold what making room might otherwise evict. */
+    if (entry != LDR_NIL) {
+        chunk = ldr_index_at(&s->index, entry)->resident;
+        if (chunk != LDR_NIL) {
+            ldr_store_hold(s, chunk);
+        }
+    }
+    while ((page = ldr_arena_take(&s->arena, pages)) == LDR_NIL) {
+        if (!ldr_store_evict(s)) {
+            goto err_release;
+        }
+    }
+    /* There are as many slots as pages, so both exist. */
+    shard = shard_new(s);
+    if (chunk == LDR_NIL) {
+        /* An entry without a chunk in DRAM is on disk and safe from evict. */
+        if (entry == LDR_NIL) {
+            entry = entry_new(s, r);
+        }
+        if (entry == LDR_NIL) {
+            st = LARDER_E_LIMIT;
+            goto err_shard;
+        }
+        chunk = chunk_new(s);
+        chunk_attach(s, chunk, entry, r);
+        ldr_store_hold(s, chunk);
+    }
+    ldr_chunk_t *c = &s->chunks[chunk];
+    ldr_shard_t *sh = &s->shards[shard];
+    sh->chunk = chunk;
+    sh->number = (uint8_t)r->number;
+    sh->state = (uint8_t)r->state;
+    sh->page = page;
+    sh->length = r->length;
+    sh->next = c->shards;
+    c->shards = shard;
+    count_bytes(s, c, r->length);
+    *shard_p = shard;
+    return LARDER_OK;
+
+err_shard:
+    s->shards[shard].next = s->shard_free;
+    s->shard_free = shard;
+    ldr_arena_give(&s->arena, page);
+err_release:
+    if (chunk != LDR_NIL) {
+        ldr_store_release(s, chunk);
+    }
+    return st;
+}
+
+void ldr_store_set_length(ldr_store_t *s, uint32_t shard, uint32_t length)
+{
+    ldr_shard_t *sh = &s->shards[shard];
+
+    count_bytes(s, &s->chunks[sh->chunk],
+                (int64_t)length - (int64_t)sh->length);
+    sh->length = length;
+}
+
+bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
+                      bool checked, bool dirty)
+{
+    ldr_shard_t *sh = &s->shards[shard];
+    ldr_chunk_t *c = &s->chunks[sh->chunk];
+
+    if (c->entry == LDR_NIL || c->epoch != s->spaces[c->space].epoch) {
+        return false;
+    }
+    sh->crc = crc;
+    sh->checked = checked;
+    sh->state = LDR_SHARD_READY;
+    if (dirty) {
+        sh->save_seq = ++s->save_seq;
+        if (s->write_behind) {
+            ldr_store_dirty_push(s, shard);
+        }
+    }
+    return true;
+}
+
+void ldr_store_abort(ldr_store_t *s, uint32_t shard)
+{
+    ldr_shard_t *sh = &s->shards[shard];
+    uint32_t chunk = sh->chunk;
+    ldr_chunk_t *c = &s->chunks[chunk];
+    uint32_t *link = &c->shards;
+
+    while (*link != shard) {
+        link = &s->shards[*link].next;
+    }
+    *link = sh->next;
+    count_bytes(s, c, -(int64_t)sh->length);
+    shard_free(s, shard);
+    /* A chunk with nothing in DRAM goes, and its entry with it if it was only
+     * ever here. Others may hold it meanwhile: then the last one frees it. */
+    if (c->shards == LDR_NIL && c->entry != LDR_NIL) {
+        uint32_t entry = c->entry;
+
+        chunk_detach(s, chunk);
+        if (!ldr_index_has_loc(&s->index, entry)) {
+            ldr_index_remove(&s->index, entry);
+        }
+    }
+    ldr_store_release(s, chunk);
+}

@@ -1,0 +1,248 @@
+/*
+ * The metadata of a node: index, arena, what is resident, spaces, and the
+ * queue of what is still to be written down. Pure bookkeeping: no I/O, no
+ * copies, no threads. The node's lock is held around every call.
+ *
+ * A chunk with shards in DRAM has an ldr_chunk_t (its number is its slot in
+ * the policy) and an ldr_shard_t for each of them.
+ *
+ * Invariants
+ *  1. A chunk is attached (its entry's resident is the chunk) or detached (no
+ *     entry leads to it any more, nobody finds it; it is freed when its last
+ *     hold ends).
+ *  2. An attached chunk is in the policy; it is a candidate for eviction
+ *     exactly while nobody holds it and it is not pinned. Pinned chunks are
+ *     evicted, oldest first, when there is no other candidate.
+ *  3. Pages of a shard change only while it is filling or reading, and are
+ *     given back only when nobody holds its chunk. So whoever holds a chunk
+ *     may walk its shards' pages without the lock.
+ *  4. Only ready shards are found. A shard becomes ready once, and never
+ *     changes after.
+ *  5. A shard is in the dirty queue exactly while `dirty`: ready, attached,
+ *     and neither written nor being written.
+ *  6. An entry without location has a resident chunk: an entry stands for
+ *     bytes somewhere.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "larder/larder.h"
+#include "store/arena.h"
+#include "store/format.h"
+#include "store/index.h"
+#include "store/policy.h"
+
+typedef enum ldr_shard_state {
+    LDR_SHARD_FREE,
+    LDR_SHARD_FILLING, /* a save copies into it */
+    LDR_SHARD_READING, /* it is being read from disk */
+    LDR_SHARD_READY
+} ldr_shard_state_t;
+
+typedef struct ldr_load ldr_load_t; /* a load that waits; see node/load.h */
+
+typedef struct ldr_shard {
+    uint32_t chunk;
+    uint32_t next; /* of the same chunk; or of the free list */
+    uint32_t page; /* first of its list */
+    uint32_t length;
+    uint32_t crc;
+    uint32_t dirty_prev, dirty_next;
+    uint8_t number; /* which shard of the chunk */
+    uint8_t state;
+    uint8_t checked; /* the bytes in DRAM have matched crc */
+    uint8_t dirty;
+    uint64_t save_seq;   /* order of saves, for flush */
+    ldr_load_t *waiters; /* while reading */
+} ldr_shard_t;
+
+typedef struct ldr_chunk {
+    larder_key_t key;
+    larder_key_t parent;
+    uint32_t entry;  /* LDR_NIL: detached */
+    uint32_t shards; /* first; or next of the free list */
+    uint32_t holds;
+    uint32_t written_s; /* of the save */
+    uint32_t expires_s;
+    uint32_t epoch;
+    uint32_t depth;
+    uint16_t space;
+    uint8_t group;
+    uint8_t pinned;
+    uint32_t bytes; /* of its shards, for the pin budget */
+    uint32_t pin_prev, pin_next;
+} ldr_chunk_t;
+
+typedef struct ldr_space {
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t epoch;
+    uint32_t tenant; /* LDR_NIL: only seen on disk so far */
+} ldr_space_t;
+
+typedef struct ldr_tenant {
+    uint8_t id[LDR_ID_BYTES];
+    uint64_t pinned_bytes;
+} ldr_tenant_t;
+
+/* Counters of events; every field is shown by name in the metrics. */
+#define LDR_COUNTER_MAP(X)                                                     \
+    X(saves_stored, "saves that were stored")                                  \
+    X(saves_present, "saves answered present")                                 \
+    X(saves_mismatch, "saves that verify_put found different")                 \
+    X(saves_full, "saves refused: everything leased")                          \
+    X(saves_canceled, "saves that were canceled or late")                      \
+    X(saves_failed, "saves refused for their arguments")                       \
+    X(saves_stale, "saves overtaken by a reset")                               \
+    X(saves_dropped_evicted, "shards evicted before they were written down")   \
+    X(saves_dropped_size, "shards larger than a segment")                      \
+    X(saves_dropped_io, "shards lost by a failed write")                       \
+    X(loads_dram, "loads served from dram")                                    \
+    X(loads_ssd, "loads served from ssd")                                      \
+    X(evicted_chunks, "chunks evicted from dram")                              \
+    X(evicted_bytes, "bytes evicted from dram")                                \
+    X(reclaimed_chunks, "shards dropped from ssd to make room")                \
+    X(saved_bytes, "bytes saved")                                              \
+    X(loaded_bytes, "bytes loaded")                                            \
+    X(removes, "shards removed")                                               \
+    X(resets, "spaces reset")
+
+typedef struct ldr_counters {
+#define X(name, text) uint64_t name;
+    LDR_COUNTER_MAP(X)
+#undef X
+    uint64_t misses[LARDER_CAUSE_COUNT];
+} ldr_counters_t;
+
+typedef struct ldr_store {
+    ldr_index_t index;
+    ldr_arena_t arena;
+    ldr_policy_t *policy;
+    ldr_chunk_t *chunks;
+    ldr_shard_t *shards;
+    uint32_t chunk_free, shard_free; /* lists */
+    uint32_t chunk_top, shard_top;   /* beyond: never used */
+    uint32_t held_chunks;
+    uint32_t pin_head, pin_tail; /* pinned chunks, oldest first */
+    uint32_t *ghosts;            /* marks of what was evicted: slot -> tag */
+    ldr_space_t *spaces;
+    uint32_t space_count;
+    ldr_tenant_t *tenants;
+    uint32_t tenant_count;
+    uint64_t pin_max;
+    bool write_behind; /* there is a tier below: new shards are dirty */
+    uint32_t dirty_head, dirty_tail;
+    uint64_t dirty_count;
+    uint64_t save_seq; /* last given */
+    ldr_counters_t n;
+} ldr_store_t;
+
+typedef struct ldr_store_params {
+    uint64_t dram_bytes;
+    bool dram_backed;
+    uint32_t entry_max;
+    uint64_t seed;
+    uint64_t pin_max;
+    const ldr_policy_ops_t *policy;
+} ldr_store_params_t;
+
+larder_status_t ldr_store_init(ldr_store_t *s,
+                               const ldr_store_params_t *params);
+void ldr_store_destroy(ldr_store_t *s);
+
+/* ---- spaces and tenants ---- */
+
+/* The number of the space or tenant with this id, added if it is new;
+ * LDR_NIL: too many. */
+uint32_t ldr_store_space(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES]);
+uint32_t ldr_store_tenant(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES]);
+
+/* ---- finding ---- */
+
+/* A chunk's name, with its fingerprint worked out once. */
+typedef struct ldr_name {
+    const larder_key_t *key;
+    uint64_t fingerprint;
+    uint32_t space;
+    uint32_t group;
+} ldr_name_t;
+
+ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space, uint32_t group,
+                          const larder_key_t *key);
+
+/*
+ * The one lookup: the entry, valid now (epoch, TTL, full key where it is
+ * resident), or LDR_NIL and why. Stale entries are forgotten on the way.
+ * after: see ldr_index_find().
+ */
+uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
+                        uint32_t now_s, larder_cause_t *cause_p);
+
+/* The shard in DRAM in whatever state, or LDR_NIL. */
+uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,
+                            uint32_t number);
+
+/* Drops the entry and detaches its chunk. Its shards on disk are not found
+ * any more; the caller decides whether that needs a tombstone. */
+void ldr_store_forget(ldr_store_t *s, uint32_t entry);
+
+/* Forgets one location, and the entry if nothing is left of it; evicted: to
+ * make room, so that later misses say so. */
+void ldr_store_drop_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
+                        bool evicted);
+
+/* ---- DRAM ---- */
+
+typedef struct ldr_reserve {
+    ldr_name_t name;
+    const larder_key_t *parent; /* NULL: none */
+    uint32_t depth;
+    uint32_t shards; /* of the space */
+    uint32_t number;
+    uint32_t length;
+    uint32_t now_s;
+    uint32_t expires_s;
+    bool pin;
+    ldr_shard_state_t state; /* FILLING or READING */
+} ldr_reserve_t;
+
+/*
+ * Makes a shard with room for length bytes, in the given state, evicting what
+ * must go, and holds its chunk. entry: that of the chunk, or LDR_NIL: it is
+ * added. LARDER_E_FULL: not even by evicting all that nobody holds.
+ */
+larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
+                                  const ldr_reserve_t *r, uint32_t *shard_p);
+
+/* A shard being read turns out to be this long: no longer than reserved. */
+void ldr_store_set_length(ldr_store_t *s, uint32_t shard, uint32_t length);
+
+/* A filled or read shard becomes visible. dirty: queue it for write-behind.
+ * False: its space was reset or its chunk removed meanwhile; the caller ends
+ * it with ldr_store_abort(). */
+bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
+                      bool checked, bool dirty);
+
+/* Undoes a reservation: shard, pages, the hold, and what became empty. */
+void ldr_store_abort(ldr_store_t *s, uint32_t shard);
+
+void ldr_store_hold(ldr_store_t *s, uint32_t chunk);
+void ldr_store_release(ldr_store_t *s, uint32_t chunk);
+
+/* Takes one chunk nobody holds out of DRAM. False: there is none. */
+bool ldr_store_evict(ldr_store_t *s);
+
+/* Takes the chunk out of DRAM because its bytes are not right; a location on
+ * disk stays. */
+void ldr_store_discard(ldr_store_t *s, uint32_t chunk);
+
+/* ---- the queue of what is to be written down ---- */
+
+void ldr_store_dirty_push(ldr_store_t *s, uint32_t shard);
+void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard);
+
+/* ---- marks of the evicted ---- */
+
+void ldr_store_ghost_mark(ldr_store_t *s, uint64_t fingerprint);
+bool ldr_store_ghost_find(const ldr_store_t *s, uint64_t fingerprint);
