@@ -89,10 +89,15 @@ static void stage_ahead(stage_t *s, uint32_t at)
         s->loads[slot] = (ldr_load_t){
             .target = {s->space->number, s->space->shards, &s->items[slot]},
         };
-        waits |= !ldr_load_begin(node, &s->loads[slot]);
+        ldr_load_t *load = &s->loads[slot];
+        bool settled = ldr_load_begin(node, load);
+        if (settled && load->cause == LARDER_CAUSE_FULL && s->begun > at) {
+            break; /* reads before it hold the room: after them */
+        }
+        waits |= !settled;
         s->begun++;
         /* Behind a miss nothing is of use. */
-        if (s->loads[slot].status == LARDER_MISS) {
+        if (settled && load->status == LARDER_MISS) {
             s->total = s->begun;
         }
     }

@@ -174,10 +174,15 @@ static uint64_t loads_begin(ldr_op_t *op)
             load->arg = op;
             op->load_item[slot] = op->next;
             op->used_mask |= (uint64_t)1 << slot;
-            if (ldr_load_begin(op->lar->node, load)) {
-                settled |= (uint64_t)1 << slot;
-            } else {
+            if (!ldr_load_begin(op->lar->node, load)) {
                 waits = true;
+            } else if (load->cause == LARDER_CAUSE_FULL &&
+                       op->used_mask != (uint64_t)1 << slot) {
+                /* Its own siblings hold the room: after them. */
+                op->used_mask &= ~((uint64_t)1 << slot);
+                break;
+            } else {
+                settled |= (uint64_t)1 << slot;
             }
         }
         op->next++;
