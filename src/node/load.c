@@ -196,7 +196,7 @@ static void read_settle(ldr_node_t *node, ldr_read_t *read, bool parsed,
     int error = read->req.error;
 
     if (error == 0 && parsed && is_ours(read, record)) {
-        ssd->failures = 0;
+        ssd->read_failures = 0;
         ssd->read_bytes += (uint64_t)ldr_loc_blocks(read->loc) * LDR_BLOCK;
         c->parent = record->parent;
         c->written_s = record->written_s;
@@ -211,7 +211,7 @@ static void read_settle(ldr_node_t *node, ldr_read_t *read, bool parsed,
     }
     if (error != 0) {
         ssd->read_errors++;
-        ldr_ssd_failed(ssd, "read", error);
+        ldr_ssd_failed(ssd, &ssd->read_failures, "read", error);
     }
     read_failed(node, shard,
                 error != 0 ? LARDER_CAUSE_IO : LARDER_CAUSE_CORRUPT);
@@ -221,34 +221,7 @@ static void read_settle(ldr_node_t *node, ldr_read_t *read, bool parsed,
     }
 }
 
-static void read_done(ldr_io_req_t *req)
-{
-    ldr_read_t *read = req->arg;
-    ldr_node_t *node = read->node;
-    uint32_t descriptor =
-        ldr_loc_block(read->loc) + ldr_loc_blocks(read->loc) - 1;
-    ldr_record_t record = {0};
-    bool parsed =
-        req->error == 0 &&
-        ldr_record_parse(read->block, &read->header, descriptor, &record);
-
-    ldr_node_lock(node);
-    read_settle(node, read, parsed, &record);
-    ldr_segment_t *segment = &node->ssds[ldr_loc_disk(read->loc)]
-                                  .disk.segments[ldr_loc_segment(read->loc)];
-    segment->readers--;
-    if (segment->readers == 0) {
-        ldr_ssd_wake(&node->ssds[ldr_loc_disk(read->loc)]);
-    }
-    read->next = node->read_free;
-    node->read_free = read;
-    pthread_cond_broadcast(&node->changed);
-    bool more = node->read_head != LDR_NIL;
-    ldr_node_unlock(node);
-    if (more) {
-        ldr_node_reads_go(node);
-    }
-}
+static void read_done(ldr_io_req_t *req);
 
 /* Takes the next shard that waits into a slot. False: there was a reason not
  * to read it. With the lock. */
@@ -290,28 +263,69 @@ static bool read_setup(ldr_node_t *node, ldr_read_t *read, uint32_t shard)
     return true;
 }
 
+/* As many of the waiting reads as there are slots for. With the lock; the
+ * caller submits them without it. */
+static unsigned reads_collect(ldr_node_t *node, ldr_io_req_t **reqs)
+{
+    unsigned count = 0;
+
+    while (count < GO_MAX && node->read_free != NULL &&
+           node->read_head != LDR_NIL) {
+        uint32_t shard = node->read_head;
+        ldr_read_t *read = node->read_free;
+
+        node->read_head = node->store.shards[shard].dirty_next;
+        if (node->read_head == LDR_NIL) {
+            node->read_tail = LDR_NIL;
+        }
+        if (read_setup(node, read, shard)) {
+            node->read_free = read->next;
+            reqs[count++] = &read->req;
+        }
+    }
+    return count;
+}
+
+static void read_done(ldr_io_req_t *req)
+{
+    ldr_read_t *read = req->arg;
+    ldr_node_t *node = read->node;
+    ldr_ssd_t *ssd = &node->ssds[ldr_loc_disk(read->loc)];
+    uint32_t descriptor =
+        ldr_loc_block(read->loc) + ldr_loc_blocks(read->loc) - 1;
+    ldr_io_req_t *reqs[GO_MAX];
+    ldr_record_t record = {0};
+    bool parsed =
+        req->error == 0 &&
+        ldr_record_parse(read->block, &read->header, descriptor, &record);
+
+    ldr_node_lock(node);
+    read_settle(node, read, parsed, &record);
+    ldr_segment_t *segment = &ssd->disk.segments[ldr_loc_segment(read->loc)];
+    segment->readers--;
+    if (segment->readers == 0) {
+        ldr_ssd_wake(ssd);
+    }
+    read->next = node->read_free;
+    node->read_free = read;
+    unsigned count = reads_collect(node, reqs);
+    ldr_io_t *io = node->io;
+    pthread_cond_broadcast(&node->changed);
+    ldr_node_unlock(node);
+    /* The node may be gone by now, unless there are reads in flight. */
+    if (count > 0) {
+        ldr_io_submit(io, reqs, count);
+    }
+}
+
 void ldr_node_reads_go(ldr_node_t *node)
 {
     ldr_io_req_t *reqs[GO_MAX];
     unsigned count;
 
     do {
-        count = 0;
         ldr_node_lock(node);
-        while (count < GO_MAX && node->read_free != NULL &&
-               node->read_head != LDR_NIL) {
-            uint32_t shard = node->read_head;
-            ldr_read_t *read = node->read_free;
-
-            node->read_head = node->store.shards[shard].dirty_next;
-            if (node->read_head == LDR_NIL) {
-                node->read_tail = LDR_NIL;
-            }
-            if (read_setup(node, read, shard)) {
-                node->read_free = read->next;
-                reqs[count++] = &read->req;
-            }
-        }
+        count = reads_collect(node, reqs);
         ldr_node_unlock(node);
         if (count > 0) {
             ldr_io_submit(node->io, reqs, count);
@@ -381,7 +395,7 @@ void ldr_reads_drain(ldr_node_t *node)
         for (ldr_read_t *r = node->read_free; r != NULL; r = r->next) {
             idle++;
         }
-        if (idle == node->read_count) {
+        if (idle == node->read_count && node->read_head == LDR_NIL) {
             break;
         }
         pthread_cond_wait(&node->changed, &node->lock);

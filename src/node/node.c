@@ -59,13 +59,23 @@ static bool populate_slice(ldr_node_t *node)
     bool ok = ldr_arena_slice_populate(&node->store.arena, &slice);
     ldr_node_lock(node);
     ldr_arena_slice_give(&node->store.arena, &slice, ok);
+    pthread_cond_broadcast(&node->changed);
     return true;
 }
 
 void ldr_node_populate(ldr_node_t *node, size_t bytes)
 {
-    while (node->store.arena.free_count < ldr_arena_pages(bytes) &&
-           populate_slice(node)) {
+    const ldr_arena_t *arena = &node->store.arena;
+
+    while (arena->free_count < ldr_arena_pages(bytes)) {
+        if (populate_slice(node)) {
+            continue;
+        }
+        if (arena->ready_count + arena->failed_count == arena->page_count) {
+            return;
+        }
+        /* Another thread has the last slices in hand: a millisecond each. */
+        pthread_cond_wait(&node->changed, &node->lock);
     }
 }
 
@@ -93,8 +103,8 @@ static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
     const ldr_options_t *o = &node->options;
     int error = -ENOSYS;
 
-    if (env->io != NULL) {
-        node->io = env->io;
+    if (env->io != NULL || o->dir_count == 0) {
+        node->io = env->io; /* DRAM alone needs none */
         return LARDER_OK;
     }
     node->io_owned = true;
@@ -181,7 +191,7 @@ static void disks_agree(ldr_node_t *node)
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_t *ssd = &node->ssds[i];
 
-        if (ssd->on && ldr_ssd_super_update(ssd) != LARDER_OK) {
+        if (ssd->on && ldr_ssd_super_update(ssd, false) != LARDER_OK) {
             ldr_node_lock(node);
             ldr_ssd_off(ssd, "write the superblock", -EIO);
             ldr_node_unlock(node);
@@ -220,8 +230,6 @@ static void node_free(ldr_node_t *node)
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_stop(&node->ssds[i]);
     }
-    /* Waits for every request in flight: after it no callback runs. */
-    ldr_io_t *io = node->io;
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_drain(&node->ssds[i]);
     }
@@ -229,8 +237,8 @@ static void node_free(ldr_node_t *node)
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_close(&node->ssds[i]);
     }
-    if (node->io_owned && io != NULL) {
-        io->ops->destroy(io);
+    if (node->io_owned && node->io != NULL) {
+        node->io->ops->destroy(node->io);
     }
     ldr_free(node->ssds);
     ldr_reads_destroy(node);

@@ -137,7 +137,7 @@ static ldr_loc_t carry_write(reclaim_t *r, ldr_record_t *record)
     if (error != 0) {
         f->failed = true;
         ssd->write_errors++;
-        ldr_ssd_failed(ssd, "carry", error);
+        ldr_ssd_failed(ssd, &ssd->write_failures, "carry", error);
     } else {
         ssd->carried_bytes += (uint64_t)blocks * LDR_BLOCK;
     }
@@ -209,7 +209,9 @@ static bool drop(void *arg, uint32_t segment, const ldr_record_t *record)
     return true;
 }
 
-/* The closed segment that was filled longest ago and is not being read. */
+/* The segment that was filled longest ago and is not being read. A lost one is
+ * used again like any other: by then nothing older is left that tombstones in
+ * it could cancel. */
 static uint32_t oldest_segment(const ldr_ssd_t *ssd)
 {
     const ldr_disk_t *d = &ssd->disk;
@@ -218,7 +220,8 @@ static uint32_t oldest_segment(const ldr_ssd_t *ssd)
     for (uint32_t i = 0; i < d->segment_count; i++) {
         const ldr_segment_t *s = &d->segments[i];
 
-        if (s->state == LDR_SEGMENT_CLOSED && s->readers == 0 &&
+        if ((s->state == LDR_SEGMENT_CLOSED || s->state == LDR_SEGMENT_LOST) &&
+            s->readers == 0 &&
             (best == LDR_NIL || s->sequence < d->segments[best].sequence)) {
             best = i;
         }
@@ -298,7 +301,7 @@ bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
     if (error != 0) {
         d->filling[ssd->current].failed = true;
         ssd->write_errors++;
-        ldr_ssd_failed(ssd, "sync", error);
+        ldr_ssd_failed(ssd, &ssd->write_failures, "sync", error);
         return true;
     }
     if (r.stuck || s->readers > 0) {
@@ -313,7 +316,7 @@ bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
     ldr_node_lock(node);
     if (error != 0) {
         ssd->write_errors++;
-        ldr_ssd_failed(ssd, "reuse a segment", error);
+        ldr_ssd_failed(ssd, &ssd->write_failures, "reuse a segment", error);
     } else {
         ssd->ready = r.segment;
     }

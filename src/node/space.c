@@ -66,14 +66,14 @@ static larder_status_t write_super(ldr_ssd_t *ssd)
     return st;
 }
 
-larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd)
+larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd, bool always)
 {
     larder_status_t st = LARDER_OK;
     bool full;
 
     pthread_mutex_lock(&ssd->super_lock);
     ldr_node_lock(ssd->node);
-    bool changed = take_over_epochs(ssd, &full) || ssd->super_stale;
+    bool changed = take_over_epochs(ssd, &full) || ssd->super_stale || always;
     ldr_node_unlock(ssd->node);
     if (full) {
         st = ldr_fail(LARDER_E_LIMIT,
@@ -179,7 +179,7 @@ larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space)
                           ssd->params.path);
             continue;
         }
-        if (ldr_ssd_super_update(ssd) != LARDER_OK) {
+        if (ldr_ssd_super_update(ssd, false) != LARDER_OK) {
             ldr_node_lock(node);
             ssd->super_stale = true;
             ldr_ssd_off(ssd, "record a reset", -EIO);

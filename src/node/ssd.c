@@ -53,21 +53,28 @@ void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error)
                   ssd->reason);
     }
     ssd->on = false;
-    ssd->failures = 0;
+    ssd->write_failures = ssd->read_failures = 0;
     ssd->tomb_count = 0;
     ssd->retry_ns = retry_time(ssd);
     current(ssd)->failed = true;
     sync_give_up(ssd);
 }
 
-void ldr_ssd_failed(ldr_ssd_t *ssd, const char *what, int error)
+void ldr_ssd_failed(ldr_ssd_t *ssd, unsigned *failures, const char *what,
+                    int error)
 {
-    if (++ssd->failures >= FAILURES_MAX) {
+    if (++*failures >= FAILURES_MAX) {
         ldr_ssd_off(ssd, what, error);
     } else {
         ldr_warn(&ssd->node->log, "%s: %s: %s", ssd->params.path, what,
                  strerror(-error));
     }
+}
+
+static void write_failed(ldr_ssd_t *ssd, const char *what, int error)
+{
+    ssd->write_errors++;
+    ldr_ssd_failed(ssd, &ssd->write_failures, what, error);
 }
 
 void ldr_ssd_lose(ldr_ssd_t *ssd, ldr_filling_t *f)
@@ -100,12 +107,30 @@ void ldr_ssd_lose(ldr_ssd_t *ssd, ldr_filling_t *f)
     sync_give_up(ssd);
 }
 
+/* Whether the disk takes writes again: its superblock, and a first file where
+ * it could not have one. Without the lock. */
+static int try_write(ldr_ssd_t *ssd, uint32_t *ready_p)
+{
+    ldr_disk_t *d = &ssd->disk;
+    int error = 0;
+
+    if (ldr_ssd_super_update(ssd, true) != LARDER_OK) {
+        return -EIO;
+    }
+    if (*ready_p == LDR_NIL && d->file_count < FILES_MIN) {
+        error = ldr_disk_segment_create(d, ready_p);
+        if (error == 0) {
+            error = ldr_disk_segment_prepare(d, *ready_p);
+        }
+    }
+    return error;
+}
+
 /* Opens what could not be opened, or goes on after a failure. */
 static bool try_on(ldr_ssd_t *ssd)
 {
     ldr_node_t *node = ssd->node;
     bool flying = current(ssd)->flying > 0 || other(ssd)->flying > 0;
-    larder_status_t st = LARDER_OK;
     uint32_t ready = ssd->ready;
     int error = 0;
 
@@ -118,34 +143,22 @@ static bool try_on(ldr_ssd_t *ssd)
             ldr_ssd_lose(ssd, &ssd->disk.filling[i]);
         }
     }
+    bool opened = ssd->opened;
     ldr_node_unlock(node);
-    if (!ssd->opened) {
-        st = ldr_ssd_reopen(ssd);
+    if (!opened) {
+        error = ldr_ssd_reopen(ssd) == LARDER_OK ? 0 : -EIO;
     } else {
-        st = ldr_ssd_super_update(ssd);
-        if (st == LARDER_OK && ready == LDR_NIL) {
-            /* A write that must work, or it is no use to go on. */
-            error = ldr_disk_segment_create(&ssd->disk, &ready);
-            if (error == 0) {
-                error = ldr_disk_segment_prepare(&ssd->disk, ready);
-            }
-        }
+        error = try_write(ssd, &ready);
     }
     ldr_node_lock(node);
-    if (!ssd->opened || st != LARDER_OK) {
-        return true;
+    if (error != 0) {
+        return true; /* still off, for the reason that is there */
     }
-    if (error == 0) {
-        ssd->ready = ready;
-    } else if (error != -ENOSPC || ssd->disk.file_count < FILES_MIN) {
-        ldr_ssd_off(ssd, "trying again", error);
-        return true;
-    }
-    if (!ssd->on) {
-        ldr_info(&node->log, "%s: on again", ssd->params.path);
-    }
+    ssd->ready = ready;
+    ssd->files = ssd->disk.file_count;
     ssd->on = true;
     ssd->reason[0] = '\0';
+    ldr_info(&node->log, "%s: on again", ssd->params.path);
     pthread_cond_broadcast(&node->changed);
     return true;
 }
@@ -181,10 +194,9 @@ static void batch_finish(ldr_ssd_t *ssd, ldr_batch_t *batch)
     f->flying--;
     if (error != 0) {
         f->failed = true;
-        ssd->write_errors++;
-        ldr_ssd_failed(ssd, "write", error);
+        write_failed(ssd, "write", error);
     } else {
-        ssd->failures = 0;
+        ssd->write_failures = 0;
         ssd->written_bytes += batch->bytes;
         if (ssd->unsynced_ns == 0) {
             ssd->unsynced_ns = ldr_now_ns(ssd->node->clock);
@@ -405,9 +417,8 @@ static bool close_filling(ldr_ssd_t *ssd, ldr_filling_t *f)
     ldr_node_lock(ssd->node);
     if (error != 0) {
         *f = closing;
-        ssd->write_errors++;
         ldr_ssd_lose(ssd, f);
-        ldr_ssd_failed(ssd, "close a segment", error);
+        write_failed(ssd, "close a segment", error);
     }
     return true;
 }
@@ -478,11 +489,10 @@ static bool create_ready(ldr_ssd_t *ssd)
         ssd->retry_ns = retry_time(ssd);
         return true;
     }
-    ssd->write_errors++;
     if (error == -ENOSPC) {
         ldr_ssd_off(ssd, "make a segment", error);
     } else {
-        ldr_ssd_failed(ssd, "make a segment", error);
+        write_failed(ssd, "make a segment", error);
     }
     return true;
 }
@@ -536,8 +546,7 @@ static bool sync_step(ldr_ssd_t *ssd)
     }
     if (error != 0) {
         f->failed = true;
-        ssd->write_errors++;
-        ldr_ssd_failed(ssd, "sync", error);
+        write_failed(ssd, "sync", error);
         return true;
     }
     if (asked) {
@@ -555,7 +564,9 @@ bool ldr_ssd_step(ldr_ssd_t *ssd)
     if (!ssd->on) {
         return try_on(ssd);
     }
-    return write_batch(ssd) || close_filling(ssd, other(ssd)) ||
+    /* Whoever waits for a sync waits for what is in flight, not for more. */
+    bool drain = ssd->sync_done < ssd->sync_wanted && ssd->tomb_count == 0;
+    return (!drain && write_batch(ssd)) || close_filling(ssd, other(ssd)) ||
            (current(ssd)->failed && close_filling(ssd, current(ssd))) ||
            prepare(ssd) || sync_step(ssd);
 }

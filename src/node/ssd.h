@@ -60,8 +60,8 @@ struct ldr_ssd {
                                    before the node's lock */
     bool super_stale;           /* its superblock lacks a reset or a tenant */
     char reason[128];           /* why it is off, or smaller than configured */
-    unsigned failures;          /* in a row */
-    uint64_t retry_ns;          /* when to try again what failed */
+    unsigned write_failures, read_failures; /* in a row */
+    uint64_t retry_ns;                      /* when to try again what failed */
     uint32_t files;       /* segment files there are, for the statistics */
     uint32_t files_limit; /* after ENOSPC: use no more files than this */
 
@@ -107,8 +107,10 @@ uint64_t ldr_ssd_want_sync(ldr_ssd_t *ssd);
 
 /* Turns the disk off, with the lock held. */
 void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error);
-/* A failed read or write: three in a row turn the disk off. */
-void ldr_ssd_failed(ldr_ssd_t *ssd, const char *what, int error);
+/* A failed read or write, counted in one of the two: three in a row turn the
+ * disk off. With the lock. */
+void ldr_ssd_failed(ldr_ssd_t *ssd, unsigned *failures, const char *what,
+                    int error);
 
 /* Drops every location in a segment that was being filled: its write or sync
  * failed. With the lock, and no write of it in flight. */
@@ -121,9 +123,9 @@ bool ldr_ssd_reclaim(ldr_ssd_t *ssd);
 /* Enters a record found on disk into the index. Takes the lock. */
 bool ldr_ssd_apply(void *ssd, uint32_t segment, const ldr_record_t *record);
 
-/* Writes the superblock with all that the node knows: epochs and tenants.
- * Without the lock. */
-larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd);
+/* Writes the superblock if the node knows of epochs or tenants that it lacks,
+ * or always. Without the lock. */
+larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd, bool always);
 
 /* The oldest save not yet on disk, or UINT64_MAX. With the lock. */
 uint64_t ldr_ssd_oldest(const ldr_ssd_t *ssd);

@@ -157,7 +157,7 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
      * disk that is off until all of it is. */
     st = ldr_disk_recover(&ssd->disk, true, ldr_ssd_apply, ssd, &found);
     if (st == LARDER_OK) {
-        st = ldr_ssd_super_update(ssd);
+        st = ldr_ssd_super_update(ssd, false);
     }
     if (st != LARDER_OK) {
         ldr_disk_close(&ssd->disk);

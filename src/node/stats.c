@@ -86,7 +86,8 @@ void ldr_node_stats(ldr_node_t *node, larder_stats_t *out)
     }
     out->removes = n->removes;
     out->resets = n->resets;
-    out->io_uring = strcmp(node->io->ops->name, "io_uring") == 0;
+    out->io_uring =
+        node->io != NULL && strcmp(node->io->ops->name, "io_uring") == 0;
     out->disks = node->ssd_count;
     for (unsigned i = 0; i < node->ssd_count; i++) {
         disk_stats(&node->ssds[i], &out->disk[i]);

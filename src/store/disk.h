@@ -14,7 +14,8 @@
  *                    | reclaim: its records are      synced      v
  *                    | carried or dropped          ,---------- CLOSED
  *                    `-----------------------------'
- *   OPEN -> LOST when a write or sync failed: not used again by this process.
+ *   OPEN -> LOST when a write or sync failed: nothing in it is found any more,
+ *   and it is reclaimed when it is the oldest.
  *
  * Invariants
  *  1. A segment's sequence is higher than that of every use of any segment
