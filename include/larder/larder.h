@@ -155,7 +155,8 @@ typedef enum larder_log_level {
     LARDER_LOG_DEBUG
 } larder_log_level_t;
 
-/* Called from any thread, with no lock of Larder's held. */
+/* Called from any thread, with locks of Larder's held: it must not call Larder,
+ * and should return soon. */
 typedef void (*larder_log_fn)(void *arg, larder_log_level_t level,
                               const char *line);
 

@@ -77,17 +77,20 @@ static inline void ldr_node_lock(ldr_node_t *node)
     pthread_mutex_lock(&node->lock);
 }
 
+/* A broken invariant: says so once, and poisons the node. With the lock. */
+void ldr_node_poison(ldr_node_t *node, const char *what);
+
 static inline void ldr_node_unlock(ldr_node_t *node)
 {
+    if (__builtin_expect(node->store.broken != NULL, 0)) {
+        ldr_node_poison(node, node->store.broken);
+    }
     pthread_mutex_unlock(&node->lock);
 }
 
 /* Waits for `changed`, with the lock held; false: the deadline passed. In a
  * manual node: does one step; false: there was none. */
 bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns);
-
-/* A broken invariant: says so once, and poisons the node. */
-void ldr_node_poison(ldr_node_t *node, const char *what);
 
 /* Makes more of the arena resident until so many bytes are free or all of it
  * is. With the lock held, which it drops meanwhile. Before anything is evicted

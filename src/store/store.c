@@ -9,6 +9,11 @@
 #define GHOSTS ((uint32_t)1 << 20)
 #define TENANTS_MAX 4096u
 
+/* Remembers the first invariant that does not hold; the node then answers no
+ * more calls. Gives whether it holds. */
+#define HOLDS(s, condition)                                                    \
+    ((condition) || ((s)->broken = (s)->broken ? (s)->broken : #condition, 0))
+
 static size_t slots_of(const ldr_store_t *s)
 {
     /* A shard has at least one page, a chunk at least one shard. */
@@ -137,6 +142,9 @@ void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard)
 {
     ldr_shard_t *sh = &s->shards[shard];
 
+    if (!HOLDS(s, sh->dirty)) {
+        return;
+    }
     if (sh->dirty_prev != LDR_NIL) {
         s->shards[sh->dirty_prev].dirty_next = sh->dirty_next;
     } else {
@@ -302,7 +310,7 @@ void ldr_store_release(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
 
-    if (--c->holds > 0) {
+    if (!HOLDS(s, c->holds > 0) || --c->holds > 0) {
         return;
     }
     s->held_chunks--;
@@ -317,6 +325,9 @@ void ldr_store_forget(ldr_store_t *s, uint32_t entry)
 {
     ldr_entry_t *e = ldr_index_at(&s->index, entry);
 
+    if (!HOLDS(s, e->shards > 0)) { /* an entry that is in use */
+        return;
+    }
     if (e->resident != LDR_NIL) {
         chunk_detach(s, e->resident);
     }
@@ -589,7 +600,9 @@ bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
     ldr_shard_t *sh = &s->shards[shard];
     ldr_chunk_t *c = &s->chunks[sh->chunk];
 
-    if (c->entry == LDR_NIL || c->epoch != s->spaces[c->space].epoch) {
+    if (!HOLDS(s, sh->state == LDR_SHARD_FILLING ||
+                      sh->state == LDR_SHARD_READING) ||
+        c->entry == LDR_NIL || c->epoch != s->spaces[c->space].epoch) {
         return false;
     }
     sh->crc = crc;
@@ -611,6 +624,9 @@ void ldr_store_abort(ldr_store_t *s, uint32_t shard)
     ldr_chunk_t *c = &s->chunks[chunk];
     uint32_t *link = &c->shards;
 
+    if (!HOLDS(s, sh->state != LDR_SHARD_READY)) {
+        return;
+    }
     while (*link != shard) {
         link = &s->shards[*link].next;
     }

@@ -136,6 +136,7 @@ typedef struct ldr_store {
     uint64_t dirty_count;
     uint64_t save_seq; /* last given */
     ldr_counters_t n;
+    const char *broken; /* the first invariant found broken, or NULL */
 } ldr_store_t;
 
 typedef struct ldr_store_params {
