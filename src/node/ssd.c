@@ -10,7 +10,8 @@
 #include "store/arena.h"
 
 #define FAILURES_MAX 3u /* in a row: then the disk is off */
-#define FILES_MIN 2u    /* with fewer there is nothing to rotate */
+#define TOMB_SLACK_MAX 64u
+#define FILES_MIN 2u /* with fewer there is nothing to rotate */
 
 static uint64_t retry_time(const ldr_ssd_t *ssd)
 {
@@ -332,7 +333,11 @@ static void batch_fill(ldr_ssd_t *ssd, ldr_batch_t *batch)
 {
     ldr_store_t *store = &ssd->node->store;
     ldr_filling_t fresh = {.next_block = 1};
+    /* Shards leave some room, so that tombstones that a reclaim must carry
+     * find it: reclaim is what makes the next segment. */
+    uint32_t slack = ssd->disk.segment_blocks / 64;
 
+    slack = slack < TOMB_SLACK_MAX ? slack : TOMB_SLACK_MAX;
     while (ssd->tomb_count > 0 && batch->count < LDR_BATCH_RECORDS &&
            make_room(ssd, batch, 1)) {
         batch_add(ssd, batch, &ssd->tombs[ssd->tomb_head], LDR_NIL);
@@ -345,14 +350,14 @@ static void batch_fill(ldr_ssd_t *ssd, ldr_batch_t *batch)
         uint32_t length = store->shards[shard].length;
         uint32_t blocks = ldr_record_blocks(length);
 
-        if (!ldr_filling_fits(&ssd->disk, &fresh, blocks)) {
+        if (!ldr_filling_fits(&ssd->disk, &fresh, blocks + slack)) {
             ldr_store_dirty_remove(store, shard);
             store->n.saves_dropped_size++;
             continue;
         }
         if (batch->req.iov_count + ldr_arena_pages(length) + 1 >
                 LDR_BATCH_IOV ||
-            !make_room(ssd, batch, blocks)) {
+            !make_room(ssd, batch, blocks + slack)) {
             break;
         }
         ldr_record_t record = record_of(store, shard);

@@ -346,7 +346,7 @@ static uint32_t lru_victim(ldr_policy_t *policy)
 }
 
 /* Of what was never used again nothing says that it will be; of the rest, the
- * longer ago the less. */
+ * longer ago the less: half as much for twice the time. */
 static uint32_t lru_keep(const ldr_policy_record_t *record)
 {
     if (record->pinned) {
@@ -357,7 +357,7 @@ static uint32_t lru_keep(const ldr_policy_record_t *record)
     }
     uint32_t age_s =
         record->now_s > record->used_s ? record->now_s - record->used_s : 0;
-    return age_s < UINT32_MAX - 1 ? UINT32_MAX - 1 - age_s : 1;
+    return age_s < UINT32_MAX / 2 ? (UINT32_MAX - 1) / (age_s + 1) : 1;
 }
 
 const ldr_policy_ops_t ldr_policy_lru = {
