@@ -339,7 +339,8 @@ typedef struct larder_item {
     /* results */
     larder_status_t status;
     larder_cause_t cause; /* of a LARDER_MISS */
-    size_t length;        /* get, exists: bytes of the shard */
+    size_t length;        /* get, exists: bytes of the shard; exists of one
+                             that is on ssd only: rounded up to a block */
 } larder_item_t;
 
 typedef enum larder_op {

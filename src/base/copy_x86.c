@@ -11,6 +11,11 @@
 #include <string.h>
 
 #define LINE 64u
+/* How far ahead of a copy its source is asked for. The CPU's own prefetching
+ * stops at every page of 4 KiB, which costs a tenth of the speed; what goes
+ * past the end is where most callers continue. Non-temporal: a source is not
+ * read again soon either. */
+#define AHEAD 2048u
 #define SSE42 __attribute__((target("sse4.2,pclmul")))
 #define AVX512 __attribute__((target("sse4.2,pclmul,avx512f,vpclmulqdq")))
 #define INLINE static inline __attribute__((always_inline))
@@ -173,6 +178,7 @@ AVX512 INLINE __m512i take_512(uint8_t *to, const uint8_t *from, size_t i,
     __m512i v = _mm512_loadu_si512(from + i);
 
     if (stream) {
+        _mm_prefetch((const char *)from + i + AHEAD, _MM_HINT_NTA);
         _mm512_stream_si512((void *)(to + i), v);
     }
     return v;

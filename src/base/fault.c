@@ -1,6 +1,6 @@
 #include "base/fault.h"
 
-#include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,34 +76,40 @@ static int fault_find(const char *name, size_t length)
     return -1;
 }
 
+/* ":" and a plain number; moves *text past it. */
+static bool parse_number(const char **text, uint64_t *value_p)
+{
+    char *end;
+
+    if ((*text)[0] != ':' || (*text)[1] < '0' || (*text)[1] > '9') {
+        return false;
+    }
+    errno = 0;
+    *value_p = strtoull(*text + 1, &end, 10);
+    *text = end;
+    return errno == 0 && *value_p <= UINT64_MAX / 2;
+}
+
 /* One pass to check, one to arm, so that a bad text arms nothing. */
 static bool fault_walk(const char *text, bool arm)
 {
     while (*text != '\0') {
         size_t length = strcspn(text, ":,");
         int point = fault_find(text, length);
-        unsigned long long nth = 1, times = 1;
-        int used = 0;
+        uint64_t nth = 1, times = 1;
 
-        if (point < 0) {
+        text += length;
+        if (point < 0 || (*text == ':' && (!parse_number(&text, &nth) ||
+                                           !parse_number(&text, &times)))) {
             return false;
         }
-        text += length;
-        if (*text == ':') {
-            if (sscanf(text, ":%llu:%llu%n", &nth, &times, &used) != 2 ||
-                nth == 0) {
-                return false;
-            }
-            text += used;
+        if (nth == 0 || (*text != ',' && *text != '\0')) {
+            return false;
         }
         if (arm) {
             ldr_fault_arm((ldr_fault_t)point, nth, times);
         }
-        if (*text == ',') {
-            text++;
-        } else if (*text != '\0') {
-            return false;
-        }
+        text += *text == ',';
     }
     return true;
 }

@@ -45,7 +45,9 @@ larder_status_t ldr_handle_check(const larder_t *lar)
                         "one of your own");
     }
     if (__atomic_load_n(&lar->node->poisoned, __ATOMIC_RELAXED)) {
-        return LARDER_E_POISONED;
+        return ldr_fail(LARDER_E_POISONED,
+                        "a broken invariant was found, see the log: close the "
+                        "handle and open it again");
     }
     return LARDER_OK;
 }
@@ -322,9 +324,12 @@ larder_status_t larder_chain(const larder_space_t *space,
     const larder_chain_params_t *p = params != NULL ? params : &none;
     uint8_t root[32];
 
-    ldr_fail_clear();
-    if (space == NULL || count_p == NULL || (token_count > 0 && !tokens)) {
-        return ldr_fail(LARDER_E_INVALID, "space, tokens or count_p is NULL");
+    larder_status_t st = ldr_space_check(space);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (count_p == NULL || (token_count > 0 && tokens == NULL)) {
+        return ldr_fail(LARDER_E_INVALID, "tokens or count_p is NULL");
     }
     size_t count = token_count / space->chunk_tokens;
     if (count > keys_max || (count > 0 && keys == NULL)) {

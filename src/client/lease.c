@@ -136,7 +136,7 @@ static void stage_trim(stage_t *s, uint32_t kept, uint32_t at)
     for (uint32_t i = at; i < s->begun; i++) {
         ldr_load_t *load = &s->loads[i % LDR_WINDOW];
 
-        ldr_load_abandon(node, load, LARDER_CAUSE_DEADLINE);
+        ldr_load_abandon(node, load, LARDER_E_CANCELED);
         ldr_load_end(node, load, false);
     }
     ldr_node_lock(node);

@@ -50,19 +50,27 @@ static larder_status_t check_buffers(const larder_item_t *item, bool written)
                         LARDER_IOV_MAX);
     }
     for (uint32_t i = 0; i < item->iov_count; i++) {
+        uintptr_t end;
+
         if (item->iov[i].iov_len == 0 || item->iov[i].iov_base == NULL) {
             return ldr_fail(LARDER_E_INVALID, "buffer %u is empty", i);
         }
-        if (__builtin_add_overflow(bytes, item->iov[i].iov_len, &bytes)) {
+        if (__builtin_add_overflow((uintptr_t)item->iov[i].iov_base,
+                                   item->iov[i].iov_len, &end) ||
+            __builtin_add_overflow(bytes, item->iov[i].iov_len, &bytes)) {
             return ldr_fail(LARDER_E_SIZE, "buffers beyond all memory");
         }
     }
-    return written && overlaps(item->iov, item->iov_count) ? LARDER_E_OVERLAP
-                                                           : LARDER_OK;
+    return written && overlaps(item->iov, item->iov_count)
+               ? ldr_fail(LARDER_E_OVERLAP, "buffers of an item overlap")
+               : LARDER_OK;
 }
 
-static larder_status_t check_item(const ldr_op_t *op, const larder_item_t *item)
+/* Sets the item's results to nothing, and checks what is given. */
+static larder_status_t check_item(const ldr_op_t *op, larder_item_t *item)
 {
+    item->cause = LARDER_CAUSE_NONE;
+    item->length = 0;
     if (item->key == NULL || item->group >= LARDER_GROUPS_MAX ||
         item->shard >= op->shards || item->depth > LDR_DEPTH_MAX) {
         return ldr_fail(LARDER_E_INVALID,
@@ -202,28 +210,34 @@ static uint64_t take_ready(ldr_op_t *op)
     return ready;
 }
 
+/* A get or exists that will not be begun: canceled, or a miss for its
+ * deadline, which is counted. */
+static void load_refuse(ldr_op_t *op, larder_item_t *item, larder_status_t why)
+{
+    ldr_load_t load = {.status = why, .shard = LDR_NIL, .chunk = LDR_NIL};
+
+    ldr_load_end(op->lar->node, &load, false);
+    item->status = load.status;
+    item->cause = load.cause;
+}
+
 /* Late or canceled: what waits is given up, what was not begun stays so. */
 static void loads_stop(ldr_op_t *op, larder_status_t why)
 {
-    ldr_node_t *node = op->lar->node;
-
     for (uint64_t m = op->used_mask; m != 0; m &= m - 1) {
         unsigned slot = (unsigned)__builtin_ctzll(m);
 
-        ldr_load_abandon(node, &op->loads[slot], LARDER_CAUSE_DEADLINE);
+        ldr_load_abandon(op->lar->node, &op->loads[slot], why);
         load_finish(op, slot);
-        if (why == LARDER_E_CANCELED &&
-            op->items[op->load_item[slot]].status != LARDER_OK) {
-            op->items[op->load_item[slot]].status = why;
-        }
     }
     op->ready_mask = 0;
     for (; op->next < op->count; op->next++) {
         larder_item_t *item = &op->items[op->next];
 
-        item->status = why == LARDER_E_DEADLINE ? LARDER_MISS : why;
-        item->cause = why == LARDER_E_DEADLINE ? LARDER_CAUSE_DEADLINE
-                                               : LARDER_CAUSE_NONE;
+        item->status = check_item(op, item);
+        if (item->status == LARDER_OK) {
+            load_refuse(op, item, why);
+        }
     }
 }
 
@@ -276,7 +290,13 @@ static void run_exists(ldr_op_t *op)
 
         item->status = check_item(op, item);
         if (item->status == LARDER_OK) {
-            ldr_node_exists(op->lar->node, &t);
+            larder_status_t why = stopped(op);
+
+            if (why == LARDER_OK) {
+                ldr_node_exists(op->lar->node, &t);
+            } else {
+                load_refuse(op, item, why);
+            }
         }
     }
 }
@@ -290,6 +310,9 @@ static void run_remove(ldr_op_t *op)
         larder_status_t st =
             i < op->count ? check_item(op, &op->items[i]) : LARDER_E_INVALID;
 
+        if (st == LARDER_OK) {
+            st = stopped(op); /* what is not begun stays so */
+        }
         if (st == LARDER_OK) {
             continue;
         }

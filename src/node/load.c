@@ -339,10 +339,10 @@ void ldr_load_wait(ldr_node_t *node, ldr_load_t *load, uint64_t deadline_ns)
     while (load->status == LARDER_PENDING && ldr_node_wait(node, deadline_ns)) {
     }
     ldr_node_unlock(node);
-    ldr_load_abandon(node, load, LARDER_CAUSE_DEADLINE);
+    ldr_load_abandon(node, load, LARDER_E_DEADLINE);
 }
 
-void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_cause_t cause)
+void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_status_t why)
 {
     ldr_node_lock(node);
     if (load->status == LARDER_PENDING) {
@@ -353,7 +353,7 @@ void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_cause_t cause)
         }
         *link = load->next;
         load->shard = LDR_NIL;
-        settle(load, LARDER_MISS, cause);
+        settle(load, why, LARDER_CAUSE_NONE);
     }
     ldr_node_unlock(node);
 }

@@ -52,12 +52,13 @@ struct ldr_read {
 bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load);
 void ldr_node_reads_go(ldr_node_t *node);
 
-/* Waits for a load whose ready is NULL; late: a MISS. */
+/* Waits for a load whose ready is NULL; late: E_DEADLINE. */
 void ldr_load_wait(ldr_node_t *node, ldr_load_t *load, uint64_t deadline_ns);
 
-/* Ends the wait of a load: LARDER_MISS with this cause. If it was settled
- * already nothing changes. After it ready() will not be called. */
-void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_cause_t cause);
+/* Ends the wait of a load, with E_CANCELED or E_DEADLINE: a late load is a miss
+ * once it has ended. If it was settled already nothing changes. After it
+ * ready() will not be called. */
+void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_status_t why);
 
 /* Copies the held shard into the item's buffers and checks it; sets load's
  * status to MISS when the check fails, E_SIZE when the buffers are too small,

@@ -114,7 +114,9 @@ static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
             return LARDER_OK;
         }
         if (o->io == LDR_IO_URING) {
-            return ldr_fail(LARDER_E_IO,
+            bool memory = error == -ENOMEM || error == -EAGAIN;
+
+            return ldr_fail(memory ? LARDER_E_NO_MEMORY : LARDER_E_IO,
                             "io_uring is not to be had here (%s): use io=auto "
                             "or io=plain",
                             strerror(-error));
@@ -287,7 +289,10 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
     }
     if (st != LARDER_OK) {
         node_free(node);
-        return st;
+        return ldr_fail_text()[0] != '\0'
+                   ? st
+                   : ldr_fail(st, "the node cannot be opened: %s",
+                              larder_status_text(st));
     }
     *node_p = node;
     return LARDER_OK;

@@ -85,6 +85,10 @@ static inline void ldr_node_unlock(ldr_node_t *node)
     if (__builtin_expect(node->store.broken != NULL, 0)) {
         ldr_node_poison(node, node->store.broken);
     }
+    if (node->store.dirty_left) {
+        node->store.dirty_left = false;
+        pthread_cond_broadcast(&node->changed); /* for ldr_node_flush() */
+    }
     pthread_mutex_unlock(&node->lock);
 }
 

@@ -4,8 +4,8 @@
  * What the policy values in it is carried to the segment being filled, at most
  * a quarter of a segment; the rest is dropped. Carried records are durable
  * before the old segment's header is overwritten, so a cut at any point loses
- * nothing that was kept. Tombstones are carried while an older segment, or one
- * that is lost to this process, could still hold what they cancel.
+ * nothing that was kept. Tombstones are carried while an older segment could
+ * still hold what they cancel.
  *
  * All of it runs in the disk's thread. Locations into the segment are dropped
  * before it is reused, and a segment that is being read is passed over.
@@ -17,6 +17,7 @@
 #include "node/ssd.h"
 
 #define CLASSES 33 /* of value: bits in it */
+#define DROP_SLICE 4096u
 
 typedef struct reclaim {
     ldr_ssd_t *ssd;
@@ -27,6 +28,7 @@ typedef struct reclaim {
     bool carry_tombs;
     bool stuck; /* something that must be carried does not fit */
     bool carried;
+    int error; /* of a write */
 } reclaim_t;
 
 /* The entry that still leads to this record, or LDR_NIL. With the lock. */
@@ -133,19 +135,15 @@ static ldr_loc_t carry_write(reclaim_t *r, ldr_record_t *record)
         ldr_io_write_at(ssd->node->io, ssd->disk.segments[f->segment].file,
                         (uint64_t)record->block * LDR_BLOCK, ssd->carry,
                         (size_t)blocks * LDR_BLOCK);
-    ldr_node_lock(ssd->node);
     if (error != 0) {
-        f->failed = true;
-        ssd->write_errors++;
-        ldr_ssd_failed(ssd, &ssd->write_failures, "carry", error);
-    } else {
-        ssd->carried_bytes += (uint64_t)blocks * LDR_BLOCK;
+        r->error = error;
+        return 0;
     }
-    ldr_node_unlock(ssd->node);
     r->carried = true;
-    return error != 0
-               ? 0
-               : ldr_loc(ssd->disk.number, f->segment, record->block, blocks);
+    ldr_node_lock(ssd->node);
+    ssd->carried_bytes += (uint64_t)blocks * LDR_BLOCK;
+    ldr_node_unlock(ssd->node);
+    return ldr_loc(ssd->disk.number, f->segment, record->block, blocks);
 }
 
 static void carry_shard(reclaim_t *r, const ldr_record_t *row)
@@ -175,6 +173,21 @@ static void carry_shard(reclaim_t *r, const ldr_record_t *row)
     ldr_node_unlock(r->ssd->node);
 }
 
+/* Past what was put again after the removal: so the tombstone keeps the place
+ * where it stood first in the field that a record has for its parent. */
+static bool carry_tomb(reclaim_t *r, const ldr_record_t *row)
+{
+    ldr_record_t record = *row;
+
+    if (ldr_get64(record.parent.hash) == 0) {
+        ldr_put64(record.parent.hash,
+                  r->ssd->disk.segments[r->segment].sequence);
+        ldr_put32(record.parent.hash + 8, row->block);
+    }
+    record.payload_crc = 0;
+    return carry_write(r, &record) != 0;
+}
+
 static bool carry(void *arg, uint32_t segment, const ldr_record_t *row)
 {
     reclaim_t *r = arg;
@@ -183,12 +196,9 @@ static bool carry(void *arg, uint32_t segment, const ldr_record_t *row)
     if (row->kind == LDR_RECORD_SHARD) {
         carry_shard(r, row);
     } else if (r->carry_tombs) {
-        ldr_record_t record = *row;
-
-        record.payload_crc = 0;
-        r->stuck = carry_write(r, &record) == 0;
+        r->stuck = !carry_tomb(r, row);
     }
-    return !r->stuck;
+    return !r->stuck && r->error == 0;
 }
 
 static bool drop(void *arg, uint32_t segment, const ldr_record_t *record)
@@ -229,7 +239,8 @@ static uint32_t oldest_segment(const ldr_ssd_t *ssd)
     return best;
 }
 
-/* Whether records older than the segment's may be in another. */
+/* Whether records older than the segment's may be in another: one that was
+ * passed over because it is being read, or is still to be closed. */
 static bool older_exists(const ldr_ssd_t *ssd, uint32_t segment)
 {
     const ldr_disk_t *d = &ssd->disk;
@@ -237,10 +248,9 @@ static bool older_exists(const ldr_ssd_t *ssd, uint32_t segment)
     for (uint32_t i = 0; i < d->segment_count; i++) {
         const ldr_segment_t *s = &d->segments[i];
 
-        if (i != segment && (s->state == LDR_SEGMENT_LOST ||
-                             ((s->state == LDR_SEGMENT_CLOSED ||
-                               s->state == LDR_SEGMENT_OPEN) &&
-                              s->sequence < d->segments[segment].sequence))) {
+        if ((s->state == LDR_SEGMENT_CLOSED || s->state == LDR_SEGMENT_LOST ||
+             s->state == LDR_SEGMENT_OPEN) &&
+            s->sequence < d->segments[segment].sequence) {
             return true;
         }
     }
@@ -261,26 +271,63 @@ static void choose_class(reclaim_t *r)
     }
 }
 
-/* Without the lock. The rows were read once; the walks go over memory. */
+/* Drops every location in a segment whose table cannot be read. It looks at
+ * the whole index, a part at a time, which damage is rare enough for. */
+static void drop_all(reclaim_t *r)
+{
+    ldr_node_t *node = r->ssd->node;
+    ldr_index_t *index = &node->store.index;
+    uint32_t at = 0;
+
+    ldr_node_lock(node);
+    for (; at < index->entry_top; at++) {
+        uint32_t shards = ldr_index_at(index, at)->shards;
+
+        for (uint32_t i = 0; i < shards; i++) {
+            ldr_loc_t loc = ldr_index_loc(index, at, i);
+
+            if (loc != 0 && ldr_loc_disk(loc) == r->ssd->disk.number &&
+                ldr_loc_segment(loc) == r->segment) {
+                ldr_store_drop_loc(&node->store, at, i, true);
+                if (ldr_index_at(index, at)->shards == 0) {
+                    break; /* that was the last of it */
+                }
+            }
+        }
+        if (at % DROP_SLICE == DROP_SLICE - 1) {
+            ldr_node_unlock(node);
+            ldr_node_lock(node);
+        }
+    }
+    ldr_node_unlock(node);
+}
+
+/* Without the lock. */
 static int empty_segment(reclaim_t *r)
 {
     ldr_ssd_t *ssd = r->ssd;
     ldr_disk_t *d = &ssd->disk;
-    int error = 0;
 
-    if (ldr_disk_rows(d, r->segment, weigh, r) == LARDER_OK) {
-        choose_class(r);
-        ldr_disk_rows(d, r->segment, carry, r);
+    if (ldr_disk_rows_load(d, r->segment) != LARDER_OK) {
+        /* Lost, or damaged: what is in it cannot be carried. */
+        r->stuck = r->carry_tombs;
+        if (!r->stuck) {
+            drop_all(r);
+        }
+        return 0;
     }
-    if (r->carried) {
+    ldr_disk_rows(d, weigh, r);
+    choose_class(r);
+    ldr_disk_rows(d, carry, r);
+    if (r->error == 0 && r->carried) {
         const ldr_filling_t *f = &d->filling[ssd->current];
 
-        error = ldr_io_sync(d->io, d->segments[f->segment].file);
+        r->error = ldr_io_sync(d->io, d->segments[f->segment].file);
     }
-    if (error == 0 && !r->stuck) {
-        ldr_disk_rows(d, r->segment, drop, r);
+    if (r->error == 0 && !r->stuck) {
+        ldr_disk_rows(d, drop, r);
     }
-    return error;
+    return r->error;
 }
 
 bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
@@ -301,7 +348,7 @@ bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
     if (error != 0) {
         d->filling[ssd->current].failed = true;
         ssd->write_errors++;
-        ldr_ssd_failed(ssd, &ssd->write_failures, "sync", error);
+        ldr_ssd_failed(ssd, &ssd->write_failures, "carry", error);
         return true;
     }
     if (r.stuck || s->readers > 0) {

@@ -103,6 +103,16 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
     return ldr_store_reserve(store, entry, &r, shard_p);
 }
 
+static bool writes_fly(const ldr_node_t *node)
+{
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        if (ldr_ssd_oldest(&node->ssds[i]) != UINT64_MAX) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
                            const ldr_stop_t *stop)
 {
@@ -113,6 +123,12 @@ static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
     ldr_node_lock(node);
     ldr_node_populate(node, bytes);
     larder_status_t st = reserve(node, t, bytes, &shard);
+    /* A small arena may be full of shards that are being written down just
+     * now. That is not "everything is leased": room comes as writes land. */
+    while (st == LARDER_E_FULL && writes_fly(node) &&
+           ldr_node_wait(node, stop->deadline_ns)) {
+        st = reserve(node, t, bytes, &shard);
+    }
     ldr_node_unlock(node);
     if (st != LARDER_OK) {
         return st;
@@ -282,14 +298,16 @@ static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item)
     if (entry == LDR_NIL) {
         return;
     }
+    if (ldr_store_resident(store, entry, item->shard) == LDR_NIL &&
+        ldr_index_loc(&store->index, entry, item->shard) == 0) {
+        item->cause = LARDER_CAUSE_ABSENT; /* its siblings stay */
+        return;
+    }
+    item->status = LARDER_OK;
+    store->n.removes++;
     /* A chunk without one of its shards is of no use: all of it leaves DRAM.
      * The other shards' places on disk stay. */
     uint32_t chunk = ldr_index_at(&store->index, entry)->resident;
-    if (ldr_store_resident(store, entry, item->shard) != LDR_NIL ||
-        ldr_index_loc(&store->index, entry, item->shard) != 0) {
-        item->status = LARDER_OK;
-        store->n.removes++;
-    }
     ldr_index_set_loc(&store->index, entry, item->shard, 0);
     if (!ldr_index_has_loc(&store->index, entry)) {
         ldr_store_forget(store, entry);

@@ -59,6 +59,7 @@ void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error)
     ssd->retry_ns = retry_time(ssd);
     current(ssd)->failed = true;
     sync_give_up(ssd);
+    ldr_ssd_wake(ssd); /* who tries again may be asleep for long */
 }
 
 void ldr_ssd_failed(ldr_ssd_t *ssd, unsigned *failures, const char *what,
@@ -100,12 +101,34 @@ void ldr_ssd_lose(ldr_ssd_t *ssd, ldr_filling_t *f)
         if (entry != LDR_NIL &&
             ldr_index_loc(&store->index, entry, record.shard) == loc) {
             ldr_store_drop_loc(store, entry, record.shard, false);
+            store->n.saves_dropped_io++; /* the next flush says so */
         }
     }
     ssd->disk.segments[f->segment].state = LDR_SEGMENT_LOST;
     ssd->segments_lost++;
     f->segment = LDR_NIL;
     sync_give_up(ssd);
+}
+
+/* Makes a segment ready: *segment_p, or a new file if that is LDR_NIL. A file
+ * for which there is no space is deleted, or it would be tried for ever.
+ * Without the lock. */
+static int make_ready(ldr_ssd_t *ssd, uint32_t *segment_p)
+{
+    ldr_disk_t *d = &ssd->disk;
+    int error = 0;
+
+    if (*segment_p == LDR_NIL) {
+        error = ldr_disk_segment_create(d, segment_p);
+    }
+    if (error == 0) {
+        error = ldr_disk_segment_prepare(d, *segment_p);
+        if (error == -ENOSPC &&
+            d->segments[*segment_p].state == LDR_SEGMENT_FREE) {
+            ldr_disk_segment_delete(d, *segment_p);
+        }
+    }
+    return error;
 }
 
 /* Whether the disk takes writes again: its superblock, and a first file where
@@ -119,10 +142,7 @@ static int try_write(ldr_ssd_t *ssd, uint32_t *ready_p)
         return -EIO;
     }
     if (*ready_p == LDR_NIL && d->file_count < FILES_MIN) {
-        error = ldr_disk_segment_create(d, ready_p);
-        if (error == 0) {
-            error = ldr_disk_segment_prepare(d, *ready_p);
-        }
+        error = make_ready(ssd, ready_p);
     }
     return error;
 }
@@ -435,9 +455,12 @@ static bool delete_surplus(ldr_ssd_t *ssd)
     for (uint32_t i = 0; i < d->segment_count; i++) {
         if (d->segments[i].state == LDR_SEGMENT_FREE) {
             ldr_node_unlock(ssd->node);
-            ldr_disk_segment_delete(d, i);
+            int error = ldr_disk_segment_delete(d, i);
             ldr_node_lock(ssd->node);
             ssd->files = d->file_count;
+            if (error != 0) {
+                write_failed(ssd, "delete a segment", error);
+            }
             return true;
         }
     }
@@ -449,7 +472,6 @@ static bool create_ready(ldr_ssd_t *ssd)
 {
     ldr_disk_t *d = &ssd->disk;
     uint32_t segment = LDR_NIL;
-    int error = 0;
 
     if (ssd->files_limit != 0 &&
         ldr_now_ns(ssd->node->clock) >= ssd->retry_ns) {
@@ -466,12 +488,7 @@ static bool create_ready(ldr_ssd_t *ssd)
         return false;
     }
     ldr_node_unlock(ssd->node);
-    if (segment == LDR_NIL) {
-        error = ldr_disk_segment_create(d, &segment);
-    }
-    if (error == 0) {
-        error = ldr_disk_segment_prepare(d, segment);
-    }
+    int error = make_ready(ssd, &segment);
     ldr_node_lock(ssd->node);
     ssd->files = d->file_count;
     if (error == 0) {
@@ -571,8 +588,11 @@ bool ldr_ssd_step(ldr_ssd_t *ssd)
     }
     /* Whoever waits for a sync waits for what is in flight, not for more. */
     bool drain = ssd->sync_done < ssd->sync_wanted && ssd->tomb_count == 0;
-    return (!drain && write_batch(ssd)) || close_filling(ssd, other(ssd)) ||
-           (current(ssd)->failed && close_filling(ssd, current(ssd))) ||
+    /* The next segment is prepared before this one is full: reclaim needs
+     * room for what it carries. */
+    return (current(ssd)->failed && close_filling(ssd, current(ssd))) ||
+           (ssd->ready == LDR_NIL && prepare(ssd)) ||
+           (!drain && write_batch(ssd)) || close_filling(ssd, other(ssd)) ||
            prepare(ssd) || sync_step(ssd);
 }
 

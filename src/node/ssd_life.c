@@ -24,6 +24,7 @@ static uint32_t entry_for(ldr_store_t *store, const ldr_record_t *record,
         ldr_entry_t *e = ldr_index_at(&store->index, entry);
 
         if (e->epoch == record->epoch && e->shards == record->shards) {
+            e->expires_s = ldr_store_sooner(e->expires_s, record->expires_s);
             return entry;
         }
         ldr_store_forget(store, entry);
@@ -51,6 +52,47 @@ static uint32_t entry_for(ldr_store_t *store, const ldr_record_t *record,
     return entry;
 }
 
+/* A tombstone cancels what lies before it on its own disk: every disk gets
+ * one. One that was carried says where it stood first, since what was put
+ * again in between must stay. */
+static void apply_tombstone(ldr_ssd_t *ssd, uint32_t space, uint32_t segment,
+                            const ldr_record_t *record)
+{
+    ldr_store_t *store = &ssd->node->store;
+    ldr_name_t name = ldr_store_name(store, space, record->group, &record->key);
+    uint32_t entry = ldr_index_find(&store->index, name.fingerprint, space,
+                                    record->group, LDR_NIL);
+    uint64_t sequence = ldr_get64(record->parent.hash);
+    uint32_t block = ldr_get32(record->parent.hash + 8);
+
+    if (entry == LDR_NIL ||
+        record->shard >= ldr_index_at(&store->index, entry)->shards) {
+        return;
+    }
+    if (sequence == 0) {
+        sequence = ssd->disk.segments[segment].sequence;
+        block = record->block;
+    }
+    ldr_loc_t loc = ldr_index_loc(&store->index, entry, record->shard);
+    if (loc == 0 || ldr_loc_disk(loc) != ssd->disk.number) {
+        return;
+    }
+    uint64_t put = ssd->disk.segments[ldr_loc_segment(loc)].sequence;
+    if (put < sequence || (put == sequence && ldr_loc_block(loc) < block)) {
+        ldr_store_drop_loc(store, entry, record->shard, false);
+    }
+}
+
+/* Whether another disk has the shard: then this one's record may be older, and
+ * its tombstone come later in the walk. */
+static bool is_elsewhere(const ldr_ssd_t *ssd, uint32_t entry, uint32_t shard)
+{
+    ldr_loc_t loc = ldr_index_loc(&ssd->node->store.index, entry, shard);
+
+    return loc != 0 && ldr_loc_disk(loc) != ssd->disk.number &&
+           ssd->node->ssds[ldr_loc_disk(loc)].opened;
+}
+
 static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
 {
     ldr_store_t *store = &ssd->node->store;
@@ -65,14 +107,7 @@ static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
     s->epoch = (uint32_t)ldr_max64(s->epoch, record->epoch);
 
     if (record->kind == LDR_RECORD_TOMBSTONE) {
-        ldr_name_t name =
-            ldr_store_name(store, space, record->group, &record->key);
-        uint32_t entry = ldr_index_find(&store->index, name.fingerprint, space,
-                                        record->group, LDR_NIL);
-        if (entry != LDR_NIL &&
-            record->shard < ldr_index_at(&store->index, entry)->shards) {
-            ldr_store_drop_loc(store, entry, record->shard, false);
-        }
+        apply_tombstone(ssd, space, segment, record);
         return;
     }
     if (record->epoch < s->epoch ||
@@ -81,7 +116,7 @@ static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
         return;
     }
     uint32_t entry = entry_for(store, record, space);
-    if (entry != LDR_NIL) {
+    if (entry != LDR_NIL && !is_elsewhere(ssd, entry, record->shard)) {
         ldr_index_set_loc(&store->index, entry, record->shard,
                           ldr_loc(ssd->disk.number, segment, record->block,
                                   ldr_record_blocks(record->length)));
@@ -157,7 +192,8 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
      * disk that is off until all of it is. */
     st = ldr_disk_recover(&ssd->disk, true, ldr_ssd_apply, ssd, &found);
     if (st == LARDER_OK) {
-        st = ldr_ssd_super_update(ssd, false);
+        /* Damage to one copy must not wait for damage to the other. */
+        st = ldr_ssd_super_update(ssd, ssd->disk.super_uneven);
     }
     if (st != LARDER_OK) {
         ldr_disk_close(&ssd->disk);
@@ -175,7 +211,10 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
 larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
 {
     ldr_node_t *node = ssd->node;
+
+    ldr_fail_clear();
     larder_status_t st = open_and_recover(ssd);
+    const char *why = ldr_fail_text();
 
     ldr_node_lock(node);
     if (st == LARDER_OK) {
@@ -184,7 +223,8 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
         ssd->reason[0] = '\0';
     } else {
         ssd->disk.filling[0].segment = ssd->disk.filling[1].segment = LDR_NIL;
-        snprintf(ssd->reason, sizeof(ssd->reason), "%.120s", ldr_fail_text());
+        snprintf(ssd->reason, sizeof(ssd->reason), "%.120s",
+                 why[0] != '\0' ? why : larder_status_text(st));
         ssd->retry_ns =
             ldr_now_ns(node->clock) + node->options.retry_ms * 1000000u;
     }

@@ -32,9 +32,9 @@ static bool path_of(const ldr_disk_t *d, const char *name, char *path)
 
 static bool segment_path(const ldr_disk_t *d, uint32_t segment, char *path)
 {
-    char name[32];
+    char name[LDR_SEGMENT_NAME_BYTES];
 
-    snprintf(name, sizeof(name), "segment-%06u", segment);
+    ldr_segment_name(segment, name);
     return path_of(d, name, path);
 }
 
@@ -102,10 +102,9 @@ static larder_status_t super_create(ldr_disk_t *d, uint64_t segment_bytes)
 static int note_segment(void *arg, const char *name)
 {
     bool *found = arg;
+    uint32_t segment;
 
-    if (strncmp(name, "segment-", 8) == 0) {
-        *found = true;
-    }
+    *found = *found || ldr_segment_number(name, &segment);
     return *found;
 }
 
@@ -115,6 +114,7 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
 {
     ldr_parse_t parsed[2];
     ldr_super_t *other = ldr_alloc(sizeof(*other));
+    int failed = 0;
     bool second;
 
     if (other == NULL) {
@@ -125,6 +125,7 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
                                    (uint64_t)copy * LDR_SUPER_BYTES,
                                    d->super_bytes, LDR_SUPER_BYTES);
 
+        failed = error != 0 ? error : failed;
         parsed[copy] =
             error != 0
                 ? LDR_PARSE_BAD
@@ -133,6 +134,8 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
     second =
         parsed[1] == LDR_PARSE_OK &&
         (parsed[0] != LDR_PARSE_OK || other->generation > d->super->generation);
+    d->super_uneven = parsed[0] != parsed[1] ||
+                      d->super->generation != other->generation;
     if (second) {
         *d->super = *other;
     }
@@ -144,6 +147,9 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
                         "%s: written in a format this version does not know; "
                         "nothing was touched",
                         d->path);
+    }
+    if (*best_p != LDR_PARSE_OK && failed != 0) {
+        return io_failed(d, "read larder.super", failed);
     }
     if (*best_p == LDR_PARSE_OK && parsed[0] != parsed[1]) {
         ldr_warn(d->log, "%s: one copy of the superblock is damaged", d->path);
@@ -191,7 +197,7 @@ static larder_status_t files_open(ldr_disk_t *d)
     if (error != 0) {
         return io_failed(d, "make the directory", error);
     }
-    if (!path_of(d, "larder.lock", path)) {
+    if (!path_of(d, LDR_LOCK_NAME, path)) {
         return ldr_fail(LARDER_E_INVALID, "%s: path too long", d->path);
     }
     d->lock_file = d->io->ops->open(d->io, path, LDR_IO_CREATE);
@@ -205,7 +211,7 @@ static larder_status_t files_open(ldr_disk_t *d)
     if (error != 0) {
         return io_failed(d, "lock larder.lock", error);
     }
-    path_of(d, "larder.super", path);
+    path_of(d, LDR_SUPER_NAME, path);
     d->super_file =
         d->io->ops->open(d->io, path, LDR_IO_CREATE | LDR_IO_DIRECT);
     if (d->super_file < 0) {
@@ -242,10 +248,10 @@ static larder_status_t tables_create(ldr_disk_t *d)
                         (unsigned long long)room, (unsigned long long)bytes,
                         SEGMENTS_MIN);
     }
-    d->segment_max = (uint32_t)ldr_min64(room, 0xfffff);
+    d->segment_max = (uint32_t)ldr_min64(room, LDR_SEGMENTS_MAX);
     /* The directory may hold more files than are allowed now: until they are
      * reclaimed there must be room for them here. */
-    d->segment_slots = 0xfffff;
+    d->segment_slots = LDR_SEGMENTS_MAX;
     d->segments = ldr_reserve(d->segment_slots * sizeof(*d->segments));
     d->block = ldr_alloc_blocks(LDR_BLOCK);
     d->table = ldr_reserve(table_bytes_max(d));
@@ -374,6 +380,7 @@ int ldr_disk_segment_create(ldr_disk_t *d, uint32_t *segment_p)
 int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment)
 {
     ldr_segment_t *s = &d->segments[segment];
+    uint64_t before = s->sequence;
     /* For a file whose making was cut short; otherwise nothing to do. */
     int error = d->io->ops->allocate(d->io, s->file, d->segment_bytes);
 
@@ -389,21 +396,32 @@ int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment)
     if (error == 0) {
         error = ldr_io_sync(d->io, s->file);
     }
-    s->state = error == 0 ? LDR_SEGMENT_READY : LDR_SEGMENT_LOST;
+    s->state = LDR_SEGMENT_READY;
+    if (error != 0) {
+        s->state = LDR_SEGMENT_LOST;
+        s->sequence = before; /* what is in it may still be of the last use */
+    }
     return error;
 }
 
-void ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment)
+int ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment)
 {
     char path[LDR_PATH_MAX];
+    int error = segment_path(d, segment, path)
+                    ? d->io->ops->unlink(d->io, path)
+                    : -ENAMETOOLONG;
 
-    d->io->ops->close(d->io, d->segments[segment].file);
-    if (segment_path(d, segment, path)) {
-        d->io->ops->unlink(d->io, path);
-        d->io->ops->sync_dir(d->io, d->path);
+    if (error == 0 || error == -ENOENT) {
+        error = d->io->ops->sync_dir(d->io, d->path);
     }
+    if (error != 0) {
+        d->segments[segment].state = LDR_SEGMENT_LOST;
+        return error;
+    }
+    d->io->ops->close(d->io, d->segments[segment].file);
     d->segments[segment] = (ldr_segment_t){.file = -1};
     d->file_count--;
+    return 0;
 }
 
 /* ---- filling ---- */

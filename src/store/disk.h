@@ -87,7 +87,8 @@ typedef struct ldr_disk {
 
     ldr_super_t *super;
     uint8_t *super_bytes;
-    int super_first; /* the copy to write first: the worse one */
+    int super_first;   /* the copy to write first: the worse one */
+    bool super_uneven; /* the copies differed when they were read */
 
     ldr_segment_t *segments;
     uint32_t segment_slots; /* in the array: files that were ever found fit */
@@ -97,7 +98,9 @@ typedef struct ldr_disk {
     uint64_t sequence;      /* last given */
 
     ldr_filling_t filling[2]; /* the one being filled, the one being closed */
-    uint8_t *table;           /* the last table that was read */
+    uint8_t *table;           /* the last table that was read, */
+    uint32_t table_segment;   /* of this segment */
+    uint32_t table_rows;
     uint8_t *block;           /* one block, for headers */
 } ldr_disk_t;
 
@@ -134,9 +137,10 @@ typedef struct ldr_recovery {
 larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
                                  void *arg, ldr_recovery_t *found);
 
-/* The rows of a closed segment. LARDER_E_CORRUPT: its table is not valid. */
-larder_status_t ldr_disk_rows(ldr_disk_t *d, uint32_t segment, ldr_row_fn fn,
-                              void *arg);
+/* Reads the table of a closed segment, for ldr_disk_rows() to walk over, once
+ * or more. LARDER_E_CORRUPT: it is not valid. */
+larder_status_t ldr_disk_rows_load(ldr_disk_t *d, uint32_t segment);
+void ldr_disk_rows(ldr_disk_t *d, ldr_row_fn fn, void *arg);
 
 /* The header of a segment in use, as it is on disk. */
 ldr_segment_header_t ldr_disk_header(const ldr_disk_t *d, uint32_t segment);
@@ -145,8 +149,9 @@ ldr_segment_header_t ldr_disk_header(const ldr_disk_t *d, uint32_t segment);
 int ldr_disk_segment_create(ldr_disk_t *d, uint32_t *segment_p);
 /* FREE -> READY; LOST if the header could not be written. */
 int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment);
-/* Deletes the file of a FREE segment. */
-void ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment);
+/* Deletes the file of a FREE segment: NONE; LOST if that failed, since what is
+ * in it may be found again. 0 or a negative errno. */
+int ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment);
 
 /* Whether a record of so many blocks fits, its row counted in. */
 bool ldr_filling_fits(const ldr_disk_t *d, const ldr_filling_t *f,

@@ -17,6 +17,7 @@
 #include "store/format.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -164,6 +165,26 @@ static bool segment_bytes_ok(uint64_t bytes)
 }
 
 /* ---- superblock ---- */
+
+void ldr_segment_name(uint32_t segment, char name[LDR_SEGMENT_NAME_BYTES])
+{
+    snprintf(name, LDR_SEGMENT_NAME_BYTES, "segment-%06u",
+             segment % (LDR_SEGMENTS_MAX + 1));
+}
+
+bool ldr_segment_number(const char *name, uint32_t *segment_p)
+{
+    char same[LDR_SEGMENT_NAME_BYTES];
+    unsigned segment;
+
+    if (sscanf(name, "segment-%7u", &segment) != 1 ||
+        segment >= LDR_SEGMENTS_MAX) {
+        return false;
+    }
+    ldr_segment_name(segment, same);
+    *segment_p = segment;
+    return strcmp(name, same) == 0;
+}
 
 void ldr_super_compose(const ldr_super_t *super, uint8_t *block)
 {

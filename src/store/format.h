@@ -30,6 +30,17 @@
 #define LDR_SUPER_TENANTS_MAX 1000u
 #define LDR_ROW_BYTES 128u
 
+/* ---- names of files ---- */
+
+#define LDR_LOCK_NAME "larder.lock"
+#define LDR_SUPER_NAME "larder.super"
+#define LDR_SEGMENTS_MAX 0xfffffu
+#define LDR_SEGMENT_NAME_BYTES 16
+
+void ldr_segment_name(uint32_t segment, char name[LDR_SEGMENT_NAME_BYTES]);
+/* False: not the name of a segment, to the letter. */
+bool ldr_segment_number(const char *name, uint32_t *segment_p);
+
 /* ---- superblock ---- */
 
 typedef struct ldr_super_space {

@@ -17,7 +17,6 @@
  */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -30,6 +29,9 @@
 /* More than all writes in flight can leave between two whole records: after a
  * gap like this nothing follows. */
 #define SCAN_GAP_BLOCKS ((uint32_t)((uint64_t)320 << 20) / LDR_BLOCK)
+
+/* More than any sequence that a header could have that cannot be read. */
+#define SEQUENCE_JUMP ((uint64_t)1 << 32)
 
 typedef struct scan {
     ldr_disk_t *disk;
@@ -59,14 +61,10 @@ static larder_status_t segment_lost(ldr_disk_t *d, uint32_t segment, int error)
 static int note_file(void *arg, const char *name)
 {
     ldr_disk_t *d = arg;
-    char *end;
     char path[LDR_PATH_MAX];
+    uint32_t segment;
 
-    if (strncmp(name, "segment-", 8) != 0 || strlen(name) < 14) {
-        return 0;
-    }
-    unsigned long segment = strtoul(name + 8, &end, 10);
-    if (*end != '\0' || segment >= d->segment_slots ||
+    if (!ldr_segment_number(name, &segment) ||
         snprintf(path, sizeof(path), "%s/%s", d->path, name) >=
             (int)sizeof(path)) {
         return 0; /* not ours */
@@ -79,7 +77,7 @@ static int note_file(void *arg, const char *name)
         (ldr_segment_t){.file = file, .state = LDR_SEGMENT_FREE};
     d->file_count++;
     if (segment >= d->segment_count) {
-        d->segment_count = (uint32_t)segment + 1;
+        d->segment_count = segment + 1;
     }
     return 0;
 }
@@ -163,10 +161,9 @@ static void rows_walk(ldr_disk_t *d, uint32_t segment, const uint8_t *rows,
     }
 }
 
-larder_status_t ldr_disk_rows(ldr_disk_t *d, uint32_t segment, ldr_row_fn fn,
-                              void *arg)
+larder_status_t ldr_disk_rows_load(ldr_disk_t *d, uint32_t segment)
 {
-    ldr_footer_t footer;
+    ldr_footer_t footer = {0};
     bool valid;
     int error = table_load(d, segment, &footer, &valid);
 
@@ -177,8 +174,14 @@ larder_status_t ldr_disk_rows(ldr_disk_t *d, uint32_t segment, ldr_row_fn fn,
         return ldr_fail(LARDER_E_CORRUPT, "%s: segment-%06u has no valid table",
                         d->path, segment);
     }
-    rows_walk(d, segment, d->table, footer.rows, fn, arg);
+    d->table_segment = segment;
+    d->table_rows = footer.rows;
     return LARDER_OK;
+}
+
+void ldr_disk_rows(ldr_disk_t *d, ldr_row_fn fn, void *arg)
+{
+    rows_walk(d, d->table_segment, d->table, d->table_rows, fn, arg);
 }
 
 /* ---- scanning ---- */
@@ -364,11 +367,15 @@ larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
     if (scan.piece == NULL || scan.check == NULL) {
         st = LARDER_E_NO_MEMORY;
     }
+    bool blind = false; /* a sequence is not known */
     for (uint32_t i = 0; i < d->segment_count && st == LARDER_OK; i++) {
         if (d->segments[i].state != LDR_SEGMENT_NONE) {
             st = header_load(d, i);
+            blind |= d->segments[i].state == LDR_SEGMENT_LOST;
         }
     }
+    /* What is written from now on is newer than what it may hold. */
+    d->sequence += blind ? SEQUENCE_JUMP : 0;
     uint64_t above = 0;
     uint32_t segment;
     while (st == LARDER_OK && (segment = next_in_order(d, above)) != LDR_NIL) {

@@ -157,6 +157,7 @@ void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard)
     }
     sh->dirty = 0;
     s->dirty_count--;
+    s->dirty_left = true;
 }
 
 /* ---- chunks and shards ---- */
@@ -230,7 +231,7 @@ static void pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes)
                                                       << 24;
 }
 
-/* The chunk is about to leave the policy. */
+/* The chunk is held, or about to leave the policy: which stays as it is. */
 static void unpin(ldr_store_t *s, ldr_chunk_t *c)
 {
     if (!c->pinned) {
@@ -563,6 +564,13 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
     }
     ldr_chunk_t *c = &s->chunks[chunk];
     ldr_shard_t *sh = &s->shards[shard];
+    ldr_entry_t *e = ldr_index_at(&s->index, c->entry);
+    e->expires_s = ldr_store_sooner(e->expires_s, r->expires_s);
+    c->expires_s = e->expires_s;
+    if (c->pinned && *pinned_bytes(s, c) + r->length > s->pin_max) {
+        unpin(s, c); /* it grew out of the budget */
+        e->depth_flags &= ~((uint32_t)LDR_ENTRY_PINNED << 24);
+    }
     sh->chunk = chunk;
     sh->number = (uint8_t)r->number;
     sh->state = (uint8_t)r->state;

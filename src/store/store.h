@@ -134,6 +134,7 @@ typedef struct ldr_store {
     bool write_behind; /* there is a tier below: new shards are dirty */
     uint32_t dirty_head, dirty_tail;
     uint64_t dirty_count;
+    bool dirty_left; /* one left the queue: who waits for it may look */
     uint64_t save_seq; /* last given */
     ldr_counters_t n;
     const char *broken; /* the first invariant found broken, or NULL */
@@ -194,6 +195,12 @@ void ldr_store_drop_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
                         bool evicted);
 
 /* ---- DRAM ---- */
+
+/* A chunk ends with the first of its shards to expire. 0: never. */
+static inline uint32_t ldr_store_sooner(uint32_t a_s, uint32_t b_s)
+{
+    return a_s == 0 || (b_s != 0 && b_s < a_s) ? b_s : a_s;
+}
 
 typedef struct ldr_reserve {
     ldr_name_t name;

@@ -1,0 +1,264 @@
+/* larder bench: the command line and the report. */
+#include "cli/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/options.h"
+
+static const struct {
+    const char *name;
+    bool (*run)(ldr_bench_t *b);
+    const char *text;
+} figures[] = {
+    {"dram-get", ldr_bench_dram_get, "loads from the DRAM tier"},
+    {"dram-put", ldr_bench_dram_put, "saves to the DRAM tier, evicting"},
+    {"ssd-get", ldr_bench_ssd_get, "loads from the SSD tier"},
+    {"ssd-put", ldr_bench_ssd_put, "saves until the SSD tier has them"},
+    {"match", ldr_bench_match, "matching a chain of 1,000 chunks"},
+    {"hash", ldr_bench_hash, "hashing tokens into keys"},
+    {"evict", ldr_bench_evict, "evicting one entry"},
+    {"reopen", ldr_bench_reopen, "opening a directory again"},
+    {"index", ldr_bench_index, "memory of the index"},
+};
+
+#define FIGURES (sizeof(figures) / sizeof(figures[0]))
+
+static void usage(FILE *to)
+{
+    fprintf(to, "usage: larder bench [NAME...] [--size S] [--seconds N] "
+                "[--json] [--dir DIR]\n\n"
+                "Measures this machine's limits and Larder in turns. Without a "
+                "NAME: all of\nthem, in about two minutes.\n\n");
+    for (size_t i = 0; i < FIGURES; i++) {
+        fprintf(to, "  %-9s %s\n", figures[i].name, figures[i].text);
+    }
+    fprintf(to, "\n"
+                "  --size S     values of S bytes (K, M) in place of 256K, 1M "
+                "and 4M\n"
+                "  --seconds N  time for each figure\n"
+                "  --json       one line of JSON per figure\n"
+                "  --dir DIR    where the SSD figures make their files "
+                "(about 6 GiB,\n"
+                "               removed at the end); default $TMPDIR or "
+                "/var/tmp\n");
+}
+
+/* ---- the report ---- */
+
+static bool holds(const ldr_figure_t *f)
+{
+    switch (f->goal_kind) {
+    case LDR_GOAL_RATIO:
+        return f->limit > 0 && f->value / f->limit >= f->goal;
+    case LDR_GOAL_MIN:
+        return f->value >= f->goal;
+    case LDR_GOAL_MAX:
+        return f->value <= f->goal;
+    default:
+        return true;
+    }
+}
+
+static void report_json(const ldr_figure_t *f)
+{
+    printf("{\"bench\":\"%s\",\"bytes\":%llu,\"value\":%.4g,\"unit\":\"%s\"",
+           f->name, (unsigned long long)f->bytes, f->value, f->unit);
+    if (f->limit > 0) {
+        printf(",\"limit\":%.4g,\"ratio\":%.3f", f->limit, f->value / f->limit);
+    } else {
+        printf(",\"limit\":null,\"ratio\":null");
+    }
+    if (f->variant[0] != '\0') {
+        printf(",\"variant\":\"%s\"", f->variant);
+    }
+    if (f->goal_kind != LDR_GOAL_NONE) {
+        printf(",\"goal\":\"%s%g\",\"holds\":%s",
+               f->goal_kind == LDR_GOAL_RATIO ? "ratio>="
+               : f->goal_kind == LDR_GOAL_MIN ? "value>="
+                                              : "value<=",
+               f->goal, holds(f) ? "true" : "false");
+    }
+    printf("%s}\n", f->more != NULL ? f->more : "");
+}
+
+/* "4 MiB", "10 M": a size in bytes, or a number of entries. */
+static void amount(const ldr_figure_t *f, char *text, size_t size)
+{
+    unsigned long long n = f->bytes;
+
+    if (n >= LDR_MIB && n % LDR_MIB == 0) {
+        snprintf(text, size, "%llu MiB", n >> 20);
+    } else if (n >= 65536 && n % 1024 == 0) {
+        snprintf(text, size, "%llu KiB", n >> 10);
+    } else if (n >= 1000000) {
+        snprintf(text, size, "%llu M", n / 1000000);
+    } else if (n >= 10000) {
+        snprintf(text, size, "%llu k", n / 1000);
+    } else {
+        snprintf(text, size, "%llu", n);
+    }
+}
+
+static void report_row(const ldr_figure_t *f)
+{
+    static bool titled;
+    char at[32], goal[32] = "", limit[32] = "", ratio[32] = "";
+
+    if (!titled) {
+        titled = true;
+        printf("%-9s %-26s %9s %10s %-9s %8s %6s  %s\n", "figure", "variant",
+               "of", "value", "unit", "limit", "ratio", "goal");
+    }
+    amount(f, at, sizeof(at));
+    if (f->limit > 0) {
+        snprintf(limit, sizeof(limit), "%.3g", f->limit);
+        snprintf(ratio, sizeof(ratio), "%.2f", f->value / f->limit);
+    }
+    if (f->goal_kind != LDR_GOAL_NONE) {
+        snprintf(goal, sizeof(goal), "%s %g%s",
+                 f->goal_kind == LDR_GOAL_MAX ? "<=" : ">=", f->goal,
+                 holds(f) ? "" : "  SHORT");
+    }
+    printf("%-9s %-26s %9s %10.4g %-9s %8s %6s  %s\n", f->name, f->variant, at,
+           f->value, f->unit, limit, ratio, goal);
+}
+
+void ldr_bench_report(ldr_bench_t *b, const ldr_figure_t *figure)
+{
+    if (b->json) {
+        report_json(figure);
+    } else {
+        report_row(figure);
+    }
+    fflush(stdout);
+}
+
+bool ldr_bench_fail(ldr_bench_t *b, const char *name, const char *what)
+{
+    const char *why = larder_last_error();
+
+    fprintf(stderr, "larder bench %s: %s%s%s\n", name, what,
+            why[0] != '\0' ? ": " : "", why);
+    b->failed++;
+    return false;
+}
+
+void ldr_bench_progress(const ldr_bench_t *b, const char *name,
+                        const char *what)
+{
+    if (!b->json && isatty(STDERR_FILENO)) {
+        fprintf(stderr, "%s: %s...\n", name, what);
+    }
+}
+
+/* ---- the command line ---- */
+
+static bool parse_seconds(const char *text, double *seconds_p)
+{
+    char *end;
+    double v = strtod(text, &end);
+
+    if (end == text || *end != '\0' || !(v > 0) || v > 3600) {
+        return false;
+    }
+    *seconds_p = v;
+    return true;
+}
+
+/* The value of an option that needs one; 0 at its end: it was not it. */
+static const char *value_of(const char *option, int argc, char **argv, int *at)
+{
+    size_t n = strlen(option);
+
+    if (strncmp(argv[*at], option, n) != 0) {
+        return NULL;
+    }
+    if (argv[*at][n] == '=') {
+        return argv[*at] + n + 1;
+    }
+    if (argv[*at][n] == '\0' && *at + 1 < argc) {
+        return argv[++*at];
+    }
+    return NULL;
+}
+
+static bool choose(const char *name, bool *chosen)
+{
+    for (size_t i = 0; i < FIGURES; i++) {
+        if (strcmp(figures[i].name, name) == 0) {
+            chosen[i] = true;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool parse(int argc, char **argv, ldr_bench_t *b, bool *chosen)
+{
+    const char *tmp = getenv("TMPDIR");
+
+    snprintf(b->dir, sizeof(b->dir), "%s",
+             tmp != NULL && tmp[0] != '\0' ? tmp : "/var/tmp");
+    for (int i = 1; i < argc; i++) {
+        const char *v;
+        bool ok = true;
+
+        if (strcmp(argv[i], "--json") == 0) {
+            b->json = true;
+        } else if ((v = value_of("--size", argc, argv, &i)) != NULL) {
+            ok = ldr_parse_size(v, &b->size) && b->size >= 4096 &&
+                 b->size <= 16 * LDR_MIB && b->size % 4096 == 0;
+        } else if ((v = value_of("--seconds", argc, argv, &i)) != NULL) {
+            ok = parse_seconds(v, &b->seconds);
+        } else if ((v = value_of("--dir", argc, argv, &i)) != NULL) {
+            ok = (size_t)snprintf(b->dir, sizeof(b->dir), "%s", v) <
+                 sizeof(b->dir);
+        } else {
+            ok = choose(argv[i], chosen);
+            b->named |= ok;
+        }
+        if (!ok) {
+            fprintf(stderr, "larder bench: %s: not understood\n", argv[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+int ldr_cmd_bench(int argc, char **argv)
+{
+    bool chosen[FIGURES] = {false};
+    ldr_bench_t b = {0};
+
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            usage(stdout);
+            return 0;
+        }
+    }
+    if (!parse(argc, argv, &b, chosen)) {
+        usage(stderr);
+        return 2;
+    }
+    char *root = b.dir + strlen(b.dir);
+    snprintf(root, sizeof(b.dir) - (size_t)(root - b.dir),
+             "/larder-bench-XXXXXX");
+    if (mkdtemp(b.dir) == NULL) {
+        fprintf(stderr, "larder bench: cannot make %s; choose another --dir\n",
+                b.dir);
+        return 1;
+    }
+    if (!b.json) {
+        printf("larder %s\n", larder_version());
+    }
+    for (size_t i = 0; i < FIGURES; i++) {
+        if (chosen[i] || !b.named) {
+            figures[i].run(&b);
+        }
+    }
+    rmdir(b.dir);
+    return b.failed > 0 ? 1 : 0;
+}

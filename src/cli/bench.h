@@ -1,0 +1,163 @@
+/*
+ * What the figures of `larder bench` share.
+ *
+ * A figure sets its own work up, takes turns with its limit in rounds until
+ * its time is spent, verifies what was moved outside the timed part, and
+ * reports medians of rounds. Buffers are resident and several times the
+ * last-level cache, and walked from one end to the other, so that none of
+ * them is warm when its turn comes.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "larder/larder.h"
+
+#define LDR_MIB ((uint64_t)1 << 20)
+#define LDR_GIB ((uint64_t)1 << 30)
+#define LDR_CHAIN 16u /* items of one batch: a run of one chain */
+
+typedef struct ldr_bench {
+    bool json;
+    bool named;      /* the figure was asked for by name */
+    double seconds;  /* per figure; 0: as the figure sees fit */
+    uint64_t size;   /* of values; 0: the usual ones */
+    char dir[200];   /* where directories and files are made */
+    unsigned failed; /* figures that could not be taken */
+} ldr_bench_t;
+
+/* One line of the result. */
+typedef struct ldr_figure {
+    const char *name;
+    const char *variant; /* "" where there is one only */
+    uint64_t bytes;      /* of a value, or how many entries there were */
+    double value;
+    const char *unit;
+    double limit; /* 0: there is none */
+    enum {
+        LDR_GOAL_NONE,
+        LDR_GOAL_RATIO, /* at least */
+        LDR_GOAL_MIN,
+        LDR_GOAL_MAX
+    } goal_kind;
+    double goal;
+    const char *more; /* further JSON fields, each with a comma before it */
+} ldr_figure_t;
+
+void ldr_bench_report(ldr_bench_t *b, const ldr_figure_t *figure);
+/* The figure could not be taken; says why, with the library's last error.
+ * Always false. */
+bool ldr_bench_fail(ldr_bench_t *b, const char *name, const char *what);
+/* A line about what takes long, on stderr and only for people. */
+void ldr_bench_progress(const ldr_bench_t *b, const char *name,
+                        const char *what);
+
+/* ---- time ---- */
+
+double ldr_bench_now(void); /* seconds */
+
+#define LDR_SAMPLES_MAX 1024u
+
+typedef struct ldr_samples {
+    double value[LDR_SAMPLES_MAX];
+    unsigned count;
+} ldr_samples_t;
+
+void ldr_samples_add(ldr_samples_t *s, double value);
+/* The value that the part p of them (0...1) does not exceed; 0 of none. */
+double ldr_samples_at(ldr_samples_t *s, double p);
+static inline double ldr_samples_median(ldr_samples_t *s)
+{
+    return ldr_samples_at(s, 0.5);
+}
+
+/* ---- memory ---- */
+
+uint64_t ldr_bench_cache_bytes(void); /* of the last level */
+/* A size for pools: several times the cache, and whole values of 4 MiB. */
+uint64_t ldr_bench_pool_bytes(void);
+
+/* Resident memory, on huge pages where the kernel gives them. */
+uint8_t *ldr_pool_create(uint64_t bytes);
+void ldr_pool_destroy(uint8_t *pool, uint64_t bytes);
+void ldr_pool_random(uint8_t *pool, uint64_t bytes, uint64_t seed);
+/* Makes each block of 4 KiB differ from what it was with another number. */
+void ldr_pool_stamp(uint8_t *pool, uint64_t bytes, uint64_t number);
+/* Whether two pools are equal; what was written is spoilt, so that the next
+ * round has to write it again. */
+bool ldr_pool_verify(uint8_t *written, const uint8_t *expected, uint64_t bytes);
+/* Drives everything else out of the caches. */
+void ldr_bench_cool(uint8_t *pool, uint64_t bytes);
+
+/* ---- items ---- */
+
+/* The n-th key of all. */
+void ldr_bench_key(uint64_t n, larder_key_t *key);
+
+/* Items of one size over a pool, the n-th over its n-th part, in chains of
+ * LDR_CHAIN. */
+typedef struct ldr_set {
+    larder_item_t *items;
+    struct iovec *iov;
+    larder_key_t *keys;
+    size_t count;
+    uint64_t size;
+} ldr_set_t;
+
+bool ldr_set_create(ldr_set_t *set, uint8_t *pool, uint64_t bytes,
+                    uint64_t size);
+void ldr_set_destroy(ldr_set_t *set);
+/* Names them by the keys from first on. */
+void ldr_set_name(ldr_set_t *set, uint64_t first);
+/* Carries the operation out batch by batch. False: not all were LARDER_OK. */
+bool ldr_set_run(ldr_set_t *set, larder_space_t *space, larder_op_t op,
+                 size_t begin, size_t end);
+
+/* ---- a node ---- */
+
+typedef struct ldr_bench_node {
+    larder_t *lar;
+    larder_space_t *space;
+} ldr_bench_node_t;
+
+/* Opens it and waits until all of its arena is resident. */
+bool ldr_bench_open(ldr_bench_node_t *n, const char *url);
+void ldr_bench_close(ldr_bench_node_t *n);
+/* Puts the items of a set and flushes them to the SSD tier, no more at a time
+ * than half the arena. */
+bool ldr_bench_fill(ldr_bench_node_t *n, ldr_set_t *set);
+/* Removes a directory of ours with its files. */
+void ldr_bench_remove(const char *dir);
+
+/* ---- the raw disk (bench_raw.c) ---- */
+
+typedef struct ldr_raw {
+    const char *path;
+    bool write;
+    uint64_t size; /* of one request */
+    unsigned depth;
+    uint64_t bytes; /* of the file, all of it read or written */
+    uint8_t *pool;  /* as large */
+} ldr_raw_t;
+
+/* Makes the file, allocated and never written. */
+bool ldr_raw_create(const char *path, uint64_t bytes);
+/* One pass by io_uring and O_DIRECT, writes with a sync at the end. Gives
+ * seconds, or 0 if it cannot be done here. */
+double ldr_raw_pass(const ldr_raw_t *raw);
+
+/* ---- the figures ---- */
+
+bool ldr_bench_dram_get(ldr_bench_t *b);
+bool ldr_bench_dram_put(ldr_bench_t *b);
+bool ldr_bench_ssd_get(ldr_bench_t *b);
+bool ldr_bench_ssd_put(ldr_bench_t *b);
+bool ldr_bench_match(ldr_bench_t *b);
+bool ldr_bench_hash(ldr_bench_t *b);
+bool ldr_bench_evict(ldr_bench_t *b);
+bool ldr_bench_reopen(ldr_bench_t *b);
+bool ldr_bench_index(ldr_bench_t *b);
+
+int ldr_cmd_bench(int argc, char **argv);

@@ -1,0 +1,268 @@
+/* Time, memory, items and nodes for the figures. */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "cli/bench.h"
+
+#define BLOCK 4096u
+
+/* ---- time ---- */
+
+double ldr_bench_now(void)
+{
+    return (double)ldr_now_ns(&ldr_clock_real) * 1e-9;
+}
+
+void ldr_samples_add(ldr_samples_t *s, double value)
+{
+    if (s->count < LDR_SAMPLES_MAX) {
+        s->value[s->count++] = value;
+    }
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+double ldr_samples_at(ldr_samples_t *s, double p)
+{
+    if (s->count == 0) {
+        return 0;
+    }
+    qsort(s->value, s->count, sizeof(s->value[0]), by_value);
+    return s->value[(unsigned)((s->count - 1) * p + 0.5)];
+}
+
+/* ---- memory ---- */
+
+uint64_t ldr_bench_cache_bytes(void)
+{
+    char path[80];
+    unsigned long long kib = 0, most = 0;
+
+    for (int i = 0; i < 8; i++) {
+        snprintf(path, sizeof(path),
+                 "/sys/devices/system/cpu/cpu0/cache/index%d/size", i);
+        FILE *f = fopen(path, "re");
+        if (f == NULL) {
+            break;
+        }
+        if (fscanf(f, "%lluK", &kib) == 1 && kib > most) {
+            most = kib;
+        }
+        fclose(f);
+    }
+    return most > 0 ? most * 1024 : 32 * LDR_MIB;
+}
+
+uint64_t ldr_bench_pool_bytes(void)
+{
+    uint64_t bytes = ldr_max64(4 * ldr_bench_cache_bytes(), 128 * LDR_MIB);
+
+    bytes = ldr_min64(bytes, ldr_memory_limit() / 16);
+    return ldr_div_up(bytes, 64 * LDR_MIB) * 64 * LDR_MIB;
+}
+
+uint8_t *ldr_pool_create(uint64_t bytes)
+{
+    uint8_t *pool = ldr_reserve(bytes);
+
+    if (pool != NULL) {
+        madvise(pool, bytes, MADV_HUGEPAGE);
+        memset(pool, 1, bytes);
+    }
+    return pool;
+}
+
+void ldr_pool_destroy(uint8_t *pool, uint64_t bytes)
+{
+    ldr_unreserve(pool, bytes);
+}
+
+void ldr_pool_random(uint8_t *pool, uint64_t bytes, uint64_t seed)
+{
+    ldr_rand_t r;
+
+    ldr_rand_seed(&r, seed);
+    for (uint64_t i = 0; i < bytes; i += 8) {
+        uint64_t v = ldr_rand_next(&r);
+        memcpy(pool + i, &v, 8);
+    }
+}
+
+void ldr_pool_stamp(uint8_t *pool, uint64_t bytes, uint64_t number)
+{
+    for (uint64_t i = 0; i < bytes; i += BLOCK) {
+        uint64_t v = number << 40 ^ i;
+        memcpy(pool + i, &v, 8);
+    }
+}
+
+bool ldr_pool_verify(uint8_t *written, const uint8_t *expected, uint64_t bytes)
+{
+    if (memcmp(written, expected, bytes) != 0) {
+        return false;
+    }
+    for (uint64_t i = 0; i < bytes; i += BLOCK) {
+        written[i + 1] ^= 0xff;
+        written[i + BLOCK - 1] ^= 0xff;
+    }
+    return true;
+}
+
+void ldr_bench_cool(uint8_t *pool, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes; i += 64) {
+        ((volatile uint8_t *)pool)[i]++;
+    }
+}
+
+/* ---- items ---- */
+
+void ldr_bench_key(uint64_t n, larder_key_t *key)
+{
+    for (int i = 0; i < LARDER_KEY_BYTES; i += 8) {
+        uint64_t v = n * 4 + (uint64_t)i / 8 + 1;
+
+        v *= 0x9e3779b97f4a7c15u;
+        v = (v ^ v >> 30) * 0xbf58476d1ce4e5b9u;
+        v = (v ^ v >> 27) * 0x94d049bb133111ebu;
+        v ^= v >> 31;
+        memcpy(key->hash + i, &v, 8);
+    }
+}
+
+bool ldr_set_create(ldr_set_t *set, uint8_t *pool, uint64_t bytes,
+                    uint64_t size)
+{
+    size_t count = bytes / size;
+
+    *set = (ldr_set_t){
+        .items = ldr_alloc(count * sizeof(*set->items)),
+        .iov = ldr_alloc(count * sizeof(*set->iov)),
+        .keys = ldr_alloc(count * sizeof(*set->keys)),
+        .count = count,
+        .size = size,
+    };
+    if (set->items == NULL || set->iov == NULL || set->keys == NULL) {
+        ldr_set_destroy(set);
+        return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        set->iov[i] = (struct iovec){pool + i * size, size};
+        set->items[i] = (larder_item_t){
+            .key = &set->keys[i],
+            .parent = i % LDR_CHAIN != 0 ? &set->keys[i - 1] : NULL,
+            .depth = (uint32_t)(i % LDR_CHAIN),
+            .iov = &set->iov[i],
+            .iov_count = 1,
+        };
+    }
+    return true;
+}
+
+void ldr_set_destroy(ldr_set_t *set)
+{
+    ldr_free(set->items);
+    ldr_free(set->iov);
+    ldr_free(set->keys);
+    *set = (ldr_set_t){0};
+}
+
+void ldr_set_name(ldr_set_t *set, uint64_t first)
+{
+    for (size_t i = 0; i < set->count; i++) {
+        ldr_bench_key(first + i, &set->keys[i]);
+    }
+}
+
+bool ldr_set_run(ldr_set_t *set, larder_space_t *space, larder_op_t op,
+                 size_t begin, size_t end)
+{
+    bool ok = true;
+
+    for (size_t i = begin; i < end && ok; i += LDR_CHAIN) {
+        size_t n = ldr_min64(LDR_CHAIN, end - i);
+
+        ok = larder_run(space, op, set->items + i, n, NULL) == LARDER_OK;
+        for (size_t k = 0; k < n && ok; k++) {
+            ok = set->items[i + k].status == LARDER_OK;
+        }
+    }
+    return ok;
+}
+
+/* ---- a node ---- */
+
+bool ldr_bench_open(ldr_bench_node_t *n, const char *url)
+{
+    larder_space_params_t params = {
+        .descriptor = "larder bench",
+        .descriptor_bytes = 12,
+    };
+    larder_stats_t stats = {.struct_bytes = sizeof(stats)};
+    const struct timespec pause = {.tv_nsec = 1000000};
+
+    *n = (ldr_bench_node_t){NULL, NULL};
+    if (larder_open(url, NULL, &n->lar) != LARDER_OK) {
+        return false;
+    }
+    if (larder_space_open(n->lar, &params, &n->space) != LARDER_OK) {
+        ldr_bench_close(n);
+        return false;
+    }
+    while (larder_stats(n->lar, &stats) == LARDER_OK &&
+           stats.dram_resident_bytes < stats.dram_bytes) {
+        nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
+void ldr_bench_close(ldr_bench_node_t *n)
+{
+    larder_space_close(&n->space);
+    larder_close(&n->lar, LARDER_FOREVER);
+}
+
+bool ldr_bench_fill(ldr_bench_node_t *n, ldr_set_t *set)
+{
+    larder_stats_t stats = {.struct_bytes = sizeof(stats)};
+    bool ok = larder_stats(n->lar, &stats) == LARDER_OK;
+    size_t step = stats.dram_bytes / 2 / set->size / LDR_CHAIN * LDR_CHAIN;
+
+    step = ldr_max64(step, LDR_CHAIN);
+    for (size_t i = 0; i < set->count && ok; i += step) {
+        ok = ldr_set_run(set, n->space, LARDER_OP_PUT, i,
+                         ldr_min64(set->count, i + step)) &&
+             larder_flush(n->lar, LARDER_TIER_SSD, LARDER_FOREVER) == LARDER_OK;
+    }
+    return ok;
+}
+
+void ldr_bench_remove(const char *dir)
+{
+    char path[512];
+    const struct dirent *e;
+    DIR *d = opendir(dir);
+
+    if (d == NULL) {
+        return;
+    }
+    while ((e = readdir(d)) != NULL) {
+        snprintf(path, sizeof(path), "%s/%.255s", dir, e->d_name);
+        unlink(path);
+    }
+    closedir(d);
+    rmdir(dir);
+}

@@ -1,0 +1,138 @@
+/*
+ * The program `larder`: one table of commands, one of flags, one of exit
+ * codes. What the commands share is in cmd_common.c.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/io.h"
+#include "base/options.h"
+#include "larder/larder.h"
+#include "store/fsck.h"
+
+/* Exit codes, those of docs/cli.md. */
+enum {
+    LDR_EXIT_OK = 0,
+    LDR_EXIT_NO = 1,    /* get: a miss; fsck: damage that is still there */
+    LDR_EXIT_USAGE = 2, /* the command line was not understood */
+    LDR_EXIT_FAILED = 3 /* it could not be done: input, output, lock... */
+};
+
+/* X(name, flag, value or NULL, text) */
+#define LDR_FLAG_MAP(X)                                                        \
+    X(SPACE, "space", "TEXT", "descriptor of the space; default: cli")         \
+    X(SPACE_FILE, "space-file", "FILE", "the descriptor is the file's bytes")  \
+    X(TENANT, "tenant", "NAME", "whose space; default: default")               \
+    X(SECRET_FILE, "secret-file", "FILE",                                      \
+      "the tenant's secret: the file's bytes, less a newline at the end")      \
+    X(SHARDS, "shards", "N", "shards of a chunk in the space; default: 1")     \
+    X(CHUNK_TOKENS, "chunk-tokens", "N",                                       \
+      "tokens of a chunk in the space; default: 1")                            \
+    X(SHARD, "shard", "N", "which shard; default: 0")                          \
+    X(GROUP, "group", "N", "which group; default: 0")                          \
+    X(TTL, "ttl", "SECONDS", "forget it after this time")                      \
+    X(PIN, "pin", NULL, "evict others first")                                  \
+    X(ALL, "all", NULL, "also dead records and tombstones")                    \
+    X(REPAIR, "repair", NULL, "mend what can be mended")                       \
+    X(YES, "yes", NULL, "do not ask")                                          \
+    X(FORCE, "force", NULL,                                                    \
+      "also where the format is unknown or nothing proves whose it is")        \
+    X(PROMETHEUS, "prometheus", NULL, "as metrics in Prometheus' format")      \
+    X(JSON, "json", NULL, "for scripts: one JSON object per line")
+
+typedef enum ldr_flag {
+#define X(name, flag, value, text) LDR_FLAG_##name,
+    LDR_FLAG_MAP(X)
+#undef X
+        LDR_FLAG_COUNT
+} ldr_flag_t;
+
+/* A command line that was understood. */
+typedef struct ldr_args {
+    const char *command;
+    char **operands;
+    int operand_count;
+    const char *values[LDR_FLAG_COUNT]; /* NULL: not given */
+} ldr_args_t;
+
+static inline bool ldr_args_has(const ldr_args_t *args, ldr_flag_t flag)
+{
+    return args->values[flag] != NULL;
+}
+
+/* ---- messages ---- */
+
+/* "larder COMMAND: ..." to stderr. Gives LDR_EXIT_FAILED. */
+int ldr_cli_fail(const ldr_args_t *args, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The same with a hint at --help. Gives LDR_EXIT_USAGE. */
+int ldr_cli_usage(const ldr_args_t *args, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* What the library said to a failed call. Gives LDR_EXIT_FAILED. */
+int ldr_cli_status(const ldr_args_t *args, larder_status_t status);
+
+/* A number given to a flag. LDR_EXIT_OK, or LDR_EXIT_USAGE with a message. */
+int ldr_cli_number(const ldr_args_t *args, ldr_flag_t flag, uint64_t min,
+                   uint64_t max, uint64_t *value_p);
+
+/* text as a JSON string, with its quotes. */
+void ldr_json_string(FILE *out, const char *text);
+
+#define LDR_HEX_BYTES(bytes) (2 * (bytes) + 1)
+/* Lower-case hex digits and a NUL. */
+void ldr_hex(const uint8_t *data, size_t bytes, char *text);
+
+/* "1.5 MiB" */
+void ldr_human_bytes(uint64_t bytes, char *text, size_t size);
+
+/* ---- the place: a URL, or the path of a directory ---- */
+
+#define LDR_URL_MAX 8192
+
+typedef struct ldr_place {
+    ldr_io_t *io; /* for looking at it without a node */
+    ldr_options_t options;
+    char url[LDR_URL_MAX];
+    ldr_fsck_look_t look[LDR_DISKS_MAX];
+    uint64_t ssd_bytes; /* enough for all that each directory holds */
+} ldr_place_t;
+
+/*
+ * Takes the first operand apart and looks at its directories. With `make` set
+ * they may be missing; otherwise each must be a directory of Larder's. An exit
+ * code; the place is to be closed whatever it is.
+ */
+int ldr_place_open(const ldr_args_t *args, bool make, ldr_place_t **place_p);
+/* The first part of that: what is in the directories is not asked. */
+int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p);
+void ldr_place_close(ldr_place_t **place_p);
+
+/* A node on the place, and the space that the flags name. */
+typedef struct ldr_session {
+    ldr_place_t *place;
+    larder_t *lar;
+    larder_space_t *space; /* only if it was asked for */
+} ldr_session_t;
+
+int ldr_session_open(const ldr_args_t *args, bool make, bool with_space,
+                     ldr_session_t *session);
+/* Gives `code`, or that of a close that failed after all had gone well. */
+int ldr_session_close(const ldr_args_t *args, ldr_session_t *session, int code);
+
+/* ---- the commands: each gives an exit code ---- */
+
+int ldr_cmd_put(const ldr_args_t *args);
+int ldr_cmd_get(const ldr_args_t *args);
+int ldr_cmd_ls(const ldr_args_t *args);
+int ldr_cmd_stat(const ldr_args_t *args);
+int ldr_cmd_flush(const ldr_args_t *args);
+int ldr_cmd_reset(const ldr_args_t *args);
+int ldr_cmd_wipe(const ldr_args_t *args);
+int ldr_cmd_fsck(const ldr_args_t *args);
+int ldr_cmd_options(const ldr_args_t *args);
+/* Reads its own command line. */
+int ldr_cmd_bench(int argc, char **argv);

@@ -1,0 +1,374 @@
+/* What the commands share: messages, places, sessions. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+
+#define SCHEME "embed:"
+#define FILE_MAX 65536u     /* bytes of a descriptor or a secret in a file */
+#define DRAM_DEFAULT "128M" /* enough for the largest value, and soon there */
+#define IO_THREADS 2u
+#define SEGMENTS_MIN 5u /* the fewest that a directory is opened with */
+
+/* ---- messages ---- */
+
+static void say(const ldr_args_t *args, const char *format, va_list list)
+{
+    fflush(stdout);
+    fprintf(stderr, "larder %s: ", args->command);
+    vfprintf(stderr, format, list);
+}
+
+int ldr_cli_fail(const ldr_args_t *args, const char *format, ...)
+{
+    va_list list;
+
+    va_start(list, format);
+    say(args, format, list);
+    va_end(list);
+    fputc('\n', stderr);
+    return LDR_EXIT_FAILED;
+}
+
+int ldr_cli_usage(const ldr_args_t *args, const char *format, ...)
+{
+    va_list list;
+
+    va_start(list, format);
+    say(args, format, list);
+    va_end(list);
+    fprintf(stderr, "\n`larder %s --help` says more\n", args->command);
+    return LDR_EXIT_USAGE;
+}
+
+int ldr_cli_status(const ldr_args_t *args, larder_status_t status)
+{
+    const char *text = larder_last_error();
+
+    return text[0] != '\0'
+               ? ldr_cli_fail(args, "%s", text)
+               : ldr_cli_fail(args, "%s", larder_status_text(status));
+}
+
+int ldr_cli_number(const ldr_args_t *args, ldr_flag_t flag, uint64_t min,
+                   uint64_t max, uint64_t *value_p)
+{
+    static const char *const names[] = {
+#define X(name, flag, value, text) flag,
+        LDR_FLAG_MAP(X)
+#undef X
+    };
+    const char *text = args->values[flag];
+    char *end = NULL;
+
+    if (text == NULL) {
+        return LDR_EXIT_OK;
+    }
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 ||
+        value < min || value > max) {
+        return ldr_cli_usage(args, "--%s %s: give a number from %llu to %llu",
+                             names[flag], text, (unsigned long long)min,
+                             (unsigned long long)max);
+    }
+    *value_p = value;
+    return LDR_EXIT_OK;
+}
+
+void ldr_json_string(FILE *out, const char *text)
+{
+    fputc('"', out);
+    for (; *text != '\0'; text++) {
+        unsigned char c = (unsigned char)*text;
+
+        if (c == '"' || c == '\\') {
+            fprintf(out, "\\%c", c);
+        } else if (c < 0x20) {
+            fprintf(out, "\\u%04x", c);
+        } else {
+            fputc(c, out);
+        }
+    }
+    fputc('"', out);
+}
+
+void ldr_hex(const uint8_t *data, size_t bytes, char *text)
+{
+    static const char digits[] = "0123456789abcdef";
+
+    for (size_t i = 0; i < bytes; i++) {
+        *text++ = digits[data[i] >> 4];
+        *text++ = digits[data[i] & 15];
+    }
+    *text = '\0';
+}
+
+void ldr_human_bytes(uint64_t bytes, char *text, size_t size)
+{
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
+    double value = (double)bytes / 1024;
+    size_t unit = 0;
+
+    if (bytes < 1024) {
+        snprintf(text, size, "%llu B", (unsigned long long)bytes);
+        return;
+    }
+    while (value >= 1024 && unit < 3) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(text, size, "%.1f %s", value, units[unit]);
+}
+
+/* ---- places ---- */
+
+static bool is_url(const char *text)
+{
+    return strncmp(text, SCHEME, strlen(SCHEME)) == 0;
+}
+
+/* Adds a string to the URL; false: it does not fit. */
+static bool url_add(ldr_place_t *p, const char *text)
+{
+    size_t used = strlen(p->url);
+
+    return (size_t)snprintf(p->url + used, sizeof(p->url) - used, "%s", text) <
+           sizeof(p->url) - used;
+}
+
+/* A path as a DIR of a URL: what has a meaning there is escaped. */
+static bool url_add_path(ldr_place_t *p, const char *path)
+{
+    bool ok = true;
+
+    for (; *path != '\0' && ok; path++) {
+        char text[4] = {*path, '\0'};
+
+        if (*path == '%' || *path == ',' || *path == '?') {
+            snprintf(text, sizeof(text), "%%%02X", *path);
+        }
+        ok = url_add(p, text);
+    }
+    return ok;
+}
+
+static bool url_has(const ldr_place_t *p, const char *option)
+{
+    const char *at = strchr(p->url, '?');
+
+    for (; at != NULL; at = strchr(at, '&')) {
+        at++;
+        if (strncmp(at, option, strlen(option)) == 0 &&
+            at[strlen(option)] == '=') {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Sets an option that the URL leaves open. */
+static bool url_default(ldr_place_t *p, const char *option, const char *value)
+{
+    if (url_has(p, option)) {
+        return true;
+    }
+    return url_add(p, strchr(p->url, '?') != NULL ? "&" : "?") &&
+           url_add(p, option) && url_add(p, "=") && url_add(p, value);
+}
+
+int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p)
+{
+    const char *text = args->operands[0];
+    ldr_place_t *p = ldr_alloc(sizeof(*p));
+
+    *place_p = p;
+    if (p == NULL || ldr_io_plain_create(IO_THREADS, &p->io) != 0) {
+        return ldr_cli_fail(args, "not enough memory");
+    }
+    if (!(is_url(text) ? url_add(p, text)
+                       : url_add(p, SCHEME) && url_add_path(p, text))) {
+        return ldr_cli_usage(args, "the URL is too long");
+    }
+    if (ldr_options_parse(p->url, &p->options) != LARDER_OK) {
+        return ldr_cli_usage(args, "%s", ldr_fail_text());
+    }
+    if (p->options.dir_count == 0) {
+        return ldr_cli_usage(args, "%s names no directory", text);
+    }
+    return LDR_EXIT_OK;
+}
+
+static int dir_look(const ldr_args_t *args, ldr_place_t *p, unsigned i,
+                    bool make)
+{
+    const char *dir = p->options.dirs[i];
+    ldr_fsck_look_t *look = &p->look[i];
+    larder_status_t st = ldr_fsck_look(p->io, dir, look);
+
+    if (st == LARDER_E_INVALID && make) {
+        return LDR_EXIT_OK; /* opening makes it */
+    }
+    if (st != LARDER_OK) {
+        return ldr_cli_status(args, st);
+    }
+    if (!make && !look->super && look->segments == 0) {
+        return ldr_cli_fail(args, "%s: is no directory of Larder's", dir);
+    }
+    p->ssd_bytes =
+        ldr_max64(p->ssd_bytes, ldr_max64(look->segments, SEGMENTS_MIN) *
+                                        look->segment_bytes +
+                                    2 * LDR_SUPER_BYTES);
+    return LDR_EXIT_OK;
+}
+
+int ldr_place_open(const ldr_args_t *args, bool make, ldr_place_t **place_p)
+{
+    char ssd[32];
+    int code = ldr_place_parse(args, place_p);
+    ldr_place_t *p = *place_p;
+
+    for (unsigned i = 0; code == LDR_EXIT_OK && i < p->options.dir_count; i++) {
+        code = dir_look(args, p, i, make);
+    }
+    if (code != LDR_EXIT_OK) {
+        return code;
+    }
+    /* What is there is not to be shrunk for want of an option. */
+    p->ssd_bytes = ldr_max64(p->ssd_bytes, p->options.ssd);
+    snprintf(ssd, sizeof(ssd), "%llu", (unsigned long long)p->ssd_bytes);
+    if (!url_default(p, "ssd", ssd) || !url_default(p, "dram", DRAM_DEFAULT)) {
+        return ldr_cli_usage(args, "the URL is too long");
+    }
+    return LDR_EXIT_OK;
+}
+
+void ldr_place_close(ldr_place_t **place_p)
+{
+    ldr_place_t *p = *place_p;
+
+    if (p != NULL && p->io != NULL) {
+        p->io->ops->destroy(p->io);
+    }
+    ldr_free(p);
+    *place_p = NULL;
+}
+
+/* ---- sessions ---- */
+
+/* A small file as a whole. */
+static int file_read(const ldr_args_t *args, const char *path, uint8_t *bytes,
+                     size_t *size_p)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = -1;
+
+    *size_p = 0;
+    while (fd >= 0 && *size_p <= FILE_MAX &&
+           (n = read(fd, bytes + *size_p, FILE_MAX + 1 - *size_p)) > 0) {
+        *size_p += (size_t)n;
+    }
+    if (n < 0) {
+        ldr_cli_fail(args, "%s: cannot be read: %s", path, strerror(errno));
+    } else if (*size_p > FILE_MAX || *size_p == 0) {
+        ldr_cli_fail(args, "%s: has not 1 to %u bytes", path, FILE_MAX);
+        n = -1;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return n < 0 ? LDR_EXIT_FAILED : LDR_EXIT_OK;
+}
+
+/* What the flags say; buffer: two times FILE_MAX + 1 bytes. */
+static int space_params(const ldr_args_t *args, uint8_t *buffer,
+                        larder_space_params_t *p)
+{
+    uint64_t shards = 1, chunk_tokens = 1;
+    uint8_t *secret = buffer + FILE_MAX + 1;
+    int code =
+        ldr_cli_number(args, LDR_FLAG_SHARDS, 1, LARDER_SHARDS_MAX, &shards);
+
+    if (code == LDR_EXIT_OK) {
+        code = ldr_cli_number(args, LDR_FLAG_CHUNK_TOKENS, 1, 65536,
+                              &chunk_tokens);
+    }
+    p->field_mask = LARDER_SPACE_SHARDS | LARDER_SPACE_CHUNK_TOKENS;
+    p->shards = (uint32_t)shards;
+    p->chunk_tokens = (uint32_t)chunk_tokens;
+    p->descriptor = ldr_args_has(args, LDR_FLAG_SPACE)
+                        ? args->values[LDR_FLAG_SPACE]
+                        : "cli";
+    p->descriptor_bytes = strlen(p->descriptor);
+    if (ldr_args_has(args, LDR_FLAG_TENANT)) {
+        p->field_mask |= LARDER_SPACE_TENANT;
+        p->tenant = args->values[LDR_FLAG_TENANT];
+    }
+    if (code == LDR_EXIT_OK && ldr_args_has(args, LDR_FLAG_SPACE_FILE)) {
+        if (ldr_args_has(args, LDR_FLAG_SPACE)) {
+            return ldr_cli_usage(args, "give --space or --space-file");
+        }
+        p->descriptor = buffer;
+        code = file_read(args, args->values[LDR_FLAG_SPACE_FILE], buffer,
+                         &p->descriptor_bytes);
+    }
+    if (code == LDR_EXIT_OK && ldr_args_has(args, LDR_FLAG_SECRET_FILE)) {
+        p->field_mask |= LARDER_SPACE_SECRET;
+        p->secret = secret;
+        code = file_read(args, args->values[LDR_FLAG_SECRET_FILE], secret,
+                         &p->secret_bytes);
+        if (p->secret_bytes > 1 && secret[p->secret_bytes - 1] == '\n') {
+            p->secret_bytes--;
+        }
+    }
+    return code;
+}
+
+int ldr_session_open(const ldr_args_t *args, bool make, bool with_space,
+                     ldr_session_t *s)
+{
+    larder_space_params_t params = {0};
+    larder_status_t st = LARDER_OK;
+    uint8_t *buffer = ldr_alloc(2 * (FILE_MAX + 1));
+    int code = LDR_EXIT_OK;
+
+    memset(s, 0, sizeof(*s));
+    if (buffer == NULL) {
+        return ldr_cli_fail(args, "not enough memory");
+    }
+    if (with_space) {
+        code = space_params(args, buffer, &params);
+    }
+    if (code == LDR_EXIT_OK) {
+        code = ldr_place_open(args, make, &s->place);
+    }
+    if (code == LDR_EXIT_OK) {
+        st = larder_open(s->place->url, NULL, &s->lar);
+    }
+    if (code == LDR_EXIT_OK && st == LARDER_OK && with_space) {
+        st = larder_space_open(s->lar, &params, &s->space);
+    }
+    explicit_bzero(buffer, 2 * (FILE_MAX + 1));
+    ldr_free(buffer);
+    return st == LARDER_OK ? code : ldr_cli_status(args, st);
+}
+
+int ldr_session_close(const ldr_args_t *args, ldr_session_t *s, int code)
+{
+    larder_status_t st;
+
+    larder_space_close(&s->space);
+    st = larder_close(&s->lar, LARDER_FOREVER);
+    if (s->place != NULL) {
+        ldr_place_close(&s->place);
+    }
+    return st != LARDER_OK && code == LDR_EXIT_OK ? ldr_cli_status(args, st)
+                                                  : code;
+}

@@ -1,0 +1,235 @@
+/* stat and options: tables for people and for scripts. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cli/cli.h"
+
+/* ---- stat ---- */
+
+typedef enum unit { COUNT, BYTES } unit_t;
+
+/* X(field, unit, text). First what a node has, then what it has done since it
+ * was opened. */
+#define STATE_MAP(X)                                                           \
+    X(entries, COUNT, "chunks known")                                          \
+    X(entry_bytes, BYTES, "memory of the index")                               \
+    X(dram_bytes, BYTES, "dram tier")                                          \
+    X(dram_resident_bytes, BYTES, "  resident")                                \
+    X(dram_used_bytes, BYTES, "  used")                                        \
+    X(dram_leased_chunks, COUNT, "  chunks leased")                            \
+    X(pinned_bytes, BYTES, "pinned")                                           \
+    X(io_uring, COUNT, "io_uring in use")
+
+#define EVENT_MAP(X)                                                           \
+    X(saves_stored, COUNT, "saves: stored")                                    \
+    X(saves_present, COUNT, "  already present")                               \
+    X(saves_mismatch, COUNT, "  present with other bytes")                     \
+    X(saves_full, COUNT, "  refused, everything leased")                       \
+    X(saves_canceled, COUNT, "  canceled")                                     \
+    X(saves_failed, COUNT, "  failed")                                         \
+    X(saves_stale, COUNT, "  of a space reset meanwhile")                      \
+    X(saves_dropped_evicted, COUNT, "  dropped, evicted too soon")             \
+    X(saves_dropped_size, COUNT, "  dropped, larger than a segment")           \
+    X(saves_dropped_io, COUNT, "  dropped, write failed")                      \
+    X(saved_bytes, BYTES, "  bytes")                                           \
+    X(loads_dram, COUNT, "loads: from dram")                                   \
+    X(loads_ssd, COUNT, "  from ssd")                                          \
+    X(loaded_bytes, BYTES, "  bytes")                                          \
+    X(evicted_chunks, COUNT, "chunks evicted")                                 \
+    X(evicted_bytes, BYTES, "  bytes")                                         \
+    X(removes, COUNT, "shards removed")                                        \
+    X(resets, COUNT, "spaces reset")
+
+#define DISK_MAP(X)                                                            \
+    X(bytes_max, BYTES, "  may use")                                           \
+    X(bytes_used, BYTES, "  uses")                                             \
+    X(segments, COUNT, "  segments")                                           \
+    X(segments_lost, COUNT, "  segments lost")                                 \
+    X(written_bytes, BYTES, "  written")                                       \
+    X(carried_bytes, BYTES, "  carried")                                       \
+    X(read_bytes, BYTES, "  read")                                             \
+    X(write_errors, COUNT, "  write errors")                                   \
+    X(read_errors, COUNT, "  read errors")
+
+static void show(const char *text, unit_t unit, uint64_t value)
+{
+    char human[32];
+
+    if (unit == BYTES) {
+        ldr_human_bytes(value, human, sizeof(human));
+    } else {
+        snprintf(human, sizeof(human), "%" PRIu64, value);
+    }
+    printf("%-30s %s\n", text, human);
+}
+
+static void show_nonzero(const char *text, unit_t unit, uint64_t value)
+{
+    if (value != 0) {
+        show(text, unit, value);
+    }
+}
+
+static void stat_table(const larder_stats_t *s)
+{
+#define X(field, unit, text) show(text, unit, s->field);
+    STATE_MAP(X)
+#undef X
+#define X(field, unit, text) show_nonzero(text, unit, s->field);
+    EVENT_MAP(X)
+#undef X
+    for (uint64_t i = 0; i < s->disks; i++) {
+        const larder_disk_stats_t *d = &s->disk[i];
+
+        printf("ssd %s: %s%s%s\n", d->path, d->on ? "on" : "off",
+               d->reason[0] != '\0' ? ", " : "", d->reason);
+#define X(field, unit, text) show(text, unit, d->field);
+        DISK_MAP(X)
+#undef X
+    }
+}
+
+static void stat_json(const larder_stats_t *s)
+{
+    const char *comma = "";
+
+    printf("{");
+#define X(field, unit, text)                                                   \
+    printf("%s\"" #field "\":%" PRIu64, comma, s->field);                      \
+    comma = ",";
+    STATE_MAP(X)
+    EVENT_MAP(X)
+#undef X
+    printf(",\"misses\":{");
+    comma = "";
+    for (int i = LARDER_CAUSE_ABSENT; i < LARDER_CAUSE_COUNT; i++) {
+        printf("%s\"%s\":%" PRIu64, comma, larder_cause_text((larder_cause_t)i),
+               s->misses[i]);
+        comma = ",";
+    }
+    printf("},\"disks\":[");
+    for (uint64_t i = 0; i < s->disks; i++) {
+        const larder_disk_stats_t *d = &s->disk[i];
+
+        printf("%s{\"path\":", i > 0 ? "," : "");
+        ldr_json_string(stdout, d->path);
+        printf(",\"on\":%s,\"reason\":", d->on ? "true" : "false");
+        ldr_json_string(stdout, d->reason);
+#define X(field, unit, text) printf(",\"" #field "\":%" PRIu64, d->field);
+        DISK_MAP(X)
+#undef X
+        printf("}");
+    }
+    printf("]}\n");
+}
+
+static int stat_metrics(const ldr_args_t *args, larder_t *lar)
+{
+    size_t length = 0, size;
+    larder_status_t st = larder_metrics(lar, NULL, 0, &length);
+
+    size = length + 1024; /* figures may grow by a digit meanwhile */
+    char *text = ldr_alloc(size);
+    if (text == NULL) {
+        return ldr_cli_fail(args, "not enough memory");
+    }
+    if (st == LARDER_OK) {
+        st = larder_metrics(lar, text, size, &length);
+    }
+    if (st == LARDER_OK) {
+        fputs(text, stdout);
+    }
+    ldr_free(text);
+    return st == LARDER_OK ? LDR_EXIT_OK : ldr_cli_status(args, st);
+}
+
+static int stat_run(const ldr_args_t *args, larder_t *lar)
+{
+    larder_stats_t stats = {.struct_bytes = sizeof(stats)};
+
+    if (ldr_args_has(args, LDR_FLAG_PROMETHEUS)) {
+        return stat_metrics(args, lar);
+    }
+    larder_status_t st = larder_stats(lar, &stats);
+    if (st != LARDER_OK) {
+        return ldr_cli_status(args, st);
+    }
+    if (ldr_args_has(args, LDR_FLAG_JSON)) {
+        stat_json(&stats);
+    } else {
+        stat_table(&stats);
+    }
+    return LDR_EXIT_OK;
+}
+
+int ldr_cmd_stat(const ldr_args_t *args)
+{
+    ldr_session_t session;
+
+    if (ldr_args_has(args, LDR_FLAG_PROMETHEUS) &&
+        ldr_args_has(args, LDR_FLAG_JSON)) {
+        return ldr_cli_usage(args, "give --json or --prometheus");
+    }
+    int code = ldr_session_open(args, false, false, &session);
+    if (code == LDR_EXIT_OK) {
+        code = stat_run(args, session.lar);
+    }
+    return ldr_session_close(args, &session, code);
+}
+
+/* ---- options ---- */
+
+/* A bound of a SIZE as one would write it: the powers of 1024 taken out. */
+static void bound_text(const ldr_option_info_t *o, uint64_t value, char *text,
+                       size_t size)
+{
+    static const char units[] = "KMGT";
+    unsigned unit = 0;
+
+    while (o->kind[0] == 'S' && value != 0 && value % 1024 == 0 && unit < 4) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(text, size, "%" PRIu64 "%.*s", value, unit > 0 ? 1 : 0,
+             unit > 0 ? &units[unit - 1] : "");
+}
+
+static void option_row(const ldr_option_info_t *o)
+{
+    char min[32], max[32], range[72] = "";
+
+    if (o->kind[0] != 'E') { /* the text of an ENUM has its words */
+        bound_text(o, o->min, min, sizeof(min));
+        bound_text(o, o->max, max, sizeof(max));
+        snprintf(range, sizeof(range), "%s...%s", min, max);
+    }
+    printf("%-11s %-8s %-13s %s\n", o->name, o->value, range, o->text);
+}
+
+static void option_json(const ldr_option_info_t *o)
+{
+    printf(
+        "{\"name\":\"%s\",\"kind\":\"%s\",\"default\":\"%s\",\"min\":%" PRIu64
+        ",\"max\":%" PRIu64 ",\"text\":",
+        o->name, o->kind, o->value, o->min, o->max);
+    ldr_json_string(stdout, o->text);
+    printf("}\n");
+}
+
+int ldr_cmd_options(const ldr_args_t *args)
+{
+    bool json = ldr_args_has(args, LDR_FLAG_JSON);
+
+    if (!json) {
+        printf("%-11s %-8s %-13s %s\n", "OPTION", "DEFAULT", "RANGE", "");
+    }
+    for (size_t i = 0; i < ldr_option_count; i++) {
+        if (json) {
+            option_json(&ldr_option_table[i]);
+        } else {
+            option_row(&ldr_option_table[i]);
+        }
+    }
+    return LDR_EXIT_OK;
+}

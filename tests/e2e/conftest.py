@@ -1,0 +1,55 @@
+"""The program under test: $LARDER_BIN, the binary or the folder it is in."""
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+
+class Larder:
+    def __init__(self, binary, cwd):
+        self.binary = binary
+        self.cwd = cwd
+
+    def __call__(self, *args, code=0, stdin=b""):
+        """Runs it, expects the exit code, gives what it printed."""
+        done = subprocess.run([self.binary, *map(str, args)], input=stdin,
+                              cwd=self.cwd, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, timeout=60, check=False)
+        assert done.returncode == code, (
+            f"larder {' '.join(map(str, args))}: exit code {done.returncode}"
+            f"\nstdout: {done.stdout[:2000]}\nstderr: {done.stderr[:2000]}")
+        done.out = done.stdout.decode(errors="replace")
+        done.err = done.stderr.decode(errors="replace")
+        return done
+
+    def json(self, *args, **kwargs):
+        """The objects that it prints with --json, one per line."""
+        lines = self(*args, "--json", **kwargs).out.splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="session")
+def binary():
+    where = os.environ.get("LARDER_BIN")
+    if not where:
+        pytest.fail("LARDER_BIN is not set: run scripts/run-tests dev")
+    path = pathlib.Path(where)
+    return str(path / "larder" if path.is_dir() else path)
+
+
+@pytest.fixture
+def larder(binary, tmp_path):
+    return Larder(binary, tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "kv"
+
+
+@pytest.fixture
+def place(folder):
+    """Small enough for a test: segments of 4 MiB."""
+    return f"embed:{folder}?dram=8M&ssd=64M"

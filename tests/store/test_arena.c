@@ -1,0 +1,378 @@
+/*
+ * The arena: pages, lists, segments, and how full it gets with values of any
+ * size, whatever is evicted.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "store/arena.h"
+#include "support/storecheck.h"
+#include "support/values.h"
+
+#define MIB ((uint32_t)1 << 20)
+
+static void arena_fill(ldr_arena_t *a)
+{
+    ldr_slice_t slice;
+
+    while (ldr_arena_slice_take(a, &slice)) {
+        ldr_arena_slice_give(a, &slice, ldr_arena_slice_populate(a, &slice));
+    }
+}
+
+/* ---- pages ---- */
+
+static void test_sizes(void **state)
+{
+    ldr_arena_t a;
+
+    (void)state;
+    assert_int_equal(ldr_arena_init(&a, LDR_PAGE - 1, true), LARDER_E_INVALID);
+    assert_int_equal(ldr_arena_init(&a, UINT64_C(1) << 50, false),
+                     LARDER_E_INVALID);
+    assert_int_equal(ldr_arena_init(&a, LDR_PAGE, true), LARDER_OK);
+    arena_fill(&a);
+    assert_int_equal(a.free_count, 1);
+    ldr_arena_destroy(&a);
+    /* Several extents, the last of them short. */
+    uint64_t pages = (130u << 20) / LDR_PAGE + 3;
+    assert_int_equal(ldr_arena_init(&a, pages * LDR_PAGE + 5, true), LARDER_OK);
+    assert_int_equal(a.page_count, pages);
+    assert_int_equal(a.extent_count, 3);
+    ldr_arena_destroy(&a);
+}
+
+/* Only resident pages are handed out, and each once. */
+static void test_take_and_give(void **state)
+{
+    ldr_arena_t a;
+    ldr_slice_t slice;
+    uint32_t heads[10];
+
+    (void)state;
+    assert_int_equal(ldr_arena_init(&a, 40 * LDR_PAGE, true), LARDER_OK);
+    assert_int_equal(ldr_arena_take(&a, 1), LDR_NIL);
+    assert_true(ldr_arena_slice_take(&a, &slice));
+    assert_int_equal(slice.count, LDR_SLICE_PAGES);
+    assert_int_equal(ldr_arena_take(&a, 1), LDR_NIL);
+    assert_true(ldr_arena_slice_populate(&a, &slice));
+    ldr_arena_slice_give(&a, &slice, true);
+    assert_int_equal(a.ready_count, LDR_SLICE_PAGES);
+    assert_true(ldr_arena_slice_take(&a, &slice));
+    assert_int_equal(slice.count, 8);
+    ldr_arena_slice_give(&a, &slice, false); /* no memory for these */
+    assert_false(ldr_arena_slice_take(&a, &slice));
+    assert_int_equal(a.failed_count, 8);
+    assert_int_equal(ldr_arena_take(&a, 0), LDR_NIL);
+    assert_int_equal(ldr_arena_take(&a, LDR_SLICE_PAGES + 1), LDR_NIL);
+    for (int i = 0; i < 10; i++) {
+        heads[i] = ldr_arena_take(&a, 3);
+        assert_int_not_equal(heads[i], LDR_NIL);
+        for (uint32_t p = heads[i]; p != LDR_NIL; p = a.next[p]) {
+            memset(ldr_arena_page(&a, p), i, LDR_PAGE);
+        }
+    }
+    assert_int_equal(a.free_count, 2);
+    for (int i = 0; i < 10; i++) {
+        for (uint32_t p = heads[i]; p != LDR_NIL; p = a.next[p]) {
+            assert_int_equal(ldr_arena_page(&a, p)[0], i);
+            assert_int_equal(ldr_arena_page(&a, p)[LDR_PAGE - 1], i);
+        }
+        ldr_arena_give(&a, heads[i]);
+    }
+    assert_int_equal(a.free_count, LDR_SLICE_PAGES);
+    ldr_arena_destroy(&a);
+}
+
+/* Neighbours are one segment; what does not fit is counted. */
+static void test_segments(void **state)
+{
+    ldr_arena_t a;
+    struct iovec iov[4];
+
+    (void)state;
+    assert_int_equal(ldr_arena_init(&a, 8 * LDR_PAGE, true), LARDER_OK);
+    arena_fill(&a);
+    uint32_t head = ldr_arena_take(&a, 8);
+    assert_int_equal(ldr_arena_iov(&a, head, 3 * LDR_PAGE + 7, iov, 4), 1);
+    assert_int_equal(iov[0].iov_len, 3 * LDR_PAGE + 7);
+    assert_ptr_equal(iov[0].iov_base, ldr_arena_page(&a, head));
+    /* 0 2 4 6, then 1 3 5 7: nothing is next to another. */
+    static const uint32_t order[] = {0, 2, 4, 6, 1, 3, 5, 7};
+    for (int i = 0; i < 8; i++) {
+        a.next[order[i]] = i == 7 ? LDR_NIL : order[i + 1];
+    }
+    assert_int_equal(ldr_arena_iov(&a, 0, 8 * LDR_PAGE, iov, 4), 8);
+    assert_int_equal(iov[3].iov_len, LDR_PAGE);
+    assert_ptr_equal(iov[3].iov_base, ldr_arena_page(&a, 6));
+    assert_int_equal(ldr_arena_iov(&a, 0, 3 * LDR_PAGE, iov, 4), 3);
+    ldr_arena_destroy(&a);
+}
+
+static void test_no_memory(void **state)
+{
+    ldr_arena_t a;
+
+    (void)state;
+    for (uint64_t nth = 1; nth <= 2; nth++) {
+        ldr_fault_arm(LDR_FAULT_alloc, nth, 1);
+        assert_int_equal(ldr_arena_init(&a, 4 * LDR_PAGE, true),
+                         LARDER_E_NO_MEMORY);
+    }
+    ldr_fault_disarm_all();
+    for (uint64_t nth = 1; nth <= 3; nth++) {
+        ldr_fault_arm(LDR_FAULT_extent_create, nth, 1);
+        assert_int_equal(ldr_arena_init(&a, 140 * MIB, true),
+                         LARDER_E_NO_MEMORY);
+    }
+    ldr_fault_disarm_all();
+    ldr_fault_arm(LDR_FAULT_extent_populate, 1, 0);
+    assert_int_equal(ldr_arena_init(&a, 4 * LDR_PAGE, true), LARDER_OK);
+    arena_fill(&a);
+    ldr_fault_disarm_all();
+    assert_int_equal(a.free_count, 0);
+    assert_int_equal(a.failed_count, 4);
+    ldr_arena_destroy(&a);
+}
+
+/* ---- how full it gets ---- */
+
+/* A policy without sense: any slot may be the victim. */
+typedef struct any {
+    ldr_policy_t base;
+    ldr_rand_t rand;
+    uint32_t capacity, count;
+    uint32_t *slots; /* candidates */
+    uint32_t *place; /* in slots, or LDR_NIL */
+} any_t;
+
+static void any_put(any_t *any, uint32_t slot)
+{
+    any->place[slot] = any->count;
+    any->slots[any->count++] = slot;
+}
+
+static void any_hold(ldr_policy_t *policy, uint32_t slot)
+{
+    any_t *any = (any_t *)policy;
+    uint32_t at = any->place[slot];
+
+    if (at != LDR_NIL) {
+        any->slots[at] = any->slots[--any->count];
+        any->place[any->slots[at]] = at;
+        any->place[slot] = LDR_NIL;
+    }
+}
+
+static void any_add(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
+                    uint32_t depth)
+{
+    (void)parent;
+    (void)depth;
+    any_put((any_t *)policy, slot);
+}
+
+static void any_release(ldr_policy_t *policy, uint32_t slot)
+{
+    any_put((any_t *)policy, slot);
+}
+
+static uint32_t any_victim(ldr_policy_t *policy)
+{
+    any_t *any = (any_t *)policy;
+
+    return any->count == 0
+               ? LDR_NIL
+               : any->slots[ldr_rand_below(&any->rand, any->count)];
+}
+
+static ldr_policy_t *any_create(uint32_t capacity);
+
+static void any_destroy(ldr_policy_t *policy)
+{
+    any_t *any = (any_t *)policy;
+
+    free(any->slots);
+    free(any->place);
+    free(any);
+}
+
+static const ldr_policy_ops_t any_policy = {
+    .name = "any",
+    .create = any_create,
+    .destroy = any_destroy,
+    .add = any_add,
+    .hold = any_hold,
+    .release = any_release,
+    .remove = any_hold,
+    .victim = any_victim,
+};
+
+static ldr_policy_t *any_create(uint32_t capacity)
+{
+    any_t *any = calloc(1, sizeof(*any));
+
+    any->base.ops = &any_policy;
+    any->capacity = capacity;
+    any->slots = calloc(capacity, sizeof(uint32_t));
+    any->place = calloc(capacity, sizeof(uint32_t));
+    memset(any->place, 0xff, capacity * sizeof(uint32_t));
+    ldr_rand_seed(&any->rand, 5);
+    return &any->base;
+}
+
+static void store_open(ldr_store_t *s, uint64_t bytes)
+{
+    static const uint8_t id[LDR_ID_BYTES] = {1};
+    ldr_store_params_t params = {
+        .dram_bytes = bytes,
+        .entry_max = 100000,
+        .seed = 3,
+        .policy = &any_policy,
+    };
+
+    assert_int_equal(ldr_store_init(s, &params), LARDER_OK);
+    arena_fill(&s->arena);
+    assert_int_equal(ldr_store_space(s, id), 0);
+}
+
+static void put(ldr_store_t *s, uint32_t number, uint32_t length)
+{
+    larder_key_t key = test_key(number);
+    ldr_reserve_t r = {
+        .name = ldr_store_name(s, 0, 0, &key),
+        .shards = 1,
+        .length = length,
+        .state = LDR_SHARD_FILLING,
+    };
+    uint32_t shard;
+
+    assert_int_equal(ldr_store_reserve(s, LDR_NIL, &r, &shard), LARDER_OK);
+    assert_true(ldr_store_commit(s, shard, 0, true, true));
+    ldr_store_release(s, s->shards[shard].chunk);
+}
+
+static double fill_of(const ldr_store_t *s)
+{
+    double bytes = 0;
+
+    for (uint32_t i = 0; i < s->shard_top; i++) {
+        bytes += s->shards[i].state == LDR_SHARD_READY ? s->shards[i].length
+                                                       : 0;
+    }
+    return bytes / ((double)s->arena.page_count * LDR_PAGE);
+}
+
+typedef uint32_t (*size_fn)(ldr_rand_t *rand);
+
+static uint32_t size_64k(ldr_rand_t *rand)
+{
+    (void)rand;
+    return 65536;
+}
+
+static uint32_t size_1m(ldr_rand_t *rand)
+{
+    (void)rand;
+    return MIB;
+}
+
+static uint32_t size_3m(ldr_rand_t *rand)
+{
+    (void)rand;
+    return 3 * MIB + 1;
+}
+
+static uint32_t size_mixed(ldr_rand_t *rand)
+{
+    static const size_fn sizes[] = {size_64k, size_1m, size_3m};
+
+    return sizes[ldr_rand_below(rand, 3)](rand);
+}
+
+/* Four times the arena of one size; then it is at least 0.9 full, at every
+ * moment from the time that it was full once. */
+static void fill(ldr_store_t *s, const char *what, size_fn size,
+                 uint32_t *number, bool from_empty)
+{
+    uint64_t left = 4 * (uint64_t)s->arena.page_count * LDR_PAGE;
+    ldr_rand_t rand;
+    double least = 1;
+    bool full = !from_empty;
+
+    ldr_rand_seed(&rand, 11);
+    while (left > 3 * MIB) {
+        uint32_t length = size(&rand);
+        uint64_t evicted = s->n.evicted_chunks;
+
+        put(s, ++*number, length);
+        left -= length;
+        full |= s->n.evicted_chunks > evicted;
+        if (full && *number % 16 == 0) {
+            double now = fill_of(s);
+            least = now < least ? now : least;
+        }
+    }
+    store_check(s);
+    printf("%s: %.3f full, %.3f at least\n", what, fill_of(s), least);
+    assert_true(fill_of(s) >= 0.9);
+    assert_true(least >= 0.9);
+}
+
+static void test_full(void **state)
+{
+    static const struct {
+        const char *what;
+        size_fn size;
+    } kinds[] = {{"64 KiB", size_64k},
+                 {"1 MiB", size_1m},
+                 {"3 MiB + 1", size_3m},
+                 {"mixed", size_mixed}};
+    ldr_store_t s;
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        uint32_t number = 0;
+
+        store_open(&s, 128 * MIB);
+        fill(&s, kinds[i].what, kinds[i].size, &number, true);
+        ldr_store_destroy(&s);
+    }
+}
+
+static void test_full_after_a_change(void **state)
+{
+    ldr_store_t s;
+    uint32_t number = 0;
+
+    (void)state;
+    store_open(&s, 128 * MIB);
+    fill(&s, "64 KiB", size_64k, &number, true);
+    fill(&s, "then 3 MiB + 1", size_3m, &number, false);
+    fill(&s, "then 64 KiB", size_64k, &number, false);
+    fill(&s, "then mixed", size_mixed, &number, false);
+    fill(&s, "then 1 MiB", size_1m, &number, false);
+    ldr_store_destroy(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_take_and_give),
+        cmocka_unit_test(test_segments),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_full_after_a_change),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
