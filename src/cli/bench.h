@@ -139,13 +139,16 @@ typedef struct ldr_raw {
     uint64_t size; /* of one request */
     unsigned depth;
     uint64_t bytes; /* of the file, all of it read or written */
-    uint8_t *pool;  /* as large */
+    uint8_t *pool;  /* as large: the caller's memory */
+    uint8_t *via;   /* NULL, or where the disk's buffers are */
+    uint64_t via_bytes;
 } ldr_raw_t;
 
 /* Makes the file, allocated and never written. */
 bool ldr_raw_create(const char *path, uint64_t bytes);
-/* One pass by io_uring and O_DIRECT, writes with a sync at the end. Gives
- * seconds, or 0 if it cannot be done here. */
+/* One pass by io_uring and O_DIRECT, writes with a sync at the end; with via,
+ * a second thread copies between it and the pool. Gives seconds, or 0 if it
+ * cannot be done here. */
 double ldr_raw_pass(const ldr_raw_t *raw);
 
 /* ---- the figures ---- */

@@ -1,8 +1,9 @@
 /*
  * ssd-get, ssd-put: the SSD tier against the raw disk.
  *
- * Three take turns on the same file system: the raw disk, a node with io_uring
- * and one with plain reads and writes, all with as many requests in flight.
+ * Four take turns on the same file system: the raw disk, the same with a copy
+ * of every byte (see bench_raw.c), a node with io_uring and one with plain
+ * reads and writes, all with as many requests in flight.
  * "fresh" is space that was allocated and never written before; then the same
  * space is written over, which is "overwritten".
  *
@@ -12,7 +13,6 @@
  * that no load can come from DRAM, which the node's counters confirm.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -28,7 +28,9 @@
 #define TICKETS 8u       /* in flight */
 #define ROUND_BYTES (512 * LDR_MIB)
 
-enum { RAW, URING, PLAIN, CONTENDERS };
+#define VIA_BYTES(s) ((s)->bytes / 2)
+
+enum { RAW, COPYING, URING, PLAIN, CONTENDERS };
 
 typedef struct ssd {
     ldr_bench_t *bench;
@@ -39,6 +41,7 @@ typedef struct ssd {
     unsigned fresh;      /* rounds of puts that fill the tier */
     uint8_t *source;     /* what is put; what gets must give */
     uint8_t *target;     /* where gets and raw reads go */
+    uint8_t *via;        /* stands for the arena beside the raw disk */
     ldr_set_t put, load; /* items over source and target */
     ldr_bench_node_t node[CONTENDERS];
     ldr_samples_t samples[CONTENDERS];
@@ -54,18 +57,21 @@ static void path_of(const ssd_t *s, const char *what, unsigned n, char *path,
     snprintf(path, size, "%s/%s-%u", s->bench->dir, what, n);
 }
 
-static void raw_path(const ssd_t *s, unsigned round, char *path, size_t size)
+/* Gets read one file; each round of puts to fresh space has its own. */
+static void raw_path(const ssd_t *s, unsigned round, bool copying, char *path,
+                     size_t size)
 {
-    path_of(s, "raw", s->get ? 0 : round % s->fresh, path, size);
+    path_of(s, copying && !s->get ? "copy" : "raw",
+            s->get ? 0 : round % s->fresh, path, size);
 }
 
 /* ---- raw ---- */
 
-static double raw_pass(ssd_t *s, unsigned round, bool write)
+static double raw_pass(ssd_t *s, unsigned round, bool write, bool copying)
 {
     char path[256];
 
-    raw_path(s, round, path, sizeof(path));
+    raw_path(s, round, copying, path, sizeof(path));
     ldr_raw_t raw = {
         .path = path,
         .write = write,
@@ -73,6 +79,8 @@ static double raw_pass(ssd_t *s, unsigned round, bool write)
         .depth = DEPTH,
         .bytes = s->bytes,
         .pool = write ? s->source : s->target,
+        .via = copying ? s->via : NULL,
+        .via_bytes = VIA_BYTES(s),
     };
     return ldr_raw_pass(&raw);
 }
@@ -190,14 +198,14 @@ static bool turn(ssd_t *s, unsigned round, bool count)
         int who = (int)((k + round) % CONTENDERS); /* nobody is always first */
         double seconds;
 
-        if (who == RAW) {
-            seconds = raw_pass(s, round, !s->get);
+        if (who == RAW || who == COPYING) {
+            seconds = raw_pass(s, round, !s->get, who == COPYING);
         } else if (s->get) {
             seconds = get_round(s, who);
         } else {
             seconds = put_round(s, who);
         }
-        if (seconds == 0 && who != RAW) {
+        if (seconds == 0 && who >= URING) {
             return false;
         }
         if (count && seconds > 0) {
@@ -213,14 +221,17 @@ static void report(ssd_t *s, const char *state)
     double raw = ldr_samples_median(&s->samples[RAW]);
     double uring = ldr_samples_median(&s->samples[URING]);
     double plain = ldr_samples_median(&s->samples[PLAIN]);
-    char variant[40], more[80];
+    double copying = ldr_samples_median(&s->samples[COPYING]);
+    char variant[40], more[120];
 
     for (int who = URING; who <= PLAIN; who++) {
         snprintf(variant, sizeof(variant), "%s, %s",
                  who == URING ? "io_uring" : "plain", state);
         snprintf(more, sizeof(more),
-                 ",\"depth\":%u,\"rounds\":%u,\"plain_to_uring\":%.3f", DEPTH,
-                 s->samples[who].count, uring > 0 ? plain / uring : 0);
+                 ",\"depth\":%u,\"rounds\":%u,\"limit_copying\":%.4g,"
+                 "\"plain_to_uring\":%.3f",
+                 DEPTH, s->samples[who].count, copying,
+                 uring > 0 ? plain / uring : 0);
         ldr_figure_t f = {
             .name = s->name,
             .variant = variant,
@@ -231,6 +242,18 @@ static void report(ssd_t *s, const char *state)
             .goal_kind = LDR_GOAL_RATIO,
             .goal = (s->get ? 0.95 : 0.9) * (who == URING ? 1 : 0.9),
             .more = more,
+        };
+        ldr_bench_report(s->bench, &f);
+    }
+    if (copying > 0) {
+        snprintf(variant, sizeof(variant), "raw and a copy, %s", state);
+        ldr_figure_t f = {
+            .name = s->name,
+            .variant = variant,
+            .bytes = s->size,
+            .value = copying,
+            .unit = "GB/s",
+            .limit = raw,
         };
         ldr_bench_report(s->bench, &f);
     }
@@ -260,7 +283,7 @@ static bool fill(ssd_t *s)
     s->why = "cannot fill the directory";
     return ldr_bench_fill(&s->node[URING], &s->put) &&
            ldr_bench_fill(&s->node[PLAIN], &s->put) &&
-           raw_pass(s, 0, true) > 0;
+           raw_pass(s, 0, true, false) > 0;
 }
 
 static bool all_gets(ssd_t *s)
@@ -313,10 +336,6 @@ static bool nodes_open(ssd_t *s)
                  dir, (unsigned long long)dram, (unsigned long long)tier,
                  (unsigned long long)segment, who == URING ? "uring" : "plain",
                  DEPTH, DEPTH);
-        const char *more = getenv("LARDER_BENCH_OPTIONS");
-        if (more != NULL) {
-            strncat(url, more, sizeof(url) - strlen(url) - 1);
-        }
         if (!ldr_bench_open(&s->node[who], url)) {
             s->why = "open";
             return false;
@@ -332,15 +351,16 @@ static bool open_all(ssd_t *s)
     s->why = "not enough memory";
     s->source = ldr_pool_create(s->bytes);
     s->target = ldr_pool_create(s->bytes);
-    if (s->source == NULL || s->target == NULL ||
+    s->via = ldr_pool_create(VIA_BYTES(s));
+    if (s->source == NULL || s->target == NULL || s->via == NULL ||
         !ldr_set_create(&s->put, s->source, s->bytes, s->size) ||
         !ldr_set_create(&s->load, s->target, s->bytes, s->size)) {
         return false;
     }
     ldr_pool_random(s->source, s->bytes, 3);
     s->why = "cannot make a file; choose another --dir";
-    for (unsigned i = 0; i < (s->get ? 1 : s->fresh); i++) {
-        raw_path(s, i, path, sizeof(path));
+    for (unsigned i = 0; i < (s->get ? 1 : 2 * s->fresh); i++) {
+        raw_path(s, i, i >= s->fresh, path, sizeof(path));
         if (!ldr_raw_create(path, s->bytes)) {
             return false;
         }
@@ -357,14 +377,15 @@ static void close_all(ssd_t *s)
         path_of(s, "node", (unsigned)who, path, sizeof(path));
         ldr_bench_remove(path);
     }
-    for (unsigned i = 0; i < s->fresh; i++) {
-        path_of(s, "raw", i, path, sizeof(path));
+    for (unsigned i = 0; i < (s->get ? 1 : 2 * s->fresh); i++) {
+        raw_path(s, i, i >= s->fresh, path, sizeof(path));
         unlink(path);
     }
     ldr_set_destroy(&s->put);
     ldr_set_destroy(&s->load);
     ldr_pool_destroy(s->source, s->bytes);
     ldr_pool_destroy(s->target, s->bytes);
+    ldr_pool_destroy(s->via, VIA_BYTES(s));
 }
 
 static bool one(ldr_bench_t *b, const char *name, bool get, uint64_t size)

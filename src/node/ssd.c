@@ -364,8 +364,12 @@ static void batch_fill(ldr_ssd_t *ssd, ldr_batch_t *batch)
         ssd->tomb_head = (ssd->tomb_head + 1) % LDR_TOMBS;
         ssd->tomb_count--;
     }
+    /* Writes in flight hold a quarter of a small arena at most. */
+    uint64_t bytes_max =
+        ldr_min64(LDR_BATCH_BYTES, ssd->node->options.dram / 4 / LDR_BATCHES);
+
     while (store->dirty_head != LDR_NIL && ssd->tomb_count == 0 &&
-           batch->count < LDR_BATCH_RECORDS && batch->bytes < LDR_BATCH_BYTES) {
+           batch->count < LDR_BATCH_RECORDS && batch->bytes < bytes_max) {
         uint32_t shard = store->dirty_head;
         uint32_t length = store->shards[shard].length;
         uint32_t blocks = ldr_record_blocks(length);
@@ -493,7 +497,7 @@ static bool create_ready(ldr_ssd_t *ssd)
     ssd->files = d->file_count;
     if (error == 0) {
         ssd->ready = segment;
-        if (ssd->files_limit == 0) {
+        if (ssd->on && ssd->files_limit == 0) {
             ssd->reason[0] = '\0';
         }
         return true;

@@ -35,8 +35,8 @@
 
 typedef struct scan {
     ldr_disk_t *disk;
-    uint8_t *piece; /* PIECE_BYTES: where descriptors are looked for */
-    uint8_t *check; /* PIECE_BYTES: where payloads are checked */
+    uint8_t *piece; /* where descriptors are looked for */
+    uint8_t *check; /* where payloads are checked */
     ldr_recovery_t *found;
 } scan_t;
 
@@ -362,8 +362,9 @@ larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
         return ldr_fail(LARDER_E_IO, "%s: cannot list: %s", d->path,
                         strerror(-error));
     }
-    scan.piece = ldr_alloc_blocks(PIECE_BYTES);
-    scan.check = ldr_alloc_blocks(PIECE_BYTES);
+    size_t piece_bytes = (size_t)ldr_min64(PIECE_BYTES, d->segment_bytes);
+    scan.piece = ldr_alloc_blocks(piece_bytes);
+    scan.check = ldr_alloc_blocks(piece_bytes);
     if (scan.piece == NULL || scan.check == NULL) {
         st = LARDER_E_NO_MEMORY;
     }

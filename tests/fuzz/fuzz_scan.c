@@ -246,6 +246,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         put_segment(disk, &in, mode, space_id);
     }
     rig_init(&rig, disk, 1, 6, SEGMENT_BYTES);
+    rig.options.dram = 8 * LDR_PAGE; /* quick to make resident */
     /* Twice: what the first open repaired, the second finds. */
     for (int i = 0; i < 2 && rig_open(&rig) == LARDER_OK; i++) {
         use(&rig);

@@ -133,7 +133,9 @@ static int setup(void **state)
 
     f->disk = disk_made(&f->history);
     ldr_rand_seed(&f->rand, seed);
-    f->undamaged = survive(simdisk_clone(f->disk), &f->history);
+    simdisk_t *disk = simdisk_clone(f->disk);
+    f->undamaged = survive(disk, &f->history);
+    simdisk_destroy(disk);
     allow_removed(&f->history);
     *state = f;
     return f->undamaged > 20 ? 0 : -1;
