@@ -1,12 +1,15 @@
 /* larder bench: the command line and the report. */
 #include "cli/bench.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/options.h"
+#include "cli/cli.h"
 
 static const struct {
     const char *name;
@@ -168,7 +171,7 @@ static bool parse_seconds(const char *text, double *seconds_p)
     return true;
 }
 
-/* The value of an option that needs one; 0 at its end: it was not it. */
+/* The value of an option, "--x V" or "--x=V"; NULL: it is another. */
 static const char *value_of(const char *option, int argc, char **argv, int *at)
 {
     size_t n = strlen(option);
@@ -228,6 +231,50 @@ static bool parse(int argc, char **argv, ldr_bench_t *b, bool *chosen)
     return true;
 }
 
+static int run(ldr_bench_t *b, const bool *chosen)
+{
+    if (!b->json) {
+        printf("larder %s\n", larder_version());
+    }
+    for (size_t i = 0; i < FIGURES; i++) {
+        if (chosen[i] || !b->named) {
+            figures[i].run(b);
+        }
+    }
+    fflush(stdout);
+    return b->failed > 0 ? LDR_EXIT_FAILED : LDR_EXIT_OK;
+}
+
+static volatile pid_t child;
+
+static void pass_on(int signal)
+{
+    kill(child, signal);
+}
+
+/* Runs them in a process of its own, so that however it ends there is somebody
+ * to remove its files. */
+static int guarded(ldr_bench_t *b, const bool *chosen)
+{
+    struct sigaction action = {.sa_handler = pass_on};
+    int status;
+
+    child = fork();
+    if (child == 0) {
+        _exit(run(b, chosen));
+    }
+    if (child < 0) {
+        fprintf(stderr, "larder bench: cannot start a process\n");
+        return LDR_EXIT_FAILED;
+    }
+    /* An interrupt from the terminal reaches the child by itself. */
+    signal(SIGINT, SIG_IGN);
+    sigaction(SIGTERM, &action, NULL);
+    while (waitpid(child, &status, 0) < 0) {
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 int ldr_cmd_bench(int argc, char **argv)
 {
     bool chosen[FIGURES] = {false};
@@ -236,12 +283,12 @@ int ldr_cmd_bench(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             usage(stdout);
-            return 0;
+            return LDR_EXIT_OK;
         }
     }
     if (!parse(argc, argv, &b, chosen)) {
         usage(stderr);
-        return 2;
+        return LDR_EXIT_USAGE;
     }
     char *root = b.dir + strlen(b.dir);
     snprintf(root, sizeof(b.dir) - (size_t)(root - b.dir),
@@ -249,16 +296,9 @@ int ldr_cmd_bench(int argc, char **argv)
     if (mkdtemp(b.dir) == NULL) {
         fprintf(stderr, "larder bench: cannot make %s; choose another --dir\n",
                 b.dir);
-        return 1;
+        return LDR_EXIT_FAILED;
     }
-    if (!b.json) {
-        printf("larder %s\n", larder_version());
-    }
-    for (size_t i = 0; i < FIGURES; i++) {
-        if (chosen[i] || !b.named) {
-            figures[i].run(&b);
-        }
-    }
-    rmdir(b.dir);
-    return b.failed > 0 ? 1 : 0;
+    int code = guarded(&b, chosen);
+    ldr_bench_remove(b.dir);
+    return code;
 }

@@ -128,7 +128,7 @@ void ldr_bench_close(ldr_bench_node_t *n);
 /* Puts the items of a set and flushes them to the SSD tier, no more at a time
  * than half the arena. */
 bool ldr_bench_fill(ldr_bench_node_t *n, ldr_set_t *set);
-/* Removes a directory of ours with its files. */
+/* Removes a directory of ours with all in it. */
 void ldr_bench_remove(const char *dir);
 
 /* ---- the raw disk (bench_raw.c) ---- */
@@ -162,5 +162,3 @@ bool ldr_bench_hash(ldr_bench_t *b);
 bool ldr_bench_evict(ldr_bench_t *b);
 bool ldr_bench_reopen(ldr_bench_t *b);
 bool ldr_bench_index(ldr_bench_t *b);
-
-int ldr_cmd_bench(int argc, char **argv);

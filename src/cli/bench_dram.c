@@ -202,7 +202,9 @@ static void report(dram_t *d, uint64_t size, bool entry, ldr_samples_t *larder,
              larder->count);
     ldr_figure_t f = {
         .name = d->name,
-        .variant = !d->get ? "checksum" : entry ? "verify=entry" : "checksum",
+        .variant = !d->get ? "checksum"
+                   : entry ? "verify=entry"
+                           : "checksum",
         .bytes = size,
         .value = ldr_samples_median(larder),
         .unit = "GB/s",

@@ -61,8 +61,8 @@ static bool known_open(known_t *k, ldr_bench_t *b, const char *name,
         .length = 1 << 20,
         .written_s = ldr_wall_s(&ldr_clock_real),
     };
-    memcpy(k->record.space_id,
-           k->inner->store.spaces[k->node.space->number].id, LDR_ID_BYTES);
+    memcpy(k->record.space_id, k->inner->store.spaces[k->node.space->number].id,
+           LDR_ID_BYTES);
     return k->inner->ssds[0].on;
 }
 

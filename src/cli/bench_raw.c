@@ -150,8 +150,8 @@ static void submit(const ldr_raw_t *raw, struct io_uring *ring, int fd,
                    piece_t p)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(ring);
-    uint8_t *at = raw->via != NULL ? raw->via + p.slot * raw->size
-                                   : raw->pool + p.offset;
+    uint8_t *at =
+        raw->via != NULL ? raw->via + p.slot * raw->size : raw->pool + p.offset;
 
     if (raw->write) {
         io_uring_prep_write(sqe, fd, at, (unsigned)raw->size, p.offset);

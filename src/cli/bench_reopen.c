@@ -185,5 +185,6 @@ bool ldr_bench_reopen(ldr_bench_t *b)
     ldr_bench_remove(r.dir);
     ldr_set_destroy(&r.set);
     ldr_pool_destroy(r.pool, r.bytes);
-    return ok ? ok : ldr_bench_fail(b, "reopen", "the directory lost something");
+    return ok ? ok
+              : ldr_bench_fail(b, "reopen", "the directory lost something");
 }

@@ -22,10 +22,10 @@
 #include "store/disk.h"
 
 #define DEPTH 16u
-#define ROUNDS 5u        /* of gets */
-#define ROUNDS_FRESH 3u  /* of puts: each needs space of its own */
-#define ROUNDS_MAX 12u   /* of puts to fresh space, however long */
-#define TICKETS 8u       /* in flight */
+#define ROUNDS 5u       /* of gets */
+#define ROUNDS_FRESH 3u /* of puts: each needs space of its own */
+#define ROUNDS_MAX 12u  /* of puts to fresh space, however long */
+#define TICKETS 8u      /* in flight */
 #define ROUND_BYTES (512 * LDR_MIB)
 
 #define VIA_BYTES(s) ((s)->bytes / 2)
@@ -260,7 +260,7 @@ static void report(ssd_t *s, const char *state)
     memset(s->samples, 0, sizeof(s->samples));
 }
 
-static bool gets(ssd_t *s, const char *state)
+static bool get_rounds(ssd_t *s, const char *state)
 {
     double end = ldr_bench_now() + s->bench->seconds;
 
@@ -289,7 +289,7 @@ static bool fill(ssd_t *s)
 static bool all_gets(ssd_t *s)
 {
     /* The tier holds one and a half: after three every segment was reused. */
-    return fill(s) && gets(s, "fresh") && fill(s) && fill(s) && fill(s) &&
+    return fill(s) && get_rounds(s, "fresh") && fill(s) && fill(s) && fill(s) &&
            gets(s, "overwritten");
 }
 
@@ -324,7 +324,8 @@ static bool nodes_open(ssd_t *s)
     uint64_t segment = ldr_disk_segment_bytes(16 * LDR_GIB);
     uint64_t rounds_bytes = s->get ? s->bytes * 3 / 2 : s->bytes * s->fresh;
     /* Records have a block each beside their payload. */
-    uint64_t tier = rounds_bytes + rounds_bytes / (s->size / 4096) + 2 * segment;
+    uint64_t tier =
+        rounds_bytes + rounds_bytes / (s->size / 4096) + 2 * segment;
     uint64_t dram = s->get ? s->bytes / 2 : s->bytes + s->bytes / 4;
     char url[512], dir[256];
 
@@ -391,8 +392,8 @@ static void close_all(ssd_t *s)
 static bool one(ldr_bench_t *b, const char *name, bool get, uint64_t size)
 {
     static ssd_t s; /* large */
-    unsigned rounds = (unsigned)ldr_min64((uint64_t)(b->seconds * 2),
-                                          ROUNDS_MAX);
+    unsigned rounds =
+        (unsigned)ldr_min64((uint64_t)(b->seconds * 2), ROUNDS_MAX);
 
     memset(&s, 0, sizeof(s));
     s.bench = b;

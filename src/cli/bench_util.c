@@ -260,8 +260,13 @@ void ldr_bench_remove(const char *dir)
         return;
     }
     while ((e = readdir(d)) != NULL) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) {
+            continue;
+        }
         snprintf(path, sizeof(path), "%s/%.255s", dir, e->d_name);
-        unlink(path);
+        if (unlink(path) != 0) {
+            ldr_bench_remove(path);
+        }
     }
     closedir(d);
     rmdir(dir);

@@ -134,8 +134,8 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
     second =
         parsed[1] == LDR_PARSE_OK &&
         (parsed[0] != LDR_PARSE_OK || other->generation > d->super->generation);
-    d->super_uneven = parsed[0] != parsed[1] ||
-                      d->super->generation != other->generation;
+    d->super_uneven =
+        parsed[0] != parsed[1] || d->super->generation != other->generation;
     if (second) {
         *d->super = *other;
     }
@@ -407,9 +407,8 @@ int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment)
 int ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment)
 {
     char path[LDR_PATH_MAX];
-    int error = segment_path(d, segment, path)
-                    ? d->io->ops->unlink(d->io, path)
-                    : -ENAMETOOLONG;
+    int error = segment_path(d, segment, path) ? d->io->ops->unlink(d->io, path)
+                                               : -ENAMETOOLONG;
 
     if (error == 0 || error == -ENOENT) {
         error = d->io->ops->sync_dir(d->io, d->path);

@@ -117,7 +117,8 @@ static void put_record(uint8_t *segment, const ldr_segment_header_t *header,
                        ldr_record_t *r, uint8_t fill, bool right)
 {
     uint64_t at = (uint64_t)r->block * LDR_BLOCK;
-    uint64_t end = at + (uint64_t)(ldr_record_blocks(r->length) - 1) * LDR_BLOCK;
+    uint64_t end =
+        at + (uint64_t)(ldr_record_blocks(r->length) - 1) * LDR_BLOCK;
     uint8_t payload[LDR_BLOCK];
     uint32_t left = r->length;
 
@@ -175,7 +176,8 @@ static void put_segment(simdisk_t *disk, input_t *in, unsigned mode,
 
     memset(segment, 0, sizeof(segment));
     if (mode < 2) {
-        memcpy(segment + at, in->data, ldr_min64(in->bytes, SEGMENT_BYTES - at));
+        memcpy(segment + at, in->data,
+               ldr_min64(in->bytes, SEGMENT_BYTES - at));
     } else {
         compose(segment, &header, in, space_id);
     }

@@ -198,6 +198,7 @@ static void test_cuts(void **state)
     uint64_t target = test_env("LARDER_CUTS", 10000);
 
     (void)state;
+    printf("seed=%llu\n", (unsigned long long)env_seed());
     for (uint64_t seed = env_seed(); c.cuts < target; seed++) {
         workload(&c, seed);
     }

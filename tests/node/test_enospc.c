@@ -150,11 +150,10 @@ static void put_some(fixture_t *f, unsigned count)
         uint64_t id = f->next_id++;
         size_t bytes = real_bytes(id, BYTES_MIN, BYTES_MAX);
 
-        assert_int_equal(real_put(f->space, id, 1, f->value, bytes),
-                         LARDER_OK);
-        assert_int_equal(real_run(f->space, LARDER_OP_GET, id, f->value,
-                                  BYTES_MAX, &item),
-                         LARDER_OK);
+        assert_int_equal(real_put(f->space, id, 1, f->value, bytes), LARDER_OK);
+        assert_int_equal(
+            real_run(f->space, LARDER_OP_GET, id, f->value, BYTES_MAX, &item),
+            LARDER_OK);
         assert_true(real_check(f->value, item.length, id, &generation));
     }
 }
@@ -167,12 +166,11 @@ static unsigned get_all(fixture_t *f)
     uint64_t generation;
 
     for (uint64_t id = 0; id < f->next_id; id++) {
-        larder_status_t st = real_run(f->space, LARDER_OP_GET, id, f->value,
-                                      BYTES_MAX, &item);
+        larder_status_t st =
+            real_run(f->space, LARDER_OP_GET, id, f->value, BYTES_MAX, &item);
 
         if (st == LARDER_OK) {
-            assert_int_equal(item.length,
-                             real_bytes(id, BYTES_MIN, BYTES_MAX));
+            assert_int_equal(item.length, real_bytes(id, BYTES_MIN, BYTES_MAX));
             assert_true(real_check(f->value, item.length, id, &generation));
             hits++;
         } else {
@@ -363,9 +361,9 @@ static void test_reopened_full(void **state)
         larder_item_t item;
         uint64_t generation;
 
-        assert_int_equal(real_run(f->space, LARDER_OP_GET, id, f->value,
-                                  BYTES_MAX, &item),
-                         LARDER_OK);
+        assert_int_equal(
+            real_run(f->space, LARDER_OP_GET, id, f->value, BYTES_MAX, &item),
+            LARDER_OK);
         assert_true(real_check(f->value, item.length, id, &generation));
     }
     close_node(f);

@@ -47,13 +47,13 @@ typedef struct pass {
     const char *io;
     ldr_fault_t point;
     uint64_t nth, times;
-    bool used;        /* the directory has something in it */
+    bool used; /* the directory has something in it */
     larder_t *lar;
     larder_space_t *space, *doomed;
-    bool flushed;     /* KEPT is on disk */
-    bool old_there;   /* OLD has to be there */
-    bool removed;     /* a remove of the first REMOVED of KEPT was durable */
-    bool was_reset;   /* a reset of `doomed` was durable */
+    bool flushed;   /* KEPT is on disk */
+    bool old_there; /* OLD has to be there */
+    bool removed;   /* a remove of the first REMOVED of KEPT was durable */
+    bool was_reset; /* a reset of `doomed` was durable */
 } pass_t;
 
 static void say(const pass_t *p, const char *what)
@@ -105,8 +105,7 @@ static void put_range(pass_t *p, larder_space_t *space, uint64_t at,
                       unsigned count)
 {
     for (uint64_t id = at; id < at + count; id++) {
-        larder_status_t st =
-            real_put(space, id, 1, p->f->value, bytes_of(id));
+        larder_status_t st = real_put(space, id, 1, p->f->value, bytes_of(id));
 
         check(p, st == LARDER_OK || st == LARDER_PRESENT ||
                      (st == LARDER_E_FULL &&
@@ -149,8 +148,7 @@ static void stage_one(pass_t *p, uint64_t id)
     uint32_t count = 0;
     uint64_t generation;
     size_t at = 0;
-    larder_status_t st =
-        larder_stage(p->space, &key, 1, 0, 0, &lease, &match);
+    larder_status_t st = larder_stage(p->space, &key, 1, 0, 0, &lease, &match);
 
     if (st != LARDER_OK) {
         check(p, st == LARDER_MISS || st == LARDER_E_NO_MEMORY);
@@ -223,25 +221,25 @@ static void close_all(pass_t *p)
 
 static void work(pass_t *p)
 {
-    bool dram_whole = !flips_bits(p->point) &&
-                      p->point != LDR_FAULT_extent_populate;
+    bool dram_whole =
+        !flips_bits(p->point) && p->point != LDR_FAULT_extent_populate;
 
     put_range(p, p->space, KEPT_AT, KEPT);
     put_range(p, p->doomed, RESET_AT, RESET);
     larder_status_t st = larder_flush(p->lar, LARDER_TIER_SSD, 0);
-    check(p, st == LARDER_OK || st == LARDER_E_DROPPED ||
-                 st == LARDER_E_TIER_OFF);
+    check(p,
+          st == LARDER_OK || st == LARDER_E_DROPPED || st == LARDER_E_TIER_OFF);
     /* On a disk that is full, what was flushed makes room for the next. */
-    p->flushed = st == LARDER_OK && dram_whole &&
-                 p->point != LDR_FAULT_io_allocate;
+    p->flushed =
+        st == LARDER_OK && dram_whole && p->point != LDR_FAULT_io_allocate;
     /* Whatever the disk does: what fits DRAM is served from there. */
     unsigned hits = get_range(p, p->space, KEPT_AT, KEPT);
     check(p, hits == KEPT || !dram_whole);
     get_range(p, p->space, OLD_AT, OLD);
     put_range(p, p->space, MORE_AT, MORE);
     st = larder_flush(p->lar, LARDER_TIER_SSD, 0);
-    check(p, st == LARDER_OK || st == LARDER_E_DROPPED ||
-                 st == LARDER_E_TIER_OFF);
+    check(p,
+          st == LARDER_OK || st == LARDER_E_DROPPED || st == LARDER_E_TIER_OFF);
     get_range(p, p->space, KEPT_AT, KEPT); /* by now mostly from disk */
     stage_one(p, KEPT_AT + KEPT - 1);
     stage_one(p, OLD_AT);
@@ -318,10 +316,13 @@ static void make_used(pass_t *p)
                  LARDER_OK;
         }
         ok = ok && larder_flush(p->lar, LARDER_TIER_SSD, 0) == LARDER_OK;
-        _exit(ok ? 0 : 1);
+        if (ok) {
+            kill(getpid(), SIGKILL);
+        }
+        _exit(1);
     }
     check(p, pid > 0 && waitpid(pid, &status, 0) == pid);
-    check(p, WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    check(p, WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
 static bool run_pass(fixture_t *f, ldr_fault_t point, uint64_t nth,
@@ -354,8 +355,8 @@ static bool run_pass(fixture_t *f, ldr_fault_t point, uint64_t nth,
     }
     close_all(&p);
     /* A segment that could not be read or written may be lost for good. */
-    p.old_there = used && (fired == 0 || !is_disk_point(point)) &&
-                  !flips_bits(point);
+    p.old_there =
+        used && (fired == 0 || !is_disk_point(point)) && !flips_bits(point);
     reopened(&p);
     alarm(0);
     return fired > 0;

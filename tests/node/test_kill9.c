@@ -47,9 +47,9 @@ typedef struct page {
     uint64_t put, flushed;
     uint64_t reset_begun[SPACES], reset_done[SPACES]; /* generations */
     uint64_t writes_begun, writes_done;
-    uint64_t ready;             /* it has opened the directory */
-    uint64_t broken;            /* a line where it found something wrong */
-    uint8_t generation[IDS];    /* that each id was put with */
+    uint64_t ready;          /* it has opened the directory */
+    uint64_t broken;         /* a line where it found something wrong */
+    uint8_t generation[IDS]; /* that each id was put with */
     uint8_t remove_begun[IDS], remove_done[IDS];
 } page_t;
 
@@ -69,8 +69,8 @@ static page_t *page_map(const char *path)
     page_t *page = MAP_FAILED;
 
     if (fd >= 0 && ftruncate(fd, sizeof(*page)) == 0) {
-        page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED,
-                    fd, 0);
+        page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                    0);
     }
     if (fd >= 0) {
         close(fd);
@@ -240,8 +240,8 @@ static void put_and_flush(victim_t *v, ldr_rand_t *rand, uint8_t *value)
 
         page->generation[id] = generation;
         store(&page->put, id + 1); /* it may be on disk before put returns */
-        larder_status_t st = real_put(v->space[space], id, generation, value,
-                                      bytes_of(id));
+        larder_status_t st =
+            real_put(v->space[space], id, generation, value, bytes_of(id));
         expect(v, st == LARDER_OK);
     }
     larder_status_t st = larder_flush(v->lar, LARDER_TIER_SSD, LARDER_FOREVER);
@@ -294,8 +294,8 @@ static void *get_main(void *arg)
         uint64_t floor = load(&v->page->reset_done[space]);
         uint8_t gone =
             __atomic_load_n(&v->page->remove_done[id], __ATOMIC_ACQUIRE);
-        larder_status_t st = real_run(v->space[space], LARDER_OP_GET, id,
-                                      value, BYTES_MAX, &item);
+        larder_status_t st = real_run(v->space[space], LARDER_OP_GET, id, value,
+                                      BYTES_MAX, &item);
 
         expect(v, st == LARDER_OK || st == LARDER_MISS);
         if (st == LARDER_OK) {
@@ -459,8 +459,7 @@ static void verify_one(scene_t *s, larder_space_t **spaces, uint64_t id)
     uint64_t generation = 0;
     larder_status_t st = real_run(spaces[space], LARDER_OP_GET, id, s->value,
                                   sizeof(s->value), &item);
-    bool must_miss =
-        page->remove_done[id] || put_as < page->reset_done[space];
+    bool must_miss = page->remove_done[id] || put_as < page->reset_done[space];
     bool may_miss = must_miss || !s->keeps_all || id >= page->flushed ||
                     page->remove_begun[id] || put_as < page->reset_begun[space];
 

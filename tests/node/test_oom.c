@@ -81,8 +81,8 @@ static unsigned get_all(fixture_t *f)
     uint64_t generation;
 
     for (uint64_t id = 0; id < SAVED; id++) {
-        larder_status_t st = real_run(f->space, LARDER_OP_GET, id, f->value,
-                                      BYTES, &item);
+        larder_status_t st =
+            real_run(f->space, LARDER_OP_GET, id, f->value, BYTES, &item);
 
         if (st == LARDER_OK) {
             assert_true(real_check(f->value, item.length, id, &generation));
@@ -108,8 +108,7 @@ static void fill_dir(fixture_t *f)
     assert_int_equal(real_open(f->url, &f->lar), LARDER_OK);
     assert_int_equal(real_space(f->lar, "oom", &f->space), LARDER_OK);
     for (uint64_t id = 0; id < SAVED; id++) {
-        assert_int_equal(real_put(f->space, id, 1, f->value, BYTES),
-                         LARDER_OK);
+        assert_int_equal(real_put(f->space, id, 1, f->value, BYTES), LARDER_OK);
     }
     assert_int_equal(larder_flush(f->lar, LARDER_TIER_SSD, 0), LARDER_OK);
     close_all(f);
@@ -128,8 +127,7 @@ static void use_little(fixture_t *f)
     assert_int_equal(st, LARDER_OK);
     get_all(f);
     st = real_put(f->space, 1000, 1, f->value, BYTES);
-    assert_true(st == LARDER_OK || st == LARDER_PRESENT ||
-                st == LARDER_E_FULL);
+    assert_true(st == LARDER_OK || st == LARDER_PRESENT || st == LARDER_E_FULL);
 }
 
 /* Gives whether the fault fired: if not, there are no more requests. */
@@ -338,8 +336,8 @@ static larder_status_t call_submit(fixture_t *f)
     if (st != LARDER_OK) {
         return st;
     }
-    assert_int_equal(
-        larder_drain(f->lar, &done, 1, LARDER_FOREVER, &count), LARDER_OK);
+    assert_int_equal(larder_drain(f->lar, &done, 1, LARDER_FOREVER, &count),
+                     LARDER_OK);
     assert_int_equal(count, 1);
     return done.status != LARDER_OK ? done.status : item.status;
 }
@@ -373,11 +371,10 @@ static larder_status_t call_figures(fixture_t *f)
 
 static larder_status_t call_memory(fixture_t *f)
 {
-    larder_status_t st = larder_memory_register(f->lar, f->value, BYTES,
-                                                LARDER_MEMORY_HOST);
+    larder_status_t st =
+        larder_memory_register(f->lar, f->value, BYTES, LARDER_MEMORY_HOST);
 
-    return st != LARDER_OK ? st
-                           : larder_memory_deregister(f->lar, f->value);
+    return st != LARDER_OK ? st : larder_memory_deregister(f->lar, f->value);
 }
 
 static larder_status_t call_chain(fixture_t *f)
@@ -417,8 +414,7 @@ static void run_call(fixture_t *f, unsigned i, uint64_t times)
         }
         st = calls[i].call(f);
         if (st < 0) {
-            fail_msg("%s, after it: %s", calls[i].name,
-                     larder_status_text(st));
+            fail_msg("%s, after it: %s", calls[i].name, larder_status_text(st));
         }
         assert_true(nth < NTH_MAX);
     } while (fired > 0);

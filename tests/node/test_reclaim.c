@@ -128,8 +128,8 @@ static void test_carries_what_is_used(void **state)
     larder_disk_stats_t s = stats(f, 0);
     assert_true(s.written_bytes > 4 * f->rig.options.ssd);
     assert_true(s.carried_bytes > 0);
-    assert_true(s.carried_bytes <= (s.written_bytes + s.carried_bytes) / 4 +
-                                       SEGMENT_BYTES);
+    assert_true(s.carried_bytes <=
+                (s.written_bytes + s.carried_bytes) / 4 + SEGMENT_BYTES);
     /* From disk, not from memory. */
     reopen(f);
     for (uint32_t k = 0; k < used; k++) {

@@ -189,9 +189,8 @@ static uint32_t any_victim(ldr_policy_t *policy)
 {
     any_t *any = (any_t *)policy;
 
-    return any->count == 0
-               ? LDR_NIL
-               : any->slots[ldr_rand_below(&any->rand, any->count)];
+    return any->count == 0 ? LDR_NIL
+                           : any->slots[ldr_rand_below(&any->rand, any->count)];
 }
 
 static ldr_policy_t *any_create(uint32_t capacity);
@@ -265,8 +264,8 @@ static double fill_of(const ldr_store_t *s)
     double bytes = 0;
 
     for (uint32_t i = 0; i < s->shard_top; i++) {
-        bytes += s->shards[i].state == LDR_SHARD_READY ? s->shards[i].length
-                                                       : 0;
+        bytes +=
+            s->shards[i].state == LDR_SHARD_READY ? s->shards[i].length : 0;
     }
     return bytes / ((double)s->arena.page_count * LDR_PAGE);
 }

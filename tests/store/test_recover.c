@@ -96,11 +96,11 @@ static void append(fixture_t *f, ldr_filling_t *fill, uint32_t key,
     ldr_filling_add(fill, &record);
     ldr_record_compose(&record, &header,
                        f->buffer + (size_t)(blocks - 1) * LDR_BLOCK);
-    assert_int_equal(
-        ldr_io_write_at(f->disk.io, f->disk.segments[fill->segment].file,
-                        (uint64_t)record.block * LDR_BLOCK, f->buffer,
-                        (size_t)blocks * LDR_BLOCK),
-        0);
+    assert_int_equal(ldr_io_write_at(f->disk.io,
+                                     f->disk.segments[fill->segment].file,
+                                     (uint64_t)record.block * LDR_BLOCK,
+                                     f->buffer, (size_t)blocks * LDR_BLOCK),
+                     0);
 }
 
 static ldr_filling_t *begin(fixture_t *f)
@@ -453,6 +453,32 @@ static void test_stale_records(void **state)
     expect(f, keys, 1);
 }
 
+/* The header of the newest segment is lost, so its sequence is given out once
+ * more: the nonce keeps the two uses apart. */
+static void test_same_sequence(void **state)
+{
+    fixture_t *f = *state;
+    static const uint32_t keys[] = {9};
+    ldr_filling_t *fill = begin(f);
+
+    for (uint32_t i = 1; i <= 5; i++) {
+        append(f, fill, i, 100);
+    }
+    uint64_t sequence = f->disk.segments[0].sequence;
+    simdisk_flip(f->sim, "/ssd/segment-000000", 300);
+    assert_int_equal(recover(f, true), LARDER_OK);
+    assert_int_equal(f->found_count, 0);
+    /* What chooses the nonce must not begin anew with every open. */
+    f->params.seed++;
+    assert_int_equal(recover(f, true), LARDER_OK);
+    assert_int_equal(ldr_disk_segment_prepare(&f->disk, 0), 0);
+    assert_int_equal(f->disk.segments[0].sequence, sequence);
+    ldr_filling_start(&f->disk, &f->disk.filling[0], 0);
+    append(f, &f->disk.filling[0], 9, 100);
+    assert_int_equal(recover(f, true), LARDER_OK);
+    expect(f, keys, 1);
+}
+
 /* Files that are no segments of this directory are free, or not ours. */
 static void test_strange_files(void **state)
 {
@@ -595,6 +621,7 @@ int main(void)
         TEST(test_scan),
         TEST(test_scan_full),
         TEST(test_stale_records),
+        TEST(test_same_sequence),
         TEST(test_strange_files),
         TEST(test_unreadable),
         TEST(test_failing_changes),

@@ -403,8 +403,8 @@ static void test_random(void **state)
         p.shard = (uint32_t)ldr_rand_below(&rand, 2);
         p.pages = 1 + (uint32_t)ldr_rand_below(&rand, 6);
         p.pin = ldr_rand_below(&rand, 5) == 0;
-        bool there =
-            entry != LDR_NIL && ldr_store_resident(s, entry, p.shard) != LDR_NIL;
+        bool there = entry != LDR_NIL &&
+                     ldr_store_resident(s, entry, p.shard) != LDR_NIL;
         if (op < 4 && !there && filling_count < 8) {
             uint32_t shard = reserve(s, p);
             if (shard != LDR_NIL) {
@@ -495,18 +495,12 @@ static void test_failed_puts_give_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_put_and_find),
-        TEST(test_evicts_and_says_so),
-        TEST(test_held_stays),
-        TEST(test_reservations_come_back),
-        TEST(test_overtaken),
-        TEST(test_expires),
-        TEST(test_pins),
-        TEST(test_locations),
-        TEST(test_index_full),
-        TEST(test_spaces_and_tenants),
-        TEST(test_random),
-        cmocka_unit_test(test_failed_puts_give_back),
+        TEST(test_put_and_find), TEST(test_evicts_and_says_so),
+        TEST(test_held_stays),   TEST(test_reservations_come_back),
+        TEST(test_overtaken),    TEST(test_expires),
+        TEST(test_pins),         TEST(test_locations),
+        TEST(test_index_full),   TEST(test_spaces_and_tenants),
+        TEST(test_random),       cmocka_unit_test(test_failed_puts_give_back),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

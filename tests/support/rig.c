@@ -72,7 +72,8 @@ static larder_status_t spaces_open(rig_t *rig)
             .shards = rig_shards(i),
         };
 
-        p.descriptor_bytes = (size_t)snprintf(text, sizeof(text), "space %u", i);
+        p.descriptor_bytes =
+            (size_t)snprintf(text, sizeof(text), "space %u", i);
         st = larder_space_open(rig->lar, &p, &rig->spaces[i]);
     }
     return st;

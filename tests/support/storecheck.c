@@ -94,7 +94,8 @@ static void check_dirty(const ldr_store_t *s)
     uint32_t prev = LDR_NIL;
     uint64_t seq = 0;
 
-    for (uint32_t i = s->dirty_head; i != LDR_NIL; i = s->shards[i].dirty_next) {
+    for (uint32_t i = s->dirty_head; i != LDR_NIL;
+         i = s->shards[i].dirty_next) {
         require(s->shards[i].dirty && s->shards[i].dirty_prev == prev,
                 "shard %u is in the queue, but does not know it", i);
         require(s->shards[i].save_seq > seq, "the queue is out of order");
@@ -105,8 +106,7 @@ static void check_dirty(const ldr_store_t *s)
     for (uint32_t i = 0; i < s->shard_top; i++) {
         marked += s->shards[i].state != LDR_SHARD_FREE && s->shards[i].dirty;
     }
-    require(prev == s->dirty_tail && count == s->dirty_count &&
-                count == marked,
+    require(prev == s->dirty_tail && count == s->dirty_count && count == marked,
             "%llu in the queue, %llu counted, %llu marked",
             (unsigned long long)count, (unsigned long long)s->dirty_count,
             (unsigned long long)marked);
@@ -178,8 +178,8 @@ void store_check(const ldr_store_t *s)
         require(t.shards[i] == 1, "shard %u leaked", i);
     }
     for (uint32_t i = 0; i < s->arena.ready_count; i++) {
-        require(s->arena.failed_count > 0 || t.pages[i] == 1,
-                "page %u leaked", i);
+        require(s->arena.failed_count > 0 || t.pages[i] == 1, "page %u leaked",
+                i);
     }
     check_dirty(s);
     check_pins(s);
