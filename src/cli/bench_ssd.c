@@ -290,7 +290,7 @@ static bool all_gets(ssd_t *s)
 {
     /* The tier holds one and a half: after three every segment was reused. */
     return fill(s) && get_rounds(s, "fresh") && fill(s) && fill(s) && fill(s) &&
-           gets(s, "overwritten");
+           get_rounds(s, "overwritten");
 }
 
 static bool all_puts(ssd_t *s)

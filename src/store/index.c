@@ -26,6 +26,10 @@
 /* New entries go to the top while holes are at most one in this many. */
 #define HOLES_SHARE 16
 
+/* Chains that grow beside each other take this many entries at a time, so that
+ * each finds the next one free. */
+#define RUN 64u
+
 /* 1 + 2 + ... + 63: however the sizes come and go, an index of few entries
  * does not run out of cells. Large ones are bounded by 32-bit indices. */
 #define CELLS_PER_ENTRY (LARDER_SHARDS_MAX * (LARDER_SHARDS_MAX - 1) / 2)
@@ -282,18 +286,23 @@ uint32_t ldr_index_find(const ldr_index_t *ix, uint64_t fingerprint,
     return i;
 }
 
-/* A free entry for a child of this one, or LDR_NIL. */
-static uint32_t entry_pick(ldr_index_t *ix, uint32_t parent)
+/* A free entry for a child of this one, or LDR_NIL. *run_p: how many there are
+ * for it and those that will follow it; beyond entry_top they become holes. */
+static uint32_t entry_pick(ldr_index_t *ix, uint32_t parent, uint32_t *run_p)
 {
     uint32_t holes = ix->entry_top - ix->entry_count;
-    bool grow =
-        ix->entry_top < ix->entry_max && holes <= ix->entry_count / HOLES_SHARE;
+    uint32_t holes_max = ix->entry_count / HOLES_SHARE;
+    bool chained = parent < ix->entry_top;
 
-    if (parent < ix->entry_top && parent + 1 < ix->entry_top &&
-        !map_has(ix, parent + 1)) {
+    *run_p = 1;
+    if (chained && parent + 1 < ix->entry_top && !map_has(ix, parent + 1)) {
         return parent + 1;
     }
-    if (grow) {
+    if (ix->entry_top < ix->entry_max && holes <= holes_max) {
+        if (chained && parent + 1 < ix->entry_top && holes + RUN <= holes_max &&
+            ix->entry_max - ix->entry_top >= RUN) {
+            *run_p = RUN;
+        }
         return ix->entry_top;
     }
     uint32_t entry = map_next_free(ix, ix->free_hint);
@@ -301,7 +310,7 @@ static uint32_t entry_pick(ldr_index_t *ix, uint32_t parent)
         entry = map_next_free(ix, 0);
     }
     if (entry != LDR_NIL) {
-        ix->free_hint = entry + 1;
+        ix->free_hint = entry + (chained ? RUN : 1);
     }
     return entry;
 }
@@ -314,7 +323,8 @@ uint32_t ldr_index_add(ldr_index_t *ix, uint64_t fingerprint, uint32_t space,
     if (shards == 0 || shards > LARDER_SHARDS_MAX) {
         return LDR_NIL;
     }
-    uint32_t entry = entry_pick(ix, parent);
+    uint32_t run;
+    uint32_t entry = entry_pick(ix, parent, &run);
     if (entry == LDR_NIL) {
         return LDR_NIL;
     }
@@ -326,7 +336,7 @@ uint32_t ldr_index_add(ldr_index_t *ix, uint64_t fingerprint, uint32_t space,
     }
     map_set(ix, entry);
     if (entry == ix->entry_top) {
-        ix->entry_top++;
+        ix->entry_top += run;
     }
     ix->entry_count++;
     if (ix->entry_count > ix->bucket_count) {

@@ -137,6 +137,19 @@ static void flush(crash_t *c)
             larder_status_text(st));
 }
 
+/* What is written is synced when it is old enough, asked for or not. */
+static void sleep_a_while(crash_t *c)
+{
+    uint64_t ms = ldr_rand_below(&c->rand, 3000);
+
+    rig_step(&c->rig, 1000);
+    rig_sleep(&c->rig, ms);
+    rig_step(&c->rig, 1000);
+    if (ms >= c->rig.options.sync_ms) {
+        history_synced(&c->history, &c->rig);
+    }
+}
+
 static void workload_step(crash_t *c)
 {
     uint64_t draw = ldr_rand_below(&c->rand, 100);
@@ -154,10 +167,12 @@ static void workload_step(crash_t *c)
     } else if (draw < 83) {
         flush(c);
     } else if (draw < 93) {
-        rig_step(&c->rig, 1 + (unsigned)ldr_rand_below(&c->rand, 6));
+        rig_step_disk(
+            &c->rig,
+            (unsigned)ldr_rand_below(&c->rand, c->rig.options.dir_count),
+            1 + (unsigned)ldr_rand_below(&c->rand, 6));
     } else if (draw < 99) {
-        rig_sleep(&c->rig, ldr_rand_below(&c->rand, 1500));
-        rig_step(&c->rig, 1000);
+        sleep_a_while(c);
     } else {
         reopen(c);
     }
@@ -174,6 +189,10 @@ static void workload(crash_t *c, uint64_t seed)
     segment_bytes = (96 + 32 * ldr_rand_below(&c->rand, 3)) * LDR_BLOCK;
     c->disk = simdisk_create(seed, ldr_rand_below(&c->rand, 4) ? 512 : 4096);
     rig_init(&c->rig, c->disk, seed, 5, segment_bytes);
+    if (seed % 4 == 3) {
+        snprintf(c->rig.options.dirs[1], LDR_PATH_MAX, "/other");
+        c->rig.options.dir_count = 2;
+    }
     history_init(&c->history, KEYS);
     c->durable = calloc(c->history.size, sizeof(bool));
     c->written = calloc(c->history.size, sizeof(bool));
@@ -195,7 +214,7 @@ static void workload(crash_t *c, uint64_t seed)
 static void test_cuts(void **state)
 {
     static crash_t c;
-    uint64_t target = test_env("LARDER_CUTS", 10000);
+    uint64_t target = test_count("LARDER_CUTS", 10000);
 
     (void)state;
     printf("seed=%llu\n", (unsigned long long)env_seed());

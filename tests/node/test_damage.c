@@ -154,7 +154,7 @@ static int teardown(void **state)
 static void test_flips(void **state)
 {
     fixture_t *f = *state;
-    uint64_t flips = test_env("LARDER_FLIPS", 1000);
+    uint64_t flips = test_count("LARDER_FLIPS", 1000);
     uint64_t refused = 0, fewer = 0;
 
     for (uint64_t i = 0; i < flips; i++) {

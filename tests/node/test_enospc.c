@@ -38,7 +38,7 @@
 #define OPTIONS "dram=8M&ssd=200M&segment=4M&retry_ms=10&sync_ms=20"
 
 typedef struct fixture {
-    char base[256], fs[300], dir[320], ballast[320], url[512];
+    char base[256], fs[300], dir[320], ballast[320], other[300], url[800];
     const char *kind; /* NULL: no file system could be mounted */
     larder_t *lar;
     larder_space_t *space;
@@ -340,6 +340,60 @@ static void test_filled_meanwhile(void **state)
     alarm(0);
 }
 
+static bool is_first_on(fixture_t *f)
+{
+    larder_stats_t stats;
+
+    assert_true(real_stats(f->lar, &stats));
+    assert_true(stats.disk[1].on);
+    return stats.disk[0].on;
+}
+
+/* Two disks, one of them full: it is off by itself, and what it could not
+ * record it records before it comes on. */
+static void test_one_of_two(void **state)
+{
+    fixture_t *f = *state;
+    larder_space_t *doomed = NULL;
+    larder_item_t item;
+
+    if (f->kind == NULL) {
+        skip();
+    }
+    alarm(WATCHDOG_S);
+    snprintf(f->url, sizeof(f->url), "embed:%s,%s?" OPTIONS, f->dir, f->other);
+    fill_fs(f, 0);
+    open_node(f);
+    assert_false(is_first_on(f));
+    assert_int_equal(real_space(f->lar, "doomed", &doomed), LARDER_OK);
+    assert_int_equal(real_put(doomed, 7, 1, f->value, BYTES_MIN), LARDER_OK);
+    for (unsigned i = 0; i < 10; i++) {
+        put_some(f, 10);
+        assert_int_equal(larder_flush(f->lar, LARDER_TIER_SSD, 0), LARDER_OK);
+    }
+    assert_int_equal(get_all(f), f->next_id); /* more than DRAM holds */
+    assert_int_equal(larder_space_reset(doomed, 0), LARDER_E_IO);
+    assert_true(larder_last_error()[0] != '\0');
+    give_back(f);
+    for (uint64_t late = real_now_ms() + WAIT_MS; !is_first_on(f);) {
+        assert_true(real_now_ms() < late);
+        real_pause();
+    }
+    work_on(f);
+    assert_int_equal(larder_space_reset(doomed, 0), LARDER_OK);
+    larder_space_close(&doomed);
+    close_node(f);
+    open_node(f);
+    assert_int_equal(get_all(f), f->next_id);
+    assert_int_equal(real_space(f->lar, "doomed", &doomed), LARDER_OK);
+    assert_int_equal(
+        real_run(doomed, LARDER_OP_GET, 7, f->value, BYTES_MAX, &item),
+        LARDER_MISS);
+    larder_space_close(&doomed);
+    close_node(f);
+    alarm(0);
+}
+
 /* Opened again on a full disk: nothing of it is lost. */
 static void test_reopened_full(void **state)
 {
@@ -378,6 +432,7 @@ static int begin(void **state)
     fixture_t *f = *state;
 
     f->next_id = 0;
+    snprintf(f->url, sizeof(f->url), "embed:%s?" OPTIONS, f->dir);
     if (f->kind != NULL) {
         real_dir_empty(f->dir);
         unlink(f->ballast);
@@ -402,7 +457,7 @@ static int setup(void **state)
     }
     snprintf(f->dir, sizeof(f->dir), "%s/kv", f->fs);
     snprintf(f->ballast, sizeof(f->ballast), "%s/ballast", f->fs);
-    snprintf(f->url, sizeof(f->url), "embed:%s?" OPTIONS, f->dir);
+    snprintf(f->other, sizeof(f->other), "%s/other", f->base);
     *state = f;
     return 0;
 }
@@ -415,6 +470,7 @@ static int teardown(void **state)
         umount2(f->fs, MNT_DETACH);
     }
     rmdir(f->fs);
+    real_dir_remove(f->other);
     real_dir_remove(f->base);
     free(f);
     return 0;
@@ -426,6 +482,7 @@ int main(void)
         cmocka_unit_test_setup(test_shrinks, begin),
         cmocka_unit_test_setup(test_starts_off, begin),
         cmocka_unit_test_setup(test_filled_meanwhile, begin),
+        cmocka_unit_test_setup(test_one_of_two, begin),
         cmocka_unit_test_setup(test_reopened_full, begin),
     };
 

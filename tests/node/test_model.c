@@ -633,13 +633,13 @@ static void run_seeds(bool faults, uint64_t count)
 static void test_promises(void **state)
 {
     (void)state;
-    run_seeds(false, test_env("LARDER_SEEDS", 2000));
+    run_seeds(false, test_count("LARDER_SEEDS", 2400));
 }
 
 static void test_promises_under_faults(void **state)
 {
     (void)state;
-    run_seeds(true, test_env("LARDER_SEEDS", 2000) / 2);
+    run_seeds(true, test_count("LARDER_SEEDS", 2400) / 2);
 }
 
 int main(void)

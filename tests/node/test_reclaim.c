@@ -390,15 +390,6 @@ static void two_disks(fixture_t *f)
     assert_int_equal(rig_open(&f->rig), LARDER_OK);
 }
 
-/* Writes what is dirty to this disk. */
-static void write_to(fixture_t *f, unsigned disk)
-{
-    ldr_node_lock(f->rig.node);
-    while (ldr_ssd_step(&f->rig.node->ssds[disk])) {
-    }
-    ldr_node_unlock(f->rig.node);
-}
-
 static void test_one_of_two_fails(void **state)
 {
     fixture_t *f = *state;
@@ -406,7 +397,7 @@ static void test_one_of_two_fails(void **state)
     two_disks(f);
     for (uint32_t i = 0; i < 40; i++) {
         history_put(&f->history, &f->rig, name_at(i));
-        write_to(f, i % 2);
+        rig_step_disk(&f->rig, i % 2, 1000);
         assert_int_equal(ldr_loc_disk(rig_loc(&f->rig, name_at(i))), i % 2);
     }
     ldr_node_lock(f->rig.node);
@@ -435,10 +426,10 @@ static void test_removed_on_one_disk(void **state)
     for (unsigned disk = 0; disk < 2; disk++) {
         for (uint32_t i = 0; i < 8; i++) {
             history_put(&f->history, &f->rig, name_at(i));
-            write_to(f, disk);
+            rig_step_disk(&f->rig, disk, 1000);
             history_remove(&f->history, &f->rig, name_at(i));
             history_put(&f->history, &f->rig, name_at(i));
-            write_to(f, (disk + i) % 2);
+            rig_step_disk(&f->rig, (disk + i) % 2, 1000);
         }
         history_flush(&f->history, &f->rig);
         reopen(f);

@@ -90,10 +90,17 @@ larder_status_t history_flush(history_t *h, rig_t *rig)
 {
     larder_status_t st = larder_flush(rig->lar, LARDER_TIER_SSD, 0);
 
-    for (uint32_t i = 0; i < h->size && st == LARDER_OK; i++) {
-        h->past[i].flushed = rig_loc(rig, history_name(h, i)) != 0;
+    if (st == LARDER_OK) {
+        history_synced(h, rig);
     }
     return st;
+}
+
+void history_synced(history_t *h, const rig_t *rig)
+{
+    for (uint32_t i = 0; i < h->size; i++) {
+        h->past[i].flushed = rig_loc(rig, history_name(h, i)) != 0;
+    }
 }
 
 bool history_get(const history_t *h, rig_t *rig, name_t name)

@@ -10,7 +10,7 @@
 typedef struct past {
     uint32_t floor; /* versions up to it were removed or reset */
     uint32_t top;   /* versions up to it were put */
-    bool flushed;   /* a flush returned after the last put */
+    bool flushed;   /* it was on disk and synced after the last put */
 } past_t;
 
 typedef struct history {
@@ -32,6 +32,8 @@ larder_status_t history_put(history_t *h, rig_t *rig, name_t name);
 larder_status_t history_remove(history_t *h, rig_t *rig, name_t name);
 larder_status_t history_reset(history_t *h, rig_t *rig, uint32_t space);
 larder_status_t history_flush(history_t *h, rig_t *rig);
+/* All that is on disk is synced as well. */
+void history_synced(history_t *h, const rig_t *rig);
 /* Gets and judges: true for a hit. */
 bool history_get(const history_t *h, rig_t *rig, name_t name);
 

@@ -125,6 +125,18 @@ unsigned rig_step(rig_t *rig, unsigned max)
     return did;
 }
 
+unsigned rig_step_disk(rig_t *rig, unsigned disk, unsigned max)
+{
+    unsigned did = 0;
+
+    ldr_node_lock(rig->node);
+    while (did < max && ldr_ssd_step(&rig->node->ssds[disk])) {
+        did++;
+    }
+    ldr_node_unlock(rig->node);
+    return did;
+}
+
 void rig_sleep(rig_t *rig, uint64_t ms)
 {
     rig->now_ns += ms * 1000000u;

@@ -42,6 +42,8 @@ uint32_t rig_shards(uint32_t space);
 
 /* Lets the node do up to so many things; how many it did. */
 unsigned rig_step(rig_t *rig, unsigned max);
+/* The same for one of its disks. */
+unsigned rig_step_disk(rig_t *rig, unsigned disk, unsigned max);
 void rig_sleep(rig_t *rig, uint64_t ms);
 
 /* One item. put: the value of that version; chains are of 8 keys. */

@@ -107,6 +107,18 @@ void test_failed(const char *file, int line, const char *format, ...)
     abort();
 }
 
+uint64_t test_count(const char *name, uint64_t count)
+{
+#if defined(__SANITIZE_THREAD__)
+    count = count / 20 + 1;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+    count = count / 20 + 1;
+#endif
+#endif
+    return test_env(name, count);
+}
+
 uint64_t test_env(const char *name, uint64_t value)
 {
     const char *text = getenv(name);

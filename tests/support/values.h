@@ -44,3 +44,7 @@ void test_failed(const char *file, int line, const char *format, ...)
 
 /* A number from the environment, or what it is without. */
 uint64_t test_env(const char *name, uint64_t value);
+/* The same for how often something is done. Without a word from outside it is
+ * less under the thread sanitizer, which is slow, and has nothing to say about
+ * nodes without threads. */
+uint64_t test_count(const char *name, uint64_t count);
