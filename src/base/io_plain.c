@@ -3,8 +3,9 @@
  * containers that forbid io_uring.
  *
  * One queue under one mutex. A thread that finished takes the next request
- * itself; submit wakes no more threads than sleep. A request is in the queue
- * or with exactly one thread.
+ * itself; submit wakes no more threads than sleep, and from inside done() one
+ * fewer than there are requests. A request is in the queue or with exactly one
+ * thread.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -28,6 +29,9 @@ typedef struct plain {
     unsigned thread_count;
     pthread_t threads[];
 } plain_t;
+
+/* In a thread that calls done(): the engine that it belongs to. */
+static _Thread_local const plain_t *finishing;
 
 static ssize_t transfer(const ldr_io_req_t *req)
 {
@@ -67,7 +71,9 @@ static void *plain_run(void *arg)
             while (ldr_posix_again(req, transfer(req))) {
                 /* the rest of it */
             }
+            finishing = p;
             req->done(req);
+            finishing = NULL;
             pthread_mutex_lock(&p->mutex);
         } else if (p->stopping) {
             /* What another thread's done() still submits, that thread takes
@@ -95,7 +101,11 @@ static void plain_submit(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
     for (unsigned i = 0; i < count; i++) {
         ldr_io_list_append(&p->queue, reqs[i]);
     }
-    wake = p->idle < p->queue.count ? p->idle : p->queue.count;
+    wake = p->queue.count;
+    if (finishing == p && wake > 0) {
+        wake--; /* this thread is about to take one */
+    }
+    wake = p->idle < wake ? p->idle : wake;
     /* Under the mutex: after it, a thread's done() could let the owner
      * destroy the engine. */
     while (wake-- > 0) {

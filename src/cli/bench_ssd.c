@@ -28,7 +28,7 @@
 #define TICKETS 8u      /* in flight */
 #define ROUND_BYTES (512 * LDR_MIB)
 
-#define VIA_BYTES(s) ((s)->bytes / 2)
+#define VIA_BYTES(s) (3 * DEPTH * (s)->size)
 
 enum { RAW, COPYING, URING, PLAIN, CONTENDERS };
 
@@ -326,7 +326,7 @@ static bool nodes_open(ssd_t *s)
     /* Records have a block each beside their payload. */
     uint64_t tier =
         rounds_bytes + rounds_bytes / (s->size / 4096) + 2 * segment;
-    uint64_t dram = s->get ? s->bytes / 2 : s->bytes + s->bytes / 4;
+    uint64_t dram = s->get ? VIA_BYTES(s) : s->bytes + s->bytes / 4;
     char url[512], dir[256];
 
     for (int who = URING; who <= PLAIN; who++) {

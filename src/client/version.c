@@ -12,22 +12,25 @@
 #define LDR_HAVE_URING 0
 #endif
 
+#if LDR_HAVE_URING
+#define URING ", io_uring"
+#else
+#define URING ""
+#endif
+#if LDR_FAULTS
+#define FAULTS ", fault points"
+#else
+#define FAULTS ""
+#endif
+
 #define TEXT(x) #x
 #define NUMBER(x) TEXT(x)
+#define VERSION                                                                \
+    NUMBER(LARDER_VERSION_MAJOR)                                               \
+    "." NUMBER(LARDER_VERSION_MINOR) "." NUMBER(LARDER_VERSION_PATCH)
 
 const char *larder_version(void)
 {
-    return NUMBER(LARDER_VERSION_MAJOR) "." NUMBER(
-        LARDER_VERSION_MINOR) "." NUMBER(LARDER_VERSION_PATCH) " ("
-                                                               "commit"
-                                                               " " LARDER_COMMIT
-                                                               ","
-                                                               " " LARDER_BUILD_TYPE
-#if LDR_HAVE_URING
-                                                               ", io_uring"
-#endif
-#if LDR_FAULTS
-                                                               ", fault points"
-#endif
-                                                               ")";
+    return VERSION " (commit " LARDER_COMMIT ", " LARDER_BUILD_TYPE URING FAULTS
+                   ")";
 }

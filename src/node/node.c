@@ -48,6 +48,7 @@ void ldr_node_poison(ldr_node_t *node, const char *what)
     }
 }
 
+/* False: nothing is left to do, or there is no memory for it now. */
 static bool populate_slice(ldr_node_t *node)
 {
     ldr_slice_t slice;
@@ -60,7 +61,7 @@ static bool populate_slice(ldr_node_t *node)
     ldr_node_lock(node);
     ldr_arena_slice_give(&node->store.arena, &slice, ok);
     pthread_cond_broadcast(&node->changed);
-    return true;
+    return ok;
 }
 
 void ldr_node_populate(ldr_node_t *node, size_t bytes)
@@ -71,10 +72,10 @@ void ldr_node_populate(ldr_node_t *node, size_t bytes)
         if (populate_slice(node)) {
             continue;
         }
-        if (arena->ready_count + arena->failed_count == arena->page_count) {
+        /* Slices that another thread has in hand are a millisecond away. */
+        if (arena->ready_count + arena->failed_count == arena->slice_next) {
             return;
         }
-        /* Another thread has the last slices in hand: a millisecond each. */
         pthread_cond_wait(&node->changed, &node->lock);
     }
 }
@@ -87,9 +88,12 @@ static void *populate_main(void *arg)
     ldr_node_lock(node);
     while (!node->populate_stop && populate_slice(node)) {
     }
-    if (arena->failed_count > 0) {
-        ldr_warn(&node->log, "dram: %llu of %llu bytes could not be had",
-                 (unsigned long long)arena->failed_count * LDR_PAGE,
+    if (!node->populate_stop && arena->slice_next < arena->page_count) {
+        ldr_warn(&node->log,
+                 "dram: %llu of %llu bytes could not be had; the rest is tried "
+                 "again when it is needed",
+                 (unsigned long long)(arena->page_count - arena->ready_count) *
+                     LDR_PAGE,
                  (unsigned long long)arena->page_count * LDR_PAGE);
     }
     ldr_node_unlock(node);

@@ -437,6 +437,9 @@ static larder_status_t flush_ssd(ldr_node_t *node, uint64_t deadline_ns)
         ldr_ssd_t *ssd = &node->ssds[i];
 
         if (!ssd->on) {
+            /* It went off with saves that may not be synced. */
+            failed |= ssd->opened && (ssd->disk.filling[0].segment != LDR_NIL ||
+                                      ssd->disk.filling[1].segment != LDR_NIL);
             continue;
         }
         uint64_t want = ldr_ssd_want_sync(ssd);

@@ -214,15 +214,24 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
 
     ldr_fail_clear();
     larder_status_t st = open_and_recover(ssd);
+    if (st == LARDER_OK) {
+        /* From here on a reset finds the disk; what came before is made up
+         * for, and only then is anything given out. */
+        ldr_node_lock(node);
+        ssd->opened = true;
+        ssd->files = ssd->disk.file_count;
+        ldr_node_unlock(node);
+        st = ldr_ssd_super_update(ssd, false);
+    } else {
+        ssd->disk.filling[0].segment = ssd->disk.filling[1].segment = LDR_NIL;
+    }
     const char *why = ldr_fail_text();
 
     ldr_node_lock(node);
     if (st == LARDER_OK) {
-        ssd->opened = ssd->on = true;
-        ssd->files = ssd->disk.file_count;
+        ssd->on = true;
         ssd->reason[0] = '\0';
     } else {
-        ssd->disk.filling[0].segment = ssd->disk.filling[1].segment = LDR_NIL;
         snprintf(ssd->reason, sizeof(ssd->reason), "%.120s",
                  why[0] != '\0' ? why : larder_status_text(st));
         ssd->retry_ns =

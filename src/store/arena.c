@@ -91,7 +91,11 @@ bool ldr_arena_slice_populate(ldr_arena_t *a, const ldr_slice_t *slice)
 void ldr_arena_slice_give(ldr_arena_t *a, const ldr_slice_t *slice, bool ok)
 {
     if (!ok) {
-        a->failed_count += slice->count;
+        if (slice->first + slice->count == a->slice_next) {
+            a->slice_next = slice->first;
+        } else {
+            a->failed_count += slice->count;
+        }
         return;
     }
     a->ready_count += slice->count;

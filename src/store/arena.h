@@ -34,7 +34,7 @@ typedef struct ldr_arena {
     uint32_t page_count;
     uint32_t slice_next;   /* first page of no slice yet */
     uint32_t ready_count;  /* pages made resident */
-    uint32_t failed_count; /* pages that could not be */
+    uint32_t failed_count; /* pages that could not be, and are given up */
     uint32_t free_count;
     uint32_t free_head;
     uint32_t *next; /* per page: the next of its list */
@@ -49,6 +49,8 @@ typedef struct ldr_slice {
 larder_status_t ldr_arena_init(ldr_arena_t *a, uint64_t bytes, bool backed);
 void ldr_arena_destroy(ldr_arena_t *a);
 
+/* A slice that could not be made resident is taken again later, unless others
+ * were taken after it. */
 bool ldr_arena_slice_take(ldr_arena_t *a, ldr_slice_t *slice);
 bool ldr_arena_slice_populate(ldr_arena_t *a, const ldr_slice_t *slice);
 void ldr_arena_slice_give(ldr_arena_t *a, const ldr_slice_t *slice, bool ok);

@@ -101,7 +101,7 @@ typedef struct ldr_disk {
     uint8_t *table;           /* the last table that was read, */
     uint32_t table_segment;   /* of this segment */
     uint32_t table_rows;
-    uint8_t *block;           /* one block, for headers */
+    uint8_t *block; /* one block, for headers */
 } ldr_disk_t;
 
 /*

@@ -109,4 +109,3 @@ typedef struct ldr_fsck_look {
  * with LARDER_E_INVALID where there is no directory, and LARDER_E_IO. */
 larder_status_t ldr_fsck_look(ldr_io_t *io, const char *path,
                               ldr_fsck_look_t *look);
-

@@ -28,7 +28,7 @@
 
 /* Chains that grow beside each other take this many entries at a time, so that
  * each finds the next one free. */
-#define RUN 64u
+#define RUN 32u
 
 /* 1 + 2 + ... + 63: however the sizes come and go, an index of few entries
  * does not run out of cells. Large ones are bounded by 32-bit indices. */

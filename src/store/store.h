@@ -134,7 +134,7 @@ typedef struct ldr_store {
     bool write_behind; /* there is a tier below: new shards are dirty */
     uint32_t dirty_head, dirty_tail;
     uint64_t dirty_count;
-    bool dirty_left; /* one left the queue: who waits for it may look */
+    bool dirty_left;   /* one left the queue: who waits for it may look */
     uint64_t save_seq; /* last given */
     ldr_counters_t n;
     const char *broken; /* the first invariant found broken, or NULL */

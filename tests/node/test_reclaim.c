@@ -16,7 +16,7 @@
 
 #define SEGMENT_BYTES ((uint64_t)128 * LDR_BLOCK)
 #define SEGMENTS 6u
-#define KEYS 600u
+#define KEYS 700u
 
 typedef struct fixture {
     simdisk_t *disk;
@@ -135,6 +135,23 @@ static void test_carries_what_is_used(void **state)
     for (uint32_t k = 0; k < used; k++) {
         assert_true(history_get(&f->history, &f->rig, name_at(k)));
     }
+}
+
+/* All of it is used: no more than a quarter of each segment is carried. */
+static void test_carries_a_quarter(void **state)
+{
+    fixture_t *f = *state;
+
+    for (uint32_t i = 0; i < 300; i += 4) {
+        put_range(f, i, i + 4);
+        rig_sleep(&f->rig, 1000);
+        history_verify(&f->history, &f->rig, NULL);
+    }
+    larder_disk_stats_t s = stats(f, 0);
+    uint64_t all = s.written_bytes + s.carried_bytes;
+    assert_true(s.written_bytes > 2 * f->rig.options.ssd);
+    assert_true(s.carried_bytes > all / 10);
+    assert_true(s.carried_bytes <= all / 4 + SEGMENT_BYTES);
 }
 
 static void test_nothing_carried_unused(void **state)
@@ -264,6 +281,48 @@ static void test_failed_write(void **state)
 static void test_failed_sync(void **state)
 {
     one_failure(*state, SIMDISK_SYNC);
+}
+
+/* A sync that nobody waited for fails: the next flush says what it cost. */
+static void test_failed_sync_unasked(void **state)
+{
+    fixture_t *f = *state;
+
+    put_range(f, 0, 10);
+    history_put(&f->history, &f->rig, name_at(10));
+    rig_step(&f->rig, 1000);
+    assert_true(rig_loc(&f->rig, name_at(10)) != 0);
+    simdisk_fail(f->disk, SIMDISK_SYNC, 1, 1, -EIO);
+    rig_sleep(&f->rig, f->rig.options.sync_ms + 1);
+    rig_step(&f->rig, 1000);
+    assert_int_equal(stats(f, 0).segments_lost, 1);
+    assert_true(rig_loc(&f->rig, name_at(10)) == 0);
+    assert_int_equal(larder_flush(f->rig.lar, LARDER_TIER_SSD, 0),
+                     LARDER_E_DROPPED);
+    assert_int_equal(larder_flush(f->rig.lar, LARDER_TIER_SSD, 0), LARDER_OK);
+    assert_true(history_get(&f->history, &f->rig, name_at(10)));
+}
+
+/* Full, off, and on again: never more files than before. */
+static void test_off_and_on_full(void **state)
+{
+    fixture_t *f = *state;
+
+    put_range(f, 0, 200);
+    for (uint32_t round = 1; round < 4; round++) {
+        simdisk_fail(f->disk, round % 2 ? SIMDISK_WRITE : SIMDISK_SYNC, 1, 0,
+                     -EIO);
+        put_range(f, 200 * round, 200 * round + 20);
+        assert_false(stats(f, 0).on);
+        simdisk_fail_none(f->disk);
+        rig_sleep(&f->rig, f->rig.options.retry_ms + 1);
+        rig_step(&f->rig, 1000);
+        assert_true(stats(f, 0).on);
+        put_range(f, 200 * round + 20, 200 * round + 90);
+        rig_step(&f->rig, 1000);
+        assert_int_equal(stats(f, 0).segments, SEGMENTS);
+    }
+    history_verify(&f->history, &f->rig, NULL);
 }
 
 static void test_off_and_on(void **state)
@@ -405,7 +464,9 @@ static void test_one_of_two_fails(void **state)
     ldr_node_unlock(f->rig.node);
     assert_false(stats(f, 0).on);
     assert_true(stats(f, 1).on);
-    assert_int_equal(larder_flush(f->rig.lar, LARDER_TIER_SSD, 0), LARDER_OK);
+    /* What the one that went off had not synced has not arrived. */
+    assert_int_equal(larder_flush(f->rig.lar, LARDER_TIER_SSD, 0),
+                     LARDER_E_DROPPED);
     for (uint32_t i = 1; i < 40; i += 2) {
         assert_true(history_get(&f->history, &f->rig, name_at(i)));
     }
@@ -468,13 +529,16 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_bounded),
         TEST(test_carries_what_is_used),
+        TEST(test_carries_a_quarter),
         TEST(test_nothing_carried_unused),
         TEST(test_removed_stays_removed),
         TEST(test_carried_tombstone),
         TEST(test_smaller_at_reopen),
         TEST(test_failed_write),
         TEST(test_failed_sync),
+        TEST(test_failed_sync_unasked),
         TEST(test_off_and_on),
+        TEST(test_off_and_on_full),
         TEST(test_starts_off),
         TEST(test_disk_full),
         TEST(test_no_space_at_all),

@@ -145,10 +145,17 @@ static void test_files(void **state)
     ldr_free(two);
 }
 
+typedef struct names {
+    char text[256];
+    size_t length;
+} names_t;
+
 static int collect(void *arg, const char *name)
 {
-    strcat(arg, name);
-    strcat(arg, " ");
+    names_t *n = arg;
+
+    n->length += (size_t)snprintf(n->text + n->length,
+                                  sizeof(n->text) - n->length, "%s ", name);
     return 0;
 }
 
@@ -156,23 +163,23 @@ static void test_list(void **state)
 {
     simdisk_t *disk = simdisk_create(base_seed, 4096);
     ldr_io_t *io = simdisk_io(disk);
-    char names[256] = "";
+    names_t names = {0};
 
     (void)state;
     assert_int_equal(io->ops->make_dir(io, "/a/b//c/"), 0);
     io->ops->close(io, io->ops->open(io, "/a/b/1", LDR_IO_CREATE));
     io->ops->close(io, io->ops->open(io, "/a/b/c/2", LDR_IO_CREATE));
     io->ops->close(io, io->ops->open(io, "/a/b/3", LDR_IO_CREATE));
-    assert_int_equal(io->ops->list(io, "/a/b", collect, names), 0);
-    assert_string_equal(names, "c 1 3 ");
+    assert_int_equal(io->ops->list(io, "/a/b", collect, &names), 0);
+    assert_string_equal(names.text, "c 1 3 ");
     assert_int_equal(io->ops->unlink(io, "/a/b/1"), 0);
-    names[0] = '\0';
-    assert_int_equal(io->ops->list(io, "/a/b/", collect, names), 0);
-    assert_string_equal(names, "c 3 ");
-    names[0] = '\0';
-    assert_int_equal(io->ops->list(io, "/", collect, names), 0);
-    assert_string_equal(names, "a ");
-    assert_int_equal(io->ops->list(io, "/b", collect, names), -ENOENT);
+    names = (names_t){0};
+    assert_int_equal(io->ops->list(io, "/a/b/", collect, &names), 0);
+    assert_string_equal(names.text, "c 3 ");
+    names = (names_t){0};
+    assert_int_equal(io->ops->list(io, "/", collect, &names), 0);
+    assert_string_equal(names.text, "a ");
+    assert_int_equal(io->ops->list(io, "/b", collect, &names), -ENOENT);
     simdisk_destroy(disk);
 }
 
