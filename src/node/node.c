@@ -125,7 +125,7 @@ static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
                             "or io=plain",
                             strerror(-error));
         }
-        ldr_info(&node->log,
+        ldr_warn(&node->log,
                  "io_uring is not to be had here (%s): using %u threads",
                  strerror(-error), (unsigned)o->io_threads);
     }

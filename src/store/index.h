@@ -14,10 +14,10 @@
  * costs 8 more.
  *
  * Entries are handed out in runs: the entry after that of the chunk's parent
- * if it is free, else a fresh one while holes are few, else the next hole,
- * round and round. A lookup tries the entry after the
- * last hit before it hashes, which makes walking a chain a walk through
- * memory.
+ * if it is free, else a fresh one while holes are few, with some left free
+ * behind it for the rest of its chain, else the next hole, round and round. A
+ * lookup tries the entry after the last hit before it hashes, which makes
+ * walking a chain a walk through memory.
  *
  * Not thread-safe: the node's lock is held around every call.
  */
