@@ -68,7 +68,7 @@ static void test_take_and_give(void **state)
     assert_int_equal(a.ready_count, LDR_SLICE_PAGES);
     assert_true(ldr_arena_slice_take(&a, &slice));
     assert_int_equal(slice.count, 8);
-    ldr_arena_slice_give(&a, &slice, false); /* no memory for these */
+    ldr_arena_slice_give(&a, &slice, false);       /* no memory for these */
     assert_true(ldr_arena_slice_take(&a, &slice)); /* tried again */
     assert_int_equal(slice.count, 8);
     ldr_arena_slice_give(&a, &slice, false);
