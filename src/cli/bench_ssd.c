@@ -38,7 +38,8 @@ typedef struct ssd {
     bool get;
     uint64_t size;
     uint64_t bytes;      /* of a round */
-    unsigned fresh;      /* rounds of puts that fill the tier */
+    uint64_t tier;       /* size of the tier */
+    unsigned fresh;      /* rounds of puts that find it fresh */
     uint8_t *source;     /* what is put; what gets must give */
     uint8_t *target;     /* where gets and raw reads go */
     uint8_t *via;        /* stands for the arena beside the raw disk */
@@ -187,6 +188,12 @@ static double put_round(ssd_t *s, int who)
         s->why = "what was put did not come back";
         return 0;
     }
+    /* Reading made them worth keeping when their segments are used again;
+     * this makes them what they would have been without. */
+    if (larder_space_reset(s->node[who].space, 0) != LARDER_OK) {
+        s->why = "cannot reset the space";
+        return 0;
+    }
     return seconds;
 }
 
@@ -303,9 +310,11 @@ static bool all_puts(ssd_t *s)
         }
     }
     report(s, "fresh");
-    /* One more fills the tier; from then on segments are used again. */
-    if (!turn(s, 0, false)) {
-        return false;
+    /* Some more fill the tier; from then on segments are used again. */
+    for (uint64_t i = s->fresh; i * s->bytes < s->tier; i++) {
+        if (!turn(s, 0, false)) {
+            return false;
+        }
     }
     end = ldr_bench_now() + s->bench->seconds;
     for (unsigned i = 0; i < ROUNDS_FRESH || ldr_bench_now() < end; i++) {
@@ -319,13 +328,15 @@ static bool all_puts(ssd_t *s)
 
 /* ---- one size ---- */
 
+/* Puts: segments as a tier of 32 GiB has them, a round for each. */
 static bool nodes_open(ssd_t *s)
 {
-    uint64_t segment = ldr_disk_segment_bytes(16 * LDR_GIB);
-    uint64_t rounds_bytes = s->get ? s->bytes * 3 / 2 : s->bytes * s->fresh;
+    uint64_t segment = ldr_disk_segment_bytes((s->get ? 8 : 32) * LDR_GIB);
+    uint64_t tier = s->get ? s->bytes * 3 / 2 : s->bytes * s->fresh;
+
     /* Records have a block each beside their payload. */
-    uint64_t tier =
-        rounds_bytes + rounds_bytes / (s->size / 4096) + 2 * segment;
+    s->tier =
+        ldr_max64(tier + tier / (s->size / 4096), 3 * segment) + 2 * segment;
     uint64_t dram = s->get ? VIA_BYTES(s) : s->bytes + s->bytes / 4;
     char url[512], dir[256];
 
@@ -334,7 +345,7 @@ static bool nodes_open(ssd_t *s)
         snprintf(url, sizeof(url),
                  "embed:%s?dram=%llu&ssd=%llu&segment=%llu&io=%s&io_depth=%u"
                  "&io_threads=%u",
-                 dir, (unsigned long long)dram, (unsigned long long)tier,
+                 dir, (unsigned long long)dram, (unsigned long long)s->tier,
                  (unsigned long long)segment, who == URING ? "uring" : "plain",
                  DEPTH, DEPTH);
         if (!ldr_bench_open(&s->node[who], url)) {

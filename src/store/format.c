@@ -148,8 +148,10 @@ static ldr_parse_t check(const uint8_t *block, size_t bytes, const char *magic,
     if (memcmp(block + AT_MAGIC, magic, MAGIC_BYTES) != 0) {
         return all_zero(block, bytes) ? LDR_PARSE_EMPTY : LDR_PARSE_BAD;
     }
-    if (ldr_get32(block + AT_VERSION) != LDR_FORMAT_VERSION) {
-        return LDR_PARSE_VERSION;
+    uint32_t version = ldr_get32(block + AT_VERSION);
+    if (version != LDR_FORMAT_VERSION) {
+        /* There is no version 0: a first write that was cut short. */
+        return version == 0 ? LDR_PARSE_BAD : LDR_PARSE_VERSION;
     }
     if (ldr_get32(block + bytes - SEAL_BYTES) !=
         ldr_crc32c(seed, block, bytes - SEAL_BYTES)) {
