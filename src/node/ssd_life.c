@@ -18,7 +18,7 @@ static uint32_t entry_for(ldr_store_t *store, const ldr_record_t *record,
     ldr_name_t name = ldr_store_name(store, space, record->group, &record->key);
     uint32_t entry = ldr_index_find(&store->index, name.fingerprint, space,
                                     record->group, LDR_NIL);
-    uint32_t parent = LDR_NIL;
+    bool root = memcmp(&record->parent, &none, sizeof(none)) == 0;
 
     if (entry != LDR_NIL) {
         ldr_entry_t *e = ldr_index_at(&store->index, entry);
@@ -29,25 +29,17 @@ static uint32_t entry_for(ldr_store_t *store, const ldr_record_t *record,
         }
         ldr_store_forget(store, entry);
     }
-    if (memcmp(&record->parent, &none, sizeof(none)) != 0) {
-        name = ldr_store_name(store, space, record->group, &record->parent);
-        parent = ldr_index_find(&store->index, name.fingerprint, space,
-                                record->group, LDR_NIL);
-    }
-    name = ldr_store_name(store, space, record->group, &record->key);
-    entry = ldr_index_add(&store->index, name.fingerprint, space, record->group,
-                          record->shards, parent);
+    entry = ldr_store_enter(store, &name, root ? NULL : &record->parent,
+                            record->depth, record->shards);
     if (entry != LDR_NIL) {
         ldr_entry_t *e = ldr_index_at(&store->index, entry);
-        uint32_t flags =
-            record->flags & LDR_RECORD_PINNED ? LDR_ENTRY_PINNED : 0;
 
-        e->parent = parent;
-        e->depth_flags = record->depth | flags << 24;
+        if (record->flags & LDR_RECORD_PINNED) {
+            e->depth_flags |= (uint32_t)LDR_ENTRY_PINNED << 24;
+        }
         e->epoch = record->epoch;
         e->used_s = record->written_s;
         e->expires_s = record->expires_s;
-        e->resident = LDR_NIL;
     }
     return entry;
 }

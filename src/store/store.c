@@ -459,39 +459,44 @@ uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,
 
 /* ---- reserve, commit, abort ---- */
 
-/* The entry of the parent, or LDR_NIL. */
-static uint32_t parent_entry(ldr_store_t *s, const ldr_reserve_t *r)
+uint32_t ldr_store_enter(ldr_store_t *s, const ldr_name_t *name,
+                         const larder_key_t *parent, uint32_t depth,
+                         uint32_t shards)
 {
-    if (r->parent == NULL) {
-        return LDR_NIL;
+    uint32_t above = LDR_NIL;
+
+    if (parent != NULL) {
+        ldr_name_t p = ldr_store_name(s, name->space, name->group, parent);
+
+        above =
+            ldr_index_find(&s->index, p.fingerprint, p.space, p.group, LDR_NIL);
     }
-    uint64_t fp = ldr_index_fingerprint(&s->index, r->name.space, r->name.group,
-                                        r->parent);
-    return ldr_index_find(&s->index, fp, r->name.space, r->name.group, LDR_NIL);
+    uint32_t entry = ldr_index_add(&s->index, name->fingerprint, name->space,
+                                   name->group, shards, above);
+    if (entry != LDR_NIL) {
+        ldr_entry_t *e = ldr_index_at(&s->index, entry);
+
+        e->parent = above;
+        e->depth_flags = depth & LDR_DEPTH_MAX;
+        e->resident = LDR_NIL;
+    }
+    return entry;
 }
 
 static uint32_t entry_new(ldr_store_t *s, const ldr_reserve_t *r)
 {
-    uint32_t parent = parent_entry(s, r);
     uint32_t entry;
 
-    for (;;) {
-        entry = ldr_index_add(&s->index, r->name.fingerprint, r->name.space,
-                              r->name.group, r->shards, parent);
-        if (entry != LDR_NIL || !ldr_store_evict(s)) {
-            break;
-        }
+    do {
+        entry = ldr_store_enter(s, &r->name, r->parent, r->depth, r->shards);
+    } while (entry == LDR_NIL && ldr_store_evict(s));
+    if (entry != LDR_NIL) {
+        ldr_entry_t *e = ldr_index_at(&s->index, entry);
+
+        e->epoch = s->spaces[r->name.space].epoch;
+        e->used_s = r->now_s;
+        e->expires_s = r->expires_s;
     }
-    if (entry == LDR_NIL) {
-        return LDR_NIL;
-    }
-    ldr_entry_t *e = ldr_index_at(&s->index, entry);
-    e->parent = parent;
-    e->depth_flags = r->depth & LDR_DEPTH_MAX;
-    e->epoch = s->spaces[r->name.space].epoch;
-    e->used_s = r->now_s;
-    e->expires_s = r->expires_s;
-    e->resident = LDR_NIL;
     return entry;
 }
 

@@ -185,6 +185,13 @@ uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
 uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,
                             uint32_t number);
 
+/* Adds the entry of a chunk that has none, next to its parent's if that is
+ * known. The caller sets when and for how long, and where its bytes are.
+ * LDR_NIL: the index is full. */
+uint32_t ldr_store_enter(ldr_store_t *s, const ldr_name_t *name,
+                         const larder_key_t *parent, uint32_t depth,
+                         uint32_t shards);
+
 /* Drops the entry and detaches its chunk. Its shards on disk are not found
  * any more; the caller decides whether that needs a tombstone. */
 void ldr_store_forget(ldr_store_t *s, uint32_t entry);
