@@ -112,7 +112,7 @@ static void report_row(const ldr_figure_t *f)
 
     if (!titled) {
         titled = true;
-        printf("%-9s %-26s %9s %10s %-9s %8s %6s  %s\n", "figure", "variant",
+        printf("%-9s %-27s %9s %10s %-9s %8s %6s  %s\n", "figure", "variant",
                "of", "value", "unit", "limit", "ratio", "goal");
     }
     amount(f, at, sizeof(at));
@@ -125,7 +125,7 @@ static void report_row(const ldr_figure_t *f)
                  f->goal_kind == LDR_GOAL_MAX ? "<=" : ">=", f->goal,
                  holds(f) ? "" : "  SHORT");
     }
-    printf("%-9s %-26s %9s %10.4g %-9s %8s %6s  %s\n", f->name, f->variant, at,
+    printf("%-9s %-27s %9s %10.4g %-9s %8s %6s  %s\n", f->name, f->variant, at,
            f->value, f->unit, limit, ratio, goal);
 }
 

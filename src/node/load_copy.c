@@ -5,7 +5,7 @@
 #include "node/load.h"
 #include "node/ssd.h"
 
-/* Copies one page's worth into the caller's next buffers. */
+/* Copies so many bytes into the caller's next buffers. */
 static uint32_t copy_out(const struct iovec **iov, size_t *at,
                          const uint8_t *from, size_t bytes, bool check,
                          uint32_t crc)
@@ -78,15 +78,15 @@ void ldr_load_copy(ldr_node_t *node, ldr_load_t *load, const ldr_stop_t *stop)
         ldr_arena_page(arena, sh->page)[left / 2 % LDR_PAGE] ^= 4;
     }
     uint64_t begin_ns = ldr_now_ns(node->clock);
-    for (uint32_t page = sh->page; left > 0; page = arena->next[page]) {
-        size_t take = left < LDR_PAGE ? left : LDR_PAGE;
+    for (uint32_t page = sh->page; left > 0;) {
+        const uint8_t *from = ldr_arena_page(arena, page);
+        size_t take = ldr_min64(left, ldr_arena_run(arena, &page));
 
         load->status = ldr_node_stopped(node, stop);
         if (load->status != LARDER_OK) {
             return;
         }
-        crc =
-            copy_out(&iov, &at, ldr_arena_page(arena, page), take, check, crc);
+        crc = copy_out(&iov, &at, from, take, check, crc);
         left -= take;
     }
     if (check && crc != sh->crc) {
@@ -111,10 +111,11 @@ void ldr_load_check(ldr_node_t *node, ldr_load_t *load)
         __atomic_load_n(&sh->checked, __ATOMIC_RELAXED)) {
         return;
     }
-    for (uint32_t page = sh->page; left > 0; page = arena->next[page]) {
-        size_t take = left < LDR_PAGE ? left : LDR_PAGE;
+    for (uint32_t page = sh->page; left > 0;) {
+        const uint8_t *from = ldr_arena_page(arena, page);
+        size_t take = ldr_min64(left, ldr_arena_run(arena, &page));
 
-        crc = ldr_crc32c(crc, ldr_arena_page(arena, page), take);
+        crc = ldr_crc32c(crc, from, take);
         left -= take;
     }
     if (crc != sh->crc) {

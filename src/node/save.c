@@ -48,9 +48,9 @@ static larder_status_t fill(ldr_node_t *node, uint32_t shard,
     size_t left = sh->length;
     uint32_t crc = 0;
 
-    for (uint32_t page = sh->page; left > 0; page = arena->next[page]) {
+    for (uint32_t page = sh->page; left > 0;) {
         uint8_t *to = ldr_arena_page(arena, page);
-        size_t take = left < LDR_PAGE ? left : LDR_PAGE;
+        size_t take = ldr_min64(left, ldr_arena_run(arena, &page));
         larder_status_t st = ldr_node_stopped(node, stop);
 
         if (st != LARDER_OK) {

@@ -26,7 +26,7 @@
 #include "node/node.h"
 #include "store/disk.h"
 
-#define LDR_BATCHES 4u
+#define LDR_BATCHES 8u
 #define LDR_BATCH_RECORDS 64u
 #define LDR_BATCH_IOV 1024u
 #define LDR_BATCH_BYTES ((uint64_t)8 << 20)

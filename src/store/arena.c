@@ -145,6 +145,22 @@ uint8_t *ldr_arena_page(const ldr_arena_t *a, uint32_t page)
     return extent->base + (size_t)(page % a->extent_pages) * LDR_PAGE;
 }
 
+size_t ldr_arena_run(const ldr_arena_t *a, uint32_t *page_p)
+{
+    uint32_t page = *page_p;
+    size_t bytes = 0;
+    uint32_t last;
+
+    do {
+        last = page;
+        bytes += LDR_PAGE;
+        page = a->next[last];
+    } while (page == last + 1 && page % a->extent_pages != 0 &&
+             bytes < LDR_RUN_MAX);
+    *page_p = page;
+    return bytes;
+}
+
 uint32_t ldr_arena_iov(const ldr_arena_t *a, uint32_t head, size_t bytes,
                        struct iovec *iov, uint32_t max)
 {

@@ -67,6 +67,12 @@ void ldr_arena_give(ldr_arena_t *a, uint32_t head);
 
 uint8_t *ldr_arena_page(const ldr_arena_t *a, uint32_t page);
 
+#define LDR_RUN_MAX ((size_t)1 << 20) /* bytes of one run */
+
+/* Bytes of the run of neighbouring pages that begins with *page_p, which
+ * becomes the page after it: in one piece they are copied faster. */
+size_t ldr_arena_run(const ldr_arena_t *a, uint32_t *page_p);
+
 /* The first bytes of a list of pages as segments, neighbours merged. Gives
  * their number; if that is over max, only max were filled in. */
 uint32_t ldr_arena_iov(const ldr_arena_t *a, uint32_t head, size_t bytes,

@@ -28,7 +28,7 @@
 
 /* More than all writes in flight can leave between two whole records: after a
  * gap like this nothing follows. */
-#define SCAN_GAP_BLOCKS ((uint32_t)((uint64_t)320 << 20) / LDR_BLOCK)
+#define SCAN_GAP_BLOCKS ((uint32_t)((uint64_t)640 << 20) / LDR_BLOCK)
 
 /* More than any sequence that a header could have that cannot be read. */
 #define SEQUENCE_JUMP ((uint64_t)1 << 32)
