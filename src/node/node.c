@@ -25,6 +25,7 @@ bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns)
         }
         return false;
     }
+    ldr_node_tell(node);
     if (deadline_ns == UINT64_MAX) {
         pthread_cond_wait(&node->changed, &node->lock);
         return true;

@@ -80,7 +80,9 @@ static inline void ldr_node_lock(ldr_node_t *node)
 /* A broken invariant: says so once, and poisons the node. With the lock. */
 void ldr_node_poison(ldr_node_t *node, const char *what);
 
-static inline void ldr_node_unlock(ldr_node_t *node)
+/* What others must hear of before the lock is given up, be it by an unlock or
+ * by waiting for a condition. */
+static inline void ldr_node_tell(ldr_node_t *node)
 {
     if (__builtin_expect(node->store.broken != NULL, 0)) {
         ldr_node_poison(node, node->store.broken);
@@ -89,6 +91,11 @@ static inline void ldr_node_unlock(ldr_node_t *node)
         node->store.dirty_left = false;
         pthread_cond_broadcast(&node->changed); /* for ldr_node_flush() */
     }
+}
+
+static inline void ldr_node_unlock(ldr_node_t *node)
+{
+    ldr_node_tell(node);
     pthread_mutex_unlock(&node->lock);
 }
 

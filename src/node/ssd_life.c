@@ -277,6 +277,7 @@ static void *ssd_main(void *arg)
                                        node->options.sync_ms * 1000000u);
         }
         ssd->idle = true;
+        ldr_node_tell(node);
         ldr_cond_wait_until(&ssd->work, &node->lock, wake);
         ssd->idle = false;
     }
