@@ -1,6 +1,5 @@
 #include "base/io.h"
 
-#include <errno.h>
 #include <semaphore.h>
 
 static void run_done(ldr_io_req_t *req)
@@ -11,18 +10,27 @@ static void run_done(ldr_io_req_t *req)
     sem_post(req->arg);
 }
 
-int ldr_io_run(ldr_io_t *io, ldr_io_req_t *req)
+void ldr_io_run_all(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
 {
     sem_t finished;
 
     sem_init(&finished, 0, 0);
-    req->done = run_done;
-    req->arg = &finished;
-    ldr_io_submit(io, &req, 1);
-    while (sem_wait(&finished) != 0 && errno == EINTR) {
-        /* a signal of the process's */
+    for (unsigned i = 0; i < count; i++) {
+        reqs[i]->done = run_done;
+        reqs[i]->arg = &finished;
+    }
+    ldr_io_submit(io, reqs, count);
+    while (count > 0) {
+        if (sem_wait(&finished) == 0) { /* else a signal of the process's */
+            count--;
+        }
     }
     sem_destroy(&finished);
+}
+
+int ldr_io_run(ldr_io_t *io, ldr_io_req_t *req)
+{
+    ldr_io_run_all(io, &req, 1);
     return req->error;
 }
 

@@ -92,6 +92,9 @@ static inline void ldr_io_submit(ldr_io_t *io, ldr_io_req_t **reqs,
  * Gives req->error. */
 int ldr_io_run(ldr_io_t *io, ldr_io_req_t *req);
 
+/* The same for several at once; each has its own error. */
+void ldr_io_run_all(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count);
+
 /* The blocking shorthands over it, for one aligned buffer. */
 int ldr_io_read_at(ldr_io_t *io, int file, uint64_t offset, void *data,
                    size_t bytes);

@@ -14,10 +14,14 @@
 
 #include "base/bytes.h"
 #include "base/copy.h"
+#include "base/mem.h"
 #include "node/ssd.h"
 
 #define CLASSES 33 /* of value: bits in it */
 #define DROP_SLICE 4096u
+/* In hand at a time: at least one record of any size. */
+#define CARRY_RECORDS 32u
+#define CARRY_BYTES (LARDER_VALUE_MAX + 2 * LDR_BLOCK)
 
 typedef struct reclaim {
     ldr_ssd_t *ssd;
@@ -28,7 +32,9 @@ typedef struct reclaim {
     bool carry_tombs;
     bool stuck; /* something that must be carried does not fit */
     bool carried;
-    int error; /* of a write */
+    int error;      /* of a write */
+    unsigned count; /* records in hand */
+    size_t bytes;   /* of them */
 } reclaim_t;
 
 /* The entry that still leads to this record, or LDR_NIL. With the lock. */
@@ -92,85 +98,196 @@ static bool weigh(void *arg, uint32_t segment, const ldr_record_t *record)
     return true;
 }
 
-/* Reads a whole record and checks it as any load would. */
-static bool carry_read(reclaim_t *r, const ldr_record_t *row,
-                       ldr_record_t *record)
-{
-    ldr_disk_t *d = &r->ssd->disk;
-    uint32_t blocks = ldr_record_blocks(row->length);
-    ldr_segment_header_t header = ldr_disk_header(d, r->segment);
-    const uint8_t *last = r->ssd->carry + (size_t)(blocks - 1) * LDR_BLOCK;
+/* ---- carrying ---- */
 
-    return ldr_io_read_at(d->io, d->segments[r->segment].file,
-                          (uint64_t)row->block * LDR_BLOCK, r->ssd->carry,
-                          (size_t)blocks * LDR_BLOCK) == 0 &&
-           ldr_record_parse(last, &header, row->block + blocks - 1, record) &&
-           memcmp(&record->key, &row->key, sizeof(row->key)) == 0 &&
-           record->length == row->length &&
-           ldr_crc32c(0, r->ssd->carry, record->length) == record->payload_crc;
+/* What reclaim has in hand: read together, written together. */
+typedef struct ldr_carried {
+    ldr_record_t row;    /* as the table has it */
+    ldr_record_t record; /* as its descriptor has it */
+    ldr_loc_t loc;       /* where it goes; 0: nowhere */
+    ldr_io_req_t req;
+    struct iovec iov;
+} carried_t;
+
+bool ldr_reclaim_create(ldr_ssd_t *ssd)
+{
+    ssd->carry = ldr_reserve(CARRY_BYTES);
+    ssd->rows = ldr_alloc(CARRY_RECORDS * sizeof(*ssd->rows));
+    return ssd->carry != NULL && ssd->rows != NULL;
 }
 
-/* Appends the record whose payload lies in carry. Gives its location, or 0. */
-static ldr_loc_t carry_write(reclaim_t *r, ldr_record_t *record)
+void ldr_reclaim_destroy(ldr_ssd_t *ssd)
+{
+    ldr_unreserve(ssd->carry, CARRY_BYTES);
+    ldr_free(ssd->rows);
+}
+
+static size_t record_bytes(const ldr_record_t *record)
+{
+    return record->kind == LDR_RECORD_TOMBSTONE
+               ? LDR_BLOCK
+               : (size_t)ldr_record_blocks(record->length) * LDR_BLOCK;
+}
+
+/* Reads the records in hand, all at once. */
+static void carry_read(reclaim_t *r)
+{
+    ldr_disk_t *d = &r->ssd->disk;
+    ldr_io_req_t *reqs[CARRY_RECORDS];
+    uint8_t *at = r->ssd->carry;
+
+    for (unsigned i = 0; i < r->count; i++) {
+        carried_t *c = &r->ssd->rows[i];
+
+        c->iov = (struct iovec){at, record_bytes(&c->row)};
+        at += c->iov.iov_len;
+        c->req = (ldr_io_req_t){
+            .kind = LDR_IO_READ,
+            .file = d->segments[r->segment].file,
+            .offset = (uint64_t)c->row.block * LDR_BLOCK,
+            .iov = &c->iov,
+            .iov_count = 1,
+        };
+        reqs[i] = &c->req;
+    }
+    ldr_io_run_all(d->io, reqs, r->count);
+}
+
+/* Whether what was read is the record, checked as any load would. */
+static bool carry_check(reclaim_t *r, carried_t *c, const uint8_t *bytes)
+{
+    ldr_segment_header_t header = ldr_disk_header(&r->ssd->disk, r->segment);
+    uint32_t last = ldr_record_blocks(c->row.length) - 1;
+
+    return c->req.error == 0 &&
+           ldr_record_parse(bytes + (size_t)last * LDR_BLOCK, &header,
+                            c->row.block + last, &c->record) &&
+           memcmp(&c->record.key, &c->row.key, sizeof(c->row.key)) == 0 &&
+           c->record.length == c->row.length &&
+           ldr_crc32c(0, bytes, c->record.length) == c->record.payload_crc;
+}
+
+/* Gives the record a place in the segment being filled, and composes its
+ * descriptor behind its payload. Gives the place, or 0: there is no room. */
+static ldr_loc_t carry_place(reclaim_t *r, ldr_record_t *record, uint8_t *bytes)
 {
     ldr_ssd_t *ssd = r->ssd;
     ldr_filling_t *f = &ssd->disk.filling[ssd->current];
-    uint32_t blocks = record->kind == LDR_RECORD_TOMBSTONE
-                          ? 1
-                          : ldr_record_blocks(record->length);
+    size_t size = record_bytes(record);
+    uint32_t blocks = (uint32_t)(size / LDR_BLOCK);
 
     ldr_node_lock(ssd->node);
-    if (f->segment == LDR_NIL || f->failed || !ssd->on ||
-        !ldr_filling_fits(&ssd->disk, f, blocks)) {
-        ldr_node_unlock(ssd->node);
+    bool fits = f->segment != LDR_NIL && !f->failed && ssd->on &&
+                ldr_filling_fits(&ssd->disk, f, blocks);
+    if (fits) {
+        ldr_filling_add(f, record);
+    }
+    ldr_node_unlock(ssd->node);
+    if (!fits) {
         return 0;
     }
     ldr_segment_header_t header = ldr_disk_header(&ssd->disk, f->segment);
-    ldr_filling_add(f, record);
-    ldr_node_unlock(ssd->node);
-
-    ldr_record_compose(record, &header,
-                       ssd->carry + (size_t)(blocks - 1) * LDR_BLOCK);
-    int error =
-        ldr_io_write_at(ssd->node->io, ssd->disk.segments[f->segment].file,
-                        (uint64_t)record->block * LDR_BLOCK, ssd->carry,
-                        (size_t)blocks * LDR_BLOCK);
-    if (error != 0) {
-        r->error = error;
-        return 0;
-    }
-    r->carried = true;
-    ldr_node_lock(ssd->node);
-    ssd->carried_bytes += (uint64_t)blocks * LDR_BLOCK;
-    ldr_node_unlock(ssd->node);
+    ldr_record_compose(record, &header, bytes + size - LDR_BLOCK);
     return ldr_loc(ssd->disk.number, f->segment, record->block, blocks);
 }
 
-static void carry_shard(reclaim_t *r, const ldr_record_t *row)
+/* Writes records that got places one behind the other, with one request. */
+static bool carry_write(reclaim_t *r, struct iovec *iov, unsigned count,
+                        uint32_t block)
+{
+    ldr_ssd_t *ssd = r->ssd;
+    const ldr_filling_t *f = &ssd->disk.filling[ssd->current];
+    ldr_io_req_t req = {
+        .kind = LDR_IO_WRITE,
+        .file = ssd->disk.segments[f->segment].file,
+        .offset = (uint64_t)block * LDR_BLOCK,
+        .iov = iov,
+        .iov_count = count,
+    };
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < count; i++) {
+        bytes += iov[i].iov_len;
+    }
+    r->error = ldr_io_run(ssd->node->io, &req);
+    if (r->error != 0) {
+        return false;
+    }
+    r->carried = true;
+    ldr_node_lock(ssd->node);
+    ssd->carried_bytes += bytes;
+    ldr_node_unlock(ssd->node);
+    return true;
+}
+
+/* Enters the new places of the records in hand. */
+static void carry_enter(reclaim_t *r)
 {
     ldr_store_t *store = &r->ssd->node->store;
-    uint64_t bytes = (uint64_t)ldr_record_blocks(row->length) * LDR_BLOCK;
-    ldr_record_t record;
+
+    ldr_node_lock(r->ssd->node);
+    for (unsigned i = 0; i < r->count; i++) {
+        const carried_t *c = &r->ssd->rows[i];
+        /* It may have been removed meanwhile. */
+        uint32_t entry = c->loc != 0 ? live_entry(r, &c->row) : LDR_NIL;
+
+        if (entry != LDR_NIL) {
+            ldr_index_set_loc(&store->index, entry, c->row.shard, c->loc);
+        }
+    }
+    ldr_node_unlock(r->ssd->node);
+}
+
+/* Carries the records in hand: they have places one behind the other, since
+ * nobody else gives any out. */
+static void carry_all(reclaim_t *r)
+{
+    struct iovec iov[CARRY_RECORDS];
+    uint8_t *at = r->ssd->carry;
+    uint32_t first = 0;
+    unsigned n = 0;
+
+    if (r->count == 0) {
+        return;
+    }
+    carry_read(r);
+    for (unsigned i = 0; i < r->count; i++) {
+        carried_t *c = &r->ssd->rows[i];
+        size_t bytes = record_bytes(&c->row);
+
+        c->loc = carry_check(r, c, at) ? carry_place(r, &c->record, at) : 0;
+        if (c->loc != 0) {
+            first = n == 0 ? c->record.block : first;
+            iov[n++] = (struct iovec){at, bytes};
+        }
+        at += bytes;
+    }
+    if (n > 0 && carry_write(r, iov, n, first)) {
+        carry_enter(r);
+    }
+    r->count = 0;
+    r->bytes = 0;
+}
+
+/* Takes a shard that is worth it in hand. */
+static void carry_shard(reclaim_t *r, const ldr_record_t *row)
+{
+    size_t bytes = record_bytes(row);
 
     ldr_node_lock(r->ssd->node);
     uint32_t entry = live_entry(r, row);
     bool wanted = entry != LDR_NIL && bytes <= r->budget &&
                   value_class(r, entry, row) >= r->class_min;
     ldr_node_unlock(r->ssd->node);
-    if (!wanted || !carry_read(r, row, &record)) {
+    if (!wanted) {
         return;
     }
-    ldr_loc_t loc = carry_write(r, &record);
-    if (loc == 0) {
-        return;
+    if (r->count == CARRY_RECORDS || r->bytes + bytes > CARRY_BYTES) {
+        carry_all(r);
     }
+    r->ssd->rows[r->count++].row = *row;
+    r->bytes += bytes;
     r->budget -= bytes;
-    ldr_node_lock(r->ssd->node);
-    entry = live_entry(r, row); /* it may have been removed meanwhile */
-    if (entry != LDR_NIL) {
-        ldr_index_set_loc(&store->index, entry, row->shard, loc);
-    }
-    ldr_node_unlock(r->ssd->node);
 }
 
 /* Past what was put again after the removal: so the tombstone keeps the place
@@ -185,7 +302,11 @@ static bool carry_tomb(reclaim_t *r, const ldr_record_t *row)
         ldr_put32(record.parent.hash + 8, row->block);
     }
     record.payload_crc = 0;
-    return carry_write(r, &record) != 0;
+    /* A block of the descriptor alone; what is in hand is on disk by then. */
+    struct iovec iov = {r->ssd->carry, LDR_BLOCK};
+    carry_all(r);
+    return r->error == 0 && carry_place(r, &record, r->ssd->carry) != 0 &&
+           carry_write(r, &iov, 1, record.block);
 }
 
 static bool carry(void *arg, uint32_t segment, const ldr_record_t *row)
@@ -319,6 +440,9 @@ static int empty_segment(reclaim_t *r)
     ldr_disk_rows(d, weigh, r);
     choose_class(r);
     ldr_disk_rows(d, carry, r);
+    if (r->error == 0 && !r->stuck) {
+        carry_all(r);
+    }
     if (r->error == 0 && r->carried) {
         const ldr_filling_t *f = &d->filling[ssd->current];
 

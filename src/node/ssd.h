@@ -75,7 +75,8 @@ struct ldr_ssd {
     uint64_t sync_wanted, sync_done, sync_failed; /* ordinals of requests */
     uint64_t unsynced_ns; /* since when something is not synced; 0: nothing */
 
-    uint8_t *carry; /* a record on its way to another segment */
+    uint8_t *carry;           /* records on their way to another segment */
+    struct ldr_carried *rows; /* which these are: reclaim.c */
 
     uint64_t segments_lost, written_bytes, carried_bytes, read_bytes;
     uint64_t write_errors, read_errors;
@@ -115,6 +116,10 @@ void ldr_ssd_failed(ldr_ssd_t *ssd, unsigned *failures, const char *what,
 /* Drops every location in a segment that was being filled: its write or sync
  * failed. With the lock, and no write of it in flight. */
 void ldr_ssd_lose(ldr_ssd_t *ssd, ldr_filling_t *f);
+
+/* Memory for what reclaim has in hand at a time. */
+bool ldr_reclaim_create(ldr_ssd_t *ssd);
+void ldr_reclaim_destroy(ldr_ssd_t *ssd);
 
 /* Makes the oldest segment ready to be filled again (reclaim.c). With the
  * lock, which it drops. False: none could be. */

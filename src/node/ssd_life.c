@@ -8,8 +8,6 @@
 #include "base/thread.h"
 #include "node/ssd.h"
 
-#define CARRY_BYTES (LARDER_VALUE_MAX + 2 * LDR_BLOCK)
-
 /* The entry of a record that is to be entered: found, or new. */
 static uint32_t entry_for(ldr_store_t *store, const ldr_record_t *record,
                           uint32_t space)
@@ -148,8 +146,8 @@ static larder_status_t memory_for(ldr_ssd_t *ssd)
     }
     ssd->batches = ldr_alloc(LDR_BATCHES * sizeof(*ssd->batches));
     ssd->tombs = ldr_alloc(LDR_TOMBS * sizeof(*ssd->tombs));
-    ssd->carry = ldr_reserve(CARRY_BYTES);
-    if (ssd->batches == NULL || ssd->tombs == NULL || ssd->carry == NULL) {
+    if (ssd->batches == NULL || ssd->tombs == NULL ||
+        !ldr_reclaim_create(ssd)) {
         return LARDER_E_NO_MEMORY;
     }
     for (uint32_t i = 0; i < LDR_BATCHES; i++) {
@@ -344,6 +342,6 @@ void ldr_ssd_close(ldr_ssd_t *ssd)
     }
     ldr_free(ssd->batches);
     ldr_free(ssd->tombs);
-    ldr_unreserve(ssd->carry, CARRY_BYTES);
+    ldr_reclaim_destroy(ssd);
     pthread_mutex_destroy(&ssd->super_lock);
 }
