@@ -227,7 +227,7 @@ typedef struct larder_space_params {
 
 /* Opens a space; the same parameters give the same space on every node. A
  * directory remembers a check value of each tenant's secret: another one is
- * refused with LARDER_E_SECRET. */
+ * refused with LARDER_E_SECRET. One that is off meanwhile is not asked. */
 LARDER_API larder_status_t
 larder_space_open(larder_t *lar, const larder_space_params_t *params,
                   larder_space_t **space_p);
@@ -238,7 +238,9 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
 /* Drops everything in the space, in O(1), durably: once this returned
  * LARDER_OK no get gives bytes that were put before it, not even after a loss
  * of power. LARDER_E_IO: dropped in this process, but a directory could not
- * record it and stays off until it can. */
+ * record it and stays off until it can. Takes two writes of a superblock in
+ * each directory, however long the disks need for them: timeout_ms does not
+ * shorten that yet. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 
@@ -415,7 +417,8 @@ LARDER_API larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket);
 /* ---- the rest ----------------------------------------------------------- */
 
 /* Returns when every save accepted before it has reached the tier (for ssd:
- * and is synced). E_DROPPED: some had to make room before they got there;
+ * and is synced). E_DROPPED: some, since the node's last
+ * flush, had to make room before they got there;
  * E_TIER_OFF: the tier is off. */
 LARDER_API larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
                                         uint32_t timeout_ms);

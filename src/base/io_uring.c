@@ -153,6 +153,19 @@ static void pump(uring_t *u, ldr_io_list_t *failed)
     } while (u->ring_count == 0 && u->queue.head != NULL);
 }
 
+/* Wakes the reaper when there is nothing in flight that would. Under the
+ * mutex. */
+static void wake(uring_t *u)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
+
+    io_uring_prep_nop(sqe);
+    io_uring_sqe_set_data(sqe, NULL);
+    while (io_uring_submit(&u->ring) < 1) {
+        sched_yield();
+    }
+}
+
 static void uring_submit(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
 {
     uring_t *u = (uring_t *)io;
@@ -177,6 +190,9 @@ static void uring_submit(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
         ldr_io_list_finish(&failed);
         pthread_mutex_lock(&u->mutex);
         u->pending_count -= failed_count;
+        if (u->stopping && u->pending_count == 0) {
+            wake(u);
+        }
         pthread_mutex_unlock(&u->mutex);
     }
 }
@@ -246,13 +262,7 @@ static void uring_destroy(ldr_io_t *io)
     pthread_mutex_lock(&u->mutex);
     u->stopping = true;
     if (u->pending_count == 0) {
-        /* The reaper sleeps, or is about to: nothing else would wake it. */
-        struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
-        io_uring_prep_nop(sqe);
-        io_uring_sqe_set_data(sqe, NULL);
-        while (io_uring_submit(&u->ring) < 1) {
-            sched_yield();
-        }
+        wake(u);
     }
     pthread_mutex_unlock(&u->mutex);
     pthread_join(u->reaper, NULL);

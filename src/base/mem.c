@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -162,16 +163,69 @@ static uint64_t file_number(const char *path)
     return value;
 }
 
+/* The least limit in a cgroup and those above it; path is cut on the way. */
+static uint64_t cgroup_limit(const char *root, char *path, const char *file)
+{
+    char name[640];
+    uint64_t limit = UINT64_MAX;
+
+    for (;;) {
+        snprintf(name, sizeof(name), "%s%s/%s", root, path, file);
+        limit = ldr_min64(limit, file_number(name));
+        char *slash = strrchr(path, '/');
+        if (slash == NULL) {
+            return limit;
+        }
+        *slash = '\0';
+    }
+}
+
+/* A line of /proc/self/cgroup is "number:controllers:path". */
+static uint64_t cgroup_line_limit(char *line)
+{
+    char *controllers = strchr(line, ':');
+    char *path = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
+
+    if (path == NULL) {
+        return UINT64_MAX;
+    }
+    *path++ = '\0';
+    path[strcspn(path, "\n")] = '\0';
+    if (controllers[1] == '\0') {
+        return cgroup_limit("/sys/fs/cgroup", path, "memory.max");
+    }
+    return strstr(controllers, "memory") != NULL
+               ? cgroup_limit("/sys/fs/cgroup/memory", path,
+                              "memory.limit_in_bytes")
+               : UINT64_MAX;
+}
+
 uint64_t ldr_memory_limit(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES);
     long page_bytes = sysconf(_SC_PAGESIZE);
     uint64_t limit = UINT64_MAX;
+    char line[512];
+    FILE *f = fopen("/proc/self/cgroup", "re");
 
     if (pages > 0 && page_bytes > 0) {
         limit = (uint64_t)pages * (uint64_t)page_bytes;
     }
-    limit = ldr_min64(limit, file_number("/sys/fs/cgroup/memory.max"));
-    return ldr_min64(
-        limit, file_number("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
+    while (f != NULL && fgets(line, sizeof(line), f) != NULL) {
+        limit = ldr_min64(limit, cgroup_line_limit(line));
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return limit;
+}
+
+uint32_t ldr_file_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > INT32_MAX) {
+        return INT32_MAX;
+    }
+    return (uint32_t)limit.rlim_cur;
 }

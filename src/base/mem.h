@@ -41,5 +41,9 @@ bool ldr_extent_create(ldr_extent_t *extent, size_t bytes);
 bool ldr_extent_populate(ldr_extent_t *extent, size_t offset, size_t bytes);
 void ldr_extent_destroy(ldr_extent_t *extent);
 
-/* The cgroup's memory limit or the machine's memory, what is less. */
+/* The machine's memory, or the least limit of the process's cgroup and those
+ * above it. */
 uint64_t ldr_memory_limit(void);
+
+/* How many files the process may have open. */
+uint32_t ldr_file_limit(void);

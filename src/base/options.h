@@ -28,7 +28,7 @@
     X(io_threads, UINT, "16", 1, 128, "threads when io is plain")              \
     X(verify, ENUM, "load", 0, 1,                                              \
       "load: check every load; entry: trust what was checked entering DRAM")   \
-    X(workers, UINT, "1", 1, 64, "threads that carry out tickets")             \
+    X(workers, UINT, "2", 1, 64, "threads that carry out tickets")             \
     X(tickets, UINT, "256", 1, 65536, "tickets in flight")                     \
     X(timeout_ms, UINT, "10000", 1, 86400000,                                  \
       "deadline of calls that name none")                                      \

@@ -32,11 +32,14 @@ static const char *const state_words[] = {
 
 typedef struct row {
     ldr_record_t record;
-    uint64_t order; /* in which it was written */
+    uint64_t order;    /* in which it was found */
+    uint64_t sequence; /* where it was written: of a carried tombstone, */
+    uint32_t block;    /* where it stood first, as an open takes it */
     row_state_t state;
 } row_t;
 
 typedef struct list {
+    const ldr_disk_t *disk;
     row_t *rows;
     uint64_t count, room;
     bool no_memory;
@@ -66,11 +69,21 @@ static bool list_add(void *arg, uint32_t segment, const ldr_record_t *record)
 {
     list_t *list = arg;
 
-    (void)segment;
     if (list->no_memory || (list->count == list->room && !list_grow(list))) {
         return false;
     }
-    list->rows[list->count] = (row_t){.record = *record, .order = list->count};
+    row_t *row = &list->rows[list->count];
+    *row = (row_t){
+        .record = *record,
+        .order = list->count,
+        .sequence = list->disk->segments[segment].sequence,
+        .block = record->block,
+    };
+    if (record->kind == LDR_RECORD_TOMBSTONE &&
+        ldr_get64(record->parent.hash) != 0) {
+        row->sequence = ldr_get64(record->parent.hash);
+        row->block = ldr_get32(record->parent.hash + 8);
+    }
     list->count++;
     return true;
 }
@@ -102,7 +115,10 @@ static int by_name(const void *left, const void *right)
     const row_t *a = left, *b = right;
     int order = compare_names(&a->record, &b->record);
 
-    return order != 0 ? order : by_order(left, right);
+    if (order == 0) {
+        order = (a->sequence > b->sequence) - (a->sequence < b->sequence);
+    }
+    return order != 0 ? order : (a->block > b->block) - (a->block < b->block);
 }
 
 /* The epoch of a space: the superblock's, or a later one that a record of a
@@ -266,9 +282,9 @@ static int ls_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
         .bytes = place->ssd_bytes,
     };
     const ldr_fsck_look_t *look = &place->look[i];
-    list_t list = {0};
     ldr_recovery_t found;
     ldr_disk_t disk;
+    list_t list = {.disk = &disk};
 
     if (look->segment_bytes == 0 && look->segments == 0 &&
         !look->version_unknown) {

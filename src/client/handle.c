@@ -389,7 +389,9 @@ larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
     if (tier != LARDER_TIER_DRAM && tier != LARDER_TIER_SSD) {
         return ldr_fail(LARDER_E_INVALID, "tier %d", (int)tier);
     }
-    return ldr_node_flush(lar->node, tier, ldr_deadline(lar, timeout_ms));
+    st = ldr_node_flush(lar->node, tier, ldr_deadline(lar, timeout_ms));
+    return st == LARDER_OK ? st
+                           : ldr_fail(st, "flush: %s", larder_status_text(st));
 }
 
 larder_status_t larder_memory_register(larder_t *lar, void *base, size_t bytes,

@@ -122,8 +122,6 @@ static bool stage_one(stage_t *s, uint32_t at)
         return false;
     }
     s->lease->ids[at] = load->shard;
-    s->match.tier_bytes[load->from_ssd ? LARDER_TIER_SSD : LARDER_TIER_DRAM] +=
-        load->length;
     return true;
 }
 
@@ -137,6 +135,7 @@ static void stage_trim(stage_t *s, uint32_t kept, uint32_t at)
         ldr_load_t *load = &s->loads[i % LDR_WINDOW];
 
         ldr_load_abandon(node, load, LARDER_E_CANCELED);
+        load->status = LARDER_E_CANCELED; /* not a load that anybody got */
         ldr_load_end(node, load, false);
     }
     ldr_node_lock(node);
@@ -151,6 +150,7 @@ static void stage_run(stage_t *s)
 {
     uint32_t shards = s->space->shards;
     uint32_t at = 0;
+    uint64_t bytes[LARDER_TIER_COUNT] = {0};
     bool ssd = false;
 
     for (;; at++) {
@@ -158,8 +158,15 @@ static void stage_run(stage_t *s)
         if (at == s->begun || !stage_one(s, at)) {
             break;
         }
-        ssd |= s->loads[at % LDR_WINDOW].from_ssd;
-        if ((at + 1) % shards == 0) {
+        const ldr_load_t *load = &s->loads[at % LDR_WINDOW];
+        ssd |= load->from_ssd;
+        bytes[load->from_ssd ? LARDER_TIER_SSD : LARDER_TIER_DRAM] +=
+            load->length;
+        if ((at + 1) % shards == 0) { /* a whole chunk */
+            for (int i = 0; i < LARDER_TIER_COUNT; i++) {
+                s->match.tier_bytes[i] += bytes[i];
+                bytes[i] = 0;
+            }
             s->match.tier_chunks[ssd ? LARDER_TIER_SSD : LARDER_TIER_DRAM]++;
             s->lease->chunks++;
             ssd = false;
@@ -228,7 +235,9 @@ larder_status_t larder_stage(larder_space_t *space, const larder_key_t *keys,
         s.match.load_us = ldr_node_expect_us(lar->node, s.match.tier_bytes);
         *match_p = s.match;
     }
-    *lease_p = st == LARDER_OK ? s.lease : NULL;
+    if (st >= 0) {
+        *lease_p = st == LARDER_OK ? s.lease : NULL;
+    }
     return st;
 }
 

@@ -304,6 +304,7 @@ static void run_exists(ldr_op_t *op)
 /* Bad items divide the batch: what is good is removed in runs. */
 static void run_remove(ldr_op_t *op)
 {
+    ldr_stop_t stop = {&op->canceled, op->deadline_ns};
     size_t begin = 0;
 
     for (size_t i = 0; i <= op->count; i++) {
@@ -318,7 +319,7 @@ static void run_remove(ldr_op_t *op)
         }
         if (i > begin) {
             ldr_node_remove(op->lar->node, op->space, op->items + begin,
-                            i - begin, op->deadline_ns);
+                            i - begin, &stop);
         }
         if (i < op->count) {
             op->items[i].status = st;
@@ -482,6 +483,7 @@ static uint64_t wake_late(larder_t *lar)
 static void *worker_main(void *arg)
 {
     larder_t *lar = arg;
+    bool watched = false; /* the deadlines of tickets that wait */
 
     pthread_mutex_lock(&lar->lock);
     for (;;) {
@@ -495,11 +497,16 @@ static void *worker_main(void *arg)
                     break;
                 }
                 ldr_cond_wait_until(&lar->work, &lar->lock, next);
+                watched = true;
             }
             continue;
         }
         op->state = LDR_OP_RUNNING;
         op->again = false;
+        if (watched) { /* another does, while this one works */
+            pthread_cond_signal(&lar->work);
+            watched = false;
+        }
         pthread_mutex_unlock(&lar->lock);
         bool all = step(op);
         if (all) {

@@ -77,7 +77,8 @@ static bool begin_read(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
     larder_cause_t cause;
     entry = ldr_store_find(store, &r.name, LDR_NIL, now_s, &cause);
     if (entry == LDR_NIL ||
-        ldr_store_resident(store, entry, r.number) != LDR_NIL) {
+        ldr_store_resident(store, entry, r.number) != LDR_NIL ||
+        ldr_index_loc(&store->index, entry, r.number) != loc) {
         return begin(node, load);
     }
     if (ldr_store_reserve(store, entry, &r, &shard) != LARDER_OK) {

@@ -13,6 +13,8 @@
 #define DRAM_SPEED 5e9
 #define SSD_SPEED 1e9
 
+#define CANCEL_LOOK_NS 10000000u
+
 /* ---- small things ---- */
 
 bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns)
@@ -39,6 +41,20 @@ bool ldr_node_step(ldr_node_t *node)
     bool did = ldr_node_wait(node, 0);
     ldr_node_unlock(node);
     return did;
+}
+
+bool ldr_node_wait_stop(ldr_node_t *node, const ldr_stop_t *stop)
+{
+    if (ldr_node_stopped(node, stop) != LARDER_OK) {
+        return false;
+    }
+    if (node->manual) {
+        return ldr_node_wait(node, stop->deadline_ns);
+    }
+    /* Nobody who cancels takes the lock, so look now and then. */
+    uint64_t look_ns = ldr_now_ns(node->clock) + CANCEL_LOOK_NS;
+    ldr_node_wait(node, ldr_min64(look_ns, stop->deadline_ns));
+    return true;
 }
 
 void ldr_node_poison(ldr_node_t *node, const char *what)
@@ -146,10 +162,12 @@ static larder_status_t store_open(ldr_node_t *node, uint64_t seed)
     uint64_t entries =
         o->dram / LDR_PAGE + o->dir_count * (o->ssd / (2 * LDR_BLOCK));
 
-    if (o->dram > limit) {
+    /* Beyond it the kernel would end the process, not refuse the memory; and
+     * the engine needs some too. */
+    if (o->dram > limit - limit / 16) {
         return ldr_fail(LARDER_E_NO_MEMORY,
-                        "dram=%llu is more than the %llu bytes of memory this "
-                        "process may have",
+                        "dram=%llu leaves too little of the %llu bytes of "
+                        "memory that this process may have",
                         (unsigned long long)o->dram, (unsigned long long)limit);
     }
     ldr_store_params_t params = {

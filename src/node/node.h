@@ -137,6 +137,10 @@ typedef struct ldr_stop {
     uint64_t deadline_ns;
 } ldr_stop_t;
 
+/* As ldr_node_wait(); false: it has to stop, or in a manual node there was
+ * nothing to do. */
+bool ldr_node_wait_stop(ldr_node_t *node, const ldr_stop_t *stop);
+
 /* LARDER_OK, or why it has to stop now. */
 static inline larder_status_t ldr_node_stopped(const ldr_node_t *node,
                                                const ldr_stop_t *stop)
@@ -172,9 +176,10 @@ void ldr_node_count_bad(ldr_node_t *node);
 
 void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t);
 
-/* Removes the items, durably: their statuses are set. */
+/* Removes the items, durably: their statuses are set. One that had to stop is
+ * out of memory, but may come back from disk. */
 void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
-                     size_t count, uint64_t deadline_ns);
+                     size_t count, const ldr_stop_t *stop);
 
 larder_status_t ldr_node_flush(ldr_node_t *node, larder_tier_t tier,
                                uint64_t deadline_ns);

@@ -384,7 +384,12 @@ static void choose_class(reclaim_t *r)
 {
     uint64_t bytes = 0;
 
-    r->budget = r->ssd->disk.segment_bytes / 4;
+    const ldr_disk_t *d = &r->ssd->disk;
+
+    /* Carried past tombstones that could not be read, what they cancel would
+     * be back for good. */
+    r->budget =
+        d->segments[r->segment].sequence < d->unseen ? 0 : d->segment_bytes / 4;
     r->class_min = CLASSES;
     while (r->class_min > 1 && bytes < r->budget) {
         r->class_min--;

@@ -126,7 +126,7 @@ static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
     /* A small arena may be full of shards that are being written down just
      * now. That is not "everything is leased": room comes as writes land. */
     while (st == LARDER_E_FULL && writes_fly(node) &&
-           ldr_node_wait(node, stop->deadline_ns)) {
+           ldr_node_wait_stop(node, stop)) {
         st = reserve(node, t, bytes, &shard);
     }
     ldr_node_unlock(node);
@@ -308,6 +308,10 @@ static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item)
     /* A chunk without one of its shards is of no use: all of it leaves DRAM.
      * The other shards' places on disk stay. */
     uint32_t chunk = ldr_index_at(&store->index, entry)->resident;
+    uint32_t shard = ldr_store_resident(store, entry, item->shard);
+    if (shard != LDR_NIL && store->shards[shard].dirty) {
+        ldr_store_dirty_remove(store, shard); /* not lost: removed */
+    }
     ldr_index_set_loc(&store->index, entry, item->shard, 0);
     if (!ldr_index_has_loc(&store->index, entry)) {
         ldr_store_forget(store, entry);
@@ -335,7 +339,7 @@ static size_t queue_tombs(ldr_ssd_t *ssd, uint32_t space, larder_item_t *items,
 /* All items on one disk, synced. With the lock. */
 static larder_status_t remove_on(ldr_ssd_t *ssd, uint32_t space,
                                  larder_item_t *items, size_t count,
-                                 uint64_t deadline_ns)
+                                 const ldr_stop_t *stop)
 {
     ldr_node_t *node = ssd->node;
     size_t queued = 0;
@@ -344,8 +348,10 @@ static larder_status_t remove_on(ldr_ssd_t *ssd, uint32_t space,
         queued += queue_tombs(ssd, space, items + queued, count - queued);
         uint64_t want = ldr_ssd_want_sync(ssd);
         while (ssd->on && ssd->sync_done < want) {
-            if (!ldr_node_wait(node, deadline_ns)) {
-                return LARDER_E_DEADLINE;
+            if (!ldr_node_wait_stop(node, stop)) {
+                larder_status_t st = ldr_node_stopped(node, stop);
+
+                return st != LARDER_OK ? st : LARDER_E_DEADLINE;
             }
         }
         if (ssd->sync_failed >= want) {
@@ -359,7 +365,7 @@ static larder_status_t remove_on(ldr_ssd_t *ssd, uint32_t space,
 }
 
 void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
-                     size_t count, uint64_t deadline_ns)
+                     size_t count, const ldr_stop_t *stop)
 {
     ldr_node_lock(node);
     for (size_t i = 0; i < count; i++) {
@@ -369,7 +375,7 @@ void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
      * record may lie there that only the next open would find. */
     for (unsigned d = 0; d < node->ssd_count; d++) {
         larder_status_t st =
-            remove_on(&node->ssds[d], space, items, count, deadline_ns);
+            remove_on(&node->ssds[d], space, items, count, stop);
 
         for (size_t i = 0; i < count && st != LARDER_OK; i++) {
             items[i].status = st;
@@ -383,9 +389,8 @@ void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
 void ldr_node_dirty(ldr_node_t *node)
 {
     for (unsigned i = 0; i < node->ssd_count; i++) {
-        if (node->ssds[i].idle && node->ssds[i].on) {
+        if (node->ssds[i].on) {
             ldr_ssd_wake(&node->ssds[i]);
-            return;
         }
     }
 }

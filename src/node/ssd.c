@@ -59,7 +59,8 @@ void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error)
     ssd->retry_ns = retry_time(ssd);
     current(ssd)->failed = true;
     sync_give_up(ssd);
-    ldr_ssd_wake(ssd); /* who tries again may be asleep for long */
+    ldr_ssd_wake(ssd);         /* who tries again may be asleep for long */
+    ldr_node_dirty(ssd->node); /* what it leaves, the others write */
 }
 
 void ldr_ssd_failed(ldr_ssd_t *ssd, unsigned *failures, const char *what,
@@ -502,20 +503,24 @@ static bool create_ready(ldr_ssd_t *ssd)
         }
         return true;
     }
-    if (error == -ENOSPC && d->file_count >= FILES_MIN) {
+    bool full = error == -ENOSPC || error == -EMFILE || error == -ENFILE;
+    if (full && d->file_count >= FILES_MIN) {
         /* Shrink to what there is, and look again later. */
+        const char *why =
+            error == -ENOSPC ? "disk full" : "too many open files (ulimit -n)";
+
         if (ssd->reason[0] == '\0') {
-            ldr_warn(&ssd->node->log, "%s: disk full: using %u of %u segments",
-                     ssd->params.path, d->file_count, d->segment_max);
+            ldr_warn(&ssd->node->log, "%s: %s: using %u of %u segments",
+                     ssd->params.path, why, d->file_count, d->segment_max);
         }
         snprintf(ssd->reason, sizeof(ssd->reason),
-                 "disk full: using %u of %u segments", d->file_count,
+                 "%s: using %u of %u segments", why, d->file_count,
                  d->segment_max);
         ssd->files_limit = d->file_count;
         ssd->retry_ns = retry_time(ssd);
         return true;
     }
-    if (error == -ENOSPC) {
+    if (full) {
         ldr_ssd_off(ssd, "make a segment", error);
     } else {
         write_failed(ssd, "make a segment", error);

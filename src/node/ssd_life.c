@@ -243,6 +243,9 @@ larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
         .path = o->dirs[number],
         .bytes = o->ssd,
         .segment_bytes = o->segment,
+        /* The engine needs files of its own: half is for all directories. */
+        .files_max = (uint32_t)ldr_max64(
+            ldr_file_limit() / 2 / node->options.dir_count, 1),
         .seed = ldr_rand_next(&node->rand),
     };
     ssd->ready = LDR_NIL;
@@ -267,10 +270,15 @@ static void *ssd_main(void *arg)
             continue;
         }
         uint64_t wake = ldr_now_ns(node->clock) + 3600000000000u;
-        if (!ssd->on || ssd->files_limit != 0) {
+        const ldr_filling_t *f = ssd->disk.filling;
+        bool flying = f[0].flying > 0 || f[1].flying > 0;
+        /* Only times that a step acts on; a write in flight wakes when it
+         * lands. */
+        if (ssd->on ? ssd->files_limit != 0 && ssd->ready == LDR_NIL
+                    : !flying) {
             wake = ldr_min64(wake, ssd->retry_ns);
         }
-        if (ssd->unsynced_ns != 0) {
+        if (ssd->on && ssd->unsynced_ns != 0 && !f[ssd->current].failed) {
             wake = ldr_min64(wake, ssd->unsynced_ns +
                                        node->options.sync_ms * 1000000u);
         }

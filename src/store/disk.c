@@ -10,6 +10,7 @@
 
 #define SEGMENT_BYTES_MIN ((uint64_t)4 << 20)
 #define SEGMENT_BYTES_MAX ((uint64_t)1 << 30)
+#define SEGMENT_BYTES_LEAST (16 * LDR_BLOCK) /* when asked for */
 /* One being filled, one being closed, one ready, one with something in it. */
 #define SEGMENTS_MIN 4u
 
@@ -76,11 +77,41 @@ larder_status_t ldr_disk_super_write(ldr_disk_t *d)
     return LARDER_OK;
 }
 
+/* How many segments of this size fit, or why the size is not possible. */
+static larder_status_t size_check(const ldr_disk_t *d, uint64_t bytes,
+                                  uint64_t *room_p)
+{
+    if (bytes < SEGMENT_BYTES_LEAST || bytes > SEGMENT_BYTES_MAX ||
+        bytes % LDR_BLOCK != 0) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "%s: a segment of %llu bytes: %u to %llu are possible",
+                        d->path, (unsigned long long)bytes, SEGMENT_BYTES_LEAST,
+                        (unsigned long long)SEGMENT_BYTES_MAX);
+    }
+    *room_p = d->bytes_max > 2 * LDR_SUPER_BYTES
+                  ? (d->bytes_max - 2 * LDR_SUPER_BYTES) / bytes
+                  : 0;
+    if (*room_p < SEGMENTS_MIN) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "%s: ssd=%llu holds %llu segments of %llu bytes, at "
+                        "least %u are needed: enlarge ssd",
+                        d->path, (unsigned long long)d->bytes_max,
+                        (unsigned long long)*room_p, (unsigned long long)bytes,
+                        SEGMENTS_MIN);
+    }
+    return LARDER_OK;
+}
+
 /* A directory that has no superblock yet. */
 static larder_status_t super_create(ldr_disk_t *d, uint64_t segment_bytes)
 {
-    int error = d->io->ops->allocate(d->io, d->super_file, 2 * LDR_SUPER_BYTES);
+    uint64_t room;
+    larder_status_t st = size_check(d, segment_bytes, &room);
 
+    if (st != LARDER_OK) {
+        return st; /* before anything is written that would stay */
+    }
+    int error = d->io->ops->allocate(d->io, d->super_file, 2 * LDR_SUPER_BYTES);
     if (error != 0) {
         return io_failed(d, "allocate larder.super", error);
     }
@@ -89,7 +120,7 @@ static larder_status_t super_create(ldr_disk_t *d, uint64_t segment_bytes)
         ldr_put64(d->super->dir_id + i, ldr_rand_next(&d->rand));
     }
     d->super->segment_bytes = segment_bytes;
-    larder_status_t st = ldr_disk_super_write(d);
+    st = ldr_disk_super_write(d);
     if (st == LARDER_OK) {
         error = d->io->ops->sync_dir(d->io, d->path);
         if (error != 0) {
@@ -192,14 +223,16 @@ static larder_status_t super_load(ldr_disk_t *d, uint64_t segment_bytes)
 static larder_status_t files_open(ldr_disk_t *d)
 {
     char path[LDR_PATH_MAX];
+    /* Room for every name that will be in it, before anything is made. */
+    if (strlen(d->path) + 1 + LDR_SEGMENT_NAME_BYTES > LDR_PATH_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "%s: path too long", d->path);
+    }
     int error = d->io->ops->make_dir(d->io, d->path);
 
     if (error != 0) {
         return io_failed(d, "make the directory", error);
     }
-    if (!path_of(d, LDR_LOCK_NAME, path)) {
-        return ldr_fail(LARDER_E_INVALID, "%s: path too long", d->path);
-    }
+    path_of(d, LDR_LOCK_NAME, path);
     d->lock_file = d->io->ops->open(d->io, path, LDR_IO_CREATE);
     if (d->lock_file < 0) {
         return io_failed(d, "open larder.lock", d->lock_file);
@@ -229,25 +262,14 @@ static size_t table_bytes_max(const ldr_disk_t *d)
 static larder_status_t tables_create(ldr_disk_t *d)
 {
     uint64_t bytes = d->super->segment_bytes;
+    uint64_t room;
+    larder_status_t st = size_check(d, bytes, &room);
 
-    if (bytes < 16 * LDR_BLOCK || bytes > SEGMENT_BYTES_MAX ||
-        bytes % LDR_BLOCK != 0) {
-        return ldr_fail(LARDER_E_CORRUPT, "%s: segment size %llu", d->path,
-                        (unsigned long long)bytes);
+    if (st != LARDER_OK) {
+        return st;
     }
     d->segment_bytes = bytes;
     d->segment_blocks = (uint32_t)(bytes / LDR_BLOCK);
-    uint64_t room = d->bytes_max > 2 * LDR_SUPER_BYTES
-                        ? (d->bytes_max - 2 * LDR_SUPER_BYTES) / bytes
-                        : 0;
-    if (room < SEGMENTS_MIN) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "%s: ssd=%llu holds %llu segments of %llu bytes, at "
-                        "least %u are needed: enlarge ssd",
-                        d->path, (unsigned long long)d->bytes_max,
-                        (unsigned long long)room, (unsigned long long)bytes,
-                        SEGMENTS_MIN);
-    }
     d->segment_max = (uint32_t)ldr_min64(room, LDR_SEGMENTS_MAX);
     /* The directory may hold more files than are allowed now: until they are
      * reclaimed there must be room for them here. */
@@ -275,6 +297,7 @@ larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
     d->log = params->log;
     d->number = params->number;
     d->bytes_max = params->bytes;
+    d->files_max = params->files_max;
     d->lock_file = d->super_file = -1;
     ldr_rand_seed(&d->rand, params->seed);
     snprintf(d->path, sizeof(d->path), "%s", params->path);
@@ -353,6 +376,9 @@ int ldr_disk_segment_create(ldr_disk_t *d, uint32_t *segment_p)
     }
     if (segment == d->segment_slots || !segment_path(d, segment, path)) {
         return -ENAMETOOLONG;
+    }
+    if (d->files_max != 0 && d->file_count >= d->files_max) {
+        return -EMFILE;
     }
     int file = d->io->ops->open(d->io, path, LDR_IO_CREATE | LDR_IO_DIRECT);
     if (file < 0) {

@@ -71,6 +71,7 @@ typedef struct ldr_disk_params {
     const char *path;
     uint64_t bytes;         /* to use at most */
     uint64_t segment_bytes; /* 0: choose */
+    uint32_t files_max;     /* make no more than this; 0: as bytes allow */
     uint64_t seed;
 } ldr_disk_params_t;
 
@@ -81,6 +82,7 @@ typedef struct ldr_disk {
     char path[LDR_PATH_MAX];
     uint32_t number;
     uint64_t bytes_max;
+    uint32_t files_max;
     uint64_t segment_bytes;
     uint32_t segment_blocks;
     int lock_file, super_file; /* -1: not open */
@@ -96,6 +98,7 @@ typedef struct ldr_disk {
     uint32_t segment_count; /* slots in use: beyond, all are NONE */
     uint32_t file_count;    /* files there are */
     uint64_t sequence;      /* last given */
+    uint64_t unseen; /* highest sequence whose tombstones were not seen */
 
     ldr_filling_t filling[2]; /* the one being filled, the one being closed */
     uint8_t *table;           /* the last table that was read, */

@@ -47,7 +47,7 @@
       "is left out of the table")                                              \
     X(UNREADABLE, "unreadable", true, "cannot be read",                        \
       "a record is dropped, a header left alone")                              \
-    X(UNREPAIRED, "unrepaired", false, "could not be repaired", "nothing")
+    X(UNREPAIRED, "unrepaired", true, "could not be repaired", "nothing")
 
 typedef enum ldr_fsck_kind {
 #define X(name, word, damage, text, repair) LDR_FSCK_##name,

@@ -375,14 +375,23 @@ larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
             blind |= d->segments[i].state == LDR_SEGMENT_LOST;
         }
     }
-    /* What is written from now on is newer than what it may hold. */
+    /* What is written from now on is newer than what it may hold, and it may
+     * be newer than all that is known: it is the last to be reclaimed. */
     d->sequence += blind ? SEQUENCE_JUMP : 0;
+    for (uint32_t i = 0; i < d->segment_count; i++) {
+        if (d->segments[i].state == LDR_SEGMENT_LOST) {
+            d->segments[i].sequence = d->unseen = d->sequence;
+        }
+    }
     uint64_t above = 0;
     uint32_t segment;
     while (st == LARDER_OK && (segment = next_in_order(d, above)) != LDR_NIL) {
         above = d->segments[segment].sequence;
         found->segments++;
         st = segment_recover(&scan, segment, repair, &tally);
+        if (d->segments[segment].state == LDR_SEGMENT_LOST) {
+            d->unseen = ldr_max64(d->unseen, above);
+        }
     }
     ldr_free(scan.piece);
     ldr_free(scan.check);

@@ -395,9 +395,14 @@ bool ldr_store_evict(ldr_store_t *s)
 
 void ldr_store_discard(ldr_store_t *s, uint32_t chunk)
 {
-    if (s->chunks[chunk].entry != LDR_NIL) {
-        chunk_drop(s, chunk);
+    if (s->chunks[chunk].entry == LDR_NIL) {
+        return;
     }
+    for (uint32_t i = s->chunks[chunk].shards; i != LDR_NIL;
+         i = s->shards[i].next) {
+        s->n.saves_dropped_evicted += s->shards[i].dirty;
+    }
+    chunk_drop(s, chunk);
 }
 
 /* ---- finding ---- */

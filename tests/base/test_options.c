@@ -101,7 +101,7 @@ static void test_values(void **s)
     assert_int_equal(o.verify, LDR_VERIFY_ENTRY);
     assert_int_equal(o.io_depth, 64);
     assert_int_equal(o.tickets, 16);
-    assert_int_equal(o.workers, 1);
+    assert_int_equal(o.workers, 2);
     accept("embed:?io=uring", &o);
     assert_int_equal(o.io, LDR_IO_URING);
     assert_int_equal(o.dir_count, 0);

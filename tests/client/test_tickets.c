@@ -178,7 +178,7 @@ static void test_too_many(void **state)
     larder_completion_t done[2];
     size_t n;
 
-    fix_open(f, NODE "&tickets=5");
+    fix_open(f, NODE "&tickets=5&workers=1");
     for (unsigned round = 0; round < 3; round++) {
         for (unsigned i = 0; i <= TICKETS; i++) {
             job_init(&jobs[i], i);
@@ -211,7 +211,7 @@ static void test_event_fd(void **state)
     larder_completion_t done;
     size_t n;
 
-    fix_open(f, NODE);
+    fix_open(f, NODE "&workers=1");
     assert_true(larder_event_fd(f->lar) >= 0);
     for (unsigned i = 0; i < 3; i++) {
         job_init(&jobs[i], i);
@@ -247,7 +247,7 @@ static void test_cancel(void **state)
     const larder_op_t ops[4] = {LARDER_OP_GET, LARDER_OP_PUT, LARDER_OP_REMOVE,
                                 LARDER_OP_EXISTS};
 
-    fix_open(f, NODE);
+    fix_open(f, NODE "&workers=1");
     assert_status(put_n(f->space, 0, BYTES), LARDER_OK);
     for (unsigned first = 0; first < 4; first++) {
         larder_stats_t before = stats_of(f->lar);
@@ -303,7 +303,7 @@ static void test_deadline(void **state)
     fix_t *f = fix(state);
     job_t *jobs = malloc(4 * sizeof(*jobs));
 
-    fix_open(f, NODE);
+    fix_open(f, NODE "&workers=1");
     assert_status(put_n(f->space, 0, BYTES), LARDER_OK);
     ldr_node_lock(f->lar->node);
     for (unsigned i = 0; i < 4; i++) {
@@ -337,12 +337,12 @@ static void test_waiting(void **state)
     fix_t *f = fix(state);
     job_t *jobs = malloc(JOBS * sizeof(*jobs));
 
-    fix_open(f, NODE "&io_depth=1");
+    fix_open(f, NODE "&io_depth=1&workers=1");
     for (uint64_t i = 0; i < JOBS; i++) {
         assert_status(put_n(f->space, i, BYTES), LARDER_OK);
     }
     fix_close(f);
-    fix_open(f, NODE "&io_depth=1");
+    fix_open(f, NODE "&io_depth=1&workers=1");
     /* The only slot for reads is taken away: reads queue behind it. */
     ldr_node_lock(f->lar->node);
     ldr_read_t *slot = f->lar->node->read_free;

@@ -61,9 +61,9 @@ static void test_write_errors(void **state)
             seen_t seen = run(sim, true);
             assert_int_equal(seen.status, LARDER_OK);
             assert_int_equal(simdisk_failed(sim, kinds[k]), 1);
-            assert_int_equal(seen.report.damage, 4);
+            assert_true(seen.report.damage >= 4); /* and what failed */
             /* The fifth is that of the table which is only a note. */
-            assert_true(nth == 5 || seen.report.repaired < 4);
+            assert_true(seen.report.repaired < seen.report.damage);
             simdisk_fail_none(sim);
             seen = run(sim, true);
             assert_int_equal(seen.report.repaired, seen.report.damage);
