@@ -19,7 +19,7 @@ static void require(int ok)
     }
 }
 
-static void check_accepted(const ldr_options_t *o)
+static void check_dirs(const ldr_options_t *o)
 {
     require(o->dir_count <= LDR_DISKS_MAX);
     for (unsigned i = 0; i < o->dir_count; i++) {
@@ -29,15 +29,51 @@ static void check_accepted(const ldr_options_t *o)
             require(strcmp(o->dirs[i], o->dirs[j]) != 0);
         }
     }
-#define X(name, kind, def, min, max, text)                                     \
-    require(o->name + 1 >= (uint64_t)(min) + 1 && o->name <= (max));
+}
+
+static void check_address(const ldr_options_t *o)
+{
+    size_t length = strnlen(o->address, sizeof(o->address));
+
+    require(length < sizeof(o->address));
+    require(o->scheme == LDR_SCHEME_EMBED ? length == 0 : length > 0);
+    require(o->scheme == LDR_SCHEME_EMBED || o->dir_count == 0);
+    require(o->scheme != LDR_SCHEME_UNIX || length < LDR_UNIX_PATH_MAX);
+    require(o->scheme != LDR_SCHEME_TCP ||
+            ldr_addresses_ok(o->address, LDR_ADDRESSES_MAX));
+}
+
+#define CHECK_SIZE(field, min, max)                                            \
+    require((field) + 1 >= (uint64_t)(min) + 1 && (field) <= (max))
+#define CHECK_UINT CHECK_SIZE
+#define CHECK_ENUM CHECK_SIZE
+#define CHECK_TEXT(field, min, max)                                            \
+    require(strnlen(field, sizeof(field)) + 1 >= (size_t)(min) + 1 &&          \
+            strnlen(field, sizeof(field)) <= (max))
+
+/* Every value in its range; written out, it reads as the same. */
+static void check_accepted(const ldr_options_t *o)
+{
+    ldr_options_t again = *o;
+
+    check_dirs(o);
+    check_address(o);
+#define X(name, kind, where, def, min, max, text)                              \
+    CHECK_##kind(o->name, min, max);
     LDR_OPTION_MAP(X)
 #undef X
+    for (size_t i = 0; i < ldr_option_count; i++) {
+        char text[LDR_OPTION_TEXT];
+
+        require(ldr_option_get(o, i, text, sizeof(text)) < sizeof(text));
+        require(ldr_option_set(&again, i, text) == LARDER_OK);
+    }
+    require(memcmp(o, &again, sizeof(again)) == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-    static const char scheme[] = "embed:";
+    static const char *const schemes[] = {"embed:", "unix:", "tcp://", ""};
     ldr_options_t o, before;
     uint64_t size = 42;
     char *url;
@@ -45,9 +81,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (bytes == 0) {
         return 0;
     }
-    /* The first byte says whether the scheme is put before the rest, so that
+    /* The first byte says which scheme is put before the rest, if any, so that
      * not every input must find it. */
-    size_t skip = data[0] % 2 == 0 ? strlen(scheme) : 0;
+    const char *scheme = schemes[data[0] % 4];
+    size_t skip = strlen(scheme);
     url = malloc(skip + bytes);
     if (url == NULL) {
         return 0;

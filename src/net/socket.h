@@ -1,0 +1,133 @@
+/*
+ * Sockets: addresses, listening, connecting, passing descriptors; and streams,
+ * which are sockets with or without TLS. Everything is non-blocking and
+ * close-on-exec. Functions give 0 or more, or a negative errno; texts of
+ * failures are set with ldr_fail().
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "base/options.h"
+#include "larder/larder.h"
+
+#define LDR_FDS_MAX 4u /* descriptors in one message */
+
+typedef struct ldr_address {
+    char host[LDR_HOST_MAX]; /* a name, IPv4, or IPv6 without brackets */
+    char port[8];
+} ldr_address_t;
+
+/* "host:port", "[::1]:port". False: neither. */
+bool ldr_address_parse(const char *text, size_t length, ldr_address_t *out);
+
+/* Whether all that the name resolves to is loopback. */
+bool ldr_address_loopback(const ldr_address_t *address);
+
+/* A listening socket. unix: a stale socket file that nobody listens on is
+ * replaced, one that somebody listens on is -EADDRINUSE; mode is its file
+ * mode; PATH.lock exists while this runs. tcp: the first address of a name
+ * that this machine has; "[::]" takes IPv4 as well. */
+int ldr_listen_unix(const char *path, unsigned mode);
+int ldr_listen_tcp(const ldr_address_t *address, const char *congestion);
+
+/* Connects by the deadline (monotonic ns; UINT64_MAX: none), else -ETIMEDOUT.
+ * A name is resolved first, and how long that may take is the resolver's to
+ * say: numbers and /etc/hosts need no time. */
+int ldr_connect_unix(const char *path, uint64_t deadline_ns);
+int ldr_connect_tcp(const ldr_address_t *address, const char *congestion,
+                    uint64_t deadline_ns);
+
+/* TCP_NODELAY, congestion control ("" or NULL leaves the machine's),
+ * keep-alive. What the kernel refuses is left out. Connections of a listening
+ * socket inherit it. */
+void ldr_socket_tune(int fd, const char *congestion);
+
+/* The next connection, tuned by the caller. -EAGAIN: none waits. */
+int ldr_accept(int fd);
+
+typedef struct ldr_peer {
+    uid_t uid;
+    pid_t pid;  /* 0: in another namespace */
+    int pid_fd; /* readable once the process is gone; -1: cannot be had */
+} ldr_peer_t;
+
+/* Who connected to, or made, the other end of a unix socket. -ESRCH: a process
+ * that is gone. */
+int ldr_peer_of(int fd, ldr_peer_t *peer);
+
+/* Bytes with descriptors, on a unix socket. A message (at most 16 KiB) is sent
+ * whole or not at all (-EAGAIN): 0 is sent. Received are 1 or more bytes, or
+ * -EAGAIN, or -EPIPE when the peer has closed; fds has room for LDR_FDS_MAX,
+ * and what comes is the caller's to close. Bytes that were sent before may come
+ * along in one piece, but never bytes that were sent after. Descriptors are
+ * lost to who reads with anything else. */
+int ldr_send_fds(int fd, const void *data, size_t bytes, const int *fds,
+                 unsigned fd_count);
+ssize_t ldr_recv_fds(int fd, void *data, size_t bytes, int *fds,
+                     unsigned *fd_count_p);
+
+/* Waits until the descriptor is ready (POLLIN...). The events; 0: the deadline
+ * passed (UINT64_MAX: there is none). */
+int ldr_poll(int fd, short events, uint64_t deadline_ns);
+
+/* ---- TLS: libssl, loaded when it is first needed ---- */
+
+typedef struct ldr_tls ldr_tls_t; /* a context: certificates and rules */
+
+/* cert and key: PEM files, required for a server. ca: PEM file of those who
+ * may sign the other side's certificate; NULL for a server: clients need
+ * none; NULL for a client: the system's. TLS 1.3 only; kTLS where the kernel
+ * has it. E_UNSUPPORTED: no libssl here; E_INVALID: a file is not right. A
+ * server with a ca lets in nobody without a certificate from there. */
+typedef struct ldr_tls_params {
+    bool server;
+    const char *cert, *key, *ca;
+} ldr_tls_params_t;
+
+larder_status_t ldr_tls_create(const ldr_tls_params_t *params,
+                               ldr_tls_t **tls_p);
+void ldr_tls_destroy(ldr_tls_t *tls); /* NULL is fine; streams may live on */
+
+/* ---- streams ----
+ *
+ * With TLS a stream is used by one thread at a time; without, one may read
+ * while another writes. */
+
+typedef struct ldr_stream {
+    int fd;
+    void *ssl;        /* NULL: plain */
+    bool wants_write; /* after -EAGAIN: wait for POLLOUT rather than POLLIN */
+} ldr_stream_t;
+
+/* tls NULL: plain. name: whom a client expects, for its certificate: a name or
+ * a numeric address; required with TLS. The stream owns fd from here on; a
+ * failure has closed it. */
+larder_status_t ldr_stream_init(ldr_stream_t *s, int fd, ldr_tls_t *tls,
+                                bool server, const char *name);
+void ldr_stream_close(ldr_stream_t *s); /* twice is fine */
+
+/* 0: done; -EAGAIN; another negative errno, with a text (-EACCES: the peer's
+ * certificate). Plain: at once 0. In TLS 1.3 a client is done before the
+ * server has seen its certificate: a refusal comes with the first read. */
+int ldr_stream_handshake(ldr_stream_t *s);
+/* The common name of the peer's verified certificate; "": none, more than one,
+ * or one that does not fit. */
+void ldr_stream_peer_name(const ldr_stream_t *s, char *name, size_t size);
+/* Whether the kernel does the cipher, in each direction. */
+bool ldr_stream_ktls(const ldr_stream_t *s, bool sending);
+
+/* Bytes moved (>0), -EAGAIN, -EPIPE when the peer has closed, or another
+ * negative errno. Never raises SIGPIPE.
+ * Read until -EAGAIN before waiting for the descriptor: TLS may hold bytes
+ * that poll() does not see, also after a read that gave less than asked for.
+ * After a write's -EAGAIN the next one begins with the same bytes and offers
+ * no fewer: TLS may have made a record of them already. */
+ssize_t ldr_stream_read(ldr_stream_t *s, const struct iovec *iov,
+                        unsigned count);
+ssize_t ldr_stream_write(ldr_stream_t *s, const struct iovec *iov,
+                         unsigned count);

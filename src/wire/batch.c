@@ -1,0 +1,270 @@
+/* Bodies with rows: chains, batches, results, ends. */
+#include <string.h>
+
+#include "base/bytes.h"
+#include "wire/wire.h"
+#include "wire/wire_int.h"
+
+/* ---- match ---- */
+
+#define MATCH_HEAD 12u
+
+size_t ldr_put_match(uint8_t *at, const ldr_match_msg_t *m)
+{
+    size_t keys = (size_t)m->count * LARDER_KEY_BYTES;
+
+    ldr_put32(at, m->space);
+    ldr_put16(at + 4, m->group);
+    ldr_put16(at + 6, 0);
+    ldr_put32(at + 8, m->count);
+    if (keys > 0) {
+        memcpy(at + MATCH_HEAD, m->keys, keys);
+    }
+    return MATCH_HEAD + keys;
+}
+
+bool ldr_get_match(const uint8_t *at, size_t bytes, ldr_match_msg_t *m)
+{
+    if (bytes < MATCH_HEAD) {
+        return false;
+    }
+    m->space = ldr_get32(at);
+    m->group = ldr_get16(at + 4);
+    m->count = ldr_get32(at + 8);
+    m->keys = at + MATCH_HEAD;
+    return ldr_get16(at + 6) == 0 &&
+           (uint64_t)m->count * LARDER_KEY_BYTES == bytes - MATCH_HEAD;
+}
+
+_Static_assert(LARDER_TIER_COUNT == 2, "LDR_MATCHED_BYTES has two tiers");
+
+size_t ldr_put_matched(uint8_t *at, const larder_match_t *m)
+{
+    ldr_put32(at, m->chunks);
+    ldr_put32(at + 4, m->tier_chunks[0]);
+    ldr_put32(at + 8, m->tier_chunks[1]);
+    ldr_put32(at + 12, (uint32_t)m->cause);
+    ldr_put64(at + 16, m->tier_bytes[0]);
+    ldr_put64(at + 24, m->tier_bytes[1]);
+    ldr_put64(at + 32, m->load_us);
+    return LDR_MATCHED_BYTES;
+}
+
+bool ldr_get_matched(const uint8_t *at, size_t bytes, larder_match_t *m)
+{
+    if (bytes != LDR_MATCHED_BYTES) {
+        return false;
+    }
+    uint32_t cause = ldr_get32(at + 12);
+    if (cause >= LARDER_CAUSE_COUNT) {
+        return false;
+    }
+    *m = (larder_match_t){
+        .chunks = ldr_get32(at),
+        .tier_chunks = {ldr_get32(at + 4), ldr_get32(at + 8)},
+        .tier_bytes = {ldr_get64(at + 16), ldr_get64(at + 24)},
+        .load_us = ldr_get64(at + 32),
+        .cause = (larder_cause_t)cause,
+    };
+    return true;
+}
+
+/* ---- batches ---- */
+
+size_t ldr_put_batch(uint8_t *at, const ldr_batch_msg_t *m)
+{
+    ldr_put32(at, m->space);
+    ldr_put32(at + 4, m->count);
+    ldr_put32(at + 8, m->flags);
+    ldr_put32(at + 12, 0);
+    return LDR_BATCH_HEAD_BYTES;
+}
+
+bool ldr_get_batch(const uint8_t *at, size_t bytes, uint32_t row_bytes,
+                   ldr_batch_msg_t *m)
+{
+    if (bytes < LDR_BATCH_HEAD_BYTES) {
+        return false;
+    }
+    m->space = ldr_get32(at);
+    m->count = ldr_get32(at + 4);
+    m->flags = ldr_get32(at + 8);
+    m->rows = at + LDR_BATCH_HEAD_BYTES;
+    return ldr_get32(at + 12) == 0 && m->count >= 1 &&
+           m->count <= LARDER_BATCH_MAX &&
+           (uint64_t)m->count * row_bytes == bytes - LDR_BATCH_HEAD_BYTES;
+}
+
+void ldr_put_name(uint8_t *at, const ldr_name_row_t *row)
+{
+    memcpy(at, row->key.hash, LARDER_KEY_BYTES);
+    ldr_put16(at + 32, row->group);
+    ldr_put16(at + 34, row->shard);
+    ldr_put32(at + 36, 0);
+    ldr_put64(at + 40, row->room);
+}
+
+bool ldr_get_name(const uint8_t *at, ldr_name_row_t *row)
+{
+    memcpy(row->key.hash, at, LARDER_KEY_BYTES);
+    row->group = ldr_get16(at + 32);
+    row->shard = ldr_get16(at + 34);
+    row->room = ldr_get64(at + 40);
+    return ldr_get32(at + 36) == 0;
+}
+
+void ldr_put_save(uint8_t *at, const ldr_save_row_t *row)
+{
+    memcpy(at, row->key.hash, LARDER_KEY_BYTES);
+    if (row->has_parent) {
+        memcpy(at + 32, row->parent.hash, LARDER_KEY_BYTES);
+    } else {
+        memset(at + 32, 0, LARDER_KEY_BYTES);
+    }
+    ldr_put32(at + 64, row->depth);
+    ldr_put16(at + 68, row->group);
+    ldr_put16(at + 70, row->shard);
+    ldr_put32(at + 72, row->flags);
+    ldr_put32(at + 76, row->ttl_ms);
+    ldr_put64(at + 80, row->length);
+    ldr_put32(at + 88, row->crc);
+    ldr_put32(at + 92, row->has_parent ? 1 : 0);
+}
+
+bool ldr_get_save(const uint8_t *at, ldr_save_row_t *row)
+{
+    static const uint8_t none[LARDER_KEY_BYTES];
+    uint32_t has_parent = ldr_get32(at + 92);
+
+    memcpy(row->key.hash, at, LARDER_KEY_BYTES);
+    memcpy(row->parent.hash, at + 32, LARDER_KEY_BYTES);
+    row->depth = ldr_get32(at + 64);
+    row->group = ldr_get16(at + 68);
+    row->shard = ldr_get16(at + 70);
+    row->flags = ldr_get32(at + 72);
+    row->ttl_ms = ldr_get32(at + 76);
+    row->length = ldr_get64(at + 80);
+    row->crc = ldr_get32(at + 88);
+    row->has_parent = has_parent == 1;
+    return has_parent == 1 ||
+           (has_parent == 0 && memcmp(at + 32, none, sizeof(none)) == 0);
+}
+
+/* ---- results ---- */
+
+#define RESULT_SEG_COUNT_AT 32u
+
+size_t ldr_put_results(uint8_t *at, uint32_t count, uint32_t seg_count)
+{
+    ldr_put32(at, count);
+    ldr_put32(at + 4, seg_count);
+    return LDR_RESULTS_HEAD_BYTES;
+}
+
+bool ldr_get_results(const uint8_t *at, size_t bytes, ldr_results_t *m)
+{
+    uint64_t segs = 0;
+
+    if (bytes < LDR_RESULTS_HEAD_BYTES) {
+        return false;
+    }
+    m->count = ldr_get32(at);
+    m->seg_count = ldr_get32(at + 4);
+    if (m->count < 1 || m->count > LARDER_BATCH_MAX ||
+        (uint64_t)m->count * LDR_RESULT_BYTES +
+                (uint64_t)m->seg_count * LDR_SEG_BYTES !=
+            bytes - LDR_RESULTS_HEAD_BYTES) {
+        return false;
+    }
+    m->rows = at + LDR_RESULTS_HEAD_BYTES;
+    m->segs = m->rows + (size_t)m->count * LDR_RESULT_BYTES;
+    /* So that who walks the rows never runs past the segments. */
+    for (uint32_t i = 0; i < m->count; i++) {
+        segs += ldr_get32(m->rows + (size_t)i * LDR_RESULT_BYTES +
+                          RESULT_SEG_COUNT_AT);
+    }
+    return segs == m->seg_count;
+}
+
+void ldr_put_result(uint8_t *at, const ldr_result_row_t *row)
+{
+    ldr_put32(at, (uint32_t)row->status);
+    ldr_put32(at + 4, (uint32_t)row->cause);
+    ldr_put64(at + 8, row->length);
+    ldr_put64(at + 16, row->lease);
+    ldr_put32(at + 24, row->crc);
+    ldr_put32(at + 28, row->flags);
+    ldr_put32(at + RESULT_SEG_COUNT_AT, row->seg_count);
+    ldr_put32(at + 36, 0);
+}
+
+bool ldr_get_result(const uint8_t *at, ldr_result_row_t *row)
+{
+    int32_t status = (int32_t)ldr_get32(at);
+    uint32_t cause = ldr_get32(at + 4);
+
+    if (!ldr_wire_status_known(status) || cause >= LARDER_CAUSE_COUNT) {
+        return false;
+    }
+    row->status = (larder_status_t)status;
+    row->cause = (larder_cause_t)cause;
+    row->length = ldr_get64(at + 8);
+    row->lease = ldr_get64(at + 16);
+    row->crc = ldr_get32(at + 24);
+    row->flags = ldr_get32(at + 28);
+    row->seg_count = ldr_get32(at + RESULT_SEG_COUNT_AT);
+    return (row->flags & ~(uint32_t)LDR_RESULT_CHECKED) == 0 &&
+           ldr_get32(at + 36) == 0;
+}
+
+void ldr_put_seg(uint8_t *at, const ldr_seg_t *seg)
+{
+    ldr_put32(at, seg->extent);
+    ldr_put32(at + 4, seg->generation);
+    ldr_put32(at + 8, seg->page);
+    ldr_put32(at + 12, seg->bytes);
+}
+
+void ldr_get_seg(const uint8_t *at, ldr_seg_t *seg)
+{
+    seg->extent = ldr_get32(at);
+    seg->generation = ldr_get32(at + 4);
+    seg->page = ldr_get32(at + 8);
+    seg->bytes = ldr_get32(at + 12);
+}
+
+/* ---- ends ---- */
+
+size_t ldr_put_ends(uint8_t *at, uint32_t count)
+{
+    ldr_put32(at, count);
+    ldr_put32(at + 4, 0);
+    return LDR_ENDS_HEAD_BYTES;
+}
+
+bool ldr_get_ends(const uint8_t *at, size_t bytes, ldr_ends_t *m)
+{
+    if (bytes < LDR_ENDS_HEAD_BYTES) {
+        return false;
+    }
+    m->count = ldr_get32(at);
+    m->rows = at + LDR_ENDS_HEAD_BYTES;
+    return ldr_get32(at + 4) == 0 && m->count >= 1 &&
+           m->count <= LARDER_BATCH_MAX &&
+           (uint64_t)m->count * LDR_END_BYTES == bytes - LDR_ENDS_HEAD_BYTES;
+}
+
+void ldr_put_end(uint8_t *at, const ldr_end_row_t *row)
+{
+    ldr_put64(at, row->lease);
+    ldr_put32(at + 8, row->crc);
+    ldr_put32(at + 12, row->how);
+}
+
+bool ldr_get_end(const uint8_t *at, ldr_end_row_t *row)
+{
+    row->lease = ldr_get64(at);
+    row->crc = ldr_get32(at + 8);
+    row->how = ldr_get32(at + 12);
+    return row->how <= LDR_END_ABORT;
+}

@@ -1,0 +1,329 @@
+/*
+ * Frames: what travels between a client and a daemon, by socket or by ring.
+ * Pure functions: bytes to structs and back, no I/O, nothing allocated.
+ *
+ * A frame is a header, a body and, on TCP, a payload. Everything is little-
+ * endian. A reply has the id of its request and may overtake other replies.
+ * The header's checksum covers header and body on sockets, where a flipped bit
+ * in a key would file bytes under another name; in rings it is 0. Payload has
+ * checksums of its own, one per shard.
+ *
+ * Parsing is strict: a reserved field that is not 0, a count beyond what the
+ * body holds, or a byte left over makes the frame malformed. Values that are
+ * well-formed but wrong (a space nobody opened) are the handler's to refuse.
+ *
+ * Versions: both sides say which they speak; the highest in common is used.
+ * What one side may lack beyond that is a feature bit.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "larder/larder.h"
+
+#define LDR_WIRE_VERSION_MIN 1u
+#define LDR_WIRE_VERSION_MAX 1u
+
+#define LDR_FRAME_MAGIC 0x3152444cu /* "LDR1" */
+#define LDR_FRAME_BYTES 40u
+#define LDR_BODY_MAX (512u << 10)   /* of an authenticated peer */
+#define LDR_BODY_HELLO_MAX 1024u    /* of anybody else */
+#define LDR_PAYLOAD_MAX (64u << 20) /* in one frame */
+
+#define LDR_WIRE_ID_BYTES 16u
+#define LDR_NONCE_BYTES 32u
+#define LDR_MAC_BYTES 32u
+#define LDR_TENANT_MAX 63u
+
+/* X(NAME, value, before authentication?, text) */
+#define LDR_OPCODE_MAP(X)                                                      \
+    X(HELLO, 1, 1, "hello")                                                    \
+    X(AUTH, 2, 1, "auth")                                                      \
+    X(PING, 3, 0, "ping")                                                      \
+    X(ATTACH, 8, 0, "attach")    /* unix socket: ring and doorbell */          \
+    X(EXTENT, 9, 0, "extent")    /* unix socket: an extent's memfd */          \
+    X(REVOKE, 10, 0, "revoke")   /* to the client: unmap an extent */          \
+    X(REVOKED, 11, 0, "revoked") /* from the client: it is unmapped */         \
+    X(SPACE, 16, 0, "space")                                                   \
+    X(RESET, 17, 0, "reset")                                                   \
+    X(MATCH, 18, 0, "match")                                                   \
+    X(EXISTS, 19, 0, "exists")                                                 \
+    X(REMOVE, 20, 0, "remove")                                                 \
+    X(FLUSH, 21, 0, "flush")                                                   \
+    X(STATS, 22, 0, "stats")                                                   \
+    X(METRICS, 23, 0, "metrics")                                               \
+    X(REPORT, 24, 0, "report") /* these shards' bytes were wrong */            \
+    X(GET, 32, 0, "get")       /* payload in the reply */                      \
+    X(PUT, 33, 0, "put")       /* payload in the request */                    \
+    X(LEASE, 48, 0, "lease")                                                   \
+    X(RELEASE, 49, 0, "release")                                               \
+    X(RESERVE, 50, 0, "reserve")                                               \
+    X(COMMIT, 51, 0, "commit")                                                 \
+    X(ADMIN, 64, 0, "admin")
+
+typedef enum ldr_opcode {
+#define X(name, value, before, text) LDR_OP_##name = (value),
+    LDR_OPCODE_MAP(X)
+#undef X
+} ldr_opcode_t;
+
+/* NULL: no such opcode. */
+const char *ldr_opcode_text(unsigned opcode);
+
+enum {
+    LDR_FRAME_REPLY = 1u << 0,
+    LDR_FRAME_SILENT = 1u << 1, /* no reply is wanted, not even of a failure */
+};
+
+enum { LDR_FEATURE_TCP_LEASE = 1u << 0 }; /* LEASE without segments */
+#define LDR_FEATURES ((uint64_t)LDR_FEATURE_TCP_LEASE)
+
+typedef struct ldr_frame {
+    uint16_t opcode;
+    uint16_t flags;
+    uint64_t id;
+    uint64_t epoch;   /* of the session, from the HELLO's reply; 0 before */
+    uint32_t body;    /* bytes that follow */
+    uint32_t payload; /* bytes that follow the body */
+    uint32_t arg;     /* request: milliseconds left, or LARDER_FOREVER;
+                         reply: status */
+} ldr_frame_t;
+
+/* Writes the header. On sockets the body must lie right behind it, and seal
+ * is set: the checksum then covers both. */
+void ldr_frame_put(uint8_t *at, const ldr_frame_t *frame, bool seal);
+
+typedef enum ldr_frame_verdict {
+    LDR_FRAME_OK,
+    LDR_FRAME_NOT_LARDER, /* magic */
+    LDR_FRAME_TOO_LARGE,  /* body or payload */
+    LDR_FRAME_MALFORMED
+} ldr_frame_verdict_t;
+
+/* Reads LDR_FRAME_BYTES; body_max is what the peer may send now, and with
+ * LDR_BODY_HELLO_MAX that is no payload. Only a PUT and the reply to a GET have
+ * one at all. An unknown opcode is the handler's to refuse (ldr_opcode_text()
+ * is NULL): its frame can be skipped. Does not look at the checksum, which
+ * needs the body. */
+ldr_frame_verdict_t ldr_frame_get(const uint8_t *at, uint32_t body_max,
+                                  ldr_frame_t *frame);
+/* header and its body lie in one piece. */
+bool ldr_frame_check(const uint8_t *at, const ldr_frame_t *frame);
+
+static inline larder_status_t ldr_frame_status(const ldr_frame_t *frame)
+{
+    return (larder_status_t)(int32_t)frame->arg;
+}
+
+/* ---- bodies ----
+ *
+ * ldr_put_X() writes to `at`, which has room for LDR_X_BYTES (or what the
+ * function's _bytes twin says), and gives the bytes written. ldr_get_X() reads
+ * a whole body of exactly `bytes`; false: malformed. Pointers in what was read
+ * lead into the body.
+ *
+ * Where a body holds rows, the fixed part is read first; its count has been
+ * checked against the length, and rows are read one by one, whatever they
+ * contain. */
+
+/* Statuses, causes, tiers and feature bits are part of the version: a side that
+ * knows more of them says what the other can know. Text of a fixed width is
+ * padded with zeros and has no control characters. */
+
+/* Text that follows a failed reply: what went wrong, in words. */
+#define LDR_TEXT_MAX 500u
+
+/* HELLO and its reply keep this form in every version. */
+typedef struct ldr_hello {
+    uint16_t version_min, version_max;
+    uint64_t features;
+    uint8_t nonce[LDR_NONCE_BYTES];
+    char tenant[LDR_TENANT_MAX + 1];
+    char program[64]; /* version text, for the log */
+} ldr_hello_t;
+
+#define LDR_HELLO_BYTES (12u + LDR_NONCE_BYTES + 64u + 64u)
+size_t ldr_put_hello(uint8_t *at, const ldr_hello_t *m);
+bool ldr_get_hello(const uint8_t *at, size_t bytes, ldr_hello_t *m);
+
+typedef struct ldr_welcome {
+    uint16_t version;
+    uint16_t auth; /* 0: come in; 1: prove that you know the token */
+    uint64_t features;
+    uint64_t epoch;
+    uint8_t nonce[LDR_NONCE_BYTES];
+    char program[64];
+} ldr_welcome_t;
+
+#define LDR_WELCOME_BYTES (20u + LDR_NONCE_BYTES + 64u)
+size_t ldr_put_welcome(uint8_t *at, const ldr_welcome_t *m);
+bool ldr_get_welcome(const uint8_t *at, size_t bytes, ldr_welcome_t *m);
+
+/* AUTH, both ways: a MAC, see net/auth.h. */
+
+typedef struct ldr_attach {
+    uint32_t ring_bytes; /* of each direction; in the reply */
+    uint32_t page_bytes;
+    uint32_t strict; /* 1: segments lie in the session's own window */
+} ldr_attach_t;
+
+#define LDR_ATTACH_BYTES 16u
+size_t ldr_put_attach(uint8_t *at, const ldr_attach_t *m);
+bool ldr_get_attach(const uint8_t *at, size_t bytes, ldr_attach_t *m);
+
+/* EXTENT (request: extent and generation only), REVOKE, REVOKED. */
+typedef struct ldr_extent_msg {
+    uint32_t extent, generation;
+    uint64_t bytes, ready_bytes; /* resident from the start up to here */
+} ldr_extent_msg_t;
+
+#define LDR_EXTENT_MSG_BYTES 24u
+size_t ldr_put_extent(uint8_t *at, const ldr_extent_msg_t *m);
+bool ldr_get_extent(const uint8_t *at, size_t bytes, ldr_extent_msg_t *m);
+
+typedef struct ldr_space_msg {
+    uint8_t id[LDR_WIRE_ID_BYTES];
+    uint8_t check[LDR_WIRE_ID_BYTES];
+    uint32_t shards;
+} ldr_space_msg_t;
+
+#define LDR_SPACE_MSG_BYTES 36u
+size_t ldr_put_space(uint8_t *at, const ldr_space_msg_t *m);
+bool ldr_get_space(const uint8_t *at, size_t bytes, ldr_space_msg_t *m);
+
+/* A body of one number: SPACE's reply, RESET (space), FLUSH (tier). */
+#define LDR_NUMBER_BYTES 4u
+size_t ldr_put_number(uint8_t *at, uint32_t number);
+bool ldr_get_number(const uint8_t *at, size_t bytes, uint32_t *number_p);
+
+typedef struct ldr_match_msg {
+    uint32_t space;
+    uint16_t group;
+    uint32_t count;
+    const uint8_t *keys; /* count * LARDER_KEY_BYTES */
+} ldr_match_msg_t;
+
+#define LDR_MATCH_BYTES(count) (12u + (size_t)(count)*LARDER_KEY_BYTES)
+/* keys of m are copied. */
+size_t ldr_put_match(uint8_t *at, const ldr_match_msg_t *m);
+bool ldr_get_match(const uint8_t *at, size_t bytes, ldr_match_msg_t *m);
+
+#define LDR_MATCHED_BYTES 40u
+size_t ldr_put_matched(uint8_t *at, const larder_match_t *m);
+bool ldr_get_matched(const uint8_t *at, size_t bytes, larder_match_t *m);
+
+/* Batches: EXISTS, REMOVE, REPORT, GET, LEASE have names as rows; PUT and
+ * RESERVE have saves. */
+typedef struct ldr_batch_msg {
+    uint32_t space;
+    uint32_t count; /* 1...LARDER_BATCH_MAX */
+    uint32_t flags; /* larder_op_params.flags; the handler knows which */
+    const uint8_t *rows;
+} ldr_batch_msg_t;
+
+/* In flags: EXISTS before a save, which is no miss and is not counted. */
+#define LDR_BATCH_QUIET 0x80000000u
+
+#define LDR_BATCH_HEAD_BYTES 16u
+#define LDR_NAME_BYTES 48u
+#define LDR_SAVE_BYTES 96u
+/* Writes the head; the rows follow with ldr_put_name() or _save(). */
+size_t ldr_put_batch(uint8_t *at, const ldr_batch_msg_t *m);
+bool ldr_get_batch(const uint8_t *at, size_t bytes, uint32_t row_bytes,
+                   ldr_batch_msg_t *m);
+
+typedef struct ldr_name_row {
+    larder_key_t key;
+    uint16_t group, shard;
+    uint64_t room; /* bytes of the caller's buffers; GET */
+} ldr_name_row_t;
+
+void ldr_put_name(uint8_t *at, const ldr_name_row_t *row);
+bool ldr_get_name(const uint8_t *at, ldr_name_row_t *row);
+
+typedef struct ldr_save_row {
+    larder_key_t key, parent; /* parent: zeros without has_parent */
+    bool has_parent;
+    uint32_t depth;
+    uint16_t group, shard;
+    uint32_t flags; /* LARDER_PUT_* */
+    uint32_t ttl_ms;
+    uint64_t length;
+    uint32_t crc; /* PUT: of the payload */
+} ldr_save_row_t;
+
+void ldr_put_save(uint8_t *at, const ldr_save_row_t *row);
+bool ldr_get_save(const uint8_t *at, ldr_save_row_t *row);
+
+/* Results: of every batch, one row for each of its rows, then the segments of
+ * all of them, in order (LEASE and RESERVE in shared memory). LARDER_PENDING:
+ * it did not fit this reply or the session's caps: ask again. */
+typedef struct ldr_results {
+    uint32_t count; /* 1...LARDER_BATCH_MAX */
+    uint32_t seg_count;
+    const uint8_t *rows;
+    const uint8_t *segs;
+} ldr_results_t;
+
+#define LDR_RESULTS_HEAD_BYTES 8u
+#define LDR_RESULT_BYTES 40u
+#define LDR_SEG_BYTES 16u
+/* Writes the head. What is read has rows whose seg_count add up to all. */
+size_t ldr_put_results(uint8_t *at, uint32_t count, uint32_t seg_count);
+bool ldr_get_results(const uint8_t *at, size_t bytes, ldr_results_t *m);
+
+enum { LDR_RESULT_CHECKED = 1u << 0 }; /* its bytes have matched crc here */
+
+typedef struct ldr_result_row {
+    larder_status_t status;
+    larder_cause_t cause;
+    uint64_t length;
+    uint64_t lease; /* LEASE, RESERVE: to release or commit */
+    uint32_t crc;   /* GET, LEASE */
+    uint32_t flags;
+    uint32_t seg_count;
+} ldr_result_row_t;
+
+void ldr_put_result(uint8_t *at, const ldr_result_row_t *row);
+bool ldr_get_result(const uint8_t *at, ldr_result_row_t *row);
+
+/* A piece of an extent. */
+typedef struct ldr_seg {
+    uint32_t extent, generation;
+    uint32_t page;  /* of the extent, in units of attach.page_bytes */
+    uint32_t bytes; /* from the page's start, over as many pages as it takes */
+} ldr_seg_t;
+
+void ldr_put_seg(uint8_t *at, const ldr_seg_t *seg);
+void ldr_get_seg(const uint8_t *at, ldr_seg_t *seg);
+
+/* RELEASE and COMMIT: rows of a lease each. */
+typedef struct ldr_ends {
+    uint32_t count; /* 1...LARDER_BATCH_MAX */
+    const uint8_t *rows;
+} ldr_ends_t;
+
+#define LDR_ENDS_HEAD_BYTES 8u
+#define LDR_END_BYTES 16u
+size_t ldr_put_ends(uint8_t *at, uint32_t count); /* the head */
+bool ldr_get_ends(const uint8_t *at, size_t bytes, ldr_ends_t *m);
+
+typedef enum ldr_end_how {
+    LDR_END_PLAIN,   /* release; commit */
+    LDR_END_CHECKED, /* release: the bytes were found right */
+    LDR_END_ABORT    /* commit: give the reservation back */
+} ldr_end_how_t;
+
+typedef struct ldr_end_row {
+    uint64_t lease;
+    uint32_t crc; /* commit */
+    uint32_t how;
+} ldr_end_row_t;
+
+void ldr_put_end(uint8_t *at, const ldr_end_row_t *row);
+bool ldr_get_end(const uint8_t *at, ldr_end_row_t *row);
+
+/* ADMIN: a verb in the body as text; the reply's body is text. Only for peers
+ * with the daemon's own uid, or root. */

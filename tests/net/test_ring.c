@@ -1,0 +1,752 @@
+/*
+ * The rings: messages of every size through every wrap, two threads that do
+ * nothing but sleep and wake each other, and a client that lies.
+ * LARDER_SEED repeats a run.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+
+#include "base/thread.h"
+#include "net/ring.h"
+#include "net/socket.h"
+#include "support/real.h"
+#include "support/values.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define UNDER_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define UNDER_TSAN 1
+#endif
+#endif
+#ifndef UNDER_TSAN
+#define UNDER_TSAN 0
+#endif
+
+#define MASK (LDR_RING_BYTES - 1)
+
+/* A wait this long is a wake-up that was lost. */
+#define WATCHDOG_NS (60ull * 1000000000u)
+
+static ldr_rand_t rnd;
+
+static void *map_new(void)
+{
+    void *map = mmap(NULL, LDR_RING_MAP_BYTES, PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    require(map != MAP_FAILED, "mmap");
+    return map;
+}
+
+/* Both ends on a new map, as if so many bytes had gone through already. */
+static void *pair_new(ldr_ring_pair_t *server, ldr_ring_pair_t *client,
+                      uint32_t position)
+{
+    ldr_ring_shared_t *shared = map_new();
+
+    ldr_ring_init(server, shared, true);
+    ldr_ring_init(client, shared, false);
+    shared->to_server.tail = shared->to_server.head = position;
+    shared->to_client.tail = shared->to_client.head = position;
+    server->in.position = server->out.position = position;
+    client->in.position = client->out.position = position;
+    return shared;
+}
+
+static void map_free(void *map)
+{
+    munmap(map, LDR_RING_MAP_BYTES);
+}
+
+static bool write_one(ldr_ring_t *ring, const void *data, size_t bytes)
+{
+    struct iovec piece = {(void *)(uintptr_t)data, bytes};
+
+    return ldr_ring_write(ring, &piece, 1);
+}
+
+/* ---- one thread ---- */
+
+static void test_small(void **s)
+{
+    ldr_ring_pair_t server, client;
+    void *map = pair_new(&server, &client, 0);
+    uint8_t to[64];
+    const struct iovec pieces[] = {
+        {"one", 3}, {NULL, 0}, {" two", 4}, {" three", 6}};
+
+    (void)s;
+    assert_int_equal(ldr_ring_read(&server.in, to, sizeof(to)), 0);
+    assert_false(ldr_ring_ready(&server.in));
+    assert_true(ldr_ring_write(&client.out, pieces, 4));
+    assert_true(write_one(&client.out, "x", 1));
+    assert_true(ldr_ring_ready(&server.in));
+    assert_false(ldr_ring_ready(&client.in)); /* the other way is empty */
+    assert_int_equal(ldr_ring_read(&server.in, to, sizeof(to)), 13);
+    assert_memory_equal(to, "one two three", 13);
+    assert_int_equal(ldr_ring_read(&server.in, to, sizeof(to)), 1);
+    assert_int_equal(to[0], 'x');
+    assert_int_equal(ldr_ring_read(&server.in, to, sizeof(to)), 0);
+
+    assert_true(write_one(&server.out, "back", 4));
+    assert_int_equal(ldr_ring_read(&client.in, to, sizeof(to)), 4);
+    assert_memory_equal(to, "back", 4);
+
+    /* Nothing is no message, and too much neither. */
+    assert_false(ldr_ring_write(&client.out, pieces, 0));
+    assert_false(write_one(&client.out, map, LDR_RING_MESSAGE_MAX + 1));
+    const struct iovec wraps[] = {{map, 8}, {map, SIZE_MAX - 4}};
+    assert_false(ldr_ring_write(&client.out, wraps, 2));
+    assert_false(ldr_ring_broken(&client.out));
+    assert_false(ldr_ring_fits(&client.out, LDR_RING_MESSAGE_MAX + 1));
+    assert_false(ldr_ring_fits(&client.out, SIZE_MAX));
+    map_free(map);
+}
+
+static void test_largest_and_full(void **s)
+{
+    ldr_ring_pair_t server, client;
+    uint8_t *data = malloc(LDR_RING_MESSAGE_MAX);
+    uint8_t *to = malloc(LDR_RING_MESSAGE_MAX);
+
+    (void)s;
+    assert_true(data != NULL && to != NULL);
+    real_fill(data, LDR_RING_MESSAGE_MAX, 1, 2);
+    for (uint32_t start = 0; start < 3 * 8; start += 8) {
+        void *map = pair_new(&server, &client, (uint32_t)-16 + start);
+        assert_true(ldr_ring_fits(&client.out, LDR_RING_MESSAGE_MAX));
+        assert_true(write_one(&client.out, data, LDR_RING_MESSAGE_MAX));
+        assert_int_equal(ldr_ring_read(&server.in, to, LDR_RING_MESSAGE_MAX),
+                         LDR_RING_MESSAGE_MAX);
+        assert_memory_equal(to, data, LDR_RING_MESSAGE_MAX);
+
+        /* Full to the last byte: 4 + 4 bytes each. */
+        unsigned n = 0;
+        for (uint32_t i = 0; write_one(&client.out, &i, 4); i++) {
+            n++;
+        }
+        assert_int_equal(n, LDR_RING_BYTES / 8);
+        assert_false(ldr_ring_fits(&client.out, 1));
+        assert_false(ldr_ring_broken(&client.out));
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t value = 0;
+            assert_int_equal(
+                ldr_ring_read(&server.in, (uint8_t *)&value, sizeof(value)), 4);
+            assert_int_equal(value, i);
+            if (i == 0) {
+                assert_true(ldr_ring_fits(&client.out, 4));
+                assert_false(ldr_ring_fits(&client.out, 5));
+            }
+        }
+        assert_int_equal(ldr_ring_read(&server.in, to, 1), 0);
+        map_free(map);
+    }
+    free(data);
+    free(to);
+}
+
+/* Every alignment of length and place, over the end of the ring and over the
+ * end of the positions. */
+static void test_wraps(void **s)
+{
+    enum { MAX = 40 };
+    static const uint32_t ends[] = {0, 0x80000000u, LDR_RING_BYTES * 3};
+    ldr_ring_pair_t server, client;
+    uint8_t data[MAX], *to;
+
+    (void)s;
+    for (size_t e = 0; e < 3; e++) {
+        for (uint32_t before = 0; before <= 48; before += 8) {
+            for (size_t bytes = 1; bytes <= MAX; bytes++) {
+                void *map = pair_new(&server, &client, ends[e] - before);
+                real_fill(data, bytes, bytes, before);
+                assert_true(write_one(&client.out, data, bytes));
+                to = malloc(bytes);
+                assert_non_null(to);
+                assert_int_equal(ldr_ring_read(&server.in, to, bytes), bytes);
+                assert_memory_equal(to, data, bytes);
+                assert_int_equal(ldr_ring_read(&server.in, to, bytes), 0);
+                free(to);
+                map_free(map);
+            }
+        }
+    }
+}
+
+static void test_too_long_for_the_reader(void **s)
+{
+    ldr_ring_pair_t server, client;
+    void *map = pair_new(&server, &client, 0);
+    uint8_t *to = malloc(10);
+
+    (void)s;
+    assert_true(write_one(&client.out, "01234567890", 11));
+    assert_int_equal(ldr_ring_read(&server.in, to, 10), -1);
+    assert_true(ldr_ring_broken(&server.in));
+    assert_int_equal(ldr_ring_read(&server.in, to, 10), -1); /* for good */
+    free(to);
+    map_free(map);
+}
+
+/* ---- sleeping ---- */
+
+static void test_sleep_flag(void **s)
+{
+    ldr_ring_pair_t server, client;
+    void *map = pair_new(&server, &client, 0);
+    uint8_t to[8];
+
+    (void)s;
+    assert_false(ldr_ring_must_wake(&client.out)); /* nobody sleeps */
+    assert_true(ldr_ring_sleep_begin(&server.in));
+    assert_true(write_one(&client.out, "a", 1));
+    assert_true(ldr_ring_must_wake(&client.out));
+    assert_false(ldr_ring_must_wake(&client.out)); /* once */
+    ldr_ring_sleep_end(&server.in);
+    assert_false(ldr_ring_sleep_begin(&server.in)); /* there is something */
+    assert_false(ldr_ring_must_wake(&client.out));
+    assert_int_equal(ldr_ring_read(&server.in, to, sizeof(to)), 1);
+    assert_true(ldr_ring_sleep_begin(&server.in));
+    ldr_ring_sleep_end(&server.in);
+    assert_false(ldr_ring_must_wake(&client.out));
+
+    /* The futex: a deadline that has passed, and a word that says no. */
+    assert_true(ldr_ring_sleep_begin(&client.in));
+    ldr_ring_futex_wait(&client.in, 1);
+    ldr_ring_futex_wake(&client.in);
+    ldr_ring_futex_wait(&client.in, UINT64_MAX);
+    ldr_ring_sleep_end(&client.in);
+    map_free(map);
+}
+
+/* ---- two threads ---- */
+
+typedef struct rig {
+    ldr_ring_pair_t server, client;
+    void *map;
+    int bell;       /* the daemon's eventfd */
+    uint64_t seed;  /* of the sizes, the same on both sides */
+    uint64_t count; /* messages each way */
+    uint64_t size_max;
+    uint64_t lay_down, slept_server, slept_client, rung;
+} rig_t;
+
+static uint64_t in_time(void)
+{
+    return ldr_now_ns(&ldr_clock_real) + WATCHDOG_NS;
+}
+
+/* The daemon's way to wait. */
+static void server_wait(rig_t *rig)
+{
+    uint64_t n;
+
+    rig->lay_down++;
+    if (ldr_ring_sleep_begin(&rig->server.in)) {
+        rig->slept_server++;
+        int events = ldr_poll(rig->bell, POLLIN, in_time());
+        require(events > 0, "a doorbell was lost");
+        require(read(rig->bell, &n, sizeof(n)) == sizeof(n), "eventfd");
+        ldr_ring_sleep_end(&rig->server.in);
+    }
+}
+
+static void client_wait(rig_t *rig)
+{
+    if (ldr_ring_sleep_begin(&rig->client.in)) {
+        uint64_t until = in_time();
+        rig->slept_client++;
+        ldr_ring_futex_wait(&rig->client.in, until);
+        require(ldr_now_ns(&ldr_clock_real) < until, "a futex wake was lost");
+        ldr_ring_sleep_end(&rig->client.in);
+    }
+}
+
+static void client_send(rig_t *rig, const void *data, size_t bytes)
+{
+    uint64_t one = 1, until = in_time();
+
+    while (!write_one(&rig->client.out, data, bytes)) {
+        require(!ldr_ring_broken(&rig->client.out), "broken");
+        require(ldr_now_ns(&ldr_clock_real) < until, "never room");
+        sched_yield();
+    }
+    if (ldr_ring_must_wake(&rig->client.out)) {
+        rig->rung++;
+        require(write(rig->bell, &one, sizeof(one)) == sizeof(one), "eventfd");
+    }
+}
+
+static void server_send(rig_t *rig, const void *data, size_t bytes)
+{
+    uint64_t until = in_time();
+
+    while (!write_one(&rig->server.out, data, bytes)) {
+        require(!ldr_ring_broken(&rig->server.out), "broken");
+        require(ldr_now_ns(&ldr_clock_real) < until, "never room");
+        sched_yield();
+    }
+    if (ldr_ring_must_wake(&rig->server.out)) {
+        ldr_ring_futex_wake(&rig->server.out);
+    }
+}
+
+/* Message i: its size is in the plan of the seed, its bytes say i. */
+static size_t plan(const rig_t *rig, uint64_t i)
+{
+    uint64_t mix = real_mix(rig->seed + i);
+    uint64_t max = mix % 8 == 0 ? rig->size_max : rig->size_max / 100 + 1;
+
+    return 16 + (mix >> 8) % max;
+}
+
+/* Takes what comes, checks it and sends it back. */
+static void *server_main(void *arg)
+{
+    rig_t *rig = arg;
+    uint8_t *to = malloc(LDR_RING_MESSAGE_MAX);
+    uint64_t generation;
+
+    require(to != NULL, "memory");
+    for (uint64_t i = 0; i < rig->count;) {
+        ptrdiff_t n = ldr_ring_read(&rig->server.in, to, LDR_RING_MESSAGE_MAX);
+        require(n >= 0, "broken");
+        if (n == 0) {
+            server_wait(rig);
+            continue;
+        }
+        require((size_t)n == plan(rig, i), "message %llu: %td bytes",
+                (unsigned long long)i, n);
+        require(real_check(to, (size_t)n, i, &generation) && generation == 7,
+                "message %llu", (unsigned long long)i);
+        server_send(rig, to, (size_t)n);
+        i++;
+    }
+    free(to);
+    return NULL;
+}
+
+/* Has up to ahead messages under way: 1 makes both sides sleep at each. */
+static uint64_t client_run(rig_t *rig, uint64_t ahead)
+{
+    uint8_t *data = malloc(LDR_RING_MESSAGE_MAX);
+    uint64_t sent = 0, bytes = 0, generation;
+    ptrdiff_t n;
+
+    require(data != NULL, "memory");
+    for (uint64_t got = 0; got < rig->count;) {
+        if (sent < rig->count && sent - got < ahead) {
+            size_t size = plan(rig, sent);
+            real_fill(data, size, sent, 7);
+            client_send(rig, data, size);
+            sent++;
+            continue;
+        }
+        n = ldr_ring_read(&rig->client.in, data, LDR_RING_MESSAGE_MAX);
+        require(n >= 0, "broken");
+        if (n == 0) {
+            client_wait(rig);
+            continue;
+        }
+        require((size_t)n == plan(rig, got) &&
+                    real_check(data, (size_t)n, got, &generation),
+                "reply %llu", (unsigned long long)got);
+        bytes += (size_t)n;
+        got++;
+    }
+    free(data);
+    return bytes;
+}
+
+static void run_rig(uint64_t count, uint64_t size_max, uint64_t ahead)
+{
+    rig_t rig = {.seed = ldr_rand_next(&rnd),
+                 .count = count,
+                 .size_max = size_max,
+                 .bell = eventfd(0, EFD_CLOEXEC)};
+    pthread_t thread;
+
+    assert_true(rig.bell >= 0);
+    /* The positions wrap 2^32 on the way. */
+    rig.map = pair_new(&rig.server, &rig.client, (uint32_t) - (1 << 20));
+    assert_true(ldr_thread_start(&thread, "ring-server", server_main, &rig));
+    uint64_t bytes = client_run(&rig, ahead);
+    pthread_join(thread, NULL);
+    printf("%llu messages, %llu bytes each way; slept: daemon %llu, client "
+           "%llu; bells %llu\n",
+           (unsigned long long)count, (unsigned long long)bytes,
+           (unsigned long long)rig.slept_server,
+           (unsigned long long)rig.slept_client, (unsigned long long)rig.rung);
+    assert_true(rig.rung <= rig.lay_down); /* never more than asked for */
+    close(rig.bell);
+    map_free(rig.map);
+}
+
+static void test_two_threads_bulk(void **s)
+{
+    (void)s;
+    /* So few under way that neither side can block the other for room. */
+    run_rig(test_count("LARDER_RING_BULK", 4000), 100000, 8);
+}
+
+static void test_two_threads_small(void **s)
+{
+    (void)s;
+    run_rig(test_count("LARDER_RING_SMALL", 200000), 100, 64);
+}
+
+static void test_wake_ups(void **s)
+{
+    (void)s;
+    run_rig(test_count("LARDER_RING_WAKES", 60000), 32, 1);
+    run_rig(test_count("LARDER_RING_WAKES", 60000), 32, 2);
+}
+
+/*
+ * The one moment that counts, again and again: one side publishes and looks
+ * whether the other sleeps, while that one lies down and looks for more. Never
+ * may both see nothing.
+ */
+typedef struct moment {
+    ldr_ring_pair_t server, client;
+    uint64_t rounds;
+    uint32_t turn[2]; /* the round that each thread has reached */
+    bool woken;       /* of this round */
+} moment_t;
+
+static void meet(moment_t *m, unsigned me, uint32_t round)
+{
+    __atomic_store_n(&m->turn[me], round, __ATOMIC_SEQ_CST);
+    for (unsigned i = 0;
+         __atomic_load_n(&m->turn[!me], __ATOMIC_SEQ_CST) < round; i++) {
+        if (i % 1000 == 999) {
+            sched_yield(); /* the other may not be running */
+        }
+    }
+}
+
+/* A little later or earlier each time. */
+static void drift(uint64_t steps)
+{
+    for (volatile uint64_t n = 0; n < steps; n++) {
+    }
+}
+
+static void *moment_main(void *arg)
+{
+    moment_t *m = arg;
+
+    for (uint32_t i = 0; i < m->rounds; i++) {
+        meet(m, 1, 2 * i + 1);
+        drift(i % 7);
+        require(write_one(&m->client.out, &i, sizeof(i)), "room");
+        m->woken = ldr_ring_must_wake(&m->client.out);
+        meet(m, 1, 2 * i + 2);
+    }
+    return NULL;
+}
+
+static void test_the_moment(void **s)
+{
+    moment_t m = {.rounds = test_count("LARDER_RING_MOMENTS", 400000)};
+    void *map = pair_new(&m.server, &m.client, 0);
+    uint64_t slept = 0, woken = 0;
+    pthread_t thread;
+
+    (void)s;
+    assert_true(ldr_thread_start(&thread, "ring-moment", moment_main, &m));
+    for (uint32_t i = 0; i < m.rounds; i++) {
+        uint32_t got = UINT32_MAX;
+        meet(&m, 0, 2 * i + 1);
+        drift(i % 101);
+        bool sleeps = ldr_ring_sleep_begin(&m.server.in);
+        meet(&m, 0, 2 * i + 2);
+        require(!sleeps || m.woken, "round %u: nobody wakes the sleeper", i);
+        slept += sleeps;
+        woken += m.woken;
+        ldr_ring_sleep_end(&m.server.in);
+        require(ldr_ring_read(&m.server.in, (uint8_t *)&got, sizeof(got)) ==
+                        sizeof(got) &&
+                    got == i,
+                "message %u", i);
+    }
+    pthread_join(thread, NULL);
+    printf("%llu moments: slept %llu, woken %llu\n",
+           (unsigned long long)m.rounds, (unsigned long long)slept,
+           (unsigned long long)woken);
+    map_free(map);
+}
+
+/* ---- a client that lies ---- */
+
+static void test_impossible_positions(void **s)
+{
+    static const uint32_t tails[] = {1,
+                                     4,
+                                     7,
+                                     LDR_RING_BYTES + 8,
+                                     LDR_RING_BYTES + 1,
+                                     0x7ffffff8,
+                                     0x80000000u,
+                                     (uint32_t)-8,
+                                     UINT32_MAX};
+    ldr_ring_pair_t server, client;
+    uint8_t to[64];
+
+    (void)s;
+    for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++) {
+        ldr_ring_shared_t *shared = pair_new(&server, &client, 4096);
+        shared->to_server.tail = 4096 + tails[i];
+        assert_int_equal(ldr_ring_read(&server.in, to, sizeof(to)), -1);
+        assert_true(ldr_ring_broken(&server.in));
+
+        shared->to_client.head = 4096 - tails[i];
+        assert_false(ldr_ring_fits(&server.out, 1));
+        assert_false(write_one(&server.out, "x", 1));
+        assert_true(ldr_ring_broken(&server.out));
+        assert_int_equal(shared->to_client.tail, 4096); /* nothing went out */
+        map_free(shared);
+    }
+}
+
+static void test_impossible_lengths(void **s)
+{
+    static const uint32_t lengths[] = {0,
+                                       5, /* more than the 8 bytes there are */
+                                       12,
+                                       LDR_RING_MESSAGE_MAX,
+                                       LDR_RING_MESSAGE_MAX + 1,
+                                       LDR_RING_BYTES,
+                                       0x7fffffff,
+                                       0x80000000u,
+                                       0xfffffff8u,
+                                       0xfffffffcu,
+                                       UINT32_MAX};
+    ldr_ring_pair_t server, client;
+    uint8_t to[64];
+
+    (void)s;
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        ldr_ring_shared_t *shared = pair_new(&server, &client, 0);
+        shared->to_server.tail = 8;
+        memcpy(server.in.data, &lengths[i], 4);
+        assert_int_equal(ldr_ring_read(&server.in, to, sizeof(to)), -1);
+        assert_true(ldr_ring_broken(&server.in));
+        assert_int_equal(shared->to_server.head, 0);
+        map_free(shared);
+    }
+    /* 1 to 4 bytes are all that may be in 8. */
+    for (uint32_t length = 1; length <= 4; length++) {
+        ldr_ring_shared_t *shared = pair_new(&server, &client, 0);
+        shared->to_server.tail = 8;
+        memcpy(server.in.data, &length, 4);
+        assert_int_equal(ldr_ring_read(&server.in, to, sizeof(to)), length);
+        map_free(shared);
+    }
+}
+
+typedef struct hostile {
+    uint8_t *map;
+    uint32_t in, out; /* where the daemon truly is: it guesses well */
+    bool stop;
+    uint64_t seed;
+} hostile_t;
+
+/* Writes over all that it can, now and then something that looks right. */
+static void *hostile_main(void *arg)
+{
+    hostile_t *h = arg;
+    ldr_ring_shared_t *shared = (void *)h->map;
+    uint8_t *data = h->map + LDR_RING_HEAD;
+    ldr_rand_t r;
+
+    ldr_rand_seed(&r, h->seed);
+    while (!__atomic_load_n(&h->stop, __ATOMIC_RELAXED)) {
+        uint64_t x = ldr_rand_next(&r);
+        uint32_t head = __atomic_load_n(&h->in, __ATOMIC_RELAXED);
+        volatile uint32_t *length = (void *)(data + (head & MASK & ~7u));
+        switch (x % 8) {
+        case 0: /* anything, anywhere */
+            *(volatile uint8_t *)(h->map + (x >> 8) % LDR_RING_MAP_BYTES) =
+                (uint8_t)(x >> 40);
+            break;
+        case 1: /* anything in the header */
+            *(volatile uint8_t *)(h->map + (x >> 8) % sizeof(*shared)) =
+                (uint8_t)(x >> 40);
+            break;
+        case 2: /* a length that flickers */
+            *length = (uint32_t)(x >> 16) % 5000;
+            *length = LDR_RING_MESSAGE_MAX;
+            *length = 64;
+            break;
+        case 3: /* positions that cannot be */
+            __atomic_store_n(&shared->to_client.head, (uint32_t)(x >> 12),
+                             __ATOMIC_RELAXED);
+            __atomic_store_n(&shared->to_server.tail,
+                             head + (uint32_t)(x >> 12), __ATOMIC_RELAXED);
+            break;
+        default: /* ones that can */
+            *length = 1 + (uint32_t)(x >> 40) % 3000;
+            __atomic_store_n(&shared->to_server.tail,
+                             head + ((uint32_t)(x >> 8) & MASK & ~7u),
+                             __ATOMIC_RELAXED);
+            __atomic_store_n(&shared->to_client.head,
+                             __atomic_load_n(&h->out, __ATOMIC_RELAXED),
+                             __ATOMIC_RELAXED);
+        }
+    }
+    return NULL;
+}
+
+/* Does nothing but change a length between one that is fine and one that is
+ * not, as fast as it can. */
+static void *flicker_main(void *arg)
+{
+    hostile_t *h = arg;
+    ldr_ring_shared_t *shared = (void *)h->map;
+    uint8_t *data = h->map + LDR_RING_HEAD;
+
+    while (!__atomic_load_n(&h->stop, __ATOMIC_RELAXED)) {
+        uint32_t head = __atomic_load_n(&h->in, __ATOMIC_RELAXED);
+        volatile uint32_t *length = (void *)(data + (head & MASK));
+        __atomic_store_n(&shared->to_server.tail, head + LDR_RING_BYTES,
+                         __ATOMIC_RELAXED);
+        for (int i = 0; i < 20; i++) {
+            *length = 64;
+            *length = LDR_RING_MESSAGE_MAX;
+        }
+    }
+    return NULL;
+}
+
+/* What was decided about a length is about the bytes that are then copied. */
+static void test_flickering_length(void **s)
+{
+    enum { MAX = 100 };
+    hostile_t h = {.map = NULL};
+    uint64_t rounds = test_count("LARDER_RING_HOSTILE", 3000000);
+    uint64_t until = in_time(), messages = 0, broken = 0;
+    ldr_ring_pair_t server;
+    pthread_t thread;
+    uint8_t *to;
+
+    (void)s;
+    if (UNDER_TSAN) {
+        skip();
+    }
+    to = malloc(MAX);
+    h.map = map_new();
+    assert_non_null(to);
+    ldr_ring_init(&server, h.map, true);
+    assert_true(ldr_thread_start(&thread, "ring-flicker", flicker_main, &h));
+    for (uint64_t i = 0; i < rounds || messages == 0 || broken == 0; i++) {
+        require(i % 1024 != 0 || ldr_now_ns(&ldr_clock_real) < until,
+                "%llu messages, %llu broken", (unsigned long long)messages,
+                (unsigned long long)broken);
+        __atomic_store_n(&h.in, server.in.position, __ATOMIC_RELAXED);
+        ptrdiff_t n = ldr_ring_read(&server.in, to, MAX);
+        require(n >= -1 && n <= MAX, "%td bytes", n);
+        messages += n > 0;
+        broken += n < 0;
+        server.in.broken = false;
+    }
+    __atomic_store_n(&h.stop, true, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    printf("%llu messages, %llu times broken\n", (unsigned long long)messages,
+           (unsigned long long)broken);
+    free(to);
+    map_free(h.map);
+}
+
+/* The daemon's ends go on from where they are, as if it had not noticed: in
+ * earnest the session ends. */
+static void test_scribbling_client(void **s)
+{
+    enum { MAX = 4000 };
+    hostile_t h = {.seed = ldr_rand_next(&rnd)};
+    uint64_t rounds = test_count("LARDER_RING_HOSTILE", 3000000);
+    uint64_t until = in_time();
+    uint64_t messages = 0, broken = 0, out = 0, out_broken = 0;
+    uint8_t *to, reply[200] = {0};
+    ldr_ring_pair_t server;
+    pthread_t thread;
+
+    (void)s;
+    if (UNDER_TSAN) {
+        printf("races are the point of this one: not under tsan\n");
+        skip();
+    }
+    to = malloc(MAX);
+    h.map = map_new();
+    assert_non_null(to);
+    ldr_ring_init(&server, h.map, true);
+    assert_true(ldr_thread_start(&thread, "ring-hostile", hostile_main, &h));
+    for (uint64_t i = 0; i < rounds || messages == 0 || broken == 0 ||
+                         out == 0 || out_broken == 0;
+         i++) {
+        require(i % 1024 != 0 || ldr_now_ns(&ldr_clock_real) < until,
+                "%llu messages, %llu broken, %llu replies, %llu broken",
+                (unsigned long long)messages, (unsigned long long)broken,
+                (unsigned long long)out, (unsigned long long)out_broken);
+        __atomic_store_n(&h.in, server.in.position, __ATOMIC_RELAXED);
+        __atomic_store_n(&h.out, server.out.position, __ATOMIC_RELAXED);
+        ptrdiff_t n = ldr_ring_read(&server.in, to, MAX);
+        require(n >= -1 && n <= MAX, "%td bytes", n);
+        messages += n > 0;
+        broken += n < 0;
+        server.in.broken = false;
+        if (write_one(&server.out, reply, 1 + i % sizeof(reply))) {
+            out++;
+        }
+        out_broken += server.out.broken;
+        server.out.broken = false;
+        if (ldr_ring_must_wake(&server.out)) {
+            ldr_ring_futex_wake(&server.out);
+        }
+        if (ldr_ring_sleep_begin(&server.in)) {
+            ldr_ring_sleep_end(&server.in);
+        }
+    }
+    __atomic_store_n(&h.stop, true, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    printf("%llu messages, %llu times broken; replies %llu, broken %llu\n",
+           (unsigned long long)messages, (unsigned long long)broken,
+           (unsigned long long)out, (unsigned long long)out_broken);
+    free(to);
+    map_free(h.map);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_small),
+        cmocka_unit_test(test_largest_and_full),
+        cmocka_unit_test(test_wraps),
+        cmocka_unit_test(test_too_long_for_the_reader),
+        cmocka_unit_test(test_sleep_flag),
+        cmocka_unit_test(test_two_threads_bulk),
+        cmocka_unit_test(test_two_threads_small),
+        cmocka_unit_test(test_wake_ups),
+        cmocka_unit_test(test_the_moment),
+        cmocka_unit_test(test_impossible_positions),
+        cmocka_unit_test(test_impossible_lengths),
+        cmocka_unit_test(test_flickering_length),
+        cmocka_unit_test(test_scribbling_client),
+    };
+    uint64_t seed = real_seed();
+
+    test_seed(seed);
+    ldr_rand_seed(&rnd, seed);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

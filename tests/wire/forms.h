@@ -1,0 +1,562 @@
+/*
+ * Every body of the protocol: one of random values, and a reader that takes
+ * any bytes and, if it accepts them, writes them again from what it read. Since
+ * there is one way only to write a thing, the two must be the same.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "wire/wire.h"
+
+typedef struct form {
+    const char *name;
+    /* Random and valid; at most FORM_BYTES_MAX. */
+    size_t (*make)(ldr_rand_t *r, uint8_t *at);
+    /* False: refused. again has room for bytes. */
+    bool (*read)(const uint8_t *at, size_t bytes, uint8_t *again,
+                 size_t *again_bytes);
+} form_t;
+
+#define FORM_BYTES_MAX 4096u
+#define FORM_ROWS 5u
+
+static inline void form_require(bool ok)
+{
+    if (!ok) {
+        abort();
+    }
+}
+
+static inline void form_random(ldr_rand_t *r, void *to, size_t bytes)
+{
+    uint8_t *at = to;
+
+    for (size_t i = 0; i < bytes; i++) {
+        at[i] = (uint8_t)ldr_rand_next(r);
+    }
+}
+
+static inline uint32_t form_u32(ldr_rand_t *r)
+{
+    return (uint32_t)ldr_rand_next(r);
+}
+
+static inline uint16_t form_u16(ldr_rand_t *r)
+{
+    return (uint16_t)ldr_rand_next(r);
+}
+
+static inline void form_text(ldr_rand_t *r, char *to, size_t width)
+{
+    size_t length = ldr_rand_below(r, width);
+
+    memset(to, 0, width);
+    for (size_t i = 0; i < length; i++) {
+        to[i] = (char)(0x20 + ldr_rand_below(r, 0x5f));
+    }
+}
+
+static inline larder_status_t form_status(ldr_rand_t *r)
+{
+    static const larder_status_t all[] = {
+#define X(name, value, text) name,
+        LARDER_STATUS_MAP(X)
+#undef X
+    };
+
+    return all[ldr_rand_below(r, sizeof(all) / sizeof(all[0]))];
+}
+
+static inline larder_cause_t form_cause(ldr_rand_t *r)
+{
+    return (larder_cause_t)ldr_rand_below(r, LARDER_CAUSE_COUNT);
+}
+
+static inline bool form_text_ok(const char *text, size_t width)
+{
+    size_t length = strnlen(text, width);
+
+    for (size_t i = 0; i < length; i++) {
+        if ((uint8_t)text[i] < 0x20 || text[i] == 0x7f) {
+            return false;
+        }
+    }
+    return length < width;
+}
+
+/* ---- one struct each ---- */
+
+static inline ldr_hello_t form_hello(ldr_rand_t *r)
+{
+    ldr_hello_t m = {.features = ldr_rand_next(r)};
+
+    m.version_min = (uint16_t)(1 + ldr_rand_below(r, UINT16_MAX));
+    m.version_max =
+        (uint16_t)(m.version_min +
+                   ldr_rand_below(r, UINT16_MAX - m.version_min + 1u));
+    form_random(r, m.nonce, sizeof(m.nonce));
+    form_text(r, m.tenant, sizeof(m.tenant));
+    form_text(r, m.program, sizeof(m.program));
+    return m;
+}
+
+static inline size_t form_make_hello(ldr_rand_t *r, uint8_t *at)
+{
+    ldr_hello_t m = form_hello(r);
+
+    return ldr_put_hello(at, &m);
+}
+
+static inline bool form_read_hello(const uint8_t *at, size_t bytes,
+                                   uint8_t *again, size_t *again_bytes)
+{
+    ldr_hello_t m;
+
+    if (!ldr_get_hello(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.version_min >= 1 && m.version_min <= m.version_max);
+    form_require(form_text_ok(m.tenant, sizeof(m.tenant)));
+    form_require(form_text_ok(m.program, sizeof(m.program)));
+    *again_bytes = ldr_put_hello(again, &m);
+    return true;
+}
+
+static inline ldr_welcome_t form_welcome(ldr_rand_t *r)
+{
+    ldr_welcome_t m = {.version = (uint16_t)(1 + ldr_rand_below(r, 9)),
+                       .auth = (uint16_t)ldr_rand_below(r, 2),
+                       .features = ldr_rand_next(r),
+                       .epoch = ldr_rand_next(r)};
+
+    form_random(r, m.nonce, sizeof(m.nonce));
+    form_text(r, m.program, sizeof(m.program));
+    return m;
+}
+
+static inline size_t form_make_welcome(ldr_rand_t *r, uint8_t *at)
+{
+    ldr_welcome_t m = form_welcome(r);
+
+    return ldr_put_welcome(at, &m);
+}
+
+static inline bool form_read_welcome(const uint8_t *at, size_t bytes,
+                                     uint8_t *again, size_t *again_bytes)
+{
+    ldr_welcome_t m;
+
+    if (!ldr_get_welcome(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.version >= 1 && m.auth <= 1);
+    form_require(form_text_ok(m.program, sizeof(m.program)));
+    *again_bytes = ldr_put_welcome(again, &m);
+    return true;
+}
+
+static inline ldr_attach_t form_attach(ldr_rand_t *r)
+{
+    return (ldr_attach_t){form_u32(r), form_u32(r),
+                          (uint32_t)ldr_rand_below(r, 2)};
+}
+
+static inline size_t form_make_attach(ldr_rand_t *r, uint8_t *at)
+{
+    ldr_attach_t m = form_attach(r);
+
+    return ldr_put_attach(at, &m);
+}
+
+static inline bool form_read_attach(const uint8_t *at, size_t bytes,
+                                    uint8_t *again, size_t *again_bytes)
+{
+    ldr_attach_t m;
+
+    if (!ldr_get_attach(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.strict <= 1);
+    *again_bytes = ldr_put_attach(again, &m);
+    return true;
+}
+
+static inline ldr_extent_msg_t form_extent(ldr_rand_t *r)
+{
+    ldr_extent_msg_t m = {form_u32(r), form_u32(r), ldr_rand_next(r), 0};
+
+    m.ready_bytes = m.bytes == 0 ? 0 : ldr_rand_below(r, m.bytes);
+    return m;
+}
+
+static inline size_t form_make_extent(ldr_rand_t *r, uint8_t *at)
+{
+    ldr_extent_msg_t m = form_extent(r);
+
+    return ldr_put_extent(at, &m);
+}
+
+static inline bool form_read_extent(const uint8_t *at, size_t bytes,
+                                    uint8_t *again, size_t *again_bytes)
+{
+    ldr_extent_msg_t m;
+
+    if (!ldr_get_extent(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.ready_bytes <= m.bytes);
+    *again_bytes = ldr_put_extent(again, &m);
+    return true;
+}
+
+static inline ldr_space_msg_t form_space(ldr_rand_t *r)
+{
+    ldr_space_msg_t m = {.shards = form_u32(r)};
+
+    form_random(r, m.id, sizeof(m.id));
+    form_random(r, m.check, sizeof(m.check));
+    return m;
+}
+
+static inline size_t form_make_space(ldr_rand_t *r, uint8_t *at)
+{
+    ldr_space_msg_t m = form_space(r);
+
+    return ldr_put_space(at, &m);
+}
+
+static inline bool form_read_space(const uint8_t *at, size_t bytes,
+                                   uint8_t *again, size_t *again_bytes)
+{
+    ldr_space_msg_t m;
+
+    if (!ldr_get_space(at, bytes, &m)) {
+        return false;
+    }
+    *again_bytes = ldr_put_space(again, &m);
+    return true;
+}
+
+static inline size_t form_make_number(ldr_rand_t *r, uint8_t *at)
+{
+    return ldr_put_number(at, form_u32(r));
+}
+
+static inline bool form_read_number(const uint8_t *at, size_t bytes,
+                                    uint8_t *again, size_t *again_bytes)
+{
+    uint32_t number;
+
+    if (!ldr_get_number(at, bytes, &number)) {
+        return false;
+    }
+    *again_bytes = ldr_put_number(again, number);
+    return true;
+}
+
+static inline larder_match_t form_matched(ldr_rand_t *r)
+{
+    return (larder_match_t){
+        .chunks = form_u32(r),
+        .tier_chunks = {form_u32(r), form_u32(r)},
+        .tier_bytes = {ldr_rand_next(r), ldr_rand_next(r)},
+        .load_us = ldr_rand_next(r),
+        .cause = form_cause(r),
+    };
+}
+
+static inline size_t form_make_matched(ldr_rand_t *r, uint8_t *at)
+{
+    larder_match_t m = form_matched(r);
+
+    return ldr_put_matched(at, &m);
+}
+
+static inline bool form_read_matched(const uint8_t *at, size_t bytes,
+                                     uint8_t *again, size_t *again_bytes)
+{
+    larder_match_t m;
+
+    if (!ldr_get_matched(at, bytes, &m)) {
+        return false;
+    }
+    form_require((unsigned)m.cause < LARDER_CAUSE_COUNT);
+    *again_bytes = ldr_put_matched(again, &m);
+    return true;
+}
+
+/* ---- rows ---- */
+
+static inline size_t form_make_match(ldr_rand_t *r, uint8_t *at)
+{
+    uint8_t keys[FORM_ROWS * LARDER_KEY_BYTES];
+    ldr_match_msg_t m = {form_u32(r), form_u16(r),
+                         (uint32_t)ldr_rand_below(r, FORM_ROWS + 1), keys};
+
+    form_random(r, keys, sizeof(keys));
+    return ldr_put_match(at, &m);
+}
+
+static inline bool form_read_match(const uint8_t *at, size_t bytes,
+                                   uint8_t *again, size_t *again_bytes)
+{
+    ldr_match_msg_t m;
+
+    if (!ldr_get_match(at, bytes, &m)) {
+        return false;
+    }
+    form_require(LDR_MATCH_BYTES(m.count) == bytes);
+    *again_bytes = ldr_put_match(again, &m);
+    return true;
+}
+
+static inline ldr_name_row_t form_name(ldr_rand_t *r)
+{
+    ldr_name_row_t row = {
+        .group = form_u16(r), .shard = form_u16(r), .room = ldr_rand_next(r)};
+
+    form_random(r, &row.key, sizeof(row.key));
+    return row;
+}
+
+static inline size_t form_make_names(ldr_rand_t *r, uint8_t *at)
+{
+    ldr_batch_msg_t m = {form_u32(r),
+                         (uint32_t)(1 + ldr_rand_below(r, FORM_ROWS)),
+                         form_u32(r), NULL};
+    size_t n = ldr_put_batch(at, &m);
+
+    for (uint32_t i = 0; i < m.count; i++, n += LDR_NAME_BYTES) {
+        ldr_name_row_t row = form_name(r);
+        ldr_put_name(at + n, &row);
+    }
+    return n;
+}
+
+static inline bool form_read_names(const uint8_t *at, size_t bytes,
+                                   uint8_t *again, size_t *again_bytes)
+{
+    ldr_batch_msg_t m;
+    ldr_name_row_t row;
+
+    if (!ldr_get_batch(at, bytes, LDR_NAME_BYTES, &m)) {
+        return false;
+    }
+    form_require(m.count >= 1 && m.count <= LARDER_BATCH_MAX);
+    *again_bytes = ldr_put_batch(again, &m);
+    for (uint32_t i = 0; i < m.count; i++) {
+        if (!ldr_get_name(m.rows + i * LDR_NAME_BYTES, &row)) {
+            return false;
+        }
+        ldr_put_name(again + *again_bytes, &row);
+        *again_bytes += LDR_NAME_BYTES;
+    }
+    return true;
+}
+
+static inline ldr_save_row_t form_save(ldr_rand_t *r)
+{
+    ldr_save_row_t row = {
+        .has_parent = ldr_rand_below(r, 2) == 1,
+        .depth = form_u32(r),
+        .group = form_u16(r),
+        .shard = form_u16(r),
+        .flags = form_u32(r),
+        .ttl_ms = form_u32(r),
+        .length = ldr_rand_next(r),
+        .crc = form_u32(r),
+    };
+
+    form_random(r, &row.key, sizeof(row.key));
+    if (row.has_parent) {
+        form_random(r, &row.parent, sizeof(row.parent));
+    }
+    return row;
+}
+
+static inline size_t form_make_saves(ldr_rand_t *r, uint8_t *at)
+{
+    ldr_batch_msg_t m = {form_u32(r),
+                         (uint32_t)(1 + ldr_rand_below(r, FORM_ROWS)),
+                         form_u32(r), NULL};
+    size_t n = ldr_put_batch(at, &m);
+
+    for (uint32_t i = 0; i < m.count; i++, n += LDR_SAVE_BYTES) {
+        ldr_save_row_t row = form_save(r);
+        ldr_put_save(at + n, &row);
+    }
+    return n;
+}
+
+static inline bool form_read_saves(const uint8_t *at, size_t bytes,
+                                   uint8_t *again, size_t *again_bytes)
+{
+    ldr_batch_msg_t m;
+    ldr_save_row_t row;
+
+    if (!ldr_get_batch(at, bytes, LDR_SAVE_BYTES, &m)) {
+        return false;
+    }
+    *again_bytes = ldr_put_batch(again, &m);
+    for (uint32_t i = 0; i < m.count; i++) {
+        if (!ldr_get_save(m.rows + i * LDR_SAVE_BYTES, &row)) {
+            return false;
+        }
+        ldr_put_save(again + *again_bytes, &row);
+        *again_bytes += LDR_SAVE_BYTES;
+    }
+    return true;
+}
+
+static inline ldr_result_row_t form_result(ldr_rand_t *r)
+{
+    return (ldr_result_row_t){
+        .status = form_status(r),
+        .cause = form_cause(r),
+        .length = ldr_rand_next(r),
+        .lease = ldr_rand_next(r),
+        .crc = form_u32(r),
+        .flags = (uint32_t)ldr_rand_below(r, 2),
+        .seg_count = (uint32_t)ldr_rand_below(r, 4),
+    };
+}
+
+static inline size_t form_make_results(ldr_rand_t *r, uint8_t *at)
+{
+    ldr_result_row_t rows[FORM_ROWS];
+    uint32_t count = (uint32_t)(1 + ldr_rand_below(r, FORM_ROWS)), segs = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        rows[i] = form_result(r);
+        segs += rows[i].seg_count;
+    }
+    size_t n = ldr_put_results(at, count, segs);
+    for (uint32_t i = 0; i < count; i++, n += LDR_RESULT_BYTES) {
+        ldr_put_result(at + n, &rows[i]);
+    }
+    for (uint32_t i = 0; i < segs; i++, n += LDR_SEG_BYTES) {
+        ldr_seg_t seg = {form_u32(r), form_u32(r), form_u32(r), form_u32(r)};
+        ldr_put_seg(at + n, &seg);
+    }
+    return n;
+}
+
+static inline bool form_read_results(const uint8_t *at, size_t bytes,
+                                     uint8_t *again, size_t *again_bytes)
+{
+    ldr_results_t m;
+    ldr_result_row_t row;
+    ldr_seg_t seg;
+    uint64_t segs = 0;
+
+    if (!ldr_get_results(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.count >= 1 && m.count <= LARDER_BATCH_MAX);
+    *again_bytes = ldr_put_results(again, m.count, m.seg_count);
+    for (uint32_t i = 0; i < m.count; i++) {
+        if (!ldr_get_result(m.rows + i * LDR_RESULT_BYTES, &row)) {
+            return false;
+        }
+        form_require((unsigned)row.cause < LARDER_CAUSE_COUNT);
+        form_require(strcmp(larder_status_text(row.status), "unknown status") !=
+                     0);
+        segs += row.seg_count;
+        ldr_put_result(again + *again_bytes, &row);
+        *again_bytes += LDR_RESULT_BYTES;
+    }
+    form_require(segs == m.seg_count);
+    for (uint32_t i = 0; i < m.seg_count; i++) {
+        ldr_get_seg(m.segs + i * LDR_SEG_BYTES, &seg);
+        ldr_put_seg(again + *again_bytes, &seg);
+        *again_bytes += LDR_SEG_BYTES;
+    }
+    return true;
+}
+
+static inline size_t form_make_ends(ldr_rand_t *r, uint8_t *at)
+{
+    uint32_t count = (uint32_t)(1 + ldr_rand_below(r, FORM_ROWS));
+    size_t n = ldr_put_ends(at, count);
+
+    for (uint32_t i = 0; i < count; i++, n += LDR_END_BYTES) {
+        ldr_end_row_t row = {ldr_rand_next(r), form_u32(r),
+                             (uint32_t)ldr_rand_below(r, LDR_END_ABORT + 1)};
+        ldr_put_end(at + n, &row);
+    }
+    return n;
+}
+
+static inline bool form_read_ends(const uint8_t *at, size_t bytes,
+                                  uint8_t *again, size_t *again_bytes)
+{
+    ldr_ends_t m;
+    ldr_end_row_t row;
+
+    if (!ldr_get_ends(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.count >= 1 && m.count <= LARDER_BATCH_MAX);
+    *again_bytes = ldr_put_ends(again, m.count);
+    for (uint32_t i = 0; i < m.count; i++) {
+        if (!ldr_get_end(m.rows + i * LDR_END_BYTES, &row)) {
+            return false;
+        }
+        form_require(row.how <= LDR_END_ABORT);
+        ldr_put_end(again + *again_bytes, &row);
+        *again_bytes += LDR_END_BYTES;
+    }
+    return true;
+}
+
+#define FORM_MAP(X)                                                            \
+    X(hello)                                                                   \
+    X(welcome)                                                                 \
+    X(attach)                                                                  \
+    X(extent)                                                                  \
+    X(space)                                                                   \
+    X(number)                                                                  \
+    X(match)                                                                   \
+    X(matched)                                                                 \
+    X(names)                                                                   \
+    X(saves)                                                                   \
+    X(results)                                                                 \
+    X(ends)
+
+static const form_t forms[] = {
+#define X(name) {#name, form_make_##name, form_read_##name},
+    FORM_MAP(X)
+#undef X
+};
+
+#define FORM_COUNT (sizeof(forms) / sizeof(forms[0]))
+
+/* Reads these bytes from a buffer of exactly that size. Whether they were
+ * accepted; if so, they were the only way to write what was read. */
+static inline bool form_try(const form_t *form, const uint8_t *bytes, size_t n)
+{
+    uint8_t *exact = malloc(n > 0 ? n : 1);
+    uint8_t *again = malloc(n > 0 ? n : 1);
+    size_t again_bytes = 0;
+    bool accepted;
+
+    form_require(exact != NULL && again != NULL);
+    if (n > 0) {
+        memcpy(exact, bytes, n);
+    }
+    /* n == 0: a pointer to one byte that must not be read would be accepted
+     * by a sanitizer, so the end of the buffer is passed. */
+    accepted = form->read(n > 0 ? exact : exact + 1, n, again, &again_bytes);
+    if (accepted) {
+        form_require(again_bytes == n && memcmp(exact, again, n) == 0);
+    }
+    free(exact);
+    free(again);
+    return accepted;
+}
