@@ -15,6 +15,7 @@
     X(alloc)           /* memory of the process */                             \
     X(extent_create)   /* a memfd, or its mapping */                           \
     X(extent_populate) /* pages made resident */                               \
+    X(extent_share)    /* a descriptor for a session */                        \
     X(thread_create)                                                           \
     X(io_open)                                                                 \
     X(io_allocate) /* ENOSPC */                                                \

@@ -11,12 +11,18 @@ void ldr_log(const ldr_log_t *log, larder_log_level_t level, const char *format,
 {
     char line[512];
     va_list args;
+    bool is_sink = log != NULL && log->fn == ldr_log_sink_fn;
 
+    if (is_sink && !ldr_log_sink_wants(log->arg, level)) {
+        return;
+    }
     va_start(args, format);
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
 
-    if (log != NULL && log->fn != NULL) {
+    if (is_sink) {
+        ldr_log_sink_line(log->arg, level, format, line);
+    } else if (log != NULL && log->fn != NULL) {
         log->fn(log->arg, level, line);
     } else if (level <= LARDER_LOG_WARN) {
         fprintf(stderr, "larder: %s: %s\n",

@@ -1,12 +1,14 @@
 #define _GNU_SOURCE
 #include "base/mem.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -21,6 +23,9 @@
 #endif
 
 #define LDR_HUGE ((size_t)2 << 20)
+
+/* linux/mempolicy.h: MPOL_PREFERRED. */
+#define POLICY_PREFERRED 1
 
 static uint64_t alloc_count;
 
@@ -147,6 +152,50 @@ void ldr_extent_destroy(ldr_extent_t *extent)
         extent->base = NULL;
     }
 }
+
+int ldr_extent_share(const ldr_extent_t *extent)
+{
+    return LDR_FAULT(extent_share) ? -1 : fcntl(extent->fd, F_DUPFD_CLOEXEC, 3);
+}
+
+/* ---- NUMA ---- */
+
+/* 0 or a negative errno. */
+static int prefer(void *base, size_t bytes, unsigned node)
+{
+    unsigned long mask = node < 64 ? 1ul << node : 0;
+
+    if (mask == 0) {
+        return -EINVAL;
+    }
+    /* The kernel reads one bit less than it is told. */
+    if (syscall(SYS_mbind, base, bytes, POLICY_PREFERRED, &mask, 65ul, 0u) ==
+        0) {
+        return 0;
+    }
+    return errno == ENOSYS && node == 0 ? 0 : -errno;
+}
+
+bool ldr_extent_bind(const ldr_extent_t *extent, unsigned node)
+{
+    return prefer(extent->base, extent->bytes, node) == 0;
+}
+
+int ldr_numa_check(unsigned node)
+{
+    size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (p == MAP_FAILED) {
+        return -ENOMEM;
+    }
+    int error = prefer(p, bytes, node);
+    munmap(p, bytes);
+    return error;
+}
+
+/* ---- limits ---- */
 
 static uint64_t file_number(const char *path)
 {

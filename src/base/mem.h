@@ -40,6 +40,16 @@ bool ldr_extent_create(ldr_extent_t *extent, size_t bytes);
  * gives them. False: not enough memory. */
 bool ldr_extent_populate(ldr_extent_t *extent, size_t offset, size_t bytes);
 void ldr_extent_destroy(ldr_extent_t *extent);
+/* A descriptor of the extent for somebody else, or -1. */
+int ldr_extent_share(const ldr_extent_t *extent);
+
+/* The extent's pages come from this NUMA node as long as it has some: before
+ * any is made resident. A preference, since a binding would have the kernel end
+ * the process when that node is full. */
+bool ldr_extent_bind(const ldr_extent_t *extent, unsigned node);
+/* Whether memory can be placed on that node: 0 or a negative errno. Without
+ * NUMA in the kernel node 0 is all there is. */
+int ldr_numa_check(unsigned node);
 
 /* The machine's memory, or the least limit of the process's cgroup and those
  * above it. */

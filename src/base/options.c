@@ -1,41 +1,62 @@
 #include "base/options.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "base/text.h"
 
-#define SCHEME "embed:"
-#define VALUE_MAX 64 /* bytes of a value, decoded, with its NUL */
-#define SHOWN_MAX 80 /* bytes of a part of the URL shown in an error text */
+#define NUMBER_MAX 64 /* bytes of a number, decoded, with its NUL */
+#define SHOWN_MAX 80  /* bytes of a part of the URL shown in an error text */
+
+enum {
+    EMBED = LDR_WHERE_EMBED,
+    TCP = LDR_WHERE_TCP,
+    CLIENT = LDR_WHERE_CLIENT,
+    SERVE = LDR_WHERE_SERVE,
+    RELOAD = LDR_WHERE_RELOAD
+};
 
 const ldr_option_info_t ldr_option_table[] = {
-#define X(name, kind, def, min, max, text) {#name, #kind, def, text, min, max},
+#define X(name, kind, where, def, min, max, text)                              \
+    {#name, #kind, def, text, min, max, where},
     LDR_OPTION_MAP(X)
 #undef X
 };
-const size_t ldr_option_count =
-    sizeof(ldr_option_table) / sizeof(ldr_option_table[0]);
+const size_t ldr_option_count = LDR_OPTION_COUNT;
 
 static const size_t offsets[] = {
-#define X(name, kind, def, min, max, text) offsetof(ldr_options_t, name),
+#define X(name, kind, where, def, min, max, text) offsetof(ldr_options_t, name),
     LDR_OPTION_MAP(X)
 #undef X
 };
-_Static_assert(sizeof(offsets) / sizeof(offsets[0]) <= 64,
+_Static_assert(LDR_OPTION_COUNT <= 64,
                "a bit of a word says which options were seen");
-
-static const char all_names[] =
-#define X(name, kind, def, min, max, text) " " #name
-    LDR_OPTION_MAP(X);
-#undef X
 
 /* The words of ENUM options, in the order of their values. */
 static const struct {
-    const char *option;
-    const char *words[4];
+    int option;
+    const char *words[5];
 } enums[] = {
-    {"io", {"auto", "uring", "plain"}},
-    {"verify", {"load", "entry"}},
+    {LDR_OPTION_io, {"auto", "uring", "plain"}},
+    {LDR_OPTION_verify, {"load", "entry"}},
+    {LDR_OPTION_connect, {"now", "lazy"}},
+    {LDR_OPTION_tls, {"off", "on"}},
+    {LDR_OPTION_isolation, {"shared", "strict"}},
+    {LDR_OPTION_mode, {"on", "observe"}},
+    {LDR_OPTION_log, {"text", "json"}},
+    {LDR_OPTION_log_level, {"error", "warn", "info", "debug"}},
+};
+
+static const struct {
+    const char *prefix, *shape;
+    unsigned where;
+} schemes[] = {
+    [LDR_SCHEME_EMBED] = {"embed:", "embed:DIR[,DIR...]", LDR_WHERE_EMBED},
+    [LDR_SCHEME_UNIX] = {"unix:", "unix:PATH", LDR_WHERE_UNIX},
+    [LDR_SCHEME_TCP] = {"tcp://", "tcp://HOST:PORT[,HOST:PORT...]",
+                        LDR_WHERE_TCP},
 };
 
 /* A part of the URL: not terminated, not decoded. */
@@ -66,108 +87,252 @@ static part_t part_cut(part_t *rest, char separator, bool *more_p)
     return first;
 }
 
-/* ---- values ------------------------------------------------------------- */
+/* ---- the table ---------------------------------------------------------- */
 
-/* Decimal digits, at least one, of a number below 2^64. Gives what follows
- * them, or NULL. */
-static const char *parse_digits(const char *text, uint64_t *value_p)
+int ldr_option_find(const char *name, size_t length)
 {
-    uint64_t value = 0;
-
-    if (*text < '0' || *text > '9') {
-        return NULL;
-    }
-    for (; *text >= '0' && *text <= '9'; text++) {
-        if (__builtin_mul_overflow(value, (uint64_t)10, &value) ||
-            __builtin_add_overflow(value, (uint64_t)(*text - '0'), &value)) {
-            return NULL;
+    for (size_t i = 0; i < ldr_option_count; i++) {
+        if (strlen(ldr_option_table[i].name) == length &&
+            memcmp(ldr_option_table[i].name, name, length) == 0) {
+            return (int)i;
         }
     }
-    *value_p = value;
-    return text;
+    return -1;
 }
 
-bool ldr_parse_size(const char *text, uint64_t *bytes_p)
+const char *ldr_option_nearest(const char *name, size_t length, unsigned where)
 {
-    static const char units[] = "KMGT";
-    uint64_t value;
-    unsigned shift = 0;
+    const char *best = NULL;
+    unsigned best_edits = UINT_MAX;
 
-    text = text != NULL ? parse_digits(text, &value) : NULL;
-    if (text == NULL) {
-        return false;
-    }
-    if (*text != '\0') {
-        const char *unit = strchr(units, *text++);
-        if (unit == NULL) {
-            return false;
+    for (size_t i = 0; i < ldr_option_count; i++) {
+        unsigned edits =
+            ldr_text_distance(ldr_option_table[i].name, name, length);
+
+        if ((ldr_option_table[i].where & where) != 0 && edits < best_edits) {
+            best = ldr_option_table[i].name;
+            best_edits = edits;
         }
-        shift = 10 * (unsigned)(unit - units + 1);
     }
-    if (*text != '\0' || value > UINT64_MAX >> shift) {
-        return false;
-    }
-    *bytes_p = value << shift;
-    return true;
+    return best;
 }
 
-static bool parse_enum(const char *option, const char *text, uint64_t *value_p)
+const char *const *ldr_option_words(size_t index)
 {
     for (size_t i = 0; i < sizeof(enums) / sizeof(enums[0]); i++) {
-        if (strcmp(enums[i].option, option) != 0) {
-            continue;
-        }
-        for (uint64_t v = 0; enums[i].words[v] != NULL; v++) {
-            if (strcmp(enums[i].words[v], text) == 0) {
-                *value_p = v;
-                return true;
-            }
+        if ((size_t)enums[i].option == index) {
+            return enums[i].words;
         }
     }
-    return false;
+    return NULL;
 }
 
-static larder_status_t option_set(ldr_options_t *o, size_t index,
-                                  const char *text)
+/* Where a list goes on: ", " or, before the last, " and ". */
+static const char *list_gap(unsigned done, bool last, const char *word)
+{
+    return done == 0 ? "" : last ? word : ", ";
+}
+
+size_t ldr_option_range(size_t index, char *text, size_t size)
 {
     const ldr_option_info_t *info = &ldr_option_table[index];
-    uint64_t value = 0;
+    const char *const *words = ldr_option_words(index);
+    ldr_text_t out = ldr_text(text, size);
+    char min[24], max[24];
 
-    if (info->kind[0] == 'E') {
-        if (!parse_enum(info->name, text, &value)) {
-            return ldr_fail(LARDER_E_INVALID,
-                            "option %s: '%s' is not one of its values (%s)",
-                            info->name, text, info->text);
+    if (words != NULL) {
+        for (unsigned i = 0; words[i] != NULL; i++) {
+            ldr_text_add(&out, "%s%s",
+                         list_gap(i, words[i + 1] == NULL, " or "), words[i]);
         }
     } else if (info->kind[0] == 'S') {
-        if (!ldr_parse_size(text, &value)) {
-            return ldr_fail(LARDER_E_INVALID,
-                            "option %s: '%s' is no size; write bytes, or a "
-                            "number with K, M, G or T, like 64M",
-                            info->name, text);
-        }
+        ldr_size_text(info->min, min, sizeof(min));
+        ldr_size_text(info->max, max, sizeof(max));
+        ldr_text_add(&out, "%s to %s", min, max);
+    } else if (info->kind[0] == 'U') {
+        ldr_text_add(&out, "%llu to %llu", (unsigned long long)info->min,
+                     (unsigned long long)info->max);
     } else {
-        const char *end = parse_digits(text, &value);
-        if (end == NULL || *end != '\0') {
-            return ldr_fail(LARDER_E_INVALID, "option %s: '%s' is no number",
-                            info->name, text);
+        ldr_text_add(&out, "at most %llu bytes", (unsigned long long)info->max);
+    }
+    return out.length;
+}
+
+size_t ldr_where_text(unsigned where, char *text, size_t size)
+{
+    static const struct {
+        unsigned bit;
+        const char *text;
+    } places[] = {
+        {LDR_WHERE_EMBED, "embed: URLs"},
+        {LDR_WHERE_UNIX, "unix: URLs"},
+        {LDR_WHERE_TCP, "tcp:// URLs"},
+        {LDR_WHERE_SERVE, "larder serve"},
+    };
+    ldr_text_t out = ldr_text(text, size);
+    unsigned left = where & ~(unsigned)LDR_WHERE_RELOAD;
+    unsigned done = 0;
+
+    for (unsigned i = 0; left != 0 && i < 4; i++) {
+        if ((left & places[i].bit) != 0) {
+            left &= ~places[i].bit;
+            ldr_text_add(&out, "%s%s", list_gap(done++, left == 0, " and "),
+                         places[i].text);
         }
     }
-    if (value < info->min || value > info->max) {
+    return out.length;
+}
+
+/* ---- values ------------------------------------------------------------- */
+
+static larder_status_t enum_set(size_t index, const char *text,
+                                uint64_t *value_p)
+{
+    const char *const *words = ldr_option_words(index);
+    char range[128];
+
+    for (uint64_t v = 0; words[v] != NULL; v++) {
+        if (strcmp(words[v], text) == 0) {
+            *value_p = v;
+            return LARDER_OK;
+        }
+    }
+    ldr_option_range(index, range, sizeof(range));
+    return ldr_fail(LARDER_E_INVALID, "option %s: '%.*s' is not %s",
+                    ldr_option_table[index].name, SHOWN_MAX, text, range);
+}
+
+/* What a TEXT must look like, or NULL if it does. */
+static const char *text_wrong(size_t index, const char *text)
+{
+    uint64_t nodes;
+
+    switch (index) {
+    case LDR_OPTION_tenant:
+        return ldr_tenant_name_ok(text)
+                   ? NULL
+                   : "is no tenant: write 1 to 63 of A-Z a-z 0-9 . _ -";
+    case LDR_OPTION_socket:
+        return strlen(text) < LDR_UNIX_PATH_MAX
+                   ? NULL
+                   : "is too long: the path of a socket has at most 107 bytes";
+    case LDR_OPTION_socket_mode:
+        return strlen(text) >= 3 && strspn(text, "01234567") == strlen(text) &&
+                       (strlen(text) == 3 ||
+                        (strlen(text) == 4 && text[0] == '0'))
+                   ? NULL
+                   : "are no permissions: write them in octal, 000 to 0777";
+    case LDR_OPTION_uids:
+        return ldr_uids_ok(text)
+                   ? NULL
+                   : "is no list of uids: write numbers with commas, or any";
+    case LDR_OPTION_numa:
+        return ldr_parse_numa(text, &nodes)
+                   ? NULL
+                   : "is no list of NUMA nodes: write 0 to 63 with commas";
+    case LDR_OPTION_admin:
+        return strcmp(text, "none") == 0 || ldr_addresses_ok(text, 1)
+                   ? NULL
+                   : "is no address: write host:port, [::1]:port, or none";
+    case LDR_OPTION_listen:
+        return text[0] == '\0' || ldr_addresses_ok(text, LDR_ADDRESSES_MAX)
+                   ? NULL
+                   : "is no list of addresses: write host:port with commas, "
+                     "at most 16";
+    default:
+        return NULL;
+    }
+}
+
+static larder_status_t text_set(ldr_options_t *o, size_t index,
+                                const char *text)
+{
+    const ldr_option_info_t *info = &ldr_option_table[index];
+    const char *wrong = text_wrong(index, text);
+    size_t length = strlen(text);
+
+    for (size_t i = 0; i < length && wrong == NULL; i++) {
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f) {
+            wrong = "has a control character in it";
+        }
+    }
+    if (wrong != NULL) {
+        return ldr_fail(LARDER_E_INVALID, "option %s: '%.*s' %s", info->name,
+                        SHOWN_MAX, text, wrong);
+    }
+    if (length < info->min || length > info->max) {
         return ldr_fail(LARDER_E_INVALID,
-                        "option %s: %s is not in the range of %llu to %llu",
-                        info->name, text, (unsigned long long)info->min,
+                        "option %s: '%.*s' has %zu bytes, not %llu to %llu",
+                        info->name, SHOWN_MAX, text, length,
+                        (unsigned long long)info->min,
                         (unsigned long long)info->max);
+    }
+    char *field = (char *)o + offsets[index];
+    memset(field, 0, LDR_OPTION_TEXT); /* equal options are equal bytes */
+    memcpy(field, text, length);
+    return LARDER_OK;
+}
+
+larder_status_t ldr_option_set(ldr_options_t *o, size_t index, const char *text)
+{
+    const ldr_option_info_t *info = &ldr_option_table[index];
+    larder_status_t st;
+    uint64_t value = 0;
+    char range[128];
+
+    if (info->kind[0] == 'T') {
+        return text_set(o, index, text);
+    }
+    if (info->kind[0] == 'E') {
+        st = enum_set(index, text, &value);
+        if (st != LARDER_OK) {
+            return st;
+        }
+    } else if (info->kind[0] == 'S' && !ldr_parse_size(text, &value)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "option %s: '%.*s' is no size; write bytes, or a "
+                        "number with K, M, G or T, like 64M",
+                        info->name, SHOWN_MAX, text);
+    } else if (info->kind[0] == 'U' && !ldr_parse_uint(text, &value)) {
+        return ldr_fail(LARDER_E_INVALID, "option %s: '%.*s' is no number",
+                        info->name, SHOWN_MAX, text);
+    }
+    if (value < info->min || value > info->max) {
+        ldr_option_range(index, range, sizeof(range));
+        return ldr_fail(LARDER_E_INVALID,
+                        "option %s: %.*s is not in the range of %s", info->name,
+                        SHOWN_MAX, text, range);
     }
     memcpy((char *)o + offsets[index], &value, sizeof(value));
     return LARDER_OK;
+}
+
+size_t ldr_option_get(const ldr_options_t *o, size_t index, char *text,
+                      size_t size)
+{
+    const ldr_option_info_t *info = &ldr_option_table[index];
+    const char *field = (const char *)o + offsets[index];
+    uint64_t value;
+
+    if (info->kind[0] == 'T') {
+        return (size_t)snprintf(text, size, "%s", field);
+    }
+    memcpy(&value, field, sizeof(value));
+    if (info->kind[0] == 'E') {
+        return (size_t)snprintf(text, size, "%s",
+                                ldr_option_words(index)[value]);
+    }
+    if (info->kind[0] == 'S') {
+        return ldr_size_text(value, text, size);
+    }
+    return (size_t)snprintf(text, size, "%llu", (unsigned long long)value);
 }
 
 void ldr_options_default(ldr_options_t *o)
 {
     memset(o, 0, sizeof(*o));
     for (size_t i = 0; i < ldr_option_count; i++) {
-        option_set(o, i, ldr_option_table[i].value);
+        ldr_option_set(o, i, ldr_option_table[i].value);
     }
 }
 
@@ -213,99 +378,208 @@ static larder_status_t part_decode(part_t p, const char *what, char *out,
         }
         out[used++] = c;
     }
-    out[used] = '\0';
+    memset(out + used, 0, out_bytes - used);
     return LARDER_OK;
 }
 
-static larder_status_t parse_dir(ldr_options_t *o, part_t p)
+larder_status_t ldr_options_add_dir(ldr_options_t *o, const char *dir)
 {
-    larder_status_t st;
-    char *dir;
+    char *to = o->dirs[o->dir_count < LDR_DISKS_MAX ? o->dir_count : 0];
+    size_t length = strlen(dir);
 
-    if (p.length == 0) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "directory %u of the URL has an empty name",
+    if (length == 0) {
+        return ldr_fail(LARDER_E_INVALID, "directory %u has an empty name",
                         o->dir_count + 1);
     }
     if (o->dir_count == LDR_DISKS_MAX) {
         return ldr_fail(LARDER_E_INVALID,
-                        "directory '%.*s': at most %d directories", SHOW(p),
-                        LDR_DISKS_MAX);
+                        "directory '%.*s': at most %d directories", SHOWN_MAX,
+                        dir, LDR_DISKS_MAX);
     }
-    dir = o->dirs[o->dir_count];
-    st = part_decode(p, "directory", dir, LDR_PATH_MAX);
-    if (st != LARDER_OK) {
-        return st;
+    if (length >= LDR_PATH_MAX) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "directory '%.*s...' is longer than %d bytes",
+                        SHOWN_MAX, dir, LDR_PATH_MAX - 1);
     }
     /* One name for one directory: "kv/" is "kv". */
-    for (size_t n = strlen(dir); n > 1 && dir[n - 1] == '/'; n--) {
-        dir[n - 1] = '\0';
+    while (length > 1 && dir[length - 1] == '/') {
+        length--;
     }
+    memset(to, 0, LDR_PATH_MAX);
+    memcpy(to, dir, length);
     for (unsigned i = 0; i < o->dir_count; i++) {
-        if (strcmp(o->dirs[i], dir) == 0) {
-            return ldr_fail(LARDER_E_INVALID, "directory '%s' is named twice",
-                            dir);
+        if (strcmp(o->dirs[i], to) == 0) {
+            larder_status_t st =
+                ldr_fail(LARDER_E_INVALID, "directory '%s' is named twice", to);
+            memset(to, 0, LDR_PATH_MAX);
+            return st;
         }
     }
     o->dir_count++;
     return LARDER_OK;
 }
 
+static larder_status_t parse_dirs(ldr_options_t *o, part_t dirs)
+{
+    larder_status_t st = LARDER_OK;
+    char dir[LDR_PATH_MAX];
+    bool more = dirs.length > 0;
+
+    while (more && st == LARDER_OK) {
+        st = part_decode(part_cut(&dirs, ',', &more), "directory", dir,
+                         sizeof(dir));
+        if (st == LARDER_OK) {
+            st = ldr_options_add_dir(o, dir);
+        }
+    }
+    return st;
+}
+
+static larder_status_t parse_path(ldr_options_t *o, part_t path)
+{
+    char text[LDR_UNIX_PATH_MAX];
+    larder_status_t st = part_decode(path, "socket", text, sizeof(text));
+
+    if (st == LARDER_OK && text[0] == '\0') {
+        st = ldr_fail(LARDER_E_INVALID,
+                      "the URL names no socket: write unix:PATH");
+    }
+    if (st == LARDER_OK) {
+        memcpy(o->address, text, sizeof(text));
+    }
+    return st;
+}
+
+static larder_status_t parse_hosts(ldr_options_t *o, part_t hosts)
+{
+    larder_status_t st =
+        part_decode(hosts, "address", o->address, sizeof(o->address));
+    char host[LDR_HOST_MAX];
+    unsigned count = 0;
+    bool more = true;
+    uint16_t port;
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    hosts = (part_t){o->address, strlen(o->address)};
+    while (more) {
+        part_t p = part_cut(&hosts, ',', &more);
+        if (!ldr_parse_address(p.text, p.length, host, &port) || port == 0) {
+            return ldr_fail(LARDER_E_INVALID,
+                            "address '%.*s': write HOST:PORT, with a port "
+                            "from 1 to 65535",
+                            SHOW(p));
+        }
+        if (++count > LDR_ADDRESSES_MAX) {
+            return ldr_fail(LARDER_E_INVALID,
+                            "address '%.*s': at most %d addresses", SHOW(p),
+                            LDR_ADDRESSES_MAX);
+        }
+    }
+    if (!ldr_addresses_ok(o->address, LDR_ADDRESSES_MAX)) {
+        return ldr_fail(LARDER_E_INVALID, "an address is named twice in '%.*s'",
+                        SHOWN_MAX, o->address);
+    }
+    return LARDER_OK;
+}
+
+/* Which option this is; a negative status if it may not stand here. */
+static int option_name(part_t name, unsigned scheme)
+{
+    int i = ldr_option_find(name.text, name.length);
+    const char *near;
+    char where[128];
+
+    if (i >= 0 && (ldr_option_table[i].where & schemes[scheme].where) != 0) {
+        return i;
+    }
+    if (i >= 0) {
+        ldr_where_text(ldr_option_table[i].where, where, sizeof(where));
+        return ldr_fail(LARDER_E_INVALID,
+                        "option %s has no meaning in %s URLs; it is for %s",
+                        ldr_option_table[i].name, schemes[scheme].prefix,
+                        where);
+    }
+    near = ldr_option_nearest(name.text, name.length, schemes[scheme].where);
+    return ldr_fail(LARDER_E_INVALID,
+                    "unknown option '%.*s'%s%s%s; `larder options` lists them",
+                    SHOW(name), near != NULL ? "; did you mean " : "",
+                    near != NULL ? near : "", near != NULL ? "?" : "");
+}
+
 static larder_status_t parse_option(ldr_options_t *o, part_t p,
                                     uint64_t *seen_p)
 {
-    char value[VALUE_MAX];
-    bool has_value;
+    char value[LDR_OPTION_TEXT];
+    bool has_value, is_text;
     part_t rest = p;
     part_t name = part_cut(&rest, '=', &has_value);
-    size_t i = 0;
     larder_status_t st;
+    int i;
 
-    if (name.length == 0 || !has_value || rest.length == 0) {
+    if (name.length == 0 || !has_value) {
         return ldr_fail(LARDER_E_INVALID, "option '%.*s': write name=value",
                         SHOW(p));
     }
-    while (i < ldr_option_count &&
-           (strlen(ldr_option_table[i].name) != name.length ||
-            memcmp(ldr_option_table[i].name, name.text, name.length) != 0)) {
-        i++;
+    i = option_name(name, (unsigned)o->scheme);
+    if (i < 0) {
+        return (larder_status_t)i;
     }
-    if (i == ldr_option_count) {
-        return ldr_fail(LARDER_E_INVALID, "unknown option '%.*s'; there are:%s",
-                        SHOW(name), all_names);
+    is_text = ldr_option_table[i].kind[0] == 'T';
+    if (rest.length == 0 && !is_text) {
+        return ldr_fail(LARDER_E_INVALID, "option '%.*s': write name=value",
+                        SHOW(p));
     }
     if ((*seen_p >> i & 1) != 0) {
         return ldr_fail(LARDER_E_INVALID, "option %s is given twice",
                         ldr_option_table[i].name);
     }
     *seen_p |= (uint64_t)1 << i;
-    st = part_decode(rest, "value", value, sizeof(value));
-    return st == LARDER_OK ? option_set(o, i, value) : st;
+    st = part_decode(rest, "value", value,
+                     is_text ? sizeof(value) : (size_t)NUMBER_MAX);
+    return st == LARDER_OK ? ldr_option_set(o, (size_t)i, value) : st;
+}
+
+static larder_status_t parse_scheme(const char *url, ldr_options_t *o,
+                                    part_t *rest_p)
+{
+    for (int i = 0; url != NULL && i <= LDR_SCHEME_TCP; i++) {
+        size_t length = strlen(schemes[i].prefix);
+
+        if (strncmp(url, schemes[i].prefix, length) == 0) {
+            o->scheme = i;
+            rest_p->text = url + length;
+            rest_p->length = strlen(url + length);
+            return LARDER_OK;
+        }
+    }
+    return ldr_fail(LARDER_E_INVALID,
+                    "URL '%.*s': write %s, %s or %s, then [?name=value&...]",
+                    SHOWN_MAX, url != NULL ? url : "(null)", schemes[0].shape,
+                    schemes[1].shape, schemes[2].shape);
 }
 
 larder_status_t ldr_options_parse(const char *url, ldr_options_t *o)
 {
+    static larder_status_t (*const parse[])(ldr_options_t *, part_t) = {
+        [LDR_SCHEME_EMBED] = parse_dirs,
+        [LDR_SCHEME_UNIX] = parse_path,
+        [LDR_SCHEME_TCP] = parse_hosts,
+    };
     ldr_options_t parsed;
-    part_t rest, dirs;
+    part_t rest = {0}, address;
     uint64_t seen = 0;
-    bool has_options, more;
-    larder_status_t st = LARDER_OK;
+    bool more;
+    larder_status_t st;
 
-    if (url == NULL || strncmp(url, SCHEME, strlen(SCHEME)) != 0) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "URL '%.*s': write embed:DIR[,DIR...][?name=value&...]",
-                        SHOWN_MAX, url != NULL ? url : "(null)");
-    }
     ldr_options_default(&parsed);
-    rest.text = url + strlen(SCHEME);
-    rest.length = strlen(rest.text);
-    dirs = part_cut(&rest, '?', &has_options);
-
-    more = dirs.length > 0;
-    while (more && st == LARDER_OK) {
-        st = parse_dir(&parsed, part_cut(&dirs, ',', &more));
+    st = parse_scheme(url, &parsed, &rest);
+    if (st != LARDER_OK) {
+        return st;
     }
-    more = has_options;
+    address = part_cut(&rest, '?', &more);
+    st = parse[parsed.scheme](&parsed, address);
     while (more && st == LARDER_OK) {
         st = parse_option(&parsed, part_cut(&rest, '&', &more), &seen);
     }

@@ -1,8 +1,11 @@
 /*
- * The one table of options, and the URL that sets them.
+ * The one table of options, and the URLs that set them.
  *
- * X(name, kind, default, min, max, text): kind is SIZE (bytes, with K M G T),
- * UINT or ENUM; the default is text and parsed like any value.
+ * X(name, kind, where, default, min, max, text): kind is SIZE (bytes, with
+ * K M G T), UINT, ENUM or TEXT; the default is text and parsed like any value.
+ * The bounds of a TEXT are those of its length in bytes. where says in which
+ * URLs the option may stand, whether it is one of `larder serve`, and whether
+ * that takes a new value at SIGHUP (RELOAD).
  */
 #pragma once
 
@@ -14,45 +17,144 @@
 
 #define LDR_DISKS_MAX 16
 #define LDR_PATH_MAX 256
+#define LDR_OPTION_TEXT 256   /* bytes of a TEXT, with its NUL */
+#define LDR_ADDRESS_MAX 1024  /* bytes of the address of a URL, with its NUL */
+#define LDR_ADDRESSES_MAX 16  /* of a tcp:// URL, and in listen */
+#define LDR_UNIX_PATH_MAX 108 /* bytes of a socket's path, with its NUL */
+#define LDR_HOST_MAX 256
 
 #define LDR_OPTION_MAP(X)                                                      \
-    X(dram, SIZE, "256M", 2u << 20, (uint64_t)1 << 44,                         \
+    X(dram, SIZE, EMBED | SERVE, "256M", 2u << 20, (uint64_t)1 << 44,          \
       "bytes of the DRAM tier, payload")                                       \
-    X(ssd, SIZE, "4G", 4u << 20, (uint64_t)1 << 46,                            \
+    X(ssd, SIZE, EMBED | SERVE, "4G", 4u << 20, (uint64_t)1 << 46,             \
       "bytes of the SSD tier in each directory")                               \
-    X(segment, SIZE, "0", 0, (uint64_t)1 << 30,                                \
+    X(segment, SIZE, EMBED | SERVE, "0", 0, (uint64_t)1 << 30,                 \
       "bytes of one segment file; 0: chosen by ssd")                           \
-    X(io, ENUM, "auto", 0, 2,                                                  \
+    X(io, ENUM, EMBED | SERVE, "auto", 0, 2,                                   \
       "auto, uring or plain (threads): how disks are read and written")        \
-    X(io_depth, UINT, "32", 1, 1024, "disk requests in flight")                \
-    X(io_threads, UINT, "16", 1, 128, "threads when io is plain")              \
-    X(verify, ENUM, "load", 0, 1,                                              \
+    X(io_depth, UINT, EMBED | SERVE, "32", 1, 1024, "disk requests in flight") \
+    X(io_threads, UINT, EMBED | SERVE, "16", 1, 128,                           \
+      "threads when io is plain")                                              \
+    X(verify, ENUM, EMBED | CLIENT, "load", 0, 1,                              \
       "load: check every load; entry: trust what was checked entering DRAM")   \
-    X(workers, UINT, "2", 1, 64, "threads that carry out tickets")             \
-    X(tickets, UINT, "256", 1, 65536, "tickets in flight")                     \
-    X(timeout_ms, UINT, "10000", 1, 86400000,                                  \
+    X(workers, UINT, EMBED | CLIENT, "2", 1, 64,                               \
+      "threads that carry out tickets")                                        \
+    X(tickets, UINT, EMBED | CLIENT, "256", 1, 65536, "tickets in flight")     \
+    X(timeout_ms, UINT, EMBED | CLIENT, "10000", 1, 86400000,                  \
       "deadline of calls that name none")                                      \
-    X(pin_max, SIZE, "0", 0, (uint64_t)1 << 44,                                \
+    X(pin_max, SIZE, EMBED | SERVE, "0", 0, (uint64_t)1 << 44,                 \
       "bytes each tenant may pin; 0: a quarter of dram")                       \
-    X(sync_ms, UINT, "1000", 1, 60000, "age of written data when synced")      \
-    X(retry_ms, UINT, "5000", 1, 3600000,                                      \
+    X(sync_ms, UINT, EMBED | SERVE, "1000", 1, 60000,                          \
+      "age of written data when synced")                                       \
+    X(retry_ms, UINT, EMBED | SERVE, "5000", 1, 3600000,                       \
       "pause before a disk that is off or full is tried again")                \
-    X(leases, UINT, "65536", 1, 1u << 24, "shards a handle may hold leased")
+    X(leases, UINT, EMBED | CLIENT, "65536", 1, 1u << 24,                      \
+      "shards a handle may hold leased")                                       \
+    X(tenant, TEXT, CLIENT, "default", 1, 63, "whose session it is")           \
+    X(token_file, TEXT, CLIENT, "", 0, 255,                                    \
+      "file with the tenant's token; empty: none")                             \
+    X(connect, ENUM, CLIENT, "now", 0, 1,                                      \
+      "now: opening waits for the daemon; lazy: it succeeds without one")      \
+    X(connections, UINT, TCP, "2", 1, 64, "connections to each address")       \
+    X(spin_us, UINT, CLIENT | SERVE, "20", 0, 1000,                            \
+      "how long to spin for a message before sleeping")                        \
+    X(breaker_ms, UINT, CLIENT, "1000", 1, 3600000,                            \
+      "pause after the node was not reached or did not answer in time")        \
+    X(tls, ENUM, TCP | SERVE, "off", 0, 1, "off or on: TLS 1.3 on TCP")        \
+    X(tls_ca, TEXT, TCP, "", 0, 255,                                           \
+      "PEM file: who signs the daemon's certificate; empty: the system's")     \
+    X(tls_cert, TEXT, TCP | SERVE, "", 0, 255,                                 \
+      "PEM file of the own certificate, with its chain")                       \
+    X(tls_key, TEXT, TCP | SERVE, "", 0, 255, "PEM file of its private key")   \
+    X(tls_name, TEXT, TCP, "", 0, 253,                                         \
+      "name expected in the daemon's certificate; empty: the host")            \
+    X(congestion, TEXT, TCP | SERVE, "cubic", 0, 15,                           \
+      "congestion control of TCP connections; empty: the machine's")           \
+    X(socket, TEXT, SERVE, "", 0, 255,                                         \
+      "path of the Unix socket; empty: larder.sock in the runtime "            \
+      "directory; none: no socket")                                            \
+    X(socket_mode, TEXT, SERVE, "0660", 1, 4, "its permissions, in octal")     \
+    X(uids, TEXT, SERVE | RELOAD, "", 0, 255,                                  \
+      "uids that may be tenant default over it, besides root and the "         \
+      "daemon's own: numbers with commas, or any")                             \
+    X(listen, TEXT, SERVE, "", 0, 255,                                         \
+      "TCP addresses, host:port with commas; empty: none")                     \
+    X(tls_client_ca, TEXT, SERVE, "", 0, 255,                                  \
+      "PEM file: clients need a certificate that it signed")                   \
+    X(admin, TEXT, SERVE, "127.0.0.1:9464", 1, 255,                            \
+      "address of metrics and dashboard, host:port; none: off")                \
+    X(loops, UINT, SERVE, "1", 1, 64, "event loop threads")                    \
+    X(jobs, UINT, SERVE, "4", 1, 64,                                           \
+      "threads for operations that wait for disks")                            \
+    X(sessions, UINT, SERVE, "4096", 1, 65536, "connections at once")          \
+    X(session_leases, UINT, SERVE, "16384", 1, 1u << 24,                       \
+      "leases and reservations one session may hold")                          \
+    X(window, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 34,                 \
+      "bytes in flight of one TCP session")                                    \
+    X(isolation, ENUM, SERVE, "shared", 0, 1,                                  \
+      "shared: one tenant's engines trust each other; strict: none does")      \
+    X(strict_window, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 34,          \
+      "bytes of a client's private window when isolation is strict")           \
+    X(hello_ms, UINT, SERVE, "5000", 10, 600000,                               \
+      "a peer that has not authenticated by then is dropped")                  \
+    X(drain_ms, UINT, SERVE | RELOAD, "10000", 0, 3600000,                     \
+      "how long SIGTERM waits for sessions and disks")                         \
+    X(mode, ENUM, SERVE | RELOAD, "on", 0, 1,                                  \
+      "on; observe: count what would have hit, move nothing")                  \
+    X(numa, TEXT, SERVE, "", 0, 255,                                           \
+      "NUMA nodes of the arena, like 0 or 0,1; empty: the kernel's choice")    \
+    X(log, ENUM, SERVE, "text", 0, 1, "text or json: format of log lines")     \
+    X(log_level, ENUM, SERVE | RELOAD, "info", 0, 3,                           \
+      "error, warn, info or debug: what is logged")
 
+/* Where an option is valid: bits. */
+enum {
+    LDR_WHERE_EMBED = 1, /* embed: URLs */
+    LDR_WHERE_UNIX = 2,  /* unix: URLs */
+    LDR_WHERE_TCP = 4,   /* tcp:// URLs */
+    LDR_WHERE_CLIENT = LDR_WHERE_UNIX | LDR_WHERE_TCP,
+    LDR_WHERE_SERVE = 8,  /* flags, environment and file of larder serve */
+    LDR_WHERE_RELOAD = 16 /* serve takes a new value at SIGHUP */
+};
+
+/* The values of ENUM options, in the order of their words. log_level has those
+ * of larder_log_level_t, mode the first two of ldr_mode_t (node/). */
 enum { LDR_IO_AUTO, LDR_IO_URING, LDR_IO_PLAIN };
 enum { LDR_VERIFY_LOAD, LDR_VERIFY_ENTRY };
+enum { LDR_CONNECT_NOW, LDR_CONNECT_LAZY };
+enum { LDR_TLS_OFF, LDR_TLS_ON };
+enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };
+enum { LDR_LOG_TEXT, LDR_LOG_JSON };
+
+enum { LDR_SCHEME_EMBED, LDR_SCHEME_UNIX, LDR_SCHEME_TCP };
+
+/* The place of each option in the table: LDR_OPTION_dram... */
+enum {
+#define X(name, kind, where, def, min, max, text) LDR_OPTION_##name,
+    LDR_OPTION_MAP(X)
+#undef X
+        LDR_OPTION_COUNT
+};
+
+#define LDR_FIELD_SIZE(name) uint64_t name;
+#define LDR_FIELD_UINT(name) uint64_t name;
+#define LDR_FIELD_ENUM(name) uint64_t name;
+#define LDR_FIELD_TEXT(name) char name[LDR_OPTION_TEXT];
 
 typedef struct ldr_options {
+    int scheme;                    /* LDR_SCHEME_... */
+    char address[LDR_ADDRESS_MAX]; /* unix: the path; tcp: host:port,... */
     char dirs[LDR_DISKS_MAX][LDR_PATH_MAX];
     unsigned dir_count;
-#define X(name, kind, def, min, max, text) uint64_t name;
+#define X(name, kind, where, def, min, max, text) LDR_FIELD_##kind(name)
     LDR_OPTION_MAP(X)
 #undef X
 } ldr_options_t;
 
 typedef struct ldr_option_info {
-    const char *name, *kind, *value, *text;
+    const char *name, *kind, *value, *text; /* value: the default */
     uint64_t min, max;
+    unsigned where;
 } ldr_option_info_t;
 
 extern const ldr_option_info_t ldr_option_table[];
@@ -60,10 +162,75 @@ extern const size_t ldr_option_count;
 
 void ldr_options_default(ldr_options_t *o);
 
-/* Parses "embed:DIR[,DIR...][?name=value[&name=value...]]". Percent escapes
- * (%2C for a comma in a path) are decoded in DIRs and values. On failure the
- * error text names the part, and *o is untouched. */
+/*
+ * Parses a URL:
+ *   embed:DIR[,DIR...][?name=value[&name=value...]]
+ *   unix:PATH[?...]
+ *   tcp://HOST:PORT[,HOST:PORT...][?...]
+ * Percent escapes (%2C for a comma in a path) are decoded in DIRs, PATH and
+ * values. On failure the error text names the part, and *o is untouched.
+ */
 larder_status_t ldr_options_parse(const char *url, ldr_options_t *o);
+
+/* The option of this name, or -1. */
+int ldr_option_find(const char *name, size_t length);
+
+/* The option valid there whose name is nearest, or NULL if none is near. */
+const char *ldr_option_nearest(const char *name, size_t length, unsigned where);
+
+/* Sets one option from text. The error text names option, value and range. */
+larder_status_t ldr_option_set(ldr_options_t *o, size_t index,
+                               const char *text);
+
+/* Its value as ldr_option_set() would read it. Gives the length it has, as
+ * snprintf does. */
+size_t ldr_option_get(const ldr_options_t *o, size_t index, char *text,
+                      size_t size);
+
+/* The words of an ENUM, NULL after the last; NULL for other kinds. */
+const char *const *ldr_option_words(size_t index);
+
+/* "1 to 64", "2M to 16T", "auto, uring or plain", "at most 255 bytes". */
+size_t ldr_option_range(size_t index, char *text, size_t size);
+
+/* "embed: URLs and larder serve" */
+size_t ldr_where_text(unsigned where, char *text, size_t size);
+
+/* Adds a directory; a trailing slash does not count. */
+larder_status_t ldr_options_add_dir(ldr_options_t *o, const char *dir);
+
+/* ---- values (option_values.c) ---- */
 
 /* "64M" -> bytes. False if it is no size. */
 bool ldr_parse_size(const char *text, uint64_t *bytes_p);
+/* Bytes as one would write them: "64M". */
+size_t ldr_size_text(uint64_t bytes, char *text, size_t size);
+
+/* Decimal digits of a number below 2^64, and nothing else. */
+bool ldr_parse_uint(const char *text, uint64_t *value_p);
+
+/* "host:port", "1.2.3.4:port", "[::1]:port" (host without the brackets; port
+ * 0 to 65535). False if it is none. */
+bool ldr_parse_address(const char *text, size_t length, char host[LDR_HOST_MAX],
+                       uint16_t *port_p);
+
+/* 1 to max addresses with commas between, none of them twice. */
+bool ldr_addresses_ok(const char *list, unsigned max);
+
+/* 127.0.0.0/8, ::1 or localhost. */
+bool ldr_host_is_loopback(const char *host);
+
+/* 1 to 63 of [A-Za-z0-9._-]. */
+bool ldr_tenant_name_ok(const char *name);
+
+/* A list of uids: "", "any", or numbers with commas. */
+bool ldr_uids_ok(const char *list);
+bool ldr_uids_has(const char *list, uint32_t uid);
+
+/* The NUMA nodes of a list as bits (nodes 0 to 63); "" is none. */
+bool ldr_parse_numa(const char *list, uint64_t *nodes_p);
+
+/* How many characters must be changed, added or taken away (two swapped count
+ * as one) to turn one name into the other; - and _ are the same. UINT_MAX:
+ * more than a slip of the hand. */
+unsigned ldr_text_distance(const char *name, const char *text, size_t length);

@@ -1,0 +1,155 @@
+#include "base/metrics.h"
+
+#include <string.h>
+
+#define BUCKET_LAST 24u /* 2^24 us: 17 s; what takes longer is in +Inf */
+
+const ldr_metric_info_t ldr_metric_table[LDR_METRIC_COUNT] = {
+#define X(id, type, name, labels, help)                                        \
+    {LDR_METRIC_TYPE_##type, name, labels, help},
+    LDR_METRIC_MAP(X)
+#undef X
+};
+
+const char *ldr_metric_type_text(ldr_metric_type_t type)
+{
+    static const char *const texts[] = {"counter", "gauge", "histogram"};
+
+    return texts[type];
+}
+
+void ldr_exposition_init(ldr_exposition_t *e, char *text, size_t size)
+{
+    memset(e, 0, sizeof(*e));
+    e->text = ldr_text(text, size);
+    e->current = -1;
+}
+
+/* Writes the head before the first value. False: this metric has had its
+ * turn. */
+static bool begin(ldr_exposition_t *e, ldr_metric_t id)
+{
+    const ldr_metric_info_t *m = &ldr_metric_table[id];
+
+    if (e->current == (int)id) {
+        return true;
+    }
+    if (e->begun[id]) {
+        return false;
+    }
+    e->current = (int)id;
+    e->begun[id] = 1;
+    ldr_text_add(&e->text, "# HELP %s %s\n# TYPE %s %s\n", m->name, m->help,
+                 m->name, ldr_metric_type_text(m->type));
+    return true;
+}
+
+/* Paths and names may hold what a label must not. */
+static void label_value(ldr_text_t *t, const char *value)
+{
+    for (; *value != '\0'; value++) {
+        if (*value == '"' || *value == '\\') {
+            ldr_text_char(t, '\\');
+            ldr_text_char(t, *value);
+        } else if (*value == '\n') {
+            ldr_text_add(t, "\\n");
+        } else {
+            ldr_text_char(t, *value);
+        }
+    }
+}
+
+/* The series' name; bound_ns != 0: it is a bucket of a histogram. */
+static void series(ldr_exposition_t *e, ldr_metric_t id, const char *suffix,
+                   const char *const *labels, uint64_t bound_ns)
+{
+    const char *names = ldr_metric_table[id].labels;
+    const char *between = "{";
+
+    ldr_text_add(&e->text, "%s%s", ldr_metric_table[id].name, suffix);
+    while (*names != '\0' && *labels != NULL) {
+        size_t n = strcspn(names, ",");
+
+        ldr_text_add(&e->text, "%s%.*s=\"", between, (int)n, names);
+        label_value(&e->text, *labels++);
+        ldr_text_char(&e->text, '"');
+        between = ",";
+        names += n + (names[n] == ',');
+    }
+    if (bound_ns != 0) {
+        ldr_text_add(&e->text, "%sle=\"", between);
+        if (bound_ns == UINT64_MAX) {
+            ldr_text_add(&e->text, "+Inf");
+        } else {
+            ldr_text_fixed(&e->text, bound_ns, 9);
+        }
+        ldr_text_char(&e->text, '"');
+        between = ",";
+    }
+    ldr_text_add(&e->text, "%s ", between[0] == ',' ? "}" : "");
+}
+
+void ldr_metric_put(ldr_exposition_t *e, ldr_metric_t id,
+                    const char *const *labels, uint64_t value)
+{
+    ldr_metric_put_fixed(e, id, labels, value, 0);
+}
+
+void ldr_metric_put_signed(ldr_exposition_t *e, ldr_metric_t id,
+                           const char *const *labels, int64_t value)
+{
+    if (begin(e, id)) {
+        series(e, id, "", labels, 0);
+        ldr_text_i64(&e->text, value);
+        ldr_text_char(&e->text, '\n');
+    }
+}
+
+void ldr_metric_put_fixed(ldr_exposition_t *e, ldr_metric_t id,
+                          const char *const *labels, uint64_t value,
+                          unsigned decimals)
+{
+    if (begin(e, id)) {
+        series(e, id, "", labels, 0);
+        ldr_text_fixed(&e->text, value, decimals);
+        ldr_text_char(&e->text, '\n');
+    }
+}
+
+static void bucket(ldr_exposition_t *e, ldr_metric_t id,
+                   const char *const *labels, uint64_t bound_ns, uint64_t count)
+{
+    series(e, id, "_bucket", labels, bound_ns);
+    ldr_text_u64(&e->text, count);
+    ldr_text_char(&e->text, '\n');
+}
+
+void ldr_metric_put_histogram(ldr_exposition_t *e, ldr_metric_t id,
+                              const char *const *labels,
+                              const ldr_histogram_t *h)
+{
+    ldr_histogram_t now;
+    uint64_t count = 0;
+    unsigned i = 0;
+
+    if (!begin(e, id)) {
+        return;
+    }
+    ldr_histogram_read(h, &now);
+    for (unsigned octave = 0; octave <= BUCKET_LAST; octave++) {
+        uint64_t bound = (uint64_t)1000 << octave;
+
+        for (; ldr_histogram_bound_ns(i) <= bound; i++) {
+            count += now.buckets[i];
+        }
+        bucket(e, id, labels, bound, count);
+    }
+    count = ldr_histogram_count(&now);
+    bucket(e, id, labels, UINT64_MAX, count);
+    series(e, id, "_sum", labels, 0);
+    ldr_text_fixed(&e->text, now.sum_ns, 9);
+    ldr_text_char(&e->text, '\n');
+    series(e, id, "_count", labels, 0);
+    ldr_text_u64(&e->text, count);
+    ldr_text_char(&e->text, '\n');
+}

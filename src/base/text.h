@@ -1,0 +1,33 @@
+/*
+ * Text into a buffer of fixed size. What does not fit is counted and not
+ * written: the caller learns how much room it would have needed. Numbers look
+ * the same whatever the process's locale is.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct ldr_text {
+    char *at;
+    size_t size;   /* of the buffer; with 0 nothing is written */
+    size_t length; /* of all that was added, without the NUL */
+} ldr_text_t;
+
+static inline ldr_text_t ldr_text(char *at, size_t size)
+{
+    if (size > 0) {
+        at[0] = '\0';
+    }
+    return (ldr_text_t){at, size, 0};
+}
+
+void ldr_text_add(ldr_text_t *t, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void ldr_text_char(ldr_text_t *t, char c);
+void ldr_text_u64(ldr_text_t *t, uint64_t value);
+void ldr_text_i64(ldr_text_t *t, int64_t value);
+/* value / 10^decimals, without needless zeros: (1500, 3) is 1.5. */
+void ldr_text_fixed(ldr_text_t *t, uint64_t value, unsigned decimals);
+/* A JSON string with its quotes. Bytes that are no UTF-8 become U+FFFD. */
+void ldr_text_json(ldr_text_t *t, const char *text);
