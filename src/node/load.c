@@ -6,6 +6,7 @@
 #include "base/copy.h"
 #include "base/fault.h"
 #include "base/mem.h"
+#include "node/observe.h"
 #include "node/ssd.h"
 
 #define GO_MAX 32u /* reads sent off with one submit */
@@ -52,6 +53,7 @@ static void read_queue(ldr_node_t *node, uint32_t shard)
         node->read_head = shard;
     }
     node->read_tail = shard;
+    node->reads_waiting++;
 }
 
 static bool begin(ldr_node_t *node, ldr_load_t *load);
@@ -72,7 +74,7 @@ static bool begin_read(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
     };
     uint32_t shard;
 
-    ldr_node_populate(node, r.length);
+    ldr_node_populate(node, store->spaces[t->space].tenant, r.length);
     /* The lock may have been dropped: what was found is found again. */
     larder_cause_t cause;
     entry = ldr_store_find(store, &r.name, LDR_NIL, now_s, &cause);
@@ -94,11 +96,15 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
     ldr_store_t *store = &node->store;
     const larder_item_t *item = load->target.item;
     uint32_t now_s = ldr_wall_s(node->clock);
+    larder_cause_t cause;
+
+    if (node->mode != LDR_MODE_ON) {
+        ldr_observe_load(node, &load->target);
+        return settle(load, LARDER_MISS, LARDER_CAUSE_PAUSED);
+    }
     ldr_name_t name =
         ldr_store_name(store, load->target.space, item->group, item->key);
-    larder_cause_t cause;
     uint32_t entry = ldr_store_find(store, &name, LDR_NIL, now_s, &cause);
-
     if (entry == LDR_NIL) {
         return settle(load, LARDER_MISS, cause);
     }
@@ -248,6 +254,7 @@ static bool read_setup(ldr_node_t *node, ldr_read_t *read, uint32_t shard)
     segment->readers++;
     read->shard = shard;
     read->loc = loc;
+    read->begin_ns = ldr_now_ns(node->clock);
     read->header = ldr_disk_header(&ssd->disk, ldr_loc_segment(loc));
     uint32_t n = ldr_arena_iov(&store->arena, sh->page, sh->length, read->iov,
                                LDR_READ_IOV - 1);
@@ -279,8 +286,10 @@ static unsigned reads_collect(ldr_node_t *node, ldr_io_req_t **reqs)
         if (node->read_head == LDR_NIL) {
             node->read_tail = LDR_NIL;
         }
+        node->reads_waiting--;
         if (read_setup(node, read, shard)) {
             node->read_free = read->next;
+            node->reads_flying++;
             reqs[count++] = &read->req;
         }
     }
@@ -300,6 +309,8 @@ static void read_done(ldr_io_req_t *req)
         req->error == 0 &&
         ldr_record_parse(read->block, &read->header, descriptor, &record);
 
+    ldr_histogram_add(&ssd->read_times,
+                      ldr_now_ns(node->clock) - read->begin_ns);
     ldr_node_lock(node);
     read_settle(node, read, parsed, &record);
     ldr_segment_t *segment = &ssd->disk.segments[ldr_loc_segment(read->loc)];
@@ -309,6 +320,7 @@ static void read_done(ldr_io_req_t *req)
     }
     read->next = node->read_free;
     node->read_free = read;
+    node->reads_flying--;
     unsigned count = reads_collect(node, reqs);
     ldr_io_t *io = node->io;
     pthread_cond_broadcast(&node->changed);
@@ -390,15 +402,7 @@ void ldr_reads_drain(ldr_node_t *node)
         return;
     }
     ldr_node_lock(node);
-    for (;;) {
-        size_t idle = 0;
-
-        for (ldr_read_t *r = node->read_free; r != NULL; r = r->next) {
-            idle++;
-        }
-        if (idle == node->read_count && node->read_head == LDR_NIL) {
-            break;
-        }
+    while (node->reads_flying > 0 || node->reads_waiting > 0) {
         pthread_cond_wait(&node->changed, &node->lock);
     }
     ldr_node_unlock(node);

@@ -41,6 +41,7 @@ struct ldr_read {
     ldr_node_t *node;
     uint32_t shard;
     ldr_loc_t loc;
+    uint64_t begin_ns;
     ldr_segment_header_t header; /* of the segment it reads from */
     struct iovec *iov;           /* LDR_READ_IOV of them */
     uint8_t *block;              /* where the descriptor arrives */

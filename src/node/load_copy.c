@@ -3,6 +3,7 @@
 #include "base/copy.h"
 #include "base/fault.h"
 #include "node/load.h"
+#include "node/observe.h"
 #include "node/ssd.h"
 
 /* Copies so many bytes into the caller's next buffers. */
@@ -95,6 +96,7 @@ void ldr_load_copy(ldr_node_t *node, ldr_load_t *load, const ldr_stop_t *stop)
     }
     load->checked = check;
     uint64_t ns = ldr_now_ns(node->clock) - begin_ns;
+    ldr_histogram_add(&node->load_times, ns);
     ldr_node_lock(node);
     ldr_node_measured(node, LARDER_TIER_DRAM, load->length, ns);
     ldr_node_unlock(node);
@@ -131,12 +133,11 @@ void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep)
 
     ldr_node_lock(node);
     if (load->status == LARDER_OK) {
-        store->n.loaded_bytes += load->length;
-        if (load->from_ssd) {
-            store->n.loads_ssd++;
-        } else {
-            store->n.loads_dram++;
-        }
+        LDR_COUNT(store, load->target.space, loaded_bytes, load->length);
+        LDR_COUNT(store, load->target.space, loaded_ssd_bytes,
+                  load->from_ssd ? load->length : 0);
+        LDR_COUNT(store, load->target.space, loads_ssd, load->from_ssd);
+        LDR_COUNT(store, load->target.space, loads_dram, !load->from_ssd);
         if (load->checked) {
             __atomic_store_n(&store->shards[load->shard].checked, 1,
                              __ATOMIC_RELAXED);
@@ -147,7 +148,7 @@ void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep)
             load->cause = LARDER_CAUSE_DEADLINE;
         }
         if (load->status == LARDER_MISS) {
-            store->n.misses[load->cause]++;
+            LDR_COUNT(store, load->target.space, misses[load->cause], 1);
         }
     }
     if (load->chunk != LDR_NIL && !(keep && load->status == LARDER_OK)) {
@@ -226,6 +227,14 @@ void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
     bool more = true;
 
     *out = (larder_match_t){.cause = LARDER_CAUSE_NONE};
+    ldr_mode_t mode = ldr_node_get_mode(node);
+    if (mode != LDR_MODE_ON) {
+        if (mode == LDR_MODE_OBSERVE) {
+            ldr_observe_match(node, space, shards, group, keys, count);
+        }
+        out->cause = LARDER_CAUSE_PAUSED;
+        return;
+    }
     for (size_t i = 0; i < count && more;) {
         size_t end = ldr_min64(count, i + MATCH_SLICE);
 
@@ -238,6 +247,10 @@ void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
             if (more) {
                 ldr_index_at(&store->index, entry)->used_s = now_s;
             }
+        }
+        if (i == count || !more) {
+            LDR_COUNT(store, space, asked_chunks, count);
+            LDR_COUNT(store, space, matched_chunks, out->chunks);
         }
         ldr_node_unlock(node);
     }

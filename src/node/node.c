@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "node/load.h"
+#include "node/observe.h"
 #include "node/ssd.h"
 
 /* Until something was measured. */
@@ -25,7 +26,7 @@ bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns)
                 return true;
             }
         }
-        return false;
+        return ldr_memory_step(node);
     }
     ldr_node_tell(node);
     if (deadline_ns == UINT64_MAX) {
@@ -65,58 +66,6 @@ void ldr_node_poison(ldr_node_t *node, const char *what)
     }
 }
 
-/* False: nothing is left to do, or there is no memory for it now. */
-static bool populate_slice(ldr_node_t *node)
-{
-    ldr_slice_t slice;
-
-    if (!ldr_arena_slice_take(&node->store.arena, &slice)) {
-        return false;
-    }
-    ldr_node_unlock(node);
-    bool ok = ldr_arena_slice_populate(&node->store.arena, &slice);
-    ldr_node_lock(node);
-    ldr_arena_slice_give(&node->store.arena, &slice, ok);
-    pthread_cond_broadcast(&node->changed);
-    return ok;
-}
-
-void ldr_node_populate(ldr_node_t *node, size_t bytes)
-{
-    const ldr_arena_t *arena = &node->store.arena;
-
-    while (arena->free_count < ldr_arena_pages(bytes)) {
-        if (populate_slice(node)) {
-            continue;
-        }
-        /* Slices that another thread has in hand are a millisecond away. */
-        if (arena->ready_count + arena->failed_count == arena->slice_next) {
-            return;
-        }
-        pthread_cond_wait(&node->changed, &node->lock);
-    }
-}
-
-static void *populate_main(void *arg)
-{
-    ldr_node_t *node = arg;
-    const ldr_arena_t *arena = &node->store.arena;
-
-    ldr_node_lock(node);
-    while (!node->populate_stop && populate_slice(node)) {
-    }
-    if (!node->populate_stop && arena->slice_next < arena->page_count) {
-        ldr_warn(&node->log,
-                 "dram: %llu of %llu bytes could not be had; the rest is tried "
-                 "again when it is needed",
-                 (unsigned long long)(arena->page_count - arena->ready_count) *
-                     LDR_PAGE,
-                 (unsigned long long)arena->page_count * LDR_PAGE);
-    }
-    ldr_node_unlock(node);
-    return NULL;
-}
-
 /* ---- open ---- */
 
 static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
@@ -152,40 +101,6 @@ static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
                                  "cannot start threads for "
                                  "reading and writing: %s",
                                  strerror(-error));
-}
-
-static larder_status_t store_open(ldr_node_t *node, uint64_t seed)
-{
-    const ldr_options_t *o = &node->options;
-    uint64_t limit = ldr_memory_limit();
-    /* An entry stands for at least a page in DRAM or two blocks on disk. */
-    uint64_t entries =
-        o->dram / LDR_PAGE + o->dir_count * (o->ssd / (2 * LDR_BLOCK));
-
-    /* Beyond it the kernel would end the process, not refuse the memory; and
-     * the engine needs some too. */
-    if (o->dram > limit - limit / 16) {
-        return ldr_fail(LARDER_E_NO_MEMORY,
-                        "dram=%llu leaves too little of the %llu bytes of "
-                        "memory that this process may have",
-                        (unsigned long long)o->dram, (unsigned long long)limit);
-    }
-    ldr_store_params_t params = {
-        .dram_bytes = o->dram,
-        .dram_backed = true,
-        .entry_max = (uint32_t)ldr_min64(entries, LDR_NIL - 1),
-        .seed = seed,
-        .pin_max = o->pin_max != 0 ? o->pin_max : o->dram / 4,
-        .policy = &ldr_policy_lru,
-    };
-    larder_status_t st = ldr_store_init(&node->store, &params);
-    if (st != LARDER_OK) {
-        return ldr_fail(st, "not enough memory for dram=%llu",
-                        (unsigned long long)o->dram);
-    }
-    node->store.write_behind = o->dir_count > 0;
-    node->store_opened = true;
-    return st;
 }
 
 static larder_status_t disks_open(ldr_node_t *node)
@@ -236,22 +151,13 @@ static larder_status_t threads_start(ldr_node_t *node)
             return st;
         }
     }
-    node->populate_started = ldr_thread_start(
-        &node->populate_thread, "larder-populate", populate_main, node);
-    return node->populate_started
-               ? LARDER_OK
-               : ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+    return ldr_memory_start(node);
 }
 
 /* Frees what is there; the node may be half open. */
 static void node_free(ldr_node_t *node)
 {
-    if (node->populate_started) {
-        ldr_node_lock(node);
-        node->populate_stop = true;
-        ldr_node_unlock(node);
-        pthread_join(node->populate_thread, NULL);
-    }
+    ldr_memory_stop(node);
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_stop(&node->ssds[i]);
     }
@@ -267,6 +173,7 @@ static void node_free(ldr_node_t *node)
     }
     ldr_free(node->ssds);
     ldr_reads_destroy(node);
+    ldr_shadow_destroy(node->shadow);
     if (node->store_opened) {
         ldr_store_destroy(&node->store);
     }
@@ -287,6 +194,8 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
     node->log = env->log;
     node->clock = env->clock != NULL ? env->clock : &ldr_clock_real;
     node->manual = env->manual;
+    node->revoke = env->revoke;
+    node->revoke_arg = env->revoke_arg;
     node->dram_speed = DRAM_SPEED;
     node->ssd_speed = SSD_SPEED;
     ldr_rand_seed(&node->rand, env->seed != 0 ? env->seed : ldr_rand_entropy());
@@ -298,7 +207,7 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
     }
     larder_status_t st = io_open(node, env);
     if (st == LARDER_OK) {
-        st = store_open(node, ldr_rand_next(&node->rand));
+        st = ldr_memory_open(node, ldr_rand_next(&node->rand));
     }
     if (st == LARDER_OK) {
         st = ldr_reads_create(node);

@@ -1,6 +1,6 @@
 /*
- * A node: tiers, policy and queues. What `serve` will host and embedding
- * already does.
+ * A node: tiers, policy and queues. What `larder serve` hosts and an engine
+ * embeds: the same code.
  *
  * One lock, node->lock, guards all metadata (store.h); it is held for
  * bookkeeping only, never across I/O or a copy. Threads, and what each may
@@ -13,15 +13,26 @@
 #include <stdint.h>
 
 #include "base/clock.h"
+#include "base/histogram.h"
 #include "base/io.h"
 #include "base/log.h"
 #include "base/options.h"
 #include "larder/larder.h"
 #include "store/store.h"
+#include "wire/wire.h"
 
 typedef struct ldr_node ldr_node_t;
 typedef struct ldr_ssd ldr_ssd_t;
 typedef struct ldr_read ldr_read_t;
+typedef struct ldr_shadow ldr_shadow_t; /* observe.c */
+
+/* What the node does with requests. In all modes it removes and resets, since
+ * what was dropped must stay dropped, and its disks go on writing down. */
+typedef enum ldr_mode {
+    LDR_MODE_ON,
+    LDR_MODE_OBSERVE, /* moves nothing, and counts what would have hit */
+    LDR_MODE_PAUSED   /* moves nothing */
+} ldr_mode_t;
 
 /* What a node stands on. Zero: the real thing. */
 typedef struct ldr_node_env {
@@ -30,6 +41,11 @@ typedef struct ldr_node_env {
     uint64_t seed; /* 0: from the kernel */
     bool manual;   /* no threads: the caller drives ldr_node_step() */
     ldr_log_t log;
+    /* An extent that sessions have mapped has to leave its tenant: they must
+     * unmap it. Called with the node's lock held: note it and wake somebody.
+     * NULL: nobody maps extents. */
+    void (*revoke)(void *arg, uint32_t extent, uint32_t generation);
+    void *revoke_arg;
 } ldr_node_env_t;
 
 struct ldr_node {
@@ -46,6 +62,10 @@ struct ldr_node {
     pthread_cond_t changed; /* writes landed, disks went on or off */
     ldr_store_t store;
     uint64_t drops_told; /* how many a flush has answered for */
+    ldr_mode_t mode;
+    ldr_shadow_t *shadow; /* while observing; NULL: none, or no memory */
+    void (*revoke)(void *arg, uint32_t extent, uint32_t generation);
+    void *revoke_arg;
 
     ldr_ssd_t *ssds;
     unsigned ssd_count;
@@ -54,11 +74,15 @@ struct ldr_node {
     ldr_read_t *read_free;
     size_t read_count;
     uint32_t read_head, read_tail; /* shards that wait for a slot */
+    uint32_t reads_waiting, reads_flying;
 
-    double dram_speed, ssd_speed; /* bytes per second, measured */
+    double dram_speed, ssd_speed;           /* bytes per second, measured */
+    ldr_histogram_t load_times, save_times; /* of copies; need no lock */
 
     pthread_t populate_thread;
+    pthread_cond_t populate_work;
     bool populate_started, populate_stop;
+    bool populate_idle; /* it waits for populate_work */
     bool store_opened;
 };
 
@@ -77,6 +101,14 @@ static inline void ldr_node_lock(ldr_node_t *node)
     pthread_mutex_lock(&node->lock);
 }
 
+/* Wakes the thread that makes memory, if it sleeps. With the lock. */
+static inline void ldr_memory_wake(ldr_node_t *node)
+{
+    if (node->populate_idle) {
+        pthread_cond_signal(&node->populate_work);
+    }
+}
+
 /* A broken invariant: says so once, and poisons the node. With the lock. */
 void ldr_node_poison(ldr_node_t *node, const char *what);
 
@@ -91,6 +123,10 @@ static inline void ldr_node_tell(ldr_node_t *node)
         node->store.dirty_left = false;
         pthread_cond_broadcast(&node->changed); /* for ldr_node_flush() */
     }
+    if (node->store.arena.emptied) {
+        node->store.arena.emptied = false;
+        ldr_memory_wake(node); /* an extent is to be made anew */
+    }
 }
 
 static inline void ldr_node_unlock(ldr_node_t *node)
@@ -103,24 +139,83 @@ static inline void ldr_node_unlock(ldr_node_t *node)
  * manual node: does one step; false: there was none. */
 bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns);
 
-/* Makes more of the arena resident until so many bytes are free or all of it
- * is. With the lock held, which it drops meanwhile. Before anything is evicted
- * for want of room. */
-void ldr_node_populate(ldr_node_t *node, size_t bytes);
+/* ---- memory (memory.c) ---- */
 
-/* ---- spaces (space.c) ---- */
+larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed);
+larder_status_t ldr_memory_start(ldr_node_t *node);
+void ldr_memory_stop(ldr_node_t *node);
 
+/* Finds memory for so many bytes of a tenant before anything of its is evicted:
+ * makes more of its extents resident, claims a free one, or, below its share,
+ * asks another tenant for one. Never waits for other tenants' holders. With
+ * the lock held; true: it was dropped meanwhile. */
+bool ldr_node_populate(ldr_node_t *node, uint32_t tenant, size_t bytes);
+
+/* In a manual node: makes an empty extent anew. False: there is none. */
+bool ldr_memory_step(ldr_node_t *node);
+
+/* An extent, for sessions that map it. */
+typedef struct ldr_extent_view {
+    int fd; /* the caller's, to close */
+    uint32_t tenant;
+    uint64_t bytes;
+    uint64_t ready_bytes; /* resident from the start up to here */
+} ldr_extent_view_t;
+
+/*
+ * One more mapper of this extent in this generation. False: it is not (any
+ * more) that tenant's in that generation, or there is no descriptor to be had.
+ * An extent that is leaving its tenant can still be mapped, to read what is
+ * leased in it; revoke() is then called at once.
+ */
+bool ldr_node_extent_map(ldr_node_t *node, uint32_t tenant, uint32_t extent,
+                         uint32_t generation, ldr_extent_view_t *out);
+/* One fewer. Once the last is gone and nothing in it is held, an extent that
+ * was leaving is made anew for another tenant: new memory, next generation. */
+void ldr_node_extent_unmap(ldr_node_t *node, uint32_t extent,
+                           uint32_t generation);
+
+/* Where a held shard lies: up to max pieces, neighbours merged. Gives their
+ * number; if that is over max only max were filled in. Needs no lock. */
+uint32_t ldr_node_segs(ldr_node_t *node, uint32_t shard, ldr_seg_t *segs,
+                       uint32_t max);
+uint32_t ldr_node_iov(ldr_node_t *node, uint32_t shard, struct iovec *iov,
+                      uint32_t max);
+
+/* ---- tenants and spaces (space.c) ---- */
+
+typedef struct ldr_tenant_params {
+    const char *name;
+    uint64_t dram_max, ssd_max; /* bytes; 0: no limit of its own */
+} ldr_tenant_params_t;
+
+/* Adds the tenant or changes its limits. */
+larder_status_t ldr_node_tenant(ldr_node_t *node,
+                                const ldr_tenant_params_t *params,
+                                uint32_t *tenant_p);
+
+/* SHA-256("larder tenant 1" || name), the first bytes of it. */
+void ldr_tenant_id(const char *name, uint8_t id[LDR_ID_BYTES]);
+
+/* A space as its users know it. The node's own id of it is hashed over the
+ * tenant as well, so that an id that was stolen names another, empty space in
+ * another tenant's session. */
 typedef struct ldr_space_info {
     uint8_t space_id[LDR_ID_BYTES];
-    uint8_t tenant_id[LDR_ID_BYTES];
-    uint8_t tenant_check[LDR_ID_BYTES];
-    const char *tenant; /* for messages */
+    uint8_t tenant_check[LDR_ID_BYTES]; /* check value of its secret */
+    const char *tenant;                 /* its name */
 } ldr_space_info_t;
 
-/* The space's number. Directories remember the tenant's check value. */
+/* The space's number. Directories remember the tenant's check value. A tenant
+ * that is not known is added, without limits. */
 larder_status_t ldr_node_space(ldr_node_t *node, const ldr_space_info_t *info,
                                uint32_t *space_p);
 larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space);
+
+/* ---- modes (observe.c) ---- */
+
+void ldr_node_set_mode(ldr_node_t *node, ldr_mode_t mode);
+ldr_mode_t ldr_node_get_mode(ldr_node_t *node);
 
 /* ---- saving (save.c) ---- */
 
@@ -171,8 +266,32 @@ static inline size_t ldr_item_bytes(const larder_item_t *item)
 void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
                   const ldr_stop_t *stop);
 
-/* Counts a save that was refused for its arguments. */
-void ldr_node_count_bad(ldr_node_t *node);
+/*
+ * The steps of a put, for whoever copies the bytes itself. None is counted:
+ * that is ldr_node_count_save().
+ *
+ * Reserve makes room and never waits for it, but may populate. OK: the shard
+ * is being filled, its chunk is held, nobody sees it; PRESENT; E_FULL; E_LIMIT
+ * (index); E_SIZE; E_TIER_OFF (paused or observing).
+ */
+larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
+                                 size_t bytes, uint32_t *shard_p);
+/* E_FULL of this space may pass: writes are under way that will free room, or
+ * an extent is on its way to the tenant. */
+bool ldr_node_room_coming(ldr_node_t *node, uint32_t space);
+/* Makes it visible and gives up the hold. E_STALE: reset or removed meanwhile;
+ * it is gone. ns: how long the copy took, 0: not known. */
+larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
+                                uint64_t ns);
+void ldr_node_abort(ldr_node_t *node, uint32_t shard);
+
+/* Counts the outcome of a save; space LDR_NIL: none is known. */
+void ldr_node_count_save(ldr_node_t *node, uint32_t space, larder_status_t st);
+
+/* Gives up the hold of a load that was ended with keep. */
+void ldr_node_release(ldr_node_t *node, uint32_t chunk);
+/* Whoever holds the shard has found its bytes right. */
+void ldr_node_checked(ldr_node_t *node, uint32_t shard);
 
 void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t);
 
@@ -196,7 +315,50 @@ void ldr_node_dirty(ldr_node_t *node);
 
 /* ---- figures (stats.c) ---- */
 
-void ldr_node_stats(ldr_node_t *node, larder_stats_t *out);
+/* tenant: its part, without what concerns all, such as disks; LDR_NIL: all. */
+void ldr_node_stats(ldr_node_t *node, uint32_t tenant, larder_stats_t *out);
+
+#define LDR_NAME_MAX 64u
+
+typedef struct ldr_space_stats {
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t tenant; /* LDR_NIL: nobody has opened it since the node started */
+    uint32_t epoch;
+    uint64_t dram_bytes; /* pages in use */
+    uint64_t ssd_bytes;  /* records that are found, descriptors included */
+    uint64_t chunks;     /* in the index, whichever tier has them */
+    ldr_counters_t n;
+} ldr_space_stats_t;
+
+typedef struct ldr_tenant_stats {
+    uint8_t id[LDR_ID_BYTES];
+    char name[LDR_NAME_MAX]; /* "": only seen on disk so far */
+    uint32_t spaces;
+    uint32_t extents, extents_leaving, extents_coming;
+    uint64_t dram_max, ssd_max;    /* its limits; 0: none */
+    uint64_t dram_share;           /* what others cannot take from it */
+    uint64_t dram_owned_bytes;     /* its extents */
+    uint64_t dram_used_bytes;      /* pages in use */
+    uint64_t ssd_share, ssd_bytes; /* ssd_share: 0 while it is alone */
+    uint64_t chunks, held_chunks, pinned_bytes;
+    ldr_counters_t n;
+} ldr_tenant_stats_t;
+
+/* By number, from 0 on; false: there is none with this number. */
+bool ldr_node_space_stats(ldr_node_t *node, uint32_t space,
+                          ldr_space_stats_t *out);
+bool ldr_node_tenant_stats(ldr_node_t *node, uint32_t tenant,
+                           ldr_tenant_stats_t *out);
+
+/* How long the queues are. */
+typedef struct ldr_queues {
+    uint64_t dirty_shards;  /* to be written down */
+    uint64_t reads_waiting; /* for a slot */
+    uint64_t reads_flying, writes_flying;
+} ldr_queues_t;
+
+void ldr_node_queues(ldr_node_t *node, ldr_queues_t *out);
+
 /* Prometheus text; gives the length all of it needs. */
 size_t ldr_node_metrics(ldr_node_t *node, char *text, size_t size);
 

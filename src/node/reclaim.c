@@ -7,6 +7,15 @@
  * nothing that was kept. Tombstones are carried while an older segment could
  * still hold what they cancel.
  *
+ * Where several tenants share the disks, what belongs to one within its share
+ * is safe: it is carried, whatever it is worth, and the others make room. So
+ * that this does not become copying without end, the oldest segment is passed
+ * over for one with less in it that is safe; what can be safe is at most three
+ * quarters of what the disks hold (ldr_store_protect()), so there is one; and
+ * each turn frees at least an eighth of a segment. Every fourth turn takes the
+ * oldest in any case, and all that is safe in it with it: so tombstones come
+ * to their end.
+ *
  * All of it runs in the disk's thread. Locations into the segment are dropped
  * before it is reused, and a segment that is being read is passed over.
  */
@@ -18,6 +27,8 @@
 #include "node/ssd.h"
 
 #define CLASSES 33 /* of value: bits in it */
+#define OLDEST_EVERY 4u
+#define CHOOSE_SLICE 256u /* segments looked at before others get the lock */
 #define DROP_SLICE 4096u
 /* In hand at a time: at least one record of any size. */
 #define CARRY_RECORDS 32u
@@ -29,6 +40,10 @@ typedef struct reclaim {
     uint64_t class_bytes[CLASSES]; /* live bytes by class of value */
     int class_min;                 /* carry this class and above */
     uint64_t budget;               /* bytes that may still be carried */
+    bool tenants;                  /* there are several */
+    bool whole;                    /* all that is safe goes along */
+    uint64_t safe_bytes;           /* live bytes that are safe */
+    uint64_t safe_budget;          /* of them, that may still be carried */
     bool carry_tombs;
     bool stuck; /* something that must be carried does not fit */
     bool carried;
@@ -58,6 +73,25 @@ static uint32_t live_entry(reclaim_t *r, const ldr_record_t *record)
                                                                      : LDR_NIL;
 }
 
+/* Reset or expired. With the lock. */
+static bool is_stale(const reclaim_t *r, const ldr_entry_t *e)
+{
+    return e->epoch != r->ssd->node->store.spaces[e->space].epoch ||
+           (e->expires_s != 0 &&
+            e->expires_s <= ldr_wall_s(r->ssd->node->clock));
+}
+
+/* Whether its tenant is within its share. With the lock. */
+static bool is_safe(const reclaim_t *r, uint32_t entry)
+{
+    const ldr_store_t *store = &r->ssd->node->store;
+    const ldr_entry_t *e = ldr_index_at(&store->index, entry);
+    const ldr_space_t *space = &store->spaces[e->space];
+
+    return r->tenants && space->counted &&
+           store->tenants[space->tenant].ssd_safe && !is_stale(r, e);
+}
+
 /* What carrying the record is worth, as a class; 0: nothing. With the lock. */
 static int value_class(reclaim_t *r, uint32_t entry, const ldr_record_t *record)
 {
@@ -65,8 +99,7 @@ static int value_class(reclaim_t *r, uint32_t entry, const ldr_record_t *record)
     const ldr_entry_t *e = ldr_index_at(&store->index, entry);
     uint32_t now_s = ldr_wall_s(r->ssd->node->clock);
 
-    if (e->epoch != store->spaces[e->space].epoch ||
-        (e->expires_s != 0 && e->expires_s <= now_s)) {
+    if (is_stale(r, e)) {
         return 0;
     }
     ldr_policy_record_t p = {
@@ -77,7 +110,7 @@ static int value_class(reclaim_t *r, uint32_t entry, const ldr_record_t *record)
         .pinned = (ldr_entry_flags(e) & LDR_ENTRY_PINNED) != 0,
         .orphan = ldr_entry_depth(e) > 0 && e->parent == LDR_NIL,
     };
-    uint32_t value = store->policy->ops->keep(&p);
+    uint32_t value = store->policy->keep(&p);
     return value == 0 ? 0 : 32 - __builtin_clz(value);
 }
 
@@ -90,8 +123,12 @@ static bool weigh(void *arg, uint32_t segment, const ldr_record_t *record)
         ldr_node_lock(r->ssd->node);
         uint32_t entry = live_entry(r, record);
         if (entry != LDR_NIL) {
-            r->class_bytes[value_class(r, entry, record)] +=
-                (uint64_t)ldr_record_blocks(record->length) * LDR_BLOCK;
+            uint64_t *sum =
+                is_safe(r, entry)
+                    ? &r->safe_bytes
+                    : &r->class_bytes[value_class(r, entry, record)];
+
+            *sum += (uint64_t)ldr_record_blocks(record->length) * LDR_BLOCK;
         }
         ldr_node_unlock(r->ssd->node);
     }
@@ -232,7 +269,7 @@ static void carry_enter(reclaim_t *r)
         uint32_t entry = c->loc != 0 ? live_entry(r, &c->row) : LDR_NIL;
 
         if (entry != LDR_NIL) {
-            ldr_index_set_loc(&store->index, entry, c->row.shard, c->loc);
+            ldr_store_set_loc(store, entry, c->row.shard, c->loc);
         }
     }
     ldr_node_unlock(r->ssd->node);
@@ -276,10 +313,12 @@ static void carry_shard(reclaim_t *r, const ldr_record_t *row)
 
     ldr_node_lock(r->ssd->node);
     uint32_t entry = live_entry(r, row);
-    bool wanted = entry != LDR_NIL && bytes <= r->budget &&
-                  value_class(r, entry, row) >= r->class_min;
+    bool safe = entry != LDR_NIL && is_safe(r, entry);
+    bool wanted = entry != LDR_NIL &&
+                  (safe || value_class(r, entry, row) >= r->class_min);
     ldr_node_unlock(r->ssd->node);
-    if (!wanted) {
+    uint64_t *budget = safe ? &r->safe_budget : &r->budget;
+    if (!wanted || bytes > *budget) {
         return;
     }
     if (r->count == CARRY_RECORDS || r->bytes + bytes > CARRY_BYTES) {
@@ -287,7 +326,7 @@ static void carry_shard(reclaim_t *r, const ldr_record_t *row)
     }
     r->ssd->rows[r->count++].row = *row;
     r->bytes += bytes;
-    r->budget -= bytes;
+    *budget -= bytes;
 }
 
 /* Past what was put again after the removal: so the tombstone keeps the place
@@ -332,8 +371,9 @@ static bool drop(void *arg, uint32_t segment, const ldr_record_t *record)
         ldr_node_lock(r->ssd->node);
         uint32_t entry = live_entry(r, record);
         if (entry != LDR_NIL) {
+            LDR_COUNT(store, ldr_index_at(&store->index, entry)->space,
+                      reclaimed_chunks, 1);
             ldr_store_drop_loc(store, entry, record->shard, true);
-            store->n.reclaimed_chunks++;
         }
         ldr_node_unlock(r->ssd->node);
     }
@@ -360,8 +400,100 @@ static uint32_t oldest_segment(const ldr_ssd_t *ssd)
     return best;
 }
 
+/* What the disks can keep for tenants within their shares. With the lock. */
+static uint64_t keepable(const ldr_node_t *node)
+{
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        const ldr_ssd_t *ssd = &node->ssds[i];
+        uint64_t segments = ssd->disk.segment_max;
+
+        if (!ssd->opened) {
+            continue;
+        }
+        if (ssd->files_limit != 0) {
+            segments = ldr_min64(segments, ssd->files_limit);
+        }
+        /* One is being filled, one closed, one prepared; and three quarters of
+         * the rest, so that there is something to drop. */
+        bytes +=
+            (segments > 3 ? segments - 3 : 0) * ssd->disk.segment_bytes / 4 * 3;
+    }
+    return bytes;
+}
+
+bool ldr_ssd_shared(ldr_node_t *node)
+{
+    return ldr_store_protect(&node->store, keepable(node));
+}
+
+/* Blocks of a segment that are safe. With the lock. */
+static uint64_t safe_blocks(const ldr_ssd_t *ssd, uint32_t segment)
+{
+    const ldr_store_t *store = &ssd->node->store;
+    size_t at = ldr_store_segment(ssd->disk.number, segment);
+    uint64_t blocks = 0;
+
+    for (uint32_t i = 0; i < store->tenant_count; i++) {
+        if (store->tenants[i].ssd_safe) {
+            blocks += store->tenants[i].ssd_blocks[at];
+        }
+    }
+    return blocks;
+}
+
+/* The oldest segment a quarter of which is safe at most, or else the one with
+ * the least; LDR_NIL: none. With the lock, which it drops now and then. */
+static uint32_t cheapest_segment(ldr_ssd_t *ssd)
+{
+    const ldr_disk_t *d = &ssd->disk;
+    uint64_t quarter = d->segment_blocks / 4;
+    uint64_t least = UINT64_MAX;
+    uint32_t best = LDR_NIL;
+
+    for (uint32_t i = 0; i < d->segment_count; i++) {
+        const ldr_segment_t *s = &d->segments[i];
+
+        if (s->state == LDR_SEGMENT_CLOSED && s->readers == 0 && !s->blind) {
+            uint64_t safe = ldr_max64(safe_blocks(ssd, i), quarter);
+
+            if (safe < least ||
+                (safe == least && s->sequence < d->segments[best].sequence)) {
+                least = safe;
+                best = i;
+            }
+        }
+        if (i % CHOOSE_SLICE == CHOOSE_SLICE - 1) {
+            ldr_node_unlock(ssd->node);
+            ldr_node_lock(ssd->node);
+        }
+    }
+    return best;
+}
+
+/* With the lock, which it may drop. */
+static uint32_t choose_segment(reclaim_t *r)
+{
+    ldr_ssd_t *ssd = r->ssd;
+    uint32_t oldest = oldest_segment(ssd);
+
+    r->tenants = ldr_ssd_shared(ssd->node);
+    if (!r->tenants || oldest == LDR_NIL ||
+        ssd->disk.segments[oldest].state != LDR_SEGMENT_CLOSED) {
+        return oldest;
+    }
+    if (ssd->reclaims++ % OLDEST_EVERY == OLDEST_EVERY - 1) {
+        r->whole = true;
+        return oldest;
+    }
+    uint32_t cheapest = cheapest_segment(ssd);
+    return cheapest != LDR_NIL ? cheapest : oldest_segment(ssd);
+}
+
 /* Whether records older than the segment's may be in another: one that was
- * passed over because it is being read, or is still to be closed. */
+ * passed over, because it is being read or for what is safe in it, or one that
+ * is still to be closed. */
 static bool older_exists(const ldr_ssd_t *ssd, uint32_t segment)
 {
     const ldr_disk_t *d = &ssd->disk;
@@ -382,14 +514,17 @@ static bool older_exists(const ldr_ssd_t *ssd, uint32_t segment)
  * a quarter of a segment. */
 static void choose_class(reclaim_t *r)
 {
-    uint64_t bytes = 0;
-
     const ldr_disk_t *d = &r->ssd->disk;
+    uint64_t bytes = 0;
 
     /* Carried past tombstones that could not be read, what they cancel would
      * be back for good. */
-    r->budget =
-        d->segments[r->segment].sequence < d->unseen ? 0 : d->segment_bytes / 4;
+    if (d->segments[r->segment].sequence >= d->unseen) {
+        uint64_t quarter = d->segment_bytes / 4;
+
+        r->budget = quarter > r->safe_bytes ? quarter - r->safe_bytes : 0;
+        r->safe_budget = r->whole ? d->segment_bytes : d->segment_bytes / 8 * 7;
+    }
     r->class_min = CLASSES;
     while (r->class_min > 1 && bytes < r->budget) {
         r->class_min--;
@@ -437,6 +572,7 @@ static int empty_segment(reclaim_t *r)
     if (ldr_disk_rows_load(d, r->segment) != LARDER_OK) {
         /* Lost, or damaged: what is in it cannot be carried. */
         r->stuck = r->carry_tombs;
+        d->segments[r->segment].blind = true; /* until it is the oldest */
         if (!r->stuck) {
             drop_all(r);
         }
@@ -463,9 +599,10 @@ bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
 {
     ldr_node_t *node = ssd->node;
     ldr_disk_t *d = &ssd->disk;
-    reclaim_t r = {.ssd = ssd, .segment = oldest_segment(ssd)};
+    reclaim_t r = {.ssd = ssd};
     bool shrink = d->file_count > d->segment_max;
 
+    r.segment = choose_segment(&r);
     if (r.segment == LDR_NIL) {
         return false;
     }
@@ -484,6 +621,7 @@ bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
         return false; /* its locations are gone; the next try finishes it */
     }
     s->state = LDR_SEGMENT_FREE;
+    s->blind = false;
     if (shrink) {
         return true;
     }

@@ -6,6 +6,7 @@
 #include "base/fault.h"
 #include "node/load.h"
 #include "node/node.h"
+#include "node/observe.h"
 #include "node/ssd.h"
 
 /* ---- copying in ---- */
@@ -70,13 +71,44 @@ static larder_status_t fill(ldr_node_t *node, uint32_t shard,
 
 /* ---- put ---- */
 
-/* Looks the item up and reserves room if it is absent. */
+/* Whether the shard is here, on the way here, or on a disk that is on. */
+static bool is_present(ldr_node_t *node, const ldr_reserve_t *r,
+                       uint32_t *entry_p)
+{
+    ldr_store_t *store = &node->store;
+    larder_cause_t cause;
+
+    *entry_p = ldr_store_find(store, &r->name, LDR_NIL, r->now_s, &cause);
+    return *entry_p != LDR_NIL &&
+           (ldr_store_resident(store, *entry_p, r->number) != LDR_NIL ||
+            ldr_node_disk(node,
+                          ldr_index_loc(&store->index, *entry_p, r->number)));
+}
+
+/* Looks the item up and reserves room if it is absent. With the lock, which it
+ * may drop to make memory resident. */
 static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
                                size_t bytes, uint32_t *shard_p)
 {
     ldr_store_t *store = &node->store;
     const larder_item_t *item = t->item;
+    uint32_t tenant = store->spaces[t->space].tenant;
     uint32_t now_s = ldr_wall_s(node->clock);
+    uint32_t entry;
+
+    if (tenant == LDR_NIL) {
+        return LARDER_E_SPACE;
+    }
+    uint32_t pages_max = store->arena.owners[tenant].pages_max;
+    if (bytes == 0 || bytes > LARDER_VALUE_MAX ||
+        ldr_arena_pages(bytes) >
+            (pages_max != 0 ? pages_max : store->arena.page_count)) {
+        return LARDER_E_SIZE;
+    }
+    if (node->mode != LDR_MODE_ON) {
+        ldr_observe_save(node, t, bytes);
+        return LARDER_E_TIER_OFF;
+    }
     ldr_reserve_t r = {
         .name = ldr_store_name(store, t->space, item->group, item->key),
         .parent = item->parent,
@@ -91,20 +123,33 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
         .pin = (item->flags & LARDER_PUT_PIN) != 0,
         .state = LDR_SHARD_FILLING,
     };
-    larder_cause_t cause;
-    uint32_t entry = ldr_store_find(store, &r.name, LDR_NIL, now_s, &cause);
-
-    if (entry != LDR_NIL &&
-        (ldr_store_resident(store, entry, item->shard) != LDR_NIL ||
-         ldr_node_disk(node,
-                       ldr_index_loc(&store->index, entry, item->shard)))) {
+    /* Populating may drop the lock: then it is looked up again. */
+    if (is_present(node, &r, &entry) ||
+        (ldr_node_populate(node, tenant, bytes) &&
+         is_present(node, &r, &entry))) {
         return LARDER_PRESENT;
     }
     return ldr_store_reserve(store, entry, &r, shard_p);
 }
 
-static bool writes_fly(const ldr_node_t *node)
+larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
+                                 size_t bytes, uint32_t *shard_p)
 {
+    ldr_node_lock(node);
+    larder_status_t st = reserve(node, t, bytes, shard_p);
+    ldr_node_unlock(node);
+    return st;
+}
+
+/* With the lock. */
+static bool room_coming(const ldr_node_t *node, uint32_t space)
+{
+    uint32_t tenant = node->store.spaces[space].tenant;
+
+    if (tenant != LDR_NIL &&
+        node->store.arena.owners[tenant].coming_count > 0) {
+        return true;
+    }
     for (unsigned i = 0; i < node->ssd_count; i++) {
         if (ldr_ssd_oldest(&node->ssds[i]) != UINT64_MAX) {
             return true;
@@ -113,19 +158,70 @@ static bool writes_fly(const ldr_node_t *node)
     return false;
 }
 
+bool ldr_node_room_coming(ldr_node_t *node, uint32_t space)
+{
+    ldr_node_lock(node);
+    bool coming = room_coming(node, space);
+    ldr_node_unlock(node);
+    return coming;
+}
+
+larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
+                                uint64_t ns)
+{
+    ldr_store_t *store = &node->store;
+    larder_status_t st = LARDER_OK;
+
+    ldr_node_lock(node);
+    const ldr_shard_t *sh = &store->shards[shard];
+    if (ldr_store_commit(store, shard, crc, true, true)) {
+        LDR_COUNT(store, store->chunks[sh->chunk].space, saved_bytes,
+                  sh->length);
+        ldr_node_measured(node, LARDER_TIER_DRAM, sh->length, ns);
+        if (ns != 0) {
+            ldr_histogram_add(&node->save_times, ns);
+        }
+        ldr_node_dirty(node);
+        ldr_store_release(store, sh->chunk);
+    } else {
+        ldr_store_abort(store, shard);
+        st = LARDER_E_STALE;
+    }
+    ldr_node_unlock(node);
+    return st;
+}
+
+void ldr_node_abort(ldr_node_t *node, uint32_t shard)
+{
+    ldr_node_lock(node);
+    ldr_store_abort(&node->store, shard);
+    ldr_node_unlock(node);
+}
+
+void ldr_node_release(ldr_node_t *node, uint32_t chunk)
+{
+    ldr_node_lock(node);
+    ldr_store_release(&node->store, chunk);
+    ldr_node_unlock(node);
+}
+
+void ldr_node_checked(ldr_node_t *node, uint32_t shard)
+{
+    __atomic_store_n(&node->store.shards[shard].checked, 1, __ATOMIC_RELAXED);
+}
+
 static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
                            const ldr_stop_t *stop)
 {
-    ldr_store_t *store = &node->store;
     size_t bytes = ldr_item_bytes(t->item);
     uint32_t shard = LDR_NIL, crc = 0;
 
     ldr_node_lock(node);
-    ldr_node_populate(node, bytes);
     larder_status_t st = reserve(node, t, bytes, &shard);
     /* A small arena may be full of shards that are being written down just
-     * now. That is not "everything is leased": room comes as writes land. */
-    while (st == LARDER_E_FULL && writes_fly(node) &&
+     * now, or an extent be on its way. That is not "everything is leased":
+     * room comes as writes land and others let go. */
+    while (st == LARDER_E_FULL && room_coming(node, t->space) &&
            ldr_node_wait_stop(node, stop)) {
         st = reserve(node, t, bytes, &shard);
     }
@@ -135,22 +231,12 @@ static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
     }
     uint64_t begin_ns = ldr_now_ns(node->clock);
     st = fill(node, shard, t->item, stop, &crc);
-    uint64_t ns = ldr_now_ns(node->clock) - begin_ns;
-
-    ldr_node_lock(node);
-    if (st == LARDER_OK && !ldr_store_commit(store, shard, crc, true, true)) {
-        st = LARDER_E_STALE;
+    if (st != LARDER_OK) {
+        ldr_node_abort(node, shard);
+        return st;
     }
-    if (st == LARDER_OK) {
-        store->n.saved_bytes += bytes;
-        ldr_node_measured(node, LARDER_TIER_DRAM, bytes, ns);
-        ldr_node_dirty(node);
-        ldr_store_release(store, store->shards[shard].chunk);
-    } else {
-        ldr_store_abort(store, shard);
-    }
-    ldr_node_unlock(node);
-    return st;
+    return ldr_node_commit(node, shard, crc,
+                           ldr_now_ns(node->clock) - begin_ns);
 }
 
 /* Whether what is present has the same bytes: by length and checksum, which
@@ -183,44 +269,49 @@ static larder_status_t compare(ldr_node_t *node, const ldr_target_t *t,
     return st;
 }
 
-static void count_put(ldr_counters_t *n, larder_status_t st)
+static void count_save(ldr_store_t *store, uint32_t space, larder_status_t st)
 {
     switch (st) {
     case LARDER_OK:
-        n->saves_stored++;
+        LDR_COUNT(store, space, saves_stored, 1);
         break;
     case LARDER_PRESENT:
-        n->saves_present++;
+        LDR_COUNT(store, space, saves_present, 1);
         break;
     case LARDER_E_MISMATCH:
-        n->saves_mismatch++;
+        LDR_COUNT(store, space, saves_mismatch, 1);
         break;
     case LARDER_E_FULL:
     case LARDER_E_LIMIT:
-        n->saves_full++;
+        LDR_COUNT(store, space, saves_full, 1);
         break;
     case LARDER_E_STALE:
-        n->saves_stale++;
+        LDR_COUNT(store, space, saves_stale, 1);
         break;
     case LARDER_E_CANCELED:
     case LARDER_E_DEADLINE:
-        n->saves_canceled++;
+        LDR_COUNT(store, space, saves_canceled, 1);
+        break;
+    case LARDER_E_TIER_OFF:
+        LDR_COUNT(store, space, saves_paused, 1);
         break;
     default:
-        n->saves_failed++;
+        LDR_COUNT(store, space, saves_failed, 1);
     }
+}
+
+void ldr_node_count_save(ldr_node_t *node, uint32_t space, larder_status_t st)
+{
+    ldr_node_lock(node);
+    count_save(&node->store, space, st);
+    ldr_node_unlock(node);
 }
 
 void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
                   const ldr_stop_t *stop)
 {
     larder_status_t st = ldr_node_stopped(node, stop);
-    size_t bytes = ldr_item_bytes(t->item);
 
-    if (st == LARDER_OK && (bytes == 0 || bytes > LARDER_VALUE_MAX ||
-                            bytes > node->options.dram / LDR_PAGE * LDR_PAGE)) {
-        st = LARDER_E_SIZE;
-    }
     if (st == LARDER_OK) {
         st = put(node, t, stop);
     }
@@ -228,16 +319,7 @@ void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
         st = compare(node, t, stop);
     }
     t->item->status = st;
-    ldr_node_lock(node);
-    count_put(&node->store.n, st);
-    ldr_node_unlock(node);
-}
-
-void ldr_node_count_bad(ldr_node_t *node)
-{
-    ldr_node_lock(node);
-    count_put(&node->store.n, LARDER_E_INVALID);
-    ldr_node_unlock(node);
+    ldr_node_count_save(node, t->space, st);
 }
 
 /* ---- exists, remove ---- */
@@ -253,6 +335,10 @@ void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t)
     ldr_name_t name = ldr_store_name(store, t->space, item->group, item->key);
     uint32_t entry = ldr_store_find(store, &name, LDR_NIL,
                                     ldr_wall_s(node->clock), &item->cause);
+    if (node->mode != LDR_MODE_ON) {
+        item->cause = LARDER_CAUSE_PAUSED;
+        entry = LDR_NIL;
+    }
     if (entry != LDR_NIL &&
         !ldr_node_usable(node, entry, item->shard, &tier, &bytes)) {
         item->cause = ldr_index_loc(&store->index, entry, item->shard) != 0
@@ -263,7 +349,7 @@ void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t)
     item->status = entry != LDR_NIL ? LARDER_OK : LARDER_MISS;
     item->length = bytes;
     if (entry == LDR_NIL) {
-        store->n.misses[item->cause]++;
+        LDR_COUNT(store, t->space, misses[item->cause], 1);
     }
     ldr_node_unlock(node);
 }
@@ -295,6 +381,7 @@ static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item)
                                     ldr_wall_s(node->clock), &item->cause);
 
     item->status = LARDER_MISS;
+    ldr_observe_remove(node, space, item);
     if (entry == LDR_NIL) {
         return;
     }
@@ -304,7 +391,7 @@ static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item)
         return;
     }
     item->status = LARDER_OK;
-    store->n.removes++;
+    LDR_COUNT(store, space, removes, 1);
     /* A chunk without one of its shards is of no use: all of it leaves DRAM.
      * The other shards' places on disk stay. */
     uint32_t chunk = ldr_index_at(&store->index, entry)->resident;
@@ -312,7 +399,7 @@ static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item)
     if (shard != LDR_NIL && store->shards[shard].dirty) {
         ldr_store_dirty_remove(store, shard); /* not lost: removed */
     }
-    ldr_index_set_loc(&store->index, entry, item->shard, 0);
+    ldr_store_set_loc(store, entry, item->shard, 0);
     if (!ldr_index_has_loc(&store->index, entry)) {
         ldr_store_forget(store, entry);
     } else if (chunk != LDR_NIL) {

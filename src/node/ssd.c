@@ -102,7 +102,8 @@ void ldr_ssd_lose(ldr_ssd_t *ssd, ldr_filling_t *f)
         if (entry != LDR_NIL &&
             ldr_index_loc(&store->index, entry, record.shard) == loc) {
             ldr_store_drop_loc(store, entry, record.shard, false);
-            store->n.saves_dropped_io++; /* the next flush says so */
+            /* The next flush says so. */
+            LDR_COUNT(store, space, saves_dropped_io, 1);
         }
     }
     ssd->disk.segments[f->segment].state = LDR_SEGMENT_LOST;
@@ -189,9 +190,11 @@ static bool try_on(ldr_ssd_t *ssd)
 
 static void batch_done(ldr_io_req_t *req)
 {
-    ldr_batch_t *batch = req->arg;
+    ldr_flight_t *batch = req->arg;
     ldr_ssd_t *ssd = batch->ssd;
 
+    ldr_histogram_add(&ssd->write_times,
+                      ldr_now_ns(ssd->node->clock) - batch->begin_ns);
     if (ssd->node->manual) {
         batch->landed = true;
         return;
@@ -206,7 +209,7 @@ static void batch_done(ldr_io_req_t *req)
 }
 
 /* Enters the locations of a batch that landed, and lets its shards go. */
-static void batch_finish(ldr_ssd_t *ssd, ldr_batch_t *batch)
+static void batch_finish(ldr_ssd_t *ssd, ldr_flight_t *batch)
 {
     ldr_store_t *store = &ssd->node->store;
     ldr_filling_t *f = &ssd->disk.filling[batch->filling];
@@ -233,10 +236,10 @@ static void batch_finish(ldr_ssd_t *ssd, ldr_batch_t *batch)
         ldr_shard_t *sh = &store->shards[r->shard];
         uint32_t chunk = sh->chunk;
         if (f->failed) {
-            store->n.saves_dropped_io++;
+            LDR_COUNT(store, store->chunks[chunk].space, saves_dropped_io, 1);
         } else if (store->chunks[chunk].entry != LDR_NIL) {
-            ldr_index_set_loc(&store->index, store->chunks[chunk].entry,
-                              sh->number, r->loc);
+            ldr_store_set_loc(store, store->chunks[chunk].entry, sh->number,
+                              r->loc);
         }
         ldr_store_release(store, chunk);
     }
@@ -299,7 +302,7 @@ static ldr_record_t record_of(const ldr_store_t *store, uint32_t shard)
 }
 
 /* Gives the record its place behind what the batch holds already. */
-static void batch_add(ldr_ssd_t *ssd, ldr_batch_t *batch, ldr_record_t *record,
+static void batch_add(ldr_ssd_t *ssd, ldr_flight_t *batch, ldr_record_t *record,
                       uint32_t shard)
 {
     ldr_store_t *store = &ssd->node->store;
@@ -327,7 +330,7 @@ static void batch_add(ldr_ssd_t *ssd, ldr_batch_t *batch, ldr_record_t *record,
 
 /* Whether the segment has room for it; if it has none a new one is begun, if
  * there is one. */
-static bool make_room(ldr_ssd_t *ssd, ldr_batch_t *batch, uint32_t blocks)
+static bool make_room(ldr_ssd_t *ssd, ldr_flight_t *batch, uint32_t blocks)
 {
     ldr_filling_t *f = current(ssd);
 
@@ -347,10 +350,12 @@ static bool make_room(ldr_ssd_t *ssd, ldr_batch_t *batch, uint32_t blocks)
     }
     ldr_filling_start(&ssd->disk, current(ssd), ssd->ready);
     ssd->ready = LDR_NIL;
-    return true;
+    /* Where reclaim may have to carry most of a segment it comes first, while
+     * all of this one is empty. */
+    return !ldr_ssd_shared(ssd->node);
 }
 
-static void batch_fill(ldr_ssd_t *ssd, ldr_batch_t *batch)
+static void batch_fill(ldr_ssd_t *ssd, ldr_flight_t *batch)
 {
     ldr_store_t *store = &ssd->node->store;
     ldr_filling_t fresh = {.next_block = 1};
@@ -377,7 +382,8 @@ static void batch_fill(ldr_ssd_t *ssd, ldr_batch_t *batch)
 
         if (!ldr_filling_fits(&ssd->disk, &fresh, blocks + slack)) {
             ldr_store_dirty_remove(store, shard);
-            store->n.saves_dropped_size++;
+            LDR_COUNT(store, store->chunks[store->shards[shard].chunk].space,
+                      saves_dropped_size, 1);
             continue;
         }
         if (batch->req.iov_count + ldr_arena_pages(length) + 1 >
@@ -394,7 +400,7 @@ static void batch_fill(ldr_ssd_t *ssd, ldr_batch_t *batch)
 
 static bool write_batch(ldr_ssd_t *ssd)
 {
-    ldr_batch_t *batch = NULL;
+    ldr_flight_t *batch = NULL;
 
     if (ssd->node->store.dirty_head == LDR_NIL && ssd->tomb_count == 0) {
         return false;
@@ -412,14 +418,16 @@ static bool write_batch(ldr_ssd_t *ssd)
                                 .iov = batch->iov,
                                 .done = batch_done,
                                 .arg = batch};
+    uint32_t before = current(ssd)->segment;
     batch_fill(ssd, batch);
     if (batch->count == 0) {
-        return false;
+        return current(ssd)->segment != before;
     }
     ldr_filling_t *f = current(ssd);
     ldr_io_req_t *req = &batch->req;
     batch->filling = ssd->current;
     batch->flying = true;
+    batch->begin_ns = ldr_now_ns(ssd->node->clock);
     f->flying++;
     req->file = ssd->disk.segments[f->segment].file;
     req->offset = (uint64_t)f->next_block * LDR_BLOCK - batch->bytes;
@@ -610,7 +618,7 @@ uint64_t ldr_ssd_oldest(const ldr_ssd_t *ssd)
     uint64_t oldest = UINT64_MAX;
 
     for (uint32_t i = 0; i < LDR_BATCHES && ssd->batches != NULL; i++) {
-        const ldr_batch_t *batch = &ssd->batches[i];
+        const ldr_flight_t *batch = &ssd->batches[i];
 
         for (uint32_t k = 0; k < batch->count && batch->flying; k++) {
             if (batch->records[k].shard != LDR_NIL) {

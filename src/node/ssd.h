@@ -38,7 +38,8 @@ typedef struct ldr_batch_record {
     ldr_loc_t loc;
 } ldr_batch_record_t;
 
-typedef struct ldr_batch {
+/* A batch on its way to the disk. */
+typedef struct ldr_flight {
     ldr_io_req_t req;
     ldr_ssd_t *ssd;
     struct iovec iov[LDR_BATCH_IOV];
@@ -48,7 +49,8 @@ typedef struct ldr_batch {
     uint32_t bytes;
     uint32_t filling; /* which */
     bool flying, landed;
-} ldr_batch_t;
+    uint64_t begin_ns;
+} ldr_flight_t;
 
 struct ldr_ssd {
     ldr_node_t *node;
@@ -65,7 +67,7 @@ struct ldr_ssd {
     uint32_t files;       /* segment files there are, for the statistics */
     uint32_t files_limit; /* after ENOSPC: use no more files than this */
 
-    ldr_batch_t *batches;
+    ldr_flight_t *batches;
     uint32_t current; /* the filling that takes batches */
     uint32_t ready;   /* a prepared segment, or LDR_NIL */
 
@@ -75,11 +77,13 @@ struct ldr_ssd {
     uint64_t sync_wanted, sync_done, sync_failed; /* ordinals of requests */
     uint64_t unsynced_ns; /* since when something is not synced; 0: nothing */
 
+    uint32_t reclaims;        /* turns while several tenants are here */
     uint8_t *carry;           /* records on their way to another segment */
     struct ldr_carried *rows; /* which these are: reclaim.c */
 
     uint64_t segments_lost, written_bytes, carried_bytes, read_bytes;
     uint64_t write_errors, read_errors;
+    ldr_histogram_t read_times, write_times; /* need no lock */
 
     pthread_t thread;
     pthread_cond_t work;
@@ -124,6 +128,10 @@ void ldr_reclaim_destroy(ldr_ssd_t *ssd);
 /* Makes the oldest segment ready to be filled again (reclaim.c). With the
  * lock, which it drops. False: none could be. */
 bool ldr_ssd_reclaim(ldr_ssd_t *ssd);
+
+/* Whether several tenants have something on the disks, and works out whose is
+ * safe. With the lock. */
+bool ldr_ssd_shared(ldr_node_t *node);
 
 /* Enters a record found on disk into the index. Takes the lock. */
 bool ldr_ssd_apply(void *ssd, uint32_t segment, const ldr_record_t *record);

@@ -93,9 +93,8 @@ static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
     }
     /* A record of a later epoch proves a reset that the superblock missed:
      * it was under way when the node died. */
-    ldr_space_t *s = &store->spaces[space];
-    s->epoch = (uint32_t)ldr_max64(s->epoch, record->epoch);
-
+    const ldr_space_t *s = &store->spaces[space];
+    ldr_store_set_epoch(store, space, record->epoch);
     if (record->kind == LDR_RECORD_TOMBSTONE) {
         apply_tombstone(ssd, space, segment, record);
         return;
@@ -107,7 +106,7 @@ static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
     }
     uint32_t entry = entry_for(store, record, space);
     if (entry != LDR_NIL && !is_elsewhere(ssd, entry, record->shard)) {
-        ldr_index_set_loc(&store->index, entry, record->shard,
+        ldr_store_set_loc(store, entry, record->shard,
                           ldr_loc(ssd->disk.number, segment, record->block,
                                   ldr_record_blocks(record->length)));
     }
@@ -123,18 +122,22 @@ bool ldr_ssd_apply(void *arg, uint32_t segment, const ldr_record_t *record)
     return true;
 }
 
-/* The epochs of the superblock become the node's, where they are higher. */
-static void take_epochs(ldr_ssd_t *ssd)
+/* The tenants of the superblock become the node's, so that records are known
+ * to be theirs (one for which there is no room costs its protection, no more);
+ * and its epochs, where they are higher. With the lock. */
+static void take_super(ldr_ssd_t *ssd)
 {
     ldr_store_t *store = &ssd->node->store;
     const ldr_super_t *super = ssd->disk.super;
 
+    for (uint32_t i = 0; i < super->tenant_count; i++) {
+        ldr_store_tenant(store, super->tenants[i].id);
+    }
     for (uint32_t i = 0; i < super->space_count; i++) {
         uint32_t space = ldr_store_space(store, super->spaces[i].id);
 
         if (space != LDR_NIL) {
-            ldr_space_t *s = &store->spaces[space];
-            s->epoch = (uint32_t)ldr_max64(s->epoch, super->spaces[i].epoch);
+            ldr_store_set_epoch(store, space, super->spaces[i].epoch);
         }
     }
 }
@@ -151,7 +154,7 @@ static larder_status_t memory_for(ldr_ssd_t *ssd)
         return LARDER_E_NO_MEMORY;
     }
     for (uint32_t i = 0; i < LDR_BATCHES; i++) {
-        ldr_batch_t *batch = &ssd->batches[i];
+        ldr_flight_t *batch = &ssd->batches[i];
 
         batch->ssd = ssd;
         batch->blocks = ldr_alloc_blocks(LDR_BATCH_RECORDS * LDR_BLOCK);
@@ -176,7 +179,7 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
         return st;
     }
     ldr_node_lock(node);
-    take_epochs(ssd);
+    take_super(ssd);
     ldr_node_unlock(node);
     /* Others may be at work when a disk comes late. What is entered leads to a
      * disk that is off until all of it is. */

@@ -1,6 +1,4 @@
-/* Figures: the struct, and the same as Prometheus text. */
-#include <inttypes.h>
-#include <stdarg.h>
+/* Figures: the struct, and what match expects. */
 #include <stdio.h>
 #include <string.h>
 
@@ -49,14 +47,91 @@ static void disk_stats(const ldr_ssd_t *ssd, larder_disk_stats_t *out)
     out->read_errors = ssd->read_errors;
 }
 
-void ldr_node_stats(ldr_node_t *node, larder_stats_t *out)
-{
-    ldr_store_t *s = &node->store;
-    const ldr_counters_t *n = &s->n;
+/* ---- by space and by tenant ---- */
 
-    memset(out, 0, sizeof(*out));
-    out->struct_bytes = sizeof(*out);
+/* A counter is a sum: so is a tenant's. Fields are all of one type. */
+static void counters_add(ldr_counters_t *sum, const ldr_counters_t *n)
+{
+#define X(name, text) sum->name += n->name;
+    LDR_COUNTER_MAP(X)
+#undef X
+    for (int i = 0; i < LARDER_CAUSE_COUNT; i++) {
+        sum->misses[i] += n->misses[i];
+    }
+}
+
+bool ldr_node_space_stats(ldr_node_t *node, uint32_t space,
+                          ldr_space_stats_t *out)
+{
     ldr_node_lock(node);
+    bool found = space < node->store.space_count;
+    if (found) {
+        const ldr_space_t *s = &node->store.spaces[space];
+
+        *out = (ldr_space_stats_t){
+            .tenant = s->tenant,
+            .epoch = s->epoch,
+            .dram_bytes = s->dram_pages * LDR_PAGE,
+            .ssd_bytes = s->ssd_bytes,
+            .chunks = s->chunks,
+            .n = s->n,
+        };
+        memcpy(out->id, s->id, LDR_ID_BYTES);
+    }
+    ldr_node_unlock(node);
+    return found;
+}
+
+/* With the lock. */
+static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
+                         ldr_tenant_stats_t *out)
+{
+    const ldr_tenant_t *t = &s->tenants[tenant];
+    const ldr_owner_t *owner = &s->arena.owners[tenant];
+    uint64_t extent_bytes =
+        (uint64_t)ldr_arena_extent_pages(&s->arena) * LDR_PAGE;
+
+    *out = (ldr_tenant_stats_t){
+        .spaces = t->space_count,
+        .extents = owner->extent_count,
+        .extents_leaving = owner->leaving_count,
+        .extents_coming = owner->coming_count,
+        .dram_max = t->dram_max,
+        .ssd_max = t->ssd_max,
+        .dram_share = t->share * extent_bytes,
+        .dram_owned_bytes = owner->extent_count * extent_bytes,
+        .dram_used_bytes = (uint64_t)owner->used_count * LDR_PAGE,
+        .ssd_share = t->ssd_share,
+        .ssd_bytes = t->ssd_bytes,
+        .held_chunks = t->held_chunks,
+        .pinned_bytes = t->pinned_bytes,
+    };
+    memcpy(out->id, t->id, LDR_ID_BYTES);
+    memcpy(out->name, t->name, sizeof(out->name));
+    for (uint32_t i = 0; i < s->space_count; i++) {
+        if (s->spaces[i].tenant == tenant) {
+            out->chunks += s->spaces[i].chunks;
+            counters_add(&out->n, &s->spaces[i].n);
+        }
+    }
+}
+
+bool ldr_node_tenant_stats(ldr_node_t *node, uint32_t tenant,
+                           ldr_tenant_stats_t *out)
+{
+    ldr_node_lock(node);
+    bool found = tenant < node->store.tenant_count;
+    if (found) {
+        tenant_stats(&node->store, tenant, out);
+    }
+    ldr_node_unlock(node);
+    return found;
+}
+
+/* ---- the struct of the public interface ---- */
+
+static void put_counters(const ldr_counters_t *n, larder_stats_t *out)
+{
     out->saves_stored = n->saves_stored;
     out->saves_present = n->saves_present;
     out->saves_mismatch = n->saves_mismatch;
@@ -74,6 +149,32 @@ void ldr_node_stats(ldr_node_t *node, larder_stats_t *out)
     out->evicted_bytes = n->evicted_bytes;
     out->saved_bytes = n->saved_bytes;
     out->loaded_bytes = n->loaded_bytes;
+    out->removes = n->removes;
+    out->resets = n->resets;
+}
+
+/* A tenant's part. With the lock. */
+static void put_tenant(const ldr_store_t *s, uint32_t tenant,
+                       larder_stats_t *out)
+{
+    ldr_tenant_stats_t t;
+
+    tenant_stats(s, tenant, &t);
+    put_counters(&t.n, out);
+    out->entries = t.chunks;
+    out->dram_bytes = t.dram_owned_bytes;
+    out->dram_resident_bytes = t.dram_owned_bytes;
+    out->dram_used_bytes = t.dram_used_bytes;
+    out->dram_leased_chunks = t.held_chunks;
+    out->pinned_bytes = t.pinned_bytes;
+}
+
+/* Everything. With the lock. */
+static void put_all(const ldr_node_t *node, larder_stats_t *out)
+{
+    const ldr_store_t *s = &node->store;
+
+    put_counters(&s->n, out);
     out->entries = s->index.entry_count;
     out->entry_bytes = ldr_index_bytes(&s->index);
     out->dram_bytes = (uint64_t)s->arena.page_count * LDR_PAGE;
@@ -84,120 +185,39 @@ void ldr_node_stats(ldr_node_t *node, larder_stats_t *out)
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         out->pinned_bytes += s->tenants[i].pinned_bytes;
     }
-    out->removes = n->removes;
-    out->resets = n->resets;
-    out->io_uring =
-        node->io != NULL && strcmp(node->io->ops->name, "io_uring") == 0;
     out->disks = node->ssd_count;
     for (unsigned i = 0; i < node->ssd_count; i++) {
         disk_stats(&node->ssds[i], &out->disk[i]);
     }
-    ldr_node_unlock(node);
 }
 
-/* ---- Prometheus text ---- */
-
-typedef struct text {
-    char *at;
-    size_t size, length;
-} text_t;
-
-static void add(text_t *t, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void add(text_t *t, const char *format, ...)
+void ldr_node_stats(ldr_node_t *node, uint32_t tenant, larder_stats_t *out)
 {
-    size_t left = t->length < t->size ? t->size - t->length : 0;
-    va_list args;
-
-    va_start(args, format);
-    int n = vsnprintf(left > 0 ? t->at + t->length : NULL, left, format, args);
-    va_end(args);
-    t->length += n > 0 ? (size_t)n : 0;
-}
-
-static void add_head(text_t *t, const char *name, const char *type,
-                     const char *help)
-{
-    add(t, "# HELP larder_%s %s\n# TYPE larder_%s %s\n", name, help, name,
-        type);
-}
-
-static void add_gauge(text_t *t, const char *name, const char *help,
-                      uint64_t value)
-{
-    add_head(t, name, "gauge", help);
-    add(t, "larder_%s %" PRIu64 "\n", name, value);
-}
-
-/* Every gauge of the struct that has one value. */
-#define GAUGE_MAP(X)                                                           \
-    X(entries, "chunks in the index")                                          \
-    X(entry_bytes, "memory of the index")                                      \
-    X(dram_bytes, "size of the dram tier")                                     \
-    X(dram_resident_bytes, "memory of the dram tier made resident so far")     \
-    X(dram_used_bytes, "memory of the dram tier in use")                       \
-    X(dram_leased_chunks, "chunks held by leases, copies and writes")          \
-    X(pinned_bytes, "bytes that are pinned")                                   \
-    X(io_uring, "1: io_uring, 0: threads with plain reads and writes")
-
-#define DISK_MAP(X)                                                            \
-    X(on, "gauge", "1 while the disk takes and gives shards")                  \
-    X(bytes_max, "gauge", "configured size")                                   \
-    X(bytes_used, "gauge", "size of its files")                                \
-    X(segments, "gauge", "segment files")                                      \
-    X(segments_lost, "counter", "segments lost by a failed write or sync")     \
-    X(written_bytes, "counter", "bytes written for saves")                     \
-    X(carried_bytes, "counter", "bytes written again by reclaim")              \
-    X(read_bytes, "counter", "bytes read for loads")                           \
-    X(write_errors, "counter", "failed writes and syncs")                      \
-    X(read_errors, "counter", "failed reads")
-
-/* Paths may hold what a label must not. */
-static void add_path(text_t *t, const char *path)
-{
-    for (; *path != '\0'; path++) {
-        if (*path == '"' || *path == '\\') {
-            add(t, "\\%c", *path);
-        } else if (*path == '\n') {
-            add(t, "\\n");
-        } else {
-            add(t, "%c", *path);
-        }
-    }
-}
-
-size_t ldr_node_metrics(ldr_node_t *node, char *text, size_t size)
-{
-    text_t t = {text, size, 0};
-    larder_stats_t s;
-    ldr_counters_t n;
-
-    ldr_node_stats(node, &s);
+    memset(out, 0, sizeof(*out));
+    out->struct_bytes = sizeof(*out);
     ldr_node_lock(node);
-    n = node->store.n;
+    if (tenant == LDR_NIL) {
+        put_all(node, out);
+    } else if (tenant < node->store.tenant_count) {
+        put_tenant(&node->store, tenant, out);
+    }
+    out->io_uring =
+        node->io != NULL && strcmp(node->io->ops->name, "io_uring") == 0;
     ldr_node_unlock(node);
-#define X(name, help)                                                          \
-    add_head(&t, #name "_total", "counter", help);                             \
-    add(&t, "larder_" #name "_total %" PRIu64 "\n", n.name);
-    LDR_COUNTER_MAP(X)
-#undef X
-    add_head(&t, "misses_total", "counter", "loads that missed, by cause");
-    for (int i = LARDER_CAUSE_ABSENT; i < LARDER_CAUSE_COUNT; i++) {
-        add(&t, "larder_misses_total{cause=\"%s\"} %" PRIu64 "\n",
-            larder_cause_text((larder_cause_t)i), n.misses[i]);
+}
+
+void ldr_node_queues(ldr_node_t *node, ldr_queues_t *out)
+{
+    ldr_node_lock(node);
+    *out = (ldr_queues_t){
+        .dirty_shards = node->store.dirty_count,
+        .reads_waiting = node->reads_waiting,
+        .reads_flying = node->reads_flying,
+    };
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        const ldr_filling_t *f = node->ssds[i].disk.filling;
+
+        out->writes_flying += f[0].flying + f[1].flying;
     }
-#define X(name, help) add_gauge(&t, #name, help, s.name);
-    GAUGE_MAP(X)
-#undef X
-#define X(name, type, help)                                                    \
-    add_head(&t, "disk_" #name, type, help);                                   \
-    for (uint64_t i = 0; i < s.disks; i++) {                                   \
-        add(&t, "larder_disk_" #name "{path=\"");                              \
-        add_path(&t, s.disk[i].path);                                          \
-        add(&t, "\"} %" PRIu64 "\n", (uint64_t)s.disk[i].name);                \
-    }
-    DISK_MAP(X)
-#undef X
-    return t.length;
+    ldr_node_unlock(node);
 }

@@ -3,50 +3,106 @@
 #include "base/bytes.h"
 #include "store/index.h"
 
-/* Few files even for large arenas, and small ones for small arenas. */
-#define EXTENT_BYTES_MIN ((uint64_t)64 << 20)
-#define EXTENT_COUNT_AIM 64u
+/* Enough extents that several tenants find room even in a small arena, few
+ * files, and no more than EXTENTS_MAX of them even in a huge one. */
+#define EXTENT_BYTES_MAX ((uint64_t)1 << 30)
+#define EXTENTS_AIM 32u
+#define EXTENTS_MAX 256u
 
-static uint64_t extent_bytes_for(uint64_t bytes)
+enum { SLICE_BLANK, SLICE_IN_HAND, SLICE_READY };
+
+static uint32_t extent_shift_for(uint64_t pages)
 {
-    uint64_t unit = (uint64_t)LDR_SLICE_PAGES * LDR_PAGE;
-    uint64_t each = ldr_max64(bytes / EXTENT_COUNT_AIM, EXTENT_BYTES_MIN);
+    uint64_t aim = ldr_min64(pages / EXTENTS_AIM, EXTENT_BYTES_MAX / LDR_PAGE);
+    uint32_t shift = 5; /* one slice */
 
-    return ldr_div_up(each, unit) * unit;
+    aim = ldr_max64(aim, ldr_div_up(pages, EXTENTS_MAX));
+    while (((uint64_t)1 << shift) < aim) {
+        shift++;
+    }
+    return shift;
 }
 
-larder_status_t ldr_arena_init(ldr_arena_t *a, uint64_t bytes, bool backed)
+/* ---- making and destroying ---- */
+
+/* The extent's memory, where it is wanted. */
+static bool make_memory(const ldr_arena_t *a, uint32_t extent)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+    uint64_t nodes = a->numa_nodes;
+
+    if (!a->backed) {
+        return true;
+    }
+    if (!ldr_extent_create(&x->memory, (size_t)x->count * LDR_PAGE)) {
+        return false;
+    }
+    if (nodes != 0) {
+        uint32_t skip =
+            extent % (uint32_t)__builtin_popcountll((unsigned long long)nodes);
+
+        while (skip-- > 0) {
+            nodes &= nodes - 1;
+        }
+        if (!ldr_extent_bind(&x->memory, (unsigned)__builtin_ctzll(nodes))) {
+            ldr_extent_destroy(&x->memory);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void make_blank(ldr_arena_t *a, uint32_t extent)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+
+    x->blank_count = x->count;
+    x->blank_hint = x->first;
+    x->ready_count = x->free_count = 0;
+    x->free_head = LDR_NIL;
+    memset(&a->slice_state[x->first / LDR_SLICE_PAGES], SLICE_BLANK,
+           ldr_div_up(x->count, LDR_SLICE_PAGES));
+}
+
+larder_status_t ldr_arena_init(ldr_arena_t *a, uint64_t bytes, bool backed,
+                               uint64_t numa_nodes)
 {
     uint64_t pages = bytes / LDR_PAGE;
-    uint64_t extent_bytes = extent_bytes_for(bytes);
 
-    *a = (ldr_arena_t){.free_head = LDR_NIL};
+    *a = (ldr_arena_t){.backed = backed, .numa_nodes = numa_nodes};
     if (pages == 0 || pages >= LDR_NIL) {
         return LARDER_E_INVALID;
     }
     a->page_count = (uint32_t)pages;
-    a->extent_pages = (uint32_t)(extent_bytes / LDR_PAGE);
+    a->extent_shift = extent_shift_for(pages);
+    uint32_t extents = (uint32_t)ldr_div_up(pages, ldr_arena_extent_pages(a));
     a->next = ldr_reserve(pages * sizeof(*a->next));
-    if (a->next == NULL) {
-        goto err;
-    }
-    if (!backed) {
-        return LARDER_OK;
-    }
-    uint32_t extents = (uint32_t)ldr_div_up(pages, a->extent_pages);
+    a->holder = ldr_reserve(pages * sizeof(*a->holder));
+    a->slice_state = ldr_reserve(ldr_div_up(pages, LDR_SLICE_PAGES));
+    a->owners = ldr_reserve(LDR_TENANTS_MAX * sizeof(*a->owners));
     a->extents = ldr_alloc(extents * sizeof(*a->extents));
-    if (a->extents == NULL) {
+    if (a->next == NULL || a->holder == NULL || a->slice_state == NULL ||
+        a->owners == NULL || a->extents == NULL) {
         goto err;
     }
     for (uint32_t i = 0; i < extents; i++) {
-        uint64_t left = pages - (uint64_t)i * a->extent_pages;
-        uint64_t take = ldr_min64(left, a->extent_pages);
+        uint32_t first = i << a->extent_shift;
 
-        if (!ldr_extent_create(&a->extents[i], take * LDR_PAGE)) {
+        a->extents[i] = (ldr_arena_extent_t){
+            .first = first,
+            .count =
+                (uint32_t)ldr_min64(pages - first, ldr_arena_extent_pages(a)),
+            .tenant = LDR_NIL,
+            .heir = LDR_NIL,
+            .generation = 1,
+        };
+        if (!make_memory(a, i)) {
             goto err;
         }
+        make_blank(a, i);
         a->extent_count++;
     }
+    a->unowned = extents;
     return LARDER_OK;
 
 err:
@@ -57,97 +113,404 @@ err:
 void ldr_arena_destroy(ldr_arena_t *a)
 {
     for (uint32_t i = 0; i < a->extent_count; i++) {
-        ldr_extent_destroy(&a->extents[i]);
+        ldr_extent_destroy(&a->extents[i].memory);
     }
     ldr_free(a->extents);
     ldr_unreserve(a->next, (size_t)a->page_count * sizeof(*a->next));
-    *a = (ldr_arena_t){.free_head = LDR_NIL};
+    ldr_unreserve(a->holder, (size_t)a->page_count * sizeof(*a->holder));
+    ldr_unreserve(a->slice_state, ldr_div_up(a->page_count, LDR_SLICE_PAGES));
+    ldr_unreserve(a->owners, LDR_TENANTS_MAX * sizeof(*a->owners));
+    *a = (ldr_arena_t){0};
 }
 
-bool ldr_arena_slice_take(ldr_arena_t *a, ldr_slice_t *slice)
+/* ---- the extents of a tenant that have free pages ---- */
+
+static void open_unlink(ldr_arena_t *a, uint32_t extent)
 {
-    if (a->slice_next == a->page_count) {
+    ldr_arena_extent_t *x = &a->extents[extent];
+    ldr_owner_t *owner = &a->owners[x->tenant];
+
+    if (x->prev != LDR_NIL) {
+        a->extents[x->prev].next = x->next;
+    } else {
+        owner->open = x->next + 1;
+    }
+    if (x->next != LDR_NIL) {
+        a->extents[x->next].prev = x->prev;
+    }
+}
+
+static void open_link(ldr_arena_t *a, uint32_t extent)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+    ldr_owner_t *owner = &a->owners[x->tenant];
+
+    x->prev = LDR_NIL;
+    x->next = owner->open - 1;
+    if (x->next != LDR_NIL) {
+        a->extents[x->next].prev = extent;
+    }
+    owner->open = extent + 1;
+}
+
+/* The extent gained free pages: it is the first that gives some, so that a
+ * save gets the neighbouring pages of what was evicted for it. */
+static void open_front(ldr_arena_t *a, uint32_t extent, uint32_t gained)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+    ldr_owner_t *owner = &a->owners[x->tenant];
+
+    owner->free_count += gained;
+    if (owner->open != extent + 1) {
+        if (x->free_count > gained) {
+            open_unlink(a, extent);
+        }
+        open_link(a, extent);
+    }
+}
+
+/* ---- extents ---- */
+
+static void own(ldr_arena_t *a, uint32_t extent, uint32_t tenant)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+    ldr_owner_t *owner = &a->owners[tenant];
+
+    x->state = LDR_EXTENT_OWNED;
+    x->tenant = tenant;
+    owner->extent_count++;
+    owner->blank_count += x->blank_count;
+    owner->hand_count += x->hand_count;
+    if (x->free_count > 0) {
+        open_front(a, extent, x->free_count);
+    }
+}
+
+bool ldr_arena_claim(ldr_arena_t *a, uint32_t tenant, bool ready)
+{
+    const ldr_owner_t *owner = &a->owners[tenant];
+    uint32_t best = LDR_NIL;
+
+    if (a->unowned == 0 || (owner->pages_max != 0 &&
+                            (uint64_t)owner->extent_count << a->extent_shift >=
+                                owner->pages_max)) {
         return false;
     }
-    /* Slices never straddle extents: extents are whole slices. */
-    slice->first = a->slice_next;
+    for (uint32_t i = 0; i < a->extent_count; i++) {
+        const ldr_arena_extent_t *x = &a->extents[i];
+
+        if (x->state == LDR_EXTENT_FREE && (!ready || x->ready_count > 0) &&
+            (best == LDR_NIL ||
+             x->ready_count > a->extents[best].ready_count)) {
+            best = i;
+        }
+    }
+    if (best == LDR_NIL) {
+        return false;
+    }
+    a->unowned--;
+    own(a, best, tenant);
+    return true;
+}
+
+/* Whether the last one is gone from an extent that is leaving. */
+static void check_empty(ldr_arena_t *a, uint32_t extent)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+
+    if (x->state == LDR_EXTENT_LEAVING && x->free_count == x->ready_count &&
+        x->hand_count == 0 && x->mappers == 0) {
+        x->state = LDR_EXTENT_EMPTY;
+        a->owners[x->tenant].leaving_count--;
+        x->tenant = LDR_NIL;
+        a->empty_count++;
+        a->emptied = true;
+    }
+}
+
+void ldr_arena_leave(ldr_arena_t *a, uint32_t extent, uint32_t heir)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+    ldr_owner_t *owner = &a->owners[x->tenant];
+
+    if (x->free_count > 0) {
+        open_unlink(a, extent);
+    }
+    owner->extent_count--;
+    owner->leaving_count++;
+    owner->free_count -= x->free_count;
+    owner->blank_count -= x->blank_count;
+    owner->hand_count -= x->hand_count;
+    a->owners[heir].coming_count++;
+    x->state = LDR_EXTENT_LEAVING;
+    x->heir = heir;
+    x->cursor = 0;
+    check_empty(a, extent);
+}
+
+bool ldr_arena_renew_take(ldr_arena_t *a, uint32_t *extent_p)
+{
+    if (a->empty_count == 0) {
+        return false;
+    }
+    uint32_t i = 0;
+    while (a->extents[i].state != LDR_EXTENT_EMPTY) {
+        i++;
+    }
+    ldr_arena_extent_t *x = &a->extents[i];
+    a->empty_count--;
+    a->ready_count -= x->ready_count;
+    a->free_count -= x->free_count;
+    make_blank(a, i);
+    x->state = LDR_EXTENT_RENEWING;
+    *extent_p = i;
+    return true;
+}
+
+bool ldr_arena_renew_make(ldr_arena_t *a, uint32_t extent)
+{
+    ldr_extent_destroy(&a->extents[extent].memory);
+    return make_memory(a, extent);
+}
+
+void ldr_arena_renew_give(ldr_arena_t *a, uint32_t extent, bool ok)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+
+    if (!ok) {
+        x->state = LDR_EXTENT_EMPTY;
+        a->empty_count++;
+        return;
+    }
+    uint32_t heir = x->heir;
+    x->generation++;
+    x->heir = LDR_NIL;
+    a->owners[heir].coming_count--;
+    own(a, extent, heir);
+}
+
+bool ldr_arena_renewing(const ldr_arena_t *a, uint32_t heir)
+{
+    for (uint32_t i = 0; i < a->extent_count; i++) {
+        if (a->extents[i].state == LDR_EXTENT_RENEWING &&
+            a->extents[i].heir == heir) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool ldr_arena_map(ldr_arena_t *a, uint32_t tenant, uint32_t extent,
+                   uint32_t generation)
+{
+    if (extent >= a->extent_count) {
+        return false;
+    }
+    ldr_arena_extent_t *x = &a->extents[extent];
+    if (tenant == LDR_NIL || x->tenant != tenant ||
+        x->generation != generation) {
+        return false;
+    }
+    x->mappers++;
+    return true;
+}
+
+void ldr_arena_unmap(ldr_arena_t *a, uint32_t extent, uint32_t generation)
+{
+    if (extent < a->extent_count) {
+        ldr_arena_extent_t *x = &a->extents[extent];
+
+        if (x->generation == generation && x->mappers > 0) {
+            x->mappers--;
+            check_empty(a, extent);
+        }
+    }
+}
+
+uint32_t ldr_arena_ready_pages(const ldr_arena_t *a, uint32_t extent)
+{
+    const ldr_arena_extent_t *x = &a->extents[extent];
+    uint32_t pages = 0;
+
+    while (pages < x->count &&
+           a->slice_state[(x->first + pages) / LDR_SLICE_PAGES] ==
+               SLICE_READY) {
+        pages += LDR_SLICE_PAGES;
+    }
+    return pages < x->count ? pages : x->count;
+}
+
+/* ---- slices ---- */
+
+static uint32_t blank_extent(const ldr_arena_t *a, ldr_extent_state_t state,
+                             uint32_t tenant)
+{
+    for (uint32_t i = 0; i < a->extent_count; i++) {
+        const ldr_arena_extent_t *x = &a->extents[i];
+
+        if (x->blank_count > 0 && x->state == state &&
+            (tenant == LDR_NIL || x->tenant == tenant)) {
+            return i;
+        }
+    }
+    return LDR_NIL;
+}
+
+bool ldr_arena_slice_take(ldr_arena_t *a, uint32_t tenant, ldr_slice_t *slice)
+{
+    if (tenant != LDR_NIL && a->owners[tenant].blank_count == 0) {
+        return false;
+    }
+    uint32_t extent = blank_extent(a, LDR_EXTENT_OWNED, tenant);
+    if (extent == LDR_NIL && tenant == LDR_NIL) {
+        extent = blank_extent(a, LDR_EXTENT_FREE, LDR_NIL);
+    }
+    if (extent == LDR_NIL) {
+        return false;
+    }
+    ldr_arena_extent_t *x = &a->extents[extent];
+    uint32_t at = x->blank_hint;
+    while (a->slice_state[at / LDR_SLICE_PAGES] != SLICE_BLANK) {
+        at += LDR_SLICE_PAGES;
+    }
+    slice->first = at;
     slice->count =
-        (uint32_t)ldr_min64(LDR_SLICE_PAGES, a->page_count - a->slice_next);
-    a->slice_next += slice->count;
+        (uint32_t)ldr_min64(LDR_SLICE_PAGES, x->first + x->count - at);
+    a->slice_state[at / LDR_SLICE_PAGES] = SLICE_IN_HAND;
+    x->blank_hint = at;
+    x->blank_count -= slice->count;
+    x->hand_count++;
+    if (x->state == LDR_EXTENT_OWNED) {
+        a->owners[x->tenant].blank_count -= slice->count;
+        a->owners[x->tenant].hand_count++;
+    }
     return true;
 }
 
 bool ldr_arena_slice_populate(ldr_arena_t *a, const ldr_slice_t *slice)
 {
-    if (a->extents == NULL) {
-        return true;
-    }
-    ldr_extent_t *extent = &a->extents[slice->first / a->extent_pages];
-    size_t offset = (size_t)(slice->first % a->extent_pages) * LDR_PAGE;
+    ldr_arena_extent_t *x = &a->extents[ldr_arena_extent_of(a, slice->first)];
 
-    return ldr_extent_populate(extent, offset, (size_t)slice->count * LDR_PAGE);
+    return !a->backed ||
+           ldr_extent_populate(&x->memory,
+                               (size_t)(slice->first - x->first) * LDR_PAGE,
+                               (size_t)slice->count * LDR_PAGE);
 }
 
 void ldr_arena_slice_give(ldr_arena_t *a, const ldr_slice_t *slice, bool ok)
 {
-    if (!ok) {
-        if (slice->first + slice->count == a->slice_next) {
-            a->slice_next = slice->first;
-        } else {
-            a->failed_count += slice->count;
+    uint32_t extent = ldr_arena_extent_of(a, slice->first);
+    ldr_arena_extent_t *x = &a->extents[extent];
+    bool owned = x->state == LDR_EXTENT_OWNED;
+
+    a->slice_state[slice->first / LDR_SLICE_PAGES] =
+        ok ? SLICE_READY : SLICE_BLANK;
+    x->hand_count--;
+    if (owned) {
+        a->owners[x->tenant].hand_count--;
+    }
+    if (ok) {
+        /* Last first, so that taking pages gives them in ascending order. */
+        for (uint32_t i = slice->count; i-- > 0;) {
+            a->next[slice->first + i] = x->free_head;
+            x->free_head = slice->first + i;
         }
-        return;
+        x->ready_count += slice->count;
+        x->free_count += slice->count;
+        a->ready_count += slice->count;
+        a->free_count += slice->count;
+        if (owned) {
+            open_front(a, extent, slice->count);
+        }
+    } else {
+        x->blank_count += slice->count;
+        x->blank_hint = (uint32_t)ldr_min64(x->blank_hint, slice->first);
+        if (owned) {
+            a->owners[x->tenant].blank_count += slice->count;
+        }
     }
-    a->ready_count += slice->count;
-    a->free_count += slice->count;
-    /* Last first, so that taking pages gives them in ascending order. */
-    for (uint32_t i = slice->count; i-- > 0;) {
-        a->next[slice->first + i] = a->free_head;
-        a->free_head = slice->first + i;
-    }
+    check_empty(a, extent);
 }
 
-uint32_t ldr_arena_take(ldr_arena_t *a, uint32_t count)
+/* ---- pages ---- */
+
+uint32_t ldr_arena_take(ldr_arena_t *a, uint32_t tenant, uint32_t count)
 {
-    if (count == 0 || a->free_count < count) {
+    ldr_owner_t *owner = &a->owners[tenant];
+    uint32_t head = LDR_NIL;
+    uint32_t *link = &head;
+
+    if (count == 0 || owner->free_count < count ||
+        (owner->pages_max != 0 &&
+         (uint64_t)owner->used_count + count > owner->pages_max)) {
         return LDR_NIL;
     }
-    uint32_t head = a->free_head;
-    uint32_t last = head;
-
-    for (uint32_t i = 1; i < count; i++) {
-        last = a->next[last];
-    }
-    a->free_head = a->next[last];
-    a->next[last] = LDR_NIL;
+    owner->free_count -= count;
+    owner->used_count += count;
     a->free_count -= count;
+    while (count > 0) {
+        uint32_t extent = owner->open - 1;
+        ldr_arena_extent_t *x = &a->extents[extent];
+        uint32_t take = count < x->free_count ? count : x->free_count;
+        uint32_t last = x->free_head;
+
+        *link = last;
+        for (uint32_t i = 1; i < take; i++) {
+            last = a->next[last];
+        }
+        link = &a->next[last];
+        x->free_head = *link;
+        x->free_count -= take;
+        count -= take;
+        if (x->free_count == 0) {
+            open_unlink(a, extent);
+        }
+    }
+    *link = LDR_NIL;
     return head;
+}
+
+void ldr_arena_hand(ldr_arena_t *a, uint32_t head, uint32_t holder)
+{
+    for (uint32_t page = head; page != LDR_NIL; page = a->next[page]) {
+        a->holder[page] = holder + 1;
+    }
 }
 
 void ldr_arena_give(ldr_arena_t *a, uint32_t head)
 {
-    uint32_t last = head;
-    uint32_t count = 1;
+    while (head != LDR_NIL) {
+        uint32_t extent = ldr_arena_extent_of(a, head);
+        ldr_arena_extent_t *x = &a->extents[extent];
+        uint32_t last = head;
+        uint32_t count = 1;
 
-    while (a->next[last] != LDR_NIL) {
-        last = a->next[last];
-        count++;
+        a->holder[head] = 0;
+        while (a->next[last] != LDR_NIL &&
+               ldr_arena_extent_of(a, a->next[last]) == extent) {
+            last = a->next[last];
+            a->holder[last] = 0;
+            count++;
+        }
+        uint32_t rest = a->next[last];
+        a->next[last] = x->free_head;
+        x->free_head = head;
+        x->free_count += count;
+        a->free_count += count;
+        a->owners[x->tenant].used_count -= count;
+        if (x->state == LDR_EXTENT_OWNED) {
+            open_front(a, extent, count);
+        } else {
+            check_empty(a, extent);
+        }
+        head = rest;
     }
-    a->next[last] = a->free_head;
-    a->free_head = head;
-    a->free_count += count;
-}
-
-uint8_t *ldr_arena_page(const ldr_arena_t *a, uint32_t page)
-{
-    const ldr_extent_t *extent = &a->extents[page / a->extent_pages];
-
-    return extent->base + (size_t)(page % a->extent_pages) * LDR_PAGE;
 }
 
 size_t ldr_arena_run(const ldr_arena_t *a, uint32_t *page_p)
 {
     uint32_t page = *page_p;
+    uint32_t mask = ldr_arena_extent_pages(a) - 1;
     size_t bytes = 0;
     uint32_t last;
 
@@ -155,8 +518,7 @@ size_t ldr_arena_run(const ldr_arena_t *a, uint32_t *page_p)
         last = page;
         bytes += LDR_PAGE;
         page = a->next[last];
-    } while (page == last + 1 && page % a->extent_pages != 0 &&
-             bytes < LDR_RUN_MAX);
+    } while (page == last + 1 && (page & mask) != 0 && bytes < LDR_RUN_MAX);
     *page_p = page;
     return bytes;
 }
@@ -181,6 +543,36 @@ uint32_t ldr_arena_iov(const ldr_arena_t *a, uint32_t head, size_t bytes,
             iov[count - 1].iov_len += take;
         }
         end = base + take;
+        bytes -= take;
+    }
+    return count;
+}
+
+uint32_t ldr_arena_segs(const ldr_arena_t *a, uint32_t head, size_t bytes,
+                        ldr_seg_t *segs, uint32_t max)
+{
+    uint32_t mask = ldr_arena_extent_pages(a) - 1;
+    uint32_t count = 0;
+    uint32_t last = LDR_NIL;
+
+    for (uint32_t page = head; bytes > 0; page = a->next[page]) {
+        uint32_t extent = ldr_arena_extent_of(a, page);
+        uint32_t take = (uint32_t)ldr_min64(bytes, LDR_PAGE);
+
+        if (last == LDR_NIL || page != last + 1 || (page & mask) == 0) {
+            count++;
+            if (count <= max) {
+                segs[count - 1] = (ldr_seg_t){
+                    .extent = extent,
+                    .generation = a->extents[extent].generation,
+                    .page = page & mask,
+                };
+            }
+        }
+        if (count <= max) {
+            segs[count - 1].bytes += take;
+        }
+        last = page;
         bytes -= take;
     }
     return count;

@@ -52,6 +52,7 @@ typedef struct ldr_segment {
     uint32_t readers; /* reads in flight: it must not be reused */
     uint32_t used_blocks;
     uint8_t state;
+    bool blind; /* its table could not be read: reclaimed when the oldest */
 } ldr_segment_t;
 
 /* The table of a segment that is being filled. */

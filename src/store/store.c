@@ -7,7 +7,6 @@
 
 /* Power of two: how many evictions are remembered to tell a miss's cause. */
 #define GHOSTS ((uint32_t)1 << 20)
-#define TENANTS_MAX 4096u
 
 /* Remembers the first invariant that does not hold; the node then answers no
  * more calls. Gives whether it holds. */
@@ -25,11 +24,12 @@ larder_status_t ldr_store_init(ldr_store_t *s, const ldr_store_params_t *params)
     memset(s, 0, sizeof(*s));
     s->chunk_free = s->shard_free = LDR_NIL;
     s->dirty_head = s->dirty_tail = LDR_NIL;
-    s->pin_head = s->pin_tail = LDR_NIL;
     s->pin_max = params->pin_max;
+    s->policy = params->policy;
+    s->disks = params->disks;
 
-    larder_status_t st =
-        ldr_arena_init(&s->arena, params->dram_bytes, params->dram_backed);
+    larder_status_t st = ldr_arena_init(
+        &s->arena, params->dram_bytes, params->dram_backed, params->numa_nodes);
     if (st != LARDER_OK) {
         return st;
     }
@@ -43,10 +43,9 @@ larder_status_t ldr_store_init(ldr_store_t *s, const ldr_store_params_t *params)
     s->shards = ldr_reserve(slots * sizeof(*s->shards));
     s->ghosts = ldr_reserve(GHOSTS * sizeof(*s->ghosts));
     s->spaces = ldr_reserve(LDR_SPACES_MAX * sizeof(*s->spaces));
-    s->tenants = ldr_reserve(TENANTS_MAX * sizeof(*s->tenants));
-    s->policy = params->policy->create((uint32_t)slots);
+    s->tenants = ldr_reserve(LDR_TENANTS_MAX * sizeof(*s->tenants));
     if (s->chunks == NULL || s->shards == NULL || s->ghosts == NULL ||
-        s->spaces == NULL || s->tenants == NULL || s->policy == NULL) {
+        s->spaces == NULL || s->tenants == NULL) {
         ldr_store_destroy(s);
         return LARDER_E_NO_MEMORY;
     }
@@ -57,50 +56,20 @@ void ldr_store_destroy(ldr_store_t *s)
 {
     size_t slots = slots_of(s);
 
-    if (s->policy != NULL) {
-        s->policy->ops->destroy(s->policy);
+    for (uint32_t i = 0; i < s->tenant_count; i++) {
+        s->policy->destroy(s->tenants[i].policy);
+        ldr_unreserve(s->tenants[i].ssd_blocks,
+                      ldr_store_segment(s->disks, 0) *
+                          sizeof(*s->tenants[i].ssd_blocks));
     }
     ldr_unreserve(s->chunks, slots * sizeof(*s->chunks));
     ldr_unreserve(s->shards, slots * sizeof(*s->shards));
     ldr_unreserve(s->ghosts, GHOSTS * sizeof(*s->ghosts));
     ldr_unreserve(s->spaces, LDR_SPACES_MAX * sizeof(*s->spaces));
-    ldr_unreserve(s->tenants, TENANTS_MAX * sizeof(*s->tenants));
+    ldr_unreserve(s->tenants, LDR_TENANTS_MAX * sizeof(*s->tenants));
     ldr_index_destroy(&s->index);
     ldr_arena_destroy(&s->arena);
     memset(s, 0, sizeof(*s));
-}
-
-/* ---- spaces and tenants ---- */
-
-uint32_t ldr_store_space(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
-{
-    /* Newest first: recovery asks for the same one again and again. */
-    for (uint32_t i = s->space_count; i-- > 0;) {
-        if (memcmp(s->spaces[i].id, id, LDR_ID_BYTES) == 0) {
-            return i;
-        }
-    }
-    if (s->space_count == LDR_SPACES_MAX) {
-        return LDR_NIL;
-    }
-    ldr_space_t *space = &s->spaces[s->space_count];
-    memcpy(space->id, id, LDR_ID_BYTES);
-    space->tenant = LDR_NIL;
-    return s->space_count++;
-}
-
-uint32_t ldr_store_tenant(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
-{
-    for (uint32_t i = 0; i < s->tenant_count; i++) {
-        if (memcmp(s->tenants[i].id, id, LDR_ID_BYTES) == 0) {
-            return i;
-        }
-    }
-    if (s->tenant_count == TENANTS_MAX) {
-        return LDR_NIL;
-    }
-    memcpy(s->tenants[s->tenant_count].id, id, LDR_ID_BYTES);
-    return s->tenant_count++;
 }
 
 /* ---- marks of the evicted ---- */
@@ -193,40 +162,43 @@ static uint32_t shard_new(ldr_store_t *s)
     return shard;
 }
 
+static ldr_tenant_t *tenant_of(const ldr_store_t *s, const ldr_chunk_t *c)
+{
+    return &s->tenants[s->spaces[c->space].tenant];
+}
+
 static void shard_free(ldr_store_t *s, uint32_t shard)
 {
     ldr_shard_t *sh = &s->shards[shard];
+    ldr_space_t *space = &s->spaces[s->chunks[sh->chunk].space];
+    uint32_t before = s->arena.free_count;
 
     ldr_arena_give(&s->arena, sh->page);
+    space->dram_pages -= s->arena.free_count - before;
     sh->state = LDR_SHARD_FREE;
     sh->next = s->shard_free;
     s->shard_free = shard;
-}
-
-static uint64_t *pinned_bytes(ldr_store_t *s, const ldr_chunk_t *c)
-{
-    return &s->tenants[s->spaces[c->space].tenant].pinned_bytes;
 }
 
 /* Pins within the tenant's budget; over it the chunk is simply not pinned. */
 static void pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
+    ldr_tenant_t *t = tenant_of(s, c);
 
-    if (s->spaces[c->space].tenant == LDR_NIL ||
-        *pinned_bytes(s, c) + bytes > s->pin_max) {
+    if (t->pinned_bytes + bytes > s->pin_max) {
         return;
     }
     c->pinned = 1;
-    c->pin_prev = s->pin_tail;
+    c->pin_prev = t->pin_tail;
     c->pin_next = LDR_NIL;
-    if (s->pin_tail != LDR_NIL) {
-        s->chunks[s->pin_tail].pin_next = chunk;
+    if (t->pin_tail != LDR_NIL) {
+        s->chunks[t->pin_tail].pin_next = chunk;
     } else {
-        s->pin_head = chunk;
+        t->pin_head = chunk;
     }
-    s->pin_tail = chunk;
-    s->policy->ops->hold(s->policy, chunk);
+    t->pin_tail = chunk;
+    s->policy->hold(t->policy, chunk);
     ldr_index_at(&s->index, c->entry)->depth_flags |= (uint32_t)LDR_ENTRY_PINNED
                                                       << 24;
 }
@@ -234,20 +206,22 @@ static void pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes)
 /* The chunk is held, or about to leave the policy: which stays as it is. */
 static void unpin(ldr_store_t *s, ldr_chunk_t *c)
 {
+    ldr_tenant_t *t = tenant_of(s, c);
+
     if (!c->pinned) {
         return;
     }
     if (c->pin_prev != LDR_NIL) {
         s->chunks[c->pin_prev].pin_next = c->pin_next;
     } else {
-        s->pin_head = c->pin_next;
+        t->pin_head = c->pin_next;
     }
     if (c->pin_next != LDR_NIL) {
         s->chunks[c->pin_next].pin_prev = c->pin_prev;
     } else {
-        s->pin_tail = c->pin_prev;
+        t->pin_tail = c->pin_prev;
     }
-    *pinned_bytes(s, c) -= c->bytes;
+    t->pinned_bytes -= c->bytes;
     c->pinned = 0;
 }
 
@@ -255,7 +229,7 @@ static void count_bytes(ldr_store_t *s, ldr_chunk_t *c, int64_t bytes)
 {
     c->bytes = (uint32_t)(c->bytes + bytes);
     if (c->pinned) {
-        *pinned_bytes(s, c) += (uint64_t)bytes;
+        tenant_of(s, c)->pinned_bytes += (uint64_t)bytes;
     }
 }
 
@@ -287,7 +261,7 @@ static void chunk_detach(ldr_store_t *s, uint32_t chunk)
         }
     }
     unpin(s, c);
-    s->policy->ops->remove(s->policy, chunk);
+    s->policy->remove(tenant_of(s, c)->policy, chunk);
     ldr_index_at(&s->index, c->entry)->resident = LDR_NIL;
     c->entry = LDR_NIL;
     if (c->holds == 0) {
@@ -295,14 +269,34 @@ static void chunk_detach(ldr_store_t *s, uint32_t chunk)
     }
 }
 
+/* The entry goes, and with it what was counted of it. */
+static void entry_remove(ldr_store_t *s, uint32_t entry)
+{
+    const ldr_entry_t *e = ldr_index_at(&s->index, entry);
+    ldr_space_t *space = &s->spaces[e->space];
+
+    if (e->epoch == space->epoch) {
+        space->chunks--;
+    }
+    for (uint32_t i = 0; i < e->shards; i++) {
+        if (ldr_index_loc(&s->index, entry, i) != 0) {
+            ldr_store_set_loc(s, entry, i, 0);
+        }
+    }
+    ldr_index_remove(&s->index, entry);
+}
+
 void ldr_store_hold(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
 
     if (c->holds++ == 0) {
+        ldr_tenant_t *t = tenant_of(s, c);
+
         s->held_chunks++;
+        t->held_chunks++;
         if (c->entry != LDR_NIL && !c->pinned) {
-            s->policy->ops->hold(s->policy, chunk);
+            s->policy->hold(t->policy, chunk);
         }
     }
 }
@@ -314,11 +308,15 @@ void ldr_store_release(ldr_store_t *s, uint32_t chunk)
     if (!HOLDS(s, c->holds > 0) || --c->holds > 0) {
         return;
     }
+    ldr_tenant_t *t = tenant_of(s, c);
     s->held_chunks--;
+    t->held_chunks--;
     if (c->entry == LDR_NIL) {
         chunk_free(s, chunk);
+    } else if (c->leaving) {
+        ldr_store_evict_chunk(s, chunk);
     } else if (!c->pinned) {
-        s->policy->ops->release(s->policy, chunk);
+        s->policy->release(t->policy, chunk);
     }
 }
 
@@ -332,7 +330,7 @@ void ldr_store_forget(ldr_store_t *s, uint32_t entry)
     if (e->resident != LDR_NIL) {
         chunk_detach(s, e->resident);
     }
-    ldr_index_remove(&s->index, entry);
+    entry_remove(s, entry);
 }
 
 void ldr_store_drop_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
@@ -340,12 +338,12 @@ void ldr_store_drop_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
 {
     ldr_entry_t *e = ldr_index_at(&s->index, entry);
 
-    ldr_index_set_loc(&s->index, entry, number, 0);
+    ldr_store_set_loc(s, entry, number, 0);
     if (e->resident == LDR_NIL && !ldr_index_has_loc(&s->index, entry)) {
         if (evicted) {
             ldr_store_ghost_mark(s, e->fingerprint);
         }
-        ldr_index_remove(&s->index, entry);
+        entry_remove(s, entry);
     }
 }
 
@@ -359,13 +357,13 @@ static void chunk_drop(ldr_store_t *s, uint32_t chunk)
     chunk_detach(s, chunk);
     if (!ldr_index_has_loc(&s->index, entry)) {
         ldr_store_ghost_mark(s, fingerprint);
-        ldr_index_remove(&s->index, entry);
+        entry_remove(s, entry);
     }
 }
 
-static uint32_t oldest_pinned(const ldr_store_t *s)
+static uint32_t oldest_pinned(const ldr_store_t *s, const ldr_tenant_t *t)
 {
-    uint32_t chunk = s->pin_head;
+    uint32_t chunk = t->pin_head;
 
     while (chunk != LDR_NIL && s->chunks[chunk].holds > 0) {
         chunk = s->chunks[chunk].pin_next;
@@ -373,34 +371,45 @@ static uint32_t oldest_pinned(const ldr_store_t *s)
     return chunk;
 }
 
-bool ldr_store_evict(ldr_store_t *s)
+void ldr_store_evict_chunk(ldr_store_t *s, uint32_t chunk)
 {
-    uint32_t chunk = s->policy->ops->victim(s->policy);
+    const ldr_chunk_t *c = &s->chunks[chunk];
+
+    if (c->entry == LDR_NIL) {
+        return;
+    }
+    LDR_COUNT(s, c->space, evicted_chunks, 1);
+    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
+        LDR_COUNT(s, c->space, evicted_bytes, s->shards[i].length);
+        LDR_COUNT(s, c->space, saves_dropped_evicted, s->shards[i].dirty);
+    }
+    chunk_drop(s, chunk);
+}
+
+bool ldr_store_evict(ldr_store_t *s, uint32_t tenant)
+{
+    const ldr_tenant_t *t = &s->tenants[tenant];
+    uint32_t chunk = s->policy->victim(t->policy);
 
     if (chunk == LDR_NIL) {
-        chunk = oldest_pinned(s);
+        chunk = oldest_pinned(s, t);
     }
     if (chunk == LDR_NIL) {
         return false;
     }
-    s->n.evicted_chunks++;
-    for (uint32_t i = s->chunks[chunk].shards; i != LDR_NIL;
-         i = s->shards[i].next) {
-        s->n.evicted_bytes += s->shards[i].length;
-        s->n.saves_dropped_evicted += s->shards[i].dirty;
-    }
-    chunk_drop(s, chunk);
+    ldr_store_evict_chunk(s, chunk);
     return true;
 }
 
 void ldr_store_discard(ldr_store_t *s, uint32_t chunk)
 {
-    if (s->chunks[chunk].entry == LDR_NIL) {
+    const ldr_chunk_t *c = &s->chunks[chunk];
+
+    if (c->entry == LDR_NIL) {
         return;
     }
-    for (uint32_t i = s->chunks[chunk].shards; i != LDR_NIL;
-         i = s->shards[i].next) {
-        s->n.saves_dropped_evicted += s->shards[i].dirty;
+    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
+        LDR_COUNT(s, c->space, saves_dropped_evicted, s->shards[i].dirty);
     }
     chunk_drop(s, chunk);
 }
@@ -435,6 +444,16 @@ uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
         ldr_store_forget(s, entry);
         *cause_p = LARDER_CAUSE_STALE;
         return LDR_NIL;
+    }
+    if (e->resident != LDR_NIL && s->chunks[e->resident].leaving) {
+        /* Nobody else gets hold of it, or its extent would never leave. */
+        bool on_disk = ldr_index_has_loc(&s->index, entry);
+
+        ldr_store_evict_chunk(s, e->resident);
+        if (!on_disk) {
+            *cause_p = LARDER_CAUSE_EVICTED;
+            return LDR_NIL;
+        }
     }
     if (e->resident != LDR_NIL &&
         memcmp(&s->chunks[e->resident].key, name->key, sizeof(*name->key))) {
@@ -484,21 +503,23 @@ uint32_t ldr_store_enter(ldr_store_t *s, const ldr_name_t *name,
         e->parent = above;
         e->depth_flags = depth & LDR_DEPTH_MAX;
         e->resident = LDR_NIL;
+        e->epoch = s->spaces[name->space].epoch;
+        s->spaces[name->space].chunks++;
     }
     return entry;
 }
 
 static uint32_t entry_new(ldr_store_t *s, const ldr_reserve_t *r)
 {
+    uint32_t tenant = s->spaces[r->name.space].tenant;
     uint32_t entry;
 
     do {
         entry = ldr_store_enter(s, &r->name, r->parent, r->depth, r->shards);
-    } while (entry == LDR_NIL && ldr_store_evict(s));
+    } while (entry == LDR_NIL && ldr_store_evict(s, tenant));
     if (entry != LDR_NIL) {
         ldr_entry_t *e = ldr_index_at(&s->index, entry);
 
-        e->epoch = s->spaces[r->name.space].epoch;
         e->used_s = r->now_s;
         e->expires_s = r->expires_s;
     }
@@ -531,20 +552,39 @@ static void chunk_attach(ldr_store_t *s, uint32_t chunk, uint32_t entry,
     if (parent == chunk) {
         parent = LDR_NIL;
     }
-    s->policy->ops->add(s->policy, chunk, parent, c->depth);
+    s->policy->add(tenant_of(s, c)->policy, chunk, parent, c->depth);
     if (r->pin) {
         pin(s, chunk, r->length);
     }
 }
 
+/* Pages of the tenant's, making room where there is none. LDR_NIL: not even by
+ * evicting all that nobody holds. */
+static uint32_t pages_for(ldr_store_t *s, uint32_t tenant, uint32_t count)
+{
+    uint32_t page;
+
+    while ((page = ldr_arena_take(&s->arena, tenant, count)) == LDR_NIL) {
+        if (!ldr_arena_claim(&s->arena, tenant, true) &&
+            !ldr_store_evict(s, tenant)) {
+            break;
+        }
+    }
+    return page;
+}
+
 larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
                                   const ldr_reserve_t *r, uint32_t *shard_p)
 {
+    ldr_space_t *space = &s->spaces[r->name.space];
     uint32_t pages = ldr_arena_pages(r->length);
     uint32_t chunk = LDR_NIL;
     uint32_t page, shard;
     larder_status_t st = LARDER_E_FULL;
 
+    if (space->tenant == LDR_NIL) {
+        return LARDER_E_SPACE;
+    }
     /* First hold what making room might otherwise evict. */
     if (entry != LDR_NIL) {
         chunk = ldr_index_at(&s->index, entry)->resident;
@@ -552,10 +592,9 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
             ldr_store_hold(s, chunk);
         }
     }
-    while ((page = ldr_arena_take(&s->arena, pages)) == LDR_NIL) {
-        if (!ldr_store_evict(s)) {
-            goto err_release;
-        }
+    page = pages_for(s, space->tenant, pages);
+    if (page == LDR_NIL) {
+        goto err_release;
     }
     /* There are as many slots as pages, so both exist. */
     shard = shard_new(s);
@@ -577,7 +616,7 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
     ldr_entry_t *e = ldr_index_at(&s->index, c->entry);
     e->expires_s = ldr_store_sooner(e->expires_s, r->expires_s);
     c->expires_s = e->expires_s;
-    if (c->pinned && *pinned_bytes(s, c) + r->length > s->pin_max) {
+    if (c->pinned && tenant_of(s, c)->pinned_bytes + r->length > s->pin_max) {
         unpin(s, c); /* it grew out of the budget */
         e->depth_flags &= ~((uint32_t)LDR_ENTRY_PINNED << 24);
     }
@@ -588,6 +627,8 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
     sh->length = r->length;
     sh->next = c->shards;
     c->shards = shard;
+    space->dram_pages += pages;
+    ldr_arena_hand(&s->arena, page, shard);
     count_bytes(s, c, r->length);
     *shard_p = shard;
     return LARDER_OK;
@@ -658,7 +699,7 @@ void ldr_store_abort(ldr_store_t *s, uint32_t shard)
 
         chunk_detach(s, chunk);
         if (!ldr_index_has_loc(&s->index, entry)) {
-            ldr_index_remove(&s->index, entry);
+            entry_remove(s, entry);
         }
     }
     ldr_store_release(s, chunk);

@@ -1,7 +1,7 @@
 /*
- * The metadata of a node: index, arena, what is resident, spaces, and the
- * queue of what is still to be written down. Pure bookkeeping: no I/O, no
- * copies, no threads. The node's lock is held around every call.
+ * The metadata of a node: index, arena, what is resident, spaces and tenants,
+ * and the queue of what is still to be written down. Pure bookkeeping: no I/O,
+ * no copies, no threads. The node's lock is held around every call.
  *
  * A chunk with shards in DRAM has an ldr_chunk_t (its number is its slot in
  * the policy) and an ldr_shard_t for each of them.
@@ -22,6 +22,10 @@
  *     and neither written nor being written.
  *  6. An entry without location has a resident chunk: an entry stands for
  *     bytes somewhere.
+ *  7. Every page of a chunk lies in an extent of its space's tenant, and no
+ *     other tenant's need for room evicts it, unless that extent is leaving.
+ *  8. Where entries have locations is counted, by space and tenant: all
+ *     changes of them go through ldr_store_set_loc() and what calls it.
  */
 #pragma once
 
@@ -70,21 +74,11 @@ typedef struct ldr_chunk {
     uint32_t depth;
     uint16_t space;
     uint8_t group;
-    uint8_t pinned;
-    uint32_t bytes; /* of its shards, for the pin budget */
+    uint8_t pinned : 1;
+    uint8_t leaving : 1; /* in an extent that leaves: goes with its last hold */
+    uint32_t bytes;      /* of its shards, for the pin budget */
     uint32_t pin_prev, pin_next;
 } ldr_chunk_t;
-
-typedef struct ldr_space {
-    uint8_t id[LDR_ID_BYTES];
-    uint32_t epoch;
-    uint32_t tenant; /* LDR_NIL: only seen on disk so far */
-} ldr_space_t;
-
-typedef struct ldr_tenant {
-    uint8_t id[LDR_ID_BYTES];
-    uint64_t pinned_bytes;
-} ldr_tenant_t;
 
 /* Counters of events; every field is shown by name in the metrics. */
 #define LDR_COUNTER_MAP(X)                                                     \
@@ -95,6 +89,7 @@ typedef struct ldr_tenant {
     X(saves_canceled, "saves that were canceled or late")                      \
     X(saves_failed, "saves refused for their arguments")                       \
     X(saves_stale, "saves overtaken by a reset")                               \
+    X(saves_paused, "saves not taken: the node is paused or observing")        \
     X(saves_dropped_evicted, "shards evicted before they were written down")   \
     X(saves_dropped_size, "shards larger than a segment")                      \
     X(saves_dropped_io, "shards lost by a failed write")                       \
@@ -105,8 +100,14 @@ typedef struct ldr_tenant {
     X(reclaimed_chunks, "shards dropped from ssd to make room")                \
     X(saved_bytes, "bytes saved")                                              \
     X(loaded_bytes, "bytes loaded")                                            \
+    X(loaded_ssd_bytes, "bytes loaded that had to come from ssd")              \
+    X(asked_chunks, "chunks that matches asked for")                           \
+    X(matched_chunks, "chunks that matches found")                             \
     X(removes, "shards removed")                                               \
-    X(resets, "spaces reset")
+    X(resets, "spaces reset")                                                  \
+    X(observed_hits, "shards asked for while observing that were to be had")   \
+    X(observed_misses, "shards asked for while observing that were not")       \
+    X(observed_hit_bytes, "bytes of those that were to be had")
 
 typedef struct ldr_counters {
 #define X(name, text) uint64_t name;
@@ -115,30 +116,79 @@ typedef struct ldr_counters {
     uint64_t misses[LARDER_CAUSE_COUNT];
 } ldr_counters_t;
 
+typedef struct ldr_space {
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t epoch;
+    uint32_t tenant; /* LDR_NIL: only seen on disk so far, and nobody's */
+    bool counted;    /* its tenant was known from the first location on */
+    uint64_t dram_pages;
+    uint64_t ssd_bytes; /* locations of entries of this epoch */
+    uint64_t chunks;    /* entries of this epoch */
+    ldr_counters_t n;
+} ldr_space_t;
+
+/* A space's id begins with these bytes of its tenant's, so that what is found
+ * on disk is known to be that tenant's before it shows up. */
+#define LDR_TENANT_TAG_BYTES 4u
+
+typedef struct ldr_tenant {
+    uint8_t id[LDR_ID_BYTES];
+    char name[64];               /* "": only seen on disk so far */
+    uint8_t check[LDR_ID_BYTES]; /* of its secret */
+    bool check_known;
+    uint32_t space_count;
+    uint64_t dram_max, ssd_max; /* 0: no limit of its own */
+
+    ldr_policy_t *policy;        /* over its chunks */
+    uint32_t pin_head, pin_tail; /* pinned chunks, oldest first */
+    uint64_t pinned_bytes;
+    uint32_t held_chunks;
+    bool asks;         /* it has asked for memory, and so has a share */
+    uint32_t share;    /* extents that others cannot ask it for */
+    uint64_t asked_ns; /* when it last asked another for one; the node's */
+
+    uint64_t ssd_bytes;   /* of its counted spaces */
+    uint64_t ssd_share;   /* 0: it is alone */
+    bool ssd_safe;        /* within it: what it has there is kept */
+    uint32_t *ssd_blocks; /* found in each segment, by ldr_store_segment() */
+} ldr_tenant_t;
+
 typedef struct ldr_store {
     ldr_index_t index;
     ldr_arena_t arena;
-    ldr_policy_t *policy;
+    const ldr_policy_ops_t *policy;
     ldr_chunk_t *chunks;
     ldr_shard_t *shards;
     uint32_t chunk_free, shard_free; /* lists */
     uint32_t chunk_top, shard_top;   /* beyond: never used */
     uint32_t held_chunks;
-    uint32_t pin_head, pin_tail; /* pinned chunks, oldest first */
-    uint32_t *ghosts;            /* marks of what was evicted: slot -> tag */
+    uint32_t *ghosts; /* marks of what was evicted: slot -> tag */
     ldr_space_t *spaces;
     uint32_t space_count;
     ldr_tenant_t *tenants;
     uint32_t tenant_count;
+    bool shares_stale; /* who asks, or a limit, has changed */
+    uint32_t disks;    /* that locations may lead to */
     uint64_t pin_max;
     bool write_behind; /* there is a tier below: new shards are dirty */
     uint32_t dirty_head, dirty_tail;
     uint64_t dirty_count;
-    bool dirty_left;   /* one left the queue: who waits for it may look */
-    uint64_t save_seq; /* last given */
-    ldr_counters_t n;
+    bool dirty_left;    /* one left the queue: who waits for it may look */
+    uint64_t save_seq;  /* last given */
+    ldr_counters_t n;   /* of all spaces, and of none */
     const char *broken; /* the first invariant found broken, or NULL */
 } ldr_store_t;
+
+/* Counts an event of a space; LDR_NIL: of none. */
+#define LDR_COUNT(store, space_number, field, by)                              \
+    do {                                                                       \
+        uint32_t ldr_count_space = (space_number);                             \
+                                                                               \
+        (store)->n.field += (by);                                              \
+        if (ldr_count_space != LDR_NIL) {                                      \
+            (store)->spaces[ldr_count_space].n.field += (by);                  \
+        }                                                                      \
+    } while (0)
 
 typedef struct ldr_store_params {
     uint64_t dram_bytes;
@@ -147,18 +197,66 @@ typedef struct ldr_store_params {
     uint64_t seed;
     uint64_t pin_max;
     const ldr_policy_ops_t *policy;
+    uint64_t numa_nodes; /* for ldr_arena_init() */
+    uint32_t disks;
 } ldr_store_params_t;
 
 larder_status_t ldr_store_init(ldr_store_t *s,
                                const ldr_store_params_t *params);
 void ldr_store_destroy(ldr_store_t *s);
 
-/* ---- spaces and tenants ---- */
+/* ---- spaces and tenants (tenant.c) ---- */
 
-/* The number of the space or tenant with this id, added if it is new;
- * LDR_NIL: too many. */
+/* The number of the space with this id, added if it is new: as the tenant's
+ * whose tag it bears. LDR_NIL: too many. */
 uint32_t ldr_store_space(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES]);
+/* The same for tenants; LDR_NIL: too many, or no memory. A new one costs some
+ * address space. */
 uint32_t ldr_store_tenant(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES]);
+
+/* The space is this tenant's, from now on. */
+void ldr_store_space_of(ldr_store_t *s, uint32_t space, uint32_t tenant);
+void ldr_store_limits(ldr_store_t *s, uint32_t tenant, uint64_t dram_max,
+                      uint64_t ssd_max);
+
+/* Raises the epoch: everything put before is stale. */
+void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch);
+
+/* ---- shares of memory (tenant.c) ----
+ *
+ * A tenant's share is its limit, or an equal part of what the limits of others
+ * leave, in whole extents, among those that have asked for memory. It may have
+ * more while nobody needs it. Whoever is below its share and finds no free
+ * extent asks the tenant that is most over its own for one. */
+
+/* In extents; from now on the tenant counts among those that ask. */
+uint32_t ldr_store_share(ldr_store_t *s, uint32_t tenant);
+
+/* Asks for an extent on the tenant's behalf. Gives the one that is leaving now,
+ * for ldr_store_vacate(), or LDR_NIL: it has its share, with what is on its
+ * way, or nobody is over his. */
+uint32_t ldr_store_demand(ldr_store_t *s, uint32_t tenant);
+
+/* Evicts the chunks of an extent that is leaving, looking at so many pages at
+ * most; those that are held go with their last hold. True: call it again. */
+bool ldr_store_vacate(ldr_store_t *s, uint32_t extent, uint32_t pages);
+
+/* ---- shares of the disks (tenant.c) ---- */
+
+/* Works out whose records are kept when a tier in which so many bytes can be
+ * kept is full: tenants within their share. False: there is only one tenant,
+ * or none. */
+bool ldr_store_protect(ldr_store_t *s, uint64_t bytes);
+
+/* Where ssd_blocks counts a segment. */
+static inline size_t ldr_store_segment(uint32_t disk, uint32_t segment)
+{
+    return (size_t)disk * (LDR_SEGMENTS_MAX + 1) + segment;
+}
+
+/* The only way to change a location. */
+void ldr_store_set_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
+                       ldr_loc_t loc);
 
 /* ---- finding ---- */
 
@@ -224,8 +322,9 @@ typedef struct ldr_reserve {
 
 /*
  * Makes a shard with room for length bytes, in the given state, evicting what
- * must go, and holds its chunk. entry: that of the chunk, or LDR_NIL: it is
- * added. LARDER_E_FULL: not even by evicting all that nobody holds.
+ * must go of the same tenant, and holds its chunk. entry: that of the chunk, or
+ * LDR_NIL: it is added. LARDER_E_FULL: not even by evicting all of the tenant's
+ * that nobody holds. LARDER_E_SPACE: the space is nobody's.
  */
 larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
                                   const ldr_reserve_t *r, uint32_t *shard_p);
@@ -245,8 +344,11 @@ void ldr_store_abort(ldr_store_t *s, uint32_t shard);
 void ldr_store_hold(ldr_store_t *s, uint32_t chunk);
 void ldr_store_release(ldr_store_t *s, uint32_t chunk);
 
-/* Takes one chunk nobody holds out of DRAM. False: there is none. */
-bool ldr_store_evict(ldr_store_t *s);
+/* Takes one chunk of the tenant's nobody holds out of DRAM. False: there is
+ * none. */
+bool ldr_store_evict(ldr_store_t *s, uint32_t tenant);
+/* Takes this one out. It may be held: then nobody finds it any more. */
+void ldr_store_evict_chunk(ldr_store_t *s, uint32_t chunk);
 
 /* Takes the chunk out of DRAM because its bytes are not right; a location on
  * disk stays. */

@@ -5,6 +5,8 @@
  * is got: a miss or exactly the bytes, nothing that was removed or reset, and
  * everything that was flushed and not dropped since to make room.
  *
+ * In some workloads two tenants share memory and disk.
+ *
  * Some copies are cut again while they are recovered. Some lose nothing, as
  * when only the process is killed: then all that had reached the disk is
  * there.
@@ -46,6 +48,7 @@ static void copy_rig(crash_t *c, rig_t *rig, simdisk_t *copy)
 {
     rig_init(rig, copy, ldr_rand_next(&c->rand), 1, 1);
     rig->options = c->rig.options;
+    rig->tenants = c->rig.tenants;
     rig->now_ns = c->rig.now_ns;
 }
 
@@ -192,6 +195,11 @@ static void workload(crash_t *c, uint64_t seed)
     if (seed % 4 == 3) {
         snprintf(c->rig.options.dirs[1], LDR_PATH_MAX, "/other");
         c->rig.options.dir_count = 2;
+    }
+    if (seed % 3 == 1) { /* two tenants: reclaim carries what is safe */
+        c->rig.tenants = true;
+        c->rig.options.dram = 4 << 20;
+        c->rig.options.ssd += 3 * segment_bytes;
     }
     history_init(&c->history, KEYS);
     c->durable = calloc(c->history.size, sizeof(bool));

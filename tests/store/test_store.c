@@ -16,7 +16,8 @@
 
 #define PAGES 32u
 
-static const uint8_t space_id[LDR_ID_BYTES] = {1};
+/* A space's id begins as its tenant's. */
+static const uint8_t space_id[LDR_ID_BYTES] = {2, 0, 0, 0, 1};
 static const uint8_t tenant_id[LDR_ID_BYTES] = {2};
 
 static void store_open(ldr_store_t *s)
@@ -31,12 +32,13 @@ static void store_open(ldr_store_t *s)
     ldr_slice_t slice;
 
     assert_int_equal(ldr_store_init(s, &params), LARDER_OK);
-    while (ldr_arena_slice_take(&s->arena, &slice)) {
+    while (ldr_arena_slice_take(&s->arena, LDR_NIL, &slice)) {
         ldr_arena_slice_give(&s->arena, &slice, true);
     }
     s->write_behind = true;
+    assert_int_equal(ldr_store_tenant(s, tenant_id), 0);
     assert_int_equal(ldr_store_space(s, space_id), 0);
-    s->spaces[0].tenant = ldr_store_tenant(s, tenant_id);
+    assert_int_equal(s->spaces[0].tenant, 0);
 }
 
 static int setup(void **state)
@@ -223,7 +225,7 @@ static void test_overtaken(void **state)
     larder_cause_t cause;
     uint32_t shard = reserve(s, (put_t){.key = 1});
 
-    s->spaces[0].epoch++;
+    ldr_store_set_epoch(s, 0, s->spaces[0].epoch + 1);
     assert_false(ldr_store_commit(s, shard, 7, true, true));
     ldr_store_abort(s, shard);
     assert_int_equal(find(s, 1, &cause), LDR_NIL);
@@ -234,7 +236,7 @@ static void test_overtaken(void **state)
     assert_int_equal(s->arena.free_count, PAGES);
     /* What was there before a reset is stale from then on. */
     put(s, (put_t){.key = 3});
-    s->spaces[0].epoch++;
+    ldr_store_set_epoch(s, 0, s->spaces[0].epoch + 1);
     assert_int_equal(find(s, 3, &cause), LDR_NIL);
     assert_int_equal(cause, LARDER_CAUSE_STALE);
     assert_int_equal(s->arena.free_count, PAGES);
@@ -297,8 +299,8 @@ static void test_locations(void **state)
     put(s, (put_t){.key = 1, .shards = 2});
     put(s, (put_t){.key = 1, .shards = 2, .shard = 1});
     uint32_t entry = find(s, 1, &cause);
-    ldr_index_set_loc(&s->index, entry, 1, ldr_loc(0, 3, 5, 17));
-    assert_true(ldr_store_evict(s));
+    ldr_store_set_loc(s, entry, 1, ldr_loc(0, 3, 5, 17));
+    assert_true(ldr_store_evict(s, 0));
     store_check(s);
     assert_int_equal(find(s, 1, &cause), entry);
     assert_int_equal(ldr_store_resident(s, entry, 1), LDR_NIL);
@@ -343,16 +345,16 @@ static void test_index_full(void **state)
     ldr_store_destroy(s);
     assert_int_equal(ldr_store_init(s, &params), LARDER_OK);
     ldr_slice_t slice;
-    assert_true(ldr_arena_slice_take(&s->arena, &slice));
+    assert_true(ldr_arena_slice_take(&s->arena, LDR_NIL, &slice));
     ldr_arena_slice_give(&s->arena, &slice, true);
+    ldr_store_tenant(s, tenant_id);
     ldr_store_space(s, space_id);
     for (uint32_t i = 0; i < 20; i++) {
         assert_int_not_equal(put(s, (put_t){.key = i}), LDR_NIL);
     }
     /* All four stand for something on disk: no more can be known. */
     for (uint32_t i = 16; i < 20; i++) {
-        ldr_index_set_loc(&s->index, find(s, i, &cause), 0,
-                          ldr_loc(0, 1, i, 2));
+        ldr_store_set_loc(s, find(s, i, &cause), 0, ldr_loc(0, 1, i, 2));
     }
     uint32_t free_pages = s->arena.free_count;
     assert_int_equal(reserve(s, (put_t){.key = 50}), LDR_NIL);

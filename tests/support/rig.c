@@ -64,13 +64,20 @@ static larder_status_t spaces_open(rig_t *rig)
 {
     larder_status_t st = LARDER_OK;
 
-    for (uint32_t i = 0; i < RIG_SPACES && st == LARDER_OK; i++) {
+    uint32_t count = rig->first_only ? 1 : RIG_SPACES;
+
+    for (uint32_t i = 0; i < count && st == LARDER_OK; i++) {
         char text[16];
         larder_space_params_t p = {
             .field_mask = LARDER_SPACE_SHARDS,
             .descriptor = text,
             .shards = rig_shards(i),
+            .tenant = RIG_OTHER,
         };
+
+        if (rig->tenants && i == RIG_SPACES - 1) {
+            p.field_mask |= LARDER_SPACE_TENANT;
+        }
 
         p.descriptor_bytes =
             (size_t)snprintf(text, sizeof(text), "space %u", i);

@@ -23,6 +23,8 @@ typedef struct rig {
     ldr_node_t *node; /* NULL: not open */
     larder_t *lar;
     larder_space_t *spaces[RIG_SPACES];
+    bool tenants;         /* the last space is another tenant's */
+    bool first_only;      /* opens the first space alone */
     uint8_t *buffer;      /* VALUE_BYTES_MAX of it, for gets and puts */
     larder_cause_t cause; /* of the last get that missed */
 } rig_t;
@@ -36,6 +38,9 @@ void rig_free(rig_t *rig);
 /* Opens node, handle and spaces. Nothing is left open if it fails. */
 larder_status_t rig_open(rig_t *rig);
 larder_status_t rig_close(rig_t *rig);
+
+/* That of the last space, where there are two. */
+#define RIG_OTHER "somebody else"
 
 /* Shards of a chunk in the space. */
 uint32_t rig_shards(uint32_t space);

@@ -1,0 +1,350 @@
+/*
+ * The node's memory: making it resident, giving tenants extents, and moving
+ * extents from one tenant to another.
+ *
+ * A thread makes the arena resident in the background: first the extents that
+ * tenants own, then those that nobody does yet. Whoever needs pages before they
+ * are there helps itself. The thread sleeps when all is done, and wakes to make
+ * extents anew that have left their tenant.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "node/node.h"
+
+/* Pages looked at before others get the lock. */
+#define VACATE_SLICE 512u
+/* A tenant that still has too little asks for one more extent after this. */
+#define ASK_AGAIN_NS 100000000u
+
+/* ---- opening ---- */
+
+static larder_status_t check_numa(const ldr_options_t *o, uint64_t *nodes_p)
+{
+    *nodes_p = 0;
+    if (!ldr_parse_numa(o->numa, nodes_p)) {
+        return ldr_fail(LARDER_E_INVALID, "numa=%s: numbers from 0 to 63",
+                        o->numa);
+    }
+    for (uint64_t left = *nodes_p; left != 0; left &= left - 1) {
+        unsigned node = (unsigned)__builtin_ctzll(left);
+        int error = ldr_numa_check(node);
+
+        if (error == -EINVAL) {
+            return ldr_fail(LARDER_E_INVALID,
+                            "numa=%s: this machine has no memory on node %u",
+                            o->numa, node);
+        }
+        if (error != 0) {
+            return ldr_fail(LARDER_E_INVALID,
+                            "numa=%s: memory cannot be placed here (%s): leave "
+                            "the option out",
+                            o->numa, strerror(-error));
+        }
+    }
+    return LARDER_OK;
+}
+
+larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed)
+{
+    const ldr_options_t *o = &node->options;
+    uint64_t limit = ldr_memory_limit();
+    /* An entry stands for at least a page in DRAM or two blocks on disk. */
+    uint64_t entries =
+        o->dram / LDR_PAGE + o->dir_count * (o->ssd / (2 * LDR_BLOCK));
+    ldr_store_params_t params = {
+        .dram_bytes = o->dram,
+        .dram_backed = true,
+        .entry_max = (uint32_t)ldr_min64(entries, LDR_NIL - 1),
+        .seed = seed,
+        .pin_max = o->pin_max != 0 ? o->pin_max : o->dram / 4,
+        .policy = &ldr_policy_lru,
+        .disks = o->dir_count,
+    };
+
+    /* Beyond it the kernel would end the process, not refuse the memory; and
+     * the engine needs some too. */
+    if (o->dram > limit - limit / 16) {
+        return ldr_fail(LARDER_E_NO_MEMORY,
+                        "dram=%llu leaves too little of the %llu bytes of "
+                        "memory that this process may have",
+                        (unsigned long long)o->dram, (unsigned long long)limit);
+    }
+    larder_status_t st = check_numa(o, &params.numa_nodes);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = ldr_store_init(&node->store, &params);
+    if (st != LARDER_OK) {
+        return ldr_fail(st, "not enough memory for dram=%llu",
+                        (unsigned long long)o->dram);
+    }
+    node->store.write_behind = o->dir_count > 0;
+    node->store_opened = true;
+    return st;
+}
+
+/* ---- making memory ---- */
+
+typedef enum made { MADE, MADE_NOTHING, MADE_NONE_TO_HAVE } made_t;
+
+/* Makes one slice resident. NOTHING: there is none left; NONE_TO_HAVE: there
+ * is no memory for it now. Drops the lock. */
+static made_t make_slice(ldr_node_t *node, uint32_t tenant)
+{
+    ldr_arena_t *arena = &node->store.arena;
+    ldr_slice_t slice;
+
+    if (!ldr_arena_slice_take(arena, tenant, &slice)) {
+        return MADE_NOTHING;
+    }
+    ldr_node_unlock(node);
+    bool ok = ldr_arena_slice_populate(arena, &slice);
+    ldr_node_lock(node);
+    ldr_arena_slice_give(arena, &slice, ok);
+    pthread_cond_broadcast(&node->changed);
+    return ok ? MADE : MADE_NONE_TO_HAVE;
+}
+
+/* The same for an extent that has left its tenant. */
+static made_t make_anew(ldr_node_t *node)
+{
+    ldr_arena_t *arena = &node->store.arena;
+    uint32_t extent;
+
+    if (!ldr_arena_renew_take(arena, &extent)) {
+        return MADE_NOTHING;
+    }
+    ldr_node_unlock(node);
+    bool ok = ldr_arena_renew_make(arena, extent);
+    ldr_node_lock(node);
+    ldr_arena_renew_give(arena, extent, ok);
+    pthread_cond_broadcast(&node->changed);
+    if (ok) {
+        ldr_memory_wake(node); /* it is to be made resident */
+    }
+    return ok ? MADE : MADE_NONE_TO_HAVE;
+}
+
+bool ldr_memory_step(ldr_node_t *node)
+{
+    return make_anew(node) == MADE;
+}
+
+/* Has another tenant give up an extent, if this one is below its share. True:
+ * one is on its way. */
+static bool ask_for_extent(ldr_node_t *node, uint32_t tenant, uint32_t pages)
+{
+    ldr_store_t *store = &node->store;
+    ldr_tenant_t *t = &store->tenants[tenant];
+    const ldr_owner_t *owner = &store->arena.owners[tenant];
+    uint64_t coming = (uint64_t)owner->coming_count
+                      << store->arena.extent_shift;
+    uint64_t now_ns = ldr_now_ns(node->clock);
+
+    /* What is coming may be enough; but not if it does not come. */
+    if (coming >= pages && now_ns - t->asked_ns < ASK_AGAIN_NS) {
+        return false;
+    }
+    uint32_t extent = ldr_store_demand(store, tenant);
+    if (extent == LDR_NIL) {
+        return false;
+    }
+    t->asked_ns = now_ns;
+    const ldr_arena_extent_t *x = &store->arena.extents[extent];
+    if (x->mappers > 0 && node->revoke != NULL) {
+        node->revoke(node->revoke_arg, extent, x->generation);
+    }
+    while (ldr_store_vacate(store, extent, VACATE_SLICE)) {
+        ldr_node_unlock(node);
+        ldr_node_lock(node);
+    }
+    return true;
+}
+
+/* Waits for what another thread has in hand and needs a millisecond for. */
+static void wait_briefly(ldr_node_t *node)
+{
+    ldr_node_tell(node);
+    pthread_cond_wait(&node->changed, &node->lock);
+}
+
+bool ldr_node_populate(ldr_node_t *node, uint32_t tenant, size_t bytes)
+{
+    ldr_arena_t *arena = &node->store.arena;
+    const ldr_owner_t *owner = &arena->owners[tenant];
+    uint32_t pages = ldr_arena_pages(bytes);
+    bool dropped = false;
+
+    while (owner->free_count < pages &&
+           (owner->pages_max == 0 ||
+            owner->used_count + pages <= owner->pages_max)) {
+        made_t made = make_slice(node, tenant);
+
+        dropped |= made != MADE_NOTHING;
+        if (made == MADE) {
+            continue;
+        }
+        if (owner->hand_count > 0) {
+            wait_briefly(node);
+            dropped = true;
+            continue;
+        }
+        if (made == MADE_NONE_TO_HAVE) {
+            break;
+        }
+        ldr_store_share(&node->store, tenant); /* it counts from now on */
+        if (ldr_arena_claim(arena, tenant, false)) {
+            continue;
+        }
+        if (owner->extent_count == arena->extent_count) {
+            break; /* alone */
+        }
+        made = make_anew(node);
+        if (made == MADE_NOTHING && ldr_arena_renewing(arena, tenant)) {
+            wait_briefly(node);
+        } else if (made == MADE_NONE_TO_HAVE ||
+                   (made == MADE_NOTHING &&
+                    !ask_for_extent(node, tenant, pages))) {
+            dropped |= made != MADE_NOTHING;
+            break;
+        }
+        dropped = true;
+    }
+    return dropped;
+}
+
+/* ---- the thread ---- */
+
+static void tell_short(ldr_node_t *node)
+{
+    const ldr_arena_t *arena = &node->store.arena;
+
+    ldr_warn(&node->log,
+             "dram: %llu of %llu bytes could not be had; the rest is tried "
+             "again when it is needed",
+             (unsigned long long)(arena->page_count - arena->ready_count) *
+                 LDR_PAGE,
+             (unsigned long long)arena->page_count * LDR_PAGE);
+}
+
+static void *populate_main(void *arg)
+{
+    ldr_node_t *node = arg;
+    bool tired = false; /* there was no memory: others try when they need it */
+
+    ldr_node_lock(node);
+    while (!node->populate_stop) {
+        if (make_anew(node) == MADE) {
+            tired = false;
+            continue;
+        }
+        made_t made = tired ? MADE_NOTHING : make_slice(node, LDR_NIL);
+        if (made == MADE) {
+            continue;
+        }
+        if (made == MADE_NONE_TO_HAVE) {
+            tired = true;
+            tell_short(node);
+        }
+        if (node->populate_stop) {
+            break;
+        }
+        /* An extent that could not be made anew is tried again by whoever
+         * needs it. */
+        node->populate_idle = true;
+        pthread_cond_wait(&node->populate_work, &node->lock);
+        node->populate_idle = false;
+    }
+    ldr_node_unlock(node);
+    return NULL;
+}
+
+larder_status_t ldr_memory_start(ldr_node_t *node)
+{
+    if (!ldr_cond_init(&node->populate_work)) {
+        return LARDER_E_NO_MEMORY;
+    }
+    node->populate_started = ldr_thread_start(
+        &node->populate_thread, "larder-populate", populate_main, node);
+    if (!node->populate_started) {
+        pthread_cond_destroy(&node->populate_work);
+        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+    }
+    return LARDER_OK;
+}
+
+void ldr_memory_stop(ldr_node_t *node)
+{
+    if (node->populate_started) {
+        ldr_node_lock(node);
+        node->populate_stop = true;
+        pthread_cond_signal(&node->populate_work);
+        ldr_node_unlock(node);
+        pthread_join(node->populate_thread, NULL);
+        pthread_cond_destroy(&node->populate_work);
+        node->populate_started = false;
+    }
+}
+
+/* ---- extents for sessions ---- */
+
+bool ldr_node_extent_map(ldr_node_t *node, uint32_t tenant, uint32_t extent,
+                         uint32_t generation, ldr_extent_view_t *out)
+{
+    ldr_arena_t *arena = &node->store.arena;
+
+    ldr_node_lock(node);
+    bool mapped = ldr_arena_map(arena, tenant, extent, generation);
+    if (mapped) {
+        const ldr_arena_extent_t *x = &arena->extents[extent];
+
+        *out = (ldr_extent_view_t){
+            .tenant = tenant,
+            .bytes = (uint64_t)x->count * LDR_PAGE,
+            .ready_bytes =
+                (uint64_t)ldr_arena_ready_pages(arena, extent) * LDR_PAGE,
+        };
+        if (x->state == LDR_EXTENT_LEAVING && node->revoke != NULL) {
+            node->revoke(node->revoke_arg, extent, generation);
+        }
+    }
+    ldr_node_unlock(node);
+    if (!mapped) {
+        return false;
+    }
+    /* It stays as it is while this one maps it. */
+    out->fd = ldr_extent_share(&arena->extents[extent].memory);
+    if (out->fd < 0) {
+        ldr_node_extent_unmap(node, extent, generation);
+        return false;
+    }
+    return true;
+}
+
+void ldr_node_extent_unmap(ldr_node_t *node, uint32_t extent,
+                           uint32_t generation)
+{
+    ldr_node_lock(node);
+    ldr_arena_unmap(&node->store.arena, extent, generation);
+    ldr_node_unlock(node);
+}
+
+uint32_t ldr_node_segs(ldr_node_t *node, uint32_t shard, ldr_seg_t *segs,
+                       uint32_t max)
+{
+    const ldr_shard_t *sh = &node->store.shards[shard];
+
+    return ldr_arena_segs(&node->store.arena, sh->page, sh->length, segs, max);
+}
+
+uint32_t ldr_node_iov(ldr_node_t *node, uint32_t shard, struct iovec *iov,
+                      uint32_t max)
+{
+    const ldr_shard_t *sh = &node->store.shards[shard];
+
+    return ldr_arena_iov(&node->store.arena, sh->page, sh->length, iov, max);
+}

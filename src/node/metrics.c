@@ -1,0 +1,326 @@
+/* A node's part of the metrics: rows of the table in base/metrics.h. */
+#include "node/metrics.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "node/ssd.h"
+
+void ldr_node_counters(ldr_node_t *node, ldr_counters_t *out)
+{
+    ldr_node_lock(node);
+    *out = node->store.n;
+    ldr_node_unlock(node);
+}
+
+void ldr_node_disk_times(ldr_node_t *node, uint32_t disk,
+                         ldr_histogram_t *reads, ldr_histogram_t *writes)
+{
+    memset(reads, 0, sizeof(*reads));
+    memset(writes, 0, sizeof(*writes));
+    for (uint32_t i = 0; i < node->ssd_count; i++) {
+        ldr_histogram_t h;
+
+        if (disk == LDR_NIL || disk == i) {
+            ldr_histogram_read(&node->ssds[i].read_times, &h);
+            ldr_histogram_merge(reads, &h);
+            ldr_histogram_read(&node->ssds[i].write_times, &h);
+            ldr_histogram_merge(writes, &h);
+        }
+    }
+}
+
+/* What a tenant is called in the metrics. */
+static void label(const char *own, const uint8_t id[LDR_ID_BYTES],
+                  char name[LDR_NAME_MAX])
+{
+    if (own[0] != '\0') {
+        snprintf(name, LDR_NAME_MAX, "%s", own);
+    } else {
+        snprintf(name, LDR_NAME_MAX, "id-%02x%02x%02x%02x", id[0], id[1], id[2],
+                 id[3]);
+    }
+}
+
+bool ldr_node_tenant_label(ldr_node_t *node, uint32_t tenant,
+                           char name[LDR_NAME_MAX])
+{
+    const ldr_store_t *s = &node->store;
+
+    ldr_node_lock(node);
+    bool found = tenant < s->tenant_count;
+    if (found) {
+        label(s->tenants[tenant].name, s->tenants[tenant].id, name);
+    }
+    ldr_node_unlock(node);
+    return found;
+}
+
+const char *ldr_mode_label(ldr_mode_t mode)
+{
+    static const char *const names[] = {"on", "observe", "paused"};
+
+    return names[mode];
+}
+
+uint64_t ldr_write_amplification(const larder_stats_t *s)
+{
+    uint64_t saved = 0, carried = 0;
+
+    for (uint64_t i = 0; i < s->disks; i++) {
+        saved += s->disk[i].written_bytes;
+        carried += s->disk[i].carried_bytes;
+    }
+    return saved >= 1000 ? 1000 + carried / (saved / 1000) : 1000;
+}
+
+/* ---- by tenant ---- */
+
+typedef void (*tenant_fn)(const char *name, const ldr_tenant_stats_t *t,
+                          ldr_exposition_t *e);
+
+static void put_loads(const char *name, const ldr_tenant_stats_t *t,
+                      ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_LOADS, LDR_LABELS(name, "dram"),
+                   t->n.loads_dram);
+    ldr_metric_put(e, LDR_METRIC_LOADS, LDR_LABELS(name, "ssd"),
+                   t->n.loads_ssd);
+}
+
+static void put_misses(const char *name, const ldr_tenant_stats_t *t,
+                       ldr_exposition_t *e)
+{
+    for (int i = LARDER_CAUSE_ABSENT; i < LARDER_CAUSE_COUNT; i++) {
+        ldr_metric_put(e, LDR_METRIC_MISSES,
+                       LDR_LABELS(name, larder_cause_text((larder_cause_t)i)),
+                       t->n.misses[i]);
+    }
+}
+
+#define SAVES_MAP(X)                                                           \
+    X(stored)                                                                  \
+    X(present)                                                                 \
+    X(mismatch)                                                                \
+    X(full)                                                                    \
+    X(canceled)                                                                \
+    X(failed)                                                                  \
+    X(stale)                                                                   \
+    X(paused)
+#define DROPPED_MAP(X)                                                         \
+    X(evicted)                                                                 \
+    X(size)                                                                    \
+    X(io)
+
+static void put_saves(const char *name, const ldr_tenant_stats_t *t,
+                      ldr_exposition_t *e)
+{
+#define X(word)                                                                \
+    ldr_metric_put(e, LDR_METRIC_SAVES, LDR_LABELS(name, #word),               \
+                   t->n.saves_##word);
+    SAVES_MAP(X)
+#undef X
+}
+
+static void put_dropped(const char *name, const ldr_tenant_stats_t *t,
+                        ldr_exposition_t *e)
+{
+#define X(word)                                                                \
+    ldr_metric_put(e, LDR_METRIC_SAVES_DROPPED, LDR_LABELS(name, #word),       \
+                   t->n.saves_dropped_##word);
+    DROPPED_MAP(X)
+#undef X
+}
+
+static void put_moved(const char *name, const ldr_tenant_stats_t *t,
+                      ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_MOVED_BYTES, LDR_LABELS(name, "save", "dram"),
+                   t->n.saved_bytes);
+    ldr_metric_put(e, LDR_METRIC_MOVED_BYTES, LDR_LABELS(name, "load", "dram"),
+                   t->n.loaded_bytes - t->n.loaded_ssd_bytes);
+    ldr_metric_put(e, LDR_METRIC_MOVED_BYTES, LDR_LABELS(name, "load", "ssd"),
+                   t->n.loaded_ssd_bytes);
+}
+
+static void put_observed(const char *name, const ldr_tenant_stats_t *t,
+                         ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_OBSERVED, LDR_LABELS(name, "hit"),
+                   t->n.observed_hits);
+    ldr_metric_put(e, LDR_METRIC_OBSERVED, LDR_LABELS(name, "miss"),
+                   t->n.observed_misses);
+}
+
+static void put_matched(const char *name, const ldr_tenant_stats_t *t,
+                        ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_MATCHED, LDR_LABELS(name, "found"),
+                   t->n.matched_chunks);
+    ldr_metric_put(e, LDR_METRIC_MATCHED, LDR_LABELS(name, "not_found"),
+                   t->n.asked_chunks - t->n.matched_chunks);
+}
+
+/* Metrics of one value for each tenant. */
+#define TENANT_VALUE_MAP(X)                                                    \
+    X(EVICTED_CHUNKS, n.evicted_chunks)                                        \
+    X(EVICTED_BYTES, n.evicted_bytes)                                          \
+    X(RECLAIMED_SHARDS, n.reclaimed_chunks)                                    \
+    X(REMOVES, n.removes)                                                      \
+    X(RESETS, n.resets)                                                        \
+    X(OBSERVED_BYTES, n.observed_hit_bytes)                                    \
+    X(TENANT_DRAM, dram_used_bytes)                                            \
+    X(TENANT_DRAM_MAX, dram_max)                                               \
+    X(TENANT_SSD, ssd_bytes)                                                   \
+    X(TENANT_SSD_MAX, ssd_max)                                                 \
+    X(PINNED, pinned_bytes)
+
+#define X(id, field)                                                           \
+    static void put_##id(const char *name, const ldr_tenant_stats_t *t,        \
+                         ldr_exposition_t *e)                                  \
+    {                                                                          \
+        ldr_metric_put(e, LDR_METRIC_##id, LDR_LABELS(name), t->field);        \
+    }
+TENANT_VALUE_MAP(X)
+#undef X
+
+/* Metric by metric, so each tenant's figures are taken once, before. */
+static void by_tenant(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
+{
+    static const tenant_fn all[] = {
+        put_loads,          put_misses, put_matched,  put_saves,
+        put_dropped,        put_moved,  put_observed,
+#define X(id, field) put_##id,
+        TENANT_VALUE_MAP(X)
+#undef X
+    };
+    uint32_t first = tenant != LDR_NIL ? tenant : 0, count = 0;
+
+    ldr_node_lock(node);
+    uint32_t room = tenant != LDR_NIL ? 1 : node->store.tenant_count;
+    ldr_node_unlock(node);
+    ldr_tenant_stats_t *rows = ldr_alloc(room * sizeof(*rows));
+    if (rows == NULL) {
+        return;
+    }
+    while (count < room &&
+           ldr_node_tenant_stats(node, first + count, &rows[count])) {
+        count++;
+    }
+    for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++) {
+        for (uint32_t i = 0; i < count; i++) {
+            char name[LDR_NAME_MAX];
+
+            label(rows[i].name, rows[i].id, name);
+            all[k](name, &rows[i], e);
+        }
+    }
+    ldr_free(rows);
+}
+
+/* ---- of the whole node ---- */
+
+static void put_state(ldr_node_t *node, ldr_exposition_t *e)
+{
+    ldr_queues_t q;
+
+    ldr_node_queues(node, &q);
+    ldr_node_lock(node);
+    uint64_t spaces = node->store.space_count;
+    bool poisoned = node->poisoned;
+    ldr_mode_t mode = node->mode;
+    ldr_node_unlock(node);
+    ldr_metric_put(e, LDR_METRIC_SPACES, LDR_NO_LABELS, spaces);
+    ldr_metric_put(e, LDR_METRIC_DIRTY_SHARDS, LDR_NO_LABELS, q.dirty_shards);
+    ldr_metric_put(e, LDR_METRIC_READS_WAITING, LDR_NO_LABELS, q.reads_waiting);
+    ldr_metric_put(e, LDR_METRIC_READS_FLYING, LDR_NO_LABELS, q.reads_flying);
+    ldr_metric_put(e, LDR_METRIC_WRITES_FLYING, LDR_NO_LABELS, q.writes_flying);
+    for (int i = LDR_MODE_ON; i <= LDR_MODE_PAUSED; i++) {
+        ldr_metric_put(e, LDR_METRIC_MODE,
+                       LDR_LABELS(ldr_mode_label((ldr_mode_t)i)),
+                       (int)mode == i);
+    }
+    ldr_metric_put_histogram(e, LDR_METRIC_COPY_SECONDS, LDR_LABELS("load"),
+                             &node->load_times);
+    ldr_metric_put_histogram(e, LDR_METRIC_COPY_SECONDS, LDR_LABELS("save"),
+                             &node->save_times);
+    ldr_metric_put(e, LDR_METRIC_POISONED, LDR_NO_LABELS, poisoned);
+}
+
+#define GAUGE_MAP(X)                                                           \
+    X(ENTRIES, entries)                                                        \
+    X(INDEX_BYTES, entry_bytes)                                                \
+    X(DRAM, dram_bytes)                                                        \
+    X(DRAM_RESIDENT, dram_resident_bytes)                                      \
+    X(DRAM_USED, dram_used_bytes)                                              \
+    X(HELD_CHUNKS, dram_leased_chunks)                                         \
+    X(IO_URING, io_uring)
+
+#define DISK_MAP(X)                                                            \
+    X(DISK_ON, on)                                                             \
+    X(DISK_MAX, bytes_max)                                                     \
+    X(DISK_USED, bytes_used)                                                   \
+    X(DISK_SEGMENTS, segments)                                                 \
+    X(DISK_LOST, segments_lost)                                                \
+    X(DISK_WRITTEN, written_bytes)                                             \
+    X(DISK_CARRIED, carried_bytes)                                             \
+    X(DISK_READ, read_bytes)
+
+static void put_disks(ldr_node_t *node, const larder_stats_t *s,
+                      ldr_exposition_t *e)
+{
+#define X(id, field)                                                           \
+    for (uint64_t i = 0; i < s->disks; i++) {                                  \
+        ldr_metric_put(e, LDR_METRIC_##id, LDR_LABELS(s->disk[i].path),        \
+                       s->disk[i].field);                                      \
+    }
+    DISK_MAP(X)
+#undef X
+    for (uint64_t i = 0; i < s->disks; i++) {
+        const larder_disk_stats_t *d = &s->disk[i];
+
+        ldr_metric_put(e, LDR_METRIC_DISK_ERRORS, LDR_LABELS(d->path, "read"),
+                       d->read_errors);
+        ldr_metric_put(e, LDR_METRIC_DISK_ERRORS, LDR_LABELS(d->path, "write"),
+                       d->write_errors);
+    }
+    for (uint32_t i = 0; i < s->disks; i++) {
+        ldr_histogram_t reads, writes;
+
+        ldr_node_disk_times(node, i, &reads, &writes);
+        ldr_metric_put_histogram(e, LDR_METRIC_DISK_SECONDS,
+                                 LDR_LABELS(s->disk[i].path, "read"), &reads);
+        ldr_metric_put_histogram(e, LDR_METRIC_DISK_SECONDS,
+                                 LDR_LABELS(s->disk[i].path, "write"), &writes);
+    }
+    if (s->disks > 0) {
+        ldr_metric_put_fixed(e, LDR_METRIC_WRITE_AMPLIFICATION, LDR_NO_LABELS,
+                             ldr_write_amplification(s), 3);
+    }
+}
+
+void ldr_node_expose(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
+{
+    larder_stats_t s;
+
+    by_tenant(node, tenant, e);
+    if (tenant != LDR_NIL) {
+        return;
+    }
+    ldr_node_stats(node, LDR_NIL, &s);
+#define X(id, field) ldr_metric_put(e, LDR_METRIC_##id, LDR_NO_LABELS, s.field);
+    GAUGE_MAP(X)
+#undef X
+    put_state(node, e);
+    put_disks(node, &s, e);
+}
+
+size_t ldr_node_metrics(ldr_node_t *node, char *text, size_t size)
+{
+    ldr_exposition_t e;
+
+    ldr_exposition_init(&e, text, size);
+    ldr_node_expose(node, LDR_NIL, &e);
+    return e.text.length;
+}

@@ -1,0 +1,29 @@
+/*
+ * A node's part of the metrics, and what those who show its figures need.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/metrics.h"
+#include "node/node.h"
+
+/* Writes the rows of LDR_METRIC_NODE_MAP. tenant: only what concerns this one;
+ * LDR_NIL: everything. */
+void ldr_node_expose(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e);
+
+/* The counters of all tenants together. */
+void ldr_node_counters(ldr_node_t *node, ldr_counters_t *out);
+
+/* How long reads and writes of a disk took; LDR_NIL: of all of them. */
+void ldr_node_disk_times(ldr_node_t *node, uint32_t disk,
+                         ldr_histogram_t *reads, ldr_histogram_t *writes);
+
+/* The tenant's name; one only seen on disk has none, and is shown by its id.
+ * False: there is none with this number. */
+bool ldr_node_tenant_label(ldr_node_t *node, uint32_t tenant,
+                           char name[LDR_NAME_MAX]);
+const char *ldr_mode_label(ldr_mode_t mode);
+
+/* Bytes written to disks for each byte of a save, in thousandths. */
+uint64_t ldr_write_amplification(const larder_stats_t *s);
