@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 export JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test test-core bench check coverage format tidy \
+.PHONY: help run serve build test test-core bench check coverage format tidy \
         install clean deps-build deps-test deps-check
 
 help: ## this list
@@ -13,6 +13,9 @@ help: ## this list
 
 run: build ## build, then the example engine: compute, restart, load
 	@build/release/bin/engine demo
+
+serve: build ## a node with its dashboard, on the defaults; flags in ARGS
+	@build/release/bin/larder serve $(ARGS)
 
 build: deps-build ## the library, the program and the examples: build/release
 	@scripts/build release

@@ -1,0 +1,46 @@
+/*
+ * Admin HTTP: the dashboard, /metrics, /healthz, /readyz, /config and
+ * /status.json. Only GET, nothing can be changed here. One thread, few
+ * connections, short timeouts.
+ *
+ * Who may see what: a peer on this host (loopback) sees all, provided its Host
+ * header names this host, or else a web page could have a browser read it for
+ * it (DNS rebinding). A peer elsewhere, where the address is bound wider, sees
+ * /metrics, /healthz and /readyz, which is what scrapers and probes need.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/log.h"
+#include "larder/larder.h"
+
+typedef struct ldr_admin ldr_admin_t;
+
+/* Where the pages' contents come from. Called in the admin's thread. Functions
+ * that write text give the length all of it needs. */
+typedef struct ldr_admin_source {
+    size_t (*metrics)(void *arg, char *text, size_t size);
+    /* False: not ready, with the reason. */
+    bool (*ready)(void *arg, char *why, size_t size);
+    size_t (*config)(void *arg, char *text, size_t size); /* JSON */
+    /* JSON; of the history only what is younger than since_ms. */
+    size_t (*status)(void *arg, uint64_t since_ms, char *text, size_t size);
+    void *arg;
+} ldr_admin_source_t;
+
+/* address: "host:port"; port 0: any. LARDER_E_UNSUPPORTED: built without
+ * libmicrohttpd. */
+larder_status_t ldr_admin_open(const char *address,
+                               const ldr_admin_source_t *source,
+                               const ldr_log_t *log, ldr_admin_t **admin_p);
+void ldr_admin_close(ldr_admin_t *admin); /* NULL is fine */
+uint16_t ldr_admin_port(const ldr_admin_t *admin);
+/* "http://127.0.0.1:9464/", for the log. */
+const char *ldr_admin_url(const ldr_admin_t *admin);
+
+/* The page: HTML with its script and styles inside (dashboard.c). */
+extern const char ldr_dashboard_page[];
+extern const size_t ldr_dashboard_bytes;

@@ -1,0 +1,195 @@
+/* Tenants as sessions see them: tokens, uids, quotas. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/server_int.h"
+
+/* A tenant may move what its rate gives in this time at once. */
+#define BURST_S 0.25
+
+ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name)
+{
+    ldr_guest_t *found = NULL;
+
+    pthread_mutex_lock(&server->guest_lock);
+    for (unsigned i = 0; i < server->guest_count; i++) {
+        ldr_guest_t *g = server->guests[i];
+
+        if (g->enabled && strcmp(g->config.name, name) == 0) {
+            found = g;
+        }
+    }
+    pthread_mutex_unlock(&server->guest_lock);
+    return found;
+}
+
+bool ldr_guest_has_uid(const ldr_guest_t *guest, uid_t uid)
+{
+    for (unsigned i = 0; i < guest->uid_count; i++) {
+        if (guest->uids[i] == uid) {
+            return true;
+        }
+    }
+    return guest->uid_any;
+}
+
+/* "1000,1001" or "any". The configuration has checked it. */
+static void parse_uids(ldr_guest_t *g, const char *text)
+{
+    g->uid_any = strcmp(text, "any") == 0;
+    while (!g->uid_any && *text != '\0' && g->uid_count < LDR_UIDS_MAX) {
+        char *end;
+
+        g->uids[g->uid_count++] = (uid_t)strtoul(text, &end, 10);
+        text = *end == ',' ? end + 1 : end;
+    }
+}
+
+static ldr_guest_t *guest_named(ldr_server_t *server, const char *name)
+{
+    for (unsigned i = 0; i < server->guest_count; i++) {
+        if (strcmp(server->guests[i]->config.name, name) == 0) {
+            return server->guests[i];
+        }
+    }
+    if (server->guest_count == LDR_GUESTS_MAX) {
+        return NULL;
+    }
+    ldr_guest_t *g = ldr_alloc(sizeof(*g));
+    if (g != NULL) {
+        g->tenant = LDR_NIL;
+        g->index = server->guest_count;
+        server->guests[server->guest_count++] = g;
+    }
+    return g;
+}
+
+/* All of a tenant's settings, before any of them is put to use. */
+typedef struct fresh {
+    ldr_guest_t guest;
+} fresh_t;
+
+static larder_status_t read_guest(const ldr_config_t *config,
+                                  const ldr_tenant_config_t *t, fresh_t *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->guest.config = *t;
+    parse_uids(&out->guest, t->uids);
+    if (strcmp(t->name, "default") == 0 && config->options.uids[0] != '\0') {
+        parse_uids(&out->guest, config->options.uids);
+    }
+    return t->token_file[0] == '\0'
+               ? LARDER_OK
+               : ldr_tokens_read(t->token_file, out->guest.tokens,
+                                 &out->guest.token_count);
+}
+
+static larder_status_t apply(ldr_server_t *server, const fresh_t *f)
+{
+    const ldr_tenant_config_t *t = &f->guest.config;
+    ldr_tenant_params_t params = {t->name, t->dram, t->ssd};
+    uint32_t tenant;
+    larder_status_t st = ldr_node_tenant(server->node, &params, &tenant);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    pthread_mutex_lock(&server->guest_lock);
+    ldr_guest_t *g = guest_named(server, t->name);
+    if (g != NULL) {
+        g->config = *t;
+        g->tenant = tenant;
+        memcpy(g->tokens, f->guest.tokens, sizeof(g->tokens));
+        g->token_count = f->guest.token_count;
+        memcpy(g->uids, f->guest.uids, sizeof(g->uids));
+        g->uid_count = f->guest.uid_count;
+        g->uid_any = f->guest.uid_any;
+        g->enabled = true;
+    }
+    pthread_mutex_unlock(&server->guest_lock);
+    return g != NULL ? LARDER_OK
+                     : ldr_fail(LARDER_E_LIMIT, "more than %u tenants",
+                                LDR_GUESTS_MAX);
+}
+
+larder_status_t ldr_guests_load(ldr_server_t *server,
+                                const ldr_config_t *config)
+{
+    fresh_t *all = ldr_alloc(config->tenant_count * sizeof(*all));
+    larder_status_t st = LARDER_OK;
+
+    if (all == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for tenants");
+    }
+    /* First everything is read, so that a bad file changes nothing. */
+    for (unsigned i = 0; i < config->tenant_count && st == LARDER_OK; i++) {
+        st = read_guest(config, &config->tenants[i], &all[i]);
+    }
+    for (unsigned i = 0; i < config->tenant_count && st == LARDER_OK; i++) {
+        st = apply(server, &all[i]);
+    }
+    if (st == LARDER_OK) {
+        pthread_mutex_lock(&server->guest_lock);
+        for (unsigned i = 0; i < server->guest_count; i++) {
+            ldr_guest_t *g = server->guests[i];
+
+            g->enabled = ldr_config_tenant(config, g->config.name) != NULL;
+        }
+        pthread_mutex_unlock(&server->guest_lock);
+    }
+    explicit_bzero(all, config->tenant_count * sizeof(*all));
+    ldr_free(all);
+    return st;
+}
+
+/* ---- quotas ---- */
+
+bool ldr_guest_enter(ldr_guest_t *guest)
+{
+    uint64_t now = __atomic_add_fetch(&guest->sessions, 1, __ATOMIC_RELAXED);
+
+    if (guest->config.connections > 0 && now > guest->config.connections) {
+        ldr_guest_leave(guest);
+        return false;
+    }
+    return true;
+}
+
+void ldr_guest_leave(ldr_guest_t *guest)
+{
+    __atomic_sub_fetch(&guest->sessions, 1, __ATOMIC_RELAXED);
+}
+
+bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns)
+{
+    uint64_t rate = guest->config.rate;
+
+    if (rate == 0) {
+        return true;
+    }
+    uint64_t last = __atomic_load_n(&guest->bucket_ns, __ATOMIC_RELAXED);
+    if (now_ns > last &&
+        __atomic_compare_exchange_n(&guest->bucket_ns, &last, now_ns, false,
+                                    __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+        double more = last == 0 ? BURST_S : (double)(now_ns - last) / 1e9;
+        int64_t burst = (int64_t)(BURST_S * (double)rate);
+        int64_t filled = __atomic_add_fetch(
+            &guest->bucket, (int64_t)(more * (double)rate), __ATOMIC_RELAXED);
+
+        if (filled > burst) {
+            __atomic_sub_fetch(&guest->bucket, filled - burst,
+                               __ATOMIC_RELAXED);
+        }
+    }
+    return __atomic_load_n(&guest->bucket, __ATOMIC_RELAXED) > 0;
+}
+
+void ldr_guest_moved(ldr_guest_t *guest, uint64_t bytes)
+{
+    if (guest->config.rate > 0) {
+        __atomic_sub_fetch(&guest->bucket, (int64_t)bytes, __ATOMIC_RELAXED);
+    }
+}

@@ -1,0 +1,170 @@
+/*
+ * Hello and authentication. A peer that nobody knows and one with a wrong
+ * token are told the same, after the same work: what is wrong is for the log
+ * and the metrics only.
+ */
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "server/session.h"
+
+static void denied(ldr_request_t *r, ldr_auth_fail_t why, const char *what)
+{
+    ldr_session_t *s = r->session;
+
+    ldr_metrics_auth_fail(s->server->metrics, why);
+    ldr_warn(&s->server->log, "%s: refused as tenant '%s': %s", s->from,
+             s->tenant_name, what);
+    s->doomed = true; /* the answer goes out, then the session ends */
+    ldr_reply_fail(
+        r, ldr_fail(LARDER_E_DENIED,
+                    "the daemon does not let this client in as tenant '%s': "
+                    "its log says why",
+                    s->tenant_name));
+}
+
+static void let_in(ldr_request_t *r, ldr_guest_t *guest, const void *body,
+                   size_t bytes)
+{
+    ldr_session_t *s = r->session;
+    larder_status_t st = ldr_session_enter(s, guest);
+
+    if (st != LARDER_OK) {
+        ldr_warn(&s->server->log, "%s: refused as tenant '%s': %s", s->from,
+                 s->tenant_name, ldr_fail_text());
+        s->doomed = true;
+        ldr_reply_fail(r, st);
+        return;
+    }
+    r->guest = guest;
+    ldr_reply(r, LARDER_OK, body, bytes);
+}
+
+/* Who may come in without a token; *why_p otherwise. */
+static bool by_itself(ldr_session_t *s, const ldr_guest_t *guest,
+                      ldr_auth_fail_t *why_p, const char **what_p)
+{
+    char name[LDR_TENANT_MAX + 1];
+
+    *why_p = LDR_AUTH_FAIL_TENANT;
+    *what_p = "there is no such tenant in the configuration";
+    if (guest == NULL) {
+        return false;
+    }
+    if (guest->token_count > 0) {
+        *why_p = LDR_AUTH_FAIL_TOKEN;
+        *what_p = "the token is not right";
+        return false;
+    }
+    if (s->local) {
+        *why_p = LDR_AUTH_FAIL_UID;
+        *what_p = "its uid is none of the tenant's (option uids)";
+        return s->admin || ldr_guest_has_uid(guest, s->peer.uid);
+    }
+    if (s->server->config->options.tls_client_ca[0] != '\0') {
+        ldr_stream_peer_name(&s->stream, name, sizeof(name));
+        *why_p = LDR_AUTH_FAIL_CERTIFICATE;
+        *what_p = "its certificate is none of the tenant's (key cert)";
+        return guest->config.cert[0] != '\0' &&
+               strcmp(guest->config.cert, name) == 0;
+    }
+    /* Without any authentication only loopback is listened on, and only the
+     * default tenant is there for everybody. */
+    *why_p = LDR_AUTH_FAIL_TOKEN;
+    *what_p = "by tcp it needs a token (key token_file)";
+    return s->loopback && strcmp(guest->config.name, "default") == 0;
+}
+
+static void version_refused(ldr_request_t *r, const ldr_hello_t *hello)
+{
+    ldr_session_t *s = r->session;
+
+    ldr_metrics_refused(s->server->metrics, LDR_REFUSAL_VERSION);
+    larder_status_t st = ldr_fail(
+        LARDER_E_VERSION,
+        "protocol versions %u to %u are spoken by the client (%s), %u to %u by "
+        "the daemon (%s): update the older one",
+        hello->version_min, hello->version_max, hello->program,
+        LDR_WIRE_VERSION_MIN, LDR_WIRE_VERSION_MAX, larder_version());
+    ldr_warn(&s->server->log, "%s: refused: %s", s->from, ldr_fail_text());
+    s->doomed = true;
+    ldr_reply_fail(r, st);
+}
+
+void ldr_handle_hello(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_hello_t hello;
+    uint8_t body[LDR_WELCOME_BYTES];
+    const char *what;
+    ldr_auth_fail_t why;
+
+    if (s->greeted || !ldr_get_hello(r->body, r->frame.body, &hello)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed hello");
+        return;
+    }
+    if (hello.version_min > LDR_WIRE_VERSION_MAX ||
+        hello.version_max < LDR_WIRE_VERSION_MIN) {
+        version_refused(r, &hello);
+        return;
+    }
+    s->greeted = true;
+    memcpy(s->client_nonce, hello.nonce, LDR_NONCE_BYTES);
+    memcpy(s->tenant_name, hello.tenant, sizeof(s->tenant_name));
+    ldr_guest_t *guest = ldr_guest_find(s->server, s->tenant_name);
+    bool open = by_itself(s, guest, &why, &what);
+    ldr_welcome_t welcome = {
+        .version = hello.version_max < LDR_WIRE_VERSION_MAX
+                       ? hello.version_max
+                       : LDR_WIRE_VERSION_MAX,
+        .auth = !open,
+        .features = hello.features & LDR_FEATURES,
+        .epoch = s->epoch,
+    };
+    if (!ldr_nonce(s->server_nonce, sizeof(s->server_nonce))) {
+        ldr_request_bad(r, LDR_REFUSAL_MEMORY, "no randomness");
+        return;
+    }
+    memcpy(welcome.nonce, s->server_nonce, LDR_NONCE_BYTES);
+    strncpy(welcome.program, larder_version(), sizeof(welcome.program) - 1);
+    size_t bytes = ldr_put_welcome(body, &welcome);
+    if (open) {
+        let_in(r, guest, body, bytes);
+    } else {
+        ldr_reply(r, LARDER_OK, body, bytes);
+    }
+}
+
+void ldr_handle_auth(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_proof_t proof = {s->client_nonce, s->server_nonce, s->tenant_name,
+                         s->epoch};
+    ldr_token_t tokens[LDR_TOKENS_MAX];
+    unsigned count = 0, which = 0;
+    uint8_t mac[LDR_MAC_BYTES];
+    const char *what;
+    ldr_auth_fail_t why;
+
+    if (!s->greeted || r->frame.body != LDR_MAC_BYTES) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed auth");
+        return;
+    }
+    ldr_guest_t *guest = ldr_guest_find(s->server, s->tenant_name);
+    pthread_mutex_lock(&s->server->guest_lock);
+    if (guest != NULL && guest->enabled) {
+        count = guest->token_count;
+        memcpy(tokens, guest->tokens, sizeof(tokens));
+    }
+    pthread_mutex_unlock(&s->server->guest_lock);
+    bool right = ldr_proof_check(tokens, count, &proof, false, r->body, &which);
+    if (!right || count == 0 ||
+        !ldr_proof_make(&tokens[which], &proof, true, mac)) {
+        by_itself(s, guest, &why, &what);
+        denied(r, why, what);
+    } else {
+        let_in(r, guest, mac, sizeof(mac));
+    }
+    explicit_bzero(tokens, sizeof(tokens));
+}

@@ -1,0 +1,241 @@
+/* What sessions hold of the node: leases, reservations, mapped extents. */
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "server/session.h"
+#include "server/window.h"
+
+#define HOLD_ROOM 64u
+
+/* ---- leases and reservations ---- */
+
+static bool grow(ldr_session_t *s)
+{
+    uint32_t max = (uint32_t)s->server->config->options.session_leases;
+    uint32_t room = s->hold_room == 0 ? HOLD_ROOM : s->hold_room * 2;
+
+    room = room < max ? room : max;
+    if (room <= s->hold_room) {
+        return false;
+    }
+    ldr_hold_t *holds = ldr_alloc(room * sizeof(*holds));
+    if (holds == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < s->hold_room; i++) {
+        holds[i] = s->holds[i];
+    }
+    for (uint32_t i = s->hold_room; i < room; i++) {
+        holds[i].generation = 1;
+        holds[i].next = i + 1 < room ? i + 1 : LDR_NIL;
+    }
+    s->hold_free = s->hold_room; /* it was empty, or it would not grow */
+    ldr_free(s->holds);
+    s->holds = holds;
+    s->hold_room = room;
+    return true;
+}
+
+static void count_hold(ldr_session_t *s, const ldr_hold_t *hold, int by)
+{
+    ldr_metrics_level(s->server->metrics,
+                      hold->kind == LDR_HOLD_LEASE ? LDR_LEVEL_LEASES
+                                                   : LDR_LEVEL_RESERVATIONS,
+                      by);
+    if (s->state == LDR_SESSION_QUARANTINE) {
+        ldr_metrics_level(s->server->metrics, LDR_LEVEL_QUARANTINED, by);
+    }
+}
+
+uint64_t ldr_hold_add(ldr_session_t *s, const ldr_hold_t *hold)
+{
+    if (s->hold_count == s->hold_room && !grow(s)) {
+        return UINT64_MAX;
+    }
+    uint32_t at = s->hold_free;
+    ldr_hold_t *h = &s->holds[at];
+    uint32_t generation = h->generation;
+
+    s->hold_free = h->next;
+    *h = *hold;
+    h->generation = generation;
+    s->hold_count++;
+    count_hold(s, hold, 1);
+    return (uint64_t)generation << 32 | at;
+}
+
+ldr_hold_t *ldr_hold_find(ldr_session_t *s, uint64_t lease, unsigned kind)
+{
+    uint32_t at = (uint32_t)lease;
+
+    if (at >= s->hold_room || s->holds[at].kind != kind ||
+        s->holds[at].generation != (uint32_t)(lease >> 32)) {
+        return NULL;
+    }
+    return &s->holds[at];
+}
+
+void ldr_hold_remove(ldr_session_t *s, ldr_hold_t *hold)
+{
+    count_hold(s, hold, -1);
+    hold->kind = LDR_HOLD_FREE;
+    hold->generation++;
+    hold->next = s->hold_free;
+    s->hold_free = (uint32_t)(hold - s->holds);
+    s->hold_count--;
+}
+
+void ldr_hold_give(ldr_session_t *s, ldr_hold_t *hold)
+{
+    ldr_node_t *node = s->server->node;
+
+    if (hold->strict != NULL) {
+        ldr_window_give(s->window, hold);
+    } else if (hold->kind == LDR_HOLD_LEASE) {
+        ldr_node_release(node, hold->chunk);
+    } else {
+        ldr_node_abort(node, hold->shard);
+        ldr_node_count_save(node, hold->space, LARDER_E_CANCELED);
+    }
+    ldr_hold_remove(s, hold);
+}
+
+void ldr_holds_give_all(ldr_session_t *s)
+{
+    for (uint32_t i = 0; i < s->hold_room; i++) {
+        if (s->holds[i].kind != LDR_HOLD_FREE) {
+            ldr_hold_give(s, &s->holds[i]);
+        }
+    }
+}
+
+/* ---- extents ---- */
+
+static uint32_t map_find(const ldr_session_t *s, uint32_t extent,
+                         uint32_t generation)
+{
+    for (uint32_t i = 0; i < s->map_count; i++) {
+        if (s->maps[i].extent == extent &&
+            s->maps[i].generation == generation) {
+            return i;
+        }
+    }
+    return LDR_NIL;
+}
+
+static bool map_room(ldr_session_t *s)
+{
+    if (s->map_count < s->map_room) {
+        return true;
+    }
+    uint32_t room = s->map_room == 0 ? 16 : s->map_room * 2;
+    void *maps = ldr_alloc(room * sizeof(*s->maps));
+    if (maps == NULL) {
+        return false;
+    }
+    if (s->map_count > 0) {
+        __builtin_memcpy(maps, s->maps, s->map_count * sizeof(*s->maps));
+    }
+    ldr_free(s->maps);
+    s->maps = maps;
+    s->map_room = room;
+    return true;
+}
+
+larder_status_t ldr_session_map(ldr_session_t *s, const ldr_extent_msg_t *want,
+                                ldr_extent_view_t *view)
+{
+    bool known = map_find(s, want->extent, want->generation) != LDR_NIL;
+
+    if (!map_room(s)) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon");
+    }
+    if (!ldr_node_extent_map(s->server->node, s->guest->tenant, want->extent,
+                             want->generation, view)) {
+        return ldr_fail(LARDER_E_STALE, "extent %u is not this session's",
+                        want->extent);
+    }
+    if (known) { /* asked for twice: it counts once */
+        ldr_node_extent_unmap(s->server->node, want->extent, want->generation);
+        return LARDER_OK;
+    }
+    s->maps[s->map_count].extent = want->extent;
+    s->maps[s->map_count].generation = want->generation;
+    s->maps[s->map_count++].revoking = false;
+    return LARDER_OK;
+}
+
+void ldr_session_unmap(ldr_session_t *s, uint32_t extent, uint32_t generation)
+{
+    uint32_t at = map_find(s, extent, generation);
+
+    if (at != LDR_NIL) {
+        s->maps[at] = s->maps[--s->map_count];
+        ldr_node_extent_unmap(s->server->node, extent, generation);
+    }
+}
+
+void ldr_session_unmap_all(ldr_session_t *s)
+{
+    while (s->map_count > 0) {
+        ldr_session_unmap(s, s->maps[0].extent, s->maps[0].generation);
+    }
+}
+
+void ldr_session_revoke(ldr_session_t *s, uint32_t extent, uint32_t generation)
+{
+    uint32_t at = map_find(s, extent, generation);
+    ldr_extent_msg_t m = {.extent = extent, .generation = generation};
+    uint8_t body[LDR_EXTENT_MSG_BYTES];
+
+    if (at != LDR_NIL && !s->maps[at].revoking &&
+        s->state == LDR_SESSION_OPEN) {
+        s->maps[at].revoking = true;
+        ldr_session_tell(s, LDR_OP_REVOKE, body, ldr_put_extent(body, &m));
+    }
+}
+
+void ldr_handle_extent(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_extent_msg_t m;
+    ldr_extent_view_t view;
+    uint8_t body[LDR_EXTENT_MSG_BYTES];
+
+    if (!ldr_get_extent(r->body, r->frame.body, &m)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "extent");
+        return;
+    }
+    if (!s->local || r->by_ring) {
+        ldr_reply_fail(r, ldr_fail(LARDER_E_UNSUPPORTED,
+                                   "extents are handed out by unix socket"));
+        return;
+    }
+    larder_status_t st = s->window != NULL
+                             ? ldr_window_view(s->window, &m, &view)
+                             : ldr_session_map(s, &m, &view);
+    if (st != LARDER_OK) {
+        ldr_reply_fail(r, st);
+        return;
+    }
+    m.bytes = view.bytes;
+    m.ready_bytes = view.ready_bytes;
+    ldr_reply_fds(r, body, ldr_put_extent(body, &m), &view.fd, 1);
+}
+
+void ldr_handle_revoked(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_extent_msg_t m;
+
+    if (!ldr_get_extent(r->body, r->frame.body, &m)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "revoked");
+        return;
+    }
+    if (m.extent == UINT32_MAX) { /* a client that is about to leave */
+        ldr_session_unmap_all(s);
+    } else {
+        ldr_session_unmap(s, m.extent, m.generation);
+    }
+    ldr_reply(r, LARDER_OK, NULL, 0);
+}

@@ -1,0 +1,102 @@
+/* Threads for what waits for a disk, so that no loop does. */
+#include "base/log.h"
+#include "base/thread.h"
+#include "server/session.h"
+
+#define QUEUE_MAX 1024u
+
+static void job_done(ldr_task_t *task)
+{
+    ldr_request_t *r =
+        (ldr_request_t *)((char *)task - offsetof(ldr_request_t, done));
+
+    r->job = NULL;
+    if (r->session == NULL) { /* it ended meanwhile */
+        ldr_window_forget(r);
+        ldr_request_free(r);
+        return;
+    }
+    ldr_request_unwait(r);
+    r->finish(r);
+}
+
+static void *job_main(void *arg)
+{
+    ldr_server_t *server = arg;
+
+    pthread_mutex_lock(&server->job_lock);
+    for (;;) {
+        ldr_request_t *r = server->job_head;
+
+        if (r == NULL) {
+            if (server->job_stop) {
+                break;
+            }
+            pthread_cond_wait(&server->job_wake, &server->job_lock);
+            continue;
+        }
+        server->job_head = r->job_next;
+        if (server->job_head == NULL) {
+            server->job_end = &server->job_head;
+        }
+        server->job_queued--;
+        pthread_mutex_unlock(&server->job_lock);
+        ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, -1);
+        ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, 1);
+        r->job(r);
+        ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, -1);
+        ldr_loop_post(&r->home->loop, &r->done);
+        pthread_mutex_lock(&server->job_lock);
+    }
+    pthread_mutex_unlock(&server->job_lock);
+    return NULL;
+}
+
+bool ldr_job(ldr_request_t *r)
+{
+    ldr_server_t *server = r->home->server;
+
+    r->done.run = job_done;
+    r->job_next = NULL;
+    pthread_mutex_lock(&server->job_lock);
+    bool room = server->job_queued < QUEUE_MAX && !server->job_stop;
+    if (room) {
+        *server->job_end = r;
+        server->job_end = &r->job_next;
+        server->job_queued++;
+        pthread_cond_signal(&server->job_wake);
+    }
+    pthread_mutex_unlock(&server->job_lock);
+    if (room) {
+        ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, 1);
+        ldr_request_wait(r);
+    }
+    return room;
+}
+
+larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count)
+{
+    server->job_end = &server->job_head;
+    for (unsigned i = 0; i < count; i++) {
+        if (!ldr_thread_start(&server->job_threads[i], "larder-job", job_main,
+                              server)) {
+            return ldr_fail(LARDER_E_NO_MEMORY,
+                            "thread %u of %u for jobs cannot be started", i + 1,
+                            count);
+        }
+        server->job_count++;
+    }
+    return LARDER_OK;
+}
+
+void ldr_jobs_stop(ldr_server_t *server)
+{
+    pthread_mutex_lock(&server->job_lock);
+    server->job_stop = true;
+    pthread_cond_broadcast(&server->job_wake);
+    pthread_mutex_unlock(&server->job_lock);
+    for (unsigned i = 0; i < server->job_count; i++) {
+        pthread_join(server->job_threads[i], NULL);
+    }
+    server->job_count = 0;
+}

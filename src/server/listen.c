@@ -1,0 +1,255 @@
+/* Listening: who may even knock. */
+#include <errno.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/session.h"
+
+/* ---- accepting ---- */
+
+/* A socket on its way to its loop. */
+typedef struct arrival {
+    ldr_task_t task;
+    ldr_server_loop_t *home;
+    int fd;
+    bool local;
+} arrival_t;
+
+static void arrive(ldr_task_t *task)
+{
+    arrival_t *a = (arrival_t *)task;
+
+    ldr_session_accept(a->home, a->fd, a->local);
+    ldr_free(a);
+}
+
+static bool may_enter(ldr_server_t *server)
+{
+    if (__atomic_load_n(&server->draining, __ATOMIC_RELAXED)) {
+        ldr_metrics_refused(server->metrics, LDR_REFUSAL_DRAINING);
+        return false;
+    }
+    if (__atomic_add_fetch(&server->session_count, 1, __ATOMIC_RELAXED) >
+        server->config->options.sessions) {
+        __atomic_sub_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
+        ldr_metrics_refused(server->metrics, LDR_REFUSAL_SESSIONS);
+        ldr_warn(&server->log,
+                 "a connection was refused: %llu are open (option sessions)",
+                 (unsigned long long)server->config->options.sessions);
+        return false;
+    }
+    return true;
+}
+
+static void knock(ldr_watch_t *watch, uint32_t events)
+{
+    ldr_listener_t *l =
+        (ldr_listener_t *)((char *)watch - offsetof(ldr_listener_t, watch));
+    ldr_server_t *server = l->home->server;
+    int fd;
+
+    (void)events;
+    while ((fd = ldr_accept(watch->fd)) >= 0) {
+        arrival_t *a = may_enter(server) ? ldr_alloc(sizeof(*a)) : NULL;
+
+        if (a == NULL) {
+            close(fd);
+            continue;
+        }
+        unsigned next =
+            __atomic_fetch_add(&server->next_loop, 1, __ATOMIC_RELAXED);
+        a->task.run = arrive;
+        a->home = &server->loops[next % server->loop_count];
+        a->fd = fd;
+        a->local = l->local;
+        ldr_loop_post(&a->home->loop, &a->task);
+    }
+    if (fd == -EMFILE || fd == -ENFILE) {
+        ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
+        ldr_warn(&server->log,
+                 "no descriptor for a connection: raise the limit of open "
+                 "files (LimitNOFILE, ulimit -n)");
+        /* It stays readable: look again a little later, not at once. */
+        ldr_loop_rewatch(&l->home->loop, watch, 0);
+        l->pause_ns = ldr_server_now() + 100000000u;
+        ldr_server_due(l->home, l->pause_ns);
+    }
+}
+
+uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns)
+{
+    ldr_server_t *server = home->server;
+    uint64_t next_ns = UINT64_MAX;
+
+    for (unsigned i = 0; i < server->listener_count; i++) {
+        ldr_listener_t *l = &server->listeners[i];
+
+        if (l->home != home || l->pause_ns == 0) {
+            continue;
+        }
+        if (l->pause_ns <= now_ns) {
+            l->pause_ns = 0;
+            ldr_loop_rewatch(&home->loop, &l->watch, EPOLLIN);
+        } else {
+            next_ns = l->pause_ns;
+        }
+    }
+    return next_ns;
+}
+
+/* ---- opening ---- */
+
+static larder_status_t add(ldr_server_t *server, int fd, bool local,
+                           const char *text)
+{
+    if (server->listener_count == LDR_LISTENERS_MAX) {
+        close(fd);
+        return ldr_fail(LARDER_E_LIMIT, "more than %u addresses to listen on",
+                        LDR_LISTENERS_MAX);
+    }
+    ldr_listener_t *l = &server->listeners[server->listener_count++];
+    l->watch = (ldr_watch_t){.fd = fd, .ready = knock};
+    l->home = &server->loops[0];
+    l->local = local;
+    snprintf(l->text, sizeof(l->text), "%s", text);
+    if (!ldr_loop_watch(&l->home->loop, &l->watch, EPOLLIN)) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "%s cannot be watched", text);
+    }
+    ldr_info(&server->log, "listening: %s%s", local ? "unix:" : "tcp://", text);
+    return LARDER_OK;
+}
+
+/* The runtime directory of the default socket may not be there yet. */
+static void make_parent(const char *path)
+{
+    char parent[256];
+
+    snprintf(parent, sizeof(parent), "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash != NULL && slash != parent) {
+        *slash = '\0';
+        mkdir(parent, 0700);
+    }
+}
+
+static larder_status_t listen_unix(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+    const char *path = server->socket_path;
+
+    make_parent(path);
+    int fd = ldr_listen_unix(path, (unsigned)strtoul(o->socket_mode, NULL, 8));
+    if (fd == -EADDRINUSE) {
+        return ldr_fail(LARDER_E_LOCKED,
+                        "%s: another daemon listens there: stop it, take over "
+                        "with --takeover, or choose another --socket",
+                        path);
+    }
+    if (fd < 0) {
+        return ldr_fail(LARDER_E_IO, "%s: cannot listen: %s (option socket)",
+                        path, strerror(-fd));
+    }
+    return add(server, fd, true, path);
+}
+
+/* Whether there is a way to prove who one is. Without one of these proofs only
+ * loopback gets in, as tenant default: see hello.c. */
+static bool authenticated(const ldr_config_t *config)
+{
+    bool any = config->options.tls_client_ca[0] != '\0';
+
+    for (unsigned i = 0; i < config->tenant_count; i++) {
+        any |= config->tenants[i].token_file[0] != '\0';
+    }
+    return any;
+}
+
+/* The address it really has: port 0 was any. */
+static void bound_name(int fd, char *text, size_t size)
+{
+    struct sockaddr_storage a;
+    socklen_t length = sizeof(a);
+    char host[64], port[8];
+
+    if (getsockname(fd, (struct sockaddr *)&a, &length) == 0 &&
+        getnameinfo((struct sockaddr *)&a, length, host, sizeof(host), port,
+                    sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) == 0) {
+        snprintf(text, size, a.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s",
+                 host, port);
+    }
+}
+
+static larder_status_t listen_one(ldr_server_t *server, const char *text,
+                                  size_t length)
+{
+    const ldr_options_t *o = &server->config->options;
+    ldr_address_t address;
+    char shown[320];
+
+    snprintf(shown, sizeof(shown), "%.*s", (int)length, text);
+    if (!ldr_address_parse(text, length, &address)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "listen: '%s' is no host:port or [host]:port", shown);
+    }
+    if (!ldr_address_loopback(&address) && !authenticated(server->config)) {
+        return ldr_fail(
+            LARDER_E_DENIED,
+            "listen: %s can be reached from other hosts, and nothing says who "
+            "may come in: add token_file = FILE under [tenant default] in the "
+            "configuration file (or tls_client_ca = FILE with tls = on), or "
+            "listen on 127.0.0.1",
+            shown);
+    }
+    int fd = ldr_listen_tcp(&address, o->congestion);
+    if (fd == -EADDRINUSE) {
+        return ldr_fail(LARDER_E_LOCKED,
+                        "listen: %s is in use by another program", shown);
+    }
+    if (fd < 0) {
+        return ldr_fail(LARDER_E_IO, "listen: %s: %s", shown, strerror(-fd));
+    }
+    bound_name(fd, shown, sizeof(shown));
+    return add(server, fd, false, shown);
+}
+
+larder_status_t ldr_listen_all(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+    larder_status_t st = LARDER_OK;
+    const char *at = o->listen;
+
+    if (server->socket_path[0] != '\0') {
+        st = listen_unix(server);
+    }
+    while (*at != '\0' && st == LARDER_OK) {
+        size_t length = strcspn(at, ",");
+
+        st = listen_one(server, at, length);
+        at += length + (at[length] == ',');
+    }
+    return st;
+}
+
+void ldr_listen_stop(ldr_server_t *server)
+{
+    for (unsigned i = 0; i < server->listener_count; i++) {
+        ldr_listener_t *l = &server->listeners[i];
+
+        if (l->watch.fd >= 0) {
+            ldr_loop_unwatch(&l->home->loop, &l->watch);
+            close(l->watch.fd);
+            l->watch.fd = -1;
+        }
+        if (l->local) {
+            unlink(server->socket_path);
+        }
+    }
+    server->listener_count = 0;
+}

@@ -1,0 +1,271 @@
+/*
+ * LEASE, GET, RELEASE: shards on their way out. Both begin loads for all their
+ * names and answer once every one of them is settled; a lease then keeps the
+ * hold in the session's table, a GET's reply keeps it until it is sent.
+ */
+#include "server/session.h"
+#include "server/window.h"
+
+#define LEASE_MAX 1024u /* names looked at in one request; the rest: later */
+
+/* One load has come to its end, with the node's lock held. */
+static void load_ready(ldr_load_t *load)
+{
+    ldr_request_t *r = load->arg;
+
+    if (__atomic_sub_fetch(&r->pending, 1, __ATOMIC_ACQ_REL) == 0) {
+        ldr_loop_post(&r->home->loop, &r->settled);
+    }
+}
+
+/* Gives the load's results to its row; the hold stays with OK. */
+static void settle(ldr_request_t *r, uint32_t i, bool get)
+{
+    ldr_node_t *node = r->session->server->node;
+    ldr_load_t *load = &r->loads[i];
+    ldr_result_row_t *row = &r->results[i];
+    ldr_name_row_t name;
+
+    if (load->status == LARDER_OK) {
+        row->length = load->length;
+        if (get && ldr_get_name(r->rows + (size_t)i * LDR_NAME_BYTES, &name) &&
+            name.room < load->length) {
+            load->status = LARDER_E_SIZE;
+        }
+    }
+    bool keep = load->status == LARDER_OK;
+    uint32_t shard = load->shard;
+    if (keep) {
+        const ldr_shard_t *sh = &node->store.shards[shard];
+
+        row->crc = sh->crc; /* it does not change while it is held */
+        row->flags = __atomic_load_n(&sh->checked, __ATOMIC_RELAXED)
+                         ? LDR_RESULT_CHECKED
+                         : 0;
+    }
+    ldr_load_end(node, load, keep);
+    row->status = load->status;
+    row->cause = load->cause;
+    if (keep) {
+        r->shard_of[i] = shard;
+    }
+}
+
+/* Enters what was found in the session's table. */
+static void lease(ldr_request_t *r, uint32_t i)
+{
+    ldr_session_t *s = r->session;
+    ldr_hold_t hold = {
+        .kind = LDR_HOLD_LEASE,
+        .shard = r->shard_of[i],
+        .chunk = r->loads[i].chunk,
+        .space = r->space,
+        .length = (uint32_t)r->results[i].length,
+    };
+
+    if (r->shard_of[i] == LDR_NIL) {
+        return;
+    }
+    r->results[i].lease = ldr_hold_add(s, &hold);
+    if (r->results[i].lease == UINT64_MAX) {
+        ldr_node_release(s->server->node, hold.chunk);
+        r->shard_of[i] = LDR_NIL;
+        r->results[i] = (ldr_result_row_t){.status = i > 0 ? LARDER_PENDING
+                                                           : LARDER_E_LIMIT};
+        return;
+    }
+    r->bytes_out += hold.length;
+}
+
+static void measure(ldr_request_t *r)
+{
+    ldr_node_t *node = r->session->server->node;
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < r->next; i++) {
+        if (r->shard_of[i] != LDR_NIL && r->loads[i].from_ssd) {
+            bytes += r->loads[i].length;
+        }
+    }
+    if (bytes > 0) {
+        ldr_node_lock(node);
+        ldr_node_measured(node, LARDER_TIER_SSD, bytes,
+                          ldr_server_now() - r->begin_ns);
+        ldr_node_unlock(node);
+    }
+}
+
+/* All loads are settled. */
+static void finish(ldr_request_t *r)
+{
+    bool get = r->frame.opcode == LDR_OP_GET;
+    bool held = false; /* by an item before: room comes when it is released */
+
+    for (uint32_t i = 0; i < r->next; i++) {
+        if (r->items[i].key == NULL) {
+            continue; /* refused for its fields */
+        }
+        settle(r, i, get);
+        if (held && r->results[i].cause == LARDER_CAUSE_FULL) {
+            r->results[i] = (ldr_result_row_t){.status = LARDER_PENDING};
+        }
+        held |= r->shard_of[i] != LDR_NIL;
+    }
+    for (uint32_t i = r->next; i < r->count; i++) {
+        r->results[i].status = LARDER_PENDING;
+    }
+    measure(r);
+    if (!get && r->session->window != NULL) {
+        ldr_window_lease(r); /* copies first, and answers then */
+        return;
+    }
+    for (uint32_t i = 0; !get && i < r->next; i++) {
+        lease(r, i);
+    }
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < r->next; i++) {
+        bytes += r->shard_of[i] != LDR_NIL ? r->results[i].length : 0;
+    }
+    ldr_guest_moved(r->guest, bytes);
+    ldr_reply_results(r, !get && r->session->attached, get);
+}
+
+static void settled(ldr_task_t *task)
+{
+    ldr_request_t *r =
+        (ldr_request_t *)((char *)task - offsetof(ldr_request_t, settled));
+
+    if (r->session == NULL) { /* it ended while this was posted */
+        ldr_node_t *node = r->home->server->node;
+
+        for (uint32_t i = 0; i < r->next; i++) {
+            if (r->items[i].key != NULL) {
+                ldr_load_end(node, &r->loads[i], false);
+            }
+        }
+        ldr_request_free(r);
+        return;
+    }
+    ldr_request_unwait(r);
+    finish(r);
+}
+
+void ldr_loads_expire(ldr_request_t *r, larder_status_t why)
+{
+    ldr_node_t *node = r->home->server->node;
+
+    if (ldr_loop_posted(&r->home->loop, &r->settled)) {
+        return; /* they were just in time */
+    }
+    for (uint32_t i = 0; i < r->next; i++) {
+        if (r->items[i].key != NULL) {
+            ldr_load_abandon(node, &r->loads[i], why);
+        }
+    }
+    /* No ready() comes from here on; the last one may have. */
+    if (!ldr_loop_posted(&r->home->loop, &r->settled)) {
+        settled(&r->settled);
+    }
+}
+
+static void begin(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_node_t *node = s->server->node;
+    uint32_t max = r->count < LEASE_MAX ? r->count : LEASE_MAX;
+
+    r->settled.run = settled;
+    r->pending = 1; /* until all have begun */
+    for (r->next = 0; r->next < max; r->next++) {
+        uint32_t i = r->next;
+        const uint8_t *at = r->rows + (size_t)i * LDR_NAME_BYTES;
+        larder_item_t *item = &r->items[i];
+        ldr_load_t *load = &r->loads[i];
+        ldr_name_row_t name;
+
+        if (!ldr_get_name(at, &name) || name.group >= LARDER_GROUPS_MAX ||
+            name.shard >= r->shards) {
+            r->results[i].status = LARDER_E_INVALID;
+            continue;
+        }
+        item->key = (const larder_key_t *)at; /* a row begins with its key */
+        item->group = name.group;
+        item->shard = name.shard;
+        *load = (ldr_load_t){
+            .target = {r->space, r->shards, item},
+            .ready = load_ready,
+            .arg = r,
+        };
+        __atomic_add_fetch(&r->pending, 1, __ATOMIC_RELAXED);
+        if (ldr_load_begin(node, load)) {
+            __atomic_sub_fetch(&r->pending, 1, __ATOMIC_RELAXED);
+        }
+    }
+    if (__atomic_load_n(&r->pending, __ATOMIC_RELAXED) > 1) {
+        ldr_node_reads_go(node);
+    }
+    if (__atomic_sub_fetch(&r->pending, 1, __ATOMIC_ACQ_REL) == 0) {
+        finish(r);
+    } else {
+        ldr_request_wait(r);
+    }
+}
+
+static bool may_move(ldr_request_t *r)
+{
+    if (ldr_guest_may(r->guest, r->begin_ns)) {
+        return true;
+    }
+    ldr_metrics_throttled(r->session->server->metrics, r->guest->tenant);
+    ldr_reply_fail(r, ldr_fail(LARDER_E_BUSY,
+                               "tenant '%s' is over its rate of %llu bytes "
+                               "a second",
+                               r->guest->config.name,
+                               (unsigned long long)r->guest->config.rate));
+    return false;
+}
+
+void ldr_handle_lease(ldr_request_t *r)
+{
+    if (ldr_request_names(r, LDR_NAME_BYTES) && may_move(r)) {
+        begin(r);
+    }
+}
+
+void ldr_handle_get(ldr_request_t *r)
+{
+    if (r->by_ring) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "GET by ring");
+    } else if (ldr_request_names(r, LDR_NAME_BYTES) && may_move(r)) {
+        begin(r);
+    }
+}
+
+void ldr_handle_release(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_ends_t ends;
+    larder_status_t st = LARDER_OK;
+
+    if (!ldr_get_ends(r->body, r->frame.body, &ends)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed release");
+        return;
+    }
+    for (uint32_t i = 0; i < ends.count; i++) {
+        ldr_end_row_t row;
+        ldr_hold_t *hold = NULL;
+
+        if (ldr_get_end(ends.rows + (size_t)i * LDR_END_BYTES, &row)) {
+            hold = ldr_hold_find(s, row.lease, LDR_HOLD_LEASE);
+        }
+        if (hold == NULL) {
+            st = LARDER_E_INVALID;
+            continue;
+        }
+        if (row.how == LDR_END_CHECKED && hold->strict == NULL) {
+            ldr_node_checked(s->server->node, hold->shard);
+        }
+        ldr_hold_give(s, hold);
+    }
+    ldr_reply(r, st, NULL, 0);
+}

@@ -1,0 +1,245 @@
+#include "server/loop.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/thread.h"
+
+#define EVENTS_MAX 64
+#define LOOK_EVERY 16u /* rounds of polling between looks at descriptors */
+
+larder_status_t ldr_loop_init(ldr_loop_t *loop, void *owner,
+                              const ldr_loop_hooks_t *hooks, uint64_t spin_ns)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+
+    *loop = (ldr_loop_t){.owner = owner, .hooks = hooks, .spin_ns = spin_ns};
+    loop->tasks_end = &loop->tasks;
+    pthread_mutex_init(&loop->lock, NULL);
+    loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (loop->epoll_fd < 0 || loop->wake_fd < 0 ||
+        epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->wake_fd, &event) != 0) {
+        ldr_loop_destroy(loop);
+        return ldr_fail(LARDER_E_NO_MEMORY,
+                        "an event loop cannot be had: raise the limit of open "
+                        "files (ulimit -n)");
+    }
+    return LARDER_OK;
+}
+
+void ldr_loop_destroy(ldr_loop_t *loop)
+{
+    if (loop->epoll_fd > 0) {
+        close(loop->epoll_fd);
+    }
+    if (loop->wake_fd > 0) {
+        close(loop->wake_fd);
+    }
+    loop->epoll_fd = loop->wake_fd = -1;
+    pthread_mutex_destroy(&loop->lock);
+}
+
+/* ---- descriptors ---- */
+
+bool ldr_loop_watch(ldr_loop_t *loop, ldr_watch_t *watch, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.ptr = watch};
+
+    watch->events = events;
+    return epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, watch->fd, &event) == 0;
+}
+
+void ldr_loop_rewatch(ldr_loop_t *loop, ldr_watch_t *watch, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.ptr = watch};
+
+    if (watch->events != events && watch->fd >= 0) {
+        watch->events = events;
+        epoll_ctl(loop->epoll_fd, EPOLL_CTL_MOD, watch->fd, &event);
+    }
+}
+
+void ldr_loop_unwatch(ldr_loop_t *loop, ldr_watch_t *watch)
+{
+    if (watch->fd >= 0) {
+        epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL);
+    }
+}
+
+/* ---- tasks ---- */
+
+static void wake(ldr_loop_t *loop)
+{
+    uint64_t one = 1;
+
+    if (write(loop->wake_fd, &one, sizeof(one)) < 0) {
+        /* It is full: the loop is woken already. */
+    }
+}
+
+void ldr_loop_post(ldr_loop_t *loop, ldr_task_t *task)
+{
+    pthread_mutex_lock(&loop->lock);
+    if (!task->posted) {
+        task->posted = true;
+        task->next = NULL;
+        *loop->tasks_end = task;
+        loop->tasks_end = &task->next;
+    }
+    bool asleep = loop->asleep;
+    loop->asleep = false;
+    pthread_mutex_unlock(&loop->lock);
+    if (asleep) {
+        wake(loop);
+    }
+}
+
+bool ldr_loop_posted(ldr_loop_t *loop, const ldr_task_t *task)
+{
+    pthread_mutex_lock(&loop->lock);
+    bool posted = task->posted;
+    pthread_mutex_unlock(&loop->lock);
+    return posted;
+}
+
+/* True: there were some. */
+static bool run_tasks(ldr_loop_t *loop)
+{
+    bool any = false;
+
+    for (;;) {
+        pthread_mutex_lock(&loop->lock);
+        ldr_task_t *task = loop->tasks;
+        if (task != NULL) {
+            loop->tasks = task->next;
+            if (loop->tasks == NULL) {
+                loop->tasks_end = &loop->tasks;
+            }
+            task->posted = false;
+        }
+        pthread_mutex_unlock(&loop->lock);
+        if (task == NULL) {
+            return any;
+        }
+        task->run(task); /* may free it */
+        any = true;
+    }
+}
+
+/* ---- the loop ---- */
+
+/* False: a task came, do not sleep. */
+static bool fall_asleep(ldr_loop_t *loop)
+{
+    pthread_mutex_lock(&loop->lock);
+    loop->asleep = loop->tasks == NULL && !loop->stop;
+    bool asleep = loop->asleep;
+    pthread_mutex_unlock(&loop->lock);
+    return asleep;
+}
+
+static void wait_events(ldr_loop_t *loop, uint64_t next_ns, bool sleep)
+{
+    struct epoll_event events[EVENTS_MAX];
+    int timeout_ms = 0;
+
+    if (sleep) {
+        uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+
+        timeout_ms = next_ns == UINT64_MAX ? -1
+                     : next_ns <= now_ns
+                         ? 0
+                         : (int)((next_ns - now_ns + 999999) / 1000000);
+    }
+    int count = epoll_wait(loop->epoll_fd, events, EVENTS_MAX, timeout_ms);
+    pthread_mutex_lock(&loop->lock);
+    loop->asleep = false;
+    pthread_mutex_unlock(&loop->lock);
+    for (int i = 0; i < count; i++) {
+        ldr_watch_t *watch = events[i].data.ptr;
+
+        if (watch == NULL) {
+            uint64_t drained;
+
+            if (read(loop->wake_fd, &drained, sizeof(drained)) < 0) {
+                /* Nothing there: somebody else's wake was enough. */
+            }
+        } else if (watch->fd >= 0) {
+            watch->ready(watch, events[i].events);
+        }
+    }
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static bool stopping(ldr_loop_t *loop)
+{
+    pthread_mutex_lock(&loop->lock);
+    bool stop = loop->stop && loop->tasks == NULL;
+    pthread_mutex_unlock(&loop->lock);
+    return stop;
+}
+
+static void *loop_main(void *arg)
+{
+    ldr_loop_t *loop = arg;
+    uint64_t idle_ns = 0; /* since when nothing came; 0: something did */
+    unsigned looks = 0;
+
+    while (!stopping(loop)) {
+        bool tasks = run_tasks(loop);
+        ldr_loop_found_t found = loop->hooks->poll(loop);
+        uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+        uint64_t next_ns = loop->hooks->tick(loop, now_ns);
+
+        if (tasks || found == LDR_LOOP_BUSY) {
+            idle_ns = now_ns;
+            if (tasks || ++looks % LOOK_EVERY == 0) {
+                wait_events(loop, next_ns, false);
+            }
+            continue;
+        }
+        if (found == LDR_LOOP_WARM && now_ns - idle_ns < loop->spin_ns) {
+            if (++looks % LOOK_EVERY == 0) {
+                wait_events(loop, next_ns, false);
+            }
+            relax();
+            continue;
+        }
+        bool sleep = loop->hooks->sleep(loop) && fall_asleep(loop);
+        wait_events(loop, next_ns, sleep);
+        idle_ns = ldr_now_ns(&ldr_clock_real);
+    }
+    return NULL;
+}
+
+bool ldr_loop_start(ldr_loop_t *loop, const char *name)
+{
+    loop->started = ldr_thread_start(&loop->thread, name, loop_main, loop);
+    return loop->started;
+}
+
+void ldr_loop_stop(ldr_loop_t *loop)
+{
+    if (!loop->started) {
+        return;
+    }
+    pthread_mutex_lock(&loop->lock);
+    loop->stop = true;
+    pthread_mutex_unlock(&loop->lock);
+    wake(loop);
+    pthread_join(loop->thread, NULL);
+    loop->started = false;
+}

@@ -1,0 +1,134 @@
+#include "server/metrics.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+
+static uint64_t wall_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+bool ldr_metrics_create(ldr_server_metrics_t **metrics_p)
+{
+    ldr_server_metrics_t *m = ldr_alloc(sizeof(*m));
+
+    if (m == NULL) {
+        return false;
+    }
+    m->start_ms = wall_ms();
+    pthread_mutex_init(&m->slow_lock, NULL);
+    *metrics_p = m;
+    return true;
+}
+
+void ldr_metrics_destroy(ldr_server_metrics_t *m)
+{
+    if (m != NULL) {
+        pthread_mutex_destroy(&m->slow_lock);
+        ldr_free(m);
+    }
+}
+
+ldr_outcome_t ldr_metrics_outcome(larder_status_t status)
+{
+    switch (status) {
+    case LARDER_MISS:
+        return LDR_OUTCOME_MISS;
+    case LARDER_E_BUSY:
+    case LARDER_E_FULL:
+    case LARDER_E_LIMIT:
+    case LARDER_E_NO_MEMORY:
+        return LDR_OUTCOME_BUSY;
+    case LARDER_E_DEADLINE:
+    case LARDER_E_CANCELED:
+        return LDR_OUTCOME_LATE;
+    case LARDER_E_DENIED:
+        return LDR_OUTCOME_DENIED;
+    default:
+        return status >= 0 ? LDR_OUTCOME_OK : LDR_OUTCOME_FAILED;
+    }
+}
+
+/* Forgets what is old, and sets the floor: while there is room everything may
+ * come in. With the lock. */
+static void slow_settle(ldr_server_metrics_t *m, uint64_t now_ms)
+{
+    uint64_t floor_ns = UINT64_MAX;
+    unsigned kept = 0;
+
+    for (unsigned i = 0; i < m->slow_count; i++) {
+        /* A clock that was set back makes none of them older. */
+        if (now_ms < m->slow[i].when_ms + LDR_METRICS_SLOW_S * 1000) {
+            m->slow[kept++] = m->slow[i];
+        }
+    }
+    m->slow_count = kept;
+    for (unsigned i = 0; i < kept; i++) {
+        floor_ns = m->slow[i].ns < floor_ns ? m->slow[i].ns : floor_ns;
+    }
+    __atomic_store_n(&m->slow_floor_ns, kept < LDR_METRICS_SLOW ? 0 : floor_ns,
+                     __ATOMIC_RELAXED);
+}
+
+static ldr_slow_t *slow_place(ldr_server_metrics_t *m)
+{
+    ldr_slow_t *least = &m->slow[0];
+
+    if (m->slow_count < LDR_METRICS_SLOW) {
+        return &m->slow[m->slow_count++];
+    }
+    for (unsigned i = 1; i < m->slow_count; i++) {
+        least = m->slow[i].ns < least->ns ? &m->slow[i] : least;
+    }
+    return least;
+}
+
+void ldr_metrics_slow(ldr_server_metrics_t *m, const ldr_request_note_t *r)
+{
+    uint64_t now_ms = wall_ms();
+
+    pthread_mutex_lock(&m->slow_lock);
+    slow_settle(m, now_ms);
+    if (r->ns > m->slow_floor_ns) {
+        ldr_slow_t *slow = slow_place(m);
+
+        *slow = (ldr_slow_t){
+            .ns = r->ns,
+            .bytes = r->bytes_in + r->bytes_out,
+            .when_ms = now_ms,
+            .opcode = r->opcode,
+            .transport = r->transport,
+            .tenant = r->tenant,
+            .space = r->space,
+            .status = r->status,
+        };
+        slow_settle(m, now_ms);
+    }
+    pthread_mutex_unlock(&m->slow_lock);
+}
+
+unsigned ldr_metrics_slowest(ldr_server_metrics_t *m,
+                             ldr_slow_t out[LDR_METRICS_SLOW])
+{
+    pthread_mutex_lock(&m->slow_lock);
+    slow_settle(m, wall_ms());
+    unsigned count = m->slow_count;
+    memcpy(out, m->slow, count * sizeof(*out));
+    pthread_mutex_unlock(&m->slow_lock);
+
+    for (unsigned i = 1; i < count; i++) {
+        ldr_slow_t s = out[i];
+        unsigned at = i;
+
+        for (; at > 0 && out[at - 1].ns < s.ns; at--) {
+            out[at] = out[at - 1];
+        }
+        out[at] = s;
+    }
+    return count;
+}

@@ -1,0 +1,254 @@
+/*
+ * What the daemon counts. Any thread records, with relaxed atomic adds and no
+ * lock; only one of the slowest operations takes a lock, briefly. Everything
+ * is shown by status.c, by way of the one table in base/metrics.h.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/histogram.h"
+#include "larder/larder.h"
+#include "wire/wire.h"
+
+#define LDR_METRICS_OPCODES 65u /* 0 counts what is no opcode */
+#define LDR_METRICS_TENANTS 256u
+#define LDR_METRICS_SLOW 32u
+#define LDR_METRICS_SLOW_S 600u /* how long a slow operation is remembered */
+#define LDR_METRICS_STATUSES 128u
+
+/* How a session came: X(NAME, label) */
+#define LDR_TRANSPORT_MAP(X)                                                   \
+    X(SHM, "shm")                                                              \
+    X(STRICT, "strict")                                                        \
+    X(TCP, "tcp")                                                              \
+    X(TLS, "tls")
+
+/* Why a peer was not let in: X(NAME, label) */
+#define LDR_AUTH_FAIL_MAP(X)                                                   \
+    X(TOKEN, "token")             /* the proof was wrong */                    \
+    X(TENANT, "tenant")           /* no such tenant */                         \
+    X(UID, "uid")                 /* its uid may not be this tenant */         \
+    X(CERTIFICATE, "certificate") /* none, or of nobody we know */             \
+    X(TLS, "tls")                 /* the handshake failed */                   \
+    X(TIMEOUT, "timeout")         /* said nothing in time */                   \
+    X(BEFORE, "before")           /* asked for something before it was in */
+
+/* Why a connection was refused or ended by us: X(NAME, label) */
+#define LDR_REFUSAL_MAP(X)                                                     \
+    X(SESSIONS, "sessions")     /* as many as there may be */                  \
+    X(QUOTA, "quota")           /* the tenant's connections */                 \
+    X(DRAINING, "draining")     /* on the way down */                          \
+    X(VERSION, "version")       /* no protocol version in common */            \
+    X(NOT_LARDER, "not_larder") /* the first bytes were something else */      \
+    X(MALFORMED, "malformed")   /* a frame that cannot be */                   \
+    X(RING, "ring")             /* a position or length that cannot be */      \
+    X(SLOW, "slow")             /* does not take its replies */                \
+    X(MEMORY, "memory")         /* no memory or descriptors left */
+
+/* How a request ended: X(NAME, label) */
+#define LDR_OUTCOME_MAP(X)                                                     \
+    X(OK, "ok")                                                                \
+    X(MISS, "miss")                                                            \
+    X(BUSY, "busy")     /* a limit or a queue was full */                      \
+    X(LATE, "late")     /* deadline or cancel */                               \
+    X(DENIED, "denied") /* not allowed, or not let in */                       \
+    X(FAILED, "failed") /* everything else */
+
+/* Levels that go up and down: X(NAME) */
+#define LDR_LEVEL_MAP(X)                                                       \
+    X(CONNECTING)   /* connections that are not authenticated yet */           \
+    X(LEASES)       /* held by sessions */                                     \
+    X(RESERVATIONS) /* held by sessions */                                     \
+    X(QUARANTINED)  /* leases and reservations whose session is gone while     \
+                       its process lives */                                    \
+    X(JOBS_QUEUED)  /* operations that wait for a thread */                    \
+    X(JOBS_RUNNING)                                                            \
+    X(REPLY_BYTES)     /* in replies that peers did not take yet */            \
+    X(REVOKES_PENDING) /* extents that sessions were asked to unmap */
+
+/* Events without labels: X(NAME) */
+#define LDR_EVENT_MAP(X)                                                       \
+    X(SESSIONS_DIED)     /* sessions whose process was found gone */           \
+    X(LEASES_ABANDONED)  /* leases and reservations taken back from those */   \
+    X(EXTENTS_RECLAIMED) /* extents that changed their tenant */               \
+    X(RELOADS)                                                                 \
+    X(RELOADS_FAILED)                                                          \
+    X(CHECKSUM_MISMATCH) /* payload that did not match on arrival */           \
+    X(REPORTS)           /* shards that a client found wrong */
+
+#define X(name, label) LDR_TRANSPORT_##name,
+typedef enum ldr_transport {
+    LDR_TRANSPORT_MAP(X) LDR_TRANSPORT_COUNT
+} ldr_transport_t;
+#undef X
+#define X(name, label) LDR_AUTH_FAIL_##name,
+typedef enum ldr_auth_fail {
+    LDR_AUTH_FAIL_MAP(X) LDR_AUTH_FAIL_COUNT
+} ldr_auth_fail_t;
+#undef X
+#define X(name, label) LDR_REFUSAL_##name,
+typedef enum ldr_refusal { LDR_REFUSAL_MAP(X) LDR_REFUSAL_COUNT } ldr_refusal_t;
+#undef X
+#define X(name, label) LDR_OUTCOME_##name,
+typedef enum ldr_outcome { LDR_OUTCOME_MAP(X) LDR_OUTCOME_COUNT } ldr_outcome_t;
+#undef X
+#define X(name) LDR_LEVEL_##name,
+typedef enum ldr_level { LDR_LEVEL_MAP(X) LDR_LEVEL_COUNT } ldr_level_t;
+#undef X
+#define X(name) LDR_EVENT_##name,
+typedef enum ldr_event { LDR_EVENT_MAP(X) LDR_EVENT_COUNT } ldr_event_t;
+#undef X
+
+/* One request that was answered. */
+typedef struct ldr_request_note {
+    uint16_t opcode;
+    uint8_t transport;      /* ldr_transport_t */
+    uint32_t tenant;        /* the node's number of it; LDR_NIL: none yet */
+    uint32_t space;         /* the same; LDR_NIL: of none */
+    larder_status_t status; /* of the reply */
+    uint64_t bytes_in;      /* payload that came with it, or was committed */
+    uint64_t bytes_out; /* payload that went with the reply, or was leased */
+    uint64_t ns;        /* from its arrival to its reply */
+} ldr_request_note_t;
+
+typedef struct ldr_slow {
+    uint64_t ns, bytes;
+    uint64_t when_ms; /* since 1970 */
+    uint16_t opcode;
+    uint8_t transport;
+    uint32_t tenant, space; /* the node's numbers; LDR_NIL: none */
+    larder_status_t status;
+} ldr_slow_t;
+
+typedef struct ldr_tenant_count {
+    uint64_t requests[LDR_OUTCOME_COUNT];
+    uint64_t bytes_in, bytes_out;
+    uint64_t throttled; /* requests made to wait by its rate */
+    int64_t sessions;
+} ldr_tenant_count_t;
+
+typedef struct ldr_op_count {
+    uint64_t outcomes[LDR_OUTCOME_COUNT];
+    ldr_histogram_t latency;
+} ldr_op_count_t;
+
+typedef struct ldr_server_metrics {
+    uint64_t start_ms; /* since 1970 */
+    ldr_op_count_t ops[LDR_METRICS_OPCODES];
+    uint64_t statuses[LDR_METRICS_STATUSES]; /* [-status] of failed ones */
+    uint64_t bytes_in[LDR_TRANSPORT_COUNT], bytes_out[LDR_TRANSPORT_COUNT];
+    int64_t sessions[LDR_TRANSPORT_COUNT];
+    uint64_t sessions_opened[LDR_TRANSPORT_COUNT];
+    uint64_t auth_fails[LDR_AUTH_FAIL_COUNT];
+    uint64_t refusals[LDR_REFUSAL_COUNT];
+    int64_t levels[LDR_LEVEL_COUNT];
+    uint64_t events[LDR_EVENT_COUNT];
+    /* By the node's number of the tenant; the last row is for those beyond. */
+    ldr_tenant_count_t tenants[LDR_METRICS_TENANTS + 1];
+
+    uint64_t slow_floor_ns; /* what is quicker is none of the slowest */
+    pthread_mutex_t slow_lock;
+    ldr_slow_t slow[LDR_METRICS_SLOW];
+    unsigned slow_count;
+} ldr_server_metrics_t;
+
+/* About 100 KiB. False: no memory. */
+bool ldr_metrics_create(ldr_server_metrics_t **metrics_p);
+void ldr_metrics_destroy(ldr_server_metrics_t *m); /* NULL is fine */
+
+static inline void ldr_count(uint64_t *counter, uint64_t n)
+{
+    __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
+}
+
+static inline ldr_tenant_count_t *ldr_metrics_tenant(ldr_server_metrics_t *m,
+                                                     uint32_t tenant)
+{
+    return &m->tenants[tenant < LDR_METRICS_TENANTS ? tenant
+                                                    : LDR_METRICS_TENANTS];
+}
+
+ldr_outcome_t ldr_metrics_outcome(larder_status_t status);
+/* Enters it among the slowest, if it is. */
+void ldr_metrics_slow(ldr_server_metrics_t *m, const ldr_request_note_t *r);
+
+static inline void ldr_metrics_request(ldr_server_metrics_t *m,
+                                       const ldr_request_note_t *r)
+{
+    ldr_op_count_t *op =
+        &m->ops[r->opcode < LDR_METRICS_OPCODES ? r->opcode : 0];
+    ldr_tenant_count_t *t = ldr_metrics_tenant(m, r->tenant);
+    ldr_outcome_t outcome = r->status == LARDER_OK
+                                ? LDR_OUTCOME_OK
+                                : ldr_metrics_outcome(r->status);
+
+    ldr_count(&op->outcomes[outcome], 1);
+    ldr_histogram_add(&op->latency, r->ns);
+    ldr_count(&t->requests[outcome], 1);
+    if (r->status < 0 && -r->status < (int)LDR_METRICS_STATUSES) {
+        ldr_count(&m->statuses[-r->status], 1);
+    }
+    if (r->bytes_in != 0) {
+        ldr_count(&t->bytes_in, r->bytes_in);
+        ldr_count(&m->bytes_in[r->transport], r->bytes_in);
+    }
+    if (r->bytes_out != 0) {
+        ldr_count(&t->bytes_out, r->bytes_out);
+        ldr_count(&m->bytes_out[r->transport], r->bytes_out);
+    }
+    if (r->ns > __atomic_load_n(&m->slow_floor_ns, __ATOMIC_RELAXED)) {
+        ldr_metrics_slow(m, r);
+    }
+}
+
+/* A session was let in (by = 1) or ended (by = -1). */
+static inline void ldr_metrics_session(ldr_server_metrics_t *m,
+                                       ldr_transport_t transport,
+                                       uint32_t tenant, int by)
+{
+    __atomic_fetch_add(&m->sessions[transport], by, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&ldr_metrics_tenant(m, tenant)->sessions, by,
+                       __ATOMIC_RELAXED);
+    if (by > 0) {
+        ldr_count(&m->sessions_opened[transport], 1);
+    }
+}
+
+/* The tenant's rate made a request wait. */
+static inline void ldr_metrics_throttled(ldr_server_metrics_t *m,
+                                         uint32_t tenant)
+{
+    ldr_count(&ldr_metrics_tenant(m, tenant)->throttled, 1);
+}
+
+static inline void ldr_metrics_auth_fail(ldr_server_metrics_t *m,
+                                         ldr_auth_fail_t why)
+{
+    ldr_count(&m->auth_fails[why], 1);
+}
+
+static inline void ldr_metrics_refused(ldr_server_metrics_t *m,
+                                       ldr_refusal_t why)
+{
+    ldr_count(&m->refusals[why], 1);
+}
+
+static inline void ldr_metrics_event(ldr_server_metrics_t *m, ldr_event_t event,
+                                     uint64_t n)
+{
+    ldr_count(&m->events[event], n);
+}
+
+static inline void ldr_metrics_level(ldr_server_metrics_t *m, ldr_level_t level,
+                                     int64_t by)
+{
+    __atomic_fetch_add(&m->levels[level], by, __ATOMIC_RELAXED);
+}
+
+/* Those of the last LDR_METRICS_SLOW_S seconds, slowest first; forgets older
+ * ones. Gives their number. */
+unsigned ldr_metrics_slowest(ldr_server_metrics_t *m,
+                             ldr_slow_t out[LDR_METRICS_SLOW]);

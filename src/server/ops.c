@@ -1,0 +1,348 @@
+/* The requests that move no payload. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "server/session.h"
+#include "server/status.h"
+
+#define METRICS_ROOM ((size_t)256 << 10)
+
+static void job(ldr_request_t *r, void (*run)(ldr_request_t *r),
+                void (*finish)(ldr_request_t *r))
+{
+    r->job = run;
+    r->finish = finish;
+    if (!ldr_job(r)) {
+        r->job = NULL;
+        ldr_reply_fail(
+            r, ldr_fail(LARDER_E_BUSY, "too many requests wait for disks"));
+    }
+}
+
+/* The error text of the job's thread goes along to the loop's. */
+static void keep_text(ldr_request_t *r)
+{
+    size_t bytes = strlen(ldr_fail_text());
+
+    r->text = r->status < 0 && bytes > 0 ? ldr_alloc(bytes) : NULL;
+    if (r->text != NULL) {
+        memcpy(r->text, ldr_fail_text(), bytes);
+        r->text_bytes = bytes;
+    }
+}
+
+static void finish_status(ldr_request_t *r)
+{
+    ldr_reply(r, r->status, r->text,
+              r->text_bytes < LDR_TEXT_MAX ? r->text_bytes : LDR_TEXT_MAX);
+}
+
+static void finish_results(ldr_request_t *r)
+{
+    ldr_reply_results(r, false, false);
+}
+
+/* The session's space of this number: false: there is none, and the request
+ * was answered. */
+static bool space_of(ldr_request_t *r, uint32_t space)
+{
+    ldr_session_t *s = r->session;
+
+    if (space >= s->space_count) {
+        ldr_reply_fail(r, ldr_fail(LARDER_E_SPACE,
+                                   "space %u was not opened in this session",
+                                   space));
+        return false;
+    }
+    r->space = s->spaces[space].number;
+    r->shards = s->spaces[space].shards;
+    return true;
+}
+
+/* ---- spaces ---- */
+
+static void job_space(ldr_request_t *r)
+{
+    ldr_fail_clear();
+    r->status = ldr_node_space(r->home->server->node, &r->info, &r->number);
+    keep_text(r);
+}
+
+static void finish_space(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    uint8_t body[LDR_NUMBER_BYTES];
+
+    if (r->status == LARDER_OK && s->spaces == NULL) {
+        s->spaces = ldr_alloc(LDR_SESSION_SPACES * sizeof(*s->spaces));
+    }
+    if (r->status == LARDER_OK && s->spaces == NULL) {
+        r->status = LARDER_E_NO_MEMORY;
+    }
+    uint32_t at = 0;
+    while (r->status == LARDER_OK && at < s->space_count &&
+           (s->spaces[at].number != r->number ||
+            s->spaces[at].shards != r->shards)) {
+        at++;
+    }
+    if (at == LDR_SESSION_SPACES) {
+        r->status = LARDER_E_LIMIT;
+    }
+    if (r->status != LARDER_OK) {
+        finish_status(r);
+        return;
+    }
+    if (at == s->space_count) {
+        s->spaces[s->space_count++] =
+            (ldr_session_space_t){r->number, r->shards};
+    }
+    ldr_reply(r, LARDER_OK, body, ldr_put_number(body, at));
+}
+
+void ldr_handle_space(ldr_request_t *r)
+{
+    ldr_space_msg_t m;
+
+    if (!ldr_get_space(r->body, r->frame.body, &m) || m.shards < 1 ||
+        m.shards > LARDER_SHARDS_MAX) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed space");
+        return;
+    }
+    r->info = (ldr_space_info_t){.tenant = r->guest->config.name};
+    memcpy(r->info.space_id, m.id, sizeof(r->info.space_id));
+    memcpy(r->info.tenant_check, m.check, sizeof(r->info.tenant_check));
+    r->shards = m.shards;
+    job(r, job_space, finish_space);
+}
+
+static void job_reset(ldr_request_t *r)
+{
+    ldr_fail_clear();
+    r->status = ldr_node_reset(r->home->server->node, r->space);
+    keep_text(r);
+}
+
+void ldr_handle_reset(ldr_request_t *r)
+{
+    uint32_t space;
+
+    if (!ldr_get_number(r->body, r->frame.body, &space)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed reset");
+    } else if (space_of(r, space)) {
+        job(r, job_reset, finish_status);
+    }
+}
+
+/* ---- looking ---- */
+
+void ldr_handle_match(ldr_request_t *r)
+{
+    ldr_match_msg_t m;
+    larder_match_t out = {0};
+    uint8_t body[LDR_MATCHED_BYTES];
+
+    if (!ldr_get_match(r->body, r->frame.body, &m)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed match");
+        return;
+    }
+    if (!space_of(r, m.space)) {
+        return;
+    }
+    if (m.group >= LARDER_GROUPS_MAX) {
+        ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID, "group %u", m.group));
+        return;
+    }
+    ldr_node_match(r->home->server->node, r->space, r->shards, m.group,
+                   (const larder_key_t *)m.keys, m.count, &out);
+    ldr_reply(r, LARDER_OK, body, ldr_put_matched(body, &out));
+}
+
+/* False: the row's fields cannot be, and its result says so. */
+static bool name_item(ldr_request_t *r, uint32_t i)
+{
+    const uint8_t *at = r->rows + (size_t)i * LDR_NAME_BYTES;
+    ldr_name_row_t name;
+
+    if (!ldr_get_name(at, &name) || name.group >= LARDER_GROUPS_MAX ||
+        name.shard >= r->shards) {
+        r->results[i].status = LARDER_E_INVALID;
+        return false;
+    }
+    r->items[i].key = (const larder_key_t *)at;
+    r->items[i].group = name.group;
+    r->items[i].shard = name.shard;
+    return true;
+}
+
+static void take_result(ldr_request_t *r, uint32_t i)
+{
+    r->results[i].status = r->items[i].status;
+    r->results[i].cause = r->items[i].cause;
+    r->results[i].length = r->items[i].length;
+}
+
+void ldr_handle_exists(ldr_request_t *r)
+{
+    if (!ldr_request_names(r, LDR_NAME_BYTES)) {
+        return;
+    }
+    for (uint32_t i = 0; i < r->count; i++) {
+        if (name_item(r, i)) {
+            ldr_target_t target = {r->space, r->shards, &r->items[i]};
+
+            ldr_node_exists(r->home->server->node, &target);
+            take_result(r, i);
+        }
+    }
+    ldr_reply_results(r, false, false);
+}
+
+/* ---- removing, reporting ---- */
+
+/* Items that cannot be divide the batch: what is good goes in runs. */
+static void job_remove(ldr_request_t *r)
+{
+    ldr_stop_t stop = {NULL, r->deadline_ns};
+    uint32_t begin = 0;
+
+    for (uint32_t i = 0; i <= r->count; i++) {
+        if (i < r->count && r->items[i].key != NULL) {
+            continue;
+        }
+        if (i > begin) {
+            ldr_node_remove(r->home->server->node, r->space, r->items + begin,
+                            i - begin, &stop);
+            for (uint32_t k = begin; k < i; k++) {
+                take_result(r, k);
+            }
+        }
+        begin = i + 1;
+    }
+}
+
+void ldr_handle_remove(ldr_request_t *r)
+{
+    if (!ldr_request_names(r, LDR_NAME_BYTES)) {
+        return;
+    }
+    for (uint32_t i = 0; i < r->count; i++) {
+        name_item(r, i);
+    }
+    job(r, job_remove, finish_results);
+}
+
+/* A client found these wrong: the daemon looks for itself, and drops what
+ * really is. */
+static void job_report(ldr_request_t *r)
+{
+    ldr_node_t *node = r->home->server->node;
+
+    for (uint32_t i = 0; i < r->count; i++) {
+        ldr_load_t load = {.target = {r->space, r->shards, &r->items[i]}};
+
+        if (r->items[i].key == NULL) {
+            continue;
+        }
+        if (!ldr_load_begin(node, &load)) {
+            ldr_node_reads_go(node);
+            ldr_load_wait(node, &load, r->deadline_ns);
+        }
+        if (load.status == LARDER_OK) {
+            ldr_load_check(node, &load);
+        }
+        ldr_load_end(node, &load, false);
+        r->results[i].status = load.status;
+        r->results[i].cause = load.cause;
+    }
+}
+
+void ldr_handle_report(ldr_request_t *r)
+{
+    if (!ldr_request_names(r, LDR_NAME_BYTES)) {
+        return;
+    }
+    for (uint32_t i = 0; i < r->count; i++) {
+        name_item(r, i);
+    }
+    ldr_metrics_event(r->home->server->metrics, LDR_EVENT_REPORTS, r->count);
+    job(r, job_report, finish_results);
+}
+
+/* ---- the rest ---- */
+
+static void job_flush(ldr_request_t *r)
+{
+    ldr_fail_clear();
+    r->status = ldr_node_flush(r->home->server->node, (larder_tier_t)r->number,
+                               r->deadline_ns);
+    keep_text(r);
+}
+
+void ldr_handle_flush(ldr_request_t *r)
+{
+    if (!ldr_get_number(r->body, r->frame.body, &r->number)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed flush");
+    } else if (r->number >= LARDER_TIER_COUNT) {
+        ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID, "tier %u", r->number));
+    } else {
+        job(r, job_flush, finish_status);
+    }
+}
+
+/* Figures of the whole node are the operator's; others see their own. */
+static uint32_t sees(const ldr_request_t *r)
+{
+    return r->session->admin ? LDR_NIL : r->guest->tenant;
+}
+
+void ldr_handle_stats(ldr_request_t *r)
+{
+    larder_stats_t stats;
+
+    if (r->frame.body != 0) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed stats");
+        return;
+    }
+    ldr_node_stats(r->home->server->node, sees(r), &stats);
+    ldr_reply(r, LARDER_OK, &stats, sizeof(stats));
+}
+
+static void job_metrics(ldr_request_t *r)
+{
+    ldr_server_t *server = r->home->server;
+
+    r->text = ldr_alloc(METRICS_ROOM);
+    if (r->text == NULL) {
+        r->status = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
+        return;
+    }
+    r->text_bytes = ldr_server_metrics_text(server->node, server->metrics,
+                                            r->number, r->text, METRICS_ROOM);
+    if (r->text_bytes > METRICS_ROOM - 1) {
+        r->text_bytes = METRICS_ROOM - 1;
+    }
+}
+
+static void finish_text(ldr_request_t *r)
+{
+    ldr_reply(r, r->status, r->text, r->text_bytes);
+}
+
+void ldr_handle_metrics(ldr_request_t *r)
+{
+    if (r->frame.body != 0) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed metrics");
+        return;
+    }
+    r->number = sees(r);
+    job(r, job_metrics, finish_text);
+}
+
+void ldr_handle_ping(ldr_request_t *r)
+{
+    if (r->frame.body != 0) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed ping");
+    } else {
+        ldr_reply(r, LARDER_OK, NULL, 0);
+    }
+}

@@ -1,0 +1,283 @@
+/* Frames by shared memory. */
+#include <fcntl.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "server/session.h"
+
+#define ROUND_MAX 64u /* messages of one session in a row */
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* ---- who is polled ---- */
+
+void ldr_session_warm(ldr_session_t *s)
+{
+    if (!s->hot && s->attached) {
+        s->hot = true;
+        s->hot_next = s->home->hot;
+        s->home->hot = s;
+    }
+}
+
+static void cool(ldr_session_t *s)
+{
+    ldr_session_t **link = &s->home->hot;
+
+    while (s->hot && *link != NULL) {
+        if (*link == s) {
+            *link = s->hot_next;
+            s->hot = false;
+            return;
+        }
+        link = &(*link)->hot_next;
+    }
+}
+
+static void bell_rang(ldr_watch_t *watch, uint32_t events)
+{
+    ldr_session_t *s =
+        (ldr_session_t *)((char *)watch - offsetof(ldr_session_t, bell));
+    uint64_t rings;
+
+    (void)events;
+    if (read(watch->fd, &rings, sizeof(rings)) < 0) {
+        /* It rang for what was seen already. */
+    }
+    ldr_ring_sleep_end(&s->ring.in);
+    ldr_session_warm(s);
+}
+
+ldr_loop_found_t ldr_rings_poll(ldr_server_loop_t *home)
+{
+    ldr_loop_found_t found = LDR_LOOP_COLD;
+    ldr_session_t *next;
+
+    for (ldr_session_t *s = home->hot; s != NULL; s = next) {
+        next = s->hot_next; /* it may end and leave the list */
+        if (found == LDR_LOOP_COLD) {
+            found = LDR_LOOP_WARM;
+        }
+        if (ldr_session_ring(s)) {
+            found = LDR_LOOP_BUSY;
+            return found; /* the list may have changed; others come next */
+        }
+    }
+    return found;
+}
+
+/* A client that does not take its replies gets no more work done. */
+static bool is_full(const ldr_session_t *s)
+{
+    return s->stalled || s->requests >= LDR_SESSION_REQUESTS;
+}
+
+bool ldr_rings_sleep(ldr_server_loop_t *home)
+{
+    ldr_session_t **link = &home->hot;
+    bool sleep = true;
+
+    while (*link != NULL) {
+        ldr_session_t *s = *link;
+
+        if (is_full(s)) { /* what waits there is left until it is not */
+            *link = s->hot_next;
+            s->hot = false;
+        } else if (ldr_ring_sleep_begin(&s->ring.in)) {
+            *link = s->hot_next; /* from here on its bell rings */
+            s->hot = false;
+        } else {
+            ldr_ring_sleep_end(&s->ring.in);
+            link = &s->hot_next;
+            sleep = false;
+        }
+    }
+    return sleep;
+}
+
+/* ---- life ---- */
+
+larder_status_t ldr_session_attach(ldr_session_t *s, int fds[2])
+{
+    int memory = memfd_create("larder-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    void *map = MAP_FAILED;
+
+    fds[0] = fds[1] = -1;
+    if (memory < 0 || bell < 0 || ftruncate(memory, LDR_RING_MAP_BYTES) != 0) {
+        goto err;
+    }
+    /* Nobody may shrink it under the daemon. */
+    if (fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) !=
+        0) {
+        goto err;
+    }
+    map = mmap(NULL, LDR_RING_MAP_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+               memory, 0);
+    if (map == MAP_FAILED) {
+        goto err;
+    }
+    if (madvise(map, LDR_RING_MAP_BYTES, MADV_POPULATE_WRITE) != 0) {
+        memset(map, 0, LDR_RING_MAP_BYTES);
+    }
+    fds[0] = memory;
+    fds[1] = fcntl(bell, F_DUPFD_CLOEXEC, 0);
+    s->bell = (ldr_watch_t){.fd = bell, .ready = bell_rang};
+    if (fds[1] < 0 || !ldr_loop_watch(&s->home->loop, &s->bell, EPOLLIN)) {
+        goto err;
+    }
+    s->ring_map = map;
+    ldr_ring_init(&s->ring, map, true);
+    s->attached = true;
+    ldr_session_warm(s);
+    return LARDER_OK;
+
+err:
+    if (map != MAP_FAILED) {
+        munmap(map, LDR_RING_MAP_BYTES);
+    }
+    if (memory >= 0) {
+        close(memory);
+    }
+    if (bell >= 0) {
+        close(bell);
+    }
+    if (fds[1] >= 0) {
+        close(fds[1]);
+    }
+    s->bell.fd = -1;
+    return ldr_fail(LARDER_E_NO_MEMORY,
+                    "the daemon has no memory or descriptors left for a ring");
+}
+
+void ldr_session_detach(ldr_session_t *s)
+{
+    if (!s->attached) {
+        return;
+    }
+    cool(s);
+    ldr_loop_unwatch(&s->home->loop, &s->bell);
+    close(s->bell.fd);
+    s->bell.fd = -1;
+    munmap(s->ring_map, LDR_RING_MAP_BYTES);
+    s->attached = false;
+    while (s->ring_out != NULL) {
+        ldr_out_t *out = s->ring_out;
+
+        s->ring_out = out->next;
+        ldr_out_free(s, out);
+    }
+    s->ring_out_end = &s->ring_out;
+    s->stalled = false;
+}
+
+void ldr_handle_attach(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    const ldr_options_t *o = &s->server->config->options;
+    bool strict = o->isolation == LDR_ISOLATION_STRICT;
+    ldr_attach_t m;
+    uint8_t body[LDR_ATTACH_BYTES];
+    int fds[2];
+
+    if (!ldr_get_attach(r->body, r->frame.body, &m)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed attach");
+        return;
+    }
+    if (!s->local || s->attached) {
+        ldr_reply_fail(r, ldr_fail(LARDER_E_UNSUPPORTED,
+                                   "rings are handed out once, by unix "
+                                   "socket"));
+        return;
+    }
+    if (strict && s->window == NULL) {
+        s->window = ldr_window_create(o->strict_window);
+        if (s->window == NULL) {
+            ldr_reply_fail(r, ldr_fail(LARDER_E_NO_MEMORY,
+                                       "no memory for a window of %llu bytes "
+                                       "(strict_window)",
+                                       (unsigned long long)o->strict_window));
+            return;
+        }
+    }
+    larder_status_t st = ldr_session_attach(s, fds);
+    if (st != LARDER_OK) {
+        ldr_reply_fail(r, st);
+        return;
+    }
+    m = (ldr_attach_t){LDR_RING_BYTES, LDR_PAGE, strict};
+    ldr_reply_fds(r, body, ldr_put_attach(body, &m), fds, 2);
+}
+
+/* ---- messages ---- */
+
+/* One message. False: there is none, or the session ended. */
+static bool ring_one(ldr_session_t *s)
+{
+    uint8_t *in = s->home->in;
+    ptrdiff_t n =
+        ldr_ring_read(&s->ring.in, in, LDR_FRAME_BYTES + LDR_BODY_MAX);
+
+    if (n == 0) {
+        return false;
+    }
+    ldr_request_t *r = n < 0 ? NULL : ldr_request_new(s);
+    if (n < (ptrdiff_t)LDR_FRAME_BYTES || r == NULL ||
+        ldr_frame_get(in, LDR_BODY_MAX, &r->frame) != LDR_FRAME_OK ||
+        LDR_FRAME_BYTES + (size_t)r->frame.body != (size_t)n ||
+        !ldr_request_room(r, (size_t)n)) {
+        if (r != NULL) {
+            ldr_request_free(r);
+        }
+        ldr_metrics_refused(s->server->metrics, LDR_REFUSAL_RING);
+        ldr_session_end(s, "its ring holds what cannot be");
+        return false;
+    }
+    memcpy(r->bytes, in, (size_t)n);
+    r->by_ring = true;
+    ldr_request_begin(r);
+    return s->attached;
+}
+
+bool ldr_session_ring(ldr_session_t *s)
+{
+    bool any = false;
+
+    for (unsigned i = 0;
+         i < ROUND_MAX && !is_full(s) && s->attached && ring_one(s); i++) {
+        any = true;
+    }
+    return any;
+}
+
+void ldr_session_ring_send(ldr_session_t *s)
+{
+    while (s->ring_out != NULL) {
+        ldr_out_t *out = s->ring_out;
+        struct iovec piece = {out->head, out->head_bytes};
+
+        if (!ldr_ring_write(&s->ring.out, &piece, 1)) {
+            if (ldr_ring_broken(&s->ring.out)) {
+                ldr_metrics_refused(s->server->metrics, LDR_REFUSAL_RING);
+                ldr_session_end(s, "its ring holds what cannot be");
+            } else {
+                ldr_server_due(s->home, ldr_server_now() + LDR_PARK_NS);
+            }
+            return;
+        }
+        s->ring_out = out->next;
+        ldr_out_free(s, out);
+    }
+    s->ring_out_end = &s->ring_out;
+    s->stalled = false;
+    if (ldr_ring_must_wake(&s->ring.out)) {
+        ldr_ring_futex_wake(&s->ring.out);
+    }
+    ldr_session_warm(s); /* what it sent meanwhile was left where it is */
+}

@@ -1,0 +1,407 @@
+/*
+ * RESERVE, COMMIT, PUT: shards on their way in.
+ *
+ * A PUT's payload goes from the socket into the arena's pages; an item that
+ * was refused goes to the loop's dump. One whose room is still to come (writes
+ * under way will free it) parks: its connection is not read meanwhile.
+ */
+#include <string.h>
+
+#include "base/copy.h"
+#include "base/mem.h"
+#include "server/session.h"
+#include "server/window.h"
+
+bool ldr_save_item(ldr_request_t *r, uint32_t i, ldr_save_row_t *row)
+{
+    const uint8_t *at = r->rows + (size_t)i * LDR_SAVE_BYTES;
+    larder_item_t *item = &r->items[i];
+
+    if (!ldr_get_save(at, row) || row->group >= LARDER_GROUPS_MAX ||
+        row->shard >= r->shards || row->depth > LDR_DEPTH_MAX) {
+        return false;
+    }
+    item->key = (const larder_key_t *)at; /* then comes the parent's */
+    item->parent =
+        row->has_parent ? (const larder_key_t *)(at + LARDER_KEY_BYTES) : NULL;
+    item->depth = row->depth;
+    item->group = row->group;
+    item->shard = row->shard;
+    item->flags = row->flags;
+    item->ttl_ms = row->ttl_ms;
+    return true;
+}
+
+/* OK: shard_of[i] is reserved. PENDING: room is to come. */
+static larder_status_t reserve(ldr_request_t *r, uint32_t i)
+{
+    ldr_node_t *node = r->home->server->node;
+    ldr_target_t target = {r->space, r->shards, &r->items[i]};
+    ldr_save_row_t row;
+
+    if (!ldr_save_item(r, i, &row)) {
+        return LARDER_E_INVALID;
+    }
+    if (row.length == 0 || row.length > LARDER_VALUE_MAX) {
+        return LARDER_E_SIZE;
+    }
+    r->results[i].length = row.length;
+    larder_status_t st =
+        ldr_node_reserve(node, &target, row.length, &r->shard_of[i]);
+    if (st != LARDER_OK) {
+        r->shard_of[i] = LDR_NIL;
+    }
+    if (st == LARDER_E_FULL && r->status == LARDER_OK &&
+        ldr_node_room_coming(node, r->space)) {
+        return LARDER_PENDING;
+    }
+    return st;
+}
+
+static void park(ldr_request_t *r)
+{
+    r->parked_ns = ldr_server_now();
+    if (!r->parked) {
+        r->parked = true;
+        ldr_request_wait(r);
+    } else {
+        ldr_server_due(r->home, r->parked_ns + LDR_PARK_NS);
+    }
+}
+
+static void unpark(ldr_request_t *r)
+{
+    if (r->parked) {
+        ldr_request_unwait(r);
+        r->parked = false;
+    }
+}
+
+/* ---- RESERVE ---- */
+
+static void reserve_on(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_node_t *node = s->server->node;
+
+    for (; r->next < r->count; r->next++) {
+        uint32_t i = r->next;
+        larder_status_t st = reserve(r, i);
+
+        if (st == LARDER_PENDING) {
+            if (i > 0) {
+                break; /* the client has work: it asks again for the rest */
+            }
+            park(r);
+            return;
+        }
+        r->results[i].status = st;
+        if (st != LARDER_OK) {
+            ldr_node_count_save(node, r->space, st);
+            continue;
+        }
+        ldr_hold_t hold = {
+            .kind = LDR_HOLD_RESERVE,
+            .shard = r->shard_of[i],
+            .space = r->space,
+            .length = (uint32_t)r->results[i].length,
+            .begin_ns = r->begin_ns,
+        };
+        r->results[i].lease = ldr_hold_add(s, &hold);
+        if (r->results[i].lease == UINT64_MAX) {
+            ldr_node_abort(node, r->shard_of[i]);
+            r->results[i] = (ldr_result_row_t){
+                .status = i > 0 ? LARDER_PENDING : LARDER_E_LIMIT};
+            break;
+        }
+        r->bytes_in += hold.length;
+    }
+    for (uint32_t i = r->next; i < r->count; i++) {
+        if (r->results[i].status == LARDER_OK) {
+            r->results[i].status = LARDER_PENDING;
+        }
+    }
+    unpark(r);
+    ldr_guest_moved(r->guest, r->bytes_in);
+    ldr_reply_results(r, true, false);
+}
+
+static bool may_move(ldr_request_t *r)
+{
+    if (ldr_guest_may(r->guest, r->begin_ns)) {
+        return true;
+    }
+    ldr_metrics_throttled(r->session->server->metrics, r->guest->tenant);
+    for (uint32_t i = 0; i < r->count; i++) {
+        r->results[i].status = LARDER_E_BUSY;
+        ldr_node_count_save(r->home->server->node, r->space, LARDER_E_BUSY);
+    }
+    return false;
+}
+
+void ldr_handle_reserve(ldr_request_t *r)
+{
+    if (!r->session->attached) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "RESERVE without rings");
+        return;
+    }
+    if (!ldr_request_names(r, LDR_SAVE_BYTES)) {
+        return;
+    }
+    if (!may_move(r)) {
+        ldr_reply_results(r, false, false);
+    } else if (r->session->window != NULL) {
+        ldr_window_reserve(r);
+    } else {
+        reserve_on(r);
+    }
+}
+
+void ldr_handle_commit(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_node_t *node = s->server->node;
+    ldr_ends_t ends;
+
+    if (!ldr_get_ends(r->body, r->frame.body, &ends)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed commit");
+        return;
+    }
+    if (!ldr_request_batch(r, ends.count)) {
+        ldr_reply_fail(
+            r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
+        return;
+    }
+    if (s->window != NULL) {
+        r->rows = ends.rows;
+        ldr_window_commit(r);
+        return;
+    }
+    for (uint32_t i = 0; i < ends.count; i++) {
+        ldr_end_row_t row;
+        ldr_hold_t *hold = NULL;
+
+        if (ldr_get_end(ends.rows + (size_t)i * LDR_END_BYTES, &row)) {
+            hold = ldr_hold_find(s, row.lease, LDR_HOLD_RESERVE);
+        }
+        if (hold == NULL) {
+            r->results[i].status = LARDER_E_INVALID;
+        } else if (row.how == LDR_END_ABORT) {
+            ldr_hold_give(s, hold);
+        } else {
+            uint64_t ns = r->begin_ns - hold->begin_ns;
+            larder_status_t st =
+                ldr_node_commit(node, hold->shard, row.crc, ns);
+
+            ldr_node_count_save(node, hold->space, st);
+            r->results[i].status = st;
+            ldr_hold_remove(s, hold);
+        }
+    }
+    ldr_reply_results(r, false, false);
+}
+
+/* ---- PUT ---- */
+
+/* Begins with the item at r->next. False: it parks. */
+static bool item_begin(ldr_request_t *r)
+{
+    ldr_node_t *node = r->home->server->node;
+    uint32_t i = r->next;
+    larder_status_t st = r->results[i].status;
+
+    if (st == LARDER_OK) {
+        st = r->status == LARDER_OK ? reserve(r, i) : r->status;
+    }
+    if (st == LARDER_PENDING) {
+        park(r);
+        return false;
+    }
+    unpark(r);
+    r->results[i].status = st;
+    r->got = r->iov_used = 0;
+    r->iov_at = r->iov_count = 0;
+    r->crc = 0;
+    if (st == LARDER_OK) {
+        r->iov_count = ldr_node_iov(node, r->shard_of[i], r->iov, LDR_READ_IOV);
+    }
+    return true;
+}
+
+static uint64_t item_bytes(const ldr_request_t *r, uint32_t i)
+{
+    ldr_save_row_t row;
+
+    return ldr_get_save(r->rows + (size_t)i * LDR_SAVE_BYTES, &row) ? row.length
+                                                                    : 0;
+}
+
+/* All bytes of the item are there. */
+static void item_end(ldr_request_t *r)
+{
+    ldr_node_t *node = r->home->server->node;
+    uint32_t i = r->next;
+    larder_status_t st = r->results[i].status;
+    ldr_save_row_t row;
+
+    if (r->shard_of[i] != LDR_NIL) {
+        ldr_get_save(r->rows + (size_t)i * LDR_SAVE_BYTES, &row);
+        if (r->crc == row.crc) {
+            st = ldr_node_commit(node, r->shard_of[i], r->crc, 0);
+            r->bytes_in += row.length;
+        } else {
+            ldr_metrics_event(r->home->server->metrics,
+                              LDR_EVENT_CHECKSUM_MISMATCH, 1);
+            ldr_node_abort(node, r->shard_of[i]);
+            st = LARDER_E_CORRUPT;
+        }
+        r->shard_of[i] = LDR_NIL;
+        r->results[i].status = st;
+    }
+    ldr_node_count_save(node, r->space, st);
+    r->next++;
+    r->iov_count = 0;
+    r->got = 0;
+}
+
+void ldr_handle_put(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    uint64_t payload = 0;
+
+    if (!ldr_request_names(r, LDR_SAVE_BYTES)) {
+        if (s->state == LDR_SESSION_OPEN) {
+            /* It was answered, but its payload still comes. */
+            ldr_session_end(s, "a save into a space that is not open");
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < r->count; i++) {
+        uint64_t bytes = item_bytes(r, i);
+
+        if (bytes > LDR_PAYLOAD_MAX) { /* and the sum cannot wrap */
+            payload = UINT64_MAX;
+            break;
+        }
+        payload += bytes;
+        if (bytes == 0 || bytes > LARDER_VALUE_MAX) {
+            r->results[i].status = LARDER_E_SIZE;
+        }
+    }
+    if (payload != r->frame.payload) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED,
+                        "payload of another length than its items");
+        return;
+    }
+    if (r->iov == NULL) {
+        r->iov = ldr_alloc(LDR_READ_IOV * sizeof(*r->iov));
+    }
+    if (r->iov == NULL) {
+        ldr_request_bad(r, LDR_REFUSAL_MEMORY, "not enough memory");
+        return;
+    }
+    if (!may_move(r)) {
+        r->status = LARDER_E_BUSY; /* every item; the payload is dumped */
+    }
+    r->iov_count = 0;
+    r->got = 0;
+    if (payload == 0) {
+        ldr_reply_results(r, false, false);
+    } else {
+        s->put = r;
+        ldr_server_due(r->home, r->deadline_ns);
+    }
+}
+
+uint32_t ldr_put_iov(ldr_request_t *r, struct iovec *iov, uint32_t max)
+{
+    while (r->got == 0 && r->iov_count == 0) {
+        if (item_bytes(r, r->next) == 0) {
+            item_end(r); /* nothing comes for it */
+            continue;
+        }
+        if (!item_begin(r)) {
+            return 0;
+        }
+        break;
+    }
+    uint64_t left = item_bytes(r, r->next) - r->got;
+    if (r->iov_count == 0) {
+        iov[0].iov_base = r->home->dump;
+        iov[0].iov_len = left < LDR_DUMP_BYTES ? left : LDR_DUMP_BYTES;
+        return 1;
+    }
+    uint32_t n = 0;
+    for (uint32_t i = r->iov_at; i < r->iov_count && n < max; i++, n++) {
+        iov[n] = r->iov[i];
+        if (n == 0) {
+            iov[0].iov_base = (uint8_t *)iov[0].iov_base + r->iov_used;
+            iov[0].iov_len -= r->iov_used;
+        }
+    }
+    return n;
+}
+
+bool ldr_put_got(ldr_request_t *r, size_t bytes)
+{
+    r->got += bytes;
+    while (bytes > 0 && r->iov_count > 0) {
+        struct iovec *v = &r->iov[r->iov_at];
+        size_t left = v->iov_len - r->iov_used;
+        size_t take = bytes < left ? bytes : left;
+
+        r->crc = ldr_crc32c(r->crc, (uint8_t *)v->iov_base + r->iov_used, take);
+        bytes -= take;
+        r->iov_used += take;
+        if (r->iov_used == v->iov_len) {
+            r->iov_at++;
+            r->iov_used = 0;
+        }
+    }
+    if (r->got == item_bytes(r, r->next)) {
+        item_end(r);
+    }
+    while (r->next < r->count && item_bytes(r, r->next) == 0 && r->got == 0) {
+        item_end(r);
+    }
+    if (r->next < r->count) {
+        return false;
+    }
+    r->session->put = NULL;
+    ldr_guest_moved(r->guest, r->bytes_in);
+    ldr_reply_results(r, false, false);
+    return true;
+}
+
+void ldr_save_undo(ldr_request_t *r)
+{
+    ldr_node_t *node = r->home->server->node;
+
+    if (r->frame.opcode == LDR_OP_PUT && r->next < r->count &&
+        r->shard_of[r->next] != LDR_NIL) {
+        ldr_node_abort(node, r->shard_of[r->next]);
+        r->shard_of[r->next] = LDR_NIL;
+        r->results[r->next].status = r->status;
+        r->iov_count = 0;
+    }
+}
+
+void ldr_put_late(ldr_request_t *r)
+{
+    if (r->status == LARDER_OK) {
+        r->status = LARDER_E_DEADLINE;
+        ldr_save_undo(r);
+    }
+}
+
+void ldr_save_again(ldr_request_t *r)
+{
+    if (r->frame.opcode != LDR_OP_PUT) {
+        reserve_on(r);
+        return;
+    }
+    ldr_session_t *s = r->session;
+    if (item_begin(r)) {
+        ldr_session_read(s);
+    }
+}

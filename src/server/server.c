@@ -1,0 +1,441 @@
+#include "server/server.h"
+
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "server/session.h"
+#include "server/status.h"
+
+#define DRAIN_LOOK_NS 5000000u
+
+/* ---- the loops ---- */
+
+static ldr_server_loop_t *home_of(ldr_loop_t *loop)
+{
+    return (ldr_server_loop_t *)loop;
+}
+
+static ldr_loop_found_t hook_poll(ldr_loop_t *loop)
+{
+    return ldr_rings_poll(home_of(loop));
+}
+
+static bool hook_sleep(ldr_loop_t *loop)
+{
+    return ldr_rings_sleep(home_of(loop));
+}
+
+static uint64_t hook_tick(ldr_loop_t *loop, uint64_t now_ns)
+{
+    ldr_server_loop_t *home = home_of(loop);
+    ldr_session_t *next;
+
+    if (now_ns < home->due_ns) {
+        return home->due_ns;
+    }
+    home->due_ns = UINT64_MAX;
+    for (ldr_session_t *s = home->sessions; s != NULL; s = next) {
+        next = s->next;
+        ldr_server_due(home, ldr_session_tick(s, now_ns));
+    }
+    ldr_server_due(home, ldr_listen_tick(home, now_ns));
+    return home->due_ns;
+}
+
+static const ldr_loop_hooks_t hooks = {hook_poll, hook_sleep, hook_tick};
+
+/* Extents that the node wants back, or the end of all sessions. */
+static void look(ldr_task_t *task)
+{
+    ldr_server_loop_t *home =
+        (ldr_server_loop_t *)((char *)task - offsetof(ldr_server_loop_t, look));
+    ldr_server_t *server = home->server;
+
+    for (;;) {
+        uint32_t extent, generation;
+
+        pthread_mutex_lock(&server->revoke_lock);
+        uint64_t count = server->revoke_count;
+        /* Older ones than the ring holds were for sessions long told. */
+        if (count - home->revoke_seen > LDR_REVOKES) {
+            home->revoke_seen = count - LDR_REVOKES;
+        }
+        bool any = home->revoke_seen < count;
+        if (any) {
+            uint64_t at = home->revoke_seen++ % LDR_REVOKES;
+
+            extent = server->revokes[at].extent;
+            generation = server->revokes[at].generation;
+        }
+        pthread_mutex_unlock(&server->revoke_lock);
+        if (!any) {
+            break;
+        }
+        ldr_session_t *next;
+        for (ldr_session_t *s = home->sessions; s != NULL; s = next) {
+            next = s->next;
+            ldr_session_revoke(s, extent, generation);
+        }
+    }
+    while (home->drop && home->sessions != NULL) {
+        ldr_session_drop(home->sessions);
+    }
+}
+
+/* With the node's lock. */
+static void on_revoke(void *arg, uint32_t extent, uint32_t generation)
+{
+    ldr_server_t *server = arg;
+
+    pthread_mutex_lock(&server->revoke_lock);
+    uint64_t at = server->revoke_count++ % LDR_REVOKES;
+    server->revokes[at].extent = extent;
+    server->revokes[at].generation = generation;
+    pthread_mutex_unlock(&server->revoke_lock);
+    ldr_metrics_event(server->metrics, LDR_EVENT_EXTENTS_RECLAIMED, 1);
+    for (unsigned i = 0; i < server->loop_count; i++) {
+        ldr_loop_post(&server->loops[i].loop, &server->loops[i].look);
+    }
+}
+
+static larder_status_t loops_open(ldr_server_t *server)
+{
+    unsigned count = (unsigned)server->config->options.loops;
+    uint64_t spin_ns = server->config->options.spin_us * 1000u;
+
+    server->loops = ldr_alloc(count * sizeof(*server->loops));
+    if (server->loops == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for loops");
+    }
+    for (unsigned i = 0; i < count; i++) {
+        ldr_server_loop_t *home = &server->loops[i];
+        larder_status_t st =
+            ldr_loop_init(&home->loop, server, &hooks, spin_ns);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+        server->loop_count++;
+        home->server = server;
+        home->due_ns = UINT64_MAX;
+        home->look.run = look;
+        home->reply = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
+        home->in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
+        home->dump = ldr_alloc(LDR_DUMP_BYTES);
+        if (home->reply == NULL || home->in == NULL || home->dump == NULL) {
+            return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for loops");
+        }
+    }
+    return LARDER_OK;
+}
+
+static larder_status_t loops_start(ldr_server_t *server)
+{
+    for (unsigned i = 0; i < server->loop_count; i++) {
+        if (!ldr_loop_start(&server->loops[i].loop, "larder-loop")) {
+            return ldr_fail(LARDER_E_NO_MEMORY,
+                            "event loop %u cannot be started", i);
+        }
+    }
+    return LARDER_OK;
+}
+
+/* ---- what admin HTTP shows ---- */
+
+static size_t show_metrics(void *arg, char *text, size_t size)
+{
+    ldr_server_t *server = arg;
+
+    return ldr_server_metrics_text(server->node, server->metrics, LDR_NIL, text,
+                                   size);
+}
+
+static bool show_ready(void *arg, char *why, size_t size)
+{
+    ldr_server_t *server = arg;
+    bool draining = __atomic_load_n(&server->draining, __ATOMIC_RELAXED);
+
+    snprintf(why, size, "%s", draining ? "draining" : "");
+    return !draining;
+}
+
+static size_t show_config(void *arg, char *text, size_t size)
+{
+    ldr_server_t *server = arg;
+
+    pthread_mutex_lock(&server->config_lock);
+    size_t length = ldr_config_json(server->latest, text, size);
+    pthread_mutex_unlock(&server->config_lock);
+    return length;
+}
+
+static size_t show_status(void *arg, uint64_t since_ms, char *text, size_t size)
+{
+    ldr_server_t *server = arg;
+
+    return ldr_server_status_json(server->monitor, since_ms, text, size);
+}
+
+static larder_status_t admin_open(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+    ldr_admin_source_t source = {show_metrics, show_ready, show_config,
+                                 show_status, server};
+
+    ldr_monitor_params_t monitor = {
+        .node = server->node,
+        .metrics = server->metrics,
+        .ready = show_ready,
+        .arg = server,
+    };
+
+    larder_status_t st = ldr_monitor_open(&monitor, &server->monitor);
+    if (st != LARDER_OK || strcmp(o->admin, "none") == 0) {
+        return st;
+    }
+    st = ldr_admin_open(o->admin, &source, &server->log, &server->admin);
+    if (st == LARDER_OK) {
+        ldr_info(&server->log, "admin: %s", ldr_admin_url(server->admin));
+    }
+    return st;
+}
+
+/* ---- open ---- */
+
+static larder_status_t tls_open(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+    ldr_tls_params_t params = {
+        .server = true,
+        .cert = o->tls_cert,
+        .key = o->tls_key,
+        .ca = o->tls_client_ca[0] != '\0' ? o->tls_client_ca : NULL,
+    };
+
+    if (o->tls == LDR_TLS_OFF) {
+        return o->tls_client_ca[0] == '\0'
+                   ? LARDER_OK
+                   : ldr_fail(LARDER_E_INVALID,
+                              "tls_client_ca needs tls = on as well");
+    }
+    if (o->tls_cert[0] == '\0' || o->tls_key[0] == '\0') {
+        return ldr_fail(LARDER_E_INVALID,
+                        "tls = on needs tls_cert and tls_key");
+    }
+    return ldr_tls_create(&params, &server->tls);
+}
+
+static larder_status_t open_parts(ldr_server_t *server)
+{
+    ldr_options_t *o = &server->config->options;
+    ldr_node_env_t env = {
+        .log = server->log,
+        .revoke = on_revoke,
+        .revoke_arg = server,
+    };
+
+    server->end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (server->end_fd < 0 || !ldr_metrics_create(&server->metrics) ||
+        !ldr_nonce(&server->next_epoch, sizeof(server->next_epoch))) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
+    }
+    server->next_epoch >>= 1; /* far from wrapping, and never 0 */
+    if (!ldr_config_socket(server->config, server->socket_path)) {
+        server->socket_path[0] = '\0';
+    }
+    larder_status_t st = tls_open(server);
+    if (st == LARDER_OK) {
+        st = loops_open(server);
+    }
+    if (st == LARDER_OK) {
+        st = ldr_node_open(o, &env, &server->node);
+    }
+    if (st == LARDER_OK) {
+        ldr_node_set_mode(server->node, (ldr_mode_t)o->mode);
+        st = ldr_guests_load(server, server->config);
+    }
+    if (st == LARDER_OK) {
+        st = ldr_jobs_start(server, (unsigned)o->jobs);
+    }
+    if (st == LARDER_OK) {
+        st = ldr_listen_all(server);
+    }
+    if (st == LARDER_OK) {
+        st = admin_open(server);
+    }
+    return st == LARDER_OK ? loops_start(server) : st;
+}
+
+larder_status_t ldr_server_open(const ldr_server_params_t *params,
+                                ldr_server_t **server_p)
+{
+    ldr_server_t *server = ldr_alloc(sizeof(*server));
+    larder_status_t st;
+
+    if (server == NULL) {
+        ldr_config_free(params->config);
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
+    }
+    server->config = server->latest = params->config;
+    server->log = params->log;
+    server->begin_ns = ldr_server_now();
+    server->end_fd = server->takeover_fd = -1;
+    server->job_end = &server->job_head;
+    pthread_mutex_init(&server->config_lock, NULL);
+    pthread_mutex_init(&server->guest_lock, NULL);
+    pthread_mutex_init(&server->revoke_lock, NULL);
+    pthread_mutex_init(&server->job_lock, NULL);
+    ldr_cond_init(&server->job_wake);
+    st = params->takeover ? ldr_server_take_over(server) : LARDER_OK;
+    if (st == LARDER_OK) {
+        st = open_parts(server);
+    }
+    if (st != LARDER_OK) {
+        char text[LDR_TEXT_MAX];
+
+        snprintf(text, sizeof(text), "%s", ldr_fail_text());
+        ldr_server_close(server);
+        return ldr_fail(st, "%s", text);
+    }
+    *server_p = server;
+    return LARDER_OK;
+}
+
+int ldr_server_end_fd(const ldr_server_t *server)
+{
+    return server->end_fd;
+}
+
+bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
+{
+    ldr_config_t *old = server->latest;
+    larder_status_t st = ldr_guests_load(server, config);
+
+    if (st != LARDER_OK) {
+        ldr_error(&server->log, "reload: nothing was changed: %s",
+                  ldr_fail_text());
+        ldr_metrics_event(server->metrics, LDR_EVENT_RELOADS_FAILED, 1);
+        ldr_config_free(config);
+        return false;
+    }
+    if (config->options.mode != old->options.mode) {
+        ldr_node_set_mode(server->node, (ldr_mode_t)config->options.mode);
+    }
+    pthread_mutex_lock(&server->config_lock);
+    server->latest = config;
+    pthread_mutex_unlock(&server->config_lock);
+    if (old != server->config) {
+        ldr_config_free(old);
+    }
+    ldr_metrics_event(server->metrics, LDR_EVENT_RELOADS, 1);
+    ldr_info(&server->log, "reloaded");
+    return true;
+}
+
+/* ---- close ---- */
+
+static uint64_t requests_under_way(ldr_server_t *server)
+{
+    return __atomic_load_n(&server->request_count, __ATOMIC_RELAXED);
+}
+
+static void stop_listening(ldr_task_t *task)
+{
+    ldr_server_t *server =
+        (ldr_server_t *)((char *)task - offsetof(ldr_server_t, unlisten));
+
+    ldr_listen_stop(server);
+}
+
+static void drain(ldr_server_t *server, uint64_t deadline_ns)
+{
+    struct timespec pause = {.tv_nsec = DRAIN_LOOK_NS};
+
+    __atomic_store_n(&server->draining, true, __ATOMIC_RELAXED);
+    if (server->loop_count > 0 && server->loops[0].loop.started) {
+        server->unlisten.run = stop_listening;
+        ldr_loop_post(&server->loops[0].loop, &server->unlisten);
+    } else {
+        ldr_listen_stop(server);
+    }
+    while (requests_under_way(server) > 0 && ldr_server_now() < deadline_ns) {
+        nanosleep(&pause, NULL);
+    }
+}
+
+static void loops_close(ldr_server_t *server)
+{
+    for (unsigned i = 0; i < server->loop_count; i++) {
+        ldr_server_loop_t *home = &server->loops[i];
+
+        if (home->loop.started) {
+            home->drop = true; /* seen by the task, which comes after */
+            ldr_loop_post(&home->loop, &home->look);
+            ldr_loop_stop(&home->loop);
+        }
+    }
+}
+
+static void free_all(ldr_server_t *server)
+{
+    for (unsigned i = 0; i < server->loop_count; i++) {
+        ldr_server_loop_t *home = &server->loops[i];
+
+        ldr_requests_destroy(home);
+        ldr_free(home->reply);
+        ldr_free(home->in);
+        ldr_free(home->dump);
+        ldr_loop_destroy(&home->loop);
+    }
+    ldr_free(server->loops);
+    for (unsigned i = 0; i < server->guest_count; i++) {
+        explicit_bzero(server->guests[i], sizeof(*server->guests[i]));
+        ldr_free(server->guests[i]);
+    }
+    if (server->latest != server->config) {
+        ldr_config_free(server->latest);
+    }
+    ldr_config_free(server->config);
+    ldr_tls_destroy(server->tls);
+    ldr_metrics_destroy(server->metrics);
+    if (server->end_fd >= 0) {
+        close(server->end_fd);
+    }
+    pthread_cond_destroy(&server->job_wake);
+    pthread_mutex_destroy(&server->job_lock);
+    pthread_mutex_destroy(&server->revoke_lock);
+    pthread_mutex_destroy(&server->guest_lock);
+    pthread_mutex_destroy(&server->config_lock);
+    ldr_free(server);
+}
+
+larder_status_t ldr_server_close(ldr_server_t *server)
+{
+    uint64_t drain_ns = server->latest->options.drain_ms * 1000000u;
+    uint64_t deadline_ns = ldr_server_now() + drain_ns;
+    larder_status_t st = LARDER_OK;
+    larder_stats_t stats = {0};
+
+    drain(server, deadline_ns - drain_ns / 2);
+    ldr_jobs_stop(server);
+    ldr_admin_close(server->admin);
+    ldr_monitor_close(server->monitor);
+    loops_close(server);
+    if (server->node != NULL) {
+        ldr_node_stats(server->node, LDR_NIL, &stats);
+        st = ldr_node_close(server->node, deadline_ns);
+    }
+    if (st == LARDER_E_DEADLINE) {
+        ldr_warn(&server->log,
+                 "saves that were only in DRAM are lost: writing them down "
+                 "took longer than drain_ms");
+    }
+    ldr_server_handed_over(server, &stats, st);
+    free_all(server);
+    return st;
+}

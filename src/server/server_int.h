@@ -1,0 +1,170 @@
+/* What the parts of the daemon know of each other. */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "net/auth.h"
+#include "net/socket.h"
+#include "node/node.h"
+#include "server/admin.h"
+#include "server/loop.h"
+#include "server/metrics.h"
+#include "server/server.h"
+#include "server/status.h"
+#include "wire/wire.h"
+
+#define LDR_LISTENERS_MAX 16u
+#define LDR_LOOPS_MAX 64u
+#define LDR_UIDS_MAX 64u
+#define LDR_REVOKES 256u
+
+struct ldr_session;
+struct ldr_request;
+typedef struct ldr_server_loop ldr_server_loop_t;
+
+/* A tenant as sessions see it: who may be it, and what it may use. Never
+ * freed while the server runs; one that is gone from the configuration lets
+ * nobody in any more. Under server->guest_lock, but for the atomics. */
+typedef struct ldr_guest {
+    ldr_tenant_config_t config;
+    bool enabled;
+    uint32_t tenant; /* the node's number; LDR_NIL: not yet */
+    unsigned index;  /* for the metrics */
+    ldr_token_t tokens[LDR_TOKENS_MAX];
+    unsigned token_count;
+    uid_t uids[LDR_UIDS_MAX];
+    unsigned uid_count;
+    bool uid_any;
+    uint64_t sessions; /* atomic */
+    /* Bytes that may move now, filled with time; below zero: wait. */
+    int64_t bucket; /* atomic */
+    uint64_t bucket_ns;
+} ldr_guest_t;
+
+#define LDR_GUESTS_MAX 1024u
+
+typedef struct ldr_listener {
+    ldr_watch_t watch;
+    ldr_server_loop_t *home;
+    bool local;
+    uint64_t pause_ns; /* not watched until then; 0: it is */
+    char text[320];
+} ldr_listener_t;
+
+struct ldr_server_loop {
+    ldr_loop_t loop; /* first: the hooks find the rest by it */
+    ldr_server_t *server;
+    struct ldr_session *sessions;
+    struct ldr_session *hot; /* whose rings are polled */
+    struct ldr_request *free_requests;
+    unsigned free_count;
+    uint8_t *reply;  /* LDR_FRAME_BYTES + LDR_BODY_MAX: being composed */
+    uint8_t *in;     /* as much: a message just read from a ring */
+    uint8_t *dump;   /* payload that nobody wants */
+    uint64_t due_ns; /* the next time something is due */
+    uint64_t revoke_seen;
+    bool drop;       /* all sessions, at the end */
+    ldr_task_t look; /* the server's revocations, or its end */
+};
+
+struct ldr_server {
+    ldr_config_t *config;        /* as it was at open: what loops look at */
+    ldr_config_t *latest;        /* with what was reloaded; the main thread's */
+    pthread_mutex_t config_lock; /* for others who look at the latest */
+    ldr_log_t log;
+    ldr_node_t *node;
+    ldr_server_metrics_t *metrics;
+    ldr_monitor_t *monitor;
+    ldr_admin_t *admin;
+    ldr_tls_t *tls;
+    uint64_t begin_ns;
+
+    pthread_mutex_t guest_lock;
+    ldr_guest_t *guests[LDR_GUESTS_MAX];
+    unsigned guest_count;
+
+    ldr_listener_t listeners[LDR_LISTENERS_MAX];
+    unsigned listener_count;
+    char socket_path[LDR_UNIX_PATH_MAX]; /* "": none */
+
+    ldr_server_loop_t *loops;
+    unsigned loop_count;
+    unsigned next_loop;     /* atomic: who gets the next session */
+    uint64_t session_count; /* atomic */
+    uint64_t request_count; /* atomic: under way */
+    uint64_t next_epoch;    /* atomic; begins at random */
+    bool draining;          /* atomic: nobody new comes in */
+
+    /* Extents the node wants back: a ring of the last ones. */
+    pthread_mutex_t revoke_lock;
+    struct {
+        uint32_t extent, generation;
+    } revokes[LDR_REVOKES];
+    uint64_t revoke_count;
+
+    /* Jobs */
+    pthread_mutex_t job_lock;
+    pthread_cond_t job_wake;
+    struct ldr_request *job_head, **job_end;
+    uint64_t job_queued;
+    bool job_stop;
+    pthread_t job_threads[64];
+    unsigned job_count;
+
+    int end_fd; /* readable: it wants to end */
+    ldr_task_t unlisten;
+    int takeover_fd; /* who waits for the end; -1: nobody */
+    ldr_frame_t takeover_frame;
+};
+
+/* guests.c */
+larder_status_t ldr_guests_load(ldr_server_t *server,
+                                const ldr_config_t *config);
+/* NULL: there is none of this name. */
+ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name);
+ldr_guest_t *ldr_guest_by_cert(ldr_server_t *server, const char *cert);
+bool ldr_guest_has_uid(const ldr_guest_t *guest, uid_t uid);
+/* One session more; false: over its quota. */
+bool ldr_guest_enter(ldr_guest_t *guest);
+void ldr_guest_leave(ldr_guest_t *guest);
+/* Whether it may move bytes now, and that it did. */
+bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns);
+void ldr_guest_moved(ldr_guest_t *guest, uint64_t bytes);
+
+/* jobs.c: what waits for disks, in threads of its own. */
+larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count);
+void ldr_jobs_stop(ldr_server_t *server);
+/* False: too many wait. The request's done task follows in its loop. */
+bool ldr_job(struct ldr_request *r);
+
+/* verbs.c */
+/* Asks the daemon on the same socket to hand over, and waits for it. */
+larder_status_t ldr_server_take_over(ldr_server_t *server);
+/* The node is closed: tells who asked for it. */
+void ldr_server_handed_over(ldr_server_t *server, const larder_stats_t *stats,
+                            larder_status_t st);
+
+/* listen.c */
+larder_status_t ldr_listen_all(ldr_server_t *server);
+void ldr_listen_stop(ldr_server_t *server);
+uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns);
+
+static inline uint64_t ldr_server_now(void)
+{
+    return ldr_now_ns(&ldr_clock_real);
+}
+
+#define LDR_PARK_NS 1000000u /* between two tries of what waits for room */
+
+/* Something of the loop is due then. */
+static inline void ldr_server_due(ldr_server_loop_t *home, uint64_t at_ns)
+{
+    if (at_ns < home->due_ns) {
+        home->due_ns = at_ns;
+    }
+}

@@ -1,0 +1,400 @@
+/* The life of sessions. */
+#include "server/session.h"
+
+#include <netdb.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+/* ---- in ---- */
+
+static void name_local(ldr_session_t *s)
+{
+    snprintf(s->from, sizeof(s->from), "unix uid %u pid %d",
+             (unsigned)s->peer.uid, (int)s->peer.pid);
+}
+
+static void name_tcp(ldr_session_t *s)
+{
+    struct sockaddr_storage a;
+    socklen_t length = sizeof(a);
+    char host[48] = "?", port[8] = "?";
+
+    if (getpeername(s->stream.fd, (struct sockaddr *)&a, &length) == 0) {
+        getnameinfo((struct sockaddr *)&a, length, host, sizeof(host), port,
+                    sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
+    }
+    s->loopback = strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
+                  strncmp(host, "::ffff:127.", 11) == 0;
+    snprintf(s->from, sizeof(s->from), "tcp %s:%s", host, port);
+}
+
+static void again(ldr_task_t *task)
+{
+    ldr_session_t *s =
+        (ldr_session_t *)((char *)task - offsetof(ldr_session_t, again));
+
+    if (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
+        ldr_session_read(s);
+    }
+}
+
+static void flush(ldr_task_t *task)
+{
+    ldr_session_t *s =
+        (ldr_session_t *)((char *)task - offsetof(ldr_session_t, flush));
+
+    if (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
+        ldr_session_send(s);
+    }
+}
+
+static void process_gone(ldr_watch_t *watch, uint32_t events);
+static void bury(ldr_task_t *task);
+
+static ldr_session_t *session_new(ldr_server_loop_t *home, int fd, bool local)
+{
+    ldr_server_t *server = home->server;
+    ldr_session_t *s = ldr_alloc(sizeof(*s));
+
+    if (s == NULL) {
+        return NULL;
+    }
+    s->buffer = ldr_alloc(LDR_IN_BYTES);
+    if (s->buffer == NULL) {
+        ldr_free(s);
+        return NULL;
+    }
+    s->server = server;
+    s->home = home;
+    s->local = local;
+    s->begin_ns = ldr_server_now();
+    s->epoch = __atomic_add_fetch(&server->next_epoch, 1, __ATOMIC_RELAXED);
+    s->watch = (ldr_watch_t){.fd = fd, .ready = ldr_session_readable};
+    s->pid_watch = (ldr_watch_t){.fd = -1, .ready = process_gone};
+    s->bell.fd = -1;
+    s->peer.pid_fd = -1;
+    s->hold_free = LDR_NIL;
+    s->out_end = &s->out_head;
+    s->ring_out_end = &s->ring_out;
+    s->again.run = again;
+    s->flush.run = flush;
+    s->bury.run = bury;
+    return s;
+}
+
+bool ldr_session_accept(ldr_server_loop_t *home, int fd, bool local)
+{
+    ldr_server_t *server = home->server;
+    ldr_session_t *s = session_new(home, fd, local);
+
+    if (s == NULL) {
+        close(fd);
+        ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
+        __atomic_sub_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
+        return false;
+    }
+    s->next = home->sessions;
+    if (s->next != NULL) {
+        s->next->prev = s;
+    }
+    home->sessions = s;
+    ldr_metrics_level(server->metrics, LDR_LEVEL_CONNECTING, 1);
+    larder_status_t st =
+        ldr_stream_init(&s->stream, fd, local ? NULL : server->tls, true, NULL);
+    if (local) {
+        ldr_peer_of(fd, &s->peer);
+        s->admin = s->peer.uid == geteuid() || s->peer.uid == 0;
+        s->shaken = true;
+        name_local(s);
+    } else {
+        ldr_socket_tune(fd, server->config->options.congestion);
+        s->shaken = server->tls == NULL;
+        name_tcp(s);
+    }
+    if (s->peer.pid_fd >= 0) {
+        s->pid_watch.fd = s->peer.pid_fd;
+        ldr_loop_watch(&home->loop, &s->pid_watch, EPOLLIN);
+    }
+    if (st != LARDER_OK || !ldr_loop_watch(&home->loop, &s->watch, EPOLLIN)) {
+        ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
+        ldr_session_drop(s);
+        return false;
+    }
+    ldr_server_due(home,
+                   s->begin_ns + server->config->options.hello_ms * 1000000u);
+    return true;
+}
+
+ldr_transport_t ldr_session_transport(const ldr_session_t *s)
+{
+    if (s->local) {
+        return s->strict_transport ? LDR_TRANSPORT_STRICT : LDR_TRANSPORT_SHM;
+    }
+    return s->server->tls != NULL ? LDR_TRANSPORT_TLS : LDR_TRANSPORT_TCP;
+}
+
+larder_status_t ldr_session_enter(ldr_session_t *s, ldr_guest_t *guest)
+{
+    ldr_server_metrics_t *m = s->server->metrics;
+
+    if (!ldr_guest_enter(guest)) {
+        ldr_metrics_refused(m, LDR_REFUSAL_QUOTA);
+        return ldr_fail(LARDER_E_LIMIT,
+                        "tenant '%s' has its %llu connections: close some, or "
+                        "raise its key connections",
+                        guest->config.name,
+                        (unsigned long long)guest->config.connections);
+    }
+    s->guest = guest;
+    s->state = LDR_SESSION_OPEN;
+    s->strict_transport = s->local && s->server->config->options.isolation ==
+                                          LDR_ISOLATION_STRICT;
+    ldr_metrics_level(m, LDR_LEVEL_CONNECTING, -1);
+    ldr_metrics_session(m, ldr_session_transport(s), guest->tenant, 1);
+    ldr_log(&s->server->log, LARDER_LOG_DEBUG, "%s: in as tenant '%s'", s->from,
+            guest->config.name);
+    return LARDER_OK;
+}
+
+/* ---- out ---- */
+
+static void drop_requests(ldr_session_t *s)
+{
+    ldr_server_metrics_t *m = s->server->metrics;
+
+    if (s->in != NULL) {
+        ldr_request_free(s->in);
+        s->in = NULL;
+    }
+    if (s->put != NULL) {
+        ldr_request_t *r = s->put;
+
+        s->put = NULL;
+        r->status = LARDER_E_CANCELED;
+        ldr_save_undo(r);
+        if (r->parked) {
+            ldr_request_unwait(r);
+            r->parked = false;
+        }
+        ldr_request_free(r);
+    }
+    while (s->waiting != NULL) {
+        ldr_request_t *r = s->waiting;
+        bool loads =
+            r->frame.opcode == LDR_OP_LEASE || r->frame.opcode == LDR_OP_GET;
+
+        ldr_request_unwait(r);
+        s->requests--;
+        r->session = NULL;
+        if (r->job == NULL && loads) {
+            ldr_loads_expire(r, LARDER_E_CANCELED);
+        } else if (r->job == NULL) {
+            ldr_request_free(r); /* a RESERVE that waits has nothing yet */
+        }
+    }
+    while (s->out_head != NULL) {
+        ldr_out_t *out = s->out_head;
+
+        s->out_head = out->next;
+        ldr_metrics_level(m, LDR_LEVEL_REPLY_BYTES, -(int64_t)out->left);
+        ldr_out_free(s, out);
+    }
+    s->out_end = &s->out_head;
+    s->out_bytes = 0;
+}
+
+/* Nobody speaks any more; the process may live. */
+static void hang_up(ldr_session_t *s)
+{
+    ldr_server_metrics_t *m = s->server->metrics;
+
+    drop_requests(s);
+    ldr_session_detach(s);
+    ldr_loop_unwatch(&s->home->loop, &s->watch);
+    ldr_stream_close(&s->stream);
+    s->watch.fd = -1;
+    if (s->guest != NULL) {
+        ldr_metrics_session(m, ldr_session_transport(s), s->guest->tenant, -1);
+    } else {
+        ldr_metrics_level(m, LDR_LEVEL_CONNECTING, -1);
+    }
+}
+
+static void bury(ldr_task_t *task)
+{
+    ldr_session_t *s =
+        (ldr_session_t *)((char *)task - offsetof(ldr_session_t, bury));
+
+    /* Tasks of its own may have been posted behind this one. */
+    if (ldr_loop_posted(&s->home->loop, &s->again) ||
+        ldr_loop_posted(&s->home->loop, &s->flush)) {
+        ldr_loop_post(&s->home->loop, &s->bury);
+        return;
+    }
+    ldr_free(s->buffer);
+    ldr_free(s->spaces);
+    ldr_free(s->holds);
+    ldr_free(s->maps);
+    ldr_window_destroy(s->window);
+    ldr_free(s);
+}
+
+/* The end of it. */
+static void close_session(ldr_session_t *s)
+{
+    ldr_holds_give_all(s);
+    ldr_session_unmap_all(s);
+    if (s->pid_watch.fd >= 0) {
+        ldr_loop_unwatch(&s->home->loop, &s->pid_watch);
+        s->pid_watch.fd = -1;
+    }
+    if (s->peer.pid_fd >= 0) {
+        close(s->peer.pid_fd);
+        s->peer.pid_fd = -1;
+    }
+    if (s->guest != NULL) {
+        ldr_guest_leave(s->guest);
+    }
+    if (s->prev != NULL) {
+        s->prev->next = s->next;
+    } else {
+        s->home->sessions = s->next;
+    }
+    if (s->next != NULL) {
+        s->next->prev = s->prev;
+    }
+    s->state = LDR_SESSION_CLOSED;
+    __atomic_sub_fetch(&s->server->session_count, 1, __ATOMIC_RELAXED);
+    ldr_loop_post(&s->home->loop, &s->bury);
+}
+
+static void quarantine(ldr_session_t *s)
+{
+    s->state = LDR_SESSION_QUARANTINE;
+    ldr_metrics_level(s->server->metrics, LDR_LEVEL_QUARANTINED, s->hold_count);
+    ldr_info(&s->server->log,
+             "%s: hung up while its process lives on with %u leases and %u "
+             "mapped extents: they stay until it ends",
+             s->from, s->hold_count, s->map_count);
+}
+
+static void end(ldr_session_t *s, const char *why, bool process_lives)
+{
+    if (s->state == LDR_SESSION_CLOSED) {
+        return;
+    }
+    if (s->state != LDR_SESSION_QUARANTINE) {
+        if (why != NULL) {
+            ldr_warn(&s->server->log, "%s: session ended: %s", s->from, why);
+        }
+        hang_up(s);
+        if (process_lives && s->peer.pid_fd >= 0 &&
+            (s->hold_count > 0 || s->map_count > 0)) {
+            quarantine(s);
+            return;
+        }
+    } else if (process_lives) {
+        return;
+    }
+    if (s->state == LDR_SESSION_QUARANTINE) {
+        ldr_metrics_level(s->server->metrics, LDR_LEVEL_QUARANTINED,
+                          -(int64_t)s->hold_count);
+        s->state = LDR_SESSION_OPEN; /* its holds count no more as such */
+    }
+    close_session(s);
+}
+
+void ldr_session_end(ldr_session_t *s, const char *why)
+{
+    end(s, why, true);
+}
+
+void ldr_session_drop(ldr_session_t *s)
+{
+    end(s, NULL, false);
+}
+
+/* Whatever it held is nobody's now, even if a child of its still has the
+ * socket: children do not inherit the mappings. */
+static void process_gone(ldr_watch_t *watch, uint32_t events)
+{
+    ldr_session_t *s =
+        (ldr_session_t *)((char *)watch - offsetof(ldr_session_t, pid_watch));
+
+    (void)events;
+    if (s->hold_count > 0) {
+        ldr_metrics_event(s->server->metrics, LDR_EVENT_LEASES_ABANDONED,
+                          s->hold_count);
+    }
+    ldr_metrics_event(s->server->metrics, LDR_EVENT_SESSIONS_DIED, 1);
+    end(s, NULL, false);
+}
+
+/* ---- time ---- */
+
+/* What waits for room tries again, what is late ends. */
+static uint64_t tick_requests(ldr_session_t *s, uint64_t now_ns)
+{
+    uint64_t next_ns = UINT64_MAX;
+    ldr_request_t *next;
+
+    for (ldr_request_t *r = s->waiting; r != NULL; r = next) {
+        next = r->next_waiting;
+        if (r->job != NULL) {
+            continue;
+        }
+        if (r->deadline_ns <= now_ns) {
+            ldr_request_expire(r, LARDER_E_DEADLINE);
+            return now_ns; /* the list has changed: look at it again */
+        }
+        if (r->parked) {
+            uint64_t again_ns = r->parked_ns + LDR_PARK_NS;
+
+            if (again_ns <= now_ns) {
+                r->parked_ns = now_ns;
+                ldr_save_again(r);
+                return now_ns;
+            }
+            next_ns = ldr_min64(next_ns, again_ns);
+        }
+        next_ns = ldr_min64(next_ns, r->deadline_ns);
+    }
+    return next_ns;
+}
+
+uint64_t ldr_session_tick(ldr_session_t *s, uint64_t now_ns)
+{
+    uint64_t next_ns = UINT64_MAX;
+
+    if (s->state == LDR_SESSION_NEW) {
+        uint64_t hello_ns =
+            s->begin_ns + s->server->config->options.hello_ms * 1000000u;
+
+        if (now_ns >= hello_ns) {
+            ldr_metrics_auth_fail(s->server->metrics, LDR_AUTH_FAIL_TIMEOUT);
+            ldr_session_end(s, "it did not authenticate in time");
+            return UINT64_MAX;
+        }
+        next_ns = hello_ns;
+    }
+    if (s->stalled) {
+        ldr_session_ring_send(s);
+        if (s->stalled) {
+            next_ns = ldr_min64(next_ns, now_ns + LDR_PARK_NS);
+        }
+    }
+    if (s->put != NULL && !s->put->parked && s->put->status == LARDER_OK) {
+        if (s->put->deadline_ns <= now_ns) {
+            ldr_put_late(s->put);
+        } else {
+            next_ns = ldr_min64(next_ns, s->put->deadline_ns);
+        }
+    }
+    return ldr_min64(next_ns, tick_requests(s, now_ns));
+}

@@ -1,0 +1,419 @@
+/* Frames by socket, in and out; with TLS or without. */
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "server/session.h"
+
+#define READ_BUDGET ((size_t)8 << 20) /* bytes of one session in a row */
+#define PUT_IOV 64u
+
+static ldr_session_t *session_of(ldr_watch_t *watch)
+{
+    return (ldr_session_t *)((char *)watch - offsetof(ldr_session_t, watch));
+}
+
+/* ---- out ---- */
+
+void ldr_out_free(ldr_session_t *s, ldr_out_t *out)
+{
+    for (uint32_t i = 0; i < out->chunk_count; i++) {
+        ldr_node_release(s->server->node, out->chunks[i]);
+    }
+    for (unsigned i = 0; i < out->fd_count; i++) {
+        close(out->fds[i]);
+    }
+    ldr_free(out->head);
+    ldr_free(out->pieces);
+    ldr_free(out->chunks);
+    ldr_free(out);
+}
+
+/* The next buffers to send, of one reply. */
+static unsigned out_iov(const ldr_out_t *out, struct iovec *iov)
+{
+    unsigned n = 0;
+    size_t sent = out->piece_sent;
+
+    if (out->head_sent < out->head_bytes) {
+        iov[n++] = (struct iovec){out->head + out->head_sent,
+                                  out->head_bytes - out->head_sent};
+    }
+    for (uint32_t i = out->piece_at; i < out->piece_count && n < LDR_WRITE_IOV;
+         i++) {
+        iov[n++] = (struct iovec){(uint8_t *)out->pieces[i].iov_base + sent,
+                                  out->pieces[i].iov_len - sent};
+        sent = 0;
+    }
+    return n;
+}
+
+static void out_sent(ldr_out_t *out, size_t bytes)
+{
+    size_t head = ldr_min64(bytes, out->head_bytes - out->head_sent);
+
+    out->left -= bytes;
+    out->head_sent += head;
+    bytes -= head;
+    while (bytes > 0) {
+        size_t left = out->pieces[out->piece_at].iov_len - out->piece_sent;
+        size_t take = bytes < left ? bytes : left;
+
+        out->piece_sent += take;
+        bytes -= take;
+        if (out->piece_sent == out->pieces[out->piece_at].iov_len) {
+            out->piece_at++;
+            out->piece_sent = 0;
+        }
+    }
+}
+
+/* Bytes sent, or a negative errno. */
+static ssize_t out_write(ldr_session_t *s, ldr_out_t *out)
+{
+    struct iovec iov[LDR_WRITE_IOV];
+
+    if (out->fd_count > 0) {
+        int error = ldr_send_fds(s->stream.fd, out->head, out->head_bytes,
+                                 out->fds, out->fd_count);
+
+        if (error < 0) {
+            return error;
+        }
+        for (unsigned i = 0; i < out->fd_count; i++) {
+            close(out->fds[i]);
+        }
+        out->fd_count = 0;
+        return (ssize_t)out->head_bytes;
+    }
+    return ldr_stream_write(&s->stream, iov, out_iov(out, iov));
+}
+
+static void rewatch(ldr_session_t *s)
+{
+    bool more = s->requests < LDR_SESSION_REQUESTS &&
+                s->out_bytes < s->server->config->options.window &&
+                (s->put == NULL || !s->put->parked) && !s->doomed;
+    uint32_t events = more ? EPOLLIN : 0;
+
+    if (s->out_head != NULL || (!s->shaken && s->stream.wants_write)) {
+        events |= EPOLLOUT;
+    }
+    ldr_loop_rewatch(&s->home->loop, &s->watch, events);
+}
+
+bool ldr_session_send(ldr_session_t *s)
+{
+    bool was_full = s->out_bytes >= s->server->config->options.window;
+
+    while (s->out_head != NULL) {
+        ldr_out_t *out = s->out_head;
+        ssize_t n = out->left > 0 ? out_write(s, out) : 0;
+
+        if (n == -EAGAIN) {
+            break;
+        }
+        if (n < 0) {
+            ldr_session_end(s, n == -EPIPE ? NULL : strerror((int)-n));
+            return false;
+        }
+        out_sent(out, (size_t)n);
+        s->out_bytes -= (size_t)n;
+        ldr_metrics_level(s->server->metrics, LDR_LEVEL_REPLY_BYTES, -n);
+        if (out->left == 0) {
+            s->out_head = out->next;
+            if (s->out_head == NULL) {
+                s->out_end = &s->out_head;
+            }
+            ldr_out_free(s, out);
+        }
+    }
+    if (s->doomed && s->out_head == NULL) {
+        ldr_session_end(s, NULL);
+        return false;
+    }
+    rewatch(s);
+    if (was_full && s->out_bytes < s->server->config->options.window) {
+        ldr_loop_post(&s->home->loop, &s->again);
+    }
+    return true;
+}
+
+void ldr_session_queue(ldr_session_t *s, bool by_ring, ldr_out_t *out)
+{
+    out->next = NULL;
+    if (s->state == LDR_SESSION_CLOSED || s->state == LDR_SESSION_QUARANTINE) {
+        ldr_out_free(s, out);
+        return;
+    }
+    s->out_bytes += by_ring ? 0 : out->left;
+    if (by_ring) {
+        *s->ring_out_end = out;
+        s->ring_out_end = &out->next;
+        s->stalled = true;
+        ldr_server_due(s->home, ldr_server_now() + LDR_PARK_NS);
+        return;
+    }
+    ldr_metrics_level(s->server->metrics, LDR_LEVEL_REPLY_BYTES,
+                      (int64_t)out->left);
+    bool first = s->out_head == NULL;
+    *s->out_end = out;
+    s->out_end = &out->next;
+    if (first) { /* sent after this round, when its caller is done with it */
+        ldr_loop_post(&s->home->loop, &s->flush);
+    }
+}
+
+/* Sends a frame at once if nothing is before it; otherwise gives what is left
+ * of it, to be queued. */
+ldr_out_t *ldr_session_out(ldr_session_t *s, bool by_ring, const uint8_t *frame,
+                           size_t bytes)
+{
+    size_t sent = 0;
+
+    if (by_ring) {
+        struct iovec piece = {(void *)(uintptr_t)frame, bytes};
+
+        if (!s->stalled && ldr_ring_write(&s->ring.out, &piece, 1)) {
+            if (ldr_ring_must_wake(&s->ring.out)) {
+                ldr_ring_futex_wake(&s->ring.out);
+            }
+            return NULL;
+        }
+    } else if (s->out_head == NULL && s->state != LDR_SESSION_CLOSED &&
+               s->state != LDR_SESSION_QUARANTINE) {
+        struct iovec piece = {(void *)(uintptr_t)frame, bytes};
+        ssize_t n = ldr_stream_write(&s->stream, &piece, 1);
+
+        /* A failure shows again when the rest is sent. */
+        sent = n > 0 ? (size_t)n : 0;
+        if (sent == bytes && !s->doomed) {
+            return NULL;
+        }
+    }
+    ldr_out_t *out = ldr_alloc(sizeof(*out));
+    if (out != NULL) {
+        out->head_bytes = out->left = bytes - sent;
+        out->head = ldr_alloc(bytes - sent);
+    }
+    if (out == NULL || out->head == NULL) {
+        ldr_free(out);
+        s->doomed = true; /* a reply is lost: the session cannot go on */
+        ldr_loop_post(&s->home->loop, &s->flush);
+        return NULL;
+    }
+    memcpy(out->head, frame + sent, bytes - sent);
+    return out;
+}
+
+/* ---- in ---- */
+
+/* Reads ahead. */
+static ssize_t fill(ldr_session_t *s)
+{
+    struct iovec iov = {s->buffer, LDR_IN_BYTES};
+    ssize_t n = ldr_stream_read(&s->stream, &iov, 1);
+
+    if (n > 0) {
+        s->buffer_at = 0;
+        s->buffer_have = (uint32_t)n;
+    }
+    return n;
+}
+
+/* Up to so many bytes: from what was read ahead, or the socket. */
+static ssize_t take(ldr_session_t *s, void *to, size_t want)
+{
+    uint32_t ahead = s->buffer_have - s->buffer_at;
+
+    if (ahead == 0 && want < LDR_IN_BYTES) {
+        ssize_t n = fill(s);
+
+        if (n <= 0) {
+            return n;
+        }
+        ahead = (uint32_t)n;
+    }
+    if (ahead > 0) {
+        size_t n = want < ahead ? want : ahead;
+
+        memcpy(to, s->buffer + s->buffer_at, n);
+        s->buffer_at += (uint32_t)n;
+        return (ssize_t)n;
+    }
+    struct iovec iov = {to, want};
+    return ldr_stream_read(&s->stream, &iov, 1);
+}
+
+/* Payload goes straight to where it belongs. */
+static ssize_t take_payload(ldr_session_t *s)
+{
+    struct iovec iov[PUT_IOV];
+    uint32_t ahead = s->buffer_have - s->buffer_at;
+    uint32_t n = ldr_put_iov(s->put, iov, PUT_IOV);
+    ssize_t got = 0;
+
+    if (n == 0) {
+        return 0;
+    }
+    if (ahead > 0) {
+        for (uint32_t i = 0; i < n && ahead > 0; i++) {
+            size_t some = ldr_min64(iov[i].iov_len, ahead);
+
+            memcpy(iov[i].iov_base, s->buffer + s->buffer_at, some);
+            s->buffer_at += (uint32_t)some;
+            ahead -= (uint32_t)some;
+            got += (ssize_t)some;
+        }
+    } else {
+        got = ldr_stream_read(&s->stream, iov, n);
+    }
+    if (got > 0) {
+        ldr_put_got(s->put, (size_t)got);
+    }
+    return got;
+}
+
+static const char *verdict_text(ldr_frame_verdict_t v)
+{
+    return v == LDR_FRAME_NOT_LARDER  ? "it does not speak Larder's protocol"
+           : v == LDR_FRAME_TOO_LARGE ? "a frame that is too large"
+                                      : "a malformed frame";
+}
+
+/* The head of a frame is there. False: the session ended. */
+static bool frame_head(ldr_session_t *s)
+{
+    ldr_request_t *r = s->in;
+    uint32_t max =
+        s->state == LDR_SESSION_OPEN ? LDR_BODY_MAX : LDR_BODY_HELLO_MAX;
+    ldr_frame_verdict_t v = ldr_frame_get(r->bytes, max, &r->frame);
+
+    if (v != LDR_FRAME_OK ||
+        (s->state != LDR_SESSION_OPEN && r->frame.payload != 0)) {
+        s->in = NULL;
+        ldr_request_bad(r,
+                        v == LDR_FRAME_NOT_LARDER ? LDR_REFUSAL_NOT_LARDER
+                                                  : LDR_REFUSAL_MALFORMED,
+                        verdict_text(v));
+        return false;
+    }
+    s->in_headed = true;
+    if (!ldr_request_room(r, LDR_FRAME_BYTES + r->frame.body)) {
+        s->in = NULL;
+        ldr_request_bad(r, LDR_REFUSAL_MEMORY, "not enough memory");
+        return false;
+    }
+    return true;
+}
+
+/* Bytes read, or a negative errno; the session may have ended. */
+static ssize_t take_frame(ldr_session_t *s)
+{
+    if (s->in == NULL) {
+        /* An idle session has no request: first there must be bytes. */
+        ssize_t n = s->buffer_at < s->buffer_have ? 1 : fill(s);
+
+        if (n <= 0) {
+            return n;
+        }
+        s->in = ldr_request_new(s);
+        s->in_have = 0;
+        s->in_headed = false;
+        if (s->in == NULL || !ldr_request_room(s->in, LDR_FRAME_BYTES)) {
+            return -ENOMEM;
+        }
+    }
+    ldr_request_t *r = s->in;
+    size_t want =
+        s->in_headed ? LDR_FRAME_BYTES + r->frame.body : LDR_FRAME_BYTES;
+    ssize_t n = 0;
+    if (s->in_have < want) {
+        n = take(s, r->bytes + s->in_have, want - s->in_have);
+        if (n <= 0) {
+            return n;
+        }
+        s->in_have += (size_t)n;
+    }
+    if (s->in_have == LDR_FRAME_BYTES && !s->in_headed && !frame_head(s)) {
+        return n;
+    }
+    if (s->in_headed && s->in_have == LDR_FRAME_BYTES + r->frame.body) {
+        s->in = NULL;
+        r->begin_ns = ldr_server_now();
+        if (!ldr_frame_check(r->bytes, &r->frame)) {
+            ldr_request_bad(r, LDR_REFUSAL_MALFORMED,
+                            "a frame whose checksum is wrong");
+        } else {
+            ldr_request_begin(r);
+        }
+    }
+    return n > 0 ? n : 1;
+}
+
+static bool handshake(ldr_session_t *s)
+{
+    int error = ldr_stream_handshake(&s->stream);
+
+    if (error == -EAGAIN) {
+        rewatch(s);
+        return false;
+    }
+    if (error < 0) {
+        ldr_metrics_auth_fail(s->server->metrics, LDR_AUTH_FAIL_TLS);
+        ldr_session_end(s, ldr_fail_text());
+        return false;
+    }
+    s->shaken = true;
+    return true;
+}
+
+void ldr_session_read(ldr_session_t *s)
+{
+    size_t budget = READ_BUDGET;
+
+    if (!s->shaken && !handshake(s)) {
+        return;
+    }
+    while (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
+        if (s->doomed || s->requests >= LDR_SESSION_REQUESTS ||
+            s->out_bytes >= s->server->config->options.window) {
+            break; /* it goes on when replies have gone out */
+        }
+        if (budget == 0) {
+            ldr_loop_post(&s->home->loop, &s->again);
+            break;
+        }
+        ssize_t n = s->put != NULL ? take_payload(s) : take_frame(s);
+
+        if (n == -EAGAIN || n == 0) {
+            break;
+        }
+        if (n < 0) {
+            ldr_session_end(s, n == -EPIPE ? NULL : strerror((int)-n));
+            return;
+        }
+        budget -= ldr_min64(budget, (uint64_t)n);
+    }
+    if (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
+        rewatch(s);
+    }
+}
+
+void ldr_session_readable(ldr_watch_t *watch, uint32_t events)
+{
+    ldr_session_t *s = session_of(watch);
+
+    if ((events & EPOLLOUT) != 0 && s->shaken && !ldr_session_send(s)) {
+        return;
+    }
+    if ((events & (EPOLLIN | EPOLLOUT)) != 0) {
+        ldr_session_read(s);
+    } else if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
+        ldr_session_end(s, NULL);
+    }
+}

@@ -1,0 +1,486 @@
+#include "server/window.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/copy.h"
+#include "base/mem.h"
+#include "server/session.h"
+
+/* Touched by the session's loop only; job threads touch the bytes of pages
+ * that a request or a hold has. A window that a job still works on outlives
+ * its session: users counts the jobs and the session. */
+struct ldr_window {
+    ldr_extent_t extent;
+    uint32_t page_count, free_count, free_head;
+    uint32_t *next; /* per page */
+    unsigned users; /* atomic */
+};
+
+/* What a hold in a window is: its pages, and for a reservation the row that
+ * asked for it. */
+typedef struct strict {
+    ldr_window_t *window;
+    uint32_t page; /* first of its list */
+    uint32_t length;
+    uint32_t space, shards;
+    uint8_t row[LDR_SAVE_BYTES];
+} strict_t;
+
+/* ---- the window ---- */
+
+ldr_window_t *ldr_window_create(uint64_t bytes)
+{
+    ldr_window_t *w = ldr_alloc(sizeof(*w));
+
+    if (w == NULL) {
+        return NULL;
+    }
+    w->page_count = (uint32_t)(bytes / LDR_PAGE);
+    w->next = ldr_alloc(w->page_count * sizeof(*w->next));
+    w->users = 1;
+    if (w->next == NULL ||
+        !ldr_extent_create(&w->extent, (size_t)w->page_count * LDR_PAGE)) {
+        ldr_free(w->next);
+        ldr_free(w);
+        return NULL;
+    }
+    if (!ldr_extent_populate(&w->extent, 0, w->extent.bytes)) {
+        ldr_window_destroy(w);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < w->page_count; i++) {
+        w->next[i] = i + 1 < w->page_count ? i + 1 : LDR_NIL;
+    }
+    w->free_count = w->page_count;
+    return w;
+}
+
+void ldr_window_destroy(ldr_window_t *w)
+{
+    if (w != NULL && __atomic_sub_fetch(&w->users, 1, __ATOMIC_ACQ_REL) == 0) {
+        ldr_extent_destroy(&w->extent);
+        ldr_free(w->next);
+        ldr_free(w);
+    }
+}
+
+larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
+                                ldr_extent_view_t *view)
+{
+    if (want->extent != LDR_WINDOW_EXTENT || want->generation != 1) {
+        return ldr_fail(LARDER_E_STALE, "extent %u is not this session's",
+                        want->extent);
+    }
+    *view = (ldr_extent_view_t){
+        .fd = fcntl(w->extent.fd, F_DUPFD_CLOEXEC, 0),
+        .bytes = w->extent.bytes,
+        .ready_bytes = w->extent.bytes,
+    };
+    return view->fd >= 0 ? LARDER_OK
+                         : ldr_fail(LARDER_E_NO_MEMORY, "no descriptor left");
+}
+
+/* NULL: the window is full, or there is no memory. */
+static strict_t *pages_take(ldr_window_t *w, uint32_t length)
+{
+    uint32_t count = ldr_arena_pages(length);
+    strict_t *x = count <= w->free_count ? ldr_alloc(sizeof(*x)) : NULL;
+
+    if (x == NULL) {
+        return NULL;
+    }
+    uint32_t last = w->free_head;
+    for (uint32_t i = 1; i < count; i++) {
+        last = w->next[last];
+    }
+    x->window = w;
+    x->page = w->free_head;
+    x->length = length;
+    w->free_head = w->next[last];
+    w->next[last] = LDR_NIL;
+    w->free_count -= count;
+    return x;
+}
+
+static void pages_give(strict_t *x)
+{
+    ldr_window_t *w = x->window;
+    uint32_t count = 1, last = x->page;
+
+    while (w->next[last] != LDR_NIL) {
+        last = w->next[last];
+        count++;
+    }
+    w->next[last] = w->free_head;
+    w->free_head = x->page;
+    w->free_count += count;
+    ldr_free(x);
+}
+
+void ldr_window_give(ldr_window_t *w, ldr_hold_t *hold)
+{
+    (void)w;
+    pages_give(hold->strict);
+    hold->strict = NULL;
+}
+
+uint32_t ldr_window_segs(ldr_session_t *s, uint64_t lease, ldr_seg_t *segs,
+                         uint32_t max)
+{
+    ldr_hold_t *hold = ldr_hold_find(s, lease, LDR_HOLD_LEASE);
+    uint32_t n = 0, end = LDR_NIL;
+
+    if (hold == NULL) {
+        hold = ldr_hold_find(s, lease, LDR_HOLD_RESERVE);
+    }
+    if (hold == NULL) {
+        return 0;
+    }
+    const strict_t *x = hold->strict;
+    uint32_t left = x->length;
+    for (uint32_t p = x->page; left > 0; p = x->window->next[p]) {
+        uint32_t take = left < LDR_PAGE ? left : LDR_PAGE;
+
+        if (p != end) {
+            n++;
+            if (n <= max) {
+                segs[n - 1] = (ldr_seg_t){LDR_WINDOW_EXTENT, 1, p, 0};
+            }
+        }
+        if (n <= max) {
+            segs[n - 1].bytes += take;
+        }
+        end = p + 1;
+        left -= take;
+    }
+    return n;
+}
+
+/* Copies between the window's pages and pieces of the arena; gives the
+ * checksum of what was copied. */
+static uint32_t copy(const strict_t *x, const struct iovec *iov, bool out)
+{
+    uint32_t page = x->page, crc = 0;
+    size_t left = x->length, at = 0;
+
+    while (left > 0) {
+        uint8_t *mine = x->window->extent.base + (size_t)page * LDR_PAGE;
+        size_t page_left = left < LDR_PAGE ? left : LDR_PAGE;
+
+        for (size_t done = 0; done < page_left;) {
+            uint8_t *theirs = (uint8_t *)iov->iov_base + at;
+            size_t some = ldr_min64(page_left - done, iov->iov_len - at);
+
+            crc = out ? ldr_copy_crc32c(crc, mine + done, theirs, some)
+                      : ldr_copy_crc32c(crc, theirs, mine + done, some);
+            done += some;
+            at += some;
+            if (at == iov->iov_len) {
+                iov++;
+                at = 0;
+            }
+        }
+        left -= page_left;
+        page = x->window->next[page];
+    }
+    return crc;
+}
+
+/* ---- what a request has of the window while a job works on it ---- */
+
+static bool works_begin(ldr_request_t *r, void (*run)(ldr_request_t *r),
+                        void (*finish)(ldr_request_t *r))
+{
+    ldr_window_t *w = r->session->window;
+
+    __atomic_add_fetch(&w->users, 1, __ATOMIC_RELAXED);
+    r->window = w;
+    r->job = run;
+    r->finish = finish;
+    if (ldr_job(r)) {
+        return true;
+    }
+    r->job = NULL;
+    r->window = NULL;
+    ldr_window_destroy(w);
+    return false;
+}
+
+static void works_end(ldr_request_t *r)
+{
+    ldr_window_destroy(r->window);
+    r->window = NULL;
+}
+
+void ldr_window_forget(ldr_request_t *r)
+{
+    ldr_node_t *node = r->home->server->node;
+
+    if (r->window == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < r->count; i++) {
+        if (r->frame.opcode == LDR_OP_LEASE && r->shard_of[i] != LDR_NIL) {
+            ldr_node_release(node, r->loads[i].chunk);
+        }
+        if (r->works[i] != NULL) {
+            pages_give(r->works[i]);
+        }
+    }
+    works_end(r);
+}
+
+/* ---- LEASE ---- */
+
+static void job_lease(ldr_request_t *r)
+{
+    ldr_node_t *node = r->home->server->node;
+    struct iovec iov[LDR_READ_IOV];
+
+    for (uint32_t i = 0; i < r->count; i++) {
+        strict_t *x = r->works[i];
+
+        if (x == NULL) {
+            continue;
+        }
+        ldr_node_iov(node, r->shard_of[i], iov, LDR_READ_IOV);
+        if (copy(x, iov, true) != r->results[i].crc) {
+            /* Found wrong: dropped as a load would. */
+            ldr_load_check(node, &r->loads[i]);
+            r->results[i] = (ldr_result_row_t){.status = LARDER_MISS,
+                                               .cause = LARDER_CAUSE_CORRUPT};
+        } else {
+            r->results[i].flags = LDR_RESULT_CHECKED;
+        }
+    }
+}
+
+/* A lease in the window holds nothing of the arena. */
+static void finish_lease(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_node_t *node = s->server->node;
+
+    for (uint32_t i = 0; i < r->count; i++) {
+        strict_t *x = r->works[i];
+        ldr_hold_t hold = {.kind = LDR_HOLD_LEASE, .strict = x};
+
+        if (r->shard_of[i] != LDR_NIL) {
+            ldr_node_release(node, r->loads[i].chunk);
+        }
+        if (x == NULL) {
+            continue;
+        }
+        r->works[i] = NULL;
+        r->results[i].lease = r->results[i].status == LARDER_OK
+                                  ? ldr_hold_add(s, &hold)
+                                  : UINT64_MAX;
+        if (r->results[i].lease == UINT64_MAX) {
+            pages_give(x);
+            if (r->results[i].status == LARDER_OK) {
+                r->results[i] = (ldr_result_row_t){.status = LARDER_PENDING};
+            }
+            continue;
+        }
+        r->bytes_out += x->length;
+    }
+    works_end(r);
+    ldr_guest_moved(r->guest, r->bytes_out);
+    ldr_reply_results(r, true, false);
+}
+
+void ldr_window_lease(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_node_t *node = s->server->node;
+    bool some = false;
+
+    for (uint32_t i = 0; i < r->count; i++) {
+        r->works[i] = NULL;
+        if (r->shard_of[i] == LDR_NIL) {
+            continue;
+        }
+        r->works[i] = pages_take(s->window, (uint32_t)r->results[i].length);
+        if (r->works[i] == NULL) {
+            ldr_node_release(node, r->loads[i].chunk);
+            r->shard_of[i] = LDR_NIL;
+            bool later = some || s->hold_count > 0;
+            r->results[i] = (ldr_result_row_t){
+                .status = later ? LARDER_PENDING : LARDER_E_LIMIT};
+        }
+        some |= r->works[i] != NULL;
+    }
+    if (!some) {
+        ldr_reply_results(r, false, false);
+        return;
+    }
+    if (!works_begin(r, job_lease, finish_lease)) {
+        for (uint32_t i = 0; i < r->count; i++) {
+            if (r->works[i] != NULL) {
+                ldr_node_release(node, r->loads[i].chunk);
+                pages_give(r->works[i]);
+                r->works[i] = NULL;
+            }
+        }
+        ldr_reply_fail(
+            r, ldr_fail(LARDER_E_BUSY, "too many requests wait for disks"));
+    }
+}
+
+/* ---- RESERVE and COMMIT ---- */
+
+void ldr_window_reserve(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_node_t *node = s->server->node;
+
+    for (uint32_t i = 0; i < r->count; i++) {
+        const uint8_t *at = r->rows + (size_t)i * LDR_SAVE_BYTES;
+        ldr_save_row_t row;
+
+        if (!ldr_save_item(r, i, &row)) {
+            r->results[i].status = LARDER_E_INVALID;
+        } else if (row.length == 0 || row.length > LARDER_VALUE_MAX) {
+            r->results[i].status = LARDER_E_SIZE;
+        } else {
+            ldr_target_t target = {r->space, r->shards, &r->items[i]};
+
+            ldr_node_exists(node, &target);
+            if (r->items[i].status == LARDER_OK) {
+                r->results[i].status = LARDER_PRESENT;
+            }
+        }
+        if (r->results[i].status != LARDER_OK) {
+            ldr_node_count_save(node, r->space, r->results[i].status);
+            continue;
+        }
+        strict_t *x = pages_take(s->window, (uint32_t)row.length);
+        ldr_hold_t hold = {
+            .kind = LDR_HOLD_RESERVE,
+            .space = r->space,
+            .length = (uint32_t)row.length,
+            .begin_ns = r->begin_ns,
+            .strict = x,
+        };
+        r->results[i].length = row.length;
+        r->results[i].lease = x != NULL ? ldr_hold_add(s, &hold) : UINT64_MAX;
+        if (r->results[i].lease == UINT64_MAX) {
+            bool later = s->hold_count > 0;
+
+            if (x != NULL) {
+                pages_give(x);
+            }
+            r->results[i] = (ldr_result_row_t){.status = later ? LARDER_PENDING
+                                                               : LARDER_E_FULL};
+            continue;
+        }
+        x->space = r->space;
+        x->shards = r->shards;
+        memcpy(x->row, at, LDR_SAVE_BYTES);
+        r->bytes_in += row.length;
+    }
+    ldr_guest_moved(r->guest, r->bytes_in);
+    ldr_reply_results(r, true, false);
+}
+
+/* From the window into the arena, if it is what the client says it is. */
+static larder_status_t bring_in(ldr_request_t *r, strict_t *x, uint32_t crc)
+{
+    ldr_node_t *node = r->home->server->node;
+    struct iovec iov[LDR_READ_IOV];
+    larder_item_t item = {.key = (const larder_key_t *)x->row};
+    ldr_target_t target = {x->space, x->shards, &item};
+    ldr_save_row_t row;
+    uint32_t shard;
+
+    if (!ldr_get_save(x->row, &row)) {
+        return LARDER_E_INVALID;
+    }
+    item.parent = row.has_parent
+                      ? (const larder_key_t *)(x->row + LARDER_KEY_BYTES)
+                      : NULL;
+    item.depth = row.depth;
+    item.group = row.group;
+    item.shard = row.shard;
+    item.flags = row.flags;
+    item.ttl_ms = row.ttl_ms;
+    larder_status_t st = ldr_node_reserve(node, &target, x->length, &shard);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    ldr_node_iov(node, shard, iov, LDR_READ_IOV);
+    uint64_t begin_ns = ldr_server_now();
+    if (copy(x, iov, false) != crc) {
+        ldr_node_abort(node, shard);
+        ldr_metrics_event(r->home->server->metrics, LDR_EVENT_CHECKSUM_MISMATCH,
+                          1);
+        return LARDER_E_CORRUPT;
+    }
+    return ldr_node_commit(node, shard, crc, ldr_server_now() - begin_ns);
+}
+
+static void job_commit(ldr_request_t *r)
+{
+    for (uint32_t i = 0; i < r->count; i++) {
+        if (r->works[i] != NULL) {
+            strict_t *x = r->works[i];
+
+            r->results[i].status = bring_in(r, x, r->results[i].crc);
+            ldr_node_count_save(r->home->server->node, x->space,
+                                r->results[i].status);
+        }
+    }
+}
+
+static void finish_commit(ldr_request_t *r)
+{
+    for (uint32_t i = 0; i < r->count; i++) {
+        if (r->works[i] != NULL) {
+            pages_give(r->works[i]);
+            r->works[i] = NULL;
+        }
+    }
+    works_end(r);
+    ldr_reply_results(r, false, false);
+}
+
+void ldr_window_commit(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    bool some = false;
+
+    for (uint32_t i = 0; i < r->count; i++) {
+        ldr_end_row_t row;
+        ldr_hold_t *hold = NULL;
+
+        r->works[i] = NULL;
+        if (ldr_get_end(r->rows + (size_t)i * LDR_END_BYTES, &row)) {
+            hold = ldr_hold_find(s, row.lease, LDR_HOLD_RESERVE);
+        }
+        if (hold == NULL) {
+            r->results[i].status = LARDER_E_INVALID;
+        } else if (row.how == LDR_END_ABORT) {
+            ldr_hold_give(s, hold);
+        } else {
+            r->works[i] = hold->strict; /* the request's from here on */
+            r->results[i].crc = row.crc;
+            ldr_hold_remove(s, hold);
+            some = true;
+        }
+    }
+    if (!some) {
+        ldr_reply_results(r, false, false);
+    } else if (!works_begin(r, job_commit, finish_commit)) {
+        for (uint32_t i = 0; i < r->count; i++) {
+            if (r->works[i] != NULL) {
+                pages_give(r->works[i]);
+                r->works[i] = NULL;
+                r->results[i].status = LARDER_E_BUSY;
+            }
+        }
+        ldr_reply_results(r, false, false);
+    }
+}

@@ -1,0 +1,41 @@
+/*
+ * isolation=strict: a session gets a window of its own instead of the arena.
+ * The daemon copies between the two, checking as it goes, so that not even
+ * engines of one tenant can reach each other's bytes. What lies in the window
+ * is hostile: it may change while it is read, and then fails its checksum.
+ *
+ * The copies are made in job threads.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "larder/larder.h"
+#include "node/node.h"
+#include "wire/wire.h"
+
+#define LDR_WINDOW_EXTENT 0x80000000u /* as clients see it */
+
+typedef struct ldr_window ldr_window_t;
+struct ldr_session;
+struct ldr_request;
+struct ldr_hold;
+
+/* NULL: not enough memory. */
+ldr_window_t *ldr_window_create(uint64_t bytes);
+void ldr_window_destroy(ldr_window_t *w); /* NULL is fine */
+
+larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
+                                ldr_extent_view_t *view);
+uint32_t ldr_window_segs(struct ldr_session *s, uint64_t lease, ldr_seg_t *segs,
+                         uint32_t max);
+/* A hold's pages come back. */
+void ldr_window_give(ldr_window_t *w, struct ldr_hold *hold);
+
+/* What LEASE, RESERVE and COMMIT do: each answers its request. */
+void ldr_window_lease(struct ldr_request *r);
+void ldr_window_reserve(struct ldr_request *r);
+void ldr_window_commit(struct ldr_request *r);
+/* Its session ended while a job worked: gives back what it has. */
+void ldr_window_forget(struct ldr_request *r);
