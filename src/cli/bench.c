@@ -25,6 +25,15 @@ static const struct {
     {"evict", ldr_bench_evict, "evicting one entry"},
     {"reopen", ldr_bench_reopen, "opening a directory again"},
     {"index", ldr_bench_index, "memory of the index"},
+    {"shm-get", ldr_bench_shm_get, "loads through shared memory"},
+    {"shm-put", ldr_bench_shm_put, "saves through shared memory"},
+    {"shm-match", ldr_bench_shm_match, "matching in a daemon on this host"},
+    {"tcp-get", ldr_bench_tcp_get, "loads over TCP"},
+    {"tcp-put", ldr_bench_tcp_put, "saves over TCP"},
+    {"tcp-match", ldr_bench_tcp_match, "matching over TCP"},
+    {"tcp-small", ldr_bench_tcp_small, "loads of 4 KiB over TCP"},
+    {"tls-get", ldr_bench_tls_get, "loads over TCP with TLS"},
+    {"serve-idle", ldr_bench_idle, "a daemon with nothing to do"},
 };
 
 #define FIGURES (sizeof(figures) / sizeof(figures[0]))
@@ -32,21 +41,29 @@ static const struct {
 static void usage(FILE *to)
 {
     fprintf(to, "usage: larder bench [NAME...] [--size S] [--seconds N] "
-                "[--json] [--dir DIR]\n\n"
+                "[--clients N]\n"
+                "                    [--entries N] [--json] [--dir DIR] "
+                "[--list]\n\n"
                 "Measures this machine's limits and Larder in turns. Without a "
-                "NAME: all of\nthem, in about two minutes.\n\n");
+                "NAME: all of\nthem, in about three minutes. Those from "
+                "shm-get on start a daemon.\n\n");
     for (size_t i = 0; i < FIGURES; i++) {
-        fprintf(to, "  %-9s %s\n", figures[i].name, figures[i].text);
+        fprintf(to, "  %-10s %s\n", figures[i].name, figures[i].text);
     }
     fprintf(to, "\n"
                 "  --size S     values of S bytes (K, M) in place of 256K, 1M "
                 "and 4M\n"
                 "  --seconds N  time for each figure\n"
+                "  --clients N  one or two clients of a daemon; default: one, "
+                "and two for 1M\n"
+                "  --entries N  chunks that shm-match and tcp-match look "
+                "among; default 10000000\n"
                 "  --json       one line of JSON per figure\n"
                 "  --dir DIR    where the SSD figures make their files "
                 "(about 6 GiB,\n"
                 "               removed at the end); default $TMPDIR or "
-                "/var/tmp\n");
+                "/var/tmp\n"
+                "  --list       the names only\n");
 }
 
 /* ---- the report ---- */
@@ -56,6 +73,8 @@ static bool holds(const ldr_figure_t *f)
     switch (f->goal_kind) {
     case LDR_GOAL_RATIO:
         return f->limit > 0 && f->value / f->limit >= f->goal;
+    case LDR_GOAL_RATIO_MAX:
+        return f->limit > 0 && f->value / f->limit <= f->goal;
     case LDR_GOAL_MIN:
         return f->value >= f->goal;
     case LDR_GOAL_MAX:
@@ -79,9 +98,10 @@ static void report_json(const ldr_figure_t *f)
     }
     if (f->goal_kind != LDR_GOAL_NONE) {
         printf(",\"goal\":\"%s%g\",\"holds\":%s",
-               f->goal_kind == LDR_GOAL_RATIO ? "ratio>="
-               : f->goal_kind == LDR_GOAL_MIN ? "value>="
-                                              : "value<=",
+               f->goal_kind == LDR_GOAL_RATIO       ? "ratio>="
+               : f->goal_kind == LDR_GOAL_RATIO_MAX ? "ratio<="
+               : f->goal_kind == LDR_GOAL_MIN       ? "value>="
+                                                    : "value<=",
                f->goal, holds(f) ? "true" : "false");
     }
     printf("%s}\n", f->more != NULL ? f->more : "");
@@ -112,7 +132,7 @@ static void report_row(const ldr_figure_t *f)
 
     if (!titled) {
         titled = true;
-        printf("%-9s %-27s %9s %10s %-9s %8s %6s  %s\n", "figure", "variant",
+        printf("%-10s %-27s %9s %10s %-9s %8s %6s  %s\n", "figure", "variant",
                "of", "value", "unit", "limit", "ratio", "goal");
     }
     amount(f, at, sizeof(at));
@@ -122,10 +142,13 @@ static void report_row(const ldr_figure_t *f)
     }
     if (f->goal_kind != LDR_GOAL_NONE) {
         snprintf(goal, sizeof(goal), "%s %g%s",
-                 f->goal_kind == LDR_GOAL_MAX ? "<=" : ">=", f->goal,
-                 holds(f) ? "" : "  SHORT");
+                 f->goal_kind == LDR_GOAL_MAX ||
+                         f->goal_kind == LDR_GOAL_RATIO_MAX
+                     ? "<="
+                     : ">=",
+                 f->goal, holds(f) ? "" : "  SHORT");
     }
-    printf("%-9s %-27s %9s %10.4g %-9s %8s %6s  %s\n", f->name, f->variant, at,
+    printf("%-10s %-27s %9s %10.4g %-9s %8s %6s  %s\n", f->name, f->variant, at,
            f->value, f->unit, limit, ratio, goal);
 }
 
@@ -216,6 +239,12 @@ static bool parse(int argc, char **argv, ldr_bench_t *b, bool *chosen)
                  b->size <= 16 * LDR_MIB && b->size % 4096 == 0;
         } else if ((v = value_of("--seconds", argc, argv, &i)) != NULL) {
             ok = parse_seconds(v, &b->seconds);
+        } else if ((v = value_of("--clients", argc, argv, &i)) != NULL) {
+            ok = strcmp(v, "1") == 0 || strcmp(v, "2") == 0;
+            b->clients = ok ? (unsigned)(v[0] - '0') : 0;
+        } else if ((v = value_of("--entries", argc, argv, &i)) != NULL) {
+            ok = ldr_parse_uint(v, &b->entries) && b->entries >= 1000 &&
+                 b->entries <= 100000000;
         } else if ((v = value_of("--dir", argc, argv, &i)) != NULL) {
             ok = (size_t)snprintf(b->dir, sizeof(b->dir), "%s", v) <
                  sizeof(b->dir);
@@ -283,6 +312,12 @@ int ldr_cmd_bench(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             usage(stdout);
+            return LDR_EXIT_OK;
+        }
+        if (strcmp(argv[i], "--list") == 0) {
+            for (size_t k = 0; k < FIGURES; k++) {
+                printf("%s\n", figures[k].name);
+            }
             return LDR_EXIT_OK;
         }
     }

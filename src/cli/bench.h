@@ -9,11 +9,15 @@
  */
 #pragma once
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
+#include "base/mem.h"
 #include "larder/larder.h"
+#include "net/socket.h"
 
 #define LDR_MIB ((uint64_t)1 << 20)
 #define LDR_GIB ((uint64_t)1 << 30)
@@ -21,11 +25,13 @@
 
 typedef struct ldr_bench {
     bool json;
-    bool named;      /* the figure was asked for by name */
-    double seconds;  /* per figure; 0: as the figure sees fit */
-    uint64_t size;   /* of values; 0: the usual ones */
-    char dir[200];   /* where directories and files are made */
-    unsigned failed; /* figures that could not be taken */
+    bool named;       /* the figure was asked for by name */
+    double seconds;   /* per figure; 0: as the figure sees fit */
+    uint64_t size;    /* of values; 0: the usual ones */
+    unsigned clients; /* of the remote figures; 0: one, and two for 1 MiB */
+    uint64_t entries; /* that the remote matches look among; 0: 10 M */
+    char dir[200];    /* where directories and files are made */
+    unsigned failed;  /* figures that could not be taken */
 } ldr_bench_t;
 
 /* One line of the result. */
@@ -39,6 +45,7 @@ typedef struct ldr_figure {
     enum {
         LDR_GOAL_NONE,
         LDR_GOAL_RATIO, /* at least */
+        LDR_GOAL_RATIO_MAX,
         LDR_GOAL_MIN,
         LDR_GOAL_MAX
     } goal_kind;
@@ -58,7 +65,7 @@ void ldr_bench_progress(const ldr_bench_t *b, const char *name,
 
 double ldr_bench_now(void); /* seconds */
 
-#define LDR_SAMPLES_MAX 1024u
+#define LDR_SAMPLES_MAX 4096u
 
 typedef struct ldr_samples {
     double value[LDR_SAMPLES_MAX];
@@ -91,6 +98,16 @@ bool ldr_pool_verify(uint8_t *written, const uint8_t *expected, uint64_t bytes);
 /* Drives everything else out of the caches. */
 void ldr_bench_cool(uint8_t *pool, uint64_t bytes);
 
+/* ---- threads ---- */
+
+#define LDR_TOGETHER_MAX 8u
+
+/* Runs fn once for each of `count` arguments (at args, args + arg_bytes...),
+ * the first in the calling thread, all from the same moment on. Gives the
+ * seconds until the last has ended; 0: one gave false, or could not start. */
+double ldr_bench_together(unsigned count, bool (*fn)(void *arg), void *args,
+                          size_t arg_bytes);
+
 /* ---- items ---- */
 
 /* The n-th key of all. */
@@ -111,9 +128,12 @@ bool ldr_set_create(ldr_set_t *set, uint8_t *pool, uint64_t bytes,
 void ldr_set_destroy(ldr_set_t *set);
 /* Names them by the keys from first on. */
 void ldr_set_name(ldr_set_t *set, uint64_t first);
-/* Carries the operation out batch by batch. False: not all were LARDER_OK. */
+/* Carries the operation out batch by batch, or `each` items a call. False: not
+ * all were LARDER_OK. */
 bool ldr_set_run(ldr_set_t *set, larder_space_t *space, larder_op_t op,
                  size_t begin, size_t end);
+bool ldr_set_run_by(ldr_set_t *set, larder_space_t *space, larder_op_t op,
+                    size_t begin, size_t end, size_t each);
 
 /* ---- a node ---- */
 
@@ -121,6 +141,8 @@ typedef struct ldr_bench_node {
     larder_t *lar;
     larder_space_t *space;
 } ldr_bench_node_t;
+
+#define LDR_BENCH_SPACE "larder bench"
 
 /* Opens it and waits until all of its arena is resident. */
 bool ldr_bench_open(ldr_bench_node_t *n, const char *url);
@@ -151,6 +173,111 @@ bool ldr_raw_create(const char *path, uint64_t bytes);
  * cannot be done here. */
 double ldr_raw_pass(const ldr_raw_t *raw);
 
+/* ---- plain copies (bench_copy.c) ---- */
+
+#define LDR_COPIES_MAX 8u
+
+/* Between the caller's memory and memory of the arena's kind, a memfd on huge
+ * pages. */
+typedef struct ldr_copying {
+    bool get;         /* out of the arena's memory, or into it */
+    unsigned threads; /* each copies its part */
+    uint64_t bytes;   /* of each of these */
+    uint8_t *pool;    /* the caller's */
+    uint8_t *anonymous;
+    ldr_extent_t extent;
+} ldr_copying_t;
+
+typedef struct ldr_copies {
+    ldr_samples_t memfd[LDR_COPIES_MAX], anonymous[LDR_COPIES_MAX]; /* GB/s */
+    unsigned count; /* the first is memcpy */
+} ldr_copies_t;
+
+/* Makes all but the pool, which the caller has made. */
+bool ldr_copying_create(ldr_copying_t *c);
+void ldr_copying_destroy(ldr_copying_t *c);
+/* All of the pool in pieces of this size, once with each way to copy. */
+void ldr_copies_round(const ldr_copying_t *c, ldr_copies_t *l, uint64_t size);
+/* The best of them, in GB/s; its name in *name_p. */
+double ldr_copies_best(ldr_copies_t *l, bool anonymous, const char **name_p);
+
+/* ---- bare streams over loopback (bench_stream.c) ---- */
+
+#define LDR_STREAMS_MAX 2u
+
+/* Connected pairs of sockets with cubic; with TLS, its certificate. */
+typedef struct ldr_streams {
+    unsigned count;
+    ldr_stream_t from[LDR_STREAMS_MAX], to[LDR_STREAMS_MAX];
+    ldr_tls_t *server, *client; /* NULL: plain */
+} ldr_streams_t;
+
+bool ldr_streams_open(ldr_streams_t *s, unsigned count, const char *cert,
+                      const char *key);
+void ldr_streams_close(ldr_streams_t *s);
+/* Moves all of a pool, each stream its part, in pieces of this size, by a
+ * thread at each end. Seconds; 0: it failed. */
+double ldr_streams_pass(ldr_streams_t *s, uint8_t *to, const uint8_t *from,
+                        uint64_t bytes, uint64_t size);
+
+/* A thread at the other end of a plain stream that answers each `ask` bytes
+ * with `head` bytes and `size` from the next part of a pool. */
+typedef struct ldr_echo {
+    ldr_streams_t streams;
+    uint8_t *pool;
+    uint64_t bytes, size;
+    size_t ask, head;
+    pthread_t thread;
+    bool started;
+} ldr_echo_t;
+
+bool ldr_echo_open(ldr_echo_t *e); /* the lengths and the pool are set */
+void ldr_echo_close(ldr_echo_t *e);
+/* Asks once; the answer's `size` bytes go to `to`. Seconds; 0: it failed. */
+double ldr_echo_ask(ldr_echo_t *e, uint8_t *to);
+
+/* ---- a daemon (bench_daemon.c) ---- */
+
+typedef struct ldr_daemon {
+    pid_t pid; /* 0: none */
+    char dir[240];
+    char local[320]; /* URLs */
+    char tcp[80];
+    char cert[280], key[280]; /* PEM files, if it has TLS */
+} ldr_daemon_t;
+
+typedef struct ldr_daemon_params {
+    const char *name; /* of its directory, unique among those that run */
+    uint64_t dram;
+    bool tls;
+    const char *ssd_dir; /* NULL: none */
+    uint64_t ssd;
+} ldr_daemon_params_t;
+
+/* Starts this very program as `larder serve` in a directory of its own, with a
+ * Unix socket and a port on loopback, and waits until it takes connections. It
+ * ends with this process, however that ends. False: said why. */
+bool ldr_daemon_start(ldr_daemon_t *d, ldr_bench_t *b,
+                      const ldr_daemon_params_t *params);
+void ldr_daemon_stop(ldr_daemon_t *d);
+/* Seconds of CPU that a process has used, and how often its threads ran. */
+double ldr_bench_cpu(pid_t pid);
+uint64_t ldr_bench_runs(pid_t pid);
+
+/* A key and a certificate for localhost, signed with itself. */
+bool ldr_bench_certificate(const char *cert, const char *key);
+
+/* ---- a directory that knows many chunks (bench_known.c) ---- */
+
+#define LDR_KNOWN_CHAIN 1000u /* chunks of one chain */
+
+/* Makes a directory whose tables list `entries` chunks of 1 MiB in the space of
+ * ldr_bench_open(), with nothing behind them: for lookups only. Chunk n is
+ * number n % LDR_KNOWN_CHAIN of its chain and has the key n. */
+bool ldr_known_create(const char *dir, uint64_t entries);
+/* The option ssd of whoever opens it. */
+uint64_t ldr_known_ssd(uint64_t entries);
+
 /* ---- the figures ---- */
 
 bool ldr_bench_dram_get(ldr_bench_t *b);
@@ -162,3 +289,12 @@ bool ldr_bench_hash(ldr_bench_t *b);
 bool ldr_bench_evict(ldr_bench_t *b);
 bool ldr_bench_reopen(ldr_bench_t *b);
 bool ldr_bench_index(ldr_bench_t *b);
+bool ldr_bench_shm_get(ldr_bench_t *b);
+bool ldr_bench_shm_put(ldr_bench_t *b);
+bool ldr_bench_tcp_get(ldr_bench_t *b);
+bool ldr_bench_tcp_put(ldr_bench_t *b);
+bool ldr_bench_tls_get(ldr_bench_t *b);
+bool ldr_bench_shm_match(ldr_bench_t *b);
+bool ldr_bench_tcp_match(ldr_bench_t *b);
+bool ldr_bench_tcp_small(ldr_bench_t *b);
+bool ldr_bench_idle(ldr_bench_t *b);

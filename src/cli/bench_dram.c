@@ -1,21 +1,17 @@
 /*
- * dram-get, dram-put: the DRAM tier against the best single-thread copy.
+ * dram-get, dram-put: the DRAM tier against the best copy by one thread; for
+ * two threads, by two.
  *
  * The limit copies the same pool to or from memory of the arena's kind (a
  * memfd on huge pages), with memcpy and with each of Larder's own copies, and
  * takes the best of them. The same against plain anonymous memory goes into
  * the JSON as limit_anonymous.
  */
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/copy.h"
-#include "base/mem.h"
-#include "base/thread.h"
 #include "cli/bench.h"
 
-#define COPIES_MAX 8u
 #define THREADS_MAX 2u
 #define ROUNDS_MIN 5u
 #define SECONDS 1.0
@@ -28,8 +24,7 @@ typedef struct dram {
     uint64_t bytes; /* of each pool */
     uint8_t *pool;  /* the caller's memory */
     uint8_t *other; /* get: what the pool must become; put: what was put */
-    uint8_t *anonymous;
-    ldr_extent_t extent; /* like the arena */
+    ldr_copying_t copying;
 } dram_t;
 
 static const uint64_t sizes[] = {256 << 10, 1 << 20, 4 << 20};
@@ -39,15 +34,11 @@ static bool create(dram_t *d)
     d->bytes = ldr_bench_pool_bytes();
     d->pool = ldr_pool_create(d->bytes);
     d->other = ldr_pool_create(d->bytes);
-    d->anonymous = ldr_pool_create(d->bytes);
-    if (d->pool == NULL || d->other == NULL || d->anonymous == NULL ||
-        !ldr_extent_create(&d->extent, d->bytes)) {
+    d->copying = (ldr_copying_t){
+        .get = d->get, .threads = 1, .bytes = d->bytes, .pool = d->pool};
+    if (d->pool == NULL || d->other == NULL ||
+        !ldr_copying_create(&d->copying)) {
         return false;
-    }
-    for (uint64_t i = 0; i < d->bytes; i += 2 * LDR_MIB) {
-        if (!ldr_extent_populate(&d->extent, i, 2 * LDR_MIB)) {
-            return false;
-        }
     }
     ldr_pool_random(d->pool, d->bytes, 1);
     ldr_pool_random(d->other, d->bytes, 2);
@@ -58,69 +49,7 @@ static void destroy(dram_t *d)
 {
     ldr_pool_destroy(d->pool, d->bytes);
     ldr_pool_destroy(d->other, d->bytes);
-    ldr_pool_destroy(d->anonymous, d->bytes);
-    ldr_extent_destroy(&d->extent);
-}
-
-/* ---- the limit ---- */
-
-typedef struct limits {
-    ldr_samples_t memfd[COPIES_MAX], anonymous[COPIES_MAX];
-    unsigned copies; /* the first is memcpy */
-} limits_t;
-
-static double copy_pass(const dram_t *d, unsigned copy, uint8_t *store,
-                        uint64_t size)
-{
-    double begin = ldr_bench_now();
-
-    for (uint64_t at = 0; at + size <= d->bytes; at += size) {
-        uint8_t *to = (d->get ? d->pool : store) + at;
-        const uint8_t *from = (d->get ? store : d->pool) + at;
-
-        if (copy == 0) {
-            memcpy(to, from, size);
-        } else {
-            ldr_copy(to, from, size);
-        }
-    }
-    return ldr_bench_now() - begin;
-}
-
-static void limit_round(const dram_t *d, limits_t *l, uint64_t size)
-{
-    double gb = (double)(d->bytes / size * size) * 1e-9;
-
-    l->copies = 1;
-    for (unsigned i = 0; i < l->copies && i < COPIES_MAX; i++) {
-        if (i > 0) {
-            ldr_copy_select(i - 1);
-        } else {
-            while (ldr_copy_variant_at(l->copies - 1) != NULL) {
-                l->copies++;
-            }
-        }
-        ldr_samples_add(&l->memfd[i],
-                        gb / copy_pass(d, i, d->extent.base, size));
-        ldr_samples_add(&l->anonymous[i],
-                        gb / copy_pass(d, i, d->anonymous, size));
-    }
-    ldr_copy_select(0);
-}
-
-static double best(ldr_samples_t *s, unsigned count, unsigned *which_p)
-{
-    double most = 0;
-
-    for (unsigned i = 0; i < count; i++) {
-        double v = ldr_samples_median(&s[i]);
-
-        if (v > most) {
-            most = v;
-            *which_p = i;
-        }
-    }
-    return most;
+    ldr_copying_destroy(&d->copying);
 }
 
 /* ---- Larder ---- */
@@ -131,25 +60,20 @@ typedef struct part {
     larder_space_t *space;
     larder_op_t op;
     size_t begin, end;
-    bool ok;
 } part_t;
 
-static void *part_main(void *arg)
+static bool part_run(void *arg)
 {
-    part_t *p = arg;
+    const part_t *p = arg;
 
-    p->ok = ldr_set_run(p->set, p->space, p->op, p->begin, p->end);
-    return NULL;
+    return ldr_set_run(p->set, p->space, p->op, p->begin, p->end);
 }
 
-/* The set once, by the threads together. */
-static bool pass(const dram_t *d, ldr_bench_node_t *n, ldr_set_t *set)
+/* The set once, by the threads together; seconds, or 0. */
+static double pass(const dram_t *d, ldr_bench_node_t *n, ldr_set_t *set)
 {
     part_t parts[THREADS_MAX];
-    pthread_t threads[THREADS_MAX];
-    bool started[THREADS_MAX];
     size_t each = set->count / d->threads;
-    bool ok = true;
 
     for (unsigned i = 0; i < d->threads; i++) {
         parts[i] =
@@ -158,17 +82,8 @@ static bool pass(const dram_t *d, ldr_bench_node_t *n, ldr_set_t *set)
                      .op = d->get ? LARDER_OP_GET : LARDER_OP_PUT,
                      .begin = i * each,
                      .end = i + 1 < d->threads ? (i + 1) * each : set->count};
-        started[i] = i > 0 && ldr_thread_start(&threads[i], "bench-part",
-                                               part_main, &parts[i]);
     }
-    part_main(&parts[0]);
-    for (unsigned i = 0; i < d->threads; i++) {
-        if (started[i]) {
-            pthread_join(threads[i], NULL);
-        }
-        ok &= parts[i].ok; /* false of one that was not started */
-    }
-    return ok;
+    return ldr_bench_together(d->threads, part_run, parts, sizeof(parts[0]));
 }
 
 /* All of the pool once; seconds, or 0 with the reason in *why_p. */
@@ -176,11 +91,9 @@ static double round_get(dram_t *d, ldr_bench_node_t *n, ldr_set_t *set,
                         const char **why_p)
 {
     uint64_t bytes = set->count * set->size;
-    double begin = ldr_bench_now();
-    bool ok = pass(d, n, set);
-    double seconds = ldr_bench_now() - begin;
+    double seconds = pass(d, n, set);
 
-    if (!ok) {
+    if (seconds == 0) {
         *why_p = "a get missed";
         return 0;
     }
@@ -200,11 +113,9 @@ static double round_put(dram_t *d, ldr_bench_node_t *n, ldr_set_t *set,
 
     ldr_set_name(set, (uint64_t)round * set->count);
     ldr_pool_stamp(d->pool, bytes, round);
-    double begin = ldr_bench_now();
-    bool ok = pass(d, n, set);
-    double seconds = ldr_bench_now() - begin;
+    double seconds = pass(d, n, set);
 
-    if (!ok) {
+    if (seconds == 0) {
         *why_p = "a put was refused";
         return 0;
     }
@@ -213,8 +124,8 @@ static double round_put(dram_t *d, ldr_bench_node_t *n, ldr_set_t *set,
         return 0;
     }
     ldr_set_name(&back, (uint64_t)round * set->count);
-    ok = ldr_set_run(&back, n->space, LARDER_OP_GET, 0, back.count) &&
-         ldr_pool_verify(d->other, d->pool, bytes);
+    bool ok = ldr_set_run(&back, n->space, LARDER_OP_GET, 0, back.count) &&
+              ldr_pool_verify(d->other, d->pool, bytes);
     ldr_set_destroy(&back);
     *why_p = "what was put did not come back";
     return ok ? seconds : 0;
@@ -239,17 +150,16 @@ static bool fill(dram_t *d, ldr_bench_node_t *n, ldr_set_t *set)
 }
 
 static void report(dram_t *d, uint64_t size, bool entry, ldr_samples_t *larder,
-                   limits_t *l)
+                   ldr_copies_t *l)
 {
-    unsigned which = 0, other = 0;
-    double limit = best(l->memfd, l->copies, &which);
-    double anonymous = best(l->anonymous, l->copies, &other);
+    const char *copy = "", *other = "";
+    double limit = ldr_copies_best(l, false, &copy);
+    double anonymous = ldr_copies_best(l, true, &other);
     char more[160];
 
     snprintf(more, sizeof(more),
              ",\"limit_copy\":\"%s\",\"limit_anonymous\":%.4g,\"rounds\":%u",
-             which == 0 ? "memcpy" : ldr_copy_variant_at(which - 1), anonymous,
-             larder->count);
+             copy, anonymous, larder->count);
     ldr_figure_t f = {
         .name = d->name,
         .variant = d->threads > 1 ? "checksum, 2 threads"
@@ -267,7 +177,7 @@ static void report(dram_t *d, uint64_t size, bool entry, ldr_samples_t *larder,
 }
 
 static const char *rounds(dram_t *d, ldr_bench_node_t *n, ldr_set_t *set,
-                          ldr_samples_t *larder, limits_t *limits)
+                          ldr_samples_t *larder, ldr_copies_t *limits)
 {
     double seconds = d->bench->seconds > 0 ? d->bench->seconds : SECONDS;
     double end = ldr_bench_now() + seconds;
@@ -284,7 +194,7 @@ static const char *rounds(dram_t *d, ldr_bench_node_t *n, ldr_set_t *set,
         }
         if (i > 0) {
             ldr_samples_add(larder, gb / s);
-            limit_round(d, limits, set->size);
+            ldr_copies_round(&d->copying, limits, set->size);
         }
     }
     return NULL;
@@ -293,7 +203,7 @@ static const char *rounds(dram_t *d, ldr_bench_node_t *n, ldr_set_t *set,
 static bool one(dram_t *d, uint64_t size, bool entry)
 {
     static ldr_samples_t larder; /* large */
-    static limits_t limits;
+    static ldr_copies_t limits;
     ldr_bench_node_t n;
     ldr_set_t set;
     char url[80];
@@ -335,7 +245,7 @@ static bool run(ldr_bench_t *b, const char *name, bool get)
         }
     }
     /* How far the node's one lock lets two callers get together. */
-    d.threads = THREADS_MAX;
+    d.threads = d.copying.threads = THREADS_MAX;
     ok = ok && one(&d, b->size != 0 ? b->size : sizes[1], false);
     destroy(&d);
     return ok;

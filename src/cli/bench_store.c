@@ -20,7 +20,7 @@
 
 typedef struct crowd {
     ldr_store_t store;
-    uint32_t space;
+    uint32_t space, tenant;
     uint64_t keys; /* given so far */
     bool chains;
 } crowd_t;
@@ -40,11 +40,12 @@ static bool crowd_open(crowd_t *c, uint64_t entries)
     if (ldr_store_init(&c->store, &params) != LARDER_OK) {
         return false;
     }
-    while (ldr_arena_slice_take(&c->store.arena, &slice)) {
+    while (ldr_arena_slice_take(&c->store.arena, LDR_NIL, &slice)) {
         ldr_arena_slice_give(&c->store.arena, &slice, true);
     }
+    c->tenant = ldr_store_tenant(&c->store, id);
     c->space = ldr_store_space(&c->store, id);
-    return true;
+    return c->tenant != LDR_NIL;
 }
 
 /* Saves one more chunk, without its bytes. */
@@ -102,7 +103,7 @@ static bool evict_rounds(crowd_t *c, uint64_t entries, ldr_samples_t *us)
         double begin = ldr_bench_now();
 
         for (uint64_t i = 0; i < each && ok; i++) {
-            ok = ldr_store_evict(&c->store);
+            ok = ldr_store_evict(&c->store, c->tenant);
         }
         ldr_samples_add(us, (ldr_bench_now() - begin) * 1e6 / (double)each);
         for (uint64_t i = 0; i < each && ok; i++) {

@@ -10,9 +10,11 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "cli/bench.h"
 
 #define BLOCK 4096u
+#define RESIDENT_SECONDS 60.0
 
 /* ---- time ---- */
 
@@ -128,6 +130,76 @@ void ldr_bench_cool(uint8_t *pool, uint64_t bytes)
     }
 }
 
+/* ---- threads ---- */
+
+typedef struct start {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    unsigned ready;
+    enum { START_WAIT, START_GO, START_NOT } go;
+} start_t;
+
+typedef struct runner {
+    start_t *start;
+    pthread_t thread;
+    bool (*fn)(void *arg);
+    void *arg;
+    bool ok;
+} runner_t;
+
+static void *runner_main(void *arg)
+{
+    runner_t *r = arg;
+    start_t *s = r->start;
+
+    pthread_mutex_lock(&s->lock);
+    s->ready++;
+    pthread_cond_broadcast(&s->changed);
+    while (s->go == START_WAIT) {
+        pthread_cond_wait(&s->changed, &s->lock);
+    }
+    bool go = s->go == START_GO;
+    pthread_mutex_unlock(&s->lock);
+    r->ok = go && r->fn(r->arg);
+    return NULL;
+}
+
+double ldr_bench_together(unsigned count, bool (*fn)(void *arg), void *args,
+                          size_t arg_bytes)
+{
+    start_t s = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0,
+                 START_WAIT};
+    runner_t runners[LDR_TOGETHER_MAX] = {0};
+    unsigned started = 1;
+
+    while (started < count && started < LDR_TOGETHER_MAX) {
+        runner_t *r = &runners[started];
+
+        *r = (runner_t){.start = &s,
+                        .fn = fn,
+                        .arg = (uint8_t *)args + started * arg_bytes};
+        if (!ldr_thread_start(&r->thread, "bench-part", runner_main, r)) {
+            break;
+        }
+        started++;
+    }
+    pthread_mutex_lock(&s.lock);
+    while (s.ready < started - 1) {
+        pthread_cond_wait(&s.changed, &s.lock);
+    }
+    s.go = started == count ? START_GO : START_NOT;
+    pthread_cond_broadcast(&s.changed);
+    pthread_mutex_unlock(&s.lock);
+
+    double begin = ldr_bench_now();
+    bool ok = started == count && fn(args);
+    for (unsigned i = 1; i < started; i++) {
+        pthread_join(runners[i].thread, NULL);
+        ok &= runners[i].ok;
+    }
+    return ok ? ldr_bench_now() - begin : 0;
+}
+
 /* ---- items ---- */
 
 void ldr_bench_key(uint64_t n, larder_key_t *key)
@@ -190,10 +262,16 @@ void ldr_set_name(ldr_set_t *set, uint64_t first)
 bool ldr_set_run(ldr_set_t *set, larder_space_t *space, larder_op_t op,
                  size_t begin, size_t end)
 {
+    return ldr_set_run_by(set, space, op, begin, end, LDR_CHAIN);
+}
+
+bool ldr_set_run_by(ldr_set_t *set, larder_space_t *space, larder_op_t op,
+                    size_t begin, size_t end, size_t each)
+{
     bool ok = true;
 
-    for (size_t i = begin; i < end && ok; i += LDR_CHAIN) {
-        size_t n = ldr_min64(LDR_CHAIN, end - i);
+    for (size_t i = begin; i < end && ok; i += each) {
+        size_t n = ldr_min64(each, end - i);
 
         ok = larder_run(space, op, set->items + i, n, NULL) == LARDER_OK;
         for (size_t k = 0; k < n && ok; k++) {
@@ -208,8 +286,8 @@ bool ldr_set_run(ldr_set_t *set, larder_space_t *space, larder_op_t op,
 bool ldr_bench_open(ldr_bench_node_t *n, const char *url)
 {
     larder_space_params_t params = {
-        .descriptor = "larder bench",
-        .descriptor_bytes = 12,
+        .descriptor = LDR_BENCH_SPACE,
+        .descriptor_bytes = strlen(LDR_BENCH_SPACE),
     };
     larder_stats_t stats = {.struct_bytes = sizeof(stats)};
     const struct timespec pause = {.tv_nsec = 1000000};
@@ -222,8 +300,10 @@ bool ldr_bench_open(ldr_bench_node_t *n, const char *url)
         ldr_bench_close(n);
         return false;
     }
+    double end = ldr_bench_now() + RESIDENT_SECONDS;
     while (larder_stats(n->lar, &stats) == LARDER_OK &&
-           stats.dram_resident_bytes < stats.dram_bytes) {
+           stats.dram_resident_bytes < stats.dram_bytes &&
+           ldr_bench_now() < end) {
         nanosleep(&pause, NULL);
     }
     return true;

@@ -41,6 +41,11 @@ enum {
     X(YES, "yes", NULL, "do not ask")                                          \
     X(FORCE, "force", NULL,                                                    \
       "also where the format is unknown or nothing proves whose it is")        \
+    X(SERVE, "serve", NULL, "only those of `larder serve`, and its tenants")   \
+    X(MARKDOWN, "markdown", NULL, "the tables of docs/options.md")             \
+    X(CONFIG, "config", "FILE", "the configuration of `larder serve`")         \
+    X(ONCE, "once", NULL, "prints it once and ends, also in a terminal")       \
+    X(INTERVAL, "interval", "SECONDS", "between two looks; default: 2")        \
     X(PROMETHEUS, "prometheus", NULL, "as metrics in Prometheus' format")      \
     X(JSON, "json", NULL, "for scripts: one JSON object per line")
 
@@ -110,6 +115,8 @@ int ldr_place_open(const ldr_args_t *args, bool make, ldr_place_t **place_p);
 /* The first part of that: what is in the directories is not asked. */
 int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p);
 void ldr_place_close(ldr_place_t **place_p);
+/* Whether it is the URL of a daemon: unix: or tcp:// */
+bool ldr_place_remote(const char *text);
 
 /* A node on the place, and the space that the flags name. */
 typedef struct ldr_session {
@@ -134,5 +141,10 @@ int ldr_cmd_reset(const ldr_args_t *args);
 int ldr_cmd_wipe(const ldr_args_t *args);
 int ldr_cmd_fsck(const ldr_args_t *args);
 int ldr_cmd_options(const ldr_args_t *args);
+int ldr_cmd_doctor(const ldr_args_t *args);
+int ldr_cmd_top(const ldr_args_t *args);
+/* pause and resume: the command is the verb. */
+int ldr_cmd_verb(const ldr_args_t *args);
 /* Reads its own command line. */
 int ldr_cmd_bench(int argc, char **argv);
+int ldr_cmd_serve(int argc, char **argv);

@@ -135,6 +135,11 @@ static bool is_url(const char *text)
     return strncmp(text, SCHEME, strlen(SCHEME)) == 0;
 }
 
+bool ldr_place_remote(const char *text)
+{
+    return strncmp(text, "unix:", 5) == 0 || strncmp(text, "tcp://", 6) == 0;
+}
+
 /* Adds a string to the URL; false: it does not fit. */
 static bool url_add(ldr_place_t *p, const char *text)
 {
@@ -190,6 +195,12 @@ int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p)
     ldr_place_t *p = ldr_alloc(sizeof(*p));
 
     *place_p = p;
+    if (ldr_place_remote(text)) {
+        return ldr_cli_usage(args,
+                             "%s: this works on a directory, where a "
+                             "daemon must not run meanwhile",
+                             text);
+    }
     if (p == NULL || ldr_io_plain_create(IO_THREADS, &p->io) != 0) {
         return ldr_cli_fail(args, "not enough memory");
     }
@@ -346,11 +357,12 @@ int ldr_session_open(const ldr_args_t *args, bool make, bool with_space,
     if (with_space) {
         code = space_params(args, buffer, &params);
     }
-    if (code == LDR_EXIT_OK) {
+    if (code == LDR_EXIT_OK && !ldr_place_remote(args->operands[0])) {
         code = ldr_place_open(args, make, &s->place);
     }
     if (code == LDR_EXIT_OK) {
-        st = larder_open(s->place->url, NULL, &s->lar);
+        st = larder_open(s->place != NULL ? s->place->url : args->operands[0],
+                         NULL, &s->lar);
     }
     if (code == LDR_EXIT_OK && st == LARDER_OK && with_space) {
         st = larder_space_open(s->lar, &params, &s->space);

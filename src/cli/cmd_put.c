@@ -219,6 +219,10 @@ static int put_run(const ldr_args_t *args, shard_t *s)
     if (st < 0) {
         return ldr_cli_status(args, st);
     }
+    /* A daemon writes it down in its own time, if it has a disk at all. */
+    if (ldr_place_remote(args->operands[0])) {
+        return put_report(args, s);
+    }
     st = larder_flush(s->session.lar, LARDER_TIER_SSD, LARDER_FOREVER);
     if (st == LARDER_E_DROPPED &&
         larder_stats(s->session.lar, &stats) == LARDER_OK &&

@@ -1,11 +1,9 @@
-/* stat and options: tables for people and for scripts. */
+/* stat: tables for people and for scripts. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "cli/cli.h"
-
-/* ---- stat ---- */
 
 typedef enum unit { COUNT, BYTES } unit_t;
 
@@ -176,60 +174,4 @@ int ldr_cmd_stat(const ldr_args_t *args)
         code = stat_run(args, session.lar);
     }
     return ldr_session_close(args, &session, code);
-}
-
-/* ---- options ---- */
-
-/* A bound of a SIZE as one would write it: the powers of 1024 taken out. */
-static void bound_text(const ldr_option_info_t *o, uint64_t value, char *text,
-                       size_t size)
-{
-    static const char units[] = "KMGT";
-    unsigned unit = 0;
-
-    while (o->kind[0] == 'S' && value != 0 && value % 1024 == 0 && unit < 4) {
-        value /= 1024;
-        unit++;
-    }
-    snprintf(text, size, "%" PRIu64 "%.*s", value, unit > 0 ? 1 : 0,
-             unit > 0 ? &units[unit - 1] : "");
-}
-
-static void option_row(const ldr_option_info_t *o)
-{
-    char min[32], max[32], range[72] = "";
-
-    if (o->kind[0] != 'E') { /* the text of an ENUM has its words */
-        bound_text(o, o->min, min, sizeof(min));
-        bound_text(o, o->max, max, sizeof(max));
-        snprintf(range, sizeof(range), "%s...%s", min, max);
-    }
-    printf("%-11s %-8s %-13s %s\n", o->name, o->value, range, o->text);
-}
-
-static void option_json(const ldr_option_info_t *o)
-{
-    printf(
-        "{\"name\":\"%s\",\"kind\":\"%s\",\"default\":\"%s\",\"min\":%" PRIu64
-        ",\"max\":%" PRIu64 ",\"text\":",
-        o->name, o->kind, o->value, o->min, o->max);
-    ldr_json_string(stdout, o->text);
-    printf("}\n");
-}
-
-int ldr_cmd_options(const ldr_args_t *args)
-{
-    bool json = ldr_args_has(args, LDR_FLAG_JSON);
-
-    if (!json) {
-        printf("%-11s %-8s %-13s %s\n", "OPTION", "DEFAULT", "RANGE", "");
-    }
-    for (size_t i = 0; i < ldr_option_count; i++) {
-        if (json) {
-            option_json(&ldr_option_table[i]);
-        } else {
-            option_row(&ldr_option_table[i]);
-        }
-    }
-    return LDR_EXIT_OK;
 }

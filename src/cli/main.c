@@ -16,9 +16,9 @@
 
 typedef struct command {
     const char *name;
-    int (*run)(const ldr_args_t *args); /* NULL: bench */
+    int (*run)(const ldr_args_t *args); /* NULL: serve, bench */
     const char *operands;
-    int operand_count;
+    int operand_count; /* -n: up to n */
     uint32_t flags;
     const char *text;
 } command_t;
@@ -26,7 +26,7 @@ typedef struct command {
 static const command_t commands[] = {
     {"put", ldr_cmd_put, "PLACE KEY FILE|-", 3,
      SHARD_FLAGS | FLAG(TTL) | FLAG(PIN) | FLAG(JSON),
-     "saves a file under a key, and waits until it is on disk"},
+     "saves a file under a key; in a directory: and waits for the disk"},
     {"get", ldr_cmd_get, "PLACE KEY FILE|-", 3, SHARD_FLAGS | FLAG(JSON),
      "loads what was saved under a key"},
     {"ls", ldr_cmd_ls, "PLACE", 1, FLAG(ALL) | FLAG(JSON),
@@ -41,9 +41,19 @@ static const command_t commands[] = {
      "deletes Larder's files in the directory"},
     {"fsck", ldr_cmd_fsck, "PLACE", 1, FLAG(REPAIR) | FLAG(JSON),
      "reads and checks everything; mends it only when told to"},
+    {"serve", NULL, "[FLAG...]", 0, 0,
+     "runs a node for every engine on this host, and for others"},
+    {"pause", ldr_cmd_verb, "[SOCKET]", -1, 0,
+     "switches a running node off: everything misses, nothing is lost"},
+    {"resume", ldr_cmd_verb, "[SOCKET]", -1, 0, "and on again"},
     {"bench", NULL, "[NAME...]", 0, 0, "measures this machine and Larder"},
-    {"options", ldr_cmd_options, "", 0, FLAG(JSON),
-     "lists the options of a URL"},
+    {"top", ldr_cmd_top, "[URL]", -1, FLAG(ONCE) | FLAG(INTERVAL),
+     "shows what a node does, live; default: the daemon on this host"},
+    {"doctor", ldr_cmd_doctor, "[PLACE]", -1, FLAG(CONFIG) | FLAG(JSON),
+     "inspects this host, and says what to change and how"},
+    {"options", ldr_cmd_options, "", 0,
+     FLAG(SERVE) | FLAG(MARKDOWN) | FLAG(JSON),
+     "lists the options of URLs and of serve"},
 };
 
 static const struct {
@@ -141,7 +151,8 @@ static int parse(const command_t *c, int argc, char **argv, ldr_args_t *args,
     }
     args->operands = argv + optind;
     args->operand_count = argc - optind;
-    if (args->operand_count != c->operand_count) {
+    if (c->operand_count < 0 ? args->operand_count > -c->operand_count
+                             : args->operand_count != c->operand_count) {
         return ldr_cli_usage(args, "%d operand%s given; usage: larder %s %s",
                              args->operand_count,
                              args->operand_count == 1 ? "" : "s", c->name,
@@ -157,7 +168,8 @@ static int run_command(const command_t *c, int argc, char **argv)
     int code;
 
     if (c->run == NULL) {
-        return ldr_cmd_bench(argc, argv);
+        return strcmp(c->name, "serve") == 0 ? ldr_cmd_serve(argc, argv)
+                                             : ldr_cmd_bench(argc, argv);
     }
     code = parse(c, argc, argv, &args, &only_help);
     if (only_help) {

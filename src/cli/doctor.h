@@ -1,0 +1,67 @@
+/*
+ * `larder doctor`: each check looks at one thing of the host, in a process of
+ * its own with a bound on its time, and says what it found and what to do. No
+ * check leaves anything behind, also when it is killed: files it makes have no
+ * name any more when it writes to them.
+ */
+#pragma once
+
+#include "base/config.h"
+
+typedef enum ldr_verdict {
+    LDR_VERDICT_OK,
+    LDR_VERDICT_WARN, /* it works, but not as well as it could */
+    LDR_VERDICT_BAD,  /* it will not work */
+    LDR_VERDICT_SKIP, /* cannot be known here, or is not needed */
+    LDR_VERDICT_COUNT
+} ldr_verdict_t;
+
+typedef struct ldr_doctor {
+    const ldr_config_t *config;
+    const char *check;      /* the name of the one that runs */
+    const char *subject;    /* the directory or address it is about, or NULL */
+    const char *config_bad; /* why the configuration was refused, or NULL */
+    int pipe;               /* to whom it says it */
+} ldr_doctor_t;
+
+/* One line. cure: what to do, a command where there is one; NULL: nothing. */
+void ldr_doctor_say(const ldr_doctor_t *d, ldr_verdict_t verdict,
+                    const char *cure, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* The first line of a file, without its newline. False: cannot be read. */
+bool ldr_doctor_line(const char *path, char *text, size_t size);
+
+/* The word that a kernel setting has in brackets: "always [madvise] never". */
+bool ldr_doctor_choice(const char *path, char *text, size_t size);
+
+/* ---- the checks ---- */
+
+/* doctor_host.c */
+void ldr_doctor_kernel(const ldr_doctor_t *d);
+void ldr_doctor_cpu(const ldr_doctor_t *d);
+void ldr_doctor_clock(const ldr_doctor_t *d);
+void ldr_doctor_ntp(const ldr_doctor_t *d);
+void ldr_doctor_uring(const ldr_doctor_t *d);
+void ldr_doctor_gpu(const ldr_doctor_t *d);
+
+/* doctor_memory.c */
+void ldr_doctor_memory(const ldr_doctor_t *d);
+void ldr_doctor_huge(const ldr_doctor_t *d);
+void ldr_doctor_memlock(const ldr_doctor_t *d);
+void ldr_doctor_files(const ldr_doctor_t *d);
+void ldr_doctor_numa(const ldr_doctor_t *d);
+
+/* doctor_disk.c */
+void ldr_doctor_disk(const ldr_doctor_t *d);
+
+/* doctor_net.c */
+void ldr_doctor_congestion(const ldr_doctor_t *d);
+void ldr_doctor_ktls(const ldr_doctor_t *d);
+void ldr_doctor_port(const ldr_doctor_t *d);
+void ldr_doctor_socket(const ldr_doctor_t *d);
+
+/* doctor_config.c */
+void ldr_doctor_config(const ldr_doctor_t *d);
+void ldr_doctor_secrets(const ldr_doctor_t *d);
+void ldr_doctor_tls(const ldr_doctor_t *d);

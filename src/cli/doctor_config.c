@@ -1,0 +1,109 @@
+/* doctor: the configuration, and the files it names. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "cli/doctor.h"
+#include "net/socket.h"
+
+void ldr_doctor_config(const ldr_doctor_t *d)
+{
+    const ldr_config_t *c = d->config;
+    unsigned set = 0;
+
+    if (d->config_bad != NULL) {
+        ldr_doctor_say(d, LDR_VERDICT_BAD,
+                       "mend that; the other checks take the defaults", "%s",
+                       d->config_bad);
+        return;
+    }
+    for (size_t i = 0; i < ldr_option_count; i++) {
+        set += strcmp(c->source[i], "default") != 0;
+    }
+    ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                   "%s%s; %u options set, %u directories, %u tenants",
+                   c->file[0] != '\0' ? "read from " : "no file", c->file, set,
+                   c->options.dir_count, c->tenant_count);
+}
+
+/* What is wrong with a file that others must not read; true: nothing. */
+static bool secret_ok(const ldr_doctor_t *d, const char *what, const char *path)
+{
+    struct stat st;
+    char cure[LDR_OPTION_TEXT + 64];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool ok = true;
+
+    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        snprintf(cure, sizeof(cure),
+                 "ls -l %s; the daemon's user must be able "
+                 "to read it",
+                 path);
+        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s: %s: %s", what, path,
+                       fd < 0 ? strerror(errno) : "is no file");
+        ok = false;
+    } else if ((st.st_mode & 07) != 0) {
+        snprintf(cure, sizeof(cure), "chmod o= %s", path);
+        ldr_doctor_say(d, LDR_VERDICT_WARN, cure,
+                       "%s: %s: everybody on this host can read it", what,
+                       path);
+        ok = false;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return ok;
+}
+
+void ldr_doctor_secrets(const ldr_doctor_t *d)
+{
+    const ldr_config_t *c = d->config;
+    unsigned count = 0, good = 0;
+    char what[128];
+
+    for (unsigned i = 0; i < c->tenant_count; i++) {
+        if (c->tenants[i].token_file[0] != '\0') {
+            count++;
+            snprintf(what, sizeof(what), "token of tenant %s",
+                     c->tenants[i].name);
+            good += secret_ok(d, what, c->tenants[i].token_file);
+        }
+    }
+    if (c->options.tls_key[0] != '\0') {
+        count++;
+        good += secret_ok(d, "option tls_key", c->options.tls_key);
+    }
+    if (count == 0) {
+        ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL,
+                       "no tokens and no key are configured");
+    } else if (good == count) {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                       "%u files with tokens and keys can be read, by few",
+                       count);
+    }
+}
+
+void ldr_doctor_tls(const ldr_doctor_t *d)
+{
+    const ldr_options_t *o = &d->config->options;
+    ldr_tls_params_t params = {
+        .server = true,
+        .cert = o->tls_cert,
+        .key = o->tls_key,
+        .ca = o->tls_client_ca[0] != '\0' ? o->tls_client_ca : NULL};
+    ldr_tls_t *tls = NULL;
+
+    if (o->tls != LDR_TLS_ON) {
+        ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL, "tls is off");
+    } else if (ldr_tls_create(&params, &tls) != LARDER_OK) {
+        ldr_doctor_say(d, LDR_VERDICT_BAD, NULL, "%s", ldr_fail_text());
+    } else {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                       "certificate and key belong together: %s", o->tls_cert);
+        ldr_tls_destroy(tls);
+    }
+}

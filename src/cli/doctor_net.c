@@ -1,0 +1,374 @@
+/* doctor: sockets, addresses, congestion control and TLS in the kernel. */
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "cli/doctor.h"
+
+#ifndef TCP_ULP
+#define TCP_ULP 31
+#endif
+
+#define IPV4 "/proc/sys/net/ipv4/"
+
+/* ---- congestion control ---- */
+
+void ldr_doctor_congestion(const ldr_doctor_t *d)
+{
+    const char *want = d->config->options.congestion;
+    char machine[64] = "unknown", allowed[128] = "reno", cure[300];
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int error = 0;
+
+    ldr_doctor_line(IPV4 "tcp_congestion_control", machine, sizeof(machine));
+    if (fd < 0) {
+        ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL, "no TCP socket: %s",
+                       strerror(errno));
+        return;
+    }
+    if (want[0] != '\0' && setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, want,
+                                      (socklen_t)strlen(want)) != 0) {
+        error = errno;
+    }
+    close(fd);
+    if (want[0] == '\0') {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL, "the machine's: %s", machine);
+    } else if (error == 0) {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                       "%s can be set on a socket; the machine's is %s", want,
+                       machine);
+    } else {
+        if (error == EPERM) {
+            ldr_doctor_line(IPV4 "tcp_allowed_congestion_control", allowed,
+                            sizeof(allowed));
+            snprintf(cure, sizeof(cure),
+                     "sudo sysctl -w net.ipv4.tcp_allowed_congestion_control="
+                     "\"%s %s\"",
+                     allowed, want);
+        } else {
+            snprintf(cure, sizeof(cure), "sudo modprobe tcp_%s", want);
+        }
+        ldr_doctor_say(d, LDR_VERDICT_WARN, cure,
+                       "%s cannot be set on a socket: %s; the machine's, %s, "
+                       "is used",
+                       want, strerror(error), machine);
+    }
+}
+
+/* ---- TLS in the kernel ---- */
+
+/* 0: a connection on loopback took TLS; else an errno. */
+static int ktls_try(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    socklen_t bytes = sizeof(a);
+    int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int error = 0;
+
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (server < 0 || client < 0 ||
+        bind(server, (struct sockaddr *)&a, sizeof(a)) != 0 ||
+        listen(server, 1) != 0 ||
+        getsockname(server, (struct sockaddr *)&a, &bytes) != 0 ||
+        connect(client, (struct sockaddr *)&a, sizeof(a)) != 0 ||
+        setsockopt(client, IPPROTO_TCP, TCP_ULP, "tls", 3) != 0) {
+        error = errno;
+    }
+    if (client >= 0) {
+        close(client);
+    }
+    if (server >= 0) {
+        close(server);
+    }
+    return error;
+}
+
+void ldr_doctor_ktls(const ldr_doctor_t *d)
+{
+    bool on = d->config->options.tls == LDR_TLS_ON;
+    int error = ktls_try();
+
+    if (error == 0) {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                       "the kernel can encrypt TLS connections");
+    } else {
+        ldr_doctor_say(
+            d, on ? LDR_VERDICT_WARN : LDR_VERDICT_SKIP,
+            on ? "sudo modprobe tls" : NULL,
+            "the kernel cannot encrypt TLS connections (%s)%s", strerror(error),
+            on ? ": the daemon does, which costs a copy" : "; tls is off");
+    }
+}
+
+/* ---- addresses ---- */
+
+/* The inode of the socket that listens on this port; 0: none seen. */
+static unsigned long listener(const char *table, unsigned port)
+{
+    FILE *f = fopen(table, "re");
+    unsigned long inode = 0, found = 0;
+    char line[512];
+
+    while (f != NULL && found == 0 && fgets(line, sizeof(line), f) != NULL) {
+        unsigned local, state;
+
+        if (sscanf(line,
+                   " %*u: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s "
+                   "%*s %*u %*u %lu",
+                   &local, &state, &inode) == 3 &&
+            local == port && state == 0x0a) {
+            found = inode;
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return found;
+}
+
+static bool process_has(const char *pid, const char *wanted)
+{
+    char path[320], target[64];
+    struct dirent *entry;
+    bool found = false;
+    DIR *dir;
+
+    snprintf(path, sizeof(path), "/proc/%s/fd", pid);
+    dir = opendir(path);
+    while (dir != NULL && !found && (entry = readdir(dir)) != NULL) {
+        ssize_t n =
+            readlinkat(dirfd(dir), entry->d_name, target, sizeof(target) - 1);
+        target[n > 0 ? n : 0] = '\0';
+        found = strcmp(target, wanted) == 0;
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return found;
+}
+
+/* Whose socket it is: name and pid. False: cannot be seen from here. */
+static bool holder(unsigned port, char *name, size_t size, int *pid_p)
+{
+    unsigned long inode = listener("/proc/net/tcp", port);
+    char wanted[64], path[320];
+    struct dirent *entry;
+    bool found = false;
+    DIR *dir;
+
+    inode = inode != 0 ? inode : listener("/proc/net/tcp6", port);
+    if (inode == 0 || (dir = opendir("/proc")) == NULL) {
+        return false;
+    }
+    snprintf(wanted, sizeof(wanted), "socket:[%lu]", inode);
+    while (!found && (entry = readdir(dir)) != NULL) {
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
+            process_has(entry->d_name, wanted)) {
+            snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
+            found = ldr_doctor_line(path, name, size);
+            *pid_p = (int)strtol(entry->d_name, NULL, 10);
+        }
+    }
+    closedir(dir);
+    return found;
+}
+
+/* Binds and listens as the daemon would. 0, an errno, or -1: no such name. */
+static int try_listen(const char *host, unsigned port)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_PASSIVE};
+    struct addrinfo *list;
+    char service[8];
+    int one = 1, error = 0;
+
+    snprintf(service, sizeof(service), "%u", port);
+    if (getaddrinfo(host, service, &hints, &list) != 0) {
+        return -1;
+    }
+    int fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 ||
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) != 0 ||
+        bind(fd, list->ai_addr, list->ai_addrlen) != 0 || listen(fd, 1) != 0) {
+        error = errno;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    freeaddrinfo(list);
+    return error;
+}
+
+static void say_held(const ldr_doctor_t *d, const char *option, unsigned port)
+{
+    char name[64], cure[160];
+    int pid = 0;
+
+    if (!holder(port, name, sizeof(name), &pid)) {
+        snprintf(cure, sizeof(cure),
+                 "sudo ss -ltnp 'sport = :%u' says who; or choose another %s",
+                 port, option);
+        ldr_doctor_say(d, LDR_VERDICT_BAD, cure,
+                       "%s: another process listens there", d->subject);
+    } else if (strcmp(name, "larder") == 0) {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                       "%s: larder listens there, process %d", d->subject, pid);
+    } else {
+        snprintf(cure, sizeof(cure), "stop it, or choose another %s", option);
+        ldr_doctor_say(d, LDR_VERDICT_BAD, cure,
+                       "%s: %s listens there, process %d", d->subject, name,
+                       pid);
+    }
+}
+
+void ldr_doctor_port(const ldr_doctor_t *d)
+{
+    bool admin = d->subject == d->config->options.admin;
+    const char *option = admin ? "--admin" : "--listen";
+    char host[LDR_HOST_MAX], cure[80];
+    uint16_t port;
+
+    if (admin && strcmp(d->subject, "none") == 0) {
+        ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL, "admin is none");
+        return;
+    }
+    if (!ldr_parse_address(d->subject, strlen(d->subject), host, &port)) {
+        return; /* options refused it before */
+    }
+    int error = try_listen(host, port);
+    snprintf(cure, sizeof(cure),
+             "choose another %s; ip address shows what "
+             "there is",
+             option);
+    if (error == 0) {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL, "%s: free, for %s", d->subject,
+                       option);
+    } else if (error == EADDRINUSE) {
+        say_held(d, option, port);
+    } else if (error == EACCES) {
+        ldr_doctor_say(d, LDR_VERDICT_BAD,
+                       "choose a port above 1023, or "
+                       "AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit",
+                       "%s: not allowed", d->subject);
+    } else {
+        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s: %s", d->subject,
+                       error < 0 ? "the name is not known" : strerror(error));
+    }
+}
+
+/* ---- the Unix socket ---- */
+
+/* The process that listens there; 0: unknown; -errno. */
+static int connect_to(const char *path)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct ucred peer = {0};
+    socklen_t bytes = sizeof(peer);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int result;
+
+    if (fd < 0) {
+        return -errno;
+    }
+    memcpy(a.sun_path, path, strlen(path) + 1);
+    if (connect(fd, (struct sockaddr *)&a, sizeof(a)) != 0) {
+        result = -errno;
+    } else {
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+        result = (int)peer.pid;
+    }
+    close(fd);
+    return result;
+}
+
+/* "/a/b" -> "/a"; "/a" -> "/"; "a" -> "." */
+static void parent_of(const char *path, char parent[LDR_UNIX_PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+
+    if (slash == NULL) {
+        snprintf(parent, LDR_UNIX_PATH_MAX, ".");
+    } else {
+        int length = slash == path ? 1 : (int)(slash - path);
+        snprintf(parent, LDR_UNIX_PATH_MAX, "%.*s", length, path);
+    }
+}
+
+/* The directory of the socket may be made by the daemon, those above not. */
+static void say_directory(const ldr_doctor_t *d, const char *path)
+{
+    char parent[LDR_UNIX_PATH_MAX], above[LDR_UNIX_PATH_MAX], cure[256];
+    struct stat st;
+
+    parent_of(path, parent);
+    parent_of(parent, above);
+    if (stat(parent, &st) != 0) {
+        if (access(above, W_OK | X_OK) == 0) {
+            ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                           "%s: free; its directory is made at start", path);
+            return;
+        }
+        snprintf(cure, sizeof(cure), "sudo install -d -o %u -m 0755 %s",
+                 (unsigned)geteuid(), parent);
+        ldr_doctor_say(d, LDR_VERDICT_BAD, cure,
+                       "%s: its directory is not there and cannot be made",
+                       path);
+    } else if (geteuid() != 0 && st.st_uid != 0 && st.st_uid != geteuid()) {
+        ldr_doctor_say(d, LDR_VERDICT_BAD, "choose another --socket",
+                       "%s: %s belongs to uid %u, who could put a socket of "
+                       "his own there",
+                       path, parent, (unsigned)st.st_uid);
+    } else if (access(parent, W_OK | X_OK) != 0) {
+        snprintf(cure, sizeof(cure), "sudo chown %u %s, or another --socket",
+                 (unsigned)geteuid(), parent);
+        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s: %s cannot be written: %s",
+                       path, parent, strerror(errno));
+    } else {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL, "%s: free", path);
+    }
+}
+
+void ldr_doctor_socket(const ldr_doctor_t *d)
+{
+    char path[LDR_UNIX_PATH_MAX], cure[LDR_UNIX_PATH_MAX + 32];
+    struct stat st;
+
+    if (!ldr_config_socket(d->config, path)) {
+        ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL, "socket is none");
+        return;
+    }
+    if (lstat(path, &st) != 0) {
+        say_directory(d, path);
+        return;
+    }
+    if (!S_ISSOCK(st.st_mode)) {
+        snprintf(cure, sizeof(cure), "mv %s %s.old", path, path);
+        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s: is there and no socket",
+                       path);
+        return;
+    }
+    int peer = connect_to(path);
+    if (peer >= 0) {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                       "%s: a daemon listens there, process %d", path, peer);
+    } else if (peer == -ECONNREFUSED) {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                       "%s: left behind by one that ended; is replaced at "
+                       "start",
+                       path);
+    } else {
+        ldr_doctor_say(d, LDR_VERDICT_BAD, "choose another --socket", "%s: %s",
+                       path, strerror(-peer));
+    }
+}
