@@ -4,7 +4,8 @@
  * This header is the whole public interface and its manual.
  *
  * THE WORDS
- *   node    one running Larder; it owns tiers. Here it is embedded.
+ *   node    one running Larder; it owns tiers. Embedded in this process, or a
+ *           daemon (`larder serve`) on this host or another.
  *   space   one tenant's use of one model. Bytes never cross spaces.
  *   chunk   the KV of a fixed number of tokens for one group of layers: the
  *           unit that is named (by a key), looked up and evicted.
@@ -12,7 +13,7 @@
  *           that is stored and moved. A chunk is usable when all its shards
  *           are present.
  *   chain   the keys of a prompt's chunks, each over its parent.
- *   lease   a hold on bytes while somebody reads them.
+ *   lease   a hold on bytes while somebody reads or fills them.
  *   tier    a place where shards live: dram, ssd.
  *
  * RULES THAT HOLD FOR EVERY CALL
@@ -34,8 +35,13 @@
  *     LARDER_MISS for a key that was put. A get never gives other bytes.
  *   - Only the first put of a shard counts; a later one is answered
  *     LARDER_PRESENT and its bytes are not read.
- *   - Callers of one process trust each other; see the design for strict
- *     isolation.
+ *   - Callers of one process trust each other, and so do the processes of one
+ *     tenant on a daemon, unless it runs with isolation=strict.
+ *   - A daemon that cannot be reached, or does not answer in time, means
+ *     misses (cause offline or deadline) and saves that are not kept
+ *     (E_OFFLINE, E_DEADLINE). It costs at most one deadline every breaker_ms;
+ *     calls in between are answered at once. The handle connects again by
+ *     itself.
  */
 #ifndef LARDER_LARDER_H
 #define LARDER_LARDER_H
@@ -99,7 +105,9 @@ extern "C" {
     X(LARDER_E_VERSION, -64, "unknown format version")                         \
     X(LARDER_E_CORRUPT, -65, "corrupt")                                        \
     X(LARDER_E_DROPPED, -66, "some saves were dropped before they arrived")    \
-    X(LARDER_E_SECRET, -67, "another secret is in use for this tenant")
+    X(LARDER_E_SECRET, -67, "another secret is in use for this tenant")        \
+    X(LARDER_E_OFFLINE, -68, "node cannot be reached")                         \
+    X(LARDER_E_DENIED, -69, "not allowed")
 
 typedef enum larder_status {
 #define X(name, value, text) name = (value),
@@ -125,7 +133,9 @@ LARDER_API const char *larder_last_error(void);
     X(LARDER_CAUSE_DEADLINE, "deadline") /* not in time */                     \
     X(LARDER_CAUSE_TIER_OFF, "tier_off") /* only on a tier that is off */      \
     X(LARDER_CAUSE_FULL, "full")         /* no room in dram to stage it */     \
-    X(LARDER_CAUSE_IO, "io")             /* the read failed */
+    X(LARDER_CAUSE_IO, "io")             /* the read failed */                 \
+    X(LARDER_CAUSE_OFFLINE, "offline")   /* the node was not to be reached */  \
+    X(LARDER_CAUSE_PAUSED, "paused")     /* the node is paused or observing */
 
 typedef enum larder_cause {
 #define X(name, text) name,
@@ -173,18 +183,29 @@ typedef struct larder_open_params {
 } larder_open_params_t;
 
 /*
- * Opens a node. url: "embed:DIR[,DIR...]?option=value&..." Each DIR holds a
- * part of the SSD tier, on its own disk if it shall help; it is created if it
- * is missing, and locked until the handle is closed. "embed:" without a DIR is
- * DRAM only. The options are listed by `larder options` and in
- * docs/options.md; sizes take K, M, G, T (powers of 1024).
+ * Opens a node. url says where it is:
+ *
+ *   embed:DIR[,DIR...]?option=value&...   in this process. Each DIR holds a
+ *       part of the SSD tier, on its own disk if it shall help; it is created
+ *       if it is missing, and locked until the handle is closed. "embed:"
+ *       without a DIR is DRAM only.
+ *   unix:PATH?...            a daemon on this host, through shared memory
+ *   tcp://HOST:PORT[,...]?...  a daemon elsewhere; several addresses are
+ *       alternatives for the same one
+ *
+ * The options are listed by `larder options` and in docs/options.md; sizes
+ * take K, M, G, T (powers of 1024).
  *
  *   larder_t *lar = NULL;
  *   st = larder_open("embed:/var/cache/kv?dram=4G&ssd=100G", NULL, &lar);
+ *   st = larder_open("unix:/run/larder/larder.sock", NULL, &lar);
  *
  * Fails with LARDER_E_INVALID (a bad URL), _LOCKED, _VERSION, _CORRUPT (both
  * superblocks damaged), _NO_MEMORY, _IO. A directory that cannot be written
  * because its disk is full or failing is no reason to fail: it starts off.
+ * With a daemon also _OFFLINE (it cannot be reached; not with connect=lazy),
+ * _DENIED (the token, the uid or the certificate is not good), _VERSION (no
+ * protocol version in common).
  */
 LARDER_API larder_status_t larder_open(const char *url,
                                        const larder_open_params_t *params,
@@ -218,7 +239,9 @@ typedef struct larder_space_params {
     uint64_t field_mask;
     const void *descriptor; /* required, 1 byte to 64 KiB */
     size_t descriptor_bytes;
-    const char *tenant; /* default "default"; at most 63 bytes */
+    const char *tenant; /* default "default"; at most 63 bytes. On a daemon the
+                           tenant is the session's, option tenant of the URL:
+                           another one here is LARDER_E_DENIED */
     const void *secret; /* default: a documented constant */
     size_t secret_bytes;
     uint32_t shards;       /* per chunk, 1...64; default 1 */
@@ -239,8 +262,9 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
  * LARDER_OK no get gives bytes that were put before it, not even after a loss
  * of power. LARDER_E_IO: dropped in this process, but a directory could not
  * record it and stays off until it can. Takes two writes of a superblock in
- * each directory, however long the disks need for them: timeout_ms does not
- * shorten that yet. */
+ * each directory, however long the disks need for them: in an embedded node
+ * timeout_ms does not shorten that; on a daemon it bounds the wait, and after
+ * LARDER_E_DEADLINE or _OFFLINE the reset may or may not happen. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 
@@ -311,14 +335,19 @@ LARDER_API larder_status_t larder_stage(larder_space_t *space,
 /* Where a leased shard lies, for reading in place. Gives up to seg_max
  * segments and their number in *seg_count_p; LARDER_E_SIZE (with the number
  * set) if they are more. The memory is valid until the lease is released;
- * writing to it is forbidden. */
+ * writing to it is forbidden, and impossible in that of a daemon.
+ *
+ * Over TCP the shard is fetched at the first call. LARDER_E_STALE: the daemon
+ * that held it is gone; addresses given before stay readable until the lease
+ * is released, but what lies there is no longer kept as it is. */
 LARDER_API larder_status_t larder_lease_segments(const larder_lease_t *lease,
                                                  uint32_t chunk, uint16_t shard,
                                                  struct iovec *seg,
                                                  uint32_t seg_max,
                                                  uint32_t *seg_count_p);
 
-/* Ends a lease and sets it to NULL. NULL is fine. */
+/* Ends a lease and sets it to NULL. NULL is fine. A reservation that was not
+ * committed is given back: nobody will have seen it. */
 LARDER_API void larder_release(larder_lease_t **lease_p);
 
 /* ---- shards ------------------------------------------------------------- */
@@ -385,7 +414,55 @@ LARDER_API larder_status_t larder_run(larder_space_t *space, larder_op_t op,
                                       larder_item_t *items, size_t count,
                                       const larder_op_params_t *params);
 
-/* The same without waiting. items, and all that they point to, belong to
+/* ---- saving in place ----------------------------------------------------
+ *
+ * For who makes the bytes where they shall lie (a GPU, a NIC): reserve room,
+ * write into the arena, commit. What is reserved is seen by nobody until it is
+ * committed, and is given back by larder_release(), larder_close() or the end
+ * of the process. Reserved shards count against the handle's option leases.
+ *
+ *   st = larder_reserve(space, items, lengths, n, 0, &lease);
+ *   for each item with status LARDER_OK:
+ *       st = larder_reserve_segments(lease, i, seg, SEGS, &segs);
+ *       ... fill them ...
+ *   st = larder_commit(&lease, NULL, NULL, statuses, 0);
+ */
+
+/* Reserves lengths[i] bytes for each item (its iov is not looked at). The item
+ * says what came of it: LARDER_OK, LARDER_PRESENT, E_FULL, E_SIZE... *lease_p
+ * is NULL when no item got room. */
+LARDER_API larder_status_t larder_reserve(larder_space_t *space,
+                                          larder_item_t *items,
+                                          const size_t *lengths, size_t count,
+                                          uint32_t timeout_ms,
+                                          larder_lease_t **lease_p);
+
+/* Where the bytes of item number `item` go: as larder_lease_segments(), but
+ * for writing. E_INVALID: it got no room. The memory is valid until the lease
+ * is committed or released. */
+LARDER_API larder_status_t larder_reserve_segments(const larder_lease_t *lease,
+                                                   size_t item,
+                                                   struct iovec *seg,
+                                                   uint32_t seg_max,
+                                                   uint32_t *seg_count_p);
+
+/* Makes the shards visible and ends the lease, whatever comes of it. NULL or
+ * an array of one for each item of the reserve:
+ *   keep      zero: this one is given back instead; NULL: all are kept
+ *   crcs      CRC-32C (Castagnoli) of the item's bytes, by who wrote them;
+ *             NULL: computed here, by reading the memory
+ *   statuses  what came of each: LARDER_OK, E_STALE (reset meanwhile),
+ *             E_CANCELED (not kept), its status of the reserve (no room)...
+ * Over TCP this is where the bytes are sent. */
+LARDER_API larder_status_t larder_commit(larder_lease_t **lease_p,
+                                         const uint8_t *keep,
+                                         const uint32_t *crcs,
+                                         larder_status_t *statuses,
+                                         uint32_t timeout_ms);
+
+/* ---- tickets ------------------------------------------------------------ */
+
+/* larder_run() without waiting. items, and all that they point to, belong to
  * Larder until the ticket completes. E_BUSY: too many tickets (option
  * tickets); drain some. */
 typedef uint64_t larder_ticket_t;
@@ -471,8 +548,16 @@ typedef struct larder_stats {
     uint64_t io_uring; /* 1: io_uring, 0: threads with plain reads/writes */
     uint64_t disks;
     larder_disk_stats_t disk[LARDER_STATS_DISKS_MAX];
+    /* Of this handle, when it speaks to a daemon; 0 in an embedded one. */
+    uint64_t client_calls;        /* calls that needed the daemon */
+    uint64_t client_offline;      /* of those: not carried out for its sake */
+    uint64_t client_breaker;      /* times it was left alone for a while */
+    uint64_t client_connects;     /* sessions begun, the first included */
+    uint64_t client_late_replies; /* came after nobody waited any more */
+    uint64_t client_crc_failures; /* bytes that were not those saved */
 } larder_stats_t;
 
+/* With a daemon: of the session's tenant. LARDER_E_OFFLINE: not to be had. */
 LARDER_API larder_status_t larder_stats(larder_t *lar, larder_stats_t *out);
 
 /* The same and more as Prometheus text. Writes at most size bytes with a

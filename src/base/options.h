@@ -56,7 +56,7 @@
     X(connect, ENUM, CLIENT, "now", 0, 1,                                      \
       "now: opening waits for the daemon; lazy: it succeeds without one")      \
     X(connections, UINT, TCP, "2", 1, 64, "connections to each address")       \
-    X(spin_us, UINT, CLIENT | SERVE, "20", 0, 1000,                            \
+    X(spin_us, UINT, CLIENT | SERVE, "50", 0, 1000,                            \
       "how long to spin for a message before sleeping")                        \
     X(breaker_ms, UINT, CLIENT, "1000", 1, 3600000,                            \
       "pause after the node was not reached or did not answer in time")        \

@@ -129,13 +129,13 @@ void ldr_streams_close(ldr_streams_t *s)
 
 /* ---- whole pieces ---- */
 
-/* Sends or receives all of them, TLS or not. */
-static bool move(ldr_stream_t *s, uint8_t *at, size_t bytes, bool send)
+/* Sends or receives all of them. */
+static bool move_tls(ldr_stream_t *s, uint8_t *at, size_t bytes, bool out)
 {
     while (bytes > 0) {
         struct iovec iov = {at, bytes};
         ssize_t n =
-            send ? ldr_stream_write(s, &iov, 1) : ldr_stream_read(s, &iov, 1);
+            out ? ldr_stream_write(s, &iov, 1) : ldr_stream_read(s, &iov, 1);
 
         if (n > 0) {
             at += n;
@@ -145,6 +145,21 @@ static bool move(ldr_stream_t *s, uint8_t *at, size_t bytes, bool send)
                             UINT64_MAX) <= 0) {
             return false;
         }
+    }
+    return true;
+}
+
+static bool move_plain(int fd, uint8_t *at, size_t bytes, bool out)
+{
+    while (bytes > 0) {
+        ssize_t n =
+            out ? send(fd, at, bytes, MSG_NOSIGNAL) : recv(fd, at, bytes, 0);
+
+        if (n <= 0) {
+            return false;
+        }
+        at += n;
+        bytes -= (size_t)n;
     }
     return true;
 }
@@ -163,7 +178,9 @@ static bool end_run(void *arg)
     bool ok = true;
 
     for (uint64_t at = 0; at + e->size <= e->bytes && ok; at += e->size) {
-        ok = move(e->stream, e->at + at, e->size, e->send);
+        ok = e->stream->ssl != NULL
+                 ? move_tls(e->stream, e->at + at, e->size, e->send)
+                 : move_plain(e->stream->fd, e->at + at, e->size, e->send);
     }
     if (!ok) {
         shutdown(e->stream->fd, SHUT_RDWR); /* the other end must not wait */

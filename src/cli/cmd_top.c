@@ -26,7 +26,7 @@
 #define VALUES_MAX 64u
 #define INTERVAL_S 2u
 #define COLUMNS_MIN 40
-#define COLUMNS_PLAIN 100 /* where no terminal says otherwise */
+#define COLUMNS_PLAIN 255 /* where there is no terminal to be narrow */
 
 /* ---- the screen ---- */
 
@@ -85,7 +85,7 @@ static void show_terminal(const screen_t *s, bool colour)
         bool bold = s->lines[i].head && colour;
 
         printf("%s%s%s\033[K%s", bold ? "\033[1m" : "", s->lines[i].text,
-               bold ? "\033[0m" : "", i + 1 < rows ? "\r\n" : "");
+               bold ? "\033[0m" : "", i + 1 < rows ? "\n" : "");
     }
     if (s->count < rows) {
         printf("\033[J");
@@ -230,8 +230,15 @@ static void put_glance(const top_t *t, screen_t *s)
     double found =
         rate(t, "larder_matched_chunks_total", LDR_WHERE("outcome", "found"));
     double asked = rate(t, "larder_matched_chunks_total", LDR_ANYWHERE);
+    double would =
+        rate(t, "larder_observed_loads_total", LDR_WHERE("outcome", "hit"));
+    double watched = rate(t, "larder_observed_loads_total", LDR_ANYWHERE);
     double loads = dram + ssd + misses;
 
+    if (watched > 0) {
+        line(s, true, "observing: %s of %s shards/s would have hit",
+             percent(would, watched).text, count(watched).text);
+    }
     line(s, false,
          "hit rate %7s   dram %7s   ssd %7s   loads/s %7s   matched %7s",
          percent(dram + ssd, loads).text, percent(dram, loads).text,

@@ -1,9 +1,9 @@
 /*
- * The handle behind larder.h, on an embedded node: spaces, leases, and the
- * requests that are carried out for callers.
+ * The handle behind larder.h: spaces, leases, and the requests that are
+ * carried out for callers, on a backend (backend.h).
  *
  * Lock order: the node's lock, then lar->lock. lar->lock is never held while
- * the node is called.
+ * the backend is called.
  */
 #pragma once
 
@@ -11,25 +11,41 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/options.h"
+#include "client/backend.h"
 #include "larder/larder.h"
 #include "node/load.h"
 #include "node/node.h"
+#include "wire/wire.h"
 
 #define LDR_WINDOW 64u /* loads of one request in flight: bits of a mask */
 #define LDR_MEMORY_MAX 1024u
+
+/* How a daemon knows a space, kept by value: requests and leases may outlive
+ * the space's handle. */
+typedef struct ldr_space_ref {
+    uint64_t uid;  /* of this space alone, for ever */
+    uint32_t slot; /* its place in a session's table */
+    uint32_t shards;
+    uint8_t id[LDR_WIRE_ID_BYTES], check[LDR_WIRE_ID_BYTES];
+} ldr_space_ref_t;
 
 /* A request: a batch of items. A blocking call has it on its stack, a ticket
  * in the handle's pool. One thread at a time steps it. */
 typedef struct ldr_op {
     larder_t *lar;
     larder_op_t kind;
-    uint32_t space, shards;
+    uint32_t space, shards; /* space: an embedded node's number of it */
+    ldr_space_ref_t ref;
     larder_item_t *items;
     size_t count;
     uint32_t flags;
     uint64_t deadline_ns;
     bool canceled;
 
+    /* Of an embedded node (local.c) */
     size_t next;         /* first item not begun */
     uint64_t used_mask;  /* loads in use */
     uint64_t ready_mask; /* of those, settled; under lar->lock */
@@ -59,25 +75,50 @@ typedef struct ldr_op_list {
 } ldr_op_list_t;
 
 struct larder_space {
-    larder_t *lar; /* NULL: the handle is closed */
-    uint32_t number;
+    larder_t *lar;   /* NULL: the handle is closed */
+    uint32_t number; /* an embedded node's */
     uint32_t shards;
     uint32_t chunk_tokens;
     uint8_t root[32];
+    ldr_space_ref_t ref;
     larder_space_t *prev, *next;
 };
 
+/* One item of a reservation. */
+typedef struct ldr_room {
+    larder_status_t status; /* OK: it has room */
+    size_t length;
+    uint64_t lease;          /* local: the shard; remote: the lease's number */
+    uint32_t seg, seg_count; /* shm: in the lease's segments */
+    uint8_t *memory;         /* tcp: private, until it is sent */
+    ldr_save_row_t save;     /* tcp */
+} ldr_room_t;
+
 struct larder_lease {
     larder_t *lar; /* NULL: the handle is closed, nothing is held */
+    ldr_space_ref_t space;
+    uint32_t number; /* an embedded node's number of the space */
     uint32_t chunks, shards;
     uint32_t capacity; /* of ids */
+    bool reserved;     /* for writing: rooms; otherwise chunks * shards */
+    ldr_room_t *rooms;
+    uint32_t room_count;
+    uint32_t booked; /* shards that count against option leases */
+    void *held;      /* what a remote backend keeps */
     larder_lease_t *prev, *next;
     uint32_t ids[]; /* resident shards: chunk * shards + shard */
 };
 
 struct larder {
-    ldr_node_t *node;
-    uint64_t fork_count; /* when it was opened */
+    const ldr_backend_t *backend;
+    ldr_node_t *node;          /* of an embedded handle; NULL otherwise */
+    struct ldr_remote *remote; /* of one that speaks to a daemon */
+    const ldr_options_t *options;
+    const ldr_clock_t *clock;
+    const ldr_log_t *log;
+    const bool *poisoned; /* a broken invariant was seen */
+    bool manual;          /* no threads: the node's driver is the caller */
+    uint64_t fork_count;  /* when it was opened */
 
     pthread_mutex_t lock;
     pthread_cond_t work;    /* for workers: something is queued */
@@ -91,6 +132,7 @@ struct larder {
     unsigned worker_count;
 
     larder_space_t *spaces;
+    uint64_t space_uid; /* of the last one opened */
     larder_lease_t *leases;
     larder_lease_t *lease_cache; /* freed ones, for the next stage */
     unsigned lease_cached;
@@ -112,10 +154,24 @@ uint64_t ldr_deadline(const larder_t *lar, uint32_t timeout_ms);
 /* Opens the handle on a node made by the caller: larder_open() and tests. */
 larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p);
 
-/* Tickets (ops.c) */
+/* ---- requests and tickets (ops.c) ---- */
+
 larder_status_t ldr_ops_create(larder_t *lar);
 /* Ends all tickets and the workers. */
 void ldr_ops_destroy(larder_t *lar);
 
-/* Leases (lease.c) */
+/* Sets the item's results to nothing, and checks what is given. */
+larder_status_t ldr_item_check(larder_op_t kind, uint32_t shards,
+                               larder_item_t *item);
+
+/* The load of this bit has settled: whoever steps the request hears of it. */
+void ldr_op_ready(ldr_op_t *op, uint64_t bit);
+
+static inline ldr_stop_t ldr_op_stop(const ldr_op_t *op)
+{
+    return (ldr_stop_t){&op->canceled, op->deadline_ns};
+}
+
+/* ---- leases (lease.c) ---- */
+
 void ldr_leases_close(larder_t *lar);

@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "client/client.h"
+#include "client/remote.h"
 
 /* The secret of tenants that have none: not secret, but the same everywhere,
  * so that nodes and engines agree without configuration. */
@@ -44,7 +45,7 @@ larder_status_t ldr_handle_check(const larder_t *lar)
                         "the handle was opened by the parent process: open "
                         "one of your own");
     }
-    if (__atomic_load_n(&lar->node->poisoned, __ATOMIC_RELAXED)) {
+    if (__atomic_load_n(lar->poisoned, __ATOMIC_RELAXED)) {
         return ldr_fail(LARDER_E_POISONED,
                         "a broken invariant was found, see the log: close the "
                         "handle and open it again");
@@ -69,9 +70,9 @@ uint64_t ldr_deadline(const larder_t *lar, uint32_t timeout_ms)
         return UINT64_MAX;
     }
     if (timeout_ms == 0) {
-        timeout_ms = (uint32_t)lar->node->options.timeout_ms;
+        timeout_ms = (uint32_t)lar->options->timeout_ms;
     }
-    return ldr_now_ns(lar->node->clock) + (uint64_t)timeout_ms * 1000000u;
+    return ldr_now_ns(lar->clock) + (uint64_t)timeout_ms * 1000000u;
 }
 
 const char *larder_last_error(void)
@@ -81,17 +82,75 @@ const char *larder_last_error(void)
 
 /* ---- open and close ---- */
 
-larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
+/* A handle without a backend. */
+static larder_t *handle_new(void)
 {
     larder_t *lar = ldr_alloc(sizeof(*lar));
 
     if (lar == NULL) {
-        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
+        ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
+        return NULL;
     }
     pthread_once(&fork_once, fork_watch);
-    lar->node = node;
     lar->fork_count = fork_count;
+    return lar;
+}
+
+larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
+{
+    larder_t *lar = handle_new();
+
+    if (lar == NULL) {
+        return LARDER_E_NO_MEMORY;
+    }
+    lar->backend = &ldr_backend_local;
+    lar->node = node;
+    lar->options = &node->options;
+    lar->clock = node->clock;
+    lar->log = &node->log;
+    lar->poisoned = &node->poisoned;
+    lar->manual = node->manual;
     larder_status_t st = ldr_ops_create(lar);
+    if (st != LARDER_OK) {
+        ldr_free(lar);
+        return st;
+    }
+    *lar_p = lar;
+    return LARDER_OK;
+}
+
+static larder_status_t open_embedded(const ldr_options_t *options,
+                                     const ldr_log_t *log, larder_t **lar_p)
+{
+    ldr_node_env_t env = {.log = *log};
+    ldr_node_t *node;
+    larder_status_t st = ldr_node_open(options, &env, &node);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = ldr_handle_open(node, lar_p);
+    if (st != LARDER_OK) {
+        ldr_node_close(node, 0);
+    }
+    return st;
+}
+
+static larder_status_t open_remote(const ldr_options_t *options,
+                                   const ldr_log_t *log, larder_t **lar_p)
+{
+    larder_t *lar = handle_new();
+
+    if (lar == NULL) {
+        return LARDER_E_NO_MEMORY;
+    }
+    larder_status_t st = ldr_remote_open(lar, options, log);
+    if (st == LARDER_OK) {
+        st = ldr_ops_create(lar);
+        if (st != LARDER_OK) {
+            lar->backend->close(lar, 0);
+        }
+    }
     if (st != LARDER_OK) {
         ldr_free(lar);
         return st;
@@ -103,28 +162,26 @@ larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
 larder_status_t larder_open(const char *url, const larder_open_params_t *params,
                             larder_t **lar_p)
 {
-    ldr_options_t options;
-    ldr_node_env_t env = {0};
-    ldr_node_t *node;
+    ldr_log_t log = {0};
 
     ldr_fail_clear();
     if (url == NULL || lar_p == NULL) {
         return ldr_fail(LARDER_E_INVALID, "url or lar_p is NULL");
     }
     if (params != NULL && (params->field_mask & LARDER_OPEN_LOG) != 0) {
-        env.log = (ldr_log_t){params->log, params->log_arg};
+        log = (ldr_log_t){params->log, params->log_arg};
     }
-    larder_status_t st = ldr_options_parse(url, &options);
+    ldr_options_t *options = ldr_alloc(sizeof(*options)); /* many texts */
+    if (options == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
+    }
+    larder_status_t st = ldr_options_parse(url, options);
     if (st == LARDER_OK) {
-        st = ldr_node_open(&options, &env, &node);
+        st = options->scheme == LDR_SCHEME_EMBED
+                 ? open_embedded(options, &log, lar_p)
+                 : open_remote(options, &log, lar_p);
     }
-    if (st != LARDER_OK) {
-        return st;
-    }
-    st = ldr_handle_open(node, lar_p);
-    if (st != LARDER_OK) {
-        ldr_node_close(node, 0);
-    }
+    ldr_free(options);
     return st;
 }
 
@@ -146,16 +203,20 @@ larder_status_t larder_close(larder_t **lar_p, uint32_t timeout_ms)
     for (larder_space_t *s = lar->spaces; s != NULL; s = s->next) {
         s->lar = NULL;
     }
-    st = ldr_node_close(lar->node, deadline_ns);
+    st = lar->backend->close(lar, deadline_ns);
     ldr_free(lar);
     return st;
 }
 
 /* ---- spaces ---- */
 
-static larder_status_t space_params(const larder_space_params_t *p,
+static larder_status_t space_params(const larder_t *lar,
+                                    const larder_space_params_t *p,
                                     larder_space_params_t *out)
 {
+    /* A daemon knows a session's tenant, and believes nobody else. */
+    const char *session = lar->remote != NULL ? lar->options->tenant : NULL;
+
     if (p == NULL || p->descriptor == NULL || p->descriptor_bytes == 0 ||
         p->descriptor_bytes > DESCRIPTOR_MAX) {
         return ldr_fail(LARDER_E_INVALID,
@@ -164,7 +225,7 @@ static larder_status_t space_params(const larder_space_params_t *p,
     }
     *out = *p;
     if ((p->field_mask & LARDER_SPACE_TENANT) == 0) {
-        out->tenant = "default";
+        out->tenant = session != NULL ? session : "default";
     }
     if ((p->field_mask & LARDER_SPACE_SECRET) == 0) {
         out->secret = default_secret;
@@ -180,6 +241,12 @@ static larder_status_t space_params(const larder_space_params_t *p,
         strlen(out->tenant) > TENANT_MAX) {
         return ldr_fail(LARDER_E_INVALID, "a tenant's name has 1 to %u bytes",
                         TENANT_MAX);
+    }
+    if (session != NULL && strcmp(out->tenant, session) != 0) {
+        return ldr_fail(LARDER_E_DENIED,
+                        "tenant '%s' in a session of tenant '%s': put "
+                        "tenant=%s into the URL",
+                        out->tenant, session, out->tenant);
     }
     if (out->secret == NULL || out->secret_bytes == 0) {
         return ldr_fail(LARDER_E_INVALID, "the secret of tenant '%s' is empty",
@@ -199,8 +266,7 @@ static larder_status_t space_params(const larder_space_params_t *p,
 }
 
 /* The space's root and ids: nobody can compute them without the secret. */
-static bool space_names(const larder_space_params_t *p, uint8_t root[32],
-                        ldr_space_info_t *info)
+static bool space_names(const larder_space_params_t *p, larder_space_t *space)
 {
     uint8_t fixed[12], digest[32];
     ldr_piece_t parts[] = {
@@ -209,9 +275,7 @@ static bool space_names(const larder_space_params_t *p, uint8_t root[32],
         {p->tenant, strlen(p->tenant)},
         {p->descriptor, p->descriptor_bytes},
     };
-    ldr_piece_t id[] = {{"larder id 1", 11}, {root, 32}};
-    ldr_piece_t tenant[] = {{"larder tenant 1", 15},
-                            {p->tenant, strlen(p->tenant)}};
+    ldr_piece_t id[] = {{"larder id 1", 11}, {space->root, 32}};
     ldr_piece_t check[] = {{"larder check 1", 14},
                            {p->tenant, strlen(p->tenant)}};
 
@@ -219,21 +283,46 @@ static bool space_names(const larder_space_params_t *p, uint8_t root[32],
     ldr_put32(fixed, (uint32_t)strlen(p->tenant));
     ldr_put32(fixed + 4, p->shards);
     ldr_put32(fixed + 8, p->chunk_tokens);
-    if (!ldr_hmac_sha256(p->secret, p->secret_bytes, parts, 4, root) ||
+    if (!ldr_hmac_sha256(p->secret, p->secret_bytes, parts, 4, space->root) ||
         !ldr_sha256(id, 2, digest)) {
         return false;
     }
-    memcpy(info->space_id, digest, LDR_ID_BYTES);
-    if (!ldr_sha256(tenant, 2, digest)) {
-        return false;
-    }
-    memcpy(info->tenant_id, digest, LDR_ID_BYTES);
+    memcpy(space->ref.id, digest, sizeof(space->ref.id));
     if (!ldr_hmac_sha256(p->secret, p->secret_bytes, check, 2, digest)) {
         return false;
     }
-    memcpy(info->tenant_check, digest, LDR_ID_BYTES);
-    info->tenant = p->tenant;
+    memcpy(space->ref.check, digest, sizeof(space->ref.check));
     return true;
+}
+
+/* The first place in the sessions' tables that no space of the handle has.
+ * With lar->lock. */
+static uint32_t free_slot(const larder_t *lar)
+{
+    for (uint32_t slot = 0;; slot++) {
+        const larder_space_t *s = lar->spaces;
+
+        while (s != NULL && s->ref.slot != slot) {
+            s = s->next;
+        }
+        if (s == NULL) {
+            return slot;
+        }
+    }
+}
+
+static void space_unlink(larder_t *lar, larder_space_t *space)
+{
+    pthread_mutex_lock(&lar->lock);
+    if (space->prev != NULL) {
+        space->prev->next = space->next;
+    } else {
+        lar->spaces = space->next;
+    }
+    if (space->next != NULL) {
+        space->next->prev = space->prev;
+    }
+    pthread_mutex_unlock(&lar->lock);
 }
 
 larder_status_t larder_space_open(larder_t *lar,
@@ -241,12 +330,11 @@ larder_status_t larder_space_open(larder_t *lar,
                                   larder_space_t **space_p)
 {
     larder_space_params_t p = {0};
-    ldr_space_info_t info;
     larder_status_t st = ldr_handle_check(lar);
 
     if (st == LARDER_OK) {
         st = space_p == NULL ? ldr_fail(LARDER_E_INVALID, "space_p is NULL")
-                             : space_params(params, &p);
+                             : space_params(lar, params, &p);
     }
     if (st != LARDER_OK) {
         return st;
@@ -255,23 +343,29 @@ larder_status_t larder_space_open(larder_t *lar,
     if (space == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a space");
     }
-    space->shards = p.shards;
-    space->chunk_tokens = p.chunk_tokens;
-    st = space_names(&p, space->root, &info)
-             ? ldr_node_space(lar->node, &info, &space->number)
-             : ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
-    if (st != LARDER_OK) {
-        ldr_free(space);
-        return st;
-    }
     space->lar = lar;
+    space->shards = space->ref.shards = p.shards;
+    space->chunk_tokens = p.chunk_tokens;
+    if (!space_names(&p, space)) {
+        ldr_free(space);
+        return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
+    }
+    /* It has its place before a backend is told of it. */
     pthread_mutex_lock(&lar->lock);
+    space->ref.slot = lar->remote != NULL ? free_slot(lar) : 0;
+    space->ref.uid = ++lar->space_uid;
     space->next = lar->spaces;
     if (space->next != NULL) {
         space->next->prev = space;
     }
     lar->spaces = space;
     pthread_mutex_unlock(&lar->lock);
+    st = lar->backend->space_open(lar, space, p.tenant);
+    if (st != LARDER_OK) {
+        space_unlink(lar, space);
+        ldr_free(space);
+        return st;
+    }
     *space_p = space;
     return LARDER_OK;
 }
@@ -289,16 +383,7 @@ void larder_space_close(larder_space_t **space_p)
         if (ldr_handle_check(lar) == LARDER_E_FORKED) {
             return;
         }
-        pthread_mutex_lock(&lar->lock);
-        if (space->prev != NULL) {
-            space->prev->next = space->next;
-        } else {
-            lar->spaces = space->next;
-        }
-        if (space->next != NULL) {
-            space->next->prev = space->prev;
-        }
-        pthread_mutex_unlock(&lar->lock);
+        space_unlink(lar, space);
     }
     ldr_free(space);
 }
@@ -307,9 +392,9 @@ larder_status_t larder_space_reset(larder_space_t *space, uint32_t timeout_ms)
 {
     larder_status_t st = ldr_space_check(space);
 
-    (void)timeout_ms; /* two writes of a superblock: the disk's own time */
     return st != LARDER_OK ? st
-                           : ldr_node_reset(space->lar->node, space->number);
+                           : space->lar->backend->reset(
+                                 space, ldr_deadline(space->lar, timeout_ms));
 }
 
 /* ---- chains ---- */
@@ -371,9 +456,15 @@ larder_status_t larder_match(larder_space_t *space, const larder_key_t *keys,
         group >= LARDER_GROUPS_MAX || count > UINT32_MAX) {
         return ldr_fail(LARDER_E_INVALID, "keys, group or out");
     }
-    ldr_node_match(space->lar->node, space->number, space->shards, group, keys,
-                   count, out);
-    return LARDER_OK;
+    larder_match_t match;
+    larder_t *lar = space->lar;
+    uint64_t deadline_ns =
+        lar->node != NULL ? UINT64_MAX : ldr_deadline(lar, 0);
+    st = lar->backend->match(space, keys, count, group, deadline_ns, &match);
+    if (st == LARDER_OK) {
+        *out = match;
+    }
+    return st;
 }
 
 /* ---- the rest ---- */
@@ -389,9 +480,7 @@ larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
     if (tier != LARDER_TIER_DRAM && tier != LARDER_TIER_SSD) {
         return ldr_fail(LARDER_E_INVALID, "tier %d", (int)tier);
     }
-    st = ldr_node_flush(lar->node, tier, ldr_deadline(lar, timeout_ms));
-    return st == LARDER_OK ? st
-                           : ldr_fail(st, "flush: %s", larder_status_text(st));
+    return lar->backend->flush(lar, tier, ldr_deadline(lar, timeout_ms));
 }
 
 larder_status_t larder_memory_register(larder_t *lar, void *base, size_t bytes,
@@ -454,7 +543,7 @@ larder_status_t larder_memory_deregister(larder_t *lar, void *base)
 larder_status_t larder_stats(larder_t *lar, larder_stats_t *out)
 {
     larder_status_t st = ldr_handle_check(lar);
-    larder_stats_t all;
+    larder_stats_t all = {0};
 
     if (st != LARDER_OK) {
         return st;
@@ -464,10 +553,12 @@ larder_status_t larder_stats(larder_t *lar, larder_stats_t *out)
                         "set struct_bytes to the size of your struct");
     }
     size_t bytes = ldr_min64(out->struct_bytes, sizeof(all));
-    ldr_node_stats(lar->node, &all);
-    all.struct_bytes = bytes;
-    memcpy(out, &all, bytes);
-    return LARDER_OK;
+    st = lar->backend->stats(lar, ldr_deadline(lar, 0), &all);
+    if (st == LARDER_OK) {
+        all.struct_bytes = bytes;
+        memcpy(out, &all, bytes);
+    }
+    return st;
 }
 
 larder_status_t larder_metrics(larder_t *lar, char *text, size_t size,
@@ -481,6 +572,6 @@ larder_status_t larder_metrics(larder_t *lar, char *text, size_t size,
     if (length_p == NULL || (text == NULL && size > 0)) {
         return ldr_fail(LARDER_E_INVALID, "text or length_p is NULL");
     }
-    *length_p = ldr_node_metrics(lar->node, text, size);
-    return LARDER_OK;
+    return lar->backend->metrics(lar, ldr_deadline(lar, 0), text, size,
+                                 length_p);
 }

@@ -1,13 +1,13 @@
 /*
  * Requests: one way of carrying them out, whoever does it. A blocking call
- * steps its request itself; tickets are stepped by the workers.
+ * steps its request itself; tickets are stepped by the workers. What a step
+ * does is the backend's.
  *
  * Invariants
  *  1. One thread at a time steps a request: the caller, or the worker that
  *     took it from the queue (state RUNNING).
- *  2. A load in used_mask is waiting, or settled and in ready_mask soon.
- *     ready() only sets a bit and wakes the one who steps; `again` tells a
- *     worker that has it in its hands.
+ *  2. ldr_op_ready() only sets a bit and wakes the one who steps; `again`
+ *     tells a worker that has it in its hands.
  *  3. A ticket's items are not touched after its state is DONE.
  */
 #include <stdlib.h>
@@ -66,19 +66,19 @@ static larder_status_t check_buffers(const larder_item_t *item, bool written)
                : LARDER_OK;
 }
 
-/* Sets the item's results to nothing, and checks what is given. */
-static larder_status_t check_item(const ldr_op_t *op, larder_item_t *item)
+larder_status_t ldr_item_check(larder_op_t kind, uint32_t shards,
+                               larder_item_t *item)
 {
     item->cause = LARDER_CAUSE_NONE;
     item->length = 0;
     if (item->key == NULL || item->group >= LARDER_GROUPS_MAX ||
-        item->shard >= op->shards || item->depth > LDR_DEPTH_MAX) {
+        item->shard >= shards || item->depth > LDR_DEPTH_MAX) {
         return ldr_fail(LARDER_E_INVALID,
                         "key, group %u, shard %u of %u, or depth %u",
-                        item->group, item->shard, op->shards, item->depth);
+                        item->group, item->shard, shards, item->depth);
     }
-    if (op->kind == LARDER_OP_PUT || op->kind == LARDER_OP_GET) {
-        return check_buffers(item, op->kind == LARDER_OP_GET);
+    if (kind == LARDER_OP_PUT || kind == LARDER_OP_GET) {
+        return check_buffers(item, kind == LARDER_OP_GET);
     }
     return LARDER_OK;
 }
@@ -117,22 +117,12 @@ static void op_queue(larder_t *lar, ldr_op_t *op)
     pthread_cond_signal(&lar->work);
 }
 
-/* ---- carrying out ---- */
-
-static larder_status_t stopped(const ldr_op_t *op)
+void ldr_op_ready(ldr_op_t *op, uint64_t bit)
 {
-    ldr_stop_t stop = {&op->canceled, op->deadline_ns};
-
-    return ldr_node_stopped(op->lar->node, &stop);
-}
-
-static void load_ready(ldr_load_t *load)
-{
-    ldr_op_t *op = load->arg;
     larder_t *lar = op->lar;
 
     pthread_mutex_lock(&lar->lock);
-    op->ready_mask |= (uint64_t)1 << (load - op->loads);
+    op->ready_mask |= bit;
     if (op->wake != NULL) {
         pthread_cond_signal(op->wake);
     } else if (op->state == LDR_OP_WAITING) {
@@ -141,220 +131,6 @@ static void load_ready(ldr_load_t *load)
         op->again = true;
     }
     pthread_mutex_unlock(&lar->lock);
-}
-
-/* Copies a settled load out and books it. */
-static void load_finish(ldr_op_t *op, unsigned slot)
-{
-    ldr_node_t *node = op->lar->node;
-    ldr_load_t *load = &op->loads[slot];
-    larder_item_t *item = &op->items[op->load_item[slot]];
-    ldr_stop_t stop = {&op->canceled, op->deadline_ns};
-
-    if (load->status == LARDER_OK) {
-        item->length = load->length;
-        ldr_load_copy(node, load, &stop);
-    }
-    if (load->status == LARDER_OK && load->from_ssd) {
-        op->ssd_bytes += load->length;
-    }
-    ldr_load_end(node, load, false);
-    item->status = load->status;
-    item->cause = load->cause;
-    op->used_mask &= ~((uint64_t)1 << slot);
-}
-
-/* Begins as many gets as the window takes; gives those settled at once. */
-static uint64_t loads_begin(ldr_op_t *op)
-{
-    uint64_t settled = 0;
-    bool waits = false;
-
-    while (op->next < op->count && op->used_mask != UINT64_MAX) {
-        larder_item_t *item = &op->items[op->next];
-        unsigned slot = (unsigned)__builtin_ctzll(~op->used_mask);
-        ldr_load_t *load = &op->loads[slot];
-
-        item->status = check_item(op, item);
-        if (item->status == LARDER_OK) {
-            load->target = (ldr_target_t){op->space, op->shards, item};
-            load->ready = load_ready;
-            load->arg = op;
-            op->load_item[slot] = op->next;
-            op->used_mask |= (uint64_t)1 << slot;
-            if (!ldr_load_begin(op->lar->node, load)) {
-                waits = true;
-            } else if (load->cause == LARDER_CAUSE_FULL &&
-                       op->used_mask != (uint64_t)1 << slot) {
-                /* Its own siblings hold the room: after them. */
-                op->used_mask &= ~((uint64_t)1 << slot);
-                break;
-            } else {
-                settled |= (uint64_t)1 << slot;
-            }
-        }
-        op->next++;
-    }
-    if (waits) {
-        ldr_node_reads_go(op->lar->node);
-    }
-    return settled;
-}
-
-static uint64_t take_ready(ldr_op_t *op)
-{
-    pthread_mutex_lock(&op->lar->lock);
-    uint64_t ready = op->ready_mask;
-    op->ready_mask = 0;
-    pthread_mutex_unlock(&op->lar->lock);
-    return ready;
-}
-
-/* A get or exists that will not be begun: canceled, or a miss for its
- * deadline, which is counted. */
-static void load_refuse(ldr_op_t *op, larder_item_t *item, larder_status_t why)
-{
-    ldr_load_t load = {.status = why, .shard = LDR_NIL, .chunk = LDR_NIL};
-
-    ldr_load_end(op->lar->node, &load, false);
-    item->status = load.status;
-    item->cause = load.cause;
-}
-
-/* Late or canceled: what waits is given up, what was not begun stays so. */
-static void loads_stop(ldr_op_t *op, larder_status_t why)
-{
-    for (uint64_t m = op->used_mask; m != 0; m &= m - 1) {
-        unsigned slot = (unsigned)__builtin_ctzll(m);
-
-        ldr_load_abandon(op->lar->node, &op->loads[slot], why);
-        load_finish(op, slot);
-    }
-    op->ready_mask = 0;
-    for (; op->next < op->count; op->next++) {
-        larder_item_t *item = &op->items[op->next];
-
-        item->status = check_item(op, item);
-        if (item->status == LARDER_OK) {
-            load_refuse(op, item, why);
-        }
-    }
-}
-
-/* True: all items are done. False: some wait for a disk. */
-static bool step_get(ldr_op_t *op)
-{
-    for (;;) {
-        larder_status_t why = stopped(op);
-
-        if (why != LARDER_OK) {
-            loads_stop(op, why);
-            return true;
-        }
-        uint64_t ready = loads_begin(op);
-        if (op->used_mask & ~ready) {
-            ready |= take_ready(op);
-        }
-        if (ready == 0) {
-            return op->used_mask == 0 && op->next == op->count;
-        }
-        for (; ready != 0; ready &= ready - 1) {
-            load_finish(op, (unsigned)__builtin_ctzll(ready));
-        }
-    }
-}
-
-static void run_put(ldr_op_t *op)
-{
-    ldr_stop_t stop = {&op->canceled, op->deadline_ns};
-    bool verify = (op->flags & LARDER_VERIFY_PUT) != 0;
-
-    for (size_t i = 0; i < op->count; i++) {
-        larder_item_t *item = &op->items[i];
-        ldr_target_t t = {op->space, op->shards, item};
-
-        item->status = check_item(op, item);
-        if (item->status == LARDER_OK) {
-            ldr_node_put(op->lar->node, &t, verify, &stop);
-        } else {
-            ldr_node_count_bad(op->lar->node);
-        }
-    }
-}
-
-static void run_exists(ldr_op_t *op)
-{
-    for (size_t i = 0; i < op->count; i++) {
-        larder_item_t *item = &op->items[i];
-        ldr_target_t t = {op->space, op->shards, item};
-
-        item->status = check_item(op, item);
-        if (item->status == LARDER_OK) {
-            larder_status_t why = stopped(op);
-
-            if (why == LARDER_OK) {
-                ldr_node_exists(op->lar->node, &t);
-            } else {
-                load_refuse(op, item, why);
-            }
-        }
-    }
-}
-
-/* Bad items divide the batch: what is good is removed in runs. */
-static void run_remove(ldr_op_t *op)
-{
-    ldr_stop_t stop = {&op->canceled, op->deadline_ns};
-    size_t begin = 0;
-
-    for (size_t i = 0; i <= op->count; i++) {
-        larder_status_t st =
-            i < op->count ? check_item(op, &op->items[i]) : LARDER_E_INVALID;
-
-        if (st == LARDER_OK) {
-            st = stopped(op); /* what is not begun stays so */
-        }
-        if (st == LARDER_OK) {
-            continue;
-        }
-        if (i > begin) {
-            ldr_node_remove(op->lar->node, op->space, op->items + begin,
-                            i - begin, &stop);
-        }
-        if (i < op->count) {
-            op->items[i].status = st;
-        }
-        begin = i + 1;
-    }
-}
-
-static bool step(ldr_op_t *op)
-{
-    switch (op->kind) {
-    case LARDER_OP_PUT:
-        run_put(op);
-        return true;
-    case LARDER_OP_GET:
-        return step_get(op);
-    case LARDER_OP_EXISTS:
-        run_exists(op);
-        return true;
-    default:
-        run_remove(op);
-        return true;
-    }
-}
-
-static void measure(ldr_op_t *op)
-{
-    if (op->ssd_bytes > 0) {
-        ldr_node_t *node = op->lar->node;
-        uint64_t ns = ldr_now_ns(node->clock) - op->begin_ns;
-
-        ldr_node_lock(node);
-        ldr_node_measured(node, LARDER_TIER_SSD, op->ssd_bytes, ns);
-        ldr_node_unlock(node);
-    }
 }
 
 /* ---- blocking ---- */
@@ -381,6 +157,7 @@ static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
     op->kind = kind;
     op->space = space->number;
     op->shards = space->shards;
+    op->ref = space->ref;
     op->items = items;
     op->count = count;
     op->flags =
@@ -392,31 +169,10 @@ static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
     op->next = 0;
     op->used_mask = op->ready_mask = 0;
     op->ssd_bytes = 0;
-    op->begin_ns = ldr_now_ns(op->lar->node->clock);
+    op->begin_ns = ldr_now_ns(op->lar->clock);
     op->wake = NULL;
     op->again = false;
     return LARDER_OK;
-}
-
-/* What a get's wait is over for: a load settled, or the deadline. */
-static void op_wait(ldr_op_t *op)
-{
-    larder_t *lar = op->lar;
-
-    if (lar->node->manual) {
-        ldr_node_step(lar->node);
-        return;
-    }
-    pthread_mutex_lock(&lar->lock);
-    while (op->ready_mask == 0) {
-        if (op->deadline_ns == UINT64_MAX) {
-            pthread_cond_wait(op->wake, &lar->lock);
-        } else if (!ldr_cond_wait_until(op->wake, &lar->lock,
-                                        op->deadline_ns)) {
-            break;
-        }
-    }
-    pthread_mutex_unlock(&lar->lock);
 }
 
 larder_status_t larder_run(larder_space_t *space, larder_op_t kind,
@@ -432,10 +188,9 @@ larder_status_t larder_run(larder_space_t *space, larder_op_t kind,
     }
     ldr_cond_init(&wake);
     op.wake = &wake;
-    while (!step(&op)) {
-        op_wait(&op);
+    while (!op.lar->backend->step(&op)) {
+        op.lar->backend->wait(&op);
     }
-    measure(&op);
     pthread_cond_destroy(&wake);
     return LARDER_OK;
 }
@@ -454,7 +209,7 @@ static void op_done(larder_t *lar, ldr_op_t *op)
     pthread_cond_broadcast(&lar->drained);
     /* The descriptor is readable exactly while the list is not empty. */
     if (first && write(lar->event_fd, &one, sizeof(one)) < 0) {
-        ldr_warn(&lar->node->log, "cannot signal the event descriptor");
+        ldr_warn(lar->log, "cannot signal the event descriptor");
     }
 }
 
@@ -462,10 +217,10 @@ static void op_done(larder_t *lar, ldr_op_t *op)
  * again. Gives when to look next. With lar->lock. */
 static uint64_t wake_late(larder_t *lar)
 {
-    uint64_t now_ns = ldr_now_ns(lar->node->clock);
+    uint64_t now_ns = ldr_now_ns(lar->clock);
     uint64_t next = now_ns + 3600000000000u;
 
-    for (uint64_t i = 0; i < lar->node->options.tickets; i++) {
+    for (uint64_t i = 0; i < lar->options->tickets; i++) {
         ldr_op_t *op = &lar->ops[i];
 
         if (op->state != LDR_OP_WAITING) {
@@ -508,10 +263,7 @@ static void *worker_main(void *arg)
             watched = false;
         }
         pthread_mutex_unlock(&lar->lock);
-        bool all = step(op);
-        if (all) {
-            measure(op);
-        }
+        bool all = lar->backend->step(op);
         pthread_mutex_lock(&lar->lock);
         if (all) {
             op_done(lar, op);
@@ -549,7 +301,7 @@ larder_status_t larder_submit(larder_space_t *space, larder_op_t kind,
         return ldr_fail(LARDER_E_BUSY,
                         "all %llu tickets are in use: drain "
                         "completions, or raise tickets",
-                        (unsigned long long)lar->node->options.tickets);
+                        (unsigned long long)lar->options->tickets);
     }
     st = op_prepare(op, space, kind, items, count, params);
     pthread_mutex_lock(&lar->lock);
@@ -558,7 +310,7 @@ larder_status_t larder_submit(larder_space_t *space, larder_op_t kind,
             items[i].status = LARDER_PENDING;
         }
         /* The slot's number, and how often it was used. */
-        op->ticket += lar->node->options.tickets;
+        op->ticket += lar->options->tickets;
         *ticket_p = op->ticket;
         op_queue(lar, op);
     } else {
@@ -607,7 +359,7 @@ larder_status_t larder_drain(larder_t *lar, larder_completion_t *out,
     }
     if (count > 0 && lar->done.head == NULL &&
         read(lar->event_fd, &ignored, sizeof(ignored)) < 0) {
-        ldr_warn(&lar->node->log, "cannot clear the event descriptor");
+        ldr_warn(lar->log, "cannot clear the event descriptor");
     }
     pthread_mutex_unlock(&lar->lock);
     *count_p = count;
@@ -621,7 +373,7 @@ larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket)
     if (st != LARDER_OK) {
         return st;
     }
-    ldr_op_t *op = &lar->ops[ticket % lar->node->options.tickets];
+    ldr_op_t *op = &lar->ops[ticket % lar->options->tickets];
     st = LARDER_MISS;
     pthread_mutex_lock(&lar->lock);
     if (op->ticket == ticket && op->state != LDR_OP_FREE &&
@@ -640,7 +392,7 @@ larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket)
 
 larder_status_t ldr_ops_create(larder_t *lar)
 {
-    const ldr_options_t *o = &lar->node->options;
+    const ldr_options_t *o = lar->options;
 
     pthread_mutex_init(&lar->lock, NULL);
     ldr_cond_init(&lar->work);
@@ -657,7 +409,7 @@ larder_status_t ldr_ops_create(larder_t *lar)
         lar->ops[i].link = lar->op_free;
         lar->op_free = &lar->ops[i];
     }
-    for (unsigned i = 0; i < o->workers && !lar->node->manual; i++) {
+    for (unsigned i = 0; i < o->workers && !lar->manual; i++) {
         if (!ldr_thread_start(&lar->workers[i], "larder-worker", worker_main,
                               lar)) {
             ldr_ops_destroy(lar);
@@ -672,8 +424,7 @@ void ldr_ops_destroy(larder_t *lar)
 {
     pthread_mutex_lock(&lar->lock);
     lar->stop = true;
-    for (uint64_t i = 0; lar->ops != NULL && i < lar->node->options.tickets;
-         i++) {
+    for (uint64_t i = 0; lar->ops != NULL && i < lar->options->tickets; i++) {
         /* Free and done ones do not mind. Workers end when none is left that
          * is queued or running; those that wait are queued by wake_late(). */
         __atomic_store_n(&lar->ops[i].canceled, true, __ATOMIC_RELAXED);

@@ -200,8 +200,10 @@ int ldr_stream_handshake(ldr_stream_t *s)
         return 0;
     }
     long verdict = ldr_ssl.SSL_get_verify_result(s->ssl);
-    bool no_certificate = ERR_GET_REASON(ERR_peek_error()) ==
-                          SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE;
+    unsigned long first = ERR_peek_error();
+    bool no_certificate =
+        ERR_GET_LIB(first) == ERR_LIB_SSL &&
+        ERR_GET_REASON(first) == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE;
     error = tls_failure(s, result, error);
     if (error == -EAGAIN) {
         return error;

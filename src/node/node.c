@@ -209,6 +209,11 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
     if (st == LARDER_OK) {
         st = ldr_memory_open(node, ldr_rand_next(&node->rand));
     }
+    for (unsigned i = 0; i < env->tenant_count && st == LARDER_OK; i++) {
+        uint32_t tenant;
+
+        st = ldr_node_tenant(node, &env->tenants[i], &tenant);
+    }
     if (st == LARDER_OK) {
         st = ldr_reads_create(node);
     }

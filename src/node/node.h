@@ -46,6 +46,10 @@ typedef struct ldr_node_env {
      * NULL: nobody maps extents. */
     void (*revoke)(void *arg, uint32_t extent, uint32_t generation);
     void *revoke_arg;
+    /* Tenants with limits, known before the disks begin to work; more can come
+     * with ldr_node_tenant(). */
+    const struct ldr_tenant_params *tenants;
+    unsigned tenant_count;
 } ldr_node_env_t;
 
 struct ldr_node {

@@ -11,7 +11,7 @@
  * is safe: it is carried, whatever it is worth, and the others make room. So
  * that this does not become copying without end, the oldest segment is passed
  * over for one with less in it that is safe; what can be safe is at most three
- * quarters of what the disks hold (ldr_store_protect()), so there is one; and
+ * quarters of what the disk holds (ldr_store_protect()), so there is one; and
  * each turn frees at least an eighth of a segment. Every fourth turn takes the
  * oldest in any case, and all that is safe in it with it: so tombstones come
  * to their end.
@@ -89,7 +89,9 @@ static bool is_safe(const reclaim_t *r, uint32_t entry)
     const ldr_space_t *space = &store->spaces[e->space];
 
     return r->tenants && space->counted &&
-           store->tenants[space->tenant].ssd_safe && !is_stale(r, e);
+           (store->tenants[space->tenant].ssd_safe >> r->ssd->disk.number &
+            1) != 0 &&
+           !is_stale(r, e);
 }
 
 /* What carrying the record is worth, as a class; 0: nothing. With the lock. */
@@ -400,32 +402,29 @@ static uint32_t oldest_segment(const ldr_ssd_t *ssd)
     return best;
 }
 
-/* What the disks can keep for tenants within their shares. With the lock. */
-static uint64_t keepable(const ldr_node_t *node)
+/* What a disk can keep for tenants within their shares. With the lock. */
+static uint64_t keepable(const ldr_ssd_t *ssd)
 {
-    uint64_t bytes = 0;
+    uint64_t segments = ssd->opened ? ssd->disk.segment_max : 0;
 
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        const ldr_ssd_t *ssd = &node->ssds[i];
-        uint64_t segments = ssd->disk.segment_max;
-
-        if (!ssd->opened) {
-            continue;
-        }
-        if (ssd->files_limit != 0) {
-            segments = ldr_min64(segments, ssd->files_limit);
-        }
-        /* One is being filled, one closed, one prepared; and three quarters of
-         * the rest, so that there is something to drop. */
-        bytes +=
-            (segments > 3 ? segments - 3 : 0) * ssd->disk.segment_bytes / 4 * 3;
+    if (ssd->files_limit != 0) {
+        segments = ldr_min64(segments, ssd->files_limit);
     }
-    return bytes;
+    /* One is being filled, one closed, one prepared; and three quarters of the
+     * rest, so that there is something to drop. */
+    return segments > 3 ? (segments - 3) * ssd->disk.segment_bytes / 4 * 3 : 0;
 }
 
-bool ldr_ssd_shared(ldr_node_t *node)
+bool ldr_ssd_shared(ldr_ssd_t *ssd)
 {
-    return ldr_store_protect(&node->store, keepable(node));
+    const ldr_node_t *node = ssd->node;
+    uint64_t all = 0;
+
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        all += keepable(&node->ssds[i]);
+    }
+    return ldr_store_protect(&ssd->node->store, ssd->disk.number, keepable(ssd),
+                             all);
 }
 
 /* Blocks of a segment that are safe. With the lock. */
@@ -436,7 +435,7 @@ static uint64_t safe_blocks(const ldr_ssd_t *ssd, uint32_t segment)
     uint64_t blocks = 0;
 
     for (uint32_t i = 0; i < store->tenant_count; i++) {
-        if (store->tenants[i].ssd_safe) {
+        if ((store->tenants[i].ssd_safe >> ssd->disk.number & 1) != 0) {
             blocks += store->tenants[i].ssd_blocks[at];
         }
     }
@@ -478,7 +477,7 @@ static uint32_t choose_segment(reclaim_t *r)
     ldr_ssd_t *ssd = r->ssd;
     uint32_t oldest = oldest_segment(ssd);
 
-    r->tenants = ldr_ssd_shared(ssd->node);
+    r->tenants = ldr_ssd_shared(ssd);
     if (!r->tenants || oldest == LDR_NIL ||
         ssd->disk.segments[oldest].state != LDR_SEGMENT_CLOSED) {
         return oldest;

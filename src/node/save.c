@@ -132,12 +132,29 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
     return ldr_store_reserve(store, entry, &r, shard_p);
 }
 
+/* What the disk gets beyond the payload must not be an older shard's. */
+static void zero_tail(ldr_node_t *node, uint32_t shard)
+{
+    const ldr_arena_t *arena = &node->store.arena;
+    const ldr_shard_t *sh = &node->store.shards[shard];
+    uint32_t page = sh->page;
+
+    for (uint32_t i = ldr_arena_pages(sh->length); i > 1; i--) {
+        page = arena->next[page];
+    }
+    memset(ldr_arena_page(arena, page) + sh->length % LDR_PAGE, 0,
+           (LDR_BLOCK - sh->length % LDR_BLOCK) % LDR_BLOCK);
+}
+
 larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
                                  size_t bytes, uint32_t *shard_p)
 {
     ldr_node_lock(node);
     larder_status_t st = reserve(node, t, bytes, shard_p);
     ldr_node_unlock(node);
+    if (st == LARDER_OK) {
+        zero_tail(node, *shard_p); /* the caller fills the rest */
+    }
     return st;
 }
 

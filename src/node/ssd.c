@@ -352,7 +352,7 @@ static bool make_room(ldr_ssd_t *ssd, ldr_flight_t *batch, uint32_t blocks)
     ssd->ready = LDR_NIL;
     /* Where reclaim may have to carry most of a segment it comes first, while
      * all of this one is empty. */
-    return !ldr_ssd_shared(ssd->node);
+    return !ldr_ssd_shared(ssd);
 }
 
 static void batch_fill(ldr_ssd_t *ssd, ldr_flight_t *batch)

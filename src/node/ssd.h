@@ -130,8 +130,8 @@ void ldr_reclaim_destroy(ldr_ssd_t *ssd);
 bool ldr_ssd_reclaim(ldr_ssd_t *ssd);
 
 /* Whether several tenants have something on the disks, and works out whose is
- * safe. With the lock. */
-bool ldr_ssd_shared(ldr_node_t *node);
+ * safe on this one. With the lock. */
+bool ldr_ssd_shared(ldr_ssd_t *ssd);
 
 /* Enters a record found on disk into the index. Takes the lock. */
 bool ldr_ssd_apply(void *ssd, uint32_t segment, const ldr_record_t *record);

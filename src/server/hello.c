@@ -41,7 +41,7 @@ static void let_in(ldr_request_t *r, ldr_guest_t *guest, const void *body,
     ldr_reply(r, LARDER_OK, body, bytes);
 }
 
-/* Who may come in without a token; *why_p otherwise. */
+/* Who may come in without a token; *why_p otherwise. With the guest's lock. */
 static bool by_itself(ldr_session_t *s, const ldr_guest_t *guest,
                       ldr_auth_fail_t *why_p, const char **what_p)
 {
@@ -113,7 +113,9 @@ void ldr_handle_hello(ldr_request_t *r)
     memcpy(s->client_nonce, hello.nonce, LDR_NONCE_BYTES);
     memcpy(s->tenant_name, hello.tenant, sizeof(s->tenant_name));
     ldr_guest_t *guest = ldr_guest_find(s->server, s->tenant_name);
+    pthread_mutex_lock(&s->server->guest_lock);
     bool open = by_itself(s, guest, &why, &what);
+    pthread_mutex_unlock(&s->server->guest_lock);
     ldr_welcome_t welcome = {
         .version = hello.version_max < LDR_WIRE_VERSION_MAX
                        ? hello.version_max
@@ -136,6 +138,14 @@ void ldr_handle_hello(ldr_request_t *r)
     }
 }
 
+/* A tenant's uids, where it has any, are asked for besides its token. */
+static bool uid_allowed(const ldr_session_t *s, const ldr_guest_t *guest)
+{
+    return !s->local || s->admin ||
+           (guest->uid_count == 0 && !guest->uid_any) ||
+           ldr_guest_has_uid(guest, s->peer.uid);
+}
+
 void ldr_handle_auth(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
@@ -144,8 +154,9 @@ void ldr_handle_auth(ldr_request_t *r)
     ldr_token_t tokens[LDR_TOKENS_MAX];
     unsigned count = 0, which = 0;
     uint8_t mac[LDR_MAC_BYTES];
-    const char *what;
-    ldr_auth_fail_t why;
+    bool uid = false;
+    const char *what = "its uid is none of the tenant's (option uids)";
+    ldr_auth_fail_t why = LDR_AUTH_FAIL_UID;
 
     if (!s->greeted || r->frame.body != LDR_MAC_BYTES) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed auth");
@@ -156,12 +167,17 @@ void ldr_handle_auth(ldr_request_t *r)
     if (guest != NULL && guest->enabled) {
         count = guest->token_count;
         memcpy(tokens, guest->tokens, sizeof(tokens));
+        uid = uid_allowed(s, guest);
     }
     pthread_mutex_unlock(&s->server->guest_lock);
     bool right = ldr_proof_check(tokens, count, &proof, false, r->body, &which);
     if (!right || count == 0 ||
         !ldr_proof_make(&tokens[which], &proof, true, mac)) {
+        pthread_mutex_lock(&s->server->guest_lock);
         by_itself(s, guest, &why, &what);
+        pthread_mutex_unlock(&s->server->guest_lock);
+        denied(r, why, what);
+    } else if (!uid) {
         denied(r, why, what);
     } else {
         let_in(r, guest, mac, sizeof(mac));

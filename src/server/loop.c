@@ -1,6 +1,7 @@
 #include "server/loop.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -10,7 +11,8 @@
 #include "base/thread.h"
 
 #define EVENTS_MAX 64
-#define LOOK_EVERY 16u /* rounds of polling between looks at descriptors */
+#define LOOK_EVERY 16u      /* rounds of polling between looks at descriptors */
+#define GAP_MAX_NS 1000000u /* longer breaks are slept through */
 
 larder_status_t ldr_loop_init(ldr_loop_t *loop, void *owner,
                               const ldr_loop_hooks_t *hooks, uint64_t spin_ns)
@@ -192,6 +194,32 @@ static bool stopping(ldr_loop_t *loop)
     return stop;
 }
 
+/*
+ * How long to poll before sleeping. Being woken costs tens of microseconds on
+ * either side, as much as copying a megabyte: while messages keep coming after
+ * short breaks, polling through a break is cheaper than sleeping through it.
+ * gap_ns is what breaks have been like of late.
+ */
+static uint64_t spin_for(const ldr_loop_t *loop)
+{
+    if (loop->spin_ns == 0 || loop->gap_ns > GAP_MAX_NS) {
+        return loop->spin_ns;
+    }
+    uint64_t spin_ns = 2 * loop->gap_ns;
+
+    return spin_ns > loop->spin_ns ? spin_ns : loop->spin_ns;
+}
+
+/* A break is over. Longer ones count as much as is needed to stop polling, so
+ * that a few of them do. */
+static void gap_over(ldr_loop_t *loop, uint64_t ns)
+{
+    uint64_t now = ns < 4 * GAP_MAX_NS ? ns : 4 * GAP_MAX_NS;
+
+    loop->gap_ns += now / 8;
+    loop->gap_ns -= loop->gap_ns / 8;
+}
+
 static void *loop_main(void *arg)
 {
     ldr_loop_t *loop = arg;
@@ -205,22 +233,28 @@ static void *loop_main(void *arg)
         uint64_t next_ns = loop->hooks->tick(loop, now_ns);
 
         if (tasks || found == LDR_LOOP_BUSY) {
-            idle_ns = now_ns;
+            if (found == LDR_LOOP_BUSY && idle_ns != 0) {
+                gap_over(loop, now_ns - idle_ns);
+            }
+            idle_ns = 0;
             if (tasks || ++looks % LOOK_EVERY == 0) {
                 wait_events(loop, next_ns, false);
             }
             continue;
         }
-        if (found == LDR_LOOP_WARM && now_ns - idle_ns < loop->spin_ns) {
+        if (idle_ns == 0) {
+            idle_ns = now_ns;
+        }
+        if (found == LDR_LOOP_WARM && now_ns - idle_ns < spin_for(loop)) {
             if (++looks % LOOK_EVERY == 0) {
                 wait_events(loop, next_ns, false);
+                sched_yield(); /* a client may want this core */
             }
             relax();
             continue;
         }
         bool sleep = loop->hooks->sleep(loop) && fall_asleep(loop);
         wait_events(loop, next_ns, sleep);
-        idle_ns = ldr_now_ns(&ldr_clock_real);
     }
     return NULL;
 }

@@ -49,7 +49,8 @@ struct ldr_loop {
     void *owner; /* the server */
     const ldr_loop_hooks_t *hooks;
     int epoll_fd, wake_fd;
-    uint64_t spin_ns; /* how long to poll before sleeping */
+    uint64_t spin_ns; /* how long to poll before sleeping, at least */
+    uint64_t gap_ns;  /* between messages by ring, of late */
     pthread_t thread;
     bool started;
 

@@ -13,8 +13,8 @@
 #include "larder/larder.h"
 #include "wire/wire.h"
 
-#define LDR_METRICS_OPCODES 65u /* 0 counts what is no opcode */
-#define LDR_METRICS_TENANTS 256u
+#define LDR_METRICS_OPCODES 65u   /* 0 counts what is no opcode */
+#define LDR_METRICS_TENANTS 4096u /* as many as a node has */
 #define LDR_METRICS_SLOW 32u
 #define LDR_METRICS_SLOW_S 600u /* how long a slow operation is remembered */
 #define LDR_METRICS_STATUSES 128u
@@ -146,7 +146,7 @@ typedef struct ldr_server_metrics {
     uint64_t refusals[LDR_REFUSAL_COUNT];
     int64_t levels[LDR_LEVEL_COUNT];
     uint64_t events[LDR_EVENT_COUNT];
-    /* By the node's number of the tenant; the last row is for those beyond. */
+    /* By the node's number of the tenant; the last row is nobody's. */
     ldr_tenant_count_t tenants[LDR_METRICS_TENANTS + 1];
 
     uint64_t slow_floor_ns; /* what is quicker is none of the slowest */
@@ -155,7 +155,7 @@ typedef struct ldr_server_metrics {
     unsigned slow_count;
 } ldr_server_metrics_t;
 
-/* About 100 KiB. False: no memory. */
+/* False: no memory. */
 bool ldr_metrics_create(ldr_server_metrics_t **metrics_p);
 void ldr_metrics_destroy(ldr_server_metrics_t *m); /* NULL is fine */
 

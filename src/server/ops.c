@@ -181,13 +181,39 @@ static void take_result(ldr_request_t *r, uint32_t i)
     r->results[i].length = r->items[i].length;
 }
 
+/* Asked before a save by TCP, so that what is present is not sent: that is a
+ * save that found it, and no load, so nothing is missed. */
+static void ask_save(ldr_request_t *r, uint32_t i)
+{
+    ldr_node_t *node = r->home->server->node;
+    ldr_store_t *store = &node->store;
+    const larder_item_t *item = &r->items[i];
+    larder_tier_t tier;
+    larder_cause_t cause;
+    uint32_t bytes;
+
+    ldr_node_lock(node);
+    ldr_name_t name = ldr_store_name(store, r->space, item->group, item->key);
+    uint32_t entry = ldr_store_find(store, &name, LDR_NIL,
+                                    ldr_wall_s(node->clock), &cause);
+    bool present = node->mode == LDR_MODE_ON && entry != LDR_NIL &&
+                   ldr_node_usable(node, entry, item->shard, &tier, &bytes);
+    ldr_node_unlock(node);
+    r->results[i].status = present ? LARDER_OK : LARDER_MISS;
+    if (present) {
+        ldr_node_count_save(node, r->space, LARDER_PRESENT);
+    }
+}
+
 void ldr_handle_exists(ldr_request_t *r)
 {
     if (!ldr_request_names(r, LDR_NAME_BYTES)) {
         return;
     }
     for (uint32_t i = 0; i < r->count; i++) {
-        if (name_item(r, i)) {
+        if (name_item(r, i) && (r->flags & LDR_BATCH_QUIET) != 0) {
+            ask_save(r, i);
+        } else if (r->items[i].key != NULL) {
             ldr_target_t target = {r->space, r->shards, &r->items[i]};
 
             ldr_node_exists(r->home->server->node, &target);

@@ -66,6 +66,8 @@ static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
     }
     v[LDR_COLUMN_asked] = n.asked_chunks;
     v[LDR_COLUMN_matched] = n.matched_chunks;
+    v[LDR_COLUMN_observed_hits] = n.observed_hits;
+    v[LDR_COLUMN_observed_misses] = n.observed_misses;
     v[LDR_COLUMN_saves] = n.saves_stored;
     v[LDR_COLUMN_saved_bytes] = n.saved_bytes;
     v[LDR_COLUMN_loaded_ssd_bytes] = n.loaded_ssd_bytes;
@@ -73,6 +75,12 @@ static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
     v[LDR_COLUMN_evicted_bytes] = n.evicted_bytes;
     v[LDR_COLUMN_dram_used_bytes] = s.dram_used_bytes;
     v[LDR_COLUMN_dirty_shards] = q.dirty_shards;
+    t[LDR_TROUBLE_SAVE_FULL] = n.saves_full;
+    t[LDR_TROUBLE_SAVE_MISMATCH] = n.saves_mismatch;
+    t[LDR_TROUBLE_SAVE_CANCELED] = n.saves_canceled;
+    t[LDR_TROUBLE_SAVE_FAILED] = n.saves_failed;
+    t[LDR_TROUBLE_SAVE_STALE] = n.saves_stale;
+    t[LDR_TROUBLE_SAVE_PAUSED] = n.saves_paused;
     t[LDR_TROUBLE_DROPPED_EVICTED] = n.saves_dropped_evicted;
     t[LDR_TROUBLE_DROPPED_SIZE] = n.saves_dropped_size;
     t[LDR_TROUBLE_DROPPED_IO] = n.saves_dropped_io;

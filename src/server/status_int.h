@@ -47,8 +47,10 @@ void ldr_process_look(ldr_process_t *p);
     C(hits_dram)                                                               \
     C(hits_ssd)                                                                \
     C(misses)                                                                  \
-    C(asked)   /* chunks that matches asked for */                             \
-    C(matched) /* and found */                                                 \
+    C(asked)         /* chunks that matches asked for */                       \
+    C(matched)       /* and found */                                           \
+    C(observed_hits) /* in mode observe */                                     \
+    C(observed_misses)                                                         \
     C(saves)                                                                   \
     C(saved_bytes)                                                             \
     C(loaded_dram_bytes)                                                       \
@@ -94,7 +96,13 @@ enum {
     LDR_TROUBLE_STATUSES = LDR_TROUBLE_MISSES + LARDER_CAUSE_COUNT,
     LDR_TROUBLE_AUTH = LDR_TROUBLE_STATUSES + LDR_METRICS_STATUSES,
     LDR_TROUBLE_REFUSALS = LDR_TROUBLE_AUTH + LDR_AUTH_FAIL_COUNT,
-    LDR_TROUBLE_DROPPED_EVICTED = LDR_TROUBLE_REFUSALS + LDR_REFUSAL_COUNT,
+    LDR_TROUBLE_SAVE_FULL = LDR_TROUBLE_REFUSALS + LDR_REFUSAL_COUNT,
+    LDR_TROUBLE_SAVE_MISMATCH,
+    LDR_TROUBLE_SAVE_CANCELED,
+    LDR_TROUBLE_SAVE_FAILED,
+    LDR_TROUBLE_SAVE_STALE,
+    LDR_TROUBLE_SAVE_PAUSED,
+    LDR_TROUBLE_DROPPED_EVICTED,
     LDR_TROUBLE_DROPPED_SIZE,
     LDR_TROUBLE_DROPPED_IO,
     LDR_TROUBLE_DISK_READ,

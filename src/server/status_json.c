@@ -213,8 +213,12 @@ static void put_tenants(json_t *j, ldr_monitor_t *m)
 {
     ldr_tenant_stats_t t;
 
+    ldr_node_lock(m->params.node);
+    uint32_t count = m->params.node->store.tenant_count;
+    ldr_node_unlock(m->params.node);
+    number(j, "tenant_count", count);
     begin(j, "tenants", '[');
-    for (uint32_t i = 0; i < LDR_METRICS_TENANTS; i++) {
+    for (uint32_t i = 0; i < LDR_MONITOR_TENANTS; i++) {
         const ldr_tenant_count_t *c = &m->params.metrics->tenants[i];
         char name[LDR_NAME_MAX];
 
@@ -303,6 +307,12 @@ static bool trouble_name(unsigned i, const char **group_p,
         unsigned number;
         const char *group, *cause;
     } others[] = {
+        {LDR_TROUBLE_SAVE_FULL, "save", "full"},
+        {LDR_TROUBLE_SAVE_MISMATCH, "save", "mismatch"},
+        {LDR_TROUBLE_SAVE_CANCELED, "save", "canceled"},
+        {LDR_TROUBLE_SAVE_FAILED, "save", "failed"},
+        {LDR_TROUBLE_SAVE_STALE, "save", "stale"},
+        {LDR_TROUBLE_SAVE_PAUSED, "save", "paused"},
         {LDR_TROUBLE_DROPPED_EVICTED, "not written", "evicted"},
         {LDR_TROUBLE_DROPPED_SIZE, "not written", "size"},
         {LDR_TROUBLE_DROPPED_IO, "not written", "io"},
@@ -324,7 +334,7 @@ static bool trouble_name(unsigned i, const char **group_p,
     } else if (i < LDR_TROUBLE_REFUSALS) {
         *group_p = "not let in";
         cause = ldr_auth_fail_names[i - LDR_TROUBLE_AUTH];
-    } else if (i < LDR_TROUBLE_DROPPED_EVICTED) {
+    } else if (i < LDR_TROUBLE_SAVE_FULL) {
         *group_p = "connection";
         cause = ldr_refusal_names[i - LDR_TROUBLE_REFUSALS];
     }

@@ -185,12 +185,17 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
                         "--takeover needs the unix socket of the daemon that "
                         "runs (option socket)");
     }
-    larder_status_t st =
-        ldr_admin_say(path, "takeover", text, sizeof(text), deadline_ns);
-    if (st == LARDER_E_OFFLINE && access(path, F_OK) != 0) {
+    /* A socket that nobody listens on is what a crash leaves behind. */
+    int fd = ldr_connect_unix(path, deadline_ns);
+    if (fd == -ENOENT || fd == -ECONNREFUSED) {
         ldr_info(&server->log, "%s: no daemon to take over from", path);
         return LARDER_OK;
     }
+    if (fd >= 0) {
+        close(fd);
+    }
+    larder_status_t st =
+        ldr_admin_say(path, "takeover", text, sizeof(text), deadline_ns);
     if (st == LARDER_OK) {
         ldr_info(&server->log, "took over: %s", text);
     }

@@ -427,6 +427,18 @@ ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space, uint32_t group,
     };
 }
 
+/* Whether a save copies into it: then its end is near. */
+static bool is_filling(const ldr_store_t *s, uint32_t chunk)
+{
+    for (uint32_t i = s->chunks[chunk].shards; i != LDR_NIL;
+         i = s->shards[i].next) {
+        if (s->shards[i].state == LDR_SHARD_FILLING) {
+            return true;
+        }
+    }
+    return false;
+}
+
 uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
                         uint32_t now_s, larder_cause_t *cause_p)
 {
@@ -445,7 +457,8 @@ uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
         *cause_p = LARDER_CAUSE_STALE;
         return LDR_NIL;
     }
-    if (e->resident != LDR_NIL && s->chunks[e->resident].leaving) {
+    if (e->resident != LDR_NIL && s->chunks[e->resident].leaving &&
+        !is_filling(s, e->resident)) {
         /* Nobody else gets hold of it, or its extent would never leave. */
         bool on_disk = ldr_index_has_loc(&s->index, entry);
 

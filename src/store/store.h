@@ -32,6 +32,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/options.h"
 #include "larder/larder.h"
 #include "store/arena.h"
 #include "store/format.h"
@@ -122,8 +123,10 @@ typedef struct ldr_space {
     uint32_t tenant; /* LDR_NIL: only seen on disk so far, and nobody's */
     bool counted;    /* its tenant was known from the first location on */
     uint64_t dram_pages;
-    uint64_t ssd_bytes; /* locations of entries of this epoch */
-    uint64_t chunks;    /* entries of this epoch */
+    /* Of entries of this epoch: */
+    uint64_t chunks;
+    uint64_t ssd_bytes; /* locations on all disks, and on each */
+    uint64_t disk_bytes[LDR_DISKS_MAX];
     ldr_counters_t n;
 } ldr_space_t;
 
@@ -147,9 +150,10 @@ typedef struct ldr_tenant {
     uint32_t share;    /* extents that others cannot ask it for */
     uint64_t asked_ns; /* when it last asked another for one; the node's */
 
-    uint64_t ssd_bytes;   /* of its counted spaces */
+    uint64_t ssd_bytes; /* of its counted spaces: on all disks, and on each */
+    uint64_t disk_bytes[LDR_DISKS_MAX];
     uint64_t ssd_share;   /* 0: it is alone */
-    bool ssd_safe;        /* within it: what it has there is kept */
+    uint32_t ssd_safe;    /* bits: disks on which what it has is kept */
     uint32_t *ssd_blocks; /* found in each segment, by ldr_store_segment() */
 } ldr_tenant_t;
 
@@ -243,10 +247,13 @@ bool ldr_store_vacate(ldr_store_t *s, uint32_t extent, uint32_t pages);
 
 /* ---- shares of the disks (tenant.c) ---- */
 
-/* Works out whose records are kept when a tier in which so many bytes can be
- * kept is full: tenants within their share. False: there is only one tenant,
- * or none. */
-bool ldr_store_protect(ldr_store_t *s, uint64_t bytes);
+/* Works out whose records are kept when a disk is full: tenants within their
+ * shares of what can be kept on all disks; if that is more than this one can
+ * keep, as many of them as it can, beginning with those that use least of
+ * their shares there: so that nobody loses who has no more than its share of
+ * each disk. False: there is only one tenant, or none. */
+bool ldr_store_protect(ldr_store_t *s, uint32_t disk, uint64_t disk_bytes,
+                       uint64_t all_bytes);
 
 /* Where ssd_blocks counts a segment. */
 static inline size_t ldr_store_segment(uint32_t disk, uint32_t segment)

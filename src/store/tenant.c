@@ -102,13 +102,16 @@ void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch)
 {
     ldr_space_t *sp = &s->spaces[space];
 
-    if (epoch > sp->epoch) {
-        if (sp->counted) {
-            s->tenants[sp->tenant].ssd_bytes -= sp->ssd_bytes;
-        }
-        sp->epoch = epoch;
-        sp->ssd_bytes = sp->chunks = 0;
+    if (epoch <= sp->epoch) {
+        return;
     }
+    for (uint32_t i = 0; i < s->disks && sp->counted; i++) {
+        s->tenants[sp->tenant].ssd_bytes -= sp->disk_bytes[i];
+        s->tenants[sp->tenant].disk_bytes[i] -= sp->disk_bytes[i];
+    }
+    sp->epoch = epoch;
+    sp->ssd_bytes = sp->chunks = 0;
+    memset(sp->disk_bytes, 0, sizeof(sp->disk_bytes));
 }
 
 /* ---- shares of memory ---- */
@@ -266,23 +269,25 @@ static void count_loc(ldr_store_t *s, const ldr_entry_t *e, ldr_loc_t loc,
                       int sign)
 {
     ldr_space_t *space = &s->spaces[e->space];
+    ldr_tenant_t *t = space->counted ? &s->tenants[space->tenant] : NULL;
     uint64_t blocks = ldr_loc_blocks(loc);
-    uint64_t bytes = blocks * LDR_BLOCK;
+    uint64_t bytes = sign > 0 ? blocks * LDR_BLOCK : -(blocks * LDR_BLOCK);
+    uint32_t disk = ldr_loc_disk(loc);
 
-    if (loc == 0) {
+    if (loc == 0 || disk >= s->disks) {
         return;
     }
-    if (space->counted && s->disks > ldr_loc_disk(loc)) {
-        uint32_t *at = &s->tenants[space->tenant].ssd_blocks[ldr_store_segment(
-            ldr_loc_disk(loc), ldr_loc_segment(loc))];
-
-        *at += (uint32_t)(sign > 0 ? blocks : -blocks);
+    if (t != NULL) {
+        t->ssd_blocks[ldr_store_segment(disk, ldr_loc_segment(loc))] +=
+            (uint32_t)(sign > 0 ? blocks : -blocks);
     }
     /* Stale ones left the sums when the epoch was raised. */
     if (e->epoch == space->epoch) {
-        space->ssd_bytes += sign > 0 ? bytes : -bytes;
-        if (space->counted) {
-            s->tenants[space->tenant].ssd_bytes += sign > 0 ? bytes : -bytes;
+        space->ssd_bytes += bytes;
+        space->disk_bytes[disk] += bytes;
+        if (t != NULL) {
+            t->ssd_bytes += bytes;
+            t->disk_bytes[disk] += bytes;
         }
     }
 }
@@ -297,22 +302,35 @@ void ldr_store_set_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
     count_loc(s, e, loc, 1);
 }
 
-/* What is kept must leave room to move in: if all that tenants within their
- * shares have is more, each keeps the same part of its share. */
-static void protect_less(ldr_store_t *s, double part)
+/* How much of its share it uses on the disk. */
+static double part_used(const ldr_tenant_t *t, uint32_t disk)
 {
+    return (double)t->disk_bytes[disk] / (double)t->ssd_share;
+}
+
+/* The safe tenant that uses most of its share on the disk is not safe there.
+ * Gives what the others have. */
+static uint64_t protect_less(ldr_store_t *s, uint32_t disk, uint64_t kept)
+{
+    ldr_tenant_t *most = NULL;
+
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         ldr_tenant_t *t = &s->tenants[i];
 
-        t->ssd_safe =
-            t->ssd_safe && (double)t->ssd_bytes <= (double)t->ssd_share * part;
+        if ((t->ssd_safe >> disk & 1) != 0 && t->disk_bytes[disk] > 0 &&
+            (most == NULL || part_used(t, disk) > part_used(most, disk))) {
+            most = t;
+        }
     }
+    most->ssd_safe &= ~((uint32_t)1 << disk);
+    return kept - most->disk_bytes[disk];
 }
 
-bool ldr_store_protect(ldr_store_t *s, uint64_t bytes)
+bool ldr_store_protect(ldr_store_t *s, uint32_t disk, uint64_t disk_bytes,
+                       uint64_t all_bytes)
 {
-    uint64_t limited = 0, others = 0, count = 0;
-    uint64_t kept = 0, shares = 0;
+    uint64_t limited = 0, others = 0, count = 0, kept = 0;
+    uint32_t bit = (uint32_t)1 << disk;
 
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         const ldr_tenant_t *t = &s->tenants[i];
@@ -324,21 +342,21 @@ bool ldr_store_protect(ldr_store_t *s, uint64_t bytes)
         }
     }
     uint64_t equal =
-        others > 0 && bytes > limited ? (bytes - limited) / others : 0;
+        others > 0 && all_bytes > limited ? (all_bytes - limited) / others : 0;
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         ldr_tenant_t *t = &s->tenants[i];
 
         t->ssd_share = t->ssd_bytes == 0 || count < 2 ? 0
                        : t->ssd_max != 0              ? t->ssd_max
                                                       : equal;
-        t->ssd_safe = t->ssd_bytes > 0 && t->ssd_bytes <= t->ssd_share;
-        if (t->ssd_safe) {
-            kept += t->ssd_bytes;
-            shares += t->ssd_share;
+        t->ssd_safe &= ~bit;
+        if (t->ssd_bytes > 0 && t->ssd_bytes <= t->ssd_share) {
+            t->ssd_safe |= bit;
+            kept += t->disk_bytes[disk];
         }
     }
-    if (kept > bytes) {
-        protect_less(s, (double)bytes / (double)shares);
+    while (kept > disk_bytes) {
+        kept = protect_less(s, disk, kept);
     }
     return count >= 2;
 }

@@ -223,7 +223,8 @@ typedef struct ldr_batch_msg {
     const uint8_t *rows;
 } ldr_batch_msg_t;
 
-/* In flags: EXISTS before a save, which is no miss and is not counted. */
+/* In flags: EXISTS before a save, to send only what is not there. It counts as
+ * a save that found it present, or not at all. */
 #define LDR_BATCH_QUIET 0x80000000u
 
 #define LDR_BATCH_HEAD_BYTES 16u

@@ -3,7 +3,9 @@
  * keys and contents made from numbers, and the shortest way to put and get.
  *
  * Every test that has to do with a disk is listed with BOTH(), which runs it
- * on io_uring and on plain threads.
+ * on io_uring and on plain threads. Tests run on every transport
+ * (transport.h), except those listed with EMBED_ONE() or EMBED_BOTH(): they
+ * look inside the node, or need its clock, its disk or its faults.
  */
 #pragma once
 
@@ -27,6 +29,7 @@
 #include "base/fault.h"
 #include "base/io.h"
 #include "client/client.h"
+#include "client/transport.h"
 #include "larder/larder.h"
 #include "sim/simdisk.h"
 
@@ -54,6 +57,8 @@ typedef struct fake_clock {
 
 typedef struct fix {
     const char *engine; /* "uring" or "plain" */
+    bool embedded;      /* the node is in this process */
+    bool embed_only;    /* the test needs it there */
     char dir[200];
     larder_t *lar;
     larder_space_t *space;
@@ -119,6 +124,11 @@ MAYBE_UNUSED static int fix_setup(void **state)
     fix_t *f = calloc(1, sizeof(*f));
 
     f->engine = *state;
+    f->embedded = transport_is("embed");
+    if (strncmp(f->engine, "embed ", 6) == 0) {
+        f->embed_only = true;
+        f->engine += 6;
+    }
     f->clock = (fake_clock_t){.now_ns = 1000, .wall_s = 1700000000};
     f->clock.clock = (ldr_clock_t){fake_now, fake_wall, &f->clock};
     make_dir(f->dir, sizeof(f->dir));
@@ -131,7 +141,7 @@ MAYBE_UNUSED static int fix_teardown(void **state)
     fix_t *f = *state;
 
     ldr_fault_disarm_all();
-    larder_close(&f->lar, 1000);
+    transport_close(&f->lar, 1000);
     larder_space_close(&f->space);
     remove_dir(f->dir);
     if (f->disk != NULL) {
@@ -146,6 +156,12 @@ MAYBE_UNUSED static int fix_teardown(void **state)
 #test " (" engine ")", test, fix_setup, fix_teardown, (void *)engine   \
     }
 #define BOTH(test) ONE(test, "uring"), ONE(test, "plain")
+#define EMBED_ONE(test, engine)                                                \
+    {                                                                          \
+#test " (" engine ")", test, fix_setup, fix_teardown,                  \
+            (void *)("embed " engine)                                          \
+    }
+#define EMBED_BOTH(test) EMBED_ONE(test, "uring"), EMBED_ONE(test, "plain")
 
 /* The first line of a test: skips it where the kernel forbids its engine. */
 MAYBE_UNUSED static fix_t *fix(void **state)
@@ -153,6 +169,9 @@ MAYBE_UNUSED static fix_t *fix(void **state)
     fix_t *f = *state;
     ldr_io_t *io;
 
+    if (f->embed_only && !f->embedded) {
+        skip();
+    }
     if (strcmp(f->engine, "uring") == 0) {
         int error = ldr_io_uring_create(8, &io);
 
@@ -165,6 +184,14 @@ MAYBE_UNUSED static fix_t *fix(void **state)
         io->ops->destroy(io);
     }
     return f;
+}
+
+/* For tests that flip bits in the arena, which this process has to reach. */
+MAYBE_UNUSED static void need_arena(const fix_t *f)
+{
+    if (!f->embedded && !transport_is("shm")) {
+        skip();
+    }
 }
 
 /* Log lines of the node under test: kept out of the output, counted. */
@@ -195,7 +222,7 @@ MAYBE_UNUSED static larder_status_t try_open(const fix_t *f,
     char url[512];
 
     snprintf(url, sizeof(url), "embed:%s?io=%s&%s", f->dir, f->engine, options);
-    return larder_open(url, &params, lar_p);
+    return transport_open(url, &params, lar_p);
 }
 
 MAYBE_UNUSED static larder_space_t *open_space(larder_t *lar,
@@ -228,14 +255,14 @@ MAYBE_UNUSED static void fix_open_dram(fix_t *f, const char *options)
     char url[256];
 
     snprintf(url, sizeof(url), "embed:?io=%s&%s", f->engine, options);
-    assert_status(larder_open(url, NULL, &f->lar), LARDER_OK);
+    assert_status(transport_open(url, NULL, &f->lar), LARDER_OK);
     f->space = open_space(f->lar, "model", 1);
 }
 
 MAYBE_UNUSED static void fix_close(fix_t *f)
 {
     larder_space_close(&f->space);
-    assert_status(larder_close(&f->lar, LARDER_FOREVER), LARDER_OK);
+    assert_status(transport_close(&f->lar, LARDER_FOREVER), LARDER_OK);
     assert_null(f->lar);
 }
 
@@ -374,9 +401,9 @@ MAYBE_UNUSED static larder_item_t exists_n(larder_space_t *space, uint64_t n)
 
 MAYBE_UNUSED static larder_stats_t stats_of(larder_t *lar)
 {
-    larder_stats_t s = {.struct_bytes = sizeof(s)};
+    larder_stats_t s;
 
-    assert_status(larder_stats(lar, &s), LARDER_OK);
+    assert_status(transport_stats(lar, &s), LARDER_OK);
     return s;
 }
 

@@ -189,7 +189,9 @@ static void test_verify_put(void **state)
                       LARDER_OK);
         assert_status(item.status, LARDER_E_MISMATCH);
         iov.iov_len++;
-        assert_int_equal(stats_of(f->lar).saves_mismatch, 2);
+        if (f->embedded) { /* a daemon has only told that it is present */
+            assert_int_equal(stats_of(f->lar).saves_mismatch, 2);
+        }
         /* The first bytes stand. */
         assert_status(get_n(f->space, 1, sizeof(data)).status, LARDER_OK);
         if (pass == 0) {
@@ -504,7 +506,7 @@ int main(void)
         BOTH(test_get_beyond_arena),
         BOTH(test_full_batch),
         BOTH(test_puts_never_full),
-        ONE(test_reservations_come_back, "plain"),
+        EMBED_ONE(test_reservations_come_back, "plain"),
         BOTH(test_shards),
         BOTH(test_remove_is_durable),
         BOTH(test_reset_is_durable),

@@ -504,12 +504,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_counter_can_count),
-        ONE(test_no_allocation_dram, "plain"),
-        BOTH(test_no_allocation_ssd),
-        ONE(test_syscalls_dram, "plain"),
-        BOTH(test_syscalls_ssd),
-        BOTH(test_syscalls_ssd_in_dram),
-        ONE(test_syscalls_tickets, "plain"),
+        EMBED_ONE(test_no_allocation_dram, "plain"),
+        EMBED_BOTH(test_no_allocation_ssd),
+        EMBED_ONE(test_syscalls_dram, "plain"),
+        EMBED_BOTH(test_syscalls_ssd),
+        EMBED_BOTH(test_syscalls_ssd_in_dram),
+        EMBED_ONE(test_syscalls_tickets, "plain"),
     };
 
     make_keys();

@@ -435,10 +435,10 @@ static void test_match(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ONE(test_parameters_make_the_space, "plain"),
-        ONE(test_bad_spaces, "plain"),
-        BOTH(test_secret),
-        BOTH(test_two_directories),
+        EMBED_ONE(test_parameters_make_the_space, "plain"),
+        EMBED_ONE(test_bad_spaces, "plain"),
+        EMBED_BOTH(test_secret),
+        EMBED_BOTH(test_two_directories),
         BOTH(test_reset_reaches_all),
         ONE(test_chain, "plain"),
         ONE(test_chain_salt_extra, "plain"),

@@ -21,6 +21,7 @@
 
 #include <cmocka.h>
 
+#include "client/transport.h"
 #include "support/real.h"
 
 #define BYTES_MIN 20000u
@@ -235,6 +236,7 @@ static void stage_some(actor_t *a, larder_lease_t **keep)
     uint64_t floor = load(&r->floor);
     larder_key_t keys[CHAIN];
     larder_match_t match;
+    bool by_name = transport_is("tcp") || transport_is("tls");
 
     for (unsigned i = 0; i < CHAIN; i++) {
         keys[i] = real_key(first + i);
@@ -251,6 +253,9 @@ static void stage_some(actor_t *a, larder_lease_t **keep)
     }
     for (uint32_t i = 0; i < match.chunks; i++) {
         size_t bytes = gather(*keep, i, a->value);
+        if (bytes == 0 && by_name) {
+            continue; /* removed before it was fetched */
+        }
         check_value(r, a->value, bytes, first + i, space, floor);
     }
 }
@@ -294,7 +299,7 @@ static void look(actor_t *a)
     larder_stats_t stats;
     size_t length = 0;
 
-    expect(r, real_stats(r->lar, &stats));
+    expect(r, transport_stats(r->lar, &stats) == LARDER_OK);
     expect(r, stats.dram_used_bytes <= stats.dram_bytes);
     expect(r, stats.disks == 2 && stats.disk[0].on && stats.disk[1].on);
     expect(r, stats.disk[0].bytes_used <= stats.disk[0].bytes_max);
@@ -562,14 +567,16 @@ static void run_round(const char *options, uint64_t seed, uint64_t ops)
         assert_true(real_dir_make(dirs[i], sizeof(dirs[i]), "threads"));
     }
     snprintf(url, sizeof(url), "embed:%s,%s?%s", dirs[0], dirs[1], options);
-    assert_int_equal(real_open(url, &r.lar), LARDER_OK);
+    larder_open_params_t params = {.field_mask = LARDER_OPEN_LOG,
+                                   .log = real_log_none};
+    assert_int_equal(transport_open(url, &params, &r.lar), LARDER_OK);
     assert_int_equal(real_space(r.lar, "first", &r.space[0]), LARDER_OK);
     assert_int_equal(real_space(r.lar, "second", &r.space[1]), LARDER_OK);
 
     run_threads(&r);
     larder_lease_t *lease = some_lease(&r);
-    assert_true(real_stats(r.lar, &stats));
-    larder_status_t st = larder_close(&r.lar, 0);
+    assert_int_equal(transport_stats(r.lar, &stats), LARDER_OK);
+    larder_status_t st = transport_close(&r.lar, 0);
     if (r.failed != NULL) {
         fail_msg("line %d: %s", r.failed_line, r.failed);
     }

@@ -392,9 +392,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         BOTH(test_all_operations), BOTH(test_untouched_after),
-        BOTH(test_too_many),       BOTH(test_event_fd),
-        BOTH(test_cancel),         BOTH(test_deadline),
-        BOTH(test_waiting),
+        BOTH(test_too_many),       EMBED_BOTH(test_event_fd),
+        EMBED_BOTH(test_cancel),   EMBED_BOTH(test_deadline),
+        EMBED_BOTH(test_waiting),
     };
 
     return cmocka_run_group_tests_name("client/tickets", tests, NULL, NULL);

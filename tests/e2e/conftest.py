@@ -1,10 +1,13 @@
-"""The program under test: $LARDER_BIN, the binary or the folder it is in."""
+"""The program under test: $LARDER_BIN, the binary or the folder it is in; and
+daemons that tests start, which end with their test."""
 import json
 import os
 import pathlib
 import subprocess
 
 import pytest
+
+from daemon import Daemon
 
 
 class Larder:
@@ -53,3 +56,31 @@ def folder(tmp_path):
 def place(folder):
     """Small enough for a test: segments of 4 MiB."""
     return f"embed:{folder}?dram=8M&ssd=64M"
+
+
+# ---- daemons ---------------------------------------------------------------
+
+@pytest.fixture
+def serve(binary, tmp_path):
+    """Makes daemons; each is started by who wants it, and ended here."""
+    made = []
+
+    def make(*args, name=None, start=True, **kwargs):
+        folder = tmp_path / (name or f"d{len(made)}")
+        daemon = Daemon(binary, folder, *args, **kwargs)
+        made.append(daemon)
+        return daemon.start() if start else daemon
+
+    yield make
+    errors = []
+    for daemon in made:
+        try:
+            daemon.end()
+        except AssertionError as e:
+            errors.append(str(e))
+    assert not errors, "\n".join(errors)
+
+
+@pytest.fixture
+def daemon(serve):
+    return serve()

@@ -356,6 +356,13 @@ static void test_ssd_counts(void **state)
     assert_int_equal(s->tenants[1].ssd_bytes, 0);
 }
 
+static void has_on_disk(ldr_tenant_t *t, uint64_t first, uint64_t second)
+{
+    t->ssd_bytes = first + second;
+    t->disk_bytes[0] = first;
+    t->disk_bytes[1] = second;
+}
+
 /* Who is kept on a full disk. */
 static void test_protect(void **state)
 {
@@ -364,32 +371,47 @@ static void test_protect(void **state)
 
     tenants_open(s, 2, 4);
     t = s->tenants;
-    t[0].ssd_bytes = 1000;
-    assert_false(ldr_store_protect(s, 1200)); /* alone: everything is its own */
-    assert_false(t[0].ssd_safe);
+    has_on_disk(&t[0], 1000, 0);
+    assert_false(ldr_store_protect(s, 0, 1200, 1200)); /* alone */
+    assert_int_equal(t[0].ssd_safe, 0);
     assert_int_equal(t[0].ssd_share, 0);
-    t[1].ssd_bytes = 500;
-    assert_true(ldr_store_protect(s, 1200));
+    has_on_disk(&t[1], 500, 0);
+    assert_true(ldr_store_protect(s, 0, 1200, 1200));
     assert_int_equal(t[0].ssd_share, 600);
-    assert_false(t[0].ssd_safe);
-    assert_true(t[1].ssd_safe);
-    assert_false(t[2].ssd_safe);
+    assert_int_equal(t[0].ssd_safe, 0);
+    assert_int_equal(t[1].ssd_safe, 1);
+    assert_int_equal(t[2].ssd_safe, 0);
     /* Limits come first, and what they leave is shared. */
-    t[2].ssd_bytes = 100;
+    has_on_disk(&t[2], 100, 0);
     t[2].ssd_max = 200;
     t[0].ssd_max = 1000;
-    assert_true(ldr_store_protect(s, 1600));
+    assert_true(ldr_store_protect(s, 0, 1600, 1600));
     assert_int_equal(t[1].ssd_share, 400);
-    assert_true(t[0].ssd_safe);
-    assert_false(t[1].ssd_safe);
-    assert_true(t[2].ssd_safe);
-    /* All within their limits, but more than can be kept: those who have most
-     * of theirs are not safe. */
+    assert_int_equal(t[0].ssd_safe, 1);
+    assert_int_equal(t[1].ssd_safe, 0);
+    assert_int_equal(t[2].ssd_safe, 1);
+    /* All within their limits, but more than can be kept: who has most of his
+     * is the first that is not safe. */
     t[1].ssd_max = 600;
-    assert_true(ldr_store_protect(s, 1500));
-    assert_false(t[0].ssd_safe);
-    assert_true(t[1].ssd_safe || t[2].ssd_safe);
-    t[0].ssd_bytes = t[1].ssd_bytes = t[2].ssd_bytes = 0;
+    assert_true(ldr_store_protect(s, 0, 1599, 1599));
+    assert_int_equal(t[0].ssd_safe, 0);
+    assert_int_equal(t[1].ssd_safe, 1);
+    assert_int_equal(t[2].ssd_safe, 1);
+    assert_true(ldr_store_protect(s, 0, 599, 599));
+    assert_int_equal(t[1].ssd_safe, 0);
+    assert_int_equal(t[2].ssd_safe, 1);
+    /* The same where one disk has more than it can keep, and another not. */
+    has_on_disk(&t[0], 600, 100);
+    has_on_disk(&t[1], 200, 200);
+    has_on_disk(&t[2], 0, 100);
+    assert_true(ldr_store_protect(s, 0, 700, 2000));
+    assert_true(ldr_store_protect(s, 1, 1300, 2000));
+    assert_int_equal(t[0].ssd_safe, 2);
+    assert_int_equal(t[1].ssd_safe, 3);
+    assert_int_equal(t[2].ssd_safe, 3);
+    for (int i = 0; i < 3; i++) {
+        has_on_disk(&t[i], 0, 0);
+    }
 }
 
 /* Three tenants, extents that come and go, mapped and not: store_check() finds

@@ -94,6 +94,8 @@ larder_status_t rig_open(rig_t *rig)
         .seed = test_mix(rig->seed++) | 1,
         .manual = true,
         .log = {quiet, NULL},
+        .tenants = rig->limits,
+        .tenant_count = rig->limit_count,
     };
     ldr_node_t *node;
     larder_status_t st = ldr_node_open(&rig->options, &env, &node);

@@ -1,0 +1,400 @@
+/*
+ * The backend on a daemon: what does not depend on how its bytes travel.
+ */
+#include "client/remote.h"
+
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+
+/* ---- batches of names ---- */
+
+/* EXISTS and REMOVE: all good items in one request. */
+static void run_names(ldr_op_t *op, uint16_t opcode)
+{
+    ldr_visit_t v;
+    ldr_stop_t stop = ldr_op_stop(op);
+    ldr_results_t results;
+    ldr_result_row_t row;
+    uint32_t count = 0;
+    larder_status_t st = ldr_visit_begin(&v, op->lar->remote, &op->ref, &stop);
+
+    if (st != LARDER_OK) {
+        ldr_op_refuse(op, st);
+        return;
+    }
+    uint8_t *at = ldr_body(v.call.buffer);
+    for (size_t i = 0; i < op->count; i++) {
+        larder_item_t *item = &op->items[i];
+
+        item->status = ldr_item_check(op->kind, op->shards, item);
+        if (item->status == LARDER_OK) {
+            item->status = LARDER_PENDING;
+            ldr_row_name(at + LDR_BATCH_HEAD_BYTES +
+                             (size_t)count++ * LDR_NAME_BYTES,
+                         item, 0);
+        }
+    }
+    if (count > 0) {
+        ldr_batch_msg_t batch = {.space = v.space, .count = count};
+
+        ldr_put_batch(at, &batch);
+        st = ldr_visit_call(
+            &v, opcode, LDR_BATCH_HEAD_BYTES + (size_t)count * LDR_NAME_BYTES);
+        if (st == LARDER_OK &&
+            (!ldr_get_results(at, v.call.reply.body, &results) ||
+             results.count != count)) {
+            st = LARDER_E_OFFLINE;
+        }
+    }
+    count = 0;
+    for (size_t i = 0; i < op->count; i++) {
+        larder_item_t *item = &op->items[i];
+
+        if (item->status != LARDER_PENDING) {
+            continue;
+        }
+        if (st == LARDER_OK &&
+            ldr_get_result(results.rows + (size_t)count++ * LDR_RESULT_BYTES,
+                           &row)) {
+            item->status = row.status;
+            item->cause = row.cause;
+            item->length = row.length;
+        } else {
+            ldr_item_refuse(op->kind, item,
+                            st == LARDER_OK ? LARDER_E_OFFLINE : st);
+        }
+    }
+    ldr_visit_end(&v, st);
+}
+
+static bool remote_step(ldr_op_t *op)
+{
+    ldr_stop_t stop = ldr_op_stop(op);
+    larder_status_t st = ldr_stopped(&stop);
+
+    if (st != LARDER_OK) {
+        ldr_op_refuse(op, st);
+        return true;
+    }
+    switch (op->kind) {
+    case LARDER_OP_PUT:
+        op->lar->remote->carrier->put(op);
+        break;
+    case LARDER_OP_GET:
+        op->lar->remote->carrier->get(op);
+        break;
+    case LARDER_OP_EXISTS:
+        run_names(op, LDR_OP_EXISTS);
+        break;
+    default:
+        run_names(op, LDR_OP_REMOVE);
+        break;
+    }
+    return true;
+}
+
+static void remote_wait(ldr_op_t *op)
+{
+    (void)op; /* a step ends all of it */
+}
+
+/* ---- one request each ---- */
+
+/* A request whose body is one number, or nothing. */
+static larder_status_t call_number(ldr_remote_t *r,
+                                   const ldr_space_ref_t *space,
+                                   uint16_t opcode, uint32_t number,
+                                   uint64_t deadline_ns)
+{
+    ldr_visit_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st = ldr_visit_begin(&v, r, space, &stop);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    uint8_t *at = ldr_body(v.call.buffer);
+    st = ldr_visit_call(&v, opcode,
+                        ldr_put_number(at, space != NULL ? v.space : number));
+    ldr_visit_end(&v, st);
+    return st;
+}
+
+static larder_status_t remote_space_open(larder_t *lar, larder_space_t *space,
+                                         const char *tenant)
+{
+    ldr_visit_t v;
+    ldr_stop_t stop = {NULL, ldr_deadline(lar, 0)};
+    larder_status_t st = ldr_visit_begin(&v, lar->remote, &space->ref, &stop);
+
+    (void)tenant; /* the session's */
+    if (st == LARDER_OK) {
+        ldr_visit_end(&v, st);
+    } else if (lar->options->connect == LDR_CONNECT_LAZY &&
+               (st == LARDER_E_OFFLINE || st == LARDER_E_DEADLINE)) {
+        st = LARDER_OK; /* the first session to use it opens it */
+    }
+    return st;
+}
+
+static larder_status_t remote_reset(larder_space_t *space, uint64_t deadline_ns)
+{
+    return call_number(space->lar->remote, &space->ref, LDR_OP_RESET, 0,
+                       deadline_ns);
+}
+
+static larder_status_t remote_flush(larder_t *lar, larder_tier_t tier,
+                                    uint64_t deadline_ns)
+{
+    return call_number(lar->remote, NULL, LDR_OP_FLUSH, (uint32_t)tier,
+                       deadline_ns);
+}
+
+static larder_status_t match_piece(ldr_visit_t *v, const larder_key_t *keys,
+                                   size_t count, uint16_t group,
+                                   larder_match_t *out)
+{
+    uint8_t *at = ldr_body(v->call.buffer);
+    ldr_match_msg_t m = {
+        .space = v->space,
+        .group = group,
+        .count = (uint32_t)count,
+        .keys = (const uint8_t *)keys,
+    };
+    larder_status_t st = ldr_visit_call(v, LDR_OP_MATCH, ldr_put_match(at, &m));
+
+    if (st == LARDER_OK && !ldr_get_matched(at, v->call.reply.body, out)) {
+        st = ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer",
+                      v->remote->options.address);
+    }
+    return st;
+}
+
+static larder_status_t remote_match(larder_space_t *space,
+                                    const larder_key_t *keys, size_t count,
+                                    uint16_t group, uint64_t deadline_ns,
+                                    larder_match_t *out)
+{
+    ldr_visit_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st =
+        ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop);
+
+    *out = (larder_match_t){.cause = LARDER_CAUSE_NONE};
+    if (st == LARDER_OK) {
+        bool more = count > 0;
+
+        for (size_t at = 0; st == LARDER_OK && more;) {
+            size_t take = ldr_min64(count - at, LDR_MATCH_PIECE);
+            larder_match_t m = {0};
+
+            st = match_piece(&v, keys + at, take, group, &m);
+            out->chunks += m.chunks;
+            for (int i = 0; i < LARDER_TIER_COUNT; i++) {
+                out->tier_chunks[i] += m.tier_chunks[i];
+                out->tier_bytes[i] += m.tier_bytes[i];
+            }
+            out->load_us += m.load_us;
+            out->cause = m.cause;
+            at += take;
+            more = m.chunks == take && at < count;
+        }
+        ldr_visit_end(&v, st);
+    }
+    if (st == LARDER_E_OFFLINE || st == LARDER_E_DEADLINE) {
+        *out = (larder_match_t){.cause = st == LARDER_E_OFFLINE
+                                             ? LARDER_CAUSE_OFFLINE
+                                             : LARDER_CAUSE_DEADLINE};
+        st = LARDER_OK;
+    }
+    return st;
+}
+
+static larder_status_t remote_stats(larder_t *lar, uint64_t deadline_ns,
+                                    larder_stats_t *out)
+{
+    ldr_remote_t *r = lar->remote;
+    ldr_visit_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st = ldr_visit_begin(&v, r, NULL, &stop);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = ldr_visit_call(&v, LDR_OP_STATS, 0);
+    if (st == LARDER_OK) { /* one of another version has fewer or more */
+        memcpy(out, ldr_body(v.call.buffer),
+               ldr_min64(v.call.reply.body, sizeof(*out)));
+    }
+    ldr_visit_end(&v, st);
+    out->client_calls = __atomic_load_n(&r->calls, __ATOMIC_RELAXED);
+    out->client_offline = __atomic_load_n(&r->offline, __ATOMIC_RELAXED);
+    out->client_breaker = __atomic_load_n(&r->breaker, __ATOMIC_RELAXED);
+    out->client_connects = __atomic_load_n(&r->connects, __ATOMIC_RELAXED);
+    out->client_late_replies = __atomic_load_n(&r->late, __ATOMIC_RELAXED);
+    out->client_crc_failures =
+        __atomic_load_n(&r->crc_failures, __ATOMIC_RELAXED);
+    return st;
+}
+
+static larder_status_t remote_metrics(larder_t *lar, uint64_t deadline_ns,
+                                      char *text, size_t size, size_t *length_p)
+{
+    ldr_visit_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st = ldr_visit_begin(&v, lar->remote, NULL, &stop);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = ldr_visit_call(&v, LDR_OP_METRICS, 0);
+    if (st == LARDER_OK) {
+        size_t bytes = v.call.reply.body;
+
+        *length_p = bytes;
+        if (size > 0) {
+            size_t take = ldr_min64(bytes, size - 1);
+
+            memcpy(text, ldr_body(v.call.buffer), take);
+            text[take] = '\0';
+        }
+    }
+    ldr_visit_end(&v, st);
+    return st;
+}
+
+/* ---- what the carrier does ---- */
+
+static larder_status_t remote_stage(larder_space_t *space,
+                                    const larder_key_t *keys, uint16_t group,
+                                    uint64_t deadline_ns, larder_lease_t *lease,
+                                    larder_match_t *match)
+{
+    return space->lar->remote->carrier->stage(space, keys, group, deadline_ns,
+                                              lease, match);
+}
+
+static larder_status_t remote_segments(const larder_lease_t *lease, uint32_t at,
+                                       struct iovec *seg, uint32_t seg_max,
+                                       uint32_t *seg_count_p)
+{
+    return lease->lar->remote->carrier->segments(lease, at, seg, seg_max,
+                                                 seg_count_p);
+}
+
+static void remote_drop(larder_lease_t *lease)
+{
+    lease->lar->remote->carrier->drop(lease);
+}
+
+static larder_status_t remote_reserve(larder_space_t *space,
+                                      larder_item_t *items, size_t count,
+                                      uint64_t deadline_ns,
+                                      larder_lease_t *lease)
+{
+    return space->lar->remote->carrier->reserve(space, items, count,
+                                                deadline_ns, lease);
+}
+
+static larder_status_t remote_commit(larder_lease_t *lease, const uint8_t *keep,
+                                     const uint32_t *crcs, uint64_t deadline_ns)
+{
+    return lease->lar->remote->carrier->commit(lease, keep, crcs, deadline_ns);
+}
+
+/* ---- life ---- */
+
+static void remote_free(ldr_remote_t *r)
+{
+    while (r->buffers != NULL) {
+        ldr_buffer_t *b = r->buffers;
+
+        r->buffers = b->next;
+        ldr_free(b);
+    }
+    pthread_mutex_destroy(&r->gate_lock);
+    pthread_mutex_destroy(&r->buffer_lock);
+    ldr_free(r);
+}
+
+static larder_status_t remote_close(larder_t *lar, uint64_t deadline_ns)
+{
+    (void)deadline_ns; /* the daemon writes down what it has by itself */
+    lar->remote->carrier->destroy(lar->remote);
+    remote_free(lar->remote);
+    return LARDER_OK;
+}
+
+/* Connects for the first time, to say now what is wrong. */
+static larder_status_t first_visit(ldr_remote_t *r)
+{
+    ldr_visit_t v;
+    ldr_stop_t stop = {NULL, ldr_deadline(r->lar, 0)};
+    larder_status_t st = ldr_visit_begin(&v, r, NULL, &stop);
+
+    if (st == LARDER_OK) {
+        ldr_visit_end(&v, st);
+        return st;
+    }
+    if (st == LARDER_E_DEADLINE) {
+        st = LARDER_E_OFFLINE; /* with the text that says so */
+    }
+    bool refused = st == LARDER_E_DENIED || st == LARDER_E_VERSION ||
+                   st == LARDER_E_INVALID || st == LARDER_E_UNSUPPORTED;
+    return r->options.connect == LDR_CONNECT_LAZY && !refused ? LARDER_OK : st;
+}
+
+larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,
+                                const ldr_log_t *log)
+{
+    ldr_remote_t *r = ldr_alloc(sizeof(*r));
+
+    if (r == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
+    }
+    r->lar = lar;
+    r->options = *options;
+    r->log = *log;
+    r->carrier = options->scheme == LDR_SCHEME_UNIX ? &ldr_carrier_shm
+                                                    : &ldr_carrier_tcp;
+    ldr_rand_seed(&r->rand, ldr_rand_entropy());
+    pthread_mutex_init(&r->gate_lock, NULL);
+    pthread_mutex_init(&r->buffer_lock, NULL);
+    lar->backend = &ldr_backend_remote;
+    lar->remote = r;
+    lar->options = &r->options;
+    lar->clock = &ldr_clock_real;
+    lar->log = &r->log;
+    lar->poisoned = &r->poisoned;
+    larder_status_t st = r->carrier->create(r);
+    if (st == LARDER_OK) {
+        st = first_visit(r);
+        if (st != LARDER_OK) {
+            r->carrier->destroy(r);
+        }
+    }
+    if (st != LARDER_OK) {
+        remote_free(r);
+        lar->remote = NULL;
+    }
+    return st;
+}
+
+const ldr_backend_t ldr_backend_remote = {
+    .close = remote_close,
+    .space_open = remote_space_open,
+    .reset = remote_reset,
+    .match = remote_match,
+    .step = remote_step,
+    .wait = remote_wait,
+    .stage = remote_stage,
+    .segments = remote_segments,
+    .drop = remote_drop,
+    .reserve = remote_reserve,
+    .commit = remote_commit,
+    .flush = remote_flush,
+    .stats = remote_stats,
+    .metrics = remote_metrics,
+};

@@ -1,0 +1,191 @@
+/*
+ * A daemon on the same host, through shared memory.
+ *
+ * A session is a unix socket, a pair of rings, and the extents of the arena
+ * that were handed out to it. Requests travel through the rings; the socket
+ * carries extents, their revocation, and the news of the daemon's death. It is
+ * read by one thread, the session's watcher.
+ *
+ * Sending: whoever has send_lock writes into the ring. Receiving: of the
+ * threads that wait for replies one leads: it reads the ring and hands each
+ * reply to whom it belongs; when it has its own it lets another lead.
+ *
+ * A reply that nobody waits for any more is late: leases in it are released,
+ * reservations given back, by whoever reads it; while such replies are to be
+ * expected the watcher looks for them now and then.
+ *
+ * Life: a session is used by reference (shm->lock) by calls and leases. One
+ * that died stays in the list of old ones until nobody refers to it, and is
+ * freed by the next connect, or by close.
+ *
+ * Extents: mapped twice, for reading and for writing, both without the risk of
+ * SIGBUS, since their size is sealed. Users count under map_lock; an extent is
+ * unmapped when it has been revoked, or its session is dead, and nobody uses
+ * it. Leases are users: their addresses stay good until they are released.
+ *
+ * Locks: shm->lock, recv_lock, send_lock, socket_lock and map_lock are each
+ * taken with none of the others held, but for socket_lock inside map_lock.
+ */
+#pragma once
+
+#include "client/remote.h"
+#include "net/ring.h"
+
+#define LDR_SHM_BUCKETS 64u
+#define LDR_SHM_ITEMS 64u               /* of one LEASE or RESERVE */
+#define LDR_SHM_LEASE_BYTES (64u << 20) /* of buffers, in one LEASE */
+#define LDR_SHM_SAVE_BYTES (8u << 20)   /* in one RESERVE */
+
+typedef struct ldr_shm_session ldr_shm_session_t;
+
+/* An extent, as it is mapped here. */
+typedef struct ldr_mapping {
+    uint32_t extent, generation;
+    uint8_t *read, *write;
+    size_t bytes;
+    uint32_t users;
+    bool revoked;             /* unmap it and say so, once it has no users */
+    struct ldr_mapping *next; /* of its bucket */
+} ldr_mapping_t;
+
+/* Somebody waits for an extent's descriptor. */
+typedef struct ldr_map_wait {
+    uint64_t id;
+    bool done;
+    larder_status_t status;
+    struct ldr_map_wait *next;
+} ldr_map_wait_t;
+
+struct ldr_shm_session {
+    ldr_link_t link; /* first */
+    struct ldr_shm *shm;
+    ldr_shm_session_t *next_old;
+    unsigned refs; /* under shm->lock */
+    bool dead;     /* atomic: nothing more comes or goes */
+
+    int fd, doorbell, wake_fd;
+    pthread_t watcher;
+    bool watched;
+    uint32_t page_bytes;
+    bool strict;
+    uint64_t next_id; /* atomic */
+
+    void *ring_map;
+    ldr_ring_pair_t ring;
+
+    pthread_mutex_t send_lock;
+    struct {
+        ldr_end_row_t *rows; /* that found no room in the ring */
+        uint32_t count, room;
+    } unsent[2]; /* RELEASE, COMMIT */
+
+    pthread_mutex_t recv_lock;
+    ldr_call_t *waiting;
+    bool leads;            /* somebody reads the ring */
+    uint8_t *message;      /* whoever leads: where it reads to */
+    uint64_t heard_ns;     /* atomic: when the last message came */
+    bool pinging;          /* atomic: a ping is under way */
+    uint64_t abandoned;    /* replies to come that nobody waits for */
+    uint64_t abandoned_ns; /* since when */
+
+    pthread_mutex_t socket_lock; /* for sending; and fd is closed under it */
+    pthread_mutex_t map_lock;
+    pthread_cond_t mapped;
+    ldr_mapping_t *maps[LDR_SHM_BUCKETS];
+    ldr_map_wait_t *map_waits;
+};
+
+typedef struct ldr_shm {
+    ldr_remote_t *remote;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;     /* connected, or failed to */
+    ldr_shm_session_t *session; /* NULL: none, or it died */
+    ldr_shm_session_t *old;
+    bool connecting;
+    larder_status_t failed; /* what came of the last try, for who waited */
+    char failed_text[300];
+} ldr_shm_t;
+
+static inline ldr_shm_session_t *ldr_shm_of(ldr_link_t *link)
+{
+    return (ldr_shm_session_t *)link;
+}
+
+static inline bool ldr_shm_dead(const ldr_shm_session_t *s)
+{
+    return __atomic_load_n(&s->dead, __ATOMIC_ACQUIRE);
+}
+
+/* ---- sessions (shm.c) ---- */
+
+/* It cannot be used any more: wakes everybody. From any thread, no locks. */
+void ldr_shm_die(ldr_shm_session_t *s);
+void ldr_shm_ref(ldr_shm_session_t *s);
+void ldr_shm_unref(ldr_shm_session_t *s);
+
+/* ---- rings (shm_ring.c) ---- */
+
+/* Sends the request in the call's buffer; it then waits for its reply. */
+larder_status_t ldr_shm_send(ldr_shm_session_t *s, ldr_call_t *call,
+                             const ldr_stop_t *stop);
+/* Waits for the reply. E_...: it gave up, nothing will touch the buffer. */
+larder_status_t ldr_shm_wait(ldr_shm_session_t *s, ldr_call_t *call,
+                             const ldr_stop_t *stop);
+/* Gives up waiting. */
+void ldr_shm_abandon(ldr_shm_session_t *s, ldr_call_t *call);
+larder_status_t ldr_shm_call(ldr_link_t *link, ldr_call_t *call,
+                             const ldr_stop_t *stop);
+/* RELEASE or COMMIT without a reply; what finds no room goes later. */
+void ldr_shm_ends(ldr_shm_session_t *s, uint16_t opcode,
+                  const ldr_end_row_t *rows, uint32_t count);
+/* The watcher's: reads late replies, if nobody else reads. */
+void ldr_shm_look(ldr_shm_session_t *s);
+/* Wakes everybody who waits for replies. */
+void ldr_shm_wake_all(ldr_shm_session_t *s);
+
+/* ---- extents (shm_map.c) ---- */
+
+/* The watcher's: the reply to an EXTENT came (fd < 0: it failed). */
+void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
+                     const uint8_t *body, int fd);
+void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m);
+/* The handle is closed: unmaps all, and tells the daemon that it did; else it
+ * could not know, while this process lives. */
+void ldr_map_leave(ldr_shm_session_t *s);
+/* The session is dead: unmaps what nobody uses, wakes who waits. */
+void ldr_map_close(ldr_shm_session_t *s);
+/* A frame on the socket; 0 or a negative errno. */
+int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
+                        uint64_t id, const void *body, size_t bytes,
+                        uint64_t deadline_ns);
+
+/* A shard's segments, checked and mapped: each is a user of its mapping. */
+typedef struct ldr_piece_map {
+    ldr_mapping_t *map;
+    size_t offset, bytes;
+} ldr_piece_map_t;
+
+/* Maps row's segments (at: the first of them) into pieces, which has room for
+ * as many. Gives none if one cannot be had. E_CORRUPT: they cannot be. */
+larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
+                             const uint8_t *at, const ldr_stop_t *stop,
+                             ldr_piece_map_t *pieces);
+void ldr_unmap_segs(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
+                    uint32_t count);
+
+/* ---- items and leases (shm_ops.c, shm_put.c, shm_lease.c) ---- */
+
+void ldr_shm_get(ldr_op_t *op);
+void ldr_shm_put(ldr_op_t *op);
+larder_status_t ldr_shm_stage(larder_space_t *space, const larder_key_t *keys,
+                              uint16_t group, uint64_t deadline_ns,
+                              larder_lease_t *lease, larder_match_t *match);
+larder_status_t ldr_shm_segments(const larder_lease_t *lease, uint32_t at,
+                                 struct iovec *seg, uint32_t seg_max,
+                                 uint32_t *seg_count_p);
+void ldr_shm_drop(larder_lease_t *lease);
+larder_status_t ldr_shm_reserve(larder_space_t *space, larder_item_t *items,
+                                size_t count, uint64_t deadline_ns,
+                                larder_lease_t *lease);
+larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
+                               const uint32_t *crcs, uint64_t deadline_ns);

@@ -1,0 +1,409 @@
+/* Extents of the arena, as they are mapped here. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "client/shm.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* ---- the table, with map_lock ---- */
+
+static ldr_mapping_t **bucket(ldr_shm_session_t *s, uint32_t extent)
+{
+    return &s->maps[extent % LDR_SHM_BUCKETS];
+}
+
+static ldr_mapping_t *find(ldr_shm_session_t *s, uint32_t extent,
+                           uint32_t generation)
+{
+    ldr_mapping_t *m = *bucket(s, extent);
+
+    while (m != NULL && (m->extent != extent || m->generation != generation)) {
+        m = m->next;
+    }
+    return m;
+}
+
+static void unlink_map(ldr_shm_session_t *s, const ldr_mapping_t *map)
+{
+    ldr_mapping_t **link = bucket(s, map->extent);
+
+    while (*link != map) {
+        link = &(*link)->next;
+    }
+    *link = map->next;
+}
+
+static void unmap(ldr_mapping_t *map)
+{
+    if (map->read != NULL) {
+        munmap(map->read, map->bytes);
+    }
+    if (map->write != NULL) {
+        munmap(map->write, map->bytes);
+    }
+    ldr_free(map);
+}
+
+/* ---- mapping ---- */
+
+static uint8_t *map_one(int fd, size_t bytes, size_t ready, bool write)
+{
+    uint8_t *at = mmap(NULL, bytes, write ? PROT_READ | PROT_WRITE : PROT_READ,
+                       MAP_SHARED, fd, 0);
+
+    if (at == MAP_FAILED) {
+        return NULL;
+    }
+    /* A child must not have what it cannot give back; nor a core dump. */
+    madvise(at, bytes, MADV_DONTFORK);
+    madvise(at, bytes, MADV_DONTDUMP);
+    madvise(at, bytes, MADV_HUGEPAGE);
+    /* Page tables only: the pages are there. What fails here is made up for
+     * at the first touch. */
+    if (ready > 0) {
+        madvise(at, ready, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    }
+    return at;
+}
+
+/* Maps what the daemon handed out, after a look at whether it can be trusted
+ * never to shrink. NULL: with the error text. */
+static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd)
+{
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    if (m->bytes == 0 || m->bytes > SIZE_MAX / 2 || fstat(fd, &st) != 0 ||
+        (uint64_t)st.st_size < m->bytes || seals < 0 ||
+        (seals & F_SEAL_SHRINK) == 0) {
+        ldr_fail(LARDER_E_CORRUPT,
+                 "extent %u of the daemon is not as large as it says, or not "
+                 "sealed",
+                 m->extent);
+        return NULL;
+    }
+    ldr_mapping_t *map = ldr_alloc(sizeof(*map));
+    if (map == NULL) {
+        ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a mapping");
+        return NULL;
+    }
+    map->extent = m->extent;
+    map->generation = m->generation;
+    map->bytes = m->bytes;
+    map->read = map_one(fd, map->bytes, m->ready_bytes, false);
+    map->write = map_one(fd, map->bytes, m->ready_bytes, true);
+    if (map->read == NULL || map->write == NULL) {
+        ldr_fail(LARDER_E_NO_MEMORY,
+                 "cannot map %zu bytes of the daemon's memory: %s", map->bytes,
+                 strerror(errno));
+        unmap(map);
+        return NULL;
+    }
+    return map;
+}
+
+void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
+                     const uint8_t *body, int fd)
+{
+    ldr_extent_msg_t m;
+    ldr_mapping_t *map = NULL;
+    larder_status_t st = ldr_frame_status(frame);
+
+    if (st == LARDER_OK) {
+        if (fd >= 0 && ldr_get_extent(body, frame->body, &m)) {
+            map = map_extent(&m, fd);
+        }
+        st = map != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    pthread_mutex_lock(&s->map_lock);
+    if (map != NULL &&
+        (ldr_shm_dead(s) || find(s, m.extent, m.generation) != NULL)) {
+        unmap(map); /* two asked for it */
+    } else if (map != NULL) {
+        map->next = *bucket(s, map->extent);
+        *bucket(s, map->extent) = map;
+    }
+    for (ldr_map_wait_t *w = s->map_waits; w != NULL; w = w->next) {
+        if (w->id == frame->id) {
+            w->done = true;
+            w->status = st;
+        }
+    }
+    pthread_cond_broadcast(&s->mapped);
+    pthread_mutex_unlock(&s->map_lock);
+}
+
+/* ---- the socket ---- */
+
+int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
+                        uint64_t id, const void *body, size_t bytes,
+                        uint64_t deadline_ns)
+{
+    uint8_t at[LDR_FRAME_BYTES + LDR_EXTENT_MSG_BYTES];
+    ldr_frame_t frame = {
+        .opcode = opcode,
+        .flags = flags,
+        .id = id,
+        .epoch = s->link.epoch,
+        .body = (uint32_t)bytes,
+        .arg = ldr_left_ms(deadline_ns),
+    };
+    int error;
+
+    memcpy(at + LDR_FRAME_BYTES, body, bytes);
+    ldr_frame_put(at, &frame, true);
+    do {
+        pthread_mutex_lock(&s->socket_lock);
+        error = s->fd < 0
+                    ? -EPIPE
+                    : ldr_send_fds(s->fd, at, LDR_FRAME_BYTES + bytes, NULL, 0);
+        int ready = 1;
+        if (error == -EAGAIN) {
+            ready =
+                ldr_poll(s->fd, POLLOUT,
+                         ldr_min64(deadline_ns,
+                                   ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS));
+        }
+        pthread_mutex_unlock(&s->socket_lock);
+        if (ready < 0 ||
+            (error == -EAGAIN && ldr_now_ns(&ldr_clock_real) >= deadline_ns)) {
+            break;
+        }
+    } while (error == -EAGAIN);
+    return error;
+}
+
+/* ---- users ---- */
+
+/* Asks for the extent and waits until it is there. With map_lock, which it
+ * drops meanwhile. */
+static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
+                             uint32_t generation, const ldr_stop_t *stop)
+{
+    ldr_extent_msg_t m = {.extent = extent, .generation = generation};
+    ldr_map_wait_t w = {
+        .id = __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED),
+        .next = s->map_waits,
+    };
+    uint8_t body[LDR_EXTENT_MSG_BYTES];
+    uint64_t last_ns = ldr_last_ns(stop);
+    larder_status_t st = LARDER_OK;
+
+    s->map_waits = &w;
+    pthread_mutex_unlock(&s->map_lock);
+    size_t bytes = ldr_put_extent(body, &m);
+    int error = ldr_shm_socket_send(s, LDR_OP_EXTENT, 0, w.id, body, bytes,
+                                    stop->deadline_ns);
+    pthread_mutex_lock(&s->map_lock);
+    if (error < 0) {
+        st = error == -EAGAIN ? LARDER_E_DEADLINE : LARDER_E_OFFLINE;
+    }
+    while (st == LARDER_OK && !w.done) {
+        uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+
+        if (ldr_shm_dead(s)) {
+            st = LARDER_E_OFFLINE;
+        } else if (stop->canceled != NULL &&
+                   __atomic_load_n(stop->canceled, __ATOMIC_RELAXED)) {
+            st = LARDER_E_CANCELED;
+        } else if (now_ns >= last_ns) {
+            st = LARDER_E_DEADLINE;
+        } else {
+            ldr_cond_wait_until(&s->mapped, &s->map_lock,
+                                ldr_min64(last_ns, now_ns + LDR_LOOK_NS));
+        }
+    }
+    ldr_map_wait_t **link = &s->map_waits;
+    while (*link != &w) {
+        link = &(*link)->next;
+    }
+    *link = w.next;
+    return st == LARDER_OK ? w.status : st;
+}
+
+/* One more user of the extent, mapping it if it is not yet. With map_lock,
+ * which it may drop meanwhile. */
+static larder_status_t take(ldr_shm_session_t *s, const ldr_seg_t *seg,
+                            const ldr_stop_t *stop, ldr_mapping_t **map_p)
+{
+    larder_status_t st = LARDER_OK;
+    ldr_mapping_t *map = find(s, seg->extent, seg->generation);
+
+    if (map == NULL && !ldr_shm_dead(s)) {
+        st = fetch(s, seg->extent, seg->generation, stop);
+        map = find(s, seg->extent, seg->generation);
+    }
+    if (map == NULL) { /* dead, or revoked as soon as it came */
+        return st == LARDER_OK ? LARDER_E_OFFLINE : st;
+    }
+    map->users++;
+    *map_p = map;
+    return LARDER_OK;
+}
+
+/* Nobody uses it: unmaps it if it is to go. With map_lock. */
+static void map_idle(ldr_shm_session_t *s, ldr_mapping_t *map)
+{
+    bool dead = ldr_shm_dead(s);
+    ldr_extent_msg_t m = {.extent = map->extent, .generation = map->generation};
+    uint8_t body[LDR_EXTENT_MSG_BYTES];
+
+    if (!dead && !map->revoked) {
+        return;
+    }
+    unlink_map(s, map);
+    unmap(map);
+    if (!dead) {
+        size_t bytes = ldr_put_extent(body, &m);
+
+        if (ldr_shm_socket_send(
+                s, LDR_OP_REVOKED, LDR_FRAME_SILENT,
+                __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED), body,
+                bytes, ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS) < 0) {
+            ldr_shm_die(s); /* it would never hear of it */
+        }
+    }
+}
+
+void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
+{
+    pthread_mutex_lock(&s->map_lock);
+    ldr_mapping_t *map = find(s, m->extent, m->generation);
+    if (map != NULL) {
+        map->revoked = true;
+        if (map->users == 0) {
+            map_idle(s, map);
+        }
+    }
+    pthread_mutex_unlock(&s->map_lock);
+}
+
+void ldr_map_leave(ldr_shm_session_t *s)
+{
+    ldr_extent_msg_t all = {.extent = UINT32_MAX};
+    uint8_t body[LDR_EXTENT_MSG_BYTES];
+    bool used = false;
+
+    pthread_mutex_lock(&s->map_lock);
+    for (unsigned i = 0; i < LDR_SHM_BUCKETS; i++) {
+        for (ldr_mapping_t **link = &s->maps[i]; *link != NULL;) {
+            ldr_mapping_t *m = *link;
+
+            if (m->users > 0) {
+                used = true;
+                link = &m->next;
+            } else {
+                *link = m->next;
+                unmap(m);
+            }
+        }
+    }
+    pthread_mutex_unlock(&s->map_lock);
+    if (!used && !ldr_shm_dead(s)) {
+        size_t bytes = ldr_put_extent(body, &all);
+
+        ldr_shm_socket_send(
+            s, LDR_OP_REVOKED, LDR_FRAME_SILENT,
+            __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED), body, bytes,
+            ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS);
+    }
+}
+
+void ldr_map_close(ldr_shm_session_t *s)
+{
+    pthread_mutex_lock(&s->map_lock);
+    for (unsigned i = 0; i < LDR_SHM_BUCKETS; i++) {
+        ldr_mapping_t *next;
+
+        for (ldr_mapping_t *m = s->maps[i]; m != NULL; m = next) {
+            next = m->next;
+            if (m->users == 0) {
+                map_idle(s, m);
+            }
+        }
+    }
+    pthread_cond_broadcast(&s->mapped);
+    pthread_mutex_unlock(&s->map_lock);
+}
+
+/* ---- segments ---- */
+
+/* With map_lock. */
+static void give(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
+                 uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (--pieces[i].map->users == 0) {
+            map_idle(s, pieces[i].map);
+        }
+    }
+}
+
+larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
+                             const uint8_t *at, const ldr_stop_t *stop,
+                             ldr_piece_map_t *pieces)
+{
+    uint64_t bytes = 0;
+    larder_status_t st = LARDER_OK;
+    uint32_t n = 0;
+
+    pthread_mutex_lock(&s->map_lock);
+    while (n < row->seg_count && st == LARDER_OK) {
+        ldr_seg_t seg;
+        ldr_piece_map_t *p = &pieces[n];
+
+        ldr_get_seg(at + (size_t)n * LDR_SEG_BYTES, &seg);
+        st = take(s, &seg, stop, &p->map);
+        if (st != LARDER_OK) {
+            break;
+        }
+        n++;
+        p->offset = (size_t)seg.page * s->page_bytes;
+        p->bytes = seg.bytes;
+        bytes += seg.bytes;
+        if (seg.bytes == 0 || p->offset > p->map->bytes ||
+            seg.bytes > p->map->bytes - p->offset) {
+            st = LARDER_E_CORRUPT;
+        }
+    }
+    if (st == LARDER_OK && bytes != row->length) {
+        st = LARDER_E_CORRUPT;
+    }
+    if (st != LARDER_OK) {
+        give(s, pieces, n);
+    }
+    pthread_mutex_unlock(&s->map_lock);
+    if (st == LARDER_E_CORRUPT) {
+        ldr_error(&s->link.remote->log,
+                  "%s: segments that cannot be: connecting anew",
+                  s->link.remote->options.address);
+        ldr_shm_die(s);
+        st = LARDER_E_OFFLINE;
+    }
+    return st;
+}
+
+void ldr_unmap_segs(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
+                    uint32_t count)
+{
+    pthread_mutex_lock(&s->map_lock);
+    give(s, pieces, count);
+    pthread_mutex_unlock(&s->map_lock);
+}

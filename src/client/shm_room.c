@@ -1,0 +1,260 @@
+/* Saving in place by shared memory. */
+#include <time.h>
+
+#include "base/bytes.h"
+#include "client/shm_ops.h"
+
+#define TRIES_MAX 3u   /* for what had no room, with nothing coming of it */
+#define NAP_NS 1000000 /* in between */
+
+/* Composes a request for the next items that have no answer yet. */
+static size_t room_ask(ldr_visit_t *v, const larder_item_t *items,
+                       const larder_lease_t *lease, uint32_t *index,
+                       uint32_t *count_p)
+{
+    uint8_t *at = ldr_body(v->call.buffer);
+    size_t bytes = LDR_BATCH_HEAD_BYTES;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < lease->room_count && n < LDR_SHM_ITEMS; i++) {
+        if (lease->rooms[i].status == LARDER_PENDING) {
+            ldr_save_row_t row =
+                ldr_row_save(&items[i], lease->rooms[i].length);
+
+            ldr_put_save(at + bytes, &row);
+            bytes += LDR_SAVE_BYTES;
+            index[n++] = i;
+        }
+    }
+    ldr_batch_msg_t batch = {.space = v->space, .count = n};
+    ldr_put_batch(at, &batch);
+    *count_p = n;
+    return bytes;
+}
+
+/* Takes one answer. True: something came of it. */
+static bool room_take(ldr_visit_t *v, ldr_held_t *h, ldr_room_t *room,
+                      const ldr_result_row_t *row, const uint8_t *segs)
+{
+    if (row->status == LARDER_PENDING) {
+        return false;
+    }
+    room->status = row->status;
+    if (row->status == LARDER_OK) {
+        room->lease = row->lease;
+        room->seg_count = row->seg_count;
+        room->status = row->length == room->length
+                           ? ldr_held_map(h, row, segs, &v->stop, &room->seg)
+                           : LARDER_E_OFFLINE;
+        if (room->status != LARDER_OK) {
+            ldr_end_row_t end = {.lease = row->lease, .how = LDR_END_ABORT};
+
+            ldr_shm_ends(h->session, LDR_OP_COMMIT, &end, 1);
+        }
+    }
+    return true;
+}
+
+static larder_status_t room_round(ldr_visit_t *v, const larder_item_t *items,
+                                  larder_lease_t *lease, bool *any_p,
+                                  bool *more_p)
+{
+    uint32_t index[LDR_SHM_ITEMS], count;
+    ldr_results_t results;
+    size_t bytes = room_ask(v, items, lease, index, &count);
+
+    *more_p = count > 0;
+    *any_p = false;
+    if (count == 0) {
+        return LARDER_OK;
+    }
+    larder_status_t st = ldr_visit_call(v, LDR_OP_RESERVE, bytes);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (!ldr_get_results(ldr_body(v->call.buffer), v->call.reply.body,
+                         &results) ||
+        results.count != count) {
+        ldr_shm_die(ldr_shm_of(v->link));
+        return LARDER_E_OFFLINE;
+    }
+    ldr_rows_t rows = {.results = &results};
+    for (uint32_t i = 0; i < count; i++) {
+        ldr_result_row_t row;
+        const uint8_t *segs;
+
+        if (!ldr_rows_next(&rows, &row, &segs)) {
+            ldr_shm_die(ldr_shm_of(v->link));
+            return LARDER_E_OFFLINE;
+        }
+        *any_p |=
+            room_take(v, lease->held, &lease->rooms[index[i]], &row, segs);
+    }
+    return LARDER_OK;
+}
+
+/* Every room that waits gets this for an answer. */
+static uint32_t rooms_settle(larder_lease_t *lease, larder_status_t why)
+{
+    uint32_t ok = 0;
+
+    for (uint32_t i = 0; i < lease->room_count; i++) {
+        if (lease->rooms[i].status == LARDER_PENDING) {
+            lease->rooms[i].status = why;
+        }
+        ok += lease->rooms[i].status == LARDER_OK;
+    }
+    return ok;
+}
+
+larder_status_t ldr_shm_reserve(larder_space_t *space, larder_item_t *items,
+                                size_t count, uint64_t deadline_ns,
+                                larder_lease_t *lease)
+{
+    const struct timespec nap = {0, NAP_NS};
+    ldr_stop_t stop = {NULL, deadline_ns};
+    ldr_visit_t v;
+    unsigned tries = 0;
+    bool any = true, more = true;
+    larder_status_t st =
+        ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop);
+
+    for (size_t i = 0; i < count; i++) {
+        if (lease->rooms[i].status == LARDER_OK) {
+            lease->rooms[i].status = LARDER_PENDING;
+        }
+    }
+    if (st != LARDER_OK) {
+        rooms_settle(lease, st);
+        return LARDER_OK;
+    }
+    lease->held = ldr_held_new(ldr_shm_of(v.link), 1);
+    if (lease->held == NULL) {
+        ldr_visit_end(&v, LARDER_OK);
+        return LARDER_E_NO_MEMORY;
+    }
+    while (st == LARDER_OK && more && tries < TRIES_MAX) {
+        st = room_round(&v, items, lease, &any, &more);
+        tries = any ? 0 : tries + 1;
+        if (!any && more && st == LARDER_OK) {
+            nanosleep(&nap, NULL);
+        }
+    }
+    ldr_visit_end(&v, st);
+    if (rooms_settle(lease, st != LARDER_OK ? st : LARDER_E_FULL) == 0) {
+        ldr_held_free(lease->held);
+        lease->held = NULL;
+    }
+    return LARDER_OK;
+}
+
+/* Fills in how each room ends; gives their number. */
+static uint32_t commit_rows(larder_lease_t *lease, const uint8_t *keep,
+                            const uint32_t *crcs, const ldr_stop_t *stop,
+                            uint8_t *at, uint32_t *index)
+{
+    const ldr_held_t *h = lease->held;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < lease->room_count; i++) {
+        const ldr_room_t *room = &lease->rooms[i];
+        ldr_end_row_t end = {.lease = room->lease, .how = LDR_END_ABORT};
+
+        if (room->status != LARDER_OK) {
+            continue;
+        }
+        if (keep == NULL || keep[i] != 0) {
+            const ldr_piece_map_t *pieces = h->pieces + room->seg;
+            larder_status_t st = LARDER_OK;
+
+            end.crc = crcs != NULL ? crcs[i] : 0;
+            if (crcs == NULL) {
+                st = ldr_pieces_crc(pieces, room->seg_count, stop, &end.crc);
+            }
+            if (st == LARDER_OK) {
+                ldr_pieces_pad(&pieces[room->seg_count - 1]);
+                end.how = LDR_END_PLAIN;
+            } else {
+                lease->rooms[i].status = st;
+            }
+        } else {
+            lease->rooms[i].status = LARDER_E_CANCELED;
+        }
+        ldr_put_end(at + LDR_ENDS_HEAD_BYTES + (size_t)n * LDR_END_BYTES, &end);
+        index[n++] = i;
+    }
+    if (n > 0) {
+        ldr_put_ends(at, n);
+    }
+    return n;
+}
+
+/* Nobody knows whether it was committed: what was not is given back; the
+ * daemon does not mind the rest. */
+static void commit_failed(larder_lease_t *lease, larder_status_t st)
+{
+    const ldr_held_t *h = lease->held;
+
+    for (uint32_t i = 0; i < lease->room_count; i++) {
+        ldr_room_t *room = &lease->rooms[i];
+        ldr_end_row_t end = {.lease = room->lease, .how = LDR_END_ABORT};
+
+        if (room->lease != 0) {
+            ldr_shm_ends(h->session, LDR_OP_COMMIT, &end, 1);
+        }
+        if (room->status == LARDER_OK) {
+            room->status = st;
+        }
+    }
+}
+
+static larder_status_t commit_call(larder_lease_t *lease, ldr_visit_t *v,
+                                   const uint32_t *index, uint32_t count)
+{
+    uint8_t *at = ldr_body(v->call.buffer);
+    ldr_results_t results;
+    larder_status_t st = ldr_visit_call(
+        v, LDR_OP_COMMIT, LDR_ENDS_HEAD_BYTES + (size_t)count * LDR_END_BYTES);
+
+    if (st == LARDER_OK &&
+        (!ldr_get_results(at, v->call.reply.body, &results) ||
+         results.count != count)) {
+        st = LARDER_E_OFFLINE;
+    }
+    for (uint32_t i = 0; st == LARDER_OK && i < count; i++) {
+        ldr_room_t *room = &lease->rooms[index[i]];
+        ldr_result_row_t row;
+
+        if (room->status == LARDER_OK &&
+            ldr_get_result(results.rows + (size_t)i * LDR_RESULT_BYTES, &row)) {
+            room->status = row.status;
+        }
+    }
+    return st;
+}
+
+larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
+                               const uint32_t *crcs, uint64_t deadline_ns)
+{
+    const ldr_held_t *h = lease->held;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    ldr_visit_t v;
+    uint32_t index[LARDER_BATCH_MAX];
+    larder_status_t st = ldr_visit_begin(&v, lease->lar->remote, NULL, &stop);
+
+    if (st == LARDER_OK && v.link != &h->session->link) {
+        ldr_visit_end(&v, st); /* another session: that one is gone */
+        st = ldr_fail(LARDER_E_OFFLINE,
+                      "the daemon that had the reservation is gone");
+    } else if (st == LARDER_OK) {
+        uint32_t n = commit_rows(lease, keep, crcs, &stop,
+                                 ldr_body(v.call.buffer), index);
+
+        st = n > 0 ? commit_call(lease, &v, index, n) : LARDER_OK;
+        ldr_visit_end(&v, st);
+    }
+    if (st != LARDER_OK) {
+        commit_failed(lease, st);
+    }
+    return st;
+}

@@ -1,0 +1,447 @@
+/*
+ * Leases and reservations by TCP. A lease keeps its shards in the daemon's
+ * DRAM; they are fetched when somebody looks at them. A reservation is memory
+ * of this process, sent at its commit.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "base/bytes.h"
+#include "base/copy.h"
+#include "base/mem.h"
+#include "client/tcp_ops.h"
+
+#define TRIES_MAX 3u   /* for what had no room, with nothing coming of it */
+#define NAP_NS 1000000 /* in between */
+
+typedef struct held_shard {
+    uint64_t lease;
+    uint64_t length;
+    uint8_t *memory; /* once it was fetched */
+} held_shard_t;
+
+typedef struct held {
+    ldr_tcp_conn_t *conn;
+    uint64_t session; /* of the connection, whose the leases are */
+    larder_key_t *keys;
+    uint16_t group;
+    uint32_t count;
+    held_shard_t *shards;
+    pthread_mutex_t lock; /* for fetching */
+} held_t;
+
+static held_t *held_new(uint32_t chunks, uint32_t shards,
+                        const larder_key_t *keys, uint16_t group)
+{
+    held_t *h = ldr_alloc(sizeof(*h));
+
+    if (h != NULL) {
+        h->shards = ldr_alloc((size_t)chunks * shards * sizeof(*h->shards));
+        h->keys = ldr_alloc(chunks * sizeof(*h->keys));
+    }
+    if (h == NULL || h->shards == NULL || h->keys == NULL) {
+        if (h != NULL) {
+            ldr_free(h->shards);
+            ldr_free(h->keys);
+        }
+        ldr_free(h);
+        ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a lease");
+        return NULL;
+    }
+    memcpy(h->keys, keys, chunks * sizeof(*keys));
+    h->group = group;
+    pthread_mutex_init(&h->lock, NULL);
+    return h;
+}
+
+/* Releases the shards from this one on. */
+static void release_from(held_t *h, uint32_t first)
+{
+    for (uint32_t i = first; i < h->count; i++) {
+        ldr_tcp_release(h->conn, h->session, &h->shards[i].lease, 1);
+        ldr_free(h->shards[i].memory);
+        h->shards[i].memory = NULL;
+    }
+    h->count = first;
+}
+
+static void held_free(held_t *h)
+{
+    release_from(h, 0);
+    pthread_mutex_destroy(&h->lock);
+    ldr_free(h->shards);
+    ldr_free(h->keys);
+    ldr_free(h);
+}
+
+/* ---- staging ---- */
+
+typedef struct stage {
+    ldr_visit_t visit;
+    ldr_tcp_conn_t *conn;
+    const larder_space_t *space;
+    held_t *held;
+    uint32_t total;
+    uint64_t bytes, part; /* of whole chunks, and of the one that is not */
+    larder_cause_t cause;
+    larder_status_t status;
+    bool cut;
+} stage_t;
+
+static larder_item_t held_item(const held_t *h, uint32_t shards, uint32_t at)
+{
+    return (larder_item_t){
+        .key = &h->keys[at / shards],
+        .group = h->group,
+        .shard = (uint16_t)(at % shards),
+    };
+}
+
+/* Takes a reply's rows in order. False: to be asked again from there on. */
+static bool stage_rows(stage_t *s, const ldr_results_t *results)
+{
+    held_t *h = s->held;
+    bool again = false;
+
+    for (uint32_t i = 0; i < results->count; i++) {
+        ldr_result_row_t row;
+        bool ended = s->cut || again;
+
+        if (!ldr_get_result(results->rows + (size_t)i * LDR_RESULT_BYTES,
+                            &row)) {
+            s->conn->broken = true;
+            s->status = LARDER_E_OFFLINE;
+            return true;
+        }
+        if (row.status == LARDER_OK && ended) {
+            ldr_tcp_release(s->conn, h->session, &row.lease, 1);
+        } else if (row.status == LARDER_OK) {
+            h->shards[h->count++] =
+                (held_shard_t){.lease = row.lease, .length = row.length};
+            s->part += row.length;
+            if (h->count % s->space->shards == 0) {
+                s->bytes += s->part;
+                s->part = 0;
+            }
+        } else if (!ended && row.status == LARDER_PENDING) {
+            again = true;
+        } else if (!ended) {
+            s->cut = true;
+            s->cause = row.cause;
+            if (row.status < 0 && h->count > 0) {
+                s->cause = LARDER_CAUSE_FULL; /* a limit */
+            } else if (row.status < 0) {
+                s->status = row.status;
+            }
+        }
+    }
+    return !again;
+}
+
+static void stage_run(stage_t *s)
+{
+    const struct timespec nap = {0, NAP_NS};
+    larder_item_t items[LDR_TCP_ITEMS];
+    const larder_item_t *rows[LDR_TCP_ITEMS];
+    ldr_results_t results;
+    unsigned tries = 0;
+
+    while (s->status == LARDER_OK && !s->cut && s->held->count < s->total) {
+        uint32_t before = s->held->count;
+        uint32_t n = (uint32_t)ldr_min64(LDR_TCP_ITEMS, s->total - before);
+
+        for (uint32_t i = 0; i < n; i++) {
+            items[i] = held_item(s->held, s->space->shards, before + i);
+            rows[i] = &items[i];
+        }
+        s->status = ldr_tcp_ask(&s->visit, LDR_OP_LEASE, 0, rows, n, &results);
+        if (s->status == LARDER_OK && !stage_rows(s, &results)) {
+            tries = s->held->count > before ? 0 : tries + 1;
+            if (tries == TRIES_MAX) {
+                s->cut = true;
+                s->cause = LARDER_CAUSE_FULL;
+            } else if (tries > 0) {
+                nanosleep(&nap, NULL);
+            }
+        }
+    }
+}
+
+larder_status_t ldr_tcp_stage(larder_space_t *space, const larder_key_t *keys,
+                              uint16_t group, uint64_t deadline_ns,
+                              larder_lease_t *lease, larder_match_t *match)
+{
+    ldr_stop_t stop = {NULL, deadline_ns};
+    stage_t s = {
+        .space = space,
+        .total = match->chunks * space->shards,
+        .cause = LARDER_CAUSE_NONE,
+    };
+    larder_status_t st =
+        ldr_visit_begin(&s.visit, space->lar->remote, &space->ref, &stop);
+
+    if (st == LARDER_OK) {
+        if ((s.visit.link->features & LDR_FEATURE_TCP_LEASE) == 0) {
+            st = ldr_fail(LARDER_E_UNSUPPORTED,
+                          "%s: this daemon gives no leases by TCP: update it",
+                          space->lar->options->address);
+        } else {
+            s.held = held_new(match->chunks, space->shards, keys, group);
+            st = s.held != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
+        }
+        if (st != LARDER_OK) {
+            ldr_visit_end(&s.visit, LARDER_OK);
+        }
+    }
+    if (st == LARDER_OK) {
+        s.conn = s.held->conn = ldr_tcp_of(s.visit.link);
+        s.held->session = s.conn->session;
+        stage_run(&s);
+        st = s.status;
+        ldr_visit_end(&s.visit, st);
+    }
+    if (s.held != NULL) {
+        uint32_t chunks = s.held->count / space->shards;
+
+        chunks = st < 0 && st != LARDER_E_DEADLINE ? 0 : chunks;
+        release_from(s.held, chunks * space->shards);
+        if (chunks > 0) {
+            lease->held = s.held;
+            lease->chunks = chunks;
+        } else {
+            held_free(s.held);
+        }
+    }
+    return ldr_staged(st, s.cause, lease->chunks, s.bytes, match);
+}
+
+/* ---- using and ending ---- */
+
+/* Fetches a leased shard. With the lock of what is held. */
+static larder_status_t fetch(const larder_lease_t *lease, held_t *h,
+                             uint32_t at)
+{
+    held_shard_t *shard = &h->shards[at];
+    uint8_t *memory = ldr_alloc(shard->length);
+    struct iovec iov = {memory, shard->length};
+    larder_item_t item = held_item(h, lease->shards, at);
+    ldr_op_t op = {
+        .lar = lease->lar,
+        .kind = LARDER_OP_GET,
+        .ref = lease->space,
+        .shards = lease->shards,
+        .items = &item,
+        .count = 1,
+        .deadline_ns = ldr_deadline(lease->lar, 0),
+    };
+
+    if (memory == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a shard");
+    }
+    item.iov = &iov;
+    item.iov_count = 1;
+    ldr_tcp_get(&op);
+    if (item.status == LARDER_OK && item.length == shard->length) {
+        shard->memory = memory;
+        return LARDER_OK;
+    }
+    ldr_free(memory);
+    if (item.status < 0 && item.status != LARDER_E_SIZE) {
+        return item.status;
+    }
+    return item.cause == LARDER_CAUSE_OFFLINE ? LARDER_E_OFFLINE
+           : item.cause == LARDER_CAUSE_DEADLINE
+               ? LARDER_E_DEADLINE
+               : ldr_fail(LARDER_E_STALE,
+                          "the daemon does not have it any more: release the "
+                          "lease");
+}
+
+larder_status_t ldr_tcp_segments(const larder_lease_t *lease, uint32_t at,
+                                 struct iovec *seg, uint32_t seg_max,
+                                 uint32_t *seg_count_p)
+{
+    larder_status_t st = LARDER_OK;
+    struct iovec one;
+
+    if (lease->reserved) {
+        one = (struct iovec){lease->rooms[at].memory, lease->rooms[at].length};
+    } else {
+        held_t *h = lease->held;
+
+        pthread_mutex_lock(&h->lock);
+        if (h->shards[at].memory == NULL && seg_max > 0) {
+            st = fetch(lease, h, at);
+        }
+        one = (struct iovec){h->shards[at].memory, h->shards[at].length};
+        pthread_mutex_unlock(&h->lock);
+    }
+    if (st != LARDER_OK) {
+        return st;
+    }
+    *seg_count_p = 1;
+    if (seg_max == 0) {
+        return LARDER_E_SIZE;
+    }
+    seg[0] = one;
+    return LARDER_OK;
+}
+
+void ldr_tcp_drop(larder_lease_t *lease)
+{
+    for (uint32_t i = 0; i < lease->room_count; i++) {
+        ldr_free(lease->rooms[i].memory);
+        lease->rooms[i].memory = NULL;
+    }
+    if (lease->held != NULL) {
+        held_free(lease->held);
+        lease->held = NULL;
+    }
+}
+
+/* ---- in place ---- */
+
+/* What is there is not to be written; the rest gets memory. */
+static larder_status_t rooms_ask(ldr_visit_t *v, const larder_item_t *items,
+                                 larder_lease_t *lease)
+{
+    const larder_item_t *rows[LDR_TCP_ASK];
+    uint32_t index[LDR_TCP_ASK], n = 0;
+    ldr_results_t results;
+    larder_status_t st = LARDER_OK;
+
+    for (uint32_t i = 0; i < lease->room_count && st == LARDER_OK; i++) {
+        if (lease->rooms[i].status == LARDER_OK) {
+            rows[n] = &items[i];
+            index[n++] = i;
+        }
+        if (n == 0 || (n < LDR_TCP_ASK && i + 1 < lease->room_count)) {
+            continue;
+        }
+        st = ldr_tcp_ask(v, LDR_OP_EXISTS, LDR_BATCH_QUIET, rows, n, &results);
+        for (uint32_t k = 0; k < n && st == LARDER_OK; k++) {
+            ldr_result_row_t row;
+
+            if (ldr_get_result(results.rows + (size_t)k * LDR_RESULT_BYTES,
+                               &row) &&
+                row.status == LARDER_OK) {
+                lease->rooms[index[k]].status = LARDER_PRESENT;
+            }
+        }
+        n = 0;
+    }
+    return st;
+}
+
+larder_status_t ldr_tcp_reserve(larder_space_t *space, larder_item_t *items,
+                                size_t count, uint64_t deadline_ns,
+                                larder_lease_t *lease)
+{
+    ldr_stop_t stop = {NULL, deadline_ns};
+    ldr_visit_t v;
+    larder_status_t st =
+        ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop);
+
+    if (st == LARDER_OK) {
+        st = rooms_ask(&v, items, lease);
+        ldr_visit_end(&v, st);
+    }
+    for (size_t i = 0; i < count; i++) {
+        ldr_room_t *room = &lease->rooms[i];
+
+        if (room->status != LARDER_OK) {
+            continue;
+        }
+        room->status = st;
+        if (st == LARDER_OK) {
+            room->save = ldr_row_save(&items[i], room->length);
+            room->memory = ldr_alloc(room->length);
+            room->status =
+                room->memory != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
+        }
+    }
+    return LARDER_OK;
+}
+
+/* Whether the bytes are what their writer says. */
+static bool room_right(const ldr_room_t *room, const uint32_t *crcs, uint32_t i)
+{
+    return crcs == NULL || crcs[i] == ldr_crc32c(0, room->memory, room->length);
+}
+
+/* Rooms become items of a put. */
+static uint32_t rooms_items(larder_lease_t *lease, const uint8_t *keep,
+                            const uint32_t *crcs, larder_item_t *items,
+                            struct iovec *iov, uint32_t *index)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < lease->room_count; i++) {
+        ldr_room_t *room = &lease->rooms[i];
+        const ldr_save_row_t *save = &room->save;
+
+        if (room->status != LARDER_OK) {
+            continue;
+        }
+        if (keep != NULL && keep[i] == 0) {
+            room->status = LARDER_E_CANCELED;
+        } else if (!room_right(room, crcs, i)) {
+            room->status = LARDER_E_CORRUPT;
+        } else {
+            iov[n] = (struct iovec){room->memory, room->length};
+            items[n] = (larder_item_t){
+                .key = &save->key,
+                .parent = save->has_parent ? &save->parent : NULL,
+                .depth = save->depth,
+                .group = save->group,
+                .shard = save->shard,
+                .flags = save->flags,
+                .ttl_ms = save->ttl_ms,
+                .iov = &iov[n],
+                .iov_count = 1,
+            };
+            index[n++] = i;
+        }
+    }
+    return n;
+}
+
+larder_status_t ldr_tcp_commit(larder_lease_t *lease, const uint8_t *keep,
+                               const uint32_t *crcs, uint64_t deadline_ns)
+{
+    uint32_t count = lease->room_count;
+    larder_item_t *items = ldr_alloc(count * sizeof(*items));
+    struct iovec *iov = ldr_alloc(count * sizeof(*iov));
+    uint32_t *index = ldr_alloc(count * sizeof(*index));
+    larder_status_t st = LARDER_OK;
+
+    if (items != NULL && iov != NULL && index != NULL) {
+        uint32_t n = rooms_items(lease, keep, crcs, items, iov, index);
+        ldr_op_t op = {
+            .lar = lease->lar,
+            .kind = LARDER_OP_PUT,
+            .ref = lease->space,
+            .shards = lease->space.shards,
+            .items = items,
+            .count = n,
+            .deadline_ns = deadline_ns,
+        };
+
+        if (n > 0) {
+            ldr_tcp_put(&op);
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            lease->rooms[index[i]].status = items[i].status;
+        }
+    } else {
+        st = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a commit");
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        ldr_free(lease->rooms[i].memory);
+        lease->rooms[i].memory = NULL;
+    }
+    ldr_free(items);
+    ldr_free(iov);
+    ldr_free(index);
+    return st;
+}

@@ -1,0 +1,763 @@
+"""`larder serve` as its operator sees it: starting, stopping, reloading, being
+taken over, paused, watched; and what clients notice when it is away."""
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+import capi
+import wireclient as w
+from daemon import Child, Metrics, in_child, until
+from wireclient import key_of
+
+BOTH = ("unix", "tcp")
+both = pytest.mark.parametrize("transport", BOTH)
+OK, USAGE, FAILED = 0, 2, 3
+SLACK_S = 1.0
+
+
+def refused(daemon, *flags, code=None):
+    """Starts it, expects it to end by itself; gives what it said."""
+    daemon.spawn(*map(str, flags))
+    got = daemon.wait()
+    assert got in ((USAGE, FAILED) if code is None else (code,)), daemon.log()
+    text = daemon.log()
+    assert "larder serve: " in text
+    return text
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def put_some(node, count, size=60000, name="k"):
+    for i in range(count):
+        assert node.put(f"{name} {i}", capi.value_of(f"{name} {i}", 1,
+                                                     size)) == capi.OK
+
+
+def found(node, count, size=60000, name="k"):
+    """How many of them are there, all right."""
+    there = 0
+    for i in range(count):
+        status, _, value = node.get(f"{name} {i}")
+        assert status in (capi.OK, capi.MISS)
+        if status == capi.OK:
+            assert value == capi.value_of(f"{name} {i}", 1, size)
+            there += 1
+    return there
+
+
+# ---- starting --------------------------------------------------------------
+
+def test_second_daemon_on_the_same_socket(serve):
+    first = serve()
+    second = serve(start=False, socket=first.socket)
+    text = refused(second, code=FAILED)
+    assert first.socket in text and "another daemon" in text
+    assert "--takeover" in text and "--socket" in text
+    first.alive()
+    assert os.path.exists(first.socket), "the other one took it away"
+
+
+def test_second_daemon_on_the_same_directory(serve):
+    first = serve(dirs=1)
+    second = serve(start=False)
+    second.dirs = first.dirs
+    text = refused(second, code=FAILED)
+    assert str(first.dirs[0]) in text and "in use" in text
+    first.alive()
+
+
+def test_second_daemon_on_the_same_port(serve):
+    first = serve()
+    second = serve(start=False, listen=f"127.0.0.1:{first.tcp[1]}")
+    text = refused(second, code=FAILED)
+    assert str(first.tcp[1]) in text and "in use" in text
+    first.alive()
+
+
+def test_stale_socket_is_replaced(serve):
+    daemon = serve()
+    daemon.kill()
+    assert os.path.exists(daemon.socket)
+    daemon.start()
+    daemon.alive()
+    daemon.stop()
+    assert not os.path.exists(daemon.socket)
+
+
+def test_socket_path_that_is_something_else(serve):
+    daemon = serve(start=False)
+    with open(daemon.socket, "w", encoding="ascii") as file:
+        file.write("precious")
+    text = refused(daemon)
+    assert daemon.socket in text
+    with open(daemon.socket, encoding="ascii") as file:
+        assert file.read() == "precious"
+
+
+@pytest.mark.parametrize("tenant", ["default", "a"])
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+def test_wider_bind_needs_authentication(serve, tmp_path, address, tenant):
+    """Refused with the line to add; and with that line it runs."""
+    daemon = serve(start=False, listen=address)
+    text = refused(daemon)
+    assert "token_file = FILE" in text and "[tenant " in text
+    assert "tls_client_ca" in text and address in text
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123\n")
+    token.chmod(0o600)
+    if address.startswith("[") and not os.path.exists("/proc/net/if_inet6"):
+        return
+    daemon = serve(start=False, listen=address,
+                   config=f"[tenant {tenant}]\ntoken_file = {token}\n")
+    daemon.token = "0123456789abcdef0123"
+    daemon.start()
+    port = int(re.search(r"listening: tcp://\S+:(\d+)",
+                         daemon.log()).group(1))
+    with w.Peer(("127.0.0.1", port)) as peer:
+        assert peer.hello(tenant, "wrong-wrong-wrong-wrong").status == \
+            w.E_DENIED
+    with w.Peer(("127.0.0.1", port)) as peer:
+        assert peer.enter(tenant, daemon.token).ask(w.PING).status == w.OK
+
+
+@pytest.mark.parametrize("flags, hints", [
+    (["--dram", "many"], ["dram", "many", "64M"]),
+    (["--dram", "1K"], ["dram", "1K", "2M"]),
+    (["--loops", "0"], ["loops", "0", "1 to 64"]),
+    (["--mode", "sometimes"], ["mode", "sometimes", "observe"]),
+    (["--frob", "1"], ["frob"]),
+    (["--drma", "1G"], ["drma", "dram"]),
+    (["--listen", "nowhere"], ["listen", "nowhere", "host:port"]),
+    (["--socket_mode", "9"], ["socket_mode", "9"]),
+    (["--log", "xml"], ["log", "xml", "json"]),
+    (["--config", "/nonexistent/larder.conf"], ["/nonexistent/larder.conf"]),
+    (["--dram"], ["dram"]),
+    (["--tls", "on"], ["tls_cert"]),
+    (["--tls_client_ca", "x"], ["tls"]),
+    (["--verify", "load"], ["verify"]),
+    (["--numa", "7777"], ["numa", "7777"]),
+])
+def test_bad_options(serve, flags, hints):
+    """They name the option, the value and what it may be."""
+    daemon = serve(start=False, dram=None, listen=None)
+    text = refused(daemon, *flags)
+    for hint in hints:
+        assert hint in text
+    assert len(text) < 2000
+
+
+@pytest.mark.parametrize("text, hints", [
+    ("dram = many\n", ["larder.conf:1", "dram", "many"]),
+    ("# fine\n\nfrob = 1\n", ["larder.conf:3", "frob"]),
+    ("[tenant]\n", ["larder.conf:1"]),
+    ("[tenant a]\nquota = 1\n", ["larder.conf:2", "quota"]),
+    ("[tenant a/b]\n", ["larder.conf:1", "a/b"]),
+    ("[tenant a]\n[tenant a]\n", ["larder.conf:2", "a"]),
+    ("dram 1G\n", ["larder.conf:1"]),
+    ("[tenant a]\ntoken_file = /nonexistent/token\n", ["/nonexistent/token"]),
+])
+def test_bad_config(serve, text, hints):
+    daemon = serve(start=False, config=text, dram=None)
+    said = refused(daemon)
+    for hint in hints:
+        assert hint in said
+
+
+def test_token_file_that_others_can_read(serve, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123\n")
+    token.chmod(0o644)
+    daemon = serve(start=False,
+                   config=f"[tenant a]\ntoken_file = {token}\n")
+    text = refused(daemon)
+    assert "chmod" in text and str(token) in text
+    assert "0123456789abcdef0123" not in text
+
+
+def test_options_from_everywhere(serve):
+    """Flag before environment before file before default, and /config says
+    which it was."""
+    daemon = serve(start=False, admin="127.0.0.1:0", dram=None, ssd=None,
+                   config="dram = 32M\nloops = 2\njobs = 3\n",
+                   env={"LARDER_LOOPS": "1", "LARDER_JOBS": "2"},
+                   flags=["--jobs", "1"])
+    daemon.start()
+    shown = json.loads(daemon.http("/config"))
+    options = {o["name"]: o for o in shown["options"]} if isinstance(
+        shown["options"], list) else shown["options"]
+    for name, value, source in (("dram", "32M", "larder.conf:1"),
+                                ("loops", "1", "LARDER_LOOPS"),
+                                ("jobs", "1", "--jobs"),
+                                ("window", "64M", "default")):
+        assert str(options[name]["value"]) == value
+        assert source in options[name]["source"]
+
+
+def test_help_fits_a_screen(larder):
+    lines = larder("serve", "--help").out.splitlines()
+    assert len(lines) <= 50 and max(map(len, lines)) <= 80
+    for name in ("--dram", "--socket", "--listen", "--config"):
+        assert any(name in line for line in lines)
+
+
+# ---- stopping --------------------------------------------------------------
+
+@both
+def test_sigterm_keeps_what_was_saved(serve, transport):
+    """Everything that was accepted is on the disk afterwards."""
+    daemon = serve(dirs=2, sync_ms=60000)
+    with capi.Node(daemon.url(transport)) as node:
+        put_some(node, 200)
+    daemon.stop()
+    daemon.start()
+    with capi.Node(daemon.url(transport)) as node:
+        assert found(node, 200) == 200
+
+
+def test_sigterm_while_clients_work(serve):
+    """Requests under way are answered; who comes afterwards is told so. The
+    SSD tier is complete: what a client was told is stored is there."""
+    daemon = serve(dirs=1)
+    read_fd, write_fd = os.pipe()
+
+    def work():
+        node = capi.Node(daemon.url("unix", timeout_ms=2000))
+        i = 0
+        while True:
+            status = node.put(f"k {i}", capi.value_of(f"k {i}", 1, 60000))
+            if status != capi.OK:
+                break
+            i += 1
+            if i == 50:
+                os.write(write_fd, b"x")
+        assert status == capi.E_OFFLINE, status
+        return i
+
+    child = Child(work)
+    os.read(read_fd, 1)
+    daemon.stop()
+    stored = child.result()
+    assert stored >= 50
+    daemon.start()
+    with capi.Node(daemon.url("tcp")) as node:
+        assert found(node, stored) == stored
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ends_with_idle_sessions(serve, number):
+    daemon = serve()
+    for i in range(20):
+        daemon.enter(BOTH[i % 2])
+    daemon.signal(number)
+    assert daemon.wait(15) == 0
+    assert "draining" in daemon.log() and "ended" in daemon.log()
+    for peer in daemon.peers:
+        assert peer.ended()
+
+
+def test_drain_is_bounded(serve):
+    """A save that never comes to its end does not keep the daemon."""
+    daemon = serve(drain_ms=1000)
+    peer = daemon.enter("tcp")
+    space = peer.space()
+    peer.send(w.frame(w.PUT, w.batch_body(space, [w.save_row(
+        key_of("k"), 500000)]), payload=500000, epoch=peer.epoch)
+        + bytes(100000))
+    until(lambda: daemon.value("larder_held_chunks") == 1)
+    begin = time.monotonic()
+    daemon.stop(seconds=20)
+    assert time.monotonic() - begin < 15
+
+
+def test_sigpipe_and_others_do_not_end_it(serve):
+    daemon = serve()
+    for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGHUP):
+        daemon.signal(number)
+    until(lambda: daemon.log().count("reloaded") >= 1)
+    daemon.alive()
+
+
+# ---- reloading -------------------------------------------------------------
+
+def test_reload(serve):
+    daemon = serve(config="log_level = info\nloops = 1\n")
+
+    def reload(text, outcome="ok"):
+        before = daemon.value("larder_reloads_total", outcome=outcome)
+        daemon.write_config(text)
+        daemon.signal(signal.SIGHUP)
+        until(lambda: daemon.value("larder_reloads_total",
+                                   outcome=outcome) > before, 20, daemon.log)
+
+    reload("log_level = debug\nloops = 2\n")
+    assert "need a restart" in daemon.log() and "loops" in daemon.log()
+    daemon.enter("tcp")
+    until(lambda: "debug: " in daemon.log())
+    daemon.write_config("loops = many\n")
+    daemon.signal(signal.SIGHUP)
+    until(lambda: "nothing was changed" in daemon.log()
+          and "many" in daemon.log())
+    daemon.alive()
+    reload("mode = observe\n")
+    assert daemon.value("larder_mode", mode="observe") == 1
+    reload("mode = on\n")
+    assert daemon.value("larder_mode", mode="on") == 1
+
+
+# ---- taking over -----------------------------------------------------------
+
+@both
+def test_takeover_under_load(serve, transport):
+    """The new daemon is there at once; clients go on by themselves, and see
+    right bytes or misses meanwhile."""
+    port = free_port()
+    first = serve(dirs=1, listen=f"127.0.0.1:{port}")
+    with capi.Node(first.url(transport)) as node:
+        put_some(node, 100)
+    read_fd, write_fd = os.pipe()
+    url = first.url(transport, timeout_ms=1000, breaker_ms=50)
+
+    def work():
+        node = capi.Node(url)
+        hits_before = found(node, 100)
+        os.write(write_fd, b"x")
+        offline = hits = 0
+        end = time.monotonic() + 30
+        # Until all of them are there again, after it was away.
+        while time.monotonic() < end:
+            now = 0
+            for i in range(100):
+                status, cause, value = node.get(f"k {i}")
+                if status == capi.OK:
+                    assert value == capi.value_of(f"k {i}", 1, 60000)
+                    now += 1
+                elif cause == "offline" or status == capi.E_OFFLINE:
+                    offline += 1
+                    time.sleep(0.005)
+            hits = now
+            if hits == 100 and offline:
+                break
+        assert hits_before == 100 and hits == 100, (hits_before, hits)
+        assert node.put("after", b"x" * 5000) == capi.OK
+        assert node.get("after")[2] == b"x" * 5000
+        node.close()
+        return offline
+
+    second = serve(start=False, dirs=0, socket=first.socket,
+                   listen=f"127.0.0.1:{port}")
+    second.dirs = first.dirs
+
+    child = Child(work)
+    os.read(read_fd, 1)
+    second.start("--takeover")
+    child.result()
+    assert first.wait(20) == 0
+    given_up = re.search(r"took over: (\d+) bytes of DRAM were given up",
+                         second.log())
+    assert given_up and int(given_up.group(1)) > 0
+    assert "SSD tier has all of it" in second.log()
+    second.alive()
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_takeover_from_nobody(serve):
+    """It starts as if --takeover were not there; also after a crash."""
+    daemon = serve(start=False)
+    daemon.start("--takeover")
+    daemon.alive()
+    daemon.kill()
+    assert os.path.exists(daemon.socket)
+    daemon.start("--takeover")
+    daemon.alive()
+
+
+def test_takeover_without_ssd_says_so(serve):
+    first = serve()
+    peer = first.enter("tcp")
+    assert peer.put_one(peer.space(), key_of("k"), bytes(100000)) == w.OK
+    peer.close()
+    first.peers.clear()
+    second = serve(start=False, socket=first.socket)
+    second.start("--takeover")
+    assert first.wait(20) == 0
+    assert re.search(r"took over: 131072 bytes of DRAM were given up; there "
+                     r"is no SSD", second.log())
+
+
+# ---- pause and observe -----------------------------------------------------
+
+@both
+def test_pause_and_resume(serve, larder, transport):
+    daemon = serve()
+    with capi.Node(daemon.url(transport)) as node:
+        put_some(node, 10)
+        assert "paused" in larder("pause", daemon.socket).out
+        assert node.get("k 0")[:2] == (capi.MISS, "paused")
+        assert node.match(["k 0"])[1] == 0
+        assert node.put("new", b"x") not in (capi.OK, capi.PRESENT)
+        assert daemon.value("larder_mode", mode="paused") == 1
+        # What is to be dropped is dropped all the same.
+        assert node.remove("k 9") == capi.OK
+        assert "resumed" in larder("resume", f"unix:{daemon.socket}").out
+        assert found(node, 10) == 9
+        assert node.get("new")[:2] == (capi.MISS, "absent")
+        assert node.put("new", b"x") == capi.OK
+    done = larder("pause", "/nonexistent/sock", code=FAILED)
+    assert "/nonexistent/sock" in done.err
+
+
+@both
+def test_observe(serve, transport):
+    """Counts what would have hit, and moves nothing."""
+    daemon = serve(mode="observe")
+    with capi.Node(daemon.url(transport)) as node:
+        for i in range(10):
+            assert node.put(f"k {i}", b"x" * 5000) not in (capi.OK,
+                                                           capi.PRESENT)
+        for i in range(20):
+            status, cause, _ = node.get(f"k {i}")
+            assert (status, cause) == (capi.MISS, "paused")
+    m = daemon.metrics()
+    assert m.sum("larder_observed_loads_total", outcome="hit") == 10
+    assert m.sum("larder_observed_loads_total", outcome="miss") == 10
+    assert m.sum("larder_observed_hit_bytes_total") == 50000
+    assert m.sum("larder_moved_bytes_total") == 0
+    assert m.sum("larder_dram_used_bytes") == 0
+    assert m.sum("larder_entries") == 0
+
+
+# ---- watching --------------------------------------------------------------
+
+def test_log_as_json(serve):
+    daemon = serve(log="json", dirs=1)
+    peer = daemon.connect("tcp")
+    peer.send(b'GET /"\\\x01\xff HTTP/1.0\r\n' + bytes(40))
+    assert peer.ended()
+    peer = daemon.connect("tcp")
+    peer.hello('quote"back\\slash', "no-token-at-all-00")
+    daemon.alive()
+    messages = []
+    for line in daemon.log().splitlines():
+        one = json.loads(line)
+        assert one["level"] in ("error", "warn", "info", "debug")
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", one["time"])
+        messages.append(one["msg"])
+    assert any(m.startswith("ready: larder") for m in messages)
+    assert any('quote"back\\slash' in m for m in messages)
+
+
+def test_nothing_per_request_at_info(serve):
+    daemon = serve()
+    with capi.Node(daemon.url()) as node:
+        put_some(node, 5)
+        before = daemon.log()
+        put_some(node, 300, name="more")
+        assert found(node, 300, name="more") == 300
+        found(node, 300, name="absent")
+    time.sleep(0.05)
+    assert daemon.log() == before
+
+
+def test_logs_are_limited_in_rate(serve):
+    daemon = serve()
+    for _ in range(500):
+        with w.Peer(daemon.tcp) as peer:
+            peer.send(bytes(40))
+            assert peer.ended()
+    lines = daemon.log().count("does not speak Larder's protocol")
+    assert 1 <= lines < 200
+    assert daemon.value("larder_refused_connections_total",
+                        reason="not_larder") == 500
+
+
+def test_admin_http(serve):
+    daemon = serve(admin="127.0.0.1:0", dirs=1)
+    with capi.Node(daemon.url()) as node:
+        put_some(node, 5)
+        assert found(node, 10) == 5
+    assert daemon.http("/healthz").strip()
+    assert daemon.http("/readyz").strip()
+    m = Metrics(daemon.http("/metrics"))
+    assert m.sum("larder_loads_total", tier="dram") == 5
+    assert m.sum("larder_misses_total", cause="absent") == 5
+    assert m.sum("larder_saves_total", outcome="stored") == 5
+    json.loads(daemon.http("/config"))
+    json.loads(daemon.http("/status.json"))
+    assert "<html" in daemon.http("/").lower()
+    for path, code in (("/nothing", 404), ("/../etc/passwd", 404)):
+        with pytest.raises(urllib.error.HTTPError) as e:
+            daemon.http(path)
+        assert e.value.code == code
+    for method in ("POST", "PUT", "DELETE"):
+        request = urllib.request.Request(daemon.admin + "/metrics",
+                                         method=method)
+        with pytest.raises(urllib.error.HTTPError) as e:
+            urllib.request.urlopen(request, timeout=10)
+        assert e.value.code in (400, 405, 501)
+    # A browser that was told another name for this host gets nothing.
+    request = urllib.request.Request(daemon.admin + "/config",
+                                     headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError) as e:
+        urllib.request.urlopen(request, timeout=10)
+    assert e.value.code in (403, 421)
+
+
+def test_config_has_no_secrets(serve, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123\n")
+    token.chmod(0o600)
+    daemon = serve(start=False, admin="127.0.0.1:0", log_level="debug",
+                   config=f"[tenant a]\ntoken_file = {token}\n")
+    daemon.start()
+    daemon.enter("tcp", "a", "0123456789abcdef0123")
+    for path in ("/config", "/metrics", "/status.json"):
+        assert "0123456789abcdef0123" not in daemon.http(path)
+    assert str(token) in daemon.http("/config")
+    assert "0123456789abcdef0123" not in daemon.log()
+
+
+def test_not_ready_while_draining(serve):
+    daemon = serve(admin="127.0.0.1:0", drain_ms=8000)
+    peer = daemon.enter("tcp")
+    space = peer.space()
+    peer.send(w.frame(w.PUT, w.batch_body(space, [w.save_row(
+        key_of("k"), 500000)]), payload=500000, epoch=peer.epoch) + bytes(9))
+    until(lambda: daemon.value("larder_held_chunks") == 1)
+    daemon.signal(signal.SIGTERM)
+
+    def not_ready():
+        try:
+            daemon.http("/readyz")
+        except urllib.error.HTTPError as e:
+            assert e.code == 503 and "draining" in e.read().decode()
+            return True
+        return False
+
+    until(not_ready, 5)
+    assert daemon.http("/healthz").strip()
+    peer.drop()
+    assert daemon.wait(20) == 0
+
+
+def test_idle_daemon_sleeps(serve):
+    """No measurable CPU: far below what any polling would take."""
+    daemon = serve(dirs=1)
+    for i in range(50):
+        peer = daemon.enter(BOTH[i % 2])
+        if i % 2 == 0:
+            peer.attach()
+
+    def cpu():
+        with open(f"/proc/{daemon.pid}/stat", encoding="ascii") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])  # ticks of 10 ms
+
+    time.sleep(1.0)  # it makes its memory resident first
+    before = cpu()
+    time.sleep(2.0)
+    assert cpu() - before <= 10
+
+
+# ---- away ------------------------------------------------------------------
+
+def timed(call, timeout_ms):
+    """Ends by its deadline."""
+    begin = time.monotonic()
+    result = call()
+    took = time.monotonic() - begin
+    assert took < timeout_ms / 1000 + SLACK_S, f"it took {took:.2f} s"
+    return result, took
+
+
+@both
+def test_deadlines_of_a_stopped_daemon(serve, transport):
+    """Every call ends by its deadline; after SIGCONT it works by itself."""
+    daemon = serve()
+
+    def work():
+        node = capi.Node(daemon.url(transport, breaker_ms=200))
+        put_some(node, 5)
+        assert found(node, 5) == 5
+        status, out, lease = node.stage(["k 0"])
+        assert status == capi.OK
+        os.kill(daemon.pid, signal.SIGSTOP)
+        late = 0
+        try:
+            for call in (
+                    lambda: node.get("k 0", timeout_ms=300)[0],
+                    lambda: node.put("new", b"x" * 50000, timeout_ms=300),
+                    lambda: node.exists("k 1", timeout_ms=300),
+                    lambda: node.remove("k 1", timeout_ms=300),
+                    lambda: node.stage(["k 2"], timeout_ms=300)[0],
+                    lambda: node.reserve("r", 5000, timeout_ms=300)[0],
+                    lambda: node.flush(0, timeout_ms=300),
+                    lambda: node.get("k 3", timeout_ms=300)[0]):
+                time.sleep(0.25)  # past the breaker, so that it is asked
+                status, took = timed(call, 300)
+                assert status in (capi.MISS, capi.E_OFFLINE, capi.E_DEADLINE)
+                late += took > 0.1
+            timed(lambda: node.release(lease), 300)
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        assert late > 0, "nobody waited for it"
+        end = time.monotonic() + 20
+        while node.get("k 0")[0] != capi.OK:
+            assert time.monotonic() < end, "it does not come back"
+            time.sleep(0.02)
+        for i in (0, 2, 3, 4):
+            assert node.get(f"k {i}")[2] == capi.value_of(f"k {i}", 1, 60000)
+        assert node.put("again", b"x") == capi.OK
+        # It ends by its deadline too, whatever the daemon does.
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            timed(lambda: node.close(300), 300)
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        return True
+
+    assert in_child(work, 120)
+    daemon.nothing_held()
+
+
+@both
+def test_opening_a_stopped_daemon(serve, transport):
+    daemon = serve()
+
+    def work():
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            try:
+                capi.Node(daemon.url(transport, timeout_ms=500))
+                return "opened"
+            except capi.Error as e:
+                assert e.status in (capi.E_OFFLINE, capi.E_DEADLINE), e
+            assert time.monotonic() - begin < 0.5 + SLACK_S * 2
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        return "refused"
+
+    assert in_child(work) == "refused"
+
+
+@both
+def test_killed_daemon(serve, transport):
+    """Misses at once, and not one deadline each; the next daemon is found
+    without anybody's help."""
+    port = free_port()
+    daemon = serve(dirs=1, listen=f"127.0.0.1:{port}")
+    to_child, to_parent = os.pipe(), os.pipe()
+    url = daemon.url(transport, timeout_ms=2000, breaker_ms=500)
+
+    def work():
+        node = capi.Node(url)
+        put_some(node, 20)
+        assert node.flush() == capi.OK
+        os.write(to_parent[1], b"1")
+        os.read(to_child[0], 1)
+        begin = time.monotonic()
+        for i in range(200):
+            status, cause, _ = node.get(f"k {i % 20}")
+            assert status in (capi.MISS, capi.E_OFFLINE)
+            assert status != capi.MISS or cause == "offline", cause
+        took = time.monotonic() - begin
+        assert took < 4.0, f"{took:.1f} s for 200 calls: each waits"
+        assert node.put("new", b"x") == capi.E_OFFLINE
+        os.write(to_parent[1], b"2")
+        end = time.monotonic() + 30
+        while node.get("k 0")[0] != capi.OK:
+            assert time.monotonic() < end, "it does not come back"
+            time.sleep(0.02)
+        assert found(node, 20) == 20
+        assert node.put("new", b"x") == capi.OK
+        node.close()
+        return took
+
+    child = Child(work)
+    os.read(to_parent[0], 1)
+    daemon.kill()
+    os.write(to_child[1], b"x")
+    os.read(to_parent[0], 1)
+    daemon.start()
+    took = child.result(90)
+    print(f"200 calls to nobody: {took * 1000:.0f} ms")
+    for fd in to_child + to_parent:
+        os.close(fd)
+
+
+@both
+def test_lazy_connect(serve, transport):
+    """Opening succeeds without a daemon, and it is found when it comes."""
+    port = free_port()
+    daemon = serve(start=False, listen=f"127.0.0.1:{port}")
+    where = (f"unix:{daemon.socket}" if transport == "unix"
+             else f"tcp://127.0.0.1:{port}")
+    with pytest.raises(capi.Error) as e:
+        capi.Node(where + "?timeout_ms=500")
+    assert e.value.status == capi.E_OFFLINE
+    ready = os.pipe()
+
+    def work():
+        node = capi.Node(where + "?connect=lazy&breaker_ms=50&timeout_ms=1000")
+        assert node.get("k")[0] in (capi.MISS, capi.E_OFFLINE)
+        os.write(ready[1], b"x")
+        end = time.monotonic() + 20
+        while node.put("k", b"xyz") != capi.OK:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert node.get("k")[2] == b"xyz"
+        node.close()
+        return True
+
+    child = Child(work)
+    os.read(ready[0], 1)
+    daemon.start()
+    assert child.result()
+    for fd in ready:
+        os.close(fd)
+
+
+def test_program_by_every_transport(serve, larder, tmp_path):
+    """`larder put` and `get` are clients as any other."""
+    daemon = serve()
+    value = os.urandom(3 << 20)
+    (tmp_path / "in").write_bytes(value)
+    for transport in BOTH:
+        place = daemon.url(transport)
+        assert larder("put", place, transport, "in").out.startswith("stored")
+        for other in BOTH:
+            larder("get", daemon.url(other), transport, "out")
+            assert (tmp_path / "out").read_bytes() == value
+    larder("get", daemon.url("tcp"), "absent", "out2", code=1)
+
+
+def test_environment_has_the_socket(serve, larder):
+    """Without a path, where everybody looks: the runtime directory."""
+    daemon = serve(start=False, socket=None, listen=None)
+    daemon.env = {"XDG_RUNTIME_DIR": str(daemon.folder)}
+    daemon.given["socket"] = None
+    env = dict(os.environ, XDG_RUNTIME_DIR=str(daemon.folder))
+    env.pop("RUNTIME_DIRECTORY", None)
+    daemon.spawn()
+    path = daemon.folder / "larder.sock"
+    until(path.exists, 20, daemon.log)
+    daemon.given["socket"] = path
+    until(lambda: "ready: larder" in daemon.log())
+    done = subprocess.run([larder.binary, "pause"], env=env, timeout=20,
+                          stdout=subprocess.PIPE, check=True)
+    assert b"paused" in done.stdout

@@ -1,0 +1,602 @@
+"""Tenants: who may be which, what each can see, and what each may use."""
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+
+import pytest
+
+import wireclient as w
+from daemon import in_child, until
+from wireclient import (batch_body, crc32c, ends_body, extent_body, key_of,
+                        match_body, name_row, save_row)
+
+BOTH = ("unix", "tcp")
+both = pytest.mark.parametrize("transport", BOTH)
+A = "token-of-a-0123456789abcdef01234567"
+B = "token-of-b-0123456789abcdef01234567"
+K = key_of("the same key")
+
+
+def token_file(folder, name, *tokens):
+    path = folder / name
+    path.write_text("".join(t + "\n" for t in tokens))
+    path.chmod(0o600)
+    return path
+
+
+def config(tmp_path, a="", b="", more=""):
+    return (f"[tenant a]\ntoken_file = {token_file(tmp_path, 'a', A)}\n{a}\n"
+            f"[tenant b]\ntoken_file = {token_file(tmp_path, 'b', B)}\n{b}\n"
+            + more)
+
+
+@pytest.fixture
+def two(serve, tmp_path):
+    """A daemon with tenants a and b; default is for the operator."""
+    return serve(config=config(tmp_path), dirs=1)
+
+
+def value_of(name, size=5000):
+    return random.Random(name).randbytes(size)
+
+
+# ---- seeing each other -----------------------------------------------------
+
+@both
+def test_tenants_do_not_see_each_other(two, transport):
+    """The same space, the same key, and for a even the id that b sends."""
+    a = two.enter(transport, "a", A)
+    b = two.enter(transport, "b", B)
+    default = two.enter("unix")
+    mine, yours, third = a.space("s"), b.space("s"), default.space("s")
+    assert b.put_one(yours, K, value_of("b")) == w.OK
+    assert a.get(mine, [K]) == [None]
+    assert default.get(third, [K]) == [None], "not even the operator"
+    assert a.ask(w.MATCH, match_body(mine, [K])).chunks == 0
+    names = batch_body(mine, [name_row(K)])
+    for opcode in (w.EXISTS, w.GET, w.LEASE, w.REPORT, w.REMOVE):
+        row = a.ask(opcode, names).result
+        assert (row.status, row.cause) in ((w.MISS, "absent"),
+                                           (w.MISS, "none")), opcode
+    # What it does to its own is done to its own.
+    assert a.put_one(mine, K, value_of("a")) == w.OK
+    assert a.get(mine, [K]) == [value_of("a")]
+    assert b.get(yours, [K]) == [value_of("b")]
+    assert a.ask(w.RESET, w.struct.pack("<I", mine)).status == w.OK
+    assert a.get(mine, [K]) == [None]
+    assert b.get(yours, [K]) == [value_of("b")]
+    # And so it stays after a restart.
+    for peer in two.peers:
+        peer.close()
+    two.peers.clear()
+    two.stop()
+    two.start()
+    a, b = two.enter(transport, "a", A), two.enter(transport, "b", B)
+    assert a.get(a.space("s"), [K]) == [None]
+    assert b.get(b.space("s"), [K]) == [value_of("b")]
+
+
+def test_foreign_and_absent_are_the_same_answer(two):
+    """Byte for byte, but for the id of the request."""
+    a, b = two.enter("tcp", "a", A), two.enter("tcp", "b", B)
+    mine, yours = a.space("s"), b.space("s")
+    for i in range(5):
+        assert b.put_one(yours, key_of(f"b{i}"), value_of(f"b{i}")) == w.OK
+    for i in range(5):
+        for opcode in (w.EXISTS, w.GET, w.LEASE, w.REMOVE, w.REPORT):
+            foreign = a.ask(opcode, batch_body(
+                mine, [name_row(key_of(f"b{i}"))]))
+            absent = a.ask(opcode, batch_body(
+                mine, [name_row(key_of(f"nobody's {i}"))]))
+            assert (foreign.status, foreign.body, foreign.payload) == (
+                absent.status, absent.body, absent.payload)
+        foreign = a.ask(w.MATCH, match_body(mine, [key_of(f"b{i}")]))
+        absent = a.ask(w.MATCH, match_body(mine, [key_of(f"nobody's {i}")]))
+        assert foreign.body == absent.body
+
+
+def test_figures_are_the_tenants_own(two):
+    a, b = two.enter("tcp", "a", A), two.enter("tcp", "b", B)
+    assert b.put_one(b.space("s"), K, value_of("b")) == w.OK
+    text = a.ask(w.METRICS).text
+    assert 'tenant="a"' in text
+    assert 'tenant="b"' not in text and 'tenant="default"' not in text
+    assert "larder_requests_total" not in text, "of all tenants together"
+    saved = w.struct.unpack_from("<QQ", a.ask(w.STATS).body)[1]
+    assert saved == 0, "b's saves"
+    assert w.struct.unpack_from("<QQ", b.ask(w.STATS).body)[1] == 1
+    everything = two.metrics()
+    assert everything.sum("larder_saves_total", tenant="b",
+                          outcome="stored") == 1
+    assert everything.sum("larder_tenant_sessions", tenant="a") == 1
+
+
+def test_secret_of_a_tenant(two):
+    """Another secret is refused by name, and says nothing about others."""
+    a, b = two.enter("tcp", "a", A), two.enter("tcp", "b", B)
+    a.space("s", check=b"1" * 16)
+    reply = a.ask(w.SPACE, w.space_body("s", b"2" * 16))
+    assert reply.status == w.E_SECRET and "'a'" in reply.text
+    b.space("s", check=b"2" * 16)
+
+
+# ---- coming in -------------------------------------------------------------
+
+@both
+def test_wrong_token_is_as_unknown_tenant(serve, tmp_path, transport):
+    """The answers of a wrong token, a tenant that is not there, one without a
+    token and one that may only come in otherwise do not differ."""
+    daemon = serve(config=config(
+        tmp_path, more="[tenant nobody]\nuids = 54321\n"))
+
+    def refusal(tenant):
+        peer = daemon.connect(transport)
+        reply = peer.hello(tenant, "wrong-token-wrong-token-wrong")
+        assert reply.status == w.E_DENIED
+        assert peer.ended()
+        return peer.auth, reply.opcode, reply.text.replace(
+            f"'{tenant}'", "T")
+
+    answers = {refusal(t) for t in ("a", "b", "missing", "A")}
+    if transport == "tcp":
+        answers.add(refusal("nobody"))
+    assert len(answers) == 1, answers
+    failures = daemon.metrics()
+    assert failures.sum("larder_auth_failures_total", reason="token") >= 2
+    assert failures.sum("larder_auth_failures_total", reason="tenant") == 2
+    for tenant, token in (("a", A), ("b", B)):
+        assert A not in daemon.log() and B not in daemon.log()
+        daemon.enter(transport, tenant, token)
+    # Another tenant's token is a wrong one.
+    peer = daemon.connect(transport)
+    assert peer.hello("a", B).status == w.E_DENIED
+
+
+def test_default_tenant_without_token_is_for_loopback(two):
+    """No token configured: root by unix socket, anybody by loopback."""
+    two.enter("tcp")
+    two.enter("unix")
+
+
+@both
+def test_token_rotation(serve, tmp_path, transport):
+    daemon = serve(config=config(tmp_path))
+    new = "the-new-token-of-a-0123456789abcdef"
+    old_session = daemon.enter(transport, "a", A)
+
+    def try_token(token):
+        peer = daemon.connect(transport)
+        return peer.hello("a", token).status
+
+    def reload(*tokens, failed=False):
+        token_file(tmp_path, "a", *tokens)
+        outcome = "failed" if failed else "ok"
+        before = daemon.value("larder_reloads_total", outcome=outcome)
+        daemon.signal(signal.SIGHUP)
+        until(lambda: daemon.value("larder_reloads_total",
+                                   outcome=outcome) > before)
+
+    assert try_token(new) == w.E_DENIED
+    reload(A, new)
+    assert try_token(A) == try_token(new) == w.OK
+    reload(new)
+    assert try_token(A) == w.E_DENIED
+    assert try_token(new) == w.OK
+    # A file that is not right changes nothing.
+    reload("short", failed=True)
+    assert try_token(new) == w.OK and try_token("short") == w.E_DENIED
+    assert "nothing was changed" in daemon.log()
+    # Who is in stays in.
+    assert old_session.ask(w.PING).status == w.OK
+
+
+def test_tenants_come_and_go(serve, tmp_path):
+    daemon = serve(config=config(tmp_path))
+    a = daemon.enter("tcp", "a", A)
+    space = a.space("s")
+    assert a.put_one(space, K, b"abc") == w.OK
+
+    def reload(text):
+        before = daemon.value("larder_reloads_total", outcome="ok")
+        daemon.write_config(text)
+        daemon.signal(signal.SIGHUP)
+        until(lambda: daemon.value("larder_reloads_total",
+                                   outcome="ok") > before)
+
+    only_b = config(tmp_path).split("[tenant b]")[1]
+    token_file(tmp_path, "c", "c" * 20)
+    reload("[tenant b]" + only_b
+           + f"[tenant c]\ntoken_file = {tmp_path}/c\n")
+    peer = daemon.connect("tcp")
+    assert peer.hello("a", A).status == w.E_DENIED
+    c = daemon.enter("tcp", "c", "c" * 20)
+    assert c.get(c.space("s"), [K]) == [None]
+    assert a.get(space, [K]) == [b"abc"], "its session stays"
+    reload(config(tmp_path))
+    again = daemon.enter("tcp", "a", A)
+    assert again.get(again.space("s"), [K]) == [b"abc"]
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that other users may look into, for sockets."""
+    path = tempfile.mkdtemp(prefix="larder-")
+    os.chmod(path, 0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def as_user(uid, work):
+    """Runs it in a process of another user."""
+    def child():
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        return work()
+
+    return in_child(child)
+
+
+root = pytest.mark.skipif(os.geteuid() != 0,
+                          reason="other users: NOT tested without root")
+
+
+@root
+def test_uids(open_folder, serve, tmp_path):
+    """The kernel says who it is."""
+    daemon = serve(config=config(
+        tmp_path, more="[tenant u]\nuids = 54321,54322\n"
+        "[tenant all]\nuids = any\n"
+        "[tenant both]\nuids = 54321\n"
+        f"token_file = {token_file(tmp_path, 'both', 'both-' * 5)}\n"),
+        socket=f"{open_folder}/sock", socket_mode="0666")
+
+    def hello(tenant, token=None):
+        with w.Peer(daemon.socket) as peer:
+            return peer.hello(tenant, token).status
+
+    for uid, tenant, token, want in (
+            (54321, "u", None, w.OK), (54322, "u", None, w.OK),
+            (54323, "u", None, w.E_DENIED), (54323, "all", None, w.OK),
+            (54321, "default", None, w.E_DENIED),
+            (54321, "a", None, w.E_DENIED), (54321, "a", A, w.OK),
+            (54321, "both", None, w.E_DENIED),
+            (54321, "both", "both-" * 5, w.OK),
+            (54322, "both", "both-" * 5, w.E_DENIED),
+            (0, "u", None, w.OK), (0, "both", "both-" * 5, w.OK),
+            (0, "both", None, w.E_DENIED), (0, "a", None, w.E_DENIED)):
+        assert as_user(uid, lambda: hello(tenant, token)) == want, (
+            uid, tenant, token)
+    assert daemon.value("larder_auth_failures_total", reason="uid") >= 2
+
+
+@root
+def test_operator_is_not_everybody(open_folder, serve, tmp_path):
+    """Verbs and figures of the whole node: only for root and the daemon's own
+    user."""
+    daemon = serve(uids="54321", socket=f"{open_folder}/sock",
+                   socket_mode="0666", config=config(tmp_path))
+
+    def work():
+        peer = w.Peer(daemon.socket).enter()
+        for verb in (b"pause", b"resume", b"takeover", b"frobnicate"):
+            reply = peer.ask(w.ADMIN, verb)
+            assert reply.status == w.E_DENIED and "root" in reply.text
+        text = peer.ask(w.METRICS).text
+        assert 'tenant="default"' in text and 'tenant="a"' not in text
+        fresh = w.Peer(daemon.socket)
+        fresh.start(w.ADMIN, b"pause")
+        assert fresh.ended(), "before it came in"
+        return True
+
+    assert as_user(54321, work)
+    with daemon.admin_peer() as peer:
+        space = peer.space()
+        assert peer.put_one(space, K, b"abc") == w.OK, "it is not paused"
+
+
+@root
+def test_socket_mode(open_folder, serve):
+    daemon = serve(socket=f"{open_folder}/sock")
+    assert os.stat(daemon.socket).st_mode & 0o777 == 0o660
+
+    def work():
+        try:
+            w.Peer(daemon.socket)
+        except PermissionError:
+            return True
+        return False
+
+    assert as_user(54321, work)
+
+
+# ---- quotas ----------------------------------------------------------------
+
+def fill(peer, space, name, count, size):
+    """Saves so many; gives the names of those that were stored."""
+    stored = []
+    values = [value_of(f"{name} {i}", size) for i in range(4)]
+    for i in range(count):
+        value = values[i % 4]
+        key = f"{name} {i}"
+        status = (peer.shm_put(space, key_of(key), value) if peer.ring
+                  else peer.put_one(space, key_of(key), value))
+        assert status in (w.OK, w.E_FULL), status
+        if status == w.OK:
+            stored.append(key)
+    return stored
+
+
+@pytest.mark.parametrize("dirs", [0, 1])
+@both
+def test_bytes_quota(serve, tmp_path, transport, dirs):
+    """a saves ten times its quota: all of b's are still hits."""
+    mb = 1 << 20
+    daemon = serve(
+        config=config(tmp_path, "dram = 8M\nssd = 16M", "dram = 8M\nssd = 16M"),
+        dirs=dirs, dram="24M", ssd="48M")
+    b = daemon.enter("tcp", "b", B)
+    yours = b.space("s")
+    size = 250000
+    names = fill(b, yours, "b", 20, size)
+    assert len(names) == 20
+    if dirs:
+        assert b.ask(w.FLUSH, w.struct.pack("<I", 1)).status == w.OK
+
+    def work():
+        a = w.Peer(daemon.address(transport)).enter("a", A)
+        if transport == "unix":
+            a.attach()
+        fill(a, a.space("s"), "a", 10 * (16 if dirs else 8) * mb // size, size)
+        return True
+
+    assert in_child(work, 120)
+    m = daemon.metrics()
+    assert m.sum("larder_tenant_dram_bytes", tenant="a") <= 8 * mb
+    assert m.sum("larder_tenant_dram_bytes", tenant="a") > 4 * mb
+    assert m.sum("larder_evicted_chunks_total", tenant="b") == 0
+    assert m.sum("larder_evicted_chunks_total", tenant="a") > 0
+    for i, name in enumerate(names):
+        assert b.get(yours, [key_of(name)]) == [value_of(f"b {i % 4}", size)]
+    m = daemon.metrics()
+    assert m.sum("larder_loads_total", tenant="b", tier="dram") == 20
+    assert m.sum("larder_misses_total", tenant="b") == 0
+    if dirs:
+        daemon.peers.clear()
+        b.close()
+        daemon.stop()
+        daemon.start()
+        b = daemon.enter("tcp", "b", B)
+        got = b.get(b.space("s"), [key_of(name) for name in names])
+        assert sum(value is not None for value in got) == 20
+
+
+def test_connection_quota(serve, tmp_path):
+    daemon = serve(config=config(tmp_path, "connections = 3"))
+    peers = [daemon.enter(BOTH[i % 2], "a", A) for i in range(3)]
+    for transport in BOTH:
+        peer = daemon.connect(transport)
+        reply = peer.hello("a", A)
+        assert reply.status == w.E_LIMIT
+        assert "'a'" in reply.text and "3" in reply.text
+        assert peer.ended()
+    for _ in range(5):
+        daemon.enter("tcp", "b", B)
+    assert all(peer.ask(w.PING).status == w.OK for peer in peers)
+    assert daemon.value("larder_refused_connections_total",
+                        reason="quota") == 2
+    peers[0].close()
+
+    def again():
+        with w.Peer(daemon.socket) as peer:
+            return peer.hello("a", A).status == w.OK
+
+    until(again)
+    # Those that were refused took nothing.
+    assert daemon.value("larder_tenant_sessions", tenant="a") >= 2
+
+
+@both
+def test_rate_quota(serve, tmp_path, transport):
+    """Over its rate a tenant is told so, at once; others are not slowed, and
+    it may go on when time has passed."""
+    daemon = serve(config=config(tmp_path, "rate = 4M"))
+    b = daemon.enter("tcp", "b", B)
+    yours = b.space("s")
+
+    def work():
+        a = w.Peer(daemon.address(transport)).enter("a", A)
+        space = a.space("s")
+        busy = stored = 0
+        value = value_of("a", 400000)
+        if transport == "unix":
+            a.attach()
+        for i in range(20):
+            key = key_of(f"a{i}")
+            if transport == "unix":
+                r = a.reserve(space, key, len(value))
+                status = r.status
+                if status == w.OK:
+                    a.write_segs(r.segs, value)
+                    assert a.commit(r.lease, crc32c(value)).status == w.OK
+            else:
+                status = a.put_one(space, key, value)
+            assert status in (w.OK, w.E_BUSY)
+            stored += status == w.OK
+            busy += status == w.E_BUSY
+        assert stored > 0 and busy > 0
+        # Loads as well, and then it is let go on.
+        body = batch_body(space, [name_row(key_of("a0"))])
+        opcode = w.LEASE if transport == "unix" else w.GET
+        ask = a.ring_ask if transport == "unix" else a.ask
+        end = time.monotonic() + 20
+        while True:
+            reply = ask(opcode, body)
+            if reply.status == w.OK:
+                assert reply.result.status == w.OK
+                return True
+            assert reply.status == w.E_BUSY and "rate" in reply.text
+            assert time.monotonic() < end, "never again"
+            time.sleep(0.02)
+
+    assert in_child(work)
+    for i in range(20):
+        assert b.put_one(yours, key_of(f"b{i}"),
+                         value_of(f"b{i}", 100000)) == w.OK
+    m = daemon.metrics()
+    assert m.sum("larder_throttled_requests_total", tenant="a") > 0
+    assert m.sum("larder_throttled_requests_total", tenant="b") == 0
+
+
+# ---- memory ----------------------------------------------------------------
+
+def extents_of(segs):
+    return {(extent, generation) for extent, generation, _, _ in segs}
+
+
+def test_extents_belong_to_one_tenant(two):
+    """What a's sessions were handed is not handed to b, whatever b asks."""
+    def work():
+        a = w.Peer(two.socket).enter("a", A).attach()
+        b = w.Peer(two.socket).enter("b", B).attach()
+        mine, yours = a.space("s"), b.space("s")
+        hers, his = set(), set()
+        for i in range(30):
+            value = value_of(f"a{i}", 300000)
+            r = a.reserve(mine, key_of(f"a{i}"), len(value))
+            hers |= extents_of(r.segs)
+            a.write_segs(r.segs, value)
+            a.commit(r.lease, crc32c(value))
+            r = b.reserve(yours, key_of(f"b{i}"), len(value))
+            his |= extents_of(r.segs)
+            b.commit(r.lease, 0, w.ABORT)
+        assert hers and his and not hers & his
+        handed = 0
+        for extent in range(64):
+            for generation in range(4):
+                for peer, allowed in ((b, his), (a, hers)):
+                    reply = peer.ask(w.EXTENT,
+                                     extent_body(extent, generation))
+                    if (extent, generation) not in allowed:
+                        assert reply.status == w.E_STALE, (
+                            extent, generation, "is handed out")
+                    elif reply.status == w.OK:
+                        handed += 1
+                        size = w.struct.unpack("<IIQQ", reply.body)[2]
+                        memory = w.mmap.mmap(reply.fds[0], size)
+                        if peer is b:
+                            marker = value_of("a0", 300000)[:4096]
+                            assert memory.find(marker) < 0
+                        memory.close()
+                    reply.close_fds()
+        assert handed == len(hers) + len(his)
+        # A foreign lease is nothing either.
+        lease = a.lease(mine, key_of("a0"))
+        assert b.ring_ask(w.RELEASE, ends_body(
+            [(lease.lease, 0, 0)])).status == w.E_INVALID
+        return True
+
+    assert in_child(work)
+
+
+def test_extents_change_hands_clean(serve, tmp_path):
+    """a has all the memory; b comes and has a share: what b gets is asked back
+    from a's sessions first, and is made anew."""
+    daemon = serve(config=config(tmp_path), dram="32M")
+    size = 400000
+
+    def revokes(peer):
+        """Reads what the daemon says; gives the extents it wants back."""
+        peer.ask(w.PING)
+        out = [w.struct.unpack("<IIQQ", f.body)[:2] for f in peer.told
+               if f.opcode == w.REVOKE]
+        peer.told.clear()
+        return out
+
+    def work():
+        a = w.Peer(daemon.socket).enter("a", A).attach()
+        b = w.Peer(daemon.socket).enter("b", B).attach()
+        mine, yours = a.space("s"), b.space("s")
+        marker = b"only a may see this" * 20
+        filled = marker * (size // len(marker))
+        crc = crc32c(filled)
+        for i in range(100):
+            r = a.reserve(mine, key_of(f"a{i}"), len(filled))
+            assert r.status == w.OK
+            a.write_segs(r.segs, filled)
+            assert a.commit(r.lease, crc).status == w.OK
+        hers = set(a.extents)
+        assert len(hers) >= 2
+        assert not revokes(a)
+        his, wanted, refused = set(), set(), 0
+        for i in range(40):
+            reply = b.ring_ask(w.RESERVE, batch_body(
+                yours, [save_row(key_of(f"b{i}"), size)]), arg=300)
+            r = reply.result
+            if r.status == w.OK:
+                assert not extents_of(r.segs) & hers, "a's very memory"
+                his |= extents_of(r.segs)
+                for piece in extents_of(r.segs):
+                    assert b.extent(*piece).find(marker) < 0, "a's bytes"
+                b.commit(r.lease, 0, w.ABORT if i % 2 else w.PLAIN)
+            else:
+                assert r.status in (w.E_FULL, w.E_DEADLINE), r.status
+                refused += 1
+            # a answers late: until then nobody gets it.
+            new = set(revokes(a)) - wanted
+            assert not {x for x, _ in his} & {x for x, _ in wanted | new}
+            if i % 4 == 3:
+                for extent, generation in wanted | new:
+                    if (extent, generation) in a.extents:
+                        a.extents.pop((extent, generation)).close()
+                    assert a.ask(w.REVOKED, extent_body(
+                        extent, generation)).status == w.OK
+                    hers.discard((extent, generation))
+                wanted = set()
+            else:
+                wanted |= new
+        assert his, "b never got any memory"
+        # What a has left is still right, and lies in what it has left.
+        found = 0
+        for i in range(100):
+            value, cause = a.shm_get(mine, key_of(f"a{i}"))
+            assert value in (None, filled), cause
+            found += value is not None
+        assert found > 0
+        return True
+
+    assert in_child(work)
+    assert daemon.value("larder_reclaimed_extents_total") > 0
+
+
+def test_extents_of_a_process_that_will_not_unmap(serve, tmp_path):
+    """It never answers: b waits or goes without, but does not get a's memory;
+    and gets it when a is gone."""
+    daemon = serve(config=config(tmp_path), dram="8M")
+
+    def greedy():
+        a = w.Peer(daemon.socket).enter("a", A).attach()
+        fill(a, a.space("s"), "a", 40, 400000)
+        signal.pause()
+
+    import test_chaos
+    pid = test_chaos.fork(greedy)
+    try:
+        until(lambda: daemon.value("larder_saves_total", tenant="a",
+                                   outcome="stored") == 40, 60)
+
+        def one_try(name):
+            b = w.Peer(daemon.socket).enter("b", B).attach()
+            reply = b.ring_ask(w.RESERVE, batch_body(
+                b.space("s"), [save_row(key_of(name), 400000)]), arg=500)
+            return reply.result.status
+
+        statuses = [in_child(lambda: one_try(f"b{i}")) for i in range(3)]
+        assert set(statuses) <= {w.OK, w.E_FULL, w.E_DEADLINE}
+    finally:
+        test_chaos.gone(pid)
+    until(lambda: in_child(lambda: one_try("last")) == w.OK, 20,
+          "a is gone, and b gets nothing")
