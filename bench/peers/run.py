@@ -127,23 +127,20 @@ def build(args):
         subprocess.run(["cc", *FLAGS, *command], check=True)
 
 
-def best_copies(args):
-    """The best single-thread copy of each size, as larder bench measures it
-    beside its own figures."""
-    limits = {}
+def best_copy(args, size, limits):
+    """The best single-thread copy of this size, as larder bench measures it
+    beside its own figures: the better of the passes, as for the stores."""
     larder = os.path.join(args.build, "bin", "larder")
-    for size in args.sizes:
-        done = subprocess.run(
-            [larder, "bench", "dram-get", "dram-put", "--size", str(size),
-             "--seconds", str(args.seconds), "--json"],
-            stdout=subprocess.PIPE, check=False, timeout=300)
-        for line in done.stdout.decode().splitlines():
-            figure = json.loads(line)
-            if figure.get("limit") and "2 threads" not in figure.get(
-                    "variant", ""):
-                op = figure["bench"].split("-")[1]
-                limits.setdefault((op, size), []).append(figure["limit"])
-    return {key: max(values) for key, values in limits.items()}
+    done = subprocess.run(
+        [larder, "bench", "dram-get", "dram-put", "--size", str(size),
+         "--seconds", str(args.seconds / 2), "--json"],
+        stdout=subprocess.PIPE, check=False, timeout=300)
+    for line in done.stdout.decode().splitlines():
+        figure = json.loads(line)
+        if figure.get("limit") and "2 threads" not in figure.get(
+                "variant", ""):
+            key = figure["bench"].split("-")[1], size
+            limits[key] = max(limits.get(key, 0), figure["limit"])
 
 
 def measure(args, run, size, figures):
@@ -169,9 +166,10 @@ def measure(args, run, size, figures):
 def measure_all(args, folder):
     """All stores for each size, so that neighbours in a table were neighbours
     in time; every second pass backwards."""
-    figures, missing = [], {}
+    figures, missing, limits = [], {}, {}
     for n in range(args.passes):
         for size in args.sizes:
+            best_copy(args, size, limits)
             runs = []
             for name in args.stores:
                 why = stores.ALL[name].missing(args)
@@ -185,7 +183,7 @@ def measure_all(args, folder):
                 except (stores.Failed, subprocess.TimeoutExpired) as failure:
                     say(f"FAILED {failure}")
                     missing[run.title] = str(failure).split("\n", 1)[0]
-    return figures, missing
+    return figures, missing, limits
 
 
 def better_of(figures):
@@ -209,8 +207,7 @@ def main():
     say(f"values of {args.bytes >> 20} MiB in all, batches of {BATCH}, "
         f"{args.passes} passes")
     with tempfile.TemporaryDirectory(prefix="larder-peers-") as folder:
-        limits = best_copies(args)
-        figures, missing = measure_all(args, pathlib.Path(folder))
+        figures, missing, limits = measure_all(args, pathlib.Path(folder))
     best = better_of(figures)
     for name, why in missing.items():
         say(f"NOT MEASURED: {name}: {why}")

@@ -32,19 +32,20 @@ def best_peer(best, op, size, sockets_only):
 
 
 def against_peers(best, args):
+    """Larder's shared memory against the fastest peer by a socket, and against
+    the fastest of all where that is another."""
     lines = []
     for op in ("get", "put"):
         for size in args.sizes:
             mine = best.get(("larder shm", op, size))
-            if not mine:
-                continue
-            line = f"{op} {size_text(size):>8}: larder shm is"
-            for sockets_only in (True, False):
-                peer = best_peer(best, op, size, sockets_only)
-                if peer:
-                    line += (f" {mine['value'] / peer[0]:.1f} x {peer[1]}"
-                             f"{',' if sockets_only else ''}")
-            lines.append(line.rstrip(","))
+            peers = dict.fromkeys(
+                best_peer(best, op, size, sockets_only)
+                for sockets_only in (True, False))
+            found = [f"{mine['value'] / value:.1f} x {title}"
+                     for value, title in filter(None, peers)] if mine else []
+            if found:
+                lines.append(f"{op} {size_text(size):>8}: larder shm is "
+                             + ", ".join(found))
     return lines
 
 

@@ -217,7 +217,9 @@ LARDER_API larder_status_t larder_open(const char *url,
  * a second close of the same variable does nothing. LARDER_E_DEADLINE: closed
  * all the same, with saves that were only in DRAM lost. The wait for requests
  * that the kernel has already taken is not bounded. Spaces and leases of the
- * handle answer LARDER_E_CLOSED from then on, and are still to be freed.
+ * handle answer LARDER_E_CLOSED from then on, and are still to be freed. A
+ * daemon keeps what was saved and writes it down by itself: waited for is only
+ * that it has heard of it.
  */
 LARDER_API larder_status_t larder_close(larder_t **lar_p, uint32_t timeout_ms);
 

@@ -231,7 +231,7 @@ bool ldr_daemon_start(ldr_daemon_t *d, ldr_bench_t *b,
     snprintf(d->tcp, sizeof(d->tcp), "tcp://127.0.0.1:%u", free_port());
     snprintf(d->cert, sizeof(d->cert), "%s/cert.pem", d->dir);
     snprintf(d->key, sizeof(d->key), "%s/key.pem", d->dir);
-    if (strlen(d->local) > 100) { /* what a socket's address has room for */
+    if (strlen(d->local) - strlen("unix:") >= LDR_UNIX_PATH_MAX) {
         fprintf(stderr,
                 "larder bench: %s: too long for a socket; choose "
                 "another --dir\n",

@@ -226,6 +226,14 @@ larder_status_t ldr_greet(ldr_remote_t *r, ldr_stream_t *stream,
     }
     link->epoch = welcome.epoch;
     link->features = welcome.features & LDR_FEATURES;
+    if (welcome.auth == 0 && o->token_file[0] != '\0') {
+        /* Whoever answers there has not shown that it knows the token. */
+        return ldr_fail(LARDER_E_DENIED,
+                        "%s: the daemon does not ask for the token of tenant "
+                        "'%s': give the tenant its token_file there, or leave "
+                        "token_file out of the URL",
+                        o->address, o->tenant);
+    }
     if (welcome.auth != 0) {
         ldr_proof_t proof = {hello.nonce, welcome.nonce, hello.tenant,
                              welcome.epoch};

@@ -321,10 +321,15 @@ static void remote_free(ldr_remote_t *r)
 
 static larder_status_t remote_close(larder_t *lar, uint64_t deadline_ns)
 {
-    (void)deadline_ns; /* the daemon writes down what it has by itself */
-    lar->remote->carrier->destroy(lar->remote);
+    const ldr_carrier_t *carrier = lar->remote->carrier;
+    /* The daemon writes down what it has by itself. */
+    larder_status_t st = carrier->settle != NULL
+                             ? carrier->settle(lar->remote, deadline_ns)
+                             : LARDER_OK;
+
+    carrier->destroy(lar->remote);
     remote_free(lar->remote);
-    return LARDER_OK;
+    return st;
 }
 
 /* Connects for the first time, to say now what is wrong. */

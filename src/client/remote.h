@@ -75,6 +75,9 @@ struct ldr_link {
 
 typedef struct ldr_carrier {
     larder_status_t (*create)(ldr_remote_t *r);
+    /* Before the end: waits until what needed no answer has arrived. NULL:
+     * there is no such thing. */
+    larder_status_t (*settle)(ldr_remote_t *r, uint64_t deadline_ns);
     void (*destroy)(ldr_remote_t *r);
     /* A session to use, connecting if need be. E_OFFLINE, E_DENIED...,
      * E_DEADLINE (*sick_p: the daemon was to be heard of, and was not),

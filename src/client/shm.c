@@ -447,6 +447,26 @@ static void shm_destroy(ldr_remote_t *r)
     ldr_free(shm);
 }
 
+/* Commits are not waited for; but a handle that is closed has made its saves.
+ * A daemon that is gone or left alone is not asked. */
+static larder_status_t shm_settle(ldr_remote_t *r, uint64_t deadline_ns)
+{
+    ldr_shm_t *shm = r->state;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    ldr_visit_t v;
+
+    pthread_mutex_lock(&shm->lock);
+    bool loose = shm->session != NULL && !ldr_shm_dead(shm->session) &&
+                 __atomic_load_n(&shm->session->loose, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&shm->lock);
+    if (!loose || ldr_visit_begin(&v, r, NULL, &stop) != LARDER_OK) {
+        return LARDER_OK;
+    }
+    larder_status_t st = ldr_visit_call(&v, LDR_OP_PING, 0);
+    ldr_visit_end(&v, st);
+    return st == LARDER_E_DEADLINE ? st : LARDER_OK;
+}
+
 /* Connects, while others wait for what comes of it. With shm->lock, which it
  * drops meanwhile. */
 static larder_status_t connect_now(ldr_shm_t *shm, const ldr_stop_t *stop)
@@ -537,6 +557,7 @@ static bool shm_stirs(ldr_remote_t *r, uint64_t since_ns)
 
 const ldr_carrier_t ldr_carrier_shm = {
     .create = shm_create,
+    .settle = shm_settle,
     .destroy = shm_destroy,
     .take = shm_take,
     .give = shm_give,

@@ -68,6 +68,7 @@ struct ldr_shm_session {
     bool watched;
     uint32_t page_bytes;
     bool strict;
+    bool loose;       /* atomic: commits may still be on their way */
     uint64_t next_id; /* atomic */
 
     void *ring_map;
@@ -81,10 +82,11 @@ struct ldr_shm_session {
 
     pthread_mutex_t recv_lock;
     ldr_call_t *waiting;
-    bool leads;            /* somebody reads the ring */
-    uint8_t *message;      /* whoever leads: where it reads to */
-    uint64_t heard_ns;     /* atomic: when the last message came */
-    bool pinging;          /* atomic: a ping is under way */
+    bool leads;                       /* somebody reads the ring */
+    uint8_t *message;                 /* whoever leads: where it reads to */
+    unsigned spin_misses, spin_skips; /* his, too */
+    uint64_t heard_ns;                /* atomic: when the last message came */
+    bool pinging;                     /* atomic: a ping is under way */
     uint64_t abandoned;    /* replies to come that nobody waits for */
     uint64_t abandoned_ns; /* since when */
 

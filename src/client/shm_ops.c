@@ -333,14 +333,15 @@ static ldr_end_how_t load_one(ldr_shm_batch_t *b, larder_item_t *item,
     return check ? LDR_END_CHECKED : LDR_END_PLAIN;
 }
 
-/* A miss for want of room in DRAM is none while this batch itself holds some
- * of it. */
+/* A miss for want of room in DRAM, or of leases, is none while this batch
+ * itself holds some. */
 static bool ask_again(const ldr_shm_window_t *w, const ldr_result_row_t *row,
                       uint32_t ok)
 {
-    return row->status == LARDER_PENDING ||
-           (row->status == LARDER_MISS && row->cause == LARDER_CAUSE_FULL &&
-            (!w->alone || ok > 0));
+    bool full = row->status == LARDER_E_LIMIT ||
+                (row->status == LARDER_MISS && row->cause == LARDER_CAUSE_FULL);
+
+    return row->status == LARDER_PENDING || (full && (!w->alone || ok > 0));
 }
 
 static void work_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w,

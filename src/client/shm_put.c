@@ -234,8 +234,8 @@ static void work_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w,
             continue;
         }
         /* Full of what this batch itself has reserved: after the commit. */
-        if (row.status == LARDER_PENDING ||
-            (row.status == LARDER_E_FULL && (!w->alone || ok > 0))) {
+        bool full = row.status == LARDER_E_FULL || row.status == LARDER_E_LIMIT;
+        if (row.status == LARDER_PENDING || (full && (!w->alone || ok > 0))) {
             ldr_todo_push(&b->todo, w->item[i]);
             continue;
         }

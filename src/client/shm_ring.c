@@ -9,8 +9,11 @@
 #include "client/shm.h"
 
 #define ENDS_MAX 1024u /* leases ended with one message */
-#define NAP_NS 200000  /* between looks for room in a full ring */
+#define NAP_NS 50000
+#define NAP_MAX_NS 3000000
 #define PING_ID 0u     /* calls count from 1 */
+#define SPIN_MISSES 4u /* in a row, and spinning is no use */
+#define SPIN_EVERY 32u /* but it is tried again */
 
 static void relax(void)
 {
@@ -21,11 +24,13 @@ static void relax(void)
 #endif
 }
 
-static void nap(void)
+/* Between looks for room in a full ring, longer and longer. */
+static void nap(long *ns)
 {
-    const struct timespec wait = {0, NAP_NS};
+    struct timespec wait = {0, *ns};
 
     nanosleep(&wait, NULL);
+    *ns = *ns < NAP_MAX_NS ? 2 * *ns : *ns;
 }
 
 /* ---- sending ---- */
@@ -130,6 +135,9 @@ void ldr_shm_ends(ldr_shm_session_t *s, uint16_t opcode,
     if (count == 0 || ldr_shm_dead(s)) {
         return; /* with its session a lease is gone as well */
     }
+    if (opcode == LDR_OP_COMMIT) {
+        __atomic_store_n(&s->loose, true, __ATOMIC_RELAXED);
+    }
     pthread_mutex_lock(&s->send_lock);
     bool room = write_unsent(s);
     while (count > 0 && ok) {
@@ -184,6 +192,7 @@ larder_status_t ldr_shm_send(ldr_shm_session_t *s, ldr_call_t *call,
         .arg = ldr_left_ms(stop->deadline_ns),
     };
     larder_status_t st = LARDER_OK;
+    long nap_ns = NAP_NS;
     bool sent = false;
 
     enlist(s, call);
@@ -201,7 +210,7 @@ larder_status_t ldr_shm_send(ldr_shm_session_t *s, ldr_call_t *call,
             }
             st = ldr_shm_dead(s) ? LARDER_E_OFFLINE : ldr_stopped(stop);
             if (st == LARDER_OK) {
-                nap(); /* the daemon is behind */
+                nap(&nap_ns); /* the daemon is behind */
             }
         }
     }
@@ -320,19 +329,29 @@ static bool read_ring(ldr_shm_session_t *s)
     }
 }
 
+/* How long to spin. Where that has not helped lately (the daemon needs this
+ * CPU, or waits for a disk) it is only tried now and then. */
+static uint64_t spin_ns(ldr_shm_session_t *s)
+{
+    return s->spin_misses < SPIN_MISSES || ++s->spin_skips % SPIN_EVERY == 0
+               ? s->link.remote->options.spin_us * 1000u
+               : 0;
+}
+
 /* Reads the ring until the call is done or the time has come; others are
  * served meanwhile. The caller leads. */
 static void lead(ldr_shm_session_t *s, const ldr_call_t *call,
                  uint64_t until_ns)
 {
     uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
-    uint64_t spin_ns = now_ns + s->link.remote->options.spin_us * 1000u;
+    uint64_t spin_end_ns = now_ns + spin_ns(s);
     unsigned looks = 0;
 
     for (;;) {
         bool any = read_ring(s);
 
-        if (__atomic_load_n(&call->done, __ATOMIC_ACQUIRE) || ldr_shm_dead(s)) {
+        if (call->done || ldr_shm_dead(s)) {
+            s->spin_misses = 0;
             return;
         }
         if (any || ++looks % 16 == 0) {
@@ -341,20 +360,21 @@ static void lead(ldr_shm_session_t *s, const ldr_call_t *call,
                 return;
             }
         }
-        if (now_ns < spin_ns) {
+        if (now_ns < spin_end_ns) {
             relax();
             continue;
         }
+        s->spin_misses++;
         if (ldr_ring_sleep_begin(&s->ring.in)) {
             if (!ldr_shm_dead(s)) {
                 ldr_ring_futex_wait(&s->ring.in, until_ns);
             }
             ldr_ring_sleep_end(&s->ring.in);
         }
-        now_ns = ldr_now_ns(&ldr_clock_real);
-        if (now_ns >= until_ns) {
-            read_ring(s);
-            return;
+        read_ring(s);
+        if (call->done || ldr_shm_dead(s) ||
+            ldr_now_ns(&ldr_clock_real) >= until_ns) {
+            return; /* it has slept: that is no merit of the spinning */
         }
     }
 }

@@ -157,10 +157,17 @@ larder_status_t ldr_visit_begin(ldr_visit_t *v, ldr_remote_t *r,
         ldr_buffer_give(r, v->call.buffer);
         if (st == LARDER_E_CANCELED || (st == LARDER_E_DEADLINE && !sick)) {
             ldr_gate_leave(r, v->trying);
-        } else {
-            ldr_tally(&r->offline, 1);
-            ldr_gate_bad(r, v->trying, st, st == LARDER_E_DEADLINE);
+            return st;
         }
+        /* Full, on its way down, out of memory: not to be reached, whatever
+         * its reason. The text says which. */
+        if (st != LARDER_E_DEADLINE && st != LARDER_E_DENIED &&
+            st != LARDER_E_VERSION && st != LARDER_E_INVALID &&
+            st != LARDER_E_UNSUPPORTED) {
+            st = LARDER_E_OFFLINE;
+        }
+        ldr_tally(&r->offline, 1);
+        ldr_gate_bad(r, v->trying, st, st == LARDER_E_DEADLINE);
         return st;
     }
     if (space != NULL) {

@@ -151,6 +151,8 @@ void ldr_stream_close(ldr_stream_t *s)
         s->ssl = NULL;
     }
     if (s->fd >= 0) {
+        /* A forked child may have the socket too: the peer is to know. */
+        shutdown(s->fd, SHUT_RDWR);
         close(s->fd);
         s->fd = -1;
     }

@@ -1,4 +1,5 @@
 /* Tenants as sessions see them: tokens, uids, quotas. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -60,6 +61,7 @@ static ldr_guest_t *guest_named(ldr_server_t *server, const char *name)
     }
     ldr_guest_t *g = ldr_alloc(sizeof(*g));
     if (g != NULL) {
+        snprintf(g->config.name, sizeof(g->config.name), "%s", name);
         g->tenant = LDR_NIL;
         g->index = server->guest_count;
         server->guests[server->guest_count++] = g;
@@ -87,6 +89,19 @@ static larder_status_t read_guest(const ldr_config_t *config,
                                  &out->guest.token_count);
 }
 
+/* Sessions look at its name, rate and connections without the lock: the first
+ * never changes, the others are atomic. */
+static void take_config(ldr_guest_t *g, const ldr_tenant_config_t *t)
+{
+    memcpy(g->config.token_file, t->token_file, sizeof(t->token_file));
+    memcpy(g->config.cert, t->cert, sizeof(t->cert));
+    memcpy(g->config.uids, t->uids, sizeof(t->uids));
+    g->config.dram = t->dram;
+    g->config.ssd = t->ssd;
+    __atomic_store_n(&g->config.rate, t->rate, __ATOMIC_RELAXED);
+    __atomic_store_n(&g->config.connections, t->connections, __ATOMIC_RELAXED);
+}
+
 static larder_status_t apply(ldr_server_t *server, const fresh_t *f)
 {
     const ldr_tenant_config_t *t = &f->guest.config;
@@ -100,8 +115,10 @@ static larder_status_t apply(ldr_server_t *server, const fresh_t *f)
     pthread_mutex_lock(&server->guest_lock);
     ldr_guest_t *g = guest_named(server, t->name);
     if (g != NULL) {
-        g->config = *t;
-        g->tenant = tenant;
+        take_config(g, t);
+        if (g->tenant != tenant) {
+            g->tenant = tenant;
+        }
         memcpy(g->tokens, f->guest.tokens, sizeof(g->tokens));
         g->token_count = f->guest.token_count;
         memcpy(g->uids, f->guest.uids, sizeof(g->uids));
@@ -150,8 +167,9 @@ larder_status_t ldr_guests_load(ldr_server_t *server,
 bool ldr_guest_enter(ldr_guest_t *guest)
 {
     uint64_t now = __atomic_add_fetch(&guest->sessions, 1, __ATOMIC_RELAXED);
+    uint64_t max = ldr_guest_connections(guest);
 
-    if (guest->config.connections > 0 && now > guest->config.connections) {
+    if (max > 0 && now > max) {
         ldr_guest_leave(guest);
         return false;
     }
@@ -165,7 +183,7 @@ void ldr_guest_leave(ldr_guest_t *guest)
 
 bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns)
 {
-    uint64_t rate = guest->config.rate;
+    uint64_t rate = ldr_guest_rate(guest);
 
     if (rate == 0) {
         return true;
@@ -189,7 +207,7 @@ bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns)
 
 void ldr_guest_moved(ldr_guest_t *guest, uint64_t bytes)
 {
-    if (guest->config.rate > 0) {
+    if (ldr_guest_rate(guest) > 0) {
         __atomic_sub_fetch(&guest->bucket, (int64_t)bytes, __ATOMIC_RELAXED);
     }
 }

@@ -195,6 +195,13 @@ void ldr_session_revoke(ldr_session_t *s, uint32_t extent, uint32_t generation)
     }
 }
 
+void ldr_session_revoke_all(ldr_session_t *s)
+{
+    for (uint32_t i = 0; i < s->map_count; i++) {
+        ldr_session_revoke(s, s->maps[i].extent, s->maps[i].generation);
+    }
+}
+
 void ldr_handle_extent(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
@@ -209,6 +216,11 @@ void ldr_handle_extent(ldr_request_t *r)
     if (!s->local || r->by_ring) {
         ldr_reply_fail(r, ldr_fail(LARDER_E_UNSUPPORTED,
                                    "extents are handed out by unix socket"));
+        return;
+    }
+    if (s->strict_transport && s->window == NULL) {
+        ldr_reply_fail(
+            r, ldr_fail(LARDER_E_DENIED, "isolation is strict: attach first"));
         return;
     }
     larder_status_t st = s->window != NULL

@@ -10,6 +10,7 @@ static void job_done(ldr_task_t *task)
     ldr_request_t *r =
         (ldr_request_t *)((char *)task - offsetof(ldr_request_t, done));
 
+    bool ran = r->job != NULL;
     r->job = NULL;
     if (r->session == NULL) { /* it ended meanwhile */
         ldr_window_forget(r);
@@ -17,6 +18,11 @@ static void job_done(ldr_task_t *task)
         return;
     }
     ldr_request_unwait(r);
+    if (!ran) {
+        ldr_window_forget(r);
+        ldr_reply_fail(r, ldr_fail(LARDER_E_BUSY, "the daemon is ending"));
+        return;
+    }
     r->finish(r);
 }
 
@@ -40,11 +46,16 @@ static void *job_main(void *arg)
             server->job_end = &server->job_head;
         }
         server->job_queued--;
+        bool run = !server->job_stop; /* at the end those that wait do not */
         pthread_mutex_unlock(&server->job_lock);
         ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, -1);
-        ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, 1);
-        r->job(r);
-        ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, -1);
+        if (run) {
+            ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, 1);
+            r->job(r);
+            ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, -1);
+        } else {
+            r->job = NULL;
+        }
         ldr_loop_post(&r->home->loop, &r->done);
         pthread_mutex_lock(&server->job_lock);
     }
@@ -92,7 +103,7 @@ larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count)
 void ldr_jobs_stop(ldr_server_t *server)
 {
     pthread_mutex_lock(&server->job_lock);
-    server->job_stop = true;
+    __atomic_store_n(&server->job_stop, true, __ATOMIC_RELAXED);
     pthread_cond_broadcast(&server->job_wake);
     pthread_mutex_unlock(&server->job_lock);
     for (unsigned i = 0; i < server->job_count; i++) {

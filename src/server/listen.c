@@ -57,10 +57,14 @@ static void knock(ldr_watch_t *watch, uint32_t events)
 
     (void)events;
     while ((fd = ldr_accept(watch->fd)) >= 0) {
-        arrival_t *a = may_enter(server) ? ldr_alloc(sizeof(*a)) : NULL;
+        bool enters = may_enter(server);
+        arrival_t *a = enters ? ldr_alloc(sizeof(*a)) : NULL;
 
         if (a == NULL) {
             close(fd);
+            if (enters) {
+                __atomic_sub_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
+            }
             continue;
         }
         unsigned next =
@@ -71,11 +75,12 @@ static void knock(ldr_watch_t *watch, uint32_t events)
         a->local = l->local;
         ldr_loop_post(&a->home->loop, &a->task);
     }
-    if (fd == -EMFILE || fd == -ENFILE) {
+    if (fd != -EAGAIN && fd != -ECONNABORTED) {
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
         ldr_warn(&server->log,
-                 "no descriptor for a connection: raise the limit of open "
-                 "files (LimitNOFILE, ulimit -n)");
+                 "a connection cannot be accepted (%s): raise the limit of "
+                 "open files (LimitNOFILE, ulimit -n) or give it memory",
+                 strerror(-fd));
         /* It stays readable: look again a little later, not at once. */
         ldr_loop_rewatch(&l->home->loop, watch, 0);
         l->pause_ns = ldr_server_now() + 100000000u;
@@ -247,9 +252,9 @@ void ldr_listen_stop(ldr_server_t *server)
             close(l->watch.fd);
             l->watch.fd = -1;
         }
-        if (l->local) {
+        if (l->local && !l->unlinked) {
             unlink(server->socket_path);
+            l->unlinked = true;
         }
     }
-    server->listener_count = 0;
 }

@@ -100,12 +100,21 @@ static void finish(ldr_request_t *r)
 {
     bool get = r->frame.opcode == LDR_OP_GET;
     bool held = false; /* by an item before: room comes when it is released */
+    uint64_t payload = 0;
 
     for (uint32_t i = 0; i < r->next; i++) {
         if (r->items[i].key == NULL) {
             continue; /* refused for its fields */
         }
+        if (get && held && r->loads[i].status == LARDER_OK &&
+            payload + r->loads[i].length > LDR_PAYLOAD_MAX) {
+            /* More than one frame carries: the client asks again. */
+            ldr_node_release(r->session->server->node, r->loads[i].chunk);
+            r->results[i].status = LARDER_PENDING;
+            continue;
+        }
         settle(r, i, get);
+        payload += r->shard_of[i] != LDR_NIL ? r->results[i].length : 0;
         if (held && r->results[i].cause == LARDER_CAUSE_FULL) {
             r->results[i] = (ldr_result_row_t){.status = LARDER_PENDING};
         }
@@ -221,7 +230,7 @@ static bool may_move(ldr_request_t *r)
                                "tenant '%s' is over its rate of %llu bytes "
                                "a second",
                                r->guest->config.name,
-                               (unsigned long long)r->guest->config.rate));
+                               (unsigned long long)ldr_guest_rate(r->guest)));
     return false;
 }
 

@@ -12,6 +12,7 @@
 
 #define EVENTS_MAX 64
 #define LOOK_EVERY 16u      /* rounds of polling between looks at descriptors */
+#define LOOK_NS 1000000u    /* and the longest time */
 #define GAP_MAX_NS 1000000u /* longer breaks are slept through */
 
 larder_status_t ldr_loop_init(ldr_loop_t *loop, void *owner,
@@ -109,28 +110,26 @@ bool ldr_loop_posted(ldr_loop_t *loop, const ldr_task_t *task)
     return posted;
 }
 
-/* True: there were some. */
+/* Runs those that are there; what they post comes in the next round, or two
+ * busy sessions could keep everything else waiting. True: there were some. */
 static bool run_tasks(ldr_loop_t *loop)
 {
-    bool any = false;
+    pthread_mutex_lock(&loop->lock);
+    ldr_task_t *task = loop->tasks;
+    loop->tasks = NULL;
+    loop->tasks_end = &loop->tasks;
+    pthread_mutex_unlock(&loop->lock);
 
-    for (;;) {
+    bool any = task != NULL;
+    while (task != NULL) {
         pthread_mutex_lock(&loop->lock);
-        ldr_task_t *task = loop->tasks;
-        if (task != NULL) {
-            loop->tasks = task->next;
-            if (loop->tasks == NULL) {
-                loop->tasks_end = &loop->tasks;
-            }
-            task->posted = false;
-        }
+        ldr_task_t *next = task->next;
+        task->posted = false;
         pthread_mutex_unlock(&loop->lock);
-        if (task == NULL) {
-            return any;
-        }
         task->run(task); /* may free it */
-        any = true;
+        task = next;
     }
+    return any;
 }
 
 /* ---- the loop ---- */
@@ -224,6 +223,7 @@ static void *loop_main(void *arg)
 {
     ldr_loop_t *loop = arg;
     uint64_t idle_ns = 0; /* since when nothing came; 0: something did */
+    uint64_t look_ns = 0; /* the last look at descriptors, when busy */
     unsigned looks = 0;
 
     while (!stopping(loop)) {
@@ -237,7 +237,9 @@ static void *loop_main(void *arg)
                 gap_over(loop, now_ns - idle_ns);
             }
             idle_ns = 0;
-            if (tasks || ++looks % LOOK_EVERY == 0) {
+            if (tasks || ++looks % LOOK_EVERY == 0 ||
+                now_ns - look_ns > LOOK_NS) {
+                look_ns = now_ns;
                 wait_events(loop, next_ns, false);
             }
             continue;

@@ -5,6 +5,7 @@
 #include "server/session.h"
 #include "server/status.h"
 
+#define FLUSH_LOOK_NS 200000000u
 #define METRICS_ROOM ((size_t)256 << 10)
 
 static void job(ldr_request_t *r, void (*run)(ldr_request_t *r),
@@ -194,8 +195,8 @@ static void ask_save(ldr_request_t *r, uint32_t i)
 
     ldr_node_lock(node);
     ldr_name_t name = ldr_store_name(store, r->space, item->group, item->key);
-    uint32_t entry = ldr_store_find(store, &name, LDR_NIL,
-                                    ldr_wall_s(node->clock), &cause);
+    uint32_t entry =
+        ldr_store_find(store, &name, LDR_NIL, ldr_wall_s(node->clock), &cause);
     bool present = node->mode == LDR_MODE_ON && entry != LDR_NIL &&
                    ldr_node_usable(node, entry, item->shard, &tier, &bytes);
     ldr_node_unlock(node);
@@ -228,7 +229,7 @@ void ldr_handle_exists(ldr_request_t *r)
 /* Items that cannot be divide the batch: what is good goes in runs. */
 static void job_remove(ldr_request_t *r)
 {
-    ldr_stop_t stop = {NULL, r->deadline_ns};
+    ldr_stop_t stop = {&r->home->server->job_stop, r->deadline_ns};
     uint32_t begin = 0;
 
     for (uint32_t i = 0; i <= r->count; i++) {
@@ -296,11 +297,22 @@ void ldr_handle_report(ldr_request_t *r)
 
 /* ---- the rest ---- */
 
+/* In pieces of time: the daemon may be told to end meanwhile. */
 static void job_flush(ldr_request_t *r)
 {
+    ldr_server_t *server = r->home->server;
+    uint64_t now_ns;
+
     ldr_fail_clear();
-    r->status = ldr_node_flush(r->home->server->node, (larder_tier_t)r->number,
-                               r->deadline_ns);
+    do {
+        now_ns = ldr_server_now();
+        uint64_t until_ns = now_ns + FLUSH_LOOK_NS;
+
+        r->status = ldr_node_flush(server->node, (larder_tier_t)r->number,
+                                   r->deadline_ns < until_ns ? r->deadline_ns
+                                                             : until_ns);
+    } while (r->status == LARDER_E_DEADLINE && now_ns < r->deadline_ns &&
+             !__atomic_load_n(&server->job_stop, __ATOMIC_RELAXED));
     keep_text(r);
 }
 

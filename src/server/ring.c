@@ -9,7 +9,8 @@
 #include "base/mem.h"
 #include "server/session.h"
 
-#define ROUND_MAX 64u /* messages of one session in a row */
+#define ROUND_MAX 64u           /* messages of one session in a row */
+#define ROUND_BYTES (64u << 10) /* and bytes: large ones cost more */
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -40,6 +41,22 @@ static void cool(ldr_session_t *s)
     }
 }
 
+/* It had its turn: all others come first now. */
+static void last(ldr_session_t *s)
+{
+    ldr_session_t **link = &s->home->hot;
+
+    if (s->hot && s->hot_next != NULL) {
+        cool(s);
+        while (*link != NULL) {
+            link = &(*link)->hot_next;
+        }
+        *link = s;
+        s->hot = true;
+        s->hot_next = NULL;
+    }
+}
+
 static void bell_rang(ldr_watch_t *watch, uint32_t events)
 {
     ldr_session_t *s =
@@ -65,8 +82,8 @@ ldr_loop_found_t ldr_rings_poll(ldr_server_loop_t *home)
             found = LDR_LOOP_WARM;
         }
         if (ldr_session_ring(s)) {
-            found = LDR_LOOP_BUSY;
-            return found; /* the list may have changed; others come next */
+            last(s);
+            return LDR_LOOP_BUSY; /* the list may have changed */
         }
     }
     return found;
@@ -177,48 +194,84 @@ void ldr_session_detach(ldr_session_t *s)
     s->stalled = false;
 }
 
-void ldr_handle_attach(ldr_request_t *r)
+static void attach(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_attach_t m = {LDR_RING_BYTES, LDR_PAGE, s->strict_transport};
+    uint8_t body[LDR_ATTACH_BYTES];
+    int fds[2];
+    larder_status_t st = ldr_session_attach(s, fds);
+
+    if (st != LARDER_OK) {
+        ldr_reply_fail(r, st);
+    } else {
+        ldr_reply_fds(r, body, ldr_put_attach(body, &m), fds, 2);
+    }
+}
+
+/* Making a window resident takes a while: not in the loop. */
+static void job_window(ldr_request_t *r)
+{
+    const ldr_options_t *o = &r->home->server->config->options;
+
+    r->window = ldr_window_create(o->strict_window);
+}
+
+static void finish_window(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
     const ldr_options_t *o = &s->server->config->options;
-    bool strict = o->isolation == LDR_ISOLATION_STRICT;
+    ldr_window_t *window = r->window;
+
+    r->window = NULL;
+    if (window == NULL || s->window != NULL) {
+        ldr_window_destroy(window);
+        ldr_reply_fail(r, ldr_fail(LARDER_E_NO_MEMORY,
+                                   "no memory for a window of %llu bytes "
+                                   "(strict_window)",
+                                   (unsigned long long)o->strict_window));
+        return;
+    }
+    s->window = window;
+    attach(r);
+}
+
+void ldr_handle_attach(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
     ldr_attach_t m;
-    uint8_t body[LDR_ATTACH_BYTES];
-    int fds[2];
 
     if (!ldr_get_attach(r->body, r->frame.body, &m)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed attach");
-        return;
-    }
-    if (!s->local || s->attached) {
+    } else if (!s->local || s->attached || s->window != NULL) {
         ldr_reply_fail(r, ldr_fail(LARDER_E_UNSUPPORTED,
                                    "rings are handed out once, by unix "
                                    "socket"));
-        return;
-    }
-    if (strict && s->window == NULL) {
-        s->window = ldr_window_create(o->strict_window);
-        if (s->window == NULL) {
-            ldr_reply_fail(r, ldr_fail(LARDER_E_NO_MEMORY,
-                                       "no memory for a window of %llu bytes "
-                                       "(strict_window)",
-                                       (unsigned long long)o->strict_window));
-            return;
+    } else if (!s->strict_transport && s->peer.pid_fd < 0) {
+        /* Without it nobody could say when its memory is free again. */
+        ldr_reply_fail(
+            r, ldr_fail(LARDER_E_UNSUPPORTED,
+                        "the daemon cannot see this process, and so not its "
+                        "end: let it share the pid namespace (hostPID), use "
+                        "Linux 6.5 or later, or isolation=strict"));
+    } else if (!s->strict_transport) {
+        attach(r);
+    } else {
+        r->job = job_window;
+        r->finish = finish_window;
+        if (!ldr_job(r)) {
+            r->job = NULL;
+            ldr_reply_fail(
+                r, ldr_fail(LARDER_E_BUSY, "too many requests wait for disks"));
         }
     }
-    larder_status_t st = ldr_session_attach(s, fds);
-    if (st != LARDER_OK) {
-        ldr_reply_fail(r, st);
-        return;
-    }
-    m = (ldr_attach_t){LDR_RING_BYTES, LDR_PAGE, strict};
-    ldr_reply_fds(r, body, ldr_put_attach(body, &m), fds, 2);
 }
 
 /* ---- messages ---- */
 
-/* One message. False: there is none, or the session ended. */
-static bool ring_one(ldr_session_t *s)
+/* One message. False: there is none, or the session ended. ends: only a
+ * release or a commit is carried out. */
+static bool ring_one(ldr_session_t *s, bool ends)
 {
     uint8_t *in = s->home->in;
     ptrdiff_t n =
@@ -239,6 +292,11 @@ static bool ring_one(ldr_session_t *s)
         ldr_session_end(s, "its ring holds what cannot be");
         return false;
     }
+    if (ends && r->frame.opcode != LDR_OP_RELEASE &&
+        r->frame.opcode != LDR_OP_COMMIT) {
+        ldr_request_free(r);
+        return true;
+    }
     memcpy(r->bytes, in, (size_t)n);
     r->by_ring = true;
     ldr_request_begin(r);
@@ -247,13 +305,26 @@ static bool ring_one(ldr_session_t *s)
 
 bool ldr_session_ring(ldr_session_t *s)
 {
+    uint32_t begin = s->ring.in.position;
     bool any = false;
 
     for (unsigned i = 0;
-         i < ROUND_MAX && !is_full(s) && s->attached && ring_one(s); i++) {
+         i < ROUND_MAX && s->ring.in.position - begin < ROUND_BYTES &&
+         !is_full(s) && s->attached && ring_one(s, false);
+         i++) {
         any = true;
     }
     return any;
+}
+
+void ldr_session_last_words(ldr_session_t *s)
+{
+    /* As many as a ring can hold: nobody may keep the daemon at it. */
+    for (unsigned i = 0; i < LDR_RING_BYTES / LDR_FRAME_BYTES; i++) {
+        if (!ring_one(s, true)) {
+            return;
+        }
+    }
 }
 
 void ldr_session_ring_send(ldr_session_t *s)

@@ -57,13 +57,13 @@ static void look(ldr_task_t *task)
     ldr_server_t *server = home->server;
 
     for (;;) {
-        uint32_t extent, generation;
+        uint32_t extent = 0, generation = 0;
 
         pthread_mutex_lock(&server->revoke_lock);
         uint64_t count = server->revoke_count;
-        /* Older ones than the ring holds were for sessions long told. */
-        if (count - home->revoke_seen > LDR_REVOKES) {
-            home->revoke_seen = count - LDR_REVOKES;
+        bool missed = count - home->revoke_seen > LDR_REVOKES;
+        if (missed) {
+            home->revoke_seen = count;
         }
         bool any = home->revoke_seen < count;
         if (any) {
@@ -73,16 +73,21 @@ static void look(ldr_task_t *task)
             generation = server->revokes[at].generation;
         }
         pthread_mutex_unlock(&server->revoke_lock);
-        if (!any) {
+        if (!any && !missed) {
             break;
         }
         ldr_session_t *next;
         for (ldr_session_t *s = home->sessions; s != NULL; s = next) {
             next = s->next;
-            ldr_session_revoke(s, extent, generation);
+            if (missed) { /* which ones is not known any more: all */
+                ldr_session_revoke_all(s);
+            } else {
+                ldr_session_revoke(s, extent, generation);
+            }
         }
     }
-    while (home->drop && home->sessions != NULL) {
+    while (__atomic_load_n(&home->drop, __ATOMIC_ACQUIRE) &&
+           home->sessions != NULL) {
         ldr_session_drop(home->sessions);
     }
 }
@@ -374,7 +379,7 @@ static void loops_close(ldr_server_t *server)
         ldr_server_loop_t *home = &server->loops[i];
 
         if (home->loop.started) {
-            home->drop = true; /* seen by the task, which comes after */
+            __atomic_store_n(&home->drop, true, __ATOMIC_RELEASE);
             ldr_loop_post(&home->loop, &home->look);
             ldr_loop_stop(&home->loop);
         }

@@ -48,10 +48,22 @@ typedef struct ldr_guest {
 
 #define LDR_GUESTS_MAX 1024u
 
+/* Both may change at a reload. */
+static inline uint64_t ldr_guest_rate(const ldr_guest_t *guest)
+{
+    return __atomic_load_n(&guest->config.rate, __ATOMIC_RELAXED);
+}
+
+static inline uint64_t ldr_guest_connections(const ldr_guest_t *guest)
+{
+    return __atomic_load_n(&guest->config.connections, __ATOMIC_RELAXED);
+}
+
 typedef struct ldr_listener {
     ldr_watch_t watch;
     ldr_server_loop_t *home;
     bool local;
+    bool unlinked;     /* its socket's file is gone */
     uint64_t pause_ns; /* not watched until then; 0: it is */
     char text[320];
 } ldr_listener_t;
@@ -118,7 +130,8 @@ struct ldr_server {
 
     int end_fd; /* readable: it wants to end */
     ldr_task_t unlisten;
-    int takeover_fd; /* who waits for the end; -1: nobody */
+    bool takeover_asked; /* atomic */
+    int takeover_fd;     /* who waits for the end; -1: nobody */
     ldr_frame_t takeover_frame;
 };
 

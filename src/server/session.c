@@ -79,6 +79,7 @@ static ldr_session_t *session_new(ldr_server_loop_t *home, int fd, bool local)
     s->pid_watch = (ldr_watch_t){.fd = -1, .ready = process_gone};
     s->bell.fd = -1;
     s->peer.pid_fd = -1;
+    s->peer.uid = (uid_t)-1;
     s->hold_free = LDR_NIL;
     s->out_end = &s->out_head;
     s->ring_out_end = &s->ring_out;
@@ -108,7 +109,11 @@ bool ldr_session_accept(ldr_server_loop_t *home, int fd, bool local)
     larder_status_t st =
         ldr_stream_init(&s->stream, fd, local ? NULL : server->tls, true, NULL);
     if (local) {
-        ldr_peer_of(fd, &s->peer);
+        /* Who cannot be known is nobody. */
+        if (st == LARDER_OK && ldr_peer_of(fd, &s->peer) != 0) {
+            s->peer.uid = (uid_t)-1;
+            st = LARDER_E_DENIED;
+        }
         s->admin = s->peer.uid == geteuid() || s->peer.uid == 0;
         s->shaken = true;
         name_local(s);
@@ -119,7 +124,10 @@ bool ldr_session_accept(ldr_server_loop_t *home, int fd, bool local)
     }
     if (s->peer.pid_fd >= 0) {
         s->pid_watch.fd = s->peer.pid_fd;
-        ldr_loop_watch(&home->loop, &s->pid_watch, EPOLLIN);
+        if (!ldr_loop_watch(&home->loop, &s->pid_watch, EPOLLIN)) {
+            s->pid_watch.fd = -1;
+            st = LARDER_E_NO_MEMORY;
+        }
     }
     if (st != LARDER_OK || !ldr_loop_watch(&home->loop, &s->watch, EPOLLIN)) {
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
@@ -149,7 +157,7 @@ larder_status_t ldr_session_enter(ldr_session_t *s, ldr_guest_t *guest)
                         "tenant '%s' has its %llu connections: close some, or "
                         "raise its key connections",
                         guest->config.name,
-                        (unsigned long long)guest->config.connections);
+                        (unsigned long long)ldr_guest_connections(guest));
     }
     s->guest = guest;
     s->state = LDR_SESSION_OPEN;
@@ -207,6 +215,7 @@ static void drop_requests(ldr_session_t *s)
     }
     s->out_end = &s->out_head;
     s->out_bytes = 0;
+    s->out_fds = 0;
 }
 
 /* Nobody speaks any more; the process may live. */
@@ -217,7 +226,11 @@ static void hang_up(ldr_session_t *s)
     drop_requests(s);
     ldr_session_detach(s);
     ldr_loop_unwatch(&s->home->loop, &s->watch);
-    ldr_stream_close(&s->stream);
+    if (s->awaited) {
+        close(s->stream.fd); /* not shut down: the other descriptor answers */
+    } else {
+        ldr_stream_close(&s->stream);
+    }
     s->watch.fd = -1;
     if (s->guest != NULL) {
         ldr_metrics_session(m, ldr_session_transport(s), s->guest->tenant, -1);
@@ -278,18 +291,23 @@ static void quarantine(ldr_session_t *s)
 {
     s->state = LDR_SESSION_QUARANTINE;
     ldr_metrics_level(s->server->metrics, LDR_LEVEL_QUARANTINED, s->hold_count);
-    ldr_info(&s->server->log,
-             "%s: hung up while its process lives on with %u leases and %u "
-             "mapped extents: they stay until it ends",
-             s->from, s->hold_count, s->map_count);
+    ldr_log(&s->server->log,
+            s->hold_count > 0 ? LARDER_LOG_INFO : LARDER_LOG_DEBUG,
+            "%s: hung up while its process lives on with %u leases and %u "
+            "mapped extents: they stay until it ends",
+            s->from, s->hold_count, s->map_count);
 }
 
 static void end(ldr_session_t *s, const char *why, bool process_lives)
 {
-    if (s->state == LDR_SESSION_CLOSED) {
+    if (s->state == LDR_SESSION_CLOSED || s->ending) {
         return;
     }
+    s->ending = true; /* until this is over */
     if (s->state != LDR_SESSION_QUARANTINE) {
+        if (why == NULL && s->attached) {
+            ldr_session_last_words(s);
+        }
         if (why != NULL) {
             ldr_warn(&s->server->log, "%s: session ended: %s", s->from, why);
         }
@@ -297,9 +315,11 @@ static void end(ldr_session_t *s, const char *why, bool process_lives)
         if (process_lives && s->peer.pid_fd >= 0 &&
             (s->hold_count > 0 || s->map_count > 0)) {
             quarantine(s);
+            s->ending = false;
             return;
         }
     } else if (process_lives) {
+        s->ending = false;
         return;
     }
     if (s->state == LDR_SESSION_QUARANTINE) {

@@ -32,6 +32,7 @@
 
 #define LDR_SESSION_SPACES 1024u
 #define LDR_SESSION_REQUESTS 256u /* under way at once */
+#define LDR_SESSION_FDS 8u        /* queued to be sent at once */
 #define LDR_WRITE_IOV 64u
 #define LDR_IN_BYTES 4096u
 #define LDR_DUMP_BYTES 65536u /* where payload goes that nobody wants */
@@ -94,6 +95,8 @@ struct ldr_session {
     bool shaken;           /* TLS, if any, is set up */
     bool admin;            /* the daemon's own uid, or root, by unix socket */
     bool strict_transport; /* it will get a window of its own */
+    bool ending;           /* on its way out */
+    bool awaited;          /* by a daemon that takes over: see verbs.c */
     bool doomed;           /* close once what is queued has gone out */
     uint64_t begin_ns;
     uint64_t epoch;
@@ -121,6 +124,7 @@ struct ldr_session {
     ldr_task_t flush;   /* there is something to send */
     ldr_out_t *out_head, **out_end;
     size_t out_bytes;
+    unsigned out_fds; /* descriptors in what is queued */
 
     /* The rings */
     bool attached;
@@ -235,6 +239,7 @@ void ldr_session_unmap(ldr_session_t *s, uint32_t extent, uint32_t generation);
 void ldr_session_unmap_all(ldr_session_t *s);
 /* The node wants this extent back: asks the session, if it has it. */
 void ldr_session_revoke(ldr_session_t *s, uint32_t extent, uint32_t generation);
+void ldr_session_revoke_all(ldr_session_t *s);
 
 /* ---- stream.c: frames by socket ---- */
 
@@ -256,6 +261,9 @@ larder_status_t ldr_session_attach(ldr_session_t *s, int fds[2]);
 void ldr_session_detach(ldr_session_t *s);
 /* True: something was there. */
 bool ldr_session_ring(ldr_session_t *s);
+/* Its peer is gone: releases and commits that lie in the ring were called done
+ * by it, and are; the rest is not. */
+void ldr_session_last_words(ldr_session_t *s);
 /* Its ring is polled from here on, until the loop sleeps. */
 void ldr_session_warm(ldr_session_t *s);
 /* The loop's rings: looks at those that are polled; lets them sleep. */

@@ -9,7 +9,8 @@
 #include "base/mem.h"
 #include "server/session.h"
 
-#define READ_BUDGET ((size_t)8 << 20) /* bytes of one session in a row */
+#define READ_BUDGET ((size_t)1 << 20) /* bytes of one session in a row */
+#define FRAME_BUDGET 64u              /* and pieces of them */
 #define PUT_IOV 64u
 
 static ldr_session_t *session_of(ldr_watch_t *watch)
@@ -87,17 +88,25 @@ static ssize_t out_write(ldr_session_t *s, ldr_out_t *out)
         for (unsigned i = 0; i < out->fd_count; i++) {
             close(out->fds[i]);
         }
+        s->out_fds -= out->fd_count;
         out->fd_count = 0;
         return (ssize_t)out->head_bytes;
     }
     return ldr_stream_write(&s->stream, iov, out_iov(out, iov));
 }
 
+/* It has not taken its replies: nothing more is read from it meanwhile. */
+static bool is_full(const ldr_session_t *s)
+{
+    return s->requests >= LDR_SESSION_REQUESTS ||
+           s->out_bytes >= s->server->config->options.window ||
+           s->out_fds >= LDR_SESSION_FDS;
+}
+
 static void rewatch(ldr_session_t *s)
 {
-    bool more = s->requests < LDR_SESSION_REQUESTS &&
-                s->out_bytes < s->server->config->options.window &&
-                (s->put == NULL || !s->put->parked) && !s->doomed;
+    bool more =
+        !is_full(s) && (s->put == NULL || !s->put->parked) && !s->doomed;
     uint32_t events = more ? EPOLLIN : 0;
 
     if (s->out_head != NULL || (!s->shaken && s->stream.wants_write)) {
@@ -108,7 +117,7 @@ static void rewatch(ldr_session_t *s)
 
 bool ldr_session_send(ldr_session_t *s)
 {
-    bool was_full = s->out_bytes >= s->server->config->options.window;
+    bool was_full = is_full(s);
 
     while (s->out_head != NULL) {
         ldr_out_t *out = s->out_head;
@@ -137,7 +146,7 @@ bool ldr_session_send(ldr_session_t *s)
         return false;
     }
     rewatch(s);
-    if (was_full && s->out_bytes < s->server->config->options.window) {
+    if (was_full && !is_full(s)) {
         ldr_loop_post(&s->home->loop, &s->again);
     }
     return true;
@@ -151,6 +160,7 @@ void ldr_session_queue(ldr_session_t *s, bool by_ring, ldr_out_t *out)
         return;
     }
     s->out_bytes += by_ring ? 0 : out->left;
+    s->out_fds += out->fd_count;
     if (by_ring) {
         *s->ring_out_end = out;
         s->ring_out_end = &out->next;
@@ -259,6 +269,12 @@ static ssize_t take_payload(ldr_session_t *s)
 
     if (n == 0) {
         return 0;
+    }
+    size_t all = 0; /* with TLS a read goes on until all is there */
+    for (uint32_t i = 0; i < n; i++) {
+        iov[i].iov_len = ldr_min64(iov[i].iov_len, READ_BUDGET - all);
+        all += iov[i].iov_len;
+        n = all == READ_BUDGET ? i + 1 : n;
     }
     if (ahead > 0) {
         for (uint32_t i = 0; i < n && ahead > 0; i++) {
@@ -375,16 +391,16 @@ static bool handshake(ldr_session_t *s)
 void ldr_session_read(ldr_session_t *s)
 {
     size_t budget = READ_BUDGET;
+    unsigned turns = 0;
 
     if (!s->shaken && !handshake(s)) {
         return;
     }
     while (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
-        if (s->doomed || s->requests >= LDR_SESSION_REQUESTS ||
-            s->out_bytes >= s->server->config->options.window) {
+        if (s->doomed || is_full(s)) {
             break; /* it goes on when replies have gone out */
         }
-        if (budget == 0) {
+        if (budget == 0 || turns++ == FRAME_BUDGET) {
             ldr_loop_post(&s->home->loop, &s->again);
             break;
         }

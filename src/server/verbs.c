@@ -40,16 +40,20 @@ static void begin_takeover(ldr_request_t *r)
     ldr_server_t *server = s->server;
     uint64_t one = 1;
 
-    if (server->takeover_fd >= 0) {
+    bool asked =
+        __atomic_exchange_n(&server->takeover_asked, true, __ATOMIC_ACQ_REL);
+    if (asked) {
         ldr_reply_fail(r, ldr_fail(LARDER_E_BUSY,
                                    "another daemon is taking over already"));
         return;
     }
     server->takeover_fd = fcntl(s->stream.fd, F_DUPFD_CLOEXEC, 0);
     if (server->takeover_fd < 0) {
+        __atomic_store_n(&server->takeover_asked, false, __ATOMIC_RELEASE);
         ldr_reply_fail(r, ldr_fail(LARDER_E_IO, "no descriptor left"));
         return;
     }
+    s->awaited = true;
     server->takeover_frame = r->frame;
     server->takeover_frame.epoch = s->epoch;
     ldr_info(&server->log, "%s takes over", s->from);

@@ -222,7 +222,8 @@ void ldr_window_forget(ldr_request_t *r)
     if (r->window == NULL) {
         return;
     }
-    for (uint32_t i = 0; i < r->count; i++) {
+    for (uint32_t i = 0; r->frame.opcode != LDR_OP_ATTACH && i < r->count;
+         i++) {
         if (r->frame.opcode == LDR_OP_LEASE && r->shard_of[i] != LDR_NIL) {
             ldr_node_release(node, r->loads[i].chunk);
         }

@@ -294,7 +294,8 @@ static void test_stopped_tickets(void **state)
         assert_status(items[i].status, LARDER_E_CANCELED);
     }
     uint64_t begin_ms = transport_now_ms();
-    assert_status(larder_close(&r->lar, 1000), LARDER_OK);
+    larder_status_t st = larder_close(&r->lar, 1000);
+    assert_true(st == LARDER_OK || st == LARDER_E_DEADLINE);
     assert_true(transport_now_ms() - begin_ms < 1000 + SLACK_MS);
     for (unsigned i = JOBS / 2; i < JOBS; i++) {
         assert_status(items[i].status, LARDER_E_CANCELED);
@@ -381,6 +382,7 @@ static void test_killed_under_load(void **state)
     rig_t *r = begin(state, "timeout_ms=1000&breaker_ms=20");
     worker_t workers[WORKERS];
     pthread_t threads[WORKERS];
+    uint64_t hits = 0;
 
     start_and_open(r);
     work_stop = false;
@@ -395,10 +397,10 @@ static void test_killed_under_load(void **state)
         nanosleep(&some, NULL);
         daemon_stop(&r->d, i % 3 == 2 ? SIGTERM : SIGKILL);
         start(r);
+        until(r, LARDER_OP_PUT, 1000 + i, LARDER_OK);
+        hits += timed(r, LARDER_OP_GET, 1000 + i, 5000).status == LARDER_OK;
     }
-    until(r, LARDER_OP_EXISTS, 100, LARDER_MISS);
     __atomic_store_n(&work_stop, true, __ATOMIC_RELAXED);
-    uint64_t hits = 0;
     for (unsigned i = 0; i < WORKERS; i++) {
         pthread_join(threads[i], NULL);
         assert_false(workers[i].wrong);
@@ -418,6 +420,7 @@ static void test_lease_outlives(void **state)
     uint32_t n = 0, again = 0;
     size_t length = BYTES, at = 0;
     uint8_t *data = malloc(BYTES);
+    bool shared = r->d.port == 0;
 
     start_and_open(r);
     assert_status(timed(r, LARDER_OP_PUT, 1, 5000).status, LARDER_OK);
@@ -437,7 +440,7 @@ static void test_lease_outlives(void **state)
     assert_int_equal(at, BYTES);
     assert_true(content_is(1, data, BYTES));
     memset(out[0].iov_base, 1, out[0].iov_len);
-    if (transport_is("shm")) {
+    if (shared) {
         uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
 
         while (larder_lease_segments(lease, 0, 0, seg, 64, &n) !=
@@ -449,11 +452,11 @@ static void test_lease_outlives(void **state)
                       LARDER_E_STALE);
     }
     start(r);
-    until(r, LARDER_OP_EXISTS, 100, LARDER_MISS);
+    until(r, LARDER_OP_PUT, 100, LARDER_OK);
     larder_status_t status = LARDER_OK;
     larder_status_t st = larder_commit(&room, NULL, NULL, &status, 0);
     assert_null(room);
-    if (transport_is("shm")) {
+    if (shared) {
         assert_status(st, LARDER_E_OFFLINE);
         assert_status(status, LARDER_E_OFFLINE);
         assert_status(exists_n(r->space, 2).status, LARDER_MISS);
@@ -554,8 +557,10 @@ static void test_two_handles(void **state)
 static void test_strict(void **state)
 {
     enum { KEYS = 40 };
-    rig_t *r = begin(state, "timeout_ms=5000&isolation=strict&"
-                            "strict_window=2M");
+    rig_t *r = begin(state, transport_is("strict")
+                                ? "timeout_ms=5000&strict_window=2M"
+                                : "timeout_ms=5000&isolation=strict&"
+                                  "strict_window=2M");
     larder_key_t keys[KEYS];
     larder_item_t items[KEYS];
     struct iovec iov[KEYS];

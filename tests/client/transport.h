@@ -1,6 +1,7 @@
 /*
  * One test, any transport. LARDER_TEST_TRANSPORT says how the handle reaches
- * its node: embed (the default), shm, tcp or tls. Tests give the URL of an
+ * its node: embed (the default), shm, strict (shared memory with a private
+ * window instead of the arena), tcp or tls. Tests give the URL of an
  * embedded node; for the others a real daemon is started with the same options
  * on the same directories, and the handle is opened on it. Each handle has a
  * daemon of its own, which ends with it.
@@ -274,7 +275,10 @@ static inline bool daemon_prepare(test_daemon_t *d, const char *embed_url)
     daemon_option(d, "admin", "none");
     daemon_option(d, "drain_ms", "60000");
     daemon_options(d, embed_url, client, sizeof(client));
-    if (transport_is("shm")) {
+    if (transport_is("strict")) {
+        daemon_option(d, "isolation", "strict");
+    }
+    if (transport_is("shm") || transport_is("strict")) {
         snprintf(d->url, sizeof(d->url), "unix:%s?%s", d->socket,
                  client[0] != '\0' ? client + 1 : "tenant=default");
         return true;
@@ -335,7 +339,7 @@ static inline larder_status_t transport_open(const char *embed_url,
     }
     larder_status_t st = larder_open(d->url, params, lar_p);
     snprintf(url, sizeof(url), "unix:%s", d->socket);
-    if (st == LARDER_OK && !transport_is("shm")) {
+    if (st == LARDER_OK && d->port != 0) {
         st = larder_open(url, params, &d->admin);
     }
     if (st != LARDER_OK) {

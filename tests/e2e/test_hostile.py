@@ -4,6 +4,7 @@ lives, serves the others right, and has everything back when they are gone
 import os
 import random
 import resource
+import select
 import socket
 import struct
 import time
@@ -11,7 +12,7 @@ import time
 import pytest
 
 import wireclient as w
-from daemon import in_child, until
+from daemon import Child, in_child, until
 from wireclient import (Ended, batch_body, crc32c, ends_body, extent_body,
                         frame, hello_body, key_of, match_body, name_row,
                         save_row, space_body)
@@ -898,6 +899,49 @@ def test_ring_whose_replies_are_not_taken(daemon):
         return True
 
     assert in_child(work)
+
+
+def test_ring_that_is_never_empty(daemon):
+    """One that asks for more than can be done does not keep the others from
+    their turn."""
+    def flood(stop_fd, ready_fd):
+        peer = w.Peer(daemon.socket).enter().attach()
+        mine = peer.space()
+        body = frame(w.MATCH, match_body(mine, [key_of("good")] * 15000),
+                     epoch=peer.epoch, seal=False)
+        sent = 0
+        while not select.select([stop_fd], [], [], 0)[0]:
+            if peer.ring.fits(len(body)):
+                peer.ring.put(body)
+                sent += 1
+                if sent == 3:
+                    os.write(ready_fd, b"x")
+            # Takes its replies: it is greedy, not stuck.
+            peer.ring.head = peer.ring.word(peer.ring.TO_CLIENT)
+            peer.ring.set_word(peer.ring.TO_CLIENT + 64, peer.ring.head)
+        return sent
+
+    stop, ready = os.pipe(), os.pipe()
+    good = daemon.enter("unix").attach()
+    space = good.space()
+    tcp = daemon.enter("tcp")
+    by_tcp = tcp.space()
+    key, value = key_of("good"), value_of("good")
+    assert good.shm_put(space, key, value) == w.OK
+    floods = []
+    for _ in range(2):
+        floods.append(Child(lambda: flood(stop[0], ready[1])))
+        os.read(ready[0], 1)
+    try:
+        for _ in range(30):
+            assert good.shm_get(space, key) == (value, None)
+            assert tcp.get(by_tcp, [key]) == [value]
+    finally:
+        os.write(stop[1], b"x")
+        sent = [one.result() for one in floods]
+        print(f"{sent} messages meanwhile")
+        for fd in stop + ready:
+            os.close(fd)
 
 
 # ---- scribbling into the arena ---------------------------------------------

@@ -7,6 +7,7 @@ import array
 import functools
 import hashlib
 import hmac
+import ctypes
 import mmap
 import os
 import select
@@ -546,10 +547,11 @@ class Ring:
         self.tail = self.head = 0
 
     def word(self, at):
-        return struct.unpack_from("<I", self.map, at)[0]
+        return ctypes.c_uint32.from_buffer(self.map, at).value
 
     def set_word(self, at, value):
-        struct.pack_into("<I", self.map, at, value & 0xFFFFFFFF)
+        # One store: struct writes byte by byte, which the daemon could see.
+        ctypes.c_uint32.from_buffer(self.map, at).value = value & 0xFFFFFFFF
 
     def ring_bell(self):
         os.write(self.bell, struct.pack("<Q", 1))
@@ -558,7 +560,7 @@ class Ring:
         used = self.tail - self.word(self.TO_SERVER + 64) & 0xFFFFFFFF
         return (4 + count + 7 & ~7) <= RING_BYTES - used
 
-    def put_raw(self, data, length=None):
+    def put_raw(self, data, length=None, bell=True):
         """A record; length: a lie about its bytes."""
         record = struct.pack("<I", len(data) if length is None else length)
         record += data
@@ -571,7 +573,8 @@ class Ring:
         self.map[base:base + len(rest)] = rest
         self.tail = self.tail + len(record) & 0xFFFFFFFF
         self.set_word(self.TO_SERVER, self.tail)
-        self.ring_bell()
+        if bell:
+            self.ring_bell()
 
     def put(self, data):
         assert self.fits(len(data)), "the ring is full"

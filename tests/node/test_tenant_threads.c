@@ -160,9 +160,10 @@ static void set_limits(shared_t *s, uint64_t a, uint64_t b)
 
     for (int i = 0; i < 2; i++) {
         ldr_tenant_params_t p = {s->tenants[i].name, limits[i], 0};
+        uint32_t number;
 
-        assert_int_equal(ldr_node_tenant(s->node, &p, &s->tenants[i].number),
-                         LARDER_OK);
+        assert_int_equal(ldr_node_tenant(s->node, &p, &number), LARDER_OK);
+        assert_int_equal(number, s->tenants[i].number);
     }
 }
 
@@ -202,6 +203,7 @@ static void open_all(shared_t *s)
         *t = (tenant_t){
             .all = s, .name = names[i], .pattern = i == 0 ? 0xa5 : 0x5a};
         assert_int_equal(larder_space_open(s->lar, &p, &t->space), LARDER_OK);
+        t->number = s->node->store.spaces[t->space->number].tenant;
     }
 }
 

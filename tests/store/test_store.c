@@ -28,6 +28,7 @@ static void store_open(ldr_store_t *s)
         .seed = 3,
         .pin_max = 8 * LDR_PAGE,
         .policy = &ldr_policy_lru,
+        .disks = 1,
     };
     ldr_slice_t slice;
 
@@ -336,6 +337,7 @@ static void test_index_full(void **state)
         .entry_max = 4,
         .seed = 3,
         .policy = &ldr_policy_lru,
+        .disks = 1,
     };
     ldr_store_t *s = *state;
     larder_cause_t cause;
