@@ -26,8 +26,9 @@ test: deps-test ## all tests; ends with "N passed, N failed"
 test-core: deps-test ## the quick loop: tests of src/base and src/store
 	@scripts/run-tests dev --core
 
-bench: build ## larder bench; arguments in ARGS="dram-get --size 1M"
+bench: build ## larder bench, then beside its peers; or ARGS="shm-get --size 1M"
 	@build/release/bin/larder bench $(ARGS)
+	@[ -n "$(ARGS)" ] || { bench/peers/setup && bench/peers/run.py; }
 
 check: deps-check ## all that takes longer; one step: make check STEPS="asan"
 	@scripts/check $(STEPS)

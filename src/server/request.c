@@ -261,6 +261,19 @@ void ldr_session_tell(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
     send_frame(s, false, LDR_FRAME_BYTES + bytes, NULL);
 }
 
+void ldr_session_pulse(ldr_session_t *s)
+{
+    ldr_frame_t frame = {
+        .opcode = LDR_OP_PING,
+        .flags = LDR_FRAME_REPLY,
+        .epoch = s->epoch,
+        .arg = LARDER_OK,
+    };
+
+    ldr_frame_put(s->home->reply, &frame, true);
+    send_frame(s, false, LDR_FRAME_BYTES, NULL);
+}
+
 /* ---- results ---- */
 
 /* The item's segments behind those that are there, if they fit. */

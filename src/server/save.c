@@ -12,6 +12,8 @@
 #include "server/session.h"
 #include "server/window.h"
 
+#define PULSE_NS 5000000u /* clients think a silent daemon sick after 10 ms */
+
 bool ldr_save_item(ldr_request_t *r, uint32_t i, ldr_save_row_t *row)
 {
     const uint8_t *at = r->rows + (size_t)i * LDR_SAVE_BYTES;
@@ -62,10 +64,15 @@ static void park(ldr_request_t *r)
 {
     r->parked_ns = ldr_server_now();
     if (!r->parked) {
+        r->pulse_ns = r->parked_ns;
         r->parked = true;
         ldr_request_wait(r);
     } else {
         ldr_server_due(r->home, r->parked_ns + LDR_PARK_NS);
+        if (!r->by_ring && r->parked_ns - r->pulse_ns >= PULSE_NS) {
+            r->pulse_ns = r->parked_ns;
+            ldr_session_pulse(r->session);
+        }
     }
 }
 

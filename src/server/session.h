@@ -188,6 +188,7 @@ struct ldr_request {
     uint64_t got;    /* bytes of the item received */
     uint32_t crc;
     bool parked;        /* waits for room */
+    uint64_t pulse_ns;  /* when it last heard of us */
     uint64_t parked_ns; /* the last try */
 
     /* A job: runs in a thread of its own and must not look at the session;
@@ -296,6 +297,9 @@ void ldr_reply_results(ldr_request_t *r, bool segs, bool payload);
 /* With descriptors, which are closed: local sessions, by socket. */
 void ldr_reply_fds(ldr_request_t *r, const void *body, size_t bytes,
                    const int *fds, unsigned fd_count);
+/* Says that the daemon is there, to a client whose requests are not read
+ * meanwhile: the reply to a PING of id 0. */
+void ldr_session_pulse(ldr_session_t *s);
 /* A frame that answers nothing. */
 void ldr_session_tell(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
                       size_t bytes);

@@ -588,6 +588,64 @@ static void test_strict(void **state)
     free(data);
 }
 
+/* Everything once, with whatever comes of it. */
+static void everything(rig_t *r, uint64_t n)
+{
+    larder_t *lar = NULL;
+    larder_space_t *space = NULL;
+    larder_lease_t *lease = NULL, *room = NULL;
+    larder_space_params_t p = {.descriptor = "model", .descriptor_bytes = 5};
+    uint8_t *data = malloc(BYTES);
+    larder_key_t keys[2] = {key_of(n), key_of(n + 1)};
+    struct iovec iov = {data, BYTES}, seg[64];
+    larder_item_t item = {.key = &keys[0], .iov = &iov, .iov_count = 1};
+    size_t length = 1000;
+    uint32_t segs;
+    larder_match_t m;
+
+    content(n, data, BYTES);
+    if (open_url(r->d.url, &lar) == LARDER_OK) {
+        if (larder_space_open(lar, &p, &space) == LARDER_OK) {
+            larder_run(space, LARDER_OP_PUT, &item, 1, NULL);
+            memset(data, 0, BYTES);
+            larder_run(space, LARDER_OP_GET, &item, 1, NULL);
+            assert_true(item.status != LARDER_OK || content_is(n, data, BYTES));
+            if (larder_stage(space, keys, 1, 0, 0, &lease, &m) == LARDER_OK) {
+                larder_lease_segments(lease, 0, 0, seg, 64, &segs);
+            }
+            item = (larder_item_t){.key = &keys[1]};
+            larder_reserve(space, &item, &length, 1, 0, &room);
+            if (room != NULL) {
+                larder_commit(&room, NULL, NULL, NULL, 0);
+            }
+        }
+        larder_release(&lease);
+        larder_space_close(&space);
+        larder_close(&lar, 1000);
+    }
+    free(data);
+}
+
+/* Every allocation of a handle fails in turn: a status, nothing lost. */
+static void test_no_memory(void **state)
+{
+    rig_t *r = begin(state, "timeout_ms=2000&tickets=4&workers=1");
+    uint64_t nth = 1, fired = 1;
+
+    start_and_open(r);
+    while (fired > 0 && nth < 1000) {
+        ldr_fault_arm(LDR_FAULT_alloc, nth, 1);
+        everything(r, 10 * nth);
+        fired = ldr_fault_fired(LDR_FAULT_alloc);
+        ldr_fault_disarm_all();
+        nth++;
+    }
+    assert_in_range(nth, 10, 999);
+    assert_status(larder_flush(r->lar, LARDER_TIER_SSD, LARDER_FOREVER), 0);
+    assert_int_equal(own_stats(r).dram_leased_chunks, 0);
+    print_message("%llu allocations\n", (unsigned long long)nth - 1);
+}
+
 static bool child_of_fork(fix_t *f)
 {
     larder_key_t key = key_of(1);
@@ -637,6 +695,7 @@ int main(void)
         RIG(test_two_handles),
         RIG(test_strict),
         RIG(test_fork),
+        RIG(test_no_memory),
     };
 
     return cmocka_run_group_tests_name("client/remote", tests, NULL, NULL);
