@@ -198,8 +198,10 @@ bool ldr_copying_create(ldr_copying_t *c);
 void ldr_copying_destroy(ldr_copying_t *c);
 /* All of the pool in pieces of this size, once with each way to copy. */
 void ldr_copies_round(const ldr_copying_t *c, ldr_copies_t *l, uint64_t size);
-/* The best of them, in GB/s; its name in *name_p. */
-double ldr_copies_best(ldr_copies_t *l, bool anonymous, const char **name_p);
+/* The best of them, in GB/s, by what the part p of its rounds does not exceed
+ * (0.5: the median); its name in *name_p. */
+double ldr_copies_best(ldr_copies_t *l, bool anonymous, double p,
+                       const char **name_p);
 
 /* ---- bare streams over loopback (bench_stream.c) ---- */
 

@@ -86,13 +86,14 @@ void ldr_copies_round(const ldr_copying_t *c, ldr_copies_t *l, uint64_t size)
     ldr_copy_select(0);
 }
 
-double ldr_copies_best(ldr_copies_t *l, bool anonymous, const char **name_p)
+double ldr_copies_best(ldr_copies_t *l, bool anonymous, double p,
+                       const char **name_p)
 {
     double most = 0;
 
     for (unsigned i = 0; i < l->count; i++) {
         double v =
-            ldr_samples_median(anonymous ? &l->anonymous[i] : &l->memfd[i]);
+            ldr_samples_at(anonymous ? &l->anonymous[i] : &l->memfd[i], p);
 
         if (v > most) {
             most = v;

@@ -153,8 +153,8 @@ static void report(dram_t *d, uint64_t size, bool entry, ldr_samples_t *larder,
                    ldr_copies_t *l)
 {
     const char *copy = "", *other = "";
-    double limit = ldr_copies_best(l, false, &copy);
-    double anonymous = ldr_copies_best(l, true, &other);
+    double limit = ldr_copies_best(l, false, 0.5, &copy);
+    double anonymous = ldr_copies_best(l, true, 0.5, &other);
     char more[160];
 
     snprintf(more, sizeof(more),

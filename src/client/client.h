@@ -130,6 +130,11 @@ struct larder {
     ldr_op_list_t queue, done;
     pthread_t *workers;
     unsigned worker_count;
+    /* Of a daemon's handle: ends tickets whose time came in the queue */
+    pthread_t late;
+    bool late_runs;
+    pthread_cond_t late_wake;
+    uint64_t late_ns; /* when it looks next */
 
     larder_space_t *spaces;
     uint64_t space_uid; /* of the last one opened */

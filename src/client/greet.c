@@ -10,16 +10,6 @@
 
 /* ---- whole frames ---- */
 
-ldr_stop_t ldr_connect_stop(const ldr_remote_t *r, const ldr_stop_t *stop)
-{
-    ldr_stop_t bound = *stop;
-
-    bound.deadline_ns =
-        ldr_min64(stop->deadline_ns, ldr_now_ns(&ldr_clock_real) +
-                                         r->options.timeout_ms * 1000000u);
-    return bound;
-}
-
 int ldr_stream_wait(ldr_stream_t *s, const ldr_stop_t *stop)
 {
     for (;;) {

@@ -5,7 +5,8 @@
  *
  * Invariants
  *  1. One thread at a time steps a request: the caller, or the worker that
- *     took it from the queue (state RUNNING).
+ *     took it from the queue (state RUNNING); with a daemon also the thread
+ *     that ends those whose time came in the queue.
  *  2. ldr_op_ready() only sets a bit and wakes the one who steps; `again`
  *     tells a worker that has it in its hands.
  *  3. A ticket's items are not touched after its state is DONE.
@@ -109,12 +110,39 @@ static ldr_op_t *list_pop(ldr_op_list_t *list)
     return op;
 }
 
+/* The first of those whose time has come, taken out; NULL: none. *next_p: when
+ * the next of the others has to stop. */
+static ldr_op_t *list_pop_late(ldr_op_list_t *list, uint64_t now_ns,
+                               uint64_t *next_p)
+{
+    ldr_op_t *before = NULL;
+
+    *next_p = UINT64_MAX;
+    for (ldr_op_t *op = list->head; op != NULL; op = op->link) {
+        if (op->canceled || op->deadline_ns <= now_ns) {
+            if (before != NULL) {
+                before->link = op->link;
+            } else {
+                list->head = op->link;
+            }
+            list->tail = list->tail == op ? before : list->tail;
+            return op;
+        }
+        *next_p = ldr_min64(*next_p, op->deadline_ns);
+        before = op;
+    }
+    return NULL;
+}
+
 /* With lar->lock. */
 static void op_queue(larder_t *lar, ldr_op_t *op)
 {
     op->state = LDR_OP_QUEUED;
     list_push(&lar->queue, op);
     pthread_cond_signal(&lar->work);
+    if (lar->late_runs && op->deadline_ns < lar->late_ns) {
+        pthread_cond_signal(&lar->late_wake);
+    }
 }
 
 void ldr_op_ready(ldr_op_t *op, uint64_t bit)
@@ -277,6 +305,37 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
+/* A daemon that does not answer keeps the workers until the deadlines of what
+ * they have in their hands. Those that are still queued must not wait for that:
+ * here they are ended when their own time comes. A step of theirs says so to
+ * every item and asks nobody. */
+static void *late_main(void *arg)
+{
+    larder_t *lar = arg;
+
+    pthread_mutex_lock(&lar->lock);
+    for (;;) {
+        ldr_op_t *op =
+            list_pop_late(&lar->queue, ldr_now_ns(lar->clock), &lar->late_ns);
+
+        if (op != NULL) {
+            op->state = LDR_OP_RUNNING;
+            pthread_mutex_unlock(&lar->lock);
+            lar->backend->step(op);
+            pthread_mutex_lock(&lar->lock);
+            op_done(lar, op);
+        } else if (lar->stop) {
+            break;
+        } else if (lar->late_ns == UINT64_MAX) {
+            pthread_cond_wait(&lar->late_wake, &lar->lock);
+        } else {
+            ldr_cond_wait_until(&lar->late_wake, &lar->lock, lar->late_ns);
+        }
+    }
+    pthread_mutex_unlock(&lar->lock);
+    return NULL;
+}
+
 larder_status_t larder_submit(larder_space_t *space, larder_op_t kind,
                               larder_item_t *items, size_t count,
                               const larder_op_params_t *params,
@@ -381,6 +440,8 @@ larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket)
         __atomic_store_n(&op->canceled, true, __ATOMIC_RELAXED);
         if (op->state == LDR_OP_WAITING) {
             op_queue(lar, op);
+        } else if (op->state == LDR_OP_QUEUED && lar->late_runs) {
+            pthread_cond_signal(&lar->late_wake);
         }
         st = LARDER_OK;
     }
@@ -397,6 +458,7 @@ larder_status_t ldr_ops_create(larder_t *lar)
     pthread_mutex_init(&lar->lock, NULL);
     ldr_cond_init(&lar->work);
     ldr_cond_init(&lar->drained);
+    ldr_cond_init(&lar->late_wake);
     lar->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     lar->ops = ldr_alloc(o->tickets * sizeof(*lar->ops));
     lar->workers = ldr_alloc(o->workers * sizeof(*lar->workers));
@@ -417,6 +479,15 @@ larder_status_t ldr_ops_create(larder_t *lar)
         }
         lar->worker_count++;
     }
+    lar->late_ns = UINT64_MAX;
+    if (lar->remote != NULL) {
+        lar->late_runs =
+            ldr_thread_start(&lar->late, "larder-late", late_main, lar);
+        if (!lar->late_runs) {
+            ldr_ops_destroy(lar);
+            return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+        }
+    }
     return LARDER_OK;
 }
 
@@ -430,9 +501,13 @@ void ldr_ops_destroy(larder_t *lar)
         __atomic_store_n(&lar->ops[i].canceled, true, __ATOMIC_RELAXED);
     }
     pthread_cond_broadcast(&lar->work);
+    pthread_cond_signal(&lar->late_wake);
     pthread_mutex_unlock(&lar->lock);
     for (unsigned i = 0; i < lar->worker_count; i++) {
         pthread_join(lar->workers[i], NULL);
+    }
+    if (lar->late_runs) {
+        pthread_join(lar->late, NULL);
     }
     if (lar->event_fd >= 0) {
         close(lar->event_fd);
@@ -441,5 +516,6 @@ void ldr_ops_destroy(larder_t *lar)
     ldr_free(lar->workers);
     pthread_cond_destroy(&lar->work);
     pthread_cond_destroy(&lar->drained);
+    pthread_cond_destroy(&lar->late_wake);
     pthread_mutex_destroy(&lar->lock);
 }

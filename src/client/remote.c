@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 /* ---- batches of names ---- */
 
@@ -316,6 +317,8 @@ static void remote_free(ldr_remote_t *r)
     }
     pthread_mutex_destroy(&r->gate_lock);
     pthread_mutex_destroy(&r->buffer_lock);
+    pthread_mutex_destroy(&r->dial_lock);
+    pthread_cond_destroy(&r->dial_wake);
     ldr_free(r);
 }
 
@@ -327,6 +330,7 @@ static larder_status_t remote_close(larder_t *lar, uint64_t deadline_ns)
                              ? carrier->settle(lar->remote, deadline_ns)
                              : LARDER_OK;
 
+    ldr_dial_end(lar->remote);
     carrier->destroy(lar->remote);
     remote_free(lar->remote);
     return st;
@@ -367,6 +371,8 @@ larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,
     ldr_rand_seed(&r->rand, ldr_rand_entropy());
     pthread_mutex_init(&r->gate_lock, NULL);
     pthread_mutex_init(&r->buffer_lock, NULL);
+    pthread_mutex_init(&r->dial_lock, NULL);
+    ldr_cond_init(&r->dial_wake);
     lar->backend = &ldr_backend_remote;
     lar->remote = r;
     lar->options = &r->options;
@@ -377,6 +383,7 @@ larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,
     if (st == LARDER_OK) {
         st = first_visit(r);
         if (st != LARDER_OK) {
+            ldr_dial_end(r);
             r->carrier->destroy(r);
         }
     }

@@ -79,12 +79,14 @@ typedef struct ldr_carrier {
      * there is no such thing. */
     larder_status_t (*settle)(ldr_remote_t *r, uint64_t deadline_ns);
     void (*destroy)(ldr_remote_t *r);
-    /* A session to use, connecting if need be. E_OFFLINE, E_DENIED...,
-     * E_DEADLINE (*sick_p: the daemon was to be heard of, and was not),
-     * E_CANCELED. */
+    /* A session to use, waiting for the connecting thread if need be.
+     * E_OFFLINE, E_DENIED..., E_DEADLINE (*sick_p: the daemon was to be heard
+     * of, and was not, see LDR_SICK_NS), E_CANCELED. */
     larder_status_t (*take)(ldr_remote_t *r, const ldr_stop_t *stop,
                             ldr_link_t **link_p, bool *sick_p);
     void (*give)(ldr_link_t *link);
+    /* In the connecting thread: connects what take() wants connected. */
+    void (*dial)(ldr_remote_t *r);
     /* One request and its reply. E_OFFLINE, E_DEADLINE, E_CANCELED: there is
      * none, and none will touch the buffer. */
     larder_status_t (*call)(ldr_link_t *link, ldr_call_t *call,
@@ -128,6 +130,14 @@ struct ldr_remote {
     char why_text[300];
     ldr_rand_t rand;
 
+    /* Connecting */
+    pthread_mutex_t dial_lock;
+    pthread_cond_t dial_wake;
+    pthread_t dialer;
+    bool dial_runs;
+    bool dial_wanted;
+    bool dial_stop; /* atomic: the handle is being closed */
+
     pthread_mutex_t buffer_lock;
     ldr_buffer_t *buffers;
 
@@ -154,6 +164,15 @@ void ldr_gate_leave(ldr_remote_t *r, bool trying); /* neither good nor bad */
  * not answer in time. */
 void ldr_gate_bad(ldr_remote_t *r, bool trying, larder_status_t st, bool late);
 
+/* ---- the connecting thread (dial.c) ---- */
+
+/* Has the carrier's dial() called soon. With the carrier's lock or without. */
+larder_status_t ldr_dial_want(ldr_remote_t *r);
+/* What bounds one connection: timeout_ms, and the end of the handle. */
+ldr_stop_t ldr_dial_stop(const ldr_remote_t *r);
+/* Before a carrier is destroyed. */
+void ldr_dial_end(ldr_remote_t *r);
+
 /* ---- greeting (greet.c) ---- */
 
 /* Says hello and proves who we are; sets the link's epoch and features. The
@@ -165,8 +184,6 @@ larder_status_t ldr_greet(ldr_remote_t *r, ldr_stream_t *stream,
 int ldr_stream_wait(ldr_stream_t *s, const ldr_stop_t *stop);
 /* Why there is no session: a status with its text, from such an errno. */
 larder_status_t ldr_lost(const ldr_remote_t *r, int error);
-/* Connecting has a bound of its own, also for calls that have none. */
-ldr_stop_t ldr_connect_stop(const ldr_remote_t *r, const ldr_stop_t *stop);
 /* Sets a failed reply's text as the thread's error text. */
 larder_status_t ldr_reply_failed(const ldr_frame_t *reply, const uint8_t *body);
 bool ldr_link_init(ldr_link_t *link, ldr_remote_t *r);

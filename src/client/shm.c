@@ -21,6 +21,7 @@
 #endif
 
 #define LATE_LOOK_MS 20 /* how often late replies are looked for */
+#define CONNECT_LOOK_NS 50000000u
 
 /* ---- references ---- */
 
@@ -48,15 +49,19 @@ static void retire(ldr_shm_t *shm, ldr_shm_session_t *s)
     }
 }
 
-void ldr_shm_die(ldr_shm_session_t *s)
+void ldr_shm_ring(ldr_shm_session_t *s)
 {
     uint64_t one = 1;
 
-    if (__atomic_exchange_n(&s->dead, true, __ATOMIC_ACQ_REL)) {
-        return;
-    }
     if (write(s->wake_fd, &one, sizeof(one)) < 0) {
         /* The watcher is up already. */
+    }
+}
+
+void ldr_shm_die(ldr_shm_session_t *s)
+{
+    if (!__atomic_exchange_n(&s->dead, true, __ATOMIC_ACQ_REL)) {
+        ldr_shm_ring(s);
     }
 }
 
@@ -157,21 +162,41 @@ static bool expects_late(ldr_shm_session_t *s)
     return late;
 }
 
+/* A forked child may have a copy of the descriptor: closing ours is not enough
+ * for the daemon to hear of it. */
+static void socket_close(ldr_shm_session_t *s)
+{
+    pthread_mutex_lock(&s->socket_lock);
+    if (s->fd >= 0) {
+        shutdown(s->fd, SHUT_RDWR);
+        close(s->fd);
+    }
+    s->fd = -1;
+    pthread_mutex_unlock(&s->socket_lock);
+}
+
 /* The end, for whatever reason: nobody is left waiting, and memory that nobody
- * uses goes back at once. */
+ * uses goes back at once; what leases use, when they are released. */
 static void watcher_ends(ldr_shm_session_t *s)
 {
     ldr_shm_t *shm = s->shm;
 
     __atomic_store_n(&s->dead, true, __ATOMIC_RELEASE);
     ldr_shm_wake_all(s);
-    pthread_mutex_lock(&s->socket_lock);
-    close(s->fd);
-    s->fd = -1;
-    pthread_mutex_unlock(&s->socket_lock);
-    ldr_map_close(s);
+    socket_close(s);
     pthread_mutex_lock(&shm->lock);
     retire(shm, s);
+    pthread_mutex_unlock(&shm->lock);
+    while (ldr_map_sweep(s) && !__atomic_load_n(&s->leave, __ATOMIC_RELAXED)) {
+        struct pollfd p = {.fd = s->wake_fd, .events = POLLIN};
+        uint64_t rung;
+
+        if (poll(&p, 1, -1) > 0 && read(s->wake_fd, &rung, sizeof(rung)) < 0) {
+            /* It rang for what was seen already. */
+        }
+    }
+    pthread_mutex_lock(&shm->lock);
+    s->ended = true;
     pthread_mutex_unlock(&shm->lock);
 }
 
@@ -208,6 +233,7 @@ static void *watcher_main(void *arg)
         if (late) {
             ldr_shm_look(s);
         }
+        ldr_map_sweep(s);
     }
     inbox_clear(&in);
     watcher_ends(s);
@@ -216,15 +242,22 @@ static void *watcher_main(void *arg)
 
 /* ---- life of a session ---- */
 
-static void session_free(ldr_shm_session_t *s)
+/* Ends the watcher, and waits for that. */
+static void unwatch(ldr_shm_session_t *s)
 {
     if (s->watched) {
-        ldr_shm_die(s);
+        __atomic_store_n(&s->leave, true, __ATOMIC_RELAXED);
+        __atomic_store_n(&s->dead, true, __ATOMIC_RELEASE);
+        ldr_shm_ring(s);
         pthread_join(s->watcher, NULL);
+        s->watched = false;
     }
-    if (s->fd >= 0) {
-        close(s->fd);
-    }
+}
+
+static void session_free(ldr_shm_session_t *s)
+{
+    unwatch(s);
+    socket_close(s);
     if (s->doorbell >= 0) {
         close(s->doorbell);
     }
@@ -347,18 +380,33 @@ static larder_status_t attach(ldr_shm_session_t *s, ldr_stream_t *stream,
     return st;
 }
 
-static larder_status_t session_open(ldr_shm_t *shm, const ldr_stop_t *stop,
+/* Connects to the socket. In pieces: to wait in its queue cannot be canceled.
+ */
+static int connect_socket(const ldr_remote_t *r, const ldr_stop_t *stop)
+{
+    int fd;
+
+    do {
+        fd = ldr_connect_unix(
+            r->options.address,
+            ldr_min64(stop->deadline_ns,
+                      ldr_now_ns(&ldr_clock_real) + CONNECT_LOOK_NS));
+    } while (fd == -ETIMEDOUT && ldr_stopped(stop) == LARDER_OK);
+    return fd;
+}
+
+static larder_status_t session_open(ldr_shm_t *shm,
                                     ldr_shm_session_t **session_p)
 {
     ldr_remote_t *r = shm->remote;
     ldr_shm_session_t *s = session_new(shm);
-    ldr_stop_t bound = ldr_connect_stop(r, stop);
+    ldr_stop_t stop = ldr_dial_stop(r);
     ldr_stream_t stream;
 
     if (s == NULL) {
         return LARDER_E_NO_MEMORY;
     }
-    int fd = ldr_connect_unix(r->options.address, bound.deadline_ns);
+    int fd = connect_socket(r, &stop);
     if (fd < 0) {
         session_free(s);
         /* With the text that says what is wrong with the path. */
@@ -368,9 +416,9 @@ static larder_status_t session_open(ldr_shm_t *shm, const ldr_stop_t *stop,
     }
     s->fd = fd;
     ldr_stream_init(&stream, fd, NULL, false, NULL); /* plain: just a view */
-    larder_status_t st = ldr_greet(r, &stream, &bound, &s->link);
+    larder_status_t st = ldr_greet(r, &stream, &stop, &s->link);
     if (st == LARDER_OK) {
-        st = attach(s, &stream, &bound);
+        st = attach(s, &stream, &stop);
     }
     if (st == LARDER_OK) {
         s->heard_ns = ldr_now_ns(&ldr_clock_real);
@@ -388,13 +436,15 @@ static larder_status_t session_open(ldr_shm_t *shm, const ldr_stop_t *stop,
     return LARDER_OK;
 }
 
-/* Frees old sessions that nobody refers to. all: waits for no one. */
-static void reap(ldr_shm_t *shm)
+/* Frees old sessions that nobody refers to: those whose watchers have ended,
+ * or all, waiting for that. */
+static void reap(ldr_shm_t *shm, bool all)
 {
     for (;;) {
         pthread_mutex_lock(&shm->lock);
         ldr_shm_session_t **link = &shm->old;
-        while (*link != NULL && (*link)->refs > 0) {
+        while (*link != NULL &&
+               ((*link)->refs > 0 || !(all || (*link)->ended))) {
             link = &(*link)->next_old;
         }
         ldr_shm_session_t *s = *link;
@@ -434,14 +484,12 @@ static void shm_destroy(ldr_remote_t *r)
     pthread_mutex_unlock(&shm->lock);
     if (s != NULL) {
         ldr_map_leave(s);
-        ldr_shm_die(s); /* its watcher puts it with the old ones */
-        pthread_join(s->watcher, NULL);
-        s->watched = false;
+        unwatch(s); /* its watcher puts it with the old ones */
         pthread_mutex_lock(&shm->lock);
         retire(shm, s);
         pthread_mutex_unlock(&shm->lock);
     }
-    reap(shm);
+    reap(shm, true);
     pthread_mutex_destroy(&shm->lock);
     pthread_cond_destroy(&shm->changed);
     ldr_free(shm);
@@ -467,28 +515,27 @@ static larder_status_t shm_settle(ldr_remote_t *r, uint64_t deadline_ns)
     return st == LARDER_E_DEADLINE ? st : LARDER_OK;
 }
 
-/* Connects, while others wait for what comes of it. With shm->lock, which it
- * drops meanwhile. */
-static larder_status_t connect_now(ldr_shm_t *shm, const ldr_stop_t *stop)
+/* Connects, while callers wait for what comes of it. */
+static void shm_dial(ldr_remote_t *r)
 {
+    ldr_shm_t *shm = r->state;
     ldr_shm_session_t *s = NULL;
+    larder_status_t st = session_open(shm, &s);
 
-    shm->connecting = true;
-    pthread_mutex_unlock(&shm->lock);
-    reap(shm);
-    larder_status_t st = session_open(shm, stop, &s);
     pthread_mutex_lock(&shm->lock);
     shm->connecting = false;
     if (st == LARDER_OK) {
         /* Its watcher may have seen it die already: it is then found dead. */
         shm->session = s;
     } else {
+        shm->failures++;
         shm->failed = st == LARDER_E_CANCELED ? LARDER_E_OFFLINE : st;
         snprintf(shm->failed_text, sizeof(shm->failed_text), "%s",
                  ldr_fail_text());
     }
     pthread_cond_broadcast(&shm->changed);
-    return st;
+    pthread_mutex_unlock(&shm->lock);
+    reap(shm, false);
 }
 
 static larder_status_t shm_take(ldr_remote_t *r, const ldr_stop_t *stop,
@@ -498,6 +545,7 @@ static larder_status_t shm_take(ldr_remote_t *r, const ldr_stop_t *stop,
     larder_status_t st = LARDER_OK;
 
     pthread_mutex_lock(&shm->lock);
+    uint64_t failures = shm->failures;
     while (st == LARDER_OK) {
         ldr_shm_session_t *s = shm->session;
 
@@ -506,22 +554,29 @@ static larder_status_t shm_take(ldr_remote_t *r, const ldr_stop_t *stop,
             *link_p = &s->link;
             break;
         }
-        if (shm->connecting) {
-            ldr_cond_wait_until(
-                &shm->changed, &shm->lock,
-                ldr_min64(stop->deadline_ns,
-                          ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS));
-            st = ldr_stopped(stop);
-            if (st == LARDER_OK && !shm->connecting && shm->session == NULL) {
-                st = ldr_fail(shm->failed, "%s", shm->failed_text);
-            }
-            continue;
-        }
         if (s != NULL) { /* dead, and its watcher is not done with it */
             retire(shm, s);
         }
-        st = connect_now(shm, stop);
-        *sick_p = st == LARDER_E_DEADLINE;
+        if (shm->failures != failures) {
+            st = ldr_fail(shm->failed, "%s", shm->failed_text);
+            break;
+        }
+        if (!shm->connecting) {
+            st = ldr_dial_want(r);
+            shm->connecting = st == LARDER_OK;
+            shm->dial_ns = ldr_now_ns(&ldr_clock_real);
+        }
+        if (st == LARDER_OK) {
+            uint64_t look_ns = ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS;
+
+            ldr_cond_wait_until(&shm->changed, &shm->lock,
+                                ldr_min64(stop->deadline_ns, look_ns));
+            st = ldr_stopped(stop);
+        }
+    }
+    if (st == LARDER_E_DEADLINE) {
+        *sick_p = ldr_now_ns(&ldr_clock_real) - shm->dial_ns >= LDR_SICK_NS;
+        ldr_lost(r, -ETIMEDOUT);
     }
     pthread_mutex_unlock(&shm->lock);
     return st;
@@ -561,6 +616,7 @@ const ldr_carrier_t ldr_carrier_shm = {
     .destroy = shm_destroy,
     .take = shm_take,
     .give = shm_give,
+    .dial = shm_dial,
     .call = ldr_shm_call,
     .get = ldr_shm_get,
     .put = ldr_shm_put,

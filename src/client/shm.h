@@ -14,17 +14,20 @@
  * reservations given back, by whoever reads it; while such replies are to be
  * expected the watcher looks for them now and then.
  *
- * Life: a session is used by reference (shm->lock) by calls and leases. One
- * that died stays in the list of old ones until nobody refers to it, and is
- * freed by the next connect, or by close.
+ * Life: the handle's connecting thread makes sessions; calls wait for one by
+ * their own deadlines. A session is used by reference (shm->lock) by calls and
+ * leases. One that died stays in the list of old ones until nobody refers to it
+ * and its watcher has ended, and is freed after the next connect, or by close.
  *
  * Extents: mapped twice, for reading and for writing, both without the risk of
  * SIGBUS, since their size is sealed. Users count under map_lock; an extent is
  * unmapped when it has been revoked, or its session is dead, and nobody uses
- * it. Leases are users: their addresses stay good until they are released.
+ * it. Leases are users: their addresses stay good until they are released. To
+ * unmap much takes long: the watcher does it, with no lock held, and lives
+ * until the last extent is gone.
  *
  * Locks: shm->lock, recv_lock, send_lock, socket_lock and map_lock are each
- * taken with none of the others held, but for socket_lock inside map_lock.
+ * taken with none of the others held.
  */
 #pragma once
 
@@ -61,7 +64,9 @@ struct ldr_shm_session {
     struct ldr_shm *shm;
     ldr_shm_session_t *next_old;
     unsigned refs; /* under shm->lock */
+    bool ended;    /* under shm->lock: the watcher's last act */
     bool dead;     /* atomic: nothing more comes or goes */
+    bool leave;    /* atomic: the watcher waits for no lease */
 
     int fd, doorbell, wake_fd;
     pthread_t watcher;
@@ -88,13 +93,15 @@ struct ldr_shm_session {
     uint64_t heard_ns;                /* atomic: when the last message came */
     bool pinging;                     /* atomic: a ping is under way */
     uint64_t abandoned;    /* replies to come that nobody waits for */
-    uint64_t abandoned_ns; /* since when */
+    uint64_t abandoned_ns; /* the first of them that nothing was heard since */
 
     pthread_mutex_t socket_lock; /* for sending; and fd is closed under it */
     pthread_mutex_t map_lock;
     pthread_cond_t mapped;
     ldr_mapping_t *maps[LDR_SHM_BUCKETS];
     ldr_map_wait_t *map_waits;
+    bool sweep;    /* an extent may be ready to go */
+    bool sweeping; /* one goes: nothing is asked for until REVOKED is sent */
 };
 
 typedef struct ldr_shm {
@@ -104,7 +111,9 @@ typedef struct ldr_shm {
     ldr_shm_session_t *session; /* NULL: none, or it died */
     ldr_shm_session_t *old;
     bool connecting;
-    larder_status_t failed; /* what came of the last try, for who waited */
+    uint64_t dial_ns;       /* since when */
+    uint64_t failures;      /* counted, for who waited: the last one is */
+    larder_status_t failed; /* this */
     char failed_text[300];
 } ldr_shm_t;
 
@@ -122,6 +131,8 @@ static inline bool ldr_shm_dead(const ldr_shm_session_t *s)
 
 /* It cannot be used any more: wakes everybody. From any thread, no locks. */
 void ldr_shm_die(ldr_shm_session_t *s);
+/* Wakes the watcher. */
+void ldr_shm_ring(ldr_shm_session_t *s);
 void ldr_shm_ref(ldr_shm_session_t *s);
 void ldr_shm_unref(ldr_shm_session_t *s);
 
@@ -154,8 +165,9 @@ void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m);
 /* The handle is closed: unmaps all, and tells the daemon that it did; else it
  * could not know, while this process lives. */
 void ldr_map_leave(ldr_shm_session_t *s);
-/* The session is dead: unmaps what nobody uses, wakes who waits. */
-void ldr_map_close(ldr_shm_session_t *s);
+/* The watcher's: unmaps what is to go and nobody uses, of a dead session all
+ * that nobody uses, and wakes who waits for it. Whether something is left. */
+bool ldr_map_sweep(ldr_shm_session_t *s);
 /* A frame on the socket; 0 or a negative errno. */
 int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
                         uint64_t id, const void *body, size_t bytes,

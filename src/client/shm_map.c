@@ -19,6 +19,8 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
+#define HUGE_BYTES ((size_t)2 << 20)
+
 /* ---- the table, with map_lock ---- */
 
 static ldr_mapping_t **bucket(ldr_shm_session_t *s, uint32_t extent)
@@ -37,16 +39,6 @@ static ldr_mapping_t *find(ldr_shm_session_t *s, uint32_t extent,
     return m;
 }
 
-static void unlink_map(ldr_shm_session_t *s, const ldr_mapping_t *map)
-{
-    ldr_mapping_t **link = bucket(s, map->extent);
-
-    while (*link != map) {
-        link = &(*link)->next;
-    }
-    *link = map->next;
-}
-
 static void unmap(ldr_mapping_t *map)
 {
     if (map->read != NULL) {
@@ -60,10 +52,34 @@ static void unmap(ldr_mapping_t *map)
 
 /* ---- mapping ---- */
 
+/* Maps on a boundary of huge pages, so that there may be some. */
+static uint8_t *map_aligned(int fd, size_t bytes, int protection)
+{
+    size_t all = bytes + HUGE_BYTES;
+    uint8_t *space = mmap(NULL, all, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (space == MAP_FAILED) {
+        return MAP_FAILED;
+    }
+    size_t head = (HUGE_BYTES - (uintptr_t)space % HUGE_BYTES) % HUGE_BYTES;
+    uint8_t *at =
+        mmap(space + head, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (at == MAP_FAILED) {
+        munmap(space, all);
+        return MAP_FAILED;
+    }
+    if (head > 0) {
+        munmap(space, head);
+    }
+    munmap(at + bytes, all - head - bytes);
+    return at;
+}
+
 static uint8_t *map_one(int fd, size_t bytes, size_t ready, bool write)
 {
-    uint8_t *at = mmap(NULL, bytes, write ? PROT_READ | PROT_WRITE : PROT_READ,
-                       MAP_SHARED, fd, 0);
+    uint8_t *at =
+        map_aligned(fd, bytes, write ? PROT_READ | PROT_WRITE : PROT_READ);
 
     if (at == MAP_FAILED) {
         return NULL;
@@ -87,8 +103,8 @@ static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd)
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
 
-    if (m->bytes == 0 || m->bytes > SIZE_MAX / 2 || fstat(fd, &st) != 0 ||
-        (uint64_t)st.st_size < m->bytes || seals < 0 ||
+    if (m->bytes == 0 || m->bytes > SIZE_MAX / 2 || m->bytes % 4096 != 0 ||
+        fstat(fd, &st) != 0 || (uint64_t)st.st_size < m->bytes || seals < 0 ||
         (seals & F_SEAL_SHRINK) == 0) {
         ldr_fail(LARDER_E_CORRUPT,
                  "extent %u of the daemon is not as large as it says, or not "
@@ -133,12 +149,11 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
         close(fd);
     }
     pthread_mutex_lock(&s->map_lock);
-    if (map != NULL &&
-        (ldr_shm_dead(s) || find(s, m.extent, m.generation) != NULL)) {
-        unmap(map); /* two asked for it */
-    } else if (map != NULL) {
+    if (map != NULL && !ldr_shm_dead(s) &&
+        find(s, m.extent, m.generation) == NULL) {
         map->next = *bucket(s, map->extent);
         *bucket(s, map->extent) = map;
+        map = NULL;
     }
     for (ldr_map_wait_t *w = s->map_waits; w != NULL; w = w->next) {
         if (w->id == frame->id) {
@@ -148,6 +163,9 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
     }
     pthread_cond_broadcast(&s->mapped);
     pthread_mutex_unlock(&s->map_lock);
+    if (map != NULL) {
+        unmap(map); /* two asked for it, or it is too late */
+    }
 }
 
 /* ---- the socket ---- */
@@ -192,6 +210,29 @@ int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
 
 /* ---- users ---- */
 
+/* Whether to go on waiting for an extent. */
+static larder_status_t still(const ldr_shm_session_t *s, const ldr_stop_t *stop,
+                             uint64_t last_ns)
+{
+    if (ldr_shm_dead(s)) {
+        return LARDER_E_OFFLINE;
+    }
+    if (stop->canceled != NULL &&
+        __atomic_load_n(stop->canceled, __ATOMIC_RELAXED)) {
+        return LARDER_E_CANCELED;
+    }
+    return ldr_now_ns(&ldr_clock_real) >= last_ns ? LARDER_E_DEADLINE
+                                                  : LARDER_OK;
+}
+
+/* With map_lock, which it drops meanwhile. */
+static void wait_mapped(ldr_shm_session_t *s, uint64_t last_ns)
+{
+    ldr_cond_wait_until(
+        &s->mapped, &s->map_lock,
+        ldr_min64(last_ns, ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS));
+}
+
 /* Asks for the extent and waits until it is there. With map_lock, which it
  * drops meanwhile. */
 static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
@@ -200,12 +241,20 @@ static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
     ldr_extent_msg_t m = {.extent = extent, .generation = generation};
     ldr_map_wait_t w = {
         .id = __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED),
-        .next = s->map_waits,
     };
     uint8_t body[LDR_EXTENT_MSG_BYTES];
     uint64_t last_ns = ldr_last_ns(stop);
     larder_status_t st = LARDER_OK;
 
+    /* A REVOKED that comes after this request would be taken for its end. */
+    while (s->sweeping && st == LARDER_OK) {
+        wait_mapped(s, last_ns);
+        st = still(s, stop, last_ns);
+    }
+    if (st != LARDER_OK) {
+        return st;
+    }
+    w.next = s->map_waits;
     s->map_waits = &w;
     pthread_mutex_unlock(&s->map_lock);
     size_t bytes = ldr_put_extent(body, &m);
@@ -216,18 +265,9 @@ static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
         st = error == -EAGAIN ? LARDER_E_DEADLINE : LARDER_E_OFFLINE;
     }
     while (st == LARDER_OK && !w.done) {
-        uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
-
-        if (ldr_shm_dead(s)) {
-            st = LARDER_E_OFFLINE;
-        } else if (stop->canceled != NULL &&
-                   __atomic_load_n(stop->canceled, __ATOMIC_RELAXED)) {
-            st = LARDER_E_CANCELED;
-        } else if (now_ns >= last_ns) {
-            st = LARDER_E_DEADLINE;
-        } else {
-            ldr_cond_wait_until(&s->mapped, &s->map_lock,
-                                ldr_min64(last_ns, now_ns + LDR_LOOK_NS));
+        st = still(s, stop, last_ns);
+        if (st == LARDER_OK) {
+            wait_mapped(s, last_ns);
         }
     }
     ldr_map_wait_t **link = &s->map_waits;
@@ -258,27 +298,12 @@ static larder_status_t take(ldr_shm_session_t *s, const ldr_seg_t *seg,
     return LARDER_OK;
 }
 
-/* Nobody uses it: unmaps it if it is to go. With map_lock. */
-static void map_idle(ldr_shm_session_t *s, ldr_mapping_t *map)
+/* Nobody uses it: the watcher unmaps it, if it is to go. With map_lock. */
+static void map_idle(ldr_shm_session_t *s, const ldr_mapping_t *map)
 {
-    bool dead = ldr_shm_dead(s);
-    ldr_extent_msg_t m = {.extent = map->extent, .generation = map->generation};
-    uint8_t body[LDR_EXTENT_MSG_BYTES];
-
-    if (!dead && !map->revoked) {
-        return;
-    }
-    unlink_map(s, map);
-    unmap(map);
-    if (!dead) {
-        size_t bytes = ldr_put_extent(body, &m);
-
-        if (ldr_shm_socket_send(
-                s, LDR_OP_REVOKED, LDR_FRAME_SILENT,
-                __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED), body,
-                bytes, ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS) < 0) {
-            ldr_shm_die(s); /* it would never hear of it */
-        }
+    if (map->revoked || ldr_shm_dead(s)) {
+        s->sweep = true;
+        ldr_shm_ring(s);
     }
 }
 
@@ -288,11 +313,70 @@ void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
     ldr_mapping_t *map = find(s, m->extent, m->generation);
     if (map != NULL) {
         map->revoked = true;
-        if (map->users == 0) {
-            map_idle(s, map);
-        }
+        s->sweep |= map->users == 0; /* right after this */
     }
     pthread_mutex_unlock(&s->map_lock);
+}
+
+/* Takes out what is to go and nobody uses. With map_lock. */
+static ldr_mapping_t *take_idle(ldr_shm_session_t *s, bool dead, bool *left_p)
+{
+    ldr_mapping_t *idle = NULL;
+
+    for (unsigned i = 0; i < LDR_SHM_BUCKETS; i++) {
+        for (ldr_mapping_t **link = &s->maps[i]; *link != NULL;) {
+            ldr_mapping_t *m = *link;
+
+            if (m->users > 0 || !(dead || m->revoked)) {
+                *left_p = true;
+                link = &m->next;
+            } else {
+                *link = m->next;
+                m->next = idle;
+                idle = m;
+            }
+        }
+    }
+    return idle;
+}
+
+bool ldr_map_sweep(ldr_shm_session_t *s)
+{
+    bool dead = ldr_shm_dead(s), left = false;
+    ldr_mapping_t *idle = NULL, *next;
+    uint8_t body[LDR_EXTENT_MSG_BYTES];
+
+    pthread_mutex_lock(&s->map_lock);
+    if (s->sweep || dead) {
+        idle = take_idle(s, dead, &left);
+    }
+    s->sweep = false;
+    s->sweeping = idle != NULL;
+    if (dead) {
+        pthread_cond_broadcast(&s->mapped);
+    }
+    pthread_mutex_unlock(&s->map_lock);
+    for (ldr_mapping_t *map = idle; map != NULL; map = next) {
+        ldr_extent_msg_t m = {.extent = map->extent,
+                              .generation = map->generation};
+
+        next = map->next;
+        unmap(map);
+        if (!dead && ldr_shm_socket_send(
+                         s, LDR_OP_REVOKED, LDR_FRAME_SILENT,
+                         __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED),
+                         body, ldr_put_extent(body, &m),
+                         ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS) < 0) {
+            ldr_shm_die(s); /* it would never hear of it */
+        }
+    }
+    if (idle != NULL) {
+        pthread_mutex_lock(&s->map_lock);
+        s->sweeping = false;
+        pthread_cond_broadcast(&s->mapped);
+        pthread_mutex_unlock(&s->map_lock);
+    }
+    return left;
 }
 
 void ldr_map_leave(ldr_shm_session_t *s)
@@ -324,23 +408,6 @@ void ldr_map_leave(ldr_shm_session_t *s)
             __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED), body, bytes,
             ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS);
     }
-}
-
-void ldr_map_close(ldr_shm_session_t *s)
-{
-    pthread_mutex_lock(&s->map_lock);
-    for (unsigned i = 0; i < LDR_SHM_BUCKETS; i++) {
-        ldr_mapping_t *next;
-
-        for (ldr_mapping_t *m = s->maps[i]; m != NULL; m = next) {
-            next = m->next;
-            if (m->users == 0) {
-                map_idle(s, m);
-            }
-        }
-    }
-    pthread_cond_broadcast(&s->mapped);
-    pthread_mutex_unlock(&s->map_lock);
 }
 
 /* ---- segments ---- */

@@ -212,6 +212,14 @@ static void commit(ldr_shm_batch_t *b, ldr_end_row_t *ends, uint32_t count,
                 ? row.status
                 : LARDER_E_OFFLINE;
     }
+    if (st != LARDER_OK) {
+        /* Nobody knows whether it was committed: what was not is given back;
+         * the daemon does not mind the rest. */
+        for (uint32_t i = 0; i < count; i++) {
+            ends[i].how = LDR_END_ABORT;
+        }
+        ldr_shm_ends(b->session, LDR_OP_COMMIT, ends, count);
+    }
 }
 
 static void work_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w,

@@ -290,7 +290,6 @@ static bool dispatch(ldr_shm_session_t *s, size_t bytes)
         pthread_cond_signal(&call->wake);
     } else if (s->abandoned > 0) {
         s->abandoned--;
-        s->abandoned_ns = ldr_now_ns(&ldr_clock_real);
     }
     pthread_mutex_unlock(&s->recv_lock);
     if (call == NULL) {
@@ -412,13 +411,12 @@ static larder_status_t still(const ldr_shm_session_t *s, const ldr_stop_t *stop,
 static void give_up(ldr_shm_session_t *s, ldr_call_t *call)
 {
     delist(s, call);
-    if (s->abandoned++ == 0) {
-        uint64_t one = 1;
-
+    if (s->abandoned == 0 ||
+        __atomic_load_n(&s->heard_ns, __ATOMIC_RELAXED) > s->abandoned_ns) {
         s->abandoned_ns = call->sent_ns;
-        if (write(s->wake_fd, &one, sizeof(one)) < 0) {
-            /* The watcher has been told already. */
-        }
+    }
+    if (s->abandoned++ == 0) {
+        ldr_shm_ring(s);
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -62,10 +63,13 @@ static larder_status_t connect_to(ldr_tcp_conn_t *c,
     ldr_remote_t *r = c->link.remote;
     const char *name =
         r->options.tls_name[0] != '\0' ? r->options.tls_name : address->host;
-    int fd = ldr_connect_tcp(address, r->options.congestion, stop->deadline_ns);
+    int fd = ldr_connect_tcp_wanted(address, r->options.congestion,
+                                    stop->deadline_ns, stop->canceled);
 
     if (fd < 0) {
-        return fd == -ETIMEDOUT ? LARDER_E_DEADLINE : LARDER_E_OFFLINE;
+        return fd == -ETIMEDOUT   ? LARDER_E_DEADLINE
+               : fd == -ECANCELED ? LARDER_E_CANCELED
+                                  : LARDER_E_OFFLINE;
     }
     larder_status_t st =
         ldr_stream_init(&c->stream, fd, c->tcp->tls, false, name);
@@ -83,10 +87,10 @@ static larder_status_t connect_to(ldr_tcp_conn_t *c,
 }
 
 /* All addresses, beginning with the one that answered last. */
-static larder_status_t conn_open(ldr_tcp_conn_t *c, const ldr_stop_t *stop)
+static larder_status_t conn_open(ldr_tcp_conn_t *c)
 {
     ldr_tcp_t *tcp = c->tcp;
-    ldr_stop_t bound = ldr_connect_stop(tcp->remote, stop);
+    ldr_stop_t bound = ldr_dial_stop(tcp->remote);
     unsigned first = __atomic_load_n(&tcp->address, __ATOMIC_RELAXED);
     larder_status_t st = LARDER_E_OFFLINE;
 
@@ -122,26 +126,38 @@ static bool conn_stale(ldr_tcp_conn_t *c)
 
 /* ---- the pool ---- */
 
-/* The best connection that is free: one that is connected, else one that may
- * be. With tcp->lock. */
-static ldr_tcp_conn_t *pick(ldr_tcp_t *tcp, bool *others_p)
+/* A connection that is free and connected; *spare_p: one that may be connected.
+ * With tcp->lock. */
+static ldr_tcp_conn_t *pick(ldr_tcp_t *tcp, ldr_tcp_conn_t **spare_p)
 {
-    ldr_tcp_conn_t *best = NULL;
     uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
 
-    *others_p = false;
+    *spare_p = NULL;
     for (unsigned i = 0; i < tcp->conn_count; i++) {
         ldr_tcp_conn_t *c = &tcp->conns[i];
 
         if (c->busy) {
-            *others_p = true;
-        } else if (c->stream.fd >= 0) {
+            continue;
+        }
+        if (c->stream.fd >= 0) {
             return c;
-        } else if (best == NULL && now_ns >= c->refused_ns) {
-            best = c;
+        }
+        if (*spare_p == NULL && now_ns >= c->refused_ns) {
+            *spare_p = c;
         }
     }
-    return best;
+    return NULL;
+}
+
+/* Whether there are connections in use. With tcp->lock. */
+static bool others(const ldr_tcp_t *tcp)
+{
+    for (unsigned i = 0; i < tcp->conn_count; i++) {
+        if (tcp->conns[i].busy && !tcp->conns[i].dialing) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void put_back(ldr_tcp_conn_t *c)
@@ -152,14 +168,99 @@ static void put_back(ldr_tcp_conn_t *c)
     pthread_mutex_unlock(&c->tcp->lock);
 }
 
-static larder_status_t conn_ready(ldr_tcp_conn_t *c, const ldr_stop_t *stop)
+/* Leaves the connection to the connecting thread. With tcp->lock. */
+static larder_status_t dial(ldr_tcp_conn_t *c)
 {
-    if (c->stream.fd >= 0 && conn_stale(c)) {
-        conn_close(c);
-    }
-    larder_status_t st = c->stream.fd >= 0 ? LARDER_OK : conn_open(c, stop);
+    ldr_tcp_t *tcp = c->tcp;
+    larder_status_t st = ldr_dial_want(tcp->remote);
+
     if (st == LARDER_OK) {
-        ldr_tcp_send_ends(c);
+        c->busy = c->dialing = true;
+        if (tcp->dialing++ == 0) {
+            tcp->dial_ns = ldr_now_ns(&ldr_clock_real);
+        }
+    }
+    return st;
+}
+
+/* What came of it. One more connection that is not to be had, where there are
+ * others: it is those that are waited for. With tcp->lock. */
+static void dialed(ldr_tcp_conn_t *c, larder_status_t st)
+{
+    ldr_tcp_t *tcp = c->tcp;
+
+    c->refused_ns = 0;
+    if (st != LARDER_OK && others(tcp)) {
+        c->refused_ns = ldr_now_ns(&ldr_clock_real) +
+                        tcp->remote->options.breaker_ms * 1000000u;
+    } else if (st != LARDER_OK) {
+        tcp->failures++;
+        tcp->failed = st == LARDER_E_CANCELED ? LARDER_E_OFFLINE : st;
+        snprintf(tcp->failed_text, sizeof(tcp->failed_text), "%s",
+                 ldr_fail_text());
+    }
+    c->busy = c->dialing = false;
+    tcp->dialing--;
+    pthread_cond_broadcast(&tcp->freed);
+}
+
+static void tcp_dial(ldr_remote_t *r)
+{
+    ldr_tcp_t *tcp = r->state;
+
+    for (;;) {
+        unsigned i = 0;
+
+        pthread_mutex_lock(&tcp->lock);
+        while (i < tcp->conn_count && !tcp->conns[i].dialing) {
+            i++;
+        }
+        pthread_mutex_unlock(&tcp->lock);
+        if (i == tcp->conn_count) {
+            return;
+        }
+        larder_status_t st = conn_open(&tcp->conns[i]);
+        pthread_mutex_lock(&tcp->lock);
+        dialed(&tcp->conns[i], st);
+        pthread_mutex_unlock(&tcp->lock);
+    }
+}
+
+/* Waits for a connection and takes it. With tcp->lock, which it drops
+ * meanwhile. */
+static larder_status_t take_free(ldr_tcp_t *tcp, uint64_t failures,
+                                 const ldr_stop_t *stop,
+                                 ldr_tcp_conn_t **conn_p, bool *sick_p)
+{
+    larder_status_t st = LARDER_OK;
+    ldr_tcp_conn_t *c, *spare;
+
+    tcp->waiters++;
+    while (st == LARDER_OK && (c = pick(tcp, &spare)) == NULL) {
+        if (tcp->failures != failures) {
+            st = ldr_fail(tcp->failed, "%s", tcp->failed_text);
+            *sick_p = st == LARDER_E_DEADLINE;
+            break;
+        }
+        if (spare != NULL && tcp->dialing < tcp->waiters) {
+            st = dial(spare);
+        }
+        if (st == LARDER_OK) {
+            uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+
+            ldr_cond_wait_until(
+                &tcp->freed, &tcp->lock,
+                ldr_min64(stop->deadline_ns, now_ns + LDR_LOOK_NS));
+            st = ldr_stopped(stop);
+            now_ns = ldr_now_ns(&ldr_clock_real);
+            *sick_p = st == LARDER_E_DEADLINE && tcp->dialing > 0 &&
+                      !others(tcp) && now_ns - tcp->dial_ns >= LDR_SICK_NS;
+        }
+    }
+    tcp->waiters--;
+    if (st == LARDER_OK) {
+        c->busy = true;
+        *conn_p = c;
     }
     return st;
 }
@@ -168,46 +269,28 @@ static larder_status_t tcp_take(ldr_remote_t *r, const ldr_stop_t *stop,
                                 ldr_link_t **link_p, bool *sick_p)
 {
     ldr_tcp_t *tcp = r->state;
-    larder_status_t st = LARDER_OK;
-    bool others;
 
+    pthread_mutex_lock(&tcp->lock);
+    uint64_t failures = tcp->failures;
     for (;;) {
-        pthread_mutex_lock(&tcp->lock);
-        ldr_tcp_conn_t *c = pick(tcp, &others);
-        if (c != NULL) {
-            c->busy = true;
-        } else {
-            uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+        ldr_tcp_conn_t *c = NULL;
+        larder_status_t st = take_free(tcp, failures, stop, &c, sick_p);
 
-            ldr_cond_wait_until(
-                &tcp->freed, &tcp->lock,
-                ldr_min64(stop->deadline_ns, now_ns + LDR_LOOK_NS));
-        }
         pthread_mutex_unlock(&tcp->lock);
-        if (c == NULL) {
-            st = ldr_stopped(stop);
-            if (st != LARDER_OK) {
-                return st;
-            }
-            continue;
+        if (st == LARDER_E_DEADLINE) {
+            return ldr_lost(r, -ETIMEDOUT);
         }
-        st = conn_ready(c, stop);
-        if (st == LARDER_OK) {
+        if (st != LARDER_OK) {
+            return st;
+        }
+        if (!conn_stale(c)) {
+            ldr_tcp_send_ends(c);
             *link_p = &c->link;
-            return st;
+            return LARDER_OK;
         }
-        /* One more connection is not to be had, but there are others: it is
-         * those that are waited for. */
-        bool wait =
-            others && st != LARDER_E_CANCELED && st != LARDER_E_DEADLINE;
-        c->refused_ns = wait ? ldr_now_ns(&ldr_clock_real) +
-                                   r->options.breaker_ms * 1000000u
-                             : 0;
+        conn_close(c);
         put_back(c);
-        if (!wait) {
-            *sick_p = st == LARDER_E_DEADLINE;
-            return st;
-        }
+        pthread_mutex_lock(&tcp->lock);
     }
 }
 
@@ -267,19 +350,21 @@ void ldr_tcp_release(ldr_tcp_conn_t *c, uint64_t session,
 
 /* ---- the carrier ---- */
 
-/* A late answer has come on a connection that nobody uses. */
+/* A late answer has come on a connection that nobody uses, or it was connected
+ * since then. */
 static bool tcp_stirs(ldr_remote_t *r, uint64_t since_ns)
 {
     ldr_tcp_t *tcp = r->state;
     bool stirs = false;
 
-    (void)since_ns; /* what was read since then has opened the gate */
     pthread_mutex_lock(&tcp->lock);
     for (unsigned i = 0; i < tcp->conn_count && !stirs; i++) {
         const ldr_tcp_conn_t *c = &tcp->conns[i];
 
-        stirs = !c->busy && c->stream.fd >= 0 && c->late_count + c->pings > 0 &&
-                ldr_poll(c->stream.fd, POLLIN, 0) > 0;
+        stirs =
+            !c->busy && c->stream.fd >= 0 &&
+            (c->heard_ns > since_ns || (c->late_count + c->pings > 0 &&
+                                        ldr_poll(c->stream.fd, POLLIN, 0) > 0));
     }
     pthread_mutex_unlock(&tcp->lock);
     return stirs;
@@ -375,6 +460,7 @@ const ldr_carrier_t ldr_carrier_tcp = {
     .destroy = tcp_destroy,
     .take = tcp_take,
     .give = tcp_give,
+    .dial = tcp_dial,
     .call = ldr_tcp_call,
     .get = ldr_tcp_get,
     .put = ldr_tcp_put,

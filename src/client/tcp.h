@@ -10,6 +10,9 @@
  * as late and skipped by the next user; where too much would have to be
  * skipped, or a request was cut off in the middle, the connection is closed.
  *
+ * The handle's connecting thread connects them; who finds none free waits, by
+ * its own deadline, for one that is given back or connected.
+ *
  * Locks: tcp->lock guards the pool and what leases leave to be released. A
  * connection's own state belongs to whoever has taken it.
  */
@@ -33,6 +36,7 @@ typedef struct ldr_tcp_conn {
 
     /* Under tcp->lock */
     bool busy;
+    bool dialing;        /* and busy: the connecting thread's */
     uint64_t refused_ns; /* not to be connected before */
     uint64_t session;    /* counts connects: an old lease's is gone */
     uint64_t *ends;      /* leases to be released */
@@ -67,6 +71,12 @@ typedef struct ldr_tcp {
     pthread_cond_t freed;
     ldr_tcp_conn_t *conns;
     unsigned conn_count;
+    unsigned waiters;       /* for one that is free */
+    unsigned dialing;       /* on their way */
+    uint64_t dial_ns;       /* since when there are such */
+    uint64_t failures;      /* counted, for who waited: the last one is */
+    larder_status_t failed; /* this */
+    char failed_text[300];
 } ldr_tcp_t;
 
 static inline ldr_tcp_conn_t *ldr_tcp_of(ldr_link_t *link)

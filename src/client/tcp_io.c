@@ -1,5 +1,6 @@
 /* Frames on a connection. */
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -100,8 +101,10 @@ static void ping(ldr_tcp_conn_t *c)
 
     ldr_frame_put(at, &frame, true);
     ssize_t n = ldr_stream_write(&c->stream, &iov, 1);
-    if (n > 0 && n < (ssize_t)sizeof(at)) {
-        c->broken = true; /* half a frame cannot be taken back */
+    if ((n > 0 && n < (ssize_t)sizeof(at)) ||
+        (n == -EAGAIN && c->stream.ssl != NULL)) {
+        /* Half a frame cannot be taken back, nor what TLS made a record of. */
+        c->broken = true;
     }
     c->pings += n == (ssize_t)sizeof(at) ? 1 : 0;
 }
@@ -140,6 +143,92 @@ static larder_status_t wait_more(ldr_tcp_conn_t *c, const ldr_stop_t *stop,
 
 /* ---- sending ---- */
 
+/* Whether nothing was heard for a while, up to now. */
+static bool quiet(const ldr_tcp_conn_t *c, uint64_t since_ns)
+{
+    return ldr_now_ns(&ldr_clock_real) - ldr_max64(c->heard_ns, since_ns) >=
+           LDR_SICK_NS;
+}
+
+/* Drops answers to pings from what was read ahead; other replies stay. */
+static void drop_pings(ldr_tcp_conn_t *c)
+{
+    uint32_t at = c->ahead_at;
+    ldr_frame_t frame;
+
+    while (c->skip == 0 && c->ahead_have - at >= LDR_FRAME_BYTES &&
+           ldr_frame_get(c->ahead + at, LDR_BODY_MAX, &frame) == LDR_FRAME_OK) {
+        uint64_t bytes = LDR_FRAME_BYTES + (uint64_t)frame.body + frame.payload;
+
+        if (bytes > c->ahead_have - at) {
+            return;
+        }
+        if (frame.id == PING_ID && frame.opcode == LDR_OP_PING) {
+            c->ahead_have -= (uint32_t)bytes;
+            memmove(c->ahead + at, c->ahead + at + bytes, c->ahead_have - at);
+            c->pings -= c->pings > 0 ? 1 : 0;
+        } else {
+            at += (uint32_t)bytes;
+        }
+    }
+}
+
+/* Reads what is there, as far as there is room for it. 0 or a negative errno.
+ * Nothing is lost: it is where replies are looked for. */
+static int read_aside(ldr_tcp_conn_t *c)
+{
+    for (;;) {
+        memmove(c->ahead, c->ahead + c->ahead_at, c->ahead_have - c->ahead_at);
+        c->ahead_have -= c->ahead_at;
+        c->ahead_at = 0;
+        struct iovec iov = {c->ahead + c->ahead_have,
+                            sizeof(c->ahead) - c->ahead_have};
+        if (iov.iov_len == 0) {
+            return 0;
+        }
+        ssize_t n = ldr_stream_read(&c->stream, &iov, 1);
+        if (n <= 0) {
+            return n == -EAGAIN ? 0 : (int)n;
+        }
+        c->ahead_have += (uint32_t)n;
+        c->heard_ns = ldr_now_ns(&ldr_clock_real);
+        c->silences = 0;
+        drop_pings(c);
+    }
+}
+
+/* After -EAGAIN of a write: waits until it is worth another. A daemon that has
+ * no room for a save takes nothing, but says now and then that it is well. 0 or
+ * a negative errno. */
+static int wait_room(ldr_tcp_conn_t *c, const ldr_stop_t *stop)
+{
+    bool wants_read = !c->stream.wants_write; /* TLS */
+
+    for (;;) {
+        int error = read_aside(c);
+
+        if (error < 0) {
+            return error;
+        }
+        larder_status_t st = ldr_stopped(stop);
+        if (st != LARDER_OK) {
+            return st == LARDER_E_CANCELED ? -ECANCELED : -ETIMEDOUT;
+        }
+        short reads =
+            wants_read || c->ahead_have < sizeof(c->ahead) ? POLLIN : 0;
+        int ready =
+            ldr_poll(c->stream.fd, (short)(POLLOUT | reads),
+                     ldr_min64(stop->deadline_ns,
+                               ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS));
+        if (ready < 0) {
+            return ready;
+        }
+        if ((ready & ~POLLIN) != 0 || (wants_read && ready != 0)) {
+            return 0; /* what is wrong the write will say */
+        }
+    }
+}
+
 larder_status_t ldr_tcp_send(ldr_tcp_conn_t *c, ldr_call_t *call,
                              const struct iovec *payload, uint32_t count,
                              uint64_t bytes, const ldr_stop_t *stop)
@@ -167,11 +256,11 @@ larder_status_t ldr_tcp_send(ldr_tcp_conn_t *c, ldr_call_t *call,
         n += ldr_cursor_look(&rest, SIZE_MAX, iov + n, SEND_IOV - n);
         ssize_t sent = ldr_stream_write(&c->stream, iov, n);
         if (sent == -EAGAIN) {
-            int error = ldr_stream_wait(&c->stream, stop);
+            int error = wait_room(c, stop);
 
             if (error < 0) {
-                c->broken |= left < all;
-                if (error == -ETIMEDOUT && silent(c, call->sent_ns)) {
+                c->broken |= left < all || c->stream.ssl != NULL;
+                if (error == -ETIMEDOUT && quiet(c, call->sent_ns)) {
                     __atomic_store_n(&c->link.sick, true, __ATOMIC_RELAXED);
                 }
                 return stopped_by(c, error);
@@ -328,8 +417,7 @@ static larder_status_t take_body(ldr_tcp_conn_t *c, uint8_t *head,
     ldr_call_t *call = *call_p = *link;
     b = call != NULL ? call->buffer : ldr_buffer_take(c->link.remote);
     if (b == NULL || (frame->flags & LDR_FRAME_REPLY) == 0 ||
-        (call == NULL && late == c->late_count &&
-         (frame->id != PING_ID || c->pings == 0))) {
+        (call == NULL && late == c->late_count && frame->id != PING_ID)) {
         if (call == NULL) {
             ldr_buffer_give(c->link.remote, b);
         }
@@ -345,8 +433,8 @@ static larder_status_t take_body(ldr_tcp_conn_t *c, uint8_t *head,
         *link = call->next;
         call->reply = *frame;
         call->done = true;
-    } else if (frame->id == PING_ID) {
-        c->pings--;
+    } else if (frame->id == PING_ID) { /* the daemon sends them unasked, too */
+        c->pings -= c->pings > 0 ? 1 : 0;
     } else {
         late_reply(c, late, frame, ldr_body(b));
     }

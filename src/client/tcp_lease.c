@@ -9,15 +9,18 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "client/tcp_ops.h"
 
 #define TRIES_MAX 3u   /* for what had no room, with nothing coming of it */
 #define NAP_NS 1000000 /* in between */
+#define SUM_BYTES ((size_t)1 << 20) /* between looks at the clock */
 
 typedef struct held_shard {
     uint64_t lease;
     uint64_t length;
     uint8_t *memory; /* once it was fetched */
+    bool fetching;   /* somebody does */
 } held_shard_t;
 
 typedef struct held {
@@ -27,7 +30,8 @@ typedef struct held {
     uint16_t group;
     uint32_t count;
     held_shard_t *shards;
-    pthread_mutex_t lock; /* for fetching */
+    pthread_mutex_t lock; /* of what was fetched; not held meanwhile */
+    pthread_cond_t fetched;
 } held_t;
 
 static held_t *held_new(uint32_t chunks, uint32_t shards,
@@ -51,6 +55,7 @@ static held_t *held_new(uint32_t chunks, uint32_t shards,
     memcpy(h->keys, keys, chunks * sizeof(*keys));
     h->group = group;
     pthread_mutex_init(&h->lock, NULL);
+    ldr_cond_init(&h->fetched);
     return h;
 }
 
@@ -69,6 +74,7 @@ static void held_free(held_t *h)
 {
     release_from(h, 0);
     pthread_mutex_destroy(&h->lock);
+    pthread_cond_destroy(&h->fetched);
     ldr_free(h->shards);
     ldr_free(h->keys);
     ldr_free(h);
@@ -217,11 +223,12 @@ larder_status_t ldr_tcp_stage(larder_space_t *space, const larder_key_t *keys,
 
 /* ---- using and ending ---- */
 
-/* Fetches a leased shard. With the lock of what is held. */
-static larder_status_t fetch(const larder_lease_t *lease, held_t *h,
-                             uint32_t at)
+/* Fetches a leased shard into memory of its own. */
+static larder_status_t fetch(const larder_lease_t *lease, const held_t *h,
+                             uint32_t at, uint64_t deadline_ns,
+                             uint8_t **memory_p)
 {
-    held_shard_t *shard = &h->shards[at];
+    const held_shard_t *shard = &h->shards[at];
     uint8_t *memory = ldr_alloc(shard->length);
     struct iovec iov = {memory, shard->length};
     larder_item_t item = held_item(h, lease->shards, at);
@@ -232,7 +239,7 @@ static larder_status_t fetch(const larder_lease_t *lease, held_t *h,
         .shards = lease->shards,
         .items = &item,
         .count = 1,
-        .deadline_ns = ldr_deadline(lease->lar, 0),
+        .deadline_ns = deadline_ns,
     };
 
     if (memory == NULL) {
@@ -242,7 +249,7 @@ static larder_status_t fetch(const larder_lease_t *lease, held_t *h,
     item.iov_count = 1;
     ldr_tcp_get(&op);
     if (item.status == LARDER_OK && item.length == shard->length) {
-        shard->memory = memory;
+        *memory_p = memory;
         return LARDER_OK;
     }
     ldr_free(memory);
@@ -257,6 +264,37 @@ static larder_status_t fetch(const larder_lease_t *lease, held_t *h,
                           "lease");
 }
 
+/* The shard's memory; the first to ask fetches it, others wait for that. */
+static larder_status_t fetched(const larder_lease_t *lease, held_t *h,
+                               uint32_t at, uint8_t **memory_p)
+{
+    held_shard_t *shard = &h->shards[at];
+    uint64_t deadline_ns = ldr_deadline(lease->lar, 0);
+    larder_status_t st = LARDER_OK;
+
+    pthread_mutex_lock(&h->lock);
+    while (shard->fetching && st == LARDER_OK) {
+        if (!ldr_cond_wait_until(&h->fetched, &h->lock, deadline_ns) &&
+            shard->fetching) {
+            st = LARDER_E_DEADLINE;
+        }
+    }
+    if (st == LARDER_OK && shard->memory == NULL) {
+        uint8_t *memory = NULL;
+
+        shard->fetching = true;
+        pthread_mutex_unlock(&h->lock);
+        st = fetch(lease, h, at, deadline_ns, &memory);
+        pthread_mutex_lock(&h->lock);
+        shard->fetching = false;
+        shard->memory = memory;
+        pthread_cond_broadcast(&h->fetched);
+    }
+    *memory_p = shard->memory;
+    pthread_mutex_unlock(&h->lock);
+    return st;
+}
+
 larder_status_t ldr_tcp_segments(const larder_lease_t *lease, uint32_t at,
                                  struct iovec *seg, uint32_t seg_max,
                                  uint32_t *seg_count_p)
@@ -268,13 +306,12 @@ larder_status_t ldr_tcp_segments(const larder_lease_t *lease, uint32_t at,
         one = (struct iovec){lease->rooms[at].memory, lease->rooms[at].length};
     } else {
         held_t *h = lease->held;
+        uint8_t *memory = NULL;
 
-        pthread_mutex_lock(&h->lock);
-        if (h->shards[at].memory == NULL && seg_max > 0) {
-            st = fetch(lease, h, at);
+        if (seg_max > 0) {
+            st = fetched(lease, h, at, &memory);
         }
-        one = (struct iovec){h->shards[at].memory, h->shards[at].length};
-        pthread_mutex_unlock(&h->lock);
+        one = (struct iovec){memory, h->shards[at].length};
     }
     if (st != LARDER_OK) {
         return st;
@@ -363,16 +400,34 @@ larder_status_t ldr_tcp_reserve(larder_space_t *space, larder_item_t *items,
     return LARDER_OK;
 }
 
-/* Whether the bytes are what their writer says. */
-static bool room_right(const ldr_room_t *room, const uint32_t *crcs, uint32_t i)
+/* Whether the bytes are what their writer says: OK, E_CORRUPT, or why there is
+ * no time to look. */
+static larder_status_t room_right(const ldr_room_t *room, const uint32_t *crcs,
+                                  uint32_t i, const ldr_stop_t *stop)
 {
-    return crcs == NULL || crcs[i] == ldr_crc32c(0, room->memory, room->length);
+    uint32_t crc = 0;
+
+    if (crcs == NULL) {
+        return LARDER_OK;
+    }
+    for (size_t at = 0; at < room->length;) {
+        size_t take = ldr_min64(room->length - at, SUM_BYTES);
+        larder_status_t st = ldr_stopped(stop);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+        crc = ldr_crc32c(crc, room->memory + at, take);
+        at += take;
+    }
+    return crc == crcs[i] ? LARDER_OK : LARDER_E_CORRUPT;
 }
 
 /* Rooms become items of a put. */
 static uint32_t rooms_items(larder_lease_t *lease, const uint8_t *keep,
-                            const uint32_t *crcs, larder_item_t *items,
-                            struct iovec *iov, uint32_t *index)
+                            const uint32_t *crcs, const ldr_stop_t *stop,
+                            larder_item_t *items, struct iovec *iov,
+                            uint32_t *index)
 {
     uint32_t n = 0;
 
@@ -383,11 +438,10 @@ static uint32_t rooms_items(larder_lease_t *lease, const uint8_t *keep,
         if (room->status != LARDER_OK) {
             continue;
         }
-        if (keep != NULL && keep[i] == 0) {
-            room->status = LARDER_E_CANCELED;
-        } else if (!room_right(room, crcs, i)) {
-            room->status = LARDER_E_CORRUPT;
-        } else {
+        room->status = keep != NULL && keep[i] == 0
+                           ? LARDER_E_CANCELED
+                           : room_right(room, crcs, i, stop);
+        if (room->status == LARDER_OK) {
             iov[n] = (struct iovec){room->memory, room->length};
             items[n] = (larder_item_t){
                 .key = &save->key,
@@ -416,7 +470,8 @@ larder_status_t ldr_tcp_commit(larder_lease_t *lease, const uint8_t *keep,
     larder_status_t st = LARDER_OK;
 
     if (items != NULL && iov != NULL && index != NULL) {
-        uint32_t n = rooms_items(lease, keep, crcs, items, iov, index);
+        ldr_stop_t stop = {NULL, deadline_ns};
+        uint32_t n = rooms_items(lease, keep, crcs, &stop, items, iov, index);
         ldr_op_t op = {
             .lar = lease->lar,
             .kind = LARDER_OP_PUT,

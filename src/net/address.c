@@ -15,6 +15,8 @@
 #include "base/options.h"
 #include "net/socket.h"
 
+#define CANCEL_LOOK_NS 10000000u /* how often a canceled connect is noticed */
+
 bool ldr_address_parse(const char *text, size_t length, ldr_address_t *out)
 {
     ldr_address_t a;
@@ -176,8 +178,29 @@ int ldr_listen_tcp(const ldr_address_t *address, const char *congestion)
     return fd;
 }
 
+/* As ldr_poll(), with looks at whether it is still wanted. */
+static int poll_wanted(int fd, uint64_t deadline_ns, const bool *canceled)
+{
+    for (;;) {
+        uint64_t now = ldr_now_ns(&ldr_clock_real);
+        uint64_t until = deadline_ns;
+
+        if (canceled != NULL && __atomic_load_n(canceled, __ATOMIC_RELAXED)) {
+            return -ECANCELED;
+        }
+        if (canceled != NULL && deadline_ns > now &&
+            deadline_ns - now > CANCEL_LOOK_NS) {
+            until = now + CANCEL_LOOK_NS;
+        }
+        int ready = ldr_poll(fd, POLLOUT, until);
+        if (ready != 0 || until == deadline_ns) {
+            return ready;
+        }
+    }
+}
+
 static int connect_at(const struct addrinfo *ai, const char *congestion,
-                      uint64_t deadline_ns)
+                      uint64_t deadline_ns, const bool *canceled)
 {
     int error = 0;
     socklen_t size = sizeof(error);
@@ -194,7 +217,7 @@ static int connect_at(const struct addrinfo *ai, const char *congestion,
     if (errno != EINPROGRESS && errno != EINTR) {
         error = errno;
     } else {
-        int ready = ldr_poll(fd, POLLOUT, deadline_ns);
+        int ready = poll_wanted(fd, deadline_ns, canceled);
         if (ready <= 0) {
             error = ready == 0 ? ETIMEDOUT : -ready;
         } else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
@@ -211,6 +234,12 @@ static int connect_at(const struct addrinfo *ai, const char *congestion,
 int ldr_connect_tcp(const ldr_address_t *address, const char *congestion,
                     uint64_t deadline_ns)
 {
+    return ldr_connect_tcp_wanted(address, congestion, deadline_ns, NULL);
+}
+
+int ldr_connect_tcp_wanted(const ldr_address_t *address, const char *congestion,
+                           uint64_t deadline_ns, const bool *canceled)
+{
     struct addrinfo *list;
     unsigned left = 0;
     int fd = resolve(address, 0, &list);
@@ -222,15 +251,15 @@ int ldr_connect_tcp(const ldr_address_t *address, const char *congestion,
         left++;
     }
     fd = -EADDRNOTAVAIL;
-    for (const struct addrinfo *ai = list; ai != NULL && fd < 0;
-         ai = ai->ai_next, left--) {
+    for (const struct addrinfo *ai = list;
+         ai != NULL && fd < 0 && fd != -ECANCELED; ai = ai->ai_next, left--) {
         /* Each its share, so that a silent one does not take it all. */
         uint64_t now = ldr_now_ns(&ldr_clock_real);
         uint64_t until = deadline_ns;
         if (deadline_ns != UINT64_MAX && deadline_ns > now) {
             until = now + (deadline_ns - now) / left;
         }
-        fd = connect_at(ai, congestion, until);
+        fd = connect_at(ai, congestion, until, canceled);
     }
     freeaddrinfo(list);
     if (fd < 0) {

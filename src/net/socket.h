@@ -41,6 +41,10 @@ int ldr_listen_tcp(const ldr_address_t *address, const char *congestion);
 int ldr_connect_unix(const char *path, uint64_t deadline_ns);
 int ldr_connect_tcp(const ldr_address_t *address, const char *congestion,
                     uint64_t deadline_ns);
+/* The same; -ECANCELED soon after *canceled (atomic, NULL: never) is set, but
+ * for the resolver. */
+int ldr_connect_tcp_wanted(const ldr_address_t *address, const char *congestion,
+                           uint64_t deadline_ns, const bool *canceled);
 
 /* TCP_NODELAY, congestion control ("" or NULL leaves the machine's),
  * keep-alive. What the kernel refuses is left out. Connections of a listening

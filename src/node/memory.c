@@ -234,11 +234,13 @@ static void tell_short(ldr_node_t *node)
 static void *populate_main(void *arg)
 {
     ldr_node_t *node = arg;
+    const ldr_arena_t *arena = &node->store.arena;
     bool tired = false; /* there was no memory: others try when they need it */
 
     ldr_node_lock(node);
     while (!node->populate_stop) {
-        if (make_anew(node) == MADE) {
+        made_t anew = make_anew(node);
+        if (anew == MADE) {
             tired = false;
             continue;
         }
@@ -250,8 +252,9 @@ static void *populate_main(void *arg)
             tired = true;
             tell_short(node);
         }
-        if (node->populate_stop) {
-            break;
+        bool emptied = anew == MADE_NOTHING && arena->empty_count > 0;
+        if (node->populate_stop || emptied) {
+            continue;
         }
         /* An extent that could not be made anew is tried again by whoever
          * needs it. */

@@ -341,7 +341,8 @@ typedef struct ldr_tenant_stats {
     uint32_t extents, extents_leaving, extents_coming;
     uint64_t dram_max, ssd_max;    /* its limits; 0: none */
     uint64_t dram_share;           /* what others cannot take from it */
-    uint64_t dram_owned_bytes;     /* its extents */
+    uint64_t dram_owned_bytes;     /* its extents, those that leave as well */
+    uint64_t dram_resident_bytes;  /* of them */
     uint64_t dram_used_bytes;      /* pages in use */
     uint64_t ssd_share, ssd_bytes; /* ssd_share: 0 while it is alone */
     uint64_t chunks, held_chunks, pinned_bytes;

@@ -442,12 +442,12 @@ static uint64_t safe_blocks(const ldr_ssd_t *ssd, uint32_t segment)
     return blocks;
 }
 
-/* The oldest segment a quarter of which is safe at most, or else the one with
- * the least; LDR_NIL: none. With the lock, which it drops now and then. */
-static uint32_t cheapest_segment(ldr_ssd_t *ssd)
+/* The segment with the least in it that is safe, and the oldest of those where
+ * it is no more than so many blocks; LDR_NIL: none. With the lock, which it
+ * drops now and then. */
+static uint32_t cheapest_segment(ldr_ssd_t *ssd, uint64_t little)
 {
     const ldr_disk_t *d = &ssd->disk;
-    uint64_t quarter = d->segment_blocks / 4;
     uint64_t least = UINT64_MAX;
     uint32_t best = LDR_NIL;
 
@@ -455,7 +455,7 @@ static uint32_t cheapest_segment(ldr_ssd_t *ssd)
         const ldr_segment_t *s = &d->segments[i];
 
         if (s->state == LDR_SEGMENT_CLOSED && s->readers == 0 && !s->blind) {
-            uint64_t safe = ldr_max64(safe_blocks(ssd, i), quarter);
+            uint64_t safe = ldr_max64(safe_blocks(ssd, i), little);
 
             if (safe < least ||
                 (safe == least && s->sequence < d->segments[best].sequence)) {
@@ -482,11 +482,15 @@ static uint32_t choose_segment(reclaim_t *r)
         ssd->disk.segments[oldest].state != LDR_SEGMENT_CLOSED) {
         return oldest;
     }
-    if (ssd->reclaims++ % OLDEST_EVERY == OLDEST_EVERY - 1) {
+    /* After an open there may be nothing to carry to. */
+    const ldr_filling_t *f = &ssd->disk.filling[ssd->current];
+    bool carries = f->segment != LDR_NIL && !f->failed;
+    if (carries && ssd->reclaims++ % OLDEST_EVERY == OLDEST_EVERY - 1) {
         r->whole = true;
         return oldest;
     }
-    uint32_t cheapest = cheapest_segment(ssd);
+    uint32_t cheapest =
+        cheapest_segment(ssd, carries ? ssd->disk.segment_blocks / 4 : 0);
     return cheapest != LDR_NIL ? cheapest : oldest_segment(ssd);
 }
 

@@ -90,6 +90,16 @@ static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
     const ldr_owner_t *owner = &s->arena.owners[tenant];
     uint64_t extent_bytes =
         (uint64_t)ldr_arena_extent_pages(&s->arena) * LDR_PAGE;
+    uint64_t owned = 0, resident = 0;
+
+    for (uint32_t i = 0; i < s->arena.extent_count; i++) {
+        const ldr_arena_extent_t *x = &s->arena.extents[i];
+
+        if (x->tenant == tenant) {
+            owned += x->count;
+            resident += x->ready_count;
+        }
+    }
 
     *out = (ldr_tenant_stats_t){
         .spaces = t->space_count,
@@ -99,7 +109,8 @@ static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
         .dram_max = t->dram_max,
         .ssd_max = t->ssd_max,
         .dram_share = t->share * extent_bytes,
-        .dram_owned_bytes = owner->extent_count * extent_bytes,
+        .dram_owned_bytes = owned * LDR_PAGE,
+        .dram_resident_bytes = resident * LDR_PAGE,
         .dram_used_bytes = (uint64_t)owner->used_count * LDR_PAGE,
         .ssd_share = t->ssd_share,
         .ssd_bytes = t->ssd_bytes,
@@ -163,7 +174,7 @@ static void put_tenant(const ldr_store_t *s, uint32_t tenant,
     put_counters(&t.n, out);
     out->entries = t.chunks;
     out->dram_bytes = t.dram_owned_bytes;
-    out->dram_resident_bytes = t.dram_owned_bytes;
+    out->dram_resident_bytes = t.dram_resident_bytes;
     out->dram_used_bytes = t.dram_used_bytes;
     out->dram_leased_chunks = t.held_chunks;
     out->pinned_bytes = t.pinned_bytes;

@@ -5,9 +5,6 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 
-/* Power of two: how many evictions are remembered to tell a miss's cause. */
-#define GHOSTS ((uint32_t)1 << 20)
-
 /* Remembers the first invariant that does not hold; the node then answers no
  * more calls. Gives whether it holds. */
 #define HOLDS(s, condition)                                                    \
@@ -41,7 +38,7 @@ larder_status_t ldr_store_init(ldr_store_t *s, const ldr_store_params_t *params)
     size_t slots = slots_of(s);
     s->chunks = ldr_reserve(slots * sizeof(*s->chunks));
     s->shards = ldr_reserve(slots * sizeof(*s->shards));
-    s->ghosts = ldr_reserve(GHOSTS * sizeof(*s->ghosts));
+    s->ghosts = ldr_reserve(LDR_GHOSTS * sizeof(*s->ghosts));
     s->spaces = ldr_reserve(LDR_SPACES_MAX * sizeof(*s->spaces));
     s->tenants = ldr_reserve(LDR_TENANTS_MAX * sizeof(*s->tenants));
     if (s->chunks == NULL || s->shards == NULL || s->ghosts == NULL ||
@@ -64,29 +61,12 @@ void ldr_store_destroy(ldr_store_t *s)
     }
     ldr_unreserve(s->chunks, slots * sizeof(*s->chunks));
     ldr_unreserve(s->shards, slots * sizeof(*s->shards));
-    ldr_unreserve(s->ghosts, GHOSTS * sizeof(*s->ghosts));
+    ldr_unreserve(s->ghosts, LDR_GHOSTS * sizeof(*s->ghosts));
     ldr_unreserve(s->spaces, LDR_SPACES_MAX * sizeof(*s->spaces));
     ldr_unreserve(s->tenants, LDR_TENANTS_MAX * sizeof(*s->tenants));
     ldr_index_destroy(&s->index);
     ldr_arena_destroy(&s->arena);
     memset(s, 0, sizeof(*s));
-}
-
-/* ---- marks of the evicted ---- */
-
-static uint32_t ghost_tag(uint64_t fingerprint)
-{
-    return (uint32_t)(fingerprint >> 32) | 1; /* 0 is an empty slot */
-}
-
-void ldr_store_ghost_mark(ldr_store_t *s, uint64_t fingerprint)
-{
-    s->ghosts[fingerprint & (GHOSTS - 1)] = ghost_tag(fingerprint);
-}
-
-bool ldr_store_ghost_find(const ldr_store_t *s, uint64_t fingerprint)
-{
-    return s->ghosts[fingerprint & (GHOSTS - 1)] == ghost_tag(fingerprint);
 }
 
 /* ---- the queue of what is to be written down ---- */

@@ -366,7 +366,10 @@ void ldr_store_discard(ldr_store_t *s, uint32_t chunk);
 void ldr_store_dirty_push(ldr_store_t *s, uint32_t shard);
 void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard);
 
-/* ---- marks of the evicted ---- */
+/* ---- marks of the evicted (ghosts.c) ---- */
+
+/* Power of two: how many evictions are remembered to tell a miss's cause. */
+#define LDR_GHOSTS ((uint32_t)1 << 20)
 
 void ldr_store_ghost_mark(ldr_store_t *s, uint64_t fingerprint);
 bool ldr_store_ghost_find(const ldr_store_t *s, uint64_t fingerprint);

@@ -1,5 +1,5 @@
-"""Daemons that tests start: each is ended by its pid, must end cleanly, and must
-not hold anything once its clients are gone."""
+"""Daemons that tests start: each is ended by its pid, must end cleanly and
+must not hold anything once its clients are gone."""
 import contextlib
 import ctypes
 import json
@@ -177,7 +177,8 @@ class Daemon:
 
     @property
     def admin(self):
-        return re.search(r"admin: (http://\S+)", self.log()).group(1).rstrip("/")
+        found = re.search(r"admin: (http://\S+)", self.log())
+        return found.group(1).rstrip("/")
 
     def http(self, path, timeout=10):
         with urllib.request.urlopen(self.admin + path, timeout=timeout) as page:

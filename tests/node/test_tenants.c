@@ -201,6 +201,31 @@ static void test_limit_dram(void **state)
 
 /* ---- disks ---- */
 
+/* The node is killed here and there while A floods: B's are all there, and
+ * stay when it goes on. */
+static void kill_and_flood(fixture_t *f)
+{
+    for (uint32_t i = 0; i < 12; i++) {
+        fixture_t copy = *f;
+
+        a_floods(f, 300000);
+        rig_step(&f->rig, i);
+        copy.disk = simdisk_clone(f->disk);
+        rig_init(&copy.rig, copy.disk, i, 1, 1);
+        copy.rig.options = f->rig.options;
+        copy.rig.tenants = true;
+        memcpy(copy.rig.limits, f->rig.limits, sizeof(copy.rig.limits));
+        copy.rig.limit_count = f->rig.limit_count;
+        copy.a_next = f->a_next + 1000;
+        open_rig(&copy);
+        a_floods(&copy, 4 * MIB);
+        b_has_all(&copy);
+        rig_close(&copy.rig);
+        rig_free(&copy.rig);
+        simdisk_destroy(copy.disk);
+    }
+}
+
 /* A writes ten times what the disk holds; B's are all there, after a restart
  * too, and when A comes back first. */
 static void flood_ssd(fixture_t *f, uint64_t b_bytes)
@@ -217,6 +242,7 @@ static void flood_ssd(fixture_t *f, uint64_t b_bytes)
            (unsigned long long)(s.disk[0].written_bytes / MIB),
            (unsigned long long)(s.disk[0].carried_bytes / MIB));
     assert_true(s.disk[0].carried_bytes < 2 * s.disk[0].written_bytes);
+    kill_and_flood(f);
     for (int i = 0; i < 2; i++) {
         f->rig.first_only = i == 1;
         rig_close(&f->rig);
@@ -607,6 +633,25 @@ static void test_stolen_id(void **state)
                      LARDER_E_SECRET);
 }
 
+/* Where memory shall lie: what this machine has, and what it has not. */
+static void test_numa(void **state)
+{
+    fixture_t *f = *state;
+
+    f->rig.options.dir_count = 0;
+    if (ldr_numa_check(0) == 0) {
+        snprintf(f->rig.options.numa, sizeof(f->rig.options.numa), "0");
+        open_rig(f);
+        assert_int_equal(put(f, A, 0), LARDER_OK);
+        rig_close(&f->rig);
+    }
+    if (ldr_numa_check(63) < 0) {
+        snprintf(f->rig.options.numa, sizeof(f->rig.options.numa), "0,63");
+        assert_int_equal(rig_open(&f->rig), LARDER_E_INVALID);
+        assert_non_null(strstr(larder_last_error(), "numa=0,63"));
+    }
+}
+
 /* ---- figures ---- */
 
 /* Spaces add up to tenants, tenants to the node. */
@@ -677,6 +722,7 @@ int main(void)
         TEST(test_no_descriptor),
         TEST(test_tenant_without_memory),
         TEST(test_stolen_id),
+        TEST(test_numa),
         TEST(test_counters_add_up),
     };
 

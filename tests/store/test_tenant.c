@@ -416,91 +416,140 @@ static void test_protect(void **state)
 
 /* Three tenants, extents that come and go, mapped and not: store_check() finds
  * a page in two hands, or an extent that was given away too soon. */
+typedef struct mess {
+    ldr_store_t *s;
+    ldr_rand_t rand;
+    uint32_t held[12], filling[6], mapped[6][2];
+    uint32_t held_count, filling_count, mapped_count;
+    uint64_t moved;
+} mess_t;
+
+static void mess_save(mess_t *m, uint32_t tenant, const ldr_reserve_t *r,
+                      uint32_t entry)
+{
+    uint32_t shard;
+
+    if (m->filling_count < 6 &&
+        (entry == LDR_NIL ||
+         ldr_store_resident(m->s, entry, r->number) == LDR_NIL)) {
+        ldr_store_share(m->s, tenant);
+        if (ldr_store_reserve(m->s, entry, r, &shard) == LARDER_OK) {
+            m->filling[m->filling_count++] = shard;
+        }
+    }
+}
+
+static void mess_end(mess_t *m, bool commit)
+{
+    if (m->filling_count == 0) {
+        return;
+    }
+    uint32_t shard = m->filling[--m->filling_count];
+    if (commit && ldr_store_commit(m->s, shard, 1, true, true)) {
+        ldr_store_release(m->s, m->s->shards[shard].chunk);
+    } else {
+        ldr_store_abort(m->s, shard);
+    }
+}
+
+static void mess_hold(mess_t *m, uint32_t entry)
+{
+    uint32_t chunk = entry != LDR_NIL
+                         ? ldr_index_at(&m->s->index, entry)->resident
+                         : LDR_NIL;
+
+    if (chunk != LDR_NIL && m->held_count < 12) {
+        ldr_store_hold(m->s, chunk);
+        m->held[m->held_count++] = chunk;
+    } else if (m->held_count > 0) {
+        ldr_store_release(m->s, m->held[--m->held_count]);
+    }
+}
+
+static void mess_map(mess_t *m, uint32_t tenant)
+{
+    uint32_t extent = (uint32_t)ldr_rand_below(&m->rand, 6);
+    uint32_t generation = m->s->arena.extents[extent].generation;
+
+    if (m->mapped_count < 6 &&
+        ldr_arena_map(&m->s->arena, tenant, extent, generation)) {
+        m->mapped[m->mapped_count][0] = extent;
+        m->mapped[m->mapped_count++][1] = generation;
+    }
+}
+
+static void mess_unmap(mess_t *m)
+{
+    if (m->mapped_count > 0) {
+        const uint32_t *which = m->mapped[--m->mapped_count];
+
+        assert_int_equal(m->s->arena.extents[which[0]].generation, which[1]);
+        ldr_arena_unmap(&m->s->arena, which[0], which[1]);
+    }
+}
+
+static void mess_step(mess_t *m)
+{
+    ldr_store_t *s = m->s;
+    uint32_t tenant = (uint32_t)ldr_rand_below(&m->rand, 3);
+    larder_key_t key = test_key((uint32_t)ldr_rand_below(&m->rand, 60));
+    ldr_reserve_t r = {
+        .name = ldr_store_name(s, tenant, 0, &key),
+        .shards = 2,
+        .number = (uint32_t)ldr_rand_below(&m->rand, 2),
+        .length = (1 + (uint32_t)ldr_rand_below(&m->rand, 9)) * LDR_PAGE,
+        .pin = ldr_rand_below(&m->rand, 5) == 0,
+        .state = LDR_SHARD_FILLING,
+    };
+    larder_cause_t cause;
+    uint32_t entry = ldr_store_find(s, &r.name, LDR_NIL, 100, &cause);
+    uint64_t op = ldr_rand_below(&m->rand, 12);
+
+    if (op < 4) {
+        mess_save(m, tenant, &r, entry);
+    } else if (op < 6) {
+        mess_end(m, op < 5);
+    } else if (op < 8) {
+        mess_hold(m, op == 6 ? entry : LDR_NIL);
+    } else if (op == 8) {
+        uint32_t extent = ldr_store_demand(s, tenant);
+
+        while (extent != LDR_NIL && ldr_store_vacate(s, extent, 7)) {
+            store_check(s);
+        }
+    } else if (op == 9) {
+        m->moved += renew(s);
+    } else if (op == 10) {
+        mess_map(m, tenant);
+    } else {
+        mess_unmap(m);
+    }
+    if (ldr_rand_below(&m->rand, 100) == 0) {
+        ldr_store_limits(s, tenant, ldr_rand_below(&m->rand, 7) * MIB, 0);
+    }
+    store_check(s);
+}
+
 static void test_random_tenants(void **state)
 {
-    ldr_store_t *s = *state;
-    uint32_t held[12], filling[6], mapped[6][2];
-    uint32_t held_count = 0, filling_count = 0, mapped_count = 0;
-    uint64_t moved = 0, seed = test_env("LARDER_SEED", 78);
-    ldr_rand_t rand;
-    larder_cause_t cause;
+    uint64_t seed = test_env("LARDER_SEED", 78);
+    mess_t m = {.s = *state};
 
     printf("seed=%llu\n", (unsigned long long)seed);
-    ldr_rand_seed(&rand, seed);
-    tenants_open(s, 6, 3);
+    ldr_rand_seed(&m.rand, seed);
+    tenants_open(m.s, 6, 3);
     for (int i = 0; i < 20000; i++) {
-        uint32_t tenant = (uint32_t)ldr_rand_below(&rand, 3);
-        larder_key_t key = test_key((uint32_t)ldr_rand_below(&rand, 60));
-        ldr_reserve_t r = {
-            .name = ldr_store_name(s, tenant, 0, &key),
-            .shards = 2,
-            .number = (uint32_t)ldr_rand_below(&rand, 2),
-            .length = (1 + (uint32_t)ldr_rand_below(&rand, 9)) * LDR_PAGE,
-            .pin = ldr_rand_below(&rand, 5) == 0,
-            .state = LDR_SHARD_FILLING,
-        };
-        uint32_t entry = ldr_store_find(s, &r.name, LDR_NIL, 100, &cause);
-        uint32_t shard, extent;
-        uint64_t op = ldr_rand_below(&rand, 12);
-
-        ldr_store_share(s, tenant);
-        if (op < 4 && filling_count < 6 &&
-            (entry == LDR_NIL ||
-             ldr_store_resident(s, entry, r.number) == LDR_NIL)) {
-            if (ldr_store_reserve(s, entry, &r, &shard) == LARDER_OK) {
-                filling[filling_count++] = shard;
-            }
-        } else if (op < 6 && filling_count > 0) {
-            shard = filling[--filling_count];
-            if (op < 5 && ldr_store_commit(s, shard, 1, true, true)) {
-                ldr_store_release(s, s->shards[shard].chunk);
-            } else {
-                ldr_store_abort(s, shard);
-            }
-        } else if (op == 6 && entry != LDR_NIL && held_count < 12) {
-            uint32_t chunk = ldr_index_at(&s->index, entry)->resident;
-            if (chunk != LDR_NIL) {
-                ldr_store_hold(s, chunk);
-                held[held_count++] = chunk;
-            }
-        } else if (op == 7 && held_count > 0) {
-            ldr_store_release(s, held[--held_count]);
-        } else if (op == 8) {
-            extent = ldr_store_demand(s, tenant);
-            while (extent != LDR_NIL && ldr_store_vacate(s, extent, 7)) {
-                store_check(s);
-            }
-        } else if (op == 9) {
-            moved += renew(s);
-        } else if (op == 10 && mapped_count < 6) {
-            extent = (uint32_t)ldr_rand_below(&rand, 6);
-            uint32_t generation = s->arena.extents[extent].generation;
-            if (ldr_arena_map(&s->arena, tenant, extent, generation)) {
-                mapped[mapped_count][0] = extent;
-                mapped[mapped_count++][1] = generation;
-            }
-        } else if (mapped_count > 0) {
-            mapped_count--;
-            assert_int_equal(
-                s->arena.extents[mapped[mapped_count][0]].generation,
-                mapped[mapped_count][1]);
-            ldr_arena_unmap(&s->arena, mapped[mapped_count][0],
-                            mapped[mapped_count][1]);
-        }
-        if (i % 100 == 0) {
-            ldr_store_limits(s, tenant, ldr_rand_below(&rand, 7) * MIB, 0);
-        }
-        store_check(s);
+        mess_step(&m);
     }
-    printf("%llu extents moved\n", (unsigned long long)moved);
-    assert_true(moved > 20);
-    while (filling_count > 0) {
-        ldr_store_abort(s, filling[--filling_count]);
+    printf("%llu extents moved\n", (unsigned long long)m.moved);
+    assert_true(m.moved > 20);
+    while (m.filling_count > 0) {
+        mess_end(&m, false);
     }
-    while (held_count > 0) {
-        ldr_store_release(s, held[--held_count]);
+    while (m.held_count > 0) {
+        mess_hold(&m, LDR_NIL);
     }
-    assert_int_equal(s->held_chunks, 0);
+    assert_int_equal(m.s->held_chunks, 0);
 }
 
 /* A tenant for whom there is no memory is not there, and can come later. */

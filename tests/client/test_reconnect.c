@@ -1,0 +1,290 @@
+/*
+ * What a daemon that does not answer must not cost: tickets with their own
+ * deadlines, connections that take longer than one call waits for them, and
+ * memory of sessions that are gone. Only with a daemon; LARDER_TEST_TRANSPORT
+ * says which.
+ */
+#include "client/support.h"
+
+enum { BYTES = 100000, SLACK_MS = 3000, PATIENCE_MS = 30000 };
+
+typedef struct rig {
+    char dir[200];
+    test_daemon_t d;
+    larder_t *lar;
+    larder_space_t *space;
+} rig_t;
+
+static rig_t rig; /* of the test that runs */
+
+static int rig_setup(void **state)
+{
+    memset(&rig, 0, sizeof(rig));
+    make_dir(rig.dir, sizeof(rig.dir));
+    *state = &rig;
+    return 0;
+}
+
+static int rig_teardown(void **state)
+{
+    rig_t *r = *state;
+
+    if (r->d.pid > 0) {
+        kill(r->d.pid, SIGCONT);
+    }
+    larder_space_close(&r->space);
+    larder_close(&r->lar, 1000);
+    daemon_stop(&r->d, SIGTERM);
+    if (r->d.dir[0] != '\0') {
+        daemon_clean(&r->d);
+    }
+    remove_dir(r->dir);
+    return 0;
+}
+
+static void start(rig_t *r)
+{
+    if (!daemon_start(&r->d)) {
+        daemon_show_log(&r->d);
+        fail();
+    }
+}
+
+/* The first line of a test: a daemon, a handle and a space on it. */
+static rig_t *begin(void **state, const char *options)
+{
+    rig_t *r = *state;
+    larder_open_params_t params = {
+        .field_mask = LARDER_OPEN_LOG, .log = log_keep, .log_arg = &log_seen};
+    char url[600];
+
+    if (transport_is("embed")) {
+        skip();
+    }
+    snprintf(url, sizeof(url), "embed:%s?io=plain&dram=32M&ssd=64M&%s", r->dir,
+             options);
+    assert_true(daemon_prepare(&r->d, url));
+    start(r);
+    assert_status(larder_open(r->d.url, &params, &r->lar), LARDER_OK);
+    r->space = open_space(r->lar, "model", 1);
+    return r;
+}
+
+static larder_item_t exists(rig_t *r, uint64_t n, uint32_t timeout_ms)
+{
+    larder_key_t key = key_of(n);
+    larder_item_t item = {.key = &key};
+    larder_op_params_t params = {.field_mask = LARDER_OP_TIMEOUT,
+                                 .timeout_ms = timeout_ms};
+
+    assert_status(larder_run(r->space, LARDER_OP_EXISTS, &item, 1, &params),
+                  LARDER_OK);
+    return item;
+}
+
+/* ---- tickets ---- */
+
+enum { JOBS = 5, LONG_MS = 60000 };
+
+static larder_ticket_t submit(rig_t *r, larder_item_t *item,
+                              uint32_t timeout_ms)
+{
+    larder_ticket_t ticket = 0;
+    larder_op_params_t params = {
+        .field_mask = LARDER_OP_TIMEOUT | LARDER_OP_USER,
+        .timeout_ms = timeout_ms,
+        .user = item,
+    };
+
+    assert_status(
+        larder_submit(r->space, LARDER_OP_EXISTS, item, 1, &params, &ticket),
+        LARDER_OK);
+    return ticket;
+}
+
+/* The next completion is this one's, and comes soon. */
+static void expect(rig_t *r, const larder_item_t *item)
+{
+    larder_completion_t done;
+    size_t n = 0;
+
+    assert_status(larder_drain(r->lar, &done, 1, SLACK_MS, &n), LARDER_OK);
+    assert_int_equal(n, 1);
+    assert_ptr_equal(done.user, item);
+}
+
+/* The daemon keeps both workers; the tickets behind them end all the same,
+ * when their time comes or when they are canceled. */
+static void test_short_behind_long(void **state)
+{
+    rig_t *r = begin(state, "timeout_ms=60000&workers=2");
+    larder_key_t keys[JOBS];
+    larder_item_t items[JOBS];
+    larder_ticket_t tickets[JOBS];
+
+    daemon_freeze(&r->d);
+    for (unsigned i = 0; i < JOBS; i++) {
+        keys[i] = key_of(i);
+        items[i] = (larder_item_t){.key = &keys[i]};
+        tickets[i] = submit(r, &items[i], i == 3 ? 50 : LONG_MS);
+    }
+    expect(r, &items[3]);
+    assert_status(items[3].status, LARDER_MISS);
+    assert_int_equal(items[3].cause, LARDER_CAUSE_DEADLINE);
+    assert_status(larder_cancel(r->lar, tickets[4]), LARDER_OK);
+    expect(r, &items[4]);
+    assert_status(items[4].status, LARDER_E_CANCELED);
+    assert_status(larder_cancel(r->lar, tickets[2]), LARDER_OK);
+    expect(r, &items[2]);
+    assert_status(items[0].status, LARDER_PENDING);
+    assert_status(items[1].status, LARDER_PENDING);
+    /* One behind another with the later deadline, and after a pause. */
+    submit(r, &items[2], LONG_MS);
+    submit(r, &items[3], 30);
+    expect(r, &items[3]);
+    kill(r->d.pid, SIGCONT);
+    for (unsigned i = 0; i < 3; i++) {
+        larder_completion_t done;
+        size_t n = 0;
+
+        assert_status(larder_drain(r->lar, &done, 1, PATIENCE_MS, &n), 0);
+        assert_int_equal(n, 1);
+        assert_status(((larder_item_t *)done.user)->status, LARDER_MISS);
+    }
+}
+
+/* ---- connecting ---- */
+
+/* The daemon was restarted and is slow: no call waits long enough for the
+ * connection, but it is made all the same, and then used at once, although the
+ * gate was shut for long. */
+static void test_slow_connection(void **state)
+{
+    enum { SHORT_MS = 30 };
+    rig_t *r = begin(state, "timeout_ms=60000&breaker_ms=60000");
+    uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
+
+    assert_status(put_n(r->space, 1, BYTES), LARDER_OK);
+    assert_status(larder_flush(r->lar, LARDER_TIER_SSD, LARDER_FOREVER), 0);
+    daemon_stop(&r->d, SIGKILL);
+    start(r);
+    daemon_freeze(&r->d);
+    for (unsigned i = 0; i < 20; i++) {
+        uint64_t begin_ms = transport_now_ms();
+        larder_item_t item = exists(r, 1, SHORT_MS);
+
+        assert_status(item.status, LARDER_MISS);
+        assert_true(item.cause == LARDER_CAUSE_DEADLINE ||
+                    item.cause == LARDER_CAUSE_OFFLINE);
+        assert_true(transport_now_ms() - begin_ms < SHORT_MS + SLACK_MS);
+    }
+    kill(r->d.pid, SIGCONT);
+    while (exists(r, 1, SHORT_MS).status != LARDER_OK) {
+        assert_true(transport_now_ms() < end_ms);
+        transport_pause();
+    }
+    assert_status(get_n(r->space, 1, BYTES).status, LARDER_OK);
+}
+
+/* A connection under way does not keep a handle from being closed. */
+static void test_close_while_connecting(void **state)
+{
+    rig_t *r = begin(state, "timeout_ms=600000");
+
+    daemon_stop(&r->d, SIGKILL);
+    start(r);
+    daemon_freeze(&r->d);
+    uint64_t begin_ms = transport_now_ms();
+    while (exists(r, 1, 30).cause != LARDER_CAUSE_DEADLINE) {
+        assert_true(transport_now_ms() - begin_ms < PATIENCE_MS);
+        transport_pause();
+    }
+    larder_space_close(&r->space);
+    begin_ms = transport_now_ms();
+    assert_status(larder_close(&r->lar, 1000), LARDER_OK);
+    assert_true(transport_now_ms() - begin_ms < 1000 + SLACK_MS);
+}
+
+/* ---- memory of a session that is gone ---- */
+
+/* How many of the daemon's extents are mapped here. */
+static unsigned extents_mapped(void)
+{
+    char line[512];
+    unsigned n = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file) != NULL) {
+        n += strstr(line, "larder-extent") != NULL;
+    }
+    fclose(file);
+    return n;
+}
+
+static void until_mapped(unsigned least, unsigned most)
+{
+    uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
+    unsigned n = extents_mapped();
+
+    while (n < least || n > most) {
+        if (transport_now_ms() > end_ms) {
+            fail_msg("%u mappings instead of %u to %u", n, least, most);
+        }
+        transport_pause();
+        n = extents_mapped();
+    }
+}
+
+/* What a lease uses stays, and goes with it, with no daemon there. */
+static void test_mapped_until_released(void **state)
+{
+    rig_t *r = begin(state, "timeout_ms=5000");
+    larder_key_t key = key_of(1);
+    larder_lease_t *lease = NULL;
+    larder_match_t m;
+    struct iovec seg[64];
+    uint32_t n = 0;
+    uint8_t *data = malloc(BYTES);
+    size_t at = 0;
+
+    if (!transport_is("shm")) {
+        free(data);
+        skip();
+    }
+    assert_status(put_n(r->space, 1, BYTES), LARDER_OK);
+    assert_status(larder_stage(r->space, &key, 1, 0, 0, &lease, &m), LARDER_OK);
+    assert_status(larder_lease_segments(lease, 0, 0, seg, 64, &n), LARDER_OK);
+    assert_true(extents_mapped() > 0);
+    daemon_stop(&r->d, SIGKILL);
+    while (larder_lease_segments(lease, 0, 0, seg, 64, &n) != LARDER_E_STALE) {
+        transport_pause();
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        memcpy(data + at, seg[i].iov_base, seg[i].iov_len);
+        at += seg[i].iov_len;
+    }
+    assert_int_equal(at, BYTES);
+    assert_true(content_is(1, data, BYTES));
+    free(data);
+    assert_true(extents_mapped() > 0);
+    larder_release(&lease);
+    until_mapped(0, 0);
+}
+
+#define RIG(test)                                                              \
+    {                                                                          \
+#test, test, rig_setup, rig_teardown, NULL                             \
+    }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        RIG(test_short_behind_long),
+        RIG(test_slow_connection),
+        RIG(test_close_while_connecting),
+        RIG(test_mapped_until_released),
+    };
+
+    return cmocka_run_group_tests_name("client/reconnect", tests, NULL, NULL);
+}
