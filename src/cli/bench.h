@@ -103,10 +103,12 @@ void ldr_bench_cool(uint8_t *pool, uint64_t bytes);
 #define LDR_TOGETHER_MAX 8u
 
 /* Runs fn once for each of `count` arguments (at args, args + arg_bytes...),
- * the first in the calling thread, all from the same moment on. Gives the
- * seconds until the last has ended; 0: one gave false, or could not start. */
-double ldr_bench_together(unsigned count, bool (*fn)(void *arg), void *args,
-                          size_t arg_bytes);
+ * the first in the calling thread, all from the same moment on. spread: each
+ * on a CPU of its own, if there are so many; the kernel takes longer than a
+ * pass to see that two share one. Gives the seconds until the last has ended;
+ * 0: one gave false, or could not start. */
+double ldr_bench_together(unsigned count, bool spread, bool (*fn)(void *arg),
+                          void *args, size_t arg_bytes);
 
 /* ---- items ---- */
 

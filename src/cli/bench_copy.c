@@ -65,7 +65,7 @@ static double pass(const ldr_copying_t *c, bool plain, uint8_t *store,
                             .plain = plain};
     }
     double seconds =
-        ldr_bench_together(c->threads, part_run, parts, sizeof(parts[0]));
+        ldr_bench_together(c->threads, true, part_run, parts, sizeof(parts[0]));
     return seconds > 0 ? (double)(each * c->threads) * 1e-9 / seconds : 0;
 }
 

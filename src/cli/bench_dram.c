@@ -83,7 +83,8 @@ static double pass(const dram_t *d, ldr_bench_node_t *n, ldr_set_t *set)
                      .begin = i * each,
                      .end = i + 1 < d->threads ? (i + 1) * each : set->count};
     }
-    return ldr_bench_together(d->threads, part_run, parts, sizeof(parts[0]));
+    return ldr_bench_together(d->threads, true, part_run, parts,
+                              sizeof(parts[0]));
 }
 
 /* All of the pool once; seconds, or 0 with the reason in *why_p. */

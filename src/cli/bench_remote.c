@@ -194,8 +194,8 @@ static double pass(remote_t *m, const way_t *w, ldr_bench_node_t *nodes,
         };
     }
     double cpu = ldr_bench_cpu(m->daemon.pid);
-    double seconds =
-        ldr_bench_together(w->callers, part_run, parts, sizeof(parts[0]));
+    double seconds = ldr_bench_together(w->callers, !m->figure->tcp, part_run,
+                                        parts, sizeof(parts[0]));
     m->cpu = ldr_bench_cpu(m->daemon.pid) - cpu;
     return seconds;
 }

@@ -205,7 +205,8 @@ double ldr_streams_pass(ldr_streams_t *s, uint8_t *to, const uint8_t *from,
                                   .size = size,
                                   .send = true};
     }
-    return ldr_bench_together(2 * s->count, end_run, ends, sizeof(ends[0]));
+    return ldr_bench_together(2 * s->count, false, end_run, ends,
+                              sizeof(ends[0]));
 }
 
 /* ---- questions and answers ---- */

@@ -1,5 +1,6 @@
 /* Time, memory, items and nodes for the figures. */
 #include <dirent.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,14 +145,38 @@ typedef struct runner {
     pthread_t thread;
     bool (*fn)(void *arg);
     void *arg;
+    int cpu; /* -1: any */
     bool ok;
 } runner_t;
+
+static void stay_on(int cpu)
+{
+    cpu_set_t set;
+
+    if (cpu >= 0) {
+        CPU_ZERO(&set);
+        CPU_SET(cpu, &set);
+        pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+    }
+}
+
+/* The n-th CPU of the set. */
+static int nth_cpu(const cpu_set_t *set, unsigned n)
+{
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, set) && n-- == 0) {
+            return cpu;
+        }
+    }
+    return -1;
+}
 
 static void *runner_main(void *arg)
 {
     runner_t *r = arg;
     start_t *s = r->start;
 
+    stay_on(r->cpu);
     pthread_mutex_lock(&s->lock);
     s->ready++;
     pthread_cond_broadcast(&s->changed);
@@ -164,25 +189,30 @@ static void *runner_main(void *arg)
     return NULL;
 }
 
-double ldr_bench_together(unsigned count, bool (*fn)(void *arg), void *args,
-                          size_t arg_bytes)
+double ldr_bench_together(unsigned count, bool spread, bool (*fn)(void *arg),
+                          void *args, size_t arg_bytes)
 {
     start_t s = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0,
                  START_WAIT};
     runner_t runners[LDR_TOGETHER_MAX] = {0};
     unsigned started = 1;
+    cpu_set_t set;
 
+    spread &= count > 1 && sched_getaffinity(0, sizeof(set), &set) == 0 &&
+              (unsigned)CPU_COUNT(&set) >= count;
     while (started < count && started < LDR_TOGETHER_MAX) {
         runner_t *r = &runners[started];
 
         *r = (runner_t){.start = &s,
                         .fn = fn,
-                        .arg = (uint8_t *)args + started * arg_bytes};
+                        .arg = (uint8_t *)args + started * arg_bytes,
+                        .cpu = spread ? nth_cpu(&set, started) : -1};
         if (!ldr_thread_start(&r->thread, "bench-part", runner_main, r)) {
             break;
         }
         started++;
     }
+    stay_on(spread ? nth_cpu(&set, 0) : -1);
     pthread_mutex_lock(&s.lock);
     while (s.ready < started - 1) {
         pthread_cond_wait(&s.changed, &s.lock);
@@ -197,7 +227,11 @@ double ldr_bench_together(unsigned count, bool (*fn)(void *arg), void *args,
         pthread_join(runners[i].thread, NULL);
         ok &= runners[i].ok;
     }
-    return ok ? ldr_bench_now() - begin : 0;
+    double seconds = ldr_bench_now() - begin;
+    if (spread) {
+        sched_setaffinity(0, sizeof(set), &set);
+    }
+    return ok ? seconds : 0;
 }
 
 /* ---- items ---- */

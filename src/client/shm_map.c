@@ -383,23 +383,16 @@ void ldr_map_leave(ldr_shm_session_t *s)
 {
     ldr_extent_msg_t all = {.extent = UINT32_MAX};
     uint8_t body[LDR_EXTENT_MSG_BYTES];
+    ldr_mapping_t *next;
     bool used = false;
 
     pthread_mutex_lock(&s->map_lock);
-    for (unsigned i = 0; i < LDR_SHM_BUCKETS; i++) {
-        for (ldr_mapping_t **link = &s->maps[i]; *link != NULL;) {
-            ldr_mapping_t *m = *link;
-
-            if (m->users > 0) {
-                used = true;
-                link = &m->next;
-            } else {
-                *link = m->next;
-                unmap(m);
-            }
-        }
-    }
+    ldr_mapping_t *idle = take_idle(s, true, &used);
     pthread_mutex_unlock(&s->map_lock);
+    for (ldr_mapping_t *map = idle; map != NULL; map = next) {
+        next = map->next;
+        unmap(map);
+    }
     if (!used && !ldr_shm_dead(s)) {
         size_t bytes = ldr_put_extent(body, &all);
 

@@ -163,7 +163,8 @@ static void drop_pings(ldr_tcp_conn_t *c)
         if (bytes > c->ahead_have - at) {
             return;
         }
-        if (frame.id == PING_ID && frame.opcode == LDR_OP_PING) {
+        if (frame.id == PING_ID && frame.opcode == LDR_OP_PING &&
+            ldr_frame_check(c->ahead + at, &frame)) {
             c->ahead_have -= (uint32_t)bytes;
             memmove(c->ahead + at, c->ahead + at + bytes, c->ahead_have - at);
             c->pings -= c->pings > 0 ? 1 : 0;

@@ -478,7 +478,7 @@ static uint32_t choose_segment(reclaim_t *r)
     uint32_t oldest = oldest_segment(ssd);
 
     r->tenants = ldr_ssd_shared(ssd);
-    if (!r->tenants || oldest == LDR_NIL ||
+    if (!r->tenants || oldest == LDR_NIL || ssd->reclaim_stuck ||
         ssd->disk.segments[oldest].state != LDR_SEGMENT_CLOSED) {
         return oldest;
     }
@@ -620,7 +620,14 @@ bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
         ldr_ssd_failed(ssd, &ssd->write_failures, "carry", error);
         return true;
     }
-    if (r.stuck || s->readers > 0) {
+    if (r.stuck) {
+        /* There was no room for its tombstones: the oldest needs none. If it
+         * is that one, something older is still to be read or closed. */
+        ssd->reclaim_stuck = r.segment != oldest_segment(ssd);
+        return ssd->reclaim_stuck;
+    }
+    ssd->reclaim_stuck = false;
+    if (s->readers > 0) {
         return false; /* its locations are gone; the next try finishes it */
     }
     s->state = LDR_SEGMENT_FREE;

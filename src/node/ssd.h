@@ -78,6 +78,7 @@ struct ldr_ssd {
     uint64_t unsynced_ns; /* since when something is not synced; 0: nothing */
 
     uint32_t reclaims;        /* turns while several tenants are here */
+    bool reclaim_stuck;       /* the last one was: take the oldest segment */
     uint8_t *carry;           /* records on their way to another segment */
     struct ldr_carried *rows; /* which these are: reclaim.c */
 

@@ -268,7 +268,8 @@ static inline bool daemon_prepare(test_daemon_t *d, const char *embed_url)
     if (mkdtemp(d->dir) == NULL) {
         return false;
     }
-    snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
+    memcpy(d->socket, d->dir, sizeof(d->dir));
+    memcpy(d->socket + strlen(d->dir), "/s", sizeof("/s"));
     daemon_arg(d, "larder");
     daemon_arg(d, "serve");
     daemon_option(d, "socket", d->socket);

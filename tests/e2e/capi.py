@@ -286,3 +286,23 @@ class Node:
         if self.space:
             self.lib.larder_space_close(byref(self.space))
         return self.lib.larder_close(byref(self.node), timeout_ms)
+
+
+# ---- many keys --------------------------------------------------------------
+
+def put_some(node, count, size=60000, name="k"):
+    for i in range(count):
+        value = value_of(f"{name} {i}", 1, size)
+        assert node.put(f"{name} {i}", value) == OK
+
+
+def found(node, count, size=60000, name="k"):
+    """How many of them are there, all right."""
+    there = 0
+    for i in range(count):
+        status, _, value = node.get(f"{name} {i}")
+        assert status in (OK, MISS)
+        if status == OK:
+            assert value == value_of(f"{name} {i}", 1, size)
+            there += 1
+    return there

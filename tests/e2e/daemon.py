@@ -9,8 +9,10 @@ import re
 import resource
 import select
 import signal
+import socket
 import subprocess
 import time
+import traceback
 import urllib.request
 
 import wireclient
@@ -25,6 +27,12 @@ def _before_exec():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limit = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def until(what, seconds=20.0, text="it did not happen"):
@@ -274,6 +282,29 @@ class Daemon:
                     self.process.kill()
                 self.process.wait(10)
                 print(self.log()[-4000:])
+
+
+def fork(work):
+    """A process that runs work() and ends. Gives its pid."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            _libc.prctl(1, signal.SIGKILL)
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def gone(pid):
+    """Ends it for good, whatever state it is in."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
 
 
 class Child:

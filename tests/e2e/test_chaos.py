@@ -11,45 +11,18 @@ import random
 import signal
 import threading
 import time
-import traceback
 
 import pytest
 
 import capi
 import wireclient as w
-from daemon import in_child, until
+from daemon import fork, free_port, gone, in_child, until
 from wireclient import crc32c
 
 SEED = int(os.environ.get("LARDER_SEED", "4"))
 CHAOS_S = float(os.environ.get("LARDER_CHAOS_S", "60"))
 BOTH = ("unix", "tcp")
 both = pytest.mark.parametrize("transport", BOTH)
-
-
-def fork(work):
-    """A process that runs work() and ends. Gives its pid."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            from daemon import _libc
-            _libc.prctl(1, signal.SIGKILL)
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def gone(pid):
-    """Ends it for good, whatever state it is in."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    return os.waitpid(pid, 0)[1]
 
 
 def right_or_missing(node, names, low=1):
@@ -617,11 +590,8 @@ def test_chaos(serve):
     """Writers and readers by shared memory and TCP, while they and the daemon
     are killed, stopped, ended and started again."""
     # A port that stays, so that clients find the next daemon there.
-    with w.socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     daemon = serve(dirs=1, dram="24M", ssd="256M", sync_ms=50, drain_ms=5000,
-                   listen=f"127.0.0.1:{port}")
+                   listen=f"127.0.0.1:{free_port()}")
     print(f"LARDER_SEED={SEED}")
     chaos = Chaos(daemon, CHAOS_S)
     try:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import wireclient as w
-from daemon import in_child, until
+from daemon import fork, gone, in_child, until
 from wireclient import (batch_body, crc32c, ends_body, extent_body, key_of,
                         match_body, name_row, save_row)
 
@@ -582,8 +582,7 @@ def test_extents_of_a_process_that_will_not_unmap(serve, tmp_path):
         fill(a, a.space("s"), "a", 40, 400000)
         signal.pause()
 
-    import test_chaos
-    pid = test_chaos.fork(greedy)
+    pid = fork(greedy)
     try:
         until(lambda: daemon.value("larder_saves_total", tenant="a",
                                    outcome="stored") == 40, 60)
@@ -597,6 +596,6 @@ def test_extents_of_a_process_that_will_not_unmap(serve, tmp_path):
         statuses = [in_child(lambda: one_try(f"b{i}")) for i in range(3)]
         assert set(statuses) <= {w.OK, w.E_FULL, w.E_DEADLINE}
     finally:
-        test_chaos.gone(pid)
+        gone(pid)
     until(lambda: in_child(lambda: one_try("last")) == w.OK, 20,
           "a is gone, and b gets nothing")
