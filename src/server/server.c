@@ -235,14 +235,36 @@ static larder_status_t tls_open(ldr_server_t *server)
     return ldr_tls_create(&params, &server->tls);
 }
 
-static larder_status_t open_parts(ldr_server_t *server)
+/* The node with its tenants' limits, before its disks begin to make room. */
+static larder_status_t node_open(ldr_server_t *server)
 {
-    ldr_options_t *o = &server->config->options;
+    const ldr_config_t *config = server->config;
+    ldr_tenant_params_t *tenants =
+        ldr_alloc(config->tenant_count * sizeof(*tenants));
     ldr_node_env_t env = {
         .log = server->log,
         .revoke = on_revoke,
         .revoke_arg = server,
+        .tenants = tenants,
+        .tenant_count = config->tenant_count,
     };
+
+    if (tenants == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for tenants");
+    }
+    for (unsigned i = 0; i < config->tenant_count; i++) {
+        const ldr_tenant_config_t *t = &config->tenants[i];
+
+        tenants[i] = (ldr_tenant_params_t){t->name, t->dram, t->ssd};
+    }
+    larder_status_t st = ldr_node_open(&config->options, &env, &server->node);
+    ldr_free(tenants);
+    return st;
+}
+
+static larder_status_t open_parts(ldr_server_t *server)
+{
+    ldr_options_t *o = &server->config->options;
 
     server->end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (server->end_fd < 0 || !ldr_metrics_create(&server->metrics) ||
@@ -258,7 +280,7 @@ static larder_status_t open_parts(ldr_server_t *server)
         st = loops_open(server);
     }
     if (st == LARDER_OK) {
-        st = ldr_node_open(o, &env, &server->node);
+        st = node_open(server);
     }
     if (st == LARDER_OK) {
         ldr_node_set_mode(server->node, (ldr_mode_t)o->mode);
