@@ -292,8 +292,8 @@ class Node:
 
 def put_some(node, count, size=60000, name="k"):
     for i in range(count):
-        value = value_of(f"{name} {i}", 1, size)
-        assert node.put(f"{name} {i}", value) == OK
+        status = node.put(f"{name} {i}", value_of(f"{name} {i}", 1, size))
+        assert status == OK, f"put {i}: {status}: {node.error()}"
 
 
 def found(node, count, size=60000, name="k"):
