@@ -18,6 +18,12 @@ static ldr_session_t *session_of(ldr_watch_t *watch)
     return (ldr_session_t *)((char *)watch - offsetof(ldr_session_t, watch));
 }
 
+/* The peer has left, in peace or not: nothing to tell anybody. */
+static bool hung_up(ssize_t error)
+{
+    return error == -EPIPE || error == -ECONNRESET;
+}
+
 /* ---- out ---- */
 
 void ldr_out_free(ldr_session_t *s, ldr_out_t *out)
@@ -127,7 +133,7 @@ bool ldr_session_send(ldr_session_t *s)
             break;
         }
         if (n < 0) {
-            ldr_session_end(s, n == -EPIPE ? NULL : strerror((int)-n));
+            ldr_session_end(s, hung_up(n) ? NULL : strerror((int)-n));
             return false;
         }
         out_sent(out, (size_t)n);
@@ -410,7 +416,7 @@ void ldr_session_read(ldr_session_t *s)
             break;
         }
         if (n < 0) {
-            ldr_session_end(s, n == -EPIPE ? NULL : strerror((int)-n));
+            ldr_session_end(s, hung_up(n) ? NULL : strerror((int)-n));
             return;
         }
         budget -= ldr_min64(budget, (uint64_t)n);
