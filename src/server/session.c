@@ -312,8 +312,8 @@ static void end(ldr_session_t *s, const char *why, bool process_lives)
             ldr_warn(&s->server->log, "%s: session ended: %s", s->from, why);
         }
         hang_up(s);
-        if (process_lives && s->peer.pid_fd >= 0 &&
-            (s->hold_count > 0 || s->map_count > 0)) {
+        /* Without a mapping it cannot touch what it holds. */
+        if (process_lives && s->peer.pid_fd >= 0 && s->map_count > 0) {
             quarantine(s);
             s->ending = false;
             return;

@@ -221,6 +221,24 @@ def test_hung_up_while_it_lives(daemon):
             os.close(fd)
 
 
+def test_hung_up_without_a_mapping(daemon):
+    """It never mapped what it holds, or has said that it does not any more:
+    there is nothing to wait for, though it lives."""
+    owner = daemon.enter("tcp")
+    space = owner.space()
+    assert owner.put_one(space, w.key_of("held"), bytes(100000)) == w.OK
+    for mapped in (False, True):
+        peer = daemon.enter("unix").attach()
+        mine = peer.space()
+        lease = peer.lease(mine, w.key_of("held"))
+        assert peer.reserve(mine, w.key_of("r"), 1000).status == w.OK
+        if mapped:
+            peer.read_segs(lease.segs)
+            peer.forget()
+        peer.drop()
+        daemon.nothing_held(sessions=1)
+
+
 def test_child_that_inherits_the_socket(daemon):
     """The process is gone, a child of its has the socket: it holds nothing,
     since it has no mapping."""

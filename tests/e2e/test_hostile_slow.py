@@ -19,10 +19,10 @@ from wireclient import (Ended, batch_body, crc32c, frame, hello_body, key_of,
 @both
 def test_slow_loris(serve, tmp_path, transport):
     """Who does not come to the point is dropped; others come in meanwhile."""
-    daemon = with_token(serve, tmp_path, hello_ms=700)
+    daemon = with_token(serve, tmp_path, hello_ms=3000)
     hello = frame(w.HELLO, hello_body())
     slow = []
-    for i in range(150):
+    for i in range(105):
         peer = daemon.connect(transport)
         peer.send(hello[:(0, 1, 39, 40, 41, len(hello) - 1,
                           len(hello))[i % 7]])
@@ -49,25 +49,24 @@ def test_save_that_stalls(daemon, transport):
     size = 600000
     value = value_of("stall", size)
     crc = crc32c(value)
-    for cut in (0, 1, size - 1):
+    for cut in (1, size - 1):
         key = key_of(f"stall {cut}")
         head = frame(w.PUT, batch_body(mine, [
             save_row(key, size, crc), save_row(key_of("after"), 3,
                                                crc32c(b"abc"))]),
             payload=size + 3, ident=50 + cut, epoch=peer.epoch,
-            arg=1500 if cut else 1)
+            arg=1500)
         peer.send(head + value[:cut])
-        if cut > 0:
-            until(lambda: daemon.value("larder_held_chunks") == 1, 3,
-                  "nothing was reserved")
+        until(lambda: daemon.value("larder_held_chunks") == 1, 3,
+              "nothing was reserved")
         until(lambda: daemon.value("larder_held_chunks") == 0, 20,
               "its room is not given back")
         peer.send(value[cut:] + b"abc")
         rows = peer.wait(50 + cut).results
         assert [r.status for r in rows] == [w.E_DEADLINE, w.E_DEADLINE]
         assert owner.get(space, [key]) == [None]
-    assert peer.put_one(mine, key_of("stall 0"), value) == w.OK
-    assert owner.get(space, [key_of("stall 0")]) == [value]
+    assert peer.put_one(mine, key_of("stall 1"), value) == w.OK
+    assert owner.get(space, [key_of("stall 1")]) == [value]
 
 
 @both
