@@ -15,3 +15,13 @@ bool ldr_cond_init(pthread_cond_t *cond);
 /* False: the time has come. */
 bool ldr_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock,
                          uint64_t deadline_ns);
+
+/* Between two looks of a thread that polls. */
+static inline void ldr_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}

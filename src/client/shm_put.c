@@ -6,10 +6,9 @@
 #include "base/fault.h"
 #include "client/shm_ops.h"
 
-#define RUN_MAX                                                                \
-    ((size_t)1 << 20) /* bytes copied between looks at the clock               \
-                       */
-#define BLOCK 4096u   /* the disk gets whole ones */
+/* Bytes copied between looks at the clock. */
+#define RUN_MAX ((size_t)1 << 20)
+#define BLOCK 4096u /* the disk gets whole ones */
 
 static void ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w)
 {

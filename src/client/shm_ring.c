@@ -15,15 +15,6 @@
 #define SPIN_MISSES 4u /* in a row, and spinning is no use */
 #define SPIN_EVERY 32u /* but it is tried again */
 
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Between looks for room in a full ring, longer and longer. */
 static void nap(long *ns)
 {
@@ -360,7 +351,7 @@ static void lead(ldr_shm_session_t *s, const ldr_call_t *call,
             }
         }
         if (now_ns < spin_end_ns) {
-            relax();
+            ldr_relax();
             continue;
         }
         s->spin_misses++;

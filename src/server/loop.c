@@ -176,15 +176,6 @@ static void wait_events(ldr_loop_t *loop, uint64_t next_ns, bool sleep)
     }
 }
 
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static bool stopping(ldr_loop_t *loop)
 {
     pthread_mutex_lock(&loop->lock);
@@ -252,7 +243,7 @@ static void *loop_main(void *arg)
                 wait_events(loop, next_ns, false);
                 sched_yield(); /* a client may want this core */
             }
-            relax();
+            ldr_relax();
             continue;
         }
         bool sleep = loop->hooks->sleep(loop) && fall_asleep(loop);
