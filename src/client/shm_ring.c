@@ -1,4 +1,5 @@
 /* Requests and replies through the rings. */
+#include <sched.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -351,6 +352,9 @@ static void lead(ldr_shm_session_t *s, const ldr_call_t *call,
             }
         }
         if (now_ns < spin_end_ns) {
+            if (looks % 16 == 0) {
+                sched_yield(); /* the daemon may want this core */
+            }
             ldr_relax();
             continue;
         }
