@@ -515,6 +515,152 @@ LARDER_API larder_status_t larder_memory_register(larder_t *lar, void *base,
                                                   larder_memory_kind_t kind);
 LARDER_API larder_status_t larder_memory_deregister(larder_t *lar, void *base);
 
+/* ---- engine memory ------------------------------------------------------
+ *
+ * An engine keeps KV in pages: for each layer one page per block, and for each
+ * request and group of layers a table of block ids. A layout describes that
+ * once; then whole prefixes are saved and loaded by block tables, and Larder
+ * makes the list of buffers.
+ *
+ *   group   layers that share a block table, and a rule: which chunks does a
+ *           prefix of n tokens need?
+ *             all       every chunk
+ *             trailing  those that the last window_tokens - 1 tokens lie in
+ *             last      only the last: a state that has seen all before it
+ *   shard   here: one rank's part of a chunk. It holds, layer by layer, the
+ *           pages of the chunk's blocks: all of them (all), those that a
+ *           prefix that ends with the chunk can need (trailing), or the last
+ *           (last).
+ *
+ * A layout is never changed and may be used by any number of threads, with any
+ * number of spaces of its chunk_tokens, until it is destroyed. The memory it
+ * describes stays the engine's, and must outlive it.
+ */
+
+/* An allocation: each once, however many layers lie in it. */
+typedef struct larder_region {
+    const char *name; /* for messages */
+    void *base;
+    size_t bytes;
+} larder_region_t;
+
+/* Where a layer keeps its pages: block b's at offset + b * stride. Layers of
+ * different groups may lie in the same place: a block is one group's at a
+ * time. */
+typedef struct larder_layer {
+    const char *name; /* for messages */
+    uint32_t region;
+    uint64_t offset;
+    uint64_t stride;
+    uint64_t bytes; /* of a page */
+} larder_layer_t;
+
+typedef enum larder_rule {
+    LARDER_RULE_ALL,
+    LARDER_RULE_TRAILING,
+    LARDER_RULE_LAST
+} larder_rule_t;
+
+typedef struct larder_group {
+    larder_rule_t rule;
+    uint32_t block_tokens;  /* divides chunk_tokens */
+    uint32_t window_tokens; /* trailing: what a token sees, itself included */
+    const larder_layer_t *layers;
+    uint32_t layer_count; /* 0: for matching and staging only */
+} larder_group_t;
+
+enum {
+    LARDER_LAYOUT_NULL_BLOCK = 1u << 0,
+};
+
+typedef struct larder_layout_params {
+    uint64_t field_mask;
+    uint32_t chunk_tokens;
+    uint32_t block_count; /* of every layer */
+    const larder_region_t *regions;
+    uint32_t region_count;
+    const larder_group_t *groups; /* 1...LARDER_GROUPS_MAX */
+    uint32_t group_count;
+    uint32_t null_block; /* a block id that stands for none */
+} larder_layout_params_t;
+
+typedef struct larder_layout larder_layout_t;
+
+/* Checks every region and layer, and copies what it needs. Whatever is out of
+ * bounds refuses the whole: LARDER_E_INVALID or _SIZE, and larder_last_error()
+ * names it. */
+LARDER_API larder_status_t larder_layout_create(
+    const larder_layout_params_t *params, larder_layout_t **layout_p);
+/* NULL is fine. No transfer with it may be under way. */
+LARDER_API void larder_layout_destroy(larder_layout_t **layout_p);
+
+/* Bytes of a group's shard of one chunk. 0: no such group, or no layers. */
+LARDER_API size_t larder_layout_bytes(const larder_layout_t *layout,
+                                      uint16_t group);
+
+/* A part of a request's block table for one group: ids[i] is the block at
+ * place first + i. */
+typedef struct larder_table {
+    const uint32_t *ids;
+    uint32_t first, count;
+} larder_table_t;
+
+/* The longest prefix of the chain, in chunks, for which every group has what
+ * it needs; *out sums it up over the groups. Nothing is held. */
+LARDER_API larder_status_t larder_prefix_match(larder_space_t *space,
+                                               const larder_layout_t *layout,
+                                               const larder_key_t *keys,
+                                               size_t count,
+                                               uint32_t timeout_ms,
+                                               larder_match_t *out);
+
+/* The same, brought into DRAM, checked and held: one lease for each group in
+ * leases[0...group_count - 1], to be released each. LARDER_MISS: nothing, and
+ * all of them are NULL. */
+LARDER_API larder_status_t
+larder_prefix_stage(larder_space_t *space, const larder_layout_t *layout,
+                    const larder_key_t *keys, size_t count, uint32_t timeout_ms,
+                    larder_lease_t **leases, larder_match_t *out);
+
+/* What is to be moved, and what came of it. */
+typedef struct larder_move {
+    const larder_key_t *keys;     /* of the prompt's chunks, from the first */
+    const larder_table_t *tables; /* one for each group */
+    uint32_t begin, end;          /* tokens */
+    uint16_t shard;               /* this rank's */
+    uint16_t writers, writer;     /* save: of several ranks with the same bytes
+                                     each saves every writers-th chunk */
+    uint32_t timeout_ms;
+    uint32_t flags;  /* save: LARDER_PUT_* */
+    uint32_t ttl_ms; /* save: forgotten after this long; 0: never */
+
+    /* results */
+    uint32_t shards;      /* that were moved */
+    uint32_t present;     /* save: were there already */
+    uint32_t skipped;     /* save: some of their blocks are not there */
+    uint32_t failed;      /* were not moved, for the first status and cause */
+    uint64_t bytes;       /* of those that were moved */
+    larder_status_t item; /* LARDER_OK: none failed */
+    larder_cause_t cause;
+} larder_move_t;
+
+/* Saves every chunk that ends after token `begin` and not after `end`. Blocks
+ * that the table lacks or that are the null block: the shard is skipped. The
+ * return value is that of the whole; LARDER_OK with failed > 0 means that some
+ * shards were not kept. */
+LARDER_API larder_status_t larder_prefix_save(larder_space_t *space,
+                                              const larder_layout_t *layout,
+                                              larder_move_t *move);
+
+/* Loads what a prefix of `end` tokens needs into those of its blocks that lie
+ * after token `begin`: both are multiples of every group's block_tokens, and
+ * `end` of chunk_tokens too unless every rule is all. Null blocks are not
+ * written. LARDER_OK: all of it was loaded and checked. Anything
+ * else: the blocks may hold anything. */
+LARDER_API larder_status_t larder_prefix_load(larder_space_t *space,
+                                              const larder_layout_t *layout,
+                                              larder_move_t *move);
+
 /* ---- statistics --------------------------------------------------------- */
 
 enum {

@@ -1,0 +1,554 @@
+/*
+ * Whole prefixes: matched and staged over all groups, saved and loaded by
+ * block tables. Everything goes by the layout's enumeration (layout/layout.h)
+ * and through the same calls that anybody else makes, so that it holds for
+ * every backend.
+ */
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "client/client.h"
+#include "layout/layout.h"
+
+#define BATCH_ITEMS 512u
+#define BATCH_SEGMENTS 32768u /* at least LARDER_IOV_MAX */
+#define ATTEMPTS 8u           /* to stage what others are evicting */
+
+/* What is left of it, for calls that take a timeout; at least one. */
+static uint32_t left_ms(const larder_t *lar, uint64_t deadline_ns)
+{
+    if (deadline_ns == UINT64_MAX) {
+        return LARDER_FOREVER;
+    }
+    uint64_t now_ns = ldr_now_ns(lar->clock);
+    uint64_t left = deadline_ns > now_ns ? (deadline_ns - now_ns) / 1000000 : 0;
+
+    return (uint32_t)ldr_min64(ldr_max64(left, 1), LARDER_FOREVER - 1);
+}
+
+static larder_status_t check(const larder_space_t *space,
+                             const larder_layout_t *layout)
+{
+    larder_status_t st = ldr_space_check(space);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (layout == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "layout is NULL");
+    }
+    return layout->chunk_tokens == space->chunk_tokens
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_INVALID,
+                          "a layout with chunks of %u tokens, a space of %u",
+                          layout->chunk_tokens, space->chunk_tokens);
+}
+
+/* ---- matching ---- */
+
+/* A search for the longest prefix. */
+typedef struct search {
+    larder_space_t *space;
+    const larder_layout_t *layout;
+    const larder_key_t *keys;
+    uint64_t deadline_ns;
+    uint32_t chunks;                  /* the longest that is possible still */
+    uint8_t *here[LARDER_GROUPS_MAX]; /* where it was asked for */
+    larder_match_t sum;
+} search_t;
+
+static void search_end(search_t *s)
+{
+    for (uint32_t g = 0; g < s->layout->group_count; g++) {
+        ldr_free(s->here[g]);
+    }
+}
+
+/* Asks for every chunk of a group whose shards are all there. */
+static larder_status_t look(search_t *s, uint32_t group)
+{
+    uint32_t shards = s->space->shards;
+    uint32_t step = LARDER_BATCH_MAX / shards;
+    uint8_t *here = ldr_alloc(s->chunks);
+    larder_item_t *items = ldr_alloc(LARDER_BATCH_MAX * sizeof(*items));
+    larder_status_t st =
+        here != NULL && items != NULL
+            ? LARDER_OK
+            : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a match");
+
+    for (uint32_t at = 0; at < s->chunks && st == LARDER_OK; at += step) {
+        uint32_t count = (uint32_t)ldr_min64(step, s->chunks - at) * shards;
+        larder_op_params_t params = {
+            .field_mask = LARDER_OP_TIMEOUT,
+            .timeout_ms = left_ms(s->space->lar, s->deadline_ns)};
+
+        for (uint32_t i = 0; i < count; i++) {
+            items[i] = (larder_item_t){.key = &s->keys[at + i / shards],
+                                       .group = (uint16_t)group,
+                                       .shard = (uint16_t)(i % shards)};
+        }
+        st = larder_run(s->space, LARDER_OP_EXISTS, items, count, &params);
+        for (uint32_t i = 0; i < count && st == LARDER_OK; i++) {
+            uint8_t ok = items[i].status == LARDER_OK;
+
+            here[at + i / shards] =
+                i % shards == 0 ? ok : here[at + i / shards] & ok;
+        }
+    }
+    ldr_free(items);
+    if (st != LARDER_OK) {
+        ldr_free(here);
+        return st;
+    }
+    ldr_free(s->here[group]);
+    s->here[group] = here;
+    return LARDER_OK;
+}
+
+/* A group has only `got` of the chunks it needs: what is possible at most. */
+static larder_status_t shorten(search_t *s, uint32_t group, ldr_span_t needs,
+                               uint32_t got)
+{
+    uint32_t most = needs.first + got;
+
+    if (s->layout->group[group].rule != LARDER_RULE_ALL &&
+        s->here[group] == NULL) {
+        larder_status_t st = look(s, group);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+    }
+    s->chunks =
+        ldr_layout_longest(s->layout, most, (const uint8_t *const *)s->here);
+    return LARDER_OK;
+}
+
+static void add(larder_match_t *sum, const larder_match_t *one)
+{
+    for (unsigned t = 0; t < LARDER_TIER_COUNT; t++) {
+        sum->tier_chunks[t] += one->tier_chunks[t];
+        sum->tier_bytes[t] += one->tier_bytes[t];
+    }
+    sum->load_us += one->load_us;
+}
+
+/* Whether all groups have what a prefix of s->chunks needs. MISS: no, and it
+ * was shortened. */
+static larder_status_t try_chunks(search_t *s)
+{
+    memset(s->sum.tier_chunks, 0, sizeof(s->sum.tier_chunks));
+    memset(s->sum.tier_bytes, 0, sizeof(s->sum.tier_bytes));
+    s->sum.load_us = 0;
+    for (uint32_t g = 0; g < s->layout->group_count; g++) {
+        ldr_span_t needs = ldr_layout_needs(s->layout, g, s->chunks);
+        uint32_t count = needs.end - needs.first;
+        larder_match_t one;
+        larder_status_t st = s->space->lar->backend->match(
+            s->space, s->keys + needs.first, count, (uint16_t)g, s->deadline_ns,
+            &one);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+        if (one.chunks < count) {
+            s->sum.cause = one.cause;
+            st = shorten(s, g, needs, one.chunks);
+            return st == LARDER_OK ? LARDER_MISS : st;
+        }
+        add(&s->sum, &one);
+    }
+    return LARDER_OK;
+}
+
+static larder_status_t search_run(search_t *s)
+{
+    larder_status_t st = LARDER_MISS;
+
+    while (st == LARDER_MISS && s->chunks > 0) {
+        st = try_chunks(s);
+    }
+    s->sum.chunks = s->chunks;
+    return st == LARDER_MISS ? LARDER_OK : st;
+}
+
+/* The longest prefix, as *out. */
+static larder_status_t match(larder_space_t *space,
+                             const larder_layout_t *layout,
+                             const larder_key_t *keys, size_t count,
+                             uint64_t deadline_ns, larder_match_t *out)
+{
+    search_t s = {.space = space,
+                  .layout = layout,
+                  .keys = keys,
+                  .deadline_ns = deadline_ns,
+                  .chunks = (uint32_t)count};
+    larder_status_t st = search_run(&s);
+
+    search_end(&s);
+    if (st == LARDER_OK) {
+        *out = s.sum;
+    }
+    return st;
+}
+
+static larder_status_t check_keys(const larder_key_t *keys, size_t count,
+                                  const void *out)
+{
+    return keys != NULL && count > 0 &&
+                   count <= UINT32_MAX / LARDER_SHARDS_MAX && out != NULL
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_INVALID, "keys, count or out");
+}
+
+larder_status_t larder_prefix_match(larder_space_t *space,
+                                    const larder_layout_t *layout,
+                                    const larder_key_t *keys, size_t count,
+                                    uint32_t timeout_ms, larder_match_t *out)
+{
+    larder_status_t st = check(space, layout);
+
+    st = st == LARDER_OK ? check_keys(keys, count, out) : st;
+    return st == LARDER_OK ? match(space, layout, keys, count,
+                                   ldr_deadline(space->lar, timeout_ms), out)
+                           : st;
+}
+
+/* ---- staging ---- */
+
+/* Stages what a prefix of *chunks_p needs. MISS: a group got less; nothing is
+ * held, and *chunks_p is what may be possible. */
+static larder_status_t stage(larder_space_t *space,
+                             const larder_layout_t *layout,
+                             const larder_key_t *keys, uint64_t deadline_ns,
+                             uint32_t *chunks_p, larder_lease_t **leases,
+                             larder_match_t *sum)
+{
+    uint32_t groups = layout->group_count;
+    larder_status_t st = LARDER_OK;
+
+    memset(sum, 0, sizeof(*sum));
+    memset(leases, 0, groups * sizeof(*leases));
+    for (uint32_t g = 0; g < groups && st == LARDER_OK; g++) {
+        ldr_span_t needs = ldr_layout_needs(layout, g, *chunks_p);
+        uint32_t count = needs.end - needs.first;
+        larder_match_t one = {0};
+
+        st = larder_stage(space, keys + needs.first, count, (uint16_t)g,
+                          left_ms(space->lar, deadline_ns), &leases[g], &one);
+        if (st == LARDER_MISS || (st == LARDER_OK && one.chunks < count)) {
+            *chunks_p = needs.first + one.chunks;
+            sum->cause = one.cause;
+            st = LARDER_MISS;
+        }
+        add(sum, &one);
+    }
+    for (uint32_t g = 0; g < groups && st != LARDER_OK; g++) {
+        larder_release(&leases[g]);
+    }
+    return st;
+}
+
+larder_status_t larder_prefix_stage(larder_space_t *space,
+                                    const larder_layout_t *layout,
+                                    const larder_key_t *keys, size_t count,
+                                    uint32_t timeout_ms,
+                                    larder_lease_t **leases,
+                                    larder_match_t *out)
+{
+    larder_status_t st = check(space, layout);
+
+    st = st == LARDER_OK ? check_keys(keys, count, out) : st;
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (leases == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "leases is NULL");
+    }
+    uint64_t deadline_ns = ldr_deadline(space->lar, timeout_ms);
+    uint32_t chunks = (uint32_t)count;
+
+    memset(leases, 0, layout->group_count * sizeof(*leases));
+    for (unsigned i = 0; i < ATTEMPTS; i++) {
+        larder_match_t found, sum;
+
+        st = match(space, layout, keys, chunks, deadline_ns, &found);
+        if (st != LARDER_OK || found.chunks == 0) {
+            *out = st == LARDER_OK ? found : *out;
+            return st == LARDER_OK ? LARDER_MISS : st;
+        }
+        chunks = found.chunks;
+        st = stage(space, layout, keys, deadline_ns, &chunks, leases, &sum);
+        sum.cause = sum.cause != LARDER_CAUSE_NONE ? sum.cause : found.cause;
+        sum.chunks = st == LARDER_OK ? chunks : 0;
+        *out = sum;
+        if (st != LARDER_MISS || chunks == 0) {
+            return st;
+        }
+    }
+    return LARDER_MISS;
+}
+
+/* ---- moving ---- */
+
+/* Shards on their way. */
+typedef struct batch {
+    larder_space_t *space;
+    const larder_layout_t *layout;
+    larder_move_t *move;
+    larder_op_t op;
+    uint64_t deadline_ns;
+    larder_item_t *items;
+    struct iovec *iov;
+    uint32_t item_count, iov_count;
+    uint8_t *scratch; /* load: for pages that are not wanted */
+    size_t scratch_bytes;
+    bool scratch_used;
+} batch_t;
+
+static void note(larder_move_t *m, const larder_item_t *item, size_t bytes)
+{
+    larder_status_t st = item->status;
+
+    if (st == LARDER_OK && item->length != 0 && item->length != bytes) {
+        st = LARDER_E_SIZE; /* a load of something else */
+    }
+    if (st == LARDER_OK) {
+        m->shards++;
+        m->bytes += bytes;
+        return;
+    }
+    if (st == LARDER_PRESENT) {
+        m->present++;
+        return;
+    }
+    if (m->failed++ == 0) {
+        m->item = st;
+        m->cause = item->cause;
+    }
+}
+
+/* Carries out what was gathered. */
+static larder_status_t flush(batch_t *b)
+{
+    larder_op_params_t params = {.field_mask = LARDER_OP_TIMEOUT,
+                                 .timeout_ms =
+                                     left_ms(b->space->lar, b->deadline_ns)};
+    larder_status_t st = LARDER_OK;
+
+    if (b->item_count > 0) {
+        st = larder_run(b->space, b->op, b->items, b->item_count, &params);
+    }
+    for (uint32_t i = 0; i < b->item_count && st == LARDER_OK; i++) {
+        const larder_item_t *item = &b->items[i];
+
+        note(b->move, item, b->layout->group[item->group].shard_bytes);
+    }
+    b->item_count = b->iov_count = 0;
+    b->scratch_used = false;
+    return st;
+}
+
+static bool in_scratch(const batch_t *b, const ldr_segments_t *segments)
+{
+    for (uint32_t i = 0; i < segments->count && b->scratch != NULL; i++) {
+        const uint8_t *p = segments->iov[i].iov_base;
+
+        if (p >= b->scratch && p < b->scratch + b->scratch_bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Adds one shard. MISS: it cannot be saved, since blocks are not there. */
+static larder_status_t gather(batch_t *b, uint32_t group, uint32_t chunk,
+                              ldr_span_t wanted)
+{
+    const larder_move_t *m = b->move;
+    uint32_t pages = b->layout->group[group].shard_pages;
+    larder_status_t st = LARDER_OK;
+
+    if (b->item_count == BATCH_ITEMS || b->iov_count + pages > BATCH_SEGMENTS) {
+        st = flush(b);
+    }
+    for (bool again = true; again && st == LARDER_OK;) {
+        ldr_segments_t segments = {.iov = b->iov + b->iov_count,
+                                   .max = BATCH_SEGMENTS - b->iov_count};
+
+        again = false;
+        st = ldr_layout_segments(b->layout, group, chunk, &m->tables[group],
+                                 wanted, b->scratch, &segments);
+        if (st != LARDER_OK) {
+            return st;
+        }
+        bool scratch = in_scratch(b, &segments);
+        if (scratch && b->scratch_used) {
+            st = flush(b); /* it is another shard's */
+            again = true;
+            continue;
+        }
+        b->scratch_used = b->scratch_used || scratch;
+        b->items[b->item_count++] = (larder_item_t){
+            .key = &m->keys[chunk],
+            .parent = chunk > 0 ? &m->keys[chunk - 1] : NULL,
+            .depth = chunk,
+            .group = (uint16_t)group,
+            .shard = m->shard,
+            .iov = segments.iov,
+            .iov_count = segments.count,
+            .flags = m->flags,
+            .ttl_ms = m->ttl_ms,
+        };
+        b->iov_count += segments.count;
+    }
+    return st;
+}
+
+static larder_status_t save_group(batch_t *b, uint32_t group)
+{
+    larder_move_t *m = b->move;
+    uint32_t tokens = b->layout->chunk_tokens;
+    larder_status_t st = LARDER_OK;
+
+    for (uint32_t i = m->begin / tokens; i < m->end / tokens; i++) {
+        if (m->writers > 1 && i % m->writers != m->writer) {
+            continue;
+        }
+        st = gather(b, group, i, (ldr_span_t){0, UINT32_MAX});
+        if (st == LARDER_MISS) {
+            m->skipped++;
+        } else if (st != LARDER_OK) {
+            return st;
+        }
+    }
+    return LARDER_OK;
+}
+
+static larder_status_t load_group(batch_t *b, uint32_t group)
+{
+    const larder_move_t *m = b->move;
+    const ldr_group_t *g = &b->layout->group[group];
+    uint32_t chunks = (uint32_t)ldr_div_up(m->end, b->layout->chunk_tokens);
+    ldr_span_t needs = ldr_layout_needs(b->layout, group, chunks);
+    ldr_span_t wanted = {m->begin / g->block_tokens, m->end / g->block_tokens};
+    larder_status_t st = LARDER_OK;
+
+    for (uint32_t i = needs.first; i < needs.end && st == LARDER_OK; i++) {
+        ldr_span_t blocks = ldr_layout_blocks(b->layout, group, i);
+
+        if (blocks.end > wanted.first && blocks.first < wanted.end) {
+            st = gather(b, group, i, wanted);
+        }
+        if (st == LARDER_OK && m->failed > 0) {
+            break; /* the rest is of no use */
+        }
+    }
+    return st;
+}
+
+static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
+                                  const larder_move_t *m)
+{
+    if (m == NULL || m->keys == NULL || m->tables == NULL ||
+        m->begin > m->end || (m->writers > 0 && m->writer >= m->writers)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "keys, tables, begin and end, or writer");
+    }
+    for (uint32_t g = 0; g < layout->group_count; g++) {
+        const ldr_group_t *group = &layout->group[g];
+
+        if (group->shard_pages == 0) {
+            return ldr_fail(LARDER_E_INVALID, "group %u has no layers", g);
+        }
+        if (m->tables[g].ids == NULL && m->tables[g].count > 0) {
+            return ldr_fail(LARDER_E_INVALID, "table %u is NULL", g);
+        }
+        if (op == LARDER_OP_GET && (m->begin % group->block_tokens != 0 ||
+                                    m->end % group->block_tokens != 0)) {
+            return ldr_fail(LARDER_E_INVALID,
+                            "tokens %u to %u, group %u has blocks of %u",
+                            m->begin, m->end, g, group->block_tokens);
+        }
+    }
+    if (op == LARDER_OP_GET && !layout->all &&
+        m->end % layout->chunk_tokens != 0) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "%u tokens are no multiple of a chunk of %u", m->end,
+                        layout->chunk_tokens);
+    }
+    return LARDER_OK;
+}
+
+static larder_status_t batch_begin(batch_t *b)
+{
+    if (b->op == LARDER_OP_GET) {
+        for (uint32_t g = 0; g < b->layout->group_count; g++) {
+            b->scratch_bytes =
+                ldr_max64(b->scratch_bytes, b->layout->group[g].shard_bytes);
+        }
+        b->scratch = ldr_alloc(b->scratch_bytes);
+    }
+    b->items = ldr_alloc(BATCH_ITEMS * sizeof(*b->items));
+    b->iov = ldr_alloc(BATCH_SEGMENTS * sizeof(*b->iov));
+    return b->items != NULL && b->iov != NULL &&
+                   (b->scratch != NULL || b->op != LARDER_OP_GET)
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a move");
+}
+
+static void batch_end(batch_t *b)
+{
+    ldr_free(b->items);
+    ldr_free(b->iov);
+    ldr_free(b->scratch);
+}
+
+static larder_status_t move_run(larder_space_t *space,
+                                const larder_layout_t *layout, larder_move_t *m,
+                                larder_op_t op,
+                                larder_status_t (*group)(batch_t *, uint32_t))
+{
+    larder_status_t st = check(space, layout);
+
+    st = st == LARDER_OK ? check_move(layout, op, m) : st;
+    if (st != LARDER_OK) {
+        return st;
+    }
+    m->shards = m->present = m->skipped = m->failed = 0;
+    m->bytes = 0;
+    m->item = LARDER_OK;
+    m->cause = LARDER_CAUSE_NONE;
+    batch_t b = {.space = space,
+                 .layout = layout,
+                 .move = m,
+                 .op = op,
+                 .deadline_ns = ldr_deadline(space->lar, m->timeout_ms)};
+    st = batch_begin(&b);
+    for (uint32_t g = 0; g < layout->group_count && st == LARDER_OK; g++) {
+        st = group(&b, g);
+    }
+    if (st == LARDER_OK) {
+        st = flush(&b);
+    }
+    batch_end(&b);
+    return st;
+}
+
+larder_status_t larder_prefix_save(larder_space_t *space,
+                                   const larder_layout_t *layout,
+                                   larder_move_t *move)
+{
+    return move_run(space, layout, move, LARDER_OP_PUT, save_group);
+}
+
+larder_status_t larder_prefix_load(larder_space_t *space,
+                                   const larder_layout_t *layout,
+                                   larder_move_t *move)
+{
+    larder_status_t st =
+        move_run(space, layout, move, LARDER_OP_GET, load_group);
+
+    return st == LARDER_OK && move->failed > 0 ? move->item : st;
+}
