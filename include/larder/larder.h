@@ -624,8 +624,9 @@ larder_prefix_stage(larder_space_t *space, const larder_layout_t *layout,
 
 /* What is to be moved, and what came of it. */
 typedef struct larder_move {
-    const larder_key_t *keys;     /* of the prompt's chunks, from the first */
+    const larder_key_t *keys;     /* of the prompt's chunks in a row */
     const larder_table_t *tables; /* one for each group */
+    uint32_t first_key;           /* the chunk that keys[0] names */
     uint32_t begin, end;          /* tokens */
     uint16_t shard;               /* this rank's */
     uint16_t writers, writer;     /* save: of several ranks with the same bytes
@@ -712,6 +713,27 @@ LARDER_API larder_status_t larder_stats(larder_t *lar, larder_stats_t *out);
  * terminating NUL; *length_p is what all of it needs without the NUL. */
 LARDER_API larder_status_t larder_metrics(larder_t *lar, char *text,
                                           size_t size, size_t *length_p);
+
+/* ---- options of connectors ----------------------------------------------
+ *
+ * What an engine's connector can be told (docs/options.md, place "connector")
+ * is in the same table as everything else.
+ */
+
+/* The name of the index-th of them; NULL after the last. */
+LARDER_API const char *larder_connector_option_name(size_t index);
+
+/* Reads a value of one of them; value NULL: its default. A number (of a word:
+ * its place among the words) goes to *number_p, a text to text, at most size
+ * bytes with its NUL. LARDER_E_INVALID: there is no such option, or the value
+ * is none of its; larder_last_error() says what could be meant. */
+LARDER_API larder_status_t larder_connector_option(const char *name,
+                                                   const char *value,
+                                                   uint64_t *number_p,
+                                                   char *text, size_t size);
+
+/* The socket of this host's node, if nobody says otherwise. */
+LARDER_API larder_status_t larder_default_socket(char *text, size_t size);
 
 /* "0.1.0 (commit, build type, features)"; constant. */
 LARDER_API const char *larder_version(void);

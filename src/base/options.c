@@ -15,7 +15,8 @@ enum {
     TCP = LDR_WHERE_TCP,
     CLIENT = LDR_WHERE_CLIENT,
     SERVE = LDR_WHERE_SERVE,
-    RELOAD = LDR_WHERE_RELOAD
+    RELOAD = LDR_WHERE_RELOAD,
+    CONNECTOR = LDR_WHERE_CONNECTOR
 };
 
 const ldr_option_info_t ldr_option_table[] = {
@@ -47,6 +48,8 @@ static const struct {
     {LDR_OPTION_mode, {"on", "observe"}},
     {LDR_OPTION_log, {"text", "json"}},
     {LDR_OPTION_log_level, {"error", "warn", "info", "debug"}},
+    {LDR_OPTION_load, {"auto", "always", "never"}},
+    {LDR_OPTION_save, {"all", "prompt", "never"}},
 };
 
 static const struct {
@@ -164,10 +167,9 @@ size_t ldr_where_text(unsigned where, char *text, size_t size)
         unsigned bit;
         const char *text;
     } places[] = {
-        {LDR_WHERE_EMBED, "embed: URLs"},
-        {LDR_WHERE_UNIX, "unix: URLs"},
-        {LDR_WHERE_TCP, "tcp:// URLs"},
-        {LDR_WHERE_SERVE, "larder serve"},
+        {LDR_WHERE_EMBED, "embed: URLs"},    {LDR_WHERE_UNIX, "unix: URLs"},
+        {LDR_WHERE_TCP, "tcp:// URLs"},      {LDR_WHERE_SERVE, "larder serve"},
+        {LDR_WHERE_CONNECTOR, "connectors"},
     };
     ldr_text_t out = ldr_text(text, size);
     unsigned left = where & ~(unsigned)LDR_WHERE_RELOAD;
@@ -334,6 +336,16 @@ void ldr_options_default(ldr_options_t *o)
     for (size_t i = 0; i < ldr_option_count; i++) {
         ldr_option_set(o, i, ldr_option_table[i].value);
     }
+}
+
+uint64_t ldr_option_number(const ldr_options_t *o, size_t index)
+{
+    uint64_t value = 0;
+
+    if (ldr_option_table[index].kind[0] != 'T') {
+        memcpy(&value, (const char *)o + offsets[index], sizeof(value));
+    }
+    return value;
 }
 
 /* ---- the URL ------------------------------------------------------------ */

@@ -105,7 +105,28 @@
       "NUMA nodes of the arena, like 0 or 0,1; empty: the kernel's choice")    \
     X(log, ENUM, SERVE, "text", 0, 1, "text or json: format of log lines")     \
     X(log_level, ENUM, SERVE | RELOAD, "info", 0, 3,                           \
-      "error, warn, info or debug: what is logged")
+      "error, warn, info or debug: what is logged")                            \
+    X(url, TEXT, CONNECTOR, "", 0, 255,                                        \
+      "the node; empty: this host's, which is started if there is none")       \
+    X(chunk, UINT, CONNECTOR, "0", 0, 65536,                                   \
+      "tokens in a chunk; 0: at least 256, a multiple of every block")         \
+    X(lookup_ms, UINT, CONNECTOR, "500", 0, 60000,                             \
+      "how long after its arrival a request may wait for the store")           \
+    X(load, ENUM, CONNECTOR, "auto", 0, 2,                                     \
+      "auto: what beats computing it; always; never")                          \
+    X(load_ms, UINT, CONNECTOR, "10000", 1, 600000, "deadline of a load")      \
+    X(load_threads, UINT, CONNECTOR, "2", 1, 64,                               \
+      "loads at once, in each worker")                                         \
+    X(save, ENUM, CONNECTOR, "all", 0, 2,                                      \
+      "all; prompt: not what was generated; never")                            \
+    X(save_ms, UINT, CONNECTOR, "1000", 1, 600000,                             \
+      "deadline of a step's saves")                                            \
+    X(node_dram, SIZE, CONNECTOR, "0", 0, (uint64_t)1 << 44,                   \
+      "dram of a node that is started; 0: a quarter of the memory")            \
+    X(node_ssd, SIZE, CONNECTOR, "4G", 0, (uint64_t)1 << 46,                   \
+      "its ssd; 0: none")                                                      \
+    X(node_dir, TEXT, CONNECTOR, "", 0, 255,                                   \
+      "its directory; empty: larder in the user's cache directory")
 
 /* Where an option is valid: bits. */
 enum {
@@ -113,8 +134,9 @@ enum {
     LDR_WHERE_UNIX = 2,  /* unix: URLs */
     LDR_WHERE_TCP = 4,   /* tcp:// URLs */
     LDR_WHERE_CLIENT = LDR_WHERE_UNIX | LDR_WHERE_TCP,
-    LDR_WHERE_SERVE = 8,  /* flags, environment and file of larder serve */
-    LDR_WHERE_RELOAD = 16 /* serve takes a new value at SIGHUP */
+    LDR_WHERE_SERVE = 8,      /* flags, environment and file of larder serve */
+    LDR_WHERE_RELOAD = 16,    /* serve takes a new value at SIGHUP */
+    LDR_WHERE_CONNECTOR = 32, /* an engine's connector (python/larder_kv) */
 };
 
 /* The values of ENUM options, in the order of their words. log_level has those
@@ -125,6 +147,8 @@ enum { LDR_CONNECT_NOW, LDR_CONNECT_LAZY };
 enum { LDR_TLS_OFF, LDR_TLS_ON };
 enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };
 enum { LDR_LOG_TEXT, LDR_LOG_JSON };
+enum { LDR_LOAD_AUTO, LDR_LOAD_ALWAYS, LDR_LOAD_NEVER };
+enum { LDR_SAVE_ALL, LDR_SAVE_PROMPT, LDR_SAVE_NEVER };
 
 enum { LDR_SCHEME_EMBED, LDR_SCHEME_UNIX, LDR_SCHEME_TCP };
 
@@ -186,6 +210,9 @@ larder_status_t ldr_option_set(ldr_options_t *o, size_t index,
  * snprintf does. */
 size_t ldr_option_get(const ldr_options_t *o, size_t index, char *text,
                       size_t size);
+
+/* The value of one that is no TEXT; 0 of a TEXT. */
+uint64_t ldr_option_number(const ldr_options_t *o, size_t index);
 
 /* The words of an ENUM, NULL after the last; NULL for other kinds. */
 const char *const *ldr_option_words(size_t index);

@@ -5,7 +5,7 @@
 #include "base/config.h"
 #include "cli/cli.h"
 
-#define PLACE_COUNT 4
+#define PLACE_COUNT 5
 
 static const struct {
     unsigned bit;
@@ -15,6 +15,7 @@ static const struct {
     {LDR_WHERE_UNIX, "unix"},
     {LDR_WHERE_TCP, "tcp"},
     {LDR_WHERE_SERVE, "serve"},
+    {LDR_WHERE_CONNECTOR, "connector"},
 };
 
 /* The keys of a tenant's section, as rows like those of options. */

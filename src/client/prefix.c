@@ -125,6 +125,12 @@ static larder_status_t shorten(search_t *s, uint32_t group, ldr_span_t needs,
     return LARDER_OK;
 }
 
+/* Of nothing, but for the reason. */
+static void clear(larder_match_t *sum)
+{
+    *sum = (larder_match_t){.cause = sum->cause};
+}
+
 static void add(larder_match_t *sum, const larder_match_t *one)
 {
     for (unsigned t = 0; t < LARDER_TIER_COUNT; t++) {
@@ -138,9 +144,7 @@ static void add(larder_match_t *sum, const larder_match_t *one)
  * was shortened. */
 static larder_status_t try_chunks(search_t *s)
 {
-    memset(s->sum.tier_chunks, 0, sizeof(s->sum.tier_chunks));
-    memset(s->sum.tier_bytes, 0, sizeof(s->sum.tier_bytes));
-    s->sum.load_us = 0;
+    clear(&s->sum);
     for (uint32_t g = 0; g < s->layout->group_count; g++) {
         ldr_span_t needs = ldr_layout_needs(s->layout, g, s->chunks);
         uint32_t count = needs.end - needs.first;
@@ -168,6 +172,9 @@ static larder_status_t search_run(search_t *s)
 
     while (st == LARDER_MISS && s->chunks > 0) {
         st = try_chunks(s);
+    }
+    if (st == LARDER_MISS) {
+        clear(&s->sum);
     }
     s->sum.chunks = s->chunks;
     return st == LARDER_MISS ? LARDER_OK : st;
@@ -225,13 +232,12 @@ static larder_status_t stage(larder_space_t *space,
                              uint32_t *chunks_p, larder_lease_t **leases,
                              larder_match_t *sum)
 {
-    uint32_t groups = layout->group_count;
+    uint32_t chunks = *chunks_p;
     larder_status_t st = LARDER_OK;
 
-    memset(sum, 0, sizeof(*sum));
-    memset(leases, 0, groups * sizeof(*leases));
-    for (uint32_t g = 0; g < groups && st == LARDER_OK; g++) {
-        ldr_span_t needs = ldr_layout_needs(layout, g, *chunks_p);
+    clear(sum);
+    for (uint32_t g = 0; g < layout->group_count && st == LARDER_OK; g++) {
+        ldr_span_t needs = ldr_layout_needs(layout, g, chunks);
         uint32_t count = needs.end - needs.first;
         larder_match_t one = {0};
 
@@ -244,10 +250,49 @@ static larder_status_t stage(larder_space_t *space,
         }
         add(sum, &one);
     }
-    for (uint32_t g = 0; g < groups && st != LARDER_OK; g++) {
+    if (st == LARDER_OK) {
+        sum->chunks = chunks;
+        return LARDER_OK;
+    }
+    for (uint32_t g = 0; g < layout->group_count; g++) {
         larder_release(&leases[g]);
     }
+    clear(sum);
+    if (st == LARDER_MISS && sum->cause == LARDER_CAUSE_FULL) {
+        /* The groups before it had the room: with less each gets its part. */
+        *chunks_p = (uint32_t)ldr_max64(*chunks_p, chunks / 2);
+    }
     return st;
+}
+
+/* As larder_prefix_stage(); leases are NULL, and sum is empty. */
+static larder_status_t stage_longest(larder_space_t *space,
+                                     const larder_layout_t *layout,
+                                     const larder_key_t *keys, uint32_t chunks,
+                                     uint64_t deadline_ns,
+                                     larder_lease_t **leases,
+                                     larder_match_t *sum)
+{
+    for (unsigned i = 0; i < ATTEMPTS && chunks > 0; i++) {
+        larder_match_t found;
+        larder_status_t st =
+            match(space, layout, keys, chunks, deadline_ns, &found);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+        chunks = found.chunks;
+        if (found.cause != LARDER_CAUSE_NONE) {
+            sum->cause = found.cause;
+        }
+        if (chunks > 0) {
+            st = stage(space, layout, keys, deadline_ns, &chunks, leases, sum);
+            if (st != LARDER_MISS) {
+                return st;
+            }
+        }
+    }
+    return LARDER_MISS;
 }
 
 larder_status_t larder_prefix_stage(larder_space_t *space,
@@ -258,6 +303,7 @@ larder_status_t larder_prefix_stage(larder_space_t *space,
                                     larder_match_t *out)
 {
     larder_status_t st = check(space, layout);
+    larder_match_t sum = {0};
 
     st = st == LARDER_OK ? check_keys(keys, count, out) : st;
     if (st != LARDER_OK) {
@@ -266,28 +312,13 @@ larder_status_t larder_prefix_stage(larder_space_t *space,
     if (leases == NULL) {
         return ldr_fail(LARDER_E_INVALID, "leases is NULL");
     }
-    uint64_t deadline_ns = ldr_deadline(space->lar, timeout_ms);
-    uint32_t chunks = (uint32_t)count;
-
     memset(leases, 0, layout->group_count * sizeof(*leases));
-    for (unsigned i = 0; i < ATTEMPTS; i++) {
-        larder_match_t found, sum;
-
-        st = match(space, layout, keys, chunks, deadline_ns, &found);
-        if (st != LARDER_OK || found.chunks == 0) {
-            *out = st == LARDER_OK ? found : *out;
-            return st == LARDER_OK ? LARDER_MISS : st;
-        }
-        chunks = found.chunks;
-        st = stage(space, layout, keys, deadline_ns, &chunks, leases, &sum);
-        sum.cause = sum.cause != LARDER_CAUSE_NONE ? sum.cause : found.cause;
-        sum.chunks = st == LARDER_OK ? chunks : 0;
+    st = stage_longest(space, layout, keys, (uint32_t)count,
+                       ldr_deadline(space->lar, timeout_ms), leases, &sum);
+    if (st >= 0) {
         *out = sum;
-        if (st != LARDER_MISS || chunks == 0) {
-            return st;
-        }
     }
-    return LARDER_MISS;
+    return st;
 }
 
 /* ---- moving ---- */
@@ -391,8 +422,9 @@ static larder_status_t gather(batch_t *b, uint32_t group, uint32_t chunk,
         }
         b->scratch_used = b->scratch_used || scratch;
         b->items[b->item_count++] = (larder_item_t){
-            .key = &m->keys[chunk],
-            .parent = chunk > 0 ? &m->keys[chunk - 1] : NULL,
+            .key = &m->keys[chunk - m->first_key],
+            .parent = chunk > m->first_key ? &m->keys[chunk - m->first_key - 1]
+                                           : NULL,
             .depth = chunk,
             .group = (uint16_t)group,
             .shard = m->shard,
@@ -432,9 +464,11 @@ static larder_status_t load_group(batch_t *b, uint32_t group)
     const ldr_group_t *g = &b->layout->group[group];
     uint32_t chunks = (uint32_t)ldr_div_up(m->end, b->layout->chunk_tokens);
     ldr_span_t needs = ldr_layout_needs(b->layout, group, chunks);
-    ldr_span_t wanted = {m->begin / g->block_tokens, m->end / g->block_tokens};
+    ldr_span_t wanted = ldr_layout_reads(b->layout, group, m->end);
     larder_status_t st = LARDER_OK;
 
+    wanted.first =
+        (uint32_t)ldr_max64(wanted.first, m->begin / g->block_tokens);
     for (uint32_t i = needs.first; i < needs.end && st == LARDER_OK; i++) {
         ldr_span_t blocks = ldr_layout_blocks(b->layout, group, i);
 
@@ -452,7 +486,8 @@ static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
                                   const larder_move_t *m)
 {
     if (m == NULL || m->keys == NULL || m->tables == NULL ||
-        m->begin > m->end || (m->writers > 0 && m->writer >= m->writers)) {
+        m->begin > m->end || m->begin / layout->chunk_tokens < m->first_key ||
+        (m->writers > 0 && m->writer >= m->writers)) {
         return ldr_fail(LARDER_E_INVALID,
                         "keys, tables, begin and end, or writer");
     }
@@ -471,6 +506,9 @@ static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
                             "tokens %u to %u, group %u has blocks of %u",
                             m->begin, m->end, g, group->block_tokens);
         }
+    }
+    if (m->end > UINT32_MAX - layout->chunk_tokens) {
+        return ldr_fail(LARDER_E_INVALID, "%u tokens: too many", m->end);
     }
     if (op == LARDER_OP_GET && !layout->all &&
         m->end % layout->chunk_tokens != 0) {

@@ -81,6 +81,46 @@ static larder_status_t check_layer(const larder_layout_params_t *p,
     return LARDER_OK;
 }
 
+/* Whether two layers with pages equally far apart share a byte. */
+static bool layers_overlap(const larder_layer_t *a, const larder_layer_t *b,
+                           uint32_t block_count)
+{
+    uint64_t all = a->stride * (block_count - 1);
+    uint64_t apart;
+
+    if (a->region != b->region || a->stride != b->stride ||
+        a->offset >= b->offset + all + b->bytes ||
+        b->offset >= a->offset + all + a->bytes) {
+        return false;
+    }
+    if (a->offset > b->offset) {
+        const larder_layer_t *c = a;
+
+        a = b;
+        b = c;
+    }
+    apart = (b->offset - a->offset) % a->stride;
+    return apart < a->bytes || a->stride - apart < b->bytes;
+}
+
+/* Layers of one group are in use at the same time: a load of both would write
+ * the same bytes twice, and be refused each time. */
+static larder_status_t check_apart(const larder_layout_params_t *p,
+                                   uint32_t group, uint32_t layer)
+{
+    const larder_layer_t *l = p->groups[group].layers;
+
+    for (uint32_t i = 0; i < layer; i++) {
+        if (layers_overlap(&l[i], &l[layer], p->block_count)) {
+            return ldr_fail(LARDER_E_OVERLAP,
+                            "layer %s of group %u overlaps layer %s: name each "
+                            "of a group's pages once",
+                            name_of(l[layer].name), group, name_of(l[i].name));
+        }
+    }
+    return LARDER_OK;
+}
+
 static larder_status_t check_group(const larder_layout_params_t *p, uint32_t i)
 {
     const larder_group_t *g = &p->groups[i];
@@ -106,6 +146,7 @@ static larder_status_t check_group(const larder_layout_params_t *p, uint32_t i)
     for (uint32_t k = 0; k < g->layer_count; k++) {
         larder_status_t st = check_layer(p, i, &g->layers[k]);
 
+        st = st == LARDER_OK ? check_apart(p, i, k) : st;
         if (st != LARDER_OK) {
             return st;
         }
@@ -133,19 +174,17 @@ static larder_status_t check(const larder_layout_params_t *p)
 
 /* ---- making ---- */
 
-/* The first of a chunk's blocks that a prefix that ends with it can need. */
-static uint32_t first_block(const larder_group_t *g, uint32_t chunk_tokens)
+/* The first block that a prefix of so many tokens, whole blocks, needs. All
+ * else about who needs what follows from this. */
+static uint64_t first_needed(const ldr_group_t *g, uint64_t tokens)
 {
-    switch (g->rule) {
-    case LARDER_RULE_LAST:
-        return chunk_tokens / g->block_tokens - 1;
-    case LARDER_RULE_TRAILING:
-        return g->window_tokens <= chunk_tokens
-                   ? (chunk_tokens - g->window_tokens + 1) / g->block_tokens
-                   : 0;
-    default:
-        return 0;
+    if (g->rule == LARDER_RULE_LAST && tokens > 0) {
+        return tokens / g->block_tokens - 1;
     }
+    if (g->rule == LARDER_RULE_TRAILING && tokens >= g->window_tokens) {
+        return (tokens - g->window_tokens + 1) / g->block_tokens;
+    }
+    return 0;
 }
 
 /* Sets what follows from the description. */
@@ -155,13 +194,13 @@ static larder_status_t group_make(larder_layout_t *layout, uint32_t number,
 {
     const larder_group_t *from = &p->groups[number];
     ldr_group_t *g = &layout->group[number];
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, more;
 
     g->rule = from->rule;
     g->block_tokens = from->block_tokens;
     g->window_tokens = from->window_tokens;
     g->chunk_blocks = p->chunk_tokens / from->block_tokens;
-    g->first_block = first_block(from, p->chunk_tokens);
+    g->first_block = (uint32_t)first_needed(g, p->chunk_tokens);
     g->layer = *layer_p;
     for (uint32_t i = 0; i < from->layer_count; i++) {
         const larder_layer_t *l = &from->layers[i];
@@ -171,8 +210,10 @@ static larder_status_t group_make(larder_layout_t *layout, uint32_t number,
             .stride = l->stride,
             .bytes = l->bytes,
         };
-        bytes += l->bytes * (g->chunk_blocks - g->first_block);
-        if (bytes > LARDER_VALUE_MAX) {
+        if (__builtin_mul_overflow(
+                l->bytes, (uint64_t)g->chunk_blocks - g->first_block, &more) ||
+            __builtin_add_overflow(bytes, more, &bytes) ||
+            bytes > LARDER_VALUE_MAX) {
             return ldr_fail(LARDER_E_SIZE,
                             "group %u: a chunk of %u tokens has more than %zu "
                             "bytes: use smaller chunks",
@@ -257,15 +298,18 @@ ldr_span_t ldr_layout_needs(const larder_layout_t *layout, uint32_t group,
                             uint32_t chunks)
 {
     const ldr_group_t *g = &layout->group[group];
-    uint64_t tokens = (uint64_t)chunks * layout->chunk_tokens;
-    uint64_t first = 0;
+    uint64_t first = first_needed(g, (uint64_t)chunks * layout->chunk_tokens);
 
-    if (g->rule == LARDER_RULE_LAST && chunks > 0) {
-        first = chunks - 1;
-    } else if (g->rule == LARDER_RULE_TRAILING && tokens >= g->window_tokens) {
-        first = (tokens - g->window_tokens + 1) / layout->chunk_tokens;
-    }
-    return (ldr_span_t){(uint32_t)first, chunks};
+    return (ldr_span_t){(uint32_t)(first / g->chunk_blocks), chunks};
+}
+
+ldr_span_t ldr_layout_reads(const larder_layout_t *layout, uint32_t group,
+                            uint32_t tokens)
+{
+    const ldr_group_t *g = &layout->group[group];
+
+    return (ldr_span_t){(uint32_t)first_needed(g, tokens),
+                        tokens / g->block_tokens};
 }
 
 ldr_span_t ldr_layout_blocks(const larder_layout_t *layout, uint32_t group,
@@ -323,24 +367,28 @@ static void append(ldr_segments_t *out, uint8_t *base, uint64_t bytes)
     out->iov[out->count++] = (struct iovec){base, bytes};
 }
 
-/* The id at a place of the table. MISS: it has none there. */
-static larder_status_t id_at(const larder_layout_t *layout,
-                             const larder_table_t *table, uint32_t place,
-                             uint32_t *id_p)
+/* The page of the block at a place of the table; NULL: the null block, which
+ * has none. MISS: the table does not reach there. */
+static larder_status_t page_at(const larder_layout_t *layout,
+                               const ldr_layer_t *layer,
+                               const larder_table_t *table, uint32_t place,
+                               uint8_t **page_p)
 {
     if (place < table->first || place - table->first >= table->count) {
         return LARDER_MISS;
     }
     uint32_t id = table->ids[place - table->first];
 
-    *id_p = id;
+    *page_p = NULL;
     if (layout->has_null && id == layout->null_block) {
-        return LARDER_MISS;
+        return LARDER_OK;
     }
-    return id < layout->block_count
-               ? LARDER_OK
-               : ldr_fail(LARDER_E_INVALID, "block %u of %u, at place %u", id,
-                          layout->block_count, place);
+    if (id >= layout->block_count) {
+        return ldr_fail(LARDER_E_INVALID, "block %u of %u, at place %u", id,
+                        layout->block_count, place);
+    }
+    *page_p = layer->base + id * layer->stride;
+    return LARDER_OK;
 }
 
 larder_status_t ldr_layout_segments(const larder_layout_t *layout,
@@ -351,6 +399,7 @@ larder_status_t ldr_layout_segments(const larder_layout_t *layout,
 {
     const ldr_group_t *g = &layout->group[group];
     ldr_span_t blocks = ldr_layout_blocks(layout, group, chunk);
+    bool load = scratch != NULL;
 
     out->count = 0;
     if (out->max < g->shard_pages) {
@@ -361,21 +410,28 @@ larder_status_t ldr_layout_segments(const larder_layout_t *layout,
         const ldr_layer_t *layer = &layout->layers[l];
 
         for (uint32_t place = blocks.first; place < blocks.end; place++) {
-            uint32_t id = 0;
             bool want = place >= wanted.first && place < wanted.end;
-            larder_status_t st = want || scratch == NULL
-                                     ? id_at(layout, table, place, &id)
-                                     : LARDER_MISS;
+            uint8_t *page = NULL;
+            larder_status_t st = LARDER_OK;
 
-            if (st < 0 || (st == LARDER_MISS && scratch == NULL)) {
+            if (want || !load) {
+                st = page_at(layout, layer, table, place, &page);
+            }
+            if (st == LARDER_MISS && load) {
+                st = ldr_fail(LARDER_E_INVALID,
+                              "the table of group %u has no place %u", group,
+                              place);
+            } else if (st == LARDER_OK && page == NULL && !load) {
+                st = LARDER_MISS;
+            }
+            if (st != LARDER_OK) {
                 return st;
             }
-            append(out,
-                   st == LARDER_OK ? layer->base + id * layer->stride : scratch,
-                   layer->bytes);
-            if (st == LARDER_MISS) {
+            if (page == NULL) {
+                page = scratch;
                 scratch += layer->bytes;
             }
+            append(out, page, layer->bytes);
         }
     }
     return LARDER_OK;

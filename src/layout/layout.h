@@ -68,6 +68,12 @@ ldr_span_t ldr_layout_needs(const larder_layout_t *layout, uint32_t group,
 ldr_span_t ldr_layout_blocks(const larder_layout_t *layout, uint32_t group,
                              uint32_t chunk);
 
+/* The blocks that a prefix of so many tokens, whole blocks, needs of a group,
+ * as places in the block table. They lie in the chunks of ldr_layout_needs();
+ * those chunks' shards may hold earlier ones too. */
+ldr_span_t ldr_layout_reads(const larder_layout_t *layout, uint32_t group,
+                            uint32_t tokens);
+
 /* The longest prefix of at most `chunks` chunks that can be loaded. here[g] is
  * one byte for each chunk, not 0 if the group has it; NULL: it has them all.
  * (A group with rule all that has a prefix of n is better told by n.) */

@@ -29,6 +29,20 @@ static bool loaded; /* under load_lock */
 
 /* ---- libssl ---- */
 
+#if LDR_STATIC_SSL
+/*
+ * Linked in, with its libcrypto: the system's libssl would bring another one,
+ * and what one of them made the other may not touch.
+ */
+static larder_status_t load(void)
+{
+#define X(name) ldr_ssl.name = name;
+    LDR_SSL_MAP(X)
+#undef X
+    loaded = true;
+    return LARDER_OK;
+}
+#else
 static bool find(void *library, const char *name, void *slot)
 {
     void *symbol = dlsym(library, name);
@@ -67,6 +81,7 @@ static larder_status_t load(void)
     loaded = true;
     return LARDER_OK;
 }
+#endif
 
 static larder_status_t load_once(void)
 {
