@@ -1,0 +1,360 @@
+"""liblarder by ctypes: what the connectors use of include/larder/larder.h.
+
+Every call releases the GIL. Handles are plain objects with close(); who made
+one ends it.
+"""
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int,
+                    c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)
+
+from larder_kv._find import library_path
+
+OK, PRESENT, MISS = 0, 1, 2
+E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -6, -68, -69, -64
+KEY_BYTES = 32
+SHARDS_MAX = 64
+TIERS = ("dram", "ssd")
+CAUSES = ("none", "absent", "evicted", "corrupt", "stale", "deadline",
+          "tier_off", "full", "io", "offline", "paused")
+RULE_ALL, RULE_TRAILING, RULE_LAST = 0, 1, 2
+NULL_BLOCK = 0  # vLLM's: a block id that stands for none
+
+LOG_FN = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
+
+
+class LarderError(Exception):
+    """A call that failed: its status, and what larder_last_error() said."""
+
+    def __init__(self, status: int, text: str):
+        super().__init__(text)
+        self.status = status
+
+
+class OpenParams(Structure):
+    _fields_ = [("field_mask", c_uint64), ("log", LOG_FN),
+                ("log_arg", c_void_p)]
+
+
+class SpaceParams(Structure):
+    _fields_ = [("field_mask", c_uint64), ("descriptor", c_char_p),
+                ("descriptor_bytes", c_size_t), ("tenant", c_char_p),
+                ("secret", c_char_p), ("secret_bytes", c_size_t),
+                ("shards", c_uint32), ("chunk_tokens", c_uint32)]
+
+
+class Extra(Structure):
+    _fields_ = [("data", c_char_p), ("bytes", c_size_t)]
+
+
+class ChainParams(Structure):
+    _fields_ = [("field_mask", c_uint64), ("parent", c_char_p),
+                ("salt", c_char_p), ("salt_bytes", c_size_t),
+                ("extra", POINTER(Extra))]
+
+
+class Match(Structure):
+    _fields_ = [("chunks", c_uint32), ("tier_chunks", c_uint32 * 2),
+                ("tier_bytes", c_uint64 * 2), ("load_us", c_uint64),
+                ("cause", c_int)]
+
+
+class Region(Structure):
+    _fields_ = [("name", c_char_p), ("base", c_void_p), ("bytes", c_size_t)]
+
+
+class Layer(Structure):
+    _fields_ = [("name", c_char_p), ("region", c_uint32),
+                ("offset", c_uint64), ("stride", c_uint64),
+                ("bytes", c_uint64)]
+
+
+class Group(Structure):
+    _fields_ = [("rule", c_int), ("block_tokens", c_uint32),
+                ("window_tokens", c_uint32), ("layers", POINTER(Layer)),
+                ("layer_count", c_uint32)]
+
+
+class LayoutParams(Structure):
+    _fields_ = [("field_mask", c_uint64), ("chunk_tokens", c_uint32),
+                ("block_count", c_uint32), ("regions", POINTER(Region)),
+                ("region_count", c_uint32), ("groups", POINTER(Group)),
+                ("group_count", c_uint32), ("null_block", c_uint32)]
+
+
+class Table(Structure):
+    _fields_ = [("ids", c_void_p), ("first", c_uint32), ("count", c_uint32)]
+
+
+class Move(Structure):
+    _fields_ = [("keys", c_char_p), ("tables", POINTER(Table)),
+                ("first_key", c_uint32), ("begin", c_uint32),
+                ("end", c_uint32), ("shard", c_uint16),
+                ("writers", c_uint16), ("writer", c_uint16),
+                ("timeout_ms", c_uint32), ("flags", c_uint32),
+                ("ttl_ms", c_uint32), ("shards", c_uint32),
+                ("present", c_uint32), ("skipped", c_uint32),
+                ("failed", c_uint32), ("bytes", c_uint64), ("item", c_int),
+                ("cause", c_int)]
+
+
+class DiskStats(Structure):
+    _fields_ = ([("path", ctypes.c_char * 256), ("on", c_uint32),
+                 ("reason", ctypes.c_char * 128)] +
+                [(name, c_uint64) for name in (
+                    "bytes_max", "bytes_used", "segments", "segments_lost",
+                    "written_bytes", "carried_bytes", "read_bytes",
+                    "write_errors", "read_errors")])
+
+
+class Stats(Structure):
+    _fields_ = ([(name, c_uint64) for name in (
+        "struct_bytes", "saves_stored", "saves_present", "saves_mismatch",
+        "saves_full", "saves_canceled", "saves_failed", "saves_stale",
+        "saves_dropped_evicted", "saves_dropped_size", "saves_dropped_io",
+        "loads_dram", "loads_ssd")] +
+        [("misses", c_uint64 * len(CAUSES))] +
+        [(name, c_uint64) for name in (
+            "evicted_chunks", "evicted_bytes", "saved_bytes", "loaded_bytes",
+            "entries", "entry_bytes", "dram_bytes", "dram_resident_bytes",
+            "dram_used_bytes", "dram_leased_chunks", "pinned_bytes",
+            "removes", "resets", "io_uring", "disks")] +
+        [("disk", DiskStats * 16)] +
+        [(name, c_uint64) for name in (
+            "client_calls", "client_offline", "client_breaker",
+            "client_connects", "client_late_replies",
+            "client_crc_failures")])
+
+
+_SIGNATURES = {
+    "larder_open": [c_char_p, POINTER(OpenParams), POINTER(c_void_p)],
+    "larder_close": [POINTER(c_void_p), c_uint32],
+    "larder_space_open": [c_void_p, POINTER(SpaceParams), POINTER(c_void_p)],
+    "larder_space_close": [POINTER(c_void_p)],
+    "larder_space_reset": [c_void_p, c_uint32],
+    "larder_chain": [c_void_p, c_void_p, c_size_t, POINTER(ChainParams),
+                     c_void_p, c_size_t, POINTER(c_size_t)],
+    "larder_layout_create": [POINTER(LayoutParams), POINTER(c_void_p)],
+    "larder_layout_destroy": [POINTER(c_void_p)],
+    "larder_layout_bytes": [c_void_p, c_uint16],
+    "larder_prefix_match": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
+                            POINTER(Match)],
+    "larder_prefix_stage": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
+                            POINTER(c_void_p), POINTER(Match)],
+    "larder_release": [POINTER(c_void_p)],
+    "larder_prefix_save": [c_void_p, c_void_p, POINTER(Move)],
+    "larder_prefix_load": [c_void_p, c_void_p, POINTER(Move)],
+    "larder_stats": [c_void_p, POINTER(Stats)],
+    "larder_connector_option_name": [c_size_t],
+    "larder_connector_option": [c_char_p, c_char_p, POINTER(c_uint64),
+                                c_char_p, c_size_t],
+    "larder_default_socket": [c_char_p, c_size_t],
+    "larder_status_text": [c_int],
+    "larder_last_error": [],
+    "larder_version": [],
+}
+_TEXTS = ("larder_status_text", "larder_last_error", "larder_version",
+          "larder_connector_option_name")
+
+_library: ctypes.CDLL | None = None
+
+
+def library() -> ctypes.CDLL:
+    """The library, opened once."""
+    global _library
+    if _library is None:
+        lib = ctypes.CDLL(library_path())
+        for name, arguments in _SIGNATURES.items():
+            try:
+                function = getattr(lib, name)
+            except AttributeError:
+                raise LarderError(
+                    E_VERSION, f"{library_path()} is of another version: it "
+                    f"has no {name}; install larder-kv again") from None
+            function.argtypes = arguments
+            function.restype = c_char_p if name in _TEXTS else c_int
+        lib.larder_layout_bytes.restype = c_size_t
+        lib.larder_space_close.restype = None
+        lib.larder_layout_destroy.restype = None
+        lib.larder_release.restype = None
+        _library = lib
+    return _library
+
+
+def status_text(status: int) -> str:
+    return library().larder_status_text(status).decode()
+
+
+def fail(status: int) -> LarderError:
+    """What to raise after a call of this thread failed."""
+    text = library().larder_last_error().decode(errors="replace")
+    return LarderError(status, text or status_text(status))
+
+
+def check(status: int) -> int:
+    if status < 0:
+        raise fail(status)
+    return status
+
+
+def default_socket() -> str:
+    text = ctypes.create_string_buffer(128)
+    check(library().larder_default_socket(text, len(text)))
+    return text.value.decode()
+
+
+class Keys:
+    """The keys of a prompt's chunks, 32 bytes each. What data gives is never
+    changed: a thread may keep it."""
+
+    __slots__ = ("_data", "count")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self.count = 0
+
+    def extend(self, data: bytes) -> None:
+        self._data += data
+        self.count = len(self._data) // KEY_BYTES
+
+    def data(self, first: int, end: int) -> bytes:
+        return self._data[first * KEY_BYTES:end * KEY_BYTES]
+
+
+class Node:
+    """A handle on a node."""
+
+    def __init__(self, url: str, log=None):
+        handle = c_void_p()
+        params = OpenParams()
+        if log is not None:
+            self._log = LOG_FN(
+                lambda _arg, level, line: log(level, line.decode(
+                    errors="replace")))
+            params.field_mask, params.log = 1, self._log
+        check(library().larder_open(url.encode(), byref(params),
+                                    byref(handle)))
+        self.url = url
+        self._handle = handle
+
+    def space(self, descriptor: bytes, shards: int,
+              chunk_tokens: int) -> Space:
+        params = SpaceParams(field_mask=4 | 8, descriptor=descriptor,
+                             descriptor_bytes=len(descriptor), shards=shards,
+                             chunk_tokens=chunk_tokens)
+        handle = c_void_p()
+        check(library().larder_space_open(self._handle, byref(params),
+                                          byref(handle)))
+        return Space(self, handle, chunk_tokens)
+
+    def stats(self) -> Stats:
+        stats = Stats(struct_bytes=ctypes.sizeof(Stats))
+        check(library().larder_stats(self._handle, byref(stats)))
+        return stats
+
+    def close(self, timeout_ms: int = 1000) -> None:
+        if self._handle:
+            library().larder_close(byref(self._handle), timeout_ms)
+
+
+class Layout:
+    """How an engine keeps KV: see larder_layout_create()."""
+
+    def __init__(self, chunk_tokens: int, groups: Sequence[Group],
+                 regions: Sequence[Region] = (), block_count: int = 0):
+        params = LayoutParams(
+            field_mask=1, chunk_tokens=chunk_tokens, block_count=block_count,
+            regions=(Region * len(regions))(*regions),
+            region_count=len(regions), groups=(Group * len(groups))(*groups),
+            group_count=len(groups), null_block=NULL_BLOCK)
+        self._handle = c_void_p()
+        check(library().larder_layout_create(byref(params),
+                                             byref(self._handle)))
+        self.chunk_tokens = chunk_tokens
+        self.group_count = len(groups)
+
+    def bytes(self, group: int) -> int:
+        return library().larder_layout_bytes(self._handle, group)
+
+    def close(self) -> None:
+        library().larder_layout_destroy(byref(self._handle))
+
+
+class Lease:
+    """What larder_prefix_stage() holds; released once."""
+
+    def __init__(self, handles: ctypes.Array, match: Match):
+        self._handles = handles
+        self.match = match
+
+    def release(self) -> None:
+        for i in range(len(self._handles)):
+            one = c_void_p(self._handles[i])
+            self._handles[i] = None
+            library().larder_release(byref(one))
+
+
+class Space:
+    """A space opened on a node."""
+
+    def __init__(self, node: Node, handle: c_void_p, chunk_tokens: int):
+        self.node = node
+        self.chunk_tokens = chunk_tokens
+        self._handle = handle
+
+    def chain(self, tokens: array, keys: Keys,
+              extra: Sequence[bytes] | None = None) -> None:
+        """Appends the keys of the full chunks of tokens (array "I"), which
+        follow those that keys has."""
+        count = len(tokens) // self.chunk_tokens
+        if count == 0:
+            return
+        out = (c_uint8 * (count * KEY_BYTES))()
+        params = ChainParams()
+        if keys.count > 0:
+            params.field_mask |= 1
+            params.parent = keys.data(keys.count - 1, keys.count)
+        if extra is not None:
+            params.field_mask |= 4
+            params.extra = (Extra * count)(*((e, len(e)) for e in extra))
+        done = c_size_t()
+        check(library().larder_chain(
+            self._handle, tokens.buffer_info()[0], len(tokens),
+            byref(params), out, count, byref(done)))
+        keys.extend(bytes(out))
+
+    def match(self, layout: Layout, keys: bytes, chunks: int,
+              timeout_ms: int) -> Match:
+        """Of the first chunks of keys."""
+        out = Match()
+        check(library().larder_prefix_match(
+            self._handle, layout._handle, keys, chunks, timeout_ms,
+            byref(out)))
+        return out
+
+    def stage(self, layout: Layout, keys: bytes, chunks: int,
+              timeout_ms: int) -> tuple[Lease | None, Match]:
+        """The longest prefix of the first chunks, held; None: nothing."""
+        handles = (c_void_p * layout.group_count)()
+        out = Match()
+        st = check(library().larder_prefix_stage(
+            self._handle, layout._handle, keys, chunks, timeout_ms,
+            handles, byref(out)))
+        return (Lease(handles, out) if st == OK else None), out
+
+    def save(self, layout: Layout, move: Move) -> int:
+        return library().larder_prefix_save(self._handle, layout._handle,
+                                            byref(move))
+
+    def load(self, layout: Layout, move: Move) -> int:
+        return library().larder_prefix_load(self._handle, layout._handle,
+                                            byref(move))
+
+    def reset(self, timeout_ms: int = 10000) -> None:
+        check(library().larder_space_reset(self._handle, timeout_ms))
+
+    def close(self) -> None:
+        library().larder_space_close(byref(self._handle))

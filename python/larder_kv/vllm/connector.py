@@ -1,0 +1,165 @@
+"""The class that vLLM loads: each member hands on to one of the two sides."""
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1, KVConnectorMetadata,
+    KVConnectorRole, SupportsHMA)
+
+from larder_kv import _node
+from larder_kv._options import Options
+from larder_kv.vllm import model, versions
+from larder_kv.vllm.scheduler import Scheduler
+from larder_kv.vllm.stats import LarderProm, LarderStats
+from larder_kv.vllm.worker import Worker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger("vllm.larder")
+_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def _log(level: int, line: str) -> None:
+    logger.log(_LEVELS[level], "larder: %s", line)
+
+
+def _check_model(config: VllmConfig, described: model.Model) -> None:
+    if (versions.minor() == "0.24" and described.has_state
+            and config.cache_config.enable_prefix_caching):
+        raise versions.Unsupported(
+            "larder: vLLM 0.24 computes wrong tokens for models with "
+            "recurrent state when prefix caching and any KV connector are on; "
+            "use vLLM 0.29 or later, or --no-enable-prefix-caching")
+
+
+class LarderConnector(KVConnectorBase_V1, SupportsHMA):
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole,
+                 kv_cache_config: KVCacheConfig):
+        super().__init__(vllm_config, role, kv_cache_config)
+        versions.check()
+        transfer = vllm_config.kv_transfer_config
+        # A failed load is computed. Read after this constructor.
+        transfer.kv_load_failure_policy = "recompute"
+        options = Options(transfer.kv_connector_extra_config)
+        described = model.describe(vllm_config, kv_cache_config,
+                                   options.chunk)
+        _check_model(vllm_config, described)
+        url = _node.node_url(options, logger.info)
+        node = _node.open_node(url, _log, logger.warning)
+        self._scheduler: Scheduler | None = None
+        self._worker: Worker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = Scheduler(vllm_config, options, described, node)
+        else:
+            self._worker = Worker(vllm_config, options, described,
+                                  kv_cache_config, node)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False  # a save that is lost is a miss later, no more
+
+    # ---- workers ----
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._worker.register(kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._worker.start_loads(self._get_connector_metadata())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return  # loads are not for this forward
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any,
+                      attn_metadata: Any, **kwargs: Any) -> None:
+        return  # whole chunks are saved, after the forward
+
+    def wait_for_save(self) -> None:
+        self._worker.save(self._get_connector_metadata())
+
+    def get_finished(
+            self, finished_req_ids: set[str]
+    ) -> tuple[set[str] | None, set[str] | None]:
+        done, _, bad = self._worker.finished()
+        self._bad_blocks = bad
+        return None, done or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        done, failed, _ = self._worker.finished()
+        return base.KVConnectorTransferResults(finished_recving=set(done),
+                                               failed_recving=set(failed))
+
+    _bad_blocks: set[int] = set()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    # ---- the scheduler ----
+
+    def on_new_request(self, request: Request) -> None:
+        self._scheduler.arrive(request)
+
+    def get_num_new_matched_tokens(
+            self, request: Request,
+            num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._scheduler.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Request,
+                                 blocks: KVCacheBlocks,
+                                 num_external_tokens: int) -> None:
+        self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(
+            self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return self._scheduler.build(scheduler_output)
+
+    def update_connector_output(self,
+                                connector_output: KVConnectorOutput) -> None:
+        self._scheduler.finished_step(connector_output)
+
+    def request_finished(
+            self, request: Request,
+            block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._scheduler.finished(request)
+        return False, None
+
+    def request_finished_all_groups(
+            self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._scheduler.finished(request)
+        return False, None
+
+    def reset_cache(self) -> bool | None:
+        return self._scheduler.reset()
+
+    # ---- both ----
+
+    def get_kv_connector_stats(self) -> LarderStats | None:
+        side = self._worker or self._scheduler
+        return side.counts.take()
+
+    def shutdown(self) -> None:
+        side = self._worker or self._scheduler
+        if side is not None:
+            side.close()
+        self._worker = self._scheduler = None
+
+    @classmethod
+    def build_kv_connector_stats(
+            cls, data: dict[str, Any] | None = None) -> LarderStats:
+        return LarderStats(data=data if data is not None else {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames,
+                           per_engine_labelvalues) -> LarderProm:
+        return LarderProm(vllm_config, metric_types, labelnames,
+                          per_engine_labelvalues)

@@ -1,0 +1,299 @@
+"""What a model's KV is: its groups, its name, and where its pages lie."""
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import pathlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from larder_kv import _lib
+from larder_kv.vllm import versions
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+CHUNK_MIN = 256  # tokens
+FORMAT = 1  # of the descriptor
+SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 16, 4096, 65536
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """One of vLLM's groups that is stored, and its rule."""
+
+    index: int  # among vLLM's groups
+    kind: str
+    rule: int
+    block_tokens: int
+    window_tokens: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the scheduler's and the workers' side must agree on."""
+
+    groups: tuple[GroupInfo, ...]
+    chunk_tokens: int
+    descriptor: bytes
+    shards: int
+    replicas: int
+
+    @property
+    def name(self) -> str:
+        """Of the space, for people."""
+        return hashlib.sha256(self.descriptor).hexdigest()[:12]
+
+    @property
+    def has_state(self) -> bool:
+        return any(g.rule == _lib.RULE_LAST for g in self.groups)
+
+
+# ---- groups ----
+
+
+def _kind(spec: KVCacheSpec) -> tuple[str, int, int]:
+    """Its kind, rule and window."""
+    names = [c.__name__ for c in type(spec).__mro__]
+    if "UniformTypeKVCacheSpecs" in names:
+        inner = {_kind(s) for s in spec.kv_cache_specs.values()}
+        if len(inner) != 1:
+            raise versions.Unsupported(
+                "larder: a KV cache group that mixes kinds of layers "
+                f"({sorted(i[0] for i in inner)}) is not supported")
+        return inner.pop()
+    if "MambaSpec" in names:
+        return "state", _lib.RULE_LAST, 0
+    if "SlidingWindowSpec" in names:
+        return names[0], _lib.RULE_TRAILING, int(spec.sliding_window)
+    if "RSWASpec" in names or "FullAttentionSpec" not in names:
+        raise versions.Unsupported(
+            f"larder: KV cache groups of kind {names[0]} are not supported")
+    return names[0], _lib.RULE_ALL, 0
+
+
+def _groups(config: KVCacheConfig) -> tuple[GroupInfo, ...]:
+    indexes = getattr(config, "prefix_cacheable_group_ids", None)
+    if indexes is None:
+        indexes = [i for i, g in enumerate(config.kv_cache_groups)
+                   if getattr(g, "enable_kv_transfer", True)]
+    found = []
+    for i in indexes:
+        spec = config.kv_cache_groups[i].kv_cache_spec
+        kind, rule, window = _kind(spec)
+        found.append(GroupInfo(i, kind, rule, spec.block_size, window))
+    return tuple(found)
+
+
+def chunk_of(groups: tuple[GroupInfo, ...], wanted: int) -> int:
+    """Tokens in a chunk: a multiple of every block."""
+    unit = math.lcm(*(g.block_tokens for g in groups))
+    if wanted == 0:
+        return unit * math.ceil(CHUNK_MIN / unit)
+    if wanted % unit != 0:
+        raise versions.Unsupported(
+            f"larder: chunk={wanted} is no multiple of this model's block of "
+            f"{unit} tokens; use {unit * max(1, round(wanted / unit))}")
+    return wanted
+
+
+# ---- names ----
+
+
+def _weights(path: pathlib.Path) -> list[pathlib.Path]:
+    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.gguf"):
+        found = sorted(path.glob(pattern))
+        if found:
+            return found
+    return []
+
+
+def _sample(path: pathlib.Path, digest: Any) -> None:
+    """A file's name and size, its head (which has the names and shapes of its
+    tensors) and samples of the rest."""
+    size = path.stat().st_size
+    digest.update(f"{path.name}\0{size}\0".encode())
+    with open(path, "rb") as file:
+        digest.update(file.read(HEAD_BYTES))
+        for i in range(SAMPLES):
+            file.seek(size * i // SAMPLES)
+            digest.update(file.read(SAMPLE_BYTES))
+
+
+def directory_digest(path: str) -> str:
+    """Of weights in a directory; "" if it has none."""
+    files = _weights(pathlib.Path(path)) if os.path.isdir(path) else []
+    digest = hashlib.sha256()
+    for file in files:
+        _sample(file, digest)
+    return digest.hexdigest() if files else ""
+
+
+def _snapshot(model: str, revision: str | None) -> str:
+    """Where a model of that name was downloaded to, or ""."""
+    try:
+        from huggingface_hub import snapshot_download
+        return snapshot_download(model, revision=revision,
+                                 local_files_only=True)
+    except Exception:  # not there, or another kind of name
+        return ""
+
+
+def fingerprint(model: ModelConfig) -> str:
+    """What was loaded: its configuration and its weights, not their path."""
+    settings = json.loads(model.hf_config.to_json_string(use_diff=False))
+    for name in ("_name_or_path", "transformers_version", "_commit_hash"):
+        settings.pop(name, None)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    where = (model.model if os.path.isdir(model.model)
+             else _snapshot(model.model, model.revision))
+    weights = directory_digest(where)
+    if not weights:
+        weights = json.dumps([model.model, model.revision,
+                              getattr(model.hf_config, "_commit_hash", None)])
+    digest.update(weights.encode())
+    return digest.hexdigest()
+
+
+def _packing(config: VllmConfig, kv: KVCacheConfig) -> list[str]:
+    """Who decides the order of bytes inside a page."""
+    import torch
+    from vllm.platforms import current_platform
+
+    named = [current_platform.device_type, versions.minor(),
+             str(getattr(kv, "kv_cache_layout", None)),
+             str(os.environ.get("VLLM_KV_CACHE_LAYOUT"))]
+    if current_platform.is_cpu():
+        amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+        named += [torch.backends.cpu.get_cpu_capability(), f"amx={amx}"]
+    return named
+
+
+def _replicas(config: VllmConfig, groups: tuple[GroupInfo, ...]) -> int:
+    """Consecutive tensor-parallel ranks that hold the same bytes."""
+    tp = config.parallel_config.tensor_parallel_size
+    if any(g.rule == _lib.RULE_LAST for g in groups):
+        return 1
+    if config.model_config.use_mla:
+        return tp
+    heads = config.model_config.get_total_num_kv_heads()
+    return tp // heads if heads < tp and tp % heads == 0 else 1
+
+
+def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
+    """The model as both sides see it."""
+    parallel = config.parallel_config
+    for name in ("decode_context_parallel_size",
+                 "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise versions.Unsupported(f"larder: {name} > 1 is not supported")
+    groups = _groups(kv)
+    if len(groups) > 1 and parallel.pipeline_parallel_size > 1:
+        raise versions.Unsupported(
+            "larder: pipeline parallelism with more than one KV cache group "
+            "is not supported")
+    if not groups:
+        raise versions.Unsupported(
+            "larder: this model has no KV cache that can be stored")
+    replicas = _replicas(config, groups)
+    shards = (parallel.tensor_parallel_size // replicas
+              * parallel.pipeline_parallel_size)
+    if shards > _lib.SHARDS_MAX:
+        raise versions.Unsupported(
+            f"larder: {shards} ranks with KV of their own are more than "
+            f"{_lib.SHARDS_MAX}")
+    draft = getattr(config.speculative_config, "draft_model_config", None)
+    described = {
+        "format": FORMAT,
+        "engine": "vllm",
+        "packing": _packing(config, kv),
+        "model": fingerprint(config.model_config),
+        "draft": fingerprint(draft) if draft is not None else None,
+        "load_format": str(config.load_config.load_format),
+        "dtype": str(config.model_config.dtype),
+        "kv_dtype": str(config.cache_config.cache_dtype),
+        "quantization": str(config.model_config.quantization),
+        "tensor_parallel": parallel.tensor_parallel_size,
+        "pipeline_parallel": parallel.pipeline_parallel_size,
+        "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
+                   for g in groups],
+    }
+    return Model(groups, chunk_of(groups, chunk),
+                 json.dumps(described, sort_keys=True).encode(), shards,
+                 replicas)
+
+
+def rules(model: Model) -> _lib.Layout:
+    """A layout without memory: for lookups."""
+    return _lib.Layout(model.chunk_tokens,
+                       [_lib.Group(g.rule, g.block_tokens, g.window_tokens)
+                        for g in model.groups])
+
+
+# ---- memory ----
+
+
+def _page(name: str, tensor: torch.Tensor, blocks: int) -> tuple[int, int]:
+    """Stride and bytes of a layer's page, of a tensor whose first dimension
+    counts blocks, or parts of blocks."""
+    size, stride = tensor.shape, tensor.stride()
+    parts = size[0] // blocks if blocks else 0
+    count = math.prod(size[1:])
+    span = 1 + sum((n - 1) * s for n, s in zip(size[1:], stride[1:]))
+    if (parts == 0 or size[0] % blocks != 0 or span != count
+            or (parts > 1 and stride[0] != count)):
+        raise versions.Unsupported(
+            f"larder: the KV cache of layer {name} has shape {tuple(size)} "
+            f"and strides {tuple(stride)}, which is not supported")
+    unit = tensor.element_size()
+    return stride[0] * parts * unit, count * parts * unit
+
+
+def _pieces(name: str, cache: Any, blocks: int) -> list[torch.Tensor]:
+    """A layer's tensors, each with blocks in its first dimension."""
+    found = []
+    for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
+        if tensor.device.type != "cpu":
+            raise versions.Unsupported(
+                f"larder: the KV cache is on {tensor.device.type}; this "
+                "version stores what the CPU backend computes")
+        split = tensor.dim() > 1 and tensor.shape[0] == 2 != blocks
+        found += tensor.unbind(0) if split else [tensor]
+    return found
+
+
+def layout(model: Model, kv: KVCacheConfig,
+           caches: dict[str, Any]) -> _lib.Layout:
+    """The worker's memory, each allocation once."""
+    regions: dict[int, int] = {}  # base to index
+    found: list[_lib.Region] = []
+    groups = []
+    for info in model.groups:
+        layers = []
+        for name in kv.kv_cache_groups[info.index].layer_names:
+            for tensor in _pieces(name, caches[name], kv.num_blocks):
+                storage = tensor.untyped_storage()
+                base = storage.data_ptr()
+                if base not in regions:
+                    regions[base] = len(found)
+                    found.append(_lib.Region(name.encode(), base,
+                                             storage.nbytes()))
+                stride, size = _page(name, tensor, kv.num_blocks)
+                layers.append(_lib.Layer(name.encode(), regions[base],
+                                         tensor.data_ptr() - base, stride,
+                                         size))
+        groups.append(_lib.Group(info.rule, info.block_tokens,
+                                 info.window_tokens,
+                                 (_lib.Layer * len(layers))(*layers),
+                                 len(layers)))
+    return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks)
+
+
+def bytes_per_token(model: Model, layout_: _lib.Layout) -> float:
+    """Of all shards, of groups that need every chunk."""
+    return sum(layout_.bytes(i) for i, g in enumerate(model.groups)
+               if g.rule == _lib.RULE_ALL) * model.shards / model.chunk_tokens

@@ -1,0 +1,11 @@
+"""Registers the connector by name, in every process of vLLM's."""
+from __future__ import annotations
+
+
+def register() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import (
+        KVConnectorFactory)
+
+    if "LarderConnector" not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(
+            "LarderConnector", "larder_kv.vllm", "LarderConnector")

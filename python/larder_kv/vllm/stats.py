@@ -1,0 +1,114 @@
+"""What the connector counts, for vLLM's log line and Prometheus."""
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics, KVConnectorStats)
+
+TIMES = ("lookup_ms", "load_ms", "save_ms", "wait_ms")
+COUNTERS = {
+    "hits": "requests for which a prefix was loaded",
+    "hit_tokens": "tokens whose KV was loaded instead of computed",
+    "local": "lookups that vLLM's own prefix cache made needless",
+    "late": "lookups that were not done in lookup_ms",
+    "waited": "times a request waited for another that loads the same",
+    "skipped_numbered_images": "requests whose images have no lasting name",
+    "loads": "loads that were done",
+    "loaded_bytes": "bytes loaded",
+    "load_failures": "loads that failed: the request was computed",
+    "saved_shards": "shards saved",
+    "saved_bytes": "bytes saved",
+    "saves_present": "shards that the store had already",
+    "save_failures": "shards that were not saved",
+    "saves_late": "steps whose saves were not done in save_ms",
+}
+BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+
+
+class Counts:
+    """Counted by any thread since the last take()."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._data: dict[str, Any] = {}
+
+    def add(self, name: str, by: int = 1) -> None:
+        if by:
+            with self._lock:
+                self._data[name] = self._data.get(name, 0) + by
+
+    def time(self, name: str, ms: float) -> None:
+        with self._lock:
+            self._data.setdefault(name, []).append(ms)
+
+    def take(self) -> LarderStats | None:
+        if not self._data:
+            return None
+        with self._lock:
+            data, self._data = self._data, {}
+        return LarderStats(data=data)
+
+
+@dataclass
+class LarderStats(KVConnectorStats):
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        for name, value in other.data.items():
+            if name in self.data:
+                self.data[name] = self.data[name] + value
+            else:
+                self.data[name] = value
+        return self
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+    def reduce(self) -> dict[str, int | float]:
+        found: dict[str, int | float] = {}
+        for name, value in sorted(self.data.items()):
+            if isinstance(value, list):
+                ordered = sorted(value)
+                found[f"{name}_median"] = round(ordered[len(value) // 2], 2)
+                found[f"{name}_max"] = round(ordered[-1], 2)
+            else:
+                found[name] = value
+        return found
+
+
+class LarderProm(KVConnectorPromMetrics):
+    def __init__(self, vllm_config, metric_types, labelnames,
+                 per_engine_labelvalues):
+        super().__init__(vllm_config, metric_types, labelnames,
+                         per_engine_labelvalues)
+        self._by_engine: dict[int, dict[str, Any]] = {
+            engine: {} for engine in per_engine_labelvalues}
+        for name, text in COUNTERS.items():
+            self._add(name, self._counter_cls(
+                name=f"vllm:larder_{name}", documentation=f"Larder: {text}.",
+                labelnames=labelnames))
+        for name in TIMES:
+            self._add(name, self._histogram_cls(
+                name=f"vllm:larder_{name}",
+                documentation=f"Larder: {name[:-3]} times in milliseconds.",
+                buckets=BUCKETS, labelnames=labelnames))
+
+    def _add(self, name: str, metric: Any) -> None:
+        for engine, values in self.per_engine_labelvalues.items():
+            self._by_engine[engine][name] = metric.labels(*values)
+
+    def observe(self, transfer_stats_data: dict[str, Any],
+                engine_idx: int = 0) -> None:
+        metrics = self._by_engine[engine_idx]
+        for name, value in transfer_stats_data.items():
+            if name not in metrics:
+                continue
+            if isinstance(value, list):
+                for one in value:
+                    metrics[name].observe(one)
+            else:
+                metrics[name].inc(value)
