@@ -5,7 +5,7 @@ export JOBS
 
 .DEFAULT_GOAL := help
 .PHONY: help run serve build test test-core bench check coverage format tidy \
-        install clean deps-build deps-test deps-check
+        install wheel clean deps-build deps-test deps-check deps-wheel
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -48,8 +48,11 @@ install: deps-build ## library, header, program, larder.pc (PREFIX, DESTDIR)
 	@scripts/build release
 	@DESTDIR="$(DESTDIR)" cmake --install build/release
 
+wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
+	@scripts/wheel
+
 clean: ## removes build/
 	rm -rf build
 
-deps-build deps-test deps-check: deps-%:
+deps-build deps-test deps-check deps-wheel: deps-%:
 	@scripts/install-deps $*

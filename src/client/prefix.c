@@ -472,7 +472,8 @@ static larder_status_t load_group(batch_t *b, uint32_t group)
     for (uint32_t i = needs.first; i < needs.end && st == LARDER_OK; i++) {
         ldr_span_t blocks = ldr_layout_blocks(b->layout, group, i);
 
-        if (blocks.end > wanted.first && blocks.first < wanted.end) {
+        if (ldr_max64(blocks.first, wanted.first) <
+            ldr_min64(blocks.end, wanted.end)) {
             st = gather(b, group, i, wanted);
         }
         if (st == LARDER_OK && m->failed > 0) {

@@ -34,6 +34,14 @@ SETTINGS = {
 LLM_ARGS = dict(
     dtype="bfloat16", enforce_eager=True, skip_tokenizer_init=True,
     disable_log_stats=False, seed=0)
+# With these, and only with these, a prompt's logprobs are bit-equal whatever
+# part of it came from a cache: one request at a time, and every chunk that is
+# computed is one block. Attention rounds by the size of the chunk (in vLLM
+# itself: an own hit differs from the cold run from about 1,000 tokens on).
+# Else compare a hit with an own hit of the same length.
+EXACT = dict(max_num_seqs=1, max_num_batched_tokens=128)
+# The same for kind "next", whose blocks have 640 tokens.
+EXACT_NEXT = dict(max_num_seqs=1, max_num_batched_tokens=1024)
 # As bf16 and as fp32 0.75: finite, and seen in every logprob that reads it.
 PATTERN = 0x3F
 
@@ -100,7 +108,7 @@ class Engine:
             return f.read().decode(errors="replace")
 
     def call(self, op, timeout=120, **args):
-        """One command, its answer. Raises EngineError with the engine's own
+        """One command and its answer. Raises EngineError with the engine's own
         words if it fails, EngineDied if there is no engine any more."""
         self.send(op, **args)
         return self.receive(timeout)
@@ -298,10 +306,10 @@ class _Session:
             words["cache_salt"] = salt
         if lora is not None:
             lora = LoRARequest(lora["name"], lora["id"], lora["path"])
-        self.live[name] = {"begin": time.perf_counter(), "first": None}
-        # Since 0.24 the engine may rename a request; answers keep our name.
+        begin = time.perf_counter()
         self.engine.add_request(name, words, SamplingParams(**sampling),
                                 lora_request=lora)
+        self.live[name] = {"begin": begin, "first": None}
         return name
 
     def add(self, prompts, **args):
