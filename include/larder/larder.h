@@ -588,7 +588,8 @@ typedef struct larder_layout larder_layout_t;
 
 /* Checks every region and layer, and copies what it needs. Whatever is out of
  * bounds refuses the whole: LARDER_E_INVALID or _SIZE, and larder_last_error()
- * names it. */
+ * names it. So do regions, or layers of one group, that share bytes:
+ * LARDER_E_OVERLAP. */
 LARDER_API larder_status_t larder_layout_create(
     const larder_layout_params_t *params, larder_layout_t **layout_p);
 /* NULL is fine. No transfer with it may be under way. */
@@ -656,11 +657,39 @@ LARDER_API larder_status_t larder_prefix_save(larder_space_t *space,
 /* Loads what a prefix of `end` tokens needs into those of its blocks that lie
  * after token `begin`: both are multiples of every group's block_tokens, and
  * `end` of chunk_tokens too unless every rule is all. Null blocks are not
- * written. LARDER_OK: all of it was loaded and checked. Anything
- * else: the blocks may hold anything. */
+ * written; a block that is to be and that the table lacks: LARDER_E_INVALID.
+ * LARDER_OK: all of it was loaded and checked. Anything else: those blocks may
+ * hold anything, and no others were written. */
 LARDER_API larder_status_t larder_prefix_load(larder_space_t *space,
                                               const larder_layout_t *layout,
                                               larder_move_t *move);
+
+/*
+ * A load that cannot fail, for engines that cannot be told of one that did:
+ * all that it needs is fetched and checked first, into memory that the engine's
+ * processes share (a memfd), and only placed later. Placing needs no node.
+ *
+ *   st = larder_prefix_fetch(space, layout, leases, keys, chunks, NULL, 0,
+ *                            timeout_ms, &bytes);           how much it needs
+ *   st = larder_prefix_fetch(space, layout, leases, keys, chunks, memory,
+ *                            bytes, timeout_ms, &bytes);
+ *   st = larder_prefix_place(layout, &move, memory, bytes); in each rank
+ */
+
+/* Copies what larder_prefix_stage() staged for `chunks` chunks, every shard of
+ * it, to memory. *bytes_p is what that needs; LARDER_E_SIZE if size is less.
+ * LARDER_OK: all of it is there and was checked. */
+LARDER_API larder_status_t larder_prefix_fetch(
+    larder_space_t *space, const larder_layout_t *layout,
+    larder_lease_t *const *leases, const larder_key_t *keys, uint32_t chunks,
+    void *memory, size_t size, uint32_t timeout_ms, size_t *bytes_p);
+
+/* What larder_prefix_load() does, from such memory: move->end is a multiple of
+ * chunk_tokens, keys are not needed. The memory is checked for being what a
+ * fetch of the same prefix left: E_CORRUPT, and nothing is written. */
+LARDER_API larder_status_t larder_prefix_place(const larder_layout_t *layout,
+                                               larder_move_t *move,
+                                               const void *memory, size_t size);
 
 /* ---- statistics --------------------------------------------------------- */
 

@@ -6,6 +6,8 @@ one ends it.
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 from array import array
 from collections.abc import Sequence
 from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int,
@@ -14,7 +16,8 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int,
 from larder_kv._find import library_path
 
 OK, PRESENT, MISS = 0, 1, 2
-E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -6, -68, -69, -64
+E_FULL, E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -5, -6, -68, -69, -64
+E_INVALID, E_UNSUPPORTED = -1, -12
 KEY_BYTES = 32
 SHARDS_MAX = 64
 TIERS = ("dram", "ssd")
@@ -147,6 +150,10 @@ _SIGNATURES = {
     "larder_release": [POINTER(c_void_p)],
     "larder_prefix_save": [c_void_p, c_void_p, POINTER(Move)],
     "larder_prefix_load": [c_void_p, c_void_p, POINTER(Move)],
+    "larder_prefix_fetch": [c_void_p, c_void_p, POINTER(c_void_p), c_void_p,
+                            c_uint32, c_void_p, c_size_t, c_uint32,
+                            POINTER(c_size_t)],
+    "larder_prefix_place": [c_void_p, POINTER(Move), c_void_p, c_size_t],
     "larder_stats": [c_void_p, POINTER(Stats)],
     "larder_connector_option_name": [c_size_t],
     "larder_connector_option": [c_char_p, c_char_p, POINTER(c_uint64),
@@ -297,6 +304,22 @@ class Lease:
             library().larder_release(byref(one))
 
 
+class Memory:
+    """A fetched prefix, in memory that other processes open by its path."""
+
+    def __init__(self, size: int):
+        self._fd = os.memfd_create("larder-prefix", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, size)
+        self.map = mmap.mmap(self._fd, size)
+        self.size = size
+        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def close(self) -> None:
+        """Who has opened it keeps it."""
+        self.map.close()
+        os.close(self._fd)
+
+
 class Space:
     """A space opened on a node."""
 
@@ -345,6 +368,31 @@ class Space:
             handles, byref(out)))
         return (Lease(handles, out) if st == OK else None), out
 
+    def fetch(self, layout: Layout, lease: Lease, keys: bytes, chunks: int,
+              timeout_ms: int, most: int) -> Memory:
+        """What is staged, copied and checked, if it is not more than most
+        bytes."""
+        need = c_size_t()
+        arguments = [self._handle, layout._handle, lease._handles, keys,
+                     chunks]
+        check(library().larder_prefix_fetch(*arguments, None, 0, timeout_ms,
+                                            byref(need)))
+        if need.value > most:
+            raise LarderError(E_FULL, f"{need.value} bytes to fetch, of {most}")
+        memory = Memory(need.value)
+        view = c_uint8.from_buffer(memory.map)
+        try:
+            st = library().larder_prefix_fetch(
+                *arguments, ctypes.addressof(view), memory.size, timeout_ms,
+                byref(need))
+            if st != OK:
+                raise fail(st)
+        except LarderError:
+            del view
+            memory.close()
+            raise
+        return memory
+
     def save(self, layout: Layout, move: Move) -> int:
         return library().larder_prefix_save(self._handle, layout._handle,
                                             byref(move))
@@ -352,6 +400,19 @@ class Space:
     def load(self, layout: Layout, move: Move) -> int:
         return library().larder_prefix_load(self._handle, layout._handle,
                                             byref(move))
+
+    @staticmethod
+    def place(layout: Layout, move: Move, path: str) -> int:
+        """Loads from a Memory, of whichever process."""
+        with open(path, "r+b") as file:
+            with mmap.mmap(file.fileno(), 0) as memory:
+                view = c_uint8.from_buffer(memory)
+                try:
+                    return library().larder_prefix_place(
+                        layout._handle, byref(move), ctypes.addressof(view),
+                        len(memory))
+                finally:
+                    del view
 
     def reset(self, timeout_ms: int = 10000) -> None:
         check(library().larder_space_reset(self._handle, timeout_ms))

@@ -1,19 +1,27 @@
 """This host's node: found, or started.
 
-A node that is started here outlives the engine: it is no child of any process
-that asked for it, and ends by SIGTERM (`larder serve` says how in its log), or
-with the machine. Two engines that start at once end with one node: who starts
-one holds a lock, and looks again when it has it.
+A node that is started here outlives the engine. It is no child of any process
+that asked for it, so that neither the engine's end nor a kill of its process
+tree ends it; it lives until SIGTERM (`kill PID`, which the start message
+names), or as long as the container or service that the engine runs in. Two
+engines that start at once end with one node: who starts one holds a lock, and
+looks again when it has it.
 """
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import os
 import pathlib
+import platform
 import shlex
 import socket
+import struct
 import subprocess
+import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 
 from larder_kv import _lib
@@ -21,30 +29,48 @@ from larder_kv._find import program_path
 from larder_kv._options import Options
 
 START_SECONDS = 60.0
+PROBE_SECONDS = 2.0
 ADMIN_PORT = 9464
+# The engine's own business: what it preloads, whom it tells that it is up.
+NOT_INHERITED = ("LD_PRELOAD", "NOTIFY_SOCKET")
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+
+Say = Callable[[str], None]
 
 
-def node_url(options: Options, say: Callable[[str], None]) -> str:
-    """Where the node is. Without option url it runs when this returns."""
+def node_url(options: Options, say: Say) -> str:
+    """Where the node is. Without option url it is there when this returns,
+    though it may not answer now."""
     if options.url:
+        if options.url.startswith("embed:"):
+            raise _lib.LarderError(
+                _lib.E_UNSUPPORTED, f"larder: url={options.url}: the "
+                "processes of an engine cannot share an embedded node; start "
+                "`larder serve` and use unix:PATH or tcp://HOST:PORT, or "
+                "leave url out")
         return options.url
-    url = "unix:" + _lib.default_socket()
-    if not _answers(url):
-        _start(url, options, say)
-    else:
+    path = pathlib.Path(_lib.default_socket())
+    url = "unix:" + urllib.parse.quote(str(path))
+    if not _listens(path):
+        _start(path, url, options, say)
+    elif _answers(url):
         say(f"larder: attached to the node of this host, {url}")
+    else:
+        say(f"larder: the node of this host, {url}, does not answer now")
     return url
 
 
 def open_node(url: str, log: Callable[[int, str], None],
-              say: Callable[[str], None]) -> _lib.Node:
+              say: Say) -> _lib.Node:
     """Opens it. One that is down may come back: it is no reason to fail."""
     try:
         return _lib.Node(url, log)
     except _lib.LarderError as error:
         if error.status not in (_lib.E_OFFLINE, _lib.E_DEADLINE):
-            raise
-        say(f"larder: {error}; serving without it until it answers")
+            raise _lib.LarderError(
+                error.status, f"larder: url={url}: {error}") from None
+        say(f"larder: {error}; start it or correct url={url}; serving without "
+            "it until it answers")
         return _lib.Node(_with(url, "connect=lazy"), log)
 
 
@@ -52,57 +78,140 @@ def _with(url: str, option: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}{option}"
 
 
+# ---- is there one? ----
+
+
+def _listens(path: pathlib.Path) -> bool:
+    """Whether a process of this user's, or root's, has the socket. It may
+    be stopped: then it does not answer, but another could not start either."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_SECONDS)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except (BlockingIOError, TimeoutError):
+            return True  # it has more to accept than it can
+        except OSError as error:
+            raise _no_place(path.parent, error) from None
+        _, uid, _ = struct.unpack("3i", probe.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid not in (0, os.geteuid()):
+        raise _lib.LarderError(
+            _lib.E_DENIED, f"larder: the node at {path} is run by uid {uid}, "
+            f"not by this user; set url=unix:{path} if it is the one to use")
+    return True
+
+
 def _answers(url: str) -> bool:
+    timeout = f"timeout_ms={int(PROBE_SECONDS * 1000)}"
     try:
-        _lib.Node(_with(url, "timeout_ms=2000"), lambda *_: None).close()
+        _lib.Node(_with(url, timeout), lambda *_: None).close()
         return True
     except _lib.LarderError as error:
         if error.status in (_lib.E_OFFLINE, _lib.E_DEADLINE):
             return False
-        raise
+        raise _lib.LarderError(error.status, f"larder: {error}") from None
 
 
-def _start(url: str, options: Options, say: Callable[[str], None]) -> None:
-    path = pathlib.Path(url.removeprefix("unix:"))
+# ---- starting one ----
+
+
+def _no_place(folder: pathlib.Path, error: OSError) -> _lib.LarderError:
+    return _lib.LarderError(
+        _lib.E_DENIED, f"larder: cannot start a node in {folder}: "
+        f"{error.strerror}; set XDG_RUNTIME_DIR to a directory of this "
+        "user's, or url to a node that runs")
+
+
+def _start(path: pathlib.Path, url: str, options: Options, say: Say) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = open(path.parent / "larder.start", "w")
     except OSError as error:
-        raise _lib.LarderError(
-            _lib.E_DENIED, f"larder: cannot start a node in {path.parent}: "
-            f"{error.strerror}; set url to one that runs, or XDG_RUNTIME_DIR "
-            "to a directory of this user's") from None
+        raise _no_place(path.parent, error) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _answers(url):
+        if _listens(path):
             say(f"larder: attached to the node of this host, {url}")
             return
         log = path.parent / "larder.log"
-        command = _command(path, options)
-        say(f"larder: no node on this host; starting one: "
-            f"{shlex.join(command)} (its log: {log})")
-        _detach(command, log)
-        _wait(url, log)
+        command = _command(path, options, say)
+        before = log.stat().st_size if log.exists() else 0
+        try:
+            pid = _detach(command, log)
+        except OSError as error:
+            raise _no_place(path.parent, error) from None
+        say(f"larder: no node on this host; started {shlex.join(command)} as "
+            f"process {pid}, which stays when engines end: `kill {pid}` ends "
+            f"it (its log: {log})")
+        _wait(url, pid, log, before)
 
 
-def _command(path: pathlib.Path, options: Options) -> list[str]:
-    command = [program_path(), "serve", "--socket", str(path), "--dram",
+def _command(path: pathlib.Path, options: Options, say: Say) -> list[str]:
+    try:
+        program = program_path()
+    except FileNotFoundError as error:
+        raise _lib.LarderError(
+            _lib.E_UNSUPPORTED, f"larder: no node runs on this host, and none "
+            f"can be started: {error}; or set url to a node that runs"
+        ) from None
+    command = [program, "serve", "--socket", str(path), "--dram",
                str(options.node_dram or _quarter())]
-    if options.node_ssd:
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(
-            "~/.cache")
-        directory = options.node_dir or os.path.join(cache, "larder")
+    directory = _directory(options, say)
+    if directory:
         command += ["--dir", directory, "--ssd", str(options.node_ssd)]
     if not _free(ADMIN_PORT):
         command += ["--admin", "none"]
     return command
 
 
+def _directory(options: Options, say: Say) -> str | None:
+    """Where the node keeps its ssd tier. One that was asked for must be
+    writable; without the one that nobody asked for it goes on."""
+    if not options.node_ssd:
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    directory = os.path.abspath(options.node_dir
+                                or os.path.join(cache, "larder"))
+    try:
+        os.makedirs(directory, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(0, "Permission denied")
+    except OSError as error:
+        text = (f"larder: {directory} cannot be written ({error.strerror}); "
+                "set node_dir to a directory that can, or node_ssd to 0")
+        if options.node_dir:
+            raise _lib.LarderError(_lib.E_DENIED, text) from None
+        say(f"{text}; the node is started without an ssd tier")
+        return None
+    return directory
+
+
 def _quarter() -> int:
-    """A quarter of the machine's memory, in whole megabytes."""
+    """A quarter of the memory that may be used, in whole megabytes."""
     with open("/proc/meminfo", encoding="ascii") as file:
-        kib = int(file.readline().split()[1])
-    return kib * 1024 // 4 >> 20 << 20
+        total = int(file.readline().split()[1]) * 1024
+    return min([total, *_limits()]) // 4 >> 20 << 20
+
+
+def _limits() -> list[int]:
+    """The memory limits of this process's control groups."""
+    root = pathlib.Path("/sys/fs/cgroup")
+    files = [root / "memory/memory.limit_in_bytes"]
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+            number, _, path = line.split(":", 2)
+            if number == "0":
+                own = root / path.lstrip("/")
+                files += [folder / "memory.max"
+                          for folder in (own, *own.parents)
+                          if root in (folder, *folder.parents)]
+    found = []
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(file.read_text()))
+    return found
 
 
 def _free(port: int) -> bool:
@@ -115,35 +224,74 @@ def _free(port: int) -> bool:
             return False
 
 
-def _detach(command: list[str], log: pathlib.Path) -> None:
-    """Runs it as nobody's child: the shell between ends at once."""
+def _detach(command: list[str], log: pathlib.Path) -> int:
+    """Runs it as nobody's child: the shell between ends at once. Gives its
+    process id."""
     with open(log, "ab") as out:
-        subprocess.run(
-            ["/bin/sh", "-c", shlex.join(command) + " &"],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            start_new_session=True, check=True)
+        said: list[bytes] = []
+
+        def run() -> None:
+            # A thread of its own: engines bind theirs to cores and memory,
+            # which a child would inherit.
+            _unbind()
+            with contextlib.suppress(OSError):
+                said.append(subprocess.run(
+                    ["/bin/sh", "-c", f"{shlex.join(command)} >&2 & echo $!"],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=out, cwd="/", start_new_session=True,
+                    env={k: v for k, v in os.environ.items()
+                         if k not in NOT_INHERITED}).stdout)
+
+        thread = threading.Thread(target=run, name="larder-start")
+        thread.start()
+        thread.join()
+    if not said or not said[0].strip().isdigit():
+        raise OSError(0, "/bin/sh cannot be run")
+    return int(said[0])
 
 
-def _wait(url: str, log: pathlib.Path) -> None:
+def _unbind() -> None:
+    """Takes back what binds this thread to cores and to memory."""
+    with contextlib.suppress(OSError, ValueError):
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
+    call = SET_MEMPOLICY.get(platform.machine())
+    if call is not None:
+        none = ctypes.c_void_p()
+        ctypes.CDLL(None).syscall(ctypes.c_long(call), ctypes.c_long(0), none,
+                                  none)
+
+
+def _wait(url: str, pid: int, log: pathlib.Path, before: int) -> None:
     end = time.monotonic() + START_SECONDS
     pause = 0.01
-    while not _answers(url):
-        if time.monotonic() > end or _refused(log):
+    while True:
+        ended = _ended(pid)
+        if _answers(url):  # or that of somebody who was quicker
+            return
+        if ended or time.monotonic() > end:
+            what = "has ended" if ended else "does not answer"
             raise _lib.LarderError(
-                _lib.E_OFFLINE, "larder: the node that was started does not "
-                f"answer: {_last_line(log)} (log: {log}); correct that, or "
+                _lib.E_OFFLINE, f"larder: the node that was started {what}: "
+                f"{_last_line(log, before)} (log: {log}); correct that, or "
                 "set url to a node that runs")
         time.sleep(pause)
         pause = min(pause * 2, 0.2)
 
 
-def _last_line(log: pathlib.Path) -> str:
+def _ended(pid: int) -> bool:
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        text = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in "ZX"
+
+
+def _last_line(log: pathlib.Path, before: int) -> str:
+    """Of what was written there since."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(before)
+            lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
     return lines[-1] if lines else "it said nothing"
-
-
-def _refused(log: pathlib.Path) -> bool:
-    return _last_line(log).startswith("larder: ")

@@ -6,8 +6,9 @@ import ctypes
 from ctypes import byref, c_uint64
 from typing import Any
 
-from larder_kv._lib import check, library
+from larder_kv import _lib
 
+PLACE = "larder: kv_connector_extra_config"
 
 
 class Options:
@@ -25,27 +26,44 @@ class Options:
     node_ssd: int
     node_dir: str
 
-    def __init__(self, given: dict[str, Any]):
-        for name in given:
-            self._read(name, str(given[name]))
-        for name in names():
-            if name not in given:
-                self._read(name, None)
+    def __init__(self, given: dict[str, Any] | None = None):
+        given = given or {}
+        missing = sorted(set(type(self).__annotations__) - set(names()))
+        if missing:
+            raise _lib.LarderError(
+                _lib.E_VERSION, "larder: liblarder is of another version: it "
+                f"has no option {missing[0]}; install larder-kv again")
+        for name in [*given, *type(self).__annotations__]:
+            self._read(name, given.get(name))
 
-    def _read(self, name: str, value: str | None) -> None:
+    def _read(self, name: str, value: Any) -> None:
+        """Sets one; None: its default."""
+        if not (value is None or isinstance(value, (str, int, float))):
+            raise _lib.LarderError(
+                _lib.E_INVALID, f"{PLACE}: option {name}: a text or a number "
+                f"is wanted, not {value!r}")
+        if value is not None:
+            value = str(value)
+        if "\0" in name or "\0" in (value or ""):
+            raise _lib.LarderError(
+                _lib.E_INVALID, f"{PLACE}: option {name!r}: NUL in a text")
         number = c_uint64()
         text = ctypes.create_string_buffer(512)
-        check(library().larder_connector_option(
+        status = _lib.library().larder_connector_option(
             name.encode(), None if value is None else value.encode(),
-            byref(number), text, len(text)))
-        is_text = self.__annotations__[name] == "str"
-        setattr(self, name,
-                text.value.decode() if is_text else number.value)
+            byref(number), text, len(text))
+        if status < 0:
+            error = _lib.fail(status)
+            raise _lib.LarderError(status, f"{PLACE}: {error}")
+        kind = type(self).__annotations__.get(name)
+        if kind is not None:
+            setattr(self, name,
+                    text.value.decode() if kind == "str" else number.value)
 
 
 def names() -> list[str]:
-    """Every option there is."""
+    """Every option that the library has."""
     found: list[str] = []
-    while (name := library().larder_connector_option_name(len(found))):
+    while (name := _lib.library().larder_connector_option_name(len(found))):
         found.append(name.decode())
     return found

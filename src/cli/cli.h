@@ -46,6 +46,7 @@ enum {
     X(CONFIG, "config", "FILE", "the configuration of `larder serve`")         \
     X(ONCE, "once", NULL, "prints it once and ends, also in a terminal")       \
     X(INTERVAL, "interval", "SECONDS", "between two looks; default: 2")        \
+    X(DIR, "dir", "DIR", "look there; default: explain/ beside the socket")    \
     X(PROMETHEUS, "prometheus", NULL, "as metrics in Prometheus' format")      \
     X(JSON, "json", NULL, "for scripts: one JSON object per line")
 
@@ -143,6 +144,7 @@ int ldr_cmd_fsck(const ldr_args_t *args);
 int ldr_cmd_options(const ldr_args_t *args);
 int ldr_cmd_doctor(const ldr_args_t *args);
 int ldr_cmd_top(const ldr_args_t *args);
+int ldr_cmd_explain(const ldr_args_t *args);
 /* pause and resume: the command is the verb. */
 int ldr_cmd_verb(const ldr_args_t *args);
 /* Reads its own command line. */

@@ -49,6 +49,8 @@ static const command_t commands[] = {
     {"bench", NULL, "[NAME...]", 0, 0, "measures this machine and Larder"},
     {"top", ldr_cmd_top, "[URL]", -1, FLAG(ONCE) | FLAG(INTERVAL),
      "shows what a node does, live; default: the daemon on this host"},
+    {"explain", ldr_cmd_explain, "[REQUEST_ID]", -1, FLAG(DIR) | FLAG(JSON),
+     "says what became of an engine's request, or lists the last"},
     {"doctor", ldr_cmd_doctor, "[PLACE]", -1, FLAG(CONFIG) | FLAG(JSON),
      "inspects this host, and says what to change and how"},
     {"options", ldr_cmd_options, "", 0,

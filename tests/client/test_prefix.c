@@ -353,13 +353,12 @@ static void test_wrong_length(void **state)
     free(p);
 }
 
-/* Every call of the four that is refused, and says so. */
-static void test_refused(void **state)
+/* Arguments that are none: refused, and nothing is set. */
+static void test_refused_searches(void **state)
 {
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
     larder_lease_t *leases[GROUPS];
-    larder_table_t tables[GROUPS];
     larder_match_t m, none;
     ldr_rand_t r;
 
@@ -388,7 +387,22 @@ static void test_refused(void **state)
     STAGE(p->space, layout, p->keys, 1, 0, NULL, &m);
     STAGE(p->space, layout, p->keys, 1, 0, leases, NULL);
     assert_memory_equal(&m, &none, sizeof(m));
+    pair_free(p);
+    free(p);
+}
 
+static void test_refused_moves(void **state)
+{
+    fix_t *f = fix(state);
+    pair_t *p = calloc(1, sizeof(*p));
+    larder_table_t tables[GROUPS];
+    ldr_rand_t r;
+
+    ldr_rand_seed(&r, 21);
+    fix_open_dram(f, "dram=32M");
+    pair_fixed(p, f->lar, &r, 5001, 1);
+    pair_save(p, 0);
+    const larder_layout_t *layout = p->to[0].layout;
     engine_expect(&p->to[0], 0, CHUNKS * 8, tables);
     larder_table_t short_table = tables[0];
     larder_table_t lacks[3] = {tables[0], tables[1], tables[2]};
@@ -477,7 +491,8 @@ int main(void)
         ONE(test_shards, "plain"),
         ONE(test_present, "plain"),
         ONE(test_wrong_length, "plain"),
-        ONE(test_refused, "plain"),
+        ONE(test_refused_searches, "plain"),
+        ONE(test_refused_moves, "plain"),
         ONE(test_without_layers, "plain"),
     };
 

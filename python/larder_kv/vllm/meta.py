@@ -20,6 +20,7 @@ class Move:
     end: int
     tables: list[tuple[int, array]]
     ttl_ms: int = 0
+    memory: str = ""  # load: from here, where it was fetched to
 
 
 @dataclass

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import meta, model
+from larder_kv.vllm import meta, model, versions
 from larder_kv.vllm.request import Prompt, Switches
 from larder_kv.vllm.stats import Counts
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 LOOKUP_THREADS = 2
+FETCH_MAX = 1 << 30  # bytes of one request's fetched prefix
 RATE_TOKENS = 64  # a step with fewer says little about prefill
 
 
@@ -43,8 +44,8 @@ class Lookup:
     the scheduler sets left. Both under Scheduler._lock."""
 
     __slots__ = ("request_id", "keys", "limit", "tiers_wanted", "began",
-                 "until", "done", "left", "lease", "chunks", "matched",
-                 "reason", "tier_bytes", "ended")
+                 "until", "done", "left", "lease", "memory", "chunks",
+                 "matched", "reason", "tier_bytes", "ended")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float):
@@ -57,10 +58,20 @@ class Lookup:
         self.done = False
         self.left = False  # nobody waits for it any more
         self.lease: _lib.Lease | None = None
+        self.memory: _lib.Memory | None = None  # in place of the lease
         self.chunks = 0  # staged and held
         self.matched = 0  # in the store
         self.reason = ""  # why not more
         self.tier_bytes = (0, 0)
+
+    def release(self) -> None:
+        """Gives up what it holds; once, by who knows that it may."""
+        lease, self.lease = self.lease, None
+        memory, self.memory = self.memory, None
+        if lease is not None:
+            lease.release()
+        if memory is not None:
+            memory.close()
 
     def left_ms(self) -> int:
         return max(1, int((self.until - time.monotonic()) * 1000))
@@ -111,6 +122,8 @@ class Scheduler:
         self._rule = [g.rule for g in described.groups]
         self._indexes = [g.index for g in described.groups]
         self._eagle = _uses_eagle(config)
+        self._fetches = (len(described.groups) > 1
+                         and not versions.reports_failed_requests())
         self._numbered = _numbers_images(config)
         self._rate = Rate()
         self._lock = threading.Lock()
@@ -176,9 +189,9 @@ class Scheduler:
             look.ended = time.monotonic()
             with self._lock:
                 look.done = True
-                lease = look.lease if look.left else None
-            if lease is not None:
-                lease.release()
+                left = look.left
+            if left:
+                look.release()
 
     def _find(self, look: Lookup) -> None:
         match = self.space.match(self.layout, look.keys, look.limit,
@@ -194,8 +207,18 @@ class Scheduler:
             look.reason = _lib.CAUSES[staged.cause]
             return
         look.tier_bytes = (match.tier_bytes[0], match.tier_bytes[1])
-        look.chunks = staged.chunks
         look.lease = lease
+        if self._fetches:
+            # This vLLM cannot be told of a failed load of such a model: claim
+            # only what cannot fail any more.
+            try:
+                look.memory = self.space.fetch(
+                    self.layout, lease, look.keys, staged.chunks,
+                    look.left_ms(), FETCH_MAX)
+            finally:
+                look.lease = None
+                lease.release()
+        look.chunks = staged.chunks
 
     def _worth(self, look: Lookup,
                match: _lib.Match) -> tuple[int, _lib.Match]:
@@ -274,14 +297,12 @@ class Scheduler:
     def _leave(self, t: Tracked) -> None:
         """Nobody waits for its lookup, or needs its lease, any more."""
         look = t.lookup
-        lease = None
         if look is not None:
             with self._lock:
                 look.left = True
-                if look.done:
-                    lease, look.lease = look.lease, None
-        if lease is not None:
-            lease.release()
+                done = look.done
+            if done:
+                look.release()
         if t.loading is not None:
             self.loading.pop(t.loading, None)
             t.loading = None
@@ -292,7 +313,7 @@ class Scheduler:
         if t is None or t.claimed:
             return
         if external == 0:
-            if t.lookup is not None and t.lookup.lease is not None:
+            if t.lookup is not None and t.lookup.chunks > 0:
                 self.counts.add("local")
             self._leave(t)
             return
@@ -306,7 +327,8 @@ class Scheduler:
         self.loading[t.loading] = t
         self.step.loads.append(meta.Move(
             request.request_id, t.prompt.keys.data(first, last), first, begin,
-            end, self._tables(ids, begin, end)))
+            end, self._tables(ids, begin, end),
+            memory=t.lookup.memory.path if t.lookup.memory else ""))
         self.counts.add("hit_tokens", external)
         self.counts.add("hits")
 
@@ -383,8 +405,9 @@ class Scheduler:
     def _emit(self, t: Tracked, first: int, end: int,
               tables: list[tuple[int, array]]) -> None:
         size = self.model.chunk_tokens
+        parent = max(first - 1, 0)  # its key comes along: the chain is linked
         self.step.saves.append(meta.Move(
-            t.request.request_id, t.prompt.keys.data(first, end), first,
+            t.request.request_id, t.prompt.keys.data(parent, end), parent,
             first * size, end * size, tables, t.switches.ttl_ms))
 
     def _states(self, offers: dict[str, list[tuple[int, int, int]]]) -> None:

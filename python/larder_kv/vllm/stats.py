@@ -8,7 +8,22 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics, KVConnectorStats)
 
-TIMES = ("lookup_ms", "load_ms", "save_ms", "wait_ms")
+TIMES = {
+    "lookup_ms": "from a request's arrival until it is known what the store "
+                 "has",
+    "stage_ms": "until that is in memory, checked and held",
+    "copy_ms": "from the order to load until all ranks have reported it",
+    "resume_ms": "from there until the request is scheduled",
+    "load_ms": "of one load on one rank",
+    "save_ms": "of all saves of a step on one rank",
+}
+TIMES_MAX = 10000  # of a kind, between two looks
+# With a label that says why: "missed_tokens:absent" in the data.
+BY_REASON = {
+    "missed_requests": "requests of which not all chunks were loaded or in "
+                       "vLLM's own cache",
+    "missed_tokens": "tokens of these chunks",
+}
 COUNTERS = {
     "hits": "requests for which a prefix was loaded",
     "hit_tokens": "tokens whose KV was loaded instead of computed",
@@ -42,7 +57,9 @@ class Counts:
 
     def time(self, name: str, ms: float) -> None:
         with self._lock:
-            self._data.setdefault(name, []).append(ms)
+            times = self._data.setdefault(name, [])
+            if len(times) < TIMES_MAX:
+                times.append(ms)
 
     def take(self) -> LarderStats | None:
         if not self._data:
@@ -91,11 +108,16 @@ class LarderProm(KVConnectorPromMetrics):
             self._add(name, self._counter_cls(
                 name=f"vllm:larder_{name}", documentation=f"Larder: {text}.",
                 labelnames=labelnames))
-        for name in TIMES:
+        for name, text in TIMES.items():
             self._add(name, self._histogram_cls(
                 name=f"vllm:larder_{name}",
-                documentation=f"Larder: {name[:-3]} times in milliseconds.",
+                documentation=f"Larder: milliseconds {text}.",
                 buckets=BUCKETS, labelnames=labelnames))
+        self._by_reason = {
+            name: self._counter_cls(
+                name=f"vllm:larder_{name}", documentation=f"Larder: {text}.",
+                labelnames=[*labelnames, "reason"])
+            for name, text in BY_REASON.items()}
 
     def _add(self, name: str, metric: Any) -> None:
         for engine, values in self.per_engine_labelvalues.items():
@@ -105,9 +127,14 @@ class LarderProm(KVConnectorPromMetrics):
                 engine_idx: int = 0) -> None:
         metrics = self._by_engine[engine_idx]
         for name, value in transfer_stats_data.items():
-            if name not in metrics:
+            family, _, reason = name.partition(":")
+            if family in self._by_reason:
+                self._by_reason[family].labels(
+                    *self.per_engine_labelvalues[engine_idx],
+                    reason).inc(value)
+            elif name not in metrics:
                 continue
-            if isinstance(value, list):
+            elif isinstance(value, list):
                 for one in value:
                     metrics[name].observe(one)
             else:

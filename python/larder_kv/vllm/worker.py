@@ -124,6 +124,9 @@ class Worker:
             first_key=move.first_key, begin=move.begin, end=move.end,
             shard=self._shard, writers=self.model.replicas,
             writer=self._writer, timeout_ms=timeout_ms, ttl_ms=move.ttl_ms)
+        if move.memory:
+            return (self.space.place(self._layout, request, move.memory),
+                    request)
         run = self.space.load if load else self.space.save
         return run(self._layout, request), request
 
@@ -157,9 +160,10 @@ class Worker:
         the blocks these were for."""
         with self._lock:
             found = self._done, self._failed, self._bad_blocks
-            if found[0]:
-                self._done, self._failed = set(), set()
-                self._bad_blocks = set()
+            # Never one that a load may still add to: an id that is given
+            # twice ends the engine.
+            self._done, self._failed = set(), set()
+            self._bad_blocks = set()
         return found
 
     def close(self) -> None:

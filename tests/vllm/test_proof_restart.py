@@ -1,0 +1,172 @@
+"""Proofs 1 and 2: what one engine computed is not computed again: not after a
+restart of the engine and of the node, not in another engine process on the
+host, not in one that reaches the node by TCP.
+
+All prompts are such that the engine's own prefix cache and Larder hold the
+same part of them (own blocks have 128 tokens, chunks 256): so both hits leave
+the same tokens to compute, and the answers must be equal bit by bit."""
+import contextlib
+
+import pytest
+
+import rig
+
+pytestmark = pytest.mark.core
+
+CHUNK = 256
+LONG = {"2k": rig.prompt("2k", 2100), "8k": rig.prompt("8k", 8300)}
+QUESTION = rig.prompt("question", 500)
+MORE = rig.prompt("more", 200)
+ANSWER = 300  # tokens of turn one: they fill a chunk with the question's
+
+
+class Told:
+    """What the first engine answered, and what runs since."""
+
+    def __init__(self):
+        self.cold, self.own = {}, {}
+
+
+def first_engine(told, engine):
+    engine.ask_one(rig.prompt("warm up", 300))
+    for name, ids in LONG.items():
+        with rig.Counted(engine) as counted:
+            told.cold[name] = engine.ask_one(ids)
+        assert (counted.external, counted.local) == (0, 0)
+        told.own[name] = engine.ask_one(ids)
+        assert told.own[name]["cached"] == rig.whole(len(ids) - 1, CHUNK)
+    told.turn_one = engine.ask_one(QUESTION, max_tokens=ANSWER)
+    told.turn_two = QUESTION + told.turn_one["tokens"] + MORE
+    told.own["turn two"] = engine.ask_one(told.turn_two)
+    assert told.own["turn two"]["cached"] == 768
+    told.about = engine.ask("inside", "space")
+
+
+@pytest.fixture(scope="module")
+def told(version, tmp_path_factory):
+    """One engine computes and ends, the node is restarted, and a second
+    engine is started: told.engine."""
+    told = Told()
+    with contextlib.ExitStack() as stack:
+        told.node = stack.enter_context(rig.node(
+            tmp_path_factory.mktemp("node"), dirs=1))
+        with rig.engine(version, "dense", told.node.url()) as engine:
+            first_engine(told, engine)
+        told.node.stop()
+        told.node.start()
+        told.engine = stack.enter_context(rig.engine(
+            version, "dense", told.node.url()))
+        told.engine.ask_one(rig.prompt("warm up", 200))
+        told.store = stack.enter_context(rig.Store(told.node.url(),
+                                                   told.about))
+        told.tiers = {}
+        yield told
+
+
+def hit(engine, ids, told):
+    """A hit of all that can be had of a prompt."""
+    rig.fresh(engine)
+    with rig.Counted(engine) as counted:
+        answer = engine.ask_one(ids)
+    wanted = rig.whole(len(ids) - 1, CHUNK)
+    assert counted.external == wanted, engine.larder_lines()
+    assert counted.local == 0
+    assert counted.computed == len(ids) - wanted
+    assert answer["cached"] == wanted
+    return answer
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_restart(told, name, version, figure):
+    """Cold, restart, warm: the same answer, and the prefill is skipped."""
+    ids = LONG[name]
+    ssd = hit(told.engine, ids, told)
+    rig.check_same(ssd, told.own[name])
+    dram = hit(told.engine, ids, told)
+    rig.check_same(dram, told.own[name])
+    figure(f"vLLM {version}, {len(ids)} tokens, first token after: "
+           f"cold {told.cold[name]['ttft'] * 1e3:.0f} ms, own hit "
+           f"{told.own[name]['ttft'] * 1e3:.0f} ms, after the restart "
+           f"{ssd['ttft'] * 1e3:.0f} ms (ssd), {dram['ttft'] * 1e3:.0f} ms "
+           "(dram)")
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("at", [0.1, 0.9])
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_restart_sees_one_bit(told, name, place, at):
+    """The test of the test: one sign bit in a page that the hit loads."""
+    ids = LONG[name]
+    last = (len(ids) - 1) // CHUNK - 1
+    chunk = {"first": 0, "middle": last // 2, "last": last}[place]
+    with told.store.flipped(ids, chunk, at=at):
+        assert not rig.same(hit(told.engine, ids, told), told.own[name])
+
+
+def test_nothing_else_is_loaded(told):
+    """What was flipped is as it was: the hits above failed for that bit. And
+    a bit in a chunk that the hit does not load changes nothing."""
+    short = LONG["8k"][:2100]
+    before = hit(told.engine, short, told)
+    with told.store.flipped(LONG["8k"], 8):
+        rig.check_same(hit(told.engine, short, told), before)
+    for name, ids in LONG.items():
+        rig.check_same(hit(told.engine, ids, told), told.own[name])
+
+
+def test_another_token_is_another_prompt(told):
+    """One early token changed: nothing is loaded, and the answer is another."""
+    ids = list(LONG["2k"])
+    ids[3] = 3 + (ids[3] + 1) % 2000
+    rig.fresh(told.engine)
+    with rig.Counted(told.engine) as counted:
+        answer = told.engine.ask_one(ids)
+    assert counted.external == 0
+    assert not rig.same(answer, told.own["2k"])
+
+
+def test_turn_two_hits_the_answer_of_turn_one(told):
+    """Generated tokens are saved too: the hit is longer than the question."""
+    assert len(QUESTION) < 768 < len(QUESTION) + ANSWER
+    rig.check_same(hit(told.engine, told.turn_two, told),
+                   told.own["turn two"])
+    with told.store.flipped(told.turn_two, 2):
+        assert not rig.same(hit(told.engine, told.turn_two, told),
+                            told.own["turn two"])
+
+
+@pytest.mark.parametrize("tokens", [100, 256, 257, 512, 600, 1024, 1025])
+def test_lengths(told, tokens):
+    """The external tokens are the largest chunk multiple below the prompt's
+    length, whatever the length; one prompt is a prefix of another."""
+    ids = LONG["8k"][:tokens]
+    answer = hit(told.engine, ids, told)
+    rig.check_same(told.engine.ask_one(ids), answer)  # now in its own cache
+
+
+# ---- proof 2 ----
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_second_engine(told, version, transport):
+    """Another process, while the first one runs, gets what was computed
+    before it was there, and what the first computes meanwhile. The first gets
+    what the other computes."""
+    fresh = rig.prompt(f"first {transport}", 2100)
+    theirs = rig.prompt(f"second {transport}", 2100)
+    url = told.node.url(transport)
+    with rig.engine(version, "dense", url) as second:
+        for name, ids in LONG.items():
+            rig.check_same(hit(second, ids, told), told.own[name])
+        rig.check_same(hit(second, told.turn_two, told),
+                       told.own["turn two"])
+        told.engine.ask_one(fresh)
+        own = told.engine.ask_one(fresh)
+        rig.check_same(hit(second, fresh, told), own)
+        with told.store.flipped(fresh, 5):
+            assert not rig.same(hit(second, fresh, told), own)
+        second.ask_one(theirs)
+        own = second.ask_one(theirs)
+        rig.check_same(hit(told.engine, theirs, told), own)
+        with told.store.flipped(theirs, 5):
+            assert not rig.same(hit(told.engine, theirs, told), own)
