@@ -119,7 +119,7 @@
       "loads at once, in each worker")                                         \
     X(save, ENUM, CONNECTOR, "all", 0, 2,                                      \
       "all; prompt: not what was generated; never")                            \
-    X(save_ms, UINT, CONNECTOR, "1000", 1, 600000,                             \
+    X(save_ms, UINT, CONNECTOR, "250", 1, 600000,                              \
       "deadline of a step's saves")                                            \
     X(node_dram, SIZE, CONNECTOR, "0", 0, (uint64_t)1 << 44,                   \
       "dram of a node that is started; 0: a quarter of the memory")            \

@@ -159,15 +159,21 @@ static void unescape(char *text)
     *to = '\0';
 }
 
+/* As JSON has them: 0, 17, 0.25 */
 static bool is_number(const char *text)
 {
-    char *end;
+    const char *digits = "0123456789";
+    size_t whole = strspn(text, digits);
 
-    if (text[0] < '0' || text[0] > '9') {
+    if (whole == 0 || (text[0] == '0' && whole > 1)) {
         return false;
     }
-    strtod(text, &end);
-    return *end == '\0' && strspn(text, "0123456789.") == strlen(text);
+    if (text[whole] == '.') {
+        size_t part = strspn(text + whole + 1, digits);
+
+        return part > 0 && text[whole + 1 + part] == '\0';
+    }
+    return text[whole] == '\0';
 }
 
 /* A line without its newline. False: it is none of a record. */

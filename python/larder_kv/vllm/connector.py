@@ -144,8 +144,9 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- both ----
 
     def get_kv_connector_stats(self) -> LarderStats | None:
-        side = self._worker or self._scheduler
-        return side.counts.take()
+        if self._worker is not None:
+            return self._worker.counts.take()
+        return self._scheduler.stats()
 
     def shutdown(self) -> None:
         side = self._worker or self._scheduler

@@ -25,7 +25,7 @@ class Switches:
         unknown = sorted(set(given) - set(SWITCHES))
         if unknown:
             raise ValueError(
-                f"larder: kv_transfer_params has unknown larder switches "
+                f"kv_transfer_params has unknown larder switches "
                 f"{unknown}; there are {', '.join(SWITCHES)}")
         self.skip_save = bool(given.get("skip_save", False))
         self.skip_load = bool(given.get("skip_load", False))
@@ -33,7 +33,7 @@ class Switches:
         tiers = given.get("tiers")
         if tiers is not None and (
                 not tiers or not set(tiers) <= set(_lib.TIERS)):
-            raise ValueError(f"larder: tiers is a list of {_lib.TIERS}, "
+            raise ValueError(f"tiers is a list of {_lib.TIERS}, "
                              f"not {tiers!r}")
         self.tiers = frozenset(tiers) if tiers is not None else None
 

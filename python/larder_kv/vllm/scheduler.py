@@ -23,7 +23,7 @@ from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.vllm import meta, model, versions
 from larder_kv.vllm.request import Prompt, Switches
-from larder_kv.vllm.stats import Counts
+from larder_kv.vllm.stats import Counts, LarderStats
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,7 +36,7 @@ logger = logging.getLogger("vllm.larder")
 
 LOOKUP_THREADS = 2
 FETCH_MAX = 1 << 30  # bytes of one request's fetched prefix
-RATE_TOKENS = 64  # a step with fewer says little about prefill
+RATE_TOKENS = 64
 
 
 class Lookup:
@@ -117,6 +117,7 @@ class Scheduler:
         self.loads = role.is_kv_consumer and options.load != "never"
         self.requests: dict[str, Tracked] = {}
         self.loading: dict[bytes, Tracked] = {}
+        self.ended: dict[str, Tracked] = {}  # before their loads
         self.step = meta.Step()
         self._blocks = [g.block_tokens for g in described.groups]
         self._rule = [g.rule for g in described.groups]
@@ -137,12 +138,15 @@ class Scheduler:
     # ---- arrival and lookup ----
 
     def arrive(self, request: Request) -> None:
+        """A request that cannot be named goes without Larder."""
         try:
-            switches = Switches(request.kv_transfer_params)
-        except (TypeError, ValueError) as error:
-            logger.warning("%s; request %s goes without Larder", error,
-                           request.request_id)
-            return
+            self._arrive(request)
+        except Exception as error:
+            logger.warning("larder: request %s goes without the store: %s",
+                           request.request_id, error)
+
+    def _arrive(self, request: Request) -> None:
+        switches = Switches(request.kv_transfer_params)
         if request.mm_features and self._numbered:
             self.counts.add("skipped_numbered_images")
             return
@@ -153,12 +157,7 @@ class Scheduler:
                                    False))
         if not t.saves and not t.loads:
             return
-        try:
-            t.prompt.extend(self.space, request.num_tokens)
-        except _lib.LarderError as error:
-            logger.warning("larder: request %s cannot be named: %s",
-                           request.request_id, error)
-            return
+        t.prompt.extend(self.space, request.num_tokens)
         self.requests[request.request_id] = t
         self._look_up(t)
 
@@ -304,7 +303,8 @@ class Scheduler:
             if done:
                 look.release()
         if t.loading is not None:
-            self.loading.pop(t.loading, None)
+            if self.loading.get(t.loading) is t:
+                del self.loading[t.loading]
             t.loading = None
 
     def allocated(self, request: Request, blocks: KVCacheBlocks,
@@ -343,7 +343,7 @@ class Scheduler:
     # ---- a step ----
 
     def build(self, out: SchedulerOutput) -> meta.Step:
-        self._rate.step(out)
+        self._rate.begins(out.total_num_scheduled_tokens)
         if self.saves:
             self._saves(out)
         step, self.step = self.step, meta.Step()
@@ -431,16 +431,25 @@ class Scheduler:
 
     def finished_step(self, output: KVConnectorOutput) -> None:
         for req_id in output.finished_recving or ():
-            t = self.requests.get(req_id)
+            t = self.ended.pop(req_id, None) or self.requests.get(req_id)
             if t is not None:
                 self._leave(t)
 
     def finished(self, request: Request) -> None:
         t = self.requests.pop(request.request_id, None)
-        if t is not None:
+        if t is None:
+            return
+        if t.loading is not None:
+            self.ended[request.request_id] = t  # its load needs what it holds
+        else:
             self._leave(t)
 
     # ---- the rest ----
+
+    def stats(self) -> LarderStats | None:
+        """Asked for after each step."""
+        self._rate.ends()
+        return self.counts.take()
 
     def reset(self) -> bool:
         try:
@@ -453,7 +462,7 @@ class Scheduler:
     def close(self) -> None:
         for _ in self._threads:
             self._jobs.put(None)
-        for t in list(self.requests.values()):
+        for t in [*self.requests.values(), *self.ended.values()]:
             self._leave(t)
         for thread in self._threads:
             thread.join(timeout=5)
@@ -470,15 +479,20 @@ class Rate:
         self._began = 0.0
         self._tokens = 0
 
-    def step(self, out: SchedulerOutput) -> None:
-        now = time.monotonic()
-        if self._tokens >= RATE_TOKENS and now > self._began:
-            rate = self._tokens / (now - self._began)
-            known = self.tokens_per_second
-            self.tokens_per_second = (rate if known == 0
-                                      else known + (rate - known) / 4)
-        self._began = now
-        self._tokens = out.total_num_scheduled_tokens
+    def begins(self, tokens: int) -> None:
+        """A step of so many tokens was scheduled."""
+        self._began = time.monotonic()
+        self._tokens = tokens
+
+    def ends(self) -> None:
+        """Its output is there. A step of few tokens says little."""
+        if self._tokens < RATE_TOKENS:
+            return
+        rate = self._tokens / max(time.monotonic() - self._began, 1e-6)
+        known = self.tokens_per_second
+        self.tokens_per_second = (rate if known == 0
+                                  else known + (rate - known) / 4)
+        self._tokens = 0
 
     def wins(self, tokens: int, load_us: int) -> bool:
         """Whether loading beats computing; unknown rates do not decide."""

@@ -56,7 +56,7 @@ class Worker:
         self._say_sizes()
 
     def _say_sizes(self) -> None:
-        per_token = model.bytes_per_token(self.model, self._layout)
+        per_token = max(model.bytes_per_token(self.model, self._layout), 1)
         try:
             stats = self.node.stats()
         except _lib.LarderError:
