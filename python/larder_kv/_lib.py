@@ -17,6 +17,7 @@ from larder_kv._find import library_path
 
 OK, PRESENT, MISS = 0, 1, 2
 E_FULL, E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -5, -6, -68, -69, -64
+E_IO = -62
 E_INVALID, E_UNSUPPORTED = -1, -12
 KEY_BYTES = 32
 SHARDS_MAX = 64
@@ -143,6 +144,7 @@ _SIGNATURES = {
     "larder_layout_create": [POINTER(LayoutParams), POINTER(c_void_p)],
     "larder_layout_destroy": [POINTER(c_void_p)],
     "larder_layout_bytes": [c_void_p, c_uint16],
+    "larder_match": [c_void_p, c_void_p, c_size_t, c_uint16, POINTER(Match)],
     "larder_prefix_match": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
                             POINTER(Match)],
     "larder_prefix_stage": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
@@ -358,6 +360,13 @@ class Space:
             byref(out)))
         return out
 
+    def match_group(self, keys: bytes, chunks: int, group: int) -> Match:
+        """Of the first chunks of keys, whatever a layout needs."""
+        out = Match()
+        check(library().larder_match(self._handle, keys, chunks, group,
+                                     byref(out)))
+        return out
+
     def stage(self, layout: Layout, keys: bytes, chunks: int,
               timeout_ms: int) -> tuple[Lease | None, Match]:
         """The longest prefix of the first chunks, held; None: nothing."""
@@ -375,8 +384,10 @@ class Space:
         need = c_size_t()
         arguments = [self._handle, layout._handle, lease._handles, keys,
                      chunks]
-        check(library().larder_prefix_fetch(*arguments, None, 0, timeout_ms,
-                                            byref(need)))
+        st = library().larder_prefix_fetch(*arguments, None, 0, timeout_ms,
+                                           byref(need))
+        if st != OK:  # a miss too
+            raise fail(st)
         if need.value > most:
             raise LarderError(E_FULL, f"{need.value} bytes to fetch, of {most}")
         memory = Memory(need.value)

@@ -30,12 +30,14 @@ from larder_kv._options import Options
 
 START_SECONDS = 60.0
 PROBE_SECONDS = 2.0
+SHORT = f"timeout_ms={int(PROBE_SECONDS * 1000)}"
 ADMIN_PORT = 9464
 # The engine's own business: what it preloads, whom it tells that it is up.
 NOT_INHERITED = ("LD_PRELOAD", "NOTIFY_SOCKET")
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 
 Say = Callable[[str], None]
+_silent: set[str] = set()  # did not answer when node_url() looked
 
 
 def node_url(options: Options, say: Say) -> str:
@@ -56,22 +58,29 @@ def node_url(options: Options, say: Say) -> str:
     elif _answers(url):
         say(f"larder: attached to the node of this host, {url}")
     else:
-        say(f"larder: the node of this host, {url}, does not answer now")
+        _silent.add(url)
     return url
 
 
 def open_node(url: str, log: Callable[[int, str], None],
               say: Say) -> _lib.Node:
     """Opens it. One that is down may come back: it is no reason to fail."""
+    full = url if "connect=" in url else _with(url, "connect=lazy")
+    if url in _silent:
+        _silent.discard(url)
+        full = _with(full, SHORT)
     try:
-        return _lib.Node(url, log)
+        node = _lib.Node(full, log)
     except _lib.LarderError as error:
-        if error.status not in (_lib.E_OFFLINE, _lib.E_DEADLINE):
-            raise _lib.LarderError(
-                error.status, f"larder: url={url}: {error}") from None
-        say(f"larder: {error}; start it or correct url={url}; serving without "
-            "it until it answers")
-        return _lib.Node(_with(url, "connect=lazy"), log)
+        raise _lib.LarderError(error.status,
+                               f"larder: url={url}: {error}") from None
+    node.url = url
+    try:
+        node.stats()
+    except _lib.LarderError as error:
+        say(f"larder: {error}; start that node, or correct url={url}; serving "
+            "without it until it answers")
+    return node
 
 
 def _with(url: str, option: str) -> str:
@@ -104,9 +113,8 @@ def _listens(path: pathlib.Path) -> bool:
 
 
 def _answers(url: str) -> bool:
-    timeout = f"timeout_ms={int(PROBE_SECONDS * 1000)}"
     try:
-        _lib.Node(_with(url, timeout), lambda *_: None).close()
+        _lib.Node(_with(url, SHORT), lambda *_: None).close()
         return True
     except _lib.LarderError as error:
         if error.status in (_lib.E_OFFLINE, _lib.E_DEADLINE):
@@ -195,12 +203,13 @@ def _quarter() -> int:
     return min([total, *_limits()]) // 4 >> 20 << 20
 
 
-def _limits() -> list[int]:
+def _limits(root: pathlib.Path = pathlib.Path("/sys/fs/cgroup"),
+            groups: pathlib.Path = pathlib.Path("/proc/self/cgroup")
+            ) -> list[int]:
     """The memory limits of this process's control groups."""
-    root = pathlib.Path("/sys/fs/cgroup")
     files = [root / "memory/memory.limit_in_bytes"]
     with contextlib.suppress(OSError):
-        for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+        for line in groups.read_text().splitlines():
             number, _, path = line.split(":", 2)
             if number == "0":
                 own = root / path.lstrip("/")

@@ -338,11 +338,13 @@ typedef struct batch {
     bool scratch_used;
 } batch_t;
 
-static void note(larder_move_t *m, const larder_item_t *item, size_t bytes)
+static void note(const batch_t *b, const larder_item_t *item)
 {
+    larder_move_t *m = b->move;
+    size_t bytes = b->layout->group[item->group].shard_bytes;
     larder_status_t st = item->status;
 
-    if (st == LARDER_OK && item->length != 0 && item->length != bytes) {
+    if (st == LARDER_OK && b->op == LARDER_OP_GET && item->length != bytes) {
         st = LARDER_E_SIZE; /* a load of something else */
     }
     if (st == LARDER_OK) {
@@ -374,7 +376,7 @@ static larder_status_t flush(batch_t *b)
     for (uint32_t i = 0; i < b->item_count && st == LARDER_OK; i++) {
         const larder_item_t *item = &b->items[i];
 
-        note(b->move, item, b->layout->group[item->group].shard_bytes);
+        note(b, item);
     }
     b->item_count = b->iov_count = 0;
     b->scratch_used = false;

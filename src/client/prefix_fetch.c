@@ -2,20 +2,20 @@
  * Prefixes by way of memory that an engine's processes share.
  *
  * The memory: a head, a slot for each (group, chunk, shard) in the order of the
- * layout's enumeration, then the shards, each on a boundary of 64 bytes. It is
- * written by one process of the engine and read by the others: they trust each
- * other, but what is read is checked for lying inside.
+ * layout's enumeration, then the shards in the same order, each on a boundary
+ * of LDR_BLOCK bytes. It is written by one process of the engine and read by
+ * the others: they trust each other, but what is read is checked for lying
+ * inside and being in that order.
  */
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/io.h"
 #include "base/mem.h"
 #include "client/client.h"
 #include "layout/layout.h"
 
 #define MAGIC 0x68637465662d7264ull /* "dr-fetch" */
-#define ALIGN 64u
-#define SEGS 4096u /* of a lease's shard */
 #define BATCH 256u
 
 typedef struct head {
@@ -28,9 +28,11 @@ typedef struct slot {
     uint64_t offset, bytes;
 } slot_t;
 
+/* So that what is known in whole blocks only (it is on ssd) needs as much room
+ * as when its length is known. */
 static uint64_t align(uint64_t n)
 {
-    return (n + ALIGN - 1) / ALIGN * ALIGN;
+    return (n + LDR_BLOCK - 1) / LDR_BLOCK * LDR_BLOCK;
 }
 
 /* Chunks of all groups that a prefix of so many chunks needs. */
@@ -51,62 +53,35 @@ static uint64_t need_count(const larder_layout_t *layout, uint32_t chunks)
 typedef struct fetch {
     larder_space_t *space;
     const larder_layout_t *layout;
-    larder_lease_t *const *leases;
     const larder_key_t *keys;
     uint32_t chunks;
     uint64_t deadline_ns;
     uint64_t count; /* slots */
     slot_t *slots;
+    uint8_t *memory; /* NULL: only lengths are asked for */
 } fetch_t;
 
-static larder_status_t shard_bytes(const fetch_t *f, uint32_t group,
-                                   uint32_t chunk, uint32_t shard,
-                                   struct iovec *seg, uint64_t *bytes_p)
+/* What became of one shard; here a miss has no cause to go with it. */
+static larder_status_t outcome(const larder_item_t *item)
 {
-    uint32_t count = 0;
-    larder_status_t st = larder_lease_segments(
-        f->leases[group], chunk, (uint16_t)shard, seg, SEGS, &count);
-
-    *bytes_p = 0;
-    for (uint32_t i = 0; i < count && st == LARDER_OK; i++) {
-        *bytes_p += seg[i].iov_len;
+    if (item->status != LARDER_MISS) {
+        return item->status;
     }
-    return st;
+    if (item->cause == LARDER_CAUSE_DEADLINE) {
+        return ldr_fail(LARDER_E_DEADLINE, "not fetched in time");
+    }
+    if (item->cause == LARDER_CAUSE_OFFLINE) {
+        return ldr_fail(LARDER_E_OFFLINE, "the node cannot be reached");
+    }
+    return ldr_fail(LARDER_MISS, "shard %u of group %u is gone", item->shard,
+                    item->group);
 }
 
-/* Where each shard goes. */
-static larder_status_t plan(fetch_t *f, uint64_t *bytes_p)
-{
-    struct iovec *seg = ldr_alloc(SEGS * sizeof(*seg));
-    uint64_t at = align(sizeof(head_t) + f->count * sizeof(slot_t));
-    uint64_t slot = 0;
-    larder_status_t st =
-        seg != NULL
-            ? LARDER_OK
-            : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a fetch");
-
-    for (uint32_t g = 0; g < f->layout->group_count && st == LARDER_OK; g++) {
-        ldr_span_t needs = ldr_layout_needs(f->layout, g, f->chunks);
-        uint32_t shards = (needs.end - needs.first) * f->space->shards;
-
-        for (uint32_t i = 0; i < shards && st == LARDER_OK; i++) {
-            slot_t *s = &f->slots[slot++];
-
-            st = shard_bytes(f, g, i / f->space->shards, i % f->space->shards,
-                             seg, &s->bytes);
-            s->offset = at;
-            at = align(at + s->bytes);
-        }
-    }
-    ldr_free(seg);
-    *bytes_p = at;
-    return st;
-}
-
-/* Gets so many shards of a group, from the at-th of those it needs on. */
-static larder_status_t get(const fetch_t *f, uint32_t group, ldr_span_t needs,
-                           uint32_t at, uint32_t count, const slot_t *slots,
-                           uint8_t *memory)
+/* Asks for so many shards of a group, from the at-th of those it needs on:
+ * lengths, or with memory the bytes too. A length that was known in blocks is
+ * exact then. */
+static larder_status_t ask(const fetch_t *f, uint32_t group, ldr_span_t needs,
+                           uint32_t at, uint32_t count, slot_t *slots)
 {
     larder_item_t items[BATCH];
     struct iovec iov[BATCH];
@@ -119,28 +94,30 @@ static larder_status_t get(const fetch_t *f, uint32_t group, ldr_span_t needs,
                           : (uint32_t)ldr_max64(left / 1000000, 1)};
 
     for (uint32_t i = 0; i < count; i++) {
-        iov[i] = (struct iovec){memory + slots[i].offset, slots[i].bytes};
         items[i] = (larder_item_t){
             .key = &f->keys[needs.first + (at + i) / f->space->shards],
             .group = (uint16_t)group,
-            .shard = (uint16_t)((at + i) % f->space->shards),
-            .iov = &iov[i],
-            .iov_count = 1};
-    }
-    larder_status_t st =
-        larder_run(f->space, LARDER_OP_GET, items, count, &params);
-    for (uint32_t i = 0; i < count && st == LARDER_OK; i++) {
-        st = items[i].status;
-        if (st == LARDER_OK && items[i].length != slots[i].bytes) {
-            st = ldr_fail(LARDER_E_SIZE, "a shard changed its length");
+            .shard = (uint16_t)((at + i) % f->space->shards)};
+        if (f->memory != NULL) {
+            iov[i] =
+                (struct iovec){f->memory + slots[i].offset, slots[i].bytes};
+            items[i].iov = &iov[i];
+            items[i].iov_count = 1;
         }
+    }
+    larder_status_t st = larder_run(
+        f->space, f->memory != NULL ? LARDER_OP_GET : LARDER_OP_EXISTS, items,
+        count, &params);
+    for (uint32_t i = 0; i < count && st == LARDER_OK; i++) {
+        st = outcome(&items[i]);
+        slots[i].bytes = items[i].length;
     }
     return st;
 }
 
-static larder_status_t get_all(const fetch_t *f, uint8_t *memory)
+static larder_status_t ask_all(const fetch_t *f)
 {
-    const slot_t *slot = f->slots;
+    slot_t *slots = f->slots;
     larder_status_t st = LARDER_OK;
 
     for (uint32_t g = 0; g < f->layout->group_count; g++) {
@@ -150,8 +127,8 @@ static larder_status_t get_all(const fetch_t *f, uint8_t *memory)
         for (uint32_t at = 0; at < shards && st == LARDER_OK; at += BATCH) {
             uint32_t count = (uint32_t)ldr_min64(BATCH, shards - at);
 
-            st = get(f, g, needs, at, count, slot, memory);
-            slot += count;
+            st = ask(f, g, needs, at, count, slots);
+            slots += count;
         }
     }
     return st;
@@ -160,31 +137,53 @@ static larder_status_t get_all(const fetch_t *f, uint8_t *memory)
 static larder_status_t fetch_run(fetch_t *f, uint8_t *memory, size_t size,
                                  size_t *bytes_p)
 {
-    uint64_t bytes;
-    larder_status_t st = plan(f, &bytes);
+    uint64_t at = align(sizeof(head_t) + f->count * sizeof(slot_t));
+    larder_status_t st = ask_all(f);
 
     if (st != LARDER_OK) {
         return st;
     }
-    *bytes_p = bytes;
-    if (memory == NULL || size < bytes) {
+    for (uint64_t i = 0; i < f->count; i++) {
+        f->slots[i].offset = at;
+        at = align(at + f->slots[i].bytes);
+    }
+    *bytes_p = at;
+    if (memory == NULL || size < at) {
         return memory == NULL
                    ? LARDER_OK
                    : ldr_fail(LARDER_E_SIZE, "%zu bytes of memory, of %llu",
-                              size, (unsigned long long)bytes);
+                              size, (unsigned long long)at);
     }
-    st = get_all(f, memory);
+    f->memory = memory;
+    st = ask_all(f);
     if (st != LARDER_OK) {
         return st;
     }
+    const slot_t *last = &f->slots[f->count - 1];
     head_t head = {.magic = MAGIC,
                    .chunks = f->chunks,
                    .groups = f->layout->group_count,
                    .shards = f->space->shards,
                    .count = (uint32_t)f->count,
-                   .bytes = bytes};
+                   .bytes = align(last->offset + last->bytes)};
     memcpy(memory + sizeof(head), f->slots, f->count * sizeof(slot_t));
     memcpy(memory, &head, sizeof(head));
+    return LARDER_OK;
+}
+
+/* The leases are what keeps all of it where it is. */
+static larder_status_t check_leases(const larder_layout_t *layout,
+                                    larder_lease_t *const *leases,
+                                    uint32_t chunks)
+{
+    for (uint32_t g = 0; g < layout->group_count; g++) {
+        ldr_span_t needs = ldr_layout_needs(layout, g, chunks);
+
+        if (leases[g] == NULL || leases[g]->chunks < needs.end - needs.first) {
+            return ldr_fail(LARDER_E_INVALID,
+                            "group %u: not staged for %u chunks", g, chunks);
+        }
+    }
     return LARDER_OK;
 }
 
@@ -205,9 +204,12 @@ larder_status_t larder_prefix_fetch(larder_space_t *space,
         return ldr_fail(LARDER_E_INVALID,
                         "layout, leases, keys, chunks or bytes_p");
     }
+    st = check_leases(layout, leases, chunks);
+    if (st != LARDER_OK) {
+        return st;
+    }
     fetch_t f = {.space = space,
                  .layout = layout,
-                 .leases = leases,
                  .keys = keys,
                  .chunks = chunks,
                  .deadline_ns = ldr_deadline(space->lar, timeout_ms),
@@ -235,17 +237,25 @@ typedef struct place {
     uint8_t *scratch;
 } place_t;
 
+static slot_t slot_at(const place_t *p, uint64_t i)
+{
+    slot_t s;
+
+    memcpy(&s, p->memory + sizeof(head_t) + i * sizeof(s), sizeof(s));
+    return s;
+}
+
 /* One shard; write: not only checked. */
 static larder_status_t place_one(place_t *p, uint32_t group, uint32_t chunk,
                                  ldr_span_t wanted, uint64_t slot, bool write)
 {
     const ldr_group_t *g = &p->layout->group[group];
-    slot_t s;
+    slot_t s = slot_at(p, slot);
 
-    memcpy(&s, p->memory + sizeof(head_t) + slot * sizeof(s), sizeof(s));
-    if (s.bytes != g->shard_bytes || s.offset > p->size ||
-        s.bytes > p->size - s.offset) {
-        return ldr_fail(LARDER_E_CORRUPT, "chunk %u of group %u", chunk, group);
+    if (s.bytes != g->shard_bytes) {
+        return ldr_fail(LARDER_E_CORRUPT,
+                        "chunk %u of group %u has %llu bytes, not %zu", chunk,
+                        group, (unsigned long long)s.bytes, g->shard_bytes);
     }
     larder_status_t st =
         ldr_layout_segments(p->layout, group, chunk, &p->move->tables[group],
@@ -288,29 +298,53 @@ static larder_status_t place_all(place_t *p, bool write)
     return st;
 }
 
-static larder_status_t place_check(const larder_layout_t *layout,
-                                   const larder_move_t *m, const head_t *head,
-                                   size_t size)
+/* All that the memory says is checked before any of it is used. */
+static larder_status_t check_memory(const place_t *p)
 {
-    uint64_t slots = need_count(layout, head->chunks) * head->shards;
+    const head_t *h = &p->head;
+    uint64_t count = 0, at = 0;
+    bool good = h->magic == MAGIC && h->groups == p->layout->group_count &&
+                h->shards <= LARDER_SHARDS_MAX && p->move->shard < h->shards &&
+                h->bytes <= p->size &&
+                p->move->end == (uint64_t)h->chunks * p->layout->chunk_tokens;
 
-    if (head->magic != MAGIC || head->groups != layout->group_count ||
-        head->bytes > size || head->count != slots ||
-        sizeof(*head) + slots * sizeof(slot_t) > size ||
-        m->shard >= head->shards ||
-        m->end != (uint64_t)head->chunks * layout->chunk_tokens) {
-        return ldr_fail(LARDER_E_CORRUPT,
-                        "this memory was not fetched for %u tokens", m->end);
+    if (good) {
+        count = need_count(p->layout, h->chunks) * h->shards;
+        at = sizeof(*h) + count * sizeof(slot_t);
+        good = h->count == count && at <= h->bytes;
     }
+    for (uint64_t i = 0; i < count && good; i++) {
+        slot_t s = slot_at(p, i);
+
+        good = s.offset % LDR_BLOCK == 0 && s.offset >= at &&
+               s.offset <= h->bytes && s.bytes <= h->bytes - s.offset;
+        at = s.offset + s.bytes;
+    }
+    return good && align(at) == h->bytes
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_CORRUPT,
+                          "this memory was not fetched for %u tokens",
+                          p->move->end);
+}
+
+static larder_status_t check_place(const larder_layout_t *layout,
+                                   const larder_move_t *m)
+{
     for (uint32_t g = 0; g < layout->group_count; g++) {
-        if (layout->group[g].shard_pages == 0 ||
-            m->begin % layout->group[g].block_tokens != 0) {
+        const ldr_group_t *group = &layout->group[g];
+
+        if (group->shard_pages == 0 || m->begin % group->block_tokens != 0) {
             return ldr_fail(LARDER_E_INVALID,
                             "group %u has no layers, or blocks of %u", g,
-                            layout->group[g].block_tokens);
+                            group->block_tokens);
+        }
+        if (m->tables[g].ids == NULL && m->tables[g].count > 0) {
+            return ldr_fail(LARDER_E_INVALID, "table %u is NULL", g);
         }
     }
-    return LARDER_OK;
+    return m->begin <= m->end ? LARDER_OK
+                              : ldr_fail(LARDER_E_INVALID, "tokens %u to %u",
+                                         m->begin, m->end);
 }
 
 larder_status_t larder_prefix_place(const larder_layout_t *layout,
@@ -322,11 +356,15 @@ larder_status_t larder_prefix_place(const larder_layout_t *layout,
         .layout = layout, .move = move, .memory = memory, .size = size};
 
     if (layout == NULL || move == NULL || move->tables == NULL ||
-        memory == NULL || size < sizeof(head_t)) {
+        memory == NULL) {
         return ldr_fail(LARDER_E_INVALID, "layout, move or memory");
     }
-    memcpy(&p.head, memory, sizeof(p.head));
-    larder_status_t st = place_check(layout, move, &p.head, size);
+    larder_status_t st = check_place(layout, move);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    memcpy(&p.head, memory, ldr_min64(size, sizeof(p.head)));
+    st = check_memory(&p);
     if (st != LARDER_OK) {
         return st;
     }
@@ -338,6 +376,8 @@ larder_status_t larder_prefix_place(const larder_layout_t *layout,
     p.segments.iov = ldr_alloc(LARDER_IOV_MAX * sizeof(*p.segments.iov));
     move->shards = move->present = move->skipped = move->failed = 0;
     move->bytes = 0;
+    move->item = LARDER_OK;
+    move->cause = LARDER_CAUSE_NONE;
     st = p.scratch != NULL && p.segments.iov != NULL
              ? place_all(&p, false)
              : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory to place");

@@ -35,7 +35,13 @@ def pytest_generate_tests(metafunc):
         mark = metafunc.definition.get_closest_marker("versions")
         if mark:
             wanted = [v for v in wanted if v in mark.args]
-        metafunc.parametrize("version", wanted, scope="session")
+        metafunc.parametrize("version", wanted, indirect=True,
+                             scope="session")
+
+
+@pytest.fixture(scope="session")
+def version(request):
+    return request.param
 
 
 @pytest.fixture(scope="session")

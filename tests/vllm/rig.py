@@ -6,10 +6,8 @@ and a hand in the store.
             cold = engine.ask_one(rig.prompt(1, 2000))
             store = rig.Store(node.url(), engine)
         with rig.engine("0.32.0", "dense", node.url("tcp")) as engine:
-            with rig.Counted(engine) as counted:
-                hit = engine.ask_one(rig.prompt(1, 2000))
-            assert counted.external == rig.whole(1999, 256)
-            rig.check_same(hit, cold)
+            warm = rig.hit(engine, rig.prompt(1, 2000), rig.whole(1999, 256))
+            rig.check_same(warm, cold)
 
 Run by any Python that has pytest; the engines are child processes that run
 with the Python of build/vllm-VERSION (scripts/vllm-env). $LARDER_BUILD says
@@ -21,7 +19,6 @@ import functools
 import os
 import pathlib
 import random
-import re
 import sys
 import tempfile
 from array import array
@@ -46,7 +43,7 @@ from engine_run import EXACT, EXACT_NEXT, Engine, EngineDied, EngineError
 from larder_kv import _lib
 
 __all__ = ["Engine", "EngineDied", "EngineError", "Store", "Counted", "node",
-           "engine", "prompt", "check_same", "same", "fresh", "whole"]
+           "engine", "prompt", "check_same", "same", "fresh", "hit", "whole"]
 
 VERSIONS = ("0.32.0", "0.29.0", "0.24.0")
 LENGTH = 16384  # max_model_len of every engine here
@@ -180,6 +177,19 @@ class Counted:
             self.computed = self.prompt - self.external - self.local
 
 
+def hit(one, ids, wanted, **args):
+    """The answer to a prompt of which `wanted` tokens come from Larder, and
+    none from what the engine itself had. Checked by vLLM's own counters."""
+    fresh(one)
+    with Counted(one) as counted:
+        answer = one.ask_one(ids, **args)
+    assert counted.external == wanted, one.larder_lines()
+    assert counted.local == 0
+    assert counted.computed == len(ids) - wanted
+    assert answer["cached"] == wanted
+    return answer
+
+
 # ---- prompts and answers ----
 
 
@@ -258,6 +268,10 @@ class Store:
     def close(self):
         self._space.close()
         self._node.close()
+
+    def stats(self):
+        """The node's numbers for this tenant: larder_stats_t."""
+        return self._node.stats()
 
     def keys(self, ids):
         """The keys of a plain prompt's chunks (no adapter, no salt)."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -11,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from larder_kv import _node
 from larder_kv._options import Options
-from larder_kv.vllm import model, versions
+from larder_kv.vllm import events, model, versions
 from larder_kv.vllm.scheduler import Scheduler
 from larder_kv.vllm.stats import LarderProm, LarderStats
 from larder_kv.vllm.worker import Worker
@@ -41,14 +42,28 @@ def _check_model(config: VllmConfig, described: model.Model) -> None:
             "use vLLM 0.29 or later, or --no-enable-prefix-caching")
 
 
+def _recompute(connector: KVConnectorBase_V1) -> None:
+    """A failed load is computed. vLLM reads this after the constructor; as a
+    child of a MultiConnector it is that one's setting which counts, and it is
+    known only to who calls."""
+    owners = [connector]
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, KVConnectorBase_V1):
+            owners.append(owner)
+        frame = frame.f_back
+    for owner in owners:
+        owner._kv_transfer_config.kv_load_failure_policy = "recompute"
+
+
 class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole,
                  kv_cache_config: KVCacheConfig):
         super().__init__(vllm_config, role, kv_cache_config)
         versions.check()
         transfer = vllm_config.kv_transfer_config
-        # A failed load is computed. Read after this constructor.
-        transfer.kv_load_failure_policy = "recompute"
+        _recompute(self)
         options = Options(transfer.kv_connector_extra_config)
         described = model.describe(vllm_config, kv_cache_config,
                                    options.chunk)
@@ -58,7 +73,11 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(vllm_config, options, described, node)
+            announced = (events.Events(vllm_config, kv_cache_config,
+                                       described, node.url)
+                         if events.enabled(vllm_config) else None)
+            self._scheduler = Scheduler(vllm_config, options, described, node,
+                                        announced)
         else:
             self._worker = Worker(vllm_config, options, described,
                                   kv_cache_config, node)
@@ -103,6 +122,10 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
 
+    def build_connector_worker_meta(self) -> events.Saved | None:
+        reports = self._worker.reports
+        return reports.take() if reports is not None else None
+
     # ---- the scheduler ----
 
     def on_new_request(self, request: Request) -> None:
@@ -137,6 +160,17 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         self._scheduler.finished(request)
         return False, None
+
+    def get_external_cache_hit_sources(
+            self, request: Request,
+            num_external_tokens: int) -> dict[Any, int]:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+        found = self._scheduler.hit_sources(request, num_external_tokens)
+        return {CacheHitSource(name): count for name, count in found.items()}
+
+    def take_events(self) -> list[Any]:
+        return self._scheduler.take_events()
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset()

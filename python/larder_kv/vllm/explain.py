@@ -56,6 +56,8 @@ class Record:
     def again(self) -> None:
         """It was preempted: what follows counts."""
         self.preemptions += 1
+        if self.why == "late":
+            self.why = ""
         self.look = None
         self.claimed_tokens = 0
         self.failed = False

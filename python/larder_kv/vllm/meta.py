@@ -21,6 +21,7 @@ class Move:
     tables: list[tuple[int, array]]
     ttl_ms: int = 0
     memory: str = ""  # load: from here, where it was fetched to
+    job: int = 0  # save: its number, if events want to know what became of it
 
 
 @dataclass

@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from larder_kv import _lib
 from larder_kv.vllm import versions
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 CHUNK_MIN = 256  # tokens
 FORMAT = 1  # of the descriptor
-SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 16, 4096, 65536
+SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 65536
+TENSORS_MAX = 4096  # of a file, sampled one by one
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ def _kind(spec: KVCacheSpec) -> tuple[str, int, int]:
     if "MambaSpec" in names:
         return "state", _lib.RULE_LAST, 0
     if "SlidingWindowSpec" in names:
-        return names[0], _lib.RULE_TRAILING, int(spec.sliding_window)
+        # Some drafts look further back than the window.
+        more = int(getattr(spec, "extra_retained_tokens", 0) or 0)
+        return names[0], _lib.RULE_TRAILING, int(spec.sliding_window) + more
     if "RSWASpec" in names or "FullAttentionSpec" not in names:
         raise versions.Unsupported(
             f"larder: KV cache groups of kind {names[0]} are not supported")
@@ -112,16 +115,40 @@ def _weights(path: pathlib.Path) -> list[pathlib.Path]:
     return []
 
 
+def _tensors(file: BinaryIO, size: int) -> list[tuple[int, int]]:
+    """Where a safetensors file has its tensors; [] if it is none."""
+    try:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length < size:
+            return []
+        head = json.loads(file.read(length))
+        return sorted((8 + length + t["data_offsets"][0],
+                       8 + length + t["data_offsets"][1])
+                      for name, t in head.items() if name != "__metadata__")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
 def _sample(path: pathlib.Path, digest: Any) -> None:
     """A file's name and size, its head (which has the names and shapes of its
-    tensors) and samples of the rest."""
+    tensors), and samples: of each tensor, or of a file that is not known
+    better. In a hub's cache the file it links to is named by its content."""
     size = path.stat().st_size
     digest.update(f"{path.name}\0{size}\0".encode())
+    if path.is_symlink():
+        digest.update(path.resolve().name.encode())
     with open(path, "rb") as file:
         digest.update(file.read(HEAD_BYTES))
-        for i in range(SAMPLES):
-            file.seek(size * i // SAMPLES)
-            digest.update(file.read(SAMPLE_BYTES))
+        file.seek(0)
+        parts = _tensors(file, size)
+        if not parts or len(parts) > TENSORS_MAX:
+            count = max(SAMPLES, min(len(parts), TENSORS_MAX))
+            parts = [(size * i // count, size * (i + 1) // count)
+                     for i in range(count)]
+        for begin, end in parts:
+            for at in (begin, (begin + end) // 2):
+                file.seek(at)
+                digest.update(file.read(min(SAMPLE_BYTES, end - at)))
 
 
 def directory_digest(path: str) -> str:
@@ -133,8 +160,8 @@ def directory_digest(path: str) -> str:
     return digest.hexdigest() if files else ""
 
 
-def _snapshot(model: str, revision: str | None) -> str:
-    """Where a model of that name was downloaded to, or ""."""
+def snapshot(model: str, revision: str | None) -> str:
+    """Where what has that name was downloaded to, or ""."""
     try:
         from huggingface_hub import snapshot_download
         return snapshot_download(model, revision=revision,
@@ -150,7 +177,7 @@ def fingerprint(model: ModelConfig) -> str:
         settings.pop(name, None)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     where = (model.model if os.path.isdir(model.model)
-             else _snapshot(model.model, model.revision))
+             else snapshot(model.model, model.revision))
     weights = directory_digest(where)
     if not weights:
         weights = json.dumps([model.model, model.revision,
@@ -174,14 +201,30 @@ def _packing(config: VllmConfig, kv: KVCacheConfig) -> list[str]:
 
 
 def _replicas(config: VllmConfig, groups: tuple[GroupInfo, ...]) -> int:
-    """Consecutive tensor-parallel ranks that hold the same bytes."""
+    """Consecutive tensor-parallel ranks that hold the same bytes: known only
+    where all layers are alike."""
     tp = config.parallel_config.tensor_parallel_size
-    if any(g.rule == _lib.RULE_LAST for g in groups):
+    if len(groups) != 1 or groups[0].rule != _lib.RULE_ALL or _draft(config):
         return 1
     if config.model_config.use_mla:
         return tp
-    heads = config.model_config.get_total_num_kv_heads()
+    text = config.model_config.hf_text_config
+    heads = getattr(text, "num_key_value_heads", None)
+    if not isinstance(heads, int) or hasattr(text, "block_configs"):
+        return 1
     return tp // heads if heads < tp and tp % heads == 0 else 1
+
+
+def _draft(config: VllmConfig) -> Any:
+    return getattr(config.speculative_config, "draft_model_config", None)
+
+
+def _images(model: ModelConfig) -> list[str]:
+    """What changes how images become KV."""
+    multimodal = model.multimodal_config
+    return [str(getattr(multimodal, name, None))
+            for name in ("mm_processor_kwargs", "video_pruning_rate",
+                         "media_io_kwargs")]
 
 
 def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
@@ -191,6 +234,10 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
                  "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise versions.Unsupported(f"larder: {name} > 1 is not supported")
+    if getattr(config.cache_config, "calculate_kv_scales", False):
+        raise versions.Unsupported(
+            "larder: calculate_kv_scales makes KV that only the engine that "
+            "computed it can read; use a checkpoint with scales")
     groups = _groups(kv)
     if len(groups) > 1 and parallel.pipeline_parallel_size > 1:
         raise versions.Unsupported(
@@ -206,7 +253,7 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
         raise versions.Unsupported(
             f"larder: {shards} ranks with KV of their own are more than "
             f"{_lib.SHARDS_MAX}")
-    draft = getattr(config.speculative_config, "draft_model_config", None)
+    draft = _draft(config)
     described = {
         "format": FORMAT,
         "engine": "vllm",
@@ -217,6 +264,7 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
         "dtype": str(config.model_config.dtype),
         "kv_dtype": str(config.cache_config.cache_dtype),
         "quantization": str(config.model_config.quantization),
+        "images": _images(config.model_config),
         "tensor_parallel": parallel.tensor_parallel_size,
         "pipeline_parallel": parallel.pipeline_parallel_size,
         "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]

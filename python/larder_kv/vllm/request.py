@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pathlib
+import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -25,34 +27,47 @@ class Switches:
         unknown = sorted(set(given) - set(SWITCHES))
         if unknown:
             raise ValueError(
-                f"kv_transfer_params has unknown larder switches "
-                f"{unknown}; there are {', '.join(SWITCHES)}")
-        self.skip_save = bool(given.get("skip_save", False))
-        self.skip_load = bool(given.get("skip_load", False))
-        self.ttl_ms = int(given.get("ttl_ms", 0))
+                f"kv_transfer_params has unknown larder switches {unknown}; "
+                f"there are {', '.join(SWITCHES)}")
+        for name in ("skip_save", "skip_load"):
+            value = given.get(name, False)
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} is true or false, not {value!r}")
+            setattr(self, name, value)
+        self.ttl_ms = given.get("ttl_ms", 0)
+        if type(self.ttl_ms) is not int or not 0 <= self.ttl_ms < 1 << 32:
+            raise ValueError(f"ttl_ms is a number of milliseconds, not "
+                             f"{self.ttl_ms!r}")
         tiers = given.get("tiers")
-        if tiers is not None and (
-                not tiers or not set(tiers) <= set(_lib.TIERS)):
+        if tiers is not None and (not isinstance(tiers, list) or not tiers
+                                  or not set(tiers) <= set(_lib.TIERS)):
             raise ValueError(f"tiers is a list of {_lib.TIERS}, "
                              f"not {tiers!r}")
         self.tiers = frozenset(tiers) if tiers is not None else None
 
 
-_adapters: dict[tuple[str, int], bytes] = {}
+_adapters: dict[str, tuple[float, int, bytes]] = {}
+ADAPTER_SECONDS = 1.0  # between looks at an adapter's files
 
 
 def _adapter(path: str) -> bytes:
-    """The content of an adapter, not its name."""
-    folder = pathlib.Path(path)
-    stamp = max((f.stat().st_mtime_ns for f in folder.glob("adapter*")),
-                default=0)
-    known = _adapters.get((path, stamp))
-    if known is None:
-        digest = hashlib.sha256(model.directory_digest(path).encode())
-        config = folder / "adapter_config.json"
-        if config.is_file():
-            digest.update(config.read_bytes())
-        known = _adapters[path, stamp] = digest.digest()
+    """The content of an adapter, not its name. One whose files cannot be seen
+    from here is named by its path."""
+    checked, stamp, known = _adapters.get(path, (0.0, -1, b""))
+    now = time.monotonic()
+    if known and now - checked < ADAPTER_SECONDS:
+        return known
+    where = path if os.path.isdir(path) else model.snapshot(path, None)
+    files = sorted(pathlib.Path(where).glob("adapter*")) if where else []
+    newest = max((f.stat().st_mtime_ns for f in files), default=0)
+    if newest != stamp:
+        weights = model.directory_digest(where) if where else ""
+        digest = hashlib.sha256((weights or path).encode())
+        for file in files:
+            if file.suffix == ".json":
+                digest.update(file.read_bytes())
+        known = digest.digest()
+    _adapters[path] = (now, newest, known)
     return known
 
 
@@ -70,7 +85,7 @@ def _encode(value: Any) -> bytes:
 class Prompt:
     """The keys of a request's chunks, as far as its tokens are known."""
 
-    __slots__ = ("request", "keys", "_plain", "_mm", "_adapter")
+    __slots__ = ("request", "keys", "_mm", "_adapter")
 
     def __init__(self, request: Request):
         self.request = request
@@ -78,9 +93,13 @@ class Prompt:
         self._mm = 0
         lora = request.lora_request
         self._adapter = _adapter(lora.lora_path) if lora else b""
-        self._plain = not (lora or request.mm_features or request.cache_salt
-                           or getattr(request, "prompt_embeds", None)
-                           is not None)
+
+    def _plain(self) -> bool:
+        """Whether nothing but its tokens decides its KV. A session may get
+        images later."""
+        r = self.request
+        return not (r.lora_request or r.mm_features or r.cache_salt
+                    or getattr(r, "prompt_embeds", None) is not None)
 
     def extend(self, space: _lib.Space, tokens: int) -> None:
         """Names the chunks of the first so many tokens."""
@@ -90,7 +109,7 @@ class Prompt:
             return
         ids = self.request.all_token_ids[first * size:end * size]
         space.chain(array("I", ids), self.keys,
-                    None if self._plain else self._extra(size, first, end))
+                    None if self._plain() else self._extra(size, first, end))
 
     def _extra(self, size: int, first: int, end: int) -> list[bytes]:
         from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys

@@ -13,15 +13,17 @@ ends in computing.
 from __future__ import annotations
 
 import logging
-import queue
-import threading
+import pathlib
 import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import meta, model, versions
+from larder_kv.vllm import meta, model
+from larder_kv.vllm.events import Events
+from larder_kv.vllm.explain import Explain, Record
+from larder_kv.vllm.lookup import Finder, Lookup
 from larder_kv.vllm.request import Prompt, Switches
 from larder_kv.vllm.stats import Counts, LarderStats
 
@@ -34,55 +36,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.larder")
 
-LOOKUP_THREADS = 2
-FETCH_MAX = 1 << 30  # bytes of one request's fetched prefix
-RATE_TOKENS = 64
-
-
-class Lookup:
-    """What a thread finds out about a prompt. The thread sets it, then done;
-    the scheduler sets left. Both under Scheduler._lock."""
-
-    __slots__ = ("request_id", "keys", "limit", "tiers_wanted", "began",
-                 "until", "done", "left", "lease", "memory", "chunks",
-                 "matched", "reason", "tier_bytes", "ended")
-
-    def __init__(self, request_id: str, keys: bytes, limit: int,
-                 tiers: frozenset[str] | None, seconds: float):
-        self.request_id = request_id
-        self.keys = keys
-        self.limit = limit  # chunks that could be claimed at all
-        self.tiers_wanted = tiers
-        self.began = self.ended = time.monotonic()
-        self.until = self.began + seconds
-        self.done = False
-        self.left = False  # nobody waits for it any more
-        self.lease: _lib.Lease | None = None
-        self.memory: _lib.Memory | None = None  # in place of the lease
-        self.chunks = 0  # staged and held
-        self.matched = 0  # in the store
-        self.reason = ""  # why not more
-        self.tier_bytes = (0, 0)
-
-    def release(self) -> None:
-        """Gives up what it holds; once, by who knows that it may."""
-        lease, self.lease = self.lease, None
-        memory, self.memory = self.memory, None
-        if lease is not None:
-            lease.release()
-        if memory is not None:
-            memory.close()
-
-    def left_ms(self) -> int:
-        return max(1, int((self.until - time.monotonic()) * 1000))
-
 
 class Tracked:
     """A request, from its arrival to its end."""
 
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "preemptions", "lookup", "claimed", "local",
-                 "loading")
+                 "loading", "record", "turn")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -90,6 +50,7 @@ class Tracked:
         self.prompt = Prompt(request)
         self.loads = self.saves = True
         self.loading: bytes | None = None  # its entry in Scheduler.loading
+        self.record = Record(request.request_id, request.num_tokens)
         self.reset()
 
     def reset(self) -> None:
@@ -98,20 +59,25 @@ class Tracked:
         self.tables: list[list[int]] = []
         self.saved = 0  # chunks that need not be saved any more
         self.claimed = False
+        self.turn = False  # was looked up again, since it was crowded out
         self.local = 0
         self.lookup: Lookup | None = None
 
 
 class Scheduler:
     def __init__(self, config: VllmConfig, options: Options,
-                 described: model.Model, node: _lib.Node):
+                 described: model.Model, node: _lib.Node,
+                 events: Events | None = None):
         self.options = options
         self.model = described
         self.node = node
         self.space = node.space(described.descriptor, described.shards,
                                 described.chunk_tokens)
-        self.layout = model.rules(described)
         self.counts = Counts()
+        self.events = events
+        self.explain = Explain(
+            self.counts, described.chunk_tokens,
+            pathlib.Path(_lib.default_socket()).parent / "explain")
         role = config.kv_transfer_config
         self.saves = role.is_kv_producer and options.save != "never"
         self.loads = role.is_kv_consumer and options.load != "never"
@@ -122,18 +88,15 @@ class Scheduler:
         self._blocks = [g.block_tokens for g in described.groups]
         self._rule = [g.rule for g in described.groups]
         self._indexes = [g.index for g in described.groups]
-        self._eagle = _uses_eagle(config)
-        self._fetches = (len(described.groups) > 1
-                         and not versions.reports_failed_requests())
+        self._windows = [g.window_tokens for g in described.groups]
         self._numbered = _numbers_images(config)
-        self._rate = Rate()
-        self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Lookup | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"larder-lookup-{i}",
-                             daemon=True) for i in range(LOOKUP_THREADS)]
-        for thread in self._threads:
-            thread.start()
+        self.finder = Finder(config, options, described, node, self.space,
+                             events)
+        if self.finder.fetches and _spread(config):
+            logger.warning("larder: this vLLM cannot report a failed load of "
+                           "this model, and its workers are on several hosts: "
+                           "nothing is loaded; use vLLM 0.32")
+            self.loads = False
 
     # ---- arrival and lookup ----
 
@@ -144,101 +107,40 @@ class Scheduler:
         except Exception as error:
             logger.warning("larder: request %s goes without the store: %s",
                            request.request_id, error)
+            self._without(request, "error")
 
     def _arrive(self, request: Request) -> None:
         switches = Switches(request.kv_transfer_params)
         if request.mm_features and self._numbered:
             self.counts.add("skipped_numbered_images")
+            self._without(request, "images")
             return
         t = Tracked(request, switches)
         t.saves = self.saves and not switches.skip_save
         t.loads = (self.loads and not switches.skip_load
                    and not getattr(request, "skip_reading_prefix_cache",
                                    False))
+        if not t.loads:
+            t.record.why = "skip" if self.loads else "off"
         if not t.saves and not t.loads:
+            self._without(request, t.record.why)
             return
         t.prompt.extend(self.space, request.num_tokens)
         self.requests[request.request_id] = t
         self._look_up(t)
+
+    def _without(self, request: Request, why: str) -> None:
+        self.explain.skip(request.request_id, request.num_tokens, why)
 
     def _look_up(self, t: Tracked) -> None:
         """Begins a lookup of as much as may be claimed: the last token is
         always computed."""
         limit = (t.request.num_tokens - 1) // self.model.chunk_tokens
         if t.loads and limit > 0:
-            t.lookup = Lookup(t.request.request_id,
-                              t.prompt.keys.data(0, limit), limit,
-                              t.switches.tiers, self.options.lookup_ms / 1000)
-            self._jobs.put(t.lookup)
-
-    def _work(self) -> None:
-        while (look := self._jobs.get()) is not None:
-            try:
-                if not look.left:
-                    self._find(look)
-            except _lib.LarderError as error:
-                look.reason = {_lib.E_OFFLINE: "offline",
-                               _lib.E_DEADLINE: "deadline"}.get(
-                                   error.status, "error")
-                logger.debug("larder: lookup of %s: %s", look.request_id,
-                             error)
-            except Exception:
-                look.reason = "error"
-                logger.exception("larder: lookup of %s", look.request_id)
-            look.ended = time.monotonic()
-            with self._lock:
-                look.done = True
-                left = look.left
-            if left:
-                look.release()
-
-    def _find(self, look: Lookup) -> None:
-        match = self.space.match(self.layout, look.keys, look.limit,
-                                 look.left_ms())
-        look.matched = match.chunks
-        look.reason = _lib.CAUSES[match.cause]
-        chunks, match = self._worth(look, match)
-        if chunks == 0:
-            return
-        lease, staged = self.space.stage(self.layout, look.keys, chunks,
-                                         look.left_ms())
-        if lease is None:
-            look.reason = _lib.CAUSES[staged.cause]
-            return
-        look.tier_bytes = (match.tier_bytes[0], match.tier_bytes[1])
-        look.lease = lease
-        if self._fetches:
-            # This vLLM cannot be told of a failed load of such a model: claim
-            # only what cannot fail any more.
-            try:
-                look.memory = self.space.fetch(
-                    self.layout, lease, look.keys, staged.chunks,
-                    look.left_ms(), FETCH_MAX)
-            finally:
-                look.lease = None
-                lease.release()
-        look.chunks = staged.chunks
-
-    def _worth(self, look: Lookup,
-               match: _lib.Match) -> tuple[int, _lib.Match]:
-        """How many of the matched chunks to load: where loading them is
-        expected to be faster than computing them."""
-        chunks = match.chunks
-        while chunks > 0:
-            if look.tiers_wanted is not None and any(
-                    match.tier_bytes[i] > 0 and name not in look.tiers_wanted
-                    for i, name in enumerate(_lib.TIERS)):
-                look.reason = "tier"
-            elif self.options.load == "always" or self._rate.wins(
-                    chunks * self.model.chunk_tokens, match.load_us):
-                break
-            else:
-                look.reason = "slower"
-            chunks //= 2
-            if chunks > 0:
-                match = self.space.match(self.layout, look.keys, chunks,
-                                         look.left_ms())
-        return chunks, match
+            t.lookup = self.finder.begin(
+                t.request.request_id, t.prompt.keys.data(0, limit), limit,
+                t.switches.tiers)
+            t.record.look = t.lookup
 
     # ---- what the scheduler asks ----
 
@@ -246,35 +148,34 @@ class Scheduler:
         t = self.requests.get(request.request_id)
         if t is None:
             return 0, False
-        if request.num_preemptions != t.preemptions:
-            self._again(t)
+        if request.num_preemptions != t.preemptions and not self._again(t):
+            return 0, False
         look = t.lookup
+        if not t.claimed:
+            t.record.local_tokens = local
         if look is None or t.claimed or look.left:
             return 0, False
         if not look.done:
             if time.monotonic() < look.until:
                 return None, False
             self.counts.add("late")
-            look.reason = "late"
+            t.record.why = "late"
             self._leave(t)
             return 0, False
-        end = self._claimable(look)
+        if look.crowded:
+            self._leave(t)
+            if t.turn:
+                return 0, False
+            t.turn = True  # it is its turn now, once
+            self._look_up(t)
+            return None, False
+        end = self.finder.claimable(look)
         if end <= local:
             return 0, False
         if self._sibling(t, local):
             return None, False
         t.local = local
         return end - local, True
-
-    def _claimable(self, look: Lookup) -> int:
-        """Tokens of the prefix that can be claimed."""
-        size = self.model.chunk_tokens
-        end = look.chunks * size
-        if self._eagle and end > 0:
-            # As vLLM's own lookup does: the drafter needs the last block's
-            # hidden states.
-            end -= self._blocks[0] if len(self._blocks) == 1 else size
-        return end
 
     def _sibling(self, t: Tracked, local: int) -> bool:
         """Whether another request loads what this one would: it will be a
@@ -286,22 +187,33 @@ class Scheduler:
         self.counts.add("waited")
         return True
 
-    def _again(self, t: Tracked) -> None:
-        """It was preempted: it has more tokens now, and no blocks."""
+    def _again(self, t: Tracked) -> bool:
+        """It was preempted: it has more tokens now, and no blocks. False: it
+        goes without the store from now on."""
         self._leave(t)
         t.reset()
-        t.prompt.extend(self.space, t.request.num_tokens)
+        t.record.again()
+        if not self._named(t, t.request.num_tokens):
+            return False
         self._look_up(t)
+        return True
+
+    def _named(self, t: Tracked, tokens: int) -> bool:
+        """Names so many tokens' chunks. False: that failed, and the request
+        goes without the store from now on."""
+        try:
+            t.prompt.extend(self.space, tokens)
+            return True
+        except Exception as error:
+            logger.warning("larder: request %s goes on without the store: %s",
+                           t.request.request_id, error)
+            t.loads = t.saves = False
+            return False
 
     def _leave(self, t: Tracked) -> None:
         """Nobody waits for its lookup, or needs its lease, any more."""
-        look = t.lookup
-        if look is not None:
-            with self._lock:
-                look.left = True
-                done = look.done
-            if done:
-                look.release()
+        if t.lookup is not None:
+            self.finder.leave(t.lookup)
         if t.loading is not None:
             if self.loading.get(t.loading) is t:
                 del self.loading[t.loading]
@@ -329,6 +241,7 @@ class Scheduler:
             request.request_id, t.prompt.keys.data(first, last), first, begin,
             end, self._tables(ids, begin, end),
             memory=t.lookup.memory.path if t.lookup.memory else ""))
+        t.record.claim(begin, external)
         self.counts.add("hit_tokens", external)
         self.counts.add("hits")
 
@@ -343,11 +256,20 @@ class Scheduler:
     # ---- a step ----
 
     def build(self, out: SchedulerOutput) -> meta.Step:
-        self._rate.begins(out.total_num_scheduled_tokens)
+        self.finder.rate.begins(out.total_num_scheduled_tokens)
+        self._resumed(out)
         if self.saves:
             self._saves(out)
         step, self.step = self.step, meta.Step()
         return step
+
+    def _resumed(self, out: SchedulerOutput) -> None:
+        for new in out.scheduled_new_reqs:
+            if (t := self.requests.get(new.req_id)) is not None:
+                t.record.schedule()
+        for req_id in out.scheduled_cached_reqs.resumed_req_ids:
+            if (t := self.requests.get(req_id)) is not None:
+                t.record.schedule()
 
     def _saves(self, out: SchedulerOutput) -> None:
         size = self.model.chunk_tokens
@@ -358,8 +280,8 @@ class Scheduler:
             if t is not None and t.saves:
                 t.tables = [list(new.block_ids[i]) for i in self._indexes]
                 t.saved = t.lookup.matched if t.lookup else 0
-                self._save(t, new.num_computed_tokens
-                           + scheduled[new.req_id]
+                self._save(t, new.num_computed_tokens,
+                           scheduled[new.req_id]
                            - len(drafts.get(new.req_id, ())))
         cached = out.scheduled_cached_reqs
         for i, req_id in enumerate(cached.req_ids):
@@ -373,42 +295,55 @@ class Scheduler:
             elif ids is not None:
                 for table, k in zip(t.tables, self._indexes):
                     table.extend(ids[k])
-            end = cached.num_computed_tokens[i] + scheduled[req_id]
-            if end // size > t.saved:
-                self._save(t, end - len(drafts.get(req_id, ())))
+            computed = cached.num_computed_tokens[i]
+            if (computed + scheduled[req_id]) // size > t.saved:
+                self._save(t, computed, scheduled[req_id]
+                           - len(drafts.get(req_id, ())))
         state = getattr(out, "kv_connector_block_state", None)
         if state is not None and self.model.has_state:
             self._states(state.boundary_state_offloads)
 
-    def _save(self, t: Tracked, computed: int) -> None:
-        """Saves what this step completes. Tokens that are not known yet (async
-        scheduling) are left for a later step."""
+    def _save(self, t: Tracked, computed: int, scheduled: int) -> None:
+        """Saves what this step completes: it computes so many tokens after
+        those computed before. Tokens that are not known yet (async scheduling)
+        are left for a later step."""
         size = self.model.chunk_tokens
-        known = min(computed, t.request.num_tokens)
+        known = min(computed + scheduled, t.request.num_tokens)
         if self.options.save == "prompt":
             known = min(known, t.request.num_prompt_tokens)
         end = known // size
-        if end <= t.saved:
+        if end <= t.saved or not self._named(t, end * size):
             return
-        t.prompt.extend(self.space, end * size)
-        begin = t.saved * size
-        tables = self._tables(self._padded(t), begin, end * size)
+        tables = self._tables(dict(zip(self._indexes, t.tables)),
+                              t.saved * size, end * size)
         for i, rule in enumerate(self._rule):
             if rule == _lib.RULE_LAST:
                 tables[i] = (0, array("I"))  # offered by vLLM, see _states
+            elif rule == _lib.RULE_TRAILING:
+                self._forget(tables[i], i, computed)
         self._emit(t, t.saved, end, tables)
+        t.record.saved_chunks += end - t.saved
         t.saved = end
 
-    def _padded(self, t: Tracked) -> dict[int, list[int]]:
-        return dict(zip(self._indexes, t.tables))
+    def _forget(self, table: tuple[int, array], group: int,
+                computed: int) -> None:
+        """Blocks that lay before the window when the step began: vLLM has
+        given them away, which our copy of its table does not show."""
+        first, ids = table
+        gone = max(0, computed - self._windows[group] + 1)
+        for i in range(min(len(ids), gone // self._blocks[group] - first)):
+            ids[i] = _lib.NULL_BLOCK
 
     def _emit(self, t: Tracked, first: int, end: int,
               tables: list[tuple[int, array]]) -> None:
         size = self.model.chunk_tokens
         parent = max(first - 1, 0)  # its key comes along: the chain is linked
-        self.step.saves.append(meta.Move(
+        move = meta.Move(
             t.request.request_id, t.prompt.keys.data(parent, end), parent,
-            first * size, end * size, tables, t.switches.ttl_ms))
+            first * size, end * size, tables, t.switches.ttl_ms)
+        self.step.saves.append(move)
+        if self.events is not None:
+            self.events.saving(move, t.request)
 
     def _states(self, offers: dict[str, list[tuple[int, int, int]]]) -> None:
         """States that vLLM has at a boundary: (group, block, tokens)."""
@@ -422,7 +357,8 @@ class Scheduler:
                 if tokens % size == 0 and tokens > 0:
                     by_end.setdefault(tokens, {})[group] = block
             for tokens, blocks in by_end.items():
-                t.prompt.extend(self.space, tokens)
+                if not self._named(t, tokens):
+                    break
                 tables = [
                     (tokens // self._blocks[i] - 1,
                      array("I", [blocks[index]] if index in blocks else []))
@@ -430,15 +366,21 @@ class Scheduler:
                 self._emit(t, tokens // size - 1, tokens // size, tables)
 
     def finished_step(self, output: KVConnectorOutput) -> None:
+        failed = getattr(output, "failed_recving", ())
         for req_id in output.finished_recving or ():
             t = self.ended.pop(req_id, None) or self.requests.get(req_id)
             if t is not None:
+                t.record.report(req_id in failed
+                                or bool(output.invalid_block_ids))
                 self._leave(t)
+        if self.events is not None:
+            self.events.saved(output.kv_connector_worker_meta)
 
     def finished(self, request: Request) -> None:
         t = self.requests.pop(request.request_id, None)
         if t is None:
             return
+        self.explain.end(t.record)
         if t.loading is not None:
             self.ended[request.request_id] = t  # its load needs what it holds
         else:
@@ -448,61 +390,52 @@ class Scheduler:
 
     def stats(self) -> LarderStats | None:
         """Asked for after each step."""
-        self._rate.ends()
+        self.finder.rate.ends()
         return self.counts.take()
 
     def reset(self) -> bool:
+        """Drops the space. What was looked up before is not claimed, and what
+        runs is not saved: it may be of other weights."""
+        for t in self.requests.values():
+            if t.loading is None:
+                self._leave(t)
+            t.saves = t.saves and not t.tables
         try:
             self.space.reset()
+            if self.events is not None:
+                self.events.reset()
             return True
         except _lib.LarderError as error:
             logger.warning("larder: the space was not reset: %s", error)
             return False
 
+    def hit_sources(self, request: Request, tokens: int) -> dict[str, int]:
+        """Tokens that are loaded, by where they were found."""
+        t = self.requests.get(request.request_id)
+        dram, ssd = (t.lookup.tier_bytes
+                     if t is not None and t.lookup is not None else (0, 0))
+        disk = tokens * ssd // (dram + ssd) if ssd else 0
+        return {name: count for name, count in
+                (("host", tokens - disk), ("disk", disk)) if count}
+
+    def take_events(self) -> list[Any]:
+        return [] if self.events is None else self.events.take(self.requests)
+
     def close(self) -> None:
-        for _ in self._threads:
-            self._jobs.put(None)
         for t in [*self.requests.values(), *self.ended.values()]:
             self._leave(t)
-        for thread in self._threads:
-            thread.join(timeout=5)
-        self.space.close()
-        self.layout.close()
-        self.node.close()
+        self.explain.close()
+        if self.finder.close():
+            self.space.close()
+            self.node.close()
 
 
-class Rate:
-    """How many tokens a second prefill computes, as measured."""
-
-    def __init__(self) -> None:
-        self.tokens_per_second = 0.0
-        self._began = 0.0
-        self._tokens = 0
-
-    def begins(self, tokens: int) -> None:
-        """A step of so many tokens was scheduled."""
-        self._began = time.monotonic()
-        self._tokens = tokens
-
-    def ends(self) -> None:
-        """Its output is there. A step of few tokens says little."""
-        if self._tokens < RATE_TOKENS:
-            return
-        rate = self._tokens / max(time.monotonic() - self._began, 1e-6)
-        known = self.tokens_per_second
-        self.tokens_per_second = (rate if known == 0
-                                  else known + (rate - known) / 4)
-        self._tokens = 0
-
-    def wins(self, tokens: int, load_us: int) -> bool:
-        """Whether loading beats computing; unknown rates do not decide."""
-        rate = self.tokens_per_second
-        return rate == 0 or load_us * 1e-6 * rate < tokens
-
-
-def _uses_eagle(config: VllmConfig) -> bool:
-    speculative = config.speculative_config
-    return speculative is not None and bool(speculative.use_eagle())
+def _spread(config: VllmConfig) -> bool:
+    """Whether workers may run where this process's memory cannot be opened."""
+    parallel = config.parallel_config
+    return (getattr(parallel, "nnodes", 1) > 1
+            or str(parallel.distributed_executor_backend) in
+            ("ray", "external_launcher"))
 
 
 def _numbers_images(config: VllmConfig) -> bool:

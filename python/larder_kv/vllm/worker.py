@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import meta, model
+from larder_kv.vllm import events, meta, model
 from larder_kv.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class Worker:
         self._layout: _lib.Layout | None = None
         self._caches: dict[str, Any] = {}  # keeps the memory alive
         self._max_tokens = config.model_config.max_model_len
-        self._shard, self._writer = _place(config, described)
+        self._shard, self._writer = _rank(config, described)
+        self.reports = events.Reports() if events.enabled(config) else None
         self._lock = threading.Lock()
         self._done: set[str] = set()
         self._failed: set[str] = set()
@@ -125,10 +126,24 @@ class Worker:
             shard=self._shard, writers=self.model.replicas,
             writer=self._writer, timeout_ms=timeout_ms, ttl_ms=move.ttl_ms)
         if move.memory:
-            return (self.space.place(self._layout, request, move.memory),
-                    request)
+            return self._place(move.memory, request), request
         run = self.space.load if load else self.space.save
         return run(self._layout, request), request
+
+    def _place(self, path: str, request: _lib.Move) -> int:
+        """Tried twice: too many open files, or too little memory, may pass,
+        and vLLM cannot be told of a failure."""
+        for pause in (0.1, None):
+            try:
+                status = self.space.place(self._layout, request, path)
+            except OSError:
+                if pause is None:
+                    raise
+                status = _lib.E_IO
+            if status == _lib.OK or pause is None:
+                break
+            time.sleep(pause)
+        return status
 
     # ---- saves ----
 
@@ -137,21 +152,32 @@ class Worker:
             return
         began = time.monotonic()
         end = began + self.options.save_ms / 1000
+        late = False
         for move in step.saves:
             left = int((end - time.monotonic()) * 1000)
-            if left <= 0:
-                self.counts.add("saves_late")
-                break
-            status, request = self._run(move, left, False)
-            if status < 0:
-                self.counts.add("save_failures")
-                continue
-            self.counts.add("saved_shards", request.shards)
-            self.counts.add("saved_bytes", request.bytes)
-            self.counts.add("saves_present", request.present)
-            if request.failed:
-                self.counts.add("save_failures", request.failed)
+            late = late or left <= 0
+            done = not late and self._save(move, left)
+            if self.reports is not None:
+                self.reports.add(move.job, done)
+        if late:
+            self.counts.add("saves_late")
         self.counts.time("save_ms", (time.monotonic() - began) * 1000)
+
+    def _save(self, move: meta.Move, timeout_ms: int) -> bool:
+        """Whether the store has all of it now."""
+        try:
+            status, request = self._run(move, timeout_ms, False)
+        except Exception:
+            logger.exception("larder: save of %s", move.request_id)
+            status = -1
+        if status < 0:
+            self.counts.add("save_failures")
+            return False
+        self.counts.add("saved_shards", request.shards)
+        self.counts.add("saved_bytes", request.bytes)
+        self.counts.add("saves_present", request.present)
+        self.counts.add("save_failures", request.failed)
+        return request.failed == 0
 
     # ---- results ----
 
@@ -171,11 +197,12 @@ class Worker:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join(timeout=self.options.load_ms / 1000 + 1)
-        self.space.close()
-        self.node.close()
+        if not any(thread.is_alive() for thread in self._threads):
+            self.space.close()
+            self.node.close()
 
 
-def _place(config: VllmConfig, described: model.Model) -> tuple[int, int]:
+def _rank(config: VllmConfig, described: model.Model) -> tuple[int, int]:
     """This rank's shard, and its number among those with the same one."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 

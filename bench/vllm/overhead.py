@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""What the connector costs, measured inside a real engine.
+
+    bench/vllm/overhead.py [--json FILE] [--docs] [PART...]
+
+Parts: steps (scheduler time on a miss, on a hit of 1,000 chunks, and at an
+arrival), copies (saves and loads beside `larder bench`), rounds (a load without
+hits, with and without the connector in turns). Needs scripts/vllm-env 0.32.0
+and make build.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests/vllm")]
+
+import rig
+from run import put, row, say
+
+VERSION = "0.32.0"
+MEMBERS_OF_STEP = ("schedule", "tokens", "requests", "new")
+ROUNDS = 8
+
+
+def engine(url, larder=True, options=None, **args):
+    given = dict(max_num_seqs=16, max_num_batched_tokens=4096,
+                 max_model_len=32768)
+    given.update(args)
+    one = rig.engine(VERSION, "dense", url, larder=larder,
+                     options=dict(options or {}, load=None), **given)
+    return one
+
+
+def outside(*args, **kwargs):
+    """An engine that finds the module that is asked inside it."""
+    os.environ["PYTHONPATH"] = str(HERE)
+    try:
+        return engine(*args, **kwargs)
+    finally:
+        del os.environ["PYTHONPATH"]
+
+
+def middle(values):
+    return statistics.median(values) if values else 0
+
+
+def high(values):
+    return sorted(values)[int(len(values) * 0.99)] if values else 0
+
+
+def load():
+    return round(os.getloadavg()[0], 2)
+
+
+# ---- scheduler time ----
+
+
+def added(step, cost):
+    """Microseconds of the connector's in a step, without those of timing."""
+    calls = [v for k, v in step.items() if k not in MEMBERS_OF_STEP]
+    return max(0.0, sum(calls) - cost * len(calls)) / 1000
+
+
+def misses(one, cost, at_once):
+    """Prompts that nobody has: 2,000 tokens, 32 generated."""
+    one.ask("inside_overhead", "taken")
+    prompts = [rig.prompt(f"miss {at_once} {i}", 2000)
+               for i in range(4 * at_once)]
+    one.generate(prompts, max_tokens=32, logprobs=None, timeout=300)
+    found = one.ask("inside_overhead", "taken")
+    steps = found["steps"]
+    own = [s["schedule"] / 1000 for s in steps]
+    return {"at_once": at_once, "load": load(), "steps": len(steps),
+            "all": _two([added(s, cost) for s in steps]),
+            "admitting": _two([added(s, cost) for s in steps if s["new"]]),
+            "prefill": _two([added(s, cost) for s in steps
+                             if s["tokens"] > s["requests"]]),
+            "decode": _two([added(s, cost) for s in steps
+                            if 0 < s["tokens"] == s["requests"]]),
+            "schedule": _two(own)}
+
+
+def _two(values):
+    return [middle(values), high(values), max(values, default=0)]
+
+
+def arrivals(one, sizes=(2000, 8000, 32000), times=30):
+    found = []
+    for size in sizes:
+        one.ask("inside_overhead", "taken")
+        for i in range(times):
+            names = one.add([rig.prompt(f"arrive {size} {i}", size)],
+                            max_tokens=1, logprobs=None)
+            one.abort(*names)
+        took = [ns / tokens for tokens, ns
+                in one.ask("inside_overhead", "taken")["arrivals"]]
+        found.append({"tokens": size, "ns_per_token": _two(took)})
+    return found
+
+
+def hits(one, cost, chunk, times=10):
+    """A prompt of 1,000 chunks, computed once, then loaded."""
+    tokens = 1000 * chunk + 1
+    ids = rig.prompt("long", tokens)
+    say(f"computing {tokens} tokens")
+    one.ask_one(ids, max_tokens=1, logprobs=None, timeout=600)
+    found = []
+    for _ in range(times):
+        one.reset_prefix_cache()
+        one.ask("inside_overhead", "taken")
+        with rig.Counted(one) as counted:
+            one.ask_one(ids, max_tokens=2, logprobs=None, timeout=300)
+        assert counted.external == 1000 * chunk, (counted.external,
+                                                  one.larder_lines()[-3:])
+        steps = one.ask("inside_overhead", "taken")["steps"]
+        spent = {}
+        for step in steps:
+            for name, ns in step.items():
+                if name not in MEMBERS_OF_STEP:
+                    spent[name] = spent.get(name, 0) + ns / 1000
+        most = max(steps, key=lambda s: added(s, cost))
+        found.append({"most": added(most, cost), "members": spent,
+                      "steps": len(steps)})
+    members = {name: middle([f["members"].get(name, 0) for f in found])
+               for f in found for name in f["members"]}
+    return {"chunk": chunk, "tokens": tokens, "load": load(),
+            "step": _two([f["most"] for f in found]), "members": members}
+
+
+def part_steps():
+    found = {"misses": []}
+    with rig.node(dram="1G") as node:
+        say("an engine with blocks of 128 tokens")
+        with outside(node.url()) as one:
+            cost = one.ask("inside_overhead", "install")
+            one.generate([rig.prompt("warm up", 3000)] * 2, max_tokens=8)
+            for at_once in (1, 16):
+                found["misses"].append(misses(one, cost, at_once))
+            found["arrivals"] = arrivals(one)
+            found["timing_ns"] = cost
+        say("an engine with blocks of 32 tokens")
+        with outside(node.url(), options=dict(chunk=32), block_size=32) as one:
+            cost = one.ask("inside_overhead", "install")
+            one.ask_one(rig.prompt("warm up", 500))
+            found["hit"] = hits(one, cost, 32)
+    return found
+
+
+def steps_table(found):
+    hit, lines = found["hit"], []
+    lines += [row("scheduler time that the connector adds", "median", "99 %",
+                  "goal"), row("---", "---:", "---:", "---:")]
+    for f in found["misses"]:
+        for name, text in (("all", "all steps"),
+                           ("admitting", "steps that admit a request"),
+                           ("decode", "steps that only decode")):
+            goal = "≤ 50 µs" if name == "all" else ""
+            lines.append(row(
+                f"a miss, {f['at_once']} at once: {text}",
+                f"{f[name][0]:.0f} µs", f"{f[name][1]:.0f} µs", goal))
+    lines.append(row("a hit of 1,000 chunks: its most expensive step",
+                     f"{hit['step'][0]:.0f} µs", f"{hit['step'][1]:.0f} µs",
+                     "≤ 200 µs"))
+    for f in found["arrivals"]:
+        lines.append(row(f"an arrival of {f['tokens']:,} tokens, per token",
+                         f"{f['ns_per_token'][0]:.1f} ns",
+                         f"{f['ns_per_token'][1]:.1f} ns", "≤ 20 ns"))
+    lines += ["", f"Load of the machine meanwhile: {hit['load']}."]
+    return lines
+
+
+# ---- copies ----
+
+
+def bench_figure(name, size):
+    """GB/s of `larder bench`, one client, 16 a call, checked."""
+    done = subprocess.run(
+        [str(rig.PROGRAM), "bench", name, "--size", str(size), "--seconds",
+         "1", "--clients", "1", "--json"], stdout=subprocess.PIPE, timeout=120,
+        check=True)
+    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    return next(f["value"] for f in figures if f["variant"] == "checksum")
+
+
+def part_copies():
+    found = []
+    for chunk in (128, 256, 512):
+        # So small that saves evict, as in the bench: its memory is in use.
+        with rig.node(dram="256M", clean=False) as node:
+            with outside(node.url(), options=dict(chunk=chunk)) as one:
+                one.scribble()
+                seed = 0
+                for _ in range(3):  # fills the node
+                    one.ask("inside_overhead", "copies", chunks=16, times=40,
+                            seed=seed)
+                    seed += 1
+                size = chunk * 2048
+                for _ in range(5):
+                    bench = {n: bench_figure(n, size)
+                             for n in ("shm-put", "shm-get")}
+                    ours = one.ask("inside_overhead", "copies", chunks=16,
+                                   times=10, seed=seed)
+                    seed += 1
+                    assert ours["same"] and ours["shard"] == size, ours
+                    found.append({
+                        "shard": size, "load": load(),
+                        "save": middle(ours["saves"]),
+                        "load_": middle(ours["loads"]),
+                        "bench_put": bench["shm-put"],
+                        "bench_get": bench["shm-get"]})
+                    f = found[-1]
+                    say(f"{size >> 10} KiB: save {f['save']:.1f} of "
+                        f"{f['bench_put']:.1f} GB/s, load {f['load_']:.1f} of "
+                        f"{f['bench_get']:.1f}")
+    return found
+
+
+def copies_table(found):
+    lines = [row("shard", "", "in the engine", "`larder bench`", "ratio",
+                 "goal"), row("---:", "---", *["---:"] * 4)]
+    for size in sorted({f["shard"] for f in found}):
+        mine = [f for f in found if f["shard"] == size]
+        for ours, bench, text in (("save", "bench_put", "save"),
+                                  ("load_", "bench_get", "load")):
+            ratio = middle([f[ours] / f[bench] for f in mine])
+            lines.append(row(
+                f"{size >> 10} KiB", text,
+                f"{middle([f[ours] for f in mine]):.1f} GB/s",
+                f"{middle([f[bench] for f in mine]):.1f} GB/s",
+                f"{ratio:.2f}", "≥ 0.8"))
+    loads = [f["load"] for f in found]
+    return lines + ["", f"Load of the machine meanwhile: {min(loads)} to "
+                    f"{max(loads)}."]
+
+
+# ---- rounds ----
+
+
+def part_rounds():
+    """Two engines, one of them with the connector; only one works at a
+    time."""
+    found = {"without": [], "with Larder": []}
+    loads = []
+    with rig.node(dram="1G") as node:
+        with engine(None, larder=False) as plain, engine(node.url()) as ours:
+            both = {"without": plain, "with Larder": ours}
+            for one in both.values():
+                one.scribble()
+                one.generate([rig.prompt("warm up", 3000)] * 2, max_tokens=8)
+            for number in range(ROUNDS):
+                order = list(both.items())[::1 if number % 2 else -1]
+                for name, one in order:
+                    prompts = [rig.prompt(f"round {number} {i}", 2000)
+                               for i in range(8)]
+                    with rig.Counted(one) as counted:
+                        answers = one.generate(prompts, max_tokens=16,
+                                               logprobs=None, timeout=300)
+                    assert counted.external == counted.local == 0
+                    seconds = max(a["seconds"] for a in answers)
+                    found[name].append({
+                        "tokens_per_s": 8 * 2016 / seconds,
+                        "ttft_ms": 1000 * middle([a["ttft"]
+                                                  for a in answers])})
+                loads.append(load())
+    return {"rounds": found, "load": loads}
+
+
+def rounds_table(found):
+    lines = [row("8 prompts of 2,000 tokens that nobody has", "tokens/s",
+                 "from – to", "TTFT"), row("---", "---:", "---:", "---:")]
+    for name, rounds in found["rounds"].items():
+        rates = [r["tokens_per_s"] for r in rounds]
+        lines.append(row(
+            name, f"{middle(rates):,.0f}",
+            f"{min(rates):,.0f} – {max(rates):,.0f}",
+            f"{middle([r['ttft_ms'] for r in rounds]):,.0f} ms"))
+    pairs = [b["tokens_per_s"] / a["tokens_per_s"]
+             for a, b in zip(*found["rounds"].values())]
+    lines += ["", f"With over without, round by round: median "
+              f"{middle(pairs):.3f}, from {min(pairs):.3f} to "
+              f"{max(pairs):.3f}, {len(pairs)} rounds in turns. Load of the "
+              f"machine meanwhile: {min(found['load'])} to "
+              f"{max(found['load'])}."]
+    return lines
+
+
+PARTS = {"steps": (part_steps, steps_table),
+         "copies": (part_copies, copies_table),
+         "rounds": (part_rounds, rounds_table)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS],
+                        metavar="PART")
+    parser.add_argument("--json", type=pathlib.Path, help="where figures go",
+                        default=rig.ROOT / "build/vllm-bench/overhead.json")
+    parser.add_argument("--docs", action="store_true",
+                        help="write them into docs/vllm.md")
+    args = parser.parse_args()
+    known = json.loads(args.json.read_text()) if args.json.exists() else {}
+    for name in args.parts or PARTS:
+        measure, table = PARTS[name]
+        known[name] = measure()
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(known, indent=1))
+        lines = table(known[name])
+        print("\n".join(lines), flush=True)
+        if args.docs:
+            put(rig.ROOT / "docs/vllm.md", name, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""KV events: which of vLLM's blocks are in the store, and no longer.
+
+Announced as stored: chunks whose save every rank reported done, and chunks
+that a lookup found. As removed: announced chunks that a lookup does not find
+any more, those that have left memory for disk, everything at a reset, and the
+oldest when more are announced than are remembered. So what a subscriber
+believes to be there was there when this engine last looked.
+
+Nothing of this is made unless vLLM publishes events (kv_events_config).
+"""
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorWorkerMetadata)
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import (get_kv_cache_spec_kind,
+                                        get_kv_cache_spec_sliding_window)
+
+from larder_kv import _lib
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+    from larder_kv.vllm import meta, model
+
+# By tier, as vLLM names them.
+MEDIA = ("CPU", "STORAGE")
+DRAM, SSD = range(2)
+OWNER = "larder"
+CHUNKS_MAX = 65536  # that are remembered as announced
+JOBS_MAX = 4096  # saves that no rank, or not every rank, has reported
+MATCHES_MAX = 32  # more questions to the node, for one lookup
+# A chunk, for a lookup: not asked for, in a tier, gone.
+UNKNOWN, IN_DRAM, ON_SSD, GONE = range(4)
+_GONE = ("absent", "evicted", "corrupt", "stale")
+
+
+def enabled(config: VllmConfig) -> bool:
+    wanted = config.kv_events_config
+    return wanted is not None and wanted.enable_kv_cache_events
+
+
+# ---- from the workers ----
+
+
+@dataclass
+class Saved(KVConnectorWorkerMetadata):
+    """The saves that ended in a step: by how many ranks, and which failed on
+    any."""
+
+    ranks: dict[int, int] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Saved:
+        for job, count in other.ranks.items():
+            self.ranks[job] = self.ranks.get(job, 0) + count
+        self.failed |= other.failed
+        return self
+
+
+class Reports:
+    """A worker's; of its own thread only."""
+
+    def __init__(self) -> None:
+        self._saved = Saved()
+
+    def add(self, job: int, done: bool) -> None:
+        self._saved.ranks[job] = 1
+        if not done:
+            self._saved.failed.add(job)
+
+    def take(self) -> Saved | None:
+        if not self._saved.ranks:
+            return None
+        saved, self._saved = self._saved, Saved()
+        return saved
+
+
+# ---- in the scheduler ----
+
+
+class Events:
+    """All but survey() and looked() are called by the scheduler's thread."""
+
+    def __init__(self, config: VllmConfig, kv: KVCacheConfig,
+                 described: model.Model, url: str):
+        self._chunk = described.chunk_tokens
+        self._groups = described.groups
+        self._ranks = config.parallel_config.world_size
+        _, self._hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(
+            kv, config)
+        specs = [kv.kv_cache_groups[g.index].kv_cache_spec
+                 for g in described.groups]
+        self._kinds = [(get_kv_cache_spec_kind(s).value,
+                        get_kv_cache_spec_sliding_window(s)) for s in specs]
+        self._watched = next((i for i, g in enumerate(described.groups)
+                              if g.rule == _lib.RULE_ALL), None)
+        where = "LOCAL" if url.startswith("unix:") else "REMOTE"
+        self._common = {"locality": where, "ownership": OWNER}
+        self._events: list[BlockStored | BlockRemoved] = []
+        # Of a chunk's key: the hashes that were announced, by medium and
+        # group. The oldest is the first.
+        self._announced: OrderedDict[
+            bytes, dict[tuple[str, int], list[Any]]] = OrderedDict()
+        self._jobs: OrderedDict[int, _Job] = OrderedDict()
+        self._last_job = 0
+        self._looked: deque[Any] = deque()
+
+    def saving(self, move: meta.Move, request: Request) -> None:
+        """A save that is ordered. What its events need is taken now: the
+        request may be gone when it is done."""
+        self._last_job += 1
+        move.job = self._last_job
+        job = _Job()
+        for chunk in range(move.begin // self._chunk, move.end // self._chunk):
+            at = (chunk - move.first_key) * _lib.KEY_BYTES
+            key = move.keys[at:at + _lib.KEY_BYTES]
+            made = [self._stored(request, chunk, i, MEDIA[DRAM])
+                    for i in range(len(self._groups))
+                    if self._has(move.tables[i], i, chunk)]
+            if made:
+                job.chunks.append((key, made))
+        self._jobs[move.job] = job
+        if len(self._jobs) > JOBS_MAX:
+            self._jobs.popitem(last=False)
+
+    def saved(self, reports: Any) -> None:
+        """What update_connector_output() got as worker metadata."""
+        if not isinstance(reports, Saved):
+            return
+        for number, count in reports.ranks.items():
+            job = self._jobs.get(number)
+            if job is None:
+                continue
+            job.ranks += count
+            if number in reports.failed:
+                del self._jobs[number]
+            elif job.ranks >= self._ranks:
+                del self._jobs[number]
+                for key, made in job.chunks:
+                    self._announce(key, made)
+
+    def survey(self, match: Callable[[bytes, int, int], _lib.Match],
+               keys: bytes, limit: int, known: _lib.Match) -> bytes:
+        """Where each chunk of a prompt is, for the thread that looks it up:
+        known is what the node said of all of it, and match(keys, chunks,
+        group) asks it again. Few questions: where all of it is in one tier,
+        none."""
+        found = bytearray(limit)
+        matched, tier_bytes = known.chunks, known.tier_bytes
+        if self._watched is None:
+            return bytes(found)
+        if tier_bytes[SSD] == 0 or tier_bytes[DRAM] == 0:
+            tier = ON_SSD if tier_bytes[SSD] else IN_DRAM
+            found[:matched] = bytes([tier]) * matched
+            ranges = []
+        else:
+            ranges = [(0, matched)]
+        # Behind the match only what was announced matters.
+        ranges += [(i, i + 1) for i in range(limit - 1, matched - 1, -1)
+                   if _key(keys, i) in self._announced]
+        for _ in range(MATCHES_MAX):
+            if not ranges:
+                break
+            first, end = ranges.pop()
+            m = match(keys[first * _lib.KEY_BYTES:end * _lib.KEY_BYTES],
+                      end - first, self._watched)
+            ranges += _judge(found, first, end, m)
+        return bytes(found)
+
+    def looked(self, look: Any) -> None:
+        """A lookup is done: request_id, keys, tiers (of survey()) and chunks
+        (that were staged)."""
+        if look.tiers:
+            self._looked.append(look)
+
+    def reset(self) -> None:
+        """The space was emptied."""
+        self._jobs.clear()
+        self._looked.clear()
+        for key in list(self._announced):
+            self._remove(key)
+
+    def take(self, requests: dict[str, Any]) -> list[Any]:
+        while self._looked:
+            look = self._looked.popleft()
+            tracked = requests.get(look.request_id)
+            self._apply(look, tracked.request if tracked is not None else None)
+        events, self._events = self._events, []
+        return events
+
+    # ---- what was announced ----
+
+    def _apply(self, look: Any, request: Request | None) -> None:
+        for chunk, tier in enumerate(look.tiers):
+            key = _key(look.keys, chunk)
+            if tier == GONE:
+                self._remove(key)
+                continue
+            if tier == ON_SSD:
+                if chunk >= look.chunks:
+                    self._remove(key, MEDIA[DRAM])
+                if request is not None:
+                    self._found(key, request, chunk, look.matched, SSD)
+            if (tier == IN_DRAM or chunk < look.chunks) and request is not None:
+                self._found(key, request, chunk, look.matched, DRAM)
+
+    def _found(self, key: bytes, request: Request, chunk: int, matched: int,
+               tier: int) -> None:
+        """A chunk that is in the store, whoever saved it."""
+        if (MEDIA[tier], self._groups[self._watched].index) in (
+                self._announced.get(key, ())):
+            return
+        if (chunk + 1) * self._chunk > request.num_tokens:
+            return
+        self._announce(key, [
+            self._stored(request, chunk, i, MEDIA[tier])
+            for i, g in enumerate(self._groups)
+            if self._needed(g, chunk, matched)])
+
+    def _needed(self, group: model.GroupInfo, chunk: int,
+                matched: int) -> bool:
+        """Whether a prefix of matched chunks needs this one of the group."""
+        if group.rule == _lib.RULE_ALL:
+            return True
+        if group.rule == _lib.RULE_LAST:
+            return chunk == matched - 1
+        first = matched * self._chunk - group.window_tokens + 1
+        return max(first, 0) // self._chunk <= chunk < matched
+
+    def _announce(self, key: bytes, made: list[BlockStored]) -> None:
+        known = self._announced.setdefault(key, {})
+        for event in made:
+            name = event.medium, event.group_idx
+            if name not in known:
+                known[name] = event.block_hashes
+                self._events.append(event)
+        self._announced.move_to_end(key)
+        while len(self._announced) > CHUNKS_MAX:
+            self._remove(next(iter(self._announced)))
+
+    def _remove(self, key: bytes, medium: str | None = None) -> None:
+        known = self._announced.get(key)
+        if known is None:
+            return
+        for name in list(known):
+            if medium is None or name[0] == medium:
+                self._events.append(_make(
+                    BlockRemoved, block_hashes=known.pop(name),
+                    medium=name[0], group_idx=name[1], **self._common))
+        if not known:
+            del self._announced[key]
+
+    # ---- one event ----
+
+    def _has(self, table: tuple[int, Any], i: int, chunk: int) -> bool:
+        """Whether a save with this table stores the chunk of a group: all of
+        its blocks, or the one state at its end."""
+        block = self._groups[i].block_tokens
+        first, ids = table
+        begin, end = chunk * self._chunk // block, (
+            (chunk + 1) * self._chunk // block)
+        if self._groups[i].rule == _lib.RULE_LAST:
+            begin = end - 1
+        if begin < first or end > first + len(ids):
+            return False
+        return all(ids[b - first] != _lib.NULL_BLOCK for b in range(begin, end))
+
+    def _stored(self, request: Request, chunk: int, i: int,
+                medium: str) -> BlockStored:
+        group = self._groups[i]
+        block = group.block_tokens
+        begin, end = chunk * self._chunk // block, (
+            (chunk + 1) * self._chunk // block)
+        if group.rule == _lib.RULE_LAST:
+            begin = end - 1
+        kind, window = self._kinds[i]
+        lora = request.lora_request
+        return _make(
+            BlockStored,
+            block_hashes=[self._hash(request, b, block)
+                          for b in range(begin, end)],
+            parent_block_hash=(self._hash(request, begin - 1, block)
+                               if begin > 0 else None),
+            token_ids=list(request.all_token_ids[begin * block:end * block]),
+            block_size=block, lora_id=lora.adapter_id if lora else None,
+            medium=medium, lora_name=lora.name if lora else None,
+            extra_keys=_extra_keys(request, begin, end, block),
+            group_idx=group.index, kv_cache_spec_kind=kind,
+            kv_cache_spec_sliding_window=window,
+            session_id=getattr(request, "session_id", None), **self._common)
+
+    def _hash(self, request: Request, block: int, block_tokens: int) -> Any:
+        """A block's hash is that of the hash block at its end."""
+        at = (block + 1) * block_tokens // self._hash_tokens - 1
+        return kv_cache_utils.maybe_convert_block_hash(
+            request.block_hashes[at])
+
+
+class _Job:
+    """A save under way: its chunks, and how many ranks have done it."""
+
+    __slots__ = ("chunks", "ranks")
+
+    def __init__(self) -> None:
+        self.chunks: list[tuple[bytes, list[BlockStored]]] = []
+        self.ranks = 0
+
+
+def _make(kind: type, **values: Any) -> Any:
+    """With the fields that this version of vLLM has."""
+    known = kind.__struct_fields__
+    return kind(**{k: v for k, v in values.items() if k in known})
+
+
+def _extra_keys(request: Request, begin: int, end: int,
+                block: int) -> list[Any]:
+    """As vLLM's own events have them: one entry for each block."""
+    keys = [kv_cache_utils.generate_block_hash_extra_keys(
+        request, b * block, (b + 1) * block, 0)[0] for b in range(begin, end)]
+    convert = getattr(kv_cache_utils, "to_event_extra_keys", None)
+    return convert(keys) if convert is not None else keys
+
+
+def _key(keys: bytes, chunk: int) -> bytes:
+    return keys[chunk * _lib.KEY_BYTES:(chunk + 1) * _lib.KEY_BYTES]
+
+
+def _judge(found: bytearray, first: int, end: int,
+           m: _lib.Match) -> list[tuple[int, int]]:
+    """Notes what a match of these chunks says; gives what to ask next."""
+    got = first + m.chunks
+    if got < end and _lib.CAUSES[m.cause] in _GONE:
+        found[got] = GONE
+    if m.chunks == 0:
+        return []
+    if m.chunks == 1 or m.tier_bytes[SSD] == 0 or m.tier_bytes[DRAM] == 0:
+        tier = ON_SSD if m.tier_bytes[SSD] else IN_DRAM
+        found[first:got] = bytes([tier]) * m.chunks
+        return []
+    half = first + m.chunks // 2
+    return [(first, half), (half, got)]

@@ -1,0 +1,288 @@
+"""Looking prompts up: in threads, so that the scheduler never waits.
+
+A lookup matches a prompt's chunks, decides how many of them are worth loading,
+stages these and holds them until the load is done. What all lookups hold
+together is bounded: one that finds too much held already only matches, and is
+made again when the scheduler asks for it.
+"""
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from larder_kv import _lib
+from larder_kv._options import Options
+from larder_kv.vllm import model, versions
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from larder_kv.vllm.events import Events
+
+logger = logging.getLogger("vllm.larder")
+
+THREADS = 2
+HOLD_PART = 4  # of the node's dram: one in so many bytes may be held
+HOLD_UNKNOWN = 1 << 28  # if the node does not say how much it has
+FETCH_MAX = 1 << 30  # bytes of fetched prefixes
+RATE_TOKENS = 64  # a step with fewer says little about prefill
+JOIN_SECONDS = 5
+
+
+class Lookup:
+    """What a thread finds out about a prompt. The thread sets it, then done;
+    the scheduler sets left. Both under Finder.lock, and who comes second
+    releases."""
+
+    __slots__ = ("request_id", "keys", "limit", "tiers_wanted", "began",
+                 "until", "done", "left", "lease", "memory", "booked",
+                 "crowded", "chunks", "matched", "reason", "tier_bytes",
+                 "found", "ended", "tiers")
+
+    def __init__(self, request_id: str, keys: bytes, limit: int,
+                 tiers: frozenset[str] | None, seconds: float):
+        self.request_id = request_id
+        self.keys = keys
+        self.limit = limit  # chunks that could be claimed at all
+        self.tiers_wanted = tiers
+        self.began = self.ended = time.monotonic()
+        self.until = self.began + seconds
+        self.done = False
+        self.left = False  # nobody waits for it any more
+        self.lease: _lib.Lease | None = None
+        self.memory: _lib.Memory | None = None  # in place of the lease
+        self.booked = 0  # bytes held
+        self.crowded = False  # not staged, for others hold too much
+        self.chunks = 0  # staged and held
+        self.matched = 0  # in the store
+        self.reason = ""  # why not more
+        self.tier_bytes = (0, 0)
+        self.found = 0.0  # when matched was known
+        self.tiers = b""  # of every chunk, for events
+
+    def left_ms(self) -> int:
+        return max(1, int((self.until - time.monotonic()) * 1000))
+
+
+class Finder:
+    def __init__(self, config: VllmConfig, options: Options,
+                 described: model.Model, node: _lib.Node, space: _lib.Space,
+                 events: Events | None):
+        self.lock = threading.Lock()
+        self.rate = Rate()
+        self.layout = model.rules(described)
+        groups = described.groups
+        self._whole = len(groups) == 1 and groups[0].rule == _lib.RULE_ALL
+        # A vLLM that cannot be told of a failed load: only of one group whose
+        # blocks are all there can it compute the rest.
+        self.fetches = (not self._whole
+                        and not versions.reports_failed_requests())
+        self._eagle = _uses_eagle(config)
+        self._options = options
+        self._block = groups[0].block_tokens
+        self._size = described.chunk_tokens
+        self._space = space
+        self._events = events
+        self._held = 0  # bytes, of all lookups
+        self._hold_max = self._room(node)
+        self._jobs: queue.SimpleQueue[Lookup | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"larder-lookup-{i}",
+                             daemon=True) for i in range(THREADS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _room(self, node: _lib.Node) -> int:
+        try:
+            most = node.stats().dram_bytes // HOLD_PART
+        except _lib.LarderError:
+            most = HOLD_UNKNOWN
+        return min(most, FETCH_MAX) if self.fetches else most
+
+    # ---- the scheduler's ----
+
+    def begin(self, request_id: str, keys: bytes, limit: int,
+              tiers: frozenset[str] | None) -> Lookup:
+        look = Lookup(request_id, keys, limit, tiers,
+                      self._options.lookup_ms / 1000)
+        self._jobs.put(look)
+        return look
+
+    def leave(self, look: Lookup) -> None:
+        """Nobody waits for it, or needs what it holds, any more."""
+        with self.lock:
+            first, look.left = not look.left, True
+            done = look.done
+        if first and done:
+            self._release(look)
+
+    def claimable(self, look: Lookup) -> int:
+        """Tokens of the prefix that can be claimed."""
+        end = look.chunks * self._size
+        if self._eagle and self._whole and end > 0:
+            # As vLLM's own lookup does: the drafter needs the last block's
+            # hidden states. (Other models: see _worth.)
+            end -= self._block
+        return end
+
+    def close(self) -> bool:
+        """False: a thread is still at work, with the node and the space."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout=JOIN_SECONDS)
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        self.layout.close()
+        return True
+
+    # ---- the threads' ----
+
+    def _work(self) -> None:
+        while (look := self._jobs.get()) is not None:
+            try:
+                if not look.left:
+                    self._find(look)
+            except _lib.LarderError as error:
+                look.reason = {_lib.E_OFFLINE: "offline",
+                               _lib.E_DEADLINE: "deadline",
+                               _lib.E_FULL: "full"}.get(error.status, "error")
+                logger.debug("larder: lookup of %s: %s", look.request_id,
+                             error)
+            except Exception:
+                look.reason = "error"
+                logger.exception("larder: lookup of %s", look.request_id)
+            look.ended = time.monotonic()
+            with self.lock:
+                look.done = True
+                left = look.left
+            if left:
+                self._release(look)
+            if self._events is not None:
+                self._events.looked(look)
+
+    def _release(self, look: Lookup) -> None:
+        lease, look.lease = look.lease, None
+        memory, look.memory = look.memory, None
+        if lease is not None:
+            lease.release()
+        if memory is not None:
+            memory.close()
+        with self.lock:
+            self._held -= look.booked
+            look.booked = 0
+
+    def _book(self, look: Lookup, size: int) -> bool:
+        """One may always be held, however large."""
+        with self.lock:
+            if self._held > 0 and self._held + size > self._hold_max:
+                return False
+            self._held += size
+            look.booked = size
+        return True
+
+    def _find(self, look: Lookup) -> None:
+        match = self._space.match(self.layout, look.keys, look.limit,
+                                  look.left_ms())
+        look.found = time.monotonic()
+        look.matched = match.chunks
+        look.reason = _lib.CAUSES[match.cause]
+        if self._events is not None:
+            look.tiers = self._events.survey(
+                self._space.match_group, look.keys, look.limit, match)
+        chunks, match = self._worth(look, match)
+        if chunks == 0:
+            return
+        look.tier_bytes = (match.tier_bytes[0], match.tier_bytes[1])
+        if not self._book(look, sum(look.tier_bytes)):
+            look.crowded = True
+            look.reason = "crowded"
+            return
+        lease, staged = self._space.stage(self.layout, look.keys, chunks,
+                                          look.left_ms())
+        if lease is None:
+            look.reason = _lib.CAUSES[staged.cause]
+            return
+        look.lease = lease
+        if self.fetches:
+            self._fetch(look, lease, staged.chunks)
+        look.chunks = staged.chunks
+
+    def _fetch(self, look: Lookup, lease: _lib.Lease, chunks: int) -> None:
+        """Copies it to the engine's own memory: claimed is only what cannot
+        fail any more."""
+        try:
+            look.memory = self._space.fetch(self.layout, lease, look.keys,
+                                            chunks, look.left_ms(), FETCH_MAX)
+        finally:
+            look.lease = None
+            lease.release()
+
+    def _worth(self, look: Lookup,
+               match: _lib.Match) -> tuple[int, _lib.Match]:
+        """How many of the matched chunks to load: where loading them is
+        expected to be faster than computing them."""
+        chunks = match.chunks
+        if self._eagle and not self._whole and chunks > 0:
+            # The drafter needs hidden states before the first token that is
+            # computed; here a hit ends with a chunk.
+            chunks -= 1
+        while chunks > 0:
+            if chunks != match.chunks:
+                match = self._space.match(self.layout, look.keys, chunks,
+                                          look.left_ms())
+                chunks = match.chunks
+            if look.tiers_wanted is not None and any(
+                    match.tier_bytes[i] > 0 and name not in look.tiers_wanted
+                    for i, name in enumerate(_lib.TIERS)):
+                look.reason = "tier"
+            elif self._options.load == "always" or self.rate.wins(
+                    chunks * self._size, match.load_us):
+                break
+            else:
+                look.reason = "slower"
+            chunks //= 2
+        return chunks, match
+
+
+class Rate:
+    """How many tokens a second prefill computes, as measured. Steps may
+    overlap: their outputs come in order."""
+
+    def __init__(self) -> None:
+        self.tokens_per_second = 0.0
+        self._steps: deque[tuple[float, int]] = deque(maxlen=8)
+        self._ended = 0.0
+
+    def begins(self, tokens: int) -> None:
+        """A step of so many tokens was scheduled."""
+        self._steps.append((time.monotonic(), tokens))
+
+    def ends(self) -> None:
+        """The output of the oldest one is there."""
+        if not self._steps:
+            return
+        began, tokens = self._steps.popleft()
+        now = time.monotonic()
+        took = now - max(began, self._ended)
+        self._ended = now
+        if tokens < RATE_TOKENS or took <= 0:
+            return
+        known = self.tokens_per_second
+        rate = tokens / took
+        self.tokens_per_second = (rate if known == 0
+                                  else known + (rate - known) / 4)
+
+    def wins(self, tokens: int, load_us: int) -> bool:
+        """Whether loading beats computing; unknown rates do not decide."""
+        rate = self.tokens_per_second
+        return rate == 0 or load_us * 1e-6 * rate < tokens
+
+
+def _uses_eagle(config: VllmConfig) -> bool:
+    speculative = config.speculative_config
+    return speculative is not None and bool(speculative.use_eagle())
