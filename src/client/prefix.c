@@ -332,7 +332,7 @@ typedef struct batch {
     uint64_t deadline_ns;
     larder_item_t *items;
     struct iovec *iov;
-    uint32_t item_count, iov_count;
+    uint32_t item_count, iov_count, item_max, iov_max;
     uint8_t *scratch; /* load: for pages that are not wanted */
     size_t scratch_bytes;
     bool scratch_used;
@@ -403,12 +403,12 @@ static larder_status_t gather(batch_t *b, uint32_t group, uint32_t chunk,
     uint32_t pages = b->layout->group[group].shard_pages;
     larder_status_t st = LARDER_OK;
 
-    if (b->item_count == BATCH_ITEMS || b->iov_count + pages > BATCH_SEGMENTS) {
+    if (b->item_count == b->item_max || b->iov_count + pages > b->iov_max) {
         st = flush(b);
     }
     for (bool again = true; again && st == LARDER_OK;) {
         ldr_segments_t segments = {.iov = b->iov + b->iov_count,
-                                   .max = BATCH_SEGMENTS - b->iov_count};
+                                   .max = b->iov_max - b->iov_count};
 
         again = false;
         st = ldr_layout_segments(b->layout, group, chunk, &m->tables[group],
@@ -522,17 +522,28 @@ static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
     return LARDER_OK;
 }
 
+/* Room for as much as there is to move, or for a good part of it. */
 static larder_status_t batch_begin(batch_t *b)
 {
+    const larder_move_t *m = b->move;
+    uint32_t tokens = b->layout->chunk_tokens;
+    uint64_t chunks = ldr_div_up(m->end, tokens) - m->begin / tokens;
+    uint64_t items = chunks * b->layout->group_count;
+    uint64_t pages = 1;
+
+    for (uint32_t g = 0; g < b->layout->group_count; g++) {
+        const ldr_group_t *group = &b->layout->group[g];
+
+        pages = ldr_max64(pages, group->shard_pages);
+        b->scratch_bytes = ldr_max64(b->scratch_bytes, group->shard_bytes);
+    }
+    b->item_max = (uint32_t)ldr_min64(ldr_max64(items, 1), BATCH_ITEMS);
+    b->iov_max = (uint32_t)ldr_min64(b->item_max * pages, BATCH_SEGMENTS);
     if (b->op == LARDER_OP_GET) {
-        for (uint32_t g = 0; g < b->layout->group_count; g++) {
-            b->scratch_bytes =
-                ldr_max64(b->scratch_bytes, b->layout->group[g].shard_bytes);
-        }
         b->scratch = ldr_alloc(b->scratch_bytes);
     }
-    b->items = ldr_alloc(BATCH_ITEMS * sizeof(*b->items));
-    b->iov = ldr_alloc(BATCH_SEGMENTS * sizeof(*b->iov));
+    b->items = ldr_alloc(b->item_max * sizeof(*b->items));
+    b->iov = ldr_alloc(b->iov_max * sizeof(*b->iov));
     return b->items != NULL && b->iov != NULL &&
                    (b->scratch != NULL || b->op != LARDER_OP_GET)
                ? LARDER_OK
