@@ -4,8 +4,9 @@ JOBS ?= $(shell nproc)
 export JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve build test test-core bench check coverage format tidy \
-        install wheel clean deps-build deps-test deps-check deps-wheel
+.PHONY: help run serve build test test-core test-vllm vllm-drift bench check \
+        coverage format tidy install wheel clean deps-build deps-test \
+        deps-check deps-wheel deps-vllm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -20,11 +21,17 @@ serve: build ## a node with its dashboard, on the defaults; flags in ARGS
 build: deps-build ## the library, the program and the examples: build/release
 	@scripts/build release
 
-test: deps-test ## all tests; ends with "N passed, N failed"
+test: deps-test deps-vllm ## all tests; ends with "N passed, N failed"
 	@scripts/run-tests dev
 
 test-core: deps-test ## the quick loop: tests of src/base and src/store
 	@scripts/run-tests dev --core
+
+test-vllm: deps-build deps-test deps-vllm ## all with real vLLM; VERSIONS=0.29.0
+	@scripts/run-tests release --vllm $(VERSIONS)
+
+vllm-drift: deps-vllm ## is PyPI's newest vLLM what the connector expects?
+	@scripts/vllm-drift
 
 bench: build ## larder bench, then beside its peers; or ARGS="shm-get --size 1M"
 	@build/release/bin/larder bench $(ARGS)
@@ -54,5 +61,5 @@ wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 clean: ## removes build/
 	rm -rf build
 
-deps-build deps-test deps-check deps-wheel: deps-%:
+deps-build deps-test deps-check deps-wheel deps-vllm: deps-%:
 	@scripts/install-deps $*

@@ -75,7 +75,7 @@ def misses(one, cost, at_once):
     found = one.ask("inside_overhead", "taken")
     steps = found["steps"]
     own = [s["schedule"] / 1000 for s in steps]
-    return {"at_once": at_once, "load": load(), "steps": len(steps),
+    return {"members": _members([s for s in steps if s["new"]]), "at_once": at_once, "load": load(), "steps": len(steps),
             "all": _two([added(s, cost) for s in steps]),
             "admitting": _two([added(s, cost) for s in steps if s["new"]]),
             "prefill": _two([added(s, cost) for s in steps
@@ -83,6 +83,13 @@ def misses(one, cost, at_once):
             "decode": _two([added(s, cost) for s in steps
                             if 0 < s["tokens"] == s["requests"]]),
             "schedule": _two(own)}
+
+
+def _members(steps):
+    """The median microseconds of each of the connector's members."""
+    names = {n for s in steps for n in s} - set(MEMBERS_OF_STEP)
+    return {n: middle([s.get(n, 0) / 1000 for s in steps])
+            for n in sorted(names)}
 
 
 def _two(values):
@@ -118,18 +125,10 @@ def hits(one, cost, chunk, times=10):
         assert counted.external == 1000 * chunk, (counted.external,
                                                   one.larder_lines()[-3:])
         steps = one.ask("inside_overhead", "taken")["steps"]
-        spent = {}
-        for step in steps:
-            for name, ns in step.items():
-                if name not in MEMBERS_OF_STEP:
-                    spent[name] = spent.get(name, 0) + ns / 1000
-        most = max(steps, key=lambda s: added(s, cost))
-        found.append({"most": added(most, cost), "members": spent,
-                      "steps": len(steps)})
-    members = {name: middle([f["members"].get(name, 0) for f in found])
-               for f in found for name in f["members"]}
+        found.append(max(steps, key=lambda s: added(s, cost)))
     return {"chunk": chunk, "tokens": tokens, "load": load(),
-            "step": _two([f["most"] for f in found]), "members": members}
+            "step": _two([added(s, cost) for s in found]),
+            "members": _members(found)}
 
 
 def part_steps():

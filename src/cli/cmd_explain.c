@@ -73,6 +73,7 @@ static const struct {
     {"late", "lookup and staging took longer than lookup_ms"},
     {"tier_off", "it is on a disk that is switched off"},
     {"full", "the node's dram had no room to stage it"},
+    {"crowded", "other requests' prefixes took all that may be held in dram"},
     {"io", "it could not be read from disk"},
     {"offline", "the node could not be reached"},
     {"paused", "the node is paused, or only observes"},

@@ -32,11 +32,20 @@ def pytest_configure(config):
 def pytest_generate_tests(metafunc):
     if "version" in metafunc.fixturenames:
         wanted = metafunc.config.getoption("--vllm") or rig.VERSIONS[:1]
-        mark = metafunc.definition.get_closest_marker("versions")
-        if mark:
-            wanted = [v for v in wanted if v in mark.args]
         metafunc.parametrize("version", wanted, indirect=True,
                              scope="session")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Cells that vLLM itself cannot run are no tests."""
+    def runs(item):
+        mark = item.get_closest_marker("versions")
+        return not mark or item.callspec.params["version"] in mark.args
+
+    dropped = [item for item in items if not runs(item)]
+    if dropped:
+        items[:] = [item for item in items if runs(item)]
+        config.hook.pytest_deselected(items=dropped)
 
 
 @pytest.fixture(scope="session")

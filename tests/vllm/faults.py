@@ -77,6 +77,24 @@ def written(node, seconds=20):
           "it was not written")
 
 
+def shared(families, members, prefix, tail):
+    """Prompts of which some share a prefix, in mixed order."""
+    found = []
+    for i in range(members):
+        for k in range(families):
+            found.append(rig.prompt(f"family {k}", prefix)
+                         + rig.prompt(f"member {k} {i}", tail + 10 * i))
+    return found
+
+
+def right_pages(engine, loads=1):
+    """What watch.pages found: loads, and each page was one that was saved."""
+    found = engine.ask("watch", "found")
+    assert found["wrong"] == [] and found["unknown"] == 0, found
+    assert found["loads"] >= loads, found
+    return found
+
+
 class Told:
     """A node, an engine whose saves of STORED it has, and the answers of an
     engine without Larder to the same prompts."""
@@ -126,9 +144,7 @@ class Told:
         for name in list(STORED)[:3]:
             self.hits(name)
         settled(self.node, self.engine)
-        found = self.engine.ask("watch", "found")
-        assert found["loads"] > 0
-        assert found["wrong"] == [] and found["unknown"] == 0, found
+        right_pages(self.engine)
 
     def saves(self):
         return self.node.value("larder_saves_total", outcome="stored")
@@ -177,15 +193,42 @@ class Told:
             lambda: self.node.signal(signal.SIGCONT))
         assert away == 0
 
+    @contextlib.contextmanager
     def between(self, number):
         """The node gets a signal when a load is claimed and has its blocks,
-        and nothing of it has been loaded."""
+        and nothing of it has been loaded. Gives what the pages tell of the
+        load. At the end the node is back."""
         self.engine.ask("watch", "at_load", pid=self.node.pid, number=number)
-        with rig.Counted(self.engine) as counted:
+        try:
             answer = self.ask("stored 1")
-        assert self.engine.ask("watch", "struck") == [answer["id"]]
-        found = self.engine.ask("watch", "found")
-        return answer, counted, found
+            [struck] = self.engine.ask("watch", "struck")
+            assert struck.startswith(answer["id"])
+            yield self.engine.ask("watch", "found")
+        finally:
+            self.engine.ask("watch", "no_strike")
+            if number == signal.SIGKILL:
+                self.node.kill()
+                self.node.start()
+            else:
+                self.node.signal(signal.SIGCONT)
+
+    def many(self, strike=None, mend=None):
+        """Many at once, with shared prefixes that are in the store. strike()
+        and mend() come while they are computed. Every page that is loaded is
+        compared with what was saved."""
+        prompts = shared(4, 6, 1024, 300)
+        rig.fresh(self.engine)
+        with asking(self.engine, prompts):
+            pass
+        rig.fresh(self.engine)
+        loads = self.node.value("larder_loads_total")
+        with asking(self.engine, prompts, max_tokens=64) as found:
+            if strike is not None:
+                until(lambda: self.node.value("larder_loads_total") > loads)
+                strike()
+                mend()
+        assert all(len(a["tokens"]) == 64 for a in found)
+        return right_pages(self.engine)
 
     def spoil(self, seed=1):
         """Overwrites a part of each file of the disk, all but its head."""

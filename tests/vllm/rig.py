@@ -307,6 +307,9 @@ class Store:
         item = self._one(GET, self.keys(ids), chunk, group, shard, buffer)
         return buffer.raw[:item.length] if item.status == _lib.OK else None
 
+    def remove(self, ids, chunk, group=0, shard=0):
+        self._one(REMOVE, self.keys(ids), chunk, group, shard)
+
     def put(self, ids, chunk, data, group=0, shard=0):
         """Stores it in the place of what is there."""
         keys = self.keys(ids)

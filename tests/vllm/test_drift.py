@@ -2,25 +2,22 @@
 no member of the base class came, went or has another signature, and all that
 is imported is there. `make vllm-drift` asks the same of the newest vLLM."""
 import ast
-import pathlib
 import re
 
 import pytest
 
 import drift
+import rig
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-VERSIONS = ("0.32.0", "0.29.0", "0.24.0")
+VERSIONS = rig.VERSIONS
+pytestmark = pytest.mark.core
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
-def found(request):
-    python = ROOT / f"build/vllm-{request.param}/bin/python"
-    if not python.exists():
-        pytest.skip(f"scripts/vllm-env {request.param} was not run")
-    report = drift.run(python)
-    assert report["version"].split("+")[0] == request.param
-    return request.param, report
+@pytest.fixture(scope="module")
+def found(version):
+    report = drift.run(rig.python_of(version))
+    assert report["version"].split("+")[0] == version
+    return version, report
 
 
 def test_members(found):

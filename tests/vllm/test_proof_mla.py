@@ -54,12 +54,12 @@ def test_restart(told, tokens):
 
 @pytest.mark.parametrize("tokens", LENGTHS)
 def test_near_the_cold_run(told, tokens):
-    """Not bit by bit, but it is the same prompt's answer."""
-    cold, warm = told.cold[tokens], told.first[tokens]
-    assert cold["tokens"][0] == warm["tokens"][0]
-    [[_, one], *_], [[_, other], *_] = (cold["logprobs"][0],
-                                        warm["logprobs"][0])
-    assert abs(float.fromhex(one) - float.fromhex(other)) < 0.2
+    """Not bit by bit, but it is the same prompt's answer: of 2,048 tokens the
+    likeliest is among the likeliest. (Of another prompt it is not.)"""
+    for other in LENGTHS:
+        likely = [token for token, _ in told.first[other]["logprobs"][0]]
+        is_likely = told.cold[tokens]["tokens"][0] in likely
+        assert is_likely == (other == tokens)
 
 
 @pytest.mark.parametrize("tokens", [1000, 6000])

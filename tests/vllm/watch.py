@@ -162,6 +162,10 @@ def at_load(llm, pid, number):
     worker.start_loads = struck
 
 
+def no_strike(llm):
+    vars(_worker(llm)).pop("start_loads", None)
+
+
 def struck(llm):
     """Whose loads it was that at_load() waited for."""
     return list(_struck)

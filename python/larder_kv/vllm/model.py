@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -73,7 +74,8 @@ def _kind(spec: KVCacheSpec) -> tuple[str, int, int]:
         # Some drafts look further back than the window.
         more = int(getattr(spec, "extra_retained_tokens", 0) or 0)
         return names[0], _lib.RULE_TRAILING, int(spec.sliding_window) + more
-    if "RSWASpec" in names or "FullAttentionSpec" not in names:
+    if ("FullAttentionSpec" not in names or "RSWASpec" in names
+            or "SinkFullAttentionSpec" in names):
         raise versions.Unsupported(
             f"larder: KV cache groups of kind {names[0]} are not supported")
     return names[0], _lib.RULE_ALL, 0
@@ -216,7 +218,22 @@ def _replicas(config: VllmConfig, groups: tuple[GroupInfo, ...]) -> int:
 
 
 def _draft(config: VllmConfig) -> Any:
-    return getattr(config.speculative_config, "draft_model_config", None)
+    """The model that drafts, if it is one: these have the target there."""
+    speculative = config.speculative_config
+    if getattr(speculative, "method", None) in ("ngram", "ngram_gpu",
+                                                "suffix"):
+        return None
+    return getattr(speculative, "draft_model_config", None)
+
+
+def _long(model: ModelConfig) -> bool | int | None:
+    """Which of LongRoPE's factors vLLM takes: it goes by max_model_len."""
+    text = model.hf_config.to_json_string(use_diff=False)
+    if not re.search(r'"(longrope|su)"', text):
+        return None
+    found = re.search(r'"original_max_position_embeddings": (\d+)', text)
+    return model.max_model_len > int(found[1]) if found else (
+        model.max_model_len)
 
 
 def _images(model: ModelConfig) -> list[str]:
@@ -264,9 +281,12 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
         "dtype": str(config.model_config.dtype),
         "kv_dtype": str(config.cache_config.cache_dtype),
         "quantization": str(config.model_config.quantization),
+        "long": _long(config.model_config),
         "images": _images(config.model_config),
         "tensor_parallel": parallel.tensor_parallel_size,
         "pipeline_parallel": parallel.pipeline_parallel_size,
+        "partition": (os.environ.get("VLLM_PP_LAYER_PARTITION")
+                      if parallel.pipeline_parallel_size > 1 else None),
         "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
                    for g in groups],
     }

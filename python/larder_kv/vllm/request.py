@@ -46,28 +46,29 @@ class Switches:
         self.tiers = frozenset(tiers) if tiers is not None else None
 
 
-_adapters: dict[str, tuple[float, int, bytes]] = {}
+_adapters: dict[str, tuple[float, list[tuple], bytes]] = {}
 ADAPTER_SECONDS = 1.0  # between looks at an adapter's files
 
 
 def _adapter(path: str) -> bytes:
     """The content of an adapter, not its name. One whose files cannot be seen
     from here is named by its path."""
-    checked, stamp, known = _adapters.get(path, (0.0, -1, b""))
+    checked, stamp, known = _adapters.get(path, (0.0, [], b""))
     now = time.monotonic()
     if known and now - checked < ADAPTER_SECONDS:
         return known
     where = path if os.path.isdir(path) else model.snapshot(path, None)
     files = sorted(pathlib.Path(where).glob("adapter*")) if where else []
-    newest = max((f.stat().st_mtime_ns for f in files), default=0)
-    if newest != stamp:
+    found = [(f.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+             for f in files for s in (f.stat(),)]
+    if not known or found != stamp:
         weights = model.directory_digest(where) if where else ""
         digest = hashlib.sha256((weights or path).encode())
         for file in files:
             if file.suffix == ".json":
                 digest.update(file.read_bytes())
         known = digest.digest()
-    _adapters[path] = (now, newest, known)
+    _adapters[path] = (now, found, known)
     return known
 
 
@@ -118,5 +119,7 @@ class Prompt:
         for i in range(first, end):
             keys, self._mm = generate_block_hash_extra_keys(
                 self.request, i * size, (i + 1) * size, self._mm)
-            found.append(_encode((keys or (), self._adapter)))
+            # As without: what is like plain text is shared with it.
+            found.append(_encode((keys or (), self._adapter))
+                         if keys or self._adapter else b"")
         return found

@@ -1,0 +1,76 @@
+"""Proof 4: tensor parallel 2. Each rank saves its half of the heads as a shard
+of its own, and loads it after a restart. With one KV head both ranks hold the
+same bytes: they are stored once, each rank writes every other chunk."""
+import contextlib
+
+import pytest
+
+import rig
+
+CHUNK = 256
+LONG = rig.prompt("tp", 4200)
+LENGTHS = (2100, 4200)
+ARGS = dict(tensor_parallel_size=2, start_timeout=500,
+            env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+
+
+class Told:
+    pass
+
+
+@pytest.fixture(scope="module", params=["dense", "dense_gqa1"])
+def told(request, version, tmp_path_factory):
+    told = Told()
+    told.kind = request.param
+    with contextlib.ExitStack() as stack:
+        told.node = stack.enter_context(rig.node(
+            tmp_path_factory.mktemp("node")))
+        with rig.engine(version, told.kind, told.node.url(),
+                        **ARGS) as engine:
+            engine.ask_one(LONG)
+            told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
+            told.about = engine.ask("inside", "space")
+        told.engine = stack.enter_context(rig.engine(
+            version, told.kind, told.node.url(), **ARGS))
+        told.store = stack.enter_context(rig.Store(told.node.url(),
+                                                   told.about))
+        yield told
+
+
+def hit(told, tokens):
+    return rig.hit(told.engine, LONG[:tokens], rig.whole(tokens - 1, CHUNK))
+
+
+def test_shards(told):
+    """All that was computed is stored, once."""
+    wanted = {"dense": (2, 1), "dense_gqa1": (1, 2)}[told.kind]
+    assert (told.about["shards"], told.about["replicas"]) == wanted
+    assert len(told.store.pages(LONG)) == len(LONG) // CHUNK * wanted[0]
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_restart(told, tokens):
+    assert told.own[tokens]["cached"] == rig.whole(tokens - 1, CHUNK)
+    rig.check_same(hit(told, tokens), told.own[tokens])
+
+
+def test_sees_one_bit(told):
+    """The test of the test, in each rank's shard."""
+    tokens = LENGTHS[-1]
+    last = (tokens - 1) // CHUNK - 1
+    for shard in range(told.store.shards):
+        for chunk in (0, last - 1, last):
+            with told.store.flipped(LONG, chunk, shard=shard):
+                assert not rig.same(hit(told, tokens), told.own[tokens])
+    rig.check_same(hit(told, tokens), told.own[tokens])
+
+
+def test_a_chunk_without_one_shard_misses(told):
+    """A prefix ends where one rank's part is missing."""
+    shard = told.store.shards - 1
+    data = told.store.get(LONG, 3, shard=shard)
+    told.store.remove(LONG, 3, shard=shard)
+    rig.hit(told.engine, LONG[:2100], 3 * CHUNK)
+    # What was computed anew is stored anew, and is the same.
+    assert told.store.get(LONG, 3, shard=shard) == data
+    rig.check_same(hit(told, 2100), told.own[2100])

@@ -1,0 +1,27 @@
+"""The connector on vLLM's own objects, without an engine: the cases are in
+surface_cases.py and run inside vLLM's environment."""
+import os
+import pathlib
+import subprocess
+import xml.etree.ElementTree as xml
+
+import pytest
+
+import rig
+
+HERE = pathlib.Path(__file__).resolve().parent
+pytestmark = pytest.mark.core
+
+
+def test_surface(version, tmp_path):
+    result = tmp_path / "result.xml"
+    env = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
+               VLLM_LOGGING_LEVEL="ERROR")
+    done = subprocess.run(
+        [str(rig.python_of(version)), "-B", "-m", "pytest", "-q", "-p",
+         "no:cacheprovider", "--tb=short", "--junitxml", str(result),
+         str(HERE / "surface_cases.py")], env=env, text=True, timeout=400,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout[-20000:]
+    [suite] = xml.parse(result).getroot().iter("testsuite")
+    assert int(suite.get("tests")) > 70 and int(suite.get("skipped")) == 0
