@@ -678,7 +678,8 @@ LARDER_API larder_status_t larder_prefix_load(larder_space_t *space,
 
 /* Copies what larder_prefix_stage() staged for `chunks` chunks, every shard of
  * it, to memory. *bytes_p is what that needs; LARDER_E_SIZE if size is less.
- * LARDER_OK: all of it is there and was checked. */
+ * LARDER_OK: all of it is there and was checked. LARDER_MISS: some of it is
+ * gone. */
 LARDER_API larder_status_t larder_prefix_fetch(
     larder_space_t *space, const larder_layout_t *layout,
     larder_lease_t *const *leases, const larder_key_t *keys, uint32_t chunks,

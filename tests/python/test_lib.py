@@ -378,6 +378,7 @@ def test_shards_complete_a_chunk(node, pages):
     for shard, chunks in ((1, 0), (0, 1)):
         move = move_of(keys, [ids], CHUNK, shard=shard)
         assert space.save(pages.layout, move) == _lib.OK
+        assert (move.shards, move.failed) == (1, 0)
         assert space.match(pages.layout, keys.data(0, 1), 1,
                            20000).chunks == chunks
     space.close()

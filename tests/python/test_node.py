@@ -482,6 +482,17 @@ def test_node_that_ends_at_once(host):
         other.end()
 
 
+def test_ended_before_anybody_took_note():
+    """Where process 1 does not reap, what ended stays as a zombie."""
+    child = subprocess.Popen(["/bin/sleep", "60"])
+    assert not _node._ended(child.pid)
+    child.kill()
+    until(lambda: stat_of(child.pid)[0] == "Z")
+    assert _node._ended(child.pid)
+    child.wait()
+    assert _node._ended(child.pid)
+
+
 def test_node_that_never_answers(host):
     """A program that is none: bounded."""
     fake = host.folder / "fake"

@@ -157,6 +157,8 @@ class Finder:
                 look.reason = "error"
                 logger.exception("larder: lookup of %s", look.request_id)
             look.ended = time.monotonic()
+            if look.chunks == 0:
+                self._release(look)  # others may have the room
             with self.lock:
                 look.done = True
                 left = look.left
@@ -236,6 +238,9 @@ class Finder:
                 match = self._space.match(self.layout, look.keys, chunks,
                                           look.left_ms())
                 chunks = match.chunks
+                if chunks == 0:
+                    look.reason = _lib.CAUSES[match.cause]
+                    break
             if look.tiers_wanted is not None and any(
                     match.tier_bytes[i] > 0 and name not in look.tiers_wanted
                     for i, name in enumerate(_lib.TIERS)):

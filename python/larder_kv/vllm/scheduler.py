@@ -399,7 +399,7 @@ class Scheduler:
         for t in self.requests.values():
             if t.loading is None:
                 self._leave(t)
-            t.saves = t.saves and not t.tables
+            t.saves = t.saves and not t.tables and t.loading is None
         try:
             self.space.reset()
             if self.events is not None:
