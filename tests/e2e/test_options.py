@@ -21,7 +21,8 @@ def test_json_and_table_agree(larder):
     assert [o["name"] for o in options] == [line.split()[0] for line in lines]
     for option in options:
         assert option["kind"] in ("SIZE", "UINT", "ENUM", "TEXT")
-        assert set(option["where"]) <= {"embed", "unix", "tcp", "serve"}
+        assert set(option["where"]) <= {"embed", "unix", "tcp", "serve",
+                                        "connector"}
         assert option["where"] and option["text"]
         assert bool(option["words"]) == (option["kind"] == "ENUM")
         if option["kind"] == "ENUM":

@@ -2,8 +2,10 @@
 import contextlib
 import random
 import signal
+import time
 
 import rig
+import watch
 from daemon import until
 
 CHUNK = 256
@@ -11,6 +13,7 @@ CHUNK = 256
 # fault here.
 OPTIONS = dict(lookup_ms=3000, save_ms=3000, load_ms=3000)
 ANSWER = dict(max_tokens=8)
+AWAY = 2  # seconds that a stopped node is away
 HANG = 60  # seconds after which a request counts as one that hangs
 FAULTS = ("kill", "restart", "stop", "end", "full")
 
@@ -205,30 +208,37 @@ class Told:
             assert struck.startswith(answer["id"])
             yield self.engine.ask("watch", "found")
         finally:
-            self.engine.ask("watch", "no_strike")
-            if number == signal.SIGKILL:
-                self.node.kill()
-                self.node.start()
-            else:
-                self.node.signal(signal.SIGCONT)
+            if not self.engine.ask("watch", "no_strike"):
+                self.back(number)
 
-    def many(self, strike=None, mend=None):
-        """Many at once, with shared prefixes that are in the store. strike()
-        and mend() come while they are computed. Every page that is loaded is
-        compared with what was saved."""
+    def many(self, number=None):
+        """Many at once, with shared prefixes that are in the store. At one of
+        the loads the node gets a signal, and a while later it is back. Every
+        page that is loaded is compared with what was saved."""
         prompts = shared(4, 6, 1024, 300)
         rig.fresh(self.engine)
         with asking(self.engine, prompts):
             pass
         rig.fresh(self.engine)
-        loads = self.node.value("larder_loads_total")
+        if number is not None:
+            self.engine.ask("watch", "at_load", pid=self.node.pid,
+                            number=number, nth=6)
         with asking(self.engine, prompts, max_tokens=64) as found:
-            if strike is not None:
-                until(lambda: self.node.value("larder_loads_total") > loads)
-                strike()
-                mend()
+            if number is not None:
+                self.back(number)
         assert all(len(a["tokens"]) == 64 for a in found)
         return right_pages(self.engine)
+
+    def back(self, number):
+        """Waits for what a signal does to the node; then it is back."""
+        wanted = "Z" if number == signal.SIGKILL else "T"
+        until(lambda: watch.state(self.node.pid) == wanted)
+        if number == signal.SIGKILL:
+            self.node.kill()
+            self.node.start()
+        else:
+            time.sleep(AWAY)
+            self.node.signal(signal.SIGCONT)
 
     def spoil(self, seed=1):
         """Overwrites a part of each file of the disk, all but its head."""

@@ -20,10 +20,12 @@ FAMILIES = ("lookup_ms", "stage_ms", "copy_ms", "resume_ms")
 class World:
     """A node with a disk, an engine that publishes, and who listens."""
 
+    def __init__(self):
+        self.hashes = {}  # of blocks, to the head of the prompt they are of
+
     def of(self, kind, ids, medium=None):
-        """Events of a kind whose blocks are of this prompt, as (medium,
-        group, hash, parent, tokens) for each block."""
-        self.hashes = getattr(self, "hashes", {})
+        """The blocks of this prompt in events of a kind: (medium, group,
+        hash, parent, tokens), or (medium, group, hash) if they are removed."""
         found = []
         for event in self.listener.events:
             if event["type"] != kind or medium not in (None, event["medium"]):
@@ -53,11 +55,18 @@ class World:
 
     def wait(self, kind, ids, medium, blocks):
         """Until so many blocks of the prompt were announced."""
-        found = self.listener.until(lambda: [
-            b for b in self.of(kind, ids, medium)] if len(
-                self.of(kind, ids, medium)) >= blocks else None)
+        self.listener.until(
+            lambda: len(self.of(kind, ids, medium)) >= blocks)
+        found = self.of(kind, ids, medium)
         assert len(found) == blocks
         return found
+
+    def hit(self, ids, wanted):
+        """A prompt of which so many tokens come from the store."""
+        rig.fresh(self.engine)
+        answer = self.engine.ask_one(ids)
+        assert answer["cached"] == wanted
+        return answer
 
     def step(self):
         """Events leave with a step: any request makes some."""
@@ -141,11 +150,8 @@ def test_removed_when_a_lookup_misses_it(world):
     ids = rig.prompt("evicted", 1100)
     world.engine.ask_one(ids)
     stored = world.wait("BlockStored", ids, "CPU", 8)
-    keys = world.store.keys(ids)
-    world.store._one(rig.REMOVE, keys, 1, 0, 0)
-    rig.fresh(world.engine)
-    answer = world.engine.ask_one(ids)
-    assert answer["cached"] == CHUNK
+    world.store.remove(ids, 1)
+    world.hit(ids, CHUNK)
     gone = world.wait("BlockRemoved", ids, "CPU", 2)
     assert [b[2] for b in gone] == [b[2] for b in stored[2:4]]
     # It was computed, and is saved and announced again: only that chunk.
@@ -163,7 +169,7 @@ def test_reset(world):
     assert {b[2] for b in gone} == {b[2] for b in stored}
 
 
-def test_found(world, version):
+def test_found(world):
     """What others saved is announced when a lookup finds it."""
     ids = rig.prompt("found", 600)
     world.engine.ask_one(ids)
@@ -174,10 +180,9 @@ def test_found(world, version):
     world.wait("BlockRemoved", ids, "CPU", 4)
     for (chunk, group, shard), data in pages.items():
         world.store.put(ids, chunk, data, group, shard)
-    answer = rig.hit(world.engine, ids, 2 * CHUNK)
+    world.hit(ids, 2 * CHUNK)
     again = world.wait("BlockStored", ids, "CPU", 8)
     assert [b[1:] for b in again[4:]] == [b[1:] for b in stored]
-    assert answer["error"] is None
 
 
 def by_source(engine, source):
@@ -218,7 +223,7 @@ def test_explain(world):
     assert cold["reason"] == "absent" and cold["missed_tokens"] == 4 * CHUNK
     assert cold["loaded_tokens"] == 0 and cold["saved_chunks"] == 4
     assert cold["lookup_ms"] > 0 and "copy_ms" not in cold
-    warm = world.explain(rig.hit(world.engine, ids, 4 * CHUNK)["id"])
+    warm = world.explain(world.hit(ids, 4 * CHUNK)["id"])
     assert warm["loaded_tokens"] == 4 * CHUNK and warm["missed_tokens"] == 0
     assert warm["reason"] == "" and warm["local_tokens"] == 0
     assert warm["matched_chunks"] == warm["staged_chunks"] == 4
@@ -243,7 +248,7 @@ def test_metrics(world):
     ids = rig.prompt("metrics", 600)
     before = read()
     world.engine.ask_one(ids)
-    rig.hit(world.engine, ids, 2 * CHUNK)
+    world.hit(ids, 2 * CHUNK)
     def counted():
         world.step()
         grown = [b - a for a, b in zip(before, read())]

@@ -6,7 +6,6 @@ Requests run one at a time, for vLLM's own answers vary otherwise; where many
 run at once, every page that is loaded is compared with what was saved."""
 import contextlib
 import signal
-import time
 
 import pytest
 
@@ -49,16 +48,9 @@ def test_many(told):
     assert found["failed"] == 0
 
 
-def test_many_and_killed(told):
-    told.many(told.node.kill, told.node.start)
-
-
-def test_many_and_stopped(told):
-    def going_on():
-        time.sleep(2)  # how long it is away
-        told.node.signal(signal.SIGCONT)
-
-    told.many(lambda: told.node.signal(signal.SIGSTOP), going_on)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_many_and_a_fault(told, number):
+    told.many(number)
 
 
 @pytest.mark.parametrize("at", [0.1, 0.9])

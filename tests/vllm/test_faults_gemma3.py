@@ -3,7 +3,6 @@ cannot be told that a load of such a model failed, and the engine would die of
 it: there the connector claims only what it has already fetched."""
 import contextlib
 import signal
-import time
 
 import pytest
 
@@ -44,16 +43,9 @@ def test_between_claim_and_load(told, version, number):
             assert found["failed"] == 0 and found["loads"] == 1
 
 
-def test_many_and_killed(told):
-    told.many(told.node.kill, told.node.start)
-
-
-def test_many_and_stopped(told):
-    def going_on():
-        time.sleep(2)  # how long it is away
-        told.node.signal(signal.SIGCONT)
-
-    told.many(lambda: told.node.signal(signal.SIGSTOP), going_on)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_many_and_a_fault(told, number):
+    told.many(number)
 
 
 @pytest.mark.parametrize("group", range(6))

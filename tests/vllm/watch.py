@@ -124,7 +124,7 @@ def found(llm):
 # ---- moments ----
 
 
-def _state(pid):
+def state(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -137,7 +137,7 @@ def strike(pid, number):
     os.kill(pid, number)
     wanted = {9: "ZX", 19: "TZX"}.get(number)
     end = time.monotonic() + 10
-    while wanted and _state(pid) not in wanted:
+    while wanted and state(pid) not in wanted:
         assert time.monotonic() < end, f"{pid} did not take signal {number}"
         time.sleep(0.001)
 
@@ -145,15 +145,17 @@ def strike(pid, number):
 _struck = []
 
 
-def at_load(llm, pid, number):
-    """Before the workers begin the next load, which is claimed and has its
-    blocks, the process gets a signal; once."""
+def at_load(llm, pid, number, nth=1):
+    """Before the workers begin the nth load from now, which is claimed and
+    has its blocks, the process gets a signal; once."""
     worker = _worker(llm)
     start = type(worker).start_loads
+    left = [nth]
     _struck.clear()
 
     def struck(step):
-        if step.loads:
+        left[0] -= len(step.loads)
+        if left[0] <= 0:
             del worker.start_loads
             strike(pid, number)
             _struck.extend(move.request_id for move in step.loads)
@@ -163,7 +165,8 @@ def at_load(llm, pid, number):
 
 
 def no_strike(llm):
-    vars(_worker(llm)).pop("start_loads", None)
+    """If it did not come yet, it does not come any more; gives whether."""
+    return vars(_worker(llm)).pop("start_loads", None) is not None
 
 
 def struck(llm):
