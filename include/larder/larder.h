@@ -734,6 +734,8 @@ typedef struct larder_stats {
     uint64_t client_connects;     /* sessions begun, the first included */
     uint64_t client_late_replies; /* came after nobody waited any more */
     uint64_t client_crc_failures; /* bytes that were not those saved */
+    /* What the whole node or, with a daemon, the tenant may use at most. */
+    uint64_t dram_max_bytes, ssd_max_bytes;
 } larder_stats_t;
 
 /* With a daemon: of the session's tenant. LARDER_E_OFFLINE: not to be had. */

@@ -130,7 +130,7 @@ class Stats(Structure):
         [(name, c_uint64) for name in (
             "client_calls", "client_offline", "client_breaker",
             "client_connects", "client_late_replies",
-            "client_crc_failures")])
+            "client_crc_failures", "dram_max_bytes", "ssd_max_bytes")])
 
 
 _SIGNATURES = {

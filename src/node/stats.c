@@ -164,6 +164,18 @@ static void put_counters(const ldr_counters_t *n, larder_stats_t *out)
     out->resets = n->resets;
 }
 
+/* What the tiers can hold. With the lock. */
+static void put_max(const ldr_node_t *node, larder_stats_t *out)
+{
+    out->dram_max_bytes = (uint64_t)node->store.arena.page_count * LDR_PAGE;
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        larder_disk_stats_t disk;
+
+        disk_stats(&node->ssds[i], &disk);
+        out->ssd_max_bytes += disk.bytes_max;
+    }
+}
+
 /* A tenant's part. With the lock. */
 static void put_tenant(const ldr_store_t *s, uint32_t tenant,
                        larder_stats_t *out)
@@ -178,6 +190,12 @@ static void put_tenant(const ldr_store_t *s, uint32_t tenant,
     out->dram_used_bytes = t.dram_used_bytes;
     out->dram_leased_chunks = t.held_chunks;
     out->pinned_bytes = t.pinned_bytes;
+    if (t.dram_max != 0) {
+        out->dram_max_bytes = ldr_min64(out->dram_max_bytes, t.dram_max);
+    }
+    if (t.ssd_max != 0) {
+        out->ssd_max_bytes = ldr_min64(out->ssd_max_bytes, t.ssd_max);
+    }
 }
 
 /* Everything. With the lock. */
@@ -207,6 +225,7 @@ void ldr_node_stats(ldr_node_t *node, uint32_t tenant, larder_stats_t *out)
     memset(out, 0, sizeof(*out));
     out->struct_bytes = sizeof(*out);
     ldr_node_lock(node);
+    put_max(node, out);
     if (tenant == LDR_NIL) {
         put_all(node, out);
     } else if (tenant < node->store.tenant_count) {

@@ -98,7 +98,7 @@ class Finder:
 
     def _room(self, node: _lib.Node) -> int:
         try:
-            most = node.stats().dram_bytes // HOLD_PART
+            most = node.stats().dram_max_bytes // HOLD_PART
         except _lib.LarderError:
             most = HOLD_UNKNOWN
         return min(most, FETCH_MAX) if self.fetches else most

@@ -65,18 +65,17 @@ class Worker:
                         "token", self.model.name, self.model.chunk_tokens,
                         per_token)
             return
-        ssd = sum(stats.disk[i].bytes_max for i in range(stats.disks))
         logger.info(
             "larder: %s, space %s, chunks of %d tokens, %d bytes per token; "
             "dram holds %d tokens, ssd %d", self.node.url, self.model.name,
-            self.model.chunk_tokens, per_token, stats.dram_bytes / per_token,
-            ssd / per_token)
-        if stats.dram_bytes < per_token * self._max_tokens:
+            self.model.chunk_tokens, per_token, stats.dram_max_bytes / per_token,
+            stats.ssd_max_bytes / per_token)
+        if stats.dram_max_bytes < per_token * self._max_tokens:
             logger.error(
                 "larder: the node's dram of %d bytes is smaller than one "
                 "request of max_model_len=%d (%d bytes): such prefixes cannot "
                 "be loaded whole; raise dram of `larder serve` (node_dram)",
-                stats.dram_bytes, self._max_tokens,
+                stats.dram_max_bytes, self._max_tokens,
                 per_token * self._max_tokens)
 
     # ---- loads ----
