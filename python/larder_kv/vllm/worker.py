@@ -68,8 +68,8 @@ class Worker:
         logger.info(
             "larder: %s, space %s, chunks of %d tokens, %d bytes per token; "
             "dram holds %d tokens, ssd %d", self.node.url, self.model.name,
-            self.model.chunk_tokens, per_token, stats.dram_max_bytes / per_token,
-            stats.ssd_max_bytes / per_token)
+            self.model.chunk_tokens, per_token,
+            stats.dram_max_bytes / per_token, stats.ssd_max_bytes / per_token)
         if stats.dram_max_bytes < per_token * self._max_tokens:
             logger.error(
                 "larder: the node's dram of %d bytes is smaller than one "
