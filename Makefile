@@ -4,9 +4,9 @@ JOBS ?= $(shell nproc)
 export JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve build test test-core test-vllm vllm-drift bench check \
-        coverage format tidy install wheel clean deps-build deps-test \
-        deps-check deps-wheel deps-vllm
+.PHONY: help run demo serve build test test-core test-vllm vllm-drift bench \
+        bench-vllm check coverage format tidy install wheel clean \
+        deps-build deps-test deps-check deps-wheel deps-vllm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -14,6 +14,10 @@ help: ## this list
 
 run: build ## build, then the example engine: compute, restart, load
 	@build/release/bin/engine demo
+
+demo: build deps-vllm ## cold, restart, warm on real vLLM, with a picture
+	@scripts/vllm-env 0.32.0
+	@scripts/demo
 
 serve: build ## a node with its dashboard, on the defaults; flags in ARGS
 	@build/release/bin/larder serve $(ARGS)
@@ -36,6 +40,11 @@ vllm-drift: deps-vllm ## is PyPI's newest vLLM what the connector expects?
 bench: build ## larder bench, then beside its peers; or ARGS="shm-get --size 1M"
 	@build/release/bin/larder bench $(ARGS)
 	@[ -n "$(ARGS)" ] || { bench/peers/setup && bench/peers/run.py; }
+
+bench-vllm: build deps-vllm ## vllm serve with and without Larder; its costs
+	@bench/vllm/setup
+	@bench/vllm/run.py $(ARGS)
+	@bench/vllm/overhead.py $(ARGS)
 
 check: deps-check ## all that takes longer; one step: make check STEPS="asan"
 	@scripts/check $(STEPS)

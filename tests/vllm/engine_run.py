@@ -261,6 +261,7 @@ class _Session:
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.peak = 0
         self._watch_blocks()
+        self._pause_when_idle(core)
         self.live, self.count = {}, 0
         self.about = {"version": vllm.__version__,
                       "seconds": time.monotonic() - begin,
@@ -279,6 +280,21 @@ class _Session:
                 self.peak = max(self.peak, used)
 
         self.scheduler.schedule = watched
+
+    def _pause_when_idle(self, core):
+        """As vLLM's engine process does: a step that computed nothing is
+        followed by a pause. Without it, and with tensor parallel, this loop
+        and the workers that poll for it can keep everyone else (the node!)
+        off both cores for seconds."""
+        step = core.step_fn
+
+        def paused():
+            outputs, computed = step()
+            if not computed and self.scheduler.has_requests():
+                time.sleep(0.001)
+            return outputs, computed
+
+        core.step_fn = paused
 
     def _request(self, prompt, args):
         from vllm import SamplingParams

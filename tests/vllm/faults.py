@@ -241,12 +241,10 @@ class Told:
             self.node.signal(signal.SIGCONT)
 
     def spoil(self, seed=1):
-        """Overwrites a part of each file of the disk, all but its head."""
+        """Overwrites places in every segment of the disk."""
         draw = random.Random(seed)
         spoiled = 0
-        for path in sorted(self.node.dirs[0].rglob("*")):
-            if not path.is_file() or path.stat().st_size < 1 << 16:
-                continue
+        for path in sorted(self.node.dirs[0].glob("segment-*")):
             with open(path, "r+b") as file:
                 size = path.stat().st_size
                 for at in range(1 << 13, size - 4096, 1 << 16):

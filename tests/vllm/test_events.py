@@ -22,6 +22,7 @@ class World:
 
     def __init__(self):
         self.hashes = {}  # of blocks, to the head of the prompt they are of
+        self.settled = 0
 
     def of(self, kind, ids, medium=None):
         """The blocks of this prompt in events of a kind: (medium, group,
@@ -71,6 +72,16 @@ class World:
     def step(self):
         """Events leave with a step: any request makes some."""
         self.engine.ask_one([3, 4, 5])
+
+    def settle(self, block=BLOCK):
+        """All events until now have come: vLLM's own of a new prompt have."""
+        self.settled += 1
+        ids = rig.prompt(("settle", self.settled), block + 10)
+        self.engine.ask_one(
+            ids, kv_transfer_params={"larder": {"skip_save": True}})
+        self.listener.until(lambda: any(
+            event.get("token_ids") == ids[:block]
+            for event in self.listener.events))
 
     def explain(self, request_id):
         out = daemon.until(lambda: subprocess.run(
@@ -270,33 +281,30 @@ def announced(world, kind, medium):
             for one in event["block_hashes"]]
 
 
-@pytest.mark.parametrize("kind, chunks", [
-    # 3 chunks of 256 in the full group; of the five with a window those that
-    # were whole when the prompt was computed, 128 tokens a step: all.
-    ("gemma3", {g: 3 * 2 for g in range(6)}),
-    # A chunk is a block of 640; states are offered at the last boundary.
-    pytest.param("next", None, marks=pytest.mark.versions("0.32.0", "0.29.0")),
+@pytest.mark.parametrize("kind, block, chunk, wanted", [
+    # Of each group every chunk that was whole when it was computed.
+    ("gemma3", 128, 256, {g: 3 * 2 for g in range(6)}),
+    # Of the states (groups 0 to 2) only that of the last boundary.
+    ("next", 640, 640, {0: 1, 1: 1, 2: 1, 3: 2}),
 ])
-def test_hybrids(version, tmp_path, kind, chunks):
-    """Each group's blocks have the hashes of vLLM's own events for it."""
-    ids = rig.prompt(kind, 900 if kind == "gemma3" else 1400)
-    size = 256 if kind == "gemma3" else 640
+def test_hybrids(version, tmp_path, kind, block, chunk, wanted):
+    """Each group has its events, with vLLM's own hashes."""
+    if kind == "next" and version == "0.24.0":
+        pytest.skip("this vLLM cannot run it")
+    ids = rig.prompt(kind, 3 * 256 + 100 if kind == "gemma3" else 1400)
     with started(version, kind, tmp_path) as world:
         world.engine.ask_one(ids)
-        world.step()
-        world.step()
-        world.listener.until(
-            lambda: announced(world, "BlockStored", "CPU"))
+        world.settle(block)
         ours = announced(world, "BlockStored", "CPU")
         assert len(set(ours)) == len(ours)
-        assert set(ours) <= set(announced(world, "BlockStored", "GPU"))
-        by_group = {g: sum(1 for o in ours if o[0] == g) for g, _ in ours}
-        print(kind, by_group)
-        world.hit(ids, rig.whole(len(ids) - 1, size))
-        world.step()
+        assert ({g: sum(one[0] == g for one in ours) for g, _ in ours}
+                == wanted)
+        own = announced(world, "BlockStored", "GPU")
+        assert {one for _, one in ours} <= {one for _, one in own}
+        world.hit(ids, rig.whole(len(ids) - 1, chunk))
+        world.settle(block)
         assert announced(world, "BlockStored", "CPU") == ours
+        assert not announced(world, "BlockRemoved", "CPU")
         assert world.engine.reset_prefix_cache(reset_connector=True)
-        world.step()
-        world.listener.until(lambda: len(
-            announced(world, "BlockRemoved", "CPU")) >= len(ours))
-        assert set(announced(world, "BlockRemoved", "CPU")) == set(ours)
+        world.settle(block)
+        assert sorted(announced(world, "BlockRemoved", "CPU")) == sorted(ours)

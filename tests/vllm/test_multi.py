@@ -97,8 +97,6 @@ def test_multi_connector(version, installed, node, space, tmp_path, place):
                  "shared_storage_path": str(tmp_path)}}
     children = [by_name(node.url()), other][::1 if place == "first" else -1]
     config = {"kv_connector": "MultiConnector", "kv_role": "kv_both",
-              # Its own counts, not that of its children.
-              "kv_load_failure_policy": "recompute",
               "kv_connector_extra_config": {"connectors": children}}
     first = rig.prompt(f"multi {place}", 2100)
     ids = first[:SHARED] + rig.prompt(f"more {place}", 300)

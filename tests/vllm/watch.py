@@ -213,7 +213,7 @@ def left(llm):
     scheduler = _scheduler(llm)
     ours = scheduler.connector._scheduler
     return {"vllm": len(scheduler.requests), "tracked": len(ours.requests),
-            "loading": len(ours.loading)}
+            "loading": len(ours.loading), "ended": len(ours.ended)}
 
 
 _looks = []

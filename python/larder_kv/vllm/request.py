@@ -12,6 +12,7 @@ from larder_kv import _lib
 from larder_kv.vllm import model
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
 
 SWITCHES = ("skip_save", "skip_load", "ttl_ms", "tiers")
@@ -46,21 +47,31 @@ class Switches:
         self.tiers = frozenset(tiers) if tiers is not None else None
 
 
-_adapters: dict[str, tuple[float, list[tuple], bytes]] = {}
+# By path and number.
+_adapters: dict[tuple[str, int], tuple[float, list[tuple], bytes]] = {}
 ADAPTER_SECONDS = 1.0  # between looks at an adapter's files
 
 
-def _adapter(path: str) -> bytes:
-    """The content of an adapter, not its name. One whose files cannot be seen
-    from here is named by its path."""
-    checked, stamp, known = _adapters.get(path, (0.0, [], b""))
+def _adapter(lora: LoRARequest) -> bytes:
+    """The content of an adapter, not its name, as it was when its number was
+    first seen: vLLM keeps what it loaded under a number. One whose files
+    cannot be seen from here is named by its path."""
+    path = lora.lora_path
+    checked, stamp, known = _adapters.get((path, lora.lora_int_id),
+                                          (0.0, [], b""))
+    reloads = getattr(lora, "load_inplace", False)
     now = time.monotonic()
-    if known and now - checked < ADAPTER_SECONDS:
+    if known and not reloads and now - checked < ADAPTER_SECONDS:
         return known
     where = path if os.path.isdir(path) else model.snapshot(path, None)
     files = sorted(pathlib.Path(where).glob("adapter*")) if where else []
     found = [(f.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
              for f in files for s in (f.stat(),)]
+    if known and found != stamp and not reloads:
+        raise ValueError(
+            f"adapter {lora.lora_name} was changed in {path} after it was "
+            "loaded, so it is not known what vLLM computes with; unload it "
+            "and load it again")
     if not known or found != stamp:
         weights = model.directory_digest(where) if where else ""
         digest = hashlib.sha256((weights or path).encode())
@@ -68,7 +79,7 @@ def _adapter(path: str) -> bytes:
             if file.suffix == ".json":
                 digest.update(file.read_bytes())
         known = digest.digest()
-    _adapters[path] = (now, found, known)
+    _adapters[path, lora.lora_int_id] = (now, found, known)
     return known
 
 
@@ -93,7 +104,7 @@ class Prompt:
         self.keys = _lib.Keys()
         self._mm = 0
         lora = request.lora_request
-        self._adapter = _adapter(lora.lora_path) if lora else b""
+        self._adapter = _adapter(lora) if lora else b""
 
     def _plain(self) -> bool:
         """Whether nothing but its tokens decides its KV. A session may get
