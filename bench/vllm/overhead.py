@@ -69,9 +69,10 @@ def added(step, cost):
 def misses(one, cost, at_once):
     """Prompts that nobody has: 2,000 tokens, 32 generated."""
     one.ask("inside_overhead", "taken")
-    prompts = [rig.prompt(f"miss {at_once} {i}", 2000)
-               for i in range(4 * at_once)]
-    one.generate(prompts, max_tokens=32, logprobs=None, timeout=300)
+    prompts = [rig.prompt(f"miss {at_once} {i}", 2000) for i in range(64)]
+    for i in range(0, len(prompts), at_once):
+        one.generate(prompts[i:i + at_once], max_tokens=32, logprobs=None,
+                     timeout=300)
     found = one.ask("inside_overhead", "taken")
     steps = found["steps"]
     own = [s["schedule"] / 1000 for s in steps]
