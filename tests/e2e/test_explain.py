@@ -1,4 +1,5 @@
 """`larder explain`, on files as the connector's own code writes them."""
+import ast
 import collections
 import importlib.util
 import os
@@ -333,3 +334,35 @@ def test_a_disk_that_is_full(folder, caplog, monkeypatch):
     one.close()
     assert caplog.text.count("No space left") == 1
     assert len(one.counts.times["copy_ms"]) == 3
+
+
+# ---- the manual ------------------------------------------------------------
+
+def tables():
+    """Those of the connector's metrics: {name: {key: text}}."""
+    source = (ROOT / "python/larder_kv/vllm/stats.py").read_text()
+    return {node.targets[0].id: ast.literal_eval(node.value)
+            for node in ast.parse(source).body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Dict)}
+
+
+def test_manual_has_every_metric():
+    manual = (ROOT / "docs/vllm-metrics.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `vllm:larder_(\w+)` \| (\w+)", manual, re.M))
+    wanted = {}
+    for name, kind in (("COUNTERS", "counter"), ("BY_REASON", "counter"),
+                       ("TIMES", "histogram")):
+        wanted.update(dict.fromkeys(tables()[name], kind))
+    assert len(wanted) > 20 and rows == wanted
+
+
+def test_manual_has_every_reason():
+    manual = (ROOT / "docs/vllm-metrics.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"\| reason \| \|\n\|---\|---\|\n((?:\|.*\n)+)",
+                         manual)
+    rows = {name for row in table.splitlines()
+            for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    source = (ROOT / "src/cli/cmd_explain.c").read_text()
+    known = re.search(r"reasons\[\] = \{(.*?)\n\};", source, re.S).group(1)
+    assert rows == set(re.findall(r'\{"(\w+)",', known))

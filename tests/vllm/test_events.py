@@ -232,7 +232,7 @@ def test_on_disk(world, version):
 
 
 def test_explain(world):
-    """Of real requests: computed, loaded, in the engine's own cache, skipped."""
+    """Of real requests: computed, loaded, in vLLM's own cache, skipped."""
     ids = rig.prompt("explain", 1100)
     cold = world.explain(world.engine.ask_one(ids)["id"])
     assert cold["prompt_tokens"] == 1100 and cold["limit_chunks"] == 4

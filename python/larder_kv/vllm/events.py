@@ -103,7 +103,7 @@ class Events:
                         get_kv_cache_spec_sliding_window(s)) for s in specs]
         self._watched = next((i for i, g in enumerate(described.groups)
                               if g.rule == _lib.RULE_ALL), None)
-        where = "LOCAL" if url.startswith("unix:") else "REMOTE"
+        where = "REMOTE" if url.startswith("tcp:") else "LOCAL"
         self._common = {"locality": where, "ownership": OWNER}
         self._events: list[BlockStored | BlockRemoved] = []
         # Of a chunk's key: the hashes that were announced, by medium and

@@ -30,6 +30,8 @@ HOLD_PART = 4  # of the node's dram: one in so many bytes may be held
 HOLD_UNKNOWN = 1 << 28  # if the node does not say how much it has
 FETCH_MAX = 1 << 30  # bytes of fetched prefixes
 RATE_TOKENS = 64  # a step with fewer says little about prefill
+STAGE_SECONDS = 0.002  # what is expected faster says little about staging
+PROBE_SECONDS, PROBE_CHUNKS = 2.0, 2
 JOIN_SECONDS = 5
 
 
@@ -39,9 +41,9 @@ class Lookup:
     releases."""
 
     __slots__ = ("request_id", "keys", "limit", "tiers_wanted", "began",
-                 "until", "done", "left", "lease", "memory", "booked",
-                 "crowded", "chunks", "matched", "reason", "tier_bytes",
-                 "found", "ended", "tiers")
+                 "until", "deadline", "done", "left", "lease", "memory",
+                 "booked", "crowded", "chunks", "matched", "reason",
+                 "tier_bytes", "found", "ended", "tiers")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float):
@@ -50,7 +52,8 @@ class Lookup:
         self.limit = limit  # chunks that could be claimed at all
         self.tiers_wanted = tiers
         self.began = self.ended = time.monotonic()
-        self.until = self.began + seconds
+        self.until = self.began + seconds  # the request waits so long
+        self.deadline = self.until  # of calls
         self.done = False
         self.left = False  # nobody waits for it any more
         self.lease: _lib.Lease | None = None
@@ -65,7 +68,7 @@ class Lookup:
         self.tiers = b""  # of every chunk, for events
 
     def left_ms(self) -> int:
-        return max(1, int((self.until - time.monotonic()) * 1000))
+        return max(1, int((self.deadline - time.monotonic()) * 1000))
 
 
 class Finder:
@@ -87,6 +90,7 @@ class Finder:
         self._size = described.chunk_tokens
         self._space = space
         self._events = events
+        self._probed = 0.0  # when
         self._held = 0  # bytes, of all lookups
         self._hold_max = self._room(node)
         self._jobs: queue.SimpleQueue[Lookup | None] = queue.SimpleQueue()
@@ -166,6 +170,8 @@ class Finder:
                 self._release(look)
             if self._events is not None:
                 self._events.looked(look)
+            if look.reason == "slower":
+                self._probe(look)
 
     def _release(self, look: Lookup) -> None:
         lease, look.lease = look.lease, None
@@ -204,8 +210,12 @@ class Finder:
             look.crowded = True
             look.reason = "crowded"
             return
-        lease, staged = self._space.stage(self.layout, look.keys, chunks,
-                                          look.left_ms())
+        if self._options.load != "always":
+            # A wrong guess shall cost little. It is known when it is staged.
+            look.until = min(look.until, time.monotonic()
+                             + self.rate.patience(chunks * self._size, match))
+        lease, staged = self._stage(look.keys, chunks, match,
+                                    look.left_ms())
         if lease is None:
             look.reason = _lib.CAUSES[staged.cause]
             return
@@ -213,6 +223,33 @@ class Finder:
         if self.fetches:
             self._fetch(look, lease, staged.chunks)
         look.chunks = staged.chunks
+
+    def _stage(self, keys: bytes, chunks: int, match: _lib.Match,
+               timeout_ms: int) -> tuple[_lib.Lease | None, _lib.Match]:
+        began = time.monotonic()
+        try:
+            return self._space.stage(self.layout, keys, chunks, timeout_ms)
+        finally:
+            self.rate.staged(match, time.monotonic() - began)
+
+    def _probe(self, look: Lookup) -> None:
+        """Stages a little of what was declined, for nobody: else a disk that
+        was slow once would be thought slow for ever."""
+        began = time.monotonic()
+        if began - self._probed < PROBE_SECONDS:
+            return
+        self._probed = began
+        chunks, ms = look.matched, max(1, self._options.lookup_ms)
+        try:
+            match = self._space.match(self.layout, look.keys, chunks, ms)
+            chunks = min(match.chunks, match.tier_chunks[0] + PROBE_CHUNKS)
+            match = self._space.match(self.layout, look.keys, chunks, ms)
+            if match.chunks > 0:
+                lease, _ = self._stage(look.keys, match.chunks, match, ms)
+                if lease is not None:
+                    lease.release()
+        except _lib.LarderError as error:
+            logger.debug("larder: probe: %s", error)
 
     def _fetch(self, look: Lookup, lease: _lib.Lease, chunks: int) -> None:
         """Copies it to the engine's own memory: claimed is only what cannot
@@ -246,7 +283,7 @@ class Finder:
                     for i, name in enumerate(_lib.TIERS)):
                 look.reason = "tier"
             elif self._options.load == "always" or self.rate.wins(
-                    chunks * self._size, match.load_us):
+                    chunks * self._size, match):
                 break
             else:
                 look.reason = "slower"
@@ -260,6 +297,7 @@ class Rate:
 
     def __init__(self) -> None:
         self.tokens_per_second = 0.0
+        self.doubt = 1.0  # so many times longer than the node expects
         self._steps: deque[tuple[float, int]] = deque(maxlen=8)
         self._ended = 0.0
 
@@ -282,10 +320,29 @@ class Rate:
         self.tokens_per_second = (rate if known == 0
                                   else known + (rate - known) / 4)
 
-    def wins(self, tokens: int, load_us: int) -> bool:
+    def staged(self, match: _lib.Match, took: float) -> None:
+        """Staging it took so long. The bad is believed at once, the good by
+        halves."""
+        if match.tier_bytes[1] > 0:
+            times = took / max(match.load_us * 1e-6, STAGE_SECONDS)
+            self.doubt = max(1.0, times if times > self.doubt
+                             else (times * self.doubt) ** 0.5)
+
+    def expects(self, match: _lib.Match) -> float:
+        """Seconds, from what the node expects."""
+        return match.load_us * 1e-6 * (self.doubt if match.tier_bytes[1]
+                                       else 1.0)
+
+    def wins(self, tokens: int, match: _lib.Match) -> bool:
         """Whether loading beats computing; unknown rates do not decide."""
         rate = self.tokens_per_second
-        return rate == 0 or load_us * 1e-6 * rate < tokens
+        return rate == 0 or self.expects(match) * rate < tokens
+
+    def patience(self, tokens: int, match: _lib.Match) -> float:
+        """Seconds that waiting for it may take."""
+        rate = self.tokens_per_second
+        return (float("inf") if rate == 0
+                else max(2 * self.expects(match), tokens / rate / 2))
 
 
 def _uses_eagle(config: VllmConfig) -> bool:

@@ -182,7 +182,8 @@ class Scheduler:
         local hit then."""
         first = local // self.model.chunk_tokens
         other = self.loading.get(t.prompt.keys.data(first, first + 1))
-        if other is None or other is t or time.monotonic() >= t.lookup.until:
+        if (other is None or other is t
+                or time.monotonic() >= t.lookup.deadline):
             return False
         self.counts.add("waited")
         return True
