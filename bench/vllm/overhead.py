@@ -5,8 +5,8 @@
 
 Parts: steps (scheduler time on a miss, on a hit of 1,000 chunks, and at an
 arrival), copies (saves and loads beside `larder bench`), rounds (a load without
-hits, with and without the connector in turns). Needs scripts/vllm-env 0.32.0
-and make build.
+hits, `vllm serve` with and without the connector in turns). Needs
+bench/vllm/setup and make build.
 """
 import argparse
 import json
@@ -15,16 +15,21 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests/vllm")]
 
+import multi_turn
 import rig
+import server
 from run import put, row, say
 
 VERSION = "0.32.0"
+STEP = 4096  # tokens that a step computes, and saves, at most
 MEMBERS_OF_STEP = ("schedule", "tokens", "requests", "new")
-ROUNDS = 8
+ROUNDS, BATCHES = 4, 6
+SERVE = ("--max-model-len", "16384")
 
 
 def engine(url, larder=True, options=None, **args):
@@ -193,18 +198,18 @@ def part_copies():
         # So small that saves evict, as in the bench: its memory is in use.
         with rig.node(dram="256M", clean=False) as node:
             with outside(node.url(), options=dict(chunk=chunk)) as one:
-                one.scribble()
-                seed = 0
-                for _ in range(3):  # fills the node
-                    one.ask("inside_overhead", "copies", chunks=16, times=40,
-                            seed=seed)
-                    seed += 1
+                one.ask("inside_overhead", "mark")
                 size = chunk * 2048
+                seed = 0
+                for _ in range(8):  # fills the node, at its start
+                    one.ask("inside_overhead", "copies", seed=seed,
+                            chunks=STEP // chunk, times=8)
+                    seed += 1
                 for _ in range(5):
                     bench = {n: bench_figure(n, size)
                              for n in ("shm-put", "shm-get")}
-                    ours = one.ask("inside_overhead", "copies", chunks=16,
-                                   times=10, seed=seed)
+                    ours = one.ask("inside_overhead", "copies", seed=seed,
+                                   chunks=STEP // chunk, times=8)
                     seed += 1
                     assert ours["same"] and ours["shard"] == size, ours
                     found.append({
@@ -241,51 +246,62 @@ def copies_table(found):
 # ---- rounds ----
 
 
+def batch(url, name):
+    """Eight prompts that nobody has, two at a time: tokens a second, and the
+    mean time to the first token."""
+    args = argparse.Namespace(url=url, model="small", answer=16, first=2000,
+                              more=0, at_once=2, seed=name)
+    return multi_turn.turn(args, [[] for _ in range(8)], 0)
+
+
 def part_rounds():
-    """Two engines, one of them with the connector; only one works at a
-    time."""
+    """Servers in turns, each a new one; a round is one of each."""
     found = {"without": [], "with Larder": []}
     loads = []
-    with rig.node(dram="1G") as node:
-        with engine(None, larder=False) as plain, engine(node.url()) as ours:
-            both = {"without": plain, "with Larder": ours}
-            for one in both.values():
-                one.scribble()
-                one.generate([rig.prompt("warm up", 3000)] * 2, max_tokens=8)
+    model = rig.model(VERSION, "dense")
+    with tempfile.TemporaryDirectory(prefix="larder-bench-") as folder:
+        host = server.Host(folder)
+        try:
             for number in range(ROUNDS):
-                order = list(both.items())[::1 if number % 2 else -1]
-                for name, one in order:
-                    prompts = [rig.prompt(f"round {number} {i}", 2000)
-                               for i in range(8)]
-                    with rig.Counted(one) as counted:
-                        answers = one.generate(prompts, max_tokens=16,
-                                               logprobs=None, timeout=300)
-                    assert counted.external == counted.local == 0
-                    seconds = max(a["seconds"] for a in answers)
+                order = list(found)[::1 if number % 2 else -1]
+                for name in order:
+                    with server.Server(host, model, f"{folder}/serve.log",
+                                       name != "without", SERVE) as one:
+                        batch(one.url, f"warm up {number}")
+                        before = one.counters()
+                        mine = [batch(one.url, f"{number} {i}")
+                                for i in range(BATCHES)]
+                        after = one.counters()
+                    assert before["external"] == after["external"]
+                    assert name == "without" or (
+                        after["saved_bytes"] > before["saved_bytes"])
                     found[name].append({
-                        "tokens_per_s": 8 * 2016 / seconds,
-                        "ttft_ms": 1000 * middle([a["ttft"]
-                                                  for a in answers])})
-                loads.append(load())
+                        "tokens_per_s": middle([b["tokens_per_s"]
+                                                for b in mine]),
+                        "ttft_ms": middle([b["ttft_ms_mean"]
+                                           for b in mine])})
+                    loads.append(load())
+                    say(f"{name}: {found[name][-1]}, load {loads[-1]}")
+        finally:
+            host.end_node()
     return {"rounds": found, "load": loads}
 
 
 def rounds_table(found):
     lines = [row("8 prompts of 2,000 tokens that nobody has", "tokens/s",
-                 "from – to", "TTFT"), row("---", "---:", "---:", "---:")]
+                 "from – to", "TTFT", "from – to"),
+             row("---", *["---:"] * 4)]
     for name, rounds in found["rounds"].items():
         rates = [r["tokens_per_s"] for r in rounds]
+        firsts = [r["ttft_ms"] for r in rounds]
         lines.append(row(
             name, f"{middle(rates):,.0f}",
             f"{min(rates):,.0f} – {max(rates):,.0f}",
-            f"{middle([r['ttft_ms'] for r in rounds]):,.0f} ms"))
-    pairs = [b["tokens_per_s"] / a["tokens_per_s"]
-             for a, b in zip(*found["rounds"].values())]
-    lines += ["", f"With over without, round by round: median "
-              f"{middle(pairs):.3f}, from {min(pairs):.3f} to "
-              f"{max(pairs):.3f}, {len(pairs)} rounds in turns. Load of the "
-              f"machine meanwhile: {min(found['load'])} to "
-              f"{max(found['load'])}."]
+            f"{middle(firsts):,.0f} ms",
+            f"{min(firsts):,.0f} – {max(firsts):,.0f} ms"))
+    lines += ["", f"{len(rates)} rounds, each with a new server of both kinds, "
+              f"{BATCHES} batches a server (medians). Load of the machine "
+              f"meanwhile: {min(found['load'])} to {max(found['load'])}."]
     return lines
 
 

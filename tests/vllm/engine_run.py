@@ -283,9 +283,7 @@ class _Session:
 
     def _pause_when_idle(self, core):
         """As vLLM's engine process does: a step that computed nothing is
-        followed by a pause. Without it, and with tensor parallel, this loop
-        and the workers that poll for it can keep everyone else (the node!)
-        off both cores for seconds."""
+        followed by a pause, in which others get the core."""
         step = core.step_fn
 
         def paused():

@@ -174,7 +174,8 @@ def test_adapters_by_content(space, dense, tmp_path):
 
 
 def test_adapter_that_is_replaced(space, dense, tmp_path, monkeypatch):
-    """Under the same name and path, with a date that is not newer."""
+    """Under the same name and path, with a date that is not newer. vLLM keeps
+    what it loaded under a number: only a new number has the new keys."""
     monkeypatch.setattr(request, "ADAPTER_SECONDS", 0, raising=False)
     place = tmp_path / "adapter"
     shutil.copytree(dense / "lora-a", place)
@@ -183,7 +184,10 @@ def test_adapter_that_is_replaced(space, dense, tmp_path, monkeypatch):
     then = weights.stat().st_mtime_ns
     shutil.copyfile(dense / "lora-b/adapter_model.safetensors", weights)
     os.utime(weights, ns=(then, then))
-    second = keys_of(space, request_of(TOKENS, lora_request=lora(place)))
+    with pytest.raises(ValueError, match="load it again"):
+        keys_of(space, request_of(TOKENS, lora_request=lora(place)))
+    again = LoRARequest("a", 2, str(place))
+    second = keys_of(space, request_of(TOKENS, lora_request=again))
     assert not set(first) & set(second)
 
 

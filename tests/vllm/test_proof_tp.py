@@ -10,8 +10,12 @@ import rig
 CHUNK = 256
 LONG = rig.prompt("tp", 4200)
 LENGTHS = (2100, 4200)
+# Workers that have nothing to do call sched_yield() in a loop. On two cores a
+# kernel (6.18) was seen to run them, and nobody else on the machine, for 20 s:
+# the node did not answer. vLLM's other way of waiting does not do that.
 ARGS = dict(tensor_parallel_size=2, start_timeout=500,
-            env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+            env={"VLLM_CPU_OMP_THREADS_BIND": "0|1",
+                 "VLLM_USE_SPINLOOP_EXT": "1"})
 
 
 class Told:
