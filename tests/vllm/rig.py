@@ -307,16 +307,20 @@ class Store:
         item = self._one(GET, self.keys(ids), chunk, group, shard, buffer)
         return buffer.raw[:item.length] if item.status == _lib.OK else None
 
-    def remove(self, ids, chunk, group=0, shard=0):
-        self._one(REMOVE, self.keys(ids), chunk, group, shard)
+    def remove(self, ids, chunk, group=0):
+        """All shards of it."""
+        self._one(REMOVE, self.keys(ids), chunk, group, 0)
 
     def put(self, ids, chunk, data, group=0, shard=0):
-        """Stores it in the place of what is there."""
-        keys = self.keys(ids)
-        self._one(REMOVE, keys, chunk, group, shard)
-        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-        item = self._one(PUT, keys, chunk, group, shard, buffer)
-        assert item.status == _lib.OK, _lib.status_text(item.status)
+        """Stores it in the place of what is there; other shards stay."""
+        held = {i: self.get(ids, chunk, group, i) for i in range(self.shards)}
+        held[shard] = data
+        self.remove(ids, chunk, group)
+        for i, one in held.items():
+            if one is not None:
+                buffer = (ctypes.c_uint8 * len(one)).from_buffer_copy(one)
+                item = self._one(PUT, self.keys(ids), chunk, group, i, buffer)
+                assert item.status == _lib.OK, _lib.status_text(item.status)
 
     def flip(self, ids, chunk, group=0, shard=0, at=0.5):
         """Turns one sign bit in a chunk's shard: that of the number that lies

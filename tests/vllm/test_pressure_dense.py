@@ -12,6 +12,7 @@ pytest.register_assert_rewrite("faults")
 
 import faults
 import rig
+import watch
 from daemon import until
 
 pytestmark = pytest.mark.core
@@ -173,7 +174,7 @@ def test_abort_while_it_loads(told, others):
 def test_abort_while_the_node_is_away(told):
     """In the lookup, which has no answer yet."""
     ids = rig.prompt("aborted", 2000)
-    told.node.signal(signal.SIGSTOP)
+    watch.strike(told.node.pid, signal.SIGSTOP)
     try:
         names = told.engine.add([ids, ids])
         told.engine.run(steps=5)

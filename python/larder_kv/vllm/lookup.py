@@ -30,7 +30,7 @@ HOLD_PART = 4  # of the node's dram: one in so many bytes may be held
 HOLD_UNKNOWN = 1 << 28  # if the node does not say how much it has
 FETCH_MAX = 1 << 30  # bytes of fetched prefixes
 RATE_TOKENS = 64  # a step with fewer says little about prefill
-STAGE_SECONDS = 0.002  # what is expected faster says little about staging
+STAGE_SECONDS = 0.002  # of staging that is not reading
 PROBE_SECONDS, PROBE_CHUNKS = 2.0, 2
 JOIN_SECONDS = 5
 
@@ -230,7 +230,8 @@ class Finder:
         try:
             return self._space.stage(self.layout, keys, chunks, timeout_ms)
         finally:
-            self.rate.staged(match, time.monotonic() - began)
+            self.rate.staged(match, chunks * self._size,
+                             time.monotonic() - began)
 
     def _probe(self, look: Lookup) -> None:
         """Stages a little of what was declined, for nobody: else a disk that
@@ -320,12 +321,13 @@ class Rate:
         self.tokens_per_second = (rate if known == 0
                                   else known + (rate - known) / 4)
 
-    def staged(self, match: _lib.Match, took: float) -> None:
-        """Staging it took so long. The bad is believed at once, the good by
+    def staged(self, match: _lib.Match, tokens: int, took: float) -> None:
+        """Staging it took so long. What lost is believed at once, the rest by
         halves."""
-        if match.tier_bytes[1] > 0:
-            times = took / max(match.load_us * 1e-6, STAGE_SECONDS)
-            self.doubt = max(1.0, times if times > self.doubt
+        if match.tier_bytes[1] > 0 and match.load_us > 0:
+            times = max(0.0, took - STAGE_SECONDS) * 1e6 / match.load_us
+            lost = took * self.tokens_per_second > tokens
+            self.doubt = max(1.0, times if lost and times > self.doubt
                              else (times * self.doubt) ** 0.5)
 
     def expects(self, match: _lib.Match) -> float:
