@@ -81,7 +81,8 @@ def misses(one, cost, at_once):
     found = one.ask("inside_overhead", "taken")
     steps = found["steps"]
     own = [s["schedule"] / 1000 for s in steps]
-    return {"members": _members([s for s in steps if s["new"]]), "at_once": at_once, "load": load(), "steps": len(steps),
+    return {"at_once": at_once, "load": load(), "steps": len(steps),
+            "members": _members([s for s in steps if s["new"]]),
             "all": _two([added(s, cost) for s in steps]),
             "admitting": _two([added(s, cost) for s in steps if s["new"]]),
             "prefill": _two([added(s, cost) for s in steps

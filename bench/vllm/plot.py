@@ -42,9 +42,10 @@ def panel(x, title, groups, series, marks=()):
         for i, value in enumerate(values):
             parts.append(_bar(left + i * BAR, HEIGHT * value / most, value,
                               COLOURS[i], f"{name}, {series[i]}: {value:,.0f}"))
+        middle = left + len(values) * BAR / 2
         for k, line in enumerate(name.split("\n")):
-            parts.append(f'<text class="tick" x="{left + len(values) * BAR / 2}"'
-                         f' y="{TOP + HEIGHT + 16 + 14 * k}" '
+            parts.append(f'<text class="tick" x="{middle}" '
+                         f'y="{TOP + HEIGHT + 16 + 14 * k}" '
                          f'text-anchor="middle">{escape(line)}</text>')
     for n, text in marks:
         at = x + n * each
@@ -61,7 +62,7 @@ def svg(title, series, panels):
         more, width = panel(x, name, groups, series, marks)
         parts += more
         x += width + SPACE
-    width, y = x - SPACE + 16, TOP + HEIGHT + 56
+    width, y = max(x - SPACE + 16, 440), TOP + HEIGHT + 56
     for i, name in enumerate(series):
         parts.append(f'<rect x="{LEFT + 160 * i}" y="{y - 10}" width="12" '
                      f'height="12" fill="{COLOURS[i]}"/><text '
