@@ -134,7 +134,8 @@ static larder_status_t remote_space_open(larder_t *lar, larder_space_t *space,
     if (st == LARDER_OK) {
         ldr_visit_end(&v, st);
     } else if (lar->options->connect == LDR_CONNECT_LAZY &&
-               (st == LARDER_E_OFFLINE || st == LARDER_E_DEADLINE)) {
+               (st == LARDER_E_OFFLINE || st == LARDER_E_DEADLINE ||
+                st == LARDER_E_BUSY)) {
         st = LARDER_OK; /* the first session to use it opens it */
     }
     return st;

@@ -20,7 +20,7 @@ static void job_done(ldr_task_t *task)
     ldr_request_unwait(r);
     if (!ran) {
         ldr_window_forget(r);
-        ldr_reply_fail(r, ldr_fail(LARDER_E_BUSY, "the daemon is ending"));
+        ldr_job_refuse(r);
         return;
     }
     r->finish(r);
@@ -83,6 +83,18 @@ bool ldr_job(ldr_request_t *r)
         ldr_request_wait(r);
     }
     return room;
+}
+
+void ldr_job_refuse(ldr_request_t *r)
+{
+    bool ending = __atomic_load_n(&r->home->server->job_stop, __ATOMIC_RELAXED);
+
+    r->job = NULL;
+    /* Who is told "offline" comes back to the next daemon. */
+    ldr_reply_fail(
+        r, ending
+               ? ldr_fail(LARDER_E_OFFLINE, "the daemon is ending")
+               : ldr_fail(LARDER_E_BUSY, "too many requests wait for disks"));
 }
 
 larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count)

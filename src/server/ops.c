@@ -14,9 +14,7 @@ static void job(ldr_request_t *r, void (*run)(ldr_request_t *r),
     r->job = run;
     r->finish = finish;
     if (!ldr_job(r)) {
-        r->job = NULL;
-        ldr_reply_fail(
-            r, ldr_fail(LARDER_E_BUSY, "too many requests wait for disks"));
+        ldr_job_refuse(r);
     }
 }
 

@@ -260,9 +260,7 @@ void ldr_handle_attach(ldr_request_t *r)
         r->job = job_window;
         r->finish = finish_window;
         if (!ldr_job(r)) {
-            r->job = NULL;
-            ldr_reply_fail(
-                r, ldr_fail(LARDER_E_BUSY, "too many requests wait for disks"));
+            ldr_job_refuse(r);
         }
     }
 }

@@ -152,8 +152,11 @@ void ldr_guest_moved(ldr_guest_t *guest, uint64_t bytes);
 /* jobs.c: what waits for disks, in threads of its own. */
 larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count);
 void ldr_jobs_stop(ldr_server_t *server);
-/* False: too many wait. The request's done task follows in its loop. */
+/* False: too many wait, or the daemon is ending. Else the request's done task
+ * follows in its loop. */
 bool ldr_job(struct ldr_request *r);
+/* Answers a request whose job was not taken, or not run. */
+void ldr_job_refuse(struct ldr_request *r);
 
 /* verbs.c */
 /* Asks the daemon on the same socket to hand over, and waits for it. */

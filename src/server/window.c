@@ -326,8 +326,7 @@ void ldr_window_lease(ldr_request_t *r)
                 r->works[i] = NULL;
             }
         }
-        ldr_reply_fail(
-            r, ldr_fail(LARDER_E_BUSY, "too many requests wait for disks"));
+        ldr_job_refuse(r);
     }
 }
 
