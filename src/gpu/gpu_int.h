@@ -1,0 +1,112 @@
+/* What the files of src/gpu share. */
+#pragma once
+
+#include <pthread.h>
+
+#include "base/log.h"
+#include "gpu/cuda.h"
+#include "gpu/gpu.h"
+#include "gpu/kernel.h"
+
+#define LDR_GPU_LANES 6u
+#define LDR_GPU_SLOTS 4u
+#define LDR_GPU_PIECE ((size_t)8 << 20)
+#define LDR_GPU_PIECE_MIN ((size_t)1 << 20)
+#define LDR_GPU_UNITS 4096u /* of a piece */
+#define LDR_GPU_UNIT ((size_t)16 << 10)
+#define LDR_GPU_RUNS 256u /* of a piece: contiguous parts on the host */
+
+/* A contiguous part of a piece, on the host. */
+typedef struct ldr_gpu_run {
+    uint8_t *host;
+    size_t at; /* in the piece's buffer */
+    size_t bytes;
+    uint32_t shard;
+} ldr_gpu_run_t;
+
+/* A part of a piece on the device, where no kernel moves it. */
+typedef struct ldr_gpu_leaf {
+    uint64_t page;
+    size_t at, bytes;
+} ldr_gpu_leaf_t;
+
+/* A piece's place: its buffers, and what is under way in them. */
+typedef struct ldr_gpu_slot {
+    ldr_cu_ptr_t buffer;      /* on the device */
+    uint8_t *bounce;          /* registered memory; made when first needed */
+    ldr_gpu_unit_t *units;    /* registered memory, for the kernel */
+    ldr_cu_ptr_t units_there; /* its address on the device */
+    ldr_cu_event_t half;      /* the first of the two moves is over */
+    ldr_cu_event_t done;
+    bool busy;
+    uint32_t unit_count, run_count, leaf_count;
+    size_t bytes;
+    ldr_gpu_run_t runs[LDR_GPU_RUNS];
+    ldr_gpu_leaf_t leaves[LDR_GPU_UNITS];
+} ldr_gpu_slot_t;
+
+typedef struct ldr_gpu_lane {
+    bool taken;                   /* under gpu->lock */
+    bool made;                    /* its owner's, as is all below */
+    ldr_cu_stream_t copy, kernel; /* streams */
+    ldr_cu_ptr_t sums;            /* on the device, one for each shard */
+    uint32_t *sums_here;          /* registered memory */
+    ldr_gpu_slot_t slot[LDR_GPU_SLOTS];
+} ldr_gpu_lane_t;
+
+/* Memory that is registered: [base, base + bytes), as one. */
+typedef struct ldr_gpu_range {
+    uint8_t *base;
+    size_t bytes;
+    ldr_cu_ptr_t there;
+} ldr_gpu_range_t;
+
+struct larder_gpu {
+    const ldr_cuda_t *cuda;
+    ldr_log_t log;
+    int device;
+    ldr_cu_context_t context; /* the device's primary one, as PyTorch's */
+    int priority;             /* the least */
+    unsigned grid;            /* thread blocks of the kernel */
+    ldr_cu_module_t module;
+    ldr_cu_function_t kernel; /* NULL: none could be had */
+    ldr_cu_ptr_t tables;
+    ldr_gpu_powers_t *powers;
+
+    pthread_mutex_t lock;
+    pthread_cond_t freed; /* a lane */
+    ldr_gpu_lane_t *lanes[LDR_GPU_LANES];
+    bool broken; /* atomic: the device does not answer */
+    bool told;   /* that memory could not be registered */
+
+    pthread_rwlock_t range_lock;
+    ldr_gpu_range_t *ranges; /* by address */
+    uint32_t range_count, range_room;
+
+    larder_gpu_stats_t stats; /* atomic */
+};
+
+/* The context is this thread's until ldr_gpu_leave(). */
+larder_status_t ldr_gpu_enter(larder_gpu_t *gpu);
+void ldr_gpu_leave(larder_gpu_t *gpu);
+
+/* How many bytes from here on are registered as one, at most `bytes`; 0: this
+ * one is not. *there_p: its address on the device. */
+size_t ldr_gpu_reach(larder_gpu_t *gpu, const uint8_t *at, size_t bytes,
+                     ldr_cu_ptr_t *there_p);
+
+static inline void ldr_gpu_count(uint64_t *counter, uint64_t n)
+{
+    __atomic_add_fetch(counter, n, __ATOMIC_RELAXED);
+}
+
+/* ---- lanes (lane.c) ---- */
+
+/* A lane, made if need be; waits for one until the deadline. In the context. */
+larder_status_t ldr_gpu_lane_take(larder_gpu_t *gpu, uint64_t deadline_ns,
+                                  ldr_gpu_lane_t **lane_p);
+void ldr_gpu_lane_give(larder_gpu_t *gpu, ldr_gpu_lane_t *lane);
+/* Gives back all that it has. In the context. */
+void ldr_gpu_lane_free(larder_gpu_t *gpu, ldr_gpu_lane_t *lane);
+/* The slot's bounce buffer is there. */
+larder_status_t ldr_gpu_slot_bounce(larder_gpu_t *gpu, ldr_gpu_slot_t *slot);

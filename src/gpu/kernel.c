@@ -1,0 +1,162 @@
+/* The kernel's source, and the arithmetic it shares with the host:
+ * polynomials over GF(2) modulo that of CRC-32C, with the bits reversed, so
+ * that x^0 is the highest bit. */
+#include "gpu/kernel.h"
+
+#define POLYNOMIAL 0x82f63b78u
+#define ONE 0x80000000u
+
+#define SOURCE(...) #__VA_ARGS__
+
+/* clang-format off */
+const char ldr_gpu_source[] = SOURCE(
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct unit {
+    u64 from, to;
+    u32 bytes, shard, factor, unused;
+};
+
+/* x * t, where t's tables are those of a constant. */
+__device__ __forceinline__ u32 times(const u32 *t, u32 x)
+{
+    return t[x & 255] ^ t[256 + ((x >> 8) & 255)] ^
+           t[512 + ((x >> 16) & 255)] ^ t[768 + (x >> 24)];
+}
+
+__device__ __forceinline__ u32 product(u32 a, u32 b)
+{
+    u32 p = 0;
+    for (int i = 0; i < 32; i++) {
+        p ^= (u32)((int)a >> 31) & b;
+        a <<= 1;
+        b = (b >> 1) ^ ((b & 1) ? 0x82f63b78u : 0u);
+    }
+    return p;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+larder_move(const struct unit *units, u32 count, const u32 *tables, u32 *sums,
+            u32 check)
+{
+    __shared__ u32 t[2080];
+    for (u32 i = threadIdx.x; i < 2080; i += blockDim.x) {
+        t[i] = tables[i];
+    }
+    __syncthreads();
+    const u32 lane = threadIdx.x & 31;
+    const u32 warps = gridDim.x * (blockDim.x >> 5);
+    for (u32 n = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
+         n < count; n += warps) {
+        const struct unit u = units[n];
+        const uint4 *from = (const uint4 *)u.from;
+        uint4 *to = (uint4 *)u.to;
+        const int words = (int)(u.bytes >> 4);
+        u32 sum = 0;
+        /* The last row is whole: what lacks in the first counts as zeros. */
+        for (int at = (int)lane - ((32 - (words & 31)) & 31); at < words;
+             at += 256) {
+            uint4 v[8];
+            for (int k = 0; k < 8; k++) {
+                const int i = at + 32 * k;
+                v[k] = i >= 0 && i < words ? from[i]
+                                           : make_uint4(0u, 0u, 0u, 0u);
+            }
+            for (int k = 0; k < 8; k++) {
+                const int i = at + 32 * k;
+                if (i < words) {
+                    if (i >= 0 && to) {
+                        to[i] = v[k];
+                    }
+                    if (check) {
+                        u32 c = times(t, v[k].x);
+                        c = times(t, c ^ v[k].y);
+                        c = times(t, c ^ v[k].z);
+                        c = times(t, c ^ v[k].w);
+                        sum = times(t + 1024, sum) ^ c;
+                    }
+                }
+            }
+        }
+        if (check) {
+            sum = product(sum, t[2048 + lane]);
+            for (int k = 16; k > 0; k >>= 1) {
+                sum ^= __shfl_xor_sync(0xffffffffu, sum, k);
+            }
+            if (lane == 0) {
+                atomicXor(&sums[u.shard], product(sum, u.factor));
+            }
+        }
+    }
+}
+);
+/* clang-format on */
+
+uint32_t ldr_gpu_product(uint32_t a, uint32_t b)
+{
+    uint32_t p = 0;
+
+    for (uint32_t bit = ONE; bit != 0; bit >>= 1) {
+        if ((a & bit) != 0) {
+            p ^= b;
+        }
+        b = (b >> 1) ^ ((b & 1) != 0 ? POLYNOMIAL : 0);
+    }
+    return p;
+}
+
+/* x^n */
+static uint32_t power(uint32_t n)
+{
+    uint32_t p = ONE, square = ONE >> 1;
+
+    for (; n != 0; n >>= 1) {
+        if ((n & 1) != 0) {
+            p = ldr_gpu_product(p, square);
+        }
+        square = ldr_gpu_product(square, square);
+    }
+    return p;
+}
+
+static void table(uint32_t *t, uint32_t constant)
+{
+    for (uint32_t byte = 0; byte < 4; byte++) {
+        for (uint32_t i = 0; i < 256; i++) {
+            t[byte * 256 + i] = ldr_gpu_product(i << (8 * byte), constant);
+        }
+    }
+}
+
+void ldr_gpu_tables(uint32_t tables[LDR_GPU_TABLES])
+{
+    table(tables, power(32));
+    table(tables + 1024, power(32 * 128));
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        tables[2048 + lane] = power((31 - lane) * 128);
+    }
+}
+
+void ldr_gpu_powers(ldr_gpu_powers_t *powers)
+{
+    const uint32_t small = power(16 * 8), large = power(4096 * 8);
+    uint32_t p = ONE;
+
+    for (uint32_t i = 0; i < 256; i++) {
+        powers->small[i] = p;
+        p = ldr_gpu_product(p, small);
+    }
+    p = ONE;
+    for (uint32_t i = 0; i < LDR_GPU_POWERS; i++) {
+        powers->large[i] = p;
+        p = ldr_gpu_product(p, large);
+    }
+}
+
+uint32_t ldr_gpu_crc(const ldr_gpu_powers_t *powers, uint32_t sum,
+                     uint64_t bytes)
+{
+    /* As if the shard's bits before its first were all ones. */
+    return ~(sum ^ ldr_gpu_product(0xffffffffu, ldr_gpu_factor(powers, bytes)));
+}

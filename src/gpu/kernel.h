@@ -1,0 +1,57 @@
+/*
+ * The one kernel: moves units, each a run of bytes from one place to another,
+ * and sums up the CRC-32C of the shards they belong to.
+ *
+ * A warp moves a unit, 16 bytes a lane. The checksum is linear: the unit's is
+ * that of its lanes, each shifted to its place, and the shard's that of its
+ * units. So every unit comes with its factor, x^8n for the n bytes that follow
+ * it in the shard, and what the warp found is multiplied by it and added (XOR)
+ * to the shard's sum, in whatever order.
+ */
+#pragma once
+
+#include <stdint.h>
+
+/* As the kernel reads it. */
+typedef struct ldr_gpu_unit {
+    uint64_t from, to; /* device addresses; to 0: is only summed up */
+    uint32_t bytes;    /* a multiple of 16 */
+    uint32_t shard;    /* where its sum goes */
+    uint32_t factor;
+    uint32_t unused;
+} ldr_gpu_unit_t;
+
+enum {
+    LDR_GPU_THREADS = 256,
+    /* For a word, for a row of 32 lanes, and one for each lane. */
+    LDR_GPU_TABLES = 4 * 256 + 4 * 256 + 32,
+    LDR_GPU_POWERS = 16384, /* of 4096 bytes: more than a shard has */
+};
+
+/* Its source, and the name of its entry:
+ *   larder_move(units, count, tables, sums, check) */
+extern const char ldr_gpu_source[];
+#define LDR_GPU_ENTRY "larder_move"
+
+/* Fills what the kernel reads from; and powers, 256 of 16 bytes and
+ * LDR_GPU_POWERS of 4096. */
+void ldr_gpu_tables(uint32_t tables[LDR_GPU_TABLES]);
+typedef struct ldr_gpu_powers {
+    uint32_t small[256], large[LDR_GPU_POWERS];
+} ldr_gpu_powers_t;
+void ldr_gpu_powers(ldr_gpu_powers_t *powers);
+
+uint32_t ldr_gpu_product(uint32_t a, uint32_t b);
+
+/* The factor for so many bytes behind: a multiple of 16, of a shard. */
+static inline uint32_t ldr_gpu_factor(const ldr_gpu_powers_t *powers,
+                                      uint64_t bytes)
+{
+    uint32_t large = powers->large[bytes >> 12];
+    uint32_t small = (uint32_t)(bytes & 4095) >> 4;
+
+    return small == 0 ? large : ldr_gpu_product(large, powers->small[small]);
+}
+/* The CRC-32C of a shard of so many bytes, from the kernel's sum. */
+uint32_t ldr_gpu_crc(const ldr_gpu_powers_t *powers, uint32_t sum,
+                     uint64_t bytes);

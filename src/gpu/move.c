@@ -1,0 +1,566 @@
+/*
+ * Moving shards, piece by piece.
+ *
+ * A piece takes the next slot of the lane, in turn. Before a slot is used again
+ * the host waits until its last piece is done; so at most LDR_GPU_SLOTS pieces
+ * are under way, and nothing that the device reads is changed under it.
+ */
+#include <time.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/copy.h"
+#include "gpu/gpu_int.h"
+
+#define SPIN_NS 20000u /* a look at the device is cheap for so long, */
+#define NAP_NS 20000   /* then this long between two */
+#define NAP_MAX 200000 /* for the engine, which may take long */
+/* Less than this on average, and the kernel itself goes to the host's memory:
+ * a copy engine needs about 2 us for each start. */
+#define RUN_BYTES_MIN ((size_t)192 << 10)
+
+typedef struct cursor {
+    const struct iovec *iov;
+    uint32_t index, count;
+    size_t at; /* in iov[index] */
+} cursor_t;
+
+typedef struct move {
+    larder_gpu_t *gpu;
+    ldr_gpu_lane_t *lane;
+    ldr_gpu_copy_t *copy;
+    ldr_gpu_way_t way;
+    uint32_t shard; /* the one that is cut up */
+    uint64_t left;  /* bytes of it */
+    cursor_t page, host;
+    size_t reach;       /* bytes from the host's cursor on, registered as one */
+    ldr_cu_ptr_t there; /* the cursor's address on the device */
+    unsigned next;      /* slot */
+    uint64_t bytes, done;
+    size_t piece; /* of the last */
+} move_t;
+
+static larder_status_t late(void)
+{
+    return ldr_fail(LARDER_E_DEADLINE, "a copy was not over in time");
+}
+
+static uint64_t sum(const struct iovec *iov, uint32_t count)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        bytes += iov[i].iov_len;
+    }
+    return bytes;
+}
+
+/* ---- which way ---- */
+
+static bool aligned(const struct iovec *iov, uint32_t count)
+{
+    uintptr_t bits = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        bits |= (uintptr_t)iov[i].iov_base | iov[i].iov_len;
+    }
+    return bits % 16 == 0;
+}
+
+static bool filled(const struct iovec *iov, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (iov[i].iov_base == NULL || iov[i].iov_len == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool reached(larder_gpu_t *gpu, const struct iovec *iov, uint32_t count)
+{
+    ldr_cu_ptr_t there;
+
+    for (uint32_t i = 0; i < count; i++) {
+        const uint8_t *at = iov[i].iov_base;
+
+        for (size_t left = iov[i].iov_len, n; left > 0; left -= n, at += n) {
+            n = ldr_gpu_reach(gpu, at, left, &there);
+            if (n == 0) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static larder_status_t choose(move_t *m)
+{
+    const ldr_gpu_copy_t *copy = m->copy;
+    uint64_t bytes = 0, runs = 0;
+    bool kernel = m->gpu->kernel != NULL, reach = true;
+
+    for (uint32_t i = 0; i < copy->count; i++) {
+        const ldr_gpu_shard_t *s = &copy->shards[i];
+        uint64_t here = sum(s->host, s->host_count);
+
+        if (here == 0 || here != sum(s->pages, s->page_count) ||
+            here > LARDER_VALUE_MAX || !filled(s->host, s->host_count) ||
+            !filled(s->pages, s->page_count)) {
+            return ldr_fail(LARDER_E_SIZE, "shard %u: %llu bytes here", i,
+                            (unsigned long long)here);
+        }
+        kernel = kernel && aligned(s->pages, s->page_count) &&
+                 aligned(s->host, s->host_count);
+        reach = reach && reached(m->gpu, s->host, s->host_count);
+        bytes += here;
+        runs += s->host_count;
+    }
+    m->way = !kernel                         ? LDR_GPU_PLAIN
+             : !reach                        ? LDR_GPU_BOUNCE
+             : bytes / runs >= RUN_BYTES_MIN ? LDR_GPU_STAGED
+                                             : LDR_GPU_DIRECT;
+    if (copy->forced && (m->way <= LDR_GPU_DIRECT || copy->way > m->way)) {
+        m->way = copy->way;
+    }
+    m->bytes = bytes;
+    return LARDER_OK;
+}
+
+static bool by_cpu(const move_t *m)
+{
+    return m->way == LDR_GPU_BOUNCE || m->way == LDR_GPU_PLAIN;
+}
+
+/* ---- cutting up ---- */
+
+static void begin_shard(move_t *m)
+{
+    const ldr_gpu_shard_t *s = &m->copy->shards[m->shard];
+
+    m->page = (cursor_t){s->pages, 0, s->page_count, 0};
+    m->host = (cursor_t){s->host, 0, s->host_count, 0};
+    m->left = sum(s->host, s->host_count);
+    m->reach = 0;
+}
+
+static uint8_t *here(const cursor_t *c)
+{
+    return (uint8_t *)c->iov[c->index].iov_base + c->at;
+}
+
+static size_t rest(const cursor_t *c)
+{
+    return c->iov[c->index].iov_len - c->at;
+}
+
+static void advance(cursor_t *c, size_t bytes)
+{
+    c->at += bytes;
+    if (c->at == c->iov[c->index].iov_len) {
+        c->index++;
+        c->at = 0;
+    }
+}
+
+/* The next bytes on the host are the last run's, or a new run's; other: they
+ * are registered apart from it, and no copy may span both. NULL: there is no
+ * room for a run. */
+static ldr_gpu_run_t *run_for(const move_t *m, ldr_gpu_slot_t *slot,
+                              uint8_t *host, bool other)
+{
+    ldr_gpu_run_t *last =
+        slot->run_count > 0 ? &slot->runs[slot->run_count - 1] : NULL;
+
+    if (last != NULL && !other && last->host + last->bytes == host &&
+        last->shard == m->shard) {
+        return last;
+    }
+    if (slot->run_count == LDR_GPU_RUNS) {
+        return NULL;
+    }
+    last = &slot->runs[slot->run_count++];
+    *last = (ldr_gpu_run_t){host, slot->bytes, 0, m->shard};
+    return last;
+}
+
+static bool nowhere(const ldr_gpu_copy_t *copy, const uint8_t *page)
+{
+    return copy->nowhere != NULL && page >= copy->nowhere &&
+           page < copy->nowhere + copy->nowhere_bytes;
+}
+
+/* Cuts so many bytes, contiguous on the host, into units for the kernel; gives
+ * how many found room. This is all that the CPU does for a byte: it has to keep
+ * up with the link when pages are small. */
+static size_t cut_units(move_t *m, ldr_gpu_slot_t *slot, size_t bytes)
+{
+    const ldr_gpu_copy_t *copy = m->copy;
+    const ldr_gpu_powers_t *powers = by_cpu(m) ? NULL : m->gpu->powers;
+    uint64_t near =
+        m->way == LDR_GPU_DIRECT ? m->there : slot->buffer + slot->bytes;
+    uint64_t left = m->left;
+    size_t done = 0;
+
+    while (done < bytes && slot->unit_count < LDR_GPU_UNITS) {
+        uint8_t *page = here(&m->page);
+        size_t n = ldr_min64(rest(&m->page), bytes - done);
+
+        n = ldr_min64(n, LDR_GPU_UNIT);
+        left -= n;
+        ldr_gpu_unit_t *u = &slot->units[slot->unit_count++];
+        bool skip = copy->load && nowhere(copy, page);
+        u->from = copy->load ? near + done : (uintptr_t)page;
+        u->to = skip ? 0 : copy->load ? (uintptr_t)page : near + done;
+        u->bytes = (uint32_t)n;
+        u->shard = m->shard;
+        u->factor = powers != NULL ? ldr_gpu_factor(powers, left) : 0;
+        done += n;
+        advance(&m->page, n);
+    }
+    return done;
+}
+
+/* The same, for copies page by page. */
+static size_t cut_leaves(move_t *m, ldr_gpu_slot_t *slot, size_t bytes)
+{
+    size_t done = 0;
+
+    while (done < bytes && slot->leaf_count < LDR_GPU_UNITS) {
+        uint8_t *page = here(&m->page);
+        size_t n = ldr_min64(rest(&m->page), bytes - done);
+
+        if (!m->copy->load || !nowhere(m->copy, page)) {
+            slot->leaves[slot->leaf_count++] =
+                (ldr_gpu_leaf_t){(uintptr_t)page, slot->bytes + done, n};
+        }
+        done += n;
+        advance(&m->page, n);
+    }
+    return done;
+}
+
+/* What is contiguous on the host from here on, up to the piece's size. False:
+ * the piece is full, or all shards are cut up. */
+static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
+{
+    ldr_gpu_run_t *run = NULL;
+
+    if (m->left == 0) {
+        if (m->shard + 1 >= m->copy->count) {
+            return false;
+        }
+        m->shard++;
+        begin_shard(m);
+    }
+    uint8_t *host = here(&m->host);
+    size_t n = ldr_min64(rest(&m->host), piece - slot->bytes);
+    bool other = !by_cpu(m) && m->reach == 0;
+    if (other) {
+        m->reach = ldr_gpu_reach(m->gpu, host, rest(&m->host), &m->there);
+    }
+    if (!by_cpu(m)) {
+        n = ldr_min64(n, m->reach);
+    }
+    if (n > 0 && m->way != LDR_GPU_DIRECT) {
+        run = run_for(m, slot, host, other);
+        n = run != NULL ? n : 0;
+    }
+    if (n > 0) {
+        n = m->way == LDR_GPU_PLAIN ? cut_leaves(m, slot, n)
+                                    : cut_units(m, slot, n);
+    }
+    if (n == 0) {
+        return false;
+    }
+    if (run != NULL) {
+        run->bytes += n;
+    }
+    if (!by_cpu(m)) {
+        m->reach -= n;
+        m->there += n;
+    }
+    slot->bytes += n;
+    m->left -= n;
+    advance(&m->host, n);
+    return true;
+}
+
+/* How large the next piece may be: small ones first and last, when the second
+ * part of the way has nothing to do beside the first. */
+static size_t piece_size(move_t *m)
+{
+    uint64_t half = (m->bytes - m->done) / 2;
+
+    m->piece = m->piece == 0 ? LDR_GPU_PIECE_MIN : 2 * m->piece;
+    m->piece = ldr_min64(m->piece, LDR_GPU_PIECE);
+    return ldr_min64(m->piece,
+                     ldr_max64(LDR_GPU_PIECE_MIN, half / 4096 * 4096));
+}
+
+/* ---- one piece ---- */
+
+/* The CPU's part of it. */
+static void bounce(move_t *m, ldr_gpu_slot_t *slot)
+{
+    for (uint32_t i = 0; i < slot->run_count; i++) {
+        const ldr_gpu_run_t *run = &slot->runs[i];
+        uint32_t *crc = &m->copy->shards[run->shard].crc;
+        uint8_t *at = slot->bounce + run->at;
+
+        *crc = m->copy->load ? ldr_copy_crc32c(*crc, at, run->host, run->bytes)
+                             : ldr_copy_crc32c(*crc, run->host, at, run->bytes);
+    }
+}
+
+/* The copy engine's part: between the host and the buffer. */
+static ldr_cu_t engine(move_t *m, ldr_gpu_slot_t *slot)
+{
+    const ldr_cuda_t *cuda = m->gpu->cuda;
+    ldr_cu_stream_t s = m->lane->copy;
+    bool load = m->copy->load;
+    ldr_cu_t result = 0;
+
+    if (m->way == LDR_GPU_BOUNCE) {
+        return load
+                   ? cuda->to_device(slot->buffer, slot->bounce, slot->bytes, s)
+                   : cuda->to_host(slot->bounce, slot->buffer, slot->bytes, s);
+    }
+    for (uint32_t i = 0; i < slot->leaf_count && result == 0; i++) {
+        const ldr_gpu_leaf_t *l = &slot->leaves[i];
+
+        result =
+            load ? cuda->to_device(l->page, slot->bounce + l->at, l->bytes, s)
+                 : cuda->to_host(slot->bounce + l->at, l->page, l->bytes, s);
+    }
+    for (uint32_t i = 0;
+         m->way == LDR_GPU_STAGED && i < slot->run_count && result == 0; i++) {
+        const ldr_gpu_run_t *r = &slot->runs[i];
+
+        result =
+            load ? cuda->to_device(slot->buffer + r->at, r->host, r->bytes, s)
+                 : cuda->to_host(r->host, slot->buffer + r->at, r->bytes, s);
+    }
+    return result;
+}
+
+static ldr_cu_t kernel(move_t *m, ldr_gpu_slot_t *slot)
+{
+    larder_gpu_t *gpu = m->gpu;
+    uint32_t count = slot->unit_count, check = !by_cpu(m);
+    unsigned warps = LDR_GPU_THREADS / 32;
+    unsigned grid = (unsigned)ldr_min64(gpu->grid, ldr_div_up(count, warps));
+    void *arguments[] = {&slot->units_there, &count, &gpu->tables,
+                         &m->lane->sums, &check};
+
+    return gpu->cuda->launch(gpu->kernel, grid, 1, 1, LDR_GPU_THREADS, 1, 1, 0,
+                             m->lane->kernel, arguments, NULL);
+}
+
+/* Sets the piece going: both parts, the second after the first. */
+static ldr_cu_t start(move_t *m, ldr_gpu_slot_t *slot)
+{
+    const ldr_cuda_t *cuda = m->gpu->cuda;
+    ldr_cu_stream_t copy = m->lane->copy, kern = m->lane->kernel;
+    bool load = m->copy->load;
+    ldr_cu_stream_t last = load ? kern : copy;
+    ldr_cu_t result = 0;
+
+    slot->busy = true; /* whatever comes of it: wait for it */
+    if (m->way == LDR_GPU_DIRECT) {
+        result = kernel(m, slot);
+        last = kern;
+    } else if (m->way == LDR_GPU_PLAIN) {
+        result = engine(m, slot);
+        last = copy;
+    } else {
+        result = load ? engine(m, slot) : kernel(m, slot);
+        if (result == 0) {
+            result = cuda->event_record(slot->half, load ? copy : kern);
+        }
+        if (result == 0) {
+            result = cuda->stream_wait(last, slot->half, 0);
+        }
+        if (result == 0) {
+            result = load ? kernel(m, slot) : engine(m, slot);
+        }
+    }
+    return result != 0 ? result : cuda->event_record(slot->done, last);
+}
+
+/* Waits until the slot's piece is done. */
+static larder_status_t finish(move_t *m, ldr_gpu_slot_t *slot)
+{
+    const ldr_cuda_t *cuda = m->gpu->cuda;
+    const struct timespec nap = {0, NAP_NS};
+    uint64_t begin_ns = ldr_now_ns(&ldr_clock_real);
+    ldr_cu_t result;
+
+    if (!slot->busy) {
+        return LARDER_OK;
+    }
+    while ((result = cuda->event_query(slot->done)) == LDR_CU_NOT_READY) {
+        if (ldr_now_ns(&ldr_clock_real) - begin_ns > SPIN_NS) {
+            nanosleep(&nap, NULL);
+        }
+    }
+    if (result != 0) {
+        return ldr_cuda_status(cuda, result, "a copy");
+    }
+    slot->busy = false;
+    if (by_cpu(m) && !m->copy->load) {
+        bounce(m, slot);
+    }
+    return LARDER_OK;
+}
+
+static larder_status_t piece(move_t *m, ldr_gpu_slot_t *slot, bool *more_p)
+{
+    larder_status_t st = finish(m, slot);
+
+    if (st == LARDER_OK && by_cpu(m)) {
+        st = ldr_gpu_slot_bounce(m->gpu, slot);
+    }
+    if (st == LARDER_OK &&
+        ldr_now_ns(&ldr_clock_real) >= m->copy->deadline_ns) {
+        st = late();
+    }
+    if (st != LARDER_OK) {
+        return st;
+    }
+    slot->unit_count = slot->run_count = slot->leaf_count = 0;
+    slot->bytes = 0;
+    size_t size = piece_size(m);
+    while (cut(m, slot, size)) {
+    }
+    m->done += slot->bytes;
+    *more_p = slot->bytes > 0;
+    if (!*more_p) {
+        return m->left == 0 ? LARDER_OK
+                            : ldr_fail(LARDER_E_STALE,
+                                       "memory was unregistered meanwhile");
+    }
+    if (by_cpu(m) && m->copy->load) {
+        bounce(m, slot);
+    }
+    return ldr_cuda_status(m->gpu->cuda, start(m, slot), "a copy");
+}
+
+/* ---- the whole ---- */
+
+/* Waits for the event that comes first, here and not on the device: what is
+ * queued there cannot be taken back at the deadline. */
+static larder_status_t await(larder_gpu_t *gpu, const ldr_gpu_copy_t *copy)
+{
+    struct timespec nap = {0, NAP_NS};
+    ldr_cu_t result = 0;
+
+    while (copy->after != NULL &&
+           (result = gpu->cuda->event_query(copy->after)) == LDR_CU_NOT_READY) {
+        if (ldr_now_ns(&ldr_clock_real) >= copy->deadline_ns) {
+            return late();
+        }
+        nanosleep(&nap, NULL);
+        nap.tv_nsec = (long)ldr_min64((uint64_t)nap.tv_nsec + NAP_NS, NAP_MAX);
+    }
+    return ldr_cuda_status(gpu->cuda, result, "what comes before a copy");
+}
+
+static larder_status_t run(move_t *m)
+{
+    const ldr_cuda_t *cuda = m->gpu->cuda;
+    ldr_gpu_lane_t *lane = m->lane;
+    size_t count = m->copy->count;
+    bool more = true;
+    ldr_cu_t result = 0;
+
+    if (!by_cpu(m)) {
+        result = cuda->set32(lane->sums, 0, count, lane->kernel);
+    }
+    larder_status_t st = ldr_cuda_status(cuda, result, "a copy");
+    while (st == LARDER_OK && more) {
+        st = piece(m, &lane->slot[m->next], &more);
+        m->next = (m->next + 1) % LDR_GPU_SLOTS;
+    }
+    for (unsigned i = 0; i < LDR_GPU_SLOTS && st == LARDER_OK; i++) {
+        st = finish(m, &lane->slot[m->next]);
+        m->next = (m->next + 1) % LDR_GPU_SLOTS;
+    }
+    if (st == LARDER_OK && !by_cpu(m)) {
+        result = cuda->to_host(lane->sums_here, lane->sums,
+                               count * sizeof(uint32_t), lane->kernel);
+        result = result != 0 ? result : cuda->stream_sync(lane->kernel);
+        st = ldr_cuda_status(cuda, result, "a copy's checksums");
+    }
+    for (uint32_t i = 0; st == LARDER_OK && !by_cpu(m) && i < count; i++) {
+        ldr_gpu_shard_t *s = &m->copy->shards[i];
+
+        s->crc = ldr_gpu_crc(m->gpu->powers, lane->sums_here[i],
+                             sum(s->host, s->host_count));
+    }
+    return st;
+}
+
+/* After a failure: nothing may be under way. */
+static void settle(move_t *m)
+{
+    const ldr_cuda_t *cuda = m->gpu->cuda;
+    ldr_cu_t copy = cuda->stream_sync(m->lane->copy);
+    ldr_cu_t kern = cuda->stream_sync(m->lane->kernel);
+
+    for (unsigned i = 0; i < LDR_GPU_SLOTS; i++) {
+        m->lane->slot[i].busy = false;
+    }
+    if ((copy != 0 || kern != 0) &&
+        !__atomic_exchange_n(&m->gpu->broken, true, __ATOMIC_RELAXED)) {
+        ldr_error(&m->gpu->log,
+                  "GPU %d does not answer any more (%d, %d): nothing is "
+                  "loaded or saved until the engine starts anew",
+                  m->gpu->device, copy, kern);
+    }
+}
+
+larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
+{
+    move_t m = {.gpu = gpu, .copy = copy};
+    larder_status_t st = LARDER_OK;
+
+    if (copy->count == 0) {
+        return LARDER_OK;
+    }
+    if (copy->count > LDR_GPU_SHARDS_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "%u shards in one copy", copy->count);
+    }
+    if (__atomic_load_n(&gpu->broken, __ATOMIC_RELAXED)) {
+        return ldr_fail(LARDER_E_IO, "the GPU does not answer any more");
+    }
+    st = choose(&m);
+    st = st == LARDER_OK ? ldr_gpu_enter(gpu) : st;
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = await(gpu, copy);
+    if (st == LARDER_OK) {
+        st = ldr_gpu_lane_take(gpu, copy->deadline_ns, &m.lane);
+    }
+    if (st == LARDER_OK) {
+        for (uint32_t i = 0; i < copy->count; i++) {
+            copy->shards[i].crc = 0;
+        }
+        begin_shard(&m);
+        st = run(&m);
+        if (st != LARDER_OK) {
+            settle(&m);
+        }
+        ldr_gpu_lane_give(gpu, m.lane);
+    }
+    ldr_gpu_leave(gpu);
+    larder_gpu_stats_t *stats = &gpu->stats;
+    uint64_t *ways[] = {&stats->staged, &stats->direct, &stats->bounced,
+                        &stats->plain};
+    ldr_gpu_count(ways[m.way], 1);
+    ldr_gpu_count(copy->load ? &stats->loaded_bytes : &stats->saved_bytes,
+                  st == LARDER_OK ? m.bytes : 0);
+    ldr_gpu_count(&stats->failures, st != LARDER_OK);
+    return st;
+}
