@@ -537,6 +537,49 @@ LARDER_API larder_status_t larder_memory_deregister(larder_t *lar, void *base);
  * describes stays the engine's, and must outlive it.
  */
 
+/*
+ * Engine memory may be a GPU's. It is opened once in a process, given to the
+ * layouts that lie in it, and attached to handles; it is closed after them.
+ * Nothing of CUDA is needed to build Larder or to run it without a GPU.
+ */
+typedef struct larder_gpu larder_gpu_t;
+
+enum {
+    LARDER_GPU_DEVICE = 1u << 0,
+    LARDER_GPU_NVRTC = 1u << 1,
+    LARDER_GPU_LOG = 1u << 2,
+};
+
+typedef struct larder_gpu_params {
+    uint64_t field_mask;
+    int device;        /* its number in this process; 0 */
+    const char *nvrtc; /* path of libnvrtc; NULL: where the loader looks */
+    larder_log_fn log; /* NULL: standard error */
+    void *log_arg;
+} larder_gpu_params_t;
+
+/* E_UNSUPPORTED: there is no CUDA driver. Without libnvrtc, which compiles a
+ * small kernel, copies go page by page: one line in the log says so. */
+LARDER_API larder_status_t larder_gpu_open(const larder_gpu_params_t *params,
+                                           larder_gpu_t **gpu_p);
+LARDER_API void larder_gpu_close(larder_gpu_t **gpu_p);
+
+/* From now on the memory that a daemon shares with this handle is registered
+ * with the GPU, in the background: what is there already, and what comes. Once
+ * for a handle, before its first use with such a layout. */
+LARDER_API larder_status_t larder_gpu_attach(larder_t *lar, larder_gpu_t *gpu);
+
+typedef struct larder_gpu_stats {
+    uint64_t struct_bytes; /* in: sizeof(larder_gpu_stats_t) */
+    uint64_t registered_bytes, register_ns;
+    uint64_t loaded_bytes, saved_bytes;
+    uint64_t staged, direct, bounced, plain; /* copies, by way */
+    uint64_t failures;                       /* copies that the driver ended */
+} larder_gpu_stats_t;
+
+LARDER_API larder_status_t larder_gpu_stats(larder_gpu_t *gpu,
+                                            larder_gpu_stats_t *out);
+
 /* An allocation: each once, however many layers lie in it. */
 typedef struct larder_region {
     const char *name; /* for messages */
@@ -571,6 +614,7 @@ typedef struct larder_group {
 
 enum {
     LARDER_LAYOUT_NULL_BLOCK = 1u << 0,
+    LARDER_LAYOUT_GPU = 1u << 1,
 };
 
 typedef struct larder_layout_params {
@@ -582,6 +626,7 @@ typedef struct larder_layout_params {
     const larder_group_t *groups; /* 1...LARDER_GROUPS_MAX */
     uint32_t group_count;
     uint32_t null_block; /* a block id that stands for none */
+    larder_gpu_t *gpu;   /* whose memory the regions are; it outlives this */
 } larder_layout_params_t;
 
 typedef struct larder_layout larder_layout_t;
@@ -635,6 +680,7 @@ typedef struct larder_move {
     uint32_t timeout_ms;
     uint32_t flags;  /* save: LARDER_PUT_* */
     uint32_t ttl_ms; /* save: forgotten after this long; 0: never */
+    void *after;     /* GPU: a CUevent that comes first; NULL: none */
 
     /* results */
     uint32_t shards;      /* that were moved */
@@ -653,6 +699,57 @@ typedef struct larder_move {
 LARDER_API larder_status_t larder_prefix_save(larder_space_t *space,
                                               const larder_layout_t *layout,
                                               larder_move_t *move);
+
+/*
+ * The same in two halves, for an engine that knows what it will save before it
+ * has computed it: room is reserved meanwhile, and then there is only a copy to
+ * make.
+ *
+ *   st = larder_prefix_reserve(space, layout, &move, &rooms);   may wait
+ *   ... the engine computes ...
+ *   st = larder_prefix_fill(&rooms, &move);       copies; by shared memory it
+ *                                                 waits for no answer
+ *
+ * Whatever happens in between, no save is worse than lost:
+ *   - the daemon ends or is restarted: its shards are E_OFFLINE in move, and
+ *     the fill neither waits for it nor connects;
+ *   - the space is reset: the node drops what is committed after that, and
+ *     counts it (saves_stale). By shared memory nobody is told: it counts as
+ *     moved here;
+ *   - the step is given up: larder_rooms_release();
+ *   - the handle is closed: E_CLOSED, and the rooms are still to be ended;
+ *   - the process is killed: the node takes the room back.
+ * Until then room that is reserved is room for nothing else, the shards count
+ * against the handle's option leases, and another save of the same shard is
+ * answered LARDER_PRESENT.
+ *
+ * The space and the layout stay open, and one thread at a time uses the rooms,
+ * until they are filled or released.
+ */
+typedef struct larder_rooms larder_rooms_t;
+
+/* Reserves room for every shard that larder_prefix_save() would save; nothing
+ * is read. move says how many have room (shards, bytes), are present, are
+ * skipped, or failed. Waits for the node, at most move->timeout_ms. On success
+ * *rooms_p is always set, and is to be filled or released. LARDER_E_UNSUPPORTED
+ * for a layout in GPU memory. */
+LARDER_API larder_status_t larder_prefix_reserve(larder_space_t *space,
+                                                 const larder_layout_t *layout,
+                                                 larder_move_t *move,
+                                                 larder_rooms_t **rooms_p);
+
+/* Copies the pages into their rooms and commits them. move as it was for the
+ * reserve (its tables may be others); of a smaller `begin` to `end` the rest is
+ * given back. Results as with larder_prefix_save(). What got no room because
+ * all was leased (E_FULL, E_LIMIT) is saved as that would, last, and this may
+ * wait. At move->timeout_ms the copying ends: what is left is given back,
+ * E_DEADLINE. Ends the rooms and sets *rooms_p to NULL, whatever comes of it.
+ */
+LARDER_API larder_status_t larder_prefix_fill(larder_rooms_t **rooms_p,
+                                              larder_move_t *move);
+
+/* Gives the room back unused: nobody will have seen it. NULL is fine. */
+LARDER_API void larder_rooms_release(larder_rooms_t **rooms_p);
 
 /* Loads what a prefix of `end` tokens needs into those of its blocks that lie
  * after token `begin`: both are multiples of every group's block_tokens, and

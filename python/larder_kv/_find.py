@@ -6,6 +6,7 @@ what the source tree has built, what the system has.
 from __future__ import annotations
 
 import ctypes.util
+import glob
 import os
 import pathlib
 
@@ -76,3 +77,16 @@ def _is_program(path: str) -> bool:
 def _missing(what: str, variable: str) -> str:
     how = "run make build" if _source_tree() else "reinstall larder-kv"
     return f"{what} was not found: {how}, or set {variable} to its path"
+
+
+def nvrtc_path() -> str:
+    """libnvrtc, which PyTorch for CUDA brings along where the loader does not
+    look; "": it has to be found there."""
+    try:
+        import nvidia
+    except ImportError:
+        return ""
+    found = [name for root in nvidia.__path__ for name in sorted(glob.glob(
+        os.path.join(glob.escape(root), "*", "lib", "libnvrtc.so.*")))
+        if "builtins" not in name and "alt" not in name]
+    return found[-1] if found else ""

@@ -20,6 +20,7 @@ E_FULL, E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -5, -6, -68, -69, -64
 E_IO = -62
 E_INVALID, E_UNSUPPORTED = -1, -12
 KEY_BYTES = 32
+VALUE_MAX = 60 << 20
 SHARDS_MAX = 64
 TIERS = ("dram", "ssd")
 CAUSES = ("none", "absent", "evicted", "corrupt", "stale", "deadline",
@@ -86,7 +87,20 @@ class LayoutParams(Structure):
     _fields_ = [("field_mask", c_uint64), ("chunk_tokens", c_uint32),
                 ("block_count", c_uint32), ("regions", POINTER(Region)),
                 ("region_count", c_uint32), ("groups", POINTER(Group)),
-                ("group_count", c_uint32), ("null_block", c_uint32)]
+                ("group_count", c_uint32), ("null_block", c_uint32),
+                ("gpu", c_void_p)]
+
+
+class GpuParams(Structure):
+    _fields_ = [("field_mask", c_uint64), ("device", c_int),
+                ("nvrtc", c_char_p), ("log", c_void_p),
+                ("log_arg", c_void_p)]
+
+
+class GpuStats(Structure):
+    _fields_ = [(name, c_uint64) for name in (
+        "struct_bytes", "registered_bytes", "register_ns", "loaded_bytes",
+        "saved_bytes", "staged", "direct", "bounced", "plain", "failures")]
 
 
 class Table(Structure):
@@ -99,8 +113,8 @@ class Move(Structure):
                 ("end", c_uint32), ("shard", c_uint16),
                 ("writers", c_uint16), ("writer", c_uint16),
                 ("timeout_ms", c_uint32), ("flags", c_uint32),
-                ("ttl_ms", c_uint32), ("shards", c_uint32),
-                ("present", c_uint32), ("skipped", c_uint32),
+                ("ttl_ms", c_uint32), ("after", c_void_p),
+                ("shards", c_uint32), ("present", c_uint32), ("skipped", c_uint32),
                 ("failed", c_uint32), ("bytes", c_uint64), ("item", c_int),
                 ("cause", c_int)]
 
@@ -156,6 +170,10 @@ _SIGNATURES = {
                             c_uint32, c_void_p, c_size_t, c_uint32,
                             POINTER(c_size_t)],
     "larder_prefix_place": [c_void_p, POINTER(Move), c_void_p, c_size_t],
+    "larder_gpu_open": [POINTER(GpuParams), POINTER(c_void_p)],
+    "larder_gpu_close": [POINTER(c_void_p)],
+    "larder_gpu_attach": [c_void_p, c_void_p],
+    "larder_gpu_stats": [c_void_p, POINTER(GpuStats)],
     "larder_stats": [c_void_p, POINTER(Stats)],
     "larder_connector_option_name": [c_size_t],
     "larder_connector_option": [c_char_p, c_char_p, POINTER(c_uint64),
@@ -187,6 +205,7 @@ def library() -> ctypes.CDLL:
             function.restype = c_char_p if name in _TEXTS else c_int
         lib.larder_layout_bytes.restype = c_size_t
         lib.larder_space_close.restype = None
+        lib.larder_gpu_close.restype = None
         lib.larder_layout_destroy.restype = None
         lib.larder_release.restype = None
         _library = lib
@@ -269,13 +288,39 @@ class Node:
             library().larder_close(byref(self._handle), timeout_ms)
 
 
+class Gpu:
+    """A GPU whose memory an engine has, opened once in a process."""
+
+    def __init__(self, device: int, nvrtc: str = ""):
+        params = GpuParams(field_mask=1 | 2, device=device,
+                           nvrtc=nvrtc.encode() or None)
+        self._handle = c_void_p()
+        check(library().larder_gpu_open(byref(params), byref(self._handle)))
+
+    def attach(self, node: Node) -> None:
+        """What the node shares is registered with it, in the background."""
+        check(library().larder_gpu_attach(node._handle, self._handle))
+
+    def stats(self) -> GpuStats:
+        stats = GpuStats(struct_bytes=ctypes.sizeof(GpuStats))
+        check(library().larder_gpu_stats(self._handle, byref(stats)))
+        return stats
+
+    def close(self) -> None:
+        """After every node and layout that has it."""
+        library().larder_gpu_close(byref(self._handle))
+
+
 class Layout:
     """How an engine keeps KV: see larder_layout_create()."""
 
     def __init__(self, chunk_tokens: int, groups: Sequence[Group],
-                 regions: Sequence[Region] = (), block_count: int = 0):
+                 regions: Sequence[Region] = (), block_count: int = 0,
+                 gpu: Gpu | None = None):
         params = LayoutParams(
-            field_mask=1, chunk_tokens=chunk_tokens, block_count=block_count,
+            field_mask=1 | (2 if gpu is not None else 0),
+            gpu=gpu._handle if gpu is not None else None,
+            chunk_tokens=chunk_tokens, block_count=block_count,
             regions=(Region * len(regions))(*regions),
             region_count=len(regions), groups=(Group * len(groups))(*groups),
             group_count=len(groups), null_block=NULL_BLOCK)
@@ -284,6 +329,7 @@ class Layout:
                                              byref(self._handle)))
         self.chunk_tokens = chunk_tokens
         self.group_count = len(groups)
+        self.gpu = gpu
 
     def bytes(self, group: int) -> int:
         return library().larder_layout_bytes(self._handle, group)

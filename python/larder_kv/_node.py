@@ -62,10 +62,13 @@ def node_url(options: Options, say: Say) -> str:
     return url
 
 
-def open_node(url: str, log: Callable[[int, str], None],
-              say: Say) -> _lib.Node:
-    """Opens it. One that is down may come back: it is no reason to fail."""
+def open_node(url: str, log: Callable[[int, str], None], say: Say,
+              verify: str = "") -> _lib.Node:
+    """Opens it. One that is down may come back: it is no reason to fail.
+    verify: what is checked, if the URL does not say."""
     full = url if "connect=" in url else _with(url, "connect=lazy")
+    if verify and "verify=" not in url:
+        full = _with(full, f"verify={verify}")
     if url in _silent:
         _silent.discard(url)
         full = _with(full, SHORT)

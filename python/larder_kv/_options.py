@@ -22,18 +22,22 @@ class Options:
     load_threads: int
     save: str
     save_ms: int
+    save_threads: str
     node_dram: int
     node_ssd: int
     node_dir: str
 
     def __init__(self, given: dict[str, Any] | None = None):
         given = given or {}
-        missing = sorted(set(type(self).__annotations__) - set(names()))
+        self.save_threads = "auto"
+        missing = sorted(set(type(self).__annotations__) - set(names())
+                         - {"save_threads"})
         if missing:
             raise _lib.LarderError(
                 _lib.E_VERSION, "larder: liblarder is of another version: it "
                 f"has no option {missing[0]}; install larder-kv again")
-        for name in [*given, *type(self).__annotations__]:
+        for name in [*given, *(n for n in type(self).__annotations__
+                               if n in names())]:
             self._read(name, given.get(name))
 
     def _read(self, name: str, value: Any) -> None:

@@ -41,7 +41,7 @@ static const struct {
     const char *words[5];
 } enums[] = {
     {LDR_OPTION_io, {"auto", "uring", "plain"}},
-    {LDR_OPTION_verify, {"load", "entry"}},
+    {LDR_OPTION_verify, {"load", "entry", "get"}},
     {LDR_OPTION_connect, {"now", "lazy"}},
     {LDR_OPTION_tls, {"off", "on"}},
     {LDR_OPTION_isolation, {"shared", "strict"}},
@@ -207,7 +207,7 @@ static larder_status_t enum_set(size_t index, const char *text,
 /* What a TEXT must look like, or NULL if it does. */
 static const char *text_wrong(size_t index, const char *text)
 {
-    uint64_t nodes;
+    uint64_t nodes, threads;
 
     switch (index) {
     case LDR_OPTION_tenant:
@@ -232,6 +232,11 @@ static const char *text_wrong(size_t index, const char *text)
         return ldr_parse_numa(text, &nodes)
                    ? NULL
                    : "is no list of NUMA nodes: write 0 to 63 with commas";
+    case LDR_OPTION_save_threads:
+        return strcmp(text, "auto") == 0 ||
+                       (ldr_parse_uint(text, &threads) && threads <= 16)
+                   ? NULL
+                   : "is no number of threads: write 0 to 16, or auto";
     case LDR_OPTION_admin:
         return strcmp(text, "none") == 0 || ldr_addresses_ok(text, 1)
                    ? NULL

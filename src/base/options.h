@@ -35,8 +35,9 @@
     X(io_depth, UINT, EMBED | SERVE, "32", 1, 1024, "disk requests in flight") \
     X(io_threads, UINT, EMBED | SERVE, "16", 1, 128,                           \
       "threads when io is plain")                                              \
-    X(verify, ENUM, EMBED | CLIENT, "load", 0, 1,                              \
-      "load: check every load; entry: trust what was checked entering DRAM")   \
+    X(verify, ENUM, EMBED | CLIENT, "load", 0, 2,                              \
+      "load: check all that is loaded or staged; get: all that is loaded; "    \
+      "entry: trust what was checked entering DRAM")                           \
     X(workers, UINT, EMBED | CLIENT, "2", 1, 64,                               \
       "threads that carry out tickets")                                        \
     X(tickets, UINT, EMBED | CLIENT, "256", 1, 65536, "tickets in flight")     \
@@ -120,7 +121,10 @@
     X(save, ENUM, CONNECTOR, "all", 0, 2,                                      \
       "all; prompt: not what was generated; never")                            \
     X(save_ms, UINT, CONNECTOR, "250", 1, 600000,                              \
-      "deadline of a step's saves")                                            \
+      "deadline of a step's saves, or of one beside the steps")                \
+    X(save_threads, TEXT, CONNECTOR, "auto", 1, 4,                             \
+      "saves at once beside the steps, in each worker, 0 to 16; 0: in the "    \
+      "step; auto: 1 on a GPU, else 0")                                        \
     X(node_dram, SIZE, CONNECTOR, "0", 0, (uint64_t)1 << 44,                   \
       "dram of a node that is started; 0: a quarter of the memory")            \
     X(node_ssd, SIZE, CONNECTOR, "4G", 0, (uint64_t)1 << 46,                   \
@@ -142,7 +146,7 @@ enum {
 /* The values of ENUM options, in the order of their words. log_level has those
  * of larder_log_level_t, mode the first two of ldr_mode_t (node/). */
 enum { LDR_IO_AUTO, LDR_IO_URING, LDR_IO_PLAIN };
-enum { LDR_VERIFY_LOAD, LDR_VERIFY_ENTRY };
+enum { LDR_VERIFY_LOAD, LDR_VERIFY_ENTRY, LDR_VERIFY_GET };
 enum { LDR_CONNECT_NOW, LDR_CONNECT_LAZY };
 enum { LDR_TLS_OFF, LDR_TLS_ON };
 enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };

@@ -34,6 +34,14 @@ typedef struct ldr_space_ref {
 
 /* A request: a batch of items. A blocking call has it on its stack, a ticket
  * in the handle's pool. One thread at a time steps it. */
+/* Buffers in a GPU's memory. */
+typedef struct ldr_op_gpu {
+    larder_gpu_t *gpu;
+    void *after;            /* a CUevent that comes first; NULL: none */
+    const uint8_t *nowhere; /* get: buffers in this range are not written */
+    size_t nowhere_bytes;
+} ldr_op_gpu_t;
+
 typedef struct ldr_op {
     larder_t *lar;
     larder_op_t kind;
@@ -44,6 +52,7 @@ typedef struct ldr_op {
     uint32_t flags;
     uint64_t deadline_ns;
     bool canceled;
+    const ldr_op_gpu_t *gpu; /* NULL: buffers are in the host's memory */
 
     /* Of an embedded node (local.c) */
     size_t next;         /* first item not begun */
@@ -101,6 +110,7 @@ struct larder_lease {
     uint32_t chunks, shards;
     uint32_t capacity; /* of ids */
     bool reserved;     /* for writing: rooms; otherwise chunks * shards */
+    bool silent;       /* reserved: its commit waits for no answer, if it can */
     ldr_room_t *rooms;
     uint32_t room_count;
     uint32_t booked; /* shards that count against option leases */
@@ -168,6 +178,23 @@ void ldr_ops_destroy(larder_t *lar);
 /* Sets the item's results to nothing, and checks what is given. */
 larder_status_t ldr_item_check(larder_op_t kind, uint32_t shards,
                                larder_item_t *item);
+
+/* larder_run(), by buffers in a GPU's memory if gpu is not NULL: then only by
+ * shared memory (gpu.c does it otherwise). */
+larder_status_t ldr_run(larder_space_t *space, larder_op_t kind,
+                        larder_item_t *items, size_t count,
+                        const larder_op_params_t *params,
+                        const ldr_op_gpu_t *gpu);
+
+/* ---- GPU memory (gpu.c) ---- */
+
+/* larder_run() of gets or puts by buffers in a GPU's memory, any transport. */
+larder_status_t ldr_run_gpu(larder_space_t *space, larder_op_t kind,
+                            larder_item_t *items, size_t count,
+                            const larder_op_params_t *params,
+                            const ldr_op_gpu_t *gpu);
+/* Ends what larder_gpu_attach() began. */
+void ldr_gpu_detach(struct ldr_remote *r);
 
 /* The load of this bit has settled: whoever steps the request hears of it. */
 void ldr_op_ready(ldr_op_t *op, uint64_t bit);

@@ -42,7 +42,7 @@ static larder_lease_t *lease_new(larder_t *lar, uint32_t need)
     }
     lease->lar = lar;
     lease->chunks = lease->shards = lease->booked = lease->room_count = 0;
-    lease->reserved = false;
+    lease->reserved = lease->silent = false;
     lease->rooms = NULL;
     lease->held = NULL;
     lease->prev = lease->next = NULL;

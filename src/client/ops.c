@@ -200,12 +200,14 @@ static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
     op->begin_ns = ldr_now_ns(op->lar->clock);
     op->wake = NULL;
     op->again = false;
+    op->gpu = NULL;
     return LARDER_OK;
 }
 
-larder_status_t larder_run(larder_space_t *space, larder_op_t kind,
-                           larder_item_t *items, size_t count,
-                           const larder_op_params_t *params)
+larder_status_t ldr_run(larder_space_t *space, larder_op_t kind,
+                        larder_item_t *items, size_t count,
+                        const larder_op_params_t *params,
+                        const ldr_op_gpu_t *gpu)
 {
     ldr_op_t op;
     pthread_cond_t wake;
@@ -216,11 +218,19 @@ larder_status_t larder_run(larder_space_t *space, larder_op_t kind,
     }
     ldr_cond_init(&wake);
     op.wake = &wake;
+    op.gpu = gpu;
     while (!op.lar->backend->step(&op)) {
         op.lar->backend->wait(&op);
     }
     pthread_cond_destroy(&wake);
     return LARDER_OK;
+}
+
+larder_status_t larder_run(larder_space_t *space, larder_op_t kind,
+                           larder_item_t *items, size_t count,
+                           const larder_op_params_t *params)
+{
+    return ldr_run(space, kind, items, count, params, NULL);
 }
 
 /* ---- tickets ---- */

@@ -8,15 +8,13 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
-#include "client/client.h"
-#include "layout/layout.h"
+#include "client/prefix.h"
 
 #define BATCH_ITEMS 512u
 #define BATCH_SEGMENTS 32768u /* at least LARDER_IOV_MAX */
 #define ATTEMPTS 8u           /* to stage what others are evicting */
 
-/* What is left of it, for calls that take a timeout; at least one. */
-static uint32_t left_ms(const larder_t *lar, uint64_t deadline_ns)
+uint32_t ldr_prefix_left_ms(const larder_t *lar, uint64_t deadline_ns)
 {
     if (deadline_ns == UINT64_MAX) {
         return LARDER_FOREVER;
@@ -27,8 +25,8 @@ static uint32_t left_ms(const larder_t *lar, uint64_t deadline_ns)
     return (uint32_t)ldr_min64(ldr_max64(left, 1), LARDER_FOREVER - 1);
 }
 
-static larder_status_t check(const larder_space_t *space,
-                             const larder_layout_t *layout)
+larder_status_t ldr_prefix_check(const larder_space_t *space,
+                                 const larder_layout_t *layout)
 {
     larder_status_t st = ldr_space_check(space);
 
@@ -81,7 +79,7 @@ static larder_status_t look(search_t *s, uint32_t group)
         uint32_t count = (uint32_t)ldr_min64(step, s->chunks - at) * shards;
         larder_op_params_t params = {
             .field_mask = LARDER_OP_TIMEOUT,
-            .timeout_ms = left_ms(s->space->lar, s->deadline_ns)};
+            .timeout_ms = ldr_prefix_left_ms(s->space->lar, s->deadline_ns)};
 
         for (uint32_t i = 0; i < count; i++) {
             items[i] = (larder_item_t){.key = &s->keys[at + i / shards],
@@ -214,7 +212,7 @@ larder_status_t larder_prefix_match(larder_space_t *space,
                                     const larder_key_t *keys, size_t count,
                                     uint32_t timeout_ms, larder_match_t *out)
 {
-    larder_status_t st = check(space, layout);
+    larder_status_t st = ldr_prefix_check(space, layout);
 
     st = st == LARDER_OK ? check_keys(keys, count, out) : st;
     return st == LARDER_OK ? match(space, layout, keys, count,
@@ -242,7 +240,8 @@ static larder_status_t stage(larder_space_t *space,
         larder_match_t one = {0};
 
         st = larder_stage(space, keys + needs.first, count, (uint16_t)g,
-                          left_ms(space->lar, deadline_ns), &leases[g], &one);
+                          ldr_prefix_left_ms(space->lar, deadline_ns),
+                          &leases[g], &one);
         if (st == LARDER_MISS || (st == LARDER_OK && one.chunks < count)) {
             *chunks_p = needs.first + one.chunks;
             sum->cause = one.cause;
@@ -302,7 +301,7 @@ larder_status_t larder_prefix_stage(larder_space_t *space,
                                     larder_lease_t **leases,
                                     larder_match_t *out)
 {
-    larder_status_t st = check(space, layout);
+    larder_status_t st = ldr_prefix_check(space, layout);
     larder_match_t sum = {0};
 
     st = st == LARDER_OK ? check_keys(keys, count, out) : st;
@@ -323,54 +322,45 @@ larder_status_t larder_prefix_stage(larder_space_t *space,
 
 /* ---- moving ---- */
 
-/* Shards on their way. */
-typedef struct batch {
-    larder_space_t *space;
-    const larder_layout_t *layout;
-    larder_move_t *move;
-    larder_op_t op;
-    uint64_t deadline_ns;
-    larder_item_t *items;
-    struct iovec *iov;
-    uint32_t item_count, iov_count, item_max, iov_max;
-    uint8_t *scratch; /* load: for pages that are not wanted */
-    size_t scratch_bytes;
-    bool scratch_used;
-} batch_t;
-
-static void note(const batch_t *b, const larder_item_t *item)
+void ldr_move_note(larder_move_t *m, larder_status_t st, larder_cause_t cause,
+                   size_t bytes)
 {
-    larder_move_t *m = b->move;
+    if (st == LARDER_OK) {
+        m->shards++;
+        m->bytes += bytes;
+    } else if (st == LARDER_PRESENT) {
+        m->present++;
+    } else if (m->failed++ == 0) {
+        m->item = st;
+        m->cause = cause;
+    }
+}
+
+static void note(const ldr_batch_t *b, const larder_item_t *item)
+{
     size_t bytes = b->layout->group[item->group].shard_bytes;
     larder_status_t st = item->status;
 
     if (st == LARDER_OK && b->op == LARDER_OP_GET && item->length != bytes) {
         st = LARDER_E_SIZE; /* a load of something else */
     }
-    if (st == LARDER_OK) {
-        m->shards++;
-        m->bytes += bytes;
-        return;
-    }
-    if (st == LARDER_PRESENT) {
-        m->present++;
-        return;
-    }
-    if (m->failed++ == 0) {
-        m->item = st;
-        m->cause = item->cause;
-    }
+    ldr_move_note(b->move, st, item->cause, bytes);
 }
 
-/* Carries out what was gathered. */
-static larder_status_t flush(batch_t *b)
+larder_status_t ldr_batch_flush(ldr_batch_t *b)
 {
-    larder_op_params_t params = {.field_mask = LARDER_OP_TIMEOUT,
-                                 .timeout_ms =
-                                     left_ms(b->space->lar, b->deadline_ns)};
+    larder_op_params_t params = {
+        .field_mask = LARDER_OP_TIMEOUT,
+        .timeout_ms = ldr_prefix_left_ms(b->space->lar, b->deadline_ns)};
     larder_status_t st = LARDER_OK;
 
-    if (b->item_count > 0) {
+    if (b->item_count > 0 && b->layout->gpu != NULL) {
+        ldr_op_gpu_t gpu = {b->layout->gpu, b->move->after, b->scratch,
+                            b->scratch_bytes};
+
+        st = ldr_run_gpu(b->space, b->op, b->items, b->item_count, &params,
+                         &gpu);
+    } else if (b->item_count > 0) {
         st = larder_run(b->space, b->op, b->items, b->item_count, &params);
     }
     for (uint32_t i = 0; i < b->item_count && st == LARDER_OK; i++) {
@@ -383,7 +373,7 @@ static larder_status_t flush(batch_t *b)
     return st;
 }
 
-static bool in_scratch(const batch_t *b, const ldr_segments_t *segments)
+static bool in_scratch(const ldr_batch_t *b, const ldr_segments_t *segments)
 {
     for (uint32_t i = 0; i < segments->count && b->scratch != NULL; i++) {
         const uint8_t *p = segments->iov[i].iov_base;
@@ -395,8 +385,23 @@ static bool in_scratch(const batch_t *b, const ldr_segments_t *segments)
     return false;
 }
 
-/* Adds one shard. MISS: it cannot be saved, since blocks are not there. */
-static larder_status_t gather(batch_t *b, uint32_t group, uint32_t chunk,
+larder_item_t ldr_move_item(const larder_move_t *m, uint32_t group,
+                            uint32_t chunk)
+{
+    const larder_key_t *key = &m->keys[chunk - m->first_key];
+
+    return (larder_item_t){
+        .key = key,
+        .parent = chunk > m->first_key ? key - 1 : NULL,
+        .depth = chunk,
+        .group = (uint16_t)group,
+        .shard = m->shard,
+        .flags = m->flags,
+        .ttl_ms = m->ttl_ms,
+    };
+}
+
+larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
                               ldr_span_t wanted)
 {
     const larder_move_t *m = b->move;
@@ -404,7 +409,7 @@ static larder_status_t gather(batch_t *b, uint32_t group, uint32_t chunk,
     larder_status_t st = LARDER_OK;
 
     if (b->item_count == b->item_max || b->iov_count + pages > b->iov_max) {
-        st = flush(b);
+        st = ldr_batch_flush(b);
     }
     for (bool again = true; again && st == LARDER_OK;) {
         ldr_segments_t segments = {.iov = b->iov + b->iov_count,
@@ -416,51 +421,57 @@ static larder_status_t gather(batch_t *b, uint32_t group, uint32_t chunk,
         if (st != LARDER_OK) {
             return st;
         }
-        bool scratch = in_scratch(b, &segments);
+        /* A GPU writes nothing there. */
+        bool scratch = b->layout->gpu == NULL && in_scratch(b, &segments);
         if (scratch && b->scratch_used) {
-            st = flush(b); /* it is another shard's */
+            st = ldr_batch_flush(b); /* it is another shard's */
             again = true;
             continue;
         }
         b->scratch_used = b->scratch_used || scratch;
-        b->items[b->item_count++] = (larder_item_t){
-            .key = &m->keys[chunk - m->first_key],
-            .parent = chunk > m->first_key ? &m->keys[chunk - m->first_key - 1]
-                                           : NULL,
-            .depth = chunk,
-            .group = (uint16_t)group,
-            .shard = m->shard,
-            .iov = segments.iov,
-            .iov_count = segments.count,
-            .flags = m->flags,
-            .ttl_ms = m->ttl_ms,
-        };
+        larder_item_t *item = &b->items[b->item_count++];
+        *item = ldr_move_item(m, group, chunk);
+        item->iov = segments.iov;
+        item->iov_count = segments.count;
         b->iov_count += segments.count;
     }
     return st;
 }
 
-static larder_status_t save_group(batch_t *b, uint32_t group)
+bool ldr_saves_next(ldr_saves_t *s)
 {
-    larder_move_t *m = b->move;
-    uint32_t tokens = b->layout->chunk_tokens;
-    larder_status_t st = LARDER_OK;
+    const larder_move_t *m = s->move;
+    uint32_t tokens = s->layout->chunk_tokens, end = m->end / tokens;
 
-    for (uint32_t i = m->begin / tokens; i < m->end / tokens; i++) {
-        if (m->writers > 1 && i % m->writers != m->writer) {
-            continue;
-        }
-        st = gather(b, group, i, (ldr_span_t){0, UINT32_MAX});
-        if (st == LARDER_MISS) {
-            m->skipped++;
-        } else if (st != LARDER_OK) {
-            return st;
+    for (; s->group < s->layout->group_count; s->group++, s->begun = false) {
+        s->chunk = s->begun ? s->chunk + 1 : m->begin / tokens;
+        s->begun = true;
+        for (; s->chunk < end; s->chunk++) {
+            if (m->writers <= 1 || s->chunk % m->writers == m->writer) {
+                return true;
+            }
         }
     }
-    return LARDER_OK;
+    return false;
 }
 
-static larder_status_t load_group(batch_t *b, uint32_t group)
+static larder_status_t save_all(ldr_batch_t *b)
+{
+    ldr_saves_t saves = {.layout = b->layout, .move = b->move};
+    larder_status_t st = LARDER_OK;
+
+    while (st == LARDER_OK && ldr_saves_next(&saves)) {
+        st = ldr_batch_add(b, saves.group, saves.chunk,
+                           (ldr_span_t){0, UINT32_MAX});
+        if (st == LARDER_MISS) {
+            b->move->skipped++;
+            st = LARDER_OK;
+        }
+    }
+    return st;
+}
+
+static larder_status_t load_group(ldr_batch_t *b, uint32_t group)
 {
     const larder_move_t *m = b->move;
     const ldr_group_t *g = &b->layout->group[group];
@@ -476,7 +487,7 @@ static larder_status_t load_group(batch_t *b, uint32_t group)
 
         if (ldr_max64(blocks.first, wanted.first) <
             ldr_min64(blocks.end, wanted.end)) {
-            st = gather(b, group, i, wanted);
+            st = ldr_batch_add(b, group, i, wanted);
         }
         if (st == LARDER_OK && m->failed > 0) {
             break; /* the rest is of no use */
@@ -485,8 +496,18 @@ static larder_status_t load_group(batch_t *b, uint32_t group)
     return st;
 }
 
-static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
-                                  const larder_move_t *m)
+static larder_status_t load_all(ldr_batch_t *b)
+{
+    larder_status_t st = LARDER_OK;
+
+    for (uint32_t g = 0; g < b->layout->group_count && st == LARDER_OK; g++) {
+        st = load_group(b, g);
+    }
+    return st;
+}
+
+larder_status_t ldr_move_check(const larder_layout_t *layout, larder_op_t op,
+                               const larder_move_t *m)
 {
     if (m == NULL || m->keys == NULL || m->tables == NULL ||
         m->begin > m->end || m->begin / layout->chunk_tokens < m->first_key ||
@@ -522,8 +543,15 @@ static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
     return LARDER_OK;
 }
 
-/* Room for as much as there is to move, or for a good part of it. */
-static larder_status_t batch_begin(batch_t *b)
+void ldr_move_clear(larder_move_t *m)
+{
+    m->shards = m->present = m->skipped = m->failed = 0;
+    m->bytes = 0;
+    m->item = LARDER_OK;
+    m->cause = LARDER_CAUSE_NONE;
+}
+
+larder_status_t ldr_batch_begin(ldr_batch_t *b)
 {
     const larder_move_t *m = b->move;
     uint32_t tokens = b->layout->chunk_tokens;
@@ -550,7 +578,7 @@ static larder_status_t batch_begin(batch_t *b)
                : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a move");
 }
 
-static void batch_end(batch_t *b)
+void ldr_batch_end(ldr_batch_t *b)
 {
     ldr_free(b->items);
     ldr_free(b->iov);
@@ -560,31 +588,28 @@ static void batch_end(batch_t *b)
 static larder_status_t move_run(larder_space_t *space,
                                 const larder_layout_t *layout, larder_move_t *m,
                                 larder_op_t op,
-                                larder_status_t (*group)(batch_t *, uint32_t))
+                                larder_status_t (*gather)(ldr_batch_t *))
 {
-    larder_status_t st = check(space, layout);
+    larder_status_t st = ldr_prefix_check(space, layout);
 
-    st = st == LARDER_OK ? check_move(layout, op, m) : st;
+    st = st == LARDER_OK ? ldr_move_check(layout, op, m) : st;
     if (st != LARDER_OK) {
         return st;
     }
-    m->shards = m->present = m->skipped = m->failed = 0;
-    m->bytes = 0;
-    m->item = LARDER_OK;
-    m->cause = LARDER_CAUSE_NONE;
-    batch_t b = {.space = space,
-                 .layout = layout,
-                 .move = m,
-                 .op = op,
-                 .deadline_ns = ldr_deadline(space->lar, m->timeout_ms)};
-    st = batch_begin(&b);
-    for (uint32_t g = 0; g < layout->group_count && st == LARDER_OK; g++) {
-        st = group(&b, g);
+    ldr_move_clear(m);
+    ldr_batch_t b = {.space = space,
+                     .layout = layout,
+                     .move = m,
+                     .op = op,
+                     .deadline_ns = ldr_deadline(space->lar, m->timeout_ms)};
+    st = ldr_batch_begin(&b);
+    if (st == LARDER_OK) {
+        st = gather(&b);
     }
     if (st == LARDER_OK) {
-        st = flush(&b);
+        st = ldr_batch_flush(&b);
     }
-    batch_end(&b);
+    ldr_batch_end(&b);
     return st;
 }
 
@@ -592,15 +617,14 @@ larder_status_t larder_prefix_save(larder_space_t *space,
                                    const larder_layout_t *layout,
                                    larder_move_t *move)
 {
-    return move_run(space, layout, move, LARDER_OP_PUT, save_group);
+    return move_run(space, layout, move, LARDER_OP_PUT, save_all);
 }
 
 larder_status_t larder_prefix_load(larder_space_t *space,
                                    const larder_layout_t *layout,
                                    larder_move_t *move)
 {
-    larder_status_t st =
-        move_run(space, layout, move, LARDER_OP_GET, load_group);
+    larder_status_t st = move_run(space, layout, move, LARDER_OP_GET, load_all);
 
     return st == LARDER_OK && move->failed > 0 ? move->item : st;
 }

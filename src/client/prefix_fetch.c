@@ -13,6 +13,7 @@
 #include "base/io.h"
 #include "base/mem.h"
 #include "client/client.h"
+#include "gpu/gpu.h"
 #include "layout/layout.h"
 
 #define MAGIC 0x68637465662d7264ull /* "dr-fetch" */
@@ -235,6 +236,7 @@ typedef struct place {
     head_t head;
     ldr_segments_t segments;
     uint8_t *scratch;
+    size_t scratch_bytes;
 } place_t;
 
 static slot_t slot_at(const place_t *p, uint64_t i)
@@ -243,6 +245,25 @@ static slot_t slot_at(const place_t *p, uint64_t i)
 
     memcpy(&s, p->memory + sizeof(head_t) + i * sizeof(s), sizeof(s));
     return s;
+}
+
+static larder_status_t place_gpu(place_t *p, struct iovec from)
+{
+    ldr_gpu_shard_t shard = {.pages = p->segments.iov,
+                             .page_count = p->segments.count,
+                             .host = &from,
+                             .host_count = 1};
+    ldr_gpu_copy_t copy = {
+        .load = true,
+        .shards = &shard,
+        .count = 1,
+        .nowhere = p->scratch,
+        .nowhere_bytes = p->scratch_bytes,
+        .after = p->move->after,
+        .deadline_ns = UINT64_MAX /* it must not fail */
+    };
+
+    return ldr_gpu_move(p->layout->gpu, &copy);
 }
 
 /* One shard; write: not only checked. */
@@ -261,7 +282,11 @@ static larder_status_t place_one(place_t *p, uint32_t group, uint32_t chunk,
         ldr_layout_segments(p->layout, group, chunk, &p->move->tables[group],
                             wanted, p->scratch, &p->segments);
     const uint8_t *from = p->memory + s.offset;
-    for (uint32_t i = 0; i < p->segments.count && st == LARDER_OK && write;
+    if (st == LARDER_OK && write && p->layout->gpu != NULL) {
+        st = place_gpu(p, (struct iovec){(void *)(uintptr_t)from, s.bytes});
+    }
+    for (uint32_t i = 0; i < p->segments.count && st == LARDER_OK && write &&
+                         p->layout->gpu == NULL;
          i++) {
         memcpy(p->segments.iov[i].iov_base, from, p->segments.iov[i].iov_len);
         from += p->segments.iov[i].iov_len;
@@ -371,6 +396,7 @@ larder_status_t larder_prefix_place(const larder_layout_t *layout,
     for (uint32_t g = 0; g < layout->group_count; g++) {
         scratch = ldr_max64(scratch, layout->group[g].shard_bytes);
     }
+    p.scratch_bytes = scratch;
     p.scratch = ldr_alloc(scratch);
     p.segments.max = LARDER_IOV_MAX;
     p.segments.iov = ldr_alloc(LARDER_IOV_MAX * sizeof(*p.segments.iov));

@@ -331,6 +331,7 @@ static larder_status_t remote_close(larder_t *lar, uint64_t deadline_ns)
                              ? carrier->settle(lar->remote, deadline_ns)
                              : LARDER_OK;
 
+    ldr_gpu_detach(lar->remote);
     ldr_dial_end(lar->remote);
     carrier->destroy(lar->remote);
     remote_free(lar->remote);

@@ -120,6 +120,10 @@ struct ldr_remote {
     const ldr_carrier_t *carrier;
     void *state; /* the carrier's */
 
+    larder_gpu_t *gpu; /* atomic, set once: registers what is mapped */
+    pthread_t warmer;  /* maps what is there already, for the GPU */
+    bool warms, warm_stop;
+
     /* The gate */
     pthread_mutex_t gate_lock;
     bool shut; /* atomic; the rest is looked at with the lock */

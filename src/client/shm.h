@@ -38,6 +38,7 @@
 #define LDR_SHM_ITEMS 64u               /* of one LEASE or RESERVE */
 #define LDR_SHM_LEASE_BYTES (64u << 20) /* of buffers, in one LEASE */
 #define LDR_SHM_SAVE_BYTES (8u << 20)   /* in one RESERVE */
+#define LDR_SHM_GPU_BYTES (512u << 20)  /* in either, with a GPU */
 
 typedef struct ldr_shm_session ldr_shm_session_t;
 
@@ -47,6 +48,7 @@ typedef struct ldr_mapping {
     uint8_t *read, *write;
     size_t bytes;
     uint32_t users;
+    larder_gpu_t *gpu;        /* the watcher's: with which it is registered */
     bool revoked;             /* unmap it and say so, once it has no users */
     struct ldr_mapping *next; /* of its bucket */
 } ldr_mapping_t;
@@ -168,6 +170,9 @@ void ldr_map_leave(ldr_shm_session_t *s);
 /* The watcher's: unmaps what is to go and nobody uses, of a dead session all
  * that nobody uses, and wakes who waits for it. Whether something is left. */
 bool ldr_map_sweep(ldr_shm_session_t *s);
+/* Maps every extent that the tenant has now, for a GPU that is to reach them.
+ * Ends early, with no harm, if it is told to or something fails. */
+void ldr_map_warm(ldr_shm_session_t *s, const ldr_stop_t *stop);
 /* A frame on the socket; 0 or a negative errno. */
 int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
                         uint64_t id, const void *body, size_t bytes,

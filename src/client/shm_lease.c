@@ -154,8 +154,9 @@ static bool stage_check(stage_t *s, const ldr_result_row_t *row,
 {
     uint32_t crc = 0;
 
-    if (s->visit.remote->options.verify == LDR_VERIFY_ENTRY &&
-        (row->flags & LDR_RESULT_CHECKED) != 0) {
+    if (s->visit.remote->options.verify == LDR_VERIFY_GET ||
+        (s->visit.remote->options.verify == LDR_VERIFY_ENTRY &&
+         (row->flags & LDR_RESULT_CHECKED) != 0)) {
         return true;
     }
     s->status = ldr_pieces_crc(s->held->pieces + shard->piece, row->seg_count,

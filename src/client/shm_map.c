@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "client/shm.h"
+#include "gpu/gpu.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -41,6 +42,9 @@ static ldr_mapping_t *find(ldr_shm_session_t *s, uint32_t extent,
 
 static void unmap(ldr_mapping_t *map)
 {
+    if (map->gpu != NULL) {
+        ldr_gpu_unregister(map->gpu, map->write, map->bytes);
+    }
     if (map->read != NULL) {
         munmap(map->read, map->bytes);
     }
@@ -98,7 +102,7 @@ static uint8_t *map_one(int fd, size_t bytes, size_t ready, bool write)
 
 /* Maps what the daemon handed out, after a look at whether it can be trusted
  * never to shrink. NULL: with the error text. */
-static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd)
+static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd, bool gpu)
 {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -120,8 +124,10 @@ static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd)
     map->extent = m->extent;
     map->generation = m->generation;
     map->bytes = m->bytes;
-    map->read = map_one(fd, map->bytes, m->ready_bytes, false);
-    map->write = map_one(fd, map->bytes, m->ready_bytes, true);
+    /* With a GPU it is registered, which makes the page tables too. */
+    size_t ready = gpu ? 0 : m->ready_bytes;
+    map->read = map_one(fd, map->bytes, ready, false);
+    map->write = map_one(fd, map->bytes, ready, true);
     if (map->read == NULL || map->write == NULL) {
         ldr_fail(LARDER_E_NO_MEMORY,
                  "cannot map %zu bytes of the daemon's memory: %s", map->bytes,
@@ -135,13 +141,14 @@ static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd)
 void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
                      const uint8_t *body, int fd)
 {
+    larder_gpu_t *gpu = __atomic_load_n(&s->link.remote->gpu, __ATOMIC_ACQUIRE);
     ldr_extent_msg_t m;
-    ldr_mapping_t *map = NULL;
+    ldr_mapping_t *map = NULL, *new = NULL;
     larder_status_t st = ldr_frame_status(frame);
 
     if (st == LARDER_OK) {
         if (fd >= 0 && ldr_get_extent(body, frame->body, &m)) {
-            map = map_extent(&m, fd);
+            map = map_extent(&m, fd, gpu != NULL);
         }
         st = map != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
     }
@@ -152,7 +159,7 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
     if (map != NULL && !ldr_shm_dead(s) &&
         find(s, m.extent, m.generation) == NULL) {
         map->next = *bucket(s, map->extent);
-        *bucket(s, map->extent) = map;
+        *bucket(s, map->extent) = new = map;
         map = NULL;
     }
     for (ldr_map_wait_t *w = s->map_waits; w != NULL; w = w->next) {
@@ -165,6 +172,11 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
     pthread_mutex_unlock(&s->map_lock);
     if (map != NULL) {
         unmap(map); /* two asked for it, or it is too late */
+    }
+    if (new != NULL && gpu != NULL) {
+        /* It can be used meanwhile; only this thread unmaps it. */
+        new->gpu = gpu;
+        ldr_gpu_register(gpu, new->write, new->bytes);
     }
 }
 
@@ -276,6 +288,19 @@ static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
     }
     *link = w.next;
     return st == LARDER_OK ? w.status : st;
+}
+
+void ldr_map_warm(ldr_shm_session_t *s, const ldr_stop_t *stop)
+{
+    larder_status_t st = LARDER_OK;
+
+    for (uint32_t i = 0; !ldr_shm_dead(s) && !s->strict &&
+                         (st == LARDER_OK || st == LARDER_E_STALE);
+         i++) {
+        pthread_mutex_lock(&s->map_lock);
+        st = fetch(s, i, LDR_EXTENT_NOW, stop);
+        pthread_mutex_unlock(&s->map_lock);
+    }
 }
 
 /* One more user of the extent, mapping it if it is not yet. With map_lock,

@@ -212,8 +212,10 @@ void ldr_shm_run(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work)
 
 /* ---- loading ---- */
 
-static void ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w)
+void ldr_shm_ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w)
 {
+    const uint64_t most =
+        b->op->gpu != NULL ? LDR_SHM_GPU_BYTES : LDR_SHM_LEASE_BYTES;
     uint8_t *at = ldr_body(w->call.buffer);
     size_t bytes = LDR_BATCH_HEAD_BYTES;
     uint64_t room = 0;
@@ -222,7 +224,7 @@ static void ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w)
         const larder_item_t *item = &b->op->items[b->todo.item[b->todo.head]];
         size_t one = ldr_item_bytes(item);
 
-        if (w->count > 0 && room + one > LDR_SHM_LEASE_BYTES) {
+        if (w->count > 0 && room + one > most) {
             break;
         }
         w->item[w->count++] = (uint16_t)ldr_todo_pop(&b->todo);
@@ -299,7 +301,7 @@ static ldr_end_how_t load_one(ldr_shm_batch_t *b, larder_item_t *item,
                               const ldr_result_row_t *row, const uint8_t *segs)
 {
     ldr_piece_map_t pieces[LDR_SHM_SEGS];
-    bool check = b->visit.remote->options.verify == LDR_VERIFY_LOAD ||
+    bool check = b->visit.remote->options.verify != LDR_VERIFY_ENTRY ||
                  (row->flags & LDR_RESULT_CHECKED) == 0;
     uint32_t crc = 0;
 
@@ -333,10 +335,8 @@ static ldr_end_how_t load_one(ldr_shm_batch_t *b, larder_item_t *item,
     return check ? LDR_END_CHECKED : LDR_END_PLAIN;
 }
 
-/* A miss for want of room in DRAM, or of leases, is none while this batch
- * itself holds some. */
-static bool ask_again(const ldr_shm_window_t *w, const ldr_result_row_t *row,
-                      uint32_t ok)
+bool ldr_shm_ask_again(const ldr_shm_window_t *w, const ldr_result_row_t *row,
+                       uint32_t ok)
 {
     bool full = row->status == LARDER_E_LIMIT ||
                 (row->status == LARDER_MISS && row->cause == LARDER_CAUSE_FULL);
@@ -363,7 +363,7 @@ static void work_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w,
             ldr_item_refuse(LARDER_OP_GET, item, b->status);
             continue;
         }
-        if (ask_again(w, &row, ok)) {
+        if (ldr_shm_ask_again(w, &row, ok)) {
             ldr_todo_push(&b->todo, w->item[i]);
             continue;
         }
@@ -393,5 +393,9 @@ static void work_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w,
 
 void ldr_shm_get(ldr_op_t *op)
 {
-    ldr_shm_run(op, ask_lease, work_lease);
+    if (op->gpu != NULL) {
+        ldr_shm_get_gpu(op);
+    } else {
+        ldr_shm_run(op, ldr_shm_ask_lease, work_lease);
+    }
 }

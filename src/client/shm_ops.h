@@ -57,6 +57,23 @@ larder_status_t ldr_pieces_crc(const ldr_piece_map_t *pieces, uint32_t count,
 /* Zeros behind a shard's bytes, up to the end of their block. */
 void ldr_pieces_pad(const ldr_piece_map_t *p);
 
+/* Requests for the next items: as many bytes as a window may have. */
+void ldr_shm_ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w);
+void ldr_shm_ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w);
+/* Whether a leased row is to be asked for again: a miss for want of room in
+ * DRAM, or of leases, is none while this batch itself holds some. ok: how many
+ * of the window's rows are. */
+bool ldr_shm_ask_again(const ldr_shm_window_t *w, const ldr_result_row_t *row,
+                       uint32_t ok);
+/* Commits or aborts reservations, and sets the items' statuses where the
+ * daemon has to say something to it. */
+void ldr_shm_put_end(ldr_shm_batch_t *b, ldr_end_row_t *ends, uint32_t count,
+                     larder_item_t *const *items);
+
+/* By a GPU's memory (shm_gpu.c) */
+void ldr_shm_get_gpu(ldr_op_t *op);
+void ldr_shm_put_gpu(ldr_op_t *op);
+
 /* ---- leases (shm_lease.c, shm_room.c) ---- */
 
 /* One shard that is held. */

@@ -10,8 +10,10 @@
 #define RUN_MAX ((size_t)1 << 20)
 #define BLOCK 4096u /* the disk gets whole ones */
 
-static void ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w)
+void ldr_shm_ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w)
 {
+    const uint64_t most =
+        b->op->gpu != NULL ? LDR_SHM_GPU_BYTES : LDR_SHM_SAVE_BYTES;
     uint8_t *at = ldr_body(w->call.buffer);
     size_t bytes = LDR_BATCH_HEAD_BYTES;
     uint64_t sum = 0;
@@ -20,7 +22,7 @@ static void ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w)
         const larder_item_t *item = &b->op->items[b->todo.item[b->todo.head]];
         size_t one = ldr_item_bytes(item);
 
-        if (w->count > 0 && sum + one > LDR_SHM_SAVE_BYTES) {
+        if (w->count > 0 && sum + one > most) {
             break;
         }
         ldr_save_row_t row = ldr_row_save(item, one);
@@ -177,8 +179,8 @@ static void compare(ldr_shm_batch_t *b, larder_item_t *item)
 
 /* In a private window the daemon still has to copy: it says what came of it.
  * Elsewhere nobody waits. */
-static void commit(ldr_shm_batch_t *b, ldr_end_row_t *ends, uint32_t count,
-                   larder_item_t *const *items)
+void ldr_shm_put_end(ldr_shm_batch_t *b, ldr_end_row_t *ends, uint32_t count,
+                     larder_item_t *const *items)
 {
     uint8_t *at = ldr_body(b->visit.call.buffer);
     ldr_results_t results;
@@ -226,7 +228,7 @@ static void work_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w,
 {
     ldr_rows_t rows = {.results = results};
     ldr_end_row_t ends[LDR_SHM_ITEMS];
-    larder_item_t *saved[LDR_SHM_ITEMS], *present[LDR_SHM_ITEMS];
+    larder_item_t *saved[LDR_SHM_ITEMS] = {NULL}, *present[LDR_SHM_ITEMS];
     uint32_t end_count = 0, present_count = 0, ok = ldr_rows_ok(results);
 
     for (uint32_t i = 0; i < w->count; i++) {
@@ -257,7 +259,7 @@ static void work_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w,
             }
         }
     }
-    commit(b, ends, end_count, saved);
+    ldr_shm_put_end(b, ends, end_count, saved);
     for (uint32_t i = 0; (b->op->flags & LARDER_VERIFY_PUT) != 0 &&
                          b->status == LARDER_OK && i < present_count;
          i++) {
@@ -274,5 +276,9 @@ static void work_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w,
 
 void ldr_shm_put(ldr_op_t *op)
 {
-    ldr_shm_run(op, ask_reserve, work_reserve);
+    if (op->gpu != NULL) {
+        ldr_shm_put_gpu(op);
+    } else {
+        ldr_shm_run(op, ldr_shm_ask_reserve, work_reserve);
+    }
 }

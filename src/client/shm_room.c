@@ -148,38 +148,44 @@ larder_status_t ldr_shm_reserve(larder_space_t *space, larder_item_t *items,
     return LARDER_OK;
 }
 
+/* How a room ends; sets its status if it is not kept. */
+static ldr_end_row_t room_end(larder_lease_t *lease, uint32_t i,
+                              const uint8_t *keep, const uint32_t *crcs,
+                              const ldr_stop_t *stop)
+{
+    const ldr_held_t *h = lease->held;
+    ldr_room_t *room = &lease->rooms[i];
+    const ldr_piece_map_t *pieces = h->pieces + room->seg;
+    ldr_end_row_t end = {.lease = room->lease, .how = LDR_END_ABORT};
+
+    if (keep != NULL && keep[i] == 0) {
+        room->status = LARDER_E_CANCELED;
+        return end;
+    }
+    if (crcs != NULL) {
+        end.crc = crcs[i];
+    } else {
+        room->status = ldr_pieces_crc(pieces, room->seg_count, stop, &end.crc);
+    }
+    if (room->status == LARDER_OK) {
+        ldr_pieces_pad(&pieces[room->seg_count - 1]);
+        end.how = LDR_END_PLAIN;
+    }
+    return end;
+}
+
 /* Fills in how each room ends; gives their number. */
 static uint32_t commit_rows(larder_lease_t *lease, const uint8_t *keep,
                             const uint32_t *crcs, const ldr_stop_t *stop,
                             uint8_t *at, uint32_t *index)
 {
-    const ldr_held_t *h = lease->held;
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < lease->room_count; i++) {
-        const ldr_room_t *room = &lease->rooms[i];
-        ldr_end_row_t end = {.lease = room->lease, .how = LDR_END_ABORT};
-
-        if (room->status != LARDER_OK) {
+        if (lease->rooms[i].status != LARDER_OK) {
             continue;
         }
-        if (keep == NULL || keep[i] != 0) {
-            const ldr_piece_map_t *pieces = h->pieces + room->seg;
-            larder_status_t st = LARDER_OK;
-
-            end.crc = crcs != NULL ? crcs[i] : 0;
-            if (crcs == NULL) {
-                st = ldr_pieces_crc(pieces, room->seg_count, stop, &end.crc);
-            }
-            if (st == LARDER_OK) {
-                ldr_pieces_pad(&pieces[room->seg_count - 1]);
-                end.how = LDR_END_PLAIN;
-            } else {
-                lease->rooms[i].status = st;
-            }
-        } else {
-            lease->rooms[i].status = LARDER_E_CANCELED;
-        }
+        ldr_end_row_t end = room_end(lease, i, keep, crcs, stop);
         ldr_put_end(at + LDR_ENDS_HEAD_BYTES + (size_t)n * LDR_END_BYTES, &end);
         index[n++] = i;
     }
@@ -187,6 +193,38 @@ static uint32_t commit_rows(larder_lease_t *lease, const uint8_t *keep,
         ldr_put_ends(at, n);
     }
     return n;
+}
+
+/* Nobody waits for an answer, nor for a daemon that is not there. What it made
+ * of it (the space was reset meanwhile) nobody hears. */
+static larder_status_t commit_silently(larder_lease_t *lease,
+                                       const uint8_t *keep,
+                                       const uint32_t *crcs,
+                                       const ldr_stop_t *stop)
+{
+    const ldr_held_t *h = lease->held;
+    ldr_end_row_t ends[LDR_SHM_ITEMS];
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < lease->room_count; i++) {
+        if (lease->rooms[i].status == LARDER_OK) {
+            ends[n++] = room_end(lease, i, keep, crcs, stop);
+        }
+        if (n == LDR_SHM_ITEMS || i + 1 == lease->room_count) {
+            ldr_shm_ends(h->session, LDR_OP_COMMIT, ends, n);
+            n = 0;
+        }
+    }
+    if (!ldr_shm_dead(h->session)) {
+        return LARDER_OK;
+    }
+    for (uint32_t i = 0; i < lease->room_count; i++) {
+        if (lease->rooms[i].status == LARDER_OK) {
+            lease->rooms[i].status = LARDER_E_OFFLINE;
+        }
+    }
+    return ldr_fail(LARDER_E_OFFLINE,
+                    "the daemon that had the reservation is gone");
 }
 
 /* Nobody knows whether it was committed: what was not is given back; the
@@ -240,8 +278,12 @@ larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
     ldr_stop_t stop = {NULL, deadline_ns};
     ldr_visit_t v;
     uint32_t index[LARDER_BATCH_MAX];
-    larder_status_t st = ldr_visit_begin(&v, lease->lar->remote, NULL, &stop);
 
+    /* From a private window the daemon still has to copy: it is waited for. */
+    if (lease->silent && !h->session->strict) {
+        return commit_silently(lease, keep, crcs, &stop);
+    }
+    larder_status_t st = ldr_visit_begin(&v, lease->lar->remote, NULL, &stop);
     if (st == LARDER_OK && v.link != &h->session->link) {
         ldr_visit_end(&v, st); /* another session: that one is gone */
         st = ldr_fail(LARDER_E_OFFLINE,

@@ -263,6 +263,8 @@ larder_status_t larder_layout_create(const larder_layout_params_t *params,
     layout->block_count = params->block_count;
     layout->has_null = (params->field_mask & LARDER_LAYOUT_NULL_BLOCK) != 0;
     layout->null_block = layout->has_null ? params->null_block : 0;
+    layout->gpu =
+        (params->field_mask & LARDER_LAYOUT_GPU) != 0 ? params->gpu : NULL;
     layout->group_count = params->group_count;
     layout->all = true;
     for (uint32_t i = 0; i < params->group_count && st == LARDER_OK; i++) {

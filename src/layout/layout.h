@@ -49,7 +49,8 @@ struct larder_layout {
     uint32_t block_count;
     uint32_t null_block;
     bool has_null;
-    bool all; /* every group's rule is that */
+    bool all;          /* every group's rule is that */
+    larder_gpu_t *gpu; /* whose memory it is; NULL: the host's */
     uint32_t group_count;
     ldr_group_t group[LARDER_GROUPS_MAX];
     ldr_layer_t *layers;

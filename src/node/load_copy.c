@@ -64,7 +64,7 @@ void ldr_load_copy(ldr_node_t *node, ldr_load_t *load, const ldr_stop_t *stop)
 {
     const ldr_arena_t *arena = &node->store.arena;
     const ldr_shard_t *sh = &node->store.shards[load->shard];
-    bool check = node->options.verify == LDR_VERIFY_LOAD ||
+    bool check = node->options.verify != LDR_VERIFY_ENTRY ||
                  !__atomic_load_n(&sh->checked, __ATOMIC_RELAXED);
     const struct iovec *iov = load->target.item->iov;
     size_t left = load->length;
@@ -109,8 +109,9 @@ void ldr_load_check(ldr_node_t *node, ldr_load_t *load)
     size_t left = load->length;
     uint32_t crc = 0;
 
-    if (node->options.verify == LDR_VERIFY_ENTRY &&
-        __atomic_load_n(&sh->checked, __ATOMIC_RELAXED)) {
+    if (node->options.verify == LDR_VERIFY_GET ||
+        (node->options.verify == LDR_VERIFY_ENTRY &&
+         __atomic_load_n(&sh->checked, __ATOMIC_RELAXED))) {
         return;
     }
     for (uint32_t page = sh->page; left > 0;) {

@@ -295,6 +295,24 @@ void ldr_memory_stop(ldr_node_t *node)
 
 /* ---- extents for sessions ---- */
 
+larder_status_t ldr_node_extent_owned(ldr_node_t *node, uint32_t tenant,
+                                      uint32_t extent, uint32_t *generation_p)
+{
+    const ldr_arena_t *arena = &node->store.arena;
+    larder_status_t st = LARDER_E_INVALID;
+
+    ldr_node_lock(node);
+    if (extent < arena->extent_count) {
+        const ldr_arena_extent_t *x = &arena->extents[extent];
+
+        st = x->state == LDR_EXTENT_OWNED && x->tenant == tenant ? LARDER_OK
+                                                                 : LARDER_MISS;
+        *generation_p = x->generation;
+    }
+    ldr_node_unlock(node);
+    return st;
+}
+
 bool ldr_node_extent_map(ldr_node_t *node, uint32_t tenant, uint32_t extent,
                          uint32_t generation, ldr_extent_view_t *out)
 {

@@ -174,6 +174,10 @@ typedef struct ldr_extent_view {
  */
 bool ldr_node_extent_map(ldr_node_t *node, uint32_t tenant, uint32_t extent,
                          uint32_t generation, ldr_extent_view_t *out);
+/* The generation in which the tenant owns this extent. MISS: it does not.
+ * E_INVALID: there is no such extent, nor any after it. */
+larder_status_t ldr_node_extent_owned(ldr_node_t *node, uint32_t tenant,
+                                      uint32_t extent, uint32_t *generation_p);
 /* One fewer. Once the last is gone and nothing in it is held, an extent that
  * was leaving is made anew for another tenant: new memory, next generation. */
 void ldr_node_extent_unmap(ldr_node_t *node, uint32_t extent,

@@ -223,9 +223,19 @@ void ldr_handle_extent(ldr_request_t *r)
             r, ldr_fail(LARDER_E_DENIED, "isolation is strict: attach first"));
         return;
     }
-    larder_status_t st = s->window != NULL
-                             ? ldr_window_view(s->window, &m, &view)
-                             : ldr_session_map(s, &m, &view);
+    larder_status_t st = LARDER_OK;
+    if (s->window == NULL && m.generation == LDR_EXTENT_NOW) {
+        st = ldr_node_extent_owned(s->server->node, s->guest->tenant, m.extent,
+                                   &m.generation);
+        st = st == LARDER_MISS
+                 ? ldr_fail(LARDER_E_STALE, "extent %u is not this session's",
+                            m.extent)
+                 : st;
+    }
+    if (st == LARDER_OK) {
+        st = s->window != NULL ? ldr_window_view(s->window, &m, &view)
+                               : ldr_session_map(s, &m, &view);
+    }
     if (st != LARDER_OK) {
         ldr_reply_fail(r, st);
         return;

@@ -180,6 +180,7 @@ typedef struct ldr_extent_msg {
 } ldr_extent_msg_t;
 
 #define LDR_EXTENT_MSG_BYTES 24u
+#define LDR_EXTENT_NOW UINT32_MAX /* request: whichever generation it is in */
 size_t ldr_put_extent(uint8_t *at, const ldr_extent_msg_t *m);
 bool ldr_get_extent(const uint8_t *at, size_t bytes, ldr_extent_msg_t *m);
 

@@ -9,6 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1, KVConnectorMetadata,
     KVConnectorRole, SupportsHMA)
+from vllm.platforms import current_platform
 
 from larder_kv import _node
 from larder_kv._options import Options
@@ -19,6 +20,7 @@ from larder_kv.vllm.worker import Worker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -69,7 +71,12 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                                    options.chunk)
         _check_model(vllm_config, described)
         url = _node.node_url(options, logger.info)
-        node = _node.open_node(url, _log, logger.warning)
+        # A GPU checks what it loads as fast as it loads it; a CPU that did so
+        # before, when it is staged, would be slower than the link.
+        later = (current_platform.is_cuda()
+                 and role == KVConnectorRole.SCHEDULER)
+        node = _node.open_node(url, _log, logger.warning,
+                               "get" if later else "")
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -123,10 +130,19 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         return bad
 
     def build_connector_worker_meta(self) -> events.Saved | None:
-        reports = self._worker.reports
-        return reports.take() if reports is not None else None
+        return self._worker.reports.take()
 
     # ---- the scheduler ----
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._scheduler.holds.bind(gpu_block_pool)
+
+    def has_pending_push_work(self) -> bool:
+        """An engine that is idle goes on until nothing is held."""
+        return bool(self._scheduler.holds)
+
+    def has_pending_block_frees(self) -> bool:
+        return self._scheduler.holds.frees_soon()
 
     def on_new_request(self, request: Request) -> None:
         self._scheduler.arrive(request)

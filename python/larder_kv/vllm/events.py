@@ -10,6 +10,7 @@ Nothing of this is made unless vLLM publishes events (kv_events_config).
 """
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,20 +68,36 @@ class Saved(KVConnectorWorkerMetadata):
 
 
 class Reports:
-    """A worker's; of its own thread only."""
+    """A worker's: what became of saves that have a number."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._saved = Saved()
+        self._last = 0  # that began
+        self._open: set[int] = set()
+        self.tell: Callable[[int], None] | None = None  # see hold.write_on()
+
+    def begin(self, job: int) -> None:
+        """Numbers only grow."""
+        with self._lock:
+            self._last = job
+            self._open.add(job)
 
     def add(self, job: int, done: bool) -> None:
-        self._saved.ranks[job] = 1
-        if not done:
-            self._saved.failed.add(job)
+        """Its end."""
+        with self._lock:
+            self._saved.ranks[job] = 1
+            if not done:
+                self._saved.failed.add(job)
+            self._open.discard(job)
+            if self.tell is not None:
+                self.tell(min(self._open) - 1 if self._open else self._last)
 
     def take(self) -> Saved | None:
         if not self._saved.ranks:
             return None
-        saved, self._saved = self._saved, Saved()
+        with self._lock:
+            saved, self._saved = self._saved, Saved()
         return saved
 
 
@@ -111,14 +128,11 @@ class Events:
         self._announced: OrderedDict[
             bytes, dict[tuple[str, int], list[Any]]] = OrderedDict()
         self._jobs: OrderedDict[int, _Job] = OrderedDict()
-        self._last_job = 0
         self._looked: deque[Any] = deque()
 
     def saving(self, move: meta.Move, request: Request) -> None:
         """A save that is ordered. What its events need is taken now: the
         request may be gone when it is done."""
-        self._last_job += 1
-        move.job = self._last_job
         job = _Job()
         for chunk in range(move.begin // self._chunk, move.end // self._chunk):
             at = (chunk - move.first_key) * _lib.KEY_BYTES
@@ -132,10 +146,8 @@ class Events:
         if len(self._jobs) > JOBS_MAX:
             self._jobs.popitem(last=False)
 
-    def saved(self, reports: Any) -> None:
+    def saved(self, reports: Saved) -> None:
         """What update_connector_output() got as worker metadata."""
-        if not isinstance(reports, Saved):
-            return
         for number, count in reports.ranks.items():
             job = self._jobs.get(number)
             if job is None:

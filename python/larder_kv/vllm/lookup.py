@@ -32,6 +32,8 @@ FETCH_MAX = 1 << 30  # bytes of fetched prefixes
 RATE_TOKENS = 64  # a step with fewer says little about prefill
 STAGE_SECONDS = 0.002  # of staging that is not reading
 PROBE_SECONDS, PROBE_CHUNKS = 2.0, 2
+LOAD_BYTES = 1 << 24  # of a load that says something about the speed of loads
+LINK_SPEED = 2e10  # bytes a second: of a GPU's link, until it is known
 JOIN_SECONDS = 5
 
 
@@ -43,7 +45,7 @@ class Lookup:
     __slots__ = ("request_id", "keys", "limit", "tiers_wanted", "began",
                  "until", "deadline", "done", "left", "lease", "memory",
                  "booked", "crowded", "chunks", "matched", "reason",
-                 "tier_bytes", "found", "ended", "tiers")
+                 "tier_bytes", "found", "ended", "tiers", "claimed")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float):
@@ -66,6 +68,7 @@ class Lookup:
         self.tier_bytes = (0, 0)
         self.found = 0.0  # when matched was known
         self.tiers = b""  # of every chunk, for events
+        self.claimed = 0.0  # when; its load began then
 
     def left_ms(self) -> int:
         return max(1, int((self.deadline - time.monotonic()) * 1000))
@@ -76,7 +79,7 @@ class Finder:
                  described: model.Model, node: _lib.Node, space: _lib.Space,
                  events: Events | None):
         self.lock = threading.Lock()
-        self.rate = Rate()
+        self.rate = Rate(LINK_SPEED if _on_gpu() else 0.0)
         self.layout = model.rules(described)
         groups = described.groups
         self._whole = len(groups) == 1 and groups[0].rule == _lib.RULE_ALL
@@ -296,8 +299,9 @@ class Rate:
     """How many tokens a second prefill computes, as measured. Steps may
     overlap: their outputs come in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_speed: float = 0.0) -> None:
         self.tokens_per_second = 0.0
+        self.load_speed = load_speed  # bytes a second, from dram; 0: unknown
         self.doubt = 1.0  # so many times longer than the node expects
         self._steps: deque[tuple[float, int]] = deque(maxlen=8)
         self._ended = 0.0
@@ -330,10 +334,20 @@ class Rate:
             self.doubt = max(1.0, times if lost and times > self.doubt
                              else (times * self.doubt) ** 0.5)
 
+    def loaded(self, size: int, took: float) -> None:
+        """A load of so many bytes took so long, until the scheduler knew."""
+        if size >= LOAD_BYTES and took > 0:
+            known = self.load_speed or size / took
+            self.load_speed = known + (size / took - known) / 4
+
     def expects(self, match: _lib.Match) -> float:
-        """Seconds, from what the node expects."""
-        return match.load_us * 1e-6 * (self.doubt if match.tier_bytes[1]
-                                       else 1.0)
+        """Seconds: from what the node expects of disks, and from loads that
+        were seen."""
+        dram, ssd = match.tier_bytes
+        if ssd > 0:
+            return match.load_us * 1e-6 * self.doubt
+        return (dram / self.load_speed if self.load_speed > 0
+                else match.load_us * 1e-6)
 
     def wins(self, tokens: int, match: _lib.Match) -> bool:
         """Whether loading beats computing; unknown rates do not decide."""
@@ -345,6 +359,12 @@ class Rate:
         rate = self.tokens_per_second
         return (float("inf") if rate == 0
                 else max(2 * self.expects(match), tokens / rate / 2))
+
+
+def _on_gpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return current_platform.is_cuda()
 
 
 def _uses_eagle(config: VllmConfig) -> bool:

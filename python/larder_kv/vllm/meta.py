@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata)
@@ -21,10 +22,13 @@ class Move:
     tables: list[tuple[int, array]]
     ttl_ms: int = 0
     memory: str = ""  # load: from here, where it was fetched to
-    job: int = 0  # save: its number, if events want to know what became of it
+    job: int = 0  # save: its number, if one wants to know what became of it
+    held: bool = False  # save: its blocks are, so that a thread may make it
+    after: Any = None  # in a worker, on a GPU: the event that its copy awaits
 
 
 @dataclass
 class Step(KVConnectorMetadata):
     loads: list[Move] = field(default_factory=list)
     saves: list[Move] = field(default_factory=list)
+    board: str = ""  # see hold; with saves that are held

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from larder_kv import _lib
+from larder_kv._find import nvrtc_path
 from larder_kv.vllm import versions
 
 if TYPE_CHECKING:
@@ -94,11 +96,27 @@ def _groups(config: KVCacheConfig) -> tuple[GroupInfo, ...]:
     return tuple(found)
 
 
-def chunk_of(groups: tuple[GroupInfo, ...], wanted: int) -> int:
-    """Tokens in a chunk: a multiple of every block."""
+def _block_bytes(config: KVCacheConfig, group: GroupInfo) -> int:
+    """Of a rank's pages of one block, in all layers."""
+    of = config.kv_cache_groups[group.index]
+    names = {c.__name__ for c in type(of.kv_cache_spec).__mro__}
+    layers = (1 if "UniformTypeKVCacheSpecs" in names  # sums them up itself
+              else len(of.layer_names))
+    return of.kv_cache_spec.page_size_bytes * layers
+
+
+def chunk_of(config: KVCacheConfig, groups: tuple[GroupInfo, ...],
+             wanted: int) -> int:
+    """Tokens in a chunk: a multiple of every block, and a shard of it fits
+    the store."""
     unit = math.lcm(*(g.block_tokens for g in groups))
     if wanted == 0:
-        return unit * math.ceil(CHUNK_MIN / unit)
+        count = math.ceil(CHUNK_MIN / unit)
+        most = max(_block_bytes(config, g) * (unit // g.block_tokens)
+                   for g in groups)
+        while count > 1 and most * count > _lib.VALUE_MAX:
+            count //= 2
+        return unit * count
     if wanted % unit != 0:
         raise versions.Unsupported(
             f"larder: chunk={wanted} is no multiple of this model's block of "
@@ -188,6 +206,13 @@ def fingerprint(model: ModelConfig) -> str:
     return digest.hexdigest()
 
 
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _packing(config: VllmConfig, kv: KVCacheConfig) -> list[str]:
     """Who decides the order of bytes inside a page."""
     import torch
@@ -196,6 +221,13 @@ def _packing(config: VllmConfig, kv: KVCacheConfig) -> list[str]:
     named = [current_platform.device_type, versions.minor(),
              str(getattr(kv, "kv_cache_layout", None)),
              str(os.environ.get("VLLM_KV_CACHE_LAYOUT"))]
+    if current_platform.is_cuda():
+        # By these vLLM chooses the attention backend, whose order it is.
+        named += [str(current_platform.get_device_capability()),
+                  str(getattr(getattr(config, "attention_config", None),
+                              "backend", None)),
+                  str(os.environ.get("VLLM_ATTENTION_BACKEND")),
+                  f"flashinfer={_version('flashinfer-python')}"]
     if current_platform.is_cpu():
         amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
         named += [torch.backends.cpu.get_cpu_capability(), f"amx={amx}"]
@@ -290,7 +322,7 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
         "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
                    for g in groups],
     }
-    return Model(groups, chunk_of(groups, chunk),
+    return Model(groups, chunk_of(kv, groups, chunk),
                  json.dumps(described, sort_keys=True).encode(), shards,
                  replicas)
 
@@ -325,25 +357,32 @@ def _pieces(name: str, cache: Any, blocks: int) -> list[torch.Tensor]:
     """A layer's tensors, each with blocks in its first dimension."""
     found = []
     for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in ("cpu", "cuda"):
             raise versions.Unsupported(
-                f"larder: the KV cache is on {tensor.device.type}; this "
-                "version stores what the CPU backend computes")
+                f"larder: the KV cache is on {tensor.device.type}; only that "
+                "of the CPU and of CUDA can be stored")
         split = tensor.dim() > 1 and tensor.shape[0] == 2 != blocks
         found += tensor.unbind(0) if split else [tensor]
     return found
+
+
+def _gpu(device: torch.device) -> _lib.Gpu | None:
+    return (_lib.Gpu(device.index or 0, nvrtc_path())
+            if device.type == "cuda" else None)
 
 
 def layout(model: Model, kv: KVCacheConfig,
            caches: dict[str, Any]) -> _lib.Layout:
     """The worker's memory, each allocation once."""
     regions: dict[int, int] = {}  # base to index
+    devices = set()
     found: list[_lib.Region] = []
     groups = []
     for info in model.groups:
         layers = []
         for name in kv.kv_cache_groups[info.index].layer_names:
             for tensor in _pieces(name, caches[name], kv.num_blocks):
+                devices.add(tensor.device)
                 storage = tensor.untyped_storage()
                 base = storage.data_ptr()
                 if base not in regions:
@@ -358,7 +397,12 @@ def layout(model: Model, kv: KVCacheConfig,
                                  info.window_tokens,
                                  (_lib.Layer * len(layers))(*layers),
                                  len(layers)))
-    return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks)
+    if len(devices) > 1:
+        raise versions.Unsupported(
+            "larder: a worker's KV cache on several devices "
+            f"({', '.join(sorted(map(str, devices)))}) is not supported")
+    gpu = _gpu(devices.pop()) if devices else None
+    return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks, gpu)
 
 
 def bytes_per_token(model: Model, layout_: _lib.Layout) -> float:

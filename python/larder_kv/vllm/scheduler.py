@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.vllm import meta, model
-from larder_kv.vllm.events import Events
+from larder_kv.vllm.events import Events, Saved
 from larder_kv.vllm.explain import Explain, Record
+from larder_kv.vllm.hold import Holds
 from larder_kv.vllm.lookup import Finder, Lookup
 from larder_kv.vllm.request import Prompt, Switches
 from larder_kv.vllm.stats import Counts, LarderStats
@@ -41,8 +42,8 @@ class Tracked:
     """A request, from its arrival to its end."""
 
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
-                 "saved", "preemptions", "lookup", "claimed", "local",
-                 "loading", "record", "turn")
+                 "saved", "behind", "preemptions", "lookup", "claimed",
+                 "local", "loading", "record", "turn")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -58,6 +59,7 @@ class Tracked:
         self.preemptions = self.request.num_preemptions
         self.tables: list[list[int]] = []
         self.saved = 0  # chunks that need not be saved any more
+        self.behind = False  # more could be, if less were held
         self.claimed = False
         self.turn = False  # was looked up again, since it was crowded out
         self.local = 0
@@ -75,6 +77,9 @@ class Scheduler:
                                 described.chunk_tokens)
         self.counts = Counts()
         self.events = events
+        self.holds = Holds(config, options, described, self.counts,
+                           _spread(config))
+        self._job = 0  # the last one's number
         self.explain = Explain(
             self.counts, described.chunk_tokens,
             pathlib.Path(_lib.default_socket()).parent / "explain")
@@ -192,6 +197,7 @@ class Scheduler:
         """It was preempted: it has more tokens now, and no blocks. False: it
         goes without the store from now on."""
         self._leave(t)
+        self._give_up(t)
         t.reset()
         t.record.again()
         if not self._named(t, t.request.num_tokens):
@@ -242,6 +248,7 @@ class Scheduler:
             request.request_id, t.prompt.keys.data(first, last), first, begin,
             end, self._tables(ids, begin, end),
             memory=t.lookup.memory.path if t.lookup.memory else ""))
+        t.lookup.claimed = time.monotonic()
         t.record.claim(begin, external)
         self.counts.add("hit_tokens", external)
         self.counts.add("hits")
@@ -262,6 +269,8 @@ class Scheduler:
         if self.saves:
             self._saves(out)
         step, self.step = self.step, meta.Step()
+        if any(move.held for move in step.saves):
+            step.board = self.holds.board
         return step
 
     def _resumed(self, out: SchedulerOutput) -> None:
@@ -312,7 +321,10 @@ class Scheduler:
         known = min(computed + scheduled, t.request.num_tokens)
         if self.options.save == "prompt":
             known = min(known, t.request.num_prompt_tokens)
-        end = known // size
+        end = whole = known // size
+        if self.holds.on:
+            end = min(end, t.saved + self.holds.room(self.holds.chunk_blocks))
+        t.behind = end < whole  # a later step tries again
         if end <= t.saved or not self._named(t, end * size):
             return
         tables = self._tables(dict(zip(self._indexes, t.tables)),
@@ -322,7 +334,7 @@ class Scheduler:
                 tables[i] = (0, array("I"))  # offered by vLLM, see _states
             elif rule == _lib.RULE_TRAILING:
                 self._forget(tables[i], i, computed)
-        self._emit(t, t.saved, end, tables)
+        self._emit(t, t.saved, end, tables, self.holds.on)
         t.record.saved_chunks += end - t.saved
         t.saved = end
 
@@ -336,13 +348,19 @@ class Scheduler:
             ids[i] = _lib.NULL_BLOCK
 
     def _emit(self, t: Tracked, first: int, end: int,
-              tables: list[tuple[int, array]]) -> None:
+              tables: list[tuple[int, array]], held: bool) -> None:
         size = self.model.chunk_tokens
         parent = max(first - 1, 0)  # its key comes along: the chain is linked
         move = meta.Move(
             t.request.request_id, t.prompt.keys.data(parent, end), parent,
             first * size, end * size, tables, t.switches.ttl_ms)
         self.step.saves.append(move)
+        move.held = held
+        if held or self.events is not None:
+            self._job += 1
+            move.job = self._job
+        if held:
+            self.holds.take(move)
         if self.events is not None:
             self.events.saving(move, t.request)
 
@@ -364,24 +382,47 @@ class Scheduler:
                     (tokens // self._blocks[i] - 1,
                      array("I", [blocks[index]] if index in blocks else []))
                     for i, index in enumerate(self._indexes)]
-                self._emit(t, tokens // size - 1, tokens // size, tables)
+                held = (self.holds.on
+                        and self.holds.shared(list(blocks.values())))
+                if held and not self.holds.room(len(blocks)):
+                    self.counts.add("saves_dropped:busy")
+                    continue
+                self._emit(t, tokens // size - 1, tokens // size, tables,
+                           held)
+
+    def _give_up(self, t: Tracked) -> None:
+        """What was not saved in time is not there any more."""
+        if t.behind:
+            t.behind = False
+            self.counts.add("saves_dropped:busy")
 
     def finished_step(self, output: KVConnectorOutput) -> None:
         failed = getattr(output, "failed_recving", ())
         for req_id in output.finished_recving or ():
             t = self.ended.pop(req_id, None) or self.requests.get(req_id)
             if t is not None:
-                t.record.report(req_id in failed
-                                or bool(output.invalid_block_ids))
+                bad = req_id in failed or bool(output.invalid_block_ids)
+                t.record.report(bad)
+                self._loaded(t, bad)
                 self._leave(t)
-        if self.events is not None:
-            self.events.saved(output.kv_connector_worker_meta)
+        reports = output.kv_connector_worker_meta
+        if isinstance(reports, Saved):
+            self.holds.report(reports.ranks)
+            if self.events is not None:
+                self.events.saved(reports)
+
+    def _loaded(self, t: Tracked, failed: bool) -> None:
+        look = t.lookup
+        if look is not None and not failed and look.tier_bytes[1] == 0:
+            self.finder.rate.loaded(look.tier_bytes[0],
+                                    time.monotonic() - look.claimed)
 
     def finished(self, request: Request) -> None:
         t = self.requests.pop(request.request_id, None)
         if t is None:
             return
         self.explain.end(t.record)
+        self._give_up(t)
         if t.loading is not None:
             self.ended[request.request_id] = t  # its load needs what it holds
         else:
@@ -401,6 +442,10 @@ class Scheduler:
             if t.loading is None:
                 self._leave(t)
             t.saves = t.saves and not t.tables and t.loading is None
+        if not self.holds.settle():
+            logger.warning("larder: the space was not reset: saves are under "
+                           "way; try again")
+            return False
         try:
             self.space.reset()
             if self.events is not None:
@@ -426,6 +471,7 @@ class Scheduler:
         for t in [*self.requests.values(), *self.ended.values()]:
             self._leave(t)
         self.explain.close()
+        self.holds.close()
         if self.finder.close():
             self.space.close()
             self.node.close()

@@ -15,7 +15,9 @@ TIMES = {
     "copy_ms": "from the order to load until all ranks have reported it",
     "resume_ms": "from there until the request is scheduled",
     "load_ms": "of one load on one rank",
-    "save_ms": "of all saves of a step on one rank",
+    "save_ms": "of the saves of a step on one rank, or of one beside the "
+               "steps (save_threads)",
+    "hold_ms": "from the order to save until its blocks are given back",
 }
 TIMES_MAX = 10000  # of a kind, between two looks
 # With a label that says why: "missed_tokens:absent" in the data.
@@ -23,6 +25,13 @@ BY_REASON = {
     "missed_requests": "requests of which not all chunks were loaded or in "
                        "vLLM's own cache",
     "missed_tokens": "tokens of these chunks",
+    "saves_dropped": "saves that were given up",
+}
+# As they are now, the largest of all ranks; in the log the largest of a while.
+GAUGES = {
+    "held_blocks": "blocks that saves beside the steps hold",
+    "held_blocks_peak": "the most that were held since the start",
+    "save_queue": "saves that wait for a thread",
 }
 COUNTERS = {
     "hits": "requests for which a prefix was loaded",
@@ -49,6 +58,7 @@ class Counts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._data: dict[str, Any] = {}
+        self._now: dict[str, int] = {}  # of gauges
 
     def add(self, name: str, by: int = 1) -> None:
         if by:
@@ -60,6 +70,11 @@ class Counts:
             times = self._data.setdefault(name, [])
             if len(times) < TIMES_MAX:
                 times.append(ms)
+
+    def set(self, name: str, value: int) -> None:
+        with self._lock:
+            if self._now.get(name, 0) != value:
+                self._now[name] = self._data[name] = value
 
     def take(self) -> LarderStats | None:
         if not self._data:
@@ -76,7 +91,9 @@ class LarderStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, value in other.data.items():
-            if name in self.data:
+            if name in self.data and name in GAUGES:
+                self.data[name] = max(self.data[name], value)
+            elif name in self.data:
                 self.data[name] = self.data[name] + value
             else:
                 self.data[name] = value
@@ -108,6 +125,10 @@ class LarderProm(KVConnectorPromMetrics):
             self._add(name, self._counter_cls(
                 name=f"vllm:larder_{name}", documentation=f"Larder: {text}.",
                 labelnames=labelnames))
+        for name, text in GAUGES.items():
+            self._add(name, self._gauge_cls(
+                name=f"vllm:larder_{name}", documentation=f"Larder: {text}.",
+                multiprocess_mode="mostrecent", labelnames=labelnames))
         for name, text in TIMES.items():
             self._add(name, self._histogram_cls(
                 name=f"vllm:larder_{name}",
@@ -134,6 +155,8 @@ class LarderProm(KVConnectorPromMetrics):
                     reason).inc(value)
             elif name not in metrics:
                 continue
+            elif name in GAUGES:
+                metrics[name].set(value)
             elif isinstance(value, list):
                 for one in value:
                     metrics[name].observe(one)

@@ -1,7 +1,12 @@
 """A worker's side: moves KV between the engine's pages and the store.
 
-Loads run in threads and are reported when they are done; saves are copied in
-wait_for_save(), after the forward that computed them, so that no block is held.
+Loads run in threads and are reported when they are done, and so do saves whose
+blocks the scheduler holds (see hold). Others are copied in wait_for_save(),
+after the forward that computed them.
+
+On a GPU a copy follows what the engine's stream had to do when it was ordered:
+a load the zeroing of its blocks, a save the forward. An event says when that
+is done; no thread of the engine waits for it.
 """
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import events, meta, model
+from larder_kv.vllm import events, hold, meta, model
 from larder_kv.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = logging.getLogger("vllm.larder")
+
+LATE = 40  # times save_ms: a save that waited so long for a thread is dropped
 
 
 class Worker:
@@ -38,22 +45,31 @@ class Worker:
         self._caches: dict[str, Any] = {}  # keeps the memory alive
         self._max_tokens = config.model_config.max_model_len
         self._shard, self._writer = _rank(config, described)
-        self.reports = events.Reports() if events.enabled(config) else None
+        self._rank = _world_rank(config)
+        self.reports = events.Reports()
         self._lock = threading.Lock()
         self._done: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._jobs: queue.SimpleQueue[meta.Move | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._cuda = False
+        self._saves: queue.SimpleQueue[tuple[meta.Move, float] | None] = (
+            queue.SimpleQueue())
+        self._savers: list[threading.Thread] = []
+        self._closing = False
+        self._unsaved: list[meta.Move] = []  # held, and not handed over yet
+        self._board = ""
 
     def register(self, caches: dict[str, Any]) -> None:
         self._layout = model.layout(self.model, self._kv, caches)
         self._caches = caches
-        for i in range(self.options.load_threads):
-            thread = threading.Thread(target=self._work, daemon=True,
-                                      name=f"larder-load-{i}")
-            self._threads.append(thread)
-            thread.start()
+        self._cuda = _on_cuda(caches)
+        if self._layout.gpu is not None:
+            self._layout.gpu.attach(self.node)
+        self._threads = _start("load", self.options.load_threads, self._work)
+        self._savers = _start("save", hold.threads(self.options),
+                              self._save_work)
         self._say_sizes()
 
     def _say_sizes(self) -> None:
@@ -81,14 +97,35 @@ class Worker:
     # ---- loads ----
 
     def start_loads(self, step: meta.Step) -> None:
+        self._begin_saves(step)
+        if not step.loads:
+            return
+        event = self._event()
         for move in step.loads:
+            move.after = event
             self._jobs.put(move)
+
+    def _event(self) -> Any:
+        """What the engine's stream has to do up to now. None: nothing, it is
+        the CPU. An exception in its place fails the copies that await it."""
+        if not self._cuda:
+            return None
+        import torch
+
+        try:
+            event = torch.cuda.Event(blocking=True)
+            event.record()
+            return event
+        except Exception as error:
+            logger.exception("larder: no event on the engine's stream")
+            return error
 
     def _work(self) -> None:
         while (move := self._jobs.get()) is not None:
             began = time.monotonic()
             try:
                 status, request = self._run(move, self.options.load_ms, True)
+                move.after = None
             except Exception:
                 logger.exception("larder: load of %s", move.request_id)
                 status, request = -1, None
@@ -124,6 +161,10 @@ class Worker:
             first_key=move.first_key, begin=move.begin, end=move.end,
             shard=self._shard, writers=self.model.replicas,
             writer=self._writer, timeout_ms=timeout_ms, ttl_ms=move.ttl_ms)
+        if isinstance(move.after, Exception):
+            raise move.after
+        if move.after is not None:
+            request.after = move.after.cuda_event
         if move.memory:
             return self._place(move.memory, request), request
         run = self.space.load if load else self.space.save
@@ -146,17 +187,80 @@ class Worker:
 
     # ---- saves ----
 
-    def save(self, step: meta.Step) -> None:
-        if not step.saves:
+    def _begin_saves(self, step: meta.Step) -> None:
+        """A step's saves that are held are known from its begin on: those of
+        one that ended without a forward are given up."""
+        for move in self._unsaved:
+            self._drop(move, "failed")
+        self._unsaved = [move for move in step.saves if move.held]
+        if self._unsaved and step.board != self._board:
+            self._board = step.board
+            self.reports.tell = hold.write_on(step.board, self._rank)
+        for move in self._unsaved:
+            self.reports.begin(move.job)
+
+    def _drop(self, move: meta.Move, reason: str) -> None:
+        self.counts.add(f"saves_dropped:{reason}")
+        self.reports.add(move.job, False)
+
+    def _hand_over(self) -> None:
+        """To the threads: what they save is in its blocks when the stream has
+        come to here."""
+        moves, self._unsaved = self._unsaved, []
+        if not moves:
             return
+        event, now = self._event(), time.monotonic()
+        for move in moves:
+            move.after = event
+            self._saves.put((move, now))
+        self.counts.set("save_queue", self._saves.qsize())
+
+    def _save_work(self) -> None:
+        while (job := self._saves.get()) is not None:
+            self.counts.set("save_queue", self._saves.qsize())
+            self._save_held(*job)
+
+    def _save_held(self, move: meta.Move, queued: float) -> None:
+        """Its deadline begins when there is something to copy."""
+        done = False
+        try:
+            if hasattr(move.after, "query") and not move.after.query():
+                move.after.synchronize()
+                queued = time.monotonic()
+            late = time.monotonic() - queued > LATE * (
+                self.options.save_ms / 1000)
+            if late or self._closing:
+                self.counts.add("saves_dropped:late")
+                return
+            began = time.monotonic()
+            done = self._save(move, self.options.save_ms)
+            self.counts.time("save_ms", (time.monotonic() - began) * 1000)
+        except Exception:
+            logger.exception("larder: save of %s", move.request_id)
+            self.counts.add("saves_dropped:failed")
+        finally:
+            move.after = None
+            self.reports.add(move.job, done)
+
+    def save(self, step: meta.Step) -> None:
+        self._hand_over()
+        moves = [move for move in step.saves if not move.held]
+        if not moves:
+            return
+        event = self._event()
+        if hasattr(event, "synchronize"):
+            event.synchronize()
         began = time.monotonic()
         end = began + self.options.save_ms / 1000
         late = False
-        for move in step.saves:
+        for move in moves:
+            move.after = event
             left = int((end - time.monotonic()) * 1000)
             late = late or left <= 0
             done = not late and self._save(move, left)
-            if self.reports is not None:
+            if late:
+                self.counts.add("saves_dropped:late")
+            if move.job:
                 self.reports.add(move.job, done)
         if late:
             self.counts.add("saves_late")
@@ -171,11 +275,13 @@ class Worker:
             status = -1
         if status < 0:
             self.counts.add("save_failures")
+            self.counts.add("saves_dropped:failed")
             return False
         self.counts.add("saved_shards", request.shards)
         self.counts.add("saved_bytes", request.bytes)
         self.counts.add("saves_present", request.present)
         self.counts.add("save_failures", request.failed)
+        self.counts.add("saves_dropped:failed", int(request.failed > 0))
         return request.failed == 0
 
     # ---- results ----
@@ -192,13 +298,50 @@ class Worker:
         return found
 
     def close(self) -> None:
+        """What is queued to be saved is, as far as save_ms goes."""
+        for _ in self._savers:
+            self._saves.put(None)
         for _ in self._threads:
             self._jobs.put(None)
-        for thread in self._threads:
-            thread.join(timeout=self.options.load_ms / 1000 + 1)
-        if not any(thread.is_alive() for thread in self._threads):
+        _join(self._savers, self.options.save_ms / 1000)
+        self._closing = True
+        _join(self._savers, self.options.save_ms / 1000 + 1)
+        _join(self._threads, self.options.load_ms / 1000 + 1)
+        if not any(thread.is_alive()
+                   for thread in [*self._savers, *self._threads]):
             self.space.close()
             self.node.close()
+
+
+def _start(name: str, count: int, work: Any) -> list[threading.Thread]:
+    found = [threading.Thread(target=work, daemon=True,
+                              name=f"larder-{name}-{i}") for i in range(count)]
+    for thread in found:
+        thread.start()
+    return found
+
+
+def _join(threads: list[threading.Thread], seconds: float) -> None:
+    """All of them together have so long."""
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(timeout=max(0.0, end - time.monotonic()))
+
+
+def _on_cuda(caches: dict[str, Any]) -> bool:
+    for cache in caches.values():
+        for one in cache if isinstance(cache, (list, tuple)) else [cache]:
+            return one.device.type == "cuda"
+    return False
+
+
+def _world_rank(config: VllmConfig) -> int:
+    """Among those of one engine."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return (get_pp_group().rank_in_group
+            * config.parallel_config.tensor_parallel_size
+            + get_tp_group().rank_in_group)
 
 
 def _rank(config: VllmConfig, described: model.Model) -> tuple[int, int]:

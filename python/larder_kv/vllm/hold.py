@@ -1,0 +1,247 @@
+"""Blocks that are read beside the steps.
+
+A save that a thread makes reads its blocks while the engine goes on. So the
+scheduler takes a reference to each in the step that computes it, and gives it
+back when every rank has reported the save, done or not: whatever happens to the
+request meanwhile, its blocks are nobody else's until then.
+
+References come back by the workers' reports, with the next step. Who cannot
+wait for a step (a reset) looks at the board: memory that the workers of this
+host share with the scheduler, where each says up to which save it has ended
+all.
+"""
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from larder_kv import _lib
+from larder_kv._options import Options
+from larder_kv.vllm import meta, model, versions
+from larder_kv.vllm.stats import Counts
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+
+logger = logging.getLogger("vllm.larder")
+
+HOLD_PART = 8  # of the pool: one in so many blocks may be held
+SOON_SECONDS = 0.05  # a save younger than that gives back soon
+SETTLE_MORE = 1.0  # seconds beyond save_ms that a reset waits
+WORD = 8  # bytes of a rank on the board
+
+
+def threads(options: Options) -> int:
+    """That save, in each worker; 0: saves are made in the step."""
+    if options.save_threads != "auto":
+        return int(options.save_threads)
+    from vllm.platforms import current_platform
+
+    return 1 if current_platform.is_cuda() else 0
+
+
+def _counts_references(config: VllmConfig) -> bool:
+    """Whether vLLM takes the count of a block's references for the number of
+    requests that share it: cascade attention before 0.32."""
+    return (versions.minor() in ("0.24", "0.29")
+            and not config.model_config.disable_cascade_attn)
+
+
+class Held:
+    """The blocks of one save."""
+
+    __slots__ = ("blocks", "ranks", "began")
+
+    def __init__(self, blocks: list[Any]):
+        self.blocks = blocks
+        self.ranks = 0  # that have reported it
+        self.began = time.monotonic()
+
+
+class Holds:
+    """The scheduler's, of its thread only."""
+
+    def __init__(self, config: VllmConfig, options: Options,
+                 described: model.Model, counts: Counts, spread: bool):
+        self._ranks = config.parallel_config.world_size
+        self._counts = counts
+        self._size = described.chunk_tokens
+        self._groups = [(g.block_tokens, g.rule == _lib.RULE_LAST)
+                        for g in described.groups]
+        # Of groups that save every chunk.
+        self.chunk_blocks = max(1, sum(
+            self._size // block for block, state in self._groups if not state))
+        self._settle_seconds = options.save_ms / 1000 + SETTLE_MORE
+        self._pool: BlockPool | None = None
+        self._most = 0
+        self._jobs: dict[int, Held] = {}
+        self._blocks: dict[int, int] = {}  # of a block: how often it is held
+        self._peak = 0
+        self._board: Board | None = None
+        self._shares_memory = not spread
+        self._wanted = threads(options) > 0
+        if self._wanted and _counts_references(config):
+            logger.warning("larder: with cascade attention this vLLM needs "
+                           "the references that held saves would change: "
+                           "saves are made in the step")
+            self._wanted = False
+
+    @property
+    def on(self) -> bool:
+        return self._wanted and self._pool is not None
+
+    @property
+    def board(self) -> str:
+        """Where the workers open it, or ""."""
+        if self._board is None and self.on and self._shares_memory:
+            self._board = Board(self._ranks)
+        return self._board.path if self._board is not None else ""
+
+    def bind(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._most = max(1, pool.num_gpu_blocks // HOLD_PART)
+        if not self._wanted:
+            return
+        reset = pool.reset_prefix_cache
+
+        def settled() -> bool:
+            self.settle()
+            return reset()
+
+        # vLLM refuses a reset while references are out, and asks nobody to
+        # give them back.
+        pool.reset_prefix_cache = settled  # type: ignore[method-assign]
+
+    # ---- a save ----
+
+    def room(self, blocks: int) -> int:
+        """How many times so many blocks may be held now; what is larger than
+        may be held at all is held alone."""
+        found = (self._most - len(self._blocks)) // blocks
+        return max(found, 0 if self._blocks else 1)
+
+    def take(self, move: meta.Move) -> None:
+        """Its blocks are held from now on."""
+        blocks = [self._pool.blocks[i] for i in self.needed(move)]
+        self._pool.touch(blocks)
+        self._jobs[move.job] = Held(blocks)
+        for block in blocks:
+            number = block.block_id
+            self._blocks[number] = self._blocks.get(number, 0) + 1
+        self._peak = max(self._peak, len(self._blocks))
+        self._note()
+
+    def needed(self, move: meta.Move) -> Iterator[int]:
+        """The blocks that it reads: all of a chunk, or the state at its end.
+        A chunk of which one is not there is not saved."""
+        chunks = range(move.begin // self._size, move.end // self._size)
+        for (block, state), (first, ids) in zip(self._groups, move.tables):
+            per_chunk = self._size // block
+            for chunk in chunks:
+                end = (chunk + 1) * per_chunk - first
+                begin = end - (1 if state else per_chunk)
+                if begin < 0 or end > len(ids):
+                    continue
+                wanted = ids[begin:end]
+                if _lib.NULL_BLOCK not in wanted:
+                    yield from wanted
+
+    def shared(self, ids: list[int]) -> bool:
+        """Whether others may hold these: vLLM wants blocks of states for
+        itself until they are in its cache."""
+        return all(self._pool.blocks[i].block_hash is not None for i in ids)
+
+    # ---- its end ----
+
+    def report(self, ranks: dict[int, int]) -> None:
+        """Of saves: by how many ranks they were ended since."""
+        for job, count in ranks.items():
+            held = self._jobs.get(job)
+            if held is not None:
+                held.ranks += count
+                if held.ranks >= self._ranks:
+                    self._free(job)
+
+    def settle(self) -> bool:
+        """Waits for the saves under way, no longer than one may take. Gives
+        whether nothing is held any more."""
+        end = time.monotonic() + self._settle_seconds
+        while self._jobs and self._board is not None:
+            done = self._board.done()
+            for job in [job for job in self._jobs if job <= done]:
+                self._free(job)
+            if not self._jobs or time.monotonic() >= end:
+                break
+            time.sleep(0.001)
+        return not self._jobs
+
+    def _free(self, job: int) -> None:
+        held = self._jobs.pop(job)
+        for block in held.blocks:
+            number = block.block_id
+            left = self._blocks[number] - 1
+            if left:
+                self._blocks[number] = left
+            else:
+                del self._blocks[number]
+        # The last first: vLLM evicts in this order.
+        self._pool.free_blocks(reversed(held.blocks))
+        self._counts.time("hold_ms", (time.monotonic() - held.began) * 1000)
+        self._note()
+
+    def _note(self) -> None:
+        self._counts.set("held_blocks", len(self._blocks))
+        self._counts.set("held_blocks_peak", self._peak)
+
+    # ---- what vLLM asks ----
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def frees_soon(self) -> bool:
+        """Whether blocks that nobody else needs come back in a moment."""
+        young = time.monotonic() - SOON_SECONDS
+        return any(held.began > young and any(
+            block.ref_cnt == self._blocks[block.block_id]
+            for block in held.blocks) for held in self._jobs.values())
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+
+
+class Board:
+    """The scheduler's end."""
+
+    def __init__(self, ranks: int):
+        self._memory = _lib.Memory(WORD * ranks)
+        self._words = memoryview(self._memory.map).cast("Q")
+        self.path = self._memory.path
+
+    def done(self) -> int:
+        """Every rank has ended all saves up to this one."""
+        return min(self._words)
+
+    def close(self) -> None:
+        self._words.release()
+        self._memory.close()
+
+
+def write_on(path: str, rank: int) -> Callable[[int], None] | None:
+    """Opens a board in a worker: what is called with the save up to which all
+    have ended. None: it is not to be had, and resets wait for steps."""
+    try:
+        if not os.readlink(path).startswith("/memfd:larder-"):
+            return None
+        with open(path, "r+b") as file:
+            words = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+    except (OSError, ValueError):
+        return None
+    if rank >= len(words):
+        return None
+    return lambda job: words.__setitem__(rank, job)

@@ -1,0 +1,65 @@
+/*
+ * What moving whole prefixes has in common: which shards a save has, their
+ * names, and batches of them on their way (prefix.c, prefix_rooms.c).
+ */
+#pragma once
+
+#include "client/client.h"
+#include "layout/layout.h"
+
+/* What is left of it, for calls that take a timeout; at least one. */
+uint32_t ldr_prefix_left_ms(const larder_t *lar, uint64_t deadline_ns);
+
+/* Whether the space can be used, and the layout with it. */
+larder_status_t ldr_prefix_check(const larder_space_t *space,
+                                 const larder_layout_t *layout);
+
+/* Whether the move is one; op: PUT to save, GET to load. */
+larder_status_t ldr_move_check(const larder_layout_t *layout, larder_op_t op,
+                               const larder_move_t *m);
+/* Sets its results to nothing. */
+void ldr_move_clear(larder_move_t *m);
+/* Adds what became of one shard. */
+void ldr_move_note(larder_move_t *m, larder_status_t st, larder_cause_t cause,
+                   size_t bytes);
+/* The name of a chunk's shard, and how it is to be kept; no buffers. */
+larder_item_t ldr_move_item(const larder_move_t *m, uint32_t group,
+                            uint32_t chunk);
+
+/* The shards that a save has, one after the other: group by group, in each by
+ * chunk. Begins with layout and move set and the rest zero. */
+typedef struct ldr_saves {
+    const larder_layout_t *layout;
+    const larder_move_t *move;
+    uint32_t group, chunk;
+    bool begun;
+} ldr_saves_t;
+
+/* False: there are no more. */
+bool ldr_saves_next(ldr_saves_t *s);
+
+/* Shards on their way. */
+typedef struct ldr_batch {
+    larder_space_t *space;
+    const larder_layout_t *layout;
+    larder_move_t *move;
+    larder_op_t op;
+    uint64_t deadline_ns;
+    larder_item_t *items;
+    struct iovec *iov;
+    uint32_t item_count, iov_count, item_max, iov_max;
+    uint8_t *scratch; /* load: for pages that are not wanted */
+    size_t scratch_bytes;
+    bool scratch_used;
+} ldr_batch_t;
+
+/* Begins with space, layout, move, op and deadline_ns set and the rest zero:
+ * room for as much as there is to move, or for a good part of it. */
+larder_status_t ldr_batch_begin(ldr_batch_t *b);
+/* Adds one shard. MISS: it cannot be saved, since blocks are not there. */
+larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
+                              ldr_span_t wanted);
+/* Carries out what was added, and notes in move what came of it. */
+larder_status_t ldr_batch_flush(ldr_batch_t *b);
+/* Also after begin failed. */
+void ldr_batch_end(ldr_batch_t *b);

@@ -1,0 +1,421 @@
+/*
+ * A save in two halves: room is reserved before the bytes are there, and
+ * filled when they are. Between the two nothing is copied and nobody waits; the
+ * second half waits for no answer where the daemon needs to give none.
+ *
+ * Shards that were to be saved are numbered in the order of the enumeration;
+ * those from n * BATCH to (n + 1) * BATCH - 1 share a reservation, leases[n]
+ * (NULL: none of them has room). A shard's status is that of its reserve, and
+ * then that of its end:
+ *   OK               it has room, until the lease is committed or released
+ *   E_FULL, E_LIMIT  there was no room, perhaps for the others' sake: it is
+ *                    put the usual way once those are committed
+ *   others           final
+ */
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/copy.h"
+#include "base/fault.h"
+#include "base/mem.h"
+#include "client/prefix.h"
+
+#define BATCH 512u
+/* Bytes copied between looks at the clock. */
+#define RUN_MAX ((size_t)1 << 20)
+#define ASK 2048u /* bytes */
+#define LINE 64u
+#define SEGMENT_MIN 4096u /* what a reserved shard consists of */
+
+typedef struct part {
+    uint32_t chunk;
+    uint16_t group;
+    larder_status_t status;
+} part_t;
+
+struct larder_rooms {
+    larder_space_t *space;
+    const larder_layout_t *layout;
+    uint32_t skipped; /* had no blocks when they were reserved */
+    uint32_t count;
+    part_t *parts;
+    larder_lease_t **leases;
+    struct iovec *from, *to; /* of one shard */
+    uint32_t from_max, to_max;
+};
+
+/* Frees it; its leases are gone or nobody's. */
+static void rooms_free(larder_rooms_t *r)
+{
+    ldr_free(r->parts);
+    ldr_free(r->leases);
+    ldr_free(r->from);
+    ldr_free(r->to);
+    ldr_free(r);
+}
+
+/* With room for what a save of move has at most; filling allocates nothing. */
+static larder_rooms_t *rooms_new(larder_space_t *space,
+                                 const larder_layout_t *layout,
+                                 const larder_move_t *m)
+{
+    larder_rooms_t *r = ldr_alloc(sizeof(*r));
+    size_t parts = m->end / layout->chunk_tokens;
+    size_t bytes = 0;
+
+    if (r == NULL) {
+        return NULL;
+    }
+    parts -= ldr_min64(parts, m->begin / layout->chunk_tokens);
+    parts = ldr_max64(parts, 1) * layout->group_count;
+    r->space = space;
+    r->layout = layout;
+    for (uint32_t g = 0; g < layout->group_count; g++) {
+        r->from_max =
+            (uint32_t)ldr_max64(r->from_max, layout->group[g].shard_pages);
+        bytes = ldr_max64(bytes, layout->group[g].shard_bytes);
+    }
+    r->to_max = (uint32_t)(bytes / SEGMENT_MIN) + 1;
+    r->parts = ldr_alloc(parts * sizeof(*r->parts));
+    r->leases = ldr_alloc(ldr_div_up(parts, BATCH) * sizeof(larder_lease_t *));
+    r->from = ldr_alloc(r->from_max * sizeof(*r->from));
+    r->to = ldr_alloc(r->to_max * sizeof(*r->to));
+    if (r->parts == NULL || r->leases == NULL || r->from == NULL ||
+        r->to == NULL) {
+        rooms_free(r);
+        return NULL;
+    }
+    return r;
+}
+
+void larder_rooms_release(larder_rooms_t **rooms_p)
+{
+    if (rooms_p == NULL || *rooms_p == NULL) {
+        return;
+    }
+    larder_rooms_t *r = *rooms_p;
+
+    *rooms_p = NULL;
+    for (uint32_t i = 0; i < r->count; i += BATCH) {
+        larder_release(&r->leases[i / BATCH]);
+    }
+    rooms_free(r);
+}
+
+/* ---- reserving ---- */
+
+/* The shards, without those whose blocks are not there. */
+static larder_status_t list(larder_rooms_t *r, const larder_move_t *m)
+{
+    ldr_saves_t saves = {.layout = r->layout, .move = m};
+
+    while (ldr_saves_next(&saves)) {
+        ldr_segments_t segments = {.iov = r->from, .max = r->from_max};
+        larder_status_t st = ldr_layout_segments(
+            r->layout, saves.group, saves.chunk, &m->tables[saves.group],
+            (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
+
+        if (st == LARDER_MISS) {
+            r->skipped++;
+        } else if (st != LARDER_OK) {
+            return st;
+        } else {
+            r->parts[r->count++] = (part_t){
+                .chunk = saves.chunk,
+                .group = (uint16_t)saves.group,
+                .status = LARDER_E_DEADLINE,
+            };
+        }
+    }
+    return LARDER_OK;
+}
+
+/* Room for the shards from this one on that share a lease. */
+static larder_status_t reserve(larder_rooms_t *r, const larder_move_t *m,
+                               uint64_t deadline_ns, uint32_t first,
+                               larder_item_t *items, size_t *lengths)
+{
+    uint32_t count = (uint32_t)ldr_min64(BATCH, r->count - first);
+    larder_lease_t **lease_p = &r->leases[first / BATCH];
+    part_t *parts = &r->parts[first];
+
+    for (uint32_t i = 0; i < count; i++) {
+        items[i] = ldr_move_item(m, parts[i].group, parts[i].chunk);
+        lengths[i] = r->layout->group[parts[i].group].shard_bytes;
+    }
+    larder_status_t st =
+        larder_reserve(r->space, items, lengths, count,
+                       ldr_prefix_left_ms(r->space->lar, deadline_ns), lease_p);
+    if (st != LARDER_OK && st != LARDER_E_LIMIT) {
+        return st;
+    }
+    if (*lease_p != NULL) {
+        (*lease_p)->silent = true;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        parts[i].status = st == LARDER_OK ? items[i].status : st;
+    }
+    return LARDER_OK;
+}
+
+static larder_status_t reserve_all(larder_rooms_t *r, const larder_move_t *m)
+{
+    const larder_t *lar = r->space->lar;
+    uint64_t deadline_ns = ldr_deadline(lar, m->timeout_ms);
+    size_t most = ldr_min64(BATCH, r->count);
+    larder_item_t *items = ldr_alloc(ldr_max64(most, 1) * sizeof(*items));
+    size_t *lengths = ldr_alloc(ldr_max64(most, 1) * sizeof(*lengths));
+    larder_status_t st =
+        items != NULL && lengths != NULL
+            ? LARDER_OK
+            : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a save");
+
+    for (uint32_t i = 0; i < r->count && st == LARDER_OK; i += BATCH) {
+        if (i > 0 && ldr_now_ns(lar->clock) >= deadline_ns) {
+            break;
+        }
+        st = reserve(r, m, deadline_ns, i, items, lengths);
+    }
+    ldr_free(items);
+    ldr_free(lengths);
+    return st;
+}
+
+larder_status_t larder_prefix_reserve(larder_space_t *space,
+                                      const larder_layout_t *layout,
+                                      larder_move_t *move,
+                                      larder_rooms_t **rooms_p)
+{
+    larder_status_t st = ldr_prefix_check(space, layout);
+
+    st = st == LARDER_OK ? ldr_move_check(layout, LARDER_OP_PUT, move) : st;
+    if (st == LARDER_OK && rooms_p == NULL) {
+        st = ldr_fail(LARDER_E_INVALID, "rooms_p is NULL");
+    }
+    if (st == LARDER_OK && layout->gpu != NULL) {
+        st = ldr_fail(LARDER_E_UNSUPPORTED, "a GPU's memory is saved whole");
+    }
+    if (st != LARDER_OK) {
+        return st;
+    }
+    larder_rooms_t *r = rooms_new(space, layout, move);
+    if (r == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a save");
+    }
+    st = list(r, move);
+    if (st == LARDER_OK) {
+        st = reserve_all(r, move);
+    }
+    if (st != LARDER_OK) {
+        larder_rooms_release(&r);
+        return st;
+    }
+    ldr_move_clear(move);
+    move->skipped = r->skipped;
+    for (uint32_t i = 0; i < r->count; i++) {
+        const part_t *p = &r->parts[i];
+
+        ldr_move_note(move, p->status, LARDER_CAUSE_NONE,
+                      layout->group[p->group].shard_bytes);
+    }
+    *rooms_p = r;
+    return LARDER_OK;
+}
+
+/* ---- filling ---- */
+
+/* Asks for the begin of what is copied next. Pages of a shard lie anywhere, and
+ * the copy itself looks ahead only where its source goes on. */
+static void ask(const struct iovec *next)
+{
+    const uint8_t *at = next->iov_base;
+
+    for (size_t i = 0; i < ASK && i < next->iov_len; i += LINE) {
+        __builtin_prefetch(at + i);
+    }
+}
+
+/* Copies the shard that lies in r->from to its place in r->to. */
+static larder_status_t copy(const larder_rooms_t *r, uint32_t from_count,
+                            uint32_t to_count, uint64_t deadline_ns,
+                            uint32_t *crc_p)
+{
+    const larder_t *lar = r->space->lar;
+    const struct iovec *from = r->from, *end = r->from + from_count;
+    size_t used = 0, looked = RUN_MAX; /* of *from; since a look at the clock */
+    uint32_t crc = 0;
+
+    for (uint32_t i = 0; i < to_count; i++) {
+        uint8_t *to = r->to[i].iov_base;
+
+        for (size_t at = 0; at < r->to[i].iov_len;) {
+            size_t take =
+                ldr_min64(r->to[i].iov_len - at, from->iov_len - used);
+
+            take = ldr_min64(take, RUN_MAX);
+            if (looked >= RUN_MAX) {
+                if (ldr_now_ns(lar->clock) >= deadline_ns) {
+                    return LARDER_E_DEADLINE;
+                }
+                looked = 0;
+            }
+            if (used == 0 && from + 1 < end) {
+                ask(from + 1);
+            }
+            crc = ldr_copy_crc32c(crc, to + at,
+                                  (const uint8_t *)from->iov_base + used, take);
+            at += take;
+            used += take;
+            looked += take;
+            if (used == from->iov_len) {
+                from++;
+                used = 0;
+            }
+        }
+        if (LDR_FAULT(crc_in)) {
+            to[0] ^= 1;
+        }
+    }
+    *crc_p = crc;
+    return LARDER_OK;
+}
+
+/* Fills the room of item number `item` of the lease. MISS: its blocks are not
+ * there any more. */
+static larder_status_t fill_one(larder_rooms_t *r, const larder_move_t *m,
+                                const part_t *p, const larder_lease_t *lease,
+                                uint32_t item, uint64_t deadline_ns,
+                                uint32_t *crc_p)
+{
+    ldr_segments_t segments = {.iov = r->from, .max = r->from_max};
+    uint32_t count = 0;
+    larder_status_t st =
+        ldr_layout_segments(r->layout, p->group, p->chunk, &m->tables[p->group],
+                            (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = larder_reserve_segments(lease, item, r->to, r->to_max, &count);
+    if (st == LARDER_E_STALE) {
+        st = LARDER_E_OFFLINE; /* the daemon that had the room is gone */
+    }
+    return st == LARDER_OK ? copy(r, segments.count, count, deadline_ns, crc_p)
+                           : st;
+}
+
+static bool within(const larder_rooms_t *r, const larder_move_t *m,
+                   const part_t *p)
+{
+    uint32_t tokens = r->layout->chunk_tokens;
+
+    return p->chunk >= m->begin / tokens && p->chunk < m->end / tokens;
+}
+
+/* Fills and commits those from this one on that share a lease, or gives them
+ * back. */
+static void fill(larder_rooms_t *r, const larder_move_t *m,
+                 uint64_t deadline_ns, uint32_t first)
+{
+    uint32_t count = (uint32_t)ldr_min64(BATCH, r->count - first);
+    larder_lease_t **lease_p = &r->leases[first / BATCH];
+    part_t *parts = &r->parts[first];
+    larder_status_t statuses[BATCH] = {LARDER_OK};
+    uint32_t crcs[BATCH];
+    uint8_t keep[BATCH] = {0};
+
+    if (*lease_p == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (parts[i].status == LARDER_OK && within(r, m, &parts[i])) {
+            parts[i].status =
+                fill_one(r, m, &parts[i], *lease_p, i, deadline_ns, &crcs[i]);
+            keep[i] = parts[i].status == LARDER_OK;
+        }
+    }
+    larder_status_t st =
+        larder_commit(lease_p, keep, crcs, statuses,
+                      ldr_prefix_left_ms(r->space->lar, deadline_ns));
+    for (uint32_t i = 0; i < count; i++) {
+        if (keep[i] != 0) {
+            parts[i].status = statuses[i] != LARDER_OK ? statuses[i] : st;
+        }
+    }
+}
+
+/* Puts those for which there was no room, now that the others hold none. */
+static larder_status_t put_rest(larder_rooms_t *r, larder_move_t *m,
+                                uint64_t deadline_ns)
+{
+    ldr_batch_t b = {.space = r->space,
+                     .layout = r->layout,
+                     .move = m,
+                     .op = LARDER_OP_PUT,
+                     .deadline_ns = deadline_ns};
+    larder_status_t st = ldr_batch_begin(&b);
+
+    for (uint32_t i = 0; i < r->count && st == LARDER_OK; i++) {
+        const part_t *p = &r->parts[i];
+
+        if ((p->status == LARDER_E_FULL || p->status == LARDER_E_LIMIT) &&
+            within(r, m, p)) {
+            st = ldr_batch_add(&b, p->group, p->chunk,
+                               (ldr_span_t){0, UINT32_MAX});
+            if (st == LARDER_MISS) {
+                m->skipped++;
+                st = LARDER_OK;
+            }
+        }
+    }
+    if (st == LARDER_OK) {
+        st = ldr_batch_flush(&b);
+    }
+    ldr_batch_end(&b);
+    return st;
+}
+
+static larder_status_t fill_all(larder_rooms_t *r, larder_move_t *m)
+{
+    uint64_t deadline_ns = ldr_deadline(r->space->lar, m->timeout_ms);
+    bool rest = false;
+
+    ldr_move_clear(m);
+    m->skipped = r->skipped;
+    for (uint32_t i = 0; i < r->count; i += BATCH) {
+        fill(r, m, deadline_ns, i);
+    }
+    for (uint32_t i = 0; i < r->count; i++) {
+        const part_t *p = &r->parts[i];
+
+        if (!within(r, m, p)) {
+            continue;
+        }
+        if (p->status == LARDER_MISS) {
+            m->skipped++;
+        } else if (p->status == LARDER_E_FULL || p->status == LARDER_E_LIMIT) {
+            rest = true;
+        } else {
+            ldr_move_note(m, p->status, LARDER_CAUSE_NONE,
+                          r->layout->group[p->group].shard_bytes);
+        }
+    }
+    return rest ? put_rest(r, m, deadline_ns) : LARDER_OK;
+}
+
+larder_status_t larder_prefix_fill(larder_rooms_t **rooms_p,
+                                   larder_move_t *move)
+{
+    if (rooms_p == NULL || *rooms_p == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "the rooms are NULL");
+    }
+    larder_rooms_t *r = *rooms_p;
+    larder_status_t st = ldr_prefix_check(r->space, r->layout);
+
+    st = st == LARDER_OK ? ldr_move_check(r->layout, LARDER_OP_PUT, move) : st;
+    if (st == LARDER_OK) {
+        st = fill_all(r, move);
+    }
+    larder_rooms_release(rooms_p);
+    return st;
+}
