@@ -4,8 +4,8 @@ JOBS ?= $(shell nproc)
 export JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo serve build test test-core test-vllm vllm-drift bench \
-        bench-vllm check coverage format tidy install wheel clean \
+.PHONY: help run demo serve build test test-core test-vllm test-gpu \
+        vllm-drift bench bench-gpu bench-vllm check coverage format tidy install wheel clean \
         deps-build deps-test deps-check deps-wheel deps-vllm
 
 help: ## this list
@@ -34,6 +34,10 @@ test-core: deps-test ## the quick loop: tests of src/base and src/store
 test-vllm: deps-build deps-test deps-vllm ## all with real vLLM; VERSIONS=0.29.0
 	@scripts/run-tests release --vllm $(VERSIONS)
 
+test-gpu: build ## what needs a GPU, and PyTorch for CUDA; PYTHON=python3
+	@LARDER_BUILD=$(CURDIR)/build/release $(or $(PYTHON),python3) -B -m pytest \
+		-p no:cacheprovider -rs tests/cuda
+
 vllm-drift: deps-vllm ## is PyPI's newest vLLM what the connector expects?
 	@scripts/vllm-drift
 
@@ -45,6 +49,9 @@ bench-vllm: build deps-vllm ## vllm serve with and without Larder; its costs
 	@bench/vllm/setup
 	@bench/vllm/run.py $(ARGS)
 	@bench/vllm/overhead.py $(ARGS)
+
+bench-gpu: build ## on a GPU: copies, equality, first tokens, load; ARGS=STAGE...
+	@bench/gpu/run.py $(or $(ARGS),all)
 
 check: deps-check ## all that takes longer; one step: make check STEPS="asan"
 	@scripts/check $(STEPS)

@@ -713,9 +713,10 @@ LARDER_API larder_status_t larder_prefix_save(larder_space_t *space,
  * Whatever happens in between, no save is worse than lost:
  *   - the daemon ends or is restarted: its shards are E_OFFLINE in move, and
  *     the fill neither waits for it nor connects;
- *   - the space is reset: the node drops what is committed after that, and
+ *   - the space is reset: the node drops what had room in its memory, and
  *     counts it (saves_stale). By shared memory nobody is told: it counts as
- *     moved here;
+ *     moved here. By TCP, and with isolation=strict, bytes reach that memory
+ *     with the fill, and are saved;
  *   - the step is given up: larder_rooms_release();
  *   - the handle is closed: E_CLOSED, and the rooms are still to be ended;
  *   - the process is killed: the node takes the room back.

@@ -93,7 +93,7 @@ class LayoutParams(Structure):
 
 class GpuParams(Structure):
     _fields_ = [("field_mask", c_uint64), ("device", c_int),
-                ("nvrtc", c_char_p), ("log", c_void_p),
+                ("nvrtc", c_char_p), ("log", LOG_FN),
                 ("log_arg", c_void_p)]
 
 
@@ -114,7 +114,8 @@ class Move(Structure):
                 ("writers", c_uint16), ("writer", c_uint16),
                 ("timeout_ms", c_uint32), ("flags", c_uint32),
                 ("ttl_ms", c_uint32), ("after", c_void_p),
-                ("shards", c_uint32), ("present", c_uint32), ("skipped", c_uint32),
+                ("shards", c_uint32), ("present", c_uint32),
+                ("skipped", c_uint32),
                 ("failed", c_uint32), ("bytes", c_uint64), ("item", c_int),
                 ("cause", c_int)]
 
@@ -165,6 +166,10 @@ _SIGNATURES = {
                             POINTER(c_void_p), POINTER(Match)],
     "larder_release": [POINTER(c_void_p)],
     "larder_prefix_save": [c_void_p, c_void_p, POINTER(Move)],
+    "larder_prefix_reserve": [c_void_p, c_void_p, POINTER(Move),
+                              POINTER(c_void_p)],
+    "larder_prefix_fill": [POINTER(c_void_p), POINTER(Move)],
+    "larder_rooms_release": [POINTER(c_void_p)],
     "larder_prefix_load": [c_void_p, c_void_p, POINTER(Move)],
     "larder_prefix_fetch": [c_void_p, c_void_p, POINTER(c_void_p), c_void_p,
                             c_uint32, c_void_p, c_size_t, c_uint32,
@@ -208,6 +213,7 @@ def library() -> ctypes.CDLL:
         lib.larder_gpu_close.restype = None
         lib.larder_layout_destroy.restype = None
         lib.larder_release.restype = None
+        lib.larder_rooms_release.restype = None
         _library = lib
     return _library
 
@@ -291,9 +297,15 @@ class Node:
 class Gpu:
     """A GPU whose memory an engine has, opened once in a process."""
 
-    def __init__(self, device: int, nvrtc: str = ""):
+    def __init__(self, device: int, nvrtc: str = "", log=None):
         params = GpuParams(field_mask=1 | 2, device=device,
                            nvrtc=nvrtc.encode() or None)
+        if log is not None:
+            self._log = LOG_FN(
+                lambda _arg, level, line: log(level, line.decode(
+                    errors="replace")))
+            params.field_mask |= 4
+            params.log = self._log
         self._handle = c_void_p()
         check(library().larder_gpu_open(byref(params), byref(self._handle)))
 
@@ -350,6 +362,19 @@ class Lease:
             one = c_void_p(self._handles[i])
             self._handles[i] = None
             library().larder_release(byref(one))
+
+
+class Rooms:
+    """What larder_prefix_reserve() holds; filled or released once."""
+
+    def __init__(self, handle: c_void_p):
+        self._handle = handle
+
+    def fill(self, move: Move) -> int:
+        return library().larder_prefix_fill(byref(self._handle), byref(move))
+
+    def release(self) -> None:
+        library().larder_rooms_release(byref(self._handle))
 
 
 class Memory:
@@ -453,6 +478,14 @@ class Space:
     def save(self, layout: Layout, move: Move) -> int:
         return library().larder_prefix_save(self._handle, layout._handle,
                                             byref(move))
+
+    def reserve(self, layout: Layout,
+                move: Move) -> tuple[int, Rooms | None]:
+        """Room for what save() would save."""
+        handle = c_void_p()
+        status = library().larder_prefix_reserve(
+            self._handle, layout._handle, byref(move), byref(handle))
+        return status, Rooms(handle) if handle else None
 
     def load(self, layout: Layout, move: Move) -> int:
         return library().larder_prefix_load(self._handle, layout._handle,

@@ -29,15 +29,12 @@ class Options:
 
     def __init__(self, given: dict[str, Any] | None = None):
         given = given or {}
-        self.save_threads = "auto"
-        missing = sorted(set(type(self).__annotations__) - set(names())
-                         - {"save_threads"})
+        missing = sorted(set(type(self).__annotations__) - set(names()))
         if missing:
             raise _lib.LarderError(
                 _lib.E_VERSION, "larder: liblarder is of another version: it "
                 f"has no option {missing[0]}; install larder-kv again")
-        for name in [*given, *(n for n in type(self).__annotations__
-                               if n in names())]:
+        for name in [*given, *type(self).__annotations__]:
             self._read(name, given.get(name))
 
     def _read(self, name: str, value: Any) -> None:

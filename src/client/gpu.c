@@ -18,6 +18,21 @@
 
 /* ---- attaching ---- */
 
+static void say_registered(ldr_remote_t *r)
+{
+    larder_gpu_stats_t s = {.struct_bytes = sizeof(s)};
+
+    if (larder_gpu_stats(r->gpu, &s) == LARDER_OK && s.registered_bytes > 0) {
+        double seconds = (double)s.register_ns * 1e-9;
+
+        ldr_info(&r->log,
+                 "%.1f GB of the node's memory registered with the GPU in %.2f "
+                 "s (%.1f s for 100 GB)",
+                 (double)s.registered_bytes * 1e-9, seconds,
+                 seconds * 100e9 / (double)s.registered_bytes);
+    }
+}
+
 static void *warm_main(void *arg)
 {
     ldr_remote_t *r = arg;
@@ -27,6 +42,7 @@ static void *warm_main(void *arg)
     if (ldr_visit_begin(&v, r, NULL, &stop) == LARDER_OK) {
         ldr_map_warm(ldr_shm_of(v.link), &stop);
         ldr_visit_end(&v, LARDER_OK);
+        say_registered(r);
     }
     return NULL;
 }

@@ -215,7 +215,7 @@ void ldr_shm_run(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work)
 void ldr_shm_ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w)
 {
     const uint64_t most =
-        b->op->gpu != NULL ? LDR_SHM_GPU_BYTES : LDR_SHM_LEASE_BYTES;
+        b->op->gpu != NULL ? LDR_SHM_GPU_LEASE_BYTES : LDR_SHM_LEASE_BYTES;
     uint8_t *at = ldr_body(w->call.buffer);
     size_t bytes = LDR_BATCH_HEAD_BYTES;
     uint64_t room = 0;

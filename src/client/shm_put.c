@@ -13,7 +13,7 @@
 void ldr_shm_ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w)
 {
     const uint64_t most =
-        b->op->gpu != NULL ? LDR_SHM_GPU_BYTES : LDR_SHM_SAVE_BYTES;
+        b->op->gpu != NULL ? LDR_SHM_GPU_SAVE_BYTES : LDR_SHM_SAVE_BYTES;
     uint8_t *at = ldr_body(w->call.buffer);
     size_t bytes = LDR_BATCH_HEAD_BYTES;
     uint64_t sum = 0;

@@ -24,7 +24,9 @@ larder_status_t ldr_gpu_enter(larder_gpu_t *gpu)
     if (st == LARDER_OK) {
         /* Another thread may be capturing a graph: that is not about us. */
         capture_mode = LDR_CU_CAPTURE_RELAXED;
-        gpu->cuda->capture_mode(&capture_mode);
+        if (gpu->cuda->capture_mode(&capture_mode) != 0) {
+            capture_mode = -1; /* it is as it was */
+        }
     }
     return st;
 }
@@ -33,7 +35,9 @@ void ldr_gpu_leave(larder_gpu_t *gpu)
 {
     ldr_cu_context_t was;
 
-    gpu->cuda->capture_mode(&capture_mode);
+    if (capture_mode >= 0) {
+        gpu->cuda->capture_mode(&capture_mode);
+    }
     gpu->cuda->pop(&was);
 }
 
@@ -114,7 +118,11 @@ static larder_status_t make(larder_gpu_t *gpu, const char *nvrtc)
         return st;
     }
     cuda->priorities(&gpu->priority, &greatest);
-    if (make_kernel(gpu, nvrtc) != LARDER_OK) {
+    st = make_kernel(gpu, nvrtc);
+    if (st == LARDER_OK) {
+        st = ldr_gpu_tune(gpu);
+    }
+    if (st != LARDER_OK) {
         gpu->kernel = NULL;
         ldr_warn(&gpu->log, "GPU %d: copies go page by page, and slower: %s",
                  device, ldr_fail_text());

@@ -72,6 +72,7 @@ struct larder_gpu {
     ldr_cu_function_t kernel; /* NULL: none could be had */
     ldr_cu_ptr_t tables;
     ldr_gpu_powers_t *powers;
+    size_t run_min; /* staged, if the host's parts are as large on average */
 
     pthread_mutex_t lock;
     pthread_cond_t freed; /* a lane */
@@ -99,6 +100,9 @@ static inline void ldr_gpu_count(uint64_t *counter, uint64_t n)
 {
     __atomic_add_fetch(counter, n, __ATOMIC_RELAXED);
 }
+
+/* Sets run_min (tune.c). In the context. */
+larder_status_t ldr_gpu_tune(larder_gpu_t *gpu);
 
 /* ---- lanes (lane.c) ---- */
 

@@ -15,9 +15,6 @@
 #define SPIN_NS 20000u /* a look at the device is cheap for so long, */
 #define NAP_NS 20000   /* then this long between two */
 #define NAP_MAX 200000 /* for the engine, which may take long */
-/* Less than this on average, and the kernel itself goes to the host's memory:
- * a copy engine needs about 2 us for each start. */
-#define RUN_BYTES_MIN ((size_t)192 << 10)
 
 typedef struct cursor {
     const struct iovec *iov;
@@ -116,10 +113,10 @@ static larder_status_t choose(move_t *m)
         bytes += here;
         runs += s->host_count;
     }
-    m->way = !kernel                         ? LDR_GPU_PLAIN
-             : !reach                        ? LDR_GPU_BOUNCE
-             : bytes / runs >= RUN_BYTES_MIN ? LDR_GPU_STAGED
-                                             : LDR_GPU_DIRECT;
+    m->way = !kernel                           ? LDR_GPU_PLAIN
+             : !reach                          ? LDR_GPU_BOUNCE
+             : bytes / runs >= m->gpu->run_min ? LDR_GPU_STAGED
+                                               : LDR_GPU_DIRECT;
     if (copy->forced && (m->way <= LDR_GPU_DIRECT || copy->way > m->way)) {
         m->way = copy->way;
     }
@@ -252,6 +249,10 @@ static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
         }
         m->shard++;
         begin_shard(m);
+    }
+    if (slot->unit_count == LDR_GPU_UNITS ||
+        slot->leaf_count == LDR_GPU_UNITS) {
+        return false; /* before a run is begun that would stay empty */
     }
     uint8_t *host = here(&m->host);
     size_t n = ldr_min64(rest(&m->host), piece - slot->bytes);

@@ -15,7 +15,9 @@ import pytest
 from larder_kv import _lib
 from larder_kv._find import nvrtc_path
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip(
+    "torch", reason="GPU tests: PyTorch is not installed; run `make test-gpu` "
+    "where there is a GPU")
 
 BLOCK, CHUNK = 16, 64
 MARK = b"\x5aLARDER\xa5MARK\x77\x01\x02\x03"

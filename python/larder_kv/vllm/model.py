@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+Log = Callable[[int, str], None]  # level, line
 
 CHUNK_MIN = 256  # tokens
 FORMAT = 1  # of the descriptor
@@ -366,13 +369,13 @@ def _pieces(name: str, cache: Any, blocks: int) -> list[torch.Tensor]:
     return found
 
 
-def _gpu(device: torch.device) -> _lib.Gpu | None:
-    return (_lib.Gpu(device.index or 0, nvrtc_path())
+def _gpu(device: torch.device, log: Log | None) -> _lib.Gpu | None:
+    return (_lib.Gpu(device.index or 0, nvrtc_path(), log)
             if device.type == "cuda" else None)
 
 
-def layout(model: Model, kv: KVCacheConfig,
-           caches: dict[str, Any]) -> _lib.Layout:
+def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
+           log: Log | None = None) -> _lib.Layout:
     """The worker's memory, each allocation once."""
     regions: dict[int, int] = {}  # base to index
     devices = set()
@@ -401,7 +404,7 @@ def layout(model: Model, kv: KVCacheConfig,
         raise versions.Unsupported(
             "larder: a worker's KV cache on several devices "
             f"({', '.join(sorted(map(str, devices)))}) is not supported")
-    gpu = _gpu(devices.pop()) if devices else None
+    gpu = _gpu(devices.pop(), log) if devices else None
     return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks, gpu)
 
 

@@ -2,7 +2,8 @@
 
 Loads run in threads and are reported when they are done, and so do saves whose
 blocks the scheduler holds (see hold). Others are copied in wait_for_save(),
-after the forward that computed them.
+after the forward that computed them, into room that was reserved meanwhile (see
+ahead).
 
 On a GPU a copy follows what the engine's stream had to do when it was ordered:
 a load the zeroing of its blocks, a save the forward. An event says when that
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import events, hold, meta, model
+from larder_kv.vllm import ahead, events, hold, meta, model
 from larder_kv.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -60,9 +61,10 @@ class Worker:
         self._closing = False
         self._unsaved: list[meta.Move] = []  # held, and not handed over yet
         self._board = ""
+        self._ahead: ahead.Ahead | None = None
 
     def register(self, caches: dict[str, Any]) -> None:
-        self._layout = model.layout(self.model, self._kv, caches)
+        self._layout = model.layout(self.model, self._kv, caches, _say)
         self._caches = caches
         self._cuda = _on_cuda(caches)
         if self._layout.gpu is not None:
@@ -70,6 +72,8 @@ class Worker:
         self._threads = _start("load", self.options.load_threads, self._work)
         self._savers = _start("save", hold.threads(self.options),
                               self._save_work)
+        if self.node.url.startswith("unix:") and not self._cuda:
+            self._ahead = ahead.Ahead(self._reserve)
         self._say_sizes()
 
     def _say_sizes(self) -> None:
@@ -151,8 +155,7 @@ class Worker:
                         self._bad_blocks.update(ids)
                     self._bad_blocks.discard(_lib.NULL_BLOCK)
 
-    def _run(self, move: meta.Move, timeout_ms: int,
-             load: bool) -> tuple[int, _lib.Move]:
+    def _request(self, move: meta.Move, timeout_ms: int) -> _lib.Move:
         tables = (_lib.Table * len(move.tables))(
             *((ids.buffer_info()[0], first, len(ids))
               for first, ids in move.tables))
@@ -165,6 +168,11 @@ class Worker:
             raise move.after
         if move.after is not None:
             request.after = move.after.cuda_event
+        return request
+
+    def _run(self, move: meta.Move, timeout_ms: int,
+             load: bool) -> tuple[int, _lib.Move]:
+        request = self._request(move, timeout_ms)
         if move.memory:
             return self._place(move.memory, request), request
         run = self.space.load if load else self.space.save
@@ -242,6 +250,28 @@ class Worker:
             move.after = None
             self.reports.add(move.job, done)
 
+    def begin(self, step: meta.Step) -> None:
+        """Before the step's forward: room for what is saved after it."""
+        if self._ahead is not None:
+            self._ahead.start([move for move in step.saves if not move.held])
+
+    def _reserve(self, move: meta.Move
+                 ) -> tuple[_lib.Move, int, _lib.Rooms | None]:
+        request = self._request(move, self.options.save_ms)
+        return request, *self.space.reserve(self._layout, request)
+
+    def _fill(self, move: meta.Move,
+              timeout_ms: int) -> tuple[int, _lib.Move]:
+        """Saves it into the room that was reserved for it, if there is."""
+        if self._ahead is not None:
+            end = time.monotonic() + timeout_ms / 1000
+            job = self._ahead.take(move, timeout_ms / 1000)
+            timeout_ms = max(1, int((end - time.monotonic()) * 1000))
+            if job is not None and job.rooms is not None:
+                job.request.timeout_ms = timeout_ms
+                return job.rooms.fill(job.request), job.request
+        return self._run(move, timeout_ms, False)
+
     def save(self, step: meta.Step) -> None:
         self._hand_over()
         moves = [move for move in step.saves if not move.held]
@@ -269,7 +299,7 @@ class Worker:
     def _save(self, move: meta.Move, timeout_ms: int) -> bool:
         """Whether the store has all of it now."""
         try:
-            status, request = self._run(move, timeout_ms, False)
+            status, request = self._fill(move, timeout_ms)
         except Exception:
             logger.exception("larder: save of %s", move.request_id)
             status = -1
@@ -307,10 +337,18 @@ class Worker:
         self._closing = True
         _join(self._savers, self.options.save_ms / 1000 + 1)
         _join(self._threads, self.options.load_ms / 1000 + 1)
-        if not any(thread.is_alive()
-                   for thread in [*self._savers, *self._threads]):
+        ended = self._ahead is None or self._ahead.close(
+            self.options.save_ms / 1000 + 1)
+        if ended and not any(thread.is_alive()
+                             for thread in [*self._savers, *self._threads]):
             self.space.close()
             self.node.close()
+
+
+def _say(level: int, line: str) -> None:
+    """What the library says of the GPU."""
+    logger.log((logging.ERROR, logging.WARNING, logging.INFO,
+                logging.DEBUG)[level], "larder: %s", line)
 
 
 def _start(name: str, count: int, work: Any) -> list[threading.Thread]:
