@@ -2,12 +2,20 @@
 #include "gpu/gpu.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "gpu/gpu_int.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 
 #define SLICE_BYTES ((size_t)256 << 20)
 #define BLOCKS_MAX 32u /* of the kernel, so that the engine's have the rest */
@@ -298,6 +306,12 @@ static bool register_slice(larder_gpu_t *gpu, uint8_t *base, size_t bytes)
 {
     const ldr_cuda_t *cuda = gpu->cuda;
     ldr_gpu_range_t range = {base, bytes, 0};
+
+    /* The pages are made here, not in the driver: it has a lock that the engine
+     * needs for its kernels. Huge ones where the kernel can; registered, they
+     * stay as they are. What fails here fails there. */
+    madvise(base, bytes, MADV_POPULATE_WRITE);
+    madvise(base, bytes, MADV_COLLAPSE);
     ldr_cu_t result = cuda->host_register(
         base, bytes, LDR_CU_REGISTER_PORTABLE | LDR_CU_REGISTER_MAPPED);
 

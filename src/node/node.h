@@ -21,6 +21,8 @@
 #include "store/store.h"
 #include "wire/wire.h"
 
+#define LDR_HELPERS_MAX 4u /* threads that make memory resident */
+
 typedef struct ldr_node ldr_node_t;
 typedef struct ldr_ssd ldr_ssd_t;
 typedef struct ldr_read ldr_read_t;
@@ -86,7 +88,9 @@ struct ldr_node {
     pthread_t populate_thread;
     pthread_cond_t populate_work;
     bool populate_started, populate_stop;
-    bool populate_idle; /* it waits for populate_work */
+    bool populate_idle;                 /* it waits for populate_work */
+    pthread_t helpers[LDR_HELPERS_MAX]; /* with that, at the start */
+    unsigned helper_count;
     bool store_opened;
 };
 

@@ -341,8 +341,18 @@ class Worker:
             self.options.save_ms / 1000 + 1)
         if ended and not any(thread.is_alive()
                              for thread in [*self._savers, *self._threads]):
+            self._say_copies()
             self.space.close()
             self.node.close()
+
+    def _say_copies(self) -> None:
+        gpu = self._layout.gpu if self._layout is not None else None
+        if gpu is not None:
+            stats = gpu.stats()
+            logger.info(
+                "larder: copies by the GPU: %d staged, %d direct, %d by way "
+                "of the CPU, %d page by page, %d failed", stats.staged,
+                stats.direct, stats.bounced, stats.plain, stats.failures)
 
 
 def _say(level: int, line: str) -> None:
