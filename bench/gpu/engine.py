@@ -87,6 +87,7 @@ class Session:
                 part = out.outputs[0]
                 if part.token_ids and found["ttft"] is None:
                     found["ttft"] = now
+                    found["core"] = inside(out.metrics, now)
                 found["tokens"] += part.token_ids
                 found["logprobs"] += exact(part.logprobs)
                 if out.num_cached_tokens is not None:
@@ -158,6 +159,14 @@ class Session:
         if self.engine is not None:
             await asyncio.to_thread(self.engine.shutdown, 10)
         return True
+
+
+def inside(stats, otherwise):
+    """The first token's time by the engine's own clock, from its queue on:
+    without what hands a long prompt over to it."""
+    began = getattr(stats, "queued_ts", 0.0)
+    first = getattr(stats, "first_token_ts", 0.0)
+    return first - began if first > began > 0 else otherwise
 
 
 def exact(logprobs):

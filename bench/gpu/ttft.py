@@ -1,5 +1,10 @@
 """Proof 3: the time to the first token, one request at a time.
 
+Two clocks: that of who asks, from before the request is handed to vLLM, and
+the engine's own, from its queue on. Handing over tens of thousands of tokens
+takes tens of milliseconds that vary and that no store can change: what is
+judged is the engine's.
+
 Three engines one after the other: with vLLM's native offload; with Larder;
 with Larder again, which has to load what the one before computed. Then the
 node is restarted: its DRAM is empty, and the SSD has all.
@@ -56,10 +61,11 @@ class Stage:
     def measure(self, one, row, tokens, name="kept", transfer=None):
         """One request of a kind, noted."""
         note = self.rows[str(tokens)].setdefault(
-            row, {"s": [], "external": [], "local": []})
+            row, {"s": [], "core": [], "external": [], "local": []})
         with host.Counted(one) as counted:
             answer = one.ask(self.prompt(tokens, name), transfer=transfer)
         note["s"].append(answer["ttft"])
+        note["core"].append(answer["core"])
         note["external"].append(counted.external)
         note["local"].append(answer["cached"] - counted.external)
         if row in ("dram", "restart", "ssd"):
@@ -156,14 +162,16 @@ class Stage:
                 link = own + mine["bytes"] / LINK
                 rows.append([
                     text, f"{n:,}", ms(mine[row]["s"]),
-                    f"{min(mine[row]['s']) * 1000:.1f}",
-                    f"{max(mine[row]['s']) * 1000:.1f}",
+                    ms(mine[row]["core"]),
+                    f"{min(mine[row]['core']) * 1000:.1f}",
+                    f"{max(mine[row]['core']) * 1000:.1f}",
                     f"{middle(mine[row]['external']):,.0f}",
                     f"{mine['bytes'] / 1e9:.2f}",
                     f"{link * 1000:.1f}" if own == own else "-",
                     f"{took / native:.2f}" if native == native else "-",
                     why(mine[row])])
-        table(["first token", "tokens", "median ms", "least", "most",
+        table(["first token", "tokens", "asked ms", "engine ms", "least",
+               "most",
                "from the store", "GB", "own + GB/50", "÷ native", "why not"],
               rows)
         self.show_parts()
@@ -203,16 +211,17 @@ class Stage:
             for row in ("dram", "restart", "ssd"):
                 if row in mine and cold == cold:
                     check(self.found, f"{NAMES[row]}, {n:,} tokens: cold",
-                          max(mine[row]["s"]), 1.05 * cold,
+                          max(mine[row]["core"]), 1.05 * cold,
                           "the slowest, 1.05 x cold")
-        hits = self.rows[str(self.lengths[1])].get("restart", {}).get("s", [])
+        hits = self.rows[str(self.lengths[1])].get("restart", {}).get("core",
+                                                                    [])
         if len(hits) >= HITS:
             check(self.found, "first hit after a start", hits[0],
                   1.1 * hits[HITS - 1], "1.1 x the tenth")
 
 
 def seconds(rows, name):
-    return middle(rows[name]["s"]) if name in rows else float("nan")
+    return middle(rows[name]["core"]) if name in rows else float("nan")
 
 
 def why(note):

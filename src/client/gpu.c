@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "client/prefix.h"
 #include "client/shm.h"
 
 #define WARM_NS 600000000000u /* nobody waits for it */
@@ -85,7 +86,6 @@ void ldr_gpu_detach(ldr_remote_t *r)
 
 typedef struct bounce {
     larder_space_t *space;
-    const larder_op_params_t *params;
     const ldr_op_gpu_t *gpu;
     uint64_t deadline_ns;
     uint8_t *buffer;
@@ -116,10 +116,13 @@ static void bounce_run(const bounce_t *b, larder_op_t kind, larder_item_t *item,
 {
     struct iovec host = {b->buffer, bytes};
     larder_item_t one = *item;
+    larder_op_params_t params = {
+        .field_mask = LARDER_OP_TIMEOUT,
+        .timeout_ms = ldr_prefix_left_ms(b->space->lar, b->deadline_ns)};
 
     one.iov = &host;
     one.iov_count = 1;
-    larder_status_t st = larder_run(b->space, kind, &one, 1, b->params);
+    larder_status_t st = larder_run(b->space, kind, &one, 1, &params);
     item->status = st == LARDER_OK ? one.status : st;
     item->cause = one.cause;
     item->length = one.length;
@@ -173,7 +176,7 @@ larder_status_t ldr_run_gpu(larder_space_t *space, larder_op_t kind,
     if (r != NULL && r->carrier == &ldr_carrier_shm) {
         return ldr_run(space, kind, items, count, params, gpu);
     }
-    bounce_t b = {.space = space, .params = params, .gpu = gpu};
+    bounce_t b = {.space = space, .gpu = gpu};
     b.deadline_ns = ldr_deadline(space->lar, params->timeout_ms);
     for (size_t i = 0; i < count; i++) {
         most = ldr_max64(most, item_bytes(&items[i]));

@@ -12,7 +12,9 @@
 
 #define BATCH_ITEMS 512u
 #define BATCH_SEGMENTS 32768u /* at least LARDER_IOV_MAX */
-#define ATTEMPTS 8u           /* to stage what others are evicting */
+/* Of a GPU's: the link is idle between batches, so there are few. */
+#define GPU_SEGMENTS 262144u
+#define ATTEMPTS 8u /* to stage what others are evicting */
 
 uint32_t ldr_prefix_left_ms(const larder_t *lar, uint64_t deadline_ns)
 {
@@ -566,7 +568,9 @@ larder_status_t ldr_batch_begin(ldr_batch_t *b)
         b->scratch_bytes = ldr_max64(b->scratch_bytes, group->shard_bytes);
     }
     b->item_max = (uint32_t)ldr_min64(ldr_max64(items, 1), BATCH_ITEMS);
-    b->iov_max = (uint32_t)ldr_min64(b->item_max * pages, BATCH_SEGMENTS);
+    b->iov_max = (uint32_t)ldr_min64(b->item_max * pages, b->layout->gpu != NULL
+                                                              ? GPU_SEGMENTS
+                                                              : BATCH_SEGMENTS);
     if (b->op == LARDER_OP_GET) {
         b->scratch = ldr_alloc(b->scratch_bytes);
     }

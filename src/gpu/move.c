@@ -5,6 +5,7 @@
  * the host waits until its last piece is done; so at most LDR_GPU_SLOTS pieces
  * are under way, and nothing that the device reads is changed under it.
  */
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "base/bytes.h"
@@ -525,6 +526,7 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
 {
     move_t m = {.gpu = gpu, .copy = copy};
     larder_status_t st = LARDER_OK;
+    int slack; /* of this thread's timers: naps here are shorter than that */
 
     if (copy->count == 0) {
         return LARDER_OK;
@@ -540,6 +542,8 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
     if (st != LARDER_OK) {
         return st;
     }
+    slack = prctl(PR_GET_TIMERSLACK);
+    prctl(PR_SET_TIMERSLACK, 1000L);
     st = await(gpu, copy);
     if (st == LARDER_OK) {
         st = ldr_gpu_lane_take(gpu, copy->deadline_ns, &m.lane);
@@ -555,6 +559,7 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
         }
         ldr_gpu_lane_give(gpu, m.lane);
     }
+    prctl(PR_SET_TIMERSLACK, slack > 0 ? (long)slack : 0L);
     ldr_gpu_leave(gpu);
     larder_gpu_stats_t *stats = &gpu->stats;
     uint64_t *ways[] = {&stats->staged, &stats->direct, &stats->bounced,
