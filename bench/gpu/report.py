@@ -98,7 +98,7 @@ def ttft_lines(results):
     for short, name in SIZES.items():
         rows = list(results.get(f"ttft-{short}", {}).get(
             "rows", {}).values())
-        hits = rows[1].get("restart", {}).get("core", []) if rows else []
+        hits = rows[1].get("restart", {}).get("s", []) if rows else []
         if len(hits) >= ttft.HITS:
             lines += ["", f"{name}, first hit after an engine's start "
                       f"{hits[0] * 1000:.0f} ms, the tenth "
@@ -179,7 +179,7 @@ def picture(results):
     for short, name in SIZES.items():
         rows = results.get(f"ttft-{short}", {}).get("rows", {})
         groups = [(f"{int(tokens):,} tokens", [
-            middle(mine[n]["core"]) * 1000 if n in mine else 0 for n in names])
+            middle(mine[n]["s"]) * 1000 if n in mine else 0 for n in names])
             for tokens, mine in rows.items()]
         for text, values in groups:  # the largest would hide all others
             panels.append((f"{name}, {text}", [("", values)], []))

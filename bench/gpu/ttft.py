@@ -221,7 +221,10 @@ class Stage:
 
 
 def seconds(rows, name):
-    return middle(rows[name]["core"]) if name in rows else float("nan")
+    """By the engine's clock, where it was read."""
+    if name not in rows:
+        return float("nan")
+    return middle(rows[name].get("core") or rows[name]["s"])
 
 
 def why(note):
