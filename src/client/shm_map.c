@@ -138,6 +138,15 @@ static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd, bool gpu)
     return map;
 }
 
+/* Nobody uses it: the watcher unmaps it, if it is to go. With map_lock. */
+static void map_idle(ldr_shm_session_t *s, const ldr_mapping_t *map)
+{
+    if (map->revoked || ldr_shm_dead(s)) {
+        s->sweep = true;
+        ldr_shm_ring(s);
+    }
+}
+
 void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
                      const uint8_t *body, int fd)
 {
@@ -161,6 +170,8 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
         map->next = *bucket(s, map->extent);
         *bucket(s, map->extent) = new = map;
         map = NULL;
+        new->gpu = gpu;
+        new->users += gpu != NULL; /* nobody unmaps it meanwhile */
     }
     for (ldr_map_wait_t *w = s->map_waits; w != NULL; w = w->next) {
         if (w->id == frame->id) {
@@ -173,10 +184,13 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
     if (map != NULL) {
         unmap(map); /* two asked for it, or it is too late */
     }
-    if (new != NULL && gpu != NULL) {
-        /* It can be used meanwhile; only this thread unmaps it. */
-        new->gpu = gpu;
+    if (new != NULL && gpu != NULL) { /* it can be used already */
         ldr_gpu_register(gpu, new->write, new->bytes);
+        pthread_mutex_lock(&s->map_lock);
+        if (--new->users == 0) {
+            map_idle(s, new);
+        }
+        pthread_mutex_unlock(&s->map_lock);
     }
 }
 
@@ -321,15 +335,6 @@ static larder_status_t take(ldr_shm_session_t *s, const ldr_seg_t *seg,
     map->users++;
     *map_p = map;
     return LARDER_OK;
-}
-
-/* Nobody uses it: the watcher unmaps it, if it is to go. With map_lock. */
-static void map_idle(ldr_shm_session_t *s, const ldr_mapping_t *map)
-{
-    if (map->revoked || ldr_shm_dead(s)) {
-        s->sweep = true;
-        ldr_shm_ring(s);
-    }
 }
 
 void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m)

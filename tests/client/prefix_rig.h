@@ -21,9 +21,39 @@ enum {
     NONE = 0, /* the null block */
 };
 
+/*
+ * An engine's memory is the host's, unless a test has put it elsewhere
+ * (tests/gpu/prefix_memory.h): what the engine sees of it, and what its layout
+ * is told; and what all sizes and places in it are multiples of.
+ */
+#ifndef RIG_ELSEWHERE
+static inline uint8_t *rig_memory(uint64_t bytes, void **there)
+{
+    *there = malloc(bytes);
+    return *there;
+}
+
+static inline void rig_memory_free(void *memory)
+{
+    free(memory);
+}
+
+static inline void rig_layout(larder_layout_params_t *params)
+{
+    (void)params;
+}
+
+static inline uint32_t rig_grain(uint64_t seed)
+{
+    (void)seed;
+    return 1;
+}
+#endif
+
 /* What engines of one model have in common. */
 typedef struct model {
     uint64_t seed;
+    uint32_t grain;
     uint32_t chunk_tokens, group_count;
     uint32_t step; /* tokens; a multiple of all blocks */
     larder_group_t groups[GROUPS];
@@ -35,7 +65,8 @@ typedef struct engine {
     ldr_rand_t *rand;
     uint16_t shard; /* its rank */
     larder_layer_t layers[GROUPS][LAYERS];
-    larder_region_t regions[REGIONS];
+    larder_region_t regions[REGIONS]; /* as the engine sees them, */
+    larder_region_t there[REGIONS];   /* and as the layout knows them */
     uint32_t region_count;
     uint8_t *expected[REGIONS]; /* what the regions should hold */
     larder_layout_t *layout;
@@ -64,6 +95,7 @@ static inline void model_make(model_t *m, ldr_rand_t *r, uint64_t seed)
 {
     memset(m, 0, sizeof(*m));
     m->seed = seed;
+    m->grain = rig_grain(seed);
     m->chunk_tokens = 1 + below(r, CHUNK_TOKENS);
     m->group_count = 1 + below(r, GROUPS);
     m->step = 1;
@@ -76,7 +108,9 @@ static inline void model_make(model_t *m, ldr_rand_t *r, uint64_t seed)
         g->window_tokens = 2 + below(r, 3 * m->chunk_tokens);
         g->layer_count = 1 + below(r, LAYERS);
         for (uint32_t l = 0; l < g->layer_count; l++) {
-            m->bytes[i][l] = 1 + below(r, below(r, 4) == 0 ? 3000 : 200);
+            uint32_t most = below(r, 4) == 0 ? 3000 : 200;
+
+            m->bytes[i][l] = m->grain * (1 + below(r, most / m->grain));
         }
     }
     for (uint32_t i = 0; i < m->group_count;) { /* until it fits all */
@@ -152,10 +186,12 @@ static inline uint64_t model_shard_bytes(const model_t *m, uint32_t group)
 
 static inline void region_add(engine_t *e, uint64_t bytes)
 {
-    uint8_t *memory = malloc(bytes);
+    void *there = NULL;
+    uint8_t *memory = rig_memory(bytes, &there);
 
     assert_non_null(memory);
     e->expected[e->region_count] = malloc(bytes);
+    e->there[e->region_count] = (larder_region_t){"memory", there, bytes};
     e->regions[e->region_count++] = (larder_region_t){"memory", memory, bytes};
 }
 
@@ -163,11 +199,12 @@ static inline void region_add(engine_t *e, uint64_t bytes)
  * layer. */
 static inline void place_in_rows(engine_t *e, const uint64_t *most)
 {
-    uint64_t offset = below(e->rand, 100), stride = 0, at[LAYERS];
+    uint32_t grain = e->model->grain;
+    uint64_t offset = grain * below(e->rand, 100), stride = 0, at[LAYERS];
 
     for (uint32_t l = 0; l < LAYERS; l++) {
         at[l] = offset + stride;
-        stride += most[l] + below(e->rand, 30);
+        stride += most[l] + grain * below(e->rand, 30);
     }
     for (uint32_t g = 0; g < GROUPS; g++) {
         for (uint32_t l = 0; l < LAYERS; l++) {
@@ -180,9 +217,12 @@ static inline void place_in_rows(engine_t *e, const uint64_t *most)
 /* A tensor for each layer, which all groups share; pages may touch. */
 static inline void place_in_tensors(engine_t *e, const uint64_t *most)
 {
+    uint32_t grain = e->model->grain;
+
     for (uint32_t l = 0; l < LAYERS; l++) {
-        uint64_t offset = below(e->rand, 100);
-        uint64_t stride = most[l] + below(e->rand, 2) * below(e->rand, 50);
+        uint64_t offset = grain * below(e->rand, 100);
+        uint64_t stride =
+            most[l] + grain * below(e->rand, 2) * below(e->rand, 50);
 
         for (uint32_t g = 0; g < GROUPS; g++) {
             e->layers[g][l] = (larder_layer_t){"tensor", l, offset, stride, 0};
@@ -197,14 +237,15 @@ static inline void place_apart(engine_t *e)
     const model_t *m = e->model;
 
     for (uint32_t g = 0; g < m->group_count; g++) {
-        uint64_t at = below(e->rand, 100);
+        uint64_t at = m->grain * below(e->rand, 100);
 
         for (uint32_t l = 0; l < m->groups[g].layer_count; l++) {
-            uint64_t stride =
-                m->bytes[g][l] + below(e->rand, 2) * below(e->rand, 50);
+            uint64_t stride = m->bytes[g][l] +
+                              m->grain * below(e->rand, 2) * below(e->rand, 50);
 
             e->layers[g][l] = (larder_layer_t){"part", g, at, stride, 0};
-            at += stride * BLOCKS + below(e->rand, 2) * below(e->rand, 100);
+            at += stride * BLOCKS +
+                  m->grain * below(e->rand, 2) * below(e->rand, 100);
         }
         region_add(e, at + 1);
     }
@@ -213,7 +254,7 @@ static inline void place_apart(engine_t *e)
 static inline void engine_place(engine_t *e)
 {
     const model_t *m = e->model;
-    uint64_t most[LAYERS] = {1, 1, 1};
+    uint64_t most[LAYERS] = {m->grain, m->grain, m->grain};
 
     for (uint32_t g = 0; g < m->group_count; g++) {
         for (uint32_t l = 0; l < m->groups[g].layer_count; l++) {
@@ -259,7 +300,7 @@ static inline void engine_make(engine_t *e, const model_t *m, ldr_rand_t *r,
         .field_mask = LARDER_LAYOUT_NULL_BLOCK,
         .chunk_tokens = m->chunk_tokens,
         .block_count = BLOCKS,
-        .regions = e->regions,
+        .regions = e->there,
         .groups = groups,
         .group_count = m->group_count,
         .null_block = NONE,
@@ -278,6 +319,7 @@ static inline void engine_make(engine_t *e, const model_t *m, ldr_rand_t *r,
             e->layers[g][l].bytes = m->bytes[g][l];
         }
     }
+    rig_layout(&p);
     assert_status(larder_layout_create(&p, &e->layout), LARDER_OK);
     for (uint32_t g = 0; g < m->group_count; g++) {
         assert_int_equal(larder_layout_bytes(e->layout, (uint16_t)g),
@@ -290,7 +332,7 @@ static inline void engine_free(engine_t *e)
 {
     larder_layout_destroy(&e->layout);
     for (uint32_t i = 0; i < e->region_count; i++) {
-        free(e->regions[i].base);
+        rig_memory_free(e->regions[i].base);
         free(e->expected[i]);
     }
 }
@@ -564,12 +606,15 @@ static inline void model_fixed(model_t *m, uint64_t seed)
         {LARDER_RULE_LAST, 8, 0, NULL, 1},
     };
 
-    *m =
-        (model_t){.seed = seed, .chunk_tokens = 8, .group_count = 3, .step = 8};
+    *m = (model_t){.seed = seed,
+                   .grain = rig_grain(seed),
+                   .chunk_tokens = 8,
+                   .group_count = 3,
+                   .step = 8};
     memcpy(m->groups, groups, sizeof(groups));
     for (uint32_t g = 0; g < 3; g++) {
         for (uint32_t l = 0; l < LAYERS; l++) {
-            m->bytes[g][l] = 100 + 11 * g + l;
+            m->bytes[g][l] = m->grain * (100 / m->grain + 11 * g + l);
         }
     }
 }

@@ -488,8 +488,8 @@ def test_option_defaults():
 def test_every_option_can_be_set():
     given = {"url": "tcp://a:1", "chunk": 512, "lookup_ms": 7,
              "load": "always", "load_ms": "8", "load_threads": 3,
-             "save": "prompt", "save_ms": 9, "node_dram": "2G",
-             "node_ssd": 0, "node_dir": "/a b"}
+             "save": "prompt", "save_ms": 9, "save_threads": "16",
+             "node_dram": "2G", "node_ssd": 0, "node_dir": "/a b"}
     assert set(given) == set(names())
     options = Options(given)
     for name, value in given.items():
@@ -509,6 +509,8 @@ def test_every_option_can_be_set():
     ({"load_ms": -1}, "load_ms"),
     ({"load": "sometimes"}, "auto, always or never"),
     ({"save": True}, "all, prompt or never"),
+    ({"save_threads": 17}, "write 0 to 16, or auto"),
+    ({"save_threads": "some"}, "write 0 to 16, or auto"),
     ({"node_dram": "4X"}, "node_dram"),
     ({"chunk": 70000}, "0 to 65536"),
     ({"url": "x" * 300}, "0 to 255"),

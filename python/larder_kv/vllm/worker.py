@@ -263,7 +263,7 @@ class Worker:
     def _fill(self, move: meta.Move,
               timeout_ms: int) -> tuple[int, _lib.Move]:
         """Saves it into the room that was reserved for it, if there is."""
-        if self._ahead is not None:
+        if self._ahead is not None and not move.held:
             end = time.monotonic() + timeout_ms / 1000
             job = self._ahead.take(move, timeout_ms / 1000)
             timeout_ms = max(1, int((end - time.monotonic()) * 1000))
