@@ -4,9 +4,9 @@ JOBS ?= $(shell nproc)
 export JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo serve build test test-core test-vllm test-gpu \
-        vllm-drift bench bench-gpu bench-vllm check coverage format tidy install wheel clean \
-        deps-build deps-test deps-check deps-wheel deps-vllm
+.PHONY: help run demo serve build test test-core test-vllm test-gpu vllm-drift \
+        bench bench-gpu bench-vllm check coverage format tidy install wheel \
+        clean deps-build deps-test deps-check deps-wheel deps-vllm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -50,7 +50,7 @@ bench-vllm: build deps-vllm ## vllm serve with and without Larder; its costs
 	@bench/vllm/run.py $(ARGS)
 	@bench/vllm/overhead.py $(ARGS)
 
-bench-gpu: build ## on a GPU: copies, equality, first tokens, load; ARGS=STAGE...
+bench-gpu: build ## on a GPU: copies, equality, first tokens; ARGS=STAGE...
 	@bench/gpu/run.py $(or $(ARGS),all)
 
 check: deps-check ## all that takes longer; one step: make check STEPS="asan"
