@@ -354,7 +354,7 @@ def test_manual_has_every_metric():
     rows = dict(re.findall(r"^\| `vllm:larder_(\w+)` \| (\w+)", manual, re.M))
     wanted = {}
     for name, kind in (("COUNTERS", "counter"), ("BY_REASON", "counter"),
-                       ("TIMES", "histogram")):
+                       ("GAUGES", "gauge"), ("TIMES", "histogram")):
         wanted.update(dict.fromkeys(tables()[name], kind))
     assert len(wanted) > 20 and rows == wanted
 

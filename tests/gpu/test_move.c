@@ -9,7 +9,10 @@
 
 #include "gpu/move_rig.h"
 
-enum { THREADS = 8 }; /* more than there are lanes */
+enum {
+    THREADS = 8, /* more than there are lanes */
+    STEPS = REAL_SANITIZED ? 2 : 5,
+};
 
 static uint64_t seed;
 
@@ -127,7 +130,7 @@ static void run_any(bool kernel, uint64_t cases)
 static void test_any(void **state)
 {
     (void)state;
-    run_any(true, real_number("LARDER_CASES", REAL_SANITIZED ? 40 : 250));
+    run_any(true, real_number("LARDER_CASES", REAL_SANITIZED ? 25 : 250));
 }
 
 static void test_without_kernel(void **state)
@@ -330,7 +333,7 @@ static void deadlines(world_t *w, const shape_t *shape, int way)
     larder_status_t st = LARDER_E_DEADLINE;
     uint32_t late = 0;
 
-    for (uint64_t n = 1; st != LARDER_OK; n += 1 + below(w, 1 + n / 5)) {
+    for (uint64_t n = 1; st != LARDER_OK; n += 1 + below(w, 1 + n / STEPS)) {
         bool load = below(w, 2) == 0;
 
         si.standin_seed(seed + n);

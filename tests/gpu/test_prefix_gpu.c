@@ -8,7 +8,11 @@
 
 #include "client/fetch_rig.h"
 
-enum { PATIENCE_MS = 60000, ILLEGAL_ADDRESS = 700 };
+enum {
+    PATIENCE_MS = 60000,
+    ILLEGAL_ADDRESS = 700,
+    STEPS = SANITIZED ? 1 : 8,
+};
 
 /* A pair whose pages are as large as one likes; where its engines are. */
 static void pair_scaled(pair_t *p, fix_t *f, ldr_rand_t *r, uint64_t seed,
@@ -305,7 +309,7 @@ static void test_driver_fails(void **state)
     for (uint32_t load = 0; load < 2; load++) {
         bool failed = true;
 
-        for (uint64_t n = 1; failed; n += 1 + below(&r, 1 + n / 8)) {
+        for (uint64_t n = 1; failed; n += 1 + below(&r, 1 + n / STEPS)) {
             uint32_t scale = 1 + 30 * below(&r, 2);
 
             pair_scaled(p, f, &r, seed++, scale, false, false);
@@ -435,6 +439,42 @@ static void test_killed(void **state)
     }
 }
 
+/* ---- a handle that is closed at once ---- */
+
+static void be_slow(void *arg, uint64_t call, const char *name)
+{
+    const struct timespec nap = {0, 30000000};
+
+    (void)arg;
+    (void)call;
+    if (strcmp(name, "cuMemHostRegister") == 0) {
+        nanosleep(&nap, NULL); /* as with a large arena */
+    }
+}
+
+/* While its memory is still being registered: nothing stays so. */
+static void test_closed_early(void **state)
+{
+    fix_t *f = fix(state);
+    standin_counts_t c;
+
+    if (f->embedded) {
+        skip();
+    }
+    prefix_gpu();
+    si.standin_hook(be_slow, NULL);
+    for (unsigned i = 0; i < 3; i++) {
+        fix_open_dram(f, "dram=64M");
+        assert_status(put_n(f->space, 1, 1000), LARDER_OK);
+        fix_close(f);
+        si.standin_counts(&c);
+        assert_int_equal(c.registered, 0);
+        assert_int_equal(gpu_stats().registered_bytes, 0);
+    }
+    si.standin_hook(NULL, NULL);
+    assert_no_errors();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -446,6 +486,7 @@ int main(void)
 #endif
         ONE(test_driver_fails, "plain"),
         ONE(test_killed, "plain"),
+        ONE(test_closed_early, "plain"),
         ONE(test_driver_dead, "plain"), /* last: it stays dead */
     };
 
