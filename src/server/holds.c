@@ -227,10 +227,12 @@ void ldr_handle_extent(ldr_request_t *r)
     if (s->window == NULL && m.generation == LDR_EXTENT_NOW) {
         st = ldr_node_extent_owned(s->server->node, s->guest->tenant, m.extent,
                                    &m.generation);
-        st = st == LARDER_MISS
-                 ? ldr_fail(LARDER_E_STALE, "extent %u is not this session's",
-                            m.extent)
-                 : st;
+        if (st == LARDER_MISS) {
+            st = ldr_fail(LARDER_E_STALE, "extent %u is not this session's",
+                          m.extent);
+        } else if (st != LARDER_OK) {
+            ldr_fail(st, "there is no extent %u", m.extent);
+        }
     }
     if (st == LARDER_OK) {
         st = s->window != NULL ? ldr_window_view(s->window, &m, &view)

@@ -479,9 +479,11 @@ def other_cases():
                    extent_body(0, 1, 1, 2), ENDS)
     for extent in (0, 1, 1000, 2**31, 2**32 - 2, 2**32 - 1):
         for generation in (0, 1, 2, 2**32 - 1):
+            # The last means "as it is now": then it says that none is there.
+            beyond = extent >= 1000 and generation == 2**32 - 1
             yield Case(f"extent {extent}.{generation} of nobody", w.EXTENT,
-                       extent_body(extent, generation), w.E_STALE,
-                       only="unix")
+                       extent_body(extent, generation),
+                       w.E_INVALID if beyond else w.E_STALE, only="unix")
             yield Case(f"revoked {extent}.{generation} that it never had",
                        w.REVOKED, extent_body(extent, generation), w.OK)
     yield Case("extent by tcp", w.EXTENT, extent_body(0, 1), w.E_UNSUPPORTED,

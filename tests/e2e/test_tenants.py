@@ -493,6 +493,18 @@ def test_extents_belong_to_one_tenant(two):
                         memory.close()
                     reply.close_fds()
         assert handed == len(hers) + len(his)
+        # As it is now, without naming a generation: its own, and all of them.
+        for peer, own in ((a, hers), (b, his)):
+            found, extent = set(), 0
+            while (reply := peer.ask(w.EXTENT, extent_body(
+                    extent, 2**32 - 1))).status != w.E_INVALID:
+                assert reply.status in (w.OK, w.E_STALE)
+                if reply.status == w.OK:
+                    found.add(w.struct.unpack("<IIQQ", reply.body)[:2])
+                reply.close_fds()
+                extent += 1
+            assert extent > 1 and found >= own
+            assert not found & (hers | his) - own
         # A foreign lease is nothing either.
         lease = a.lease(mine, key_of("a0"))
         assert b.ring_ask(w.RELEASE, ends_body(

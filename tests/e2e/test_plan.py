@@ -1,0 +1,409 @@
+"""`larder plan`: traces in every form, figures that are known, reports."""
+import collections
+import gzip
+import html.parser
+import json
+import os
+import pathlib
+import random
+import re
+import struct
+import subprocess
+
+import pytest
+
+OK, NO, USAGE, FAILED = 0, 1, 2, 3
+ROOT = pathlib.Path(__file__).parents[2]
+TRACE = "conversation_trace.jsonl"
+
+# Hit rates of the conversation trace at 1, 5, 10, 25 and 50 % of its blocks,
+# of programs that share no code with this one. They were rounded to four
+# digits, and from there to three.
+SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
+KNOWN = {
+    "fifo": (.051, .175, .248, .326, .356),
+    "lru": (.053, .196, .279, .354, .363),
+    "s3fifo": (.075, .187, .245, .345, .362),
+    "optimal": (.246, .366, .366, .366, .366),
+}
+HALF = 0.0005 + 0.00005
+
+
+def known_trace():
+    folders = [os.environ.get("LARDER_TRACES"), ROOT.parent / "shared/traces"]
+    for folder in folders:
+        if folder and (pathlib.Path(folder) / TRACE).exists():
+            return pathlib.Path(folder) / TRACE
+    pytest.skip(f"no {TRACE}: LARDER_TRACES does not name its folder, and "
+                "../shared/traces is not there")
+
+
+def request(ids, at=0, **more):
+    return json.dumps({"timestamp": at, "input_length": 512 * len(ids),
+                       "output_length": 10, "hash_ids": ids, **more})
+
+
+@pytest.fixture(scope="module")
+def chats():
+    """Requests of chats that go on, end, and share their beginnings."""
+    rand = random.Random(7)
+    chains, requests, fresh = [[] for _ in range(40)], [], 0
+    for at in range(600):
+        i = rand.randrange(len(chains))
+        if len(chains[i]) > 40 or rand.random() < 0.3:
+            other = rand.choice(chains)
+            chains[i] = other[:rand.randrange(len(other) // 2 + 1)]
+        for _ in range(rand.randint(1, 8)):
+            chains[i] = chains[i] + [fresh * 7919 % 1000003 + 10 ** 12]
+            fresh += 1
+        requests.append((at * 500, chains[i]))
+    return requests
+
+
+@pytest.fixture
+def trace(tmp_path, chats):
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(request(ids, at) + "\n" for at, ids in chats))
+    return path
+
+
+def lru_hits(requests, capacity):
+    """By the rule: lookup of a prefix, then all are used, deepest first."""
+    cache, hits = collections.OrderedDict(), 0
+    for _, ids in requests:
+        for block in ids:
+            if block not in cache:
+                break
+            hits += 1
+        for block in reversed(ids):
+            cache[block] = True
+            cache.move_to_end(block)
+            if len(cache) > capacity:
+                cache.popitem(last=False)
+    return hits
+
+
+# ---- figures ---------------------------------------------------------------
+
+def test_known_figures(larder):
+    rows = larder.json("plan", known_trace(), "--policy", ",".join(KNOWN))
+    assert len(rows) == len(KNOWN) * len(SHARES)
+    for row in rows:
+        want = KNOWN[row["policy"]][SHARES.index(row["capacity"])]
+        assert abs(row["hits"] / row["references"] - want) < HALF, row
+        assert row["references"] == 288500 and row["distinct"] == 182790
+        assert row["blocks"] == int(182790 * row["capacity"])
+
+
+def test_known_curve(larder):
+    """The curve that one pass gives, at capacities simulated one by one."""
+    trace = known_trace()
+    rows = larder.json("plan", trace, "--policy", "lru", "--capacity", "5%",
+                       "--curve", "30")
+    points = [row for row in rows if "curve" in row]
+    assert len(points) == 30 and points[-1]["hit_rate"] == 0.3664
+    sizes = ",".join(f"{p['blocks']}K" for p in points)
+    rows = larder.json("plan", trace, "--policy", "lru", "--block-tokens", 1,
+                       "--bytes-per-token", 1024, "--capacity", sizes)
+    assert [r["blocks"] for r in rows] == [p["blocks"] for p in points]
+    assert [r["hit_rate"] for r in rows] == [p["hit_rate"] for p in points]
+
+
+def test_lru_against_python(larder, trace, chats):
+    distinct = len({block for _, ids in chats for block in ids})
+    rows = larder.json("plan", trace, "--policy", "lru,default,optimal",
+                       "--capacity", "2%,10%,40%,100%")
+    by = {(row["policy"], row["capacity"]): row for row in rows}
+    assert len(by) == 12
+    for share in (0.02, 0.1, 0.4, 1):
+        capacity = int(distinct * share)
+        row = by["lru", share]
+        assert row["blocks"] == capacity
+        assert row["hits"] == lru_hits(chats, capacity)
+        assert row["requests"] == len(chats)
+        assert row["hits"] <= by["optimal", share]["hits"]
+    assert by["optimal", 1]["hits"] == by["lru", 1]["hits"] == \
+        by["default", 1]["hits"] == by["lru", 1]["references"] - distinct
+
+
+def test_one_line_each(larder, trace):
+    rows = larder.json("plan", trace, "--capacity", "1%,5%,10%",
+                       "--policy", "lru,s3fifo,default,optimal")
+    assert [(r["policy"], r["capacity"]) for r in rows] == [
+        (p, c) for p in ("lru", "s3fifo", "default", "optimal")
+        for c in (0.01, 0.05, 0.1)]
+    for row in rows:
+        assert 0 <= row["hit_rate"] <= row["token_hit_rate"] + 1e-9 <= 1
+        for name in ("first_token_ms", "first_token_without_ms"):
+            assert row[name]["p50"] <= row[name]["p99"]
+        assert row["first_token_ms"]["mean"] <= \
+            row["first_token_without_ms"]["mean"]
+
+
+def test_sizes(larder, trace):
+    """A block of 512 tokens and 131072 bytes a token is 64 MiB."""
+    row, = larder.json("plan", trace, "--policy", "lru", "--capacity", "64G")
+    assert row["blocks"] == 1024 and row["bytes"] == 64 << 30
+    row, = larder.json("plan", trace, "--policy", "lru", "--capacity", "64G",
+                       "--model", "llama-3.1-70b", "--block-tokens", 256)
+    assert row["blocks"] == (64 << 30) // (327680 * 256)
+    row, = larder.json("plan", trace, "--policy", "lru", "--capacity", "64G",
+                       "--bytes-per-token", "1024")
+    assert row["blocks"] == 131072
+
+
+def test_ssd(larder, trace):
+    args = ("plan", trace, "--policy", "lru", "--capacity", "5%")
+    alone, = larder.json(*args)
+    both, = larder.json(*args, "--ssd", "30%")
+    assert both["hit_rate"] > alone["hit_rate"]
+    assert both["dram_hit_rate"] == alone["hit_rate"]
+    assert abs(both["dram_hit_rate"] + both["ssd_hit_rate"]
+               - both["hit_rate"]) < 2e-4
+    assert 1 <= both["write_amplification"] <= 1.34
+    whole, = larder.json(*args, "--ssd", "200%")
+    assert whole["write_amplification"] == 1
+    assert whole["hits"] == whole["references"] - whole["distinct"]
+    # All blocks are written once, in the time of the trace.
+    day = whole["distinct"] * 512 * 131072 / (599 * 0.5) * 86400
+    assert abs(whole["ssd_bytes_a_day"] / day - 1) < 1e-3
+    # An SSD that is slower than computing is left alone.
+    slow, = larder.json(*args, "--ssd", "200%", "--ssd-speed", "1M")
+    assert slow["time_saved"] <= whole["time_saved"]
+    assert slow["first_token_ms"]["mean"] <= \
+        alone["first_token_ms"]["mean"] + 1e-6
+
+
+def test_sample(larder, tmp_path):
+    """Of many blocks a fifth says much the same as all."""
+    rand = random.Random(3)
+    path = tmp_path / "many.jsonl"
+    chains = [[] for _ in range(300)]
+    with open(path, "w", encoding="utf-8") as file:
+        for at in range(6000):
+            i = rand.randrange(300)
+            if len(chains[i]) > 30:
+                chains[i] = []
+            chains[i] = chains[i] + [rand.getrandbits(60)
+                                     for _ in range(rand.randint(1, 6))]
+            file.write(request(chains[i], at) + "\n")
+    args = ("plan", path, "--policy", "lru,optimal", "--capacity", "2%,5%,20%")
+    for a, b in zip(larder.json(*args), larder.json(*args, "--sample", "0.2")):
+        assert b["sample"] == 0.2 and b["references"] == a["references"]
+        assert abs(b["distinct"] / a["distinct"] - 1) < 0.05
+        assert abs(b["hit_rate"] - a["hit_rate"]) < 0.03, (a, b)
+
+
+def test_nodes(larder, trace):
+    """Shared by nodes, each with a policy of its own."""
+    args = ("plan", trace, "--policy", "lru,default,optimal")
+    one = larder.json(*args, "--capacity", "20%,1000%")
+    assert "nodes" not in one[0]
+    many = larder.json(*args, "--capacity", "20%,1000%", "--nodes", 7)
+    for a, b in zip(one, many):
+        assert b["nodes"] == 7 and b["blocks"] == a["blocks"]
+        if a["capacity"] == 10 or a["policy"] == "optimal":
+            assert a["hits"] == b["hits"]
+        else:
+            # Chains lie across nodes, and so does what is least recent.
+            assert 0.5 * a["hits"] < b["hits"] < 1.05 * a["hits"]
+        if b["policy"] != "optimal":
+            assert 1 <= b["busiest_node"] < 7
+    # Whole chains together: with one beginning, all on one node.
+    runs = larder.json(*args, "--capacity", "1000%", "--nodes", 7,
+                       "--node-run", 100)
+    assert runs[0]["hits"] == one[1]["hits"]
+    assert runs[0]["busiest_node"] > many[1]["busiest_node"]
+    assert "has no nodes" in larder("plan", trace, "--nodes", 7, "--policy",
+                                    "s3fifo", code=USAGE).err
+    assert "too few" in larder("plan", trace, "--nodes", 10000, "--capacity",
+                               "10%", code=FAILED).err
+
+
+# ---- traces ----------------------------------------------------------------
+
+def zstd_frame(data, piece=100000):
+    """A frame of blocks that are stored as they are."""
+    pieces = [data[i:i + piece] for i in range(0, len(data), piece)]
+    frame = b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", len(data))
+    for i, part in enumerate(pieces):
+        head = len(part) << 3 | (i == len(pieces) - 1)
+        frame += struct.pack("<I", head)[:3] + part
+    return frame
+
+
+def unpacks(larder, path):
+    """Whether this program was built with what the file needs."""
+    done = subprocess.run([larder.binary, "plan", str(path)], timeout=60,
+                          capture_output=True, check=False)
+    missing = re.search(rb"install (\S+) and build", done.stderr)
+    if missing:
+        assert done.returncode == FAILED
+        pytest.skip(f"larder was built without {missing[1].decode()}, and "
+                    "said so")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd_frame])
+def test_compressed(larder, trace, tmp_path, pack):
+    data = trace.read_bytes()
+    want = larder("plan", trace).out.splitlines()[1:]
+    path = tmp_path / "packed"  # the name says nothing
+    path.write_bytes(pack(data))
+    unpacks(larder, path)
+    assert larder("plan", path).out.splitlines()[1:] == want
+    # Files put one behind the other, as `cat` does.
+    path.write_bytes(pack(data[:1000]) + pack(data[1000:]))
+    assert larder("plan", path).out.splitlines()[1:] == want
+    assert larder("plan", "-", stdin=pack(data)).out.splitlines()[1:] == want
+    # Cut off, or damaged: an error, and no figures.
+    path.write_bytes(pack(data)[:-100])
+    done = larder("plan", path, code=FAILED)
+    assert "ends too early" in done.err and not done.out
+    path.write_bytes(pack(data)[:20] + b"\xff" * 50 + pack(data)[70:])
+    assert not larder("plan", path, code=FAILED).out
+
+
+def test_bad_lines(larder, tmp_path):
+    path = tmp_path / "trace"
+    path.write_text("\n".join([request([1, 2]), "nonsense", request([1, 2]),
+                               '{"timestamp": 1}', ""]))
+    done = larder("plan", path, code=FAILED)
+    assert f"{path}:2: it is no JSON object" in done.err
+    assert f"{path}:4: it has no hash_ids" in done.err
+    assert "2 bad lines of 4" in done.err and "--skip-bad" in done.err
+    assert not done.out
+    rows = larder.json("plan", path, "--skip-bad", "--policy", "lru",
+                       "--capacity", "100%")
+    assert [(r["hits"], r["bad_lines"]) for r in rows] == [(2, 2)]
+
+
+def test_many_bad_lines(larder, tmp_path):
+    path = tmp_path / "trace"
+    path.write_text("x\n" * 5000)
+    done = larder("plan", path, code=FAILED)
+    assert "5000 bad lines of 5000" in done.err
+    assert len(done.err.splitlines()) < 20
+
+
+def test_nothing_in_it(larder, tmp_path):
+    path = tmp_path / "trace"
+    for text in ("", "\n\n", request([]) + "\n"):
+        path.write_text(text)
+        assert "no block" in larder("plan", path, code=FAILED).err
+    larder("plan", tmp_path / "missing", code=FAILED)
+    larder("plan", tmp_path, code=FAILED)
+
+
+def test_tolerant(larder, tmp_path):
+    path = tmp_path / "trace"
+    path.write_text('  {"x": {"hash_ids": [9]}, "hash_ids" : [1 , 2], '
+                    '"timestamp":0.5,"input_length":1024}\r\n\r\n'
+                    + request([1, 2, 3], at=3, turn=2, type="text"))
+    row, = larder.json("plan", path, "--policy", "lru", "--capacity", "100%")
+    assert (row["requests"], row["references"], row["hits"]) == (2, 5, 2)
+
+
+# ---- the command -----------------------------------------------------------
+
+@pytest.mark.parametrize("args, says", [
+    ((), "one TRACE is needed"),
+    (("a", "b"), "one TRACE is needed"),
+    (("t", "--policy", "lru,best"), "'best' cannot be used"),
+    (("t", "--policy", ""), "--policy"),
+    (("t", "--capacity", "5%,much"), "'much' cannot be used"),
+    (("t", "--capacity", "0%"), "--capacity"),
+    (("t", "--capacity", "-5%"), "--capacity"),
+    (("t", "--model", "gpt-9"), "llama-3.1-8b"),
+    (("t", "--sample", "2"), "--sample"),
+    (("t", "--block-tokens", "0"), "--block-tokens"),
+    (("t", "--curve", "1"), "--curve"),
+    (("t", "--nonsense"), "unknown flag"),
+    (("t", "--capacity"), "needs a value"),
+])
+def test_usage(larder, args, says):
+    done = larder("plan", *args, code=USAGE)
+    assert says in done.err and not done.out
+
+
+def test_help(larder):
+    text = larder("plan", "--help").out
+    for flag in ("--capacity", "--policy", "--ssd", "--html", "--skip-bad"):
+        assert flag in text
+    assert "  plan " in larder("--help").out
+    assert "deepseek-v3" in larder("plan", "--models").out
+
+
+def test_temporary_files(larder, trace, tmp_path):
+    """They lie in TMPDIR, and nothing of them is left."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    env = dict(os.environ, TMPDIR=str(folder))
+    subprocess.run([larder.binary, "plan", str(trace)], env=env, timeout=60,
+                   check=True, stdout=subprocess.DEVNULL)
+    assert not list(folder.iterdir())
+    env["TMPDIR"] = str(tmp_path / "missing")
+    done = subprocess.run([larder.binary, "plan", str(trace)], env=env,
+                          timeout=60, capture_output=True, check=False)
+    assert done.returncode == FAILED and b"TMPDIR" in done.stderr
+
+
+def test_table(larder, trace):
+    out = larder("plan", trace, "--policy", "lru,optimal", "--ssd", "50%",
+                 "--curve", "4").out
+    lines = [line.split() for line in out.splitlines()]
+    assert sum(line[:1] == ["lru"] for line in lines) == 5
+    assert sum(line[:1] == ["optimal"] for line in lines) == 5
+    assert "first token without a cache" in out
+    assert "curve of optimal" in out
+
+
+class Page(html.parser.HTMLParser):
+    """Tags that are opened and closed, and all that would be fetched."""
+    VOID = {"meta", "br"}
+    LOOSE = {"th", "td", "tr", "p"}
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.fetched = [], collections.Counter(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen[tag] += 1
+        self.fetched += [v for k, v in attrs if k in ("src", "href", "action")]
+        if tag not in self.VOID | self.LOOSE:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen[tag] += 1
+
+    def handle_endtag(self, tag):
+        if tag not in self.LOOSE:
+            assert self.open.pop() == tag
+
+
+def test_html(larder, trace, tmp_path):
+    odd = trace.with_name("<b>&chats.jsonl")
+    trace.rename(odd)
+    path = tmp_path / "report.html"
+    larder("plan", odd, "--html", path, "--ssd", "50%")
+    text = path.read_text()
+    page = Page()
+    page.feed(text)
+    assert not page.open and not page.fetched
+    assert page.seen["svg"] == 2 and page.seen["polyline"] == 4 + 5
+    assert "&lt;b>&amp;chats.jsonl" in text and "<b>&" not in text
+    assert "prefers-color-scheme:dark" in text
+    assert not re.search(r"https?://|url\(|@import|<script|nan|inf\b", text)
+    # Every line lies within its chart.
+    for points in re.findall(r'points="([^"]*)"', text):
+        for x, y in (p.split(",") for p in points.split()):
+            assert 0 <= float(x) <= 860 and 0 <= float(y) <= 400
+    larder("plan", odd, "--html", tmp_path / "no/such/folder", code=FAILED)
+
+
+def test_html_of_little(larder, tmp_path):
+    """A trace of one block, and one capacity: still a page."""
+    path = tmp_path / "trace"
+    path.write_text(request([5]))
+    larder("plan", path, "--html", tmp_path / "r.html", "--capacity", "100%")
+    text = (tmp_path / "r.html").read_text()
+    assert "nan" not in text and not re.search(r"\binf\b", text)
