@@ -262,6 +262,8 @@ class _Session:
         self.peak = 0
         self._watch_blocks()
         self._pause_when_idle(core)
+        if vllm.__version__.startswith("0.24."):
+            self._count_all_steps()
         self.live, self.count = {}, 0
         self.about = {"version": vllm.__version__,
                       "seconds": time.monotonic() - begin,
@@ -293,6 +295,22 @@ class _Session:
             return outputs, computed
 
         core.step_fn = paused
+
+    def _count_all_steps(self):
+        """The offline LLM of 0.24 forgets the numbers of a step that has no
+        output, such as one that orders a load; its server does not."""
+        client = self.engine.engine_core
+        get_output = client.get_output
+
+        def counted():
+            outputs = get_output()
+            if outputs.scheduler_stats is not None and not outputs.outputs:
+                self.engine.logger_manager.record(
+                    scheduler_stats=outputs.scheduler_stats,
+                    iteration_stats=None)
+            return outputs
+
+        client.get_output = counted
 
     def _request(self, prompt, args):
         from vllm import SamplingParams

@@ -14,7 +14,7 @@ CHUNK = 256
 OPTIONS = dict(lookup_ms=3000, save_ms=3000, load_ms=3000)
 ANSWER = dict(max_tokens=8)
 AWAY = 2  # seconds that a stopped node is away
-HANG = 60  # seconds after which a request counts as one that hangs
+HANG = 240  # seconds after which a request counts as one that hangs
 FAULTS = ("kill", "restart", "stop", "end", "full")
 
 STORED = {f"stored {i}": rig.prompt(f"stored {i}", 1100 + 130 * i)

@@ -48,7 +48,7 @@ __all__ = ["Engine", "EngineDied", "EngineError", "Store", "Counted", "node",
 VERSIONS = ("0.32.0", "0.29.0", "0.24.0")
 LENGTH = 16384  # max_model_len of every engine here
 # What a proof must not depend on: how fast this machine is just now.
-PATIENT = dict(lookup_ms=20000, save_ms=20000, load="always")
+PATIENT = dict(lookup_ms=20000, save_ms=20000, load_ms=60000, load="always")
 
 
 def python_of(version):

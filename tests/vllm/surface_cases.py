@@ -736,9 +736,9 @@ def seen(monkeypatch):
     given = []
     real = _lib.Layout
 
-    def layout(chunk, groups, regions=(), blocks=0):
+    def layout(chunk, groups, regions=(), blocks=0, gpu=None):
         given.append((groups, regions))
-        return real(chunk, groups, regions, blocks)
+        return real(chunk, groups, regions, blocks, gpu)
 
     with monkeypatch.context() as patch:
         patch.setattr(_lib, "Layout", layout)

@@ -253,8 +253,6 @@ def test_explain(world):
     assert skipped["reason"] == "skip" and skipped["loaded_tokens"] == 0
 
 
-# The offline LLM of 0.24 drops the stats of steps that have no output.
-@pytest.mark.versions("0.32.0", "0.29.0")
 def test_metrics(world):
     """Histograms of the same times, and why tokens were missed."""
     def read():

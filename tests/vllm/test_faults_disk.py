@@ -1,6 +1,7 @@
 """Proof 5, the node's disk: it is full, and its files are damaged, while
 requests run. The node has little DRAM, so that hits come from the disk."""
 import contextlib
+import shutil
 import subprocess
 
 import pytest
@@ -11,7 +12,8 @@ import faults
 import rig
 from daemon import until
 
-FILE_SYSTEM = 64 << 20  # bytes
+FILE_SYSTEM = 256 << 20  # bytes: more than all of these tests save
+SEGMENT = 4 << 20
 NODE = dict(dram="16M", ssd="1G", segment="4M", retry_ms=200)
 
 
@@ -82,6 +84,7 @@ def test_full(told):
         pytest.skip("NOT RUN: a small file system cannot be mounted here; "
                     "run it as root")
     ballast = told.disk / "ballast"
+    assert shutil.disk_usage(told.disk).free > 8 * SEGMENT, "full already"
 
     def fill():
         with open(ballast, "wb", buffering=0) as file, \

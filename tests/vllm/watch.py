@@ -34,8 +34,8 @@ class Pages:
         self.found = dict(saves=0, loads=0, pages=0, failed=0, unknown=0,
                           wrong=[])
         self.lock = threading.Lock()
-        self.run = worker._run
-        worker._run = self.watched
+        self.run, self.save = worker._run, worker._save
+        worker._run, worker._save = self.loaded, self.saves
 
     def tensors(self, group):
         worker = self.worker
@@ -74,15 +74,17 @@ class Pages:
                 if pages:
                     yield (key, group.index), pages
 
-    def watched(self, move, timeout_ms, load):
-        if not load:
-            seen = list(self.walk(move))
-            with self.lock:
-                self.found["saves"] += 1
-                for name, pages in seen:
-                    known = self.saved.setdefault(name, [])
-                    if pages not in known:
-                        known.append(pages)
+    def saves(self, move, timeout_ms):
+        seen = list(self.walk(move))
+        with self.lock:
+            self.found["saves"] += 1
+            for name, pages in seen:
+                known = self.saved.setdefault(name, [])
+                if pages not in known:
+                    known.append(pages)
+        return self.save(move, timeout_ms)
+
+    def loaded(self, move, timeout_ms, load):
         status, request = self.run(move, timeout_ms, load)
         if load and status != 0:
             self.found["failed"] += 1

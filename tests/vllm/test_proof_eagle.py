@@ -1,0 +1,124 @@
+"""Speculative decoding with a drafter that has KV of its own (EAGLE-3, one
+layer beside the target's four): a hit ends one block earlier, as vLLM's own
+does; the answer is that of the engine's own hit, bit by bit, and just as many
+drafts are accepted. What is saved while drafts are refused is right: turn two
+hits the answer of turn one."""
+import contextlib
+
+import pytest
+
+import drafts
+import rig
+
+# The CPU build of 0.24 fails in its own start with any speculation.
+pytestmark = pytest.mark.versions("0.29.0", "0.32.0")
+
+CHUNK, BLOCK = 256, 128
+LONG = rig.prompt("eagle", 2100)
+QUESTION = rig.prompt("eagle question", 500)
+MORE = rig.prompt("eagle more", 200)
+ANSWER = 300  # tokens of turn one: they fill a chunk with the question's
+FEW = dict(max_tokens=60, sampling={"allowed_token_ids": list(drafts.TOKENS)})
+LAYERS = 5  # the last is the drafter's
+
+
+class Told:
+    pass
+
+
+def counted(engine, ask):
+    """What it gives, and the drafts that were made and accepted meanwhile, by
+    vLLM's own counters."""
+    def read():
+        return {name: value for name, value in engine.counters().items()
+                if name.startswith("vllm:spec_decode_")}
+    before = read()
+    answer = ask()
+    return answer, {n: v - before.get(n, 0) for n, v in read().items()}
+
+
+@pytest.fixture(scope="module")
+def told(version, tmp_path_factory):
+    told = Told()
+    draft = drafts.make_with(rig.python_of(version),
+                             tmp_path_factory.mktemp("draft"))
+    args = dict(speculative_config={
+        "method": "eagle3", "model": draft, "num_speculative_tokens": 3})
+    with contextlib.ExitStack() as stack:
+        told.node = stack.enter_context(rig.node(
+            tmp_path_factory.mktemp("node")))
+        with rig.engine(version, "dense", told.node.url(), **args) as engine:
+            engine.ask_one(LONG, **FEW)
+            told.own = counted(engine, lambda: engine.ask_one(LONG, **FEW))
+            assert told.own[0]["cached"] == length(LONG)
+            one = engine.ask_one(QUESTION, **dict(FEW, max_tokens=ANSWER))
+            told.turn_two = QUESTION + one["tokens"] + MORE
+            told.own_two = counted(
+                engine, lambda: engine.ask_one(told.turn_two, **FEW))
+            assert told.own_two[0]["cached"] == length(told.turn_two)
+            told.about = engine.ask("inside", "space")
+        told.engine = stack.enter_context(rig.engine(
+            version, "dense", told.node.url(), **args))
+        told.store = stack.enter_context(rig.Store(told.node.url(),
+                                                   told.about))
+        yield told
+
+
+def length(ids):
+    """Tokens of a hit: vLLM leaves the last block to be computed again, for
+    the drafter needs what the target computes there."""
+    return rig.whole(len(ids) - 1, CHUNK) - BLOCK
+
+
+def hit(told, ids):
+    return counted(told.engine,
+                   lambda: rig.hit(told.engine, ids, length(ids), **FEW))
+
+
+def check(told, ids, own):
+    answer, found = hit(told, ids)
+    rig.check_same(answer, own[0])
+    assert found == own[1]
+
+
+def test_drafts_are_made(told):
+    """Else this proves nothing: some are accepted, others are not."""
+    for _, found in (told.own, told.own_two):
+        accepted = found["vllm:spec_decode_num_accepted_tokens"]
+        assert 0 < accepted < found["vllm:spec_decode_num_draft_tokens"]
+
+
+def test_restart(told):
+    check(told, LONG, told.own)
+
+
+def test_turn_two_hits_the_answer_of_turn_one(told):
+    """Pages that drafts were written to, and refused, are right."""
+    assert len(QUESTION) < length(told.turn_two)
+    check(told, told.turn_two, told.own_two)
+
+
+@pytest.mark.parametrize("layer", range(LAYERS - 1))
+def test_sees_one_bit(told, layer):
+    """The test of the test."""
+    with told.store.flipped(LONG, 3, at=(layer + 0.5) / LAYERS):
+        assert not rig.same(hit(told, LONG)[0], told.own[0])
+    check(told, LONG, told.own)
+
+
+def test_sees_the_drafter(told):
+    """All of the drafter's signs: other drafts are made, and accepted."""
+    saved = told.store.pages(LONG)
+    for (chunk, group, shard), data in saved.items():
+        turned = bytearray(data)
+        for i in range(len(data) * (LAYERS - 1) // LAYERS + 1, len(data), 2):
+            turned[i] ^= 0x80
+        told.store.put(LONG, chunk, bytes(turned), group, shard)
+    try:
+        answer, found = hit(told, LONG)
+        assert answer["tokens"] == told.own[0]["tokens"]
+        assert found != told.own[1]
+    finally:
+        for (chunk, group, shard), data in saved.items():
+            told.store.put(LONG, chunk, data, group, shard)
+    check(told, LONG, told.own)
