@@ -16,7 +16,7 @@ import rig
 import torch
 import vllm
 from larder_kv import _lib
-from larder_kv.vllm import model, plugin, request, versions
+from larder_kv.vllm import lookup, model, plugin, request, stats, versions
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -669,6 +669,47 @@ def test_chunk(dense):
     odd = kv_of(full_of(config, block_size=48),
                 window_of(config, 512, block_size=32))
     assert described(config, odd).chunk_tokens == 288
+
+
+# ---- is it worth it ----
+
+
+def on_disk(tokens, load_us):
+    return _lib.Match(chunks=tokens // 256, load_us=load_us,
+                      tier_bytes=(0, tokens * 2048))
+
+
+def test_what_is_never_there_in_time_is_not_tried():
+    """Prefill is slower than the time that a request may wait, the disk is
+    faster than prefill and slower than that time: trying it would only cost
+    that time, again and again."""
+    rate, box = lookup.Rate(), 0.5
+    rate.tokens_per_second = 2000.0
+    match = on_disk(2560, 20000)
+    assert rate.wins(2560, match, box)
+    rate.staged(match, 2560, box, late=True)
+    assert not rate.wins(2560, match, box)
+    rate.staged(on_disk(512, 4000), 512, 0.01)  # it is fast again
+    rate.staged(on_disk(512, 4000), 512, 0.01)
+    assert rate.wins(2560, match, box)
+    # From memory nothing is waited for.
+    assert rate.wins(2560, _lib.Match(load_us=600000, tier_bytes=(1, 0)), box)
+    assert not rate.wins(2560, on_disk(2560, 600000), box)
+
+
+def test_stats_of_a_child():
+    """vLLM's MultiConnector reads them in an engine of one process, too."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector
+
+    seen = []
+    child = SimpleNamespace(observe=lambda data, engine: seen.append(data))
+    multi = SimpleNamespace(_prom_metrics={"LarderConnector": child})
+    data = {"hits": 1}
+    both = multi_connector.MultiKVConnectorStats(
+        data={"LarderConnector": stats.LarderStats(data=data)})
+    given = both.to_dict() if hasattr(both, "to_dict") else both.data
+    multi_connector.MultiKVConnectorPromMetrics.observe(multi, given)
+    assert seen == [data]
 
 
 # ---- pages ----

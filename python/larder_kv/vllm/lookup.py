@@ -230,11 +230,16 @@ class Finder:
     def _stage(self, keys: bytes, chunks: int, match: _lib.Match,
                timeout_ms: int) -> tuple[_lib.Lease | None, _lib.Match]:
         began = time.monotonic()
+        late = True
         try:
-            return self._space.stage(self.layout, keys, chunks, timeout_ms)
+            lease, staged = self._space.stage(self.layout, keys, chunks,
+                                              timeout_ms)
+            late = (lease is None
+                    and _lib.CAUSES[staged.cause] == "deadline")
+            return lease, staged
         finally:
             self.rate.staged(match, chunks * self._size,
-                             time.monotonic() - began)
+                             time.monotonic() - began, late)
 
     def _probe(self, look: Lookup) -> None:
         """Stages a little of what was declined, for nobody: else a disk that
@@ -287,7 +292,8 @@ class Finder:
                     for i, name in enumerate(_lib.TIERS)):
                 look.reason = "tier"
             elif self._options.load == "always" or self.rate.wins(
-                    chunks * self._size, match):
+                    chunks * self._size, match,
+                    self._options.lookup_ms / 1000):
                 break
             else:
                 look.reason = "slower"
@@ -325,12 +331,14 @@ class Rate:
         self.tokens_per_second = (rate if known == 0
                                   else known + (rate - known) / 4)
 
-    def staged(self, match: _lib.Match, tokens: int, took: float) -> None:
-        """Staging it took so long. What lost is believed at once, the rest by
-        halves."""
+    def staged(self, match: _lib.Match, tokens: int, took: float,
+               late: bool = False) -> None:
+        """Staging it took so long; late: and was not done then. What lost is
+        believed at once, the rest by halves."""
         if match.tier_bytes[1] > 0 and match.load_us > 0:
             times = max(0.0, took - STAGE_SECONDS) * 1e6 / match.load_us
-            lost = took * self.tokens_per_second > tokens
+            times *= 2 if late else 1
+            lost = late or took * self.tokens_per_second > tokens
             self.doubt = max(1.0, times if lost and times > self.doubt
                              else (times * self.doubt) ** 0.5)
 
@@ -349,10 +357,12 @@ class Rate:
         return (dram / self.load_speed if self.load_speed > 0
                 else match.load_us * 1e-6)
 
-    def wins(self, tokens: int, match: _lib.Match) -> bool:
-        """Whether loading beats computing; unknown rates do not decide."""
-        rate = self.tokens_per_second
-        return rate == 0 or self.expects(match) * rate < tokens
+    def wins(self, tokens: int, match: _lib.Match, seconds: float) -> bool:
+        """Whether loading beats computing, and what is on disk is there in so
+        many seconds; unknown rates do not decide."""
+        rate, takes = self.tokens_per_second, self.expects(match)
+        return rate == 0 or takes * rate < tokens and (
+            match.tier_bytes[1] == 0 or takes < seconds)
 
     def patience(self, tokens: int, match: _lib.Match) -> float:
         """Seconds that waiting for it may take."""

@@ -86,6 +86,11 @@ class Counts:
 
 @dataclass
 class LarderStats(KVConnectorStats):
+    def __getitem__(self, name: str) -> Any:
+        """The MultiConnector of 0.24 and 0.29 asks its children's for "data",
+        as of what came from another process."""
+        return getattr(self, name)
+
     def reset(self) -> None:
         self.data = {}
 
