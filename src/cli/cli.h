@@ -150,3 +150,4 @@ int ldr_cmd_verb(const ldr_args_t *args);
 /* Reads its own command line. */
 int ldr_cmd_bench(int argc, char **argv);
 int ldr_cmd_serve(int argc, char **argv);
+int ldr_cmd_plan(int argc, char **argv);

@@ -16,7 +16,7 @@
 
 typedef struct command {
     const char *name;
-    int (*run)(const ldr_args_t *args); /* NULL: serve, bench */
+    int (*run)(const ldr_args_t *args); /* NULL: serve, bench, plan */
     const char *operands;
     int operand_count; /* -n: up to n */
     uint32_t flags;
@@ -47,6 +47,8 @@ static const command_t commands[] = {
      "switches a running node off: everything misses, nothing is lost"},
     {"resume", ldr_cmd_verb, "[SOCKET]", -1, 0, "and on again"},
     {"bench", NULL, "[NAME...]", 0, 0, "measures this machine and Larder"},
+    {"plan", NULL, "TRACE", 0, 0,
+     "says what a cache of some size would do for a trace"},
     {"top", ldr_cmd_top, "[URL]", -1, FLAG(ONCE) | FLAG(INTERVAL),
      "shows what a node does, live; default: the daemon on this host"},
     {"explain", ldr_cmd_explain, "[REQUEST_ID]", -1, FLAG(DIR) | FLAG(JSON),
@@ -170,8 +172,9 @@ static int run_command(const command_t *c, int argc, char **argv)
     int code;
 
     if (c->run == NULL) {
-        return strcmp(c->name, "serve") == 0 ? ldr_cmd_serve(argc, argv)
-                                             : ldr_cmd_bench(argc, argv);
+        return strcmp(c->name, "serve") == 0  ? ldr_cmd_serve(argc, argv)
+               : strcmp(c->name, "plan") == 0 ? ldr_cmd_plan(argc, argv)
+                                              : ldr_cmd_bench(argc, argv);
     }
     code = parse(c, argc, argv, &args, &only_help);
     if (only_help) {

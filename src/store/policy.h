@@ -12,10 +12,48 @@
  *   keep    for the SSD tier: how much a record is worth carrying when its
  *           segment is reclaimed; 0: nothing. Pure.
  *
- * All are O(1) but touch, which is O(slots + their ancestors that lie outside
- * them), and add and release, which may cost O(ancestors) for the first slot
- * of a chain and O(1) for the next in its order, up or down. Hold and release
- * do not nest. Nothing allocates after create. Not thread-safe.
+ * A policy that learns needs to see whole requests, and time. LRU takes these
+ * calls too, and makes of them what it can:
+ *
+ *   time    what time it is, in tenths of a second from anywhere. Everything
+ *           after happens then. A step back counts as none, a long silence as
+ *           a short one. LRU: nothing
+ *   request somebody is about to use this chain: once per request, before the
+ *           chunks it lacks are placed, and never for probes (exists, match
+ *           without a use). The same request told again (ranks, groups of
+ *           layers, a scheduler that asks at every step) changes nothing: it
+ *           is known by its id, or without one by its chain within a second.
+ *           LRU: touch of what is resident
+ *   admit   whether a chunk that is not resident should become so although
+ *           something must go for it. False: victim() is worth more, or is of
+ *           the same request; then those below it in the chain should not come
+ *           either. True: the next victim() is not of that request, unless
+ *           there is no other. LRU: true
+ *   place   add, by somebody who knows the chunk's print. LRU: add
+ *   close   the session whose last request this was is over. LRU: nothing
+ *
+ * A print is 64 bits that tell a chunk with all that is before it from others;
+ * it need not be secret or collision-free: two that are equal cost order, never
+ * bytes. Groups of layers may share prints, then they share a fate.
+ *
+ * LRU: all are O(1) but touch, which is O(slots + their ancestors that lie
+ * outside them), and add and release, which may cost O(ancestors) for the first
+ * slot of a chain and O(1) for the next in its order, up or down.
+ *
+ * Default (docs/policy.md): request compares prints, and costs O(log n) for
+ * each of the few runs a chain consists of; every 50 requests, later every 400,
+ * it works its tables out anew, a pass over a bounded number of cells and runs.
+ * admit and victim look at one run for each class that has any, of some 500;
+ * place may walk over the chunks of its run that are deeper; the rest is
+ * O(log n). Each slot in use takes 20 bytes, each run 104, and its prints 32
+ * for every 7; ghosts are about one run and four chunks for each slot in use,
+ * at most. The tables take 0.15 MB, and as much for each kind of application.
+ * All is reserved at create and becomes memory as it is used. Whatever goes
+ * wrong in it costs hits: victim gives a slot as long as there is one that is
+ * not held, and no other.
+ *
+ * Hold and release do not nest. Nothing allocates after create. Not
+ * thread-safe.
  */
 #pragma once
 
@@ -34,6 +72,24 @@ typedef struct ldr_policy_record {
     bool orphan; /* its parent is not in the index any more */
 } ldr_policy_record_t;
 
+/* What the caller knows of a request beyond its chain. */
+enum {
+    LDR_HINT_APP = 0x03,      /* 1-3: kinds of application; 0: not said */
+    LDR_HINT_CLOSED = 0x04,   /* nothing will follow in this session */
+    LDR_HINT_TEMPLATE = 0x08, /* others will begin with this chain */
+};
+
+typedef struct ldr_policy_request {
+    uint64_t id;            /* equal for one and the same; 0: not known */
+    const uint64_t *prints; /* of all its chunks, the first one first */
+    const uint32_t *slots;  /* of those resident, else LDR_NIL; NULL: none is */
+    uint32_t count;
+    uint32_t tokens; /* of the whole prompt; 0: as many as in the chunks */
+    uint32_t chunk_tokens; /* 0: not known. A last chunk that is not full will
+                            * not be in the chain of the next turn */
+    uint32_t hint;
+} ldr_policy_request_t;
+
 typedef struct ldr_policy_ops {
     const char *name;
     ldr_policy_t *(*create)(uint32_t capacity); /* NULL: out of memory */
@@ -46,6 +102,13 @@ typedef struct ldr_policy_ops {
     void (*remove)(ldr_policy_t *policy, uint32_t slot);
     uint32_t (*victim)(ldr_policy_t *policy);
     uint32_t (*keep)(const ldr_policy_record_t *record);
+    void (*time)(ldr_policy_t *policy, uint32_t now_ds);
+    void (*request)(ldr_policy_t *policy, const ldr_policy_request_t *request);
+    bool (*admit)(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
+                  uint64_t print);
+    void (*place)(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
+                  uint32_t depth, uint64_t print);
+    void (*close)(ldr_policy_t *policy, const ldr_policy_request_t *request);
 } ldr_policy_ops_t;
 
 struct ldr_policy {
@@ -58,3 +121,24 @@ extern const ldr_policy_ops_t ldr_policy_lru;
 
 /* Whether its invariants hold; for tests, it looks at everything. */
 bool ldr_policy_lru_check(const ldr_policy_t *policy);
+
+/* Learns which runs of chunks come back, and when, and evicts what is least
+ * likely to for the room it takes; LRU while that would do better. */
+extern const ldr_policy_ops_t ldr_policy_default;
+
+bool ldr_policy_default_check(const ldr_policy_t *policy);
+
+typedef struct ldr_policy_stats {
+    uint64_t runs; /* ghosts are those with nothing resident anywhere */
+    uint64_t ghosts, ghost_chunks;
+    uint64_t bytes;       /* in use, that grow with what is resident */
+    uint64_t fixed_bytes; /* and that do not */
+    /* What both shadow caches have had, of the same size as the real one, since
+     * that was full: requests seen, and chunks hit. */
+    uint64_t requests, hits_learned, hits_lru;
+    bool ranks_lru; /* who decides now, and how often that has changed */
+    uint32_t switches;
+} ldr_policy_stats_t;
+
+void ldr_policy_default_stats(const ldr_policy_t *policy,
+                              ldr_policy_stats_t *out);

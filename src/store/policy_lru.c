@@ -360,6 +360,45 @@ static uint32_t lru_keep(const ldr_policy_record_t *record)
     return age_s < UINT32_MAX / 2 ? (UINT32_MAX - 1) / (age_s + 1) : 1;
 }
 
+/* What it makes of the calls for policies that learn. */
+
+static void lru_time(ldr_policy_t *policy, uint32_t now_ds)
+{
+    (void)policy;
+    (void)now_ds;
+}
+
+static void lru_request(ldr_policy_t *policy,
+                        const ldr_policy_request_t *request)
+{
+    if (request->slots != NULL) {
+        lru_touch(policy, request->slots, request->count);
+    }
+}
+
+static bool lru_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
+                      uint64_t print)
+{
+    (void)policy;
+    (void)parent;
+    (void)depth;
+    (void)print;
+    return true;
+}
+
+static void lru_place(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
+                      uint32_t depth, uint64_t print)
+{
+    (void)print;
+    lru_add(policy, slot, parent, depth);
+}
+
+static void lru_close(ldr_policy_t *policy, const ldr_policy_request_t *request)
+{
+    (void)policy;
+    (void)request;
+}
+
 const ldr_policy_ops_t ldr_policy_lru = {
     .name = "lru",
     .create = lru_create,
@@ -371,6 +410,11 @@ const ldr_policy_ops_t ldr_policy_lru = {
     .remove = lru_remove,
     .victim = lru_victim,
     .keep = lru_keep,
+    .time = lru_time,
+    .request = lru_request,
+    .admit = lru_admit,
+    .place = lru_place,
+    .close = lru_close,
 };
 
 /* Invariant 4. */

@@ -1,0 +1,221 @@
+#include "plan/plan.h"
+
+#include <math.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "plan/queue.h"
+#include "plan/ssd.h"
+#include "store/index.h"
+
+#define PROGRESS_EVERY 4096u
+
+typedef struct run {
+    ldr_tape_t *tape;
+    const ldr_model_t *model;
+    ldr_sim_t *dram;
+    ldr_ssd_sim_t *ssd; /* NULL: none */
+    uint64_t hits, ssd_hits;
+    ldr_plan_result_t *result;
+    ldr_times_t with, without;
+    ldr_queue_t queue_with, queue_without;
+} run_t;
+
+static double cpu_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+double ldr_plan_distinct(const ldr_tape_t *tape)
+{
+    return tape->sample < 1 ? (double)tape->distinct / tape->sample
+                            : tape->distinct;
+}
+
+/*
+ * Few blocks are used by very many requests, and whether they are on a sampled
+ * tape is luck. They hit in any cache, so the references that are missing or
+ * too many count as hits (what is known as SHARDS-adj).
+ */
+double ldr_plan_hits(const ldr_tape_t *tape, double hits)
+{
+    double extra = (double)tape->all * tape->sample - (double)tape->references;
+
+    return tape->sample < 1 ? fmax(0, (hits + extra) / tape->sample) : hits;
+}
+
+/* Blocks of a tier on the tape that stand for so many of the trace. */
+static uint32_t scaled(const ldr_tape_t *tape, uint64_t blocks)
+{
+    double n = floor((double)blocks * tape->sample);
+
+    return n >= LDR_NIL - 1.0 ? LDR_NIL - 1 : n >= 1 ? (uint32_t)n : 1;
+}
+
+/* What a request finds, from its first block on. */
+static ldr_found_t look(run_t *r, const ldr_tape_request_t *request,
+                        const uint32_t *blocks)
+{
+    const ldr_sim_ops_t *ops = r->dram->ops;
+    ldr_found_t found = {0};
+    uint32_t at = ops->prefix(r->dram, blocks, 0, request->count);
+
+    found.before_ssd = at;
+    while (r->ssd != NULL && at < request->count &&
+           ldr_ssd_sim_holds(r->ssd, blocks[at])) {
+        found.ssd_blocks++;
+        at = ops->prefix(r->dram, blocks, at + 1, request->count);
+    }
+    found.blocks = at;
+    return found;
+}
+
+static void count(run_t *r, const ldr_tape_request_t *request,
+                  ldr_found_t found)
+{
+    ldr_plan_result_t *sum = r->result;
+
+    r->hits += found.blocks;
+    r->ssd_hits += found.ssd_blocks;
+    if (r->tape->sample < 1) {
+        if (request->count == 0) {
+            return; /* nothing is known of it */
+        }
+        /* What was found of the part on the tape stands for the whole. */
+        double all =
+            ceil((double)request->input_tokens / r->model->block_tokens) /
+            request->count;
+        found.blocks = (uint32_t)lround(found.blocks * all);
+        found.ssd_blocks = (uint32_t)lround(found.ssd_blocks * all);
+        found.before_ssd = (uint32_t)lround(found.before_ssd * all);
+    }
+    double held = (double)found.blocks * r->model->block_tokens;
+    sum->tokens += request->input_tokens;
+    sum->hit_tokens += fmin(held, request->input_tokens);
+    ldr_first_token_t t =
+        ldr_model_first_token(r->model, request->input_tokens, &found);
+    sum->prefill_s += t.without_s;
+    sum->saved_s += t.saved_s;
+    sum->load_tokens += t.tokens;
+    double at_s = (double)request->at_ms * 1e-3;
+    double waits = ldr_queue_wait(&r->queue_with, at_s, t.with_s);
+    ldr_times_add(&r->with, waits + t.with_s);
+    waits = ldr_queue_wait(&r->queue_without, at_s, t.without_s);
+    ldr_times_add(&r->without, waits + t.without_s);
+}
+
+static larder_status_t play(run_t *r, const ldr_plan_watch_t *watch)
+{
+    const ldr_tape_request_t *request;
+    const uint32_t *blocks;
+    ldr_player_t player;
+    uint64_t done = 0;
+    int more;
+
+    larder_status_t st = ldr_player_open(r->tape, &player);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    while ((more = ldr_player_next(&player, &request, &blocks)) > 0) {
+        count(r, request, look(r, request, blocks));
+        if (!r->dram->ops->use(r->dram, request, blocks)) {
+            more = -1;
+            break;
+        }
+        if (r->ssd != NULL) {
+            ldr_ssd_sim_use(r->ssd, request, blocks);
+        }
+        if (watch != NULL && watch->progress != NULL &&
+            ++done % PROGRESS_EVERY == 0) {
+            watch->progress(watch->arg, done, r->tape->requests);
+        }
+    }
+    ldr_player_close(&player);
+    return more == 0 ? LARDER_OK : LARDER_E_IO;
+}
+
+static ldr_plan_times_t times_of(const ldr_times_t *t)
+{
+    return (ldr_plan_times_t){
+        .mean_s = ldr_times_mean(t),
+        .p50_s = ldr_times_quantile(t, 0.5),
+        .p99_s = ldr_times_quantile(t, 0.99),
+    };
+}
+
+static void finish(run_t *r)
+{
+    ldr_plan_result_t *sum = r->result;
+    const ldr_tape_t *tape = r->tape;
+
+    sum->share = ldr_plan_distinct(tape) > 0
+                     ? (double)sum->what.blocks / ldr_plan_distinct(tape)
+                     : 0;
+    sum->references = (double)tape->all;
+    sum->hits = ldr_plan_hits(tape, (double)r->hits);
+    sum->ssd_hits = (double)r->ssd_hits / tape->sample;
+    sum->with = times_of(&r->with);
+    sum->without = times_of(&r->without);
+    if (r->ssd != NULL) {
+        double bytes = r->model->bytes_per_token * r->model->block_tokens;
+        double days = (double)tape->duration_ms / 86400e3;
+
+        sum->ssd_written = (double)ldr_ssd_sim_written(r->ssd) / tape->sample;
+        sum->ssd_carried = (double)ldr_ssd_sim_carried(r->ssd) / tape->sample;
+        sum->ssd_bytes_a_day =
+            days > 0 ? (sum->ssd_written + sum->ssd_carried) * bytes / days : 0;
+    }
+}
+
+larder_status_t ldr_plan_run(ldr_tape_t *tape, const ldr_model_t *model,
+                             const ldr_plan_case_t *what,
+                             const ldr_plan_watch_t *watch,
+                             ldr_plan_result_t *result)
+{
+    uint64_t began = ldr_now_ns(&ldr_clock_real);
+    double cpu = cpu_now();
+    const ldr_policy_ops_t *keep =
+        what->sim->policy != NULL ? what->sim->policy : &ldr_policy_lru;
+    larder_status_t st = LARDER_E_NO_MEMORY;
+    run_t *r = ldr_alloc(sizeof(*r));
+
+    *result = (ldr_plan_result_t){.what = *what};
+    if (r == NULL) {
+        return ldr_fail(st, "no memory to simulate");
+    }
+    r->tape = tape;
+    r->model = model;
+    r->result = result;
+    ldr_sim_params_t params = {scaled(tape, what->blocks), what->nodes,
+                               what->run_blocks};
+    r->dram = what->sim->create(what->sim, tape, &params);
+    if (what->ssd_blocks > 0 && r->dram != NULL) {
+        r->ssd = ldr_ssd_sim_create(tape, scaled(tape, what->ssd_blocks), keep);
+    }
+    if (!ldr_queue_open(&r->queue_with, model->engines) ||
+        !ldr_queue_open(&r->queue_without, model->engines)) {
+        ldr_fail(st, "no memory for %u engines", model->engines);
+    } else if (r->dram != NULL && (r->ssd != NULL || what->ssd_blocks == 0)) {
+        st = play(r, watch);
+    }
+    if (st == LARDER_OK) {
+        finish(r);
+        result->busiest =
+            what->sim->busiest != NULL ? what->sim->busiest(r->dram) : 0;
+    }
+    ldr_queue_close(&r->queue_with);
+    ldr_queue_close(&r->queue_without);
+    ldr_ssd_sim_destroy(r->ssd);
+    if (r->dram != NULL) {
+        what->sim->destroy(r->dram);
+    }
+    ldr_free(r);
+    result->cpu_s = cpu_now() - cpu;
+    result->took_s = (double)(ldr_now_ns(&ldr_clock_real) - began) * 1e-9;
+    return st;
+}

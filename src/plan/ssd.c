@@ -1,0 +1,197 @@
+#include "plan/ssd.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "store/index.h"
+
+/* Enough that one of them is a small part of the tier. */
+#define SEGMENTS 64u
+#define CLASSES 33 /* of value: bits in it */
+
+/* A place in the log. */
+typedef struct place {
+    uint32_t block;
+    uint32_t parent; /* LDR_NIL: none */
+    uint32_t depth;
+    uint32_t written_s;
+    uint32_t used_s;
+} place_t;
+
+struct ldr_ssd_sim {
+    const ldr_policy_ops_t *policy;
+    uint32_t segments;
+    uint32_t segment_blocks;
+    uint32_t distinct;
+    uint32_t filling; /* the segment, and how much of it */
+    uint32_t filled;
+    uint64_t written, carried;
+    uint32_t *place_of; /* place + 1 of a block; 0: not here */
+    place_t *places;
+    place_t *hand; /* what is carried */
+};
+
+static size_t places_bytes(const ldr_ssd_sim_t *s)
+{
+    return (size_t)s->segments * s->segment_blocks * sizeof(*s->places);
+}
+
+void ldr_ssd_sim_destroy(ldr_ssd_sim_t *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    if (s->place_of != NULL) {
+        ldr_unreserve(s->place_of, ((size_t)s->distinct + 1) * 4);
+    }
+    if (s->places != NULL) {
+        ldr_unreserve(s->places, places_bytes(s));
+    }
+    ldr_free(s->hand);
+    ldr_free(s);
+}
+
+ldr_ssd_sim_t *ldr_ssd_sim_create(const ldr_tape_t *tape, uint32_t capacity,
+                                  const ldr_policy_ops_t *policy)
+{
+    ldr_ssd_sim_t *s = ldr_alloc(sizeof(*s));
+
+    if (s != NULL) {
+        s->policy = policy;
+        s->segments = capacity < SEGMENTS ? 2 : SEGMENTS;
+        s->segment_blocks = capacity / s->segments;
+        s->segment_blocks += s->segment_blocks == 0;
+        s->distinct = tape->distinct;
+        s->place_of = ldr_reserve(((size_t)s->distinct + 1) * 4);
+        s->places = ldr_reserve(places_bytes(s));
+        s->hand = ldr_alloc((s->segment_blocks / 4 + 1) * sizeof(*s->hand));
+    }
+    if (s == NULL || s->place_of == NULL || s->places == NULL ||
+        s->hand == NULL) {
+        ldr_ssd_sim_destroy(s);
+        ldr_fail(LARDER_E_NO_MEMORY,
+                 "no memory to simulate an SSD of %u blocks", capacity);
+        return NULL;
+    }
+    return s;
+}
+
+bool ldr_ssd_sim_holds(const ldr_ssd_sim_t *s, uint32_t block)
+{
+    return s->place_of[block] != 0;
+}
+
+/* Whether this place of the log still is where its block lies. */
+static bool is_live(const ldr_ssd_sim_t *s, uint32_t at)
+{
+    return s->place_of[s->places[at].block] == at + 1;
+}
+
+static int value_class(const ldr_ssd_sim_t *s, const place_t *p, uint32_t now_s)
+{
+    ldr_policy_record_t record = {
+        .written_s = p->written_s,
+        .used_s = p->used_s,
+        .now_s = now_s,
+        .depth = p->depth,
+        .orphan = p->parent != LDR_NIL && s->place_of[p->parent] == 0,
+    };
+    uint32_t value = s->policy->keep(&record);
+
+    return value == 0 ? 0 : 32 - __builtin_clz(value);
+}
+
+/* The least class of which all, with those above it, fit into what may be
+ * carried; what is left is taken from the class below as it comes. */
+static int least_class(const uint32_t *counts, uint32_t room)
+{
+    int least = CLASSES;
+
+    while (least > 1 && counts[least - 1] <= room) {
+        room -= counts[--least];
+    }
+    return least;
+}
+
+static void append(ldr_ssd_sim_t *s, const place_t *p)
+{
+    uint32_t at = s->filling * s->segment_blocks + s->filled++;
+
+    s->places[at] = *p;
+    s->place_of[p->block] = at + 1;
+}
+
+/* Opens the next segment, which is the oldest, and empties it. */
+static void next_segment(ldr_ssd_sim_t *s, uint32_t now_s)
+{
+    uint32_t counts[CLASSES] = {0};
+    uint32_t room = s->segment_blocks / 4;
+    uint32_t count = 0;
+
+    s->filling = (s->filling + 1) % s->segments;
+    s->filled = 0;
+    uint32_t from = s->filling * s->segment_blocks;
+    uint32_t to = from + s->segment_blocks;
+    for (uint32_t at = from; at < to; at++) {
+        if (is_live(s, at)) {
+            counts[value_class(s, &s->places[at], now_s)]++;
+        }
+    }
+    int least = least_class(counts, room);
+    for (int below = 0; below < 2; below++) {
+        for (uint32_t at = from; at < to && count < room; at++) {
+            int class =
+                is_live(s, at) ? value_class(s, &s->places[at], now_s) : 0;
+
+            if (class > 0 &&
+                (below == 0 ? class >= least : class == least - 1)) {
+                s->hand[count++] = s->places[at];
+            }
+        }
+    }
+    for (uint32_t at = from; at < to; at++) {
+        if (is_live(s, at)) {
+            s->place_of[s->places[at].block] = 0;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        append(s, &s->hand[i]);
+    }
+    s->carried += count;
+}
+
+void ldr_ssd_sim_use(ldr_ssd_sim_t *s, const ldr_tape_request_t *request,
+                     const uint32_t *blocks)
+{
+    uint32_t now_s = (uint32_t)(request->at_ms / 1000);
+
+    for (uint32_t i = 0; i < request->count; i++) {
+        uint32_t at = s->place_of[blocks[i]];
+
+        if (at != 0) {
+            s->places[at - 1].used_s = now_s;
+            continue;
+        }
+        if (s->filled == s->segment_blocks) {
+            next_segment(s, now_s);
+        }
+        place_t p = {
+            .block = blocks[i],
+            .parent = i > 0 ? blocks[i - 1] : LDR_NIL,
+            .depth = i,
+            .written_s = now_s,
+            .used_s = now_s,
+        };
+        append(s, &p);
+        s->written++;
+    }
+}
+
+uint64_t ldr_ssd_sim_written(const ldr_ssd_sim_t *s)
+{
+    return s->written;
+}
+
+uint64_t ldr_ssd_sim_carried(const ldr_ssd_sim_t *s)
+{
+    return s->carried;
+}
