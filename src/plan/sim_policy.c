@@ -280,6 +280,17 @@ const ldr_sim_ops_t ldr_sim_lru = {
     .busiest = policy_busiest,
 };
 
+const ldr_sim_ops_t ldr_sim_learned = {
+    .name = "learned",
+    .text = "learns what comes back (docs/policy.md); no node runs it yet",
+    .policy = &ldr_policy_default,
+    .create = policy_create,
+    .destroy = policy_destroy,
+    .prefix = policy_prefix,
+    .use = policy_use,
+    .busiest = policy_busiest,
+};
+
 const ldr_sim_ops_t ldr_sim_default = {
     .name = "default",
     .text = "what a node runs",

@@ -43,11 +43,11 @@
  * Default (docs/policy.md): request compares prints, and costs O(log n) for
  * each of the few runs a chain consists of; every 50 requests, later every 400,
  * it works its tables out anew, a pass over a bounded number of cells and runs.
- * admit and victim look at one run for each class that has any, of some 500;
+ * admit and victim look at one run for each class that has any, of some 700;
  * place may walk over the chunks of its run that are deeper; the rest is
  * O(log n). Each slot in use takes 20 bytes, each run 104, and its prints 32
  * for every 7; ghosts are about one run and four chunks for each slot in use,
- * at most. The tables take 0.15 MB, and as much for each kind of application.
+ * at most. The tables take 0.2 MB, and as much for each kind of application.
  * All is reserved at create and becomes memory as it is used. Whatever goes
  * wrong in it costs hits: victim gives a slot as long as there is one that is
  * not held, and no other.

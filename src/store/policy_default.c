@@ -1,0 +1,295 @@
+#include "store/policy_default.h"
+
+#include "base/mem.h"
+
+#define SLOTS_MAX (LDR_NIL / 5) /* so that runs and prints have numbers */
+#define APPEND_MAX 512u         /* a run that grows by one walks its prints */
+#define RUN_SLOTS_MAX 60000u    /* they are counted in 16 bits */
+
+/* ---- slots ---- */
+
+static bool is_present(const ldr_default_t *d, uint32_t slot)
+{
+    return slot < d->t.slot_max && d->t.slots[slot].present;
+}
+
+/* The run in which a chunk below that parent has its place, or LDR_NIL. */
+static uint32_t locate(const ldr_default_t *d, uint32_t parent, uint32_t depth,
+                       uint32_t print)
+{
+    if (!is_present(d, parent)) {
+        return depth == 0 ? ldr_runs_find(&d->t, LDR_NIL, 0, print) : LDR_NIL;
+    }
+    uint32_t run = d->t.slots[parent].run;
+    const ldr_run_t *r = &d->t.runs[run];
+
+    if (depth > r->depth && depth - r->depth < r->length) {
+        return run;
+    }
+    return ldr_runs_find(&d->t, run, depth, print);
+}
+
+/* Younger, with all above it, but nothing is learned from it. */
+static void touch_run(ldr_default_t *d, uint32_t run)
+{
+    while (run != LDR_NIL && d->t.runs[run].stamp != d->t.stamp) {
+        ldr_runs_tell(&d->t, run);
+        ldr_runs_restamp(&d->t, run, d->t.runs[run].class, d->t.stamp);
+        run = d->t.runs[run].parent;
+    }
+}
+
+/* A place for a chunk that no request has announced: a decoded one, which is
+ * more of its parent's run, or one from nowhere. */
+static uint32_t make_place(ldr_default_t *d, uint32_t parent, uint32_t depth,
+                           uint64_t print)
+{
+    uint32_t above = is_present(d, parent) ? d->t.slots[parent].run : LDR_NIL;
+    uint32_t class = LDR_CLASS_STRAY;
+
+    if (above == LDR_NIL || d->t.runs[above].stamp != d->t.stamp) {
+        d->t.stamp++;
+        touch_run(d, above);
+    }
+    if (above != LDR_NIL) {
+        ldr_run_t *r = &d->t.runs[above];
+
+        if (above == LDR_RUN_STRAY || depth != r->depth + r->length) {
+            above = LDR_NIL;
+        } else if (r->child == LDR_NIL && (r->flags & LDR_RUN_LAST) == 0 &&
+                   r->length < APPEND_MAX &&
+                   ldr_prints_append(&d->t, above, ldr_runs_fold(print))) {
+            return above;
+        } else {
+            class = r->class;
+        }
+    }
+    uint32_t run = ldr_runs_new(&d->t, above, depth, &print, 1);
+    if (run == LDR_NIL) {
+        return LDR_NIL;
+    }
+    if (above != LDR_NIL) {
+        d->t.runs[run].turn = d->t.runs[above].turn;
+        d->t.runs[run].tokens = d->t.runs[above].tokens;
+        d->t.runs[above].fan += d->t.runs[above].fan < 255;
+    } else if (depth == 0) {
+        class = ldr_learn_body(0, 0, 0, 0);
+    }
+    d->t.runs[run].uses = 1;
+    ldr_runs_restamp(&d->t, run, class, d->t.stamp);
+    return run;
+}
+
+static void default_remove(ldr_policy_t *policy, uint32_t slot)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+
+    if (is_present(d, slot)) {
+        ldr_runs_take(&d->t, slot);
+    }
+}
+
+static void default_place(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
+                          uint32_t depth, uint64_t print)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+
+    if (slot >= d->t.slot_max) {
+        return;
+    }
+    default_remove(policy, slot);
+    uint32_t run = locate(d, parent, depth, ldr_runs_fold(print));
+    if (run == LDR_NIL) {
+        run = make_place(d, parent, depth, print);
+    }
+    if (run == LDR_NIL ||
+        d->t.runs[run].resident[LDR_VIEW_REAL] >= RUN_SLOTS_MAX) {
+        run = LDR_RUN_STRAY;
+        depth = LDR_NIL;
+    }
+    ldr_runs_put(&d->t, slot, run, depth);
+}
+
+static void default_add(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
+                        uint32_t depth)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+
+    d->made_up += 0x9e3779b97f4a7c15u;
+    default_place(policy, slot, parent, depth, d->made_up);
+}
+
+static void set_held(ldr_default_t *d, uint32_t slot, uint8_t held)
+{
+    if (is_present(d, slot) && d->t.slots[slot].held != held) {
+        uint32_t run = d->t.slots[slot].run;
+        ldr_run_t *r = &d->t.runs[run];
+
+        d->t.slots[slot].held = held;
+        r->held = (uint16_t)(held != 0 ? r->held + 1 : r->held - 1);
+        ldr_runs_settle(&d->t, LDR_VIEW_REAL, run);
+    }
+}
+
+static void default_hold(ldr_policy_t *policy, uint32_t slot)
+{
+    set_held((ldr_default_t *)policy, slot, 1);
+}
+
+static void default_release(ldr_policy_t *policy, uint32_t slot)
+{
+    set_held((ldr_default_t *)policy, slot, 0);
+}
+
+static void default_touch(ldr_policy_t *policy, const uint32_t *slots,
+                          uint32_t count)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+
+    d->t.stamp++;
+    while (count > 0) {
+        uint32_t slot = slots[--count];
+
+        touch_run(d, is_present(d, slot) ? d->t.slots[slot].run : LDR_NIL);
+    }
+}
+
+static void note_full(ldr_default_t *d)
+{
+    uint64_t chunks = d->t.queues[LDR_VIEW_REAL].resident - d->t.twins;
+
+    d->seen = chunks > 0 ? chunks : 1;
+}
+
+static bool default_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
+                          uint64_t print)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+    uint32_t run = locate(d, parent, depth, ldr_runs_fold(print));
+
+    note_full(d);
+    if (run == LDR_NIL) {
+        return true;
+    }
+    d->wanted = d->t.runs[run].stamp;
+    uint32_t v = ldr_runs_best(&d->t, LDR_VIEW_REAL, d->wanted);
+    if (v == LDR_NIL) {
+        return false;
+    }
+    return d->t.queues[LDR_VIEW_REAL].lru ||
+           ldr_runs_worth(&d->t, LDR_VIEW_REAL, v) <=
+               (double)ldr_default_first_worth(d, run);
+}
+
+/* When no run is free to lose a chunk: one that has others below it, or that
+ * is held in part. */
+static uint32_t victim_blocked(const ldr_default_t *d)
+{
+    if (d->t.blocked == LDR_NIL) {
+        return LDR_NIL;
+    }
+    uint32_t slot = d->t.runs[d->t.blocked].tail;
+
+    while (slot != LDR_NIL && d->t.slots[slot].held) {
+        slot = d->t.slots[slot].up;
+    }
+    return slot;
+}
+
+static uint32_t default_victim(ldr_policy_t *policy)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+    uint32_t run = ldr_runs_best(&d->t, LDR_VIEW_REAL, d->wanted);
+
+    note_full(d);
+    if (run == LDR_NIL) {
+        run = ldr_runs_best(&d->t, LDR_VIEW_REAL, d->t.stamp + 1);
+    }
+    return run != LDR_NIL ? d->t.runs[run].tail : victim_blocked(d);
+}
+
+/* ---- the table ---- */
+
+static uint32_t default_keep(const ldr_policy_record_t *record)
+{
+    return ldr_policy_lru.keep(record);
+}
+
+static void default_destroy(ldr_policy_t *policy)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+
+    if (d != NULL) {
+        ldr_runs_destroy(&d->t);
+        ldr_free(d);
+    }
+}
+
+static ldr_policy_t *default_create(uint32_t capacity)
+{
+    ldr_default_t *d = ldr_alloc(sizeof(*d));
+
+    if (d == NULL) {
+        return NULL;
+    }
+    d->base.ops = &ldr_policy_default;
+    if (!ldr_runs_init(&d->t, capacity < SLOTS_MAX ? capacity : SLOTS_MAX)) {
+        ldr_free(d);
+        return NULL;
+    }
+    d->room = d->t.slot_max;
+    /* Of slots for which there is no other run: LDR_RUN_STRAY. */
+    ldr_runs_new(&d->t, LDR_NIL, LDR_NIL, NULL, 0);
+    d->t.stamp = 1;
+    d->rebuild_left = LDR_REBUILD_LEAST;
+    d->t.queues[LDR_VIEW_REAL].lru = true; /* until the other leads */
+    return &d->base;
+}
+
+void ldr_policy_default_stats(const ldr_policy_t *policy,
+                              ldr_policy_stats_t *out)
+{
+    const ldr_default_t *d = (const ldr_default_t *)policy;
+    const ldr_runs_t *t = &d->t;
+
+    *out = (ldr_policy_stats_t){
+        .runs = t->run_count,
+        .ghosts = t->ghost_count,
+        .ghost_chunks = t->ghost_chunks,
+        .bytes = (uint64_t)t->run_top * sizeof(ldr_run_t) +
+                 (uint64_t)t->node_top * sizeof(ldr_prints_t) +
+                 t->queues[LDR_VIEW_REAL].resident * sizeof(ldr_run_slot_t) +
+                 ((uint64_t)t->bucket_mask + 1) * sizeof(uint32_t),
+        .fixed_bytes = sizeof(*d) + sizeof(*t->learn),
+        .requests = d->judged,
+        .hits_learned = d->hits_learned,
+        .hits_lru = d->hits_lru,
+        .ranks_lru = t->queues[LDR_VIEW_REAL].lru,
+        .switches = d->switches,
+    };
+}
+
+bool ldr_policy_default_check(const ldr_policy_t *policy)
+{
+    const ldr_default_t *d = (const ldr_default_t *)policy;
+
+    return ldr_runs_check(&d->t);
+}
+
+const ldr_policy_ops_t ldr_policy_default = {
+    .name = "default",
+    .create = default_create,
+    .destroy = default_destroy,
+    .add = default_add,
+    .hold = default_hold,
+    .release = default_release,
+    .touch = default_touch,
+    .remove = default_remove,
+    .victim = default_victim,
+    .keep = default_keep,
+    .time = ldr_default_time,
+    .request = ldr_default_request,
+    .admit = default_admit,
+    .place = default_place,
+    .close = ldr_default_close,
+};

@@ -1,0 +1,56 @@
+/*
+ * The default policy. What it does and why: docs/policy.md; its parts:
+ *
+ *   policy_learn    what classes of runs are worth, by age
+ *   policy_runs     what runs there are, with policy_prints and policy_queue
+ *   policy_request  what a request teaches and changes; the shadows, the guard
+ *   policy_default  the table: slots, admission, victims
+ */
+#pragma once
+
+#include "store/policy.h"
+#include "store/policy_runs.h"
+
+#define LDR_PATH_MAX 4096u    /* runs of one chain that are looked at */
+#define LDR_REBUILD_LEAST 50u /* requests between new tables */
+#define LDR_RECENT 16u        /* requests that would be noticed again */
+
+typedef struct ldr_recent {
+    uint64_t id;
+    uint64_t print;
+    uint32_t count;
+    uint32_t seen_ds;
+} ldr_recent_t;
+
+typedef struct ldr_default {
+    ldr_policy_t base;
+    ldr_runs_t t;
+    uint32_t raw_ds; /* the caller's clock */
+    bool raw_known;
+    float gap_mean;   /* between requests */
+    uint32_t last_ds; /* of a request */
+    uint32_t wanted;  /* victims are not of the request with this stamp */
+    uint32_t path_count;
+    uint32_t rebuild_left;
+    uint64_t room; /* chunks that the shadows may have */
+    bool room_known;
+    uint64_t seen; /* resident when there last was no room; 0: not since */
+    float lead;    /* hits of the learned shadow over those of LRU */
+    float noise;   /* its square */
+    uint64_t judged, hits_learned, hits_lru; /* since there was no room */
+    uint32_t switches;
+    uint64_t made_up; /* prints for slots that come without */
+    ldr_recent_t recent[LDR_RECENT];
+    uint32_t path[LDR_PATH_MAX];
+} ldr_default_t;
+
+void ldr_default_time(ldr_policy_t *policy, uint32_t now_ds);
+void ldr_default_request(ldr_policy_t *policy, const ldr_policy_request_t *r);
+void ldr_default_close(ldr_policy_t *policy, const ldr_policy_request_t *r);
+
+/* What a run would be worth if it were used now. */
+static inline float ldr_default_first_worth(const ldr_default_t *d,
+                                            uint32_t run)
+{
+    return d->t.learn->worth[d->t.runs[run].class][0];
+}

@@ -1,0 +1,504 @@
+/*
+ * A request is matched against the runs that are known, resident or not. What
+ * it finds has been used again, which teaches; what it adds becomes new runs;
+ * all of them get the class of the request: which turn of its session this is,
+ * how much it has grown since the last, how long it is. Then both shadows do
+ * what they would have done with it, and their hits say who ranks the real
+ * cache from now on.
+ */
+#include "store/policy_default.h"
+
+#define RECENT_DS 10u   /* without an id: for so long */
+#define SILENCE_DS 600u /* a pause of more may count as less */
+#define SILENCE_GAPS 64u
+
+#define REBUILD_MOST 400u
+#define FADE 0.99f /* for each LDR_REBUILD_LEAST requests */
+
+#define SHARED_FAN 10u    /* ways to go on that make a run a shared one */
+#define SUPERSEDE_MAX 64u /* runs of an abandoned branch that are looked at */
+#define GHOST_RUNS 1u     /* for each resident chunk */
+#define GHOST_CHUNKS 4u
+
+#define GUARD_FADE (1.0f - 1.0f / 2048)
+#define GUARD_SIGMAS 1.5f
+
+/* What a request is, for the classes. */
+typedef struct ldr_traits {
+    uint32_t app;
+    uint32_t turn;
+    uint32_t delta;
+    uint32_t tokens;
+    bool closed, template;
+} ldr_traits_t;
+
+/* ---- time ---- */
+
+static void caches_stale(ldr_default_t *d)
+{
+    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
+        d->t.queues[v].best = LDR_NIL;
+    }
+}
+
+/* The clock of the policy leaves out most of a silence that is long beside the
+ * usual, or nothing would be as young again as what comes after it. */
+void ldr_default_time(ldr_policy_t *policy, uint32_t now_ds)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+    int32_t by = d->raw_known ? (int32_t)(now_ds - d->raw_ds) : 0;
+    float most = d->gap_mean * SILENCE_GAPS;
+
+    if (by < 0) {
+        return;
+    }
+    most = most > SILENCE_DS ? most : SILENCE_DS;
+    d->raw_ds = now_ds;
+    d->raw_known = true;
+    if (by > 0) {
+        d->t.now_ds += (float)by < most ? (uint32_t)by : (uint32_t)most;
+        caches_stale(d);
+    }
+}
+
+/* ---- classes ---- */
+
+static uint32_t class_shared(uint32_t gap_ds, uint32_t uses)
+{
+    uint32_t gap = 0;
+
+    while (gap + 1 < LDR_GAPS && gap_ds >= 16u << 2 * gap) {
+        gap++;
+    }
+    return LDR_CLASS_SHARED + gap * LDR_USES +
+           (uses <= 2   ? 0u
+            : uses <= 5 ? 1u
+                        : 2u);
+}
+
+/* 1, 2, 3, 4, 5-7, 8-15, 16-63, more. */
+static uint32_t turn_level(uint32_t turn)
+{
+    return turn < 1     ? 0u
+           : turn <= 4  ? turn - 1
+           : turn <= 7  ? 4u
+           : turn <= 15 ? 5u
+           : turn <= 63 ? 6u
+                        : 7u;
+}
+
+static uint32_t class_of(const ldr_run_t *r, const ldr_traits_t *traits,
+                         uint32_t gap_ds)
+{
+    bool shared = r->fan >= SHARED_FAN || (r->flags & LDR_RUN_TEMPLATE) != 0;
+
+    if (shared) {
+        return class_shared(gap_ds, r->uses);
+    }
+    if (traits->closed && r->fan <= 1) {
+        return LDR_CLASS_CLOSED;
+    }
+    if ((r->flags & LDR_RUN_LAST) != 0) {
+        return LDR_CLASS_LAST;
+    }
+    return ldr_learn_body(traits->app, turn_level(r->turn), traits->delta,
+                          traits->tokens <= 1024    ? 0u
+                          : traits->tokens <= 46080 ? 1u
+                                                    : 2u);
+}
+
+/* Of a first turn all is new. */
+static uint32_t delta_first(uint32_t tokens)
+{
+    return tokens <= 2048 ? 0u : tokens <= 8192 ? 1u : 2u;
+}
+
+static uint32_t delta_level(int64_t delta)
+{
+    return delta <= 0 ? 3u : delta < 300 ? 4u : delta < 2048 ? 5u : 6u;
+}
+
+/* ---- finding the chain ---- */
+
+/* How many chunks of the run, which would begin at i, are in the chain. */
+static uint32_t match(const ldr_default_t *d, const ldr_policy_request_t *r,
+                      uint32_t run, uint32_t i)
+{
+    const ldr_run_t *at = &d->t.runs[run];
+
+    if (at->length <= r->count - i &&
+        ldr_runs_fold(r->prints[i + at->length - 1]) == at->last) {
+        return at->length;
+    }
+    return ldr_prints_match(&d->t, run, r->prints + i, r->count - i);
+}
+
+/* The runs of the chain that are known go into path. Split: the last one is cut
+ * where the chain leaves it; else it is in the path if nothing follows it, as
+ * is so when it has grown by what was decoded. Gives the number of chunks. */
+static uint32_t walk(ldr_default_t *d, const ldr_policy_request_t *r,
+                     bool split)
+{
+    uint32_t parent = LDR_NIL;
+    uint32_t i = 0;
+
+    d->path_count = 0;
+    while (i < r->count && d->path_count < LDR_PATH_MAX - 2) {
+        uint32_t run =
+            ldr_runs_find(&d->t, parent, i, ldr_runs_fold(r->prints[i]));
+        uint32_t n = run == LDR_NIL ? 0 : match(d, r, run, i);
+
+        if (n == 0) {
+            break;
+        }
+        if (n < d->t.runs[run].length) {
+            if (split) {
+                run = ldr_runs_split(&d->t, run, n);
+            } else if (i + n < r->count || d->t.runs[run].child != LDR_NIL) {
+                run = LDR_NIL;
+            }
+            if (run != LDR_NIL) {
+                d->path[d->path_count++] = run;
+                i += n;
+            }
+            break;
+        }
+        d->path[d->path_count++] = run;
+        parent = run;
+        i += n;
+    }
+    return i;
+}
+
+/* ---- a request ---- */
+
+static bool is_repeated(ldr_default_t *d, const ldr_policy_request_t *r)
+{
+    uint64_t print = r->prints[r->count - 1];
+    uint64_t key = r->id != 0 ? r->id : print ^ print >> 17;
+    ldr_recent_t *e = &d->recent[key % LDR_RECENT];
+    uint32_t age_ds = d->t.now_ds - e->seen_ds;
+    bool same = e->count == r->count && e->print == print && e->id == r->id &&
+                (r->id != 0 || age_ds <= RECENT_DS);
+
+    *e = (ldr_recent_t){r->id, print, r->count, d->t.now_ds};
+    return same;
+}
+
+static void rebuild(ldr_default_t *d)
+{
+    uint32_t period = d->t.stamp / 32;
+    float fade = 1;
+
+    ldr_runs_tell_all(&d->t);
+    period = period < LDR_REBUILD_LEAST ? LDR_REBUILD_LEAST
+             : period > REBUILD_MOST    ? REBUILD_MOST
+                                        : period;
+    for (uint32_t i = 0; i < period / LDR_REBUILD_LEAST; i++) {
+        fade *= FADE;
+    }
+    ldr_learn_rebuild(d->t.learn, fade);
+    caches_stale(d);
+    d->rebuild_left = period;
+}
+
+/* Which turn this is, and how much longer than the one before. */
+static ldr_traits_t traits_of(const ldr_default_t *d,
+                              const ldr_policy_request_t *r)
+{
+    ldr_traits_t traits = {
+        .app = r->hint & LDR_HINT_APP,
+        .turn = 1,
+        .tokens = r->tokens,
+        .closed = (r->hint & LDR_HINT_CLOSED) != 0,
+        .template = (r->hint & LDR_HINT_TEMPLATE) != 0,
+    };
+
+    if (traits.tokens == 0) {
+        uint64_t all =
+            (uint64_t)r->count * (r->chunk_tokens > 0 ? r->chunk_tokens : 512);
+
+        traits.tokens = all < UINT32_MAX ? (uint32_t)all : UINT32_MAX;
+    }
+    traits.delta = delta_first(traits.tokens);
+    if (d->path_count > 0) {
+        const ldr_run_t *tail = &d->t.runs[d->path[d->path_count - 1]];
+
+        if (tail->fan <= 1) {
+            traits.turn = tail->turn < 255 ? tail->turn + 1u : 255;
+            traits.delta = delta_level((int64_t)traits.tokens - tail->tokens);
+        }
+    }
+    return traits;
+}
+
+/* What was known of the chain has been used. */
+static void path_used(ldr_default_t *d, const ldr_traits_t *traits)
+{
+    ldr_runs_t *t = &d->t;
+
+    for (uint32_t i = 0; i < d->path_count; i++) {
+        uint32_t run = d->path[i];
+        ldr_run_t *r = &t->runs[run];
+        uint32_t gap_ds = t->now_ds - r->used_ds;
+
+        r->uses = (uint8_t)(r->uses < 255 ? r->uses + 1 : 255);
+        r->turn = (uint8_t)(r->uses > traits->turn ? r->uses : traits->turn);
+        r->tokens = traits->tokens;
+        ldr_runs_restamp(t, run, class_of(r, traits, gap_ds), t->stamp);
+    }
+}
+
+/* Before rebuild: what uses teach. */
+static void path_teach(ldr_default_t *d)
+{
+    for (uint32_t i = 0; i < d->path_count; i++) {
+        const ldr_run_t *r = &d->t.runs[d->path[i]];
+
+        ldr_learn_use(d->t.learn, r->class, d->t.now_ds - r->used_ds,
+                      ldr_runs_weight(r));
+        ldr_runs_tell(&d->t, d->path[i]);
+    }
+}
+
+static uint32_t add_run(ldr_default_t *d, const ldr_policy_request_t *r,
+                        const ldr_traits_t *traits, uint32_t from,
+                        uint32_t length, bool last)
+{
+    uint32_t parent = d->path_count > 0 ? d->path[d->path_count - 1] : LDR_NIL;
+    uint32_t run = ldr_runs_new(&d->t, parent, from, r->prints + from, length);
+
+    if (run == LDR_NIL) {
+        return LDR_NIL;
+    }
+    ldr_run_t *at = &d->t.runs[run];
+    at->uses = 1;
+    at->turn = (uint8_t)traits->turn;
+    at->tokens = traits->tokens;
+    at->flags |= (uint8_t)(last               ? LDR_RUN_LAST
+                           : traits->template ? LDR_RUN_TEMPLATE
+                                              : 0);
+    if (parent != LDR_NIL && !last && d->t.runs[parent].fan < 255) {
+        d->t.runs[parent].fan++;
+    }
+    ldr_runs_restamp(&d->t, run, class_of(at, traits, 0), d->t.stamp);
+    d->path[d->path_count++] = run;
+    return run;
+}
+
+/* Runs for the rest of the chain: one, and one for a last chunk that is not
+ * full. */
+static void path_extend(ldr_default_t *d, const ldr_policy_request_t *r,
+                        const ldr_traits_t *traits, uint32_t from)
+{
+    bool last = r->chunk_tokens > 0 && r->tokens > 0 &&
+                (uint64_t)r->count * r->chunk_tokens > r->tokens;
+    uint32_t end = r->count - last;
+
+    while (from < end && d->path_count < LDR_PATH_MAX - 1) {
+        uint32_t length = end - from;
+
+        length = length < LDR_RUN_LENGTH_MAX ? length : LDR_RUN_LENGTH_MAX;
+        if (add_run(d, r, traits, from, length, false) == LDR_NIL) {
+            return;
+        }
+        from += length;
+    }
+    if (last && from + 1 == r->count) {
+        add_run(d, r, traits, from, 1, true);
+    }
+}
+
+/* A session goes on from here in another way than before: what it left behind
+ * is an abandoned edit, or a last chunk that has been filled since. */
+static void supersede(ldr_default_t *d, uint32_t tail, uint32_t keep)
+{
+    ldr_runs_t *t = &d->t;
+    uint32_t left = SUPERSEDE_MAX;
+    uint32_t old = 0;
+
+    for (uint32_t at = t->runs[tail].child; at != LDR_NIL && left > 0;) {
+        bool known = t->runs[at].class == LDR_CLASS_SUPERSEDED;
+
+        if (at != keep && !known) {
+            ldr_runs_tell(t, at);
+            ldr_runs_restamp(t, at, LDR_CLASS_SUPERSEDED, t->stamp - 1);
+        }
+        left--;
+        old += known;
+        if (at != keep && !known && t->runs[at].child != LDR_NIL) {
+            at = t->runs[at].child;
+            continue;
+        }
+        while (at != tail && t->runs[at].next == LDR_NIL) {
+            at = t->runs[at].parent;
+        }
+        if (at == tail || old > 8) { /* the older ones come last */
+            return;
+        }
+        at = t->runs[at].next;
+    }
+}
+
+/* ---- shadows ---- */
+
+static uint32_t shadow_hits(const ldr_default_t *d, uint32_t view)
+{
+    uint32_t hits = 0;
+
+    for (uint32_t i = 0; i < d->path_count; i++) {
+        const ldr_run_t *r = &d->t.runs[d->path[i]];
+
+        hits += r->resident[view];
+        if (r->resident[view] < r->length) {
+            break;
+        }
+    }
+    return hits;
+}
+
+/* Brings the missing chunks of a run in, or as many as are worth it. */
+static bool shadow_fill(ldr_default_t *d, uint32_t view, uint32_t run)
+{
+    ldr_runs_t *t = &d->t;
+    const ldr_run_queues_t *q = &t->queues[view];
+    uint32_t need = (uint32_t)t->runs[run].length - t->runs[run].resident[view];
+
+    while (need > 0) {
+        uint64_t n = need;
+
+        if (q->resident < d->room) {
+            n = n < d->room - q->resident ? n : d->room - q->resident;
+        } else {
+            uint32_t v = ldr_runs_best(t, view, t->stamp);
+
+            if (v == LDR_NIL ||
+                (!q->lru && ldr_runs_worth(t, view, v) >
+                                (double)ldr_default_first_worth(d, run))) {
+                return false;
+            }
+            uint32_t has = t->runs[v].resident[view];
+            n = n < has ? n : has;
+            ldr_runs_count(t, view, v, -(int)n);
+        }
+        ldr_runs_count(t, view, run, (int)n);
+        need -= (uint32_t)n;
+    }
+    return true;
+}
+
+static void shadow_request(ldr_default_t *d, uint32_t view)
+{
+    ldr_runs_t *t = &d->t;
+
+    while (t->queues[view].resident > d->room) {
+        uint32_t v = ldr_runs_best(t, view, t->stamp);
+
+        if (v == LDR_NIL) {
+            break;
+        }
+        ldr_runs_count(t, view, v, -1);
+    }
+    for (uint32_t i = 0; i < d->path_count; i++) {
+        if (!shadow_fill(d, view, d->path[i])) {
+            break;
+        }
+    }
+}
+
+/* Who ranks: LRU once the learned shadow trails it by more than chance, and
+ * until it has caught up. */
+static void guard(ldr_default_t *d, uint32_t learned, uint32_t lru)
+{
+    ldr_run_queues_t *q = &d->t.queues[LDR_VIEW_REAL];
+    float by = (float)learned - (float)lru;
+
+    d->lead = d->lead * GUARD_FADE + by;
+    d->noise = d->noise * GUARD_FADE + by * by;
+    d->judged++;
+    d->hits_learned += learned;
+    d->hits_lru += lru;
+    bool trails = d->lead < 0 &&
+                  d->lead * d->lead > GUARD_SIGMAS * GUARD_SIGMAS * d->noise;
+    if (q->lru ? d->lead > 0 : trails) {
+        q->lru = !q->lru;
+        q->best = LDR_NIL;
+        d->switches++;
+    }
+}
+
+static void shadows(ldr_default_t *d, uint32_t hits_learned, uint32_t hits_lru)
+{
+    if (d->seen > 0) {
+        d->room = d->room_known
+                      ? (uint64_t)((int64_t)d->room +
+                                   ((int64_t)d->seen - (int64_t)d->room) / 16)
+                      : d->seen;
+        d->room_known = true;
+        d->seen = 0;
+    }
+    if (d->room_known) {
+        guard(d, hits_learned, hits_lru);
+    }
+    shadow_request(d, LDR_VIEW_LEARNED);
+    shadow_request(d, LDR_VIEW_LRU);
+    if (d->room_known) {
+        ldr_runs_trim(&d->t, (uint32_t)(d->room * GHOST_RUNS + 256),
+                      d->room * GHOST_CHUNKS);
+    }
+}
+
+void ldr_default_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+    ldr_runs_t *t = &d->t;
+
+    if (r->count == 0 || is_repeated(d, r)) {
+        return;
+    }
+    d->gap_mean += ((float)(t->now_ds - d->last_ds) - d->gap_mean) / 64;
+    d->last_ds = t->now_ds;
+    t->stamp++;
+    uint32_t app = 1u << (r->hint & LDR_HINT_APP);
+    if ((t->learn->apps_seen & app) == 0) {
+        t->learn->apps_seen |= app;
+        d->rebuild_left = 0; /* so that it is worth something */
+    }
+    uint32_t known = walk(d, r, true);
+    path_teach(d);
+    if (d->rebuild_left-- == 0) {
+        rebuild(d);
+    }
+    uint32_t count = d->path_count;
+    uint32_t tail = count > 0 ? d->path[count - 1] : LDR_NIL;
+    ldr_traits_t traits = traits_of(d, r);
+    uint32_t hits_learned = shadow_hits(d, LDR_VIEW_LEARNED);
+    uint32_t hits_lru = shadow_hits(d, LDR_VIEW_LRU);
+
+    path_used(d, &traits);
+    path_extend(d, r, &traits, known);
+    if (count > 0 && d->path_count > count && t->runs[tail].fan <= 2) {
+        supersede(d, tail, d->path[count]);
+    }
+    caches_stale(d);
+    d->wanted = t->stamp;
+    shadows(d, hits_learned, hits_lru);
+}
+
+void ldr_default_close(ldr_policy_t *policy, const ldr_policy_request_t *r)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+
+    if (r->count == 0 || walk(d, r, false) == 0) {
+        return;
+    }
+    for (uint32_t i = d->path_count; i-- > 0;) {
+        const ldr_run_t *at = &d->t.runs[d->path[i]];
+
+        if (at->fan > 1 || (at->flags & LDR_RUN_TEMPLATE) != 0) {
+            break;
+        }
+        ldr_runs_tell(&d->t, d->path[i]);
+        ldr_runs_restamp(&d->t, d->path[i], LDR_CLASS_CLOSED, d->t.stamp - 1);
+    }
+}

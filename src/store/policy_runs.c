@@ -1,0 +1,446 @@
+#include "store/policy_runs.h"
+
+#include "base/mem.h"
+
+#define RUNS_PER_SLOT 3u /* each view may have as many of its own */
+#define RUNS_LEAST 1024u
+#define SAMPLE_MAX 4096u /* runs that are told of in one pass, about */
+#define TRIM_TRIES 16u
+
+/* ---- the forest ---- */
+
+static void bucket_add(ldr_runs_t *t, uint32_t run)
+{
+    uint32_t *bucket = ldr_runs_bucket(t, t->runs[run].first);
+
+    t->runs[run].bucket_next = *bucket;
+    *bucket = run + 1;
+}
+
+static void bucket_remove(ldr_runs_t *t, uint32_t run)
+{
+    uint32_t *link = ldr_runs_bucket(t, t->runs[run].first);
+
+    while (*link != run + 1) {
+        link = &t->runs[*link - 1].bucket_next;
+    }
+    *link = t->runs[run].bucket_next;
+}
+
+static uint32_t *children_of(ldr_runs_t *t, uint32_t parent)
+{
+    return parent == LDR_NIL ? &t->roots : &t->runs[parent].child;
+}
+
+static void child_add(ldr_runs_t *t, uint32_t parent, uint32_t run)
+{
+    uint32_t *head = children_of(t, parent);
+    ldr_run_t *r = &t->runs[run];
+
+    r->parent = parent;
+    r->prev = LDR_NIL;
+    r->next = *head;
+    if (*head != LDR_NIL) {
+        t->runs[*head].prev = run;
+    }
+    *head = run;
+}
+
+static void child_remove(ldr_runs_t *t, uint32_t run)
+{
+    ldr_run_t *r = &t->runs[run];
+
+    if (r->prev != LDR_NIL) {
+        t->runs[r->prev].next = r->next;
+    } else {
+        *children_of(t, r->parent) = r->next;
+    }
+    if (r->next != LDR_NIL) {
+        t->runs[r->next].prev = r->prev;
+    }
+}
+
+static void run_give(ldr_runs_t *t, uint32_t run)
+{
+    t->runs[run].flags = 0;
+    t->runs[run].next = t->run_free;
+    t->run_free = run;
+    t->run_count--;
+}
+
+/* A ghost without children goes. */
+static void forget(ldr_runs_t *t, uint32_t run)
+{
+    ldr_runs_tell(t, run);
+    ldr_runs_lift(t, run);
+    bucket_remove(t, run);
+    child_remove(t, run);
+    ldr_prints_free(t, run);
+    run_give(t, run);
+}
+
+/* Those that still have children go round, and come when those are gone. */
+bool ldr_runs_forget(ldr_runs_t *t)
+{
+    for (uint32_t i = 0; i < TRIM_TRIES && t->ghost_head != LDR_NIL; i++) {
+        uint32_t run = t->ghost_head;
+
+        if (run != LDR_RUN_STRAY && t->runs[run].child == LDR_NIL &&
+            t->runs[run].stamp != t->stamp) {
+            forget(t, run);
+            return true;
+        }
+        ldr_runs_lift(t, run);
+        ldr_runs_settle(t, LDR_VIEW_REAL, run);
+    }
+    return false;
+}
+
+void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks)
+{
+    while ((t->ghost_count > runs || t->ghost_chunks > chunks) &&
+           ldr_runs_forget(t)) {
+    }
+}
+
+static uint32_t run_take(ldr_runs_t *t)
+{
+    uint32_t run = t->run_free;
+
+    if (run == LDR_NIL && t->run_top == t->run_max) {
+        ldr_runs_forget(t);
+        run = t->run_free;
+    }
+    if (run != LDR_NIL) {
+        t->run_free = t->runs[run].next;
+    } else if (t->run_top < t->run_max) {
+        run = t->run_top++;
+    } else {
+        return LDR_NIL;
+    }
+    t->run_count++;
+    return run;
+}
+
+uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
+                      const uint64_t *prints, uint32_t length)
+{
+    uint32_t run = run_take(t);
+
+    if (run == LDR_NIL) {
+        return LDR_NIL;
+    }
+    t->runs[run] = (ldr_run_t){
+        .first = length > 0 ? ldr_runs_fold(prints[0]) : 0,
+        .last = length > 0 ? ldr_runs_fold(prints[length - 1]) : 0,
+        .child = LDR_NIL,
+        .used_ds = t->now_ds,
+        .stamp = t->stamp,
+        .depth = depth,
+        .tail = LDR_NIL,
+        .length = (uint16_t)length,
+        .class = LDR_CLASS_STRAY,
+        .flags = LDR_RUN_USED,
+    };
+    if (!ldr_prints_make(t, run, prints, length)) {
+        run_give(t, run);
+        return LDR_NIL;
+    }
+    child_add(t, parent, run);
+    bucket_add(t, run);
+    ldr_runs_settle(t, LDR_VIEW_REAL, run);
+    return run;
+}
+
+uint32_t ldr_runs_find(const ldr_runs_t *t, uint32_t parent, uint32_t depth,
+                       uint32_t first)
+{
+    uint32_t at = *ldr_runs_bucket(t, first);
+
+    while (at != 0) {
+        const ldr_run_t *r = &t->runs[at - 1];
+
+        if (r->first == first && r->depth == depth && r->parent == parent) {
+            return at - 1;
+        }
+        at = r->bucket_next;
+    }
+    return LDR_NIL;
+}
+
+/* ---- splitting ---- */
+
+/* The first slot of the run at or below that depth, or LDR_NIL. */
+static uint32_t slot_from(const ldr_runs_t *t, uint32_t run, uint32_t depth)
+{
+    uint32_t found = LDR_NIL;
+
+    for (uint32_t i = t->runs[run].tail;
+         i != LDR_NIL && t->slots[i].depth >= depth; i = t->slots[i].up) {
+        found = i;
+    }
+    return found;
+}
+
+/* The slots above that depth, and what they count for, go to the upper run. */
+static void slots_part(ldr_runs_t *t, uint32_t run, uint32_t upper,
+                       uint32_t depth)
+{
+    ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
+    uint32_t from = slot_from(t, run, depth);
+    uint32_t above = from != LDR_NIL ? t->slots[from].up : r->tail;
+
+    u->tail = above;
+    u->held = u->resident[LDR_VIEW_REAL] = 0;
+    if (from != LDR_NIL) {
+        t->slots[from].up = LDR_NIL;
+    } else {
+        r->tail = LDR_NIL;
+    }
+    if (above != LDR_NIL) {
+        t->slots[above].down = LDR_NIL;
+    }
+    for (uint32_t i = above; i != LDR_NIL; i = t->slots[i].up) {
+        t->slots[i].run = upper;
+        u->resident[LDR_VIEW_REAL]++;
+        u->held = (uint16_t)(u->held + t->slots[i].held);
+    }
+    r->resident[LDR_VIEW_REAL] =
+        (uint16_t)(r->resident[LDR_VIEW_REAL] - u->resident[LDR_VIEW_REAL]);
+    r->held = (uint16_t)(r->held - u->held);
+}
+
+/* After the cut: what each view has of both parts. */
+static void views_part(ldr_runs_t *t, uint32_t run, uint32_t upper)
+{
+    ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
+
+    slots_part(t, run, upper, r->depth);
+    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
+        if (v != LDR_VIEW_REAL) { /* they fill a run from its beginning */
+            uint16_t all = r->resident[v];
+
+            u->resident[v] = all < u->length ? all : u->length;
+            r->resident[v] = (uint16_t)(all - u->resident[v]);
+        }
+        u->views[v].kids = r->resident[v] > 0;
+        /* The parent counted the run; now it counts the upper one. */
+        if (u->resident[v] == 0 && r->resident[v] > 0 && u->parent != LDR_NIL) {
+            t->runs[u->parent].views[v].kids--;
+            ldr_runs_settle(t, v, u->parent);
+        }
+    }
+}
+
+uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length)
+{
+    uint32_t upper = run_take(t);
+
+    if (upper == LDR_NIL) {
+        return LDR_NIL;
+    }
+    uint32_t parent = t->runs[run].parent;
+    ldr_runs_lift(t, run);
+    bucket_remove(t, run);
+    child_remove(t, run);
+    ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
+    *u = *r;
+    if (!ldr_prints_split(t, run, upper, length)) {
+        run_give(t, upper);
+        upper = LDR_NIL;
+        child_add(t, parent, run);
+    } else {
+        u->length = (uint16_t)length;
+        u->child = LDR_NIL;
+        u->fan = (r->flags & LDR_RUN_LAST) == 0;
+        u->flags &= (uint8_t)~LDR_RUN_LAST;
+        r->depth += length;
+        r->length = (uint16_t)(r->length - length);
+        child_add(t, parent, upper);
+        bucket_add(t, upper);
+        child_add(t, upper, run);
+        views_part(t, run, upper);
+    }
+    bucket_add(t, run);
+    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
+        ldr_runs_settle(t, v, run);
+        if (upper != LDR_NIL) {
+            ldr_runs_settle(t, v, upper);
+        }
+    }
+    return upper;
+}
+
+/* ---- class and time ---- */
+
+/* The root of the length, roughly: a long run says more, but not as much more
+ * as it is longer. */
+float ldr_runs_weight(const ldr_run_t *run)
+{
+    float x = run->length > 0 ? run->length : 1;
+    uint32_t bits = 31u - (uint32_t)__builtin_clz((uint32_t)x);
+    float w = (float)(1u << (bits / 2)) * ((bits & 1) != 0 ? 1.7f : 1.2f);
+
+    w = (w + x / w) / 2;
+    return (w + x / w) / 2;
+}
+
+static float sample_weight(const ldr_runs_t *t, uint32_t run)
+{
+    return ldr_runs_weight(&t->runs[run]) * (float)(t->sample + 1);
+}
+
+void ldr_runs_tell(ldr_runs_t *t, uint32_t run)
+{
+    const ldr_run_t *r = &t->runs[run];
+    uint32_t told = t->scan_ds - r->used_ds;
+
+    if ((run & t->sample) == 0) {
+        /* A run used since the last pass has told nothing yet. */
+        ldr_learn_wait(t->learn, r->class, (int32_t)told > 0 ? told : 0,
+                       t->now_ds - r->used_ds, sample_weight(t, run));
+    }
+}
+
+void ldr_runs_tell_all(ldr_runs_t *t)
+{
+    for (uint32_t run = 0; run < t->run_top; run += t->sample + 1) {
+        if ((t->runs[run].flags & LDR_RUN_USED) != 0) {
+            ldr_runs_tell(t, run);
+        }
+    }
+    t->scan_ds = t->now_ds;
+    while (t->run_top / (t->sample + 1) > SAMPLE_MAX) {
+        t->sample = t->sample * 2 + 1;
+    }
+}
+
+void ldr_runs_restamp(ldr_runs_t *t, uint32_t run, uint32_t class,
+                      uint32_t stamp)
+{
+    ldr_run_t *r = &t->runs[run];
+
+    ldr_runs_lift(t, run);
+    r->class = (uint16_t) class;
+    r->stamp = stamp;
+    r->used_ds = t->now_ds;
+    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
+        ldr_runs_settle(t, v, run);
+    }
+}
+
+/* ---- slots ---- */
+
+void ldr_runs_put(ldr_runs_t *t, uint32_t slot, uint32_t run, uint32_t depth)
+{
+    ldr_run_slot_t *s = &t->slots[slot];
+    uint32_t up = t->runs[run].tail, down = LDR_NIL;
+
+    while (up != LDR_NIL && t->slots[up].depth > depth) {
+        down = up;
+        up = t->slots[up].up;
+    }
+    *s = (ldr_run_slot_t){
+        .run = run,
+        .up = up,
+        .down = down,
+        .depth = depth,
+        .present = 1,
+        .twin = up != LDR_NIL && t->slots[up].depth == depth,
+    };
+    t->twins += s->twin;
+    if (up != LDR_NIL) {
+        t->slots[up].down = slot;
+    }
+    if (down != LDR_NIL) {
+        t->slots[down].up = slot;
+    } else {
+        t->runs[run].tail = slot;
+    }
+    ldr_runs_count(t, LDR_VIEW_REAL, run, 1);
+}
+
+void ldr_runs_take(ldr_runs_t *t, uint32_t slot)
+{
+    ldr_run_slot_t *s = &t->slots[slot];
+    ldr_run_t *r = &t->runs[s->run];
+    uint32_t run = s->run;
+
+    if (s->up != LDR_NIL) {
+        t->slots[s->up].down = s->down;
+    }
+    if (s->down != LDR_NIL) {
+        t->slots[s->down].up = s->up;
+    } else {
+        r->tail = s->up;
+    }
+    r->held = (uint16_t)(r->held - s->held);
+    /* The next of its depth stands for it. */
+    if (!s->twin && s->down != LDR_NIL && t->slots[s->down].twin) {
+        t->slots[s->down].twin = 0;
+        t->twins--;
+    }
+    t->twins -= s->twin;
+    s->present = 0;
+    ldr_runs_count(t, LDR_VIEW_REAL, run, -1);
+}
+
+/* ---- beginning and end ---- */
+
+/* The next part of the memory; without any: only how far it would reach. */
+static void *carve(const ldr_runs_t *t, size_t *at, size_t count, size_t each)
+{
+    size_t from = (*at + 63) / 64 * 64;
+
+    *at = from + count * each;
+    return t->memory != NULL ? t->memory + from : NULL;
+}
+
+static size_t carve_all(ldr_runs_t *t)
+{
+    size_t at = 0;
+
+    t->learn = carve(t, &at, 1, sizeof(*t->learn));
+    t->runs = carve(t, &at, t->run_max, sizeof(*t->runs));
+    t->nodes = carve(t, &at, t->node_max, sizeof(*t->nodes));
+    t->slots = carve(t, &at, t->slot_max, sizeof(*t->slots));
+    t->buckets = carve(t, &at, (size_t)t->bucket_mask + 1, sizeof(*t->buckets));
+    return at;
+}
+
+bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max)
+{
+    uint64_t runs = (uint64_t)slot_max * RUNS_PER_SLOT + RUNS_LEAST;
+    uint64_t buckets = 1024;
+
+    while (buckets < runs / 2) {
+        buckets *= 2;
+    }
+    t->slot_max = slot_max;
+    t->run_max = (uint32_t)runs;
+    t->node_max = t->run_max + slot_max;
+    t->bucket_mask = (uint32_t)(buckets - 1);
+    t->run_free = t->node_free = t->roots = t->blocked = LDR_NIL;
+    t->ghost_head = t->ghost_tail = LDR_NIL;
+    /* One piece: a simulation of many nodes has as many of these. */
+    t->memory_bytes = carve_all(t);
+    t->memory = ldr_reserve(t->memory_bytes);
+    if (t->memory == NULL) {
+        return false;
+    }
+    carve_all(t);
+    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
+        for (uint32_t c = 0; c < LDR_CLASSES; c++) {
+            t->queues[v].root[c] = LDR_NIL;
+        }
+        t->queues[v].best = LDR_NIL;
+    }
+    t->queues[LDR_VIEW_LRU].lru = true;
+    ldr_learn_init(t->learn);
+    return true;
+}
+
+void ldr_runs_destroy(ldr_runs_t *t)
+{
+    ldr_unreserve(t->memory, t->memory_bytes);
+}

@@ -1,0 +1,225 @@
+/*
+ * Runs for the default policy: a forest of stretches of chunks.
+ *
+ * A run is a piece of a chain whose chunks were always used together; chains
+ * that go on in different ways after some chunk make it end there, and go on in
+ * runs below it. What was evicted stays known as a run without chunks (a ghost)
+ * until there are too many of those.
+ *
+ * The same forest is seen by three caches: the real one, whose chunks have
+ * slots, and two shadows that only count, one that always ranks by what was
+ * learned and one that is always LRU. In each of them a run has some chunks
+ * resident, and stands in a queue if it may lose one: it is not empty, and
+ * nothing below it is resident.
+ *
+ * Invariants; ldr_runs_check() tests them:
+ *  1. A run's depth is its parent's plus its parent's length. Parents have
+ *     lists of their children. A run has as many prints as it is long. Runs in
+ * use can be found by the print of their first chunk.
+ *  2. kids is how many children have chunks resident in that view.
+ *  3. A run is in a queue of a view, that of its class, exactly if it has
+ *     chunks there, no kids, and, in the real view, none of its chunks is held.
+ *     With chunks that are not held, but in no queue, it is in the list of the
+ *     blocked.
+ *  4. A run without chunks in all views is in the list of ghosts, and no other.
+ *  5. A queue is a tree ordered by stamp, and a heap by a hash of the number;
+ *     class and stamp of a run do not change while it is in one.
+ *  6. Slots of a run are in a list, the deepest last, as many as view REAL has
+ *     resident; depth within the run's.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "store/index.h"
+#include "store/policy_learn.h"
+
+enum { LDR_VIEW_REAL, LDR_VIEW_LEARNED, LDR_VIEW_LRU, LDR_VIEWS };
+
+enum {
+    LDR_RUN_QUEUED = 0x01, /* in view 0; shifted by the view's number */
+    LDR_RUN_BLOCKED = 0x08,
+    LDR_RUN_GHOST = 0x10,
+    LDR_RUN_USED = 0x20,     /* not free */
+    LDR_RUN_LAST = 0x40,     /* one chunk, not full */
+    LDR_RUN_TEMPLATE = 0x80, /* hinted: shared from the start */
+};
+
+#define LDR_RUN_LENGTH_MAX 16383u
+#define LDR_RUN_STRAY 0u /* the first one made is never forgotten */
+
+typedef struct ldr_run_view {
+    uint32_t left, right; /* in the queue; or next, prev in a list (REAL) */
+    uint32_t kids;
+} ldr_run_view_t;
+
+typedef struct ldr_run {
+    uint32_t first, last; /* prints, folded */
+    uint32_t prints;      /* all of them: its first node */
+    uint32_t parent;
+    uint32_t child;      /* first of its children */
+    uint32_t next, prev; /* of its parent's children */
+    uint32_t bucket_next;
+    uint32_t used_ds;
+    uint32_t stamp; /* the request that used it last */
+    uint32_t depth;
+    uint32_t tokens; /* of that request */
+    uint32_t tail;   /* its deepest slot */
+    ldr_run_view_t views[LDR_VIEWS];
+    uint16_t resident[LDR_VIEWS]; /* chunks */
+    uint16_t length;
+    uint16_t held;
+    uint16_t class : 12;
+    uint16_t skip : 4; /* prints of the first node that are not its own */
+    uint8_t uses;
+    uint8_t fan; /* runs below it so far, but for single last chunks */
+    uint8_t turn;
+    uint8_t flags;
+} ldr_run_t;
+
+_Static_assert(sizeof(ldr_run_t) == 104, "part of the memory promise");
+
+typedef struct ldr_run_slot {
+    uint32_t run;
+    uint32_t up, down;
+    uint32_t depth;
+    uint8_t present;
+    uint8_t held;
+    uint8_t twin; /* of the same depth as the one before it */
+} ldr_run_slot_t;
+
+_Static_assert(sizeof(ldr_run_slot_t) == 20, "part of the memory promise");
+
+#define LDR_PRINTS 7u
+
+typedef struct ldr_prints {
+    uint32_t next;
+    uint32_t print[LDR_PRINTS];
+} ldr_prints_t;
+
+typedef struct ldr_run_queues {
+    uint32_t root[LDR_CLASSES];
+    uint32_t first[LDR_CLASSES]; /* the oldest; of a queue that is not empty */
+    uint64_t filled[(LDR_CLASSES + 63) / 64];
+    uint64_t resident; /* chunks */
+    bool lru;          /* how it ranks */
+    uint32_t best;     /* the last answer of ldr_runs_best(), or LDR_NIL */
+    uint32_t best_not; /* whom it left out */
+} ldr_run_queues_t;
+
+typedef struct ldr_runs {
+    uint8_t *memory; /* all of the following */
+    size_t memory_bytes;
+    ldr_run_t *runs;
+    ldr_run_slot_t *slots;
+    ldr_prints_t *nodes;
+    uint32_t *buckets; /* run + 1 */
+    uint32_t run_max, run_top, run_free, run_count;
+    uint32_t node_max, node_top, node_free, node_count;
+    uint32_t slot_max, bucket_mask;
+    uint32_t roots; /* children of none */
+    uint32_t blocked, ghost_head, ghost_tail;
+    uint32_t ghost_count;
+    uint64_t ghost_chunks;
+    uint32_t twins;
+    uint32_t now_ds;  /* of the policy's own clock */
+    uint32_t scan_ds; /* until then waits have been told */
+    uint32_t stamp;   /* of the request at hand */
+    uint32_t sample;  /* waits are told of runs with these bits 0 */
+    ldr_run_queues_t queues[LDR_VIEWS];
+    ldr_learn_t *learn;
+} ldr_runs_t;
+
+bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max);
+void ldr_runs_destroy(ldr_runs_t *t);
+
+static inline uint32_t ldr_runs_fold(uint64_t print)
+{
+    return (uint32_t)(print ^ print >> 32);
+}
+
+/* Where runs whose first print this is are listed. */
+static inline uint32_t *ldr_runs_bucket(const ldr_runs_t *t, uint32_t first)
+{
+    return &t->buckets[(first * 0x9e3779b1u >> 7) & t->bucket_mask];
+}
+
+/* Queues: who stands higher, and who further to the left. */
+static inline uint32_t ldr_runs_priority(uint32_t run)
+{
+    uint32_t x = run * 0x9e3779b1u;
+
+    return (x ^ x >> 15) * 0x85ebca77u;
+}
+
+static inline bool ldr_runs_before(const ldr_runs_t *t, uint32_t a, uint32_t b)
+{
+    int32_t by = (int32_t)(t->runs[a].stamp - t->runs[b].stamp);
+
+    return by != 0 ? by < 0 : a < b;
+}
+
+/* ---- the forest ---- */
+
+/* A new run below parent (or LDR_NIL), a ghost; LDR_NIL: no room. */
+uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
+                      const uint64_t *prints, uint32_t length);
+/* The run that begins there with this print, or LDR_NIL. */
+uint32_t ldr_runs_find(const ldr_runs_t *t, uint32_t parent, uint32_t depth,
+                       uint32_t first);
+/* Cuts a run after so many chunks, fewer than it has. Gives the upper part, or
+ * LDR_NIL: no room. */
+uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length);
+/* Forgets an old ghost; false: there is none. */
+bool ldr_runs_forget(ldr_runs_t *t);
+/* Forgets the oldest ghosts until there are no more than that. */
+void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks);
+
+/* ---- prints (policy_prints.c) ---- */
+
+/* Gives the run its prints. False: no room. */
+bool ldr_prints_make(ldr_runs_t *t, uint32_t run, const uint64_t *prints,
+                     uint32_t count);
+void ldr_prints_free(ldr_runs_t *t, uint32_t run);
+/* How many of the run's are the same as these. */
+uint32_t ldr_prints_match(const ldr_runs_t *t, uint32_t run,
+                          const uint64_t *prints, uint32_t count);
+/* Hands the first ones to another run, that has none. False: no room. */
+bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
+                      uint32_t count);
+/* One more for the run, which becomes longer. False: no room. */
+bool ldr_prints_append(ldr_runs_t *t, uint32_t run, uint32_t print);
+
+/* ---- class and time ---- */
+
+/* Tells what was learned of the time a run has waited, up to now. */
+void ldr_runs_tell(ldr_runs_t *t, uint32_t run);
+/* The same of all of them. */
+void ldr_runs_tell_all(ldr_runs_t *t);
+/* Puts it into a class as of now. */
+void ldr_runs_restamp(ldr_runs_t *t, uint32_t run, uint32_t class,
+                      uint32_t stamp);
+float ldr_runs_weight(const ldr_run_t *run);
+
+/* ---- what is resident ---- */
+
+/* A run's number of resident chunks in a view changes by this many. */
+void ldr_runs_count(ldr_runs_t *t, uint32_t view, uint32_t run, int by);
+/* Takes it out of all queues and lists, before class or stamp change. */
+void ldr_runs_lift(ldr_runs_t *t, uint32_t run);
+/* Puts it where it belongs in a view. */
+void ldr_runs_settle(ldr_runs_t *t, uint32_t view, uint32_t run);
+/* The run that should lose a chunk next, none with the stamp `except`; or
+ * LDR_NIL. */
+uint32_t ldr_runs_best(ldr_runs_t *t, uint32_t view, uint32_t except);
+/* Its worth in what the view ranks by; more is better. */
+double ldr_runs_worth(const ldr_runs_t *t, uint32_t view, uint32_t run);
+
+/* ---- slots ---- */
+
+void ldr_runs_put(ldr_runs_t *t, uint32_t slot, uint32_t run, uint32_t depth);
+void ldr_runs_take(ldr_runs_t *t, uint32_t slot);
+
+bool ldr_runs_check(const ldr_runs_t *t);

@@ -1,0 +1,324 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "store/index.h"
+#include "store/policy.h"
+#include "store/policy_default.h"
+
+static const ldr_policy_ops_t *const def = &ldr_policy_default;
+static uint64_t seed_base;
+
+/* ---- a cache with traffic ---- */
+
+typedef struct cache {
+    const ldr_policy_ops_t *ops;
+    ldr_policy_t *policy;
+    uint32_t capacity, used;
+    uint32_t *slot_of; /* slot + 1 by chunk */
+    uint32_t *chunk_of;
+    uint32_t *user_of;
+    uint32_t request;
+    uint64_t hits, hits_full; /* all, and since something had to go */
+    bool full;
+    void (*after)(struct cache *c); /* each request; NULL: nothing */
+} cache_t;
+
+enum { TRAFFIC_CHUNKS = 1 << 20 };
+
+static void cache_open(cache_t *c, const ldr_policy_ops_t *ops,
+                       uint32_t capacity)
+{
+    *c = (cache_t){.ops = ops, .capacity = capacity};
+    c->policy = ops->create(capacity);
+    c->slot_of = calloc(TRAFFIC_CHUNKS, sizeof(*c->slot_of));
+    c->chunk_of = calloc(capacity + 1, sizeof(*c->chunk_of));
+    c->user_of = calloc(capacity + 1, sizeof(*c->user_of));
+    assert_true(c->policy != NULL && c->slot_of != NULL &&
+                c->chunk_of != NULL && c->user_of != NULL);
+}
+
+static void cache_close(cache_t *c)
+{
+    c->ops->destroy(c->policy);
+    free(c->slot_of);
+    free(c->chunk_of);
+    free(c->user_of);
+}
+
+static uint64_t print_of(uint32_t chunk)
+{
+    return (chunk + 1) * 0x9e3779b97f4a7c15u;
+}
+
+/* Brings in one chunk; false: it is not to come. What goes for it has nothing
+ * below it that stays, and is not of the same request. */
+static bool cache_bring(cache_t *c, uint32_t chunk, uint32_t parent,
+                        uint32_t depth)
+{
+    uint32_t slot = c->used;
+
+    if (slot < c->capacity) {
+        c->used++;
+    } else {
+        c->full = true;
+        if (!c->ops->admit(c->policy, parent, depth, print_of(chunk))) {
+            return false;
+        }
+        slot = c->ops->victim(c->policy);
+        if (slot == LDR_NIL || c->user_of[slot] == c->request) {
+            assert_true(c->ops == &ldr_policy_lru);
+            return false;
+        }
+        c->ops->remove(c->policy, slot);
+        c->slot_of[c->chunk_of[slot]] = 0;
+    }
+    c->ops->place(c->policy, slot, parent, depth, print_of(chunk));
+    c->slot_of[chunk] = slot + 1;
+    c->chunk_of[slot] = chunk;
+    c->user_of[slot] = c->request;
+    return true;
+}
+
+static void cache_use(cache_t *c, uint32_t now_ds, const uint32_t *chunks,
+                      uint32_t count, uint32_t tokens, uint32_t hint)
+{
+    static uint64_t prints[4096];
+    static uint32_t slots[4096];
+    bool hit = true, full = c->full;
+
+    c->request++;
+    for (uint32_t i = 0; i < count; i++) {
+        prints[i] = print_of(chunks[i]);
+        slots[i] = c->slot_of[chunks[i]] - 1;
+        hit = hit && slots[i] != LDR_NIL;
+        c->hits += hit;
+        c->hits_full += hit && full;
+        if (slots[i] != LDR_NIL) {
+            c->user_of[slots[i]] = c->request;
+        }
+    }
+    ldr_policy_request_t r = {
+        .id = c->request,
+        .prints = prints,
+        .slots = slots,
+        .count = count,
+        .tokens = tokens,
+        .chunk_tokens = 512,
+        .hint = hint,
+    };
+    c->ops->time(c->policy, now_ds);
+    c->ops->request(c->policy, &r);
+    for (uint32_t i = 0; i < count; i++) {
+        if (slots[i] == LDR_NIL &&
+            !cache_bring(c, chunks[i], i > 0 ? slots[i - 1] : LDR_NIL, i)) {
+            break;
+        }
+        slots[i] = c->slot_of[chunks[i]] - 1;
+    }
+    if (c->after != NULL) {
+        c->after(c);
+    }
+}
+
+/*
+ * Sessions: each goes on with its own chain; half of them, those whose first
+ * prompt is long, end with it, the others come back some six times after about
+ * a minute. hints: say when a session is over.
+ */
+static void sessions(cache_t *c, uint32_t requests, uint64_t seed, bool hints)
+{
+    enum { LIVE = 200, TURN = 3, LONG = 40 };
+    static struct {
+        uint32_t chunks[256];
+        uint32_t count, left, at_ds;
+    } live[LIVE];
+    ldr_rand_t rand;
+    uint32_t next = 0, now_ds = 0;
+
+    ldr_rand_seed(&rand, seed);
+    memset(live, 0, sizeof(live));
+    while (requests-- > 0) {
+        uint32_t s = 0;
+
+        for (uint32_t i = 0; i < LIVE; i++) { /* who is due first */
+            s = live[i].at_ds < live[s].at_ds ? i : s;
+        }
+        now_ds = live[s].at_ds > now_ds ? live[s].at_ds : now_ds;
+        uint32_t add = TURN;
+        if (live[s].left == 0) {
+            bool ends = ldr_rand_below(&rand, 2) == 0;
+
+            live[s].count = 0;
+            live[s].left = ends ? 1 : 2 + (uint32_t)ldr_rand_below(&rand, 10);
+            add = ends ? LONG : TURN;
+        }
+        for (uint32_t i = 0; i < add; i++) {
+            live[s].chunks[live[s].count++] = next++ % TRAFFIC_CHUNKS;
+        }
+        live[s].left--;
+        cache_use(c, now_ds, live[s].chunks, live[s].count, live[s].count * 512,
+                  hints && live[s].left == 0 ? LDR_HINT_CLOSED : 0);
+        live[s].at_ds = now_ds + 300 + (uint32_t)ldr_rand_below(&rand, 600);
+    }
+}
+
+static uint64_t session_hits(const ldr_policy_ops_t *ops, uint32_t capacity,
+                             bool hints)
+{
+    cache_t c;
+
+    cache_open(&c, ops, capacity);
+    sessions(&c, 12000, seed_base, hints);
+    if (ops == def) {
+        assert_true(ldr_policy_default_check(c.policy));
+    }
+    uint64_t hits = c.hits;
+    cache_close(&c);
+    return hits;
+}
+
+/* It finds out who comes back, and more so if it is told who does not. */
+static void test_learns(void **state)
+{
+    (void)state;
+    for (uint32_t capacity = 500; capacity <= 2000; capacity *= 2) {
+        uint64_t lru = session_hits(&ldr_policy_lru, capacity, false);
+        uint64_t learned = session_hits(def, capacity, false);
+        uint64_t told = session_hits(def, capacity, true);
+
+        print_message("%u chunks: lru %llu, default %llu, told %llu\n",
+                      capacity, (unsigned long long)lru,
+                      (unsigned long long)learned, (unsigned long long)told);
+        assert_true(learned > lru + lru / 10);
+        assert_true(told > learned);
+    }
+}
+
+/* ---- the guard ---- */
+
+/* Turns what was learned upside down. */
+static void mislead(cache_t *c)
+{
+    ldr_default_t *d = (ldr_default_t *)c->policy;
+
+    for (uint32_t i = 0; i < LDR_CLASSES; i++) {
+        for (uint32_t a = 0; a < LDR_AGES; a++) {
+            d->t.learn->worth[i][a] = (float)a;
+        }
+    }
+    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
+        d->t.queues[v].best = LDR_NIL;
+    }
+}
+
+static void test_guard(void **state)
+{
+    cache_t c;
+    ldr_policy_stats_t stats;
+    uint64_t lru = session_hits(&ldr_policy_lru, 2000, false);
+
+    (void)state;
+    cache_open(&c, def, 2000);
+    c.after = mislead;
+    sessions(&c, 12000, seed_base, false);
+    ldr_policy_default_stats(c.policy, &stats);
+    print_message("lru %llu, misled %llu, its shadow %llu\n",
+                  (unsigned long long)lru, (unsigned long long)c.hits,
+                  (unsigned long long)stats.hits_learned);
+    assert_true(stats.ranks_lru);
+    assert_true(stats.hits_learned < stats.hits_lru / 2); /* misled it was */
+    assert_true(c.hits > lru - lru / 20);
+    /* And it comes back when that is over. */
+    c.after = NULL;
+    sessions(&c, 12000, seed_base + 1, false);
+    ldr_policy_default_stats(c.policy, &stats);
+    assert_false(stats.ranks_lru);
+    assert_true(ldr_policy_default_check(c.policy));
+    cache_close(&c);
+}
+
+/* The shadow that is always LRU hits what a real LRU would, to the chunk. */
+static void test_shadow_is_lru(void **state)
+{
+    cache_t real, c;
+    ldr_policy_stats_t stats;
+
+    (void)state;
+    for (uint32_t capacity = 3000; capacity <= 12000; capacity *= 2) {
+        cache_open(&real, &ldr_policy_lru, capacity);
+        sessions(&real, 12000, seed_base, false);
+        cache_open(&c, def, capacity);
+        sessions(&c, 12000, seed_base, false);
+        ldr_policy_default_stats(c.policy, &stats);
+        print_message("%u chunks: lru %llu, shadow %llu\n", capacity,
+                      (unsigned long long)real.hits_full,
+                      (unsigned long long)stats.hits_lru);
+        assert_true(real.hits_full > 1000);
+        assert_int_equal(stats.hits_lru, real.hits_full);
+        cache_close(&real);
+        cache_close(&c);
+    }
+}
+
+/* ---- bounds ---- */
+
+/* What never comes back is not remembered for ever, nothing is allocated, and
+ * a cache of any size takes a chain of any length. */
+static void test_bounded(void **state)
+{
+    static const uint32_t capacities[] = {1, 2, 3, 17, 1000};
+    static uint32_t chunks[4096];
+    cache_t c;
+
+    (void)state;
+    for (size_t k = 0; k < sizeof(capacities) / sizeof(capacities[0]); k++) {
+        uint32_t next = 0;
+        ldr_rand_t rand;
+
+        ldr_rand_seed(&rand, seed_base);
+        cache_open(&c, def, capacities[k]);
+        uint64_t allocs = ldr_alloc_count();
+        for (uint32_t i = 0; i < 3000; i++) {
+            uint32_t n = 1 + (uint32_t)ldr_rand_below(&rand, 100);
+
+            for (uint32_t j = 0; j < n; j++) {
+                chunks[j] = next++ % TRAFFIC_CHUNKS;
+            }
+            cache_use(&c, i, chunks, n, n * 512 - 1, 0);
+            if (i % 100 == 0) {
+                assert_true(ldr_policy_default_check(c.policy));
+            }
+        }
+        ldr_policy_stats_t stats;
+        ldr_policy_default_stats(c.policy, &stats);
+        assert_true(stats.ghosts <= capacities[k] + 300);
+        assert_true(stats.ghost_chunks <= capacities[k] * 4 + 300);
+        assert_true(stats.runs <= capacities[k] * 4 + 600);
+        assert_true(ldr_alloc_count() == allocs);
+        cache_close(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_learns),
+        cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_shadow_is_lru),
+        cmocka_unit_test(test_bounded),
+    };
+    const char *text = getenv("LARDER_SEED");
+
+    seed_base = text != NULL ? strtoull(text, NULL, 0) : 1;
+    print_message("LARDER_SEED=%llu\n", (unsigned long long)seed_base);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
