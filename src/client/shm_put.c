@@ -191,6 +191,14 @@ void ldr_shm_put_end(ldr_shm_batch_t *b, ldr_end_row_t *ends, uint32_t count,
     }
     if (!b->session->strict) {
         ldr_shm_ends(b->session, LDR_OP_COMMIT, ends, count);
+        if (ldr_shm_dead(b->session)) { /* nobody knows if it heard of it */
+            for (uint32_t i = 0; i < count; i++) {
+                if (items[i]->status == LARDER_OK) {
+                    items[i]->status = LARDER_E_OFFLINE;
+                }
+            }
+            b->status = LARDER_E_OFFLINE;
+        }
         return;
     }
     size_t bytes = ldr_put_ends(at, count);
@@ -264,13 +272,6 @@ static void work_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w,
                          b->status == LARDER_OK && i < present_count;
          i++) {
         compare(b, present[i]);
-    }
-    if (ldr_shm_dead(b->session)) { /* nobody knows whether it heard of it */
-        for (uint32_t i = 0; i < end_count; i++) {
-            saved[i]->status = saved[i]->status == LARDER_OK ? LARDER_E_OFFLINE
-                                                             : saved[i]->status;
-        }
-        b->status = LARDER_E_OFFLINE;
     }
 }
 
