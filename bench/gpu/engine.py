@@ -104,19 +104,21 @@ class Session:
             del found["logprobs"]
         return found
 
-    async def many(self, prompts, at_once, deadline=300, answers=True, **args):
-        """Many requests, so many at once, in order. Gives the seconds that
-        all took, and the answers."""
+    async def many(self, prompts, at_once, every=0.0, deadline=300,
+                   answers=True, **args):
+        """Many requests, so many at once, in order; every: one comes each so
+        many seconds. Gives the seconds that all took, and the answers."""
         gate = asyncio.Semaphore(at_once)
         for prompt in prompts:  # drawn before the clock runs
             self.prompt(prompt)
 
-        async def one(prompt):
+        async def one(number, prompt):
+            await asyncio.sleep(number * every)
             async with gate:
                 return await self.ask(prompt, deadline=deadline, **args)
 
         begin = time.perf_counter()
-        found = await asyncio.gather(*map(one, prompts))
+        found = await asyncio.gather(*map(one, range(len(prompts)), prompts))
         seconds = time.perf_counter() - begin
         if not answers:
             for answer in found:

@@ -1,16 +1,18 @@
 """Proof 5: under load.
 
-Groups of requests share a long prefix, each has a few tokens of its own; then a
-batch of long prompts with long answers. Three engines one after the other, all
-with so little cache of their own that it cannot hold all prefixes: without a
-connector; with Larder; with Larder after a restart.
+Groups of requests share a long prefix, each has a few tokens of its own: some
+at once, the next when one is answered; then one each so many milliseconds,
+which is the same load for all. Then a batch of long prompts with long answers.
+Three engines one after the other, all with so little cache of their own that it
+cannot hold all prefixes: without a connector; with Larder; with Larder after a
+restart.
 """
 import random
 
 import host
 from proof import check, middle, part, table
 
-PASSES = ("fill", "queries", "batch", "batch again")
+PASSES = ("fill", "queries", "paced", "batch", "batch again")
 
 
 class Load:
@@ -22,17 +24,20 @@ class Load:
             self.shape, self.room = "tiny", 1
             self.prefix, self.own, self.answer = 1100, 64, 8
             self.groups, self.queries, self.at_once = 3, 2, 2
+            self.every, self.paced = 0.3, 2
             self.long, self.long_answer, self.batch = 1300, 16, 2
         else:
             self.shape, self.room = "qwen3-8b", 32
             self.prefix, self.own, self.answer = 20000, 128, 64
             self.groups = max(4, round(12 * scale))
             self.queries, self.at_once = max(2, round(5 * scale)), 4
+            self.every, self.paced = 0.25, max(2, round(4 * scale))
             self.long, self.long_answer, self.batch = 21000, 1000, 8
         self.found.update(
             shape=self.shape, groups=self.groups, queries=self.queries,
             prefix=self.prefix, own=self.own, answer=self.answer,
-            at_once=self.at_once, batch=self.batch, long=self.long,
+            at_once=self.at_once, every=self.every, paced=self.paced,
+            batch=self.batch, long=self.long,
             long_answer=self.long_answer, cache_gib=self.room, passes={})
 
     def engine(self, name, url=None):
@@ -45,9 +50,9 @@ class Load:
         one.reset()
         return one
 
-    def one_pass(self, one, name, kind, prompts, at_once, answer):
+    def one_pass(self, one, name, kind, prompts, at_once, answer, every=0.0):
         with host.Counted(one) as counted:
-            done = one.many(prompts, at_once, max_tokens=answer,
+            done = one.many(prompts, at_once, every=every, max_tokens=answer,
                             answers=False)
         good = [a for a in done["answers"] if a["error"] is None]
         firsts = [a["ttft"] for a in good]
@@ -75,6 +80,9 @@ class Load:
         self.one_pass(one, name, "queries", self.prompts(
             [f"query {i}" for i in range(self.queries)]), self.at_once,
             self.answer)
+        self.one_pass(one, name, "paced", self.prompts(
+            [f"paced {i}" for i in range(self.paced)]), 1000, self.answer,
+            self.every)
 
     def prompts(self, queries):
         """All groups' queries in mixed order, the same for every engine."""
@@ -135,8 +143,8 @@ def judge(found):
     passes = found["passes"]
     none = passes.get("none", {})
     for name in ("warm", "restarted"):
-        for kind, against in (("queries", "queries"), ("batch", "batch"),
-                              ("batch again", "batch")):
+        for kind, against in (("queries", "queries"), ("paced", "paced"),
+                              ("batch", "batch"), ("batch again", "batch")):
             mine, base = passes.get(name, {}).get(kind), none.get(against)
             if mine is None or base is None:
                 continue

@@ -72,14 +72,22 @@ def equality_lines(found):
 
 
 def ms(mine, name):
-    note = mine.get(name)
-    return f"{middle(note['s']) * 1000:,.0f}" if note else ""
+    took = ttft.seconds(mine, name)
+    return f"{took * 1000:,.0f}" if took == took else ""
+
+
+def beyond(mine, name, own):
+    """What a hit costs beyond an own hit of the same engine."""
+    more = ttft.seconds(mine, name) - ttft.seconds(mine, own)
+    return f"{more * 1000:,.0f}" if more == more else ""
 
 
 def ttft_lines(results):
     lines = head("first token, ms", "tokens", "GB", *(
         ttft.NAMES[name] for name in PLOTTED), "own hit + GB ÷ 50 GB/s",
         "DRAM ÷ native", "restarted ÷ native")
+    more = head("beyond an own hit of the same engine, ms", "tokens",
+                *(ttft.NAMES[name] for name in ttft.OWN), "GB ÷ 50 GB/s")
     for short, name in SIZES.items():
         for tokens, mine in results.get(f"ttft-{short}", {}).get(
                 "rows", {}).items():
@@ -95,10 +103,16 @@ def ttft_lines(results):
                 name, f"{int(tokens):,}", f"{mine['bytes'] / 1e9:.1f}",
                 *cells, f"{link:,.0f}" if link == link else "",
                 *(f"{r:.2f}" if r == r else "" for r in ratios)))
+            more.append(row(
+                name, f"{int(tokens):,}",
+                *(beyond(mine, n, own) for n, own in ttft.OWN.items()),
+                f"{mine['bytes'] / ttft.LINK * 1000:.0f}"))
+    lines += ["", *more]
     for short, name in SIZES.items():
         rows = list(results.get(f"ttft-{short}", {}).get(
             "rows", {}).values())
-        hits = rows[1].get("restart", {}).get("s", []) if rows else []
+        note = rows[1].get("restart", {}) if rows else {}
+        hits = note.get("core") or note.get("s", [])
         if len(hits) >= ttft.HITS:
             lines += ["", f"{name}, first hit after an engine's start "
                       f"{hits[0] * 1000:.0f} ms, the tenth "
@@ -123,6 +137,7 @@ def load_lines(found):
     texts = {
         "fill": f"first of each of {found['groups']} groups",
         "queries": f"{found['groups']} groups × {found['queries']}",
+        "paced": f"one each {found.get('every', 0) * 1000:.0f} ms",
         "batch": f"{found['long']:,} in, {found['long_answer']:,} out, "
                  f"{found['batch']} at once",
         "batch again": "the same again"}
@@ -179,7 +194,7 @@ def picture(results):
     for short, name in SIZES.items():
         rows = results.get(f"ttft-{short}", {}).get("rows", {})
         groups = [(f"{int(tokens):,} tokens", [
-            middle(mine[n]["s"]) * 1000 if n in mine else 0 for n in names])
+            ttft.seconds(mine, n) * 1000 if n in mine else 0 for n in names])
             for tokens, mine in rows.items()]
         for text, values in groups:  # the largest would hide all others
             panels.append((f"{name}, {text}", [("", values)], []))

@@ -102,7 +102,7 @@ static uint8_t *map_one(int fd, size_t bytes, size_t ready, bool write)
 
 /* Maps what the daemon handed out, after a look at whether it can be trusted
  * never to shrink. NULL: with the error text. */
-static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd, bool gpu)
+static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd, bool bare)
 {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -124,8 +124,7 @@ static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd, bool gpu)
     map->extent = m->extent;
     map->generation = m->generation;
     map->bytes = m->bytes;
-    /* With a GPU it is registered, which makes the page tables too. */
-    size_t ready = gpu ? 0 : m->ready_bytes;
+    size_t ready = bare ? 0 : m->ready_bytes;
     map->read = map_one(fd, map->bytes, ready, false);
     map->write = map_one(fd, map->bytes, ready, true);
     if (map->read == NULL || map->write == NULL) {
@@ -157,7 +156,11 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
 
     if (st == LARDER_OK) {
         if (fd >= 0 && ldr_get_extent(body, frame->body, &m)) {
-            map = map_extent(&m, fd, gpu != NULL);
+            /* Registering it with a GPU makes the page tables too; and who
+             * checks nothing that is staged (verify=get) stages for others. */
+            map = map_extent(&m, fd,
+                             gpu != NULL || s->link.remote->options.verify ==
+                                                LDR_VERIFY_GET);
         }
         st = map != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
     }

@@ -76,7 +76,8 @@ typedef struct ldr_gpu_copy {
 
 #define LDR_GPU_SHARDS_MAX 4096u
 
-/* Moves all of it. LARDER_OK: every shard's crc is set. */
+/* Moves all of it. LARDER_OK: every shard's crc is set. E_SIZE: the lists of a
+ * shard are not of the same bytes; some of those before it was copied. */
 larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy);
 
 /* Registers memory with the driver, slice by slice, so that the device reaches

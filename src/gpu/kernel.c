@@ -36,58 +36,73 @@ __device__ __forceinline__ u32 product(u32 a, u32 b)
     return p;
 }
 
+/* A warp moves a unit. */
+__device__ __forceinline__ void move_unit(const struct unit *u, const u32 *t,
+                                          u32 lane, u32 *sums, u32 check)
+{
+    const uint4 *from = (const uint4 *)u->from;
+    uint4 *to = (uint4 *)u->to;
+    const int words = (int)(u->bytes >> 4);
+    u32 sum = 0;
+    /* The last row is whole: what lacks in the first counts as zeros. */
+    for (int at = (int)lane - ((32 - (words & 31)) & 31); at < words;
+         at += 256) {
+        uint4 v[8];
+        for (int k = 0; k < 8; k++) {
+            const int i = at + 32 * k;
+            v[k] = i >= 0 && i < words ? from[i] : make_uint4(0u, 0u, 0u, 0u);
+        }
+        for (int k = 0; k < 8; k++) {
+            const int i = at + 32 * k;
+            if (i < words) {
+                if (i >= 0 && to) {
+                    to[i] = v[k];
+                }
+                if (check) {
+                    u32 c = times(t, v[k].x);
+                    c = times(t, c ^ v[k].y);
+                    c = times(t, c ^ v[k].z);
+                    c = times(t, c ^ v[k].w);
+                    sum = times(t + 1024, sum) ^ c;
+                }
+            }
+        }
+    }
+    if (check) {
+        sum = product(sum, t[2048 + lane]);
+        for (int k = 16; k > 0; k >>= 1) {
+            sum ^= __shfl_xor_sync(0xffffffffu, sum, k);
+        }
+        if (lane == 0) {
+            atomicXor(&sums[u->shard], product(sum, u->factor));
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(256)
 larder_move(const struct unit *units, u32 count, const u32 *tables, u32 *sums,
             u32 check)
 {
     __shared__ u32 t[2080];
+    __shared__ uint4 list[128];
+    const u32 even = (count + gridDim.x - 1) / gridDim.x;
+    const u32 share = even < 64 ? even : 64;
     for (u32 i = threadIdx.x; i < 2080; i += blockDim.x) {
         t[i] = tables[i];
     }
-    __syncthreads();
-    const u32 lane = threadIdx.x & 31;
-    const u32 warps = gridDim.x * (blockDim.x >> 5);
-    for (u32 n = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
-         n < count; n += warps) {
-        const struct unit u = units[n];
-        const uint4 *from = (const uint4 *)u.from;
-        uint4 *to = (uint4 *)u.to;
-        const int words = (int)(u.bytes >> 4);
-        u32 sum = 0;
-        /* The last row is whole: what lacks in the first counts as zeros. */
-        for (int at = (int)lane - ((32 - (words & 31)) & 31); at < words;
-             at += 256) {
-            uint4 v[8];
-            for (int k = 0; k < 8; k++) {
-                const int i = at + 32 * k;
-                v[k] = i >= 0 && i < words ? from[i]
-                                           : make_uint4(0u, 0u, 0u, 0u);
-            }
-            for (int k = 0; k < 8; k++) {
-                const int i = at + 32 * k;
-                if (i < words) {
-                    if (i >= 0 && to) {
-                        to[i] = v[k];
-                    }
-                    if (check) {
-                        u32 c = times(t, v[k].x);
-                        c = times(t, c ^ v[k].y);
-                        c = times(t, c ^ v[k].z);
-                        c = times(t, c ^ v[k].w);
-                        sum = times(t + 1024, sum) ^ c;
-                    }
-                }
-            }
+    /* A block's units come from the host's memory in one go, not one by one:
+     * each time is a way over the link, behind what is copied meanwhile. */
+    for (u32 n = blockIdx.x * share; n < count; n += gridDim.x * share) {
+        const u32 here = count - n < share ? count - n : share;
+        for (u32 i = threadIdx.x; i < 2 * here; i += blockDim.x) {
+            list[i] = ((const uint4 *)(units + n))[i];
         }
-        if (check) {
-            sum = product(sum, t[2048 + lane]);
-            for (int k = 16; k > 0; k >>= 1) {
-                sum ^= __shfl_xor_sync(0xffffffffu, sum, k);
-            }
-            if (lane == 0) {
-                atomicXor(&sums[u.shard], product(sum, u.factor));
-            }
+        __syncthreads();
+        for (u32 k = threadIdx.x >> 5; k < here; k += blockDim.x >> 5) {
+            move_unit((const struct unit *)(list + 2 * k), t, threadIdx.x & 31,
+                      sums, check);
         }
+        __syncthreads();
     }
 }
 );
@@ -97,11 +112,10 @@ uint32_t ldr_gpu_product(uint32_t a, uint32_t b)
 {
     uint32_t p = 0;
 
-    for (uint32_t bit = ONE; bit != 0; bit >>= 1) {
-        if ((a & bit) != 0) {
-            p ^= b;
-        }
-        b = (b >> 1) ^ ((b & 1) != 0 ? POLYNOMIAL : 0);
+    for (unsigned i = 0; i < 32; i++) { /* no branch could be foretold */
+        p ^= b & (0 - (a >> 31));
+        a <<= 1;
+        b = (b >> 1) ^ (POLYNOMIAL & (0 - (b & 1)));
     }
     return p;
 }
@@ -140,10 +154,10 @@ void ldr_gpu_tables(uint32_t tables[LDR_GPU_TABLES])
 
 void ldr_gpu_powers(ldr_gpu_powers_t *powers)
 {
-    const uint32_t small = power(16 * 8), large = power(4096 * 8);
+    const uint32_t small = power(16 * 8), large = power(LDR_GPU_POWER * 8);
     uint32_t p = ONE;
 
-    for (uint32_t i = 0; i < 256; i++) {
+    for (uint32_t i = 0; i < LDR_GPU_POWER / 16; i++) {
         powers->small[i] = p;
         p = ldr_gpu_product(p, small);
     }

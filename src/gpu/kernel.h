@@ -25,7 +25,8 @@ enum {
     LDR_GPU_THREADS = 256,
     /* For a word, for a row of 32 lanes, and one for each lane. */
     LDR_GPU_TABLES = 4 * 256 + 4 * 256 + 32,
-    LDR_GPU_POWERS = 16384, /* of 4096 bytes: more than a shard has */
+    LDR_GPU_POWER = 1024,   /* bytes: pages of a multiple cost no product */
+    LDR_GPU_POWERS = 65536, /* of them: more than a shard has */
 };
 
 /* Its source, and the name of its entry:
@@ -33,11 +34,11 @@ enum {
 extern const char ldr_gpu_source[];
 #define LDR_GPU_ENTRY "larder_move"
 
-/* Fills what the kernel reads from; and powers, 256 of 16 bytes and
- * LDR_GPU_POWERS of 4096. */
+/* Fills what the kernel reads from; and powers: of 16 bytes, and of
+ * LDR_GPU_POWER. */
 void ldr_gpu_tables(uint32_t tables[LDR_GPU_TABLES]);
 typedef struct ldr_gpu_powers {
-    uint32_t small[256], large[LDR_GPU_POWERS];
+    uint32_t small[LDR_GPU_POWER / 16], large[LDR_GPU_POWERS];
 } ldr_gpu_powers_t;
 void ldr_gpu_powers(ldr_gpu_powers_t *powers);
 
@@ -47,8 +48,8 @@ uint32_t ldr_gpu_product(uint32_t a, uint32_t b);
 static inline uint32_t ldr_gpu_factor(const ldr_gpu_powers_t *powers,
                                       uint64_t bytes)
 {
-    uint32_t large = powers->large[bytes >> 12];
-    uint32_t small = (uint32_t)(bytes & 4095) >> 4;
+    uint32_t large = powers->large[bytes / LDR_GPU_POWER];
+    uint32_t small = (uint32_t)(bytes % LDR_GPU_POWER) / 16;
 
     return small == 0 ? large : ldr_gpu_product(large, powers->small[small]);
 }

@@ -35,7 +35,9 @@ typedef struct move {
     ldr_cu_ptr_t there; /* the cursor's address on the device */
     unsigned next;      /* slot */
     uint64_t bytes, done;
-    size_t piece; /* of the last */
+    size_t piece;           /* of the last */
+    larder_status_t status; /* of the shard that was begun last */
+    bool odd;               /* it has a page that no kernel can move */
 } move_t;
 
 static larder_status_t late(void)
@@ -55,24 +57,25 @@ static uint64_t sum(const struct iovec *iov, uint32_t count)
 
 /* ---- which way ---- */
 
-static bool aligned(const struct iovec *iov, uint32_t count)
+/* What there is to know of a list, in one pass. */
+typedef struct look {
+    uint64_t bytes;
+    uintptr_t bits; /* that addresses and lengths have */
+    bool gap;       /* a part of it is nothing, or nowhere */
+} look_t;
+
+static look_t look_at(const struct iovec *iov, uint32_t count)
 {
-    uintptr_t bits = 0;
+    look_t l = {0, 0, false};
 
     for (uint32_t i = 0; i < count; i++) {
-        bits |= (uintptr_t)iov[i].iov_base | iov[i].iov_len;
-    }
-    return bits % 16 == 0;
-}
+        uintptr_t at = (uintptr_t)iov[i].iov_base, bytes = iov[i].iov_len;
 
-static bool filled(const struct iovec *iov, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        if (iov[i].iov_base == NULL || iov[i].iov_len == 0) {
-            return false;
-        }
+        l.bytes += bytes;
+        l.bits |= at | bytes;
+        l.gap |= (at == 0) | (bytes == 0);
     }
-    return true;
+    return l;
 }
 
 static bool reached(larder_gpu_t *gpu, const struct iovec *iov, uint32_t count)
@@ -92,26 +95,25 @@ static bool reached(larder_gpu_t *gpu, const struct iovec *iov, uint32_t count)
     return true;
 }
 
+/* By the host's lists. The pages' are long: a shard's are looked at when it is
+ * begun, while those before it move. */
 static larder_status_t choose(move_t *m)
 {
     const ldr_gpu_copy_t *copy = m->copy;
     uint64_t bytes = 0, runs = 0;
-    bool kernel = m->gpu->kernel != NULL, reach = true;
+    bool kernel = m->gpu->kernel != NULL && !m->odd, reach = true;
 
     for (uint32_t i = 0; i < copy->count; i++) {
         const ldr_gpu_shard_t *s = &copy->shards[i];
-        uint64_t here = sum(s->host, s->host_count);
+        look_t host = look_at(s->host, s->host_count);
 
-        if (here == 0 || here != sum(s->pages, s->page_count) ||
-            here > LARDER_VALUE_MAX || !filled(s->host, s->host_count) ||
-            !filled(s->pages, s->page_count)) {
+        if (host.bytes == 0 || host.bytes > LARDER_VALUE_MAX || host.gap) {
             return ldr_fail(LARDER_E_SIZE, "shard %u: %llu bytes here", i,
-                            (unsigned long long)here);
+                            (unsigned long long)host.bytes);
         }
-        kernel = kernel && aligned(s->pages, s->page_count) &&
-                 aligned(s->host, s->host_count);
+        kernel = kernel && host.bits % 16 == 0;
         reach = reach && reached(m->gpu, s->host, s->host_count);
-        bytes += here;
+        bytes += host.bytes;
         runs += s->host_count;
     }
     m->way = !kernel                           ? LDR_GPU_PLAIN
@@ -132,14 +134,24 @@ static bool by_cpu(const move_t *m)
 
 /* ---- cutting up ---- */
 
-static void begin_shard(move_t *m)
+/* m->odd: this way it cannot be moved, but by another. */
+static larder_status_t begin_shard(move_t *m)
 {
     const ldr_gpu_shard_t *s = &m->copy->shards[m->shard];
+    look_t pages = look_at(s->pages, s->page_count);
 
     m->page = (cursor_t){s->pages, 0, s->page_count, 0};
     m->host = (cursor_t){s->host, 0, s->host_count, 0};
     m->left = sum(s->host, s->host_count);
     m->reach = 0;
+    if (pages.bytes != m->left || pages.gap) {
+        return ldr_fail(LARDER_E_SIZE,
+                        "shard %u: %llu bytes here, and its pages have %llu",
+                        m->shard, (unsigned long long)m->left,
+                        (unsigned long long)pages.bytes);
+    }
+    m->odd = m->way != LDR_GPU_PLAIN && pages.bits % 16 != 0;
+    return m->odd ? LARDER_E_INVALID : LARDER_OK;
 }
 
 static uint8_t *here(const cursor_t *c)
@@ -239,7 +251,7 @@ static size_t cut_leaves(move_t *m, ldr_gpu_slot_t *slot, size_t bytes)
 }
 
 /* What is contiguous on the host from here on, up to the piece's size. False:
- * the piece is full, or all shards are cut up. */
+ * the piece is full, or all shards are cut up, or m->status says why not. */
 static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
 {
     ldr_gpu_run_t *run = NULL;
@@ -249,7 +261,10 @@ static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
             return false;
         }
         m->shard++;
-        begin_shard(m);
+        m->status = begin_shard(m);
+        if (m->status != LARDER_OK) {
+            return false;
+        }
     }
     if (slot->unit_count == LDR_GPU_UNITS ||
         slot->leaf_count == LDR_GPU_UNITS) {
@@ -435,6 +450,9 @@ static larder_status_t piece(move_t *m, ldr_gpu_slot_t *slot, bool *more_p)
     size_t size = piece_size(m);
     while (cut(m, slot, size)) {
     }
+    if (m->status != LARDER_OK) {
+        return m->status;
+    }
     m->done += slot->bytes;
     *more_p = slot->bytes > 0;
     if (!*more_p) {
@@ -522,6 +540,47 @@ static void settle(move_t *m)
     }
 }
 
+/* Chooses the way and begins the first shard; again, if it needs another. */
+static larder_status_t begin(move_t *m)
+{
+    larder_status_t st;
+
+    do {
+        st = choose(m);
+        m->shard = 0;
+        m->done = m->piece = 0;
+        m->status = LARDER_OK;
+        m->odd = false;
+        if (st == LARDER_OK) {
+            st = begin_shard(m);
+        }
+    } while (m->odd);
+    return st;
+}
+
+/* In the context, after what comes first. */
+static larder_status_t move(move_t *m)
+{
+    ldr_gpu_copy_t *copy = m->copy;
+    larder_status_t st = ldr_gpu_lane_take(m->gpu, copy->deadline_ns, &m->lane);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    do {
+        for (uint32_t i = 0; i < copy->count; i++) {
+            copy->shards[i].crc = 0;
+        }
+        st = run(m);
+        if (st != LARDER_OK) {
+            settle(m);
+        }
+        /* odd: all once more, by another way */
+    } while (m->odd && (st = begin(m)) == LARDER_OK);
+    ldr_gpu_lane_give(m->gpu, m->lane);
+    return st;
+}
+
 larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
 {
     move_t m = {.gpu = gpu, .copy = copy};
@@ -537,7 +596,7 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
     if (__atomic_load_n(&gpu->broken, __ATOMIC_RELAXED)) {
         return ldr_fail(LARDER_E_IO, "the GPU does not answer any more");
     }
-    st = choose(&m);
+    st = begin(&m);
     st = st == LARDER_OK ? ldr_gpu_enter(gpu) : st;
     if (st != LARDER_OK) {
         return st;
@@ -546,18 +605,7 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
     prctl(PR_SET_TIMERSLACK, 1000L);
     st = await(gpu, copy);
     if (st == LARDER_OK) {
-        st = ldr_gpu_lane_take(gpu, copy->deadline_ns, &m.lane);
-    }
-    if (st == LARDER_OK) {
-        for (uint32_t i = 0; i < copy->count; i++) {
-            copy->shards[i].crc = 0;
-        }
-        begin_shard(&m);
-        st = run(&m);
-        if (st != LARDER_OK) {
-            settle(&m);
-        }
-        ldr_gpu_lane_give(gpu, m.lane);
+        st = move(&m);
     }
     prctl(PR_SET_TIMERSLACK, slack > 0 ? (long)slack : 0L);
     ldr_gpu_leave(gpu);

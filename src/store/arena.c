@@ -9,7 +9,9 @@
 #define EXTENTS_AIM 32u
 #define EXTENTS_MAX 256u
 
-enum { SLICE_BLANK, SLICE_IN_HAND, SLICE_READY };
+/* FRESH: resident, and its last page was never taken yet: it is still where it
+ * came to lie among the free ones. */
+enum { SLICE_BLANK, SLICE_IN_HAND, SLICE_FRESH, SLICE_READY };
 
 static uint32_t extent_shift_for(uint64_t pages)
 {
@@ -333,8 +335,8 @@ uint32_t ldr_arena_ready_pages(const ldr_arena_t *a, uint32_t extent)
     uint32_t pages = 0;
 
     while (pages < x->count &&
-           a->slice_state[(x->first + pages) / LDR_SLICE_PAGES] ==
-               SLICE_READY) {
+           a->slice_state[(x->first + pages) / LDR_SLICE_PAGES] >=
+               SLICE_FRESH) {
         pages += LDR_SLICE_PAGES;
     }
     return pages < x->count ? pages : x->count;
@@ -397,6 +399,20 @@ bool ldr_arena_slice_populate(ldr_arena_t *a, const ldr_slice_t *slice)
                                (size_t)slice->count * LDR_PAGE);
 }
 
+/* Where it goes among the free pages: behind the last slice before it that is
+ * fresh. So what is saved lies in long runs, in whatever order slices become
+ * resident. */
+static uint32_t *place_for(ldr_arena_t *a, ldr_arena_extent_t *x,
+                           const ldr_slice_t *slice)
+{
+    for (uint32_t at = slice->first; at > x->first; at -= LDR_SLICE_PAGES) {
+        if (a->slice_state[at / LDR_SLICE_PAGES - 1] == SLICE_FRESH) {
+            return &a->next[at - 1];
+        }
+    }
+    return &x->free_head;
+}
+
 void ldr_arena_slice_give(ldr_arena_t *a, const ldr_slice_t *slice, bool ok)
 {
     uint32_t extent = ldr_arena_extent_of(a, slice->first);
@@ -404,16 +420,18 @@ void ldr_arena_slice_give(ldr_arena_t *a, const ldr_slice_t *slice, bool ok)
     bool owned = x->state == LDR_EXTENT_OWNED;
 
     a->slice_state[slice->first / LDR_SLICE_PAGES] =
-        ok ? SLICE_READY : SLICE_BLANK;
+        ok ? SLICE_FRESH : SLICE_BLANK;
     x->hand_count--;
     if (owned) {
         a->owners[x->tenant].hand_count--;
     }
     if (ok) {
+        uint32_t *link = place_for(a, x, slice);
+
         /* Last first, so that taking pages gives them in ascending order. */
         for (uint32_t i = slice->count; i-- > 0;) {
-            a->next[slice->first + i] = x->free_head;
-            x->free_head = slice->first + i;
+            a->next[slice->first + i] = *link;
+            *link = slice->first + i;
         }
         x->ready_count += slice->count;
         x->free_count += slice->count;
@@ -433,6 +451,13 @@ void ldr_arena_slice_give(ldr_arena_t *a, const ldr_slice_t *slice, bool ok)
 }
 
 /* ---- pages ---- */
+
+static void note_taken(ldr_arena_t *a, uint32_t page)
+{
+    if (page % LDR_SLICE_PAGES == LDR_SLICE_PAGES - 1) {
+        a->slice_state[page / LDR_SLICE_PAGES] = SLICE_READY;
+    }
+}
 
 uint32_t ldr_arena_take(ldr_arena_t *a, uint32_t tenant, uint32_t count)
 {
@@ -456,8 +481,10 @@ uint32_t ldr_arena_take(ldr_arena_t *a, uint32_t tenant, uint32_t count)
 
         *link = last;
         for (uint32_t i = 1; i < take; i++) {
+            note_taken(a, last);
             last = a->next[last];
         }
+        note_taken(a, last);
         link = &a->next[last];
         x->free_head = *link;
         x->free_count -= take;

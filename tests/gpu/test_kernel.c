@@ -57,7 +57,7 @@ static void test_factors(void **state)
 
     (void)state;
     assert_int_equal(ldr_gpu_factor(&powers, 0), one);
-    for (uint64_t n = 0; n < 3 * 4096; n += 16) {
+    for (uint64_t n = 0; n < 12 * LDR_GPU_POWER; n += 16) {
         assert_int_equal(ldr_gpu_factor(&powers, n),
                          ldr_crc32c_combine(one, 0, n));
     }
@@ -68,7 +68,7 @@ static void test_factors(void **state)
                          ldr_crc32c_combine(one, 0, n));
     }
     /* The largest shard has its powers. */
-    assert_true(LARDER_VALUE_MAX / 4096 < LDR_GPU_POWERS);
+    assert_true(LARDER_VALUE_MAX / LDR_GPU_POWER < LDR_GPU_POWERS);
     assert_int_equal(ldr_gpu_factor(&powers, LARDER_VALUE_MAX),
                      ldr_crc32c_combine(one, 0, LARDER_VALUE_MAX));
 }
@@ -161,58 +161,42 @@ static void test_large(void **state)
 
 /* ---- the source ---- */
 
-/* What CUDA has and C has not. A warp's lanes run one after the other, twice:
- * first to learn their sums, then lane 0 to take part in what they say. */
-static const char before[] =
-    "#define __device__\n#define __global__\n#define __forceinline__ static\n"
-    "#define __launch_bounds__(n)\n#define __shared__ static\n"
-    "#define __syncthreads()\n"
-    "typedef struct { unsigned x, y, z, w; } uint4;\n"
-    "static struct { unsigned x; } threadIdx, blockIdx, blockDim, gridDim;\n"
-    "static unsigned first, others;\n"
-    "static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)\n"
-    "{ uint4 v = {x, y, z, w}; return v; }\n"
-    "static unsigned __shfl_xor_sync(unsigned m, unsigned v, int k)\n"
-    "{ (void)m; if (k != 16) return 0;\n"
-    "  if (first) { others ^= v; return 0; } return others ^ v; }\n"
-    "static void atomicXor(unsigned *p, unsigned v) { if (!first) *p ^= v; }\n";
+/* Behind the source, with block.h before it. */
 static const char after[] =
-    "\nvoid run(const struct unit *u, u32 count, const u32 *tables, u32 *sums,"
-    " u32 check, u32 grid)\n"
-    "{ blockDim.x = 256; gridDim.x = grid; first = 1; others = 0;\n"
-    "  blockIdx.x = 0;\n"
-    "  for (u32 i = 0; i < 256; i++) {\n"
-    "    threadIdx.x = i; larder_move(u, 0, tables, sums, 0); }\n"
-    "  for (u32 b = 0; b < grid; b++) for (u32 w = 0; w < 8; w++) {\n"
-    "    blockIdx.x = b; first = 1; others = 0;\n"
-    "    for (u32 i = 0; i < 32; i++) {\n"
-    "      threadIdx.x = 32 * w + i; larder_move(u, count, tables, sums,"
-    " check); }\n"
-    "    first = 0; threadIdx.x = 32 * w;\n"
-    "    larder_move(u, count, tables, sums, check); } }\n";
+    "\nstatic const struct unit *units; static u32 count, check, *sums;\n"
+    "static const u32 *tables;\n"
+    "static void body(void)\n"
+    "{ larder_move(units, count, tables, sums, check); }\n"
+    "int run(const struct unit *u, u32 n, const u32 *t, u32 *s, u32 c,"
+    " u32 grid)\n"
+    "{ int ok = 1;\n"
+    "  units = u; count = n; tables = t; sums = s; check = c;\n"
+    "  block_main = body; blockDim.x = BLOCK_THREADS; gridDim.x = grid;\n"
+    "  block_threads = calloc(BLOCK_THREADS, sizeof(*block_threads));\n"
+    "  for (u32 b = 0; b < grid; b++) { blockIdx.x = b; ok &= block_run(); }\n"
+    "  free(block_threads);\n"
+    "  return ok; }\n";
 
-typedef void (*run_fn)(const ldr_gpu_unit_t *units, uint32_t count,
-                       const uint32_t *tables, uint32_t *sums, uint32_t check,
-                       uint32_t grid);
+typedef int (*run_fn)(const ldr_gpu_unit_t *units, uint32_t count,
+                      const uint32_t *tables, uint32_t *sums, uint32_t check,
+                      uint32_t grid);
 
 static run_fn build(const char *dir)
 {
-    char path[300], object[300], command[700];
-    size_t size = sizeof(before) + sizeof(after) + strlen(ldr_gpu_source);
-    char *source = malloc(size);
+    char path[300], object[300], command[1200], here[300] = __FILE__;
     void *at = NULL;
 
+    *strrchr(here, '/') = 0;
     snprintf(path, sizeof(path), "%s/move.c", dir);
     snprintf(object, sizeof(object), "%s/move.so", dir);
-    snprintf(source, size, "%s%s%s", before, ldr_gpu_source, after);
-    char *linkage = strstr(source, "extern \"C\"");
-    assert_non_null(linkage);
-    memset(linkage, ' ', strlen("extern \"C\""));
     FILE *file = fopen(path, "w");
     assert_non_null(file);
-    fputs(source, file);
+    const char *linkage = strstr(ldr_gpu_source, "extern \"C\"");
+    assert_non_null(linkage);
+    fprintf(file, "#include \"%s/block.h\"\n%.*s%s%s", here,
+            (int)(linkage - ldr_gpu_source), ldr_gpu_source,
+            linkage + strlen("extern \"C\""), after);
     fclose(file);
-    free(source);
     snprintf(command, sizeof(command),
              "cc -x c -std=gnu11 -w -O1 -shared -fPIC -o %s %s", object, path);
     assert_int_equal(system(command), 0);
@@ -224,10 +208,46 @@ static run_fn build(const char *dir)
     return run;
 }
 
+enum { MANY = 700, AREA = 1 << 20, SUMS = 4 };
+
+/* Units in an area, of random lengths, and what becomes of them: on the left
+ * by the source, on the right by the emulation. */
+typedef struct both {
+    ldr_gpu_unit_t units[MANY] __attribute__((aligned(16)));
+    uint32_t count, check, sums[2][SUMS];
+    uint8_t *data, *copy[2];
+} both_t;
+
+static void both_make(both_t *b, uint32_t count, size_t most)
+{
+    size_t at = 0;
+
+    b->count = 0;
+    memset(b->sums, 0, sizeof(b->sums));
+    memset(b->copy[0], 0, AREA);
+    memset(b->copy[1], 0, AREA);
+    while (b->count < count && at + most <= AREA) {
+        ldr_gpu_unit_t *u = &b->units[b->count++];
+        size_t n = 16 * (1 + below(most / 16));
+        uint8_t *to = below(5) == 0 ? NULL : b->copy[1] + at;
+
+        *u = (ldr_gpu_unit_t){
+            .from = (uintptr_t)b->data + at,
+            .to = to != NULL ? (uintptr_t)b->copy[0] + at : 0,
+            .bytes = (uint32_t)n,
+            .shard = (uint32_t)below(SUMS),
+            .factor = (uint32_t)ldr_rand_next(&rnd),
+        };
+        b->sums[1][u->shard] ^= emulate_unit(tables, to, b->data + at, u->bytes,
+                                             u->factor, b->check);
+        at += n;
+    }
+}
+
 static void test_source(void **state)
 {
+    static both_t b;
     char dir[200];
-    uint32_t sums[2][4] = {{0}};
 
     (void)state;
     if (system("cc --version >/dev/null 2>&1") != 0) {
@@ -235,40 +255,23 @@ static void test_source(void **state)
     }
     assert_true(real_dir_make(dir, sizeof(dir), "kernel"));
     run_fn run = build(dir);
-    for (int round = 0; round < 300; round++) {
-        /* Each warp has one unit: that is how `run` tells them apart. */
-        uint32_t count = 1 + (uint32_t)below(8), check = round % 7 != 0;
-        ldr_gpu_unit_t units[8], there[8];
-        uint8_t *data = some(8 * UNIT), *copy[2];
+    b.data = some(AREA);
+    b.copy[0] = malloc(AREA);
+    b.copy[1] = malloc(AREA);
+    for (int round = 0; round < (REAL_SANITIZED ? 40 : 200); round++) {
+        /* Few large ones, or so many that a block turns more than once. */
+        bool few = round % 3 == 0;
 
-        for (int k = 0; k < 2; k++) {
-            copy[k] = calloc(8, UNIT);
-        }
-        for (uint32_t i = 0; i < count; i++) {
-            units[i] = (ldr_gpu_unit_t){
-                .from = (uintptr_t)data + i * UNIT,
-                .to = below(4) == 0 ? 0 : (uintptr_t)copy[0] + i * UNIT,
-                .bytes = (uint32_t)(16 * (1 + below(UNIT / 16))),
-                .shard = (uint32_t)below(4),
-                .factor = (uint32_t)ldr_rand_next(&rnd),
-            };
-            there[i] = units[i];
-            there[i].to = units[i].to == 0 ? 0
-                                           : units[i].to - (uintptr_t)copy[0] +
-                                                 (uintptr_t)copy[1];
-            uint32_t sum =
-                emulate_unit(tables, (uint8_t *)(uintptr_t)there[i].to,
-                             (const uint8_t *)(uintptr_t)units[i].from,
-                             units[i].bytes, units[i].factor, check);
-            sums[1][units[i].shard] ^= sum;
-        }
-        run(units, count, tables, sums[0], check, 1 + (uint32_t)below(3));
-        assert_memory_equal(sums[0], sums[1], sizeof(sums[0]));
-        assert_memory_equal(copy[0], copy[1], 8 * UNIT);
-        free(copy[0]);
-        free(copy[1]);
-        free(data);
+        b.check = round % 7 != 0;
+        both_make(&b, 1 + (uint32_t)below(few ? 20 : MANY), few ? UNIT : 1024);
+        assert_true(run(b.units, b.count, tables, b.sums[0], b.check,
+                        1 + (uint32_t)below(4)));
+        assert_memory_equal(b.sums[0], b.sums[1], sizeof(b.sums[0]));
+        assert_memory_equal(b.copy[0], b.copy[1], AREA);
     }
+    free(b.copy[0]);
+    free(b.copy[1]);
+    free(b.data);
     real_dir_remove(dir);
 }
 

@@ -215,6 +215,60 @@ static void test_refused(void **state)
     assert_no_errors();
 }
 
+/* What is wrong with a shard's pages is found when those before it move: pages
+ * that no kernel can move are moved by another way, all of them; lists of
+ * different lengths end it. */
+static void test_found_late(void **state)
+{
+    enum { COUNT = 4, BYTES = 3 << 20 };
+    struct iovec page[COUNT][2], host[COUNT];
+    ldr_gpu_shard_t shards[COUNT];
+    larder_gpu_t *gpu = NULL;
+
+    (void)state;
+    assert_gpu(rig_gpu_open(&gpu), LARDER_OK);
+    world_t *w = world_make(gpu, (size_t)16 << 20, seed);
+    uint8_t *seen = si.standin_see(w->device, w->bytes);
+    ldr_gpu_register(gpu, w->arena, w->bytes);
+    for (int round = 0; round < 4 * COUNT; round++) {
+        bool load = round % 2 == 0, size = round / 2 % 2 == 0;
+        int wrong = round / 4;
+        larder_gpu_stats_t a = stats_of(gpu);
+
+        for (int i = 0; i < COUNT; i++) {
+            size_t at = (size_t)i * (BYTES + 4096);
+            uint8_t *there = (uint8_t *)(uintptr_t)w->device + at;
+            size_t first = i != wrong ? BYTES : size ? BYTES - 16 : 7;
+
+            host[i] = (struct iovec){w->arena + at, BYTES};
+            page[i][0] = (struct iovec){there, first};
+            page[i][1] = (struct iovec){there + first, BYTES - first};
+            shards[i] =
+                (ldr_gpu_shard_t){page[i], first == 7 ? 2 : 1, &host[i], 1, 0};
+        }
+        fill(w, load ? w->arena : seen, w->bytes);
+        memset(load ? seen : w->arena, 0, w->bytes);
+        ldr_gpu_copy_t copy = {.load = load,
+                               .shards = shards,
+                               .count = COUNT,
+                               .deadline_ns = UINT64_MAX};
+        assert_gpu(ldr_gpu_move(gpu, &copy), size ? LARDER_E_SIZE : LARDER_OK);
+        check_quiet(w);
+        for (int i = 0; i < COUNT && !size; i++) {
+            assert_memory_equal(seen + (size_t)i * (BYTES + 4096),
+                                host[i].iov_base, BYTES);
+            assert_int_equal(shards[i].crc,
+                             ldr_crc32c(0, host[i].iov_base, BYTES));
+        }
+        larder_gpu_stats_t b = stats_of(gpu);
+        assert_int_equal(b.plain - a.plain, !size);
+    }
+    ldr_gpu_unregister(gpu, w->arena, w->bytes);
+    world_free(w);
+    larder_gpu_close(&gpu);
+    assert_no_errors();
+}
+
 /* As many shards as there may be, and they end anywhere in the pieces. */
 static void test_many_shards(void **state)
 {
@@ -407,6 +461,7 @@ int main(void)
         cmocka_unit_test(test_ways),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_many_shards),
+        cmocka_unit_test(test_found_late),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_deadlines),
     };

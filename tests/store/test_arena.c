@@ -440,6 +440,29 @@ static void any_add(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
     any_put((any_t *)policy, slot);
 }
 
+static void any_place(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
+                      uint32_t depth, uint64_t print)
+{
+    (void)print;
+    any_add(policy, slot, parent, depth);
+}
+
+static bool any_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
+                      uint64_t print)
+{
+    (void)policy;
+    (void)parent;
+    (void)depth;
+    (void)print;
+    return true;
+}
+
+static void any_time(ldr_policy_t *policy, uint32_t now_ds)
+{
+    (void)policy;
+    (void)now_ds;
+}
+
 static void any_release(ldr_policy_t *policy, uint32_t slot)
 {
     any_put((any_t *)policy, slot);
@@ -473,6 +496,9 @@ static const ldr_policy_ops_t any_policy = {
     .release = any_release,
     .remove = any_hold,
     .victim = any_victim,
+    .time = any_time,
+    .admit = any_admit,
+    .place = any_place,
 };
 
 static ldr_policy_t *any_create(uint32_t capacity)
