@@ -8,6 +8,8 @@
 
 #define CRC_POLY 0x82f63b78u /* P without x^32, reflected */
 #define CRC_ONE 0x80000000u  /* x^0 */
+#define PAGE 4096u
+#define SOON_MAX (16 * PAGE) /* more would push out the first of it */
 
 ldr_crc_tables_t ldr_crc_tables;
 
@@ -128,8 +130,10 @@ static void portable_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 
 /* Block by block, so that the second reading finds it in the cache. */
 static uint32_t portable_copy_crc(uint32_t state, uint8_t *to,
-                                  const uint8_t *from, size_t bytes)
+                                  const uint8_t *from, size_t bytes,
+                                  const uint8_t *next)
 {
+    (void)next;
     while (bytes > 0) {
         size_t step = bytes < 4096 ? bytes : 4096;
         memcpy(to, from, step);
@@ -223,24 +227,63 @@ uint32_t ldr_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes)
     return crc_a ^ crc_b;
 }
 
+void ldr_copy_soon(const void *at, size_t bytes)
+{
+    bytes = bytes < SOON_MAX ? bytes : SOON_MAX;
+    for (size_t i = 0; i < bytes; i += PAGE) {
+        __builtin_prefetch((const void *)((uintptr_t)at + i), 0, 1);
+    }
+}
+
+static inline void fence(const ldr_copy_ops_t *o)
+{
+    if (o->fence != NULL) {
+        o->fence();
+    }
+}
+
+void ldr_copy_fence(void)
+{
+    fence(ops());
+}
+
 void ldr_copy(void *to, const void *from, size_t bytes)
 {
+    const ldr_copy_ops_t *o = ops();
+
     if (bytes >= LDR_COPY_NT_MIN) {
-        ops()->copy(to, from, bytes);
+        o->copy(to, from, bytes);
+        fence(o);
     } else if (bytes > 0) {
         memcpy(to, from, bytes);
     }
+}
+
+static inline uint32_t piece(const ldr_copy_ops_t *o, uint32_t crc, void *to,
+                             const void *from, size_t bytes, const void *next)
+{
+    if (bytes >= LDR_COPY_NT_MIN) {
+        return ~o->copy_crc(~crc, to, from, bytes, next);
+    }
+    if (bytes > 0) {
+        memcpy(to, from, bytes);
+    }
+    return ~o->crc(~crc, from, bytes);
+}
+
+uint32_t ldr_copy_piece(uint32_t crc, void *to, const void *from, size_t bytes,
+                        const void *next)
+{
+    return piece(ops(), crc, to, from, bytes, next);
 }
 
 uint32_t ldr_copy_crc32c(uint32_t crc, void *to, const void *from, size_t bytes)
 {
     const ldr_copy_ops_t *o = ops();
 
+    crc = piece(o, crc, to, from, bytes, NULL);
     if (bytes >= LDR_COPY_NT_MIN) {
-        return ~o->copy_crc(~crc, to, from, bytes);
+        fence(o);
     }
-    if (bytes > 0) {
-        memcpy(to, from, bytes);
-    }
-    return ~o->crc(~crc, from, bytes);
+    return crc;
 }

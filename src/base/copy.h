@@ -3,8 +3,9 @@
  *
  * The best variant for the CPU is chosen once, at the first call. Copies use
  * non-temporal stores from LDR_COPY_NT_MIN bytes on, since what is copied here
- * is larger than the caches and is not read again soon; every function ends
- * with a fence, so that a later release store orders them.
+ * is larger than the caches and is not read again soon; every function but
+ * ldr_copy_piece() ends with a fence, so that a later release store orders
+ * them.
  */
 #pragma once
 
@@ -24,6 +25,21 @@ uint32_t ldr_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes);
 void ldr_copy(void *to, const void *from, size_t bytes);
 uint32_t ldr_copy_crc32c(uint32_t crc, void *to, const void *from,
                          size_t bytes);
+
+/*
+ * ldr_copy_crc32c() of one of many pieces that lie apart. The source goes on at
+ * next, which is asked for while this piece ends; NULL: nobody knows where.
+ * After the last piece comes ldr_copy_fence(): waiting for every piece's stores
+ * costs a third of the speed with pieces of 4 KiB.
+ */
+uint32_t ldr_copy_piece(uint32_t crc, void *to, const void *from, size_t bytes,
+                        const void *next);
+void ldr_copy_fence(void);
+
+/* Of a piece that is copied from, or to, after this one: its pages are looked
+ * up meanwhile. Asked for too early it costs little, too late it does not
+ * help. */
+void ldr_copy_soon(const void *at, size_t bytes);
 
 /* "avx512-vpclmul", "sse4.2", "armv8-crc", "portable" */
 const char *ldr_copy_variant(void);

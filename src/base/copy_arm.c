@@ -85,8 +85,9 @@ static void armv8_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 
 /* Block by block, so that the second reading finds it in the cache. */
 static uint32_t armv8_copy_crc(uint32_t state, uint8_t *to, const uint8_t *from,
-                               size_t bytes)
+                               size_t bytes, const uint8_t *next)
 {
+    (void)next; /* the CPU's own prefetching does as well */
     while (bytes > 0) {
         size_t step = bytes < BLOCK ? bytes : BLOCK;
         memcpy(to, from, step);

@@ -34,15 +34,16 @@ typedef struct ldr_crc_tables {
 /* Filled before a variant's first call, constant from then on. */
 extern ldr_crc_tables_t ldr_crc_tables;
 
-/* copy and copy_crc get LDR_COPY_NT_MIN bytes or more and end with a fence
- * where their stores are not ordered by themselves. */
+/* copy and copy_crc get LDR_COPY_NT_MIN bytes or more; their stores may need a
+ * fence. next: where the source is expected to go on. */
 typedef struct ldr_copy_ops {
     const char *name;
     bool (*usable)(void);
     uint32_t (*crc)(uint32_t state, const uint8_t *data, size_t bytes);
     void (*copy)(uint8_t *to, const uint8_t *from, size_t bytes);
     uint32_t (*copy_crc)(uint32_t state, uint8_t *to, const uint8_t *from,
-                         size_t bytes);
+                         size_t bytes, const uint8_t *next);
+    void (*fence)(void); /* NULL: none is needed */
 } ldr_copy_ops_t;
 
 #if defined(__x86_64__)

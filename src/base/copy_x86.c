@@ -12,9 +12,8 @@
 
 #define LINE 64u
 /* How far ahead of a copy its source is asked for. The CPU's own prefetching
- * stops at every page of 4 KiB, which costs a tenth of the speed; what goes
- * past the end is where most callers continue. Non-temporal: a source is not
- * read again soon either. */
+ * stops at every page of 4 KiB, which costs a tenth of the speed. Non-temporal:
+ * a source is not read again soon either. */
 #define AHEAD 2048u
 #define SSE42 __attribute__((target("sse4.2,pclmul")))
 #define AVX512 __attribute__((target("sse4.2,pclmul,avx512f,vpclmulqdq")))
@@ -24,6 +23,11 @@
 static inline size_t head_bytes(const uint8_t *to)
 {
     return (0u - (uintptr_t)to) % LINE;
+}
+
+static void stream_fence(void)
+{
+    _mm_sfence();
 }
 
 /* ---- SSE 4.2 and PCLMULQDQ ---------------------------------------------- */
@@ -122,22 +126,22 @@ SSE42 static void sse42_copy(uint8_t *to, const uint8_t *from, size_t bytes)
         }
     }
     memcpy(to + done, from + done, bytes - done);
-    _mm_sfence();
 }
 
 SSE42 static uint32_t sse42_copy_crc(uint32_t state, uint8_t *to,
-                                     const uint8_t *from, size_t bytes)
+                                     const uint8_t *from, size_t bytes,
+                                     const uint8_t *next)
 {
     size_t head = head_bytes(to);
     size_t lines = (bytes - head) / LINE * LINE;
     size_t tail = bytes - head - lines;
 
+    (void)next;
     memcpy(to, from, head);
     state = serial_crc(state, from, head);
     state = sse42_lines(state, to + head, from + head, lines, true);
     memcpy(to + bytes - tail, from + bytes - tail, tail);
     state = serial_crc(state, from + bytes - tail, tail);
-    _mm_sfence();
     return state;
 }
 
@@ -147,6 +151,7 @@ const ldr_copy_ops_t ldr_copy_sse42 = {
     .crc = sse42_crc,
     .copy = sse42_copy,
     .copy_crc = sse42_copy_crc,
+    .fence = stream_fence,
 };
 
 /* ---- AVX-512 and VPCLMULQDQ --------------------------------------------- */
@@ -171,49 +176,60 @@ AVX512 INLINE __m512i fold_512(__m512i acc, __m512i k, __m512i next)
                                      next, 0x96 /* a ^ b ^ c */);
 }
 
-/* Loads the line at offset i and, with stream, copies it. */
+/* Loads the line at offset i and, with to, copies it and asks for another. */
 AVX512 INLINE __m512i take_512(uint8_t *to, const uint8_t *from, size_t i,
-                               bool stream)
+                               uintptr_t ask)
 {
     __m512i v = _mm512_loadu_si512(from + i);
 
-    if (stream) {
-        _mm_prefetch((const char *)from + i + AHEAD, _MM_HINT_NTA);
+    if (to != NULL) {
+        _mm_prefetch((const char *)ask, _MM_HINT_NTA);
         _mm512_stream_si512((void *)(to + i), v);
     }
     return v;
 }
 
+/* What to ask for at offset i of a source that goes on at next. */
+INLINE uintptr_t ahead(const uint8_t *from, size_t i, size_t bytes,
+                       const uint8_t *next)
+{
+    i += AHEAD;
+    return i < bytes ? (uintptr_t)from + i : (uintptr_t)next + (i - bytes);
+}
+
 /*
- * Whole lines, 256 bytes or more. Four registers walk in steps of 256 bytes,
- * so that the multiplications of one step do not wait for each other; then
- * they are folded into one, which walks on line by line; then the CRC of the
- * 64 bytes that remain is that of the message.
+ * Whole lines, 256 bytes or more; to is NULL: they are not copied. Four
+ * registers walk in steps of 256 bytes, so that the multiplications of one step
+ * do not wait for each other; then they are folded into one, which walks on
+ * line by line; then the CRC of the 64 bytes that remain is that of the
+ * message.
  */
 AVX512 INLINE uint32_t avx512_lines(uint32_t state, uint8_t *to,
                                     const uint8_t *from, size_t bytes,
-                                    bool stream)
+                                    const uint8_t *next)
 {
     __m512i k = fold_constants(&ldr_crc_tables.fold_256);
-    __m512i a = take_512(to, from, 0, stream);
-    __m512i b = take_512(to, from, 64, stream);
-    __m512i c = take_512(to, from, 128, stream);
-    __m512i d = take_512(to, from, 192, stream);
+    uintptr_t ask = ahead(from, 0, bytes, next);
+    __m512i a = take_512(to, from, 0, ask);
+    __m512i b = take_512(to, from, 64, ask + 64);
+    __m512i c = take_512(to, from, 128, ask + 128);
+    __m512i d = take_512(to, from, 192, ask + 192);
     uint8_t rest[LINE];
     size_t i = 256;
 
     a = _mm512_xor_si512(a,
                          _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
     for (; bytes - i >= 256; i += 256) {
-        a = fold_512(a, k, take_512(to, from, i, stream));
-        b = fold_512(b, k, take_512(to, from, i + 64, stream));
-        c = fold_512(c, k, take_512(to, from, i + 128, stream));
-        d = fold_512(d, k, take_512(to, from, i + 192, stream));
+        ask = ahead(from, i, bytes, next);
+        a = fold_512(a, k, take_512(to, from, i, ask));
+        b = fold_512(b, k, take_512(to, from, i + 64, ask + 64));
+        c = fold_512(c, k, take_512(to, from, i + 128, ask + 128));
+        d = fold_512(d, k, take_512(to, from, i + 192, ask + 192));
     }
     k = fold_constants(&ldr_crc_tables.fold_64);
     a = fold_512(fold_512(fold_512(a, k, b), k, c), k, d);
     for (; i < bytes; i += LINE) {
-        a = fold_512(a, k, take_512(to, from, i, stream));
+        a = fold_512(a, k, take_512(to, from, i, ahead(from, i, bytes, next)));
     }
     _mm512_storeu_si512(rest, a);
     return serial_crc(0, rest, sizeof(rest));
@@ -224,7 +240,7 @@ AVX512 static uint32_t avx512_crc(uint32_t state, const uint8_t *data,
 {
     if (bytes >= 256) {
         size_t lines = bytes / LINE * LINE;
-        state = avx512_lines(state, NULL, data, lines, false);
+        state = avx512_lines(state, NULL, data, lines, NULL);
         data += lines;
         bytes -= lines;
     }
@@ -238,18 +254,18 @@ AVX512 static void avx512_copy(uint8_t *to, const uint8_t *from, size_t bytes)
     memcpy(to, from, done);
     for (; bytes - done >= 4 * LINE; done += 4 * LINE) {
         for (size_t i = 0; i < 4 * LINE; i += LINE) {
-            take_512(to, from, done + i, true);
+            take_512(to, from, done + i, (uintptr_t)from + done + i + AHEAD);
         }
     }
     for (; bytes - done >= LINE; done += LINE) {
-        take_512(to, from, done, true);
+        take_512(to, from, done, (uintptr_t)from + done + AHEAD);
     }
     memcpy(to + done, from + done, bytes - done);
-    _mm_sfence();
 }
 
 AVX512 static uint32_t avx512_copy_crc(uint32_t state, uint8_t *to,
-                                       const uint8_t *from, size_t bytes)
+                                       const uint8_t *from, size_t bytes,
+                                       const uint8_t *next)
 {
     size_t head = head_bytes(to);
     size_t lines = (bytes - head) / LINE * LINE;
@@ -257,10 +273,10 @@ AVX512 static uint32_t avx512_copy_crc(uint32_t state, uint8_t *to,
 
     memcpy(to, from, head);
     state = serial_crc(state, from, head);
-    state = avx512_lines(state, to + head, from + head, lines, true);
+    state = avx512_lines(state, to + head, from + head, lines,
+                         next != NULL ? next : from + bytes);
     memcpy(to + bytes - tail, from + bytes - tail, tail);
     state = serial_crc(state, from + bytes - tail, tail);
-    _mm_sfence();
     return state;
 }
 
@@ -270,6 +286,7 @@ const ldr_copy_ops_t ldr_copy_avx512 = {
     .crc = avx512_crc,
     .copy = avx512_copy,
     .copy_crc = avx512_copy_crc,
+    .fence = stream_fence,
 };
 
 #else

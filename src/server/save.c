@@ -112,7 +112,6 @@ static void reserve_on(ldr_request_t *r)
             .shard = r->shard_of[i],
             .space = r->space,
             .length = (uint32_t)r->results[i].length,
-            .begin_ns = r->begin_ns,
         };
         r->results[i].lease = ldr_hold_add(s, &hold);
         if (r->results[i].lease == UINT64_MAX) {
@@ -196,9 +195,9 @@ void ldr_handle_commit(ldr_request_t *r)
         } else if (row.how == LDR_END_ABORT) {
             ldr_hold_give(s, hold);
         } else {
-            uint64_t ns = r->begin_ns - hold->begin_ns;
-            larder_status_t st =
-                ldr_node_commit(node, hold->shard, row.crc, ns);
+            /* How long the copy took only the client knows: it may hold its
+             * room for a while before it fills it. */
+            larder_status_t st = ldr_node_commit(node, hold->shard, row.crc, 0);
 
             ldr_node_count_save(node, hold->space, st);
             r->results[i].status = st;

@@ -362,7 +362,6 @@ void ldr_window_reserve(ldr_request_t *r)
             .kind = LDR_HOLD_RESERVE,
             .space = r->space,
             .length = (uint32_t)row.length,
-            .begin_ns = r->begin_ns,
             .strict = x,
         };
         r->results[i].length = row.length;

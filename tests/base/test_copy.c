@@ -60,6 +60,16 @@ static void check_copy(size_t to, size_t from, size_t bytes)
                      want);
     assert_memory_equal(target + first, expected + first, all);
 
+    /* Where the source goes on is only asked for: it may be anywhere. */
+    const void *next[] = {NULL, source, source + AREA - 1, (void *)8};
+    memset(target + first, 0xa5, all);
+    ldr_copy_soon(next[crc % 4], bytes);
+    assert_int_equal(
+        ldr_copy_piece(crc, target + to, source + from, bytes, next[crc % 4]),
+        want);
+    ldr_copy_fence();
+    assert_memory_equal(target + first, expected + first, all);
+
     assert_int_equal(ldr_crc32c(crc, source + from, bytes), want);
 }
 
@@ -135,6 +145,33 @@ static void test_pieces(void **s)
     }
 }
 
+/* Pieces that lie apart, in an order of their own. */
+static void test_scattered(void **s)
+{
+    enum { MOST = 40 };
+
+    (void)s;
+    for (int round = 0; round < 20; round++) {
+        const size_t piece = round % 2 == 0 ? 4096 : 1000 + round;
+        size_t from[MOST];
+        uint32_t crc = 0, want = 0;
+
+        for (int i = 0; i < MOST; i++) {
+            from[i] = ldr_rand_below(&rnd, AREA - piece);
+        }
+        for (int i = 0; i < MOST && (i + 1) * piece <= AREA; i++) {
+            crc =
+                ldr_copy_piece(crc, target + i * piece, source + from[i], piece,
+                               i + 1 < MOST ? source + from[i + 1] : NULL);
+            want = reference(want, source + from[i], piece);
+            memcpy(expected + i * piece, source + from[i], piece);
+        }
+        ldr_copy_fence();
+        assert_int_equal(crc, want);
+        assert_memory_equal(target, expected, MOST * piece);
+    }
+}
+
 /* Any flipped bit is seen. */
 static void test_flip(void **s)
 {
@@ -206,8 +243,8 @@ int main(void)
     const struct CMUnitTest each[] = {
         cmocka_unit_test(test_vectors), cmocka_unit_test(test_small),
         cmocka_unit_test(test_aligned), cmocka_unit_test(test_random),
-        cmocka_unit_test(test_pieces),  cmocka_unit_test(test_flip),
-        cmocka_unit_test(test_combine),
+        cmocka_unit_test(test_pieces),  cmocka_unit_test(test_scattered),
+        cmocka_unit_test(test_flip),    cmocka_unit_test(test_combine),
     };
     const struct CMUnitTest once[] = {cmocka_unit_test(test_variants)};
     const char *text = getenv("LARDER_SEED");

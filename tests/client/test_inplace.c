@@ -98,6 +98,38 @@ static void test_round_trip(void **state)
     }
 }
 
+/* A client may hold its room for a while before it fills it: that says nothing
+ * about how fast dram is, which is what a match goes by. */
+static void test_held(void **state)
+{
+    enum { MANY = 200, EACH = 65536, HELD_US = 200000, MOST_US = 5000000 };
+    fix_t *f = fix(state);
+    larder_lease_t *lease = NULL;
+    larder_key_t keys[MANY];
+    larder_item_t items[MANY];
+    size_t bytes[MANY];
+    larder_match_t m;
+
+    fix_open_dram(f, "dram=32M");
+    for (uint64_t i = 0; i < MANY; i++) {
+        keys[i] = key_of(i);
+        items[i] = (larder_item_t){.key = &keys[i],
+                                   .parent = i > 0 ? &keys[i - 1] : NULL,
+                                   .depth = (uint32_t)i};
+        bytes[i] = EACH;
+    }
+    assert_status(larder_reserve(f->space, items, bytes, MANY, 0, &lease), 0);
+    usleep(HELD_US);
+    for (uint64_t i = 0; i < MANY; i++) {
+        assert_status(items[i].status, LARDER_OK);
+        fill_in_place(lease, i, i, EACH);
+    }
+    assert_status(larder_commit(&lease, NULL, NULL, NULL, 0), LARDER_OK);
+    assert_status(larder_match(f->space, keys, MANY, 0, &m), LARDER_OK);
+    assert_int_equal(m.chunks, MANY);
+    assert_in_range(m.load_us, 1, MOST_US);
+}
+
 /* Some are kept; a released reservation leaves nothing behind. */
 static void test_keep_and_release(void **state)
 {
@@ -298,6 +330,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         BOTH(test_round_trip),
+        ONE(test_held, "plain"),
         ONE(test_keep_and_release, "plain"),
         ONE(test_wrong_checksum, "plain"),
         ONE(test_reset_meanwhile, "plain"),

@@ -124,17 +124,21 @@ class Told:
         self.check(name, answer)
         return answer
 
-    def hits(self, name, seconds=30):
-        """It hits, all of it. How soon after the node came back depends on
-        the pause that the library makes (breaker_ms): it is asked until it
-        does."""
-
-        def again():
+    def hits(self, name, seconds=30, times=40):
+        """It hits, all of it. It is asked until it does: for so long, since
+        the library makes a pause after the node came back (breaker_ms), and
+        so often, since each time finds one damaged shard and saves it
+        again."""
+        end = time.monotonic() + seconds
+        asked = 0
+        while True:
             rig.fresh(self.engine)
-            return self.ask(name)["cached"] == rig.whole(
-                len(self.prompts[name]) - 1, CHUNK)
-
-        until(again, seconds, f"{name} does not hit")
+            if self.ask(name)["cached"] == rig.whole(
+                    len(self.prompts[name]) - 1, CHUNK):
+                return
+            asked += 1
+            assert asked < times or time.monotonic() < end, (
+                f"{name} does not hit")
 
     @contextlib.contextmanager
     def well(self):
