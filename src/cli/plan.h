@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cli/cli.h"
 #include "plan/curve.h"
 #include "plan/plan.h"
 
@@ -23,8 +24,10 @@ typedef struct ldr_plan_args {
     const ldr_sim_ops_t *sims[LDR_PLAN_SIZES];
     unsigned sim_count;
     ldr_plan_size_t ssd; /* neither: no such tier */
+    bool ssd_second;
+    uint64_t ssd_writes; /* bytes a day; 0: no limit */
     const char *model_name;
-    ldr_model_t model;
+    ldr_model_t model;          /* block_tokens 0: as the trace says */
     uint32_t nodes, run_blocks; /* 0 nodes: not asked for */
     double sample;
     unsigned curve; /* more capacities, so many, for the curve */
@@ -57,10 +60,24 @@ typedef struct ldr_plan_worth {
 bool ldr_plan_worth(const ldr_plan_book_t *book, unsigned number,
                     ldr_plan_worth_t *worth_p);
 
+/* The command line. Gives an exit code; *done_p: there is nothing left to do.
+ */
+int ldr_plan_parse(const ldr_args_t *args, int argc, char **argv,
+                   ldr_plan_args_t *p, bool *done_p);
+
 void ldr_plan_show(const ldr_plan_book_t *book);
 void ldr_plan_json(const ldr_plan_book_t *book);
 /* False: it cannot be written; errno says why. */
 bool ldr_plan_html(const ldr_plan_book_t *book, const char *path);
+
+/* Whether there are limits to what is written to SSD. */
+static inline bool ldr_plan_limited(const ldr_plan_args_t *args)
+{
+    return args->ssd_second || args->ssd_writes > 0;
+}
+
+/* Of what might have been written to SSD, the part that was not. */
+double ldr_plan_refused(const ldr_plan_result_t *r, double refused);
 
 /* "64.0 GB", with powers of ten, as sizes are bought. */
 const char *ldr_plan_bytes(double bytes, char *text, size_t size);

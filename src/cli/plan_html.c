@@ -263,12 +263,16 @@ static void time_chart(FILE *f, const ldr_plan_book_t *book,
 static void table(FILE *f, const ldr_plan_book_t *book)
 {
     bool ssd = book->results[0].what.ssd_blocks > 0;
+    bool limited = ssd && ldr_plan_limited(book->args);
     char size[32], daily[32];
 
     fprintf(f, "<div class=\"scroll\"><table><tr><th>policy<th>capacity"
                "<th>size<th>hit rate<th>tokens<th>time saved");
     if (ssd) {
         fprintf(f, "<th>from SSD<th>written a day<th>amplification");
+    }
+    if (limited) {
+        fprintf(f, "<th>refused: used once<th>budget<th>hits lost");
     }
     fprintf(f, "<th>first token, mean<th>p50<th>p99<th>next GB saves</tr>\n");
     for (unsigned i = 0; i < book->count; i++) {
@@ -289,6 +293,12 @@ static void table(FILE *f, const ldr_plan_book_t *book)
                     100 * rate(r->ssd_hits, r->references),
                     ldr_plan_bytes(r->ssd_bytes_a_day, daily, sizeof(daily)),
                     1 + rate(r->ssd_carried, r->ssd_written));
+        }
+        if (limited) {
+            fprintf(f, "<td>%.1f %%<td>%.1f %%<td>%.1f %%",
+                    100 * ldr_plan_refused(r, r->ssd_refused_first),
+                    100 * ldr_plan_refused(r, r->ssd_refused_budget),
+                    100 * rate(r->ssd_lost_hits, r->references));
         }
         fprintf(f, "<td>%.0f ms<td>%.0f ms<td>%.0f ms", r->with.mean_s * 1e3,
                 r->with.p50_s * 1e3, r->with.p99_s * 1e3);

@@ -26,6 +26,12 @@ static double rate(double part, double all)
     return all > 0 ? part / all : 0;
 }
 
+double ldr_plan_refused(const ldr_plan_result_t *r, double refused)
+{
+    return rate(refused,
+                r->ssd_written + r->ssd_refused_first + r->ssd_refused_budget);
+}
+
 static double hours(const ldr_plan_book_t *book)
 {
     return (double)book->tape->duration_ms / 3600e3;
@@ -110,6 +116,17 @@ static void json_result(const ldr_plan_book_t *book, unsigned number)
                rate(r->hits - r->ssd_hits, r->references),
                rate(r->ssd_hits, r->references), r->ssd_bytes_a_day,
                1 + rate(r->ssd_carried, r->ssd_written));
+    }
+    if (r->what.ssd_blocks > 0 && p->model.ssd_write_bytes_per_s > 0) {
+        printf(",\"ssd_dropped\":%.0f", r->ssd_dropped);
+    }
+    if (r->what.ssd_blocks > 0 && ldr_plan_limited(p)) {
+        printf(",\"ssd_admit\":\"%s\",\"ssd_writes\":%llu,"
+               "\"ssd_refused_first\":%.0f,\"ssd_refused_budget\":%.0f,"
+               "\"ssd_lost_hit_rate\":%.4f",
+               p->ssd_second ? "second" : "always",
+               (unsigned long long)p->ssd_writes, r->ssd_refused_first,
+               r->ssd_refused_budget, rate(r->ssd_lost_hits, r->references));
     }
     if (p->model.engines > 0) {
         printf(",\"engines\":%u", p->model.engines);
@@ -200,6 +217,12 @@ static void show_result(const ldr_plan_book_t *book, unsigned number, bool ssd)
                ldr_plan_bytes(r->ssd_bytes_a_day, daily, sizeof(daily)),
                1 + rate(r->ssd_carried, r->ssd_written));
     }
+    if (ssd && ldr_plan_limited(book->args)) {
+        printf(" %7.1f %% %7.1f %% %7.1f %%",
+               100 * ldr_plan_refused(r, r->ssd_refused_first),
+               100 * ldr_plan_refused(r, r->ssd_refused_budget),
+               100 * rate(r->ssd_lost_hits, r->references));
+    }
     printf(" %8.0f %8.0f %8.0f", r->with.mean_s * 1e3, r->with.p50_s * 1e3,
            r->with.p99_s * 1e3);
     if (ldr_plan_worth(book, number, &worth)) {
@@ -219,6 +242,9 @@ void ldr_plan_show(const ldr_plan_book_t *book)
     if (ssd) {
         printf(" %9s %9s %5s", "from ssd", "written/d", "ampl.");
     }
+    if (ssd && ldr_plan_limited(p)) {
+        printf(" %9s %9s %9s", "used once", "budget", "hits lost");
+    }
     printf(" %8s %8s %8s %13s\n", "mean ms", "p50", "p99", "next GB saves");
     for (unsigned i = 0; i < book->count; i++) {
         if (i > 0 && i % p->size_count == 0) {
@@ -237,6 +263,16 @@ void ldr_plan_show(const ldr_plan_book_t *book)
                    p->model.engines);
         } else {
             printf("No waiting is counted.\n");
+        }
+    }
+    for (unsigned i = 0; i < book->count; i++) {
+        const ldr_plan_result_t *r = &book->results[i];
+
+        if (r->ssd_dropped > 0) {
+            printf("%s, %.2f %%: %.1f %% of what was to be written had left "
+                   "DRAM before the disk came to it\n",
+                   r->what.sim->name, 100 * r->share,
+                   100 * rate(r->ssd_dropped, r->ssd_written + r->ssd_dropped));
         }
     }
     for (unsigned i = 0; i < book->count && p->nodes > 1; i++) {

@@ -214,6 +214,7 @@ static bool take_field(cursor_t *c, ldr_line_t *line, unsigned *has)
     uint32_t *to = IS("input_length")    ? &line->input_tokens
                    : IS("output_length") ? &line->output_tokens
                    : IS("hint")          ? &line->hint
+                   : IS("block_tokens")  ? &line->block_tokens
                                          : NULL;
     if (to == NULL) {
         return skip_value(c);
@@ -235,6 +236,7 @@ const char *ldr_line_parse(ldr_line_t *line, const char *text, size_t bytes)
     line->count = 0;
     line->output_tokens = 0;
     line->hint = 0;
+    line->block_tokens = 0;
     if (!take(&c, '{')) {
         return "it is no JSON object";
     }

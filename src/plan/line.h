@@ -6,7 +6,8 @@
  *
  * in any order of the fields, with any others between them. A hash id stands
  * for a block of tokens together with all before it. "hint", a number of
- * LDR_HINT_* bits, may be there too.
+ * LDR_HINT_* bits, may be there too, and "block_tokens", how many tokens a
+ * block has.
  */
 #pragma once
 
@@ -21,6 +22,7 @@ typedef struct ldr_line {
     uint32_t input_tokens;
     uint32_t output_tokens; /* 0 where it is not said */
     uint32_t hint;          /* the same */
+    uint32_t block_tokens;  /* the same */
     uint32_t count;
     uint32_t room; /* of ids */
     uint64_t *ids; /* grows as needed; ldr_line_free() */

@@ -29,7 +29,8 @@ typedef struct ldr_model {
     double prefill_rate; /* tokens a second at the start of a prompt */
     double slow_tokens;
     ldr_speed_t dram, ssd;
-    uint32_t engines; /* 0: no request waits for another */
+    double ssd_write_bytes_per_s; /* 0: as fast as it must be */
+    uint32_t engines;             /* 0: no request waits for another */
 } ldr_model_t;
 
 /* The prefill rate of an engine with so many operations a second: two for each

@@ -17,7 +17,9 @@ typedef struct run {
     const ldr_model_t *model;
     ldr_sim_t *dram;
     ldr_ssd_sim_t *ssd; /* NULL: none */
-    uint64_t hits, ssd_hits;
+    /* The same without limits to what is written; NULL: there are none. */
+    ldr_ssd_sim_t *unlimited;
+    uint64_t hits, ssd_hits, unlimited_hits;
     ldr_plan_result_t *result;
     ldr_times_t with, without;
     ldr_queue_t queue_with, queue_without;
@@ -57,8 +59,9 @@ static uint32_t scaled(const ldr_tape_t *tape, uint64_t blocks)
     return n >= LDR_NIL - 1.0 ? LDR_NIL - 1 : n >= 1 ? (uint32_t)n : 1;
 }
 
-/* What a request finds, from its first block on. */
-static ldr_found_t look(run_t *r, const ldr_tape_request_t *request,
+/* What a request finds in DRAM and an SSD, from its first block on. */
+static ldr_found_t look(run_t *r, const ldr_ssd_sim_t *ssd,
+                        const ldr_tape_request_t *request,
                         const uint32_t *blocks)
 {
     const ldr_sim_ops_t *ops = r->dram->ops;
@@ -66,8 +69,8 @@ static ldr_found_t look(run_t *r, const ldr_tape_request_t *request,
     uint32_t at = ops->prefix(r->dram, blocks, 0, request->count);
 
     found.before_ssd = at;
-    while (r->ssd != NULL && at < request->count &&
-           ldr_ssd_sim_holds(r->ssd, blocks[at])) {
+    while (ssd != NULL && at < request->count &&
+           ldr_ssd_sim_holds(ssd, blocks[at])) {
         found.ssd_blocks++;
         at = ops->prefix(r->dram, blocks, at + 1, request->count);
     }
@@ -122,7 +125,11 @@ static larder_status_t play(run_t *r, const ldr_plan_watch_t *watch)
         return st;
     }
     while ((more = ldr_player_next(&player, &request, &blocks)) > 0) {
-        count(r, request, look(r, request, blocks));
+        count(r, request, look(r, r->ssd, request, blocks));
+        if (r->unlimited != NULL) {
+            r->unlimited_hits += look(r, r->unlimited, request, blocks).blocks;
+            ldr_ssd_sim_use(r->unlimited, request, blocks);
+        }
         if (!r->dram->ops->use(r->dram, request, blocks)) {
             more = -1;
             break;
@@ -148,6 +155,28 @@ static ldr_plan_times_t times_of(const ldr_times_t *t)
     };
 }
 
+static void finish_ssd(run_t *r)
+{
+    ldr_plan_result_t *sum = r->result;
+    const ldr_tape_t *tape = r->tape;
+    double bytes = r->model->bytes_per_token * r->model->block_tokens;
+    double days = (double)tape->duration_ms / 86400e3;
+
+    sum->ssd_written = (double)ldr_ssd_sim_written(r->ssd) / tape->sample;
+    sum->ssd_carried = (double)ldr_ssd_sim_carried(r->ssd) / tape->sample;
+    sum->ssd_bytes_a_day =
+        days > 0 ? (sum->ssd_written + sum->ssd_carried) * bytes / days : 0;
+    sum->ssd_refused_first =
+        (double)ldr_ssd_sim_refused_first(r->ssd) / tape->sample;
+    sum->ssd_refused_budget =
+        (double)ldr_ssd_sim_refused_budget(r->ssd) / tape->sample;
+    sum->ssd_dropped = (double)ldr_ssd_sim_dropped(r->ssd) / tape->sample;
+    if (r->unlimited != NULL) {
+        sum->ssd_lost_hits =
+            ((double)r->unlimited_hits - (double)r->hits) / tape->sample;
+    }
+}
+
 static void finish(run_t *r)
 {
     ldr_plan_result_t *sum = r->result;
@@ -162,14 +191,35 @@ static void finish(run_t *r)
     sum->with = times_of(&r->with);
     sum->without = times_of(&r->without);
     if (r->ssd != NULL) {
-        double bytes = r->model->bytes_per_token * r->model->block_tokens;
-        double days = (double)tape->duration_ms / 86400e3;
-
-        sum->ssd_written = (double)ldr_ssd_sim_written(r->ssd) / tape->sample;
-        sum->ssd_carried = (double)ldr_ssd_sim_carried(r->ssd) / tape->sample;
-        sum->ssd_bytes_a_day =
-            days > 0 ? (sum->ssd_written + sum->ssd_carried) * bytes / days : 0;
+        finish_ssd(r);
     }
+}
+
+/* The tier, and where it is limited another that is not. */
+static bool make_ssd(run_t *r, const ldr_plan_case_t *what)
+{
+    double bytes = r->model->bytes_per_token * r->model->block_tokens;
+    ldr_ssd_sim_params_t p = {
+        .capacity = scaled(r->tape, what->ssd_blocks),
+        .policy =
+            what->sim->policy != NULL ? what->sim->policy : &ldr_policy_lru,
+        .second = what->ssd_second,
+        .a_day = what->ssd_writes / bytes * r->tape->sample,
+        .a_second = r->model->ssd_write_bytes_per_s / bytes * r->tape->sample,
+        .queue = scaled(r->tape, what->blocks),
+    };
+
+    if (what->ssd_blocks == 0) {
+        return true;
+    }
+    r->ssd = ldr_ssd_sim_create(r->tape, &p);
+    if (r->ssd == NULL || (!p.second && p.a_day <= 0)) {
+        return r->ssd != NULL;
+    }
+    p.second = false;
+    p.a_day = 0;
+    r->unlimited = ldr_ssd_sim_create(r->tape, &p);
+    return r->unlimited != NULL;
 }
 
 larder_status_t ldr_plan_run(ldr_tape_t *tape, const ldr_model_t *model,
@@ -179,8 +229,6 @@ larder_status_t ldr_plan_run(ldr_tape_t *tape, const ldr_model_t *model,
 {
     uint64_t began = ldr_now_ns(&ldr_clock_real);
     double cpu = cpu_now();
-    const ldr_policy_ops_t *keep =
-        what->sim->policy != NULL ? what->sim->policy : &ldr_policy_lru;
     larder_status_t st = LARDER_E_NO_MEMORY;
     run_t *r = ldr_alloc(sizeof(*r));
 
@@ -194,13 +242,10 @@ larder_status_t ldr_plan_run(ldr_tape_t *tape, const ldr_model_t *model,
     ldr_sim_params_t params = {scaled(tape, what->blocks), what->nodes,
                                what->run_blocks};
     r->dram = what->sim->create(what->sim, tape, &params);
-    if (what->ssd_blocks > 0 && r->dram != NULL) {
-        r->ssd = ldr_ssd_sim_create(tape, scaled(tape, what->ssd_blocks), keep);
-    }
     if (!ldr_queue_open(&r->queue_with, model->engines) ||
         !ldr_queue_open(&r->queue_without, model->engines)) {
         ldr_fail(st, "no memory for %u engines", model->engines);
-    } else if (r->dram != NULL && (r->ssd != NULL || what->ssd_blocks == 0)) {
+    } else if (r->dram != NULL && make_ssd(r, what)) {
         st = play(r, watch);
     }
     if (st == LARDER_OK) {
@@ -211,6 +256,7 @@ larder_status_t ldr_plan_run(ldr_tape_t *tape, const ldr_model_t *model,
     ldr_queue_close(&r->queue_with);
     ldr_queue_close(&r->queue_without);
     ldr_ssd_sim_destroy(r->ssd);
+    ldr_ssd_sim_destroy(r->unlimited);
     if (r->dram != NULL) {
         what->sim->destroy(r->dram);
     }

@@ -18,6 +18,8 @@ typedef struct ldr_plan_case {
     const ldr_sim_ops_t *sim;
     uint64_t blocks;     /* of DRAM */
     uint64_t ssd_blocks; /* 0: no such tier */
+    bool ssd_second;     /* written down at the second use only */
+    double ssd_writes;   /* bytes a day that may be; 0: no limit */
     uint32_t nodes;      /* that share them; 0: one */
     uint32_t run_blocks; /* that stay together on a node */
 } ldr_plan_case_t;
@@ -34,6 +36,10 @@ typedef struct ldr_plan_result {
     ldr_plan_times_t with, without;
     double ssd_written, ssd_carried; /* blocks */
     double ssd_bytes_a_day;          /* both */
+    /* Blocks that were not written, by cause, and hits that this has cost. */
+    double ssd_refused_first, ssd_refused_budget;
+    double ssd_dropped; /* before the disk came to them */
+    double ssd_lost_hits;
     double busiest; /* node, by what it had to do, over the mean */
     double cpu_s;   /* of one core, for the simulation */
     double took_s;  /* real time of the simulation */

@@ -24,8 +24,9 @@ typedef struct ldr_sim ldr_sim_t;
 typedef struct ldr_sim_params {
     uint32_t capacity; /* blocks, of all nodes together */
     /* 0 and 1: one cache. More: that many, each with a policy of its own. The
-     * node of a block is said by the hash of the block with which its run
-     * begins: runs of run_blocks along the chain, which stay together. */
+     * node of a block is that of its run, by cluster/placement.h and the hash
+     * of the block with which the run begins: runs of run_blocks along the
+     * chain, which stay together. */
     uint32_t nodes;
     uint32_t run_blocks;
 } ldr_sim_params_t;
@@ -55,7 +56,7 @@ struct ldr_sim {
 
 /* lru      the store's own leaf-first LRU          40 bytes a block
  * default  what the store runs                     as that needs
- * learned  the store's policy that learns          70 to 450
+ * learned  the store's policy that learns          70 to 300
  * fifo     first in, first out                      4
  * s3fifo   three queues, of which one is history   31
  * optimal  Belady's, which knows the future: 1/8 of a byte a reference, and 4

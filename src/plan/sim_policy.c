@@ -4,12 +4,13 @@
  */
 #include "base/log.h"
 #include "base/mem.h"
+#include "cluster/placement.h"
 #include "plan/ids.h"
 #include "plan/sim.h"
 #include "store/index.h"
 
-/* What a node runs: the one place that says what `default` means. */
-#define DEFAULT_POLICY ldr_policy_lru
+/* What a node runs unless it is told otherwise (option policy). */
+#define DEFAULT_POLICY ldr_policy_default
 
 typedef struct policy_node {
     ldr_policy_t *policy;
@@ -27,6 +28,7 @@ typedef struct policy_sim {
     uint32_t distinct;
     uint32_t block_tokens;
     policy_node_t *node;
+    ldr_placement_t *placement; /* NULL: there is but one node */
     uint32_t *slot_of;  /* slot + 1 of a block, on its node; 0: not here */
     uint32_t *block_of; /* [node * capacity + slot] */
     uint32_t *user_of;  /* the request that last used it, likewise */
@@ -69,6 +71,7 @@ static void policy_destroy(ldr_sim_t *sim)
     if (s->user_of != NULL) {
         ldr_unreserve(s->user_of, all_bytes(s));
     }
+    ldr_placement_destroy(s->placement);
     ldr_free(s->node);
     ldr_free(s->slots);
     ldr_free(s->prints);
@@ -84,6 +87,24 @@ static bool make_policies(policy_sim_t *s)
         }
     }
     return true;
+}
+
+/* Nodes of the same weight. */
+static bool make_placement(policy_sim_t *s)
+{
+    if (s->nodes == 1) {
+        return true;
+    }
+    ldr_member_t *members = ldr_alloc(s->nodes * sizeof(*members));
+    if (members == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < s->nodes; i++) {
+        members[i] = (ldr_member_t){.id = i, .weight = 1};
+    }
+    s->placement = ldr_placement_create(members, s->nodes, 1);
+    ldr_free(members);
+    return s->placement != NULL;
 }
 
 static ldr_sim_t *policy_create(const ldr_sim_ops_t *ops, ldr_tape_t *tape,
@@ -113,7 +134,7 @@ static ldr_sim_t *policy_create(const ldr_sim_ops_t *ops, ldr_tape_t *tape,
     s->prints = ldr_alloc(((size_t)tape->longest + 1) * 8);
     if (s->node == NULL || s->slot_of == NULL || s->block_of == NULL ||
         s->user_of == NULL || s->slots == NULL || s->prints == NULL ||
-        !make_policies(s)) {
+        !make_policies(s) || !make_placement(s)) {
         ldr_fail(LARDER_E_NO_MEMORY,
                  "no memory to simulate %s with %u blocks on %u nodes",
                  ops->name, params->capacity, s->nodes);
@@ -135,13 +156,13 @@ static uint32_t policy_prefix(ldr_sim_t *sim, const uint32_t *blocks,
     return n;
 }
 
-/* Of all nodes as likely; a node that joins or leaves is not simulated, so
- * that it need not be rendezvous hashing. */
+/* The node of the run that begins with this block. */
 static uint32_t node_of(const policy_sim_t *s, uint32_t block)
 {
-    uint64_t hash = ldr_ids_hash(block) >> 32;
+    uint32_t owner = 0;
 
-    return (uint32_t)(hash * s->nodes >> 32);
+    ldr_placement_owners(s->placement, ldr_ids_hash(block), &owner);
+    return owner;
 }
 
 /* A part of a request that one node has: the whole, if there is but one. */
@@ -242,7 +263,7 @@ static bool policy_use(ldr_sim_t *sim, const ldr_tape_request_t *request,
     for (uint32_t from = 0; from < request->count && more;
          from += s->run_blocks) {
         uint32_t left = request->count - from;
-        uint32_t node = s->nodes > 1 ? node_of(s, blocks[from]) : 0;
+        uint32_t node = s->placement != NULL ? node_of(s, blocks[from]) : 0;
         size_t first = (size_t)node * s->capacity;
         part_t p = {
             .request = request,
@@ -282,7 +303,7 @@ const ldr_sim_ops_t ldr_sim_lru = {
 
 const ldr_sim_ops_t ldr_sim_learned = {
     .name = "learned",
-    .text = "learns what comes back (docs/policy.md); no node runs it yet",
+    .text = "learns what comes back (docs/policy.md)",
     .policy = &ldr_policy_default,
     .create = policy_create,
     .destroy = policy_destroy,

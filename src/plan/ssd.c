@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "store/admit.h"
 #include "store/index.h"
 
 /* Enough that one of them is a small part of the tier. */
@@ -24,7 +25,12 @@ struct ldr_ssd_sim {
     uint32_t distinct;
     uint32_t filling; /* the segment, and how much of it */
     uint32_t filled;
-    uint64_t written, carried;
+    uint64_t written, carried, refused_first, refused_budget, dropped;
+    ldr_admit_t admit;
+    ldr_budget_t budget; /* in blocks */
+    /* The queue of write-behind: what it holds is how many more can wait, and
+     * what flows in is what the disk has written. */
+    ldr_budget_t queue;
     uint32_t *place_of; /* place + 1 of a block; 0: not here */
     place_t *places;
     place_t *hand; /* what is carried */
@@ -46,30 +52,36 @@ void ldr_ssd_sim_destroy(ldr_ssd_sim_t *s)
     if (s->places != NULL) {
         ldr_unreserve(s->places, places_bytes(s));
     }
+    ldr_admit_close(&s->admit);
     ldr_free(s->hand);
     ldr_free(s);
 }
 
-ldr_ssd_sim_t *ldr_ssd_sim_create(const ldr_tape_t *tape, uint32_t capacity,
-                                  const ldr_policy_ops_t *policy)
+ldr_ssd_sim_t *ldr_ssd_sim_create(const ldr_tape_t *tape,
+                                  const ldr_ssd_sim_params_t *params)
 {
     ldr_ssd_sim_t *s = ldr_alloc(sizeof(*s));
+    /* As a node does with shards of 256 KiB. */
+    uint64_t remembered = params->second ? 2 * (uint64_t)params->capacity : 0;
+    bool ok = s != NULL && ldr_admit_open(&s->admit, remembered);
 
     if (s != NULL) {
-        s->policy = policy;
-        s->segments = capacity < SEGMENTS ? 2 : SEGMENTS;
-        s->segment_blocks = capacity / s->segments;
+        ldr_budget_open(&s->budget, params->a_day, 0);
+        ldr_budget_open(&s->queue, params->a_second * 86400, 0);
+        s->queue.most = s->queue.level = params->queue;
+        s->policy = params->policy;
+        s->segments = params->capacity < SEGMENTS ? 2 : SEGMENTS;
+        s->segment_blocks = params->capacity / s->segments;
         s->segment_blocks += s->segment_blocks == 0;
         s->distinct = tape->distinct;
         s->place_of = ldr_reserve(((size_t)s->distinct + 1) * 4);
         s->places = ldr_reserve(places_bytes(s));
         s->hand = ldr_alloc((s->segment_blocks / 4 + 1) * sizeof(*s->hand));
     }
-    if (s == NULL || s->place_of == NULL || s->places == NULL ||
-        s->hand == NULL) {
+    if (!ok || s->place_of == NULL || s->places == NULL || s->hand == NULL) {
         ldr_ssd_sim_destroy(s);
         ldr_fail(LARDER_E_NO_MEMORY,
-                 "no memory to simulate an SSD of %u blocks", capacity);
+                 "no memory to simulate an SSD of %u blocks", params->capacity);
         return NULL;
     }
     return s;
@@ -157,6 +169,27 @@ static void next_segment(ldr_ssd_sim_t *s, uint32_t now_s)
         append(s, &s->hand[i]);
     }
     s->carried += count;
+    ldr_budget_spend(&s->budget, count);
+    ldr_budget_spend(&s->queue, count);
+}
+
+/* Whether a block that is used may be written, and counts why not. */
+static bool may_write(ldr_ssd_sim_t *s, const ldr_tape_request_t *request,
+                      uint32_t block)
+{
+    if (!ldr_admit_use(&s->admit, block)) {
+        s->refused_first++;
+        return false;
+    }
+    if (!ldr_budget_allows(&s->budget, request->at_ms * 1000000u)) {
+        s->refused_budget++;
+        return false;
+    }
+    if (!ldr_budget_allows(&s->queue, request->at_ms * 1000000u)) {
+        s->dropped++;
+        return false;
+    }
+    return true;
 }
 
 void ldr_ssd_sim_use(ldr_ssd_sim_t *s, const ldr_tape_request_t *request,
@@ -171,6 +204,9 @@ void ldr_ssd_sim_use(ldr_ssd_sim_t *s, const ldr_tape_request_t *request,
             s->places[at - 1].used_s = now_s;
             continue;
         }
+        if (!may_write(s, request, blocks[i])) {
+            continue;
+        }
         if (s->filled == s->segment_blocks) {
             next_segment(s, now_s);
         }
@@ -182,6 +218,8 @@ void ldr_ssd_sim_use(ldr_ssd_sim_t *s, const ldr_tape_request_t *request,
             .used_s = now_s,
         };
         append(s, &p);
+        ldr_budget_spend(&s->budget, 1);
+        ldr_budget_spend(&s->queue, 1);
         s->written++;
     }
 }
@@ -194,4 +232,19 @@ uint64_t ldr_ssd_sim_written(const ldr_ssd_sim_t *s)
 uint64_t ldr_ssd_sim_carried(const ldr_ssd_sim_t *s)
 {
     return s->carried;
+}
+
+uint64_t ldr_ssd_sim_refused_first(const ldr_ssd_sim_t *s)
+{
+    return s->refused_first;
+}
+
+uint64_t ldr_ssd_sim_refused_budget(const ldr_ssd_sim_t *s)
+{
+    return s->refused_budget;
+}
+
+uint64_t ldr_ssd_sim_dropped(const ldr_ssd_sim_t *s)
+{
+    return s->dropped;
 }

@@ -111,6 +111,7 @@ typedef struct reader {
     size_t room, from, to; /* of text; from..to is not used yet */
     bool ended;
     bool skipping; /* inside a line that is too long */
+    bool asked;    /* how many tokens a block has; else the lines say it */
     ldr_tape_request_t *requests;
     uint32_t *blocks;
     uint32_t request_count, block_count; /* in hand */
@@ -192,6 +193,9 @@ static bool keep_request(reader_t *r)
     tape->all += line->count;
     tape->input_tokens += line->input_tokens;
     tape->longest = count > tape->longest ? count : tape->longest;
+    if (!r->asked && line->block_tokens > tape->block_tokens) {
+        tape->block_tokens = line->block_tokens;
+    }
     if (r->watch->progress != NULL && tape->requests % PROGRESS_EVERY == 0) {
         r->watch->progress(r->watch->arg, ldr_input_at(r->input),
                            ldr_input_size(r->input));
@@ -323,7 +327,9 @@ larder_status_t ldr_tape_read(const ldr_tape_params_t *params, ldr_tape_t *tape)
 {
     uint64_t began = ldr_now_ns(&ldr_clock_real);
     const char *folder = params->folder;
-    reader_t r = {.tape = tape, .watch = &params->watch};
+    reader_t r = {.tape = tape,
+                  .watch = &params->watch,
+                  .asked = params->block_tokens > 0};
 
     *tape = (ldr_tape_t){
         .request_fd = -1,

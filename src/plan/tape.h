@@ -26,15 +26,17 @@ typedef struct ldr_tape {
     uint64_t references; /* blocks of all requests that are on the tape */
     uint64_t all;        /* and in the trace: more if it was sampled */
     uint64_t input_tokens;
-    uint64_t duration_ms;  /* from the first request to the last */
-    uint64_t lines;        /* of the text, with the bad ones */
-    uint64_t bad;          /* of them */
-    uint64_t back;         /* requests whose time was before that of another */
-    uint32_t distinct;     /* blocks that differ */
-    uint32_t longest;      /* blocks of the longest request */
-    double took_s;         /* real time of reading it */
-    double sample;         /* share of the blocks that is on the tape */
-    uint32_t block_tokens; /* for policies that ask; 0: not known */
+    uint64_t duration_ms; /* from the first request to the last */
+    uint64_t lines;       /* of the text, with the bad ones */
+    uint64_t bad;         /* of them */
+    uint64_t back;        /* requests whose time was before that of another */
+    uint32_t distinct;    /* blocks that differ */
+    uint32_t longest;     /* blocks of the longest request */
+    double took_s;        /* real time of reading it */
+    double sample;        /* share of the blocks that is on the tape */
+    /* For policies that ask; 0: not known. What was asked for, or else the
+     * most that a line says. */
+    uint32_t block_tokens;
 } ldr_tape_t;
 
 /* Whom reading a trace tells what it finds. Both may be NULL. */
@@ -51,7 +53,7 @@ typedef struct ldr_tape_params {
     /* 0...1: only blocks whose id has a hash below this share of all hashes. A
      * cache of that share of the capacity then hits as the whole would. */
     double sample;
-    uint32_t block_tokens;
+    uint32_t block_tokens; /* 0: as the lines say */
     ldr_tape_watch_t watch;
 } ldr_tape_params_t;
 

@@ -13,6 +13,8 @@ import subprocess
 
 import pytest
 
+import capi
+
 OK, NO, USAGE, FAILED = 0, 1, 2, 3
 ROOT = pathlib.Path(__file__).parents[2]
 TRACE = "conversation_trace.jsonl"
@@ -173,6 +175,150 @@ def test_ssd(larder, trace):
     assert slow["time_saved"] <= whole["time_saved"]
     assert slow["first_token_ms"]["mean"] <= \
         alone["first_token_ms"]["mean"] + 1e-6
+
+
+def second_use(requests, ever):
+    """Hits, blocks written and refused, of a DRAM that holds next to nothing
+    and an SSD that holds all. ever: what is written at its first use, too."""
+    seen, disk, hits, refused = set(), set(), 0, 0
+    for _, ids in requests:
+        for block in ids:
+            if block not in disk:
+                break
+            hits += 1
+        for block in ids:
+            if block not in disk:
+                if ever or block in seen:
+                    disk.add(block)
+                else:
+                    refused += 1
+            seen.add(block)
+    return hits, len(disk), refused
+
+
+def test_ssd_second_use(larder, trace, chats):
+    args = ("plan", trace, "--policy", "fifo", "--capacity", "1", "--ssd",
+            "10000%", "--ssd-admit", "second")
+    row, = larder.json(*args)
+    hits, written, refused = second_use(chats, False)
+    # The one block in DRAM is nobody's beginning but rarely.
+    assert 0 <= row["hits"] - hits < 10
+    assert row["ssd_refused_first"] == refused
+    assert row["ssd_refused_budget"] == 0
+    day = written * 512 * 131072 / (599 * 0.5) * 86400
+    assert abs(row["ssd_bytes_a_day"] / day - 1) < 1e-3
+    lost = second_use(chats, True)[0] - hits
+    assert abs(row["ssd_lost_hit_rate"] - lost / row["references"]) < 0.005
+    out = larder(*args).out
+    assert "used once" in out and "hits lost" in out
+    plain = larder(*args[:-2]).out
+    assert "used once" not in plain
+    assert "need --ssd" in larder("plan", trace, "--ssd-admit", "second",
+                                  code=USAGE).err
+
+
+def test_ssd_budget(larder, trace, tmp_path):
+    args = ("plan", trace, "--policy", "lru", "--capacity", "5%", "--ssd",
+            "200%")
+    free, = larder.json(*args)
+    assert "ssd_refused_budget" not in free
+    last = free["hit_rate"] + 1e-9
+    for share in (0.8, 0.3, 0.1):
+        budget = int(free["ssd_bytes_a_day"] * share)
+        row, = larder.json(*args, "--ssd-writes", budget)
+        # At least a block for each request that came when some was left.
+        assert 0.9 < row["ssd_bytes_a_day"] / budget < 1.01
+        assert row["ssd_refused_budget"] > 0
+        assert row["hit_rate"] < last
+        assert abs(row["hit_rate"] + row["ssd_lost_hit_rate"]
+                   - free["hit_rate"]) < 2e-4
+        last = row["hit_rate"]
+    rich, = larder.json(*args, "--ssd-writes", "1000T")
+    assert rich["ssd_lost_hit_rate"] == 0 or rich["ssd_refused_budget"] == 0
+    page = tmp_path / "page.html"
+    larder(*args, "--ssd-writes", "1T", "--html", page)
+    assert "hits lost" in page.read_text()
+
+
+def test_ssd_is_behind(larder, trace):
+    """What comes faster than the disk writes waits while it is in DRAM."""
+    args = ("plan", trace, "--policy", "lru", "--ssd", "200%")
+    pace = larder.json(*args, "--capacity", "5%")[0]["ssd_bytes_a_day"] / 86400
+    slow, = larder.json(*args, "--capacity", "5%", "--ssd-write-speed",
+                        int(pace / 4))
+    assert slow["ssd_dropped"] > 0
+    room, = larder.json(*args, "--capacity", "90%", "--ssd-write-speed",
+                        int(pace / 4))
+    assert room["ssd_dropped"] < slow["ssd_dropped"]
+    quick, = larder.json(*args, "--capacity", "5%", "--ssd-write-speed",
+                         int(pace * 1000))
+    assert quick["ssd_dropped"] == 0
+    assert "had left DRAM" in larder(*args, "--capacity", "5%",
+                                     "--ssd-write-speed", int(pace / 4)).out
+
+
+def test_measured(larder, trace, tmp_path):
+    """The disks' speeds from what the doctor said, which the command line
+    overrules."""
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    said = subprocess.run([larder.binary, "doctor",
+                           f"embed:{folder}?ssd=256M", "--json"],
+                          stdout=subprocess.PIPE, text=True, timeout=120,
+                          check=False).stdout  # it may warn of other things
+    disk, = [line for line in said.splitlines() if '"check":"disk"' in line]
+    found = re.search(r"writes ([\d.]+) GB/s, reads ([\d.]+) GB/s", disk)
+    assert found, disk
+    file = tmp_path / "doctor.json"
+    file.write_text(said)
+    args = ("plan", trace, "--policy", "lru", "--capacity", "5%", "--ssd",
+            "100%")
+    wanted, = larder.json(*args, "--ssd-speed", found[2] + "G",
+                          "--ssd-write-speed", found[1] + "G")
+    got, = larder.json(*args, "--measured", file)
+    assert got["first_token_ms"] == wanted["first_token_ms"]
+    assert got["ssd_dropped"] == wanted["ssd_dropped"]
+    # Two disks give twice as much.
+    file.write_text(said + said)
+    twice, = larder.json(*args, "--measured", file)
+    wanted, = larder.json(*args, "--ssd-speed", str(2 * float(found[2])) + "G")
+    assert twice["first_token_ms"] == wanted["first_token_ms"]
+    over, = larder.json(*args, "--measured", file, "--ssd-speed", "1K")
+    assert over["first_token_ms"]["mean"] > twice["first_token_ms"]["mean"]
+    file.write_text("{}\n")
+    assert "no disk in it" in larder(*args, "--measured", file, code=FAILED).err
+    larder(*args, "--measured", tmp_path / "none", code=FAILED)
+
+
+def test_daemon_writes_second_uses(serve):
+    daemon = serve(dirs=1, ssd_admit="second")
+    with capi.Node(daemon.url()) as node, \
+            capi.Node(daemon.url("tcp")) as other:
+        for name in "abc":
+            assert node.put(name, name.encode() * 9000) == capi.OK
+        assert daemon.value("larder_writes_refused_total",
+                            reason="used_once") == 3
+        assert node.get("a")[2] == b"a" * 9000
+        assert other.put("b", b"b" * 9000) == capi.PRESENT
+        assert node.flush() == capi.OK
+    daemon.stop()
+    daemon.start()
+    with capi.Node(daemon.url()) as node:
+        assert [node.exists(name) for name in "abc"] == [
+            capi.OK, capi.OK, capi.MISS]
+
+
+def test_daemon_has_a_budget(serve):
+    daemon = serve(dirs=1, ssd_writes="1K")
+    with capi.Node(daemon.url()) as node:
+        for i in range(20):
+            assert node.put(f"k{i}", b"v" * 50000) == capi.OK
+        assert node.flush() == capi.OK
+        # A first record may be written, and is paid for.
+        assert daemon.value("larder_writes_refused_total",
+                            reason="budget") >= 19
+        assert daemon.value("larder_disk_written_bytes_total") < 70000
+        assert node.get("k3")[2] == b"v" * 50000  # from DRAM
 
 
 def test_engines(larder, trace):

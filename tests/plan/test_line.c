@@ -24,6 +24,7 @@ static void test_good(void **state)
     assert_int_equal(line.ids[1], 47);
     assert_true(line.ids[2] == UINT64_MAX);
     assert_int_equal(line.hint, 0);
+    assert_int_equal(line.block_tokens, 0);
     ldr_line_free(&line);
 }
 
@@ -54,7 +55,9 @@ static void test_tolerant(void **state)
         assert_int_equal(line.ids[1], 8);
     }
     assert_null(parse(&line, "{\"timestamp\":1,\"input_length\":0,"
-                             "\"hash_ids\":[],\"hint\":4}"));
+                             "\"hash_ids\":[],\"hint\":4,"
+                             "\"block_tokens\":256}"));
+    assert_int_equal(line.block_tokens, 256);
     assert_int_equal(line.count, 0);
     assert_int_equal(line.hint, 4);
     ldr_line_free(&line);

@@ -330,7 +330,8 @@ static void test_ssd(void **state)
 {
     ldr_tape_t tape = {.distinct = 1000};
     /* 64 segments of 8 blocks, of which 2 may be carried. */
-    ldr_ssd_sim_t *ssd = ldr_ssd_sim_create(&tape, 512, &ldr_policy_lru);
+    ldr_ssd_sim_params_t p = {.capacity = 512, .policy = &ldr_policy_lru};
+    ldr_ssd_sim_t *ssd = ldr_ssd_sim_create(&tape, &p);
 
     (void)state;
     assert_non_null(ssd);
@@ -358,18 +359,37 @@ static void test_ssd(void **state)
     ldr_ssd_sim_destroy(ssd);
 }
 
+/* The disk writes two blocks a second, and four can wait. */
+static void test_ssd_behind(void **state)
+{
+    ldr_tape_t tape = {.distinct = 1000};
+    ldr_ssd_sim_params_t p = {
+        .capacity = 512, .policy = &ldr_policy_lru, .a_second = 2, .queue = 4};
+    ldr_ssd_sim_t *ssd = ldr_ssd_sim_create(&tape, &p);
+
+    (void)state;
+    assert_non_null(ssd);
+    ssd_use(ssd, 0, 0, 10);
+    assert_int_equal(ldr_ssd_sim_written(ssd), 4);
+    assert_int_equal(ldr_ssd_sim_dropped(ssd), 6);
+    ssd_use(ssd, 1, 10, 10); /* two are done */
+    assert_int_equal(ldr_ssd_sim_written(ssd), 6);
+    ssd_use(ssd, 100, 20, 3);
+    assert_int_equal(ldr_ssd_sim_written(ssd), 9);
+    assert_int_equal(ldr_ssd_sim_dropped(ssd), 14);
+    assert_true(ldr_ssd_sim_holds(ssd, 11));
+    assert_false(ldr_ssd_sim_holds(ssd, 12));
+    ldr_ssd_sim_destroy(ssd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_against_slow),
-        cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_curve),
-        cmocka_unit_test(test_odd),
-        cmocka_unit_test(test_curve_renumbers),
-        cmocka_unit_test(test_ssd),
-        cmocka_unit_test(test_nodes),
-        cmocka_unit_test(test_nodes_evict),
+        cmocka_unit_test(test_by_hand), cmocka_unit_test(test_against_slow),
+        cmocka_unit_test(test_bounds),  cmocka_unit_test(test_curve),
+        cmocka_unit_test(test_odd),     cmocka_unit_test(test_curve_renumbers),
+        cmocka_unit_test(test_ssd),     cmocka_unit_test(test_ssd_behind),
+        cmocka_unit_test(test_nodes),   cmocka_unit_test(test_nodes_evict),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
