@@ -22,11 +22,14 @@ E_INVALID, E_UNSUPPORTED = -1, -12
 KEY_BYTES = 32
 VALUE_MAX = 60 << 20
 SHARDS_MAX = 64
-TIERS = ("dram", "ssd")
+TIERS = ("dram", "ssd", "shared")
 CAUSES = ("none", "absent", "evicted", "corrupt", "stale", "deadline",
           "tier_off", "full", "io", "offline", "paused")
 RULE_ALL, RULE_TRAILING, RULE_LAST = 0, 1, 2
 NULL_BLOCK = 0  # vLLM's: a block id that stands for none
+# Of a request: a class is 1 to 3.
+HINT_CLASS, HINT_CLOSED, HINT_TEMPLATE, HINT_OVER = 3, 4, 8, 16
+PUT_ANNOUNCED = 2  # flag of a Move: somebody has announced its request
 
 LOG_FN = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
@@ -62,9 +65,14 @@ class ChainParams(Structure):
 
 
 class Match(Structure):
-    _fields_ = [("chunks", c_uint32), ("tier_chunks", c_uint32 * 2),
-                ("tier_bytes", c_uint64 * 2), ("load_us", c_uint64),
+    _fields_ = [("chunks", c_uint32), ("tier_chunks", c_uint32 * 3),
+                ("tier_bytes", c_uint64 * 3), ("load_us", c_uint64),
                 ("cause", c_int)]
+
+    @property
+    def below(self) -> int:
+        """Bytes that are not in DRAM yet."""
+        return self.tier_bytes[1] + self.tier_bytes[2]
 
 
 class Region(Structure):
@@ -120,6 +128,11 @@ class Move(Structure):
                 ("cause", c_int)]
 
 
+class AnnounceParams(Structure):
+    _fields_ = [("field_mask", c_uint64), ("id", c_uint64),
+                ("tokens", c_uint32), ("hint", c_uint32)]
+
+
 class DiskStats(Structure):
     _fields_ = ([("path", ctypes.c_char * 256), ("on", c_uint32),
                  ("reason", ctypes.c_char * 128)] +
@@ -127,6 +140,16 @@ class DiskStats(Structure):
                     "bytes_max", "bytes_used", "segments", "segments_lost",
                     "written_bytes", "carried_bytes", "read_bytes",
                     "write_errors", "read_errors")])
+
+
+class SharedStats(Structure):
+    _fields_ = ([("url", ctypes.c_char * 256), ("on", c_uint32),
+                 ("writable", c_uint32), ("reason", ctypes.c_char * 160)] +
+                [(name, c_uint64) for name in (
+                    "objects", "shards", "bytes", "dead_bytes", "map_bytes",
+                    "waiting_shards", "read_bytes", "written_bytes",
+                    "read_errors", "write_errors", "gone", "corrupt",
+                    "cleaner", "cleaned_objects", "cleaned_bytes")])
 
 
 class Stats(Structure):
@@ -145,7 +168,10 @@ class Stats(Structure):
         [(name, c_uint64) for name in (
             "client_calls", "client_offline", "client_breaker",
             "client_connects", "client_late_replies",
-            "client_crc_failures", "dram_max_bytes", "ssd_max_bytes")])
+            "client_crc_failures", "dram_max_bytes", "ssd_max_bytes",
+            "loads_shared", "offers_written", "offers_present",
+            "offers_evicted", "offers_failed", "shared")] +
+        [("shared_tier", SharedStats)])
 
 
 _SIGNATURES = {
@@ -156,10 +182,13 @@ _SIGNATURES = {
     "larder_space_reset": [c_void_p, c_uint32],
     "larder_chain": [c_void_p, c_void_p, c_size_t, POINTER(ChainParams),
                      c_void_p, c_size_t, POINTER(c_size_t)],
+    "larder_shared_create": [c_char_p, c_char_p, c_uint32],
     "larder_layout_create": [POINTER(LayoutParams), POINTER(c_void_p)],
     "larder_layout_destroy": [POINTER(c_void_p)],
     "larder_layout_bytes": [c_void_p, c_uint16],
     "larder_match": [c_void_p, c_void_p, c_size_t, c_uint16, POINTER(Match)],
+    "larder_announce": [c_void_p, c_void_p, c_size_t, POINTER(AnnounceParams),
+                        c_uint32],
     "larder_prefix_match": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
                             POINTER(Match)],
     "larder_prefix_stage": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
@@ -408,8 +437,10 @@ class Space:
         count = len(tokens) // self.chunk_tokens
         if count == 0:
             return
-        out = (c_uint8 * (count * KEY_BYTES))()
-        params = ChainParams()
+        out = array("B", bytes(count * KEY_BYTES))
+        params = None
+        if keys.count > 0 or extra is not None:
+            params = ChainParams()
         if keys.count > 0:
             params.field_mask |= 1
             params.parent = keys.data(keys.count - 1, keys.count)
@@ -418,9 +449,9 @@ class Space:
             params.extra = (Extra * count)(*((e, len(e)) for e in extra))
         done = c_size_t()
         check(library().larder_chain(
-            self._handle, tokens.buffer_info()[0], len(tokens),
-            byref(params), out, count, byref(done)))
-        keys.extend(bytes(out))
+            self._handle, tokens.buffer_info()[0], len(tokens), params,
+            out.buffer_info()[0], count, byref(done)))
+        keys.extend(out.tobytes())
 
     def match(self, layout: Layout, keys: bytes, chunks: int,
               timeout_ms: int) -> Match:
@@ -430,6 +461,15 @@ class Space:
             self._handle, layout._handle, keys, chunks, timeout_ms,
             byref(out)))
         return out
+
+    def announce(self, keys: bytes, chunks: int, tokens: int = 0,
+                 hint: int = 0, request: int = 0,
+                 timeout_ms: int = 0) -> None:
+        """A request is about to use these chunks, all of its prompt. hint: of
+        HINT_*; request: the same number for the same request."""
+        params = AnnounceParams(7, request, tokens, hint)
+        check(library().larder_announce(self._handle, keys, chunks, params,
+                                        timeout_ms))
 
     def match_group(self, keys: bytes, chunks: int, group: int) -> Match:
         """Of the first chunks of keys, whatever a layout needs."""

@@ -16,6 +16,7 @@
 #include "larder/larder.h"
 
 struct ldr_op;
+struct ldr_announce;
 
 typedef struct ldr_backend {
     /* Ends it; what the handle still holds has been given up before. */
@@ -28,6 +29,10 @@ typedef struct ldr_backend {
     larder_status_t (*match)(larder_space_t *space, const larder_key_t *keys,
                              size_t count, uint16_t group, uint64_t deadline_ns,
                              larder_match_t *out);
+
+    /* Tells the node of a request, if it can be told. */
+    void (*announce)(larder_space_t *space, const struct ldr_announce *a,
+                     uint64_t deadline_ns);
 
     /* Carries a request out. True: all items are done. False: some wait, and
      * ldr_op_ready() will be called; step it again then. */

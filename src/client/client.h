@@ -30,6 +30,7 @@ typedef struct ldr_space_ref {
     uint32_t slot; /* its place in a session's table */
     uint32_t shards;
     uint8_t id[LDR_WIRE_ID_BYTES], check[LDR_WIRE_ID_BYTES];
+    uint8_t key[LDR_WIRE_KEY_BYTES]; /* the tenant's, for the shared tier */
 } ldr_space_ref_t;
 
 /* A request: a batch of items. A blocking call has it on its stack, a ticket
@@ -60,7 +61,7 @@ typedef struct ldr_op {
     uint64_t ready_mask; /* of those, settled; under lar->lock */
     size_t load_item[LDR_WINDOW];
     ldr_load_t loads[LDR_WINDOW];
-    uint64_t ssd_bytes, begin_ns; /* for measuring the tier */
+    uint64_t tier_bytes[LARDER_TIER_COUNT], begin_ns; /* for measuring */
 
     pthread_cond_t *wake; /* of a blocking call; NULL: a ticket */
 
@@ -88,6 +89,7 @@ struct larder_space {
     uint32_t number; /* an embedded node's */
     uint32_t shards;
     uint32_t chunk_tokens;
+    bool announces; /* atomic: its caller does it, other calls need not */
     uint8_t root[32];
     ldr_space_ref_t ref;
     larder_space_t *prev, *next;
@@ -204,6 +206,18 @@ static inline ldr_stop_t ldr_op_stop(const ldr_op_t *op)
     return (ldr_stop_t){&op->canceled, op->deadline_ns};
 }
 
+/* ---- requests (announce.c) ---- */
+
+/* Tells the node of a chain by itself, unless its caller does; saves: for a
+ * save. What comes of it does not matter. */
+void ldr_announce(larder_space_t *space, const larder_key_t *keys, size_t count,
+                  bool saves, uint32_t hint, uint64_t deadline_ns);
+
 /* ---- leases (lease.c) ---- */
+
+/* larder_stage(), of which the node is told by somebody else. */
+larder_status_t ldr_stage(larder_space_t *space, const larder_key_t *keys,
+                          size_t count, uint16_t group, uint64_t deadline_ns,
+                          larder_lease_t **lease_p, larder_match_t *match_p);
 
 void ldr_leases_close(larder_t *lar);

@@ -278,6 +278,8 @@ static bool space_names(const larder_space_params_t *p, larder_space_t *space)
     ldr_piece_t id[] = {{"larder id 1", 11}, {space->root, 32}};
     ldr_piece_t check[] = {{"larder check 1", 14},
                            {p->tenant, strlen(p->tenant)}};
+    ldr_piece_t key[] = {{"larder shared 1", 15},
+                         {p->tenant, strlen(p->tenant)}};
 
     /* The name's length keeps name and descriptor apart. */
     ldr_put32(fixed, (uint32_t)strlen(p->tenant));
@@ -292,7 +294,7 @@ static bool space_names(const larder_space_params_t *p, larder_space_t *space)
         return false;
     }
     memcpy(space->ref.check, digest, sizeof(space->ref.check));
-    return true;
+    return ldr_hmac_sha256(p->secret, p->secret_bytes, key, 2, space->ref.key);
 }
 
 /* The first place in the sessions' tables that no space of the handle has.
@@ -477,7 +479,7 @@ larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
     if (st != LARDER_OK) {
         return st;
     }
-    if (tier != LARDER_TIER_DRAM && tier != LARDER_TIER_SSD) {
+    if ((unsigned)tier >= LARDER_TIER_COUNT) {
         return ldr_fail(LARDER_E_INVALID, "tier %d", (int)tier);
     }
     return lar->backend->flush(lar, tier, ldr_deadline(lar, timeout_ms));

@@ -106,7 +106,6 @@ larder_status_t larder_stage(larder_space_t *space, const larder_key_t *keys,
                              larder_lease_t **lease_p, larder_match_t *match_p)
 {
     larder_status_t st = ldr_space_check(space);
-    larder_match_t match;
 
     if (st != LARDER_OK) {
         return st;
@@ -115,8 +114,19 @@ larder_status_t larder_stage(larder_space_t *space, const larder_key_t *keys,
         group >= LARDER_GROUPS_MAX || count > UINT32_MAX / LARDER_SHARDS_MAX) {
         return ldr_fail(LARDER_E_INVALID, "keys, group, lease_p or match_p");
     }
+    uint64_t deadline_ns = ldr_deadline(space->lar, timeout_ms);
+    ldr_announce(space, keys, count, false, 0, deadline_ns);
+    return ldr_stage(space, keys, count, group, deadline_ns, lease_p, match_p);
+}
+
+larder_status_t ldr_stage(larder_space_t *space, const larder_key_t *keys,
+                          size_t count, uint16_t group, uint64_t deadline_ns,
+                          larder_lease_t **lease_p, larder_match_t *match_p)
+{
     larder_t *lar = space->lar;
-    uint64_t deadline_ns = ldr_deadline(lar, timeout_ms);
+    larder_status_t st;
+    larder_match_t match;
+
     /* A lease is no larger than what could be held. */
     st = lar->backend->match(space, keys, count, group, deadline_ns, &match);
     if (st != LARDER_OK) {

@@ -46,8 +46,8 @@ static void load_finish(ldr_op_t *op, unsigned slot)
         item->length = load->length;
         ldr_load_copy(node, load, &stop);
     }
-    if (load->status == LARDER_OK && load->from_ssd) {
-        op->ssd_bytes += load->length;
+    if (load->status == LARDER_OK) {
+        op->tier_bytes[load->tier] += load->length;
     }
     ldr_load_end(node, load, false);
     item->status = load->status;
@@ -224,14 +224,10 @@ static void run_remove(ldr_op_t *op)
 
 static void measure(ldr_op_t *op)
 {
-    if (op->ssd_bytes > 0) {
-        ldr_node_t *node = op->lar->node;
-        uint64_t ns = ldr_now_ns(node->clock) - op->begin_ns;
+    ldr_node_t *node = op->lar->node;
 
-        ldr_node_lock(node);
-        ldr_node_measured(node, LARDER_TIER_SSD, op->ssd_bytes, ns);
-        ldr_node_unlock(node);
-    }
+    ldr_node_measured_loads(node, op->tier_bytes,
+                            ldr_now_ns(node->clock) - op->begin_ns);
 }
 
 /* ---- the backend ---- */
@@ -293,6 +289,8 @@ static larder_status_t local_space_open(larder_t *lar, larder_space_t *space,
 
     memcpy(info.space_id, space->ref.id, LDR_ID_BYTES);
     memcpy(info.tenant_check, space->ref.check, LDR_ID_BYTES);
+    info.has_key = true;
+    memcpy(info.key, space->ref.key, sizeof(info.key));
     return ldr_node_space(lar->node, &info, &space->number);
 }
 
@@ -311,6 +309,13 @@ static larder_status_t local_match(larder_space_t *space,
     ldr_node_match(space->lar->node, space->number, space->shards, group, keys,
                    count, out);
     return LARDER_OK;
+}
+
+static void local_announce(larder_space_t *space, const ldr_announce_t *a,
+                           uint64_t deadline_ns)
+{
+    (void)deadline_ns;
+    ldr_node_announce(space->lar->node, space->number, a);
 }
 
 static larder_status_t local_flush(larder_t *lar, larder_tier_t tier,
@@ -343,6 +348,7 @@ const ldr_backend_t ldr_backend_local = {
     .space_open = local_space_open,
     .reset = local_reset,
     .match = local_match,
+    .announce = local_announce,
     .step = local_step,
     .wait = local_wait,
     .stage = ldr_local_stage,

@@ -101,7 +101,7 @@ static void stage_run(stage_t *s)
     uint32_t shards = s->space->shards;
     uint32_t at = 0;
     uint64_t bytes[LARDER_TIER_COUNT] = {0};
-    bool ssd = false;
+    larder_tier_t slowest = LARDER_TIER_DRAM;
 
     for (;; at++) {
         stage_ahead(s, at);
@@ -109,17 +109,16 @@ static void stage_run(stage_t *s)
             break;
         }
         const ldr_load_t *load = &s->loads[at % LDR_WINDOW];
-        ssd |= load->from_ssd;
-        bytes[load->from_ssd ? LARDER_TIER_SSD : LARDER_TIER_DRAM] +=
-            load->length;
+        slowest = load->tier > slowest ? load->tier : slowest;
+        bytes[load->tier] += load->length;
         if ((at + 1) % shards == 0) { /* a whole chunk */
             for (int i = 0; i < LARDER_TIER_COUNT; i++) {
                 s->match.tier_bytes[i] += bytes[i];
                 bytes[i] = 0;
             }
-            s->match.tier_chunks[ssd ? LARDER_TIER_SSD : LARDER_TIER_DRAM]++;
+            s->match.tier_chunks[slowest]++;
             s->lease->chunks++;
-            ssd = false;
+            slowest = LARDER_TIER_DRAM;
         }
     }
     stage_trim(s, at, at < s->begun ? at + 1 : at);

@@ -196,7 +196,7 @@ static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
     op->canceled = false;
     op->next = 0;
     op->used_mask = op->ready_mask = 0;
-    op->ssd_bytes = 0;
+    memset(op->tier_bytes, 0, sizeof(op->tier_bytes));
     op->begin_ns = ldr_now_ns(op->lar->clock);
     op->wake = NULL;
     op->again = false;

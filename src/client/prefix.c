@@ -241,9 +241,8 @@ static larder_status_t stage(larder_space_t *space,
         uint32_t count = needs.end - needs.first;
         larder_match_t one = {0};
 
-        st = larder_stage(space, keys + needs.first, count, (uint16_t)g,
-                          ldr_prefix_left_ms(space->lar, deadline_ns),
-                          &leases[g], &one);
+        st = ldr_stage(space, keys + needs.first, count, (uint16_t)g,
+                       deadline_ns, &leases[g], &one);
         if (st == LARDER_MISS || (st == LARDER_OK && one.chunks < count)) {
             *chunks_p = needs.first + one.chunks;
             sum->cause = one.cause;
@@ -314,8 +313,10 @@ larder_status_t larder_prefix_stage(larder_space_t *space,
         return ldr_fail(LARDER_E_INVALID, "leases is NULL");
     }
     memset(leases, 0, layout->group_count * sizeof(*leases));
-    st = stage_longest(space, layout, keys, (uint32_t)count,
-                       ldr_deadline(space->lar, timeout_ms), leases, &sum);
+    uint64_t deadline_ns = ldr_deadline(space->lar, timeout_ms);
+    ldr_announce(space, keys, count, false, 0, deadline_ns);
+    st = stage_longest(space, layout, keys, (uint32_t)count, deadline_ns,
+                       leases, &sum);
     if (st >= 0) {
         *out = sum;
     }
@@ -332,6 +333,8 @@ void ldr_move_note(larder_move_t *m, larder_status_t st, larder_cause_t cause,
         m->bytes += bytes;
     } else if (st == LARDER_PRESENT) {
         m->present++;
+    } else if (st == LARDER_DECLINED) {
+        m->skipped++;
     } else if (m->failed++ == 0) {
         m->item = st;
         m->cause = cause;
@@ -398,7 +401,7 @@ larder_item_t ldr_move_item(const larder_move_t *m, uint32_t group,
         .depth = chunk,
         .group = (uint16_t)group,
         .shard = m->shard,
-        .flags = m->flags,
+        .flags = m->flags & LARDER_PUT_PIN,
         .ttl_ms = m->ttl_ms,
     };
 }
@@ -589,6 +592,17 @@ void ldr_batch_end(ldr_batch_t *b)
     ldr_free(b->scratch);
 }
 
+void ldr_move_announce(larder_space_t *space, const larder_move_t *m,
+                       uint64_t deadline_ns)
+{
+    uint32_t chunks = m->end / space->chunk_tokens;
+
+    if (m->first_key == 0 && chunks > 0 &&
+        (m->flags & LARDER_PUT_ANNOUNCED) == 0) {
+        ldr_announce(space, m->keys, chunks, true, m->flags >> 8, deadline_ns);
+    }
+}
+
 static larder_status_t move_run(larder_space_t *space,
                                 const larder_layout_t *layout, larder_move_t *m,
                                 larder_op_t op,
@@ -606,6 +620,9 @@ static larder_status_t move_run(larder_space_t *space,
                      .move = m,
                      .op = op,
                      .deadline_ns = ldr_deadline(space->lar, m->timeout_ms)};
+    if (op == LARDER_OP_PUT) {
+        ldr_move_announce(space, m, b.deadline_ns);
+    }
     st = ldr_batch_begin(&b);
     if (st == LARDER_OK) {
         st = gather(&b);

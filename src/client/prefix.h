@@ -17,6 +17,10 @@ larder_status_t ldr_prefix_check(const larder_space_t *space,
 /* Whether the move is one; op: PUT to save, GET to load. */
 larder_status_t ldr_move_check(const larder_layout_t *layout, larder_op_t op,
                                const larder_move_t *m);
+/* Tells the node of a save's chain, if all of it is there from its first chunk
+ * on and nobody else does. */
+void ldr_move_announce(larder_space_t *space, const larder_move_t *m,
+                       uint64_t deadline_ns);
 /* Sets its results to nothing. */
 void ldr_move_clear(larder_move_t *m);
 /* Adds what became of one shard. */

@@ -23,8 +23,6 @@
 #define BATCH 512u
 /* Bytes copied between looks at the clock. */
 #define RUN_MAX ((size_t)1 << 20)
-#define ASK 2048u /* bytes */
-#define LINE 64u
 #define SEGMENT_MIN 4096u /* what a reserved shard consists of */
 
 typedef struct part {
@@ -204,6 +202,8 @@ larder_status_t larder_prefix_reserve(larder_space_t *space,
     }
     st = list(r, move);
     if (st == LARDER_OK) {
+        ldr_move_announce(space, move,
+                          ldr_deadline(space->lar, move->timeout_ms));
         st = reserve_all(r, move);
     }
     if (st != LARDER_OK) {
@@ -224,18 +224,8 @@ larder_status_t larder_prefix_reserve(larder_space_t *space,
 
 /* ---- filling ---- */
 
-/* Asks for the begin of what is copied next. Pages of a shard lie anywhere, and
- * the copy itself looks ahead only where its source goes on. */
-static void ask(const struct iovec *next)
-{
-    const uint8_t *at = next->iov_base;
-
-    for (size_t i = 0; i < ASK && i < next->iov_len; i += LINE) {
-        __builtin_prefetch(at + i);
-    }
-}
-
-/* Copies the shard that lies in r->from to its place in r->to. */
+/* Copies the shard that lies in r->from to its place in r->to. The caller
+ * fences, whatever came of it: the room may be another's next. */
 static larder_status_t copy(const larder_rooms_t *r, uint32_t from_count,
                             uint32_t to_count, uint64_t deadline_ns,
                             uint32_t *crc_p)
@@ -259,11 +249,13 @@ static larder_status_t copy(const larder_rooms_t *r, uint32_t from_count,
                 }
                 looked = 0;
             }
+            bool last = used + take == from->iov_len && from + 1 < end;
             if (used == 0 && from + 1 < end) {
-                ask(from + 1);
+                ldr_copy_soon(from[1].iov_base, from[1].iov_len);
             }
-            crc = ldr_copy_crc32c(crc, to + at,
-                                  (const uint8_t *)from->iov_base + used, take);
+            crc = ldr_copy_piece(crc, to + at,
+                                 (const uint8_t *)from->iov_base + used, take,
+                                 last ? from[1].iov_base : NULL);
             at += take;
             used += take;
             looked += take;
@@ -300,8 +292,11 @@ static larder_status_t fill_one(larder_rooms_t *r, const larder_move_t *m,
     if (st == LARDER_E_STALE) {
         st = LARDER_E_OFFLINE; /* the daemon that had the room is gone */
     }
-    return st == LARDER_OK ? copy(r, segments.count, count, deadline_ns, crc_p)
-                           : st;
+    if (st == LARDER_OK) {
+        st = copy(r, segments.count, count, deadline_ns, crc_p);
+        ldr_copy_fence();
+    }
+    return st;
 }
 
 static bool within(const larder_rooms_t *r, const larder_move_t *m,

@@ -214,6 +214,35 @@ static larder_status_t remote_match(larder_space_t *space,
     return st;
 }
 
+static void remote_announce(larder_space_t *space, const ldr_announce_t *a,
+                            uint64_t deadline_ns)
+{
+    ldr_visit_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st =
+        ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop);
+
+    if (st != LARDER_OK) {
+        return;
+    }
+    if ((v.link->features & LDR_FEATURE_ANNOUNCE) != 0) {
+        ldr_announce_msg_t m = {
+            .space = v.space,
+            .count = (uint32_t)ldr_min64(a->count, LDR_ANNOUNCE_KEYS),
+            .chunk_tokens = a->chunk_tokens,
+            .tokens = a->tokens,
+            .hint = a->hint,
+            .saves = a->saves,
+            .id = a->id,
+            .keys = a->keys->hash,
+        };
+
+        st = ldr_visit_call(&v, LDR_OP_ANNOUNCE,
+                            ldr_put_announce(ldr_body(v.call.buffer), &m));
+    }
+    ldr_visit_end(&v, st);
+}
+
 static larder_status_t remote_stats(larder_t *lar, uint64_t deadline_ns,
                                     larder_stats_t *out)
 {
@@ -401,6 +430,7 @@ const ldr_backend_t ldr_backend_remote = {
     .space_open = remote_space_open,
     .reset = remote_reset,
     .match = remote_match,
+    .announce = remote_announce,
     .step = remote_step,
     .wait = remote_wait,
     .stage = remote_stage,

@@ -240,20 +240,25 @@ void ldr_shm_ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w)
 
 /* Where a copy stands in a caller's list of buffers. */
 typedef struct cursor {
-    const struct iovec *iov;
+    const struct iovec *iov, *end;
     size_t at; /* in the first of them */
 } cursor_t;
 
-/* Copies bytes out into the caller's next buffers. */
+/* Copies bytes out into the caller's next buffers; behind them the source goes
+ * on at next. */
 static uint32_t copy_out(cursor_t *to, const uint8_t *from, size_t bytes,
-                         bool check, uint32_t crc)
+                         const uint8_t *next, bool check, uint32_t crc)
 {
     while (bytes > 0) {
         size_t take = ldr_min64(bytes, to->iov->iov_len - to->at);
         uint8_t *at = (uint8_t *)to->iov->iov_base + to->at;
 
+        if (to->at == 0 && to->iov + 1 < to->end) {
+            ldr_copy_soon(to->iov[1].iov_base, to->iov[1].iov_len);
+        }
         if (check) {
-            crc = ldr_copy_crc32c(crc, at, from, take);
+            crc = ldr_copy_piece(crc, at, from, take,
+                                 take == bytes ? next : NULL);
         } else {
             ldr_copy(at, from, take);
         }
@@ -268,17 +273,21 @@ static uint32_t copy_out(cursor_t *to, const uint8_t *from, size_t bytes,
     return crc;
 }
 
-/* Copies a leased shard out. OK: *crc_p is that of its bytes, if checked. */
+/* Copies a leased shard out. OK: *crc_p is that of its bytes, if checked. The
+ * caller fences, whatever came of it. */
 static larder_status_t copy_shard(const ldr_shm_batch_t *b,
                                   const larder_item_t *item,
                                   const ldr_piece_map_t *pieces, uint32_t count,
                                   bool check, uint32_t *crc_p)
 {
-    cursor_t to = {item->iov, 0};
+    cursor_t to = {item->iov, item->iov + item->iov_count, 0};
     uint32_t crc = 0;
 
     for (uint32_t i = 0; i < count; i++) {
         const uint8_t *from = pieces[i].map->read + pieces[i].offset;
+        const uint8_t *next =
+            i + 1 < count ? pieces[i + 1].map->read + pieces[i + 1].offset
+                          : NULL;
 
         for (size_t at = 0; at < pieces[i].bytes;) {
             size_t take = ldr_min64(pieces[i].bytes - at, RUN_MAX);
@@ -287,7 +296,9 @@ static larder_status_t copy_shard(const ldr_shm_batch_t *b,
             if (st != LARDER_OK) {
                 return st;
             }
-            crc = copy_out(&to, from + at, take, check, crc);
+            crc = copy_out(&to, from + at, take,
+                           at + take == pieces[i].bytes ? next : NULL, check,
+                           crc);
             at += take;
         }
     }
@@ -317,6 +328,7 @@ static ldr_end_how_t load_one(ldr_shm_batch_t *b, larder_item_t *item,
             pieces[0].map->write[pieces[0].offset + pieces[0].bytes / 2] ^= 4;
         }
         st = copy_shard(b, item, pieces, row->seg_count, check, &crc);
+        ldr_copy_fence();
         ldr_unmap_segs(b->session, pieces, row->seg_count);
     }
     if (st != LARDER_OK) {

@@ -37,12 +37,13 @@ void ldr_shm_ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w)
     w->call.bytes = (uint32_t)bytes;
 }
 
-/* Fills a reserved shard from the item's buffers. */
+/* Fills a reserved shard from the item's buffers. The caller fences, whatever
+ * came of it: the room may be another's next. */
 static larder_status_t fill(const ldr_shm_batch_t *b, const larder_item_t *item,
                             const ldr_piece_map_t *pieces, uint32_t count,
                             uint32_t *crc_p)
 {
-    const struct iovec *iov = item->iov;
+    const struct iovec *iov = item->iov, *end = iov + item->iov_count;
     size_t used = 0; /* of the first of them */
     uint32_t crc = 0;
 
@@ -65,8 +66,13 @@ static larder_status_t fill(const ldr_shm_batch_t *b, const larder_item_t *item,
                 }
                 looked = at;
             }
-            crc = ldr_copy_crc32c(crc, to + at,
-                                  (const uint8_t *)iov->iov_base + used, take);
+            bool last = used + take == iov->iov_len && iov + 1 < end;
+            if (used == 0 && iov + 1 < end) {
+                ldr_copy_soon(iov[1].iov_base, iov[1].iov_len);
+            }
+            crc = ldr_copy_piece(crc, to + at,
+                                 (const uint8_t *)iov->iov_base + used, take,
+                                 last ? iov[1].iov_base : NULL);
             at += take;
             used += take;
             if (used == iov->iov_len) {
@@ -107,6 +113,7 @@ static ldr_end_row_t save_one(ldr_shm_batch_t *b, larder_item_t *item,
         st = ldr_map_segs(b->session, row, segs, &b->visit.stop, pieces);
         if (st == LARDER_OK) {
             st = fill(b, item, pieces, row->seg_count, &end.crc);
+            ldr_copy_fence();
             ldr_unmap_segs(b->session, pieces, row->seg_count);
         }
     }

@@ -115,6 +115,10 @@ static larder_status_t space_number(ldr_visit_t *v,
     }
     memcpy(m.id, space->id, sizeof(m.id));
     memcpy(m.check, space->check, sizeof(m.check));
+    m.has_key = (v->link->features & LDR_FEATURE_SHARED) != 0;
+    if (m.has_key) {
+        memcpy(m.key, space->key, sizeof(m.key));
+    }
     larder_status_t st = ldr_visit_call(
         v, LDR_OP_SPACE, ldr_put_space(ldr_body(v->call.buffer), &m));
     if (st != LARDER_OK) {
@@ -274,8 +278,9 @@ ldr_save_row_t ldr_row_save(const larder_item_t *item, size_t length)
 larder_status_t ldr_staged(larder_status_t st, larder_cause_t cause,
                            uint32_t chunks, uint64_t bytes, larder_match_t *m)
 {
-    uint32_t ssd = m->tier_chunks[LARDER_TIER_SSD];
     uint32_t all = m->chunks;
+    uint32_t below = 0; /* chunks and bytes of the tiers below DRAM */
+    uint64_t below_bytes = 0;
 
     if (st == LARDER_E_DEADLINE || st == LARDER_E_OFFLINE) {
         cause = st == LARDER_E_DEADLINE ? LARDER_CAUSE_DEADLINE
@@ -292,14 +297,20 @@ larder_status_t ldr_staged(larder_status_t st, larder_cause_t cause,
     /* The match knows how all of it lay before; of a part, about. */
     if (chunks < all) {
         m->load_us = m->load_us * chunks / all;
-        ssd = (uint32_t)((uint64_t)ssd * chunks / all);
         m->cause = cause;
     }
     m->chunks = chunks;
-    m->tier_chunks[LARDER_TIER_SSD] = ssd;
-    m->tier_chunks[LARDER_TIER_DRAM] = chunks - ssd;
-    m->tier_bytes[LARDER_TIER_SSD] = bytes * ssd / chunks;
-    m->tier_bytes[LARDER_TIER_DRAM] = bytes - m->tier_bytes[LARDER_TIER_SSD];
+    for (int i = LARDER_TIER_SSD; i < LARDER_TIER_COUNT; i++) {
+        if (chunks < all) {
+            m->tier_chunks[i] =
+                (uint32_t)((uint64_t)m->tier_chunks[i] * chunks / all);
+        }
+        m->tier_bytes[i] = bytes * m->tier_chunks[i] / chunks;
+        below += m->tier_chunks[i];
+        below_bytes += m->tier_bytes[i];
+    }
+    m->tier_chunks[LARDER_TIER_DRAM] = chunks - below;
+    m->tier_bytes[LARDER_TIER_DRAM] = bytes - below_bytes;
     return st;
 }
 

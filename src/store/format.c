@@ -338,14 +338,11 @@ void ldr_row_compose(const ldr_record_t *record, uint8_t *row)
     ldr_put16(row + ROW_KIND, (uint16_t)record->kind);
 }
 
-/* The place of the record: after the header, before the footer. The length is
- * checked first, so that the blocks cannot overflow. */
+/* The place of the record: after the header, before the footer. The length was
+ * checked, so that the blocks cannot overflow. */
 static bool row_place_ok(const ldr_record_t *r,
                          const ldr_segment_header_t *header)
 {
-    if (r->length > LARDER_VALUE_MAX) {
-        return false;
-    }
     return r->block >= 1 && (uint64_t)r->block + ldr_record_blocks(r->length) <
                                 segment_blocks(header);
 }
@@ -356,14 +353,14 @@ static bool row_fields_ok(const ldr_record_t *r)
                        ? r->length > 0
                        : r->kind == LDR_RECORD_TOMBSTONE && r->length == 0;
 
-    return kind_ok && r->codec == LDR_CODEC_RAW &&
+    return kind_ok && r->length <= LARDER_VALUE_MAX &&
+           r->codec == LDR_CODEC_RAW &&
            (r->flags & ~(uint32_t)LDR_RECORD_PINNED) == 0 &&
            r->shards <= LARDER_SHARDS_MAX && r->shard < r->shards &&
            r->group < LARDER_GROUPS_MAX && r->depth <= LDR_DEPTH_MAX;
 }
 
-bool ldr_row_parse(const uint8_t *row, const ldr_segment_header_t *header,
-                   ldr_record_t *record)
+bool ldr_row_fields(const uint8_t *row, ldr_record_t *record)
 {
     ldr_record_t r = {.kind = (ldr_record_kind_t)ldr_get16(row + ROW_KIND)};
 
@@ -381,8 +378,20 @@ bool ldr_row_parse(const uint8_t *row, const ldr_segment_header_t *header,
     r.shard = ldr_get16(row + ROW_SHARD);
     r.shards = ldr_get16(row + ROW_SHARDS);
     r.codec = ldr_get16(row + ROW_CODEC);
-    if (!row_place_ok(&r, header) || !row_fields_ok(&r) ||
+    if (!row_fields_ok(&r) ||
         !all_zero(row + ROW_ZERO, LDR_ROW_BYTES - ROW_ZERO)) {
+        return false;
+    }
+    *record = r;
+    return true;
+}
+
+bool ldr_row_parse(const uint8_t *row, const ldr_segment_header_t *header,
+                   ldr_record_t *record)
+{
+    ldr_record_t r;
+
+    if (!ldr_row_fields(row, &r) || !row_place_ok(&r, header)) {
         return false;
     }
     *record = r;

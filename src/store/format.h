@@ -144,7 +144,9 @@ bool ldr_record_parse(const uint8_t *block, const ldr_segment_header_t *header,
 uint32_t ldr_table_blocks(uint32_t rows);
 
 void ldr_row_compose(const ldr_record_t *record, uint8_t *row);
-/* Checks every field that could lead out of the segment. */
+/* Checks every field on its own, but not the place, which may lead anywhere. */
+bool ldr_row_fields(const uint8_t *row, ldr_record_t *record);
+/* Checks every field that could lead out of the segment, too. */
 bool ldr_row_parse(const uint8_t *row, const ldr_segment_header_t *header,
                    ldr_record_t *record);
 

@@ -23,14 +23,19 @@
  *           without a use). The same request told again (ranks, groups of
  *           layers, a scheduler that asks at every step) changes nothing: it
  *           is known by its id, or without one by its chain within a second.
- *           LRU: touch of what is resident
+ *           One that a save tells of (saves) counts only if nobody else has
+ *           told of it within a minute. LRU: touch of what is resident
  *   admit   whether a chunk that is not resident should become so although
  *           something must go for it. False: victim() is worth more, or is of
  *           the same request; then those below it in the chain should not come
- *           either. True: the next victim() is not of that request, unless
- *           there is no other. LRU: true
+ *           either, and they are not admitted. A chunk of which another group
+ *           of layers is resident always is. True: the next victim() is not of
+ *           that request, unless there is no other. LRU: true
  *   place   add, by somebody who knows the chunk's print. LRU: add
  *   close   the session whose last request this was is over. LRU: nothing
+ *   used    somebody reads this slot. Of a chain that was told of lately that
+ *           is no news; else it makes it and all before it younger. Call it
+ *           for every read. LRU: nothing, hold and release have done it
  *
  * A print is 64 bits that tell a chunk with all that is before it from others;
  * it need not be secret or collision-free: two that are equal cost order, never
@@ -40,17 +45,18 @@
  * outside them), and add and release, which may cost O(ancestors) for the first
  * slot of a chain and O(1) for the next in its order, up or down.
  *
- * Default (docs/policy.md): request compares prints, and costs O(log n) for
- * each of the few runs a chain consists of; every 50 requests, later every 400,
- * it works its tables out anew, a pass over a bounded number of cells and runs.
- * admit and victim look at one run for each class that has any, of some 700;
- * place may walk over the chunks of its run that are deeper; the rest is
- * O(log n). Each slot in use takes 20 bytes, each run 104, and its prints 32
- * for every 7; ghosts are about one run and four chunks for each slot in use,
- * at most. The tables take 0.2 MB, and as much for each kind of application.
- * All is reserved at create and becomes memory as it is used. Whatever goes
- * wrong in it costs hits: victim gives a slot as long as there is one that is
- * not held, and no other.
+ * Default (docs/policy.md): request compares prints, and costs O(1) for each of
+ * the few runs a chain consists of: a run that is not the youngest of its class
+ * is put in its place by looking at no more than some hundred others. Every 50
+ * requests, later every 1600, it works its tables out anew, a pass over a
+ * bounded number of cells and runs. admit and victim look at one run for each
+ * class that has any, of some 700; place may walk over the chunks of its run
+ * that are deeper. Each slot in use takes 16 bytes, each run 104, and if it is
+ * longer than two its prints 32 for every 7; ghosts are about one run and four
+ * chunks for each slot in use, at most. The tables take 0.2 MB, and as much for
+ * each kind of application. All is reserved at create and becomes memory as it
+ * is used. Whatever goes wrong in it costs hits: victim gives a slot as long as
+ * there is one that is not held, and no other.
  *
  * Hold and release do not nest. Nothing allocates after create. Not
  * thread-safe.
@@ -88,6 +94,7 @@ typedef struct ldr_policy_request {
     uint32_t chunk_tokens; /* 0: not known. A last chunk that is not full will
                             * not be in the chain of the next turn */
     uint32_t hint;
+    bool saves; /* told by a save, for want of anybody else */
 } ldr_policy_request_t;
 
 typedef struct ldr_policy_ops {
@@ -109,6 +116,7 @@ typedef struct ldr_policy_ops {
     void (*place)(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
                   uint32_t depth, uint64_t print);
     void (*close)(ldr_policy_t *policy, const ldr_policy_request_t *request);
+    void (*used)(ldr_policy_t *policy, uint32_t slot);
 } ldr_policy_ops_t;
 
 struct ldr_policy {
@@ -123,7 +131,8 @@ extern const ldr_policy_ops_t ldr_policy_lru;
 bool ldr_policy_lru_check(const ldr_policy_t *policy);
 
 /* Learns which runs of chunks come back, and when, and evicts what is least
- * likely to for the room it takes; LRU while that would do better. */
+ * likely to for the room it takes; LRU while that would do better. What a node
+ * runs unless it is told otherwise, and `larder plan` calls the default. */
 extern const ldr_policy_ops_t ldr_policy_default;
 
 bool ldr_policy_default_check(const ldr_policy_t *policy);
@@ -133,6 +142,7 @@ typedef struct ldr_policy_stats {
     uint64_t ghosts, ghost_chunks;
     uint64_t bytes;       /* in use, that grow with what is resident */
     uint64_t fixed_bytes; /* and that do not */
+    uint64_t told;        /* requests */
     /* What both shadow caches have had, of the same size as the real one, since
      * that was full: requests seen, and chunks hit. */
     uint64_t requests, hits_learned, hits_lru;

@@ -7,17 +7,23 @@
 static bool check_place(const ldr_runs_t *t, uint32_t run)
 {
     const ldr_run_t *r = &t->runs[run];
-    uint32_t first = r->parent == LDR_NIL ? t->roots : t->runs[r->parent].child;
 
     if (r->parent != LDR_NIL) {
         const ldr_run_t *p = &t->runs[r->parent];
 
         if ((p->flags & LDR_RUN_USED) == 0 ||
-            r->depth != p->depth + p->length) {
+            r->depth != p->depth + p->length ||
+            (r->prev == LDR_NIL && p->child != run)) {
             return false;
         }
+    } else if (r->prev != LDR_NIL || r->next != LDR_NIL) {
+        return false;
     }
     uint32_t last = r->first, prints = 0;
+    if (r->prints == LDR_NIL) {
+        prints = r->length <= LDR_PRINTS_OWN ? r->length : UINT32_MAX;
+        last = r->length == LDR_PRINTS_OWN ? r->last : r->first;
+    }
     for (uint32_t n = r->prints; n != LDR_NIL; n = t->nodes[n].next) {
         for (uint32_t i = prints == 0 ? r->skip : 0;
              i < LDR_PRINTS && prints < r->length; i++) {
@@ -30,7 +36,7 @@ static bool check_place(const ldr_runs_t *t, uint32_t run)
     if (prints != r->length || last != r->last) {
         return false;
     }
-    if (r->prev == LDR_NIL ? first != run : t->runs[r->prev].next != run) {
+    if (r->prev != LDR_NIL && t->runs[r->prev].next != run) {
         return false;
     }
     if (r->next != LDR_NIL && t->runs[r->next].prev != run) {
@@ -108,45 +114,28 @@ static bool check_slots(const ldr_runs_t *t, uint32_t run)
            (down == LDR_NIL || !t->slots[down].twin);
 }
 
-/*
- * Invariant 5: walks a queue in order, without a stack: from its first, to the
- * next above that. Gives how many there are; UINT32_MAX: it is broken.
- */
+/* Invariant 5. Gives how many there are; UINT32_MAX: it is broken. */
 static uint32_t check_queue(const ldr_runs_t *t, uint32_t view, uint32_t c)
 {
     const ldr_run_queues_t *q = &t->queues[view];
-    uint32_t count = 0;
-    uint32_t last = LDR_NIL;
+    uint32_t count = 0, older = LDR_NIL;
 
-    for (;;) {
-        uint32_t at = q->root[c], next = LDR_NIL;
-        uint32_t above = UINT32_MAX;
+    if ((q->filled[c / 64] >> c % 64 & 1) == 0) {
+        return 0;
+    }
+    for (uint32_t at = q->first[c]; at != LDR_NIL;
+         at = t->runs[at].views[view].right) {
+        const ldr_run_t *r = &t->runs[at];
 
-        while (at != LDR_NIL) {
-            const ldr_run_t *r = &t->runs[at];
-
-            if ((r->flags & LDR_RUN_QUEUED << view) == 0 ||
-                (view != LDR_VIEW_LRU && r->class != c) ||
-                ldr_runs_priority(at) > above) {
-                return UINT32_MAX;
-            }
-            above = ldr_runs_priority(at);
-            if (last == LDR_NIL || ldr_runs_before(t, last, at)) {
-                next = at;
-                at = r->views[view].left;
-            } else {
-                at = r->views[view].right;
-            }
-        }
-        if (next == LDR_NIL) {
-            return count;
-        }
-        if (last == LDR_NIL && q->first[c] != next) {
+        if ((r->flags & LDR_RUN_QUEUED << view) == 0 ||
+            (view != LDR_VIEW_LRU && r->class != c) ||
+            r->views[view].left != older || count++ == t->run_count ||
+            (older != LDR_NIL && !t->loose && !ldr_runs_before(t, older, at))) {
             return UINT32_MAX;
         }
-        last = next;
-        count++;
+        older = at;
     }
+    return older == q->last[c] ? count : UINT32_MAX;
 }
 
 static bool check_sums(const ldr_runs_t *t, const uint64_t *resident,

@@ -13,20 +13,79 @@ static bool is_present(const ldr_default_t *d, uint32_t slot)
     return slot < d->t.slot_max && d->t.slots[slot].present;
 }
 
+/* The run of the told request in which the chunk has its place, or LDR_NIL. */
+static uint32_t find_told(const ldr_default_t *d, const ldr_told_t *told,
+                          uint32_t depth, uint32_t print)
+{
+    const ldr_runs_t *t = &d->t;
+    uint32_t run = told->tail;
+
+    /* One that was forgotten since may be another's: its prints say so. */
+    while (run != LDR_NIL && (t->runs[run].flags & LDR_RUN_USED) != 0 &&
+           run != LDR_RUN_STRAY && t->runs[run].depth > depth) {
+        run = t->runs[run].parent;
+    }
+    if (run == LDR_NIL || (t->runs[run].flags & LDR_RUN_USED) == 0 ||
+        run == LDR_RUN_STRAY ||
+        depth - t->runs[run].depth >= t->runs[run].length) {
+        return LDR_NIL;
+    }
+    return ldr_prints_at(t, run, depth - t->runs[run].depth) == print ? run
+                                                                      : LDR_NIL;
+}
+
+/* The same without a parent: chunks of groups that need only the end of a
+ * chain, or that several save at once. Of late requests only. */
+static uint32_t locate_told(const ldr_default_t *d, uint32_t depth,
+                            uint32_t print)
+{
+    uint32_t count =
+        d->told_next < LDR_TOLD ? (uint32_t)d->told_next : LDR_TOLD;
+
+    for (uint32_t i = 1; i <= count; i++) {
+        uint32_t run =
+            find_told(d, &d->told[(d->told_next - i) % LDR_TOLD], depth, print);
+
+        if (run != LDR_NIL) {
+            return run;
+        }
+    }
+    return LDR_NIL;
+}
+
 /* The run in which a chunk below that parent has its place, or LDR_NIL. */
 static uint32_t locate(const ldr_default_t *d, uint32_t parent, uint32_t depth,
                        uint32_t print)
 {
-    if (!is_present(d, parent)) {
-        return depth == 0 ? ldr_runs_find(&d->t, LDR_NIL, 0, print) : LDR_NIL;
-    }
-    uint32_t run = d->t.slots[parent].run;
-    const ldr_run_t *r = &d->t.runs[run];
+    uint32_t run = LDR_NIL;
 
-    if (depth > r->depth && depth - r->depth < r->length) {
-        return run;
+    if (!is_present(d, parent)) {
+        run = depth == 0 ? ldr_runs_find(&d->t, LDR_NIL, 0, print) : LDR_NIL;
+    } else {
+        run = d->t.slots[parent].run;
+        const ldr_run_t *r = &d->t.runs[run];
+
+        if (depth <= r->depth || depth - r->depth >= r->length) {
+            run = ldr_runs_find(&d->t, run, depth, print);
+        }
     }
-    return ldr_runs_find(&d->t, run, depth, print);
+    return run != LDR_NIL || depth == 0 ? run : locate_told(d, depth, print);
+}
+
+/* The request that used a run last, if it is a late one. */
+static ldr_told_t *told_of(ldr_default_t *d, uint32_t run)
+{
+    uint32_t count =
+        d->told_next < LDR_TOLD ? (uint32_t)d->told_next : LDR_TOLD;
+
+    for (uint32_t i = 1; i <= count; i++) {
+        ldr_told_t *told = &d->told[(d->told_next - i) % LDR_TOLD];
+
+        if (told->stamp == d->t.runs[run].stamp) {
+            return told;
+        }
+    }
+    return NULL;
 }
 
 /* Younger, with all above it, but nothing is learned from it. */
@@ -64,7 +123,10 @@ static uint32_t make_place(ldr_default_t *d, uint32_t parent, uint32_t depth,
             class = r->class;
         }
     }
-    uint32_t run = ldr_runs_new(&d->t, above, depth, &print, 1);
+    if (above == LDR_NIL && depth == 0) {
+        class = ldr_learn_body(0, 0, 0, 0);
+    }
+    uint32_t run = ldr_runs_new(&d->t, above, depth, &print, 1, class);
     if (run == LDR_NIL) {
         return LDR_NIL;
     }
@@ -72,11 +134,8 @@ static uint32_t make_place(ldr_default_t *d, uint32_t parent, uint32_t depth,
         d->t.runs[run].turn = d->t.runs[above].turn;
         d->t.runs[run].tokens = d->t.runs[above].tokens;
         d->t.runs[above].fan += d->t.runs[above].fan < 255;
-    } else if (depth == 0) {
-        class = ldr_learn_body(0, 0, 0, 0);
     }
     d->t.runs[run].uses = 1;
-    ldr_runs_restamp(&d->t, run, class, d->t.stamp);
     return run;
 }
 
@@ -98,6 +157,7 @@ static void default_place(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
         return;
     }
     default_remove(policy, slot);
+    depth %= LDR_RUN_DEPTHS;
     uint32_t run = locate(d, parent, depth, ldr_runs_fold(print));
     if (run == LDR_NIL) {
         run = make_place(d, parent, depth, print);
@@ -105,9 +165,10 @@ static void default_place(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
     if (run == LDR_NIL ||
         d->t.runs[run].resident[LDR_VIEW_REAL] >= RUN_SLOTS_MAX) {
         run = LDR_RUN_STRAY;
-        depth = LDR_NIL;
+        depth = LDR_RUN_DEPTHS - 1;
     }
-    ldr_runs_put(&d->t, slot, run, depth);
+    ldr_runs_put(&d->t, slot, run, depth,
+                 is_present(d, parent) ? parent : LDR_NIL);
 }
 
 static void default_add(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
@@ -119,13 +180,13 @@ static void default_add(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
     default_place(policy, slot, parent, depth, d->made_up);
 }
 
-static void set_held(ldr_default_t *d, uint32_t slot, uint8_t held)
+static void set_held(ldr_default_t *d, uint32_t slot, uint32_t held)
 {
     if (is_present(d, slot) && d->t.slots[slot].held != held) {
         uint32_t run = d->t.slots[slot].run;
         ldr_run_t *r = &d->t.runs[run];
 
-        d->t.slots[slot].held = held;
+        d->t.slots[slot].held = held & 1;
         r->held = (uint16_t)(held != 0 ? r->held + 1 : r->held - 1);
         ldr_runs_settle(&d->t, LDR_VIEW_REAL, run);
     }
@@ -154,6 +215,42 @@ static void default_touch(ldr_policy_t *policy, const uint32_t *slots,
     }
 }
 
+/* A read that no request has told of: it is what there is to learn from. Those
+ * above the run can only be victims once it is gone: they are told once in a
+ * while. */
+static void default_used(ldr_policy_t *policy, uint32_t slot)
+{
+    ldr_default_t *d = (ldr_default_t *)policy;
+    ldr_runs_t *t = &d->t;
+    uint32_t run = is_present(d, slot) ? t->slots[slot].run : LDR_NIL;
+    bool first = true;
+
+    if (run == LDR_NIL || run == LDR_RUN_STRAY ||
+        t->runs[run].stamp == t->stamp ||
+        (t->runs[run].told &&
+         t->now_ds - t->runs[run].used_ds <= LDR_TOLD_DS)) {
+        return;
+    }
+    t->stamp++;
+    while (run != LDR_NIL) {
+        ldr_run_t *r = &t->runs[run];
+        uint32_t age_ds = t->now_ds - r->used_ds;
+
+        if (age_ds <= LDR_RECENT_DS && !first) {
+            return;
+        }
+        if (age_ds > LDR_RECENT_DS) {
+            ldr_learn_use(t->learn, r->class, age_ds, ldr_runs_weight(r));
+            r->uses = (uint8_t)(r->uses < 255 ? r->uses + 1 : 255);
+        }
+        ldr_runs_tell(t, run);
+        ldr_runs_restamp(t, run, r->class, t->stamp);
+        r->told = 0;
+        run = r->parent;
+        first = false;
+    }
+}
+
 static void note_full(ldr_default_t *d)
 {
     uint64_t chunks = d->t.queues[LDR_VIEW_REAL].resident - d->t.twins;
@@ -165,20 +262,36 @@ static bool default_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
                           uint64_t print)
 {
     ldr_default_t *d = (ldr_default_t *)policy;
-    uint32_t run = locate(d, parent, depth, ldr_runs_fold(print));
 
+    depth %= LDR_RUN_DEPTHS;
+    uint32_t run = locate(d, parent, depth, ldr_runs_fold(print));
     note_full(d);
     if (run == LDR_NIL) {
+        d->wanted = d->t.stamp + 1; /* nobody's */
         return true;
     }
     d->wanted = d->t.runs[run].stamp;
-    uint32_t v = ldr_runs_best(&d->t, LDR_VIEW_REAL, d->wanted);
-    if (v == LDR_NIL) {
-        return false;
+    ldr_told_t *told = told_of(d, run);
+    if (told != NULL && depth >= told->refused) {
+        return false; /* of no use without those above it */
     }
-    return d->t.queues[LDR_VIEW_REAL].lru ||
-           ldr_runs_worth(&d->t, LDR_VIEW_REAL, v) <=
-               (double)ldr_default_first_worth(d, run);
+    uint32_t above = ldr_runs_above(&d->t, run, depth,
+                                    is_present(d, parent) ? parent : LDR_NIL);
+    if (above != LDR_NIL && d->t.slots[above].depth == depth) {
+        return true; /* and of no use without this one */
+    }
+    uint32_t v = ldr_runs_best(&d->t, LDR_VIEW_REAL, d->wanted);
+    if (v == LDR_NIL &&
+        ldr_runs_best(&d->t, LDR_VIEW_REAL, d->t.stamp + 1) == LDR_NIL) {
+        return true; /* all is held: that may pass */
+    }
+    bool good = v != LDR_NIL && (d->t.queues[LDR_VIEW_REAL].lru ||
+                                 ldr_runs_worth(&d->t, LDR_VIEW_REAL, v) <=
+                                     (double)ldr_default_first_worth(d, run));
+    if (!good && told != NULL) {
+        told->refused = depth;
+    }
+    return good;
 }
 
 /* When no run is free to lose a chunk: one that has others below it, or that
@@ -239,7 +352,7 @@ static ldr_policy_t *default_create(uint32_t capacity)
     }
     d->room = d->t.slot_max;
     /* Of slots for which there is no other run: LDR_RUN_STRAY. */
-    ldr_runs_new(&d->t, LDR_NIL, LDR_NIL, NULL, 0);
+    ldr_runs_new(&d->t, LDR_NIL, LDR_NIL, NULL, 0, LDR_CLASS_STRAY);
     d->t.stamp = 1;
     d->rebuild_left = LDR_REBUILD_LEAST;
     d->t.queues[LDR_VIEW_REAL].lru = true; /* until the other leads */
@@ -259,8 +372,9 @@ void ldr_policy_default_stats(const ldr_policy_t *policy,
         .bytes = (uint64_t)t->run_top * sizeof(ldr_run_t) +
                  (uint64_t)t->node_top * sizeof(ldr_prints_t) +
                  t->queues[LDR_VIEW_REAL].resident * sizeof(ldr_run_slot_t) +
-                 ((uint64_t)t->bucket_mask + 1) * sizeof(uint32_t),
+                 (uint64_t)t->bucket_count * sizeof(uint32_t),
         .fixed_bytes = sizeof(*d) + sizeof(*t->learn),
+        .told = d->told_next,
         .requests = d->judged,
         .hits_learned = d->hits_learned,
         .hits_lru = d->hits_lru,
@@ -277,7 +391,7 @@ bool ldr_policy_default_check(const ldr_policy_t *policy)
 }
 
 const ldr_policy_ops_t ldr_policy_default = {
-    .name = "default",
+    .name = "learned",
     .create = default_create,
     .destroy = default_destroy,
     .add = default_add,
@@ -292,4 +406,5 @@ const ldr_policy_ops_t ldr_policy_default = {
     .admit = default_admit,
     .place = default_place,
     .close = ldr_default_close,
+    .used = default_used,
 };

@@ -14,6 +14,10 @@
 #define LDR_PATH_MAX 4096u    /* runs of one chain that are looked at */
 #define LDR_REBUILD_LEAST 50u /* requests between new tables */
 #define LDR_RECENT 16u        /* requests that would be noticed again */
+#define LDR_RECENT_DS 10u     /* without an id: for so long */
+#define LDR_TOLD 64u          /* requests whose chunks may still come */
+/* A chain that was told of so lately: reads and saves of it are no news. */
+#define LDR_TOLD_DS 600u
 
 typedef struct ldr_recent {
     uint64_t id;
@@ -21,6 +25,13 @@ typedef struct ldr_recent {
     uint32_t count;
     uint32_t seen_ds;
 } ldr_recent_t;
+
+/* A request, until so many others came after it. */
+typedef struct ldr_told {
+    uint32_t stamp;
+    uint32_t tail;    /* the last run of its chain */
+    uint32_t refused; /* from that depth on; LDR_NIL: nothing was */
+} ldr_told_t;
 
 typedef struct ldr_default {
     ldr_policy_t base;
@@ -41,6 +52,8 @@ typedef struct ldr_default {
     uint32_t switches;
     uint64_t made_up; /* prints for slots that come without */
     ldr_recent_t recent[LDR_RECENT];
+    ldr_told_t told[LDR_TOLD];
+    uint64_t told_next;
     uint32_t path[LDR_PATH_MAX];
 } ldr_default_t;
 

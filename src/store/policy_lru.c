@@ -399,6 +399,12 @@ static void lru_close(ldr_policy_t *policy, const ldr_policy_request_t *request)
     (void)request;
 }
 
+static void lru_used(ldr_policy_t *policy, uint32_t slot)
+{
+    (void)policy;
+    (void)slot;
+}
+
 const ldr_policy_ops_t ldr_policy_lru = {
     .name = "lru",
     .create = lru_create,
@@ -415,6 +421,7 @@ const ldr_policy_ops_t ldr_policy_lru = {
     .admit = lru_admit,
     .place = lru_place,
     .close = lru_close,
+    .used = lru_used,
 };
 
 /* Invariant 4. */

@@ -1,5 +1,6 @@
 /* Prints of runs, in nodes of a few: so that a chain is compared with a run
- * chunk by chunk, whether those are resident or not. */
+ * chunk by chunk, whether those are resident or not. Runs of one or two chunks
+ * need none: their first and last are all. */
 #include "store/policy_runs.h"
 
 #define FORGET_TRIES 4u
@@ -38,6 +39,7 @@ void ldr_prints_free(ldr_runs_t *t, uint32_t run)
         node = next;
     }
     t->runs[run].prints = LDR_NIL;
+    t->runs[run].skip = 0;
 }
 
 bool ldr_prints_make(ldr_runs_t *t, uint32_t run, const uint64_t *prints,
@@ -46,6 +48,9 @@ bool ldr_prints_make(ldr_runs_t *t, uint32_t run, const uint64_t *prints,
     uint32_t *link = &t->runs[run].prints;
 
     *link = LDR_NIL;
+    if (count <= LDR_PRINTS_OWN) {
+        return true;
+    }
     for (uint32_t i = 0; i < count; i++) {
         if (i % LDR_PRINTS == 0) {
             uint32_t node = node_take(t);
@@ -73,6 +78,13 @@ uint32_t ldr_prints_match(const ldr_runs_t *t, uint32_t run,
     uint32_t n = 0;
 
     count = count < r->length ? count : r->length;
+    if (node == LDR_NIL) {
+        while (n < count &&
+               ldr_runs_fold(prints[n]) == (n == 0 ? r->first : r->last)) {
+            n++;
+        }
+        return n;
+    }
     while (n < count) {
         if (at == LDR_PRINTS) {
             node = t->nodes[node].next;
@@ -92,6 +104,12 @@ bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
     ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
     uint32_t at = r->skip + count;
     uint32_t before = LDR_NIL, node = r->prints;
+
+    if (node == LDR_NIL) { /* two of them */
+        u->last = u->first;
+        r->first = r->last;
+        return true;
+    }
 
     for (uint32_t i = 0; i < at / LDR_PRINTS; i++) {
         before = node;
@@ -115,8 +133,14 @@ bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
         u->prints = copy;
     }
     r->prints = node;
-    r->skip = (uint16_t)(at & 15);
+    r->skip = (uint16_t)(at & 7);
     r->first = t->nodes[node].print[at];
+    if (count <= LDR_PRINTS_OWN) {
+        ldr_prints_free(t, upper);
+    }
+    if (r->length - count <= LDR_PRINTS_OWN) {
+        ldr_prints_free(t, run);
+    }
     return true;
 }
 
@@ -126,6 +150,20 @@ bool ldr_prints_append(ldr_runs_t *t, uint32_t run, uint32_t print)
     uint32_t at = r->skip + r->length;
     uint32_t node = r->prints;
 
+    if (r->length < LDR_PRINTS_OWN) {
+        r->last = print;
+        r->length++;
+        return true;
+    }
+    if (node == LDR_NIL) {
+        node = node_take(t);
+        if (node == LDR_NIL) {
+            return false;
+        }
+        t->nodes[node].print[0] = r->first;
+        t->nodes[node].print[1] = r->last;
+        r->prints = node;
+    }
     for (uint32_t i = 0; i < (at - 1) / LDR_PRINTS; i++) {
         node = t->nodes[node].next;
     }
@@ -142,4 +180,17 @@ bool ldr_prints_append(ldr_runs_t *t, uint32_t run, uint32_t print)
     r->last = print;
     r->length++;
     return true;
+}
+
+uint32_t ldr_prints_at(const ldr_runs_t *t, uint32_t run, uint32_t at)
+{
+    uint32_t node = t->runs[run].prints;
+
+    if (node == LDR_NIL) {
+        return at == 0 ? t->runs[run].first : t->runs[run].last;
+    }
+    for (at += t->runs[run].skip; at >= LDR_PRINTS; at -= LDR_PRINTS) {
+        node = t->nodes[node].next;
+    }
+    return t->nodes[node].print[at];
 }

@@ -1,5 +1,7 @@
-/* Queues of runs that may lose a chunk: trees by stamp, one for each class. */
+/* Queues of runs that may lose a chunk: lists by stamp, one for each class. */
 #include "store/policy_runs.h"
+
+#define PLACE_LOOK 512u
 
 static uint32_t *left_of(ldr_runs_t *t, uint32_t view, uint32_t run)
 {
@@ -17,35 +19,65 @@ static uint32_t queue_of(const ldr_runs_t *t, uint32_t view, uint32_t run)
     return view == LDR_VIEW_LRU ? 0 : t->runs[run].class;
 }
 
+/* Puts the run behind an older one; LDR_NIL: it is the oldest. */
+static void queue_link(ldr_runs_t *t, uint32_t view, uint32_t run,
+                       uint32_t older)
+{
+    ldr_run_queues_t *q = &t->queues[view];
+    uint32_t c = queue_of(t, view, run);
+    uint32_t younger =
+        older != LDR_NIL ? *right_of(t, view, older) : q->first[c];
+
+    *left_of(t, view, run) = older;
+    *right_of(t, view, run) = younger;
+    if (older != LDR_NIL) {
+        *right_of(t, view, older) = run;
+    } else {
+        q->first[c] = run;
+    }
+    if (younger != LDR_NIL) {
+        *left_of(t, view, younger) = run;
+    } else {
+        q->last[c] = run;
+    }
+}
+
+/*
+ * Whom the run stands behind. Most are used now, and stand last. Others come
+ * back when the last below them has gone, or is given back: these are among
+ * the oldest, or hardly older than the last. So it is looked for from both
+ * ends, and not for long: one that is in the wrong place goes a bit sooner.
+ */
+static uint32_t queue_place(ldr_runs_t *t, uint32_t view, uint32_t run)
+{
+    const ldr_run_queues_t *q = &t->queues[view];
+    uint32_t c = queue_of(t, view, run);
+    uint32_t young = q->last[c], old = q->first[c];
+
+    for (uint32_t i = 0; i < PLACE_LOOK; i++) {
+        if (!ldr_runs_before(t, run, young)) {
+            return young;
+        }
+        if (ldr_runs_before(t, run, old)) {
+            return *left_of(t, view, old);
+        }
+        young = *left_of(t, view, young);
+        old = *right_of(t, view, old);
+    }
+    t->loose = true;
+    return *left_of(t, view, old);
+}
+
 static void queue_add(ldr_runs_t *t, uint32_t view, uint32_t run)
 {
     ldr_run_queues_t *q = &t->queues[view];
     uint32_t c = queue_of(t, view, run);
-    uint32_t *link = &q->root[c];
 
-    while (*link != LDR_NIL &&
-           ldr_runs_priority(*link) >= ldr_runs_priority(run)) {
-        link = ldr_runs_before(t, run, *link) ? left_of(t, view, *link)
-                                              : right_of(t, view, *link);
-    }
-    uint32_t at = *link;
-    uint32_t *left = left_of(t, view, run), *right = right_of(t, view, run);
-    while (at != LDR_NIL) { /* what was there, cut in two */
-        if (ldr_runs_before(t, at, run)) {
-            *left = at;
-            left = right_of(t, view, at);
-            at = *left;
-        } else {
-            *right = at;
-            right = left_of(t, view, at);
-            at = *right;
-        }
-    }
-    *left = *right = LDR_NIL;
-    *link = run;
-    if ((q->filled[c / 64] >> c % 64 & 1) == 0 ||
-        ldr_runs_before(t, run, q->first[c])) {
-        q->first[c] = run;
+    if ((q->filled[c / 64] >> c % 64 & 1) == 0) {
+        q->first[c] = q->last[c] = LDR_NIL;
+        queue_link(t, view, run, LDR_NIL);
+    } else {
+        queue_link(t, view, run, queue_place(t, view, run));
     }
     q->filled[c / 64] |= (uint64_t)1 << c % 64;
     t->runs[run].flags |= (uint8_t)(LDR_RUN_QUEUED << view);
@@ -59,34 +91,22 @@ static void queue_remove(ldr_runs_t *t, uint32_t view, uint32_t run)
 {
     ldr_run_queues_t *q = &t->queues[view];
     uint32_t c = queue_of(t, view, run);
-    uint32_t *link = &q->root[c];
+    uint32_t older = *left_of(t, view, run), younger = *right_of(t, view, run);
 
-    while (*link != run) {
-        link = ldr_runs_before(t, run, *link) ? left_of(t, view, *link)
-                                              : right_of(t, view, *link);
+    if (older != LDR_NIL) {
+        *right_of(t, view, older) = younger;
+    } else {
+        q->first[c] = younger;
     }
-    uint32_t left = *left_of(t, view, run), right = *right_of(t, view, run);
-    while (left != LDR_NIL && right != LDR_NIL) {
-        if (ldr_runs_priority(left) >= ldr_runs_priority(right)) {
-            *link = left;
-            link = right_of(t, view, left);
-            left = *link;
-        } else {
-            *link = right;
-            link = left_of(t, view, right);
-            right = *link;
-        }
+    if (younger != LDR_NIL) {
+        *left_of(t, view, younger) = older;
+    } else {
+        q->last[c] = older;
     }
-    *link = left != LDR_NIL ? left : right;
-    if (q->root[c] == LDR_NIL) {
+    if (q->first[c] == LDR_NIL) {
         q->filled[c / 64] &= ~((uint64_t)1 << c % 64);
-    } else if (q->first[c] == run) {
-        uint32_t at = q->root[c];
-
-        while (*left_of(t, view, at) != LDR_NIL) {
-            at = *left_of(t, view, at);
-        }
-        q->first[c] = at;
+    } else if (older == LDR_NIL) {
+        ldr_runs_fetch(t, younger); /* it is the next to go */
     }
     t->runs[run].flags &= (uint8_t) ~(LDR_RUN_QUEUED << view);
     if (q->best == run) {

@@ -8,11 +8,10 @@
  */
 #include "store/policy_default.h"
 
-#define RECENT_DS 10u   /* without an id: for so long */
 #define SILENCE_DS 600u /* a pause of more may count as less */
 #define SILENCE_GAPS 64u
 
-#define REBUILD_MOST 400u
+#define REBUILD_MOST 1600u
 #define FADE 0.99f /* for each LDR_REBUILD_LEAST requests */
 
 #define SHARED_FAN 10u    /* ways to go on that make a run a shared one */
@@ -179,7 +178,7 @@ static bool is_repeated(ldr_default_t *d, const ldr_policy_request_t *r)
     ldr_recent_t *e = &d->recent[key % LDR_RECENT];
     uint32_t age_ds = d->t.now_ds - e->seen_ds;
     bool same = e->count == r->count && e->print == print && e->id == r->id &&
-                (r->id != 0 || age_ds <= RECENT_DS);
+                (r->id != 0 || age_ds <= LDR_RECENT_DS);
 
     *e = (ldr_recent_t){r->id, print, r->count, d->t.now_ds};
     return same;
@@ -245,6 +244,7 @@ static void path_used(ldr_default_t *d, const ldr_traits_t *traits)
         r->uses = (uint8_t)(r->uses < 255 ? r->uses + 1 : 255);
         r->turn = (uint8_t)(r->uses > traits->turn ? r->uses : traits->turn);
         r->tokens = traits->tokens;
+        r->told = 1;
         ldr_runs_restamp(t, run, class_of(r, traits, gap_ds), t->stamp);
     }
 }
@@ -266,22 +266,28 @@ static uint32_t add_run(ldr_default_t *d, const ldr_policy_request_t *r,
                         uint32_t length, bool last)
 {
     uint32_t parent = d->path_count > 0 ? d->path[d->path_count - 1] : LDR_NIL;
-    uint32_t run = ldr_runs_new(&d->t, parent, from, r->prints + from, length);
+    ldr_run_t like = {
+        .uses = 1,
+        .turn = (uint8_t)traits->turn,
+        .flags = (uint8_t)(last               ? LDR_RUN_LAST
+                           : traits->template ? LDR_RUN_TEMPLATE
+                                              : 0),
+    };
+    uint32_t run = ldr_runs_new(&d->t, parent, from, r->prints + from, length,
+                                class_of(&like, traits, 0));
 
     if (run == LDR_NIL) {
         return LDR_NIL;
     }
     ldr_run_t *at = &d->t.runs[run];
-    at->uses = 1;
-    at->turn = (uint8_t)traits->turn;
+    at->told = 1;
+    at->uses = like.uses;
+    at->turn = like.turn;
     at->tokens = traits->tokens;
-    at->flags |= (uint8_t)(last               ? LDR_RUN_LAST
-                           : traits->template ? LDR_RUN_TEMPLATE
-                                              : 0);
+    at->flags |= like.flags;
     if (parent != LDR_NIL && !last && d->t.runs[parent].fan < 255) {
         d->t.runs[parent].fan++;
     }
-    ldr_runs_restamp(&d->t, run, class_of(at, traits, 0), d->t.stamp);
     d->path[d->path_count++] = run;
     return run;
 }
@@ -323,6 +329,7 @@ static void supersede(ldr_default_t *d, uint32_t tail, uint32_t keep)
         if (at != keep && !known) {
             ldr_runs_tell(t, at);
             ldr_runs_restamp(t, at, LDR_CLASS_SUPERSEDED, t->stamp - 1);
+            t->runs[at].told = 0;
         }
         left--;
         old += known;
@@ -448,17 +455,34 @@ static void shadows(ldr_default_t *d, uint32_t hits_learned, uint32_t hits_lru)
     }
 }
 
+/* A save of a chain that somebody has told of lately, if perhaps not of its
+ * end: what goes on from no other's run is that session's. */
+static bool is_told(ldr_default_t *d, const ldr_policy_request_t *r)
+{
+    walk(d, r, false);
+    if (d->path_count == 0) {
+        return false;
+    }
+    const ldr_run_t *tail = &d->t.runs[d->path[d->path_count - 1]];
+
+    return tail->told && tail->child == LDR_NIL &&
+           d->t.now_ds - tail->used_ds <= LDR_TOLD_DS;
+}
+
 void ldr_default_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
 {
     ldr_default_t *d = (ldr_default_t *)policy;
     ldr_runs_t *t = &d->t;
 
-    if (r->count == 0 || is_repeated(d, r)) {
+    if (r->count == 0 || (r->saves && is_told(d, r)) || is_repeated(d, r)) {
         return;
     }
     d->gap_mean += ((float)(t->now_ds - d->last_ds) - d->gap_mean) / 64;
     d->last_ds = t->now_ds;
     t->stamp++;
+    if (t->learn->apps_seen == 0) { /* the first: before, all is LRU */
+        ldr_learn_init(t->learn);
+    }
     uint32_t app = 1u << (r->hint & LDR_HINT_APP);
     if ((t->learn->apps_seen & app) == 0) {
         t->learn->apps_seen |= app;
@@ -482,6 +506,11 @@ void ldr_default_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
     }
     caches_stale(d);
     d->wanted = t->stamp;
+    d->told[d->told_next++ % LDR_TOLD] = (ldr_told_t){
+        .stamp = t->stamp,
+        .tail = d->path_count > 0 ? d->path[d->path_count - 1] : LDR_NIL,
+        .refused = LDR_NIL,
+    };
     shadows(d, hits_learned, hits_lru);
 }
 
@@ -500,5 +529,6 @@ void ldr_default_close(ldr_policy_t *policy, const ldr_policy_request_t *r)
         }
         ldr_runs_tell(&d->t, d->path[i]);
         ldr_runs_restamp(&d->t, d->path[i], LDR_CLASS_CLOSED, d->t.stamp - 1);
+        d->t.runs[d->path[i]].told = 0;
     }
 }

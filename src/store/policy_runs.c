@@ -3,14 +3,40 @@
 #include "base/mem.h"
 
 #define RUNS_PER_SLOT 3u /* each view may have as many of its own */
-#define RUNS_LEAST 1024u
+#define RUNS_LEAST 1024u /* a power of two */
+#define BUCKETS_MAX ((uint32_t)1 << 27)
 #define SAMPLE_MAX 4096u /* runs that are told of in one pass, about */
 #define TRIM_TRIES 16u
 
 /* ---- the forest ---- */
 
+/* One bucket more: some of what is in another belongs there. */
+static void bucket_split(ldr_runs_t *t)
+{
+    uint32_t from = t->bucket_count - t->bucket_mask - 1;
+    uint32_t at = t->buckets[from];
+
+    t->buckets[from] = 0;
+    t->buckets[t->bucket_count++] = 0;
+    while (at != 0) {
+        ldr_run_t *r = &t->runs[at - 1];
+        uint32_t next = r->bucket_next;
+        uint32_t *bucket = ldr_runs_bucket(t, r->first);
+
+        r->bucket_next = *bucket;
+        *bucket = at;
+        at = next;
+    }
+    if (t->bucket_count == 2 * (t->bucket_mask + 1)) {
+        t->bucket_mask = t->bucket_mask * 2 + 1;
+    }
+}
+
 static void bucket_add(ldr_runs_t *t, uint32_t run)
 {
+    if (t->run_count > t->bucket_count && t->bucket_count < t->bucket_max) {
+        bucket_split(t);
+    }
     uint32_t *bucket = ldr_runs_bucket(t, t->runs[run].first);
 
     t->runs[run].bucket_next = *bucket;
@@ -27,18 +53,16 @@ static void bucket_remove(ldr_runs_t *t, uint32_t run)
     *link = t->runs[run].bucket_next;
 }
 
-static uint32_t *children_of(ldr_runs_t *t, uint32_t parent)
-{
-    return parent == LDR_NIL ? &t->roots : &t->runs[parent].child;
-}
-
 static void child_add(ldr_runs_t *t, uint32_t parent, uint32_t run)
 {
-    uint32_t *head = children_of(t, parent);
     ldr_run_t *r = &t->runs[run];
 
     r->parent = parent;
-    r->prev = LDR_NIL;
+    r->prev = r->next = LDR_NIL;
+    if (parent == LDR_NIL) {
+        return;
+    }
+    uint32_t *head = &t->runs[parent].child;
     r->next = *head;
     if (*head != LDR_NIL) {
         t->runs[*head].prev = run;
@@ -52,8 +76,8 @@ static void child_remove(ldr_runs_t *t, uint32_t run)
 
     if (r->prev != LDR_NIL) {
         t->runs[r->prev].next = r->next;
-    } else {
-        *children_of(t, r->parent) = r->next;
+    } else if (r->parent != LDR_NIL) {
+        t->runs[r->parent].child = r->next;
     }
     if (r->next != LDR_NIL) {
         t->runs[r->next].prev = r->prev;
@@ -101,6 +125,14 @@ void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks)
     while ((t->ghost_count > runs || t->ghost_chunks > chunks) &&
            ldr_runs_forget(t)) {
     }
+    if (t->ghost_head != LDR_NIL) { /* the next ones */
+        const ldr_run_t *r = &t->runs[t->ghost_head];
+
+        __builtin_prefetch(ldr_runs_bucket(t, r->first));
+        if (r->views[LDR_VIEW_REAL].left != LDR_NIL) {
+            ldr_runs_fetch(t, r->views[LDR_VIEW_REAL].left);
+        }
+    }
 }
 
 static uint32_t run_take(ldr_runs_t *t)
@@ -123,7 +155,7 @@ static uint32_t run_take(ldr_runs_t *t)
 }
 
 uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
-                      const uint64_t *prints, uint32_t length)
+                      const uint64_t *prints, uint32_t length, uint32_t class)
 {
     uint32_t run = run_take(t);
 
@@ -139,7 +171,7 @@ uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
         .depth = depth,
         .tail = LDR_NIL,
         .length = (uint16_t)length,
-        .class = LDR_CLASS_STRAY,
+        .class = (uint16_t)(class & 0xfff),
         .flags = LDR_RUN_USED,
     };
     if (!ldr_prints_make(t, run, prints, length)) {
@@ -277,7 +309,10 @@ uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length)
  * as it is longer. */
 float ldr_runs_weight(const ldr_run_t *run)
 {
-    float x = run->length > 0 ? run->length : 1;
+    if (run->length <= 1) {
+        return 1;
+    }
+    float x = run->length;
     uint32_t bits = 31u - (uint32_t)__builtin_clz((uint32_t)x);
     float w = (float)(1u << (bits / 2)) * ((bits & 1) != 0 ? 1.7f : 1.2f);
 
@@ -331,15 +366,45 @@ void ldr_runs_restamp(ldr_runs_t *t, uint32_t run, uint32_t class,
 
 /* ---- slots ---- */
 
-void ldr_runs_put(ldr_runs_t *t, uint32_t slot, uint32_t run, uint32_t depth)
+uint32_t ldr_runs_above(const ldr_runs_t *t, uint32_t run, uint32_t depth,
+                        uint32_t near)
 {
-    ldr_run_slot_t *s = &t->slots[slot];
-    uint32_t up = t->runs[run].tail, down = LDR_NIL;
+    uint32_t up = t->runs[run].tail;
 
+    if (near != LDR_NIL && t->slots[near].run == run &&
+        t->slots[near].depth <= depth) {
+        uint32_t down = t->slots[near].down;
+
+        for (up = near; down != LDR_NIL && t->slots[down].depth <= depth;
+             down = t->slots[down].down) {
+            up = down;
+        }
+        return up;
+    }
     while (up != LDR_NIL && t->slots[up].depth > depth) {
-        down = up;
         up = t->slots[up].up;
     }
+    return up;
+}
+
+/* The first slot of the run below that depth: only if none is above it. */
+static uint32_t first_of(const ldr_runs_t *t, uint32_t run)
+{
+    uint32_t at = t->runs[run].tail;
+
+    while (at != LDR_NIL && t->slots[at].up != LDR_NIL) {
+        at = t->slots[at].up;
+    }
+    return at;
+}
+
+void ldr_runs_put(ldr_runs_t *t, uint32_t slot, uint32_t run, uint32_t depth,
+                  uint32_t near)
+{
+    ldr_run_slot_t *s = &t->slots[slot];
+    uint32_t up = ldr_runs_above(t, run, depth, near);
+    uint32_t down = up != LDR_NIL ? t->slots[up].down : first_of(t, run);
+
     *s = (ldr_run_slot_t){
         .run = run,
         .up = up,
@@ -404,23 +469,20 @@ static size_t carve_all(ldr_runs_t *t)
     t->runs = carve(t, &at, t->run_max, sizeof(*t->runs));
     t->nodes = carve(t, &at, t->node_max, sizeof(*t->nodes));
     t->slots = carve(t, &at, t->slot_max, sizeof(*t->slots));
-    t->buckets = carve(t, &at, (size_t)t->bucket_mask + 1, sizeof(*t->buckets));
+    t->buckets = carve(t, &at, t->bucket_max, sizeof(*t->buckets));
     return at;
 }
 
 bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max)
 {
     uint64_t runs = (uint64_t)slot_max * RUNS_PER_SLOT + RUNS_LEAST;
-    uint64_t buckets = 1024;
-
-    while (buckets < runs / 2) {
-        buckets *= 2;
-    }
     t->slot_max = slot_max;
     t->run_max = (uint32_t)runs;
     t->node_max = t->run_max + slot_max;
-    t->bucket_mask = (uint32_t)(buckets - 1);
-    t->run_free = t->node_free = t->roots = t->blocked = LDR_NIL;
+    t->bucket_max = t->run_max < BUCKETS_MAX ? t->run_max : BUCKETS_MAX;
+    t->bucket_count = RUNS_LEAST;
+    t->bucket_mask = RUNS_LEAST - 1;
+    t->run_free = t->node_free = t->blocked = LDR_NIL;
     t->ghost_head = t->ghost_tail = LDR_NIL;
     /* One piece: a simulation of many nodes has as many of these. */
     t->memory_bytes = carve_all(t);
@@ -430,13 +492,9 @@ bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max)
     }
     carve_all(t);
     for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-        for (uint32_t c = 0; c < LDR_CLASSES; c++) {
-            t->queues[v].root[c] = LDR_NIL;
-        }
         t->queues[v].best = LDR_NIL;
     }
     t->queues[LDR_VIEW_LRU].lru = true;
-    ldr_learn_init(t->learn);
     return true;
 }
 

@@ -14,16 +14,18 @@
  *
  * Invariants; ldr_runs_check() tests them:
  *  1. A run's depth is its parent's plus its parent's length. Parents have
- *     lists of their children. A run has as many prints as it is long. Runs in
- * use can be found by the print of their first chunk.
+ *     lists of their children; those without a parent are in no such list. A
+ *     run has as many prints as it is long, or, of one or two, only the first
+ *     and the last. Runs in use can be found by the print of their first chunk.
  *  2. kids is how many children have chunks resident in that view.
  *  3. A run is in a queue of a view, that of its class, exactly if it has
  *     chunks there, no kids, and, in the real view, none of its chunks is held.
  *     With chunks that are not held, but in no queue, it is in the list of the
  *     blocked.
  *  4. A run without chunks in all views is in the list of ghosts, and no other.
- *  5. A queue is a tree ordered by stamp, and a heap by a hash of the number;
- *     class and stamp of a run do not change while it is in one.
+ *  5. A queue is a list ordered by stamp, unless `loose` says that one was put
+ *     near its place only; class and stamp of a run do not change while it is
+ *     in one.
  *  6. Slots of a run are in a list, the deepest last, as many as view REAL has
  *     resident; depth within the run's.
  */
@@ -51,13 +53,14 @@ enum {
 #define LDR_RUN_STRAY 0u /* the first one made is never forgotten */
 
 typedef struct ldr_run_view {
-    uint32_t left, right; /* in the queue; or next, prev in a list (REAL) */
+    uint32_t left, right; /* in the queue, the older one left; or next, prev in
+                           * a list (REAL) */
     uint32_t kids;
 } ldr_run_view_t;
 
 typedef struct ldr_run {
     uint32_t first, last; /* prints, folded */
-    uint32_t prints;      /* all of them: its first node */
+    uint32_t prints;      /* all of them: its first node; or LDR_NIL */
     uint32_t parent;
     uint32_t child;      /* first of its children */
     uint32_t next, prev; /* of its parent's children */
@@ -72,7 +75,8 @@ typedef struct ldr_run {
     uint16_t length;
     uint16_t held;
     uint16_t class : 12;
-    uint16_t skip : 4; /* prints of the first node that are not its own */
+    uint16_t skip : 3; /* prints of the first node that are not its own */
+    uint16_t told : 1; /* a request used it last, and not just a read */
     uint8_t uses;
     uint8_t fan; /* runs below it so far, but for single last chunks */
     uint8_t turn;
@@ -84,15 +88,18 @@ _Static_assert(sizeof(ldr_run_t) == 104, "part of the memory promise");
 typedef struct ldr_run_slot {
     uint32_t run;
     uint32_t up, down;
-    uint32_t depth;
-    uint8_t present;
-    uint8_t held;
-    uint8_t twin; /* of the same depth as the one before it */
+    uint32_t depth : 29;
+    uint32_t present : 1;
+    uint32_t held : 1;
+    uint32_t twin : 1; /* of the same depth as the one before it */
 } ldr_run_slot_t;
 
-_Static_assert(sizeof(ldr_run_slot_t) == 20, "part of the memory promise");
+_Static_assert(sizeof(ldr_run_slot_t) == 16, "part of the memory promise");
+
+#define LDR_RUN_DEPTHS ((uint32_t)1 << 29) /* beyond: as if it were less */
 
 #define LDR_PRINTS 7u
+#define LDR_PRINTS_OWN 2u /* a run that is no longer has no nodes */
 
 typedef struct ldr_prints {
     uint32_t next;
@@ -100,8 +107,8 @@ typedef struct ldr_prints {
 } ldr_prints_t;
 
 typedef struct ldr_run_queues {
-    uint32_t root[LDR_CLASSES];
     uint32_t first[LDR_CLASSES]; /* the oldest; of a queue that is not empty */
+    uint32_t last[LDR_CLASSES];  /* the youngest */
     uint64_t filled[(LDR_CLASSES + 63) / 64];
     uint64_t resident; /* chunks */
     bool lru;          /* how it ranks */
@@ -118,8 +125,10 @@ typedef struct ldr_runs {
     uint32_t *buckets; /* run + 1 */
     uint32_t run_max, run_top, run_free, run_count;
     uint32_t node_max, node_top, node_free, node_count;
-    uint32_t slot_max, bucket_mask;
-    uint32_t roots; /* children of none */
+    uint32_t slot_max;
+    /* As many buckets as there are runs, about: those from bucket_mask + 1 on
+     * have been split off from others, one after the other. */
+    uint32_t bucket_max, bucket_count, bucket_mask;
     uint32_t blocked, ghost_head, ghost_tail;
     uint32_t ghost_count;
     uint64_t ghost_chunks;
@@ -128,6 +137,7 @@ typedef struct ldr_runs {
     uint32_t scan_ds; /* until then waits have been told */
     uint32_t stamp;   /* of the request at hand */
     uint32_t sample;  /* waits are told of runs with these bits 0 */
+    bool loose;       /* a queue is not quite in order */
     ldr_run_queues_t queues[LDR_VIEWS];
     ldr_learn_t *learn;
 } ldr_runs_t;
@@ -143,17 +153,13 @@ static inline uint32_t ldr_runs_fold(uint64_t print)
 /* Where runs whose first print this is are listed. */
 static inline uint32_t *ldr_runs_bucket(const ldr_runs_t *t, uint32_t first)
 {
-    return &t->buckets[(first * 0x9e3779b1u >> 7) & t->bucket_mask];
+    uint32_t hash = first * 0x9e3779b1u >> 5;
+    uint32_t at = hash & (t->bucket_mask * 2 + 1);
+
+    return &t->buckets[at < t->bucket_count ? at : at & t->bucket_mask];
 }
 
-/* Queues: who stands higher, and who further to the left. */
-static inline uint32_t ldr_runs_priority(uint32_t run)
-{
-    uint32_t x = run * 0x9e3779b1u;
-
-    return (x ^ x >> 15) * 0x85ebca77u;
-}
-
+/* Queues: who is older. */
 static inline bool ldr_runs_before(const ldr_runs_t *t, uint32_t a, uint32_t b)
 {
     int32_t by = (int32_t)(t->runs[a].stamp - t->runs[b].stamp);
@@ -161,11 +167,18 @@ static inline bool ldr_runs_before(const ldr_runs_t *t, uint32_t a, uint32_t b)
     return by != 0 ? by < 0 : a < b;
 }
 
+/* Asks for a run's memory, which will be needed soon. */
+static inline void ldr_runs_fetch(const ldr_runs_t *t, uint32_t run)
+{
+    __builtin_prefetch(&t->runs[run]);
+    __builtin_prefetch((const char *)&t->runs[run] + 64);
+}
+
 /* ---- the forest ---- */
 
-/* A new run below parent (or LDR_NIL), a ghost; LDR_NIL: no room. */
+/* A new run below parent (or LDR_NIL), used now, a ghost; LDR_NIL: no room. */
 uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
-                      const uint64_t *prints, uint32_t length);
+                      const uint64_t *prints, uint32_t length, uint32_t class);
 /* The run that begins there with this print, or LDR_NIL. */
 uint32_t ldr_runs_find(const ldr_runs_t *t, uint32_t parent, uint32_t depth,
                        uint32_t first);
@@ -191,6 +204,8 @@ bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
                       uint32_t count);
 /* One more for the run, which becomes longer. False: no room. */
 bool ldr_prints_append(ldr_runs_t *t, uint32_t run, uint32_t print);
+/* The one of its chunk number at, which it has. */
+uint32_t ldr_prints_at(const ldr_runs_t *t, uint32_t run, uint32_t at);
 
 /* ---- class and time ---- */
 
@@ -219,7 +234,12 @@ double ldr_runs_worth(const ldr_runs_t *t, uint32_t view, uint32_t run);
 
 /* ---- slots ---- */
 
-void ldr_runs_put(ldr_runs_t *t, uint32_t slot, uint32_t run, uint32_t depth);
+/* near: a slot that is perhaps right above it, or LDR_NIL. */
+void ldr_runs_put(ldr_runs_t *t, uint32_t slot, uint32_t run, uint32_t depth,
+                  uint32_t near);
+/* The deepest slot of the run not below that depth, or LDR_NIL. */
+uint32_t ldr_runs_above(const ldr_runs_t *t, uint32_t run, uint32_t depth,
+                        uint32_t near);
 void ldr_runs_take(ldr_runs_t *t, uint32_t slot);
 
 bool ldr_runs_check(const ldr_runs_t *t);

@@ -4,11 +4,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
-
-/* Remembers the first invariant that does not hold; the node then answers no
- * more calls. Gives whether it holds. */
-#define HOLDS(s, condition)                                                    \
-    ((condition) || ((s)->broken = (s)->broken ? (s)->broken : #condition, 0))
+#include "store/store_int.h"
 
 static size_t slots_of(const ldr_store_t *s)
 {
@@ -21,6 +17,7 @@ larder_status_t ldr_store_init(ldr_store_t *s, const ldr_store_params_t *params)
     memset(s, 0, sizeof(*s));
     s->chunk_free = s->shard_free = LDR_NIL;
     s->dirty_head = s->dirty_tail = LDR_NIL;
+    s->offer_head = s->offer_tail = LDR_NIL;
     s->pin_max = params->pin_max;
     s->policy = params->policy;
     s->disks = params->disks;
@@ -91,7 +88,7 @@ void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard)
 {
     ldr_shard_t *sh = &s->shards[shard];
 
-    if (!HOLDS(s, sh->dirty)) {
+    if (!LDR_HOLDS(s, sh->dirty)) {
         return;
     }
     if (sh->dirty_prev != LDR_NIL) {
@@ -142,11 +139,6 @@ static uint32_t shard_new(ldr_store_t *s)
     return shard;
 }
 
-static ldr_tenant_t *tenant_of(const ldr_store_t *s, const ldr_chunk_t *c)
-{
-    return &s->tenants[s->spaces[c->space].tenant];
-}
-
 static void shard_free(ldr_store_t *s, uint32_t shard)
 {
     ldr_shard_t *sh = &s->shards[shard];
@@ -160,56 +152,11 @@ static void shard_free(ldr_store_t *s, uint32_t shard)
     s->shard_free = shard;
 }
 
-/* Pins within the tenant's budget; over it the chunk is simply not pinned. */
-static void pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes)
-{
-    ldr_chunk_t *c = &s->chunks[chunk];
-    ldr_tenant_t *t = tenant_of(s, c);
-
-    if (t->pinned_bytes + bytes > s->pin_max) {
-        return;
-    }
-    c->pinned = 1;
-    c->pin_prev = t->pin_tail;
-    c->pin_next = LDR_NIL;
-    if (t->pin_tail != LDR_NIL) {
-        s->chunks[t->pin_tail].pin_next = chunk;
-    } else {
-        t->pin_head = chunk;
-    }
-    t->pin_tail = chunk;
-    s->policy->hold(t->policy, chunk);
-    ldr_index_at(&s->index, c->entry)->depth_flags |= (uint32_t)LDR_ENTRY_PINNED
-                                                      << 24;
-}
-
-/* The chunk is held, or about to leave the policy: which stays as it is. */
-static void unpin(ldr_store_t *s, ldr_chunk_t *c)
-{
-    ldr_tenant_t *t = tenant_of(s, c);
-
-    if (!c->pinned) {
-        return;
-    }
-    if (c->pin_prev != LDR_NIL) {
-        s->chunks[c->pin_prev].pin_next = c->pin_next;
-    } else {
-        t->pin_head = c->pin_next;
-    }
-    if (c->pin_next != LDR_NIL) {
-        s->chunks[c->pin_next].pin_prev = c->pin_prev;
-    } else {
-        t->pin_tail = c->pin_prev;
-    }
-    t->pinned_bytes -= c->bytes;
-    c->pinned = 0;
-}
-
 static void count_bytes(ldr_store_t *s, ldr_chunk_t *c, int64_t bytes)
 {
     c->bytes = (uint32_t)(c->bytes + bytes);
     if (c->pinned) {
-        tenant_of(s, c)->pinned_bytes += (uint64_t)bytes;
+        ldr_tenant_of(s, c)->pinned_bytes += (uint64_t)bytes;
     }
 }
 
@@ -239,9 +186,14 @@ static void chunk_detach(ldr_store_t *s, uint32_t chunk)
         if (s->shards[i].dirty) {
             ldr_store_dirty_remove(s, i);
         }
+        if (s->shards[i].offered) {
+            LDR_COUNT(s, c->space, offers_evicted, 1);
+            ldr_store_offer_remove(s, i);
+        }
     }
-    unpin(s, c);
-    s->policy->remove(tenant_of(s, c)->policy, chunk);
+    ldr_unpin(s, c);
+    ldr_passing_remove(s, c);
+    s->policy->remove(ldr_tenant_of(s, c)->policy, chunk);
     ldr_index_at(&s->index, c->entry)->resident = LDR_NIL;
     c->entry = LDR_NIL;
     if (c->holds == 0) {
@@ -271,11 +223,11 @@ void ldr_store_hold(ldr_store_t *s, uint32_t chunk)
     ldr_chunk_t *c = &s->chunks[chunk];
 
     if (c->holds++ == 0) {
-        ldr_tenant_t *t = tenant_of(s, c);
+        ldr_tenant_t *t = ldr_tenant_of(s, c);
 
         s->held_chunks++;
         t->held_chunks++;
-        if (c->entry != LDR_NIL && !c->pinned) {
+        if (c->entry != LDR_NIL && !c->pinned && !c->passing) {
             s->policy->hold(t->policy, chunk);
         }
     }
@@ -285,17 +237,17 @@ void ldr_store_release(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
 
-    if (!HOLDS(s, c->holds > 0) || --c->holds > 0) {
+    if (!LDR_HOLDS(s, c->holds > 0) || --c->holds > 0) {
         return;
     }
-    ldr_tenant_t *t = tenant_of(s, c);
+    ldr_tenant_t *t = ldr_tenant_of(s, c);
     s->held_chunks--;
     t->held_chunks--;
     if (c->entry == LDR_NIL) {
         chunk_free(s, chunk);
     } else if (c->leaving) {
         ldr_store_evict_chunk(s, chunk);
-    } else if (!c->pinned) {
+    } else if (!c->pinned && !c->passing) {
         s->policy->release(t->policy, chunk);
     }
 }
@@ -304,7 +256,7 @@ void ldr_store_forget(ldr_store_t *s, uint32_t entry)
 {
     ldr_entry_t *e = ldr_index_at(&s->index, entry);
 
-    if (!HOLDS(s, e->shards > 0)) { /* an entry that is in use */
+    if (!LDR_HOLDS(s, e->shards > 0)) { /* an entry that is in use */
         return;
     }
     if (e->resident != LDR_NIL) {
@@ -341,16 +293,6 @@ static void chunk_drop(ldr_store_t *s, uint32_t chunk)
     }
 }
 
-static uint32_t oldest_pinned(const ldr_store_t *s, const ldr_tenant_t *t)
-{
-    uint32_t chunk = t->pin_head;
-
-    while (chunk != LDR_NIL && s->chunks[chunk].holds > 0) {
-        chunk = s->chunks[chunk].pin_next;
-    }
-    return chunk;
-}
-
 void ldr_store_evict_chunk(ldr_store_t *s, uint32_t chunk)
 {
     const ldr_chunk_t *c = &s->chunks[chunk];
@@ -366,21 +308,6 @@ void ldr_store_evict_chunk(ldr_store_t *s, uint32_t chunk)
     chunk_drop(s, chunk);
 }
 
-bool ldr_store_evict(ldr_store_t *s, uint32_t tenant)
-{
-    const ldr_tenant_t *t = &s->tenants[tenant];
-    uint32_t chunk = s->policy->victim(t->policy);
-
-    if (chunk == LDR_NIL) {
-        chunk = oldest_pinned(s, t);
-    }
-    if (chunk == LDR_NIL) {
-        return false;
-    }
-    ldr_store_evict_chunk(s, chunk);
-    return true;
-}
-
 void ldr_store_discard(ldr_store_t *s, uint32_t chunk)
 {
     const ldr_chunk_t *c = &s->chunks[chunk];
@@ -392,86 +319,6 @@ void ldr_store_discard(ldr_store_t *s, uint32_t chunk)
         LDR_COUNT(s, c->space, saves_dropped_evicted, s->shards[i].dirty);
     }
     chunk_drop(s, chunk);
-}
-
-/* ---- finding ---- */
-
-ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space, uint32_t group,
-                          const larder_key_t *key)
-{
-    return (ldr_name_t){
-        .key = key,
-        .fingerprint = ldr_index_fingerprint(&s->index, space, group, key),
-        .space = space,
-        .group = group,
-    };
-}
-
-/* Whether a save copies into it: then its end is near. */
-static bool is_filling(const ldr_store_t *s, uint32_t chunk)
-{
-    for (uint32_t i = s->chunks[chunk].shards; i != LDR_NIL;
-         i = s->shards[i].next) {
-        if (s->shards[i].state == LDR_SHARD_FILLING) {
-            return true;
-        }
-    }
-    return false;
-}
-
-uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
-                        uint32_t now_s, larder_cause_t *cause_p)
-{
-    uint32_t entry = ldr_index_find(&s->index, name->fingerprint, name->space,
-                                    name->group, after);
-    if (entry == LDR_NIL) {
-        *cause_p = ldr_store_ghost_find(s, name->fingerprint)
-                       ? LARDER_CAUSE_EVICTED
-                       : LARDER_CAUSE_ABSENT;
-        return LDR_NIL;
-    }
-    ldr_entry_t *e = ldr_index_at(&s->index, entry);
-    if (e->epoch != s->spaces[name->space].epoch ||
-        (e->expires_s != 0 && now_s >= e->expires_s)) {
-        ldr_store_forget(s, entry);
-        *cause_p = LARDER_CAUSE_STALE;
-        return LDR_NIL;
-    }
-    if (e->resident != LDR_NIL && s->chunks[e->resident].leaving &&
-        !is_filling(s, e->resident)) {
-        /* Nobody else gets hold of it, or its extent would never leave. */
-        bool on_disk = ldr_index_has_loc(&s->index, entry);
-
-        ldr_store_evict_chunk(s, e->resident);
-        if (!on_disk) {
-            *cause_p = LARDER_CAUSE_EVICTED;
-            return LDR_NIL;
-        }
-    }
-    if (e->resident != LDR_NIL &&
-        memcmp(&s->chunks[e->resident].key, name->key, sizeof(*name->key))) {
-        *cause_p = LARDER_CAUSE_ABSENT;
-        return LDR_NIL;
-    }
-    *cause_p = LARDER_CAUSE_NONE;
-    return entry;
-}
-
-uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,
-                            uint32_t number)
-{
-    uint32_t chunk = ldr_index_at(&s->index, entry)->resident;
-
-    if (chunk == LDR_NIL) {
-        return LDR_NIL;
-    }
-    for (uint32_t i = s->chunks[chunk].shards; i != LDR_NIL;
-         i = s->shards[i].next) {
-        if (s->shards[i].number == number) {
-            return i;
-        }
-    }
-    return LDR_NIL;
 }
 
 /* ---- reserve, commit, abort ---- */
@@ -519,12 +366,33 @@ static uint32_t entry_new(ldr_store_t *s, const ldr_reserve_t *r)
     return entry;
 }
 
+/* The slot of the chunk before it, or LDR_NIL. The parent's entry is a hint; a
+ * wrong one costs order, never bytes. entry: LDR_NIL: there is none yet. */
+static uint32_t parent_slot(const ldr_store_t *s, uint32_t entry,
+                            const ldr_reserve_t *r)
+{
+    uint32_t above = LDR_NIL;
+
+    if (entry != LDR_NIL) {
+        above = ldr_index_at(&s->index, entry)->parent;
+    } else if (r->parent != NULL) {
+        ldr_name_t p =
+            ldr_store_name(s, r->name.space, r->name.group, r->parent);
+
+        above =
+            ldr_index_find(&s->index, p.fingerprint, p.space, p.group, LDR_NIL);
+    }
+    return above != LDR_NIL ? ldr_index_at(&s->index, above)->resident
+                            : LDR_NIL;
+}
+
 static void chunk_attach(ldr_store_t *s, uint32_t chunk, uint32_t entry,
                          const ldr_reserve_t *r)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
     ldr_entry_t *e = ldr_index_at(&s->index, entry);
-    uint32_t parent = LDR_NIL;
+    ldr_policy_t *policy = s->tenants[s->spaces[r->name.space].tenant].policy;
+    uint32_t parent = parent_slot(s, entry, r);
 
     c->key = *r->name.key;
     if (r->parent != NULL) {
@@ -538,39 +406,92 @@ static void chunk_attach(ldr_store_t *s, uint32_t chunk, uint32_t entry,
     c->written_s = r->now_s;
     c->expires_s = e->expires_s;
     e->resident = chunk;
-    /* The parent's entry is a hint; a wrong one costs order, never bytes. */
-    if (e->parent != LDR_NIL) {
-        parent = ldr_index_at(&s->index, e->parent)->resident;
-    }
-    if (parent == chunk) {
-        parent = LDR_NIL;
-    }
-    s->policy->add(tenant_of(s, c)->policy, chunk, parent, c->depth);
+    s->policy->time(policy, s->now_ds);
+    s->policy->place(policy, chunk, parent != chunk ? parent : LDR_NIL,
+                     c->depth, ldr_store_print(s, r->name.space, r->name.key));
     if (r->pin) {
-        pin(s, chunk, r->length);
+        ldr_pin(s, chunk, r->length);
     }
 }
 
-/* Pages of the tenant's, making room where there is none. LDR_NIL: not even by
- * evicting all that nobody holds. */
-static uint32_t pages_for(ldr_store_t *s, uint32_t tenant, uint32_t count)
+/* Whether a save of a new chunk is worth what must go for it. */
+static bool is_worth(ldr_store_t *s, uint32_t tenant, uint32_t entry,
+                     const ldr_reserve_t *r)
 {
+    ldr_policy_t *policy = s->tenants[tenant].policy;
+    uint32_t depth = entry != LDR_NIL
+                         ? ldr_entry_depth(ldr_index_at(&s->index, entry))
+                         : r->depth & LDR_DEPTH_MAX;
+
+    s->policy->time(policy, s->now_ds);
+    return s->policy->admit(policy, parent_slot(s, entry, r), depth,
+                            ldr_store_print(s, r->name.space, r->name.key));
+}
+
+/* Room that is being made. */
+typedef struct making {
+    uint32_t tenant, entry;
+    bool ask;     /* the policy may refuse */
+    bool refused; /* and has */
+} making_t;
+
+/* Pages of the tenant's, making room where there is none. LDR_NIL: not even by
+ * evicting all that nobody holds, or the policy has refused, and there is no
+ * disk to pass it on to. */
+static uint32_t pages_for(ldr_store_t *s, making_t *m, const ldr_reserve_t *r)
+{
+    uint32_t count = ldr_arena_pages(r->length);
     uint32_t page;
 
-    while ((page = ldr_arena_take(&s->arena, tenant, count)) == LDR_NIL) {
-        if (!ldr_arena_claim(&s->arena, tenant, true) &&
-            !ldr_store_evict(s, tenant)) {
+    while ((page = ldr_arena_take(&s->arena, m->tenant, count)) == LDR_NIL) {
+        if (ldr_arena_claim(&s->arena, m->tenant, true)) {
+            continue;
+        }
+        if (m->ask && !is_worth(s, m->tenant, m->entry, r)) {
+            m->refused = true;
+            if (!s->passes_on) {
+                break;
+            }
+        }
+        m->ask = false;
+        if (!ldr_store_evict(s, m->tenant)) {
             break;
         }
     }
     return page;
 }
 
+/* The chunk has a shard more, with these pages. */
+static void shard_attach(ldr_store_t *s, uint32_t chunk, uint32_t shard,
+                         uint32_t page, const ldr_reserve_t *r)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+    ldr_shard_t *sh = &s->shards[shard];
+    ldr_entry_t *e = ldr_index_at(&s->index, c->entry);
+
+    e->expires_s = ldr_store_sooner(e->expires_s, r->expires_s);
+    c->expires_s = e->expires_s;
+    if (c->pinned &&
+        ldr_tenant_of(s, c)->pinned_bytes + r->length > s->pin_max) {
+        ldr_unpin(s, c); /* it grew out of the budget */
+        e->depth_flags &= ~((uint32_t)LDR_ENTRY_PINNED << 24);
+    }
+    sh->chunk = chunk;
+    sh->number = (uint8_t)r->number;
+    sh->state = (uint8_t)r->state;
+    sh->page = page;
+    sh->length = r->length;
+    sh->next = c->shards;
+    c->shards = shard;
+    s->spaces[c->space].dram_pages += ldr_arena_pages(r->length);
+    ldr_arena_hand(&s->arena, page, shard);
+    count_bytes(s, c, r->length);
+}
+
 larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
                                   const ldr_reserve_t *r, uint32_t *shard_p)
 {
     ldr_space_t *space = &s->spaces[r->name.space];
-    uint32_t pages = ldr_arena_pages(r->length);
     uint32_t chunk = LDR_NIL;
     uint32_t page, shard;
     larder_status_t st = LARDER_E_FULL;
@@ -585,8 +506,15 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
             ldr_store_hold(s, chunk);
         }
     }
-    page = pages_for(s, space->tenant, pages);
+    /* Never refused: more of what is here, what must not go, and what somebody
+     * waits for. */
+    making_t making = {.tenant = space->tenant,
+                       .entry = entry,
+                       .ask = chunk == LDR_NIL && !r->pin &&
+                              r->state == LDR_SHARD_FILLING};
+    page = pages_for(s, &making, r);
     if (page == LDR_NIL) {
+        st = making.refused && !s->passes_on ? LARDER_DECLINED : LARDER_E_FULL;
         goto err_release;
     }
     /* There are as many slots as pages, so both exist. */
@@ -602,27 +530,13 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
         }
         chunk = chunk_new(s);
         chunk_attach(s, chunk, entry, r);
+        if (making.refused) {
+            LDR_COUNT(s, r->name.space, passed_chunks, 1);
+            ldr_passing_add(s, chunk);
+        }
         ldr_store_hold(s, chunk);
     }
-    ldr_chunk_t *c = &s->chunks[chunk];
-    ldr_shard_t *sh = &s->shards[shard];
-    ldr_entry_t *e = ldr_index_at(&s->index, c->entry);
-    e->expires_s = ldr_store_sooner(e->expires_s, r->expires_s);
-    c->expires_s = e->expires_s;
-    if (c->pinned && tenant_of(s, c)->pinned_bytes + r->length > s->pin_max) {
-        unpin(s, c); /* it grew out of the budget */
-        e->depth_flags &= ~((uint32_t)LDR_ENTRY_PINNED << 24);
-    }
-    sh->chunk = chunk;
-    sh->number = (uint8_t)r->number;
-    sh->state = (uint8_t)r->state;
-    sh->page = page;
-    sh->length = r->length;
-    sh->next = c->shards;
-    c->shards = shard;
-    space->dram_pages += pages;
-    ldr_arena_hand(&s->arena, page, shard);
-    count_bytes(s, c, r->length);
+    shard_attach(s, chunk, shard, page, r);
     *shard_p = shard;
     return LARDER_OK;
 
@@ -652,8 +566,8 @@ bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
     ldr_shard_t *sh = &s->shards[shard];
     ldr_chunk_t *c = &s->chunks[sh->chunk];
 
-    if (!HOLDS(s, sh->state == LDR_SHARD_FILLING ||
-                      sh->state == LDR_SHARD_READING) ||
+    if (!LDR_HOLDS(s, sh->state == LDR_SHARD_FILLING ||
+                          sh->state == LDR_SHARD_READING) ||
         c->entry == LDR_NIL || c->epoch != s->spaces[c->space].epoch) {
         return false;
     }
@@ -676,7 +590,7 @@ void ldr_store_abort(ldr_store_t *s, uint32_t shard)
     ldr_chunk_t *c = &s->chunks[chunk];
     uint32_t *link = &c->shards;
 
-    if (!HOLDS(s, sh->state != LDR_SHARD_READY)) {
+    if (!LDR_HOLDS(s, sh->state != LDR_SHARD_READY)) {
         return;
     }
     while (*link != shard) {

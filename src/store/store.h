@@ -11,15 +11,17 @@
  *     entry leads to it any more, nobody finds it; it is freed when its last
  *     hold ends).
  *  2. An attached chunk is in the policy; it is a candidate for eviction
- *     exactly while nobody holds it and it is not pinned. Pinned chunks are
- *     evicted, oldest first, when there is no other candidate.
+ *     exactly while nobody holds it and it is neither pinned nor passing.
+ *     Passing chunks are evicted before all others once they are written down,
+ *     and after them until then; pinned ones, oldest first, when there is no
+ *     other. None is both.
  *  3. Pages of a shard change only while it is filling or reading, and are
  *     given back only when nobody holds its chunk. So whoever holds a chunk
  *     may walk its shards' pages without the lock.
  *  4. Only ready shards are found. A shard becomes ready once, and never
  *     changes after.
  *  5. A shard is in the dirty queue exactly while `dirty`: ready, attached,
- *     and neither written nor being written.
+ *     and neither written, being written, nor refused.
  *  6. An entry without location has a resident chunk: an entry stands for
  *     bytes somewhere.
  *  7. Every page of a chunk lies in an extent of its space's tenant, and no
@@ -58,7 +60,12 @@ typedef struct ldr_shard {
     uint8_t number; /* which shard of the chunk */
     uint8_t state;
     uint8_t checked; /* the bytes in DRAM have matched crc */
-    uint8_t dirty;
+    uint8_t dirty : 1;
+    uint8_t refused : 1; /* not to be written down, until it is used again */
+    uint8_t offered : 1; /* in the queue for the shared tier */
+    uint8_t tier : 2;    /* while reading: from which */
+    uint8_t turn : 1;    /* offered: see offer_turn */
+    uint32_t offer_prev, offer_next;
     uint64_t save_seq;   /* order of saves, for flush */
     ldr_load_t *waiters; /* while reading */
 } ldr_shard_t;
@@ -77,8 +84,9 @@ typedef struct ldr_chunk {
     uint8_t group;
     uint8_t pinned : 1;
     uint8_t leaving : 1; /* in an extent that leaves: goes with its last hold */
+    uint8_t passing : 1; /* refused: it goes first once it is written down */
     uint32_t bytes;      /* of its shards, for the pin budget */
-    uint32_t pin_prev, pin_next;
+    uint32_t pin_prev, pin_next; /* of the pinned, or of the passing */
 } ldr_chunk_t;
 
 /* Counters of events; every field is shown by name in the metrics. */
@@ -87,6 +95,8 @@ typedef struct ldr_chunk {
     X(saves_present, "saves answered present")                                 \
     X(saves_mismatch, "saves that verify_put found different")                 \
     X(saves_full, "saves refused: everything leased")                          \
+    X(saves_declined, "saves not kept: what is in dram is worth more")         \
+    X(passed_chunks, "chunks passed on to ssd: what is in dram is worth more") \
     X(saves_canceled, "saves that were canceled or late")                      \
     X(saves_failed, "saves refused for their arguments")                       \
     X(saves_stale, "saves overtaken by a reset")                               \
@@ -94,8 +104,16 @@ typedef struct ldr_chunk {
     X(saves_dropped_evicted, "shards evicted before they were written down")   \
     X(saves_dropped_size, "shards larger than a segment")                      \
     X(saves_dropped_io, "shards lost by a failed write")                       \
+    X(refused_first, "shards not written down: used once so far")              \
+    X(refused_budget, "shards not written down: the day's budget is spent")    \
     X(loads_dram, "loads served from dram")                                    \
     X(loads_ssd, "loads served from ssd")                                      \
+    X(loads_shared, "loads served from the shared tier")                       \
+    X(loaded_shared_bytes, "bytes loaded that had to come from there")         \
+    X(offers_written, "shards written to the shared tier")                     \
+    X(offers_present, "shards that the shared tier had already")               \
+    X(offers_evicted, "shards evicted before the shared tier had them")        \
+    X(offers_failed, "shards that a failed write did not bring there")         \
     X(evicted_chunks, "chunks evicted from dram")                              \
     X(evicted_bytes, "bytes evicted from dram")                                \
     X(reclaimed_chunks, "shards dropped from ssd to make room")                \
@@ -142,8 +160,9 @@ typedef struct ldr_tenant {
     uint32_t space_count;
     uint64_t dram_max, ssd_max; /* 0: no limit of its own */
 
-    ldr_policy_t *policy;        /* over its chunks */
-    uint32_t pin_head, pin_tail; /* pinned chunks, oldest first */
+    ldr_policy_t *policy;                /* over its chunks */
+    uint32_t pin_head, pin_tail;         /* pinned chunks, oldest first */
+    uint32_t passing_head, passing_tail; /* likewise */
     uint64_t pinned_bytes;
     uint32_t held_chunks;
     bool asks;         /* it has asked for memory, and so has a share */
@@ -171,13 +190,22 @@ typedef struct ldr_store {
     uint32_t space_count;
     ldr_tenant_t *tenants;
     uint32_t tenant_count;
+    uint32_t now_ds;   /* the node's clock, in tenths of a second */
     bool shares_stale; /* who asks, or a limit, has changed */
     uint32_t disks;    /* that locations may lead to */
     uint64_t pin_max;
     bool write_behind; /* there is a tier below: new shards are dirty */
+    bool passes_on;    /* this or another: what the policy refuses goes there */
     uint32_t dirty_head, dirty_tail;
     uint64_t dirty_count;
-    bool dirty_left;    /* one left the queue: who waits for it may look */
+    bool dirty_left; /* one left a queue: who waits for it may look */
+    uint32_t offer_head, offer_tail; /* for the shared tier, oldest first */
+    uint64_t offer_count, offer_bytes;
+    /* A flush begins a turn, once nothing of the one before is left: so it can
+     * tell what was offered before it from what comes meanwhile. The lowest
+     * bit is that of the shards. */
+    uint64_t offer_turn;
+    uint64_t offer_turns[2]; /* offers by that bit */
     uint64_t save_seq;  /* last given */
     ldr_counters_t n;   /* of all spaces, and of none */
     const char *broken; /* the first invariant found broken, or NULL */
@@ -265,7 +293,7 @@ static inline size_t ldr_store_segment(uint32_t disk, uint32_t segment)
 void ldr_store_set_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
                        ldr_loc_t loc);
 
-/* ---- finding ---- */
+/* ---- finding (find.c) ---- */
 
 /* A chunk's name, with its fingerprint worked out once. */
 typedef struct ldr_name {
@@ -331,7 +359,8 @@ typedef struct ldr_reserve {
  * Makes a shard with room for length bytes, in the given state, evicting what
  * must go of the same tenant, and holds its chunk. entry: that of the chunk, or
  * LDR_NIL: it is added. LARDER_E_FULL: not even by evicting all of the tenant's
- * that nobody holds. LARDER_E_SPACE: the space is nobody's.
+ * that nobody holds. LARDER_DECLINED: what would have to go is worth more; with
+ * a disk it passes on to that instead. LARDER_E_SPACE: the space is nobody's.
  */
 larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
                                   const ldr_reserve_t *r, uint32_t *shard_p);
@@ -351,6 +380,21 @@ void ldr_store_abort(ldr_store_t *s, uint32_t shard);
 void ldr_store_hold(ldr_store_t *s, uint32_t chunk);
 void ldr_store_release(ldr_store_t *s, uint32_t chunk);
 
+/* Whoever holds the chunk reads it. */
+void ldr_store_used(ldr_store_t *s, uint32_t chunk);
+
+/* Somebody is about to use a chain, or, over, its session has ended: for the
+ * tenant's policy. Its slots are not needed. */
+void ldr_store_request(ldr_store_t *s, uint32_t space,
+                       const ldr_policy_request_t *request, bool over);
+
+/* What stands for a chunk of all groups in such a request. */
+static inline uint64_t ldr_store_print(const ldr_store_t *s, uint32_t space,
+                                       const larder_key_t *key)
+{
+    return ldr_index_fingerprint(&s->index, space, LARDER_GROUPS_MAX, key);
+}
+
 /* Takes one chunk of the tenant's nobody holds out of DRAM. False: there is
  * none. */
 bool ldr_store_evict(ldr_store_t *s, uint32_t tenant);
@@ -365,6 +409,16 @@ void ldr_store_discard(ldr_store_t *s, uint32_t chunk);
 
 void ldr_store_dirty_push(ldr_store_t *s, uint32_t shard);
 void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard);
+
+/* ---- the queue of what the shared tier should have (offer.c) ----
+ *
+ * A shard is in it exactly while `offered`: ready and attached. It may be
+ * evicted, which is counted. */
+
+void ldr_store_offer_push(ldr_store_t *s, uint32_t shard);
+/* One that was in the queue before: it stays of its turn. */
+void ldr_store_offer_again(ldr_store_t *s, uint32_t shard);
+void ldr_store_offer_remove(ldr_store_t *s, uint32_t shard);
 
 /* ---- marks of the evicted (ghosts.c) ---- */
 

@@ -5,6 +5,8 @@
 #include "base/mem.h"
 #include "store/store.h"
 
+#define HELD_LOOK 8u /* extents that are looked at */
+
 /* ---- spaces and tenants ---- */
 
 /* The tenant whose tag the space bears, or LDR_NIL. */
@@ -53,6 +55,7 @@ uint32_t ldr_store_tenant(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
     memset(t, 0, sizeof(*t));
     memcpy(t->id, id, LDR_ID_BYTES);
     t->pin_head = t->pin_tail = LDR_NIL;
+    t->passing_head = t->passing_tail = LDR_NIL;
     t->policy = s->policy->create(s->arena.page_count);
     if (t->policy == NULL) {
         return LDR_NIL;
@@ -189,6 +192,46 @@ static uint32_t most_over(const ldr_store_t *s)
     return best;
 }
 
+/* Whether somebody holds something in it, so that it cannot leave soon. */
+static bool is_held(const ldr_store_t *s, uint32_t extent)
+{
+    const ldr_arena_extent_t *x = &s->arena.extents[extent];
+
+    for (uint32_t i = 0; i < x->count; i++) {
+        uint32_t shard = ldr_arena_holder(&s->arena, x->first + i);
+
+        if (shard != LDR_NIL && s->chunks[s->shards[shard].chunk].holds > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The extent, or if it cannot leave soon, one of the next of the tenant's that
+ * can; a few are looked at. */
+static uint32_t free_to_leave(const ldr_store_t *s, uint32_t tenant,
+                              uint32_t extent)
+{
+    const ldr_arena_t *a = &s->arena;
+    uint32_t looks = HELD_LOOK;
+
+    if (extent == LDR_NIL || !is_held(s, extent)) {
+        return extent;
+    }
+    for (uint32_t i = 1; i < a->extent_count && looks > 0; i++) {
+        uint32_t other = (extent + i) % a->extent_count;
+
+        if (a->extents[other].state == LDR_EXTENT_OWNED &&
+            a->extents[other].tenant == tenant) {
+            if (!is_held(s, other)) {
+                return other;
+            }
+            looks--;
+        }
+    }
+    return extent;
+}
+
 /* Which of a tenant's extents it misses least: one that is much emptier than
  * the others, or the one where its next victim lies. */
 static uint32_t choose_extent(const ldr_store_t *s, uint32_t tenant)
@@ -235,7 +278,7 @@ uint32_t ldr_store_demand(ldr_store_t *s, uint32_t tenant)
     if (giver == LDR_NIL || giver == tenant) {
         return LDR_NIL;
     }
-    uint32_t extent = choose_extent(s, giver);
+    uint32_t extent = free_to_leave(s, giver, choose_extent(s, giver));
     ldr_arena_leave(&s->arena, extent, tenant);
     return extent;
 }

@@ -36,23 +36,68 @@ bool ldr_get_match(const uint8_t *at, size_t bytes, ldr_match_msg_t *m)
            (uint64_t)m->count * LARDER_KEY_BYTES == bytes - MATCH_HEAD;
 }
 
-_Static_assert(LARDER_TIER_COUNT == 2, "LDR_MATCHED_BYTES has two tiers");
-
-size_t ldr_put_matched(uint8_t *at, const larder_match_t *m)
+size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m)
 {
+    size_t keys = (size_t)m->count * LARDER_KEY_BYTES;
+
+    ldr_put32(at, m->space);
+    ldr_put32(at + 4, m->count);
+    ldr_put32(at + 8, m->chunk_tokens);
+    ldr_put32(at + 12, m->tokens);
+    ldr_put32(at + 16, m->hint);
+    ldr_put32(at + 20, m->saves);
+    ldr_put64(at + 24, m->id);
+    memcpy(at + LDR_ANNOUNCE_HEAD_BYTES, m->keys, keys);
+    return LDR_ANNOUNCE_HEAD_BYTES + keys;
+}
+
+bool ldr_get_announce(const uint8_t *at, size_t bytes, ldr_announce_msg_t *m)
+{
+    if (bytes < LDR_ANNOUNCE_HEAD_BYTES) {
+        return false;
+    }
+    *m = (ldr_announce_msg_t){
+        .space = ldr_get32(at),
+        .count = ldr_get32(at + 4),
+        .chunk_tokens = ldr_get32(at + 8),
+        .tokens = ldr_get32(at + 12),
+        .hint = ldr_get32(at + 16),
+        .saves = ldr_get32(at + 20),
+        .id = ldr_get64(at + 24),
+        .keys = at + LDR_ANNOUNCE_HEAD_BYTES,
+    };
+    return m->count >= 1 && m->saves <= 1 &&
+           (uint64_t)m->count * LARDER_KEY_BYTES ==
+               bytes - LDR_ANNOUNCE_HEAD_BYTES;
+}
+
+_Static_assert(LARDER_TIER_COUNT == 3, "LDR_MATCHED_BYTES has three tiers");
+
+#define MATCHED_TWO 40u /* bytes, with two */
+
+size_t ldr_put_matched(uint8_t *at, const larder_match_t *m, bool shared)
+{
+    uint32_t chunks = m->tier_chunks[LARDER_TIER_SHARED];
+    uint64_t tier_bytes = m->tier_bytes[LARDER_TIER_SHARED];
+
     ldr_put32(at, m->chunks);
     ldr_put32(at + 4, m->tier_chunks[0]);
-    ldr_put32(at + 8, m->tier_chunks[1]);
+    ldr_put32(at + 8, m->tier_chunks[1] + (shared ? 0 : chunks));
     ldr_put32(at + 12, (uint32_t)m->cause);
     ldr_put64(at + 16, m->tier_bytes[0]);
-    ldr_put64(at + 24, m->tier_bytes[1]);
+    ldr_put64(at + 24, m->tier_bytes[1] + (shared ? 0 : tier_bytes));
     ldr_put64(at + 32, m->load_us);
+    if (!shared) {
+        return MATCHED_TWO;
+    }
+    ldr_put32(at + 40, chunks);
+    ldr_put64(at + 44, tier_bytes);
     return LDR_MATCHED_BYTES;
 }
 
 bool ldr_get_matched(const uint8_t *at, size_t bytes, larder_match_t *m)
 {
-    if (bytes != LDR_MATCHED_BYTES) {
+    if (bytes != LDR_MATCHED_BYTES && bytes != MATCHED_TWO) {
         return false;
     }
     uint32_t cause = ldr_get32(at + 12);
@@ -66,6 +111,10 @@ bool ldr_get_matched(const uint8_t *at, size_t bytes, larder_match_t *m)
         .load_us = ldr_get64(at + 32),
         .cause = (larder_cause_t)cause,
     };
+    if (bytes == LDR_MATCHED_BYTES) {
+        m->tier_chunks[LARDER_TIER_SHARED] = ldr_get32(at + 40);
+        m->tier_bytes[LARDER_TIER_SHARED] = ldr_get64(at + 44);
+    }
     return true;
 }
 

@@ -243,13 +243,22 @@ size_t ldr_put_space(uint8_t *at, const ldr_space_msg_t *m)
     memcpy(at, m->id, LDR_WIRE_ID_BYTES);
     memcpy(at + LDR_WIRE_ID_BYTES, m->check, LDR_WIRE_ID_BYTES);
     ldr_put32(at + 2 * LDR_WIRE_ID_BYTES, m->shards);
-    return LDR_SPACE_MSG_BYTES;
+    if (!m->has_key) {
+        return LDR_SPACE_MSG_BYTES;
+    }
+    memcpy(at + LDR_SPACE_MSG_BYTES, m->key, LDR_WIRE_KEY_BYTES);
+    return LDR_SPACE_MSG_BYTES + LDR_WIRE_KEY_BYTES;
 }
 
 bool ldr_get_space(const uint8_t *at, size_t bytes, ldr_space_msg_t *m)
 {
-    if (bytes != LDR_SPACE_MSG_BYTES) {
+    if (bytes != LDR_SPACE_MSG_BYTES &&
+        bytes != LDR_SPACE_MSG_BYTES + LDR_WIRE_KEY_BYTES) {
         return false;
+    }
+    *m = (ldr_space_msg_t){.has_key = bytes > LDR_SPACE_MSG_BYTES};
+    if (m->has_key) {
+        memcpy(m->key, at + LDR_SPACE_MSG_BYTES, LDR_WIRE_KEY_BYTES);
     }
     memcpy(m->id, at, LDR_WIRE_ID_BYTES);
     memcpy(m->check, at + LDR_WIRE_ID_BYTES, LDR_WIRE_ID_BYTES);

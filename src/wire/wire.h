@@ -33,6 +33,7 @@
 #define LDR_PAYLOAD_MAX (64u << 20) /* in one frame */
 
 #define LDR_WIRE_ID_BYTES 16u
+#define LDR_WIRE_KEY_BYTES 32u
 #define LDR_NONCE_BYTES 32u
 #define LDR_MAC_BYTES 32u
 #define LDR_TENANT_MAX 63u
@@ -49,6 +50,7 @@
     X(SPACE, 16, 0, "space")                                                   \
     X(RESET, 17, 0, "reset")                                                   \
     X(MATCH, 18, 0, "match")                                                   \
+    X(ANNOUNCE, 25, 0, "announce")                                             \
     X(EXISTS, 19, 0, "exists")                                                 \
     X(REMOVE, 20, 0, "remove")                                                 \
     X(FLUSH, 21, 0, "flush")                                                   \
@@ -77,8 +79,14 @@ enum {
     LDR_FRAME_SILENT = 1u << 1, /* no reply is wanted, not even of a failure */
 };
 
-enum { LDR_FEATURE_TCP_LEASE = 1u << 0 }; /* LEASE without segments */
-#define LDR_FEATURES ((uint64_t)LDR_FEATURE_TCP_LEASE)
+enum {
+    LDR_FEATURE_TCP_LEASE = 1u << 0, /* LEASE without segments */
+    LDR_FEATURE_SHARED = 1u << 1,    /* the third tier, and its key */
+    LDR_FEATURE_ANNOUNCE = 1u << 2,  /* ANNOUNCE, and saves DECLINED */
+};
+#define LDR_FEATURES                                                           \
+    ((uint64_t)(LDR_FEATURE_TCP_LEASE | LDR_FEATURE_SHARED |                   \
+                LDR_FEATURE_ANNOUNCE))
 
 typedef struct ldr_frame {
     uint16_t opcode;
@@ -188,9 +196,13 @@ typedef struct ldr_space_msg {
     uint8_t id[LDR_WIRE_ID_BYTES];
     uint8_t check[LDR_WIRE_ID_BYTES];
     uint32_t shards;
+    /* With LDR_FEATURE_SHARED: the tenant's key for the shared tier, which is
+     * derived from its secret and says nothing of it. */
+    bool has_key;
+    uint8_t key[LDR_WIRE_KEY_BYTES];
 } ldr_space_msg_t;
 
-#define LDR_SPACE_MSG_BYTES 36u
+#define LDR_SPACE_MSG_BYTES 36u /* and the key, if there is one */
 size_t ldr_put_space(uint8_t *at, const ldr_space_msg_t *m);
 bool ldr_get_space(const uint8_t *at, size_t bytes, ldr_space_msg_t *m);
 
@@ -211,8 +223,26 @@ typedef struct ldr_match_msg {
 size_t ldr_put_match(uint8_t *at, const ldr_match_msg_t *m);
 bool ldr_get_match(const uint8_t *at, size_t bytes, ldr_match_msg_t *m);
 
-#define LDR_MATCHED_BYTES 40u
-size_t ldr_put_matched(uint8_t *at, const larder_match_t *m);
+/* A request that is about to use a chain; no body in the reply. */
+typedef struct ldr_announce_msg {
+    uint32_t space;
+    uint32_t count;
+    uint32_t chunk_tokens, tokens; /* see ldr_announce_t (node.h) */
+    uint32_t hint;
+    uint32_t saves; /* 1: told by a save */
+    uint64_t id;
+    const uint8_t *keys; /* count * LARDER_KEY_BYTES */
+} ldr_announce_msg_t;
+
+#define LDR_ANNOUNCE_HEAD_BYTES 32u
+#define LDR_ANNOUNCE_KEYS                                                      \
+    ((LDR_BODY_MAX - LDR_ANNOUNCE_HEAD_BYTES) / LARDER_KEY_BYTES)
+size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m);
+bool ldr_get_announce(const uint8_t *at, size_t bytes, ldr_announce_msg_t *m);
+
+/* shared: the peer knows the third tier; else what is there counts as ssd. */
+#define LDR_MATCHED_BYTES 52u
+size_t ldr_put_matched(uint8_t *at, const larder_match_t *m, bool shared);
 bool ldr_get_matched(const uint8_t *at, size_t bytes, larder_match_t *m);
 
 /* Batches: EXISTS, REMOVE, REPORT, GET, LEASE have names as rows; PUT and

@@ -106,13 +106,37 @@ static void test_no_room(void **state)
     fix_t *f = fix(state);
     flat_t e;
 
-    fix_open_dram(f, "dram=8M");
+    fix_open_dram(f, "dram=8M&policy=lru");
     flat_make(&e, f->lar, 20600, PAGES, 1, 512 << 10);
     uint32_t roomless = flat_save(&e);
     /* By TCP and in a private window it is room for the bytes alone. */
     assert_true(roomless > 0 || !(f->embedded || transport_is("shm")));
     flat_load(&e, PAGES - 1);
     assert_int_equal(stats_of(f->lar).dram_leased_chunks, 0);
+    flat_free(&e);
+}
+
+/* The same with a policy that knows that they belong together: its beginning is
+ * kept, which is of use without the rest. */
+static void test_too_long(void **state)
+{
+    enum { PAGES = 40 };
+    fix_t *f = fix(state);
+    larder_rooms_t *rooms = NULL;
+    flat_t e;
+
+    fix_open_dram(f, "dram=8M");
+    flat_make(&e, f->lar, 20600, PAGES, 1, 512 << 10);
+    assert_status(larder_prefix_reserve(e.space, e.layout, &e.move, &rooms), 0);
+    assert_status(larder_prefix_fill(&rooms, &e.move), LARDER_OK);
+    assert_int_equal(e.move.shards + e.move.skipped, PAGES);
+    assert_true(e.move.shards > 4 && e.move.skipped > 4);
+    e.move.end = e.move.shards;
+    memset(e.memory, 0, e.pages * e.bytes);
+    assert_status(larder_prefix_load(e.space, e.layout, &e.move), LARDER_OK);
+    for (uint32_t i = 0; i < e.move.end; i++) {
+        assert_true(content_is(i, e.memory + e.ids[i] * e.bytes, e.bytes));
+    }
     flat_free(&e);
 }
 
@@ -138,6 +162,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ONE(test_many, "plain"),
         ONE(test_no_room, "plain"),
+        ONE(test_too_long, "plain"),
         ONE(test_lease_limit, "plain"),
     };
 

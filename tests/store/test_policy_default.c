@@ -67,6 +67,7 @@ static void request_of(model_t *m, uint32_t chunk, uint64_t *prints,
         .tokens = below(m, 3) > 0 ? count * 16 - below(m, 16) : 0,
         .chunk_tokens = 16,
         .hint = below(m, 16),
+        .saves = below(m, 5) == 0,
     };
 }
 
@@ -189,6 +190,7 @@ static void model_op(model_t *m)
             slots[i] = below(m, SLOTS + 5);
         }
         def->touch(m->policy, slots, below(m, 20));
+        def->used(m->policy, slot);
         break;
     default: /* sometimes back, sometimes far */
         m->now_ds += below(m, 50) == 0   ? 0u - below(m, 100)

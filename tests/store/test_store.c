@@ -16,6 +16,9 @@
 
 #define PAGES 32u
 
+/* Every test is run with both. */
+static const ldr_policy_ops_t *policy = &ldr_policy_lru;
+
 /* A space's id begins as its tenant's. */
 static const uint8_t space_id[LDR_ID_BYTES] = {2, 0, 0, 0, 1};
 static const uint8_t tenant_id[LDR_ID_BYTES] = {2};
@@ -27,7 +30,7 @@ static void store_open(ldr_store_t *s)
         .entry_max = 1000,
         .seed = 3,
         .pin_max = 8 * LDR_PAGE,
-        .policy = &ldr_policy_lru,
+        .policy = policy,
         .disks = 1,
     };
     ldr_slice_t slice;
@@ -36,7 +39,7 @@ static void store_open(ldr_store_t *s)
     while (ldr_arena_slice_take(&s->arena, LDR_NIL, &slice)) {
         ldr_arena_slice_give(&s->arena, &slice, true);
     }
-    s->write_behind = true;
+    s->write_behind = s->passes_on = true;
     assert_int_equal(ldr_store_tenant(s, tenant_id), 0);
     assert_int_equal(ldr_store_space(s, space_id), 0);
     assert_int_equal(s->spaces[0].tenant, 0);
@@ -67,6 +70,7 @@ static int teardown(void **state)
 typedef struct put {
     uint32_t key, shard, shards, pages, expires_s;
     bool pin;
+    bool chain; /* eight keys are a chain */
 } put_t;
 
 static uint32_t find(ldr_store_t *s, uint32_t key, larder_cause_t *cause_p)
@@ -80,10 +84,12 @@ static uint32_t find(ldr_store_t *s, uint32_t key, larder_cause_t *cause_p)
 /* Reserves; the shard, or LDR_NIL. */
 static uint32_t reserve(ldr_store_t *s, put_t p)
 {
-    larder_key_t key = test_key(p.key);
+    larder_key_t key = test_key(p.key), before = test_key(p.key - 1);
     larder_cause_t cause;
     ldr_reserve_t r = {
         .name = ldr_store_name(s, 0, 0, &key),
+        .parent = p.chain && p.key % 8 > 0 ? &before : NULL,
+        .depth = p.chain ? p.key % 8 : 0,
         .shards = p.shards == 0 ? 1 : p.shards,
         .number = p.shard,
         .length = (p.pages == 0 ? 1 : p.pages) * LDR_PAGE,
@@ -118,6 +124,25 @@ static bool is_there(ldr_store_t *s, uint32_t key, uint32_t shard)
     uint32_t entry = find(s, key, &cause);
 
     return entry != LDR_NIL && ldr_store_resident(s, entry, shard) != LDR_NIL;
+}
+
+/* The first chunks of a key's chain are about to be used. */
+static void request(ldr_store_t *s, uint32_t key, uint32_t count, bool over,
+                    bool saves)
+{
+    uint64_t prints[8];
+    ldr_policy_request_t r = {.prints = prints,
+                              .count = count,
+                              .chunk_tokens = 256,
+                              .tokens = count * 256,
+                              .saves = saves};
+
+    for (uint32_t i = 0; i < count; i++) {
+        larder_key_t k = test_key(key / 8 * 8 + i);
+
+        prints[i] = ldr_store_print(s, 0, &k);
+    }
+    ldr_store_request(s, 0, &r, over);
 }
 
 /* ---- the tests ---- */
@@ -336,7 +361,7 @@ static void test_index_full(void **state)
         .dram_bytes = PAGES * LDR_PAGE,
         .entry_max = 4,
         .seed = 3,
-        .policy = &ldr_policy_lru,
+        .policy = policy,
         .disks = 1,
     };
     ldr_store_t *s = *state;
@@ -400,7 +425,9 @@ static void test_random(void **state)
     printf("seed=%llu\n", (unsigned long long)seed);
     ldr_rand_seed(&rand, seed);
     for (int i = 0; i < 20000; i++) {
-        put_t p = {.key = (uint32_t)ldr_rand_below(&rand, 40), .shards = 2};
+        put_t p = {.key = (uint32_t)ldr_rand_below(&rand, 40),
+                   .shards = 2,
+                   .chain = true};
         uint32_t entry = find(s, p.key, &cause);
         uint64_t op = ldr_rand_below(&rand, 10);
 
@@ -409,6 +436,11 @@ static void test_random(void **state)
         p.pin = ldr_rand_below(&rand, 5) == 0;
         bool there = entry != LDR_NIL &&
                      ldr_store_resident(s, entry, p.shard) != LDR_NIL;
+        s->now_ds += (uint32_t)ldr_rand_below(&rand, 20);
+        if (ldr_rand_below(&rand, 8) == 0) {
+            request(s, p.key, 1 + (uint32_t)ldr_rand_below(&rand, 8),
+                    ldr_rand_below(&rand, 9) == 0, false);
+        }
         if (op < 4 && !there && filling_count < 8) {
             uint32_t shard = reserve(s, p);
             if (shard != LDR_NIL) {
@@ -426,6 +458,7 @@ static void test_random(void **state)
             if (chunk != LDR_NIL) {
                 ldr_store_hold(s, chunk);
                 held[held_count++] = chunk;
+                ldr_store_used(s, chunk);
             }
         } else if (op == 8 && held_count > 0) {
             ldr_store_release(s, held[--held_count]);
@@ -441,6 +474,94 @@ static void test_random(void **state)
         ldr_store_release(s, held[--held_count]);
     }
     assert_int_equal(s->held_chunks, 0);
+}
+
+/* ---- what the policy refuses ---- */
+
+/* Chains that come back, and as many short ones that never do: with both there
+ * is too little room. */
+static void fill_with_regulars(ldr_store_t *s)
+{
+    for (uint32_t i = 0; i < 4000; i++) {
+        bool regular = i % 2 == 0;
+        uint32_t chain = regular ? i / 2 % 3 : 100 + i;
+
+        s->now_ds += 20;
+        request(s, chain * 8, regular ? 8 : 4, false, false);
+        for (uint32_t k = 0; k < (regular ? 8 : 4); k++) {
+            put_t p = {.key = chain * 8 + k, .chain = true};
+
+            if (!is_there(s, p.key, 0)) {
+                put(s, p);
+            }
+        }
+    }
+}
+
+static void test_declines(void **state)
+{
+    ldr_store_t *s = *state;
+
+    s->write_behind = s->passes_on = false;
+    fill_with_regulars(s);
+    if (policy == &ldr_policy_lru) {
+        assert_int_equal(s->n.passed_chunks, 0);
+        return;
+    }
+    request(s, 800, 4, false, false);
+    assert_int_equal(reserve(s, (put_t){.key = 800, .chain = true}), LDR_NIL);
+    /* Those behind it neither, though nothing is known above them now. */
+    assert_int_equal(reserve(s, (put_t){.key = 801, .chain = true}), LDR_NIL);
+    assert_int_equal(reserve(s, (put_t){.key = 803, .chain = true}), LDR_NIL);
+    /* A pinned one is kept, and what somebody waits for. */
+    uint32_t shard =
+        put(s, (put_t){.key = 802, .shards = 2, .chain = true, .pin = true});
+    assert_int_not_equal(shard, LDR_NIL);
+    /* And the other shards of what is kept. */
+    assert_int_not_equal(
+        put(s, (put_t){.key = 802, .shards = 2, .shard = 1, .chain = true}),
+        LDR_NIL);
+    assert_int_equal(s->n.passed_chunks, 0);
+    assert_true(is_there(s, 0, 0));
+}
+
+static void test_passes_on(void **state)
+{
+    ldr_store_t *s = *state;
+    larder_cause_t cause;
+
+    if (policy == &ldr_policy_lru) {
+        return;
+    }
+    s->write_behind = s->passes_on = false;
+    fill_with_regulars(s);
+    while (s->dirty_head != LDR_NIL) {
+        ldr_store_dirty_remove(s, s->dirty_head);
+    }
+    s->write_behind = s->passes_on = true;
+    request(s, 800, 4, false, false);
+    for (uint32_t i = 0; i < 4; i++) {
+        put_t p = {.key = 800 + i, .chain = true};
+        uint32_t shard = put(s, p);
+
+        assert_int_not_equal(shard, LDR_NIL);
+        assert_int_equal(s->n.passed_chunks, i + 1);
+        assert_true(s->chunks[s->shards[shard].chunk].passing);
+        /* It is written: then it is the first to make room. */
+        uint32_t entry = find(s, p.key, &cause);
+        ldr_store_dirty_remove(s, shard);
+        ldr_store_set_loc(s, entry, 0, ldr_loc(0, 1, i, 2));
+        if (i > 0) {
+            assert_false(is_there(s, p.key - 1, 0));
+        }
+    }
+    /* One that somebody reads is like the others from then on. */
+    uint32_t chunk = ldr_index_at(&s->index, find(s, 803, &cause))->resident;
+    ldr_store_hold(s, chunk);
+    ldr_store_used(s, chunk);
+    ldr_store_release(s, chunk);
+    assert_false(s->chunks[chunk].passing);
+    store_check(s);
 }
 
 /* ---- the same through the API, on a node without disks ---- */
@@ -505,7 +626,10 @@ int main(void)
         TEST(test_pins),         TEST(test_locations),
         TEST(test_index_full),   TEST(test_spaces_and_tenants),
         TEST(test_random),       cmocka_unit_test(test_failed_puts_give_back),
+        TEST(test_declines),     TEST(test_passes_on),
     };
+    int failed = cmocka_run_group_tests_name("lru", tests, NULL, NULL);
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    policy = &ldr_policy_default;
+    return failed + cmocka_run_group_tests_name("learned", tests, NULL, NULL);
 }

@@ -20,6 +20,9 @@
 #define MIB ((uint64_t)1 << 20)
 #define EXTENT_PAGES 32u
 
+/* Every test is run with both. */
+static const ldr_policy_ops_t *policy = &ldr_policy_lru;
+
 /* A store of so many extents, for so many tenants with a space each. */
 static void tenants_open(ldr_store_t *s, uint32_t extents, uint32_t tenants)
 {
@@ -28,7 +31,7 @@ static void tenants_open(ldr_store_t *s, uint32_t extents, uint32_t tenants)
         .entry_max = 10000,
         .seed = 3,
         .pin_max = 8 * LDR_PAGE,
-        .policy = &ldr_policy_lru,
+        .policy = policy,
         .disks = 2,
     };
     ldr_slice_t slice;
@@ -290,8 +293,10 @@ static void test_leaving_holds(void **state)
     uint32_t filling = reserve_of(s, 0, 4, 4);
     uint32_t aborted = reserve_of(s, 0, 5, 4);
     (void)idle;
-    put_of(s, 0, 6, EXTENT_PAGES); /* it has both extents now */
+    /* It has both extents now, and in both something is held. */
+    uint32_t large = put_of(s, 0, 6, EXTENT_PAGES);
     assert_int_equal(s->arena.owners[0].extent_count, 2);
+    ldr_store_hold(s, s->shards[large].chunk);
     ldr_store_hold(s, s->shards[read].chunk);
     ldr_store_hold(s, s->shards[held].chunk);
     assert_int_equal(ldr_store_share(s, 1), 1);
@@ -318,6 +323,30 @@ static void test_leaving_holds(void **state)
     assert_int_equal(renew(s), 1);
     assert_int_not_equal(put_of(s, 1, 1, EXTENT_PAGES), LDR_NIL);
     assert_int_equal(s->arena.extents[extent].tenant, 1);
+    ldr_store_release(s, s->shards[large].chunk);
+}
+
+/* One in which nothing is held goes at once, wherever the next victim is. */
+static void test_leaving_unheld(void **state)
+{
+    ldr_store_t *s = *state;
+
+    for (uint32_t held = 0; held < 2; held++) {
+        uint32_t shards[2];
+
+        tenants_open(s, 2, 2);
+        shards[0] = put_of(s, 0, 1, EXTENT_PAGES);
+        shards[1] = put_of(s, 0, 2, EXTENT_PAGES);
+        ldr_store_hold(s, s->shards[shards[held]].chunk);
+        assert_int_equal(ldr_store_share(s, 1), 1);
+        uint32_t extent = ldr_store_demand(s, 1);
+        assert_int_equal(
+            extent,
+            ldr_arena_extent_of(&s->arena, s->shards[shards[1 - held]].page));
+        assert_false(ldr_store_vacate(s, extent, 1000));
+        assert_int_equal(renew(s), 1);
+        ldr_store_release(s, s->shards[shards[held]].chunk);
+    }
 }
 
 /* What is on disk counts for its space and tenant, until a reset. */
@@ -611,12 +640,15 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_shares),        TEST(test_limit),
-        TEST(test_demand),        TEST(test_demand_takes_the_emptiest),
-        TEST(test_leaving_holds), TEST(test_ssd_counts),
-        TEST(test_protect),       TEST(test_random_tenants),
-        TEST(test_no_memory),
+        TEST(test_shares),         TEST(test_limit),
+        TEST(test_demand),         TEST(test_demand_takes_the_emptiest),
+        TEST(test_leaving_holds),  TEST(test_leaving_unheld),
+        TEST(test_ssd_counts),     TEST(test_protect),
+        TEST(test_random_tenants), TEST(test_no_memory),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("lru", tests, NULL, NULL);
+
+    policy = &ldr_policy_default;
+    return failed + cmocka_run_group_tests_name("learned", tests, NULL, NULL);
 }

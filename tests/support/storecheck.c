@@ -87,7 +87,8 @@ static void check_chunk(const ldr_store_t *s, tally_t *t, uint32_t chunk)
     if (c->entry == LDR_NIL) {
         require(c->holds > 0, "chunk %u is detached, and nobody holds it",
                 chunk);
-        require(!c->pinned, "chunk %u is detached and pinned", chunk);
+        require(!c->pinned && !c->passing,
+                "chunk %u is detached and pinned or passing", chunk);
     } else {
         require(ldr_index_at(&s->index, c->entry)->resident == chunk,
                 "chunk %u is not its entry's", chunk);
@@ -244,6 +245,36 @@ static void check_pins(const ldr_store_t *s, uint32_t tenant)
             (unsigned long long)bytes, (unsigned long long)t->pinned_bytes);
 }
 
+/* Chunks on their way to the disk: in the list exactly if they say so. */
+static void check_passing(const ldr_store_t *s, uint32_t tenant)
+{
+    const ldr_tenant_t *t = &s->tenants[tenant];
+    uint32_t listed = 0, prev = LDR_NIL;
+
+    for (uint32_t i = t->passing_head; i != LDR_NIL;
+         i = s->chunks[i].pin_next) {
+        const ldr_chunk_t *c = &s->chunks[i];
+
+        require(c->passing && !c->pinned && c->entry != LDR_NIL &&
+                    c->pin_prev == prev && s->spaces[c->space].tenant == tenant,
+                "chunk %u is listed, not passing or another's", i);
+        listed++;
+        prev = i;
+    }
+    require(prev == t->passing_tail, "the passing of tenant %u do not end",
+            tenant);
+    for (uint32_t i = 0; i < s->index.entry_top; i++) {
+        const ldr_entry_t *e = ldr_index_at(&s->index, i);
+
+        if (e->shards != 0 && e->resident != LDR_NIL &&
+            s->spaces[e->space].tenant == tenant) {
+            listed -= s->chunks[e->resident].passing;
+        }
+    }
+    require(listed == 0, "tenant %u: chunks are passing and not listed",
+            tenant);
+}
+
 /* What spaces and tenants have in the index and on disks. */
 static void check_counts(const ldr_store_t *s)
 {
@@ -337,8 +368,12 @@ static void check_tenants(const ldr_store_t *s, const tally_t *t)
         if (s->policy == &ldr_policy_lru) {
             require(ldr_policy_lru_check(tenant->policy),
                     "the policy of tenant %u is broken", i);
+        } else if (s->policy == &ldr_policy_default) {
+            require(ldr_policy_default_check(tenant->policy),
+                    "the policy of tenant %u is broken", i);
         }
         check_pins(s, i);
+        check_passing(s, i);
         require(tenant->held_chunks == t->held[i],
                 "tenant %u: %llu chunks held, %u counted", i,
                 (unsigned long long)t->held[i], tenant->held_chunks);

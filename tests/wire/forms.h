@@ -221,6 +221,10 @@ static inline ldr_space_msg_t form_space(ldr_rand_t *r)
 
     form_random(r, m.id, sizeof(m.id));
     form_random(r, m.check, sizeof(m.check));
+    m.has_key = ldr_rand_below(r, 2) == 1;
+    if (m.has_key) {
+        form_random(r, m.key, sizeof(m.key));
+    }
     return m;
 }
 
@@ -264,8 +268,8 @@ static inline larder_match_t form_matched(ldr_rand_t *r)
 {
     return (larder_match_t){
         .chunks = form_u32(r),
-        .tier_chunks = {form_u32(r), form_u32(r)},
-        .tier_bytes = {ldr_rand_next(r), ldr_rand_next(r)},
+        .tier_chunks = {form_u32(r), form_u32(r), form_u32(r)},
+        .tier_bytes = {ldr_rand_next(r), ldr_rand_next(r), ldr_rand_next(r)},
         .load_us = ldr_rand_next(r),
         .cause = form_cause(r),
     };
@@ -275,7 +279,7 @@ static inline size_t form_make_matched(ldr_rand_t *r, uint8_t *at)
 {
     larder_match_t m = form_matched(r);
 
-    return ldr_put_matched(at, &m);
+    return ldr_put_matched(at, &m, ldr_rand_below(r, 2) == 1);
 }
 
 static inline bool form_read_matched(const uint8_t *at, size_t bytes,
@@ -287,7 +291,7 @@ static inline bool form_read_matched(const uint8_t *at, size_t bytes,
         return false;
     }
     form_require((unsigned)m.cause < LARDER_CAUSE_COUNT);
-    *again_bytes = ldr_put_matched(again, &m);
+    *again_bytes = ldr_put_matched(again, &m, bytes == LDR_MATCHED_BYTES);
     return true;
 }
 
@@ -313,6 +317,37 @@ static inline bool form_read_match(const uint8_t *at, size_t bytes,
     }
     form_require(LDR_MATCH_BYTES(m.count) == bytes);
     *again_bytes = ldr_put_match(again, &m);
+    return true;
+}
+
+static inline size_t form_make_announce(ldr_rand_t *r, uint8_t *at)
+{
+    uint8_t keys[FORM_ROWS * LARDER_KEY_BYTES];
+    ldr_announce_msg_t m = {
+        .space = form_u32(r),
+        .count = 1 + (uint32_t)ldr_rand_below(r, FORM_ROWS),
+        .chunk_tokens = form_u32(r),
+        .tokens = form_u32(r),
+        .hint = form_u32(r),
+        .saves = (uint32_t)ldr_rand_below(r, 2),
+        .id = ldr_rand_next(r),
+        .keys = keys,
+    };
+
+    form_random(r, keys, sizeof(keys));
+    return ldr_put_announce(at, &m);
+}
+
+static inline bool form_read_announce(const uint8_t *at, size_t bytes,
+                                      uint8_t *again, size_t *again_bytes)
+{
+    ldr_announce_msg_t m;
+
+    if (!ldr_get_announce(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.count >= 1 && m.saves <= 1);
+    *again_bytes = ldr_put_announce(again, &m);
     return true;
 }
 
@@ -527,7 +562,8 @@ static inline bool form_read_ends(const uint8_t *at, size_t bytes,
     X(names)                                                                   \
     X(saves)                                                                   \
     X(results)                                                                 \
-    X(ends)
+    X(ends)                                                                    \
+    X(announce)
 
 static const form_t forms[] = {
 #define X(name) {#name, form_make_##name, form_read_##name},

@@ -167,11 +167,11 @@ class Events:
         group) asks it again. Few questions: where all of it is in one tier,
         none."""
         found = bytearray(limit)
-        matched, tier_bytes = known.chunks, known.tier_bytes
+        matched = known.chunks
         if self._watched is None:
             return bytes(found)
-        if tier_bytes[SSD] == 0 or tier_bytes[DRAM] == 0:
-            tier = ON_SSD if tier_bytes[SSD] else IN_DRAM
+        if known.below == 0 or known.tier_bytes[DRAM] == 0:
+            tier = ON_SSD if known.below else IN_DRAM
             found[:matched] = bytes([tier]) * matched
             ranges = []
         else:
@@ -354,8 +354,8 @@ def _judge(found: bytearray, first: int, end: int,
         found[got] = GONE
     if m.chunks == 0:
         return []
-    if m.chunks == 1 or m.tier_bytes[SSD] == 0 or m.tier_bytes[DRAM] == 0:
-        tier = ON_SSD if m.tier_bytes[SSD] else IN_DRAM
+    if m.chunks == 1 or m.below == 0 or m.tier_bytes[DRAM] == 0:
+        tier = ON_SSD if m.below else IN_DRAM
         found[first:got] = bytes([tier]) * m.chunks
         return []
     half = first + m.chunks // 2

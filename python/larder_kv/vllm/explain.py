@@ -96,7 +96,8 @@ class Record:
         if look is not None:
             found["matched_chunks"] = look.matched
             found["staged_chunks"] = look.chunks
-            found["dram_bytes"], found["ssd_bytes"] = look.tier_bytes
+            (found["dram_bytes"], found["ssd_bytes"],
+             found["shared_bytes"]) = look.tier_bytes
         found["loaded_tokens"] = loaded
         found["failed_tokens"] = self.claimed_tokens - loaded
         found["missed_tokens"] = missed

@@ -7,6 +7,7 @@ made again when the scheduler asks for it.
 """
 from __future__ import annotations
 
+import hashlib
 import logging
 import queue
 import threading
@@ -35,6 +36,22 @@ PROBE_SECONDS, PROBE_CHUNKS = 2.0, 2
 LOAD_BYTES = 1 << 24  # of a load that says something about the speed of loads
 LINK_SPEED = 2e10  # bytes a second: of a GPU's link, until it is known
 JOIN_SECONDS = 5
+LOST = ("absent", "evicted", "corrupt", "stale", "io")  # causes
+
+
+class Told:
+    """A request, as the node hears of it: once, with all of its prompt."""
+
+    __slots__ = ("number", "keys", "chunks", "tokens", "hint")
+
+    def __init__(self, request_id: str, keys: bytes, chunks: int, tokens: int,
+                 hint: int):
+        digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
+        self.number = int.from_bytes(digest, "little")
+        self.keys = keys
+        self.chunks = chunks
+        self.tokens = tokens
+        self.hint = hint
 
 
 class Lookup:
@@ -42,14 +59,15 @@ class Lookup:
     the scheduler sets left. Both under Finder.lock, and who comes second
     releases."""
 
-    __slots__ = ("request_id", "keys", "limit", "tiers_wanted", "began",
+    __slots__ = ("request_id", "told", "keys", "limit", "tiers_wanted", "began",
                  "until", "deadline", "done", "left", "lease", "memory",
-                 "booked", "crowded", "chunks", "matched", "reason",
-                 "tier_bytes", "found", "ended", "tiers", "claimed")
+                 "booked", "crowded", "chunks", "matched", "stored",
+                 "reason", "tier_bytes", "found", "ended", "tiers", "claimed")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float):
         self.request_id = request_id
+        self.told: Told | None = None  # to be announced before it
         self.keys = keys
         self.limit = limit  # chunks that could be claimed at all
         self.tiers_wanted = tiers
@@ -64,8 +82,9 @@ class Lookup:
         self.crowded = False  # not staged, for others hold too much
         self.chunks = 0  # staged and held
         self.matched = 0  # in the store
+        self.stored = 0  # of these: not found to be lost when they were read
         self.reason = ""  # why not more
-        self.tier_bytes = (0, 0)
+        self.tier_bytes = (0, 0, 0)
         self.found = 0.0  # when matched was known
         self.tiers = b""  # of every chunk, for events
         self.claimed = 0.0  # when; its load began then
@@ -96,7 +115,8 @@ class Finder:
         self._probed = 0.0  # when
         self._held = 0  # bytes, of all lookups
         self._hold_max = self._room(node)
-        self._jobs: queue.SimpleQueue[Lookup | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Lookup | Told | None] = (
+            queue.SimpleQueue())
         self._threads = [
             threading.Thread(target=self._work, name=f"larder-lookup-{i}",
                              daemon=True) for i in range(THREADS)]
@@ -113,11 +133,17 @@ class Finder:
     # ---- the scheduler's ----
 
     def begin(self, request_id: str, keys: bytes, limit: int,
-              tiers: frozenset[str] | None) -> Lookup:
+              tiers: frozenset[str] | None,
+              told: Told | None = None) -> Lookup:
         look = Lookup(request_id, keys, limit, tiers,
                       self._options.lookup_ms / 1000)
+        look.told = told
         self._jobs.put(look)
         return look
+
+    def tell(self, told: Told) -> None:
+        """Of a request that is not looked up."""
+        self._jobs.put(told)
 
     def leave(self, look: Lookup) -> None:
         """Nobody waits for it, or needs what it holds, any more."""
@@ -151,7 +177,12 @@ class Finder:
 
     def _work(self) -> None:
         while (look := self._jobs.get()) is not None:
+            if isinstance(look, Told):
+                self._announce(look, self._options.lookup_ms)
+                continue
             try:
+                if look.told is not None:
+                    self._announce(look.told, look.left_ms())
                 if not look.left:
                     self._find(look)
             except _lib.LarderError as error:
@@ -175,6 +206,13 @@ class Finder:
                 self._events.looked(look)
             if look.reason == "slower":
                 self._probe(look)
+
+    def _announce(self, told: Told, timeout_ms: int) -> None:
+        try:
+            self._space.announce(told.keys, told.chunks, told.tokens,
+                                 told.hint, told.number, max(1, timeout_ms))
+        except _lib.LarderError as error:
+            logger.debug("larder: announce: %s", error)
 
     def _release(self, look: Lookup) -> None:
         lease, look.lease = look.lease, None
@@ -200,7 +238,7 @@ class Finder:
         match = self._space.match(self.layout, look.keys, look.limit,
                                   look.left_ms())
         look.found = time.monotonic()
-        look.matched = match.chunks
+        look.matched = look.stored = match.chunks
         look.reason = _lib.CAUSES[match.cause]
         if self._events is not None:
             look.tiers = self._events.survey(
@@ -208,7 +246,7 @@ class Finder:
         chunks, match = self._worth(look, match)
         if chunks == 0:
             return
-        look.tier_bytes = (match.tier_bytes[0], match.tier_bytes[1])
+        look.tier_bytes = tuple(match.tier_bytes)
         if not self._book(look, sum(look.tier_bytes)):
             look.crowded = True
             look.reason = "crowded"
@@ -219,6 +257,8 @@ class Finder:
                              + self.rate.patience(chunks * self._size, match))
         lease, staged = self._stage(look.keys, chunks, match,
                                     look.left_ms())
+        if staged.chunks < chunks and _lib.CAUSES[staged.cause] in LOST:
+            look.stored = staged.chunks
         if lease is None:
             look.reason = _lib.CAUSES[staged.cause]
             return
@@ -243,7 +283,8 @@ class Finder:
 
     def _probe(self, look: Lookup) -> None:
         """Stages a little of what was declined, for nobody: else a disk that
-        was slow once would be thought slow for ever."""
+        was slow once would be thought slow for ever. What is in dram is tried
+        again some time."""
         began = time.monotonic()
         if began - self._probed < PROBE_SECONDS:
             return
@@ -251,6 +292,11 @@ class Finder:
         chunks, ms = look.matched, max(1, self._options.lookup_ms)
         try:
             match = self._space.match(self.layout, look.keys, chunks, ms)
+            if match.below == 0:
+                # Only a load measures that. Where none is tried it may be
+                # that one was held up by something else.
+                self.rate.load_speed *= 2
+                return
             chunks = min(match.chunks, match.tier_chunks[0] + PROBE_CHUNKS)
             match = self._space.match(self.layout, look.keys, chunks, ms)
             if match.chunks > 0:
@@ -335,7 +381,7 @@ class Rate:
                late: bool = False) -> None:
         """Staging it took so long; late: and was not done then. What lost is
         believed at once, the rest by halves."""
-        if match.tier_bytes[1] > 0 and match.load_us > 0:
+        if match.below > 0 and match.load_us > 0:
             times = max(0.0, took - STAGE_SECONDS) * 1e6 / match.load_us
             times *= 2 if late else 1
             lost = late or took * self.tokens_per_second > tokens
@@ -351,10 +397,9 @@ class Rate:
     def expects(self, match: _lib.Match) -> float:
         """Seconds: from what the node expects of disks, and from loads that
         were seen."""
-        dram, ssd = match.tier_bytes
-        if ssd > 0:
+        if match.below > 0:
             return match.load_us * 1e-6 * self.doubt
-        return (dram / self.load_speed if self.load_speed > 0
+        return (match.tier_bytes[0] / self.load_speed if self.load_speed > 0
                 else match.load_us * 1e-6)
 
     def wins(self, tokens: int, match: _lib.Match, seconds: float) -> bool:
@@ -362,7 +407,7 @@ class Rate:
         many seconds; unknown rates do not decide."""
         rate, takes = self.tokens_per_second, self.expects(match)
         return rate == 0 or takes * rate < tokens and (
-            match.tier_bytes[1] == 0 or takes < seconds)
+            match.below == 0 or takes < seconds)
 
     def patience(self, tokens: int, match: _lib.Match) -> float:
         """Seconds that waiting for it may take."""

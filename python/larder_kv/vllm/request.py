@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
 
-SWITCHES = ("skip_save", "skip_load", "ttl_ms", "tiers")
+SWITCHES = ("skip_save", "skip_load", "ttl_ms", "tiers", "class", "closed",
+            "template")
 
 
 class Switches:
     """`larder` in a request's kv_transfer_params."""
 
-    __slots__ = ("skip_save", "skip_load", "ttl_ms", "tiers")
+    __slots__ = ("skip_save", "skip_load", "ttl_ms", "tiers", "hint")
 
     def __init__(self, params: dict[str, Any] | None):
         given = (params or {}).get("larder") or {}
@@ -45,6 +46,29 @@ class Switches:
             raise ValueError(f"tiers is a list of {_lib.TIERS}, "
                              f"not {tiers!r}")
         self.tiers = frozenset(tiers) if tiers is not None else None
+        self.hint = _hint(given)
+
+
+def _hint(given: dict[str, Any]) -> int:
+    """What the node is told of the request, besides its chain."""
+    kind = given.get("class", 0)
+    if type(kind) is not int or not 0 <= kind <= _lib.HINT_CLASS:
+        raise ValueError(f"class is 1, 2 or 3, not {kind!r}")
+    for name, bit in (("closed", _lib.HINT_CLOSED),
+                      ("template", _lib.HINT_TEMPLATE)):
+        value = given.get(name, False)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is true or false, not {value!r}")
+        kind |= bit if value else 0
+    return kind
+
+
+NO_SWITCHES = Switches(None)
+
+
+def switches_of(params: dict[str, Any] | None) -> Switches:
+    """Most requests have none, and share these."""
+    return Switches(params) if params and "larder" in params else NO_SWITCHES
 
 
 # By path and number.
@@ -119,9 +143,15 @@ class Prompt:
         first, end = self.keys.count, tokens // size
         if end <= first:
             return
-        ids = self.request.all_token_ids[first * size:end * size]
+        plain = self._plain()
+        r = self.request
+        ids = r.prompt_token_ids
+        if not (plain and first == 0 and ids is not None
+                and len(ids) == r.num_tokens and len(ids) // size == end):
+            ids = r.all_token_ids[first * size:end * size]
+        # else: all of a prompt that has just arrived, without another copy.
         space.chain(array("I", ids), self.keys,
-                    None if self._plain() else self._extra(size, first, end))
+                    None if plain else self._extra(size, first, end))
 
     def _extra(self, size: int, first: int, end: int) -> list[bytes]:
         from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys

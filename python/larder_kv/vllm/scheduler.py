@@ -24,8 +24,8 @@ from larder_kv.vllm import meta, model
 from larder_kv.vllm.events import Events, Saved
 from larder_kv.vllm.explain import Explain, Record
 from larder_kv.vllm.hold import Holds
-from larder_kv.vllm.lookup import Finder, Lookup
-from larder_kv.vllm.request import Prompt, Switches
+from larder_kv.vllm.lookup import Finder, Lookup, Told
+from larder_kv.vllm.request import Prompt, Switches, switches_of
 from larder_kv.vllm.stats import Counts, LarderStats
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Scheduler:
             self._without(request, "error")
 
     def _arrive(self, request: Request) -> None:
-        switches = Switches(request.kv_transfer_params)
+        switches = switches_of(request.kv_transfer_params)
         if request.mm_features and self._numbered:
             self.counts.add("skipped_numbered_images")
             self._without(request, "images")
@@ -132,20 +132,27 @@ class Scheduler:
             return
         t.prompt.extend(self.space, request.num_tokens)
         self.requests[request.request_id] = t
-        self._look_up(t)
+        chunks = request.num_tokens // self.model.chunk_tokens
+        told = None
+        if chunks > 0:
+            told = Told(request.request_id, t.prompt.keys.data(0, chunks),
+                        chunks, request.num_tokens, switches.hint)
+        self._look_up(t, told)
 
     def _without(self, request: Request, why: str) -> None:
         self.explain.skip(request.request_id, request.num_tokens, why)
 
-    def _look_up(self, t: Tracked) -> None:
+    def _look_up(self, t: Tracked, told: Told | None = None) -> None:
         """Begins a lookup of as much as may be claimed: the last token is
-        always computed."""
+        always computed. told: the node is told of the request before."""
         limit = (t.request.num_tokens - 1) // self.model.chunk_tokens
         if t.loads and limit > 0:
             t.lookup = self.finder.begin(
                 t.request.request_id, t.prompt.keys.data(0, limit), limit,
-                t.switches.tiers)
+                t.switches.tiers, told)
             t.record.look = t.lookup
+        elif told is not None:
+            self.finder.tell(told)
 
     # ---- what the scheduler asks ----
 
@@ -289,7 +296,7 @@ class Scheduler:
             t = self.requests.get(new.req_id)
             if t is not None and t.saves:
                 t.tables = [list(new.block_ids[i]) for i in self._indexes]
-                t.saved = t.lookup.matched if t.lookup else 0
+                t.saved = t.lookup.stored if t.lookup else 0
                 self._save(t, new.num_computed_tokens,
                            scheduled[new.req_id]
                            - len(drafts.get(new.req_id, ())))
@@ -301,7 +308,7 @@ class Scheduler:
             ids = cached.new_block_ids[i]
             if req_id in cached.resumed_req_ids:
                 t.tables = [list(ids[k]) for k in self._indexes]
-                t.saved = t.lookup.matched if t.lookup else 0
+                t.saved = t.lookup.stored if t.lookup else 0
             elif ids is not None:
                 for table, k in zip(t.tables, self._indexes):
                     table.extend(ids[k])
@@ -402,6 +409,8 @@ class Scheduler:
             t = self.ended.pop(req_id, None) or self.requests.get(req_id)
             if t is not None:
                 bad = req_id in failed or bool(output.invalid_block_ids)
+                if bad and t.lookup is not None:
+                    t.lookup.stored = 0  # what is lost is saved again
                 t.record.report(bad)
                 self._loaded(t, bad)
                 self._leave(t)
@@ -413,7 +422,8 @@ class Scheduler:
 
     def _loaded(self, t: Tracked, failed: bool) -> None:
         look = t.lookup
-        if look is not None and not failed and look.tier_bytes[1] == 0:
+        if (look is not None and not failed
+                and not any(look.tier_bytes[1:])):
             self.finder.rate.loaded(look.tier_bytes[0],
                                     time.monotonic() - look.claimed)
 
@@ -458,9 +468,10 @@ class Scheduler:
     def hit_sources(self, request: Request, tokens: int) -> dict[str, int]:
         """Tokens that are loaded, by where they were found."""
         t = self.requests.get(request.request_id)
-        dram, ssd = (t.lookup.tier_bytes
-                     if t is not None and t.lookup is not None else (0, 0))
-        disk = tokens * ssd // (dram + ssd) if ssd else 0
+        found = (t.lookup.tier_bytes
+                 if t is not None and t.lookup is not None else (0, 0, 0))
+        below = sum(found[1:])
+        disk = tokens * below // sum(found) if below else 0
         return {name: count for name, count in
                 (("host", tokens - disk), ("disk", disk)) if count}
 

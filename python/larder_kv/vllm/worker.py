@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import ahead, events, hold, meta, model
+from larder_kv.vllm import ahead, events, hold, meta, model, pages
 from larder_kv.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -62,11 +62,14 @@ class Worker:
         self._unsaved: list[meta.Move] = []  # held, and not handed over yet
         self._board = ""
         self._ahead: ahead.Ahead | None = None
+        self._huge: pages.Huge | None = None
 
     def register(self, caches: dict[str, Any]) -> None:
         self._layout = model.layout(self.model, self._kv, caches, _say)
         self._caches = caches
         self._cuda = _on_cuda(caches)
+        if not self._cuda:
+            self._huge = pages.Huge(_memory(caches))
         if self._layout.gpu is not None:
             self._layout.gpu.attach(self.node)
         self._threads = _start("load", self.options.load_threads, self._work)
@@ -163,7 +166,8 @@ class Worker:
             keys=move.keys, tables=tables,
             first_key=move.first_key, begin=move.begin, end=move.end,
             shard=self._shard, writers=self.model.replicas,
-            writer=self._writer, timeout_ms=timeout_ms, ttl_ms=move.ttl_ms)
+            writer=self._writer, timeout_ms=timeout_ms, ttl_ms=move.ttl_ms,
+            flags=_lib.PUT_ANNOUNCED)  # the scheduler does
         if isinstance(move.after, Exception):
             raise move.after
         if move.after is not None:
@@ -329,6 +333,8 @@ class Worker:
 
     def close(self) -> None:
         """What is queued to be saved is, as far as save_ms goes."""
+        if self._huge is not None:
+            self._huge.close()
         for _ in self._savers:
             self._saves.put(None)
         for _ in self._threads:
@@ -376,11 +382,19 @@ def _join(threads: list[threading.Thread], seconds: float) -> None:
         thread.join(timeout=max(0.0, end - time.monotonic()))
 
 
+def _tensors(caches: dict[str, Any]) -> list[Any]:
+    return [one for cache in caches.values() for one in
+            (cache if isinstance(cache, (list, tuple)) else [cache])]
+
+
 def _on_cuda(caches: dict[str, Any]) -> bool:
-    for cache in caches.values():
-        for one in cache if isinstance(cache, (list, tuple)) else [cache]:
-            return one.device.type == "cuda"
-    return False
+    return any(one.device.type == "cuda" for one in _tensors(caches))
+
+
+def _memory(caches: dict[str, Any]) -> set[tuple[int, int]]:
+    """Base and bytes of every allocation."""
+    stored = [one.untyped_storage() for one in _tensors(caches)]
+    return {(one.data_ptr(), one.nbytes()) for one in stored}
 
 
 def _world_rank(config: VllmConfig) -> int:

@@ -1,0 +1,17 @@
+#include "base/clock.h"
+#include "shared/tier.h"
+
+larder_status_t larder_shared_create(const char *url, const char *login,
+                                     uint32_t timeout_ms)
+{
+    uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+
+    if (url == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "no url");
+    }
+    ldr_fail_clear();
+    return ldr_tier_make(url, login != NULL ? login : "",
+                         timeout_ms == LARDER_FOREVER
+                             ? UINT64_MAX
+                             : now_ns + timeout_ms * UINT64_C(1000000));
+}

@@ -1,0 +1,23 @@
+/* What the parts of the store share. */
+#pragma once
+
+#include "store/store.h"
+
+/* Remembers the first invariant that does not hold; the node then answers no
+ * more calls. Gives whether it holds. */
+#define LDR_HOLDS(s, condition)                                                \
+    ((condition) || ((s)->broken = (s)->broken ? (s)->broken : #condition, 0))
+
+static inline ldr_tenant_t *ldr_tenant_of(const ldr_store_t *s,
+                                          const ldr_chunk_t *c)
+{
+    return &s->tenants[s->spaces[c->space].tenant];
+}
+
+/* Pins within the tenant's budget; over it the chunk is simply not pinned. */
+void ldr_pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes);
+/* The chunk is held, or about to leave the policy: which stays as it is. */
+void ldr_unpin(ldr_store_t *s, ldr_chunk_t *c);
+/* The same for chunks on their way to the disk. */
+void ldr_passing_add(ldr_store_t *s, uint32_t chunk);
+void ldr_passing_remove(ldr_store_t *s, ldr_chunk_t *c);
