@@ -1,0 +1,515 @@
+/*
+ * The cleaner: one node does this for a tenant's part, whoever holds the lease
+ * T/cleaner: "NODE EXPIRY\n" in hex, by the wall clock. It is taken when there
+ * is none, or when it has expired by a margin; it is written over, and read
+ * back after a moment. Two that take it at once, or whose clocks differ, are
+ * both the cleaner for a while, and that is harmless: ids are never used again,
+ * so that to say twice that an object is gone, to remove it twice, to adopt it
+ * twice or to merge the same manifests twice comes to the same; and two that
+ * compact the same objects make copies, of which one is dead for all.
+ *
+ * Nothing is removed before a manifest that says so is out, so that readers
+ * miss it as seldom as can be. Only on a medium that is full, where nothing
+ * can be published, the order is the other way round.
+ *
+ * The chore does one bounded piece at a time:
+ *   - the lease
+ *   - removing what is doomed
+ *   - a pass over the map (in slices, the lock given up between them): what is
+ *     dead or too old goes, what is of least value goes while the budget is
+ *     exceeded, and objects with holes or too small become one
+ * (clean_compact.c)
+ *   - a piece of the walk over the names of objects (clean_scan.c)
+ *   - manifests (clean_merge.c)
+ *
+ * A removal must not be forgotten while an object still has the record: whoever
+ * joins would find it again. So a pass notes the oldest object of each space
+ * with records that are not found, manifests keep what was removed since then,
+ * and old objects are written anew for a single such record.
+ *
+ * Value: by last use, or by age where there was none; what was never read
+ * counts as idle for twice as long, and dead blocks weigh as much again.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "shared/tier_int.h"
+#include "store/index.h"
+
+#define SECOND_NS ((uint64_t)1000000000u)
+#define SLICE 2048u
+#define COMPACT_AGE_S 60u
+#define THOROUGH_NS (60 * SECOND_NS) /* between two looks at single records */
+#define LEASE_TEXT 26u               /* "0123456789abcdef 01234567\n" */
+
+/* ---- the lease ---- */
+
+typedef struct lease_text {
+    bool there, mine;
+    uint32_t until_s;
+} lease_text_t;
+
+static int lease_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                      const char *name, lease_text_t *l)
+{
+    uint8_t text[LEASE_TEXT];
+    size_t bytes;
+    uint64_t until_s = 0;
+    int error =
+        ldr_call_get_all(p->tier, job, b, name, text, sizeof(text), &bytes);
+
+    *l = (lease_text_t){.there = error == 0 || error == -EBADMSG};
+    if (error == -ENOENT || error == -EBADMSG) {
+        return 0; /* none, or none that holds */
+    }
+    if (error == 0 && bytes == LEASE_TEXT && text[16] == ' ' &&
+        text[25] == '\n' && ldr_unhex64((char *)text + 17, 8, &until_s)) {
+        l->mine = memcmp(text, p->tier->node_hex, 16) == 0;
+        l->until_s = (uint32_t)until_s;
+    }
+    return error;
+}
+
+static int lease_write(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                       const char *name, bool over)
+{
+    ldr_tier_t *t = p->tier;
+    char text[LEASE_TEXT + 1];
+
+    snprintf(text, sizeof(text), "%s %08x\n", t->node_hex,
+             ldr_wall_s(t->params.clock) + LDR_LEASE_S);
+    return ldr_call_put(t, job, b, name, text, LEASE_TEXT,
+                        over ? 0 : LDR_OBJECT_NEW);
+}
+
+/* The role begins: what was seen in another time counts for nothing. */
+static void begin_role(ldr_part_t *p, uint64_t now_ns)
+{
+    ldr_cleaner_t *c = &p->cleaner;
+    uint32_t now_s = ldr_wall_s(p->tier->params.clock);
+
+    c->lease = LDR_LEASE_HELD;
+    c->cycle = 0;
+    c->cycle_s[0] = c->cycle_s[1] = now_s;
+    c->prefix = 0;
+    c->after[0] = '\0';
+    c->pass_at_ns = c->scan_at_ns = c->merge_at_ns = c->compact_at_ns = now_ns;
+    c->rewrite_at_ns = c->thorough_at_ns = c->epochs_at_ns = now_ns;
+    ldr_info(&p->tier->params.log, "shared tier: cleaning up for tenant %s",
+             p->name);
+}
+
+int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_tier_t *t = p->tier;
+    ldr_cleaner_t *c = &p->cleaner;
+    char name[LDR_OBJECT_NAME_MAX + 1];
+    lease_text_t l;
+    uint64_t now_ns = ldr_now_ns(t->params.clock);
+    uint32_t now_s = ldr_wall_s(t->params.clock);
+
+    ldr_name_of(p, "cleaner", name);
+    int error = lease_read(p, job, b, name, &l);
+    if (error != 0) {
+        return error;
+    }
+    bool others = l.there && !l.mine && l.until_s != 0 &&
+                  now_s <= l.until_s + LDR_LEASE_MARGIN_S &&
+                  l.until_s <= now_s + 10 * LDR_LEASE_S;
+    if (others || (c->lease == LDR_LEASE_TAKING && !l.mine)) {
+        c->lease = LDR_LEASE_NONE;
+        c->lease_at_ns = now_ns + LDR_LEASE_S / 4 * SECOND_NS;
+        return 0;
+    }
+    if (c->lease == LDR_LEASE_TAKING) {
+        begin_role(p, now_ns);
+        c->lease_at_ns = now_ns + LDR_LEASE_S / 3 * SECOND_NS;
+        return 0;
+    }
+    error = lease_write(p, job, b, name, l.there);
+    if (error == -ENOSPC || error == -EDQUOT) {
+        /* Somebody has to make room. */
+        ldr_lanes_failed(t->lanes, true, error, ldr_fail_text());
+        if (c->lease == LDR_LEASE_NONE) {
+            begin_role(p, now_ns);
+        }
+        c->lease_at_ns = now_ns + LDR_LEASE_S / 3 * SECOND_NS;
+        return 0;
+    }
+    if (error == -EEXIST) {
+        c->lease_at_ns = now_ns + SECOND_NS;
+        return 0;
+    }
+    if (error == 0 && c->lease == LDR_LEASE_NONE) {
+        c->lease = LDR_LEASE_TAKING;
+        c->lease_at_ns = now_ns + SECOND_NS;
+    } else if (error == 0) {
+        c->lease_at_ns = now_ns + LDR_LEASE_S / 3 * SECOND_NS;
+    }
+    return error;
+}
+
+void ldr_lease_end(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    char name[LDR_OBJECT_NAME_MAX + 1];
+    lease_text_t l;
+
+    ldr_name_of(p, "cleaner", name);
+    if (lease_read(p, job, b, name, &l) == 0 && l.mine) {
+        ldr_call_remove(p->tier, job, b, name);
+    }
+    p->cleaner.lease = LDR_LEASE_NONE;
+}
+
+/* ---- what goes ---- */
+
+void ldr_clean_doom(ldr_part_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
+                    uint32_t count)
+{
+    ldr_cleaner_t *c = &p->cleaner;
+
+    for (uint32_t i = 0; i < count && c->victim_count < LDR_VICTIMS; i++) {
+        uint32_t number = ldr_map_object(p->map, ids[i]);
+        uint32_t blocks =
+            number != LDR_NIL ? ldr_map_at(p->map, number)->blocks : 0;
+
+        if (ldr_part_gone(p, ids[i])) { /* else another time */
+            memcpy(c->victims[c->victim_count++], ids[i], LDR_ID_BYTES);
+            p->tier->n.cleaned_bytes += (uint64_t)blocks * LDR_BLOCK;
+        }
+    }
+    c->victims_after = p->added;
+}
+
+static bool is_full(ldr_tier_t *t)
+{
+    int error = ldr_lanes_error(t->lanes);
+
+    return error == -ENOSPC || error == -EDQUOT;
+}
+
+static int remove_victims(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_cleaner_t *c = &p->cleaner;
+    char name[LDR_OBJECT_NAME_MAX + 1];
+
+    while (c->victim_count > 0) {
+        ldr_name_object(p, c->victims[c->victim_count - 1], name);
+        int error = ldr_call_remove(p->tier, job, b, name);
+        if (error != 0) {
+            return error; /* all know that it is gone: the walk finds it */
+        }
+        c->victim_count--;
+        pthread_mutex_lock(&p->tier->lock);
+        p->tier->n.cleaned_objects++;
+        pthread_mutex_unlock(&p->tier->lock);
+    }
+    return 0;
+}
+
+/* ---- a pass over the map ---- */
+
+/* Bytes of the objects, tables and footers too, about. */
+static uint64_t held_by(const ldr_part_t *p)
+{
+    ldr_map_stats_t m;
+
+    ldr_map_stats(p->map, &m);
+    return (m.blocks + 2 * m.objects + m.shards / 32) * LDR_BLOCK;
+}
+
+/* With the lock: how much the part has to give. All parts that are known here
+ * give the same share of what they hold. */
+static uint64_t excess_of(const ldr_part_t *p)
+{
+    const ldr_tier_t *t = p->tier;
+    uint64_t max = t->params.max_bytes, total = 0, own = held_by(p);
+
+    for (size_t i = 0; i < t->part_count; i++) {
+        total += held_by(t->parts[i]);
+    }
+    if (max == 0 || total <= max) {
+        return 0;
+    }
+    double share = (double)(max - max / 64) / (double)total;
+    return own - (uint64_t)((double)own * share);
+}
+
+static void note_worst(ldr_pass_t *pass, const ldr_map_object_t *o,
+                       uint64_t weight)
+{
+    uint32_t at = pass->worst_count;
+
+    if (at == LDR_VICTIMS) {
+        if (pass->worst[at - 1].weight >= weight) {
+            return;
+        }
+        at--;
+    } else {
+        pass->worst_count++;
+    }
+    for (; at > 0 && pass->worst[at - 1].weight < weight; at--) {
+        pass->worst[at] = pass->worst[at - 1];
+    }
+    memcpy(pass->worst[at].id, o->id, LDR_ID_BYTES);
+    pass->worst[at].blocks = o->blocks;
+    pass->worst[at].weight = weight;
+}
+
+/* Whether it should be made one with others, and can be with those so far. */
+static void note_group(ldr_pass_t *pass, const ldr_map_object_t *o,
+                       uint32_t number, uint32_t now_s)
+{
+    uint64_t live = o->blocks - o->dead_blocks;
+    bool holes = (uint64_t)o->dead_blocks * 4 >= o->blocks ||
+                 (pass->thorough && o->dead_blocks > 0 &&
+                  now_s > o->written_s + LDR_REMOVED_S);
+    bool small = live * LDR_BLOCK < LDR_TIER_OBJECT_MIN;
+
+    if ((!holes && !small) || now_s < o->written_s + COMPACT_AGE_S) {
+        return;
+    }
+    if (pass->group_count == 0) {
+        pass->group_first = number;
+        pass->group_space = o->space;
+        pass->group_epoch = o->epoch;
+    } else if (pass->group_count == LDR_GROUP ||
+               pass->group_space != o->space || pass->group_epoch != o->epoch ||
+               (pass->group_blocks + live) * LDR_BLOCK >
+                   LDR_TIER_OBJECT_BYTES ||
+               pass->group_rows + o->rows > LDR_OBJECT_ROWS_MAX) {
+        return;
+    }
+    memcpy(pass->group[pass->group_count++], o->id, LDR_ID_BYTES);
+    pass->group_blocks += live;
+    pass->group_rows += o->rows;
+    pass->group_holes = pass->group_holes || holes;
+}
+
+/* Known, but two walks over the names have not seen it. */
+static bool is_suspect(const ldr_part_t *p, const ldr_map_object_t *o,
+                       uint32_t number)
+{
+    const ldr_cleaner_t *c = &p->cleaner;
+    uint8_t mark = number < c->marks_room ? c->marks[number] : 0;
+
+    return c->cycle >= 2 && (uint8_t)(c->cycle - mark) >= 2 &&
+           o->written_s + COMPACT_AGE_S < c->cycle_s[1];
+}
+
+static void look_at(ldr_part_t *p, uint32_t number, uint32_t now_s)
+{
+    const ldr_tier_t *t = p->tier;
+    ldr_pass_t *pass = &p->cleaner.pass;
+    const ldr_map_object_t *o = ldr_map_at(p->map, number);
+
+    if (o == NULL) {
+        return;
+    }
+    uint32_t last_s = (uint32_t)ldr_max64(o->written_s, o->used_s);
+    uint64_t idle_s = now_s > last_s ? now_s - last_s : 0;
+    bool dead = o->epoch < ldr_map_epoch(p->map, o->space) ||
+                o->dead_blocks >= o->blocks ||
+                (t->params.max_age_s != 0 && idle_s > t->params.max_age_s);
+    if (dead) {
+        if (pass->dead_count < LDR_VICTIMS) {
+            memcpy(pass->dead[pass->dead_count++], o->id, LDR_ID_BYTES);
+        }
+        return;
+    }
+    if (o->dead_blocks > 0) {
+        ldr_part_space_t *s = &p->spaces[o->space];
+
+        s->dead_next_s = (uint32_t)ldr_min64(s->dead_next_s, o->written_s);
+    }
+    if (is_suspect(p, o, number) && pass->suspect_count < LDR_VICTIMS) {
+        memcpy(pass->suspects[pass->suspect_count++], o->id, LDR_ID_BYTES);
+    }
+    uint64_t weight = (idle_s + 1) * (o->used_s > o->written_s ? 1 : 2);
+    note_worst(pass, o, weight + weight * o->dead_blocks / o->blocks);
+    if (number >= p->cleaner.group_start) {
+        note_group(pass, o, number, now_s);
+    }
+}
+
+static void look_over(ldr_part_t *p)
+{
+    ldr_tier_t *t = p->tier;
+    uint32_t now_s = ldr_wall_s(t->params.clock);
+    uint32_t number = 0, top;
+
+    memset(&p->cleaner.pass, 0, sizeof(p->cleaner.pass));
+    p->cleaner.pass.thorough =
+        ldr_now_ns(t->params.clock) >= p->cleaner.thorough_at_ns;
+    pthread_mutex_lock(&t->lock);
+    size_t spaces = p->space_count;
+    for (size_t i = 0; i < spaces; i++) {
+        p->spaces[i].dead_next_s = UINT32_MAX;
+    }
+    pthread_mutex_unlock(&t->lock);
+    do {
+        pthread_mutex_lock(&t->lock);
+        top = ldr_map_top(p->map);
+        for (uint32_t i = 0; i < SLICE && number < top; i++) {
+            look_at(p, number++, now_s);
+        }
+        pthread_mutex_unlock(&t->lock);
+    } while (number < top);
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < spaces; i++) {
+        p->spaces[i].dead_s = p->spaces[i].dead_next_s;
+    }
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* Those that are known but not there, by asking for each. */
+static int check_suspects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_pass_t *pass = &p->cleaner.pass;
+    char name[LDR_OBJECT_NAME_MAX + 1];
+    uint64_t bytes;
+
+    for (uint32_t i = 0; i < pass->suspect_count && i < 16; i++) {
+        ldr_name_object(p, pass->suspects[i], name);
+        int error = ldr_call_size(p->tier, job, b, name, &bytes);
+        if (error == -ENOENT) {
+            pthread_mutex_lock(&p->tier->lock);
+            ldr_part_gone(p, pass->suspects[i]);
+            pthread_mutex_unlock(&p->tier->lock);
+        } else if (error != 0) {
+            return error;
+        } else {
+            pthread_mutex_lock(&p->tier->lock);
+            uint32_t number = ldr_map_object(p->map, pass->suspects[i]);
+            if (number < p->cleaner.marks_room) {
+                p->cleaner.marks[number] = (uint8_t)p->cleaner.cycle;
+            }
+            pthread_mutex_unlock(&p->tier->lock);
+        }
+    }
+    return 0;
+}
+
+/* With the lock: the least valuable, as much as is too much. */
+static uint32_t doom_worst(ldr_part_t *p, uint64_t excess)
+{
+    ldr_pass_t *pass = &p->cleaner.pass;
+    uint32_t count = 0;
+    uint64_t freed = 0;
+
+    while (count < pass->worst_count && freed < excess) {
+        freed += ((uint64_t)pass->worst[count].blocks + 2) * LDR_BLOCK;
+        ldr_clean_doom(p, &pass->worst[count].id, 1);
+        count++;
+    }
+    return count;
+}
+
+static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_tier_t *t = p->tier;
+    ldr_cleaner_t *c = &p->cleaner;
+    ldr_pass_t *pass = &c->pass;
+    uint64_t now_ns = ldr_now_ns(t->params.clock);
+
+    look_over(p);
+    c->pass_at_ns = now_ns + SECOND_NS;
+    pthread_mutex_lock(&t->lock);
+    ldr_clean_doom(p, pass->dead, pass->dead_count);
+    uint64_t excess = excess_of(p); /* without the dead */
+    uint32_t worst = excess > 0 ? doom_worst(p, excess) : 0;
+    pthread_mutex_unlock(&t->lock);
+    if (c->victim_count == LDR_VICTIMS) {
+        c->pass_at_ns = now_ns; /* there may be more */
+    }
+    int error = check_suspects(p, job, b);
+    if (error != 0 || worst > 0 || pass->dead_count > 0) {
+        return error;
+    }
+    bool enough = pass->group_holes || pass->group_count >= 8 ||
+                  (pass->group_count >= 2 &&
+                   pass->group_blocks * LDR_BLOCK >= LDR_TIER_OBJECT_MIN);
+    if (now_ns < c->compact_at_ns || is_full(t)) {
+        return 0;
+    }
+    /* The next group begins after the first of this one, and from the start
+     * again when nothing was found. */
+    c->group_start = pass->group_count > 0 ? pass->group_first + 1 : 0;
+    if (!enough) {
+        return 0;
+    }
+    c->group_start = 0;
+    c->compact_at_ns = now_ns + SECOND_NS;
+    c->thorough_at_ns = now_ns + THOROUGH_NS;
+    return ldr_compact_work(p, job, b);
+}
+
+/* ---- the chore ---- */
+
+uint64_t ldr_clean_at(const ldr_part_t *p)
+{
+    const ldr_tier_t *t = p->tier;
+    const ldr_cleaner_t *c = &p->cleaner;
+
+    if (t->closing) {
+        return c->lease != LDR_LEASE_NONE ? 0 : UINT64_MAX;
+    }
+    if (!p->ready) {
+        return UINT64_MAX;
+    }
+    if (c->lease != LDR_LEASE_HELD) {
+        return c->lease_at_ns;
+    }
+    if (c->victim_count > 0) {
+        return p->published >= c->victims_after || t->state == LDR_TIER_READONLY
+                   ? 0
+                   : c->lease_at_ns;
+    }
+    return ldr_min64(ldr_min64(ldr_min64(c->lease_at_ns, c->pass_at_ns),
+                               ldr_min64(c->scan_at_ns, c->merge_at_ns)),
+                     c->epochs_at_ns);
+}
+
+int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_tier_t *t = p->tier;
+    ldr_cleaner_t *c = &p->cleaner;
+    uint64_t now_ns = ldr_now_ns(t->params.clock);
+
+    pthread_mutex_lock(&t->lock);
+    bool closing = t->closing;
+    bool told = p->published >= c->victims_after;
+    pthread_mutex_unlock(&t->lock);
+    if (closing) {
+        ldr_lease_end(p, job, b);
+        return 0;
+    }
+    if (now_ns >= c->lease_at_ns) {
+        return ldr_lease_work(p, job, b);
+    }
+    if (c->lease != LDR_LEASE_HELD) {
+        return 0;
+    }
+    if (c->victim_count > 0) {
+        if (told || is_full(t)) {
+            return remove_victims(p, job, b);
+        }
+        pthread_mutex_lock(&t->lock);
+        p->chores[LDR_CHORE_CLEAN].at_ns = now_ns + SECOND_NS;
+        pthread_mutex_unlock(&t->lock);
+        return 0;
+    }
+    if (now_ns >= c->pass_at_ns) {
+        return pass_work(p, job, b);
+    }
+    if (now_ns >= c->merge_at_ns) {
+        return ldr_merge_work(p, job, b);
+    }
+    if (now_ns >= c->epochs_at_ns) {
+        return ldr_epochs_work(p, job, b);
+    }
+    return ldr_scan_work(p, job, b);
+}

@@ -1,0 +1,203 @@
+/*
+ * The shared tier as a node uses it: what it holds (map.h), reading and writing
+ * records in objects (object.h), following and publishing manifests
+ * (manifest.h), resets, and the cleaner. Several nodes share one tier without a
+ * coordinator; there is nothing to agree on but names.
+ *
+ * Names, T being a tenant's id in hex:
+ *
+ *   larder.tier                 the tier's id
+ *   T/check                     check value of the tenant's secret, and of its
+ *                               key if it encrypts
+ *   T/o/XX/ID                   an object; XX: the first byte of ID
+ *   T/m/NODE-SEQUENCE           a manifest; NODE is random for each start
+ *   T/e/SPACE-EPOCH             a reset of a space
+ *   T/cleaner                   who cleans up, until when
+ *
+ * Calls but those that say so neither wait nor allocate much, and may be made
+ * with the node's lock held. The tier never calls out with its own lock held.
+ *
+ * Order of a write: object, then the own map, then (at the latest publish_ms
+ * after) a manifest. A crash between them leaves an object that nobody knows;
+ * the cleaner finds and publishes it. Nothing is found in a tenant's part
+ * before its manifests and resets were read once, nor written to it.
+ *
+ * Epochs: a space has one epoch, the same in every node of a tier. Whoever
+ * learns of a higher one takes it; everything of a lower one is void.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "shared/lanes.h"
+#include "shared/map.h"
+
+#define LDR_TIER_RECORDS 256u /* in one object */
+#define LDR_TIER_OBJECT_BYTES                                                  \
+    ((uint64_t)16 << 20)                        /* payload that is aimed at */
+#define LDR_TIER_OBJECT_MIN ((uint64_t)8 << 20) /* ... that is worth a file */
+
+typedef struct ldr_tier ldr_tier_t;
+
+typedef struct ldr_tier_params {
+    const char *url, *login;
+    ldr_backend_t *backend; /* instead of them; the tier's own from here on */
+    unsigned lanes;
+    uint32_t timeout_ms; /* of one call of the back end */
+    uint32_t retry_ms;
+    uint32_t poll_ms;    /* how often manifests and resets are looked for */
+    uint32_t publish_ms; /* how long what was written may stay unpublished */
+    uint64_t max_bytes;  /* of the whole tier, all tenants; 0: no limit */
+    uint32_t max_age_s;  /* since an object was used or written; 0: no limit */
+    uint32_t orphan_s; /* age at which an object without manifest is adopted */
+    /* Of a manual one; 0, and with threads: from the kernel, since ids must
+     * never come again. */
+    uint64_t seed;
+    const ldr_clock_t *clock;
+    ldr_log_t log;
+    bool manual; /* no threads: the caller drives ldr_tier_step() */
+    /* The space has a higher epoch now. From a lane, no lock held. */
+    void (*epoch)(void *arg, const uint8_t space_id[LDR_ID_BYTES],
+                  uint32_t epoch);
+    void *arg;
+} ldr_tier_params_t;
+
+/* Does not wait for the storage: what is wrong with it is a reason for being
+ * off. E_INVALID: the url. */
+larder_status_t ldr_tier_open(const ldr_tier_params_t *params,
+                              ldr_tier_t **tier_p);
+/* Publishes what was written, gives up the cleaner's role, ends the lanes.
+ * False: calls hang, and what their reads and writes name must stay for
+ * ever. */
+bool ldr_tier_close(ldr_tier_t *tier, uint64_t deadline_ns);
+bool ldr_tier_step(ldr_tier_t *tier); /* manual: false: nothing to do now */
+
+/* Makes the url a tier. E_EXISTS-like: PRESENT if it is one already. Waits. */
+larder_status_t ldr_tier_make(const char *url, const char *login,
+                              uint64_t deadline_ns);
+
+/* ---- tenants and spaces ---- */
+
+/* The tenant's number; it is followed from now on. Waits until its check value
+ * was looked at and all that is published was read once, but no longer than the
+ * deadline: then that is done later, and what is wrong is the reason for the
+ * tenant's part being off. Nor does it wait for a tier that is off.
+ * E_SECRET: the tier has data of this tenant under another secret or key. */
+larder_status_t ldr_tier_tenant(ldr_tier_t *tier,
+                                const uint8_t id[LDR_ID_BYTES],
+                                const char *name, const ldr_seal_t *seal,
+                                uint64_t deadline_ns, uint32_t *tenant_p);
+
+/* The space's number in the tenant's part. epoch: the node's; if it is higher
+ * than the tier's, that is a reset which the tier has yet to hear of. */
+uint32_t ldr_tier_space(ldr_tier_t *tier, uint32_t tenant,
+                        const uint8_t id[LDR_ID_BYTES], uint32_t epoch);
+/* Its epoch, as far as is known here. The tier tells of each change by
+ * params.epoch, but this is where to look right after ldr_tier_space(). */
+uint32_t ldr_tier_epoch(ldr_tier_t *tier, uint32_t tenant, uint32_t space);
+
+/* Raises the epoch, in the tier and here. Waits. Without OK the tenant's part
+ * is off until it could be written. *epoch_p: at least what it was before the
+ * call, plus one. */
+larder_status_t ldr_tier_reset(ldr_tier_t *tier, uint32_t tenant,
+                               uint32_t space, uint64_t deadline_ns,
+                               uint32_t *epoch_p);
+
+/* ---- finding, reading, writing ---- */
+
+bool ldr_tier_find(ldr_tier_t *tier, uint32_t tenant, uint32_t space,
+                   const larder_key_t *key, uint32_t group, uint32_t shard,
+                   ldr_place_t *place);
+
+typedef struct ldr_tier_read ldr_tier_read_t;
+struct ldr_tier_read {
+    uint32_t tenant, space;
+    ldr_place_t place;
+    struct iovec *iov; /* (blocks - 1) * LDR_BLOCK bytes, the payload's */
+    unsigned iov_count;
+    uint8_t *block; /* LDR_BLOCK bytes, aligned: the descriptor's */
+    uint64_t deadline_ns;
+    void (*done)(ldr_tier_read_t *read); /* once, on any thread, no lock held */
+    void *arg;
+
+    /* 0: record is what lies in iov, authentic. -ENOENT: gone; -EBADMSG: not
+     * what was written; -EKEYREJECTED: encrypted or not, against the key. In
+     * the last three the tier finds nothing in that object any more. */
+    int error;
+    ldr_record_t record;
+    uint64_t begin_ns, end_ns; /* of the call */
+    ldr_job_t job;             /* the tier's own */
+    ldr_tier_t *tier;
+};
+
+/* False: not taken, done() is not called; error says why. */
+bool ldr_tier_read(ldr_tier_t *tier, ldr_tier_read_t *read);
+
+typedef struct ldr_tier_write ldr_tier_write_t;
+struct ldr_tier_write {
+    uint32_t tenant, space;
+    uint32_t count;
+    /* block and written_s: the tier's to fill in. epoch: the space's, as the
+     * caller knows it; if the tier's is another: -ECANCELED. */
+    ldr_record_t records[LDR_TIER_RECORDS];
+    /* Of each record, one after the other: its payload and zeros up to the next
+     * block. Room at the end for the tier: one for each record and one more. */
+    struct iovec *iov;
+    uint32_t iov_first[LDR_TIER_RECORDS + 1];
+    uint64_t deadline_ns;
+    void (*done)(ldr_tier_write_t *write);
+    void *arg;
+
+    int error;      /* 0: all of it is in the tier and found */
+    uint64_t bytes; /* of the object */
+    uint64_t begin_ns, end_ns;
+    uint8_t *blocks; /* the tier's own: descriptors, tail, sealed payloads */
+    ldr_object_t object;
+    ldr_job_t job;
+    ldr_tier_t *tier;
+};
+
+bool ldr_tier_write(ldr_tier_t *tier, ldr_tier_write_t *write);
+
+/* Whether a shard should be written: the tier takes writes, knows what it
+ * holds, and does not hold this. */
+bool ldr_tier_wants(ldr_tier_t *tier, uint32_t tenant, uint32_t space,
+                    const larder_key_t *key, uint32_t group, uint32_t shard);
+
+/* Takes shards out: from now on they are not found here, and what says so to
+ * other nodes is on its way. *token_p: for ldr_tier_removed(). */
+larder_status_t ldr_tier_remove(ldr_tier_t *tier, uint32_t tenant,
+                                uint32_t space, const ldr_manifest_row_t *rows,
+                                size_t count, uint64_t *token_p);
+/* Returns once that is published. Waits. */
+larder_status_t ldr_tier_removed(ldr_tier_t *tier, uint32_t tenant,
+                                 uint64_t token, uint64_t deadline_ns);
+/* Returns once all that was written is published. Waits. */
+larder_status_t ldr_tier_flush(ldr_tier_t *tier, uint64_t deadline_ns);
+
+/* ---- figures ---- */
+
+typedef struct ldr_tier_stats {
+    ldr_tier_state_t state;
+    char reason[160]; /* why it is not on; "": it is */
+    char kind[12];    /* of the back end */
+    uint64_t objects, shards;
+    uint64_t bytes, dead_bytes; /* that it holds, as far as is known here */
+    uint64_t map_bytes;         /* of memory */
+    uint64_t reads, read_bytes, read_errors;
+    uint64_t writes, written_bytes, write_errors; /* objects */
+    uint64_t manifests_read, manifests_written, manifests_bad;
+    uint64_t gone, corrupt; /* reads of objects that were */
+    uint64_t duplicates;    /* shards that another object has as well */
+    uint64_t resets_seen;
+    bool cleaner; /* this node has the role */
+    uint64_t cleaned_objects, cleaned_bytes, compacted, adopted;
+    uint64_t followed_ms; /* how long ago manifests were last looked for */
+    uint64_t unpublished; /* objects */
+    ldr_lanes_stats_t lanes;
+} ldr_tier_stats_t;
+
+void ldr_tier_stats(ldr_tier_t *tier, ldr_tier_stats_t *out);

@@ -1,0 +1,398 @@
+/*
+ * Inside the tier. One lock, tier->lock, guards everything that is not said to
+ * be otherwise; it is held for bookkeeping only, never across a call of the
+ * back end or out of the tier, and taken inside the node's lock. The lanes'
+ * lock is taken inside it.
+ *
+ * A part is what the tier knows of one tenant. Its work is done by chores: jobs
+ * of which a part has one of each kind, so that no two of a kind run at once.
+ * The clockwork (ldr_tier_turn()) adds those that are due.
+ */
+#pragma once
+
+#include <pthread.h>
+
+#include "base/text.h"
+#include "shared/tier.h"
+
+#define LDR_NODE_BYTES 8u
+#define LDR_FOLLOWERS 8u /* jobs that read manifests at once */
+#define LDR_TRIES_MAX 3u /* before a manifest is called bad */
+#define LDR_VICTIMS 64u
+#define LDR_GROUP 64u /* objects made one */
+
+/* Seconds. */
+#define LDR_LEASE_S 60u
+#define LDR_LEASE_MARGIN_S 10u
+#define LDR_USED_S 60u   /* between two tellings of a use */
+#define LDR_USES_S 10u   /* that uses are gathered */
+#define LDR_GONE_S 3600u /* that a removal is remembered */
+/* That manifests carry a removal, at least: it stays while there is an object
+ * of which it may be. */
+#define LDR_REMOVED_S (30u * 86400)
+
+/* ---- a set of ids, with a time each ---- */
+
+typedef struct ldr_ids {
+    struct ldr_ids_item *items; /* a power of two of them, or none */
+    size_t room, count;
+} ldr_ids_t;
+
+struct ldr_ids_item {
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t time_s; /* 0: free */
+};
+
+/* The time, or 0. */
+uint32_t ldr_ids_find(const ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES]);
+/* Keeps the time of one that is there. False: no memory. */
+bool ldr_ids_add(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
+                 uint32_t time_s);
+/* Forgets what is older. */
+void ldr_ids_prune(ldr_ids_t *ids, uint32_t before_s);
+void ldr_ids_clear(ldr_ids_t *ids);
+
+/* Makes room for need items in an array. False: no memory. */
+bool ldr_grow(void **array, size_t *room, size_t need, size_t item_bytes);
+
+/* ---- manifests that were listed ---- */
+
+typedef enum ldr_known_state {
+    LDR_KNOWN_NEW,  /* to be read */
+    LDR_KNOWN_READ, /* all of it is in the map */
+    LDR_KNOWN_BAD   /* not under this key, or broken */
+} ldr_known_state_t;
+
+typedef struct ldr_known {
+    uint8_t node[LDR_NODE_BYTES];
+    uint64_t sequence;
+    uint64_t bytes;   /* 0: not known */
+    uint32_t objects; /* entries of objects in it */
+    uint8_t state;
+    uint8_t missed; /* listings in a row that lacked it */
+    uint8_t tries;  /* for nothing: it may have been a lack of memory */
+} ldr_known_t;
+
+/* In the order of their names. */
+int ldr_known_order(const ldr_known_t *a, const ldr_known_t *b);
+
+/* ---- the cleaner of a part ---- */
+
+typedef enum ldr_lease {
+    LDR_LEASE_NONE,
+    LDR_LEASE_TAKING, /* written; to be read back */
+    LDR_LEASE_HELD
+} ldr_lease_t;
+
+typedef struct ldr_candidate {
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t blocks;
+    uint64_t weight; /* more goes first */
+} ldr_candidate_t;
+
+/* What one look over the map gathers. */
+typedef struct ldr_pass {
+    ldr_candidate_t worst[LDR_VICTIMS]; /* by weight, the heaviest first */
+    uint32_t worst_count;
+    uint8_t dead[LDR_VICTIMS][LDR_ID_BYTES]; /* to go in any case */
+    uint32_t dead_count;
+    uint8_t suspects[LDR_VICTIMS][LDR_ID_BYTES]; /* known but not listed */
+    uint32_t suspect_count;
+    /* Objects of one space and epoch that could be one. */
+    uint8_t group[LDR_GROUP][LDR_ID_BYTES];
+    uint32_t group_count, group_space, group_epoch, group_first;
+    uint64_t group_blocks, group_rows;
+    bool group_holes; /* one of them is worth it for its dead blocks alone */
+    bool thorough;    /* a single dead record is enough in an old object */
+} ldr_pass_t;
+
+/* Touched by the part's chore CLEAN only, but for what stats show. */
+typedef struct ldr_cleaner {
+    ldr_lease_t lease;
+    uint64_t lease_at_ns;
+    uint64_t pass_at_ns, scan_at_ns, merge_at_ns, compact_at_ns, rewrite_at_ns;
+    uint64_t thorough_at_ns, epochs_at_ns;
+    /* Removed once what says so is published. */
+    uint8_t victims[LDR_VICTIMS][LDR_ID_BYTES];
+    uint32_t victim_count;
+    uint64_t victims_after; /* part->added then */
+    /* The walk over names: T/o/XX/ after this one. */
+    unsigned prefix;
+    char after[LDR_OBJECT_NAME_MAX + 1];
+    uint32_t cycle;      /* walks that were finished, in this role */
+    uint32_t cycle_s[2]; /* when this one and the last began */
+    uint8_t *marks;      /* by object: the cycle that saw it, low bits */
+    size_t marks_room;
+    ldr_ids_t bad;        /* objects that do not authenticate, since when */
+    uint32_t group_start; /* the object where the next group is looked for */
+    ldr_pass_t pass;
+} ldr_cleaner_t;
+
+/* ---- a tenant's part ---- */
+
+typedef enum ldr_chore_kind {
+    LDR_CHORE_CHECK,
+    LDR_CHORE_RESET,
+    LDR_CHORE_FOLLOW,
+    LDR_CHORE_PUBLISH,
+    LDR_CHORE_CLEAN,
+    LDR_CHORES
+} ldr_chore_kind_t;
+
+typedef struct ldr_part ldr_part_t;
+
+typedef struct ldr_chore {
+    ldr_job_t job; /* arg: the chore */
+    ldr_part_t *part;
+    bool busy;
+    uint64_t at_ns; /* not before */
+} ldr_chore_t;
+
+/* By ldr_map_space()'s number. */
+typedef struct ldr_part_space {
+    uint8_t id[LDR_ID_BYTES];
+    bool used;       /* the node has asked for it */
+    uint32_t told;   /* the epoch that the node knows */
+    uint32_t wanted; /* an epoch that the tier has yet to hear of; 0: none */
+    bool resetting;  /* `wanted` must be nobody else's; nothing is found */
+    /* The oldest object with a record that is not found: as the cleaner's last
+     * pass has seen it, and so far in this one. UINT32_MAX: none. */
+    uint32_t dead_s, dead_next_s;
+} ldr_part_space_t;
+
+struct ldr_part {
+    ldr_tier_t *tier;
+    uint8_t id[LDR_ID_BYTES]; /* these five: fixed */
+    char hex[2 * LDR_ID_BYTES + 1];
+    char name[64];
+    ldr_seal_t seal;
+    ldr_chore_t chores[LDR_CHORES];
+
+    bool checked; /* T/check is ours */
+    bool refused; /* ... or is not */
+    bool garbled; /* ... or is nobody's: the part is off until it is */
+    bool ready;   /* manifests and resets were read, not too long ago */
+    char reason[160];
+    ldr_map_t *map;
+    ldr_part_space_t *spaces;
+    size_t space_count, space_room;
+    /* Objects that were removed, or are bad: since gone_s, and those that were
+     * before. Each is known for LDR_GONE_S at least. */
+    ldr_ids_t gone, gone_old;
+    uint32_t gone_s;
+
+    /* Following. */
+    ldr_known_t *known;
+    size_t known_count, known_room;
+    ldr_known_t *todo; /* read one by one by all followers of this turn */
+    size_t todo_count, todo_room, todo_next;
+    ldr_chore_t helpers[LDR_FOLLOWERS - 1];
+    unsigned followers; /* of this turn, that have not ended */
+    int follow_error;
+    bool follow_again; /* something went while it was read */
+    unsigned rounds;   /* before it was ready */
+    uint64_t followed_ns;
+
+    /* Publishing. What is added goes to `pending`, then as it is to `sending`,
+     * which is put until that succeeds. added and published count what must
+     * not be forgotten: a writer, or whoever waits, compares. */
+    ldr_manifest_t pending, sending;
+    uint64_t sequence, sending_sequence;
+    uint64_t added, sending_added, published;
+    uint64_t pending_since_ns;
+    uint32_t pending_objects, sending_objects;
+    bool urgent;
+    bool sealed;                   /* `sending` is; the chore's own */
+    uint8_t (*uses)[LDR_ID_BYTES]; /* objects whose `told` is set */
+    size_t use_count, use_room;
+    uint64_t uses_at_ns;
+
+    ldr_cleaner_t cleaner;
+};
+
+/* The caller's log, for all that the tier, its lanes and its back end have to
+ * say: calls that hang when the tier is closed may come back when the log is
+ * no more, and say nothing then. */
+typedef struct ldr_tier_log {
+    ldr_log_t to;
+    pthread_mutex_t lock;
+    pthread_cond_t quiet; /* nobody is using it */
+    unsigned users;
+    bool closed;
+} ldr_tier_log_t;
+
+struct ldr_tier {
+    ldr_tier_params_t params; /* fixed, as these; log: to ours */
+    ldr_tier_log_t log;
+    ldr_lanes_t *lanes;
+    uint8_t node[LDR_NODE_BYTES];
+    char node_hex[2 * LDR_NODE_BYTES + 1];
+    uint64_t timeout_ns, retry_ns, poll_ns, publish_ns;
+    char kind[12];
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* what somebody may wait for has happened */
+    pthread_cond_t wheel;   /* the clockwork has something to do, or to end */
+    ldr_rand_t rand;
+    ldr_part_t **parts;
+    size_t part_count, part_room;
+    ldr_tier_state_t state; /* the lanes'; read without the lock */
+    bool looked;            /* at the medium, once */
+    bool closing, stopping;
+    bool woken;      /* the clockwork is to look once more */
+    bool compacting; /* some part is: it takes memory */
+    ldr_tier_stats_t n;
+    pthread_t clockwork;
+    bool has_clockwork;
+    ldr_tier_t *left; /* behind: see ldr_tier_close() */
+};
+
+/* ---- tier.c ---- */
+
+/* Adds the chores that are due. True: some were. */
+bool ldr_tier_turn(ldr_tier_t *t);
+/* Has the clockwork look now. With the lock. */
+void ldr_tier_wake(ldr_tier_t *t);
+/* An id for an object: random after as many zero bits as it is old, and a one.
+ * The age is how often its records were written anew. Of two copies of a shard
+ * the map keeps that with the lower id: the one that was made of others, so
+ * that whoever hears in whatever order that those are gone finds it. Takes the
+ * lock. */
+void ldr_tier_new_id(ldr_tier_t *t, unsigned age, uint8_t id[LDR_ID_BYTES]);
+unsigned ldr_id_age(const uint8_t id[LDR_ID_BYTES]);
+/* With the lock, which is given up meanwhile: until is(arg), or false. */
+bool ldr_tier_wait(ldr_tier_t *t, bool (*is)(const void *arg), const void *arg,
+                   uint64_t deadline_ns);
+
+/* ---- tier_parts.c ---- */
+
+ldr_part_t *ldr_tier_part(ldr_tier_t *t, uint32_t tenant); /* NULL: none */
+void ldr_part_destroy(ldr_part_t *p);
+/* With the lock. The space's note, made if it is new; NULL: no memory. */
+ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
+                                 uint32_t *number_p);
+
+/* ---- tier_calls.c: names and calls of the back end from chores ---- */
+
+bool ldr_unhex(const char *text, size_t count, uint8_t *bytes);
+bool ldr_unhex64(const char *text, unsigned digits, uint64_t *value);
+void ldr_name_object(const ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
+                     char name[LDR_OBJECT_NAME_MAX + 1]);
+void ldr_name_manifest(const ldr_part_t *p, const ldr_known_t *k,
+                       char name[LDR_OBJECT_NAME_MAX + 1]);
+void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
+                    uint32_t epoch, char name[LDR_OBJECT_NAME_MAX + 1]);
+void ldr_name_of(const ldr_part_t *p, const char *rest,
+                 char name[LDR_OBJECT_NAME_MAX + 1]);
+
+/* Each call has timeout_ms, whatever the job had. */
+int ldr_call_get(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                 const char *name, uint64_t offset, void *data, size_t bytes);
+int ldr_call_put(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                 const char *name, const void *data, size_t bytes,
+                 unsigned flags);
+/* 0 too if there is none. */
+int ldr_call_remove(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                    const char *name);
+int ldr_call_size(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                  const char *name, uint64_t *bytes_p);
+int ldr_call_list(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                  const char *prefix, const char *after,
+                  int (*fn)(void *arg, const char *name, uint64_t bytes),
+                  void *arg);
+/* All of a small object (at most room bytes). */
+int ldr_call_get_all(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                     const char *name, uint8_t *data, size_t room,
+                     size_t *bytes_p);
+/* The tail of an object: what it is, and its records (room for
+ * LDR_OBJECT_ROWS_MAX). -EBADMSG: not under this key, or none. */
+int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                  ldr_object_t *object, ldr_record_t *records);
+
+/* ---- the chores ---- */
+
+int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_reset_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_follow_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+
+/* When there is something to do, or UINT64_MAX; with the lock. The chore's
+ * at_ns is heeded besides. */
+uint64_t ldr_reset_at(const ldr_part_t *p);
+uint64_t ldr_publish_at(const ldr_part_t *p);
+uint64_t ldr_clean_at(const ldr_part_t *p);
+
+/* One of the followers has ended; with the lock. */
+void ldr_follow_ended(ldr_part_t *p, int error);
+
+/* ---- reset.c ---- */
+
+/* With the lock: the number of a space whose epoch is to be written, or
+ * LDR_NIL. */
+uint32_t ldr_reset_wanted(const ldr_part_t *p);
+
+/* The resets that are there: fn with each name that is one. */
+int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                   void (*fn)(void *arg, const uint8_t space[LDR_ID_BYTES],
+                              uint32_t epoch),
+                   void *arg);
+/* Reads and checks one: -EBADMSG: not under this key. */
+int ldr_reset_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                   const uint8_t space[LDR_ID_BYTES], uint32_t epoch,
+                   uint32_t *written_s_p);
+/* The space has this epoch, if that is higher than what is known. Tells the
+ * node. Takes the lock. False: no memory. */
+bool ldr_part_raise(ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
+                    uint32_t epoch);
+/* Tells the node what it does not know yet. Takes the lock. */
+void ldr_part_tell(ldr_part_t *p);
+
+/* ---- follow.c ---- */
+
+/* With the lock: since when the object is gone, or 0. */
+uint32_t ldr_part_gone_since(const ldr_part_t *p,
+                             const uint8_t id[LDR_ID_BYTES]);
+
+/* Takes an entry in. Takes the lock. False: no memory. */
+bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
+                    uint32_t written_s);
+/* With the lock: there is such a manifest, all of which is known. */
+void ldr_part_know(ldr_part_t *p, const ldr_known_t *k);
+void ldr_part_unknow(ldr_part_t *p, const ldr_known_t *k);
+/* All of a manifest, to be freed. */
+int ldr_manifest_get(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                     const ldr_known_t *k, uint8_t **data_p, size_t *bytes_p);
+
+/* ---- publish.c ---- */
+
+/* With the lock: to be published. False: no memory, or too much waits. */
+bool ldr_part_publish(ldr_part_t *p, const ldr_manifest_entry_t *e,
+                      bool urgent);
+/* With the lock: an object is new; in the map, and for all to hear. False: no
+ * memory, and it is in neither: one that only we know helps nobody. */
+bool ldr_part_add(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent);
+void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES]);
+/* With the lock: an object is no more; from the map, and for all to hear.
+ * False: no memory to say so. */
+bool ldr_part_gone(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES]);
+
+/* ---- tier_write.c ---- */
+
+void ldr_rows_of(const ldr_record_t *records, uint32_t count,
+                 ldr_manifest_row_t *rows);
+
+/* ---- clean*.c ---- */
+
+/* Sees to the lease; whether the part has the role. */
+int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+/* Gives it up if it is held; at close. */
+void ldr_lease_end(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+/* Each does a bounded piece. */
+int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_merge_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_compact_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+/* With the lock: removes these once all have heard; at most LDR_VICTIMS. */
+void ldr_clean_doom(ldr_part_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
+                    uint32_t count);

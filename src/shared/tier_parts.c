@@ -1,0 +1,314 @@
+/* Tenants and spaces, their chores, finding, figures. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "shared/tier_int.h"
+#include "store/index.h"
+
+#define MS 1000000u
+#define PARTS_MAX 1000u
+
+/* ---- chores ---- */
+
+static int (*const works[LDR_CHORES])(ldr_part_t *p, ldr_job_t *job,
+                                      ldr_backend_t *b) = {
+    [LDR_CHORE_CHECK] = ldr_check_work,
+    [LDR_CHORE_RESET] = ldr_reset_work,
+    [LDR_CHORE_FOLLOW] = ldr_follow_work,
+    [LDR_CHORE_PUBLISH] = ldr_publish_work,
+    [LDR_CHORE_CLEAN] = ldr_clean_work,
+};
+
+static int chore_work(ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_chore_t *c = job->arg;
+
+    return works[c - c->part->chores](c->part, job, b);
+}
+
+static void chore_done(ldr_job_t *job)
+{
+    ldr_chore_t *c = job->arg;
+    ldr_part_t *p = c->part;
+    ldr_tier_t *t = p->tier;
+
+    pthread_mutex_lock(&t->lock);
+    c->busy = false;
+    if (job->error != 0) {
+        c->at_ns = ldr_now_ns(t->params.clock) +
+                   ldr_min64(t->retry_ns, (uint64_t)1000 * MS);
+    }
+    if (c == &p->chores[LDR_CHORE_FOLLOW]) {
+        ldr_follow_ended(p, job->error);
+    }
+    pthread_cond_broadcast(&t->changed);
+    ldr_tier_wake(t);
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* ---- tenants and spaces ---- */
+
+void ldr_part_destroy(ldr_part_t *p)
+{
+    ldr_map_destroy(p->map);
+    ldr_free(p->spaces);
+    ldr_ids_clear(&p->gone);
+    ldr_ids_clear(&p->gone_old);
+    ldr_free(p->known);
+    ldr_free(p->todo);
+    ldr_free(p->uses);
+    ldr_manifest_clear(&p->pending);
+    ldr_manifest_clear(&p->sending);
+    ldr_free(p->cleaner.marks);
+    ldr_ids_clear(&p->cleaner.bad);
+    explicit_bzero(&p->seal, sizeof(p->seal));
+    ldr_free(p);
+}
+
+ldr_part_t *ldr_tier_part(ldr_tier_t *t, uint32_t tenant)
+{
+    return tenant < t->part_count ? t->parts[tenant] : NULL;
+}
+
+static ldr_part_t *part_create(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
+                               const char *name, const ldr_seal_t *seal)
+{
+    ldr_part_t *p = ldr_alloc(sizeof(*p));
+
+    if (p == NULL) {
+        return NULL;
+    }
+    p->map = ldr_map_create(t->params.seed != 0 ? ldr_rand_next(&t->rand)
+                                                : ldr_rand_entropy());
+    if (p->map == NULL) {
+        ldr_free(p);
+        return NULL;
+    }
+    p->tier = t;
+    memcpy(p->id, id, LDR_ID_BYTES);
+    ldr_hex(id, LDR_ID_BYTES, p->hex);
+    snprintf(p->name, sizeof(p->name), "%s", name);
+    snprintf(p->reason, sizeof(p->reason),
+             "tenant %s: its part was not looked at yet", name);
+    p->seal = *seal;
+    for (unsigned k = 0; k < LDR_CHORES; k++) {
+        p->chores[k].part = p;
+        p->chores[k].job = (ldr_job_t){
+            .kind = LDR_JOB_CHORE,
+            .work = chore_work,
+            .done = chore_done,
+            .arg = &p->chores[k],
+        };
+    }
+    return p;
+}
+
+/* With the lock. LDR_NIL: no memory. */
+static uint32_t part_of(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
+                        const char *name, const ldr_seal_t *seal)
+{
+    void *parts = t->parts;
+
+    for (size_t i = 0; i < t->part_count; i++) {
+        ldr_part_t *p = t->parts[i];
+
+        if (memcmp(p->id, id, LDR_ID_BYTES) != 0) {
+            continue;
+        }
+        if (p->refused && !p->chores[LDR_CHORE_CHECK].busy) {
+            /* Nothing was done with the other secret, and nobody uses it. */
+            p->seal = *seal;
+            p->refused = false;
+            p->chores[LDR_CHORE_CHECK].at_ns = 0;
+        }
+        return (uint32_t)i;
+    }
+    if (t->part_count >= PARTS_MAX ||
+        !ldr_grow(&parts, &t->part_room, t->part_count + 1,
+                  sizeof(t->parts[0]))) {
+        return LDR_NIL;
+    }
+    t->parts = parts;
+    t->parts[t->part_count] = part_create(t, id, name, seal);
+    return t->parts[t->part_count] != NULL ? (uint32_t)t->part_count++
+                                           : LDR_NIL;
+}
+
+static bool is_looked_at(const void *arg)
+{
+    const ldr_part_t *p = arg;
+    const ldr_tier_t *t = p->tier;
+
+    /* One that is off is not waited for, once that is known. */
+    return p->ready || p->refused || p->garbled ||
+           (t->looked && t->state == LDR_TIER_OFF);
+}
+
+larder_status_t ldr_tier_tenant(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
+                                const char *name, const ldr_seal_t *seal,
+                                uint64_t deadline_ns, uint32_t *tenant_p)
+{
+    pthread_mutex_lock(&t->lock);
+    uint32_t number = part_of(t, id, name, seal);
+    if (number == LDR_NIL) {
+        pthread_mutex_unlock(&t->lock);
+        return ldr_fail(LARDER_E_NO_MEMORY,
+                        "tenant %s: no memory for its part of the shared tier",
+                        name);
+    }
+    ldr_part_t *p = t->parts[number];
+    *tenant_p = number;
+    ldr_tier_wait(t, is_looked_at, p, deadline_ns);
+    char reason[sizeof(p->reason)];
+    bool refused = p->refused;
+    memcpy(reason, p->reason, sizeof(reason));
+    pthread_mutex_unlock(&t->lock);
+    return refused ? ldr_fail(LARDER_E_SECRET, "%s", reason) : LARDER_OK;
+}
+
+ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
+                                 uint32_t *number_p)
+{
+    uint32_t number = ldr_map_space(p->map, id);
+    void *spaces = p->spaces;
+
+    if (number == LDR_NIL ||
+        !ldr_grow(&spaces, &p->space_room, number + 1u, sizeof(p->spaces[0]))) {
+        return NULL;
+    }
+    p->spaces = spaces;
+    if (number >= p->space_count) {
+        p->space_count = number + 1u;
+    }
+    memcpy(p->spaces[number].id, id, LDR_ID_BYTES);
+    *number_p = number;
+    return &p->spaces[number];
+}
+
+uint32_t ldr_tier_space(ldr_tier_t *t, uint32_t tenant,
+                        const uint8_t id[LDR_ID_BYTES], uint32_t epoch)
+{
+    uint32_t number = LDR_NIL;
+
+    pthread_mutex_lock(&t->lock);
+    ldr_part_t *p = ldr_tier_part(t, tenant);
+    ldr_part_space_t *s = p != NULL ? ldr_part_space(p, id, &number) : NULL;
+    if (s != NULL) {
+        s->used = true;
+        s->told = epoch;
+        if (epoch > ldr_map_epoch(p->map, number)) {
+            ldr_map_set_epoch(p->map, number, epoch);
+            s->wanted = (uint32_t)ldr_max64(s->wanted, epoch);
+        } else if (epoch < ldr_map_epoch(p->map, number)) {
+            p->chores[LDR_CHORE_FOLLOW].at_ns = 0; /* it will tell */
+        }
+        ldr_tier_wake(t);
+    } else {
+        number = LDR_NIL;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return number;
+}
+
+uint32_t ldr_tier_epoch(ldr_tier_t *t, uint32_t tenant, uint32_t space)
+{
+    uint32_t epoch = 0;
+
+    pthread_mutex_lock(&t->lock);
+    ldr_part_t *p = ldr_tier_part(t, tenant);
+    if (p != NULL && space < p->space_count) {
+        epoch = ldr_map_epoch(p->map, space);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return epoch;
+}
+
+/* ---- finding ---- */
+
+/* With the lock. */
+static bool find(ldr_tier_t *t, uint32_t tenant, uint32_t space,
+                 const larder_key_t *key, uint32_t group, uint32_t shard,
+                 bool *usable_p, ldr_place_t *place)
+{
+    ldr_part_t *p = ldr_tier_part(t, tenant);
+
+    *usable_p = t->state != LDR_TIER_OFF && p != NULL && p->ready &&
+                space < p->space_count && !p->spaces[space].resetting &&
+                group <= UINT8_MAX && shard <= UINT8_MAX;
+    return *usable_p && ldr_map_find(p->map, space, key->hash, (uint8_t)group,
+                                     (uint8_t)shard, place);
+}
+
+bool ldr_tier_find(ldr_tier_t *t, uint32_t tenant, uint32_t space,
+                   const larder_key_t *key, uint32_t group, uint32_t shard,
+                   ldr_place_t *place)
+{
+    bool usable;
+
+    pthread_mutex_lock(&t->lock);
+    bool found = find(t, tenant, space, key, group, shard, &usable, place);
+    pthread_mutex_unlock(&t->lock);
+    return found;
+}
+
+bool ldr_tier_wants(ldr_tier_t *t, uint32_t tenant, uint32_t space,
+                    const larder_key_t *key, uint32_t group, uint32_t shard)
+{
+    ldr_place_t place;
+    bool usable;
+
+    pthread_mutex_lock(&t->lock);
+    bool found = find(t, tenant, space, key, group, shard, &usable, &place);
+    pthread_mutex_unlock(&t->lock);
+    return usable && !found && ldr_lanes_writable(t->lanes);
+}
+
+/* ---- figures ---- */
+
+static void part_stats(const ldr_part_t *p, uint64_t now_ns,
+                       ldr_tier_stats_t *out)
+{
+    ldr_map_stats_t m;
+
+    ldr_map_stats(p->map, &m);
+    out->objects += m.objects;
+    out->shards += m.shards;
+    out->bytes += m.blocks * LDR_BLOCK;
+    out->dead_bytes += m.dead_blocks * LDR_BLOCK;
+    out->map_bytes += m.bytes;
+    out->unpublished += p->pending_objects + p->sending_objects;
+    out->cleaner = out->cleaner || p->cleaner.lease == LDR_LEASE_HELD;
+    if (p->followed_ns != 0) {
+        out->followed_ms =
+            ldr_max64(out->followed_ms, (now_ns - p->followed_ns) / MS);
+    }
+    if (!p->ready && out->reason[0] == '\0') {
+        memcpy(out->reason, p->reason, sizeof(out->reason));
+    }
+}
+
+void ldr_tier_stats(ldr_tier_t *t, ldr_tier_stats_t *out)
+{
+    ldr_tier_stats_t s;
+    char reason[sizeof(s.reason)];
+    ldr_lanes_stats_t lanes;
+    ldr_tier_state_t state = ldr_lanes_state(t->lanes, reason, sizeof(reason));
+    uint64_t now_ns = ldr_now_ns(t->params.clock);
+
+    ldr_lanes_stats(t->lanes, &lanes);
+    pthread_mutex_lock(&t->lock);
+    s = t->n;
+    s.state = state;
+    s.lanes = lanes;
+    memcpy(s.reason, reason, sizeof(reason));
+    memcpy(s.kind, t->kind, sizeof(s.kind));
+    for (size_t i = 0; i < t->part_count; i++) {
+        part_stats(t->parts[i], now_ns, &s);
+    }
+    pthread_mutex_unlock(&t->lock);
+    *out = s;
+}

@@ -1,0 +1,262 @@
+/*
+ * Writing an object, in a lane: seal each record, put all of it under a new
+ * name, enter it in the map, have it published.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "shared/tier_int.h"
+#include "store/index.h"
+
+/* ---- composing ---- */
+
+/* Places the records, and gives the bytes that the tier adds: with encryption
+ * the whole object, else descriptors and tail. 0: it would be too large. */
+static size_t lay_out(ldr_tier_write_t *w, bool encrypts)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < w->count; i++) {
+        ldr_record_t *r = &w->records[i];
+
+        memcpy(r->space_id, w->object.space_id, LDR_ID_BYTES);
+        r->block = at;
+        r->written_s = w->object.written_s;
+        at += ldr_record_blocks(r->length);
+        if (at > LDR_OBJECT_BYTES_MAX / LDR_BLOCK) {
+            return 0;
+        }
+    }
+    size_t tail = ldr_object_tail_bytes(w->count);
+    w->object.rows = w->count;
+    w->object.used_blocks = at;
+    w->bytes = (uint64_t)at * LDR_BLOCK + tail;
+    if (w->bytes > LDR_OBJECT_BYTES_MAX) {
+        return 0;
+    }
+    return encrypts ? (size_t)w->bytes : (size_t)w->count * LDR_BLOCK + tail;
+}
+
+/* Encrypted: the object as it will lie there, in one piece. */
+static unsigned compose_sealed(ldr_tier_write_t *w, const ldr_seal_t *seal)
+{
+    uint8_t *at = w->blocks;
+
+    for (uint32_t i = 0; i < w->count; i++) {
+        size_t payload =
+            (size_t)(ldr_record_blocks(w->records[i].length) - 1) * LDR_BLOCK;
+
+        if (!ldr_object_seal(
+                seal, &w->object, &w->records[i], w->iov + w->iov_first[i],
+                w->iov_first[i + 1] - w->iov_first[i], at, at + payload)) {
+            return 0;
+        }
+        at += payload + LDR_BLOCK;
+    }
+    if (!ldr_object_tail_compose(seal, &w->object, w->records, at)) {
+        return 0;
+    }
+    w->iov[0] = (struct iovec){w->blocks, (size_t)w->bytes};
+    return 1;
+}
+
+/* Else payloads stay where they are: each is followed by its descriptor. */
+static unsigned compose_plain(ldr_tier_write_t *w, const ldr_seal_t *seal)
+{
+    uint8_t *tail = w->blocks + (size_t)w->count * LDR_BLOCK;
+    unsigned to = w->iov_first[w->count] + w->count + 1;
+    unsigned total = to;
+
+    for (uint32_t i = 0; i < w->count; i++) {
+        if (!ldr_object_seal(seal, &w->object, &w->records[i],
+                             w->iov + w->iov_first[i],
+                             w->iov_first[i + 1] - w->iov_first[i], NULL,
+                             w->blocks + (size_t)i * LDR_BLOCK)) {
+            return 0;
+        }
+    }
+    if (!ldr_object_tail_compose(seal, &w->object, w->records, tail)) {
+        return 0;
+    }
+    w->iov[--to] = (struct iovec){tail, ldr_object_tail_bytes(w->count)};
+    for (uint32_t i = w->count; i-- > 0;) {
+        uint32_t first = w->iov_first[i], count = w->iov_first[i + 1] - first;
+
+        w->iov[--to] =
+            (struct iovec){w->blocks + (size_t)i * LDR_BLOCK, LDR_BLOCK};
+        to -= count;
+        memmove(&w->iov[to], &w->iov[first], count * sizeof(w->iov[0]));
+    }
+    return total;
+}
+
+/* ---- the job ---- */
+
+void ldr_rows_of(const ldr_record_t *records, uint32_t count,
+                 ldr_manifest_row_t *rows)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const ldr_record_t *r = &records[i];
+
+        rows[i] = (ldr_manifest_row_t){
+            .group = (uint8_t)r->group,
+            .shard = (uint8_t)r->shard,
+            .shards = (uint8_t)r->shards,
+            .block = (uint16_t)r->block,
+            .blocks = (uint16_t)ldr_record_blocks(r->length),
+            .depth = r->depth,
+            .expires_s = r->expires_s,
+        };
+        memcpy(rows[i].key, r->key.hash, LDR_MANIFEST_KEY);
+    }
+}
+
+/* It is there: everybody may know, unless the space was reset meanwhile. */
+static int commit(ldr_part_t *p, ldr_tier_write_t *w)
+{
+    ldr_tier_t *t = p->tier;
+    ldr_manifest_row_t rows[LDR_TIER_RECORDS];
+    ldr_manifest_entry_t e = {
+        .kind = LDR_MANIFEST_OBJECT, .object = w->object, .rows = rows};
+    int error = 0;
+
+    ldr_rows_of(w->records, w->count, rows);
+    pthread_mutex_lock(&t->lock);
+    if (ldr_map_epoch(p->map, w->space) != w->object.epoch ||
+        p->spaces[w->space].resetting) {
+        error = -ECANCELED;
+    } else if (!ldr_part_add(p, &e, false)) {
+        error = -ENOMEM;
+    }
+    if (error == 0) {
+        t->n.writes++;
+        t->n.written_bytes += w->bytes;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return error;
+}
+
+static int write_object(ldr_part_t *p, ldr_tier_write_t *w, ldr_backend_t *b)
+{
+    char name[LDR_OBJECT_NAME_MAX + 1];
+    size_t more = lay_out(w, p->seal.encrypts);
+
+    if (more == 0) {
+        return -EINVAL;
+    }
+    w->blocks = ldr_alloc_blocks(more);
+    if (w->blocks == NULL) {
+        return -ENOMEM;
+    }
+    unsigned count = p->seal.encrypts ? compose_sealed(w, &p->seal)
+                                      : compose_plain(w, &p->seal);
+    if (count == 0) {
+        return -EINVAL;
+    }
+    ldr_name_object(p, w->object.id, name);
+    int error =
+        b->ops->put(b, name, w->iov, count, LDR_OBJECT_NEW, w->deadline_ns);
+    if (error == 0) {
+        error = commit(p, w);
+        if (error != 0) {
+            b->ops->remove(b, name, w->deadline_ns); /* nobody knows it */
+        }
+    }
+    return error;
+}
+
+static int write_work(ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_tier_write_t *w = job->arg;
+    ldr_tier_t *t = w->tier;
+
+    pthread_mutex_lock(&t->lock);
+    ldr_part_t *p = ldr_tier_part(t, w->tenant);
+    pthread_mutex_unlock(&t->lock);
+    ldr_tier_new_id(t, 0, w->object.id);
+    w->begin_ns = ldr_now_ns(t->params.clock);
+    /* To have waited is not the medium's fault. */
+    w->deadline_ns = w->begin_ns + t->timeout_ns;
+    ldr_job_extend(job, w->deadline_ns);
+    int error = write_object(p, w, b);
+    w->end_ns = ldr_now_ns(t->params.clock);
+    if (error == -EINVAL) {
+        /* Not the medium's fault. */
+        ldr_error(&t->params.log,
+                  "shared tier: an object of %u records could not be sealed",
+                  w->count);
+        error = -ECANCELED;
+    }
+    if (error != 0) {
+        pthread_mutex_lock(&t->lock);
+        t->n.write_errors++;
+        pthread_mutex_unlock(&t->lock);
+    }
+    return error;
+}
+
+static void write_done(ldr_job_t *job)
+{
+    ldr_tier_write_t *w = job->arg;
+
+    w->error = job->error;
+    if (w->begin_ns == 0) {
+        w->begin_ns = w->end_ns = ldr_now_ns(w->tier->params.clock);
+    }
+    ldr_free(w->blocks);
+    w->blocks = NULL;
+    w->done(w);
+}
+
+/* With the lock: 0, or why it is not taken. */
+static int prepare(ldr_tier_t *t, ldr_tier_write_t *w)
+{
+    ldr_part_t *p = ldr_tier_part(t, w->tenant);
+
+    if (p == NULL || w->space >= p->space_count || w->count == 0 ||
+        w->count > LDR_TIER_RECORDS) {
+        return -EINVAL;
+    }
+    if (!p->ready || p->spaces[w->space].resetting) {
+        return -ESHUTDOWN;
+    }
+    w->object = (ldr_object_t){
+        .epoch = ldr_map_epoch(p->map, w->space),
+        .written_s =
+            ldr_map_write_s(p->map, w->space, ldr_wall_s(t->params.clock)),
+    };
+    memcpy(w->object.space_id, p->spaces[w->space].id, LDR_ID_BYTES);
+    for (uint32_t i = 0; i < w->count; i++) {
+        if (w->records[i].epoch != w->object.epoch) {
+            return -ECANCELED;
+        }
+    }
+    return 0;
+}
+
+bool ldr_tier_write(ldr_tier_t *t, ldr_tier_write_t *w)
+{
+    w->tier = t;
+    w->blocks = NULL;
+    w->begin_ns = w->end_ns = 0;
+    w->job = (ldr_job_t){
+        .kind = LDR_JOB_WRITE,
+        .deadline_ns = w->deadline_ns,
+        .work = write_work,
+        .done = write_done,
+        .arg = w,
+    };
+    pthread_mutex_lock(&t->lock);
+    w->error = prepare(t, w);
+    pthread_mutex_unlock(&t->lock);
+    if (w->error != 0) {
+        return false;
+    }
+    if (!ldr_lanes_add(t->lanes, &w->job)) {
+        w->error = w->job.error;
+        return false;
+    }
+    return true;
+}

@@ -1,0 +1,294 @@
+/* What was removed or reset does not come back, whoever joins and when; and
+ * what is done at the end or over a long time. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "shared/tier_int.h"
+#include "shared/tier_rig.h"
+
+#define DAY (86400 * RIG_SECOND)
+#define CHECK RIG_TENANT "/check"
+
+static const unsigned eight[] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+static ldr_tier_stats_t stats_of(const node_t *n)
+{
+    ldr_tier_stats_t s;
+
+    ldr_tier_stats(n->tier, &s);
+    return s;
+}
+
+/* Of `nodes`, the first so many are opened. */
+static void open_nodes(world_t *w, unsigned nodes, unsigned count)
+{
+    world_open(w, 1, nodes);
+    for (unsigned i = 0; i < count; i++) {
+        node_open(&w->nodes[i]);
+    }
+    world_run(w);
+}
+
+/* The write has its time from when it began, and that may be after the clock's
+ * second: a removal while it is under way is of it all the same. */
+static void test_removed_while_written(void **state)
+{
+    world_t w;
+    static rig_put_t put;
+
+    (void)state;
+    open_nodes(&w, 2, 2);
+    node_t *a = &w.nodes[0];
+    assert_int_equal(node_remove(a, 0, 9), LARDER_OK);
+    assert_true(put_begin(a, &put, 0, eight, 8));
+    assert_int_equal(node_remove(a, 0, 3), LARDER_OK);
+    world_pass(&w, RIG_SECOND, 10 * RIG_MS);
+    assert_int_equal(put.result, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(node_get(&w.nodes[i], 0, 3, NULL), 0);
+        assert_int_not_equal(node_get(&w.nodes[i], 0, 4, NULL), 0);
+    }
+    world_close(&w);
+}
+
+static void many_id(unsigned number, uint8_t id[LDR_ID_BYTES])
+{
+    memset(id, 0x10, LDR_ID_BYTES);
+    ldr_put32(id + 12, number);
+}
+
+/* A node that joins reads all of them before it finds anything. */
+static void test_many_resets(void **state)
+{
+    enum { COUNT = 1200 };
+    world_t w;
+    uint8_t id[LDR_ID_BYTES];
+
+    (void)state;
+    open_nodes(&w, 2, 1);
+    node_t *a = &w.nodes[0], *b = &w.nodes[1];
+    for (unsigned i = 0; i < COUNT; i++) {
+        many_id(i, id);
+        ldr_tier_space(a->tier, a->tenant, id, 1);
+    }
+    world_run(&w);
+    assert_int_equal(simstore_count(w.store, RIG_TENANT "/e/"), COUNT);
+    node_open(b);
+    for (unsigned i = 0; i < COUNT; i++) {
+        many_id(i, id);
+        uint32_t space = ldr_tier_space(b->tier, b->tenant, id, 1);
+        assert_int_equal(ldr_tier_epoch(b->tier, b->tenant, space), 1);
+        /* It was known already: there was nothing to be told by this node. */
+        assert_int_equal(b->tier->parts[b->tenant]->spaces[space].wanted, 0);
+    }
+    world_close(&w);
+}
+
+/* Superseded ones go, faster than they come. */
+static void test_old_resets(void **state)
+{
+    enum { COUNT = 300 };
+    world_t w;
+    uint8_t id[LDR_ID_BYTES];
+
+    (void)state;
+    open_nodes(&w, 1, 1);
+    node_t *a = &w.nodes[0];
+    for (unsigned i = 0; i < 2 * COUNT; i++) {
+        uint32_t epoch;
+
+        many_id(i / 2, id);
+        uint32_t space =
+            ldr_tier_space(a->tier, a->tenant, id, i % 2); /* as it is */
+        assert_int_equal(ldr_tier_reset(a->tier, a->tenant, space,
+                                        w.now_ns + RIG_SECOND, &epoch),
+                         LARDER_OK);
+    }
+    assert_int_equal(simstore_count(w.store, RIG_TENANT "/e/"), 2 * COUNT);
+    world_pass(&w, 150 * RIG_SECOND, RIG_SECOND);
+    assert_int_equal(simstore_count(w.store, RIG_TENANT "/e/"), COUNT);
+    world_close(&w);
+}
+
+/* An object that is in use outlives the month for which removals are kept. */
+static void test_removed_long_ago(void **state)
+{
+    world_t w;
+
+    (void)state;
+    open_nodes(&w, 2, 1);
+    node_t *a = &w.nodes[0];
+    assert_int_equal(node_put(a, 0, eight, 8), 0);
+    world_pass(&w, 10 * RIG_SECOND, 100 * RIG_MS);
+    assert_int_equal(node_remove(a, 0, 3), LARDER_OK);
+    world_pass(&w, RIG_SECOND, 100 * RIG_MS);
+    /* Nobody comes to write the object anew meanwhile. */
+    a->tier->parts[a->tenant]->cleaner.thorough_at_ns = UINT64_MAX;
+    w.now_ns += 40 * DAY;
+    world_pass(&w, 5 * RIG_SECOND, 100 * RIG_MS);
+    /* Enough manifests to be merged, of another space. */
+    for (unsigned k = 1; k <= 12; k++) {
+        assert_int_equal(node_put(a, 1, &k, 1), 0);
+        world_pass(&w, 2 * RIG_SECOND, 100 * RIG_MS);
+    }
+    world_pass(&w, 10 * RIG_SECOND, 100 * RIG_MS);
+    assert_true(simstore_count(w.store, RIG_TENANT "/m/") < 12);
+    node_open(&w.nodes[1]);
+    world_run(&w);
+    assert_int_equal(node_get(&w.nodes[1], 0, 3, NULL), 0);
+    assert_int_not_equal(node_get(&w.nodes[1], 0, 4, NULL), 0);
+    world_close(&w);
+}
+
+/* And the objects that have such records do not keep removals for ever. */
+static void test_single_holes_go(void **state)
+{
+    world_t w;
+
+    (void)state;
+    open_nodes(&w, 1, 1);
+    node_t *a = &w.nodes[0];
+    assert_int_equal(node_put(a, 0, eight, 8), 0);
+    world_pass(&w, 10 * RIG_SECOND, 100 * RIG_MS);
+    assert_int_equal(node_remove(a, 0, 3), LARDER_OK);
+    world_pass(&w, 200 * RIG_SECOND, RIG_SECOND);
+    assert_int_not_equal(stats_of(a).dead_bytes, 0); /* not worth it yet */
+    w.now_ns += 40 * DAY;
+    world_pass(&w, 200 * RIG_SECOND, RIG_SECOND);
+    assert_int_equal(stats_of(a).dead_bytes, 0);
+    assert_int_not_equal(node_get(a, 0, 4, NULL), 0);
+    assert_int_equal(node_get(a, 0, 3, NULL), 0);
+    world_close(&w);
+}
+
+/* A reset that could not be written is, at the latest at close. */
+static void test_reset_at_close(void **state)
+{
+    world_t w;
+
+    (void)state;
+    open_nodes(&w, 2, 1);
+    node_t *a = &w.nodes[0];
+    assert_int_equal(node_put(a, 0, eight, 8), 0);
+    world_pass(&w, RIG_SECOND, 100 * RIG_MS);
+    simstore_fail(a->backend, SIMSTORE_PUT, 1, 0, -ENOENT);
+    assert_int_equal(node_reset(a, 0), LARDER_E_DEADLINE);
+    simstore_fail(a->backend, SIMSTORE_PUT, 0, 0, 0);
+    node_close(a);
+    node_open(&w.nodes[1]);
+    world_run(&w);
+    assert_int_equal(w.nodes[1].epoch[0], 1);
+    assert_int_equal(node_get(&w.nodes[1], 0, 4, NULL), 0);
+    world_close(&w);
+}
+
+/* Anybody can put something there that is no check value: that keeps nobody
+ * from working without the part, and it is looked at again. */
+static void test_garbled_check(void **state)
+{
+    world_t w;
+    char junk[64];
+
+    (void)state;
+    memset(junk, 'x', sizeof(junk));
+    world_open(&w, 1, 1);
+    simstore_write(w.store, CHECK, junk, sizeof(junk));
+    node_t *a = &w.nodes[0];
+    node_open(a); /* and that is OK */
+    world_pass(&w, RIG_SECOND, 100 * RIG_MS);
+    assert_int_equal(node_put(a, 0, eight, 8), -ESHUTDOWN);
+    assert_non_null(strstr(stats_of(a).reason, "acme"));
+    assert_int_equal(node_remove(a, 0, 3), LARDER_E_TIER_OFF);
+    assert_int_equal(simstore_count(w.store, RIG_TENANT "/"), 1);
+    simstore_lose(w.store, CHECK);
+    world_pass(&w, 10 * RIG_SECOND, 100 * RIG_MS);
+    assert_string_equal(stats_of(a).reason, "");
+    assert_int_equal(node_put(a, 0, eight, 8), 0);
+    world_close(&w);
+}
+
+/* Another secret is refused by name; the right one is taken afterwards. */
+static void test_secret_put_right(void **state)
+{
+    world_t w;
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t tenant, again;
+    ldr_tier_t *tier;
+
+    (void)state;
+    open_nodes(&w, 1, 1);
+    rig_tenant_id(id);
+    ldr_tier_params_t p = w.params;
+    p.backend = simstore_backend(w.store);
+    p.seed = 99;
+    assert_int_equal(ldr_tier_open(&p, &tier), LARDER_OK);
+    ldr_seal_t other = w.seal;
+    other.mac[5] ^= 1;
+    assert_int_equal(ldr_tier_tenant(tier, id, "acme", &other,
+                                     w.now_ns + RIG_SECOND, &tenant),
+                     LARDER_E_SECRET);
+    assert_int_equal(ldr_tier_tenant(tier, id, "acme", &w.seal,
+                                     w.now_ns + RIG_SECOND, &again),
+                     LARDER_OK);
+    assert_int_equal(again, tenant);
+    assert_true(ldr_tier_close(tier, UINT64_MAX));
+    world_close(&w);
+}
+
+static size_t gone_of(const node_t *n)
+{
+    const ldr_part_t *p = n->tier->parts[n->tenant];
+
+    return p->gone.count + p->gone_old.count;
+}
+
+/* What is gone is remembered for an hour, and not for ever, by all. */
+static void test_gone_is_forgotten(void **state)
+{
+    world_t w;
+
+    (void)state;
+    world_open(&w, 1, 2);
+    w.params.max_age_s = 5;
+    node_open(&w.nodes[0]);
+    node_open(&w.nodes[1]);
+    world_run(&w);
+    for (unsigned i = 0; i < 8; i++) {
+        assert_int_equal(node_put(&w.nodes[0], 0, &eight[i], 1), 0);
+    }
+    world_pass(&w, 30 * RIG_SECOND, 500 * RIG_MS);
+    assert_int_equal(gone_of(&w.nodes[0]), 8);
+    assert_int_equal(gone_of(&w.nodes[1]), 8);
+    w.now_ns += 1800 * RIG_SECOND;
+    world_pass(&w, 2 * RIG_SECOND, 500 * RIG_MS);
+    assert_int_equal(gone_of(&w.nodes[0]), 8);
+    assert_int_equal(gone_of(&w.nodes[1]), 8);
+    for (unsigned i = 0; i < 2; i++) {
+        w.now_ns += 3700 * RIG_SECOND;
+        world_pass(&w, 2 * RIG_SECOND, 500 * RIG_MS);
+    }
+    assert_int_equal(gone_of(&w.nodes[0]), 0);
+    assert_int_equal(gone_of(&w.nodes[1]), 0);
+    world_close(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_removed_while_written),
+        cmocka_unit_test(test_many_resets),
+        cmocka_unit_test(test_old_resets),
+        cmocka_unit_test(test_removed_long_ago),
+        cmocka_unit_test(test_single_holes_go),
+        cmocka_unit_test(test_reset_at_close),
+        cmocka_unit_test(test_garbled_check),
+        cmocka_unit_test(test_secret_put_right),
+        cmocka_unit_test(test_gone_is_forgotten),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
