@@ -4,9 +4,10 @@ JOBS ?= $(shell nproc)
 export JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo serve build test test-core test-vllm test-gpu vllm-drift \
+.PHONY: help run demo serve build test test-core test-vllm test-gpu \
+        test-shared vllm-drift \
         bench bench-gpu bench-vllm check coverage format tidy install wheel \
-        clean deps-build deps-test deps-check deps-wheel deps-vllm
+        clean deps-build deps-test deps-shared deps-check deps-wheel deps-vllm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -37,6 +38,9 @@ test-vllm: deps-build deps-test deps-vllm ## all with real vLLM; VERSIONS=0.29.0
 test-gpu: build ## what needs a GPU, and PyTorch for CUDA; PYTHON=python3
 	@LARDER_BUILD=$(CURDIR)/build/release $(or $(PYTHON),python3) -B -m pytest \
 		-p no:cacheprovider -rs tests/cuda
+
+test-shared: deps-shared ## the shared tier, with servers that take minutes
+	@scripts/run-shared-tests
 
 vllm-drift: deps-vllm ## is PyPI's newest vLLM what the connector expects?
 	@scripts/vllm-drift
@@ -77,5 +81,5 @@ wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 clean: ## removes build/
 	rm -rf build
 
-deps-build deps-test deps-check deps-wheel deps-vllm: deps-%:
+deps-build deps-test deps-shared deps-check deps-wheel deps-vllm: deps-%:
 	@scripts/install-deps $*

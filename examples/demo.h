@@ -20,6 +20,7 @@ typedef struct demo {
     char dir[PATH_MAX];  /* the store; within work unless given */
     unsigned claims, failed;
     result_t first, again, changed, plain, flipped, damaged, healed;
+    result_t one, other; /* nodes of a shared tier */
 } demo_t;
 
 /* "12,345" in one of a few buffers that take turns. */
@@ -175,6 +176,43 @@ static void print_head(const demo_t *d)
            "computed", "first token", "logits");
 }
 
+static int remove_one(const char *path, const struct stat *info, int kind,
+                      struct FTW *walk)
+{
+    (void)info, (void)kind, (void)walk;
+    return remove(path);
+}
+
+static bool remove_tree(const char *path)
+{
+    return nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0 ||
+           fail("%s: cannot be removed: %s", path, strerror(errno));
+}
+
+/* Two nodes that have nothing in common but a directory; the first is gone,
+ * with all that was its own, when the second begins. */
+static bool demo_shared(demo_t *d)
+{
+    char tier[PATH_MAX + 16], url[PATH_MAX + 32];
+    char one[PATH_MAX + 16], other[PATH_MAX + 16];
+
+    snprintf(tier, sizeof(tier), "%s/tier", d->work);
+    snprintf(url, sizeof(url), "dir:%s", tier);
+    snprintf(one, sizeof(one), "%s/one", d->work);
+    snprintf(other, sizeof(other), "%s/other", d->work);
+    if (mkdir(tier, 0700) != 0) {
+        return fail("%s: %s", tier, strerror(errno));
+    }
+    if (larder_shared_create(url, NULL, TIMEOUT_MS) != LARDER_OK) {
+        return fail("%s: %s", url, larder_last_error());
+    }
+    return step(d, "8 a host with a shared tier saves", one, "--shared", tier,
+                &d->one) &&
+           remove_tree(one) &&
+           step(d, "9 that host is gone, a new one loads", other, "--shared",
+                tier, &d->other);
+}
+
 static bool demo_steps(demo_t *d, char *name, size_t size, uint64_t *offset_p)
 {
     return step(d, "1 computes and saves", d->dir, "--reset", NULL,
@@ -190,7 +228,8 @@ static bool demo_steps(demo_t *d, char *name, size_t size, uint64_t *offset_p)
            step(d, "6 one saved byte changed on disk", d->dir, NULL, NULL,
                 &d->damaged) &&
            step(d, "7 loads again, and tries every token", d->dir, "--probe",
-                NULL, &d->healed);
+                NULL, &d->healed) &&
+           demo_shared(d);
 }
 
 static void print_claims(demo_t *d, const char *name, uint64_t offset)
@@ -236,6 +275,12 @@ static void print_claims(demo_t *d, const char *name, uint64_t offset)
           "turn:\n          %s were seen in the logits, the least by %.1e",
           grouped(d->healed.probed), grouped(d->healed.probes_seen),
           d->healed.probe_least);
+    claim(d,
+          d->one.loaded_chunks == 0 && d->other.loaded_chunks == CHUNKS &&
+              d->other.loads_shared == CHUNKS && same(&d->other, a),
+          "a cold host computed none of %s tokens: all came from the shared\n"
+          "          tier, and the logits are bit-identical",
+          grouped(d->other.loaded_chunks * CHUNK_TOKENS));
     printf("\n  time to first token: cold %.0f ms, warm %.1f ms "
            "(load %.1f ms): %.0f times faster\n",
            ms(a->first_token_ns), ms(b->first_token_ns), ms(b->load_ns),
@@ -243,13 +288,6 @@ static void print_claims(demo_t *d, const char *name, uint64_t offset)
     printf("  saving %.1f MB to disk took %.0f ms, opening the store again "
            "%.0f ms\n",
            (double)CHUNKS * CHUNK_BYTES / 1e6, ms(a->save_ns), ms(b->open_ns));
-}
-
-static int remove_one(const char *path, const struct stat *info, int kind,
-                      struct FTW *walk)
-{
-    (void)info, (void)kind, (void)walk;
-    return remove(path);
 }
 
 static int demo(const char *dir)
@@ -278,9 +316,7 @@ static int demo(const char *dir)
         printf("  %u of %u claims hold\n", d->claims - d->failed, d->claims);
     }
     done = done && d->failed == 0;
-    if (nftw(d->work, remove_one, 16, FTW_DEPTH | FTW_PHYS) != 0) {
-        fail("%s: cannot be removed: %s", d->work, strerror(errno));
-    }
+    remove_tree(d->work);
     free(d);
     return done ? 0 : 1;
 }

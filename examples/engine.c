@@ -33,7 +33,8 @@
 #define PROMPT_SEED 42u
 
 typedef struct request {
-    const char *dir; /* NULL: no store */
+    const char *dir;    /* NULL: no store */
+    const char *shared; /* directory of a shared tier; NULL: none */
     bool reset, flip_kv, probe;
     int changed_token; /* -1: none */
 } request_t;
@@ -70,32 +71,46 @@ static bool larder_ok(const char *what, larder_status_t status)
 
 /* ---- the store ---- */
 
-/* "embed:DIR?..." with what has a meaning in a URL escaped. */
-static bool store_url(const char *dir, char *url, size_t size)
+/* Adds a path with what has a meaning in a URL escaped. */
+static size_t url_add(char *url, size_t n, size_t size, const char *path)
+{
+    for (; *path != '\0' && n + 4 < size; path++) {
+        n += (size_t)snprintf(url + n, size - n,
+                              strchr("%,?&", *path) != NULL ? "%%%02X" : "%c",
+                              (unsigned char)*path);
+    }
+    return *path == '\0' ? n : size;
+}
+
+/* "embed:DIR?..." */
+static bool store_url(const request_t *q, char *url, size_t size)
 {
     size_t n = (size_t)snprintf(url, size, "embed:");
 
-    for (; *dir != '\0' && n + 4 < size; dir++) {
-        n += (size_t)snprintf(url + n, size - n,
-                              strchr("%,?&", *dir) != NULL ? "%%%02X" : "%c",
-                              (unsigned char)*dir);
+    n = url_add(url, n, size, q->dir);
+    if (n + 64 > size) {
+        return false;
     }
-    int tail = snprintf(url + n, size - n, "?dram=64M&ssd=256M");
-    return *dir == '\0' && tail > 0 && (size_t)tail < size - n;
+    n += (size_t)snprintf(url + n, size - n, "?dram=64M&ssd=256M");
+    if (q->shared != NULL) {
+        n += (size_t)snprintf(url + n, size - n, "&shared=dir:");
+        n = url_add(url, n, size, q->shared);
+    }
+    return n < size;
 }
 
 /* Whatever changes what the bytes mean is named in the descriptor. */
-static bool store_open(engine_t *e, const char *dir)
+static bool store_open(engine_t *e, const request_t *q)
 {
-    char url[PATH_MAX + 64], descriptor[256];
+    char url[2 * PATH_MAX + 128], descriptor[256];
     larder_space_params_t params = {
         .field_mask = LARDER_SPACE_CHUNK_TOKENS,
         .descriptor = descriptor,
         .chunk_tokens = CHUNK_TOKENS,
     };
 
-    if (!store_url(dir, url, sizeof(url))) {
-        return fail("%s: the path is too long", dir);
+    if (!store_url(q, url, sizeof(url))) {
+        return fail("%s: the path is too long", q->dir);
     }
     params.descriptor_bytes = (size_t)snprintf(
         descriptor, sizeof(descriptor),
@@ -103,7 +118,7 @@ static bool store_open(engine_t *e, const char *dir)
         "and values, %d blocks of %d tokens, %d KV heads of %d",
         e->model.fingerprint, T_LAYERS, CHUNK_BLOCKS, T_BLOCK, T_KV_HEADS,
         T_HEAD_DIM);
-    return larder_ok(dir, larder_open(url, NULL, &e->lar)) &&
+    return larder_ok(q->dir, larder_open(url, NULL, &e->lar)) &&
            larder_ok("space", larder_space_open(e->lar, &params, &e->space));
 }
 
@@ -174,7 +189,7 @@ static bool store_load(engine_t *e)
 
 /* Saves the chunks that were computed. One that does not arrive costs a later
  * run some time, which is worth a word here. */
-static bool store_save(engine_t *e)
+static bool store_save(engine_t *e, const request_t *q)
 {
     uint32_t from = e->result.loaded_chunks;
     uint64_t began = now_ns();
@@ -194,7 +209,10 @@ static bool store_save(engine_t *e)
         }
     }
     if (!larder_ok("flush",
-                   larder_flush(e->lar, LARDER_TIER_SSD, TIMEOUT_MS))) {
+                   larder_flush(e->lar, LARDER_TIER_SSD, TIMEOUT_MS)) ||
+        (q->shared != NULL &&
+         !larder_ok("flush to the shared tier",
+                    larder_flush(e->lar, LARDER_TIER_SHARED, TIMEOUT_MS)))) {
         return false;
     }
     e->result.save_ns = now_ns() - began;
@@ -210,6 +228,7 @@ static bool store_close(engine_t *e)
         stats->struct_bytes = sizeof(*stats);
         ok = larder_ok("stats", larder_stats(e->lar, stats));
         e->result.loads_ssd = stats->loads_ssd;
+        e->result.loads_shared = stats->loads_shared;
         e->result.saves_stored = stats->saves_stored;
     }
     free(stats);
@@ -312,7 +331,7 @@ static bool serve(engine_t *e, const request_t *q)
     }
     if (q->dir != NULL) {
         began = now_ns();
-        if (!store_open(e, q->dir) ||
+        if (!store_open(e, q) ||
             (q->reset &&
              !larder_ok("reset", larder_space_reset(e->space, TIMEOUT_MS)))) {
             return false;
@@ -332,7 +351,7 @@ static bool serve(engine_t *e, const request_t *q)
     r->first_token_ns = now_ns() - began;
 
     uint32_t computed = r->computed_tokens;
-    if (q->dir != NULL && !q->flip_kv && !store_save(e)) {
+    if (q->dir != NULL && !q->flip_kv && !store_save(e, q)) {
         return false;
     }
     for (uint32_t i = 1; i < STEPS; i++) {
@@ -367,6 +386,8 @@ static int run(int argc, char **argv)
             q.flip_kv = true;
         } else if (strcmp(argv[i], "--probe") == 0) {
             q.probe = true;
+        } else if (strcmp(argv[i], "--shared") == 0 && i + 1 < argc) {
+            q.shared = argv[++i];
         } else {
             return fail("%s: unknown option", argv[i]), 2;
         }
@@ -388,6 +409,6 @@ int main(int argc, char **argv)
     }
     fprintf(stderr, "usage: engine demo [DIR]\n"
                     "       engine run DIR|- OUT [--reset] [--change-token]"
-                    " [--flip-kv] [--probe]\n");
+                    " [--flip-kv] [--probe] [--shared DIR]\n");
     return 2;
 }

@@ -37,7 +37,7 @@ typedef struct result {
     uint32_t matched_chunks, loaded_chunks, computed_tokens;
     larder_cause_t cause; /* why the chunk after the last was not loaded */
     uint64_t open_ns, load_ns, first_token_ns, save_ns;
-    uint64_t loads_ssd, saves_stored;
+    uint64_t loads_ssd, loads_shared, saves_stored;
     uint32_t blocks[4]; /* where the first blocks of the prompt lie */
     uint32_t probed, probes_seen;
     double probe_least;           /* change of a logit, the least seen */

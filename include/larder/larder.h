@@ -83,6 +83,7 @@ extern "C" {
     X(LARDER_PRESENT, 1, "already present")                                    \
     X(LARDER_MISS, 2, "miss")                                                  \
     X(LARDER_PENDING, 3, "in progress")                                        \
+    X(LARDER_DECLINED, 4, "not kept: what is there is worth more")             \
     X(LARDER_E_INVALID, -1, "invalid argument")                                \
     X(LARDER_E_SIZE, -2, "size does not fit")                                  \
     X(LARDER_E_OVERLAP, -3, "buffers overlap")                                 \
@@ -149,6 +150,7 @@ LARDER_API const char *larder_cause_text(larder_cause_t cause);
 typedef enum larder_tier {
     LARDER_TIER_DRAM,
     LARDER_TIER_SSD,
+    LARDER_TIER_SHARED, /* storage that several nodes use */
     LARDER_TIER_COUNT
 } larder_tier_t;
 
@@ -321,6 +323,45 @@ LARDER_API larder_status_t larder_match(larder_space_t *space,
                                         const larder_key_t *keys, size_t count,
                                         uint16_t group, larder_match_t *out);
 
+/* ---- requests -----------------------------------------------------------
+ *
+ * What is kept in DRAM is chosen by what the node learns of requests: which
+ * chains come back, and when. So it should hear of each request once, whole:
+ * larder_stage(), larder_prefix_stage(), larder_prefix_save() and _reserve()
+ * tell of the chain they are given by themselves, and if that is all of it
+ * there is nothing to do. Whoever knows more says so with larder_announce();
+ * from then on this space handle's other calls tell nothing.
+ */
+enum {
+    LARDER_HINT_CLASS = 0x03,    /* 1-3: kinds of application that come back in
+                                    different ways, whatever they are */
+    LARDER_HINT_CLOSED = 0x04,   /* nothing will follow in this session */
+    LARDER_HINT_TEMPLATE = 0x08, /* others will begin with this chain */
+    LARDER_HINT_OVER = 0x10,     /* no request: the session whose last request
+                                    this was is over */
+};
+
+enum {
+    LARDER_ANNOUNCE_ID = 1u << 0,
+    LARDER_ANNOUNCE_TOKENS = 1u << 1,
+    LARDER_ANNOUNCE_HINT = 1u << 2,
+};
+
+typedef struct larder_announce_params {
+    uint64_t field_mask;
+    uint64_t id;     /* equal for one and the same request, told more than once;
+                        without one, the same chain within a second */
+    uint32_t tokens; /* of the whole prompt; default: those of its chunks */
+    uint32_t hint;   /* LARDER_HINT_*; a wrong one costs hits */
+} larder_announce_params_t;
+
+/* Somebody is about to use this chain: the whole of it, not what was found.
+ * Before it is staged. Nothing is looked up, nothing held. A daemon that cannot
+ * be told is no failure: LARDER_OK. */
+LARDER_API larder_status_t
+larder_announce(larder_space_t *space, const larder_key_t *keys, size_t count,
+                const larder_announce_params_t *params, uint32_t timeout_ms);
+
 /* ---- leases ------------------------------------------------------------- */
 
 /*
@@ -356,7 +397,11 @@ LARDER_API void larder_release(larder_lease_t **lease_p);
 
 enum {
     LARDER_PUT_PIN = 1u << 0, /* soft pin: evict others first */
+    /* larder_move_t: the request was announced, by another process perhaps */
+    LARDER_PUT_ANNOUNCED = 1u << 1,
 };
+/* larder_move_t: what a save that tells of its request says of it. */
+#define LARDER_PUT_HINT(hint) ((uint32_t)(hint) << 8)
 
 typedef struct larder_item {
     const larder_key_t *key;
@@ -377,7 +422,8 @@ typedef struct larder_item {
 } larder_item_t;
 
 typedef enum larder_op {
-    LARDER_OP_PUT,    /* put if absent; item: OK, PRESENT, E_FULL... */
+    LARDER_OP_PUT,    /* put if absent; item: OK, PRESENT, DECLINED (what is in
+                         dram is worth more, and no tier is below), E_FULL... */
     LARDER_OP_GET,    /* item: OK, MISS with its cause, E_SIZE... */
     LARDER_OP_EXISTS, /* item: OK or MISS; no input or output */
     LARDER_OP_REMOVE, /* item: OK or MISS; durable when it returns */
@@ -685,7 +731,8 @@ typedef struct larder_move {
     /* results */
     uint32_t shards;      /* that were moved */
     uint32_t present;     /* save: were there already */
-    uint32_t skipped;     /* save: some of their blocks are not there */
+    uint32_t skipped;     /* save: some of their blocks are not there, or what
+                             is in dram is worth more (DECLINED) */
     uint32_t failed;      /* were not moved, for the first status and cause */
     uint64_t bytes;       /* of those that were moved */
     larder_status_t item; /* LARDER_OK: none failed */
@@ -806,6 +853,23 @@ typedef struct larder_disk_stats {
     uint64_t write_errors, read_errors;
 } larder_disk_stats_t;
 
+/* The shared tier as this node knows it. */
+typedef struct larder_shared_stats {
+    char url[256];
+    uint32_t on;       /* it gives shards */
+    uint32_t writable; /* and takes them */
+    char reason[160];  /* why it does not */
+    uint64_t objects, shards;
+    uint64_t bytes, dead_bytes;         /* dead: of no use any more */
+    uint64_t map_bytes;                 /* memory that this takes here */
+    uint64_t waiting_shards;            /* to be written */
+    uint64_t read_bytes, written_bytes; /* by this node */
+    uint64_t read_errors, write_errors; /* its own */
+    uint64_t gone, corrupt;             /* what it read was */
+    uint64_t cleaner;                   /* 1: this node cleans up */
+    uint64_t cleaned_objects, cleaned_bytes;
+} larder_shared_stats_t;
+
 /* Fields are only ever added at the end. */
 typedef struct larder_stats {
     uint64_t struct_bytes; /* in: sizeof, out: bytes filled */
@@ -834,6 +898,11 @@ typedef struct larder_stats {
     uint64_t client_crc_failures; /* bytes that were not those saved */
     /* What the whole node or, with a daemon, the tenant may use at most. */
     uint64_t dram_max_bytes, ssd_max_bytes;
+    uint64_t loads_shared;
+    uint64_t offers_written, offers_present; /* to the shared tier */
+    uint64_t offers_evicted, offers_failed;
+    uint64_t shared; /* 1: there is one */
+    larder_shared_stats_t shared_tier;
 } larder_stats_t;
 
 /* With a daemon: of the session's tenant. LARDER_E_OFFLINE: not to be had. */
@@ -843,6 +912,19 @@ LARDER_API larder_status_t larder_stats(larder_t *lar, larder_stats_t *out);
  * terminating NUL; *length_p is what all of it needs without the NUL. */
 LARDER_API larder_status_t larder_metrics(larder_t *lar, char *text,
                                           size_t size, size_t *length_p);
+
+/* ---- the shared tier ----------------------------------------------------
+ *
+ * Storage that several nodes use (docs/shared.md); a node has one by its option
+ * shared. Nothing is ever written to a directory that was not made one: it
+ * could be a mount point without its mount.
+ */
+
+/* Makes the storage at url, as in the option, a tier. login: as in the option
+ * shared_login; NULL: none. LARDER_PRESENT: it is one already. */
+LARDER_API larder_status_t larder_shared_create(const char *url,
+                                                const char *login,
+                                                uint32_t timeout_ms);
 
 /* ---- options of connectors ----------------------------------------------
  *

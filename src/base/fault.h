@@ -29,7 +29,15 @@
     X(io_submit_partial) /* the ring takes fewer than offered */               \
     X(io_uring_denied)   /* as under a container's seccomp profile */          \
     X(crc_in)            /* a bit flips between copy and checksum */           \
-    X(copy_out)          /* a bit flips in DRAM before a load */
+    X(copy_out)          /* a bit flips in DRAM before a load */               \
+    X(dir_read)          /* EIO, in the back ends dir and 3fs */               \
+    X(dir_write)         /* EIO */                                             \
+    X(dir_full)          /* ENOSPC */                                          \
+    X(dir_short)         /* fewer bytes than asked for */                      \
+    X(dir_sync)          /* EIO, of a file or of a directory */                \
+    X(dir_rename)        /* EIO */                                             \
+    X(dir_no_replace)    /* no renameat2(), as on NFS */                       \
+    X(dir_stale)         /* ESTALE, as on NFS */
 
 typedef enum ldr_fault {
 #define X(name) LDR_FAULT_##name,

@@ -73,6 +73,23 @@ void *ldr_reserve(size_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
+void *ldr_reserve_huge(size_t bytes)
+{
+    void *p = ldr_reserve(bytes);
+
+    if (p != NULL) {
+        (void)madvise(p, bytes, MADV_HUGEPAGE);
+    }
+    return p;
+}
+
+void ldr_reserve_clear(void *p, size_t bytes)
+{
+    if (madvise(p, bytes, MADV_DONTNEED) != 0) {
+        memset(p, 0, bytes); /* locked in memory */
+    }
+}
+
 void ldr_unreserve(void *p, size_t bytes)
 {
     if (p != NULL) {

@@ -23,7 +23,11 @@ uint64_t ldr_alloc_count(void);
  * where it was touched. NULL if it cannot be had.
  */
 void *ldr_reserve(size_t bytes);
+/* The same, in huge pages where the kernel gives them. */
+void *ldr_reserve_huge(size_t bytes);
 void ldr_unreserve(void *p, size_t bytes);
+/* Gives back the memory behind some blocks of such a table: zeros again. */
+void ldr_reserve_clear(void *p, size_t bytes);
 
 /*
  * An extent of the arena: a memfd that other processes can map. Kept out of

@@ -27,12 +27,32 @@
     X(SAVES_DROPPED, COUNTER, "larder_saves_dropped_total", "tenant,reason",   \
       "Saved shards that never reached a disk: evicted before it, larger "     \
       "than a segment, or lost by a failed write.")                            \
+    X(WRITES_REFUSED, COUNTER, "larder_writes_refused_total", "tenant,reason", \
+      "Times a shard was not written down to ssd: used once so far, or the "   \
+      "day's budget of writes is spent.")                                      \
+    X(OFFERS, COUNTER, "larder_shared_offers_total", "tenant,outcome",         \
+      "Saved shards offered to the shared tier: written, present there "       \
+      "already, evicted before, or failed.")                                   \
     X(MOVED_BYTES, COUNTER, "larder_moved_bytes_total",                        \
       "tenant,direction,tier", "Payload saved and loaded, by tier.")           \
     X(EVICTED_CHUNKS, COUNTER, "larder_evicted_chunks_total", "tenant",        \
       "Chunks evicted from dram to make room.")                                \
     X(EVICTED_BYTES, COUNTER, "larder_evicted_bytes_total", "tenant",          \
       "Payload evicted from dram to make room.")                               \
+    X(PASSED_CHUNKS, COUNTER, "larder_passed_chunks_total", "tenant",          \
+      "Chunks passed on to ssd, since what is in dram is worth more.")         \
+    X(POLICY_RANKS, GAUGE, "larder_policy_ranks", "tenant,policy",             \
+      "1 for what decides which chunks leave dram: learned or lru.")           \
+    X(POLICY_SWITCHES, COUNTER, "larder_policy_switches_total", "tenant",      \
+      "Times that has changed.")                                               \
+    X(POLICY_REQUESTS, COUNTER, "larder_policy_requests_total", "tenant",      \
+      "Requests that the policy was told of.")                                 \
+    X(POLICY_HITS, COUNTER, "larder_policy_shadow_hits_total",                 \
+      "tenant,policy",                                                         \
+      "Chunks of these requests that each of the two, alone, would have had "  \
+      "in a dram of this size, since it was full.")                            \
+    X(POLICY_BYTES, GAUGE, "larder_policy_bytes", "tenant",                    \
+      "Memory that the policy takes.")                                         \
     X(RECLAIMED_SHARDS, COUNTER, "larder_reclaimed_shards_total", "tenant",    \
       "Shards dropped from ssd to make room.")                                 \
     X(REMOVES, COUNTER, "larder_removes_total", "tenant", "Shards removed.")   \
@@ -97,7 +117,34 @@
     X(DISK_SECONDS, HISTOGRAM, "larder_disk_seconds", "path,operation",        \
       "Reads of a shard and writes of a batch, from submit to completion.")    \
     X(WRITE_AMPLIFICATION, GAUGE, "larder_write_amplification_ratio", "",      \
-      "Bytes written to disks for each byte written for a save.")
+      "Bytes written to disks for each byte written for a save.")              \
+    X(SHARED_ON, GAUGE, "larder_shared_on", "operation",                       \
+      "1 while the shared tier can be read, and written to.")                  \
+    X(SHARED_OBJECTS, GAUGE, "larder_shared_objects", "",                      \
+      "Objects of the shared tier that this node knows of.")                   \
+    X(SHARED_SHARDS, GAUGE, "larder_shared_shards", "", "Shards in them.")     \
+    X(SHARED_BYTES, GAUGE, "larder_shared_bytes", "kind",                      \
+      "Bytes of them: live, or dead (of no use any more).")                    \
+    X(SHARED_MAP_BYTES, GAUGE, "larder_shared_map_bytes", "",                  \
+      "Memory that knowing them takes.")                                       \
+    X(SHARED_WAITING, GAUGE, "larder_shared_waiting_shards", "",               \
+      "Saved shards that wait to be written to the shared tier.")              \
+    X(SHARED_MOVED, COUNTER, "larder_shared_moved_bytes_total", "operation",   \
+      "Bytes this node read from and wrote to the shared tier.")               \
+    X(SHARED_ERRORS, COUNTER, "larder_shared_errors_total", "operation",       \
+      "Reads and writes of the shared tier that failed.")                      \
+    X(SHARED_LOST, COUNTER, "larder_shared_lost_total", "reason",              \
+      "Reads of what was gone, or was not what had been written.")             \
+    X(SHARED_SECONDS, HISTOGRAM, "larder_shared_seconds", "operation",         \
+      "Reads of a shard and writes of an object.")                             \
+    X(SHARED_STUCK, GAUGE, "larder_shared_stuck_calls", "",                    \
+      "Calls of the shared tier that hang beyond their deadline.")             \
+    X(SHARED_FOLLOWED, GAUGE, "larder_shared_followed_seconds", "",            \
+      "How long ago the shared tier was last asked what is new.")              \
+    X(SHARED_CLEANER, GAUGE, "larder_shared_cleaner", "",                      \
+      "1 while this node cleans up the shared tier.")                          \
+    X(SHARED_CLEANED, COUNTER, "larder_shared_cleaned_bytes_total", "",        \
+      "Bytes that it has removed there.")
 
 /* What only the daemon knows. */
 #define LDR_METRIC_SERVER_MAP(X)                                               \
@@ -155,6 +202,11 @@
       "Shards that a client found wrong.")                                     \
     X(RELOADS, COUNTER, "larder_reloads_total", "outcome",                     \
       "Times the configuration was read again.")                               \
+    X(TRACE_ON, GAUGE, "larder_trace_on", "",                                  \
+      "1 while requests are written to a trace.")                              \
+    X(TRACED, COUNTER, "larder_traced_requests_total", "outcome",              \
+      "Requests told to the trace: written, repeated (a line has it), or "     \
+      "dropped (no room, or the trace has ended).")                            \
     X(BUILD, GAUGE, "larder_build_info", "version,build",                      \
       "1, with what this daemon is.")                                          \
     X(START, GAUGE, "process_start_time_seconds", "",                          \

@@ -32,16 +32,19 @@ static const size_t offsets[] = {
     LDR_OPTION_MAP(X)
 #undef X
 };
-_Static_assert(LDR_OPTION_COUNT <= 64,
-               "a bit of a word says which options were seen");
+/* A bit for each option that was seen in a URL. */
+__extension__ typedef unsigned __int128 seen_t;
+_Static_assert(LDR_OPTION_COUNT <= 128, "seen_t has a bit for each");
 
 /* The words of ENUM options, in the order of their values. */
 static const struct {
     int option;
     const char *words[5];
 } enums[] = {
+    {LDR_OPTION_ssd_admit, {"always", "second"}},
     {LDR_OPTION_io, {"auto", "uring", "plain"}},
     {LDR_OPTION_verify, {"load", "entry", "get"}},
+    {LDR_OPTION_policy, {"learned", "lru"}},
     {LDR_OPTION_connect, {"now", "lazy"}},
     {LDR_OPTION_tls, {"off", "on"}},
     {LDR_OPTION_isolation, {"shared", "strict"}},
@@ -525,8 +528,7 @@ static int option_name(part_t name, unsigned scheme)
                     near != NULL ? near : "", near != NULL ? "?" : "");
 }
 
-static larder_status_t parse_option(ldr_options_t *o, part_t p,
-                                    uint64_t *seen_p)
+static larder_status_t parse_option(ldr_options_t *o, part_t p, seen_t *seen_p)
 {
     char value[LDR_OPTION_TEXT];
     bool has_value, is_text;
@@ -552,7 +554,7 @@ static larder_status_t parse_option(ldr_options_t *o, part_t p,
         return ldr_fail(LARDER_E_INVALID, "option %s is given twice",
                         ldr_option_table[i].name);
     }
-    *seen_p |= (uint64_t)1 << i;
+    *seen_p |= (seen_t)1 << i;
     st = part_decode(rest, "value", value,
                      is_text ? sizeof(value) : (size_t)NUMBER_MAX);
     return st == LARDER_OK ? ldr_option_set(o, (size_t)i, value) : st;
@@ -586,7 +588,7 @@ larder_status_t ldr_options_parse(const char *url, ldr_options_t *o)
     };
     ldr_options_t parsed;
     part_t rest = {0}, address;
-    uint64_t seen = 0;
+    seen_t seen = 0;
     bool more;
     larder_status_t st;
 

@@ -30,6 +30,10 @@
       "bytes of the SSD tier in each directory")                               \
     X(segment, SIZE, EMBED | SERVE, "0", 0, (uint64_t)1 << 30,                 \
       "bytes of one segment file; 0: chosen by ssd")                           \
+    X(ssd_writes, SIZE, EMBED | SERVE, "0", 0, (uint64_t)1 << 50,              \
+      "bytes that may be written to each directory a day; 0: no limit")        \
+    X(ssd_admit, ENUM, EMBED | SERVE, "always", 0, 1,                          \
+      "always; second: what is used a second time is written down")            \
     X(io, ENUM, EMBED | SERVE, "auto", 0, 2,                                   \
       "auto, uring or plain (threads): how disks are read and written")        \
     X(io_depth, UINT, EMBED | SERVE, "32", 1, 1024, "disk requests in flight") \
@@ -45,10 +49,31 @@
       "deadline of calls that name none")                                      \
     X(pin_max, SIZE, EMBED | SERVE, "0", 0, (uint64_t)1 << 44,                 \
       "bytes each tenant may pin; 0: a quarter of dram")                       \
+    X(policy, ENUM, EMBED | SERVE, "learned", 0, 1,                            \
+      "what leaves DRAM first: learned: what is least likely to be used "      \
+      "again, from what was seen; lru: what was not used for longest")         \
     X(sync_ms, UINT, EMBED | SERVE, "1000", 1, 60000,                          \
       "age of written data when synced")                                       \
     X(retry_ms, UINT, EMBED | SERVE, "5000", 1, 3600000,                       \
       "pause before a disk that is off or full is tried again")                \
+    X(shared, TEXT, EMBED | SERVE, "", 0, 255,                                 \
+      "the shared tier: dir:/PATH, 3fs:/PATH, s3://BUCKET/PREFIX?endpoint=URL" \
+      " or valkey://HOST:PORT; empty: none")                                   \
+    X(shared_login, TEXT, EMBED | SERVE, "", 0, 255,                           \
+      "file with its password or keys; empty: from the environment")           \
+    X(shared_key, TEXT, EMBED | SERVE, "", 0, 255,                             \
+      "file with a key of 64 hexadecimal digits: what is written there is "    \
+      "encrypted; empty: it is not")                                           \
+    X(shared_max, SIZE, EMBED | SERVE, "0", 0, (uint64_t)1 << 60,              \
+      "bytes that it may hold, of all nodes; 0: no limit")                     \
+    X(shared_age_s, UINT, EMBED | SERVE, "0", 0, 1u << 30,                     \
+      "seconds after its last use that something is dropped; 0: never")        \
+    X(shared_lanes, UINT, EMBED | SERVE, "8", 1, 64,                           \
+      "reads and writes of it at once")                                        \
+    X(shared_timeout_ms, UINT, EMBED | SERVE, "5000", 10, 600000,              \
+      "deadline of one read or write of it")                                   \
+    X(shared_poll_ms, UINT, EMBED | SERVE, "1000", 10, 3600000,                \
+      "how often it is asked what others have written or reset")               \
     X(leases, UINT, EMBED | CLIENT, "65536", 1, 1u << 24,                      \
       "shards a handle may hold leased")                                       \
     X(tenant, TEXT, CLIENT, "default", 1, 63, "whose session it is")           \
@@ -104,6 +129,10 @@
       "on; observe: count what would have hit, move nothing")                  \
     X(numa, TEXT, SERVE, "", 0, 255,                                           \
       "NUMA nodes of the arena, like 0 or 0,1; empty: the kernel's choice")    \
+    X(trace, TEXT, SERVE, "", 0, 255,                                          \
+      "file for a trace of requests, for larder plan; empty: none")            \
+    X(trace_max, SIZE, SERVE, "1G", 4096, (uint64_t)1 << 44,                   \
+      "bytes that this file may have")                                         \
     X(log, ENUM, SERVE, "text", 0, 1, "text or json: format of log lines")     \
     X(log_level, ENUM, SERVE | RELOAD, "info", 0, 3,                           \
       "error, warn, info or debug: what is logged")                            \
@@ -146,6 +175,8 @@ enum {
 /* The values of ENUM options, in the order of their words. log_level has those
  * of larder_log_level_t, mode the first two of ldr_mode_t (node/). */
 enum { LDR_IO_AUTO, LDR_IO_URING, LDR_IO_PLAIN };
+enum { LDR_ADMIT_ALWAYS, LDR_ADMIT_SECOND };
+enum { LDR_POLICY_LEARNED, LDR_POLICY_LRU };
 enum { LDR_VERIFY_LOAD, LDR_VERIFY_ENTRY, LDR_VERIFY_GET };
 enum { LDR_CONNECT_NOW, LDR_CONNECT_LAZY };
 enum { LDR_TLS_OFF, LDR_TLS_ON };

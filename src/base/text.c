@@ -112,3 +112,14 @@ void ldr_text_json(ldr_text_t *t, const char *text)
     }
     ldr_text_char(t, '"');
 }
+
+void ldr_hex(const uint8_t *data, size_t bytes, char *text)
+{
+    static const char digits[] = "0123456789abcdef";
+
+    for (size_t i = 0; i < bytes; i++) {
+        *text++ = digits[data[i] >> 4];
+        *text++ = digits[data[i] & 15];
+    }
+    *text = '\0';
+}

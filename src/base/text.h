@@ -31,3 +31,7 @@ void ldr_text_i64(ldr_text_t *t, int64_t value);
 void ldr_text_fixed(ldr_text_t *t, uint64_t value, unsigned decimals);
 /* A JSON string with its quotes. Bytes that are no UTF-8 become U+FFFD. */
 void ldr_text_json(ldr_text_t *t, const char *text);
+
+#define LDR_HEX_BYTES(bytes) (2 * (bytes) + 1)
+/* Lower-case hex digits and a NUL. */
+void ldr_hex(const uint8_t *data, size_t bytes, char *text);

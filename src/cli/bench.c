@@ -20,6 +20,8 @@ static const struct {
     {"dram-put", ldr_bench_dram_put, "saves to the DRAM tier, evicting"},
     {"ssd-get", ldr_bench_ssd_get, "loads from the SSD tier"},
     {"ssd-put", ldr_bench_ssd_put, "saves until the SSD tier has them"},
+    {"shared-get", ldr_bench_shared_get, "loads from a shared tier"},
+    {"shared-put", ldr_bench_shared_put, "objects put to a shared tier"},
     {"match", ldr_bench_match, "matching a chain of 1,000 chunks"},
     {"hash", ldr_bench_hash, "hashing tokens into keys"},
     {"evict", ldr_bench_evict, "evicting one entry"},
@@ -44,7 +46,7 @@ static void usage(FILE *to)
     fprintf(to, "usage: larder bench [NAME...] [--size S] [--seconds N] "
                 "[--clients N]\n"
                 "                    [--entries N] [--json] [--dir DIR] "
-                "[--list]\n\n"
+                "[--shared URL] [--list]\n\n"
                 "Measures this machine's limits and Larder in turns. Without a "
                 "NAME: all of\nthem, in about three minutes. Those from "
                 "shm-get on start a daemon.\n\n");
@@ -64,6 +66,8 @@ static void usage(FILE *to)
                 "(about 6 GiB,\n"
                 "               removed at the end); default $TMPDIR or "
                 "/var/tmp\n"
+                "  --shared URL the tier of the shared figures; default: a "
+                "directory there\n"
                 "  --list       the names only\n");
 }
 
@@ -246,6 +250,9 @@ static bool parse(int argc, char **argv, ldr_bench_t *b, bool *chosen)
         } else if ((v = value_of("--entries", argc, argv, &i)) != NULL) {
             ok = ldr_parse_uint(v, &b->entries) && b->entries >= 1000 &&
                  b->entries <= 100000000;
+        } else if ((v = value_of("--shared", argc, argv, &i)) != NULL) {
+            ok = (size_t)snprintf(b->shared, sizeof(b->shared), "%s", v) <
+                 sizeof(b->shared);
         } else if ((v = value_of("--dir", argc, argv, &i)) != NULL) {
             ok = (size_t)snprintf(b->dir, sizeof(b->dir), "%s", v) <
                  sizeof(b->dir);

@@ -31,6 +31,7 @@ typedef struct ldr_bench {
     unsigned clients; /* of the remote figures; 0: one, and two for 1 MiB */
     uint64_t entries; /* that the remote matches look among; 0: 10 M */
     char dir[200];    /* where directories and files are made */
+    char shared[256]; /* URL of a shared tier; "": a directory of our own */
     unsigned failed;  /* figures that could not be taken */
 } ldr_bench_t;
 
@@ -288,6 +289,8 @@ bool ldr_bench_dram_get(ldr_bench_t *b);
 bool ldr_bench_dram_put(ldr_bench_t *b);
 bool ldr_bench_ssd_get(ldr_bench_t *b);
 bool ldr_bench_ssd_put(ldr_bench_t *b);
+bool ldr_bench_shared_get(ldr_bench_t *b);
+bool ldr_bench_shared_put(ldr_bench_t *b);
 bool ldr_bench_match(ldr_bench_t *b);
 bool ldr_bench_hash(ldr_bench_t *b);
 bool ldr_bench_evict(ldr_bench_t *b);

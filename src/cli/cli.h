@@ -11,6 +11,7 @@
 
 #include "base/io.h"
 #include "base/options.h"
+#include "base/text.h"
 #include "larder/larder.h"
 #include "store/fsck.h"
 
@@ -44,6 +45,9 @@ enum {
     X(SERVE, "serve", NULL, "only those of `larder serve`, and its tenants")   \
     X(MARKDOWN, "markdown", NULL, "the tables of docs/options.md")             \
     X(CONFIG, "config", "FILE", "the configuration of `larder serve`")         \
+    X(SHARED, "shared", "URL", "the shared tier; default: the configured one") \
+    X(LOGIN, "login", "FILE",                                                  \
+      "secrets of the shared tier's storage, as in the option shared_login")   \
     X(ONCE, "once", NULL, "prints it once and ends, also in a terminal")       \
     X(INTERVAL, "interval", "SECONDS", "between two looks; default: 2")        \
     X(DIR, "dir", "DIR", "look there; default: explain/ beside the socket")    \
@@ -87,10 +91,6 @@ int ldr_cli_number(const ldr_args_t *args, ldr_flag_t flag, uint64_t min,
 
 /* text as a JSON string, with its quotes. */
 void ldr_json_string(FILE *out, const char *text);
-
-#define LDR_HEX_BYTES(bytes) (2 * (bytes) + 1)
-/* Lower-case hex digits and a NUL. */
-void ldr_hex(const uint8_t *data, size_t bytes, char *text);
 
 /* "1.5 MiB" */
 void ldr_human_bytes(uint64_t bytes, char *text, size_t size);
@@ -144,6 +144,7 @@ int ldr_cmd_fsck(const ldr_args_t *args);
 int ldr_cmd_options(const ldr_args_t *args);
 int ldr_cmd_doctor(const ldr_args_t *args);
 int ldr_cmd_top(const ldr_args_t *args);
+int ldr_cmd_tier(const ldr_args_t *args);
 int ldr_cmd_explain(const ldr_args_t *args);
 /* pause and resume: the command is the verb. */
 int ldr_cmd_verb(const ldr_args_t *args);

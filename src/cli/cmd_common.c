@@ -100,17 +100,6 @@ void ldr_json_string(FILE *out, const char *text)
     fputc('"', out);
 }
 
-void ldr_hex(const uint8_t *data, size_t bytes, char *text)
-{
-    static const char digits[] = "0123456789abcdef";
-
-    for (size_t i = 0; i < bytes; i++) {
-        *text++ = digits[data[i] >> 4];
-        *text++ = digits[data[i] & 15];
-    }
-    *text = '\0';
-}
-
 void ldr_human_bytes(uint64_t bytes, char *text, size_t size)
 {
     static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};

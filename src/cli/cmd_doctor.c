@@ -48,6 +48,7 @@ static const check_t host_checks[] = {
     {"ntp", ldr_doctor_ntp},        {"gpu", ldr_doctor_gpu},
     {"socket", ldr_doctor_socket},
 };
+static const check_t shared_check = {"shared", ldr_doctor_shared};
 static const check_t disk_check = {"disk", ldr_doctor_disk};
 static const check_t port_check = {"port", ldr_doctor_port};
 
@@ -250,6 +251,7 @@ static void run_all(session_t *s)
     for (size_t i = 0; i < sizeof(host_checks) / sizeof(host_checks[0]); i++) {
         run(s, &host_checks[i], NULL);
     }
+    run(s, &shared_check, o->shared[0] != '\0' ? o->shared : NULL);
     run(s, &port_check, o->admin);
     while (at[0] != '\0') {
         size_t length = strcspn(at, ",");
@@ -303,6 +305,23 @@ static int place_apply(const ldr_args_t *args, ldr_config_t *c)
     return LDR_EXIT_OK;
 }
 
+/* --shared and --login, over what is configured. */
+static int shared_apply(const ldr_args_t *args, ldr_config_t *c)
+{
+    const char *url = args->values[LDR_FLAG_SHARED];
+    const char *login = args->values[LDR_FLAG_LOGIN];
+    larder_status_t st = LARDER_OK;
+
+    if (url != NULL) {
+        st = ldr_option_set(&c->options, LDR_OPTION_shared, url);
+    }
+    if (st == LARDER_OK && login != NULL) {
+        st = ldr_option_set(&c->options, LDR_OPTION_shared_login, login);
+    }
+    return st == LARDER_OK ? LDR_EXIT_OK
+                           : ldr_cli_usage(args, "%s", ldr_fail_text());
+}
+
 static ldr_config_t *load(const ldr_args_t *args, char *why, size_t size)
 {
     char flag[] = "--config";
@@ -328,6 +347,9 @@ int ldr_cmd_doctor(const ldr_args_t *args)
     }
     if (args->operand_count == 1) {
         code = place_apply(args, c);
+    }
+    if (code == LDR_EXIT_OK) {
+        code = shared_apply(args, c);
     }
     if (code == LDR_EXIT_OK) {
         s.doctor.config = c;

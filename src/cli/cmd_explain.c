@@ -34,6 +34,7 @@
     X(STAGED, "staged_chunks", true)                                           \
     X(DRAM, "dram_bytes", true)                                                \
     X(SSD, "ssd_bytes", true)                                                  \
+    X(SHARED, "shared_bytes", true)                                            \
     X(LOADED, "loaded_tokens", true)                                           \
     X(FAILED, "failed_tokens", true)                                           \
     X(MISSED, "missed_tokens", true)                                           \
@@ -394,7 +395,7 @@ static void show_store(const record_t *r)
 {
     uint64_t size = number(r, FIELD_CHUNK_TOKENS);
     uint64_t matched = number(r, FIELD_MATCHED);
-    char dram[32], ssd[32];
+    char dram[32], ssd[32], shared[32];
 
     if (r->values[FIELD_MATCHED] == NULL) {
         printf("  matched   not looked up\n");
@@ -402,11 +403,15 @@ static void show_store(const record_t *r)
     }
     ldr_human_bytes(number(r, FIELD_DRAM), dram, sizeof(dram));
     ldr_human_bytes(number(r, FIELD_SSD), ssd, sizeof(ssd));
+    ldr_human_bytes(number(r, FIELD_SHARED), shared, sizeof(shared));
     printf("  matched   %" PRIu64 " chunk%s in the store, %" PRIu64 " tokens",
            matched, plural(matched), matched * size);
     if (number(r, FIELD_STAGED) > 0) {
-        printf("; %" PRIu64 " staged (%s from dram, %s from ssd)",
-               number(r, FIELD_STAGED), dram, ssd);
+        bool any = number(r, FIELD_SHARED) > 0;
+
+        printf("; %" PRIu64 " staged (%s from dram, %s from ssd%s%s%s)",
+               number(r, FIELD_STAGED), dram, ssd, any ? ", " : "",
+               any ? shared : "", any ? " from the shared tier" : "");
     }
     printf("\n");
 }

@@ -193,7 +193,9 @@ static int file_save(const ldr_args_t *args, const uint8_t *bytes, size_t size)
 
 static int put_report(const ldr_args_t *args, const shard_t *s)
 {
-    const char *word = s->item.status == LARDER_PRESENT ? "present" : "stored";
+    const char *word = s->item.status == LARDER_PRESENT    ? "present"
+                       : s->item.status == LARDER_DECLINED ? "declined"
+                                                           : "stored";
 
     if (ldr_args_has(args, LDR_FLAG_JSON)) {
         printf("{\"status\":\"%s\",\"key\":\"%s\",\"bytes\":%zu}\n", word,

@@ -33,11 +33,16 @@ typedef enum unit { COUNT, BYTES } unit_t;
     X(saved_bytes, BYTES, "  bytes")                                           \
     X(loads_dram, COUNT, "loads: from dram")                                   \
     X(loads_ssd, COUNT, "  from ssd")                                          \
+    X(loads_shared, COUNT, "  from the shared tier")                           \
     X(loaded_bytes, BYTES, "  bytes")                                          \
     X(evicted_chunks, COUNT, "chunks evicted")                                 \
     X(evicted_bytes, BYTES, "  bytes")                                         \
     X(removes, COUNT, "shards removed")                                        \
-    X(resets, COUNT, "spaces reset")
+    X(resets, COUNT, "spaces reset")                                           \
+    X(offers_written, COUNT, "shared tier: written")                           \
+    X(offers_present, COUNT, "  already there")                                \
+    X(offers_evicted, COUNT, "  evicted too soon")                             \
+    X(offers_failed, COUNT, "  write failed")
 
 #define DISK_MAP(X)                                                            \
     X(bytes_max, BYTES, "  may use")                                           \
@@ -49,6 +54,23 @@ typedef enum unit { COUNT, BYTES } unit_t;
     X(read_bytes, BYTES, "  read")                                             \
     X(write_errors, COUNT, "  write errors")                                   \
     X(read_errors, COUNT, "  read errors")
+
+#define SHARED_MAP(X)                                                          \
+    X(objects, COUNT, "  objects")                                             \
+    X(shards, COUNT, "  shards")                                               \
+    X(bytes, BYTES, "  holds")                                                 \
+    X(dead_bytes, BYTES, "  of no use")                                        \
+    X(map_bytes, BYTES, "  memory to know that")                               \
+    X(waiting_shards, COUNT, "  shards that wait for it")                      \
+    X(written_bytes, BYTES, "  written")                                       \
+    X(read_bytes, BYTES, "  read")                                             \
+    X(write_errors, COUNT, "  write errors")                                   \
+    X(read_errors, COUNT, "  read errors")                                     \
+    X(gone, COUNT, "  reads of what was gone")                                 \
+    X(corrupt, COUNT, "  reads of what was not right")                         \
+    X(cleaner, COUNT, "  cleaned up by this node")                             \
+    X(cleaned_objects, COUNT, "  objects removed")                             \
+    X(cleaned_bytes, BYTES, "  bytes of them")
 
 static void show(const char *text, unit_t unit, uint64_t value)
 {
@@ -86,6 +108,18 @@ static void stat_table(const larder_stats_t *s)
         DISK_MAP(X)
 #undef X
     }
+    if (s->shared != 0) {
+        const larder_shared_stats_t *t = &s->shared_tier;
+
+        printf("shared %s: %s%s%s\n", t->url,
+               t->writable ? "on"
+               : t->on     ? "only read"
+                           : "off",
+               t->reason[0] != '\0' ? ", " : "", t->reason);
+#define X(field, unit, text) show(text, unit, t->field);
+        SHARED_MAP(X)
+#undef X
+    }
 }
 
 static void stat_json(const larder_stats_t *s)
@@ -119,7 +153,21 @@ static void stat_json(const larder_stats_t *s)
 #undef X
         printf("}");
     }
-    printf("]}\n");
+    printf("]");
+    if (s->shared != 0) {
+        const larder_shared_stats_t *t = &s->shared_tier;
+
+        printf(",\"shared\":{\"url\":");
+        ldr_json_string(stdout, t->url);
+        printf(",\"on\":%s,\"writable\":%s,\"reason\":",
+               t->on ? "true" : "false", t->writable ? "true" : "false");
+        ldr_json_string(stdout, t->reason);
+#define X(field, unit, text) printf(",\"" #field "\":%" PRIu64, t->field);
+        SHARED_MAP(X)
+#undef X
+        printf("}");
+    }
+    printf("}\n");
 }
 
 static int stat_metrics(const ldr_args_t *args, larder_t *lar)

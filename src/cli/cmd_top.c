@@ -428,6 +428,32 @@ static void put_disks(const top_t *t, screen_t *s)
     }
 }
 
+static void put_shared(const top_t *t, screen_t *s)
+{
+    static char kinds[VALUES_MAX][LDR_PROM_VALUE];
+    const char *const *read = LDR_WHERE("operation", "read");
+    const char *const *write = LDR_WHERE("operation", "write");
+
+    if (ldr_prom_values(&t->now, "larder_shared_on", "operation", kinds, 2) ==
+        0) {
+        return;
+    }
+    bool on = ldr_prom_sum(&t->now, "larder_shared_on", read) > 0;
+    bool writable = ldr_prom_sum(&t->now, "larder_shared_on", write) > 0;
+    line(s, true, "%-9s %8s %8s %9s %9s %7s %8s", "SHARED", "HOLDS", "SHARDS",
+         "READ", "WRITE", "ERRORS", "WAITING");
+    line(s, false, "%-9s %8s %8s %7s/s %7s/s %7s %8s",
+         writable ? "on"
+         : on     ? "READ ONLY"
+                  : "OFF",
+         bytes(level(t, "larder_shared_bytes")).text,
+         count(level(t, "larder_shared_shards")).text,
+         bytes(rate(t, "larder_shared_moved_bytes_total", read)).text,
+         bytes(rate(t, "larder_shared_moved_bytes_total", write)).text,
+         count(level(t, "larder_shared_errors_total")).text,
+         count(level(t, "larder_shared_waiting_shards")).text);
+}
+
 static void compose(const top_t *t, screen_t *s)
 {
     s->count = 0;
@@ -437,6 +463,7 @@ static void compose(const top_t *t, screen_t *s)
     put_ops(t, s);
     put_tenants(t, s);
     put_disks(t, s);
+    put_shared(t, s);
     put_troubles(t, s);
 }
 

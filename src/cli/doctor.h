@@ -55,6 +55,9 @@ void ldr_doctor_numa(const ldr_doctor_t *d);
 /* doctor_disk.c */
 void ldr_doctor_disk(const ldr_doctor_t *d);
 
+/* doctor_shared.c */
+void ldr_doctor_shared(const ldr_doctor_t *d);
+
 /* doctor_net.c */
 void ldr_doctor_congestion(const ldr_doctor_t *d);
 void ldr_doctor_ktls(const ldr_doctor_t *d);

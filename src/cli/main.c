@@ -49,11 +49,14 @@ static const command_t commands[] = {
     {"bench", NULL, "[NAME...]", 0, 0, "measures this machine and Larder"},
     {"plan", NULL, "TRACE", 0, 0,
      "says what a cache of some size would do for a trace"},
+    {"tier", ldr_cmd_tier, "create|check|ls URL", 2, FLAG(LOGIN) | FLAG(JSON),
+     "makes, checks or lists a shared tier"},
     {"top", ldr_cmd_top, "[URL]", -1, FLAG(ONCE) | FLAG(INTERVAL),
      "shows what a node does, live; default: the daemon on this host"},
     {"explain", ldr_cmd_explain, "[REQUEST_ID]", -1, FLAG(DIR) | FLAG(JSON),
      "says what became of an engine's request, or lists the last"},
-    {"doctor", ldr_cmd_doctor, "[PLACE]", -1, FLAG(CONFIG) | FLAG(JSON),
+    {"doctor", ldr_cmd_doctor, "[PLACE]", -1,
+     FLAG(CONFIG) | FLAG(SHARED) | FLAG(LOGIN) | FLAG(JSON),
      "inspects this host, and says what to change and how"},
     {"options", ldr_cmd_options, "", 0,
      FLAG(SERVE) | FLAG(MARKDOWN) | FLAG(JSON),
@@ -76,7 +79,7 @@ static void help(void)
 {
     printf("usage: larder COMMAND ...\n\n");
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-        printf("  %-8s %-17s %s\n", commands[i].name, commands[i].operands,
+        printf("  %-8s %-19s %s\n", commands[i].name, commands[i].operands,
                commands[i].text);
     }
     printf("\nPLACE is the path of a directory, or a URL like\n"

@@ -7,6 +7,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "node/observe.h"
+#include "node/shared.h"
 #include "node/ssd.h"
 
 #define GO_MAX 32u /* reads sent off with one submit */
@@ -29,6 +30,8 @@ static bool settle_held(ldr_node_t *node, ldr_load_t *load, uint32_t shard)
     load->chunk = store->shards[shard].chunk;
     load->length = store->shards[shard].length;
     ldr_store_hold(store, load->chunk);
+    ldr_store_used(store, load->chunk);
+    ldr_ssd_used(node, shard);
     return settle(load, LARDER_OK, LARDER_CAUSE_NONE);
 }
 
@@ -37,7 +40,7 @@ static void wait_for(ldr_node_t *node, ldr_load_t *load, uint32_t shard)
     ldr_shard_t *sh = &node->store.shards[shard];
 
     load->status = LARDER_PENDING;
-    load->from_ssd = true;
+    load->tier = (larder_tier_t)sh->tier;
     load->shard = shard;
     load->next = sh->waiters;
     sh->waiters = load;
@@ -86,8 +89,51 @@ static bool begin_read(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
     if (ldr_store_reserve(store, entry, &r, &shard) != LARDER_OK) {
         return settle(load, LARDER_MISS, LARDER_CAUSE_FULL);
     }
+    store->shards[shard].tier = LARDER_TIER_SSD;
     wait_for(node, load, shard);
     read_queue(node, shard);
+    return false;
+}
+
+/* Neither DRAM nor a disk that is on has the shard: perhaps the shared tier
+ * does. why: the cause of the miss if it does not. */
+static bool begin_fetch(ldr_node_t *node, ldr_load_t *load, larder_cause_t why)
+{
+    ldr_store_t *store = &node->store;
+    const ldr_target_t *t = &load->target;
+    const larder_item_t *item = t->item;
+    uint32_t now_s = ldr_wall_s(node->clock);
+    larder_cause_t cause;
+    ldr_place_t place;
+    uint32_t shard;
+
+    if (!ldr_shared_find(node, t->space, item->group, item->key, item->shard,
+                         &place)) {
+        return settle(load, LARDER_MISS, why);
+    }
+    ldr_reserve_t r = {
+        .name = ldr_store_name(store, t->space, item->group, item->key),
+        .parent = item->parent,
+        .depth = item->depth,
+        .shards = t->shards,
+        .number = item->shard,
+        .length = (uint32_t)(place.blocks - 1) * LDR_BLOCK,
+        .now_s = now_s,
+        .state = LDR_SHARD_READING,
+    };
+    bool dropped =
+        ldr_node_populate(node, store->spaces[t->space].tenant, r.length);
+    uint32_t entry = ldr_store_find(store, &r.name, LDR_NIL, now_s, &cause);
+    if (dropped && entry != LDR_NIL &&
+        ldr_store_resident(store, entry, r.number) != LDR_NIL) {
+        return begin(node, load); /* somebody else has it by now */
+    }
+    if (ldr_store_reserve(store, entry, &r, &shard) != LARDER_OK) {
+        return settle(load, LARDER_MISS, LARDER_CAUSE_FULL);
+    }
+    store->shards[shard].tier = LARDER_TIER_SHARED;
+    wait_for(node, load, shard);
+    ldr_shared_fetch(node, shard);
     return false;
 }
 
@@ -106,7 +152,7 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
         ldr_store_name(store, load->target.space, item->group, item->key);
     uint32_t entry = ldr_store_find(store, &name, LDR_NIL, now_s, &cause);
     if (entry == LDR_NIL) {
-        return settle(load, LARDER_MISS, cause);
+        return begin_fetch(node, load, cause);
     }
     ldr_index_at(&store->index, entry)->used_s = now_s;
     uint32_t shard = ldr_store_resident(store, entry, item->shard);
@@ -123,10 +169,10 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
     }
     ldr_loc_t loc = ldr_index_loc(&store->index, entry, item->shard);
     if (loc == 0) {
-        return settle(load, LARDER_MISS, LARDER_CAUSE_ABSENT);
+        return begin_fetch(node, load, LARDER_CAUSE_ABSENT);
     }
     if (ldr_node_disk(node, loc) == NULL) {
-        return settle(load, LARDER_MISS, LARDER_CAUSE_TIER_OFF);
+        return begin_fetch(node, load, LARDER_CAUSE_TIER_OFF);
     }
     return begin_read(node, load, entry, loc, now_s);
 }
@@ -134,8 +180,10 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
 bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load)
 {
     load->shard = load->chunk = LDR_NIL;
-    load->from_ssd = load->checked = false;
+    load->tier = LARDER_TIER_DRAM;
+    load->checked = false;
     ldr_node_lock(node);
+    ldr_node_tick(node);
     bool settled = begin(node, load);
     ldr_node_unlock(node);
     return settled;
@@ -167,10 +215,16 @@ static void wake_waiters(ldr_node_t *node, uint32_t shard, larder_status_t st,
     pthread_cond_broadcast(&node->changed);
 }
 
-static void read_failed(ldr_node_t *node, uint32_t shard, larder_cause_t cause)
+void ldr_load_failed(ldr_node_t *node, uint32_t shard, larder_cause_t cause)
 {
     wake_waiters(node, shard, LARDER_MISS, cause);
     ldr_store_abort(&node->store, shard);
+}
+
+void ldr_load_came(ldr_node_t *node, uint32_t shard)
+{
+    wake_waiters(node, shard, LARDER_OK, LARDER_CAUSE_NONE);
+    ldr_store_release(&node->store, node->store.shards[shard].chunk);
 }
 
 /* Whether the descriptor that came with the payload is that of the shard. */
@@ -209,10 +263,9 @@ static void read_settle(ldr_node_t *node, ldr_read_t *read, bool parsed,
         c->written_s = record->written_s;
         ldr_store_set_length(store, shard, record->length);
         if (ldr_store_commit(store, shard, record->payload_crc, false, false)) {
-            wake_waiters(node, shard, LARDER_OK, LARDER_CAUSE_NONE);
-            ldr_store_release(store, store->shards[shard].chunk);
+            ldr_load_came(node, shard);
         } else {
-            read_failed(node, shard, LARDER_CAUSE_STALE);
+            ldr_load_failed(node, shard, LARDER_CAUSE_STALE);
         }
         return;
     }
@@ -220,8 +273,8 @@ static void read_settle(ldr_node_t *node, ldr_read_t *read, bool parsed,
         ssd->read_errors++;
         ldr_ssd_failed(ssd, &ssd->read_failures, "read", error);
     }
-    read_failed(node, shard,
-                error != 0 ? LARDER_CAUSE_IO : LARDER_CAUSE_CORRUPT);
+    ldr_load_failed(node, shard,
+                    error != 0 ? LARDER_CAUSE_IO : LARDER_CAUSE_CORRUPT);
     if (entry != LDR_NIL &&
         ldr_index_loc(&store->index, entry, number) == read->loc) {
         ldr_store_drop_loc(store, entry, number, false);
@@ -244,10 +297,10 @@ static bool read_setup(ldr_node_t *node, ldr_read_t *read, uint32_t shard)
     }
     ldr_ssd_t *ssd = ldr_node_disk(node, loc);
     if (ssd == NULL) {
-        read_failed(node, shard,
-                    entry == LDR_NIL ? LARDER_CAUSE_STALE
-                    : loc == 0       ? LARDER_CAUSE_EVICTED
-                                     : LARDER_CAUSE_TIER_OFF);
+        ldr_load_failed(node, shard,
+                        entry == LDR_NIL ? LARDER_CAUSE_STALE
+                        : loc == 0       ? LARDER_CAUSE_EVICTED
+                                         : LARDER_CAUSE_TIER_OFF);
         return false;
     }
     ldr_segment_t *segment = &ssd->disk.segments[ldr_loc_segment(loc)];
@@ -338,6 +391,7 @@ void ldr_node_reads_go(ldr_node_t *node)
 
     do {
         ldr_node_lock(node);
+        ldr_shared_go(node);
         count = reads_collect(node, reqs);
         ldr_node_unlock(node);
         if (count > 0) {

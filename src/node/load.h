@@ -27,8 +27,8 @@ struct ldr_load {
     uint32_t shard; /* held while OK */
     uint32_t chunk;
     uint32_t length;
-    bool from_ssd;
-    bool checked; /* its bytes were found right by this load */
+    larder_tier_t tier; /* that it had to come from */
+    bool checked;       /* its bytes were found right by this load */
 
     ldr_load_t *next; /* of those that wait for the same read */
 };
@@ -73,6 +73,11 @@ void ldr_load_check(ldr_node_t *node, ldr_load_t *load);
 /* Counts the load and, unless keep is set, gives up its hold; a kept one is
  * given up with ldr_store_release(). */
 void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep);
+
+/* A shard that was being read, from wherever, came and is ready, or did not:
+ * ends the wait of its loads and the reservation. With the lock. */
+void ldr_load_came(ldr_node_t *node, uint32_t shard);
+void ldr_load_failed(ldr_node_t *node, uint32_t shard, larder_cause_t cause);
 
 /* The slots, made at open and freed at close. */
 larder_status_t ldr_reads_create(ldr_node_t *node);

@@ -4,6 +4,7 @@
 #include "base/fault.h"
 #include "node/load.h"
 #include "node/observe.h"
+#include "node/shared.h"
 #include "node/ssd.h"
 
 /* Copies so many bytes into the caller's next buffers. */
@@ -128,6 +129,24 @@ void ldr_load_check(ldr_node_t *node, ldr_load_t *load)
     }
 }
 
+static void count_load(ldr_store_t *store, const ldr_load_t *load)
+{
+    uint32_t space = load->target.space;
+
+    switch (load->tier) {
+    case LARDER_TIER_SSD:
+        LDR_COUNT(store, space, loads_ssd, 1);
+        LDR_COUNT(store, space, loaded_ssd_bytes, load->length);
+        break;
+    case LARDER_TIER_SHARED:
+        LDR_COUNT(store, space, loads_shared, 1);
+        LDR_COUNT(store, space, loaded_shared_bytes, load->length);
+        break;
+    default:
+        LDR_COUNT(store, space, loads_dram, 1);
+    }
+}
+
 void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep)
 {
     ldr_store_t *store = &node->store;
@@ -135,10 +154,7 @@ void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep)
     ldr_node_lock(node);
     if (load->status == LARDER_OK) {
         LDR_COUNT(store, load->target.space, loaded_bytes, load->length);
-        LDR_COUNT(store, load->target.space, loaded_ssd_bytes,
-                  load->from_ssd ? load->length : 0);
-        LDR_COUNT(store, load->target.space, loads_ssd, load->from_ssd);
-        LDR_COUNT(store, load->target.space, loads_dram, !load->from_ssd);
+        count_load(store, load);
         if (load->checked) {
             __atomic_store_n(&store->shards[load->shard].checked, 1,
                              __ATOMIC_RELAXED);
@@ -192,29 +208,39 @@ bool ldr_node_usable(const ldr_node_t *node, uint32_t entry, uint32_t number,
     return true;
 }
 
-/* Adds the chunk to the match if every shard of it is usable. */
-static bool match_chunk(ldr_node_t *node, uint32_t entry, uint32_t shards,
-                        larder_match_t *m)
+/* Adds the chunk to the match if every shard of it is to be had. entry:
+ * LDR_NIL: none, then m->cause says why. */
+static bool match_chunk(ldr_node_t *node, const ldr_name_t *name,
+                        uint32_t entry, uint32_t shards, larder_match_t *m)
 {
     larder_tier_t tier, slowest = LARDER_TIER_DRAM;
     uint64_t bytes[LARDER_TIER_COUNT] = {0};
+    ldr_place_t place;
     uint32_t b;
 
     for (uint32_t i = 0; i < shards; i++) {
-        if (!ldr_node_usable(node, entry, i, &tier, &b)) {
-            m->cause = ldr_index_loc(&node->store.index, entry, i) != 0
-                           ? LARDER_CAUSE_TIER_OFF
-                           : LARDER_CAUSE_ABSENT;
+        if (entry != LDR_NIL && ldr_node_usable(node, entry, i, &tier, &b)) {
+            bytes[tier] += b;
+            slowest = tier > slowest ? tier : slowest;
+        } else if (ldr_shared_find(node, name->space, (uint16_t)name->group,
+                                   name->key, i, &place)) {
+            bytes[LARDER_TIER_SHARED] += (place.blocks - 1) * LDR_BLOCK;
+            slowest = LARDER_TIER_SHARED;
+        } else {
+            if (entry != LDR_NIL) {
+                m->cause = ldr_index_loc(&node->store.index, entry, i) != 0
+                               ? LARDER_CAUSE_TIER_OFF
+                               : LARDER_CAUSE_ABSENT;
+            }
             return false;
         }
-        bytes[tier] += b;
-        slowest = tier > slowest ? tier : slowest;
     }
     for (int i = 0; i < LARDER_TIER_COUNT; i++) {
         m->tier_bytes[i] += bytes[i];
     }
     m->tier_chunks[slowest]++;
     m->chunks++;
+    m->cause = LARDER_CAUSE_NONE;
     return true;
 }
 
@@ -244,8 +270,8 @@ void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
             ldr_name_t name = ldr_store_name(store, space, group, &keys[i]);
 
             entry = ldr_store_find(store, &name, entry, now_s, &out->cause);
-            more = entry != LDR_NIL && match_chunk(node, entry, shards, out);
-            if (more) {
+            more = match_chunk(node, &name, entry, shards, out);
+            if (more && entry != LDR_NIL) {
                 ldr_index_at(&store->index, entry)->used_s = now_s;
             }
         }

@@ -64,7 +64,8 @@ larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed)
         .entry_max = (uint32_t)ldr_min64(entries, LDR_NIL - 1),
         .seed = seed,
         .pin_max = o->pin_max != 0 ? o->pin_max : o->dram / 4,
-        .policy = &ldr_policy_lru,
+        .policy =
+            o->policy == LDR_POLICY_LRU ? &ldr_policy_lru : &ldr_policy_default,
         .disks = o->dir_count,
     };
 
@@ -86,6 +87,7 @@ larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed)
                         (unsigned long long)o->dram);
     }
     node->store.write_behind = o->dir_count > 0;
+    node->store.passes_on = o->dir_count > 0 || o->shared[0] != '\0';
     node->store_opened = true;
     return st;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "node/shared.h"
 #include "node/ssd.h"
 
 void ldr_node_counters(ldr_node_t *node, ldr_counters_t *out)
@@ -87,6 +88,8 @@ static void put_loads(const char *name, const ldr_tenant_stats_t *t,
                    t->n.loads_dram);
     ldr_metric_put(e, LDR_METRIC_LOADS, LDR_LABELS(name, "ssd"),
                    t->n.loads_ssd);
+    ldr_metric_put(e, LDR_METRIC_LOADS, LDR_LABELS(name, "shared"),
+                   t->n.loads_shared);
 }
 
 static void put_misses(const char *name, const ldr_tenant_stats_t *t,
@@ -102,6 +105,7 @@ static void put_misses(const char *name, const ldr_tenant_stats_t *t,
 #define SAVES_MAP(X)                                                           \
     X(stored)                                                                  \
     X(present)                                                                 \
+    X(declined)                                                                \
     X(mismatch)                                                                \
     X(full)                                                                    \
     X(canceled)                                                                \
@@ -133,15 +137,59 @@ static void put_dropped(const char *name, const ldr_tenant_stats_t *t,
 #undef X
 }
 
+static void put_refused(const char *name, const ldr_tenant_stats_t *t,
+                        ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_WRITES_REFUSED, LDR_LABELS(name, "used_once"),
+                   t->n.refused_first);
+    ldr_metric_put(e, LDR_METRIC_WRITES_REFUSED, LDR_LABELS(name, "budget"),
+                   t->n.refused_budget);
+}
+
 static void put_moved(const char *name, const ldr_tenant_stats_t *t,
                       ldr_exposition_t *e)
 {
     ldr_metric_put(e, LDR_METRIC_MOVED_BYTES, LDR_LABELS(name, "save", "dram"),
                    t->n.saved_bytes);
     ldr_metric_put(e, LDR_METRIC_MOVED_BYTES, LDR_LABELS(name, "load", "dram"),
-                   t->n.loaded_bytes - t->n.loaded_ssd_bytes);
+                   t->n.loaded_bytes - t->n.loaded_ssd_bytes -
+                       t->n.loaded_shared_bytes);
     ldr_metric_put(e, LDR_METRIC_MOVED_BYTES, LDR_LABELS(name, "load", "ssd"),
                    t->n.loaded_ssd_bytes);
+    ldr_metric_put(e, LDR_METRIC_MOVED_BYTES,
+                   LDR_LABELS(name, "load", "shared"),
+                   t->n.loaded_shared_bytes);
+}
+
+static void put_offers(const char *name, const ldr_tenant_stats_t *t,
+                       ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_OFFERS, LDR_LABELS(name, "written"),
+                   t->n.offers_written);
+    ldr_metric_put(e, LDR_METRIC_OFFERS, LDR_LABELS(name, "present"),
+                   t->n.offers_present);
+    ldr_metric_put(e, LDR_METRIC_OFFERS, LDR_LABELS(name, "evicted"),
+                   t->n.offers_evicted);
+    ldr_metric_put(e, LDR_METRIC_OFFERS, LDR_LABELS(name, "failed"),
+                   t->n.offers_failed);
+}
+
+static void put_ranks(const char *name, const ldr_tenant_stats_t *t,
+                      ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_POLICY_RANKS, LDR_LABELS(name, "learned"),
+                   !t->policy.ranks_lru);
+    ldr_metric_put(e, LDR_METRIC_POLICY_RANKS, LDR_LABELS(name, "lru"),
+                   t->policy.ranks_lru);
+}
+
+static void put_shadow_hits(const char *name, const ldr_tenant_stats_t *t,
+                            ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_POLICY_HITS, LDR_LABELS(name, "learned"),
+                   t->policy.hits_learned);
+    ldr_metric_put(e, LDR_METRIC_POLICY_HITS, LDR_LABELS(name, "lru"),
+                   t->policy.hits_lru);
 }
 
 static void put_observed(const char *name, const ldr_tenant_stats_t *t,
@@ -166,6 +214,10 @@ static void put_matched(const char *name, const ldr_tenant_stats_t *t,
 #define TENANT_VALUE_MAP(X)                                                    \
     X(EVICTED_CHUNKS, n.evicted_chunks)                                        \
     X(EVICTED_BYTES, n.evicted_bytes)                                          \
+    X(PASSED_CHUNKS, n.passed_chunks)                                          \
+    X(POLICY_SWITCHES, policy.switches)                                        \
+    X(POLICY_REQUESTS, policy.told)                                            \
+    X(POLICY_BYTES, policy.bytes)                                              \
     X(RECLAIMED_SHARDS, n.reclaimed_chunks)                                    \
     X(REMOVES, n.removes)                                                      \
     X(RESETS, n.resets)                                                        \
@@ -189,8 +241,9 @@ TENANT_VALUE_MAP(X)
 static void by_tenant(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
 {
     static const tenant_fn all[] = {
-        put_loads,          put_misses, put_matched,  put_saves,
-        put_dropped,        put_moved,  put_observed,
+        put_loads,          put_misses,  put_matched,     put_saves,
+        put_dropped,        put_refused, put_moved,       put_observed,
+        put_offers,         put_ranks,   put_shadow_hits,
 #define X(id, field) put_##id,
         TENANT_VALUE_MAP(X)
 #undef X
@@ -300,6 +353,52 @@ static void put_disks(ldr_node_t *node, const larder_stats_t *s,
     }
 }
 
+static void put_shared(ldr_node_t *node, ldr_exposition_t *e)
+{
+    const ldr_shared_t *s = node->shared;
+    ldr_tier_stats_t t;
+
+    if (s == NULL) {
+        return;
+    }
+    ldr_tier_stats(s->tier, &t);
+    ldr_node_lock(node);
+    uint64_t waiting = node->store.offer_count;
+    ldr_node_unlock(node);
+    ldr_metric_put(e, LDR_METRIC_SHARED_ON, LDR_LABELS("read"),
+                   t.state != LDR_TIER_OFF);
+    ldr_metric_put(e, LDR_METRIC_SHARED_ON, LDR_LABELS("write"),
+                   t.state == LDR_TIER_ON);
+    ldr_metric_put(e, LDR_METRIC_SHARED_OBJECTS, LDR_NO_LABELS, t.objects);
+    ldr_metric_put(e, LDR_METRIC_SHARED_SHARDS, LDR_NO_LABELS, t.shards);
+    ldr_metric_put(e, LDR_METRIC_SHARED_BYTES, LDR_LABELS("live"),
+                   t.bytes - t.dead_bytes);
+    ldr_metric_put(e, LDR_METRIC_SHARED_BYTES, LDR_LABELS("dead"),
+                   t.dead_bytes);
+    ldr_metric_put(e, LDR_METRIC_SHARED_MAP_BYTES, LDR_NO_LABELS, t.map_bytes);
+    ldr_metric_put(e, LDR_METRIC_SHARED_WAITING, LDR_NO_LABELS, waiting);
+    ldr_metric_put(e, LDR_METRIC_SHARED_MOVED, LDR_LABELS("read"),
+                   t.read_bytes);
+    ldr_metric_put(e, LDR_METRIC_SHARED_MOVED, LDR_LABELS("write"),
+                   t.written_bytes);
+    ldr_metric_put(e, LDR_METRIC_SHARED_ERRORS, LDR_LABELS("read"),
+                   t.read_errors);
+    ldr_metric_put(e, LDR_METRIC_SHARED_ERRORS, LDR_LABELS("write"),
+                   t.write_errors);
+    ldr_metric_put(e, LDR_METRIC_SHARED_LOST, LDR_LABELS("gone"), t.gone);
+    ldr_metric_put(e, LDR_METRIC_SHARED_LOST, LDR_LABELS("corrupt"), t.corrupt);
+    ldr_metric_put_histogram(e, LDR_METRIC_SHARED_SECONDS, LDR_LABELS("read"),
+                             &s->read_times);
+    ldr_metric_put_histogram(e, LDR_METRIC_SHARED_SECONDS, LDR_LABELS("write"),
+                             &s->write_times);
+    ldr_metric_put(e, LDR_METRIC_SHARED_STUCK, LDR_NO_LABELS, t.lanes.stuck);
+    ldr_metric_put_fixed(e, LDR_METRIC_SHARED_FOLLOWED, LDR_NO_LABELS,
+                         t.followed_ms, 3);
+    ldr_metric_put(e, LDR_METRIC_SHARED_CLEANER, LDR_NO_LABELS, t.cleaner);
+    ldr_metric_put(e, LDR_METRIC_SHARED_CLEANED, LDR_NO_LABELS,
+                   t.cleaned_bytes);
+}
+
 void ldr_node_expose(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
 {
     larder_stats_t s;
@@ -314,6 +413,7 @@ void ldr_node_expose(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
 #undef X
     put_state(node, e);
     put_disks(node, &s, e);
+    put_shared(node, e);
 }
 
 size_t ldr_node_metrics(ldr_node_t *node, char *text, size_t size)

@@ -8,11 +8,15 @@
 #include "base/thread.h"
 #include "node/load.h"
 #include "node/observe.h"
+#include "node/shared.h"
 #include "node/ssd.h"
 
 /* Until something was measured. */
-#define DRAM_SPEED 5e9
-#define SSD_SPEED 1e9
+static const double speeds[LARDER_TIER_COUNT] = {
+    [LARDER_TIER_DRAM] = 5e9,
+    [LARDER_TIER_SSD] = 1e9,
+    [LARDER_TIER_SHARED] = 5e8,
+};
 
 #define CANCEL_LOOK_NS 10000000u
 
@@ -26,7 +30,8 @@ bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns)
                 return true;
             }
         }
-        return ldr_memory_step(node);
+        return ldr_memory_step(node) ||
+               (node->shared != NULL && ldr_shared_step(node->shared));
     }
     ldr_node_tell(node);
     if (deadline_ns == UINT64_MAX) {
@@ -105,13 +110,17 @@ static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
 
 static larder_status_t disks_open(ldr_node_t *node)
 {
-    unsigned count = node->options.dir_count;
+    const ldr_options_t *o = &node->options;
+    unsigned count = o->dir_count;
+    bool second = o->ssd_admit == LDR_ADMIT_SECOND;
 
     if (count == 0) {
         return LARDER_OK;
     }
     node->ssds = ldr_alloc(count * sizeof(*node->ssds));
-    if (node->ssds == NULL) {
+    if (node->ssds == NULL ||
+        !ldr_admit_open(&node->admit,
+                        second ? ldr_admit_remembered(count * o->ssd) : 0)) {
         return LARDER_E_NO_MEMORY;
     }
     for (unsigned i = 0; i < count; i++) {
@@ -151,12 +160,21 @@ static larder_status_t threads_start(ldr_node_t *node)
             return st;
         }
     }
+    if (node->shared != NULL) {
+        larder_status_t st = ldr_shared_start(node);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+    }
     return ldr_memory_start(node);
 }
 
 /* Frees what is there; the node may be half open. */
-static void node_free(ldr_node_t *node)
+static void node_free(ldr_node_t *node, uint64_t deadline_ns)
 {
+    bool whole = ldr_shared_close(node, deadline_ns);
+
     ldr_memory_stop(node);
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_stop(&node->ssds[i]);
@@ -172,8 +190,12 @@ static void node_free(ldr_node_t *node)
         node->io->ops->destroy(node->io);
     }
     ldr_free(node->ssds);
+    ldr_admit_close(&node->admit);
     ldr_reads_destroy(node);
     ldr_shadow_destroy(node->shadow);
+    if (!whole) {
+        return; /* a hung call may still read or fill pages of the arena */
+    }
     if (node->store_opened) {
         ldr_store_destroy(&node->store);
     }
@@ -196,8 +218,7 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
     node->manual = env->manual;
     node->revoke = env->revoke;
     node->revoke_arg = env->revoke_arg;
-    node->dram_speed = DRAM_SPEED;
-    node->ssd_speed = SSD_SPEED;
+    memcpy(node->speed, speeds, sizeof(speeds));
     ldr_rand_seed(&node->rand, env->seed != 0 ? env->seed : ldr_rand_entropy());
     pthread_mutex_init(&node->lock, NULL);
     if (!ldr_cond_init(&node->changed)) {
@@ -222,10 +243,13 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
     }
     if (st == LARDER_OK) {
         disks_agree(node);
+        st = ldr_shared_open(node);
+    }
+    if (st == LARDER_OK) {
         st = threads_start(node);
     }
     if (st != LARDER_OK) {
-        node_free(node);
+        node_free(node, 0);
         return ldr_fail_text()[0] != '\0'
                    ? st
                    : ldr_fail(st, "the node cannot be opened: %s",
@@ -239,6 +263,10 @@ larder_status_t ldr_node_close(ldr_node_t *node, uint64_t deadline_ns)
 {
     larder_status_t st = ldr_node_flush(node, LARDER_TIER_SSD, deadline_ns);
 
-    node_free(node);
+    if (node->shared != NULL &&
+        ldr_shared_flush(node, deadline_ns) == LARDER_E_DEADLINE) {
+        st = LARDER_E_DEADLINE;
+    }
+    node_free(node, deadline_ns);
     return st == LARDER_E_DEADLINE ? st : LARDER_OK;
 }

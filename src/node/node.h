@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "larder/larder.h"
+#include "store/admit.h"
 #include "store/store.h"
 #include "wire/wire.h"
 
@@ -26,6 +27,7 @@
 typedef struct ldr_node ldr_node_t;
 typedef struct ldr_ssd ldr_ssd_t;
 typedef struct ldr_read ldr_read_t;
+typedef struct ldr_shared ldr_shared_t; /* shared.h */
 typedef struct ldr_shadow ldr_shadow_t; /* observe.c */
 
 /* What the node does with requests. In all modes it removes and resets, since
@@ -75,6 +77,7 @@ struct ldr_node {
 
     ldr_ssd_t *ssds;
     unsigned ssd_count;
+    ldr_admit_t admit; /* what may be written down */
 
     ldr_read_t *reads; /* slots for reads from disk */
     ldr_read_t *read_free;
@@ -82,7 +85,9 @@ struct ldr_node {
     uint32_t read_head, read_tail; /* shards that wait for a slot */
     uint32_t reads_waiting, reads_flying;
 
-    double dram_speed, ssd_speed;           /* bytes per second, measured */
+    ldr_shared_t *shared; /* NULL: no shared tier */
+
+    double speed[LARDER_TIER_COUNT];        /* bytes per second, measured */
     ldr_histogram_t load_times, save_times; /* of copies; need no lock */
 
     pthread_t populate_thread;
@@ -216,6 +221,8 @@ typedef struct ldr_space_info {
     uint8_t space_id[LDR_ID_BYTES];
     uint8_t tenant_check[LDR_ID_BYTES]; /* check value of its secret */
     const char *tenant;                 /* its name */
+    bool has_key;                       /* a client that knows the next */
+    uint8_t key[32]; /* the tenant's for the shared tier, from its secret */
 } ldr_space_info_t;
 
 /* The space's number. Directories remember the tenant's check value. A tenant
@@ -223,11 +230,35 @@ typedef struct ldr_space_info {
 larder_status_t ldr_node_space(ldr_node_t *node, const ldr_space_info_t *info,
                                uint32_t *space_p);
 larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space);
+/* Brings the epochs to the disks; one that cannot take them goes off. */
+larder_status_t ldr_node_record_epochs(ldr_node_t *node);
 
 /* ---- modes (observe.c) ---- */
 
 void ldr_node_set_mode(ldr_node_t *node, ldr_mode_t mode);
 ldr_mode_t ldr_node_get_mode(ldr_node_t *node);
+
+/* ---- requests (announce.c) ---- */
+
+/* What the policy hears of, with the lock held. */
+static inline void ldr_node_tick(ldr_node_t *node)
+{
+    node->store.now_ds = (uint32_t)(ldr_now_ns(node->clock) / 100000000u);
+}
+
+/* A request that is about to use a chain, and what is known of it. */
+typedef struct ldr_announce {
+    const larder_key_t *keys;
+    uint32_t count;
+    uint32_t chunk_tokens; /* 0: not known */
+    uint32_t tokens;       /* of the prompt; 0: those of its chunks */
+    uint32_t hint;         /* LARDER_HINT_* */
+    uint64_t id;           /* 0: none */
+    bool saves;            /* by a save */
+} ldr_announce_t;
+
+void ldr_node_announce(ldr_node_t *node, uint32_t space,
+                       const ldr_announce_t *a);
 
 /* ---- saving (save.c) ---- */
 
@@ -354,6 +385,7 @@ typedef struct ldr_tenant_stats {
     uint64_t dram_used_bytes;      /* pages in use */
     uint64_t ssd_share, ssd_bytes; /* ssd_share: 0 while it is alone */
     uint64_t chunks, held_chunks, pinned_bytes;
+    ldr_policy_stats_t policy; /* lru: that it ranks, and nothing more */
     ldr_counters_t n;
 } ldr_tenant_stats_t;
 
@@ -383,3 +415,8 @@ uint64_t ldr_node_expect_us(ldr_node_t *node,
 /* A measured transfer, for what match expects of the next. With the lock. */
 void ldr_node_measured(ldr_node_t *node, larder_tier_t tier, uint64_t bytes,
                        uint64_t ns);
+/* Loads that went together, by the tiers they came from. Takes the lock, if
+ * there is something to learn of a tier below DRAM. */
+void ldr_node_measured_loads(ldr_node_t *node,
+                             const uint64_t bytes[LARDER_TIER_COUNT],
+                             uint64_t ns);

@@ -255,6 +255,7 @@ static bool carry_write(reclaim_t *r, struct iovec *iov, unsigned count,
     r->carried = true;
     ldr_node_lock(ssd->node);
     ssd->carried_bytes += bytes;
+    ldr_budget_spend(&ssd->budget, (double)bytes);
     ldr_node_unlock(ssd->node);
     return true;
 }

@@ -7,6 +7,7 @@
 #include "node/load.h"
 #include "node/node.h"
 #include "node/observe.h"
+#include "node/shared.h"
 #include "node/ssd.h"
 
 /* ---- copying in ---- */
@@ -127,8 +128,14 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
     if (is_present(node, &r, &entry) ||
         (ldr_node_populate(node, tenant, bytes) &&
          is_present(node, &r, &entry))) {
+        uint32_t shard = ldr_store_resident(store, entry, r.number);
+
+        if (shard != LDR_NIL) {
+            ldr_ssd_used(node, shard);
+        }
         return LARDER_PRESENT;
     }
+    ldr_node_tick(node);
     return ldr_store_reserve(store, entry, &r, shard_p);
 }
 
@@ -167,6 +174,9 @@ static bool room_coming(const ldr_node_t *node, uint32_t space)
         node->store.arena.owners[tenant].coming_count > 0) {
         return true;
     }
+    if (node->shared != NULL && node->shared->offers_flying > 0) {
+        return true; /* what is being written is let go then */
+    }
     for (unsigned i = 0; i < node->ssd_count; i++) {
         if (ldr_ssd_oldest(&node->ssds[i]) != UINT64_MAX) {
             return true;
@@ -191,7 +201,8 @@ larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
 
     ldr_node_lock(node);
     const ldr_shard_t *sh = &store->shards[shard];
-    if (ldr_store_commit(store, shard, crc, true, true)) {
+    bool down = ldr_ssd_admits(node, shard);
+    if (ldr_store_commit(store, shard, crc, true, down)) {
         LDR_COUNT(store, store->chunks[sh->chunk].space, saved_bytes,
                   sh->length);
         ldr_node_measured(node, LARDER_TIER_DRAM, sh->length, ns);
@@ -199,6 +210,7 @@ larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
             ldr_histogram_add(&node->save_times, ns);
         }
         ldr_node_dirty(node);
+        ldr_shared_offer(node, shard);
         ldr_store_release(store, sh->chunk);
     } else {
         ldr_store_abort(store, shard);
@@ -295,6 +307,9 @@ static void count_save(ldr_store_t *store, uint32_t space, larder_status_t st)
     case LARDER_PRESENT:
         LDR_COUNT(store, space, saves_present, 1);
         break;
+    case LARDER_DECLINED:
+        LDR_COUNT(store, space, saves_declined, 1);
+        break;
     case LARDER_E_MISMATCH:
         LDR_COUNT(store, space, saves_mismatch, 1);
         break;
@@ -347,6 +362,7 @@ void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t)
     larder_item_t *item = t->item;
     uint32_t bytes = 0;
     larder_tier_t tier;
+    ldr_place_t place;
 
     ldr_node_lock(node);
     ldr_name_t name = ldr_store_name(store, t->space, item->group, item->key);
@@ -363,9 +379,17 @@ void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t)
                           : LARDER_CAUSE_ABSENT;
         entry = LDR_NIL;
     }
-    item->status = entry != LDR_NIL ? LARDER_OK : LARDER_MISS;
+    bool found = entry != LDR_NIL;
+    if (!found && node->mode == LDR_MODE_ON &&
+        ldr_shared_find(node, t->space, item->group, item->key, item->shard,
+                        &place)) {
+        found = true;
+        bytes = (place.blocks - 1) * LDR_BLOCK;
+        item->cause = LARDER_CAUSE_NONE;
+    }
+    item->status = found ? LARDER_OK : LARDER_MISS;
     item->length = bytes;
-    if (entry == LDR_NIL) {
+    if (!found) {
         LDR_COUNT(store, t->space, misses[item->cause], 1);
     }
     ldr_node_unlock(node);
@@ -471,9 +495,22 @@ static larder_status_t remove_on(ldr_ssd_t *ssd, uint32_t space,
 void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
                      size_t count, const ldr_stop_t *stop)
 {
+    larder_status_t shared_st = LARDER_OK;
+    uint64_t token = 0;
+
     ldr_node_lock(node);
     for (size_t i = 0; i < count; i++) {
+        ldr_place_t place;
+        bool shared = ldr_shared_find(node, space, items[i].group, items[i].key,
+                                      items[i].shard, &place);
+        larder_status_t st = ldr_shared_remove(node, space, &items[i], &token);
+
+        shared_st = st != LARDER_OK ? st : shared_st;
         remove_one(node, space, &items[i]);
+        if (shared && items[i].status == LARDER_MISS) {
+            items[i].status = LARDER_OK;
+            items[i].cause = LARDER_CAUSE_NONE;
+        }
     }
     /* Each disk gets its tombstones, also for keys that are not known: a
      * record may lie there that only the next open would find. */
@@ -486,6 +523,12 @@ void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
         }
     }
     ldr_node_unlock(node);
+    larder_status_t st =
+        ldr_shared_removed(node, space, token, stop->deadline_ns);
+    st = shared_st != LARDER_OK ? shared_st : st;
+    for (size_t i = 0; i < count && st != LARDER_OK; i++) {
+        items[i].status = st;
+    }
 }
 
 /* ---- flush ---- */
@@ -577,6 +620,8 @@ larder_status_t ldr_node_flush(ldr_node_t *node, larder_tier_t tier,
         ldr_node_lock(node);
         st = flush_ssd(node, deadline_ns);
         ldr_node_unlock(node);
+    } else if (tier == LARDER_TIER_SHARED) {
+        st = ldr_shared_flush(node, deadline_ns);
     }
     return st;
 }

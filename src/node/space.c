@@ -5,6 +5,7 @@
 
 #include "base/hash.h"
 #include "node/node.h"
+#include "node/shared.h"
 #include "node/ssd.h"
 
 #define SPACES_PER_TENANT_MAX 8192u
@@ -293,20 +294,13 @@ larder_status_t ldr_node_space(ldr_node_t *node, const ldr_space_info_t *info,
     ldr_node_lock(node);
     larder_status_t st = new_space(node, info, tenant_id, id, space_p);
     ldr_node_unlock(node);
-    return st;
+    return st == LARDER_OK ? ldr_shared_space(node, *space_p, info) : st;
 }
 
-larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space)
+larder_status_t ldr_node_record_epochs(ldr_node_t *node)
 {
     larder_status_t st = LARDER_OK;
     bool on;
-
-    /* From here on nothing that was put before is found. */
-    ldr_node_lock(node);
-    ldr_store_set_epoch(&node->store, space,
-                        node->store.spaces[space].epoch + 1);
-    LDR_COUNT(&node->store, space, resets, 1);
-    ldr_node_unlock(node);
 
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_t *ssd = &node->ssds[i];
@@ -326,4 +320,18 @@ larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space)
         }
     }
     return st;
+}
+
+larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space)
+{
+    /* From here on nothing that was put before is found. */
+    ldr_node_lock(node);
+    ldr_store_set_epoch(&node->store, space,
+                        node->store.spaces[space].epoch + 1);
+    LDR_COUNT(&node->store, space, resets, 1);
+    ldr_node_unlock(node);
+
+    larder_status_t shared = ldr_shared_reset(node, space);
+    larder_status_t st = ldr_node_record_epochs(node);
+    return st != LARDER_OK ? st : shared;
 }

@@ -326,6 +326,7 @@ static void batch_add(ldr_ssd_t *ssd, ldr_flight_t *batch, ldr_record_t *record,
     }
     batch->iov[batch->req.iov_count++] = (struct iovec){block, LDR_BLOCK};
     batch->bytes += blocks * LDR_BLOCK;
+    ldr_budget_spend(&ssd->budget, (double)blocks * LDR_BLOCK);
 }
 
 /* Whether the segment has room for it; if it has none a new one is begun, if
@@ -386,6 +387,12 @@ static void batch_fill(ldr_ssd_t *ssd, ldr_flight_t *batch)
                       saves_dropped_size, 1);
             continue;
         }
+        if (!ldr_ssd_may_write(ssd, shard)) {
+            if (store->dirty_head == shard) {
+                break; /* another disk takes it */
+            }
+            continue;
+        }
         if (batch->req.iov_count + ldr_arena_pages(length) + 1 >
                 LDR_BATCH_IOV ||
             !make_room(ssd, batch, blocks + slack)) {
@@ -419,9 +426,11 @@ static bool write_batch(ldr_ssd_t *ssd)
                                 .done = batch_done,
                                 .arg = batch};
     uint32_t before = current(ssd)->segment;
+    uint64_t dirty = ssd->node->store.dirty_count;
     batch_fill(ssd, batch);
     if (batch->count == 0) {
-        return current(ssd)->segment != before;
+        return current(ssd)->segment != before ||
+               ssd->node->store.dirty_count != dirty; /* some were refused */
     }
     ldr_filling_t *f = current(ssd);
     ldr_io_req_t *req = &batch->req;

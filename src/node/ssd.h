@@ -82,6 +82,8 @@ struct ldr_ssd {
     uint8_t *carry;           /* records on their way to another segment */
     struct ldr_carried *rows; /* which these are: reclaim.c */
 
+    ldr_budget_t budget; /* of bytes that may be written a day */
+
     uint64_t segments_lost, written_bytes, carried_bytes, read_bytes;
     uint64_t write_errors, read_errors;
     ldr_histogram_t read_times, write_times; /* need no lock */
@@ -101,6 +103,16 @@ void ldr_ssd_stop(ldr_ssd_t *ssd);
 /* After stop: waits for the writes in flight and books them. */
 void ldr_ssd_drain(ldr_ssd_t *ssd);
 void ldr_ssd_close(ldr_ssd_t *ssd);
+
+/* A shard was filled by a save. Whether it is to be written down now; if not
+ * that is counted. With the lock. */
+bool ldr_ssd_admits(ldr_node_t *node, uint32_t shard);
+/* It is used again, by a load or a save that found it: what was refused may be
+ * written down now. With the lock. */
+void ldr_ssd_used(ldr_node_t *node, uint32_t shard);
+/* Whether the disk has a budget for this dirty shard. If not the shard is
+ * refused, unless another disk has one: then that is woken. With the lock. */
+bool ldr_ssd_may_write(ldr_ssd_t *ssd, uint32_t shard);
 
 /* Does one thing, with the lock held, which it may drop. */
 bool ldr_ssd_step(ldr_ssd_t *ssd);

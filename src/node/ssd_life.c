@@ -252,6 +252,8 @@ larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
         .seed = ldr_rand_next(&node->rand),
     };
     ssd->ready = LDR_NIL;
+    ldr_budget_open(&ssd->budget, (double)o->ssd_writes,
+                    ldr_now_ns(node->clock));
     pthread_mutex_init(&ssd->super_lock, NULL);
     larder_status_t st = ldr_ssd_reopen(ssd);
     if (st == LARDER_E_IO) {

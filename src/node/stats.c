@@ -4,13 +4,13 @@
 
 #include "base/bytes.h"
 #include "node/node.h"
+#include "node/shared.h"
 #include "node/ssd.h"
 
 void ldr_node_measured(ldr_node_t *node, larder_tier_t tier, uint64_t bytes,
                        uint64_t ns)
 {
-    double *speed =
-        tier == LARDER_TIER_DRAM ? &node->dram_speed : &node->ssd_speed;
+    double *speed = &node->speed[tier];
 
     /* Small transfers measure the call, not the tier. */
     if (bytes >= 65536 && ns > 0) {
@@ -18,12 +18,32 @@ void ldr_node_measured(ldr_node_t *node, larder_tier_t tier, uint64_t bytes,
     }
 }
 
+void ldr_node_measured_loads(ldr_node_t *node,
+                             const uint64_t bytes[LARDER_TIER_COUNT],
+                             uint64_t ns)
+{
+    bool ssd = bytes[LARDER_TIER_SSD] > 0;
+    bool shared = bytes[LARDER_TIER_SHARED] > 0;
+
+    /* Of two at once neither is known. */
+    if (ssd != shared) {
+        larder_tier_t tier = ssd ? LARDER_TIER_SSD : LARDER_TIER_SHARED;
+
+        ldr_node_lock(node);
+        ldr_node_measured(node, tier, bytes[tier], ns);
+        ldr_node_unlock(node);
+    }
+}
+
 uint64_t ldr_node_expect_us(ldr_node_t *node,
                             const uint64_t bytes[LARDER_TIER_COUNT])
 {
+    double s = 0;
+
     ldr_node_lock(node);
-    double s = (double)bytes[LARDER_TIER_DRAM] / node->dram_speed +
-               (double)bytes[LARDER_TIER_SSD] / node->ssd_speed;
+    for (int i = 0; i < LARDER_TIER_COUNT; i++) {
+        s += (double)bytes[i] / node->speed[i];
+    }
     ldr_node_unlock(node);
     return (uint64_t)(s * 1e6);
 }
@@ -117,6 +137,10 @@ static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
         .held_chunks = t->held_chunks,
         .pinned_bytes = t->pinned_bytes,
     };
+    out->policy.ranks_lru = true;
+    if (s->policy == &ldr_policy_default) {
+        ldr_policy_default_stats(t->policy, &out->policy);
+    }
     memcpy(out->id, t->id, LDR_ID_BYTES);
     memcpy(out->name, t->name, sizeof(out->name));
     for (uint32_t i = 0; i < s->space_count; i++) {
@@ -162,6 +186,11 @@ static void put_counters(const ldr_counters_t *n, larder_stats_t *out)
     out->loaded_bytes = n->loaded_bytes;
     out->removes = n->removes;
     out->resets = n->resets;
+    out->loads_shared = n->loads_shared;
+    out->offers_written = n->offers_written;
+    out->offers_present = n->offers_present;
+    out->offers_evicted = n->offers_evicted;
+    out->offers_failed = n->offers_failed;
 }
 
 /* What the tiers can hold. With the lock. */
@@ -220,6 +249,37 @@ static void put_all(const ldr_node_t *node, larder_stats_t *out)
     }
 }
 
+static void put_shared(const ldr_node_t *node, larder_stats_t *out)
+{
+    larder_shared_stats_t *s = &out->shared_tier;
+    ldr_tier_stats_t t;
+
+    if (node->shared == NULL) {
+        return;
+    }
+    ldr_tier_stats(node->shared->tier, &t);
+    out->shared = 1;
+    snprintf(s->url, sizeof(s->url), "%s", node->options.shared);
+    snprintf(s->reason, sizeof(s->reason), "%s", t.reason);
+    s->on = t.state != LDR_TIER_OFF;
+    s->writable = t.state == LDR_TIER_ON;
+    s->objects = t.objects;
+    s->shards = t.shards;
+    s->bytes = t.bytes;
+    s->dead_bytes = t.dead_bytes;
+    s->map_bytes = t.map_bytes;
+    s->waiting_shards = node->store.offer_count;
+    s->read_bytes = t.read_bytes;
+    s->written_bytes = t.written_bytes;
+    s->read_errors = t.read_errors;
+    s->write_errors = t.write_errors;
+    s->gone = t.gone;
+    s->corrupt = t.corrupt;
+    s->cleaner = t.cleaner;
+    s->cleaned_objects = t.cleaned_objects;
+    s->cleaned_bytes = t.cleaned_bytes;
+}
+
 void ldr_node_stats(ldr_node_t *node, uint32_t tenant, larder_stats_t *out)
 {
     memset(out, 0, sizeof(*out));
@@ -228,6 +288,7 @@ void ldr_node_stats(ldr_node_t *node, uint32_t tenant, larder_stats_t *out)
     put_max(node, out);
     if (tenant == LDR_NIL) {
         put_all(node, out);
+        put_shared(node, out);
     } else if (tenant < node->store.tenant_count) {
         put_tenant(&node->store, tenant, out);
     }

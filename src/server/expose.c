@@ -225,7 +225,8 @@ static void put_sessions(const ldr_server_metrics_t *m, ldr_exposition_t *e)
     X(REVOKES, REVOKES_PENDING)                                                \
     X(JOBS_QUEUED, JOBS_QUEUED)                                                \
     X(JOBS_RUNNING, JOBS_RUNNING)                                              \
-    X(REPLY_BYTES, REPLY_BYTES)
+    X(REPLY_BYTES, REPLY_BYTES)                                                \
+    X(TRACE_ON, TRACE_ON)
 
 #define EVENT_MAP(X)                                                           \
     X(SESSIONS_DIED, SESSIONS_DIED)                                            \
@@ -250,6 +251,12 @@ static void put_plain(const ldr_server_metrics_t *m, ldr_exposition_t *e)
                    ldr_counted(&m->events[LDR_EVENT_RELOADS]));
     ldr_metric_put(e, LDR_METRIC_RELOADS, LDR_LABELS("failed"),
                    ldr_counted(&m->events[LDR_EVENT_RELOADS_FAILED]));
+    ldr_metric_put(e, LDR_METRIC_TRACED, LDR_LABELS("written"),
+                   ldr_counted(&m->events[LDR_EVENT_TRACE_WRITTEN]));
+    ldr_metric_put(e, LDR_METRIC_TRACED, LDR_LABELS("repeated"),
+                   ldr_counted(&m->events[LDR_EVENT_TRACE_REPEATED]));
+    ldr_metric_put(e, LDR_METRIC_TRACED, LDR_LABELS("dropped"),
+                   ldr_counted(&m->events[LDR_EVENT_TRACE_DROPPED]));
 }
 
 /* ---- the process ---- */

@@ -110,6 +110,7 @@ void ldr_handle_hello(ldr_request_t *r)
         return;
     }
     s->greeted = true;
+    s->features = hello.features & LDR_FEATURES;
     memcpy(s->client_nonce, hello.nonce, LDR_NONCE_BYTES);
     memcpy(s->tenant_name, hello.tenant, sizeof(s->tenant_name));
     ldr_guest_t *guest = ldr_guest_find(s->server, s->tenant_name);
@@ -121,7 +122,7 @@ void ldr_handle_hello(ldr_request_t *r)
                        ? hello.version_max
                        : LDR_WIRE_VERSION_MAX,
         .auth = !open,
-        .features = hello.features & LDR_FEATURES,
+        .features = s->features,
         .epoch = s->epoch,
     };
     if (!ldr_nonce(s->server_nonce, sizeof(s->server_nonce))) {

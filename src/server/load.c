@@ -80,19 +80,14 @@ static void lease(ldr_request_t *r, uint32_t i)
 static void measure(ldr_request_t *r)
 {
     ldr_node_t *node = r->session->server->node;
-    uint64_t bytes = 0;
+    uint64_t bytes[LARDER_TIER_COUNT] = {0};
 
     for (uint32_t i = 0; i < r->next; i++) {
-        if (r->shard_of[i] != LDR_NIL && r->loads[i].from_ssd) {
-            bytes += r->loads[i].length;
+        if (r->shard_of[i] != LDR_NIL) {
+            bytes[r->loads[i].tier] += r->loads[i].length;
         }
     }
-    if (bytes > 0) {
-        ldr_node_lock(node);
-        ldr_node_measured(node, LARDER_TIER_SSD, bytes,
-                          ldr_server_now() - r->begin_ns);
-        ldr_node_unlock(node);
-    }
+    ldr_node_measured_loads(node, bytes, ldr_server_now() - r->begin_ns);
 }
 
 /* All loads are settled. */

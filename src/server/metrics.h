@@ -67,7 +67,8 @@
     X(JOBS_QUEUED)  /* operations that wait for a thread */                    \
     X(JOBS_RUNNING)                                                            \
     X(REPLY_BYTES)     /* in replies that peers did not take yet */            \
-    X(REVOKES_PENDING) /* extents that sessions were asked to unmap */
+    X(REVOKES_PENDING) /* extents that sessions were asked to unmap */         \
+    X(TRACE_ON)        /* 1 while requests are traced */
 
 /* Events without labels: X(NAME) */
 #define LDR_EVENT_MAP(X)                                                       \
@@ -77,7 +78,10 @@
     X(RELOADS)                                                                 \
     X(RELOADS_FAILED)                                                          \
     X(CHECKSUM_MISMATCH) /* payload that did not match on arrival */           \
-    X(REPORTS)           /* shards that a client found wrong */
+    X(REPORTS)           /* shards that a client found wrong */                \
+    X(TRACE_WRITTEN)     /* requests: lines in the trace */                    \
+    X(TRACE_REPEATED)    /* told again */                                      \
+    X(TRACE_DROPPED)     /* left out */
 
 #define X(name, label) LDR_TRANSPORT_##name,
 typedef enum ldr_transport {

@@ -2,8 +2,10 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "node/ssd.h"
 #include "server/session.h"
 #include "server/status.h"
+#include "server/trace.h"
 
 #define FLUSH_LOOK_NS 200000000u
 #define METRICS_ROOM ((size_t)256 << 10)
@@ -110,6 +112,8 @@ void ldr_handle_space(ldr_request_t *r)
     r->info = (ldr_space_info_t){.tenant = r->guest->config.name};
     memcpy(r->info.space_id, m.id, sizeof(r->info.space_id));
     memcpy(r->info.tenant_check, m.check, sizeof(r->info.tenant_check));
+    r->info.has_key = m.has_key;
+    memcpy(r->info.key, m.key, sizeof(r->info.key));
     r->shards = m.shards;
     job(r, job_space, finish_space);
 }
@@ -139,6 +143,7 @@ void ldr_handle_match(ldr_request_t *r)
     ldr_match_msg_t m;
     larder_match_t out = {0};
     uint8_t body[LDR_MATCHED_BYTES];
+    bool shared = (r->session->features & LDR_FEATURE_SHARED) != 0;
 
     if (!ldr_get_match(r->body, r->frame.body, &m)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed match");
@@ -153,7 +158,32 @@ void ldr_handle_match(ldr_request_t *r)
     }
     ldr_node_match(r->home->server->node, r->space, r->shards, m.group,
                    (const larder_key_t *)m.keys, m.count, &out);
-    ldr_reply(r, LARDER_OK, body, ldr_put_matched(body, &out));
+    ldr_reply(r, LARDER_OK, body, ldr_put_matched(body, &out, shared));
+}
+
+void ldr_handle_announce(ldr_request_t *r)
+{
+    ldr_announce_msg_t m;
+
+    if (!ldr_get_announce(r->body, r->frame.body, &m)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed announce");
+        return;
+    }
+    if (!space_of(r, m.space)) {
+        return;
+    }
+    ldr_announce_t a = {
+        .keys = (const larder_key_t *)m.keys,
+        .count = m.count,
+        .chunk_tokens = m.chunk_tokens,
+        .tokens = m.tokens,
+        .hint = m.hint,
+        .id = m.id,
+        .saves = m.saves != 0,
+    };
+    ldr_trace_request(r->home->server->trace, r->space, &a);
+    ldr_node_announce(r->home->server->node, r->space, &a);
+    ldr_reply(r, LARDER_OK, NULL, 0);
 }
 
 /* False: the row's fields cannot be, and its result says so. */
@@ -197,6 +227,11 @@ static void ask_save(ldr_request_t *r, uint32_t i)
         ldr_store_find(store, &name, LDR_NIL, ldr_wall_s(node->clock), &cause);
     bool present = node->mode == LDR_MODE_ON && entry != LDR_NIL &&
                    ldr_node_usable(node, entry, item->shard, &tier, &bytes);
+    uint32_t shard =
+        present ? ldr_store_resident(store, entry, item->shard) : LDR_NIL;
+    if (shard != LDR_NIL) {
+        ldr_ssd_used(node, shard);
+    }
     ldr_node_unlock(node);
     r->results[i].status = present ? LARDER_OK : LARDER_MISS;
     if (present) {

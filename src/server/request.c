@@ -383,6 +383,10 @@ void ldr_reply_results(ldr_request_t *r, bool segs, bool payload)
     }
     size_t at = ldr_put_results(body, r->count, seg_count);
     for (uint32_t i = 0; i < r->count; i++) {
+        if (r->results[i].status == LARDER_DECLINED &&
+            (s->features & LDR_FEATURE_ANNOUNCE) == 0) {
+            r->results[i].status = LARDER_PRESENT; /* as little to do */
+        }
         ldr_put_result(body + at, &r->results[i]);
         at += LDR_RESULT_BYTES;
     }
@@ -418,6 +422,7 @@ static const ldr_handler_t handlers[] = {
     [LDR_OP_SPACE] = ldr_handle_space,
     [LDR_OP_RESET] = ldr_handle_reset,
     [LDR_OP_MATCH] = ldr_handle_match,
+    [LDR_OP_ANNOUNCE] = ldr_handle_announce,
     [LDR_OP_EXISTS] = ldr_handle_exists,
     [LDR_OP_REMOVE] = ldr_handle_remove,
     [LDR_OP_FLUSH] = ldr_handle_flush,

@@ -10,6 +10,7 @@
 #include "base/thread.h"
 #include "server/session.h"
 #include "server/status.h"
+#include "server/trace.h"
 
 #define DRAIN_LOOK_NS 5000000u
 
@@ -262,6 +263,20 @@ static larder_status_t node_open(ldr_server_t *server)
     return st;
 }
 
+static larder_status_t trace_open(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+    ldr_trace_params_t params = {
+        .path = o->trace,
+        .bytes_max = o->trace_max,
+        .metrics = server->metrics,
+        .log = &server->log,
+    };
+
+    return o->trace[0] != '\0' ? ldr_trace_open(&params, &server->trace)
+                               : LARDER_OK;
+}
+
 static larder_status_t open_parts(ldr_server_t *server)
 {
     ldr_options_t *o = &server->config->options;
@@ -276,6 +291,9 @@ static larder_status_t open_parts(ldr_server_t *server)
         server->socket_path[0] = '\0';
     }
     larder_status_t st = tls_open(server);
+    if (st == LARDER_OK) {
+        st = trace_open(server);
+    }
     if (st == LARDER_OK) {
         st = loops_open(server);
     }
@@ -453,6 +471,7 @@ larder_status_t ldr_server_close(ldr_server_t *server)
     ldr_admin_close(server->admin);
     ldr_monitor_close(server->monitor);
     loops_close(server);
+    ldr_trace_close(server->trace);
     if (server->node != NULL) {
         ldr_node_stats(server->node, LDR_NIL, &stats);
         st = ldr_node_close(server->node, deadline_ns);

@@ -94,6 +94,7 @@ struct ldr_server {
     ldr_monitor_t *monitor;
     ldr_admin_t *admin;
     ldr_tls_t *tls;
+    struct ldr_trace *trace; /* NULL: none */
     uint64_t begin_ns;
 
     pthread_mutex_t guest_lock;

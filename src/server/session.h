@@ -47,9 +47,8 @@ typedef struct ldr_hold {
     uint32_t length;
     uint32_t generation; /* makes an old lease's number invalid */
     uint32_t next;       /* of the free ones */
-    uint64_t begin_ns;
-    uint8_t kind; /* LDR_HOLD_* */
-    void *strict; /* what a private window needs to know of it */
+    uint8_t kind;        /* LDR_HOLD_* */
+    void *strict;        /* what a private window needs to know of it */
 } ldr_hold_t;
 
 enum { LDR_HOLD_FREE, LDR_HOLD_LEASE, LDR_HOLD_RESERVE };
@@ -109,6 +108,7 @@ struct ldr_session {
     uint8_t client_nonce[LDR_NONCE_BYTES], server_nonce[LDR_NONCE_BYTES];
     char tenant_name[LDR_TENANT_MAX + 1]; /* as the hello says */
     bool greeted;
+    uint64_t features;  /* that both sides have */
     ldr_guest_t *guest; /* the tenant, once it is open */
 
     /* The socket */
@@ -327,6 +327,7 @@ void ldr_handle_put(ldr_request_t *r);
 void ldr_handle_space(ldr_request_t *r); /* ops.c */
 void ldr_handle_reset(ldr_request_t *r);
 void ldr_handle_match(ldr_request_t *r);
+void ldr_handle_announce(ldr_request_t *r);
 void ldr_handle_exists(ldr_request_t *r);
 void ldr_handle_remove(ldr_request_t *r);
 void ldr_handle_report(ldr_request_t *r);

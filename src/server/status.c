@@ -60,6 +60,7 @@ static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
     ldr_node_queues(node, &q);
     v[LDR_COLUMN_hits_dram] = n.loads_dram;
     v[LDR_COLUMN_hits_ssd] = n.loads_ssd;
+    v[LDR_COLUMN_hits_shared] = n.loads_shared;
     for (int i = LARDER_CAUSE_ABSENT; i < LARDER_CAUSE_COUNT; i++) {
         v[LDR_COLUMN_misses] += n.misses[i];
         t[LDR_TROUBLE_MISSES + i] = n.misses[i];
@@ -71,7 +72,9 @@ static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
     v[LDR_COLUMN_saves] = n.saves_stored;
     v[LDR_COLUMN_saved_bytes] = n.saved_bytes;
     v[LDR_COLUMN_loaded_ssd_bytes] = n.loaded_ssd_bytes;
-    v[LDR_COLUMN_loaded_dram_bytes] = n.loaded_bytes - n.loaded_ssd_bytes;
+    v[LDR_COLUMN_loaded_shared_bytes] = n.loaded_shared_bytes;
+    v[LDR_COLUMN_loaded_dram_bytes] =
+        n.loaded_bytes - n.loaded_ssd_bytes - n.loaded_shared_bytes;
     v[LDR_COLUMN_evicted_bytes] = n.evicted_bytes;
     v[LDR_COLUMN_dram_used_bytes] = s.dram_used_bytes;
     v[LDR_COLUMN_dirty_shards] = q.dirty_shards;

@@ -46,6 +46,7 @@ void ldr_process_look(ldr_process_t *p);
 #define LDR_COLUMN_MAP(C, L)                                                   \
     C(hits_dram)                                                               \
     C(hits_ssd)                                                                \
+    C(hits_shared)                                                             \
     C(misses)                                                                  \
     C(asked)         /* chunks that matches asked for */                       \
     C(matched)       /* and found */                                           \
@@ -55,6 +56,7 @@ void ldr_process_look(ldr_process_t *p);
     C(saved_bytes)                                                             \
     C(loaded_dram_bytes)                                                       \
     C(loaded_ssd_bytes)                                                        \
+    C(loaded_shared_bytes)                                                     \
     C(written_bytes) /* to disks, reclaim included */                          \
     C(evicted_bytes)                                                           \
     C(requests)                                                                \

@@ -375,6 +375,38 @@ static void put_troubles(json_t *j, const ldr_monitor_t *m)
 
 /* ---- the node, the sessions, the process ---- */
 
+/* null: there is none. */
+static void put_shared(json_t *j, const larder_stats_t *s)
+{
+    const larder_shared_stats_t *t = &s->shared_tier;
+
+    if (s->shared == 0) {
+        key(j, "shared");
+        ldr_text_add(&j->t, "null");
+        return;
+    }
+    begin(j, "shared", '{');
+    text(j, "url", t->url);
+    truth(j, "on", t->on != 0);
+    truth(j, "writable", t->writable != 0);
+    text(j, "reason", t->reason);
+    number(j, "objects", t->objects);
+    number(j, "shards", t->shards);
+    number(j, "bytes", t->bytes);
+    number(j, "dead", t->dead_bytes);
+    number(j, "memory", t->map_bytes);
+    number(j, "waiting", t->waiting_shards);
+    number(j, "read", t->read_bytes);
+    number(j, "written", t->written_bytes);
+    number(j, "read_errors", t->read_errors);
+    number(j, "write_errors", t->write_errors);
+    number(j, "gone", t->gone);
+    number(j, "corrupt", t->corrupt);
+    truth(j, "cleaner", t->cleaner != 0);
+    number(j, "cleaned", t->cleaned_bytes);
+    end(j, '}');
+}
+
 static void put_node(json_t *j, ldr_node_t *node)
 {
     larder_stats_t s;
@@ -412,6 +444,7 @@ static void put_node(json_t *j, ldr_node_t *node)
         end(j, '}');
     }
     end(j, ']');
+    put_shared(j, &s);
 }
 
 static void put_queues(json_t *j, ldr_monitor_t *m)

@@ -55,8 +55,8 @@ class OpenParams(Structure):
 
 
 class Match(Structure):
-    _fields_ = [("chunks", c_uint32), ("tier_chunks", c_uint32 * 2),
-                ("tier_bytes", c_uint64 * 2), ("load_us", c_uint64),
+    _fields_ = [("chunks", c_uint32), ("tier_chunks", c_uint32 * 3),
+                ("tier_bytes", c_uint64 * 3), ("load_us", c_uint64),
                 ("cause", c_int)]
 
 
@@ -80,6 +80,7 @@ def library():
                                           POINTER(c_void_p)]
         lib.larder_space_close.argtypes = [POINTER(c_void_p)]
         lib.larder_space_close.restype = None
+        lib.larder_space_reset.argtypes = [c_void_p, c_uint32]
         lib.larder_run.argtypes = [c_void_p, c_int, POINTER(Item), c_size_t,
                                    POINTER(OpParams)]
         lib.larder_match.argtypes = [c_void_p, POINTER(Key), c_size_t,
@@ -101,6 +102,7 @@ def library():
                                       POINTER(c_uint32), POINTER(c_int),
                                       c_uint32]
         lib.larder_flush.argtypes = [c_void_p, c_int, c_uint32]
+        lib.larder_shared_create.argtypes = [c_char_p, c_char_p, c_uint32]
         lib.larder_metrics.argtypes = [c_void_p, c_char_p, c_size_t,
                                        POINTER(c_size_t)]
         _lib = lib
@@ -131,15 +133,16 @@ class Node:
     open."""
 
     def __init__(self, url, descriptor=b"tests", shards=1, tenant=None,
-                 quiet=True):
+                 quiet=True, secret=None):
         self.lib = library()
         self.node, self.space = c_void_p(), c_void_p()
         params = OpenParams(1 if quiet else 0, _quiet, None)
         self._check(self.lib.larder_open(url.encode(), byref(params),
                                          byref(self.node)))
-        space = SpaceParams(4 | (1 if tenant else 0), descriptor,
-                            len(descriptor), tenant.encode() if tenant else
-                            None, None, 0, shards, 0)
+        space = SpaceParams(4 | (1 if tenant else 0) | (2 if secret else 0),
+                            descriptor, len(descriptor),
+                            tenant.encode() if tenant else None,
+                            secret, len(secret or b""), shards, 0)
         status = self.lib.larder_space_open(self.node, byref(space),
                                             byref(self.space))
         if status != OK:
@@ -226,6 +229,17 @@ class Node:
         status = self.lib.larder_match(self.space, keys, len(names), 0,
                                        byref(out))
         return status, out.chunks
+
+    def tiers(self, names):
+        """Chunks that match, by the slowest tier that is needed for each."""
+        keys = (Key * len(names))(*map(key_of, names))
+        out = Match()
+        self._check(self.lib.larder_match(self.space, keys, len(names), 0,
+                                          byref(out)))
+        return tuple(out.tier_chunks)
+
+    def reset(self, timeout_ms=10000):
+        return self.lib.larder_space_reset(self.space, timeout_ms)
 
     def stage(self, names, timeout_ms=0):
         """(status, bytes of each staged chunk, the lease still held or

@@ -12,7 +12,7 @@ import pytest
 BAD, USAGE = 1, 2
 CHECKS = ["config", "secrets", "tls", "kernel", "cpu", "memory", "hugepages",
           "memlock", "files", "numa", "io_uring", "congestion", "ktls",
-          "clock", "ntp", "gpu", "socket", "port", "disk"]
+          "clock", "ntp", "gpu", "socket", "shared", "port", "disk"]
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,8 @@ class Counts:
 
 def look(matched=11, chunks=11, dram=9 << 20, ssd=0, reason="none"):
     return types.SimpleNamespace(
-        matched=matched, chunks=chunks, tier_bytes=(dram, ssd), reason=reason,
+        matched=matched, chunks=chunks, tier_bytes=(dram, ssd, 0),
+        reason=reason,
         began=10.0, found=10.0004, ended=10.002)
 
 

@@ -16,6 +16,7 @@ import time
 
 import pytest
 
+import capi
 from daemon import until
 from engine import Load
 
@@ -41,9 +42,14 @@ def build(binary):
 
 
 @pytest.fixture
-def loaded(serve, build):
+def loaded(serve, build, tmp_path):
     """A daemon that engines of two tenants have used, and use."""
+    tier = tmp_path / "tier"
+    tier.mkdir()
+    assert capi.library().larder_shared_create(
+        f"dir:{tier}".encode(), None, 10000) == capi.OK
     daemon = serve(admin="127.0.0.1:0", dirs=1, ssd="96M", dram="32M",
+                   shared=f"dir:{tier}",
                    config="[tenant acme]\nuids = any\ndram = 8M\n")
     load = Load(build)
     load.start(daemon.url())

@@ -226,6 +226,9 @@ static void call_put(model_t *m)
         case LARDER_E_FULL:
             require(leases_held(m), "full, and nothing is leased");
             break;
+        case LARDER_DECLINED:
+            require(m->rig.options.dir_count == 0, "declined, with a disk");
+            break;
         default:
             test_failed(__FILE__, __LINE__, "put: %s",
                         larder_status_text(b.items[i].status));

@@ -50,7 +50,8 @@ def compiled(tmp_path_factory) -> dict[str, int]:
             lines.append(f'P("{where} size", sizeof((({c} *)0)->{field[0]}));')
     constants = [n for n in vars(_lib) if re.match("E_[A-Z]+$", n)]
     constants += ["OK", "PRESENT", "MISS", "KEY_BYTES", "SHARDS_MAX",
-                  "RULE_ALL", "RULE_TRAILING", "RULE_LAST"]
+                  "RULE_ALL", "RULE_TRAILING", "RULE_LAST", "HINT_CLASS",
+                  "HINT_CLOSED", "HINT_TEMPLATE", "HINT_OVER", "PUT_ANNOUNCED"]
     counts = ["CAUSE_COUNT", "TIER_COUNT", "STATS_DISKS_MAX"]
     lines += [f'P("{n}", LARDER_{n});' for n in constants + counts]
     text = ('#include <stdio.h>\n#include "larder/larder.h"\n'
@@ -216,6 +217,18 @@ def pages():
     one = Pages()
     yield one
     one.close()
+
+
+def test_announce(space, pages):
+    keys = _lib.Keys()
+    space.chain(tokens_of(2, 3 * CHUNK), keys)
+    hint = 2 | _lib.HINT_CLOSED | _lib.HINT_TEMPLATE
+    space.announce(keys.data(0, 3), 3, 3 * CHUNK, hint, request=7)
+    space.announce(keys.data(0, 3), 3, hint=_lib.HINT_OVER)
+    with pytest.raises(LarderError) as caught:
+        space.announce(keys.data(0, 3), 3, hint=32)
+    assert caught.value.status == _lib.E_INVALID
+    assert "LARDER_HINT_" in str(caught.value)
 
 
 def test_save_match_stage_load(node, space, pages):

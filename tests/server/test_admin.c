@@ -173,7 +173,10 @@ static int setup(void **state)
     f->answer = calloc(1, ANSWER_MAX);
     snprintf(f->dir, sizeof(f->dir), "/tmp/larder-admin-XXXXXX");
     assert_non_null(mkdtemp(f->dir));
-    snprintf(url, sizeof(url), "embed:%s?dram=16M&ssd=64M&io=plain", f->dir);
+    /* A shared tier that is not there has its figures too. */
+    snprintf(url, sizeof(url),
+             "embed:%s?dram=16M&ssd=64M&io=plain&shared=dir:%s/none", f->dir,
+             f->dir);
     assert_int_equal(ldr_options_parse(url, &options), LARDER_OK);
     assert_int_equal(ldr_node_open(&options, &env, &f->node), LARDER_OK);
     assert_int_equal(ldr_node_tenant(f->node,

@@ -32,10 +32,10 @@ SINCE = {
 
 # Fields that are read, by the class that has them. A tuple: since then.
 FIELDS = {
-    "vllm.v1.request.Request": """request_id all_token_ids num_tokens
-        num_prompt_tokens num_preemptions lora_request mm_features cache_salt
-        prompt_embeds kv_transfer_params skip_reading_prefix_cache
-        block_hashes""",
+    "vllm.v1.request.Request": """request_id all_token_ids prompt_token_ids
+        num_tokens num_prompt_tokens num_preemptions lora_request
+        mm_features cache_salt prompt_embeds kv_transfer_params
+        skip_reading_prefix_cache block_hashes""",
     "vllm.v1.core.sched.output.SchedulerOutput": """num_scheduled_tokens
         total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs
         scheduled_spec_decode_tokens""",

@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -254,7 +255,11 @@ def test_switches():
         "skip_save": True, "skip_load": True, "ttl_ms": 5,
         "tiers": ["dram"]}})
     assert (one.skip_save, one.skip_load, one.ttl_ms) == (True, True, 5)
-    assert one.tiers == {"dram"}
+    assert one.tiers == {"dram"} and one.hint == 0
+    one = request.Switches({"larder": {"class": 2, "closed": True}})
+    assert one.hint == 2 | 4
+    one = request.Switches({"larder": {"template": True, "closed": False}})
+    assert one.hint == 8
 
 
 @pytest.mark.parametrize("given, hint", [
@@ -266,6 +271,10 @@ def test_switches():
     ({"tiers": []}, "tiers"),
     ({"tiers": "dram"}, "tiers"),
     ({"tiers": ["dram", "tape"]}, "tape"),
+    ({"class": 4}, "class"),
+    ({"class": True}, "class"),
+    ({"closed": 1}, "closed"),
+    ({"template": "yes"}, "template"),
 ])
 def test_switches_that_are_wrong(given, hint):
     with pytest.raises(ValueError) as caught:
@@ -676,7 +685,7 @@ def test_chunk(dense):
 
 def on_disk(tokens, load_us):
     return _lib.Match(chunks=tokens // 256, load_us=load_us,
-                      tier_bytes=(0, tokens * 2048))
+                      tier_bytes=(0, tokens * 2048, 0))
 
 
 def test_what_is_never_there_in_time_is_not_tried():
@@ -693,8 +702,54 @@ def test_what_is_never_there_in_time_is_not_tried():
     rate.staged(on_disk(512, 4000), 512, 0.01)
     assert rate.wins(2560, match, box)
     # From memory nothing is waited for.
-    assert rate.wins(2560, _lib.Match(load_us=600000, tier_bytes=(1, 0)), box)
+    in_dram = _lib.Match(load_us=600000, tier_bytes=(1, 0, 0))
+    assert rate.wins(2560, in_dram, box)
     assert not rate.wins(2560, on_disk(2560, 600000), box)
+
+
+def test_a_load_that_was_slow_is_not_for_ever():
+    """Loads are declined since one was held up. Nothing would measure them
+    again, if not one were tried some time."""
+    rate = lookup.Rate()
+    rate.tokens_per_second = 2000.0
+    match = _lib.Match(chunks=10, tier_bytes=(2560 * 8192, 0, 0))
+    rate.loaded(match.tier_bytes[0], 100.0)
+    assert not rate.wins(2560, match, 0.5)
+    finder = lookup.Finder.__new__(lookup.Finder)
+    finder.rate, finder.layout = rate, None
+    finder._options = SimpleNamespace(lookup_ms=500)
+    finder._space = SimpleNamespace(match=lambda *_: match)
+    look = SimpleNamespace(matched=10, keys=b"")
+    tries = 0
+    while not rate.wins(2560, match, 0.5):
+        finder._probed = float("-inf")
+        finder._probe(look)
+        finder._probe(look)  # not twice in a while
+        tries += 1
+    assert 4 < tries < 10
+    rate.loaded(match.tier_bytes[0], 0.01)
+    assert rate.wins(2560, match, 0.5)
+
+
+@pytest.mark.parametrize("cause, staged, stored", [
+    ("corrupt", 0, 0), ("corrupt", 3, 3), ("evicted", 1, 1),
+    ("deadline", 0, 4), ("full", 2, 4), ("none", 4, 4)])
+def test_what_is_lost_is_saved_again(cause, staged, stored):
+    """A prefix that a match promised: what was lost when it was to be read is
+    computed, and must not be taken for something that is stored."""
+    finder = lookup.Finder.__new__(lookup.Finder)
+    finder.rate, finder.layout, finder.fetches = lookup.Rate(), None, False
+    finder.lock, finder._held, finder._hold_max = threading.Lock(), 0, 1 << 30
+    finder._options = SimpleNamespace(lookup_ms=500, load="auto")
+    finder._events, finder._eagle, finder._size = None, False, 256
+    lease = object() if staged else None
+    finder._space = SimpleNamespace(
+        match=lambda *_: _lib.Match(chunks=4, tier_bytes=(4 << 20, 0, 0)),
+        stage=lambda *_: (lease, _lib.Match(
+            chunks=staged, cause=_lib.CAUSES.index(cause))))
+    look = lookup.Lookup("r", b"", 4, None, 0.5)
+    finder._find(look)
+    assert (look.matched, look.chunks, look.stored) == (4, staged, stored)
 
 
 def test_stats_of_a_child():

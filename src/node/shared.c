@@ -1,0 +1,518 @@
+/* The shared tier: opening, tenants and spaces, resets, removes, flushing. */
+#include "node/shared.h"
+
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "net/auth.h"
+
+#define PUBLISH_MS 500u
+#define ORPHAN_S 600u
+#define END_NS 500000000u
+#define LOOK_NS 250000000u /* a flush looks at the tier's state so often */
+
+/* ---- opening ---- */
+
+static int hex_digit(int c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+static bool parse_key(const ldr_token_t *token, uint8_t *key)
+{
+    if (token->bytes != 2 * LDR_SEAL_KEY_BYTES) {
+        return false;
+    }
+    for (size_t i = 0; i < LDR_SEAL_KEY_BYTES; i++) {
+        int high = hex_digit(token->data[2 * i]);
+        int low = hex_digit(token->data[2 * i + 1]);
+
+        if (high < 0 || low < 0) {
+            return false;
+        }
+        key[i] = (uint8_t)(high << 4 | low);
+    }
+    return true;
+}
+
+/* A file like those of tokens, under the same rules, with one line. */
+static larder_status_t read_key(ldr_shared_t *s, const char *path)
+{
+    ldr_token_t tokens[LDR_TOKENS_MAX];
+    unsigned count = 0;
+    larder_status_t st = ldr_tokens_read(path, tokens, &count);
+
+    if (st == LARDER_OK && (count != 1 || !parse_key(&tokens[0], s->cipher))) {
+        st = ldr_fail(LARDER_E_INVALID,
+                      "shared_key=%s: it must hold 64 hexadecimal digits "
+                      "(`openssl rand -hex 32` makes some)",
+                      path);
+    }
+    explicit_bzero(tokens, sizeof(tokens));
+    s->encrypts = st == LARDER_OK;
+    return st;
+}
+
+/* With the lock: others have reset a space. True: that is news, and the disks
+ * are to be told: tell_disks(). */
+static bool take_epoch(ldr_shared_t *s, const uint8_t space_id[LDR_ID_BYTES],
+                       uint32_t epoch)
+{
+    ldr_store_t *store = &s->node->store;
+    bool raised = false;
+
+    for (uint32_t i = 0; i < store->space_count && !s->left_behind; i++) {
+        if (memcmp(store->spaces[i].id, space_id, LDR_ID_BYTES) == 0 &&
+            store->spaces[i].epoch < epoch) {
+            ldr_store_set_epoch(store, i, epoch);
+            LDR_COUNT(store, i, resets, 1);
+            raised = true;
+        }
+    }
+    s->telling += raised;
+    return raised;
+}
+
+static void tell_disks(ldr_shared_t *s)
+{
+    ldr_node_t *node = s->node;
+
+    ldr_node_record_epochs(node); /* one that cannot goes off */
+    ldr_node_lock(node);
+    s->telling--;
+    pthread_cond_broadcast(&node->changed);
+    ldr_node_unlock(node);
+}
+
+/* From a lane, no lock held. */
+static void on_epoch(void *arg, const uint8_t space_id[LDR_ID_BYTES],
+                     uint32_t epoch)
+{
+    ldr_shared_t *s = arg;
+
+    ldr_node_lock(s->node);
+    bool raised = take_epoch(s, space_id, epoch);
+    ldr_node_unlock(s->node);
+    if (raised) {
+        tell_disks(s);
+    }
+}
+
+static bool alloc_slots(ldr_shared_t *s)
+{
+    s->tenants = ldr_alloc(LDR_TENANTS_MAX * sizeof(*s->tenants));
+    s->spaces = ldr_alloc(LDR_SPACES_MAX * sizeof(*s->spaces));
+    s->offers = ldr_alloc(LDR_OFFERS * sizeof(*s->offers));
+    s->fetches = ldr_alloc(s->fetch_count * sizeof(*s->fetches));
+    if (s->tenants == NULL || s->spaces == NULL || s->offers == NULL ||
+        s->fetches == NULL) {
+        return false;
+    }
+    memset(s->tenants, 0xff, LDR_TENANTS_MAX * sizeof(*s->tenants));
+    memset(s->spaces, 0xff, LDR_SPACES_MAX * sizeof(*s->spaces));
+    for (unsigned i = 0; i < LDR_OFFERS; i++) {
+        s->offers[i].shared = s;
+    }
+    for (unsigned i = 0; i < s->fetch_count; i++) {
+        ldr_fetch_t *f = &s->fetches[i];
+
+        f->shared = s;
+        f->iov = ldr_alloc(LDR_READ_IOV * sizeof(*f->iov));
+        f->block = ldr_alloc_blocks(LDR_BLOCK);
+        if (f->iov == NULL || f->block == NULL) {
+            return false;
+        }
+        f->next = s->fetch_free;
+        s->fetch_free = f;
+    }
+    return true;
+}
+
+larder_status_t ldr_shared_open(ldr_node_t *node)
+{
+    const ldr_options_t *o = &node->options;
+    larder_status_t st = LARDER_OK;
+
+    if (o->shared[0] == '\0') {
+        return LARDER_OK;
+    }
+    ldr_shared_t *s = ldr_alloc(sizeof(*s));
+    if (s == NULL) {
+        return LARDER_E_NO_MEMORY;
+    }
+    node->shared = s;
+    s->node = node;
+    s->head = s->tail = LDR_NIL;
+    s->fetch_count = 2 * (unsigned)o->shared_lanes;
+    if (!alloc_slots(s)) {
+        return LARDER_E_NO_MEMORY;
+    }
+    if (o->shared_key[0] != '\0') {
+        st = read_key(s, o->shared_key);
+    }
+    ldr_tier_params_t params = {
+        .url = o->shared,
+        .login = o->shared_login,
+        .lanes = (unsigned)o->shared_lanes,
+        .timeout_ms = (uint32_t)o->shared_timeout_ms,
+        .retry_ms = (uint32_t)o->retry_ms,
+        .poll_ms = (uint32_t)o->shared_poll_ms,
+        .publish_ms = PUBLISH_MS,
+        .max_bytes = o->shared_max,
+        .max_age_s = (uint32_t)o->shared_age_s,
+        .orphan_s = ORPHAN_S,
+        /* Keys come from ids: those of a real node are the kernel's. */
+        .seed = node->manual ? ldr_rand_next(&node->rand) : 0,
+        .clock = node->clock,
+        .log = node->log,
+        .manual = node->manual,
+        .epoch = on_epoch,
+        .arg = s,
+    };
+    return st == LARDER_OK ? ldr_tier_open(&params, &s->tier) : st;
+}
+
+static void *shared_main(void *arg)
+{
+    ldr_shared_t *s = arg;
+    ldr_node_t *node = s->node;
+
+    ldr_node_lock(node);
+    while (!s->stop) {
+        uint64_t wake = UINT64_MAX;
+
+        if (ldr_shared_write(s, &wake)) {
+            ldr_node_unlock(node); /* whoever saves has its turn */
+            ldr_node_lock(node);
+            continue;
+        }
+        s->idle = true;
+        ldr_node_tell(node);
+        if (wake == UINT64_MAX) {
+            wake = ldr_now_ns(node->clock) + 3600000000000u;
+        }
+        ldr_cond_wait_until(&s->work, &node->lock, wake);
+        s->idle = false;
+    }
+    ldr_node_unlock(node);
+    return NULL;
+}
+
+larder_status_t ldr_shared_start(ldr_node_t *node)
+{
+    ldr_shared_t *s = node->shared;
+
+    if (!ldr_cond_init(&s->work)) {
+        return LARDER_E_NO_MEMORY;
+    }
+    if (!ldr_thread_start(&s->thread, "larder-shared", shared_main, s)) {
+        pthread_cond_destroy(&s->work);
+        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+    }
+    s->thread_started = true;
+    return LARDER_OK;
+}
+
+void ldr_shared_wake(ldr_shared_t *s)
+{
+    if (s->idle) {
+        pthread_cond_signal(&s->work);
+    }
+}
+
+bool ldr_shared_step(ldr_shared_t *s)
+{
+    uint64_t wake;
+
+    if (ldr_shared_write(s, &wake)) {
+        return true;
+    }
+    ldr_node_unlock(s->node);
+    bool did = ldr_tier_step(s->tier);
+    ldr_node_lock(s->node);
+    return did;
+}
+
+/* Reads end with their jobs: the tier calls back for each, or leaves it. Calls
+ * under way have half a second at least: what they name could not be freed.
+ * What was to be written is by now, so there are few calls to wait for, however
+ * long the deadline is. */
+static bool tier_end(ldr_shared_t *s, uint64_t deadline_ns)
+{
+    uint64_t now_ns = ldr_now_ns(s->node->clock);
+    uint64_t call_ns = s->node->options.shared_timeout_ms * 1000000u;
+
+    if (s->tier == NULL) {
+        return true;
+    }
+    deadline_ns = ldr_max64(deadline_ns, now_ns + END_NS);
+    deadline_ns = ldr_min64(deadline_ns, now_ns + 4 * call_ns + END_NS);
+    bool whole = ldr_tier_close(s->tier, deadline_ns);
+    if (!whole) {
+        ldr_warn(&s->node->log,
+                 "shared tier: calls hang; their memory is left behind");
+    }
+    return whole;
+}
+
+bool ldr_shared_close(ldr_node_t *node, uint64_t deadline_ns)
+{
+    ldr_shared_t *s = node->shared;
+
+    if (s == NULL) {
+        return true;
+    }
+    if (s->thread_started) {
+        ldr_node_lock(node);
+        s->stop = true;
+        pthread_cond_signal(&s->work);
+        ldr_node_unlock(node);
+        pthread_join(s->thread, NULL);
+        pthread_cond_destroy(&s->work);
+    }
+    if (!tier_end(s, deadline_ns)) {
+        /* A call that comes back after all may hear of a reset. */
+        ldr_node_lock(node);
+        s->left_behind = true;
+        while (s->telling > 0) {
+            pthread_cond_wait(&node->changed, &node->lock);
+        }
+        ldr_node_unlock(node);
+        return false;
+    }
+    for (unsigned i = 0; s->fetches != NULL && i < s->fetch_count; i++) {
+        ldr_free(s->fetches[i].iov);
+        ldr_free(s->fetches[i].block);
+    }
+    ldr_free(s->fetches);
+    ldr_free(s->offers);
+    ldr_free(s->tenants);
+    ldr_free(s->spaces);
+    explicit_bzero(s->cipher, sizeof(s->cipher));
+    ldr_free(s);
+    node->shared = NULL;
+    return true;
+}
+
+/* ---- tenants and spaces ---- */
+
+static uint64_t call_deadline(const ldr_node_t *node)
+{
+    return ldr_now_ns(node->clock) + node->options.shared_timeout_ms * 1000000u;
+}
+
+bool ldr_shared_numbers(const ldr_shared_t *s, uint32_t space,
+                        uint32_t *tenant_p, uint32_t *space_p)
+{
+    uint32_t tenant = s->node->store.spaces[space].tenant;
+
+    *tenant_p = tenant != LDR_NIL ? s->tenants[tenant] : LDR_NIL;
+    *space_p = s->spaces[space];
+    return *tenant_p != LDR_NIL && *space_p != LDR_NIL;
+}
+
+larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
+                                 const ldr_space_info_t *info)
+{
+    ldr_shared_t *s = node->shared;
+    ldr_store_t *store = &node->store;
+    ldr_seal_t seal = {.encrypts = s != NULL && s->encrypts};
+    uint8_t id[LDR_ID_BYTES], tenant_id[LDR_ID_BYTES];
+    uint32_t known, number = LDR_NIL;
+
+    if (s == NULL || !info->has_key) {
+        return LARDER_OK;
+    }
+    ldr_node_lock(node);
+    bool there = ldr_shared_numbers(s, space, &known, &number);
+    uint32_t tenant = store->spaces[space].tenant;
+    memcpy(id, store->spaces[space].id, LDR_ID_BYTES);
+    memcpy(tenant_id, store->tenants[tenant].id, LDR_ID_BYTES);
+    ldr_node_unlock(node);
+    if (there) {
+        return LARDER_OK;
+    }
+    memcpy(seal.mac, info->key, sizeof(seal.mac));
+    memcpy(seal.cipher, s->cipher, sizeof(seal.cipher));
+    larder_status_t st = ldr_tier_tenant(s->tier, tenant_id, info->tenant,
+                                         &seal, call_deadline(node), &known);
+    explicit_bzero(&seal, sizeof(seal));
+    if (st != LARDER_OK) {
+        return st;
+    }
+    /* All in one go: a reset here comes before it, and the tier hears of it, or
+     * after it and finds the numbers. Resets that were missed count before
+     * anything is given out. */
+    ldr_node_lock(node);
+    number = ldr_tier_space(s->tier, known, id, store->spaces[space].epoch);
+    bool raised = take_epoch(s, id, ldr_tier_epoch(s->tier, known, number));
+    s->tenants[tenant] = known;
+    s->spaces[space] = number;
+    ldr_node_unlock(node);
+    if (raised) {
+        tell_disks(s);
+    }
+    return LARDER_OK;
+}
+
+larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space)
+{
+    ldr_shared_t *s = node->shared;
+    uint32_t tenant, number, epoch = 0;
+
+    if (s == NULL) {
+        return LARDER_OK;
+    }
+    ldr_node_lock(node);
+    bool there = ldr_shared_numbers(s, space, &tenant, &number);
+    ldr_node_unlock(node);
+    if (!there) {
+        return LARDER_OK; /* the tier hears of the epoch with the space */
+    }
+    larder_status_t st =
+        ldr_tier_reset(s->tier, tenant, number, call_deadline(node), &epoch);
+    ldr_node_lock(node);
+    if (epoch > node->store.spaces[space].epoch) {
+        ldr_store_set_epoch(&node->store, space, epoch);
+    }
+    ldr_node_unlock(node);
+    return st;
+}
+
+larder_status_t ldr_shared_remove(ldr_node_t *node, uint32_t space,
+                                  const larder_item_t *item, uint64_t *token_p)
+{
+    ldr_shared_t *s = node->shared;
+    uint32_t tenant, number;
+    ldr_manifest_row_t row = {.group = (uint8_t)item->group,
+                              .shard = (uint8_t)item->shard};
+
+    if (s == NULL || !ldr_shared_numbers(s, space, &tenant, &number) ||
+        item->group > UINT8_MAX || item->shard > UINT8_MAX) {
+        return LARDER_OK; /* it has none such */
+    }
+    memcpy(row.key, item->key->hash, LDR_MANIFEST_KEY);
+    return ldr_tier_remove(s->tier, tenant, number, &row, 1, token_p);
+}
+
+larder_status_t ldr_shared_removed(ldr_node_t *node, uint32_t space,
+                                   uint64_t token, uint64_t deadline_ns)
+{
+    ldr_shared_t *s = node->shared;
+    uint32_t tenant, number;
+
+    if (s == NULL || token == 0) {
+        return LARDER_OK;
+    }
+    ldr_node_lock(node);
+    bool there = ldr_shared_numbers(s, space, &tenant, &number);
+    ldr_node_unlock(node);
+    return there ? ldr_tier_removed(s->tier, tenant, token, deadline_ns)
+                 : LARDER_OK;
+}
+
+/* ---- finding, flushing ---- */
+
+bool ldr_shared_find(ldr_node_t *node, uint32_t space, uint16_t group,
+                     const larder_key_t *key, uint32_t number,
+                     ldr_place_t *place)
+{
+    const ldr_shared_t *s = node->shared;
+    uint32_t tenant, at;
+
+    return s != NULL && ldr_shared_numbers(s, space, &tenant, &at) &&
+           ldr_tier_find(s->tier, tenant, at, key, group, number, place);
+}
+
+/* Whether offers of that turn wait, or are being written. With the lock. */
+static bool is_pending(const ldr_shared_t *s, uint64_t turn)
+{
+    bool some = s->node->store.offer_turns[turn & 1] > 0;
+
+    for (unsigned i = 0; i < LDR_OFFERS; i++) {
+        some = some || (s->offers[i].flying &&
+                        (s->offers[i].turns & 1u << (turn & 1)) != 0);
+    }
+    return some;
+}
+
+/* Whether nothing is left of what was offered when it was turn `start`. The
+ * next one begins as soon as it can: what is offered from then on is not waited
+ * for, so that a flush ends however much is saved meanwhile. */
+static bool is_drained(ldr_shared_t *s, uint64_t start)
+{
+    ldr_store_t *store = &s->node->store;
+
+    if (is_pending(s, store->offer_turn + 1)) {
+        return store->offer_turn >= start + 2;
+    }
+    if (store->offer_turn == start) {
+        store->offer_turn++;
+        return !is_pending(s, start);
+    }
+    return true;
+}
+
+/* Until that is so. OK too where that is of no use: the tier is off, or takes
+ * nothing for as long as a call may take. With the lock. */
+static larder_status_t drain(ldr_shared_t *s, uint64_t start,
+                             uint64_t deadline_ns)
+{
+    ldr_node_t *node = s->node;
+    const ldr_counters_t *n = &node->store.n;
+    uint64_t patience_ns = call_deadline(node), before = 0;
+    ldr_tier_stats_t stats;
+
+    while (!is_drained(s, start)) {
+        uint64_t now_ns = ldr_now_ns(node->clock);
+        uint64_t ended =
+            n->offers_written + n->offers_present + n->offers_evicted;
+
+        if (ended != before) {
+            before = ended;
+            patience_ns = call_deadline(node);
+        }
+        ldr_tier_stats(s->tier, &stats);
+        if (stats.state == LDR_TIER_OFF ||
+            (s->offers_flying == 0 &&
+             (stats.state != LDR_TIER_ON || now_ns >= patience_ns))) {
+            break;
+        }
+        if (!ldr_node_wait(node, ldr_min64(deadline_ns, now_ns + LOOK_NS)) &&
+            (node->manual || ldr_now_ns(node->clock) >= deadline_ns)) {
+            return LARDER_E_DEADLINE;
+        }
+    }
+    return LARDER_OK;
+}
+
+larder_status_t ldr_shared_flush(ldr_node_t *node, uint64_t deadline_ns)
+{
+    ldr_shared_t *s = node->shared;
+
+    if (s == NULL) {
+        return LARDER_E_TIER_OFF;
+    }
+    ldr_node_lock(node);
+    uint64_t failed = node->store.n.offers_failed;
+    uint64_t start = node->store.offer_turn;
+    s->hurry++;
+    ldr_shared_wake(s);
+    larder_status_t st = drain(s, start, deadline_ns);
+    s->hurry--;
+    bool left = !is_drained(s, start);
+    failed = node->store.n.offers_failed - failed;
+    ldr_node_unlock(node);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    st = ldr_tier_flush(s->tier, deadline_ns);
+    return left                        ? LARDER_E_TIER_OFF
+           : failed && st == LARDER_OK ? LARDER_E_DROPPED
+                                       : st;
+}

@@ -1,0 +1,127 @@
+/*
+ * The shared tier as the node uses it: what is saved is offered to it, and what
+ * it holds is read into DRAM like what lies on a disk.
+ *
+ * Offers wait in the store's queue, in the order of saves, and are gathered by
+ * space into objects of LDR_TIER_OBJECT_BYTES: at once when there is that much
+ * of one space, else when the oldest has waited for a second. The queue is
+ * bounded by the arena: what is evicted first is what it drops first. Shards of
+ * an object that is being written are held. While the tier is off they wait.
+ *
+ * Invariants, with the node's lock
+ *  1. A shard in state READING belongs to a read from disk or to one of the
+ *     slots here, or waits for either (sh->tier says which).
+ *  2. What came from the tier is not offered again.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "node/load.h"
+#include "node/node.h"
+#include "shared/tier.h"
+
+#define LDR_OFFERS 4u /* objects being written */
+/* An object of single pages, one shard more than is aimed at, and what the
+ * tier adds. */
+#define LDR_OFFER_IOV (256u + LDR_READ_IOV + LDR_TIER_RECORDS + 1)
+
+typedef struct ldr_offer {
+    ldr_tier_write_t write;
+    ldr_shared_t *shared;
+    uint32_t shards[LDR_TIER_RECORDS];
+    struct iovec iov[LDR_OFFER_IOV];
+    uint32_t space;
+    uint8_t turns; /* bits: of which its shards are */
+    bool flying;
+} ldr_offer_t;
+
+typedef struct ldr_fetch ldr_fetch_t;
+struct ldr_fetch {
+    ldr_tier_read_t read;
+    ldr_shared_t *shared;
+    uint32_t shard;
+    struct iovec *iov; /* LDR_READ_IOV of them */
+    uint8_t *block;
+    ldr_fetch_t *next; /* free */
+};
+
+struct ldr_shared {
+    ldr_node_t *node;
+    ldr_tier_t *tier;
+    bool encrypts;
+    uint8_t cipher[LDR_SEAL_KEY_BYTES]; /* if it does */
+    /* The tier's numbers by the store's; LDR_NIL: not known there. */
+    uint32_t *tenants, *spaces;
+
+    ldr_fetch_t *fetches, *fetch_free;
+    unsigned fetch_count;
+    uint32_t head, tail; /* shards that wait for one; linked by dirty_next */
+    uint32_t waiting, flying;
+
+    ldr_offer_t *offers;
+    unsigned offers_flying;
+    uint64_t since_ns;   /* the oldest offer that waits; 0: none does */
+    uint64_t wake_bytes; /* more than this is worth a look */
+    unsigned hurry;      /* who waits for a flush */
+
+    ldr_histogram_t read_times, write_times; /* need no lock */
+    pthread_t thread;
+    pthread_cond_t work;
+    bool thread_started, idle, stop;
+    unsigned telling; /* the disks of a reset, without the lock */
+    /* Calls hang: what they name stays for ever, but the disks are gone. */
+    bool left_behind;
+};
+
+larder_status_t ldr_shared_open(ldr_node_t *node);
+larder_status_t ldr_shared_start(ldr_node_t *node);
+/* Ends it, writing what it can until the deadline. False: calls hang in the
+ * storage, and what they name (pages of the arena among it) must stay. */
+bool ldr_shared_close(ldr_node_t *node, uint64_t deadline_ns);
+/* In a manual node: does one thing, with the lock held, which it drops. */
+bool ldr_shared_step(ldr_shared_t *s);
+
+/* The space is used by somebody who knows the tenant's key. Waits for the
+ * storage, as long as an operation may take. */
+larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
+                                 const ldr_space_info_t *info);
+/* After a reset here: makes it one for all nodes. Waits. */
+larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space);
+/* Takes an item out of the tier: it is not found there from now on. In the same
+ * hold of the lock in which it is taken out here, before that: else a load in
+ * between would bring it back. *token_p: for ldr_shared_removed(). */
+larder_status_t ldr_shared_remove(ldr_node_t *node, uint32_t space,
+                                  const larder_item_t *item, uint64_t *token_p);
+/* Returns once other nodes are told as well. Waits. */
+larder_status_t ldr_shared_removed(ldr_node_t *node, uint32_t space,
+                                   uint64_t token, uint64_t deadline_ns);
+larder_status_t ldr_shared_flush(ldr_node_t *node, uint64_t deadline_ns);
+
+/* ---- between the files of it ---- */
+
+void ldr_shared_wake(ldr_shared_t *s); /* with the lock */
+/* Writes an object if there is enough for one, or if it is time. False: there
+ * is not; *wake_p: when there will be. With the lock. */
+bool ldr_shared_write(ldr_shared_t *s, uint64_t *wake_p);
+/* The tier's numbers for a space; false: it is not known there. With the
+ * lock. */
+bool ldr_shared_numbers(const ldr_shared_t *s, uint32_t space,
+                        uint32_t *tenant_p, uint32_t *space_p);
+
+/* ---- for loads and saves ---- */
+
+/* Where it lies there; false: it does not. With the lock. */
+bool ldr_shared_find(ldr_node_t *node, uint32_t space, uint16_t group,
+                     const larder_key_t *key, uint32_t number,
+                     ldr_place_t *place);
+
+/* A reserved shard (READING) is to be read from there, once ldr_shared_go() is
+ * called. With the lock, both. */
+void ldr_shared_fetch(ldr_node_t *node, uint32_t shard);
+void ldr_shared_go(ldr_node_t *node);
+
+/* A shard was saved. With the lock. */
+void ldr_shared_offer(ldr_node_t *node, uint32_t shard);

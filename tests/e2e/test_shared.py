@@ -1,0 +1,445 @@
+"""The shared tier: nodes with nothing in common but a directory."""
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+
+import pytest
+
+from capi import (E_STALE, MISS, OK, PRESENT, Error, Node, found, library,
+                  put_some, value_of)
+from daemon import until
+
+SHARED = 2  # LARDER_TIER_SHARED
+SIZE = 60000
+
+
+@pytest.fixture
+def tier(tmp_path):
+    path = tmp_path / "tier"
+    path.mkdir()
+    assert library().larder_shared_create(f"dir:{path}".encode(), None,
+                                          10000) == OK
+    return path
+
+
+@pytest.fixture
+def node(serve, tier):
+    """Makes daemons of one tier, each with memory and disk of its own."""
+    def make(name, **options):
+        given = {"shared": f"dir:{tier}", "shared_poll_ms": 50,
+                 "retry_ms": 200, "dirs": 1, "dram": "32M"}
+        given.update(options)
+        return serve(name=name, **given)
+    return make
+
+
+def names(count, name="k"):
+    return [f"{name} {i}" for i in range(count)]
+
+
+def all_there(node, count, name="k"):
+    return all(node.exists(n) == OK for n in names(count, name))
+
+
+def test_cold_start(node, tier):
+    """What one node has saved another, new one gives: every byte."""
+    first = node("first")
+    with Node(first.url()) as writer:
+        put_some(writer, 200, SIZE)
+        assert writer.flush(SHARED) == OK
+    first.stop()
+    shutil.rmtree(first.folder)
+
+    with Node(node("second").url()) as reader:
+        until(lambda: all_there(reader, 200), text="it is not found")
+        assert reader.tiers(names(200)) == (0, 0, 200)
+        assert found(reader, 200, SIZE) == 200
+        # It is in memory now, and comes from there.
+        assert reader.tiers(names(200)) == (200, 0, 0)
+
+
+def test_few_files(node, tier):
+    """At most one file for 8 MiB of payload, manifests and all."""
+    daemon = node("one", dram="256M")
+    with Node(daemon.url()) as writer:
+        data = random.Random(1).randbytes(1 << 20)
+        for i in range(128):
+            assert writer.put(f"big {i}", i.to_bytes(4, "little") + data) == OK
+        assert writer.flush(SHARED) == OK
+    files = [p for p in tier.rglob("*") if p.is_file()
+             and "/o/" in str(p)]
+    assert 1 <= len(files) <= 128 // 8, [str(p) for p in files]
+
+
+def test_stage_and_shards(node):
+    """A chunk counts only when all its shards are there."""
+    first, second = node("first"), node("second")
+    with Node(first.url(), shards=2) as writer, \
+            Node(second.url(), shards=2) as reader:
+        assert writer.put("half", b"x" * 5000) == OK  # shard 0 alone
+        assert writer.flush(SHARED) == OK
+        # Shard 0 can be had there, but no match counts the chunk.
+        until(lambda: reader.get("half")[0] == OK, text="not found")
+        assert reader.match(["half"])[1] == 0
+
+
+def test_reset_reaches_all(node):
+    first, second = node("first"), node("second")
+    with Node(first.url()) as a, Node(second.url()) as b:
+        put_some(a, 20, SIZE)
+        assert a.flush(SHARED) == OK
+        until(lambda: all_there(b, 20), text="not found")
+        assert found(b, 20, SIZE) == 20  # b has its own copies now
+        assert a.reset() == OK
+        assert found(a, 20, SIZE) == 0
+        until(lambda: found(b, 20, SIZE) == 0, text="b has not heard of it")
+        # The space goes on.
+        put_some(a, 5, SIZE, "new")
+        assert a.flush(SHARED) == OK
+        until(lambda: all_there(b, 5, "new"), text="not found")
+        assert found(b, 5, SIZE, "new") == 5
+
+
+def test_reset_while_down(node, tier):
+    """A node that was not there when a space was reset hears of it before it
+    gives anything of its own."""
+    first, second = node("first"), node("second")
+    with Node(first.url()) as a, Node(second.url()) as b:
+        put_some(a, 20, SIZE)
+        assert a.flush(SHARED) == OK
+        until(lambda: all_there(b, 20), text="not found")
+        assert found(b, 20, SIZE) == 20
+        assert b.flush() == OK
+    second.stop()
+    with Node(first.url()) as a:
+        assert a.reset() == OK
+    second.start()
+    with Node(second.url()) as b:
+        until(lambda: found(b, 20, SIZE) == 0, text="it came back from disk")
+
+
+def test_remove(node):
+    first, second = node("first"), node("second", dirs=0)
+    with Node(first.url()) as a, Node(second.url()) as b:
+        put_some(a, 10, SIZE)
+        assert a.flush(SHARED) == OK
+        until(lambda: all_there(b, 10), text="not found")
+        assert a.remove("k 3") == OK
+        assert a.get("k 3")[0] == MISS
+        until(lambda: b.exists("k 3") == MISS, text="b has not heard of it")
+        assert found(b, 10, SIZE) == 9
+
+
+def test_removed_stays_removed(node):
+    """Loads that come while a key is being removed do not bring it back."""
+    daemon = node("one")
+    with Node(daemon.url()) as a, Node(daemon.url()) as b:
+        put_some(a, 60, 4000)
+        assert a.flush(SHARED) == OK
+        current, end = ["k 0"], threading.Event()
+
+        def load():
+            while not end.is_set():
+                b.get(current[0])
+
+        loader = threading.Thread(target=load)
+        loader.start()
+        try:
+            for name in names(60):
+                current[0] = name
+                assert a.remove(name) == OK
+                assert a.get(name)[0] == MISS, name
+        finally:
+            end.set()
+            loader.join()
+        assert found(a, 60, 4000) == 0
+
+
+def test_flush_while_others_save(node):
+    """A flush is about what was saved before it: it ends however much comes
+    meanwhile."""
+    daemon = node("one", dirs=0)
+    with Node(daemon.url()) as a, Node(daemon.url()) as b:
+        end, saved = threading.Event(), [0]
+
+        def save():
+            while not end.is_set():
+                name = f"more {saved[0]}"
+                b.put(name, value_of(name, 1, 4000))
+                saved[0] += 1
+
+        saver = threading.Thread(target=save)
+        saver.start()
+        try:
+            until(lambda: saved[0] > 10, text="nothing is saved")
+            for i in range(3):
+                put_some(a, 20, SIZE, f"mine {i}")
+                assert a.flush(SHARED, 10000) == OK, a.error()
+        finally:
+            end.set()
+            saver.join()
+        assert saved[0] > 20
+
+
+def test_both_save_the_same(node, tier):
+    """Both succeed; one copy is kept in the end."""
+    first = node("first", shared_poll_ms=50)
+    second = node("second", shared_poll_ms=50)
+    with Node(first.url()) as a, Node(second.url()) as b:
+        threads = [threading.Thread(target=put_some, args=(n, 100, SIZE))
+                   for n in (a, b)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert a.flush(SHARED) == OK and b.flush(SHARED) == OK
+        bytes_once = sum(-(-len(value_of(f"k {i}", 1, SIZE)) // 4096) + 1
+                         for i in range(100)) * 4096
+
+        def live():
+            return sum(p.stat().st_size for p in tier.rglob("o/*/*"))
+        until(lambda: live() <= bytes_once * 1.15, 60,
+              lambda: f"{live()} bytes, {bytes_once} once")
+        assert found(a, 100, SIZE) == found(b, 100, SIZE) == 100
+
+
+def test_not_a_tier(serve, tmp_path):
+    """Nothing is written beneath an unmounted mount point."""
+    path = tmp_path / "empty"
+    path.mkdir()
+    daemon = serve(shared=f"dir:{path}", retry_ms=100)
+    with Node(daemon.url()) as n:
+        put_some(n, 20, SIZE)
+        assert n.flush(SHARED) != OK
+        assert found(n, 20, SIZE) == 20
+    assert list(path.iterdir()) == []
+    assert "larder tier create" in daemon.log()
+    assert daemon.metrics().sum("larder_shared_on", operation="read") == 0
+
+
+def test_gone_and_back(node, tier, tmp_path):
+    """The tier goes while it is used: the node goes on, and it comes back."""
+    daemon = node("one", dirs=0)
+    with Node(daemon.url()) as n:
+        put_some(n, 20, SIZE)
+        assert n.flush(SHARED) == OK
+        away = tmp_path / "away"
+        tier.rename(away)
+        until(lambda: daemon.metrics().sum("larder_shared_on",
+                                           operation="read") == 0, 60)
+        put_some(n, 20, SIZE, "meanwhile")
+        assert found(n, 20, SIZE, "meanwhile") == 20
+        away.rename(tier)
+        until(lambda: daemon.metrics().sum("larder_shared_on",
+                                           operation="write") == 1, 60)
+        assert n.flush(SHARED) == OK
+    with Node(node("two", dirs=0).url()) as other:
+        until(lambda: all_there(other, 20, "meanwhile"), text="not found")
+        assert found(other, 20, SIZE, "meanwhile") == 20
+
+
+def test_damage_is_a_miss(node, tier):
+    first = node("first")
+    with Node(first.url()) as a:
+        put_some(a, 50, SIZE)
+        assert a.flush(SHARED) == OK
+    rng = random.Random(7)
+    for path in tier.rglob("o/*/*"):
+        data = bytearray(path.read_bytes())
+        for _ in range(5):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+    with Node(node("second").url()) as b:
+        until(lambda: all_there(b, 50), text="not found")
+        got = found(b, 50, SIZE)  # compares every byte of what it gets
+        assert got < 50
+
+
+def test_forged_manifests(node, tier):
+    """Manifests that somebody without the secret has made say nothing."""
+    first = node("first")
+    with Node(first.url()) as a:
+        put_some(a, 10, SIZE)
+        assert a.flush(SHARED) == OK
+    folder = next(tier.rglob("m"))
+    for path in list(folder.iterdir()):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    second = node("second")
+    with Node(second.url()) as b:
+        until(lambda: "manifest" in second.log(), text=second.log)
+        assert found(b, 10, SIZE) == 0
+
+
+def test_another_secret_is_refused(node):
+    first, second = node("first"), node("second")
+    with Node(first.url(), secret=b"one" * 8):
+        pass
+    with pytest.raises(Error) as wrong:
+        Node(second.url(), secret=b"two" * 8)
+    assert "secret" in str(wrong.value)
+
+
+def test_junk_in_the_place_of_the_check_value(node, tier):
+    """Whoever can write to the storage does not keep engines from starting:
+    that tenant's part is off, and says why."""
+    with Node(node("first").url()) as a:
+        put_some(a, 10, SIZE)
+        assert a.flush(SHARED) == OK
+    checks = [p for p in tier.rglob("check") if p.is_file()]
+    assert len(checks) == 1
+    good = checks[0].read_bytes()
+    checks[0].write_bytes(os.urandom(64))
+    second = node("second")
+    with Node(second.url()) as b:
+        assert found(b, 10, SIZE) == 0
+        put_some(b, 5, SIZE, "own")
+        assert found(b, 5, SIZE, "own") == 5
+        assert "check value" in second.log()
+        # It is looked at again.
+        checks[0].write_bytes(good)
+        until(lambda: all_there(b, 10), text="it is still off")
+
+
+def test_encrypted(node, tier, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("5a" * 32 + "\n")
+    key.chmod(0o600)
+    first = node("first", shared_key=key)
+    marker = b"this must not be readable by others" * 200
+    with Node(first.url()) as a:
+        assert a.put("secret", marker) == OK
+        put_some(a, 10, SIZE)
+        assert a.flush(SHARED) == OK
+    for path in tier.rglob("*"):
+        if path.is_file():
+            assert marker[:35] not in path.read_bytes()
+    with Node(node("second", shared_key=key).url()) as b:
+        until(lambda: all_there(b, 10), text="not found")
+        assert b.get("secret")[2] == marker
+        assert found(b, 10, SIZE) == 10
+    key.write_text("a5" * 32 + "\n")
+    with pytest.raises(Error) as wrong:
+        Node(node("third", shared_key=key).url())
+    assert "key" in str(wrong.value)
+
+
+def test_budget(node, tier):
+    """The tier keeps within its size, and what was used last stays."""
+    daemon = node("one", shared_max="24M", dram="16M", dirs=0)
+    data = random.Random(2).randbytes(1 << 20)
+    with Node(daemon.url()) as n:
+        for i in range(64):
+            assert n.put(f"big {i}", i.to_bytes(4, "little") + data) == OK
+            if i % 16 == 15:
+                assert n.flush(SHARED) == OK
+
+        def size():
+            return sum(p.stat().st_size for p in tier.rglob("o/*/*"))
+        until(lambda: size() <= 24 << 20, 60, lambda: f"{size()} bytes")
+        status, _, value = n.get("big 63", 2 << 20)
+        assert status == OK and value == (63).to_bytes(4, "little") + data
+
+
+def test_killed_writers(node, tier):
+    """kill -9 of a writer at random, 50 times: nothing wrong is served, and
+    what was flushed stays."""
+    rng = random.Random(50)
+    reader = node("reader", dirs=0)
+    kept = []
+    with Node(reader.url()) as r:
+        for turn in range(50):
+            writer = node(f"w{turn}", dirs=0)
+            writer.clean = False
+            with Node(writer.url()) as w:
+                put_some(w, 8, SIZE, f"turn {turn}")
+                if turn % 5 == 0:
+                    assert w.flush(SHARED) == OK
+                    kept.append(f"turn {turn}")
+                else:
+                    time.sleep(rng.random() * 0.05)  # anywhere in its work
+                    w.lib.larder_flush(w.node, SHARED, rng.randrange(1, 60))
+                writer.signal(signal.SIGKILL)
+                writer.process.wait()
+            found(r, 8, SIZE, f"turn {turn}")  # right, or not there
+        for name in kept:
+            until(lambda n=name: found(r, 8, SIZE, n) == 8,
+                  text=f"{name} was lost")
+
+
+@pytest.mark.parametrize("seconds",
+                         [int(os.environ.get("LARDER_SHARED_SECONDS", "60"))])
+def test_all_at_once(node, tier, seconds):
+    """Two writers, a cleaner that has much to do and three readers, while the
+    storage fails now and then: no byte is wrong, nothing hangs."""
+    writers = [node(f"w{i}", shared_max="16M", dirs=0, env={
+        "LARDER_FAULTS": f"dir_write:{15 + i}:2,dir_sync:{40 + i}:4,"
+                         f"dir_rename:30:2,dir_short:{5 + i}:50,"
+                         "dir_full:300:1"}) for i in range(2)]
+    readers = [node(f"r{i}", dirs=0, dram="8M", env={
+        "LARDER_FAULTS": f"dir_read:{20 + 7 * i}:5,dir_stale:50:4,"
+                         "dir_short:10:50"}) for i in range(3)]
+    end = time.monotonic() + seconds
+    errors, reads = [], [0, 0]
+    lock = threading.Lock()
+
+    def write(daemon, seed):
+        rng = random.Random(seed)
+        with Node(daemon.url()) as n:
+            while time.monotonic() < end:
+                i = rng.randrange(600)
+                status = n.put(f"k {i}", value_of(f"k {i}", 1, SIZE))
+                if status not in (OK, PRESENT, E_STALE):
+                    errors.append(f"put: {status}: {n.error()}")
+                if rng.randrange(200) == 0:
+                    n.flush(SHARED, 2000)
+
+    def read(daemon, seed):
+        rng = random.Random(seed)
+        with Node(daemon.url()) as n:
+            while time.monotonic() < end:
+                i = rng.randrange(600)
+                status, _, value = n.get(f"k {i}", timeout_ms=3000)
+                if status == OK and value != value_of(f"k {i}", 1, SIZE):
+                    errors.append(f"k {i}: wrong bytes")
+                if status not in (OK, MISS):
+                    errors.append(f"get: {status}: {n.error()}")
+                with lock:
+                    reads[status == OK] += 1
+
+    def harm():
+        rng = random.Random(99)
+        while time.monotonic() < end:
+            time.sleep(0.2)
+            files = [p for p in tier.rglob("o/*/*") if p.is_file()]
+            if not files:
+                continue
+            victim = rng.choice(files)
+            try:
+                what = rng.randrange(3)
+                if what == 0:
+                    victim.unlink()
+                elif what == 1:
+                    os.truncate(victim, victim.stat().st_size // 2)
+                else:
+                    with open(victim, "r+b") as f:
+                        f.seek(rng.randrange(victim.stat().st_size))
+                        f.write(b"\xff\x00\xff")
+            except OSError:
+                pass
+
+    threads = [threading.Thread(target=write, args=(w, i))
+               for i, w in enumerate(writers)]
+    threads += [threading.Thread(target=read, args=(r, 10 + i))
+                for i, r in enumerate(readers)]
+    threads.append(threading.Thread(target=harm))
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors, errors[:5]
+    assert reads[1] > 0, "nobody ever hit"
