@@ -68,7 +68,7 @@
       "bytes that it may hold, of all nodes; 0: no limit")                     \
     X(shared_age_s, UINT, EMBED | SERVE, "0", 0, 1u << 30,                     \
       "seconds after its last use that something is dropped; 0: never")        \
-    X(shared_lanes, UINT, EMBED | SERVE, "8", 1, 64,                           \
+    X(shared_lanes, UINT, EMBED | SERVE, "8", 2, 64,                           \
       "reads and writes of it at once")                                        \
     X(shared_timeout_ms, UINT, EMBED | SERVE, "5000", 10, 600000,              \
       "deadline of one read or write of it")                                   \

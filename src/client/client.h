@@ -1,6 +1,6 @@
 /*
  * The handle behind larder.h: spaces, leases, and the requests that are
- * carried out for callers, on a backend (backend.h).
+ * carried out for callers, on a backend (handle_ops.h).
  *
  * Lock order: the node's lock, then lar->lock. lar->lock is never held while
  * the backend is called.
@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/options.h"
-#include "client/backend.h"
+#include "client/handle_ops.h"
 #include "larder/larder.h"
 #include "node/load.h"
 #include "node/node.h"
@@ -122,7 +122,7 @@ struct larder_lease {
 };
 
 struct larder {
-    const ldr_backend_t *backend;
+    const ldr_handle_ops_t *backend;
     ldr_node_t *node;          /* of an embedded handle; NULL otherwise */
     struct ldr_remote *remote; /* of one that speaks to a daemon */
     const ldr_options_t *options;

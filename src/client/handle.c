@@ -103,7 +103,7 @@ larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
     if (lar == NULL) {
         return LARDER_E_NO_MEMORY;
     }
-    lar->backend = &ldr_backend_local;
+    lar->backend = &ldr_handle_local;
     lar->node = node;
     lar->options = &node->options;
     lar->clock = node->clock;

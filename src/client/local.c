@@ -343,7 +343,7 @@ static larder_status_t local_metrics(larder_t *lar, uint64_t deadline_ns,
     return LARDER_OK;
 }
 
-const ldr_backend_t ldr_backend_local = {
+const ldr_handle_ops_t ldr_handle_local = {
     .close = local_close,
     .space_open = local_space_open,
     .reset = local_reset,

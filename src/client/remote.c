@@ -404,7 +404,7 @@ larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,
     pthread_mutex_init(&r->buffer_lock, NULL);
     pthread_mutex_init(&r->dial_lock, NULL);
     ldr_cond_init(&r->dial_wake);
-    lar->backend = &ldr_backend_remote;
+    lar->backend = &ldr_handle_remote;
     lar->remote = r;
     lar->options = &r->options;
     lar->clock = &ldr_clock_real;
@@ -425,7 +425,7 @@ larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,
     return st;
 }
 
-const ldr_backend_t ldr_backend_remote = {
+const ldr_handle_ops_t ldr_handle_remote = {
     .close = remote_close,
     .space_open = remote_space_open,
     .reset = remote_reset,

@@ -1,4 +1,5 @@
 /* Offers: gathering what was saved into objects of the shared tier. */
+#include <errno.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -184,7 +185,8 @@ static void offer_done(ldr_tier_write_t *w)
         } else {
             LDR_COUNT(store, o->space, offers_failed, 1);
             /* It may go better when the tier is on again. */
-            if (store->chunks[chunk].entry != LDR_NIL && !s->stop) {
+            if (store->chunks[chunk].entry != LDR_NIL && !s->stop &&
+                w->error != -EINVAL) {
                 ldr_store_offer_again(store, shard);
             }
         }

@@ -5,7 +5,9 @@
  * two copies of a shard the map keeps one, and it must not be one that goes.
  *
  * The new object counts as written when the oldest of its sources was, so that
- * a removal that is not known here yet still applies to what it was about.
+ * a removal that is not known here yet still applies to what it was about. So
+ * an object with a record that was removed and saved again is not made one with
+ * any from before that removal.
  */
 #include <errno.h>
 #include <string.h>
@@ -28,6 +30,8 @@ typedef struct work {
     ldr_backend_t *b;
     ldr_object_t object; /* the new one */
     uint32_t used_s;
+    uint32_t removed_s;    /* the latest removal of a name in it */
+    bool holes;            /* some records were left out */
     ldr_record_t *records; /* of it; before it was read, as they were */
     source_t *from;
     uint32_t count;
@@ -52,6 +56,13 @@ static bool is_live(const ldr_part_t *p, uint32_t space,
            place.block == r->block && memcmp(place.id, id, LDR_ID_BYTES) == 0;
 }
 
+static uint32_t removed_at(const ldr_part_t *p, uint32_t space,
+                           const ldr_record_t *r)
+{
+    return ldr_map_removed_s(p->map, space, r->key.hash, (uint8_t)r->group,
+                             (uint8_t)r->shard);
+}
+
 /* Adds what is live in one object. 1: it does not fit. */
 static int gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
                   ldr_record_t *table)
@@ -70,6 +81,9 @@ static int gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
     pthread_mutex_lock(&t->lock);
     uint32_t number = ldr_map_object(p->map, id);
     uint32_t count = w->count, blocks = w->blocks;
+    uint32_t oldest_s =
+        (uint32_t)ldr_min64(w->object.written_s, object.written_s);
+    uint32_t removed_s = w->removed_s;
     bool fits = number != LDR_NIL &&
                 object.epoch == ldr_map_epoch(p->map, pass->group_space);
     for (uint32_t i = 0; i < object.rows && fits; i++) {
@@ -78,23 +92,26 @@ static int gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
         }
         fits = count < LDR_OBJECT_ROWS_MAX;
         if (fits) {
+            removed_s = (uint32_t)ldr_max64(
+                removed_s, removed_at(p, pass->group_space, &table[i]));
             w->records[count] = table[i];
             memcpy(w->from[count].id, id, LDR_ID_BYTES);
             w->from[count++].block = table[i].block;
             blocks += ldr_record_blocks(table[i].length);
         }
     }
-    fits = fits && blocks <= BLOCKS_MOST;
+    fits = fits && blocks <= BLOCKS_MOST && oldest_s > removed_s;
     if (fits) {
         const ldr_map_object_t *o = ldr_map_at(p->map, number);
 
+        w->holes = w->holes || count - w->count < object.rows;
         w->count = count;
         w->blocks = blocks;
+        w->removed_s = removed_s;
         w->used_s = (uint32_t)ldr_max64(
             w->used_s,
             ldr_max64(o->used_s, w->done_count > 0 ? o->written_s : 0));
-        w->object.written_s =
-            (uint32_t)ldr_min64(w->object.written_s, object.written_s);
+        w->object.written_s = oldest_s;
         memcpy(w->done[w->done_count++], id, LDR_ID_BYTES);
     }
     pthread_mutex_unlock(&t->lock);
@@ -224,6 +241,10 @@ static int compact(work_t *w)
     ldr_free(table);
     if (error != 0 || w->done_count == 0) {
         return error;
+    }
+    if (w->done_count == 1 && !w->holes) {
+        p->cleaner.group_start = pass->group_first + 1; /* for nothing */
+        return 0;
     }
     unsigned age = 0;
     for (uint32_t i = 0; i < w->done_count; i++) {

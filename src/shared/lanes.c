@@ -48,7 +48,7 @@ struct ldr_lanes {
     char reason[160];
     unsigned failures; /* in a row */
     bool looked;       /* at the medium, once */
-    bool probing, trying;
+    bool trying;
     lane_t *prober; /* whose probe() counts; NULL: none is under way */
     uint64_t probe_at_ns, trial_at_ns;
     bool closing, abandoned;
@@ -285,7 +285,6 @@ static void let_others_probe(ldr_lanes_t *l, const lane_t *lane,
 {
     if (l->prober == lane && 2 * l->stats.stuck < l->params.lanes) {
         l->prober = NULL;
-        l->probing = false;
         l->probe_at_ns = now_ns + l->params.retry_ns;
         pthread_cond_broadcast(&l->work);
     }
@@ -337,7 +336,7 @@ bool ldr_lanes_look(ldr_lanes_t *l)
 
 static bool probe_due(const ldr_lanes_t *l)
 {
-    return !l->probing && ldr_now_ns(l->params.clock) >= l->probe_at_ns;
+    return l->prober == NULL && ldr_now_ns(l->params.clock) >= l->probe_at_ns;
 }
 
 static void come_back(lane_t *lane)
@@ -354,7 +353,6 @@ static void probe(ldr_lanes_t *l, lane_t *lane)
     turn_t turn = {0};
     uint64_t deadline_ns = ldr_now_ns(l->params.clock) + l->params.timeout_ns;
 
-    l->probing = true;
     l->prober = lane;
     lane->busy = true;
     lane->probe_ns = deadline_ns;
@@ -369,7 +367,6 @@ static void probe(ldr_lanes_t *l, lane_t *lane)
     come_back(lane);
     bool counts = l->prober == lane;
     if (counts) {
-        l->probing = false;
         l->prober = NULL;
     }
     if (!l->abandoned && counts) {
@@ -481,8 +478,8 @@ static void *lane_main(void *arg)
 
             /* Whoever probes may hang, and somebody must be awake then. */
             ldr_cond_wait_until(&l->work, &l->lock,
-                                l->probing ? now_ns + l->params.retry_ns
-                                           : l->probe_at_ns);
+                                l->prober != NULL ? now_ns + l->params.retry_ns
+                                                  : l->probe_at_ns);
         }
     }
     l->alive--;

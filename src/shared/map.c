@@ -578,6 +578,17 @@ bool ldr_map_remove(ldr_map_t *map, uint32_t space,
     return found;
 }
 
+uint32_t ldr_map_removed_s(const ldr_map_t *map, uint32_t space,
+                           const uint8_t key[LDR_MANIFEST_KEY], uint8_t group,
+                           uint8_t shard)
+{
+    ldr_cell_t *cell, *removed;
+
+    shard_cells(map, shard_hash(map, space, key, group, shard), &cell,
+                &removed);
+    return removed != NULL ? removed->where : 0;
+}
+
 bool ldr_map_find(const ldr_map_t *map, uint32_t space,
                   const uint8_t key[LDR_MANIFEST_KEY], uint8_t group,
                   uint8_t shard, ldr_place_t *place)

@@ -68,6 +68,10 @@ bool ldr_map_add(ldr_map_t *map, const ldr_object_t *object, uint32_t used_s,
  * such a shard. Without memory nothing is remembered. */
 bool ldr_map_remove(ldr_map_t *map, uint32_t space,
                     const ldr_manifest_row_t *row, uint32_t when_s);
+/* When the shard was removed last, as far as is known; 0: it was not. */
+uint32_t ldr_map_removed_s(const ldr_map_t *map, uint32_t space,
+                           const uint8_t key[LDR_MANIFEST_KEY], uint8_t group,
+                           uint8_t shard);
 /* What object.written_s and a removal's time are to be, now_s being the wall
  * clock. From the first of them on removals are of that write too, whether it
  * was added or is still under way. */

@@ -85,7 +85,9 @@ larder_status_t ldr_tier_make(const char *url, const char *login,
  * was looked at and all that is published was read once, but no longer than the
  * deadline: then that is done later, and what is wrong is the reason for the
  * tenant's part being off. Nor does it wait for a tier that is off.
- * E_SECRET: the tier has data of this tenant under another secret or key. */
+ * E_SECRET: the tier has data of this tenant under another secret or key; a
+ * later call may bring the right ones. A check value that is none of this
+ * tenant's is a reason for being off, and looked at again. */
 larder_status_t ldr_tier_tenant(ldr_tier_t *tier,
                                 const uint8_t id[LDR_ID_BYTES],
                                 const char *name, const ldr_seal_t *seal,
@@ -151,7 +153,9 @@ struct ldr_tier_write {
     void (*done)(ldr_tier_write_t *write);
     void *arg;
 
-    int error;      /* 0: all of it is in the tier and found */
+    /* 0: all of it is in the tier and found. -EINVAL: it cannot be, ever. */
+    int error;
+    bool unfit;     /* the tier's own */
     uint64_t bytes; /* of the object */
     uint64_t begin_ns, end_ns;
     uint8_t *blocks; /* the tier's own: descriptors, tail, sealed payloads */

@@ -143,8 +143,9 @@ static int write_object(ldr_part_t *p, ldr_tier_write_t *w, ldr_backend_t *b)
     char name[LDR_OBJECT_NAME_MAX + 1];
     size_t more = lay_out(w, p->seal.encrypts);
 
-    if (more == 0) {
-        return -EINVAL;
+    w->unfit = more == 0;
+    if (w->unfit) {
+        return -ECANCELED;
     }
     w->blocks = ldr_alloc_blocks(more);
     if (w->blocks == NULL) {
@@ -152,8 +153,9 @@ static int write_object(ldr_part_t *p, ldr_tier_write_t *w, ldr_backend_t *b)
     }
     unsigned count = p->seal.encrypts ? compose_sealed(w, &p->seal)
                                       : compose_plain(w, &p->seal);
-    if (count == 0) {
-        return -EINVAL;
+    w->unfit = count == 0;
+    if (w->unfit) {
+        return -ECANCELED;
     }
     ldr_name_object(p, w->object.id, name);
     int error =
@@ -182,12 +184,11 @@ static int write_work(ldr_job_t *job, ldr_backend_t *b)
     ldr_job_extend(job, w->deadline_ns);
     int error = write_object(p, w, b);
     w->end_ns = ldr_now_ns(t->params.clock);
-    if (error == -EINVAL) {
+    if (w->unfit) {
         /* Not the medium's fault. */
         ldr_error(&t->params.log,
                   "shared tier: an object of %u records could not be sealed",
                   w->count);
-        error = -ECANCELED;
     }
     if (error != 0) {
         pthread_mutex_lock(&t->lock);
@@ -201,7 +202,7 @@ static void write_done(ldr_job_t *job)
 {
     ldr_tier_write_t *w = job->arg;
 
-    w->error = job->error;
+    w->error = w->unfit ? -EINVAL : job->error;
     if (w->begin_ns == 0) {
         w->begin_ns = w->end_ns = ldr_now_ns(w->tier->params.clock);
     }
@@ -240,6 +241,7 @@ bool ldr_tier_write(ldr_tier_t *t, ldr_tier_write_t *w)
 {
     w->tier = t;
     w->blocks = NULL;
+    w->unfit = false;
     w->begin_ns = w->end_ns = 0;
     w->job = (ldr_job_t){
         .kind = LDR_JOB_WRITE,

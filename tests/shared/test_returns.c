@@ -165,6 +165,33 @@ static void test_single_holes_go(void **state)
     world_close(&w);
 }
 
+/* What was removed and saved again is not lost when its object is made one with
+ * others that are older than the removal. */
+static void test_saved_again(void **state)
+{
+    world_t w;
+
+    (void)state;
+    open_nodes(&w, 2, 2);
+    node_t *a = &w.nodes[0];
+    assert_int_equal(node_put(a, 0, eight, 8), 0);
+    world_pass(&w, 10 * RIG_SECOND, 100 * RIG_MS);
+    assert_int_equal(node_remove(a, 0, 3), LARDER_OK);
+    world_pass(&w, 10 * RIG_SECOND, 100 * RIG_MS);
+    assert_int_equal(node_put(a, 0, (unsigned[]){3}, 1), 0);
+    for (unsigned k = 9; k < 18; k++) {
+        assert_int_equal(node_put(a, 0, &k, 1), 0);
+    }
+    world_pass(&w, 300 * RIG_SECOND, RIG_SECOND);
+    assert_true(stats_of(a).compacted + stats_of(&w.nodes[1]).compacted > 0);
+    for (unsigned i = 0; i < 2; i++) {
+        for (unsigned k = 1; k < 18; k++) {
+            assert_int_not_equal(node_get(&w.nodes[i], 0, k, NULL), 0);
+        }
+    }
+    world_close(&w);
+}
+
 /* A reset that could not be written is, at the latest at close. */
 static void test_reset_at_close(void **state)
 {
@@ -284,6 +311,7 @@ int main(void)
         cmocka_unit_test(test_old_resets),
         cmocka_unit_test(test_removed_long_ago),
         cmocka_unit_test(test_single_holes_go),
+        cmocka_unit_test(test_saved_again),
         cmocka_unit_test(test_reset_at_close),
         cmocka_unit_test(test_garbled_check),
         cmocka_unit_test(test_secret_put_right),

@@ -616,6 +616,25 @@ static void test_join_gap(void **state)
     }
 }
 
+/* What waited long for its turn has as much time for its call as others: else a
+ * queue would look like a medium that fails. */
+static void test_waiting_is_no_failure(void **state)
+{
+    world_t w;
+    static rig_put_t put;
+
+    (void)state;
+    open_nodes(&w, 1);
+    assert_true(put_begin(&w.nodes[0], &put, 0, four, 4));
+    w.now_ns += 900 * RIG_MS;
+    while (put.result == 1) {
+        assert_true(node_step(&w.nodes[0]));
+    }
+    assert_int_equal(put.result, 0);
+    assert_true(put.write.deadline_ns >= w.now_ns + RIG_SECOND);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -639,6 +658,7 @@ int main(void)
         cmocka_unit_test(test_two_resets),
         cmocka_unit_test(test_reset_unaware),
         cmocka_unit_test(test_join_gap),
+        cmocka_unit_test(test_waiting_is_no_failure),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -338,6 +338,63 @@ static void test_close_hanging(void **state)
     simstore_destroy(store);
 }
 
+static bool log_is_gone;
+static unsigned said_late;
+
+static void log_once(void *arg, larder_log_level_t level, const char *line)
+{
+    (void)arg;
+    (void)level;
+    (void)line;
+    if (__atomic_load_n(&log_is_gone, __ATOMIC_SEQ_CST)) {
+        __atomic_add_fetch(&said_late, 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+/* A call that comes back after close has something to say, and nobody to say
+ * it to. */
+static void test_silent_after_close(void **state)
+{
+    simstore_t *store = simstore_create(7);
+    ldr_backend_t *b = simstore_backend(store);
+    ldr_seal_t seal = {.encrypts = false};
+    uint8_t id[LDR_ID_BYTES], junk[64] = {1};
+    uint32_t tenant;
+    ldr_tier_t *tier;
+
+    (void)state;
+    ldr_tier_params_t p = {
+        .backend = b,
+        .lanes = 2,
+        .timeout_ms = 5000,
+        .retry_ms = 50,
+        .clock = &ldr_clock_real,
+        .log = {.fn = log_once},
+    };
+    simstore_write(store, RIG_TENANT "/check", junk, sizeof(junk));
+    simstore_hang(b, SIMSTORE_GET, true);
+    assert_int_equal(ldr_tier_open(&p, &tier), LARDER_OK);
+    rig_tenant_id(id);
+    assert_int_equal(
+        ldr_tier_tenant(tier, id, "acme", &seal, after(RIG_MS), &tenant),
+        LARDER_OK);
+    uint64_t until_ms = real_now_ms() + 20000;
+    while (simstore_hanging(b) == 0 && real_now_ms() < until_ms) {
+        real_pause();
+    }
+    assert_int_equal(simstore_hanging(b), 1);
+    assert_false(ldr_tier_close(tier, after(100 * RIG_MS)));
+    __atomic_store_n(&log_is_gone, true, __ATOMIC_SEQ_CST);
+    simstore_hang(b, SIMSTORE_GET, false);
+    until_ms = real_now_ms() + 20000;
+    while (simstore_backends(store) > 0 && real_now_ms() < until_ms) {
+        real_pause();
+    }
+    assert_int_equal(simstore_backends(store), 0);
+    assert_int_equal(__atomic_load_n(&said_late, __ATOMIC_SEQ_CST), 0);
+    simstore_destroy(store);
+}
+
 /* A medium that is away at the start does not hold anybody up. */
 static void test_away_at_start(void **state)
 {
@@ -365,6 +422,7 @@ int main(void)
         cmocka_unit_test(test_many),
         cmocka_unit_test(test_cold),
         cmocka_unit_test(test_close_hanging),
+        cmocka_unit_test(test_silent_after_close),
         cmocka_unit_test(test_away_at_start),
     };
 

@@ -18,7 +18,7 @@
 struct ldr_op;
 struct ldr_announce;
 
-typedef struct ldr_backend {
+typedef struct ldr_handle_ops {
     /* Ends it; what the handle still holds has been given up before. */
     larder_status_t (*close)(larder_t *lar, uint64_t deadline_ns);
 
@@ -70,7 +70,7 @@ typedef struct ldr_backend {
                              larder_stats_t *out);
     larder_status_t (*metrics)(larder_t *lar, uint64_t deadline_ns, char *text,
                                size_t size, size_t *length_p);
-} ldr_backend_t;
+} ldr_handle_ops_t;
 
-extern const ldr_backend_t ldr_backend_local;
-extern const ldr_backend_t ldr_backend_remote;
+extern const ldr_handle_ops_t ldr_handle_local;
+extern const ldr_handle_ops_t ldr_handle_remote;
