@@ -45,7 +45,10 @@ def ask(args, prompt):
     for line in answer:
         if not line.startswith(b"data: ") or b"[DONE]" in line:
             continue
-        found = json.loads(line[6:])["choices"][0].get("token_ids")
+        told = json.loads(line[6:])
+        if "choices" not in told:  # an error in the middle of an answer
+            raise RuntimeError(json.dumps(told)[:500])
+        found = told["choices"][0].get("token_ids")
         if found:
             first = first or time.perf_counter() - began
             tokens += found

@@ -950,6 +950,12 @@ LARDER_API larder_status_t larder_default_socket(char *text, size_t size);
 /* "0.1.0 (commit, build type, features)"; constant. */
 LARDER_API const char *larder_version(void);
 
+/* Structures and calls are those of this header while the number is the same;
+ * the library's SONAME ends with it. A binding that no compiler has checked
+ * compares them before anything else. */
+#define LARDER_ABI 1
+LARDER_API uint32_t larder_abi(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -23,6 +23,7 @@ KEY_BYTES = 32
 VALUE_MAX = 60 << 20
 SHARDS_MAX = 64
 TIERS = ("dram", "ssd", "shared")
+ABI = 1  # LARDER_ABI of the header that the structures below are from
 CAUSES = ("none", "absent", "evicted", "corrupt", "stale", "deadline",
           "tier_off", "full", "io", "offline", "paused")
 RULE_ALL, RULE_TRAILING, RULE_LAST = 0, 1, 2
@@ -216,6 +217,7 @@ _SIGNATURES = {
     "larder_status_text": [c_int],
     "larder_last_error": [],
     "larder_version": [],
+    "larder_abi": [],
 }
 _TEXTS = ("larder_status_text", "larder_last_error", "larder_version",
           "larder_connector_option_name")
@@ -237,6 +239,12 @@ def library() -> ctypes.CDLL:
                     f"has no {name}; install larder-kv again") from None
             function.argtypes = arguments
             function.restype = c_char_p if name in _TEXTS else c_int
+        lib.larder_abi.restype = c_uint32
+        if lib.larder_abi() != ABI:
+            raise LarderError(
+                E_VERSION, f"{library_path()} is of another version: its "
+                f"interface is {lib.larder_abi()}, and larder-kv needs {ABI}; "
+                f"install larder-kv again, or correct LARDER_LIBRARY")
         lib.larder_layout_bytes.restype = c_size_t
         lib.larder_space_close.restype = None
         lib.larder_gpu_close.restype = None

@@ -34,3 +34,8 @@ const char *larder_version(void)
     return VERSION " (commit " LARDER_COMMIT ", " LARDER_BUILD_TYPE URING FAULTS
                    ")";
 }
+
+uint32_t larder_abi(void)
+{
+    return LARDER_ABI;
+}

@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("LARDER_BUILD", ROOT / "build/release"))
 # Before larder_kv is imported: it opens the library that this names.
-os.environ.setdefault("LARDER_LIBRARY", str(BUILD / "lib/liblarder.so.0"))
+os.environ.setdefault("LARDER_LIBRARY", str(BUILD / "lib/liblarder.so"))
 os.environ.setdefault("LARDER_PROGRAM", str(BUILD / "bin/larder"))
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests/e2e")]
 

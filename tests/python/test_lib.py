@@ -467,6 +467,15 @@ def test_library_of_another_version(tmp_path, monkeypatch):
     assert "\n" not in str(e.value)
 
 
+def test_a_library_with_other_structures(monkeypatch):
+    """Found before anything is called with structures that do not fit."""
+    monkeypatch.setattr(_lib, "_library", None)
+    monkeypatch.setattr(_lib, "ABI", _lib.ABI + 1)
+    with pytest.raises(LarderError, match="another version.*interface") as e:
+        _lib.library()
+    assert e.value.status == _lib.E_VERSION
+
+
 # ---- options ----
 
 
