@@ -64,6 +64,7 @@ struct ldr_shared {
     ldr_offer_t *offers;
     unsigned offers_flying;
     uint64_t since_ns;   /* the oldest offer that waits; 0: none does */
+    uint64_t last_ns;    /* when something was last offered */
     uint64_t wake_bytes; /* more than this is worth a look */
     unsigned hurry;      /* who waits for a flush */
 

@@ -6,6 +6,11 @@
 #include "node/shared.h"
 
 #define LINGER_NS 1000000000u
+/* Saves come in bursts, one a step, and sealing and writing take the memory's
+ * time from them: so an object waits until nothing was saved for a while, but
+ * not while this much waits. */
+#define LULL_NS 3000000u
+#define LULL_BYTES_MAX (4 * LDR_TIER_OBJECT_BYTES)
 #define LOOK_MAX (4 * LDR_TIER_RECORDS) /* offers looked at for one object */
 
 void ldr_shared_offer(ldr_node_t *node, uint32_t shard)
@@ -19,8 +24,9 @@ void ldr_shared_offer(ldr_node_t *node, uint32_t shard)
         return; /* or its client knows no key */
     }
     ldr_store_offer_push(store, shard);
+    s->last_ns = ldr_now_ns(node->clock);
     if (s->since_ns == 0) {
-        s->since_ns = ldr_now_ns(node->clock);
+        s->since_ns = s->last_ns;
         s->wake_bytes = LDR_TIER_OBJECT_MIN;
         ldr_shared_wake(s); /* from now on there is a time to keep */
     } else if (store->offer_bytes >= s->wake_bytes) {
@@ -279,6 +285,12 @@ bool ldr_shared_write(ldr_shared_t *s, uint64_t *wake_p)
         return false;
     }
     bool due = s->hurry > 0 || now_ns >= s->since_ns + LINGER_NS;
+    if (!due && store->offer_bytes >= LDR_TIER_OBJECT_MIN &&
+        store->offer_bytes < LULL_BYTES_MAX && now_ns < s->last_ns + LULL_NS) {
+        s->wake_bytes = LULL_BYTES_MAX;
+        *wake_p = s->last_ns + LULL_NS;
+        return false;
+    }
     if (due || store->offer_bytes >= LDR_TIER_OBJECT_MIN) {
         look(s, &p);
         if (p.count == 0 && p.ended) {

@@ -42,16 +42,21 @@ LOST = ("absent", "evicted", "corrupt", "stale", "io")  # causes
 class Told:
     """A request, as the node hears of it: once, with all of its prompt."""
 
-    __slots__ = ("number", "keys", "chunks", "tokens", "hint")
+    __slots__ = ("request_id", "keys", "chunks", "tokens", "hint")
 
     def __init__(self, request_id: str, keys: bytes, chunks: int, tokens: int,
                  hint: int):
-        digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
-        self.number = int.from_bytes(digest, "little")
+        self.request_id = request_id
         self.keys = keys
         self.chunks = chunks
         self.tokens = tokens
         self.hint = hint
+
+    @property
+    def number(self) -> int:
+        """Hashed by who announces it, not by the scheduler."""
+        digest = hashlib.blake2b(self.request_id.encode(), digest_size=8)
+        return int.from_bytes(digest.digest(), "little")
 
 
 class Lookup:
