@@ -18,7 +18,7 @@
 /* Two tokens, and blank lines around them. */
 #define FILE_MAX (4u * LDR_TOKEN_MAX)
 
-static larder_status_t check_mode(const char *path, int fd)
+static larder_status_t check_mode(const char *path, const char *what, int fd)
 {
     struct stat st;
 
@@ -26,8 +26,8 @@ static larder_status_t check_mode(const char *path, int fd)
         return ldr_fail(LARDER_E_IO, "%s: %s", path, strerror(errno));
     }
     if (!S_ISREG(st.st_mode)) {
-        return ldr_fail(LARDER_E_INVALID, "%s: a token file is a plain file",
-                        path);
+        return ldr_fail(LARDER_E_INVALID, "%s: a %s is a plain file", path,
+                        what);
     }
     if ((st.st_mode & S_IRWXO) != 0) {
         return ldr_fail(LARDER_E_INVALID,
@@ -38,31 +38,25 @@ static larder_status_t check_mode(const char *path, int fd)
     return LARDER_OK;
 }
 
-/* The whole file, or E_SIZE's text if it is more than can be right. */
-static larder_status_t read_file(const char *path, char *text, size_t *bytes_p)
+larder_status_t ldr_secret_read(const char *path, const char *what, char *text,
+                                size_t size, size_t *bytes_p)
 {
     /* Not blocking: the path may be a pipe, which is refused only then. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     size_t have = 0;
-    ssize_t got;
+    ssize_t got = 0;
 
     if (fd < 0) {
-        return ldr_fail(LARDER_E_INVALID, "%s: cannot read the token file: %s",
-                        path, strerror(errno));
+        return ldr_fail(LARDER_E_INVALID, "%s: cannot read the %s: %s", path,
+                        what, strerror(errno));
     }
-    larder_status_t st = check_mode(path, fd);
-    while (st == LARDER_OK) {
-        got = read(fd, text + have, FILE_MAX + 1 - have);
+    larder_status_t st = check_mode(path, what, fd);
+    while (st == LARDER_OK && have < size) {
+        got = read(fd, text + have, size - have);
         if (got > 0) {
             have += (size_t)got;
         } else if (got == 0 || errno != EINTR) {
             break;
-        }
-        if (have > FILE_MAX) {
-            st = ldr_fail(LARDER_E_INVALID,
-                          "%s: too long for a token file: one or two lines of "
-                          "%u to %u characters",
-                          path, LDR_TOKEN_MIN, LDR_TOKEN_MAX);
         }
     }
     if (st == LARDER_OK && got < 0) {
@@ -119,7 +113,15 @@ larder_status_t ldr_tokens_read(const char *path,
     char text[FILE_MAX + 1];
     unsigned count = 0, number = 1;
     size_t bytes = 0;
-    larder_status_t st = read_file(path, text, &bytes);
+    larder_status_t st =
+        ldr_secret_read(path, "token file", text, sizeof(text), &bytes);
+
+    if (st == LARDER_OK && bytes > FILE_MAX) {
+        st = ldr_fail(LARDER_E_INVALID,
+                      "%s: too long for a token file: one or two lines of "
+                      "%u to %u characters",
+                      path, LDR_TOKEN_MIN, LDR_TOKEN_MAX);
+    }
 
     for (size_t at = 0; st == LARDER_OK && at < bytes; number++) {
         const char *end = memchr(text + at, '\n', bytes - at);

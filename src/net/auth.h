@@ -21,6 +21,12 @@ typedef struct ldr_token {
     uint8_t data[LDR_TOKEN_MAX];
 } ldr_token_t;
 
+/* A file that holds a secret: at most size bytes of it; as many as that: there
+ * may be more. what it is, for the texts: missing, no plain file, readable by
+ * others than its owner's group. */
+larder_status_t ldr_secret_read(const char *path, const char *what, char *text,
+                                size_t size, size_t *bytes_p);
+
 /* Reads a file of one or two tokens, one a line. Fails with a text: missing,
  * readable by others than its owner's group, too short, too many. */
 larder_status_t ldr_tokens_read(const char *path,

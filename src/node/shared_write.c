@@ -58,30 +58,6 @@ static bool is_over(ldr_shared_t *s, uint32_t shard, uint32_t tenant,
     return true;
 }
 
-static ldr_record_t record_of(const ldr_store_t *store, uint32_t shard)
-{
-    const ldr_shard_t *sh = &store->shards[shard];
-    const ldr_chunk_t *c = &store->chunks[sh->chunk];
-    ldr_record_t record = {
-        .kind = LDR_RECORD_SHARD,
-        .key = c->key,
-        .parent = c->parent,
-        .epoch = c->epoch,
-        .group = c->group,
-        .shard = sh->number,
-        .shards = ldr_index_at(&store->index, c->entry)->shards,
-        .codec = LDR_CODEC_RAW,
-        .depth = c->depth,
-        .length = sh->length,
-        .written_s = c->written_s,
-        .expires_s = c->expires_s,
-        .payload_crc = sh->crc,
-    };
-
-    memcpy(record.space_id, store->spaces[c->space].id, LDR_ID_BYTES);
-    return record;
-}
-
 /* Adds the shard to the object, and holds it. False: there is no room. */
 static bool offer_add(ldr_offer_t *o, uint32_t shard)
 {
@@ -96,7 +72,7 @@ static bool offer_add(ldr_offer_t *o, uint32_t shard)
             LDR_OFFER_IOV) {
         return false;
     }
-    w->records[w->count] = record_of(store, shard);
+    w->records[w->count] = ldr_store_record(store, shard);
     o->shards[w->count] = shard;
     o->turns |= (uint8_t)(1u << sh->turn);
     at += ldr_arena_iov(&store->arena, sh->page, (size_t)blocks * LDR_BLOCK,

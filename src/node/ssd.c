@@ -276,31 +276,6 @@ void ldr_ssd_drain(ldr_ssd_t *ssd)
     ldr_node_unlock(node);
 }
 
-static ldr_record_t record_of(const ldr_store_t *store, uint32_t shard)
-{
-    const ldr_shard_t *sh = &store->shards[shard];
-    const ldr_chunk_t *c = &store->chunks[sh->chunk];
-    ldr_record_t record = {
-        .kind = LDR_RECORD_SHARD,
-        .key = c->key,
-        .parent = c->parent,
-        .epoch = c->epoch,
-        .group = c->group,
-        .shard = sh->number,
-        .shards = ldr_index_at(&store->index, c->entry)->shards,
-        .codec = LDR_CODEC_RAW,
-        .flags = c->pinned ? LDR_RECORD_PINNED : 0,
-        .depth = c->depth,
-        .length = sh->length,
-        .written_s = c->written_s,
-        .expires_s = c->expires_s,
-        .payload_crc = sh->crc,
-    };
-
-    memcpy(record.space_id, store->spaces[c->space].id, LDR_ID_BYTES);
-    return record;
-}
-
 /* Gives the record its place behind what the batch holds already. */
 static void batch_add(ldr_ssd_t *ssd, ldr_flight_t *batch, ldr_record_t *record,
                       uint32_t shard)
@@ -398,7 +373,7 @@ static void batch_fill(ldr_ssd_t *ssd, ldr_flight_t *batch)
             !make_room(ssd, batch, blocks + slack)) {
             break;
         }
-        ldr_record_t record = record_of(store, shard);
+        ldr_record_t record = ldr_store_record(store, shard);
         ldr_store_dirty_remove(store, shard);
         ldr_store_hold(store, store->shards[shard].chunk);
         batch_add(ssd, batch, &record, shard);

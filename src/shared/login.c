@@ -1,69 +1,28 @@
 #define _GNU_SOURCE
 #include "shared/login.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/log.h"
+#include "net/auth.h"
 
 #define FILE_MAX 16384u
 
-static larder_status_t check_mode(const char *path, int fd)
-{
-    struct stat st;
-
-    if (fstat(fd, &st) != 0) {
-        return ldr_fail(LARDER_E_IO, "%s: %s", path, strerror(errno));
-    }
-    if (!S_ISREG(st.st_mode)) {
-        return ldr_fail(LARDER_E_INVALID, "%s: a login file is a plain file",
-                        path);
-    }
-    if ((st.st_mode & S_IRWXO) != 0) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "%s: everybody may read or change it (mode %03o): "
-                        "chmod o-rwx %s",
-                        path, (unsigned)st.st_mode & 0777u, path);
-    }
-    return LARDER_OK;
-}
-
 /* text[FILE_MAX]; always ended with a NUL. */
-static larder_status_t read_file(const char *path, char *text)
+static larder_status_t read_login(const char *path, char *text)
 {
-    /* Not blocking: the path may be a pipe, which is refused only then. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     size_t have = 0;
-    ssize_t got = 0;
+    larder_status_t st =
+        ldr_secret_read(path, "login file", text, FILE_MAX, &have);
 
-    text[0] = '\0';
-    if (fd < 0) {
-        return ldr_fail(LARDER_E_INVALID, "%s: cannot read the login file: %s",
-                        path, strerror(errno));
-    }
-    larder_status_t st = check_mode(path, fd);
-    while (st == LARDER_OK && have < FILE_MAX) {
-        got = read(fd, text + have, FILE_MAX - have);
-        if (got > 0) {
-            have += (size_t)got;
-        } else if (got == 0 || errno != EINTR) {
-            break;
-        }
-    }
-    if (st == LARDER_OK && got < 0) {
-        st = ldr_fail(LARDER_E_IO, "%s: %s", path, strerror(errno));
-    } else if (st == LARDER_OK &&
-               (have == FILE_MAX || memchr(text, '\0', have) != NULL)) {
+    if (st == LARDER_OK &&
+        (have == FILE_MAX || memchr(text, '\0', have) != NULL)) {
         st = ldr_fail(LARDER_E_INVALID,
                       "%s: no login file: it has lines NAME=VALUE", path);
     }
-    close(fd);
     text[have < FILE_MAX ? have : FILE_MAX - 1] = '\0';
     return st;
 }
@@ -133,7 +92,7 @@ larder_status_t ldr_login_get(const char *path, const char *name,
         }
         return LARDER_OK;
     }
-    larder_status_t st = read_file(path, text);
+    larder_status_t st = read_login(path, text);
     if (st == LARDER_OK) {
         st = find(path, text, name, value);
     }

@@ -611,3 +611,28 @@ void ldr_store_abort(ldr_store_t *s, uint32_t shard)
     }
     ldr_store_release(s, chunk);
 }
+
+ldr_record_t ldr_store_record(const ldr_store_t *store, uint32_t shard)
+{
+    const ldr_shard_t *sh = &store->shards[shard];
+    const ldr_chunk_t *c = &store->chunks[sh->chunk];
+    ldr_record_t record = {
+        .kind = LDR_RECORD_SHARD,
+        .key = c->key,
+        .parent = c->parent,
+        .epoch = c->epoch,
+        .group = c->group,
+        .shard = sh->number,
+        .shards = ldr_index_at(&store->index, c->entry)->shards,
+        .codec = LDR_CODEC_RAW,
+        .flags = c->pinned ? LDR_RECORD_PINNED : 0,
+        .depth = c->depth,
+        .length = sh->length,
+        .written_s = c->written_s,
+        .expires_s = c->expires_s,
+        .payload_crc = sh->crc,
+    };
+
+    memcpy(record.space_id, store->spaces[c->space].id, LDR_ID_BYTES);
+    return record;
+}

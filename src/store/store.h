@@ -405,6 +405,10 @@ void ldr_store_evict_chunk(ldr_store_t *s, uint32_t chunk);
  * disk stays. */
 void ldr_store_discard(ldr_store_t *s, uint32_t chunk);
 
+/* What a tier below is told of a ready, attached shard; where it will lie there
+ * is that tier's to fill in. */
+ldr_record_t ldr_store_record(const ldr_store_t *s, uint32_t shard);
+
 /* ---- the queue of what is to be written down ---- */
 
 void ldr_store_dirty_push(ldr_store_t *s, uint32_t shard);
