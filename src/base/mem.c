@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -97,6 +98,33 @@ void ldr_unreserve(void *p, size_t bytes)
     }
 }
 
+/* Maps the file, on a boundary of huge pages, or the kernel cannot collapse
+ * it. */
+static bool extent_map(ldr_extent_t *extent, int fd, size_t bytes)
+{
+    uint8_t *space = mmap(NULL, bytes + LDR_HUGE, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED) {
+        return false;
+    }
+    size_t head = (LDR_HUGE - (uintptr_t)space % LDR_HUGE) % LDR_HUGE;
+    void *base = mmap(space + head, bytes, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_FIXED, fd, 0);
+    if (base == MAP_FAILED) {
+        munmap(space, bytes + LDR_HUGE);
+        return false;
+    }
+    if (head > 0) {
+        munmap(space, head);
+    }
+    munmap(space + head + bytes, LDR_HUGE - head);
+    madvise(base, bytes, MADV_DONTDUMP);
+    extent->fd = fd;
+    extent->base = base;
+    extent->bytes = bytes;
+    return true;
+}
+
 bool ldr_extent_create(ldr_extent_t *extent, size_t bytes)
 {
     if (LDR_FAULT(extent_create)) {
@@ -106,38 +134,23 @@ bool ldr_extent_create(ldr_extent_t *extent, size_t bytes)
     if (fd < 0) {
         return false;
     }
-    if (ftruncate(fd, (off_t)bytes) != 0) {
-        goto err_close;
+    if (ftruncate(fd, (off_t)bytes) != 0 || !extent_map(extent, fd, bytes)) {
+        close(fd);
+        return false;
     }
-    /* On a boundary of huge pages, or the kernel cannot collapse it. */
-    uint8_t *space = mmap(NULL, bytes + LDR_HUGE, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (space == MAP_FAILED) {
-        goto err_close;
-    }
-    size_t head = (LDR_HUGE - (uintptr_t)space % LDR_HUGE) % LDR_HUGE;
-    void *base = mmap(space + head, bytes, PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_FIXED, fd, 0);
-    if (base == MAP_FAILED) {
-        munmap(space, bytes + LDR_HUGE);
-        goto err_close;
-    }
-    if (head > 0) {
-        munmap(space, head);
-    }
-    munmap(space + head + bytes, LDR_HUGE - head);
-    /* Nobody may shrink what others have mapped: no SIGBUS. Both are advice
-     * that older kernels may not know. */
+    /* Nobody may shrink what others have mapped: no SIGBUS. Advice that older
+     * kernels may not know. */
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
-    madvise(base, bytes, MADV_DONTDUMP);
-    extent->fd = fd;
-    extent->base = base;
-    extent->bytes = bytes;
     return true;
+}
 
-err_close:
-    close(fd);
-    return false;
+bool ldr_extent_adopt(ldr_extent_t *extent, int fd, size_t bytes)
+{
+    struct stat st;
+
+    return !LDR_FAULT(extent_create) && fstat(fd, &st) == 0 &&
+           S_ISREG(st.st_mode) && st.st_size == (off_t)bytes &&
+           extent_map(extent, fd, bytes);
 }
 
 bool ldr_extent_populate(ldr_extent_t *extent, size_t offset, size_t bytes)

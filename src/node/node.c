@@ -6,6 +6,7 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "node/handover.h"
 #include "node/load.h"
 #include "node/observe.h"
 #include "node/shared.h"
@@ -170,8 +171,9 @@ static larder_status_t threads_start(ldr_node_t *node)
     return ldr_memory_start(node);
 }
 
-/* Frees what is there; the node may be half open. */
-static void node_free(ldr_node_t *node, uint64_t deadline_ns)
+/* Frees what is there; the node may be half open. h: NULL: nobody takes its
+ * memory. */
+static void node_free(ldr_node_t *node, uint64_t deadline_ns, ldr_handover_t *h)
 {
     bool whole = ldr_shared_close(node, deadline_ns);
 
@@ -197,6 +199,9 @@ static void node_free(ldr_node_t *node, uint64_t deadline_ns)
         return; /* a hung call may still read or fill pages of the arena */
     }
     if (node->store_opened) {
+        if (h != NULL) {
+            ldr_handover_make(node, h);
+        }
         ldr_store_destroy(&node->store);
     }
     pthread_cond_destroy(&node->changed);
@@ -245,11 +250,14 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
         disks_agree(node);
         st = ldr_shared_open(node);
     }
+    if (st == LARDER_OK && env->handover != NULL) {
+        ldr_handover_use(node, env->handover);
+    }
     if (st == LARDER_OK) {
         st = threads_start(node);
     }
     if (st != LARDER_OK) {
-        node_free(node, 0);
+        node_free(node, 0, NULL);
         return ldr_fail_text()[0] != '\0'
                    ? st
                    : ldr_fail(st, "the node cannot be opened: %s",
@@ -259,7 +267,8 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
     return LARDER_OK;
 }
 
-larder_status_t ldr_node_close(ldr_node_t *node, uint64_t deadline_ns)
+static larder_status_t close_node(ldr_node_t *node, uint64_t deadline_ns,
+                                  ldr_handover_t *h)
 {
     larder_status_t st = ldr_node_flush(node, LARDER_TIER_SSD, deadline_ns);
 
@@ -267,6 +276,22 @@ larder_status_t ldr_node_close(ldr_node_t *node, uint64_t deadline_ns)
         ldr_shared_flush(node, deadline_ns) == LARDER_E_DEADLINE) {
         st = LARDER_E_DEADLINE;
     }
-    node_free(node, deadline_ns);
+    node_free(node, deadline_ns, h);
     return st == LARDER_E_DEADLINE ? st : LARDER_OK;
+}
+
+larder_status_t ldr_node_close(ldr_node_t *node, uint64_t deadline_ns)
+{
+    return close_node(node, deadline_ns, NULL);
+}
+
+larder_status_t ldr_node_hand_over(ldr_node_t *node, uint64_t deadline_ns,
+                                   ldr_handover_t *h)
+{
+    larder_stats_t stats;
+
+    /* What is lost if none of it can be handed over. */
+    ldr_node_stats(node, LDR_NIL, &stats);
+    *h = (ldr_handover_t){.left_bytes = stats.dram_used_bytes};
+    return close_node(node, deadline_ns, h);
 }

@@ -54,6 +54,7 @@ typedef struct ldr_node_env {
      * with ldr_node_tenant(). */
     const struct ldr_tenant_params *tenants;
     unsigned tenant_count;
+    struct ldr_handover *handover; /* what a node before gave; NULL: nothing */
 } ldr_node_env_t;
 
 struct ldr_node {

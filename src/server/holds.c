@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "node/handover.h"
 #include "server/session.h"
 #include "server/window.h"
 
@@ -98,6 +99,15 @@ void ldr_hold_give(ldr_session_t *s, ldr_hold_t *hold)
         ldr_node_count_save(node, hold->space, LARDER_E_CANCELED);
     }
     ldr_hold_remove(s, hold);
+}
+
+void ldr_holds_stay(ldr_session_t *s)
+{
+    for (uint32_t i = 0; i < s->hold_room && s->map_count > 0; i++) {
+        if (s->holds[i].kind != LDR_HOLD_FREE && s->holds[i].strict == NULL) {
+            ldr_node_stays(s->server->node, s->holds[i].shard);
+        }
+    }
 }
 
 void ldr_holds_give_all(ldr_session_t *s)

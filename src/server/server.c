@@ -248,6 +248,8 @@ static larder_status_t node_open(ldr_server_t *server)
         .revoke_arg = server,
         .tenants = tenants,
         .tenant_count = config->tenant_count,
+        .handover =
+            server->handover.list.base != NULL ? &server->handover : NULL,
     };
 
     if (tenants == NULL) {
@@ -259,6 +261,7 @@ static larder_status_t node_open(ldr_server_t *server)
         tenants[i] = (ldr_tenant_params_t){t->name, t->dram, t->ssd};
     }
     larder_status_t st = ldr_node_open(&config->options, &env, &server->node);
+    ldr_handover_free(&server->handover);
     ldr_free(tenants);
     return st;
 }
@@ -465,6 +468,7 @@ larder_status_t ldr_server_close(ldr_server_t *server)
     uint64_t deadline_ns = ldr_server_now() + drain_ns;
     larder_status_t st = LARDER_OK;
     larder_stats_t stats = {0};
+    ldr_handover_t handover = {0};
 
     drain(server, deadline_ns - drain_ns / 2);
     ldr_jobs_stop(server);
@@ -474,14 +478,21 @@ larder_status_t ldr_server_close(ldr_server_t *server)
     ldr_trace_close(server->trace);
     if (server->node != NULL) {
         ldr_node_stats(server->node, LDR_NIL, &stats);
-        st = ldr_node_close(server->node, deadline_ns);
+        handover.left_bytes = stats.dram_used_bytes;
+        st = server->hands_over
+                 ? ldr_node_hand_over(server->node, deadline_ns, &handover)
+                 : ldr_node_close(server->node, deadline_ns);
     }
-    if (st == LARDER_E_DEADLINE) {
+    ldr_server_handed_over(server, &stats, &handover, st);
+    if (st == LARDER_E_DEADLINE && handover.list.base != NULL) {
+        st = LARDER_OK; /* what is not on SSD went along */
+    } else if (st == LARDER_E_DEADLINE) {
         ldr_warn(&server->log,
                  "saves that were only in DRAM are lost: writing them down "
                  "took longer than drain_ms");
     }
-    ldr_server_handed_over(server, &stats, st);
+    ldr_handover_free(&handover);
+    ldr_handover_free(&server->handover);
     free_all(server);
     return st;
 }

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "net/auth.h"
 #include "net/socket.h"
+#include "node/handover.h"
 #include "node/node.h"
 #include "server/admin.h"
 #include "server/loop.h"
@@ -133,7 +134,9 @@ struct ldr_server {
     ldr_task_t unlisten;
     bool takeover_asked; /* atomic */
     int takeover_fd;     /* who waits for the end; -1: nobody */
+    bool hands_over;     /* and takes the memory */
     ldr_frame_t takeover_frame;
+    ldr_handover_t handover; /* what came from the daemon before, until open */
 };
 
 /* guests.c */
@@ -160,11 +163,18 @@ bool ldr_job(struct ldr_request *r);
 void ldr_job_refuse(struct ldr_request *r);
 
 /* verbs.c */
+/* Says a verb to the daemon behind a fresh connection, which stays open. */
+larder_status_t ldr_admin_ask(int fd, const char *socket_path, const char *verb,
+                              char *text, size_t size, uint64_t deadline_ns);
+
+/* takeover.c */
 /* Asks the daemon on the same socket to hand over, and waits for it. */
 larder_status_t ldr_server_take_over(ldr_server_t *server);
-/* The node is closed: tells who asked for it. */
+/* Somebody asks this one. */
+void ldr_takeover_begin(struct ldr_request *r, bool hands_over);
+/* The node is closed: tells who asked for it, and gives it what it left. */
 void ldr_server_handed_over(ldr_server_t *server, const larder_stats_t *stats,
-                            larder_status_t st);
+                            const ldr_handover_t *h, larder_status_t st);
 
 /* listen.c */
 larder_status_t ldr_listen_all(ldr_server_t *server);

@@ -261,6 +261,9 @@ static void bury(ldr_task_t *task)
 /* The end of it. */
 static void close_session(ldr_session_t *s)
 {
+    if (s->lives_on) {
+        ldr_holds_stay(s);
+    }
     ldr_holds_give_all(s);
     ldr_session_unmap_all(s);
     if (s->pid_watch.fd >= 0) {
@@ -337,6 +340,7 @@ void ldr_session_end(ldr_session_t *s, const char *why)
 
 void ldr_session_drop(ldr_session_t *s)
 {
+    s->lives_on = true;
     end(s, NULL, false);
 }
 

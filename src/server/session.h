@@ -95,8 +95,9 @@ struct ldr_session {
     bool admin;            /* the daemon's own uid, or root, by unix socket */
     bool strict_transport; /* it will get a window of its own */
     bool ending;           /* on its way out */
-    bool awaited;          /* by a daemon that takes over: see verbs.c */
+    bool awaited;          /* by a daemon that takes over: see takeover.c */
     bool doomed;           /* close once what is queued has gone out */
+    bool lives_on;         /* its process may, when it ends */
     uint64_t begin_ns;
     uint64_t epoch;
     ldr_task_t bury; /* frees it, after the round that closed it */
@@ -233,6 +234,8 @@ void ldr_hold_remove(ldr_session_t *s, ldr_hold_t *hold);
 /* Gives one back to the node: releases or aborts it. */
 void ldr_hold_give(ldr_session_t *s, ldr_hold_t *hold);
 void ldr_holds_give_all(ldr_session_t *s);
+/* What it holds cannot be handed to another daemon. */
+void ldr_holds_stay(ldr_session_t *s);
 /* Extents the session has mapped. */
 larder_status_t ldr_session_map(ldr_session_t *s, const ldr_extent_msg_t *want,
                                 ldr_extent_view_t *view);

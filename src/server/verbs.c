@@ -1,15 +1,8 @@
 /*
  * Admin verbs, by unix socket, from the daemon's own uid or root: pause,
- * resume, takeover. And the side that says them.
- *
- * Taking over: the new daemon says so and waits; the old one ends as for
- * SIGTERM, writing down what is only in DRAM, and says at the very end, when
- * its directories are free, how much of DRAM was given up. Its clients find
- * the new daemon by themselves.
+ * resume, and those of takeover.c. And the side that says them.
  */
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,7 +11,6 @@
 #include "server/session.h"
 
 #define VERB_MAX 32u
-#define TAKEOVER_MS 120000u /* a daemon may need to write down much */
 
 static larder_status_t say_mode(ldr_server_t *server, const char *verb,
                                 char *text, size_t size)
@@ -31,36 +23,6 @@ static larder_status_t say_mode(ldr_server_t *server, const char *verb,
     ldr_node_set_mode(server->node, pause ? LDR_MODE_PAUSED : back);
     snprintf(text, size, "%s", pause ? "paused" : "resumed");
     return LARDER_OK;
-}
-
-/* The answer is given by ldr_server_handed_over(). */
-static void begin_takeover(ldr_request_t *r)
-{
-    ldr_session_t *s = r->session;
-    ldr_server_t *server = s->server;
-    uint64_t one = 1;
-
-    bool asked =
-        __atomic_exchange_n(&server->takeover_asked, true, __ATOMIC_ACQ_REL);
-    if (asked) {
-        ldr_reply_fail(r, ldr_fail(LARDER_E_BUSY,
-                                   "another daemon is taking over already"));
-        return;
-    }
-    server->takeover_fd = fcntl(s->stream.fd, F_DUPFD_CLOEXEC, 0);
-    if (server->takeover_fd < 0) {
-        __atomic_store_n(&server->takeover_asked, false, __ATOMIC_RELEASE);
-        ldr_reply_fail(r, ldr_fail(LARDER_E_IO, "no descriptor left"));
-        return;
-    }
-    s->awaited = true;
-    server->takeover_frame = r->frame;
-    server->takeover_frame.epoch = s->epoch;
-    ldr_info(&server->log, "%s takes over", s->from);
-    ldr_request_free(r);
-    if (write(server->end_fd, &one, sizeof(one)) < 0) {
-        /* It is readable already. */
-    }
 }
 
 void ldr_handle_admin(ldr_request_t *r)
@@ -84,42 +46,16 @@ void ldr_handle_admin(ldr_request_t *r)
         larder_status_t st = say_mode(s->server, verb, text, sizeof(text));
 
         ldr_reply(r, st, text, strlen(text));
+    } else if (strcmp(verb, "handover") == 0) {
+        ldr_takeover_begin(r, true);
     } else if (strcmp(verb, "takeover") == 0) {
-        begin_takeover(r);
+        ldr_takeover_begin(r, false);
     } else {
         ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID,
-                                   "'%s' is none of pause, resume, takeover",
+                                   "'%s' is none of pause, resume, "
+                                   "handover, takeover",
                                    verb));
     }
-}
-
-void ldr_server_handed_over(ldr_server_t *server, const larder_stats_t *stats,
-                            larder_status_t st)
-{
-    uint8_t out[LDR_FRAME_BYTES + 160];
-    char *text = (char *)out + LDR_FRAME_BYTES;
-
-    if (server->takeover_fd < 0) {
-        return;
-    }
-    int bytes =
-        snprintf(text, 160, "%" PRIu64 " bytes of DRAM were given up; %s",
-                 stats->dram_used_bytes,
-                 stats->disks == 0 ? "there is no SSD tier that has "
-                                     "them"
-                 : st == LARDER_OK ? "the SSD tier has all of it"
-                                   : "some of it is not on SSD");
-    ldr_frame_t frame = server->takeover_frame;
-    frame.flags = LDR_FRAME_REPLY;
-    frame.body = (uint32_t)bytes;
-    frame.payload = 0;
-    frame.arg = LARDER_OK;
-    ldr_frame_put(out, &frame, true);
-    if (write(server->takeover_fd, out, LDR_FRAME_BYTES + (size_t)bytes) < 0) {
-        /* The one who asked is gone; we are as well. */
-    }
-    close(server->takeover_fd);
-    server->takeover_fd = -1;
 }
 
 /* ---- the other side ---- */
@@ -143,7 +79,7 @@ static bool receive(int fd, uint8_t *to, size_t bytes, uint64_t deadline_ns)
     return true;
 }
 
-larder_status_t ldr_admin_say(const char *socket_path, const char *verb,
+larder_status_t ldr_admin_ask(int fd, const char *socket_path, const char *verb,
                               char *text, size_t size, uint64_t deadline_ns)
 {
     uint8_t buffer[LDR_FRAME_BYTES + LDR_TEXT_MAX + 1];
@@ -153,12 +89,7 @@ larder_status_t ldr_admin_say(const char *socket_path, const char *verb,
         .body = (uint32_t)strlen(verb),
         .arg = LARDER_FOREVER,
     };
-    int fd = ldr_connect_unix(socket_path, deadline_ns);
 
-    if (fd < 0) {
-        return ldr_fail(LARDER_E_OFFLINE, "%s: no daemon answers there: %s",
-                        socket_path, strerror(-fd));
-    }
     memcpy(buffer + LDR_FRAME_BYTES, verb, frame.body);
     ldr_frame_put(buffer, &frame, true);
     bool ok = write(fd, buffer, LDR_FRAME_BYTES + frame.body) ==
@@ -167,7 +98,6 @@ larder_status_t ldr_admin_say(const char *socket_path, const char *verb,
               ldr_frame_get(buffer, LDR_TEXT_MAX, &frame) == LDR_FRAME_OK &&
               receive(fd, buffer + LDR_FRAME_BYTES, frame.body, deadline_ns) &&
               ldr_frame_check(buffer, &frame);
-    close(fd);
     if (!ok) {
         return ldr_fail(LARDER_E_OFFLINE,
                         "%s: the daemon gave no answer to '%s'", socket_path,
@@ -179,29 +109,17 @@ larder_status_t ldr_admin_say(const char *socket_path, const char *verb,
     return st == LARDER_OK ? st : ldr_fail(st, "%s", text);
 }
 
-larder_status_t ldr_server_take_over(ldr_server_t *server)
+larder_status_t ldr_admin_say(const char *socket_path, const char *verb,
+                              char *text, size_t size, uint64_t deadline_ns)
 {
-    char path[LDR_UNIX_PATH_MAX], text[LDR_TEXT_MAX + 1];
-    uint64_t deadline_ns = ldr_server_now() + TAKEOVER_MS * (uint64_t)1000000;
+    int fd = ldr_connect_unix(socket_path, deadline_ns);
 
-    if (!ldr_config_socket(server->config, path)) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "--takeover needs the unix socket of the daemon that "
-                        "runs (option socket)");
-    }
-    /* A socket that nobody listens on is what a crash leaves behind. */
-    int fd = ldr_connect_unix(path, deadline_ns);
-    if (fd == -ENOENT || fd == -ECONNREFUSED) {
-        ldr_info(&server->log, "%s: no daemon to take over from", path);
-        return LARDER_OK;
-    }
-    if (fd >= 0) {
-        close(fd);
+    if (fd < 0) {
+        return ldr_fail(LARDER_E_OFFLINE, "%s: no daemon answers there: %s",
+                        socket_path, strerror(-fd));
     }
     larder_status_t st =
-        ldr_admin_say(path, "takeover", text, sizeof(text), deadline_ns);
-    if (st == LARDER_OK) {
-        ldr_info(&server->log, "took over: %s", text);
-    }
+        ldr_admin_ask(fd, socket_path, verb, text, size, deadline_ns);
+    close(fd);
     return st;
 }

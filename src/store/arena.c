@@ -534,6 +534,96 @@ void ldr_arena_give(ldr_arena_t *a, uint32_t head)
     }
 }
 
+/* ---- what was handed over ---- */
+
+#define UNSETTLED UINT32_MAX /* the holder of a page that is not yet kept */
+
+bool ldr_arena_is_ready(const ldr_arena_t *a, uint32_t page)
+{
+    return a->slice_state[page / LDR_SLICE_PAGES] >= SLICE_FRESH;
+}
+
+bool ldr_arena_adopt(ldr_arena_t *a, uint32_t extent, int fd, uint32_t tenant,
+                     const uint8_t *ready)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+    ldr_extent_t memory = {0};
+
+    if (x->state != LDR_EXTENT_FREE || x->blank_count != x->count ||
+        (a->backed &&
+         !ldr_extent_adopt(&memory, fd, (size_t)x->count * LDR_PAGE))) {
+        return false;
+    }
+    if (a->backed) {
+        ldr_extent_destroy(&x->memory);
+        x->memory = memory;
+    }
+    for (uint32_t at = x->first; at < x->first + x->count;
+         at += LDR_SLICE_PAGES) {
+        uint32_t end = (uint32_t)ldr_min64((uint64_t)at + LDR_SLICE_PAGES,
+                                           x->first + x->count);
+
+        if (ready[(at - x->first) / LDR_SLICE_PAGES] == 0) {
+            continue;
+        }
+        a->slice_state[at / LDR_SLICE_PAGES] = SLICE_READY;
+        for (uint32_t page = at; page < end; page++) {
+            a->holder[page] = UNSETTLED;
+        }
+        x->blank_count -= end - at;
+        x->ready_count += end - at;
+        a->ready_count += end - at;
+    }
+    if (tenant != LDR_NIL) {
+        a->unowned--;
+        own(a, extent, tenant);
+    }
+    return true;
+}
+
+uint32_t ldr_arena_keep(ldr_arena_t *a, uint32_t tenant, const uint32_t *pages,
+                        uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const ldr_arena_extent_t *x =
+            &a->extents[ldr_arena_extent_of(a, pages[i])];
+
+        if (a->holder[pages[i]] != UNSETTLED || x->tenant != tenant) {
+            while (i-- > 0) {
+                a->holder[pages[i]] = UNSETTLED;
+            }
+            return LDR_NIL;
+        }
+        a->holder[pages[i]] = 0;
+        a->next[pages[i]] = i + 1 < count ? pages[i + 1] : LDR_NIL;
+    }
+    a->owners[tenant].used_count += count;
+    return pages[0];
+}
+
+void ldr_arena_settle(ldr_arena_t *a, uint32_t extent)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+    uint32_t gained = 0;
+
+    /* Last first, so that taking pages gives them in ascending order. */
+    for (uint32_t page = x->first + x->count; page-- > x->first;) {
+        if (a->holder[page] == UNSETTLED) {
+            a->holder[page] = 0;
+            a->next[page] = x->free_head;
+            x->free_head = page;
+            gained++;
+        }
+    }
+    x->free_count += gained;
+    a->free_count += gained;
+    if (gained > 0 && x->state == LDR_EXTENT_OWNED) {
+        open_front(a, extent, gained);
+    }
+}
+
+/* ---- pieces ---- */
+
 size_t ldr_arena_run(const ldr_arena_t *a, uint32_t *page_p)
 {
     uint32_t page = *page_p;

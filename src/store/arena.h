@@ -67,6 +67,7 @@ typedef struct ldr_arena_extent {
     uint32_t free_count, free_head;
     uint32_t prev, next; /* of its tenant's that have free pages */
     uint32_t cursor;     /* of whoever empties it: pages looked at */
+    bool stays; /* a process may still touch it: it cannot be handed over */
 } ldr_arena_extent_t;
 
 /* What a tenant has of the arena. */
@@ -185,6 +186,25 @@ static inline uint8_t *ldr_arena_page(const ldr_arena_t *a, uint32_t page)
 
     return x->memory.base + (size_t)(page - x->first) * LDR_PAGE;
 }
+
+/* ---- what another process has handed over (handover.h) ----
+ *
+ * An extent that nobody has used yet gets that memory. Its resident pages are
+ * nobody's until they are kept, one list for each shard, or the extent is
+ * settled, which frees the rest. */
+
+/* Whether the slice with this page is resident. */
+bool ldr_arena_is_ready(const ldr_arena_t *a, uint32_t page);
+
+/* ready: a byte for each slice of the extent. tenant: LDR_NIL: nobody's. The
+ * descriptor is the arena's, or the caller's still if this fails. */
+bool ldr_arena_adopt(ldr_arena_t *a, uint32_t extent, int fd, uint32_t tenant,
+                     const uint8_t *ready);
+/* These pages as a list, in use by the tenant; for ldr_arena_hand(). LDR_NIL:
+ * one of them is not to be had. */
+uint32_t ldr_arena_keep(ldr_arena_t *a, uint32_t tenant, const uint32_t *pages,
+                        uint32_t count);
+void ldr_arena_settle(ldr_arena_t *a, uint32_t extent);
 
 #define LDR_RUN_MAX ((size_t)1 << 20) /* bytes of one run */
 

@@ -443,6 +443,9 @@ static uint32_t pages_for(ldr_store_t *s, making_t *m, const ldr_reserve_t *r)
     uint32_t count = ldr_arena_pages(r->length);
     uint32_t page;
 
+    if (r->pages != NULL) {
+        return ldr_arena_keep(&s->arena, m->tenant, r->pages, count);
+    }
     while ((page = ldr_arena_take(&s->arena, m->tenant, count)) == LDR_NIL) {
         if (ldr_arena_claim(&s->arena, m->tenant, true)) {
             continue;

@@ -353,6 +353,7 @@ typedef struct ldr_reserve {
     uint32_t expires_s;
     bool pin;
     ldr_shard_state_t state; /* FILLING or READING */
+    const uint32_t *pages;   /* those that were handed over; NULL: any */
 } ldr_reserve_t;
 
 /*

@@ -183,8 +183,8 @@ static void test_together(void **s)
     };
     static const char *const good[] = {
         "listen = 0.0.0.0:1\n[tenant a]\ntoken_file = /t\n",
-        "listen = h:1\ntls = on\ntls_cert = c\ntls_key = k\n"
-        "tls_client_ca = ca\n",
+        ("listen = h:1\ntls = on\ntls_cert = c\ntls_key = k\n"
+         "tls_client_ca = ca\n"),
         "listen = 127.0.0.1:1,localhost:2,[::1]:3\n",
         "socket = none\nlisten = 127.0.0.1:0\n",
     };

@@ -262,6 +262,17 @@ class Node:
                                 for s in segs[:count.value]))
         return status, out, lease
 
+    def segments(self, lease, reserved=False):
+        """(address, bytes) of what is held under the lease's first chunk."""
+        segs, count = (Iovec * SEGS)(), c_uint32()
+        if reserved:
+            self._check(self.lib.larder_reserve_segments(
+                lease, 0, segs, SEGS, byref(count)))
+        else:
+            self._check(self.lib.larder_lease_segments(
+                lease, 0, 0, segs, SEGS, byref(count)))
+        return [(s.base, s.bytes) for s in segs[:count.value]]
+
     def release(self, lease):
         self.lib.larder_release(byref(lease))
 

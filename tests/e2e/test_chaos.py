@@ -566,7 +566,7 @@ class Chaos:
     def run(self):
         deeds = ([self.kill_engine] * 5 + [self.stop_engine] * 3
                  + [self.kill_daemon] * 2 + [self.end_daemon]
-                 + [self.take_over] + [self.stop_daemon] * 2)
+                 + [self.take_over] * 2 + [self.stop_daemon] * 2)
         for transport in BOTH * 2:
             self.engine(transport)
         while time.monotonic() < self.end - 2.0:

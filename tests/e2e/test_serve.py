@@ -1,8 +1,10 @@
 """`larder serve` as its operator sees it: starting, stopping, reloading, being
 taken over, paused, watched."""
+import ctypes
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import time
@@ -270,7 +272,7 @@ def test_sigterm_while_clients_work(serve, transport):
         return seen
 
     child = Child(work)
-    os.read(read_fd, 1)
+    hear(read_fd, child)
     daemon.stop()
     stored = child.result()
     assert stored >= 50
@@ -344,6 +346,13 @@ def test_reload(serve):
 
 # ---- taking over -----------------------------------------------------------
 
+def hear(fd, child):
+    """Waits until the child has written; if it failed before, says why."""
+    if not select.select([fd], [], [], 30)[0]:
+        child.result()
+    os.read(fd, 1)
+
+
 @both
 def test_takeover_under_load(serve, transport):
     """The new daemon is there at once; clients go on by themselves, and see
@@ -386,14 +395,14 @@ def test_takeover_under_load(serve, transport):
     second.dirs = first.dirs
 
     child = Child(work)
-    os.read(read_fd, 1)
+    hear(read_fd, child)
     second.start("--takeover")
     child.result()
     assert first.wait(20) == 0
-    given_up = re.search(r"took over: (\d+) bytes of DRAM were given up",
-                         second.log())
-    assert given_up and int(given_up.group(1)) > 0
-    assert "SSD tier has all of it" in second.log()
+    assert re.search(r"took over: \d+ bytes of DRAM stayed behind; the SSD "
+                     r"tier has all of it", second.log())
+    assert re.search(r"\d+ chunks with \d+ bytes in DRAM were taken over",
+                     second.log())
     second.alive()
     os.close(read_fd)
     os.close(write_fd)
@@ -410,17 +419,115 @@ def test_takeover_from_nobody(serve):
     daemon.alive()
 
 
-def test_takeover_without_ssd_says_so(serve):
+@both
+def test_takeover_keeps_dram(serve, transport):
+    """Without any disk: what was in DRAM is there, the oldest first to go."""
+    port = free_port()
+    first = serve(listen=f"127.0.0.1:{port}")
+    with capi.Node(first.url(transport)) as node:
+        put_some(node, 100)
+        assert node.remove("k 7") == capi.OK
+    second = serve(start=False, socket=first.socket,
+                   listen=f"127.0.0.1:{port}")
+    second.start("--takeover")
+    assert first.wait(20) == 0
+    taken = re.search(r"(\d+) chunks with (\d+) bytes in DRAM were taken over, "
+                      r"0 bytes were given up", second.log())
+    assert taken, second.log()
+    assert int(taken.group(1)) == 99
+    with capi.Node(second.url(transport)) as node:
+        assert found(node, 100) == 99
+        assert node.get("k 7")[:2] == (capi.MISS, "absent")
+        assert node.put("after", b"x" * 5000) == capi.OK
+        assert node.get("after")[2] == b"x" * 5000
+    second.alive()
+    third = serve(start=False, socket=first.socket,
+                  listen=f"127.0.0.1:{port}")
+    third.start("--takeover")
+    assert second.wait(20) == 0
+    with capi.Node(third.url(transport)) as node:
+        assert found(node, 100) == 99
+        assert node.get("after")[2] == b"x" * 5000
+
+
+@pytest.mark.parametrize("kind", ("lease", "reservation"))
+def test_takeover_leaves_what_is_held(serve, kind):
+    """A client that lives on with a lease or a reservation may still read or
+    write there: that memory stays behind, and is nobody else's."""
+    first = serve(dram="64M")
+    read_fd, write_fd = os.pipe()
+
+    def work():
+        node = capi.Node(first.url("unix", timeout_ms=5000, breaker_ms=50))
+        put_some(node, 20)
+        if kind == "lease":
+            status, _, lease = node.stage(["k 3"])
+            segments = node.segments(lease)
+        else:
+            status, lease = node.reserve("mine", 60000)
+            segments = node.segments(lease, reserved=True)
+        assert status == capi.OK and segments
+        os.write(write_fd, b"x")
+        until(lambda: node.get("other 899")[0] == capi.OK)
+        if kind == "lease":
+            assert (b"".join(ctypes.string_at(*s) for s in segments)
+                    == capi.value_of("k 3", 1, 60000))
+        else:
+            for address, size in segments:
+                ctypes.memset(address, 0xee, size)
+            assert node.commit(lease) != capi.OK
+        # Saved since then, over all that was free.
+        assert found(node, 900, name="other") == 900
+        assert found(node, 20) == 0  # in that same extent
+        node.close()
+
+    child = Child(work)
+    hear(read_fd, child)
+    second = serve(start=False, dram="64M", socket=first.socket)
+    second.start("--takeover")
+    assert first.wait(20) == 0
+    assert re.search(r"took over: [1-9]\d* bytes of DRAM stayed behind",
+                     second.log()), second.log()
+    with capi.Node(second.url("unix")) as node:
+        put_some(node, 900, name="other")
+    child.result()
+    second.alive()
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_takeover_of_other_sizes(serve):
+    """Memory that cannot be used is given up, with the reason."""
+    first = serve(dram="64M")
+    with capi.Node(first.url("unix")) as node:
+        put_some(node, 10)
+    second = serve(start=False, dram="1G", socket=first.socket)
+    second.start("--takeover")
+    assert first.wait(20) == 0
+    assert "is not used: its memory lies in extents of another size" in (
+        second.log())
+    with capi.Node(second.url("unix")) as node:
+        assert found(node, 10) == 0
+        put_some(node, 10)
+    third = serve(start=False, dram="1G", isolation="strict",
+                  socket=first.socket)
+    third.start("--takeover")
+    assert second.wait(20) == 0
+    assert "isolation is strict now" in third.log()
+    with capi.Node(third.url("unix")) as node:
+        assert found(node, 10) == 0
+
+
+def test_takeover_by_an_older_one(serve):
+    """Which knows nothing of descriptors, and says so by its verb."""
     first = serve()
     peer = first.enter("tcp")
     assert peer.put_one(peer.space(), key_of("k"), bytes(100000)) == w.OK
     peer.close()
     first.peers.clear()
-    second = serve(start=False, socket=first.socket)
-    second.start("--takeover")
+    text = w.Peer(first.socket).ask(w.ADMIN, b"takeover").text
     assert first.wait(20) == 0
-    assert re.search(r"took over: 131072 bytes of DRAM were given up; there "
-                     r"is no SSD", second.log())
+    assert text == ("131072 bytes of DRAM were given up; there is no SSD tier")
 
 
 # ---- pause and observe -----------------------------------------------------

@@ -1,0 +1,397 @@
+/* Checking the list of what is handed over, and taking it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "store/handover_int.h"
+
+/* ---- checking ---- */
+
+static const char *check_head(const ldr_store_t *s, const uint8_t *list,
+                              size_t bytes, ldr_ho_t *ho)
+{
+    const ldr_ho_head_t *head = (const ldr_ho_head_t *)list;
+
+    if (bytes < sizeof(*head) || head->magic != LDR_HANDOVER_MAGIC) {
+        return "its list is none";
+    }
+    if (head->version != LDR_HANDOVER_VERSION) {
+        return "its list is of another version";
+    }
+    if (head->bytes > bytes || head->bytes < sizeof(*head) ||
+        head->page_bytes != LDR_PAGE || head->slice_pages != LDR_SLICE_PAGES) {
+        return "its list has other sizes";
+    }
+    if (ldr_ho_tables((uint8_t *)list, ho) != head->bytes ||
+        head->crc != ldr_ho_crc(head)) {
+        return "its list is damaged";
+    }
+    if (head->extent_shift != s->arena.extent_shift) {
+        return "its memory lies in extents of another size, for dram is "
+               "another";
+    }
+    if (head->tenants > LDR_TENANTS_MAX || head->spaces > LDR_SPACES_MAX ||
+        head->extents > LDR_NIL >> head->extent_shift) {
+        return "its list has too many rows";
+    }
+    return NULL;
+}
+
+static bool check_owners(const ldr_ho_t *ho)
+{
+    uint64_t slices = 0;
+
+    for (uint32_t i = 0; i < ho->head->tenants; i++) {
+        if (memchr(ho->tenants[i].name, '\0', sizeof(ho->tenants[i].name)) ==
+            NULL) {
+            return false;
+        }
+    }
+    for (uint32_t i = 0; i < ho->head->spaces; i++) {
+        if (ho->spaces[i].tenant != LDR_NIL &&
+            ho->spaces[i].tenant >= ho->head->tenants) {
+            return false;
+        }
+    }
+    for (uint32_t i = 0; i < ho->head->extents; i++) {
+        const ldr_ho_extent_t *x = &ho->extents[i];
+
+        if ((x->tenant != LDR_NIL && x->tenant >= ho->head->tenants) ||
+            x->pages == 0 || x->pages > 1u << ho->head->extent_shift) {
+            return false;
+        }
+        slices += ldr_ho_slices(x->pages);
+    }
+    return slices == ho->head->slices;
+}
+
+/* A place in the list's pages lies in an extent that is there. */
+static bool check_page(const ldr_ho_t *ho, uint32_t page)
+{
+    uint32_t row = page >> ho->head->extent_shift;
+
+    return row < ho->head->extents &&
+           (page & ((1u << ho->head->extent_shift) - 1)) <
+               ho->extents[row].pages;
+}
+
+static bool check_chunk(const ldr_ho_t *ho, const ldr_ho_chunk_t *c)
+{
+    return c->space < ho->head->spaces && c->depth <= LDR_DEPTH_MAX &&
+           c->group < LARDER_GROUPS_MAX && c->shards >= 1 &&
+           c->shards <= LARDER_SHARDS_MAX && c->here >= 1 &&
+           c->here <= c->shards;
+}
+
+static bool check_chunks(const ldr_ho_t *ho)
+{
+    uint64_t shards = 0, pages = 0;
+
+    for (uint32_t i = 0; i < ho->head->chunks; i++) {
+        const ldr_ho_chunk_t *c = &ho->chunks[i];
+
+        if (!check_chunk(ho, c) || shards + c->here > ho->head->shards) {
+            return false;
+        }
+        for (uint32_t k = 0; k < c->here; k++) {
+            const ldr_ho_shard_t *sh = &ho->shards[shards++];
+
+            if (sh->length == 0 || sh->number >= c->shards) {
+                return false;
+            }
+            pages += ldr_arena_pages(sh->length);
+        }
+        if (pages > ho->head->pages) {
+            return false;
+        }
+    }
+    for (uint32_t i = 0; i < ho->head->pages; i++) {
+        if (!check_page(ho, ho->pages[i])) {
+            return false;
+        }
+    }
+    return shards == ho->head->shards && pages == ho->head->pages;
+}
+
+const char *ldr_handover_check(const ldr_store_t *s, const uint8_t *list,
+                               size_t bytes)
+{
+    ldr_ho_t ho;
+    const char *why = check_head(s, list, bytes, &ho);
+
+    if (why == NULL && (!check_owners(&ho) || !check_chunks(&ho))) {
+        why = "its list does not hold together";
+    }
+    return why;
+}
+
+/* ---- taking ---- */
+
+typedef struct taking {
+    ldr_store_t *store;
+    ldr_ho_t ho;
+    uint32_t *tenants; /* by row: the store's; LDR_NIL: not to be had */
+    uint32_t *spaces;
+    uint32_t *extents;
+    uint32_t *pages; /* of one shard */
+    ldr_handover_chunk_t *order;
+    uint32_t order_count;
+    uint32_t now_s;
+    bool offers;
+    ldr_handover_sum_t *sum;
+} taking_t;
+
+static void take_owners(taking_t *t)
+{
+    ldr_store_t *s = t->store;
+
+    for (uint32_t i = 0; i < t->ho.head->tenants; i++) {
+        const ldr_ho_tenant_t *row = &t->ho.tenants[i];
+
+        t->tenants[i] = ldr_store_tenant(s, row->id);
+        if (t->tenants[i] == LDR_NIL) {
+            continue;
+        }
+        ldr_tenant_t *tenant = &s->tenants[t->tenants[i]];
+        if (tenant->name[0] == '\0') {
+            memcpy(tenant->name, row->name, sizeof(tenant->name));
+        }
+        if (!tenant->check_known && row->check_known != 0) {
+            memcpy(tenant->check, row->check, sizeof(tenant->check));
+            tenant->check_known = true;
+        }
+    }
+    for (uint32_t i = 0; i < t->ho.head->spaces; i++) {
+        const ldr_ho_space_t *row = &t->ho.spaces[i];
+        uint32_t tenant =
+            row->tenant != LDR_NIL ? t->tenants[row->tenant] : LDR_NIL;
+
+        t->spaces[i] =
+            tenant != LDR_NIL ? ldr_store_space(s, row->id) : LDR_NIL;
+        if (t->spaces[i] != LDR_NIL) {
+            ldr_store_space_of(s, t->spaces[i], tenant);
+            ldr_store_set_epoch(s, t->spaces[i], row->epoch);
+        }
+    }
+}
+
+/* An extent of that size that nobody has used. */
+static uint32_t find_extent(const ldr_arena_t *a, uint32_t pages)
+{
+    for (uint32_t i = 0; i < a->extent_count; i++) {
+        const ldr_arena_extent_t *x = &a->extents[i];
+
+        if (x->state == LDR_EXTENT_FREE && x->count == pages &&
+            x->blank_count == x->count) {
+            return i;
+        }
+    }
+    return LDR_NIL;
+}
+
+/* Those of tenants first: there may be fewer here. */
+static void take_extents(taking_t *t, int *fds, bool owned)
+{
+    ldr_store_t *s = t->store;
+    const uint8_t *ready = t->ho.slices;
+
+    for (uint32_t i = 0; i < t->ho.head->extents; i++) {
+        const ldr_ho_extent_t *row = &t->ho.extents[i];
+        uint32_t tenant =
+            row->tenant != LDR_NIL ? t->tenants[row->tenant] : LDR_NIL;
+
+        if ((row->tenant != LDR_NIL) == owned) {
+            uint32_t extent = !owned || tenant != LDR_NIL
+                                  ? find_extent(&s->arena, row->pages)
+                                  : LDR_NIL;
+
+            t->extents[i] = LDR_NIL;
+            if (extent != LDR_NIL &&
+                ldr_arena_adopt(&s->arena, extent, fds[i], tenant, ready)) {
+                t->extents[i] = extent;
+                fds[i] = -1;
+                if (owned) {
+                    ldr_store_share(s, tenant); /* it uses memory */
+                }
+            }
+        }
+        ready += ldr_ho_slices(row->pages);
+    }
+}
+
+/* The shard's pages here. False: not all of them came. */
+static bool pages_here(taking_t *t, const uint32_t *from, uint32_t count)
+{
+    const ldr_arena_t *a = &t->store->arena;
+    uint32_t mask = ldr_arena_extent_pages(a) - 1;
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t extent = t->extents[from[i] >> a->extent_shift];
+
+        if (extent == LDR_NIL) {
+            return false;
+        }
+        t->pages[i] = a->extents[extent].first + (from[i] & mask);
+    }
+    return true;
+}
+
+/* Gives the chunk the shard is in now, or LDR_NIL. */
+static uint32_t take_shard(taking_t *t, const ldr_ho_chunk_t *c,
+                           const ldr_ho_shard_t *sh)
+{
+    ldr_store_t *s = t->store;
+    uint32_t space = t->spaces[c->space];
+    ldr_reserve_t r = {
+        .name = ldr_store_name(s, space, c->group, &c->key),
+        .parent = c->depth > 0 ? &c->parent : NULL,
+        .depth = c->depth,
+        .shards = c->shards,
+        .number = sh->number,
+        .length = sh->length,
+        .now_s = c->written_s,
+        .expires_s = c->expires_s,
+        .pin = c->pinned != 0,
+        .state = LDR_SHARD_FILLING,
+        .pages = t->pages,
+    };
+    larder_cause_t cause;
+    uint32_t entry = ldr_store_find(s, &r.name, LDR_NIL, t->now_s, &cause);
+    uint32_t shard;
+
+    if (entry != LDR_NIL &&
+        (ldr_index_at(&s->index, entry)->shards != c->shards ||
+         ldr_store_resident(s, entry, sh->number) != LDR_NIL)) {
+        return LDR_NIL;
+    }
+    if (ldr_store_reserve(s, entry, &r, &shard) != LARDER_OK) {
+        return LDR_NIL;
+    }
+    uint32_t chunk = s->shards[shard].chunk;
+    entry = s->chunks[chunk].entry;
+    bool refused = (sh->flags & LDR_HO_REFUSED) != 0;
+    bool on_disk = ldr_index_loc(&s->index, entry, sh->number) != 0;
+    if (!ldr_store_commit(s, shard, sh->crc, false, !refused && !on_disk)) {
+        ldr_store_abort(s, shard);
+        return LDR_NIL;
+    }
+    s->shards[shard].refused = refused && !on_disk;
+    if (t->offers && (sh->flags & LDR_HO_OFFERED) != 0) {
+        ldr_store_offer_push(s, shard);
+    }
+    ldr_index_at(&s->index, entry)->used_s = c->used_s;
+    ldr_store_release(s, chunk);
+    return chunk;
+}
+
+static void take_chunks(taking_t *t)
+{
+    const ldr_ho_shard_t *sh = t->ho.shards;
+    const uint32_t *pages = t->ho.pages;
+
+    for (uint32_t i = 0; i < t->ho.head->chunks; i++) {
+        const ldr_ho_chunk_t *c = &t->ho.chunks[i];
+        uint32_t space = t->spaces[c->space];
+        bool fit = space != LDR_NIL &&
+                   c->epoch == t->store->spaces[space].epoch &&
+                   (c->expires_s == 0 || c->expires_s > t->now_s);
+        uint32_t chunk = LDR_NIL;
+
+        for (uint32_t k = 0; k < c->here; k++, sh++) {
+            uint32_t count = ldr_arena_pages(sh->length);
+            uint32_t got = LDR_NIL;
+
+            if (fit && pages_here(t, pages, count)) {
+                got = take_shard(t, c, sh);
+            }
+            if (got != LDR_NIL) {
+                chunk = got;
+                t->sum->bytes += sh->length;
+            } else {
+                t->sum->left_bytes += sh->length;
+            }
+            pages += count;
+        }
+        if (chunk != LDR_NIL) {
+            t->order[t->order_count++] =
+                (ldr_handover_chunk_t){chunk, c->depth, c->used_s};
+        }
+    }
+    t->sum->chunks = t->order_count;
+}
+
+/* Oldest first, and of one age the deepest, as chains are used. */
+static int by_use(const void *a, const void *b)
+{
+    const ldr_handover_chunk_t *x = a, *y = b;
+
+    if (x->used_s != y->used_s) {
+        return x->used_s < y->used_s ? -1 : 1;
+    }
+    return x->depth > y->depth ? -1 : x->depth < y->depth;
+}
+
+/* Who was used last goes last. */
+static void take_order(taking_t *t)
+{
+    ldr_store_t *s = t->store;
+
+    qsort(t->order, t->order_count, sizeof(*t->order), by_use);
+    for (uint32_t i = 0; i < t->order_count; i++) {
+        uint32_t chunk = t->order[i].chunk;
+
+        if (s->chunks[chunk].entry != LDR_NIL) {
+            ldr_store_hold(s, chunk);
+            ldr_store_used(s, chunk);
+            ldr_store_release(s, chunk);
+        }
+    }
+}
+
+/* Room for the largest shard's pages. */
+static uint32_t pages_most(const ldr_ho_t *ho)
+{
+    uint32_t most = 1;
+
+    for (uint32_t i = 0; i < ho->head->shards; i++) {
+        most = (uint32_t)ldr_max64(most, ldr_arena_pages(ho->shards[i].length));
+    }
+    return most;
+}
+
+void ldr_handover_take(ldr_store_t *s, const uint8_t *list, int *fds,
+                       uint32_t now_s, bool offers, ldr_handover_sum_t *sum)
+{
+    taking_t t = {.store = s, .now_s = now_s, .offers = offers, .sum = sum};
+
+    *sum = (ldr_handover_sum_t){0};
+    ldr_ho_tables((uint8_t *)list, &t.ho);
+    const ldr_ho_head_t *head = t.ho.head;
+    t.tenants = ldr_alloc((head->tenants + 1) * sizeof(*t.tenants));
+    t.spaces = ldr_alloc((head->spaces + 1) * sizeof(*t.spaces));
+    t.extents = ldr_alloc((head->extents + 1) * sizeof(*t.extents));
+    t.pages = ldr_alloc(pages_most(&t.ho) * sizeof(*t.pages));
+    t.order = ldr_alloc(((size_t)head->chunks + 1) * sizeof(*t.order));
+    if (t.tenants != NULL && t.spaces != NULL && t.extents != NULL &&
+        t.pages != NULL && t.order != NULL) {
+        take_owners(&t);
+        take_extents(&t, fds, true);
+        take_extents(&t, fds, false);
+        take_chunks(&t);
+        for (uint32_t i = 0; i < head->extents; i++) {
+            if (t.extents[i] != LDR_NIL) {
+                ldr_arena_settle(&s->arena, t.extents[i]);
+            }
+        }
+        take_order(&t);
+    } else {
+        for (uint32_t i = 0; i < head->shards; i++) {
+            sum->left_bytes += t.ho.shards[i].length;
+        }
+    }
+    ldr_free(t.tenants);
+    ldr_free(t.spaces);
+    ldr_free(t.extents);
+    ldr_free(t.pages);
+    ldr_free(t.order);
+}

@@ -1,0 +1,416 @@
+/*
+ * What one store hands over to the next: all that is ready and nobody's, in the
+ * order of use, and nothing else; and lists that are not right. Stores here
+ * have no memory behind their pages.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "store/handover_int.h"
+#include "support/rig.h"
+#include "support/storecheck.h"
+
+#define PAGES 256u
+#define TENANTS 2u
+#define NOW_S 1000u
+
+static const ldr_policy_ops_t *policy = &ldr_policy_lru;
+
+static const uint8_t tenant_ids[TENANTS][LDR_ID_BYTES] = {{2}, {3}};
+static const uint8_t space_ids[TENANTS][LDR_ID_BYTES] = {{2, 0, 0, 0, 1},
+                                                         {3, 0, 0, 0, 1}};
+
+typedef struct fixture {
+    ldr_store_t old, new;
+    uint8_t *list;
+    size_t bytes;
+    uint64_t left_bytes;
+} fixture_t;
+
+static void open_store(ldr_store_t *s, uint32_t pages, bool used)
+{
+    ldr_store_params_t params = {
+        .dram_bytes = (uint64_t)pages * LDR_PAGE,
+        .entry_max = 1000,
+        .seed = used ? 3 : 4,
+        .pin_max = 16 * LDR_PAGE,
+        .policy = policy,
+        .disks = 1,
+    };
+    ldr_slice_t slice;
+
+    assert_int_equal(ldr_store_init(s, &params), LARDER_OK);
+    s->write_behind = true;
+    for (uint32_t i = 0; used && i < TENANTS; i++) {
+        assert_int_equal(ldr_store_tenant(s, tenant_ids[i]), i);
+        assert_int_equal(ldr_store_space(s, space_ids[i]), i);
+        snprintf(s->tenants[i].name, sizeof(s->tenants[i].name), "t%u", i);
+    }
+    /* Not all of it is there: the last slice of all is left out. */
+    while (used && s->arena.ready_count + LDR_SLICE_PAGES < pages &&
+           ldr_arena_slice_take(&s->arena, LDR_NIL, &slice)) {
+        ldr_arena_slice_give(&s->arena, &slice, true);
+    }
+}
+
+static int setup(void **state)
+{
+    fixture_t *f = calloc(1, sizeof(*f));
+
+    open_store(&f->old, PAGES, true);
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    fixture_t *f = *state;
+
+    require(f->old.broken == NULL, "broken: %s", f->old.broken);
+    require(f->new.broken == NULL, "broken: %s", f->new.broken);
+    ldr_store_destroy(&f->old);
+    if (f->new.chunks != NULL) {
+        store_check(&f->new);
+        ldr_store_destroy(&f->new);
+    }
+    free(f->list);
+    free(f);
+    return 0;
+}
+
+/* ---- short forms ---- */
+
+typedef struct put {
+    uint32_t space, key, number, shards, bytes, used_s, expires_s;
+    bool pin;
+} put_t;
+
+static ldr_reserve_t named(ldr_store_t *s, const put_t *p, larder_key_t *key,
+                           larder_key_t *before)
+{
+    *key = test_key(p->key);
+    *before = test_key(p->key - 1);
+    return (ldr_reserve_t){
+        .name = ldr_store_name(s, p->space, 0, key),
+        .parent = p->key % 8 > 0 ? before : NULL,
+        .depth = p->key % 8, /* eight keys are a chain */
+        .shards = p->shards == 0 ? 1 : p->shards,
+        .number = p->number,
+        .length = p->bytes,
+        .now_s = 100,
+        .expires_s = p->expires_s,
+        .pin = p->pin,
+        .state = LDR_SHARD_FILLING,
+    };
+}
+
+static uint32_t reserve(ldr_store_t *s, const put_t *p)
+{
+    larder_key_t key, before;
+    larder_cause_t cause;
+    ldr_reserve_t r = named(s, p, &key, &before);
+    uint32_t entry = ldr_store_find(s, &r.name, LDR_NIL, NOW_S, &cause);
+    uint32_t shard = LDR_NIL;
+
+    if (entry != LDR_NIL &&
+        ldr_store_resident(s, entry, p->number) != LDR_NIL) {
+        return LDR_NIL;
+    }
+    return ldr_store_reserve(s, entry, &r, &shard) == LARDER_OK ? shard
+                                                                : LDR_NIL;
+}
+
+static uint32_t put(ldr_store_t *s, put_t p)
+{
+    uint32_t shard = reserve(s, &p);
+
+    if (shard != LDR_NIL) {
+        uint32_t chunk = s->shards[shard].chunk;
+
+        assert_true(
+            ldr_store_commit(s, shard, p.key * 64 + p.number, true, true));
+        ldr_index_at(&s->index, s->chunks[chunk].entry)->used_s = p.used_s;
+        ldr_store_release(s, chunk);
+    }
+    return shard;
+}
+
+static uint32_t shard_of(ldr_store_t *s, uint32_t space, uint32_t key,
+                         uint32_t number)
+{
+    larder_key_t k = test_key(key);
+    ldr_name_t name = ldr_store_name(s, space, 0, &k);
+    larder_cause_t cause;
+    uint32_t entry = ldr_store_find(s, &name, LDR_NIL, NOW_S, &cause);
+
+    return entry == LDR_NIL ? LDR_NIL : ldr_store_resident(s, entry, number);
+}
+
+static void write_list(fixture_t *f)
+{
+    ldr_handover_plan_t plan;
+
+    assert_true(ldr_handover_plan(&f->old, &plan));
+    free(f->list);
+    f->list = calloc(1, plan.bytes);
+    f->bytes = plan.bytes;
+    f->left_bytes = plan.left_bytes;
+    ldr_handover_write(&f->old, &plan, true, f->list);
+    ldr_handover_unplan(&plan);
+}
+
+static ldr_handover_sum_t take(fixture_t *f, uint32_t pages)
+{
+    ldr_handover_sum_t sum;
+    int fds[64];
+
+    open_store(&f->new, pages, false);
+    const char *why = ldr_handover_check(&f->new, f->list, f->bytes);
+    require(why == NULL, "refused: %s", why);
+    assert_true(ldr_handover_extents(f->list) <= 64);
+    ldr_handover_take(&f->new, f->list, fds, NOW_S, true, &sum);
+    store_check(&f->new);
+    return sum;
+}
+
+/* The same shard in both, where it was. */
+static void same(fixture_t *f, uint32_t space, uint32_t key, uint32_t number)
+{
+    const ldr_shard_t *a =
+        &f->old.shards[shard_of(&f->old, space, key, number)];
+    const ldr_shard_t *b =
+        &f->new.shards[shard_of(&f->new, space, key, number)];
+    uint32_t x = a->page, y = b->page;
+    uint32_t mask = ldr_arena_extent_pages(&f->old.arena) - 1;
+
+    assert_int_equal(a->length, b->length);
+    assert_int_equal(a->crc, b->crc);
+    assert_int_equal(b->state, LDR_SHARD_READY);
+    assert_false(b->checked);
+    for (; x != LDR_NIL; x = f->old.arena.next[x], y = f->new.arena.next[y]) {
+        assert_int_not_equal(y, LDR_NIL);
+        assert_int_equal(x & mask, y & mask);
+    }
+    assert_int_equal(y, LDR_NIL);
+}
+
+/* ---- the tests ---- */
+
+static void test_all_of_it(void **state)
+{
+    fixture_t *f = *state;
+    ldr_rand_t rand;
+    uint64_t bytes = 0;
+    uint32_t chunks = 0;
+
+    ldr_rand_seed(&rand, 5);
+    for (uint32_t i = 0; i < 300; i++) {
+        put(&f->old, (put_t){.space = ldr_rand_next(&rand) % TENANTS,
+                             .key = (uint32_t)(ldr_rand_next(&rand) % 120),
+                             .number = ldr_rand_next(&rand) % 3,
+                             .shards = 3,
+                             .used_s = (uint32_t)(ldr_rand_next(&rand) % NOW_S),
+                             .pin = ldr_rand_next(&rand) % 8 == 0,
+                             .bytes = 1 + (uint32_t)(ldr_rand_next(&rand) %
+                                                     (3 * LDR_PAGE))});
+    }
+    ldr_store_set_epoch(&f->old, 1, 5); /* what was there is stale */
+    put(&f->old, (put_t){.space = 1, .key = 8, .bytes = 5, .shards = 3});
+    store_check(&f->old);
+    write_list(f);
+    ldr_handover_sum_t sum = take(f, PAGES);
+    for (uint32_t key = 0; key < 120; key++) {
+        for (uint32_t space = 0; space < TENANTS; space++) {
+            uint32_t here = 0;
+
+            for (uint32_t number = 0; number < 3; number++) {
+                uint32_t shard = shard_of(&f->old, space, key, number);
+
+                if (shard == LDR_NIL) {
+                    assert_int_equal(shard_of(&f->new, space, key, number),
+                                     LDR_NIL);
+                    continue;
+                }
+                same(f, space, key, number);
+                bytes += f->old.shards[shard].length;
+                here++;
+            }
+            chunks += here > 0;
+        }
+    }
+    assert_true(chunks > 20);
+    assert_int_equal(sum.chunks, chunks);
+    assert_int_equal(sum.bytes, bytes);
+    assert_int_equal(sum.left_bytes, 0);
+    assert_int_equal(f->new.spaces[1].epoch, 5);
+    assert_string_equal(f->new.tenants[1].name, "t1");
+    assert_int_equal(f->new.dirty_count, f->old.dirty_count);
+    assert_int_equal(f->new.tenants[0].pinned_bytes,
+                     f->old.tenants[0].pinned_bytes);
+    assert_int_equal(f->new.arena.ready_count, f->old.arena.ready_count);
+}
+
+/* Oldest first, leaves before their parents. */
+static void test_order_of_use(void **state)
+{
+    fixture_t *f = *state;
+
+    for (uint32_t key = 0; key < 24; key++) {
+        put(&f->old,
+            (put_t){.key = key, .bytes = LDR_PAGE, .used_s = 50 - key / 8});
+    }
+    write_list(f);
+    take(f, PAGES);
+    for (uint32_t chain = 3; chain-- > 0;) {
+        for (uint32_t at = 8; at-- > 0;) {
+            assert_int_not_equal(shard_of(&f->new, 0, chain * 8 + at, 0),
+                                 LDR_NIL);
+            assert_true(ldr_store_evict(&f->new, 0));
+            assert_int_equal(shard_of(&f->new, 0, chain * 8 + at, 0), LDR_NIL);
+        }
+    }
+    assert_false(ldr_store_evict(&f->new, 0));
+}
+
+static void test_what_stays(void **state)
+{
+    fixture_t *f = *state;
+    uint32_t extent_pages = ldr_arena_extent_pages(&f->old.arena);
+    put_t filling = {.key = 99, .bytes = LDR_PAGE};
+
+    for (uint32_t key = 0; key < 2 * extent_pages; key++) {
+        put(&f->old, (put_t){.key = key * 8, .bytes = LDR_PAGE});
+    }
+    uint32_t held = shard_of(&f->old, 0, 8, 0);
+    uint32_t extent =
+        ldr_arena_extent_of(&f->old.arena, f->old.shards[held].page);
+    f->old.arena.extents[extent].stays = true;
+    uint32_t half = reserve(&f->old, &filling);
+    assert_int_not_equal(half, LDR_NIL);
+    write_list(f);
+    assert_int_equal(f->left_bytes, (uint64_t)extent_pages * LDR_PAGE);
+    ldr_handover_sum_t sum = take(f, PAGES);
+    assert_int_equal(sum.chunks, extent_pages);
+    assert_int_equal(shard_of(&f->new, 0, 8, 0), LDR_NIL);
+    assert_int_equal(shard_of(&f->new, 0, 99, 0), LDR_NIL);
+    ldr_store_abort(&f->old, half);
+}
+
+/* Fewer extents, of the same size: what fits is there. */
+static void test_less_room(void **state)
+{
+    fixture_t *f = *state;
+    uint32_t extent_pages = ldr_arena_extent_pages(&f->old.arena);
+
+    for (uint32_t key = 0; key < 3 * extent_pages; key++) {
+        put(&f->old, (put_t){.key = key * 8, .bytes = LDR_PAGE});
+    }
+    write_list(f);
+    ldr_handover_sum_t sum = take(f, 2 * extent_pages);
+    assert_int_equal(sum.chunks, 2 * extent_pages);
+    assert_int_equal(sum.left_bytes, (uint64_t)extent_pages * LDR_PAGE);
+    /* It is full, and goes on. */
+    assert_int_not_equal(put(&f->new, (put_t){.key = 4001, .bytes = LDR_PAGE}),
+                         LDR_NIL);
+}
+
+/* What expired on the way, and what is on disk here. */
+static void test_expired_and_on_disk(void **state)
+{
+    fixture_t *f = *state;
+
+    put(&f->old, (put_t){.key = 0, .bytes = 100, .expires_s = NOW_S + 1});
+    put(&f->old, (put_t){.key = 8, .bytes = 100, .expires_s = NOW_S + 5});
+    put(&f->old, (put_t){.key = 16, .bytes = 100});
+    write_list(f);
+    ldr_ho_t ho;
+    ldr_ho_tables(f->list, &ho);
+    for (uint32_t i = 0; i < ho.head->chunks; i++) {
+        if (ho.chunks[i].expires_s == NOW_S + 1) {
+            ho.chunks[i].expires_s = NOW_S;
+        }
+    }
+    ho.head->crc = ldr_ho_crc(ho.head);
+    ldr_handover_sum_t sum = take(f, PAGES);
+    assert_int_equal(sum.chunks, 2);
+    assert_int_equal(sum.left_bytes, 100);
+    assert_int_equal(shard_of(&f->new, 0, 0, 0), LDR_NIL);
+    assert_int_equal(f->new.dirty_count, 2);
+}
+
+/* A list that was damaged is refused; one that lies never breaks the store. */
+static void test_lists_that_lie(void **state)
+{
+    fixture_t *f = *state;
+    ldr_rand_t rand;
+    unsigned refused = 0, taken = 0;
+
+    ldr_rand_seed(&rand, 9);
+    for (uint32_t i = 0; i < 60; i++) {
+        put(&f->old, (put_t){.space = i % TENANTS,
+                             .key = i,
+                             .bytes = 1 + i * 4096,
+                             .used_s = i});
+    }
+    write_list(f);
+    uint8_t *good = f->list;
+    f->list = malloc(f->bytes);
+    for (unsigned turn = 0; turn < 4000; turn++) {
+        memcpy(f->list, good, f->bytes);
+        uint64_t at = ldr_rand_next(&rand) % f->bytes;
+        f->list[at] ^= (uint8_t)(1u << ldr_rand_next(&rand) % 8);
+        open_store(&f->new, PAGES, false);
+        assert_non_null(ldr_handover_check(&f->new, f->list, f->bytes));
+        assert_non_null(ldr_handover_check(&f->new, f->list, at));
+        /* With a checksum that is right for it. */
+        ldr_ho_head_t *head = (ldr_ho_head_t *)f->list;
+        if (head->bytes <= f->bytes && head->bytes > sizeof(*head)) {
+            head->crc = ldr_ho_crc(head);
+        }
+        if (ldr_handover_check(&f->new, f->list, f->bytes) != NULL) {
+            refused++;
+        } else {
+            ldr_handover_sum_t sum;
+            int fds[64];
+
+            ldr_handover_take(&f->new, f->list, fds, NOW_S, true, &sum);
+            taken++;
+        }
+        store_check(&f->new);
+        require(f->new.broken == NULL, "broken: %s", f->new.broken);
+        ldr_store_destroy(&f->new);
+    }
+    free(good);
+    assert_true(refused > 100 && taken > 100);
+}
+
+static void use_default(void **state)
+{
+    (void)state;
+    policy = &ldr_policy_default;
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_all_of_it),      TEST(test_order_of_use),
+        TEST(test_what_stays),     TEST(test_less_room),
+        TEST(test_lists_that_lie), TEST(test_expired_and_on_disk),
+    };
+    const struct CMUnitTest learning[] = {
+        cmocka_unit_test(use_default), TEST(test_all_of_it),
+        TEST(test_what_stays),         TEST(test_less_room),
+        TEST(test_lists_that_lie),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL) +
+           cmocka_run_group_tests(learning, NULL, NULL);
+}
