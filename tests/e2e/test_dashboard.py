@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 
@@ -30,9 +31,13 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def daemon(binary, tmp_path_factory):
-    """Two tenants besides the default one; one of them is held small."""
+    """Two tenants besides the default one; one of them is held small. Three
+    tiers."""
+    tier = f"dir:{tmp_path_factory.mktemp('tier')}"
+    subprocess.run([binary, "tier", "create", tier], check=True)
     made = Daemon(binary, tmp_path_factory.mktemp("node"), dirs=1,
-                  admin="127.0.0.1:0", ssd="192M", dram="64M",
+                  admin="127.0.0.1:0", ssd="192M", dram="64M", shared=tier,
+                  shared_max="256M",
                   config="[tenant acme]\nuids = any\ndram = 16M\n"
                          "[tenant research]\nuids = any\n")
     yield made.start()
@@ -101,6 +106,8 @@ def test_live(page, daemon):
     hits = m.sum("larder_loads_total")
     assert abs(hit_rate / 100
                - hits / (hits + m.sum("larder_misses_total"))) < 0.2
+    page.wait("!document.getElementById('t-shared').hidden")
+    assert "dir:" in text(page, "#t-shared")
     before = text(page, "#t-ops")
     page.wait(f"document.querySelector('#t-ops').textContent !== "
               f"{json.dumps(before)}")
@@ -278,7 +285,7 @@ def test_observing(browser, serve, binary):
     try:
         engines.start(daemon.url(), prompts=5)
         browser.open(daemon.admin + "/")
-        browser.wait("document.querySelector('.kpi').textContent.match("
+        browser.wait("document.querySelector('.kpi')?.textContent.match("
                      "/Would have hit[1-9]/)")
         assert text(browser, "#mode") == "observing"
         assert "only observes" in text(browser, "#notready")
