@@ -188,6 +188,11 @@ int ldr_extent_share(const ldr_extent_t *extent)
     return LDR_FAULT(extent_share) ? -1 : fcntl(extent->fd, F_DUPFD_CLOEXEC, 3);
 }
 
+void ldr_extent_unshare(int fd)
+{
+    close(fd);
+}
+
 /* ---- NUMA ---- */
 
 /* 0 or a negative errno. */

@@ -49,6 +49,8 @@ bool ldr_extent_populate(ldr_extent_t *extent, size_t offset, size_t bytes);
 void ldr_extent_destroy(ldr_extent_t *extent);
 /* A descriptor of the extent for somebody else, or -1. */
 int ldr_extent_share(const ldr_extent_t *extent);
+/* Nobody took it. */
+void ldr_extent_unshare(int fd);
 
 /* The extent's pages come from this NUMA node as long as it has some: before
  * any is made resident. A preference, since a binding would have the kernel end

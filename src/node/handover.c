@@ -1,8 +1,6 @@
 /* Handing memory over, and taking it. */
 #include "node/handover.h"
 
-#include <unistd.h>
-
 #include "base/log.h"
 #include "store/handover.h"
 
@@ -10,7 +8,7 @@ void ldr_handover_free(ldr_handover_t *h)
 {
     for (uint32_t i = 0; i < h->fd_count; i++) {
         if (h->fds[i] >= 0) {
-            close(h->fds[i]);
+            ldr_extent_unshare(h->fds[i]);
         }
     }
     ldr_free(h->fds);
