@@ -244,8 +244,9 @@ class Engine:
     or when its life is over, whatever becomes of this process."""
 
     def __init__(self, bench, model, name, url=None, options=None,
-                 transfer=None, **args):
+                 transfer=None, env=None, **args):
         self.bench, self.name = bench, name
+        self.env = env or {}
         bench.engines += 1
         self.folder = bench.work / f"e{bench.engines}"
         self.folder.mkdir(mode=0o700)
@@ -283,7 +284,7 @@ class Engine:
             self.pid = self.bench.starter().fork(
                 socket=where, log=str(self.log),
                 life=self.bench.clock.left() + 60,
-                env={"XDG_RUNTIME_DIR": str(self.folder)})
+                env=dict(self.env, XDG_RUNTIME_DIR=str(self.folder)))
             try:
                 self._socket, _ = listener.accept()
             except TimeoutError:

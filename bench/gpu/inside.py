@@ -1,6 +1,8 @@
 """What the proof asks of a worker, in the worker's own process: the class is
 given to vLLM as worker_extension_cls, its methods are called by
 collective_rpc."""
+import resource
+import time
 
 
 class Asked:
@@ -18,6 +20,36 @@ class Asked:
         """Which model runner and attention this is, for the record."""
         runner = type(self.model_runner)
         return {"runner": f"{runner.__module__}.{runner.__name__}"}
+
+    def larder_watch(self):
+        """Notes from now on what steps that compute take the engine's thread,
+        see larder_steps."""
+        runner, steps = self.model_runner, []
+        self.larder_noted = steps
+
+        def noted(name, call):
+            def timed(*args, **more):
+                before = _spent()
+                try:
+                    return call(*args, **more)
+                finally:
+                    work = getattr(args[0], "total_num_scheduled_tokens",
+                                   1) if args else 1
+                    if work:
+                        steps.append([name, *(
+                            round(now - was, 6) for now, was
+                            in zip(_spent(), before))])
+            return timed
+
+        for name in ("execute_model", "sample_tokens"):
+            setattr(runner, name, noted(name, getattr(runner, name)))
+
+    def larder_steps(self):
+        """[what, seconds, of these on a CPU, times it was made to wait, times
+        it was put aside] of each since the last call."""
+        found = list(self.larder_noted)
+        self.larder_noted.clear()
+        return found
 
     def larder_scribble(self, pattern):
         """Overwrites all KV memory: nothing of what it held is used by
@@ -43,3 +75,10 @@ class Asked:
         if any(s.device.type == "cuda" for s in found.values()):
             torch.cuda.synchronize()
         return sum(storage.nbytes() for storage in found.values())
+
+
+def _spent():
+    """Of this thread: seconds, seconds on a CPU, switches of both kinds."""
+    used = resource.getrusage(resource.RUSAGE_THREAD)
+    return (time.perf_counter(), time.thread_time(), used.ru_nvcsw,
+            used.ru_nivcsw)

@@ -46,8 +46,11 @@ def rounds_of(proof, found, shape, rounds):
             for mode in order[shift:] + order[:shift]:
                 one_round(proof, found, engines[mode], mode, number, tokens,
                           count)
-        found["saved"] = engines["saving"].call("counters").get(
-            "vllm:larder_saved_bytes", 0)
+        counters = engines["saving"].call("counters")
+        found["saved"] = counters.get("vllm:larder_saved_bytes", 0)
+        found["counters"] = {name: value for name, value in counters.items()
+                             if name.startswith("vllm:larder_")}
+        found["lines"] = engines["saving"].larder_lines()[-20:]
         found["computed"] = ((rounds + 1) * count * tokens
                              * models.token_bytes(shape))
 

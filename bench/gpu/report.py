@@ -16,6 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent / "vllm")]
 
+import layers
 import load
 import nohit
 import plot
@@ -76,47 +77,70 @@ def ms(mine, name):
     return f"{took * 1000:,.0f}" if took == took else ""
 
 
-def beyond(mine, name, own):
-    """What a hit costs beyond an own hit of the same engine."""
-    more = ttft.seconds(mine, name) - ttft.seconds(mine, own)
-    return f"{more * 1000:,.0f}" if more == more else ""
+def even(mine, name):
+    took = ttft.even(mine, name)
+    return f"{took * 1000:,.1f}" if took == took else ""
+
+
+def even_row(name, tokens, mine):
+    """A line of what is judged."""
+    native = ttft.even(mine, "native")
+    cells = [even(mine, "native")]
+    for hit in ("dram", "restart"):
+        took, own = ttft.even(mine, hit), ttft.even(mine, ttft.OWN[hit])
+        link = (own + mine["bytes"] / ttft.LINK) * 1000
+        cells += [even(mine, ttft.OWN[hit]), even(mine, hit),
+                  f"{link:,.1f}" if link == link else "",
+                  f"{took / native:.2f}" if took / native == took / native
+                  else ""]
+    return row(name, f"{int(tokens):,}", *cells)
 
 
 def ttft_lines(results):
     lines = head("first token, ms", "tokens", "GB", *(
-        ttft.NAMES[name] for name in PLOTTED), "own hit + GB ÷ 50 GB/s",
-        "DRAM ÷ native", "restarted ÷ native")
-    more = head("beyond an own hit of the same engine, ms", "tokens",
-                *(ttft.NAMES[name] for name in ttft.OWN), "GB ÷ 50 GB/s")
+        ttft.NAMES[name] for name in PLOTTED))
+    more = head("with the same time to launch, ms", "tokens", "native offload "
+                "hit", "own hit", "Larder, DRAM", "own + GB ÷ 50 GB/s",
+                "÷ native", "own hit, restarted", "Larder, restarted",
+                "own + GB ÷ 50 GB/s", "÷ native")
     for short, name in SIZES.items():
         for tokens, mine in results.get(f"ttft-{short}", {}).get(
                 "rows", {}).items():
-            own, native = (ttft.seconds(mine, n) for n in ("own", "native"))
-            link = (own + mine["bytes"] / ttft.LINK) * 1000
-            ratios = [ttft.seconds(mine, n) / native
-                      for n in ("dram", "restart")]
             cells = [ms(mine, n) for n in PLOTTED]
             why = ttft.why(mine.get("ssd", {}))
             if cells[-1] and why != "-":
                 cells[-1] += f" ({why})"
-            lines.append(row(
-                name, f"{int(tokens):,}", f"{mine['bytes'] / 1e9:.1f}",
-                *cells, f"{link:,.0f}" if link == link else "",
-                *(f"{r:.2f}" if r == r else "" for r in ratios)))
-            more.append(row(
-                name, f"{int(tokens):,}",
-                *(beyond(mine, n, own) for n, own in ttft.OWN.items()),
-                f"{mine['bytes'] / ttft.LINK * 1000:.0f}"))
+            lines.append(row(name, f"{int(tokens):,}",
+                             f"{mine['bytes'] / 1e9:.1f}", *cells))
+            more.append(even_row(name, tokens, mine))
     lines += ["", *more]
     for short, name in SIZES.items():
         rows = list(results.get(f"ttft-{short}", {}).get(
             "rows", {}).values())
-        note = rows[1].get("restart", {}) if rows else {}
-        hits = note.get("core") or note.get("s", [])
-        if len(hits) >= ttft.HITS:
-            lines += ["", f"{name}, first hit after an engine's start "
-                      f"{hits[0] * 1000:.0f} ms, the tenth "
-                      f"{hits[ttft.HITS - 1] * 1000:.0f} ms."]
+        mine = rows[1] if len(rows) > 1 else {}
+        if "steps" in mine.get("restart", {}):
+            hits = [ttft.usual(mine) + more for more
+                    in ttft.rest(mine["restart"])]
+            if len(hits) >= ttft.HITS:
+                lines += ["", f"{name}, first hit after an engine's start "
+                          f"{hits[0] * 1000:.0f} ms, the tenth "
+                          f"{hits[ttft.HITS - 1] * 1000:.0f} ms."]
+    return lines
+
+
+def layers_lines(results):
+    """First tokens of hits from DRAM, by when they are loaded."""
+    lines = head("hits from DRAM, first token, ms", "", "tokens", "own hit",
+                 "hit", "beyond own", "GB ÷ 50 GB/s")
+    for short, name in SIZES.items():
+        found = results.get(f"layers-{short}", {})
+        for cells in layers.figures(found) if "kinds" in found else ():
+            text, tokens, own, hit, link, _, _ = cells
+            lines.append(row(
+                name, text, f"{tokens:,}", f"{middle(own) * 1000:.0f}",
+                f"{middle(hit) * 1000:.0f}",
+                f"{(middle(hit) - middle(own)) * 1000:.0f}",
+                f"{link * 1000:.0f}"))
     return lines
 
 
@@ -210,11 +234,16 @@ PARTS = {"copy": copies_lines, "equality": equality_lines,
 
 def markdown(results):
     lines = []
-    for stage in ("copy", "equality", "ttft", "nohit", "load", "faults"):
+    for stage in ("copy", "equality", "ttft", "layers", "nohit", "load",
+                  "faults"):
         if stage == "ttft":
             keys = [f"ttft-{s}" for s in SIZES if f"ttft-{s}" in results]
             if keys:
                 lines += ttft_lines(results) + [""]
+        elif stage == "layers":
+            keys = [k for k in results if k.startswith("layers-")]
+            if keys:
+                lines += layers_lines(results) + [""]
         else:
             keys = [stage] if stage in results else []
             needed = {"copy": "figures", "nohit": "rounds", "load": "passes"}

@@ -22,6 +22,7 @@ import copies
 import equality
 import faults
 import host
+import layers
 import load
 import nohit
 import ttft
@@ -30,7 +31,9 @@ from proof import Proof
 STAGES = {"copy": copies.run, "equality": equality.run,
           "ttft-8b": lambda proof: ttft.run(proof, "8b"),
           "ttft-32b": lambda proof: ttft.run(proof, "32b"),
-          "nohit": nohit.run, "load": load.run, "faults": faults.run}
+          "nohit": nohit.run, "load": load.run, "faults": faults.run,
+          "layers": layers.run,
+          "layers-32b": lambda proof: layers.measure(proof, "32b")}
 SETS = {"ttft": ["ttft-8b", "ttft-32b"], "all": list(STAGES)}
 
 
@@ -64,6 +67,10 @@ def arguments():
                         help="equality with torch.compile too")
     parser.add_argument("--times", type=int, default=5,
                         help="hits of a kind that ttft measures (5)")
+    parser.add_argument("--lengths", type=int, nargs="*", metavar="TOKENS",
+                        help="of the prompts of ttft")
+    parser.add_argument("--no-ssd", action="store_true",
+                        help="ttft without hits from SSD")
     parser.add_argument("--tail", type=int, default=0,
                         help="tokens more in prompts of ttft")
     parser.add_argument("--dram", default="48G", help="of the nodes (48G)")

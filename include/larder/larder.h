@@ -810,6 +810,44 @@ LARDER_API larder_status_t larder_prefix_load(larder_space_t *space,
                                               larder_move_t *move);
 
 /*
+ * Loading layer by layer, for a layout in GPU memory with one group whose rule
+ * is all: an engine begins to compute while the load is under way, and its
+ * stream waits for the layers where it needs them.
+ *
+ *   larder_layers_begin(layers);                    the engine's thread
+ *   st = larder_prefix_load_layers(space, layout, &move, layers);   another one
+ *   ...
+ *   st = larder_layers_wait(layers, i, stream, timeout_ms);   before layer i
+ *   ... the engine queues the layer's work in the stream ...
+ *
+ * The bytes are checked when all of them are there: whatever was computed from
+ * them counts only if the load returns LARDER_OK. One load at a time.
+ */
+typedef struct larder_layers larder_layers_t;
+
+/* For so many parts: layers that come together. Fewer layers, fewer parts. It
+ * is destroyed before the layout, and while no load is under way. */
+LARDER_API larder_status_t larder_layers_create(const larder_layout_t *layout,
+                                                uint32_t parts,
+                                                larder_layers_t **layers_p);
+LARDER_API void larder_layers_destroy(larder_layers_t **layers_p);
+/* Before the load, and before the first wait for it. */
+LARDER_API void larder_layers_begin(larder_layers_t *layers);
+/* In place of the load, if it is not made after all: who waits is told st. */
+LARDER_API void larder_layers_end(larder_layers_t *layers, larder_status_t st);
+/* As larder_prefix_load(), in the order of the layers if the node is reached by
+ * shared memory; else all of them come at its end. */
+LARDER_API larder_status_t
+larder_prefix_load_layers(larder_space_t *space, const larder_layout_t *layout,
+                          larder_move_t *move, larder_layers_t *layers);
+/* Blocks until the copies of the group's layer number `layer` are queued, then
+ * makes the stream, a CUstream, wait for them. The load's status, if it has
+ * ended. */
+LARDER_API larder_status_t larder_layers_wait(larder_layers_t *layers,
+                                              uint32_t layer, void *stream,
+                                              uint32_t timeout_ms);
+
+/*
  * A load that cannot fail, for engines that cannot be told of one that did:
  * all that it needs is fetched and checked first, into memory that the engine's
  * processes share (a memfd), and only placed later. Placing needs no node.

@@ -205,6 +205,13 @@ _SIGNATURES = {
                             c_uint32, c_void_p, c_size_t, c_uint32,
                             POINTER(c_size_t)],
     "larder_prefix_place": [c_void_p, POINTER(Move), c_void_p, c_size_t],
+    "larder_layers_create": [c_void_p, c_uint32, POINTER(c_void_p)],
+    "larder_layers_destroy": [POINTER(c_void_p)],
+    "larder_layers_begin": [c_void_p],
+    "larder_layers_end": [c_void_p, c_int],
+    "larder_layers_wait": [c_void_p, c_uint32, c_void_p, c_uint32],
+    "larder_prefix_load_layers": [c_void_p, c_void_p, POINTER(Move),
+                                  c_void_p],
     "larder_gpu_open": [POINTER(GpuParams), POINTER(c_void_p)],
     "larder_gpu_close": [POINTER(c_void_p)],
     "larder_gpu_attach": [c_void_p, c_void_p],
@@ -248,6 +255,9 @@ def library() -> ctypes.CDLL:
         lib.larder_layout_bytes.restype = c_size_t
         lib.larder_space_close.restype = None
         lib.larder_gpu_close.restype = None
+        lib.larder_layers_destroy.restype = None
+        lib.larder_layers_begin.restype = None
+        lib.larder_layers_end.restype = None
         lib.larder_layout_destroy.restype = None
         lib.larder_release.restype = None
         lib.larder_rooms_release.restype = None
@@ -385,6 +395,33 @@ class Layout:
 
     def close(self) -> None:
         library().larder_layout_destroy(byref(self._handle))
+
+
+class Layers:
+    """A load layer by layer: see larder_layers_create(). One at a time."""
+
+    def __init__(self, layout: Layout, parts: int):
+        self._handle = c_void_p()
+        check(library().larder_layers_create(layout._handle, parts,
+                                             byref(self._handle)))
+
+    def begin(self) -> None:
+        library().larder_layers_begin(self._handle)
+
+    def load(self, space: Space, layout: Layout, move: Move) -> int:
+        return library().larder_prefix_load_layers(
+            space._handle, layout._handle, byref(move), self._handle)
+
+    def fail(self) -> None:
+        """A load that is not made after all."""
+        library().larder_layers_end(self._handle, E_IO)
+
+    def wait(self, layer: int, stream: int, timeout_ms: int) -> int:
+        return library().larder_layers_wait(self._handle, layer, stream,
+                                            timeout_ms)
+
+    def close(self) -> None:
+        library().larder_layers_destroy(byref(self._handle))
 
 
 class Lease:

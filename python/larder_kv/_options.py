@@ -20,6 +20,7 @@ class Options:
     load: str
     load_ms: int
     load_threads: int
+    load_layers: int
     save: str
     save_ms: int
     save_threads: str

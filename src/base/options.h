@@ -147,10 +147,14 @@
     X(load_ms, UINT, CONNECTOR, "10000", 1, 600000, "deadline of a load")      \
     X(load_threads, UINT, CONNECTOR, "2", 1, 64,                               \
       "loads at once, in each worker")                                         \
+    X(load_layers, UINT, CONNECTOR, "0", 0, 64,                                \
+      "on a GPU: a load is made in the step that needs it, layers in so many " \
+      "parts one after the other; 0: before the step")                         \
     X(save, ENUM, CONNECTOR, "all", 0, 2,                                      \
       "all; prompt: not what was generated; never")                            \
     X(save_ms, UINT, CONNECTOR, "250", 1, 600000,                              \
-      "deadline of a step's saves, or of one beside the steps")                \
+      "deadline of a step's saves; of one beside the steps 2 s, or this if "   \
+      "it is more")                                                            \
     X(save_threads, TEXT, CONNECTOR, "auto", 1, 4,                             \
       "saves at once beside the steps, in each worker, 0 to 16; 0: in the "    \
       "step; auto: 1 on a GPU, else 0")                                        \

@@ -41,6 +41,7 @@ typedef struct ldr_op_gpu {
     void *after;            /* a CUevent that comes first; NULL: none */
     const uint8_t *nowhere; /* get: buffers in this range are not written */
     size_t nowhere_bytes;
+    larder_layers_t *layers; /* get, by shared memory: layer by layer */
 } ldr_op_gpu_t;
 
 typedef struct ldr_op {

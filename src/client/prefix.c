@@ -9,12 +9,14 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "client/prefix.h"
+#include "gpu/layers.h"
 
 #define BATCH_ITEMS 512u
 #define BATCH_SEGMENTS 32768u /* at least LARDER_IOV_MAX */
 /* Of a GPU's: the link is idle between batches, so there are few. */
 #define GPU_SEGMENTS 262144u
-#define ATTEMPTS 8u /* to stage what others are evicting */
+#define LAYER_SEGMENTS 1048576u /* a load layer by layer is one batch */
+#define ATTEMPTS 8u             /* to stage what others are evicting */
 
 uint32_t ldr_prefix_left_ms(const larder_t *lar, uint64_t deadline_ns)
 {
@@ -361,7 +363,7 @@ larder_status_t ldr_batch_flush(ldr_batch_t *b)
 
     if (b->item_count > 0 && b->layout->gpu != NULL) {
         ldr_op_gpu_t gpu = {b->layout->gpu, b->move->after, b->scratch,
-                            b->scratch_bytes};
+                            b->scratch_bytes, b->layers};
 
         st = ldr_run_gpu(b->space, b->op, b->items, b->item_count, &params,
                          &gpu);
@@ -571,9 +573,13 @@ larder_status_t ldr_batch_begin(ldr_batch_t *b)
         b->scratch_bytes = ldr_max64(b->scratch_bytes, group->shard_bytes);
     }
     b->item_max = (uint32_t)ldr_min64(ldr_max64(items, 1), BATCH_ITEMS);
-    b->iov_max = (uint32_t)ldr_min64(b->item_max * pages, b->layout->gpu != NULL
-                                                              ? GPU_SEGMENTS
-                                                              : BATCH_SEGMENTS);
+    uint64_t most = b->layers != NULL        ? LAYER_SEGMENTS
+                    : b->layout->gpu != NULL ? GPU_SEGMENTS
+                                             : BATCH_SEGMENTS;
+    b->iov_max = (uint32_t)ldr_min64(b->item_max * pages, most);
+    if (items > b->item_max || items * pages > b->iov_max) {
+        b->layers = NULL;
+    }
     if (b->op == LARDER_OP_GET) {
         b->scratch = ldr_alloc(b->scratch_bytes);
     }
@@ -605,7 +611,7 @@ void ldr_move_announce(larder_space_t *space, const larder_move_t *m,
 
 static larder_status_t move_run(larder_space_t *space,
                                 const larder_layout_t *layout, larder_move_t *m,
-                                larder_op_t op,
+                                larder_op_t op, larder_layers_t *layers,
                                 larder_status_t (*gather)(ldr_batch_t *))
 {
     larder_status_t st = ldr_prefix_check(space, layout);
@@ -619,6 +625,7 @@ static larder_status_t move_run(larder_space_t *space,
                      .layout = layout,
                      .move = m,
                      .op = op,
+                     .layers = layers,
                      .deadline_ns = ldr_deadline(space->lar, m->timeout_ms)};
     if (op == LARDER_OP_PUT) {
         ldr_move_announce(space, m, b.deadline_ns);
@@ -638,14 +645,32 @@ larder_status_t larder_prefix_save(larder_space_t *space,
                                    const larder_layout_t *layout,
                                    larder_move_t *move)
 {
-    return move_run(space, layout, move, LARDER_OP_PUT, save_all);
+    return move_run(space, layout, move, LARDER_OP_PUT, NULL, save_all);
 }
 
 larder_status_t larder_prefix_load(larder_space_t *space,
                                    const larder_layout_t *layout,
                                    larder_move_t *move)
 {
-    larder_status_t st = move_run(space, layout, move, LARDER_OP_GET, load_all);
+    larder_status_t st =
+        move_run(space, layout, move, LARDER_OP_GET, NULL, load_all);
 
     return st == LARDER_OK && move->failed > 0 ? move->item : st;
+}
+
+larder_status_t larder_prefix_load_layers(larder_space_t *space,
+                                          const larder_layout_t *layout,
+                                          larder_move_t *move,
+                                          larder_layers_t *layers)
+{
+    larder_status_t st =
+        layers != NULL
+            ? move_run(space, layout, move, LARDER_OP_GET, layers, load_all)
+            : ldr_fail(LARDER_E_INVALID, "layers is NULL");
+
+    st = st == LARDER_OK && move->failed > 0 ? move->item : st;
+    if (layers != NULL) {
+        larder_layers_end(layers, st);
+    }
+    return st;
 }

@@ -55,6 +55,7 @@ typedef struct ldr_batch {
     uint8_t *scratch; /* load: for pages that are not wanted */
     size_t scratch_bytes;
     bool scratch_used;
+    larder_layers_t *layers; /* load: layer by layer, if it is one batch */
 } ldr_batch_t;
 
 /* Begins with space, layout, move, op and deadline_ns set and the rest zero:

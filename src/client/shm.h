@@ -51,6 +51,7 @@ typedef struct ldr_mapping {
     size_t bytes;
     uint32_t users;
     larder_gpu_t *gpu;        /* the watcher's: with which it is registered */
+    bool registering;         /* with the GPU, just now: by the watcher */
     bool revoked;             /* unmap it and say so, once it has no users */
     struct ldr_mapping *next; /* of its bucket */
 } ldr_mapping_t;
@@ -193,6 +194,11 @@ larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
                              ldr_piece_map_t *pieces);
 void ldr_unmap_segs(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
                     uint32_t count);
+/* Waits until none of them is being registered with a GPU, no longer than
+ * that. */
+void ldr_map_await_gpu(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
+                       uint32_t count, const ldr_stop_t *stop,
+                       uint64_t until_ns);
 
 /* ---- items and leases (shm_ops.c, shm_put.c, shm_lease.c) ---- */
 

@@ -13,6 +13,11 @@
 #include "client/shm_ops.h"
 #include "gpu/gpu.h"
 
+/* Memory that is being registered with the GPU is waited for: by way of the CPU
+ * a load takes so long anyway, and a save keeps the CPU from the engine. */
+#define BOUNCE_SPEED 5u /* bytes a nanosecond */
+#define SAVE_WAIT_NS 500000000u
+
 /* The shards of a window that got leases or room. */
 typedef struct bulk {
     uint32_t count;
@@ -92,6 +97,20 @@ static void bulk_add(ldr_shm_batch_t *b, bulk_t *k, larder_item_t *item,
                                      .host_count = row->seg_count};
 }
 
+static void bulk_await(ldr_shm_batch_t *b, const bulk_t *k, bool load)
+{
+    uint64_t now_ns = ldr_now_ns(&ldr_clock_real), bytes = 0;
+
+    for (uint32_t i = 0; i < k->piece_count; i++) {
+        bytes += k->pieces[i].bytes;
+    }
+    uint64_t left_ns = b->visit.stop.deadline_ns -
+                       ldr_min64(now_ns, b->visit.stop.deadline_ns);
+    uint64_t wait_ns = load ? bytes / BOUNCE_SPEED : SAVE_WAIT_NS;
+    ldr_map_await_gpu(b->session, k->pieces, k->piece_count, &b->visit.stop,
+                      now_ns + ldr_min64(wait_ns, left_ns / 2));
+}
+
 /* Copies all of them, if nothing went wrong before, and lets go of the
  * memory. */
 static void bulk_copy(ldr_shm_batch_t *b, bulk_t *k, bool load)
@@ -106,6 +125,7 @@ static void bulk_copy(ldr_shm_batch_t *b, bulk_t *k, bool load)
                            .deadline_ns = b->visit.stop.deadline_ns};
 
     if (b->status == LARDER_OK) {
+        bulk_await(b, k, load);
         b->status = ldr_stopped(&b->visit.stop);
     }
     if (b->status == LARDER_OK) {

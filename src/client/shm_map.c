@@ -174,6 +174,7 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
         *bucket(s, map->extent) = new = map;
         map = NULL;
         new->gpu = gpu;
+        new->registering = gpu != NULL;
         new->users += gpu != NULL; /* nobody unmaps it meanwhile */
     }
     for (ldr_map_wait_t *w = s->map_waits; w != NULL; w = w->next) {
@@ -190,6 +191,8 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
     if (new != NULL && gpu != NULL) { /* it can be used already */
         ldr_gpu_register(gpu, new->write, new->bytes);
         pthread_mutex_lock(&s->map_lock);
+        new->registering = false;
+        pthread_cond_broadcast(&s->mapped);
         if (--new->users == 0) {
             map_idle(s, new);
         }
@@ -498,5 +501,21 @@ void ldr_unmap_segs(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
 {
     pthread_mutex_lock(&s->map_lock);
     give(s, pieces, count);
+    pthread_mutex_unlock(&s->map_lock);
+}
+
+void ldr_map_await_gpu(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
+                       uint32_t count, const ldr_stop_t *stop,
+                       uint64_t until_ns)
+{
+    uint64_t last_ns = ldr_min64(until_ns, ldr_last_ns(stop));
+
+    pthread_mutex_lock(&s->map_lock);
+    for (uint32_t i = 0; i < count; i++) {
+        while (pieces[i].map->registering &&
+               still(s, stop, last_ns) == LARDER_OK) {
+            wait_mapped(s, last_ns);
+        }
+    }
     pthread_mutex_unlock(&s->map_lock);
 }

@@ -162,6 +162,12 @@ static void windows_run(ldr_shm_batch_t *b, ldr_shm_ask_t ask,
 
 void ldr_shm_run(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work)
 {
+    ldr_shm_run_whole(op, ask, work, NULL, NULL);
+}
+
+void ldr_shm_run_whole(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work,
+                       void (*finish)(ldr_shm_batch_t *b), void *own)
+{
     ldr_shm_batch_t b;
     ldr_remote_t *r = op->lar->remote;
     ldr_stop_t stop = ldr_op_stop(op);
@@ -172,6 +178,7 @@ void ldr_shm_run(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work)
         return;
     }
     b.op = op;
+    b.own = own;
     b.session = ldr_shm_of(b.visit.link);
     b.status = LARDER_OK;
     b.now = 0;
@@ -206,6 +213,9 @@ void ldr_shm_run(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work)
     }
     while (b.todo.count > 0) {
         refuse(&b, ldr_todo_pop(&b.todo));
+    }
+    if (finish != NULL) {
+        finish(&b);
     }
     ldr_visit_end(&b.visit, b.status);
 }
@@ -405,7 +415,9 @@ static void work_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w,
 
 void ldr_shm_get(ldr_op_t *op)
 {
-    if (op->gpu != NULL) {
+    if (op->gpu != NULL && op->gpu->layers != NULL) {
+        ldr_shm_get_layers(op);
+    } else if (op->gpu != NULL) {
         ldr_shm_get_gpu(op);
     } else {
         ldr_shm_run(op, ldr_shm_ask_lease, work_lease);

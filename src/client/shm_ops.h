@@ -25,6 +25,7 @@ typedef struct ldr_shm_batch {
     unsigned now;           /* the window being worked on */
     bool progress;          /* its reply brought something */
     larder_status_t status; /* not OK: why the rest is not carried out */
+    void *own;              /* whose work it is */
 } ldr_shm_batch_t;
 
 /* Composes window->item and the request: its opcode and bytes. Pops at least
@@ -37,6 +38,10 @@ typedef void (*ldr_shm_work_t)(ldr_shm_batch_t *b, ldr_shm_window_t *w,
 
 /* Runs the batch; sets every item. */
 void ldr_shm_run(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work);
+/* The same for work that needs all replies: finish() is called once, when there
+ * are no more of them, whatever b->status is. */
+void ldr_shm_run_whole(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work,
+                       void (*finish)(ldr_shm_batch_t *b), void *own);
 
 /* The next result, and where its segments begin. False: it cannot be. */
 typedef struct ldr_rows {
@@ -73,6 +78,8 @@ void ldr_shm_put_end(ldr_shm_batch_t *b, ldr_end_row_t *ends, uint32_t count,
 /* By a GPU's memory (shm_gpu.c) */
 void ldr_shm_get_gpu(ldr_op_t *op);
 void ldr_shm_put_gpu(ldr_op_t *op);
+/* And layer by layer (shm_layers.c) */
+void ldr_shm_get_layers(ldr_op_t *op);
 
 /* ---- leases (shm_lease.c, shm_room.c) ---- */
 

@@ -69,6 +69,9 @@ typedef struct ldr_gpu_copy {
     size_t nowhere_bytes;
     void *after;          /* a CUevent; NULL: at once */
     uint64_t deadline_ns; /* E_DEADLINE: some was copied, or nothing */
+    /* load: layer by layer (layers.h); parts are marked, and the whole is not
+     * ended. Every shard has the layers' bytes. NULL: shard by shard */
+    larder_layers_t *layers;
     /* for measuring only; ways that cannot be are not taken */
     bool forced;
     ldr_gpu_way_t way;

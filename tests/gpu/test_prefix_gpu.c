@@ -113,6 +113,30 @@ static void test_ways(void **state)
     free(p);
 }
 
+/* The first save of a node: its memory is registered meanwhile, and waited
+ * for. */
+static void test_first(void **state)
+{
+    fix_t *f = fix(state);
+    pair_t *p = calloc(1, sizeof(*p));
+    larder_gpu_stats_t a = gpu_stats(), b;
+    ldr_rand_t r;
+
+    ldr_rand_seed(&r, 504);
+    fix_open_dram(f, "dram=256M");
+    pair_scaled(p, f, &r, 30200, 8, false, false);
+    pair_save(p, 0);
+    b = gpu_stats();
+    if (transport_is("shm")) {
+        assert_int_equal(b.bounced, a.bounced);
+        assert_true(b.staged + b.direct > a.staged + a.direct);
+    }
+    engine_load(&p->to[0], p->space, p->keys, 0, FIXED);
+    pair_free(p);
+    assert_no_errors();
+    free(p);
+}
+
 /* ---- an engine that is not done ---- */
 
 /* What the regions hold comes there later, by the engine's stream; what is
@@ -480,6 +504,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ONE(test_mixed, "plain"),
         ONE(test_ways, "plain"),
+        ONE(test_first, "plain"),
         ONE(test_after, "plain"),
 #if LDR_FAULTS
         ONE(test_corrupt, "plain"),

@@ -12,7 +12,7 @@ import sys
 
 import models
 
-TOKENS = tuple(range(10, 18))  # that it knows
+TOKENS = models.FEW  # that it knows
 _SHAPE = dict(models.KINDS["dense"], num_hidden_layers=1, model_type="llama",
               architectures=["LlamaForCausalLMEagle3"], rms_norm_eps=1e-6,
               hidden_act="silu", draft_vocab_size=len(TOKENS),

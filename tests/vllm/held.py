@@ -21,7 +21,10 @@ def now(llm):
     scheduler = watch._scheduler(llm)
     holds, pool = _holds(llm), scheduler.kv_cache_manager.block_pool
     return {"saves": len(holds._jobs), "blocks": len(holds._blocks),
-            "most": holds._most, "peak": holds._peak, "seen": dict(_seen),
+            "most": pool.num_gpu_blocks // 2, "peak": holds._peak,
+            "behind": sum(t.behind for t in
+                          scheduler.connector._scheduler.requests.values()),
+            "seen": dict(_seen),
             "used": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
             "references": sum(b.ref_cnt for b in pool.blocks if not b.is_null),
             "pending": scheduler.connector.has_pending_push_work()}

@@ -19,6 +19,7 @@ BOS, EOS, PAD = 0, 1, 2
 HIDDEN = 256
 LENGTH = 32768
 LORAS = ("lora-a", "lora-b")
+FEW = tuple(range(10, 18))  # tokens that the drafters of tests know
 
 _COMMON = dict(
     vocab_size=VOCABULARY, hidden_size=HIDDEN, max_position_embeddings=LENGTH,
@@ -36,6 +37,10 @@ KINDS = {
         _COMMON, model_type="qwen3", intermediate_size=512,
         num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=1,
         head_dim=64),
+    # With a head that predicts the next token but one, as MiMo has it.
+    "mtp": dict(
+        _COMMON, model_type="qwen2", intermediate_size=512,
+        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2),
     # Five layers with a window to one without.
     "gemma3": dict(
         _COMMON, model_type="gemma3_text", intermediate_size=512,
@@ -168,6 +173,61 @@ def _lora(folder, config, name, seed):
                    "base_model_name_or_path": None}, f, indent=1)
 
 
+def _mtp_shapes(config):
+    width, inner = config.hidden_size, config.intermediate_size
+    key = width // config.num_attention_heads * config.num_key_value_heads
+    return {
+        "token_layernorm.weight": (width,),
+        "hidden_layernorm.weight": (width,),
+        "input_proj.weight": (width, 2 * width),
+        "input_layernorm.weight": (width,),
+        "self_attn.q_proj.weight": (width, width),
+        "self_attn.q_proj.bias": (width,),
+        "self_attn.k_proj.weight": (key, width),
+        "self_attn.k_proj.bias": (key,),
+        "self_attn.v_proj.weight": (key, width),
+        "self_attn.v_proj.bias": (key,),
+        "self_attn.o_proj.weight": (width, width),
+        "post_attention_layernorm.weight": (width,),
+        "mlp.gate_proj.weight": (inner, width),
+        "mlp.up_proj.weight": (inner, width),
+        "mlp.down_proj.weight": (width, inner),
+        "final_layernorm.weight": (width,),
+    }
+
+
+def _mtp(folder, config, seed):
+    """Adds the head. It has the model's own output, of which only a few tokens
+    are made to count: an answer of these has some drafts accepted and others
+    not, though nothing was ever trained."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = os.path.join(folder, "model.safetensors")
+    tensors = load_file(file)
+    for name, shape in _mtp_shapes(config).items():
+        random = torch.Generator().manual_seed(seed_of("mtp", seed, name))
+        draw = torch.empty(shape)
+        if len(shape) == 2:
+            # So wide that what it attends to decides its drafts.
+            wide = 4 if "self_attn" in name else 1
+            draw.normal_(0, wide * _spread(name, shape), generator=random)
+        else:
+            draw.normal_(0 if name.endswith("bias") else 1, 0.1,
+                         generator=random)
+        tensors[f"model.mtp_layers.0.{name}"] = draw.bfloat16()
+    count = torch.full((VOCABULARY, 1), 0.05)
+    count[list(FEW)] = 1
+    tensors["lm_head.weight"] = (tensors["lm_head.weight"] * count).bfloat16()
+    save_file(tensors, file, metadata={"format": "pt"})
+    file = os.path.join(folder, "config.json")
+    with open(file) as f:
+        known = json.load(f)
+    known.update(architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
+    with open(file, "w") as f:
+        json.dump(known, f, indent=1)
+
+
 def _stamp(seed):
     import transformers
 
@@ -201,6 +261,8 @@ def make(folder, kind, seed=1):
     if kind == "dense":
         for name in LORAS:
             _lora(os.path.join(part, name), config, name, seed)
+    if kind == "mtp":
+        _mtp(part, config, seed)
     with open(os.path.join(part, "made-of"), "w") as f:
         f.write(stamp)
     # Two runs may make it at once: the last one's stays, both are the same.

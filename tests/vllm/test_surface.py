@@ -1,5 +1,5 @@
 """The connector on vLLM's own objects, without an engine: the cases are in
-surface_cases.py and run inside vLLM's environment."""
+surface_*.py, and run inside vLLM's environment."""
 import os
 import pathlib
 import subprocess
@@ -10,6 +10,8 @@ import pytest
 import rig
 
 HERE = pathlib.Path(__file__).resolve().parent
+CASES = ("surface_keys.py", "surface_loads.py", "surface_names.py",
+         "surface_pages.py")
 pytestmark = pytest.mark.core
 
 
@@ -20,8 +22,8 @@ def test_surface(version, tmp_path):
     done = subprocess.run(
         [str(rig.python_of(version)), "-B", "-m", "pytest", "-q", "-p",
          "no:cacheprovider", "--tb=short", "--junitxml", str(result),
-         str(HERE / "surface_cases.py")], env=env, text=True, timeout=400,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+         *(str(HERE / name) for name in CASES)], env=env, text=True,
+        timeout=400, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout[-20000:]
     [suite] = xml.parse(result).getroot().iter("testsuite")
     assert int(suite.get("tests")) > 70 and int(suite.get("skipped")) == 0

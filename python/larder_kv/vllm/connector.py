@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from larder_kv import _node
 from larder_kv._options import Options
-from larder_kv.vllm import events, model, versions
+from larder_kv.vllm import events, layers, model, versions
 from larder_kv.vllm.scheduler import Scheduler
 from larder_kv.vllm.stats import LarderProm, LarderStats
 from larder_kv.vllm.worker import Worker
@@ -77,6 +77,10 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                  and role == KVConnectorRole.SCHEDULER)
         node = _node.open_node(url, _log, logger.warning,
                                "get" if later else "")
+        parts = layers.wanted(
+            options, layers.refusal(vllm_config, kv_cache_config, described,
+                                    url, current_platform.is_cuda()),
+            role == KVConnectorRole.SCHEDULER)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -85,9 +89,11 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                          if events.enabled(vllm_config) else None)
             self._scheduler = Scheduler(vllm_config, options, described, node,
                                         announced)
+            self._scheduler.layers.on = parts > 0
         else:
             self._worker = Worker(vllm_config, options, described,
                                   kv_cache_config, node)
+            self._worker.layer_parts = parts
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -108,7 +114,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.start_loads(self._get_connector_metadata())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        return  # loads are not for this forward
+        self._worker.wait_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any,
                       attn_metadata: Any, **kwargs: Any) -> None:
@@ -121,11 +127,12 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
             self, finished_req_ids: set[str]
     ) -> tuple[set[str] | None, set[str] | None]:
         done, _, bad = self._worker.finished()
-        self._bad_blocks = bad
+        self._bad_blocks = bad | self._worker.layer_errors()
         return None, done or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         done, failed, _ = self._worker.finished()
+        self._bad_blocks = self._worker.layer_errors()
         return base.KVConnectorTransferResults(finished_recving=set(done),
                                                failed_recving=set(failed))
 
@@ -136,12 +143,13 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         return bad
 
     def build_connector_worker_meta(self) -> events.Saved | None:
-        return self._worker.reports.take()
+        return self._worker.report()
 
     # ---- the scheduler ----
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._scheduler.holds.bind(gpu_block_pool)
+        self._scheduler.layers.pool = gpu_block_pool
 
     def has_pending_push_work(self) -> bool:
         """An engine that is idle goes on until nothing is held."""

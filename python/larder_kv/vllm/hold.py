@@ -5,10 +5,14 @@ scheduler takes a reference to each in the step that computes it, and gives it
 back when every rank has reported the save, done or not: whatever happens to the
 request meanwhile, its blocks are nobody else's until then.
 
-References come back by the workers' reports, with the next step. Who cannot
-wait for a step (a reset) looks at the board: memory that the workers of this
-host share with the scheduler, where each says up to which save it has ended
-all.
+References come back by the workers' reports, which come with a step's output:
+some steps after the save has ended. Sooner by the board: memory that the
+workers of this host share with the scheduler, where each says up to which save
+it has ended all. Each step looks at it, and so does a reset, which cannot wait
+for a step.
+
+So many blocks may be held as are free, up to a part of the pool: while there is
+room, holding blocks takes it from nobody.
 """
 from __future__ import annotations
 
@@ -30,9 +34,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.larder")
 
-HOLD_PART = 8  # of the pool: one in so many blocks may be held
+HOLD_PART = 8  # of the pool: one in so many blocks may be held always,
+FREE_PART = 2  # and one in so many while as many are free
+HELD_MS = 2000  # at least: the deadline of a save that nobody waits for
 SOON_SECONDS = 0.05  # a save younger than that gives back soon
-SETTLE_MORE = 1.0  # seconds beyond save_ms that a reset waits
+SETTLE_MORE = 1.0  # seconds beyond a save's deadline that a reset waits
 WORD = 8  # bytes of a rank on the board
 
 
@@ -43,6 +49,11 @@ def threads(options: Options) -> int:
     from vllm.platforms import current_platform
 
     return 1 if current_platform.is_cuda() else 0
+
+
+def deadline_ms(options: Options) -> int:
+    """Of a save that is held: it keeps its blocks, and nobody waiting."""
+    return max(options.save_ms, HELD_MS)
 
 
 def _counts_references(config: VllmConfig) -> bool:
@@ -76,7 +87,7 @@ class Holds:
         # Of groups that save every chunk.
         self.chunk_blocks = max(1, sum(
             self._size // block for block, state in self._groups if not state))
-        self._settle_seconds = options.save_ms / 1000 + SETTLE_MORE
+        self._settle_seconds = deadline_ms(options) / 1000 + SETTLE_MORE
         self._pool: BlockPool | None = None
         self._most = 0
         self._jobs: dict[int, Held] = {}
@@ -122,7 +133,10 @@ class Holds:
     def room(self, blocks: int) -> int:
         """How many times so many blocks may be held now; what is larger than
         may be held at all is held alone."""
-        found = (self._most - len(self._blocks)) // blocks
+        pool = self._pool
+        most = max(self._most, min(pool.num_gpu_blocks // FREE_PART,
+                                   pool.get_num_free_blocks()))
+        found = (most - len(self._blocks)) // blocks
         return max(found, 0 if self._blocks else 1)
 
     def take(self, move: meta.Move) -> None:
@@ -167,14 +181,19 @@ class Holds:
                 if held.ranks >= self._ranks:
                     self._free(job)
 
+    def look(self) -> None:
+        """Gives back what the board says has ended."""
+        if self._jobs and self._board is not None:
+            done = self._board.done()
+            for job in [job for job in self._jobs if job <= done]:
+                self._free(job)
+
     def settle(self) -> bool:
         """Waits for the saves under way, no longer than one may take. Gives
         whether nothing is held any more."""
         end = time.monotonic() + self._settle_seconds
         while self._jobs and self._board is not None:
-            done = self._board.done()
-            for job in [job for job in self._jobs if job <= done]:
-                self._free(job)
+            self.look()
             if not self._jobs or time.monotonic() >= end:
                 break
             time.sleep(0.001)

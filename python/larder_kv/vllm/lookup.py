@@ -3,7 +3,7 @@
 A lookup matches a prompt's chunks, decides how many of them are worth loading,
 stages these and holds them until the load is done. What all lookups hold
 together is bounded: one that finds too much held already only matches, and is
-made again when the scheduler asks for it.
+made again when there is room.
 """
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class Lookup:
     __slots__ = ("request_id", "told", "keys", "limit", "tiers_wanted", "began",
                  "until", "deadline", "done", "left", "lease", "memory",
                  "booked", "crowded", "chunks", "matched", "stored",
-                 "reason", "tier_bytes", "found", "ended", "tiers", "claimed")
+                 "reason", "tier_bytes", "found", "ended", "tiers", "claimed",
+                 "over", "waited")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float):
@@ -93,6 +94,14 @@ class Lookup:
         self.found = 0.0  # when matched was known
         self.tiers = b""  # of every chunk, for events
         self.claimed = 0.0  # when; its load began then
+        self.over = threading.Event()  # set when it is done
+        self.waited = False
+
+    def wait(self, seconds: float) -> None:
+        """For its end, once: who asks again has waited."""
+        if not self.waited:
+            self.waited = True
+            self.over.wait(seconds)
 
     def left_ms(self) -> int:
         return max(1, int((self.deadline - time.monotonic()) * 1000))
@@ -186,8 +195,6 @@ class Finder:
                 self._announce(look, self._options.lookup_ms)
                 continue
             try:
-                if look.told is not None:
-                    self._announce(look.told, look.left_ms())
                 if not look.left:
                     self._find(look)
             except _lib.LarderError as error:
@@ -205,8 +212,11 @@ class Finder:
             with self.lock:
                 look.done = True
                 left = look.left
+            look.over.set()
             if left:
                 self._release(look)
+            if look.told is not None:
+                self._announce(look.told, self._options.lookup_ms)
             if self._events is not None:
                 self._events.looked(look)
             if look.reason == "slower":
@@ -230,13 +240,18 @@ class Finder:
             self._held -= look.booked
             look.booked = 0
 
-    def _book(self, look: Lookup, size: int) -> bool:
-        """One may always be held, however large."""
+    def fits(self, look: Lookup) -> bool:
+        """Whether there is room for what it found. One may always be held,
+        however large."""
+        return (self._held == 0
+                or self._held + sum(look.tier_bytes) <= self._hold_max)
+
+    def _book(self, look: Lookup) -> bool:
         with self.lock:
-            if self._held > 0 and self._held + size > self._hold_max:
+            if not self.fits(look):
                 return False
-            self._held += size
-            look.booked = size
+            look.booked = sum(look.tier_bytes)
+            self._held += look.booked
         return True
 
     def _find(self, look: Lookup) -> None:
@@ -252,7 +267,7 @@ class Finder:
         if chunks == 0:
             return
         look.tier_bytes = tuple(match.tier_bytes)
-        if not self._book(look, sum(look.tier_bytes)):
+        if not self._book(look):
             look.crowded = True
             look.reason = "crowded"
             return
@@ -382,6 +397,10 @@ class Rate:
         self.tokens_per_second = (rate if known == 0
                                   else known + (rate - known) / 4)
 
+    def idle(self) -> bool:
+        """Whether no step that computes is under way."""
+        return not any(tokens for _, tokens in self._steps)
+
     def staged(self, match: _lib.Match, tokens: int, took: float,
                late: bool = False) -> None:
         """Staging it took so long; late: and was not done then. What lost is
@@ -414,11 +433,14 @@ class Rate:
         return rate == 0 or takes * rate < tokens and (
             match.below == 0 or takes < seconds)
 
+    def computes(self, tokens: int) -> float:
+        """Seconds that computing them takes."""
+        rate = self.tokens_per_second
+        return tokens / rate if rate > 0 else float("inf")
+
     def patience(self, tokens: int, match: _lib.Match) -> float:
         """Seconds that waiting for it may take."""
-        rate = self.tokens_per_second
-        return (float("inf") if rate == 0
-                else max(2 * self.expects(match), tokens / rate / 2))
+        return max(2 * self.expects(match), self.computes(tokens) / 2)
 
 
 def _on_gpu() -> bool:

@@ -22,6 +22,7 @@ class Move:
     tables: list[tuple[int, array]]
     ttl_ms: int = 0
     memory: str = ""  # load: from here, where it was fetched to
+    layered: bool = False  # load: in this step, layer by layer (see layers)
     job: int = 0  # save: its number, if one wants to know what became of it
     held: bool = False  # save: its blocks are, so that a thread may make it
     after: Any = None  # in a worker, on a GPU: the event that its copy awaits
@@ -32,3 +33,4 @@ class Step(KVConnectorMetadata):
     loads: list[Move] = field(default_factory=list)
     saves: list[Move] = field(default_factory=list)
     board: str = ""  # see hold; with saves that are held
+    empty: bool = False  # nothing is computed, in this step or beside it

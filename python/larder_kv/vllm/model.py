@@ -408,6 +408,14 @@ def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
     return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks, gpu)
 
 
+def layer_names(model: Model, kv: KVCacheConfig,
+                caches: dict[str, Any]) -> list[str]:
+    """Of the layers of layout(), in its order: a name may come twice."""
+    return [name for info in model.groups
+            for name in kv.kv_cache_groups[info.index].layer_names
+            for _ in _pieces(name, caches[name], kv.num_blocks)]
+
+
 def bytes_per_token(model: Model, layout_: _lib.Layout) -> float:
     """Of all shards, of groups that need every chunk."""
     return sum(layout_.bytes(i) for i, g in enumerate(model.groups)

@@ -1,10 +1,13 @@
 """The scheduler's side: which prefixes are in the store, and what the workers
 shall move.
 
-Nothing here waits. A request's prompt is named when it arrives; a thread looks
-it up and stages it, and the scheduler is told None until that is done, at most
-for lookup_ms after the arrival. A hit is claimed only for what is staged and
-held.
+Nothing here waits while the engine computes. A request's prompt is named when
+it arrives; a thread looks it up and stages it, and the scheduler is told None
+until that is done, at most for lookup_ms after the arrival. A hit is claimed
+only for what is staged and held.
+
+An engine that computes nothing would sleep and ask again: there a moment is
+waited for the lookup, and the workers wait a moment for a load (Step.empty).
 
 A request is asked about again after a failed load, and after a preemption. Once
 it has claimed, it claims nothing more until it was preempted: so a failed load
@@ -20,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import meta, model
+from larder_kv.vllm import meta, model, worker
 from larder_kv.vllm.events import Events, Saved
 from larder_kv.vllm.explain import Explain, Record
 from larder_kv.vllm.hold import Holds
+from larder_kv.vllm.layers import Claims
 from larder_kv.vllm.lookup import Finder, Lookup, Told
 from larder_kv.vllm.request import Prompt, Switches, switches_of
 from larder_kv.vllm.stats import Counts, LarderStats
@@ -37,13 +41,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.larder")
 
+LOOK_SECONDS = 0.003  # that an engine with nothing else to do waits
+
 
 class Tracked:
     """A request, from its arrival to its end."""
 
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
-                 "local", "loading", "record", "turn")
+                 "local", "loading", "record", "until", "layered")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -61,8 +67,9 @@ class Tracked:
         self.saved = 0  # chunks that need not be saved any more
         self.behind = False  # more could be, if less were held
         self.claimed = False
-        self.turn = False  # was looked up again, since it was crowded out
+        self.until = 0.0  # it waits so long for its turn; 0: not crowded out
         self.local = 0
+        self.layered = False  # its load is made in its step: see layers
         self.lookup: Lookup | None = None
 
 
@@ -79,7 +86,11 @@ class Scheduler:
         self.events = events
         self.holds = Holds(config, options, described, self.counts,
                            _spread(config))
+        self.layers = Claims()
         self._job = 0  # the last one's number
+        self._engine = config.kv_transfer_config.engine_id
+        self._alone = config.parallel_config.data_parallel_size == 1
+        self._sooner: set[str] = set()  # loads seen before their report
         self.explain = Explain(
             self.counts, described.chunk_tokens,
             pathlib.Path(_lib.default_socket()).parent / "explain")
@@ -157,6 +168,8 @@ class Scheduler:
     # ---- what the scheduler asks ----
 
     def matched(self, request: Request, local: int) -> tuple[int | None, bool]:
+        if self.layers.alone():
+            return None, False
         t = self.requests.get(request.request_id)
         if t is None:
             return 0, False
@@ -167,6 +180,8 @@ class Scheduler:
             t.record.local_tokens = local
         if look is None or t.claimed or look.left:
             return 0, False
+        if not look.done and self._idle():
+            look.wait(LOOK_SECONDS)
         if not look.done:
             if time.monotonic() < look.until:
                 return None, False
@@ -175,19 +190,33 @@ class Scheduler:
             self._leave(t)
             return 0, False
         if look.crowded:
-            self._leave(t)
-            if t.turn:
-                return 0, False
-            t.turn = True  # it is its turn now, once
-            self._look_up(t)
-            return None, False
+            return self._turn(t, local), False
         end = self.finder.claimable(look)
         if end <= local:
             return 0, False
         if self._sibling(t, local):
             return None, False
         t.local = local
-        return end - local, True
+        if self.layers.unseen():
+            self._layered(None)
+        t.layered = self.layers.wants(request.request_id)
+        return end - local, not t.layered
+
+    def _turn(self, t: Tracked, local: int) -> int | None:
+        """Others hold too much: it waits for its turn while that is less than
+        computing, and is looked up again when there is room."""
+        look, now = t.lookup, time.monotonic()
+        tokens = look.matched * self.model.chunk_tokens - local
+        t.until = t.until or now + min(
+            self.options.lookup_ms / 1000,
+            self.finder.rate.computes(tokens) / 2)
+        if now >= t.until or tokens <= 0:
+            self._leave(t)
+            return 0
+        if self.finder.fits(look):
+            self._leave(t)
+            self._look_up(t)
+        return None
 
     def _sibling(self, t: Tracked, local: int) -> bool:
         """Whether another request loads what this one would: it will be a
@@ -235,6 +264,7 @@ class Scheduler:
 
     def allocated(self, request: Request, blocks: KVCacheBlocks,
                   external: int) -> None:
+        self.layers.begins(request.request_id)
         t = self.requests.get(request.request_id)
         if t is None or t.claimed:
             return
@@ -255,6 +285,12 @@ class Scheduler:
             request.request_id, t.prompt.keys.data(first, last), first, begin,
             end, self._tables(ids, begin, end),
             memory=t.lookup.memory.path if t.lookup.memory else ""))
+        if t.layered:
+            first = begin // self._blocks[0]
+            self.layers.claim(t, self.step.loads[-1],
+                              ids[self._indexes[0]][first:])
+        if (beside := worker.here(self._engine)) is not None:
+            beside.watched = True  # see _look_sooner
         t.lookup.claimed = time.monotonic()
         t.record.claim(begin, external)
         self.counts.add("hit_tokens", external)
@@ -272,13 +308,23 @@ class Scheduler:
 
     def build(self, out: SchedulerOutput) -> meta.Step:
         self.finder.rate.begins(out.total_num_scheduled_tokens)
+        if self.layers.unseen():
+            self._layered(None)
+        self.layers.step(out)
         self._resumed(out)
+        self.holds.look()
         if self.saves:
             self._saves(out)
         step, self.step = self.step, meta.Step()
+        step.empty = self._idle()
         if any(move.held for move in step.saves):
             step.board = self.holds.board
         return step
+
+    def _idle(self) -> bool:
+        """Whether nobody computes: neither this engine, nor others that go in
+        step with it."""
+        return self._alone and self.finder.rate.idle()
 
     def _resumed(self, out: SchedulerOutput) -> None:
         for new in out.scheduled_new_reqs:
@@ -403,7 +449,34 @@ class Scheduler:
             t.behind = False
             self.counts.add("saves_dropped:busy")
 
+    def _look_sooner(self, output: KVConnectorOutput) -> None:
+        """Adds loads that have ended since, where the worker is in this
+        process, and takes out those that were added before. vLLM looks at what
+        has finished after it has shown us."""
+        beside = worker.here(self._engine)
+        if beside is None:
+            return
+        told = set(output.finished_recving or ())
+        ended = beside.take_loaded(told)
+        if output.invalid_block_ids:
+            ended = set()  # loads that failed are sorted out alone
+        output.finished_recving = (told | ended) - self._sooner
+        self._sooner = (self._sooner | ended) - told
+
+    def _layered(self, output: KVConnectorOutput | None) -> None:
+        """The step whose output this is has made its load: see layers."""
+        t, failed = self.layers.over(output and output.invalid_block_ids)
+        if t is None:
+            return
+        if failed:  # what is lost is saved again
+            t.lookup.stored = 0
+            t.saved = min(t.saved, t.local // self.model.chunk_tokens)
+        t.record.report(failed)
+        self._leave(t)
+
     def finished_step(self, output: KVConnectorOutput) -> None:
+        self._layered(output)
+        self._look_sooner(output)
         failed = getattr(output, "failed_recving", ())
         for req_id in output.finished_recving or ():
             t = self.ended.pop(req_id, None) or self.requests.get(req_id)
@@ -428,12 +501,13 @@ class Scheduler:
                                     time.monotonic() - look.claimed)
 
     def finished(self, request: Request) -> None:
+        self.layers.gone(request.request_id)
         t = self.requests.pop(request.request_id, None)
         if t is None:
             return
         self.explain.end(t.record)
         self._give_up(t)
-        if t.loading is not None:
+        if t.loading is not None and not t.layered:
             self.ended[request.request_id] = t  # its load needs what it holds
         else:
             self._leave(t)

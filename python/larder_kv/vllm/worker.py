@@ -5,6 +5,11 @@ blocks the scheduler holds (see hold). Others are copied in wait_for_save(),
 after the forward that computed them, into room that was reserved meanwhile (see
 ahead).
 
+The end of a load comes to the scheduler with a step's output. Steps that
+compute nothing wait a moment for one: else the engine would sleep. Outputs are
+looked at a step later where steps overlap; so a scheduler in the worker's own
+process looks by itself (here()), and counts the report that follows as seen.
+
 On a GPU a copy follows what the engine's stream had to do when it was ordered:
 a load the zeroing of its blocks, a save the forward. An event says when that
 is done; no thread of the engine waits for it.
@@ -19,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import ahead, events, hold, meta, model, pages
+from larder_kv.vllm import ahead, events, hold, layers, meta, model, pages
 from larder_kv.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -29,6 +34,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 LATE = 40  # times save_ms: a save that waited so long for a thread is dropped
+LOAD_SECONDS = 0.002  # that a step which computes nothing waits for a load
+
+_here: dict[str, Worker] = {}  # of this process, by engine
+
+
+def here(engine: str) -> Worker | None:
+    """The only worker of the engine, if it is in this process."""
+    return _here.get(engine)
 
 
 class Worker:
@@ -49,6 +62,11 @@ class Worker:
         self._rank = _world_rank(config)
         self.reports = events.Reports()
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)  # a load
+        self._empty = False  # the step that runs computes nothing
+        self._loading = 0  # loads under way
+        self.watched = False  # somebody looks at this:
+        self._loaded: set[str] = set()  # well, and not known to be reported
         self._done: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
@@ -62,7 +80,12 @@ class Worker:
         self._unsaved: list[meta.Move] = []  # held, and not handed over yet
         self._board = ""
         self._ahead: ahead.Ahead | None = None
+        self.layer_parts = 0  # set before register(): see layers
+        self._layers: layers.Loads | None = None
         self._huge: pages.Huge | None = None
+        self._engine = config.kv_transfer_config.engine_id
+        if config.parallel_config.world_size == 1:
+            _here[self._engine] = self
 
     def register(self, caches: dict[str, Any]) -> None:
         self._layout = model.layout(self.model, self._kv, caches, _say)
@@ -72,6 +95,11 @@ class Worker:
             self._huge = pages.Huge(_memory(caches))
         if self._layout.gpu is not None:
             self._layout.gpu.attach(self.node)
+        if self.layer_parts > 0:
+            self._layers = layers.Loads(
+                self.options, self.counts, self.space, self._layout,
+                self._request, self.layer_parts,
+                model.layer_names(self.model, self._kv, caches))
         self._threads = _start("load", self.options.load_threads, self._work)
         self._savers = _start("save", hold.threads(self.options),
                               self._save_work)
@@ -105,12 +133,29 @@ class Worker:
 
     def start_loads(self, step: meta.Step) -> None:
         self._begin_saves(step)
+        self._empty = step.empty
         if not step.loads:
             return
+        now = [move for move in step.loads if move.layered]
+        with self._lock:
+            self._loading += len(step.loads) - len(now)
         event = self._event()
         for move in step.loads:
             move.after = event
-            self._jobs.put(move)
+            if not move.layered:
+                self._jobs.put(move)
+        for move in now:  # one, at most
+            self._layers.start(move)
+
+    def wait_layer(self, name: str) -> None:
+        """Before a layer of the forward."""
+        if self._layers is not None:
+            self._layers.wait(name)
+
+    def layer_errors(self) -> set[int]:
+        """The blocks of a load of this step that failed."""
+        return (self._layers.bad_blocks() if self._layers is not None
+                else set())
 
     def _event(self) -> Any:
         """What the engine's stream has to do up to now. None: nothing, it is
@@ -151,12 +196,17 @@ class Worker:
                     "larder: load of %s failed after %.0f ms (%s): it is "
                     "computed", move.request_id, ms, cause)
             with self._lock:
+                self._loading -= 1
                 self._done.add(move.request_id)
-                if status != _lib.OK:
+                if status == _lib.OK:
+                    if self.watched:
+                        self._loaded.add(move.request_id)
+                else:
                     self._failed.add(move.request_id)
                     for _, ids in move.tables:
                         self._bad_blocks.update(ids)
                     self._bad_blocks.discard(_lib.NULL_BLOCK)
+                self._ended.notify()
 
     def _request(self, move: meta.Move, timeout_ms: int) -> _lib.Move:
         tables = (_lib.Table * len(move.tables))(
@@ -245,7 +295,7 @@ class Worker:
                 self.counts.add("saves_dropped:late")
                 return
             began = time.monotonic()
-            done = self._save(move, self.options.save_ms)
+            done = self._save(move, hold.deadline_ms(self.options))
             self.counts.time("save_ms", (time.monotonic() - began) * 1000)
         except Exception:
             logger.exception("larder: save of %s", move.request_id)
@@ -277,6 +327,9 @@ class Worker:
         return self._run(move, timeout_ms, False)
 
     def save(self, step: meta.Step) -> None:
+        if self._layers is not None and not self._layers.finish():
+            self._save_nothing(step)  # it was computed from what is wrong
+            return
         self._hand_over()
         moves = [move for move in step.saves if not move.held]
         if not moves:
@@ -299,6 +352,12 @@ class Worker:
         if late:
             self.counts.add("saves_late")
         self.counts.time("save_ms", (time.monotonic() - began) * 1000)
+
+    def _save_nothing(self, step: meta.Step) -> None:
+        self._unsaved = []
+        for move in step.saves:
+            if move.job:
+                self._drop(move, "failed")
 
     def _save(self, move: meta.Move, timeout_ms: int) -> bool:
         """Whether the store has all of it now."""
@@ -324,6 +383,8 @@ class Worker:
         """Loads that ended since the last call, those of them that failed, and
         the blocks these were for."""
         with self._lock:
+            if self._empty and self._loading and not self._done:
+                self._ended.wait(LOAD_SECONDS)
             found = self._done, self._failed, self._bad_blocks
             # Never one that a load may still add to: an id that is given
             # twice ends the engine.
@@ -331,20 +392,43 @@ class Worker:
             self._bad_blocks = set()
         return found
 
+    def report(self) -> events.Saved | None:
+        """What became of saves. For who looks by itself there is one of each
+        step that computes nothing while loads are under way: vLLM shows its
+        scheduler no output that is empty."""
+        found = self.reports.take()
+        if (found is None and self._empty and self.watched
+                and (self._loading or self._loaded)):
+            found = events.Saved()
+        return found
+
+    def take_loaded(self, told: set[str]) -> set[str]:
+        """For who looks by itself: loads that ended well; told: those whose
+        report has come."""
+        with self._lock:
+            found = set(self._loaded)
+            self._loaded -= told
+        return found
+
     def close(self) -> None:
-        """What is queued to be saved is, as far as save_ms goes."""
+        """What is queued to be saved is, as far as its deadline goes."""
+        if _here.get(self._engine) is self:
+            del _here[self._engine]
         if self._huge is not None:
             self._huge.close()
         for _ in self._savers:
             self._saves.put(None)
         for _ in self._threads:
             self._jobs.put(None)
-        _join(self._savers, self.options.save_ms / 1000)
+        seconds = hold.deadline_ms(self.options) / 1000
+        _join(self._savers, seconds)
         self._closing = True
-        _join(self._savers, self.options.save_ms / 1000 + 1)
+        _join(self._savers, seconds + 1)
         _join(self._threads, self.options.load_ms / 1000 + 1)
         ended = self._ahead is None or self._ahead.close(
             self.options.save_ms / 1000 + 1)
+        if self._layers is not None:
+            ended = self._layers.close(self.options.load_ms / 1000) and ended
         if ended and not any(thread.is_alive()
                              for thread in [*self._savers, *self._threads]):
             self._say_copies()

@@ -1,8 +1,9 @@
-"""Speculative decoding with a drafter that has KV of its own (EAGLE-3, one
-layer beside the target's four): a hit ends one block earlier, as vLLM's own
-does; the answer is that of the engine's own hit, bit by bit, and just as many
-drafts are accepted. What is saved while drafts are refused is right: turn two
-hits the answer of turn one."""
+"""Speculative decoding with a drafter that has KV of its own, one layer beside
+the target's four: EAGLE-3, and the head for multi-token prediction that a model
+brings itself. A hit ends one block earlier, as vLLM's own does; the answer is
+that of the engine's own hit, bit by bit, and just as many drafts are accepted.
+What is saved while drafts are refused is right: turn two hits the answer of
+turn one."""
 import contextlib
 
 import pytest
@@ -18,8 +19,10 @@ LONG = rig.prompt("eagle", 2100)
 QUESTION = rig.prompt("eagle question", 500)
 MORE = rig.prompt("eagle more", 200)
 ANSWER = 300  # tokens of turn one: they fill a chunk with the question's
-FEW = dict(max_tokens=60, sampling={"allowed_token_ids": list(drafts.TOKENS)})
+FEW = dict(max_tokens=60, timeout=600,
+           sampling={"allowed_token_ids": list(drafts.TOKENS)})
 LAYERS = 5  # the last is the drafter's
+KINDS = {"eagle3": "dense", "mtp": "mtp"}  # a drafter, and its model
 
 
 class Told:
@@ -37,17 +40,22 @@ def counted(engine, ask):
     return answer, {n: v - before.get(n, 0) for n, v in read().items()}
 
 
-@pytest.fixture(scope="module")
-def told(version, tmp_path_factory):
-    told = Told()
-    draft = drafts.make_with(rig.python_of(version),
-                             tmp_path_factory.mktemp("draft"))
-    args = dict(speculative_config={
-        "method": "eagle3", "model": draft, "num_speculative_tokens": 3})
+def speculation(method, version, folder):
+    given = {"method": method, "num_speculative_tokens": 3}
+    if method == "eagle3":
+        given["model"] = drafts.make_with(rig.python_of(version), folder)
+    return dict(speculative_config=given)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def told(request, version, tmp_path_factory):
+    told, kind = Told(), KINDS[request.param]
+    args = speculation(request.param, version,
+                       tmp_path_factory.mktemp("draft"))
     with contextlib.ExitStack() as stack:
         told.node = stack.enter_context(rig.node(
             tmp_path_factory.mktemp("node")))
-        with rig.engine(version, "dense", told.node.url(), **args) as engine:
+        with rig.engine(version, kind, told.node.url(), **args) as engine:
             engine.ask_one(LONG, **FEW)
             told.own = counted(engine, lambda: engine.ask_one(LONG, **FEW))
             assert told.own[0]["cached"] == length(LONG)
@@ -58,7 +66,7 @@ def told(version, tmp_path_factory):
             assert told.own_two[0]["cached"] == length(told.turn_two)
             told.about = engine.ask("inside", "space")
         told.engine = stack.enter_context(rig.engine(
-            version, "dense", told.node.url(), **args))
+            version, kind, told.node.url(), **args))
         told.store = stack.enter_context(rig.Store(told.node.url(),
                                                    told.about))
         yield told

@@ -1,0 +1,355 @@
+"""What the connector makes of a model: the names of its spaces, of its weights,
+and what is refused (test_surface.py)."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import rig
+import torch
+import vllm
+from larder_kv import _lib
+from larder_kv.vllm import model, plugin, versions
+from vllm.v1 import kv_cache_interface as kvi
+
+import models
+from surface import (MODELS, config_of, dense, described, full_of, gemma3,
+                     kv_of, refused, state_of, window_of)
+
+__all__ = ["dense", "gemma3"]  # fixtures
+
+
+def longrope(length):
+    factors = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    return {"max_model_len": length, "hf_overrides": {"rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4,
+        "original_max_position_embeddings": 2048, **factors}}}
+
+
+# Settings that change the bytes of KV, or what they mean.
+CHANGING = {
+    "dtype": dict(dtype="float32"),
+    "kv cache dtype": dict(kv_cache_dtype="fp8"),
+    "tensor parallel": dict(tensor_parallel_size=2),
+    "pipeline parallel": dict(pipeline_parallel_size=2),
+    "block size": dict(block_size=64),
+    "load format": dict(load_format="dummy"),
+    "rope": dict(hf_overrides={"rope_parameters": {
+        "rope_type": "default", "rope_theta": 5e5}}),
+    "epsilon": dict(hf_overrides={"rms_norm_eps": 1e-3}),
+}
+HARMLESS = {
+    "length": dict(max_model_len=2048),
+    "sequences": dict(max_num_seqs=3),
+    "batch": dict(max_num_batched_tokens=128),
+    "served name": dict(served_model_name="somebody"),
+    "own prefix cache": dict(enable_prefix_caching=False),
+    "seed": dict(seed=7),
+    "graphs": dict(enforce_eager=False),
+    "log": dict(disable_log_stats=True),
+    "n-gram": dict(speculative_config={
+        "method": "ngram", "num_speculative_tokens": 2,
+        "prompt_lookup_max": 3}),
+    "connector": dict(kv_transfer_config={
+        "kv_connector": "LarderConnector", "kv_role": "kv_consumer",
+        "kv_connector_module_path": "larder_kv.vllm",
+        "kv_connector_extra_config": {"lookup_ms": 7}}),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(dense):
+    return described(config_of(dense))
+
+
+def space_of(one):
+    """All that makes a space another: what Node.space() is given."""
+    return one.descriptor, one.shards, one.chunk_tokens
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_setting_that_changes_bytes(dense, plain, name):
+    other = described(config_of(dense, **CHANGING[name]))
+    assert other.descriptor != plain.descriptor
+    assert other.name != plain.name
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_setting_that_does_not(dense, plain, name):
+    other = described(config_of(dense, **HARMLESS[name]))
+    assert space_of(other) == space_of(plain)
+
+
+def test_number_of_blocks_does_not(dense, plain):
+    config = config_of(dense)
+    other = described(config, kv_of(full_of(config), blocks=999))
+    assert space_of(other) == space_of(plain)
+
+
+def test_longrope_depends_on_the_length(dense):
+    """vLLM takes the long factors as soon as max_model_len is larger than
+    the original length: other KV. On one side of it, it is the same."""
+    found = [described(config_of(dense, **longrope(length))).descriptor
+             for length in (1024, 2048, 2049, 4096)]
+    assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_window_and_groups_change_it(gemma3):
+    config = config_of(gemma3)
+    kvs = {"full": kv_of(full_of(config)),
+           "one window": kv_of(window_of(config), full_of(config)),
+           "swapped": kv_of(full_of(config), window_of(config)),
+           "narrow": kv_of(window_of(config, 256), full_of(config)),
+           "two": kv_of(window_of(config), window_of(config),
+                        full_of(config))}
+    found = {name: described(config, kv).descriptor
+             for name, kv in kvs.items()}
+    assert len(set(found.values())) == len(kvs), found.keys()
+    other = config_of(gemma3, hf_overrides={"sliding_window": 256})
+    assert (described(other, kvs["full"]).descriptor
+            != found["full"]), "the config's own window"
+
+
+def test_packing_changes_it(dense, plain, monkeypatch):
+    """Who orders the bytes in a page: instructions, layouts, versions."""
+    amx = torch.cpu._is_amx_tile_supported()
+
+    def changed(*patches):
+        with monkeypatch.context() as patch:
+            for target, name, value in patches:
+                patch.setattr(target, name, value)
+            return described(config_of(dense)).descriptor
+
+    found = {
+        "capability": changed((torch.backends.cpu, "get_cpu_capability",
+                               lambda: "OTHER")),
+        "amx": changed((torch.cpu, "_is_amx_tile_supported",
+                        lambda: not amx)),
+        "version": changed((versions, "minor", lambda: "0.99")),
+        "format": changed((model, "FORMAT", model.FORMAT + 1)),
+    }
+    for layout in ("HND", "NHD"):
+        with monkeypatch.context() as patch:
+            patch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
+            found[layout] = described(config_of(dense)).descriptor
+    if hasattr(kvi.KVCacheConfig, "kv_cache_layout"):
+        config = config_of(dense)
+        kv = kv_of(full_of(config))
+        kv.kv_cache_layout = "BLHNC"
+        found["kv layout"] = described(config, kv).descriptor
+    assert plain.descriptor not in found.values()
+    assert len(set(found.values())) == len(found)
+
+
+def test_quantization_and_drafts_change_it(dense, plain):
+    """As vLLM has them in its configuration."""
+    config = config_of(dense)
+    config.model_config.quantization = "fp8"
+    assert described(config).descriptor != plain.descriptor
+    found = []
+    for epsilon in (1e-6, 1e-3):
+        config = config_of(dense)
+        draft = config_of(dense, hf_overrides={"rms_norm_eps": epsilon})
+        config.speculative_config = SimpleNamespace(
+            method="eagle", draft_model_config=draft.model_config)
+        found.append(described(config).descriptor)
+    assert len({plain.descriptor, *found}) == 3
+
+
+def test_pipeline_partition_changes_it(dense, monkeypatch):
+    """Which layers a rank has is what its shard holds."""
+    monkeypatch.delenv("VLLM_PP_LAYER_PARTITION", raising=False)
+    found = []
+    for partition in (None, "1,3", "3,1"):
+        if partition:
+            monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", partition)
+        found.append(described(
+            config_of(dense, pipeline_parallel_size=2)).descriptor)
+    assert len(set(found)) == 3
+
+
+def test_shards_and_replicas(dense):
+    """Two KV heads: four ranks hold each twice."""
+    for ranks, stages, shards, replicas in (
+            (1, 1, 1, 1), (2, 1, 2, 1), (4, 1, 2, 2), (2, 2, 4, 1)):
+        one = described(config_of(dense, tensor_parallel_size=ranks,
+                                  pipeline_parallel_size=stages))
+        assert (one.shards, one.replicas) == (shards, replicas)
+
+
+# ---- weights ----
+
+
+def copy_of(path, folder):
+    shutil.copytree(path, folder)
+    return folder
+
+
+def fingerprint_of(path, **more):
+    return model.fingerprint(config_of(path, **more).model_config)
+
+
+def test_fingerprint_is_of_content(dense, tmp_path):
+    print_of = fingerprint_of(dense)
+    assert fingerprint_of(copy_of(dense, tmp_path / "elsewhere")) == print_of
+    assert fingerprint_of(dense, served_model_name="x") == print_of
+
+
+@pytest.mark.parametrize("where", ["first", "middle", "last tensor"])
+def test_fingerprint_sees_a_weight(dense, tmp_path, where):
+    """One byte, where samples are taken: of the first tensor, of one in the
+    middle, of the last."""
+    folder = copy_of(dense, tmp_path / "changed")
+    [file] = folder.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    tensors = sorted(8 + length + t["data_offsets"][0]
+                     for n, t in json.loads(data[8:8 + length]).items()
+                     if n != "__metadata__")
+    at = {"first": tensors[0], "middle": tensors[len(tensors) // 2],
+          "last tensor": tensors[-1]}[where]
+    data[at] ^= 1
+    file.write_bytes(data)
+    assert fingerprint_of(folder) != fingerprint_of(dense)
+
+
+def test_fingerprint_sees_size_name_and_config(dense, tmp_path):
+    found = [fingerprint_of(dense)]
+    longer = copy_of(dense, tmp_path / "longer")
+    [file] = longer.glob("*.safetensors")
+    with open(file, "ab") as out:
+        out.write(b"\0")
+    found.append(fingerprint_of(longer))
+    renamed = copy_of(dense, tmp_path / "renamed")
+    [file] = renamed.glob("*.safetensors")
+    file.rename(renamed / "other.safetensors")
+    found.append(fingerprint_of(renamed))
+    config = copy_of(dense, tmp_path / "config")
+    text = (config / "config.json").read_text()
+    assert '"head_dim": 64' in text
+    (config / "config.json").write_text(
+        text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+    found.append(fingerprint_of(config))
+    assert len(set(found)) == 4
+
+
+def test_fingerprint_of_other_weights(dense):
+    other = models.make(str(MODELS), "dense", seed=2)
+    assert fingerprint_of(other) != fingerprint_of(dense)
+
+
+# ---- refused ----
+
+
+def test_unsupported_version(monkeypatch):
+    for version in ("0.31.1", "0.20.2", "1.0.0", "dev"):
+        monkeypatch.setattr(vllm, "__version__", version)
+        refused(versions.check, version, "0.24.x", "0.29.x", "0.32.x")
+    for version in ("0.32.0", "0.32.1.dev3+cpu", "0.29.7", "0.24.0"):
+        monkeypatch.setattr(vllm, "__version__", version)
+        versions.check()
+
+
+def run_alone(text):
+    return subprocess.run(
+        [sys.executable, "-B", "-c", text], text=True, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=dict(os.environ, PYTHONPATH=str(rig.ROOT / "python")))
+
+
+def test_unsupported_version_is_told_first():
+    """Before anything is imported that such a version may not have."""
+    done = run_alone(
+        "import sys, vllm\nvllm.__version__ = '0.20.2'\n"
+        "import larder_kv.vllm.plugin\n"
+        "assert 'larder_kv.vllm.connector' not in sys.modules\n"
+        "sys.modules['vllm.distributed.kv_transfer.kv_connector.v1.base'] "
+        "= None\n"
+        "from larder_kv.vllm import LarderConnector\n")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "larder: vLLM 0.20.2 is not supported; use one of" in last, (
+        done.stderr[-2000:])
+
+
+def test_registered_by_name():
+    from vllm.distributed.kv_transfer.kv_connector.factory import (
+        KVConnectorFactory)
+
+    plugin.register()
+    plugin.register()
+    found = KVConnectorFactory.get_connector_class_by_name("LarderConnector")
+    assert found.__module__.startswith("larder_kv.vllm")
+    assert found.__name__ == "LarderConnector"
+
+
+def test_kinds_of_groups(dense):
+    config = config_of(dense)
+    common = dict(block_size=128, num_kv_heads=2, head_size=64,
+                  dtype=torch.bfloat16)
+    full, window, state = (full_of(config), window_of(config, 512),
+                           state_of(config))
+    one = described(config, kv_of(full, window, state))
+    assert [g.rule for g in one.groups] == [
+        _lib.RULE_ALL, _lib.RULE_TRAILING, _lib.RULE_LAST]
+    assert one.has_state and one.groups[1].window_tokens >= 512
+    for name, more in (("ChunkedLocalAttentionSpec",
+                        {"attention_chunk_size": 512}),
+                       ("CrossAttentionSpec", {}),
+                       ("EncoderOnlyAttentionSpec", {}),
+                       ("RSWASpec", {"rswa_window": 64}),
+                       ("SinkFullAttentionSpec", {"sink_len": 128})):
+        kind = getattr(kvi, name, None)
+        if kind is None:
+            continue
+        try:
+            spec = kind(**common, **more)
+        except TypeError:  # other fields in this version
+            spec = kind.__new__(kind)
+        refused(lambda: described(config, kv_of(spec)), name)
+
+
+def test_uniform_groups(dense):
+    """Layers of one kind with pages of their own; never of several kinds."""
+    config = config_of(dense)
+
+    def uniform(**specs):
+        return kv_of(kvi.UniformTypeKVCacheSpecs(
+            block_size=config.cache_config.block_size, kv_cache_specs=specs))
+
+    alike = uniform(a=full_of(config), b=full_of(config, head_size=128))
+    one = described(config, alike)
+    assert one.groups[0].rule == _lib.RULE_ALL
+    assert one.descriptor == described(config).descriptor, (
+        "the scheduler sees one layer's spec in its place")
+    refused(lambda: described(config, uniform(
+        a=full_of(config), b=window_of(config, 512))), "mixes")
+
+
+def test_refused_settings(dense):
+    config = config_of(dense, pipeline_parallel_size=2)
+    refused(lambda: described(config, kv_of(full_of(config),
+                                            window_of(config, 512))),
+            "pipeline parallelism")
+    config = config_of(dense)
+    refused(lambda: described(config, kv_of()), "no KV cache")
+    refused(lambda: described(config, chunk=100), "chunk=100", "128", "use ")
+    config.parallel_config.decode_context_parallel_size = 2
+    refused(lambda: described(config), "decode_context_parallel_size")
+
+
+def test_chunk(dense):
+    config = config_of(dense)
+    assert described(config).chunk_tokens == 256
+    assert described(config, chunk=384).chunk_tokens == 384
+    small = config_of(dense, block_size=16)
+    assert described(small).chunk_tokens == 256
+    both = kv_of(full_of(config, block_size=640),
+                 window_of(config, 512, block_size=128))
+    assert described(config, both).chunk_tokens == 640
+    odd = kv_of(full_of(config, block_size=48),
+                window_of(config, 512, block_size=32))
+    assert described(config, odd).chunk_tokens == 288
