@@ -4,9 +4,13 @@
  * Objects of 16 MiB are put by the tier's lanes, sealed, and single records of
  * them are got by ranged reads and checked; in turns with as many threads that
  * write and read plain files of the same sizes with O_DIRECT, each write ended
- * by an fsync. With --shared the tier is the one at that URL: for a directory
- * the plain files are made beside it, for Valkey or Redis the limit is what
- * redis-benchmark reaches with values of that size and as many connections.
+ * by an fsync. (For puts the tier has a lane more: it leaves one to reads, so
+ * that as many write.) With --shared the tier is the one at that URL: for a
+ * directory the plain files are made beside it, for Valkey or Redis the limit
+ * is what redis-benchmark reaches with values of that size and as many
+ * connections. "Plain with tags" is what the machine has to give: the same
+ * plain files by the same threads, each of which also computes a tag and a
+ * checksum for every record, and nothing else.
  *
  * What was put is got again after each round and compared, outside the time.
  * All of it is removed at the end, but for the one key that redis-benchmark
@@ -26,55 +30,15 @@
 #include "base/copy.h"
 #include "base/text.h"
 #include "base/thread.h"
-#include "cli/bench.h"
-#include "shared/tier.h"
+#include "cli/bench_shared.h"
 
-#define LANES 8u /* as many as a node has unless told otherwise */
-#define OBJECT_BYTES LDR_TIER_OBJECT_BYTES
-#define OBJECTS 24u /* of a round */
-#define ROUNDS 5u
+#define ROUNDS 8u
 #define FLYING 24u /* writes; reads: as many bytes */
-#define CALL_NS ((uint64_t)60 * 1000000000)
-
-typedef struct shared {
-    ldr_bench_t *bench;
-    const char *name;
-    bool get;
-    uint64_t size;           /* of a record's payload */
-    unsigned records;        /* of an object */
-    char url[256], dir[256]; /* dir: "" if there is none */
-    ldr_tier_t *tier;
-    ldr_backend_t *bare; /* a back end of the same storage */
-    uint32_t tenant, space;
-    uint8_t tenant_id[LDR_ID_BYTES];
-    uint8_t *source, *target; /* OBJECTS objects each */
-    uint8_t *blocks;          /* a descriptor for each read in flight */
-    uint64_t first;           /* key of the round */
-    unsigned round;           /* of puts, each to space of its own */
-    uint32_t *crcs;           /* of the source's records */
-    ldr_samples_t ours, bared, raw;
-    const char *why;
-
-    pthread_mutex_t lock; /* what is below */
-    pthread_cond_t changed;
-    unsigned flying, failed;
-    int error; /* of the first that failed */
-} shared_t;
-
-static uint64_t soon(void)
-{
-    return ldr_now_ns(&ldr_clock_real) + CALL_NS;
-}
-
-static uint64_t round_bytes(void)
-{
-    return OBJECTS * OBJECT_BYTES;
-}
 
 /* ---- in flight ---- */
 
 /* Waits until fewer than this are. */
-static void wait_below(shared_t *s, unsigned most)
+static void wait_below(ldr_sharing_t *s, unsigned most)
 {
     pthread_mutex_lock(&s->lock);
     while (s->flying >= most) {
@@ -84,7 +48,7 @@ static void wait_below(shared_t *s, unsigned most)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void ended(shared_t *s, int error)
+static void ended(ldr_sharing_t *s, int error)
 {
     pthread_mutex_lock(&s->lock);
     s->flying--;
@@ -95,7 +59,7 @@ static void ended(shared_t *s, int error)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void wait_all(shared_t *s)
+static void wait_all(ldr_sharing_t *s)
 {
     wait_below(s, 1);
     ended(s, 0);
@@ -113,7 +77,7 @@ static void put_done(ldr_tier_write_t *write)
     ended(write->arg, write->error);
 }
 
-static bool put_object(shared_t *s, putting_t *p, unsigned object)
+static bool put_object(ldr_sharing_t *s, putting_t *p, unsigned object)
 {
     ldr_tier_write_t *w = &p->write;
 
@@ -121,7 +85,7 @@ static bool put_object(shared_t *s, putting_t *p, unsigned object)
                             .space = s->space,
                             .count = s->records,
                             .iov = p->iov,
-                            .deadline_ns = soon(),
+                            .deadline_ns = ldr_sharing_soon(),
                             .done = put_done,
                             .arg = s};
     for (uint32_t i = 0; i < s->records; i++) {
@@ -143,20 +107,20 @@ static bool put_object(shared_t *s, putting_t *p, unsigned object)
     return ldr_tier_write(s->tier, w);
 }
 
-static double put_round(shared_t *s)
+static double put_round(ldr_sharing_t *s)
 {
-    putting_t *puts = ldr_alloc(OBJECTS * sizeof(*puts));
+    putting_t *puts = ldr_alloc(LDR_SHARING_OBJECTS * sizeof(*puts));
     bool ok = puts != NULL;
     double begin;
 
-    for (size_t i = 0; i < OBJECTS * s->records; i++) {
+    for (size_t i = 0; i < LDR_SHARING_OBJECTS * s->records; i++) {
         uint8_t *data = s->source + i * s->size;
 
         ldr_pool_stamp(data, s->size, s->first + i);
         s->crcs[i] = ldr_crc32c(0, data, s->size);
     }
     begin = ldr_bench_now();
-    for (unsigned i = 0; i < OBJECTS && ok; i++) {
+    for (unsigned i = 0; i < LDR_SHARING_OBJECTS && ok; i++) {
         wait_below(s, FLYING);
         ok = put_object(s, &puts[i], i);
         if (!ok) {
@@ -173,20 +137,32 @@ static double put_round(shared_t *s)
 /* ---- gets ---- */
 
 typedef struct getting {
-    shared_t *shared;
+    ldr_sharing_t *shared;
     ldr_tier_read_t read;
     struct iovec iov;
 } getting_t;
 
+/* Of a round: whoever has got a record asks for the next, as a node does. */
+typedef struct gets {
+    getting_t *all;
+    size_t next, count; /* under lock */
+} gets_t;
+
+static void get_next(ldr_sharing_t *s);
+
 static void get_done(ldr_tier_read_t *read)
 {
     const getting_t *g = read->arg;
+    ldr_sharing_t *s = g->shared;
 
-    ended(g->shared, read->error);
+    if (read->error == 0) {
+        get_next(s);
+    }
+    ended(s, read->error);
 }
 
 /* The record's place is looked up as a load would. */
-static bool get_record(shared_t *s, getting_t *g, size_t at)
+static bool get_record(ldr_sharing_t *s, getting_t *g, size_t at)
 {
     larder_key_t key;
 
@@ -198,7 +174,7 @@ static bool get_record(shared_t *s, getting_t *g, size_t at)
                                 .iov = &g->iov,
                                 .iov_count = 1,
                                 .block = s->blocks + at * LDR_BLOCK,
-                                .deadline_ns = soon(),
+                                .deadline_ns = ldr_sharing_soon(),
                                 .done = get_done,
                                 .arg = g};
     g->read.error = -ENOENT;
@@ -207,187 +183,46 @@ static bool get_record(shared_t *s, getting_t *g, size_t at)
            ldr_tier_read(s->tier, &g->read);
 }
 
-static double get_round(shared_t *s)
+static void get_next(ldr_sharing_t *s)
 {
-    size_t count = OBJECTS * s->records;
-    getting_t *gets = ldr_alloc(count * sizeof(*gets));
-    bool ok = gets != NULL;
-    double begin = ldr_bench_now();
+    gets_t *gets = s->gets;
 
-    for (size_t i = 0; i < count && ok; i++) {
-        wait_below(s, FLYING);
-        ok = get_record(s, &gets[i], i);
-        if (!ok) {
-            ended(s, gets[i].read.error);
-        }
+    pthread_mutex_lock(&s->lock);
+    size_t at = gets->next;
+    bool some = at < gets->count && s->failed == 0;
+    gets->next += some;
+    s->flying += some;
+    pthread_mutex_unlock(&s->lock);
+    if (some && !get_record(s, &gets->all[at], at)) {
+        ended(s, gets->all[at].read.error);
+    }
+}
+
+static double get_round(ldr_sharing_t *s)
+{
+    gets_t gets = {.count = LDR_SHARING_OBJECTS * s->records};
+    double begin;
+
+    gets.all = ldr_alloc(gets.count * sizeof(*gets.all));
+    s->gets = &gets;
+    s->why = "not enough memory";
+    if (gets.all == NULL) {
+        return 0;
+    }
+    begin = ldr_bench_now();
+    for (unsigned i = 0; i < FLYING; i++) {
+        get_next(s);
     }
     wait_all(s);
     double seconds = ldr_bench_now() - begin;
-    ldr_free(gets);
+    ldr_free(gets.all);
     s->why = "a get failed";
-    if (!ok || s->failed > 0) {
+    if (s->failed > 0) {
         return 0;
     }
     s->why = "a get gave wrong bytes";
-    return ldr_pool_verify(s->target, s->source, round_bytes()) ? seconds : 0;
-}
-
-/* ---- plain files ---- */
-
-typedef struct part {
-    shared_t *s;
-    unsigned number;
-    bool write;
-    bool bare; /* through the back end, not a plain file */
-} part_t;
-
-static void raw_path(const shared_t *s, unsigned n, char *path, size_t size)
-{
-    snprintf(path, size, "%s/.bench-raw-%u-%u", s->dir, s->round, n);
-}
-
-static bool raw_write(const shared_t *s, unsigned object)
-{
-    char path[300];
-
-    raw_path(s, object, path, sizeof(path));
-    int fd = open(path, O_CREAT | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600);
-    bool ok = fd >= 0 &&
-              pwrite(fd, s->source + object * OBJECT_BYTES, OBJECT_BYTES, 0) ==
-                  (ssize_t)OBJECT_BYTES &&
-              fsync(fd) == 0;
-    if (fd >= 0) {
-        close(fd);
-    }
-    return ok;
-}
-
-static bool raw_read(const shared_t *s, unsigned object)
-{
-    char path[300];
-    bool ok = true;
-
-    raw_path(s, object, path, sizeof(path));
-    int fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-    for (unsigned i = 0; i < s->records && ok && fd >= 0; i++) {
-        uint64_t at = i * s->size;
-
-        ok = pread(fd, s->target + object * OBJECT_BYTES + at, s->size,
-                   (off_t)at) == (ssize_t)s->size;
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-    return ok && fd >= 0;
-}
-
-/* The same by the back end, below the tier: no seals, no records. */
-static void bare_name(const shared_t *s, unsigned object, char *name)
-{
-    ldr_hex(s->tenant_id, LDR_ID_BYTES, name);
-    snprintf(name + (size_t)2 * LDR_ID_BYTES,
-             LDR_OBJECT_NAME_MAX - 2 * LDR_ID_BYTES, "/b/%u-%u", s->round,
-             object);
-}
-
-static bool bare_write(const shared_t *s, unsigned object)
-{
-    struct iovec iov = {s->source + object * OBJECT_BYTES, OBJECT_BYTES};
-    char name[LDR_OBJECT_NAME_MAX + 1];
-
-    bare_name(s, object, name);
-    return s->bare->ops->put(s->bare, name, &iov, 1, 0, soon()) == 0;
-}
-
-static bool bare_read(const shared_t *s, unsigned object)
-{
-    char name[LDR_OBJECT_NAME_MAX + 1];
-    bool ok = true;
-
-    bare_name(s, object, name);
-    for (unsigned i = 0; i < s->records && ok; i++) {
-        uint64_t at = i * s->size;
-        struct iovec iov = {s->target + object * OBJECT_BYTES + at, s->size};
-
-        ok = s->bare->ops->get(s->bare, name, at, &iov, 1, soon()) == 0;
-    }
-    return ok;
-}
-
-static bool raw_part(void *arg)
-{
-    part_t *p = arg;
-    bool ok = true;
-
-    for (unsigned i = p->number; i < OBJECTS && ok; i += LANES) {
-        if (p->bare) {
-            ok = p->write ? bare_write(p->s, i) : bare_read(p->s, i);
-        } else {
-            ok = p->write ? raw_write(p->s, i) : raw_read(p->s, i);
-        }
-    }
-    return ok;
-}
-
-static void raw_remove(shared_t *s)
-{
-    char path[300];
-
-    for (; s->dir[0] != '\0'; s->round--) {
-        for (unsigned i = 0; i < OBJECTS; i++) {
-            raw_path(s, i, path, sizeof(path));
-            unlink(path);
-        }
-        if (s->round == 0) {
-            break;
-        }
-    }
-}
-
-static double raw_round(shared_t *s, bool bare, bool write)
-{
-    part_t parts[LANES];
-
-    for (unsigned i = 0; i < LANES; i++) {
-        parts[i] = (part_t){.s = s, .number = i, .write = write, .bare = bare};
-    }
-    return ldr_bench_together(LANES, false, raw_part, parts, sizeof(parts[0]));
-}
-
-/* ---- redis-benchmark ---- */
-
-/* Bytes a second of its SET or GET; 0: it is not here, or cannot. */
-static double redis_rate(const shared_t *s)
-{
-    char host[128], command[400], line[256];
-    uint64_t bytes = s->get ? s->size : OBJECT_BYTES;
-    unsigned port = 6379;
-    double rate = 0;
-
-    if (sscanf(s->url, "valkey://%127[^:/?]:%u", host, &port) < 1 ||
-        strspn(host, "abcdefghijklmnopqrstuvwxyz0123456789.-") !=
-            strlen(host)) {
-        return 0;
-    }
-    snprintf(command, sizeof(command),
-             "redis-benchmark -h %s -p %u -t %s -d %llu -c %u -n %llu --csv "
-             "2>/dev/null",
-             host, port, s->get ? "set,get" : "set", (unsigned long long)bytes,
-             LANES, (unsigned long long)(round_bytes() / bytes));
-    FILE *out = popen(command, "re");
-    while (out != NULL && fgets(line, sizeof(line), out) != NULL) {
-        char what[8];
-        double rps;
-
-        if (sscanf(line, "\"%7[A-Z]\",\"%lf\"", what, &rps) == 2 &&
-            strcmp(what, s->get ? "GET" : "SET") == 0) {
-            rate = rps * (double)bytes;
-        }
-    }
-    if (out != NULL) {
-        pclose(out);
-    }
-    return rate;
+    return ldr_pool_verify(s->target, s->source, ldr_sharing_bytes()) ? seconds
+                                                                      : 0;
 }
 
 /* ---- removing ---- */
@@ -397,12 +232,12 @@ static int remove_one(void *arg, const char *name, uint64_t bytes)
     ldr_backend_t *b = arg;
 
     (void)bytes;
-    b->ops->remove(b, name, soon());
+    b->ops->remove(b, name, ldr_sharing_soon());
     return 0;
 }
 
 /* All that the tenant of this run has below there ("" or "o/"). */
-static void tenant_remove(const shared_t *s, const char *below)
+static void tenant_remove(const ldr_sharing_t *s, const char *below)
 {
     char hex[LDR_HEX_BYTES(LDR_ID_BYTES)], prefix[sizeof(hex) + 8];
 
@@ -414,26 +249,26 @@ static void tenant_remove(const shared_t *s, const char *below)
 /* ---- rounds ---- */
 
 /* In bytes a second; 0: there is no limit to compare with. */
-static double limit(shared_t *s)
+static double limit(ldr_sharing_t *s)
 {
     double seconds;
 
     if (s->dir[0] == '\0') {
-        return redis_rate(s);
+        return ldr_sharing_redis(s);
     }
-    seconds = raw_round(s, false, !s->get);
-    return seconds > 0 ? (double)round_bytes() / seconds : 0;
+    seconds = ldr_sharing_round(s, LDR_WAY_LIMIT, !s->get);
+    return seconds > 0 ? (double)ldr_sharing_bytes() / seconds : 0;
 }
 
 /* Puts have keys of their own each time, and are read back. */
-static double turn(shared_t *s)
+static double turn(ldr_sharing_t *s)
 {
     double seconds;
 
     if (s->get) {
         return get_round(s);
     }
-    s->first += OBJECTS * s->records;
+    s->first += LDR_SHARING_OBJECTS * s->records;
     seconds = put_round(s);
     if (seconds > 0 && get_round(s) == 0) {
         return 0;
@@ -441,26 +276,31 @@ static double turn(shared_t *s)
     return seconds;
 }
 
-static void report(shared_t *s, bool bare)
+static void report(ldr_sharing_t *s, ldr_way_t way)
 {
+    const char *names[LDR_WAYS] = {
+        [LDR_WAY_TIER] = s->get ? "single records" : "objects of 16 MiB",
+        [LDR_WAY_BACKEND] = "back end alone",
+        [LDR_WAY_SEALED] = "plain with tags",
+    };
     char variant[48], more[120];
-    ldr_samples_t *samples = bare ? &s->bared : &s->ours;
-    bool goal = s->raw.count > 0 && !bare;
+    ldr_samples_t *samples = &s->samples[way];
+    bool goal = s->samples[LDR_WAY_LIMIT].count > 0 && way == LDR_WAY_TIER;
 
+    if (samples->count == 0) {
+        return;
+    }
     snprintf(variant, sizeof(variant), "%.*s, %s", (int)strcspn(s->url, ":"),
-             s->url,
-             bare     ? "back end alone"
-             : s->get ? "single records"
-                      : "objects of 16 MiB");
-    snprintf(more, sizeof(more), ",\"lanes\":%u,\"rounds\":%u", LANES,
-             samples->count);
+             s->url, names[way]);
+    snprintf(more, sizeof(more), ",\"lanes\":%u,\"rounds\":%u",
+             LDR_SHARING_LANES, samples->count);
     ldr_figure_t f = {
         .name = s->name,
         .variant = variant,
         .bytes = s->size,
         .value = ldr_samples_median(samples),
         .unit = "GB/s",
-        .limit = ldr_samples_median(&s->raw),
+        .limit = ldr_samples_median(&s->samples[LDR_WAY_LIMIT]),
         .goal_kind = goal ? LDR_GOAL_RATIO : LDR_GOAL_NONE,
         .goal = s->dir[0] != '\0' ? 0.9 : 0.8,
         .more = more,
@@ -468,93 +308,103 @@ static void report(shared_t *s, bool bare)
     ldr_bench_report(s->bench, &f);
 }
 
-/* Each once, and not always in the same order. */
-static bool three(shared_t *s, unsigned round)
+/* GB/s; 0: there is none, or it failed, which only the limit may. */
+static double go(ldr_sharing_t *s, ldr_way_t way)
 {
+    double seconds;
+
+    if (way == LDR_WAY_LIMIT) {
+        return limit(s) * 1e-9;
+    }
+    seconds =
+        way == LDR_WAY_TIER ? turn(s) : ldr_sharing_round(s, way, !s->get);
+    if (!s->get && s->dir[0] == '\0') {
+        tenant_remove(s, "o/");
+    }
+    return seconds > 0 ? (double)ldr_sharing_bytes() * 1e-9 / seconds : 0;
+}
+
+/* Each once, and not always in the same order. */
+static bool all(ldr_sharing_t *s, unsigned round)
+{
+    unsigned ways = s->dir[0] != '\0' ? LDR_WAYS : LDR_WAY_SEALED;
+
     /* Of a disk that was not written to before, but not of a server's memory
      * as much as that takes. */
     s->round = s->get || s->dir[0] == '\0' ? 0 : round;
-    for (unsigned k = 0; k < 3; k++) {
-        unsigned who = (k + round) % 3;
-        double value;
+    for (unsigned k = 0; k < ways; k++) {
+        ldr_way_t way = (ldr_way_t)((k + round) % ways);
+        double value = go(s, way);
 
-        if (who == 0) {
-            value = limit(s) * 1e-9;
-        } else {
-            double seconds = who == 1 ? turn(s) : raw_round(s, true, !s->get);
-
-            if (seconds == 0) {
-                return false;
-            }
-            if (!s->get && s->dir[0] == '\0') {
-                tenant_remove(s, "o/");
-            }
-            value = (double)round_bytes() * 1e-9 / seconds;
+        if (value == 0 && way != LDR_WAY_LIMIT) {
+            return false;
         }
         if (round > 0 && value > 0) { /* the first is not counted */
-            ldr_samples_add(who == 0   ? &s->raw
-                            : who == 1 ? &s->ours
-                                       : &s->bared,
-                            value);
+            ldr_samples_add(&s->samples[way], value);
         }
     }
     return true;
 }
 
-static bool rounds(shared_t *s)
+static bool rounds(ldr_sharing_t *s)
 {
     double end = ldr_bench_now() + s->bench->seconds;
 
-    if (s->get && (put_round(s) == 0 || raw_round(s, true, true) == 0 ||
-                   (s->dir[0] != '\0' && raw_round(s, false, true) == 0))) {
+    if (s->get && (put_round(s) == 0 ||
+                   ldr_sharing_round(s, LDR_WAY_BACKEND, true) == 0 ||
+                   (s->dir[0] != '\0' &&
+                    ldr_sharing_round(s, LDR_WAY_LIMIT, true) == 0))) {
         return false;
     }
     for (unsigned i = 0; i <= ROUNDS || ldr_bench_now() < end; i++) {
-        if (!three(s, i)) {
+        if (!all(s, i)) {
             return false;
         }
     }
-    report(s, false);
-    report(s, true);
+    report(s, LDR_WAY_TIER);
+    report(s, LDR_WAY_BACKEND);
+    report(s, LDR_WAY_SEALED);
     return true;
 }
 
 /* ---- opening ---- */
 
-static bool memory(shared_t *s)
+static bool memory(ldr_sharing_t *s)
 {
-    size_t count = OBJECTS * s->records;
+    size_t count = LDR_SHARING_OBJECTS * s->records;
 
     s->why = "not enough memory";
-    s->source = ldr_pool_create(round_bytes());
-    s->target = ldr_pool_create(round_bytes());
+    s->source = ldr_pool_create(ldr_sharing_bytes());
+    s->target = ldr_pool_create(ldr_sharing_bytes());
     s->blocks = ldr_alloc_blocks(count * LDR_BLOCK);
     s->crcs = ldr_alloc(count * sizeof(*s->crcs));
     if (s->source == NULL || s->target == NULL || s->blocks == NULL ||
         s->crcs == NULL) {
         return false;
     }
-    ldr_pool_random(s->source, round_bytes(), 5);
+    ldr_pool_random(s->source, ldr_sharing_bytes(), 5);
     return true;
 }
 
-static bool tier_open(shared_t *s)
+static bool tier_open(ldr_sharing_t *s)
 {
     ldr_seal_t seal = {.encrypts = false};
     uint8_t space_id[LDR_ID_BYTES];
     ldr_tier_params_t params = {.url = s->url,
                                 .login = "",
-                                .lanes = LANES,
+                                .lanes = LDR_SHARING_LANES + !s->get,
                                 .timeout_ms = 30000,
                                 .retry_ms = 1000,
                                 .poll_ms = 1000,
                                 .publish_ms = 200,
                                 .clock = &ldr_clock_real};
-    ldr_backend_params_t backend = {
-        .url = s->url, .login = "", .lanes = LANES, .clock = &ldr_clock_real};
+    ldr_backend_params_t backend = {.url = s->url,
+                                    .login = "",
+                                    .lanes = LDR_SHARING_LANES,
+                                    .clock = &ldr_clock_real};
     const struct timespec pause = {.tv_nsec = 5000000};
     larder_key_t key = {{0}};
-    larder_status_t st = ldr_tier_make(s->url, "", soon());
+    larder_status_t st = ldr_tier_make(s->url, "", ldr_sharing_soon());
 
     s->why = "cannot make the tier";
     for (unsigned i = 0; i < LDR_ID_BYTES; i += 8) {
@@ -565,8 +415,8 @@ static bool tier_open(shared_t *s)
     if ((st != LARDER_OK && st != LARDER_PRESENT) ||
         ldr_backend_open(&backend, &s->bare) != LARDER_OK ||
         ldr_tier_open(&params, &s->tier) != LARDER_OK ||
-        ldr_tier_tenant(s->tier, s->tenant_id, "bench", &seal, soon(),
-                        &s->tenant) != LARDER_OK) {
+        ldr_tier_tenant(s->tier, s->tenant_id, "bench", &seal,
+                        ldr_sharing_soon(), &s->tenant) != LARDER_OK) {
         return false;
     }
     s->space = ldr_tier_space(s->tier, s->tenant, space_id, 0);
@@ -581,7 +431,7 @@ static bool tier_open(shared_t *s)
 }
 
 /* Where it was asked for: a directory of ours, or the URL's. */
-static void place(shared_t *s)
+static void place(ldr_sharing_t *s)
 {
     const char *url = s->bench->shared;
 
@@ -599,14 +449,14 @@ static void place(shared_t *s)
 
 static bool one(ldr_bench_t *b, const char *name, bool get, uint64_t size)
 {
-    static shared_t s; /* large */
+    static ldr_sharing_t s; /* large */
 
     memset(&s, 0, sizeof(s));
     s.bench = b;
     s.name = name;
     s.get = get;
     s.size = size;
-    s.records = (unsigned)(OBJECT_BYTES / size);
+    s.records = (unsigned)(LDR_SHARING_BYTES / size);
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.changed, NULL);
     place(&s);
@@ -619,9 +469,9 @@ static bool one(ldr_bench_t *b, const char *name, bool get, uint64_t size)
         ldr_bench_fail(b, name, s.why);
     }
     if (s.tier != NULL) {
-        ldr_tier_close(s.tier, soon());
+        ldr_tier_close(s.tier, ldr_sharing_soon());
     }
-    raw_remove(&s);
+    ldr_sharing_remove(&s);
     if (s.bare != NULL) {
         tenant_remove(&s, "");
         s.bare->ops->destroy(s.bare);
@@ -629,8 +479,8 @@ static bool one(ldr_bench_t *b, const char *name, bool get, uint64_t size)
     if (b->shared[0] == '\0') {
         ldr_bench_remove(s.dir);
     }
-    ldr_pool_destroy(s.source, round_bytes());
-    ldr_pool_destroy(s.target, round_bytes());
+    ldr_pool_destroy(s.source, ldr_sharing_bytes());
+    ldr_pool_destroy(s.target, ldr_sharing_bytes());
     ldr_free(s.blocks);
     ldr_free(s.crcs);
     return ok;

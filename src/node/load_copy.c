@@ -264,12 +264,17 @@ void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
     }
     for (size_t i = 0; i < count && more;) {
         size_t end = ldr_min64(count, i + MATCH_SLICE);
+        bool soon = false; /* what the shared tier has was asked for */
 
         ldr_node_lock(node);
         for (; i < end && more; i++) {
             ldr_name_t name = ldr_store_name(store, space, group, &keys[i]);
 
             entry = ldr_store_find(store, &name, entry, now_s, &out->cause);
+            if (entry == LDR_NIL && !soon) {
+                soon = true;
+                ldr_shared_soon(node, space, group, keys + i, end - i, shards);
+            }
             more = match_chunk(node, &name, entry, shards, out);
             if (more && entry != LDR_NIL) {
                 ldr_index_at(&store->index, entry)->used_s = now_s;

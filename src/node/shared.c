@@ -429,6 +429,17 @@ bool ldr_shared_find(ldr_node_t *node, uint32_t space, uint16_t group,
            ldr_tier_find(s->tier, tenant, at, key, group, number, place);
 }
 
+void ldr_shared_soon(ldr_node_t *node, uint32_t space, uint16_t group,
+                     const larder_key_t *keys, size_t count, uint32_t shards)
+{
+    const ldr_shared_t *s = node->shared;
+    uint32_t tenant, at;
+
+    if (s != NULL && ldr_shared_numbers(s, space, &tenant, &at)) {
+        ldr_tier_soon(s->tier, tenant, at, keys, count, group, shards);
+    }
+}
+
 /* Whether offers of that turn wait, or are being written. With the lock. */
 static bool is_pending(const ldr_shared_t *s, uint64_t turn)
 {

@@ -119,6 +119,10 @@ bool ldr_shared_find(ldr_node_t *node, uint32_t space, uint16_t group,
                      const larder_key_t *key, uint32_t number,
                      ldr_place_t *place);
 
+/* These chunks are looked for there next. With the lock. */
+void ldr_shared_soon(ldr_node_t *node, uint32_t space, uint16_t group,
+                     const larder_key_t *keys, size_t count, uint32_t shards);
+
 /* A reserved shard (READING) is to be read from there, once ldr_shared_go() is
  * called. With the lock, both. */
 void ldr_shared_fetch(ldr_node_t *node, uint32_t shard);

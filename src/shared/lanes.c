@@ -4,11 +4,13 @@
  * again (from done() on). A second one, taken before it, is held while
  * changed() is called: so that the last state it is told is the last there was.
  *
- * Hanging calls: a lane whose job is past its deadline by GRACE_NS is `stuck`.
+ * Hanging calls: a lane whose job is past its deadline by a second is `stuck`.
  * It is not waited for at close: then the last lane to come back, if any ever
  * does, frees the rest.
+ *
+ * There are MORE threads than calls that may be under way: what was read is
+ * checked by the thread that read it, and the storage does not wait for that.
  */
-#define _GNU_SOURCE
 #include "shared/lanes.h"
 
 #include <errno.h>
@@ -19,46 +21,12 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "shared/queue.h"
+#include "shared/lanes_int.h"
 
 #define LANES_MAX 256u
-#define GRACE_NS 1000000000u
-#define FAILURES_MAX 3u /* in a row */
-#define PASSED_MAX 4u   /* how often a kind is passed over in a row */
-
-typedef struct lane {
-    ldr_lanes_t *lanes;
-    pthread_t thread;
-    ldr_job_t *job;            /* whose work() is under way */
-    uint64_t probe_ns;         /* deadline of a probe() under way; 0: none */
-    bool busy;                 /* from taking a job until after its done() */
-    bool finishing, stuck, up; /* in done(); overdue; its thread runs */
-} lane_t;
-
-struct ldr_lanes {
-    ldr_lanes_params_t params;
-    pthread_mutex_t telling; /* held around changed() */
-    pthread_mutex_t lock;    /* of all below */
-    pthread_cond_t work;     /* something may be to do */
-    pthread_cond_t ended;    /* a lane is not busy any more */
-    ldr_job_queue_t queues[LDR_JOB_KINDS];
-    unsigned low; /* jobs under way that are no reads */
-    ldr_tier_state_t state;
-    int error; /* why it is not on */
-    char reason[160];
-    unsigned failures; /* in a row */
-    bool looked;       /* at the medium, once */
-    bool trying;
-    lane_t *prober; /* whose probe() counts; NULL: none is under way */
-    uint64_t probe_at_ns, trial_at_ns;
-    bool closing, abandoned;
-    unsigned alive; /* threads */
-    ldr_lanes_stats_t stats;
-    lane_t lane[];
-};
-
-static const char *const kind_names[LDR_JOB_KINDS] = {
-    "a read", "a write", "following, publishing or cleaning"};
+#define MORE 2u
+#define THREADS_MAX (LANES_MAX + MORE)
+#define PASSED_MAX 4u /* how often a kind is passed over in a row */
 
 /* ---- queues ---- */
 
@@ -66,7 +34,8 @@ static bool may_run(const ldr_lanes_t *l, unsigned kind)
 {
     unsigned most = l->params.lanes > 1 ? l->params.lanes - 1 : 1;
 
-    return l->queues[kind].count > 0 && (kind == LDR_JOB_READ || l->low < most);
+    return l->queues[kind].count > 0 && l->calls < l->params.lanes &&
+           (kind == LDR_JOB_READ || l->low < most);
 }
 
 /* The next job to do; NULL: none. */
@@ -94,7 +63,7 @@ static ldr_job_t *take(ldr_lanes_t *l)
 }
 
 /* Takes all that wait, of those late only where late_ns is not 0. */
-static ldr_job_t *take_waiting(ldr_lanes_t *l, uint64_t late_ns)
+ldr_job_t *ldr_lanes_take_waiting(ldr_lanes_t *l, uint64_t late_ns)
 {
     ldr_job_t *list = NULL, **end = &list;
 
@@ -118,7 +87,7 @@ static ldr_job_t *take_waiting(ldr_lanes_t *l, uint64_t late_ns)
 }
 
 /* No lock held. */
-static void end_all(ldr_lanes_t *l, ldr_job_t *list, int error)
+void ldr_lanes_end_all(ldr_lanes_t *l, ldr_job_t *list, int error)
 {
     while (list != NULL) {
         ldr_job_t *job = list;
@@ -134,204 +103,6 @@ static void end_all(ldr_lanes_t *l, ldr_job_t *list, int error)
     }
 }
 
-/* ---- the breaker ---- */
-
-typedef struct turn {
-    bool changed;
-    ldr_tier_state_t state;
-    ldr_job_t *ended; /* waited when it went off */
-    char reason[160];
-} turn_t;
-
-static void set_reason(ldr_lanes_t *l, int error, const char *what)
-{
-    l->error = error;
-    snprintf(l->reason, sizeof(l->reason), "%s",
-             what != NULL && *what != '\0' ? what : strerror(-error));
-}
-
-/* The lock is held; what follows from it is done by told(), without. */
-static void set_state(ldr_lanes_t *l, ldr_tier_state_t state, turn_t *turn)
-{
-    uint64_t now_ns = ldr_now_ns(l->params.clock);
-
-    if (state == LDR_TIER_ON) {
-        l->failures = 0;
-        l->error = 0;
-        l->reason[0] = '\0';
-    }
-    if (state == l->state) {
-        return;
-    }
-    if (state == LDR_TIER_OFF) {
-        l->stats.times_off++;
-        l->probe_at_ns = now_ns + l->params.retry_ns;
-        turn->ended = take_waiting(l, 0);
-        pthread_cond_broadcast(&l->work); /* there is a time to probe at */
-    } else if (state == LDR_TIER_READONLY) {
-        l->trial_at_ns = now_ns + l->params.retry_ns;
-    }
-    l->state = state;
-    turn->changed = true;
-    turn->state = state;
-    memcpy(turn->reason, l->reason, sizeof(turn->reason));
-}
-
-/* Two that tell at once may do so in the wrong order: each tells of the state
- * after its own as well. */
-static void tell(ldr_lanes_t *l, ldr_tier_state_t state)
-{
-    if (l->params.changed == NULL) {
-        return;
-    }
-    pthread_mutex_lock(&l->telling);
-    l->params.changed(l->params.arg, state);
-    pthread_mutex_lock(&l->lock);
-    ldr_tier_state_t now = l->state;
-    pthread_mutex_unlock(&l->lock);
-    if (now != state) {
-        l->params.changed(l->params.arg, now);
-    }
-    pthread_mutex_unlock(&l->telling);
-}
-
-/* No lock held. */
-static void told(ldr_lanes_t *l, const turn_t *turn)
-{
-    if (!turn->changed) {
-        return;
-    }
-    if (turn->state == LDR_TIER_ON) {
-        ldr_info(&l->params.log, "shared tier: on");
-    } else {
-        ldr_warn(&l->params.log, "shared tier: %s: %s",
-                 turn->state == LDR_TIER_OFF ? "off" : "only read",
-                 turn->reason);
-    }
-    tell(l, turn->state);
-    end_all(l, turn->ended, -ESHUTDOWN);
-}
-
-typedef enum verdict { WELL, NOTHING, BLOCKED, FAILURE, AWAY } verdict_t;
-
-/* What an error says of the medium. */
-static verdict_t judge(bool writing, int error)
-{
-    switch (-error) {
-    case 0:
-    case ENOENT:
-    case EEXIST:
-    case ENODATA:
-    case EBADMSG:
-    case EKEYREJECTED:
-        return WELL;
-    case ENOMEM:
-    case ECANCELED:
-        return NOTHING;
-    case ENODEV:
-        return AWAY;
-    case ENOSPC:
-    case EDQUOT:
-    case EROFS:
-    case EACCES:
-    case EPERM:
-        return writing ? BLOCKED : FAILURE;
-    default:
-        return FAILURE;
-    }
-}
-
-static void heed(ldr_lanes_t *l, bool writing, int error, const char *what,
-                 turn_t *turn)
-{
-    switch (judge(writing, error)) {
-    case WELL:
-        l->failures = 0;
-        break;
-    case NOTHING:
-        break;
-    case BLOCKED:
-        if (l->state != LDR_TIER_OFF) {
-            set_reason(l, error, what);
-            set_state(l, LDR_TIER_READONLY, turn);
-        }
-        break;
-    case FAILURE:
-        if (++l->failures < FAILURES_MAX || l->state == LDR_TIER_OFF) {
-            break;
-        }
-        /* fallthrough */
-    case AWAY:
-        set_reason(l, error, what);
-        set_state(l, LDR_TIER_OFF, turn);
-        break;
-    }
-}
-
-void ldr_lanes_failed(ldr_lanes_t *l, bool writing, int error, const char *what)
-{
-    turn_t turn = {0};
-
-    pthread_mutex_lock(&l->lock);
-    heed(l, writing, error, what, &turn);
-    pthread_mutex_unlock(&l->lock);
-    told(l, &turn);
-}
-
-/* The lane hangs in its probe(): another one may find that the medium is well
- * again, as long as half of them are left. */
-static void let_others_probe(ldr_lanes_t *l, const lane_t *lane,
-                             uint64_t now_ns)
-{
-    if (l->prober == lane && 2 * l->stats.stuck < l->params.lanes) {
-        l->prober = NULL;
-        l->probe_at_ns = now_ns + l->params.retry_ns;
-        pthread_cond_broadcast(&l->work);
-    }
-}
-
-bool ldr_lanes_look(ldr_lanes_t *l)
-{
-    turn_t turn = {0};
-    char what[120];
-    uint64_t now_ns = ldr_now_ns(l->params.clock);
-
-    pthread_mutex_lock(&l->lock);
-    for (unsigned i = 0; i < l->params.lanes; i++) {
-        lane_t *lane = &l->lane[i];
-        uint64_t due_ns = lane->probe_ns;
-        const char *name = "health()";
-
-        if (lane->job != NULL) {
-            due_ns = __atomic_load_n(&lane->job->deadline_ns, __ATOMIC_RELAXED);
-            name = kind_names[lane->job->kind];
-        }
-        if (due_ns == 0 || lane->stuck || now_ns < due_ns ||
-            now_ns - due_ns < GRACE_NS) {
-            continue;
-        }
-        lane->stuck = true;
-        l->stats.stuck++;
-        l->stats.overdue++;
-        snprintf(what, sizeof(what),
-                 "a call for %s does not come back: does the storage answer?",
-                 name);
-        set_reason(l, -ETIMEDOUT, what);
-        set_state(l, LDR_TIER_OFF, &turn);
-        let_others_probe(l, lane, now_ns);
-    }
-    ldr_job_t *late = take_waiting(l, now_ns);
-    for (ldr_job_t *j = late; j != NULL; j = j->next) {
-        l->stats.overdue++;
-        l->stats.failed[j->kind]++;
-    }
-    pthread_mutex_unlock(&l->lock);
-    bool some = turn.changed || late != NULL;
-    end_all(l, late, -ETIMEDOUT);
-    told(l, &turn);
-    return some;
-}
-
 /* ---- lanes ---- */
 
 static bool probe_due(const ldr_lanes_t *l)
@@ -339,7 +110,7 @@ static bool probe_due(const ldr_lanes_t *l)
     return l->prober == NULL && ldr_now_ns(l->params.clock) >= l->probe_at_ns;
 }
 
-static void come_back(lane_t *lane)
+static void come_back(ldr_lane_t *lane)
 {
     if (lane->stuck) {
         lane->stuck = false;
@@ -348,9 +119,9 @@ static void come_back(lane_t *lane)
 }
 
 /* With the lock, which is given up meanwhile. */
-static void probe(ldr_lanes_t *l, lane_t *lane)
+static void probe(ldr_lanes_t *l, ldr_lane_t *lane)
 {
-    turn_t turn = {0};
+    ldr_turn_t turn = {0};
     uint64_t deadline_ns = ldr_now_ns(l->params.clock) + l->params.timeout_ns;
 
     l->prober = lane;
@@ -373,18 +144,18 @@ static void probe(ldr_lanes_t *l, lane_t *lane)
         l->probe_at_ns = ldr_now_ns(l->params.clock) + l->params.retry_ns;
         lane->finishing = true;
         if (error != 0 && l->state == LDR_TIER_OFF) {
-            set_reason(l, error, ldr_fail_text());
+            ldr_breaker_reason(l, error, ldr_fail_text());
             turn.changed = !l->looked; /* the reason is known now */
             turn.state = LDR_TIER_OFF;
             memcpy(turn.reason, l->reason, sizeof(turn.reason));
         } else if (error != 0) {
-            heed(l, false, error, ldr_fail_text(), &turn);
+            ldr_breaker_heed(l, false, error, ldr_fail_text(), &turn);
         } else if (l->state == LDR_TIER_OFF) {
-            set_state(l, LDR_TIER_ON, &turn);
+            ldr_breaker_set(l, LDR_TIER_ON, &turn);
         }
         l->looked = true;
         pthread_mutex_unlock(&l->lock);
-        told(l, &turn);
+        ldr_breaker_told(l, &turn);
         pthread_mutex_lock(&l->lock);
         lane->finishing = false;
     }
@@ -393,7 +164,7 @@ static void probe(ldr_lanes_t *l, lane_t *lane)
     pthread_cond_signal(&l->work); /* who watches for the next probe? */
 }
 
-static void finish(ldr_lanes_t *l, const ldr_job_t *job, turn_t *turn)
+static void finish(ldr_lanes_t *l, const ldr_job_t *job, ldr_turn_t *turn)
 {
     bool writing = job->kind == LDR_JOB_WRITE;
     bool wrote = writing || job->wrote;
@@ -403,33 +174,56 @@ static void finish(ldr_lanes_t *l, const ldr_job_t *job, turn_t *turn)
         l->trying = false;
         l->trial_at_ns = ldr_now_ns(l->params.clock) + l->params.retry_ns;
     }
-    heed(l, wrote, job->error, ldr_fail_text(), turn);
+    ldr_breaker_heed(l, wrote, job->error, ldr_fail_text(), turn);
     if (writing && job->error == 0 && l->state == LDR_TIER_READONLY) {
-        set_state(l, LDR_TIER_ON, turn);
+        ldr_breaker_set(l, LDR_TIER_ON, turn);
     }
 }
 
-/* With the lock, which is given up meanwhile. */
-static void run(ldr_lanes_t *l, lane_t *lane, ldr_job_t *job)
+/* With the lock: another job may call. */
+static void leave(ldr_lanes_t *l, ldr_lane_t *lane)
 {
-    turn_t turn = {0};
+    if (lane->calls) {
+        lane->calls = false;
+        l->calls--;
+        pthread_cond_signal(&l->work);
+    }
+}
+
+void ldr_job_called(ldr_job_t *job)
+{
+    ldr_lanes_t *l = job->lane->lanes;
+
+    pthread_mutex_lock(&l->lock);
+    leave(l, job->lane);
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* With the lock, which is given up meanwhile. */
+static void run(ldr_lanes_t *l, ldr_lane_t *lane, ldr_job_t *job)
+{
+    ldr_turn_t turn = {0};
     bool low = job->kind != LDR_JOB_READ;
 
     lane->job = job;
     lane->busy = true;
+    lane->calls = true;
+    l->calls++;
+    job->lane = lane;
     pthread_mutex_unlock(&l->lock);
     ldr_fail_clear();
     int error = job->work(job, l->params.backend);
     pthread_mutex_lock(&l->lock);
     lane->job = NULL;
     come_back(lane);
+    leave(l, lane);
     l->low -= low;
     if (!l->abandoned) {
         lane->finishing = true;
         job->error = error;
         finish(l, job, &turn);
         pthread_mutex_unlock(&l->lock);
-        told(l, &turn);
+        ldr_breaker_told(l, &turn);
         job->done(job);
         pthread_mutex_lock(&l->lock);
         lane->finishing = false;
@@ -442,7 +236,7 @@ static void run(ldr_lanes_t *l, lane_t *lane, ldr_job_t *job)
 }
 
 /* One thing; false: there is none. */
-static bool turn_once(ldr_lanes_t *l, lane_t *lane)
+static bool turn_once(ldr_lanes_t *l, ldr_lane_t *lane)
 {
     if (probe_due(l)) {
         probe(l, lane);
@@ -468,7 +262,7 @@ static void destroy(ldr_lanes_t *l)
 
 static void *lane_main(void *arg)
 {
-    lane_t *lane = arg;
+    ldr_lane_t *lane = arg;
     ldr_lanes_t *l = lane->lanes;
 
     pthread_mutex_lock(&l->lock);
@@ -583,8 +377,8 @@ void ldr_lanes_stats(ldr_lanes_t *l, ldr_lanes_stats_t *out)
 
 static bool start(ldr_lanes_t *l)
 {
-    for (unsigned i = 0; i < l->params.lanes; i++) {
-        lane_t *lane = &l->lane[i];
+    for (unsigned i = 0; i < l->count; i++) {
+        ldr_lane_t *lane = &l->lane[i];
 
         lane->lanes = l;
         if (l->params.manual) {
@@ -607,7 +401,8 @@ larder_status_t ldr_lanes_open(const ldr_lanes_params_t *params,
 {
     unsigned lanes = (unsigned)ldr_min64(
         ldr_max64(params->manual ? 1 : params->lanes, 1), LANES_MAX);
-    ldr_lanes_t *l = ldr_alloc(sizeof(*l) + lanes * sizeof(l->lane[0]));
+    unsigned count = params->manual ? 1 : lanes + MORE;
+    ldr_lanes_t *l = ldr_alloc(sizeof(*l) + count * sizeof(l->lane[0]));
 
     if (l == NULL) {
         params->backend->ops->destroy(params->backend);
@@ -615,10 +410,11 @@ larder_status_t ldr_lanes_open(const ldr_lanes_params_t *params,
     }
     l->params = *params;
     l->params.lanes = lanes;
+    l->count = count;
     if (l->params.timeout_ns == 0) {
         l->params.timeout_ns = 5000000000u;
     }
-    set_reason(l, -ENOTCONN, "not looked at yet");
+    ldr_breaker_reason(l, -ENOTCONN, "not looked at yet");
     pthread_mutex_init(&l->lock, NULL);
     pthread_mutex_init(&l->telling, NULL);
     ldr_cond_init(&l->work);
@@ -635,8 +431,8 @@ larder_status_t ldr_lanes_open(const ldr_lanes_params_t *params,
 /* Whether some lane is busy, but for those that hang where that is allowed. */
 static bool is_busy(const ldr_lanes_t *l, bool hanging_too)
 {
-    for (unsigned i = 0; i < l->params.lanes; i++) {
-        const lane_t *lane = &l->lane[i];
+    for (unsigned i = 0; i < l->count; i++) {
+        const ldr_lane_t *lane = &l->lane[i];
 
         if (lane->finishing || (hanging_too && lane->busy)) {
             return true;
@@ -647,15 +443,15 @@ static bool is_busy(const ldr_lanes_t *l, bool hanging_too)
 
 bool ldr_lanes_close(ldr_lanes_t *l, uint64_t deadline_ns)
 {
-    bool join[LANES_MAX];
-    unsigned count = l->params.lanes, left = 0;
+    bool join[THREADS_MAX];
+    unsigned count = l->count, left = 0;
 
     pthread_mutex_lock(&l->lock);
     l->closing = true;
-    ldr_job_t *waiting = take_waiting(l, 0);
+    ldr_job_t *waiting = ldr_lanes_take_waiting(l, 0);
     pthread_cond_broadcast(&l->work);
     pthread_mutex_unlock(&l->lock);
-    end_all(l, waiting, -ECANCELED);
+    ldr_lanes_end_all(l, waiting, -ECANCELED);
 
     pthread_mutex_lock(&l->lock);
     bool in_time = true;
@@ -674,7 +470,7 @@ bool ldr_lanes_close(ldr_lanes_t *l, uint64_t deadline_ns)
         }
     }
     l->abandoned = left > 0;
-    pthread_t threads[LANES_MAX];
+    pthread_t threads[THREADS_MAX];
     for (unsigned i = 0; i < count; i++) {
         threads[i] = l->lane[i].thread;
     }

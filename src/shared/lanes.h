@@ -44,7 +44,8 @@ struct ldr_job {
     void *arg;
     int error;
     bool wrote; /* work(): its error is that of a put or a removal */
-    bool trial; /* the lanes' own */
+    bool trial; /* the lanes' own, as these */
+    struct ldr_lane *lane;
     ldr_job_t *next;
 };
 
@@ -54,6 +55,10 @@ static inline void ldr_job_extend(ldr_job_t *job, uint64_t deadline_ns)
     __atomic_store_n(&job->deadline_ns, deadline_ns, __ATOMIC_RELAXED);
 }
 
+/* From work(): its calls have come back, and what is left is reckoning. Another
+ * job may call meanwhile. */
+void ldr_job_called(ldr_job_t *job);
+
 typedef enum ldr_tier_state {
     LDR_TIER_OFF,      /* nothing is read or written */
     LDR_TIER_READONLY, /* full, or not writable: only read */
@@ -62,8 +67,8 @@ typedef enum ldr_tier_state {
 
 typedef struct ldr_lanes_params {
     ldr_backend_t *backend; /* the lanes' own from here on */
-    unsigned lanes;
-    unsigned queue; /* jobs of each kind that may wait */
+    unsigned lanes;         /* calls under way at once */
+    unsigned queue;         /* jobs of each kind that may wait */
     uint64_t retry_ns;
     uint64_t timeout_ns; /* of probe() */
     const ldr_clock_t *clock;

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "shared/ghash.h"
 #include "shared/object.h"
 
 typedef enum ldr_sealing { LDR_SEALING_RECORD, LDR_SEALING_TAIL } ldr_sealing_t;
@@ -21,6 +22,11 @@ typedef enum ldr_sealing { LDR_SEALING_RECORD, LDR_SEALING_TAIL } ldr_sealing_t;
 typedef struct ldr_gcm {
     void *ctx;
     bool ok; /* nothing has failed so far */
+    /* Without encryption, where the CPU can: the hash is ours, and the tag its
+     * sum with the mask. */
+    bool hashes;
+    ldr_ghash_t hash;
+    uint8_t mask[LDR_TAG_BYTES];
 } ldr_gcm_t;
 
 /* Begins to seal, or to open what was sealed. Ends with one of the last two

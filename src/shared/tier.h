@@ -114,6 +114,12 @@ bool ldr_tier_find(ldr_tier_t *tier, uint32_t tenant, uint32_t space,
                    const larder_key_t *key, uint32_t group, uint32_t shard,
                    ldr_place_t *place);
 
+/* The shards of these chunks are looked for next: brings near what of the map
+ * that takes. A few dozen chunks at a time. */
+void ldr_tier_soon(ldr_tier_t *tier, uint32_t tenant, uint32_t space,
+                   const larder_key_t *keys, size_t count, uint32_t group,
+                   uint32_t shards);
+
 typedef struct ldr_tier_read ldr_tier_read_t;
 struct ldr_tier_read {
     uint32_t tenant, space;

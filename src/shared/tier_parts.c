@@ -255,6 +255,26 @@ bool ldr_tier_find(ldr_tier_t *t, uint32_t tenant, uint32_t space,
     return found;
 }
 
+void ldr_tier_soon(ldr_tier_t *t, uint32_t tenant, uint32_t space,
+                   const larder_key_t *keys, size_t count, uint32_t group,
+                   uint32_t shards)
+{
+    if (group > UINT8_MAX || shards > UINT8_MAX) {
+        return;
+    }
+    pthread_mutex_lock(&t->lock);
+    const ldr_part_t *p = ldr_tier_part(t, tenant);
+    if (p != NULL && p->ready && space < p->space_count) {
+        for (size_t i = 0; i < count; i++) {
+            for (uint32_t k = 0; k < shards; k++) {
+                ldr_map_prefetch(p->map, space, keys[i].hash, (uint8_t)group,
+                                 (uint8_t)k);
+            }
+        }
+    }
+    pthread_mutex_unlock(&t->lock);
+}
+
 bool ldr_tier_wants(ldr_tier_t *t, uint32_t tenant, uint32_t space,
                     const larder_key_t *key, uint32_t group, uint32_t shard)
 {

@@ -116,7 +116,8 @@ def test_bench(larder, place, figure):
     larder("tier", "create", url)
     out = larder("bench", figure, "--size", "1M", "--json", "--shared", url).out
     lines = [json.loads(line) for line in out.splitlines()]
-    assert [line["bench"] for line in lines] == [figure, figure]
+    assert [line["bench"] for line in lines] == [figure] * 3
     assert lines[0]["goal"] == "ratio>=0.9" and lines[0]["ratio"] > 0
     assert lines[1]["variant"] == "dir, back end alone"
+    assert lines[2]["variant"] == "dir, plain with tags"
     assert tree(place) == [str(place / "larder.tier")]

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <openssl/evp.h>
+
 #include <cmocka.h>
 
 #include "base/bytes.h"
@@ -525,6 +527,107 @@ static void test_tail_fields(void **arg)
     }
 }
 
+/* libcrypto's AES-256-GCM of bytes that are only authenticated. */
+static void tag_of(const uint8_t key[32], const uint8_t nonce[12],
+                   const uint8_t *p, size_t bytes, uint8_t out[LDR_TAG_BYTES])
+{
+    EVP_CIPHER_CTX *ctx = EVP_CIPHER_CTX_new();
+    uint8_t none[LDR_TAG_BYTES];
+    int got;
+
+    assert_non_null(ctx);
+    assert_int_equal(
+        EVP_EncryptInit_ex2(ctx, EVP_aes_256_gcm(), key, nonce, NULL), 1);
+    assert_int_equal(EVP_EncryptUpdate(ctx, NULL, &got, p, (int)bytes), 1);
+    assert_int_equal(EVP_EncryptFinal_ex(ctx, none, &got), 1);
+    assert_int_equal(
+        EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_AEAD_GET_TAG, LDR_TAG_BYTES, out), 1);
+    EVP_CIPHER_CTX_free(ctx);
+}
+
+/* Our hash in the place of libcrypto's: AES of zeros is its key, AES of the
+ * nonce and a 1 is added to it. */
+static void hash_of(const uint8_t key[32], const uint8_t nonce[12],
+                    const uint8_t *p, size_t bytes, uint8_t out[LDR_TAG_BYTES])
+{
+    uint8_t in[2 * LDR_TAG_BYTES] = {0}, aes[sizeof(in)];
+    EVP_CIPHER_CTX *ctx = EVP_CIPHER_CTX_new();
+    ldr_ghash_t hash;
+    int got;
+
+    memcpy(in + LDR_TAG_BYTES, nonce, 12);
+    in[sizeof(in) - 1] = 1;
+    assert_non_null(ctx);
+    assert_int_equal(
+        EVP_EncryptInit_ex2(ctx, EVP_aes_256_ecb(), key, NULL, NULL), 1);
+    assert_int_equal(EVP_EncryptUpdate(ctx, aes, &got, in, sizeof(in)), 1);
+    EVP_CIPHER_CTX_free(ctx);
+    ldr_ghash_begin(&hash, aes);
+    while (bytes > 0) { /* in pieces of any length */
+        size_t n = below(below(2) != 0 ? 40 : 4096) + 1;
+
+        n = n < bytes ? n : bytes;
+        ldr_ghash_add(&hash, p, n);
+        p += n;
+        bytes -= n;
+    }
+    ldr_ghash_end(&hash, out);
+    for (unsigned i = 0; i < LDR_TAG_BYTES; i++) {
+        out[i] ^= aes[LDR_TAG_BYTES + i];
+    }
+}
+
+static void test_hash(void **arg)
+{
+    uint8_t key[32], nonce[12], want[LDR_TAG_BYTES], got[LDR_TAG_BYTES];
+
+    (void)arg;
+    if (!ldr_ghash_usable()) {
+        skip();
+    }
+    fill(payload, sizeof(payload));
+    for (unsigned i = 0; i < 40 * ROUNDS; i++) {
+        size_t from = below(65), bytes = i < 1100 ? i : below(40000);
+
+        fill(key, sizeof(key));
+        fill(nonce, sizeof(nonce));
+        if (i % 16 == 0) { /* runs of ones and zeros carry furthest */
+            memset(payload + below(20000), i % 32 == 0 ? 0xff : 0, 4096);
+        }
+        tag_of(key, nonce, payload + from, bytes, want);
+        hash_of(key, nonce, payload + from, bytes, got);
+        assert_memory_equal(got, want, sizeof(want));
+    }
+}
+
+/* What one sealed the other opens, and finds every flipped bit. */
+static void test_either_hash(void **arg)
+{
+    (void)arg;
+    if (!ldr_ghash_usable()) {
+        skip();
+    }
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        ldr_record_t r = random_record(1 + below(PAYLOAD_MAX - 1)), got;
+        struct iovec iov[PIECES_MAX];
+        unsigned count;
+        ldr_object_t o = object;
+
+        ldr_ghash_allow(i % 2 == 0);
+        seal_record(&r);
+        ldr_ghash_allow(i % 2 != 0);
+        count = cut(copy, padded(&r), iov);
+        assert_int_equal(
+            ldr_object_unseal(&keys, &o, r.block, block, iov, count, &got),
+            LDR_UNSEAL_OK);
+        flip(copy, below((uint32_t)padded(&r) * 8));
+        assert_int_equal(
+            ldr_object_unseal(&keys, &o, r.block, block, iov, count, &got),
+            LDR_UNSEAL_BAD);
+    }
+    ldr_ghash_allow(true);
+}
+
 /* The format does not change by accident. The figures were computed from
  * docs/shared.md by another implementation. */
 static void test_golden(void **arg)
@@ -576,6 +679,8 @@ int main(void)
         cmocka_unit_test_setup(test_tail, setup),
         cmocka_unit_test_setup(test_tail_flips, setup),
         cmocka_unit_test_setup(test_tail_fields, setup),
+        cmocka_unit_test_setup(test_hash, setup),
+        cmocka_unit_test_setup(test_either_hash, setup),
         cmocka_unit_test(test_golden),
     };
     const char *text = getenv("LARDER_SEED");

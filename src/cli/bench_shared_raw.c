@@ -1,0 +1,206 @@
+/*
+ * What shared-get and shared-put are compared with: plain files, the same with
+ * the tags that the tier checks, the back end alone, redis-benchmark.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/copy.h"
+#include "base/text.h"
+#include "cli/bench_shared.h"
+#include "shared/seal.h"
+
+/* ---- plain files ---- */
+
+typedef struct part {
+    ldr_sharing_t *s;
+    unsigned number;
+    bool write;
+    ldr_way_t how;
+} part_t;
+
+static void raw_path(const ldr_sharing_t *s, ldr_way_t how, unsigned n,
+                     char *path, size_t size)
+{
+    snprintf(path, size, "%s/.bench-raw-%u-%u%s", s->dir, s->round, n,
+             how == LDR_WAY_SEALED ? "-s" : "");
+}
+
+/* What the tier does to the bytes of a record: tag and checksum. */
+static bool reckon(const uint8_t *data, size_t bytes)
+{
+    const ldr_seal_t seal = {.mac = {1}};
+    const uint8_t id[LDR_ID_BYTES] = {2};
+    uint8_t tag[LDR_TAG_BYTES];
+    ldr_gcm_t gcm;
+    volatile uint32_t crc = ldr_crc32c(0, data, bytes);
+
+    (void)crc;
+    ldr_gcm_begin(&gcm, &seal, id, LDR_SEALING_RECORD, 0, false);
+    ldr_gcm_aad(&gcm, data, bytes);
+    return ldr_gcm_tag(&gcm, tag);
+}
+
+static bool raw_write(const part_t *p, unsigned object)
+{
+    const ldr_sharing_t *s = p->s;
+    const uint8_t *from = s->source + object * LDR_SHARING_BYTES;
+    char path[300];
+    bool ok = true;
+
+    for (unsigned i = 0; i < s->records && p->how == LDR_WAY_SEALED; i++) {
+        ok = ok && reckon(from + i * s->size, s->size);
+    }
+    raw_path(s, p->how, object, path, sizeof(path));
+    int fd = open(path, O_CREAT | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600);
+    ok = ok && fd >= 0 &&
+         pwrite(fd, from, LDR_SHARING_BYTES, 0) == (ssize_t)LDR_SHARING_BYTES &&
+         fsync(fd) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return ok;
+}
+
+/* With and without tags the same files are read. */
+static bool raw_read(const part_t *p, unsigned object)
+{
+    const ldr_sharing_t *s = p->s;
+    char path[300];
+    bool ok = true;
+
+    raw_path(s, LDR_WAY_LIMIT, object, path, sizeof(path));
+    int fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    for (unsigned i = 0; i < s->records && ok && fd >= 0; i++) {
+        uint64_t at = i * s->size;
+        uint8_t *to = s->target + object * LDR_SHARING_BYTES + at;
+
+        ok = pread(fd, to, s->size, (off_t)at) == (ssize_t)s->size;
+        if (ok && p->how == LDR_WAY_SEALED) {
+            ok = reckon(to, s->size);
+        }
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return ok && fd >= 0;
+}
+
+/* The same by the back end, below the tier: no seals, no records. */
+static void bare_name(const ldr_sharing_t *s, unsigned object, char *name)
+{
+    ldr_hex(s->tenant_id, LDR_ID_BYTES, name);
+    snprintf(name + (size_t)2 * LDR_ID_BYTES,
+             LDR_OBJECT_NAME_MAX - 2 * LDR_ID_BYTES, "/b/%u-%u", s->round,
+             object);
+}
+
+static bool bare_write(const ldr_sharing_t *s, unsigned object)
+{
+    struct iovec iov = {s->source + object * LDR_SHARING_BYTES,
+                        LDR_SHARING_BYTES};
+    char name[LDR_OBJECT_NAME_MAX + 1];
+
+    bare_name(s, object, name);
+    return s->bare->ops->put(s->bare, name, &iov, 1, 0, ldr_sharing_soon()) ==
+           0;
+}
+
+static bool bare_read(const ldr_sharing_t *s, unsigned object)
+{
+    char name[LDR_OBJECT_NAME_MAX + 1];
+    bool ok = true;
+
+    bare_name(s, object, name);
+    for (unsigned i = 0; i < s->records && ok; i++) {
+        uint64_t at = i * s->size;
+        struct iovec iov = {s->target + object * LDR_SHARING_BYTES + at,
+                            s->size};
+
+        ok = s->bare->ops->get(s->bare, name, at, &iov, 1,
+                               ldr_sharing_soon()) == 0;
+    }
+    return ok;
+}
+
+static bool raw_part(void *arg)
+{
+    part_t *p = arg;
+    bool ok = true;
+
+    for (unsigned i = p->number; i < LDR_SHARING_OBJECTS && ok;
+         i += LDR_SHARING_LANES) {
+        if (p->how == LDR_WAY_BACKEND) {
+            ok = p->write ? bare_write(p->s, i) : bare_read(p->s, i);
+        } else {
+            ok = p->write ? raw_write(p, i) : raw_read(p, i);
+        }
+    }
+    return ok;
+}
+
+void ldr_sharing_remove(ldr_sharing_t *s)
+{
+    char path[300];
+
+    for (; s->dir[0] != '\0'; s->round--) {
+        for (unsigned i = 0; i < LDR_SHARING_OBJECTS; i++) {
+            raw_path(s, LDR_WAY_LIMIT, i, path, sizeof(path));
+            unlink(path);
+            raw_path(s, LDR_WAY_SEALED, i, path, sizeof(path));
+            unlink(path);
+        }
+        if (s->round == 0) {
+            break;
+        }
+    }
+}
+
+double ldr_sharing_round(ldr_sharing_t *s, ldr_way_t how, bool write)
+{
+    part_t parts[LDR_SHARING_LANES];
+
+    for (unsigned i = 0; i < LDR_SHARING_LANES; i++) {
+        parts[i] = (part_t){.s = s, .number = i, .write = write, .how = how};
+    }
+    return ldr_bench_together(LDR_SHARING_LANES, false, raw_part, parts,
+                              sizeof(parts[0]));
+}
+
+/* ---- redis-benchmark ---- */
+
+double ldr_sharing_redis(const ldr_sharing_t *s)
+{
+    char host[128], command[400], line[256];
+    uint64_t bytes = s->get ? s->size : LDR_SHARING_BYTES;
+    unsigned port = 6379;
+    double rate = 0;
+
+    if (sscanf(s->url, "valkey://%127[^:/?]:%u", host, &port) < 1 ||
+        strspn(host, "abcdefghijklmnopqrstuvwxyz0123456789.-") !=
+            strlen(host)) {
+        return 0;
+    }
+    snprintf(command, sizeof(command),
+             "redis-benchmark -h %s -p %u -t %s -d %llu -c %u -n %llu --csv "
+             "2>/dev/null",
+             host, port, s->get ? "set,get" : "set", (unsigned long long)bytes,
+             LDR_SHARING_LANES,
+             (unsigned long long)(ldr_sharing_bytes() / bytes));
+    FILE *out = popen(command, "re");
+    while (out != NULL && fgets(line, sizeof(line), out) != NULL) {
+        char what[8];
+        double rps;
+
+        if (sscanf(line, "\"%7[A-Z]\",\"%lf\"", what, &rps) == 2 &&
+            strcmp(what, s->get ? "GET" : "SET") == 0) {
+            rate = rps * (double)bytes;
+        }
+    }
+    if (out != NULL) {
+        pclose(out);
+    }
+    return rate;
+}
