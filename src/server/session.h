@@ -97,6 +97,7 @@ struct ldr_session {
     bool ending;           /* on its way out */
     bool awaited;          /* by a daemon that takes over: see takeover.c */
     bool doomed;           /* close once what is queued has gone out */
+    uint32_t lowat;        /* bytes that wake us; 0: as it was */
     bool lives_on;         /* its process may, when it ends */
     uint64_t begin_ns;
     uint64_t epoch;

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -12,6 +13,7 @@
 #define READ_BUDGET ((size_t)1 << 20) /* bytes of one session in a row */
 #define FRAME_BUDGET 64u              /* and pieces of them */
 #define PUT_IOV 64u
+#define LOWAT_BYTES ((uint64_t)256 << 10)
 
 static ldr_session_t *session_of(ldr_watch_t *watch)
 {
@@ -394,6 +396,35 @@ static bool handshake(ldr_session_t *s)
     return true;
 }
 
+/* While a payload comes we are woken once a good part of it is there: waking
+ * for every packet takes the core from the one who sends it. The kernel wakes
+ * us sooner if its buffer cannot hold as much, and when the peer is gone. */
+static void set_lowat(ldr_session_t *s)
+{
+    struct iovec iov[PUT_IOV];
+    uint64_t want = 1;
+
+    if (s->local || s->server->tls != NULL) {
+        return;
+    }
+    if (s->put != NULL && !s->put->parked) {
+        uint32_t n = ldr_put_iov(s->put, iov, PUT_IOV);
+
+        want = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            want += iov[i].iov_len;
+        }
+        want = ldr_max64(1, ldr_min64(want, LOWAT_BYTES));
+    }
+    if (want != s->lowat) {
+        int value = (int)want;
+
+        s->lowat = (uint32_t)want;
+        (void)setsockopt(s->stream.fd, SOL_SOCKET, SO_RCVLOWAT, &value,
+                         sizeof(value));
+    }
+}
+
 void ldr_session_read(ldr_session_t *s)
 {
     size_t budget = READ_BUDGET;
@@ -423,6 +454,7 @@ void ldr_session_read(ldr_session_t *s)
     }
     if (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
         rewatch(s);
+        set_lowat(s);
     }
 }
 
