@@ -49,8 +49,8 @@
       "Requests that the policy was told of.")                                 \
     X(POLICY_HITS, COUNTER, "larder_policy_shadow_hits_total",                 \
       "tenant,policy",                                                         \
-      "Chunks of these requests that each of the two, alone, would have had "  \
-      "in a dram of this size, since it was full.")                            \
+      "Chunks of these requests, or of a sample, that each of the two, "       \
+      "alone, would have had in a dram of this size, since it was full.")      \
     X(POLICY_BYTES, GAUGE, "larder_policy_bytes", "tenant",                    \
       "Memory that the policy takes.")                                         \
     X(RECLAIMED_SHARDS, COUNTER, "larder_reclaimed_shards_total", "tenant",    \

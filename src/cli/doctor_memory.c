@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/doctor.h"
@@ -18,6 +19,8 @@
 
 #define HUGE_BYTES ((size_t)2 << 20)
 #define PROBE_BYTES ((size_t)4 << 20)
+#define COPY_BYTES ((size_t)64 << 20)
+#define COPY_TIMES 3
 #define NODES "/sys/devices/system/node"
 #define THP "/sys/kernel/mm/transparent_hugepage/"
 
@@ -39,6 +42,34 @@ static uint64_t meminfo(const char *name)
         fclose(f);
     }
     return (uint64_t)kib << 10;
+}
+
+/* Bytes a second that one thread copies; 0: no memory for it. */
+static double copy_speed(void)
+{
+    uint8_t *from = ldr_reserve(COPY_BYTES), *to = ldr_reserve(COPY_BYTES);
+    double best = 0;
+
+    for (int i = 0; from != NULL && to != NULL && i < COPY_TIMES; i++) {
+        memset(from, i, COPY_BYTES); /* the first time it becomes memory */
+        memset(to, i, COPY_BYTES);
+        uint64_t began = ldr_now_ns(&ldr_clock_real);
+        memcpy(to, from, COPY_BYTES);
+        uint64_t took = ldr_now_ns(&ldr_clock_real) - began;
+
+        if (to[COPY_BYTES - 1] == (uint8_t)i && took > 0) {
+            double speed = (double)COPY_BYTES * 1e9 / (double)took;
+
+            best = speed > best ? speed : best;
+        }
+    }
+    if (from != NULL) {
+        ldr_unreserve(from, COPY_BYTES);
+    }
+    if (to != NULL) {
+        ldr_unreserve(to, COPY_BYTES);
+    }
+    return best;
 }
 
 void ldr_doctor_memory(const ldr_doctor_t *d)
@@ -73,8 +104,10 @@ void ldr_doctor_memory(const ldr_doctor_t *d)
             "dram needs %s in all, and only %s are free now", want, now);
     } else {
         ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
-                       "dram needs %s in all; the %s has %s, %s free now", want,
-                       cgroup ? "cgroup" : "machine", may, now);
+                       "dram needs %s in all; the %s has %s, %s free now, "
+                       "copies %.2f GB/s",
+                       want, cgroup ? "cgroup" : "machine", may, now,
+                       copy_speed() / 1e9);
     }
 }
 

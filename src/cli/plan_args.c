@@ -52,8 +52,11 @@ static void usage(FILE *to)
         "  --ssd-speed SIZE        default: 5G\n"
         "  --ssd-latency US        default: 500\n"
         "  --ssd-write-speed SIZE  default: as fast as it must be\n"
-        "  --measured FILE         these two from what `larder doctor --json` "
-        "said\n"
+        "  --lookup-ms MS          what is on SSD must be up by then; default: "
+        "as the\n"
+        "                          connector's option\n"
+        "  --measured FILE         these speeds from what `larder doctor "
+        "--json` said\n"
         "  --nodes N               the capacity is shared by N nodes, each "
         "with "
         "its own\n"
@@ -181,6 +184,7 @@ enum {
     OPT_SSD_SPEED,
     OPT_SSD_LATENCY,
     OPT_SSD_WRITE_SPEED,
+    OPT_LOOKUP_MS,
     OPT_MEASURED,
     OPT_NODES,
     OPT_NODE_RUN,
@@ -211,6 +215,7 @@ static const struct option options[] = {
     {"ssd-speed", required_argument, NULL, OPT_SSD_SPEED},
     {"ssd-latency", required_argument, NULL, OPT_SSD_LATENCY},
     {"ssd-write-speed", required_argument, NULL, OPT_SSD_WRITE_SPEED},
+    {"lookup-ms", required_argument, NULL, OPT_LOOKUP_MS},
     {"measured", required_argument, NULL, OPT_MEASURED},
     {"nodes", required_argument, NULL, OPT_NODES},
     {"node-run", required_argument, NULL, OPT_NODE_RUN},
@@ -227,7 +232,7 @@ static const struct option options[] = {
 /* Given on the command line; 0: not. */
 typedef struct given {
     double flops, prefill, bytes, block, curve, nodes, node_run;
-    double ssd_read, ssd_write;
+    double dram, ssd_read, ssd_write, lookup_ms;
     const char *measured; /* a file */
     char bad[64];         /* a word of a list that was refused */
 } given_t;
@@ -275,13 +280,15 @@ static bool take_model(ldr_plan_args_t *p, given_t *g, int opt,
         p->model.engines = (uint32_t)value;
         return true;
     case OPT_DRAM_SPEED:
-        return to_number(text, &p->model.dram.bytes_per_s);
+        return to_number(text, &g->dram);
     case OPT_DRAM_LATENCY:
         return set_latency(&p->model.dram, text);
     case OPT_SSD_SPEED:
         return to_number(text, &g->ssd_read);
     case OPT_SSD_WRITE_SPEED:
         return to_number(text, &g->ssd_write);
+    case OPT_LOOKUP_MS:
+        return set_count(text, 60000, &g->lookup_ms);
     case OPT_MEASURED:
         g->measured = text;
         return true;
@@ -358,10 +365,14 @@ static const char *flag_of(int opt)
     return options[i].name;
 }
 
-/* Speeds of the disks, together, from what `larder doctor --json` said. 0:
+typedef struct measured {
+    double dram, read, write; /* bytes a second; of all disks together */
+} measured_t;
+
+/* Speeds from what `larder doctor --json` said, into what is not given. 0:
  * read, else an exit code. */
 static int take_measured(const ldr_args_t *args, const char *path,
-                         double *read_p, double *write_p)
+                         measured_t *m)
 {
     FILE *f = fopen(path, "re");
     char line[4096]; /* more than the doctor says of anything */
@@ -373,12 +384,18 @@ static int take_measured(const ldr_args_t *args, const char *path,
     while (fgets(line, sizeof(line), f) != NULL) {
         const char *disk = strstr(line, "\"check\":\"disk\"");
         const char *speeds = disk != NULL ? strstr(disk, ", writes ") : NULL;
+        const char *memory = strstr(line, "\"check\":\"memory\"");
+        const char *copies =
+            memory != NULL ? strstr(memory, ", copies ") : NULL;
         double w, r;
 
         if (speeds != NULL &&
             sscanf(speeds, ", writes %lf GB/s, reads %lf GB/s", &w, &r) == 2) {
             write += w * 1e9;
             read += r * 1e9;
+        }
+        if (copies != NULL && sscanf(copies, ", copies %lf GB/s", &r) == 1) {
+            m->dram = r * 1e9;
         }
     }
     fclose(f);
@@ -388,21 +405,25 @@ static int take_measured(const ldr_args_t *args, const char *path,
                             "`larder doctor PLACE --json`",
                             path);
     }
-    *read_p = read;
-    *write_p = write;
+    m->read = read;
+    m->write = write;
     return LDR_EXIT_OK;
 }
 
-/* The speeds of the SSD tier: as given, or else as measured. */
+/* The speeds of the tiers: as given, or else as measured. */
 static int take_speeds(const ldr_args_t *args, const given_t *g, ldr_model_t *m)
 {
-    double read = m->ssd.bytes_per_s, write = 0;
-    int code = g->measured != NULL
-                   ? take_measured(args, g->measured, &read, &write)
-                   : LDR_EXIT_OK;
+    measured_t is = {.dram = m->dram.bytes_per_s, .read = m->ssd.bytes_per_s};
+    int code = g->measured != NULL ? take_measured(args, g->measured, &is)
+                                   : LDR_EXIT_OK;
+    int lookup = ldr_option_find("lookup_ms", strlen("lookup_ms"));
 
-    m->ssd.bytes_per_s = g->ssd_read > 0 ? g->ssd_read : read;
-    m->ssd_write_bytes_per_s = g->ssd_write > 0 ? g->ssd_write : write;
+    m->dram.bytes_per_s = g->dram > 0 ? g->dram : is.dram;
+    m->ssd.bytes_per_s = g->ssd_read > 0 ? g->ssd_read : is.read;
+    m->ssd_write_bytes_per_s = g->ssd_write > 0 ? g->ssd_write : is.write;
+    m->lookup_s = 1e-3 * (g->lookup_ms > 0
+                              ? g->lookup_ms
+                              : strtod(ldr_option_table[lookup].value, NULL));
     return code;
 }
 

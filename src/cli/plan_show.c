@@ -110,12 +110,12 @@ static void json_result(const ldr_plan_book_t *book, unsigned number)
     json_times("first_token_without_ms", &r->without);
     if (r->what.ssd_blocks > 0) {
         printf(",\"ssd_blocks\":%llu,\"dram_hit_rate\":%.4f,"
-               "\"ssd_hit_rate\":%.4f,\"ssd_bytes_a_day\":%.4g,"
-               "\"write_amplification\":%.3f",
+               "\"ssd_hit_rate\":%.4f,\"late_hit_rate\":%.4f,"
+               "\"ssd_bytes_a_day\":%.4g,\"write_amplification\":%.3f",
                (unsigned long long)r->what.ssd_blocks,
                rate(r->hits - r->ssd_hits, r->references),
-               rate(r->ssd_hits, r->references), r->ssd_bytes_a_day,
-               1 + rate(r->ssd_carried, r->ssd_written));
+               rate(r->ssd_hits, r->references), rate(r->late, r->references),
+               r->ssd_bytes_a_day, 1 + rate(r->ssd_carried, r->ssd_written));
     }
     if (r->what.ssd_blocks > 0 && p->model.ssd_write_bytes_per_s > 0) {
         printf(",\"ssd_dropped\":%.0f", r->ssd_dropped);

@@ -51,31 +51,41 @@ double ldr_model_prefill(const ldr_model_t *m, double from, double to)
            m->prefill_rate;
 }
 
-/* Seconds to load so many tokens from DRAM, of which some come up from SSD. */
-static double load_s(const ldr_model_t *m, double tokens, double ssd_tokens)
+double ldr_model_stage(const ldr_model_t *m, double tokens)
 {
-    double s = 0;
+    return tokens * m->bytes_per_token / m->ssd.bytes_per_s;
+}
 
+/* Counts this choice if it can be had in time, and then if it is better than
+ * what there was. */
+static void consider(const ldr_model_t *m, uint32_t input,
+                     const ldr_found_t *found, uint32_t blocks,
+                     ldr_first_token_t *best)
+{
+    double held = (double)blocks * m->block_tokens;
+    double tokens = fmin(held, input > 0 ? input - 1.0 : 0);
+    /* Leaves go first: what is on SSD lies behind what is in DRAM. */
+    uint32_t behind =
+        blocks > found->before_ssd ? blocks - found->before_ssd : 0;
+    uint32_t ssd_blocks =
+        behind < found->ssd_blocks ? behind : found->ssd_blocks;
+    double ssd = fmin((double)ssd_blocks * m->block_tokens, tokens);
+    double stage = ssd_blocks > 0 ? found->wait_s + m->ssd.latency_s +
+                                        ldr_model_stage(m, ssd)
+                                  : 0;
+    double s = stage + ldr_model_prefill(m, tokens, input);
+
+    if (m->lookup_s > 0 && stage > m->lookup_s) {
+        return;
+    }
+    if (blocks > best->blocks) {
+        best->blocks = blocks;
+        best->ssd_blocks = ssd_blocks;
+    }
     if (tokens > 0) {
         s += m->dram.latency_s +
              tokens * m->bytes_per_token / m->dram.bytes_per_s;
     }
-    if (ssd_tokens > 0) {
-        s += m->ssd.latency_s +
-             ssd_tokens * m->bytes_per_token / m->ssd.bytes_per_s;
-    }
-    return s;
-}
-
-/* Counts this choice if it is better than what there was. */
-static void consider(const ldr_model_t *m, uint32_t input, uint32_t blocks,
-                     uint32_t ssd_blocks, ldr_first_token_t *best)
-{
-    double held = (double)blocks * m->block_tokens;
-    double tokens = fmin(held, input > 0 ? input - 1.0 : 0);
-    double ssd = fmin((double)ssd_blocks * m->block_tokens, tokens);
-    double s = load_s(m, tokens, ssd) + ldr_model_prefill(m, tokens, input);
-
     if (s < best->with_s) {
         best->with_s = s;
         best->tokens = tokens;
@@ -91,11 +101,14 @@ ldr_first_token_t ldr_model_first_token(const ldr_model_t *m,
     ldr_first_token_t t = {.without_s = ldr_model_prefill(m, 0, input_tokens)};
 
     t.with_s = t.without_s;
-    if (found->blocks > 0) {
-        consider(m, input_tokens, found->blocks, found->ssd_blocks, &t);
+    for (uint32_t n = found->blocks; n > found->before_ssd; n /= 2) {
+        consider(m, input_tokens, found, n, &t);
+        if (found->ssd_blocks == 0) {
+            break;
+        }
     }
-    if (found->ssd_blocks > 0 && found->before_ssd > 0) {
-        consider(m, input_tokens, found->before_ssd, 0, &t);
+    if (found->before_ssd > 0) {
+        consider(m, input_tokens, found, found->before_ssd, &t);
     }
     return t;
 }

@@ -30,7 +30,9 @@ typedef struct ldr_model {
     double slow_tokens;
     ldr_speed_t dram, ssd;
     double ssd_write_bytes_per_s; /* 0: as fast as it must be */
-    uint32_t engines;             /* 0: no request waits for another */
+    double lookup_s;  /* what is on SSD must be up in DRAM by then, after the
+                       * request came; 0: whenever */
+    uint32_t engines; /* 0: no request waits for another */
 } ldr_model_t;
 
 /* The prefill rate of an engine with so many operations a second: two for each
@@ -40,11 +42,15 @@ double ldr_model_rate(double flops, const ldr_known_model_t *known);
 /* Seconds to compute the tokens [from, to) of a prompt. */
 double ldr_model_prefill(const ldr_model_t *m, double from, double to);
 
+/* Seconds that the SSD is busy with reading them. */
+double ldr_model_stage(const ldr_model_t *m, double tokens);
+
 /* What a lookup found of a request. */
 typedef struct ldr_found {
     uint32_t blocks;     /* that hit, in any tier */
     uint32_t ssd_blocks; /* of them, only on SSD */
     uint32_t before_ssd; /* blocks before the first of these */
+    double wait_s;       /* until the SSD has done what others want of it */
 } ldr_found_t;
 
 typedef struct ldr_first_token {
@@ -53,11 +59,15 @@ typedef struct ldr_first_token {
     double tokens;      /* that were loaded */
     double saved_s;     /* prefill that was not done */
     double dram_tokens; /* of tokens */
+    /* Blocks that could be had in time, whether it pays or not, and those of
+     * them on SSD. */
+    uint32_t blocks, ssd_blocks;
 } ldr_first_token_t;
 
-/* Takes as much of what was found as pays: all, what comes before the first
- * block that only the SSD has, or nothing. The last token is always computed,
- * since its output is what is wanted. */
+/* Takes as much of what was found as pays, and is there in time: all, half of
+ * it, half of that and so on, what comes before the first block that only the
+ * SSD has, or nothing. The last token is always computed, since its output is
+ * what is wanted. */
 ldr_first_token_t ldr_model_first_token(const ldr_model_t *m,
                                         uint32_t input_tokens,
                                         const ldr_found_t *found);

@@ -19,7 +19,8 @@ typedef struct run {
     ldr_ssd_sim_t *ssd; /* NULL: none */
     /* The same without limits to what is written; NULL: there are none. */
     ldr_ssd_sim_t *unlimited;
-    uint64_t hits, ssd_hits, unlimited_hits;
+    uint64_t hits, ssd_hits, late, unlimited_hits;
+    double ssd_free_s; /* when the disk has read all that was wanted so far */
     ldr_plan_result_t *result;
     ldr_times_t with, without;
     ldr_queue_t queue_with, queue_without;
@@ -78,13 +79,28 @@ static ldr_found_t look(run_t *r, const ldr_ssd_sim_t *ssd,
     return found;
 }
 
+/* What is not up from the SSD in time is no hit. on_tape: blocks that stand for
+ * those found. */
+static void count_hits(run_t *r, const ldr_found_t *found,
+                       const ldr_first_token_t *t, uint32_t on_tape)
+{
+    double each = found->blocks > 0 ? (double)on_tape / found->blocks : 0;
+    uint32_t hits = t->blocks == found->blocks
+                        ? on_tape
+                        : (uint32_t)lround(t->blocks * each);
+
+    r->hits += hits;
+    r->ssd_hits += (uint64_t)llround(t->ssd_blocks * each);
+    r->late += on_tape - (hits < on_tape ? hits : on_tape);
+}
+
 static void count(run_t *r, const ldr_tape_request_t *request,
                   ldr_found_t found)
 {
     ldr_plan_result_t *sum = r->result;
+    double at_s = (double)request->at_ms * 1e-3;
+    uint32_t on_tape = found.blocks;
 
-    r->hits += found.blocks;
-    r->ssd_hits += found.ssd_blocks;
     if (r->tape->sample < 1) {
         if (request->count == 0) {
             return; /* nothing is known of it */
@@ -97,15 +113,18 @@ static void count(run_t *r, const ldr_tape_request_t *request,
         found.ssd_blocks = (uint32_t)lround(found.ssd_blocks * all);
         found.before_ssd = (uint32_t)lround(found.before_ssd * all);
     }
-    double held = (double)found.blocks * r->model->block_tokens;
-    sum->tokens += request->input_tokens;
-    sum->hit_tokens += fmin(held, request->input_tokens);
+    found.wait_s = fmax(0, r->ssd_free_s - at_s);
     ldr_first_token_t t =
         ldr_model_first_token(r->model, request->input_tokens, &found);
+    count_hits(r, &found, &t, on_tape);
+    double held = (double)t.blocks * r->model->block_tokens;
+    sum->tokens += request->input_tokens;
+    sum->hit_tokens += fmin(held, request->input_tokens);
+    r->ssd_free_s = fmax(r->ssd_free_s, at_s) +
+                    ldr_model_stage(r->model, t.tokens - t.dram_tokens);
     sum->prefill_s += t.without_s;
     sum->saved_s += t.saved_s;
     sum->load_tokens += t.tokens;
-    double at_s = (double)request->at_ms * 1e-3;
     double waits = ldr_queue_wait(&r->queue_with, at_s, t.with_s);
     ldr_times_add(&r->with, waits + t.with_s);
     waits = ldr_queue_wait(&r->queue_without, at_s, t.without_s);
@@ -173,7 +192,8 @@ static void finish_ssd(run_t *r)
     sum->ssd_dropped = (double)ldr_ssd_sim_dropped(r->ssd) / tape->sample;
     if (r->unlimited != NULL) {
         sum->ssd_lost_hits =
-            ((double)r->unlimited_hits - (double)r->hits) / tape->sample;
+            ((double)r->unlimited_hits - (double)(r->hits + r->late)) /
+            tape->sample;
     }
 }
 
@@ -188,6 +208,7 @@ static void finish(run_t *r)
     sum->references = (double)tape->all;
     sum->hits = ldr_plan_hits(tape, (double)r->hits);
     sum->ssd_hits = (double)r->ssd_hits / tape->sample;
+    sum->late = (double)r->late / tape->sample;
     sum->with = times_of(&r->with);
     sum->without = times_of(&r->without);
     if (r->ssd != NULL) {

@@ -30,6 +30,7 @@ typedef struct ldr_plan_result {
     double references; /* as many as the trace has */
     double hits;       /* of them, in any tier */
     double ssd_hits;   /* of them, not in DRAM */
+    double late;       /* on SSD, but not up in time: no hits */
     double tokens, hit_tokens;
     double prefill_s, saved_s; /* to compute all, and what was not computed */
     double load_tokens;        /* loaded, since it paid */

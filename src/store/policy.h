@@ -51,10 +51,11 @@
  * requests, later every 1600, it works its tables out anew, a pass over a
  * bounded number of cells and runs. admit and victim look at one run for each
  * class that has any, of some 700; place may walk over the chunks of its run
- * that are deeper. Each slot in use takes 16 bytes, each run 104, and if it is
- * longer than two its prints 32 for every 7; ghosts are about one run and four
- * chunks for each slot in use, at most. The tables take 0.2 MB, and as much for
- * each kind of application. All is reserved at create and becomes memory as it
+ * that are deeper. Each slot in use takes 16 bytes, each run 80, and if it is
+ * longer than two its prints 16 for every 6; ghosts are about one run and four
+ * chunks for each slot in use, at most. The guard's shadows see a sample of the
+ * runs, and take 1.4 MB at most. The tables take 0.2 MB, and as much for each
+ * kind of application. All is reserved at create and becomes memory as it
  * is used. Whatever goes wrong in it costs hits: victim gives a slot as long as
  * there is one that is not held, and no other.
  *
@@ -143,9 +144,11 @@ typedef struct ldr_policy_stats {
     uint64_t bytes;       /* in use, that grow with what is resident */
     uint64_t fixed_bytes; /* and that do not */
     uint64_t told;        /* requests */
-    /* What both shadow caches have had, of the same size as the real one, since
-     * that was full: requests seen, and chunks hit. */
+    /* What both shadow caches have had since the real one was full: requests
+     * seen, and chunks hit, of those in their sample; sample: one in how many
+     * that is. */
     uint64_t requests, hits_learned, hits_lru;
+    uint32_t sample;
     bool ranks_lru; /* who decides now, and how often that has changed */
     uint32_t switches;
 } ldr_policy_stats_t;

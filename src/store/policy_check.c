@@ -2,6 +2,29 @@
  * everything. */
 #include "store/policy_runs.h"
 
+/* Invariant 1: it has its prints. */
+static bool check_prints(const ldr_runs_t *t, uint32_t run)
+{
+    const ldr_run_t *r = &t->runs[run];
+    uint32_t count = 0;
+    uint16_t last = (uint16_t)r->last;
+
+    if (r->prints == LDR_NIL) {
+        return r->length <= LDR_PRINTS_OWN &&
+               (r->length != 1 || r->first == r->last);
+    }
+    for (uint32_t n = r->prints; n != LDR_NIL; n = t->nodes[n].next) {
+        for (uint32_t i = count == 0 ? r->skip : 0;
+             i < LDR_PRINTS && count < r->length; i++) {
+            last = t->nodes[n].print[i];
+            if (count++ == 0 && last != (uint16_t)r->first) {
+                return false;
+            }
+        }
+    }
+    return count == r->length && last == (uint16_t)r->last;
+}
+
 /* Invariant 1: the run is where it can be found, and among its parent's
  * children. */
 static bool check_place(const ldr_runs_t *t, uint32_t run)
@@ -19,73 +42,69 @@ static bool check_place(const ldr_runs_t *t, uint32_t run)
     } else if (r->prev != LDR_NIL || r->next != LDR_NIL) {
         return false;
     }
-    uint32_t last = r->first, prints = 0;
-    if (r->prints == LDR_NIL) {
-        prints = r->length <= LDR_PRINTS_OWN ? r->length : UINT32_MAX;
-        last = r->length == LDR_PRINTS_OWN ? r->last : r->first;
-    }
-    for (uint32_t n = r->prints; n != LDR_NIL; n = t->nodes[n].next) {
-        for (uint32_t i = prints == 0 ? r->skip : 0;
-             i < LDR_PRINTS && prints < r->length; i++) {
-            last = t->nodes[n].print[i];
-            if (prints++ == 0 && last != r->first) {
-                return false;
-            }
-        }
-    }
-    if (prints != r->length || last != r->last) {
-        return false;
-    }
     if (r->prev != LDR_NIL && t->runs[r->prev].next != run) {
         return false;
     }
     if (r->next != LDR_NIL && t->runs[r->next].prev != run) {
         return false;
     }
-    for (uint32_t at = *ldr_runs_bucket(t, r->first); at != run + 1;
-         at = t->runs[at - 1].bucket_next) {
-        if (at == 0) {
-            return false;
-        }
+    uint32_t hash = ldr_runs_hash(r->parent, r->first);
+    uint32_t link = *ldr_runs_bucket(t, hash);
+    while (link != 0 && ldr_runs_linked(t, link) != run) {
+        link = t->bucket_next[ldr_runs_linked(t, link)];
     }
-    return true;
+    return link != 0 && ((link ^ hash) & ~t->link_mask) == 0;
 }
 
-/* Invariants 2 to 4. */
-static bool check_views(const ldr_runs_t *t, uint32_t run)
+/* Invariants 2 and 3. */
+static bool check_real(const ldr_runs_t *t, uint32_t run)
 {
     const ldr_run_t *r = &t->runs[run];
-    uint32_t kids[LDR_VIEWS] = {0};
-    uint32_t all = 0;
+    bool queue = r->resident > 0 && r->kids == 0 && r->held == 0;
+    bool block = !queue && r->resident > r->held;
+    uint32_t kids = 0;
 
     for (uint32_t at = r->child; at != LDR_NIL; at = t->runs[at].next) {
         if (t->runs[at].parent != run) {
             return false;
         }
-        for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-            kids[v] += t->runs[at].resident[v] > 0;
-        }
+        kids += t->runs[at].resident > 0;
     }
-    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-        bool real = v == LDR_VIEW_REAL;
-        bool queued = (r->flags & LDR_RUN_QUEUED << v) != 0;
-        bool queue =
-            r->resident[v] > 0 && kids[v] == 0 && !(real && r->held > 0);
-
-        if (kids[v] != r->views[v].kids || queued != queue ||
-            (!real && r->resident[v] > r->length)) {
-            return false;
-        }
-        all += r->resident[v];
-        if (real && ((r->flags & LDR_RUN_BLOCKED) != 0) !=
-                        (!queue && r->resident[v] > r->held)) {
-            return false;
-        }
-    }
-    return ((r->flags & LDR_RUN_GHOST) != 0) == (all == 0);
+    return kids == r->kids && ((r->flags & LDR_RUN_QUEUED) != 0) == queue &&
+           ((r->flags & LDR_RUN_BLOCKED) != 0) == block;
 }
 
-/* Invariant 6. */
+/* Invariants 2 to 4, and 6. */
+static bool check_shade(const ldr_runs_t *t, uint32_t run)
+{
+    const ldr_run_t *r = &t->runs[run];
+    uint32_t shade = ldr_shade_find(t, run);
+    bool ghost = r->resident == 0 && shade == LDR_NIL;
+
+    if (((r->flags & LDR_RUN_GHOST) != 0) != ghost) {
+        return false;
+    }
+    if (shade == LDR_NIL) {
+        return true;
+    }
+    const ldr_shade_t *s = &t->shades[shade];
+    for (uint32_t v = 0; v < LDR_VIEWS - 1; v++) {
+        bool queue = s->resident[v] > 0 && s->views[v].kids == 0;
+        uint32_t kids = 0;
+
+        for (uint32_t at = r->child; at != LDR_NIL; at = t->runs[at].next) {
+            kids += ldr_shade_resident(t, v + 1, at) > 0;
+        }
+        if (kids != s->views[v].kids || s->queued[v] != queue ||
+            s->resident[v] > r->length) {
+            return false;
+        }
+    }
+    return s->run == run && ldr_runs_sampled(t, run) &&
+           s->resident[0] + s->resident[1] > 0;
+}
+
+/* Invariant 7. */
 static bool check_slots(const ldr_runs_t *t, uint32_t run)
 {
     const ldr_run_t *r = &t->runs[run];
@@ -110,7 +129,7 @@ static bool check_slots(const ldr_runs_t *t, uint32_t run)
         held += s->held;
         down = i;
     }
-    return count == r->resident[LDR_VIEW_REAL] && held == r->held &&
+    return count == r->resident && held == r->held &&
            (down == LDR_NIL || !t->slots[down].twin);
 }
 
@@ -123,17 +142,22 @@ static uint32_t check_queue(const ldr_runs_t *t, uint32_t view, uint32_t c)
     if ((q->filled[c / 64] >> c % 64 & 1) == 0) {
         return 0;
     }
-    for (uint32_t at = q->first[c]; at != LDR_NIL;
-         at = t->runs[at].views[view].right) {
-        const ldr_run_t *r = &t->runs[at];
+    for (uint32_t at = q->first[c]; at != LDR_NIL;) {
+        bool real = view == LDR_VIEW_REAL;
+        uint32_t run = real ? at : t->shades[at].run;
+        uint32_t prev = real || older == LDR_NIL ? older : t->shades[older].run;
+        const ldr_run_t *r = &t->runs[run];
+        uint32_t left = real ? r->left : t->shades[at].views[view - 1].left;
 
-        if ((r->flags & LDR_RUN_QUEUED << view) == 0 ||
-            (view != LDR_VIEW_LRU && r->class != c) ||
-            r->views[view].left != older || count++ == t->run_count ||
-            (older != LDR_NIL && !t->loose && !ldr_runs_before(t, older, at))) {
+        if (!(real ? (r->flags & LDR_RUN_QUEUED) != 0
+                   : t->shades[at].queued[view - 1]) ||
+            (view != LDR_VIEW_LRU && r->class != c) || left != older ||
+            count++ == t->run_count ||
+            (prev != LDR_NIL && !t->loose && !ldr_runs_before(t, prev, run))) {
             return UINT32_MAX;
         }
         older = at;
+        at = real ? r->right : t->shades[at].views[view - 1].right;
     }
     return older == q->last[c] ? count : UINT32_MAX;
 }
@@ -160,8 +184,7 @@ static bool check_sums(const ldr_runs_t *t, const uint64_t *resident,
             return false;
         }
     }
-    for (uint32_t at = t->ghost_head; at != LDR_NIL;
-         at = t->runs[at].views[LDR_VIEW_REAL].left) {
+    for (uint32_t at = t->ghost_head; at != LDR_NIL; at = t->runs[at].left) {
         if ((t->runs[at].flags & LDR_RUN_GHOST) == 0 ||
             ghosts++ == t->ghost_count) {
             return false;
@@ -175,7 +198,7 @@ bool ldr_runs_check(const ldr_runs_t *t)
 {
     uint64_t resident[LDR_VIEWS] = {0};
     uint32_t queued[LDR_VIEWS] = {0};
-    uint32_t count = 0;
+    uint32_t count = 0, shades = 0;
 
     for (uint32_t run = 0; run < t->run_top; run++) {
         const ldr_run_t *r = &t->runs[run];
@@ -184,14 +207,23 @@ bool ldr_runs_check(const ldr_runs_t *t)
             continue;
         }
         count++;
-        if (!check_place(t, run) || !check_views(t, run) ||
+        if (!check_place(t, run) || !check_prints(t, run) ||
+            !check_real(t, run) || !check_shade(t, run) ||
             !check_slots(t, run)) {
             return false;
         }
-        for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-            resident[v] += r->resident[v];
-            queued[v] += (r->flags & LDR_RUN_QUEUED << v) != 0;
+        resident[LDR_VIEW_REAL] += r->resident;
+        queued[LDR_VIEW_REAL] += (r->flags & LDR_RUN_QUEUED) != 0;
+    }
+    for (uint32_t shade = 0; shade < t->shade_top; shade++) {
+        const ldr_shade_t *s = &t->shades[shade];
+
+        shades += s->run != LDR_NIL;
+        for (uint32_t v = 1; s->run != LDR_NIL && v < LDR_VIEWS; v++) {
+            resident[v] += s->resident[v - 1];
+            queued[v] += s->queued[v - 1];
         }
     }
-    return count == t->run_count && check_sums(t, resident, queued);
+    return count == t->run_count && shades == t->shade_count &&
+           check_sums(t, resident, queued);
 }

@@ -30,8 +30,8 @@ static uint32_t find_told(const ldr_default_t *d, const ldr_told_t *told,
         depth - t->runs[run].depth >= t->runs[run].length) {
         return LDR_NIL;
     }
-    return ldr_prints_at(t, run, depth - t->runs[run].depth) == print ? run
-                                                                      : LDR_NIL;
+    return ldr_prints_is(t, run, depth - t->runs[run].depth, print) ? run
+                                                                    : LDR_NIL;
 }
 
 /* The same without a parent: chunks of groups that need only the end of a
@@ -162,8 +162,7 @@ static void default_place(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
     if (run == LDR_NIL) {
         run = make_place(d, parent, depth, print);
     }
-    if (run == LDR_NIL ||
-        d->t.runs[run].resident[LDR_VIEW_REAL] >= RUN_SLOTS_MAX) {
+    if (run == LDR_NIL || d->t.runs[run].resident >= RUN_SLOTS_MAX) {
         run = LDR_RUN_STRAY;
         depth = LDR_RUN_DEPTHS - 1;
     }
@@ -188,7 +187,7 @@ static void set_held(ldr_default_t *d, uint32_t slot, uint32_t held)
 
         d->t.slots[slot].held = held & 1;
         r->held = (uint16_t)(held != 0 ? r->held + 1 : r->held - 1);
-        ldr_runs_settle(&d->t, LDR_VIEW_REAL, run);
+        ldr_runs_settle(&d->t, run);
     }
 }
 
@@ -280,13 +279,12 @@ static bool default_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
     if (above != LDR_NIL && d->t.slots[above].depth == depth) {
         return true; /* and of no use without this one */
     }
-    uint32_t v = ldr_runs_best(&d->t, LDR_VIEW_REAL, d->wanted);
-    if (v == LDR_NIL &&
-        ldr_runs_best(&d->t, LDR_VIEW_REAL, d->t.stamp + 1) == LDR_NIL) {
+    uint32_t v = ldr_runs_best(&d->t, d->wanted);
+    if (v == LDR_NIL && ldr_runs_best(&d->t, d->t.stamp + 1) == LDR_NIL) {
         return true; /* all is held: that may pass */
     }
     bool good = v != LDR_NIL && (d->t.queues[LDR_VIEW_REAL].lru ||
-                                 ldr_runs_worth(&d->t, LDR_VIEW_REAL, v) <=
+                                 ldr_runs_worth(&d->t, v) <=
                                      (double)ldr_default_first_worth(d, run));
     if (!good && told != NULL) {
         told->refused = depth;
@@ -312,11 +310,11 @@ static uint32_t victim_blocked(const ldr_default_t *d)
 static uint32_t default_victim(ldr_policy_t *policy)
 {
     ldr_default_t *d = (ldr_default_t *)policy;
-    uint32_t run = ldr_runs_best(&d->t, LDR_VIEW_REAL, d->wanted);
+    uint32_t run = ldr_runs_best(&d->t, d->wanted);
 
     note_full(d);
     if (run == LDR_NIL) {
-        run = ldr_runs_best(&d->t, LDR_VIEW_REAL, d->t.stamp + 1);
+        run = ldr_runs_best(&d->t, d->t.stamp + 1);
     }
     return run != LDR_NIL ? d->t.runs[run].tail : victim_blocked(d);
 }
@@ -372,12 +370,14 @@ void ldr_policy_default_stats(const ldr_policy_t *policy,
         .bytes = (uint64_t)t->run_top * sizeof(ldr_run_t) +
                  (uint64_t)t->node_top * sizeof(ldr_prints_t) +
                  t->queues[LDR_VIEW_REAL].resident * sizeof(ldr_run_slot_t) +
-                 (uint64_t)t->bucket_count * sizeof(uint32_t),
+                 (uint64_t)t->bucket_count * sizeof(uint32_t) +
+                 (uint64_t)t->shade_top * sizeof(ldr_shade_t),
         .fixed_bytes = sizeof(*d) + sizeof(*t->learn),
         .told = d->told_next,
         .requests = d->judged,
         .hits_learned = d->hits_learned,
         .hits_lru = d->hits_lru,
+        .sample = t->lot_mask + 1,
         .ranks_lru = t->queues[LDR_VIEW_REAL].lru,
         .switches = d->switches,
     };

@@ -1,6 +1,7 @@
 /* Prints of runs, in nodes of a few: so that a chain is compared with a run
  * chunk by chunk, whether those are resident or not. Runs of one or two chunks
- * need none: their first and last are all. */
+ * need none: their first and last are all. Nodes have 16 bits of each: one
+ * chain in 65,536 is thought to leave a run a chunk later than it does. */
 #include "store/policy_runs.h"
 
 #define FORGET_TRIES 4u
@@ -26,10 +27,9 @@ static uint32_t node_take(ldr_runs_t *t)
     return node;
 }
 
-void ldr_prints_free(ldr_runs_t *t, uint32_t run)
+/* Gives back that node and all behind it. */
+static void nodes_give(ldr_runs_t *t, uint32_t node)
 {
-    uint32_t node = t->runs[run].prints;
-
     while (node != LDR_NIL) {
         uint32_t next = t->nodes[node].next;
 
@@ -38,6 +38,11 @@ void ldr_prints_free(ldr_runs_t *t, uint32_t run)
         t->node_count--;
         node = next;
     }
+}
+
+void ldr_prints_free(ldr_runs_t *t, uint32_t run)
+{
+    nodes_give(t, t->runs[run].prints);
     t->runs[run].prints = LDR_NIL;
     t->runs[run].skip = 0;
 }
@@ -64,9 +69,21 @@ bool ldr_prints_make(ldr_runs_t *t, uint32_t run, const uint64_t *prints,
             }
             *link = node;
         }
-        t->nodes[*link].print[i % LDR_PRINTS] = ldr_runs_fold(prints[i]);
+        t->nodes[*link].print[i % LDR_PRINTS] =
+            (uint16_t)ldr_runs_fold(prints[i]);
     }
     return true;
+}
+
+/* Whether a run of one or two has that print there. */
+static bool is_own(const ldr_run_t *r, uint32_t at, uint32_t print)
+{
+    if (at > 0) {
+        return r->last == print;
+    }
+    return (r->flags & LDR_RUN_SHORT) != 0
+               ? (uint16_t)r->first == (uint16_t)print
+               : r->first == print;
 }
 
 uint32_t ldr_prints_match(const ldr_runs_t *t, uint32_t run,
@@ -79,8 +96,7 @@ uint32_t ldr_prints_match(const ldr_runs_t *t, uint32_t run,
 
     count = count < r->length ? count : r->length;
     if (node == LDR_NIL) {
-        while (n < count &&
-               ldr_runs_fold(prints[n]) == (n == 0 ? r->first : r->last)) {
+        while (n < count && is_own(r, n, ldr_runs_fold(prints[n]))) {
             n++;
         }
         return n;
@@ -90,7 +106,7 @@ uint32_t ldr_prints_match(const ldr_runs_t *t, uint32_t run,
             node = t->nodes[node].next;
             at = 0;
         }
-        if (t->nodes[node].print[at++] != ldr_runs_fold(prints[n])) {
+        if (t->nodes[node].print[at++] != (uint16_t)ldr_runs_fold(prints[n])) {
             break;
         }
         n++;
@@ -99,15 +115,17 @@ uint32_t ldr_prints_match(const ldr_runs_t *t, uint32_t run,
 }
 
 bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
-                      uint32_t count)
+                      uint32_t count, uint32_t last)
 {
     ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
     uint32_t at = r->skip + count;
     uint32_t before = LDR_NIL, node = r->prints;
 
     if (node == LDR_NIL) { /* two of them */
-        u->last = u->first;
+        u->first = u->last = last;
+        u->flags &= (uint8_t)~LDR_RUN_SHORT;
         r->first = r->last;
+        r->flags &= (uint8_t)~LDR_RUN_SHORT;
         return true;
     }
 
@@ -125,8 +143,7 @@ bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
         t->nodes[copy] = t->nodes[node];
         t->nodes[copy].next = LDR_NIL;
     }
-    u->last = at > 0 ? t->nodes[node].print[at - 1]
-                     : t->nodes[before].print[LDR_PRINTS - 1];
+    u->last = last;
     if (before != LDR_NIL) {
         t->nodes[before].next = copy;
     } else {
@@ -134,7 +151,15 @@ bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
     }
     r->prints = node;
     r->skip = (uint16_t)(at & 7);
-    r->first = t->nodes[node].print[at];
+    r->first = r->length - count == 1 ? r->last : t->nodes[node].print[at];
+    r->flags &= (uint8_t)~LDR_RUN_SHORT;
+    if (r->length - count > 1) {
+        r->flags |= LDR_RUN_SHORT;
+    }
+    if (count == 1) {
+        u->first = last;
+        u->flags &= (uint8_t)~LDR_RUN_SHORT;
+    }
     if (count <= LDR_PRINTS_OWN) {
         ldr_prints_free(t, upper);
     }
@@ -144,29 +169,52 @@ bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
     return true;
 }
 
+/* The last node of a run that has any. */
+static uint32_t node_last(const ldr_runs_t *t, uint32_t run)
+{
+    uint32_t node = t->runs[run].prints;
+
+    while (t->nodes[node].next != LDR_NIL) {
+        node = t->nodes[node].next;
+    }
+    return node;
+}
+
+/* So that a run which will be longer than two has a node. */
+static bool node_first(ldr_runs_t *t, uint32_t run)
+{
+    ldr_run_t *r = &t->runs[run];
+    uint32_t node = r->prints;
+
+    if (node != LDR_NIL) {
+        return true;
+    }
+    node = node_take(t);
+    if (node == LDR_NIL) {
+        return false;
+    }
+    t->nodes[node].print[0] = (uint16_t)r->first;
+    if (r->length > 1) {
+        t->nodes[node].print[1] = (uint16_t)r->last;
+    }
+    r->prints = node;
+    return true;
+}
+
 bool ldr_prints_append(ldr_runs_t *t, uint32_t run, uint32_t print)
 {
     ldr_run_t *r = &t->runs[run];
     uint32_t at = r->skip + r->length;
-    uint32_t node = r->prints;
 
     if (r->length < LDR_PRINTS_OWN) {
         r->last = print;
         r->length++;
         return true;
     }
-    if (node == LDR_NIL) {
-        node = node_take(t);
-        if (node == LDR_NIL) {
-            return false;
-        }
-        t->nodes[node].print[0] = r->first;
-        t->nodes[node].print[1] = r->last;
-        r->prints = node;
+    if (!node_first(t, run)) {
+        return false;
     }
-    for (uint32_t i = 0; i < (at - 1) / LDR_PRINTS; i++) {
-        node = t->nodes[node].next;
-    }
+    uint32_t node = node_last(t, run);
     if (at % LDR_PRINTS == 0) {
         uint32_t more = node_take(t);
 
@@ -176,21 +224,83 @@ bool ldr_prints_append(ldr_runs_t *t, uint32_t run, uint32_t print)
         t->nodes[node].next = more;
         node = more;
     }
-    t->nodes[node].print[at % LDR_PRINTS] = print;
+    t->nodes[node].print[at % LDR_PRINTS] = (uint16_t)print;
     r->last = print;
     r->length++;
     return true;
 }
 
-uint32_t ldr_prints_at(const ldr_runs_t *t, uint32_t run, uint32_t at)
+/* So many nodes more behind that one, or none. */
+static bool nodes_add(ldr_runs_t *t, uint32_t node, uint32_t count)
 {
-    uint32_t node = t->runs[run].prints;
+    uint32_t last = node;
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t more = node_take(t);
+
+        if (more == LDR_NIL) {
+            nodes_give(t, t->nodes[node].next);
+            t->nodes[node].next = LDR_NIL;
+            return false;
+        }
+        t->nodes[last].next = more;
+        last = more;
+    }
+    return true;
+}
+
+bool ldr_prints_join(ldr_runs_t *t, uint32_t run, uint32_t below)
+{
+    ldr_run_t *r = &t->runs[run], *b = &t->runs[below];
+    uint32_t to = r->skip + r->length, end = to + b->length;
+    uint32_t has = (to + LDR_PRINTS - 1) / LDR_PRINTS;
+    uint32_t needs = (end + LDR_PRINTS - 1) / LDR_PRINTS;
+    uint32_t from = b->prints, at = b->skip;
+
+    if (end <= LDR_PRINTS_OWN) { /* one and one */
+        r->last = b->last;
+        r->length = (uint16_t)(r->length + b->length);
+        return true;
+    }
+    if (!node_first(t, run)) {
+        return false;
+    }
+    uint32_t node = node_last(t, run);
+    if (!nodes_add(t, node, needs - has)) {
+        return false;
+    }
+    for (uint32_t i = 0; to < end; i++, to++) {
+        uint16_t print = (uint16_t)(i == 0 ? b->first : b->last);
+
+        if (from != LDR_NIL && at == LDR_PRINTS) {
+            from = t->nodes[from].next;
+            at = 0;
+        }
+        if (from != LDR_NIL) {
+            print = t->nodes[from].print[at++];
+        }
+        if (to % LDR_PRINTS == 0) {
+            node = t->nodes[node].next;
+        }
+        t->nodes[node].print[to % LDR_PRINTS] = print;
+    }
+    r->last = b->last;
+    r->length = (uint16_t)(r->length + b->length);
+    ldr_prints_free(t, below);
+    return true;
+}
+
+bool ldr_prints_is(const ldr_runs_t *t, uint32_t run, uint32_t at,
+                   uint32_t print)
+{
+    const ldr_run_t *r = &t->runs[run];
+    uint32_t node = r->prints;
 
     if (node == LDR_NIL) {
-        return at == 0 ? t->runs[run].first : t->runs[run].last;
+        return is_own(r, at, print);
     }
-    for (at += t->runs[run].skip; at >= LDR_PRINTS; at -= LDR_PRINTS) {
+    for (at += r->skip; at >= LDR_PRINTS; at -= LDR_PRINTS) {
         node = t->nodes[node].next;
     }
-    return t->nodes[node].print[at];
+    return t->nodes[node].print[at] == (uint16_t)print;
 }

@@ -12,14 +12,14 @@
 #define SILENCE_GAPS 64u
 
 #define REBUILD_MOST 1600u
-#define FADE 0.99f /* for each LDR_REBUILD_LEAST requests */
+#define FADE 0.993f /* for each LDR_REBUILD_LEAST requests */
 
 #define SHARED_FAN 10u    /* ways to go on that make a run a shared one */
 #define SUPERSEDE_MAX 64u /* runs of an abandoned branch that are looked at */
 #define GHOST_RUNS 1u     /* for each resident chunk */
 #define GHOST_CHUNKS 4u
 
-#define GUARD_FADE (1.0f - 1.0f / 2048)
+#define GUARD_FADE (1.0f / 2048) /* for each request in the sample */
 #define GUARD_SIGMAS 1.5f
 
 /* What a request is, for the classes. */
@@ -152,7 +152,8 @@ static uint32_t walk(ldr_default_t *d, const ldr_policy_request_t *r,
         }
         if (n < d->t.runs[run].length) {
             if (split) {
-                run = ldr_runs_split(&d->t, run, n);
+                run = ldr_runs_split(&d->t, run, n,
+                                     ldr_runs_fold(r->prints[i + n - 1]));
             } else if (i + n < r->count || d->t.runs[run].child != LDR_NIL) {
                 run = LDR_NIL;
             }
@@ -219,6 +220,8 @@ static ldr_traits_t traits_of(const ldr_default_t *d,
 
         traits.tokens = all < UINT32_MAX ? (uint32_t)all : UINT32_MAX;
     }
+    traits.tokens =
+        traits.tokens < LDR_RUN_TOKENS_MAX ? traits.tokens : LDR_RUN_TOKENS_MAX;
     traits.delta = delta_first(traits.tokens);
     if (d->path_count > 0) {
         const ldr_run_t *tail = &d->t.runs[d->path[d->path_count - 1]];
@@ -243,7 +246,7 @@ static void path_used(ldr_default_t *d, const ldr_traits_t *traits)
 
         r->uses = (uint8_t)(r->uses < 255 ? r->uses + 1 : 255);
         r->turn = (uint8_t)(r->uses > traits->turn ? r->uses : traits->turn);
-        r->tokens = traits->tokens;
+        r->tokens = traits->tokens & LDR_RUN_TOKENS_MAX;
         r->told = 1;
         ldr_runs_restamp(t, run, class_of(r, traits, gap_ds), t->stamp);
     }
@@ -283,8 +286,10 @@ static uint32_t add_run(ldr_default_t *d, const ldr_policy_request_t *r,
     at->told = 1;
     at->uses = like.uses;
     at->turn = like.turn;
-    at->tokens = traits->tokens;
+    at->tokens = traits->tokens & LDR_RUN_TOKENS_MAX;
+    ldr_runs_lift(&d->t, run); /* what it is says where ghosts are listed */
     at->flags |= like.flags;
+    ldr_runs_settle(&d->t, run);
     if (parent != LDR_NIL && !last && d->t.runs[parent].fan < 255) {
         d->t.runs[parent].fan++;
     }
@@ -347,81 +352,130 @@ static void supersede(ldr_default_t *d, uint32_t tail, uint32_t keep)
     }
 }
 
+/* A session that goes on is one run again: nothing tells its turns apart once
+ * they were used together. */
+static void path_join(ldr_default_t *d)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < d->path_count; i++) {
+        uint32_t run = d->path[i];
+
+        if (count == 0 || !ldr_runs_join(&d->t, d->path[count - 1], run)) {
+            d->path[count++] = run;
+            continue;
+        }
+        for (uint32_t k = 0; k < LDR_TOLD; k++) {
+            if (d->told[k].tail == run) {
+                d->told[k].tail = d->path[count - 1];
+            }
+        }
+    }
+    d->path_count = count;
+}
+
 /* ---- shadows ---- */
 
+/* What a shadow has of the chain, as far as the sample goes. */
 static uint32_t shadow_hits(const ldr_default_t *d, uint32_t view)
 {
     uint32_t hits = 0;
 
     for (uint32_t i = 0; i < d->path_count; i++) {
-        const ldr_run_t *r = &d->t.runs[d->path[i]];
+        uint32_t run = d->path[i];
 
-        hits += r->resident[view];
-        if (r->resident[view] < r->length) {
-            break;
+        if (ldr_runs_sampled(&d->t, run)) {
+            uint32_t has = ldr_shade_resident(&d->t, view, run);
+
+            hits += has;
+            if (has < d->t.runs[run].length) {
+                break;
+            }
         }
     }
     return hits;
 }
 
 /* Brings the missing chunks of a run in, or as many as are worth it. */
-static bool shadow_fill(ldr_default_t *d, uint32_t view, uint32_t run)
+static bool shadow_fill(ldr_default_t *d, uint32_t view, uint32_t run,
+                        uint64_t room)
 {
     ldr_runs_t *t = &d->t;
     const ldr_run_queues_t *q = &t->queues[view];
-    uint32_t need = (uint32_t)t->runs[run].length - t->runs[run].resident[view];
+    uint32_t need = t->runs[run].length - ldr_shade_resident(t, view, run);
 
     while (need > 0) {
         uint64_t n = need;
 
-        if (q->resident < d->room) {
-            n = n < d->room - q->resident ? n : d->room - q->resident;
+        if (q->resident < room) {
+            n = n < room - q->resident ? n : room - q->resident;
         } else {
-            uint32_t v = ldr_runs_best(t, view, t->stamp);
+            uint32_t v = ldr_shade_best(t, view, t->stamp);
 
             if (v == LDR_NIL ||
-                (!q->lru && ldr_runs_worth(t, view, v) >
+                (!q->lru && ldr_shade_worth(t, view, v) >
                                 (double)ldr_default_first_worth(d, run))) {
                 return false;
             }
-            uint32_t has = t->runs[v].resident[view];
+            uint32_t has = ldr_shade_resident(t, view, v);
             n = n < has ? n : has;
-            ldr_runs_count(t, view, v, -(int)n);
+            ldr_shade_count(t, view, v, -(int)n);
         }
-        ldr_runs_count(t, view, run, (int)n);
+        if (!ldr_shade_count(t, view, run, (int)n)) {
+            return false;
+        }
         need -= (uint32_t)n;
     }
     return true;
 }
 
-static void shadow_request(ldr_default_t *d, uint32_t view)
+static void shadow_request(ldr_default_t *d, uint32_t view, uint64_t room)
 {
     ldr_runs_t *t = &d->t;
 
-    while (t->queues[view].resident > d->room) {
-        uint32_t v = ldr_runs_best(t, view, t->stamp);
+    while (t->queues[view].resident > room) {
+        uint32_t v = ldr_shade_best(t, view, t->stamp);
 
         if (v == LDR_NIL) {
             break;
         }
-        ldr_runs_count(t, view, v, -1);
+        ldr_shade_count(t, view, v, -1);
     }
     for (uint32_t i = 0; i < d->path_count; i++) {
-        if (!shadow_fill(d, view, d->path[i])) {
+        if (ldr_runs_sampled(t, d->path[i]) &&
+            !shadow_fill(d, view, d->path[i], room)) {
             break;
         }
     }
 }
 
+/* How much of the chain is in the sample. */
+static float share_sampled(const ldr_default_t *d)
+{
+    uint32_t all = 0, sampled = 0;
+
+    if (d->t.lot_mask == 0) {
+        return 1;
+    }
+    for (uint32_t i = 0; i < d->path_count; i++) {
+        uint32_t length = d->t.runs[d->path[i]].length;
+
+        all += length;
+        sampled += ldr_runs_sampled(&d->t, d->path[i]) ? length : 0;
+    }
+    return all > 0 ? (float)sampled / (float)all : 0;
+}
+
 /* Who ranks: LRU once the learned shadow trails it by more than chance, and
- * until it has caught up. */
+ * until it has caught up. What is forgotten goes by what was seen. */
 static void guard(ldr_default_t *d, uint32_t learned, uint32_t lru)
 {
     ldr_run_queues_t *q = &d->t.queues[LDR_VIEW_REAL];
     float by = (float)learned - (float)lru;
+    float fade = 1 - GUARD_FADE * share_sampled(d);
 
-    d->lead = d->lead * GUARD_FADE + by;
-    d->noise = d->noise * GUARD_FADE + by * by;
+    d->lead = d->lead * fade + by;
+    d->noise = d->noise * fade + by * by;
     d->judged++;
     d->hits_learned += learned;
     d->hits_lru += lru;
@@ -432,6 +486,22 @@ static void guard(ldr_default_t *d, uint32_t learned, uint32_t lru)
         q->best = LDR_NIL;
         d->switches++;
     }
+}
+
+/* The part of the cache that is for the sample, of which there is less if that
+ * would be too much. */
+static uint64_t shadow_room(ldr_default_t *d)
+{
+    ldr_runs_t *t = &d->t;
+    uint64_t room = d->room / (t->lot_mask + 1);
+
+    if (room > t->shade_room &&
+        (d->room_known || t->queues[LDR_VIEW_LRU].resident >= t->shade_room ||
+         t->queues[LDR_VIEW_LEARNED].resident >= t->shade_room)) {
+        ldr_shade_halve(t);
+        room /= 2;
+    }
+    return room < 1 ? 1 : room < t->shade_room ? room : t->shade_room;
 }
 
 static void shadows(ldr_default_t *d, uint32_t hits_learned, uint32_t hits_lru)
@@ -447,12 +517,11 @@ static void shadows(ldr_default_t *d, uint32_t hits_learned, uint32_t hits_lru)
     if (d->room_known) {
         guard(d, hits_learned, hits_lru);
     }
-    shadow_request(d, LDR_VIEW_LEARNED);
-    shadow_request(d, LDR_VIEW_LRU);
-    if (d->room_known) {
-        ldr_runs_trim(&d->t, (uint32_t)(d->room * GHOST_RUNS + 256),
-                      d->room * GHOST_CHUNKS);
-    }
+    uint64_t room = shadow_room(d);
+    shadow_request(d, LDR_VIEW_LEARNED, room);
+    shadow_request(d, LDR_VIEW_LRU, room);
+    ldr_runs_trim(&d->t, (uint32_t)(d->room * GHOST_RUNS + 256),
+                  d->room * GHOST_CHUNKS);
 }
 
 /* A save of a chain that somebody has told of lately, if perhaps not of its
@@ -504,6 +573,7 @@ void ldr_default_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
     if (count > 0 && d->path_count > count && t->runs[tail].fan <= 2) {
         supersede(d, tail, d->path[count]);
     }
+    path_join(d);
     caches_stale(d);
     d->wanted = t->stamp;
     d->told[d->told_next++ % LDR_TOLD] = (ldr_told_t){

@@ -2,30 +2,36 @@
 
 #include "base/mem.h"
 
-#define RUNS_PER_SLOT 3u /* each view may have as many of its own */
+#define RUNS_PER_SLOT 2u /* as many resident, and as many ghosts */
 #define RUNS_LEAST 1024u /* a power of two */
 #define BUCKETS_MAX ((uint32_t)1 << 27)
 #define SAMPLE_MAX 4096u /* runs that are told of in one pass, about */
 #define TRIM_TRIES 16u
+#define JOIN_MAX 64u /* chunks; what is joined is written anew */
 
 /* ---- the forest ---- */
+
+static uint32_t hash_of(const ldr_runs_t *t, uint32_t run)
+{
+    return ldr_runs_hash(t->runs[run].parent, t->runs[run].first);
+}
 
 /* One bucket more: some of what is in another belongs there. */
 static void bucket_split(ldr_runs_t *t)
 {
     uint32_t from = t->bucket_count - t->bucket_mask - 1;
-    uint32_t at = t->buckets[from];
+    uint32_t link = t->buckets[from];
 
     t->buckets[from] = 0;
     t->buckets[t->bucket_count++] = 0;
-    while (at != 0) {
-        ldr_run_t *r = &t->runs[at - 1];
-        uint32_t next = r->bucket_next;
-        uint32_t *bucket = ldr_runs_bucket(t, r->first);
+    while (link != 0) {
+        uint32_t run = ldr_runs_linked(t, link);
+        uint32_t next = t->bucket_next[run];
+        uint32_t *bucket = ldr_runs_bucket(t, hash_of(t, run));
 
-        r->bucket_next = *bucket;
-        *bucket = at;
-        at = next;
+        t->bucket_next[run] = *bucket;
+        *bucket = link;
+        link = next;
     }
     if (t->bucket_count == 2 * (t->bucket_mask + 1)) {
         t->bucket_mask = t->bucket_mask * 2 + 1;
@@ -34,23 +40,25 @@ static void bucket_split(ldr_runs_t *t)
 
 static void bucket_add(ldr_runs_t *t, uint32_t run)
 {
+    uint32_t hash = hash_of(t, run);
+
     if (t->run_count > t->bucket_count && t->bucket_count < t->bucket_max) {
         bucket_split(t);
     }
-    uint32_t *bucket = ldr_runs_bucket(t, t->runs[run].first);
+    uint32_t *bucket = ldr_runs_bucket(t, hash);
 
-    t->runs[run].bucket_next = *bucket;
-    *bucket = run + 1;
+    t->bucket_next[run] = *bucket;
+    *bucket = (run + 1) | (hash & ~t->link_mask);
 }
 
 static void bucket_remove(ldr_runs_t *t, uint32_t run)
 {
-    uint32_t *link = ldr_runs_bucket(t, t->runs[run].first);
+    uint32_t *link = ldr_runs_bucket(t, hash_of(t, run));
 
-    while (*link != run + 1) {
-        link = &t->runs[*link - 1].bucket_next;
+    while (ldr_runs_linked(t, *link) != run) {
+        link = &t->bucket_next[ldr_runs_linked(t, *link)];
     }
-    *link = t->runs[run].bucket_next;
+    *link = t->bucket_next[run];
 }
 
 static void child_add(ldr_runs_t *t, uint32_t parent, uint32_t run)
@@ -106,31 +114,44 @@ static void forget(ldr_runs_t *t, uint32_t run)
 /* Those that still have children go round, and come when those are gone. */
 bool ldr_runs_forget(ldr_runs_t *t)
 {
-    for (uint32_t i = 0; i < TRIM_TRIES && t->ghost_head != LDR_NIL; i++) {
-        uint32_t run = t->ghost_head;
+    uint32_t run = t->ghost_head;
+
+    for (uint32_t i = 0; i < TRIM_TRIES && run != LDR_NIL; i++) {
+        uint32_t next = t->runs[run].left;
 
         if (run != LDR_RUN_STRAY && t->runs[run].child == LDR_NIL &&
             t->runs[run].stamp != t->stamp) {
             forget(t, run);
             return true;
         }
-        ldr_runs_lift(t, run);
-        ldr_runs_settle(t, LDR_VIEW_REAL, run);
+        if (t->runs[run].stamp != t->stamp) {
+            ldr_runs_ghost_last(t, run);
+        }
+        run = next;
     }
     return false;
 }
 
+/* A last chunk that was not full. */
+static bool is_worthless(const ldr_runs_t *t, uint32_t ghost)
+{
+    return ghost != LDR_NIL && (t->runs[ghost].flags & LDR_RUN_LAST) != 0 &&
+           t->runs[ghost].child == LDR_NIL && t->runs[ghost].stamp != t->stamp;
+}
+
 void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks)
 {
-    while ((t->ghost_count > runs || t->ghost_chunks > chunks) &&
+    while ((t->ghost_count > runs || t->ghost_chunks > chunks ||
+            is_worthless(t, t->ghost_head)) &&
            ldr_runs_forget(t)) {
     }
     if (t->ghost_head != LDR_NIL) { /* the next ones */
         const ldr_run_t *r = &t->runs[t->ghost_head];
 
-        __builtin_prefetch(ldr_runs_bucket(t, r->first));
-        if (r->views[LDR_VIEW_REAL].left != LDR_NIL) {
-            ldr_runs_fetch(t, r->views[LDR_VIEW_REAL].left);
+        __builtin_prefetch(
+            ldr_runs_bucket(t, ldr_runs_hash(r->parent, r->first)));
+        if (r->left != LDR_NIL) {
+            ldr_runs_fetch(t, r->left);
         }
     }
 }
@@ -154,6 +175,15 @@ static uint32_t run_take(ldr_runs_t *t)
     return run;
 }
 
+/* What goes on from a run that at most one other does is of its session. */
+static uint32_t lot_of(const ldr_runs_t *t, uint32_t parent, uint32_t first)
+{
+    if (parent != LDR_NIL && t->runs[parent].fan <= 1) {
+        return t->runs[parent].lot;
+    }
+    return (first ^ first >> 16) * 0x45d9f3bu >> 22;
+}
+
 uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
                       const uint64_t *prints, uint32_t length, uint32_t class)
 {
@@ -174,28 +204,40 @@ uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
         .class = (uint16_t)(class & 0xfff),
         .flags = LDR_RUN_USED,
     };
+    t->runs[run].lot = lot_of(t, parent, t->runs[run].first);
     if (!ldr_prints_make(t, run, prints, length)) {
         run_give(t, run);
         return LDR_NIL;
     }
     child_add(t, parent, run);
     bucket_add(t, run);
-    ldr_runs_settle(t, LDR_VIEW_REAL, run);
+    ldr_runs_settle(t, run);
     return run;
+}
+
+static bool is_at(const ldr_run_t *r, uint32_t parent, uint32_t depth,
+                  uint32_t first)
+{
+    uint32_t known = (r->flags & LDR_RUN_SHORT) != 0 ? 0xffff : UINT32_MAX;
+
+    return ((r->first ^ first) & known) == 0 && r->depth == depth &&
+           r->parent == parent;
 }
 
 uint32_t ldr_runs_find(const ldr_runs_t *t, uint32_t parent, uint32_t depth,
                        uint32_t first)
 {
-    uint32_t at = *ldr_runs_bucket(t, first);
+    uint32_t hash = ldr_runs_hash(parent, first);
+    uint32_t link = *ldr_runs_bucket(t, hash);
 
-    while (at != 0) {
-        const ldr_run_t *r = &t->runs[at - 1];
+    while (link != 0) {
+        uint32_t run = ldr_runs_linked(t, link);
 
-        if (r->first == first && r->depth == depth && r->parent == parent) {
-            return at - 1;
+        if (((link ^ hash) & ~t->link_mask) == 0 &&
+            is_at(&t->runs[run], parent, depth, first)) {
+            return run;
         }
-        at = r->bucket_next;
+        link = t->bucket_next[run];
     }
     return LDR_NIL;
 }
@@ -223,7 +265,7 @@ static void slots_part(ldr_runs_t *t, uint32_t run, uint32_t upper,
     uint32_t above = from != LDR_NIL ? t->slots[from].up : r->tail;
 
     u->tail = above;
-    u->held = u->resident[LDR_VIEW_REAL] = 0;
+    u->held = u->resident = 0;
     if (from != LDR_NIL) {
         t->slots[from].up = LDR_NIL;
     } else {
@@ -234,37 +276,30 @@ static void slots_part(ldr_runs_t *t, uint32_t run, uint32_t upper,
     }
     for (uint32_t i = above; i != LDR_NIL; i = t->slots[i].up) {
         t->slots[i].run = upper;
-        u->resident[LDR_VIEW_REAL]++;
+        u->resident++;
         u->held = (uint16_t)(u->held + t->slots[i].held);
     }
-    r->resident[LDR_VIEW_REAL] =
-        (uint16_t)(r->resident[LDR_VIEW_REAL] - u->resident[LDR_VIEW_REAL]);
+    r->resident = (uint16_t)(r->resident - u->resident);
     r->held = (uint16_t)(r->held - u->held);
 }
 
-/* After the cut: what each view has of both parts. */
+/* After the cut: what is resident of both parts. */
 static void views_part(ldr_runs_t *t, uint32_t run, uint32_t upper)
 {
     ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
 
     slots_part(t, run, upper, r->depth);
-    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-        if (v != LDR_VIEW_REAL) { /* they fill a run from its beginning */
-            uint16_t all = r->resident[v];
-
-            u->resident[v] = all < u->length ? all : u->length;
-            r->resident[v] = (uint16_t)(all - u->resident[v]);
-        }
-        u->views[v].kids = r->resident[v] > 0;
-        /* The parent counted the run; now it counts the upper one. */
-        if (u->resident[v] == 0 && r->resident[v] > 0 && u->parent != LDR_NIL) {
-            t->runs[u->parent].views[v].kids--;
-            ldr_runs_settle(t, v, u->parent);
-        }
+    u->kids = r->resident > 0;
+    /* The parent counted the run; now it counts the upper one. */
+    if (u->resident == 0 && r->resident > 0 && u->parent != LDR_NIL) {
+        t->runs[u->parent].kids--;
+        ldr_runs_settle(t, u->parent);
     }
+    ldr_shade_split(t, run, upper);
 }
 
-uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length)
+uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length,
+                        uint32_t last)
 {
     uint32_t upper = run_take(t);
 
@@ -277,7 +312,7 @@ uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length)
     child_remove(t, run);
     ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
     *u = *r;
-    if (!ldr_prints_split(t, run, upper, length)) {
+    if (!ldr_prints_split(t, run, upper, length, last)) {
         run_give(t, upper);
         upper = LDR_NIL;
         child_add(t, parent, run);
@@ -294,13 +329,91 @@ uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length)
         views_part(t, run, upper);
     }
     bucket_add(t, run);
-    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-        ldr_runs_settle(t, v, run);
-        if (upper != LDR_NIL) {
-            ldr_runs_settle(t, v, upper);
-        }
+    ldr_runs_settle(t, run);
+    ldr_shade_settle(t, run);
+    if (upper != LDR_NIL) {
+        ldr_runs_settle(t, upper);
+        ldr_shade_settle(t, upper);
     }
     return upper;
+}
+
+/* ---- joining ---- */
+
+static bool may_join(const ldr_runs_t *t, uint32_t run, uint32_t below)
+{
+    const ldr_run_t *r = &t->runs[run], *b = &t->runs[below];
+    uint8_t apart = LDR_RUN_LAST | LDR_RUN_TEMPLATE;
+
+    return run != LDR_RUN_STRAY && r->child == below && b->next == LDR_NIL &&
+           r->fan <= 1 && r->stamp == b->stamp && r->class == b->class &&
+           r->lot == b->lot && ((r->flags | b->flags) & apart) == 0 &&
+           r->length + b->length <= JOIN_MAX &&
+           r->resident + b->resident < LDR_RUN_LENGTH_MAX &&
+           (b->child == LDR_NIL || t->runs[b->child].next == LDR_NIL);
+}
+
+/* The slots of the lower run are now the upper one's last. */
+static void slots_join(ldr_runs_t *t, uint32_t run, uint32_t below)
+{
+    ldr_run_t *r = &t->runs[run], *b = &t->runs[below];
+    uint32_t top = LDR_NIL;
+
+    for (uint32_t i = b->tail; i != LDR_NIL; i = t->slots[i].up) {
+        t->slots[i].run = run;
+        top = i;
+    }
+    if (top == LDR_NIL) {
+        return;
+    }
+    t->slots[top].up = r->tail;
+    if (r->tail != LDR_NIL) {
+        t->slots[r->tail].down = top;
+    }
+    r->tail = b->tail;
+    /* A parent counts its children with something resident. */
+    if (r->resident == 0 && r->parent != LDR_NIL) {
+        t->runs[r->parent].kids++;
+        ldr_runs_settle(t, r->parent);
+    }
+    r->resident = (uint16_t)(r->resident + b->resident);
+    r->held = (uint16_t)(r->held + b->held);
+}
+
+bool ldr_runs_join(ldr_runs_t *t, uint32_t run, uint32_t below)
+{
+    ldr_run_t *r = &t->runs[run], *b = &t->runs[below];
+    uint32_t child = b->child;
+
+    if (!may_join(t, run, below)) {
+        return false;
+    }
+    ldr_runs_lift(t, run);
+    ldr_runs_lift(t, below);
+    bool can = ldr_prints_join(t, run, below);
+    if (can) {
+        bucket_remove(t, below);
+        slots_join(t, run, below);
+        ldr_shade_join(t, run, below);
+        ldr_runs_lift(t, below); /* without a record it was a ghost */
+        r->kids = b->kids;
+        r->fan = b->fan;
+        r->uses = b->uses; /* its turn is the session's */
+        r->turn = r->turn > b->turn ? r->turn : b->turn;
+        r->child = child;
+        if (child != LDR_NIL) {
+            bucket_remove(t, child);
+            t->runs[child].parent = run;
+            bucket_add(t, child);
+        }
+        run_give(t, below);
+    } else {
+        ldr_runs_settle(t, below);
+        ldr_shade_settle(t, below);
+    }
+    ldr_runs_settle(t, run);
+    ldr_shade_settle(t, run);
+    return can;
 }
 
 /* ---- class and time ---- */
@@ -359,9 +472,8 @@ void ldr_runs_restamp(ldr_runs_t *t, uint32_t run, uint32_t class,
     r->class = (uint16_t) class;
     r->stamp = stamp;
     r->used_ds = t->now_ds;
-    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-        ldr_runs_settle(t, v, run);
-    }
+    ldr_runs_settle(t, run);
+    ldr_shade_settle(t, run);
 }
 
 /* ---- slots ---- */
@@ -422,7 +534,7 @@ void ldr_runs_put(ldr_runs_t *t, uint32_t slot, uint32_t run, uint32_t depth,
     } else {
         t->runs[run].tail = slot;
     }
-    ldr_runs_count(t, LDR_VIEW_REAL, run, 1);
+    ldr_runs_count(t, run, 1);
 }
 
 void ldr_runs_take(ldr_runs_t *t, uint32_t slot)
@@ -447,7 +559,7 @@ void ldr_runs_take(ldr_runs_t *t, uint32_t slot)
     }
     t->twins -= s->twin;
     s->present = 0;
-    ldr_runs_count(t, LDR_VIEW_REAL, run, -1);
+    ldr_runs_count(t, run, -1);
 }
 
 /* ---- beginning and end ---- */
@@ -470,16 +582,26 @@ static size_t carve_all(ldr_runs_t *t)
     t->nodes = carve(t, &at, t->node_max, sizeof(*t->nodes));
     t->slots = carve(t, &at, t->slot_max, sizeof(*t->slots));
     t->buckets = carve(t, &at, t->bucket_max, sizeof(*t->buckets));
+    t->bucket_next = carve(t, &at, t->run_max, sizeof(*t->bucket_next));
+    t->shades = carve(t, &at, LDR_SHADE_MAX, sizeof(*t->shades));
+    t->shade_buckets =
+        carve(t, &at, LDR_SHADE_BUCKETS, sizeof(*t->shade_buckets));
     return at;
 }
 
 bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max)
 {
-    uint64_t runs = (uint64_t)slot_max * RUNS_PER_SLOT + RUNS_LEAST;
+    uint64_t runs = (uint64_t)slot_max * RUNS_PER_SLOT + RUNS_LEAST +
+                    (slot_max < LDR_SHADE_ROOM ? slot_max : LDR_SHADE_ROOM) * 2;
     t->slot_max = slot_max;
     t->run_max = (uint32_t)runs;
+    t->link_mask = 1;
+    while (t->link_mask <= t->run_max) {
+        t->link_mask = t->link_mask * 2 + 1;
+    }
     t->node_max = t->run_max + slot_max;
     t->bucket_max = t->run_max < BUCKETS_MAX ? t->run_max : BUCKETS_MAX;
+    t->shade_room = LDR_SHADE_ROOM;
     t->bucket_count = RUNS_LEAST;
     t->bucket_mask = RUNS_LEAST - 1;
     t->run_free = t->node_free = t->blocked = LDR_NIL;

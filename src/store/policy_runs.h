@@ -10,7 +10,10 @@
  * slots, and two shadows that only count, one that always ranks by what was
  * learned and one that is always LRU. In each of them a run has some chunks
  * resident, and stands in a queue if it may lose one: it is not empty, and
- * nothing below it is resident.
+ * nothing below it is resident. The shadows see all runs while they are small,
+ * and then a half of them, a quarter, and so on: those whose lot has so many
+ * zeros. A session's runs have the same lot. What is not in the sample is to
+ * them as if it were no part of a chain.
  *
  * Invariants; ldr_runs_check() tests them:
  *  1. A run's depth is its parent's plus its parent's length. Parents have
@@ -23,10 +26,13 @@
  *     With chunks that are not held, but in no queue, it is in the list of the
  *     blocked.
  *  4. A run without chunks in all views is in the list of ghosts, and no other.
+ *     Those whose chunk was not full come to its beginning: they go first.
  *  5. A queue is a list ordered by stamp, unless `loose` says that one was put
  *     near its place only; class and stamp of a run do not change while it is
  *     in one.
- *  6. Slots of a run are in a list, the deepest last, as many as view REAL has
+ *  6. A run has a record in the shadows exactly if it has chunks there, in one
+ *     of them at least; then it is in their sample.
+ *  7. Slots of a run are in a list, the deepest last, as many as view REAL has
  *     resident; depth within the run's.
  */
 #pragma once
@@ -41,7 +47,9 @@
 enum { LDR_VIEW_REAL, LDR_VIEW_LEARNED, LDR_VIEW_LRU, LDR_VIEWS };
 
 enum {
-    LDR_RUN_QUEUED = 0x01, /* in view 0; shifted by the view's number */
+    LDR_RUN_QUEUED = 0x01, /* in the real view */
+    LDR_RUN_SHADE = 0x02,  /* has a record there */
+    LDR_RUN_SHORT = 0x04,  /* of its first print only 16 bits are known */
     LDR_RUN_BLOCKED = 0x08,
     LDR_RUN_GHOST = 0x10,
     LDR_RUN_USED = 0x20,     /* not free */
@@ -51,12 +59,7 @@ enum {
 
 #define LDR_RUN_LENGTH_MAX 16383u
 #define LDR_RUN_STRAY 0u /* the first one made is never forgotten */
-
-typedef struct ldr_run_view {
-    uint32_t left, right; /* in the queue, the older one left; or next, prev in
-                           * a list (REAL) */
-    uint32_t kids;
-} ldr_run_view_t;
+#define LDR_RUN_TOKENS_MAX (((uint32_t)1 << 22) - 1)
 
 typedef struct ldr_run {
     uint32_t first, last; /* prints, folded */
@@ -64,14 +67,16 @@ typedef struct ldr_run {
     uint32_t parent;
     uint32_t child;      /* first of its children */
     uint32_t next, prev; /* of its parent's children */
-    uint32_t bucket_next;
     uint32_t used_ds;
     uint32_t stamp; /* the request that used it last */
     uint32_t depth;
-    uint32_t tokens; /* of that request */
-    uint32_t tail;   /* its deepest slot */
-    ldr_run_view_t views[LDR_VIEWS];
-    uint16_t resident[LDR_VIEWS]; /* chunks */
+    uint32_t tokens : 22; /* of that request */
+    uint32_t lot : 10;    /* whether shadows see it */
+    uint32_t tail;        /* its deepest slot */
+    uint32_t left, right; /* in the queue, the older one left; or next, prev in
+                           * a list */
+    uint32_t kids;
+    uint16_t resident; /* chunks, in the real view */
     uint16_t length;
     uint16_t held;
     uint16_t class : 12;
@@ -83,7 +88,24 @@ typedef struct ldr_run {
     uint8_t flags;
 } ldr_run_t;
 
-_Static_assert(sizeof(ldr_run_t) == 104, "part of the memory promise");
+_Static_assert(sizeof(ldr_run_t) == 72, "part of the memory promise");
+
+/* What the shadows have of a run. */
+typedef struct ldr_shade {
+    uint32_t run;
+    uint32_t next; /* of its bucket, or of those free; + 1 */
+    struct {
+        uint32_t left, right;
+        uint32_t kids;
+    } views[LDR_VIEWS - 1];
+    uint16_t resident[LDR_VIEWS - 1];
+    bool queued[LDR_VIEWS - 1];
+} ldr_shade_t;
+
+#define LDR_SHADE_ROOM 16384u /* chunks in each of them, at most */
+#define LDR_SHADE_MAX (2 * LDR_SHADE_ROOM + 2)
+#define LDR_SHADE_BUCKETS 32768u
+#define LDR_LOT_MAX 1023u
 
 typedef struct ldr_run_slot {
     uint32_t run;
@@ -98,12 +120,14 @@ _Static_assert(sizeof(ldr_run_slot_t) == 16, "part of the memory promise");
 
 #define LDR_RUN_DEPTHS ((uint32_t)1 << 29) /* beyond: as if it were less */
 
-#define LDR_PRINTS 7u
+#define LDR_PRINTS 6u
 #define LDR_PRINTS_OWN 2u /* a run that is no longer has no nodes */
 
+/* 16 bits of each: they tell where a chain leaves a run, and are compared with
+ * those of one other chunk at a time. */
 typedef struct ldr_prints {
     uint32_t next;
-    uint32_t print[LDR_PRINTS];
+    uint16_t print[LDR_PRINTS];
 } ldr_prints_t;
 
 typedef struct ldr_run_queues {
@@ -112,7 +136,7 @@ typedef struct ldr_run_queues {
     uint64_t filled[(LDR_CLASSES + 63) / 64];
     uint64_t resident; /* chunks */
     bool lru;          /* how it ranks */
-    uint32_t best;     /* the last answer of ldr_runs_best(), or LDR_NIL */
+    uint32_t best;     /* the last answer of ldr_queue_best(), or LDR_NIL */
     uint32_t best_not; /* whom it left out */
 } ldr_run_queues_t;
 
@@ -122,7 +146,11 @@ typedef struct ldr_runs {
     ldr_run_t *runs;
     ldr_run_slot_t *slots;
     ldr_prints_t *nodes;
-    uint32_t *buckets; /* run + 1 */
+    /* Run + 1, and in the bits above what fits of its hash; after it the next
+     * of its bucket, by run. So others of the bucket are not looked at. */
+    uint32_t *buckets;
+    uint32_t *bucket_next;
+    uint32_t link_mask;
     uint32_t run_max, run_top, run_free, run_count;
     uint32_t node_max, node_top, node_free, node_count;
     uint32_t slot_max;
@@ -140,6 +168,11 @@ typedef struct ldr_runs {
     bool loose;       /* a queue is not quite in order */
     ldr_run_queues_t queues[LDR_VIEWS];
     ldr_learn_t *learn;
+    ldr_shade_t *shades;
+    uint32_t *shade_buckets; /* record + 1 */
+    uint32_t shade_top, shade_free, shade_count;
+    uint32_t shade_room; /* LDR_SHADE_ROOM; less in tests */
+    uint32_t lot_mask;   /* these bits of a lot are 0 in the sample */
 } ldr_runs_t;
 
 bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max);
@@ -150,13 +183,36 @@ static inline uint32_t ldr_runs_fold(uint64_t print)
     return (uint32_t)(print ^ print >> 32);
 }
 
-/* Where runs whose first print this is are listed. */
-static inline uint32_t *ldr_runs_bucket(const ldr_runs_t *t, uint32_t first)
+/* A run that was cut off from another's end has a parent, and there is but one
+ * such below it: so 16 bits are enough there to tell it from all others. */
+static inline uint32_t ldr_runs_hash(uint32_t parent, uint32_t first)
 {
-    uint32_t hash = first * 0x9e3779b1u >> 5;
-    uint32_t at = hash & (t->bucket_mask * 2 + 1);
+    uint32_t key = parent == LDR_NIL
+                       ? first
+                       : (first & 0xffff) + (parent + 1) * 0x85ebca6bu;
+    uint32_t hash = (key ^ key >> 15) * 0x2c1b3c6du;
+
+    return (hash ^ hash >> 12) * 0x9e3779b1u;
+}
+
+/* Where runs of that hash are listed. */
+static inline uint32_t *ldr_runs_bucket(const ldr_runs_t *t, uint32_t hash)
+{
+    uint32_t at = hash >> 4 & (t->bucket_mask * 2 + 1);
 
     return &t->buckets[at < t->bucket_count ? at : at & t->bucket_mask];
+}
+
+/* The run in a link of a bucket's list, which is not empty. */
+static inline uint32_t ldr_runs_linked(const ldr_runs_t *t, uint32_t link)
+{
+    return (link & t->link_mask) - 1;
+}
+
+/* Whether the shadows see it. */
+static inline bool ldr_runs_sampled(const ldr_runs_t *t, uint32_t run)
+{
+    return (t->runs[run].lot & t->lot_mask) == 0;
 }
 
 /* Queues: who is older. */
@@ -182,9 +238,13 @@ uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
 /* The run that begins there with this print, or LDR_NIL. */
 uint32_t ldr_runs_find(const ldr_runs_t *t, uint32_t parent, uint32_t depth,
                        uint32_t first);
-/* Cuts a run after so many chunks, fewer than it has. Gives the upper part, or
- * LDR_NIL: no room. */
-uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length);
+/* A run takes over the only one below it, if nothing tells them apart by now.
+ * False: it is not so. */
+bool ldr_runs_join(ldr_runs_t *t, uint32_t run, uint32_t below);
+/* Cuts a run after so many chunks, fewer than it has, the last of which has
+ * that print. Gives the upper part, or LDR_NIL: no room. */
+uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length,
+                        uint32_t last);
 /* Forgets an old ghost; false: there is none. */
 bool ldr_runs_forget(ldr_runs_t *t);
 /* Forgets the oldest ghosts until there are no more than that. */
@@ -199,13 +259,18 @@ void ldr_prints_free(ldr_runs_t *t, uint32_t run);
 /* How many of the run's are the same as these. */
 uint32_t ldr_prints_match(const ldr_runs_t *t, uint32_t run,
                           const uint64_t *prints, uint32_t count);
-/* Hands the first ones to another run, that has none. False: no room. */
+/* Hands the first ones to another run, that has none; the last of them is
+ * that. False: no room. */
 bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
-                      uint32_t count);
+                      uint32_t count, uint32_t last);
+/* Hands all of a run's to the one above it, which becomes longer. False: no
+ * room; then both are as they were. */
+bool ldr_prints_join(ldr_runs_t *t, uint32_t run, uint32_t below);
 /* One more for the run, which becomes longer. False: no room. */
 bool ldr_prints_append(ldr_runs_t *t, uint32_t run, uint32_t print);
-/* The one of its chunk number at, which it has. */
-uint32_t ldr_prints_at(const ldr_runs_t *t, uint32_t run, uint32_t at);
+/* Whether the chunk number at, which it has, has that print. */
+bool ldr_prints_is(const ldr_runs_t *t, uint32_t run, uint32_t at,
+                   uint32_t print);
 
 /* ---- class and time ---- */
 
@@ -220,17 +285,49 @@ float ldr_runs_weight(const ldr_run_t *run);
 
 /* ---- what is resident ---- */
 
-/* A run's number of resident chunks in a view changes by this many. */
-void ldr_runs_count(ldr_runs_t *t, uint32_t view, uint32_t run, int by);
+/* A run's number of resident chunks in the real view changes by this many. */
+void ldr_runs_count(ldr_runs_t *t, uint32_t run, int by);
+/* A ghost is the last to be forgotten from now on. */
+void ldr_runs_ghost_last(ldr_runs_t *t, uint32_t run);
 /* Takes it out of all queues and lists, before class or stamp change. */
 void ldr_runs_lift(ldr_runs_t *t, uint32_t run);
-/* Puts it where it belongs in a view. */
-void ldr_runs_settle(ldr_runs_t *t, uint32_t view, uint32_t run);
+/* Puts it where it belongs in the real view. */
+void ldr_runs_settle(ldr_runs_t *t, uint32_t run);
 /* The run that should lose a chunk next, none with the stamp `except`; or
  * LDR_NIL. */
-uint32_t ldr_runs_best(ldr_runs_t *t, uint32_t view, uint32_t except);
-/* Its worth in what the view ranks by; more is better. */
-double ldr_runs_worth(const ldr_runs_t *t, uint32_t view, uint32_t run);
+uint32_t ldr_runs_best(ldr_runs_t *t, uint32_t except);
+/* Its worth in what the real view ranks by; more is better. */
+double ldr_runs_worth(const ldr_runs_t *t, uint32_t run);
+
+/* ---- queues (policy_queue.c) ----
+ *
+ * Of items: runs in the real view, records in the others. */
+
+void ldr_queue_add(ldr_runs_t *t, uint32_t view, uint32_t item);
+void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item);
+uint32_t ldr_queue_best(ldr_runs_t *t, uint32_t view, uint32_t except);
+double ldr_queue_worth(const ldr_runs_t *t, uint32_t view, uint32_t item);
+
+/* ---- shadows (policy_shade.c) ---- */
+
+/* The run's record, or LDR_NIL. */
+uint32_t ldr_shade_find(const ldr_runs_t *t, uint32_t run);
+/* Chunks of a run in the sample that a shadow has. */
+uint32_t ldr_shade_resident(const ldr_runs_t *t, uint32_t view, uint32_t run);
+/* The same as with the real view. False: no room for a record. */
+bool ldr_shade_count(ldr_runs_t *t, uint32_t view, uint32_t run, int by);
+void ldr_shade_lift(ldr_runs_t *t, uint32_t run);
+void ldr_shade_settle(ldr_runs_t *t, uint32_t run);
+/* The run that should lose a chunk next there; or LDR_NIL. */
+uint32_t ldr_shade_best(ldr_runs_t *t, uint32_t view, uint32_t except);
+double ldr_shade_worth(const ldr_runs_t *t, uint32_t view, uint32_t run);
+/* The run, which is in none of their queues, has lost its end to another. */
+void ldr_shade_split(ldr_runs_t *t, uint32_t run, uint32_t upper);
+/* The run, which has as many chunks now as before and one below it has had,
+ * takes over that one, and both are in no queue. */
+void ldr_shade_join(ldr_runs_t *t, uint32_t run, uint32_t below);
+/* Half of the sample goes. */
+void ldr_shade_halve(ldr_runs_t *t);
 
 /* ---- slots ---- */
 

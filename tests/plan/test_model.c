@@ -142,6 +142,65 @@ static void test_queue(void **state)
     ldr_queue_close(&q);
 }
 
+/* What is on SSD counts if it is up in time: half of it, or none. */
+static void test_lookup(void **state)
+{
+    ldr_model_t m = model;
+    ldr_found_t found = {.blocks = 8, .ssd_blocks = 7, .before_ssd = 1};
+    ldr_first_token_t t;
+
+    (void)state;
+    m.prefill_rate = 100;
+    t = ldr_model_first_token(&m, 4000, &found);
+    assert_int_equal(t.blocks, 8);
+    assert_int_equal(t.ssd_blocks, 7);
+    assert_near(t.with_s, 32 + 0.01 + 0.7 + 0.001 + 0.08);
+    m.lookup_s = 0.71;
+    assert_int_equal(ldr_model_first_token(&m, 4000, &found).blocks, 8);
+    m.lookup_s = 0.7;
+    t = ldr_model_first_token(&m, 4000, &found);
+    assert_int_equal(t.blocks, 4);
+    assert_int_equal(t.ssd_blocks, 3);
+    assert_near(t.with_s, 36 + 0.01 + 0.3 + 0.001 + 0.04);
+    found.wait_s = 0.5; /* others read */
+    t = ldr_model_first_token(&m, 4000, &found);
+    assert_int_equal(t.blocks, 2);
+    found.wait_s = 0.6;
+    t = ldr_model_first_token(&m, 4000, &found);
+    assert_int_equal(t.blocks, 1);
+    assert_int_equal(t.ssd_blocks, 0);
+    assert_near(t.with_s, 39 + 0.001 + 0.01);
+    /* What is in DRAM is not staged. */
+    found = (ldr_found_t){.blocks = 8, .before_ssd = 8, .wait_s = 9};
+    assert_int_equal(ldr_model_first_token(&m, 4000, &found).blocks, 8);
+}
+
+/* Requests that want the disk at the same time wait for each other. */
+static void test_late(void **state)
+{
+    ldr_plan_case_t what = {
+        .sim = &ldr_sim_lru, .blocks = 1, .ssd_blocks = 1000};
+    ldr_model_t m = model;
+    ldr_plan_result_t r;
+    ldr_tape_t tape;
+
+    (void)state;
+    m.prefill_rate = 10;
+    m.ssd.bytes_per_s = 0.1e9; /* a block in a second, as far as requests are */
+    rig_tape("1 2;3 4;1 2;3 4;1 2;3 4", &tape);
+    assert_int_equal(ldr_plan_run(&tape, &m, &what, NULL, &r), LARDER_OK);
+    assert_near(r.hits, 8);
+    assert_near(r.late, 0);
+    m.lookup_s = 2.5;
+    assert_int_equal(ldr_plan_run(&tape, &m, &what, NULL, &r), LARDER_OK);
+    assert_true(r.late > 0 && r.hits >= 4);
+    assert_near(r.hits + r.late, 8);
+    m.lookup_s = 0.5;
+    assert_int_equal(ldr_plan_run(&tape, &m, &what, NULL, &r), LARDER_OK);
+    assert_near(r.ssd_hits, 0);
+    ldr_tape_close(&tape);
+}
+
 /* DRAM for two blocks, and an SSD for all: what goes up, what is written. */
 static void test_tiers(void **state)
 {
@@ -179,6 +238,7 @@ int main(void)
         cmocka_unit_test(test_prefill), cmocka_unit_test(test_first_token),
         cmocka_unit_test(test_known),   cmocka_unit_test(test_times),
         cmocka_unit_test(test_tiers),   cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_lookup),  cmocka_unit_test(test_late),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -269,7 +269,59 @@ static void test_shadow_is_lru(void **state)
     }
 }
 
+/* In a large cache the shadows see a part of the sessions: enough to know who
+ * is right, and hits that are about that part of all. */
+static void test_guard_sampled(void **state)
+{
+    cache_t c;
+    ldr_policy_stats_t stats;
+    uint64_t lru = session_hits(&ldr_policy_lru, 2000, false);
+
+    (void)state;
+    cache_open(&c, def, 2000);
+    ((ldr_default_t *)c.policy)->t.shade_room = 500;
+    c.after = mislead;
+    sessions(&c, 12000, seed_base, false);
+    ldr_policy_default_stats(c.policy, &stats);
+    print_message("lru %llu, misled %llu; of 1 in %u: lru %llu, misled %llu\n",
+                  (unsigned long long)lru, (unsigned long long)c.hits,
+                  stats.sample, (unsigned long long)stats.hits_lru,
+                  (unsigned long long)stats.hits_learned);
+    assert_int_equal(stats.sample, 4);
+    assert_true(stats.ranks_lru);
+    assert_true(stats.hits_learned < stats.hits_lru / 2);
+    assert_true(stats.hits_lru > lru / 8 && stats.hits_lru < lru / 2);
+    assert_true(c.hits > lru - lru / 5); /* it takes longer to know */
+    assert_true(ldr_policy_default_check(c.policy));
+    c.after = NULL;
+    sessions(&c, 12000, seed_base + 1, false);
+    ldr_policy_default_stats(c.policy, &stats);
+    assert_false(stats.ranks_lru);
+    assert_true(ldr_policy_default_check(c.policy));
+    cache_close(&c);
+}
+
 /* ---- bounds ---- */
+
+/* What it needs for each resident chunk. */
+static void test_bytes(void **state)
+{
+    static const uint32_t rooms[] = {1000, LDR_SHADE_ROOM};
+    cache_t c;
+    ldr_policy_stats_t stats;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rooms) / sizeof(rooms[0]); i++) {
+        cache_open(&c, def, 8000);
+        ((ldr_default_t *)c.policy)->t.shade_room = rooms[i];
+        sessions(&c, 12000, seed_base, false);
+        ldr_policy_default_stats(c.policy, &stats);
+        print_message("%.1f bytes a chunk, shadows of 1 in %u\n",
+                      (double)stats.bytes / 8000, stats.sample);
+        assert_true(stats.bytes < 8000 * (i == 0 ? 60u : 80u));
+        cache_close(&c);
+    }
+}
 
 /* What never comes back is not remembered for ever, nothing is allocated, and
  * a cache of any size takes a chain of any length. */
@@ -311,10 +363,9 @@ static void test_bounded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_learns),
-        cmocka_unit_test(test_guard),
-        cmocka_unit_test(test_shadow_is_lru),
-        cmocka_unit_test(test_bounded),
+        cmocka_unit_test(test_learns),        cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_guard_sampled), cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_shadow_is_lru), cmocka_unit_test(test_bounded),
     };
     const char *text = getenv("LARDER_SEED");
 
