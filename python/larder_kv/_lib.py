@@ -246,6 +246,11 @@ def library() -> ctypes.CDLL:
                     f"has no {name}; install larder-kv again") from None
             function.argtypes = arguments
             function.restype = c_char_p if name in _TEXTS else c_int
+        # It waits for nothing, and takes microseconds: who let go of the GIL
+        # for it would wait longer to have it back.
+        lib.larder_chain = ctypes.PyDLL(library_path()).larder_chain
+        lib.larder_chain.argtypes = _SIGNATURES["larder_chain"]
+        lib.larder_chain.restype = c_int
         lib.larder_abi.restype = c_uint32
         if lib.larder_abi() != ABI:
             raise LarderError(
@@ -443,9 +448,10 @@ class Rooms:
 
     def __init__(self, handle: c_void_p):
         self._handle = handle
+        self._fill = library().larder_prefix_fill
 
     def fill(self, move: Move) -> int:
-        return library().larder_prefix_fill(byref(self._handle), byref(move))
+        return self._fill(byref(self._handle), byref(move))
 
     def release(self) -> None:
         library().larder_rooms_release(byref(self._handle))

@@ -62,7 +62,7 @@ def test_filled_later(saves):
     one, other = saves.move(1), saves.move(2)
     saves.pages.fill(5)
     saves.ahead.start([one, other])
-    jobs = [saves.ahead.take(m, 20) for m in (one, other)]
+    jobs = [saves.ahead.take(m, 20000)[0] for m in (one, other)]
     assert [j.status for j in jobs] == [_lib.OK, _lib.OK]
     assert [j.request.shards for j in jobs] == [4, 4]
     assert saves.matched(one) == saves.matched(other) == 0
@@ -74,7 +74,8 @@ def test_filled_later(saves):
     assert saves.loads(one) and saves.loads(other)
     # There already: room for nothing.
     saves.ahead.start([one])
-    job = saves.ahead.take(one, 20)
+    job, left = saves.ahead.take(one, 20000)
+    assert 0 < left <= 20000
     assert (job.request.shards, job.request.present) == (0, 4)
     assert job.rooms.fill(job.request) == _lib.OK
     assert (job.request.shards, job.request.present) == (0, 4)
@@ -85,8 +86,8 @@ def test_given_back_by_the_next_step(saves):
     for move in moves:
         saves.ahead.start([move])
     for move in moves[:-1]:
-        assert saves.ahead.take(move, 0) is None
-    job = saves.ahead.take(moves[-1], 20)
+        assert saves.ahead.take(move, 0)[0] is None
+    job = saves.ahead.take(moves[-1], 20000)[0]
     assert job.request.shards == 4
     assert sum(saves.matched(m) for m in moves) == 0
     job.rooms.release()
@@ -98,12 +99,12 @@ def test_late(saves):
     saves.go.clear()
     saves.ahead.start([move])
     began = time.monotonic()
-    assert saves.ahead.take(move, 0.05) is None
+    assert saves.ahead.take(move, 50) == (None, 1)
     assert time.monotonic() - began < 10
     saves.go.set()  # its room comes, and nobody wants it any more
     after = saves.move(4)
     saves.ahead.start([after])
-    job = saves.ahead.take(after, 20)
+    job = saves.ahead.take(after, 20000)[0]
     assert job.request.shards == 4
     job.rooms.release()
     assert saves.matched(move) == 0
@@ -113,6 +114,6 @@ def test_not_to_be_had(saves):
     move = saves.move(5)
     move.keys = None
     saves.ahead.start([move])
-    job = saves.ahead.take(move, 20)
+    job = saves.ahead.take(move, 20000)[0]
     assert job.rooms is None and job.status < 0
-    assert saves.ahead.take(saves.move(6), 20) is None  # never asked for
+    assert saves.ahead.take(saves.move(6), 20000)[0] is None  # never asked for

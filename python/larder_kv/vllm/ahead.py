@@ -56,21 +56,21 @@ class Ahead:
             self._begun[id(move)] = job
             self._jobs.put(job)
 
-    def take(self, move: meta.Move, seconds: float) -> Job | None:
-        """The room of a move, waiting so long for it. None: there is none, or
-        not in time."""
+    def take(self, move: meta.Move, ms: int) -> tuple[Job | None, int]:
+        """The room of a move, waiting so long for it, and how long is left
+        then (1 at least). None: there is none, or not in time."""
         job = self._begun.pop(id(move), None)
         if job is None or job.done:
-            return job
-        end = time.monotonic() + seconds
+            return job, ms
+        end = time.monotonic() + ms / 1000
         with self._changed:
             while not job.done:
                 left = end - time.monotonic()
                 if left <= 0:
                     job.dropped = True
-                    return None
+                    return None, 1
                 self._changed.wait(left)
-        return job
+        return job, max(1, int((end - time.monotonic()) * 1000))
 
     def _drop(self) -> None:
         jobs, self._begun = self._begun, {}

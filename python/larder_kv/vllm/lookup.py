@@ -94,14 +94,15 @@ class Lookup:
         self.found = 0.0  # when matched was known
         self.tiers = b""  # of every chunk, for events
         self.claimed = 0.0  # when; its load began then
-        self.over = threading.Event()  # set when it is done
+        self.over = threading.Lock()  # released when it is done
+        self.over.acquire()
         self.waited = False
 
     def wait(self, seconds: float) -> None:
         """For its end, once: who asks again has waited."""
         if not self.waited:
             self.waited = True
-            self.over.wait(seconds)
+            self.over.acquire(timeout=seconds)
 
     def left_ms(self) -> int:
         return max(1, int((self.deadline - time.monotonic()) * 1000))
@@ -212,7 +213,7 @@ class Finder:
             with self.lock:
                 look.done = True
                 left = look.left
-            look.over.set()
+            look.over.release()
             if left:
                 self._release(look)
             if look.told is not None:

@@ -318,40 +318,43 @@ class Worker:
               timeout_ms: int) -> tuple[int, _lib.Move]:
         """Saves it into the room that was reserved for it, if there is."""
         if self._ahead is not None and not move.held:
-            end = time.monotonic() + timeout_ms / 1000
-            job = self._ahead.take(move, timeout_ms / 1000)
-            timeout_ms = max(1, int((end - time.monotonic()) * 1000))
+            job, timeout_ms = self._ahead.take(move, timeout_ms)
             if job is not None and job.rooms is not None:
-                job.request.timeout_ms = timeout_ms
-                return job.rooms.fill(job.request), job.request
+                request = job.request
+                request.timeout_ms = timeout_ms
+                return job.rooms.fill(request), request
         return self._run(move, timeout_ms, False)
 
     def save(self, step: meta.Step) -> None:
         if self._layers is not None and not self._layers.finish():
             self._save_nothing(step)  # it was computed from what is wrong
             return
-        self._hand_over()
+        if self._unsaved:
+            self._hand_over()
         moves = [move for move in step.saves if not move.held]
         if not moves:
             return
-        event = self._event()
-        if hasattr(event, "synchronize"):
-            event.synchronize()
+        # The engine waits, and what runs here was last used a step ago: every
+        # call more is one more that no cache holds.
+        event = None
+        if self._cuda:
+            event = self._event()
+            if hasattr(event, "synchronize"):
+                event.synchronize()
         began = time.monotonic()
-        end = began + self.options.save_ms / 1000
-        late = False
+        left, ms = self.options.save_ms, 0.0
         for move in moves:
             move.after = event
-            left = int((end - time.monotonic()) * 1000)
-            late = late or left <= 0
-            done = not late and self._save(move, left)
-            if late:
+            done = left > 0 and self._save(move, left)
+            if left <= 0:
                 self.counts.add("saves_dropped:late")
             if move.job:
                 self.reports.add(move.job, done)
+            late, ms = left <= 0, (time.monotonic() - began) * 1000
+            left = int(self.options.save_ms - ms)
         if late:
             self.counts.add("saves_late")
-        self.counts.time("save_ms", (time.monotonic() - began) * 1000)
+        self.counts.time("save_ms", ms)
 
     def _save_nothing(self, step: meta.Step) -> None:
         self._unsaved = []
