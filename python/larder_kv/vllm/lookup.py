@@ -113,7 +113,7 @@ class Finder:
                  described: model.Model, node: _lib.Node, space: _lib.Space,
                  events: Events | None):
         self.lock = threading.Lock()
-        self.rate = Rate(LINK_SPEED if _on_gpu() else 0.0)
+        self.rate = Rate(LINK_SPEED if on_gpu() else 0.0)
         self.layout = model.rules(described)
         groups = described.groups
         self._whole = len(groups) == 1 and groups[0].rule == _lib.RULE_ALL
@@ -444,7 +444,7 @@ class Rate:
         return max(2 * self.expects(match), self.computes(tokens) / 2)
 
 
-def _on_gpu() -> bool:
+def on_gpu() -> bool:
     from vllm.platforms import current_platform
 
     return current_platform.is_cuda()

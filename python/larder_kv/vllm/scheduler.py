@@ -6,8 +6,9 @@ it arrives; a thread looks it up and stages it, and the scheduler is told None
 until that is done, at most for lookup_ms after the arrival. A hit is claimed
 only for what is staged and held.
 
-An engine that computes nothing would sleep and ask again: there a moment is
-waited for the lookup, and the workers wait a moment for a load (Step.empty).
+An engine that computes nothing would sleep and ask again: on a GPU, where a hit
+takes little more than that, a moment is waited for the lookup, and everywhere
+workers wait a moment for a load (Step.empty).
 
 A request is asked about again after a failed load, and after a preemption. Once
 it has claimed, it claims nothing more until it was preempted: so a failed load
@@ -28,7 +29,7 @@ from larder_kv.vllm.events import Events, Saved
 from larder_kv.vllm.explain import Explain, Record
 from larder_kv.vllm.hold import Holds
 from larder_kv.vllm.layers import Claims
-from larder_kv.vllm.lookup import Finder, Lookup, Told
+from larder_kv.vllm.lookup import Finder, Lookup, Told, on_gpu
 from larder_kv.vllm.request import Prompt, Switches, switches_of
 from larder_kv.vllm.stats import Counts, LarderStats
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.larder")
 
-LOOK_SECONDS = 0.003  # that an engine with nothing else to do waits
+LOOK_SECONDS = 0.003  # that a GPU engine with nothing else to do waits
 
 
 class Tracked:
@@ -90,6 +91,7 @@ class Scheduler:
         self._job = 0  # the last one's number
         self._engine = config.kv_transfer_config.engine_id
         self._alone = config.parallel_config.data_parallel_size == 1
+        self._waits = on_gpu()  # for a lookup
         self._sooner: set[str] = set()  # loads seen before their report
         self.explain = Explain(
             self.counts, described.chunk_tokens,
@@ -180,7 +182,7 @@ class Scheduler:
             t.record.local_tokens = local
         if look is None or t.claimed or look.left:
             return 0, False
-        if not look.done and self._idle():
+        if not look.done and self._waits and self._idle():
             look.wait(LOOK_SECONDS)
         if not look.done:
             if time.monotonic() < look.until:
