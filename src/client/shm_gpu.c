@@ -200,11 +200,10 @@ static void work_load(ldr_shm_batch_t *b, ldr_shm_window_t *w,
         ldr_result_row_t row;
         const uint8_t *segs;
 
-        if (!ldr_rows_next(&rows, &row, &segs)) {
-            ldr_shm_die(b->session);
-            b->status = LARDER_E_OFFLINE;
-            ldr_item_refuse(LARDER_OP_GET, item, b->status);
-        } else if (ldr_shm_ask_again(w, &row, ok)) {
+        if (!ldr_shm_row(b, item, &rows, &row, &segs)) {
+            continue;
+        }
+        if (ldr_shm_ask_again(w, &row, ok)) {
             ldr_todo_push(&b->todo, w->item[i]);
         } else if (!load_row(item, &row)) {
             b->progress = true;
@@ -261,10 +260,7 @@ static void work_save(ldr_shm_batch_t *b, ldr_shm_window_t *w,
         ldr_result_row_t row;
         const uint8_t *segs;
 
-        if (!ldr_rows_next(&rows, &row, &segs)) {
-            ldr_shm_die(b->session);
-            b->status = LARDER_E_OFFLINE;
-            ldr_item_refuse(LARDER_OP_PUT, item, b->status);
+        if (!ldr_shm_row(b, item, &rows, &row, &segs)) {
             continue;
         }
         bool full = row.status == LARDER_E_FULL || row.status == LARDER_E_LIMIT;

@@ -137,11 +137,10 @@ static void work(ldr_shm_batch_t *b, ldr_shm_window_t *w,
         ldr_result_row_t row;
         const uint8_t *segs;
 
-        if (!ldr_rows_next(&rows, &row, &segs)) {
-            ldr_shm_die(b->session);
-            b->status = LARDER_E_OFFLINE;
-            ldr_item_refuse(LARDER_OP_GET, item, b->status);
-        } else if (row.status == LARDER_PENDING) {
+        if (!ldr_shm_row(b, item, &rows, &row, &segs)) {
+            continue;
+        }
+        if (row.status == LARDER_PENDING) {
             ldr_todo_push(&b->todo, w->item[i]);
         } else if (row.status != LARDER_OK) {
             /* Also for want of room or of leases: those that this load has

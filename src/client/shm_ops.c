@@ -30,6 +30,18 @@ bool ldr_rows_next(ldr_rows_t *rows, ldr_result_row_t *row,
     return true;
 }
 
+bool ldr_shm_row(ldr_shm_batch_t *b, larder_item_t *item, ldr_rows_t *rows,
+                 ldr_result_row_t *row, const uint8_t **segs_p)
+{
+    if (ldr_rows_next(rows, row, segs_p)) {
+        return true;
+    }
+    ldr_shm_die(b->session);
+    b->status = LARDER_E_OFFLINE;
+    ldr_item_refuse(b->op->kind, item, b->status);
+    return false;
+}
+
 uint32_t ldr_rows_ok(const ldr_results_t *results)
 {
     ldr_result_row_t row;
@@ -379,10 +391,7 @@ static void work_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w,
         ldr_result_row_t row;
         const uint8_t *segs;
 
-        if (!ldr_rows_next(&rows, &row, &segs)) {
-            ldr_shm_die(b->session);
-            b->status = LARDER_E_OFFLINE;
-            ldr_item_refuse(LARDER_OP_GET, item, b->status);
+        if (!ldr_shm_row(b, item, &rows, &row, &segs)) {
             continue;
         }
         if (ldr_shm_ask_again(w, &row, ok)) {

@@ -51,6 +51,10 @@ typedef struct ldr_rows {
 
 bool ldr_rows_next(ldr_rows_t *rows, ldr_result_row_t *row,
                    const uint8_t **segs_p);
+/* The same for an item of the batch. False: the reply is none, the session is
+ * over, and the item is answered. */
+bool ldr_shm_row(ldr_shm_batch_t *b, larder_item_t *item, ldr_rows_t *rows,
+                 ldr_result_row_t *row, const uint8_t **segs_p);
 
 /* How many of the rows are OK. */
 uint32_t ldr_rows_ok(const ldr_results_t *results);

@@ -251,10 +251,7 @@ static void work_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w,
         ldr_result_row_t row;
         const uint8_t *segs;
 
-        if (!ldr_rows_next(&rows, &row, &segs)) {
-            ldr_shm_die(b->session);
-            b->status = LARDER_E_OFFLINE;
-            item->status = b->status;
+        if (!ldr_shm_row(b, item, &rows, &row, &segs)) {
             continue;
         }
         /* Full of what this batch itself has reserved: after the commit. */
