@@ -14,6 +14,8 @@
 #define LOOK_EVERY 16u      /* rounds of polling between looks at descriptors */
 #define LOOK_NS 1000000u    /* and the longest time */
 #define GAP_MAX_NS 1000000u /* longer breaks are slept through */
+#define TRUST_MIN 2u        /* to poll for more than spin_ns */
+#define TRUST_MAX 8u
 
 larder_status_t ldr_loop_init(ldr_loop_t *loop, void *owner,
                               const ldr_loop_hooks_t *hooks, uint64_t spin_ns)
@@ -188,26 +190,38 @@ static bool stopping(ldr_loop_t *loop)
  * How long to poll before sleeping. Being woken costs tens of microseconds on
  * either side, as much as copying a megabyte: while messages keep coming after
  * short breaks, polling through a break is cheaper than sleeping through it.
- * gap_ns is what breaks have been like of late.
+ * Breaks come in patterns (one while little is copied, one while much is), so
+ * the longest of the last few counts. Whether polling as long as that would
+ * have done is known of every break, also of those that were slept through:
+ * where it often would not, it is not tried.
  */
-static uint64_t spin_for(const ldr_loop_t *loop)
+static uint64_t reach(const ldr_loop_t *loop)
 {
-    if (loop->spin_ns == 0 || loop->gap_ns > GAP_MAX_NS) {
-        return loop->spin_ns;
-    }
-    uint64_t spin_ns = 2 * loop->gap_ns;
+    uint64_t longest = 0;
 
-    return spin_ns > loop->spin_ns ? spin_ns : loop->spin_ns;
+    for (unsigned i = 0; i < LDR_LOOP_GAPS; i++) {
+        longest = loop->gaps[i] > longest ? loop->gaps[i] : longest;
+    }
+    return 2 * longest > loop->spin_ns ? 2 * longest : loop->spin_ns;
 }
 
-/* A break is over. Longer ones count as much as is needed to stop polling, so
- * that a few of them do. */
+static uint64_t spin_for(const ldr_loop_t *loop)
+{
+    return loop->spin_ns == 0 || loop->trust < TRUST_MIN ? loop->spin_ns
+                                                         : reach(loop);
+}
+
+/* A break is over. */
 static void gap_over(ldr_loop_t *loop, uint64_t ns)
 {
-    uint64_t now = ns < 4 * GAP_MAX_NS ? ns : 4 * GAP_MAX_NS;
-
-    loop->gap_ns += now / 8;
-    loop->gap_ns -= loop->gap_ns / 8;
+    if (ns > reach(loop)) {
+        loop->trust /= 2;
+    } else if (loop->trust < TRUST_MAX) {
+        loop->trust++;
+    }
+    if (ns <= GAP_MAX_NS) {
+        loop->gaps[loop->gap_next++ % LDR_LOOP_GAPS] = ns;
+    }
 }
 
 static void *loop_main(void *arg)

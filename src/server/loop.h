@@ -29,6 +29,8 @@ struct ldr_task {
     bool posted; /* under the loop's lock; cleared before it runs */
 };
 
+#define LDR_LOOP_GAPS 4u
+
 typedef enum ldr_loop_found {
     LDR_LOOP_COLD, /* nothing, and nothing is to be expected */
     LDR_LOOP_WARM, /* nothing yet: worth looking again before sleeping */
@@ -50,7 +52,9 @@ struct ldr_loop {
     const ldr_loop_hooks_t *hooks;
     int epoll_fd, wake_fd;
     uint64_t spin_ns; /* how long to poll before sleeping, at least */
-    uint64_t gap_ns;  /* between messages by ring, of late */
+    uint64_t gaps[LDR_LOOP_GAPS]; /* the last short breaks between messages */
+    unsigned gap_next;            /* of gaps[] */
+    unsigned trust;               /* that the next one is like them */
     pthread_t thread;
     bool started;
 
