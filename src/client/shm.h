@@ -38,6 +38,9 @@
 #define LDR_SHM_ITEMS 64u               /* of one LEASE or RESERVE */
 #define LDR_SHM_LEASE_BYTES (64u << 20) /* of buffers, in one LEASE */
 #define LDR_SHM_SAVE_BYTES (8u << 20)   /* in one RESERVE */
+/* After so many the daemon is told what is done with: meanwhile more is copied,
+ * whereas the next batch would have to wait until it has heard it all. */
+#define LDR_SHM_END_BYTES (512u << 10)
 /* With a GPU: each window is a copy of its own, which has to begin and end. */
 #define LDR_SHM_GPU_LEASE_BYTES ((uint64_t)2 << 30)
 #define LDR_SHM_GPU_SAVE_BYTES ((uint64_t)512 << 20)

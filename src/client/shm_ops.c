@@ -11,6 +11,7 @@
     ((size_t)1 << 20) /* bytes copied between looks at the clock               \
                        */
 #define NAP_NS 500000 /* before asking again for what had no room */
+#define FIRST_BYTES ((uint64_t)512 << 10)
 
 /* ---- rows ---- */
 
@@ -84,6 +85,18 @@ static void refuse(ldr_shm_batch_t *b, uint32_t item)
     ldr_item_refuse(b->op->kind, &b->op->items[item], b->status);
 }
 
+/* While the first one is waited for nothing is copied, and the daemon takes as
+ * long as it has items: so it is small, and the next, which is answered while
+ * it is copied, has the rest. A GPU gets all of them in one list; and a daemon
+ * that has to share this CPU answers nothing while something is copied. */
+uint64_t ldr_shm_window_bytes(const ldr_shm_batch_t *b, uint64_t most)
+{
+    return b->begun || b->op->gpu != NULL ||
+                   ldr_ring_beside(&b->session->ring.in)
+               ? most
+               : FIRST_BYTES;
+}
+
 static void window_send(ldr_shm_batch_t *b, ldr_shm_window_t *w,
                         ldr_shm_ask_t ask, bool alone)
 {
@@ -98,6 +111,7 @@ static void window_send(ldr_shm_batch_t *b, ldr_shm_window_t *w,
     w->count = 0;
     w->alone = alone;
     ask(b, w);
+    b->begun = true;
     larder_status_t st = ldr_shm_send(b->session, &w->call, &b->visit.stop);
     w->sent = st == LARDER_OK;
     if (!w->sent) {
@@ -194,6 +208,7 @@ void ldr_shm_run_whole(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work,
     b.session = ldr_shm_of(b.visit.link);
     b.status = LARDER_OK;
     b.now = 0;
+    b.begun = false;
     b.todo.head = b.todo.count = 0;
     for (unsigned i = 0; i < 2; i++) {
         b.window[i].sent = false;
@@ -236,8 +251,8 @@ void ldr_shm_run_whole(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work,
 
 void ldr_shm_ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w)
 {
-    const uint64_t most =
-        b->op->gpu != NULL ? LDR_SHM_GPU_LEASE_BYTES : LDR_SHM_LEASE_BYTES;
+    const uint64_t most = ldr_shm_window_bytes(
+        b, b->op->gpu != NULL ? LDR_SHM_GPU_LEASE_BYTES : LDR_SHM_LEASE_BYTES);
     uint8_t *at = ldr_body(w->call.buffer);
     size_t bytes = LDR_BATCH_HEAD_BYTES;
     uint64_t room = 0;
@@ -385,6 +400,7 @@ static void work_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w,
     ldr_end_row_t ends[LDR_SHM_ITEMS];
     larder_item_t *corrupt[LDR_SHM_ITEMS];
     uint32_t end_count = 0, corrupt_count = 0, ok = ldr_rows_ok(results);
+    uint64_t untold = 0;
 
     for (uint32_t i = 0; i < w->count; i++) {
         larder_item_t *item = &b->op->items[w->item[i]];
@@ -415,6 +431,13 @@ static void work_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w,
             ldr_item_refuse(LARDER_OP_GET, item, b->status);
         }
         ends[end_count++] = (ldr_end_row_t){.lease = row.lease, .how = how};
+        untold += row.length;
+        if (untold >= LDR_SHM_END_BYTES &&
+            !ldr_ring_beside(&b->session->ring.in)) {
+            ldr_shm_ends(b->session, LDR_OP_RELEASE, ends, end_count);
+            end_count = 0;
+            untold = 0;
+        }
     }
     ldr_shm_ends(b->session, LDR_OP_RELEASE, ends, end_count);
     if (corrupt_count > 0) {

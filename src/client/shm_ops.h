@@ -23,6 +23,7 @@ typedef struct ldr_shm_batch {
     ldr_todo_t todo;
     ldr_shm_window_t window[2];
     unsigned now;           /* the window being worked on */
+    bool begun;             /* a window was sent */
     bool progress;          /* its reply brought something */
     larder_status_t status; /* not OK: why the rest is not carried out */
     void *own;              /* whose work it is */
@@ -35,6 +36,9 @@ typedef void (*ldr_shm_ask_t)(ldr_shm_batch_t *b, ldr_shm_window_t *w);
  * buffer. */
 typedef void (*ldr_shm_work_t)(ldr_shm_batch_t *b, ldr_shm_window_t *w,
                                const ldr_results_t *results);
+
+/* How many bytes the next window may be of, of at most so many. */
+uint64_t ldr_shm_window_bytes(const ldr_shm_batch_t *b, uint64_t most);
 
 /* Runs the batch; sets every item. */
 void ldr_shm_run(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work);

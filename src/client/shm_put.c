@@ -12,8 +12,8 @@
 
 void ldr_shm_ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w)
 {
-    const uint64_t most =
-        b->op->gpu != NULL ? LDR_SHM_GPU_SAVE_BYTES : LDR_SHM_SAVE_BYTES;
+    const uint64_t most = ldr_shm_window_bytes(
+        b, b->op->gpu != NULL ? LDR_SHM_GPU_SAVE_BYTES : LDR_SHM_SAVE_BYTES);
     uint8_t *at = ldr_body(w->call.buffer);
     size_t bytes = LDR_BATCH_HEAD_BYTES;
     uint64_t sum = 0;
@@ -245,6 +245,7 @@ static void work_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w,
     ldr_end_row_t ends[LDR_SHM_ITEMS];
     larder_item_t *saved[LDR_SHM_ITEMS] = {NULL}, *present[LDR_SHM_ITEMS];
     uint32_t end_count = 0, present_count = 0, ok = ldr_rows_ok(results);
+    uint64_t untold = 0;
 
     for (uint32_t i = 0; i < w->count; i++) {
         larder_item_t *item = &b->op->items[w->item[i]];
@@ -264,11 +265,18 @@ static void work_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w,
         if (row.status == LARDER_OK) {
             saved[end_count] = item;
             ends[end_count++] = save_one(b, item, &row, segs);
+            untold += row.length;
         } else {
             item->status = row.status;
             if (row.status == LARDER_PRESENT) {
                 present[present_count++] = item;
             }
+        }
+        if (untold >= LDR_SHM_END_BYTES && !b->session->strict &&
+            !ldr_ring_beside(&b->session->ring.in)) {
+            ldr_shm_put_end(b, ends, end_count, saved);
+            end_count = 0;
+            untold = 0;
         }
     }
     ldr_shm_put_end(b, ends, end_count, saved);
