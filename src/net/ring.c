@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -49,17 +50,25 @@ void ldr_ring_init(ldr_ring_pair_t *pair, void *map, bool server)
         .tail = &shared->to_server.tail,
         .head = &shared->to_server.head,
         .sleeps = &shared->to_server.sleeps,
+        .cpu = &shared->to_server.cpu,
         .data = data,
     };
     ldr_ring_t to_client = {
         .tail = &shared->to_client.tail,
         .head = &shared->to_client.head,
         .sleeps = &shared->to_client.sleeps,
+        .cpu = &shared->to_client.cpu,
         .data = data + LDR_RING_BYTES,
     };
 
     pair->in = server ? to_server : to_client;
     pair->out = server ? to_client : to_server;
+}
+
+/* Plus one; 0: unknown. */
+static uint32_t this_cpu(void)
+{
+    return (uint32_t)(sched_getcpu() + 1);
 }
 
 /* ---- producer ---- */
@@ -118,6 +127,7 @@ bool ldr_ring_write(ldr_ring_t *ring, const struct iovec *pieces,
         }
     }
     ring->position += record_bytes(bytes);
+    __atomic_store_n(ring->cpu, this_cpu(), __ATOMIC_RELAXED);
     drain_stores();
     __atomic_store_n(ring->tail, ring->position, __ATOMIC_SEQ_CST);
     return true;
@@ -192,6 +202,13 @@ ptrdiff_t ldr_ring_read(ldr_ring_t *ring, uint8_t *to, size_t max)
 bool ldr_ring_ready(const ldr_ring_t *ring)
 {
     return __atomic_load_n(ring->tail, __ATOMIC_RELAXED) != ring->position;
+}
+
+bool ldr_ring_beside(const ldr_ring_t *ring)
+{
+    uint32_t cpu = __atomic_load_n(ring->cpu, __ATOMIC_RELAXED);
+
+    return cpu != 0 && cpu == this_cpu();
 }
 
 bool ldr_ring_sleep_begin(ldr_ring_t *ring)

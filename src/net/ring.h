@@ -11,6 +11,8 @@
  * futex in the ring's header. Each side says that it is about to sleep, then
  * fences, then looks once more; the other publishes, fences, then looks
  * whether it must wake: so one of the two always sees the other.
+ *
+ * A producer says on which CPU it runs: a hint, for who would poll there.
  */
 #pragma once
 
@@ -27,7 +29,8 @@
 /* At the start of the shared memory. Positions count bytes and wrap at 2^32. */
 typedef struct ldr_ring_shared {
     struct {
-        _Alignas(64) uint32_t tail;   /* the producer's */
+        _Alignas(64) uint32_t tail; /* the producer's */
+        uint32_t cpu; /* where it wrote last, plus one; 0: unknown */
         _Alignas(64) uint32_t head;   /* the consumer's */
         _Alignas(64) uint32_t sleeps; /* 1: the consumer sleeps, or is about
                                          to; the client's is its futex */
@@ -36,7 +39,7 @@ typedef struct ldr_ring_shared {
 
 /* One end of one ring. */
 typedef struct ldr_ring {
-    uint32_t *tail, *head, *sleeps; /* in shared memory */
+    uint32_t *tail, *head, *sleeps, *cpu; /* in shared memory */
     uint8_t *data;
     uint32_t position; /* this side's own, which it believes */
     bool broken;       /* the other side's was seen to be impossible */
@@ -63,6 +66,9 @@ ptrdiff_t ldr_ring_read(ldr_ring_t *ring, uint8_t *to, size_t max);
 
 /* Whether something seems to be there: a hint, for spinning. */
 bool ldr_ring_ready(const ldr_ring_t *ring);
+/* Whether its producer wrote last on the CPU that the caller runs on: polling
+ * would keep it from writing more. A hint. */
+bool ldr_ring_beside(const ldr_ring_t *ring);
 
 /* Whether a write or a read failed because of what cannot be. For good. */
 bool ldr_ring_broken(const ldr_ring_t *ring);

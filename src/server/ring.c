@@ -78,7 +78,9 @@ ldr_loop_found_t ldr_rings_poll(ldr_server_loop_t *home)
 
     for (ldr_session_t *s = home->hot; s != NULL; s = next) {
         next = s->hot_next; /* it may end and leave the list */
-        if (found == LDR_LOOP_COLD) {
+        /* Where all CPUs are busy a loop is woken on that of its client, who
+         * cannot send more while the loop polls there. */
+        if (found == LDR_LOOP_COLD && !ldr_ring_beside(&s->ring.in)) {
             found = LDR_LOOP_WARM;
         }
         if (ldr_session_ring(s)) {

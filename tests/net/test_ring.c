@@ -174,6 +174,48 @@ static void test_sleep_flag(void **s)
     map_free(map);
 }
 
+/* Runs the caller on this CPU only. False: it may not. */
+static bool run_on(int cpu)
+{
+    cpu_set_t one;
+
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    return sched_setaffinity(0, sizeof(one), &one) == 0;
+}
+
+static void test_beside(void **s)
+{
+    ldr_ring_pair_t server, client;
+    ldr_ring_shared_t *map = pair_new(&server, &client, 0);
+    cpu_set_t all;
+    int cpus[2] = {-1, -1};
+
+    (void)s;
+    assert_false(ldr_ring_beside(&server.in)); /* nobody wrote yet */
+    assert_int_equal(sched_getaffinity(0, sizeof(all), &all), 0);
+    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
+        if (CPU_ISSET(cpu, &all)) {
+            cpus[1] = cpus[0];
+            cpus[0] = cpu;
+        }
+    }
+    assert_true(run_on(cpus[0]));
+    assert_true(write_one(&client.out, "x", 1));
+    assert_true(ldr_ring_beside(&server.in));
+    assert_false(ldr_ring_beside(&client.in)); /* the other way */
+    if (cpus[1] >= 0) {
+        assert_true(run_on(cpus[1]));
+        assert_false(ldr_ring_beside(&server.in));
+        assert_true(write_one(&client.out, "x", 1));
+        assert_true(ldr_ring_beside(&server.in));
+    }
+    map->to_server.cpu = UINT32_MAX; /* a client may say what it likes */
+    assert_false(ldr_ring_beside(&server.in));
+    assert_int_equal(sched_setaffinity(0, sizeof(all), &all), 0);
+    map_free(map);
+}
+
 /* ---- two threads ---- */
 
 typedef struct rig {
@@ -435,6 +477,7 @@ int main(void)
         cmocka_unit_test(test_wraps),
         cmocka_unit_test(test_too_long_for_the_reader),
         cmocka_unit_test(test_sleep_flag),
+        cmocka_unit_test(test_beside),
         cmocka_unit_test(test_two_threads_bulk),
         cmocka_unit_test(test_two_threads_small),
         cmocka_unit_test(test_wake_ups),
