@@ -265,8 +265,10 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
 /* Drops everything in the space, in O(1), durably: once this returned
  * LARDER_OK no get gives bytes that were put before it, not even after a loss
  * of power. LARDER_E_IO: dropped in this process, but a directory could not
- * record it and stays off until it can. Takes two writes of a superblock in
- * each directory, however long the disks need for them: in an embedded node
+ * record it and stays off until it can. LARDER_E_LIMIT: a directory has no room
+ * to record one more space (of 2,000; a tenant has half of them at most where
+ * there are several), and nothing was dropped. Takes two writes of a superblock
+ * in each directory, however long the disks need for them: in an embedded node
  * timeout_ms does not shorten that; on a daemon it bounds the wait, and after
  * LARDER_E_DEADLINE or _OFFLINE the reset may or may not happen. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,

@@ -51,10 +51,31 @@ static larder_status_t check_numa(const ldr_options_t *o, uint64_t *nodes_p)
     return LARDER_OK;
 }
 
+static larder_status_t check(const ldr_options_t *o, uint64_t *nodes_p)
+{
+    uint64_t limit = ldr_memory_limit();
+
+    /* Beyond it the kernel would end the process, not refuse the memory; and
+     * the engine needs some too. */
+    if (o->dram > limit - limit / 16) {
+        return ldr_fail(LARDER_E_NO_MEMORY,
+                        "dram=%llu leaves too little of the %llu bytes of "
+                        "memory that this process may have",
+                        (unsigned long long)o->dram, (unsigned long long)limit);
+    }
+    return check_numa(o, nodes_p);
+}
+
+larder_status_t ldr_memory_check(const ldr_options_t *o)
+{
+    uint64_t nodes;
+
+    return check(o, &nodes);
+}
+
 larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed)
 {
     const ldr_options_t *o = &node->options;
-    uint64_t limit = ldr_memory_limit();
     /* An entry stands for at least a page in DRAM or two blocks on disk. */
     uint64_t entries =
         o->dram / LDR_PAGE + o->dir_count * (o->ssd / (2 * LDR_BLOCK));
@@ -69,15 +90,7 @@ larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed)
         .disks = o->dir_count,
     };
 
-    /* Beyond it the kernel would end the process, not refuse the memory; and
-     * the engine needs some too. */
-    if (o->dram > limit - limit / 16) {
-        return ldr_fail(LARDER_E_NO_MEMORY,
-                        "dram=%llu leaves too little of the %llu bytes of "
-                        "memory that this process may have",
-                        (unsigned long long)o->dram, (unsigned long long)limit);
-    }
-    larder_status_t st = check_numa(o, &params.numa_nodes);
+    larder_status_t st = check(o, &params.numa_nodes);
     if (st != LARDER_OK) {
         return st;
     }

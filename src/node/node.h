@@ -155,6 +155,8 @@ bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns);
 
 /* ---- memory (memory.c) ---- */
 
+/* Whether this machine can have such memory. */
+larder_status_t ldr_memory_check(const ldr_options_t *o);
 larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed);
 larder_status_t ldr_memory_start(ldr_node_t *node);
 void ldr_memory_stop(ldr_node_t *node);

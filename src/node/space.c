@@ -9,6 +9,8 @@
 #include "node/ssd.h"
 
 #define SPACES_PER_TENANT_MAX 8192u
+/* Left in a superblock for resets that were let through at the same time. */
+#define RESETS_SLACK 64u
 
 static ldr_super_space_t *super_space(ldr_super_t *super, const uint8_t *id)
 {
@@ -322,8 +324,55 @@ larder_status_t ldr_node_record_epochs(ldr_node_t *node)
     return st;
 }
 
+/* Whether the superblock has room for the reset of one space more; where there
+ * are several tenants one has half of it at most. */
+static bool has_room(ldr_ssd_t *ssd, const uint8_t *id)
+{
+    uint32_t own = 0;
+
+    pthread_mutex_lock(&ssd->super_lock);
+    ldr_super_t *super = ssd->disk.super;
+    uint32_t left = LDR_SUPER_SPACES_MAX - super->space_count;
+    for (uint32_t i = 0; i < super->space_count; i++) {
+        own += memcmp(super->spaces[i].id, id, LDR_TENANT_TAG_BYTES) == 0;
+    }
+    bool room = super_space(super, id) != NULL ||
+                (left > RESETS_SLACK &&
+                 (super->tenant_count < 2 || own < LDR_SUPER_SPACES_MAX / 2));
+    pthread_mutex_unlock(&ssd->super_lock);
+    return room;
+}
+
+/* Asked before anything is reset: a disk that has no room to record it would
+ * have to go off, for every tenant, and stay so. */
+static larder_status_t check_reset(ldr_node_t *node, uint32_t space)
+{
+    uint8_t id[LDR_ID_BYTES];
+    bool on;
+
+    ldr_node_lock(node);
+    memcpy(id, node->store.spaces[space].id, sizeof(id));
+    ldr_node_unlock(node);
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        ldr_ssd_t *ssd = &node->ssds[i];
+
+        if (is_open(ssd, &on) && !has_room(ssd, id)) {
+            return ldr_fail(LARDER_E_LIMIT,
+                            "%s: its superblock has no room for one more space "
+                            "that was reset, nothing was: wipe the directory",
+                            ssd->params.path);
+        }
+    }
+    return LARDER_OK;
+}
+
 larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space)
 {
+    larder_status_t limit = check_reset(node, space);
+
+    if (limit != LARDER_OK) {
+        return limit;
+    }
     /* From here on nothing that was put before is found. */
     ldr_node_lock(node);
     ldr_store_set_epoch(&node->store, space,

@@ -132,6 +132,22 @@ static larder_status_t apply(ldr_server_t *server, const fresh_t *f)
                                 LDR_GUESTS_MAX);
 }
 
+larder_status_t ldr_guests_check(const ldr_config_t *config)
+{
+    fresh_t *one = ldr_alloc(sizeof(*one));
+    larder_status_t st = LARDER_OK;
+
+    if (one == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for tenants");
+    }
+    for (unsigned i = 0; i < config->tenant_count && st == LARDER_OK; i++) {
+        st = read_guest(config, &config->tenants[i], one);
+    }
+    explicit_bzero(one, sizeof(*one));
+    ldr_free(one);
+    return st;
+}
+
 larder_status_t ldr_guests_load(ldr_server_t *server,
                                 const ldr_config_t *config)
 {

@@ -10,7 +10,8 @@ static void job_done(ldr_task_t *task)
     ldr_request_t *r =
         (ldr_request_t *)((char *)task - offsetof(ldr_request_t, done));
 
-    bool ran = r->job != NULL;
+    bool ran = r->ran;
+
     r->job = NULL;
     if (r->session == NULL) { /* it ended meanwhile */
         ldr_window_forget(r);
@@ -26,13 +27,66 @@ static void job_done(ldr_task_t *task)
     r->finish(r);
 }
 
+/* Whether it may wait for a disk, for as long as that takes. */
+static bool waits(const ldr_request_t *r)
+{
+    switch (r->frame.opcode) {
+    case LDR_OP_LEASE: /* of a private window: copies */
+    case LDR_OP_COMMIT:
+    case LDR_OP_ATTACH:
+    case LDR_OP_METRICS:
+        return false;
+    default:
+        return true;
+    }
+}
+
+/* A disk that is slow, or whoever flushes all the time, must not keep others
+ * from what is in memory: one thread is left to that, where there are several,
+ * and half of them to what is no flush. */
+static bool may_run(const ldr_server_t *server, const ldr_request_t *r)
+{
+    if (server->job_stop || server->job_count < 2 || !waits(r)) {
+        return true;
+    }
+    return server->job_waiting < server->job_count - 1 &&
+           (r->frame.opcode != LDR_OP_FLUSH ||
+            server->job_flushes < server->job_count / 2);
+}
+
+/* Takes the first that may run; NULL: none. With job_lock. */
+static ldr_request_t *take(ldr_server_t *server)
+{
+    ldr_request_t **link = &server->job_head;
+
+    while (*link != NULL && !may_run(server, *link)) {
+        link = &(*link)->job_next;
+    }
+    ldr_request_t *r = *link;
+    if (r != NULL) {
+        *link = r->job_next;
+        if (*link == NULL) {
+            server->job_end = link;
+        }
+        server->job_queued--;
+    }
+    return r;
+}
+
+/* It begins, or ends. With job_lock. */
+static void count(ldr_server_t *server, bool waiting, bool flush, int by)
+{
+    server->job_waiting += (unsigned)(waiting ? by : 0);
+    server->job_flushes += (unsigned)(flush ? by : 0);
+}
+
 static void *job_main(void *arg)
 {
     ldr_server_t *server = arg;
 
     pthread_mutex_lock(&server->job_lock);
     for (;;) {
-        ldr_request_t *r = server->job_head;
+        ldr_request_t *r = take(server);
 
         if (r == NULL) {
             if (server->job_stop) {
@@ -41,23 +95,22 @@ static void *job_main(void *arg)
             pthread_cond_wait(&server->job_wake, &server->job_lock);
             continue;
         }
-        server->job_head = r->job_next;
-        if (server->job_head == NULL) {
-            server->job_end = &server->job_head;
-        }
-        server->job_queued--;
-        bool run = !server->job_stop; /* at the end those that wait do not */
+        bool waiting = waits(r), flush = r->frame.opcode == LDR_OP_FLUSH;
+        count(server, waiting, flush, 1);
+        r->ran = !server->job_stop; /* at the end those that wait do not */
         pthread_mutex_unlock(&server->job_lock);
         ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, -1);
-        if (run) {
+        if (r->ran) {
             ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, 1);
             r->job(r);
             ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, -1);
-        } else {
-            r->job = NULL;
         }
-        ldr_loop_post(&r->home->loop, &r->done);
+        ldr_loop_post(&r->home->loop, &r->done); /* its loop's from here on */
         pthread_mutex_lock(&server->job_lock);
+        count(server, waiting, flush, -1);
+        if (waiting) { /* one that could not run may now */
+            pthread_cond_broadcast(&server->job_wake);
+        }
     }
     pthread_mutex_unlock(&server->job_lock);
     return NULL;
@@ -107,7 +160,9 @@ larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count)
                             "thread %u of %u for jobs cannot be started", i + 1,
                             count);
         }
+        pthread_mutex_lock(&server->job_lock);
         server->job_count++;
+        pthread_mutex_unlock(&server->job_lock);
     }
     return LARDER_OK;
 }

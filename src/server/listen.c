@@ -12,6 +12,8 @@
 #include "base/mem.h"
 #include "server/session.h"
 
+#define SHOWN_BYTES 320u
+
 /* ---- accepting ---- */
 
 /* A socket on its way to its loop. */
@@ -191,19 +193,17 @@ static void bound_name(int fd, char *text, size_t size)
     }
 }
 
-static larder_status_t listen_one(ldr_server_t *server, const char *text,
-                                  size_t length)
+/* Whether it may be listened on; shown: its text. */
+static larder_status_t check_one(const ldr_config_t *config, const char *text,
+                                 size_t length, ldr_address_t *address,
+                                 char shown[SHOWN_BYTES])
 {
-    const ldr_options_t *o = &server->config->options;
-    ldr_address_t address;
-    char shown[320];
-
-    snprintf(shown, sizeof(shown), "%.*s", (int)length, text);
-    if (!ldr_address_parse(text, length, &address)) {
+    snprintf(shown, SHOWN_BYTES, "%.*s", (int)length, text);
+    if (!ldr_address_parse(text, length, address)) {
         return ldr_fail(LARDER_E_INVALID,
                         "listen: '%s' is no host:port or [host]:port", shown);
     }
-    if (!ldr_address_loopback(&address) && !authenticated(server->config)) {
+    if (!ldr_address_loopback(address) && !authenticated(config)) {
         return ldr_fail(
             LARDER_E_DENIED,
             "listen: %s can be reached from other hosts, and nothing says who "
@@ -211,6 +211,37 @@ static larder_status_t listen_one(ldr_server_t *server, const char *text,
             "configuration file (or tls_client_ca = FILE with tls = on), or "
             "listen on 127.0.0.1",
             shown);
+    }
+    return LARDER_OK;
+}
+
+larder_status_t ldr_listen_check(const ldr_config_t *config)
+{
+    const char *at = config->options.listen;
+    larder_status_t st = LARDER_OK;
+
+    while (*at != '\0' && st == LARDER_OK) {
+        size_t length = strcspn(at, ",");
+        ldr_address_t address;
+        char shown[SHOWN_BYTES];
+
+        st = check_one(config, at, length, &address, shown);
+        at += length + (at[length] == ',');
+    }
+    return st;
+}
+
+static larder_status_t listen_one(ldr_server_t *server, const char *text,
+                                  size_t length)
+{
+    const ldr_options_t *o = &server->config->options;
+    ldr_address_t address;
+    char shown[SHOWN_BYTES];
+    larder_status_t st =
+        check_one(server->config, text, length, &address, shown);
+
+    if (st != LARDER_OK) {
+        return st;
     }
     int fd = ldr_listen_tcp(&address, o->congestion);
     if (fd == -EADDRINUSE) {
@@ -247,14 +278,16 @@ void ldr_listen_stop(ldr_server_t *server)
     for (unsigned i = 0; i < server->listener_count; i++) {
         ldr_listener_t *l = &server->listeners[i];
 
+        /* Before it is closed: after that the path may be another daemon's,
+         * which found nobody listening there. */
+        if (l->local && !l->unlinked) {
+            unlink(server->socket_path);
+            l->unlinked = true;
+        }
         if (l->watch.fd >= 0) {
             ldr_loop_unwatch(&l->home->loop, &l->watch);
             close(l->watch.fd);
             l->watch.fd = -1;
-        }
-        if (l->local && !l->unlinked) {
-            unlink(server->socket_path);
-            l->unlinked = true;
         }
     }
 }

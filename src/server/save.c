@@ -69,7 +69,9 @@ static void park(ldr_request_t *r)
         ldr_request_wait(r);
     } else {
         ldr_server_due(r->home, r->parked_ns + LDR_PARK_NS);
-        if (!r->by_ring && r->parked_ns - r->pulse_ns >= PULSE_NS) {
+        /* Who does not take what it has been sent needs no more of it. */
+        if (!r->by_ring && r->session->out_head == NULL &&
+            r->parked_ns - r->pulse_ns >= PULSE_NS) {
             r->pulse_ns = r->parked_ns;
             ldr_session_pulse(r->session);
         }

@@ -293,10 +293,7 @@ static larder_status_t open_parts(ldr_server_t *server)
     if (!ldr_config_socket(server->config, server->socket_path)) {
         server->socket_path[0] = '\0';
     }
-    larder_status_t st = tls_open(server);
-    if (st == LARDER_OK) {
-        st = trace_open(server);
-    }
+    larder_status_t st = trace_open(server);
     if (st == LARDER_OK) {
         st = loops_open(server);
     }
@@ -319,6 +316,21 @@ static larder_status_t open_parts(ldr_server_t *server)
     return st == LARDER_OK ? loops_start(server) : st;
 }
 
+/* What can be seen to be wrong before the daemon that runs is asked to end:
+ * after that there would be none. */
+static larder_status_t open_checked(ldr_server_t *server)
+{
+    larder_status_t st = tls_open(server);
+
+    if (st == LARDER_OK) {
+        st = ldr_guests_check(server->config);
+    }
+    if (st == LARDER_OK) {
+        st = ldr_listen_check(server->config);
+    }
+    return st == LARDER_OK ? ldr_memory_check(&server->config->options) : st;
+}
+
 larder_status_t ldr_server_open(const ldr_server_params_t *params,
                                 ldr_server_t **server_p)
 {
@@ -339,7 +351,10 @@ larder_status_t ldr_server_open(const ldr_server_params_t *params,
     pthread_mutex_init(&server->revoke_lock, NULL);
     pthread_mutex_init(&server->job_lock, NULL);
     ldr_cond_init(&server->job_wake);
-    st = params->takeover ? ldr_server_take_over(server) : LARDER_OK;
+    st = open_checked(server);
+    if (st == LARDER_OK && params->takeover) {
+        st = ldr_server_take_over(server);
+    }
     if (st == LARDER_OK) {
         st = open_parts(server);
     }

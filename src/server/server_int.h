@@ -126,6 +126,7 @@ struct ldr_server {
     pthread_cond_t job_wake;
     struct ldr_request *job_head, **job_end;
     uint64_t job_queued;
+    unsigned job_waiting, job_flushes; /* under way: that may wait for a disk */
     bool job_stop;
     pthread_t job_threads[64];
     unsigned job_count;
@@ -142,6 +143,8 @@ struct ldr_server {
 /* guests.c */
 larder_status_t ldr_guests_load(ldr_server_t *server,
                                 const ldr_config_t *config);
+/* Whether their files can be read. */
+larder_status_t ldr_guests_check(const ldr_config_t *config);
 /* NULL: there is none of this name. */
 ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name);
 ldr_guest_t *ldr_guest_by_cert(ldr_server_t *server, const char *cert);
@@ -178,6 +181,8 @@ void ldr_server_handed_over(ldr_server_t *server, const larder_stats_t *stats,
 
 /* listen.c */
 larder_status_t ldr_listen_all(ldr_server_t *server);
+/* What of it can be wrong whoever listens there now. */
+larder_status_t ldr_listen_check(const ldr_config_t *config);
 void ldr_listen_stop(ldr_server_t *server);
 uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns);
 

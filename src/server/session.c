@@ -396,7 +396,7 @@ uint64_t ldr_session_tick(ldr_session_t *s, uint64_t now_ns)
 {
     uint64_t next_ns = UINT64_MAX;
 
-    if (s->state == LDR_SESSION_NEW) {
+    if (s->state == LDR_SESSION_NEW && !s->awaited) {
         uint64_t hello_ns =
             s->begin_ns + s->server->config->options.hello_ms * 1000000u;
 

@@ -195,8 +195,9 @@ struct ldr_request {
 
     /* A job: runs in a thread of its own and must not look at the session;
      * then finish() in the loop, unless the session is gone. */
-    void (*job)(ldr_request_t *r);
+    void (*job)(ldr_request_t *r); /* not NULL: the job's, until its end */
     void (*finish)(ldr_request_t *r);
+    bool ran; /* the job's thread: at the daemon's end some do not */
     ldr_space_info_t info;
     uint32_t number;        /* what the job found or was given */
     larder_status_t status; /* of the whole */

@@ -518,6 +518,25 @@ def test_takeover_of_other_sizes(serve):
         assert found(node, 10) == 0
 
 
+@pytest.mark.parametrize("wrong, text", (
+    ({"config": "[tenant default]\ntoken_file = nowhere\n"}, "token file"),
+    ({"tls": "on", "tls_cert": "nowhere", "tls_key": "nowhere"},
+     "TLS certificate"),
+    ({"listen": "0.0.0.0:0"}, "other hosts"),
+    ({"dram": "15T"}, "too little")))
+def test_takeover_that_would_fail(serve, wrong, text):
+    """What is wrong with the new one is found before the old one ends: it goes
+    on with all that it has."""
+    first = serve()
+    with capi.Node(first.url("unix")) as node:
+        put_some(node, 10)
+        second = serve(start=False, socket=first.socket, **wrong)
+        assert text in refused(second, "--takeover")
+        assert found(node, 10) == 10
+    assert "takes over" not in first.log()
+    first.alive()
+
+
 def test_takeover_by_an_older_one(serve):
     """Which knows nothing of descriptors, and says so by its verb."""
     first = serve()

@@ -321,8 +321,8 @@ static void test_less_room(void **state)
                          LDR_NIL);
 }
 
-/* What expired on the way, and what is on disk here. */
-static void test_expired_and_on_disk(void **state)
+/* What expired on the way. */
+static void test_expired(void **state)
 {
     fixture_t *f = *state;
 
@@ -343,6 +343,143 @@ static void test_expired_and_on_disk(void **state)
     assert_int_equal(sum.left_bytes, 100);
     assert_int_equal(shard_of(&f->new, 0, 0, 0), LDR_NIL);
     assert_int_equal(f->new.dirty_count, 2);
+}
+
+/* Another hold than a session's, such as of a call that hangs. */
+static void test_held_chunks_stay(void **state)
+{
+    fixture_t *f = *state;
+
+    put(&f->old, (put_t){.key = 0, .bytes = 100});
+    put(&f->old, (put_t){.key = 8, .bytes = 200});
+    uint32_t held = f->old.shards[shard_of(&f->old, 0, 8, 0)].chunk;
+    ldr_store_hold(&f->old, held);
+    write_list(f);
+    ldr_store_release(&f->old, held);
+    assert_int_equal(f->left_bytes, 200);
+    assert_int_equal(take(f, PAGES).chunks, 1);
+    assert_int_equal(shard_of(&f->new, 0, 8, 0), LDR_NIL);
+}
+
+/* A store that has read its disks knows spaces, epochs and places already. */
+static void open_known(fixture_t *f, uint32_t epoch)
+{
+    open_store(&f->new, PAGES, false);
+    for (uint32_t i = 0; i < TENANTS; i++) {
+        assert_int_equal(ldr_store_tenant(&f->new, tenant_ids[i]), i);
+        assert_int_equal(ldr_store_space(&f->new, space_ids[i]), i);
+        ldr_store_space_of(&f->new, i, i);
+    }
+    ldr_store_set_epoch(&f->new, 0, epoch);
+}
+
+static ldr_handover_sum_t take_known(fixture_t *f, bool offers)
+{
+    ldr_handover_sum_t sum;
+    int fds[64];
+    const char *why = ldr_handover_check(&f->new, f->list, f->bytes);
+
+    require(why == NULL, "refused: %s", why);
+    ldr_handover_take(&f->new, f->list, fds, NOW_S, offers, &sum);
+    store_check(&f->new);
+    return sum;
+}
+
+/* A reset that reached the disks only: nothing of before comes back. */
+static void test_reset_on_disk(void **state)
+{
+    fixture_t *f = *state;
+
+    put(&f->old, (put_t){.key = 0, .bytes = 100});
+    put(&f->old, (put_t){.space = 1, .key = 0, .bytes = 300});
+    write_list(f);
+    open_known(f, 7);
+    ldr_handover_sum_t sum = take_known(f, false);
+    assert_int_equal(sum.chunks, 1);
+    assert_int_equal(sum.left_bytes, 100);
+    assert_int_equal(f->new.spaces[0].epoch, 7);
+    assert_int_equal(shard_of(&f->new, 0, 0, 0), LDR_NIL);
+    assert_int_not_equal(shard_of(&f->new, 1, 0, 0), LDR_NIL);
+}
+
+/* What became of a shard in the old one: on disk, refused, or to be offered to
+ * the shared tier. */
+static void test_where_it_goes_next(void **state)
+{
+    fixture_t *f = *state;
+    larder_key_t key = test_key(0);
+
+    for (uint32_t i = 0; i < 4; i++) {
+        put(&f->old, (put_t){.key = i * 8, .bytes = 100});
+    }
+    uint32_t refused = shard_of(&f->old, 0, 8, 0);
+    ldr_store_dirty_remove(&f->old, refused);
+    f->old.shards[refused].refused = true;
+    ldr_store_offer_push(&f->old, shard_of(&f->old, 0, 16, 0));
+    write_list(f);
+    open_known(f, 0);
+    ldr_name_t name = ldr_store_name(&f->new, 0, 0, &key);
+    uint32_t entry = ldr_store_enter(&f->new, &name, NULL, 0, 1);
+    ldr_store_set_loc(&f->new, entry, 0, ldr_loc(0, 1, 1, 2));
+    assert_int_equal(take_known(f, true).chunks, 4);
+    assert_false(f->new.shards[shard_of(&f->new, 0, 0, 0)].dirty);
+    assert_false(f->new.shards[shard_of(&f->new, 0, 8, 0)].dirty);
+    assert_true(f->new.shards[shard_of(&f->new, 0, 8, 0)].refused);
+    assert_true(f->new.shards[shard_of(&f->new, 0, 16, 0)].offered);
+    assert_false(f->new.shards[shard_of(&f->new, 0, 24, 0)].offered);
+    assert_int_equal(f->new.dirty_count, 2);
+    assert_int_equal(f->new.offer_count, 1);
+}
+
+/* Pages of one tenant's extent are never another's, whatever the list says. */
+static void test_pages_of_another(void **state)
+{
+    fixture_t *f = *state;
+    ldr_ho_t ho;
+
+    put(&f->old, (put_t){.key = 0, .bytes = 100});
+    put(&f->old, (put_t){.space = 1, .key = 0, .bytes = 300});
+    write_list(f);
+    ldr_ho_tables(f->list, &ho);
+    for (uint32_t i = 0; i < ho.head->chunks; i++) {
+        ho.chunks[i].space = 1;
+    }
+    ho.head->crc = ldr_ho_crc(ho.head);
+    open_known(f, 0);
+    ldr_handover_sum_t sum = take_known(f, false);
+    assert_int_equal(sum.bytes, 300);
+    assert_int_equal(sum.left_bytes, 100);
+}
+
+/* The last extent may be shorter than the others. */
+static void test_page_beyond_its_extent(void **state)
+{
+    fixture_t *f = *state;
+    const uint32_t pages = 40, whole = LDR_SLICE_PAGES;
+    ldr_slice_t slice;
+    ldr_ho_t ho;
+
+    ldr_store_destroy(&f->old);
+    open_store(&f->old, pages, true);
+    while (ldr_arena_slice_take(&f->old.arena, LDR_NIL, &slice)) {
+        ldr_arena_slice_give(&f->old.arena, &slice, true);
+    }
+    for (uint32_t key = 0; key < pages; key++) {
+        put(&f->old, (put_t){.key = key * 8, .bytes = LDR_PAGE});
+    }
+    write_list(f);
+    open_store(&f->new, pages, false);
+    assert_null(ldr_handover_check(&f->new, f->list, f->bytes));
+    ldr_ho_tables(f->list, &ho);
+    for (uint32_t i = 0; i < ho.head->pages; i++) {
+        if (ho.extents[ho.pages[i] / whole].pages < whole) {
+            ho.pages[i] += pages - whole;
+            ho.head->crc = ldr_ho_crc(ho.head);
+            assert_non_null(ldr_handover_check(&f->new, f->list, f->bytes));
+            return;
+        }
+    }
+    fail();
 }
 
 /* A list that was damaged is refused; one that lies never breaks the store. */
@@ -401,9 +538,17 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_all_of_it),      TEST(test_order_of_use),
-        TEST(test_what_stays),     TEST(test_less_room),
-        TEST(test_lists_that_lie), TEST(test_expired_and_on_disk),
+        TEST(test_all_of_it),
+        TEST(test_order_of_use),
+        TEST(test_what_stays),
+        TEST(test_less_room),
+        TEST(test_lists_that_lie),
+        TEST(test_expired),
+        TEST(test_held_chunks_stay),
+        TEST(test_reset_on_disk),
+        TEST(test_where_it_goes_next),
+        TEST(test_pages_of_another),
+        TEST(test_page_beyond_its_extent),
     };
     const struct CMUnitTest learning[] = {
         cmocka_unit_test(use_default), TEST(test_all_of_it),
