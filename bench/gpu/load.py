@@ -65,6 +65,8 @@ class Load:
             "per_minute": 60 * len(good) / done["seconds"],
             "ttft_p50": middle(firsts), "ttft_p99": part(firsts, 0.99),
             "tpot": middle(steps), "tpot_p99": part(steps, 0.99),
+            "ttfts": [round(s, 5) for s in firsts],
+            "tpots": [round(s, 6) for s in steps],
             "external": counted.external, "prompt": counted.prompt,
             "local": sum(a["cached"] for a in good) - counted.external}
         self.proof.save()

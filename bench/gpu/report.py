@@ -139,7 +139,7 @@ def layers_lines(results):
             lines.append(row(
                 name, text, f"{tokens:,}", f"{middle(own) * 1000:.0f}",
                 f"{middle(hit) * 1000:.0f}",
-                f"{(middle(hit) - middle(own)) * 1000:.0f}",
+                round((middle(hit) - middle(own)) * 1000),
                 f"{link * 1000:.0f}"))
     return lines
 
@@ -157,6 +157,16 @@ def nohit_lines(found):
     return lines
 
 
+def under_way(mine, answer):
+    """The mean time per token; and of how many requests tokens were being
+    made, on average."""
+    steps = mine.get("tpots")
+    if not steps:
+        return "", ""
+    return (f"{sum(steps) / len(steps) * 1000:.2f} ms",
+            f"{sum(steps) * (answer - 1) / mine['seconds']:.1f}")
+
+
 def load_lines(found):
     texts = {
         "fill": f"first of each of {found['groups']} groups",
@@ -166,7 +176,8 @@ def load_lines(found):
                  f"{found['batch']} at once",
         "batch again": "the same again"}
     lines = head("under load", "", "first token p50", "p99", "per token",
-                 "requests/min", "tokens from the store", "own cache")
+                 "mean", "answers under way", "requests/min",
+                 "tokens from the store", "own cache")
     for kind in load.PASSES:
         for name, text in load.NAMES.items():
             mine = found["passes"].get(name, {}).get(kind)
@@ -174,7 +185,9 @@ def load_lines(found):
                 lines.append(row(
                     texts[kind], text, f"{mine['ttft_p50'] * 1000:,.0f} ms",
                     f"{mine['ttft_p99'] * 1000:,.0f} ms",
-                    f"{mine['tpot'] * 1000:.2f} ms",
+                    f"{mine['tpot'] * 1000:.2f} ms", *under_way(
+                        mine, found["long_answer"] if "batch" in kind
+                        else found["answer"]),
                     f"{mine['per_minute']:,.1f}", f"{mine['external']:,}",
                     f"{mine['local']:,}"))
     return lines

@@ -156,9 +156,12 @@ def copies(llm, chunks, times, seed):
 
 
 def mark(llm):
-    """Fills the KV memory so that no two pages are alike."""
+    """Fills the KV memory so that no two pages are alike, and waits until it
+    is in huge pages."""
     import torch
 
+    if _worker()._huge is not None:
+        _worker()._huge.wait(60)
     for t in {t.data_ptr(): t for t in _worker()._caches.values()}.values():
         flat = torch.arange(t.numel(), dtype=torch.int32).view(t.shape)
         t.copy_((flat * 2654435761 >> 12) % 4099)

@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "client/prefix.h"
+#include "gpu/gpu.h"
 #include "gpu/layers.h"
 
 #define BATCH_ITEMS 512u
@@ -580,11 +581,19 @@ larder_status_t ldr_batch_begin(ldr_batch_t *b)
     if (items > b->item_max || items * pages > b->iov_max) {
         b->layers = NULL;
     }
-    if (b->op == LARDER_OP_GET) {
-        b->scratch = ldr_alloc(b->scratch_bytes);
+    if (b->op == LARDER_OP_GET) { /* seldom written: zeroing it would cost */
+        b->scratch = ldr_reserve(b->scratch_bytes);
     }
     b->items = ldr_alloc(b->item_max * sizeof(*b->items));
-    b->iov = ldr_alloc(b->iov_max * sizeof(*b->iov));
+    b->iov_room = b->iov_max;
+    if (b->layout->gpu != NULL) {
+        ldr_gpu_list_t list = ldr_gpu_list_take(b->layout->gpu, b->iov_max);
+
+        b->iov = list.iov;
+        b->iov_room = list.room;
+    } else {
+        b->iov = ldr_alloc(b->iov_max * sizeof(*b->iov));
+    }
     return b->items != NULL && b->iov != NULL &&
                    (b->scratch != NULL || b->op != LARDER_OP_GET)
                ? LARDER_OK
@@ -594,8 +603,13 @@ larder_status_t ldr_batch_begin(ldr_batch_t *b)
 void ldr_batch_end(ldr_batch_t *b)
 {
     ldr_free(b->items);
-    ldr_free(b->iov);
-    ldr_free(b->scratch);
+    if (b->layout->gpu != NULL) {
+        ldr_gpu_list_give(b->layout->gpu,
+                          (ldr_gpu_list_t){b->iov, b->iov_room});
+    } else {
+        ldr_free(b->iov);
+    }
+    ldr_unreserve(b->scratch, b->scratch_bytes);
 }
 
 void ldr_move_announce(larder_space_t *space, const larder_move_t *m,

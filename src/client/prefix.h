@@ -51,7 +51,7 @@ typedef struct ldr_batch {
     uint64_t deadline_ns;
     larder_item_t *items;
     struct iovec *iov;
-    uint32_t item_count, iov_count, item_max, iov_max;
+    uint32_t item_count, iov_count, item_max, iov_max, iov_room;
     uint8_t *scratch; /* load: for pages that are not wanted */
     size_t scratch_bytes;
     bool scratch_used;

@@ -397,7 +397,7 @@ larder_status_t larder_prefix_place(const larder_layout_t *layout,
         scratch = ldr_max64(scratch, layout->group[g].shard_bytes);
     }
     p.scratch_bytes = scratch;
-    p.scratch = ldr_alloc(scratch);
+    p.scratch = ldr_reserve(scratch);
     p.segments.max = LARDER_IOV_MAX;
     p.segments.iov = ldr_alloc(LARDER_IOV_MAX * sizeof(*p.segments.iov));
     move->shards = move->present = move->skipped = move->failed = 0;
@@ -410,7 +410,7 @@ larder_status_t larder_prefix_place(const larder_layout_t *layout,
     if (st == LARDER_OK) {
         st = place_all(&p, true);
     }
-    ldr_free(p.scratch);
+    ldr_unreserve(p.scratch, scratch);
     ldr_free(p.segments.iov);
     return st;
 }

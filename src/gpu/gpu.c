@@ -215,6 +215,9 @@ void larder_gpu_close(larder_gpu_t **gpu_p)
     for (unsigned i = 0; i < LDR_GPU_LANES; i++) {
         ldr_free(gpu->lanes[i]);
     }
+    for (unsigned i = 0; i < LDR_GPU_LISTS; i++) {
+        ldr_free(gpu->lists[i].iov);
+    }
     ldr_free(gpu->ranges);
     ldr_free(gpu->powers);
     ldr_free(gpu);

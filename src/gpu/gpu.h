@@ -79,6 +79,15 @@ typedef struct ldr_gpu_copy {
 
 #define LDR_GPU_SHARDS_MAX 4096u
 
+/* A list of pages, for a copy. It is long, and memory that is new or given back
+ * takes longer than filling it: so a few are kept. */
+typedef struct ldr_gpu_list {
+    struct iovec *iov; /* NULL: there is not enough memory */
+    uint32_t room;     /* at least as many as were asked for */
+} ldr_gpu_list_t;
+ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t room);
+void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list);
+
 /* Moves all of it. LARDER_OK: every shard's crc is set. E_SIZE: the lists of a
  * shard are not of the same bytes; some of those before it was copied. */
 larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy);

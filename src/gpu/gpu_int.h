@@ -9,6 +9,7 @@
 #include "gpu/kernel.h"
 
 #define LDR_GPU_LANES 6u
+#define LDR_GPU_LISTS 3u
 #define LDR_GPU_SLOTS 4u
 #define LDR_GPU_PIECE ((size_t)8 << 20)
 #define LDR_GPU_PIECE_MIN ((size_t)1 << 20)
@@ -77,6 +78,7 @@ struct larder_gpu {
     pthread_mutex_t lock;
     pthread_cond_t freed; /* a lane */
     ldr_gpu_lane_t *lanes[LDR_GPU_LANES];
+    ldr_gpu_list_t lists[LDR_GPU_LISTS]; /* that nobody has */
     bool broken; /* atomic: the device does not answer */
     bool told;   /* that memory could not be registered */
 
@@ -112,5 +114,7 @@ larder_status_t ldr_gpu_lane_take(larder_gpu_t *gpu, uint64_t deadline_ns,
 void ldr_gpu_lane_give(larder_gpu_t *gpu, ldr_gpu_lane_t *lane);
 /* Gives back all that it has. In the context. */
 void ldr_gpu_lane_free(larder_gpu_t *gpu, ldr_gpu_lane_t *lane);
+/* Waits for all that is under way in it; gives what came of that. */
+ldr_cu_t ldr_gpu_lane_sync(larder_gpu_t *gpu, ldr_gpu_lane_t *lane);
 /* The slot's bounce buffer is there. */
 larder_status_t ldr_gpu_slot_bounce(larder_gpu_t *gpu, ldr_gpu_slot_t *slot);

@@ -1,4 +1,4 @@
-/* Lanes: what a copy needs, made once and used again. */
+/* Lanes and lists: what a copy needs, made once and used again. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/thread.h"
@@ -184,4 +184,54 @@ void ldr_gpu_lane_give(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
     lane->taken = false;
     pthread_cond_signal(&gpu->freed);
     pthread_mutex_unlock(&gpu->lock);
+}
+
+ldr_cu_t ldr_gpu_lane_sync(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
+{
+    ldr_cu_t copy = gpu->cuda->stream_sync(lane->copy);
+    ldr_cu_t kern = gpu->cuda->stream_sync(lane->kernel);
+
+    for (unsigned i = 0; i < LDR_GPU_SLOTS; i++) {
+        lane->slot[i].busy = false;
+    }
+    return copy != 0 ? copy : kern;
+}
+
+/* ---- lists ---- */
+
+ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t room)
+{
+    ldr_gpu_list_t found = {NULL, 0};
+
+    pthread_mutex_lock(&gpu->lock);
+    for (unsigned i = 0; i < LDR_GPU_LISTS && found.iov == NULL; i++) {
+        if (gpu->lists[i].iov != NULL && gpu->lists[i].room >= room) {
+            found = gpu->lists[i];
+            gpu->lists[i] = (ldr_gpu_list_t){NULL, 0};
+        }
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    if (found.iov == NULL) {
+        found = (ldr_gpu_list_t){ldr_alloc(room * sizeof(*found.iov)), room};
+    }
+    return found;
+}
+
+/* Kept in the place of the smallest. */
+void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list)
+{
+    unsigned least = 0;
+
+    pthread_mutex_lock(&gpu->lock);
+    for (unsigned i = 1; i < LDR_GPU_LISTS; i++) {
+        least = gpu->lists[i].room < gpu->lists[least].room ? i : least;
+    }
+    if (list.iov != NULL && gpu->lists[least].room < list.room) {
+        ldr_gpu_list_t other = gpu->lists[least];
+
+        gpu->lists[least] = list;
+        list = other;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    ldr_free(list.iov);
 }

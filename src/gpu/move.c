@@ -57,16 +57,6 @@ static larder_status_t late(void)
     return ldr_fail(LARDER_E_DEADLINE, "a copy was not over in time");
 }
 
-static uint64_t sum(const struct iovec *iov, uint32_t count)
-{
-    uint64_t bytes = 0;
-
-    for (uint32_t i = 0; i < count; i++) {
-        bytes += iov[i].iov_len;
-    }
-    return bytes;
-}
-
 /* ---- which way ---- */
 
 /* What there is to know of a list, in one pass. */
@@ -168,7 +158,7 @@ static larder_status_t begin_shard(move_t *m)
 
     m->page = (cursor_t){s->pages, 0, s->page_count, 0};
     m->host = (cursor_t){s->host, 0, s->host_count, 0};
-    m->left = sum(s->host, s->host_count);
+    m->left = look_at(s->host, s->host_count).bytes;
     m->stop = behind(m, 0);
     m->reach = 0;
     if (pages.bytes != m->left || pages.gap) {
@@ -567,21 +557,24 @@ static larder_status_t run(move_t *m)
         st = piece(m, &lane->slot[m->next], &more);
         m->next = (m->next + 1) % LDR_GPU_SLOTS;
     }
+    if (st == LARDER_OK && !by_cpu(m)) { /* behind all kernels */
+        result = cuda->to_host(lane->sums_here, lane->sums,
+                               count * sizeof(uint32_t), lane->kernel);
+        st = ldr_cuda_status(cuda, result, "a copy's checksums");
+    }
     for (unsigned i = 0; i < LDR_GPU_SLOTS && st == LARDER_OK; i++) {
         st = finish(m, &lane->slot[m->next]);
         m->next = (m->next + 1) % LDR_GPU_SLOTS;
     }
     if (st == LARDER_OK && !by_cpu(m)) {
-        result = cuda->to_host(lane->sums_here, lane->sums,
-                               count * sizeof(uint32_t), lane->kernel);
-        result = result != 0 ? result : cuda->stream_sync(lane->kernel);
-        st = ldr_cuda_status(cuda, result, "a copy's checksums");
+        st = ldr_cuda_status(cuda, cuda->stream_sync(lane->kernel),
+                             "a copy's checksums");
     }
     for (uint32_t i = 0; st == LARDER_OK && !by_cpu(m) && i < count; i++) {
         ldr_gpu_shard_t *s = &m->copy->shards[i];
 
         s->crc = ldr_gpu_crc(m->gpu->powers, lane->sums_here[i],
-                             sum(s->host, s->host_count));
+                             look_at(s->host, s->host_count).bytes);
     }
     return st;
 }
@@ -589,19 +582,14 @@ static larder_status_t run(move_t *m)
 /* After a failure: nothing may be under way. */
 static void settle(move_t *m)
 {
-    const ldr_cuda_t *cuda = m->gpu->cuda;
-    ldr_cu_t copy = cuda->stream_sync(m->lane->copy);
-    ldr_cu_t kern = cuda->stream_sync(m->lane->kernel);
+    ldr_cu_t result = ldr_gpu_lane_sync(m->gpu, m->lane);
 
-    for (unsigned i = 0; i < LDR_GPU_SLOTS; i++) {
-        m->lane->slot[i].busy = false;
-    }
-    if ((copy != 0 || kern != 0) &&
+    if (result != 0 &&
         !__atomic_exchange_n(&m->gpu->broken, true, __ATOMIC_RELAXED)) {
         ldr_error(&m->gpu->log,
-                  "GPU %d does not answer any more (%d, %d): nothing is "
-                  "loaded or saved until the engine starts anew",
-                  m->gpu->device, copy, kern);
+                  "GPU %d does not answer any more (%d): nothing is loaded or "
+                  "saved until the engine starts anew",
+                  m->gpu->device, result);
     }
 }
 

@@ -306,3 +306,35 @@ static inline void check_case(world_t *w)
                      0);
     assert_int_equal(memcmp(w->arena, w->arena_model, w->arena_used), 0);
 }
+
+/* Runs random cases, each with a seed of its own, with the kernel or without;
+ * done, if any, looks at the GPU behind them. All that was taken is given
+ * back. */
+static inline void run_cases(uint64_t seed, bool kernel, uint64_t cases,
+                             void (*one)(world_t *w),
+                             void (*done)(larder_gpu_t *gpu, bool kernel,
+                                          uint64_t cases))
+{
+    standin_counts_t before, after;
+    larder_gpu_t *gpu = NULL;
+
+    si.nvrtc_standin_fail(kernel ? NVRTC_NONE : NVRTC_COMPILE);
+    si.standin_counts(&before);
+    assert_gpu(rig_gpu_open(&gpu), LARDER_OK);
+    assert_int_equal(rig_said[0] != 0, !kernel);
+    world_t *w = world_make(gpu, (size_t)24 << 20, seed);
+    for (uint64_t i = 0; i < cases; i++) {
+        si.standin_seed(seed + i);
+        one(w);
+    }
+    if (done != NULL) {
+        done(gpu, kernel, cases);
+    }
+    world_free(w);
+    larder_gpu_close(&gpu);
+    si.standin_counts(&after);
+    rig_assert_same(&before, &after);
+    /* Only the kernel's tables come from memory that is not registered. */
+    assert_int_equal(after.pageable - before.pageable, kernel);
+    si.nvrtc_standin_fail(NVRTC_NONE);
+}

@@ -234,7 +234,7 @@ static shape_t any_shape(world_t *w)
     };
 }
 
-static void one_case(world_t *w, uint64_t number)
+static void one_case(world_t *w)
 {
     shape_t shape = any_shape(w);
     size_t least = shape.page < shape.part ? shape.page : shape.part;
@@ -248,7 +248,6 @@ static void one_case(world_t *w, uint64_t number)
     if (below(w, 8) > 0) {
         ldr_gpu_register(w->gpu, w->arena, w->bytes);
     }
-    si.standin_seed(seed + number);
     assert_gpu(load(&s, &shape, (int)below(w, 2 * LDR_GPU_WAYS) - LDR_GPU_WAYS,
                     UINT64_MAX),
                LARDER_OK);
@@ -262,35 +261,18 @@ static void one_case(world_t *w, uint64_t number)
     scene_free(&s);
 }
 
-static void run_any(bool kernel, uint64_t cases)
-{
-    standin_counts_t before, after;
-    larder_gpu_t *gpu = NULL;
-
-    si.nvrtc_standin_fail(kernel ? NVRTC_NONE : NVRTC_COMPILE);
-    si.standin_counts(&before);
-    assert_gpu(rig_gpu_open(&gpu), LARDER_OK);
-    world_t *w = world_make(gpu, (size_t)24 << 20, seed);
-    for (uint64_t i = 0; i < cases; i++) {
-        one_case(w, i);
-    }
-    world_free(w);
-    larder_gpu_close(&gpu);
-    si.standin_counts(&after);
-    rig_assert_same(&before, &after);
-    si.nvrtc_standin_fail(NVRTC_NONE);
-}
-
 static void test_any(void **state)
 {
     (void)state;
-    run_any(true, real_number("LARDER_CASES", REAL_SANITIZED ? 20 : 120));
+    run_cases(seed, true,
+              real_number("LARDER_CASES", REAL_SANITIZED ? 20 : 120), one_case,
+              NULL);
 }
 
 static void test_without_kernel(void **state)
 {
     (void)state;
-    run_any(false, REAL_SANITIZED ? 8 : 25);
+    run_cases(seed, false, REAL_SANITIZED ? 8 : 25, one_case, NULL);
 }
 
 /* ---- the first layers come first ---- */

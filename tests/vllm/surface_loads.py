@@ -1,11 +1,12 @@
 """How the scheduler hears of loads, and how long lookups and holds keep it,
 without an engine."""
+import queue
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
-from larder_kv.vllm import hold, lookup, meta, scheduler, worker
+from larder_kv.vllm import hold, lookup, meta, nap, scheduler, worker
 from vllm.v1.outputs import KVConnectorOutput
 
 LONG = 30  # seconds, that nothing here takes
@@ -16,6 +17,10 @@ class Beside:
 
     def __init__(self):
         self.ended = set()
+        self.news = False
+
+    def loaded(self):
+        return bool(self.ended)
 
     def take_loaded(self, told):
         found = set(self.ended)
@@ -74,7 +79,7 @@ def bare_worker():
     one = worker.Worker.__new__(worker.Worker)
     one._lock = threading.Lock()
     one._ended = threading.Condition(one._lock)
-    one._empty, one._loading = True, 1
+    one._empty, one._loading, one._until, one.news = True, 1, 0.0, False
     one._done, one._failed, one._bad_blocks = set(), set(), set()
     return one
 
@@ -106,6 +111,136 @@ def test_other_steps_do_not(monkeypatch, empty, loading):
     began = time.monotonic()
     assert one.finished()[0] == set()
     assert time.monotonic() - began < LONG
+
+
+@pytest.mark.parametrize("ahead", [0.2, LONG])
+def test_a_load_that_ends_soon_is_waited_for(monkeypatch, ahead):
+    """Longer than others are."""
+    monkeypatch.setattr(worker, "LOAD_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "LOAD_MOST", LONG / 2)
+    one = bare_worker()
+    one._until = time.monotonic() + ahead
+    waited = []
+    monkeypatch.setattr(one._ended, "wait", waited.append)
+    one.finished()
+    assert (0 < waited[0] <= 0.2) if ahead < LONG else waited == [0.0]
+
+
+def test_expected(monkeypatch):
+    one = scheduler.Scheduler.__new__(scheduler.Scheduler)
+    one.finder = SimpleNamespace(rate=lookup.Rate())
+    look = lookup.Lookup("a", b"", 1, None, 1.0)
+    look.claimed, look.tier_bytes = 100.0, (30, 20, 0)
+    one.loading = {b"k": SimpleNamespace(lookup=look)}
+    assert one._expected() == 0
+    one.finder.rate.load_speed = 10.0
+    assert one._expected() == 105.0
+
+
+# ---- loads that begin before their step ----
+
+
+def move_of(name="a"):
+    return meta.Move(name, b"", 0, 0, 1, [])
+
+
+@pytest.mark.parametrize("early, layered, idle, now", [
+    (True, False, True, True), (False, False, True, False),
+    (True, True, True, False), (True, False, False, False)])
+def test_which_loads_begin_at_once(monkeypatch, early, layered, idle, now):
+    begun = []
+    beside = SimpleNamespace(early=early, watched=False,
+                             begin_now=begun.append)
+    monkeypatch.setitem(worker._here, "an engine", beside)
+    one = scheduler.Scheduler.__new__(scheduler.Scheduler)
+    one._engine, one.step = "an engine", meta.Step()
+    one._idle = lambda: idle
+    move = move_of()
+    one._load(SimpleNamespace(layered=layered), move)
+    assert (begun, one.step.loads) == (([move], []) if now else ([], [move]))
+    assert beside.watched
+
+
+def test_a_load_begins_at_once(monkeypatch):
+    """What begins it goes on when the thread is at it; it does not wait where
+    all threads are busy."""
+    monkeypatch.setattr(worker, "ENTER_SECONDS", LONG)
+    one = bare_worker()
+    one._loading, one._threads = 0, [None]
+    one._jobs, one._event = queue.SimpleQueue(), lambda: "an event"
+    seen = []
+
+    def work():
+        move = one._jobs.get()
+        seen.append((move.request_id, move.after, one._loading))
+        move.entered.release()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        one.begin_now(move_of())
+        assert seen == [("a", "an event", 1)]
+        one.begin_now(move_of("b"))  # nobody takes it
+        assert one._loading == 2 and one._jobs.get().request_id == "b"
+    finally:
+        nap.leave(one)
+        thread.join()
+
+
+# ---- the engine's sleep ----
+
+
+@pytest.fixture
+def core(monkeypatch):
+    """vLLM's engine, with a clock that has its sleeps written down."""
+    from vllm.v1.engine import core
+
+    slept = []
+    monkeypatch.setattr(core, "time", time)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    yield SimpleNamespace(time=lambda: core.time, slept=slept)
+    nap._thread.worker = None
+
+
+def test_no_sleep_while_a_load_is_waited_for(core):
+    one = bare_worker()
+    core.time().sleep(0.001)
+    assert core.slept == [0.001]  # nobody watches yet
+    nap.watch(one)
+    core.time().sleep(0.001)
+    assert core.slept == [0.001]
+    core.time().sleep(0.5)  # another sleep
+    assert core.slept == [0.001, 0.5]
+    one._empty = False  # the step did not wait
+    core.time().sleep(0.001)
+    assert core.slept == [0.001, 0.5, 0.001]
+    assert core.time().monotonic is time.monotonic
+
+
+def test_no_sleep_before_a_loaded_request_is_scheduled(core, heard):
+    one = bare_worker()
+    nap.watch(one)
+    one._loading, one._done = 0, {"a"}
+    core.time().sleep(0.001)
+    assert one.finished()[0] == {"a"}
+    core.time().sleep(0.001)  # a step's output may be looked at a step later
+    assert not core.slept
+    core.time().sleep(0.001)
+    assert core.slept == [0.001]
+    heard("a")
+    assert heard.beside.news
+    nap.leave(one)
+    one._loading = 1
+    core.time().sleep(0.001)
+    assert core.slept == [0.001, 0.001]
+
+
+def test_other_threads_sleep(core):
+    nap.watch(bare_worker())
+    thread = threading.Thread(target=core.time().sleep, args=(0.001,))
+    thread.start()
+    thread.join()
+    assert core.slept == [0.001]
 
 
 def test_idle():

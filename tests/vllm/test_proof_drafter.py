@@ -1,9 +1,12 @@
-"""Speculative decoding with a drafter that has KV of its own, one layer beside
-the target's four: EAGLE-3, and the head for multi-token prediction that a model
-brings itself. A hit ends one block earlier, as vLLM's own does; the answer is
-that of the engine's own hit, bit by bit, and just as many drafts are accepted.
-What is saved while drafts are refused is right: turn two hits the answer of
-turn one."""
+"""Speculative decoding: with a drafter that has KV of its own, one layer beside
+the target's four (EAGLE-3, and the head for multi-token prediction that a model
+brings itself), and with n-grams of the prompt and the answer. With the former a
+hit ends one block earlier, as vLLM's own does. The answer is that of the
+engine's own hit, bit by bit, and just as many drafts are accepted. What is
+saved while drafts are refused is right: turn two hits the answer of turn one.
+
+The answers have eight different tokens only: so there are n-grams, and some
+drafts are accepted and others not."""
 import contextlib
 
 import pytest
@@ -14,15 +17,17 @@ import rig
 # The CPU build of 0.24 fails in its own start with any speculation.
 pytestmark = pytest.mark.versions("0.29.0", "0.32.0")
 
-CHUNK, BLOCK = 256, 128
-LONG = rig.prompt("eagle", 2100)
-QUESTION = rig.prompt("eagle question", 500)
-MORE = rig.prompt("eagle more", 200)
+CHUNK, BLOCK, LAYERS = 256, 128, 4
+LONG = rig.prompt("drafts", 2100)
+QUESTION = rig.prompt("drafts question", 500)
+MORE = rig.prompt("drafts more", 200)
 ANSWER = 300  # tokens of turn one: they fill a chunk with the question's
 FEW = dict(max_tokens=60, timeout=600,
            sampling={"allowed_token_ids": list(drafts.TOKENS)})
-LAYERS = 5  # the last is the drafter's
-KINDS = {"eagle3": "dense", "mtp": "mtp"}  # a drafter, and its model
+# Of a drafter: its model, its layers of KV, what else vLLM is told of it.
+KINDS = {"eagle3": ("dense", 1, {}), "mtp": ("mtp", 1, {}),
+         "ngram": ("dense", 0, dict(prompt_lookup_min=1,
+                                    prompt_lookup_max=3))}
 
 
 class Told:
@@ -41,7 +46,7 @@ def counted(engine, ask):
 
 
 def speculation(method, version, folder):
-    given = {"method": method, "num_speculative_tokens": 3}
+    given = dict(KINDS[method][2], method=method, num_speculative_tokens=3)
     if method == "eagle3":
         given["model"] = drafts.make_with(rig.python_of(version), folder)
     return dict(speculative_config=given)
@@ -49,7 +54,8 @@ def speculation(method, version, folder):
 
 @pytest.fixture(scope="module", params=KINDS)
 def told(request, version, tmp_path_factory):
-    told, kind = Told(), KINDS[request.param]
+    told = Told()
+    kind, told.own_layers, _ = KINDS[request.param]
     args = speculation(request.param, version,
                        tmp_path_factory.mktemp("draft"))
     with contextlib.ExitStack() as stack:
@@ -58,12 +64,12 @@ def told(request, version, tmp_path_factory):
         with rig.engine(version, kind, told.node.url(), **args) as engine:
             engine.ask_one(LONG, **FEW)
             told.own = counted(engine, lambda: engine.ask_one(LONG, **FEW))
-            assert told.own[0]["cached"] == length(LONG)
+            assert told.own[0]["cached"] == length(told, LONG)
             one = engine.ask_one(QUESTION, **dict(FEW, max_tokens=ANSWER))
             told.turn_two = QUESTION + one["tokens"] + MORE
             told.own_two = counted(
                 engine, lambda: engine.ask_one(told.turn_two, **FEW))
-            assert told.own_two[0]["cached"] == length(told.turn_two)
+            assert told.own_two[0]["cached"] == length(told, told.turn_two)
             told.about = engine.ask("inside", "space")
         told.engine = stack.enter_context(rig.engine(
             version, kind, told.node.url(), **args))
@@ -72,15 +78,15 @@ def told(request, version, tmp_path_factory):
         yield told
 
 
-def length(ids):
-    """Tokens of a hit: vLLM leaves the last block to be computed again, for
-    the drafter needs what the target computes there."""
-    return rig.whole(len(ids) - 1, CHUNK) - BLOCK
+def length(told, ids):
+    """Tokens of a hit. For a drafter with KV vLLM leaves the last block to be
+    computed again: it needs what the target computes there."""
+    return rig.whole(len(ids) - 1, CHUNK) - (BLOCK if told.own_layers else 0)
 
 
 def hit(told, ids):
-    return counted(told.engine,
-                   lambda: rig.hit(told.engine, ids, length(ids), **FEW))
+    return counted(told.engine, lambda: rig.hit(
+        told.engine, ids, length(told, ids), **FEW))
 
 
 def check(told, ids, own):
@@ -102,24 +108,28 @@ def test_restart(told):
 
 def test_turn_two_hits_the_answer_of_turn_one(told):
     """Pages that drafts were written to, and refused, are right."""
-    assert len(QUESTION) < length(told.turn_two)
+    assert (len(QUESTION) < length(told, told.turn_two)
+            <= len(QUESTION) + ANSWER)
     check(told, told.turn_two, told.own_two)
 
 
-@pytest.mark.parametrize("layer", range(LAYERS - 1))
+@pytest.mark.parametrize("layer", range(LAYERS))
 def test_sees_one_bit(told, layer):
-    """The test of the test."""
-    with told.store.flipped(LONG, 3, at=(layer + 0.5) / LAYERS):
-        assert not rig.same(hit(told, LONG)[0], told.own[0])
-    check(told, LONG, told.own)
+    """The test of the test; the first and the last chunk, too."""
+    ids, own = ((LONG, told.own), (told.turn_two, told.own_two))[layer % 2]
+    chunk = (0, 0, 3, length(told, ids) // CHUNK - 1)[layer]
+    at = (layer + 0.5) / (LAYERS + told.own_layers)
+    with told.store.flipped(ids, chunk, at=at):
+        assert not rig.same(hit(told, ids)[0], own[0])
+    check(told, ids, own)
 
 
-def test_sees_the_drafter(told):
+def see_the_drafter(told):
     """All of the drafter's signs: other drafts are made, and accepted."""
     saved = told.store.pages(LONG)
     for (chunk, group, shard), data in saved.items():
         turned = bytearray(data)
-        for i in range(len(data) * (LAYERS - 1) // LAYERS + 1, len(data), 2):
+        for i in range(len(data) * LAYERS // (LAYERS + 1) + 1, len(data), 2):
             turned[i] ^= 0x80
         told.store.put(LONG, chunk, bytes(turned), group, shard)
     try:
@@ -130,3 +140,14 @@ def test_sees_the_drafter(told):
         for (chunk, group, shard), data in saved.items():
             told.store.put(LONG, chunk, data, group, shard)
     check(told, LONG, told.own)
+
+
+def test_what_it_keeps(told, version):
+    """Its own KV is in the store. Without any it changes none: an engine that
+    does not speculate hits the same prefixes."""
+    if told.own_layers:
+        see_the_drafter(told)
+        return
+    with rig.engine(version, "dense", told.node.url()) as engine:
+        assert engine.ask("inside", "space") == told.about
+        rig.hit(engine, LONG, length(told, LONG))

@@ -26,6 +26,7 @@ class Move:
     job: int = 0  # save: its number, if one wants to know what became of it
     held: bool = False  # save: its blocks are, so that a thread may make it
     after: Any = None  # in a worker, on a GPU: the event that its copy awaits
+    entered: Any = None  # there: a lock, released when its thread is at it
 
 
 @dataclass
@@ -34,3 +35,4 @@ class Step(KVConnectorMetadata):
     saves: list[Move] = field(default_factory=list)
     board: str = ""  # see hold; with saves that are held
     empty: bool = False  # nothing is computed, in this step or beside it
+    until: float = 0.0  # then a load is expected to end (time.monotonic())

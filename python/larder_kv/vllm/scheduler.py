@@ -283,20 +283,29 @@ class Scheduler:
         last = -(-end // size)
         t.loading = t.prompt.keys.data(first, first + 1)
         self.loading[t.loading] = t
-        self.step.loads.append(meta.Move(
+        move = meta.Move(
             request.request_id, t.prompt.keys.data(first, last), first, begin,
             end, self._tables(ids, begin, end),
-            memory=t.lookup.memory.path if t.lookup.memory else ""))
+            memory=t.lookup.memory.path if t.lookup.memory else "")
         if t.layered:
             first = begin // self._blocks[0]
-            self.layers.claim(t, self.step.loads[-1],
-                              ids[self._indexes[0]][first:])
-        if (beside := worker.here(self._engine)) is not None:
-            beside.watched = True  # see _look_sooner
+            self.layers.claim(t, move, ids[self._indexes[0]][first:])
         t.lookup.claimed = time.monotonic()
         t.record.claim(begin, external)
         self.counts.add("hit_tokens", external)
         self.counts.add("hits")
+        self._load(t, move)
+
+    def _load(self, t: Tracked, move: meta.Move) -> None:
+        """With the step that is being made; or at once, where the worker is in
+        this process and nothing can be in the way of it."""
+        beside = worker.here(self._engine)
+        if beside is not None:
+            beside.watched = True  # see _look_sooner
+            if beside.early and not t.layered and self._idle():
+                beside.begin_now(move)
+                return
+        self.step.loads.append(move)
 
     def _tables(self, ids: Any, begin: int,
                 end: int) -> list[tuple[int, array]]:
@@ -318,8 +327,10 @@ class Scheduler:
         if self.saves:
             self._saves(out)
         step, self.step = self.step, meta.Step()
-        step.empty = self._idle()
-        if any(move.held for move in step.saves):
+        step.empty = not out.total_num_scheduled_tokens and self._idle()
+        if step.empty and self.loading:
+            step.until = self._expected()
+        if step.saves and any(move.held for move in step.saves):
             step.board = self.holds.board
         return step
 
@@ -327,6 +338,14 @@ class Scheduler:
         """Whether nobody computes: neither this engine, nor others that go in
         step with it."""
         return self._alone and self.finder.rate.idle()
+
+    def _expected(self) -> float:
+        """When the first of the loads under way should end; 0: unknown."""
+        speed = self.finder.rate.load_speed
+        if speed <= 0:
+            return 0.0
+        return min(t.lookup.claimed + sum(t.lookup.tier_bytes) / speed
+                   for t in self.loading.values())
 
     def _resumed(self, out: SchedulerOutput) -> None:
         for new in out.scheduled_new_reqs:
@@ -348,20 +367,22 @@ class Scheduler:
                 self._save(t, new.num_computed_tokens,
                            scheduled[new.req_id]
                            - len(drafts.get(new.req_id, ())))
+        # Of these there may be many, and few have anything to save.
         cached = out.scheduled_cached_reqs
-        for i, req_id in enumerate(cached.req_ids):
-            t = self.requests.get(req_id)
+        requests, resumed = self.requests, cached.resumed_req_ids
+        for req_id, ids, computed in zip(cached.req_ids, cached.new_block_ids,
+                                         cached.num_computed_tokens):
+            t = requests.get(req_id)
             if t is None or not t.saves:
                 continue
-            ids = cached.new_block_ids[i]
-            if req_id in cached.resumed_req_ids:
-                t.tables = [list(ids[k]) for k in self._indexes]
-                t.saved = t.lookup.stored if t.lookup else 0
-            elif ids is not None:
-                for table, k in zip(t.tables, self._indexes):
-                    table.extend(ids[k])
-            computed = cached.num_computed_tokens[i]
-            if (computed + scheduled[req_id]) // size > t.saved:
+            if ids is not None:
+                if req_id in resumed:
+                    t.tables = [list(ids[k]) for k in self._indexes]
+                    t.saved = t.lookup.stored if t.lookup else 0
+                else:
+                    for table, k in zip(t.tables, self._indexes):
+                        table.extend(ids[k])
+            if computed + scheduled[req_id] >= (t.saved + 1) * size:
                 self._save(t, computed, scheduled[req_id]
                            - len(drafts.get(req_id, ())))
         state = getattr(out, "kv_connector_block_state", None)
@@ -456,13 +477,15 @@ class Scheduler:
         process, and takes out those that were added before. vLLM looks at what
         has finished after it has shown us."""
         beside = worker.here(self._engine)
-        if beside is None:
+        if beside is None or not (output.finished_recving or self._sooner
+                                  or beside.loaded()):
             return
         told = set(output.finished_recving or ())
         ended = beside.take_loaded(told)
         if output.invalid_block_ids:
             ended = set()  # loads that failed are sorted out alone
         output.finished_recving = (told | ended) - self._sooner
+        beside.news = beside.news or bool(output.finished_recving)
         self._sooner = (self._sooner | ended) - told
 
     def _layered(self, output: KVConnectorOutput | None) -> None:
@@ -477,7 +500,8 @@ class Scheduler:
         self._leave(t)
 
     def finished_step(self, output: KVConnectorOutput) -> None:
-        self._layered(output)
+        if self.layers.on:
+            self._layered(output)
         self._look_sooner(output)
         failed = getattr(output, "failed_recving", ())
         for req_id in output.finished_recving or ():

@@ -66,6 +66,13 @@ class Counts:
             with self._lock:
                 self._data[name] = self._data.get(name, 0) + by
 
+    def add_all(self, **more: int) -> None:
+        with self._lock:
+            data = self._data
+            for name, by in more.items():
+                if by:
+                    data[name] = data.get(name, 0) + by
+
     def time(self, name: str, ms: float) -> None:
         with self._lock:
             times = self._data.setdefault(name, [])

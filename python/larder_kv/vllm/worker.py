@@ -6,9 +6,10 @@ after the forward that computed them, into room that was reserved meanwhile (see
 ahead).
 
 The end of a load comes to the scheduler with a step's output. Steps that
-compute nothing wait a moment for one: else the engine would sleep. Outputs are
-looked at a step later where steps overlap; so a scheduler in the worker's own
-process looks by itself (here()), and counts the report that follows as seen.
+compute nothing wait a moment for one, in place of the engine's sleep (see nap).
+Outputs are looked at a step later where steps overlap; so a scheduler in the
+worker's own process looks by itself (here()), and counts the report that
+follows as seen.
 
 On a GPU a copy follows what the engine's stream had to do when it was ordered:
 a load the zeroing of its blocks, a save the forward. An event says when that
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import ahead, events, hold, layers, meta, model, pages
+from larder_kv.vllm import ahead, events, hold, layers, meta, model, nap, pages
 from larder_kv.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 LATE = 40  # times save_ms: a save that waited so long for a thread is dropped
-LOAD_SECONDS = 0.002  # that a step which computes nothing waits for a load
+LOAD_SECONDS = 0.002  # that a step which computes nothing waits for a load,
+LOAD_MOST = 0.006  # or so long, if it is expected to end by then
+ENTER_SECONDS = 0.0005  # that a load's thread gets to begin
 
 _here: dict[str, Worker] = {}  # of this process, by engine
 
@@ -64,7 +67,10 @@ class Worker:
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)  # a load
         self._empty = False  # the step that runs computes nothing
+        self._until = 0.0  # as the step's
+        self.early = False  # begin_now() may be called
         self._loading = 0  # loads under way
+        self.news = False  # a load has ended, and the engine shall go on
         self.watched = False  # somebody looks at this:
         self._loaded: set[str] = set()  # well, and not known to be reported
         self._done: set[str] = set()
@@ -91,6 +97,9 @@ class Worker:
         self._layout = model.layout(self.model, self._kv, caches, _say)
         self._caches = caches
         self._cuda = _on_cuda(caches)
+        # A step may zero the blocks that it allocates: loads come after that.
+        self.early = self._cuda and not getattr(
+            self._kv, "needs_kv_cache_zeroing", True)
         if not self._cuda:
             self._huge = pages.Huge(_memory(caches))
         if self._layout.gpu is not None:
@@ -133,9 +142,11 @@ class Worker:
 
     def start_loads(self, step: meta.Step) -> None:
         self._begin_saves(step)
-        self._empty = step.empty
+        self._empty, self._until = step.empty, step.until
         if not step.loads:
             return
+        if here(self._engine) is self:
+            nap.watch(self)
         now = [move for move in step.loads if move.layered]
         with self._lock:
             self._loading += len(step.loads) - len(now)
@@ -146,6 +157,21 @@ class Worker:
                 self._jobs.put(move)
         for move in now:  # one, at most
             self._layers.start(move)
+
+    def begin_now(self, move: meta.Move) -> None:
+        """For a scheduler in this process, on its thread: begins a load at
+        once, not with the step that is being made. Only if nothing else uses
+        its blocks: nobody computes, and the step zeroes none (early)."""
+        nap.watch(self)
+        with self._lock:
+            self._loading += 1
+            free = self._loading <= len(self._threads)
+        move.after = self._event()
+        move.entered = threading.Lock()
+        move.entered.acquire()
+        self._jobs.put(move)
+        if free:  # it needs the interpreter, which this thread would keep
+            move.entered.acquire(timeout=ENTER_SECONDS)
 
     def wait_layer(self, name: str) -> None:
         """Before a layer of the forward."""
@@ -182,6 +208,7 @@ class Worker:
                 logger.exception("larder: load of %s", move.request_id)
                 status, request = -1, None
             ms = (time.monotonic() - began) * 1000
+            self._tell(move, status == _lib.OK)
             if status == _lib.OK:
                 self.counts.add("loads")
                 self.counts.add("loaded_bytes", request.bytes)
@@ -195,18 +222,21 @@ class Worker:
                 logger.warning(
                     "larder: load of %s failed after %.0f ms (%s): it is "
                     "computed", move.request_id, ms, cause)
-            with self._lock:
-                self._loading -= 1
-                self._done.add(move.request_id)
-                if status == _lib.OK:
-                    if self.watched:
-                        self._loaded.add(move.request_id)
-                else:
-                    self._failed.add(move.request_id)
-                    for _, ids in move.tables:
-                        self._bad_blocks.update(ids)
-                    self._bad_blocks.discard(_lib.NULL_BLOCK)
-                self._ended.notify()
+
+    def _tell(self, move: meta.Move, good: bool) -> None:
+        """The engine may wait for that."""
+        with self._lock:
+            self._loading -= 1
+            self._done.add(move.request_id)
+            if good:
+                if self.watched:
+                    self._loaded.add(move.request_id)
+            else:
+                self._failed.add(move.request_id)
+                for _, ids in move.tables:
+                    self._bad_blocks.update(ids)
+                self._bad_blocks.discard(_lib.NULL_BLOCK)
+            self._ended.notify()
 
     def _request(self, move: meta.Move, timeout_ms: int) -> _lib.Move:
         tables = (_lib.Table * len(move.tables))(
@@ -227,6 +257,8 @@ class Worker:
     def _run(self, move: meta.Move, timeout_ms: int,
              load: bool) -> tuple[int, _lib.Move]:
         request = self._request(move, timeout_ms)
+        if move.entered is not None:
+            move.entered.release()
         if move.memory:
             return self._place(move.memory, request), request
         run = self.space.load if load else self.space.save
@@ -320,9 +352,8 @@ class Worker:
         if self._ahead is not None and not move.held:
             job, timeout_ms = self._ahead.take(move, timeout_ms)
             if job is not None and job.rooms is not None:
-                request = job.request
-                request.timeout_ms = timeout_ms
-                return job.rooms.fill(request), request
+                job.request.timeout_ms = timeout_ms
+                return job.rooms.fill(job.request), job.request
         return self._run(move, timeout_ms, False)
 
     def save(self, step: meta.Step) -> None:
@@ -331,7 +362,9 @@ class Worker:
             return
         if self._unsaved:
             self._hand_over()
-        moves = [move for move in step.saves if not move.held]
+        moves = step.saves
+        if self._savers:
+            moves = [move for move in moves if not move.held]
         if not moves:
             return
         # The engine waits, and what runs here was last used a step ago: every
@@ -373,12 +406,13 @@ class Worker:
             self.counts.add("save_failures")
             self.counts.add("saves_dropped:failed")
             return False
-        self.counts.add("saved_shards", request.shards)
-        self.counts.add("saved_bytes", request.bytes)
-        self.counts.add("saves_present", request.present)
-        self.counts.add("save_failures", request.failed)
-        self.counts.add("saves_dropped:failed", int(request.failed > 0))
-        return request.failed == 0
+        self.counts.add_all(saved_shards=request.shards,
+                            saved_bytes=request.bytes,
+                            saves_present=request.present)
+        if request.failed:
+            self.counts.add("save_failures", request.failed)
+            self.counts.add("saves_dropped:failed")
+        return not request.failed
 
     # ---- results ----
 
@@ -387,13 +421,22 @@ class Worker:
         the blocks these were for."""
         with self._lock:
             if self._empty and self._loading and not self._done:
-                self._ended.wait(LOAD_SECONDS)
+                left = self._until - time.monotonic()
+                self._ended.wait(max(LOAD_SECONDS, left + LOAD_SECONDS / 2)
+                                 if left < LOAD_MOST else LOAD_SECONDS)
             found = self._done, self._failed, self._bad_blocks
             # Never one that a load may still add to: an id that is given
             # twice ends the engine.
             self._done, self._failed = set(), set()
             self._bad_blocks = set()
+        self.news = self.news or bool(found[0])
         return found
+
+    def goes_on(self) -> bool:
+        """Whether the engine need not sleep before its next step: this one has
+        waited for the load that is under way, or there is one to schedule."""
+        news, self.news = self.news, False
+        return news or self._empty and bool(self._loading or self._done)
 
     def report(self) -> events.Saved | None:
         """What became of saves. For who looks by itself there is one of each
@@ -404,6 +447,10 @@ class Worker:
                 and (self._loading or self._loaded)):
             found = events.Saved()
         return found
+
+    def loaded(self) -> bool:
+        """Whether take_loaded() has something to tell."""
+        return bool(self._loaded)
 
     def take_loaded(self, told: set[str]) -> set[str]:
         """For who looks by itself: loads that ended well; told: those whose
@@ -417,6 +464,7 @@ class Worker:
         """What is queued to be saved is, as far as its deadline goes."""
         if _here.get(self._engine) is self:
             del _here[self._engine]
+        nap.leave(self)
         if self._huge is not None:
             self._huge.close()
         for _ in self._savers:
