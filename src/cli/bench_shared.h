@@ -5,6 +5,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/clock.h"
 #include "cli/bench.h"
@@ -39,6 +40,7 @@ typedef struct ldr_sharing {
     uint8_t *blocks;          /* a descriptor for each read in flight */
     uint64_t first;           /* key of the round */
     unsigned round;           /* of puts, each to space of its own */
+    atomic_uint next;         /* of a round that is not the tier's */
     uint32_t *crcs;           /* of the source's records */
     ldr_samples_t samples[LDR_WAYS];
     const char *why;
@@ -46,6 +48,7 @@ typedef struct ldr_sharing {
     pthread_mutex_t lock; /* what is below */
     pthread_cond_t changed;
     unsigned flying, failed;
+    unsigned awaited;  /* who waits is woken when fewer than this are flying */
     struct gets *gets; /* that are under way */
     int error;         /* of the first that failed */
 } ldr_sharing_t;

@@ -227,11 +227,10 @@ void ldr_load_came(ldr_node_t *node, uint32_t shard)
     ldr_store_release(&node->store, node->store.shards[shard].chunk);
 }
 
-/* Whether the descriptor that came with the payload is that of the shard. */
-static bool is_ours(const ldr_read_t *read, const ldr_record_t *record)
+bool ldr_load_fits(const ldr_store_t *store, uint32_t shard,
+                   const ldr_record_t *record, uint32_t blocks)
 {
-    const ldr_store_t *store = &read->node->store;
-    const ldr_shard_t *sh = &store->shards[read->shard];
+    const ldr_shard_t *sh = &store->shards[shard];
     const ldr_chunk_t *c = &store->chunks[sh->chunk];
 
     return record->kind == LDR_RECORD_SHARD &&
@@ -240,8 +239,7 @@ static bool is_ours(const ldr_read_t *read, const ldr_record_t *record)
                0 &&
            record->group == c->group && record->shard == sh->number &&
            record->epoch == c->epoch && record->codec == LDR_CODEC_RAW &&
-           record->block == ldr_loc_block(read->loc) &&
-           ldr_record_blocks(record->length) == ldr_loc_blocks(read->loc);
+           record->length > 0 && ldr_record_blocks(record->length) == blocks;
 }
 
 /* With the lock: the read is back, as good or bad as it is. */
@@ -256,7 +254,8 @@ static void read_settle(ldr_node_t *node, ldr_read_t *read, bool parsed,
     uint32_t number = store->shards[shard].number;
     int error = read->req.error;
 
-    if (error == 0 && parsed && is_ours(read, record)) {
+    if (error == 0 && parsed && record->block == ldr_loc_block(read->loc) &&
+        ldr_load_fits(store, shard, record, ldr_loc_blocks(read->loc))) {
         ssd->read_failures = 0;
         ssd->read_bytes += (uint64_t)ldr_loc_blocks(read->loc) * LDR_BLOCK;
         c->parent = record->parent;

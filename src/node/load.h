@@ -78,6 +78,10 @@ void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep);
  * ends the wait of its loads and the reservation. With the lock. */
 void ldr_load_came(ldr_node_t *node, uint32_t shard);
 void ldr_load_failed(ldr_node_t *node, uint32_t shard, larder_cause_t cause);
+/* Whether the record that came from so many blocks, its descriptor among them,
+ * is that of the shard that was asked for. With the lock. */
+bool ldr_load_fits(const ldr_store_t *store, uint32_t shard,
+                   const ldr_record_t *record, uint32_t blocks);
 
 /* The slots, made at open and freed at close. */
 larder_status_t ldr_reads_create(ldr_node_t *node);

@@ -334,7 +334,7 @@ larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
     memcpy(id, store->spaces[space].id, LDR_ID_BYTES);
     memcpy(tenant_id, store->tenants[tenant].id, LDR_ID_BYTES);
     ldr_node_unlock(node);
-    if (there) {
+    if (there && !ldr_tier_refused(s->tier, known)) {
         return LARDER_OK;
     }
     memcpy(seal.mac, info->key, sizeof(seal.mac));
@@ -342,7 +342,10 @@ larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
     larder_status_t st = ldr_tier_tenant(s->tier, tenant_id, info->tenant,
                                          &seal, call_deadline(node), &known);
     explicit_bzero(&seal, sizeof(seal));
-    if (st != LARDER_OK) {
+    /* Under another secret: anybody who can write to the storage could have
+     * said so there, and must not keep engines from starting. That part of the
+     * tier is off; log and status say why. */
+    if (st != LARDER_OK && st != LARDER_E_SECRET) {
         return st;
     }
     /* All in one go: a reset here comes before it, and the tier hears of it, or

@@ -32,6 +32,7 @@ typedef struct ldr_offer {
     ldr_tier_write_t write;
     ldr_shared_t *shared;
     uint32_t shards[LDR_TIER_RECORDS];
+    uint32_t count; /* of shards */
     struct iovec iov[LDR_OFFER_IOV];
     uint32_t space;
     uint8_t turns; /* bits: of which its shards are */

@@ -22,22 +22,6 @@ static larder_cause_t cause_of(int error)
     }
 }
 
-/* Whether the record that came is the shard that was asked for. */
-static bool is_ours(const ldr_store_t *store, uint32_t shard,
-                    const ldr_tier_read_t *read)
-{
-    const ldr_shard_t *sh = &store->shards[shard];
-    const ldr_chunk_t *c = &store->chunks[sh->chunk];
-    const ldr_record_t *r = &read->record;
-
-    return r->kind == LDR_RECORD_SHARD &&
-           memcmp(&r->key, &c->key, sizeof(c->key)) == 0 &&
-           memcmp(r->space_id, store->spaces[c->space].id, LDR_ID_BYTES) == 0 &&
-           r->group == c->group && r->shard == sh->number &&
-           r->epoch == c->epoch && r->codec == LDR_CODEC_RAW && r->length > 0 &&
-           ldr_record_blocks(r->length) == read->place.blocks;
-}
-
 /* With the lock: it is back, as good or bad as it is. */
 static void settle(ldr_node_t *node, ldr_fetch_t *f)
 {
@@ -50,7 +34,7 @@ static void settle(ldr_node_t *node, ldr_fetch_t *f)
         ldr_load_failed(node, shard, cause_of(f->read.error));
         return;
     }
-    if (!is_ours(store, shard, &f->read)) {
+    if (!ldr_load_fits(store, shard, r, f->read.place.blocks)) {
         ldr_load_failed(node, shard, LARDER_CAUSE_CORRUPT);
         return;
     }
@@ -67,7 +51,8 @@ static void settle(ldr_node_t *node, ldr_fetch_t *f)
         c->expires_s = e->expires_s;
     }
     ldr_store_set_length(store, shard, r->length);
-    /* Its tag has been checked over what lies there now. */
+    /* Its tag has been checked over what lies there now, and whoever sealed it
+     * checked what was saved: the checksum is that of these bytes. */
     bool down = ldr_ssd_admits(node, shard);
     if (ldr_store_commit(store, shard, r->payload_crc, true, down)) {
         ldr_node_dirty(node);

@@ -73,7 +73,7 @@ static bool offer_add(ldr_offer_t *o, uint32_t shard)
         return false;
     }
     w->records[w->count] = ldr_store_record(store, shard);
-    o->shards[w->count] = shard;
+    o->shards[o->count++] = shard;
     o->turns |= (uint8_t)(1u << sh->turn);
     at += ldr_arena_iov(&store->arena, sh->page, (size_t)blocks * LDR_BLOCK,
                         o->iov + at, LDR_OFFER_IOV - at);
@@ -158,11 +158,14 @@ static void offer_done(ldr_tier_write_t *w)
 
     ldr_histogram_add(&s->write_times, w->end_ns - w->begin_ns);
     ldr_node_lock(node);
-    for (uint32_t i = 0; i < w->count; i++) {
+    for (uint32_t i = 0; i < o->count; i++) {
         uint32_t shard = o->shards[i];
         uint32_t chunk = store->shards[shard].chunk;
 
-        if (w->error == 0) {
+        if (w->damaged[i]) { /* nor is it to be served */
+            LDR_COUNT(store, o->space, offers_failed, 1);
+            ldr_store_discard(store, chunk);
+        } else if (w->error == 0) {
             LDR_COUNT(store, o->space, offers_written, 1);
         } else {
             LDR_COUNT(store, o->space, offers_failed, 1);
@@ -189,7 +192,7 @@ static void offer_undo(ldr_offer_t *o)
 {
     ldr_store_t *store = &o->shared->node->store;
 
-    for (uint32_t i = 0; i < o->write.count; i++) {
+    for (uint32_t i = 0; i < o->count; i++) {
         ldr_store_offer_again(store, o->shards[i]);
         ldr_store_release(store, store->shards[o->shards[i]].chunk);
     }
@@ -229,6 +232,7 @@ static bool send(ldr_shared_t *s, ldr_offer_t *o, const pick_t *p)
     };
     o->space = p->space;
     o->turns = 0;
+    o->count = 0;
     for (uint32_t i = 0; i < p->count && offer_add(o, p->shards[i]); i++) {
     }
     o->flying = true;

@@ -142,8 +142,10 @@ static int move(work_t *w, const source_t *from, ldr_record_t *r, uint32_t at)
     if (how == LDR_UNSEAL_FAILED) {
         return -ENOMEM;
     }
+    /* Which of two reasons there are not to seal it could not be told after it
+     * was encrypted where it lies. */
     if (how != LDR_UNSEAL_OK || source.epoch != w->object.epoch ||
-        came.length != r->length ||
+        came.length != r->length || !ldr_object_intact(&came, &iov, 1) ||
         memcmp(&came.key, &r->key, sizeof(came.key)) != 0) {
         return 1;
     }

@@ -9,8 +9,12 @@
  * what x^128 is there, its highest bit again being x^0. The upper half of a
  * step's result takes the lower half of what it reduces as it is, for the 1.
  *
- * 32 blocks at a time: s' = (s + b0) H^32 + b1 H^31 + ... + b31 H, reduced
- * once. No branch and no address depends on a secret or on what is hashed.
+ * 32 blocks are a step. There are four states s0 ... s3, one for each of four
+ * blocks that lie together in a vector, so that nothing has to be summed up
+ * across one: s0' = (s0 + b0) H^32 + b4 H^28 + ... + b28 H^4, and so on for b1,
+ * b2 and b3, each reduced once. Only in the last step each block has a power of
+ * its own, and all are one: s = (s0 + b0) H^32 + (s1 + b1) H^31 + ... + b31 H.
+ * No branch and no address depends on a secret or on what is hashed.
  */
 #include "shared/ghash.h"
 
@@ -35,7 +39,7 @@ void ldr_ghash_allow(bool allow)
 #define VECTORS (LDR_GHASH_POWERS / 4)
 #define FOLD 0xc200000000000000u
 /* How far ahead memory is asked for: the CPU's own way stops at every page. */
-#define AHEAD 2048u
+#define AHEAD 4096u
 #define WIDE                                                                   \
     __attribute__((target("sse4.1,ssse3,pclmul,avx512f,avx512bw,avx512vl,"     \
                           "vpclmulqdq")))
@@ -116,19 +120,54 @@ WIDE void ldr_ghash_begin(ldr_ghash_t *g, const uint8_t key[LDR_GHASH_BLOCK])
     g->bytes = 0;
 }
 
-/* What one vector of four blocks adds to a product not yet reduced. */
+/* A sum of products that is not reduced yet. middle is that of the sums of both
+ * halves, which has low and high in it once more each: three multiplications
+ * in place of four. */
 typedef struct product {
     __m512i low, middle, high;
 } product_t;
 
-WIDE INLINE void multiply_add(product_t *p, __m512i v, __m512i power)
+typedef struct power {
+    __m512i whole, halves; /* in its lower half: the sum of both */
+} power_t;
+
+WIDE INLINE __m512i swap_512(__m512i v)
 {
-    p->low = _mm512_xor_si512(p->low, _mm512_clmulepi64_epi128(v, power, 0x00));
-    p->high =
-        _mm512_xor_si512(p->high, _mm512_clmulepi64_epi128(v, power, 0x11));
-    p->middle = _mm512_ternarylogic_epi64(
-        p->middle, _mm512_clmulepi64_epi128(v, power, 0x01),
-        _mm512_clmulepi64_epi128(v, power, 0x10), 0x96);
+    return _mm512_shuffle_epi32(v, _MM_PERM_BADC);
+}
+
+WIDE INLINE power_t power_of(__m512i whole)
+{
+    return (power_t){whole, _mm512_xor_si512(whole, swap_512(whole))};
+}
+
+WIDE INLINE void multiply_add(product_t *p, __m512i v, power_t power)
+{
+    __m512i halves = _mm512_xor_si512(v, swap_512(v));
+
+    p->low = _mm512_xor_si512(p->low,
+                              _mm512_clmulepi64_epi128(v, power.whole, 0x00));
+    p->high = _mm512_xor_si512(p->high,
+                               _mm512_clmulepi64_epi128(v, power.whole, 0x11));
+    p->middle = _mm512_xor_si512(
+        p->middle, _mm512_clmulepi64_epi128(halves, power.halves, 0x00));
+}
+
+/* As reduce(), of four at once. */
+WIDE INLINE __m512i reduce_512(const product_t *p)
+{
+    const __m512i fold = _mm512_set1_epi64((long long)FOLD);
+    __m512i middle =
+        _mm512_ternarylogic_epi64(p->middle, p->low, p->high, 0x96);
+    __m512i high;
+
+    middle = _mm512_ternarylogic_epi64(
+        middle, swap_512(p->low), _mm512_clmulepi64_epi128(p->low, fold, 0x00),
+        0x96);
+    high = _mm512_ternarylogic_epi64(
+        p->high, swap_512(middle), _mm512_clmulepi64_epi128(middle, fold, 0x00),
+        0x96);
+    return high;
 }
 
 WIDE INLINE __m128i sum_of_four(__m512i v)
@@ -140,37 +179,54 @@ WIDE INLINE __m128i sum_of_four(__m512i v)
                          _mm256_extracti128_si256(half, 1));
 }
 
-/* Whole steps; gives the bytes that they are. */
-WIDE static size_t add_steps(ldr_ghash_t *g, const uint8_t *p, size_t bytes)
+/* One step: the states' sums with its first four blocks, and the others, by
+ * their powers. */
+WIDE INLINE __m512i add_step(__m512i states, const uint8_t *p,
+                             const power_t powers[VECTORS])
 {
-    __m128i state = _mm_load_si128((const __m128i *)g->state);
-    __m512i powers[VECTORS];
-    size_t done = 0;
+    const __m512i zero = _mm512_setzero_si512();
+    product_t sum = {zero, zero, zero};
 
 #pragma GCC unroll 8
     for (unsigned i = 0; i < VECTORS; i++) {
-        powers[i] = _mm512_load_si512(g->powers[(size_t)4 * i]);
-    }
-    for (; bytes - done >= STEP_BYTES; done += STEP_BYTES) {
-        const __m512i zero = _mm512_setzero_si512();
-        product_t sum = {zero, zero, zero};
+        const uint8_t *at = p + (size_t)64 * i;
+        __m512i v = turn_512(_mm512_loadu_si512(at));
 
-#pragma GCC unroll 8
-        for (unsigned i = 0; i < VECTORS; i++) {
-            const uint8_t *at = p + done + (size_t)64 * i;
-            __m512i v = turn_512(_mm512_loadu_si512(at));
-
-            _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
-            if (i == 0) {
-                v = _mm512_xor_si512(v, _mm512_zextsi128_si512(state));
-            }
-            multiply_add(&sum, v, powers[i]);
+        _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
+        if (i == 0) {
+            v = _mm512_xor_si512(v, states);
         }
-        state = reduce(sum_of_four(sum.low), sum_of_four(sum.middle),
-                       sum_of_four(sum.high));
+        multiply_add(&sum, v, powers[i]);
     }
-    _mm_store_si128((__m128i *)g->state, state);
-    return done;
+    return reduce_512(&sum);
+}
+
+/* Whole steps; gives the bytes that they are. */
+WIDE static size_t add_steps(ldr_ghash_t *g, const uint8_t *p, size_t bytes)
+{
+    __m512i states =
+        _mm512_zextsi128_si512(_mm_load_si128((const __m128i *)g->state));
+    power_t powers[VECTORS];
+    size_t done = 0;
+
+    if (bytes < STEP_BYTES) {
+        return 0;
+    }
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < VECTORS; i++) {
+        powers[i] = power_of(_mm512_broadcast_i32x4(
+            _mm_load_si128((const __m128i *)g->powers[(size_t)4 * i])));
+    }
+    for (; bytes - done >= 2 * STEP_BYTES; done += STEP_BYTES) {
+        states = add_step(states, p + done, powers);
+    }
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < VECTORS; i++) {
+        powers[i] = power_of(_mm512_load_si512(g->powers[(size_t)4 * i]));
+    }
+    states = add_step(states, p + done, powers);
+    _mm_store_si128((__m128i *)g->state, sum_of_four(states));
+    return done + STEP_BYTES;
 }
 
 /* Whole blocks. */

@@ -7,9 +7,6 @@
  * Hanging calls: a lane whose job is past its deadline by a second is `stuck`.
  * It is not waited for at close: then the last lane to come back, if any ever
  * does, frees the rest.
- *
- * There are MORE threads than calls that may be under way: what was read is
- * checked by the thread that read it, and the storage does not wait for that.
  */
 #include "shared/lanes.h"
 
@@ -24,8 +21,6 @@
 #include "shared/lanes_int.h"
 
 #define LANES_MAX 256u
-#define MORE 2u
-#define THREADS_MAX (LANES_MAX + MORE)
 #define PASSED_MAX 4u /* how often a kind is passed over in a row */
 
 /* ---- queues ---- */
@@ -34,8 +29,7 @@ static bool may_run(const ldr_lanes_t *l, unsigned kind)
 {
     unsigned most = l->params.lanes > 1 ? l->params.lanes - 1 : 1;
 
-    return l->queues[kind].count > 0 && l->calls < l->params.lanes &&
-           (kind == LDR_JOB_READ || l->low < most);
+    return l->queues[kind].count > 0 && (kind == LDR_JOB_READ || l->low < most);
 }
 
 /* The next job to do; NULL: none. */
@@ -180,25 +174,6 @@ static void finish(ldr_lanes_t *l, const ldr_job_t *job, ldr_turn_t *turn)
     }
 }
 
-/* With the lock: another job may call. */
-static void leave(ldr_lanes_t *l, ldr_lane_t *lane)
-{
-    if (lane->calls) {
-        lane->calls = false;
-        l->calls--;
-        pthread_cond_signal(&l->work);
-    }
-}
-
-void ldr_job_called(ldr_job_t *job)
-{
-    ldr_lanes_t *l = job->lane->lanes;
-
-    pthread_mutex_lock(&l->lock);
-    leave(l, job->lane);
-    pthread_mutex_unlock(&l->lock);
-}
-
 /* With the lock, which is given up meanwhile. */
 static void run(ldr_lanes_t *l, ldr_lane_t *lane, ldr_job_t *job)
 {
@@ -207,16 +182,12 @@ static void run(ldr_lanes_t *l, ldr_lane_t *lane, ldr_job_t *job)
 
     lane->job = job;
     lane->busy = true;
-    lane->calls = true;
-    l->calls++;
-    job->lane = lane;
     pthread_mutex_unlock(&l->lock);
     ldr_fail_clear();
     int error = job->work(job, l->params.backend);
     pthread_mutex_lock(&l->lock);
     lane->job = NULL;
     come_back(lane);
-    leave(l, lane);
     l->low -= low;
     if (!l->abandoned) {
         lane->finishing = true;
@@ -401,7 +372,7 @@ larder_status_t ldr_lanes_open(const ldr_lanes_params_t *params,
 {
     unsigned lanes = (unsigned)ldr_min64(
         ldr_max64(params->manual ? 1 : params->lanes, 1), LANES_MAX);
-    unsigned count = params->manual ? 1 : lanes + MORE;
+    unsigned count = lanes;
     ldr_lanes_t *l = ldr_alloc(sizeof(*l) + count * sizeof(l->lane[0]));
 
     if (l == NULL) {
@@ -443,7 +414,7 @@ static bool is_busy(const ldr_lanes_t *l, bool hanging_too)
 
 bool ldr_lanes_close(ldr_lanes_t *l, uint64_t deadline_ns)
 {
-    bool join[THREADS_MAX];
+    bool join[LANES_MAX];
     unsigned count = l->count, left = 0;
 
     pthread_mutex_lock(&l->lock);
@@ -470,7 +441,7 @@ bool ldr_lanes_close(ldr_lanes_t *l, uint64_t deadline_ns)
         }
     }
     l->abandoned = left > 0;
-    pthread_t threads[THREADS_MAX];
+    pthread_t threads[LANES_MAX];
     for (unsigned i = 0; i < count; i++) {
         threads[i] = l->lane[i].thread;
     }

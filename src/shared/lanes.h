@@ -45,7 +45,6 @@ struct ldr_job {
     int error;
     bool wrote; /* work(): its error is that of a put or a removal */
     bool trial; /* the lanes' own, as these */
-    struct ldr_lane *lane;
     ldr_job_t *next;
 };
 
@@ -54,10 +53,6 @@ static inline void ldr_job_extend(ldr_job_t *job, uint64_t deadline_ns)
 {
     __atomic_store_n(&job->deadline_ns, deadline_ns, __ATOMIC_RELAXED);
 }
-
-/* From work(): its calls have come back, and what is left is reckoning. Another
- * job may call meanwhile. */
-void ldr_job_called(ldr_job_t *job);
 
 typedef enum ldr_tier_state {
     LDR_TIER_OFF,      /* nothing is read or written */

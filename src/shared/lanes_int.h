@@ -14,7 +14,6 @@ typedef struct ldr_lane {
     pthread_t thread;
     ldr_job_t *job;            /* whose work() is under way */
     uint64_t probe_ns;         /* deadline of a probe() under way; 0: none */
-    bool calls;                /* its job may be calling */
     bool busy;                 /* from taking a job until after its done() */
     bool finishing, stuck, up; /* in done(); overdue; its thread runs */
 } ldr_lane_t;
@@ -26,7 +25,6 @@ struct ldr_lanes {
     pthread_cond_t work;     /* something may be to do */
     pthread_cond_t ended;    /* a lane is not busy any more */
     ldr_job_queue_t queues[LDR_JOB_KINDS];
-    unsigned calls; /* lanes whose job may be calling */
     unsigned low;   /* jobs under way that are no reads */
     unsigned count; /* of lane[] */
     ldr_tier_state_t state;

@@ -5,9 +5,10 @@
  *
  * Descriptor and footer end with a tag and a CRC-32C over all bytes before
  * each, padding included. The checksum tells damage from a forgery and costs
- * little; it is the tag that counts. What is parsed may be anything: nothing is
- * believed before its tag held, and nothing handed out leads outside the object
- * even if it did.
+ * little; it is the tag that counts. The payload's checksum is the saver's: it
+ * is looked at once, when the record is sealed. What is parsed may be anything:
+ * nothing is believed before its tag held, and nothing handed out leads outside
+ * the object even if it did.
  */
 #include "shared/object.h"
 
@@ -59,8 +60,8 @@ static_assert(FOOTER_SPACE_ID + LDR_ID_BYTES == FOOTER_EPOCH, "format");
 
 #define BLOCKS_MAX ((uint32_t)(LDR_OBJECT_BYTES_MAX / LDR_BLOCK))
 
-/* How much is authenticated before its checksum is looked at: it is then still
- * in the second-level cache. */
+/* How much is checked before it is authenticated: it is then still in the
+ * second-level cache. */
 #define STEP ((size_t)128 << 10)
 
 static bool all_zero(const uint8_t *p, size_t bytes)
@@ -111,6 +112,52 @@ static bool iov_fits(const struct iovec *iov, unsigned count, uint32_t length)
 
 /* ---- records ---- */
 
+/* Authenticates the payload, encrypts it to where `to` points unless that is
+ * NULL, and gives the checksum of its first length bytes, all in one pass. What
+ * is encrypted may lie where it was, so the checksum comes first. */
+static uint32_t seal_payload(ldr_gcm_t *gcm, uint8_t *to,
+                             const struct iovec *iov, unsigned iov_count,
+                             uint32_t length)
+{
+    uint32_t crc = 0;
+
+    for (unsigned i = 0; i < iov_count; i++) {
+        const uint8_t *p = iov[i].iov_base;
+        size_t left = iov[i].iov_len;
+
+        while (left > 0) {
+            size_t n = ldr_min64(left, STEP);
+            uint32_t of_payload = (uint32_t)ldr_min64(n, length);
+
+            crc = ldr_crc32c(crc, p, of_payload);
+            if (to != NULL) {
+                ldr_gcm_data(gcm, to, p, n);
+                to += n;
+            } else {
+                ldr_gcm_aad(gcm, p, n);
+            }
+            length -= of_payload;
+            p += n;
+            left -= n;
+        }
+    }
+    return crc;
+}
+
+bool ldr_object_intact(const ldr_record_t *record, const struct iovec *iov,
+                       unsigned iov_count)
+{
+    uint32_t crc = 0, left = record->length;
+
+    for (unsigned i = 0; i < iov_count; i++) {
+        uint32_t n = (uint32_t)ldr_min64(iov[i].iov_len, left);
+
+        crc = ldr_crc32c(crc, iov[i].iov_base, n);
+        left -= n;
+    }
+    return left == 0 && crc == record->payload_crc;
+}
+
 bool ldr_object_seal(const ldr_seal_t *seal, const ldr_object_t *object,
                      const ldr_record_t *record, const struct iovec *iov,
                      unsigned iov_count, uint8_t *sealed, uint8_t *block)
@@ -129,15 +176,9 @@ bool ldr_object_seal(const ldr_seal_t *seal, const ldr_object_t *object,
     ldr_put32(block + RECORD_PAYLOAD_CRC, r.payload_crc);
     ldr_gcm_begin(&gcm, seal, object->id, LDR_SEALING_RECORD, r.block, false);
     ldr_gcm_aad(&gcm, block, AT_TAG);
-    for (unsigned i = 0; i < iov_count; i++) {
-        if (seal->encrypts) {
-            ldr_gcm_data(&gcm, sealed, iov[i].iov_base, iov[i].iov_len);
-            sealed += iov[i].iov_len;
-        } else {
-            ldr_gcm_aad(&gcm, iov[i].iov_base, iov[i].iov_len);
-        }
-    }
-    if (!ldr_gcm_tag(&gcm, block + AT_TAG)) {
+    uint32_t crc = seal_payload(&gcm, seal->encrypts ? sealed : NULL, iov,
+                                iov_count, r.length);
+    if (!ldr_gcm_tag(&gcm, block + AT_TAG) || crc != r.payload_crc) {
         return false;
     }
     put_crc(block);
@@ -159,36 +200,6 @@ static bool descriptor_parse(const uint8_t *block, const ldr_object_t *object,
            memcmp(r->space_id, object->space_id, LDR_ID_BYTES) == 0;
 }
 
-/* Authenticates the payload, decrypts it, and gives the checksum of the first
- * length bytes, all in one pass. */
-static uint32_t open_payload(ldr_gcm_t *gcm, bool encrypted,
-                             const struct iovec *iov, unsigned iov_count,
-                             uint32_t length)
-{
-    uint32_t crc = 0;
-
-    for (unsigned i = 0; i < iov_count; i++) {
-        uint8_t *p = iov[i].iov_base;
-        size_t left = iov[i].iov_len;
-
-        while (left > 0) {
-            size_t n = ldr_min64(left, STEP);
-            uint32_t of_payload = (uint32_t)ldr_min64(n, length);
-
-            if (encrypted) {
-                ldr_gcm_data(gcm, p, p, n);
-            } else {
-                ldr_gcm_aad(gcm, p, n);
-            }
-            crc = ldr_crc32c(crc, p, of_payload);
-            length -= of_payload;
-            p += n;
-            left -= n;
-        }
-    }
-    return crc;
-}
-
 ldr_unseal_t ldr_object_unseal(const ldr_seal_t *seal, ldr_object_t *object,
                                uint32_t at, const uint8_t *block,
                                const struct iovec *iov, unsigned iov_count,
@@ -207,12 +218,17 @@ ldr_unseal_t ldr_object_unseal(const ldr_seal_t *seal, ldr_object_t *object,
     }
     ldr_gcm_begin(&gcm, seal, object->id, LDR_SEALING_RECORD, at, true);
     ldr_gcm_aad(&gcm, block, AT_TAG);
-    uint32_t crc = open_payload(&gcm, seal->encrypts, iov, iov_count, r.length);
+    for (unsigned i = 0; i < iov_count; i++) {
+        uint8_t *p = iov[i].iov_base;
+
+        if (seal->encrypts) {
+            ldr_gcm_data(&gcm, p, p, iov[i].iov_len);
+        } else {
+            ldr_gcm_aad(&gcm, p, iov[i].iov_len);
+        }
+    }
     if (!ldr_gcm_check(&gcm, block + AT_TAG, &failed)) {
         return failed ? LDR_UNSEAL_FAILED : LDR_UNSEAL_BAD;
-    }
-    if (crc != r.payload_crc) {
-        return LDR_UNSEAL_BAD; /* damaged before it was sealed */
     }
     object->epoch = r.epoch;
     *record = r;

@@ -13,6 +13,13 @@
  * twice. Without encryption descriptor and payload are both authenticated only;
  * with it the payload is encrypted too, and the crc is that of the plain bytes.
  *
+ * The payload's CRC-32C was computed when it was saved, and whoever seals
+ * checks it: what was damaged between there and the seal never gets a tag. From
+ * the seal on the tag alone says that payload and descriptor, and with it the
+ * CRC, are what was sealed, to the bit and with any damage but one in 2^128; so
+ * a reader looks at nothing else, and hands on the CRC as that of the bytes it
+ * has.
+ *
  * Storage that others can write to can thus lose records or give back old ones,
  * which is a miss or the very same bytes, but never make them up.
  */
@@ -55,12 +62,16 @@ typedef struct ldr_object {
  * length bytes and zeros up to the next block. With encryption the payload's
  * blocks are written to `sealed` (whole blocks; the last is padded), else they
  * are left as they are and sealed is not looked at. record->payload_crc is
- * given. False: libcrypto failed, or the record is none: no length, or not that
- * of iov.
+ * given, and must be that of the payload. False: libcrypto failed, or the
+ * record is none: no length, or not that of iov, or damaged (see below).
  */
 bool ldr_object_seal(const ldr_seal_t *seal, const ldr_object_t *object,
                      const ldr_record_t *record, const struct iovec *iov,
                      unsigned iov_count, uint8_t *sealed, uint8_t *block);
+
+/* Whether the payload has its CRC-32C still: which of these it was. */
+bool ldr_object_intact(const ldr_record_t *record, const struct iovec *iov,
+                       unsigned iov_count);
 
 typedef enum ldr_unseal {
     LDR_UNSEAL_OK,
@@ -69,8 +80,8 @@ typedef enum ldr_unseal {
     LDR_UNSEAL_FAILED, /* libcrypto */
 } ldr_unseal_t;
 
-/* The way back: the payload in iov is checked against tag and CRC-32C, and
- * decrypted in place where it was encrypted. object: id and space as expected;
+/* The way back: the payload in iov is checked against the tag, and decrypted in
+ * place where it was encrypted. object: id and space as expected;
  * its epoch is filled in. at: the block where the payload starts. Only with OK
  * are object and record written to, and the payload good for anything. Key,
  * group and shard are the record's own: the caller compares. */

@@ -234,7 +234,8 @@ static larder_status_t wait_published(ldr_tier_t *t, const ldr_part_t *p,
 {
     waited_t w = {t, p, added};
     bool done = ldr_tier_wait(t, is_published, &w, deadline_ns);
-    bool off = t->state == LDR_TIER_OFF || (p != NULL && p->garbled);
+    bool off =
+        t->state == LDR_TIER_OFF || (p != NULL && (p->garbled || p->refused));
 
     pthread_mutex_unlock(&t->lock);
     if (off) {

@@ -412,7 +412,8 @@ static bool is_reset(const void *arg)
     const waited_t *w = arg;
 
     return !w->part->spaces[w->space].resetting ||
-           w->part->tier->state == LDR_TIER_OFF;
+           w->part->tier->state == LDR_TIER_OFF || w->part->refused ||
+           w->part->garbled; /* it is of no use to wait */
 }
 
 larder_status_t ldr_tier_reset(ldr_tier_t *t, uint32_t tenant, uint32_t space,
@@ -439,7 +440,7 @@ larder_status_t ldr_tier_reset(ldr_tier_t *t, uint32_t tenant, uint32_t space,
     *epoch_p = ldr_map_epoch(p->map, space);
     s = &p->spaces[space];
     s->told = (uint32_t)ldr_max64(s->told, *epoch_p);
-    bool off = t->state == LDR_TIER_OFF;
+    bool off = t->state == LDR_TIER_OFF || p->refused || p->garbled;
     pthread_mutex_unlock(&t->lock);
     if (done) {
         return LARDER_OK;

@@ -85,13 +85,18 @@ larder_status_t ldr_tier_make(const char *url, const char *login,
  * was looked at and all that is published was read once, but no longer than the
  * deadline: then that is done later, and what is wrong is the reason for the
  * tenant's part being off. Nor does it wait for a tier that is off.
- * E_SECRET: the tier has data of this tenant under another secret or key; a
- * later call may bring the right ones. A check value that is none of this
+ * E_SECRET: the tier has data of this tenant under another secret or key: the
+ * part (*tenant_p is its number all the same) is off, with that as its reason,
+ * until T/check is another or a later call brings the right ones. A check
+ * value that is none of this
  * tenant's is a reason for being off, and looked at again. */
 larder_status_t ldr_tier_tenant(ldr_tier_t *tier,
                                 const uint8_t id[LDR_ID_BYTES],
                                 const char *name, const ldr_seal_t *seal,
                                 uint64_t deadline_ns, uint32_t *tenant_p);
+
+/* Whether that is so of the tenant's part: another call may put it right. */
+bool ldr_tier_refused(ldr_tier_t *tier, uint32_t tenant);
 
 /* The space's number in the tenant's part. epoch: the node's; if it is higher
  * than the tier's, that is a reset which the tier has yet to hear of. */
@@ -147,7 +152,7 @@ bool ldr_tier_read(ldr_tier_t *tier, ldr_tier_read_t *read);
 typedef struct ldr_tier_write ldr_tier_write_t;
 struct ldr_tier_write {
     uint32_t tenant, space;
-    uint32_t count;
+    uint32_t count; /* afterwards: of those that were not left out */
     /* block and written_s: the tier's to fill in. epoch: the space's, as the
      * caller knows it; if the tier's is another: -ECANCELED. */
     ldr_record_t records[LDR_TIER_RECORDS];
@@ -159,10 +164,13 @@ struct ldr_tier_write {
     void (*done)(ldr_tier_write_t *write);
     void *arg;
 
-    /* 0: all of it is in the tier and found. -EINVAL: it cannot be, ever. */
+    /* 0: all of it is in the tier and found, but for records that were damaged
+     * before they could be sealed: those are left out. -EINVAL: it cannot be,
+     * ever, or all of it is damaged. */
     int error;
-    bool unfit;     /* the tier's own */
-    uint64_t bytes; /* of the object */
+    bool damaged[LDR_TIER_RECORDS]; /* by the place they had in records */
+    bool unfit;                     /* the tier's own */
+    uint64_t bytes;                 /* of the object */
     uint64_t begin_ns, end_ns;
     uint8_t *blocks; /* the tier's own: descriptors, tail, sealed payloads */
     ldr_object_t object;
@@ -200,8 +208,10 @@ typedef struct ldr_tier_stats {
     uint64_t reads, read_bytes, read_errors;
     uint64_t writes, written_bytes, write_errors; /* objects */
     uint64_t manifests_read, manifests_written, manifests_bad;
-    uint64_t gone, corrupt; /* reads of objects that were */
-    uint64_t duplicates;    /* shards that another object has as well */
+    /* Reads of objects that were; corrupt: records too that were so before they
+     * could be written. */
+    uint64_t gone, corrupt;
+    uint64_t duplicates; /* shards that another object has as well */
     uint64_t resets_seen;
     bool cleaner; /* this node has the role */
     uint64_t cleaned_objects, cleaned_bytes, compacted, adopted;

@@ -170,6 +170,15 @@ larder_status_t ldr_tier_tenant(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
     return refused ? ldr_fail(LARDER_E_SECRET, "%s", reason) : LARDER_OK;
 }
 
+bool ldr_tier_refused(ldr_tier_t *t, uint32_t tenant)
+{
+    pthread_mutex_lock(&t->lock);
+    const ldr_part_t *p = ldr_tier_part(t, tenant);
+    bool refused = p != NULL && p->refused;
+    pthread_mutex_unlock(&t->lock);
+    return refused;
+}
+
 ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
                                  uint32_t *number_p)
 {

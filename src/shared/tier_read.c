@@ -24,7 +24,6 @@ static int get_record(ldr_part_t *p, ldr_tier_read_t *r, ldr_backend_t *b,
     ldr_name_object(p, r->place.id, name);
     int error = b->ops->get(b, name, (uint64_t)r->place.block * LDR_BLOCK, iov,
                             r->iov_count + 1, r->deadline_ns);
-    ldr_job_called(&r->job);
     if (error != 0) {
         return error == -ENODATA ? -EBADMSG : error;
     }

@@ -92,6 +92,55 @@ static unsigned compose_plain(ldr_tier_write_t *w, const ldr_seal_t *seal)
     return total;
 }
 
+/* Takes a record out of what is to be written; w is as it was before it was
+ * composed. */
+static void leave_out(ldr_tier_write_t *w, uint32_t i)
+{
+    uint32_t first = w->iov_first[i], pieces = w->iov_first[i + 1] - first;
+    uint32_t at = 0, before = 0;
+
+    while (w->damaged[at] || before < i) { /* its place in the beginning */
+        before += !w->damaged[at++];
+    }
+    w->damaged[at] = true;
+    memmove(&w->iov[first], &w->iov[first + pieces],
+            (w->iov_first[w->count] - first - pieces) * sizeof(w->iov[0]));
+    w->count--;
+    for (; i < w->count; i++) {
+        w->records[i] = w->records[i + 1];
+        w->iov_first[i + 1] = w->iov_first[i + 2] - pieces;
+    }
+}
+
+/* Leaves out what is not any more what was saved. False: there was nothing
+ * such, or nothing is left. */
+static bool leave_out_damaged(ldr_tier_write_t *w)
+{
+    uint32_t count = w->count;
+
+    for (uint32_t i = w->count; i-- > 0;) {
+        if (!ldr_object_intact(&w->records[i], w->iov + w->iov_first[i],
+                               w->iov_first[i + 1] - w->iov_first[i])) {
+            leave_out(w, i);
+        }
+    }
+    return w->count < count && w->count > 0;
+}
+
+/* The object's parts in w->iov, how many of them; 0: it cannot be sealed,
+ * whatever is left out. */
+static unsigned compose(ldr_tier_write_t *w, const ldr_seal_t *seal)
+{
+    unsigned count;
+
+    do {
+        count = lay_out(w, seal->encrypts) == 0 ? 0
+                : seal->encrypts                ? compose_sealed(w, seal)
+                                                : compose_plain(w, seal);
+    } while (count == 0 && leave_out_damaged(w));
+    return count;
+}
+
 /* ---- the job ---- */
 
 void ldr_rows_of(const ldr_record_t *records, uint32_t count,
@@ -138,6 +187,19 @@ static int commit(ldr_part_t *p, ldr_tier_write_t *w)
     return error;
 }
 
+static void note_damaged(ldr_part_t *p, uint32_t count)
+{
+    ldr_tier_t *t = p->tier;
+
+    pthread_mutex_lock(&t->lock);
+    t->n.corrupt += count;
+    pthread_mutex_unlock(&t->lock);
+    ldr_error(&t->params.log,
+              "tenant %s, shared tier: %u records were not written, since they "
+              "are not any more what was saved: is this host's memory sound?",
+              p->name, count);
+}
+
 static int write_object(ldr_part_t *p, ldr_tier_write_t *w, ldr_backend_t *b)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -151,8 +213,11 @@ static int write_object(ldr_part_t *p, ldr_tier_write_t *w, ldr_backend_t *b)
     if (w->blocks == NULL) {
         return -ENOMEM;
     }
-    unsigned count = p->seal.encrypts ? compose_sealed(w, &p->seal)
-                                      : compose_plain(w, &p->seal);
+    uint32_t records = w->count;
+    unsigned count = compose(w, &p->seal);
+    if (w->count < records) {
+        note_damaged(p, records - w->count);
+    }
     w->unfit = count == 0;
     if (w->unfit) {
         return -ECANCELED;
@@ -184,7 +249,7 @@ static int write_work(ldr_job_t *job, ldr_backend_t *b)
     ldr_job_extend(job, w->deadline_ns);
     int error = write_object(p, w, b);
     w->end_ns = ldr_now_ns(t->params.clock);
-    if (w->unfit) {
+    if (w->unfit && w->count > 0) {
         /* Not the medium's fault. */
         ldr_error(&t->params.log,
                   "shared tier: an object of %u records could not be sealed",

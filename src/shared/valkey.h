@@ -89,6 +89,7 @@ struct ldr_valkey_conn {
     ldr_stream_t stream;
     ldr_resp_t resp;
     uint64_t deadline_ns;
+    int lowat;               /* the socket's low-water mark; 0: as it was */
     ldr_valkey_conn_t *next; /* while idle */
 };
 

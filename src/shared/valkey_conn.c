@@ -13,12 +13,16 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "shared/login.h"
 #include "shared/valkey.h"
+
+#define LOWAT_BYTES ((uint64_t)128 << 10)
 
 /* ---- bytes ---- */
 
@@ -46,6 +50,30 @@ static int wait_ready(ldr_valkey_conn_t *conn)
     return ready > 0 ? 0 : ready == 0 ? -ETIMEDOUT : ready;
 }
 
+/* While a payload comes we are woken once a good part of it is there: waking
+ * for every packet takes the core from the server. The kernel wakes us sooner
+ * where its buffer cannot hold as much, and when the server is gone. What is
+ * waited for is exactly what is left of a payload, or any byte. */
+static void set_lowat(ldr_valkey_conn_t *conn, const struct iovec *iov,
+                      unsigned count)
+{
+    uint64_t want = 0;
+
+    for (unsigned i = 0; i < count && want < LOWAT_BYTES; i++) {
+        want += iov[i].iov_len;
+    }
+    /* A line is read into a buffer that is larger than lines are. */
+    int value = want > LDR_RESP_BUFFER && conn->stream.ssl == NULL
+                    ? (int)ldr_min64(want, LOWAT_BYTES)
+                    : 1;
+    if (value != conn->lowat && (value > 1 || conn->lowat > 1)) {
+        conn->lowat = setsockopt(conn->stream.fd, SOL_SOCKET, SO_RCVLOWAT,
+                                 &value, sizeof(value)) == 0
+                          ? value
+                          : 0;
+    }
+}
+
 static bool is_late(const ldr_valkey_conn_t *conn)
 {
     return ldr_now_ns(&ldr_clock_real) >= conn->deadline_ns;
@@ -62,6 +90,7 @@ static ssize_t fill(void *arg, const struct iovec *iov, unsigned count)
         }
         int error = got > 0 ? -ETIMEDOUT : (int)got;
         if (error == -EAGAIN) {
+            set_lowat(conn, iov, count);
             error = wait_ready(conn);
         }
         if (error != 0) {

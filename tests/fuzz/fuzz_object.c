@@ -107,7 +107,9 @@ static void use_record(unsigned mode, const uint8_t *data, size_t bytes)
     if (got == LDR_UNSEAL_OK) {
         require(memcmp(memory, plain, PAYLOAD) == 0);
         require(out.block == 3 && ldr_record_blocks(out.length) == 3);
-        require(out.payload_crc == ldr_crc32c(0, plain, out.length));
+        /* Who has the key may seal what it likes. */
+        require((mode & TAG) != 0 ||
+                out.payload_crc == ldr_crc32c(0, plain, out.length));
         require((mode & TAG) != 0 || memcmp(&out, &r, sizeof(r)) == 0);
     } else {
         require(changed || got == LDR_UNSEAL_BAD);

@@ -266,6 +266,44 @@ static void test_secret_put_right(void **state)
     world_close(&w);
 }
 
+/* What is not any more what was saved is left out of its object, whatever lies
+ * beside it, and counted; the rest is there. Nothing is written if nothing is
+ * left. */
+static void test_damaged_before(void **state)
+{
+    static const uint8_t masks[] = {0x01, 0x80, 0x18, 0xaa, 0x7e, 0xfe, 0xff};
+    static rig_put_t put;
+
+    (void)state;
+    for (unsigned k = 0; k < sizeof(masks); k++) {
+        unsigned mask = masks[k];
+        world_t w;
+
+        world_open(&w, mask, 1);
+        w.seal.encrypts = k % 2 == 0;
+        node_t *a = &w.nodes[0];
+        node_open(a);
+        world_run(&w);
+        assert_true(put_begin(a, &put, 0, eight, 8));
+        for (unsigned i = 0; i < 8; i++) {
+            put.data[i][100] ^= (uint8_t)(mask >> i & 1);
+        }
+        while (put.result == 1) {
+            assert_true(node_step(a));
+        }
+        assert_int_equal(put.result, mask == 255 ? -EINVAL : 0);
+        assert_int_equal(stats_of(a).corrupt, __builtin_popcount(mask));
+        assert_int_equal(put.write.count, 8 - __builtin_popcount(mask));
+        for (unsigned i = 0; i < 8; i++) {
+            bool bad = (mask >> i & 1) != 0;
+
+            assert_int_equal(put.write.damaged[i], bad);
+            assert_int_equal(node_get(a, 0, eight[i], NULL) != 0, !bad);
+        }
+        world_close(&w);
+    }
+}
+
 static size_t gone_of(const node_t *n)
 {
     const ldr_part_t *p = n->tier->parts[n->tenant];
@@ -316,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_garbled_check),
         cmocka_unit_test(test_secret_put_right),
         cmocka_unit_test(test_gone_is_forgotten),
+        cmocka_unit_test(test_damaged_before),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
