@@ -113,14 +113,20 @@ ldr_first_token_t ldr_model_first_token(const ldr_model_t *m,
     return t;
 }
 
+/* Many requests take the same time as the one before: then its bucket is
+ * known. */
 void ldr_times_add(ldr_times_t *t, double seconds)
 {
-    double at = seconds > 1e-6 ? log2(seconds * 1e6) * LDR_TIMES_STEP : 0;
+    if (seconds != t->last_s) {
+        double at = seconds > 1e-6 ? log2(seconds * 1e6) * LDR_TIMES_STEP : 0;
 
+        t->last_s = seconds;
+        t->last =
+            at < LDR_TIMES_BUCKETS - 1 ? (uint32_t)at : LDR_TIMES_BUCKETS - 1;
+    }
     t->count++;
     t->sum_s += seconds;
-    t->buckets[at < LDR_TIMES_BUCKETS - 1 ? (unsigned)at
-                                          : LDR_TIMES_BUCKETS - 1]++;
+    t->buckets[t->last]++;
 }
 
 double ldr_times_mean(const ldr_times_t *t)

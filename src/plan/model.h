@@ -80,6 +80,8 @@ ldr_first_token_t ldr_model_first_token(const ldr_model_t *m,
 typedef struct ldr_times {
     uint64_t count;
     double sum_s;
+    double last_s; /* the last one, and its bucket; 0 is in the first */
+    uint32_t last;
     uint32_t buckets[LDR_TIMES_BUCKETS]; /* from 1 us on */
 } ldr_times_t;
 

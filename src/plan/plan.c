@@ -11,6 +11,7 @@
 #include "store/index.h"
 
 #define PROGRESS_EVERY 4096u
+#define STEP_AHEAD 1u /* requests */
 
 typedef struct run {
     ldr_tape_t *tape;
@@ -131,6 +132,17 @@ static void count(run_t *r, const ldr_tape_request_t *request,
     ldr_times_add(&r->without, waits + t.without_s);
 }
 
+/* What comes next is asked for while this is worked at. */
+static void ask_ahead(const run_t *r, const ldr_player_t *player)
+{
+    uint32_t first[3 * STEP_AHEAD];
+    uint32_t count = ldr_player_ahead(player, first, 3 * STEP_AHEAD);
+
+    for (unsigned step = 0; (step + 1) * STEP_AHEAD <= count; step++) {
+        r->dram->ops->soon(r->dram, first[(step + 1) * STEP_AHEAD - 1], step);
+    }
+}
+
 static larder_status_t play(run_t *r, const ldr_plan_watch_t *watch)
 {
     const ldr_tape_request_t *request;
@@ -144,6 +156,9 @@ static larder_status_t play(run_t *r, const ldr_plan_watch_t *watch)
         return st;
     }
     while ((more = ldr_player_next(&player, &request, &blocks)) > 0) {
+        if (r->dram->ops->soon != NULL) {
+            ask_ahead(r, &player);
+        }
         count(r, request, look(r, r->ssd, request, blocks));
         if (r->unlimited != NULL) {
             r->unlimited_hits += look(r, r->unlimited, request, blocks).blocks;

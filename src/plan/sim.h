@@ -6,6 +6,8 @@
  *
  *   prefix  the first of a request's blocks, from `from` on, that is not here
  *   use     all blocks of a request, once, in the order of the tape
+ *   soon    a request that begins with this block comes soon: asks for memory,
+ *           in steps 2, 1, 0, some requests apart. NULL: it has no use for it
  *
  * Memory: at most 4 bytes for each different block of the trace, and what the
  * table below says for each block of capacity; nothing grows with the length of
@@ -45,6 +47,7 @@ typedef struct ldr_sim_ops {
     /* False: it cannot go on, with the text of ldr_fail(). */
     bool (*use)(ldr_sim_t *sim, const ldr_tape_request_t *request,
                 const uint32_t *blocks);
+    void (*soon)(const ldr_sim_t *sim, uint32_t block, unsigned step);
     /* How many times as much as the mean the busiest node had to do. NULL:
      * it knows no nodes. */
     double (*busiest)(const ldr_sim_t *sim);
@@ -56,7 +59,7 @@ struct ldr_sim {
 
 /* lru      the store's own leaf-first LRU          40 bytes a block
  * default  what the store runs                     as that needs
- * learned  the store's policy that learns          70 to 300
+ * learned  the store's policy that learns          40 to 300
  * fifo     first in, first out                      4
  * s3fifo   three queues, of which one is history   31
  * optimal  Belady's, which knows the future: 1/8 of a byte a reference, and 4

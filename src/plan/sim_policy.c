@@ -278,6 +278,20 @@ static bool policy_use(ldr_sim_t *sim, const ldr_tape_request_t *request,
     return true;
 }
 
+static void policy_soon(const ldr_sim_t *sim, uint32_t block, unsigned step)
+{
+    const policy_sim_t *s = (const policy_sim_t *)sim;
+
+    if (step >= 2) {
+        __builtin_prefetch(&s->slot_of[block]);
+    } else if (step == 1 && s->slot_of[block] != 0) {
+        __builtin_prefetch(&s->user_of[s->slot_of[block] - 1]);
+    }
+    if (s->ops->soon != NULL && s->nodes == 1) {
+        s->ops->soon(s->node->policy, print_of(block), step);
+    }
+}
+
 static double policy_busiest(const ldr_sim_t *sim)
 {
     const policy_sim_t *s = (const policy_sim_t *)sim;
@@ -298,6 +312,7 @@ const ldr_sim_ops_t ldr_sim_lru = {
     .destroy = policy_destroy,
     .prefix = policy_prefix,
     .use = policy_use,
+    .soon = policy_soon,
     .busiest = policy_busiest,
 };
 
@@ -309,6 +324,7 @@ const ldr_sim_ops_t ldr_sim_learned = {
     .destroy = policy_destroy,
     .prefix = policy_prefix,
     .use = policy_use,
+    .soon = policy_soon,
     .busiest = policy_busiest,
 };
 
@@ -320,5 +336,6 @@ const ldr_sim_ops_t ldr_sim_default = {
     .destroy = policy_destroy,
     .prefix = policy_prefix,
     .use = policy_use,
+    .soon = policy_soon,
     .busiest = policy_busiest,
 };

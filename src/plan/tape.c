@@ -451,6 +451,19 @@ int ldr_player_next(ldr_player_t *p, const ldr_tape_request_t **request_p,
     return 1;
 }
 
+uint32_t ldr_player_ahead(const ldr_player_t *p, uint32_t *first, uint32_t max)
+{
+    uint32_t at = p->blocks_from;
+    uint32_t count = 0;
+
+    while (count < max && p->requests_from + count < p->requests_to &&
+           at < p->blocks_to) {
+        first[count] = p->blocks[at];
+        at += p->requests[p->requests_from + count++].count;
+    }
+    return count;
+}
+
 void ldr_player_close(ldr_player_t *p)
 {
     ldr_free(p->requests);

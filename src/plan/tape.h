@@ -87,6 +87,10 @@ larder_status_t ldr_player_open(const ldr_tape_t *tape, ldr_player_t *player);
  * one; 0: the end; -1: the file cannot be read, with the text of ldr_fail(). */
 int ldr_player_next(ldr_player_t *player, const ldr_tape_request_t **request_p,
                     const uint32_t **blocks_p);
+/* The first blocks of the requests after it, as far as they are in hand: how
+ * many. */
+uint32_t ldr_player_ahead(const ldr_player_t *player, uint32_t *first,
+                          uint32_t max);
 void ldr_player_close(ldr_player_t *player);
 
 /* Makes the third file: for each reference the place of the next one to the

@@ -33,6 +33,9 @@
  *           that request, unless there is no other. LRU: true
  *   place   add, by somebody who knows the chunk's print. LRU: add
  *   close   the session whose last request this was is over. LRU: nothing
+ *   soon    a request that begins with this print is expected: asks for the
+ *           memory it will need, in steps 2, 1, 0, some time apart. Changes
+ *           nothing. NULL: it has no use for it
  *   used    somebody reads this slot. Of a chain that was told of lately that
  *           is no news; else it makes it and all before it younger. Call it
  *           for every read. LRU: nothing, hold and release have done it
@@ -48,14 +51,15 @@
  * Default (docs/policy.md): request compares prints, and costs O(1) for each of
  * the few runs a chain consists of: a run that is not the youngest of its class
  * is put in its place by looking at no more than some hundred others. Every 50
- * requests, later every 1600, it works its tables out anew, a pass over a
- * bounded number of cells and runs. admit and victim look at one run for each
- * class that has any, of some 700; place may walk over the chunks of its run
- * that are deeper. Each slot in use takes 16 bytes, each run 80, and if it is
- * longer than two its prints 16 for every 6; ghosts are about one run and four
- * chunks for each slot in use, at most. The guard's shadows see a sample of the
- * runs, and take 1.4 MB at most. The tables take 0.2 MB, and as much for each
- * kind of application. All is reserved at create and becomes memory as it
+ * requests, later every 3200, it works its tables out anew, a pass over a
+ * bounded number of cells and runs. admit and victim look at one number for
+ * each class that has any, of some 700; place may walk over the chunks of its
+ * run that are deeper. Each slot in use takes 16 bytes, each run 80, and if it
+ * is longer than two its prints 16 for every 6. Ghosts are about one run and
+ * four chunks for each slot in use, at most; they take 36, and 16 more if they
+ * are longer than a chunk, besides the prints. The guard's shadows see a sample
+ * of the runs, and take 0.4 MB at most. The tables take 0.2 MB, and as much for
+ * each kind of application. All is reserved at create and becomes memory as it
  * is used. Whatever goes wrong in it costs hits: victim gives a slot as long as
  * there is one that is not held, and no other.
  *
@@ -118,6 +122,7 @@ typedef struct ldr_policy_ops {
                   uint32_t depth, uint64_t print);
     void (*close)(ldr_policy_t *policy, const ldr_policy_request_t *request);
     void (*used)(ldr_policy_t *policy, uint32_t slot);
+    void (*soon)(const ldr_policy_t *policy, uint64_t print, unsigned step);
 } ldr_policy_ops_t;
 
 struct ldr_policy {

@@ -142,7 +142,7 @@ static uint32_t check_queue(const ldr_runs_t *t, uint32_t view, uint32_t c)
     if ((q->filled[c / 64] >> c % 64 & 1) == 0) {
         return 0;
     }
-    for (uint32_t at = q->first[c]; at != LDR_NIL;) {
+    for (uint32_t at = q->classes[c].first; at != LDR_NIL;) {
         bool real = view == LDR_VIEW_REAL;
         uint32_t run = real ? at : t->shades[at].run;
         uint32_t prev = real || older == LDR_NIL ? older : t->shades[older].run;
@@ -159,7 +159,7 @@ static uint32_t check_queue(const ldr_runs_t *t, uint32_t view, uint32_t c)
         older = at;
         at = real ? r->right : t->shades[at].views[view - 1].right;
     }
-    return older == q->last[c] ? count : UINT32_MAX;
+    return older == q->classes[c].last ? count : UINT32_MAX;
 }
 
 static bool check_sums(const ldr_runs_t *t, const uint64_t *resident,
@@ -191,7 +191,8 @@ static bool check_sums(const ldr_runs_t *t, const uint64_t *resident,
         }
         chunks += t->runs[at].length;
     }
-    return ghosts == t->ghost_count && chunks == t->ghost_chunks;
+    return ghosts == t->ghost_count && ldr_ghost_check(t, &chunks) &&
+           chunks == t->ghost_chunks;
 }
 
 bool ldr_runs_check(const ldr_runs_t *t)

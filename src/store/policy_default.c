@@ -53,23 +53,47 @@ static uint32_t locate_told(const ldr_default_t *d, uint32_t depth,
     return LDR_NIL;
 }
 
+/* The run that begins with that chunk, if it was at rest. */
+static uint32_t locate_ghost(ldr_default_t *d, uint32_t parent, uint32_t depth,
+                             uint32_t print)
+{
+    ldr_runs_t *t = &d->t;
+    uint32_t before = parent != LDR_NIL ? t->runs[parent].last : 0;
+
+    if (parent == LDR_NIL
+            ? depth > 0
+            : depth != t->runs[parent].depth + t->runs[parent].length) {
+        return LDR_NIL;
+    }
+    uint32_t run = ldr_runs_wake(t, parent, depth, before, print);
+    if (run != LDR_NIL) {
+        ldr_runs_tell(t, run);
+        ldr_runs_restamp(t, run, t->runs[run].class, ++t->stamp);
+    }
+    return run;
+}
+
 /* The run in which a chunk below that parent has its place, or LDR_NIL. */
-static uint32_t locate(const ldr_default_t *d, uint32_t parent, uint32_t depth,
+static uint32_t locate(ldr_default_t *d, uint32_t parent, uint32_t depth,
                        uint32_t print)
 {
-    uint32_t run = LDR_NIL;
+    uint32_t above = LDR_NIL, run;
 
-    if (!is_present(d, parent)) {
-        run = depth == 0 ? ldr_runs_find(&d->t, LDR_NIL, 0, print) : LDR_NIL;
-    } else {
-        run = d->t.slots[parent].run;
-        const ldr_run_t *r = &d->t.runs[run];
+    if (is_present(d, parent)) {
+        above = d->t.slots[parent].run;
+        const ldr_run_t *r = &d->t.runs[above];
 
-        if (depth <= r->depth || depth - r->depth >= r->length) {
-            run = ldr_runs_find(&d->t, run, depth, print);
+        if (depth > r->depth && depth - r->depth < r->length) {
+            return above;
         }
     }
-    return run != LDR_NIL || depth == 0 ? run : locate_told(d, depth, print);
+    run = above != LDR_NIL || depth == 0
+              ? ldr_runs_find(&d->t, above, depth, print)
+              : LDR_NIL;
+    if (run == LDR_NIL && depth > 0) {
+        run = locate_told(d, depth, print);
+    }
+    return run != LDR_NIL ? run : locate_ghost(d, above, depth, print);
 }
 
 /* The request that used a run last, if it is a late one. */
@@ -239,7 +263,8 @@ static void default_used(ldr_policy_t *policy, uint32_t slot)
             return;
         }
         if (age_ds > LDR_RECENT_DS) {
-            ldr_learn_use(t->learn, r->class, age_ds, ldr_runs_weight(r));
+            ldr_learn_use(t->learn, r->class, age_ds,
+                          ldr_runs_weight(r->length));
             r->uses = (uint8_t)(r->uses < 255 ? r->uses + 1 : 255);
         }
         ldr_runs_tell(t, run);
@@ -247,6 +272,49 @@ static void default_used(ldr_policy_t *policy, uint32_t slot)
         r->told = 0;
         run = r->parent;
         first = false;
+    }
+}
+
+/* First where its run is listed, then the run, then those beside it. */
+static void default_soon(const ldr_policy_t *policy, uint64_t print,
+                         unsigned step)
+{
+    const ldr_runs_t *t = &((const ldr_default_t *)policy)->t;
+    uint32_t hash = ldr_runs_hash(LDR_NIL, ldr_runs_fold(print));
+    const uint32_t *bucket = ldr_runs_bucket(t, hash);
+
+    if (step >= 2) {
+        __builtin_prefetch(bucket);
+        ldr_ghost_soon(t, ldr_runs_fold(print), step);
+        return;
+    }
+    if (step == 1) {
+        ldr_ghost_soon(t, ldr_runs_fold(print), step);
+    }
+    uint32_t link = *bucket;
+    if (link != 0 && ((link ^ hash) & ~t->link_mask) != 0) {
+        const uint32_t *next = &t->bucket_next[ldr_runs_linked(t, link)];
+
+        if (step == 1) {
+            __builtin_prefetch(next);
+        } else if (*next != 0) {
+            ldr_runs_fetch(t, ldr_runs_linked(t, *next));
+        }
+        return;
+    }
+    if (link == 0) {
+        return;
+    }
+    const ldr_run_t *r = &t->runs[ldr_runs_linked(t, link)];
+    if (step == 1) {
+        ldr_runs_fetch(t, ldr_runs_linked(t, link));
+        return;
+    }
+    if (r->left != LDR_NIL) {
+        ldr_runs_fetch(t, r->left);
+    }
+    if (r->right != LDR_NIL) {
+        ldr_runs_fetch(t, r->right);
     }
 }
 
@@ -364,13 +432,15 @@ void ldr_policy_default_stats(const ldr_policy_t *policy,
     const ldr_runs_t *t = &d->t;
 
     *out = (ldr_policy_stats_t){
-        .runs = t->run_count,
-        .ghosts = t->ghost_count,
+        .runs = t->run_count + t->ghosts.count,
+        .ghosts = t->ghost_count + t->ghosts.count,
         .ghost_chunks = t->ghost_chunks,
         .bytes = (uint64_t)t->run_top * sizeof(ldr_run_t) +
                  (uint64_t)t->node_top * sizeof(ldr_prints_t) +
                  t->queues[LDR_VIEW_REAL].resident * sizeof(ldr_run_slot_t) +
+                 (uint64_t)t->run_top * sizeof(uint32_t) +
                  (uint64_t)t->bucket_count * sizeof(uint32_t) +
+                 ldr_ghost_bytes(t) +
                  (uint64_t)t->shade_top * sizeof(ldr_shade_t),
         .fixed_bytes = sizeof(*d) + sizeof(*t->learn),
         .told = d->told_next,
@@ -407,4 +477,5 @@ const ldr_policy_ops_t ldr_policy_default = {
     .place = default_place,
     .close = ldr_default_close,
     .used = default_used,
+    .soon = default_soon,
 };

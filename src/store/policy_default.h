@@ -2,7 +2,8 @@
  * The default policy. What it does and why: docs/policy.md; its parts:
  *
  *   policy_learn    what classes of runs are worth, by age
- *   policy_runs     what runs there are, with policy_prints and policy_queue
+ *   policy_runs     what runs there are, with policy_prints, policy_queue and
+ *                   policy_ghosts
  *   policy_request  what a request teaches and changes; the shadows, the guard
  *   policy_default  the table: slots, admission, victims
  */

@@ -9,7 +9,7 @@
 
 static float width(uint32_t age)
 {
-    return (float)(ldr_learn_from(age + 1) - ldr_learn_from(age));
+    return (float)(1u << ldr_learn_bits(age));
 }
 
 static float prior(uint32_t age)
@@ -29,7 +29,9 @@ void ldr_learn_wait(ldr_learn_t *learn, uint32_t class, uint32_t from_ds,
     uint32_t age = ldr_learn_age(from_ds);
 
     while (from_ds < to_ds) {
-        uint32_t end = age + 1 < LDR_AGES ? ldr_learn_from(age + 1) : to_ds;
+        uint32_t bits = ldr_learn_bits(age);
+        uint32_t end =
+            age + 1 < LDR_AGES ? ((from_ds >> bits) + 1) << bits : to_ds;
 
         end = end < to_ds ? end : to_ds;
         learn->waits[class][age] += weight * (float)(end - from_ds);

@@ -68,6 +68,13 @@ static inline uint32_t ldr_learn_from(uint32_t age)
     return age == 0 ? 0 : (4 + ((age - 1) & 3)) << ((age - 1) / 4 + 2);
 }
 
+/* It is as long as two to the power of this, and begins at a multiple of
+ * that. */
+static inline uint32_t ldr_learn_bits(uint32_t age)
+{
+    return age == 0 ? 4 : (age - 1) / 4 + 2;
+}
+
 static inline uint32_t ldr_learn_body(uint32_t app, uint32_t turn,
                                       uint32_t delta, uint32_t length)
 {
@@ -83,12 +90,12 @@ static inline float ldr_learn_worth(const ldr_learn_t *learn, uint32_t class,
 {
     const float *worth = learn->worth[class];
     uint32_t age = ldr_learn_age(ds);
+    uint32_t bits = ldr_learn_bits(age);
 
     if (age + 1 == LDR_AGES) {
         return worth[age];
     }
-    uint32_t from = ldr_learn_from(age);
-    float part = (float)(ds - from) / (float)(ldr_learn_from(age + 1) - from);
+    float part = (float)(ds & ((1u << bits) - 1)) / (float)(1u << bits);
 
     return worth[age] + part * (worth[age + 1] - worth[age]);
 }

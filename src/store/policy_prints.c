@@ -2,16 +2,19 @@
  * chunk by chunk, whether those are resident or not. Runs of one or two chunks
  * need none: their first and last are all. Nodes have 16 bits of each: one
  * chain in 65,536 is thought to leave a run a chunk later than it does. */
+#include <string.h>
+
 #include "store/policy_runs.h"
 
 #define FORGET_TRIES 4u
 
+/* Ghosts may go for it. */
 static uint32_t node_take(ldr_runs_t *t)
 {
     uint32_t node = t->node_free;
 
     for (uint32_t i = 0; node == LDR_NIL && t->node_top == t->node_max &&
-                         i < FORGET_TRIES && ldr_runs_forget(t);
+                         i < FORGET_TRIES && ldr_ghost_drop(t);
          i++) {
         node = t->node_free;
     }
@@ -28,7 +31,7 @@ static uint32_t node_take(ldr_runs_t *t)
 }
 
 /* Gives back that node and all behind it. */
-static void nodes_give(ldr_runs_t *t, uint32_t node)
+void ldr_prints_give(ldr_runs_t *t, uint32_t node)
 {
     while (node != LDR_NIL) {
         uint32_t next = t->nodes[node].next;
@@ -40,9 +43,30 @@ static void nodes_give(ldr_runs_t *t, uint32_t node)
     }
 }
 
+uint32_t ldr_prints_head(ldr_runs_t *t, uint32_t node, const void *contents,
+                         size_t bytes)
+{
+    uint32_t head = node_take(t);
+
+    if (head != LDR_NIL) {
+        t->nodes[head].next = node;
+        memcpy(t->nodes[head].print, contents, bytes);
+    }
+    return head;
+}
+
+uint32_t ldr_prints_behead(ldr_runs_t *t, uint32_t head)
+{
+    uint32_t node = t->nodes[head].next;
+
+    t->nodes[head].next = LDR_NIL;
+    ldr_prints_give(t, head);
+    return node;
+}
+
 void ldr_prints_free(ldr_runs_t *t, uint32_t run)
 {
-    nodes_give(t, t->runs[run].prints);
+    ldr_prints_give(t, t->runs[run].prints);
     t->runs[run].prints = LDR_NIL;
     t->runs[run].skip = 0;
 }
@@ -239,7 +263,7 @@ static bool nodes_add(ldr_runs_t *t, uint32_t node, uint32_t count)
         uint32_t more = node_take(t);
 
         if (more == LDR_NIL) {
-            nodes_give(t, t->nodes[node].next);
+            ldr_prints_give(t, t->nodes[node].next);
             t->nodes[node].next = LDR_NIL;
             return false;
         }

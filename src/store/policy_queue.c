@@ -34,26 +34,62 @@ static bool is_before(const ldr_runs_t *t, uint32_t view, uint32_t a,
     return ldr_runs_before(t, run_of(t, view, a), run_of(t, view, b));
 }
 
-/* Puts the item behind an older one; LDR_NIL: it is the oldest. */
-static void queue_link(ldr_runs_t *t, uint32_t view, uint32_t item,
-                       uint32_t older)
+static double worth_of(const ldr_runs_t *t, const ldr_run_queues_t *q,
+                       uint32_t class, uint32_t stamp, uint32_t used_ds)
+{
+    if (q->lru) {
+        return (double)(int32_t)(stamp - t->stamp);
+    }
+    return (double)ldr_learn_worth(t->learn, class, t->now_ds - used_ds);
+}
+
+double ldr_queue_worth(const ldr_runs_t *t, uint32_t view, uint32_t item)
+{
+    const ldr_run_t *r = &t->runs[run_of(t, view, item)];
+
+    return worth_of(t, &t->queues[view], r->class, r->stamp, r->used_ds);
+}
+
+/* The item is now the first. What was found to be best may not be any more. */
+static void queue_first(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item)
 {
     ldr_run_queues_t *q = &t->queues[view];
-    uint32_t c = queue_of(t, view, item);
-    uint32_t younger =
-        older != LDR_NIL ? *right_of(t, view, older) : q->first[c];
+    const ldr_run_t *r = &t->runs[run_of(t, view, item)];
+
+    q->classes[c].first = item;
+    q->classes[c].stamp = r->stamp;
+    q->classes[c].used_ds = r->used_ds;
+    if (q->worth_known && !q->lru) {
+        q->classes[c].worth =
+            ldr_learn_worth(t->learn, r->class, q->worth_ds - r->used_ds);
+    }
+    if (r->stamp == q->best_not) {
+        q->passed = true;
+    } else if (q->best != LDR_NIL &&
+               worth_of(t, q, r->class, r->stamp, r->used_ds) <=
+                   ldr_queue_worth(t, view, q->best)) {
+        q->best = LDR_NIL;
+    }
+}
+
+/* Puts the item behind an older one; LDR_NIL: it is the oldest. */
+static void queue_link(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item,
+                       uint32_t older)
+{
+    ldr_run_queue_t *q = &t->queues[view].classes[c];
+    uint32_t younger = older != LDR_NIL ? *right_of(t, view, older) : q->first;
 
     *left_of(t, view, item) = older;
     *right_of(t, view, item) = younger;
-    if (older != LDR_NIL) {
-        *right_of(t, view, older) = item;
-    } else {
-        q->first[c] = item;
-    }
     if (younger != LDR_NIL) {
         *left_of(t, view, younger) = item;
     } else {
-        q->last[c] = item;
+        q->last = item;
+    }
+    if (older != LDR_NIL) {
+        *right_of(t, view, older) = item;
+    } else {
+        queue_first(t, view, c, item);
     }
 }
 
@@ -63,11 +99,11 @@ static void queue_link(ldr_runs_t *t, uint32_t view, uint32_t item,
  * the oldest, or hardly older than the last. So it is looked for from both
  * ends, and not for long: one that is in the wrong place goes a bit sooner.
  */
-static uint32_t queue_place(ldr_runs_t *t, uint32_t view, uint32_t item)
+static uint32_t queue_place(ldr_runs_t *t, uint32_t view, uint32_t c,
+                            uint32_t item)
 {
-    const ldr_run_queues_t *q = &t->queues[view];
-    uint32_t c = queue_of(t, view, item);
-    uint32_t young = q->last[c], old = q->first[c];
+    uint32_t young = t->queues[view].classes[c].last;
+    uint32_t old = t->queues[view].classes[c].first;
 
     for (uint32_t i = 0; i < PLACE_LOOK; i++) {
         if (!is_before(t, view, item, young)) {
@@ -89,17 +125,12 @@ void ldr_queue_add(ldr_runs_t *t, uint32_t view, uint32_t item)
     uint32_t c = queue_of(t, view, item);
 
     if ((q->filled[c / 64] >> c % 64 & 1) == 0) {
-        q->first[c] = q->last[c] = LDR_NIL;
-        queue_link(t, view, item, LDR_NIL);
+        q->classes[c].first = q->classes[c].last = LDR_NIL;
+        queue_link(t, view, c, item, LDR_NIL);
     } else {
-        queue_link(t, view, item, queue_place(t, view, item));
+        queue_link(t, view, c, item, queue_place(t, view, c, item));
     }
     q->filled[c / 64] |= (uint64_t)1 << c % 64;
-    if (q->best != LDR_NIL &&
-        t->runs[run_of(t, view, item)].stamp != q->best_not &&
-        ldr_queue_worth(t, view, item) <= ldr_queue_worth(t, view, q->best)) {
-        q->best = LDR_NIL;
-    }
 }
 
 void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item)
@@ -109,34 +140,40 @@ void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item)
     uint32_t older = *left_of(t, view, item),
              younger = *right_of(t, view, item);
 
-    if (older != LDR_NIL) {
-        *right_of(t, view, older) = younger;
-    } else {
-        q->first[c] = younger;
+    if (q->best == item) {
+        q->best = LDR_NIL;
     }
     if (younger != LDR_NIL) {
         *left_of(t, view, younger) = older;
     } else {
-        q->last[c] = older;
+        q->classes[c].last = older;
     }
-    if (q->first[c] == LDR_NIL) {
+    if (older != LDR_NIL) {
+        *right_of(t, view, older) = younger;
+    } else if (younger != LDR_NIL) {
+        queue_first(t, view, c, younger);
+    } else {
         q->filled[c / 64] &= ~((uint64_t)1 << c % 64);
-    } else if (older == LDR_NIL) {
-        ldr_runs_fetch(t, run_of(t, view, younger)); /* the next to go */
     }
-    if (q->best == item) {
-        q->best = LDR_NIL;
+    if (older == LDR_NIL && younger != LDR_NIL &&
+        *right_of(t, view, younger) != LDR_NIL) { /* the next to go but one */
+        ldr_runs_fetch(t, run_of(t, view, *right_of(t, view, younger)));
     }
 }
 
-double ldr_queue_worth(const ldr_runs_t *t, uint32_t view, uint32_t item)
+/* What the first ones are worth now. */
+static void queue_worths(const ldr_runs_t *t, ldr_run_queues_t *q)
 {
-    const ldr_run_t *r = &t->runs[run_of(t, view, item)];
+    for (uint32_t w = 0; w < sizeof(q->filled) / sizeof(q->filled[0]); w++) {
+        for (uint64_t bits = q->filled[w]; bits != 0; bits &= bits - 1) {
+            uint32_t c = w * 64 + (uint32_t)__builtin_ctzll(bits);
 
-    if (t->queues[view].lru) {
-        return (double)(int32_t)(r->stamp - t->stamp);
+            q->classes[c].worth =
+                ldr_learn_worth(t->learn, c, t->now_ds - q->classes[c].used_ds);
+        }
     }
-    return (double)ldr_learn_worth(t->learn, r->class, t->now_ds - r->used_ds);
+    q->worth_known = true;
+    q->worth_ds = t->now_ds;
 }
 
 uint32_t ldr_queue_best(ldr_runs_t *t, uint32_t view, uint32_t except)
@@ -144,23 +181,33 @@ uint32_t ldr_queue_best(ldr_runs_t *t, uint32_t view, uint32_t except)
     ldr_run_queues_t *q = &t->queues[view];
     double least = 0;
 
-    if (q->best != LDR_NIL && q->best_not == except) {
+    if (q->best != LDR_NIL &&
+        (q->best_not == except ||
+         (!q->passed && t->runs[run_of(t, view, q->best)].stamp != except))) {
+        q->best_not = except;
         return q->best;
     }
     q->best = LDR_NIL;
     q->best_not = except;
+    q->passed = false;
+    if (!q->lru && (!q->worth_known || q->worth_ds != t->now_ds)) {
+        queue_worths(t, q);
+    }
     for (uint32_t w = 0; w < sizeof(q->filled) / sizeof(q->filled[0]); w++) {
         for (uint64_t bits = q->filled[w]; bits != 0; bits &= bits - 1) {
-            uint32_t item = q->first[w * 64 + (uint32_t)__builtin_ctzll(bits)];
+            uint32_t c = w * 64 + (uint32_t)__builtin_ctzll(bits);
+            const ldr_run_queue_t *of = &q->classes[c];
 
             /* Then all of its queue are as young, or younger. */
-            if (t->runs[run_of(t, view, item)].stamp == except) {
+            if (of->stamp == except) {
+                q->passed = true;
                 continue;
             }
-            double worth = ldr_queue_worth(t, view, item);
+            double worth = q->lru ? (double)(int32_t)(of->stamp - t->stamp)
+                                  : (double)of->worth;
             if (q->best == LDR_NIL || worth < least ||
-                (worth <= least && is_before(t, view, item, q->best))) {
-                q->best = item;
+                (worth <= least && is_before(t, view, of->first, q->best))) {
+                q->best = of->first;
                 least = worth;
             }
         }

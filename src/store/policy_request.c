@@ -11,7 +11,7 @@
 #define SILENCE_DS 600u /* a pause of more may count as less */
 #define SILENCE_GAPS 64u
 
-#define REBUILD_MOST 1600u
+#define REBUILD_MOST 3200u
 #define FADE 0.993f /* for each LDR_REBUILD_LEAST requests */
 
 #define SHARED_FAN 10u    /* ways to go on that make a run a shared one */
@@ -20,7 +20,8 @@
 #define GHOST_CHUNKS 4u
 
 #define GUARD_FADE (1.0f / 2048) /* for each request in the sample */
-#define GUARD_SIGMAS 1.5f
+#define LEADS_SIGMAS 0.3f        /* if nothing is sampled */
+#define TRAILS_SIGMAS 1.5f       /* if something is */
 
 /* What a request is, for the classes. */
 typedef struct ldr_traits {
@@ -37,6 +38,7 @@ static void caches_stale(ldr_default_t *d)
 {
     for (uint32_t v = 0; v < LDR_VIEWS; v++) {
         d->t.queues[v].best = LDR_NIL;
+        d->t.queues[v].worth_known = false;
     }
 }
 
@@ -143,8 +145,14 @@ static uint32_t walk(ldr_default_t *d, const ldr_policy_request_t *r,
 
     d->path_count = 0;
     while (i < r->count && d->path_count < LDR_PATH_MAX - 2) {
-        uint32_t run =
-            ldr_runs_find(&d->t, parent, i, ldr_runs_fold(r->prints[i]));
+        uint32_t first = ldr_runs_fold(r->prints[i]);
+        uint32_t run = ldr_runs_find(&d->t, parent, i, first);
+
+        if (run == LDR_NIL) {
+            run = ldr_runs_wake(&d->t, parent, i,
+                                i > 0 ? ldr_runs_fold(r->prints[i - 1]) : 0,
+                                first);
+        }
         uint32_t n = run == LDR_NIL ? 0 : match(d, r, run, i);
 
         if (n == 0) {
@@ -259,7 +267,7 @@ static void path_teach(ldr_default_t *d)
         const ldr_run_t *r = &d->t.runs[d->path[i]];
 
         ldr_learn_use(d->t.learn, r->class, d->t.now_ds - r->used_ds,
-                      ldr_runs_weight(r));
+                      ldr_runs_weight(r->length));
         ldr_runs_tell(&d->t, d->path[i]);
     }
 }
@@ -287,7 +295,9 @@ static uint32_t add_run(ldr_default_t *d, const ldr_policy_request_t *r,
     at->uses = like.uses;
     at->turn = like.turn;
     at->tokens = traits->tokens & LDR_RUN_TOKENS_MAX;
-    ldr_runs_lift(&d->t, run); /* what it is says where ghosts are listed */
+    if (last) { /* these are listed elsewhere */
+        ldr_runs_lift(&d->t, run);
+    }
     at->flags |= like.flags;
     ldr_runs_settle(&d->t, run);
     if (parent != LDR_NIL && !last && d->t.runs[parent].fan < 255) {
@@ -466,8 +476,16 @@ static float share_sampled(const ldr_default_t *d)
     return all > 0 ? (float)sampled / (float)all : 0;
 }
 
-/* Who ranks: LRU once the learned shadow trails it by more than chance, and
- * until it has caught up. What is forgotten goes by what was seen. */
+/* Whether so much is more than so many times what chance makes of it. */
+static bool beyond(const ldr_default_t *d, float lead, float sigmas)
+{
+    return lead > 0 && lead * lead > sigmas * sigmas * d->noise;
+}
+
+/* Who ranks: LRU once the learned shadow trails it, until that leads. Where
+ * there is nothing to learn they take turns, and each turn costs; and what is
+ * seen of a sample must be more than chance to be believed. What is forgotten
+ * goes by what was seen. */
 static void guard(ldr_default_t *d, uint32_t learned, uint32_t lru)
 {
     ldr_run_queues_t *q = &d->t.queues[LDR_VIEW_REAL];
@@ -479,11 +497,12 @@ static void guard(ldr_default_t *d, uint32_t learned, uint32_t lru)
     d->judged++;
     d->hits_learned += learned;
     d->hits_lru += lru;
-    bool trails = d->lead < 0 &&
-                  d->lead * d->lead > GUARD_SIGMAS * GUARD_SIGMAS * d->noise;
-    if (q->lru ? d->lead > 0 : trails) {
+    bool all = d->t.lot_mask == 0;
+    if (q->lru ? beyond(d, d->lead, all ? LEADS_SIGMAS : 0)
+               : beyond(d, -d->lead, all ? 0 : TRAILS_SIGMAS)) {
         q->lru = !q->lru;
         q->best = LDR_NIL;
+        q->worth_known = false;
         d->switches++;
     }
 }
@@ -574,7 +593,6 @@ void ldr_default_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
         supersede(d, tail, d->path[count]);
     }
     path_join(d);
-    caches_stale(d);
     d->wanted = t->stamp;
     d->told[d->told_next++ % LDR_TOLD] = (ldr_told_t){
         .stamp = t->stamp,

@@ -5,8 +5,10 @@
 #define RUNS_PER_SLOT 2u /* as many resident, and as many ghosts */
 #define RUNS_LEAST 1024u /* a power of two */
 #define BUCKETS_MAX ((uint32_t)1 << 27)
-#define SAMPLE_MAX 4096u /* runs that are told of in one pass, about */
+#define SAMPLE_MAX 2048u /* runs that are told of in one pass, about */
 #define TRIM_TRIES 16u
+#define AWAKE_PART 64u /* of the ghosts: those that are still runs */
+#define AWAKE_LEAST 64u
 #define JOIN_MAX 64u /* chunks; what is joined is written anew */
 
 /* ---- the forest ---- */
@@ -100,19 +102,22 @@ static void run_give(ldr_runs_t *t, uint32_t run)
     t->run_count--;
 }
 
-/* A ghost without children goes. */
-static void forget(ldr_runs_t *t, uint32_t run)
+/* A ghost without children goes: to rest, if it may be of use again. */
+static void rest(ldr_runs_t *t, uint32_t run)
 {
     ldr_runs_tell(t, run);
     ldr_runs_lift(t, run);
     bucket_remove(t, run);
     child_remove(t, run);
-    ldr_prints_free(t, run);
+    /* Hardly any next turn has a last chunk that was not full. */
+    if ((t->runs[run].flags & LDR_RUN_LAST) != 0 || !ldr_ghost_keep(t, run)) {
+        ldr_prints_free(t, run);
+    }
     run_give(t, run);
 }
 
 /* Those that still have children go round, and come when those are gone. */
-bool ldr_runs_forget(ldr_runs_t *t)
+bool ldr_runs_rest(ldr_runs_t *t)
 {
     uint32_t run = t->ghost_head;
 
@@ -121,7 +126,7 @@ bool ldr_runs_forget(ldr_runs_t *t)
 
         if (run != LDR_RUN_STRAY && t->runs[run].child == LDR_NIL &&
             t->runs[run].stamp != t->stamp) {
-            forget(t, run);
+            rest(t, run);
             return true;
         }
         if (t->runs[run].stamp != t->stamp) {
@@ -139,21 +144,41 @@ static bool is_worthless(const ldr_runs_t *t, uint32_t ghost)
            t->runs[ghost].child == LDR_NIL && t->runs[ghost].stamp != t->stamp;
 }
 
+/* Of the ghosts that go to rest next: what is in its bucket and where it will
+ * be, the bucket, the run. */
+static void fetch_next(const ldr_runs_t *t)
+{
+    uint32_t run = t->ghost_head;
+
+    if (run == LDR_NIL || t->runs[run].left == LDR_NIL) {
+        return;
+    }
+    uint32_t link = *ldr_runs_bucket(t, hash_of(t, run));
+    if (link != 0) {
+        __builtin_prefetch(&t->bucket_next[ldr_runs_linked(t, link)]);
+    }
+    if (t->runs[run].parent == LDR_NIL) {
+        ldr_ghost_soon(t, t->runs[run].first, 2);
+    }
+    run = t->runs[run].left;
+    __builtin_prefetch(ldr_runs_bucket(t, hash_of(t, run)));
+    if (t->runs[run].left != LDR_NIL) {
+        ldr_runs_fetch(t, t->runs[run].left);
+    }
+}
+
 void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks)
 {
-    while ((t->ghost_count > runs || t->ghost_chunks > chunks ||
-            is_worthless(t, t->ghost_head)) &&
-           ldr_runs_forget(t)) {
-    }
-    if (t->ghost_head != LDR_NIL) { /* the next ones */
-        const ldr_run_t *r = &t->runs[t->ghost_head];
+    uint32_t awake = runs / AWAKE_PART + AWAKE_LEAST;
 
-        __builtin_prefetch(
-            ldr_runs_bucket(t, ldr_runs_hash(r->parent, r->first)));
-        if (r->left != LDR_NIL) {
-            ldr_runs_fetch(t, r->left);
-        }
+    while ((t->ghost_count > awake || is_worthless(t, t->ghost_head)) &&
+           ldr_runs_rest(t)) {
     }
+    while (
+        (t->ghost_count + t->ghosts.count > runs || t->ghost_chunks > chunks) &&
+        (ldr_ghost_drop(t) || ldr_runs_rest(t))) {
+    }
+    fetch_next(t);
 }
 
 static uint32_t run_take(ldr_runs_t *t)
@@ -161,7 +186,7 @@ static uint32_t run_take(ldr_runs_t *t)
     uint32_t run = t->run_free;
 
     if (run == LDR_NIL && t->run_top == t->run_max) {
-        ldr_runs_forget(t);
+        ldr_runs_rest(t);
         run = t->run_free;
     }
     if (run != LDR_NIL) {
@@ -181,7 +206,7 @@ static uint32_t lot_of(const ldr_runs_t *t, uint32_t parent, uint32_t first)
     if (parent != LDR_NIL && t->runs[parent].fan <= 1) {
         return t->runs[parent].lot;
     }
-    return (first ^ first >> 16) * 0x45d9f3bu >> 22;
+    return (first ^ first >> 16) * 0x45d9f3bu >> 20;
 }
 
 uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
@@ -212,6 +237,48 @@ uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
     child_add(t, parent, run);
     bucket_add(t, run);
     ldr_runs_settle(t, run);
+    return run;
+}
+
+/* Times: 1, or -1 for what will be told of once more. */
+static void tell(ldr_runs_t *t, uint32_t run, float times)
+{
+    const ldr_run_t *r = &t->runs[run];
+    uint32_t told = t->scan_ds - r->used_ds;
+
+    if ((run & t->sample) == 0) {
+        /* A run used since the last pass has told nothing yet. */
+        ldr_learn_wait(t->learn, r->class, (int32_t)told > 0 ? told : 0,
+                       t->now_ds - r->used_ds,
+                       times * ldr_runs_weight(r->length) *
+                           (float)(t->sample + 1));
+    }
+}
+
+void ldr_runs_tell(ldr_runs_t *t, uint32_t run)
+{
+    tell(t, run, 1);
+}
+
+uint32_t ldr_runs_wake(ldr_runs_t *t, uint32_t parent, uint32_t depth,
+                       uint32_t before, uint32_t first)
+{
+    ldr_run_t found;
+
+    if (t->ghosts.count == 0 || !ldr_ghost_take(t, before, first, &found)) {
+        return LDR_NIL;
+    }
+    uint32_t run = run_take(t);
+    if (run == LDR_NIL) {
+        ldr_prints_give(t, found.prints);
+        return LDR_NIL;
+    }
+    t->runs[run] = found;
+    t->runs[run].depth = depth;
+    child_add(t, parent, run);
+    bucket_add(t, run);
+    ldr_runs_settle(t, run);
+    tell(t, run, -1); /* up to now it has been told of */
     return run;
 }
 
@@ -420,34 +487,17 @@ bool ldr_runs_join(ldr_runs_t *t, uint32_t run, uint32_t below)
 
 /* The root of the length, roughly: a long run says more, but not as much more
  * as it is longer. */
-float ldr_runs_weight(const ldr_run_t *run)
+float ldr_runs_weight(uint32_t length)
 {
-    if (run->length <= 1) {
+    if (length <= 1) {
         return 1;
     }
-    float x = run->length;
+    float x = (float)length;
     uint32_t bits = 31u - (uint32_t)__builtin_clz((uint32_t)x);
     float w = (float)(1u << (bits / 2)) * ((bits & 1) != 0 ? 1.7f : 1.2f);
 
     w = (w + x / w) / 2;
     return (w + x / w) / 2;
-}
-
-static float sample_weight(const ldr_runs_t *t, uint32_t run)
-{
-    return ldr_runs_weight(&t->runs[run]) * (float)(t->sample + 1);
-}
-
-void ldr_runs_tell(ldr_runs_t *t, uint32_t run)
-{
-    const ldr_run_t *r = &t->runs[run];
-    uint32_t told = t->scan_ds - r->used_ds;
-
-    if ((run & t->sample) == 0) {
-        /* A run used since the last pass has told nothing yet. */
-        ldr_learn_wait(t->learn, r->class, (int32_t)told > 0 ? told : 0,
-                       t->now_ds - r->used_ds, sample_weight(t, run));
-    }
 }
 
 void ldr_runs_tell_all(ldr_runs_t *t)
@@ -457,7 +507,9 @@ void ldr_runs_tell_all(ldr_runs_t *t)
             ldr_runs_tell(t, run);
         }
     }
+    ldr_ghost_tell_all(t);
     t->scan_ds = t->now_ds;
+    ldr_ghost_resample(t);
     while (t->run_top / (t->sample + 1) > SAMPLE_MAX) {
         t->sample = t->sample * 2 + 1;
     }
@@ -583,6 +635,9 @@ static size_t carve_all(ldr_runs_t *t)
     t->slots = carve(t, &at, t->slot_max, sizeof(*t->slots));
     t->buckets = carve(t, &at, t->bucket_max, sizeof(*t->buckets));
     t->bucket_next = carve(t, &at, t->run_max, sizeof(*t->bucket_next));
+    t->ghosts.all = carve(t, &at, t->ghosts.max, sizeof(*t->ghosts.all));
+    t->ghosts.buckets =
+        carve(t, &at, t->ghosts.max, sizeof(*t->ghosts.buckets));
     t->shades = carve(t, &at, LDR_SHADE_MAX, sizeof(*t->shades));
     t->shade_buckets =
         carve(t, &at, LDR_SHADE_BUCKETS, sizeof(*t->shade_buckets));
@@ -600,6 +655,7 @@ bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max)
         t->link_mask = t->link_mask * 2 + 1;
     }
     t->node_max = t->run_max + slot_max;
+    ldr_ghost_init(t, slot_max + RUNS_LEAST);
     t->bucket_max = t->run_max < BUCKETS_MAX ? t->run_max : BUCKETS_MAX;
     t->shade_room = LDR_SHADE_ROOM;
     t->bucket_count = RUNS_LEAST;

@@ -27,9 +27,10 @@
  *     blocked.
  *  4. A run without chunks in all views is in the list of ghosts, and no other.
  *     Those whose chunk was not full come to its beginning: they go first.
+ *     Others become ghosts at rest after a while, and are no runs any more.
  *  5. A queue is a list ordered by stamp, unless `loose` says that one was put
- *     near its place only; class and stamp of a run do not change while it is
- *     in one.
+ *     near its place only; class, stamp and time of use of a run do not change
+ *     while it is in one.
  *  6. A run has a record in the shadows exactly if it has chunks there, in one
  *     of them at least; then it is in their sample.
  *  7. Slots of a run are in a list, the deepest last, as many as view REAL has
@@ -59,7 +60,7 @@ enum {
 
 #define LDR_RUN_LENGTH_MAX 16383u
 #define LDR_RUN_STRAY 0u /* the first one made is never forgotten */
-#define LDR_RUN_TOKENS_MAX (((uint32_t)1 << 22) - 1)
+#define LDR_RUN_TOKENS_MAX (((uint32_t)1 << 20) - 1)
 
 typedef struct ldr_run {
     uint32_t first, last; /* prints, folded */
@@ -70,8 +71,8 @@ typedef struct ldr_run {
     uint32_t used_ds;
     uint32_t stamp; /* the request that used it last */
     uint32_t depth;
-    uint32_t tokens : 22; /* of that request */
-    uint32_t lot : 10;    /* whether shadows see it */
+    uint32_t tokens : 20; /* of that request */
+    uint32_t lot : 12;    /* whether shadows see it */
     uint32_t tail;        /* its deepest slot */
     uint32_t left, right; /* in the queue, the older one left; or next, prev in
                            * a list */
@@ -102,10 +103,10 @@ typedef struct ldr_shade {
     bool queued[LDR_VIEWS - 1];
 } ldr_shade_t;
 
-#define LDR_SHADE_ROOM 16384u /* chunks in each of them, at most */
+#define LDR_SHADE_ROOM 4096u /* chunks in each of them, at most */
 #define LDR_SHADE_MAX (2 * LDR_SHADE_ROOM + 2)
-#define LDR_SHADE_BUCKETS 32768u
-#define LDR_LOT_MAX 1023u
+#define LDR_SHADE_BUCKETS 8192u
+#define LDR_LOT_MAX 4095u
 
 typedef struct ldr_run_slot {
     uint32_t run;
@@ -130,15 +131,56 @@ typedef struct ldr_prints {
     uint16_t print[LDR_PRINTS];
 } ldr_prints_t;
 
+/* Of items, of which there are some. */
+typedef struct ldr_run_queue {
+    uint32_t first;          /* the oldest */
+    uint32_t last;           /* the youngest */
+    uint32_t stamp, used_ds; /* of the first one's run */
+    float worth;             /* of it, as of `worth_ds`, unless by LRU */
+} ldr_run_queue_t;
+
 typedef struct ldr_run_queues {
-    uint32_t first[LDR_CLASSES]; /* the oldest; of a queue that is not empty */
-    uint32_t last[LDR_CLASSES];  /* the youngest */
+    ldr_run_queue_t classes[LDR_CLASSES];
     uint64_t filled[(LDR_CLASSES + 63) / 64];
     uint64_t resident; /* chunks */
     bool lru;          /* how it ranks */
     uint32_t best;     /* the last answer of ldr_queue_best(), or LDR_NIL */
     uint32_t best_not; /* whom it left out */
+    bool passed;       /* some first one was left out */
+    bool worth_known;  /* by what was learned */
+    uint32_t worth_ds;
 } ldr_run_queues_t;
+
+/* A ghost at rest (policy_ghosts.c). */
+typedef struct ldr_ghost {
+    uint32_t key;  /* of its first print and the one before */
+    uint32_t next; /* of its bucket, or of those free; + 1 */
+    uint32_t older, younger;
+    uint32_t used_ds;
+    uint32_t prints; /* or LDR_NIL: a single chunk */
+    uint32_t tokens : 20;
+    uint32_t lot : 12;
+    uint32_t class : 10;
+    uint32_t uses : 7;
+    uint32_t turn : 7;
+    uint32_t fan : 4;
+    uint32_t told : 1;
+    uint32_t is_short : 1; /* LDR_RUN_SHORT */
+    uint32_t used : 1;     /* not free */
+} ldr_ghost_t;
+
+_Static_assert(sizeof(ldr_ghost_t) == 32, "part of the memory promise");
+_Static_assert(LDR_CLASSES <= 1024, "a ghost has ten bits");
+
+typedef struct ldr_ghosts {
+    ldr_ghost_t *all;
+    uint32_t *buckets; /* ghost + 1 */
+    uint32_t max, top, free, count;
+    uint32_t bucket_count, bucket_mask; /* as those of runs */
+    uint32_t oldest, youngest;
+    uint32_t sample; /* waits are told of ghosts with these bits 0 */
+    uint32_t shorts; /* how many are short */
+} ldr_ghosts_t;
 
 typedef struct ldr_runs {
     uint8_t *memory; /* all of the following */
@@ -158,8 +200,9 @@ typedef struct ldr_runs {
      * have been split off from others, one after the other. */
     uint32_t bucket_max, bucket_count, bucket_mask;
     uint32_t blocked, ghost_head, ghost_tail;
-    uint32_t ghost_count;
-    uint64_t ghost_chunks;
+    uint32_t ghost_count;  /* in the list */
+    uint64_t ghost_chunks; /* and of those at rest */
+    ldr_ghosts_t ghosts;
     uint32_t twins;
     uint32_t now_ds;  /* of the policy's own clock */
     uint32_t scan_ds; /* until then waits have been told */
@@ -245,10 +288,33 @@ bool ldr_runs_join(ldr_runs_t *t, uint32_t run, uint32_t below);
  * that print. Gives the upper part, or LDR_NIL: no room. */
 uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length,
                         uint32_t last);
-/* Forgets an old ghost; false: there is none. */
-bool ldr_runs_forget(ldr_runs_t *t);
+/* An old ghost is no run any more, but at rest; false: there is none. */
+bool ldr_runs_rest(ldr_runs_t *t);
+/* The ghost at rest that begins below that parent is a run again; LDR_NIL:
+ * there is none, or no room. before: the print right above it, 0 without. */
+uint32_t ldr_runs_wake(ldr_runs_t *t, uint32_t parent, uint32_t depth,
+                       uint32_t before, uint32_t first);
 /* Forgets the oldest ghosts until there are no more than that. */
 void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks);
+
+/* ---- ghosts at rest (policy_ghosts.c) ---- */
+
+/* Keeps what the run has, with its prints. False: it cannot be. */
+bool ldr_ghost_keep(ldr_runs_t *t, uint32_t run);
+/* Finds one, and hands what it had to a run, but for its place. */
+bool ldr_ghost_take(ldr_runs_t *t, uint32_t before, uint32_t first,
+                    ldr_run_t *to);
+/* Forgets an old one; false: none was found. */
+bool ldr_ghost_drop(ldr_runs_t *t);
+void ldr_ghost_tell_all(ldr_runs_t *t);
+void ldr_ghost_resample(ldr_runs_t *t);
+/* Asks for the memory of one that begins a chain. */
+void ldr_ghost_soon(const ldr_runs_t *t, uint32_t first, unsigned step);
+/* For so many at most. */
+void ldr_ghost_init(ldr_runs_t *t, uint32_t max);
+size_t ldr_ghost_bytes(const ldr_runs_t *t);
+/* Adds their chunks. */
+bool ldr_ghost_check(const ldr_runs_t *t, uint64_t *chunks);
 
 /* ---- prints (policy_prints.c) ---- */
 
@@ -256,6 +322,13 @@ void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks);
 bool ldr_prints_make(ldr_runs_t *t, uint32_t run, const uint64_t *prints,
                      uint32_t count);
 void ldr_prints_free(ldr_runs_t *t, uint32_t run);
+/* Gives back nodes, from that one on. */
+void ldr_prints_give(ldr_runs_t *t, uint32_t node);
+/* A node with other contents in front of those, or LDR_NIL: no room. */
+uint32_t ldr_prints_head(ldr_runs_t *t, uint32_t node, const void *contents,
+                         size_t bytes);
+/* Gives it back. What was behind it. */
+uint32_t ldr_prints_behead(ldr_runs_t *t, uint32_t head);
 /* How many of the run's are the same as these. */
 uint32_t ldr_prints_match(const ldr_runs_t *t, uint32_t run,
                           const uint64_t *prints, uint32_t count);
@@ -281,7 +354,7 @@ void ldr_runs_tell_all(ldr_runs_t *t);
 /* Puts it into a class as of now. */
 void ldr_runs_restamp(ldr_runs_t *t, uint32_t run, uint32_t class,
                       uint32_t stamp);
-float ldr_runs_weight(const ldr_run_t *run);
+float ldr_runs_weight(uint32_t length);
 
 /* ---- what is resident ---- */
 

@@ -54,9 +54,11 @@ static void cache_close(cache_t *c)
     free(c->user_of);
 }
 
+static uint64_t print_factor = 0x9e3779b97f4a7c15u;
+
 static uint64_t print_of(uint32_t chunk)
 {
-    return (chunk + 1) * 0x9e3779b97f4a7c15u;
+    return (chunk + 1) * print_factor;
 }
 
 /* Brings in one chunk; false: it is not to come. What goes for it has nothing
@@ -217,6 +219,7 @@ static void mislead(cache_t *c)
     }
     for (uint32_t v = 0; v < LDR_VIEWS; v++) {
         d->t.queues[v].best = LDR_NIL;
+        d->t.queues[v].worth_known = false;
     }
 }
 
@@ -253,7 +256,7 @@ static void test_shadow_is_lru(void **state)
     ldr_policy_stats_t stats;
 
     (void)state;
-    for (uint32_t capacity = 3000; capacity <= 12000; capacity *= 2) {
+    for (uint32_t capacity = 2000; capacity <= 4000; capacity += 1000) {
         cache_open(&real, &ldr_policy_lru, capacity);
         sessions(&real, 12000, seed_base, false);
         cache_open(&c, def, capacity);
@@ -318,7 +321,7 @@ static void test_bytes(void **state)
         ldr_policy_default_stats(c.policy, &stats);
         print_message("%.1f bytes a chunk, shadows of 1 in %u\n",
                       (double)stats.bytes / 8000, stats.sample);
-        assert_true(stats.bytes < 8000 * (i == 0 ? 60u : 80u));
+        assert_true(stats.bytes < 8000 * (i == 0 ? 50u : 56u));
         cache_close(&c);
     }
 }
@@ -360,12 +363,61 @@ static void test_bounded(void **state)
     }
 }
 
+static void check_rest(cache_t *c)
+{
+    ldr_runs_t *t = &((ldr_default_t *)c->policy)->t;
+
+    if (c->request % 100 == 0) {
+        assert_true(ldr_policy_default_check(c->policy));
+    }
+    if (c->request == 6000) { /* and not one more from here on */
+        assert_true(t->ghosts.count > 0);
+        t->ghosts.max = t->ghosts.top;
+        t->node_max = t->node_top;
+        t->run_max = t->run_top;
+    }
+}
+
+/* Ghosts at rest come back as what they were: without them a cache knows few
+ * sessions' second turns. All holds when there is no room for more. */
+static void test_rest(void **state)
+{
+    cache_t c;
+
+    (void)state;
+    uint64_t lru = session_hits(&ldr_policy_lru, 2000, false);
+    cache_open(&c, def, 2000);
+    c.after = check_rest;
+    sessions(&c, 12000, seed_base, false);
+    print_message("2000 chunks: lru %llu, default %llu\n",
+                  (unsigned long long)lru, (unsigned long long)c.hits);
+    assert_true(c.hits > lru + lru / 10);
+    cache_close(&c);
+}
+
+/* What is chosen does not depend on what prints are: so a simulation that makes
+ * them up has the hits of a node. */
+static void test_prints_do_not_matter(void **state)
+{
+    uint64_t first = session_hits(def, 500, false);
+
+    (void)state;
+    print_factor = 0xd6e8feb86659fd93u;
+    assert_int_equal(session_hits(def, 500, false), first);
+    print_factor = 0x9e3779b97f4a7c15u;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_learns),        cmocka_unit_test(test_guard),
-        cmocka_unit_test(test_guard_sampled), cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_shadow_is_lru), cmocka_unit_test(test_bounded),
+        cmocka_unit_test(test_learns),
+        cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_guard_sampled),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_shadow_is_lru),
+        cmocka_unit_test(test_bounded),
+        cmocka_unit_test(test_rest),
+        cmocka_unit_test(test_prints_do_not_matter),
     };
     const char *text = getenv("LARDER_SEED");
 
