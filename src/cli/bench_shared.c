@@ -112,6 +112,22 @@ static bool put_object(ldr_sharing_t *s, putting_t *p, unsigned object)
     return ldr_tier_write(s->tier, w);
 }
 
+/* All of a round; none is under way afterwards. */
+static bool put_objects(ldr_sharing_t *s, putting_t *puts)
+{
+    bool ok = true;
+
+    for (unsigned i = 0; i < LDR_SHARING_OBJECTS && ok; i++) {
+        wait_below(s, FLYING);
+        ok = put_object(s, &puts[i], i);
+        if (!ok) {
+            ended(s, puts[i].write.error);
+        }
+    }
+    wait_all(s);
+    return ok;
+}
+
 static double put_round(ldr_sharing_t *s)
 {
     putting_t *puts = ldr_alloc(LDR_SHARING_OBJECTS * sizeof(*puts));
@@ -125,14 +141,7 @@ static double put_round(ldr_sharing_t *s)
         s->crcs[i] = ldr_crc32c(0, data, s->size);
     }
     begin = ldr_bench_now();
-    for (unsigned i = 0; i < LDR_SHARING_OBJECTS && ok; i++) {
-        wait_below(s, FLYING);
-        ok = put_object(s, &puts[i], i);
-        if (!ok) {
-            ended(s, puts[i].write.error);
-        }
-    }
-    wait_all(s);
+    ok = ok && put_objects(s, puts);
     double seconds = ldr_bench_now() - begin;
     ldr_free(puts);
     s->why = "a put failed";
@@ -155,14 +164,7 @@ static bool touch_folders(ldr_sharing_t *s)
         s->crcs[i] = ldr_crc32c(0, s->source + i * s->size, s->size);
     }
     for (unsigned n = 0; n < TOUCHES && ok; n++) {
-        for (unsigned i = 0; i < LDR_SHARING_OBJECTS && ok; i++) {
-            wait_below(s, FLYING);
-            ok = put_object(s, &puts[i], i);
-            if (!ok) {
-                ended(s, puts[i].write.error);
-            }
-        }
-        wait_all(s);
+        ok = put_objects(s, puts);
         s->first += LDR_SHARING_OBJECTS;
     }
     ldr_free(puts);
