@@ -227,8 +227,8 @@ def looks(llm):
     if "_look_up" not in vars(ours):
         look_up = ours._look_up
 
-        def kept(t):
-            look_up(t)
+        def kept(t, *told):
+            look_up(t, *told)
             if t.lookup is not None:
                 _looks.append(t.lookup)
 
