@@ -14,11 +14,13 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/thread.h"
 #include "cli/bench.h"
 
 #define CONGESTION "cubic"
 #define DEADLINE_NS ((uint64_t)10 * 1000000000u)
+#define CHECK_STEP ((size_t)256 << 10)
 
 /* ---- pairs ---- */
 
@@ -164,13 +166,43 @@ static bool move_plain(int fd, uint8_t *at, size_t bytes, bool out)
     return true;
 }
 
+/* The same by one who computes a checksum of what is sent, or of what has come,
+ * while that is in the second-level cache. */
+static bool move_checked(int fd, uint8_t *at, size_t bytes, bool out)
+{
+    volatile uint32_t crc = 0;
+    bool ok = true;
+
+    while (bytes > 0 && ok) {
+        size_t n = ldr_min64(bytes, CHECK_STEP);
+
+        if (out) {
+            crc = ldr_crc32c(crc, at, n);
+        }
+        ok = move_plain(fd, at, n, out);
+        if (!out) {
+            crc = ldr_crc32c(crc, at, n);
+        }
+        at += n;
+        bytes -= n;
+    }
+    return ok;
+}
+
 /* One end of a stream. */
 typedef struct end {
     ldr_stream_t *stream;
     uint8_t *at;
     uint64_t bytes, size;
-    bool send;
+    bool send, checked;
 } end_t;
+
+static bool move(const end_t *e, uint8_t *at)
+{
+    return e->stream->ssl != NULL ? move_tls(e->stream, at, e->size, e->send)
+           : e->checked ? move_checked(e->stream->fd, at, e->size, e->send)
+                        : move_plain(e->stream->fd, at, e->size, e->send);
+}
 
 static bool end_run(void *arg)
 {
@@ -178,9 +210,7 @@ static bool end_run(void *arg)
     bool ok = true;
 
     for (uint64_t at = 0; at + e->size <= e->bytes && ok; at += e->size) {
-        ok = e->stream->ssl != NULL
-                 ? move_tls(e->stream, e->at + at, e->size, e->send)
-                 : move_plain(e->stream->fd, e->at + at, e->size, e->send);
+        ok = move(e, e->at + at);
     }
     if (!ok) {
         shutdown(e->stream->fd, SHUT_RDWR); /* the other end must not wait */
@@ -189,7 +219,7 @@ static bool end_run(void *arg)
 }
 
 double ldr_streams_pass(ldr_streams_t *s, uint8_t *to, const uint8_t *from,
-                        uint64_t bytes, uint64_t size)
+                        uint64_t bytes, uint64_t size, bool checked)
 {
     end_t ends[2 * LDR_STREAMS_MAX];
     uint64_t each = bytes / s->count / size * size;
@@ -198,12 +228,14 @@ double ldr_streams_pass(ldr_streams_t *s, uint8_t *to, const uint8_t *from,
         ends[2 * i] = (end_t){.stream = &s->to[i],
                               .at = to + i * each,
                               .bytes = each,
-                              .size = size};
+                              .size = size,
+                              .checked = checked};
         ends[2 * i + 1] = (end_t){.stream = &s->from[i],
                                   .at = (uint8_t *)from + i * each,
                                   .bytes = each,
                                   .size = size,
-                                  .send = true};
+                                  .send = true,
+                                  .checked = checked};
     }
     return ldr_bench_together(2 * s->count, false, end_run, ends,
                               sizeof(ends[0]));

@@ -58,7 +58,9 @@ def test_wrong_arguments(larder, args):
 
 @pytest.mark.parametrize("figure, variants", [
     ("shm-get", {"checksum", "verify=entry", "checksum, one a call"}),
-    ("tcp-put", {"1 connection", "1 connection, one a call"}),
+    ("tcp-put", {"1 connection", "1 connection, of checked streams",
+                 "1 connection, one a call",
+                 "1 connection, one a call, of checked streams"}),
     ("tls-get", {"1 connection", "1 connection, of TLS"}),
 ])
 def test_values(larder, place, figure, variants):
