@@ -220,11 +220,14 @@ typedef struct ldr_streams {
 bool ldr_streams_open(ldr_streams_t *s, unsigned count, const char *cert,
                       const char *key);
 void ldr_streams_close(ldr_streams_t *s);
+
+/* Which ends of plain ones compute checksums. */
+enum { LDR_CHECKED_TO = 1, LDR_CHECKED_FROM = 2 };
+
 /* Moves all of a pool, each stream its part, in pieces of this size, by a
- * thread at each end, which also computes checksums of plain ones if they are
- * to be checked. Seconds; 0: it failed. */
+ * thread at each end. Seconds; 0: it failed. */
 double ldr_streams_pass(ldr_streams_t *s, uint8_t *to, const uint8_t *from,
-                        uint64_t bytes, uint64_t size, bool checked);
+                        uint64_t bytes, uint64_t size, unsigned checked);
 
 /* A thread at the other end of a plain stream that answers each `ask` bytes
  * with `head` bytes and `size` from the next part of a pool. */

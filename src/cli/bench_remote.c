@@ -7,7 +7,8 @@
  * limit and each way to use the daemon take turns within a round.
  *
  * Over TCP there is a second limit: the same bare streams with what must be
- * done to the bytes besides, TLS, or else a checksum at either end.
+ * done to the bytes besides: TLS, or else a checksum by who receives, and for
+ * puts by who sends.
  */
 #include <stdio.h>
 #include <string.h>
@@ -134,9 +135,11 @@ static bool limit_round(remote_t *m, uint64_t size, result_t *out)
         ldr_copies_round(&m->copying, &out->copies, size);
         return true;
     }
-    double s = ldr_streams_pass(&m->plain, to, from, m->bytes, size, false);
+    /* Of what it sends back a daemon knows the checksum. */
+    unsigned checked = LDR_CHECKED_TO | (m->figure->get ? 0 : LDR_CHECKED_FROM);
+    double s = ldr_streams_pass(&m->plain, to, from, m->bytes, size, 0);
     double more = ldr_streams_pass(m->figure->tls ? &m->tls : &m->plain, to,
-                                   from, m->bytes, size, true);
+                                   from, m->bytes, size, checked);
     if (s > 0 && more > 0) {
         ldr_samples_add(&out->plain, gb / s);
         ldr_samples_add(&out->more, gb / more);

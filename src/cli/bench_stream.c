@@ -219,7 +219,7 @@ static bool end_run(void *arg)
 }
 
 double ldr_streams_pass(ldr_streams_t *s, uint8_t *to, const uint8_t *from,
-                        uint64_t bytes, uint64_t size, bool checked)
+                        uint64_t bytes, uint64_t size, unsigned checked)
 {
     end_t ends[2 * LDR_STREAMS_MAX];
     uint64_t each = bytes / s->count / size * size;
@@ -229,13 +229,13 @@ double ldr_streams_pass(ldr_streams_t *s, uint8_t *to, const uint8_t *from,
                               .at = to + i * each,
                               .bytes = each,
                               .size = size,
-                              .checked = checked};
+                              .checked = (checked & LDR_CHECKED_TO) != 0};
         ends[2 * i + 1] = (end_t){.stream = &s->from[i],
                                   .at = (uint8_t *)from + i * each,
                                   .bytes = each,
                                   .size = size,
                                   .send = true,
-                                  .checked = checked};
+                                  .checked = (checked & LDR_CHECKED_FROM) != 0};
     }
     return ldr_bench_together(2 * s->count, false, end_run, ends,
                               sizeof(ends[0]));
