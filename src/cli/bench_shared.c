@@ -356,6 +356,8 @@ static double go(ldr_sharing_t *s, ldr_way_t way)
     if (way == LDR_WAY_LIMIT) {
         return limit(s) * 1e-9;
     }
+    s->why = way == LDR_WAY_BACKEND ? "the back end alone failed"
+                                    : "plain files with tags failed";
     seconds =
         way == LDR_WAY_TIER ? turn(s) : ldr_sharing_round(s, way, !s->get);
     if (!s->get && s->dir[0] == '\0') {
@@ -386,14 +388,22 @@ static bool all(ldr_sharing_t *s, unsigned round)
     return true;
 }
 
+/* What is read in all rounds. */
+static bool make_objects(ldr_sharing_t *s)
+{
+    if (put_round(s) == 0) {
+        return false;
+    }
+    s->why = "objects could not be made by the back end alone, or plain files";
+    return ldr_sharing_round(s, LDR_WAY_BACKEND, true) > 0 &&
+           (s->dir[0] == '\0' || ldr_sharing_round(s, LDR_WAY_LIMIT, true) > 0);
+}
+
 static bool rounds(ldr_sharing_t *s)
 {
     double end = ldr_bench_now() + s->bench->seconds;
 
-    if (s->get && (put_round(s) == 0 ||
-                   ldr_sharing_round(s, LDR_WAY_BACKEND, true) == 0 ||
-                   (s->dir[0] != '\0' &&
-                    ldr_sharing_round(s, LDR_WAY_LIMIT, true) == 0))) {
+    if (s->get && !make_objects(s)) {
         return false;
     }
     if (!s->get && s->dir[0] != '\0' && !touch_folders(s)) {

@@ -2,12 +2,12 @@
  * What shared-get and shared-put are compared with: plain files, the same with
  * the tags that the tier checks, the back end alone, redis-benchmark.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/copy.h"
 #include "base/text.h"
 #include "cli/bench_shared.h"
 #include "shared/seal.h"
@@ -28,7 +28,7 @@ static void raw_path(const ldr_sharing_t *s, ldr_way_t how, unsigned n,
              how == LDR_WAY_SEALED ? "-s" : "");
 }
 
-/* What the tier does to the bytes of a record: a tag, and before it seals them
+/* What the tier does to the bytes of a record: a tag, and when it seals them
  * their checksum. */
 static bool reckon(const uint8_t *data, size_t bytes, bool seals)
 {
@@ -36,11 +36,13 @@ static bool reckon(const uint8_t *data, size_t bytes, bool seals)
     const uint8_t id[LDR_ID_BYTES] = {2};
     uint8_t tag[LDR_TAG_BYTES];
     ldr_gcm_t gcm;
-    volatile uint32_t crc = seals ? ldr_crc32c(0, data, bytes) : 0;
 
-    (void)crc;
     ldr_gcm_begin(&gcm, &seal, id, LDR_SEALING_RECORD, 0, false);
-    ldr_gcm_aad(&gcm, data, bytes);
+    if (seals) {
+        ldr_gcm_aad_crc(&gcm, data, bytes, 0);
+    } else {
+        ldr_gcm_aad(&gcm, data, bytes);
+    }
     return ldr_gcm_tag(&gcm, tag);
 }
 
@@ -107,6 +109,15 @@ static bool bare_read(const ldr_sharing_t *s, unsigned object, unsigned record)
            0;
 }
 
+static void note_error(ldr_sharing_t *s, int error)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->failed++ == 0) {
+        s->error = -error;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* Whoever is done takes the next object to write, or record to read. */
 static bool raw_part(void *arg)
 {
@@ -125,6 +136,9 @@ static bool raw_part(void *arg)
         } else {
             ok = p->write ? raw_write(p, object) : raw_read(p, object, record);
         }
+    }
+    if (!ok && p->how != LDR_WAY_LIMIT) { /* without a limit it goes on */
+        note_error(s, errno != 0 ? errno : EIO);
     }
     return ok;
 }

@@ -107,7 +107,7 @@ static bool alloc_slots(ldr_shared_t *s)
 {
     s->tenants = ldr_alloc(LDR_TENANTS_MAX * sizeof(*s->tenants));
     s->spaces = ldr_alloc(LDR_SPACES_MAX * sizeof(*s->spaces));
-    s->offers = ldr_alloc(LDR_OFFERS * sizeof(*s->offers));
+    s->offers = ldr_alloc(s->offer_count * sizeof(*s->offers));
     s->fetches = ldr_alloc(s->fetch_count * sizeof(*s->fetches));
     if (s->tenants == NULL || s->spaces == NULL || s->offers == NULL ||
         s->fetches == NULL) {
@@ -115,7 +115,7 @@ static bool alloc_slots(ldr_shared_t *s)
     }
     memset(s->tenants, 0xff, LDR_TENANTS_MAX * sizeof(*s->tenants));
     memset(s->spaces, 0xff, LDR_SPACES_MAX * sizeof(*s->spaces));
-    for (unsigned i = 0; i < LDR_OFFERS; i++) {
+    for (unsigned i = 0; i < s->offer_count; i++) {
         s->offers[i].shared = s;
     }
     for (unsigned i = 0; i < s->fetch_count; i++) {
@@ -149,6 +149,7 @@ larder_status_t ldr_shared_open(ldr_node_t *node)
     s->node = node;
     s->head = s->tail = LDR_NIL;
     s->fetch_count = 2 * (unsigned)o->shared_lanes;
+    s->offer_count = o->shared_lanes > 1 ? (unsigned)o->shared_lanes - 1 : 1;
     if (!alloc_slots(s)) {
         return LARDER_E_NO_MEMORY;
     }
@@ -448,7 +449,7 @@ static bool is_pending(const ldr_shared_t *s, uint64_t turn)
 {
     bool some = s->node->store.offer_turns[turn & 1] > 0;
 
-    for (unsigned i = 0; i < LDR_OFFERS; i++) {
+    for (unsigned i = 0; i < s->offer_count; i++) {
         some = some || (s->offers[i].flying &&
                         (s->offers[i].turns & 1u << (turn & 1)) != 0);
     }

@@ -2,11 +2,13 @@
  * The shared tier as the node uses it: what is saved is offered to it, and what
  * it holds is read into DRAM like what lies on a disk.
  *
- * Offers wait in the store's queue, in the order of saves, and are gathered by
- * space into objects of LDR_TIER_OBJECT_BYTES: at once when there is that much
- * of one space, else when the oldest has waited for a second. The queue is
- * bounded by the arena: what is evicted first is what it drops first. Shards of
- * an object that is being written are held. While the tier is off they wait.
+ * Offers wait in the store's queues, one for each space, in the order of saves,
+ * and are gathered into objects of LDR_TIER_OBJECT_BYTES: when half of that is
+ * there of one space, or the first has waited for a second. Spaces take turns,
+ * an object each, so that none waits for all that a busy one saves. The queues
+ * are bounded by the arena: who waits holds nothing, and what is evicted is
+ * dropped from them. Shards of an object that is being written are held. While
+ * the tier is off they wait.
  *
  * Invariants, with the node's lock
  *  1. A shard in state READING belongs to a read from disk or to one of the
@@ -23,7 +25,6 @@
 #include "node/node.h"
 #include "shared/tier.h"
 
-#define LDR_OFFERS 4u /* objects being written */
 /* An object of single pages, one shard more than is aimed at, and what the
  * tier adds. */
 #define LDR_OFFER_IOV (256u + LDR_READ_IOV + LDR_TIER_RECORDS + 1)
@@ -62,9 +63,8 @@ struct ldr_shared {
     uint32_t head, tail; /* shards that wait for one; linked by dirty_next */
     uint32_t waiting, flying;
 
-    ldr_offer_t *offers;
-    unsigned offers_flying;
-    uint64_t since_ns;   /* the oldest offer that waits; 0: none does */
+    ldr_offer_t *offers; /* objects: as many as lanes may write at once */
+    unsigned offer_count, offers_flying;
     uint64_t last_ns;    /* when something was last offered */
     uint64_t wake_bytes; /* more than this is worth a look */
     unsigned hurry;      /* who waits for a flush */

@@ -12,6 +12,17 @@
 #define LULL_NS 3000000u
 #define LULL_BYTES_MAX (4 * LDR_TIER_OBJECT_BYTES)
 #define LOOK_MAX (4 * LDR_TIER_RECORDS) /* offers looked at for one object */
+#define SPACES_MAX 256u                 /* spaces, for who has enough for one */
+
+/* The space has an offer: if it is new in line, since now. */
+static void keep_time(ldr_store_t *store, uint32_t space, uint64_t now_ns)
+{
+    ldr_offers_t *offers = &store->spaces[space].offers;
+
+    if (offers->since_ns == 0) {
+        offers->since_ns = now_ns;
+    }
+}
 
 void ldr_shared_offer(ldr_node_t *node, uint32_t shard)
 {
@@ -23,10 +34,11 @@ void ldr_shared_offer(ldr_node_t *node, uint32_t shard)
     if (s == NULL || !ldr_shared_numbers(s, space, &tenant, &number)) {
         return; /* or its client knows no key */
     }
-    ldr_store_offer_push(store, shard);
     s->last_ns = ldr_now_ns(node->clock);
-    if (s->since_ns == 0) {
-        s->since_ns = s->last_ns;
+    bool first = store->offer_count == 0;
+    ldr_store_offer_push(store, shard);
+    keep_time(store, space, s->last_ns);
+    if (first) {
         s->wake_bytes = LDR_TIER_OBJECT_MIN;
         ldr_shared_wake(s); /* from now on there is a time to keep */
     } else if (store->offer_bytes >= s->wake_bytes) {
@@ -105,47 +117,34 @@ static bool is_wanted(const ldr_shared_t *s, uint32_t shard, const pick_t *p)
                           sh->number);
 }
 
-/* Looks for the first offer that the tier would take now, and for others of its
- * space; those that are of no use leave the queue on the way. */
-static void look(ldr_shared_t *s, pick_t *p)
+/* Gathers what the space offers, unless the tier would not take the first of it
+ * now; what is of no use leaves the queue on the way. */
+static void gather(ldr_shared_t *s, uint32_t space, pick_t *p)
 {
     ldr_store_t *store = &s->node->store;
-    uint32_t next, skip = LDR_NIL, seen = 0;
+    const ldr_offers_t *offers = &store->spaces[space].offers;
+    bool known = ldr_shared_numbers(s, space, &p->tenant, &p->number);
+    uint32_t next, i = offers->head;
 
-    for (uint32_t i = store->offer_head;
-         i != LDR_NIL && seen < LOOK_MAX && p->count < LDR_TIER_RECORDS &&
+    p->space = space;
+    for (uint64_t left = ldr_min64(offers->count, LOOK_MAX);
+         left > 0 && p->count < LDR_TIER_RECORDS &&
          p->bytes < LDR_TIER_OBJECT_BYTES;
-         i = next, seen++) {
+         left--, i = next) {
         const ldr_shard_t *sh = &store->shards[i];
-        uint32_t space = store->chunks[sh->chunk].space;
 
         next = sh->offer_next;
-        if (p->count > 0 ? space != p->space : space == skip) {
-            continue;
-        }
-        if (!ldr_shared_numbers(s, space, &p->tenant, &p->number)) {
+        if (!known) {
             ldr_store_offer_remove(store, i);
             p->ended = true;
         } else if (is_over(s, i, p->tenant, p->number)) {
             p->ended = true;
         } else if (p->count > 0 || is_wanted(s, i, p)) {
-            p->space = space;
             p->shards[p->count++] = i;
             p->bytes += sh->length;
         } else {
-            skip = space; /* its part is off: others need not wait for it */
+            break; /* its part is off */
         }
-    }
-}
-
-/* So that none of those that the tier does not take now is in the way. */
-static void rotate(ldr_store_t *store)
-{
-    for (uint32_t i = 0; i < LOOK_MAX && store->offer_count > LOOK_MAX; i++) {
-        uint32_t shard = store->offer_head;
-
-        ldr_store_offer_remove(store, shard);
-        ldr_store_offer_again(store, shard);
     }
 }
 
@@ -173,15 +172,13 @@ static void offer_done(ldr_tier_write_t *w)
             if (store->chunks[chunk].entry != LDR_NIL && !s->stop &&
                 w->error != -EINVAL) {
                 ldr_store_offer_again(store, shard);
+                keep_time(store, o->space, ldr_now_ns(node->clock));
             }
         }
         ldr_store_release(store, chunk);
     }
     o->flying = false;
     s->offers_flying--;
-    if (store->offer_count > 0 && s->since_ns == 0) {
-        s->since_ns = ldr_now_ns(node->clock);
-    }
     ldr_shared_wake(s);
     pthread_cond_broadcast(&node->changed);
     ldr_node_unlock(node);
@@ -196,6 +193,7 @@ static void offer_undo(ldr_offer_t *o)
         ldr_store_offer_again(store, o->shards[i]);
         ldr_store_release(store, store->shards[o->shards[i]].chunk);
     }
+    keep_time(store, o->space, ldr_now_ns(o->shared->node->clock));
 }
 
 /* One that is not in use; NULL: none is, or those that are hold as much memory
@@ -208,7 +206,7 @@ static ldr_offer_t *free_offer(ldr_shared_t *s)
         (s->offers_flying + 1) * LDR_TIER_OBJECT_BYTES > arena / 4) {
         return NULL;
     }
-    for (unsigned i = 0; i < LDR_OFFERS; i++) {
+    for (unsigned i = 0; i < s->offer_count; i++) {
         if (!s->offers[i].flying) {
             return &s->offers[i];
         }
@@ -237,7 +235,9 @@ static bool send(ldr_shared_t *s, ldr_offer_t *o, const pick_t *p)
     }
     o->flying = true;
     s->offers_flying++;
-    s->since_ns = node->store.offer_count > 0 ? ldr_now_ns(node->clock) : 0;
+    if (node->store.spaces[p->space].offers.count > 0) {
+        ldr_store_offer_next(&node->store, p->space, ldr_now_ns(node->clock));
+    }
     if (!ldr_tier_write(s->tier, &o->write)) {
         o->flying = false;
         s->offers_flying--;
@@ -247,47 +247,94 @@ static bool send(ldr_shared_t *s, ldr_offer_t *o, const pick_t *p)
     return true;
 }
 
+/* Whether the first in line has waited for long enough; if it has not, nobody
+ * has: who goes to the end begins to wait. */
+static bool is_due(const ldr_shared_t *s, uint32_t space, uint64_t now_ns)
+{
+    const ldr_offers_t *offers = &s->node->store.spaces[space].offers;
+
+    return s->hurry > 0 || now_ns >= offers->since_ns + LINGER_NS;
+}
+
+/* Whether it is better to wait: a burst of saves is under way. */
+static bool in_burst(const ldr_shared_t *s, uint64_t now_ns)
+{
+    uint64_t bytes = s->node->store.offer_bytes;
+
+    return bytes >= LDR_TIER_OBJECT_MIN && bytes < LULL_BYTES_MAX &&
+           now_ns < s->last_ns + LULL_NS;
+}
+
+/* The space whose turn it is: the first in line, if it is due; else the first
+ * that has enough for an object. LDR_NIL: nobody. */
+static uint32_t whose_turn(const ldr_shared_t *s, uint64_t now_ns, bool burst)
+{
+    const ldr_store_t *store = &s->node->store;
+    uint32_t i = store->offer_first;
+
+    if (i == LDR_NIL || is_due(s, i, now_ns)) {
+        return i;
+    }
+    for (uint32_t seen = 0; i != LDR_NIL && seen < SPACES_MAX && !burst;
+         i = store->spaces[i].offers.after, seen++) {
+        if (store->spaces[i].offers.bytes >= LDR_TIER_OBJECT_MIN) {
+            return i;
+        }
+    }
+    return LDR_NIL;
+}
+
+/* When there is something to do, if nobody offers anything till then. */
+static uint64_t next_look(const ldr_shared_t *s, uint64_t now_ns, bool burst)
+{
+    const ldr_store_t *store = &s->node->store;
+
+    if (store->offer_first == LDR_NIL) {
+        return UINT64_MAX;
+    }
+    uint64_t due_ns =
+        store->spaces[store->offer_first].offers.since_ns + LINGER_NS;
+    due_ns = burst ? ldr_min64(due_ns, s->last_ns + LULL_NS) : due_ns;
+    return due_ns > now_ns ? due_ns : now_ns + LINGER_NS;
+}
+
 bool ldr_shared_write(ldr_shared_t *s, uint64_t *wake_p)
 {
     ldr_node_t *node = s->node;
     ldr_store_t *store = &node->store;
     ldr_offer_t *o = free_offer(s);
     uint64_t now_ns = ldr_now_ns(node->clock);
-    pick_t p = {.count = 0};
+    bool burst = in_burst(s, now_ns);
+    uint32_t space, first = LDR_NIL; /* of those that the tier does not take */
 
     *wake_p = UINT64_MAX;
     s->wake_bytes = UINT64_MAX;
     if (o == NULL) {
         return false; /* one that is done wakes */
     }
-    if (store->offer_head == LDR_NIL) {
-        s->since_ns = 0;
-        return false;
-    }
-    bool due = s->hurry > 0 || now_ns >= s->since_ns + LINGER_NS;
-    if (!due && store->offer_bytes >= LDR_TIER_OBJECT_MIN &&
-        store->offer_bytes < LULL_BYTES_MAX && now_ns < s->last_ns + LULL_NS) {
-        s->wake_bytes = LULL_BYTES_MAX;
-        *wake_p = s->last_ns + LULL_NS;
-        return false;
-    }
-    if (due || store->offer_bytes >= LDR_TIER_OBJECT_MIN) {
-        look(s, &p);
-        if (p.count == 0 && p.ended) {
-            return true;
-        }
-        if (p.count == 0) {
-            rotate(store);
-            *wake_p = now_ns + LINGER_NS; /* it is asked again later */
-            return false;
-        }
-        if ((due || p.bytes >= LDR_TIER_OBJECT_MIN) && send(s, o, &p)) {
-            return true;
+    while ((space = whose_turn(s, now_ns, burst)) != first &&
+           space != LDR_NIL) {
+        bool due = is_due(s, space, now_ns);
+        pick_t p = {.count = 0};
+
+        gather(s, space, &p);
+        if (p.count == 0 && !p.ended) {
+            ldr_store_offer_next(store, space, now_ns); /* asked again later */
+            first = first == LDR_NIL ? space : first;
+        } else if (p.count > 0 && (due || p.bytes >= LDR_TIER_OBJECT_MIN ||
+                                   p.count == LDR_TIER_RECORDS)) {
+            if (send(s, o, &p)) {
+                return true;
+            }
+            break;
+        } else {
+            return true; /* there is less to look at */
         }
     }
-    s->wake_bytes = store->offer_bytes < LDR_TIER_OBJECT_MIN
+    s->wake_bytes = burst ? LULL_BYTES_MAX
+                    : store->offer_bytes < LDR_TIER_OBJECT_MIN
                         ? LDR_TIER_OBJECT_MIN
                         : store->offer_bytes + LDR_TIER_OBJECT_MIN;
-    *wake_p = due ? now_ns + LINGER_NS : s->since_ns + LINGER_NS;
+    *wake_p = next_look(s, now_ns, burst);
     return false;
 }

@@ -25,7 +25,8 @@
  * A removal must not be forgotten while an object still has the record: whoever
  * joins would find it again. So a pass notes the oldest object of each space
  * with records that are not found, manifests keep what was removed since then,
- * and old objects are written anew for a single such record.
+ * and old objects are written anew for a single such record. Each node's map
+ * keeps removals by the same rule.
  *
  * Value: by last use, or by age where there was none; what was never read
  * counts as idle for twice as long, and dead blocks weigh as much again.
@@ -43,7 +44,8 @@
 #define SLICE 2048u
 #define COMPACT_AGE_S 60u
 #define THOROUGH_NS (60 * SECOND_NS) /* between two looks at single records */
-#define LEASE_TEXT 26u               /* "0123456789abcdef 01234567\n" */
+#define FORGET_NS (3600 * SECOND_NS)
+#define LEASE_TEXT 26u /* "0123456789abcdef 01234567\n" */
 
 /* ---- the lease ---- */
 
@@ -447,6 +449,28 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     return ldr_compact_work(p, job, b);
 }
 
+/* ---- forgetting removals ---- */
+
+/* Every node does so for itself, cleaner or not, and by the rule by which they
+ * go from manifests (clean_merge.c): so it knows no less than one that joins
+ * now. A bounded piece; needs no call. */
+static void forget(ldr_part_t *p, uint64_t now_ns)
+{
+    ldr_tier_t *t = p->tier;
+    uint32_t now_s = ldr_wall_s(t->params.clock);
+    uint32_t before_s = now_s > LDR_REMOVED_S ? now_s - LDR_REMOVED_S : 0;
+    bool more = true;
+
+    for (unsigned i = 0; i < SLICE && more; i++) {
+        pthread_mutex_lock(&t->lock);
+        more = ldr_map_forget(p->map, before_s);
+        pthread_mutex_unlock(&t->lock);
+    }
+    if (!more) {
+        p->cleaner.forget_at_ns = now_ns + FORGET_NS;
+    }
+}
+
 /* ---- the chore ---- */
 
 uint64_t ldr_clean_at(const ldr_part_t *p)
@@ -486,6 +510,9 @@ int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (closing) {
         ldr_lease_end(p, job, b);
         return 0;
+    }
+    if (now_ns >= c->forget_at_ns) {
+        forget(p, now_ns);
     }
     if (now_ns >= c->lease_at_ns) {
         return ldr_lease_work(p, job, b);

@@ -211,14 +211,23 @@ static uint64_t path_hash(const char *path, size_t length)
     return h | 1; /* 0 is an empty place */
 }
 
+/* Whether the entry of that folder is known to be durable; set: it is now, in
+ * the place of the one of its few that was set longest ago. */
 static bool durable(ldr_dir_t *dir, uint64_t hash, bool set)
 {
-    uint64_t *at = &dir->durable[hash >> 32 & 1023];
+    /* Names differ in their last bytes only, which are in few bits of it. */
+    uint64_t *few =
+        dir->durable[(hash * 0x9e3779b97f4a7c15u >> 32) % LDR_DIR_DURABLE];
+    unsigned at = 0;
 
     pthread_mutex_lock(&dir->lock);
-    bool known = *at == hash;
-    if (set) {
-        *at = hash;
+    while (at < LDR_DIR_FEW && few[at] != hash) {
+        at++;
+    }
+    bool known = at < LDR_DIR_FEW;
+    if (set && !known) {
+        memmove(few + 1, few, (LDR_DIR_FEW - 1) * sizeof(*few));
+        few[0] = hash;
     }
     pthread_mutex_unlock(&dir->lock);
     return known;

@@ -49,6 +49,9 @@ typedef struct ldr_dir_root {
 } ldr_dir_root_t;
 
 /* A file that is open for reading. */
+#define LDR_DIR_DURABLE 512u
+#define LDR_DIR_FEW 4u
+
 typedef struct ldr_dir_file {
     char name[LDR_OBJECT_NAME_MAX + 1];
     int fd;
@@ -74,9 +77,9 @@ typedef struct ldr_dir {
     ldr_dir_root_t *root; /* NULL: not found, or not any more */
     uint8_t id[LDR_DIR_ID_MAX];
     size_t id_bytes; /* 0: never seen */
-    /* Hashes of directories whose entries are known to be durable; what falls
-     * out is synced once more. */
-    uint64_t durable[1024];
+    /* Hashes of directories whose entries are known to be durable, each among a
+     * few; what falls out is synced once more. */
+    uint64_t durable[LDR_DIR_DURABLE][LDR_DIR_FEW];
     ldr_dir_file_t *files[LDR_DIR_FILES];
 } ldr_dir_t;
 

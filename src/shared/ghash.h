@@ -2,9 +2,8 @@
  * GHASH, the hash of AES-GCM, over bytes that come in pieces, on CPUs that
  * multiply 512 bits without carries at once (VPCLMULQDQ). What is only
  * authenticated needs no more than this and one block of AES; libcrypto 3.0
- * hashes such bytes 128 bits at a time, at less than half the
- * speed. Used by seal.c
- * only.
+ * hashes such bytes 128 bits at a time, at less than half the speed. Used by
+ * seal.c only.
  */
 #pragma once
 
@@ -25,12 +24,16 @@ typedef struct ldr_ghash {
     uint64_t bytes; /* in all */
 } ldr_ghash_t;
 
-/* Whether this CPU can; the three below must not be called otherwise. */
+/* Whether this CPU can; the four below must not be called otherwise. */
 bool ldr_ghash_usable(void);
 
 /* key: AES of a block of zeros. */
 void ldr_ghash_begin(ldr_ghash_t *g, const uint8_t key[LDR_GHASH_BLOCK]);
 void ldr_ghash_add(ldr_ghash_t *g, const uint8_t *p, size_t bytes);
+/* The same; and gives their CRC-32C, following bytes with this crc, in the same
+ * pass. */
+uint32_t ldr_ghash_add_crc(ldr_ghash_t *g, const uint8_t *p, size_t bytes,
+                           uint32_t crc);
 /* Pads, adds the lengths (all of it was authenticated, nothing encrypted) and
  * wipes what is secret. */
 void ldr_ghash_end(ldr_ghash_t *g, uint8_t hash[LDR_GHASH_BLOCK]);

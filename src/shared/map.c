@@ -21,48 +21,7 @@
 #include "base/mem.h"
 #include "store/index.h"
 
-/* Objects are allocated so many at a time, and do not move. */
-#define CHUNK 1024u
-
 enum { BATCH = 32 }; /* rows looked at together */
-
-typedef struct map_object {
-    ldr_map_object_t public;
-    uint32_t live_rows; /* cells that count */
-    uint32_t next;      /* of those dropped, or free */
-    uint64_t free_from; /* dropped: the round at whose begin it is free */
-    bool in_use;
-} map_object_t;
-
-typedef struct map_space {
-    uint8_t id[LDR_ID_BYTES];
-    uint32_t epoch;
-    uint32_t removed_s, written_s; /* the latest */
-    uint64_t blocks, live_blocks, live_rows;
-} map_space_t;
-
-struct ldr_map {
-    ldr_cells_t cells;
-    uint64_t salt[4];
-    map_object_t **chunks;
-    uint32_t chunk_count, chunk_room;
-    uint32_t top; /* numbers ever given */
-    uint32_t objects;
-    uint32_t free;                /* list */
-    uint32_t dropped, dropped_to; /* list, oldest first */
-    map_space_t *spaces;
-    uint32_t space_count, space_room;
-};
-
-static map_object_t *object_at(const ldr_map_t *map, uint32_t number)
-{
-    return &map->chunks[number / CHUNK][number % CHUNK];
-}
-
-static bool is_old(const ldr_map_t *map, const map_object_t *o)
-{
-    return o->public.epoch < map->spaces[o->public.space].epoch;
-}
 
 static bool is_shard(const ldr_cell_t *cell)
 {
@@ -72,14 +31,18 @@ static bool is_shard(const ldr_cell_t *cell)
 /* Of a shard: whether it is to be found. */
 static bool is_live(const ldr_map_t *map, const ldr_cell_t *cell)
 {
-    const map_object_t *o = object_at(map, cell->object);
+    const ldr_map_item_t *o = ldr_map_item(map, cell->object);
 
-    return o->in_use && !is_old(map, o);
+    return o->in_use && !ldr_map_is_old(map, o);
 }
 
 static bool cell_counts(void *arg, const ldr_cell_t *cell)
 {
-    return !is_shard(cell) || is_live(arg, cell);
+    const ldr_map_t *map = arg;
+
+    return cell->object == LDR_CELL_REMOVED
+               ? cell->where >= map->forget_s
+               : !is_shard(cell) || is_live(map, cell);
 }
 
 /* ---- hashes ---- */
@@ -194,7 +157,7 @@ uint32_t ldr_map_space_find(const ldr_map_t *map,
 uint32_t ldr_map_space(ldr_map_t *map, const uint8_t id[LDR_ID_BYTES])
 {
     uint32_t number = ldr_map_space_find(map, id);
-    map_space_t *spaces;
+    ldr_map_space_t *spaces;
     ldr_cell_t *cell;
 
     if (number != LDR_NIL) {
@@ -220,7 +183,7 @@ uint32_t ldr_map_space(ldr_map_t *map, const uint8_t id[LDR_ID_BYTES])
 
 void ldr_map_set_epoch(ldr_map_t *map, uint32_t space, uint32_t epoch)
 {
-    map_space_t *s = &map->spaces[space];
+    ldr_map_space_t *s = &map->spaces[space];
 
     if (epoch > s->epoch) {
         s->epoch = epoch;
@@ -237,7 +200,7 @@ uint32_t ldr_map_epoch(const ldr_map_t *map, uint32_t space)
 
 uint32_t ldr_map_write_s(ldr_map_t *map, uint32_t space, uint32_t now_s)
 {
-    map_space_t *s = &map->spaces[space];
+    ldr_map_space_t *s = &map->spaces[space];
     uint32_t at_s =
         s->removed_s != 0 && s->removed_s >= now_s ? s->removed_s + 1 : now_s;
 
@@ -252,6 +215,14 @@ uint32_t ldr_map_remove_s(const ldr_map_t *map, uint32_t space, uint32_t now_s)
 
 /* ---- objects ---- */
 
+/* Something is heard of that removals since then may be of, or that is one:
+ * they count until all objects were looked at once more. */
+static void remember_from(ldr_map_t *map, uint32_t when_s)
+{
+    map->forget_s = (uint32_t)ldr_min64(map->forget_s, when_s);
+    map->look_s = (uint32_t)ldr_min64(map->look_s, when_s);
+}
+
 /* Looks at one segment if there is anything to sweep, and lets the numbers go
  * that may be used again. */
 static void step(ldr_map_t *map)
@@ -262,7 +233,7 @@ static void step(ldr_map_t *map)
     ldr_cells_sweep(&map->cells);
     while (map->dropped != LDR_NIL) {
         uint32_t number = map->dropped;
-        map_object_t *o = object_at(map, number);
+        ldr_map_item_t *o = ldr_map_item(map, number);
 
         if (o->free_from > map->cells.rounds) {
             return;
@@ -275,9 +246,9 @@ static void step(ldr_map_t *map)
 }
 
 /* Sums of an object that became old since it was last looked at. */
-static void settle(const ldr_map_t *map, map_object_t *o)
+static void settle(const ldr_map_t *map, ldr_map_item_t *o)
 {
-    if (is_old(map, o)) {
+    if (ldr_map_is_old(map, o)) {
         o->public.dead_blocks = o->public.blocks;
         o->live_rows = 0;
     }
@@ -285,9 +256,9 @@ static void settle(const ldr_map_t *map, map_object_t *o)
 
 /* A shard in an object that is not old, and there, is found from now on; or no
  * more. The two are each other's reverse. */
-static void gain(ldr_map_t *map, map_object_t *o, uint32_t where)
+static void gain(ldr_map_t *map, ldr_map_item_t *o, uint32_t where)
 {
-    map_space_t *s = &map->spaces[o->public.space];
+    ldr_map_space_t *s = &map->spaces[o->public.space];
 
     o->public.dead_blocks -= where >> 16;
     o->live_rows++;
@@ -295,9 +266,9 @@ static void gain(ldr_map_t *map, map_object_t *o, uint32_t where)
     s->live_rows++;
 }
 
-static void lose(ldr_map_t *map, map_object_t *o, uint32_t where)
+static void lose(ldr_map_t *map, ldr_map_item_t *o, uint32_t where)
 {
-    map_space_t *s = &map->spaces[o->public.space];
+    ldr_map_space_t *s = &map->spaces[o->public.space];
 
     o->public.dead_blocks += where >> 16;
     o->live_rows--;
@@ -314,8 +285,8 @@ static ldr_cell_t *object_cell(const ldr_map_t *map,
     while ((cell = ldr_cells_next(&map->cells, hash, cell)) != NULL) {
         if (cell->where == LDR_CELL_OBJECT &&
             cell->object != LDR_CELL_REMOVED &&
-            memcmp(object_at(map, cell->object)->public.id, id, LDR_ID_BYTES) ==
-                0) {
+            memcmp(ldr_map_item(map, cell->object)->public.id, id,
+                   LDR_ID_BYTES) == 0) {
             return cell;
         }
     }
@@ -333,12 +304,12 @@ uint32_t ldr_map_object(const ldr_map_t *map, const uint8_t id[LDR_ID_BYTES])
  * taken: by free moving on, or top. */
 static uint32_t next_number(ldr_map_t *map)
 {
-    map_object_t **chunks;
+    ldr_map_item_t **chunks;
 
     if (map->free != LDR_NIL) {
         return map->free;
     }
-    if (map->top / CHUNK < map->chunk_count) {
+    if (map->top / LDR_MAP_CHUNK < map->chunk_count) {
         return map->top;
     }
     chunks =
@@ -347,7 +318,8 @@ static uint32_t next_number(ldr_map_t *map)
         return LDR_NIL;
     }
     map->chunks = chunks;
-    chunks[map->chunk_count] = ldr_alloc(sizeof(map_object_t) * CHUNK);
+    chunks[map->chunk_count] =
+        ldr_alloc(sizeof(ldr_map_item_t) * LDR_MAP_CHUNK);
     if (chunks[map->chunk_count] == NULL) {
         return LDR_NIL;
     }
@@ -367,7 +339,7 @@ static uint32_t object_new(ldr_map_t *map, const ldr_object_t *object,
     if (cell == NULL) {
         return LDR_NIL;
     }
-    map_object_t *o = object_at(map, number);
+    ldr_map_item_t *o = ldr_map_item(map, number);
     if (number == map->free) {
         map->free = o->next;
     } else {
@@ -375,7 +347,7 @@ static uint32_t object_new(ldr_map_t *map, const ldr_object_t *object,
     }
     cell->object = number;
     cell->where = LDR_CELL_OBJECT;
-    *o = (map_object_t){.in_use = true};
+    *o = (ldr_map_item_t){.in_use = true};
     memcpy(o->public.id, object->id, LDR_ID_BYTES);
     o->public.space = space;
     o->public.epoch = object->epoch;
@@ -384,7 +356,8 @@ static uint32_t object_new(ldr_map_t *map, const ldr_object_t *object,
     o->public.rows = object->rows;
     o->public.blocks = o->public.dead_blocks = object->used_blocks;
     map->objects++;
-    map_space_t *s = &map->spaces[space];
+    remember_from(map, object->written_s);
+    ldr_map_space_t *s = &map->spaces[space];
     s->blocks += object->used_blocks;
     s->written_s = (uint32_t)ldr_max64(s->written_s, object->written_s);
     return number;
@@ -395,8 +368,8 @@ void ldr_map_drop(ldr_map_t *map, uint32_t object)
     if (ldr_map_at(map, object) == NULL) {
         return;
     }
-    map_object_t *o = object_at(map, object);
-    map_space_t *s = &map->spaces[o->public.space];
+    ldr_map_item_t *o = ldr_map_item(map, object);
+    ldr_map_space_t *s = &map->spaces[o->public.space];
     s->blocks -= o->public.blocks;
     s->live_blocks -= o->public.blocks - o->public.dead_blocks;
     s->live_rows -= o->live_rows;
@@ -409,7 +382,7 @@ void ldr_map_drop(ldr_map_t *map, uint32_t object)
     if (map->dropped == LDR_NIL) {
         map->dropped = object;
     } else {
-        object_at(map, map->dropped_to)->next = object;
+        ldr_map_item(map, map->dropped_to)->next = object;
     }
     map->dropped_to = object;
     step(map);
@@ -420,7 +393,7 @@ ldr_map_object_t *ldr_map_at(ldr_map_t *map, uint32_t object)
     if (object >= map->top) {
         return NULL;
     }
-    map_object_t *o = object_at(map, object);
+    ldr_map_item_t *o = ldr_map_item(map, object);
     if (!o->in_use) {
         return NULL;
     }
@@ -431,6 +404,35 @@ ldr_map_object_t *ldr_map_at(ldr_map_t *map, uint32_t object)
 uint32_t ldr_map_top(const ldr_map_t *map)
 {
     return map->top;
+}
+
+/* ---- what was removed ---- */
+
+bool ldr_map_forget(ldr_map_t *map, uint32_t before_s)
+{
+    uint32_t end = (uint32_t)ldr_min64(map->looked + LDR_MAP_CHUNK, map->top);
+
+    if (map->looked == 0) {
+        map->look_s = before_s;
+    }
+    for (; map->looked < end; map->looked++) {
+        const ldr_map_item_t *o = ldr_map_item(map, map->looked);
+
+        if (o->in_use && o->public.dead_blocks > 0 && !ldr_map_is_old(map, o)) {
+            map->look_s = (uint32_t)ldr_min64(map->look_s, o->public.written_s);
+        }
+    }
+    if (map->looked < map->top) {
+        return true;
+    }
+    if (map->look_s > map->forget_s) {
+        map->forget_s = map->look_s;
+        map->cells.sweep_until = map->cells.rounds + 2;
+    }
+    step(map);
+    bool more = map->cells.rounds < map->cells.sweep_until;
+    map->looked = more ? map->looked : 0;
+    return more;
 }
 
 /* ---- shards ---- */
@@ -461,7 +463,7 @@ static const ldr_cell_t *slot_of(const ldr_map_t *map, uint64_t hash)
 static bool add_row(ldr_map_t *map, uint32_t number, uint64_t hash,
                     const ldr_manifest_row_t *row)
 {
-    map_object_t *o = object_at(map, number);
+    ldr_map_item_t *o = ldr_map_item(map, number);
     uint32_t where = (uint32_t)row->blocks << 16 | row->block;
     ldr_cell_t *cell, *removed;
 
@@ -473,7 +475,7 @@ static bool add_row(ldr_map_t *map, uint32_t number, uint64_t hash,
         return true;
     }
     if (cell != NULL && is_live(map, cell)) {
-        map_object_t *other = object_at(map, cell->object);
+        ldr_map_item_t *other = ldr_map_item(map, cell->object);
 
         if (memcmp(other->public.id, o->public.id, LDR_ID_BYTES) <= 0) {
             return true; /* it is there, or the other keeps it */
@@ -498,7 +500,7 @@ static bool add_rows(ldr_map_t *map, uint32_t number,
                      const ldr_manifest_row_t *rows, uint32_t count)
 {
     uint64_t hashes[BATCH];
-    uint32_t space = object_at(map, number)->public.space;
+    uint32_t space = ldr_map_item(map, number)->public.space;
 
     for (uint32_t i = 0; i < count; i++) {
         hashes[i] =
@@ -528,11 +530,11 @@ bool ldr_map_add(ldr_map_t *map, const ldr_object_t *object, uint32_t used_s,
             return false;
         }
     }
-    map_object_t *o = object_at(map, number);
+    ldr_map_item_t *o = ldr_map_item(map, number);
     o->public.used_s = (uint32_t)ldr_max64(o->public.used_s, used_s);
     ldr_map_set_epoch(map, o->public.space, o->public.epoch);
     settle(map, o);
-    if (is_old(map, o) || o->public.epoch != object->epoch ||
+    if (ldr_map_is_old(map, o) || o->public.epoch != object->epoch ||
         memcmp(map->spaces[o->public.space].id, object->space_id,
                LDR_ID_BYTES) != 0) {
         return true;
@@ -550,17 +552,18 @@ bool ldr_map_remove(ldr_map_t *map, uint32_t space,
                     const ldr_manifest_row_t *row, uint32_t when_s)
 {
     uint64_t hash = shard_hash(map, space, row->key, row->group, row->shard);
-    map_space_t *s = &map->spaces[space];
+    ldr_map_space_t *s = &map->spaces[space];
     ldr_cell_t *cell, *removed;
     bool found = false;
 
     shard_cells(map, hash, &cell, &removed);
     s->removed_s = (uint32_t)ldr_max64(s->removed_s, when_s);
+    remember_from(map, when_s);
     if (removed != NULL) {
         removed->where = (uint32_t)ldr_max64(removed->where, when_s);
     }
     if (cell != NULL && is_live(map, cell)) {
-        map_object_t *o = object_at(map, cell->object);
+        ldr_map_item_t *o = ldr_map_item(map, cell->object);
 
         found = o->public.written_s <= when_s;
         if (found) {
@@ -604,7 +607,7 @@ bool ldr_map_find(const ldr_map_t *map, uint32_t space,
     if (cell == NULL || !is_live(map, cell)) {
         return false;
     }
-    memcpy(place->id, object_at(map, cell->object)->public.id, LDR_ID_BYTES);
+    memcpy(place->id, ldr_map_item(map, cell->object)->public.id, LDR_ID_BYTES);
     place->object = cell->object;
     place->block = (uint16_t)cell->where;
     place->blocks = (uint16_t)(cell->where >> 16);
@@ -626,16 +629,17 @@ void ldr_map_stats(const ldr_map_t *map, ldr_map_stats_t *out)
 {
     *out = (ldr_map_stats_t){.objects = map->objects};
     for (uint32_t i = 0; i < map->space_count; i++) {
-        const map_space_t *s = &map->spaces[i];
+        const ldr_map_space_t *s = &map->spaces[i];
 
         out->shards += s->live_rows;
         out->blocks += s->blocks;
         out->dead_blocks += s->blocks - s->live_blocks;
     }
-    out->bytes = sizeof(*map) + ldr_cells_bytes(&map->cells) +
-                 sizeof(map_object_t *) * map->chunk_room +
-                 (uint64_t)sizeof(map_object_t) * CHUNK * map->chunk_count +
-                 sizeof(map_space_t) * map->space_room;
+    out->bytes =
+        sizeof(*map) + ldr_cells_bytes(&map->cells) +
+        sizeof(ldr_map_item_t *) * map->chunk_room +
+        (uint64_t)sizeof(ldr_map_item_t) * LDR_MAP_CHUNK * map->chunk_count +
+        sizeof(ldr_map_space_t) * map->space_room;
 }
 
 uint64_t ldr_map_shards(const ldr_map_t *map, uint32_t space)
@@ -650,7 +654,7 @@ bool ldr_map_check(const ldr_map_t *map)
 
     ldr_map_stats(map, &stats);
     for (uint32_t i = 0; i < map->top; i++) {
-        map_object_t o = *object_at(map, i);
+        ldr_map_item_t o = *ldr_map_item(map, i);
 
         if (!o.in_use) {
             continue;

@@ -19,6 +19,7 @@
  * written up to then. Clocks of nodes differ, so both sides ask the map for the
  * time to write: ldr_map_write_s() is after every removal it knows of, and
  * ldr_map_remove_s() not before any object, nor any that is being written here.
+ * A removal takes 16 bytes until it is forgotten: see ldr_map_forget().
  */
 #pragma once
 
@@ -68,6 +69,11 @@ bool ldr_map_add(ldr_map_t *map, const ldr_object_t *object, uint32_t used_s,
  * such a shard. Without memory nothing is remembered. */
 bool ldr_map_remove(ldr_map_t *map, uint32_t space,
                     const ldr_manifest_row_t *row, uint32_t when_s);
+/* Forgets removals that can be of nothing any more: those before before_s, as
+ * far as they are older than every object with a record that is not found. For
+ * that record it may be, and then it must not be found when somebody tells of
+ * the object once more. Does a bounded piece; true: there is more to do. */
+bool ldr_map_forget(ldr_map_t *map, uint32_t before_s);
 /* When the shard was removed last, as far as is known; 0: it was not. */
 uint32_t ldr_map_removed_s(const ldr_map_t *map, uint32_t space,
                            const uint8_t key[LDR_MANIFEST_KEY], uint8_t group,

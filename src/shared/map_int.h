@@ -1,7 +1,9 @@
 /*
- * The hash table under a map: cells of 16 bytes in segments, by extendible
- * hashing. The highest bits of a hash choose the segment through a directory,
- * its low half the slot; within a segment it is linear probing. A segment that
+ * Inside a map: its hash table, and what it knows of objects and spaces.
+ *
+ * The table: cells of 16 bytes in segments, by extendible hashing. The highest
+ * bits of a hash choose the segment through a directory, its low half the slot;
+ * within a segment it is linear probing. A segment that
  * is 7/8 full is split in two, which moves a few thousand cells at most, and
  * the directory doubles where it must: no operation depends on how much the
  * table holds. Two segments that have become empty enough are one again.
@@ -111,4 +113,52 @@ static inline ldr_cell_t *ldr_cells_next(const ldr_cells_t *t, uint64_t hash,
             return cell;
         }
     }
+}
+
+/* ---- the map itself ---- */
+
+/* Objects are allocated so many at a time, and do not move. */
+#define LDR_MAP_CHUNK 1024u
+
+typedef struct ldr_map_item {
+    ldr_map_object_t public;
+    uint32_t live_rows; /* cells that count */
+    uint32_t next;      /* of those dropped, or free */
+    uint64_t free_from; /* dropped: the round at whose begin it is free */
+    bool in_use;
+} ldr_map_item_t;
+
+typedef struct ldr_map_space {
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t epoch;
+    uint32_t removed_s, written_s; /* the latest */
+    uint64_t blocks, live_blocks, live_rows;
+} ldr_map_space_t;
+
+struct ldr_map {
+    ldr_cells_t cells;
+    uint64_t salt[4];
+    ldr_map_item_t **chunks;
+    uint32_t chunk_count, chunk_room;
+    uint32_t top; /* numbers ever given */
+    uint32_t objects;
+    uint32_t free;                /* list */
+    uint32_t dropped, dropped_to; /* list, oldest first */
+    ldr_map_space_t *spaces;
+    uint32_t space_count, space_room;
+    /* Removals before this second do not count any more; what it will be once
+     * all objects were looked at, and how many were. */
+    uint32_t forget_s, look_s;
+    uint32_t looked;
+};
+
+static inline ldr_map_item_t *ldr_map_item(const ldr_map_t *map,
+                                           uint32_t number)
+{
+    return &map->chunks[number / LDR_MAP_CHUNK][number % LDR_MAP_CHUNK];
+}
+
+static inline bool ldr_map_is_old(const ldr_map_t *map, const ldr_map_item_t *o)
+{
+    return o->public.epoch < map->spaces[o->public.space].epoch;
 }

@@ -60,7 +60,7 @@ static_assert(FOOTER_SPACE_ID + LDR_ID_BYTES == FOOTER_EPOCH, "format");
 
 #define BLOCKS_MAX ((uint32_t)(LDR_OBJECT_BYTES_MAX / LDR_BLOCK))
 
-/* How much is checked before it is authenticated: it is then still in the
+/* How much is checked before it is encrypted: it is then still in the
  * second-level cache. */
 #define STEP ((size_t)128 << 10)
 
@@ -112,9 +112,28 @@ static bool iov_fits(const struct iovec *iov, unsigned count, uint32_t length)
 
 /* ---- records ---- */
 
+/* Encrypts bytes, the first length of which are the payload's, whose checksum
+ * it gives: piece by piece, and before each, since what is encrypted may lie
+ * where it was. */
+static uint32_t encrypt(ldr_gcm_t *gcm, uint8_t *to, const uint8_t *p,
+                        size_t bytes, size_t length, uint32_t crc)
+{
+    while (bytes > 0) {
+        size_t n = ldr_min64(bytes, STEP);
+        size_t of_payload = ldr_min64(n, length);
+
+        crc = ldr_crc32c(crc, p, of_payload);
+        ldr_gcm_data(gcm, to, p, n);
+        length -= of_payload;
+        to += n;
+        p += n;
+        bytes -= n;
+    }
+    return crc;
+}
+
 /* Authenticates the payload, encrypts it to where `to` points unless that is
- * NULL, and gives the checksum of its first length bytes, all in one pass. What
- * is encrypted may lie where it was, so the checksum comes first. */
+ * NULL, and gives the checksum of its first length bytes, all in one pass. */
 static uint32_t seal_payload(ldr_gcm_t *gcm, uint8_t *to,
                              const struct iovec *iov, unsigned iov_count,
                              uint32_t length)
@@ -123,23 +142,17 @@ static uint32_t seal_payload(ldr_gcm_t *gcm, uint8_t *to,
 
     for (unsigned i = 0; i < iov_count; i++) {
         const uint8_t *p = iov[i].iov_base;
-        size_t left = iov[i].iov_len;
+        size_t bytes = iov[i].iov_len;
+        uint32_t of_payload = (uint32_t)ldr_min64(bytes, length);
 
-        while (left > 0) {
-            size_t n = ldr_min64(left, STEP);
-            uint32_t of_payload = (uint32_t)ldr_min64(n, length);
-
-            crc = ldr_crc32c(crc, p, of_payload);
-            if (to != NULL) {
-                ldr_gcm_data(gcm, to, p, n);
-                to += n;
-            } else {
-                ldr_gcm_aad(gcm, p, n);
-            }
-            length -= of_payload;
-            p += n;
-            left -= n;
+        if (to != NULL) {
+            crc = encrypt(gcm, to, p, bytes, of_payload, crc);
+            to += bytes;
+        } else {
+            crc = ldr_gcm_aad_crc(gcm, p, of_payload, crc);
+            ldr_gcm_aad(gcm, p + of_payload, bytes - of_payload);
         }
+        length -= of_payload;
     }
     return crc;
 }

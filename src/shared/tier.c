@@ -3,6 +3,7 @@
 #include "shared/tier.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -311,6 +312,7 @@ static void tier_destroy(ldr_tier_t *t)
     ldr_free(t->parts);
     pthread_cond_destroy(&t->changed);
     pthread_cond_destroy(&t->wheel);
+    pthread_cond_destroy(&t->sealed);
     pthread_mutex_destroy(&t->lock);
     pthread_cond_destroy(&t->log.quiet);
     pthread_mutex_destroy(&t->log.lock);
@@ -332,6 +334,16 @@ static larder_status_t open_backend(const ldr_tier_params_t *p,
     *backend_p = p->backend;
     return p->backend != NULL ? LARDER_OK
                               : ldr_backend_open(&params, backend_p);
+}
+
+/* Those that this process may use. */
+static unsigned count_cpus(void)
+{
+    cpu_set_t set;
+    int count =
+        sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+
+    return count > 0 ? (unsigned)count : 1;
 }
 
 static ldr_tier_t *tier_create(const ldr_tier_params_t *params)
@@ -361,6 +373,8 @@ static ldr_tier_t *tier_create(const ldr_tier_params_t *params)
     pthread_mutex_init(&t->lock, NULL);
     ldr_cond_init(&t->changed);
     ldr_cond_init(&t->wheel);
+    ldr_cond_init(&t->sealed);
+    t->cpus = count_cpus();
     return t;
 }
 

@@ -27,8 +27,8 @@
 #define LDR_USED_S 60u   /* between two tellings of a use */
 #define LDR_USES_S 10u   /* that uses are gathered */
 #define LDR_GONE_S 3600u /* that a removal is remembered */
-/* That manifests carry a removal, at least: it stays while there is an object
- * of which it may be. */
+/* That manifests carry a removal, and maps remember it, at least: it stays
+ * while there is an object of which it may be. */
 #define LDR_REMOVED_S (30u * 86400)
 
 /* ---- a set of ids, with a time each ---- */
@@ -111,7 +111,7 @@ typedef struct ldr_cleaner {
     ldr_lease_t lease;
     uint64_t lease_at_ns;
     uint64_t pass_at_ns, scan_at_ns, merge_at_ns, compact_at_ns, rewrite_at_ns;
-    uint64_t thorough_at_ns, epochs_at_ns;
+    uint64_t thorough_at_ns, epochs_at_ns, forget_at_ns;
     /* Removed once what says so is published. */
     uint8_t victims[LDR_VICTIMS][LDR_ID_BYTES];
     uint32_t victim_count;
@@ -241,6 +241,10 @@ struct ldr_tier {
     bool closing, stopping;
     bool woken;      /* the clockwork is to look once more */
     bool compacting; /* some part is: it takes memory */
+    /* Lanes that seal what they are to write, and those that wait for their
+     * turn: see tier_write.c. */
+    unsigned cpus, sealing, to_seal;
+    pthread_cond_t sealed;
     ldr_tier_stats_t n;
     pthread_t clockwork;
     bool has_clockwork;

@@ -141,6 +141,38 @@ static unsigned compose(ldr_tier_write_t *w, const ldr_seal_t *seal)
     return count;
 }
 
+/* ---- the turn to seal ---- */
+
+/*
+ * Sealing is work for a CPU only, and lanes that seal side by side are all done
+ * late, while the storage has nothing to do. So half as many seal at once as
+ * there are CPUs: the first object is being written while the next is sealed.
+ * With encryption, three times the work, it is as many as there are CPUs, since
+ * storage may take more than half of them can encrypt. Nobody waits for I/O
+ * while it has its turn, so a medium that hangs holds up nobody else.
+ */
+static void seal_begin(ldr_tier_t *t, bool encrypts)
+{
+    unsigned most = encrypts ? t->cpus : (t->cpus + 1) / 2;
+
+    pthread_mutex_lock(&t->lock);
+    t->to_seal++;
+    while (t->sealing >= most) {
+        pthread_cond_wait(&t->sealed, &t->lock);
+    }
+    t->to_seal--;
+    t->sealing++;
+    pthread_mutex_unlock(&t->lock);
+}
+
+static void seal_end(ldr_tier_t *t)
+{
+    pthread_mutex_lock(&t->lock);
+    t->sealing--;
+    pthread_cond_broadcast(&t->sealed); /* not all have the same bound */
+    pthread_mutex_unlock(&t->lock);
+}
+
 /* ---- the job ---- */
 
 void ldr_rows_of(const ldr_record_t *records, uint32_t count,
@@ -200,6 +232,15 @@ static void note_damaged(ldr_part_t *p, uint32_t count)
               p->name, count);
 }
 
+/* From now on the medium has its time; to have waited is not its fault. */
+static void begin_call(ldr_tier_write_t *w)
+{
+    ldr_tier_t *t = w->tier;
+
+    w->deadline_ns = ldr_now_ns(t->params.clock) + t->timeout_ns;
+    ldr_job_extend(&w->job, w->deadline_ns);
+}
+
 static int write_object(ldr_part_t *p, ldr_tier_write_t *w, ldr_backend_t *b)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -214,7 +255,10 @@ static int write_object(ldr_part_t *p, ldr_tier_write_t *w, ldr_backend_t *b)
         return -ENOMEM;
     }
     uint32_t records = w->count;
+    seal_begin(p->tier, p->seal.encrypts);
     unsigned count = compose(w, &p->seal);
+    seal_end(p->tier);
+    begin_call(w);
     if (w->count < records) {
         note_damaged(p, records - w->count);
     }
@@ -244,9 +288,7 @@ static int write_work(ldr_job_t *job, ldr_backend_t *b)
     pthread_mutex_unlock(&t->lock);
     ldr_tier_new_id(t, 0, w->object.id);
     w->begin_ns = ldr_now_ns(t->params.clock);
-    /* To have waited is not the medium's fault. */
-    w->deadline_ns = w->begin_ns + t->timeout_ns;
-    ldr_job_extend(job, w->deadline_ns);
+    begin_call(w);
     int error = write_object(p, w, b);
     w->end_ns = ldr_now_ns(t->params.clock);
     if (w->unfit && w->count > 0) {

@@ -17,7 +17,7 @@ larder_status_t ldr_store_init(ldr_store_t *s, const ldr_store_params_t *params)
     memset(s, 0, sizeof(*s));
     s->chunk_free = s->shard_free = LDR_NIL;
     s->dirty_head = s->dirty_tail = LDR_NIL;
-    s->offer_head = s->offer_tail = LDR_NIL;
+    s->offer_first = s->offer_last = LDR_NIL;
     s->pin_max = params->pin_max;
     s->policy = params->policy;
     s->disks = params->disks;

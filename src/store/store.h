@@ -135,6 +135,15 @@ typedef struct ldr_counters {
     uint64_t misses[LARDER_CAUSE_COUNT];
 } ldr_counters_t;
 
+/* What of a space the shared tier should have, in the order of saves; and the
+ * space's place in the line of those that have any. All zero: none. */
+typedef struct ldr_offers {
+    uint32_t head, tail;    /* shards */
+    uint32_t before, after; /* spaces */
+    uint64_t count, bytes;
+    uint64_t since_ns; /* when it took that place; the node's */
+} ldr_offers_t;
+
 typedef struct ldr_space {
     uint8_t id[LDR_ID_BYTES];
     uint32_t epoch;
@@ -145,6 +154,7 @@ typedef struct ldr_space {
     uint64_t chunks;
     uint64_t ssd_bytes; /* locations on all disks, and on each */
     uint64_t disk_bytes[LDR_DISKS_MAX];
+    ldr_offers_t offers;
     ldr_counters_t n;
 } ldr_space_t;
 
@@ -199,7 +209,7 @@ typedef struct ldr_store {
     uint32_t dirty_head, dirty_tail;
     uint64_t dirty_count;
     bool dirty_left; /* one left a queue: who waits for it may look */
-    uint32_t offer_head, offer_tail; /* for the shared tier, oldest first */
+    uint32_t offer_first, offer_last; /* spaces with offers, in line */
     uint64_t offer_count, offer_bytes;
     /* A flush begins a turn, once nothing of the one before is left: so it can
      * tell what was offered before it from what comes meanwhile. The lowest
@@ -415,15 +425,18 @@ ldr_record_t ldr_store_record(const ldr_store_t *s, uint32_t shard);
 void ldr_store_dirty_push(ldr_store_t *s, uint32_t shard);
 void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard);
 
-/* ---- the queue of what the shared tier should have (offer.c) ----
+/* ---- the queues of what the shared tier should have (offer.c) ----
  *
- * A shard is in it exactly while `offered`: ready and attached. It may be
- * evicted, which is counted. */
+ * One for each space, and the spaces stand in line: none waits for more than
+ * one turn of each other. A shard is in its space's queue exactly while
+ * `offered`: ready and attached. It may be evicted, which is counted. */
 
 void ldr_store_offer_push(ldr_store_t *s, uint32_t shard);
 /* One that was in the queue before: it stays of its turn. */
 void ldr_store_offer_again(ldr_store_t *s, uint32_t shard);
 void ldr_store_offer_remove(ldr_store_t *s, uint32_t shard);
+/* A space that has offers goes to the end of the line. */
+void ldr_store_offer_next(ldr_store_t *s, uint32_t space, uint64_t now_ns);
 
 /* ---- marks of the evicted (ghosts.c) ---- */
 

@@ -391,14 +391,40 @@ static void test_open_files(void **state)
     assert_in_range(dir_rig_count("/proc/self/fd", "") - before, 0, 2);
 }
 
+/* Folders are synced into their parents once, however many there are. */
+static void test_folders_stay_durable(void **state)
+{
+    dir_rig_t *r = *state;
+    char text[] = "x", name[80];
+    struct iovec iov = {text, 1};
+
+    ldr_fault_arm(LDR_FAULT_dir_sync, UINT64_MAX, 1);
+    for (unsigned round = 0; round < 3; round++) {
+        uint64_t before = ldr_fault_passes(LDR_FAULT_dir_sync);
+
+        for (unsigned i = 128; i < 256; i++) {
+            snprintf(name, sizeof(name),
+                     "0123456789abcdef0123456789abcdef/o/%02x/%u", i, round);
+            assert_int_equal(
+                r->b->ops->put(r->b, name, &iov, 1, 0, contract_deadline()), 0);
+        }
+        uint64_t syncs = ldr_fault_passes(LDR_FAULT_dir_sync) - before;
+        assert_int_equal(syncs, 2 * 128 + (round == 0 ? 128 + 2 : 0));
+    }
+    ldr_fault_disarm_all();
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(contract),   TEST(urls),    TEST(id),        TEST(make),
-        TEST(moved),      TEST(faults),  TEST(sync),      TEST(short),
-        TEST(late),       TEST(hostile), TEST(temporary), TEST(modes),
-        TEST(open_files),
+        TEST(contract),   TEST(urls),
+        TEST(id),         TEST(make),
+        TEST(moved),      TEST(faults),
+        TEST(sync),       TEST(short),
+        TEST(late),       TEST(hostile),
+        TEST(temporary),  TEST(modes),
+        TEST(open_files), TEST(folders_stay_durable),
     };
 
     return cmocka_run_group_tests_name("shared/dir", tests, NULL, NULL);

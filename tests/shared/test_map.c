@@ -447,6 +447,24 @@ static void test_orders(void **arg)
     }
 }
 
+static void make_rows(thing_t *t) /* two at least */
+{
+    do {
+        make_thing(t, 30, 1);
+    } while (t->object.rows < 2);
+    t->object.written_s = 5000;
+}
+
+static bool is_found(const ldr_map_t *map, uint32_t space,
+                     const ldr_manifest_row_t *row)
+{
+    ldr_place_t place;
+    return ldr_map_find(map, space, row->key, row->group, row->shard, &place);
+}
+
+#define REMOVED_S(row)                                                         \
+    ldr_map_removed_s(map, space, (row)->key, (row)->group, (row)->shard)
+
 /* Both sides of a removal see to it that they are on theirs. */
 static void test_times(void **arg)
 {
@@ -455,10 +473,7 @@ static void test_times(void **arg)
     ldr_place_t place;
 
     (void)arg;
-    do {
-        make_thing(&t, 30, 1);
-    } while (t.object.rows == 0);
-    t.object.written_s = 5000; /* by a clock that is ahead */
+    make_rows(&t);
     assert_true(ldr_map_add(map, &t.object, 0, t.rows));
     uint32_t space = ldr_map_space_find(map, t.object.space_id);
     assert_int_equal(ldr_map_write_s(map, space, 1000), 1000);
@@ -468,8 +483,7 @@ static void test_times(void **arg)
     assert_true(ldr_map_remove(map, space, &t.rows[0], when_s));
     assert_false(ldr_map_remove(map, space, &t.rows[0], when_s));
     assert_true(ldr_map_add(map, &t.object, 0, t.rows)); /* told again */
-    assert_false(ldr_map_find(map, space, t.rows[0].key, t.rows[0].group,
-                              t.rows[0].shard, &place));
+    assert_false(is_found(map, space, &t.rows[0]));
     t.object.id[0] ^= 1;
     t.object.written_s = ldr_map_write_s(map, space, 1000);
     assert_int_equal(t.object.written_s, 5001);
@@ -486,13 +500,10 @@ static void test_removes_what_is_being_written(void **arg)
 {
     ldr_map_t *map = ldr_map_create(9);
     thing_t t;
-    ldr_place_t place;
     ldr_manifest_row_t other = {.shards = 1};
 
     (void)arg;
-    do {
-        make_thing(&t, 30, 1);
-    } while (t.object.rows == 0);
+    make_rows(&t);
     uint32_t space = ldr_map_space(map, t.object.space_id);
     memset(other.key, 0x5a, sizeof(other.key));
     ldr_map_remove(map, space, &other, ldr_map_remove_s(map, space, 1000));
@@ -501,8 +512,72 @@ static void test_removes_what_is_being_written(void **arg)
     /* Within the same second, before the write has ended. */
     ldr_map_remove(map, space, &t.rows[0], ldr_map_remove_s(map, space, 1000));
     assert_true(ldr_map_add(map, &t.object, 0, t.rows));
-    assert_false(ldr_map_find(map, space, t.rows[0].key, t.rows[0].group,
-                              t.rows[0].shard, &place));
+    assert_false(is_found(map, space, &t.rows[0]));
+    ldr_map_destroy(map);
+}
+
+static void forget(ldr_map_t *map, uint32_t before_s)
+{
+    for (unsigned pieces = 0; ldr_map_forget(map, before_s); pieces++) {
+        assert_true(pieces < 100000);
+    }
+}
+
+/* What was removed is forgotten when it can be of nothing any more, and not
+ * before: whoever tells of the object again does not bring it back. */
+static void test_forgets(void **arg)
+{
+    ldr_map_t *map = ldr_map_create(4);
+    ldr_map_stats_t full, after;
+    ldr_manifest_row_t row = {.shards = 1};
+    thing_t t;
+
+    (void)arg;
+    make_rows(&t);
+    assert_true(ldr_map_add(map, &t.object, 0, t.rows));
+    uint32_t space = ldr_map_space_find(map, t.object.space_id);
+    for (uint32_t i = 0; i < 50000; i++) { /* of others, which are no more */
+        ldr_put32(row.key, i);
+        ldr_map_remove(map, space, &row, 4000 + i % 900);
+    }
+    assert_true(ldr_map_remove(map, space, &t.rows[0], 5500));
+    ldr_map_stats(map, &full);
+    forget(map, 4900);
+    ldr_map_stats(map, &after);
+    assert_true(after.bytes < full.bytes / 2);
+    assert_int_equal(REMOVED_S(&row), 0);
+    /* The object has the record: nothing since it was written is forgotten. */
+    forget(map, 9000);
+    assert_true(ldr_map_add(map, &t.object, 0, t.rows));
+    assert_false(is_found(map, space, &t.rows[0]));
+    assert_true(is_found(map, space, &t.rows[1]));
+    ldr_map_drop(map, ldr_map_object(map, t.object.id));
+    forget(map, 5500);
+    assert_int_equal(REMOVED_S(&t.rows[0]), 5500);
+    forget(map, 5501);
+    assert_int_equal(REMOVED_S(&t.rows[0]), 0);
+    ldr_map_destroy(map);
+}
+
+/* Old news counts, whatever was forgotten before. */
+static void test_old_news(void **arg)
+{
+    ldr_map_t *map = ldr_map_create(4);
+    thing_t t, other;
+
+    (void)arg;
+    make_rows(&t);
+    assert_true(ldr_map_add(map, &t.object, 0, t.rows));
+    uint32_t space = ldr_map_space_find(map, t.object.space_id);
+    forget(map, 9000);
+    assert_true(ldr_map_remove(map, space, &t.rows[0], 5000));
+    for (unsigned i = 0; i < 8; i++) { /* the table is swept meanwhile */
+        make_thing(&other, 1000000, 1);
+        ldr_map_add(map, &other.object, 0, other.rows);
+        ldr_map_drop(map, ldr_map_object(map, other.object.id));
+    }
+    assert_true(ldr_map_add(map, &t.object, 0, t.rows));
+    assert_false(is_found(map, space, &t.rows[0]));
     ldr_map_destroy(map);
 }
 
@@ -611,6 +686,8 @@ int main(void)
         cmocka_unit_test_setup(test_orders, setup),
         cmocka_unit_test_setup(test_times, setup),
         cmocka_unit_test_setup(test_removes_what_is_being_written, setup),
+        cmocka_unit_test_setup(test_forgets, setup),
+        cmocka_unit_test_setup(test_old_news, setup),
         cmocka_unit_test_setup(test_shrinks, setup),
         cmocka_unit_test_setup(test_memory, setup),
         cmocka_unit_test_setup(test_no_memory, setup),

@@ -341,6 +341,51 @@ static void test_gone_is_forgotten(void **state)
     world_close(&w);
 }
 
+/* When the node has heard that the key was removed; 0: it was not, or that is
+ * forgotten. */
+static uint32_t removed_of(const node_t *n, unsigned key)
+{
+    larder_key_t k = rig_key(key);
+
+    return ldr_map_removed_s(n->tier->parts[n->tenant]->map, n->space[0],
+                             k.hash, 0, 0);
+}
+
+/* Removals are remembered for a month and as long as an object may have the
+ * record, and then forgotten: by the cleaner and by the others. */
+static void test_removals_are_forgotten(void **state)
+{
+    world_t w;
+
+    (void)state;
+    open_nodes(&w, 2, 2);
+    assert_int_equal(node_put(&w.nodes[0], 0, eight, 8), 0);
+    world_pass(&w, 10 * RIG_SECOND, 100 * RIG_MS);
+    assert_int_equal(node_remove(&w.nodes[0], 0, 3), LARDER_OK);
+    world_pass(&w, 2 * RIG_SECOND, 100 * RIG_MS);
+    for (unsigned i = 0; i < 2; i++) { /* nobody writes the object anew */
+        w.nodes[i].tier->parts[0]->cleaner.thorough_at_ns = UINT64_MAX;
+    }
+    w.now_ns += 40 * DAY;
+    world_pass(&w, 60 * RIG_SECOND, RIG_SECOND);
+    assert_int_not_equal(removed_of(&w.nodes[0], 3), 0);
+    assert_int_not_equal(removed_of(&w.nodes[1], 3), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        w.nodes[i].tier->parts[0]->cleaner.thorough_at_ns = 0;
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        world_pass(&w, 120 * RIG_SECOND, RIG_SECOND);
+        w.now_ns += 3700 * RIG_SECOND;
+    }
+    world_pass(&w, 60 * RIG_SECOND, RIG_SECOND);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(removed_of(&w.nodes[i], 3), 0);
+        assert_int_equal(node_get(&w.nodes[i], 0, 3, NULL), 0);
+        assert_int_not_equal(node_get(&w.nodes[i], 0, 4, NULL), 0);
+    }
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -354,6 +399,7 @@ int main(void)
         cmocka_unit_test(test_garbled_check),
         cmocka_unit_test(test_secret_put_right),
         cmocka_unit_test(test_gone_is_forgotten),
+        cmocka_unit_test(test_removals_are_forgotten),
         cmocka_unit_test(test_damaged_before),
     };
 

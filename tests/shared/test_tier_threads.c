@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "shared/tier_int.h"
 #include "shared/tier_rig.h"
 #include "support/real.h"
 
@@ -125,7 +126,9 @@ static void read_ended(ldr_tier_read_t *r)
     waiter_end(&((transfer_t *)r->arg)->waiter);
 }
 
-static int put_one(real_node_t *n, transfer_t *t, unsigned key, uint64_t number)
+/* False: it was not taken. */
+static bool begin_put(real_node_t *n, transfer_t *t, unsigned key,
+                      uint64_t number)
 {
     uint32_t length = rig_length(0, key);
     uint32_t epoch = ldr_tier_epoch(n->tier, n->tenant, n->space);
@@ -152,10 +155,14 @@ static int put_one(real_node_t *n, transfer_t *t, unsigned key, uint64_t number)
     };
     t->iov[0] = (struct iovec){
         t->data, (size_t)(ldr_record_blocks(length) - 1) * LDR_BLOCK};
-    if (!ldr_tier_write(n->tier, &t->write)) {
-        return t->write.error;
+    return ldr_tier_write(n->tier, &t->write);
+}
+
+static int put_one(real_node_t *n, transfer_t *t, unsigned key, uint64_t number)
+{
+    if (begin_put(n, t, key, number)) {
+        waiter_wait(&t->waiter);
     }
-    waiter_wait(&t->waiter);
     return t->write.error;
 }
 
@@ -304,6 +311,56 @@ static void test_cold(void **state)
     simstore_destroy(store);
 }
 
+static unsigned to_seal(ldr_tier_t *t)
+{
+    pthread_mutex_lock(&t->lock);
+    unsigned count = t->to_seal;
+    pthread_mutex_unlock(&t->lock);
+    return count;
+}
+
+/* Lanes wait for their turn to seal; and none keeps it while it writes, however
+ * long that takes. */
+static void test_turns_to_seal(void **state)
+{
+    enum { WRITES = 5 };
+    static real_node_t a;
+    static transfer_t t[WRITES];
+    simstore_t *store = simstore_create(9);
+    uint64_t until_ms = real_now_ms() + 20000;
+
+    (void)state;
+    open_node(store, &a, WRITES + 4); /* one for reads, some for chores */
+    await_ready(&a);
+    pthread_mutex_lock(&a.tier->lock);
+    a.tier->cpus = a.tier->sealing = 1; /* as if somebody had it */
+    pthread_mutex_unlock(&a.tier->lock);
+    for (unsigned i = 0; i < WRITES; i++) {
+        assert_true(begin_put(&a, &t[i], i, i + 1));
+    }
+    while (to_seal(a.tier) < WRITES && real_now_ms() < until_ms) {
+        real_pause();
+    }
+    assert_int_equal(to_seal(a.tier), WRITES);
+    simstore_hang(a.backend, SIMSTORE_PUT, true);
+    pthread_mutex_lock(&a.tier->lock);
+    a.tier->sealing = 0;
+    pthread_cond_broadcast(&a.tier->sealed);
+    pthread_mutex_unlock(&a.tier->lock);
+    /* Two chores may be among them, but not four. */
+    while (simstore_hanging(a.backend) < WRITES && real_now_ms() < until_ms) {
+        real_pause();
+    }
+    assert_true(simstore_hanging(a.backend) >= WRITES);
+    simstore_hang(a.backend, SIMSTORE_PUT, false);
+    for (unsigned i = 0; i < WRITES; i++) {
+        waiter_wait(&t[i].waiter);
+        assert_int_equal(t[i].write.error, 0);
+    }
+    assert_true(ldr_tier_close(a.tier, after(DEADLINE_NS)));
+    simstore_destroy(store);
+}
+
 /* Closing is bounded by its deadline, whatever hangs. */
 static void test_close_hanging(void **state)
 {
@@ -421,6 +478,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many),
         cmocka_unit_test(test_cold),
+        cmocka_unit_test(test_turns_to_seal),
         cmocka_unit_test(test_close_hanging),
         cmocka_unit_test(test_silent_after_close),
         cmocka_unit_test(test_away_at_start),
