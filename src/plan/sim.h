@@ -59,7 +59,7 @@ struct ldr_sim {
 
 /* lru      the store's own leaf-first LRU          40 bytes a block
  * default  what the store runs                     as that needs
- * learned  the store's policy that learns          40 to 300
+ * learned  the store's policy that learns          40 to 150
  * fifo     first in, first out                      4
  * s3fifo   three queues, of which one is history   31
  * optimal  Belady's, which knows the future: 1/8 of a byte a reference, and 4

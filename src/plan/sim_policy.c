@@ -127,9 +127,9 @@ static ldr_sim_t *policy_create(const ldr_sim_ops_t *ops, ldr_tape_t *tape,
     s->distinct = tape->distinct;
     s->block_tokens = tape->block_tokens;
     s->node = ldr_alloc(s->nodes * sizeof(*s->node));
-    s->slot_of = ldr_reserve(((size_t)s->distinct + 1) * 4);
-    s->block_of = ldr_reserve(all_bytes(s));
-    s->user_of = ldr_reserve(all_bytes(s));
+    s->slot_of = ldr_reserve_huge(((size_t)s->distinct + 1) * 4);
+    s->block_of = ldr_reserve_huge(all_bytes(s));
+    s->user_of = ldr_reserve_huge(all_bytes(s));
     s->slots = ldr_alloc(((size_t)tape->longest + 1) * 4);
     s->prints = ldr_alloc(((size_t)tape->longest + 1) * 8);
     if (s->node == NULL || s->slot_of == NULL || s->block_of == NULL ||

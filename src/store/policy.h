@@ -52,11 +52,12 @@
  * the few runs a chain consists of: a run that is not the youngest of its class
  * is put in its place by looking at no more than some hundred others. Every 50
  * requests, later every 3200, it works its tables out anew, a pass over a
- * bounded number of cells and runs. admit and victim look at one number for
- * each class that has any, of some 700; place may walk over the chunks of its
- * run that are deeper. Each slot in use takes 16 bytes, each run 80, and if it
- * is longer than two its prints 16 for every 6. Ghosts are about one run and
- * four chunks for each slot in use, at most; they take 36, and 16 more if they
+ * bounded number of cells and runs. admit and victim look at the first of a
+ * heap of classes, of some 500 at most; place may walk over the chunks of its
+ * run that are deeper. Each slot in use takes 16 bytes, each run 52, 32 more
+ * if it is longer than a chunk or has others above or below it, and if it is
+ * longer than two its prints 16 for every 6. Ghosts are about one run and four
+ * chunks for each slot in use, at most; they take 24 to 27, and 16 more if they
  * are longer than a chunk, besides the prints. The guard's shadows see a sample
  * of the runs, and take 0.4 MB at most. The tables take 0.2 MB, and as much for
  * each kind of application. All is reserved at create and becomes memory as it
@@ -147,7 +148,8 @@ typedef struct ldr_policy_stats {
     uint64_t runs; /* ghosts are those with nothing resident anywhere */
     uint64_t ghosts, ghost_chunks;
     uint64_t bytes;       /* in use, that grow with what is resident */
-    uint64_t fixed_bytes; /* and that do not */
+    uint64_t fixed_bytes; /* and that do not: tables, and shadows, which are
+                           * complete with some thousand chunks */
     uint64_t told;        /* requests */
     /* What both shadow caches have had since the real one was full: requests
      * seen, and chunks hit, of those in their sample; sample: one in how many

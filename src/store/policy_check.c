@@ -7,13 +7,13 @@ static bool check_prints(const ldr_runs_t *t, uint32_t run)
 {
     const ldr_run_t *r = &t->runs[run];
     uint32_t count = 0;
-    uint16_t last = (uint16_t)r->last;
+    uint16_t last = (uint16_t)ldr_runs_last(t, run);
 
-    if (r->prints == LDR_NIL) {
-        return r->length <= LDR_PRINTS_OWN &&
-               (r->length != 1 || r->first == r->last);
+    if (ldr_limb(t, run)->prints == LDR_NIL) {
+        return r->length <= LDR_PRINTS_OWN;
     }
-    for (uint32_t n = r->prints; n != LDR_NIL; n = t->nodes[n].next) {
+    for (uint32_t n = ldr_limb(t, run)->prints; n != LDR_NIL;
+         n = t->nodes[n].next) {
         for (uint32_t i = count == 0 ? r->skip : 0;
              i < LDR_PRINTS && count < r->length; i++) {
             last = t->nodes[n].print[i];
@@ -22,36 +22,37 @@ static bool check_prints(const ldr_runs_t *t, uint32_t run)
             }
         }
     }
-    return count == r->length && last == (uint16_t)r->last;
+    return count == r->length && last == (uint16_t)ldr_runs_last(t, run);
 }
 
 /* Invariant 1: the run is where it can be found, and among its parent's
  * children. */
 static bool check_place(const ldr_runs_t *t, uint32_t run)
 {
-    const ldr_run_t *r = &t->runs[run];
+    const ldr_limb_t *r = ldr_limb(t, run);
 
     if (r->parent != LDR_NIL) {
-        const ldr_run_t *p = &t->runs[r->parent];
+        const ldr_run_t *above = &t->runs[r->parent];
+        const ldr_limb_t *p = ldr_limb(t, r->parent);
 
-        if ((p->flags & LDR_RUN_USED) == 0 ||
-            r->depth != p->depth + p->length ||
+        if ((above->flags & LDR_RUN_USED) == 0 ||
+            r->depth != p->depth + above->length ||
             (r->prev == LDR_NIL && p->child != run)) {
             return false;
         }
     } else if (r->prev != LDR_NIL || r->next != LDR_NIL) {
         return false;
     }
-    if (r->prev != LDR_NIL && t->runs[r->prev].next != run) {
+    if (r->prev != LDR_NIL && ldr_limb(t, r->prev)->next != run) {
         return false;
     }
-    if (r->next != LDR_NIL && t->runs[r->next].prev != run) {
+    if (r->next != LDR_NIL && ldr_limb(t, r->next)->prev != run) {
         return false;
     }
-    uint32_t hash = ldr_runs_hash(r->parent, r->first);
+    uint32_t hash = ldr_runs_hash(r->parent, t->runs[run].first);
     uint32_t link = *ldr_runs_bucket(t, hash);
     while (link != 0 && ldr_runs_linked(t, link) != run) {
-        link = t->bucket_next[ldr_runs_linked(t, link)];
+        link = t->runs[ldr_runs_linked(t, link)].link;
     }
     return link != 0 && ((link ^ hash) & ~t->link_mask) == 0;
 }
@@ -60,17 +61,19 @@ static bool check_place(const ldr_runs_t *t, uint32_t run)
 static bool check_real(const ldr_runs_t *t, uint32_t run)
 {
     const ldr_run_t *r = &t->runs[run];
-    bool queue = r->resident > 0 && r->kids == 0 && r->held == 0;
+    bool queue = r->resident > 0 && ldr_limb(t, run)->kids == 0 && r->held == 0;
     bool block = !queue && r->resident > r->held;
     uint32_t kids = 0;
 
-    for (uint32_t at = r->child; at != LDR_NIL; at = t->runs[at].next) {
-        if (t->runs[at].parent != run) {
+    for (uint32_t at = ldr_limb(t, run)->child; at != LDR_NIL;
+         at = ldr_limb(t, at)->next) {
+        if (ldr_limb(t, at)->parent != run) {
             return false;
         }
         kids += t->runs[at].resident > 0;
     }
-    return kids == r->kids && ((r->flags & LDR_RUN_QUEUED) != 0) == queue &&
+    return kids == ldr_limb(t, run)->kids &&
+           ((r->flags & LDR_RUN_QUEUED) != 0) == queue &&
            ((r->flags & LDR_RUN_BLOCKED) != 0) == block;
 }
 
@@ -92,7 +95,8 @@ static bool check_shade(const ldr_runs_t *t, uint32_t run)
         bool queue = s->resident[v] > 0 && s->views[v].kids == 0;
         uint32_t kids = 0;
 
-        for (uint32_t at = r->child; at != LDR_NIL; at = t->runs[at].next) {
+        for (uint32_t at = ldr_limb(t, run)->child; at != LDR_NIL;
+             at = ldr_limb(t, at)->next) {
             kids += ldr_shade_resident(t, v + 1, at) > 0;
         }
         if (kids != s->views[v].kids || s->queued[v] != queue ||
@@ -109,6 +113,7 @@ static bool check_slots(const ldr_runs_t *t, uint32_t run)
 {
     const ldr_run_t *r = &t->runs[run];
     uint32_t count = 0, held = 0, down = LDR_NIL;
+    uint32_t from = ldr_limb(t, run)->depth;
 
     for (uint32_t i = r->tail; i != LDR_NIL; i = t->slots[i].up) {
         const ldr_run_slot_t *s = &t->slots[i];
@@ -118,7 +123,7 @@ static bool check_slots(const ldr_runs_t *t, uint32_t run)
             return false;
         }
         if (run != LDR_RUN_STRAY &&
-            (s->depth < r->depth || s->depth >= r->depth + r->length)) {
+            (s->depth < from || s->depth >= from + r->length)) {
             return false;
         }
         if (down != LDR_NIL &&
@@ -195,6 +200,41 @@ static bool check_sums(const ldr_runs_t *t, const uint64_t *resident,
            chunks == t->ghost_chunks;
 }
 
+/* Invariant 0: nobody has written to what all have that stand alone. */
+static bool check_limb(const ldr_runs_t *t)
+{
+    const ldr_limb_t *l = &t->limbs[0];
+
+    return l->parent == LDR_NIL && l->child == LDR_NIL && l->next == LDR_NIL &&
+           l->prev == LDR_NIL && l->prints == LDR_NIL && l->depth == 0 &&
+           l->kids == 0;
+}
+
+/* Each class with something in it is in the heap once, and none goes before
+ * the one above it. */
+static bool check_heap(const ldr_runs_t *t, uint32_t view)
+{
+    const ldr_run_queues_t *q = &t->queues[view];
+    uint32_t filled = 0;
+
+    for (uint32_t c = 0; c < LDR_CLASSES; c++) {
+        bool has = (q->filled[c / 64] >> c % 64 & 1) != 0;
+
+        filled += has;
+        if (!q->stale && (has != (q->place[c] != 0) ||
+                          (has && q->heap[q->place[c] - 1] != c))) {
+            return false;
+        }
+    }
+    for (uint32_t i = 1; !q->stale && !q->lru && i < q->heap_count; i++) {
+        if (q->classes[q->heap[i]].worth <
+            q->classes[q->heap[(i - 1) / 2]].worth) {
+            return false;
+        }
+    }
+    return q->stale || filled == q->heap_count;
+}
+
 bool ldr_runs_check(const ldr_runs_t *t)
 {
     uint64_t resident[LDR_VIEWS] = {0};
@@ -225,6 +265,7 @@ bool ldr_runs_check(const ldr_runs_t *t)
             queued[v] += s->queued[v - 1];
         }
     }
-    return count == t->run_count && shades == t->shade_count &&
-           check_sums(t, resident, queued);
+    return count == t->run_count && shades == t->shade_count && check_limb(t) &&
+           check_heap(t, LDR_VIEW_REAL) && check_heap(t, LDR_VIEW_LEARNED) &&
+           check_heap(t, LDR_VIEW_LRU) && check_sums(t, resident, queued);
 }

@@ -4,6 +4,7 @@
 
 #define SLOTS_MAX (LDR_NIL / 5) /* so that runs and prints have numbers */
 #define APPEND_MAX 512u         /* a run that grows by one walks its prints */
+#define SOON_LEAST 8192u        /* fewer runs are near anyway */
 #define RUN_SLOTS_MAX 60000u    /* they are counted in 16 bits */
 
 /* ---- slots ---- */
@@ -22,16 +23,17 @@ static uint32_t find_told(const ldr_default_t *d, const ldr_told_t *told,
 
     /* One that was forgotten since may be another's: its prints say so. */
     while (run != LDR_NIL && (t->runs[run].flags & LDR_RUN_USED) != 0 &&
-           run != LDR_RUN_STRAY && t->runs[run].depth > depth) {
-        run = t->runs[run].parent;
+           run != LDR_RUN_STRAY && ldr_limb(t, run)->depth > depth) {
+        run = ldr_limb(t, run)->parent;
     }
     if (run == LDR_NIL || (t->runs[run].flags & LDR_RUN_USED) == 0 ||
         run == LDR_RUN_STRAY ||
-        depth - t->runs[run].depth >= t->runs[run].length) {
+        depth - ldr_limb(t, run)->depth >= t->runs[run].length) {
         return LDR_NIL;
     }
-    return ldr_prints_is(t, run, depth - t->runs[run].depth, print) ? run
-                                                                    : LDR_NIL;
+    return ldr_prints_is(t, run, depth - ldr_limb(t, run)->depth, print)
+               ? run
+               : LDR_NIL;
 }
 
 /* The same without a parent: chunks of groups that need only the end of a
@@ -58,11 +60,11 @@ static uint32_t locate_ghost(ldr_default_t *d, uint32_t parent, uint32_t depth,
                              uint32_t print)
 {
     ldr_runs_t *t = &d->t;
-    uint32_t before = parent != LDR_NIL ? t->runs[parent].last : 0;
+    uint32_t before = parent != LDR_NIL ? ldr_runs_last(t, parent) : 0;
 
     if (parent == LDR_NIL
             ? depth > 0
-            : depth != t->runs[parent].depth + t->runs[parent].length) {
+            : depth != ldr_limb(t, parent)->depth + t->runs[parent].length) {
         return LDR_NIL;
     }
     uint32_t run = ldr_runs_wake(t, parent, depth, before, print);
@@ -79,11 +81,15 @@ static uint32_t locate(ldr_default_t *d, uint32_t parent, uint32_t depth,
 {
     uint32_t above = LDR_NIL, run;
 
+    if (depth == 0 && parent == LDR_NIL && d->path_count > 0 &&
+        ldr_runs_is_at(&d->t, d->path[0], LDR_NIL, 0, print)) {
+        return d->path[0]; /* as of most that come right after a request */
+    }
     if (is_present(d, parent)) {
         above = d->t.slots[parent].run;
-        const ldr_run_t *r = &d->t.runs[above];
+        uint32_t from = ldr_limb(&d->t, above)->depth;
 
-        if (depth > r->depth && depth - r->depth < r->length) {
+        if (depth > from && depth - from < d->t.runs[above].length) {
             return above;
         }
     }
@@ -118,7 +124,7 @@ static void touch_run(ldr_default_t *d, uint32_t run)
     while (run != LDR_NIL && d->t.runs[run].stamp != d->t.stamp) {
         ldr_runs_tell(&d->t, run);
         ldr_runs_restamp(&d->t, run, d->t.runs[run].class, d->t.stamp);
-        run = d->t.runs[run].parent;
+        run = ldr_limb(&d->t, run)->parent;
     }
 }
 
@@ -136,10 +142,11 @@ static uint32_t make_place(ldr_default_t *d, uint32_t parent, uint32_t depth,
     }
     if (above != LDR_NIL) {
         ldr_run_t *r = &d->t.runs[above];
+        const ldr_limb_t *l = ldr_limb(&d->t, above);
 
-        if (above == LDR_RUN_STRAY || depth != r->depth + r->length) {
+        if (above == LDR_RUN_STRAY || depth != l->depth + r->length) {
             above = LDR_NIL;
-        } else if (r->child == LDR_NIL && (r->flags & LDR_RUN_LAST) == 0 &&
+        } else if (l->child == LDR_NIL && (r->flags & LDR_RUN_LAST) == 0 &&
                    r->length < APPEND_MAX &&
                    ldr_prints_append(&d->t, above, ldr_runs_fold(print))) {
             return above;
@@ -270,7 +277,7 @@ static void default_used(ldr_policy_t *policy, uint32_t slot)
         ldr_runs_tell(t, run);
         ldr_runs_restamp(t, run, r->class, t->stamp);
         r->told = 0;
-        run = r->parent;
+        run = ldr_limb(t, run)->parent;
         first = false;
     }
 }
@@ -280,9 +287,12 @@ static void default_soon(const ldr_policy_t *policy, uint64_t print,
                          unsigned step)
 {
     const ldr_runs_t *t = &((const ldr_default_t *)policy)->t;
+
+    if (t->run_top < SOON_LEAST) {
+        return;
+    }
     uint32_t hash = ldr_runs_hash(LDR_NIL, ldr_runs_fold(print));
     const uint32_t *bucket = ldr_runs_bucket(t, hash);
-
     if (step >= 2) {
         __builtin_prefetch(bucket);
         ldr_ghost_soon(t, ldr_runs_fold(print), step);
@@ -293,7 +303,7 @@ static void default_soon(const ldr_policy_t *policy, uint64_t print,
     }
     uint32_t link = *bucket;
     if (link != 0 && ((link ^ hash) & ~t->link_mask) != 0) {
-        const uint32_t *next = &t->bucket_next[ldr_runs_linked(t, link)];
+        const uint32_t *next = &t->runs[ldr_runs_linked(t, link)].link;
 
         if (step == 1) {
             __builtin_prefetch(next);
@@ -438,11 +448,12 @@ void ldr_policy_default_stats(const ldr_policy_t *policy,
         .bytes = (uint64_t)t->run_top * sizeof(ldr_run_t) +
                  (uint64_t)t->node_top * sizeof(ldr_prints_t) +
                  t->queues[LDR_VIEW_REAL].resident * sizeof(ldr_run_slot_t) +
-                 (uint64_t)t->run_top * sizeof(uint32_t) +
+                 (uint64_t)t->limb_top * sizeof(ldr_limb_t) +
                  (uint64_t)t->bucket_count * sizeof(uint32_t) +
-                 ldr_ghost_bytes(t) +
-                 (uint64_t)t->shade_top * sizeof(ldr_shade_t),
-        .fixed_bytes = sizeof(*d) + sizeof(*t->learn),
+                 ldr_ghost_bytes(t),
+        .fixed_bytes = sizeof(*d) + sizeof(*t->learn) +
+                       (uint64_t)t->shade_top * sizeof(ldr_shade_t) +
+                       LDR_SHADE_BUCKETS * sizeof(uint32_t),
         .told = d->told_next,
         .requests = d->judged,
         .hits_learned = d->hits_learned,

@@ -66,5 +66,5 @@ void ldr_default_close(ldr_policy_t *policy, const ldr_policy_request_t *r);
 static inline float ldr_default_first_worth(const ldr_default_t *d,
                                             uint32_t run)
 {
-    return d->t.learn->worth[d->t.runs[run].class][0];
+    return ldr_learn_row(d->t.learn, d->t.runs[run].class)[0];
 }

@@ -4,10 +4,12 @@
  * and is a run again when a chain comes to where it was. It is known by its
  * first print and the one before that, not by its parent, which may be one too.
  *
- * They are in a list, in the order in which they came to rest, and go in that
- * order, so that nothing depends on what prints are. Buckets become more one by
- * one, as those of runs do. One of more than a chunk has a node of prints that
- * says so, in front of those of the run.
+ * They stand in a ring, in the order in which they came to rest, and go in that
+ * order, so that nothing depends on what prints are. The ring becomes longer at
+ * its end while it is well filled, and else begins anew there; the oldest go
+ * when it is full, of holes or not. Buckets become more one by one, as those of
+ * runs do. One of more than a chunk has a node of prints that says so, in front
+ * of those of the run.
  */
 #include <string.h>
 
@@ -15,10 +17,13 @@
 
 #define BUCKETS_LEAST 256u /* a power of two */
 #define TOLD_MAX 2048u     /* that are told of in one pass, about */
+#define SLACK 8u           /* an eighth of the ring may be holes */
+#define RING_LEAST 256u
 
 /* What such a node has in place of prints. */
 typedef struct extent {
     uint32_t last;
+    uint32_t more; /* as of a single chunk */
     uint16_t length;
     uint16_t skip;
 } extent_t;
@@ -44,10 +49,10 @@ static uint32_t *bucket_of(const ldr_ghosts_t *g, uint32_t key)
 
 static extent_t extent_of(const ldr_runs_t *t, const ldr_ghost_t *u)
 {
-    extent_t e = {.length = 1};
+    extent_t e = {.length = 1, .more = u->more};
 
-    if (u->prints != LDR_NIL) {
-        memcpy(&e, t->nodes[u->prints].print, sizeof(e));
+    if (u->is_long) {
+        memcpy(&e, t->nodes[u->more].print, sizeof(e));
     }
     return e;
 }
@@ -99,19 +104,11 @@ static void link_in(ldr_ghosts_t *g, uint32_t ghost)
     uint32_t *bucket = bucket_of(g, u->key);
     u->next = *bucket;
     *bucket = ghost + 1;
-    u->older = g->youngest;
-    u->younger = LDR_NIL;
-    if (g->youngest != LDR_NIL) {
-        g->all[g->youngest].younger = ghost;
-    } else {
-        g->oldest = ghost;
-    }
-    g->youngest = ghost;
     g->count++;
     g->shorts += u->is_short;
 }
 
-/* It is free; its prints are the caller's. */
+/* It is a hole; its prints are the caller's. */
 static void unlink_it(ldr_runs_t *t, uint32_t ghost)
 {
     ldr_ghosts_t *g = &t->ghosts;
@@ -119,98 +116,106 @@ static void unlink_it(ldr_runs_t *t, uint32_t ghost)
     uint32_t *link = bucket_of(g, u->key);
 
     tell(t, ghost, 1);
-    t->ghost_chunks -= extent_of(t, u).length;
+    t->ghost_chunks -= u->is_long ? extent_of(t, u).length : 1;
     while (*link != ghost + 1) {
         link = &g->all[*link - 1].next;
     }
     *link = u->next;
-    if (u->older != LDR_NIL) {
-        g->all[u->older].younger = u->younger;
-    } else {
-        g->oldest = u->younger;
-    }
-    if (u->younger != LDR_NIL) {
-        g->all[u->younger].older = u->older;
-    } else {
-        g->youngest = u->older;
-    }
     g->count--;
     g->shorts -= u->is_short;
     u->used = 0;
-    u->next = g->free;
-    g->free = ghost + 1;
+    while (g->span > 0 && !g->all[g->oldest].used) {
+        g->oldest = g->oldest + 1 < g->size ? g->oldest + 1 : 0;
+        g->span--;
+    }
 }
 
-/* Of those that go next: what is in its bucket, the bucket, the ghost. */
+/* Of those that go next: what is in its bucket, the bucket. */
 static void fetch_next(const ldr_ghosts_t *g)
 {
-    const ldr_ghost_t *u = &g->all[g->oldest];
-
-    if (g->oldest == LDR_NIL || u->younger == LDR_NIL) {
+    if (g->span < 2) {
         return;
     }
-    uint32_t first = *bucket_of(g, u->key);
+    uint32_t first = *bucket_of(g, g->all[g->oldest].key);
     if (first != 0) {
         __builtin_prefetch(&g->all[first - 1]);
     }
-    u = &g->all[u->younger];
-    __builtin_prefetch(bucket_of(g, u->key));
-    if (u->younger != LDR_NIL) {
-        __builtin_prefetch(&g->all[u->younger]);
-    }
+    uint32_t next = g->oldest + 1 < g->size ? g->oldest + 1 : 0;
+    __builtin_prefetch(bucket_of(g, g->all[next].key));
 }
 
 bool ldr_ghost_drop(ldr_runs_t *t)
 {
     ldr_ghosts_t *g = &t->ghosts;
-    uint32_t ghost = g->oldest;
 
-    if (ghost == LDR_NIL) {
+    if (g->count == 0) {
         return false;
     }
-    uint32_t prints = g->all[ghost].prints;
-    unlink_it(t, ghost);
+    const ldr_ghost_t *u = &g->all[g->oldest];
+    uint32_t prints = u->is_long ? u->more : LDR_NIL;
+    unlink_it(t, g->oldest);
     ldr_prints_give(t, prints);
     fetch_next(g);
     return true;
 }
 
+/* The place behind the youngest, for which others may have to go. */
+static uint32_t ring_take(ldr_runs_t *t)
+{
+    ldr_ghosts_t *g = &t->ghosts;
+    uint32_t at = g->oldest + g->span;
+
+    if (at == g->size && g->size < g->max &&
+        g->size < RING_LEAST + g->count + g->count / SLACK) {
+        g->size++;
+    }
+    at = at < g->size ? at : at - g->size;
+    if (g->span == g->size) {
+        ldr_ghost_drop(t);
+    }
+    g->span++;
+    return at;
+}
+
+static uint32_t more_of(const ldr_run_t *r)
+{
+    return r->tokens | (uint32_t)r->lot << 20;
+}
+
 bool ldr_ghost_keep(ldr_runs_t *t, uint32_t run)
 {
     ldr_ghosts_t *g = &t->ghosts;
-    ldr_run_t *r = &t->runs[run];
+    const ldr_run_t *r = &t->runs[run];
     bool is_short = (r->flags & LDR_RUN_SHORT) != 0;
-    uint32_t before = r->parent != LDR_NIL ? t->runs[r->parent].last : 0;
+    const ldr_limb_t *l = ldr_limb(t, run);
+    uint32_t before = l->parent != LDR_NIL ? ldr_runs_last(t, l->parent) : 0;
     uint32_t fan = (r->flags & LDR_RUN_TEMPLATE) != 0 ? 255 : r->fan;
-    uint32_t prints = LDR_NIL;
+    uint32_t more = more_of(r);
 
-    if (r->length == 0 || (r->parent == LDR_NIL && r->depth > 0) ||
-        (g->free == 0 && g->top == g->max && !ldr_ghost_drop(t))) {
+    if (r->length == 0 || (l->parent == LDR_NIL && l->depth > 0)) {
         return false;
     }
     if (r->length > 1) {
-        extent_t e = {r->last, r->length, r->skip};
+        extent_t e = {l->last, more, r->length, r->skip};
 
-        prints = ldr_prints_head(t, r->prints, &e, sizeof(e));
-        if (prints == LDR_NIL) {
+        more = ldr_prints_head(t, l->prints, &e, sizeof(e));
+        if (more == LDR_NIL) {
             return false;
         }
-        r->prints = LDR_NIL;
+        ldr_limb(t, run)->prints = LDR_NIL;
     }
-    uint32_t ghost = g->free != 0 ? g->free - 1 : g->top++;
-    g->free = g->free != 0 ? g->all[ghost].next : 0;
+    uint32_t ghost = ring_take(t);
     g->all[ghost] = (ldr_ghost_t){
         .key = key_of(before, r->first, is_short),
         .used_ds = r->used_ds,
-        .prints = prints,
-        .tokens = r->tokens,
-        .lot = r->lot,
+        .more = more,
         .class = r->class & 0x3ff,
         .uses = r->uses < 127 ? r->uses & 0x7f : 127,
         .turn = r->turn < 127 ? r->turn & 0x7f : 127,
         .fan = fan < 15 ? fan & 15 : 15,
         .told = r->told,
         .is_short = is_short,
+        .is_long = r->length > 1,
         .used = 1,
     };
     t->ghost_chunks += r->length;
@@ -231,7 +236,7 @@ static uint32_t find(const ldr_ghosts_t *g, uint32_t key, bool is_short)
 }
 
 bool ldr_ghost_take(ldr_runs_t *t, uint32_t before, uint32_t first,
-                    ldr_run_t *to)
+                    ldr_run_t *to, uint32_t *prints, uint32_t *last)
 {
     ldr_ghosts_t *g = &t->ghosts;
     uint32_t ghost = find(g, key_of(before, first, false), false);
@@ -246,13 +251,10 @@ bool ldr_ghost_take(ldr_runs_t *t, uint32_t before, uint32_t first,
     extent_t e = extent_of(t, u);
     *to = (ldr_run_t){
         .first = first,
-        .last = e.length > 1 ? e.last : first,
-        .prints = u->prints,
-        .child = LDR_NIL,
         .used_ds = u->used_ds,
         .stamp = t->stamp - 1,
-        .tokens = u->tokens,
-        .lot = u->lot,
+        .tokens = e.more & LDR_RUN_TOKENS_MAX,
+        .lot = e.more >> 20,
         .tail = LDR_NIL,
         .length = e.length,
         .class = u->class,
@@ -263,9 +265,11 @@ bool ldr_ghost_take(ldr_runs_t *t, uint32_t before, uint32_t first,
         .turn = u->turn,
         .flags = LDR_RUN_USED,
     };
+    *prints = u->is_long ? u->more : LDR_NIL;
+    *last = e.last;
     unlink_it(t, ghost);
-    if (to->prints != LDR_NIL) {
-        to->prints = ldr_prints_behead(t, to->prints);
+    if (*prints != LDR_NIL) {
+        *prints = ldr_prints_behead(t, *prints);
     }
     return true;
 }
@@ -274,7 +278,7 @@ void ldr_ghost_tell_all(ldr_runs_t *t)
 {
     ldr_ghosts_t *g = &t->ghosts;
 
-    for (uint32_t i = 0; i < g->top; i += g->sample + 1) {
+    for (uint32_t i = 0; i < g->size; i += g->sample + 1) {
         if (g->all[i].used) {
             tell(t, i, 1);
         }
@@ -285,7 +289,7 @@ void ldr_ghost_resample(ldr_runs_t *t)
 {
     ldr_ghosts_t *g = &t->ghosts;
 
-    while (g->top / (g->sample + 1) > TOLD_MAX) {
+    while (g->size / (g->sample + 1) > TOLD_MAX) {
         g->sample = g->sample * 2 + 1;
     }
 }
@@ -306,34 +310,38 @@ void ldr_ghost_init(ldr_runs_t *t, uint32_t max)
     t->ghosts.max = max > BUCKETS_LEAST ? max : BUCKETS_LEAST;
     t->ghosts.bucket_count = BUCKETS_LEAST;
     t->ghosts.bucket_mask = BUCKETS_LEAST - 1;
-    t->ghosts.oldest = t->ghosts.youngest = LDR_NIL;
+    t->ghosts.size = RING_LEAST;
 }
 
 size_t ldr_ghost_bytes(const ldr_runs_t *t)
 {
-    return t->ghosts.top * sizeof(ldr_ghost_t) +
+    return t->ghosts.size * sizeof(ldr_ghost_t) +
            t->ghosts.bucket_count * sizeof(uint32_t);
 }
 
 bool ldr_ghost_check(const ldr_runs_t *t, uint64_t *chunks)
 {
     const ldr_ghosts_t *g = &t->ghosts;
-    uint32_t count = 0, shorts = 0, older = LDR_NIL;
+    uint32_t count = 0, shorts = 0;
 
-    for (uint32_t i = g->oldest; i != LDR_NIL; i = g->all[i].younger) {
+    for (uint32_t i = 0; i < g->size; i++) {
         const ldr_ghost_t *u = &g->all[i];
-        uint32_t at = *bucket_of(g, u->key);
+        uint32_t from = (i + g->size - g->oldest) % g->size;
 
+        if (!u->used) {
+            continue;
+        }
+        uint32_t at = *bucket_of(g, u->key);
         while (at != 0 && at != i + 1) {
             at = g->all[at - 1].next;
         }
-        if (at == 0 || !u->used || u->older != older || count++ == g->count ||
-            extent_of(t, u).length < 1) {
+        if (at == 0 || from >= g->span || extent_of(t, u).length < 1) {
             return false;
         }
+        count++;
         shorts += u->is_short;
         *chunks += extent_of(t, u).length;
-        older = i;
     }
-    return count == g->count && shorts == g->shorts && older == g->youngest;
+    return count == g->count && shorts == g->shorts &&
+           (g->span == 0 || g->all[g->oldest].used);
 }

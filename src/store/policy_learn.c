@@ -20,6 +20,7 @@ static float prior(uint32_t age)
 void ldr_learn_use(ldr_learn_t *learn, uint32_t class, uint32_t ds,
                    float weight)
 {
+    learn->seen[class] = true;
     learn->uses[class][ldr_learn_age(ds)] += weight;
 }
 
@@ -28,6 +29,7 @@ void ldr_learn_wait(ldr_learn_t *learn, uint32_t class, uint32_t from_ds,
 {
     uint32_t age = ldr_learn_age(from_ds);
 
+    learn->seen[class] = true;
     while (from_ds < to_ds) {
         uint32_t bits = ldr_learn_bits(age);
         uint32_t end =
@@ -109,8 +111,10 @@ static void base_update(ldr_learn_t *learn)
     uint32_t count = bodies(learn);
 
     for (uint32_t c = 0; c < count; c++) {
+        if (!learn->seen[c]) {
+            continue;
+        }
         float scale = scale_of(learn, c);
-
         for (uint32_t a = 0; a < LDR_AGES; a++) {
             uses[a] += learn->uses[c][a];
             waits[a] += learn->waits[c][a] * scale;
@@ -133,6 +137,9 @@ static void factor_update(ldr_learn_t *learn, float *factor, uint32_t count,
     uint32_t classes = bodies(learn);
 
     for (uint32_t c = 0; c < classes; c++) {
+        if (!learn->seen[c]) {
+            continue;
+        }
         ldr_levels_t l = levels_of(c);
         uint32_t level = which == 0   ? l.app
                          : which == 1 ? l.turn
@@ -154,7 +161,7 @@ static void factors_update(ldr_learn_t *learn)
 
     for (uint32_t c = 0; c < count; c++) {
         seen[c] = expected[c] = 0;
-        for (uint32_t a = 0; a < LDR_AGES; a++) {
+        for (uint32_t a = 0; learn->seen[c] && a < LDR_AGES; a++) {
             seen[c] += learn->uses[c][a];
             expected[c] += learn->waits[c][a] * learn->base[a];
         }
@@ -218,6 +225,22 @@ static void own_curve(const ldr_learn_t *learn, uint32_t class, float *hazard)
     }
 }
 
+/* Of a class made of factors, or of which nothing was seen at the last rebuild:
+ * so it may be done at any time until the next. */
+void ldr_learn_row_update(ldr_learn_t *learn, uint32_t class)
+{
+    float scale = class < LDR_CLASS_BODIES ? scale_of(learn, class)
+                  : class < LDR_CLASS_LAST ? 1.0f
+                                           : PRIOR_OVER;
+    float hazard[LDR_AGES];
+
+    for (uint32_t a = 0; a < LDR_AGES; a++) {
+        hazard[a] = learn->base[a] * scale;
+    }
+    worth_update(hazard, learn->worth[class]);
+    learn->as_of[class] = learn->version;
+}
+
 static void fade_row(float *row, float by)
 {
     for (uint32_t a = 0; a < LDR_AGES; a++) {
@@ -227,27 +250,22 @@ static void fade_row(float *row, float by)
 
 void ldr_learn_rebuild(ldr_learn_t *learn, float fade)
 {
-    uint32_t count = bodies(learn);
     float hazard[LDR_AGES];
 
     for (uint32_t i = 0; i < 2; i++) {
         base_update(learn);
         factors_update(learn);
     }
+    learn->version++;
     for (uint32_t c = 0; c < LDR_CLASSES; c++) {
-        if (c >= count && c < LDR_CLASS_BODIES) {
+        if (!learn->seen[c]) {
             continue;
         }
-        if (c < LDR_CLASS_BODIES) {
-            float scale = scale_of(learn, c);
-
-            for (uint32_t a = 0; a < LDR_AGES; a++) {
-                hazard[a] = learn->base[a] * scale;
-            }
-        } else {
+        if (c >= LDR_CLASS_BODIES) { /* by what is about to fade */
             own_curve(learn, c, hazard);
+            worth_update(hazard, learn->worth[c]);
+            learn->as_of[c] = learn->version;
         }
-        worth_update(hazard, learn->worth[c]);
         fade_row(learn->uses[c], fade);
         fade_row(learn->waits[c], fade);
     }

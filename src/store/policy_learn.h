@@ -18,6 +18,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define LDR_AGES 80u
@@ -48,6 +49,11 @@ typedef struct ldr_learn {
     float app[LDR_APPS], turn[LDR_TURNS], delta[LDR_DELTAS];
     float length[LDR_LENGTHS];
     uint32_t apps_seen; /* bits; what others would be worth is not known */
+    /* Rows of worth are worked out when one is asked for: of some 500 classes
+     * few are in use. A row is good if it is as of the last rebuild. */
+    uint32_t version;
+    uint32_t as_of[LDR_CLASSES];
+    bool seen[LDR_CLASSES]; /* something was counted, ever */
 } ldr_learn_t;
 
 /* The age that so many tenths of a second are. */
@@ -83,12 +89,23 @@ static inline uint32_t ldr_learn_body(uint32_t app, uint32_t turn,
            length;
 }
 
+void ldr_learn_row_update(ldr_learn_t *learn, uint32_t class);
+
+/* What the class is worth at the beginning of each age. */
+static inline const float *ldr_learn_row(ldr_learn_t *learn, uint32_t class)
+{
+    if (learn->as_of[class] != learn->version) {
+        ldr_learn_row_update(learn, class);
+    }
+    return learn->worth[class];
+}
+
 /* What something of the class is worth so long after its last use: the table
  * has it for the beginnings of ages, between them lies a straight line. */
-static inline float ldr_learn_worth(const ldr_learn_t *learn, uint32_t class,
+static inline float ldr_learn_worth(ldr_learn_t *learn, uint32_t class,
                                     uint32_t ds)
 {
-    const float *worth = learn->worth[class];
+    const float *worth = ldr_learn_row(learn, class);
     uint32_t age = ldr_learn_age(ds);
     uint32_t bits = ldr_learn_bits(age);
 

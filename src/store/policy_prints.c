@@ -8,6 +8,24 @@
 
 #define FORGET_TRIES 4u
 
+/* What a run has prints in, and its place. */
+ldr_limb_t *ldr_limb_need(ldr_runs_t *t, uint32_t run)
+{
+    uint32_t limb = t->runs[run].limb;
+
+    if (limb == 0) {
+        limb = t->limb_free;
+        if (limb != 0) {
+            t->limb_free = t->limbs[limb].next;
+        } else {
+            limb = t->limb_top++;
+        }
+        t->limbs[limb] = t->limbs[0];
+        t->runs[run].limb = limb;
+    }
+    return &t->limbs[limb];
+}
+
 /* Ghosts may go for it. */
 static uint32_t node_take(ldr_runs_t *t)
 {
@@ -66,20 +84,21 @@ uint32_t ldr_prints_behead(ldr_runs_t *t, uint32_t head)
 
 void ldr_prints_free(ldr_runs_t *t, uint32_t run)
 {
-    ldr_prints_give(t, t->runs[run].prints);
-    t->runs[run].prints = LDR_NIL;
+    if (t->runs[run].limb != 0) {
+        ldr_prints_give(t, ldr_limb(t, run)->prints);
+        ldr_limb(t, run)->prints = LDR_NIL;
+    }
     t->runs[run].skip = 0;
 }
 
 bool ldr_prints_make(ldr_runs_t *t, uint32_t run, const uint64_t *prints,
                      uint32_t count)
 {
-    uint32_t *link = &t->runs[run].prints;
-
-    *link = LDR_NIL;
     if (count <= LDR_PRINTS_OWN) {
         return true;
     }
+    uint32_t *link = &ldr_limb_need(t, run)->prints;
+    *link = LDR_NIL;
     for (uint32_t i = 0; i < count; i++) {
         if (i % LDR_PRINTS == 0) {
             uint32_t node = node_take(t);
@@ -100,10 +119,13 @@ bool ldr_prints_make(ldr_runs_t *t, uint32_t run, const uint64_t *prints,
 }
 
 /* Whether a run of one or two has that print there. */
-static bool is_own(const ldr_run_t *r, uint32_t at, uint32_t print)
+static bool is_own(const ldr_runs_t *t, uint32_t run, uint32_t at,
+                   uint32_t print)
 {
+    const ldr_run_t *r = &t->runs[run];
+
     if (at > 0) {
-        return r->last == print;
+        return ldr_runs_last(t, run) == print;
     }
     return (r->flags & LDR_RUN_SHORT) != 0
                ? (uint16_t)r->first == (uint16_t)print
@@ -114,13 +136,13 @@ uint32_t ldr_prints_match(const ldr_runs_t *t, uint32_t run,
                           const uint64_t *prints, uint32_t count)
 {
     const ldr_run_t *r = &t->runs[run];
-    uint32_t node = r->prints;
+    uint32_t node = ldr_limb(t, run)->prints;
     uint32_t at = r->skip;
     uint32_t n = 0;
 
     count = count < r->length ? count : r->length;
     if (node == LDR_NIL) {
-        while (n < count && is_own(r, n, ldr_runs_fold(prints[n]))) {
+        while (n < count && is_own(t, run, n, ldr_runs_fold(prints[n]))) {
             n++;
         }
         return n;
@@ -142,13 +164,14 @@ bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
                       uint32_t count, uint32_t last)
 {
     ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
+    ldr_limb_t *rl = ldr_limb(t, run), *ul = ldr_limb(t, upper);
     uint32_t at = r->skip + count;
-    uint32_t before = LDR_NIL, node = r->prints;
+    uint32_t before = LDR_NIL, node = rl->prints;
 
     if (node == LDR_NIL) { /* two of them */
-        u->first = u->last = last;
+        u->first = ul->last = last;
         u->flags &= (uint8_t)~LDR_RUN_SHORT;
-        r->first = r->last;
+        r->first = rl->last;
         r->flags &= (uint8_t)~LDR_RUN_SHORT;
         return true;
     }
@@ -167,15 +190,15 @@ bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
         t->nodes[copy] = t->nodes[node];
         t->nodes[copy].next = LDR_NIL;
     }
-    u->last = last;
+    ul->last = last;
     if (before != LDR_NIL) {
         t->nodes[before].next = copy;
     } else {
-        u->prints = copy;
+        ul->prints = copy;
     }
-    r->prints = node;
+    rl->prints = node;
     r->skip = (uint16_t)(at & 7);
-    r->first = r->length - count == 1 ? r->last : t->nodes[node].print[at];
+    r->first = r->length - count == 1 ? rl->last : t->nodes[node].print[at];
     r->flags &= (uint8_t)~LDR_RUN_SHORT;
     if (r->length - count > 1) {
         r->flags |= LDR_RUN_SHORT;
@@ -196,7 +219,7 @@ bool ldr_prints_split(ldr_runs_t *t, uint32_t run, uint32_t upper,
 /* The last node of a run that has any. */
 static uint32_t node_last(const ldr_runs_t *t, uint32_t run)
 {
-    uint32_t node = t->runs[run].prints;
+    uint32_t node = ldr_limb(t, run)->prints;
 
     while (t->nodes[node].next != LDR_NIL) {
         node = t->nodes[node].next;
@@ -208,7 +231,7 @@ static uint32_t node_last(const ldr_runs_t *t, uint32_t run)
 static bool node_first(ldr_runs_t *t, uint32_t run)
 {
     ldr_run_t *r = &t->runs[run];
-    uint32_t node = r->prints;
+    uint32_t node = ldr_limb(t, run)->prints;
 
     if (node != LDR_NIL) {
         return true;
@@ -219,9 +242,9 @@ static bool node_first(ldr_runs_t *t, uint32_t run)
     }
     t->nodes[node].print[0] = (uint16_t)r->first;
     if (r->length > 1) {
-        t->nodes[node].print[1] = (uint16_t)r->last;
+        t->nodes[node].print[1] = (uint16_t)ldr_runs_last(t, run);
     }
-    r->prints = node;
+    ldr_limb_need(t, run)->prints = node;
     return true;
 }
 
@@ -231,7 +254,7 @@ bool ldr_prints_append(ldr_runs_t *t, uint32_t run, uint32_t print)
     uint32_t at = r->skip + r->length;
 
     if (r->length < LDR_PRINTS_OWN) {
-        r->last = print;
+        ldr_limb_need(t, run)->last = print;
         r->length++;
         return true;
     }
@@ -249,7 +272,7 @@ bool ldr_prints_append(ldr_runs_t *t, uint32_t run, uint32_t print)
         node = more;
     }
     t->nodes[node].print[at % LDR_PRINTS] = (uint16_t)print;
-    r->last = print;
+    ldr_limb_need(t, run)->last = print;
     r->length++;
     return true;
 }
@@ -279,10 +302,11 @@ bool ldr_prints_join(ldr_runs_t *t, uint32_t run, uint32_t below)
     uint32_t to = r->skip + r->length, end = to + b->length;
     uint32_t has = (to + LDR_PRINTS - 1) / LDR_PRINTS;
     uint32_t needs = (end + LDR_PRINTS - 1) / LDR_PRINTS;
-    uint32_t from = b->prints, at = b->skip;
+    uint32_t last = ldr_runs_last(t, below);
+    uint32_t from = ldr_limb(t, below)->prints, at = b->skip;
 
     if (end <= LDR_PRINTS_OWN) { /* one and one */
-        r->last = b->last;
+        ldr_limb_need(t, run)->last = last;
         r->length = (uint16_t)(r->length + b->length);
         return true;
     }
@@ -294,7 +318,7 @@ bool ldr_prints_join(ldr_runs_t *t, uint32_t run, uint32_t below)
         return false;
     }
     for (uint32_t i = 0; to < end; i++, to++) {
-        uint16_t print = (uint16_t)(i == 0 ? b->first : b->last);
+        uint16_t print = (uint16_t)(i == 0 ? b->first : last);
 
         if (from != LDR_NIL && at == LDR_PRINTS) {
             from = t->nodes[from].next;
@@ -308,7 +332,7 @@ bool ldr_prints_join(ldr_runs_t *t, uint32_t run, uint32_t below)
         }
         t->nodes[node].print[to % LDR_PRINTS] = print;
     }
-    r->last = b->last;
+    ldr_limb_need(t, run)->last = last;
     r->length = (uint16_t)(r->length + b->length);
     ldr_prints_free(t, below);
     return true;
@@ -317,13 +341,12 @@ bool ldr_prints_join(ldr_runs_t *t, uint32_t run, uint32_t below)
 bool ldr_prints_is(const ldr_runs_t *t, uint32_t run, uint32_t at,
                    uint32_t print)
 {
-    const ldr_run_t *r = &t->runs[run];
-    uint32_t node = r->prints;
+    uint32_t node = ldr_limb(t, run)->prints;
 
     if (node == LDR_NIL) {
-        return is_own(r, at, print);
+        return is_own(t, run, at, print);
     }
-    for (at += r->skip; at >= LDR_PRINTS; at -= LDR_PRINTS) {
+    for (at += t->runs[run].skip; at >= LDR_PRINTS; at -= LDR_PRINTS) {
         node = t->nodes[node].next;
     }
     return t->nodes[node].print[at] == (uint16_t)print;

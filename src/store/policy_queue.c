@@ -2,6 +2,7 @@
 #include "store/policy_runs.h"
 
 #define PLACE_LOOK 512u
+#define WORTH_DS 4u /* what they are worth is worked out as often */
 
 /* An item is a run in the real view, and a record in the others. */
 
@@ -50,7 +51,100 @@ double ldr_queue_worth(const ldr_runs_t *t, uint32_t view, uint32_t item)
     return worth_of(t, &t->queues[view], r->class, r->stamp, r->used_ds);
 }
 
-/* The item is now the first. What was found to be best may not be any more. */
+/* Whether the first one of a class goes before that of another. */
+static bool is_worse(const ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t d)
+{
+    const ldr_run_queues_t *q = &t->queues[view];
+    const ldr_run_queue_t *a = &q->classes[c], *b = &q->classes[d];
+
+    if (q->lru && a->stamp != b->stamp) {
+        return (int32_t)(a->stamp - b->stamp) < 0;
+    }
+    if (!q->lru && (a->worth < b->worth || a->worth > b->worth)) {
+        return a->worth < b->worth;
+    }
+    return is_before(t, view, a->first, b->first);
+}
+
+static void heap_set(ldr_run_queues_t *q, uint32_t at, uint32_t c)
+{
+    q->heap[at] = (uint16_t)c;
+    q->place[c] = (uint16_t)(at + 1);
+}
+
+/* Puts the class, whose place that was, where it belongs. */
+static void heap_down(ldr_runs_t *t, uint32_t view, uint32_t at, uint32_t c)
+{
+    ldr_run_queues_t *q = &t->queues[view];
+
+    for (;;) {
+        uint32_t child = 2 * at + 1;
+
+        if (child >= q->heap_count) {
+            break;
+        }
+        if (child + 1 < q->heap_count &&
+            is_worse(t, view, q->heap[child + 1], q->heap[child])) {
+            child++;
+        }
+        if (!is_worse(t, view, q->heap[child], c)) {
+            break;
+        }
+        heap_set(q, at, q->heap[child]);
+        at = child;
+    }
+    heap_set(q, at, c);
+}
+
+static void heap_fix(ldr_runs_t *t, uint32_t view, uint32_t at, uint32_t c)
+{
+    ldr_run_queues_t *q = &t->queues[view];
+
+    while (at > 0 && is_worse(t, view, c, q->heap[(at - 1) / 2])) {
+        heap_set(q, at, q->heap[(at - 1) / 2]);
+        at = (at - 1) / 2;
+    }
+    heap_down(t, view, at, c);
+}
+
+/* The class has become empty. */
+static void heap_remove(ldr_runs_t *t, uint32_t view, uint32_t c)
+{
+    ldr_run_queues_t *q = &t->queues[view];
+    uint32_t at = q->place[c] - 1u;
+    uint32_t last = q->heap[--q->heap_count];
+
+    q->place[c] = 0;
+    if (last != c) {
+        heap_fix(t, view, at, last);
+    }
+}
+
+/* All of it anew. */
+static void heap_make(ldr_runs_t *t, uint32_t view)
+{
+    ldr_run_queues_t *q = &t->queues[view];
+
+    for (uint32_t i = 0; i < q->heap_count; i++) {
+        q->place[q->heap[i]] = 0;
+    }
+    q->heap_count = 0;
+    q->stale = false;
+    q->worth_ds = t->now_ds;
+    for (uint32_t w = 0; w < sizeof(q->filled) / sizeof(q->filled[0]); w++) {
+        for (uint64_t bits = q->filled[w]; bits != 0; bits &= bits - 1) {
+            uint32_t c = w * 64 + (uint32_t)__builtin_ctzll(bits);
+
+            if (!q->lru) {
+                q->classes[c].worth = ldr_learn_worth(
+                    t->learn, c, t->now_ds - q->classes[c].used_ds);
+            }
+            heap_fix(t, view, q->heap_count++, c);
+        }
+    }
+}
+
+/* The item is now the first. */
 static void queue_first(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item)
 {
     ldr_run_queues_t *q = &t->queues[view];
@@ -59,17 +153,16 @@ static void queue_first(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item)
     q->classes[c].first = item;
     q->classes[c].stamp = r->stamp;
     q->classes[c].used_ds = r->used_ds;
-    if (q->worth_known && !q->lru) {
-        q->classes[c].worth =
-            ldr_learn_worth(t->learn, r->class, q->worth_ds - r->used_ds);
+    if (q->stale) {
+        return;
     }
-    if (r->stamp == q->best_not) {
-        q->passed = true;
-    } else if (q->best != LDR_NIL &&
-               worth_of(t, q, r->class, r->stamp, r->used_ds) <=
-                   ldr_queue_worth(t, view, q->best)) {
-        q->best = LDR_NIL;
+    if (!q->lru) {
+        int32_t age_ds = (int32_t)(q->worth_ds - r->used_ds);
+
+        q->classes[c].worth = ldr_learn_worth(
+            t->learn, r->class, age_ds > 0 ? (uint32_t)age_ds : 0);
     }
+    heap_fix(t, view, q->place[c] != 0 ? q->place[c] - 1u : q->heap_count++, c);
 }
 
 /* Puts the item behind an older one; LDR_NIL: it is the oldest. */
@@ -140,9 +233,6 @@ void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item)
     uint32_t older = *left_of(t, view, item),
              younger = *right_of(t, view, item);
 
-    if (q->best == item) {
-        q->best = LDR_NIL;
-    }
     if (younger != LDR_NIL) {
         *left_of(t, view, younger) = older;
     } else {
@@ -154,6 +244,9 @@ void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item)
         queue_first(t, view, c, younger);
     } else {
         q->filled[c / 64] &= ~((uint64_t)1 << c % 64);
+        if (!q->stale) {
+            heap_remove(t, view, c);
+        }
     }
     if (older == LDR_NIL && younger != LDR_NIL &&
         *right_of(t, view, younger) != LDR_NIL) { /* the next to go but one */
@@ -161,58 +254,30 @@ void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item)
     }
 }
 
-/* What the first ones are worth now. */
-static void queue_worths(const ldr_runs_t *t, ldr_run_queues_t *q)
-{
-    for (uint32_t w = 0; w < sizeof(q->filled) / sizeof(q->filled[0]); w++) {
-        for (uint64_t bits = q->filled[w]; bits != 0; bits &= bits - 1) {
-            uint32_t c = w * 64 + (uint32_t)__builtin_ctzll(bits);
-
-            q->classes[c].worth =
-                ldr_learn_worth(t->learn, c, t->now_ds - q->classes[c].used_ds);
-        }
-    }
-    q->worth_known = true;
-    q->worth_ds = t->now_ds;
-}
-
 uint32_t ldr_queue_best(ldr_runs_t *t, uint32_t view, uint32_t except)
 {
     ldr_run_queues_t *q = &t->queues[view];
-    double least = 0;
 
-    if (q->best != LDR_NIL &&
-        (q->best_not == except ||
-         (!q->passed && t->runs[run_of(t, view, q->best)].stamp != except))) {
-        q->best_not = except;
-        return q->best;
+    if (q->stale || (!q->lru && t->now_ds - q->worth_ds >= WORTH_DS)) {
+        heap_make(t, view);
     }
-    q->best = LDR_NIL;
-    q->best_not = except;
-    q->passed = false;
-    if (!q->lru && (!q->worth_known || q->worth_ds != t->now_ds)) {
-        queue_worths(t, q);
+    if (q->heap_count == 0) {
+        return LDR_NIL;
     }
-    for (uint32_t w = 0; w < sizeof(q->filled) / sizeof(q->filled[0]); w++) {
-        for (uint64_t bits = q->filled[w]; bits != 0; bits &= bits - 1) {
-            uint32_t c = w * 64 + (uint32_t)__builtin_ctzll(bits);
-            const ldr_run_queue_t *of = &q->classes[c];
+    if (q->classes[q->heap[0]].stamp != except) {
+        return q->classes[q->heap[0]].first;
+    }
+    /* All of a queue are as young as its first, or younger. */
+    uint32_t best = LDR_NIL;
+    for (uint32_t i = 1; i < q->heap_count; i++) {
+        uint32_t c = q->heap[i];
 
-            /* Then all of its queue are as young, or younger. */
-            if (of->stamp == except) {
-                q->passed = true;
-                continue;
-            }
-            double worth = q->lru ? (double)(int32_t)(of->stamp - t->stamp)
-                                  : (double)of->worth;
-            if (q->best == LDR_NIL || worth < least ||
-                (worth <= least && is_before(t, view, of->first, q->best))) {
-                q->best = of->first;
-                least = worth;
-            }
+        if (q->classes[c].stamp != except &&
+            (best == LDR_NIL || is_worse(t, view, c, best))) {
+            best = c;
         }
     }
-    return q->best;
+    return best != LDR_NIL ? q->classes[best].first : LDR_NIL;
 }
 
 /* Lists of the real view, that use the links a queue would. */
@@ -313,7 +378,7 @@ void ldr_runs_lift(ldr_runs_t *t, uint32_t run)
 void ldr_runs_settle(ldr_runs_t *t, uint32_t run)
 {
     ldr_run_t *r = &t->runs[run];
-    bool queue = r->resident > 0 && r->kids == 0 && r->held == 0;
+    bool queue = r->resident > 0 && ldr_limb(t, run)->kids == 0 && r->held == 0;
     bool block = !queue && r->resident > r->held;
     bool ghost = r->resident == 0 && (r->flags & LDR_RUN_SHADE) == 0;
 
@@ -349,11 +414,12 @@ void ldr_runs_count(ldr_runs_t *t, uint32_t run, int by)
 
     r->resident = (uint16_t)has;
     t->queues[LDR_VIEW_REAL].resident += (uint64_t)(int64_t)by;
-    if ((had == 0) != (has == 0) && r->parent != LDR_NIL) {
-        ldr_run_t *above = &t->runs[r->parent];
+    uint32_t parent = ldr_limb(t, run)->parent;
+    if ((had == 0) != (has == 0) && parent != LDR_NIL) {
+        ldr_limb_t *above = ldr_limb(t, parent);
 
         above->kids = has == 0 ? above->kids - 1 : above->kids + 1;
-        ldr_runs_settle(t, r->parent);
+        ldr_runs_settle(t, parent);
     }
     ldr_runs_settle(t, run);
 }

@@ -37,8 +37,7 @@ typedef struct ldr_traits {
 static void caches_stale(ldr_default_t *d)
 {
     for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-        d->t.queues[v].best = LDR_NIL;
-        d->t.queues[v].worth_known = false;
+        ldr_queue_stale(&d->t.queues[v]);
     }
 }
 
@@ -58,7 +57,6 @@ void ldr_default_time(ldr_policy_t *policy, uint32_t now_ds)
     d->raw_known = true;
     if (by > 0) {
         d->t.now_ds += (float)by < most ? (uint32_t)by : (uint32_t)most;
-        caches_stale(d);
     }
 }
 
@@ -128,7 +126,8 @@ static uint32_t match(const ldr_default_t *d, const ldr_policy_request_t *r,
     const ldr_run_t *at = &d->t.runs[run];
 
     if (at->length <= r->count - i &&
-        ldr_runs_fold(r->prints[i + at->length - 1]) == at->last) {
+        ldr_runs_fold(r->prints[i + at->length - 1]) ==
+            ldr_runs_last(&d->t, run)) {
         return at->length;
     }
     return ldr_prints_match(&d->t, run, r->prints + i, r->count - i);
@@ -162,7 +161,8 @@ static uint32_t walk(ldr_default_t *d, const ldr_policy_request_t *r,
             if (split) {
                 run = ldr_runs_split(&d->t, run, n,
                                      ldr_runs_fold(r->prints[i + n - 1]));
-            } else if (i + n < r->count || d->t.runs[run].child != LDR_NIL) {
+            } else if (i + n < r->count ||
+                       ldr_limb(&d->t, run)->child != LDR_NIL) {
                 run = LDR_NIL;
             }
             if (run != LDR_NIL) {
@@ -338,7 +338,7 @@ static void supersede(ldr_default_t *d, uint32_t tail, uint32_t keep)
     uint32_t left = SUPERSEDE_MAX;
     uint32_t old = 0;
 
-    for (uint32_t at = t->runs[tail].child; at != LDR_NIL && left > 0;) {
+    for (uint32_t at = ldr_limb(t, tail)->child; at != LDR_NIL && left > 0;) {
         bool known = t->runs[at].class == LDR_CLASS_SUPERSEDED;
 
         if (at != keep && !known) {
@@ -348,17 +348,17 @@ static void supersede(ldr_default_t *d, uint32_t tail, uint32_t keep)
         }
         left--;
         old += known;
-        if (at != keep && !known && t->runs[at].child != LDR_NIL) {
-            at = t->runs[at].child;
+        if (at != keep && !known && ldr_limb(t, at)->child != LDR_NIL) {
+            at = ldr_limb(t, at)->child;
             continue;
         }
-        while (at != tail && t->runs[at].next == LDR_NIL) {
-            at = t->runs[at].parent;
+        while (at != tail && ldr_limb(t, at)->next == LDR_NIL) {
+            at = ldr_limb(t, at)->parent;
         }
         if (at == tail || old > 8) { /* the older ones come last */
             return;
         }
-        at = t->runs[at].next;
+        at = ldr_limb(t, at)->next;
     }
 }
 
@@ -501,8 +501,7 @@ static void guard(ldr_default_t *d, uint32_t learned, uint32_t lru)
     if (q->lru ? beyond(d, d->lead, all ? LEADS_SIGMAS : 0)
                : beyond(d, -d->lead, all ? 0 : TRAILS_SIGMAS)) {
         q->lru = !q->lru;
-        q->best = LDR_NIL;
-        q->worth_known = false;
+        ldr_queue_stale(q);
         d->switches++;
     }
 }
@@ -525,6 +524,11 @@ static uint64_t shadow_room(ldr_default_t *d)
 
 static void shadows(ldr_default_t *d, uint32_t hits_learned, uint32_t hits_lru)
 {
+    bool sampled = d->t.lot_mask == 0;
+
+    for (uint32_t i = 0; i < d->path_count && !sampled; i++) {
+        sampled = ldr_runs_sampled(&d->t, d->path[i]);
+    }
     if (d->seen > 0) {
         d->room = d->room_known
                       ? (uint64_t)((int64_t)d->room +
@@ -533,12 +537,15 @@ static void shadows(ldr_default_t *d, uint32_t hits_learned, uint32_t hits_lru)
         d->room_known = true;
         d->seen = 0;
     }
-    if (d->room_known) {
+    if (d->room_known && sampled) {
         guard(d, hits_learned, hits_lru);
     }
+    d->judged += d->room_known && !sampled;
     uint64_t room = shadow_room(d);
-    shadow_request(d, LDR_VIEW_LEARNED, room);
-    shadow_request(d, LDR_VIEW_LRU, room);
+    if (sampled) {
+        shadow_request(d, LDR_VIEW_LEARNED, room);
+        shadow_request(d, LDR_VIEW_LRU, room);
+    }
     ldr_runs_trim(&d->t, (uint32_t)(d->room * GHOST_RUNS + 256),
                   d->room * GHOST_CHUNKS);
 }
@@ -551,9 +558,10 @@ static bool is_told(ldr_default_t *d, const ldr_policy_request_t *r)
     if (d->path_count == 0) {
         return false;
     }
-    const ldr_run_t *tail = &d->t.runs[d->path[d->path_count - 1]];
+    uint32_t run = d->path[d->path_count - 1];
+    const ldr_run_t *tail = &d->t.runs[run];
 
-    return tail->told && tail->child == LDR_NIL &&
+    return tail->told && ldr_limb(&d->t, run)->child == LDR_NIL &&
            d->t.now_ds - tail->used_ds <= LDR_TOLD_DS;
 }
 

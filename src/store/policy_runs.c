@@ -9,13 +9,14 @@
 #define TRIM_TRIES 16u
 #define AWAKE_PART 64u /* of the ghosts: those that are still runs */
 #define AWAKE_LEAST 64u
-#define JOIN_MAX 64u /* chunks; what is joined is written anew */
+#define HUGE_LEAST 131072u /* slots: where what a page may waste is little */
+#define JOIN_MAX 64u       /* chunks; what is joined is written anew */
 
 /* ---- the forest ---- */
 
 static uint32_t hash_of(const ldr_runs_t *t, uint32_t run)
 {
-    return ldr_runs_hash(t->runs[run].parent, t->runs[run].first);
+    return ldr_runs_hash(ldr_limb(t, run)->parent, t->runs[run].first);
 }
 
 /* One bucket more: some of what is in another belongs there. */
@@ -28,10 +29,10 @@ static void bucket_split(ldr_runs_t *t)
     t->buckets[t->bucket_count++] = 0;
     while (link != 0) {
         uint32_t run = ldr_runs_linked(t, link);
-        uint32_t next = t->bucket_next[run];
+        uint32_t next = t->runs[run].link;
         uint32_t *bucket = ldr_runs_bucket(t, hash_of(t, run));
 
-        t->bucket_next[run] = *bucket;
+        t->runs[run].link = *bucket;
         *bucket = link;
         link = next;
     }
@@ -49,7 +50,7 @@ static void bucket_add(ldr_runs_t *t, uint32_t run)
     }
     uint32_t *bucket = ldr_runs_bucket(t, hash);
 
-    t->bucket_next[run] = *bucket;
+    t->runs[run].link = *bucket;
     *bucket = (run + 1) | (hash & ~t->link_mask);
 }
 
@@ -58,46 +59,55 @@ static void bucket_remove(ldr_runs_t *t, uint32_t run)
     uint32_t *link = ldr_runs_bucket(t, hash_of(t, run));
 
     while (ldr_runs_linked(t, *link) != run) {
-        link = &t->bucket_next[ldr_runs_linked(t, *link)];
+        link = &t->runs[ldr_runs_linked(t, *link)].link;
     }
-    *link = t->bucket_next[run];
+    *link = t->runs[run].link;
 }
 
 static void child_add(ldr_runs_t *t, uint32_t parent, uint32_t run)
 {
-    ldr_run_t *r = &t->runs[run];
-
-    r->parent = parent;
-    r->prev = r->next = LDR_NIL;
+    if (parent == LDR_NIL && t->runs[run].limb == 0) {
+        return;
+    }
+    ldr_limb_t *l = ldr_limb_need(t, run);
+    l->parent = parent;
+    l->prev = l->next = LDR_NIL;
     if (parent == LDR_NIL) {
         return;
     }
-    uint32_t *head = &t->runs[parent].child;
-    r->next = *head;
+    uint32_t *head = &ldr_limb_need(t, parent)->child;
+    l->next = *head;
     if (*head != LDR_NIL) {
-        t->runs[*head].prev = run;
+        ldr_limb(t, *head)->prev = run;
     }
     *head = run;
 }
 
 static void child_remove(ldr_runs_t *t, uint32_t run)
 {
-    ldr_run_t *r = &t->runs[run];
+    const ldr_limb_t *l = ldr_limb(t, run);
 
-    if (r->prev != LDR_NIL) {
-        t->runs[r->prev].next = r->next;
-    } else if (r->parent != LDR_NIL) {
-        t->runs[r->parent].child = r->next;
+    if (l->prev != LDR_NIL) {
+        ldr_limb(t, l->prev)->next = l->next;
+    } else if (l->parent != LDR_NIL) {
+        ldr_limb(t, l->parent)->child = l->next;
     }
-    if (r->next != LDR_NIL) {
-        t->runs[r->next].prev = r->prev;
+    if (l->next != LDR_NIL) {
+        ldr_limb(t, l->next)->prev = l->prev;
     }
 }
 
 static void run_give(ldr_runs_t *t, uint32_t run)
 {
+    uint32_t limb = t->runs[run].limb;
+
+    if (limb != 0) {
+        t->limbs[limb].next = t->limb_free;
+        t->limb_free = limb;
+    }
+    t->runs[run].limb = 0;
     t->runs[run].flags = 0;
-    t->runs[run].next = t->run_free;
+    t->runs[run].left = t->run_free;
     t->run_free = run;
     t->run_count--;
 }
@@ -124,7 +134,7 @@ bool ldr_runs_rest(ldr_runs_t *t)
     for (uint32_t i = 0; i < TRIM_TRIES && run != LDR_NIL; i++) {
         uint32_t next = t->runs[run].left;
 
-        if (run != LDR_RUN_STRAY && t->runs[run].child == LDR_NIL &&
+        if (run != LDR_RUN_STRAY && ldr_limb(t, run)->child == LDR_NIL &&
             t->runs[run].stamp != t->stamp) {
             rest(t, run);
             return true;
@@ -141,7 +151,8 @@ bool ldr_runs_rest(ldr_runs_t *t)
 static bool is_worthless(const ldr_runs_t *t, uint32_t ghost)
 {
     return ghost != LDR_NIL && (t->runs[ghost].flags & LDR_RUN_LAST) != 0 &&
-           t->runs[ghost].child == LDR_NIL && t->runs[ghost].stamp != t->stamp;
+           ldr_limb(t, ghost)->child == LDR_NIL &&
+           t->runs[ghost].stamp != t->stamp;
 }
 
 /* Of the ghosts that go to rest next: what is in its bucket and where it will
@@ -155,9 +166,9 @@ static void fetch_next(const ldr_runs_t *t)
     }
     uint32_t link = *ldr_runs_bucket(t, hash_of(t, run));
     if (link != 0) {
-        __builtin_prefetch(&t->bucket_next[ldr_runs_linked(t, link)]);
+        __builtin_prefetch(&t->runs[ldr_runs_linked(t, link)]);
     }
-    if (t->runs[run].parent == LDR_NIL) {
+    if (ldr_limb(t, run)->parent == LDR_NIL) {
         ldr_ghost_soon(t, t->runs[run].first, 2);
     }
     run = t->runs[run].left;
@@ -190,7 +201,7 @@ static uint32_t run_take(ldr_runs_t *t)
         run = t->run_free;
     }
     if (run != LDR_NIL) {
-        t->run_free = t->runs[run].next;
+        t->run_free = t->runs[run].left;
     } else if (t->run_top < t->run_max) {
         run = t->run_top++;
     } else {
@@ -219,17 +230,19 @@ uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
     }
     t->runs[run] = (ldr_run_t){
         .first = length > 0 ? ldr_runs_fold(prints[0]) : 0,
-        .last = length > 0 ? ldr_runs_fold(prints[length - 1]) : 0,
-        .child = LDR_NIL,
         .used_ds = t->now_ds,
         .stamp = t->stamp,
-        .depth = depth,
         .tail = LDR_NIL,
         .length = (uint16_t)length,
         .class = (uint16_t)(class & 0xfff),
         .flags = LDR_RUN_USED,
     };
     t->runs[run].lot = lot_of(t, parent, t->runs[run].first);
+    if (depth > 0 || length > 1) {
+        ldr_limb_need(t, run)->depth = depth;
+        ldr_limb(t, run)->last =
+            length > 1 ? ldr_runs_fold(prints[length - 1]) : 0;
+    }
     if (!ldr_prints_make(t, run, prints, length)) {
         run_give(t, run);
         return LDR_NIL;
@@ -264,31 +277,30 @@ uint32_t ldr_runs_wake(ldr_runs_t *t, uint32_t parent, uint32_t depth,
                        uint32_t before, uint32_t first)
 {
     ldr_run_t found;
+    uint32_t prints, last;
 
-    if (t->ghosts.count == 0 || !ldr_ghost_take(t, before, first, &found)) {
+    if (t->ghosts.count == 0 ||
+        !ldr_ghost_take(t, before, first, &found, &prints, &last)) {
         return LDR_NIL;
     }
     uint32_t run = run_take(t);
     if (run == LDR_NIL) {
-        ldr_prints_give(t, found.prints);
+        ldr_prints_give(t, prints);
         return LDR_NIL;
     }
     t->runs[run] = found;
-    t->runs[run].depth = depth;
+    if (depth > 0 || found.length > 1) {
+        ldr_limb_t *l = ldr_limb_need(t, run);
+
+        l->depth = depth;
+        l->prints = prints;
+        l->last = last;
+    }
     child_add(t, parent, run);
     bucket_add(t, run);
     ldr_runs_settle(t, run);
     tell(t, run, -1); /* up to now it has been told of */
     return run;
-}
-
-static bool is_at(const ldr_run_t *r, uint32_t parent, uint32_t depth,
-                  uint32_t first)
-{
-    uint32_t known = (r->flags & LDR_RUN_SHORT) != 0 ? 0xffff : UINT32_MAX;
-
-    return ((r->first ^ first) & known) == 0 && r->depth == depth &&
-           r->parent == parent;
 }
 
 uint32_t ldr_runs_find(const ldr_runs_t *t, uint32_t parent, uint32_t depth,
@@ -301,10 +313,10 @@ uint32_t ldr_runs_find(const ldr_runs_t *t, uint32_t parent, uint32_t depth,
         uint32_t run = ldr_runs_linked(t, link);
 
         if (((link ^ hash) & ~t->link_mask) == 0 &&
-            is_at(&t->runs[run], parent, depth, first)) {
+            ldr_runs_is_at(t, run, parent, depth, first)) {
             return run;
         }
-        link = t->bucket_next[run];
+        link = t->runs[run].link;
     }
     return LDR_NIL;
 }
@@ -355,12 +367,14 @@ static void views_part(ldr_runs_t *t, uint32_t run, uint32_t upper)
 {
     ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
 
-    slots_part(t, run, upper, r->depth);
-    u->kids = r->resident > 0;
+    uint32_t parent = ldr_limb(t, upper)->parent;
+
+    slots_part(t, run, upper, ldr_limb(t, run)->depth);
+    ldr_limb(t, upper)->kids = r->resident > 0;
     /* The parent counted the run; now it counts the upper one. */
-    if (u->resident == 0 && r->resident > 0 && u->parent != LDR_NIL) {
-        t->runs[u->parent].kids--;
-        ldr_runs_settle(t, u->parent);
+    if (u->resident == 0 && r->resident > 0 && parent != LDR_NIL) {
+        ldr_limb(t, parent)->kids--;
+        ldr_runs_settle(t, parent);
     }
     ldr_shade_split(t, run, upper);
 }
@@ -373,22 +387,24 @@ uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length,
     if (upper == LDR_NIL) {
         return LDR_NIL;
     }
-    uint32_t parent = t->runs[run].parent;
+    uint32_t parent = ldr_limb(t, run)->parent;
     ldr_runs_lift(t, run);
     bucket_remove(t, run);
     child_remove(t, run);
     ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
     *u = *r;
+    u->limb = 0;
+    *ldr_limb_need(t, upper) = *ldr_limb_need(t, run);
     if (!ldr_prints_split(t, run, upper, length, last)) {
         run_give(t, upper);
         upper = LDR_NIL;
         child_add(t, parent, run);
     } else {
         u->length = (uint16_t)length;
-        u->child = LDR_NIL;
+        ldr_limb(t, upper)->child = LDR_NIL;
         u->fan = (r->flags & LDR_RUN_LAST) == 0;
         u->flags &= (uint8_t)~LDR_RUN_LAST;
-        r->depth += length;
+        ldr_limb(t, run)->depth += length;
         r->length = (uint16_t)(r->length - length);
         child_add(t, parent, upper);
         bucket_add(t, upper);
@@ -411,13 +427,15 @@ static bool may_join(const ldr_runs_t *t, uint32_t run, uint32_t below)
 {
     const ldr_run_t *r = &t->runs[run], *b = &t->runs[below];
     uint8_t apart = LDR_RUN_LAST | LDR_RUN_TEMPLATE;
+    uint32_t child = ldr_limb(t, below)->child;
 
-    return run != LDR_RUN_STRAY && r->child == below && b->next == LDR_NIL &&
-           r->fan <= 1 && r->stamp == b->stamp && r->class == b->class &&
-           r->lot == b->lot && ((r->flags | b->flags) & apart) == 0 &&
+    return run != LDR_RUN_STRAY && ldr_limb(t, run)->child == below &&
+           ldr_limb(t, below)->next == LDR_NIL && r->fan <= 1 &&
+           r->stamp == b->stamp && r->class == b->class && r->lot == b->lot &&
+           ((r->flags | b->flags) & apart) == 0 &&
            r->length + b->length <= JOIN_MAX &&
            r->resident + b->resident < LDR_RUN_LENGTH_MAX &&
-           (b->child == LDR_NIL || t->runs[b->child].next == LDR_NIL);
+           (child == LDR_NIL || ldr_limb(t, child)->next == LDR_NIL);
 }
 
 /* The slots of the lower run are now the upper one's last. */
@@ -439,9 +457,10 @@ static void slots_join(ldr_runs_t *t, uint32_t run, uint32_t below)
     }
     r->tail = b->tail;
     /* A parent counts its children with something resident. */
-    if (r->resident == 0 && r->parent != LDR_NIL) {
-        t->runs[r->parent].kids++;
-        ldr_runs_settle(t, r->parent);
+    uint32_t parent = ldr_limb(t, run)->parent;
+    if (r->resident == 0 && parent != LDR_NIL) {
+        ldr_limb(t, parent)->kids++;
+        ldr_runs_settle(t, parent);
     }
     r->resident = (uint16_t)(r->resident + b->resident);
     r->held = (uint16_t)(r->held + b->held);
@@ -450,7 +469,7 @@ static void slots_join(ldr_runs_t *t, uint32_t run, uint32_t below)
 bool ldr_runs_join(ldr_runs_t *t, uint32_t run, uint32_t below)
 {
     ldr_run_t *r = &t->runs[run], *b = &t->runs[below];
-    uint32_t child = b->child;
+    uint32_t child = ldr_limb(t, below)->child;
 
     if (!may_join(t, run, below)) {
         return false;
@@ -463,14 +482,14 @@ bool ldr_runs_join(ldr_runs_t *t, uint32_t run, uint32_t below)
         slots_join(t, run, below);
         ldr_shade_join(t, run, below);
         ldr_runs_lift(t, below); /* without a record it was a ghost */
-        r->kids = b->kids;
+        ldr_limb(t, run)->kids = ldr_limb(t, below)->kids;
         r->fan = b->fan;
         r->uses = b->uses; /* its turn is the session's */
         r->turn = r->turn > b->turn ? r->turn : b->turn;
-        r->child = child;
+        ldr_limb(t, run)->child = child;
         if (child != LDR_NIL) {
             bucket_remove(t, child);
-            t->runs[child].parent = run;
+            ldr_limb(t, child)->parent = run;
             bucket_add(t, child);
         }
         run_give(t, below);
@@ -484,21 +503,6 @@ bool ldr_runs_join(ldr_runs_t *t, uint32_t run, uint32_t below)
 }
 
 /* ---- class and time ---- */
-
-/* The root of the length, roughly: a long run says more, but not as much more
- * as it is longer. */
-float ldr_runs_weight(uint32_t length)
-{
-    if (length <= 1) {
-        return 1;
-    }
-    float x = (float)length;
-    uint32_t bits = 31u - (uint32_t)__builtin_clz((uint32_t)x);
-    float w = (float)(1u << (bits / 2)) * ((bits & 1) != 0 ? 1.7f : 1.2f);
-
-    w = (w + x / w) / 2;
-    return (w + x / w) / 2;
-}
 
 void ldr_runs_tell_all(ldr_runs_t *t)
 {
@@ -631,10 +635,10 @@ static size_t carve_all(ldr_runs_t *t)
 
     t->learn = carve(t, &at, 1, sizeof(*t->learn));
     t->runs = carve(t, &at, t->run_max, sizeof(*t->runs));
+    t->limbs = carve(t, &at, (size_t)t->run_max + 1, sizeof(*t->limbs));
     t->nodes = carve(t, &at, t->node_max, sizeof(*t->nodes));
     t->slots = carve(t, &at, t->slot_max, sizeof(*t->slots));
     t->buckets = carve(t, &at, t->bucket_max, sizeof(*t->buckets));
-    t->bucket_next = carve(t, &at, t->run_max, sizeof(*t->bucket_next));
     t->ghosts.all = carve(t, &at, t->ghosts.max, sizeof(*t->ghosts.all));
     t->ghosts.buckets =
         carve(t, &at, t->ghosts.max, sizeof(*t->ghosts.buckets));
@@ -655,7 +659,7 @@ bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max)
         t->link_mask = t->link_mask * 2 + 1;
     }
     t->node_max = t->run_max + slot_max;
-    ldr_ghost_init(t, slot_max + RUNS_LEAST);
+    ldr_ghost_init(t, slot_max + slot_max / 8 + RUNS_LEAST);
     t->bucket_max = t->run_max < BUCKETS_MAX ? t->run_max : BUCKETS_MAX;
     t->shade_room = LDR_SHADE_ROOM;
     t->bucket_count = RUNS_LEAST;
@@ -664,14 +668,15 @@ bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max)
     t->ghost_head = t->ghost_tail = LDR_NIL;
     /* One piece: a simulation of many nodes has as many of these. */
     t->memory_bytes = carve_all(t);
-    t->memory = ldr_reserve(t->memory_bytes);
+    t->memory = slot_max >= HUGE_LEAST ? ldr_reserve_huge(t->memory_bytes)
+                                       : ldr_reserve(t->memory_bytes);
     if (t->memory == NULL) {
         return false;
     }
     carve_all(t);
-    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-        t->queues[v].best = LDR_NIL;
-    }
+    t->limbs[0] =
+        (ldr_limb_t){LDR_NIL, LDR_NIL, LDR_NIL, LDR_NIL, LDR_NIL, 0, 0, 0};
+    t->limb_top = 1;
     t->queues[LDR_VIEW_LRU].lru = true;
     return true;
 }

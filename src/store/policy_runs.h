@@ -16,6 +16,7 @@
  * them as if it were no part of a chain.
  *
  * Invariants; ldr_runs_check() tests them:
+ *  0. A run without a limb is one chunk, with nothing above or below it.
  *  1. A run's depth is its parent's plus its parent's length. Parents have
  *     lists of their children; those without a parent are in no such list. A
  *     run has as many prints as it is long, or, of one or two, only the first
@@ -62,22 +63,19 @@ enum {
 #define LDR_RUN_STRAY 0u /* the first one made is never forgotten */
 #define LDR_RUN_TOKENS_MAX (((uint32_t)1 << 20) - 1)
 
+/* A run of one chunk that stands alone has this and no more. */
 typedef struct ldr_run {
-    uint32_t first, last; /* prints, folded */
-    uint32_t prints;      /* all of them: its first node; or LDR_NIL */
-    uint32_t parent;
-    uint32_t child;      /* first of its children */
-    uint32_t next, prev; /* of its parent's children */
+    uint32_t first; /* print, folded */
+    uint32_t limb;  /* what it has beyond that; 0: nothing */
     uint32_t used_ds;
-    uint32_t stamp; /* the request that used it last */
-    uint32_t depth;
+    uint32_t stamp;       /* the request that used it last */
     uint32_t tokens : 20; /* of that request */
     uint32_t lot : 12;    /* whether shadows see it */
     uint32_t tail;        /* its deepest slot */
     uint32_t left, right; /* in the queue, the older one left; or next, prev in
                            * a list */
-    uint32_t kids;
-    uint16_t resident; /* chunks, in the real view */
+    uint32_t link;        /* the next of its bucket */
+    uint16_t resident;    /* chunks, in the real view */
     uint16_t length;
     uint16_t held;
     uint16_t class : 12;
@@ -89,7 +87,21 @@ typedef struct ldr_run {
     uint8_t flags;
 } ldr_run_t;
 
-_Static_assert(sizeof(ldr_run_t) == 72, "part of the memory promise");
+_Static_assert(sizeof(ldr_run_t) == 48, "part of the memory promise");
+
+/* Of a run that is longer, or has others above or below it. The first one is
+ * what all others have, and is never written. */
+typedef struct ldr_limb {
+    uint32_t parent;
+    uint32_t child;      /* first of its children */
+    uint32_t next, prev; /* of its parent's children */
+    uint32_t prints;     /* all of them: its first node; or LDR_NIL */
+    uint32_t last;       /* print, folded, if it is longer than one */
+    uint32_t depth;
+    uint32_t kids;
+} ldr_limb_t;
+
+_Static_assert(sizeof(ldr_limb_t) == 32, "part of the memory promise");
 
 /* What the shadows have of a run. */
 typedef struct ldr_shade {
@@ -136,48 +148,50 @@ typedef struct ldr_run_queue {
     uint32_t first;          /* the oldest */
     uint32_t last;           /* the youngest */
     uint32_t stamp, used_ds; /* of the first one's run */
-    float worth;             /* of it, as of `worth_ds`, unless by LRU */
+    float worth;             /* of it, unless by LRU, or `stale` */
 } ldr_run_queue_t;
 
 typedef struct ldr_run_queues {
     ldr_run_queue_t classes[LDR_CLASSES];
     uint64_t filled[(LDR_CLASSES + 63) / 64];
-    uint64_t resident; /* chunks */
+    /* Those that are filled, the one whose first goes next on top; in order
+     * unless `stale`. */
+    uint16_t heap[LDR_CLASSES];
+    uint16_t place[LDR_CLASSES]; /* where a class is in it, + 1; 0: nowhere */
+    uint32_t heap_count;
+    uint32_t worth_ds; /* what the first ones are worth is of that time */
+    bool stale;
     bool lru;          /* how it ranks */
-    uint32_t best;     /* the last answer of ldr_queue_best(), or LDR_NIL */
-    uint32_t best_not; /* whom it left out */
-    bool passed;       /* some first one was left out */
-    bool worth_known;  /* by what was learned */
-    uint32_t worth_ds;
+    uint64_t resident; /* chunks */
 } ldr_run_queues_t;
 
 /* A ghost at rest (policy_ghosts.c). */
 typedef struct ldr_ghost {
     uint32_t key;  /* of its first print and the one before */
-    uint32_t next; /* of its bucket, or of those free; + 1 */
-    uint32_t older, younger;
+    uint32_t next; /* of its bucket; + 1 */
     uint32_t used_ds;
-    uint32_t prints; /* or LDR_NIL: a single chunk */
-    uint32_t tokens : 20;
-    uint32_t lot : 12;
+    uint32_t more; /* of a single chunk tokens and lot, else a node of prints */
     uint32_t class : 10;
     uint32_t uses : 7;
     uint32_t turn : 7;
     uint32_t fan : 4;
     uint32_t told : 1;
     uint32_t is_short : 1; /* LDR_RUN_SHORT */
+    uint32_t is_long : 1;  /* more than a chunk */
     uint32_t used : 1;     /* not free */
 } ldr_ghost_t;
 
-_Static_assert(sizeof(ldr_ghost_t) == 32, "part of the memory promise");
-_Static_assert(LDR_CLASSES <= 1024, "a ghost has ten bits");
+_Static_assert(sizeof(ldr_ghost_t) == 20, "part of the memory promise");
 
+/* A ring, in the order in which they came to rest. Those that are runs again
+ * leave holes. */
 typedef struct ldr_ghosts {
     ldr_ghost_t *all;
     uint32_t *buckets; /* ghost + 1 */
-    uint32_t max, top, free, count;
+    uint32_t max, size;
+    uint32_t oldest, span; /* from the oldest on, with the holes */
+    uint32_t count;
     uint32_t bucket_count, bucket_mask; /* as those of runs */
-    uint32_t oldest, youngest;
     uint32_t sample; /* waits are told of ghosts with these bits 0 */
     uint32_t shorts; /* how many are short */
 } ldr_ghosts_t;
@@ -186,14 +200,15 @@ typedef struct ldr_runs {
     uint8_t *memory; /* all of the following */
     size_t memory_bytes;
     ldr_run_t *runs;
+    ldr_limb_t *limbs;
     ldr_run_slot_t *slots;
     ldr_prints_t *nodes;
-    /* Run + 1, and in the bits above what fits of its hash; after it the next
-     * of its bucket, by run. So others of the bucket are not looked at. */
+    /* Run + 1, and in the bits above what fits of its hash. So hardly any
+     * others of the bucket are looked at. */
     uint32_t *buckets;
-    uint32_t *bucket_next;
     uint32_t link_mask;
     uint32_t run_max, run_top, run_free, run_count;
+    uint32_t limb_top, limb_free; /* there may be one for each run */
     uint32_t node_max, node_top, node_free, node_count;
     uint32_t slot_max;
     /* As many buckets as there are runs, about: those from bucket_mask + 1 on
@@ -252,10 +267,39 @@ static inline uint32_t ldr_runs_linked(const ldr_runs_t *t, uint32_t link)
     return (link & t->link_mask) - 1;
 }
 
+/* To be read: it may be what all have that stand alone. */
+static inline ldr_limb_t *ldr_limb(const ldr_runs_t *t, uint32_t run)
+{
+    return &t->limbs[t->runs[run].limb];
+}
+
+/* To be written. There is always room. */
+ldr_limb_t *ldr_limb_need(ldr_runs_t *t, uint32_t run);
+
+/* The print of its last chunk, folded. */
+static inline uint32_t ldr_runs_last(const ldr_runs_t *t, uint32_t run)
+{
+    return t->runs[run].length > 1 ? ldr_limb(t, run)->last
+                                   : t->runs[run].first;
+}
+
 /* Whether the shadows see it. */
 static inline bool ldr_runs_sampled(const ldr_runs_t *t, uint32_t run)
 {
     return (t->runs[run].lot & t->lot_mask) == 0;
+}
+
+/* Whether the run is in use and begins there with this print. */
+static inline bool ldr_runs_is_at(const ldr_runs_t *t, uint32_t run,
+                                  uint32_t parent, uint32_t depth,
+                                  uint32_t first)
+{
+    const ldr_run_t *r = &t->runs[run];
+    uint32_t known = (r->flags & LDR_RUN_SHORT) != 0 ? 0xffff : UINT32_MAX;
+
+    return ((r->first ^ first) & known) == 0 &&
+           ldr_limb(t, run)->depth == depth &&
+           ldr_limb(t, run)->parent == parent && (r->flags & LDR_RUN_USED) != 0;
 }
 
 /* Queues: who is older. */
@@ -266,11 +310,26 @@ static inline bool ldr_runs_before(const ldr_runs_t *t, uint32_t a, uint32_t b)
     return by != 0 ? by < 0 : a < b;
 }
 
+/* The root of the length, roughly: a long run says more, but not as much more
+ * as it is longer. */
+static inline float ldr_runs_weight(uint32_t length)
+{
+    if (length <= 1) {
+        return 1;
+    }
+    float x = (float)length;
+    uint32_t bits = 31u - (uint32_t)__builtin_clz((uint32_t)x);
+    float w = (float)(1u << (bits / 2)) * ((bits & 1) != 0 ? 1.7f : 1.2f);
+
+    w = (w + x / w) / 2;
+    return (w + x / w) / 2;
+}
+
 /* Asks for a run's memory, which will be needed soon. */
 static inline void ldr_runs_fetch(const ldr_runs_t *t, uint32_t run)
 {
     __builtin_prefetch(&t->runs[run]);
-    __builtin_prefetch((const char *)&t->runs[run] + 64);
+    __builtin_prefetch((const char *)(&t->runs[run] + 1) - 1);
 }
 
 /* ---- the forest ---- */
@@ -301,9 +360,10 @@ void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks);
 
 /* Keeps what the run has, with its prints. False: it cannot be. */
 bool ldr_ghost_keep(ldr_runs_t *t, uint32_t run);
-/* Finds one, and hands what it had to a run, but for its place. */
+/* Finds one, and hands what it had to a run, but for its place; prints and
+ * last: for its limb, if it is longer than one. */
 bool ldr_ghost_take(ldr_runs_t *t, uint32_t before, uint32_t first,
-                    ldr_run_t *to);
+                    ldr_run_t *to, uint32_t *prints, uint32_t *last);
 /* Forgets an old one; false: none was found. */
 bool ldr_ghost_drop(ldr_runs_t *t);
 void ldr_ghost_tell_all(ldr_runs_t *t);
@@ -354,7 +414,6 @@ void ldr_runs_tell_all(ldr_runs_t *t);
 /* Puts it into a class as of now. */
 void ldr_runs_restamp(ldr_runs_t *t, uint32_t run, uint32_t class,
                       uint32_t stamp);
-float ldr_runs_weight(uint32_t length);
 
 /* ---- what is resident ---- */
 
@@ -379,14 +438,33 @@ double ldr_runs_worth(const ldr_runs_t *t, uint32_t run);
 void ldr_queue_add(ldr_runs_t *t, uint32_t view, uint32_t item);
 void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item);
 uint32_t ldr_queue_best(ldr_runs_t *t, uint32_t view, uint32_t except);
+/* The tables or the rule have changed: all are worth something else. */
+static inline void ldr_queue_stale(ldr_run_queues_t *q)
+{
+    q->stale = true;
+}
 double ldr_queue_worth(const ldr_runs_t *t, uint32_t view, uint32_t item);
 
 /* ---- shadows (policy_shade.c) ---- */
 
+uint32_t ldr_shade_look(const ldr_runs_t *t, uint32_t run);
+
 /* The run's record, or LDR_NIL. */
-uint32_t ldr_shade_find(const ldr_runs_t *t, uint32_t run);
+static inline uint32_t ldr_shade_find(const ldr_runs_t *t, uint32_t run)
+{
+    return (t->runs[run].flags & LDR_RUN_SHADE) != 0 ? ldr_shade_look(t, run)
+                                                     : LDR_NIL;
+}
+
 /* Chunks of a run in the sample that a shadow has. */
-uint32_t ldr_shade_resident(const ldr_runs_t *t, uint32_t view, uint32_t run);
+static inline uint32_t ldr_shade_resident(const ldr_runs_t *t, uint32_t view,
+                                          uint32_t run)
+{
+    uint32_t shade = ldr_shade_find(t, run);
+
+    return shade != LDR_NIL ? t->shades[shade].resident[view - 1] : 0;
+}
+
 /* The same as with the real view. False: no room for a record. */
 bool ldr_shade_count(ldr_runs_t *t, uint32_t view, uint32_t run, int by);
 void ldr_shade_lift(ldr_runs_t *t, uint32_t run);

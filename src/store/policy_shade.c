@@ -8,14 +8,10 @@ static uint32_t *bucket_of(const ldr_runs_t *t, uint32_t run)
     return &t->shade_buckets[run % LDR_SHADE_BUCKETS];
 }
 
-uint32_t ldr_shade_find(const ldr_runs_t *t, uint32_t run)
+uint32_t ldr_shade_look(const ldr_runs_t *t, uint32_t run)
 {
-    uint32_t at;
+    uint32_t at = *bucket_of(t, run);
 
-    if ((t->runs[run].flags & LDR_RUN_SHADE) == 0) {
-        return LDR_NIL;
-    }
-    at = *bucket_of(t, run);
     while (t->shades[at - 1].run != run) {
         at = t->shades[at - 1].next;
     }
@@ -98,18 +94,11 @@ void ldr_shade_settle(ldr_runs_t *t, uint32_t run)
     }
 }
 
-uint32_t ldr_shade_resident(const ldr_runs_t *t, uint32_t view, uint32_t run)
-{
-    uint32_t shade = ldr_shade_find(t, run);
-
-    return shade != LDR_NIL ? t->shades[shade].resident[view - 1] : 0;
-}
-
 /* The parent has one child more, or less, with something resident. One that is
  * not in the sample does not care. */
 static void count_kid(ldr_runs_t *t, uint32_t view, uint32_t run, int by)
 {
-    uint32_t parent = t->runs[run].parent;
+    uint32_t parent = ldr_limb(t, run)->parent;
     uint32_t above = parent != LDR_NIL ? ldr_shade_find(t, parent) : LDR_NIL;
 
     if (above != LDR_NIL) {

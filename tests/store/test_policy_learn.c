@@ -47,11 +47,13 @@ static void test_nothing_seen(void **state)
 
     (void)state;
     for (uint32_t a = 1; a < LDR_AGES; a++) {
-        assert_true(learn->worth[0][a] < learn->worth[0][a - 1]);
-        assert_true(learn->worth[0][a] > 0);
-        assert_true(learn->worth[ldr_learn_body(0, 3, 2, 1)][a] ==
-                    learn->worth[0][a]);
-        assert_true(learn->worth[LDR_CLASS_SUPERSEDED][a] < learn->worth[0][a]);
+        assert_true(ldr_learn_row(learn, 0)[a] <
+                    ldr_learn_row(learn, 0)[a - 1]);
+        assert_true(ldr_learn_row(learn, 0)[a] > 0);
+        assert_true(ldr_learn_row(learn, ldr_learn_body(0, 3, 2, 1))[a] ==
+                    ldr_learn_row(learn, 0)[a]);
+        assert_true(ldr_learn_row(learn, LDR_CLASS_SUPERSEDED)[a] <
+                    ldr_learn_row(learn, 0)[a]);
     }
     free(learn);
 }
@@ -106,7 +108,7 @@ static void test_worth_is_the_best_index(void **state)
 
         for (uint32_t a = 0; a < LDR_AGES; a++) {
             double want = index_of(learn, scale, a);
-            double got = (double)learn->worth[c][a];
+            double got = (double)ldr_learn_row(learn, c)[a];
 
             assert_true(got > want * 0.999 && got < want * 1.001);
         }
@@ -130,7 +132,7 @@ static void test_hole(void **state)
         }
     }
     ldr_learn_rebuild(learn, 1);
-    const float *worth = learn->worth[class];
+    const float *worth = ldr_learn_row(learn, class);
     assert_true(worth[0] < worth[ldr_learn_age(400)]);
     assert_true(worth[0] > worth[ldr_learn_age(3000)] * 5);
     free(learn);
@@ -155,8 +157,8 @@ static void test_factors(void **state)
     }
     assert_true(learn->delta[2] > learn->delta[4] * 4);
     /* Also in a turn that has not been seen. */
-    assert_true(learn->worth[ldr_learn_body(0, 0, 2, 0)][0] >
-                learn->worth[ldr_learn_body(0, 0, 4, 0)][0] * 2);
+    assert_true(ldr_learn_row(learn, ldr_learn_body(0, 0, 2, 0))[0] >
+                ldr_learn_row(learn, ldr_learn_body(0, 0, 4, 0))[0] * 2);
     for (uint32_t round = 0; round < 400; round++) {
         ldr_learn_rebuild(learn, 0.95f);
     }

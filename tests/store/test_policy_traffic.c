@@ -213,13 +213,13 @@ static void mislead(cache_t *c)
     ldr_default_t *d = (ldr_default_t *)c->policy;
 
     for (uint32_t i = 0; i < LDR_CLASSES; i++) {
+        d->t.learn->as_of[i] = d->t.learn->version;
         for (uint32_t a = 0; a < LDR_AGES; a++) {
             d->t.learn->worth[i][a] = (float)a;
         }
     }
     for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-        d->t.queues[v].best = LDR_NIL;
-        d->t.queues[v].worth_known = false;
+        ldr_queue_stale(&d->t.queues[v]);
     }
 }
 
@@ -372,7 +372,7 @@ static void check_rest(cache_t *c)
     }
     if (c->request == 6000) { /* and not one more from here on */
         assert_true(t->ghosts.count > 0);
-        t->ghosts.max = t->ghosts.top;
+        t->ghosts.max = t->ghosts.size;
         t->node_max = t->node_top;
         t->run_max = t->run_top;
     }
