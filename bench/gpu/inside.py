@@ -4,6 +4,8 @@ collective_rpc."""
 import resource
 import time
 
+LINK_BYTES = 256 << 20  # of the memory that larder_link copies
+
 
 class Asked:
     def larder_about(self):
@@ -50,6 +52,28 @@ class Asked:
         found = list(self.larder_noted)
         self.larder_noted.clear()
         return found
+
+    def larder_link(self, size):
+        """Seconds of the driver's own copy of so many bytes to the GPU, from
+        registered memory, contiguous. 0: there is no GPU."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return 0.0
+        if not hasattr(self, "larder_slices"):
+            self.larder_slices = (
+                torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True),
+                torch.empty(LINK_BYTES, dtype=torch.uint8, device="cuda"))
+            self.larder_link(LINK_BYTES)  # the first one is slower
+        here, there = self.larder_slices
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        while size > 0:
+            part = min(size, LINK_BYTES)
+            there[:part].copy_(here[:part], non_blocking=True)
+            size -= part
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
 
     def larder_scribble(self, pattern):
         """Overwrites all KV memory: nothing of what it held is used by

@@ -89,8 +89,10 @@ def even_row(name, tokens, mine):
     for hit in ("dram", "restart"):
         took, own = ttft.even(mine, hit), ttft.even(mine, ttft.OWN[hit])
         link = (own + mine["bytes"] / ttft.LINK) * 1000
+        copy = ttft.link(mine, hit) * 1000
         cells += [even(mine, ttft.OWN[hit]), even(mine, hit),
                   f"{link:,.1f}" if link == link else "",
+                  f"{copy:,.1f}" if copy == copy else "",
                   f"{took / native:.2f}" if took / native == took / native
                   else ""]
     return row(name, f"{int(tokens):,}", *cells)
@@ -101,8 +103,9 @@ def ttft_lines(results):
         ttft.NAMES[name] for name in PLOTTED))
     more = head("with the same time to launch, ms", "tokens", "native offload "
                 "hit", "own hit", "Larder, DRAM", "own + GB ÷ 50 GB/s",
-                "÷ native", "own hit, restarted", "Larder, restarted",
-                "own + GB ÷ 50 GB/s", "÷ native")
+                "the driver's copy", "÷ native", "own hit, restarted",
+                "Larder, restarted", "own + GB ÷ 50 GB/s",
+                "the driver's copy", "÷ native")
     for short, name in SIZES.items():
         for tokens, mine in results.get(f"ttft-{short}", {}).get(
                 "rows", {}).items():
@@ -158,12 +161,13 @@ def nohit_lines(found):
 
 
 def under_way(mine, answer):
-    """The mean time per token; and of how many requests tokens were being
-    made, on average."""
+    """Mean and p99 of the time per token; and of how many requests tokens were
+    being made, on average."""
     steps = mine.get("tpots")
     if not steps:
-        return "", ""
+        return "", "", ""
     return (f"{sum(steps) / len(steps) * 1000:.2f} ms",
+            f"{mine['tpot_p99'] * 1000:.2f} ms",
             f"{sum(steps) * (answer - 1) / mine['seconds']:.1f}")
 
 
@@ -175,8 +179,8 @@ def load_lines(found):
         "batch": f"{found['long']:,} in, {found['long_answer']:,} out, "
                  f"{found['batch']} at once",
         "batch again": "the same again"}
-    lines = head("under load", "", "first token p50", "p99", "per token",
-                 "mean", "answers under way", "requests/min",
+    lines = head("under load", "", "first token p50", "p99",
+                 "per token p50", "mean", "p99", "answers under way", "requests/min",
                  "tokens from the store", "own cache")
     for kind in load.PASSES:
         for name, text in load.NAMES.items():

@@ -83,6 +83,25 @@ def taken(llm):
     return found
 
 
+def wake(llm, times=100):
+    """Nanoseconds, each time, of waking a thread that sleeps: no arrival that
+    is looked up beside the engine takes less."""
+    import queue
+    import threading
+
+    jobs, found = queue.SimpleQueue(), []
+    thread = threading.Thread(target=lambda: list(iter(jobs.get, None)))
+    thread.start()
+    for _ in range(times):
+        time.sleep(0.005)
+        began = _clock()
+        jobs.put(0)
+        found.append(_clock() - began)
+    jobs.put(None)
+    thread.join()
+    return found
+
+
 # ---- copies ----
 
 def _worker():
@@ -109,10 +128,10 @@ def _save(worker, step):
     return took
 
 
-def copies(llm, chunks, times, seed):
+def copies(llm, chunks, times, seed, alone=False):
     """Saves `times` prefixes of so many chunks, then loads them, each through
-    blocks that the one before did not use. Answers GB/s of every move, and
-    whether what was loaded last is what was saved."""
+    blocks that the one before did not use; alone: saves by one thread. Answers
+    GB/s of every move, and whether what was loaded last is what was saved."""
     import random
 
     import torch
@@ -120,6 +139,8 @@ def copies(llm, chunks, times, seed):
     from larder_kv.vllm import meta
 
     worker = _worker()
+    ahead = worker._ahead
+    team, ahead.team = ahead.team, None if alone else ahead.team
     size = worker.model.chunk_tokens
     each = chunks * size // worker.model.groups[0].block_tokens
     draw = random.Random(seed)
@@ -147,6 +168,7 @@ def copies(llm, chunks, times, seed):
         status, request = worker._run(move, 60000, True)
         rates.append(request.bytes / (_clock() - began))
         assert status == _lib.OK and not request.failed, (status, i)
+    ahead.team = team
     tensors = {t.data_ptr(): t for t in worker._caches.values()}.values()
     one, two = list(moves[0][1]), list(moves[-1][1])
     return {"shard": shard, "saves": rates[:times], "loads": rates[times:],

@@ -217,8 +217,9 @@ LARDER_API larder_status_t larder_open(const char *url,
  * Writes down what it can within the timeout, ends every lease and ticket of
  * the handle, frees it and sets *lar_p to NULL. A NULL handle is fine, so that
  * a second close of the same variable does nothing. LARDER_E_DEADLINE: closed
- * all the same, with saves that were only in DRAM lost. The wait for requests
- * that the kernel has already taken is not bounded. Spaces and leases of the
+ * all the same, with saves that were only in DRAM lost. What a disk was asked
+ * for that does not answer two seconds later stays with it for good, with the
+ * node's memory and threads; the log says so. Spaces and leases of the
  * handle answer LARDER_E_CLOSED from then on, and are still to be freed. A
  * daemon keeps what was saved and writes it down by itself: waited for is only
  * that it has heard of it.
@@ -267,10 +268,9 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
  * of power. LARDER_E_IO: dropped in this process, but a directory could not
  * record it and stays off until it can. LARDER_E_LIMIT: a directory has no room
  * to record one more space (of 2,000; a tenant has half of them at most where
- * there are several), and nothing was dropped. Takes two writes of a superblock
- * in each directory, however long the disks need for them: in an embedded node
- * timeout_ms does not shorten that; on a daemon it bounds the wait, and after
- * LARDER_E_DEADLINE or _OFFLINE the reset may or may not happen. */
+ * there are several), and nothing was dropped. LARDER_E_DEADLINE: in an
+ * embedded node dropped in this process, and recorded as soon as the disk has
+ * answered; on a daemon, and with _OFFLINE, the reset may or may not happen. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 
@@ -798,6 +798,20 @@ LARDER_API larder_status_t larder_prefix_reserve(larder_space_t *space,
 LARDER_API larder_status_t larder_prefix_fill(larder_rooms_t **rooms_p,
                                               larder_move_t *move);
 
+/*
+ * The same by several threads that the engine has and does not need just now.
+ * team(work, arg, 0, 0) calls work(arg) in each of them at once, the calling
+ * one among them, and returns when all have returned: OpenMP's GOMP_parallel()
+ * is such a function. NULL: the calling thread copies alone, as it does what is
+ * too little to share.
+ */
+typedef void (*larder_team_fn)(void (*work)(void *), void *arg,
+                               unsigned threads, unsigned flags);
+
+LARDER_API larder_status_t larder_prefix_fill_by(larder_rooms_t **rooms_p,
+                                                 larder_move_t *move,
+                                                 larder_team_fn team);
+
 /* Gives the room back unused: nobody will have seen it. NULL is fine. */
 LARDER_API void larder_rooms_release(larder_rooms_t **rooms_p);
 
@@ -871,8 +885,9 @@ LARDER_API larder_status_t larder_prefix_fetch(
     void *memory, size_t size, uint32_t timeout_ms, size_t *bytes_p);
 
 /* What larder_prefix_load() does, from such memory: move->end is a multiple of
- * chunk_tokens, keys are not needed. The memory is checked for being what a
- * fetch of the same prefix left: E_CORRUPT, and nothing is written. */
+ * chunk_tokens. With keys (they reach to `end`) the memory has to be that of a
+ * fetch of this very prefix; without, of one that is as long. If it is not:
+ * E_CORRUPT, and nothing is written. */
 LARDER_API larder_status_t larder_prefix_place(const larder_layout_t *layout,
                                                larder_move_t *move,
                                                const void *memory, size_t size);

@@ -6,10 +6,11 @@ one ends it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int,
                     c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)
 
@@ -21,6 +22,7 @@ E_IO = -62
 E_INVALID, E_UNSUPPORTED = -1, -12
 KEY_BYTES = 32
 VALUE_MAX = 60 << 20
+SHORT_TOKENS = 8192  # chains that are hashed without letting go of the GIL
 SHARDS_MAX = 64
 TIERS = ("dram", "ssd", "shared")
 ABI = 1  # LARDER_ABI of the header that the structures below are from
@@ -198,7 +200,7 @@ _SIGNATURES = {
     "larder_prefix_save": [c_void_p, c_void_p, POINTER(Move)],
     "larder_prefix_reserve": [c_void_p, c_void_p, POINTER(Move),
                               POINTER(c_void_p)],
-    "larder_prefix_fill": [POINTER(c_void_p), POINTER(Move)],
+    "larder_prefix_fill_by": [POINTER(c_void_p), POINTER(Move), c_void_p],
     "larder_rooms_release": [POINTER(c_void_p)],
     "larder_prefix_load": [c_void_p, c_void_p, POINTER(Move)],
     "larder_prefix_fetch": [c_void_p, c_void_p, POINTER(c_void_p), c_void_p,
@@ -248,9 +250,9 @@ def library() -> ctypes.CDLL:
             function.restype = c_char_p if name in _TEXTS else c_int
         # It waits for nothing, and takes microseconds: who let go of the GIL
         # for it would wait longer to have it back.
-        lib.larder_chain = ctypes.PyDLL(library_path()).larder_chain
-        lib.larder_chain.argtypes = _SIGNATURES["larder_chain"]
-        lib.larder_chain.restype = c_int
+        lib.chain_short = ctypes.PyDLL(library_path()).larder_chain
+        lib.chain_short.argtypes = _SIGNATURES["larder_chain"]
+        lib.chain_short.restype = c_int
         lib.larder_abi.restype = c_uint32
         if lib.larder_abi() != ABI:
             raise LarderError(
@@ -448,10 +450,16 @@ class Rooms:
 
     def __init__(self, handle: c_void_p):
         self._handle = handle
-        self._fill = library().larder_prefix_fill
 
-    def fill(self, move: Move) -> int:
-        return self._fill(byref(self._handle), byref(move))
+    def filler(self, move: Move,
+               team: c_void_p | None = None) -> Callable[[], int]:
+        """What fills it, with nothing left to be made. team: who helps, see
+        larder_prefix_fill_by()."""
+        return functools.partial(library().larder_prefix_fill_by,
+                                 byref(self._handle), byref(move), team)
+
+    def fill(self, move: Move, team: c_void_p | None = None) -> int:
+        return self.filler(move, team)()
 
     def release(self) -> None:
         library().larder_rooms_release(byref(self._handle))
@@ -499,7 +507,10 @@ class Space:
             params.field_mask |= 4
             params.extra = (Extra * count)(*((e, len(e)) for e in extra))
         done = c_size_t()
-        check(library().larder_chain(
+        lib = library()
+        chain = (lib.chain_short if len(tokens) <= SHORT_TOKENS
+                 else lib.larder_chain)
+        check(chain(
             self._handle, tokens.buffer_info()[0], len(tokens), params,
             out.buffer_info()[0], count, byref(done)))
         keys.extend(out.tobytes())

@@ -42,6 +42,11 @@ typedef struct ldr_op_gpu {
     const uint8_t *nowhere; /* get: buffers in this range are not written */
     size_t nowhere_bytes;
     larder_layers_t *layers; /* get, by shared memory: layer by layer */
+    /* get: makes an item's list of buffers, when it is its turn to be copied.
+     * Until then one buffer of as many bytes stands for them. NULL: the lists
+     * are there */
+    larder_status_t (*list)(void *arg, larder_item_t *item);
+    void *arg;
 } ldr_op_gpu_t;
 
 typedef struct ldr_op {

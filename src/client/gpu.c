@@ -147,7 +147,9 @@ static void bounce_one(const bounce_t *b, larder_op_t kind, larder_item_t *item)
     if (kind == LARDER_OP_GET) {
         bounce_run(b, kind, item, bytes);
         if (item->status == LARDER_OK && item->length == bytes) {
-            st = bounce_move(b, item, true, bytes);
+            st = b->gpu->list != NULL ? b->gpu->list(b->gpu->arg, item)
+                                      : LARDER_OK;
+            st = st == LARDER_OK ? bounce_move(b, item, true, bytes) : st;
         }
     } else {
         bounce_run(b, LARDER_OP_EXISTS, item, bytes);

@@ -296,8 +296,7 @@ static larder_status_t local_space_open(larder_t *lar, larder_space_t *space,
 
 static larder_status_t local_reset(larder_space_t *space, uint64_t deadline_ns)
 {
-    (void)deadline_ns; /* two writes of a superblock: the disk's own time */
-    return ldr_node_reset(space->lar->node, space->number);
+    return ldr_node_reset(space->lar->node, space->number, deadline_ns);
 }
 
 static larder_status_t local_match(larder_space_t *space,

@@ -1,6 +1,7 @@
 /*
  * What moving whole prefixes has in common: which shards a save has, their
- * names, and batches of them on their way (prefix.c, prefix_rooms.c).
+ * names, and batches of them on their way (prefix.c, prefix_batch.c,
+ * prefix_rooms.c).
  */
 #pragma once
 
@@ -56,11 +57,14 @@ typedef struct ldr_batch {
     size_t scratch_bytes;
     bool scratch_used;
     larder_layers_t *layers; /* load: layer by layer, if it is one batch */
+    bool later; /* load to a GPU: segments are listed while it copies */
 } ldr_batch_t;
 
 /* Begins with space, layout, move, op and deadline_ns set and the rest zero:
  * room for as much as there is to move, or for a good part of it. */
 larder_status_t ldr_batch_begin(ldr_batch_t *b);
+/* Load: the blocks of a group that are written. */
+ldr_span_t ldr_batch_written(const ldr_batch_t *b, uint32_t group);
 /* Adds one shard. MISS: it cannot be saved, since blocks are not there. */
 larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
                               ldr_span_t wanted);

@@ -5,7 +5,10 @@
  * layout's enumeration, then the shards in the same order, each on a boundary
  * of LDR_BLOCK bytes. It is written by one process of the engine and read by
  * the others: they trust each other, but what is read is checked for lying
- * inside and being in that order.
+ * inside and being in that order, and for being of the prefix that is asked
+ * for: the head names it by the key of its last chunk, which is a hash over all
+ * that come before. While memory is being filled it has no head, so that what
+ * an earlier fetch left there is never taken for it.
  */
 #include <string.h>
 
@@ -23,6 +26,7 @@ typedef struct head {
     uint64_t magic;
     uint32_t chunks, groups, shards, count; /* count: of slots */
     uint64_t bytes;                         /* of all */
+    larder_key_t key;                       /* of the last chunk */
 } head_t;
 
 typedef struct slot {
@@ -156,6 +160,7 @@ static larder_status_t fetch_run(fetch_t *f, uint8_t *memory, size_t size,
                               size, (unsigned long long)at);
     }
     f->memory = memory;
+    memset(memory, 0, sizeof(head_t));
     st = ask_all(f);
     if (st != LARDER_OK) {
         return st;
@@ -166,7 +171,8 @@ static larder_status_t fetch_run(fetch_t *f, uint8_t *memory, size_t size,
                    .groups = f->layout->group_count,
                    .shards = f->space->shards,
                    .count = (uint32_t)f->count,
-                   .bytes = align(last->offset + last->bytes)};
+                   .bytes = align(last->offset + last->bytes),
+                   .key = f->keys[f->chunks - 1]};
     memcpy(memory + sizeof(head), f->slots, f->count * sizeof(slot_t));
     memcpy(memory, &head, sizeof(head));
     return LARDER_OK;
@@ -323,6 +329,16 @@ static larder_status_t place_all(place_t *p, bool write)
     return st;
 }
 
+/* Whether it is of the prefix that the move names; one without keys names none.
+ * Its last chunk is what counts, if the keys reach as far. */
+static bool is_prefix(const head_t *h, const larder_move_t *m)
+{
+    return m->keys == NULL ||
+           (m->first_key < h->chunks &&
+            memcmp(&h->key, &m->keys[h->chunks - 1 - m->first_key],
+                   sizeof(h->key)) == 0);
+}
+
 /* All that the memory says is checked before any of it is used. */
 static larder_status_t check_memory(const place_t *p)
 {
@@ -331,7 +347,8 @@ static larder_status_t check_memory(const place_t *p)
     bool good = h->magic == MAGIC && h->groups == p->layout->group_count &&
                 h->shards <= LARDER_SHARDS_MAX && p->move->shard < h->shards &&
                 h->bytes <= p->size &&
-                p->move->end == (uint64_t)h->chunks * p->layout->chunk_tokens;
+                p->move->end == (uint64_t)h->chunks * p->layout->chunk_tokens &&
+                is_prefix(h, p->move);
 
     if (good) {
         count = need_count(p->layout, h->chunks) * h->shards;

@@ -1,7 +1,8 @@
 /*
  * A save in two halves: room is reserved before the bytes are there, and
  * filled when they are. Between the two nothing is copied and nobody waits; the
- * second half waits for no answer where the daemon needs to give none.
+ * second half waits for no answer where the daemon needs to give none. It may
+ * be made by several threads, each of which takes one shard after the other.
  *
  * Shards that were to be saved are numbered in the order of the enumeration;
  * those from n * BATCH to (n + 1) * BATCH - 1 share a reservation, leases[n]
@@ -24,12 +25,20 @@
 /* Bytes copied between looks at the clock. */
 #define RUN_MAX ((size_t)1 << 20)
 #define SEGMENT_MIN 4096u /* what a reserved shard consists of */
+#define LANES_MAX 8u      /* threads that share the shards of a fill, */
+/* if it has so many bytes: less is copied before a thread would have come. */
+#define SHARE_MIN ((size_t)1 << 20)
 
 typedef struct part {
     uint32_t chunk;
     uint16_t group;
     larder_status_t status;
 } part_t;
+
+/* Lists for the shard that a thread is at. */
+typedef struct lane {
+    struct iovec *from, *to;
+} lane_t;
 
 struct larder_rooms {
     larder_space_t *space;
@@ -38,8 +47,10 @@ struct larder_rooms {
     uint32_t count;
     part_t *parts;
     larder_lease_t **leases;
-    struct iovec *from, *to; /* of one shard */
-    uint32_t from_max, to_max;
+    uint32_t from_max, to_max; /* of each lane's lists */
+    uint32_t lane_count;
+    lane_t lanes[LANES_MAX];
+    struct iovec *lists; /* of all lanes */
 };
 
 /* Frees it; its leases are gone or nobody's. */
@@ -47,9 +58,21 @@ static void rooms_free(larder_rooms_t *r)
 {
     ldr_free(r->parts);
     ldr_free(r->leases);
-    ldr_free(r->from);
-    ldr_free(r->to);
+    ldr_free(r->lists);
     ldr_free(r);
+}
+
+static bool lanes_new(larder_rooms_t *r, size_t count)
+{
+    size_t each = (size_t)r->from_max + r->to_max;
+
+    r->lane_count = (uint32_t)ldr_min64(count, LANES_MAX);
+    r->lists = ldr_alloc(r->lane_count * each * sizeof(*r->lists));
+    for (uint32_t i = 0; i < r->lane_count && r->lists != NULL; i++) {
+        r->lanes[i].from = r->lists + i * each;
+        r->lanes[i].to = r->lanes[i].from + r->from_max;
+    }
+    return r->lists != NULL;
 }
 
 /* With room for what a save of move has at most; filling allocates nothing. */
@@ -76,10 +99,7 @@ static larder_rooms_t *rooms_new(larder_space_t *space,
     r->to_max = (uint32_t)(bytes / SEGMENT_MIN) + 1;
     r->parts = ldr_alloc(parts * sizeof(*r->parts));
     r->leases = ldr_alloc(ldr_div_up(parts, BATCH) * sizeof(larder_lease_t *));
-    r->from = ldr_alloc(r->from_max * sizeof(*r->from));
-    r->to = ldr_alloc(r->to_max * sizeof(*r->to));
-    if (r->parts == NULL || r->leases == NULL || r->from == NULL ||
-        r->to == NULL) {
+    if (r->parts == NULL || r->leases == NULL || !lanes_new(r, parts)) {
         rooms_free(r);
         return NULL;
     }
@@ -108,7 +128,7 @@ static larder_status_t list(larder_rooms_t *r, const larder_move_t *m)
     ldr_saves_t saves = {.layout = r->layout, .move = m};
 
     while (ldr_saves_next(&saves)) {
-        ldr_segments_t segments = {.iov = r->from, .max = r->from_max};
+        ldr_segments_t segments = {.iov = r->lanes[0].from, .max = r->from_max};
         larder_status_t st = ldr_layout_segments(
             r->layout, saves.group, saves.chunk, &m->tables[saves.group],
             (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
@@ -224,23 +244,22 @@ larder_status_t larder_prefix_reserve(larder_space_t *space,
 
 /* ---- filling ---- */
 
-/* Copies the shard that lies in r->from to its place in r->to. The caller
- * fences, whatever came of it: the room may be another's next. */
-static larder_status_t copy(const larder_rooms_t *r, uint32_t from_count,
-                            uint32_t to_count, uint64_t deadline_ns,
-                            uint32_t *crc_p)
+/* Copies the shard that lies in a lane's `from` to its place in `to`. The
+ * caller fences, whatever came of it: the room may be another's next. */
+static larder_status_t copy(const larder_t *lar, const lane_t *lane,
+                            uint32_t from_count, uint32_t to_count,
+                            uint64_t deadline_ns, uint32_t *crc_p)
 {
-    const larder_t *lar = r->space->lar;
-    const struct iovec *from = r->from, *end = r->from + from_count;
+    const struct iovec *from = lane->from, *end = lane->from + from_count;
     size_t used = 0, looked = RUN_MAX; /* of *from; since a look at the clock */
     uint32_t crc = 0;
 
     for (uint32_t i = 0; i < to_count; i++) {
-        uint8_t *to = r->to[i].iov_base;
+        uint8_t *to = lane->to[i].iov_base;
 
-        for (size_t at = 0; at < r->to[i].iov_len;) {
+        for (size_t at = 0; at < lane->to[i].iov_len;) {
             size_t take =
-                ldr_min64(r->to[i].iov_len - at, from->iov_len - used);
+                ldr_min64(lane->to[i].iov_len - at, from->iov_len - used);
 
             take = ldr_min64(take, RUN_MAX);
             if (looked >= RUN_MAX) {
@@ -272,28 +291,45 @@ static larder_status_t copy(const larder_rooms_t *r, uint32_t from_count,
     return LARDER_OK;
 }
 
-/* Fills the room of item number `item` of the lease. MISS: its blocks are not
- * there any more. */
-static larder_status_t fill_one(larder_rooms_t *r, const larder_move_t *m,
-                                const part_t *p, const larder_lease_t *lease,
-                                uint32_t item, uint64_t deadline_ns,
-                                uint32_t *crc_p)
+/* Shards that share a lease, on their way to their rooms. Threads only read
+ * it, but for the two counters and what is of their shards: statuses, crcs and
+ * keep. */
+typedef struct filling {
+    const larder_rooms_t *rooms;
+    const larder_move_t *move;
+    const larder_lease_t *lease;
+    uint64_t deadline_ns;
+    part_t *parts;
+    uint32_t count;
+    uint32_t *crcs;
+    uint8_t *keep;
+    uint32_t next; /* shard; atomic */
+    uint32_t lane; /* atomic */
+} filling_t;
+
+/* Fills the room of item number i of the lease. MISS: its blocks are not there
+ * any more. */
+static larder_status_t fill_one(const filling_t *f, const lane_t *lane,
+                                uint32_t i)
 {
-    ldr_segments_t segments = {.iov = r->from, .max = r->from_max};
+    const larder_rooms_t *r = f->rooms;
+    const part_t *p = &f->parts[i];
+    ldr_segments_t segments = {.iov = lane->from, .max = r->from_max};
     uint32_t count = 0;
-    larder_status_t st =
-        ldr_layout_segments(r->layout, p->group, p->chunk, &m->tables[p->group],
-                            (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
+    larder_status_t st = ldr_layout_segments(
+        r->layout, p->group, p->chunk, &f->move->tables[p->group],
+        (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
 
     if (st != LARDER_OK) {
         return st;
     }
-    st = larder_reserve_segments(lease, item, r->to, r->to_max, &count);
+    st = larder_reserve_segments(f->lease, i, lane->to, r->to_max, &count);
     if (st == LARDER_E_STALE) {
         st = LARDER_E_OFFLINE; /* the daemon that had the room is gone */
     }
     if (st == LARDER_OK) {
-        st = copy(r, segments.count, count, deadline_ns, crc_p);
+        st = copy(r->space->lar, lane, segments.count, count, f->deadline_ns,
+                  &f->crcs[i]);
         ldr_copy_fence();
     }
     return st;
@@ -307,34 +343,71 @@ static bool within(const larder_rooms_t *r, const larder_move_t *m,
     return p->chunk >= m->begin / tokens && p->chunk < m->end / tokens;
 }
 
+/* One thread's part: whatever is left, shard by shard. */
+static void fill_some(void *arg)
+{
+    filling_t *f = arg;
+    uint32_t lane = __atomic_fetch_add(&f->lane, 1, __ATOMIC_RELAXED);
+    uint32_t i;
+
+    if (lane >= f->rooms->lane_count) {
+        return;
+    }
+    while ((i = __atomic_fetch_add(&f->next, 1, __ATOMIC_RELAXED)) < f->count) {
+        part_t *p = &f->parts[i];
+
+        if (p->status == LARDER_OK && within(f->rooms, f->move, p)) {
+            p->status = fill_one(f, &f->rooms->lanes[lane], i);
+            f->keep[i] = p->status == LARDER_OK;
+        }
+    }
+}
+
+/* Whether there is enough to copy for several threads. */
+static bool shared(const filling_t *f)
+{
+    size_t bytes = 0;
+
+    for (uint32_t i = 0; i < f->count && bytes < SHARE_MIN; i++) {
+        bytes += f->parts[i].status == LARDER_OK
+                     ? f->rooms->layout->group[f->parts[i].group].shard_bytes
+                     : 0;
+    }
+    return bytes >= SHARE_MIN;
+}
+
 /* Fills and commits those from this one on that share a lease, or gives them
  * back. */
-static void fill(larder_rooms_t *r, const larder_move_t *m,
+static void fill(larder_rooms_t *r, const larder_move_t *m, larder_team_fn team,
                  uint64_t deadline_ns, uint32_t first)
 {
-    uint32_t count = (uint32_t)ldr_min64(BATCH, r->count - first);
     larder_lease_t **lease_p = &r->leases[first / BATCH];
-    part_t *parts = &r->parts[first];
     larder_status_t statuses[BATCH] = {LARDER_OK};
     uint32_t crcs[BATCH];
     uint8_t keep[BATCH] = {0};
+    filling_t f = {.rooms = r,
+                   .move = m,
+                   .lease = *lease_p,
+                   .deadline_ns = deadline_ns,
+                   .parts = &r->parts[first],
+                   .count = (uint32_t)ldr_min64(BATCH, r->count - first),
+                   .crcs = crcs,
+                   .keep = keep};
 
     if (*lease_p == NULL) {
         return;
     }
-    for (uint32_t i = 0; i < count; i++) {
-        if (parts[i].status == LARDER_OK && within(r, m, &parts[i])) {
-            parts[i].status =
-                fill_one(r, m, &parts[i], *lease_p, i, deadline_ns, &crcs[i]);
-            keep[i] = parts[i].status == LARDER_OK;
-        }
+    if (team != NULL && shared(&f)) {
+        team(fill_some, &f, 0, 0);
+        f.lane = 0;
     }
+    fill_some(&f); /* what nobody has taken */
     larder_status_t st =
         larder_commit(lease_p, keep, crcs, statuses,
                       ldr_prefix_left_ms(r->space->lar, deadline_ns));
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < f.count; i++) {
         if (keep[i] != 0) {
-            parts[i].status = statuses[i] != LARDER_OK ? statuses[i] : st;
+            f.parts[i].status = statuses[i] != LARDER_OK ? statuses[i] : st;
         }
     }
 }
@@ -370,7 +443,8 @@ static larder_status_t put_rest(larder_rooms_t *r, larder_move_t *m,
     return st;
 }
 
-static larder_status_t fill_all(larder_rooms_t *r, larder_move_t *m)
+static larder_status_t fill_all(larder_rooms_t *r, larder_move_t *m,
+                                larder_team_fn team)
 {
     uint64_t deadline_ns = ldr_deadline(r->space->lar, m->timeout_ms);
     bool rest = false;
@@ -378,7 +452,7 @@ static larder_status_t fill_all(larder_rooms_t *r, larder_move_t *m)
     ldr_move_clear(m);
     m->skipped = r->skipped;
     for (uint32_t i = 0; i < r->count; i += BATCH) {
-        fill(r, m, deadline_ns, i);
+        fill(r, m, team, deadline_ns, i);
     }
     for (uint32_t i = 0; i < r->count; i++) {
         const part_t *p = &r->parts[i];
@@ -398,8 +472,8 @@ static larder_status_t fill_all(larder_rooms_t *r, larder_move_t *m)
     return rest ? put_rest(r, m, deadline_ns) : LARDER_OK;
 }
 
-larder_status_t larder_prefix_fill(larder_rooms_t **rooms_p,
-                                   larder_move_t *move)
+larder_status_t larder_prefix_fill_by(larder_rooms_t **rooms_p,
+                                      larder_move_t *move, larder_team_fn team)
 {
     if (rooms_p == NULL || *rooms_p == NULL) {
         return ldr_fail(LARDER_E_INVALID, "the rooms are NULL");
@@ -409,8 +483,14 @@ larder_status_t larder_prefix_fill(larder_rooms_t **rooms_p,
 
     st = st == LARDER_OK ? ldr_move_check(r->layout, LARDER_OP_PUT, move) : st;
     if (st == LARDER_OK) {
-        st = fill_all(r, move);
+        st = fill_all(r, move, team);
     }
     larder_rooms_release(rooms_p);
     return st;
+}
+
+larder_status_t larder_prefix_fill(larder_rooms_t **rooms_p,
+                                   larder_move_t *move)
+{
+    return larder_prefix_fill_by(rooms_p, move, NULL);
 }

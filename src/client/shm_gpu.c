@@ -20,6 +20,7 @@
 
 /* The shards of a window that got leases or room. */
 typedef struct bulk {
+    const ldr_op_gpu_t *gpu;
     uint32_t count;
     larder_item_t *items[LDR_SHM_ITEMS];
     ldr_end_row_t ends[LDR_SHM_ITEMS];
@@ -111,6 +112,17 @@ static void bulk_await(ldr_shm_batch_t *b, const bulk_t *k, bool load)
                       now_ns + ldr_min64(wait_ns, left_ns / 2));
 }
 
+static larder_status_t bulk_list(void *arg, uint32_t shard)
+{
+    bulk_t *k = arg;
+    larder_item_t *item = k->items[shard];
+    larder_status_t st = k->gpu->list(k->gpu->arg, item);
+
+    k->shards[shard].pages = item->iov;
+    k->shards[shard].page_count = item->iov_count;
+    return st;
+}
+
 /* Copies all of them, if nothing went wrong before, and lets go of the
  * memory. */
 static void bulk_copy(ldr_shm_batch_t *b, bulk_t *k, bool load)
@@ -122,8 +134,11 @@ static void bulk_copy(ldr_shm_batch_t *b, bulk_t *k, bool load)
                            .nowhere = gpu->nowhere,
                            .nowhere_bytes = gpu->nowhere_bytes,
                            .after = gpu->after,
-                           .deadline_ns = b->visit.stop.deadline_ns};
+                           .deadline_ns = b->visit.stop.deadline_ns,
+                           .list = gpu->list != NULL ? bulk_list : NULL,
+                           .arg = k};
 
+    k->gpu = gpu;
     if (b->status == LARDER_OK) {
         bulk_await(b, k, load);
         b->status = ldr_stopped(&b->visit.stop);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "client/shm.h"
@@ -471,6 +472,12 @@ larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
             break;
         }
         n++;
+        if (LDR_FAULT(seg_short)) {
+            seg.bytes -= seg.bytes / 2;
+        }
+        if (LDR_FAULT(seg_outside)) { /* the first of them is */
+            seg.page = (uint32_t)(p->map->bytes / s->page_bytes) - 1;
+        }
         p->offset = (size_t)seg.page * s->page_bytes;
         p->bytes = seg.bytes;
         bytes += seg.bytes;

@@ -364,6 +364,9 @@ static ldr_end_how_t load_one(ldr_shm_batch_t *b, larder_item_t *item,
         if (LDR_FAULT(copy_out)) {
             pieces[0].map->write[pieces[0].offset + pieces[0].bytes / 2] ^= 4;
         }
+        if (LDR_FAULT(shm_die)) {
+            ldr_shm_die(b->session);
+        }
         st = copy_shard(b, item, pieces, row->seg_count, check, &crc);
         ldr_copy_fence();
         ldr_unmap_segs(b->session, pieces, row->seg_count);

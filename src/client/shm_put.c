@@ -115,6 +115,9 @@ static ldr_end_row_t save_one(ldr_shm_batch_t *b, larder_item_t *item,
             st = fill(b, item, pieces, row->seg_count, &end.crc);
             ldr_copy_fence();
             ldr_unmap_segs(b->session, pieces, row->seg_count);
+            if (LDR_FAULT(shm_die)) {
+                ldr_shm_die(b->session);
+            }
         }
     }
     if (st == LARDER_OK) {

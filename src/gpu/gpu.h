@@ -72,6 +72,10 @@ typedef struct ldr_gpu_copy {
     /* load: layer by layer (layers.h); parts are marked, and the whole is not
      * ended. Every shard has the layers' bytes. NULL: shard by shard */
     larder_layers_t *layers;
+    /* Sets a shard's pages when it is begun, while those before it move. NULL:
+     * they are set */
+    larder_status_t (*list)(void *arg, uint32_t shard);
+    void *arg;
     /* for measuring only; ways that cannot be are not taken */
     bool forced;
     ldr_gpu_way_t way;

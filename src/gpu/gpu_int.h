@@ -10,8 +10,8 @@
 
 #define LDR_GPU_LANES 6u
 #define LDR_GPU_LISTS 3u
-#define LDR_GPU_SLOTS 4u
-#define LDR_GPU_PIECE ((size_t)8 << 20)
+#define LDR_GPU_SLOTS 3u
+#define LDR_GPU_PIECE ((size_t)16 << 20)
 #define LDR_GPU_PIECE_MIN ((size_t)1 << 20)
 #define LDR_GPU_UNITS 4096u /* of a piece */
 #define LDR_GPU_UNIT ((size_t)16 << 10)

@@ -154,8 +154,14 @@ static uint64_t behind(const move_t *m, uint32_t part)
 static larder_status_t begin_shard(move_t *m)
 {
     const ldr_gpu_shard_t *s = &m->copy->shards[m->shard];
-    look_t pages = look_at(s->pages, s->page_count);
+    larder_status_t st = m->copy->list != NULL
+                             ? m->copy->list(m->copy->arg, m->shard)
+                             : LARDER_OK;
 
+    if (st != LARDER_OK) {
+        return st;
+    }
+    look_t pages = look_at(s->pages, s->page_count);
     m->page = (cursor_t){s->pages, 0, s->page_count, 0};
     m->host = (cursor_t){s->host, 0, s->host_count, 0};
     m->left = look_at(s->host, s->host_count).bytes;

@@ -1,4 +1,7 @@
-/* Saves in two halves that are long, or for which there is no room. */
+/* Saves in two halves that are long, for which there is no room, or that
+ * several threads fill. */
+#include <pthread.h>
+
 #include "client/prefix_rig.h"
 
 /* An engine of one layer: a page for each token and group, full. */
@@ -157,13 +160,103 @@ static void test_lease_limit(void **state)
     assert_int_equal(stats_of(f->lar).dram_leased_chunks, 0);
 }
 
+/* ---- threads of the engine's ---- */
+
+enum { TEAM_MOST = 20 }; /* more than share the work */
+
+typedef struct call {
+    void (*work)(void *);
+    void *arg;
+} call_t;
+
+static uint32_t team_size, team_calls;
+
+static void *work_main(void *arg)
+{
+    call_t *call = arg;
+
+    call->work(call->arg);
+    return NULL;
+}
+
+/* As OpenMP calls it: by the caller and team_size - 1 others. 0: by nobody. */
+static void team(void (*work)(void *), void *arg, unsigned threads,
+                 unsigned flags)
+{
+    pthread_t thread[TEAM_MOST];
+    call_t call = {work, arg};
+
+    assert_int_equal(threads + flags, 0);
+    team_calls++;
+    for (uint32_t i = 1; i < team_size; i++) {
+        assert_int_equal(pthread_create(&thread[i], NULL, work_main, &call), 0);
+    }
+    if (team_size > 0) {
+        work(arg);
+    }
+    for (uint32_t i = 1; i < team_size; i++) {
+        pthread_join(thread[i], NULL);
+    }
+}
+
+static larder_status_t save_by_team(flat_t *e, uint32_t timeout_ms)
+{
+    larder_rooms_t *rooms = NULL;
+
+    assert_status(larder_prefix_reserve(e->space, e->layout, &e->move, &rooms),
+                  LARDER_OK);
+    team_calls = 0;
+    e->move.timeout_ms = timeout_ms;
+    larder_status_t st = larder_prefix_fill_by(&rooms, &e->move, team);
+    assert_null(rooms);
+    e->move.timeout_ms = 0;
+    return st;
+}
+
+/* However many there are, every shard is copied once and as it is. */
+static void test_team(void **state)
+{
+    const uint32_t sizes[] = {0, 1, 2, 3, TEAM_MOST};
+    fix_t *f = fix(state);
+
+    fix_open_dram(f, "dram=64M");
+    for (uint32_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        flat_t e;
+
+        team_size = sizes[i];
+        flat_make(&e, f->lar, 20800 + i, 40, 2, 40000 + i);
+        assert_status(save_by_team(&e, 0), LARDER_OK);
+        assert_int_equal(team_calls, 1);
+        assert_int_equal(e.move.shards, e.pages);
+        assert_int_equal(e.move.bytes, e.pages * e.bytes);
+        flat_load(&e, 0);
+        flat_free(&e);
+    }
+    assert_int_equal(stats_of(f->lar).dram_leased_chunks, 0);
+}
+
+/* What is little is copied by the caller. */
+static void test_team_little(void **state)
+{
+    fix_t *f = fix(state);
+    flat_t e;
+
+    fix_open_dram(f, "dram=64M");
+    team_size = 3;
+    flat_make(&e, f->lar, 20900, 16, 1, 60000);
+    assert_status(save_by_team(&e, 0), LARDER_OK);
+    assert_int_equal(team_calls, 0);
+    assert_int_equal(e.move.shards, 16);
+    flat_load(&e, 0);
+    flat_free(&e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ONE(test_many, "plain"),
-        ONE(test_no_room, "plain"),
-        ONE(test_too_long, "plain"),
-        ONE(test_lease_limit, "plain"),
+        ONE(test_many, "plain"),     ONE(test_no_room, "plain"),
+        ONE(test_too_long, "plain"), ONE(test_lease_limit, "plain"),
+        ONE(test_team, "plain"),     ONE(test_team_little, "plain"),
     };
 
     return cmocka_run_group_tests_name("client/prefix_rooms_many", tests, NULL,

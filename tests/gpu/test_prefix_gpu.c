@@ -273,6 +273,41 @@ static void test_corrupt(void **state)
 }
 #endif
 
+/* ---- tables that name no block ---- */
+
+/* That is found when its shard is to be copied, while those before it move. */
+static void test_bad_tables(void **state)
+{
+    fix_t *f = fix(state);
+    pair_t *p = calloc(1, sizeof(*p));
+    larder_table_t tables[GROUPS];
+    ldr_rand_t r;
+
+    ldr_rand_seed(&r, 522);
+    fix_open_dram(f, "dram=256M");
+    wait_registered(f);
+    for (uint64_t i = 0; i < 6; i++) {
+        larder_move_t move = {.keys = p->keys, .tables = tables, .end = FIXED};
+
+        pair_scaled(p, f, &r, 30400 + i, 1, false, false);
+        pair_save(p, 0);
+        engine_expect(&p->to[0], 0, FIXED, tables);
+        uint32_t count = tables[0].count;
+        uint32_t *ids = calloc(count, sizeof(*ids));
+        memcpy(ids, tables[0].ids, count * sizeof(*ids));
+        ids[i % 2 == 0 ? count - 1 : ldr_rand_below(&r, count)] =
+            UINT32_MAX / 2;
+        tables[0].ids = ids;
+        assert_status(larder_prefix_load(p->space, p->to[0].layout, &move),
+                      LARDER_E_INVALID);
+        free(ids);
+        engine_load(&p->to[0], p->space, p->keys, 0, FIXED);
+        pair_free(p);
+    }
+    assert_no_errors();
+    free(p);
+}
+
 /* ---- a driver that fails ---- */
 
 /* One save and one load, either of which may fail. */
@@ -509,6 +544,7 @@ int main(void)
 #if LDR_FAULTS
         ONE(test_corrupt, "plain"),
 #endif
+        ONE(test_bad_tables, "plain"),
         ONE(test_driver_fails, "plain"),
         ONE(test_killed, "plain"),
         ONE(test_closed_early, "plain"),

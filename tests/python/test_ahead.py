@@ -68,7 +68,7 @@ def test_filled_later(saves):
     assert saves.matched(one) == saves.matched(other) == 0
     saves.pages.fill(1)
     for job in jobs:
-        assert job.rooms.fill(job.request) == _lib.OK
+        assert job.fill() == _lib.OK
         assert (job.request.shards, job.request.failed) == (4, 0)
     assert saves.matched(one) == saves.matched(other) == 4
     assert saves.loads(one) and saves.loads(other)

@@ -218,6 +218,45 @@ def test_generated_after_embeddings(space):
     assert found[0] == found[1] and len(found[0]) == 4
 
 
+@pytest.mark.parametrize("made", [True, False])
+def test_named_by_a_thread(space, made):
+    """Or by who needs the names before: they are the same, and those of what
+    is generated follow."""
+    tokens = tokens_of(5, 4 * SIZE)
+    asked = request_of(tokens[:2 * SIZE + 5])
+    prompt = request.Prompt(asked)
+    names = prompt.later()
+    assert prompt.keys.count == 0
+    for token in tokens[2 * SIZE + 5:]:
+        asked.append_output_token_ids(token)
+    asked.prompt_token_ids.extend(tokens_of(6, SIZE))  # as a session does
+    if made:
+        thread = threading.Thread(target=names.make, args=(space,))
+        thread.start()
+        thread.join()
+        assert prompt.keys.count == 2
+    prompt.extend(space, 4 * SIZE)
+    assert prompt.keys.count == 4
+    assert split(prompt) == keys_of(space, request_of(tokens))
+    assert names.make(space) == prompt.keys.data(0, 2)
+
+
+def test_what_a_thread_cannot_name(space, dense):
+    """Prompts whose names need more than their tokens."""
+    for asked in (request_of(TOKENS, cache_salt="x"),
+                  request_of(TOKENS, lora_request=lora(dense / "lora-a")),
+                  request_of(TOKENS, mm_features=[image("x", 5)]),
+                  embedded(1, len(TOKENS))):
+        prompt = request.Prompt(asked)
+        assert prompt.later() is None
+        prompt.extend(space, len(TOKENS))
+        assert prompt.keys.count == 4
+    wrong = request.Prompt(request_of([-1] * SIZE))
+    for make in (wrong.later().make, lambda s: wrong.extend(s, SIZE)):
+        with pytest.raises(OverflowError):
+            make(space)
+
+
 def test_not_more_than_is_asked_for(space):
     asked = request_of(TOKENS)
     assert len(keys_of(space, asked, SIZE - 1)) == 0

@@ -18,6 +18,11 @@ class Beside:
     def __init__(self):
         self.ended = set()
         self.news = False
+        self.watched = True
+        self.waits = 0
+
+    def wait_load(self):
+        self.waits += 1
 
     def loaded(self):
         return bool(self.ended)
@@ -50,6 +55,7 @@ def test_loads_are_heard_of_once(heard):
     assert heard() == set()
     heard.beside.ended.add("a")
     assert heard() == {"a"}
+    assert heard.beside.waits == 2  # each time, before it was looked
     heard.beside.ended.add("b")
     assert heard() == {"b"}  # not a again
     assert heard("a") == set()
@@ -81,6 +87,7 @@ def bare_worker():
     one._ended = threading.Condition(one._lock)
     one._empty, one._loading, one._until, one.news = True, 1, 0.0, False
     one._done, one._failed, one._bad_blocks = set(), set(), set()
+    one._loaded, one._looks = set(), False
     return one
 
 
@@ -101,6 +108,21 @@ def test_an_empty_step_waits_for_a_load(monkeypatch):
     assert time.monotonic() - began < LONG
     assert one.finished()[0] == set()  # nothing is under way
     timer.join()
+
+
+def test_who_looks_by_itself_waits_in_place_of_the_step(monkeypatch):
+    one = bare_worker()
+    waited = []
+    monkeypatch.setattr(one._ended, "wait", waited.append)
+    one.wait_load()
+    assert len(waited) == 1
+    assert one.finished()[0] == set()
+    assert len(waited) == 1
+    one.finished()  # nobody has looked since
+    assert len(waited) == 2
+    one._loaded.add("a")
+    one.wait_load()  # there is one to tell of
+    assert len(waited) == 2
 
 
 @pytest.mark.parametrize("empty, loading", [(False, 1), (True, 0)])
@@ -168,18 +190,21 @@ def test_a_load_begins_at_once(monkeypatch):
     one = bare_worker()
     one._loading, one._threads = 0, [None]
     one._jobs, one._event = queue.SimpleQueue(), lambda: "an event"
+    one.options = SimpleNamespace(load_ms=7)
+    one._request = lambda move, ms: (move.after, ms)
     seen = []
 
     def work():
         move = one._jobs.get()
-        seen.append((move.request_id, move.after, one._loading))
+        move.ready.acquire()
+        seen.append((move.request_id, move.request, one._loading))
         move.entered.release()
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
         one.begin_now(move_of())
-        assert seen == [("a", "an event", 1)]
+        assert seen == [("a", ("an event", 7), 1)]
         one.begin_now(move_of("b"))  # nobody takes it
         assert one._loading == 2 and one._jobs.get().request_id == "b"
     finally:

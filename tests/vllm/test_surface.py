@@ -10,8 +10,8 @@ import pytest
 import rig
 
 HERE = pathlib.Path(__file__).resolve().parent
-CASES = ("surface_keys.py", "surface_loads.py", "surface_names.py",
-         "surface_pages.py")
+CASES = ("surface_cores.py", "surface_keys.py", "surface_loads.py",
+         "surface_names.py", "surface_pages.py")
 pytestmark = pytest.mark.core
 
 

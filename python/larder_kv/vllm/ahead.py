@@ -14,7 +14,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from larder_kv.vllm import cores
+
 if TYPE_CHECKING:
+    from ctypes import c_void_p
+
     from larder_kv import _lib
     from larder_kv.vllm import meta
 
@@ -27,20 +31,23 @@ logger = logging.getLogger("vllm.larder")
 class Job:
     """One save's room."""
 
-    __slots__ = ("move", "request", "status", "rooms", "done", "dropped")
+    __slots__ = ("move", "request", "status", "rooms", "fill", "done",
+                 "dropped")
 
     def __init__(self, move: meta.Move):
         self.move = move
         self.request: _lib.Move | None = None
         self.status = -1
         self.rooms: _lib.Rooms | None = None
+        self.fill: Callable[[], int] | None = None
         self.done = False
         self.dropped = False  # nobody comes for it
 
 
 class Ahead:
-    def __init__(self, reserve: Reserve):
+    def __init__(self, reserve: Reserve, team: c_void_p | None = None):
         self._reserve = reserve
+        self.team = team  # who fills it: see larder_prefix_fill_by()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._begun: dict[int, Job] = {}  # by the move's id()
         self._changed = threading.Condition()
@@ -82,12 +89,15 @@ class Ahead:
                 rooms.release()
 
     def _work(self) -> None:
+        cores.spread()
         while (job := self._jobs.get()) is not None:
             if job.dropped:
                 continue
             rooms = None
             try:
                 job.request, job.status, rooms = self._reserve(job.move)
+                if rooms is not None:
+                    job.fill = rooms.filler(job.request, self.team)
             except Exception:
                 logger.exception("larder: room for %s", job.move.request_id)
             with self._changed:

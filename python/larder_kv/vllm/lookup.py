@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from larder_kv.vllm.events import Events
+    from larder_kv.vllm.request import Names
 
 logger = logging.getLogger("vllm.larder")
 
@@ -40,17 +41,23 @@ LOST = ("absent", "evicted", "corrupt", "stale", "io")  # causes
 
 
 class Told:
-    """A request, as the node hears of it: once, with all of its prompt."""
+    """A request, as the node hears of it: once, with all of its prompt. names:
+    its keys are still to be made."""
 
-    __slots__ = ("request_id", "keys", "chunks", "tokens", "hint")
+    __slots__ = ("request_id", "keys", "chunks", "tokens", "hint", "names")
 
     def __init__(self, request_id: str, keys: bytes, chunks: int, tokens: int,
-                 hint: int):
+                 hint: int, names: Names | None = None):
         self.request_id = request_id
         self.keys = keys
         self.chunks = chunks
         self.tokens = tokens
         self.hint = hint
+        self.names = names
+
+    def name(self, space: _lib.Space) -> None:
+        if self.names is not None:
+            self.keys, self.names = self.names.make(space), None
 
     @property
     def number(self) -> int:
@@ -196,6 +203,9 @@ class Finder:
                 self._announce(look, self._options.lookup_ms)
                 continue
             try:
+                if look.told is not None:
+                    look.told.name(self._space)
+                    look.keys = look.told.keys
                 if not look.left:
                     self._find(look)
             except _lib.LarderError as error:
@@ -225,9 +235,10 @@ class Finder:
 
     def _announce(self, told: Told, timeout_ms: int) -> None:
         try:
+            told.name(self._space)
             self._space.announce(told.keys, told.chunks, told.tokens,
                                  told.hint, told.number, max(1, timeout_ms))
-        except _lib.LarderError as error:
+        except Exception as error:
             logger.debug("larder: announce: %s", error)
 
     def _release(self, look: Lookup) -> None:

@@ -26,6 +26,8 @@ class Move:
     job: int = 0  # save: its number, if one wants to know what became of it
     held: bool = False  # save: its blocks are, so that a thread may make it
     after: Any = None  # in a worker, on a GPU: the event that its copy awaits
+    ready: Any = None  # there: a lock, released when its thread may begin
+    request: Any = None  # there: what it asks the store for, if that is made
     entered: Any = None  # there: a lock, released when its thread is at it
 
 

@@ -118,14 +118,37 @@ def _encode(value: Any) -> bytes:
     return b"s%d:%s" % (len(text), text)
 
 
+class Names:
+    """The keys of a prompt that has just arrived and whose tokens alone decide
+    its KV: made by the thread that looks it up, or by who needs them before.
+    Both make the same: vLLM adds to such a list, and changes nothing in it."""
+
+    __slots__ = ("_ids", "_count", "data")
+
+    def __init__(self, ids: list[int]):
+        self._ids = ids
+        self._count = len(ids)
+        self.data = b""
+
+    def make(self, space: _lib.Space) -> bytes:
+        if not self.data:
+            ids, keys = self._ids, _lib.Keys()
+            if len(ids) != self._count:
+                ids = ids[:self._count]
+            space.chain(array("I", ids), keys)
+            self.data = keys.data(0, keys.count)
+        return self.data
+
+
 class Prompt:
     """The keys of a request's chunks, as far as its tokens are known."""
 
-    __slots__ = ("request", "keys", "_mm", "_adapter")
+    __slots__ = ("request", "_keys", "_later", "_mm", "_adapter")
 
     def __init__(self, request: Request):
         self.request = request
-        self.keys = _lib.Keys()
+        self._keys = _lib.Keys()
+        self._later: Names | None = None  # the first of them
         self._mm = 0
         lora = request.lora_request
         self._adapter = _adapter(lora) if lora else b""
@@ -137,21 +160,35 @@ class Prompt:
         return not (r.lora_request or r.mm_features or r.cache_salt
                     or getattr(r, "prompt_embeds", None) is not None)
 
-    def extend(self, space: _lib.Space, tokens: int) -> None:
-        """Names the chunks of the first so many tokens."""
-        size = space.chunk_tokens
-        first, end = self.keys.count, tokens // size
-        if end <= first:
-            return
-        plain = self._plain()
+    @property
+    def keys(self) -> _lib.Keys:
+        """What is named."""
+        if self._later is not None and self._later.data:
+            self._keys.extend(self._later.data)
+            self._later = None
+        return self._keys
+
+    def later(self) -> Names | None:
+        """For one that has just arrived: what names all of it, if a thread can
+        do that."""
         r = self.request
         ids = r.prompt_token_ids
-        if not (plain and first == 0 and ids is not None
-                and len(ids) == r.num_tokens and len(ids) // size == end):
-            ids = r.all_token_ids[first * size:end * size]
-        # else: all of a prompt that has just arrived, without another copy.
-        space.chain(array("I", ids), self.keys,
-                    None if plain else self._extra(size, first, end))
+        if ids is None or len(ids) != r.num_tokens or not self._plain():
+            return None
+        self._later = Names(ids)
+        return self._later
+
+    def extend(self, space: _lib.Space, tokens: int) -> None:
+        """Names the chunks of the first so many tokens."""
+        if self._later is not None:
+            self._later.make(space)
+        keys, size = self.keys, space.chunk_tokens
+        first, end = keys.count, tokens // size
+        if end <= first:
+            return
+        ids = self.request.all_token_ids[first * size:end * size]
+        space.chain(array("I", ids), keys,
+                    None if self._plain() else self._extra(size, first, end))
 
     def _extra(self, size: int, first: int, end: int) -> list[bytes]:
         from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys

@@ -1,10 +1,10 @@
 """The scheduler's side: which prefixes are in the store, and what the workers
 shall move.
 
-Nothing here waits while the engine computes. A request's prompt is named when
-it arrives; a thread looks it up and stages it, and the scheduler is told None
-until that is done, at most for lookup_ms after the arrival. A hit is claimed
-only for what is staged and held.
+Nothing here waits while the engine computes. When a request arrives, a thread
+names its prompt, looks it up and stages it; the scheduler is told None until
+that is done, at most for lookup_ms after the arrival. A hit is claimed only for
+what is staged and held.
 
 An engine that computes nothing would sleep and ask again: on a GPU, where a hit
 takes little more than that, a moment is waited for the lookup, and everywhere
@@ -143,13 +143,15 @@ class Scheduler:
         if not t.saves and not t.loads:
             self._without(request, t.record.why)
             return
-        t.prompt.extend(self.space, request.num_tokens)
-        self.requests[request.request_id] = t
         chunks = request.num_tokens // self.model.chunk_tokens
+        names = t.prompt.later() if chunks > 0 else None
+        if names is None:
+            t.prompt.extend(self.space, request.num_tokens)
+        self.requests[request.request_id] = t
         told = None
         if chunks > 0:
             told = Told(request.request_id, t.prompt.keys.data(0, chunks),
-                        chunks, request.num_tokens, switches.hint)
+                        chunks, request.num_tokens, switches.hint, names)
         self._look_up(t, told)
 
     def _without(self, request: Request, why: str) -> None:
@@ -475,10 +477,14 @@ class Scheduler:
     def _look_sooner(self, output: KVConnectorOutput) -> None:
         """Adds loads that have ended since, where the worker is in this
         process, and takes out those that were added before. vLLM looks at what
-        has finished after it has shown us."""
+        has finished after it has shown us. One is waited for here, and not in
+        the step: this is the last place before the next is scheduled."""
         beside = worker.here(self._engine)
-        if beside is None or not (output.finished_recving or self._sooner
-                                  or beside.loaded()):
+        if beside is None:
+            return
+        if beside.watched:
+            beside.wait_load()
+        if not (output.finished_recving or self._sooner or beside.loaded()):
             return
         told = set(output.finished_recving or ())
         ended = beside.take_loaded(told)

@@ -3,7 +3,7 @@
 Loads run in threads and are reported when they are done, and so do saves whose
 blocks the scheduler holds (see hold). Others are copied in wait_for_save(),
 after the forward that computed them, into room that was reserved meanwhile (see
-ahead).
+ahead), by the threads that computed them (see cores).
 
 The end of a load comes to the scheduler with a step's output. Steps that
 compute nothing wait a moment for one, in place of the engine's sleep (see nap).
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import ahead, events, hold, layers, meta, model, nap, pages
+from larder_kv.vllm import (ahead, cores, events, hold, layers, meta, model,
+                            nap, pages)
 from larder_kv.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Worker:
         self.early = False  # begin_now() may be called
         self._loading = 0  # loads under way
         self.news = False  # a load has ended, and the engine shall go on
+        self._looks = False  # wait_load() was called since the last step
         self.watched = False  # somebody looks at this:
         self._loaded: set[str] = set()  # well, and not known to be reported
         self._done: set[str] = set()
@@ -113,7 +115,7 @@ class Worker:
         self._savers = _start("save", hold.threads(self.options),
                               self._save_work)
         if self.node.url.startswith("unix:") and not self._cuda:
-            self._ahead = ahead.Ahead(self._reserve)
+            self._ahead = ahead.Ahead(self._reserve, cores.team())
         self._say_sizes()
 
     def _say_sizes(self) -> None:
@@ -166,10 +168,14 @@ class Worker:
         with self._lock:
             self._loading += 1
             free = self._loading <= len(self._threads)
-        move.after = self._event()
-        move.entered = threading.Lock()
-        move.entered.acquire()
-        self._jobs.put(move)
+        move.ready, move.entered = _closed(), _closed()
+        self._jobs.put(move)  # a thread wakes up, while here all is prepared
+        try:
+            move.after = self._event()
+            move.request = self._request(move, self.options.load_ms)
+        except Exception:
+            move.request = None  # it fails in the thread
+        move.ready.release()
         if free:  # it needs the interpreter, which this thread would keep
             move.entered.acquire(timeout=ENTER_SECONDS)
 
@@ -256,7 +262,9 @@ class Worker:
 
     def _run(self, move: meta.Move, timeout_ms: int,
              load: bool) -> tuple[int, _lib.Move]:
-        request = self._request(move, timeout_ms)
+        if move.ready is not None:
+            move.ready.acquire()
+        request = move.request or self._request(move, timeout_ms)
         if move.entered is not None:
             move.entered.release()
         if move.memory:
@@ -352,8 +360,9 @@ class Worker:
         if self._ahead is not None and not move.held:
             job, timeout_ms = self._ahead.take(move, timeout_ms)
             if job is not None and job.rooms is not None:
-                job.request.timeout_ms = timeout_ms
-                return job.rooms.fill(job.request), job.request
+                if timeout_ms != self.options.save_ms:
+                    job.request.timeout_ms = timeout_ms
+                return job.fill(), job.request
         return self._run(move, timeout_ms, False)
 
     def save(self, step: meta.Step) -> None:
@@ -419,11 +428,10 @@ class Worker:
     def finished(self) -> tuple[set[str], set[str], set[int]]:
         """Loads that ended since the last call, those of them that failed, and
         the blocks these were for."""
+        if not self._looks:
+            self._wait()
+        self._looks = False
         with self._lock:
-            if self._empty and self._loading and not self._done:
-                left = self._until - time.monotonic()
-                self._ended.wait(max(LOAD_SECONDS, left + LOAD_SECONDS / 2)
-                                 if left < LOAD_MOST else LOAD_SECONDS)
             found = self._done, self._failed, self._bad_blocks
             # Never one that a load may still add to: an id that is given
             # twice ends the engine.
@@ -431,6 +439,21 @@ class Worker:
             self._bad_blocks = set()
         self.news = self.news or bool(found[0])
         return found
+
+    def wait_load(self) -> None:
+        """For who looks by itself: what the next step would wait for, sooner.
+        That one does not wait then."""
+        self._looks = True
+        self._wait()
+
+    def _wait(self) -> None:
+        """Waits a moment for the end of a load, if nothing is computed."""
+        with self._lock:
+            if (self._empty and self._loading
+                    and not (self._done or self._loaded)):
+                left = self._until - time.monotonic()
+                self._ended.wait(max(LOAD_SECONDS, left + LOAD_SECONDS / 2)
+                                 if left < LOAD_MOST else LOAD_SECONDS)
 
     def goes_on(self) -> bool:
         """Whether the engine need not sleep before its next step: this one has
@@ -503,11 +526,21 @@ def _say(level: int, line: str) -> None:
 
 
 def _start(name: str, count: int, work: Any) -> list[threading.Thread]:
-    found = [threading.Thread(target=work, daemon=True,
+    def run() -> None:
+        cores.spread()
+        work()
+
+    found = [threading.Thread(target=run, daemon=True,
                               name=f"larder-{name}-{i}") for i in range(count)]
     for thread in found:
         thread.start()
     return found
+
+
+def _closed() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> None:

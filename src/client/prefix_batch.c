@@ -1,0 +1,198 @@
+/* Shards of a prefix on their way, many at a time: see prefix.h. */
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "client/prefix.h"
+#include "gpu/gpu.h"
+
+#define BATCH_ITEMS 512u
+#define BATCH_SEGMENTS 32768u /* at least LARDER_IOV_MAX */
+/* Of a GPU's: the link is idle between batches, so there are few. */
+#define GPU_SEGMENTS 262144u
+#define LAYER_SEGMENTS 1048576u /* a load layer by layer is one batch */
+
+larder_status_t ldr_batch_begin(ldr_batch_t *b)
+{
+    const larder_move_t *m = b->move;
+    uint32_t tokens = b->layout->chunk_tokens;
+    uint64_t chunks = ldr_div_up(m->end, tokens) - m->begin / tokens;
+    uint64_t items = chunks * b->layout->group_count;
+    uint64_t pages = 1;
+
+    for (uint32_t g = 0; g < b->layout->group_count; g++) {
+        const ldr_group_t *group = &b->layout->group[g];
+
+        pages = ldr_max64(pages, group->shard_pages);
+        b->scratch_bytes = ldr_max64(b->scratch_bytes, group->shard_bytes);
+    }
+    b->item_max = (uint32_t)ldr_min64(ldr_max64(items, 1), BATCH_ITEMS);
+    uint64_t most = b->layers != NULL        ? LAYER_SEGMENTS
+                    : b->layout->gpu != NULL ? GPU_SEGMENTS
+                                             : BATCH_SEGMENTS;
+    b->iov_max = (uint32_t)ldr_min64(b->item_max * pages, most);
+    if (items > b->item_max || items * pages > b->iov_max) {
+        b->layers = NULL;
+    }
+    b->later =
+        b->layout->gpu != NULL && b->op == LARDER_OP_GET && b->layers == NULL;
+    if (b->op == LARDER_OP_GET) { /* seldom written: zeroing it would cost */
+        b->scratch = ldr_reserve(b->scratch_bytes);
+    }
+    b->items = ldr_alloc(b->item_max * sizeof(*b->items));
+    b->iov_room = b->iov_max;
+    if (b->layout->gpu != NULL) {
+        ldr_gpu_list_t list = ldr_gpu_list_take(b->layout->gpu, b->iov_max);
+
+        b->iov = list.iov;
+        b->iov_room = list.room;
+    } else {
+        b->iov = ldr_alloc(b->iov_max * sizeof(*b->iov));
+    }
+    return b->items != NULL && b->iov != NULL &&
+                   (b->scratch != NULL || b->op != LARDER_OP_GET)
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a move");
+}
+
+void ldr_batch_end(ldr_batch_t *b)
+{
+    ldr_free(b->items);
+    if (b->layout->gpu != NULL) {
+        ldr_gpu_list_give(b->layout->gpu,
+                          (ldr_gpu_list_t){b->iov, b->iov_room});
+    } else {
+        ldr_free(b->iov);
+    }
+    ldr_unreserve(b->scratch, b->scratch_bytes);
+}
+
+static void note(const ldr_batch_t *b, const larder_item_t *item)
+{
+    size_t bytes = b->layout->group[item->group].shard_bytes;
+    larder_status_t st = item->status;
+
+    if (st == LARDER_OK && b->op == LARDER_OP_GET && item->length != bytes) {
+        st = LARDER_E_SIZE; /* a load of something else */
+    }
+    ldr_move_note(b->move, st, item->cause, bytes);
+}
+
+ldr_span_t ldr_batch_written(const ldr_batch_t *b, uint32_t group)
+{
+    uint32_t tokens = b->layout->group[group].block_tokens;
+    ldr_span_t blocks = ldr_layout_reads(b->layout, group, b->move->end);
+
+    blocks.first = (uint32_t)ldr_max64(blocks.first, b->move->begin / tokens);
+    return blocks;
+}
+
+/* The item's segments, in the room that add_later() kept for them. */
+static larder_status_t list_later(void *arg, larder_item_t *item)
+{
+    ldr_batch_t *b = arg;
+    ldr_segments_t segments = {.iov = b->iov + (item->iov - b->iov),
+                               .max =
+                                   b->layout->group[item->group].shard_pages};
+    larder_status_t st = ldr_layout_segments(
+        b->layout, item->group, item->depth, &b->move->tables[item->group],
+        ldr_batch_written(b, item->group), b->scratch, &segments);
+
+    item->iov_count = segments.count;
+    return st;
+}
+
+larder_status_t ldr_batch_flush(ldr_batch_t *b)
+{
+    larder_op_params_t params = {
+        .field_mask = LARDER_OP_TIMEOUT,
+        .timeout_ms = ldr_prefix_left_ms(b->space->lar, b->deadline_ns)};
+    larder_status_t st = LARDER_OK;
+
+    if (b->item_count > 0 && b->layout->gpu != NULL) {
+        ldr_op_gpu_t gpu = {.gpu = b->layout->gpu,
+                            .after = b->move->after,
+                            .nowhere = b->scratch,
+                            .nowhere_bytes = b->scratch_bytes,
+                            .layers = b->layers,
+                            .list = b->later ? list_later : NULL,
+                            .arg = b};
+
+        st = ldr_run_gpu(b->space, b->op, b->items, b->item_count, &params,
+                         &gpu);
+    } else if (b->item_count > 0) {
+        st = larder_run(b->space, b->op, b->items, b->item_count, &params);
+    }
+    for (uint32_t i = 0; i < b->item_count && st == LARDER_OK; i++) {
+        const larder_item_t *item = &b->items[i];
+
+        note(b, item);
+    }
+    b->item_count = b->iov_count = 0;
+    b->scratch_used = false;
+    return st;
+}
+
+static bool in_scratch(const ldr_batch_t *b, const ldr_segments_t *segments)
+{
+    for (uint32_t i = 0; i < segments->count && b->scratch != NULL; i++) {
+        const uint8_t *p = segments->iov[i].iov_base;
+
+        if (p >= b->scratch && p < b->scratch + b->scratch_bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A GPU's lists are long: while they were made the link would be idle. */
+static void add_later(ldr_batch_t *b, uint32_t group, uint32_t chunk)
+{
+    larder_item_t *item = &b->items[b->item_count++];
+    struct iovec *room = b->iov + b->iov_count;
+
+    *item = ldr_move_item(b->move, group, chunk);
+    *room = (struct iovec){b->scratch, b->layout->group[group].shard_bytes};
+    item->iov = room;
+    item->iov_count = 1;
+    b->iov_count += b->layout->group[group].shard_pages;
+}
+
+larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
+                              ldr_span_t wanted)
+{
+    const larder_move_t *m = b->move;
+    uint32_t pages = b->layout->group[group].shard_pages;
+    larder_status_t st = LARDER_OK;
+
+    if (b->item_count == b->item_max || b->iov_count + pages > b->iov_max) {
+        st = ldr_batch_flush(b);
+    }
+    if (st == LARDER_OK && b->later) {
+        add_later(b, group, chunk);
+        return LARDER_OK;
+    }
+    for (bool again = true; again && st == LARDER_OK;) {
+        ldr_segments_t segments = {.iov = b->iov + b->iov_count,
+                                   .max = b->iov_max - b->iov_count};
+
+        again = false;
+        st = ldr_layout_segments(b->layout, group, chunk, &m->tables[group],
+                                 wanted, b->scratch, &segments);
+        if (st != LARDER_OK) {
+            return st;
+        }
+        /* A GPU writes nothing there. */
+        bool scratch = b->layout->gpu == NULL && in_scratch(b, &segments);
+        if (scratch && b->scratch_used) {
+            st = ldr_batch_flush(b); /* it is another shard's */
+            again = true;
+            continue;
+        }
+        b->scratch_used = b->scratch_used || scratch;
+        larder_item_t *item = &b->items[b->item_count++];
+        *item = ldr_move_item(m, group, chunk);
+        item->iov = segments.iov;
+        item->iov_count = segments.count;
+        b->iov_count += segments.count;
+    }
+    return st;
+}
