@@ -14,6 +14,7 @@
 #define LDR_FAULT_MAP(X)                                                       \
     X(alloc)           /* memory of the process */                             \
     X(extent_create)   /* a memfd, or its mapping */                           \
+    X(extent_hang)     /* a memfd takes its time, while it is armed */         \
     X(extent_populate) /* pages made resident */                               \
     X(extent_share)    /* a descriptor for a session */                        \
     X(thread_create)                                                           \
@@ -26,10 +27,15 @@
     X(io_write_short)                                                          \
     X(io_sync)           /* EIO */                                             \
     X(io_intr)           /* EINTR or EAGAIN from the kernel */                 \
+    X(io_hang)           /* no answer while it is armed; io=plain */           \
     X(io_submit_partial) /* the ring takes fewer than offered */               \
     X(io_uring_denied)   /* as under a container's seccomp profile */          \
+    X(log_hang)          /* a log's file takes no line while it is armed */    \
     X(crc_in)            /* a bit flips between copy and checksum */           \
     X(copy_out)          /* a bit flips in DRAM before a load */               \
+    X(shm_die)           /* the daemon ends while a client copies */           \
+    X(seg_short)         /* it names fewer bytes than there are */             \
+    X(seg_outside)       /* it names pages that are not there */               \
     X(dir_read)          /* EIO, in the back ends dir and 3fs */               \
     X(dir_write)         /* EIO */                                             \
     X(dir_full)          /* ENOSPC */                                          \

@@ -11,8 +11,10 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/fault.h"
 #include "base/io.h"
 #include "base/io_posix.h"
 #include "base/mem.h"
@@ -33,11 +35,22 @@ typedef struct plain {
 /* In a thread that calls done(): the engine that it belongs to. */
 static _Thread_local const plain_t *finishing;
 
+/* As with a disk that does not answer, until the point is disarmed. */
+static void hang(void)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+
+    while (LDR_FAULT(io_hang)) {
+        nanosleep(&pause, NULL);
+    }
+}
+
 static ssize_t transfer(const ldr_io_req_t *req)
 {
     ldr_posix_part_t part;
     ssize_t result;
 
+    hang();
     if (req->kind == LDR_IO_SYNC) {
         return fdatasync(req->file) == 0 ? 0 : -errno;
     }

@@ -20,7 +20,13 @@ void ldr_log(const ldr_log_t *log, larder_log_level_t level, const char *format,
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
 
-    if (is_sink) {
+    ldr_log_line(log, level, format, line);
+}
+
+void ldr_log_line(const ldr_log_t *log, larder_log_level_t level,
+                  const char *format, const char *line)
+{
+    if (log != NULL && log->fn == ldr_log_sink_fn) {
         ldr_log_sink_line(log->arg, level, format, line);
     } else if (log != NULL && log->fn != NULL) {
         log->fn(log->arg, level, line);

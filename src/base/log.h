@@ -18,6 +18,10 @@ typedef struct ldr_log {
 void ldr_log(const ldr_log_t *log, larder_log_level_t level, const char *format,
              ...) __attribute__((format(printf, 3, 4)));
 
+/* A line that was made before, of the kind that this format stands for. */
+void ldr_log_line(const ldr_log_t *log, larder_log_level_t level,
+                  const char *format, const char *line);
+
 #define ldr_error(log, ...) ldr_log(log, LARDER_LOG_ERROR, __VA_ARGS__)
 #define ldr_warn(log, ...) ldr_log(log, LARDER_LOG_WARN, __VA_ARGS__)
 #define ldr_info(log, ...) ldr_log(log, LARDER_LOG_INFO, __VA_ARGS__)
@@ -35,6 +39,12 @@ void ldr_fail_clear(void);
  * bytes. A reader that does not read costs lines, never time: what cannot be
  * written at once is dropped, counted, and told with the next line.
  *
+ * A file may lie on a mount that hangs, and nothing says so before: a thread
+ * writes it. A line waits for its writing, so that it is there when the process
+ * dies of what it says; but once it has waited LDR_LOG_WAIT_MS for nothing, no
+ * line waits until the thread is back. Meanwhile lines are kept as long as
+ * there is room (64 KiB), and then dropped and counted.
+ *
  * Text: "2026-01-31T12:00:00.123Z 1234.567890 warn: the line", wall clock in
  * UTC and monotonic seconds; control characters are escaped, so that nothing
  * in a name can look like a line of its own. JSON: time, mono, level, msg.
@@ -46,6 +56,8 @@ void ldr_fail_clear(void);
  * then one that says how many were not.
  */
 typedef struct ldr_log_sink ldr_log_sink_t;
+
+#define LDR_LOG_WAIT_MS 20u
 
 typedef struct ldr_log_sink_params {
     int fd;                   /* stderr for the daemon; stays the caller's */

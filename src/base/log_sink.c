@@ -11,17 +11,22 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/options.h"
 #include "base/text.h"
+#include "base/thread.h"
 
 #define RATE_DEFAULT 10u
 #define KINDS 128u /* remembered at once */
 #define PROBES 8u
 #define SECOND_NS 1000000000ull
-#define TEXT_MAX 600 /* bytes of a line's own text */
-#define HINT_MAX 100 /* of the text shown when lines were left out */
+#define TEXT_MAX 600      /* bytes of a line's own text */
+#define HINT_MAX 100      /* of the text shown when lines were left out */
+#define RING_BYTES 65536u /* of lines that a file has not taken yet */
+#define WAIT_NS (LDR_LOG_WAIT_MS * 1000000ull)
+#define CLOSE_NS SECOND_NS
 
 /* A kind of lines in the second that began at begin_ns. */
 typedef struct kind {
@@ -43,6 +48,15 @@ struct ldr_log_sink {
     pthread_mutex_t lock; /* of all below; held across the write */
     uint64_t dropped;     /* lines that could not be written */
     kind_t kinds[KINDS];
+
+    /* A file's lines, each after its length; the thread that writes them. */
+    bool threaded, stop, ended;
+    bool stuck; /* a line has waited in vain: no other does */
+    pthread_t thread;
+    pthread_cond_t work, written;
+    uint64_t added, taken; /* bytes, ever */
+    uint64_t gone;         /* bytes up to here are written, or lost */
+    uint8_t ring[RING_BYTES];
 };
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
@@ -63,6 +77,141 @@ static bool is_journal(int fd)
     return strcmp(text, stream) == 0;
 }
 
+/* ---- a file ---- */
+
+static void ring_copy(ldr_log_sink_t *s, uint64_t at, void *data, size_t bytes,
+                      bool in)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        uint8_t *there = &s->ring[(at + i) % RING_BYTES];
+
+        if (in) {
+            *there = ((uint8_t *)data)[i];
+        } else {
+            ((uint8_t *)data)[i] = *there;
+        }
+    }
+}
+
+/* False: there is no room. With the lock. */
+static bool ring_add(ldr_log_sink_t *s, char *line, size_t length)
+{
+    uint16_t bytes = (uint16_t)length;
+
+    if (s->added - s->taken + sizeof(bytes) + bytes > RING_BYTES) {
+        return false;
+    }
+    ring_copy(s, s->added, &bytes, sizeof(bytes), true);
+    ring_copy(s, s->added + sizeof(bytes), line, bytes, true);
+    s->added += sizeof(bytes) + bytes;
+    pthread_cond_signal(&s->work);
+    return true;
+}
+
+static bool write_line(int fd, const char *line, size_t length)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    ssize_t n;
+
+    while (LDR_FAULT(log_hang)) {
+        nanosleep(&pause, NULL);
+    }
+    do {
+        n = write(fd, line, length);
+    } while (n < 0 && errno == EINTR);
+    return n == (ssize_t)length;
+}
+
+static void *file_main(void *arg)
+{
+    ldr_log_sink_t *s = arg;
+    char line[PIPE_BUF];
+
+    pthread_mutex_lock(&s->lock);
+    while (!s->stop || s->taken < s->added) {
+        uint16_t bytes;
+
+        if (s->taken == s->added) {
+            pthread_cond_wait(&s->work, &s->lock);
+            continue;
+        }
+        ring_copy(s, s->taken, &bytes, sizeof(bytes), false);
+        ring_copy(s, s->taken + sizeof(bytes), line, bytes, false);
+        s->taken += sizeof(bytes) + bytes;
+        pthread_mutex_unlock(&s->lock);
+        bool ok = write_line(s->fd, line, bytes);
+        pthread_mutex_lock(&s->lock);
+        s->dropped += !ok;
+        s->gone = s->taken;
+        s->stuck = false;
+        pthread_cond_broadcast(&s->written);
+    }
+    s->ended = true;
+    pthread_cond_broadcast(&s->written);
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* Until what was added is written; not for long, and not again while nothing
+ * is. With the lock, which it drops. */
+static void file_wait(ldr_log_sink_t *s)
+{
+    uint64_t mine = s->added;
+    uint64_t end = ldr_now_ns(&ldr_clock_real) + WAIT_NS;
+
+    while (s->threaded && !s->stuck && s->gone < mine) {
+        s->stuck =
+            !ldr_cond_wait_until(&s->written, &s->lock, end) && s->gone < mine;
+    }
+}
+
+/* Without a thread, or its conditions, lines are written where they are made.
+ */
+static void file_open(ldr_log_sink_t *s)
+{
+    struct stat st;
+
+    if (fstat(s->fd, &st) != 0 || !S_ISREG(st.st_mode) ||
+        !ldr_cond_init(&s->work)) {
+        return;
+    }
+    if (!ldr_cond_init(&s->written)) {
+        pthread_cond_destroy(&s->work);
+        return;
+    }
+    s->threaded = ldr_thread_start(&s->thread, "larder-log", file_main, s);
+    if (!s->threaded) {
+        pthread_cond_destroy(&s->work);
+        pthread_cond_destroy(&s->written);
+    }
+}
+
+/* False: it hangs, and all of the sink is left to it. With the lock. */
+static bool file_close(ldr_log_sink_t *s)
+{
+    uint64_t end = ldr_now_ns(&ldr_clock_real) + CLOSE_NS;
+    bool in_time = true;
+
+    s->stop = true;
+    pthread_cond_signal(&s->work);
+    while (!s->ended && in_time) {
+        in_time = ldr_cond_wait_until(&s->written, &s->lock, end);
+    }
+    bool ended = s->ended;
+    pthread_mutex_unlock(&s->lock);
+    if (!ended) {
+        pthread_detach(s->thread);
+    } else {
+        pthread_join(s->thread, NULL);
+        pthread_cond_destroy(&s->work);
+        pthread_cond_destroy(&s->written);
+    }
+    pthread_mutex_lock(&s->lock);
+    return ended;
+}
+
+/* ---- open ---- */
+
 ldr_log_sink_t *ldr_log_sink_open(const ldr_log_sink_params_t *params)
 {
     ldr_log_sink_t *s = ldr_alloc(sizeof(*s));
@@ -80,6 +229,7 @@ ldr_log_sink_t *ldr_log_sink_open(const ldr_log_sink_params_t *params)
     s->rate = params->rate > 0 ? params->rate : RATE_DEFAULT;
     s->clock = params->clock != NULL ? params->clock : &ldr_clock_real;
     s->journal = is_journal(params->fd);
+    file_open(s);
     return s;
 }
 
@@ -149,8 +299,7 @@ static void compose(const ldr_log_sink_t *s, ldr_text_t *out,
 }
 
 /* False: it could not be written at once. */
-static bool put(const ldr_log_sink_t *s, larder_log_level_t level,
-                const char *text)
+static bool put(ldr_log_sink_t *s, larder_log_level_t level, const char *text)
 {
     char line[PIPE_BUF];
     ldr_text_t out = ldr_text(line, sizeof(line));
@@ -158,6 +307,9 @@ static bool put(const ldr_log_sink_t *s, larder_log_level_t level,
     ssize_t n;
 
     compose(s, &out, level, text);
+    if (s->threaded) {
+        return ring_add(s, line, out.length);
+    }
     /* A pipe that is ready has room for PIPE_BUF bytes. One that nobody will
      * ever read is ready too, with an error. */
     if (poll(&ready, 1, 0) != 1 || ready.revents != POLLOUT) {
@@ -279,6 +431,7 @@ void ldr_log_sink_line(ldr_log_sink_t *s, larder_log_level_t level,
         k->left_out++;
         snprintf(k->hint, sizeof(k->hint), "%s", text);
     }
+    file_wait(s);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -301,7 +454,11 @@ void ldr_log_sink_close(ldr_log_sink_t *s)
     }
     pthread_mutex_lock(&s->lock);
     sweep(s, 0, true);
+    bool whole = !s->threaded || file_close(s);
     pthread_mutex_unlock(&s->lock);
+    if (!whole) {
+        return;
+    }
     pthread_mutex_destroy(&s->lock);
     ldr_free(s);
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -127,8 +128,13 @@ static bool extent_map(ldr_extent_t *extent, int fd, size_t bytes)
 
 bool ldr_extent_create(ldr_extent_t *extent, size_t bytes)
 {
+    const struct timespec pause = {.tv_nsec = 1000000};
+
     if (LDR_FAULT(extent_create)) {
         return false;
+    }
+    while (LDR_FAULT(extent_hang)) {
+        nanosleep(&pause, NULL);
     }
     int fd = memfd_create("larder-extent", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) {

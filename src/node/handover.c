@@ -16,14 +16,36 @@ void ldr_handover_free(ldr_handover_t *h)
     *h = (ldr_handover_t){0};
 }
 
-void ldr_node_stays(ldr_node_t *node, uint32_t shard)
+/* With the lock. */
+static void stays(ldr_node_t *node, uint32_t shard)
 {
     ldr_arena_t *a = &node->store.arena;
 
-    ldr_node_lock(node);
     for (uint32_t page = node->store.shards[shard].page; page != LDR_NIL;
          page = a->next[page]) {
         a->extents[ldr_arena_extent_of(a, page)].stays = true;
+    }
+}
+
+void ldr_node_stays(ldr_node_t *node, uint32_t shard)
+{
+    ldr_node_lock(node);
+    stays(node, shard);
+    ldr_node_unlock(node);
+}
+
+void ldr_handover_stay(ldr_node_t *node)
+{
+    const ldr_store_t *s = &node->store;
+
+    ldr_node_lock(node);
+    for (uint32_t i = 0; node->store_opened && i < s->chunk_top; i++) {
+        const ldr_chunk_t *c = &s->chunks[i];
+
+        for (uint32_t k = c->holds > 0 ? c->shards : LDR_NIL; k != LDR_NIL;
+             k = s->shards[k].next) {
+            stays(node, k);
+        }
     }
     ldr_node_unlock(node);
 }

@@ -29,6 +29,10 @@ larder_status_t ldr_node_hand_over(ldr_node_t *node, uint64_t deadline_ns,
  * may live on when its session ends. */
 void ldr_node_stays(ldr_node_t *node, uint32_t shard);
 
+/* The memory around all that is held cannot be: calls that hang may read it, or
+ * fill it. */
+void ldr_handover_stay(ldr_node_t *node);
+
 /* For node.c: the end of a node of which nobody uses anything any more, and
  * the beginning of one of which nobody has. */
 void ldr_handover_make(ldr_node_t *node, ldr_handover_t *h);

@@ -307,6 +307,9 @@ static bool read_setup(ldr_node_t *node, ldr_read_t *read, uint32_t shard)
     read->shard = shard;
     read->loc = loc;
     read->begin_ns = ldr_now_ns(node->clock);
+    if (ssd->reads_flying++ == 0) {
+        ssd->silent_ns = read->begin_ns;
+    }
     read->header = ldr_disk_header(&ssd->disk, ldr_loc_segment(loc));
     uint32_t n = ldr_arena_iov(&store->arena, sh->page, sh->length, read->iov,
                                LDR_READ_IOV - 1);
@@ -323,6 +326,19 @@ static bool read_setup(ldr_node_t *node, ldr_read_t *read, uint32_t shard)
     return true;
 }
 
+/* The first of those that wait. With the lock. */
+static uint32_t read_take(ldr_node_t *node)
+{
+    uint32_t shard = node->read_head;
+
+    node->read_head = node->store.shards[shard].dirty_next;
+    if (node->read_head == LDR_NIL) {
+        node->read_tail = LDR_NIL;
+    }
+    node->reads_waiting--;
+    return shard;
+}
+
 /* As many of the waiting reads as there are slots for. With the lock; the
  * caller submits them without it. */
 static unsigned reads_collect(ldr_node_t *node, ldr_io_req_t **reqs)
@@ -331,15 +347,9 @@ static unsigned reads_collect(ldr_node_t *node, ldr_io_req_t **reqs)
 
     while (count < GO_MAX && node->read_free != NULL &&
            node->read_head != LDR_NIL) {
-        uint32_t shard = node->read_head;
         ldr_read_t *read = node->read_free;
 
-        node->read_head = node->store.shards[shard].dirty_next;
-        if (node->read_head == LDR_NIL) {
-            node->read_tail = LDR_NIL;
-        }
-        node->reads_waiting--;
-        if (read_setup(node, read, shard)) {
+        if (read_setup(node, read, read_take(node))) {
             node->read_free = read->next;
             node->reads_flying++;
             reqs[count++] = &read->req;
@@ -361,9 +371,12 @@ static void read_done(ldr_io_req_t *req)
         req->error == 0 &&
         ldr_record_parse(read->block, &read->header, descriptor, &record);
 
-    ldr_histogram_add(&ssd->read_times,
-                      ldr_now_ns(node->clock) - read->begin_ns);
+    uint64_t now_ns = ldr_now_ns(node->clock);
+
+    ldr_histogram_add(&ssd->read_times, now_ns - read->begin_ns);
     ldr_node_lock(node);
+    ssd->reads_flying--;
+    ssd->silent_ns = now_ns;
     read_settle(node, read, parsed, &record);
     ldr_segment_t *segment = &ssd->disk.segments[ldr_loc_segment(read->loc)];
     segment->readers--;
@@ -408,6 +421,22 @@ void ldr_load_wait(ldr_node_t *node, ldr_load_t *load, uint64_t deadline_ns)
     ldr_load_abandon(node, load, LARDER_E_DEADLINE);
 }
 
+/* A load gave this shard up. With the lock. */
+static void waited(ldr_node_t *node, uint32_t shard)
+{
+    const ldr_shard_t *sh = &node->store.shards[shard];
+    uint32_t entry = node->store.chunks[sh->chunk].entry;
+    ldr_ssd_t *ssd =
+        entry == LDR_NIL
+            ? NULL
+            : ldr_node_disk(
+                  node, ldr_index_loc(&node->store.index, entry, sh->number));
+
+    if (ssd != NULL) {
+        ldr_ssd_waited(ssd);
+    }
+}
+
 void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_status_t why)
 {
     ldr_node_lock(node);
@@ -418,6 +447,9 @@ void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_status_t why)
             link = &(*link)->next;
         }
         *link = load->next;
+        if (why == LARDER_E_DEADLINE && load->tier == LARDER_TIER_SSD) {
+            waited(node, load->shard);
+        }
         load->shard = LDR_NIL;
         settle(load, why, LARDER_CAUSE_NONE);
     }
@@ -449,16 +481,22 @@ larder_status_t ldr_reads_create(ldr_node_t *node)
     return LARDER_OK;
 }
 
-void ldr_reads_drain(ldr_node_t *node)
+bool ldr_reads_drain(ldr_node_t *node, uint64_t deadline_ns)
 {
+    bool whole = true;
+
     if (node->reads == NULL) {
-        return;
+        return true;
     }
     ldr_node_lock(node);
-    while (node->reads_flying > 0 || node->reads_waiting > 0) {
-        pthread_cond_wait(&node->changed, &node->lock);
+    while (node->read_head != LDR_NIL) {
+        ldr_load_failed(node, read_take(node), LARDER_CAUSE_DEADLINE);
+    }
+    while (whole && node->reads_flying > 0) {
+        whole = ldr_node_pause(node, deadline_ns);
     }
     ldr_node_unlock(node);
+    return whole;
 }
 
 void ldr_reads_destroy(ldr_node_t *node)

@@ -86,8 +86,10 @@ bool ldr_load_fits(const ldr_store_t *store, uint32_t shard,
 /* The slots, made at open and freed at close. */
 larder_status_t ldr_reads_create(ldr_node_t *node);
 void ldr_reads_destroy(ldr_node_t *node);
-/* Waits until no read is in flight; nobody may begin one meanwhile. */
-void ldr_reads_drain(ldr_node_t *node);
+/* Waits until no read is in flight; nobody may begin one meanwhile, and those
+ * that have no slot yet are not read any more. False: a disk does not answer.
+ */
+bool ldr_reads_drain(ldr_node_t *node, uint64_t deadline_ns);
 
 /* Matches a chain: see larder_match(). */
 void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,

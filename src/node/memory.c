@@ -4,8 +4,10 @@
  *
  * A thread makes the arena resident in the background: first the extents that
  * tenants own, then those that nobody does yet. Whoever needs pages before they
- * are there helps itself. The thread sleeps when all is done, and wakes to make
- * extents anew that have left their tenant. A large arena has helpers at the
+ * are there helps itself, a slice at a time. The thread sleeps when all is
+ * done, and wakes to make extents anew that have left their tenant: nobody else
+ * does, since the kernel takes a tenth of a second to free a gigabyte of small
+ * pages, and who needs one may serve others. A large arena has helpers at the
  * start: the kernel zeroes pages at less than 2 GB/s in one thread, and an
  * engine's saves may come faster.
  */
@@ -140,11 +142,24 @@ static made_t make_anew(ldr_node_t *node)
     bool ok = ldr_arena_renew_make(arena, extent);
     ldr_node_lock(node);
     ldr_arena_renew_give(arena, extent, ok);
+    node->anew_failed = !ok;
     pthread_cond_broadcast(&node->changed);
     if (ok) {
         ldr_memory_wake(node); /* it is to be made resident */
     }
     return ok ? MADE : MADE_NONE_TO_HAVE;
+}
+
+bool ldr_memory_anew(const ldr_node_t *node, uint32_t tenant, size_t bytes)
+{
+    const ldr_arena_t *arena = &node->store.arena;
+    const ldr_owner_t *owner = &arena->owners[tenant];
+    uint32_t pages = ldr_arena_pages(bytes);
+
+    return !node->manual && !node->anew_failed && owner->free_count < pages &&
+           (owner->pages_max == 0 ||
+            owner->used_count + pages <= owner->pages_max) &&
+           ldr_arena_renewing(arena, tenant);
 }
 
 bool ldr_memory_step(ldr_node_t *node)
@@ -221,12 +236,13 @@ bool ldr_node_populate(ldr_node_t *node, uint32_t tenant, size_t bytes)
         if (owner->extent_count == arena->extent_count) {
             break; /* alone */
         }
-        made = make_anew(node);
-        if (made == MADE_NOTHING && ldr_arena_renewing(arena, tenant)) {
-            wait_briefly(node);
-        } else if (made == MADE_NONE_TO_HAVE ||
-                   (made == MADE_NOTHING &&
-                    !ask_for_extent(node, tenant, pages))) {
+        if (!node->manual && ldr_arena_renewing(arena, tenant)) {
+            ldr_memory_wake(node); /* also if it has failed before */
+            break;
+        }
+        made = node->manual ? make_anew(node) : MADE_NOTHING;
+        if (made == MADE_NONE_TO_HAVE ||
+            (made == MADE_NOTHING && !ask_for_extent(node, tenant, pages))) {
             dropped |= made != MADE_NOTHING;
             break;
         }
@@ -241,12 +257,12 @@ static void tell_short(ldr_node_t *node)
 {
     const ldr_arena_t *arena = &node->store.arena;
 
-    ldr_warn(&node->log,
-             "dram: %llu of %llu bytes could not be had; the rest is tried "
-             "again when it is needed",
-             (unsigned long long)(arena->page_count - arena->ready_count) *
-                 LDR_PAGE,
-             (unsigned long long)arena->page_count * LDR_PAGE);
+    ldr_node_say(node, LARDER_LOG_WARN,
+                 "dram: %llu of %llu bytes could not be had; the rest is tried "
+                 "again when it is needed",
+                 (unsigned long long)(arena->page_count - arena->ready_count) *
+                     LDR_PAGE,
+                 (unsigned long long)arena->page_count * LDR_PAGE);
 }
 
 static void *populate_main(void *arg)
@@ -272,6 +288,11 @@ static void *populate_main(void *arg)
         }
         bool emptied = anew == MADE_NOTHING && arena->empty_count > 0;
         if (node->populate_stop || emptied) {
+            continue;
+        }
+        if (node->said_count > 0) { /* before it sleeps */
+            ldr_node_unlock(node);
+            ldr_node_lock(node);
             continue;
         }
         /* An extent that could not be made anew is tried again by whoever

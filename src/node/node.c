@@ -1,6 +1,8 @@
 #include "node/node.h"
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -20,6 +22,7 @@ static const double speeds[LARDER_TIER_COUNT] = {
 };
 
 #define CANCEL_LOOK_NS 10000000u
+#define END_NS 2000000000u /* for I/O that is under way at the end */
 
 /* ---- small things ---- */
 
@@ -64,11 +67,42 @@ bool ldr_node_wait_stop(ldr_node_t *node, const ldr_stop_t *stop)
     return true;
 }
 
+void ldr_node_say(ldr_node_t *node, larder_log_level_t level,
+                  const char *format, ...)
+{
+    va_list args;
+
+    if (node->said_count < LDR_SAID_MAX) {
+        ldr_said_t *said = &node->said[node->said_count++];
+
+        said->level = level;
+        said->format = format;
+        va_start(args, format);
+        vsnprintf(said->text, sizeof(said->text), format, args);
+        va_end(args);
+    }
+}
+
+void ldr_node_unlock_said(ldr_node_t *node)
+{
+    ldr_said_t said[LDR_SAID_MAX];
+    unsigned count = node->said_count;
+    ldr_log_t log = node->log;
+
+    memcpy(said, node->said, count * sizeof(*said));
+    node->said_count = 0;
+    pthread_mutex_unlock(&node->lock); /* the node may be gone from here on */
+    for (unsigned i = 0; i < count; i++) {
+        ldr_log_line(&log, said[i].level, said[i].format, said[i].text);
+    }
+}
+
 void ldr_node_poison(ldr_node_t *node, const char *what)
 {
     if (!__atomic_exchange_n(&node->poisoned, true, __ATOMIC_RELAXED)) {
-        ldr_error(&node->log,
-                  "broken invariant: %s; the node answers no more calls", what);
+        ldr_node_say(node, LARDER_LOG_ERROR,
+                     "broken invariant: %s; the node answers no more calls",
+                     what);
     }
 }
 
@@ -141,7 +175,8 @@ static void disks_agree(ldr_node_t *node)
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_t *ssd = &node->ssds[i];
 
-        if (ssd->on && ldr_ssd_super_update(ssd, false) != LARDER_OK) {
+        if (ssd->on &&
+            ldr_ssd_super_update(ssd, false, UINT64_MAX) != LARDER_OK) {
             ldr_node_lock(node);
             ldr_ssd_off(ssd, "write the superblock", -EIO);
             ldr_node_unlock(node);
@@ -171,20 +206,52 @@ static larder_status_t threads_start(ldr_node_t *node)
     return ldr_memory_start(node);
 }
 
-/* Frees what is there; the node may be half open. h: NULL: nobody takes its
- * memory. */
-static void node_free(ldr_node_t *node, uint64_t deadline_ns, ldr_handover_t *h)
+bool ldr_node_pause(ldr_node_t *node, uint64_t deadline_ns)
 {
-    bool whole = ldr_shared_close(node, deadline_ns);
+    ldr_node_tell(node);
+    if (node->manual || deadline_ns == UINT64_MAX) {
+        pthread_cond_wait(&node->changed, &node->lock);
+        return true;
+    }
+    return ldr_cond_wait_until(&node->changed, &node->lock, deadline_ns);
+}
 
-    ldr_memory_stop(node);
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        ldr_ssd_stop(&node->ssds[i]);
+void ldr_node_leave(ldr_node_t *node)
+{
+    node->left = true;
+}
+
+/* Ends the disks' threads and waits for what is in flight: a little longer than
+ * the deadline, for what is left behind is left for good. */
+static bool disks_end(ldr_node_t *node, uint64_t deadline_ns)
+{
+    uint64_t now_ns = ldr_now_ns(node->clock);
+    bool whole = true;
+
+    if (deadline_ns < UINT64_MAX - END_NS) {
+        deadline_ns = ldr_max64(deadline_ns, now_ns) + END_NS;
     }
     for (unsigned i = 0; i < node->ssd_count; i++) {
-        ldr_ssd_drain(&node->ssds[i]);
+        ldr_ssd_end(&node->ssds[i]);
     }
-    ldr_reads_drain(node);
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        ldr_ssd_t *ssd = &node->ssds[i];
+        bool ended =
+            ldr_ssd_stop(ssd, deadline_ns) && ldr_ssd_drain(ssd, deadline_ns);
+
+        if (!ended) {
+            ldr_error(&node->log,
+                      "%s: the disk does not answer: closed without it, and "
+                      "what it was asked for is left behind",
+                      ssd->params.path);
+        }
+        whole = whole && ended;
+    }
+    return ldr_reads_drain(node, deadline_ns) && whole;
+}
+
+static void disks_close(ldr_node_t *node)
+{
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_close(&node->ssds[i]);
     }
@@ -195,13 +262,42 @@ static void node_free(ldr_node_t *node, uint64_t deadline_ns, ldr_handover_t *h)
     ldr_admit_close(&node->admit);
     ldr_reads_destroy(node);
     ldr_shadow_destroy(node->shadow);
+}
+
+static void silent(void *arg, larder_log_level_t level, const char *line)
+{
+    (void)arg;
+    (void)level;
+    (void)line;
+}
+
+/* Frees what is there; the node may be half open. h: NULL: nobody takes its
+ * memory. */
+static void node_free(ldr_node_t *node, uint64_t deadline_ns, ldr_handover_t *h)
+{
+    bool whole = ldr_shared_close(node, deadline_ns) && !node->left;
+
+    ldr_memory_stop(node);
+    if (!disks_end(node, deadline_ns)) {
+        whole = false;
+    } else if (!node->left) {
+        disks_close(node);
+    }
     if (!whole) {
-        return; /* a hung call may still read or fill pages of the arena */
+        /* What comes back finds all that it may touch, and tells nobody. A call
+         * that hangs may still read or fill pages: those stay as well. */
+        ldr_node_lock(node);
+        node->log.fn = silent;
+        ldr_node_unlock(node);
+        ldr_handover_stay(node);
+    }
+    if (node->store_opened && h != NULL) {
+        ldr_handover_make(node, h);
+    }
+    if (!whole) {
+        return;
     }
     if (node->store_opened) {
-        if (h != NULL) {
-            ldr_handover_make(node, h);
-        }
         ldr_store_destroy(&node->store);
     }
     pthread_cond_destroy(&node->changed);
@@ -221,6 +317,7 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
     node->log = env->log;
     node->clock = env->clock != NULL ? env->clock : &ldr_clock_real;
     node->manual = env->manual;
+    node->successor = env->successor;
     node->revoke = env->revoke;
     node->revoke_arg = env->revoke_arg;
     memcpy(node->speed, speeds, sizeof(speeds));

@@ -23,6 +23,8 @@
 #include "wire/wire.h"
 
 #define LDR_HELPERS_MAX 4u /* threads that make memory resident */
+#define LDR_SAID_MAX 4u    /* lines for the log that wait for the lock */
+#define LDR_SAID_BYTES 512u
 
 typedef struct ldr_node ldr_node_t;
 typedef struct ldr_ssd ldr_ssd_t;
@@ -55,7 +57,17 @@ typedef struct ldr_node_env {
     const struct ldr_tenant_params *tenants;
     unsigned tenant_count;
     struct ldr_handover *handover; /* what a node before gave; NULL: nothing */
+    /* A node before may have left a call behind that hangs in a directory, and
+     * its lock with it: that disk starts off and is tried again. */
+    bool successor;
 } ldr_node_env_t;
+
+/* A line that waits for the lock to be given up. */
+typedef struct ldr_said {
+    larder_log_level_t level;
+    const char *format;
+    char text[LDR_SAID_BYTES];
+} ldr_said_t;
 
 struct ldr_node {
     ldr_options_t options;
@@ -69,6 +81,8 @@ struct ldr_node {
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* writes landed, disks went on or off */
+    ldr_said_t said[LDR_SAID_MAX];
+    unsigned said_count;
     ldr_store_t store;
     uint64_t drops_told; /* how many a flush has answered for */
     ldr_mode_t mode;
@@ -94,16 +108,25 @@ struct ldr_node {
     pthread_t populate_thread;
     pthread_cond_t populate_work;
     bool populate_started, populate_stop;
-    bool populate_idle;                 /* it waits for populate_work */
+    bool populate_idle; /* it waits for populate_work */
+    bool anew_failed;   /* there was no memory for the last extent */
     pthread_t helpers[LDR_HELPERS_MAX]; /* with that, at the start */
     unsigned helper_count;
     bool store_opened;
+    bool successor; /* see ldr_node_env_t */
+    bool left;      /* somebody hangs in a call: nothing is freed */
 };
+
+/* Whether a node with these options can be opened, as far as that is to be seen
+ * while another one has its directories (check.c). */
+larder_status_t ldr_node_check(const ldr_options_t *options);
 
 larder_status_t ldr_node_open(const ldr_options_t *options,
                               const ldr_node_env_t *env, ldr_node_t **node_p);
 /* Writes down what it can until the deadline; LARDER_E_DEADLINE if that was
- * not all. Frees the node whatever happens. */
+ * not all. Frees the node; but what a disk was asked for that does not answer
+ * cannot be, and is left behind, and said so in the log: two seconds after the
+ * deadline at the latest. */
 larder_status_t ldr_node_close(ldr_node_t *node, uint64_t deadline_ns);
 
 /* In a manual node: does one thing that a thread would do. False: nothing to
@@ -143,15 +166,34 @@ static inline void ldr_node_tell(ldr_node_t *node)
     }
 }
 
+/* A line for the log, with the lock held: it is written once the lock is given
+ * up, since a log may be slow, or hang. More than a few at once: the first. */
+void ldr_node_say(ldr_node_t *node, larder_log_level_t level,
+                  const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The rest of unlock, if there are lines. */
+void ldr_node_unlock_said(ldr_node_t *node);
+
 static inline void ldr_node_unlock(ldr_node_t *node)
 {
     ldr_node_tell(node);
+    if (__builtin_expect(node->said_count > 0, 0)) {
+        ldr_node_unlock_said(node);
+        return;
+    }
     pthread_mutex_unlock(&node->lock);
 }
 
 /* Waits for `changed`, with the lock held; false: the deadline passed. In a
  * manual node: does one step; false: there was none. */
 bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns);
+
+/* Waits for `changed` at the end of a node, whose clock may stand still: the
+ * deadline counts only where there are threads. */
+bool ldr_node_pause(ldr_node_t *node, uint64_t deadline_ns);
+
+/* Somebody is in a call that hangs: closing must free nothing. */
+void ldr_node_leave(ldr_node_t *node);
 
 /* ---- memory (memory.c) ---- */
 
@@ -166,6 +208,10 @@ void ldr_memory_stop(ldr_node_t *node);
  * asks another tenant for one. Never waits for other tenants' holders. With
  * the lock held; true: it was dropped meanwhile. */
 bool ldr_node_populate(ldr_node_t *node, uint32_t tenant, size_t bytes);
+
+/* An extent is being made for the tenant that lacks room for so many bytes:
+ * until it is there nothing of the tenant's need be evicted. With the lock. */
+bool ldr_memory_anew(const ldr_node_t *node, uint32_t tenant, size_t bytes);
 
 /* In a manual node: makes an empty extent anew. False: there is none. */
 bool ldr_memory_step(ldr_node_t *node);
@@ -232,7 +278,14 @@ typedef struct ldr_space_info {
  * that is not known is added, without limits. */
 larder_status_t ldr_node_space(ldr_node_t *node, const ldr_space_info_t *info,
                                uint32_t *space_p);
-larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space);
+/* The same where nothing has to be asked or told but this node's memory; false:
+ * it has, or something is wrong, and the other says what. Never waits. */
+bool ldr_node_space_known(ldr_node_t *node, const ldr_space_info_t *info,
+                          uint32_t *space_p);
+/* E_DEADLINE: nothing that was put before is found any more, but a disk has not
+ * recorded it yet. */
+larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,
+                               uint64_t deadline_ns);
 /* Brings the epochs to the disks; one that cannot take them goes off. */
 larder_status_t ldr_node_record_epochs(ldr_node_t *node);
 

@@ -135,6 +135,9 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
         }
         return LARDER_PRESENT;
     }
+    if (ldr_memory_anew(node, tenant, bytes)) {
+        return LARDER_E_FULL; /* for a moment: room_coming() */
+    }
     ldr_node_tick(node);
     return ldr_store_reserve(store, entry, &r, shard_p);
 }

@@ -1,4 +1,11 @@
-/* Spaces, tenants, epochs, and the superblocks that keep them. */
+/*
+ * Spaces, tenants, epochs, and the superblocks that keep them.
+ *
+ * disk.super is guarded by the node's lock; its bytes are the disk's while
+ * super_busy. One writing at a time, in steps, the next one from the completion
+ * of the one before: nobody holds anything while a disk works, and who waits
+ * for it does so until a deadline.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +18,8 @@
 #define SPACES_PER_TENANT_MAX 8192u
 /* Left in a superblock for resets that were let through at the same time. */
 #define RESETS_SLACK 64u
+/* That a new tenant, or a reset from elsewhere, waits for a disk. */
+#define SUPER_NS 5000000000u
 
 static ldr_super_space_t *super_space(ldr_super_t *super, const uint8_t *id)
 {
@@ -84,81 +93,178 @@ static bool take_over_epochs(ldr_ssd_t *ssd, bool *full_p)
     return changed;
 }
 
-/* super_lock is held. */
-static larder_status_t write_super(ldr_ssd_t *ssd)
-{
-    larder_status_t st = ldr_disk_super_write(&ssd->disk);
+/* ---- writing it ---- */
 
-    ldr_node_lock(ssd->node);
-    ssd->super_stale = st != LARDER_OK;
-    ldr_node_unlock(ssd->node);
-    return st;
+static larder_status_t late(const ldr_ssd_t *ssd)
+{
+    return ldr_fail(LARDER_E_DEADLINE, "%s: the disk does not answer",
+                    ssd->params.path);
 }
 
-larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd, bool always)
+/* With the lock. Whoever has waited for it may be gone. */
+static void super_finish(ldr_ssd_t *ssd, int error)
 {
-    larder_status_t st = LARDER_OK;
+    if (error != 0) {
+        ldr_disk_super_failed(&ssd->disk, ssd->super_step, error);
+    }
+    ssd->super_busy = false;
+    ssd->super_ended = ssd->super_begun;
+    ssd->super_error = error;
+    ssd->super_stale = error != 0;
+    if (error != 0 && ssd->on) {
+        ldr_ssd_off(ssd, "write the superblock", error);
+    }
+    if (ssd->super_missed) {
+        ldr_ssd_wake(ssd);
+    }
+    pthread_cond_broadcast(&ssd->node->changed);
+}
+
+static void super_done(ldr_io_req_t *req);
+
+static void super_send(ldr_ssd_t *ssd)
+{
+    ldr_io_req_t *req = &ssd->super_req;
+
+    ldr_disk_super_step(&ssd->disk, ssd->super_step, req);
+    req->done = super_done;
+    req->arg = ssd;
+    ldr_io_submit(ssd->node->io, &req, 1);
+}
+
+static void super_done(ldr_io_req_t *req)
+{
+    ldr_ssd_t *ssd = req->arg;
+    int error = req->error;
+
+    if (error == 0 && ssd->super_step + 1 < LDR_SUPER_STEPS) {
+        ssd->super_step++;
+        super_send(ssd);
+        return;
+    }
+    ldr_node_lock(ssd->node);
+    super_finish(ssd, error);
+    ldr_node_unlock(ssd->node);
+}
+
+/* In a node without threads: all of it, at once. */
+static void super_run(ldr_ssd_t *ssd)
+{
+    int error = 0;
+
+    while (error == 0 && ssd->super_step < LDR_SUPER_STEPS) {
+        ldr_disk_super_step(&ssd->disk, ssd->super_step, &ssd->super_req);
+        error = ldr_io_run(ssd->node->io, &ssd->super_req);
+        ssd->super_step += error == 0;
+    }
+    ldr_node_lock(ssd->node);
+    super_finish(ssd, error);
+    ldr_node_unlock(ssd->node);
+}
+
+/* With the lock, which it drops. Nobody writes it now. */
+static larder_status_t write_super(ldr_ssd_t *ssd, uint64_t deadline_ns)
+{
+    ldr_node_t *node = ssd->node;
+    uint64_t mine = ++ssd->super_begun;
+
+    ssd->super_busy = true;
+    ssd->super_step = 0;
+    ldr_disk_super_begin(&ssd->disk);
+    ldr_node_unlock(node);
+    if (node->manual) {
+        super_run(ssd);
+    } else {
+        super_send(ssd);
+    }
+    ldr_node_lock(node);
+    /* One that was begun later has all of this one in it. */
+    while (ssd->super_ended < mine) {
+        if (!ldr_node_wait(node, deadline_ns)) {
+            return late(ssd); /* it ends by itself */
+        }
+    }
+    return ssd->super_error == 0
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_IO, "%s: cannot write larder.super: %s",
+                          ssd->params.path, strerror(-ssd->super_error));
+}
+
+/* Until nobody writes it. With the lock. */
+static larder_status_t await_super(ldr_ssd_t *ssd, uint64_t deadline_ns)
+{
+    while (ssd->super_busy) {
+        if (!ldr_node_wait(ssd->node, deadline_ns)) {
+            ssd->super_missed = true; /* the disk's thread does it then */
+            return late(ssd);
+        }
+    }
+    return LARDER_OK;
+}
+
+/* With the lock. */
+static larder_status_t update_super(ldr_ssd_t *ssd, bool always,
+                                    uint64_t deadline_ns)
+{
+    larder_status_t st = await_super(ssd, deadline_ns);
     bool full;
 
-    pthread_mutex_lock(&ssd->super_lock);
-    ldr_node_lock(ssd->node);
+    if (st != LARDER_OK) {
+        return st;
+    }
     bool changed = take_over_epochs(ssd, &full);
     changed |= take_over_tenants(ssd);
     changed |= ssd->super_stale || always;
-    ldr_node_unlock(ssd->node);
     if (full) {
-        st = ldr_fail(LARDER_E_LIMIT,
-                      "%s: its superblock has room for %u spaces that were "
-                      "reset: wipe it",
-                      ssd->params.path, LDR_SUPER_SPACES_MAX);
-    } else if (changed) {
-        st = write_super(ssd);
+        return ldr_fail(LARDER_E_LIMIT,
+                        "%s: its superblock has room for %u spaces that were "
+                        "reset: wipe it",
+                        ssd->params.path, LDR_SUPER_SPACES_MAX);
     }
-    pthread_mutex_unlock(&ssd->super_lock);
-    return st;
+    return changed ? write_super(ssd, deadline_ns) : LARDER_OK;
 }
 
-/* Remembers the tenant's check value, or compares it. */
-static larder_status_t check_tenant(ldr_ssd_t *ssd, const uint8_t *tenant_id,
-                                    const ldr_space_info_t *info)
-{
-    ldr_super_t *super = ssd->disk.super;
-    larder_status_t st = LARDER_OK;
-
-    pthread_mutex_lock(&ssd->super_lock);
-    ldr_super_tenant_t *known = super_tenant(super, tenant_id);
-    if (known != NULL) {
-        if (memcmp(known->check, info->tenant_check, LDR_ID_BYTES) != 0) {
-            st = ldr_fail(LARDER_E_SECRET,
-                          "%s: holds data of tenant '%s' under another secret: "
-                          "use that secret, or wipe the directory",
-                          ssd->params.path, info->tenant);
-        }
-    } else if (super->tenant_count == LDR_SUPER_TENANTS_MAX) {
-        st = ldr_fail(LARDER_E_LIMIT, "%s: more than %u tenants",
-                      ssd->params.path, LDR_SUPER_TENANTS_MAX);
-    } else {
-        known = &super->tenants[super->tenant_count++];
-        memcpy(known->id, tenant_id, LDR_ID_BYTES);
-        memcpy(known->check, info->tenant_check, LDR_ID_BYTES);
-        if (write_super(ssd) != LARDER_OK) {
-            ldr_node_lock(ssd->node);
-            ldr_ssd_off(ssd, "write the superblock", -EIO);
-            ldr_node_unlock(ssd->node);
-        }
-    }
-    pthread_mutex_unlock(&ssd->super_lock);
-    return st;
-}
-
-static bool is_open(ldr_ssd_t *ssd, bool *on_p)
+larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd, bool always,
+                                     uint64_t deadline_ns)
 {
     ldr_node_lock(ssd->node);
-    bool opened = ssd->opened;
-    *on_p = ssd->on;
+    larder_status_t st = update_super(ssd, always, deadline_ns);
     ldr_node_unlock(ssd->node);
-    return opened;
+    return st;
 }
+
+/* Remembers the tenant's check value, or compares it: that needs no disk. A
+ * disk that is late is told all the same, and nobody waits for it. With the
+ * lock. */
+static larder_status_t check_tenant(ldr_ssd_t *ssd, const uint8_t *tenant_id,
+                                    const ldr_space_info_t *info,
+                                    uint64_t deadline_ns)
+{
+    ldr_super_t *super = ssd->disk.super;
+    ldr_super_tenant_t *known = super_tenant(super, tenant_id);
+
+    if (known != NULL) {
+        return memcmp(known->check, info->tenant_check, LDR_ID_BYTES) == 0
+                   ? LARDER_OK
+                   : ldr_fail(LARDER_E_SECRET,
+                              "%s: holds data of tenant '%s' under another "
+                              "secret: use that secret, or wipe the directory",
+                              ssd->params.path, info->tenant);
+    }
+    if (super->tenant_count == LDR_SUPER_TENANTS_MAX) {
+        return ldr_fail(LARDER_E_LIMIT, "%s: more than %u tenants",
+                        ssd->params.path, LDR_SUPER_TENANTS_MAX);
+    }
+    known = &super->tenants[super->tenant_count++];
+    memcpy(known->id, tenant_id, LDR_ID_BYTES);
+    memcpy(known->check, info->tenant_check, LDR_ID_BYTES);
+    if (await_super(ssd, deadline_ns) == LARDER_OK) {
+        write_super(ssd, deadline_ns); /* a disk that fails goes off */
+    }
+    return LARDER_OK;
+}
+
+/* ---- tenants and spaces ---- */
 
 void ldr_tenant_id(const char *name, uint8_t id[LDR_ID_BYTES])
 {
@@ -276,87 +382,116 @@ larder_status_t ldr_node_space(ldr_node_t *node, const ldr_space_info_t *info,
                                uint32_t *space_p)
 {
     uint8_t tenant_id[LDR_ID_BYTES], id[LDR_ID_BYTES];
-    bool on;
+    uint64_t deadline_ns = ldr_now_ns(node->clock) + SUPER_NS;
+    larder_status_t st = LARDER_OK;
 
     ldr_tenant_id(info->tenant, tenant_id);
     if (!node_space_id(tenant_id, info->space_id, id)) {
         return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
     }
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        ldr_ssd_t *ssd = &node->ssds[i];
-
-        if (is_open(ssd, &on) && on) {
-            larder_status_t st = check_tenant(ssd, tenant_id, info);
-
-            if (st != LARDER_OK) {
-                return st;
-            }
+    ldr_node_lock(node);
+    for (unsigned i = 0; i < node->ssd_count && st == LARDER_OK; i++) {
+        if (node->ssds[i].opened && node->ssds[i].on) {
+            st = check_tenant(&node->ssds[i], tenant_id, info, deadline_ns);
         }
     }
-    ldr_node_lock(node);
-    larder_status_t st = new_space(node, info, tenant_id, id, space_p);
+    if (st == LARDER_OK) {
+        st = new_space(node, info, tenant_id, id, space_p);
+    }
     ldr_node_unlock(node);
     return st == LARDER_OK ? ldr_shared_space(node, *space_p, info) : st;
 }
 
-larder_status_t ldr_node_record_epochs(ldr_node_t *node)
+/* With the lock. */
+static bool is_known(const ldr_ssd_t *ssd, const uint8_t *tenant_id,
+                     const ldr_space_info_t *info)
+{
+    if (!ssd->opened || !ssd->on) {
+        return true; /* it is not asked */
+    }
+    const ldr_super_tenant_t *known = super_tenant(ssd->disk.super, tenant_id);
+
+    return known != NULL &&
+           memcmp(known->check, info->tenant_check, LDR_ID_BYTES) == 0;
+}
+
+bool ldr_node_space_known(ldr_node_t *node, const ldr_space_info_t *info,
+                          uint32_t *space_p)
+{
+    uint8_t tenant_id[LDR_ID_BYTES], id[LDR_ID_BYTES];
+    bool known = node->shared == NULL; /* which is to hear of the tenant */
+
+    ldr_tenant_id(info->tenant, tenant_id);
+    if (!known || !node_space_id(tenant_id, info->space_id, id)) {
+        return false;
+    }
+    ldr_node_lock(node);
+    for (unsigned i = 0; i < node->ssd_count && known; i++) {
+        known = is_known(&node->ssds[i], tenant_id, info);
+    }
+    known = known && new_space(node, info, tenant_id, id, space_p) == LARDER_OK;
+    ldr_node_unlock(node);
+    return known;
+}
+
+static larder_status_t record_epochs(ldr_node_t *node, uint64_t deadline_ns)
 {
     larder_status_t st = LARDER_OK;
-    bool on;
 
+    ldr_node_lock(node);
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_t *ssd = &node->ssds[i];
 
-        if (!is_open(ssd, &on)) {
+        if (!ssd->opened) {
             st = ldr_fail(LARDER_E_IO,
                           "%s: is off and could not record the reset",
                           ssd->params.path);
             continue;
         }
-        if (ldr_ssd_super_update(ssd, false) != LARDER_OK) {
-            ldr_node_lock(node);
+        larder_status_t one = update_super(ssd, false, deadline_ns);
+        if (one == LARDER_E_DEADLINE) {
+            st =
+                one; /* it may be recorded yet; if it fails the disk goes off */
+        } else if (one != LARDER_OK) {
             ssd->super_stale = true;
             ldr_ssd_off(ssd, "record a reset", -EIO);
-            ldr_node_unlock(node);
             st = LARDER_E_IO;
         }
     }
+    ldr_node_unlock(node);
     return st;
 }
 
-/* Whether the superblock has room for the reset of one space more; where there
- * are several tenants one has half of it at most. */
-static bool has_room(ldr_ssd_t *ssd, const uint8_t *id)
+larder_status_t ldr_node_record_epochs(ldr_node_t *node)
 {
-    uint32_t own = 0;
+    return record_epochs(node, ldr_now_ns(node->clock) + SUPER_NS);
+}
 
-    pthread_mutex_lock(&ssd->super_lock);
+/* Whether the superblock has room for the reset of one space more; where there
+ * are several tenants one has half of it at most. With the lock. */
+static bool has_room(const ldr_ssd_t *ssd, const uint8_t *id)
+{
     ldr_super_t *super = ssd->disk.super;
+    uint32_t own = 0;
     uint32_t left = LDR_SUPER_SPACES_MAX - super->space_count;
     for (uint32_t i = 0; i < super->space_count; i++) {
         own += memcmp(super->spaces[i].id, id, LDR_TENANT_TAG_BYTES) == 0;
     }
-    bool room = super_space(super, id) != NULL ||
-                (left > RESETS_SLACK &&
-                 (super->tenant_count < 2 || own < LDR_SUPER_SPACES_MAX / 2));
-    pthread_mutex_unlock(&ssd->super_lock);
-    return room;
+    return super_space(super, id) != NULL ||
+           (left > RESETS_SLACK &&
+            (super->tenant_count < 2 || own < LDR_SUPER_SPACES_MAX / 2));
 }
 
 /* Asked before anything is reset: a disk that has no room to record it would
- * have to go off, for every tenant, and stay so. */
-static larder_status_t check_reset(ldr_node_t *node, uint32_t space)
+ * have to go off, for every tenant, and stay so. With the lock. */
+static larder_status_t check_reset(const ldr_node_t *node, uint32_t space)
 {
-    uint8_t id[LDR_ID_BYTES];
-    bool on;
+    const uint8_t *id = node->store.spaces[space].id;
 
-    ldr_node_lock(node);
-    memcpy(id, node->store.spaces[space].id, sizeof(id));
-    ldr_node_unlock(node);
     for (unsigned i = 0; i < node->ssd_count; i++) {
-        ldr_ssd_t *ssd = &node->ssds[i];
+        const ldr_ssd_t *ssd = &node->ssds[i];
 
-        if (is_open(ssd, &on) && !has_room(ssd, id)) {
+        if (ssd->opened && !has_room(ssd, id)) {
             return ldr_fail(LARDER_E_LIMIT,
                             "%s: its superblock has no room for one more space "
                             "that was reset, nothing was: wipe the directory",
@@ -366,21 +501,22 @@ static larder_status_t check_reset(ldr_node_t *node, uint32_t space)
     return LARDER_OK;
 }
 
-larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space)
+larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,
+                               uint64_t deadline_ns)
 {
+    ldr_node_lock(node);
     larder_status_t limit = check_reset(node, space);
-
+    if (limit == LARDER_OK) {
+        /* From here on nothing that was put before is found. */
+        ldr_store_set_epoch(&node->store, space,
+                            node->store.spaces[space].epoch + 1);
+        LDR_COUNT(&node->store, space, resets, 1);
+    }
+    ldr_node_unlock(node);
     if (limit != LARDER_OK) {
         return limit;
     }
-    /* From here on nothing that was put before is found. */
-    ldr_node_lock(node);
-    ldr_store_set_epoch(&node->store, space,
-                        node->store.spaces[space].epoch + 1);
-    LDR_COUNT(&node->store, space, resets, 1);
-    ldr_node_unlock(node);
-
     larder_status_t shared = ldr_shared_reset(node, space);
-    larder_status_t st = ldr_node_record_epochs(node);
+    larder_status_t st = record_epochs(node, deadline_ns);
     return st != LARDER_OK ? st : shared;
 }

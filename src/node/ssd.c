@@ -11,7 +11,8 @@
 
 #define FAILURES_MAX 3u /* in a row: then the disk is off */
 #define TOMB_SLACK_MAX 64u
-#define FILES_MIN 2u /* with fewer there is nothing to rotate */
+#define FILES_MIN 2u        /* with fewer there is nothing to rotate */
+#define HANG_NS 5000000000u /* without an answer: then the disk is off */
 
 static uint64_t retry_time(const ldr_ssd_t *ssd)
 {
@@ -50,8 +51,8 @@ void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error)
     snprintf(ssd->reason, sizeof(ssd->reason), "%s: %s", what,
              strerror(-error));
     if (ssd->on) {
-        ldr_error(&ssd->node->log, "%s: off: %s", ssd->params.path,
-                  ssd->reason);
+        ldr_node_say(ssd->node, LARDER_LOG_ERROR, "%s: off: %s",
+                     ssd->params.path, ssd->reason);
     }
     ssd->on = false;
     ssd->write_failures = ssd->read_failures = 0;
@@ -69,8 +70,17 @@ void ldr_ssd_failed(ldr_ssd_t *ssd, unsigned *failures, const char *what,
     if (++*failures >= FAILURES_MAX) {
         ldr_ssd_off(ssd, what, error);
     } else {
-        ldr_warn(&ssd->node->log, "%s: %s: %s", ssd->params.path, what,
-                 strerror(-error));
+        ldr_node_say(ssd->node, LARDER_LOG_WARN, "%s: %s: %s", ssd->params.path,
+                     what, strerror(-error));
+    }
+}
+
+void ldr_ssd_waited(ldr_ssd_t *ssd)
+{
+    if (ssd->on && ssd->reads_flying > 0 &&
+        ldr_now_ns(ssd->node->clock) - ssd->silent_ns >= HANG_NS) {
+        ssd->read_errors++;
+        ldr_ssd_off(ssd, "the disk does not answer", -ETIMEDOUT);
     }
 }
 
@@ -140,7 +150,7 @@ static int try_write(ldr_ssd_t *ssd, uint32_t *ready_p)
     ldr_disk_t *d = &ssd->disk;
     int error = 0;
 
-    if (ldr_ssd_super_update(ssd, true) != LARDER_OK) {
+    if (ldr_ssd_super_update(ssd, true, UINT64_MAX) != LARDER_OK) {
         return -EIO;
     }
     if (*ready_p == LDR_NIL && d->file_count < FILES_MIN) {
@@ -181,7 +191,7 @@ static bool try_on(ldr_ssd_t *ssd)
     ssd->files = ssd->disk.file_count;
     ssd->on = true;
     ssd->reason[0] = '\0';
-    ldr_info(&node->log, "%s: on again", ssd->params.path);
+    ldr_node_say(node, LARDER_LOG_INFO, "%s: on again", ssd->params.path);
     pthread_cond_broadcast(&node->changed);
     return true;
 }
@@ -202,7 +212,7 @@ static void batch_done(ldr_io_req_t *req)
     ldr_node_lock(ssd->node);
     batch->landed = true;
     ldr_ssd_wake(ssd);
-    if (ssd->stop) { /* the thread is gone: ldr_ssd_drain() waits */
+    if (ssd->stop) { /* ldr_ssd_land() waits */
         pthread_cond_broadcast(&ssd->node->changed);
     }
     ldr_node_unlock(ssd->node);
@@ -260,20 +270,26 @@ static bool reap(ldr_ssd_t *ssd)
     return any;
 }
 
-void ldr_ssd_drain(ldr_ssd_t *ssd)
+bool ldr_ssd_land(ldr_ssd_t *ssd, uint64_t deadline_ns)
 {
-    ldr_node_t *node = ssd->node;
+    bool whole = true;
 
+    while (whole && (current(ssd)->flying > 0 || other(ssd)->flying > 0 ||
+                     ssd->super_busy)) {
+        whole = reap(ssd) || ldr_node_pause(ssd->node, deadline_ns);
+    }
+    return whole;
+}
+
+bool ldr_ssd_drain(ldr_ssd_t *ssd, uint64_t deadline_ns)
+{
     if (!ssd->opened) {
-        return;
+        return true;
     }
-    ldr_node_lock(node);
-    while (current(ssd)->flying > 0 || other(ssd)->flying > 0) {
-        if (!reap(ssd)) {
-            pthread_cond_wait(&node->changed, &node->lock);
-        }
-    }
-    ldr_node_unlock(node);
+    ldr_node_lock(ssd->node);
+    bool whole = ldr_ssd_land(ssd, deadline_ns);
+    ldr_node_unlock(ssd->node);
+    return whole;
 }
 
 /* Gives the record its place behind what the batch holds already. */
@@ -502,8 +518,9 @@ static bool create_ready(ldr_ssd_t *ssd)
             error == -ENOSPC ? "disk full" : "too many open files (ulimit -n)";
 
         if (ssd->reason[0] == '\0') {
-            ldr_warn(&ssd->node->log, "%s: %s: using %u of %u segments",
-                     ssd->params.path, why, d->file_count, d->segment_max);
+            ldr_node_say(ssd->node, LARDER_LOG_WARN,
+                         "%s: %s: using %u of %u segments", ssd->params.path,
+                         why, d->file_count, d->segment_max);
         }
         snprintf(ssd->reason, sizeof(ssd->reason),
                  "%s: using %u of %u segments", why, d->file_count,
@@ -582,6 +599,13 @@ static bool sync_step(ldr_ssd_t *ssd)
 bool ldr_ssd_step(ldr_ssd_t *ssd)
 {
     if (reap(ssd)) {
+        return true;
+    }
+    if (ssd->super_missed && !ssd->super_busy && ssd->opened) {
+        ssd->super_missed = false;
+        ldr_node_unlock(ssd->node);
+        ldr_ssd_super_update(ssd, true, UINT64_MAX); /* or it goes off */
+        ldr_node_lock(ssd->node);
         return true;
     }
     if (!ssd->on) {

@@ -56,12 +56,16 @@ struct ldr_ssd {
     ldr_node_t *node;
     ldr_disk_t disk;
     ldr_disk_params_t params;
-    bool opened;                /* disk is open and recovered */
-    bool on;                    /* it takes and gives shards */
-    pthread_mutex_t super_lock; /* over disk.super and its writing; taken
-                                   before the node's lock */
-    bool super_stale;           /* its superblock lacks a reset or a tenant */
-    char reason[128];           /* why it is off, or smaller than configured */
+    bool opened;       /* disk is open and recovered */
+    bool on;           /* it takes and gives shards */
+    bool super_stale;  /* its superblock lacks a reset or a tenant */
+    bool super_busy;   /* it is being written: space.c */
+    bool super_missed; /* somebody could not wait to write it */
+    unsigned super_step;
+    int super_error;                   /* of the last one */
+    uint64_t super_begun, super_ended; /* ordinals */
+    ldr_io_req_t super_req;
+    char reason[128]; /* why it is off, or smaller than configured */
     unsigned write_failures, read_failures; /* in a row */
     uint64_t retry_ns;                      /* when to try again what failed */
     uint32_t files;       /* segment files there are, for the statistics */
@@ -90,7 +94,10 @@ struct ldr_ssd {
 
     pthread_t thread;
     pthread_cond_t work;
-    bool thread_started, idle, stop;
+    bool thread_started, idle, stop, ended;
+
+    uint32_t reads_flying;
+    uint64_t silent_ns; /* since when no read came back, while some fly */
 };
 
 /* Opens the directory and fills the index from it. A failing or full disk is
@@ -99,9 +106,16 @@ larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number);
 /* Tries again to open what could not be opened. Without the lock. */
 larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd);
 larder_status_t ldr_ssd_start(ldr_ssd_t *ssd);
-void ldr_ssd_stop(ldr_ssd_t *ssd);
-/* After stop: waits for the writes in flight and books them. */
-void ldr_ssd_drain(ldr_ssd_t *ssd);
+/* Tells the thread to end; then waits for it. False: it hangs in its disk, and
+ * all that it can touch must stay. */
+void ldr_ssd_end(ldr_ssd_t *ssd);
+bool ldr_ssd_stop(ldr_ssd_t *ssd, uint64_t deadline_ns);
+/* After stop: waits for the writes in flight and books them. False: the disk
+ * does not answer. */
+bool ldr_ssd_drain(ldr_ssd_t *ssd, uint64_t deadline_ns);
+/* The same, with the lock. */
+bool ldr_ssd_land(ldr_ssd_t *ssd, uint64_t deadline_ns);
+/* After both. */
 void ldr_ssd_close(ldr_ssd_t *ssd);
 
 /* A shard was filled by a save. Whether it is to be written down now; if not
@@ -122,6 +136,10 @@ void ldr_ssd_wake(ldr_ssd_t *ssd);
 /* Asks for all that was queued to be written and synced; gives the ordinal
  * that sync_done will reach. With the lock. */
 uint64_t ldr_ssd_want_sync(ldr_ssd_t *ssd);
+
+/* A load could not wait any longer: if no read has come back for long the disk
+ * hangs, and goes off. With the lock. */
+void ldr_ssd_waited(ldr_ssd_t *ssd);
 
 /* Turns the disk off, with the lock held. */
 void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error);
@@ -150,8 +168,10 @@ bool ldr_ssd_shared(ldr_ssd_t *ssd);
 bool ldr_ssd_apply(void *ssd, uint32_t segment, const ldr_record_t *record);
 
 /* Writes the superblock if the node knows of epochs or tenants that it lacks,
- * or always. Without the lock. */
-larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd, bool always);
+ * or always. E_DEADLINE: it will be, when the disk answers. Without the lock.
+ */
+larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd, bool always,
+                                     uint64_t deadline_ns);
 
 /* The oldest save not yet on disk, or UINT64_MAX. With the lock. */
 uint64_t ldr_ssd_oldest(const ldr_ssd_t *ssd);

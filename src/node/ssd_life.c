@@ -186,7 +186,7 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
     st = ldr_disk_recover(&ssd->disk, true, ldr_ssd_apply, ssd, &found);
     if (st == LARDER_OK) {
         /* Damage to one copy must not wait for damage to the other. */
-        st = ldr_ssd_super_update(ssd, ssd->disk.super_uneven);
+        st = ldr_ssd_super_update(ssd, ssd->disk.super_uneven, UINT64_MAX);
     }
     if (st != LARDER_OK) {
         ldr_disk_close(&ssd->disk);
@@ -214,7 +214,7 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
         ssd->opened = true;
         ssd->files = ssd->disk.file_count;
         ldr_node_unlock(node);
-        st = ldr_ssd_super_update(ssd, false);
+        st = ldr_ssd_super_update(ssd, false, UINT64_MAX);
     } else {
         ssd->disk.filling[0].segment = ssd->disk.filling[1].segment = LDR_NIL;
     }
@@ -254,73 +254,13 @@ larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
     ssd->ready = LDR_NIL;
     ldr_budget_open(&ssd->budget, (double)o->ssd_writes,
                     ldr_now_ns(node->clock));
-    pthread_mutex_init(&ssd->super_lock, NULL);
     larder_status_t st = ldr_ssd_reopen(ssd);
-    if (st == LARDER_E_IO) {
+    if (st == LARDER_E_IO || (st == LARDER_E_LOCKED && node->successor)) {
         ldr_warn(&node->log, "%s: starts off: %s", o->dirs[number],
                  ssd->reason);
         st = LARDER_OK;
     }
     return st;
-}
-
-static void *ssd_main(void *arg)
-{
-    ldr_ssd_t *ssd = arg;
-    ldr_node_t *node = ssd->node;
-
-    ldr_node_lock(node);
-    while (!ssd->stop) {
-        if (ldr_ssd_step(ssd)) {
-            continue;
-        }
-        uint64_t wake = ldr_now_ns(node->clock) + 3600000000000u;
-        const ldr_filling_t *f = ssd->disk.filling;
-        bool flying = f[0].flying > 0 || f[1].flying > 0;
-        /* Only times that a step acts on; a write in flight wakes when it
-         * lands. */
-        if (ssd->on ? ssd->files_limit != 0 && ssd->ready == LDR_NIL
-                    : !flying) {
-            wake = ldr_min64(wake, ssd->retry_ns);
-        }
-        if (ssd->on && ssd->unsynced_ns != 0 && !f[ssd->current].failed) {
-            wake = ldr_min64(wake, ssd->unsynced_ns +
-                                       node->options.sync_ms * 1000000u);
-        }
-        ssd->idle = true;
-        ldr_node_tell(node);
-        ldr_cond_wait_until(&ssd->work, &node->lock, wake);
-        ssd->idle = false;
-    }
-    ldr_node_unlock(node);
-    return NULL;
-}
-
-larder_status_t ldr_ssd_start(ldr_ssd_t *ssd)
-{
-    if (!ldr_cond_init(&ssd->work)) {
-        return LARDER_E_NO_MEMORY;
-    }
-    if (!ldr_thread_start(&ssd->thread, "larder-ssd", ssd_main, ssd)) {
-        pthread_cond_destroy(&ssd->work);
-        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
-    }
-    ssd->thread_started = true;
-    return LARDER_OK;
-}
-
-void ldr_ssd_stop(ldr_ssd_t *ssd)
-{
-    if (!ssd->thread_started) {
-        return;
-    }
-    ldr_node_lock(ssd->node);
-    ssd->stop = true;
-    pthread_cond_signal(&ssd->work);
-    ldr_node_unlock(ssd->node);
-    pthread_join(ssd->thread, NULL);
-    pthread_cond_destroy(&ssd->work);
-    ssd->thread_started = false;
 }
 
 /* Tables for what is open, so that the next open reads tables only. */
@@ -341,11 +281,108 @@ static void close_segments(ldr_ssd_t *ssd)
     }
 }
 
+/* The end of the thread: what can hang in the disk is done here, where nobody
+ * waits for it without a bound. With the lock. */
+static void ssd_end(ldr_ssd_t *ssd)
+{
+    ldr_node_t *node = ssd->node;
+
+    if (ssd->opened && ldr_ssd_land(ssd, UINT64_MAX) && ssd->on) {
+        ldr_node_unlock(node);
+        close_segments(ssd);
+        ldr_node_lock(node);
+    }
+    ssd->ended = true;
+    pthread_cond_broadcast(&node->changed);
+}
+
+static void *ssd_main(void *arg)
+{
+    ldr_ssd_t *ssd = arg;
+    ldr_node_t *node = ssd->node;
+
+    ldr_node_lock(node);
+    while (!ssd->stop) {
+        if (ldr_ssd_step(ssd)) {
+            continue;
+        }
+        if (node->said_count > 0) { /* before it sleeps */
+            ldr_node_unlock(node);
+            ldr_node_lock(node);
+            continue;
+        }
+        uint64_t wake = ldr_now_ns(node->clock) + 3600000000000u;
+        const ldr_filling_t *f = ssd->disk.filling;
+        bool flying = f[0].flying > 0 || f[1].flying > 0;
+        /* Only times that a step acts on; a write in flight wakes when it
+         * lands. */
+        if (ssd->on ? ssd->files_limit != 0 && ssd->ready == LDR_NIL
+                    : !flying) {
+            wake = ldr_min64(wake, ssd->retry_ns);
+        }
+        if (ssd->on && ssd->unsynced_ns != 0 && !f[ssd->current].failed) {
+            wake = ldr_min64(wake, ssd->unsynced_ns +
+                                       node->options.sync_ms * 1000000u);
+        }
+        ssd->idle = true;
+        ldr_node_tell(node);
+        ldr_cond_wait_until(&ssd->work, &node->lock, wake);
+        ssd->idle = false;
+    }
+    ssd_end(ssd);
+    ldr_node_unlock(node);
+    return NULL;
+}
+
+larder_status_t ldr_ssd_start(ldr_ssd_t *ssd)
+{
+    if (!ldr_cond_init(&ssd->work)) {
+        return LARDER_E_NO_MEMORY;
+    }
+    if (!ldr_thread_start(&ssd->thread, "larder-ssd", ssd_main, ssd)) {
+        pthread_cond_destroy(&ssd->work);
+        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+    }
+    ssd->thread_started = true;
+    return LARDER_OK;
+}
+
+void ldr_ssd_end(ldr_ssd_t *ssd)
+{
+    if (ssd->thread_started) {
+        ldr_node_lock(ssd->node);
+        ssd->stop = true;
+        pthread_cond_signal(&ssd->work);
+        ldr_node_unlock(ssd->node);
+    }
+}
+
+bool ldr_ssd_stop(ldr_ssd_t *ssd, uint64_t deadline_ns)
+{
+    bool ended = true;
+
+    if (!ssd->thread_started) {
+        return true;
+    }
+    ldr_node_lock(ssd->node);
+    while (!ssd->ended && ended) {
+        ended = ldr_node_pause(ssd->node, deadline_ns);
+    }
+    ldr_node_unlock(ssd->node);
+    ssd->thread_started = false;
+    if (!ended) {
+        pthread_detach(ssd->thread);
+        return false;
+    }
+    pthread_join(ssd->thread, NULL);
+    pthread_cond_destroy(&ssd->work);
+    return true;
+}
+
 void ldr_ssd_close(ldr_ssd_t *ssd)
 {
-    ldr_ssd_stop(ssd);
     if (ssd->opened) {
-        if (ssd->on) {
+        if (ssd->on && !ssd->ended) { /* there was no thread */
             close_segments(ssd);
         }
         ldr_disk_close(&ssd->disk);
@@ -356,5 +393,4 @@ void ldr_ssd_close(ldr_ssd_t *ssd)
     ldr_free(ssd->batches);
     ldr_free(ssd->tombs);
     ldr_reclaim_destroy(ssd);
-    pthread_mutex_destroy(&ssd->super_lock);
 }

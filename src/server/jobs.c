@@ -112,6 +112,8 @@ static void *job_main(void *arg)
             pthread_cond_broadcast(&server->job_wake);
         }
     }
+    server->job_ended++;
+    pthread_cond_broadcast(&server->job_wake);
     pthread_mutex_unlock(&server->job_lock);
     return NULL;
 }
@@ -167,14 +169,29 @@ larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count)
     return LARDER_OK;
 }
 
-void ldr_jobs_stop(ldr_server_t *server)
+bool ldr_jobs_stop(ldr_server_t *server, uint64_t deadline_ns)
 {
+    bool whole = true;
+
     pthread_mutex_lock(&server->job_lock);
     __atomic_store_n(&server->job_stop, true, __ATOMIC_RELAXED);
     pthread_cond_broadcast(&server->job_wake);
-    pthread_mutex_unlock(&server->job_lock);
-    for (unsigned i = 0; i < server->job_count; i++) {
-        pthread_join(server->job_threads[i], NULL);
+    while (whole && server->job_ended < server->job_count) {
+        whole = ldr_cond_wait_until(&server->job_wake, &server->job_lock,
+                                    deadline_ns);
     }
-    server->job_count = 0;
+    whole = server->job_ended == server->job_count;
+    unsigned count = server->job_count;
+    pthread_mutex_unlock(&server->job_lock);
+    for (unsigned i = 0; i < count; i++) {
+        if (whole) {
+            pthread_join(server->job_threads[i], NULL);
+        } else {
+            pthread_detach(server->job_threads[i]);
+        }
+    }
+    if (whole) {
+        server->job_count = 0;
+    }
+    return whole;
 }

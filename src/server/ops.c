@@ -115,13 +115,19 @@ void ldr_handle_space(ldr_request_t *r)
     r->info.has_key = m.has_key;
     memcpy(r->info.key, m.key, sizeof(r->info.key));
     r->shards = m.shards;
-    job(r, job_space, finish_space);
+    /* A disk that hangs must not keep those out who need only memory. */
+    if (ldr_node_space_known(r->home->server->node, &r->info, &r->number)) {
+        r->status = LARDER_OK;
+        finish_space(r);
+    } else {
+        job(r, job_space, finish_space);
+    }
 }
 
 static void job_reset(ldr_request_t *r)
 {
     ldr_fail_clear();
-    r->status = ldr_node_reset(r->home->server->node, r->space);
+    r->status = ldr_node_reset(r->home->server->node, r->space, r->deadline_ns);
     keep_text(r);
 }
 

@@ -13,6 +13,7 @@
 #include "server/trace.h"
 
 #define DRAIN_LOOK_NS 5000000u
+#define JOBS_NS 1000000000u /* that jobs have at least, at the end */
 
 /* ---- the loops ---- */
 
@@ -250,6 +251,7 @@ static larder_status_t node_open(ldr_server_t *server)
         .tenant_count = config->tenant_count,
         .handover =
             server->handover.list.base != NULL ? &server->handover : NULL,
+        .successor = server->took_over,
     };
 
     if (tenants == NULL) {
@@ -486,11 +488,15 @@ larder_status_t ldr_server_close(ldr_server_t *server)
     ldr_handover_t handover = {0};
 
     drain(server, deadline_ns - drain_ns / 2);
-    ldr_jobs_stop(server);
+    bool whole = ldr_jobs_stop(server, ldr_max64(deadline_ns - drain_ns / 4,
+                                                 ldr_server_now() + JOBS_NS));
     ldr_admin_close(server->admin);
     ldr_monitor_close(server->monitor);
     loops_close(server);
     ldr_trace_close(server->trace);
+    if (server->node != NULL && !whole) {
+        ldr_node_leave(server->node);
+    }
     if (server->node != NULL) {
         ldr_node_stats(server->node, LDR_NIL, &stats);
         handover.left_bytes = stats.dram_used_bytes;
@@ -508,6 +514,10 @@ larder_status_t ldr_server_close(ldr_server_t *server)
     }
     ldr_handover_free(&handover);
     ldr_handover_free(&server->handover);
-    free_all(server);
+    if (whole) {
+        free_all(server);
+    } else {
+        ldr_error(&server->log, "requests hang in a disk and are left behind");
+    }
     return st;
 }

@@ -129,7 +129,7 @@ struct ldr_server {
     unsigned job_waiting, job_flushes; /* under way: that may wait for a disk */
     bool job_stop;
     pthread_t job_threads[64];
-    unsigned job_count;
+    unsigned job_count, job_ended;
 
     int end_fd; /* readable: it wants to end */
     ldr_task_t unlisten;
@@ -137,6 +137,7 @@ struct ldr_server {
     int takeover_fd;     /* who waits for the end; -1: nobody */
     bool hands_over;     /* and takes the memory */
     ldr_frame_t takeover_frame;
+    bool took_over;          /* from a daemon that was there */
     ldr_handover_t handover; /* what came from the daemon before, until open */
 };
 
@@ -158,7 +159,9 @@ void ldr_guest_moved(ldr_guest_t *guest, uint64_t bytes);
 
 /* jobs.c: what waits for disks, in threads of its own. */
 larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count);
-void ldr_jobs_stop(ldr_server_t *server);
+/* False: some hang in a disk until the deadline; all that they can touch must
+ * stay. */
+bool ldr_jobs_stop(ldr_server_t *server, uint64_t deadline_ns);
 /* False: too many wait, or the daemon is ending. Else the request's done task
  * follows in its loop. */
 bool ldr_job(struct ldr_request *r);
@@ -173,6 +176,9 @@ larder_status_t ldr_admin_ask(int fd, const char *socket_path, const char *verb,
 /* takeover.c */
 /* Asks the daemon on the same socket to hand over, and waits for it. */
 larder_status_t ldr_server_take_over(ldr_server_t *server);
+/* What can be seen to be wrong before the daemon at the other end of fd is
+ * asked to end (takeover_check.c). */
+larder_status_t ldr_takeover_check(const ldr_config_t *config, int fd);
 /* Somebody asks this one. */
 void ldr_takeover_begin(struct ldr_request *r, bool hands_over);
 /* The node is closed: tells who asked for it, and gives it what it left. */

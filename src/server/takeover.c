@@ -186,8 +186,13 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
         return ldr_fail(LARDER_E_OFFLINE, "%s: no daemon answers there: %s",
                         path, strerror(-fd));
     }
-    larder_status_t st =
-        ldr_admin_ask(fd, path, "handover", text, sizeof(text), deadline_ns);
+    /* From here on there is no way back. */
+    larder_status_t st = ldr_takeover_check(server->config, fd);
+    if (st != LARDER_OK) {
+        close(fd);
+        return st;
+    }
+    st = ldr_admin_ask(fd, path, "handover", text, sizeof(text), deadline_ns);
     if (st == LARDER_OK) {
         receive_memory(server, fd, deadline_ns);
     }
@@ -196,6 +201,7 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
         st = ldr_admin_say(path, "takeover", text, sizeof(text), deadline_ns);
     }
     if (st == LARDER_OK) {
+        server->took_over = true;
         ldr_info(&server->log, "took over: %s", text);
     }
     return st;

@@ -294,8 +294,10 @@ void ldr_arena_renew_give(ldr_arena_t *a, uint32_t extent, bool ok)
 bool ldr_arena_renewing(const ldr_arena_t *a, uint32_t heir)
 {
     for (uint32_t i = 0; i < a->extent_count; i++) {
-        if (a->extents[i].state == LDR_EXTENT_RENEWING &&
-            a->extents[i].heir == heir) {
+        const ldr_arena_extent_t *x = &a->extents[i];
+
+        if ((x->state == LDR_EXTENT_RENEWING || x->state == LDR_EXTENT_EMPTY) &&
+            x->heir == heir) {
             return true;
         }
     }

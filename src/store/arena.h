@@ -133,7 +133,8 @@ bool ldr_arena_renew_make(ldr_arena_t *a, uint32_t extent);
 /* It is its heir's now; or, if not ok, EMPTY again. */
 void ldr_arena_renew_give(ldr_arena_t *a, uint32_t extent, bool ok);
 
-/* Whether one is being made anew for this tenant just now. */
+/* Whether one is being made anew for this tenant, or is empty and about to be.
+ */
 bool ldr_arena_renewing(const ldr_arena_t *a, uint32_t heir);
 
 /* A session maps the extent. False: it is not that tenant's in that

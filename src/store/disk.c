@@ -48,30 +48,49 @@ static larder_status_t io_failed(const ldr_disk_t *d, const char *what,
 
 /* ---- superblock ---- */
 
-static int super_write_copy(ldr_disk_t *d, int copy)
+/* One first and durable, then the other: a cut in either leaves one whole, and
+ * once both are there damage to one undoes nothing. The one that was found
+ * damaged or older goes first, so that the good one is not touched before there
+ * is another. */
+static int copy_of(const ldr_disk_t *d, unsigned step)
 {
-    int error =
-        ldr_io_write_at(d->io, d->super_file, (uint64_t)copy * LDR_SUPER_BYTES,
-                        d->super_bytes, LDR_SUPER_BYTES);
+    return step < LDR_SUPER_STEPS / 2 ? d->super_first : 1 - d->super_first;
+}
 
-    return error != 0 ? error : ldr_io_sync(d->io, d->super_file);
+void ldr_disk_super_begin(ldr_disk_t *d)
+{
+    d->super->generation++;
+    ldr_super_compose(d->super, d->super_bytes);
+}
+
+void ldr_disk_super_step(ldr_disk_t *d, unsigned step, ldr_io_req_t *req)
+{
+    d->super_iov = (struct iovec){d->super_bytes, LDR_SUPER_BYTES};
+    *req = (ldr_io_req_t){
+        .kind = step % 2 == 0 ? LDR_IO_WRITE : LDR_IO_SYNC,
+        .file = d->super_file,
+        .offset = (uint64_t)copy_of(d, step) * LDR_SUPER_BYTES,
+        .iov = &d->super_iov,
+        .iov_count = step % 2 == 0 ? 1 : 0,
+    };
+}
+
+larder_status_t ldr_disk_super_failed(ldr_disk_t *d, unsigned step, int error)
+{
+    d->super_first = copy_of(d, step);
+    return io_failed(d, "write larder.super", error);
 }
 
 larder_status_t ldr_disk_super_write(ldr_disk_t *d)
 {
-    d->super->generation++;
-    ldr_super_compose(d->super, d->super_bytes);
-    /* One first and durable, then the other: a cut in either leaves one whole,
-     * and once both are there damage to one undoes nothing. The one that was
-     * found damaged or older goes first, so that the good one is not touched
-     * before there is another. */
-    for (int i = 0; i < 2; i++) {
-        int copy = i == 0 ? d->super_first : 1 - d->super_first;
-        int error = super_write_copy(d, copy);
+    ldr_disk_super_begin(d);
+    for (unsigned step = 0; step < LDR_SUPER_STEPS; step++) {
+        ldr_io_req_t req;
 
+        ldr_disk_super_step(d, step, &req);
+        int error = ldr_io_run(d->io, &req);
         if (error != 0) {
-            d->super_first = copy;
-            return io_failed(d, "write larder.super", error);
+            return ldr_disk_super_failed(d, step, error);
         }
     }
     return LARDER_OK;
@@ -188,6 +207,14 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
     return LARDER_OK;
 }
 
+static larder_status_t no_super(const ldr_disk_t *d)
+{
+    return ldr_fail(LARDER_E_CORRUPT,
+                    "%s: no copy of the superblock is readable; "
+                    "`larder wipe` makes the directory usable again",
+                    d->path);
+}
+
 static larder_status_t super_load(ldr_disk_t *d, uint64_t segment_bytes)
 {
     ldr_parse_t best = LDR_PARSE_EMPTY;
@@ -209,10 +236,7 @@ static larder_status_t super_load(ldr_disk_t *d, uint64_t segment_bytes)
      * open was cut short; otherwise resets may have been lost: refuse. */
     error = d->io->ops->list(d->io, d->path, note_segment, &used);
     if (used) {
-        return ldr_fail(LARDER_E_CORRUPT,
-                        "%s: no copy of the superblock is readable; "
-                        "`larder wipe` makes the directory usable again",
-                        d->path);
+        return no_super(d);
     }
     return error < 0 ? io_failed(d, "list", error)
                      : super_create(d, segment_bytes);
@@ -220,12 +244,23 @@ static larder_status_t super_load(ldr_disk_t *d, uint64_t segment_bytes)
 
 /* ---- open and close ---- */
 
+/* Room for every name that will be in it, before anything is made. */
+static bool is_too_long(const ldr_disk_t *d)
+{
+    return strlen(d->path) + 1 + LDR_SEGMENT_NAME_BYTES > LDR_PATH_MAX;
+}
+
+static larder_status_t too_long(const ldr_disk_t *d)
+{
+    return ldr_fail(LARDER_E_INVALID, "%s: path too long", d->path);
+}
+
 static larder_status_t files_open(ldr_disk_t *d)
 {
     char path[LDR_PATH_MAX];
-    /* Room for every name that will be in it, before anything is made. */
-    if (strlen(d->path) + 1 + LDR_SEGMENT_NAME_BYTES > LDR_PATH_MAX) {
-        return ldr_fail(LARDER_E_INVALID, "%s: path too long", d->path);
+
+    if (is_too_long(d)) {
+        return too_long(d);
     }
     int error = d->io->ops->make_dir(d->io, d->path);
 
@@ -288,7 +323,8 @@ static larder_status_t tables_create(ldr_disk_t *d)
     return LARDER_OK;
 }
 
-larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
+/* Nothing is open yet. Gives the size of segments of a new directory. */
+static uint64_t take_params(ldr_disk_t *d, const ldr_disk_params_t *params)
 {
     uint64_t segment_bytes = params->segment_bytes / LDR_BLOCK * LDR_BLOCK;
 
@@ -301,13 +337,17 @@ larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
     d->lock_file = d->super_file = -1;
     ldr_rand_seed(&d->rand, params->seed);
     snprintf(d->path, sizeof(d->path), "%s", params->path);
-    if (segment_bytes == 0) {
-        segment_bytes = ldr_disk_segment_bytes(params->bytes);
-    }
-
-    larder_status_t st = LARDER_E_NO_MEMORY;
     d->super = ldr_alloc(sizeof(*d->super));
     d->super_bytes = ldr_alloc_blocks(LDR_SUPER_BYTES);
+    return segment_bytes != 0 ? segment_bytes
+                              : ldr_disk_segment_bytes(params->bytes);
+}
+
+larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
+{
+    uint64_t segment_bytes = take_params(d, params);
+    larder_status_t st = LARDER_E_NO_MEMORY;
+
     if (d->super != NULL && d->super_bytes != NULL) {
         st = files_open(d);
     }
@@ -320,6 +360,77 @@ larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
     if (st != LARDER_OK) {
         ldr_disk_close(d);
     }
+    return st;
+}
+
+/* What is there, of a directory that may be in use. */
+static larder_status_t check_super(ldr_disk_t *d, uint64_t segment_bytes)
+{
+    ldr_parse_t best = LDR_PARSE_EMPTY;
+    uint64_t size = 0, room;
+    bool used = false;
+
+    if (d->io->ops->size(d->io, d->super_file, &size) != 0) {
+        return LARDER_OK;
+    }
+    larder_status_t st =
+        size >= 2 * LDR_SUPER_BYTES ? super_read(d, &best) : LARDER_OK;
+    if (st != LARDER_OK) {
+        return st == LARDER_E_IO ? LARDER_OK : st;
+    }
+    if (best == LDR_PARSE_OK) {
+        return size_check(d, d->super->segment_bytes, &room);
+    }
+    d->io->ops->list(d->io, d->path, note_segment, &used);
+    return used ? no_super(d) : size_check(d, segment_bytes, &room);
+}
+
+/* No disk is sick that answers so: what was asked of it cannot be. */
+static bool is_mistake(int error)
+{
+    return error == -ENOENT || error == -ENOTDIR || error == -EISDIR ||
+           error == -EACCES || error == -EPERM || error == -ENAMETOOLONG ||
+           error == -ELOOP;
+}
+
+static larder_status_t check_files(ldr_disk_t *d, uint64_t segment_bytes)
+{
+    char path[LDR_PATH_MAX];
+    uint64_t room;
+
+    if (is_too_long(d)) {
+        return too_long(d);
+    }
+    int error = d->io->ops->make_dir(d->io, d->path);
+    if (error == 0) {
+        path_of(d, LDR_SUPER_NAME, path);
+        error = d->io->ops->open(d->io, path, LDR_IO_READONLY | LDR_IO_DIRECT);
+        if (error == -ENOENT) {
+            return size_check(d, segment_bytes, &room);
+        }
+    }
+    if (error >= 0) {
+        d->super_file = error;
+        return check_super(d, segment_bytes);
+    }
+    return is_mistake(error) ? io_failed(d, "use the directory", error)
+                             : LARDER_OK;
+}
+
+larder_status_t ldr_disk_check(const ldr_disk_params_t *params)
+{
+    ldr_disk_t *d = ldr_alloc(sizeof(*d));
+    larder_status_t st = LARDER_E_NO_MEMORY;
+
+    if (d == NULL) {
+        return st;
+    }
+    uint64_t segment_bytes = take_params(d, params);
+    if (d->super != NULL && d->super_bytes != NULL) {
+        st = check_files(d, segment_bytes);
+    }
+    ldr_disk_close(d);
+    ldr_free(d);
     return st;
 }
 

@@ -90,6 +90,7 @@ typedef struct ldr_disk {
 
     ldr_super_t *super;
     uint8_t *super_bytes;
+    struct iovec super_iov;
     int super_first;   /* the copy to write first: the worse one */
     bool super_uneven; /* the copies differed when they were read */
 
@@ -115,6 +116,9 @@ typedef struct ldr_disk {
  */
 larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params);
 void ldr_disk_close(ldr_disk_t *d);
+/* Whether it would refuse the directory, also while another has it open;
+ * nothing but the directory itself is made. LARDER_OK for a disk that fails. */
+larder_status_t ldr_disk_check(const ldr_disk_params_t *params);
 
 /* The size of segments for a tier of this size. */
 uint64_t ldr_disk_segment_bytes(uint64_t tier_bytes);
@@ -122,6 +126,17 @@ uint64_t ldr_disk_segment_bytes(uint64_t tier_bytes);
 /* Both copies of the superblock, one after the other, each synced, the worse
  * one first. One caller at a time. */
 larder_status_t ldr_disk_super_write(ldr_disk_t *d);
+
+/*
+ * The same for who does not wait for the disk: begin composes the bytes, which
+ * are the disk's from then on; then the requests of the steps, each once the
+ * one before has succeeded. After the first that fails: failed.
+ */
+#define LDR_SUPER_STEPS 4u
+void ldr_disk_super_begin(ldr_disk_t *d);
+/* Fills the request in, but for done and arg. */
+void ldr_disk_super_step(ldr_disk_t *d, unsigned step, ldr_io_req_t *req);
+larder_status_t ldr_disk_super_failed(ldr_disk_t *d, unsigned step, int error);
 
 /* A row of a table; false ends the walk. */
 typedef bool (*ldr_row_fn)(void *arg, uint32_t segment,

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/options.h"
 #include "base/thread.h"
@@ -365,6 +367,83 @@ static void test_full_pipe(void **s)
     rig_close(&r);
 }
 
+/* ---- a file ---- */
+
+static size_t file_read(rig_t *r)
+{
+    ssize_t n = pread(r->write_fd, r->text, sizeof(r->text) - 1, 0);
+
+    r->text[n > 0 ? n : 0] = '\0';
+    return strlen(r->text);
+}
+
+/* A file that hangs costs lines, not time; what is written is there at once. */
+static void test_file(void **s)
+{
+    static rig_t r;
+    unsigned lost = 0, kept;
+
+    (void)s;
+    alarm(60);
+    rig_open(&r, LDR_LOG_TEXT, LARDER_LOG_INFO, 1u << 30);
+    ldr_log_sink_close(r.sink);
+    close(r.write_fd);
+    r.write_fd = memfd_create("log", MFD_CLOEXEC);
+    ldr_log_sink_params_t params = {.fd = r.write_fd,
+                                    .format = LDR_LOG_TEXT,
+                                    .level = LARDER_LOG_INFO,
+                                    .rate = 1u << 30,
+                                    .clock = &r.clock};
+    r.sink = r.log.arg = ldr_log_sink_open(&params);
+    ldr_info(&r.log, "first");
+    file_read(&r);
+    assert_non_null(strstr(r.text, "info: first\n"));
+
+    ldr_fault_arm(LDR_FAULT_log_hang, 1, 0);
+    for (int i = 0; i < 5000; i++) {
+        ldr_info(&r.log, "line %04d of many", i);
+    }
+    ldr_fault_disarm_all();
+    while (file_read(&r) == 0 || strstr(r.text, "line 0500") == NULL) {
+    }
+    /* The next that is written is told what was not. */
+    do {
+        ldr_info(&r.log, "again");
+        file_read(&r);
+    } while (strstr(r.text, "again\n") == NULL);
+    kept = lines(r.text, "of many\n");
+    char *note = strstr(r.text, "warn: ");
+    assert_non_null(note);
+    assert_int_equal(sscanf(note, "warn: %u lines were lost", &lost), 1);
+    assert_in_range(kept, 500, 4999);
+    assert_true(kept + lost >= 5000); /* some that said "again", too */
+    rig_close(&r);
+    alarm(0);
+}
+
+/* Nor does it hold up the end. */
+static void test_file_hangs_at_the_end(void **s)
+{
+    static rig_t r;
+    static ldr_log_sink_t *left; /* stays in sight */
+
+    (void)s;
+    alarm(60);
+    rig_open(&r, LDR_LOG_TEXT, LARDER_LOG_INFO, 0);
+    ldr_log_sink_close(r.sink);
+    int file = memfd_create("log", MFD_CLOEXEC);
+    ldr_log_sink_params_t params = {
+        .fd = file, .format = LDR_LOG_TEXT, .level = LARDER_LOG_INFO};
+    left = r.sink = r.log.arg = ldr_log_sink_open(&params);
+    ldr_fault_arm(LDR_FAULT_log_hang, 1, 0);
+    ldr_info(&r.log, "not written");
+    ldr_log_sink_close(left);
+    r.sink = NULL;
+    ldr_fault_disarm_all();
+    rig_close(&r);
+    alarm(0);
+}
+
 #define WRITERS 4
 #define EACH 500
 
@@ -445,6 +524,8 @@ int main(void)
         cmocka_unit_test(test_rate_of_texts),
         cmocka_unit_test(test_many_kinds),
         cmocka_unit_test(test_full_pipe),
+        cmocka_unit_test(test_file),
+        cmocka_unit_test(test_file_hangs_at_the_end),
         cmocka_unit_test(test_threads),
     };
 

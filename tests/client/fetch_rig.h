@@ -88,7 +88,8 @@ static inline void place(pair_t *p, const fetched_t *f, uint16_t rank,
     larder_table_t tables[GROUPS];
     uint32_t end = chunks * p->model.chunk_tokens;
     uint32_t shards = engine_expect(to, begin, end, tables);
-    larder_move_t m = {.tables = tables,
+    larder_move_t m = {.keys = p->keys,
+                       .tables = tables,
                        .begin = begin,
                        .end = end,
                        .shard = rank,
@@ -106,13 +107,19 @@ static inline void place(pair_t *p, const fetched_t *f, uint16_t rank,
     assert_true((m.bytes == 0) == (shards == 0));
 }
 
-/* A place that is refused writes nothing. */
-static inline void check_refused(pair_t *p, const uint8_t *memory, size_t bytes,
-                                 uint32_t chunks, larder_status_t want)
+/* A place that is refused writes nothing. keys, from chunk first on: of the
+ * prefix that it is to be; NULL: any. */
+static inline void check_refused_as(pair_t *p, const larder_key_t *keys,
+                                    uint32_t first, const uint8_t *memory,
+                                    size_t bytes, uint32_t chunks,
+                                    larder_status_t want)
 {
     engine_t *to = &p->to[0];
     larder_table_t tables[GROUPS];
-    larder_move_t m = {.tables = tables, .end = chunks * p->model.chunk_tokens};
+    larder_move_t m = {.keys = keys,
+                       .first_key = first,
+                       .tables = tables,
+                       .end = chunks * p->model.chunk_tokens};
 
     engine_expect(to, 0, m.end, tables);
     for (uint32_t i = 0; i < to->region_count; i++) { /* as it was */
@@ -120,4 +127,10 @@ static inline void check_refused(pair_t *p, const uint8_t *memory, size_t bytes,
     }
     assert_status(larder_prefix_place(to->layout, &m, memory, bytes), want);
     engine_check(to);
+}
+
+static inline void check_refused(pair_t *p, const uint8_t *memory, size_t bytes,
+                                 uint32_t chunks, larder_status_t want)
+{
+    check_refused_as(p, NULL, 0, memory, bytes, chunks, want);
 }

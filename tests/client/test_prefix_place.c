@@ -10,7 +10,8 @@ enum {
     AT_SHARDS = 16,
     AT_COUNT = 20,
     AT_BYTES = 24,
-    HEAD_BYTES = 32,
+    AT_KEY = 32,
+    HEAD_BYTES = 64,
     SLOT_BYTES = 16,
 };
 
@@ -43,7 +44,11 @@ static void check_bits(pair_t *p, const fetched_t *got, uint32_t slots)
             continue;
         }
         memory[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        check_refused(p, memory, got->bytes, CHUNKS, LARDER_E_CORRUPT);
+        check_refused_as(p, p->keys, 0, memory, got->bytes, CHUNKS,
+                         LARDER_E_CORRUPT);
+        if (bit / 8 < AT_KEY || bit / 8 >= HEAD_BYTES) {
+            check_refused(p, memory, got->bytes, CHUNKS, LARDER_E_CORRUPT);
+        }
         memory[bit / 8] ^= (uint8_t)(1 << bit % 8);
     }
     check_refused(p, got->memory, got->bytes, CHUNKS - 1, LARDER_E_CORRUPT);
@@ -101,7 +106,7 @@ static void test_garbage(void **state)
 
         content(i, memory, got.bytes);
         if (i % 2 == 0) { /* with a head that is right so far */
-            memcpy(memory, got.memory, i % HEAD_BYTES);
+            memcpy(memory, got.memory, i % AT_KEY);
         }
         check_refused(p, memory, got.bytes, CHUNKS, LARDER_E_CORRUPT);
         free(memory);
@@ -230,6 +235,69 @@ static void test_another(void **state)
     free(q);
 }
 
+/* Memory of another prompt that is as long: the key of its last chunk says so,
+ * whichever of them the move's keys begin with. */
+static void test_another_prompt(void **state)
+{
+    fix_t *f = fix(state);
+    pair_t *p = calloc(1, sizeof(*p));
+    larder_key_t other[CHUNKS];
+    ldr_rand_t r;
+
+    ldr_rand_seed(&r, 104);
+    fix_open_dram(f, "dram=32M");
+    pair_fixed(p, f->lar, &r, 9050, 1);
+    pair_save(p, 0);
+    fetched_t got = fetch_all(p, CHUNKS);
+    memcpy(other, p->keys, sizeof(other));
+    other[CHUNKS - 1].hash[31] ^= 1;
+    check_refused_as(p, other, 0, got.memory, got.bytes, CHUNKS,
+                     LARDER_E_CORRUPT);
+    check_refused_as(p, other + CHUNKS - 1, CHUNKS - 1, got.memory, got.bytes,
+                     CHUNKS, LARDER_E_CORRUPT);
+    check_refused_as(p, p->keys, 1, got.memory, got.bytes, CHUNKS,
+                     LARDER_E_CORRUPT);
+    check_refused_as(p, p->keys, CHUNKS, got.memory, got.bytes, CHUNKS,
+                     LARDER_E_CORRUPT); /* they begin after its end */
+    place(p, &got, 0, 0, CHUNKS);
+    release_all(p, got.leases);
+    free(got.memory);
+    pair_free(p);
+    free(p);
+}
+
+/* Memory that is used again, and a fetch that does not get all: what it held
+ * before is not there any more, nor what it was to hold. */
+static void test_used_again(void **state)
+{
+    fix_t *f = fix(state);
+    pair_t *p = calloc(1, sizeof(*p));
+    size_t need = 0;
+    ldr_rand_t r;
+
+    if (transport_is("tcp") || transport_is("tls")) {
+        free(p); /* the bit would have to flip in the daemon */
+        return;
+    }
+    ldr_rand_seed(&r, 105);
+    fix_open_dram(f, "dram=32M");
+    pair_fixed(p, f->lar, &r, 9060, 1);
+    pair_save(p, 0);
+    fetched_t got = fetch_all(p, CHUNKS);
+    place(p, &got, 0, 0, CHUNKS);
+    ldr_fault_arm(LDR_FAULT_copy_out, 2, 1);
+    assert_status(larder_prefix_fetch(p->space, p->to[0].layout, got.leases,
+                                      p->keys, CHUNKS, got.memory, got.bytes, 0,
+                                      &need),
+                  LARDER_MISS);
+    ldr_fault_disarm_all();
+    check_refused(p, got.memory, got.bytes, CHUNKS, LARDER_E_CORRUPT);
+    release_all(p, got.leases);
+    free(got.memory);
+    pair_free(p);
+    free(p);
+}
+
 /* ---- what is wrong ---- */
 
 static void test_refused_places(void **state)
@@ -306,7 +374,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ONE(test_garbage, "plain"),        ONE(test_no_such_rank, "plain"),
         ONE(test_overflow, "plain"),       ONE(test_another, "plain"),
-        ONE(test_refused_places, "plain"),
+        ONE(test_refused_places, "plain"), ONE(test_another_prompt, "plain"),
+        ONE(test_used_again, "plain"),
     };
 
     return cmocka_run_group_tests_name("client/prefix_place", tests, NULL,

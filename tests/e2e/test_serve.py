@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import time
 import urllib.error
@@ -523,7 +524,12 @@ def test_takeover_of_other_sizes(serve):
     ({"tls": "on", "tls_cert": "nowhere", "tls_key": "nowhere"},
      "TLS certificate"),
     ({"listen": "0.0.0.0:0"}, "other hosts"),
-    ({"dram": "15T"}, "too little")))
+    ({"dram": "15T"}, "too little"),
+    ({"shared": "nfs:/kv"}, "use dir:/PATH"),
+    ({"shared": "dir:/kv", "shared_key": "/nowhere"}, "/nowhere"),
+    ({"flags": ("--dir", "/proc/version/kv")}, "cannot use the directory"),
+    ({"dirs": 1, "ssd": "8M", "segment": "8M"}, "enlarge ssd"),
+    ({"admin": "192.0.2.1:7"}, "admin: 192.0.2.1:7: cannot listen")))
 def test_takeover_that_would_fail(serve, wrong, text):
     """What is wrong with the new one is found before the old one ends: it goes
     on with all that it has."""
@@ -535,6 +541,38 @@ def test_takeover_that_would_fail(serve, wrong, text):
         assert found(node, 10) == 10
     assert "takes over" not in first.log()
     first.alive()
+
+
+def test_takeover_of_a_broken_directory(serve, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "larder.super").write_bytes(bytes(16 << 20))
+    (broken / "segment-000000").write_bytes(bytes(4096))
+    first = serve()
+    second = serve(start=False, socket=first.socket, flags=("--dir", broken))
+    assert "no copy of the superblock" in refused(second, "--takeover")
+    first.alive()
+
+
+def test_takeover_and_ports(serve):
+    """A port that the old one has will be free; one that another program has
+    will not."""
+    port = free_port()
+    first = serve(listen=f"127.0.0.1:{port}", admin=f"127.0.0.1:{free_port()}")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        for option in ("listen", "admin"):
+            second = serve(start=False, socket=first.socket, **{option: taken})
+            assert (f"{option}: {taken} is in use by another program"
+                    in refused(second, "--takeover"))
+    first.alive()
+    third = serve(start=False, **{name: first.given[name] for name in (
+        "socket", "listen", "admin")})
+    third.start("--takeover")
+    assert first.wait(20) == 0
+    third.alive()
 
 
 def test_takeover_by_an_older_one(serve):

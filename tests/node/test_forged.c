@@ -3,46 +3,13 @@
  * that was used again, or a disk that mixes up its blocks, might give back. A
  * load finds every field that is not the one it looks for, and misses.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-#include "support/rig.h"
-#include "support/storecheck.h"
-
-typedef struct fixture {
-    simdisk_t *disk;
-    rig_t rig;
-} fixture_t;
+#include "node/disk_rig.h"
 
 static const name_t name = {0, 0, 1};
 
 static int setup(void **state)
 {
-    fixture_t *f = calloc(1, sizeof(*f));
-
-    f->disk = simdisk_create(7, 0);
-    rig_init(&f->rig, f->disk, 7, 8, 256 * LDR_BLOCK);
-    assert_int_equal(rig_open(&f->rig), LARDER_OK);
-    *state = f;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    fixture_t *f = *state;
-
-    store_check(&f->rig.node->store);
-    rig_close(&f->rig);
-    rig_free(&f->rig);
-    simdisk_destroy(f->disk);
-    free(f);
-    return 0;
+    return fixture_open(fixture_make(state, 8, 256 * LDR_BLOCK));
 }
 
 /* Saves it, so that it is on disk and nowhere else. */

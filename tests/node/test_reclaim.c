@@ -2,28 +2,12 @@
  * The SSD tier when it is full, shrinks, fails and comes back.
  */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
-#include "support/history.h"
-#include "support/storecheck.h"
+#include "node/disk_rig.h"
 
 #define SEGMENT_BYTES ((uint64_t)128 * LDR_BLOCK)
 #define SEGMENTS 6u
 #define KEYS 700u
-
-typedef struct fixture {
-    simdisk_t *disk;
-    rig_t rig;
-    history_t history;
-    uint64_t limit; /* bytes that all files may have together */
-} fixture_t;
 
 static void never_over(void *arg, simdisk_t *disk)
 {
@@ -36,29 +20,11 @@ static void never_over(void *arg, simdisk_t *disk)
 
 static int setup(void **state)
 {
-    fixture_t *f = calloc(1, sizeof(*f));
+    fixture_t *f = fixture_make(state, SEGMENTS, SEGMENT_BYTES);
 
-    f->disk = simdisk_create(7, 0);
-    rig_init(&f->rig, f->disk, 7, SEGMENTS, SEGMENT_BYTES);
     history_init(&f->history, KEYS);
-    f->limit = f->rig.options.ssd;
     simdisk_on_op(f->disk, never_over, f);
-    assert_int_equal(rig_open(&f->rig), LARDER_OK);
-    *state = f;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    fixture_t *f = *state;
-
-    store_check(&f->rig.node->store);
-    rig_close(&f->rig);
-    rig_free(&f->rig);
-    history_free(&f->history);
-    simdisk_destroy(f->disk);
-    free(f);
-    return 0;
+    return fixture_open(f);
 }
 
 static void reopen(fixture_t *f)

@@ -3,37 +3,18 @@
  * so many: one more is refused, and nothing else happens; nor can one tenant
  * take the room of the others.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-#include "support/rig.h"
-#include "support/storecheck.h"
-
-typedef struct fixture {
-    simdisk_t *disk;
-    rig_t rig;
-} fixture_t;
+#include "node/disk_rig.h"
 
 static const name_t mine = {0, 0, 1}, never = {1, 0, 1};
 static const name_t other = {RIG_SPACES - 1, 0, 2};
 
 static int setup_with(void **state, bool tenants)
 {
-    fixture_t *f = calloc(1, sizeof(*f));
+    fixture_t *f = fixture_make(state, 8, 256 * LDR_BLOCK);
 
-    f->disk = simdisk_create(7, 0);
-    rig_init(&f->rig, f->disk, 7, 8, 256 * LDR_BLOCK);
     f->rig.options.dram = 8 << 20;
     f->rig.tenants = tenants;
-    assert_int_equal(rig_open(&f->rig), LARDER_OK);
-    *state = f;
-    return 0;
+    return fixture_open(f);
 }
 
 static int setup(void **state)
@@ -44,18 +25,6 @@ static int setup(void **state)
 static int setup_two(void **state)
 {
     return setup_with(state, true);
-}
-
-static int teardown(void **state)
-{
-    fixture_t *f = *state;
-
-    store_check(&f->rig.node->store);
-    rig_close(&f->rig);
-    rig_free(&f->rig);
-    simdisk_destroy(f->disk);
-    free(f);
-    return 0;
 }
 
 /* Saves it, and sees it on disk. */
@@ -79,7 +48,7 @@ static larder_status_t reset_another(fixture_t *f, uint32_t number)
 
     memcpy(info.tenant_check, store->tenants[tenant].check, LDR_ID_BYTES);
     assert_int_equal(ldr_node_space(f->rig.node, &info, &space), LARDER_OK);
-    return ldr_node_reset(f->rig.node, space);
+    return ldr_node_reset(f->rig.node, space, UINT64_MAX);
 }
 
 /* How many were reset before one was refused. */

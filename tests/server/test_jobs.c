@@ -89,7 +89,7 @@ static void close_rig(rig_t *rig)
 {
     unsigned posted = 0;
 
-    ldr_jobs_stop(rig->server);
+    assert_true(ldr_jobs_stop(rig->server, UINT64_MAX / 2));
     for (ldr_task_t *t = rig->home.loop.tasks; t != NULL; t = t->next) {
         posted++;
     }

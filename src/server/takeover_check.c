@@ -1,0 +1,130 @@
+/*
+ * Whether addresses can be listened on once the daemon that runs has ended.
+ * What is in use now has to be its: the kernel says which socket listens there
+ * (/proc/net/tcp), and whose that is (/proc/PID/fd).
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "server/session.h"
+
+#define LISTENS 0x0au /* TCP_LISTEN */
+#define SOCKETS_MAX 64u
+
+typedef struct sockets {
+    uint64_t inode[SOCKETS_MAX];
+    unsigned count;
+} sockets_t;
+
+/* Those that listen at the port, whatever their address. */
+static void find_sockets(const char *path, unsigned port, sockets_t *out)
+{
+    FILE *file = fopen(path, "re");
+    char line[512];
+
+    while (file != NULL && out->count < SOCKETS_MAX &&
+           fgets(line, sizeof(line), file) != NULL) {
+        unsigned local, state;
+        uint64_t inode;
+
+        if (sscanf(line,
+                   " %*u: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*x:%*x "
+                   "%*x:%*x %*x %*u %*u %" SCNu64,
+                   &local, &state, &inode) == 3 &&
+            local == port && state == LISTENS) {
+            out->inode[out->count++] = inode;
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+}
+
+/* Whether the process has one of them. True too where that cannot be seen. */
+static bool may_have(pid_t pid, const sockets_t *sockets)
+{
+    char path[64], link[64];
+    struct dirent *entry;
+    bool has = false;
+
+    snprintf(path, sizeof(path), "/proc/%ld/fd", (long)pid);
+    DIR *dir = opendir(path);
+    if (dir == NULL || sockets->count == 0) {
+        if (dir != NULL) {
+            closedir(dir);
+        }
+        return true;
+    }
+    while (!has && (entry = readdir(dir)) != NULL) {
+        uint64_t inode;
+        ssize_t n =
+            readlinkat(dirfd(dir), entry->d_name, link, sizeof(link) - 1);
+
+        link[n > 0 ? n : 0] = '\0';
+        if (sscanf(link, "socket:[%" SCNu64 "]", &inode) == 1) {
+            for (unsigned i = 0; i < sockets->count; i++) {
+                has = has || sockets->inode[i] == inode;
+            }
+        }
+    }
+    closedir(dir);
+    return has;
+}
+
+static larder_status_t check_one(const char *option, const char *text,
+                                 size_t length, pid_t old)
+{
+    ldr_address_t address;
+    sockets_t sockets = {.count = 0};
+
+    if (!ldr_address_parse(text, length, &address)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "%s: '%.*s' is no host:port or [host]:port", option,
+                        (int)length, text);
+    }
+    int fd = ldr_listen_tcp(&address, "");
+    if (fd >= 0) {
+        close(fd);
+        return LARDER_OK;
+    }
+    if (fd != -EADDRINUSE) {
+        return ldr_fail(LARDER_E_IO, "%s: %.*s: cannot listen: %s", option,
+                        (int)length, text, strerror(-fd));
+    }
+    unsigned port = (unsigned)strtoul(address.port, NULL, 10);
+    find_sockets("/proc/net/tcp", port, &sockets);
+    find_sockets("/proc/net/tcp6", port, &sockets);
+    return old == 0 || may_have(old, &sockets)
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_LOCKED,
+                          "%s: %.*s is in use by another program than the "
+                          "daemon that runs",
+                          option, (int)length, text);
+}
+
+larder_status_t ldr_takeover_check(const ldr_config_t *config, int fd)
+{
+    const ldr_options_t *o = &config->options;
+    larder_status_t st = ldr_node_check(o);
+    const char *at = o->listen;
+    ldr_peer_t old = {.pid_fd = -1};
+
+    if (st == LARDER_OK && ldr_peer_of(fd, &old) == 0 && old.pid_fd >= 0) {
+        close(old.pid_fd);
+    }
+    while (*at != '\0' && st == LARDER_OK) {
+        size_t length = strcspn(at, ",");
+
+        st = check_one("listen", at, length, old.pid);
+        at += length + (at[length] == ',');
+    }
+    return st == LARDER_OK && strcmp(o->admin, "none") != 0
+               ? check_one("admin", o->admin, strlen(o->admin), old.pid)
+               : st;
+}
