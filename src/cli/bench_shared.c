@@ -9,8 +9,9 @@
  * directory the plain files are made beside it, for Valkey or Redis the limit
  * is what redis-benchmark reaches with values of that size and as many
  * connections. "Plain with tags" is what the machine has to give: the same
- * plain files by the same threads, each of which also computes a tag and a
- * checksum for every record, and nothing else.
+ * plain files by the same threads, each of which also computes a tag for every
+ * record, and for puts ("and names") its checksum, writes under a temporary
+ * name, renames and syncs the folder; and nothing else.
  *
  * What was put is got again after each round and compared, outside the time.
  * All of it is removed at the end, but for the one key that redis-benchmark
@@ -321,7 +322,8 @@ static void report(ldr_sharing_t *s, ldr_way_t way)
     const char *names[LDR_WAYS] = {
         [LDR_WAY_TIER] = s->get ? "single records" : "objects of 16 MiB",
         [LDR_WAY_BACKEND] = "back end alone",
-        [LDR_WAY_SEALED] = "plain with tags",
+        [LDR_WAY_SEALED] =
+            s->get ? "plain with tags" : "plain with tags and names",
     };
     char variant[48], more[120];
     ldr_samples_t *samples = &s->samples[way];

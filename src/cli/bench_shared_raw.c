@@ -1,6 +1,6 @@
 /*
  * What shared-get and shared-put are compared with: plain files, the same with
- * the tags that the tier checks, the back end alone, redis-benchmark.
+ * tags and names, the back end alone, redis-benchmark.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,11 +21,19 @@ typedef struct part {
     const int *files; /* of raw reads, one for each object */
 } part_t;
 
+#define PATH_BYTES 310u
+
 static void raw_path(const ldr_sharing_t *s, ldr_way_t how, unsigned n,
-                     char *path, size_t size)
+                     char *path)
 {
-    snprintf(path, size, "%s/.bench-raw-%u-%u%s", s->dir, s->round, n,
+    snprintf(path, PATH_BYTES, "%s/.bench-raw-%u-%u%s", s->dir, s->round, n,
              how == LDR_WAY_SEALED ? "-s" : "");
+}
+
+/* The name that a sealed one has first. */
+static void temp_path(const ldr_sharing_t *s, unsigned n, char *path)
+{
+    snprintf(path, PATH_BYTES, "%s/.bench-raw-%u-%u-t", s->dir, s->round, n);
 }
 
 /* What the tier does to the bytes of a record: a tag, and when it seals them
@@ -46,25 +54,50 @@ static bool reckon(const uint8_t *data, size_t bytes, bool seals)
     return ldr_gcm_tag(&gcm, tag);
 }
 
-static bool raw_write(const part_t *p, unsigned object)
+static bool write_file(const char *path, const uint8_t *from)
 {
-    const ldr_sharing_t *s = p->s;
-    const uint8_t *from = s->source + object * LDR_SHARING_BYTES;
-    char path[300];
-    bool ok = true;
-
-    for (unsigned i = 0; i < s->records && p->how == LDR_WAY_SEALED; i++) {
-        ok = ok && reckon(from + i * s->size, s->size, true);
-    }
-    raw_path(s, p->how, object, path, sizeof(path));
     int fd = open(path, O_CREAT | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600);
-    ok = ok && fd >= 0 &&
-         pwrite(fd, from, LDR_SHARING_BYTES, 0) == (ssize_t)LDR_SHARING_BYTES &&
-         fsync(fd) == 0;
+    bool ok =
+        fd >= 0 &&
+        pwrite(fd, from, LDR_SHARING_BYTES, 0) == (ssize_t)LDR_SHARING_BYTES &&
+        fsync(fd) == 0;
+
     if (fd >= 0) {
         close(fd);
     }
     return ok;
+}
+
+/* What nobody may see half of: another name first, and the folder made durable
+ * after the right one. */
+static bool give_name(const ldr_sharing_t *s, const char *temp,
+                      const char *path)
+{
+    int fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool ok = fd >= 0 && rename(temp, path) == 0 && fsync(fd) == 0;
+
+    if (fd >= 0) {
+        close(fd);
+    }
+    return ok;
+}
+
+static bool raw_write(const part_t *p, unsigned object)
+{
+    const ldr_sharing_t *s = p->s;
+    const uint8_t *from = s->source + object * LDR_SHARING_BYTES;
+    char path[PATH_BYTES], temp[PATH_BYTES];
+    bool ok = true;
+
+    raw_path(s, p->how, object, path);
+    if (p->how != LDR_WAY_SEALED) {
+        return write_file(path, from);
+    }
+    for (unsigned i = 0; i < s->records; i++) {
+        ok = ok && reckon(from + i * s->size, s->size, true);
+    }
+    temp_path(s, object, temp);
+    return ok && write_file(temp, from) && give_name(s, temp, path);
 }
 
 static bool raw_read(const part_t *p, unsigned object, unsigned record)
@@ -145,13 +178,15 @@ static bool raw_part(void *arg)
 
 void ldr_sharing_remove(ldr_sharing_t *s)
 {
-    char path[300];
+    char path[PATH_BYTES];
 
     for (; s->dir[0] != '\0'; s->round--) {
         for (unsigned i = 0; i < LDR_SHARING_OBJECTS; i++) {
-            raw_path(s, LDR_WAY_LIMIT, i, path, sizeof(path));
+            raw_path(s, LDR_WAY_LIMIT, i, path);
             unlink(path);
-            raw_path(s, LDR_WAY_SEALED, i, path, sizeof(path));
+            raw_path(s, LDR_WAY_SEALED, i, path);
+            unlink(path);
+            temp_path(s, i, path);
             unlink(path);
         }
         if (s->round == 0) {
@@ -163,11 +198,11 @@ void ldr_sharing_remove(ldr_sharing_t *s)
 /* With and without tags the same files are read. False: one is not there. */
 static bool files_open(const ldr_sharing_t *s, int *files)
 {
-    char path[300];
+    char path[PATH_BYTES];
     bool ok = true;
 
     for (unsigned i = 0; i < LDR_SHARING_OBJECTS; i++) {
-        raw_path(s, LDR_WAY_LIMIT, i, path, sizeof(path));
+        raw_path(s, LDR_WAY_LIMIT, i, path);
         files[i] = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
         ok = ok && files[i] >= 0;
     }

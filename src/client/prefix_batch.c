@@ -143,17 +143,25 @@ static bool in_scratch(const ldr_batch_t *b, const ldr_segments_t *segments)
     return false;
 }
 
-/* A GPU's lists are long: while they were made the link would be idle. */
-static void add_later(ldr_batch_t *b, uint32_t group, uint32_t chunk)
+/* A GPU's lists are long: while they were made the link would be idle. What
+ * the tables lack is found before anything is copied all the same. */
+static larder_status_t add_later(ldr_batch_t *b, uint32_t group, uint32_t chunk,
+                                 ldr_span_t wanted)
 {
-    larder_item_t *item = &b->items[b->item_count++];
     struct iovec *room = b->iov + b->iov_count;
+    larder_status_t st = ldr_layout_places(b->layout, group, chunk,
+                                           &b->move->tables[group], wanted);
 
+    if (st != LARDER_OK) {
+        return st;
+    }
+    larder_item_t *item = &b->items[b->item_count++];
     *item = ldr_move_item(b->move, group, chunk);
     *room = (struct iovec){b->scratch, b->layout->group[group].shard_bytes};
     item->iov = room;
     item->iov_count = 1;
     b->iov_count += b->layout->group[group].shard_pages;
+    return LARDER_OK;
 }
 
 larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
@@ -167,8 +175,7 @@ larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
         st = ldr_batch_flush(b);
     }
     if (st == LARDER_OK && b->later) {
-        add_later(b, group, chunk);
-        return LARDER_OK;
+        return add_later(b, group, chunk, wanted);
     }
     for (bool again = true; again && st == LARDER_OK;) {
         ldr_segments_t segments = {.iov = b->iov + b->iov_count,

@@ -393,6 +393,39 @@ static larder_status_t page_at(const larder_layout_t *layout,
     return LARDER_OK;
 }
 
+/* The same for a load, which needs the place. */
+static larder_status_t load_page(const larder_layout_t *layout, uint32_t group,
+                                 const ldr_layer_t *layer,
+                                 const larder_table_t *table, uint32_t place,
+                                 uint8_t **page_p)
+{
+    larder_status_t st = page_at(layout, layer, table, place, page_p);
+
+    return st != LARDER_MISS ? st
+                             : ldr_fail(LARDER_E_INVALID,
+                                        "the table of group %u has no place %u",
+                                        group, place);
+}
+
+larder_status_t ldr_layout_places(const larder_layout_t *layout, uint32_t group,
+                                  uint32_t chunk, const larder_table_t *table,
+                                  ldr_span_t wanted)
+{
+    const ldr_layer_t *layer = &layout->layers[layout->group[group].layer];
+    ldr_span_t blocks = ldr_layout_blocks(layout, group, chunk);
+    larder_status_t st = LARDER_OK;
+
+    for (uint32_t place = blocks.first; place < blocks.end && st == LARDER_OK;
+         place++) {
+        uint8_t *page = NULL;
+
+        if (place >= wanted.first && place < wanted.end) {
+            st = load_page(layout, group, layer, table, place, &page);
+        }
+    }
+    return st;
+}
+
 larder_status_t ldr_layout_segments(const larder_layout_t *layout,
                                     uint32_t group, uint32_t chunk,
                                     const larder_table_t *table,
@@ -416,15 +449,11 @@ larder_status_t ldr_layout_segments(const larder_layout_t *layout,
             uint8_t *page = NULL;
             larder_status_t st = LARDER_OK;
 
-            if (want || !load) {
+            if (!load) {
                 st = page_at(layout, layer, table, place, &page);
-            }
-            if (st == LARDER_MISS && load) {
-                st = ldr_fail(LARDER_E_INVALID,
-                              "the table of group %u has no place %u", group,
-                              place);
-            } else if (st == LARDER_OK && page == NULL && !load) {
-                st = LARDER_MISS;
+                st = st == LARDER_OK && page == NULL ? LARDER_MISS : st;
+            } else if (want) {
+                st = load_page(layout, group, layer, table, place, &page);
             }
             if (st != LARDER_OK) {
                 return st;

@@ -105,3 +105,9 @@ larder_status_t ldr_layout_segments(const larder_layout_t *layout,
                                     const larder_table_t *table,
                                     ldr_span_t wanted, uint8_t *scratch,
                                     ldr_segments_t *out);
+
+/* Whether a load would find the wanted places of the shard in the table: OK, or
+ * what ldr_layout_segments() would say. */
+larder_status_t ldr_layout_places(const larder_layout_t *layout, uint32_t group,
+                                  uint32_t chunk, const larder_table_t *table,
+                                  ldr_span_t wanted);
