@@ -73,15 +73,15 @@ static void bell_rang(ldr_watch_t *watch, uint32_t events)
 
 ldr_loop_found_t ldr_rings_poll(ldr_server_loop_t *home)
 {
-    ldr_loop_found_t found = LDR_LOOP_COLD;
+    ldr_loop_found_t found = home->hot != NULL ? LDR_LOOP_WARM : LDR_LOOP_COLD;
     ldr_session_t *next;
 
     for (ldr_session_t *s = home->hot; s != NULL; s = next) {
         next = s->hot_next; /* it may end and leave the list */
-        /* Where all CPUs are busy a loop is woken on that of its client, who
-         * cannot send more while the loop polls there. */
-        if (found == LDR_LOOP_COLD && !ldr_ring_beside(&s->ring.in)) {
-            found = LDR_LOOP_WARM;
+        /* Where all CPUs are busy a loop is woken on that of a client, who
+         * cannot go on while the loop polls there. */
+        if (ldr_ring_beside(&s->ring.in)) {
+            found = LDR_LOOP_COLD;
         }
         if (ldr_session_ring(s)) {
             last(s);
