@@ -12,6 +12,8 @@
 #define ORPHAN_S 600u
 #define END_NS 500000000u
 #define LOOK_NS 250000000u /* a flush looks at the tier's state so often */
+/* Objects written at once: each holds what it is made of in DRAM. */
+#define OFFERS_MAX 4u
 
 /* ---- opening ---- */
 
@@ -149,7 +151,9 @@ larder_status_t ldr_shared_open(ldr_node_t *node)
     s->node = node;
     s->head = s->tail = LDR_NIL;
     s->fetch_count = 2 * (unsigned)o->shared_lanes;
-    s->offer_count = o->shared_lanes > 1 ? (unsigned)o->shared_lanes - 1 : 1;
+    s->offer_count = o->shared_lanes > 1
+                         ? (unsigned)ldr_min64(o->shared_lanes - 1, OFFERS_MAX)
+                         : 1;
     if (!alloc_slots(s)) {
         return LARDER_E_NO_MEMORY;
     }

@@ -63,7 +63,7 @@ struct ldr_shared {
     uint32_t head, tail; /* shards that wait for one; linked by dirty_next */
     uint32_t waiting, flying;
 
-    ldr_offer_t *offers; /* objects: as many as lanes may write at once */
+    ldr_offer_t *offers; /* objects being written */
     unsigned offer_count, offers_flying;
     uint64_t last_ns;    /* when something was last offered */
     uint64_t wake_bytes; /* more than this is worth a look */

@@ -121,21 +121,19 @@ def _encode(value: Any) -> bytes:
 class Names:
     """The keys of a prompt that has just arrived and whose tokens alone decide
     its KV: made by the thread that looks it up, or by who needs them before.
-    Both make the same: vLLM adds to such a list, and changes nothing in it."""
+    Both make the same. The tokens are copied at arrival: vLLM adds to its list,
+    and a thread that made the copy would hold up the scheduler's (the GIL)."""
 
-    __slots__ = ("_ids", "_count", "data")
+    __slots__ = ("_tokens", "data")
 
-    def __init__(self, ids: list[int]):
-        self._ids = ids
-        self._count = len(ids)
+    def __init__(self, tokens: array):
+        self._tokens = tokens
         self.data = b""
 
     def make(self, space: _lib.Space) -> bytes:
         if not self.data:
-            ids, keys = self._ids, _lib.Keys()
-            if len(ids) != self._count:
-                ids = ids[:self._count]
-            space.chain(array("I", ids), keys)
+            keys = _lib.Keys()
+            space.chain(self._tokens, keys)
             self.data = keys.data(0, keys.count)
         return self.data
 
@@ -175,7 +173,7 @@ class Prompt:
         ids = r.prompt_token_ids
         if ids is None or len(ids) != r.num_tokens or not self._plain():
             return None
-        self._later = Names(ids)
+        self._later = Names(array("I", ids))
         return self._later
 
     def extend(self, space: _lib.Space, tokens: int) -> None:
