@@ -252,9 +252,9 @@ def test_what_a_thread_cannot_name(space, dense):
         prompt.extend(space, len(TOKENS))
         assert prompt.keys.count == 4
     wrong = request.Prompt(request_of([-1] * SIZE))
-    for make in (wrong.later().make, lambda s: wrong.extend(s, SIZE)):
+    for make in (wrong.later, lambda: wrong.extend(space, SIZE)):
         with pytest.raises(OverflowError):
-            make(space)
+            make()
 
 
 def test_not_more_than_is_asked_for(space):
