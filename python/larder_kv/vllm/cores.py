@@ -31,9 +31,11 @@ def team() -> ctypes.c_void_p | None:
 
 
 def spread() -> None:
-    """This thread may run where the process that started this one may, if that
-    is on more cores."""
+    """This thread may run wherever a thread of this process may, and nowhere
+    else: what the engine was confined to when it was started holds."""
+    allowed: set[int] = set()
     with contextlib.suppress(OSError):
-        wider = os.sched_getaffinity(os.getppid())
-        if os.sched_getaffinity(0) < wider:
-            os.sched_setaffinity(0, wider)
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                allowed |= os.sched_getaffinity(int(task))
+        os.sched_setaffinity(0, allowed)
