@@ -11,7 +11,7 @@ from array import array
 import pytest
 import torch
 from larder_kv import _lib
-from larder_kv.vllm import cores
+from larder_kv.vllm import cores, plugin
 
 CHUNK, CHUNKS, PAGE = 16, 24, 1 << 16
 
@@ -84,10 +84,13 @@ def test_saved_by_the_team(threads):
 
 
 SPREAD = """
-import os, threading
+import os, sys, threading
 from larder_kv.vllm import cores
 end = threading.Event()
-threading.Thread(target=end.wait).start()  # not bound
+if sys.argv[1] == "thread":
+    threading.Thread(target=end.wait).start()  # not bound
+elif sys.argv[1] == "before":
+    cores.remember()
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 found = []
 def run():
@@ -103,13 +106,22 @@ print(*found, len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize("most", [1, None])
-def test_spread(most):
-    """A thread of a bound one may run where others of its process may, and not
-    on more, though the parent may; its maker stays where it is."""
+@pytest.mark.parametrize("seen_by", ["thread", "before", "nobody"])
+def test_spread(most, seen_by):
+    """A thread of a bound one may run where others of its process may, or where
+    the process could before it was bound, and not on more, though the parent
+    may; its maker stays where it is."""
     allowed = sorted(os.sched_getaffinity(0))[:most]
     done = subprocess.run(
-        [sys.executable, "-B", "-c", SPREAD], stdout=subprocess.PIPE,
+        [sys.executable, "-B", "-c", SPREAD, seen_by], stdout=subprocess.PIPE,
         env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
         preexec_fn=lambda: os.sched_setaffinity(0, allowed),
         check=True, timeout=60)
-    assert list(map(int, done.stdout.split())) == [1, len(allowed), 1]
+    free = 1 if seen_by == "nobody" else len(allowed)
+    assert list(map(int, done.stdout.split()[-3:])) == [1, free, 1]
+
+
+def test_plugin_remembers(monkeypatch):
+    monkeypatch.setattr(cores, "_started", set())
+    plugin.register()
+    assert cores._started == os.sched_getaffinity(0)

@@ -12,6 +12,8 @@ import contextlib
 import ctypes
 import os
 
+_started: set[int] = set()  # see remember
+
 
 def team() -> ctypes.c_void_p | None:
     """What runs a function in all threads of torch's OpenMP, if it is called
@@ -30,10 +32,18 @@ def team() -> ctypes.c_void_p | None:
     return ctypes.cast(found, ctypes.c_void_p)
 
 
+def remember() -> None:
+    """Where this process may run. Called by the plug-in, which vLLM loads
+    before it binds a thread; later it can only be seen from threads that are
+    not bound, if there are any."""
+    _started.update(os.sched_getaffinity(0))
+
+
 def spread() -> None:
-    """This thread may run wherever a thread of this process may, and nowhere
-    else: what the engine was confined to when it was started holds."""
-    allowed: set[int] = set()
+    """This thread may run wherever this process could, or a thread of it can,
+    and nowhere else: what the engine was confined to when it was started
+    holds."""
+    allowed = set(_started)
     with contextlib.suppress(OSError):
         for task in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # it has ended

@@ -3,9 +3,11 @@ from __future__ import annotations
 
 
 def register() -> None:
+    from larder_kv.vllm import cores
     from vllm.distributed.kv_transfer.kv_connector.factory import (
         KVConnectorFactory)
 
+    cores.remember()
     if "LarderConnector" not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(
             "LarderConnector", "larder_kv.vllm", "LarderConnector")
