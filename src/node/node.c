@@ -161,7 +161,9 @@ static larder_status_t disks_open(ldr_node_t *node)
     for (unsigned i = 0; i < count; i++) {
         larder_status_t st = ldr_ssd_open(&node->ssds[i], node, i);
 
+        ldr_node_lock(node); /* another's thread may be at work already */
         node->ssd_count++;
+        ldr_node_unlock(node);
         if (st != LARDER_OK) {
             return st;
         }
@@ -174,11 +176,19 @@ static void disks_agree(ldr_node_t *node)
 {
     for (unsigned i = 0; i < node->ssd_count; i++) {
         ldr_ssd_t *ssd = &node->ssds[i];
+        larder_status_t st = LARDER_OK;
 
-        if (ssd->on &&
-            ldr_ssd_super_update(ssd, false, UINT64_MAX) != LARDER_OK) {
+        ldr_node_lock(node);
+        bool on = ssd->on;
+        ldr_node_unlock(node);
+        if (on) {
+            st = ldr_ssd_super_update(ssd, false,
+                                      ldr_now_ns(node->clock) + LDR_OPEN_NS);
+        }
+        if (st != LARDER_OK) {
             ldr_node_lock(node);
-            ldr_ssd_off(ssd, "write the superblock", -EIO);
+            ldr_ssd_off(ssd, "write the superblock",
+                        st == LARDER_E_DEADLINE ? -ETIMEDOUT : -EIO);
             ldr_node_unlock(node);
         }
     }
@@ -190,11 +200,7 @@ static larder_status_t threads_start(ldr_node_t *node)
         return LARDER_OK;
     }
     for (unsigned i = 0; i < node->ssd_count; i++) {
-        larder_status_t st = ldr_ssd_start(&node->ssds[i]);
-
-        if (st != LARDER_OK) {
-            return st;
-        }
+        ldr_ssd_go(&node->ssds[i]);
     }
     if (node->shared != NULL) {
         larder_status_t st = ldr_shared_start(node);

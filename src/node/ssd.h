@@ -31,6 +31,9 @@
 #define LDR_BATCH_IOV 1024u
 #define LDR_BATCH_BYTES ((uint64_t)8 << 20)
 #define LDR_TOMBS 1024u
+/* Without an answer while it is opened: the node goes on without it. Longer
+ * than a sync takes where others write much. */
+#define LDR_OPEN_NS 10000000000u
 
 typedef struct ldr_batch_record {
     uint32_t shard; /* LDR_NIL: a tombstone */
@@ -58,6 +61,12 @@ struct ldr_ssd {
     ldr_disk_params_t params;
     bool opened;       /* disk is open and recovered */
     bool on;           /* it takes and gives shards */
+    bool opening;      /* it is being opened, and `disk` is its thread's */
+    bool tried;        /* it was opened once, or could not be: */
+    bool late;         /* after the node had given up waiting */
+    larder_status_t tried_status;
+    char tried_text[512];
+    uint64_t answered_ns; /* while opening: when the disk did last */
     bool super_stale;  /* its superblock lacks a reset or a tenant */
     bool super_busy;   /* it is being written: space.c */
     bool super_missed; /* somebody could not wait to write it */
@@ -94,18 +103,23 @@ struct ldr_ssd {
 
     pthread_t thread;
     pthread_cond_t work;
-    bool thread_started, idle, stop, ended;
+    bool thread_started, idle, go, stop, ended;
 
     uint32_t reads_flying;
     uint64_t silent_ns; /* since when no read came back, while some fly */
 };
 
-/* Opens the directory and fills the index from it. A failing or full disk is
- * no error: the tier starts off. */
+/* Opens the directory and fills the index from it: its thread does, which is
+ * started here. A failing or full disk is no error: the tier starts off. Nor is
+ * one that does not answer for LDR_OPEN_NS: its thread goes on with it, and
+ * turns it on when it does. */
 larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number);
 /* Tries again to open what could not be opened. Without the lock. */
 larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd);
-larder_status_t ldr_ssd_start(ldr_ssd_t *ssd);
+/* The node is open: the thread may begin to work. */
+void ldr_ssd_go(ldr_ssd_t *ssd);
+/* Whether it is being opened, and gives no answer. With the lock. */
+bool ldr_ssd_hangs(const ldr_ssd_t *ssd);
 /* Tells the thread to end; then waits for it. False: it hangs in its disk, and
  * all that it can touch must stay. */
 void ldr_ssd_end(ldr_ssd_t *ssd);

@@ -170,11 +170,8 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
 {
     ldr_node_t *node = ssd->node;
     ldr_recovery_t found;
-    larder_status_t st = memory_for(ssd);
+    larder_status_t st = ldr_disk_open(&ssd->disk, &ssd->params);
 
-    if (st == LARDER_OK) {
-        st = ldr_disk_open(&ssd->disk, &ssd->params);
-    }
     if (st != LARDER_OK) {
         return st;
     }
@@ -201,11 +198,33 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
     return LARDER_OK;
 }
 
+/* Every answer of a disk that is being opened. */
+static bool answered(void *arg)
+{
+    ldr_ssd_t *ssd = arg;
+
+    ldr_node_lock(ssd->node);
+    ssd->answered_ns = ldr_now_ns(ssd->node->clock);
+    bool go_on = !ssd->stop;
+    ldr_node_unlock(ssd->node);
+    return go_on;
+}
+
+bool ldr_ssd_hangs(const ldr_ssd_t *ssd)
+{
+    return ssd->opening &&
+           ldr_now_ns(ssd->node->clock) - ssd->answered_ns >= LDR_OPEN_NS;
+}
+
 larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
 {
     ldr_node_t *node = ssd->node;
 
     ldr_fail_clear();
+    ldr_node_lock(node);
+    ssd->opening = true;
+    ssd->answered_ns = ldr_now_ns(node->clock);
+    ldr_node_unlock(node);
     larder_status_t st = open_and_recover(ssd);
     if (st == LARDER_OK) {
         /* From here on a reset finds the disk; what came before is made up
@@ -221,6 +240,7 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
     const char *why = ldr_fail_text();
 
     ldr_node_lock(node);
+    ssd->opening = false;
     if (st == LARDER_OK) {
         ssd->on = true;
         ssd->reason[0] = '\0';
@@ -232,6 +252,68 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
     }
     ldr_node_unlock(node);
     return st;
+}
+
+static void *ssd_main(void *arg);
+
+static larder_status_t thread_start(ldr_ssd_t *ssd)
+{
+    if (!ldr_cond_init(&ssd->work)) {
+        return LARDER_E_NO_MEMORY;
+    }
+    if (!ldr_thread_start(&ssd->thread, "larder-ssd", ssd_main, ssd)) {
+        pthread_cond_destroy(&ssd->work);
+        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+    }
+    ssd->thread_started = true;
+    return LARDER_OK;
+}
+
+/* Until the thread has opened the disk, or that does not answer. */
+static larder_status_t await_open(ldr_ssd_t *ssd)
+{
+    ldr_node_t *node = ssd->node;
+    larder_status_t st = LARDER_E_IO;
+
+    ldr_fail_clear();
+    ldr_node_lock(node);
+    while (!ssd->tried && !ldr_ssd_hangs(ssd)) {
+        uint64_t since_ns =
+            ssd->opening ? ssd->answered_ns : ldr_now_ns(node->clock);
+
+        ldr_node_pause(node, since_ns + LDR_OPEN_NS);
+    }
+    if (ssd->tried) {
+        st = ssd->tried_status;
+        if (ssd->tried_text[0] != '\0') {
+            ldr_fail(st, "%s", ssd->tried_text);
+        }
+    } else {
+        ssd->late = true;
+        snprintf(ssd->reason, sizeof(ssd->reason), "the disk does not answer");
+    }
+    ldr_node_unlock(node);
+    return st;
+}
+
+/* The first opening, by the thread. */
+static void first_open(ldr_ssd_t *ssd)
+{
+    ldr_node_t *node = ssd->node;
+    larder_status_t st = ldr_ssd_reopen(ssd);
+
+    ldr_node_lock(node);
+    ssd->tried = true;
+    ssd->tried_status = st;
+    snprintf(ssd->tried_text, sizeof(ssd->tried_text), "%s", ldr_fail_text());
+    if (ssd->late && st == LARDER_OK) {
+        ldr_node_say(node, LARDER_LOG_INFO, "%s: on again", ssd->params.path);
+    } else if (ssd->late) {
+        ldr_node_say(node, LARDER_LOG_WARN, "%s: off: %s", ssd->params.path,
+                     ssd->reason);
+    }
+    pthread_cond_broadcast(&node->changed);
+    ldr_node_unlock(node);
 }
 
 larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
@@ -250,11 +332,19 @@ larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
         .files_max = (uint32_t)ldr_max64(
             ldr_file_limit() / 2 / node->options.dir_count, 1),
         .seed = ldr_rand_next(&node->rand),
+        .answered = answered,
+        .arg = ssd,
     };
     ssd->ready = LDR_NIL;
     ldr_budget_open(&ssd->budget, (double)o->ssd_writes,
                     ldr_now_ns(node->clock));
-    larder_status_t st = ldr_ssd_reopen(ssd);
+    larder_status_t st = memory_for(ssd);
+    if (st == LARDER_OK && node->manual) {
+        st = ldr_ssd_reopen(ssd);
+    } else if (st == LARDER_OK) {
+        st = thread_start(ssd);
+        st = st == LARDER_OK ? await_open(ssd) : st;
+    }
     if (st == LARDER_E_IO || (st == LARDER_E_LOCKED && node->successor)) {
         ldr_warn(&node->log, "%s: starts off: %s", o->dirs[number],
                  ssd->reason);
@@ -301,7 +391,14 @@ static void *ssd_main(void *arg)
     ldr_ssd_t *ssd = arg;
     ldr_node_t *node = ssd->node;
 
+    first_open(ssd);
     ldr_node_lock(node);
+    while (!ssd->go && !ssd->stop) { /* for the rest of the node */
+        ssd->idle = true;
+        ldr_node_tell(node);
+        pthread_cond_wait(&ssd->work, &node->lock);
+        ssd->idle = false;
+    }
     while (!ssd->stop) {
         if (ldr_ssd_step(ssd)) {
             continue;
@@ -334,17 +431,12 @@ static void *ssd_main(void *arg)
     return NULL;
 }
 
-larder_status_t ldr_ssd_start(ldr_ssd_t *ssd)
+void ldr_ssd_go(ldr_ssd_t *ssd)
 {
-    if (!ldr_cond_init(&ssd->work)) {
-        return LARDER_E_NO_MEMORY;
-    }
-    if (!ldr_thread_start(&ssd->thread, "larder-ssd", ssd_main, ssd)) {
-        pthread_cond_destroy(&ssd->work);
-        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
-    }
-    ssd->thread_started = true;
-    return LARDER_OK;
+    ldr_node_lock(ssd->node);
+    ssd->go = true;
+    ldr_ssd_wake(ssd);
+    ldr_node_unlock(ssd->node);
 }
 
 void ldr_ssd_end(ldr_ssd_t *ssd)

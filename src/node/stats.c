@@ -51,7 +51,8 @@ uint64_t ldr_node_expect_us(ldr_node_t *node,
 static void disk_stats(const ldr_ssd_t *ssd, larder_disk_stats_t *out)
 {
     snprintf(out->path, sizeof(out->path), "%s", ssd->params.path);
-    snprintf(out->reason, sizeof(out->reason), "%s", ssd->reason);
+    snprintf(out->reason, sizeof(out->reason), "%s",
+             ldr_ssd_hangs(ssd) ? "the disk does not answer" : ssd->reason);
     out->on = ssd->on;
     out->bytes_max = ssd->params.bytes;
     out->segments = ssd->files;

@@ -92,6 +92,7 @@ larder_status_t ldr_disk_super_write(ldr_disk_t *d)
         if (error != 0) {
             return ldr_disk_super_failed(d, step, error);
         }
+        ldr_disk_answered(d);
     }
     return LARDER_OK;
 }
@@ -175,6 +176,7 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
                                    (uint64_t)copy * LDR_SUPER_BYTES,
                                    d->super_bytes, LDR_SUPER_BYTES);
 
+        ldr_disk_answered(d);
         failed = error != 0 ? error : failed;
         parsed[copy] =
             error != 0
@@ -335,6 +337,8 @@ static uint64_t take_params(ldr_disk_t *d, const ldr_disk_params_t *params)
     d->bytes_max = params->bytes;
     d->files_max = params->files_max;
     d->lock_file = d->super_file = -1;
+    d->answered = params->answered;
+    d->arg = params->arg;
     ldr_rand_seed(&d->rand, params->seed);
     snprintf(d->path, sizeof(d->path), "%s", params->path);
     d->super = ldr_alloc(sizeof(*d->super));
@@ -352,6 +356,7 @@ larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
         st = files_open(d);
     }
     if (st == LARDER_OK) {
+        ldr_disk_answered(d);
         st = super_load(d, segment_bytes);
     }
     if (st == LARDER_OK) {

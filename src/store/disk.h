@@ -74,6 +74,10 @@ typedef struct ldr_disk_params {
     uint64_t segment_bytes; /* 0: choose */
     uint32_t files_max;     /* make no more than this; 0: as bytes allow */
     uint64_t seed;
+    /* Called as the disk answers while it is opened and recovered. False:
+     * recovering it is to end, with LARDER_E_CANCELED. May be NULL. */
+    bool (*answered)(void *arg);
+    void *arg;
 } ldr_disk_params_t;
 
 typedef struct ldr_disk {
@@ -87,6 +91,8 @@ typedef struct ldr_disk {
     uint64_t segment_bytes;
     uint32_t segment_blocks;
     int lock_file, super_file; /* -1: not open */
+    bool (*answered)(void *arg);
+    void *arg;
 
     ldr_super_t *super;
     uint8_t *super_bytes;
@@ -119,6 +125,11 @@ void ldr_disk_close(ldr_disk_t *d);
 /* Whether it would refuse the directory, also while another has it open;
  * nothing but the directory itself is made. LARDER_OK for a disk that fails. */
 larder_status_t ldr_disk_check(const ldr_disk_params_t *params);
+
+static inline bool ldr_disk_answered(const ldr_disk_t *d)
+{
+    return d->answered == NULL || d->answered(d->arg);
+}
 
 /* The size of segments for a tier of this size. */
 uint64_t ldr_disk_segment_bytes(uint64_t tier_bytes);

@@ -56,6 +56,15 @@ static larder_status_t segment_lost(ldr_disk_t *d, uint32_t segment, int error)
     return LARDER_OK;
 }
 
+static int read_at(const ldr_disk_t *d, int file, uint64_t offset, void *data,
+                   size_t bytes)
+{
+    int error = ldr_io_read_at(d->io, file, offset, data, bytes);
+
+    ldr_disk_answered(d);
+    return error;
+}
+
 /* ---- finding the files ---- */
 
 static int note_file(void *arg, const char *name)
@@ -70,6 +79,7 @@ static int note_file(void *arg, const char *name)
         return 0; /* not ours */
     }
     int file = d->io->ops->open(d->io, path, LDR_IO_DIRECT);
+    ldr_disk_answered(d);
     if (file < 0) {
         return file;
     }
@@ -94,7 +104,7 @@ static larder_status_t header_load(ldr_disk_t *d, uint32_t segment)
         return LARDER_OK; /* cut while it was made */
     }
     if (error == 0) {
-        error = ldr_io_read_at(d->io, s->file, 0, d->block, LDR_BLOCK);
+        error = read_at(d, s->file, 0, d->block, LDR_BLOCK);
     }
     if (error != 0) {
         return segment_lost(d, segment, error);
@@ -131,14 +141,14 @@ static int table_load(ldr_disk_t *d, uint32_t segment, ldr_footer_t *footer,
     uint64_t last = (uint64_t)(d->segment_blocks - 1) * LDR_BLOCK;
 
     *valid_p = false;
-    int error = ldr_io_read_at(d->io, s->file, last, d->block, LDR_BLOCK);
+    int error = read_at(d, s->file, last, d->block, LDR_BLOCK);
     if (error != 0 || !ldr_footer_parse(d->block, &header, footer)) {
         return error;
     }
     uint32_t blocks = ldr_table_blocks(footer->rows) - 1;
     if (blocks > 0) {
         error =
-            ldr_io_read_at(d->io, s->file, last - (uint64_t)blocks * LDR_BLOCK,
+            read_at(d, s->file, last - (uint64_t)blocks * LDR_BLOCK,
                            rows, (size_t)blocks * LDR_BLOCK);
     }
     *valid_p = error == 0 &&
@@ -199,7 +209,7 @@ static int payload_check(scan_t *scan, uint32_t segment,
     while (left > 0) {
         size_t take = (size_t)ldr_min64(left, PIECE_BYTES);
         size_t blocks = ldr_div_up(take, LDR_BLOCK);
-        int error = ldr_io_read_at(d->io, d->segments[segment].file, at,
+        int error = read_at(d, d->segments[segment].file, at,
                                    scan->check, blocks * LDR_BLOCK);
 
         if (error != 0) {
@@ -256,7 +266,7 @@ static int scan_segment(scan_t *scan, uint32_t segment, ldr_filling_t *f)
          at += piece_blocks) {
         uint32_t count =
             (uint32_t)ldr_min64(piece_blocks, d->segment_blocks - at);
-        int error = ldr_io_read_at(d->io, d->segments[segment].file,
+        int error = read_at(d, d->segments[segment].file,
                                    (uint64_t)at * LDR_BLOCK, scan->piece,
                                    (size_t)count * LDR_BLOCK);
 
@@ -333,6 +343,14 @@ static larder_status_t segment_recover(scan_t *scan, uint32_t segment,
                                  d->path, segment, strerror(-error));
 }
 
+static larder_status_t go_on(const ldr_disk_t *d)
+{
+    return ldr_disk_answered(d)
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_CANCELED, "%s: closed while it was opened",
+                          d->path);
+}
+
 /* The segment in use with the lowest sequence above `above`, or LDR_NIL. */
 static uint32_t next_in_order(const ldr_disk_t *d, uint64_t above)
 {
@@ -375,6 +393,9 @@ larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
             blind |= d->segments[i].state == LDR_SEGMENT_LOST;
         }
     }
+    if (st == LARDER_OK) {
+        st = go_on(d);
+    }
     /* What is written from now on is newer than what it may hold, and it may
      * be newer than all that is known: it is the last to be reclaimed. */
     d->sequence += blind ? SEQUENCE_JUMP : 0;
@@ -392,6 +413,7 @@ larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
         if (d->segments[segment].state == LDR_SEGMENT_LOST) {
             d->unseen = ldr_max64(d->unseen, above);
         }
+        st = st == LARDER_OK ? go_on(d) : st;
     }
     ldr_free(scan.piece);
     ldr_free(scan.check);

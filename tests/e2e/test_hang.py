@@ -1,5 +1,6 @@
 """A daemon whose disk does not answer any more: it goes on with what is in
 memory, and ends within its bound, for good or for a successor."""
+import json
 import signal
 import time
 
@@ -71,3 +72,36 @@ def test_it_is_taken_over(hung, serve):
     with capi.Node(second.url("unix")) as node:
         assert found(node, MANY) == MANY
     second.alive()
+
+
+def test_it_starts(serve):
+    """Without the directory whose disk hangs, and ends within its bound."""
+    daemon = serve(start=False, dirs=1, io="plain", drain_ms=1500,
+                   admin="127.0.0.1:0")
+    daemon.start()
+    with capi.Node(daemon.url("unix")) as node:
+        put_some(node, MANY)
+        assert node.lib.larder_flush(node.node, SSD, 20000) == capi.OK
+    daemon.stop()
+    daemon.env = {"LARDER_FAULTS": "io_hang:1:0"}
+    daemon.clean = False
+    daemon.start()
+    assert "starts off: the disk does not answer" in daemon.log()
+    with capi.Node(daemon.url("unix")) as node:
+        assert found(node, MANY) == 0
+        put_some(node, MANY)
+        assert found(node, MANY) == MANY
+    disk, = json.loads(daemon.http("/status.json"))["disks"]
+    assert not disk["on"] and disk["reason"] == "the disk does not answer"
+    assert daemon.value("larder_disk_on") == 0
+    begin = time.monotonic()
+    daemon.signal(signal.SIGTERM)
+    daemon.wait(60)
+    assert time.monotonic() - begin < 30
+    assert "closed without it" in daemon.log()
+    # The disk answers again, and has what it had.
+    daemon.env = None
+    daemon.clean = True
+    daemon.start()
+    with capi.Node(daemon.url("unix")) as node:
+        assert found(node, MANY) == MANY

@@ -252,6 +252,76 @@ static void test_late_resets(void **state)
     }
 }
 
+/* ---- opening ---- */
+
+static const larder_open_params_t quiet = {.field_mask = LARDER_OPEN_LOG,
+                                           .log = real_log_none};
+
+/* Filled and closed, it is opened again, and its disk hangs from the nth request
+ * on: the node is there all the same, without it. */
+static void open_hung(fixture_t *f, uint64_t nth)
+{
+    larder_stats_t stats;
+
+    fill(f);
+    close_all(f);
+    ldr_fault_arm(LDR_FAULT_io_hang, nth, 0);
+    open_all(f, &quiet);
+    assert_true(ldr_fault_fired(LDR_FAULT_io_hang) > 0);
+    assert_true(real_stats(f->lar, &stats));
+    assert_int_equal(stats.disk[0].on, 0);
+    assert_string_equal(stats.disk[0].reason, "the disk does not answer");
+}
+
+/* It is half recovered. When it answers it comes back, with all that it holds,
+ * and takes more. */
+static void test_open(void **state)
+{
+    fixture_t *f = *state;
+    larder_cause_t cause;
+
+    open_hung(f, 6);
+    assert_int_equal(real_put(f->other, 1, 1, value, BYTES), LARDER_OK);
+    assert_int_equal(get(f->other, 1, 0, &cause), LARDER_OK);
+    assert_int_equal(get(f->space, 0, LARDER_FOREVER, &cause), LARDER_MISS);
+    assert_int_equal(larder_space_reset(f->other, SOON_MS), LARDER_E_IO);
+    assert_int_equal(get(f->other, 1, 0, &cause), LARDER_MISS);
+    ldr_fault_disarm_all();
+    while (!is_on(f->lar)) {
+        real_pause();
+    }
+    for (uint64_t id = 0; id < SHARDS; id++) {
+        assert_int_equal(get(f->space, id, 0, &cause), LARDER_OK);
+    }
+    assert_int_equal(real_put(f->other, 2, 1, value, BYTES), LARDER_OK);
+    assert_int_equal(larder_flush(f->lar, LARDER_TIER_SSD, 0), LARDER_OK);
+    close_all(f);
+    open_all(f, NULL);
+    assert_int_equal(get(f->space, 0, 0, &cause), LARDER_OK);
+    assert_int_equal(get(f->other, 1, 0, &cause), LARDER_MISS);
+    assert_int_equal(get(f->other, 2, 0, &cause), LARDER_OK);
+}
+
+/* Closed meanwhile, the opening ends by itself when the disk answers, and the
+ * directory is free again. */
+static void test_open_close(void **state)
+{
+    fixture_t *f = *state;
+    larder_cause_t cause;
+
+    open_hung(f, 1);
+    larder_close(&f->lar, SOON_MS);
+    larder_space_close(&f->space);
+    larder_space_close(&f->other);
+    ldr_fault_disarm_all();
+    until_idle(f->node);
+    assert_false(f->node->ssds[0].opened);
+    forget(f->node);
+    open_all(f, NULL);
+    assert_true(is_on(f->lar));
+    assert_int_equal(get(f->space, 0, 0, &cause), LARDER_OK);
+}
+
 /* ---- the log ---- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -358,6 +428,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_close_idle, setup, teardown),
         cmocka_unit_test_setup_teardown(test_goes_off, setup, teardown),
         cmocka_unit_test_setup_teardown(test_late_resets, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_open, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_open_close, setup, teardown),
         cmocka_unit_test_setup_teardown(test_log_hangs, setup, teardown),
         cmocka_unit_test_setup_teardown(test_extent, setup, teardown),
     };

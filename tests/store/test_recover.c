@@ -550,6 +550,50 @@ static void test_unreadable(void **state)
     assert_int_equal(recover(f, true), LARDER_E_IO);
 }
 
+/* What a disk said while it was opened, until it was told to stop. */
+typedef struct listener {
+    uint64_t answers, answers_max;
+} listener_t;
+
+static bool listen_to(void *arg)
+{
+    listener_t *l = arg;
+
+    return ++l->answers < l->answers_max;
+}
+
+/* Whoever waits hears of every answer, and can end it after any of them: then
+ * the directory is free, and holds what it held. */
+static void test_told_to_stop(void **state)
+{
+    static const uint32_t keys[] = {0, 1, 2};
+    fixture_t *f = *state;
+    listener_t l = {.answers_max = UINT64_MAX};
+
+    for (uint32_t i = 0; i < 3; i++) {
+        ldr_filling_t *fill = begin(f);
+
+        append(f, fill, i, 100);
+        if (i < 2) { /* the last one is scanned */
+            assert_int_equal(ldr_filling_close(&f->disk, fill), 0);
+        }
+    }
+    f->params.answered = listen_to;
+    f->params.arg = &l;
+    assert_int_equal(recover(f, false), LARDER_OK);
+    expect(f, keys, 3);
+    uint64_t all = l.answers;
+    assert_in_range(all, 12, 100);
+    for (uint64_t stop = 1; stop <= all; stop++) {
+        l = (listener_t){.answers_max = stop};
+        assert_int_equal(recover(f, false), LARDER_E_CANCELED);
+        assert_in_range(l.answers, stop, all);
+    }
+    l = (listener_t){.answers_max = UINT64_MAX};
+    assert_int_equal(recover(f, false), LARDER_OK);
+    expect(f, keys, 3);
+}
+
 static void test_failing_changes(void **state)
 {
     fixture_t *f = *state;
@@ -624,6 +668,7 @@ int main(void)
         TEST(test_same_sequence),
         TEST(test_strange_files),
         TEST(test_unreadable),
+        TEST(test_told_to_stop),
         TEST(test_failing_changes),
         TEST(test_failing_repair),
     };
