@@ -117,9 +117,18 @@ struct ldr_node {
     bool left;      /* somebody hangs in a call: nothing is freed */
 };
 
-/* Whether a node with these options can be opened, as far as that is to be seen
- * while another one has its directories (check.c). */
-larder_status_t ldr_node_check(const ldr_options_t *options);
+/* Who has directories now, and will have given them up. has: whether that may
+ * be who has locked the file; called by any thread, also after
+ * ldr_node_check(), where a disk does not answer. */
+typedef struct ldr_node_owner {
+    bool (*has)(int64_t id, const char *lock_path);
+    int64_t id;
+} ldr_node_owner_t;
+
+/* Whether a node with these options can be opened then, as far as that is to be
+ * seen before (check.c). */
+larder_status_t ldr_node_check(const ldr_options_t *options,
+                               const ldr_node_owner_t *owner);
 
 larder_status_t ldr_node_open(const ldr_options_t *options,
                               const ldr_node_env_t *env, ldr_node_t **node_p);

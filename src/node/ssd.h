@@ -59,17 +59,17 @@ struct ldr_ssd {
     ldr_node_t *node;
     ldr_disk_t disk;
     ldr_disk_params_t params;
-    bool opened;       /* disk is open and recovered */
-    bool on;           /* it takes and gives shards */
-    bool opening;      /* it is being opened, and `disk` is its thread's */
-    bool tried;        /* it was opened once, or could not be: */
-    bool late;         /* after the node had given up waiting */
+    bool opened;  /* disk is open and recovered */
+    bool on;      /* it takes and gives shards */
+    bool opening; /* it is being opened, and `disk` is its thread's */
+    bool tried;   /* it was opened once, or could not be: */
+    bool late;    /* after the node had given up waiting */
     larder_status_t tried_status;
     char tried_text[512];
     uint64_t answered_ns; /* while opening: when the disk did last */
-    bool super_stale;  /* its superblock lacks a reset or a tenant */
-    bool super_busy;   /* it is being written: space.c */
-    bool super_missed; /* somebody could not wait to write it */
+    bool super_stale;     /* its superblock lacks a reset or a tenant */
+    bool super_busy;      /* it is being written: space.c */
+    bool super_missed;    /* somebody could not wait to write it */
     unsigned super_step;
     int super_error;                   /* of the last one */
     uint64_t super_begun, super_ended; /* ordinals */

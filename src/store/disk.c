@@ -398,7 +398,25 @@ static bool is_mistake(int error)
            error == -ELOOP;
 }
 
-static larder_status_t check_files(ldr_disk_t *d, uint64_t segment_bytes)
+/* A directory that nobody has is locked while this looks, no longer. */
+static larder_status_t check_lock(ldr_disk_t *d, const ldr_disk_params_t *p)
+{
+    char path[LDR_PATH_MAX];
+
+    path_of(d, LDR_LOCK_NAME, path);
+    d->lock_file = d->io->ops->open(d->io, path, LDR_IO_READONLY);
+    if (d->lock_file < 0 ||
+        d->io->ops->lock(d->io, d->lock_file) != -EWOULDBLOCK ||
+        (p->owns != NULL && p->owns(p->owner, path))) {
+        return LARDER_OK;
+    }
+    return ldr_fail(LARDER_E_LOCKED,
+                    "%s: in use by another node than the one that is to end",
+                    d->path);
+}
+
+static larder_status_t check_files(ldr_disk_t *d, const ldr_disk_params_t *p,
+                                   uint64_t segment_bytes)
 {
     char path[LDR_PATH_MAX];
     uint64_t room;
@@ -408,6 +426,11 @@ static larder_status_t check_files(ldr_disk_t *d, uint64_t segment_bytes)
     }
     int error = d->io->ops->make_dir(d->io, d->path);
     if (error == 0) {
+        larder_status_t st = check_lock(d, p);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
         path_of(d, LDR_SUPER_NAME, path);
         error = d->io->ops->open(d->io, path, LDR_IO_READONLY | LDR_IO_DIRECT);
         if (error == -ENOENT) {
@@ -432,7 +455,7 @@ larder_status_t ldr_disk_check(const ldr_disk_params_t *params)
     }
     uint64_t segment_bytes = take_params(d, params);
     if (d->super != NULL && d->super_bytes != NULL) {
-        st = check_files(d, segment_bytes);
+        st = check_files(d, params, segment_bytes);
     }
     ldr_disk_close(d);
     ldr_free(d);

@@ -78,6 +78,10 @@ typedef struct ldr_disk_params {
      * recovering it is to end, with LARDER_E_CANCELED. May be NULL. */
     bool (*answered)(void *arg);
     void *arg;
+    /* For ldr_disk_check(), of a lock that somebody has: whether `owner` may be
+     * the one, who is going to give it up. NULL: nobody is. */
+    bool (*owns)(int64_t owner, const char *lock_path);
+    int64_t owner;
 } ldr_disk_params_t;
 
 typedef struct ldr_disk {
@@ -122,8 +126,8 @@ typedef struct ldr_disk {
  */
 larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params);
 void ldr_disk_close(ldr_disk_t *d);
-/* Whether it would refuse the directory, also while another has it open;
- * nothing but the directory itself is made. LARDER_OK for a disk that fails. */
+/* Whether it would refuse the directory once its owner has given it up; nothing
+ * but the directory itself is made. LARDER_OK for a disk that fails. */
 larder_status_t ldr_disk_check(const ldr_disk_params_t *params);
 
 static inline bool ldr_disk_answered(const ldr_disk_t *d)

@@ -147,9 +147,8 @@ static int table_load(ldr_disk_t *d, uint32_t segment, ldr_footer_t *footer,
     }
     uint32_t blocks = ldr_table_blocks(footer->rows) - 1;
     if (blocks > 0) {
-        error =
-            read_at(d, s->file, last - (uint64_t)blocks * LDR_BLOCK,
-                           rows, (size_t)blocks * LDR_BLOCK);
+        error = read_at(d, s->file, last - (uint64_t)blocks * LDR_BLOCK, rows,
+                        (size_t)blocks * LDR_BLOCK);
     }
     *valid_p = error == 0 &&
                ldr_crc32c(0, rows, (size_t)footer->rows * LDR_ROW_BYTES) ==
@@ -209,8 +208,8 @@ static int payload_check(scan_t *scan, uint32_t segment,
     while (left > 0) {
         size_t take = (size_t)ldr_min64(left, PIECE_BYTES);
         size_t blocks = ldr_div_up(take, LDR_BLOCK);
-        int error = read_at(d, d->segments[segment].file, at,
-                                   scan->check, blocks * LDR_BLOCK);
+        int error = read_at(d, d->segments[segment].file, at, scan->check,
+                            blocks * LDR_BLOCK);
 
         if (error != 0) {
             return error;
@@ -266,9 +265,9 @@ static int scan_segment(scan_t *scan, uint32_t segment, ldr_filling_t *f)
          at += piece_blocks) {
         uint32_t count =
             (uint32_t)ldr_min64(piece_blocks, d->segment_blocks - at);
-        int error = read_at(d, d->segments[segment].file,
-                                   (uint64_t)at * LDR_BLOCK, scan->piece,
-                                   (size_t)count * LDR_BLOCK);
+        int error =
+            read_at(d, d->segments[segment].file, (uint64_t)at * LDR_BLOCK,
+                    scan->piece, (size_t)count * LDR_BLOCK);
 
         for (uint32_t i = 0; i < count && error == 0; i++) {
             error = scan_block(scan, segment, at + i,

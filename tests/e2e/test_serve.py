@@ -1,5 +1,6 @@
 """`larder serve` as its operator sees it: starting, stopping, reloading, being
 taken over, paused, watched."""
+import contextlib
 import ctypes
 import json
 import os
@@ -552,6 +553,32 @@ def test_takeover_of_a_broken_directory(serve, tmp_path):
     second = serve(start=False, socket=first.socket, flags=("--dir", broken))
     assert "no copy of the superblock" in refused(second, "--takeover")
     first.alive()
+
+
+@pytest.mark.parametrize("by", ("daemon", "embedded"))
+def test_takeover_and_a_lock(serve, by):
+    """That a third has: found before anything is given up. What the old one
+    has itself, or nobody, is no obstacle."""
+    first = serve(dirs=1)
+    third = serve(dirs=1)
+    taken = str(third.dirs[0])
+    with contextlib.ExitStack() as stack:
+        if by == "embedded":
+            third.stop()
+            stack.enter_context(capi.Node(f"embed:{taken}?dram=8M&ssd=64M"))
+        second = serve(start=False, socket=first.socket, flags=(
+            "--dir", first.dirs[0], "--dir", taken))
+        assert (f"{taken}: in use by another node"
+                in refused(second, "--takeover"))
+        first.alive()
+    if by == "daemon":
+        third.stop()
+    second = serve(start=False, socket=first.socket, flags=(
+        "--dir", first.dirs[0], "--dir", taken))
+    second.start("--takeover")
+    assert first.wait(20) == 0
+    assert second.value("larder_disk_on") == 2
+    second.alive()
 
 
 def test_takeover_and_ports(serve):

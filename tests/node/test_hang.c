@@ -257,8 +257,8 @@ static void test_late_resets(void **state)
 static const larder_open_params_t quiet = {.field_mask = LARDER_OPEN_LOG,
                                            .log = real_log_none};
 
-/* Filled and closed, it is opened again, and its disk hangs from the nth request
- * on: the node is there all the same, without it. */
+/* Filled and closed, it is opened again, and its disk hangs from the nth
+ * request on: the node is there all the same, without it. */
 static void open_hung(fixture_t *f, uint64_t nth)
 {
     larder_stats_t stats;
