@@ -79,23 +79,33 @@ def test_tenants_do_not_see_each_other(two, transport):
     assert b.get(b.space("s"), [K]) == [value_of("b")]
 
 
-def test_foreign_and_absent_are_the_same_answer(two):
-    """Byte for byte, but for the id of the request."""
-    a, b = two.enter("tcp", "a", A), two.enter("tcp", "b", B)
+@both
+def test_foreign_and_absent_are_the_same_answer(two, transport):
+    """Byte for byte, but for the id of the request: keys, and spaces whose
+    names the other knows."""
+    a, b = two.enter(transport, "a", A), two.enter(transport, "b", B)
     mine, yours = a.space("s"), b.space("s")
     for i in range(5):
         assert b.put_one(yours, key_of(f"b{i}"), value_of(f"b{i}")) == w.OK
+
+    def answer(opcode, body):
+        reply = a.ask(opcode, body)
+        return reply.status, reply.body, reply.payload
+
     for i in range(5):
+        foreign, absent = key_of(f"b{i}"), key_of(f"nobody's {i}")
         for opcode in (w.EXISTS, w.GET, w.LEASE, w.REMOVE, w.REPORT):
-            foreign = a.ask(opcode, batch_body(
-                mine, [name_row(key_of(f"b{i}"))]))
-            absent = a.ask(opcode, batch_body(
-                mine, [name_row(key_of(f"nobody's {i}"))]))
-            assert (foreign.status, foreign.body, foreign.payload) == (
-                absent.status, absent.body, absent.payload)
-        foreign = a.ask(w.MATCH, match_body(mine, [key_of(f"b{i}")]))
-        absent = a.ask(w.MATCH, match_body(mine, [key_of(f"nobody's {i}")]))
-        assert foreign.body == absent.body
+            assert (answer(opcode, batch_body(mine, [name_row(foreign)]))
+                    == answer(opcode, batch_body(mine, [name_row(absent)])))
+        assert (answer(w.MATCH, match_body(mine, [foreign]))
+                == answer(w.MATCH, match_body(mine, [absent])))
+        # The first of a session has the same number, whoever has one like it.
+        b.space(f"b{i}")
+        numbers = [two.enter(transport, "a", A).space(name)
+                   for name in (f"b{i}", f"nobody's {i}")]
+        assert numbers == [0, 0]
+    for i in range(5):
+        assert b.get(yours, [key_of(f"b{i}")]) == [value_of(f"b{i}")]
 
 
 def test_figures_are_the_tenants_own(two):
