@@ -9,6 +9,8 @@
 #include "base/mem.h"
 #include "server/session.h"
 
+/* A client that wrote so lately is at work: it copies. */
+#define RECENT_NS 4000000u
 #define ROUND_MAX 64u           /* messages of one session in a row */
 #define ROUND_BYTES (64u << 10) /* and bytes: large ones cost more */
 
@@ -57,6 +59,48 @@ static void last(ldr_session_t *s)
     }
 }
 
+static void note_recent(ldr_session_t *s)
+{
+    ldr_server_loop_t *home = s->home;
+
+    s->ring_used_ns = ldr_server_now();
+    for (unsigned i = 0; i < LDR_LOOP_RECENT; i++) {
+        if (home->recent[i] == s) {
+            return;
+        }
+    }
+    if (s->attached) {
+        home->recent[home->recent_next++ % LDR_LOOP_RECENT] = s;
+    }
+}
+
+static void forget_recent(ldr_session_t *s)
+{
+    for (unsigned i = 0; i < LDR_LOOP_RECENT; i++) {
+        if (s->home->recent[i] == s) {
+            s->home->recent[i] = NULL;
+        }
+    }
+}
+
+/* Whether one of them works where this loop runs: it cannot go on while the
+ * loop polls there, for others or for itself. Where all CPUs are busy a loop is
+ * woken on that of a client, and not always of the one who woke it. */
+static bool is_beside(const ldr_server_loop_t *home)
+{
+    uint64_t now_ns = ldr_server_now();
+
+    for (unsigned i = 0; i < LDR_LOOP_RECENT; i++) {
+        const ldr_session_t *s = home->recent[i];
+
+        if (s != NULL && now_ns - s->ring_used_ns < RECENT_NS &&
+            ldr_ring_beside(&s->ring.in)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void bell_rang(ldr_watch_t *watch, uint32_t events)
 {
     ldr_session_t *s =
@@ -78,17 +122,16 @@ ldr_loop_found_t ldr_rings_poll(ldr_server_loop_t *home)
 
     for (ldr_session_t *s = home->hot; s != NULL; s = next) {
         next = s->hot_next; /* it may end and leave the list */
-        /* Where all CPUs are busy a loop is woken on that of a client, who
-         * cannot go on while the loop polls there. */
         if (ldr_ring_beside(&s->ring.in)) {
             found = LDR_LOOP_COLD;
         }
         if (ldr_session_ring(s)) {
+            note_recent(s);
             last(s);
             return LDR_LOOP_BUSY; /* the list may have changed */
         }
     }
-    return found;
+    return found == LDR_LOOP_WARM && is_beside(home) ? LDR_LOOP_COLD : found;
 }
 
 /* A client that does not take its replies gets no more work done. */
@@ -181,6 +224,7 @@ void ldr_session_detach(ldr_session_t *s)
         return;
     }
     cool(s);
+    forget_recent(s);
     ldr_loop_unwatch(&s->home->loop, &s->bell);
     close(s->bell.fd);
     s->bell.fd = -1;

@@ -69,11 +69,16 @@ typedef struct ldr_listener {
     char text[320];
 } ldr_listener_t;
 
+#define LDR_LOOP_RECENT 4u
+
 struct ldr_server_loop {
     ldr_loop_t loop; /* first: the hooks find the rest by it */
     ldr_server_t *server;
     struct ldr_session *sessions;
     struct ldr_session *hot; /* whose rings are polled */
+    struct ldr_session
+        *recent[LDR_LOOP_RECENT]; /* who wrote to a ring lately */
+    unsigned recent_next;
     struct ldr_request *free_requests;
     unsigned free_count;
     uint8_t *reply;  /* LDR_FRAME_BYTES + LDR_BODY_MAX: being composed */
