@@ -186,11 +186,17 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
         return ldr_fail(LARDER_E_OFFLINE, "%s: no daemon answers there: %s",
                         path, strerror(-fd));
     }
-    /* From here on there is no way back. */
     larder_status_t st = ldr_takeover_check(server->config, fd);
+    close(fd);
     if (st != LARDER_OK) {
-        close(fd);
         return st;
+    }
+    /* From here on there is no way back. A look at disks that hang may have
+     * taken longer than a daemon listens to somebody who says nothing. */
+    fd = ldr_connect_unix(path, deadline_ns);
+    if (fd < 0) {
+        return ldr_fail(LARDER_E_OFFLINE, "%s: the daemon is gone: %s", path,
+                        strerror(-fd));
     }
     st = ldr_admin_ask(fd, path, "handover", text, sizeof(text), deadline_ns);
     if (st == LARDER_OK) {

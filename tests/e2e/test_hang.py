@@ -105,3 +105,21 @@ def test_it_starts(serve):
     daemon.start()
     with capi.Node(daemon.url("unix")) as node:
         assert found(node, MANY) == MANY
+
+
+def test_it_takes_over(serve):
+    """One to whom the disk gives no answer: neither the look at it before, nor
+    opening it, holds up the upgrade."""
+    first = serve(dirs=1, io="plain")
+    with capi.Node(first.url("unix")) as node:
+        put_some(node, MANY)
+    second = serve(start=False, socket=first.socket, io="plain",
+                   drain_ms=1500, env={"LARDER_FAULTS": "io_hang:1:0"},
+                   flags=("--dir", first.dirs[0]))
+    second.clean = False
+    second.start("--takeover")
+    assert first.wait(20) == 0
+    assert "starts off: the disk does not answer" in second.log()
+    with capi.Node(second.url("unix")) as node:
+        assert found(node, MANY) == MANY
+    second.alive()
