@@ -65,9 +65,11 @@ struct ldr_shared {
 
     ldr_offer_t *offers; /* objects being written */
     unsigned offer_count, offers_flying;
-    uint64_t last_ns;    /* when something was last offered */
-    uint64_t wake_bytes; /* more than this is worth a look */
-    unsigned hurry;      /* who waits for a flush */
+    uint64_t last_ns; /* when something was last offered */
+    uint64_t pace_ns; /* while saves never cease, no object before it */
+    uint64_t look_ns; /* when its thread looks by itself; 0: need not be
+                         woken by who saves */
+    unsigned hurry;   /* who waits for a flush */
 
     ldr_histogram_t read_times, write_times; /* need no lock */
     pthread_t thread;

@@ -7,10 +7,17 @@
 
 #define LINGER_NS 1000000000u
 /* Saves come in bursts, one a step, and sealing and writing take the memory's
- * time from them: so an object waits until nothing was saved for a while, but
- * not while this much waits. */
+ * time from them: so objects wait until nothing was saved for a while. Where
+ * saves never cease, as much as this must wait, or for a second; and then it is
+ * one object at a time, and so many bytes a second: little of what a memory
+ * has, and more than most storage takes. */
 #define LULL_NS 3000000u
 #define LULL_BYTES_MAX (4 * LDR_TIER_OBJECT_BYTES)
+#define PACE_BYTES_S ((uint64_t)512 << 20)
+/* To wake a thread costs whoever saves as much as to copy a page does. So this
+ * one looks by itself, from the first save until a second after the last. */
+#define NAP_NS 50000000u
+#define SAVING_NAP_NS 10000000u
 #define LOOK_MAX (4 * LDR_TIER_RECORDS) /* offers looked at for one object */
 #define SPACES_MAX 256u                 /* spaces, for who has enough for one */
 
@@ -35,13 +42,10 @@ void ldr_shared_offer(ldr_node_t *node, uint32_t shard)
         return; /* or its client knows no key */
     }
     s->last_ns = ldr_now_ns(node->clock);
-    bool first = store->offer_count == 0;
     ldr_store_offer_push(store, shard);
     keep_time(store, space, s->last_ns);
-    if (first) {
-        s->wake_bytes = LDR_TIER_OBJECT_MIN;
-        ldr_shared_wake(s); /* from now on there is a time to keep */
-    } else if (store->offer_bytes >= s->wake_bytes) {
+    if (s->look_ns > s->last_ns + NAP_NS) {
+        s->look_ns = 0; /* once is enough */
         ldr_shared_wake(s);
     }
 }
@@ -218,13 +222,13 @@ static ldr_offer_t *free_offer(ldr_shared_t *s)
 static bool send(ldr_shared_t *s, ldr_offer_t *o, const pick_t *p)
 {
     ldr_node_t *node = s->node;
+    uint64_t now_ns = ldr_now_ns(node->clock);
 
     o->write = (ldr_tier_write_t){
         .tenant = p->tenant,
         .space = p->number,
         .iov = o->iov,
-        .deadline_ns = ldr_now_ns(node->clock) +
-                       node->options.shared_timeout_ms * 1000000u,
+        .deadline_ns = now_ns + node->options.shared_timeout_ms * 1000000u,
         .done = offer_done,
         .arg = o,
     };
@@ -235,8 +239,9 @@ static bool send(ldr_shared_t *s, ldr_offer_t *o, const pick_t *p)
     }
     o->flying = true;
     s->offers_flying++;
+    s->pace_ns = now_ns + o->write.bytes * 1000000000u / PACE_BYTES_S;
     if (node->store.spaces[p->space].offers.count > 0) {
-        ldr_store_offer_next(&node->store, p->space, ldr_now_ns(node->clock));
+        ldr_store_offer_next(&node->store, p->space, now_ns);
     }
     if (!ldr_tier_write(s->tier, &o->write)) {
         o->flying = false;
@@ -256,18 +261,26 @@ static bool is_due(const ldr_shared_t *s, uint32_t space, uint64_t now_ns)
     return s->hurry > 0 || now_ns >= offers->since_ns + LINGER_NS;
 }
 
-/* Whether it is better to wait: a burst of saves is under way. */
-static bool in_burst(const ldr_shared_t *s, uint64_t now_ns)
+/* Whether saves are under way, for which the tier has to make room. */
+static bool is_saving(const ldr_shared_t *s, uint64_t now_ns)
 {
-    uint64_t bytes = s->node->store.offer_bytes;
+    return s->hurry == 0 && now_ns < s->last_ns + LULL_NS;
+}
 
-    return bytes >= LDR_TIER_OBJECT_MIN && bytes < LULL_BYTES_MAX &&
-           now_ns < s->last_ns + LULL_NS;
+/* Whether an object may go all the same. */
+static bool is_paced(const ldr_shared_t *s, uint64_t now_ns)
+{
+    const ldr_store_t *store = &s->node->store;
+
+    return s->offers_flying == 0 && now_ns >= s->pace_ns &&
+           store->offer_first != LDR_NIL &&
+           (store->offer_bytes >= LULL_BYTES_MAX ||
+            is_due(s, store->offer_first, now_ns));
 }
 
 /* The space whose turn it is: the first in line, if it is due; else the first
  * that has enough for an object. LDR_NIL: nobody. */
-static uint32_t whose_turn(const ldr_shared_t *s, uint64_t now_ns, bool burst)
+static uint32_t whose_turn(const ldr_shared_t *s, uint64_t now_ns)
 {
     const ldr_store_t *store = &s->node->store;
     uint32_t i = store->offer_first;
@@ -275,7 +288,7 @@ static uint32_t whose_turn(const ldr_shared_t *s, uint64_t now_ns, bool burst)
     if (i == LDR_NIL || is_due(s, i, now_ns)) {
         return i;
     }
-    for (uint32_t seen = 0; i != LDR_NIL && seen < SPACES_MAX && !burst;
+    for (uint32_t seen = 0; i != LDR_NIL && seen < SPACES_MAX;
          i = store->spaces[i].offers.after, seen++) {
         if (store->spaces[i].offers.bytes >= LDR_TIER_OBJECT_MIN) {
             return i;
@@ -284,36 +297,30 @@ static uint32_t whose_turn(const ldr_shared_t *s, uint64_t now_ns, bool burst)
     return LDR_NIL;
 }
 
-/* When there is something to do, if nobody offers anything till then. */
-static uint64_t next_look(const ldr_shared_t *s, uint64_t now_ns, bool burst)
+/* When to look again, if nothing that was sent is done before. */
+static uint64_t next_look(const ldr_shared_t *s, uint64_t now_ns)
 {
     const ldr_store_t *store = &s->node->store;
+    uint64_t look_ns = UINT64_MAX;
 
-    if (store->offer_first == LDR_NIL) {
-        return UINT64_MAX;
+    if (store->offer_first != LDR_NIL) {
+        look_ns = store->spaces[store->offer_first].offers.since_ns + LINGER_NS;
+        look_ns = look_ns > now_ns ? look_ns : now_ns + LINGER_NS;
     }
-    uint64_t due_ns =
-        store->spaces[store->offer_first].offers.since_ns + LINGER_NS;
-    due_ns = burst ? ldr_min64(due_ns, s->last_ns + LULL_NS) : due_ns;
-    return due_ns > now_ns ? due_ns : now_ns + LINGER_NS;
+    if (s->last_ns != 0 && now_ns < s->last_ns + LINGER_NS) {
+        look_ns = ldr_min64(
+            look_ns, now_ns + (is_saving(s, now_ns) ? SAVING_NAP_NS : NAP_NS));
+    }
+    return look_ns;
 }
 
-bool ldr_shared_write(ldr_shared_t *s, uint64_t *wake_p)
+/* Sends off one object if it is time; false: it is not. */
+static bool write_next(ldr_shared_t *s, ldr_offer_t *o, uint64_t now_ns)
 {
-    ldr_node_t *node = s->node;
-    ldr_store_t *store = &node->store;
-    ldr_offer_t *o = free_offer(s);
-    uint64_t now_ns = ldr_now_ns(node->clock);
-    bool burst = in_burst(s, now_ns);
+    ldr_store_t *store = &s->node->store;
     uint32_t space, first = LDR_NIL; /* of those that the tier does not take */
 
-    *wake_p = UINT64_MAX;
-    s->wake_bytes = UINT64_MAX;
-    if (o == NULL) {
-        return false; /* one that is done wakes */
-    }
-    while ((space = whose_turn(s, now_ns, burst)) != first &&
-           space != LDR_NIL) {
+    while ((space = whose_turn(s, now_ns)) != first && space != LDR_NIL) {
         bool due = is_due(s, space, now_ns);
         pick_t p = {.count = 0};
 
@@ -323,18 +330,28 @@ bool ldr_shared_write(ldr_shared_t *s, uint64_t *wake_p)
             first = first == LDR_NIL ? space : first;
         } else if (p.count > 0 && (due || p.bytes >= LDR_TIER_OBJECT_MIN ||
                                    p.count == LDR_TIER_RECORDS)) {
-            if (send(s, o, &p)) {
-                return true;
-            }
-            break;
+            return send(s, o, &p);
         } else {
             return true; /* there is less to look at */
         }
     }
-    s->wake_bytes = burst ? LULL_BYTES_MAX
-                    : store->offer_bytes < LDR_TIER_OBJECT_MIN
-                        ? LDR_TIER_OBJECT_MIN
-                        : store->offer_bytes + LDR_TIER_OBJECT_MIN;
-    *wake_p = next_look(s, now_ns, burst);
+    return false;
+}
+
+bool ldr_shared_write(ldr_shared_t *s, uint64_t *wake_p)
+{
+    ldr_offer_t *o = free_offer(s);
+    uint64_t now_ns = ldr_now_ns(s->node->clock);
+
+    *wake_p = UINT64_MAX;
+    s->look_ns = 0;
+    if (o == NULL) {
+        return false; /* one that is done wakes */
+    }
+    if ((!is_saving(s, now_ns) || is_paced(s, now_ns)) &&
+        write_next(s, o, now_ns)) {
+        return true;
+    }
+    *wake_p = s->look_ns = next_look(s, now_ns);
     return false;
 }

@@ -203,6 +203,111 @@ static void test_evicted(void **state)
     assert_int_equal(store->offer_first, LDR_NIL);
 }
 
+static uint64_t written(fixture_t *f)
+{
+    return f->rig.node->store.n.offers_written;
+}
+
+/* While saves never cease it is one object at a time, and the next only after
+ * as long as it may take; what waits is not lost, and goes once they cease. */
+static void test_saves_go_on(void **state)
+{
+    fixture_t *f = *state;
+
+    save(f, A, 63);
+    assert_int_equal(next(f), RIG_SPACES); /* it may be a burst */
+    save(f, A, 33);
+    assert_int_equal(next(f), A);
+    assert_int_equal(next(f), RIG_SPACES);
+    rig_sleep(&f->rig, 20);
+    save(f, A, 1);
+    assert_int_equal(next(f), RIG_SPACES);
+    rig_sleep(&f->rig, 20);
+    save(f, A, 1);
+    assert_int_equal(next(f), A);
+    assert_int_equal(next(f), RIG_SPACES);
+    assert_int_equal(written(f), 32);
+    rig_sleep(&f->rig, 4);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(next(f), A);
+    }
+    rig_sleep(&f->rig, 1100); /* too few for an object */
+    assert_int_equal(next(f), A);
+    assert_int_equal(written(f), 63 + 33 + 2);
+    assert_int_equal(f->rig.node->store.n.offers_evicted, 0);
+}
+
+/* Nor do few wait for ever then; whoever flushes does not wait for a pause. */
+static void test_saves_go_on_with_few(void **state)
+{
+    fixture_t *f = *state;
+
+    save(f, B, 1);
+    save(f, A, 32);
+    rig_sleep(&f->rig, 1100);
+    save(f, A, 1);
+    assert_int_equal(next(f), B);
+    assert_int_equal(next(f), RIG_SPACES); /* due, and not yet its time */
+    rig_sleep(&f->rig, 2); /* no pause, but enough for what was so small */
+    assert_int_equal(next(f), A);
+    assert_int_equal(next(f), RIG_SPACES);
+    shared(f)->hurry++;
+    assert_int_equal(next(f), A);
+    assert_int_equal(next(f), A);
+    assert_int_equal(next(f), RIG_SPACES);
+    shared(f)->hurry--;
+    assert_int_equal(written(f), 34);
+}
+
+/* One object under way is enough while saves go on, however slow it is. */
+static void test_one_under_way(void **state)
+{
+    fixture_t *f = *state;
+    ldr_shared_t *s = shared(f);
+    uint64_t wake;
+
+    save(f, A, 100);
+    s->offers_flying = 1; /* a slow one */
+    s->offer_count = 2;
+    rig_sleep(&f->rig, 100);
+    save(f, A, 1);
+    ldr_node_lock(f->rig.node);
+    assert_false(ldr_shared_write(s, &wake));
+    ldr_node_unlock(f->rig.node);
+    s->offers_flying = 0;
+    s->offer_count = 1;
+    assert_int_equal(next(f), A);
+}
+
+/* Who saves wakes the thread only if that would not look soon by itself; when
+ * nothing is saved any more it sleeps. */
+static void test_wakes(void **state)
+{
+    fixture_t *f = *state;
+    ldr_shared_t *s = shared(f);
+    const ldr_clock_t *clock = f->rig.node->clock;
+
+    assert_int_equal(next(f), RIG_SPACES);
+    assert_true(s->look_ns == UINT64_MAX);
+    save(f, A, 1);
+    assert_true(s->look_ns == 0);
+    for (unsigned i = 0; i < 30; i++) {
+        assert_int_equal(next(f), RIG_SPACES);
+        uint64_t look_ns = s->look_ns;
+        assert_in_range(look_ns - ldr_now_ns(clock), 1, 50000000);
+        save(f, B, 1);
+        assert_true(s->look_ns == look_ns);
+        rig_sleep(&f->rig, 1);
+    }
+    rig_sleep(&f->rig, 10);
+    assert_int_equal(next(f), B);
+    rig_sleep(&f->rig, 2000);
+    assert_int_equal(next(f), A);
+    assert_int_equal(next(f), B);
+    assert_int_equal(next(f), RIG_SPACES);
+    assert_true(s->look_ns == UINT64_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -210,6 +315,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_few, setup, teardown),
         cmocka_unit_test_setup_teardown(test_part_off, setup, teardown),
         cmocka_unit_test_setup_teardown(test_evicted, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_saves_go_on, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_saves_go_on_with_few, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_one_under_way, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_wakes, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
