@@ -451,7 +451,7 @@ static bool tier_open(ldr_sharing_t *s)
                                 .timeout_ms = 30000,
                                 .retry_ms = 1000,
                                 .poll_ms = 1000,
-                                .publish_ms = 200,
+                                .publish_ms = 500, /* as a node's */
                                 .clock = &ldr_clock_real};
     ldr_backend_params_t backend = {.url = s->url,
                                     .login = "",

@@ -1,6 +1,6 @@
 /*
  * GHASH, the hash of AES-GCM, over bytes that come in pieces, on CPUs that
- * multiply 512 bits without carries at once (VPCLMULQDQ). What is only
+ * multiply 256 or 512 bits without carries at once (VPCLMULQDQ). What is only
  * authenticated needs no more than this and one block of AES; libcrypto 3.0
  * hashes such bytes 128 bits at a time, at less than half the speed. Used by
  * seal.c only.
@@ -22,10 +22,12 @@ typedef struct ldr_ghash {
     uint8_t part[LDR_GHASH_BLOCK]; /* of a block that is not whole yet */
     size_t part_bytes;
     uint64_t bytes; /* in all */
+    unsigned bits;  /* of its vectors */
 } ldr_ghash_t;
 
-/* Whether this CPU can; the four below must not be called otherwise. */
-bool ldr_ghash_usable(void);
+/* Of the vectors that are used: 512, 256, or 0: this CPU has none, and the four
+ * below must not be called. */
+unsigned ldr_ghash_bits(void);
 
 /* key: AES of a block of zeros. */
 void ldr_ghash_begin(ldr_ghash_t *g, const uint8_t key[LDR_GHASH_BLOCK]);
@@ -38,6 +40,6 @@ uint32_t ldr_ghash_add_crc(ldr_ghash_t *g, const uint8_t *p, size_t bytes,
  * wipes what is secret. */
 void ldr_ghash_end(ldr_ghash_t *g, uint8_t hash[LDR_GHASH_BLOCK]);
 
-/* For tests and benchmarks: whether ldr_ghash_usable() may say so at all. Not
+/* For tests and benchmarks: no wider vectors than this; 1: none, 0: any. Not
  * safe beside seals under way. */
-void ldr_ghash_allow(bool allow);
+void ldr_ghash_allow(unsigned bits);

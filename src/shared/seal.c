@@ -69,7 +69,7 @@ void ldr_gcm_begin(ldr_gcm_t *g, const ldr_seal_t *seal,
 
     memcpy(nonce, what == LDR_SEALING_TAIL ? "tail" : "data", NONCE_BLOCK);
     ldr_put32(nonce + NONCE_BLOCK, block);
-    g->hashes = !seal->encrypts && ldr_ghash_usable();
+    g->hashes = !seal->encrypts && ldr_ghash_bits() != 0;
     g->ctx = EVP_CIPHER_CTX_new();
     g->ok = g->ctx != NULL && object_key(seal, id, key);
     if (g->ok && g->hashes) {
