@@ -4,7 +4,8 @@
  *
  * Offers wait in the store's queues, one for each space, in the order of saves,
  * and are gathered into objects of LDR_TIER_OBJECT_BYTES: when half of that is
- * there of one space, or the first has waited for a second. Spaces take turns,
+ * there of one space, or the first has waited for a second, and saves pause;
+ * where they never do, objects go one by one, and not often. Spaces take turns,
  * an object each, so that none waits for all that a busy one saves. The queues
  * are bounded by the arena: who waits holds nothing, and what is evicted is
  * dropped from them. Shards of an object that is being written are held. While
