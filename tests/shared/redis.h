@@ -14,8 +14,8 @@ typedef struct redis {
     char port_text[8], log[256];
 } redis_t;
 
-/* Debian's redis-tools has the server under another name: what it is called
- * by says what it does, and no service comes with it. */
+/* Debian's redis-tools has the server under another name, and no service comes
+ * with it: what it is called by, argv[0], says what it does. */
 static inline const char *redis_program(void)
 {
     static const char *const names[] = {"valkey-server", "redis-server",
@@ -38,9 +38,9 @@ static inline void redis_up(redis_t *r)
 static inline void redis_start(redis_t *r, bool tls, const char *const *extra)
 {
     const char *base[] = {
-        redis_program(), "--bind",    "127.0.0.1", "--save",       "",
-        "--daemonize",   "no",        "--port",    tls ? "0" : "", "--dir",
-        r->dir,          "--logfile", "",          "--tls-port",   ""};
+        "redis-server", "--bind",    "127.0.0.1", "--save",       "",
+        "--daemonize",  "no",        "--port",    tls ? "0" : "", "--dir",
+        r->dir,         "--logfile", "",          "--tls-port",   ""};
     unsigned n = 0;
 
     if (r->dir[0] == '\0') {
