@@ -826,6 +826,33 @@ LARDER_API larder_status_t larder_prefix_load(larder_space_t *space,
                                               larder_move_t *move);
 
 /*
+ * A load that begins before its blocks are known: while the engine allocates
+ * them the node is asked, and for a layout in GPU memory the first bytes are on
+ * their way, into memory that is no block.
+ *
+ *   gate = 0;
+ *   st = larder_prefix_load_early(space, layout, &move, &gate, wait_ms);
+ *   ... meanwhile another thread sets what move.tables points to, and
+ *       move.after ...
+ *   st = larder_gate_open(&gate);    LARDER_OK: the load goes on with these
+ *   larder_gate_close(&gate);        or: it shall not
+ *
+ * Until the gate is open the load reads neither, and writes to no block. Tables
+ * are given from the beginning, and are empty until then.
+ */
+
+/* As larder_prefix_load(). A gate that is closed, or was not opened after
+ * wait_ms: LARDER_E_CANCELED, and all that the load held is given back. When it
+ * returns the gate is open or closed. */
+LARDER_API larder_status_t
+larder_prefix_load_early(larder_space_t *space, const larder_layout_t *layout,
+                         larder_move_t *move, uint32_t *gate, uint32_t wait_ms);
+/* LARDER_MISS: it is closed, and the load is to be made anew. */
+LARDER_API larder_status_t larder_gate_open(uint32_t *gate);
+/* Does nothing to one that is open. */
+LARDER_API void larder_gate_close(uint32_t *gate);
+
+/*
  * Loading layer by layer, for a layout in GPU memory with one group whose rule
  * is all: an engine begins to compute while the load is under way, and its
  * stream waits for the layers where it needs them.

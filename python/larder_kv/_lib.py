@@ -203,6 +203,10 @@ _SIGNATURES = {
     "larder_prefix_fill_by": [POINTER(c_void_p), POINTER(Move), c_void_p],
     "larder_rooms_release": [POINTER(c_void_p)],
     "larder_prefix_load": [c_void_p, c_void_p, POINTER(Move)],
+    "larder_prefix_load_early": [c_void_p, c_void_p, POINTER(Move),
+                                 POINTER(c_uint32), c_uint32],
+    "larder_gate_open": [POINTER(c_uint32)],
+    "larder_gate_close": [POINTER(c_uint32)],
     "larder_prefix_fetch": [c_void_p, c_void_p, POINTER(c_void_p), c_void_p,
                             c_uint32, c_void_p, c_size_t, c_uint32,
                             POINTER(c_size_t)],
@@ -268,6 +272,7 @@ def library() -> ctypes.CDLL:
         lib.larder_layout_destroy.restype = None
         lib.larder_release.restype = None
         lib.larder_rooms_release.restype = None
+        lib.larder_gate_close.restype = None
         _library = lib
     return _library
 
@@ -445,6 +450,18 @@ class Lease:
             library().larder_release(byref(one))
 
 
+GATE_OPEN = 1  # what larder_gate_open() makes of it
+
+
+def gate_open(gate: c_uint32) -> bool:
+    """False: it is closed."""
+    return library().larder_gate_open(byref(gate)) == OK
+
+
+def gate_close(gate: c_uint32) -> None:
+    library().larder_gate_close(byref(gate))
+
+
 class Rooms:
     """What larder_prefix_reserve() holds; filled or released once."""
 
@@ -592,6 +609,11 @@ class Space:
     def load(self, layout: Layout, move: Move) -> int:
         return library().larder_prefix_load(self._handle, layout._handle,
                                             byref(move))
+
+    def load_early(self, layout: Layout, move: Move, gate: c_uint32,
+                   wait_ms: int) -> int:
+        return library().larder_prefix_load_early(
+            self._handle, layout._handle, byref(move), byref(gate), wait_ms)
 
     @staticmethod
     def place(layout: Layout, move: Move, path: str) -> int:

@@ -46,6 +46,10 @@ typedef struct ldr_op_gpu {
      * Until then one buffer of as many bytes stands for them. NULL: the lists
      * are there */
     larder_status_t (*list)(void *arg, larder_item_t *item);
+    /* get, with list: waits until lists can be made, and tells what comes first
+     * (after). Nothing is written before. NULL: they can. It may be asked more
+     * than once */
+    larder_status_t (*ready)(void *arg, void **after_p);
     void *arg;
 } ldr_op_gpu_t;
 

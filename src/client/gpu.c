@@ -178,7 +178,15 @@ larder_status_t ldr_run_gpu(larder_space_t *space, larder_op_t kind,
     if (r != NULL && r->carrier == &ldr_carrier_shm) {
         return ldr_run(space, kind, items, count, params, gpu);
     }
-    bounce_t b = {.space = space, .gpu = gpu};
+    ldr_op_gpu_t own = *gpu;
+    bounce_t b = {.space = space, .gpu = &own};
+    if (gpu->ready != NULL) {
+        larder_status_t st = gpu->ready(gpu->arg, &own.after);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+    }
     b.deadline_ns = ldr_deadline(space->lar, params->timeout_ms);
     for (size_t i = 0; i < count; i++) {
         most = ldr_max64(most, item_bytes(&items[i]));

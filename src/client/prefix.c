@@ -5,9 +5,11 @@
  * every backend.
  */
 #include <string.h>
+#include <time.h>
 
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "client/prefix.h"
 #include "gpu/layers.h"
 
@@ -475,9 +477,17 @@ void ldr_move_announce(larder_space_t *space, const larder_move_t *m,
     }
 }
 
+/* A load whose tables are there when the gate is open. */
+typedef struct gated {
+    uint32_t *gate;
+    uint64_t until_ns;
+} gated_t;
+
+/* layers, gated: see larder_prefix_load_layers() and _early(); or NULL. */
 static larder_status_t move_run(larder_space_t *space,
                                 const larder_layout_t *layout, larder_move_t *m,
                                 larder_op_t op, larder_layers_t *layers,
+                                const gated_t *gated,
                                 larder_status_t (*gather)(ldr_batch_t *))
 {
     larder_status_t st = ldr_prefix_check(space, layout);
@@ -493,6 +503,10 @@ static larder_status_t move_run(larder_space_t *space,
                      .op = op,
                      .layers = layers,
                      .deadline_ns = ldr_deadline(space->lar, m->timeout_ms)};
+    if (gated != NULL) {
+        b.gate = gated->gate;
+        b.gate_ns = gated->until_ns;
+    }
     if (op == LARDER_OP_PUT) {
         ldr_move_announce(space, m, b.deadline_ns);
     }
@@ -511,7 +525,7 @@ larder_status_t larder_prefix_save(larder_space_t *space,
                                    const larder_layout_t *layout,
                                    larder_move_t *move)
 {
-    return move_run(space, layout, move, LARDER_OP_PUT, NULL, save_all);
+    return move_run(space, layout, move, LARDER_OP_PUT, NULL, NULL, save_all);
 }
 
 larder_status_t larder_prefix_load(larder_space_t *space,
@@ -519,7 +533,7 @@ larder_status_t larder_prefix_load(larder_space_t *space,
                                    larder_move_t *move)
 {
     larder_status_t st =
-        move_run(space, layout, move, LARDER_OP_GET, NULL, load_all);
+        move_run(space, layout, move, LARDER_OP_GET, NULL, NULL, load_all);
 
     return st == LARDER_OK && move->failed > 0 ? move->item : st;
 }
@@ -529,14 +543,92 @@ larder_status_t larder_prefix_load_layers(larder_space_t *space,
                                           larder_move_t *move,
                                           larder_layers_t *layers)
 {
-    larder_status_t st =
-        layers != NULL
-            ? move_run(space, layout, move, LARDER_OP_GET, layers, load_all)
-            : ldr_fail(LARDER_E_INVALID, "layers is NULL");
+    larder_status_t st = layers != NULL
+                             ? move_run(space, layout, move, LARDER_OP_GET,
+                                        layers, NULL, load_all)
+                             : ldr_fail(LARDER_E_INVALID, "layers is NULL");
 
     st = st == LARDER_OK && move->failed > 0 ? move->item : st;
     if (layers != NULL) {
         larder_layers_end(layers, st);
     }
     return st;
+}
+
+/* ---- gates ---- */
+
+enum { GATE_WAITS, GATE_OPEN, GATE_CLOSED };
+
+#define GATE_SPIN_NS 1000000u /* an engine allocates its blocks in less */
+#define GATE_NAP_NS 50000
+
+/* What it is from now on. */
+static uint32_t gate_set(uint32_t *gate, uint32_t to)
+{
+    uint32_t was = GATE_WAITS;
+
+    return __atomic_compare_exchange_n(gate, &was, to, false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE)
+               ? to
+               : was;
+}
+
+larder_status_t larder_gate_open(uint32_t *gate)
+{
+    return gate == NULL ? ldr_fail(LARDER_E_INVALID, "gate is NULL")
+           : gate_set(gate, GATE_OPEN) == GATE_OPEN ? LARDER_OK
+                                                    : LARDER_MISS;
+}
+
+void larder_gate_close(uint32_t *gate)
+{
+    if (gate != NULL) {
+        gate_set(gate, GATE_CLOSED);
+    }
+}
+
+larder_status_t ldr_gate_pass(uint32_t *gate, uint64_t until_ns)
+{
+    const struct timespec nap = {0, GATE_NAP_NS};
+    uint64_t begin_ns = ldr_now_ns(&ldr_clock_real), now_ns = begin_ns;
+    uint32_t is;
+
+    while ((is = __atomic_load_n(gate, __ATOMIC_ACQUIRE)) == GATE_WAITS) {
+        if (now_ns >= until_ns) {
+            is = gate_set(gate, GATE_CLOSED);
+            break;
+        }
+        if (now_ns - begin_ns < GATE_SPIN_NS) {
+            ldr_relax();
+        } else {
+            nanosleep(&nap, NULL);
+        }
+        now_ns = ldr_now_ns(&ldr_clock_real);
+    }
+    return is == GATE_OPEN
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_CANCELED, "the load is not wanted any more");
+}
+
+larder_status_t larder_prefix_load_early(larder_space_t *space,
+                                         const larder_layout_t *layout,
+                                         larder_move_t *move, uint32_t *gate,
+                                         uint32_t wait_ms)
+{
+    gated_t gated = {gate, ldr_now_ns(&ldr_clock_real) + wait_ms * 1000000ull};
+    larder_status_t st = LARDER_OK;
+
+    if (gate == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "gate is NULL");
+    }
+    bool gpu = layout != NULL && layout->gpu != NULL;
+    if (!gpu) { /* nothing can be done before */
+        st = ldr_gate_pass(gate, gated.until_ns);
+    }
+    if (st == LARDER_OK) {
+        st = move_run(space, layout, move, LARDER_OP_GET, NULL,
+                      gpu ? &gated : NULL, load_all);
+    }
+    larder_gate_close(gate); /* where it failed before anybody asked */
+    return st == LARDER_OK && move->failed > 0 ? move->item : st;
 }

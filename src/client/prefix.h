@@ -58,9 +58,17 @@ typedef struct ldr_batch {
     bool scratch_used;
     larder_layers_t *layers; /* load: layer by layer, if it is one batch */
     bool later; /* load to a GPU: segments are listed while it copies */
+    /* load to a GPU: the tables are there when this is open; NULL: they are */
+    uint32_t *gate;
+    uint64_t gate_ns; /* it is waited for until then */
 } ldr_batch_t;
 
-/* Begins with space, layout, move, op and deadline_ns set and the rest zero:
+/* Waits at a gate (larder_prefix_load_early()). E_CANCELED: it is closed, also
+ * because the time has come. */
+larder_status_t ldr_gate_pass(uint32_t *gate, uint64_t until_ns);
+
+/* Begins with space, layout, move, op and deadline_ns set, with gate and layers
+ * where there are any, and the rest zero:
  * room for as much as there is to move, or for a good part of it. */
 larder_status_t ldr_batch_begin(ldr_batch_t *b);
 /* Load: the blocks of a group that are written. */

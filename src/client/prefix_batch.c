@@ -100,6 +100,25 @@ static larder_status_t list_later(void *arg, larder_item_t *item)
     return st;
 }
 
+/* The tables are there now. What they lack is found before any page is
+ * written. */
+static larder_status_t await_tables(void *arg, void **after_p)
+{
+    ldr_batch_t *b = arg;
+    larder_status_t st = ldr_gate_pass(b->gate, b->gate_ns);
+
+    st = st == LARDER_OK ? ldr_move_check(b->layout, b->op, b->move) : st;
+    for (uint32_t i = 0; i < b->item_count && st == LARDER_OK; i++) {
+        const larder_item_t *item = &b->items[i];
+
+        st = ldr_layout_places(b->layout, item->group, item->depth,
+                               &b->move->tables[item->group],
+                               ldr_batch_written(b, item->group));
+    }
+    *after_p = b->move->after;
+    return st;
+}
+
 larder_status_t ldr_batch_flush(ldr_batch_t *b)
 {
     larder_op_params_t params = {
@@ -109,11 +128,12 @@ larder_status_t ldr_batch_flush(ldr_batch_t *b)
 
     if (b->item_count > 0 && b->layout->gpu != NULL) {
         ldr_op_gpu_t gpu = {.gpu = b->layout->gpu,
-                            .after = b->move->after,
+                            .after = b->gate == NULL ? b->move->after : NULL,
                             .nowhere = b->scratch,
                             .nowhere_bytes = b->scratch_bytes,
                             .layers = b->layers,
                             .list = b->later ? list_later : NULL,
+                            .ready = b->gate != NULL ? await_tables : NULL,
                             .arg = b};
 
         st = ldr_run_gpu(b->space, b->op, b->items, b->item_count, &params,
@@ -149,8 +169,10 @@ static larder_status_t add_later(ldr_batch_t *b, uint32_t group, uint32_t chunk,
                                  ldr_span_t wanted)
 {
     struct iovec *room = b->iov + b->iov_count;
-    larder_status_t st = ldr_layout_places(b->layout, group, chunk,
-                                           &b->move->tables[group], wanted);
+    larder_status_t st =
+        b->gate != NULL ? LARDER_OK /* see await_tables() */
+                        : ldr_layout_places(b->layout, group, chunk,
+                                            &b->move->tables[group], wanted);
 
     if (st != LARDER_OK) {
         return st;

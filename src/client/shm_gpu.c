@@ -123,6 +123,13 @@ static larder_status_t bulk_list(void *arg, uint32_t shard)
     return st;
 }
 
+static larder_status_t bulk_ready(void *arg, void **after_p)
+{
+    const bulk_t *k = arg;
+
+    return k->gpu->ready(k->gpu->arg, after_p);
+}
+
 /* Copies all of them, if nothing went wrong before, and lets go of the
  * memory. */
 static void bulk_copy(ldr_shm_batch_t *b, bulk_t *k, bool load)
@@ -136,6 +143,7 @@ static void bulk_copy(ldr_shm_batch_t *b, bulk_t *k, bool load)
                            .after = gpu->after,
                            .deadline_ns = b->visit.stop.deadline_ns,
                            .list = gpu->list != NULL ? bulk_list : NULL,
+                           .ready = gpu->ready != NULL ? bulk_ready : NULL,
                            .arg = k};
 
     k->gpu = gpu;

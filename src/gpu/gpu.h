@@ -75,6 +75,10 @@ typedef struct ldr_gpu_copy {
     /* Sets a shard's pages when it is begun, while those before it move. NULL:
      * they are set */
     larder_status_t (*list)(void *arg, uint32_t shard);
+    /* load, with list: waits until pages can be listed, and sets after. Asked
+     * once, when as much is on its way to the buffers as they hold; nothing is
+     * written to pages before. NULL: they can */
+    larder_status_t (*ready)(void *arg, void **after_p);
     void *arg;
     /* for measuring only; ways that cannot be are not taken */
     bool forced;

@@ -16,6 +16,7 @@
 #define LDR_GPU_UNITS 4096u /* of a piece */
 #define LDR_GPU_UNIT ((size_t)16 << 10)
 #define LDR_GPU_RUNS 256u /* of a piece: contiguous parts on the host */
+#define LDR_GPU_AHEAD_RUNS 16u
 
 /* A contiguous part of a piece, on the host. */
 typedef struct ldr_gpu_run {
@@ -44,6 +45,11 @@ typedef struct ldr_gpu_slot {
     size_t bytes;
     ldr_gpu_run_t runs[LDR_GPU_RUNS];
     ldr_gpu_leaf_t leaves[LDR_GPU_UNITS];
+    /* What was sent to the buffer before the pages were known: half is recorded
+     * behind it (ahead.c). 0: nothing */
+    uint32_t ahead_count;
+    size_t ahead_bytes;
+    ldr_gpu_run_t ahead[LDR_GPU_AHEAD_RUNS];
 } ldr_gpu_slot_t;
 
 typedef struct ldr_gpu_lane {
@@ -105,6 +111,21 @@ static inline void ldr_gpu_count(uint64_t *counter, uint64_t n)
 
 /* Sets run_min (tune.c). In the context. */
 larder_status_t ldr_gpu_tune(larder_gpu_t *gpu);
+
+/* ---- before a copy (ahead.c) ---- */
+
+/* Waits for the event that comes first, here and not on the device: what is
+ * queued there cannot be taken back at the deadline. In the context. */
+larder_status_t ldr_gpu_await(larder_gpu_t *gpu, const ldr_gpu_copy_t *copy);
+/* Sets the first pieces of a staged load of so many bytes going, as far as the
+ * buffers of a lane where nothing is under way. */
+ldr_cu_t ldr_gpu_ahead(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
+                       const ldr_gpu_copy_t *copy, uint64_t bytes);
+/* Whether the slot's piece, as it was cut, is in its buffer or on the way. What
+ * was sent ahead is forgotten. */
+bool ldr_gpu_is_ahead(ldr_gpu_slot_t *slot);
+/* The lane is new to its owner. */
+void ldr_gpu_ahead_forget(ldr_gpu_lane_t *lane);
 
 /* ---- lanes (lane.c) ---- */
 

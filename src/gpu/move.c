@@ -16,8 +16,9 @@
 #include "gpu/layers.h"
 
 #define SPIN_NS 20000u /* a look at the device is cheap for so long, */
-#define NAP_NS 20000   /* then this long between two */
-#define NAP_MAX 200000 /* for the engine, which may take long */
+#define SPIN_END_NS                                                            \
+    500000u          /* or so long, for the end: somebody waits for it; */
+#define NAP_NS 20000 /* then this long between two */
 
 typedef struct cursor {
     const struct iovec *iov;
@@ -48,6 +49,7 @@ typedef struct move {
     unsigned next;      /* slot */
     uint64_t bytes, done;
     size_t piece;           /* of the last */
+    bool sent;              /* it was, as far as its buffer (ahead.c) */
     larder_status_t status; /* of the shard that was begun last */
     bool odd;               /* it has a page that no kernel can move */
 } move_t;
@@ -449,8 +451,10 @@ static ldr_cu_t start(move_t *m, ldr_gpu_slot_t *slot)
         result = engine(m, slot);
         last = copy;
     } else {
-        result = load ? engine(m, slot) : kernel(m, slot);
-        if (result == 0) {
+        if (!m->sent) {
+            result = load ? engine(m, slot) : kernel(m, slot);
+        }
+        if (result == 0 && !m->sent) {
             result = cuda->event_record(slot->half, load ? copy : kern);
         }
         if (result == 0) {
@@ -467,7 +471,7 @@ static ldr_cu_t start(move_t *m, ldr_gpu_slot_t *slot)
 }
 
 /* Waits until the slot's piece is done. */
-static larder_status_t finish(move_t *m, ldr_gpu_slot_t *slot)
+static larder_status_t finish(move_t *m, ldr_gpu_slot_t *slot, uint64_t spin_ns)
 {
     const ldr_cuda_t *cuda = m->gpu->cuda;
     const struct timespec nap = {0, NAP_NS};
@@ -478,7 +482,7 @@ static larder_status_t finish(move_t *m, ldr_gpu_slot_t *slot)
         return LARDER_OK;
     }
     while ((result = cuda->event_query(slot->done)) == LDR_CU_NOT_READY) {
-        if (ldr_now_ns(&ldr_clock_real) - begin_ns > SPIN_NS) {
+        if (ldr_now_ns(&ldr_clock_real) - begin_ns > spin_ns) {
             nanosleep(&nap, NULL);
         }
     }
@@ -494,7 +498,7 @@ static larder_status_t finish(move_t *m, ldr_gpu_slot_t *slot)
 
 static larder_status_t piece(move_t *m, ldr_gpu_slot_t *slot, bool *more_p)
 {
-    larder_status_t st = finish(m, slot);
+    larder_status_t st = finish(m, slot, SPIN_NS);
 
     if (st == LARDER_OK && by_cpu(m)) {
         st = ldr_gpu_slot_bounce(m->gpu, slot);
@@ -508,9 +512,11 @@ static larder_status_t piece(move_t *m, ldr_gpu_slot_t *slot, bool *more_p)
     }
     slot->unit_count = slot->run_count = slot->leaf_count = 0;
     slot->bytes = 0;
-    size_t size = piece_size(m);
+    size_t size = slot->ahead_count > 0 ? slot->ahead_bytes : piece_size(m);
     while (cut(m, slot, size)) {
     }
+    m->sent = ldr_gpu_is_ahead(slot) && m->way == LDR_GPU_STAGED;
+    m->piece = m->sent ? LDR_GPU_PIECE : m->piece;
     if (m->status != LARDER_OK) {
         return m->status;
     }
@@ -528,24 +534,6 @@ static larder_status_t piece(move_t *m, ldr_gpu_slot_t *slot, bool *more_p)
 }
 
 /* ---- the whole ---- */
-
-/* Waits for the event that comes first, here and not on the device: what is
- * queued there cannot be taken back at the deadline. */
-static larder_status_t await(larder_gpu_t *gpu, const ldr_gpu_copy_t *copy)
-{
-    struct timespec nap = {0, NAP_NS};
-    ldr_cu_t result = 0;
-
-    while (copy->after != NULL &&
-           (result = gpu->cuda->event_query(copy->after)) == LDR_CU_NOT_READY) {
-        if (ldr_now_ns(&ldr_clock_real) >= copy->deadline_ns) {
-            return late();
-        }
-        nanosleep(&nap, NULL);
-        nap.tv_nsec = (long)ldr_min64((uint64_t)nap.tv_nsec + NAP_NS, NAP_MAX);
-    }
-    return ldr_cuda_status(gpu->cuda, result, "what comes before a copy");
-}
 
 static larder_status_t run(move_t *m)
 {
@@ -569,7 +557,8 @@ static larder_status_t run(move_t *m)
         st = ldr_cuda_status(cuda, result, "a copy's checksums");
     }
     for (unsigned i = 0; i < LDR_GPU_SLOTS && st == LARDER_OK; i++) {
-        st = finish(m, &lane->slot[m->next]);
+        st = finish(m, &lane->slot[m->next],
+                    m->copy->load ? SPIN_END_NS : SPIN_NS);
         m->next = (m->next + 1) % LDR_GPU_SLOTS;
     }
     if (st == LARDER_OK && !by_cpu(m)) {
@@ -617,6 +606,21 @@ static larder_status_t begin(move_t *m)
     return st;
 }
 
+/* Its pages are not known yet: what needs none of them is done, and they are
+ * waited for. */
+static larder_status_t early(move_t *m)
+{
+    ldr_gpu_copy_t *copy = m->copy;
+    ldr_cu_t result = m->way == LDR_GPU_STAGED
+                          ? ldr_gpu_ahead(m->gpu, m->lane, copy, m->bytes)
+                          : 0;
+    larder_status_t st = ldr_cuda_status(m->gpu->cuda, result, "a copy");
+
+    st = st == LARDER_OK ? copy->ready(copy->arg, &copy->after) : st;
+    st = st == LARDER_OK ? begin(m) : st;
+    return st == LARDER_OK ? ldr_gpu_await(m->gpu, copy) : st;
+}
+
 /* In the context, after what comes first. */
 static larder_status_t move(move_t *m)
 {
@@ -624,6 +628,12 @@ static larder_status_t move(move_t *m)
     larder_status_t st = ldr_gpu_lane_take(m->gpu, copy->deadline_ns, &m->lane);
 
     if (st != LARDER_OK) {
+        return st;
+    }
+    ldr_gpu_ahead_forget(m->lane);
+    if (copy->ready != NULL && (st = early(m)) != LARDER_OK) {
+        settle(m);
+        ldr_gpu_lane_give(m->gpu, m->lane);
         return st;
     }
     do {
@@ -661,7 +671,7 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
             return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory to load");
         }
     }
-    st = begin(&m);
+    st = copy->ready == NULL ? begin(&m) : choose(&m);
     st = st == LARDER_OK ? ldr_gpu_enter(gpu) : st;
     if (st != LARDER_OK) {
         ldr_free(m.kept);
@@ -669,7 +679,7 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
     }
     slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1000L);
-    st = await(gpu, copy);
+    st = copy->ready == NULL ? ldr_gpu_await(gpu, copy) : LARDER_OK;
     if (st == LARDER_OK) {
         st = move(&m);
     }
@@ -682,6 +692,6 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
     ldr_gpu_count(ways[m.way], 1);
     ldr_gpu_count(copy->load ? &stats->loaded_bytes : &stats->saved_bytes,
                   st == LARDER_OK ? m.bytes : 0);
-    ldr_gpu_count(&stats->failures, st != LARDER_OK);
+    ldr_gpu_count(&stats->failures, st != LARDER_OK && st != LARDER_E_CANCELED);
     return st;
 }

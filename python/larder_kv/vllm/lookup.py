@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from larder_kv import _lib
@@ -75,7 +76,7 @@ class Lookup:
                  "until", "deadline", "done", "left", "lease", "memory",
                  "booked", "crowded", "chunks", "matched", "stored",
                  "reason", "tier_bytes", "found", "ended", "tiers", "claimed",
-                 "over", "waited")
+                 "over", "waited", "then")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float):
@@ -104,6 +105,8 @@ class Lookup:
         self.over = threading.Lock()  # released when it is done
         self.over.acquire()
         self.waited = False
+        # Called in the thread when it is done, before anybody hears of that.
+        self.then: Callable[[], None] | None = None
 
     def wait(self, seconds: float) -> None:
         """For its end, once: who asks again has waited."""
@@ -223,6 +226,8 @@ class Finder:
             with self.lock:
                 look.done = True
                 left = look.left
+            if look.then is not None and not left:
+                look.then()
             look.over.release()
             if left:
                 self._release(look)

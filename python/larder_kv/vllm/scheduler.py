@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.vllm import meta, model, worker
+from larder_kv.vllm.early import Early
 from larder_kv.vllm.events import Events, Saved
 from larder_kv.vllm.explain import Explain, Record
 from larder_kv.vllm.hold import Holds
@@ -50,7 +51,7 @@ class Tracked:
 
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
-                 "local", "loading", "record", "until", "layered")
+                 "local", "loading", "record", "until", "layered", "early")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -72,6 +73,7 @@ class Tracked:
         self.local = 0
         self.layered = False  # its load is made in its step: see layers
         self.lookup: Lookup | None = None
+        self.early: Early | None = None  # its load, if that has begun
 
 
 class Scheduler:
@@ -185,7 +187,10 @@ class Scheduler:
         if look is None or t.claimed or look.left:
             return 0, False
         if not look.done and self._waits and self._idle():
+            self._early(t, local)
             look.wait(LOOK_SECONDS)
+            if t.early is not None:
+                t.early.wait_entered()
         if not look.done:
             if time.monotonic() < look.until:
                 return None, False
@@ -205,6 +210,26 @@ class Scheduler:
             self._layered(None)
         t.layered = self.layers.wants(request.request_id)
         return end - local, not t.layered
+
+    def _early(self, t: Tracked, local: int) -> None:
+        """Lets a load begin with the end of the lookup, if the worker is in
+        this process and nothing can be in the way of it: see early."""
+        look = t.lookup
+        beside = worker.here(self._engine)
+        if (beside is None or t.early is not None or self.loading
+                or self.layers.on or self.finder.fetches
+                or look.limit * self.model.chunk_tokens <= local):
+            return
+        begun = t.early = beside.early_load()
+        if begun is None:
+            return
+
+        def begin() -> None:  # in the lookup's thread
+            end = self.finder.claimable(look)
+            if end > local and not look.crowded:
+                begun.begin(look.keys, local, end)
+
+        look.then = begin
 
     def _turn(self, t: Tracked, local: int) -> int | None:
         """Others hold too much: it waits for its turn while that is less than
@@ -259,6 +284,9 @@ class Scheduler:
 
     def _leave(self, t: Tracked) -> None:
         """Nobody waits for its lookup, or needs its lease, any more."""
+        if t.early is not None:
+            t.early.close()
+            t.early = None
         if t.lookup is not None:
             self.finder.leave(t.lookup)
         if t.loading is not None:
@@ -302,11 +330,19 @@ class Scheduler:
         """With the step that is being made; or at once, where the worker is in
         this process and nothing can be in the way of it."""
         beside = worker.here(self._engine)
+        begun, t.early = t.early, None
         if beside is not None:
             beside.watched = True  # see _look_sooner
             if beside.early and not t.layered and self._idle():
+                if (begun is not None and begun.fits(move)
+                        and beside.go_on(begun, move)):
+                    return
+                if begun is not None:
+                    begun.close()
                 beside.begin_now(move)
                 return
+        if begun is not None:
+            begun.close()
         self.step.loads.append(move)
 
     def _tables(self, ids: Any, begin: int,

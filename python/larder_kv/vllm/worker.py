@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import (ahead, cores, events, hold, layers, meta, model,
-                            nap, pages)
+from larder_kv.vllm import (ahead, cores, early, events, hold, layers, meta,
+                            model, nap, pages)
 from larder_kv.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class Worker:
         self._done: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
-        self._jobs: queue.SimpleQueue[meta.Move | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[meta.Move | early.Early | None] = (
+            queue.SimpleQueue())
         self._threads: list[threading.Thread] = []
         self._cuda = False
         self._saves: queue.SimpleQueue[tuple[meta.Move, float] | None] = (
@@ -179,6 +180,28 @@ class Worker:
         if free:  # it needs the interpreter, which this thread would keep
             move.entered.acquire(timeout=ENTER_SECONDS)
 
+    def early_load(self) -> early.Early | None:
+        """For a scheduler in this process, where begin_now() may be called: a
+        load whose blocks come later. None: no thread is free for it."""
+        if not self.early or self._loading >= len(self._threads):
+            return None
+        return early.Early(self._jobs, len(self.model.groups),
+                           self._asked(b"", None, self.options.load_ms))
+
+    def go_on(self, begun: early.Early, move: meta.Move) -> bool:
+        """As begin_now(), with what was begun. False: it has ended."""
+        nap.watch(self)
+        event = self._event()
+        if isinstance(event, Exception):
+            return False
+        with self._lock:
+            self._loading += 1
+        if begun.go_on(move, event):
+            return True
+        with self._lock:
+            self._loading -= 1
+        return False
+
     def wait_layer(self, name: str) -> None:
         """Before a layer of the forward."""
         if self._layers is not None:
@@ -207,27 +230,49 @@ class Worker:
     def _work(self) -> None:
         while (move := self._jobs.get()) is not None:
             began = time.monotonic()
+            if isinstance(move, early.Early):
+                self._work_early(move, began)
+                continue
             try:
                 status, request = self._run(move, self.options.load_ms, True)
                 move.after = None
             except Exception:
                 logger.exception("larder: load of %s", move.request_id)
                 status, request = -1, None
-            ms = (time.monotonic() - began) * 1000
-            self._tell(move, status == _lib.OK)
-            if status == _lib.OK:
-                self.counts.add("loads")
-                self.counts.add("loaded_bytes", request.bytes)
-                self.counts.time("load_ms", ms)
-            else:
-                cause = ("error" if request is None else
-                         _lib.CAUSES[request.cause]
-                         if status == _lib.MISS
-                         else _lib.status_text(status))
-                self.counts.add("load_failures")
-                logger.warning(
-                    "larder: load of %s failed after %.0f ms (%s): it is "
-                    "computed", move.request_id, ms, cause)
+            self._over(move, status, request, began)
+
+    def _work_early(self, begun: early.Early, began: float) -> None:
+        status = -1
+        try:
+            begun.enter()
+            status = self.space.load_early(self._layout, begun.request,
+                                           begun.gate, early.WAIT_MS)
+        except Exception:
+            logger.exception("larder: load")
+        finally:
+            begun.close()
+        if begun.goes_on():  # else nobody knows of it
+            self._over(begun.move, status, begun.request, began)
+            begun.move.after = None
+
+    def _over(self, move: meta.Move, status: int, request: _lib.Move | None,
+              began: float) -> None:
+        """A load has ended."""
+        ms = (time.monotonic() - began) * 1000
+        self._tell(move, status == _lib.OK)
+        if status == _lib.OK:
+            self.counts.add("loads")
+            self.counts.add("loaded_bytes", request.bytes)
+            self.counts.time("load_ms", ms)
+        else:
+            cause = ("error" if request is None else
+                     _lib.CAUSES[request.cause]
+                     if status == _lib.MISS
+                     else _lib.status_text(status))
+            self.counts.add("load_failures")
+            logger.warning(
+                "larder: load of %s failed after %.0f ms (%s): it is "
+                "computed", move.request_id, ms, cause)
 
     def _tell(self, move: meta.Move, good: bool) -> None:
         """The engine may wait for that."""
@@ -244,16 +289,21 @@ class Worker:
                 self._bad_blocks.discard(_lib.NULL_BLOCK)
             self._ended.notify()
 
+    def _asked(self, keys: bytes, tables: Any, timeout_ms: int) -> _lib.Move:
+        return _lib.Move(
+            keys=keys, tables=tables, shard=self._shard,
+            writers=self.model.replicas, writer=self._writer,
+            timeout_ms=timeout_ms,
+            flags=_lib.PUT_ANNOUNCED)  # the scheduler does
+
     def _request(self, move: meta.Move, timeout_ms: int) -> _lib.Move:
         tables = (_lib.Table * len(move.tables))(
             *((ids.buffer_info()[0], first, len(ids))
               for first, ids in move.tables))
-        request = _lib.Move(
-            keys=move.keys, tables=tables,
-            first_key=move.first_key, begin=move.begin, end=move.end,
-            shard=self._shard, writers=self.model.replicas,
-            writer=self._writer, timeout_ms=timeout_ms, ttl_ms=move.ttl_ms,
-            flags=_lib.PUT_ANNOUNCED)  # the scheduler does
+        request = self._asked(move.keys, tables, timeout_ms)
+        request.first_key = move.first_key
+        request.begin, request.end = move.begin, move.end
+        request.ttl_ms = move.ttl_ms
         if isinstance(move.after, Exception):
             raise move.after
         if move.after is not None:
