@@ -25,7 +25,7 @@ LENGTHS = (4096, 20480, 49152)
 TINY = (700, 1500, 3100)
 LINK = 50e9  # bytes a second that a hit may be charged, where the driver's
 CONTIGUOUS = 55e9  # own copy of contiguous memory makes so many
-OFTEN = 9  # hits of the shortest prompt, where a tenth of a ms counts
+OFTEN = 9  # times of the shortest prompt, where a tenth of a ms counts
 HITS = 10  # in the restarted engine, of one prompt
 SSD_TIMES = 2
 PARTS = ("lookup_ms", "stage_ms", "copy_ms", "resume_ms")
@@ -94,12 +94,15 @@ class Stage:
         one.reset()
         return self.measure(one, row, tokens, **args)
 
+    def often(self, tokens, times):
+        """How often: more often than that, if it is the shortest prompt."""
+        return (max(OFTEN, times) if tokens == self.lengths[0]
+                and not self.proof.tiny else times)
+
     def hits(self, one, row, tokens, times=None):
         """Hits, each with an own hit of the same engine right after it: engines
         differ, and each has its moods."""
-        often = tokens == self.lengths[0] and not self.proof.tiny
-        for _ in range(times or (max(OFTEN, self.times) if often
-                                 else self.times)):
+        for _ in range(times or self.often(tokens, self.times)):
             self.fresh(one, row, tokens)
             mine = self.rows[str(tokens)]
             mine[row].setdefault("link", []).append(one.call(
@@ -125,7 +128,7 @@ class Stage:
     def larder(self, node):
         with self.engine("Larder", url=node.url) as one:
             for n in self.lengths:
-                for i in range(2 if n > 40000 else 3):
+                for i in range(self.often(n, 2 if n > 40000 else 3)):
                     self.fresh(one, "cold", n, name=f"cold {i}",
                                transfer=APART)
                 self.fresh(one, "saving", n)

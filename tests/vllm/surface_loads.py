@@ -3,10 +3,13 @@ without an engine."""
 import queue
 import threading
 import time
+from array import array
 from types import SimpleNamespace
 
 import pytest
-from larder_kv.vllm import hold, lookup, meta, nap, scheduler, worker
+from larder_kv import _lib
+from larder_kv.vllm import (hold, lookup, meta, nap, scheduler, stats,
+                            worker)
 from vllm.v1.outputs import KVConnectorOutput
 
 LONG = 30  # seconds, that nothing here takes
@@ -178,9 +181,97 @@ def test_which_loads_begin_at_once(monkeypatch, early, layered, idle, now):
     one._engine, one.step = "an engine", meta.Step()
     one._idle = lambda: idle
     move = move_of()
-    one._load(SimpleNamespace(layered=layered), move)
+    one._load(SimpleNamespace(layered=layered, early=None), move)
     assert (begun, one.step.loads) == (([move], []) if now else ([], [move]))
     assert beside.watched
+
+
+@pytest.mark.parametrize("idle, fits, goes, how", [
+    (True, True, True, "early"), (True, True, False, "now"),
+    (True, False, True, "now"), (False, True, True, "step")])
+def test_which_loads_go_on(monkeypatch, idle, fits, goes, how):
+    """One that has begun goes on with its blocks, or ends: then it is made as
+    if it had not begun."""
+    now, went = [], []
+    beside = SimpleNamespace(early=True, watched=False, begin_now=now.append,
+                             go_on=lambda *of: went.append(of) or goes)
+    monkeypatch.setitem(worker._here, "an engine", beside)
+    one = scheduler.Scheduler.__new__(scheduler.Scheduler)
+    one._engine, one.step = "an engine", meta.Step()
+    one._idle = lambda: idle
+    closed, move = [], move_of()
+    begun = SimpleNamespace(fits=lambda move: fits,
+                            close=lambda: closed.append(True))
+    t = SimpleNamespace(layered=False, early=begun)
+    one._load(t, move)
+    assert t.early is None
+    assert bool(closed) == (how != "early")
+    assert went == ([(begun, move)] if idle and fits else [])
+    assert now == ([move] if how == "now" else [])
+    assert one.step.loads == ([move] if how == "step" else [])
+
+
+class Store:
+    """A space whose early loads end as they are told."""
+
+    def __init__(self, status):
+        self.status, self.calls = status, []
+
+    def load_early(self, layout, request, gate, wait_ms):
+        self.calls.append((request.begin, request.end))
+        deadline = time.monotonic() + LONG
+        while gate.value == 0 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return self.status if gate.value == _lib.GATE_OPEN else -7
+
+
+@pytest.mark.parametrize("opened, status", [
+    (True, _lib.OK), (True, -62), (False, _lib.OK)])
+def test_an_early_load(opened, status):
+    """What got its blocks is told of, what did not is nobody's."""
+    one = bare_worker()
+    one.early, one._loading, one._threads = True, 0, [None]
+    one._jobs, one._event = queue.SimpleQueue(), lambda: None
+    one._layout, one._shard, one._writer = None, 0, 0
+    one.model = SimpleNamespace(replicas=1, groups=[None])
+    one.options = SimpleNamespace(load_ms=7)
+    one.counts, one.space = stats.Counts(), Store(status)
+    begun = one.early_load()
+    begun.wait_entered()  # it has not begun: nothing to wait for
+    begun.begin(b"k" * 32, 16, 32)
+    thread = threading.Thread(target=one._work_early,
+                              args=(one._jobs.get(), time.monotonic()))
+    thread.start()
+    try:
+        begun.wait_entered()
+        move = meta.Move("a", b"", 0, 16, 32, [(1, array("I", [5]))])
+        assert begun.fits(move)
+        assert not begun.fits(meta.Move("a", b"", 0, 16, 48, []))
+        if opened:
+            assert one.go_on(begun, move)
+            assert begun.tables[0].count == 1 and begun.tables[0].first == 1
+        else:
+            begun.close()
+    finally:
+        nap.leave(one)
+        thread.join()
+    assert one.space.calls == [(16, 32)]
+    assert one._loading == 0
+    assert one._done == ({"a"} if opened else set())
+    assert one._failed == ({"a"} if opened and status else set())
+    assert one._bad_blocks == ({5} if opened and status else set())
+    assert not opened or move.after is None
+    if not opened:
+        assert not one.go_on(begun, move) and one._loading == 0
+        nap.leave(one)
+
+
+def test_no_early_load_where_threads_are_busy():
+    one = bare_worker()
+    one.early, one._loading, one._threads = True, 1, [None]
+    assert one.early_load() is None
+    one.early, one._loading = False, 0
+    assert one.early_load() is None
 
 
 def test_a_load_begins_at_once(monkeypatch):
