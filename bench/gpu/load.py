@@ -13,6 +13,9 @@ import host
 from proof import check, middle, part, table
 
 PASSES = ("fill", "queries", "paced", "batch", "batch again")
+# The next one comes when one is answered: who answers sooner has more of them
+# in a step. So times per token are shown, and judged where the load is equal.
+UNEQUAL = ("queries",)
 
 
 class Load:
@@ -157,6 +160,8 @@ def judge(found):
             text = f"{kind}: {NAMES[name]}"
             check(found, f"{text}: p99 of the first token",
                   mine["ttft_p99"], base["ttft_p99"], "without Larder")
+            if kind in UNEQUAL:
+                continue
             for key, name_of in (("tpot", "median"), ("tpot_mean", "mean")):
                 check(found, f"{text}: {name_of} time per token", mine[key],
                       1.02 * base[key], "1.02 x without")
