@@ -187,17 +187,21 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
                         path, strerror(-fd));
     }
     larder_status_t st = ldr_takeover_check(server->config, fd);
-    close(fd);
     if (st != LARDER_OK) {
+        close(fd);
         return st;
     }
-    /* From here on there is no way back. A look at disks that hang may have
-     * taken longer than a daemon listens to somebody who says nothing. */
-    fd = ldr_connect_unix(path, deadline_ns);
+    /* A look at disks that hang may have taken longer than a daemon listens to
+     * somebody who says nothing: then it has hung up. */
+    if (ldr_poll(fd, POLLIN, ldr_server_now()) > 0) {
+        close(fd);
+        fd = ldr_connect_unix(path, deadline_ns);
+    }
     if (fd < 0) {
         return ldr_fail(LARDER_E_OFFLINE, "%s: the daemon is gone: %s", path,
                         strerror(-fd));
     }
+    /* From here on there is no way back. */
     st = ldr_admin_ask(fd, path, "handover", text, sizeof(text), deadline_ns);
     if (st == LARDER_OK) {
         receive_memory(server, fd, deadline_ns);
