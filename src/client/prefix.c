@@ -421,8 +421,9 @@ static larder_status_t load_all(ldr_batch_t *b)
     return st;
 }
 
-larder_status_t ldr_move_check(const larder_layout_t *layout, larder_op_t op,
-                               const larder_move_t *m)
+/* known: its tables are; what they point to is not looked at otherwise. */
+static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
+                                  const larder_move_t *m, bool known)
 {
     if (m == NULL || m->keys == NULL || m->tables == NULL ||
         m->begin > m->end || m->begin / layout->chunk_tokens < m->first_key ||
@@ -436,7 +437,7 @@ larder_status_t ldr_move_check(const larder_layout_t *layout, larder_op_t op,
         if (group->shard_pages == 0) {
             return ldr_fail(LARDER_E_INVALID, "group %u has no layers", g);
         }
-        if (m->tables[g].ids == NULL && m->tables[g].count > 0) {
+        if (known && m->tables[g].ids == NULL && m->tables[g].count > 0) {
             return ldr_fail(LARDER_E_INVALID, "table %u is NULL", g);
         }
         if (op == LARDER_OP_GET && (m->begin % group->block_tokens != 0 ||
@@ -456,6 +457,12 @@ larder_status_t ldr_move_check(const larder_layout_t *layout, larder_op_t op,
                         layout->chunk_tokens);
     }
     return LARDER_OK;
+}
+
+larder_status_t ldr_move_check(const larder_layout_t *layout, larder_op_t op,
+                               const larder_move_t *m)
+{
+    return check_move(layout, op, m, true);
 }
 
 void ldr_move_clear(larder_move_t *m)
@@ -492,7 +499,7 @@ static larder_status_t move_run(larder_space_t *space,
 {
     larder_status_t st = ldr_prefix_check(space, layout);
 
-    st = st == LARDER_OK ? ldr_move_check(layout, op, m) : st;
+    st = st == LARDER_OK ? check_move(layout, op, m, gated == NULL) : st;
     if (st != LARDER_OK) {
         return st;
     }
