@@ -265,7 +265,8 @@ bool ldr_runs_check(const ldr_runs_t *t)
             queued[v] += s->queued[v - 1];
         }
     }
-    return count == t->run_count && shades == t->shade_count && check_limb(t) &&
+    return ldr_stack_check(&t->stack) && count == t->run_count &&
+           shades == t->shade_count && check_limb(t) &&
            check_heap(t, LDR_VIEW_REAL) && check_heap(t, LDR_VIEW_LEARNED) &&
            check_heap(t, LDR_VIEW_LRU) && check_sums(t, resident, queued);
 }

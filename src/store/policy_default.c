@@ -149,6 +149,7 @@ static uint32_t make_place(ldr_default_t *d, uint32_t parent, uint32_t depth,
         } else if (l->child == LDR_NIL && (r->flags & LDR_RUN_LAST) == 0 &&
                    r->length < APPEND_MAX &&
                    ldr_prints_append(&d->t, above, ldr_runs_fold(print))) {
+            ldr_stack_use(&d->t.stack, 0, d->t.stamp, d->t.now_ds, 1);
             return above;
         } else {
             class = r->class;

@@ -4,7 +4,8 @@
  *   policy_learn    what classes of runs are worth, by age
  *   policy_runs     what runs there are, with policy_prints, policy_queue and
  *                   policy_ghosts
- *   policy_request  what a request teaches and changes; the shadows, the guard
+ *   policy_request  what a request teaches and changes
+ *   policy_guard    who ranks, with policy_shade and policy_stack
  *   policy_default  the table: slots, admission, victims
  */
 #pragma once
@@ -49,6 +50,10 @@ typedef struct ldr_default {
     uint64_t seen; /* resident when there last was no room; 0: not since */
     float lead;    /* hits of the learned shadow over those of LRU */
     float noise;   /* its square */
+    float gain;    /* hits of the real cache over what LRU would have had, since
+                    * who ranks has changed */
+    float gain_noise;
+    float doubt; /* sigmas more to lead by, since what led there lost here */
     uint64_t judged, hits_learned, hits_lru; /* since there was no room */
     uint32_t switches;
     uint64_t made_up; /* prints for slots that come without */
@@ -61,6 +66,20 @@ typedef struct ldr_default {
 void ldr_default_time(ldr_policy_t *policy, uint32_t now_ds);
 void ldr_default_request(ldr_policy_t *policy, const ldr_policy_request_t *r);
 void ldr_default_close(ldr_policy_t *policy, const ldr_policy_request_t *r);
+
+/* ---- the guard (policy_guard.c) ---- */
+
+/* Chunks of a request that are hit, in the shadows and in the real cache; and
+ * that would be, if that were LRU. */
+typedef struct ldr_guard_hits {
+    uint32_t learned, lru;
+    uint32_t real, real_lru;
+} ldr_guard_hits_t;
+
+/* Of the runs in the path, before they are used. */
+ldr_guard_hits_t ldr_guard_look(const ldr_default_t *d);
+/* And when they have been: both shadows see it, and it is said who ranks. */
+void ldr_guard_judge(ldr_default_t *d, const ldr_guard_hits_t *hits);
 
 /* What a run would be worth if it were used now. */
 static inline float ldr_default_first_worth(const ldr_default_t *d,

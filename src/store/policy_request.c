@@ -2,9 +2,8 @@
  * A request is matched against the runs that are known, resident or not. What
  * it finds has been used again, which teaches; what it adds becomes new runs;
  * all of them get the class of the request: which turn of its session this is,
- * how much it has grown since the last, how long it is. Then both shadows do
- * what they would have done with it, and their hits say who ranks the real
- * cache from now on.
+ * how much it has grown since the last, how long it is. Then the guard says who
+ * ranks the real cache from now on.
  */
 #include "store/policy_default.h"
 
@@ -16,12 +15,6 @@
 
 #define SHARED_FAN 10u    /* ways to go on that make a run a shared one */
 #define SUPERSEDE_MAX 64u /* runs of an abandoned branch that are looked at */
-#define GHOST_RUNS 1u     /* for each resident chunk */
-#define GHOST_CHUNKS 4u
-
-#define GUARD_FADE (1.0f / 2048) /* for each request in the sample */
-#define LEADS_SIGMAS 0.3f        /* if nothing is sampled */
-#define TRAILS_SIGMAS 1.5f       /* if something is */
 
 /* What a request is, for the classes. */
 typedef struct ldr_traits {
@@ -384,172 +377,6 @@ static void path_join(ldr_default_t *d)
     d->path_count = count;
 }
 
-/* ---- shadows ---- */
-
-/* What a shadow has of the chain, as far as the sample goes. */
-static uint32_t shadow_hits(const ldr_default_t *d, uint32_t view)
-{
-    uint32_t hits = 0;
-
-    for (uint32_t i = 0; i < d->path_count; i++) {
-        uint32_t run = d->path[i];
-
-        if (ldr_runs_sampled(&d->t, run)) {
-            uint32_t has = ldr_shade_resident(&d->t, view, run);
-
-            hits += has;
-            if (has < d->t.runs[run].length) {
-                break;
-            }
-        }
-    }
-    return hits;
-}
-
-/* Brings the missing chunks of a run in, or as many as are worth it. */
-static bool shadow_fill(ldr_default_t *d, uint32_t view, uint32_t run,
-                        uint64_t room)
-{
-    ldr_runs_t *t = &d->t;
-    const ldr_run_queues_t *q = &t->queues[view];
-    uint32_t need = t->runs[run].length - ldr_shade_resident(t, view, run);
-
-    while (need > 0) {
-        uint64_t n = need;
-
-        if (q->resident < room) {
-            n = n < room - q->resident ? n : room - q->resident;
-        } else {
-            uint32_t v = ldr_shade_best(t, view, t->stamp);
-
-            if (v == LDR_NIL ||
-                (!q->lru && ldr_shade_worth(t, view, v) >
-                                (double)ldr_default_first_worth(d, run))) {
-                return false;
-            }
-            uint32_t has = ldr_shade_resident(t, view, v);
-            n = n < has ? n : has;
-            ldr_shade_count(t, view, v, -(int)n);
-        }
-        if (!ldr_shade_count(t, view, run, (int)n)) {
-            return false;
-        }
-        need -= (uint32_t)n;
-    }
-    return true;
-}
-
-static void shadow_request(ldr_default_t *d, uint32_t view, uint64_t room)
-{
-    ldr_runs_t *t = &d->t;
-
-    while (t->queues[view].resident > room) {
-        uint32_t v = ldr_shade_best(t, view, t->stamp);
-
-        if (v == LDR_NIL) {
-            break;
-        }
-        ldr_shade_count(t, view, v, -1);
-    }
-    for (uint32_t i = 0; i < d->path_count; i++) {
-        if (ldr_runs_sampled(t, d->path[i]) &&
-            !shadow_fill(d, view, d->path[i], room)) {
-            break;
-        }
-    }
-}
-
-/* How much of the chain is in the sample. */
-static float share_sampled(const ldr_default_t *d)
-{
-    uint32_t all = 0, sampled = 0;
-
-    if (d->t.lot_mask == 0) {
-        return 1;
-    }
-    for (uint32_t i = 0; i < d->path_count; i++) {
-        uint32_t length = d->t.runs[d->path[i]].length;
-
-        all += length;
-        sampled += ldr_runs_sampled(&d->t, d->path[i]) ? length : 0;
-    }
-    return all > 0 ? (float)sampled / (float)all : 0;
-}
-
-/* Whether so much is more than so many times what chance makes of it. */
-static bool beyond(const ldr_default_t *d, float lead, float sigmas)
-{
-    return lead > 0 && lead * lead > sigmas * sigmas * d->noise;
-}
-
-/* Who ranks: LRU once the learned shadow trails it, until that leads. Where
- * there is nothing to learn they take turns, and each turn costs; and what is
- * seen of a sample must be more than chance to be believed. What is forgotten
- * goes by what was seen. */
-static void guard(ldr_default_t *d, uint32_t learned, uint32_t lru)
-{
-    ldr_run_queues_t *q = &d->t.queues[LDR_VIEW_REAL];
-    float by = (float)learned - (float)lru;
-    float fade = 1 - GUARD_FADE * share_sampled(d);
-
-    d->lead = d->lead * fade + by;
-    d->noise = d->noise * fade + by * by;
-    d->judged++;
-    d->hits_learned += learned;
-    d->hits_lru += lru;
-    bool all = d->t.lot_mask == 0;
-    if (q->lru ? beyond(d, d->lead, all ? LEADS_SIGMAS : 0)
-               : beyond(d, -d->lead, all ? 0 : TRAILS_SIGMAS)) {
-        q->lru = !q->lru;
-        ldr_queue_stale(q);
-        d->switches++;
-    }
-}
-
-/* The part of the cache that is for the sample, of which there is less if that
- * would be too much. */
-static uint64_t shadow_room(ldr_default_t *d)
-{
-    ldr_runs_t *t = &d->t;
-    uint64_t room = d->room / (t->lot_mask + 1);
-
-    if (room > t->shade_room &&
-        (d->room_known || t->queues[LDR_VIEW_LRU].resident >= t->shade_room ||
-         t->queues[LDR_VIEW_LEARNED].resident >= t->shade_room)) {
-        ldr_shade_halve(t);
-        room /= 2;
-    }
-    return room < 1 ? 1 : room < t->shade_room ? room : t->shade_room;
-}
-
-static void shadows(ldr_default_t *d, uint32_t hits_learned, uint32_t hits_lru)
-{
-    bool sampled = d->t.lot_mask == 0;
-
-    for (uint32_t i = 0; i < d->path_count && !sampled; i++) {
-        sampled = ldr_runs_sampled(&d->t, d->path[i]);
-    }
-    if (d->seen > 0) {
-        d->room = d->room_known
-                      ? (uint64_t)((int64_t)d->room +
-                                   ((int64_t)d->seen - (int64_t)d->room) / 16)
-                      : d->seen;
-        d->room_known = true;
-        d->seen = 0;
-    }
-    if (d->room_known && sampled) {
-        guard(d, hits_learned, hits_lru);
-    }
-    d->judged += d->room_known && !sampled;
-    uint64_t room = shadow_room(d);
-    if (sampled) {
-        shadow_request(d, LDR_VIEW_LEARNED, room);
-        shadow_request(d, LDR_VIEW_LRU, room);
-    }
-    ldr_runs_trim(&d->t, (uint32_t)(d->room * GHOST_RUNS + 256),
-                  d->room * GHOST_CHUNKS);
-}
-
 /* A save of a chain that somebody has told of lately, if perhaps not of its
  * end: what goes on from no other's run is that session's. */
 static bool is_told(ldr_default_t *d, const ldr_policy_request_t *r)
@@ -592,8 +419,7 @@ void ldr_default_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
     uint32_t count = d->path_count;
     uint32_t tail = count > 0 ? d->path[count - 1] : LDR_NIL;
     ldr_traits_t traits = traits_of(d, r);
-    uint32_t hits_learned = shadow_hits(d, LDR_VIEW_LEARNED);
-    uint32_t hits_lru = shadow_hits(d, LDR_VIEW_LRU);
+    ldr_guard_hits_t hits = ldr_guard_look(d);
 
     path_used(d, &traits);
     path_extend(d, r, &traits, known);
@@ -607,7 +433,7 @@ void ldr_default_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
         .tail = d->path_count > 0 ? d->path[d->path_count - 1] : LDR_NIL,
         .refused = LDR_NIL,
     };
-    shadows(d, hits_learned, hits_lru);
+    ldr_guard_judge(d, &hits);
 }
 
 void ldr_default_close(ldr_policy_t *policy, const ldr_policy_request_t *r)

@@ -250,6 +250,7 @@ uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
     child_add(t, parent, run);
     bucket_add(t, run);
     ldr_runs_settle(t, run);
+    ldr_stack_use(&t->stack, 0, t->stamp, t->now_ds, length);
     return run;
 }
 
@@ -289,6 +290,7 @@ uint32_t ldr_runs_wake(ldr_runs_t *t, uint32_t parent, uint32_t depth,
         return LDR_NIL;
     }
     t->runs[run] = found;
+    t->runs[run].stamp = ldr_stack_stamp(&t->stack, t->stamp, found.used_ds);
     if (depth > 0 || found.length > 1) {
         ldr_limb_t *l = ldr_limb_need(t, run);
 
@@ -524,6 +526,9 @@ void ldr_runs_restamp(ldr_runs_t *t, uint32_t run, uint32_t class,
 {
     ldr_run_t *r = &t->runs[run];
 
+    if (stamp == t->stamp) { /* else it is not used, but abandoned */
+        ldr_stack_use(&t->stack, r->stamp, stamp, t->now_ds, r->length);
+    }
     ldr_runs_lift(t, run);
     r->class = (uint16_t) class;
     r->stamp = stamp;

@@ -196,6 +196,23 @@ typedef struct ldr_ghosts {
     uint32_t shorts; /* how many are short */
 } ldr_ghosts_t;
 
+/* What LRU would have (policy_stack.c). */
+#define LDR_STACK_SPANS 512u
+
+typedef struct ldr_span {
+    uint32_t chunks;  /* used last in this span of requests */
+    uint32_t from_ds; /* when it began */
+} ldr_span_t;
+
+typedef struct ldr_stack {
+    uint32_t shift;          /* a span is as many stamps as two to the power */
+    uint32_t oldest, newest; /* spans that are known */
+    uint32_t edge;           /* the oldest that is in the cache in part */
+    uint32_t since;          /* what was used from this stamp on is in it */
+    uint64_t inside;         /* chunks of the spans younger than the edge's */
+    ldr_span_t spans[LDR_STACK_SPANS]; /* a ring */
+} ldr_stack_t;
+
 typedef struct ldr_runs {
     uint8_t *memory; /* all of the following */
     size_t memory_bytes;
@@ -231,6 +248,7 @@ typedef struct ldr_runs {
     uint32_t shade_top, shade_free, shade_count;
     uint32_t shade_room; /* LDR_SHADE_ROOM; less in tests */
     uint32_t lot_mask;   /* these bits of a lot are 0 in the sample */
+    ldr_stack_t stack;
 } ldr_runs_t;
 
 bool ldr_runs_init(ldr_runs_t *t, uint32_t slot_max);
@@ -479,6 +497,19 @@ void ldr_shade_split(ldr_runs_t *t, uint32_t run, uint32_t upper);
 void ldr_shade_join(ldr_runs_t *t, uint32_t run, uint32_t below);
 /* Half of the sample goes. */
 void ldr_shade_halve(ldr_runs_t *t);
+
+/* ---- LRU without a cache (policy_stack.c) ---- */
+
+/* So many chunks that were used last by the request `was` are used by the one
+ * at hand, `stamp`; 0: they are new. */
+void ldr_stack_use(ldr_stack_t *k, uint32_t was, uint32_t stamp,
+                   uint32_t now_ds, uint32_t chunks);
+/* It has room for so many. */
+void ldr_stack_room(ldr_stack_t *k, uint64_t room);
+/* A request of that time, about, before the one at hand. */
+uint32_t ldr_stack_stamp(const ldr_stack_t *k, uint32_t stamp,
+                         uint32_t used_ds);
+bool ldr_stack_check(const ldr_stack_t *k);
 
 /* ---- slots ---- */
 
