@@ -19,7 +19,8 @@
 #define LEADS_SIGMAS 0.3f        /* in the shadows, if nothing is sampled */
 #define TRAILS_SIGMAS 1.5f       /* the same, if something is */
 #define LOSES_SIGMAS 0.7f        /* in the real cache, */
-#define LOSES_PART 256           /* and by so much of its room */
+#define LOSES_LEAST 16           /* by so many chunks, */
+#define LOSES_PART 1024          /* and so much of its room */
 #define DOUBT_STEP 0.5f          /* sigmas that the next try needs more, */
 #define DOUBT_TIMES 1.5f         /* and more so if it failed lately */
 #define DOUBT_MAX 30.0f
@@ -111,7 +112,8 @@ static uint32_t real_hits(const ldr_default_t *d)
         const ldr_run_t *r = &d->t.runs[d->path[i]];
         uint32_t has = r->resident;
 
-        if (has > 0) { /* groups of layers may be more slots than chunks */
+        /* Groups of layers may be more slots than chunks. */
+        if (has > 0 && d->t.twins > 0) {
             uint32_t deep = d->t.slots[r->tail].depth + 1 -
                             ldr_limb(&d->t, d->path[i])->depth;
 
@@ -191,7 +193,7 @@ static void rank_by(ldr_default_t *d, bool lru)
 static void judge_real(ldr_default_t *d, const ldr_guard_hits_t *hits)
 {
     float by = (float)hits->real - (float)hits->real_lru;
-    float least = (float)(d->room / LOSES_PART);
+    float least = (float)(LOSES_LEAST + d->room / LOSES_PART);
 
     d->gain = d->gain * (1 - GUARD_FADE) + by;
     d->gain_noise = d->gain_noise * (1 - GUARD_FADE) + by * by;
