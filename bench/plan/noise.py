@@ -3,7 +3,7 @@
 many seeds: what is noise, and what is not.
 
 bench/plan/noise.py [KIND ...] [--seeds N] [--capacity 1%,10%] [--near N]
-                    [--trace FILE ...] [--program FILE]
+                    [--trace FILE ...] [--wide] [--program FILE]
 
 For each kind, capacity and seed the difference of hit rates, default minus LRU,
 is a mean over some capacities within 4 % of the one named; then over the seeds
@@ -33,7 +33,7 @@ def around(percent, near):
 
 
 def replay(args, percents, kind, seed):
-    """The traces' rows: {(policy, percent as given): hit rate}."""
+    """For each percentage, pairs of LRU's hit rate and the difference."""
     wanted = [p for c in percents for p in around(c, args.near)]
     if kind in traffic.KINDS:
         out = io.StringIO()
@@ -72,9 +72,21 @@ def show(kind, percents, runs):
               f"| {min(single):+.4f} | {max(single):+.4f} |{mark}", flush=True)
 
 
+def show_wide(kind, percents, runs):
+    """One row: means and errors, and the least of all single runs."""
+    cells = []
+    for k in range(len(percents)):
+        means = [statistics.mean(d for _, d in run[k]) for run in runs]
+        sd = statistics.stdev(means) if len(means) > 1 else 0.0
+        cells.append(f"{statistics.mean(means):+.4f} ± "
+                     f"{sd / math.sqrt(len(means)):.4f}")
+    least = min(d for run in runs for part in run for _, d in part)
+    print(f"| {kind} | {' | '.join(cells)} | {least:+.4f} |", flush=True)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("kinds", nargs="*", help="all but those of traces")
+    p.add_argument("kinds", nargs="*", help="of traffic.py; all, unless a trace is given")
     p.add_argument("--seeds", type=int, default=8)
     p.add_argument("--first-seed", type=int, default=1)
     p.add_argument("--capacity", default="0.2%,1%,5%,10%,25%,50%")
@@ -82,13 +94,20 @@ def main():
     p.add_argument("--requests", type=int)
     p.add_argument("--policy", default="default")
     p.add_argument("--trace", action="append", default=[])
+    p.add_argument("--wide", action="store_true",
+                   help="a row for each kind, without sd and most")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     p.add_argument("--program", default=ROOT / "build/release/bin/larder")
     args = p.parse_args()
     percents = [float(c.rstrip("%")) for c in args.capacity.split(",")]
     kinds = args.kinds or ([] if args.trace else list(traffic.KINDS))
-    print("| | | seeds | LRU | mean | sd | error | least | most |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
+    if args.wide:
+        heads = [f"{c:g} %" for c in percents]
+        print(f"| | {' | '.join(heads)} | least |")
+        print("|---|" + "---:|" * (len(percents) + 1))
+    else:
+        print("| | | seeds | LRU | mean | sd | error | least | most |")
+        print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
         waiting = [(t, [pool.submit(replay, args, percents, t, 0)])
                    for t in args.trace]
@@ -96,8 +115,9 @@ def main():
         waiting += [(k, [pool.submit(replay, args, percents, k, s)
                          for s in seeds]) for k in kinds]
         for kind, runs in waiting:
-            show(os.path.basename(kind), percents,
-                 [r.result()[1] for r in runs])
+            (show_wide if args.wide else show)(
+                os.path.basename(kind), percents,
+                [r.result()[1] for r in runs])
 
 
 if __name__ == "__main__":

@@ -59,10 +59,11 @@
  * longer than two its prints 16 for every 6. Ghosts are about one run and four
  * chunks for each slot in use, at most; they take 24 to 27, and 16 more if they
  * are longer than a chunk, besides the prints. The guard's shadows see a sample
- * of the runs, and take 0.4 MB at most. The tables take 0.2 MB, and as much for
- * each kind of application. All is reserved at create and becomes memory as it
- * is used. Whatever goes wrong in it costs hits: victim gives a slot as long as
- * there is one that is not held, and no other.
+ * of the runs, and take 0.4 MB at most, what LRU would have is counted in 4 KB.
+ * The tables take 0.2 MB, and as much for each kind of application. All is
+ * reserved at create and becomes memory as it is used. Whatever goes wrong in
+ * it costs hits: victim gives a slot as long as there is one that is not held,
+ * and no other.
  *
  * Hold and release do not nest. Nothing allocates after create. Not
  * thread-safe.
