@@ -107,19 +107,18 @@ void ldr_stack_room(ldr_stack_t *k, uint64_t room)
 
 uint32_t ldr_stack_stamp(const ldr_stack_t *k, uint32_t stamp, uint32_t used_ds)
 {
-    uint32_t low = k->oldest, high = k->newest;
+    uint32_t low = k->oldest, count = k->newest - k->oldest + 1;
 
     if ((int32_t)(used_ds - k->spans[low % LDR_STACK_SPANS].from_ds) < 0) {
         return (low << k->shift) - 1;
     }
-    while (low < high) {
-        uint32_t mid = low + (high - low + 1) / 2;
+    /* The last that had begun; without branches, for it is chance. */
+    while (count > 1) {
+        uint32_t half = count / 2;
+        uint32_t from = k->spans[(low + half) % LDR_STACK_SPANS].from_ds;
 
-        if ((int32_t)(used_ds - k->spans[mid % LDR_STACK_SPANS].from_ds) >= 0) {
-            low = mid;
-        } else {
-            high = mid - 1;
-        }
+        low += (int32_t)(used_ds - from) >= 0 ? half : 0;
+        count -= half;
     }
     uint32_t from = k->spans[low % LDR_STACK_SPANS].from_ds;
     uint32_t found;
