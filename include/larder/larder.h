@@ -691,6 +691,11 @@ LARDER_API void larder_layout_destroy(larder_layout_t **layout_p);
 /* Bytes of a group's shard of one chunk. 0: no such group, or no layers. */
 LARDER_API size_t larder_layout_bytes(const larder_layout_t *layout,
                                       uint16_t group);
+/* Of a chunk's blocks in a group: how many at its front no shard holds, since
+ * the window, or the state, at the chunk's end does without. A save reads the
+ * others, whatever these are. 0 also: no such group. */
+LARDER_API uint32_t larder_layout_first_block(const larder_layout_t *layout,
+                                              uint16_t group);
 
 /* A part of a request's block table for one group: ids[i] is the block at
  * place first + i. */

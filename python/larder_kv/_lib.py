@@ -189,6 +189,7 @@ _SIGNATURES = {
     "larder_layout_create": [POINTER(LayoutParams), POINTER(c_void_p)],
     "larder_layout_destroy": [POINTER(c_void_p)],
     "larder_layout_bytes": [c_void_p, c_uint16],
+    "larder_layout_first_block": [c_void_p, c_uint16],
     "larder_match": [c_void_p, c_void_p, c_size_t, c_uint16, POINTER(Match)],
     "larder_announce": [c_void_p, c_void_p, c_size_t, POINTER(AnnounceParams),
                         c_uint32],
@@ -264,6 +265,7 @@ def library() -> ctypes.CDLL:
                 f"interface is {lib.larder_abi()}, and larder-kv needs {ABI}; "
                 f"install larder-kv again, or correct LARDER_LIBRARY")
         lib.larder_layout_bytes.restype = c_size_t
+        lib.larder_layout_first_block.restype = c_uint32
         lib.larder_space_close.restype = None
         lib.larder_gpu_close.restype = None
         lib.larder_layers_destroy.restype = None
@@ -404,6 +406,9 @@ class Layout:
 
     def bytes(self, group: int) -> int:
         return library().larder_layout_bytes(self._handle, group)
+
+    def first_block(self, group: int) -> int:
+        return library().larder_layout_first_block(self._handle, group)
 
     def close(self) -> None:
         library().larder_layout_destroy(byref(self._handle))

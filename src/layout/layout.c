@@ -294,6 +294,14 @@ size_t larder_layout_bytes(const larder_layout_t *layout, uint16_t group)
                : 0;
 }
 
+uint32_t larder_layout_first_block(const larder_layout_t *layout,
+                                   uint16_t group)
+{
+    return layout != NULL && group < layout->group_count
+               ? layout->group[group].first_block
+               : 0;
+}
+
 /* ---- the enumeration ---- */
 
 ldr_span_t ldr_layout_needs(const larder_layout_t *layout, uint32_t group,

@@ -210,6 +210,11 @@ static bool save(engine_t *e, uint32_t group, uint32_t chunk, uint32_t end)
             require(
                 (id - 1) * g->block_tokens / e->model->chunk_tokens == chunk,
                 "group %u: block %zu is not of chunk %u", group, id - 1, chunk);
+            require((id - 1) % (e->model->chunk_tokens / g->block_tokens) >=
+                        larder_layout_first_block(e->model->layout,
+                                                  (uint16_t)group),
+                    "group %u: block %zu is read, but not said to be", group,
+                    id - 1);
             e->blocks[group][id - 1]++;
         }
         bytes += iov[i].iov_len;

@@ -378,6 +378,11 @@ static void test_bytes(void **state)
     assert_int_equal(larder_layout_bytes(layout, 4), 0);
     assert_int_equal(larder_layout_bytes(layout, UINT16_MAX), 0);
     assert_int_equal(larder_layout_bytes(NULL, 0), 0);
+    assert_int_equal(larder_layout_first_block(layout, 0), 0);
+    assert_int_equal(larder_layout_first_block(layout, 1), 5);
+    assert_int_equal(larder_layout_first_block(layout, 2), 1);
+    assert_int_equal(larder_layout_first_block(layout, 4), 0);
+    assert_int_equal(larder_layout_first_block(NULL, 0), 0);
     larder_layout_destroy(&layout);
 }
 

@@ -37,13 +37,19 @@ def clear(llm):
 
 
 def _digest(worker, move):
-    """Of all pages that the save reads, by this file's own walk."""
+    """Of all pages that the save reads, by this file's own walk: of a window
+    that is shorter than a chunk, what it reaches at the chunk's end."""
     import torch
 
     found = hashlib.sha256()
-    for group, (_, ids) in zip(worker.model.groups, move.tables):
+    size = worker.model.chunk_tokens
+    for group, (first, ids) in zip(worker.model.groups, move.tables):
         layers = worker._kv.kv_cache_groups[group.index].layer_names
-        for block in ids:
+        for place, block in enumerate(ids, first):
+            end = (place + 1) * group.block_tokens
+            if group.window_tokens and (
+                    -end % size >= group.window_tokens - 1):
+                continue
             for name in layers if block else ():
                 tensor = worker._caches[name]
                 parts = tensor.shape[0] // worker._kv.num_blocks

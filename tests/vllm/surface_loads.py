@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from larder_kv import _lib
-from larder_kv.vllm import (hold, lookup, meta, nap, scheduler, stats,
+from larder_kv.vllm import (hold, lookup, meta, model, nap, scheduler, stats,
                             worker)
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -409,7 +409,8 @@ class Pool:
 @pytest.fixture
 def holds():
     described = SimpleNamespace(
-        chunk_tokens=32, groups=[SimpleNamespace(block_tokens=16, rule=0)])
+        chunk_tokens=32, groups=[SimpleNamespace(
+            block_tokens=16, rule=_lib.RULE_ALL, window_tokens=0)])
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(world_size=2),
         model_config=SimpleNamespace(disable_cascade_attn=True))
@@ -421,10 +422,25 @@ def holds():
     one.close()
 
 
+@pytest.mark.parametrize("window,ids,wanted", [
+    (64, [0, 0, 3, 4, 5, 6, 7, 8], [5, 6, 7, 8]),
+    (66, [0, 0, 3, 4, 5, 6, 7, 8], [4, 5, 6, 7, 8]),
+    (33, [0, 0, 0, 0, 0, 6, 7, 8], [7, 8]),
+    (64, [1, 2, 3, 4, 5, 6, 7, 8], [5, 6, 7, 8]),
+    (2, [0, 0, 0, 0, 0, 0, 0, 8], [8])])
+def test_held_of_a_short_window(holds, window, ids, wanted):
+    """Of a window shorter than a chunk a save reads what it reaches at the
+    chunk's end: that is held, though vLLM has the front of the chunk back."""
+    holds._size = 128
+    holds._stored = model.stored_blocks(SimpleNamespace(
+        chunk_tokens=128, groups=[SimpleNamespace(
+            block_tokens=16, rule=_lib.RULE_TRAILING, window_tokens=window)]))
+    move = meta.Move("a", b"", 0, 128, 256, [(8, array("I", ids))])
+    assert list(holds.needed(move)) == wanted
+
+
 def save(holds, job, first):
     """One chunk's, of blocks `first` and the next."""
-    from array import array
-
     holds.take(meta.Move("a", b"", 0, 0, 32, [(0, array(
         "I", [first, first + 1]))], job=job, held=True))
 

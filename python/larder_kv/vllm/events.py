@@ -111,6 +111,7 @@ class Events:
                  described: model.Model, url: str):
         self._chunk = described.chunk_tokens
         self._groups = described.groups
+        self._blocks = model.stored_blocks(described)
         self._ranks = config.parallel_config.world_size
         _, self._hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(
             kv, config)
@@ -274,26 +275,23 @@ class Events:
     # ---- one event ----
 
     def _has(self, table: tuple[int, Any], i: int, chunk: int) -> bool:
-        """Whether a save with this table stores the chunk of a group: all of
-        its blocks, or the one state at its end."""
-        block = self._groups[i].block_tokens
+        """Whether a save with this table stores the chunk of a group."""
         first, ids = table
-        begin, end = chunk * self._chunk // block, (
-            (chunk + 1) * self._chunk // block)
-        if self._groups[i].rule == _lib.RULE_LAST:
-            begin = end - 1
+        begin, end = self._span(i, chunk)
         if begin < first or end > first + len(ids):
             return False
         return all(ids[b - first] != _lib.NULL_BLOCK for b in range(begin, end))
+
+    def _span(self, i: int, chunk: int) -> tuple[int, int]:
+        """The blocks of a chunk that are stored."""
+        begin, end = self._blocks[i]
+        return chunk * end + begin, (chunk + 1) * end
 
     def _stored(self, request: Request, chunk: int, i: int,
                 medium: str) -> BlockStored:
         group = self._groups[i]
         block = group.block_tokens
-        begin, end = chunk * self._chunk // block, (
-            (chunk + 1) * self._chunk // block)
-        if group.rule == _lib.RULE_LAST:
-            begin = end - 1
+        begin, end = self._span(i, chunk)
         kind, window = self._kinds[i]
         lora = request.lora_request
         return _make(

@@ -82,11 +82,12 @@ class Holds:
         self._ranks = config.parallel_config.world_size
         self._counts = counts
         self._size = described.chunk_tokens
-        self._groups = [(g.block_tokens, g.rule == _lib.RULE_LAST)
-                        for g in described.groups]
+        self._stored = model.stored_blocks(described)
         # Of groups that save every chunk.
         self.chunk_blocks = max(1, sum(
-            self._size // block for block, state in self._groups if not state))
+            end - begin for (begin, end), g in zip(self._stored,
+                                                   described.groups)
+            if g.rule != _lib.RULE_LAST))
         self._settle_seconds = deadline_ms(options) / 1000 + SETTLE_MORE
         self._pool: BlockPool | None = None
         self._most = 0
@@ -151,19 +152,15 @@ class Holds:
         self._note()
 
     def needed(self, move: meta.Move) -> Iterator[int]:
-        """The blocks that it reads: all of a chunk, or the state at its end.
-        A chunk of which one is not there is not saved."""
+        """The blocks that it reads. (A chunk of which one is not there is not
+        saved; to hold the others is no harm.)"""
         chunks = range(move.begin // self._size, move.end // self._size)
-        for (block, state), (first, ids) in zip(self._groups, move.tables):
-            per_chunk = self._size // block
+        for (begin, end), (first, ids) in zip(self._stored, move.tables):
             for chunk in chunks:
-                end = (chunk + 1) * per_chunk - first
-                begin = end - (1 if state else per_chunk)
-                if begin < 0 or end > len(ids):
-                    continue
-                wanted = ids[begin:end]
-                if _lib.NULL_BLOCK not in wanted:
-                    yield from wanted
+                at = chunk * end - first
+                for i in ids[max(0, at + begin):max(0, at + end)]:
+                    if i != _lib.NULL_BLOCK:
+                        yield i
 
     def shared(self, ids: list[int]) -> bool:
         """Whether others may hold these: vLLM wants blocks of states for

@@ -337,6 +337,16 @@ def rules(model: Model) -> _lib.Layout:
                         for g in model.groups])
 
 
+def stored_blocks(model: Model) -> list[tuple[int, int]]:
+    """Of each group: which of a chunk's blocks a save reads, the first and the
+    end, as C has it."""
+    layout = rules(model)
+    found = [(layout.first_block(i), model.chunk_tokens // g.block_tokens)
+             for i, g in enumerate(model.groups)]
+    layout.close()
+    return found
+
+
 # ---- memory ----
 
 
