@@ -30,9 +30,13 @@ class Session:
     # ---- prompts ----
 
     def prompt(self, parts):
-        """parts: [seed, tokens] pairs; ids depend on them only."""
+        """parts: [seed, tokens] pairs, ids depend on them only; or a list of
+        ids in place of a seed."""
         ids = []
         for seed, tokens in parts:
+            if isinstance(seed, list):
+                ids += seed
+                continue
             key = (seed, tokens)
             if key not in self.prompts:
                 if len(self.prompts) > 64:

@@ -4,7 +4,9 @@ For each model: an engine computes prompts, hits its own cache, and its KV is
 saved; a new engine hits Larder. Its logprobs must be those of the own hit, bit
 by bit. The lengths are such that both hits have the same length: what is
 computed behind them has the same shape, so that nothing but the KV can differ.
-Then the test is tested: one sign bit of one stored page is turned.
+Then the test is tested: one sign bit of one stored page is turned. The last
+prompt is the second turn of a conversation: it hits what was generated, step by
+step and scheduled ahead.
 """
 import host
 import models
@@ -15,6 +17,7 @@ CHUNK = 256
 # (chunks, tokens behind): at most 16 behind, a block of vLLM's.
 LENGTHS = ((5, 9), (16, 3), (40, 16))
 TINY = ((2, 9), (5, 3))
+FIRST, ANSWERED = 5 * CHUNK - 40, CHUNK + 40  # tokens of the first turn
 CASES = {
     "qwen3": dict(model="qwen3", **GRAPHS),
     "gemma3": dict(model="gemma3"),
@@ -64,6 +67,18 @@ class Case:
         found["prompts"] = [{"tokens": p[0][1], "hit": hit}
                             for p, hit in self.prompts]
 
+    def talk(self, one):
+        """The first turn. Some more is generated, for what is known of the
+        last tokens comes late."""
+        first = [["first turn", FIRST]]
+        answer = one.ask(first, max_tokens=ANSWERED + 20)["tokens"]
+        self.prompts.append(
+            ([*first, [answer[:ANSWERED], ANSWERED], ["second turn", 9]],
+             FIRST + ANSWERED))
+        self.found["prompts"].append(
+            {"tokens": FIRST + ANSWERED + 9, "hit": FIRST + ANSWERED,
+             "generated": ANSWERED})
+
     def engine(self, name):
         first = self.given
         for given in (first, dict(first, **OTHER.get(self.name, {}))):
@@ -91,6 +106,7 @@ class Case:
     def compute(self):
         """The first engine: cold, own hit, and a Larder hit beside them."""
         with self.engine("1") as one:
+            self.talk(one)
             for (prompt, hit), note in zip(self.prompts,
                                            self.found["prompts"]):
                 cold = self.ask(one, prompt)
@@ -202,7 +218,9 @@ def show(found):
         if not isinstance(mine, dict):
             continue
         for note in mine.get("prompts", ()):
-            rows.append([name, note["tokens"], note.get("own_hit", "-"),
+            turn = " (second turn)" if "generated" in note else ""
+            rows.append([name + turn, note["tokens"],
+                         note.get("own_hit", "-"),
                          note.get("hit_tokens", "-"),
                          yes(note.get("own_again")), yes(note.get("equal")),
                          yes(note.get("own_as_cold"))])
