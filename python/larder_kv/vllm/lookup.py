@@ -158,10 +158,10 @@ class Finder:
     # ---- the scheduler's ----
 
     def begin(self, request_id: str, keys: bytes, limit: int,
-              tiers: frozenset[str] | None,
+              tiers: frozenset[str] | None, seconds: float,
               told: Told | None = None) -> Lookup:
-        look = Lookup(request_id, keys, limit, tiers,
-                      self._options.lookup_ms / 1000)
+        """seconds: that the request has left to wait."""
+        look = Lookup(request_id, keys, limit, tiers, seconds)
         look.told = told
         self._jobs.put(look)
         return look

@@ -51,7 +51,8 @@ class Tracked:
 
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
-                 "local", "loading", "record", "until", "layered", "early")
+                 "local", "loading", "record", "until", "turn", "layered",
+                 "early")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -69,7 +70,8 @@ class Tracked:
         self.saved = 0  # chunks that need not be saved any more
         self.behind = False  # more could be, if less were held
         self.claimed = False
-        self.until = 0.0  # it waits so long for its turn; 0: not crowded out
+        self.until = 0.0  # it waits so long for the store, whatever for
+        self.turn = 0.0  # and so long for its turn; 0: not crowded out
         self.local = 0
         self.layered = False  # its load is made in its step: see layers
         self.lookup: Lookup | None = None
@@ -164,9 +166,11 @@ class Scheduler:
         always computed. told: the node is told of the request before."""
         limit = (t.request.num_tokens - 1) // self.model.chunk_tokens
         if t.loads and limit > 0:
+            now = time.monotonic()
+            t.until = t.until or now + self.options.lookup_ms / 1000
             t.lookup = self.finder.begin(
                 t.request.request_id, t.prompt.keys.data(0, limit), limit,
-                t.switches.tiers, told)
+                t.switches.tiers, t.until - now, told)
             t.record.look = t.lookup
         elif told is not None:
             self.finder.tell(told)
@@ -233,13 +237,13 @@ class Scheduler:
 
     def _turn(self, t: Tracked, local: int) -> int | None:
         """Others hold too much: it waits for its turn while that is less than
-        computing, and is looked up again when there is room."""
+        computing, and is looked up again when there is room. All of that in
+        the time that it has since its arrival."""
         look, now = t.lookup, time.monotonic()
         tokens = look.matched * self.model.chunk_tokens - local
-        t.until = t.until or now + min(
-            self.options.lookup_ms / 1000,
-            self.finder.rate.computes(tokens) / 2)
-        if now >= t.until or tokens <= 0:
+        t.turn = t.turn or min(
+            t.until, now + self.finder.rate.computes(tokens) / 2)
+        if now >= t.turn or tokens <= 0:
             self._leave(t)
             return 0
         if self.finder.fits(look):
