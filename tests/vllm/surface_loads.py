@@ -90,7 +90,7 @@ def bare_worker():
     one._ended = threading.Condition(one._lock)
     one._empty, one._loading, one._until, one.news = True, 1, 0.0, False
     one._done, one._failed, one._bad_blocks = set(), set(), set()
-    one._loaded, one._looks = set(), False
+    one._loaded, one._looks, one.watched = set(), False, False
     return one
 
 

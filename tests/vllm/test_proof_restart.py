@@ -136,6 +136,27 @@ def test_lengths(told, tokens):
     rig.check_same(told.engine.ask_one(ids), answer)  # now in its own cache
 
 
+def test_prompt_logprobs_are_computed(told):
+    """Of a prompt that the store has: they need every token's forward, so
+    nothing is loaded, and they are those of the run that found nothing."""
+    ids = rig.prompt("its own logprobs", 2100)
+    found = []
+    for _ in range(2):
+        rig.fresh(told.engine)
+        with rig.Counted(told.engine) as counted:
+            found.append(told.engine.ask_one(
+                ids, sampling={"prompt_logprobs": 1}))
+        assert counted.external == counted.local == 0
+        assert counted.computed == len(ids)
+        assert told.store.has(ids, 7)  # saved they are
+    rig.check_same(*found)
+    cold, again = (one["prompt_logprobs"] for one in found)
+    assert cold == again and len(cold) == len(ids)
+    assert all(float.fromhex(one) < 0 for token in cold[1:]
+               for _, one in token)
+    rig.check_same(hit(told.engine, ids), told.engine.ask_one(ids))
+
+
 # ---- proof 2 ----
 
 

@@ -17,6 +17,7 @@ is done; no thread of the engine waits for it.
 """
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import threading
@@ -39,6 +40,8 @@ LATE = 40  # times save_ms: a save that waited so long for a thread is dropped
 LOAD_SECONDS = 0.002  # that a step which computes nothing waits for a load,
 LOAD_MOST = 0.006  # or so long, if it is expected to end by then
 ENTER_SECONDS = 0.0005  # that a load's thread gets to begin
+PASSES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+PLACE_SECONDS, PLACE_MOST = 0.1, 1.0  # pauses, the first and the longest
 
 _here: dict[str, Worker] = {}  # of this process, by engine
 
@@ -323,19 +326,28 @@ class Worker:
         return run(self._layout, request), request
 
     def _place(self, path: str, request: _lib.Move) -> int:
-        """Tried twice: too many open files, or too little memory, may pass,
-        and vLLM cannot be told of a failure."""
-        for pause in (0.1, None):
+        """vLLM cannot be told of a failure here: it would end. Too many open
+        files, or too little memory, may pass, and is waited for however long
+        it takes: the request waits with it, others go on. The scheduler keeps
+        what is placed until the load is reported. Others are tried twice."""
+        pause, tries = PLACE_SECONDS, 0
+        while True:
             try:
+                status, tries = _lib.E_IO, tries + 1
                 status = self.space.place(self._layout, request, path)
-            except OSError:
-                if pause is None:
-                    raise
-                status = _lib.E_IO
-            if status == _lib.OK or pause is None:
-                break
+                passes = status == _lib.E_NO_MEMORY
+                why = _lib.status_text(status)
+            except (OSError, MemoryError) as error:
+                passes = getattr(error, "errno", errno.ENOMEM) in PASSES
+                why = str(error)
+            if (status == _lib.OK or self._closing
+                    or not passes and tries == 2):
+                return status
+            if tries == 1:
+                logger.warning("larder: a load cannot be made (%s): it is "
+                               "tried again", why)
             time.sleep(pause)
-        return status
+            pause = min(2 * pause, PLACE_MOST)
 
     # ---- saves ----
 

@@ -1,0 +1,379 @@
+"""What the scheduler's side does with a request, from its arrival to a claim:
+on vLLM's requests and a real store, without an engine (test_surface.py)."""
+import errno
+import resource
+import threading
+import time
+from array import array
+from types import SimpleNamespace
+
+import pytest
+import torch
+from larder_kv import _lib
+from larder_kv._options import Options
+from larder_kv.vllm import lookup, model, scheduler, worker
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
+
+from surface import config_of, dense, described, full_of, kv_of
+from surface_keys import image, tokens_of
+
+__all__ = ["dense"]  # a fixture
+
+BOX = 60.0  # seconds, of lookup_ms
+LONG = 30  # that nothing here takes
+BLOCKS = 16
+
+
+class Clock:
+    """The time of the scheduler and of lookups: it goes on, and jumps."""
+
+    def __init__(self):
+        self.ahead = 0.0
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+    def monotonic(self):
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    one = Clock()
+    monkeypatch.setattr(scheduler, "time", one)
+    monkeypatch.setattr(lookup, "time", one)
+    return one
+
+
+@pytest.fixture
+def side(dense, tmp_path, monkeypatch):
+    """side(role=..., ...): the scheduler's side, on a store of its own."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    made = []
+
+    def make(role="kv_both", config=None, **options):
+        config = config or config_of(dense, kv_transfer_config={
+            "kv_connector": "LarderConnector", "kv_role": role,
+            "kv_connector_module_path": "larder_kv.vllm"})
+        given = Options(dict(dict(lookup_ms=int(BOX * 1000), load="always"),
+                             **options))
+        one = scheduler.Scheduler(config, given, described(config),
+                                  _lib.Node("embed:?dram=64M"))
+        one.config = config
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def asked(tokens, name="r", sampling=None, **more):
+    return Request(name, tokens, SamplingParams(max_tokens=4,
+                                                **(sampling or {})), None,
+                   **more)
+
+
+class Pages:
+    """A worker's memory."""
+
+    def __init__(self, one, tokens):
+        self.block = one.model.groups[0].block_tokens
+        self.memory = torch.randn(BLOCKS, 2, self.block, 128).bfloat16()
+        self.layout = model.layout(
+            one.model, kv_of(full_of(one.config), blocks=BLOCKS),
+            {"layers.0": self.memory})
+        self.keys = _lib.Keys()
+        one.space.chain(array("I", tokens), self.keys)
+        self.end = self.keys.count * one.model.chunk_tokens
+        self.ids = array("I", range(1, 1 + self.end // self.block))
+
+    def move(self):
+        return _lib.Move(
+            keys=self.keys.data(0, self.keys.count), end=self.end, writers=1,
+            timeout_ms=20000, tables=(_lib.Table * 1)(
+                (self.ids.buffer_info()[0], 0, len(self.ids))))
+
+    def used(self):
+        return self.memory[1:1 + len(self.ids)].clone()
+
+
+def store(one, tokens):
+    """Saves what a worker would have. Answers the tokens of whole chunks."""
+    pages = Pages(one, tokens)
+    move = pages.move()
+    assert one.space.save(pages.layout, move) == _lib.OK
+    assert move.shards + move.present == pages.keys.count
+    pages.layout.close()
+    return pages.end
+
+
+def looked(look):
+    """When its thread is done."""
+    end = time.monotonic() + LONG
+    while not look.done and time.monotonic() < end:
+        time.sleep(0.001)
+    assert look.done
+    return look
+
+
+def came(one, request):
+    """It arrives; its lookup, if it has one, is done."""
+    one.arrive(request)
+    t = one.requests.get(request.request_id)
+    if t is not None and t.lookup is not None:
+        looked(t.lookup)
+    return t
+
+
+TOKENS = tokens_of(1, 1100)
+
+
+def saves(one, request):
+    """Of a step that computes its whole prompt."""
+    new = SimpleNamespace(
+        req_id=request.request_id, num_computed_tokens=0,
+        block_ids=(list(range(1, 1 + BLOCKS)),))
+    out = SimpleNamespace(
+        num_scheduled_tokens={new.req_id: request.num_tokens},
+        scheduled_spec_decode_tokens={}, scheduled_new_reqs=[new],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[], new_block_ids=[], num_computed_tokens=[],
+            resumed_req_ids=set()),
+        total_num_scheduled_tokens=request.num_tokens)
+    return one.build(out).saves
+
+
+# ---- who loads, who saves ----
+
+
+@pytest.mark.parametrize("role, loads, stores", [
+    ("kv_both", True, True), ("kv_producer", False, True),
+    ("kv_consumer", True, False)])
+def test_roles(side, role, loads, stores):
+    one = side(role)
+    end = store(one, TOKENS)
+    request = asked(TOKENS)
+    t = came(one, request)
+    assert one.matched(request, 0) == ((end, True) if loads else (0, False))
+    assert (t.lookup is not None) == loads
+    one.finished(request)
+    other = asked(tokens_of(2, 1100), "other")
+    came(one, other)
+    assert one.matched(other, 0) == (0, False)
+    assert len(saves(one, other)) == stores
+
+
+@pytest.mark.parametrize("sampling", [
+    {"prompt_logprobs": 1}, {"skip_reading_prefix_cache": True}], ids=str)
+def test_requests_that_read_no_cache(side, sampling):
+    """vLLM 0.24 and 0.29 ask the connector for them all the same."""
+    one = side()
+    end = store(one, TOKENS)
+    request = asked(TOKENS, sampling=sampling)
+    assert request.skip_reading_prefix_cache
+    t = came(one, request)
+    assert t.lookup is None and one.matched(request, 0) == (0, False)
+    assert t.record.why == "skip"
+    assert len(saves(one, request)) == 1  # saved they may be
+    plain = asked(TOKENS, "plain")
+    came(one, plain)
+    assert one.matched(plain, 0) == (end, True)
+
+
+def numbered_config(dense, gigabytes, caching):
+    config = config_of(dense, enable_prefix_caching=caching,
+                       kv_transfer_config={
+                           "kv_connector": "LarderConnector",
+                           "kv_role": "kv_both",
+                           "kv_connector_module_path": "larder_kv.vllm"})
+    config.model_config.multimodal_config = SimpleNamespace(
+        mm_processor_cache_gb=gigabytes, mm_processor_kwargs=None)
+    return config
+
+
+@pytest.mark.parametrize("gigabytes, caching, skipped", [
+    (0, False, True), (0, True, False), (4, False, False)])
+def test_images_without_a_lasting_name(side, dense, monkeypatch, gigabytes,
+                                       caching, skipped):
+    """Numbered by the process, they would be another's after a restart:
+    neither saved nor loaded. The same prompts without an image are."""
+    config = numbered_config(dense, gigabytes, caching)
+    monkeypatch.setattr(model, "_images", lambda _: None)
+    one = side(config=config)
+    end = store(one, TOKENS)
+    request = asked(TOKENS, mm_features=[image("3-image-0", end + 5)])
+    t = came(one, request)
+    data = one.stats()
+    counted = data.data.get("skipped_numbered_images", 0) if data else 0
+    assert counted == skipped
+    assert (t is None) == skipped
+    assert one.matched(request, 0) == ((0, False) if skipped
+                                       else (end, True))
+    other = asked(tokens_of(3, 1100), "other",
+                  mm_features=[image("4-image-0", 5)])
+    came(one, other)
+    assert len(saves(one, other)) == (0 if skipped else 1)
+    plain = asked(TOKENS, "plain")
+    came(one, plain)
+    assert one.matched(plain, 0) == (end, True)
+
+
+# ---- the time that a request may wait ----
+
+
+def crowded(one, tokens=TOKENS):
+    """A request that finds all room taken."""
+    one.finder._held = 1 << 60
+    request = asked(tokens)
+    t = came(one, request)
+    assert t.lookup.crowded and t.lookup.reason == "crowded"
+    assert one.matched(request, 0) == (None, False)
+    return request, t
+
+
+def test_a_crowded_request_gets_its_turn(side, clock):
+    one = side()
+    end = store(one, TOKENS)
+    request, t = crowded(one)
+    first = t.lookup
+    clock.ahead = 0.5 * BOX
+    assert one.matched(request, 0) == (None, False)
+    assert t.lookup is first
+    one.finder._held = 0
+    assert one.matched(request, 0) == (None, False)
+    looked(t.lookup)
+    assert t.lookup is not first and first.left
+    assert one.matched(request, 0) == (end, True)
+    one.finished(request)
+    assert one.finder._held == 0
+
+
+def test_a_crowded_request_goes_without(side, clock):
+    one = side()
+    store(one, TOKENS)
+    request, t = crowded(one)
+    clock.ahead = 0.99 * BOX
+    assert one.matched(request, 0) == (None, False)
+    clock.ahead = 1.01 * BOX
+    assert one.matched(request, 0) == (0, False)
+    assert t.lookup.left
+    assert t.record.fields(one.model.chunk_tokens)["reason"] == "crowded"
+    one.finder._held = 0
+    assert one.matched(request, 0) == (0, False)  # for good
+
+
+def test_a_crowded_request_waits_half_of_computing(side, clock):
+    one = side()
+    store(one, TOKENS)
+    one.finder.rate.tokens_per_second = 1024 / (0.5 * BOX)
+    request, t = crowded(one)
+    clock.ahead = 0.2 * BOX
+    assert one.matched(request, 0) == (None, False)
+    clock.ahead = 0.3 * BOX
+    assert one.matched(request, 0) == (0, False)
+
+
+def test_the_time_counts_from_the_arrival(side, clock, monkeypatch):
+    """Also that of a second lookup, which a crowded request gets late."""
+    one = side()
+    store(one, TOKENS)
+    request, t = crowded(one)
+    began = t.lookup.began
+    clock.ahead = 0.7 * BOX
+    one.finder._held = 0
+    go_on = threading.Event()
+    find = one.finder._find
+    monkeypatch.setattr(one.finder, "_find",
+                        lambda look: go_on.wait(LONG) and find(look))
+    try:
+        assert one.matched(request, 0) == (None, False)
+        assert t.lookup.until == pytest.approx(began + BOX, abs=1)
+        assert t.lookup.deadline == t.lookup.until
+        clock.ahead = 0.95 * BOX
+        assert one.matched(request, 0) == (None, False)
+        clock.ahead = 1.05 * BOX
+        assert one.matched(request, 0) == (0, False)
+        assert t.record.why == "late"
+    finally:
+        go_on.set()
+
+
+def test_what_was_preempted_arrives_again(side, clock):
+    """Its second time counts from there."""
+    one = side()
+    end = store(one, TOKENS)
+    request = asked(TOKENS)
+    t = came(one, request)
+    clock.ahead = 3 * BOX
+    request.num_preemptions += 1
+    assert one.matched(request, 0)[0] in (None, end)
+    assert t.lookup.until > clock.monotonic()
+    looked(t.lookup)
+    assert one.matched(request, 0) == (end, True)
+
+
+# ---- loads whose failure vLLM cannot be told of ----
+
+
+@pytest.fixture
+def placed(side, monkeypatch):
+    """A prefix that was fetched for a claim, and the worker that places it. At
+    its pauses `placed.pause(n)` is called."""
+    one = side()
+    pages = Pages(one, TOKENS)
+    assert one.space.save(pages.layout, pages.move()) == _lib.OK
+    one.finder.fetches = True
+    t = came(one, asked(TOKENS))
+    assert one.matched(t.request, 0) == (pages.end, True)
+    beside = worker.Worker.__new__(worker.Worker)
+    beside.space, beside._layout = one.space, pages.layout
+    beside._closing = False
+    pauses = []
+    found = SimpleNamespace(
+        worker=beside, pages=pages, path=t.lookup.memory.path, pauses=pauses,
+        pause=lambda: None)
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        found.pause()
+
+    monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=sleep))
+    yield found
+    pages.layout.close()
+
+
+def test_a_load_waits_for_descriptors(placed):
+    """The worker has none left for a while, longer than any deadline: the load
+    is made when it has one again, and no failure is reported before."""
+    want = placed.pages.used()
+    placed.pages.memory.zero_()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def pause():
+        if len(placed.pauses) == 20:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    placed.pause = pause
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            open(placed.path, "rb")
+        assert caught.value.errno == errno.EMFILE
+        status = placed.worker._place(placed.path, placed.pages.move())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert status == _lib.OK and len(placed.pauses) == 20
+    assert max(placed.pauses) == placed.pauses[-1] == worker.PLACE_MOST
+    assert torch.equal(placed.pages.used(), want)
+
+
+def test_a_load_does_not_wait_for_what_never_comes(placed):
+    assert placed.worker._place(placed.path + "0",
+                                placed.pages.move()) == _lib.E_IO
+    assert len(placed.pauses) == 1
+    placed.worker._closing = True
+    assert placed.worker._place(placed.path + "0",
+                                placed.pages.move()) == _lib.E_IO
+    assert len(placed.pauses) == 1
