@@ -1,10 +1,15 @@
 """What the connector makes of a model: the names of its spaces, of its weights,
 and what is refused (test_surface.py)."""
+import contextlib
 import json
+import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
+from array import array
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +17,7 @@ import rig
 import torch
 import vllm
 from larder_kv import _lib
-from larder_kv.vllm import model, plugin, versions
+from larder_kv.vllm import model, plugin, versions, worker
 from vllm.v1 import kv_cache_interface as kvi
 
 import models
@@ -353,3 +358,113 @@ def test_chunk(dense):
     odd = kv_of(full_of(config, block_size=48),
                 window_of(config, 512, block_size=32))
     assert described(config, odd).chunk_tokens == 288
+
+
+# ---- what a start says ----
+
+
+@pytest.fixture
+def said(dense):
+    """said(url, length): the lines of a start on this node."""
+    config = config_of(dense)
+    kv = kv_of(full_of(config))
+    caches = {"layers.0": torch.zeros(16, 2, full_of(config).block_size, 128,
+                                      dtype=torch.bfloat16)}
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(
+        (record.levelname, record.getMessage()))
+    log = logging.getLogger("vllm.larder")
+    level = log.level
+
+    def said(url, length):
+        one = worker.Worker.__new__(worker.Worker)
+        one.model, one._max_tokens = described(config, kv), length
+        one.node = _lib.Node(url)
+        one.node.url = url
+        one._layout = model.layout(one.model, kv, caches)
+        end = time.monotonic() + 30
+        while ("shared=" in url and not one.node.stats().shared_tier.on
+               and time.monotonic() < end):
+            time.sleep(0.01)  # a new node has not looked at it yet
+        lines.clear()
+        try:
+            one._say_sizes()
+        finally:
+            one._layout.close()
+            one.node.close()
+        return lines
+
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield said
+    log.setLevel(level)
+    log.removeHandler(handler)
+
+
+PER_TOKEN = 2 * 128 * 2  # two heads, keys and values, bfloat16
+
+
+def test_start_line(said, plain, tmp_path):
+    url = "embed:?dram=64M"
+    [(level, text)] = said(url, 4096)
+    start = (f"larder: {url}, space {plain.name}, chunks of 256 tokens, "
+             f"{PER_TOKEN} bytes per token; dram holds ")
+    assert level == "INFO"
+    assert text == f"{start}{(64 << 20) // PER_TOKEN} tokens, ssd 0"
+    url = f"embed:{tmp_path}?dram=64M&ssd=256M"
+    [(_, text)] = said(url, 4096)
+    found = re.fullmatch(r".* dram holds (\d+) tokens, ssd (\d+)", text)
+    assert int(found[1]) == (64 << 20) // PER_TOKEN
+    assert 0 < int(found[2]) <= (256 << 20) // PER_TOKEN
+
+
+def test_start_line_of_a_shared_tier(said, tmp_path):
+    tier = tmp_path / "tier"
+    tier.mkdir()
+    _lib.check(_lib.library().larder_shared_create(
+        f"dir:{tier}".encode(), None, 10000))
+    [(_, text)] = said(f"embed:?dram=64M&shared=dir:{tier}", 4096)
+    assert re.search(r"tokens, ssd 0, shared has 0$", text), text
+
+
+def test_dram_smaller_than_a_request(said):
+    """Told at the start, with what to do."""
+    fits = (64 << 20) // PER_TOKEN
+    assert len(said("embed:?dram=64M", fits)) == 1
+    [_, (level, text)] = said("embed:?dram=64M", fits + 1)
+    assert level == "ERROR" and "\n" not in text
+    for hint in ("larder: ", str(64 << 20), f"max_model_len={fits + 1}",
+                 str((fits + 1) * PER_TOKEN), "raise dram", "node_dram"):
+        assert hint in text, text
+
+
+def test_another_models_space(dense):
+    """It cannot be opened by mistake: another model has another name, under
+    which nothing of the first is found."""
+    tokens = array("I", range(3, 3 + 512))
+    with contextlib.ExitStack() as stack:
+        node = _lib.Node("embed:?dram=64M")
+        stack.callback(node.close)
+        found = []
+        for seed in (1, 2):
+            config = config_of(models.make(str(MODELS), "dense", seed=seed))
+            one = described(config)
+            space = node.space(*space_of(one))
+            stack.callback(space.close)
+            layout = model.layout(one, kv_of(full_of(config)), {
+                "layers.0": torch.zeros(16, 2, 128, 128,
+                                        dtype=torch.bfloat16)})
+            stack.callback(layout.close)
+            keys = _lib.Keys()
+            space.chain(tokens, keys)
+            data = keys.data(0, 2)
+            assert space.match(layout, data, 2, 20000).chunks == 0
+            ids = array("I", [1, 2, 3, 4])
+            assert space.save(layout, _lib.Move(
+                keys=data, end=512, writers=1, timeout_ms=20000,
+                tables=(_lib.Table * 1)((ids.buffer_info()[0], 0,
+                                         4)))) == _lib.OK
+            assert space.match(layout, data, 2, 20000).chunks == 2
+            found.append((one.name, data))
+    assert found[0][0] != found[1][0] and found[0][1] != found[1][1]

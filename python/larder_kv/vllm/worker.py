@@ -133,9 +133,10 @@ class Worker:
             return
         logger.info(
             "larder: %s, space %s, chunks of %d tokens, %d bytes per token; "
-            "dram holds %d tokens, ssd %d", self.node.url, self.model.name,
+            "dram holds %d tokens, ssd %d%s", self.node.url, self.model.name,
             self.model.chunk_tokens, per_token,
-            stats.dram_max_bytes / per_token, stats.ssd_max_bytes / per_token)
+            stats.dram_max_bytes / per_token, stats.ssd_max_bytes / per_token,
+            _shared(stats, per_token))
         if stats.dram_max_bytes < per_token * self._max_tokens:
             logger.error(
                 "larder: the node's dram of %d bytes is smaller than one "
@@ -579,6 +580,16 @@ class Worker:
                 "larder: copies by the GPU: %d staged, %d direct, %d by way "
                 "of the CPU, %d page by page, %d failed", stats.staged,
                 stats.direct, stats.bounced, stats.plain, stats.failures)
+
+
+def _shared(stats: _lib.Stats, per_token: float) -> str:
+    """Of the shared tier it is known what it has, not what it could hold: that
+    is all nodes'."""
+    tier = stats.shared_tier
+    if not stats.shared:
+        return ""
+    return (f", shared has {tier.bytes / per_token:.0f}" if tier.on else
+            f", shared is off: {tier.reason.decode(errors='replace')}")
 
 
 def _say(level: int, line: str) -> None:
