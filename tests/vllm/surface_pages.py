@@ -1,12 +1,13 @@
 """What the connector makes of an engine's memory: pages, and the layout that
 the library is given (test_surface.py)."""
 import contextlib
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 from larder_kv import _lib
-from larder_kv.vllm import model
+from larder_kv.vllm import model, worker
 from vllm.v1 import kv_cache_interface as kvi
 
 from surface import refused
@@ -126,6 +127,37 @@ def test_layers_side_by_side(monkeypatch):
         starts = [x.offset for x in layers]
         assert starts == ([0, BLOCKS * 32, 2 * BLOCKS * 32] if count == 1
                           else [0] * 3)
+
+
+def test_layers_that_use_anothers_kv(monkeypatch):
+    """vLLM's runner enters them in its own copy of the groups, and registers
+    them with the other layer's memory: they are neither saved nor loaded, nor
+    waited for, and the others are as without them."""
+    from vllm.v1.worker import utils
+
+    names = ["a", "b", "c"]
+    kv = config_with(group_of(names))
+    theirs = copy.deepcopy(kv)
+    utils.add_kv_sharing_layers_to_kv_cache_groups(
+        {"last": "c", "one more": "b"}, theirs.kv_cache_groups)
+    assert theirs.kv_cache_groups[0].layer_names == [*names, "last",
+                                                     "one more"]
+    caches = {n: torch.zeros(BLOCKS, 8) for n in names}
+    caches.update(last=caches["c"])
+    caches["one more"] = caches["b"]
+    found = []
+    for one in (caches, {n: caches[n] for n in names}):
+        with seen(monkeypatch) as given:
+            layout = register(kv, one)
+        assert layout.bytes(0) == 3 * 8 * 4
+        layout.close()
+        [(groups, regions)] = given
+        found.append([[r.base for r in regions], [
+            (x.name, x.region, x.offset, x.stride)
+            for x in groups[0].layers[:groups[0].layer_count]]])
+        assert model.layer_names(model_of(info(0)), kv, one) == names
+        assert len(worker._memory(one)) == 3
+    assert found[0] == found[1]
 
 
 def test_layers_of_a_group_that_overlap():
