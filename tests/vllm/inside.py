@@ -13,3 +13,32 @@ def space(llm):
             "replicas": model.replicas, "chunk_tokens": model.chunk_tokens,
             "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
                        for g in model.groups]}
+
+
+def few_descriptors(llm, times):
+    """The next so many times that a worker maps what was fetched, its process
+    has no descriptor left. Answers how often that was so, at the next call."""
+    import resource
+
+    from larder_kv import _lib
+
+    before = getattr(_lib.Space, "short_of", [0, 0])
+    place = getattr(_lib.Space, "well", _lib.Space.place)
+    left = [times, 0]
+
+    def short(*args):
+        if left[0] == 0:
+            return place(*args)
+        left[0] -= 1
+        left[1] += 1
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            return place(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    _lib.Space.well = staticmethod(place)
+    _lib.Space.place = staticmethod(short)
+    _lib.Space.short_of = left
+    return before[1]
