@@ -63,12 +63,16 @@ def node_url(options: Options, say: Say) -> str:
 
 
 def open_node(url: str, log: Callable[[int, str], None], say: Say,
-              verify: str = "") -> _lib.Node:
+              verify: str = "", secret_file: str = "") -> _lib.Node:
     """Opens it. One that is down may come back: it is no reason to fail.
-    verify: what is checked, if the URL does not say."""
+    verify: what is checked, if the URL does not say. secret_file: of all its
+    spaces; the library reads it now, and one that it cannot use is an error."""
     full = url if "connect=" in url else _with(url, "connect=lazy")
     if verify and "verify=" not in url:
         full = _with(full, f"verify={verify}")
+    if secret_file:
+        path = urllib.parse.quote(secret_file, safe="/")
+        full = _with(full, f"secret_file={path}")
     if url in _silent:
         _silent.discard(url)
         full = _with(full, SHORT)

@@ -15,6 +15,7 @@ class Options:
     """One attribute for each option; texts and words are str."""
 
     url: str
+    secret_file: str
     chunk: int
     lookup_ms: int
     load: str

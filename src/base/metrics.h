@@ -120,6 +120,12 @@
       "Bytes written to disks for each byte written for a save.")              \
     X(SHARED_ON, GAUGE, "larder_shared_on", "operation",                       \
       "1 while the shared tier can be read, and written to.")                  \
+    X(SHARED_REASON, GAUGE, "larder_shared_reason", "reason",                  \
+      "1, with the reason, while the shared tier or a tenant's part of it is " \
+      "off or only read; not there while all is well.")                        \
+    X(SHARED_OPEN, GAUGE, "larder_shared_open_tenants", "",                    \
+      "Tenants whose data there anybody can forge who can write to the "       \
+      "storage: they have no secret.")                                         \
     X(SHARED_OBJECTS, GAUGE, "larder_shared_objects", "",                      \
       "Objects of the shared tier that this node knows of.")                   \
     X(SHARED_SHARDS, GAUGE, "larder_shared_shards", "", "Shards in them.")     \

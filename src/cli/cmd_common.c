@@ -10,9 +10,11 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "net/auth.h"
 
 #define SCHEME "embed:"
-#define FILE_MAX 65536u     /* bytes of a descriptor or a secret in a file */
+#define FILE_MAX 65536u     /* bytes of a descriptor in a file */
+#define BUFFER_BYTES (FILE_MAX + 1 + LDR_SECRET_MAX + 2) /* and a secret */
 #define DRAM_DEFAULT "128M" /* enough for the largest value, and soon there */
 #define IO_THREADS 2u
 #define SEGMENTS_MIN 5u /* the fewest that a directory is opened with */
@@ -287,7 +289,7 @@ static int file_read(const ldr_args_t *args, const char *path, uint8_t *bytes,
     return n < 0 ? LDR_EXIT_FAILED : LDR_EXIT_OK;
 }
 
-/* What the flags say; buffer: two times FILE_MAX + 1 bytes. */
+/* What the flags say; buffer: BUFFER_BYTES. */
 static int space_params(const ldr_args_t *args, uint8_t *buffer,
                         larder_space_params_t *p)
 {
@@ -322,10 +324,9 @@ static int space_params(const ldr_args_t *args, uint8_t *buffer,
     if (code == LDR_EXIT_OK && ldr_args_has(args, LDR_FLAG_SECRET_FILE)) {
         p->field_mask |= LARDER_SPACE_SECRET;
         p->secret = secret;
-        code = file_read(args, args->values[LDR_FLAG_SECRET_FILE], secret,
-                         &p->secret_bytes);
-        if (p->secret_bytes > 1 && secret[p->secret_bytes - 1] == '\n') {
-            p->secret_bytes--;
+        if (ldr_tenant_secret_read(args->values[LDR_FLAG_SECRET_FILE], secret,
+                                   &p->secret_bytes) != LARDER_OK) {
+            code = ldr_cli_fail(args, "%s", ldr_fail_text());
         }
     }
     return code;
@@ -336,7 +337,7 @@ int ldr_session_open(const ldr_args_t *args, bool make, bool with_space,
 {
     larder_space_params_t params = {0};
     larder_status_t st = LARDER_OK;
-    uint8_t *buffer = ldr_alloc(2 * (FILE_MAX + 1));
+    uint8_t *buffer = ldr_alloc(BUFFER_BYTES);
     int code = LDR_EXIT_OK;
 
     memset(s, 0, sizeof(*s));
@@ -356,7 +357,7 @@ int ldr_session_open(const ldr_args_t *args, bool make, bool with_space,
     if (code == LDR_EXIT_OK && st == LARDER_OK && with_space) {
         st = larder_space_open(s->lar, &params, &s->space);
     }
-    explicit_bzero(buffer, 2 * (FILE_MAX + 1));
+    explicit_bzero(buffer, BUFFER_BYTES);
     ldr_free(buffer);
     return st == LARDER_OK ? code : ldr_cli_status(args, st);
 }

@@ -452,6 +452,15 @@ static void put_shared(const top_t *t, screen_t *s)
          bytes(rate(t, "larder_shared_moved_bytes_total", write)).text,
          count(level(t, "larder_shared_errors_total")).text,
          count(level(t, "larder_shared_waiting_shards")).text);
+    size_t reasons =
+        ldr_prom_values(&t->now, "larder_shared_reason", "reason", kinds, 2);
+    for (size_t i = 0; i < reasons; i++) {
+        line(s, false, "  %s", kinds[i]);
+    }
+    if (level(t, "larder_shared_open_tenants") > 0) {
+        line(s, false, "  %.0f tenants without a secret",
+             level(t, "larder_shared_open_tenants"));
+    }
 }
 
 static void compose(const top_t *t, screen_t *s)

@@ -16,6 +16,7 @@
 #include "base/options.h"
 #include "client/handle_ops.h"
 #include "larder/larder.h"
+#include "net/auth.h"
 #include "node/load.h"
 #include "node/node.h"
 #include "wire/wire.h"
@@ -141,6 +142,9 @@ struct larder {
     const bool *poisoned; /* a broken invariant was seen */
     bool manual;          /* no threads: the node's driver is the caller */
     uint64_t fork_count;  /* when it was opened */
+    /* Of spaces that are opened without one; wiped at close. */
+    uint8_t secret[LDR_SECRET_MAX + 2];
+    size_t secret_bytes;
 
     pthread_mutex_t lock;
     pthread_cond_t work;    /* for workers: something is queued */

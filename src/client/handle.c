@@ -9,10 +9,6 @@
 #include "client/client.h"
 #include "client/remote.h"
 
-/* The secret of tenants that have none: not secret, but the same everywhere,
- * so that nodes and engines agree without configuration. */
-static const char default_secret[] = "larder: no secret is configured";
-
 #define DESCRIPTOR_MAX 65536u
 #define TENANT_MAX 63u
 #define CHUNK_TOKENS_MAX 65536u
@@ -82,26 +78,48 @@ const char *larder_last_error(void)
 
 /* ---- open and close ---- */
 
-/* A handle without a backend. */
-static larder_t *handle_new(void)
+static void handle_free(larder_t *lar)
+{
+    if (lar != NULL) {
+        explicit_bzero(lar->secret, sizeof(lar->secret));
+        ldr_free(lar);
+    }
+}
+
+/* A handle without a backend, with the secret of its spaces. */
+static larder_status_t handle_new(const ldr_options_t *options,
+                                  larder_t **lar_p)
 {
     larder_t *lar = ldr_alloc(sizeof(*lar));
 
     if (lar == NULL) {
-        ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
-        return NULL;
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
+    }
+    if (options->secret_file[0] != '\0') {
+        larder_status_t st = ldr_tenant_secret_read(
+            options->secret_file, lar->secret, &lar->secret_bytes);
+
+        if (st != LARDER_OK) {
+            handle_free(lar);
+            return st;
+        }
+    } else {
+        lar->secret_bytes = sizeof(LDR_PUBLIC_SECRET) - 1;
+        memcpy(lar->secret, LDR_PUBLIC_SECRET, lar->secret_bytes);
     }
     pthread_once(&fork_once, fork_watch);
     lar->fork_count = fork_count;
-    return lar;
+    *lar_p = lar;
+    return LARDER_OK;
 }
 
 larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
 {
-    larder_t *lar = handle_new();
+    larder_t *lar;
+    larder_status_t st = handle_new(&node->options, &lar);
 
-    if (lar == NULL) {
-        return LARDER_E_NO_MEMORY;
+    if (st != LARDER_OK) {
+        return st;
     }
     lar->backend = &ldr_handle_local;
     lar->node = node;
@@ -110,9 +128,9 @@ larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
     lar->log = &node->log;
     lar->poisoned = &node->poisoned;
     lar->manual = node->manual;
-    larder_status_t st = ldr_ops_create(lar);
+    st = ldr_ops_create(lar);
     if (st != LARDER_OK) {
-        ldr_free(lar);
+        handle_free(lar);
         return st;
     }
     *lar_p = lar;
@@ -139,12 +157,13 @@ static larder_status_t open_embedded(const ldr_options_t *options,
 static larder_status_t open_remote(const ldr_options_t *options,
                                    const ldr_log_t *log, larder_t **lar_p)
 {
-    larder_t *lar = handle_new();
+    larder_t *lar;
+    larder_status_t st = handle_new(options, &lar);
 
-    if (lar == NULL) {
-        return LARDER_E_NO_MEMORY;
+    if (st != LARDER_OK) {
+        return st;
     }
-    larder_status_t st = ldr_remote_open(lar, options, log);
+    st = ldr_remote_open(lar, options, log);
     if (st == LARDER_OK) {
         st = ldr_ops_create(lar);
         if (st != LARDER_OK) {
@@ -152,7 +171,7 @@ static larder_status_t open_remote(const ldr_options_t *options,
         }
     }
     if (st != LARDER_OK) {
-        ldr_free(lar);
+        handle_free(lar);
         return st;
     }
     *lar_p = lar;
@@ -204,7 +223,7 @@ larder_status_t larder_close(larder_t **lar_p, uint32_t timeout_ms)
         s->lar = NULL;
     }
     st = lar->backend->close(lar, deadline_ns);
-    ldr_free(lar);
+    handle_free(lar);
     return st;
 }
 
@@ -228,8 +247,8 @@ static larder_status_t space_params(const larder_t *lar,
         out->tenant = session != NULL ? session : "default";
     }
     if ((p->field_mask & LARDER_SPACE_SECRET) == 0) {
-        out->secret = default_secret;
-        out->secret_bytes = sizeof(default_secret) - 1;
+        out->secret = lar->secret;
+        out->secret_bytes = lar->secret_bytes;
     }
     if ((p->field_mask & LARDER_SPACE_SHARDS) == 0) {
         out->shards = 1;
@@ -278,8 +297,6 @@ static bool space_names(const larder_space_params_t *p, larder_space_t *space)
     ldr_piece_t id[] = {{"larder id 1", 11}, {space->root, 32}};
     ldr_piece_t check[] = {{"larder check 1", 14},
                            {p->tenant, strlen(p->tenant)}};
-    ldr_piece_t key[] = {{"larder shared 1", 15},
-                         {p->tenant, strlen(p->tenant)}};
 
     /* The name's length keeps name and descriptor apart. */
     ldr_put32(fixed, (uint32_t)strlen(p->tenant));
@@ -294,7 +311,8 @@ static bool space_names(const larder_space_params_t *p, larder_space_t *space)
         return false;
     }
     memcpy(space->ref.check, digest, sizeof(space->ref.check));
-    return ldr_hmac_sha256(p->secret, p->secret_bytes, key, 2, space->ref.key);
+    return ldr_tenant_key(p->secret, p->secret_bytes, p->tenant,
+                          space->ref.key);
 }
 
 /* The first place in the sessions' tables that no space of the handle has.

@@ -67,6 +67,35 @@ larder_status_t ldr_secret_read(const char *path, const char *what, char *text,
     return st;
 }
 
+larder_status_t ldr_tenant_secret_read(const char *path,
+                                       uint8_t secret[LDR_SECRET_MAX + 2],
+                                       size_t *bytes_p)
+{
+    size_t bytes = 0;
+    larder_status_t st = ldr_secret_read(path, "secret file", (char *)secret,
+                                         LDR_SECRET_MAX + 2, &bytes);
+
+    if (st == LARDER_OK && bytes > 0 && secret[bytes - 1] == '\n') {
+        bytes--;
+    }
+    /* Whoever can read the storage can try short ones. */
+    if (st == LARDER_OK && (bytes < LDR_SECRET_MIN || bytes > LDR_SECRET_MAX)) {
+        st = ldr_fail(LARDER_E_INVALID,
+                      "%s: %s: a secret has %u to %u bytes "
+                      "(`openssl rand -hex 32` makes one)",
+                      path,
+                      bytes == 0               ? "no secret in it"
+                      : bytes < LDR_SECRET_MIN ? "too short"
+                                               : "too long",
+                      LDR_SECRET_MIN, LDR_SECRET_MAX);
+    }
+    *bytes_p = st == LARDER_OK ? bytes : 0;
+    if (st != LARDER_OK) {
+        OPENSSL_cleanse(secret, LDR_SECRET_MAX + 2);
+    }
+    return st;
+}
+
 static larder_status_t take_line(const char *path, unsigned number,
                                  const char *line, size_t bytes,
                                  ldr_token_t tokens[LDR_TOKENS_MAX],

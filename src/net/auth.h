@@ -16,6 +16,9 @@
 #define LDR_TOKEN_MAX 256u
 #define LDR_TOKENS_MAX 2u /* live at once: the old and the new one */
 
+#define LDR_SECRET_MIN 16u
+#define LDR_SECRET_MAX 1024u
+
 typedef struct ldr_token {
     size_t bytes;
     uint8_t data[LDR_TOKEN_MAX];
@@ -26,6 +29,13 @@ typedef struct ldr_token {
  * others than its owner's group. */
 larder_status_t ldr_secret_read(const char *path, const char *what, char *text,
                                 size_t size, size_t *bytes_p);
+
+/* Reads a tenant's secret: the bytes of the file, less one newline at the end.
+ * As for what it may be, see ldr_tokens_read(); of any bytes. Wherever it fails
+ * *bytes_p is 0. The caller wipes it. */
+larder_status_t ldr_tenant_secret_read(const char *path,
+                                       uint8_t secret[LDR_SECRET_MAX + 2],
+                                       size_t *bytes_p);
 
 /* Reads a file of one or two tokens, one a line. Fails with a text: missing,
  * readable by others than its owner's group, too short, too many. */

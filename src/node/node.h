@@ -272,6 +272,13 @@ larder_status_t ldr_node_tenant(ldr_node_t *node,
 /* SHA-256("larder tenant 1" || name), the first bytes of it. */
 void ldr_tenant_id(const char *name, uint8_t id[LDR_ID_BYTES]);
 
+/* The secret of tenants that were given none: no secret, but the same
+ * everywhere, so that nodes and engines agree without configuration. */
+#define LDR_PUBLIC_SECRET "larder: no secret is configured"
+/* A tenant's key for the shared tier. False: libcrypto failed. */
+bool ldr_tenant_key(const void *secret, size_t secret_bytes, const char *name,
+                    uint8_t key[32]);
+
 /* A space as its users know it. The node's own id of it is hashed over the
  * tenant as well, so that an id that was stolen names another, empty space in
  * another tenant's session. */

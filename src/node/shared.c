@@ -109,10 +109,11 @@ static bool alloc_slots(ldr_shared_t *s)
 {
     s->tenants = ldr_alloc(LDR_TENANTS_MAX * sizeof(*s->tenants));
     s->spaces = ldr_alloc(LDR_SPACES_MAX * sizeof(*s->spaces));
+    s->open_tenants = ldr_alloc(LDR_TENANTS_MAX * sizeof(*s->open_tenants));
     s->offers = ldr_alloc(s->offer_count * sizeof(*s->offers));
     s->fetches = ldr_alloc(s->fetch_count * sizeof(*s->fetches));
-    if (s->tenants == NULL || s->spaces == NULL || s->offers == NULL ||
-        s->fetches == NULL) {
+    if (s->tenants == NULL || s->spaces == NULL || s->open_tenants == NULL ||
+        s->offers == NULL || s->fetches == NULL) {
         return false;
     }
     memset(s->tenants, 0xff, LDR_TENANTS_MAX * sizeof(*s->tenants));
@@ -298,6 +299,7 @@ bool ldr_shared_close(ldr_node_t *node, uint64_t deadline_ns)
     ldr_free(s->offers);
     ldr_free(s->tenants);
     ldr_free(s->spaces);
+    ldr_free(s->open_tenants);
     explicit_bzero(s->cipher, sizeof(s->cipher));
     ldr_free(s);
     node->shared = NULL;
@@ -321,6 +323,34 @@ bool ldr_shared_numbers(const ldr_shared_t *s, uint32_t space,
     return *tenant_p != LDR_NIL && *space_p != LDR_NIL;
 }
 
+/* What the tenant has there anybody can forge who can write to the storage:
+ * said once, and shown. */
+static void judge_secret(ldr_shared_t *s, uint32_t tenant,
+                         const ldr_space_info_t *info)
+{
+    ldr_node_t *node = s->node;
+    uint8_t key[sizeof(info->key)];
+    bool open = !s->encrypts &&
+                ldr_tenant_key(LDR_PUBLIC_SECRET, sizeof(LDR_PUBLIC_SECRET) - 1,
+                               info->tenant, key) &&
+                memcmp(key, info->key, sizeof(key)) == 0;
+
+    ldr_node_lock(node);
+    bool news = open && !s->open_tenants[tenant];
+    if (news) {
+        s->open_tenants[tenant] = true; /* a node knows one secret of each */
+        s->open_count++;
+    }
+    ldr_node_unlock(node);
+    if (news) {
+        ldr_warn(&node->log,
+                 "shared tier: tenant '%s' has no secret: whoever can write to "
+                 "the storage can forge what it loads; give its engines the "
+                 "same secret_file",
+                 info->tenant);
+    }
+}
+
 larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
                                  const ldr_space_info_t *info)
 {
@@ -339,6 +369,7 @@ larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
     memcpy(id, store->spaces[space].id, LDR_ID_BYTES);
     memcpy(tenant_id, store->tenants[tenant].id, LDR_ID_BYTES);
     ldr_node_unlock(node);
+    judge_secret(s, tenant, info);
     if (there && !ldr_tier_refused(s->tier, known)) {
         return LARDER_OK;
     }

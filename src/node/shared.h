@@ -58,6 +58,10 @@ struct ldr_shared {
     uint8_t cipher[LDR_SEAL_KEY_BYTES]; /* if it does */
     /* The tier's numbers by the store's; LDR_NIL: not known there. */
     uint32_t *tenants, *spaces;
+    /* Tenants whose data there is under LDR_PUBLIC_SECRET and no key, by the
+     * store's number, and how many. */
+    bool *open_tenants;
+    uint32_t open_count;
 
     ldr_fetch_t *fetches, *fetch_free;
     unsigned fetch_count;

@@ -278,6 +278,14 @@ void ldr_tenant_id(const char *name, uint8_t id[LDR_ID_BYTES])
     memcpy(id, digest, LDR_ID_BYTES);
 }
 
+bool ldr_tenant_key(const void *secret, size_t secret_bytes, const char *name,
+                    uint8_t key[32])
+{
+    ldr_piece_t parts[] = {{"larder shared 1", 15}, {name, strlen(name)}};
+
+    return ldr_hmac_sha256(secret, secret_bytes, parts, 2, key);
+}
+
 /* The node's own id of a space: it begins with its tenant's tag. */
 static bool node_space_id(const uint8_t *tenant_id, const uint8_t *space_id,
                           uint8_t id[LDR_ID_BYTES])

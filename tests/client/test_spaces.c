@@ -1,6 +1,8 @@
 /* Spaces, tenants and their secrets; chains of keys. */
 #include "client/support.h"
 
+#include <sys/stat.h>
+
 #define NODE "dram=8M&ssd=64M"
 
 enum { TOKENS = 40, CHUNK = 4, CHUNKS = TOKENS / CHUNK };
@@ -194,6 +196,66 @@ static void test_secret(void **state)
         larder_space_close(&b);
         fix_close(f);
     }
+}
+
+/* Gives the keys of a space of a node that was opened with this file. */
+static larder_status_t keys_with(const char *file, larder_key_t *keys)
+{
+    larder_space_params_t p = params_of("anna", "unused", "model");
+    larder_t *lar = NULL;
+    char url[300];
+    size_t count;
+
+    snprintf(url, sizeof(url), "embed:?dram=8M&secret_file=%s", file);
+    larder_status_t st = larder_open(url, NULL, &lar);
+    if (st == LARDER_OK) {
+        p.field_mask &= ~(uint64_t)LARDER_SPACE_SECRET;
+        larder_space_t *space = open_with(lar, &p);
+
+        keys_of(space, NULL, keys, &count);
+        larder_space_close(&space);
+        assert_status(larder_close(&lar, 1000), LARDER_OK);
+    } else {
+        assert_null(lar);
+    }
+    return st;
+}
+
+/* Option secret_file: spaces that are opened without a secret have the file's;
+ * it was read when the node was opened. */
+static void test_secret_file(void **state)
+{
+    fix_t *f = fix(state);
+    larder_space_params_t p = params_of("anna", "sixteen bytes ok", "model");
+    larder_key_t want[CHUNKS], got[CHUNKS], public[CHUNKS];
+    char file[256];
+    size_t count;
+
+    fix_open(f, NODE);
+    larder_space_t *space = open_with(f->lar, &p);
+    keys_of(space, NULL, want, &count);
+    larder_space_close(&space);
+    snprintf(file, sizeof(file), "%s/secret", f->dir);
+    for (unsigned i = 0; i < 2; i++) {
+        FILE *out = fopen(file, "w");
+
+        assert_non_null(out);
+        fprintf(out, "%s%s", (const char *)p.secret, i == 0 ? "\n" : "");
+        fclose(out);
+        chmod(file, 0640);
+        memset(got, 0, sizeof(got));
+        assert_status(keys_with(file, got), LARDER_OK);
+        assert_memory_equal(got, want, sizeof(want));
+    }
+    assert_status(keys_with("", public), LARDER_OK);
+    assert_false(same(&public[0], &want[0]));
+    chmod(file, 0644);
+    assert_status(keys_with(file, got), LARDER_E_INVALID);
+    assert_non_null(strstr(larder_last_error(), "chmod"));
+    assert_null(strstr(larder_last_error(), p.secret));
+    unlink(file);
+    assert_status(keys_with(file, got), LARDER_E_INVALID);
+    assert_non_null(strstr(larder_last_error(), file));
 }
 
 /* A directory that is added later learns the secrets of those it serves. */
@@ -438,6 +500,7 @@ int main(void)
         EMBED_ONE(test_parameters_make_the_space, "plain"),
         EMBED_ONE(test_bad_spaces, "plain"),
         EMBED_BOTH(test_secret),
+        EMBED_ONE(test_secret_file, "plain"),
         EMBED_BOTH(test_two_directories),
         BOTH(test_reset_reaches_all),
         ONE(test_chain, "plain"),

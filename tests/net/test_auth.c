@@ -150,6 +150,53 @@ static void test_file_bad(void **s)
     unlink(path);
 }
 
+/* A tenant's secret is any bytes, less one newline. */
+static void test_secret_file(void **s)
+{
+    static const struct {
+        size_t bytes, newlines, want; /* want 0: refused */
+        mode_t mode;
+    } table[] = {
+        {LDR_SECRET_MIN, 0, LDR_SECRET_MIN, 0600},
+        {LDR_SECRET_MIN, 1, LDR_SECRET_MIN, 0400},
+        {LDR_SECRET_MIN, 2, LDR_SECRET_MIN + 1, 0640},
+        {LDR_SECRET_MAX, 0, LDR_SECRET_MAX, 0600},
+        {LDR_SECRET_MAX, 1, LDR_SECRET_MAX, 0600},
+        {LDR_SECRET_MAX, 2, 0, 0600},
+        {LDR_SECRET_MAX + 1, 0, 0, 0600},
+        {LDR_SECRET_MAX * 3, 1, 0, 0600},
+        {LDR_SECRET_MIN - 1, 0, 0, 0600},
+        {LDR_SECRET_MIN - 1, 1, 0, 0600},
+        {0, 0, 0, 0600},
+        {0, 1, 0, 0600},
+        {LDR_SECRET_MIN, 0, 0, 0604},
+        {LDR_SECRET_MIN, 0, 0, 0644},
+    };
+    char text[LDR_SECRET_MAX * 3 + 2];
+
+    (void)s;
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        uint8_t secret[LDR_SECRET_MAX + 2];
+        size_t bytes = 99, want = table[i].want;
+
+        memset(text, 'a', sizeof(text));
+        text[1] = '\0';
+        memset(text + table[i].bytes, '\n', table[i].newlines);
+        write_file(text, table[i].bytes + table[i].newlines, table[i].mode);
+        ldr_fail_clear();
+        assert_int_equal(ldr_tenant_secret_read(path, secret, &bytes),
+                         want > 0 ? LARDER_OK : LARDER_E_INVALID);
+        assert_int_equal(bytes, want);
+        if (want > 0) {
+            assert_memory_equal(secret, text, want);
+        } else {
+            assert_non_null(strstr(ldr_fail_text(), path));
+            assert_null(strstr(ldr_fail_text(), "aaaa"));
+        }
+    }
+    unlink(path);
+}
+
 /* ---- proofs ---- */
 
 typedef struct session {
@@ -318,6 +365,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_file_good), cmocka_unit_test(test_file_bad),
+        cmocka_unit_test(test_secret_file),
         cmocka_unit_test(test_proofs),    cmocka_unit_test(test_two_tokens),
         cmocka_unit_test(test_pinned),    cmocka_unit_test(test_nonces),
     };

@@ -76,7 +76,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         later = (current_platform.is_cuda()
                  and role == KVConnectorRole.SCHEDULER)
         node = _node.open_node(url, _log, logger.warning,
-                               "get" if later else "")
+                               "get" if later else "", options.secret_file)
         parts = layers.wanted(
             options, layers.refusal(vllm_config, kv_cache_config, described,
                                     url, current_platform.is_cuda()),
