@@ -197,11 +197,9 @@ static void *shared_main(void *arg)
             ldr_node_lock(node);
             continue;
         }
+        wake = ldr_min64(wake, ldr_shared_walk(s));
         s->idle = true;
         ldr_node_tell(node);
-        if (wake == UINT64_MAX) {
-            wake = ldr_now_ns(node->clock) + 3600000000000u;
-        }
         ldr_cond_wait_until(&s->work, &node->lock, wake);
         s->idle = false;
     }
@@ -238,6 +236,7 @@ bool ldr_shared_step(ldr_shared_t *s)
     if (ldr_shared_write(s, &wake)) {
         return true;
     }
+    ldr_shared_walk(s);
     ldr_node_unlock(s->node);
     bool did = ldr_tier_step(s->tier);
     ldr_node_lock(s->node);

@@ -76,6 +76,15 @@ struct ldr_shared {
                          woken by who saves */
     unsigned hurry;   /* who waits for a flush */
 
+    /* The walk over what is in DRAM (shared_used.c). Uses count that are not
+     * older than its predecessor. */
+    bool walking;
+    uint32_t walk_chunk; /* to be looked at next */
+    uint32_t walk_began_s, walk_since_s;
+    uint64_t walk_ns;      /* when the next piece is due */
+    uint64_t walk_next_ns; /* ... and the next walk */
+    uint64_t walk_uses;    /* that were counted when it began */
+
     ldr_histogram_t read_times, write_times; /* need no lock */
     pthread_t thread;
     pthread_cond_t work;
@@ -115,6 +124,9 @@ void ldr_shared_wake(ldr_shared_t *s); /* with the lock */
 /* Writes an object if there is enough for one, or if it is time. False: there
  * is not; *wake_p: when there will be. With the lock. */
 bool ldr_shared_write(ldr_shared_t *s, uint64_t *wake_p);
+/* Tells the tier what of it was used here, a piece at a time, if it is time;
+ * when it is next. With the lock. */
+uint64_t ldr_shared_walk(ldr_shared_t *s);
 /* The tier's numbers for a space; false: it is not known there. With the
  * lock. */
 bool ldr_shared_numbers(const ldr_shared_t *s, uint32_t space,

@@ -42,21 +42,21 @@ bool ldr_part_publish(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent)
     return true;
 }
 
-void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES])
+void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
+                   uint32_t used_s)
 {
     ldr_tier_t *t = p->tier;
     uint32_t number = ldr_map_object(p->map, id);
-    uint32_t now_s = ldr_wall_s(t->params.clock);
     void *uses = p->uses;
 
     if (number == LDR_NIL) {
         return;
     }
     ldr_map_object_t *o = ldr_map_at(p->map, number);
-    if (now_s < o->used_s + LDR_USED_S && o->used_s != 0) {
+    if (used_s < o->used_s + LDR_USED_S && o->used_s != 0) {
         return;
     }
-    o->used_s = now_s;
+    o->used_s = used_s;
     if (o->told || p->use_count >= USES_MAX ||
         !ldr_grow(&uses, &p->use_room, p->use_count + 1, LDR_ID_BYTES)) {
         return;

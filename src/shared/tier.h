@@ -119,6 +119,12 @@ bool ldr_tier_find(ldr_tier_t *tier, uint32_t tenant, uint32_t space,
                    const larder_key_t *key, uint32_t group, uint32_t shard,
                    ldr_place_t *place);
 
+/* A copy that the node has elsewhere was used at that time (wall clock): a use
+ * of the object that holds the shard, if the tier has it. */
+void ldr_tier_used(ldr_tier_t *tier, uint32_t tenant, uint32_t space,
+                   const larder_key_t *key, uint32_t group, uint32_t shard,
+                   uint32_t used_s);
+
 /* The shards of these chunks are looked for next: brings near what of the map
  * that takes. A few dozen chunks at a time. */
 void ldr_tier_soon(ldr_tier_t *tier, uint32_t tenant, uint32_t space,

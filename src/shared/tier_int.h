@@ -376,7 +376,9 @@ bool ldr_part_publish(ldr_part_t *p, const ldr_manifest_entry_t *e,
 /* With the lock: an object is new; in the map, and for all to hear. False: no
  * memory, and it is in neither: one that only we know helps nobody. */
 bool ldr_part_add(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent);
-void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES]);
+/* With the lock: an object was used then, for all to hear. */
+void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
+                   uint32_t used_s);
 /* With the lock: an object is no more; from the map, and for all to hear.
  * False: no memory to say so. */
 bool ldr_part_gone(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES]);

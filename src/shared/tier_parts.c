@@ -264,6 +264,20 @@ bool ldr_tier_find(ldr_tier_t *t, uint32_t tenant, uint32_t space,
     return found;
 }
 
+void ldr_tier_used(ldr_tier_t *t, uint32_t tenant, uint32_t space,
+                   const larder_key_t *key, uint32_t group, uint32_t shard,
+                   uint32_t used_s)
+{
+    ldr_place_t place;
+    bool usable;
+
+    pthread_mutex_lock(&t->lock);
+    if (find(t, tenant, space, key, group, shard, &usable, &place)) {
+        ldr_part_used(ldr_tier_part(t, tenant), place.id, used_s);
+    }
+    pthread_mutex_unlock(&t->lock);
+}
+
 void ldr_tier_soon(ldr_tier_t *t, uint32_t tenant, uint32_t space,
                    const larder_key_t *keys, size_t count, uint32_t group,
                    uint32_t shards)

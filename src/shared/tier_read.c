@@ -82,7 +82,7 @@ static void account(ldr_part_t *p, ldr_tier_read_t *r,
     } else if (error == 0) {
         t->n.reads++;
         t->n.read_bytes += (uint64_t)r->place.blocks * LDR_BLOCK;
-        ldr_part_used(p, r->place.id);
+        ldr_part_used(p, r->place.id, ldr_wall_s(t->params.clock));
     } else {
         t->n.read_errors++;
         if (error == -ENOENT || error == -EBADMSG || error == -EKEYREJECTED) {

@@ -10,7 +10,7 @@ from ctypes import (POINTER, Structure, byref, c_char_p, c_int, c_size_t,
 
 OK, PRESENT, MISS, PENDING = 0, 1, 2, 3
 E_FULL, E_DEADLINE, E_CANCELED, E_BUSY, E_STALE = -5, -6, -7, -8, -10
-E_FORKED, E_OFFLINE, E_DENIED = -41, -68, -69
+E_FORKED, E_SECRET, E_OFFLINE, E_DENIED = -41, -67, -68, -69
 CAUSES = ("none", "absent", "evicted", "corrupt", "stale", "deadline",
           "tier_off", "full", "io", "offline", "paused")
 PUT, GET, EXISTS, REMOVE = 0, 1, 2, 3

@@ -172,9 +172,14 @@ def test_hex_key(larder, place, filled, tmp_path):
     assert own in larder("ls", place).out
 
 
+def secret_file(path, text):
+    path.write_text(text)
+    path.chmod(0o600)
+
+
 def test_spaces_are_apart(larder, place, tmp_path):
     """Every flag that names the space makes it another one."""
-    (tmp_path / "secret").write_text("s3cret\n")
+    secret_file(tmp_path / "secret", "s3cret of enough bytes\n")
     (tmp_path / "descriptor").write_bytes(b"model\0\xff")
     spaces = [[], ["--space", "other"], ["--tenant", "bob"],
               ["--tenant", "eve", "--secret-file", "secret"],
@@ -189,15 +194,21 @@ def test_spaces_are_apart(larder, place, tmp_path):
 
 def test_secret(larder, place, tmp_path):
     """A newline at the end is no part of it; another one is refused."""
-    (tmp_path / "a").write_text("s3cret\n")
-    (tmp_path / "b").write_text("s3cret")
-    (tmp_path / "c").write_text("other")
+    secret_file(tmp_path / "a", "s3cret of enough bytes\n")
+    secret_file(tmp_path / "b", "s3cret of enough bytes")
+    secret_file(tmp_path / "c", "another of enough bytes")
     larder("put", place, "k", "-", "--secret-file", "a", stdin=b"v")
     assert larder("get", place, "k", "-", "--secret-file", "b").stdout == b"v"
     done = larder("get", place, "k", "-", "--secret-file", "c", code=FAILED)
     assert "another secret" in done.err
     done = larder("get", place, "k", "-", "--secret-file", "no", code=FAILED)
-    assert "no: cannot be read" in done.err
+    assert "no: cannot read the secret file" in done.err
+    (tmp_path / "a").chmod(0o644)
+    done = larder("get", place, "k", "-", "--secret-file", "a", code=FAILED)
+    assert "chmod o-rwx a" in done.err
+    secret_file(tmp_path / "c", "\n")
+    done = larder("get", place, "k", "-", "--secret-file", "c", code=FAILED)
+    assert "c: no secret in it" in done.err
 
 
 def test_shards_and_groups(larder, place):

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from capi import (E_STALE, MISS, OK, PRESENT, Node, found, library, put_some,
-                  value_of)
+from capi import (E_SECRET, E_STALE, MISS, OK, PRESENT, Error, Node, found,
+                  library, put_some, value_of)
 from daemon import until
 
 SHARED = 2  # LARDER_TIER_SHARED
@@ -339,6 +339,51 @@ def test_junk_in_the_place_of_the_check_value(node, tier):
         # It is looked at again.
         checks[0].write_bytes(good)
         until(lambda: all_there(b, 10), text="it is still off")
+
+
+def test_secret_file(node, tmp_path, larder):
+    """Clients with the same secret share; one without is told so, and has
+    nothing to do with what they saved."""
+    files = [tmp_path / name for name in "ab"]
+    for file in files:  # each host has its own
+        file.write_text("5ecret that two hosts have\n")
+        file.chmod(0o600)
+    first, second = node("first"), node("second")
+    with Node(f"{first.url()}?secret_file={files[0]}") as a, \
+            Node(f"{second.url()}?secret_file={files[1]}") as b:
+        put_some(a, 10, SIZE)
+        assert a.flush(SHARED) == OK
+        until(lambda: all_there(b, 10), text="not found")
+        assert found(b, 10, SIZE) == 10
+        # A node knows one secret of each tenant.
+        with pytest.raises(Error) as caught:
+            Node(first.url())
+        assert caught.value.status == E_SECRET
+    third = node("third")
+    with Node(third.url()) as c, Node(third.url(), b"other space"):
+        until(lambda: "another secret" in reason(larder, third),
+              text=lambda: reason(larder, third))
+        assert found(c, 10, SIZE) == 0
+    assert third.log().count("tenant 'default' has no secret") == 1
+    assert "has no secret" not in first.log() + second.log()
+    assert "5ecret" not in first.log() + second.log() + third.log()
+
+
+@pytest.mark.parametrize("text, mode, why", [
+    (None, 0, "cannot read the secret file"),
+    ("", 0o600, "no secret in it"), ("\n", 0o600, "no secret in it"),
+    ("short", 0o600, "too short"), ("x" * 2000, 0o600, "too long"),
+    ("x" * 32, 0o644, "chmod o-rwx")])
+def test_secret_file_of_no_use(tmp_path, text, mode, why):
+    """Known when the handle is opened, whether there is a node or not."""
+    file = tmp_path / "secret"
+    if text is not None:
+        file.write_text(text)
+        file.chmod(mode)
+    for url in (f"unix:{tmp_path}/none?connect=lazy&", "embed:?dram=8M&"):
+        with pytest.raises(Error) as caught:
+            Node(f"{url}secret_file={file}")
+        assert why in str(caught.value) and str(file) in str(caught.value)
 
 
 def test_encrypted(node, tier, tmp_path, larder):
