@@ -327,6 +327,28 @@ def test_restarted(browser, serve):
     assert browser.run("document.getElementById('gone').hidden")
 
 
+def test_shared_tier_off(browser, serve, tmp_path, larder):
+    """The reason is on the page, in `larder top` and in the metrics, and goes
+    when the tier comes."""
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    daemon = serve(admin="127.0.0.1:0", shared=f"dir:{folder}", retry_ms=100)
+    browser.open(daemon.admin + "/")
+    browser.wait("document.querySelector('#t-shared tbody td .badtext')")
+    shown = text(browser, "#t-shared .badtext")
+    assert shown.startswith("off: ") and "larder.tier" in shown
+    reason = shown.removeprefix("off: ")
+    m = daemon.metrics()
+    assert m.sum("larder_shared_reason", reason=reason) == 1
+    assert m.sum("larder_shared_on") == 0
+    top = larder("top", daemon.url(), "--once", "--interval", "1").out
+    assert "OFF" in top and reason in top
+    larder("tier", "create", f"dir:{folder}")
+    browser.wait("document.querySelector('#t-shared tbody td span')"
+                 ".textContent === 'on'")
+    assert daemon.metrics().sum("larder_shared_reason") == 0
+
+
 def test_hostile_names(browser, serve, tmp_path):
     """What tenants are called, and where disks are, is text and stays so."""
     hurt = "<img src=x onerror=alert(1)>"
