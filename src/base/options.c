@@ -178,7 +178,8 @@ size_t ldr_where_text(unsigned where, char *text, size_t size)
     unsigned left = where & ~(unsigned)LDR_WHERE_RELOAD;
     unsigned done = 0;
 
-    for (unsigned i = 0; left != 0 && i < sizeof(places) / sizeof(places[0]); i++) {
+    for (unsigned i = 0; left != 0 && i < sizeof(places) / sizeof(places[0]);
+         i++) {
         if ((left & places[i].bit) != 0) {
             left &= ~places[i].bit;
             ldr_text_add(&out, "%s%s", list_gap(done++, left == 0, " and "),

@@ -13,7 +13,7 @@
 #include "net/auth.h"
 
 #define SCHEME "embed:"
-#define FILE_MAX 65536u     /* bytes of a descriptor in a file */
+#define FILE_MAX 65536u /* bytes of a descriptor in a file */
 #define BUFFER_BYTES (FILE_MAX + 1 + LDR_SECRET_MAX + 2) /* and a secret */
 #define DRAM_DEFAULT "128M" /* enough for the largest value, and soon there */
 #define IO_THREADS 2u

@@ -66,8 +66,8 @@ static void walk_begin(ldr_shared_t *s, uint64_t now_ns)
 static void walk_on(ldr_shared_t *s)
 {
     const ldr_store_t *store = &s->node->store;
-    uint64_t end = ldr_min64(store->chunk_top,
-                             (uint64_t)s->walk_chunk + PIECE_CHUNKS);
+    uint64_t end =
+        ldr_min64(store->chunk_top, (uint64_t)s->walk_chunk + PIECE_CHUNKS);
 
     for (uint32_t told = 0; s->walk_chunk < end && told < PIECE_SHARDS;) {
         const ldr_chunk_t *c = &store->chunks[s->walk_chunk++];
@@ -95,8 +95,8 @@ uint64_t ldr_shared_walk(ldr_shared_t *s)
      * and the next one begins when it is over. */
     uint64_t gap_ns =
         WALK_NS * PIECE_CHUNKS / ldr_max64(s->node->store.chunk_top, 1);
-    s->walk_ns = s->walking ? now_ns + ldr_min64(gap_ns, WALK_NS)
-                            : s->walk_next_ns;
+    s->walk_ns =
+        s->walking ? now_ns + ldr_min64(gap_ns, WALK_NS) : s->walk_next_ns;
     s->walk_ns = ldr_max64(s->walk_ns, now_ns + GAP_NS);
     return s->walk_ns;
 }

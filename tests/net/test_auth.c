@@ -364,10 +364,10 @@ static void test_nonces(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_file_good), cmocka_unit_test(test_file_bad),
-        cmocka_unit_test(test_secret_file),
-        cmocka_unit_test(test_proofs),    cmocka_unit_test(test_two_tokens),
-        cmocka_unit_test(test_pinned),    cmocka_unit_test(test_nonces),
+        cmocka_unit_test(test_file_good),   cmocka_unit_test(test_file_bad),
+        cmocka_unit_test(test_secret_file), cmocka_unit_test(test_proofs),
+        cmocka_unit_test(test_two_tokens),  cmocka_unit_test(test_pinned),
+        cmocka_unit_test(test_nonces),
     };
 
     ldr_rand_seed(&rnd, real_seed());

@@ -224,11 +224,11 @@ static void forge(const char *owner, const char *secret)
         memcpy(&id, payload, sizeof(id)); /* real_fill() begins with it */
         real_fill(payload, r->length, id, 2);
         r->payload_crc = ldr_crc32c(0, payload, r->length);
-        assert_true(ldr_object_seal(&seal, &object, r, &iov, 1, NULL,
-                                    payload + room));
+        assert_true(
+            ldr_object_seal(&seal, &object, r, &iov, 1, NULL, payload + room));
     }
-    assert_true(ldr_object_tail_compose(&seal, &object, records,
-                                        data + bytes - tail));
+    assert_true(
+        ldr_object_tail_compose(&seal, &object, records, data + bytes - tail));
     rewind(f);
     assert_int_equal(fwrite(data, 1, bytes, f), bytes);
     assert_int_equal(fclose(f), 0);
@@ -292,9 +292,12 @@ int main(void)
 {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_same_secret_shares), TEST(test_without_it),
-        TEST(test_forged),             TEST(test_forged_under_the_secret),
-        TEST(test_forged_without_one), TEST(test_warning),
+        TEST(test_same_secret_shares),
+        TEST(test_without_it),
+        TEST(test_forged),
+        TEST(test_forged_under_the_secret),
+        TEST(test_forged_without_one),
+        TEST(test_warning),
     };
 
     return cmocka_run_group_tests_name("shared/secret", tests, NULL, NULL);

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.parse
 from array import array
 from types import SimpleNamespace
 
@@ -17,7 +18,10 @@ import rig
 import torch
 import vllm
 from larder_kv import _lib
-from larder_kv.vllm import model, plugin, versions, worker
+from larder_kv.vllm import (LarderConnector, model, plugin, versions,
+                            worker)
+from vllm.distributed import parallel_state
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1 import kv_cache_interface as kvi
 
 import models
@@ -468,3 +472,66 @@ def test_another_models_space(dense):
             assert space.match(layout, data, 2, 20000).chunks == 2
             found.append((one.name, data))
     assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
+
+
+# ---- the tenant's secret ----
+
+
+def keys_in(space):
+    keys = _lib.Keys()
+    space.chain(array("I", range(2 * space.chunk_tokens)), keys)
+    assert keys.count == 2
+    return keys.data(0, 2)
+
+
+def embedded_keys(one, more=""):
+    node = _lib.Node(f"embed:?dram=16M{more}")
+    space = node.space(one.descriptor, one.shards, one.chunk_tokens)
+    try:
+        return keys_in(space)
+    finally:
+        space.close()
+        node.close()
+
+
+def connector_of(dense, folder, role, secret_file):
+    """A whole one, whose node is not there."""
+    config = config_of(dense, kv_transfer_config={
+        "kv_connector": "LarderConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "larder_kv.vllm",
+        "kv_connector_extra_config": {"url": f"unix:{folder}/none",
+                                      "secret_file": str(secret_file)}})
+    return LarderConnector(config, role, kv_of(full_of(config)))
+
+
+@pytest.mark.parametrize("role", KVConnectorRole)
+def test_secret_reaches_the_space(dense, plain, tmp_path, role, monkeypatch):
+    """The scheduler's and the workers' keys are rooted in the file's secret:
+    the same as those of anybody else who has it."""
+    file = tmp_path / "a secret & more"
+    file.write_text("the same on all hosts\n")
+    file.chmod(0o600)
+    alone = SimpleNamespace(rank_in_group=0, world_size=1)
+    for group in ("get_tp_group", "get_pp_group"):
+        monkeypatch.setattr(parallel_state, group, lambda: alone)
+    connector = connector_of(dense, tmp_path, role, file)
+    side = connector._scheduler or connector._worker
+    found = keys_in(side.space)
+    path = urllib.parse.quote(str(file))
+    assert found == embedded_keys(plain, f"&secret_file={path}")
+    assert found != embedded_keys(plain)
+    connector.shutdown()
+
+
+@pytest.mark.parametrize("role", KVConnectorRole)
+@pytest.mark.parametrize("text, why", [(None, "cannot read"),
+                                       ("", "no secret in it")])
+def test_secret_of_no_use(dense, tmp_path, role, text, why):
+    """An engine does not start without the secret it was told to use."""
+    file = tmp_path / "secret"
+    if text is not None:
+        file.write_text(text)
+        file.chmod(0o600)
+    with pytest.raises(_lib.LarderError) as caught:
+        connector_of(dense, tmp_path, role, file)
+    assert str(file) in str(caught.value) and why in str(caught.value)
