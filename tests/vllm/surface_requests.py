@@ -300,6 +300,32 @@ def test_the_time_counts_from_the_arrival(side, clock, monkeypatch):
         go_on.set()
 
 
+def test_time_in_vllms_queue_does_not_count(side, clock):
+    """vLLM asks for it long after its arrival, when there is room again: it is
+    looked up again, and has the same time for that, once."""
+    one = side()
+    end = store(one, TOKENS)
+    one.finder._held = 1 << 60
+    request = asked(TOKENS)
+    t = came(one, request)
+    clock.ahead = 3 * BOX
+    assert one.matched(request, 0) == (None, False)
+    clock.ahead = 3.9 * BOX
+    assert one.matched(request, 0) == (None, False)
+    other = asked(TOKENS, "other")
+    one.finder._held = 0
+    assert one.matched(request, 0) == (None, False)
+    looked(t.lookup)
+    assert one.matched(request, 0) == (end, True)
+    one.finished(request)
+    one.finder._held = 1 << 60
+    t = came(one, other)
+    clock.ahead = 7 * BOX
+    assert one.matched(other, 0) == (None, False)
+    clock.ahead = 8.1 * BOX
+    assert one.matched(other, 0) == (0, False) and t.lookup.left
+
+
 def test_what_was_preempted_arrives_again(side, clock):
     """Its second time counts from there."""
     one = side()

@@ -51,8 +51,8 @@ class Tracked:
 
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
-                 "local", "loading", "record", "until", "turn", "layered",
-                 "early")
+                 "local", "loading", "record", "until", "asked", "turn",
+                 "layered", "early")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -71,7 +71,8 @@ class Tracked:
         self.behind = False  # more could be, if less were held
         self.claimed = False
         self.until = 0.0  # it waits so long for the store, whatever for
-        self.turn = 0.0  # and so long for its turn; 0: not crowded out
+        self.asked = 0.0  # when vLLM first wanted to know
+        self.turn = 0.0  # it waits so long for its turn; 0: not crowded out
         self.local = 0
         self.layered = False  # its load is made in its step: see layers
         self.lookup: Lookup | None = None
@@ -186,6 +187,7 @@ class Scheduler:
         if request.num_preemptions != t.preemptions and not self._again(t):
             return 0, False
         look = t.lookup
+        t.asked = t.asked or time.monotonic()
         if not t.claimed:
             t.record.local_tokens = local
         if look is None or t.claimed or look.left:
@@ -238,9 +240,12 @@ class Scheduler:
     def _turn(self, t: Tracked, local: int) -> int | None:
         """Others hold too much: it waits for its turn while that is less than
         computing, and is looked up again when there is room. All of that in
-        the time that it has since its arrival."""
+        the time that it has since its arrival. If that was over before vLLM
+        had room for it, it has not waited for the store: it has it now."""
         look, now = t.lookup, time.monotonic()
         tokens = look.matched * self.model.chunk_tokens - local
+        if t.asked >= t.until:
+            t.until = t.asked + self.options.lookup_ms / 1000
         t.turn = t.turn or min(
             t.until, now + self.finder.rate.computes(tokens) / 2)
         if now >= t.turn or tokens <= 0:
