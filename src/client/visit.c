@@ -172,6 +172,11 @@ larder_status_t ldr_visit_begin(ldr_visit_t *v, ldr_remote_t *r,
         }
         ldr_tally(&r->offline, 1);
         ldr_gate_bad(r, v->trying, st, st == LARDER_E_DEADLINE);
+        /* A connection that an earlier call began has had its time; this call
+         * has some left, and does not wait for it: that is no deadline. */
+        if (st == LARDER_E_DEADLINE && ldr_stopped(stop) == LARDER_OK) {
+            st = LARDER_E_OFFLINE;
+        }
         return st;
     }
     if (space != NULL) {
