@@ -151,6 +151,125 @@ static void test_short_behind_long(void **state)
     }
 }
 
+/* ---- who pays ---- */
+
+/* Calls that ran into their deadlines say so; those that the gate turned away
+ * say that the daemon is offline. */
+static bool paid(const larder_item_t *item)
+{
+    return item->status == LARDER_E_DEADLINE ||
+           (item->status == LARDER_MISS &&
+            item->cause == LARDER_CAUSE_DEADLINE);
+}
+
+/* One call pays with its deadline; those after it are answered at once, until
+ * the daemon goes on, which is noticed. */
+static void test_stopped(void **state)
+{
+    enum { TIMEOUT_MS = 100, CALLS = 200 };
+    rig_t *r = begin(state, "timeout_ms=5000&breaker_ms=600000");
+    uint8_t *data = calloc(1, BYTES);
+    struct iovec iov = {data, BYTES};
+    larder_key_t key = key_of(1);
+    larder_op_params_t params = {.field_mask = LARDER_OP_TIMEOUT,
+                                 .timeout_ms = TIMEOUT_MS};
+    larder_item_t item = {.key = &key, .iov = &iov, .iov_count = 1};
+    larder_stats_t stats = {.struct_bytes = sizeof(stats)};
+    uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
+
+    assert_status(put_n(r->space, 1, BYTES), LARDER_OK);
+    daemon_freeze(&r->d);
+    assert_status(larder_run(r->space, LARDER_OP_GET, &item, 1, &params),
+                  LARDER_OK);
+    assert_status(item.status, LARDER_MISS);
+    assert_int_equal(item.cause, LARDER_CAUSE_DEADLINE);
+    for (unsigned i = 0; i < CALLS; i++) {
+        larder_op_t op = (larder_op_t)(i % LARDER_OP_COUNT);
+
+        item = (larder_item_t){.key = &key, .iov = &iov, .iov_count = 1};
+        assert_status(larder_run(r->space, op, &item, 1, &params), LARDER_OK);
+        assert_false(paid(&item)); /* the interval is ten minutes */
+        assert_true(item.status == LARDER_MISS ||
+                    item.status == LARDER_E_OFFLINE);
+    }
+    kill(r->d.pid, SIGCONT);
+    /* Long before the interval is over: its late answer is noticed. */
+    while (exists(r, 1, 5000).status != LARDER_OK) {
+        assert_true(transport_now_ms() < end_ms);
+        transport_pause();
+    }
+    assert_status(larder_stats(r->lar, &stats), LARDER_OK);
+    assert_int_equal(stats.client_breaker, 1);
+    free(data);
+}
+
+typedef struct payer {
+    rig_t *r;
+    uint64_t paid, calls, other;
+} payer_t;
+
+static bool pay_stop;
+
+static void *pay_main(void *arg)
+{
+    payer_t *p = arg;
+    larder_key_t key = key_of(1);
+    larder_op_params_t params = {.field_mask = LARDER_OP_TIMEOUT,
+                                 .timeout_ms = 50};
+
+    while (!__atomic_load_n(&pay_stop, __ATOMIC_RELAXED)) {
+        larder_item_t item = {.key = &key};
+
+        larder_run(p->r->space, LARDER_OP_EXISTS, &item, 1, &params);
+        p->calls++;
+        p->paid += paid(&item);
+        p->other += !paid(&item) && item.cause != LARDER_CAUSE_OFFLINE;
+        transport_pause();
+    }
+    return NULL;
+}
+
+/* However many threads call, and however long: an interval costs one call its
+ * deadline. */
+static void test_one_pays(void **state)
+{
+    enum { THREADS = 4, INTERVALS = 5, BREAKER_MS = 200 };
+    rig_t *r = begin(state, "timeout_ms=5000&breaker_ms=200");
+    payer_t payers[THREADS];
+    pthread_t threads[THREADS];
+    uint64_t sum = 0, calls = 0;
+
+    daemon_freeze(&r->d);
+    /* The gate is shut when they begin. */
+    assert_int_equal(exists(r, 1, 50).cause, LARDER_CAUSE_DEADLINE);
+    __atomic_store_n(&pay_stop, false, __ATOMIC_RELAXED);
+    uint64_t begin_ms = transport_now_ms();
+    for (unsigned i = 0; i < THREADS; i++) {
+        payers[i] = (payer_t){.r = r};
+        assert_int_equal(
+            pthread_create(&threads[i], NULL, pay_main, &payers[i]), 0);
+    }
+    while (transport_now_ms() < begin_ms + INTERVALS * BREAKER_MS) {
+        transport_pause();
+    }
+    __atomic_store_n(&pay_stop, true, __ATOMIC_RELAXED);
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        sum += payers[i].paid;
+        calls += payers[i].calls;
+    }
+    /* As many intervals as have passed, however slow the machine. */
+    uint64_t intervals = (transport_now_ms() - begin_ms) / BREAKER_MS + 1;
+    print_message("%llu of %llu calls paid in %llu intervals\n",
+                  (unsigned long long)sum, (unsigned long long)calls,
+                  (unsigned long long)intervals);
+    for (unsigned i = 0; i < THREADS; i++) {
+        assert_int_equal(payers[i].other, 0);
+    }
+    assert_in_range(sum, 1, intervals);
+    assert_true(calls > sum);
+}
+
 /* ---- connecting ---- */
 
 /* The daemon was restarted and is slow: no call waits long enough for the
@@ -359,9 +478,14 @@ static void test_mapped_until_released(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        RIG(test_short_behind_long),      RIG(test_slow_connection),
-        RIG(test_close_while_connecting), RIG(test_waiting_for_room),
-        RIG(test_child_keeps_copy),       RIG(test_mapped_until_released),
+        RIG(test_short_behind_long),
+        RIG(test_stopped),
+        RIG(test_one_pays),
+        RIG(test_slow_connection),
+        RIG(test_close_while_connecting),
+        RIG(test_waiting_for_room),
+        RIG(test_child_keeps_copy),
+        RIG(test_mapped_until_released),
     };
 
     return cmocka_run_group_tests_name("client/reconnect", tests, NULL, NULL);

@@ -201,36 +201,6 @@ static void test_lazy(void **state)
 
 /* ---- stopped ---- */
 
-/* One call pays with its deadline; those after it are answered at once, until
- * the daemon goes on, which is noticed. */
-static void test_stopped(void **state)
-{
-    enum { TIMEOUT_MS = 300, CALLS = 200 };
-    rig_t *r = begin(state, "timeout_ms=5000&breaker_ms=2000");
-
-    start_and_open(r);
-    assert_status(timed(r, LARDER_OP_PUT, 1, 5000).status, LARDER_OK);
-    daemon_freeze(&r->d);
-    larder_item_t item = timed(r, LARDER_OP_GET, 1, TIMEOUT_MS);
-    assert_status(item.status, LARDER_MISS);
-    assert_int_equal(item.cause, LARDER_CAUSE_DEADLINE);
-    uint64_t begin_ms = transport_now_ms();
-    for (unsigned i = 0; i < CALLS; i++) {
-        larder_op_t op = (larder_op_t)(i % LARDER_OP_COUNT);
-
-        item = timed(r, op, 1, TIMEOUT_MS);
-        assert_true(item.status == LARDER_MISS ||
-                    item.status == LARDER_E_OFFLINE ||
-                    item.status == LARDER_E_DEADLINE);
-    }
-    /* 200 deadlines would be a minute. */
-    assert_true(transport_now_ms() - begin_ms < 10 * TIMEOUT_MS + SLACK_MS);
-    kill(r->d.pid, SIGCONT);
-    until(r, LARDER_OP_GET, 1, LARDER_OK);
-    larder_stats_t s = own_stats(r);
-    assert_true(s.client_breaker >= 1);
-}
-
 /* What the daemon leased or reserved for calls that had given up is given
  * back once it says so. */
 static void test_late_replies(void **state)
@@ -683,19 +653,12 @@ static void test_fork(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        RIG(test_nobody_there),
-        RIG(test_lazy),
-        RIG(test_stopped),
-        RIG(test_late_replies),
-        RIG(test_stopped_tickets),
-        RIG(test_restart),
-        RIG(test_killed_under_load),
-        RIG(test_lease_outlives),
-        RIG(test_tenants),
-        RIG(test_two_handles),
-        RIG(test_strict),
-        RIG(test_fork),
-        RIG(test_no_memory),
+        RIG(test_nobody_there),   RIG(test_lazy),
+        RIG(test_late_replies),   RIG(test_stopped_tickets),
+        RIG(test_restart),        RIG(test_killed_under_load),
+        RIG(test_lease_outlives), RIG(test_tenants),
+        RIG(test_two_handles),    RIG(test_strict),
+        RIG(test_fork),           RIG(test_no_memory),
     };
 
     return cmocka_run_group_tests_name("client/remote", tests, NULL, NULL);
