@@ -91,6 +91,12 @@ larder_status_t ldr_lost(const ldr_remote_t *r, int error)
     if (error == -ECANCELED) {
         return LARDER_E_CANCELED;
     }
+    if (error == -EACCES) { /* TLS, with its text */
+        char why[200];
+
+        snprintf(why, sizeof(why), "%s", ldr_fail_text());
+        return ldr_fail(LARDER_E_DENIED, "%s: %s", name, why);
+    }
     if (error == -EPROTO) {
         return ldr_fail(LARDER_E_VERSION,
                         "%s: whoever listens there does not speak Larder's "
@@ -151,6 +157,10 @@ static larder_status_t prove(ldr_remote_t *r, ldr_stream_t *stream,
     ldr_frame_t reply;
 
     if (o->token_file[0] == '\0') {
+        /* A proof that proves nothing: so the daemon, too, logs and counts
+         * who it did not let in, and why. */
+        memset(at + LDR_FRAME_BYTES, 0, LDR_MAC_BYTES);
+        ask(r, stream, stop, at, LDR_OP_AUTH, LDR_MAC_BYTES, &reply);
         return ldr_fail(LARDER_E_DENIED,
                         "%s: asks tenant '%s' for a token: put token_file= "
                         "into the URL (or this client is none of the "

@@ -126,11 +126,11 @@ void ldr_stream_peer_name(const ldr_stream_t *s, char *name, size_t size);
 bool ldr_stream_ktls(const ldr_stream_t *s, bool sending);
 
 /* Bytes moved (>0), -EAGAIN, -EPIPE when the peer has closed, or another
- * negative errno. Never raises SIGPIPE.
- * Read until -EAGAIN before waiting for the descriptor: TLS may hold bytes
- * that poll() does not see, also after a read that gave less than asked for.
- * After a write's -EAGAIN the next one begins with the same bytes and offers
- * no fewer: TLS may have made a record of them already. */
+ * negative errno (-EACCES, with a text: it refuses our certificate). Never
+ * raises SIGPIPE. Read until -EAGAIN before waiting for the descriptor: TLS may
+ * hold bytes that poll() does not see, also after a read that gave less than
+ * asked for. After a write's -EAGAIN the next one begins with the same bytes
+ * and offers no fewer: TLS may have made a record of them already. */
 ssize_t ldr_stream_read(ldr_stream_t *s, const struct iovec *iov,
                         unsigned count);
 ssize_t ldr_stream_write(ldr_stream_t *s, const struct iovec *iov,

@@ -160,7 +160,30 @@ void ldr_stream_close(ldr_stream_t *s)
 
 /* ---- TLS ---- */
 
-/* What became of a call that did not succeed. error: errno after it. */
+/* An alert by which the peer refuses our certificate, or that we have none. In
+ * TLS 1.3 a client is told so only after its handshake, by its first read. */
+static bool refuses_us(unsigned long error)
+{
+    if (ERR_GET_LIB(error) != ERR_LIB_SSL) {
+        return false;
+    }
+    switch (ERR_GET_REASON(error)) {
+    case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED:
+    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
+    case SSL_R_TLSV1_ALERT_ACCESS_DENIED:
+    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* What became of a call that did not succeed. error: errno after it. -EACCES:
+ * the peer does not take our certificate, see the text. */
 static int tls_failure(ldr_stream_t *s, int result, int error)
 {
     char text[128];
@@ -178,6 +201,13 @@ static int tls_failure(ldr_stream_t *s, int result, int error)
         ERR_clear_error();
         return error != 0 ? -error : -EPIPE;
     default:
+        if (refuses_us(ERR_peek_error())) {
+            ldr_fail(LARDER_E_DENIED,
+                     "TLS: the other side refuses this side's certificate, or "
+                     "wants one (tls_cert, tls_key): %s",
+                     ldr_ssl_error_text(text, sizeof(text)));
+            return -EACCES;
+        }
         ldr_fail(LARDER_E_IO, "TLS: %s",
                  ldr_ssl_error_text(text, sizeof(text)));
         return -EPROTO;
@@ -207,7 +237,7 @@ int ldr_stream_handshake(ldr_stream_t *s)
         ERR_GET_LIB(first) == ERR_LIB_SSL &&
         ERR_GET_REASON(first) == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE;
     error = tls_failure(s, result, error);
-    if (error == -EAGAIN) {
+    if (error == -EAGAIN || error == -EACCES) {
         return error;
     }
     if (verdict != X509_V_OK || no_certificate) {

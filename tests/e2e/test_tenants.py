@@ -3,11 +3,13 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 
 import pytest
 
+import capi
 import wireclient as w
 from daemon import fork, gone, in_child, until
 from wireclient import (batch_body, crc32c, ends_body, extent_body, key_of,
@@ -201,6 +203,80 @@ def test_token_rotation(serve, tmp_path, transport):
     assert "nothing was changed" in daemon.log()
     # Who is in stays in.
     assert old_session.ask(w.PING).status == w.OK
+
+
+def make_certificate(folder, name, ca=None):
+    """NAME.pem and NAME.key: of a common name, by an authority or its own."""
+    def openssl(*args):
+        subprocess.run(["openssl", *map(str, args)], cwd=folder, check=True,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                       timeout=60)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+           "-nodes", "-keyout", f"{name}.key", "-subj", f"/CN={name}")
+    if ca is None:
+        openssl("req", "-x509", *key, "-out", f"{name}.pem", "-days", 1)
+        return
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    openssl("req", *key, "-out", f"{name}.csr")
+    openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem",
+            "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", 1, "-extfile",
+            "names", "-out", f"{name}.pem")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_client_certificates(serve, tmp_path):
+    """Certificates instead of tokens: each tenant is who its says, and nobody
+    else comes in, by whatever the session calls itself."""
+    make_certificate(tmp_path, "ca")
+    make_certificate(tmp_path, "other-ca")
+    for name in ("node", "engine-a", "engine-b", "stranger"):
+        make_certificate(tmp_path, name, "ca")
+    make_certificate(tmp_path, "forged", "other-ca")
+    daemon = serve(
+        tls="on", tls_cert=tmp_path / "node.pem",
+        tls_key=tmp_path / "node.key", tls_client_ca=tmp_path / "ca.pem",
+        config="[tenant a]\ncert = engine-a\n[tenant b]\ncert = engine-b\n"
+               "[tenant none]\ndram = 8M\n")
+
+    def node(tenant, who):
+        more = {} if who is None else {"tls_cert": tmp_path / f"{who}.pem",
+                                       "tls_key": tmp_path / f"{who}.key"}
+        return capi.Node(daemon.url("tcp", tls="on", tenant=tenant,
+                                    tls_ca=tmp_path / "ca.pem",
+                                    timeout_ms=5000, **more))
+
+    def refused(tenant, who):
+        with pytest.raises(capi.Error) as error:
+            node(tenant, who)
+        return error.value
+
+    def failures(reason):
+        return daemon.value("larder_auth_failures_total", reason=reason)
+
+    with node("a", "engine-a") as a, node("b", "engine-b") as b:
+        assert a.put("k", b"of a") == capi.OK
+        assert a.get("k")[2] == b"of a"
+        assert b.get("k")[0] == capi.MISS, "each has a tenant of its own"
+    # Another's certificate, one of nobody's, and a tenant without one.
+    for tenant, who in (("a", "engine-b"), ("b", "engine-a"),
+                        ("a", "stranger"), ("none", "engine-a"),
+                        ("default", "engine-a"), ("nobody", "engine-a")):
+        before = (failures("certificate"), failures("tenant"))
+        error = refused(tenant, who)
+        assert error.status == capi.E_DENIED, (tenant, who, str(error))
+        assert tenant in str(error)
+        after = (failures("certificate"), failures("tenant"))
+        assert sum(after) == sum(before) + 1, (tenant, who)
+    # None, and one that another authority has signed: not even a hello.
+    for who in (None, "forged"):
+        before = failures("tls")
+        error = refused("a", who)
+        assert error.status in (capi.E_DENIED, capi.E_OFFLINE), str(error)
+        assert "certificate" in str(error), str(error)
+        until(lambda: failures("tls") == before + 1)
+    with node("a", "engine-a") as a:
+        assert a.get("k")[2] == b"of a"
 
 
 def test_tenants_come_and_go(serve, tmp_path):
