@@ -990,6 +990,9 @@ typedef struct larder_stats {
     uint64_t offers_evicted, offers_failed;
     uint64_t shared; /* 1: there is one */
     larder_shared_stats_t shared_tier;
+    /* Of this handle, like client_*: connections that the daemon refused, since
+     * it does not let this client in; since they speak no common version. */
+    uint64_t client_denied, client_version;
 } larder_stats_t;
 
 /* With a daemon: of the session's tenant. LARDER_E_OFFLINE: not to be had. */

@@ -174,7 +174,8 @@ class Stats(Structure):
             "client_crc_failures", "dram_max_bytes", "ssd_max_bytes",
             "loads_shared", "offers_written", "offers_present",
             "offers_evicted", "offers_failed", "shared")] +
-        [("shared_tier", SharedStats)])
+        [("shared_tier", SharedStats)] +
+        [(name, c_uint64) for name in ("client_denied", "client_version")])
 
 
 _SIGNATURES = {

@@ -77,6 +77,8 @@ static const struct {
     {"crowded", "other requests' prefixes took all that may be held in dram"},
     {"io", "it could not be read from disk"},
     {"offline", "the node could not be reached"},
+    {"denied", "the node does not let this engine in; its log says why"},
+    {"version", "the node and this engine speak no common version"},
     {"paused", "the node is paused, or only observes"},
     {"slower", "computing it was expected to be faster (option load)"},
     {"tier", "it is in a tier that the request excludes"},

@@ -80,6 +80,8 @@ void ldr_gate_bad(ldr_remote_t *r, bool trying, larder_status_t st, bool late)
 
         r->shut_ns = ldr_now_ns(&ldr_clock_real);
         r->shut_until_ns = r->shut_ns + pause;
+        /* Also when it was away, and is back but refuses us. */
+        bool news = !r->shut || r->why != (late ? LARDER_E_OFFLINE : st);
         r->why = late ? LARDER_E_OFFLINE : st;
         if (late) {
             snprintf(r->why_text, sizeof(r->why_text),
@@ -89,7 +91,7 @@ void ldr_gate_bad(ldr_remote_t *r, bool trying, larder_status_t st, bool late)
         } else {
             snprintf(r->why_text, sizeof(r->why_text), "%s", ldr_fail_text());
         }
-        if (!r->shut) {
+        if (news) {
             ldr_warn(&r->log, "%s", r->why_text);
         }
         ldr_tally(&r->breaker, 1);

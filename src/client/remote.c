@@ -267,6 +267,8 @@ static larder_status_t remote_stats(larder_t *lar, uint64_t deadline_ns,
     out->client_late_replies = __atomic_load_n(&r->late, __ATOMIC_RELAXED);
     out->client_crc_failures =
         __atomic_load_n(&r->crc_failures, __ATOMIC_RELAXED);
+    out->client_denied = __atomic_load_n(&r->denied, __ATOMIC_RELAXED);
+    out->client_version = __atomic_load_n(&r->version, __ATOMIC_RELAXED);
     return st;
 }
 

@@ -147,6 +147,7 @@ struct ldr_remote {
 
     /* Atomic */
     uint64_t calls, offline, breaker, connects, late, crc_failures;
+    uint64_t denied, version; /* connections refused */
 };
 
 larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,
@@ -155,6 +156,18 @@ larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,
 static inline void ldr_tally(uint64_t *counter, uint64_t n)
 {
     __atomic_add_fetch(counter, n, __ATOMIC_RELAXED);
+}
+
+/* What came of a connection. */
+static inline larder_status_t ldr_tally_refused(ldr_remote_t *r,
+                                                larder_status_t st)
+{
+    if (st == LARDER_E_DENIED) {
+        ldr_tally(&r->denied, 1);
+    } else if (st == LARDER_E_VERSION) {
+        ldr_tally(&r->version, 1);
+    }
+    return st;
 }
 
 /* ---- the gate (gate.c) ---- */

@@ -410,9 +410,10 @@ static larder_status_t session_open(ldr_shm_t *shm,
     if (fd < 0) {
         session_free(s);
         /* With the text that says what is wrong with the path. */
-        return fd == -ETIMEDOUT                ? LARDER_E_DEADLINE
-               : fd == -EACCES || fd == -EPERM ? LARDER_E_DENIED
-                                               : LARDER_E_OFFLINE;
+        larder_status_t st = fd == -ETIMEDOUT                ? LARDER_E_DEADLINE
+                             : fd == -EACCES || fd == -EPERM ? LARDER_E_DENIED
+                                                             : LARDER_E_OFFLINE;
+        return ldr_tally_refused(r, st);
     }
     s->fd = fd;
     ldr_stream_init(&stream, fd, NULL, false, NULL); /* plain: just a view */
@@ -430,7 +431,7 @@ static larder_status_t session_open(ldr_shm_t *shm,
     }
     if (st != LARDER_OK) {
         session_free(s);
-        return st;
+        return ldr_tally_refused(r, st);
     }
     *session_p = s;
     return LARDER_OK;

@@ -83,16 +83,18 @@ static larder_status_t connect_to(ldr_tcp_conn_t *c,
     if (st != LARDER_OK) {
         conn_close(c);
     }
-    return st;
+    return ldr_tally_refused(r, st);
 }
 
-/* All addresses, beginning with the one that answered last. */
+/* All addresses, beginning with the one that answered last. Where none lets us
+ * in, that one refuses us says more than that another is away. */
 static larder_status_t conn_open(ldr_tcp_conn_t *c)
 {
     ldr_tcp_t *tcp = c->tcp;
     ldr_stop_t bound = ldr_dial_stop(tcp->remote);
     unsigned first = __atomic_load_n(&tcp->address, __ATOMIC_RELAXED);
-    larder_status_t st = LARDER_E_OFFLINE;
+    larder_status_t st = LARDER_E_OFFLINE, refused = LARDER_OK;
+    char text[300];
 
     for (unsigned i = 0; i < tcp->address_count; i++) {
         unsigned at = (first + i) % tcp->address_count;
@@ -111,8 +113,13 @@ static larder_status_t conn_open(ldr_tcp_conn_t *c)
         if (st == LARDER_E_CANCELED) {
             return st;
         }
+        if (st == LARDER_E_DENIED || st == LARDER_E_VERSION) {
+            refused = st;
+            snprintf(text, sizeof(text), "%s", ldr_fail_text());
+        }
     }
-    return st;
+    return refused != LARDER_OK && refused != st ? ldr_fail(refused, "%s", text)
+                                                 : st;
 }
 
 /* A connection that was not in use: whether the other side has left it, which

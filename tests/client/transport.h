@@ -389,6 +389,8 @@ static inline larder_status_t transport_stats(larder_t *lar,
         all.client_connects = stats->client_connects;
         all.client_late_replies = stats->client_late_replies;
         all.client_crc_failures = stats->client_crc_failures;
+        all.client_denied = stats->client_denied;
+        all.client_version = stats->client_version;
         *stats = all;
     }
     return st;

@@ -212,7 +212,10 @@ class Finder:
                 if not look.left:
                     self._find(look)
             except _lib.LarderError as error:
+                # The library warns when the node begins to refuse it.
                 look.reason = {_lib.E_OFFLINE: "offline",
+                               _lib.E_DENIED: "denied",
+                               _lib.E_VERSION: "version",
                                _lib.E_DEADLINE: "deadline",
                                _lib.E_FULL: "full"}.get(error.status, "error")
                 logger.debug("larder: lookup of %s: %s", look.request_id,
