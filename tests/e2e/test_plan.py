@@ -106,6 +106,18 @@ def test_known_figures(larder):
         assert row["blocks"] == int(182790 * row["capacity"])
 
 
+def test_default_figures(larder):
+    """What the store's own policy has to reach on it, at least: those of the
+    study's prototype, and more than LRU where there is something to win."""
+    rows = larder.json("plan", known_trace(), "--policy", "lru,default")
+    hits = {(row["policy"], row["capacity"]): row["hits"] for row in rows}
+    assert set(hits) == {(p, c) for p in ("lru", "default") for c in SHARES}
+    for share, floor in ((0.05, .234), (0.10, .297)):
+        assert hits["default", share] / 288500 >= floor
+    for share in SHARES[:-1]:
+        assert hits["default", share] > hits["lru", share], share
+
+
 def test_known_curve(larder):
     """The curve that one pass gives, at capacities simulated one by one."""
     trace = known_trace()
