@@ -1,4 +1,5 @@
 """The shared tier: nodes with nothing in common but a directory."""
+import collections
 import os
 import random
 import shutil
@@ -67,16 +68,25 @@ def test_cold_start(node, tier):
 
 
 def test_few_files(node, tier):
-    """At most one file for 8 MiB of payload, manifests and all."""
+    """At most one file for 8 MiB of payload: objects, manifests and all that
+    is there besides, over many saves with pauses between them."""
     daemon = node("one", dram="256M")
+    payload = 0
     with Node(daemon.url()) as writer:
         data = random.Random(1).randbytes(1 << 20)
-        for i in range(128):
-            assert writer.put(f"big {i}", i.to_bytes(4, "little") + data) == OK
-        assert writer.flush(SHARED) == OK
-    files = [p for p in tier.rglob("*") if p.is_file()
-             and "/o/" in str(p)]
-    assert 1 <= len(files) <= 128 // 8, [str(p) for p in files]
+        for burst in range(12):
+            for i in range(32):
+                value = (100 * burst + i).to_bytes(4, "little") + data
+                assert writer.put(f"big {burst} {i}", value) == OK
+                payload += len(value)
+            assert writer.flush(SHARED) == OK
+        files = [str(p) for p in tier.rglob("*") if p.is_file()]
+    kinds = collections.Counter(p[len(str(tier)) + 1:].split("/")[0]
+                                for p in files)
+    objects = sum("/o/" in p for p in files)
+    print(f"{payload >> 20} MiB: {len(files)} files, {objects} objects: "
+          f"{dict(kinds)}")
+    assert 1 <= len(files) <= payload >> 23, files
 
 
 def test_stage_and_shards(node):
@@ -462,9 +472,10 @@ def test_all_at_once(node, tier, seconds):
         "LARDER_FAULTS": f"dir_write:{15 + i}:2,dir_sync:{40 + i}:4,"
                          f"dir_rename:30:2,dir_short:{5 + i}:50,"
                          "dir_full:300:1"}) for i in range(2)]
-    readers = [node(f"r{i}", dirs=0, dram="8M", env={
+    readers = [node(f"r{i}", dirs=0, dram="8M", shared_max="16M", env={
         "LARDER_FAULTS": f"dir_read:{20 + 7 * i}:5,dir_stale:50:4,"
                          "dir_short:10:50"}) for i in range(3)]
+    # Some three times what the tier may hold; whoever has the role cleans.
     end = time.monotonic() + seconds
     errors, reads = [], [0, 0]
     lock = threading.Lock()
@@ -473,7 +484,7 @@ def test_all_at_once(node, tier, seconds):
         rng = random.Random(seed)
         with Node(daemon.url()) as n:
             while time.monotonic() < end:
-                i = rng.randrange(600)
+                i = rng.randrange(2000)
                 status = n.put(f"k {i}", value_of(f"k {i}", 1, SIZE))
                 if status not in (OK, PRESENT, E_STALE):
                     errors.append(f"put: {status}: {n.error()}")
@@ -484,7 +495,7 @@ def test_all_at_once(node, tier, seconds):
         rng = random.Random(seed)
         with Node(daemon.url()) as n:
             while time.monotonic() < end:
-                i = rng.randrange(600)
+                i = rng.randrange(2000)
                 status, _, value = n.get(f"k {i}", timeout_ms=3000)
                 if status == OK and value != value_of(f"k {i}", 1, SIZE):
                     errors.append(f"k {i}: wrong bytes")
@@ -525,3 +536,17 @@ def test_all_at_once(node, tier, seconds):
         t.join()
     assert not errors, errors[:5]
     assert reads[1] > 0, "nobody ever hit"
+    # What the test is about did happen: more than fits was written, and one of
+    # them removed it; storage failed for both sides, and readers came across
+    # what was harmed or gone.
+    written = sum(w.value("larder_shared_moved_bytes_total",
+                          operation="write") for w in writers)
+    cleaned = sum(d.value("larder_shared_cleaned_bytes_total")
+                  for d in writers + readers)
+    assert written > 16 << 20 and cleaned > 0, (written, cleaned)
+    for what, daemons in (("write", writers), ("read", readers)):
+        failed = [d.value("larder_shared_errors_total", operation=what)
+                  for d in daemons]
+        assert sum(failed) > 0, (what, failed)
+    lost = sum(r.value("larder_shared_lost_total") for r in readers)
+    assert lost > 0, "no reader met what was harmed"
