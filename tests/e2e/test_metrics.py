@@ -103,6 +103,31 @@ def test_docs(loaded):
     assert written == parse(loaded.http("/metrics"))
 
 
+FREE = {"tenant", "path", "version", "build", "le"}  # whatever there is
+
+
+def test_docs_label_values(loaded):
+    """docs/metrics.md has every value of every label that the daemon shows."""
+    rows = re.findall(r"^\| (`larder_[^|]*) \| `(\w+)` \| ([^|]*) \|$",
+                      (ROOT / "docs/metrics.md").read_text(), re.M)
+    written = {}
+    for metrics, label, values in rows:
+        for name in re.findall(r"`(\w+)`", metrics):
+            assert (name, label) not in written, (name, label)
+            written[name, label] = set(re.findall(r"`(\w+)`", values))
+    shown = {}
+    for line in loaded.http("/metrics").splitlines():
+        found = re.match(r"([a-z_]+)\{(.*)\} ", line)
+        if found:
+            name = re.sub(r"_(bucket|sum|count)$", "", found.group(1))
+            for label, value in re.findall(r'(\w+)="(.*?)"', found.group(2)):
+                if label not in FREE:
+                    shown.setdefault((name, label), set()).add(value)
+    assert set(shown) == set(written), set(shown) ^ set(written)
+    for at, values in shown.items():
+        assert values <= written[at], (at, values - written[at])
+
+
 def test_consistent(loaded):
     """What is shown twice agrees, and the figures are those of the load."""
     m = loaded.metrics()
