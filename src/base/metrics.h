@@ -122,7 +122,7 @@
       "1 while the shared tier can be read, and written to.")                  \
     X(SHARED_REASON, GAUGE, "larder_shared_reason", "reason",                  \
       "1, with the reason, while the shared tier or a tenant's part of it is " \
-      "off or only read; not there while all is well.")                        \
+      "off or only read; 0, with none, while all is well.")                    \
     X(SHARED_OPEN, GAUGE, "larder_shared_open_tenants", "",                    \
       "Tenants whose data there anybody can forge who can write to the "       \
       "storage: they have no secret.")                                         \

@@ -454,7 +454,7 @@ static void put_shared(const top_t *t, screen_t *s)
          count(level(t, "larder_shared_waiting_shards")).text);
     size_t reasons =
         ldr_prom_values(&t->now, "larder_shared_reason", "reason", kinds, 2);
-    for (size_t i = 0; i < reasons; i++) {
+    for (size_t i = 0; i < reasons && kinds[i][0] != '\0'; i++) {
         line(s, false, "  %s", kinds[i]);
     }
     if (level(t, "larder_shared_open_tenants") > 0) {

@@ -369,9 +369,8 @@ static void put_shared(ldr_node_t *node, ldr_exposition_t *e)
                    t.state != LDR_TIER_OFF);
     ldr_metric_put(e, LDR_METRIC_SHARED_ON, LDR_LABELS("write"),
                    t.state == LDR_TIER_ON);
-    if (t.reason[0] != '\0') {
-        ldr_metric_put(e, LDR_METRIC_SHARED_REASON, LDR_LABELS(t.reason), 1);
-    }
+    ldr_metric_put(e, LDR_METRIC_SHARED_REASON, LDR_LABELS(t.reason),
+                   t.reason[0] != '\0');
     ldr_metric_put(e, LDR_METRIC_SHARED_OPEN, LDR_NO_LABELS, open);
     ldr_metric_put(e, LDR_METRIC_SHARED_OBJECTS, LDR_NO_LABELS, t.objects);
     ldr_metric_put(e, LDR_METRIC_SHARED_SHARDS, LDR_NO_LABELS, t.shards);
