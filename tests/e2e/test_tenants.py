@@ -272,8 +272,10 @@ def test_client_certificates(serve, tmp_path):
     for who in (None, "forged"):
         before = failures("tls")
         error = refused("a", who)
+        # The daemon's alert may be lost with the connection that it closes.
         assert error.status in (capi.E_DENIED, capi.E_OFFLINE), str(error)
-        assert "certificate" in str(error), str(error)
+        assert (error.status == capi.E_OFFLINE
+                or "certificate" in str(error)), str(error)
         until(lambda: failures("tls") == before + 1)
     with node("a", "engine-a") as a:
         assert a.get("k")[2] == b"of a"
