@@ -9,6 +9,7 @@ import struct
 import pytest
 
 import wireclient as w
+from daemon import until
 from daemon import in_child
 from hostile import (K, SEED, TOKEN, both, plausible, value_of, with_token)
 from wireclient import (Ended, batch_body, crc32c, ends_body, extent_body,
@@ -196,7 +197,7 @@ def test_other_protocols(daemon, transport, first):
         assert peer.ended()
     assert daemon.value("larder_refused_connections_total",
                         reason="not_larder") == 2
-    assert "does not speak Larder's protocol" in daemon.log()
+    until(lambda: "does not speak Larder's protocol" in daemon.log())
 
 
 @both

@@ -77,7 +77,8 @@ def test_token_is_changed(tmp_path, transport):
             time.sleep(0.002)
         assert one.warned("does not let this client in as tenant 'a'") == 1
         assert daemon.value("larder_auth_failures_total", reason="token") >= 1
-        assert "refused as tenant 'a': the token is not right" in daemon.log()
+        until(lambda: "refused as tenant 'a': the token is not right"
+              in daemon.log())
         files["node"].write_text("a-token-of-a-0123456789abcdef0123456\n")
         daemon.signal(signal.SIGHUP)
         one.until(0)
@@ -100,7 +101,7 @@ def test_without_a_token(tmp_path):
             _lib.Node(daemon.url("tcp", tenant="a"), lambda *_: None)
         assert error.value.status == _lib.E_DENIED
         assert daemon.value("larder_auth_failures_total", reason="token") == 1
-        assert "refused as tenant 'a'" in daemon.log()
+        until(lambda: "refused as tenant 'a'" in daemon.log())
 
 
 def test_somebody_else_listens(tmp_path):
