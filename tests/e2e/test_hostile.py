@@ -9,8 +9,7 @@ import struct
 import pytest
 
 import wireclient as w
-from daemon import until
-from daemon import in_child
+from daemon import in_child, until
 from hostile import (K, SEED, TOKEN, both, plausible, value_of, with_token)
 from wireclient import (Ended, batch_body, crc32c, ends_body, extent_body,
                         frame, hello_body, key_of, match_body, name_row,
