@@ -2,9 +2,9 @@
 
 A hit is told to vLLM, which allocates blocks and tells which: some tenths of a
 millisecond, that a short hit on a GPU can ill afford. So where the engine waits
-for a lookup and nothing else is to be done, a worker's thread begins as soon as
-the lookup has ended: it asks the node and sends the first bytes to the GPU, into
-buffers. With the blocks it is let go on, or it ends if they do not come.
+for a lookup and nothing else is to be done, a worker's thread begins as soon
+as the lookup has ended: it asks the node and sends the first bytes to the GPU,
+into buffers. With the blocks it is let go on, or it ends if they do not come.
 
 The scheduler's thread makes it, the lookup's begins it, a load's runs it.
 """

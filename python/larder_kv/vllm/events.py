@@ -24,13 +24,14 @@ from vllm.v1.kv_cache_interface import (get_kv_cache_spec_kind,
                                         get_kv_cache_spec_sliding_window)
 
 from larder_kv import _lib
+from larder_kv.vllm import model
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-    from larder_kv.vllm import meta, model
+    from larder_kv.vllm import meta
 
 # By tier, as vLLM names them.
 MEDIA = ("CPU", "STORAGE")
