@@ -88,12 +88,17 @@ def test_restart(told, name, version, figure):
 @pytest.mark.parametrize("at", [0.1, 0.9])
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_restart_sees_one_bit(told, name, place, at):
-    """The test of the test: one sign bit in a page that the hit loads."""
+    """The test of the test: one sign bit in a page that the hit loads. That of
+    a value near 0 may be lost in rounding, which varies with the CPU: then
+    another is tried."""
     ids = LONG[name]
     last = (len(ids) - 1) // CHUNK - 1
     chunk = {"first": 0, "middle": last // 2, "last": last}[place]
-    with told.store.flipped(ids, chunk, at=at):
-        assert not rig.same(hit(told.engine, ids), told.own[name])
+    for more in (0.0, 0.013, 0.027, 0.041):
+        with told.store.flipped(ids, chunk, at=at + more):
+            if not rig.same(hit(told.engine, ids), told.own[name]):
+                return
+    pytest.fail("none of four bits was seen")
 
 
 def test_nothing_else_is_loaded(told):
