@@ -9,6 +9,8 @@
 
 #include "client/fetch_rig.h"
 
+#include "gpu/registered.h"
+
 enum {
     PATIENCE_MS = 60000,
     ILLEGAL_ADDRESS = 700,
@@ -72,25 +74,6 @@ static uint64_t copies(void)
 
     si.standin_counts(&c);
     return c.copies;
-}
-
-static larder_gpu_stats_t gpu_stats(void)
-{
-    larder_gpu_stats_t s = {.struct_bytes = sizeof(s)};
-
-    assert_status(larder_gpu_stats(prefix_gpu(), &s), LARDER_OK);
-    return s;
-}
-
-static void wait_registered(fix_t *f)
-{
-    uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
-
-    assert_status(put_n(f->space, 1, 1000), LARDER_OK);
-    while (transport_is("shm") && gpu_stats().registered_bytes == 0 &&
-           transport_now_ms() < end_ms) {
-        transport_pause();
-    }
 }
 
 /* Where bytes can be sent ahead they are. */

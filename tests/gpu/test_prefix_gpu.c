@@ -8,8 +8,9 @@
 
 #include "client/fetch_rig.h"
 
+#include "gpu/registered.h"
+
 enum {
-    PATIENCE_MS = 60000,
     ILLEGAL_ADDRESS = 700,
     STEPS = SANITIZED ? 1 : 8,
 };
@@ -30,28 +31,6 @@ static void pair_scaled(pair_t *p, fix_t *f, ldr_rand_t *r, uint64_t seed,
     prefix_rig.host = host_to;
     engine_make(&p->to[0], &p->model, r, 0);
     prefix_rig.host = false;
-}
-
-static larder_gpu_stats_t gpu_stats(void)
-{
-    larder_gpu_stats_t s = {.struct_bytes = sizeof(s)};
-
-    assert_status(larder_gpu_stats(prefix_gpu(), &s), LARDER_OK);
-    return s;
-}
-
-/* By shared memory: the arena, once there is one, is registered in the
- * background. */
-static void wait_registered(fix_t *f)
-{
-    uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
-
-    assert_status(put_n(f->space, 1, 1000), LARDER_OK);
-    while (transport_is("shm") && gpu_stats().registered_bytes == 0 &&
-           transport_now_ms() < end_ms) {
-        transport_pause();
-    }
-    assert_true(!transport_is("shm") || gpu_stats().registered_bytes > 0);
 }
 
 /* ---- both kinds ---- */
