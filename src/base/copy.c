@@ -160,6 +160,7 @@ static void choose(void)
     static const ldr_copy_ops_t *const known[] = {
 #if defined(__x86_64__)
         &ldr_copy_avx512,
+        &ldr_copy_avx2,
         &ldr_copy_sse42,
 #elif defined(__aarch64__)
         &ldr_copy_armv8,

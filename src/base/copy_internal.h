@@ -48,6 +48,7 @@ typedef struct ldr_copy_ops {
 
 #if defined(__x86_64__)
 extern const ldr_copy_ops_t ldr_copy_avx512;
+extern const ldr_copy_ops_t ldr_copy_avx2;
 extern const ldr_copy_ops_t ldr_copy_sse42;
 #elif defined(__aarch64__)
 extern const ldr_copy_ops_t ldr_copy_armv8;

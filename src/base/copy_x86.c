@@ -1,7 +1,8 @@
 /*
- * The variants for x86-64. Non-temporal stores go to whole, aligned lines of
- * 64 bytes: the bytes before the first and after the last such line of the
- * destination are copied as usual. Sources may lie anywhere.
+ * The variants for x86-64: one method (copy_lines.inc) in three widths of
+ * registers. Non-temporal stores go to whole, aligned lines of 64 bytes: the
+ * bytes before the first and after the last such line of the destination are
+ * copied as usual. Sources may lie anywhere.
  */
 #include "base/copy_internal.h"
 
@@ -12,10 +13,12 @@
 
 #define LINE 64u
 /* How far ahead of a copy its source is asked for. The CPU's own prefetching
- * stops at every page of 4 KiB, which costs a tenth of the speed. Non-temporal:
- * a source is not read again soon either. */
+ * stops at every page of 4 KiB, which costs a tenth of the speed. How far, and
+ * to which cache, was measured (docs/performance.md): a source is not read
+ * again soon, but only CPUs with AVX-512 are faster when told so. */
 #define AHEAD 2048u
 #define SSE42 __attribute__((target("sse4.2,pclmul")))
+#define AVX2 __attribute__((target("sse4.2,pclmul,avx2,vpclmulqdq")))
 #define AVX512 __attribute__((target("sse4.2,pclmul,avx512f,vpclmulqdq")))
 #define INLINE static inline __attribute__((always_inline))
 
@@ -25,16 +28,17 @@ static inline size_t head_bytes(const uint8_t *to)
     return (0u - (uintptr_t)to) % LINE;
 }
 
+/* What to ask for at offset i of a source that goes on at next. */
+INLINE uintptr_t ahead(const uint8_t *from, size_t i, size_t bytes,
+                       const uint8_t *next)
+{
+    i += AHEAD;
+    return i < bytes ? (uintptr_t)from + i : (uintptr_t)next + (i - bytes);
+}
+
 static void stream_fence(void)
 {
     _mm_sfence();
-}
-
-/* ---- SSE 4.2 and PCLMULQDQ ---------------------------------------------- */
-
-static bool sse42_usable(void)
-{
-    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
 }
 
 SSE42 static uint32_t serial_crc(uint32_t state, const uint8_t *data,
@@ -54,96 +58,77 @@ SSE42 static uint32_t serial_crc(uint32_t state, const uint8_t *data,
     return state;
 }
 
-/* acc moved on by k, and next, which lies there. */
-SSE42 INLINE __m128i fold_128(__m128i acc, __m128i k, __m128i next)
+/* ---- SSE 4.2 and PCLMULQDQ ---------------------------------------------- */
+
+typedef struct sse42_line {
+    __m128i part[4];
+} sse42_line_t;
+
+typedef __m128i sse42_k_t;
+
+static bool sse42_usable(void)
 {
-    return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(acc, k, 0x00),
-                                       _mm_clmulepi64_si128(acc, k, 0x11)),
-                         next);
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
 }
 
-/* Loads the 16 bytes at offset i and, with stream, copies them. */
-SSE42 INLINE __m128i take_128(uint8_t *to, const uint8_t *from, size_t i,
-                              bool stream)
+SSE42 INLINE sse42_line_t sse42_load(const uint8_t *from)
 {
-    __m128i v = _mm_loadu_si128((const __m128i *)(from + i));
+    const __m128i *p = (const __m128i *)from;
 
-    if (stream) {
-        _mm_stream_si128((__m128i *)(to + i), v);
+    return (sse42_line_t){{_mm_loadu_si128(p), _mm_loadu_si128(p + 1),
+                           _mm_loadu_si128(p + 2), _mm_loadu_si128(p + 3)}};
+}
+
+SSE42 INLINE void sse42_stream(uint8_t *to, sse42_line_t v)
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        _mm_stream_si128((__m128i *)to + i, v.part[i]);
     }
+}
+
+SSE42 INLINE void sse42_store(uint8_t *to, sse42_line_t v)
+{
+    memcpy(to, v.part, sizeof(v.part));
+}
+
+SSE42 INLINE sse42_line_t sse42_begin(sse42_line_t v, uint32_t state)
+{
+    v.part[0] = _mm_xor_si128(v.part[0], _mm_cvtsi32_si128((int)state));
     return v;
 }
 
-/*
- * Whole lines, one or more. Four registers walk in steps of a line, so that
- * the multiplications of one step do not wait for each other; then they are
- * folded into one, whose CRC is that of the message.
- */
-SSE42 INLINE uint32_t sse42_lines(uint32_t state, uint8_t *to,
-                                  const uint8_t *from, size_t bytes,
-                                  bool stream)
+SSE42 INLINE __m128i sse42_k(const ldr_crc_fold_t *fold)
 {
-    __m128i k = _mm_loadu_si128((const __m128i *)&ldr_crc_tables.fold_64);
-    __m128i a = take_128(to, from, 0, stream);
-    __m128i b = take_128(to, from, 16, stream);
-    __m128i c = take_128(to, from, 32, stream);
-    __m128i d = take_128(to, from, 48, stream);
-    uint8_t rest[16];
+    return _mm_loadu_si128((const __m128i *)fold);
+}
 
-    a = _mm_xor_si128(a, _mm_cvtsi32_si128((int)state));
-    for (size_t i = LINE; i < bytes; i += LINE) {
-        a = fold_128(a, k, take_128(to, from, i, stream));
-        b = fold_128(b, k, take_128(to, from, i + 16, stream));
-        c = fold_128(c, k, take_128(to, from, i + 32, stream));
-        d = fold_128(d, k, take_128(to, from, i + 48, stream));
+SSE42 INLINE sse42_line_t sse42_fold(sse42_line_t v, __m128i k,
+                                     sse42_line_t next)
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        next.part[i] = _mm_xor_si128(
+            next.part[i],
+            _mm_xor_si128(_mm_clmulepi64_si128(v.part[i], k, 0x00),
+                          _mm_clmulepi64_si128(v.part[i], k, 0x11)));
     }
-    k = _mm_loadu_si128((const __m128i *)&ldr_crc_tables.fold_16);
-    a = fold_128(fold_128(fold_128(a, k, b), k, c), k, d);
-    _mm_storeu_si128((__m128i *)rest, a);
-    return serial_crc(0, rest, sizeof(rest));
+    return next;
 }
 
-SSE42 static uint32_t sse42_crc(uint32_t state, const uint8_t *data,
-                                size_t bytes)
-{
-    if (bytes >= LINE) {
-        size_t lines = bytes / LINE * LINE;
-        state = sse42_lines(state, NULL, data, lines, false);
-        data += lines;
-        bytes -= lines;
-    }
-    return serial_crc(state, data, bytes);
-}
-
-SSE42 static void sse42_copy(uint8_t *to, const uint8_t *from, size_t bytes)
-{
-    size_t done = head_bytes(to);
-
-    memcpy(to, from, done);
-    for (; bytes - done >= LINE; done += LINE) {
-        for (size_t i = 0; i < LINE; i += 16) {
-            take_128(to, from, done + i, true);
-        }
-    }
-    memcpy(to + done, from + done, bytes - done);
-}
-
-SSE42 static uint32_t sse42_copy_crc(uint32_t state, uint8_t *to,
-                                     const uint8_t *from, size_t bytes,
-                                     const uint8_t *next)
-{
-    size_t head = head_bytes(to);
-    size_t lines = (bytes - head) / LINE * LINE;
-    size_t tail = bytes - head - lines;
-
-    (void)next;
-    memcpy(to, from, head);
-    state = serial_crc(state, from, head);
-    state = sse42_lines(state, to + head, from + head, lines, true);
-    memcpy(to + bytes - tail, from + bytes - tail, tail);
-    state = serial_crc(state, from + bytes - tail, tail);
-    return state;
-}
+#define OF(name) sse42_##name
+#define CODE SSE42
+#define STEP 1u
+#define FOLD ldr_crc_tables.fold_64
+#define HINT _MM_HINT_T0
+#define PLAIN_AHEAD 256u
+#include "base/copy_lines.inc"
+#undef OF
+#undef CODE
+#undef STEP
+#undef FOLD
+#undef HINT
+#undef PLAIN_AHEAD
 
 const ldr_copy_ops_t ldr_copy_sse42 = {
     .name = "sse4.2",
@@ -154,7 +139,90 @@ const ldr_copy_ops_t ldr_copy_sse42 = {
     .fence = stream_fence,
 };
 
+/* ---- AVX2 and VPCLMULQDQ ------------------------------------------------ */
+
+typedef struct avx2_line {
+    __m256i a, b;
+} avx2_line_t;
+
+typedef __m256i avx2_k_t;
+
+static bool avx2_usable(void)
+{
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("avx2") &&
+           __builtin_cpu_supports("vpclmulqdq");
+}
+
+AVX2 INLINE avx2_line_t avx2_load(const uint8_t *from)
+{
+    return (avx2_line_t){_mm256_loadu_si256((const __m256i *)from),
+                         _mm256_loadu_si256((const __m256i *)(from + 32))};
+}
+
+AVX2 INLINE void avx2_stream(uint8_t *to, avx2_line_t v)
+{
+    _mm256_stream_si256((__m256i *)to, v.a);
+    _mm256_stream_si256((__m256i *)(to + 32), v.b);
+}
+
+AVX2 INLINE void avx2_store(uint8_t *to, avx2_line_t v)
+{
+    _mm256_storeu_si256((__m256i *)to, v.a);
+    _mm256_storeu_si256((__m256i *)(to + 32), v.b);
+}
+
+AVX2 INLINE avx2_line_t avx2_begin(avx2_line_t v, uint32_t state)
+{
+    v.a = _mm256_xor_si256(
+        v.a, _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)state)));
+    return v;
+}
+
+AVX2 INLINE __m256i avx2_move(__m256i v, __m256i k, __m256i next)
+{
+    return _mm256_xor_si256(
+        _mm256_xor_si256(_mm256_clmulepi64_epi128(v, k, 0x00),
+                         _mm256_clmulepi64_epi128(v, k, 0x11)),
+        next);
+}
+
+AVX2 INLINE __m256i avx2_k(const ldr_crc_fold_t *fold)
+{
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)fold));
+}
+
+AVX2 INLINE avx2_line_t avx2_fold(avx2_line_t v, __m256i k, avx2_line_t next)
+{
+    return (avx2_line_t){avx2_move(v.a, k, next.a), avx2_move(v.b, k, next.b)};
+}
+
+#define OF(name) avx2_##name
+#define CODE AVX2
+#define STEP 4u
+#define FOLD ldr_crc_tables.fold_256
+#define HINT _MM_HINT_T0
+#define PLAIN_AHEAD 256u
+#include "base/copy_lines.inc"
+#undef OF
+#undef CODE
+#undef STEP
+#undef FOLD
+#undef HINT
+#undef PLAIN_AHEAD
+
+const ldr_copy_ops_t ldr_copy_avx2 = {
+    .name = "avx2-vpclmul",
+    .usable = avx2_usable,
+    .crc = avx2_crc,
+    .copy = avx2_copy,
+    .copy_crc = avx2_copy_crc,
+    .fence = stream_fence,
+};
+
 /* ---- AVX-512 and VPCLMULQDQ --------------------------------------------- */
+
+typedef __m512i avx512_line_t;
+typedef __m512i avx512_k_t;
 
 static bool avx512_usable(void)
 {
@@ -163,122 +231,53 @@ static bool avx512_usable(void)
            __builtin_cpu_supports("vpclmulqdq");
 }
 
-AVX512 INLINE __m512i fold_constants(const ldr_crc_fold_t *fold)
+AVX512 INLINE avx512_line_t avx512_load(const uint8_t *from)
+{
+    return _mm512_loadu_si512(from);
+}
+
+AVX512 INLINE void avx512_stream(uint8_t *to, avx512_line_t v)
+{
+    _mm512_stream_si512((void *)to, v);
+}
+
+AVX512 INLINE void avx512_store(uint8_t *to, avx512_line_t v)
+{
+    _mm512_storeu_si512(to, v);
+}
+
+AVX512 INLINE avx512_line_t avx512_begin(avx512_line_t v, uint32_t state)
+{
+    return _mm512_xor_si512(
+        v, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
+}
+
+AVX512 INLINE __m512i avx512_k(const ldr_crc_fold_t *fold)
 {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)fold));
 }
 
-/* The four lanes of acc moved on by k, and next, which lies there. */
-AVX512 INLINE __m512i fold_512(__m512i acc, __m512i k, __m512i next)
+AVX512 INLINE avx512_line_t avx512_fold(avx512_line_t v, __m512i k,
+                                        avx512_line_t next)
 {
-    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(acc, k, 0x00),
-                                     _mm512_clmulepi64_epi128(acc, k, 0x11),
-                                     next, 0x96 /* a ^ b ^ c */);
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(v, k, 0x00),
+                                     _mm512_clmulepi64_epi128(v, k, 0x11), next,
+                                     0x96 /* a ^ b ^ c */);
 }
 
-/* Loads the line at offset i and, with to, copies it and asks for another. */
-AVX512 INLINE __m512i take_512(uint8_t *to, const uint8_t *from, size_t i,
-                               uintptr_t ask)
-{
-    __m512i v = _mm512_loadu_si512(from + i);
-
-    if (to != NULL) {
-        _mm_prefetch((const char *)ask, _MM_HINT_NTA);
-        _mm512_stream_si512((void *)(to + i), v);
-    }
-    return v;
-}
-
-/* What to ask for at offset i of a source that goes on at next. */
-INLINE uintptr_t ahead(const uint8_t *from, size_t i, size_t bytes,
-                       const uint8_t *next)
-{
-    i += AHEAD;
-    return i < bytes ? (uintptr_t)from + i : (uintptr_t)next + (i - bytes);
-}
-
-/*
- * Whole lines, 256 bytes or more; to is NULL: they are not copied. Four
- * registers walk in steps of 256 bytes, so that the multiplications of one step
- * do not wait for each other; then they are folded into one, which walks on
- * line by line; then the CRC of the 64 bytes that remain is that of the
- * message.
- */
-AVX512 INLINE uint32_t avx512_lines(uint32_t state, uint8_t *to,
-                                    const uint8_t *from, size_t bytes,
-                                    const uint8_t *next)
-{
-    __m512i k = fold_constants(&ldr_crc_tables.fold_256);
-    uintptr_t ask = ahead(from, 0, bytes, next);
-    __m512i a = take_512(to, from, 0, ask);
-    __m512i b = take_512(to, from, 64, ask + 64);
-    __m512i c = take_512(to, from, 128, ask + 128);
-    __m512i d = take_512(to, from, 192, ask + 192);
-    uint8_t rest[LINE];
-    size_t i = 256;
-
-    a = _mm512_xor_si512(a,
-                         _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
-    for (; bytes - i >= 256; i += 256) {
-        ask = ahead(from, i, bytes, next);
-        a = fold_512(a, k, take_512(to, from, i, ask));
-        b = fold_512(b, k, take_512(to, from, i + 64, ask + 64));
-        c = fold_512(c, k, take_512(to, from, i + 128, ask + 128));
-        d = fold_512(d, k, take_512(to, from, i + 192, ask + 192));
-    }
-    k = fold_constants(&ldr_crc_tables.fold_64);
-    a = fold_512(fold_512(fold_512(a, k, b), k, c), k, d);
-    for (; i < bytes; i += LINE) {
-        a = fold_512(a, k, take_512(to, from, i, ahead(from, i, bytes, next)));
-    }
-    _mm512_storeu_si512(rest, a);
-    return serial_crc(0, rest, sizeof(rest));
-}
-
-AVX512 static uint32_t avx512_crc(uint32_t state, const uint8_t *data,
-                                  size_t bytes)
-{
-    if (bytes >= 256) {
-        size_t lines = bytes / LINE * LINE;
-        state = avx512_lines(state, NULL, data, lines, NULL);
-        data += lines;
-        bytes -= lines;
-    }
-    return serial_crc(state, data, bytes);
-}
-
-AVX512 static void avx512_copy(uint8_t *to, const uint8_t *from, size_t bytes)
-{
-    size_t done = head_bytes(to);
-
-    memcpy(to, from, done);
-    for (; bytes - done >= 4 * LINE; done += 4 * LINE) {
-        for (size_t i = 0; i < 4 * LINE; i += LINE) {
-            take_512(to, from, done + i, (uintptr_t)from + done + i + AHEAD);
-        }
-    }
-    for (; bytes - done >= LINE; done += LINE) {
-        take_512(to, from, done, (uintptr_t)from + done + AHEAD);
-    }
-    memcpy(to + done, from + done, bytes - done);
-}
-
-AVX512 static uint32_t avx512_copy_crc(uint32_t state, uint8_t *to,
-                                       const uint8_t *from, size_t bytes,
-                                       const uint8_t *next)
-{
-    size_t head = head_bytes(to);
-    size_t lines = (bytes - head) / LINE * LINE;
-    size_t tail = bytes - head - lines;
-
-    memcpy(to, from, head);
-    state = serial_crc(state, from, head);
-    state = avx512_lines(state, to + head, from + head, lines,
-                         next != NULL ? next : from + bytes);
-    memcpy(to + bytes - tail, from + bytes - tail, tail);
-    state = serial_crc(state, from + bytes - tail, tail);
-    return state;
-}
+#define OF(name) avx512_##name
+#define CODE AVX512
+#define STEP 4u
+#define FOLD ldr_crc_tables.fold_256
+#define HINT _MM_HINT_NTA
+#define PLAIN_AHEAD AHEAD
+#include "base/copy_lines.inc"
+#undef OF
+#undef CODE
+#undef STEP
+#undef FOLD
+#undef HINT
+#undef PLAIN_AHEAD
 
 const ldr_copy_ops_t ldr_copy_avx512 = {
     .name = "avx512-vpclmul",
