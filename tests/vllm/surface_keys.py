@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from larder_kv import _lib
-from larder_kv.vllm import lookup, request, stats, versions
+from larder_kv.vllm import adapters, lookup, request, stats, versions
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -156,7 +156,7 @@ def test_adapters_by_content(space, dense, tmp_path):
 def test_adapter_that_is_replaced(space, dense, tmp_path, monkeypatch):
     """Under the same name and path, with a date that is not newer. vLLM keeps
     what it loaded under a number: only a new number has the new keys."""
-    monkeypatch.setattr(request, "ADAPTER_SECONDS", 0, raising=False)
+    monkeypatch.setattr(adapters, "SECONDS", 0)
     place = tmp_path / "adapter"
     shutil.copytree(dense / "lora-a", place)
     first = keys_of(space, request_of(TOKENS, lora_request=lora(place)))
@@ -225,7 +225,7 @@ def test_named_by_a_thread(space, made):
     tokens = tokens_of(5, 4 * SIZE)
     asked = request_of(tokens[:2 * SIZE + 5])
     prompt = request.Prompt(asked)
-    names = prompt.later()
+    names = prompt.later(2)
     assert prompt.keys.count == 0
     for token in tokens[2 * SIZE + 5:]:
         asked.append_output_token_ids(token)
@@ -243,18 +243,60 @@ def test_named_by_a_thread(space, made):
 
 def test_what_a_thread_cannot_name(space, dense):
     """Prompts whose names need more than their tokens."""
+    known = lora(dense / "lora-a")
+    adapters.look(known)
     for asked in (request_of(TOKENS, cache_salt="x"),
-                  request_of(TOKENS, lora_request=lora(dense / "lora-a")),
+                  request_of(TOKENS, lora_request=known),
                   request_of(TOKENS, mm_features=[image("x", 5)]),
                   embedded(1, len(TOKENS))):
         prompt = request.Prompt(asked)
-        assert prompt.later() is None
+        assert prompt.later(4) is None
         prompt.extend(space, len(TOKENS))
         assert prompt.keys.count == 4
     wrong = request.Prompt(request_of([-1] * SIZE))
-    for make in (wrong.later, lambda: wrong.extend(space, SIZE)):
+    for make in (lambda: wrong.later(1), lambda: wrong.extend(space, SIZE)):
         with pytest.raises(OverflowError):
             make()
+
+
+@pytest.mark.parametrize("length", [SIZE - 1, 2 * SIZE + 5], ids=str)
+def test_an_adapter_is_looked_at_by_a_thread(space, dense, tmp_path, length):
+    """By nobody else, however long that takes: until then nothing is named.
+    The names are those of one whose adapter is known."""
+    place = tmp_path / "adapter"
+    shutil.copytree(dense / "lora-a", place)
+    tokens = tokens_of(7, 4 * SIZE)
+    asked = request_of(tokens[:length], lora_request=lora(place))
+    prompt = request.Prompt(asked)
+    names = prompt.later(length // SIZE)
+    assert prompt.waits() and prompt.keys.count == 0
+    thread = threading.Thread(target=names.make, args=(space,))
+    thread.start()
+    thread.join()
+    assert not prompt.waits() and prompt.keys.count == length // SIZE
+    for token in tokens[length:]:
+        asked.append_output_token_ids(token)
+    prompt.extend(space, 4 * SIZE)
+    known = request_of(tokens, lora_request=lora(place))
+    assert request.Prompt(known).later(4) is None
+    assert split(prompt) == keys_of(space, known)
+
+
+def test_an_adapter_that_cannot_be_named(space, dense, tmp_path, caplog,
+                                         monkeypatch):
+    """Its request is said to go without, once, and has no name."""
+    monkeypatch.setattr(adapters, "SECONDS", 0)
+    place = tmp_path / "adapter"
+    shutil.copytree(dense / "lora-a", place)
+    adapters.look(lora(place))
+    (place / "adapter_config.json").write_text("{}")
+    prompt = request.Prompt(request_of(TOKENS, lora_request=lora(place)))
+    names = prompt.later(4)
+    for make in (names.make, names.make, lambda s: prompt.extend(s, SIZE)):
+        with pytest.raises(request.Unnamed, match="load it again"):
+            make(space)
+    assert not prompt.waits() and prompt.keys.count == 0
+    assert sum("goes without" in r.message for r in caplog.records) == 1
 
 
 def test_not_more_than_is_asked_for(space):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.vllm import model, versions
+from larder_kv.vllm.request import Unnamed
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -211,6 +212,8 @@ class Finder:
                     look.keys = look.told.keys
                 if not look.left:
                     self._find(look)
+            except Unnamed:  # which was said
+                look.reason = "error"
             except _lib.LarderError as error:
                 # The library warns when the node begins to refuse it.
                 look.reason = {_lib.E_OFFLINE: "offline",
@@ -244,8 +247,10 @@ class Finder:
     def _announce(self, told: Told, timeout_ms: int) -> None:
         try:
             told.name(self._space)
-            self._space.announce(told.keys, told.chunks, told.tokens,
-                                 told.hint, told.number, max(1, timeout_ms))
+            if told.chunks > 0:
+                self._space.announce(told.keys, told.chunks, told.tokens,
+                                     told.hint, told.number,
+                                     max(1, timeout_ms))
         except Exception as error:
             logger.debug("larder: announce: %s", error)
 

@@ -1,19 +1,17 @@
 """What a request asks of Larder, and how its prompt is named."""
 from __future__ import annotations
 
-import hashlib
-import os
-import pathlib
-import time
+import logging
 from array import array
 from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
-from larder_kv.vllm import model
+from larder_kv.vllm import adapters
 
 if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
+
+logger = logging.getLogger("vllm.larder")
 
 SWITCHES = ("skip_save", "skip_load", "ttl_ms", "tiers", "class", "closed",
             "template")
@@ -71,42 +69,6 @@ def switches_of(params: dict[str, Any] | None) -> Switches:
     return Switches(params) if params and "larder" in params else NO_SWITCHES
 
 
-# By path and number.
-_adapters: dict[tuple[str, int], tuple[float, list[tuple], bytes]] = {}
-ADAPTER_SECONDS = 1.0  # between looks at an adapter's files
-
-
-def _adapter(lora: LoRARequest) -> bytes:
-    """The content of an adapter, not its name, as it was when its number was
-    first seen: vLLM keeps what it loaded under a number. One whose files
-    cannot be seen from here is named by its path."""
-    path = lora.lora_path
-    checked, stamp, known = _adapters.get((path, lora.lora_int_id),
-                                          (0.0, [], b""))
-    reloads = getattr(lora, "load_inplace", False)
-    now = time.monotonic()
-    if known and not reloads and now - checked < ADAPTER_SECONDS:
-        return known
-    where = path if os.path.isdir(path) else model.snapshot(path, None)
-    files = sorted(pathlib.Path(where).glob("adapter*")) if where else []
-    found = [(f.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
-             for f in files for s in (f.stat(),)]
-    if known and found != stamp and not reloads:
-        raise ValueError(
-            f"adapter {lora.lora_name} was changed in {path} after it was "
-            "loaded, so it is not known what vLLM computes with; unload it "
-            "and load it again")
-    if not known or found != stamp:
-        weights = model.directory_digest(where) if where else ""
-        digest = hashlib.sha256((weights or path).encode())
-        for file in files:
-            if file.suffix == ".json":
-                digest.update(file.read_bytes())
-        known = digest.digest()
-    _adapters[path, lora.lora_int_id] = (now, found, known)
-    return known
-
-
 def _encode(value: Any) -> bytes:
     """Any nesting of what vLLM puts into extra keys, without ambiguity."""
     if isinstance(value, (list, tuple)):
@@ -118,24 +80,47 @@ def _encode(value: Any) -> bytes:
     return b"s%d:%s" % (len(text), text)
 
 
+class Unnamed(Exception):
+    """A prompt that cannot be named goes without the store."""
+
+
 class Names:
-    """The keys of a prompt that has just arrived and whose tokens alone decide
-    its KV: made by the thread that looks it up, or by who needs them before.
-    Both make the same. The tokens are copied at arrival: vLLM adds to its list,
-    and a thread that made the copy would hold up the scheduler's (the GIL)."""
+    """The keys of a prompt that has just arrived: made by the thread that looks
+    it up; or, if its tokens alone decide its KV, by who needs them before. Both
+    make the same. The tokens are copied at arrival: vLLM adds to its list, and
+    a thread that made the copy would hold up the scheduler's (the GIL)."""
 
-    __slots__ = ("_tokens", "data")
+    __slots__ = ("_prompt", "_tokens", "files", "data", "made", "failed")
 
-    def __init__(self, tokens: array):
+    def __init__(self, prompt: Prompt, tokens: array, files: bool):
+        self._prompt = prompt
         self._tokens = tokens
+        self.files = files  # must be looked at: only a thread makes them
         self.data = b""
+        self.made = False  # set last
+        self.failed: Unnamed | None = None
 
     def make(self, space: _lib.Space) -> bytes:
-        if not self.data:
-            keys = _lib.Keys()
-            space.chain(self._tokens, keys)
-            self.data = keys.data(0, keys.count)
+        if self.failed is not None:
+            raise self.failed
+        if not self.made:
+            try:
+                self.data = self._make(space)
+            except Exception as error:
+                self.failed = Unnamed(str(error))
+                logger.warning("larder: request %s goes without the store: %s",
+                               self._prompt.request.request_id, error)
+                raise self.failed
+            self.made = True
         return self.data
+
+    def _make(self, space: _lib.Space) -> bytes:
+        keys = _lib.Keys()
+        space.chain(self._tokens, keys,
+                    self._prompt.look(len(self._tokens) // space.chunk_tokens,
+                                      space.chunk_tokens)
+                    if self.files else None)
+        return keys.data(0, keys.count)
 
 
 class Prompt:
@@ -149,7 +134,8 @@ class Prompt:
         self._later: Names | None = None  # the first of them
         self._mm = 0
         lora = request.lora_request
-        self._adapter = _adapter(lora) if lora else b""
+        # None: its files must be looked at.
+        self._adapter = adapters.known(lora) if lora else b""
 
     def _plain(self) -> bool:
         """Whether nothing but its tokens decides its KV. A session may get
@@ -161,25 +147,42 @@ class Prompt:
     @property
     def keys(self) -> _lib.Keys:
         """What is named."""
-        if self._later is not None and self._later.data:
+        if self._later is not None and self._later.made:
             self._keys.extend(self._later.data)
             self._later = None
         return self._keys
 
-    def later(self) -> Names | None:
+    def later(self, chunks: int) -> Names | None:
         """For one that has just arrived: what names all of it, if a thread can
-        do that."""
+        do that. It must, where files have to be looked at."""
         r = self.request
         ids = r.prompt_token_ids
-        if ids is None or len(ids) != r.num_tokens or not self._plain():
+        files = self._adapter is None
+        if files:
+            ids = r.all_token_ids[:r.num_tokens]
+        elif (chunks == 0 or ids is None or len(ids) != r.num_tokens
+              or not self._plain()):
             return None
-        self._later = Names(array("I", ids))
+        self._later = Names(self, array("I", ids), files)
         return self._later
 
+    def waits(self) -> bool:
+        """Whether it is for a thread to name it, and that has not been done."""
+        names = self._later
+        return (names is not None and names.files and not names.made
+                and names.failed is None)
+
+    def look(self, chunks: int, size: int) -> list[bytes]:
+        """What else than its tokens names its first chunks. Reads files."""
+        self._adapter = adapters.look(self.request.lora_request)
+        return self._extra(size, 0, chunks)
+
     def extend(self, space: _lib.Space, tokens: int) -> None:
-        """Names the chunks of the first so many tokens."""
+        """Names the chunks of the first so many tokens; not while waits()."""
         if self._later is not None:
             self._later.make(space)
+        elif self._adapter is None:
+            self._adapter = adapters.look(self.request.lora_request)
         keys, size = self.keys, space.chunk_tokens
         first, end = keys.count, tokens // size
         if end <= first:

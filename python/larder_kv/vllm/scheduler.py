@@ -31,7 +31,7 @@ from larder_kv.vllm.explain import Explain, Record
 from larder_kv.vllm.hold import Holds
 from larder_kv.vllm.layers import Claims
 from larder_kv.vllm.lookup import Finder, Lookup, Told, on_gpu
-from larder_kv.vllm.request import Prompt, Switches, switches_of
+from larder_kv.vllm.request import Prompt, Switches, Unnamed, switches_of
 from larder_kv.vllm.stats import Counts, LarderStats
 
 if TYPE_CHECKING:
@@ -149,12 +149,12 @@ class Scheduler:
             self._without(request, t.record.why)
             return
         chunks = request.num_tokens // self.model.chunk_tokens
-        names = t.prompt.later() if chunks > 0 else None
+        names = t.prompt.later(chunks)
         if names is None:
             t.prompt.extend(self.space, request.num_tokens)
         self.requests[request.request_id] = t
         told = None
-        if chunks > 0:
+        if chunks > 0 or names is not None:
             told = Told(request.request_id, t.prompt.keys.data(0, chunks),
                         chunks, request.num_tokens, switches.hint, names)
         self._look_up(t, told)
@@ -269,7 +269,7 @@ class Scheduler:
 
     def _again(self, t: Tracked) -> bool:
         """It was preempted: it has more tokens now, and no blocks. False: it
-        goes without the store from now on."""
+        is not looked up again."""
         self._leave(t)
         self._give_up(t)
         t.reset()
@@ -280,11 +280,16 @@ class Scheduler:
         return True
 
     def _named(self, t: Tracked, tokens: int) -> bool:
-        """Names so many tokens' chunks. False: that failed, and the request
-        goes without the store from now on."""
+        """Names so many tokens' chunks. False: a thread has still to do that;
+        or it failed, and the request goes without the store from now on."""
+        if t.prompt.waits():
+            return False
         try:
             t.prompt.extend(self.space, tokens)
             return True
+        except Unnamed:  # which was said
+            t.loads = t.saves = False
+            return False
         except Exception as error:
             logger.warning("larder: request %s goes on without the store: %s",
                            t.request.request_id, error)
