@@ -109,9 +109,10 @@ class Session:
         return found
 
     async def many(self, prompts, at_once, every=0.0, deadline=300,
-                   answers=True, **args):
+                   deadlines=None, answers=True, **args):
         """Many requests, so many at once, in order; every: one comes each so
-        many seconds. Gives the seconds that all took, and the answers."""
+        many seconds. deadlines: of each its own. Gives the seconds that all
+        took, and the answers."""
         gate = asyncio.Semaphore(at_once)
         for prompt in prompts:  # drawn before the clock runs
             self.prompt(prompt)
@@ -119,7 +120,9 @@ class Session:
         async def one(number, prompt):
             await asyncio.sleep(number * every)
             async with gate:
-                return await self.ask(prompt, deadline=deadline, **args)
+                return await self.ask(
+                    prompt, deadline=deadlines[number] if deadlines
+                    else deadline, **args)
 
         begin = time.perf_counter()
         found = await asyncio.gather(*map(one, range(len(prompts)), prompts))

@@ -1,6 +1,7 @@
 """The node is killed, and stopped, while an engine loads from it and saves to
 it: every answer is the one it would be without Larder, none hangs, and hits
-come back.
+come back. With each kind of model: full attention, a hybrid whose groups share
+memory, and one with a latent in place of heads.
 
 Prompts are computed in steps of one chunk: whatever part of one came from a
 cache, the rest is computed in the same shapes, and the logprobs are the same
@@ -10,7 +11,7 @@ import signal
 import time
 
 import host
-from equality import same
+from equality import OTHER, same
 from proof import APART, checked, table
 
 CHUNK = 256
@@ -19,12 +20,13 @@ ANSWER = dict(max_tokens=8, logprobs=3)
 AWAY = {"kill": 1.0, "stop": 3.0}  # seconds
 HANG = 40
 COUNT = 6
+MODELS = ("qwen3", "gemma3", "deepseek-v2")
 
 
 class Faults:
-    def __init__(self, proof, node):
-        self.proof, self.node = proof, node
-        self.found = proof.stage("faults")
+    def __init__(self, proof, node, model, found):
+        self.proof, self.node, self.model = proof, node, model
+        self.found = found
         chunks = 3 if proof.tiny else 24
         self.hit = chunks * CHUNK
         tokens = self.hit + 5
@@ -97,30 +99,41 @@ class Faults:
         for fault in AWAY:
             note = self.found.get(fault)
             if note and "wrong" in note:
-                checked(self.found, f"node: {fault}",
+                checked(self.found, f"{self.model}, node: {fault}",
                         note["hit_before"] and "recovered_s" in note
                         and not note["wrong"] and not note["errors"],
                         f"{note['wrong']} of {note['requests']} wrong, "
                         f"{note['errors']} errors")
-        table(["the node", "requests", "wrong", "wrong tokens", "errors",
-               "slowest s", "hits again after s"],
-              [[fault, note["requests"], note["wrong"], note["wrong_tokens"],
-                note["errors"], f"{note['slowest']:.2f}",
-                f"{note.get('recovered_s', float('nan')):.1f}"]
-               for fault in AWAY
-               if "wrong" in (note := self.found.get(fault, {}))])
+
+
+def show(found):
+    table(["model", "the node", "requests", "wrong", "wrong tokens", "errors",
+           "slowest s", "hits again after s"],
+          [[model, fault, note["requests"], note["wrong"],
+            note["wrong_tokens"], note["errors"], f"{note['slowest']:.2f}",
+            f"{note.get('recovered_s', float('nan')):.1f}"]
+           for model in MODELS for fault in AWAY
+           if "wrong" in (note := found.get(model, {}).get(fault, {}))])
 
 
 def run(proof):
-    with proof.node("faults", "4G", "8G") as node:
-        one = Faults(proof, node)
-        try:
-            with host.Engine(proof, "qwen3", "faults", node.url,
-                             **EXACT) as engine:
-                one.prepare(engine)
-                for fault in AWAY:
-                    one.strike(engine, fault)
-                one.found["lines"] = engine.larder_lines()[-30:]
-        finally:
-            one.judge()
-            proof.save()
+    found = proof.stage("faults")
+    try:
+        for model in proof.args.only or MODELS:
+            proof.clock.need(45, f"faults with {model}")
+            with proof.node(f"faults-{model}", "4G", "8G") as node:
+                one = Faults(proof, node, model, found.setdefault(model, {}))
+                try:
+                    with host.Engine(proof, model, f"faults {model}",
+                                     node.url, **EXACT,
+                                     **OTHER.get(model, {})) as engine:
+                        one.prepare(engine)
+                        for fault in AWAY:
+                            one.strike(engine, fault)
+                        one.found["lines"] = engine.larder_lines()[-30:]
+                finally:
+                    one.judge()
+                    proof.save()
+            proof.forget(node)
+    finally:
+        show(found)

@@ -16,10 +16,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent / "vllm")]
 
+import faults
 import layers
 import load
 import nohit
 import plot
+import pressure
 import ttft
 from proof import middle
 
@@ -198,17 +200,36 @@ def load_lines(found):
 
 
 def faults_lines(found):
-    lines = head("while requests run, the node is", "requests", "wrong",
-                 "errors", "slowest", "hits again after")
+    lines = head("while requests run, the node is", "model", "requests",
+                 "wrong", "errors", "slowest", "hits again after")
     for fault, text in (("kill", "killed and started 1 s later"),
                         ("stop", "stopped for 3 s")):
-        note = found.get(fault, {})
-        if "wrong" in note:
-            again = note.get("recovered_s")
-            lines.append(row(
-                text, note["requests"], note["wrong"], note["errors"],
-                f"{note['slowest']:.1f} s",
-                "never" if again is None else f"{again:.1f} s"))
+        for model in faults.MODELS:
+            note = found.get(model, {}).get(fault, {})
+            if "wrong" in note:
+                again = note.get("recovered_s")
+                lines.append(row(
+                    text, model, note["requests"], note["wrong"],
+                    note["errors"], f"{note['slowest']:.1f} s",
+                    "never" if again is None else f"{again:.1f} s"))
+    return lines
+
+
+def pressure_lines(found):
+    lines = head("too many at once", "Larder", "requests", "given up",
+                 "preempted", "tokens hit", "errors", "logprobs apart",
+                 "then one by one: hits, wrong")
+    for model in pressure.MODELS:
+        one = found.get(model, {})
+        for name in ("without", "with"):
+            note = one.get(name)
+            if note:
+                lines.append(row(
+                    model, name, note["requests"], note["given_up"],
+                    note["preempted"], f"{note['hit_tokens']:,}",
+                    note["errors"], f"{note['apart']:.3f}",
+                    f"{one['hits']} of {one['asked']}, {one['wrong']}"
+                    if name == "with" and "wrong" in one else ""))
     return lines
 
 
@@ -246,13 +267,14 @@ def picture(results):
 
 
 PARTS = {"copy": copies_lines, "equality": equality_lines,
-         "nohit": nohit_lines, "load": load_lines, "faults": faults_lines}
+         "nohit": nohit_lines, "load": load_lines, "faults": faults_lines,
+         "pressure": pressure_lines}
 
 
 def markdown(results):
     lines = []
     for stage in ("copy", "equality", "ttft", "layers", "nohit", "load",
-                  "faults"):
+                  "faults", "pressure"):
         if stage == "ttft":
             keys = [f"ttft-{s}" for s in SIZES if f"ttft-{s}" in results]
             if keys:

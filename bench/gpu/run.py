@@ -3,8 +3,8 @@
 
     bench/gpu/run.py STAGE... --out DIR [--budget SECONDS]
 
-Stages: copy, equality, ttft-8b, ttft-32b, nohit, load, faults; ttft is both of
-its own, all is all. Each prints one table; figures go to DIR/gpu.json as soon
+Stages: copy, equality, ttft-8b, ttft-32b, nohit, load, faults, pressure; ttft is
+both of its own, all is all. Each prints one table; figures go to DIR/gpu.json as soon
 as they are there, and are added to what is in it. A stage that fails prints
 the end of its log, and the next one runs. See README.md beside this file.
 """
@@ -25,6 +25,7 @@ import host
 import layers
 import load
 import nohit
+import pressure
 import ttft
 from proof import Proof
 
@@ -32,6 +33,7 @@ STAGES = {"copy": copies.run, "equality": equality.run,
           "ttft-8b": lambda proof: ttft.run(proof, "8b"),
           "ttft-32b": lambda proof: ttft.run(proof, "32b"),
           "nohit": nohit.run, "load": load.run, "faults": faults.run,
+          "pressure": pressure.run,
           "layers": layers.run,
           "layers-32b": lambda proof: layers.measure(proof, "32b")}
 SETS = {"ttft": ["ttft-8b", "ttft-32b"], "all": list(STAGES)}
@@ -62,7 +64,7 @@ def arguments():
     parser.add_argument("--scale", type=float, default=1.0,
                         help="of the stage load: 1 is 12 groups, 5 queries")
     parser.add_argument("--only", nargs="*", metavar="CASE",
-                        help="of the stage equality: these models")
+                        help="of equality, faults, pressure: these models")
     parser.add_argument("--compiled", action="store_true",
                         help="equality with torch.compile too")
     parser.add_argument("--times", type=int, default=5,

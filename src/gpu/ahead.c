@@ -88,12 +88,13 @@ ldr_cu_t ldr_gpu_ahead(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
                 ldr_min64(LDR_GPU_PIECE, ldr_max64(LDR_GPU_PIECE_MIN, half)))) {
             break;
         }
-        for (uint32_t k = 0; k < slot->ahead_count && result == 0; k++) {
+        ldr_gpu_parts_begin(lane);
+        for (uint32_t k = 0; k < slot->ahead_count; k++) {
             const ldr_gpu_run_t *r = &slot->ahead[k];
 
-            result = cuda->to_device(slot->buffer + r->at, r->host, r->bytes,
-                                     lane->copy);
+            ldr_gpu_parts_add(lane, slot->buffer + r->at, r->host, r->bytes);
         }
+        result = ldr_gpu_parts_queue(gpu, lane, true);
         if (result == 0) {
             result = cuda->event_record(slot->half, lane->copy);
         }

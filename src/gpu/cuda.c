@@ -14,7 +14,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ldr_cuda_t table;
 static bool loaded;
 
-/* Every symbol, or the name of the first that is missing. */
+/* Every symbol, or the name of the first that is missing and must not be. */
 static const char *fill(void *library, ldr_cuda_t *cuda)
 {
     void *at;
@@ -26,6 +26,11 @@ static const char *fill(void *library, ldr_cuda_t *cuda)
         return #symbol;                                                        \
     }
     LDR_CUDA_MAP(X)
+#undef X
+#define X(name, symbol, parameters)                                            \
+    at = dlsym(library, #symbol);                                              \
+    memcpy(&cuda->name, &at, sizeof(at));
+    LDR_CUDA_NEWER_MAP(X)
 #undef X
     return NULL;
 }

@@ -35,7 +35,16 @@ enum {
     LDR_CU_CAPABILITY_MINOR = 76,
     LDR_CU_MULTIPROCESSORS = 16,
     LDR_CU_CAPTURE_RELAXED = 2, /* cuThreadExchangeStreamCaptureMode */
+    LDR_CU_ORDER_STREAM = 1,    /* cuMemcpyBatchAsync: sources are read then */
+    LDR_CU_BESIDE_COMPUTE = 1,
 };
+
+/* CUmemcpyAttributes. Where memory is need not be said: 0. */
+typedef struct ldr_cu_attributes {
+    int order;
+    int from_type, from_id, to_type, to_id;
+    unsigned flags;
+} ldr_cu_attributes_t;
 
 /* name, its symbol in libcuda.so.1, its parameters */
 #define LDR_CUDA_MAP(X)                                                        \
@@ -84,9 +93,17 @@ enum {
        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,  \
        ldr_cu_stream_t s, void **arguments, void **extra))
 
+/* The same, of newer drivers only (12.8); NULL: this one has it not. */
+#define LDR_CUDA_NEWER_MAP(X)                                                  \
+    X(batch, cuMemcpyBatchAsync,                                               \
+      (ldr_cu_ptr_t * to, ldr_cu_ptr_t * from, size_t * bytes, size_t count,   \
+       ldr_cu_attributes_t * attributes, size_t * first, size_t attributed,    \
+       size_t * failed, ldr_cu_stream_t s))
+
 typedef struct ldr_cuda {
 #define X(name, symbol, parameters) ldr_cu_t(*name) parameters;
     LDR_CUDA_MAP(X)
+    LDR_CUDA_NEWER_MAP(X)
 #undef X
 } ldr_cuda_t;
 

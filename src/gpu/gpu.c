@@ -107,6 +107,14 @@ static larder_status_t make_kernel(larder_gpu_t *gpu, const char *nvrtc)
     return st;
 }
 
+static void no_kernel(larder_gpu_t *gpu)
+{
+    gpu->kernel = NULL;
+    ldr_warn(&gpu->log, "GPU %d: copies go page by page, and slower: %s",
+             gpu->device, ldr_fail_text());
+    ldr_fail_clear();
+}
+
 static larder_status_t make(larder_gpu_t *gpu, const char *nvrtc)
 {
     const ldr_cuda_t *cuda = gpu->cuda;
@@ -127,14 +135,11 @@ static larder_status_t make(larder_gpu_t *gpu, const char *nvrtc)
     }
     cuda->priorities(&gpu->priority, &greatest);
     st = make_kernel(gpu, nvrtc);
-    if (st == LARDER_OK) {
-        st = ldr_gpu_tune(gpu);
-    }
     if (st != LARDER_OK) {
-        gpu->kernel = NULL;
-        ldr_warn(&gpu->log, "GPU %d: copies go page by page, and slower: %s",
-                 device, ldr_fail_text());
-        ldr_fail_clear();
+        no_kernel(gpu);
+    }
+    if (ldr_gpu_tune(gpu) != LARDER_OK) {
+        no_kernel(gpu);
     }
     ldr_gpu_leave(gpu);
     return gpu->powers != NULL

@@ -32,6 +32,14 @@ typedef struct ldr_gpu_leaf {
     size_t at, bytes;
 } ldr_gpu_leaf_t;
 
+/* Copies that are handed to the copy engine together. */
+typedef struct ldr_gpu_parts {
+    uint32_t count;
+    ldr_cu_ptr_t device[LDR_GPU_UNITS];
+    ldr_cu_ptr_t host[LDR_GPU_UNITS]; /* registered: its address there */
+    size_t bytes[LDR_GPU_UNITS];
+} ldr_gpu_parts_t;
+
 /* A piece's place: its buffers, and what is under way in them. */
 typedef struct ldr_gpu_slot {
     ldr_cu_ptr_t buffer;      /* on the device */
@@ -59,6 +67,7 @@ typedef struct ldr_gpu_lane {
     ldr_cu_ptr_t sums;            /* on the device, one for each shard */
     uint32_t *sums_here;          /* registered memory */
     ldr_gpu_slot_t slot[LDR_GPU_SLOTS];
+    ldr_gpu_parts_t parts; /* of the copy that is being handed over */
 } ldr_gpu_lane_t;
 
 /* Memory that is registered: [base, base + bytes), as one. */
@@ -79,6 +88,7 @@ struct larder_gpu {
     ldr_cu_function_t kernel; /* NULL: none could be had */
     ldr_cu_ptr_t tables;
     ldr_gpu_powers_t *powers;
+    bool batch;     /* parts go to the driver in one call */
     size_t run_min; /* staged, if the host's parts are as large on average */
 
     pthread_mutex_t lock;
@@ -109,8 +119,25 @@ static inline void ldr_gpu_count(uint64_t *counter, uint64_t n)
     __atomic_add_fetch(counter, n, __ATOMIC_RELAXED);
 }
 
-/* Sets run_min (tune.c). In the context. */
+/* Sets batch and, where there is a kernel, run_min (tune.c). In the context. */
 larder_status_t ldr_gpu_tune(larder_gpu_t *gpu);
+
+/* ---- the copy engine's part of a piece (engine.c) ---- */
+
+/* Between the host's memory and the buffer; plain: and the pages. Queued in the
+ * lane's stream for that. */
+ldr_cu_t ldr_gpu_engine(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
+                        const ldr_gpu_slot_t *slot, ldr_gpu_way_t way,
+                        bool load);
+/* Parts: none; one more; all are queued. */
+static inline void ldr_gpu_parts_begin(ldr_gpu_lane_t *lane)
+{
+    lane->parts.count = 0;
+}
+void ldr_gpu_parts_add(ldr_gpu_lane_t *lane, ldr_cu_ptr_t device,
+                       const void *host, size_t bytes);
+ldr_cu_t ldr_gpu_parts_queue(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
+                             bool load);
 
 /* ---- before a copy (ahead.c) ---- */
 

@@ -376,35 +376,9 @@ static void bounce(move_t *m, ldr_gpu_slot_t *slot)
     }
 }
 
-/* The copy engine's part: between the host and the buffer. */
-static ldr_cu_t engine(move_t *m, ldr_gpu_slot_t *slot)
+static ldr_cu_t engine(move_t *m, const ldr_gpu_slot_t *slot)
 {
-    const ldr_cuda_t *cuda = m->gpu->cuda;
-    ldr_cu_stream_t s = m->lane->copy;
-    bool load = m->copy->load;
-    ldr_cu_t result = 0;
-
-    if (m->way == LDR_GPU_BOUNCE) {
-        return load
-                   ? cuda->to_device(slot->buffer, slot->bounce, slot->bytes, s)
-                   : cuda->to_host(slot->bounce, slot->buffer, slot->bytes, s);
-    }
-    for (uint32_t i = 0; i < slot->leaf_count && result == 0; i++) {
-        const ldr_gpu_leaf_t *l = &slot->leaves[i];
-
-        result =
-            load ? cuda->to_device(l->page, slot->bounce + l->at, l->bytes, s)
-                 : cuda->to_host(slot->bounce + l->at, l->page, l->bytes, s);
-    }
-    for (uint32_t i = 0;
-         m->way == LDR_GPU_STAGED && i < slot->run_count && result == 0; i++) {
-        const ldr_gpu_run_t *r = &slot->runs[i];
-
-        result =
-            load ? cuda->to_device(slot->buffer + r->at, r->host, r->bytes, s)
-                 : cuda->to_host(r->host, slot->buffer + r->at, r->bytes, s);
-    }
-    return result;
+    return ldr_gpu_engine(m->gpu, m->lane, slot, m->way, m->copy->load);
 }
 
 static ldr_cu_t kernel(move_t *m, ldr_gpu_slot_t *slot)

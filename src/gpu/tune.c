@@ -3,9 +3,10 @@
  * our own; some milliseconds.
  *
  * Staged moves a run of s bytes in o + s / r: what a start of the copy engine
- * costs, and the link. Direct moves it at a rate of its own, d, which is lower,
- * and costs nothing to start. So staged wins for runs of more than
- * o / (1/d - 1/r).
+ * costs, and the link. Many runs may be handed to the driver in one call, which
+ * makes o smaller, or does not. Direct moves a run at a rate of its own, d,
+ * which is lower, and costs nothing to start. So staged wins for runs of more
+ * than o / (1/d - 1/r).
  */
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -14,36 +15,92 @@
 #define RUN ((size_t)64 << 10)
 #define TIMES 8u /* the first find the device asleep */
 
-typedef enum trial { WHOLE, IN_RUNS, BY_KERNEL, TRIALS } trial_t;
+typedef enum trial { WHOLE, IN_RUNS, IN_BATCH, BY_KERNEL, TRIALS } trial_t;
 
-static ldr_cu_t try_one(larder_gpu_t *gpu, ldr_gpu_lane_t *lane, trial_t trial)
+/* What is tried, and the best of each; UINT64_MAX: it cannot be done. */
+typedef struct tune {
+    larder_gpu_t *gpu;
+    ldr_gpu_lane_t *lane;
+    ldr_cu_ptr_t buffer; /* on the device; a piece */
+    uint64_t best_ns[TRIALS];
+} tune_t;
+
+static ldr_cu_t try_one(const tune_t *t, trial_t trial)
 {
-    const ldr_cuda_t *cuda = gpu->cuda;
-    ldr_gpu_slot_t *slot = &lane->slot[0];
+    larder_gpu_t *gpu = t->gpu;
+    ldr_gpu_slot_t *slot = &t->lane->slot[0];
     size_t run = trial == WHOLE ? LDR_GPU_PIECE : RUN;
-    ldr_cu_t result = 0;
 
     if (trial == BY_KERNEL) {
         uint32_t count = LDR_GPU_PIECE / LDR_GPU_UNIT, check = 1;
         void *arguments[] = {&slot->units_there, &count, &gpu->tables,
-                             &lane->sums, &check};
+                             &t->lane->sums, &check};
 
-        return cuda->launch(gpu->kernel, gpu->grid, 1, 1, LDR_GPU_THREADS, 1, 1,
-                            0, lane->copy, arguments, NULL);
+        return gpu->cuda->launch(gpu->kernel, gpu->grid, 1, 1, LDR_GPU_THREADS,
+                                 1, 1, 0, t->lane->copy, arguments, NULL);
     }
-    for (size_t at = 0; at < LDR_GPU_PIECE && result == 0; at += run) {
-        result = cuda->to_device(slot->buffer + at, slot->bounce + at, run,
-                                 lane->copy);
+    gpu->batch = trial == IN_BATCH;
+    ldr_gpu_parts_begin(t->lane);
+    for (size_t at = 0; at < LDR_GPU_PIECE; at += run) {
+        ldr_gpu_parts_add(t->lane, t->buffer + at, slot->bounce + at, run);
     }
-    return result;
+    return ldr_gpu_parts_queue(gpu, t->lane, true);
+}
+
+static bool possible(const tune_t *t, trial_t trial)
+{
+    return trial == BY_KERNEL  ? t->gpu->kernel != NULL
+           : trial == IN_BATCH ? t->gpu->cuda->batch != NULL
+                               : true;
+}
+
+/* All of them, in turns. A driver that has the call for many and refuses it is
+ * one without. */
+static larder_status_t try_all(tune_t *t)
+{
+    const ldr_cuda_t *cuda = t->gpu->cuda;
+    bool refused = false;
+    ldr_cu_t result = 0;
+
+    for (unsigned i = 0; i < TIMES * TRIALS && result == 0; i++) {
+        trial_t trial = i % TRIALS;
+
+        if (!possible(t, trial) || (trial == IN_BATCH && refused)) {
+            continue;
+        }
+        uint64_t begin_ns = ldr_now_ns(&ldr_clock_real);
+        result = try_one(t, trial);
+        if (result != 0 && trial == IN_BATCH) {
+            refused = true;
+            t->best_ns[trial] = UINT64_MAX;
+            result = 0;
+            continue;
+        }
+        result = result != 0 ? result : cuda->stream_sync(t->lane->copy);
+        uint64_t took = ldr_now_ns(&ldr_clock_real) - begin_ns;
+        t->best_ns[trial] = ldr_min64(t->best_ns[trial], ldr_max64(took, 1));
+    }
+    if (result != 0) {
+        cuda->stream_sync(t->lane->copy);
+    }
+    t->gpu->batch = t->best_ns[IN_BATCH] < t->best_ns[IN_RUNS];
+    return ldr_cuda_status(cuda, result, "a trial copy");
 }
 
 /* The kernel's units: from the host's memory to the buffer. */
-static larder_status_t prepare(larder_gpu_t *gpu, ldr_gpu_slot_t *slot)
+static larder_status_t prepare(tune_t *t)
 {
+    larder_gpu_t *gpu = t->gpu;
+    ldr_gpu_slot_t *slot = &t->lane->slot[0];
     ldr_cu_ptr_t there;
     larder_status_t st = ldr_gpu_slot_bounce(gpu, slot);
 
+    t->buffer = slot->buffer;
+    if (st == LARDER_OK && t->buffer == 0) { /* lanes without a kernel */
+        st = ldr_cuda_status(gpu->cuda,
+                             gpu->cuda->alloc(&t->buffer, LDR_GPU_PIECE),
+                             "cuMemAlloc");
+    }
     if (st == LARDER_OK) {
         st = ldr_cuda_status(gpu->cuda,
                              gpu->cuda->host_device(&there, slot->bounce, 0),
@@ -52,51 +109,56 @@ static larder_status_t prepare(larder_gpu_t *gpu, ldr_gpu_slot_t *slot)
     for (uint32_t i = 0; st == LARDER_OK && i < LDR_GPU_PIECE / LDR_GPU_UNIT;
          i++) {
         slot->units[i] = (ldr_gpu_unit_t){.from = there + i * LDR_GPU_UNIT,
-                                          .to = slot->buffer + i * LDR_GPU_UNIT,
+                                          .to = t->buffer + i * LDR_GPU_UNIT,
                                           .bytes = LDR_GPU_UNIT};
     }
     return st;
 }
 
-larder_status_t ldr_gpu_tune(larder_gpu_t *gpu)
+/* From what was measured. */
+static void decide(const tune_t *t)
 {
-    ldr_gpu_lane_t *lane;
-    uint64_t best[TRIALS] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
-    larder_status_t st = ldr_gpu_lane_take(gpu, UINT64_MAX, &lane);
-
-    if (st != LARDER_OK) {
-        return st;
-    }
-    st = prepare(gpu, &lane->slot[0]);
-    for (unsigned i = 0; i < TIMES * TRIALS && st == LARDER_OK; i++) {
-        uint64_t begin_ns = ldr_now_ns(&ldr_clock_real);
-        ldr_cu_t result = try_one(gpu, lane, i % TRIALS);
-
-        result = result != 0 ? result : gpu->cuda->stream_sync(lane->copy);
-        uint64_t took = ldr_now_ns(&ldr_clock_real) - begin_ns;
-        best[i % TRIALS] = ldr_min64(best[i % TRIALS], ldr_max64(took, 1));
-        st = ldr_cuda_status(gpu->cuda, result, "a trial copy");
-    }
-    if (st != LARDER_OK) {
-        gpu->cuda->stream_sync(lane->copy);
-    }
-    ldr_gpu_lane_give(gpu, lane);
-    if (st != LARDER_OK) {
-        return st;
-    }
+    larder_gpu_t *gpu = t->gpu;
+    const uint64_t *best = t->best_ns;
+    uint64_t runs = ldr_min64(best[IN_RUNS], best[IN_BATCH]);
     double piece = (double)LDR_GPU_PIECE;
-    double start =
-        best[IN_RUNS] > best[WHOLE]
-            ? (double)(best[IN_RUNS] - best[WHOLE]) / (piece / (double)RUN - 1)
-            : 0;
+    double start = runs > best[WHOLE] ? (double)(runs - best[WHOLE]) /
+                                            (piece / (double)RUN - 1)
+                                      : 0;
     double slower = ((double)best[BY_KERNEL] - (double)best[WHOLE]) / piece;
+
     gpu->run_min = slower > 0 && start / slower < piece
                        ? (size_t)(start / slower)
                        : LDR_GPU_PIECE;
     ldr_info(&gpu->log,
              "GPU %d: link %.1f GB/s, by kernel %.1f GB/s, %.1f us to start a "
-             "copy: parts of less than %zu KiB on the host go by kernel",
+             "copy%s: parts of less than %zu KiB on the host go by kernel",
              gpu->device, piece / (double)best[WHOLE],
-             piece / (double)best[BY_KERNEL], start / 1000, gpu->run_min >> 10);
-    return LARDER_OK;
+             piece / (double)best[BY_KERNEL], start / 1000,
+             gpu->batch ? " of many" : "", gpu->run_min >> 10);
+}
+
+larder_status_t ldr_gpu_tune(larder_gpu_t *gpu)
+{
+    tune_t t = {.gpu = gpu};
+    larder_status_t st = ldr_gpu_lane_take(gpu, UINT64_MAX, &t.lane);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    for (unsigned i = 0; i < TRIALS; i++) {
+        t.best_ns[i] = UINT64_MAX;
+    }
+    st = prepare(&t);
+    if (st == LARDER_OK) {
+        st = try_all(&t);
+    }
+    if (t.buffer != 0 && t.buffer != t.lane->slot[0].buffer) {
+        gpu->cuda->free(t.buffer);
+    }
+    ldr_gpu_lane_give(gpu, t.lane);
+    if (st == LARDER_OK && gpu->kernel != NULL) {
+        decide(&t);
+    }
+    return st;
 }

@@ -18,6 +18,7 @@
 
 #define X(name, symbol, parameters) ldr_cu_t symbol parameters;
 LDR_CUDA_MAP(X)
+LDR_CUDA_NEWER_MAP(X)
 #undef X
 
 enum {
@@ -29,6 +30,7 @@ enum {
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_REGISTERED = 713,
+    NOT_SUPPORTED = 801,
 };
 
 /* What a call that is to fail does before. */
@@ -525,6 +527,35 @@ ldr_cu_t cuMemcpyDtoHAsync_v2(void *to, ldr_cu_ptr_t from, size_t bytes,
 
     if (begin("cuMemcpyDtoHAsync", QUEUES, true, &fault)) {
         result = copy(s, 0, from, to, bytes);
+    }
+    return end(fault, result);
+}
+
+/* Its copies are in no order among themselves; here they are in one. */
+ldr_cu_t cuMemcpyBatchAsync(ldr_cu_ptr_t *to, ldr_cu_ptr_t *from, size_t *bytes,
+                            size_t count, ldr_cu_attributes_t *attributes,
+                            size_t *first, size_t attributed, size_t *failed,
+                            ldr_cu_stream_t s)
+{
+    ldr_cu_t fault, result = 0;
+
+    *failed = SIZE_MAX;
+    if (begin("cuMemcpyBatchAsync", QUEUES, true, &fault)) {
+        if (standin.refuses_batches) {
+            result = NOT_SUPPORTED;
+        } else if (count == 0 || attributed != 1 || *first != 0 ||
+                   attributes->order != LDR_CU_ORDER_STREAM) {
+            standin_error("cuMemcpyBatchAsync: wrong arguments");
+            result = INVALID_VALUE;
+        }
+        standin.counts.batches += result == 0;
+        for (size_t i = 0; i < count && result == 0; i++) {
+            bool load = standin_is_device(to[i]);
+
+            result =
+                copy(s, load ? to[i] : 0, load ? 0 : from[i],
+                     (uint8_t *)(uintptr_t)(load ? from[i] : to[i]), bytes[i]);
+        }
     }
     return end(fault, result);
 }

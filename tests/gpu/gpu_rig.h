@@ -202,6 +202,7 @@ static inline larder_status_t rig_gpu_open(larder_gpu_t **gpu_p)
     si.standin_hollow(false);
     if (st == LARDER_OK) { /* not as it was measured, then */
         (*gpu_p)->run_min = (size_t)192 << 10;
+        (*gpu_p)->batch = false;
     }
     return st;
 }

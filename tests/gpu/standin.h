@@ -24,7 +24,7 @@ typedef struct standin_counts {
     uint64_t contexts, device, host, registered; /* that are there now */
     uint64_t streams, events, modules;
     uint64_t pending; /* operations that are not over */
-    uint64_t copies, kernels, pageable, loads;
+    uint64_t copies, kernels, pageable, loads, batches;
 } standin_counts_t;
 
 /* How a call fails. */
@@ -60,6 +60,8 @@ typedef void (*standin_hook_fn)(void *arg, uint64_t call, const char *name);
     /* Kernels, and copies of 64 KiB and more, do nothing but end: for the     \
      * trial copies of an opening, whose bytes are nobody's. */                \
     X(void, standin_hollow, (bool hollow))                                     \
+    /* Copies of many in one call are not supported. */                        \
+    X(void, standin_refuse_batches, (bool refuse))                             \
     /* Forgets all that there is, and that calls fail. */                      \
     X(void, standin_reset, (void))                                             \
     /* cuInit's result, how many devices there are, multiprocessors. */        \

@@ -90,6 +90,13 @@ void standin_hollow(bool hollow)
     pthread_mutex_unlock(&standin.lock);
 }
 
+void standin_refuse_batches(bool refuse)
+{
+    pthread_mutex_lock(&standin.lock);
+    standin.refuses_batches = refuse;
+    pthread_mutex_unlock(&standin.lock);
+}
+
 void standin_reset(void)
 {
     pthread_mutex_lock(&standin.lock);
@@ -106,7 +113,7 @@ void standin_reset(void)
     standin.counts = (standin_counts_t){0};
     standin.errors[0] = 0;
     standin.fail_in = 0;
-    standin.dead = false;
+    standin.dead = standin.refuses_batches = false;
     standin_context.retained = 0;
     standin_thread_depth = standin_thread_mode = 0;
     pthread_mutex_unlock(&standin.lock);

@@ -76,7 +76,7 @@ typedef struct standin {
     uint64_t rand;
     standin_counts_t counts;
     char errors[4096];
-    bool dead, hollow;
+    bool dead, hollow, refuses_batches;
     struct CUstream_st streams[STANDIN_STREAMS];
     struct CUevent_st events[STANDIN_EVENTS];
     uint32_t next_stream, next_event;

@@ -51,6 +51,7 @@ static larder_status_t move(world_t *w, const course_t *c)
     shape_t shape = shape_of(c);
     ldr_gpu_copy_t copy = copy_of(w, &shape, c->load);
 
+    w->gpu->batch = c->load != (c->how == STANDIN_ONCE); /* both, of each */
     copy.forced = true;
     copy.way = c->way == LDR_GPU_WAYS ? LDR_GPU_STAGED : (ldr_gpu_way_t)c->way;
     return ldr_gpu_move(w->gpu, &copy);

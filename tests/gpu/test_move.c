@@ -96,15 +96,19 @@ static void any_case(world_t *w)
 {
     shape_t shape = any_shape(w);
 
+    w->gpu->batch = below(w, 2) == 0;
     one_case(w, &shape, (int)below(w, 2 * LDR_GPU_WAYS) - LDR_GPU_WAYS);
 }
 
 static void all_ways(larder_gpu_t *gpu, bool kernel, uint64_t cases)
 {
     larder_gpu_stats_t s = stats_of(gpu);
+    standin_counts_t counts;
 
+    si.standin_counts(&counts);
     assert_int_equal(s.failures, 0);
     assert_int_equal(s.registered_bytes, 0);
+    assert_true(counts.batches > 0);
     assert_int_equal(s.staged + s.direct + s.bounced + s.plain, cases);
     if (kernel) {
         assert_true(s.staged > 0 && s.direct > 0 && s.bounced > 0);

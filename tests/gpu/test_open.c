@@ -138,6 +138,18 @@ static void arguments(void)
     CHECK(gpu == NULL);
 }
 
+/* A driver that has the call for many copies, and refuses it. */
+static void no_batches(void)
+{
+    larder_gpu_t *gpu = NULL;
+
+    si.standin_hollow(true);
+    si.standin_refuse_batches(true);
+    CHECK(larder_gpu_open(NULL, &gpu) == LARDER_OK);
+    CHECK(!gpu->batch && gpu->kernel != NULL);
+    larder_gpu_close(&gpu);
+}
+
 /* Every call of the driver fails once. */
 static void in_turn(void)
 {
@@ -160,6 +172,7 @@ static void test_driver(void **state)
     in_child(no_symbol);
     in_child(no_init);
     in_child(no_device);
+    in_child(no_batches);
     in_child(arguments);
     in_child(in_turn);
 }
