@@ -120,14 +120,12 @@ SSE42 INLINE sse42_line_t sse42_fold(sse42_line_t v, __m128i k,
 #define CODE SSE42
 #define STEP 1u
 #define FOLD ldr_crc_tables.fold_64
-#define HINT _MM_HINT_T0
 #define PLAIN_AHEAD 256u
 #include "base/copy_lines.inc"
 #undef OF
 #undef CODE
 #undef STEP
 #undef FOLD
-#undef HINT
 #undef PLAIN_AHEAD
 
 const ldr_copy_ops_t ldr_copy_sse42 = {
@@ -200,14 +198,12 @@ AVX2 INLINE avx2_line_t avx2_fold(avx2_line_t v, __m256i k, avx2_line_t next)
 #define CODE AVX2
 #define STEP 4u
 #define FOLD ldr_crc_tables.fold_256
-#define HINT _MM_HINT_T0
 #define PLAIN_AHEAD 256u
 #include "base/copy_lines.inc"
 #undef OF
 #undef CODE
 #undef STEP
 #undef FOLD
-#undef HINT
 #undef PLAIN_AHEAD
 
 const ldr_copy_ops_t ldr_copy_avx2 = {
@@ -269,14 +265,12 @@ AVX512 INLINE avx512_line_t avx512_fold(avx512_line_t v, __m512i k,
 #define CODE AVX512
 #define STEP 4u
 #define FOLD ldr_crc_tables.fold_256
-#define HINT _MM_HINT_NTA
 #define PLAIN_AHEAD AHEAD
 #include "base/copy_lines.inc"
 #undef OF
 #undef CODE
 #undef STEP
 #undef FOLD
-#undef HINT
 #undef PLAIN_AHEAD
 
 const ldr_copy_ops_t ldr_copy_avx512 = {

@@ -377,6 +377,16 @@ def test_what_is_never_there_in_time_is_not_tried():
     assert not rate.wins(2560, on_disk(2560, 600000), box)
 
 
+def test_what_hardly_wins_is_not_tried():
+    """From a disk: it might as well lose. From memory it is known."""
+    rate = lookup.Rate()
+    rate.tokens_per_second = 10000.0  # 256 ms for these
+    assert rate.wins(2560, on_disk(2560, 200000), 0.5)
+    assert not rate.wins(2560, on_disk(2560, 210000), 0.5)
+    assert rate.wins(2560, _lib.Match(load_us=250000, tier_bytes=(1, 0, 0)),
+                     0.5)
+
+
 def test_a_load_that_was_slow_is_not_for_ever():
     """Loads are declined since one was held up. Nothing would measure them
     again, if not one were tried some time."""

@@ -39,6 +39,7 @@ PROBE_SECONDS, PROBE_CHUNKS = 2.0, 2
 LOAD_BYTES = 1 << 24  # of a load that says something about the speed of loads
 LINK_SPEED = 2e10  # bytes a second: of a GPU's link, until it is known
 JOIN_SECONDS = 5
+WORTH = 0.8  # of what computing takes: a disk is not that well known
 LOST = ("absent", "evicted", "corrupt", "stale", "io")  # causes
 
 
@@ -452,11 +453,13 @@ class Rate:
                 else match.load_us * 1e-6)
 
     def wins(self, tokens: int, match: _lib.Match, seconds: float) -> bool:
-        """Whether loading beats computing, and what is on disk is there in so
-        many seconds; unknown rates do not decide."""
+        """Whether loading beats computing; what is on disk, by some, and is
+        there in so many seconds. Unknown rates do not decide."""
         rate, takes = self.tokens_per_second, self.expects(match)
-        return rate == 0 or takes * rate < tokens and (
-            match.below == 0 or takes < seconds)
+        if match.below > 0:
+            return rate == 0 or (takes * rate < tokens * WORTH
+                                 and takes < seconds)
+        return rate == 0 or takes * rate < tokens
 
     def computes(self, tokens: int) -> float:
         """Seconds that computing them takes."""
