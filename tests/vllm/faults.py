@@ -1,5 +1,6 @@
 """What the tests of faults, of pressure and of cost share."""
 import contextlib
+import functools
 import random
 import signal
 import time
@@ -26,11 +27,14 @@ NEW = {f"{fault} {i}": rig.prompt(f"{fault} {i}", 900 + 150 * i)
 LONG = {fault: rig.prompt(fault, 6000) for fault in FAULTS}
 
 
-def answers(version, kind, prompts, **args):
-    """{name: answer} of an engine without Larder, one at a time. Prompts are
-    {name: ids, or a dict as for Engine.generate}."""
-    with rig.engine(version, kind, larder=False, **args) as engine:
-        return {name: ask(engine, ids) for name, ids in prompts.items()}
+PROMPTS = dict(STORED, **NEW, **LONG)
+
+
+@functools.cache
+def answers(version, kind):
+    """{name: answer} to PROMPTS of an engine without Larder, one at a time."""
+    with rig.engine(version, kind, larder=False) as engine:
+        return {name: ask(engine, ids) for name, ids in PROMPTS.items()}
 
 
 def ask(engine, ids, **args):
@@ -104,8 +108,8 @@ class Told:
 
     def __init__(self, version, kind, folder, stack, **options):
         self.version, self.kind = version, kind
-        self.prompts = dict(STORED, **NEW, **LONG)
-        self.wanted = answers(version, kind, self.prompts)
+        self.prompts = PROMPTS
+        self.wanted = answers(version, kind)
         self.node = stack.enter_context(rig.node(
             folder, **dict(dict(dirs=1), **options)))
         self.engine = stack.enter_context(rig.engine(

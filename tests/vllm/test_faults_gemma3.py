@@ -25,14 +25,12 @@ def well(told):
         yield
 
 
-@pytest.mark.parametrize("fault", [
-    pytest.param("kill", marks=pytest.mark.core), "restart", "stop", "end"])
+@pytest.mark.parametrize("fault", ["kill", "restart", "stop", "end"])
 def test_fault(told, fault):
     getattr(told, fault)()
 
 
-@pytest.mark.parametrize("number", [
-    pytest.param(signal.SIGKILL, marks=pytest.mark.core), signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_between_claim_and_load(told, version, number):
     """The load fails and the request is computed; or the load does not need
     the node any more."""

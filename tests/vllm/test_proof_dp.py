@@ -13,6 +13,8 @@ import pytest
 
 import rig
 
+pytestmark = pytest.mark.core
+
 CHUNK = 256
 START_SECONDS = 500
 
