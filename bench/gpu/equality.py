@@ -42,7 +42,9 @@ def apart(one, other):
     """The largest difference of two answers' logprobs, as far as their
     tokens are the same."""
     most = 0.0
-    for a, b in zip(one["logprobs"], other["logprobs"]):
+    for i, (a, b) in enumerate(zip(one["logprobs"], other["logprobs"])):
+        if one["tokens"][:i] != other["tokens"][:i]:
+            break
         b = dict(map(tuple, b))
         for token, value in a:
             if token in b:
@@ -180,8 +182,7 @@ class Case:
 def run(proof):
     found = proof.stage("equality")
     cases = dict(CASES, **(COMPILED if proof.args.compiled else {}))
-    if proof.args.only:
-        cases = {k: v for k, v in cases.items() if k in proof.args.only}
+    cases = {name: cases[name] for name in proof.only(cases)}
     failed = []
     try:
         with proof.node("equality", "8G") as node:

@@ -119,7 +119,7 @@ def show(found):
 def run(proof):
     found = proof.stage("faults")
     try:
-        for model in proof.args.only or MODELS:
+        for model in proof.only(MODELS):
             proof.clock.need(45, f"faults with {model}")
             with proof.node(f"faults-{model}", "4G", "8G") as node:
                 one = Faults(proof, node, model, found.setdefault(model, {}))

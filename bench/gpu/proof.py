@@ -71,6 +71,11 @@ class Proof:
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
 
+    def only(self, names):
+        """Of these, those that are wanted."""
+        wanted = self.args.only
+        return [n for n in names if not wanted or n in wanted]
+
     # ---- engines and nodes ----
 
     def environment(self):

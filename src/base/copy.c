@@ -91,7 +91,6 @@ static void tables_fill(ldr_crc_tables_t *t)
         }
         base = poly_mul(t->power[k][255], base);
     }
-    t->fold_16 = fold_by(16);
     t->fold_64 = fold_by(64);
     t->fold_256 = fold_by(256);
 #if defined(__aarch64__)

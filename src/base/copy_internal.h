@@ -28,7 +28,7 @@ typedef struct ldr_crc_tables {
 #if defined(__aarch64__)
     uint32_t lane[4][256]; /* [k][b]: byte k of a state, LDR_CRC_LANE on */
 #endif
-    ldr_crc_fold_t fold_16, fold_64, fold_256; /* by so many bytes */
+    ldr_crc_fold_t fold_64, fold_256; /* by so many bytes */
 } ldr_crc_tables_t;
 
 /* Filled before a variant's first call, constant from then on. */

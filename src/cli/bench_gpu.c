@@ -154,18 +154,12 @@ static double batched(rig_t *r, bool load)
     }
     double begin = ldr_bench_now();
     while (at < POOL && result == 0) {
-        ldr_cu_attributes_t all = {.order = LDR_CU_ORDER_STREAM,
-                                   .flags = LDR_CU_BESIDE_COMPUTE};
-        size_t first = 0, failed;
-
         for (p->count = 0; at < POOL && p->count < LDR_GPU_UNITS; at += size) {
             p->device[p->count] = (uintptr_t)r->page[at / size].iov_base;
             p->host[p->count] = (uintptr_t)host + at;
             p->bytes[p->count++] = size;
         }
-        result = cuda->batch(load ? p->device : p->host,
-                             load ? p->host : p->device, p->bytes, p->count,
-                             &all, &first, 1, &failed, r->stream);
+        result = ldr_gpu_batch(cuda, p, load, r->stream);
     }
     ldr_cu_t over = cuda->stream_sync(r->stream);
     double seconds = ldr_bench_now() - begin;
@@ -291,7 +285,7 @@ bool ldr_bench_gpu_copy(ldr_bench_t *b)
                  measure(r, sizes[i], SHARD, LDR_GPU_DIRECT, "direct") &&
                  measure(r, sizes[i], 65536, LDR_GPU_DIRECT, "direct") &&
                  measure(r, sizes[i], 65536, LDR_GPU_STAGED, "staged") &&
-                 (r->gpu->cuda->batch == NULL ||
+                 (!r->gpu->can_batch ||
                   measure(r, sizes[i], SHARD, BATCHED,
                           "by the driver's batch, unchecked"));
         }
@@ -300,7 +294,7 @@ bool ldr_bench_gpu_copy(ldr_bench_t *b)
 
             ok = measure(r, sizes[i], SHARD, LDR_GPU_BOUNCE, "bounce") &&
                  measure(r, sizes[i], SHARD, LDR_GPU_PLAIN, "plain");
-            r->gpu->batch = !batch && r->gpu->cuda->batch != NULL;
+            r->gpu->batch = !batch && r->gpu->can_batch;
             ok =
                 ok && (r->gpu->batch == batch ||
                        (measure(r, sizes[i], 65536, LDR_GPU_STAGED,

@@ -16,6 +16,18 @@ void ldr_gpu_parts_add(ldr_gpu_lane_t *lane, ldr_cu_ptr_t device,
     p->count++;
 }
 
+ldr_cu_t ldr_gpu_batch(const ldr_cuda_t *cuda, ldr_gpu_parts_t *parts,
+                       bool load, ldr_cu_stream_t s)
+{
+    ldr_cu_attributes_t all = {.order = LDR_CU_ORDER_STREAM,
+                               .flags = LDR_CU_BESIDE_COMPUTE};
+    size_t first = 0, failed;
+
+    return cuda->batch(load ? parts->device : parts->host,
+                       load ? parts->host : parts->device, parts->bytes,
+                       parts->count, &all, &first, 1, &failed, s);
+}
+
 ldr_cu_t ldr_gpu_parts_queue(larder_gpu_t *gpu, ldr_gpu_lane_t *lane, bool load)
 {
     const ldr_cuda_t *cuda = gpu->cuda;
@@ -23,13 +35,7 @@ ldr_cu_t ldr_gpu_parts_queue(larder_gpu_t *gpu, ldr_gpu_lane_t *lane, bool load)
     ldr_cu_t result = 0;
 
     if (gpu->batch && p->count > 1) {
-        ldr_cu_attributes_t all = {.order = LDR_CU_ORDER_STREAM,
-                                   .flags = LDR_CU_BESIDE_COMPUTE};
-        size_t first = 0, failed;
-
-        return cuda->batch(load ? p->device : p->host,
-                           load ? p->host : p->device, p->bytes, p->count, &all,
-                           &first, 1, &failed, lane->copy);
+        return ldr_gpu_batch(cuda, p, load, lane->copy);
     }
     for (uint32_t i = 0; i < p->count && result == 0; i++) {
         void *host = (void *)(uintptr_t)p->host[i];

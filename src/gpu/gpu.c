@@ -138,9 +138,10 @@ static larder_status_t make(larder_gpu_t *gpu, const char *nvrtc)
     if (st != LARDER_OK) {
         no_kernel(gpu);
     }
-    if (ldr_gpu_tune(gpu) != LARDER_OK) {
+    if (ldr_gpu_tune(gpu) != LARDER_OK && gpu->kernel != NULL) {
         no_kernel(gpu);
     }
+    ldr_fail_clear();
     ldr_gpu_leave(gpu);
     return gpu->powers != NULL
                ? LARDER_OK

@@ -36,7 +36,7 @@ typedef struct ldr_gpu_leaf {
 typedef struct ldr_gpu_parts {
     uint32_t count;
     ldr_cu_ptr_t device[LDR_GPU_UNITS];
-    ldr_cu_ptr_t host[LDR_GPU_UNITS]; /* registered: its address there */
+    ldr_cu_ptr_t host[LDR_GPU_UNITS]; /* registered; its address here */
     size_t bytes[LDR_GPU_UNITS];
 } ldr_gpu_parts_t;
 
@@ -88,7 +88,8 @@ struct larder_gpu {
     ldr_cu_function_t kernel; /* NULL: none could be had */
     ldr_cu_ptr_t tables;
     ldr_gpu_powers_t *powers;
-    bool batch;     /* parts go to the driver in one call */
+    bool can_batch; /* the driver takes many copies in one call, */
+    bool batch;     /* and that is how they are handed over */
     size_t run_min; /* staged, if the host's parts are as large on average */
 
     pthread_mutex_t lock;
@@ -119,7 +120,8 @@ static inline void ldr_gpu_count(uint64_t *counter, uint64_t n)
     __atomic_add_fetch(counter, n, __ATOMIC_RELAXED);
 }
 
-/* Sets batch and, where there is a kernel, run_min (tune.c). In the context. */
+/* Sets can_batch, batch and, where there is a kernel, run_min (tune.c). In the
+ * context. */
 larder_status_t ldr_gpu_tune(larder_gpu_t *gpu);
 
 /* ---- the copy engine's part of a piece (engine.c) ---- */
@@ -129,6 +131,9 @@ larder_status_t ldr_gpu_tune(larder_gpu_t *gpu);
 ldr_cu_t ldr_gpu_engine(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
                         const ldr_gpu_slot_t *slot, ldr_gpu_way_t way,
                         bool load);
+/* In one call. */
+ldr_cu_t ldr_gpu_batch(const ldr_cuda_t *cuda, ldr_gpu_parts_t *parts,
+                       bool load, ldr_cu_stream_t s);
 /* Parts: none; one more; all are queued. */
 static inline void ldr_gpu_parts_begin(ldr_gpu_lane_t *lane)
 {

@@ -55,7 +55,7 @@ static bool possible(const tune_t *t, trial_t trial)
 }
 
 /* All of them, in turns. A driver that has the call for many and refuses it is
- * one without. */
+ * one without. When this returns nothing is under way. */
 static larder_status_t try_all(tune_t *t)
 {
     const ldr_cuda_t *cuda = t->gpu->cuda;
@@ -70,24 +70,28 @@ static larder_status_t try_all(tune_t *t)
         }
         uint64_t begin_ns = ldr_now_ns(&ldr_clock_real);
         result = try_one(t, trial);
-        if (result != 0 && trial == IN_BATCH) {
-            refused = true;
-            t->best_ns[trial] = UINT64_MAX;
+        if (trial == IN_BATCH) {
+            refused = result != 0;
             result = 0;
-            continue;
         }
-        result = result != 0 ? result : cuda->stream_sync(t->lane->copy);
+        ldr_cu_t over = cuda->stream_sync(t->lane->copy);
+        result = result != 0 ? result : over;
         uint64_t took = ldr_now_ns(&ldr_clock_real) - begin_ns;
-        t->best_ns[trial] = ldr_min64(t->best_ns[trial], ldr_max64(took, 1));
+        if (result == 0) {
+            t->best_ns[trial] =
+                ldr_min64(t->best_ns[trial], ldr_max64(took, 1));
+        }
     }
-    if (result != 0) {
-        cuda->stream_sync(t->lane->copy);
+    if (refused) {
+        t->best_ns[IN_BATCH] = UINT64_MAX;
     }
-    t->gpu->batch = t->best_ns[IN_BATCH] < t->best_ns[IN_RUNS];
+    t->gpu->can_batch = result == 0 && t->best_ns[IN_BATCH] != UINT64_MAX;
+    t->gpu->batch =
+        t->gpu->can_batch && t->best_ns[IN_BATCH] < t->best_ns[IN_RUNS];
     return ldr_cuda_status(cuda, result, "a trial copy");
 }
 
-/* The kernel's units: from the host's memory to the buffer. */
+/* A buffer, and the kernel's units: from the host's memory to it. */
 static larder_status_t prepare(tune_t *t)
 {
     larder_gpu_t *gpu = t->gpu;

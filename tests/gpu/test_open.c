@@ -150,11 +150,20 @@ static void no_batches(void)
     larder_gpu_close(&gpu);
 }
 
-/* Every call of the driver fails once. */
+/* Every call of the driver fails once; without a compiler too. */
 static void in_turn(void)
 {
     uint64_t n = 1;
 
+    si.nvrtc_standin_fail(NVRTC_COMPILE);
+    do {
+        si.standin_reset();
+        si.standin_fail_at(n++, 2, STANDIN_ONCE);
+        larder_status_t st = open_once();
+        CHECK(st == LARDER_OK || larder_last_error()[0] != 0);
+    } while (si.standin_failed() != NULL);
+    si.nvrtc_standin_fail(NVRTC_NONE);
+    n = 1;
     do {
         si.standin_reset(); /* the thread's capture mode too */
         si.standin_fail_at(n, 2, STANDIN_ONCE);
