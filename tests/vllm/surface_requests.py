@@ -2,6 +2,7 @@
 on vLLM's requests and a real store, without an engine (test_surface.py)."""
 import errno
 import resource
+import shutil
 import threading
 import time
 from array import array
@@ -11,7 +12,8 @@ import pytest
 import torch
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import lookup, model, scheduler, worker
+from larder_kv.vllm import adapters, lookup, model, scheduler, worker
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
@@ -143,6 +145,92 @@ def saves(one, request):
             resumed_req_ids=set()),
         total_num_scheduled_tokens=request.num_tokens)
     return one.build(out).saves
+
+
+# ---- adapters ----
+
+
+@pytest.fixture
+def hung(monkeypatch):
+    """The disk that adapters are on does not answer until this is set."""
+    answers, real = threading.Event(), adapters._look
+
+    def look(*args):
+        assert answers.wait(LONG)
+        return real(*args)
+
+    monkeypatch.setattr(adapters, "_look", look)
+    yield answers
+    answers.set()
+
+
+def until(call):
+    end = time.monotonic() + LONG
+    while not call() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert call()
+
+
+@pytest.fixture
+def adapter(dense, tmp_path):
+    """adapter(number): one that nobody has seen."""
+    place = tmp_path / "adapter"
+    shutil.copytree(dense / "lora-a", place)
+    return lambda number: LoRARequest("a", number, str(place))
+
+
+@pytest.mark.parametrize("role", ["kv_both", "kv_producer"])
+def test_an_adapter_is_looked_at_before_vllm_loads_it(side, hung, adapter,
+                                                      role):
+    """Its first request waits for that, also one that only saves."""
+    one = side(role)
+    request = asked(TOKENS, lora_request=adapter(1))
+    one.arrive(request)
+    assert one.matched(request, 0) == (None, False)
+    hung.set()
+    until(lambda: one.matched(request, 0) == (0, False))
+    [move] = saves(one, request)
+    plain = asked(TOKENS, "plain")
+    came(one, plain)
+    assert one.matched(plain, 0) == (0, False)
+    assert move.keys != saves(one, plain)[0].keys
+
+
+def test_an_adapter_that_was_not_looked_at_in_time(side, hung, adapter, clock):
+    """Nobody knows what vLLM loads then: its number has no name any more."""
+    one = side()
+    request = asked(TOKENS, lora_request=adapter(1))
+    one.arrive(request)
+    clock.ahead = 0.9 * BOX
+    assert one.matched(request, 0) == (None, False)
+    clock.ahead = 1.1 * BOX
+    assert one.matched(request, 0) == (0, False)
+    assert saves(one, request) == []
+    hung.set()
+    for number, stored in ((1, 0), (2, 1)):
+        later = asked(TOKENS, f"later {number}", lora_request=adapter(number))
+        came(one, later)
+        until(lambda: one.matched(later, 0) == (0, False))
+        assert len(saves(one, later)) == stored
+
+
+def test_a_hung_disk_holds_up_nobody_else(side, hung, adapter, monkeypatch):
+    """However many have adapters there; and not all of these are kept."""
+    monkeypatch.setattr(lookup, "LOOKS_MAX", 4)
+    one = side()
+    end = store(one, TOKENS)
+    first = [asked(TOKENS, f"r{i}", lora_request=adapter(1 + i))
+             for i in range(8)]
+    for request in first:
+        one.arrive(request)
+    plain = asked(TOKENS, "plain")
+    came(one, plain)
+    assert one.matched(plain, 0) == (end, True)
+    waiting = [r for r in first if one.matched(r, 0) == (None, False)]
+    assert 4 <= len(waiting) <= 5  # one is being looked at
+    hung.set()
+    for request in waiting:
+        until(lambda: one.matched(request, 0) == (0, False))
 
 
 # ---- who loads, who saves ----

@@ -2,8 +2,12 @@
 
 An adapter is what it was when its number was first seen: vLLM keeps what it
 loaded under a number. Its files are hashed then, and looked at again (names,
-sizes, dates) at most once in SECONDS. That is done by the threads that look
-prompts up: files may be large, or on a disk that does not answer.
+sizes, dates) at most once in SECONDS. That is done by a thread: files may be
+large, or on a disk that does not answer.
+
+vLLM loads an adapter when its first request is scheduled. So that request waits
+until the files were looked at. Where it cannot wait any longer, nobody will know
+what was loaded: the number has no name then, ever (missed).
 """
 from __future__ import annotations
 
@@ -23,16 +27,22 @@ SECONDS = 1.0
 
 
 class _Adapter:
-    __slots__ = ("lock", "checked", "stamp", "digest")
+    __slots__ = ("looking", "lock", "checked", "stamp", "digest", "missed")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # held while its files are looked at
+        self.looking = threading.Lock()  # held while its files are looked at
+        self.lock = threading.Lock()  # of digest and missed: the first counts
         self.checked = float("-inf")
         self.stamp: list[tuple] = []
         self.digest = b""
+        self.missed = False
 
 
 _adapters: dict[tuple[str, int], _Adapter] = {}  # by path and number
+
+
+def _entry(lora: LoRARequest) -> _Adapter:
+    return _adapters.setdefault((lora.lora_path, lora.lora_int_id), _Adapter())
 
 
 def _reloads(lora: LoRARequest) -> bool:
@@ -48,12 +58,19 @@ def known(lora: LoRARequest) -> bytes | None:
     return found.digest
 
 
+def missed(lora: LoRARequest) -> None:
+    """vLLM may load it from now on."""
+    found = _entry(lora)
+    with found.lock:
+        if not found.digest and not _reloads(lora):
+            found.missed = True
+
+
 def look(lora: LoRARequest) -> bytes:
     """Its name. One whose files cannot be seen from here is named by its
     path."""
-    found = _adapters.setdefault((lora.lora_path, lora.lora_int_id),
-                                 _Adapter())
-    with found.lock:
+    found = _entry(lora)
+    with found.looking:
         digest = known(lora)
         return digest if digest is not None else _look(found, lora)
 
@@ -69,12 +86,20 @@ def _look(found: _Adapter, lora: LoRARequest) -> bytes:
             f"adapter {lora.lora_name} was changed in {path} after it was "
             "loaded, so it is not known what vLLM computes with; unload it "
             "and load it again")
-    if not found.digest or stamp != found.stamp:
+    digest = found.digest
+    if not digest or stamp != found.stamp:
         weights = model.directory_digest(where) if where else ""
-        digest = hashlib.sha256((weights or path).encode())
+        content = hashlib.sha256((weights or path).encode())
         for file in files:
             if file.suffix == ".json":
-                digest.update(file.read_bytes())
-        found.stamp, found.digest = stamp, digest.digest()
-    found.checked = now
-    return found.digest
+                content.update(file.read_bytes())
+        digest = content.digest()
+    with found.lock:
+        if found.missed and not _reloads(lora):
+            raise ValueError(
+                f"adapter {lora.lora_name} was loaded before its files in "
+                f"{path} could be looked at, so it is not known what vLLM "
+                "computes with; unload it and load it again")
+        found.missed = False
+        found.stamp, found.digest, found.checked = stamp, digest, now
+    return digest

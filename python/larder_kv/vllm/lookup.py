@@ -7,6 +7,7 @@ made again when there is room.
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import queue
@@ -39,6 +40,7 @@ PROBE_SECONDS, PROBE_CHUNKS = 2.0, 2
 LOAD_BYTES = 1 << 24  # of a load that says something about the speed of loads
 LINK_SPEED = 2e10  # bytes a second: of a GPU's link, until it is known
 JOIN_SECONDS = 5
+LOOKS_MAX = 256  # requests that wait for adapters' files
 WORTH = 0.8  # of what computing takes: a disk is not that well known
 LOST = ("absent", "evicted", "corrupt", "stale", "io")  # causes
 
@@ -144,9 +146,15 @@ class Finder:
         self._hold_max = self._room(node)
         self._jobs: queue.SimpleQueue[Lookup | Told | None] = (
             queue.SimpleQueue())
+        # Those whose files have to be looked at first: a disk may hang, and
+        # shall hold up nobody else.
+        self._looks: queue.SimpleQueue[Lookup | Told | None] = (
+            queue.SimpleQueue())
         self._threads = [
             threading.Thread(target=self._work, name=f"larder-lookup-{i}",
                              daemon=True) for i in range(THREADS)]
+        self._threads.append(threading.Thread(
+            target=self._look_at_files, name="larder-files", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -165,12 +173,22 @@ class Finder:
         """seconds: that the request has left to wait."""
         look = Lookup(request_id, keys, limit, tiers, seconds)
         look.told = told
-        self._jobs.put(look)
+        self._put(look, told)
         return look
 
     def tell(self, told: Told) -> None:
         """Of a request that is not looked up."""
-        self._jobs.put(told)
+        self._put(told, told)
+
+    def _put(self, job: Lookup | Told, told: Told | None) -> None:
+        names = told.names if told is not None else None
+        if names is None or not names.files:
+            self._jobs.put(job)
+        elif self._looks.qsize() < LOOKS_MAX:
+            self._looks.put(job)
+        else:
+            names.prompt.give_up()
+            self._jobs.put(job)
 
     def leave(self, look: Lookup) -> None:
         """Nobody waits for it, or needs what it holds, any more."""
@@ -191,8 +209,9 @@ class Finder:
 
     def close(self) -> bool:
         """False: a thread is still at work, with the node and the space."""
-        for _ in self._threads:
+        for _ in range(THREADS):
             self._jobs.put(None)
+        self._looks.put(None)
         for thread in self._threads:
             thread.join(timeout=JOIN_SECONDS)
         if any(thread.is_alive() for thread in self._threads):
@@ -201,6 +220,13 @@ class Finder:
         return True
 
     # ---- the threads' ----
+
+    def _look_at_files(self) -> None:
+        while (job := self._looks.get()) is not None:
+            told = job.told if isinstance(job, Lookup) else job
+            with contextlib.suppress(Unnamed):
+                told.name(self._space)
+            self._jobs.put(job)
 
     def _work(self) -> None:
         while (look := self._jobs.get()) is not None:

@@ -90,10 +90,10 @@ class Names:
     make the same. The tokens are copied at arrival: vLLM adds to its list, and
     a thread that made the copy would hold up the scheduler's (the GIL)."""
 
-    __slots__ = ("_prompt", "_tokens", "files", "data", "made", "failed")
+    __slots__ = ("prompt", "_tokens", "files", "data", "made", "failed")
 
     def __init__(self, prompt: Prompt, tokens: array, files: bool):
-        self._prompt = prompt
+        self.prompt = prompt
         self._tokens = tokens
         self.files = files  # must be looked at: only a thread makes them
         self.data = b""
@@ -101,25 +101,31 @@ class Names:
         self.failed: Unnamed | None = None
 
     def make(self, space: _lib.Space) -> bytes:
-        if self.failed is not None:
-            raise self.failed
         if not self.made:
-            try:
-                self.data = self._make(space)
-            except Exception as error:
-                self.failed = Unnamed(str(error))
-                logger.warning("larder: request %s goes without the store: %s",
-                               self._prompt.request.request_id, error)
+            if self.failed is not None:
                 raise self.failed
+            try:
+                data = self._make(space)
+            except Exception as error:
+                self.fail(str(error))
+            if self.failed is not None:  # or it was given up meanwhile
+                raise self.failed
+            self.data = data
             self.made = True
         return self.data
 
+    def fail(self, why: str) -> None:
+        """Says so, once."""
+        if self.failed is None:
+            self.failed = Unnamed(why)
+            logger.warning("larder: request %s goes without the store: %s",
+                           self.prompt.request.request_id, why)
+
     def _make(self, space: _lib.Space) -> bytes:
-        keys = _lib.Keys()
-        space.chain(self._tokens, keys,
-                    self._prompt.look(len(self._tokens) // space.chunk_tokens,
-                                      space.chunk_tokens)
-                    if self.files else None)
+        keys, size = _lib.Keys(), space.chunk_tokens
+        extra = (self.prompt.look(len(self._tokens) // size, size)
+                 if self.files else None)
+        space.chain(self._tokens, keys, extra)
         return keys.data(0, keys.count)
 
 
@@ -171,6 +177,13 @@ class Prompt:
         names = self._later
         return (names is not None and names.files and not names.made
                 and names.failed is None)
+
+    def give_up(self) -> None:
+        """It does not wait any longer, and vLLM may load its adapter."""
+        if not self._later.made:
+            adapters.missed(self.request.lora_request)
+            self._later.fail("its adapter's files could not be looked at in "
+                             "time")
 
     def look(self, chunks: int, size: int) -> list[bytes]:
         """What else than its tokens names its first chunks. Reads files."""

@@ -166,9 +166,9 @@ class Scheduler:
         """Begins a lookup of as much as may be claimed: the last token is
         always computed. told: the node is told of the request before."""
         limit = (t.request.num_tokens - 1) // self.model.chunk_tokens
+        now = time.monotonic()
+        t.until = t.until or now + self.options.lookup_ms / 1000
         if t.loads and limit > 0:
-            now = time.monotonic()
-            t.until = t.until or now + self.options.lookup_ms / 1000
             t.lookup = self.finder.begin(
                 t.request.request_id, t.prompt.keys.data(0, limit), limit,
                 t.switches.tiers, t.until - now, told)
@@ -190,6 +190,8 @@ class Scheduler:
         t.asked = t.asked or time.monotonic()
         if not t.claimed:
             t.record.local_tokens = local
+        if t.prompt.waits() and self._unnamed(t):
+            return None, False
         if look is None or t.claimed or look.left:
             return 0, False
         if not look.done and self._waits and self._idle():
@@ -216,6 +218,14 @@ class Scheduler:
             self._layered(None)
         t.layered = self.layers.wants(request.request_id)
         return end - local, not t.layered
+
+    def _unnamed(self, t: Tracked) -> bool:
+        """Whether it still waits for its names: vLLM must not load an adapter
+        before its files were looked at."""
+        if time.monotonic() < t.until:
+            return True
+        t.prompt.give_up()
+        return False
 
     def _early(self, t: Tracked, local: int) -> None:
         """Lets a load begin with the end of the lookup, if the worker is in
@@ -289,6 +299,8 @@ class Scheduler:
             return True
         except Unnamed:  # which was said
             t.loads = t.saves = False
+            if t.lookup is None:
+                t.record.why = "error"
             return False
         except Exception as error:
             logger.warning("larder: request %s goes on without the store: %s",
