@@ -147,6 +147,42 @@ def saves(one, request):
     return one.build(out).saves
 
 
+def scheduled(one, *names):
+    """A step that begins to compute these."""
+    one._resumed(SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=n) for n in names],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set())))
+
+
+@pytest.mark.parametrize("ends", ["scheduled", "failed", "aborted"])
+def test_one_loads_for_all(side, ends):
+    """The one whose lookup ends first, not the first in the queue: which vLLM
+    asks for again when the load is over, before it has the blocks in its own
+    cache. They are there when the loader is scheduled."""
+    one = side()
+    end = store(one, TOKENS)
+    first, loader = asked(TOKENS, "first"), asked(TOKENS, "loader")
+    came(one, first)
+    came(one, loader)
+    assert one.matched(loader, 0) == (end, True)
+    blocks = SimpleNamespace(get_block_ids=lambda: (list(range(1, BLOCKS)),))
+    one.allocated(loader, blocks, end)
+    assert one.matched(first, 0) == (None, False)
+    one.finished_step(SimpleNamespace(
+        finished_recving={"loader"}, finished_sending=None,
+        invalid_block_ids={1} if ends == "failed" else set(),
+        failed_recving=(), kv_connector_worker_meta=None))
+    if ends != "failed":
+        assert one.matched(first, 0) == (None, False)
+    if ends == "scheduled":
+        scheduled(one, "loader")
+        assert one.matched(first, end) == (0, False)  # found there
+    elif ends == "aborted":
+        one.finished(loader)
+    assert not one.loading and not one.landed
+    assert one.matched(first, 0) == (end, True)
+
+
 # ---- adapters ----
 
 

@@ -51,7 +51,7 @@ class Tracked:
 
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
-                 "local", "loading", "record", "until", "asked", "turn",
+                 "local", "loading", "landed", "record", "until", "asked", "turn",
                  "layered", "early")
 
     def __init__(self, request: Request, switches: Switches):
@@ -60,6 +60,7 @@ class Tracked:
         self.prompt = Prompt(request)
         self.loads = self.saves = True
         self.loading: bytes | None = None  # its entry in Scheduler.loading
+        self.landed: bytes | None = None  # and in Scheduler.landed
         self.record = Record(request.request_id, request.num_tokens)
         self.reset()
 
@@ -105,7 +106,11 @@ class Scheduler:
         self.saves = role.is_kv_producer and options.save != "never"
         self.loads = role.is_kv_consumer and options.load != "never"
         self.requests: dict[str, Tracked] = {}
+        # By the first chunk: what is being loaded; and what has been, for those
+        # that vLLM has not scheduled since. Others do not find it in its cache
+        # before.
         self.loading: dict[bytes, Tracked] = {}
+        self.landed: dict[bytes, Tracked] = {}
         self.ended: dict[str, Tracked] = {}  # before their loads
         self.step = meta.Step()
         self._blocks = [g.block_tokens for g in described.groups]
@@ -267,10 +272,11 @@ class Scheduler:
         return None
 
     def _sibling(self, t: Tracked, local: int) -> bool:
-        """Whether another request loads what this one would: it will be a
-        local hit then."""
+        """Whether another request loads what this one would, or has just done
+        so: it will be a local hit then."""
         first = local // self.model.chunk_tokens
-        other = self.loading.get(t.prompt.keys.data(first, first + 1))
+        key = t.prompt.keys.data(first, first + 1)
+        other = self.loading.get(key) or self.landed.get(key)
         if (other is None or other is t
                 or time.monotonic() >= t.lookup.deadline):
             return False
@@ -319,6 +325,15 @@ class Scheduler:
             if self.loading.get(t.loading) is t:
                 del self.loading[t.loading]
             t.loading = None
+
+    def _land(self, t: Tracked, key: bytes | None) -> None:
+        """Its load, which began with that chunk, is over; None: it was
+        scheduled, or is gone."""
+        if t.landed is not None and self.landed.get(t.landed) is t:
+            del self.landed[t.landed]
+        t.landed = key
+        if key is not None:
+            self.landed[key] = t
 
     def allocated(self, request: Request, blocks: KVCacheBlocks,
                   external: int) -> None:
@@ -412,12 +427,11 @@ class Scheduler:
                    for t in self.loading.values())
 
     def _resumed(self, out: SchedulerOutput) -> None:
-        for new in out.scheduled_new_reqs:
-            if (t := self.requests.get(new.req_id)) is not None:
-                t.record.schedule()
-        for req_id in out.scheduled_cached_reqs.resumed_req_ids:
+        new = [new.req_id for new in out.scheduled_new_reqs]
+        for req_id in (*new, *out.scheduled_cached_reqs.resumed_req_ids):
             if (t := self.requests.get(req_id)) is not None:
                 t.record.schedule()
+                self._land(t, None)
 
     def _saves(self, out: SchedulerOutput) -> None:
         size = self.model.chunk_tokens
@@ -580,7 +594,10 @@ class Scheduler:
                     t.lookup.stored = 0  # what is lost is saved again
                 t.record.report(bad)
                 self._loaded(t, bad)
+                key = t.loading
                 self._leave(t)
+                self._land(t, None if bad or req_id not in self.requests
+                           else key)
         reports = output.kv_connector_worker_meta
         if isinstance(reports, Saved):
             self.holds.report(reports.ranks)
@@ -601,6 +618,7 @@ class Scheduler:
             return
         self.explain.end(t.record)
         self._give_up(t)
+        self._land(t, None)
         if t.loading is not None and not t.layered:
             self.ended[request.request_id] = t  # its load needs what it holds
         else:
