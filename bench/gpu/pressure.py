@@ -3,10 +3,10 @@ they load: preemption and aborts beside saves and loads.
 
 Many at once share steps, and what one computes then differs in its last bits
 from what it computes alone. So an answer is held to how far the same answers
-are apart without Larder, in the same crowd (of each its first 8 tokens). Then all is asked for one at a time,
-with the engine's memory overwritten: what had been saved before the crowd came
-must be bit by bit what it is without Larder, and what the crowd saved must be as
-near as the crowd's answers are.
+are apart without Larder, in the same crowd (of each its first 8 tokens). Then
+all is asked for one at a time, with the engine's memory overwritten: what had
+been saved before the crowd came must be bit by bit what it is without Larder,
+and what the crowd saved must be as near as the crowd's answers are.
 """
 import host
 from equality import apart, same

@@ -3,10 +3,11 @@
 
     bench/gpu/run.py STAGE... --out DIR [--budget SECONDS]
 
-Stages: copy, equality, ttft-8b, ttft-32b, nohit, load, faults, pressure; ttft is
-both of its own, all is all. Each prints one table; figures go to DIR/gpu.json as soon
-as they are there, and are added to what is in it. A stage that fails prints
-the end of its log, and the next one runs. See README.md beside this file.
+Stages: copy, equality, ttft-8b, ttft-32b, nohit, load, faults, pressure; ttft
+is both of its own, all is all. Each prints one table; figures go to
+DIR/gpu.json as soon as they are there, and are added to what is in it. A stage
+that fails prints the end of its log, and the next one runs. See README.md
+beside this file.
 """
 import argparse
 import pathlib

@@ -6,8 +6,8 @@ sizes, dates) at most once in SECONDS. That is done by a thread: files may be
 large, or on a disk that does not answer.
 
 vLLM loads an adapter when its first request is scheduled. So that request waits
-until the files were looked at. Where it cannot wait any longer, nobody will know
-what was loaded: the number has no name then, ever (missed).
+until the files were looked at. Where it cannot wait any longer, nobody will
+know what was loaded: the number has no name then, ever (missed).
 """
 from __future__ import annotations
 

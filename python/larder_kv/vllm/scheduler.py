@@ -51,8 +51,8 @@ class Tracked:
 
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
-                 "local", "loading", "landed", "record", "until", "asked", "turn",
-                 "layered", "early")
+                 "local", "loading", "landed", "record", "until", "asked",
+                 "turn", "layered", "early")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
