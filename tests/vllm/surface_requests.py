@@ -243,11 +243,53 @@ def test_an_adapter_that_was_not_looked_at_in_time(side, hung, adapter, clock):
     assert one.matched(request, 0) == (0, False)
     assert saves(one, request) == []
     hung.set()
+    for number, stored in ((1, 0), (2, 1)):  # 1 is not even looked at
+        later = asked(TOKENS, f"later {number}", lora_request=adapter(number))
+        came(one, later)
+        until(lambda: one.matched(later, 0) == (0, False))
+        assert len(saves(one, later)) == stored
+
+
+@pytest.mark.parametrize("more", [
+    {"prompt_logprobs": 1},
+    {"extra_args": {"kv_transfer_params": {"larder": {
+        "skip_save": True, "skip_load": True}}}}], ids=["logprobs", "skips"])
+def test_who_loads_nothing_waits_for_the_look_too(side, hung, adapter, more):
+    """And if vLLM does not heed that, what it loaded is not known."""
+    one = side()
+    for number in (1, 2):
+        request = asked(TOKENS, f"r{number}", more,
+                        lora_request=adapter(number))
+        one.arrive(request)
+        assert one.matched(request, 0) == (None, False)
+        if number == 1:
+            one.allocated(request, None, 0)
+        else:
+            hung.set()
+            until(lambda: one.matched(request, 0) == (0, False))
+        one.finished(request)
     for number, stored in ((1, 0), (2, 1)):
         later = asked(TOKENS, f"later {number}", lora_request=adapter(number))
         came(one, later)
         until(lambda: one.matched(later, 0) == (0, False))
         assert len(saves(one, later)) == stored
+
+
+def test_a_look_that_fails(side, adapter, monkeypatch):
+    """vLLM may find what we did not, and keeps it."""
+    real = adapters._look
+
+    def look(*_):
+        monkeypatch.setattr(adapters, "_look", real)
+        raise OSError(errno.EIO, "it cannot be read")
+
+    monkeypatch.setattr(adapters, "_look", look)
+    one = side()
+    for name in ("first", "second"):
+        request = asked(TOKENS, name, lora_request=adapter(1))
+        came(one, request)
+        assert one.matched(request, 0) == (0, False)
+        assert saves(one, request) == []
 
 
 def test_a_hung_disk_holds_up_nobody_else(side, hung, adapter, monkeypatch):

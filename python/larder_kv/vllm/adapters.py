@@ -8,6 +8,10 @@ large, or on a disk that does not answer.
 vLLM loads an adapter when its first request is scheduled. So that request waits
 until the files were looked at. Where it cannot wait any longer, nobody will
 know what was loaded: the number has no name then, ever (missed).
+
+Not seen: files that are replaced between that look and vLLM's load, between
+`/v1/load_lora_adapter` and the first request, or before vLLM loads an adapter
+again that it had dropped. A new version needs a new directory.
 """
 from __future__ import annotations
 
@@ -66,13 +70,25 @@ def missed(lora: LoRARequest) -> None:
             found.missed = True
 
 
+def lost(lora: LoRARequest) -> str:
+    """Why it can have no name; empty: it can."""
+    return "" if _reloads(lora) or not _entry(lora).missed else (
+        f"adapter {lora.lora_name} was loaded before its files in "
+        f"{lora.lora_path} could be looked at, so it is not known what vLLM "
+        "computes with; unload it and load it again")
+
+
 def look(lora: LoRARequest) -> bytes:
     """Its name. One whose files cannot be seen from here is named by its
-    path."""
+    path. One that cannot be looked at now is loaded unseen."""
     found = _entry(lora)
     with found.looking:
         digest = known(lora)
-        return digest if digest is not None else _look(found, lora)
+        try:
+            return digest if digest is not None else _look(found, lora)
+        except Exception:
+            missed(lora)
+            raise
 
 
 def _look(found: _Adapter, lora: LoRARequest) -> bytes:
@@ -95,11 +111,8 @@ def _look(found: _Adapter, lora: LoRARequest) -> bytes:
                 content.update(file.read_bytes())
         digest = content.digest()
     with found.lock:
-        if found.missed and not _reloads(lora):
-            raise ValueError(
-                f"adapter {lora.lora_name} was loaded before its files in "
-                f"{path} could be looked at, so it is not known what vLLM "
-                "computes with; unload it and load it again")
+        if why := lost(lora):
+            raise ValueError(why)
         found.missed = False
         found.stamp, found.digest, found.checked = stamp, digest, now
     return digest

@@ -182,7 +182,7 @@ class Finder:
 
     def _put(self, job: Lookup | Told, told: Told | None) -> None:
         names = told.names if told is not None else None
-        if names is None or not names.files:
+        if names is None or not names.files or names.failed is not None:
             self._jobs.put(job)
         elif self._looks.qsize() < LOOKS_MAX:
             self._looks.put(job)

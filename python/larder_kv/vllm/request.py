@@ -170,6 +170,8 @@ class Prompt:
               or not self._plain()):
             return None
         self._later = Names(self, array("I", ids), files)
+        if files and (lost := adapters.lost(r.lora_request)):
+            self._later.fail(lost)
         return self._later
 
     def waits(self) -> bool:
@@ -178,9 +180,13 @@ class Prompt:
         return (names is not None and names.files and not names.made
                 and names.failed is None)
 
+    def seen(self) -> bool:
+        """Whether no files have to be looked at."""
+        return self._adapter is not None
+
     def give_up(self) -> None:
         """It does not wait any longer, and vLLM may load its adapter."""
-        if not self._later.made:
+        if self.waits():
             adapters.missed(self.request.lora_request)
             self._later.fail("its adapter's files could not be looked at in "
                              "time")

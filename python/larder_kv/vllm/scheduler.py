@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import meta, model, worker
+from larder_kv.vllm import adapters, meta, model, worker
 from larder_kv.vllm.early import Early
 from larder_kv.vllm.events import Events, Saved
 from larder_kv.vllm.explain import Explain, Record
@@ -97,6 +97,7 @@ class Scheduler:
         self._job = 0  # the last one's number
         self._engine = config.kv_transfer_config.engine_id
         self._alone = config.parallel_config.data_parallel_size == 1
+        self._caches = config.cache_config.enable_prefix_caching
         self._waits = on_gpu()  # for a lookup
         self._sooner: set[str] = set()  # loads seen before their report
         self.explain = Explain(
@@ -150,10 +151,12 @@ class Scheduler:
                                    False))
         if not t.loads:
             t.record.why = "skip" if self.loads else "off"
-        if not t.saves and not t.loads:
-            self._without(request, t.record.why)
-            return
         chunks = request.num_tokens // self.model.chunk_tokens
+        if not t.saves and not t.loads:
+            chunks = 0
+            if t.prompt.seen():
+                self._without(request, t.record.why)
+                return
         names = t.prompt.later(chunks)
         if names is None:
             t.prompt.extend(self.space, request.num_tokens)
@@ -165,6 +168,8 @@ class Scheduler:
         self._look_up(t, told)
 
     def _without(self, request: Request, why: str) -> None:
+        if request.lora_request:
+            adapters.missed(request.lora_request)
         self.explain.skip(request.request_id, request.num_tokens, why)
 
     def _look_up(self, t: Tracked, told: Told | None = None) -> None:
@@ -195,10 +200,8 @@ class Scheduler:
         t.asked = t.asked or time.monotonic()
         if not t.claimed:
             t.record.local_tokens = local
-        if t.prompt.waits() and self._unnamed(t):
-            return None, False
         if look is None or t.claimed or look.left:
-            return 0, False
+            return (None if self._unnamed(t) else 0), False
         if not look.done and self._waits and self._idle():
             self._early(t, local)
             look.wait(LOOK_SECONDS)
@@ -209,6 +212,7 @@ class Scheduler:
                 return None, False
             self.counts.add("late")
             t.record.why = "late"
+            t.prompt.give_up()
             self._leave(t)
             return 0, False
         if look.crowded:
@@ -225,9 +229,9 @@ class Scheduler:
         return end - local, not t.layered
 
     def _unnamed(self, t: Tracked) -> bool:
-        """Whether it still waits for its names: vLLM must not load an adapter
-        before its files were looked at."""
-        if time.monotonic() < t.until:
+        """Whether it still waits for its names, and not for a lookup: vLLM
+        must not load an adapter before its files were looked at."""
+        if t.prompt.waits() and time.monotonic() < t.until:
             return True
         t.prompt.give_up()
         return False
@@ -238,7 +242,7 @@ class Scheduler:
         look = t.lookup
         beside = worker.here(self._engine)
         if (beside is None or t.early is not None or self.loading
-                or self.layers.on or self.finder.fetches
+                or self.landed or self.layers.on or self.finder.fetches
                 or look.limit * self.model.chunk_tokens <= local):
             return
         begun = t.early = beside.early_load()
@@ -274,6 +278,8 @@ class Scheduler:
     def _sibling(self, t: Tracked, local: int) -> bool:
         """Whether another request loads what this one would, or has just done
         so: it will be a local hit then."""
+        if not self._caches:
+            return False
         first = local // self.model.chunk_tokens
         key = t.prompt.keys.data(first, first + 1)
         other = self.loading.get(key) or self.landed.get(key)
@@ -339,7 +345,10 @@ class Scheduler:
                   external: int) -> None:
         self.layers.begins(request.request_id)
         t = self.requests.get(request.request_id)
-        if t is None or t.claimed:
+        if t is None:
+            return
+        t.prompt.give_up()  # vLLM 0.32 does not heed every None
+        if t.claimed:
             return
         if external == 0:
             if t.lookup is not None and t.lookup.chunks > 0:
