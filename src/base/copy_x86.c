@@ -123,11 +123,6 @@ SSE42 INLINE sse42_line_t sse42_fold(sse42_line_t v, __m128i k,
 #define FOLD ldr_crc_tables.fold_64
 #define PLAIN_AHEAD 256u
 #include "base/copy_lines.inc"
-#undef OF
-#undef CODE
-#undef STEP
-#undef FOLD
-#undef PLAIN_AHEAD
 
 const ldr_copy_ops_t ldr_copy_sse42 = {
     .name = "sse4.2",
@@ -201,11 +196,6 @@ AVX2 INLINE avx2_line_t avx2_fold(avx2_line_t v, __m256i k, avx2_line_t next)
 #define FOLD ldr_crc_tables.fold_256
 #define PLAIN_AHEAD 256u
 #include "base/copy_lines.inc"
-#undef OF
-#undef CODE
-#undef STEP
-#undef FOLD
-#undef PLAIN_AHEAD
 
 const ldr_copy_ops_t ldr_copy_avx2 = {
     .name = "avx2-vpclmul",
@@ -268,11 +258,6 @@ AVX512 INLINE avx512_line_t avx512_fold(avx512_line_t v, __m512i k,
 #define FOLD ldr_crc_tables.fold_256
 #define PLAIN_AHEAD AHEAD
 #include "base/copy_lines.inc"
-#undef OF
-#undef CODE
-#undef STEP
-#undef FOLD
-#undef PLAIN_AHEAD
 
 const ldr_copy_ops_t ldr_copy_avx512 = {
     .name = "avx512-vpclmul",
