@@ -9,6 +9,7 @@ from larder_kv import _lib
 from larder_kv.vllm import adapters
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.larder")
@@ -78,6 +79,15 @@ def _encode(value: Any) -> bytes:
         return b"b%d:%s" % (len(value), value)
     text = f"{type(value).__name__}:{value}".encode()
     return b"s%d:%s" % (len(text), text)
+
+
+def numbers_images(config: VllmConfig) -> bool:
+    """Whether images are named by a number of the process: such names repeat
+    after a restart."""
+    if config.cache_config.enable_prefix_caching:
+        return False
+    multimodal = config.model_config.multimodal_config
+    return multimodal is not None and not multimodal.mm_processor_cache_gb
 
 
 class Unnamed(Exception):

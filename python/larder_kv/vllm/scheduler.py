@@ -31,7 +31,8 @@ from larder_kv.vllm.explain import Explain, Record
 from larder_kv.vllm.hold import Holds
 from larder_kv.vllm.layers import Claims
 from larder_kv.vllm.lookup import Finder, Lookup, Told, on_gpu
-from larder_kv.vllm.request import Prompt, Switches, Unnamed, switches_of
+from larder_kv.vllm.request import (Prompt, Switches, Unnamed,
+                                     numbers_images, switches_of)
 from larder_kv.vllm.stats import Counts, LarderStats
 
 if TYPE_CHECKING:
@@ -116,9 +117,10 @@ class Scheduler:
         self.step = meta.Step()
         self._blocks = [g.block_tokens for g in described.groups]
         self._rule = [g.rule for g in described.groups]
+        self._has_state = described.has_state
         self._indexes = [g.index for g in described.groups]
         self._windows = [g.window_tokens for g in described.groups]
-        self._numbered = _numbers_images(config)
+        self._numbered = numbers_images(config)
         self.finder = Finder(config, options, described, node, self.space,
                              events)
         if self.finder.fetches and _spread(config):
@@ -406,18 +408,25 @@ class Scheduler:
     # ---- a step ----
 
     def build(self, out: SchedulerOutput) -> meta.Step:
-        self.finder.rate.begins(out.total_num_scheduled_tokens)
-        if self.layers.unseen():
-            self._layered(None)
-        self.layers.step(out)
-        self._resumed(out)
+        """What a step needs that only decodes is asked first: after a forward
+        no cache holds any of this, and every call more costs."""
+        tokens = out.total_num_scheduled_tokens
+        self.finder.rate.begins(tokens)
+        if self.layers.on:
+            if self.layers.unseen():
+                self._layered(None)
+            self.layers.step(out)
+        if (out.scheduled_new_reqs
+                or out.scheduled_cached_reqs.resumed_req_ids):
+            self._resumed(out)
         self.holds.look()
         if self.saves:
             self._saves(out)
         step, self.step = self.step, meta.Step()
-        step.empty = not out.total_num_scheduled_tokens and self._idle()
-        if step.empty and self.loading:
-            step.until = self._expected()
+        if not tokens:
+            step.empty = self._idle()
+            if step.empty and self.loading:
+                step.until = self._expected()
         if step.saves and any(move.held for move in step.saves):
             step.board = self.holds.board
         return step
@@ -472,9 +481,10 @@ class Scheduler:
             if computed + scheduled[req_id] >= (t.saved + 1) * size:
                 self._save(t, computed, scheduled[req_id]
                            - len(drafts.get(req_id, ())))
-        state = getattr(out, "kv_connector_block_state", None)
-        if state is not None and self.model.has_state:
-            self._states(state.boundary_state_offloads)
+        if self._has_state:
+            state = getattr(out, "kv_connector_block_state", None)
+            if state is not None:
+                self._states(state.boundary_state_offloads)
 
     def _save(self, t: Tracked, computed: int, scheduled: int) -> None:
         """Saves what this step completes: it computes so many tokens after
@@ -565,10 +575,9 @@ class Scheduler:
         has finished after it has shown us. One is waited for here, and not in
         the step: this is the last place before the next is scheduled."""
         beside = worker.here(self._engine)
-        if beside is None:
+        if beside is None or not beside.watched:
             return
-        if beside.watched:
-            beside.wait_load()
+        beside.wait_load()
         if not (output.finished_recving or self._sooner or beside.loaded()):
             return
         told = set(output.finished_recving or ())
@@ -689,12 +698,3 @@ def _spread(config: VllmConfig) -> bool:
     return (getattr(parallel, "nnodes", 1) > 1
             or str(parallel.distributed_executor_backend) in
             ("ray", "external_launcher"))
-
-
-def _numbers_images(config: VllmConfig) -> bool:
-    """Whether images are named by a number of the process: such names repeat
-    after a restart."""
-    if config.cache_config.enable_prefix_caching:
-        return False
-    multimodal = config.model_config.multimodal_config
-    return multimodal is not None and not multimodal.mm_processor_cache_gb

@@ -491,7 +491,7 @@ class Worker:
     def finished(self) -> tuple[set[str], set[str], set[int]]:
         """Loads that ended since the last call, those of them that failed, and
         the blocks these were for."""
-        if not self._looks:
+        if self._empty and not self._looks:
             self._wait()
         self._looks = False
         with self._lock:
@@ -507,13 +507,13 @@ class Worker:
         """For who looks by itself: what the next step would wait for, sooner.
         That one does not wait then."""
         self._looks = True
-        self._wait()
+        if self._empty:
+            self._wait()
 
     def _wait(self) -> None:
-        """Waits a moment for the end of a load, if nothing is computed."""
+        """Waits a moment for the end of a load, if there is one."""
         with self._lock:
-            if (self._empty and self._loading
-                    and not (self._done or self._loaded)):
+            if self._loading and not (self._done or self._loaded):
                 left = self._until - time.monotonic()
                 self._ended.wait(max(LOAD_SECONDS, left + LOAD_SECONDS / 2)
                                  if left < LOAD_MOST else LOAD_SECONDS)
