@@ -16,6 +16,7 @@ PASSES = ("fill", "queries", "paced", "batch", "batch again")
 # The next one comes when one is answered: who answers sooner has more of them
 # in a step. So times per token are shown, and judged where the load is equal.
 UNEQUAL = ("queries",)
+SAVING = 1.02  # times as long may a first token take where all is saved
 
 
 class Load:
@@ -32,9 +33,11 @@ class Load:
         else:
             self.shape, self.room = "qwen3-8b", 32
             self.prefix, self.own, self.answer = 20000, 128, 64
-            self.groups = max(4, round(12 * scale))
-            self.queries, self.at_once = max(2, round(5 * scale)), 4
-            self.every, self.paced = 0.25, max(2, round(4 * scale))
+            # 70 GB, of which the engine's own cache holds half, as that of a
+            # whole H200 would hold a third of 100 groups.
+            self.groups = max(4, round(24 * scale))
+            self.queries, self.at_once = max(2, round(3 * scale)), 4
+            self.every, self.paced = 0.45, max(2, round(3 * scale))
             self.long, self.long_answer, self.batch = 21000, 1000, 8
         self.found.update(
             shape=self.shape, groups=self.groups, queries=self.queries,
@@ -104,7 +107,7 @@ class Load:
 
     def run(self):
         need = self.proof.clock.need
-        with self.proof.node("load", "72G") as node:
+        with self.proof.node("load", "100G") as node:
             with self.engine("Larder", node.url) as one:
                 self.fill(one, "warm")
                 self.ask(one, "warm")
@@ -158,8 +161,11 @@ def judge(found):
             if mine is None or base is None:
                 continue
             text = f"{kind}: {NAMES[name]}"
+            # Nothing hits there: all is computed, and saved.
+            times, of = ((SAVING, f"{SAVING} x without") if kind == "batch"
+                         else (1, "without Larder"))
             check(found, f"{text}: p99 of the first token",
-                  mine["ttft_p99"], base["ttft_p99"], "without Larder")
+                  mine["ttft_p99"], times * base["ttft_p99"], of)
             if kind in UNEQUAL:
                 continue
             for key, name_of in (("tpot", "median"), ("tpot_mean", "mean")):

@@ -63,7 +63,7 @@ def arguments():
     parser.add_argument("--tiny", action="store_true",
                         help="small sizes: the script is tried out")
     parser.add_argument("--scale", type=float, default=1.0,
-                        help="of the stage load: 1 is 12 groups, 5 queries")
+                        help="of the stage load: 1 is 24 groups, 3 queries")
     parser.add_argument("--only", nargs="*", metavar="CASE",
                         help="of equality, faults, pressure: these models")
     parser.add_argument("--compiled", action="store_true",

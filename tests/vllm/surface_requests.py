@@ -416,6 +416,26 @@ def test_a_crowded_request_gets_its_turn(side, clock):
     assert one.finder._held == 0
 
 
+@pytest.mark.parametrize("chunks", [0, 100])
+def test_what_is_left_is_given_back(side, monkeypatch, chunks):
+    """Once: little by who leaves it, much by a thread."""
+    monkeypatch.setattr(lookup, "RELEASE_CHUNKS", chunks)
+    one = side()
+    store(one, TOKENS)
+    request = asked(TOKENS)
+    look = came(one, request).lookup
+    lease, gone = look.lease, []
+    release = lease.release
+    lease.release = lambda: (release(),
+                             gone.append(threading.current_thread().name))
+    assert look.booked and one.finder._held == look.booked
+    one.finished(request)
+    one.finder.leave(look)
+    until(lambda: one.finder._held == 0)
+    assert look.lease is None and len(gone) == 1
+    assert gone[0].startswith("larder-lookup") == (chunks == 0)
+
+
 def test_a_crowded_request_goes_without(side, clock):
     one = side()
     store(one, TOKENS)

@@ -40,6 +40,7 @@ PROBE_SECONDS, PROBE_CHUNKS = 2.0, 2
 LOAD_BYTES = 1 << 24  # of a load that says something about the speed of loads
 LINK_SPEED = 2e10  # bytes a second: of a GPU's link, until it is known
 JOIN_SECONDS = 5
+RELEASE_CHUNKS = 64  # more than this: a thread gives them back
 LOOKS_MAX = 256  # requests that wait for adapters' files
 WORTH = 0.8  # of what computing takes: a disk is not that well known
 LOST = ("absent", "evicted", "corrupt", "stale", "io")  # causes
@@ -195,7 +196,11 @@ class Finder:
         with self.lock:
             first, look.left = not look.left, True
             done = look.done
-        if first and done:
+        if not first or not done:
+            return
+        if look.chunks > RELEASE_CHUNKS:
+            self._jobs.put(look)
+        else:
             self._release(look)
 
     def claimable(self, look: Lookup) -> int:
@@ -232,6 +237,9 @@ class Finder:
         while (look := self._jobs.get()) is not None:
             if isinstance(look, Told):
                 self._announce(look, self._options.lookup_ms)
+                continue
+            if look.done:  # and left
+                self._release(look)
                 continue
             try:
                 if look.told is not None:
