@@ -71,6 +71,16 @@
       "The tenant's limit in the ssd tier; 0: none of its own.")               \
     X(PINNED, GAUGE, "larder_pinned_bytes", "tenant",                          \
       "Payload that is evicted last.")                                         \
+    X(SPACE_CHUNKS, GAUGE, "larder_space_chunks", "tenant,space",              \
+      "Chunks of a space, in any tier; of the 50 busiest spaces.")             \
+    X(SPACE_DRAM, GAUGE, "larder_space_dram_bytes", "tenant,space",            \
+      "Memory of the dram tier that the space uses.")                          \
+    X(SPACE_SSD, GAUGE, "larder_space_ssd_bytes", "tenant,space",              \
+      "Bytes of the ssd tier that the space uses.")                            \
+    X(SPACE_LOADS, COUNTER, "larder_space_loads_total",                        \
+      "tenant,space,outcome", "Loads of shards of the space: hit or miss.")    \
+    X(SPACE_MOVED, COUNTER, "larder_space_moved_bytes_total",                  \
+      "tenant,space,direction", "Payload of the space saved and loaded.")      \
     X(SPACES, GAUGE, "larder_spaces", "", "Spaces known to the node.")         \
     X(ENTRIES, GAUGE, "larder_entries", "", "Chunks in the index.")            \
     X(INDEX_BYTES, GAUGE, "larder_index_bytes", "", "Memory of the index.")    \
@@ -156,6 +166,9 @@
 #define LDR_METRIC_SERVER_MAP(X)                                               \
     X(REQUESTS, COUNTER, "larder_requests_total", "op,status",                 \
       "Requests answered, by operation and outcome.")                          \
+    X(SLOWEST, GAUGE, "larder_slowest_request_seconds",                        \
+      "op,transport,tenant,space,status",                                      \
+      "The slowest requests of the last 10 minutes, one of each kind.")        \
     X(REQUEST_SECONDS, HISTOGRAM, "larder_request_seconds", "op",              \
       "Requests, from arrival to reply.")                                      \
     X(ERRORS, COUNTER, "larder_errors_total", "status",                        \

@@ -89,10 +89,8 @@ void ldr_prom_free(ldr_prom_t *p)
 
 /* ---- asking ---- */
 
-/* Copies the label's value, its escapes undone. False: there is no such label,
- * or it is too long. */
-static bool label_of(const ldr_sample_t *sample, const char *label, char *to,
-                     size_t size)
+bool ldr_prom_label(const ldr_sample_t *sample, const char *label,
+                    char value[LDR_PROM_VALUE])
 {
     size_t length = strlen(label), n = 0;
     const char *s = sample->labels;
@@ -105,12 +103,12 @@ static bool label_of(const ldr_sample_t *sample, const char *label, char *to,
             if (*s == '\\' && s[1] != '\0') {
                 s++;
             }
-            if (it && n + 1 < size) {
-                to[n++] = *s == 'n' && s[-1] == '\\' ? '\n' : *s;
+            if (it && n + 1 < LDR_PROM_VALUE) {
+                value[n++] = *s == 'n' && s[-1] == '\\' ? '\n' : *s;
             }
         }
         if (it) {
-            to[n] = '\0';
+            value[n] = '\0';
             return true;
         }
         s += *s == '"';
@@ -128,7 +126,7 @@ static bool fits(const ldr_sample_t *sample, const char *name,
         return false;
     }
     for (; *where != NULL; where += 2) {
-        if (!label_of(sample, where[0], value, sizeof(value)) ||
+        if (!ldr_prom_label(sample, where[0], value) ||
             strcmp(value, where[1]) != 0) {
             return false;
         }
@@ -169,7 +167,7 @@ size_t ldr_prom_values(const ldr_prom_t *p, const char *name, const char *label,
         bool known = false;
 
         if (strcmp(p->samples[i].name, name) != 0 ||
-            !label_of(&p->samples[i], label, values[count], LDR_PROM_VALUE)) {
+            !ldr_prom_label(&p->samples[i], label, values[count])) {
             continue;
         }
         for (size_t k = 0; k < count && !known; k++) {
@@ -212,7 +210,7 @@ static void add_buckets(const ldr_prom_t *p, const char *series,
 
     for (size_t i = 0; i < p->count; i++) {
         if (fits(&p->samples[i], series, where) &&
-            label_of(&p->samples[i], "le", le, sizeof(le))) {
+            ldr_prom_label(&p->samples[i], "le", le)) {
             b->below[bound_place(b, strtod(le, NULL))] +=
                 sign * p->samples[i].value;
         }

@@ -40,6 +40,11 @@ bool ldr_prom_has(const ldr_prom_t *p, const char *name,
 size_t ldr_prom_values(const ldr_prom_t *p, const char *name, const char *label,
                        char (*values)[LDR_PROM_VALUE], size_t max);
 
+/* The value of a sample's label, its escapes undone; what is too long is cut.
+ * False: there is no such label. */
+bool ldr_prom_label(const ldr_sample_t *sample, const char *label,
+                    char value[LDR_PROM_VALUE]);
+
 /* A histogram: how many observations were not above each bound. */
 #define LDR_PROM_BOUNDS 64u
 typedef struct ldr_buckets {

@@ -76,6 +76,133 @@ uint64_t ldr_write_amplification(const larder_stats_t *s)
     return saved >= 1000 ? 1000 + carried / (saved / 1000) : 1000;
 }
 
+/* ---- spaces ---- */
+
+void ldr_space_label(const uint8_t id[LDR_ID_BYTES], char text[LDR_SPACE_LABEL])
+{
+    const uint8_t *own = id + LDR_TENANT_TAG_BYTES;
+
+    snprintf(text, LDR_SPACE_LABEL, "%02x%02x%02x%02x", own[0], own[1], own[2],
+             own[3]);
+}
+
+uint64_t ldr_counters_hits(const ldr_counters_t *n)
+{
+    return n->loads_dram + n->loads_ssd + n->loads_shared;
+}
+
+uint64_t ldr_counters_misses(const ldr_counters_t *n)
+{
+    uint64_t misses = 0;
+
+    for (int i = 0; i < LARDER_CAUSE_COUNT; i++) {
+        misses += n->misses[i];
+    }
+    return misses;
+}
+
+static uint64_t busy(const ldr_space_stats_t *s)
+{
+    return ldr_counters_hits(&s->n) + ldr_counters_misses(&s->n) +
+           s->n.saves_stored + s->chunks;
+}
+
+unsigned ldr_node_busiest(ldr_node_t *node, uint32_t tenant,
+                          ldr_space_stats_t rows[LDR_SPACES_SHOWN],
+                          uint32_t *known_p)
+{
+    ldr_space_stats_t s;
+    unsigned count = 0;
+
+    *known_p = 0;
+    for (uint32_t i = 0; ldr_node_space_stats(node, i, &s); i++) {
+        unsigned at = count;
+
+        if (tenant != LDR_NIL && s.tenant != tenant) {
+            continue;
+        }
+        ++*known_p;
+        if (count == LDR_SPACES_SHOWN && busy(&s) <= busy(&rows[count - 1])) {
+            continue;
+        }
+        at = count < LDR_SPACES_SHOWN ? count++ : count - 1;
+        for (; at > 0 && busy(&rows[at - 1]) < busy(&s); at--) {
+            rows[at] = rows[at - 1];
+        }
+        rows[at] = s;
+    }
+    return count;
+}
+
+typedef void (*space_fn)(const char *tenant, const char *id,
+                         const ldr_space_stats_t *s, ldr_exposition_t *e);
+
+static void put_space_chunks(const char *tenant, const char *id,
+                             const ldr_space_stats_t *s, ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_SPACE_CHUNKS, LDR_LABELS(tenant, id),
+                   s->chunks);
+}
+
+static void put_space_dram(const char *tenant, const char *id,
+                           const ldr_space_stats_t *s, ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_SPACE_DRAM, LDR_LABELS(tenant, id),
+                   s->dram_bytes);
+}
+
+static void put_space_ssd(const char *tenant, const char *id,
+                          const ldr_space_stats_t *s, ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_SPACE_SSD, LDR_LABELS(tenant, id),
+                   s->ssd_bytes);
+}
+
+static void put_space_loads(const char *tenant, const char *id,
+                            const ldr_space_stats_t *s, ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_SPACE_LOADS, LDR_LABELS(tenant, id, "hit"),
+                   ldr_counters_hits(&s->n));
+    ldr_metric_put(e, LDR_METRIC_SPACE_LOADS, LDR_LABELS(tenant, id, "miss"),
+                   ldr_counters_misses(&s->n));
+}
+
+static void put_space_moved(const char *tenant, const char *id,
+                            const ldr_space_stats_t *s, ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_SPACE_MOVED, LDR_LABELS(tenant, id, "load"),
+                   s->n.loaded_bytes);
+    ldr_metric_put(e, LDR_METRIC_SPACE_MOVED, LDR_LABELS(tenant, id, "save"),
+                   s->n.saved_bytes);
+}
+
+/* One that nobody has opened since the start has no tenant yet, and nothing
+ * to show. */
+static void by_space(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
+{
+    static const space_fn all[] = {put_space_chunks, put_space_dram,
+                                   put_space_ssd, put_space_loads,
+                                   put_space_moved};
+    ldr_space_stats_t *rows = ldr_alloc(LDR_SPACES_SHOWN * sizeof(*rows));
+    uint32_t known;
+
+    if (rows == NULL) {
+        return;
+    }
+    unsigned count = ldr_node_busiest(node, tenant, rows, &known);
+    for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++) {
+        for (unsigned i = 0; i < count; i++) {
+            char name[LDR_NAME_MAX], id[LDR_SPACE_LABEL];
+
+            if (ldr_node_tenant_label(node, rows[i].tenant, name)) {
+                ldr_space_label(rows[i].id, id);
+                all[k](name, id, &rows[i], e);
+            }
+        }
+    }
+    ldr_free(rows);
+}
+
 /* ---- by tenant ---- */
 
 typedef void (*tenant_fn)(const char *name, const ldr_tenant_stats_t *t,
@@ -407,6 +534,7 @@ void ldr_node_expose(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
     larder_stats_t s;
 
     by_tenant(node, tenant, e);
+    by_space(node, tenant, e);
     if (tenant != LDR_NIL) {
         return;
     }

@@ -25,5 +25,19 @@ bool ldr_node_tenant_label(ldr_node_t *node, uint32_t tenant,
                            char name[LDR_NAME_MAX]);
 const char *ldr_mode_label(ldr_mode_t mode);
 
+#define LDR_SPACES_SHOWN 50u
+/* The busiest spaces, busiest first; gives how many. tenant: of this one;
+ * LDR_NIL: of all. known_p: how many there are. */
+unsigned ldr_node_busiest(ldr_node_t *node, uint32_t tenant,
+                          ldr_space_stats_t rows[LDR_SPACES_SHOWN],
+                          uint32_t *known_p);
+/* How a space is shown: what of its id is its own, behind its tenant's tag. */
+#define LDR_SPACE_LABEL 9u
+void ldr_space_label(const uint8_t id[LDR_ID_BYTES],
+                     char text[LDR_SPACE_LABEL]);
+/* Loads, from whichever tier; and those that failed, for whatever cause. */
+uint64_t ldr_counters_hits(const ldr_counters_t *n);
+uint64_t ldr_counters_misses(const ldr_counters_t *n);
+
 /* Bytes written to disks for each byte of a save, in thousandths. */
 uint64_t ldr_write_amplification(const larder_stats_t *s);

@@ -124,6 +124,49 @@ static void put_requests(const ldr_server_metrics_t *m, ldr_exposition_t *e)
 #undef X
 }
 
+/* ---- the slowest ---- */
+
+static bool is_alike(const ldr_slow_t *a, const ldr_slow_t *b)
+{
+    return a->opcode == b->opcode && a->transport == b->transport &&
+           a->tenant == b->tenant && a->space == b->space &&
+           a->status == b->status;
+}
+
+/* Slowest first. Of those that are alike only the first: labels may not be
+ * repeated. */
+static void put_slowest(ldr_node_t *node, ldr_server_metrics_t *m,
+                        ldr_exposition_t *e)
+{
+    ldr_slow_t slow[LDR_METRICS_SLOW];
+    unsigned count = ldr_metrics_slowest(m, slow);
+
+    for (unsigned i = 0; i < count; i++) {
+        const ldr_slow_t *s = &slow[i];
+        char name[LDR_NAME_MAX] = "", id[LDR_SPACE_LABEL] = "";
+        char status[LDR_LABEL_MAX];
+        ldr_space_stats_t space;
+        unsigned k = 0;
+
+        while (!is_alike(&slow[k], s)) {
+            k++;
+        }
+        if (k < i || s->transport >= LDR_TRANSPORT_COUNT) {
+            continue;
+        }
+        ldr_node_tenant_label(node, s->tenant, name);
+        if (ldr_node_space_stats(node, s->space, &space)) {
+            ldr_space_label(space.id, id);
+        }
+        ldr_status_label(s->status, status);
+        ldr_metric_put_fixed(e, LDR_METRIC_SLOWEST,
+                             LDR_LABELS(ldr_op_label(s->opcode),
+                                        ldr_transport_names[s->transport], name,
+                                        id, status),
+                             s->ns, 9);
+    }
+}
+
 /* ---- tenants ---- */
 
 typedef void (*tenant_fn)(const char *name, const ldr_tenant_count_t *t,
@@ -333,6 +376,7 @@ size_t ldr_server_metrics_text(ldr_node_t *node, ldr_server_metrics_t *metrics,
     put_tenants(node, metrics, tenant, &e);
     if (tenant == LDR_NIL) {
         put_requests(metrics, &e);
+        put_slowest(node, metrics, &e);
         put_sessions(metrics, &e);
         put_plain(metrics, &e);
         put_process(metrics, &e);

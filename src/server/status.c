@@ -224,7 +224,7 @@ larder_status_t ldr_monitor_open(const ldr_monitor_params_t *params,
     m->rows = ldr_alloc(LDR_MONITOR_ROWS * sizeof(*m->rows));
     m->recent = ldr_alloc((LDR_MONITOR_RECENT + 1) * sizeof(*m->recent));
     m->now = ldr_alloc(sizeof(*m->now));
-    m->spaces = ldr_alloc(LDR_MONITOR_SPACES * sizeof(*m->spaces));
+    m->spaces = ldr_alloc(LDR_SPACES_SHOWN * sizeof(*m->spaces));
     bool ok = m->rows != NULL && m->recent != NULL && m->now != NULL &&
               m->spaces != NULL;
     if (ok) {

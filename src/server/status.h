@@ -20,7 +20,6 @@
 #define LDR_MONITOR_MS 5000u
 #define LDR_MONITOR_ROWS 720u  /* an hour */
 #define LDR_MONITOR_RECENT 12u /* rows that percentiles are worked out over */
-#define LDR_MONITOR_SPACES 50u /* shown at most, the busiest */
 #define LDR_MONITOR_TENANTS 200u
 
 typedef struct ldr_monitor ldr_monitor_t;

@@ -145,14 +145,6 @@ static void put_ops(json_t *j, const ldr_monitor_t *m)
     end(j, '}');
 }
 
-/* How a space is shown: what of its id is its own, behind its tenant's tag. */
-static void space_label(const uint8_t id[LDR_ID_BYTES], char text[9])
-{
-    const uint8_t *own = id + LDR_TENANT_TAG_BYTES;
-
-    snprintf(text, 9, "%02x%02x%02x%02x", own[0], own[1], own[2], own[3]);
-}
-
 static void put_slow(json_t *j, ldr_monitor_t *m)
 {
     ldr_slow_t slow[LDR_METRICS_SLOW];
@@ -162,12 +154,13 @@ static void put_slow(json_t *j, ldr_monitor_t *m)
     begin(j, "slow", '[');
     for (unsigned i = 0; i < count; i++) {
         const ldr_slow_t *s = &slow[i];
-        char label[LDR_LABEL_MAX], name[LDR_NAME_MAX] = "", id[9] = "";
+        char label[LDR_LABEL_MAX], name[LDR_NAME_MAX] = "",
+                                   id[LDR_SPACE_LABEL] = "";
         ldr_space_stats_t space;
 
         ldr_node_tenant_label(m->params.node, s->tenant, name);
         if (ldr_node_space_stats(m->params.node, s->space, &space)) {
-            space_label(space.id, id);
+            ldr_space_label(space.id, id);
         }
         ldr_status_label(s->status, label);
         begin(j, NULL, '{');
@@ -189,20 +182,10 @@ static void put_slow(json_t *j, ldr_monitor_t *m)
 
 /* ---- tenants and spaces ---- */
 
-static uint64_t misses_of(const ldr_counters_t *n)
-{
-    uint64_t misses = 0;
-
-    for (int i = 0; i < LARDER_CAUSE_COUNT; i++) {
-        misses += n->misses[i];
-    }
-    return misses;
-}
-
 static void put_counters(json_t *j, const ldr_counters_t *n)
 {
-    number(j, "hits", n->loads_dram + n->loads_ssd);
-    number(j, "misses", misses_of(n));
+    number(j, "hits", ldr_counters_hits(n));
+    number(j, "misses", ldr_counters_misses(n));
     number(j, "saves", n->saves_stored);
     number(j, "saved_bytes", n->saved_bytes);
     number(j, "loaded_bytes", n->loaded_bytes);
@@ -242,48 +225,19 @@ static void put_tenants(json_t *j, ldr_monitor_t *m)
     end(j, ']');
 }
 
-static uint64_t busy(const ldr_space_stats_t *s)
-{
-    return s->n.loads_dram + s->n.loads_ssd + misses_of(&s->n) +
-           s->n.saves_stored + s->chunks;
-}
-
-/* The busiest spaces, busiest first; gives their number. */
-static unsigned busiest(ldr_node_t *node, ldr_space_stats_t *rows,
-                        uint32_t *known_p)
-{
-    ldr_space_stats_t s;
-    unsigned count = 0;
-    uint32_t i = 0;
-
-    for (; ldr_node_space_stats(node, i, &s); i++) {
-        unsigned at = count;
-
-        if (count == LDR_MONITOR_SPACES && busy(&s) <= busy(&rows[count - 1])) {
-            continue;
-        }
-        at = count < LDR_MONITOR_SPACES ? count++ : count - 1;
-        for (; at > 0 && busy(&rows[at - 1]) < busy(&s); at--) {
-            rows[at] = rows[at - 1];
-        }
-        rows[at] = s;
-    }
-    *known_p = i;
-    return count;
-}
-
 static void put_spaces(json_t *j, ldr_monitor_t *m)
 {
     uint32_t known = 0;
-    unsigned count = busiest(m->params.node, m->spaces, &known);
+    unsigned count =
+        ldr_node_busiest(m->params.node, LDR_NIL, m->spaces, &known);
 
     number(j, "space_count", known);
     begin(j, "spaces", '[');
     for (unsigned i = 0; i < count; i++) {
         const ldr_space_stats_t *s = &m->spaces[i];
-        char id[9], name[LDR_NAME_MAX] = "";
+        char id[LDR_SPACE_LABEL], name[LDR_NAME_MAX] = "";
 
-        space_label(s->id, id);
+        ldr_space_label(s->id, id);
         ldr_node_tenant_label(m->params.node, s->tenant, name);
         begin(j, NULL, '{');
         text(j, "id", id);

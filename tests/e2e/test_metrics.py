@@ -103,7 +103,7 @@ def test_docs(loaded):
     assert written == parse(loaded.http("/metrics"))
 
 
-FREE = {"tenant", "path", "version", "build", "le"}  # whatever there is
+FREE = {"tenant", "space", "path", "version", "build", "le"}  # anything
 TEXT = ("larder_shared_reason", "reason")  # a sentence
 
 
@@ -179,7 +179,7 @@ def test_names_exist(loaded):
     for path in (ALERTS, ROOT / "tests/e2e/alerts_test.yml"):
         asked[path.name] = path.read_text()
     asked["top"] = " ".join(re.findall(
-        r'"(\w+)"', (ROOT / "src/cli/cmd_top.c").read_text()))
+        r'"(\w+)"', (ROOT / "src/cli/top_show.c").read_text()))
     asked["runbook"] = (ROOT / "docs/runbook.md").read_text()
     for where, text in asked.items():
         unknown = {n for n in NAME.findall(text)} - shown
@@ -287,6 +287,11 @@ def test_top_once(larder, loaded):
         assert re.search(rf"^{name} +[\d.]+%", text, re.M), text
     assert re.search(rf"^on .*{re.escape(str(loaded.dirs[0]))}", text, re.M)
     assert re.search(r"^miss +absent", text, re.M)
+    assert re.search(r"^[0-9a-f]{8} +(default|acme) +[\d.]+%( +[\d.]+\w?){3}",
+                     text, re.M), text
+    slowest = text.partition("SLOWEST")[2]
+    assert re.search(r"^\w+ +[\d.]+(us|ms|s) +shm +(default|acme) +"
+                     r"([0-9a-f]{8} +)?ok", slowest, re.M), text
 
 
 def test_top_refuses(larder, tmp_path):

@@ -1,0 +1,484 @@
+#include "cli/top.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define VALUES_MAX 64u
+#define SPACES_MAX 10u
+#define SLOW_MAX 8u
+
+/* ---- lines ---- */
+
+static void line(ldr_top_screen_t *s, bool head, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void line(ldr_top_screen_t *s, bool head, const char *format, ...)
+{
+    va_list args;
+
+    if (s->count == LDR_TOP_LINES) {
+        return;
+    }
+    ldr_top_line_t *l = &s->lines[s->count++];
+    l->head = head;
+    va_start(args, format);
+    vsnprintf(l->text, sizeof(l->text), format, args);
+    va_end(args);
+    /* Names may hold anything: nothing of it may reach the terminal. */
+    for (char *c = l->text; *c != '\0'; c++) {
+        if (*c < ' ' || *c > '~') {
+            *c = '?';
+        }
+    }
+    size_t columns = (size_t)s->columns;
+    if (strlen(l->text) > columns && columns < sizeof(l->text)) {
+        l->text[columns] = '\0';
+    }
+}
+
+/* ---- numbers, each in a few columns ---- */
+
+typedef struct figure {
+    char text[16];
+} figure_t;
+
+static figure_t scaled(double x, double step, const char *const *units,
+                       unsigned count)
+{
+    figure_t f;
+    unsigned i = 0;
+
+    while (i + 1 < count && x >= step * 0.9995) {
+        x /= step;
+        i++;
+    }
+    snprintf(f.text, sizeof(f.text), "%.*f%s",
+             x == 0 || x >= 99.95 ? 0
+             : x >= 9.995         ? 1
+                                  : 2,
+             x, units[i]);
+    return f;
+}
+
+static figure_t bytes(double x)
+{
+    static const char *const units[] = {"B", "K", "M", "G", "T", "P"};
+
+    return scaled(x > 0 ? x : 0, 1024, units, 6);
+}
+
+static figure_t count(double x)
+{
+    static const char *const units[] = {"", "k", "M", "G"};
+    figure_t f = scaled(x > 0 ? x : 0, 1000, units, 4);
+
+    if (x > 0 && x < 1000 && x == (double)(int)x) {
+        snprintf(f.text, sizeof(f.text), "%d", (int)x);
+    }
+    return f;
+}
+
+static figure_t seconds(double x)
+{
+    static const char *const units[] = {"us", "ms", "s"};
+    figure_t none = {"-"};
+
+    return x > 0 ? scaled(x * 1e6, 1000, units, 3) : none;
+}
+
+static figure_t percent(double part, double all)
+{
+    figure_t f = {"-"};
+
+    if (all > 0) {
+        snprintf(f.text, sizeof(f.text), "%.1f%%", 100 * part / all);
+    }
+    return f;
+}
+
+static void bar(double part, double all, char text[24])
+{
+    int full = all > 0 ? (int)(20 * part / all + 0.5) : 0;
+
+    full = full < 0 ? 0 : full > 20 ? 20 : full;
+    memset(text, '#', (size_t)full);
+    memset(text + full, '.', (size_t)(20 - full));
+    text[20] = '\0';
+}
+
+/* ---- what is shown ---- */
+
+/* How much it grew, a second. */
+static double rate(const ldr_top_t *t, const char *name,
+                   const char *const *where)
+{
+    double now = ldr_prom_sum(&t->now, name, where);
+    double before = ldr_prom_sum(&t->before, name, where);
+
+    /* Less than before: another daemon, which began again. */
+    return t->s > 0 && now >= before ? (now - before) / t->s : 0;
+}
+
+static double level(const ldr_top_t *t, const char *name)
+{
+    return ldr_prom_sum(&t->now, name, LDR_ANYWHERE);
+}
+
+static void put_title(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    char wall[16] = "", version[LDR_PROM_VALUE] = "";
+    const char *mode = "on";
+    time_t now = time(NULL);
+    struct tm tm;
+    double start = level(t, "process_start_time_seconds");
+
+    if (localtime_r(&now, &tm) != NULL) {
+        strftime(wall, sizeof(wall), "%H:%M:%S", &tm);
+    }
+    ldr_prom_values(&t->now, "larder_build_info", "version", &version, 1);
+    if (ldr_prom_sum(&t->now, "larder_mode", LDR_WHERE("mode", "paused")) > 0) {
+        mode = "PAUSED";
+    } else if (ldr_prom_sum(&t->now, "larder_mode",
+                            LDR_WHERE("mode", "observe")) > 0) {
+        mode = "observing";
+    }
+    line(s, true, "larder %s  %s", version, t->url);
+    if (t->last != LARDER_OK) {
+        line(s, true, "%s  GONE: %s; what is below is from before", wall,
+             larder_status_text(t->last));
+    } else if (start > 0) {
+        uint64_t up = (uint64_t)((double)now > start ? (double)now - start : 0);
+
+        line(s, false, "%s  mode %s  up %" PRIu64 " d %02" PRIu64 ":%02" PRIu64,
+             wall, mode, up / 86400, up / 3600 % 24, up / 60 % 60);
+    } else {
+        line(s, false, "%s  mode %s", wall, mode);
+    }
+}
+
+static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    double dram = rate(t, "larder_loads_total", LDR_WHERE("tier", "dram"));
+    double ssd = rate(t, "larder_loads_total", LDR_WHERE("tier", "ssd"));
+    double shared = rate(t, "larder_loads_total", LDR_WHERE("tier", "shared"));
+    double misses = rate(t, "larder_misses_total", LDR_ANYWHERE);
+    double found =
+        rate(t, "larder_matched_chunks_total", LDR_WHERE("outcome", "found"));
+    double asked = rate(t, "larder_matched_chunks_total", LDR_ANYWHERE);
+    double would =
+        rate(t, "larder_observed_loads_total", LDR_WHERE("outcome", "hit"));
+    double watched = rate(t, "larder_observed_loads_total", LDR_ANYWHERE);
+    double hits = dram + ssd + shared, loads = hits + misses;
+
+    if (watched > 0) {
+        line(s, true, "observing: %s of %s shards/s would have hit",
+             percent(would, watched).text, count(watched).text);
+    }
+    line(s, false,
+         "hit rate %7s   dram %7s   ssd %7s   loads/s %7s   matched %7s",
+         percent(hits, loads).text, percent(dram, loads).text,
+         percent(ssd, loads).text, count(loads).text,
+         percent(found, asked).text);
+    line(s, false, "loading  %6s/s  ssd %6s/s   saving %6s/s  to disks %6s/s",
+         bytes(rate(t, "larder_moved_bytes_total",
+                    LDR_WHERE("direction", "load")))
+             .text,
+         bytes(rate(t, "larder_moved_bytes_total",
+                    LDR_WHERE("direction", "load", "tier", "ssd")))
+             .text,
+         bytes(rate(t, "larder_moved_bytes_total",
+                    LDR_WHERE("direction", "save")))
+             .text,
+         bytes(rate(t, "larder_disk_written_bytes_total", LDR_ANYWHERE) +
+               rate(t, "larder_disk_carried_bytes_total", LDR_ANYWHERE))
+             .text);
+}
+
+static void put_levels(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    double dram = level(t, "larder_dram_bytes");
+    double used = level(t, "larder_dram_used_bytes");
+    double disk = level(t, "larder_disk_max_bytes");
+    double disk_used = level(t, "larder_disk_used_bytes");
+    char left[24], right[24];
+
+    bar(used, dram, left);
+    bar(disk_used, disk, right);
+    line(s, false, "dram [%s] %s of %s", left, bytes(used).text,
+         bytes(dram).text);
+    if (disk > 0) {
+        line(s, false, "ssd  [%s] %s of %s", right, bytes(disk_used).text,
+             bytes(disk).text);
+    }
+    if (!ldr_prom_has(&t->now, "larder_sessions", LDR_ANYWHERE)) {
+        line(s, false, "held %s  to be written %s  reads waiting %s",
+             count(level(t, "larder_held_chunks")).text,
+             count(level(t, "larder_dirty_shards")).text,
+             count(level(t, "larder_reads_waiting")).text);
+        return;
+    }
+    line(s, false,
+         "sessions %s  leases %s  reserved %s  quarantined %s  jobs %s  to be "
+         "written %s",
+         count(level(t, "larder_sessions")).text,
+         count(level(t, "larder_leases")).text,
+         count(level(t, "larder_reservations")).text,
+         count(level(t, "larder_quarantined_leases")).text,
+         count(level(t, "larder_jobs_queued")).text,
+         count(level(t, "larder_dirty_shards")).text);
+}
+
+/* One row for each operation that happened. */
+static void put_ops(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    static char ops[VALUES_MAX][LDR_PROM_VALUE];
+    size_t n = ldr_prom_values(&t->now, "larder_requests_total", "op", ops,
+                               VALUES_MAX);
+    bool head = false;
+
+    for (size_t i = 0; i < n; i++) {
+        const char *const *where = LDR_WHERE("op", ops[i]);
+        ldr_buckets_t b;
+
+        ldr_prom_buckets(&t->now, &t->before, "larder_request_seconds", where,
+                         &b);
+        if (ldr_buckets_count(&b) <= 0) {
+            continue;
+        }
+        if (!head) {
+            line(s, true, "%-12s %9s %8s %8s %8s %8s %8s", "OPERATION", "RATE",
+                 "P50", "P90", "P99", "P99.9", "FAILED");
+            head = true;
+        }
+        double failed = rate(t, "larder_requests_total", where) -
+                        rate(t, "larder_requests_total",
+                             LDR_WHERE("op", ops[i], "status", "ok")) -
+                        rate(t, "larder_requests_total",
+                             LDR_WHERE("op", ops[i], "status", "miss"));
+        line(s, false, "%-12.12s %7s/s %8s %8s %8s %8s %6s/s", ops[i],
+             count(t->s > 0 ? ldr_buckets_count(&b) / t->s : 0).text,
+             seconds(ldr_buckets_quantile(&b, 0.5)).text,
+             seconds(ldr_buckets_quantile(&b, 0.9)).text,
+             seconds(ldr_buckets_quantile(&b, 0.99)).text,
+             seconds(ldr_buckets_quantile(&b, 0.999)).text, count(failed).text);
+    }
+}
+
+static void put_tenants(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    static char names[VALUES_MAX][LDR_PROM_VALUE];
+    size_t n = ldr_prom_values(&t->now, "larder_loads_total", "tenant", names,
+                               VALUES_MAX);
+
+    if (n > 0) {
+        line(s, true, "%-16s %7s %8s %8s %8s %9s %9s", "TENANT", "HITS", "DRAM",
+             "LIMIT", "SSD", "LOADING", "EVICTING");
+    }
+    for (size_t i = 0; i < n; i++) {
+        const char *const *where = LDR_WHERE("tenant", names[i]);
+        double hits = rate(t, "larder_loads_total", where);
+        double misses = rate(t, "larder_misses_total", where);
+        double max =
+            ldr_prom_sum(&t->now, "larder_tenant_dram_max_bytes", where);
+
+        line(
+            s, false, "%-16.16s %7s %8s %8s %8s %7s/s %7s/s", names[i],
+            percent(hits, hits + misses).text,
+            bytes(ldr_prom_sum(&t->now, "larder_tenant_dram_bytes", where))
+                .text,
+            max > 0 ? bytes(max).text : "-",
+            bytes(ldr_prom_sum(&t->now, "larder_tenant_ssd_bytes", where)).text,
+            bytes(rate(t, "larder_moved_bytes_total",
+                       LDR_WHERE("tenant", names[i], "direction", "load")))
+                .text,
+            bytes(rate(t, "larder_evicted_bytes_total", where)).text);
+    }
+}
+
+/* The busiest first, as they come. */
+static void put_spaces(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    char tenant[LDR_PROM_VALUE], space[LDR_PROM_VALUE];
+    unsigned shown = 0;
+
+    for (size_t i = 0; i < t->now.count && shown < SPACES_MAX; i++) {
+        const ldr_sample_t *one = &t->now.samples[i];
+
+        if (strcmp(one->name, "larder_space_chunks") != 0 ||
+            !ldr_prom_label(one, "tenant", tenant) ||
+            !ldr_prom_label(one, "space", space)) {
+            continue;
+        }
+        if (shown++ == 0) {
+            line(s, true, "%-9s %-16s %7s %8s %8s %8s %9s %9s", "SPACE",
+                 "TENANT", "HITS", "CHUNKS", "DRAM", "SSD", "LOADING",
+                 "SAVING");
+        }
+        const char *const *where = LDR_WHERE("tenant", tenant, "space", space);
+        double hits =
+            rate(t, "larder_space_loads_total",
+                 LDR_WHERE("tenant", tenant, "space", space, "outcome", "hit"));
+        line(
+            s, false, "%-9.9s %-16.16s %7s %8s %8s %8s %7s/s %7s/s", space,
+            tenant,
+            percent(hits, rate(t, "larder_space_loads_total", where)).text,
+            count(one->value).text,
+            bytes(ldr_prom_sum(&t->now, "larder_space_dram_bytes", where)).text,
+            bytes(ldr_prom_sum(&t->now, "larder_space_ssd_bytes", where)).text,
+            bytes(rate(t, "larder_space_moved_bytes_total",
+                       LDR_WHERE("tenant", tenant, "space", space, "direction",
+                                 "load")))
+                .text,
+            bytes(rate(t, "larder_space_moved_bytes_total",
+                       LDR_WHERE("tenant", tenant, "space", space, "direction",
+                                 "save")))
+                .text);
+    }
+}
+
+/* The slowest first, as they come. */
+static void put_slowest(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    static const char *const labels[] = {"op", "transport", "tenant", "space",
+                                         "status"};
+    unsigned shown = 0;
+
+    for (size_t i = 0; i < t->now.count && shown < SLOW_MAX; i++) {
+        const ldr_sample_t *one = &t->now.samples[i];
+        char v[5][LDR_PROM_VALUE] = {""};
+
+        if (strcmp(one->name, "larder_slowest_request_seconds") != 0) {
+            continue;
+        }
+        for (size_t k = 0; k < 5; k++) {
+            ldr_prom_label(one, labels[k], v[k]);
+        }
+        if (shown++ == 0) {
+            line(s, true, "%-12s %8s  %-5s %-16s %-9s %s", "SLOWEST", "TOOK",
+                 "BY", "TENANT", "SPACE", "STATUS");
+        }
+        line(s, false, "%-12.12s %8s  %-5.5s %-16.16s %-9.9s %.16s", v[0],
+             seconds(one->value).text, v[1], v[2], v[3], v[4]);
+    }
+}
+
+/* What goes wrong now: counters by one label. */
+static void put_troubles(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    static const struct {
+        const char *what, *name, *label;
+    } kinds[] = {
+        {"miss", "larder_misses_total", "cause"},
+        {"request", "larder_errors_total", "status"},
+        {"not written", "larder_saves_dropped_total", "reason"},
+        {"not let in", "larder_auth_failures_total", "reason"},
+        {"connection", "larder_refused_connections_total", "reason"},
+        {"disk", "larder_disk_errors_total", "operation"},
+    };
+    static char values[VALUES_MAX][LDR_PROM_VALUE];
+    bool head = false;
+
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+        size_t n = ldr_prom_values(&t->now, kinds[k].name, kinds[k].label,
+                                   values, VALUES_MAX);
+
+        for (size_t i = 0; i < n; i++) {
+            const char *const *where = LDR_WHERE(kinds[k].label, values[i]);
+            double all = ldr_prom_sum(&t->now, kinds[k].name, where);
+
+            if (all <= 0) {
+                continue;
+            }
+            if (!head) {
+                line(s, true, "%-12s %-16s %9s %9s", "TROUBLE", "CAUSE", "RATE",
+                     "ALL");
+                head = true;
+            }
+            line(s, false, "%-12s %-16.16s %7s/s %9s", kinds[k].what, values[i],
+                 count(rate(t, kinds[k].name, where)).text, count(all).text);
+        }
+    }
+}
+
+static void put_disks(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    static char paths[VALUES_MAX][LDR_PROM_VALUE];
+    size_t n = ldr_prom_values(&t->now, "larder_disk_on", "path", paths, 16);
+
+    if (n > 0) {
+        line(s, true, "%-5s %8s %8s %9s %9s %7s %8s  %s", "DISK", "USED", "OF",
+             "READ", "WRITE", "ERRORS", "READ P99", "DIRECTORY");
+    }
+    for (size_t i = 0; i < n; i++) {
+        const char *const *where = LDR_WHERE("path", paths[i]);
+        bool on = ldr_prom_sum(&t->now, "larder_disk_on", where) > 0;
+        ldr_buckets_t b;
+
+        ldr_prom_buckets(&t->now, &t->before, "larder_disk_seconds",
+                         LDR_WHERE("path", paths[i], "operation", "read"), &b);
+        line(s, false, "%-5s %8s %8s %7s/s %7s/s %7s %8s  %s",
+             on ? "on" : "OFF",
+             bytes(ldr_prom_sum(&t->now, "larder_disk_used_bytes", where)).text,
+             bytes(ldr_prom_sum(&t->now, "larder_disk_max_bytes", where)).text,
+             bytes(rate(t, "larder_disk_read_bytes_total", where)).text,
+             bytes(rate(t, "larder_disk_written_bytes_total", where) +
+                   rate(t, "larder_disk_carried_bytes_total", where))
+                 .text,
+             count(ldr_prom_sum(&t->now, "larder_disk_errors_total", where))
+                 .text,
+             seconds(ldr_buckets_quantile(&b, 0.99)).text, paths[i]);
+    }
+}
+
+static void put_shared(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    static char kinds[VALUES_MAX][LDR_PROM_VALUE];
+    const char *const *read = LDR_WHERE("operation", "read");
+    const char *const *write = LDR_WHERE("operation", "write");
+
+    if (ldr_prom_values(&t->now, "larder_shared_on", "operation", kinds, 2) ==
+        0) {
+        return;
+    }
+    bool on = ldr_prom_sum(&t->now, "larder_shared_on", read) > 0;
+    bool writable = ldr_prom_sum(&t->now, "larder_shared_on", write) > 0;
+    line(s, true, "%-9s %8s %8s %9s %9s %7s %8s", "SHARED", "HOLDS", "SHARDS",
+         "READ", "WRITE", "ERRORS", "WAITING");
+    line(s, false, "%-9s %8s %8s %7s/s %7s/s %7s %8s",
+         writable ? "on"
+         : on     ? "READ ONLY"
+                  : "OFF",
+         bytes(level(t, "larder_shared_bytes")).text,
+         count(level(t, "larder_shared_shards")).text,
+         bytes(rate(t, "larder_shared_moved_bytes_total", read)).text,
+         bytes(rate(t, "larder_shared_moved_bytes_total", write)).text,
+         count(level(t, "larder_shared_errors_total")).text,
+         count(level(t, "larder_shared_waiting_shards")).text);
+    size_t reasons =
+        ldr_prom_values(&t->now, "larder_shared_reason", "reason", kinds, 2);
+    for (size_t i = 0; i < reasons && kinds[i][0] != '\0'; i++) {
+        line(s, false, "  %s", kinds[i]);
+    }
+    if (level(t, "larder_shared_open_tenants") > 0) {
+        line(s, false, "  %.0f tenants without a secret",
+             level(t, "larder_shared_open_tenants"));
+    }
+}
+
+void ldr_top_compose(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    s->count = 0;
+    put_title(t, s);
+    put_glance(t, s);
+    put_levels(t, s);
+    put_ops(t, s);
+    put_tenants(t, s);
+    put_spaces(t, s);
+    put_disks(t, s);
+    put_shared(t, s);
+    put_troubles(t, s);
+    put_slowest(t, s);
+}
