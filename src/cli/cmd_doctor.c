@@ -16,9 +16,11 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "cli/doctor.h"
+#include "cli/measured.h"
 
 #define CHECK_NS ((uint64_t)10 * 1000000000) /* the time of one check */
 #define REAP_NS ((uint64_t)1000000000)       /* for one that was killed */
+#define KEPT_MAX 65536u                      /* more than all disks say */
 
 static const char *const verdict_names[LDR_VERDICT_COUNT] = {"ok", "warn",
                                                              "bad", "skip"};
@@ -56,6 +58,8 @@ typedef struct session {
     const ldr_args_t *args;
     ldr_doctor_t doctor;
     unsigned counts[LDR_VERDICT_COUNT];
+    char kept_text[KEPT_MAX];
+    ldr_text_t kept; /* for `larder plan` */
 } session_t;
 
 /* ---- what checks use ---- */
@@ -108,10 +112,12 @@ bool ldr_doctor_choice(const char *path, char *text, size_t size)
 
 /* ---- showing ---- */
 
-static void show_json(const char *check, const char *subject, const record_t *r)
+#define JSON_MAX 8192u
+
+static void to_json(const char *check, const char *subject, const record_t *r,
+                    char line[JSON_MAX])
 {
-    char line[8192];
-    ldr_text_t out = ldr_text(line, sizeof(line));
+    ldr_text_t out = ldr_text(line, JSON_MAX);
 
     ldr_text_add(&out, "{\"check\":\"%s\",\"verdict\":\"%s\",", check,
                  verdict_names[r->verdict]);
@@ -124,16 +130,28 @@ static void show_json(const char *check, const char *subject, const record_t *r)
     ldr_text_json(&out, r->found);
     ldr_text_add(&out, ",\"do\":");
     ldr_text_json(&out, r->cure);
-    printf("%s}\n", line);
+    ldr_text_char(&out, '}');
+}
+
+/* What it measured of disks and memory is for `larder plan`. */
+static bool is_kept(const char *check, const record_t *r)
+{
+    return r->verdict != LDR_VERDICT_SKIP &&
+           (strcmp(check, "disk") == 0 || strcmp(check, "memory") == 0);
 }
 
 static void show(session_t *s, const record_t *r)
 {
     const char *check = s->doctor.check;
+    char line[JSON_MAX];
 
     s->counts[r->verdict]++;
+    to_json(check, s->doctor.subject, r, line);
+    if (is_kept(check, r)) {
+        ldr_text_add(&s->kept, "%s\n", line);
+    }
     if (ldr_args_has(s->args, LDR_FLAG_JSON)) {
-        show_json(check, s->doctor.subject, r);
+        printf("%s\n", line);
     } else {
         printf("%-4s  %-10s  %s%s%s\n", verdict_names[r->verdict], check,
                r->found, r->cure[0] != '\0' ? " -> " : "", r->cure);
@@ -322,6 +340,24 @@ static int shared_apply(const ldr_args_t *args, ldr_config_t *c)
                            : ldr_cli_usage(args, "%s", ldr_fail_text());
 }
 
+/* Only with a disk that was measured: another may have been before. */
+static void keep(const session_t *s)
+{
+    char path[LDR_MEASURED_PATH];
+
+    if (strstr(s->kept_text, ", writes ") == NULL ||
+        s->kept.length >= sizeof(s->kept_text) || !ldr_measured_path(path)) {
+        return;
+    }
+    int error = ldr_measured_keep(path, s->kept_text);
+    if (error != 0) {
+        fprintf(stderr,
+                "larder: doctor: %s: %s: `larder plan` will not know "
+                "these speeds\n",
+                path, strerror(error));
+    }
+}
+
 static ldr_config_t *load(const ldr_args_t *args, char *why, size_t size)
 {
     char flag[] = "--config";
@@ -339,6 +375,7 @@ int ldr_cmd_doctor(const ldr_args_t *args)
 {
     char why[512] = "";
     session_t s = {.args = args};
+    s.kept = ldr_text(s.kept_text, sizeof(s.kept_text));
     ldr_config_t *c = load(args, why, sizeof(why));
     int code = LDR_EXIT_OK;
 
@@ -355,6 +392,7 @@ int ldr_cmd_doctor(const ldr_args_t *args)
         s.doctor.config = c;
         s.doctor.config_bad = why[0] != '\0' ? why : NULL;
         run_all(&s);
+        keep(&s);
         if (!ldr_args_has(args, LDR_FLAG_JSON)) {
             printf("%u ok, %u to improve, %u bad, %u skipped\n",
                    s.counts[LDR_VERDICT_OK], s.counts[LDR_VERDICT_WARN],

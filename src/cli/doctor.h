@@ -2,7 +2,8 @@
  * `larder doctor`: each check looks at one thing of the host, in a process of
  * its own with a bound on its time, and says what it found and what to do. No
  * check leaves anything behind, also when it is killed: files it makes have no
- * name any more when it writes to them.
+ * name any more when it writes to them. What was measured is kept for `larder
+ * plan` (see measured.h).
  */
 #pragma once
 

@@ -8,6 +8,7 @@
 
 #include "base/options.h"
 #include "cli/cli.h"
+#include "cli/measured.h"
 #include "cli/plan.h"
 
 #define CURVE_HTML 16u
@@ -56,7 +57,9 @@ static void usage(FILE *to)
         "as the\n"
         "                          connector's option\n"
         "  --measured FILE         these speeds from what `larder doctor "
-        "--json` said\n"
+        "--json` said;\n"
+        "                          default: disks as it measured them here "
+        "last; none\n"
         "  --nodes N               the capacity is shared by N nodes, each "
         "with "
         "its own\n"
@@ -365,61 +368,68 @@ static const char *flag_of(int opt)
     return options[i].name;
 }
 
-typedef struct measured {
-    double dram, read, write; /* bytes a second; of all disks together */
-} measured_t;
-
-/* Speeds from what `larder doctor --json` said, into what is not given. 0:
- * read, else an exit code. */
+/* The speeds that --measured names. 0: read, else an exit code. */
 static int take_measured(const ldr_args_t *args, const char *path,
-                         measured_t *m)
+                         ldr_measured_t *m)
 {
-    FILE *f = fopen(path, "re");
-    char line[4096]; /* more than the doctor says of anything */
-    double read = 0, write = 0;
+    int error = ldr_measured_read(path, m);
 
-    if (f == NULL) {
-        return ldr_cli_fail(args, "%s: %s", path, strerror(errno));
-    }
-    while (fgets(line, sizeof(line), f) != NULL) {
-        const char *disk = strstr(line, "\"check\":\"disk\"");
-        const char *speeds = disk != NULL ? strstr(disk, ", writes ") : NULL;
-        const char *memory = strstr(line, "\"check\":\"memory\"");
-        const char *copies =
-            memory != NULL ? strstr(memory, ", copies ") : NULL;
-        double w, r;
-
-        if (speeds != NULL &&
-            sscanf(speeds, ", writes %lf GB/s, reads %lf GB/s", &w, &r) == 2) {
-            write += w * 1e9;
-            read += r * 1e9;
-        }
-        if (copies != NULL && sscanf(copies, ", copies %lf GB/s", &r) == 1) {
-            m->dram = r * 1e9;
-        }
-    }
-    fclose(f);
-    if (!(read > 0) || !(write > 0)) {
+    if (error == ENODATA) {
         return ldr_cli_fail(args,
                             "%s: there is no disk in it; write it with "
                             "`larder doctor PLACE --json`",
                             path);
     }
-    m->read = read;
-    m->write = write;
-    return LDR_EXIT_OK;
+    return error == 0 ? LDR_EXIT_OK
+                      : ldr_cli_fail(args, "%s: %s", path, strerror(error));
 }
 
-/* The speeds of the tiers: as given, or else as measured. */
-static int take_speeds(const ldr_args_t *args, const given_t *g, ldr_model_t *m)
+/* Those of the disks that the doctor has kept. The speed of memory is none of
+ * them: how fast an engine loads is its link's, not a CPU's. */
+static void take_kept(ldr_measured_t *m)
 {
-    measured_t is = {.dram = m->dram.bytes_per_s, .read = m->ssd.bytes_per_s};
-    int code = g->measured != NULL ? take_measured(args, g->measured, &is)
-                                   : LDR_EXIT_OK;
-    int lookup = ldr_option_find("lookup_ms", strlen("lookup_ms"));
+    char path[LDR_MEASURED_PATH];
 
-    m->dram.bytes_per_s = g->dram > 0 ? g->dram : is.dram;
-    m->ssd.bytes_per_s = g->ssd_read > 0 ? g->ssd_read : is.read;
+    if (!ldr_measured_path(path)) {
+        return;
+    }
+    int error = ldr_measured_read(path, m);
+    m->dram = 0;
+    if (error == 0) {
+        fprintf(stderr,
+                "larder: plan: disks as `larder doctor` has measured them "
+                "here: reads %.3g GB/s, writes %.3g GB/s (--measured none: "
+                "the default)\n",
+                m->read / 1e9, m->write / 1e9);
+    } else if (error != ENOENT) {
+        fprintf(stderr,
+                "larder: plan: %s: %s; `larder doctor DIR` writes it "
+                "anew\n",
+                path, error == ENODATA ? "no disk in it" : strerror(error));
+    }
+}
+
+/* The speeds of the tiers: as given, or else as measured, or else what they
+ * are in m. */
+static int take_speeds(const ldr_args_t *args, const given_t *g,
+                       ldr_plan_args_t *p)
+{
+    ldr_model_t *m = &p->model;
+    bool disk = p->ssd.bytes > 0 || p->ssd.share > 0;
+    ldr_measured_t is = {0};
+    int lookup = ldr_option_find("lookup_ms", strlen("lookup_ms"));
+    int code = LDR_EXIT_OK;
+
+    if (g->measured != NULL && strcmp(g->measured, "none") != 0) {
+        code = take_measured(args, g->measured, &is);
+    } else if (g->measured == NULL && disk &&
+               !(g->ssd_read > 0 && g->ssd_write > 0)) {
+        take_kept(&is);
+    }
+    double dram = g->dram > 0 ? g->dram : is.dram;
+    double read = g->ssd_read > 0 ? g->ssd_read : is.read;
+    m->dram.bytes_per_s = dram > 0 ? dram : m->dram.bytes_per_s;
+    m->ssd.bytes_per_s = read > 0 ? read : m->ssd.bytes_per_s;
     m->ssd_write_bytes_per_s = g->ssd_write > 0 ? g->ssd_write : is.write;
     m->lookup_s = 1e-3 * (g->lookup_ms > 0
                               ? g->lookup_ms
@@ -495,7 +505,7 @@ int ldr_plan_parse(const ldr_args_t *args, int argc, char **argv,
         return ldr_cli_usage(args, "--ssd-writes and --ssd-admit need --ssd");
     }
     complete(p, &g);
-    int code = take_speeds(args, &g, &p->model);
+    int code = take_speeds(args, &g, p);
     if (code != LDR_EXIT_OK) {
         return code;
     }

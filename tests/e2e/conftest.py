@@ -33,6 +33,14 @@ class Larder:
         return [json.loads(line) for line in lines]
 
 
+@pytest.fixture(autouse=True)
+def state(tmp_path_factory, monkeypatch):
+    """What `larder doctor` keeps is kept for one test only."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def binary():
     where = os.environ.get("LARDER_BIN")

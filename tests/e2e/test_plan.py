@@ -325,7 +325,38 @@ def test_measured(larder, trace, tmp_path):
     assert over["first_token_ms"]["mean"] > twice["first_token_ms"]["mean"]
     file.write_text("{}\n")
     assert "no disk in it" in larder(*args, "--measured", file, code=FAILED).err
-    larder(*args, "--measured", tmp_path / "none", code=FAILED)
+    larder(*args, "--measured", tmp_path / "nothing", code=FAILED)
+
+
+def test_measured_here(larder, trace, tmp_path, state):
+    """What the doctor has measured last is the default for disks."""
+    args = ("plan", trace, "--policy", "lru", "--capacity", "5%")
+
+    def ask(*more):
+        """Times, what was dropped, and what was said beside it."""
+        done = larder(*args, "--ssd", "100%", *more, "--json")
+        got = json.loads(done.out)
+        return got["first_token_ms"], got.get("ssd_dropped"), done.err
+
+    plain = ask()
+    assert plain[1] is None and "doctor" not in plain[2]
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    subprocess.run([larder.binary, "doctor", f"embed:{folder}?ssd=256M"],
+                   stdout=subprocess.PIPE, timeout=120, check=False)
+    file, = (state / "larder").iterdir()
+    measured = ask()
+    assert "as `larder doctor` has measured them here" in measured[2]
+    speeds = re.search(r"writes ([\d.]+) GB/s, reads ([\d.]+) GB/s",
+                       file.read_text())
+    wanted = ask("--ssd-speed", speeds[2] + "G", "--ssd-write-speed",
+                 speeds[1] + "G")
+    assert measured[:2] == wanted[:2] and "doctor" not in wanted[2]
+    assert ask("--measured", "none") == plain
+    assert "doctor" not in larder(*args).err  # without a disk
+    file.write_text("{}\n")
+    broken = ask()
+    assert "no disk in it" in broken[2] and broken[:2] == plain[:2]
 
 
 def test_daemon_writes_second_uses(serve):
