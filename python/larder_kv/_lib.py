@@ -493,8 +493,12 @@ class Memory:
 
     def __init__(self, size: int):
         self._fd = os.memfd_create("larder-prefix", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, size)
-        self.map = mmap.mmap(self._fd, size)
+        try:
+            os.ftruncate(self._fd, size)
+            self.map = mmap.mmap(self._fd, size)
+        except BaseException:
+            os.close(self._fd)
+            raise
         self.size = size
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
 

@@ -41,6 +41,7 @@ static void *warm_main(void *arg)
     ldr_visit_t v;
 
     if (ldr_visit_begin(&v, r, NULL, &stop) == LARDER_OK) {
+        ldr_gate_good(r); /* it is there: nobody waits for the end of this */
         ldr_map_warm(ldr_shm_of(v.link), &stop);
         ldr_visit_end(&v, LARDER_OK);
         say_registered(r);

@@ -320,7 +320,8 @@ static void local_announce(larder_space_t *space, const ldr_announce_t *a,
 static larder_status_t local_flush(larder_t *lar, larder_tier_t tier,
                                    uint64_t deadline_ns)
 {
-    larder_status_t st = ldr_node_flush(lar->node, tier, deadline_ns);
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st = ldr_node_flush(lar->node, tier, &stop);
 
     return st == LARDER_OK ? st
                            : ldr_fail(st, "flush: %s", larder_status_text(st));

@@ -339,17 +339,36 @@ static uint32_t read_take(ldr_node_t *node)
     return shard;
 }
 
+/* Whether its disk has half of the slots already, and there are others: one
+ * that hangs must not take all of them. With the lock. */
+static bool is_crowded(ldr_node_t *node, uint32_t shard)
+{
+    const ldr_store_t *store = &node->store;
+    const ldr_shard_t *sh = &store->shards[shard];
+    uint32_t entry = store->chunks[sh->chunk].entry;
+
+    if (node->ssd_count < 2 || entry == LDR_NIL) {
+        return false;
+    }
+    const ldr_ssd_t *ssd =
+        ldr_node_disk(node, ldr_index_loc(&store->index, entry, sh->number));
+    return ssd != NULL && ssd->reads_flying >= (node->read_count + 1) / 2;
+}
+
 /* As many of the waiting reads as there are slots for. With the lock; the
  * caller submits them without it. */
 static unsigned reads_collect(ldr_node_t *node, ldr_io_req_t **reqs)
 {
     unsigned count = 0;
 
-    while (count < GO_MAX && node->read_free != NULL &&
-           node->read_head != LDR_NIL) {
+    for (uint32_t left = node->reads_waiting;
+         left > 0 && count < GO_MAX && node->read_free != NULL; left--) {
         ldr_read_t *read = node->read_free;
+        uint32_t shard = read_take(node);
 
-        if (read_setup(node, read, read_take(node))) {
+        if (is_crowded(node, shard)) {
+            read_queue(node, shard);
+        } else if (read_setup(node, read, shard)) {
             node->read_free = read->next;
             node->reads_flying++;
             reqs[count++] = &read->req;

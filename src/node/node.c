@@ -111,6 +111,9 @@ void ldr_node_poison(ldr_node_t *node, const char *what)
 static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
 {
     const ldr_options_t *o = &node->options;
+    /* Each disk's batches and syncs: one that hangs takes nobody else's. */
+    unsigned own = (LDR_BATCHES + 1) * o->dir_count;
+    unsigned threads = (unsigned)o->io_threads * o->dir_count;
     int error = -ENOSYS;
 
     if (env->io != NULL || o->dir_count == 0) {
@@ -119,7 +122,7 @@ static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
     }
     node->io_owned = true;
     if (o->io != LDR_IO_PLAIN) {
-        error = ldr_io_uring_create((unsigned)o->io_depth + 8, &node->io);
+        error = ldr_io_uring_create((unsigned)o->io_depth + own, &node->io);
         if (error == 0) {
             return LARDER_OK;
         }
@@ -133,9 +136,9 @@ static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
         }
         ldr_warn(&node->log,
                  "io_uring is not to be had here (%s): using %u threads",
-                 strerror(-error), (unsigned)o->io_threads);
+                 strerror(-error), threads);
     }
-    error = ldr_io_plain_create((unsigned)o->io_threads, &node->io);
+    error = ldr_io_plain_create(threads, &node->io);
     return error == 0 ? LARDER_OK
                       : ldr_fail(LARDER_E_NO_MEMORY,
                                  "cannot start threads for "
@@ -373,10 +376,11 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
 static larder_status_t close_node(ldr_node_t *node, uint64_t deadline_ns,
                                   ldr_handover_t *h)
 {
-    larder_status_t st = ldr_node_flush(node, LARDER_TIER_SSD, deadline_ns);
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st = ldr_node_flush(node, LARDER_TIER_SSD, &stop);
 
     if (node->shared != NULL &&
-        ldr_shared_flush(node, deadline_ns) == LARDER_E_DEADLINE) {
+        ldr_shared_flush(node, &stop) == LARDER_E_DEADLINE) {
         st = LARDER_E_DEADLINE;
     }
     node_free(node, deadline_ns, h);

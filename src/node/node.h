@@ -416,7 +416,7 @@ void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
                      size_t count, const ldr_stop_t *stop);
 
 larder_status_t ldr_node_flush(ldr_node_t *node, larder_tier_t tier,
-                               uint64_t deadline_ns);
+                               const ldr_stop_t *stop);
 
 /* Whether the shard is to be had now: ready in DRAM, or on a disk that is on.
  * With the lock. */

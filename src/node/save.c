@@ -576,16 +576,25 @@ static uint64_t drops(const ldr_counters_t *n)
            n->saves_dropped_io;
 }
 
-/* With the lock. */
-static larder_status_t flush_ssd(ldr_node_t *node, uint64_t deadline_ns)
+/* Canceled; or late, or in a manual node there was nothing to do. */
+static larder_status_t flush_stopped(const ldr_node_t *node,
+                                     const ldr_stop_t *stop)
+{
+    larder_status_t st = ldr_node_stopped(node, stop);
+
+    return st != LARDER_OK ? st : LARDER_E_DEADLINE;
+}
+
+/* With the lock. What is saved meanwhile is not waited for. */
+static larder_status_t flush_ssd(ldr_node_t *node, const ldr_stop_t *stop)
 {
     uint64_t target = node->store.save_seq;
     bool failed = false;
 
     ldr_node_dirty(node);
     while (any_on(node) && oldest_pending(node) <= target) {
-        if (!ldr_node_wait(node, deadline_ns)) {
-            return LARDER_E_DEADLINE;
+        if (!ldr_node_wait_stop(node, stop)) {
+            return flush_stopped(node, stop);
         }
     }
     for (unsigned i = 0; i < node->ssd_count; i++) {
@@ -599,8 +608,8 @@ static larder_status_t flush_ssd(ldr_node_t *node, uint64_t deadline_ns)
         }
         uint64_t want = ldr_ssd_want_sync(ssd);
         while (ssd->on && ssd->sync_done < want) {
-            if (!ldr_node_wait(node, deadline_ns)) {
-                return LARDER_E_DEADLINE;
+            if (!ldr_node_wait_stop(node, stop)) {
+                return flush_stopped(node, stop);
             }
         }
         failed |= ssd->sync_failed >= want;
@@ -615,16 +624,16 @@ static larder_status_t flush_ssd(ldr_node_t *node, uint64_t deadline_ns)
 }
 
 larder_status_t ldr_node_flush(ldr_node_t *node, larder_tier_t tier,
-                               uint64_t deadline_ns)
+                               const ldr_stop_t *stop)
 {
     larder_status_t st = LARDER_OK;
 
     if (tier == LARDER_TIER_SSD) {
         ldr_node_lock(node);
-        st = flush_ssd(node, deadline_ns);
+        st = flush_ssd(node, stop);
         ldr_node_unlock(node);
     } else if (tier == LARDER_TIER_SHARED) {
-        st = ldr_shared_flush(node, deadline_ns);
+        st = ldr_shared_flush(node, stop);
     }
     return st;
 }

@@ -398,11 +398,13 @@ larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
     return LARDER_OK;
 }
 
-larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space)
+larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space,
+                                 uint64_t deadline_ns, bool *raised_p)
 {
     ldr_shared_t *s = node->shared;
     uint32_t tenant, number, epoch = 0;
 
+    *raised_p = false;
     if (s == NULL) {
         return LARDER_OK;
     }
@@ -413,10 +415,12 @@ larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space)
         return LARDER_OK; /* the tier hears of the epoch with the space */
     }
     larder_status_t st =
-        ldr_tier_reset(s->tier, tenant, number, call_deadline(node), &epoch);
+        ldr_tier_reset(s->tier, tenant, number,
+                       ldr_min64(deadline_ns, call_deadline(node)), &epoch);
     ldr_node_lock(node);
     if (epoch > node->store.spaces[space].epoch) {
         ldr_store_set_epoch(&node->store, space, epoch);
+        *raised_p = true;
     }
     ldr_node_unlock(node);
     return st;
@@ -510,7 +514,7 @@ static bool is_drained(ldr_shared_t *s, uint64_t start)
 /* Until that is so. OK too where that is of no use: the tier is off, or takes
  * nothing for as long as a call may take. With the lock. */
 static larder_status_t drain(ldr_shared_t *s, uint64_t start,
-                             uint64_t deadline_ns)
+                             const ldr_stop_t *stop)
 {
     ldr_node_t *node = s->node;
     const ldr_counters_t *n = &node->store.n;
@@ -532,15 +536,16 @@ static larder_status_t drain(ldr_shared_t *s, uint64_t start,
              (stats.state != LDR_TIER_ON || now_ns >= patience_ns))) {
             break;
         }
-        if (!ldr_node_wait(node, ldr_min64(deadline_ns, now_ns + LOOK_NS)) &&
-            (node->manual || ldr_now_ns(node->clock) >= deadline_ns)) {
-            return LARDER_E_DEADLINE;
+        if (!ldr_node_wait_stop(node, stop)) {
+            larder_status_t st = ldr_node_stopped(node, stop);
+
+            return st != LARDER_OK ? st : LARDER_E_DEADLINE;
         }
     }
     return LARDER_OK;
 }
 
-larder_status_t ldr_shared_flush(ldr_node_t *node, uint64_t deadline_ns)
+larder_status_t ldr_shared_flush(ldr_node_t *node, const ldr_stop_t *stop)
 {
     ldr_shared_t *s = node->shared;
 
@@ -552,15 +557,24 @@ larder_status_t ldr_shared_flush(ldr_node_t *node, uint64_t deadline_ns)
     uint64_t start = node->store.offer_turn;
     s->hurry++;
     ldr_shared_wake(s);
-    larder_status_t st = drain(s, start, deadline_ns);
+    larder_status_t st = drain(s, start, stop);
     s->hurry--;
     bool left = !is_drained(s, start);
     failed = node->store.n.offers_failed - failed;
-    ldr_node_unlock(node);
     if (st != LARDER_OK) {
+        ldr_node_unlock(node);
         return st;
     }
-    st = ldr_tier_flush(s->tier, deadline_ns);
+    /* What was lost since the last flush had been accepted before this. */
+    failed += node->store.offers_lost - s->lost_told;
+    s->lost_told = node->store.offers_lost;
+    ldr_node_unlock(node);
+    do { /* in pieces, for whoever cancels */
+        uint64_t look_ns = ldr_now_ns(node->clock) + LOOK_NS;
+
+        st = ldr_tier_flush(s->tier, ldr_min64(look_ns, stop->deadline_ns));
+    } while (st == LARDER_E_DEADLINE &&
+             ldr_node_stopped(node, stop) == LARDER_OK);
     return left                        ? LARDER_E_TIER_OFF
            : failed && st == LARDER_OK ? LARDER_E_DROPPED
                                        : st;

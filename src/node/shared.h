@@ -70,11 +70,13 @@ struct ldr_shared {
 
     ldr_offer_t *offers; /* objects being written */
     unsigned offer_count, offers_flying;
-    uint64_t last_ns; /* when something was last offered */
-    uint64_t pace_ns; /* while saves never cease, no object before it */
-    uint64_t look_ns; /* when its thread looks by itself; 0: need not be
-                         woken by who saves */
-    unsigned hurry;   /* who waits for a flush */
+    uint64_t last_ns;   /* when something was last offered */
+    uint64_t pace_ns;   /* while saves never cease, no object before it */
+    uint64_t look;      /* counts those for something to write */
+    uint64_t lost_told; /* of store.offers_lost: by a flush */
+    uint64_t look_ns;   /* when its thread looks by itself; 0: need not be
+                           woken by who saves */
+    unsigned hurry;     /* who waits for a flush */
 
     /* The walk over what is in DRAM (shared_used.c). Uses count that are not
      * older than its predecessor. */
@@ -107,7 +109,8 @@ bool ldr_shared_step(ldr_shared_t *s);
 larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
                                  const ldr_space_info_t *info);
 /* After a reset here: makes it one for all nodes. Waits. */
-larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space);
+larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space,
+                                 uint64_t deadline_ns, bool *raised_p);
 /* Takes an item out of the tier: it is not found there from now on. In the same
  * hold of the lock in which it is taken out here, before that: else a load in
  * between would bring it back. *token_p: for ldr_shared_removed(). */
@@ -116,7 +119,7 @@ larder_status_t ldr_shared_remove(ldr_node_t *node, uint32_t space,
 /* Returns once other nodes are told as well. Waits. */
 larder_status_t ldr_shared_removed(ldr_node_t *node, uint32_t space,
                                    uint64_t token, uint64_t deadline_ns);
-larder_status_t ldr_shared_flush(ldr_node_t *node, uint64_t deadline_ns);
+larder_status_t ldr_shared_flush(ldr_node_t *node, const ldr_stop_t *stop);
 
 /* ---- between the files of it ---- */
 

@@ -138,7 +138,12 @@ static void gather(ldr_shared_t *s, uint32_t space, pick_t *p)
         const ldr_shard_t *sh = &store->shards[i];
 
         next = sh->offer_next;
+        if (!known && s->hurry == 0) {
+            break; /* nobody has opened it since a takeover */
+        }
         if (!known) {
+            LDR_COUNT(store, space, offers_evicted, 1);
+            store->offers_lost++;
             ldr_store_offer_remove(store, i);
             p->ended = true;
         } else if (is_over(s, i, p->tenant, p->number)) {
@@ -252,8 +257,8 @@ static bool send(ldr_shared_t *s, ldr_offer_t *o, const pick_t *p)
     return true;
 }
 
-/* Whether the first in line has waited for long enough; if it has not, nobody
- * has: who goes to the end begins to wait. */
+/* Whether it has waited for long enough. Who goes to the end of the line begins
+ * to wait: behind one that is not due nobody is. */
 static bool is_due(const ldr_shared_t *s, uint32_t space, uint64_t now_ns)
 {
     const ldr_offers_t *offers = &s->node->store.spaces[space].offers;
@@ -278,21 +283,21 @@ static bool is_paced(const ldr_shared_t *s, uint64_t now_ns)
             is_due(s, store->offer_first, now_ns));
 }
 
-/* The space whose turn it is: the first in line, if it is due; else the first
- * that has enough for an object. LDR_NIL: nobody. */
+/* The space whose turn it is, of those not asked in this look: the first in
+ * line that is due, or has enough for an object. LDR_NIL: nobody. */
 static uint32_t whose_turn(const ldr_shared_t *s, uint64_t now_ns)
 {
     const ldr_store_t *store = &s->node->store;
     uint32_t i = store->offer_first;
 
-    if (i == LDR_NIL || is_due(s, i, now_ns)) {
-        return i;
-    }
-    for (uint32_t seen = 0; i != LDR_NIL && seen < SPACES_MAX;
-         i = store->spaces[i].offers.after, seen++) {
-        if (store->spaces[i].offers.bytes >= LDR_TIER_OBJECT_MIN) {
+    for (uint32_t seen = 0; i != LDR_NIL && seen < SPACES_MAX; seen++) {
+        const ldr_offers_t *offers = &store->spaces[i].offers;
+
+        if (offers->asked != s->look &&
+            (offers->bytes >= LDR_TIER_OBJECT_MIN || is_due(s, i, now_ns))) {
             return i;
         }
+        i = offers->after;
     }
     return LDR_NIL;
 }
@@ -314,20 +319,22 @@ static uint64_t next_look(const ldr_shared_t *s, uint64_t now_ns)
     return look_ns;
 }
 
-/* Sends off one object if it is time; false: it is not. */
+/* Sends off one object if it is time; false: it is not. Each space is asked
+ * once, or a few that the tier takes nothing of would be asked for ever. */
 static bool write_next(ldr_shared_t *s, ldr_offer_t *o, uint64_t now_ns)
 {
     ldr_store_t *store = &s->node->store;
-    uint32_t space, first = LDR_NIL; /* of those that the tier does not take */
+    uint32_t space;
 
-    while ((space = whose_turn(s, now_ns)) != first && space != LDR_NIL) {
+    s->look++;
+    while ((space = whose_turn(s, now_ns)) != LDR_NIL) {
         bool due = is_due(s, space, now_ns);
         pick_t p = {.count = 0};
 
+        store->spaces[space].offers.asked = s->look;
         gather(s, space, &p);
         if (p.count == 0 && !p.ended) {
             ldr_store_offer_next(store, space, now_ns); /* asked again later */
-            first = first == LDR_NIL ? space : first;
         } else if (p.count > 0 && (due || p.bytes >= LDR_TIER_OBJECT_MIN ||
                                    p.count == LDR_TIER_RECORDS)) {
             return send(s, o, &p);

@@ -524,7 +524,13 @@ larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,
     if (limit != LARDER_OK) {
         return limit;
     }
-    larder_status_t shared = ldr_shared_reset(node, space);
+    /* The disks first: a tier that does not answer takes what time there is. */
+    bool raised = false;
     larder_status_t st = record_epochs(node, deadline_ns);
+    larder_status_t shared =
+        ldr_shared_reset(node, space, deadline_ns, &raised);
+    if (raised && st == LARDER_OK) {
+        st = record_epochs(node, deadline_ns);
+    }
     return st != LARDER_OK ? st : shared;
 }

@@ -7,7 +7,6 @@
 #include "server/status.h"
 #include "server/trace.h"
 
-#define FLUSH_LOOK_NS 200000000u
 #define METRICS_ROOM ((size_t)256 << 10)
 
 static void job(ldr_request_t *r, void (*run)(ldr_request_t *r),
@@ -336,22 +335,17 @@ void ldr_handle_report(ldr_request_t *r)
 
 /* ---- the rest ---- */
 
-/* In pieces of time: the daemon may be told to end meanwhile. */
+/* The daemon may be told to end meanwhile: that is a deadline, too. */
 static void job_flush(ldr_request_t *r)
 {
     ldr_server_t *server = r->home->server;
-    uint64_t now_ns;
+    ldr_stop_t stop = {&server->job_stop, r->deadline_ns};
 
     ldr_fail_clear();
-    do {
-        now_ns = ldr_server_now();
-        uint64_t until_ns = now_ns + FLUSH_LOOK_NS;
-
-        r->status = ldr_node_flush(server->node, (larder_tier_t)r->number,
-                                   r->deadline_ns < until_ns ? r->deadline_ns
-                                                             : until_ns);
-    } while (r->status == LARDER_E_DEADLINE && now_ns < r->deadline_ns &&
-             !__atomic_load_n(&server->job_stop, __ATOMIC_RELAXED));
+    r->status = ldr_node_flush(server->node, (larder_tier_t)r->number, &stop);
+    if (r->status == LARDER_E_CANCELED) {
+        r->status = LARDER_E_DEADLINE;
+    }
     keep_text(r);
 }
 

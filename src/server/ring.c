@@ -105,12 +105,8 @@ static void bell_rang(ldr_watch_t *watch, uint32_t events)
 {
     ldr_session_t *s =
         (ldr_session_t *)((char *)watch - offsetof(ldr_session_t, bell));
-    uint64_t rings;
 
     (void)events;
-    if (read(watch->fd, &rings, sizeof(rings)) < 0) {
-        /* It rang for what was seen already. */
-    }
     ldr_ring_sleep_end(&s->ring.in);
     ldr_session_warm(s);
 }
@@ -191,7 +187,10 @@ larder_status_t ldr_session_attach(ldr_session_t *s, int fds[2])
     fds[0] = memory;
     fds[1] = fcntl(bell, F_DUPFD_CLOEXEC, 0);
     s->bell = (ldr_watch_t){.fd = bell, .ready = bell_rang};
-    if (fds[1] < 0 || !ldr_loop_watch(&s->home->loop, &s->bell, EPOLLIN)) {
+    /* Each ring is an edge, and nobody reads it: the client, which has the same
+     * open file, could make that wait. */
+    if (fds[1] < 0 ||
+        !ldr_loop_watch(&s->home->loop, &s->bell, EPOLLIN | EPOLLET)) {
         goto err;
     }
     s->ring_map = map;
@@ -363,16 +362,25 @@ bool ldr_session_ring(ldr_session_t *s)
 
 void ldr_session_last_words(ldr_session_t *s)
 {
-    /* As many as a ring can hold: nobody may keep the daemon at it. */
-    for (unsigned i = 0; i < LDR_RING_BYTES / LDR_FRAME_BYTES; i++) {
-        if (!ring_one(s, true)) {
-            return;
-        }
+    uint32_t begin = s->ring.in.position;
+
+    /* As much as a ring holds: nobody may keep the daemon at it. */
+    while (s->ring.in.position - begin < LDR_RING_BYTES && ring_one(s, true)) {
+    }
+}
+
+/* A client that sleeps and has something to read. */
+static void wake(ldr_session_t *s)
+{
+    if (ldr_ring_must_wake(&s->ring.out)) {
+        ldr_ring_futex_wake(&s->ring.out);
     }
 }
 
 void ldr_session_ring_send(ldr_session_t *s)
 {
+    bool any = false;
+
     while (s->ring_out != NULL) {
         ldr_out_t *out = s->ring_out;
         struct iovec piece = {out->head, out->head_bytes};
@@ -383,16 +391,18 @@ void ldr_session_ring_send(ldr_session_t *s)
                 ldr_session_end(s, "its ring holds what cannot be");
             } else {
                 ldr_server_due(s->home, ldr_server_now() + LDR_PARK_NS);
+                if (any) {
+                    wake(s);
+                }
             }
             return;
         }
+        any = true;
         s->ring_out = out->next;
         ldr_out_free(s, out);
     }
     s->ring_out_end = &s->ring_out;
     s->stalled = false;
-    if (ldr_ring_must_wake(&s->ring.out)) {
-        ldr_ring_futex_wake(&s->ring.out);
-    }
+    wake(s);
     ldr_session_warm(s); /* what it sent meanwhile was left where it is */
 }

@@ -22,7 +22,9 @@
 #include "node/handover.h"
 #include "server/session.h"
 
-#define TAKEOVER_MS 120000u /* a daemon may need to write down much */
+/* Beyond drain_ms, which it may take to write down what it has. If it is given
+ * up on after that there is no daemon at all. */
+#define TAKEOVER_MS 120000u
 #define SEND_NS 10000000000u
 #define FDS_MOST 4096u /* no daemon has as many extents */
 
@@ -169,7 +171,8 @@ static void receive_memory(ldr_server_t *server, int fd, uint64_t deadline_ns)
 larder_status_t ldr_server_take_over(ldr_server_t *server)
 {
     char path[LDR_UNIX_PATH_MAX], text[LDR_TEXT_MAX + 1];
-    uint64_t deadline_ns = ldr_server_now() + TAKEOVER_MS * (uint64_t)1000000;
+    uint64_t ms = TAKEOVER_MS + server->config->options.drain_ms;
+    uint64_t deadline_ns = ldr_server_now() + ms * 1000000u;
 
     if (!ldr_config_socket(server->config, path)) {
         return ldr_fail(LARDER_E_INVALID,

@@ -142,6 +142,7 @@ typedef struct ldr_offers {
     uint32_t before, after; /* spaces */
     uint64_t count, bytes;
     uint64_t since_ns; /* when it took that place; the node's */
+    uint64_t asked;    /* the last look in which it was asked; the node's */
 } ldr_offers_t;
 
 typedef struct ldr_space {
@@ -216,6 +217,7 @@ typedef struct ldr_store {
      * bit is that of the shards. */
     uint64_t offer_turn;
     uint64_t offer_turns[2]; /* offers by that bit */
+    uint64_t offers_lost;    /* evicted, or of no use, before they were there */
     uint64_t save_seq;       /* last given */
     ldr_counters_t n;        /* of all spaces, and of none */
     const char *broken;      /* the first invariant found broken, or NULL */

@@ -122,8 +122,8 @@ static void work(fix_t *f)
     note(f, LDR_OP_GET, LARDER_E_DEADLINE, 5000000);
     ldr_node_match(f->node, f->space, 1, 0, keys, KEYS + 1, &match);
     assert_int_equal(match.chunks, KEYS);
-    assert_int_equal(ldr_node_flush(f->node, LARDER_TIER_SSD,
-                                    ldr_now_ns(&ldr_clock_real) + 30000000000u),
+    ldr_stop_t stop = {NULL, ldr_now_ns(&ldr_clock_real) + 30000000000u};
+    assert_int_equal(ldr_node_flush(f->node, LARDER_TIER_SSD, &stop),
                      LARDER_OK);
 }
 

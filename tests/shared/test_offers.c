@@ -182,6 +182,32 @@ static void test_part_off(void **state)
     assert_int_equal(next(f), RIG_SPACES);
 }
 
+/* Two that the tier takes nothing of, one of them with enough for an object:
+ * each is asked once. */
+static void test_parts_off(void **state)
+{
+    fixture_t *f = *state;
+    ldr_tier_t *t = shared(f)->tier;
+    bool before[64];
+
+    save(f, A, 1);
+    save(f, B, 9);
+    rig_sleep(&f->rig, 1100);
+    assert_true(t->part_count <= 64);
+    for (size_t i = 0; i < t->part_count; i++) {
+        before[i] = t->parts[i]->ready;
+        t->parts[i]->ready = false;
+    }
+    assert_int_equal(next(f), RIG_SPACES);
+    assert_int_equal(f->rig.node->store.offer_count, 10);
+    for (size_t i = 0; i < t->part_count; i++) {
+        t->parts[i]->ready = before[i];
+    }
+    rig_sleep(&f->rig, 1100);
+    assert_int_equal(next(f), A);
+    assert_int_equal(next(f), B);
+}
+
 /* What is evicted leaves the queue it was in. */
 static void test_evicted(void **state)
 {
@@ -314,6 +340,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_turns, setup, teardown),
         cmocka_unit_test_setup_teardown(test_few, setup, teardown),
         cmocka_unit_test_setup_teardown(test_part_off, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_parts_off, setup, teardown),
         cmocka_unit_test_setup_teardown(test_evicted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_saves_go_on, setup, teardown),
         cmocka_unit_test_setup_teardown(test_saves_go_on_with_few, setup,

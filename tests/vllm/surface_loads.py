@@ -459,6 +459,17 @@ def test_room(holds):
     assert holds.room(2) == 0
 
 
+def test_no_descriptors_for_a_board(holds, monkeypatch):
+    """The engine goes on: reports come with steps."""
+    def refuse(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(_lib.os, "memfd_create", refuse)
+    assert holds.board == ""
+    monkeypatch.undo()
+    assert holds.board == ""  # for good
+
+
 def test_the_board_gives_back(holds):
     """What every rank has ended is given back without a report; the report
     that follows changes nothing."""

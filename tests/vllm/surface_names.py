@@ -49,6 +49,8 @@ CHANGING = {
     "rope": dict(hf_overrides={"rope_parameters": {
         "rope_type": "default", "rope_theta": 5e5}}),
     "epsilon": dict(hf_overrides={"rms_norm_eps": 1e-3}),
+    "state dtype": dict(mamba_cache_dtype="float16"),
+    "ssm dtype": dict(mamba_ssm_cache_dtype="float32"),
 }
 HARMLESS = {
     "length": dict(max_model_len=2048),
@@ -84,6 +86,30 @@ def test_setting_that_changes_bytes(dense, plain, name):
     other = described(config_of(dense, **CHANGING[name]))
     assert other.descriptor != plain.descriptor
     assert other.name != plain.name
+
+
+def test_layers_whose_kv_is_not_quantized(dense, plain):
+    """Pages of the same size, of other types: only these names tell them
+    apart. In any order."""
+    found = []
+    for layers in (["0"], ["1"], ["0", "1"], ["1", "0"]):
+        config = config_of(dense)
+        config.cache_config.kv_cache_dtype_skip_layers = layers
+        found.append(described(config).descriptor)
+    assert len({plain.descriptor, *found}) == 4 and found[2] == found[3]
+
+
+def test_how_weights_are_quantized(dense, plain):
+    from vllm.config import quantization
+
+    found = []
+    for ignored in (["a"], ["b"], ["a"]):
+        config = config_of(dense)
+        config.model_config.quantization_config = (
+            quantization.QuantizationConfigArgs(
+                linear={"weight": "fp8_per_tensor_static"}, ignore=ignored))
+        found.append(described(config).descriptor)
+    assert found[0] == found[2] != found[1] != plain.descriptor
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -183,6 +183,28 @@ def test_one_loads_for_all(side, ends):
     assert one.matched(first, 0) == (end, True)
 
 
+def test_a_reset_between_a_load_and_its_step(side):
+    """What was loaded before is of the old weights, and so is what would be
+    computed behind it. Who has loaded nothing saves all."""
+    one = side()
+    end = store(one, TOKENS)
+    loader, waits = asked(TOKENS, "loader"), asked(TOKENS, "waits")
+    came(one, loader)
+    assert came(one, waits).lookup.stored > 0
+    assert one.matched(loader, 0) == (end, True)
+    blocks = SimpleNamespace(get_block_ids=lambda: (list(range(1, BLOCKS)),))
+    one.allocated(loader, blocks, end)
+    one.finished_step(SimpleNamespace(
+        finished_recving={"loader"}, finished_sending=None,
+        invalid_block_ids=set(), failed_recving=(),
+        kv_connector_worker_meta=None))
+    assert one.reset()
+    assert saves(one, loader) == []
+    assert one.matched(waits, 0) == (0, False)
+    [move] = saves(one, waits)
+    assert move.begin == 0 and move.end == end
+
+
 # ---- adapters ----
 
 
@@ -431,7 +453,8 @@ def test_what_is_left_is_given_back(side, monkeypatch, chunks):
     assert look.booked and one.finder._held == look.booked
     one.finished(request)
     one.finder.leave(look)
-    until(lambda: one.finder._held == 0)
+    assert one.finder._held == 0  # at once: others may have the room
+    until(lambda: gone)
     assert look.lease is None and len(gone) == 1
     assert gone[0].startswith("larder-lookup") == (chunks == 0)
 

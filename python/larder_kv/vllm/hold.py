@@ -111,7 +111,12 @@ class Holds:
     def board(self) -> str:
         """Where the workers open it, or ""."""
         if self._board is None and self.on and self._shares_memory:
-            self._board = Board(self._ranks)
+            try:
+                self._board = Board(self._ranks)
+            except OSError as error:
+                self._shares_memory = False
+                logger.warning("larder: saves are reported with steps: no "
+                               "memory to share: %s", error)
         return self._board.path if self._board is not None else ""
 
     def bind(self, pool: BlockPool) -> None:

@@ -147,6 +147,7 @@ class Finder:
         self._hold_max = self._room(node)
         self._jobs: queue.SimpleQueue[Lookup | Told | None] = (
             queue.SimpleQueue())
+        self._left: deque[Lookup] = deque()  # with much to give back
         # Those whose files have to be looked at first: a disk may hang, and
         # shall hold up nobody else.
         self._looks: queue.SimpleQueue[Lookup | Told | None] = (
@@ -196,10 +197,14 @@ class Finder:
         with self.lock:
             first, look.left = not look.left, True
             done = look.done
+            if first and done:
+                self._held -= look.booked
+                look.booked = 0
         if not first or not done:
             return
         if look.chunks > RELEASE_CHUNKS:
-            self._jobs.put(look)
+            self._left.append(look)
+            self._jobs.put(look)  # whichever job is next, these come before
         else:
             self._release(look)
 
@@ -235,11 +240,11 @@ class Finder:
 
     def _work(self) -> None:
         while (look := self._jobs.get()) is not None:
+            self._release_left()
             if isinstance(look, Told):
                 self._announce(look, self._options.lookup_ms)
                 continue
             if look.done:  # and left
-                self._release(look)
                 continue
             try:
                 if look.told is not None:
@@ -278,6 +283,11 @@ class Finder:
                 self._events.looked(look)
             if look.reason == "slower":
                 self._probe(look)
+
+    def _release_left(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._release(self._left.popleft())
 
     def _announce(self, told: Told, timeout_ms: int) -> None:
         try:

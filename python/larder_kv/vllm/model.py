@@ -237,6 +237,28 @@ def _packing(config: VllmConfig, kv: KVCacheConfig) -> list[str]:
     return named
 
 
+# Settings of vLLM's CacheConfig that decide what bytes a page has, beside
+# cache_dtype; with none of them set a space has the name it had before.
+_PAGES = ("kv_cache_dtype_skip_layers", "mamba_cache_dtype",
+          "mamba_ssm_cache_dtype", "use_replayssm", "use_kda_recoverssm")
+
+
+def _formats(config: VllmConfig) -> dict[str, str]:
+    """What else decides the bytes of KV, as far as it is set: pages of the
+    same size may hold other types, and the same weights may be quantized in
+    other ways."""
+    cache = config.cache_config
+    found = {name: repr(sorted(value) if isinstance(value, list) else value)
+             for name in _PAGES
+             if (value := getattr(cache, name, None)) and value != "auto"}
+    if "use_replayssm" in found:
+        found["replayssm_buffer_len"] = repr(cache.replayssm_buffer_len)
+    how = getattr(config.model_config, "quantization_config", None)
+    if how is not None:
+        found["quantization_config"] = repr(how)
+    return found
+
+
 def _replicas(config: VllmConfig, groups: tuple[GroupInfo, ...]) -> int:
     """Consecutive tensor-parallel ranks that hold the same bytes: known only
     where all layers are alike."""
@@ -295,6 +317,12 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
         raise versions.Unsupported(
             "larder: pipeline parallelism with more than one KV cache group "
             "is not supported")
+    if (config.speculative_config is not None
+            and parallel.pipeline_parallel_size > 1):
+        # All ranks but the last are never asked to save then.
+        raise versions.Unsupported(
+            "larder: pipeline parallelism with speculative decoding is not "
+            "supported: use one of them")
     if not groups:
         raise versions.Unsupported(
             "larder: this model has no KV cache that can be stored")
@@ -325,6 +353,7 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
         "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
                    for g in groups],
     }
+    described.update(_formats(config))
     return Model(groups, chunk_of(kv, groups, chunk),
                  json.dumps(described, sort_keys=True).encode(), shards,
                  replicas)

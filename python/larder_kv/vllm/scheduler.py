@@ -655,7 +655,8 @@ class Scheduler:
         for t in self.requests.values():
             if t.loading is None:
                 self._leave(t)
-            t.saves = t.saves and not t.tables and t.loading is None
+                t.lookup = None  # what it found is not there any more
+            t.saves = t.saves and not t.tables and not t.claimed
         if not self.holds.settle():
             logger.warning("larder: the space was not reset: saves are under "
                            "way; try again")
