@@ -1,5 +1,6 @@
 """Peers that scribble: into their rings, into what they saved, into what is
 their tenant's and not theirs. Others see old bytes or a miss."""
+import fcntl
 import os
 import random
 import select
@@ -230,6 +231,41 @@ def test_ring_that_is_never_empty(daemon):
         os.write(stop[1], b"x")
         sent = [one.result() for one in floods]
         print(f"{sent} messages meanwhile")
+        for fd in stop + ready:
+            os.close(fd)
+
+
+def test_bell_that_would_make_a_reader_wait(daemon):
+    """The client has the same open file as the daemon: made to wait, and taken
+    from under it again and again, it holds up nobody."""
+    def work(stop_fd, ready_fd):
+        peer = w.Peer(daemon.socket).enter().attach()
+        bell = peer.ring.bell
+        fcntl.fcntl(bell, fcntl.F_SETFL, 0)
+        rings = 0
+        while not select.select([stop_fd], [], [], 0)[0]:
+            peer.ring.ring_bell()
+            os.read(bell, 8)
+            rings += 1
+            if rings == 1:
+                os.write(ready_fd, b"x")
+        return rings
+
+    stop, ready = os.pipe(), os.pipe()
+    good = daemon.enter("unix").attach()
+    space = good.space()
+    key, value = key_of("good"), value_of("good")
+    assert good.shm_put(space, key, value) == w.OK
+    child = Child(lambda: work(stop[0], ready[1]))
+    os.read(ready[0], 1)
+    try:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            assert good.shm_get(space, key) == (value, None)
+            time.sleep(0.002)  # so that the daemon sleeps in between
+    finally:
+        os.write(stop[1], b"x")
+        print(f"{child.result()} rings")
         for fd in stop + ready:
             os.close(fd)
 
