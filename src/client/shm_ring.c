@@ -143,6 +143,8 @@ void ldr_shm_ends(ldr_shm_session_t *s, uint16_t opcode,
     pthread_mutex_unlock(&s->send_lock);
     if (!ok) {
         ldr_shm_die(s); /* the daemon then takes back what was held */
+    } else if (!room) {
+        ldr_shm_ring(s); /* the watcher sends it once there is room */
     }
 }
 

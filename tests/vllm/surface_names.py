@@ -369,6 +369,10 @@ def test_refused_settings(dense):
     refused(lambda: described(config, kv_of(full_of(config),
                                             window_of(config, 512))),
             "pipeline parallelism")
+    config = config_of(dense, pipeline_parallel_size=2)
+    config.speculative_config = config_of(
+        dense, **HARMLESS["n-gram"]).speculative_config
+    refused(lambda: described(config), "speculative decoding")
     config = config_of(dense)
     refused(lambda: described(config, kv_of()), "no KV cache")
     refused(lambda: described(config, chunk=100), "chunk=100", "128", "use ")
