@@ -137,6 +137,17 @@ static bool begin_fetch(ldr_node_t *node, ldr_load_t *load, larder_cause_t why)
     return false;
 }
 
+/* Whether it is being read from a disk that went off meanwhile: that read may
+ * never come back. */
+static bool is_stuck(ldr_node_t *node, uint32_t entry, uint32_t shard)
+{
+    const ldr_shard_t *sh = &node->store.shards[shard];
+    ldr_loc_t loc = ldr_index_loc(&node->store.index, entry, sh->number);
+
+    return sh->tier == LARDER_TIER_SSD && loc != 0 &&
+           ldr_node_disk(node, loc) == NULL;
+}
+
 static bool begin(ldr_node_t *node, ldr_load_t *load)
 {
     ldr_store_t *store = &node->store;
@@ -161,6 +172,9 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
         case LDR_SHARD_READY:
             return settle_held(node, load, shard);
         case LDR_SHARD_READING:
+            if (is_stuck(node, entry, shard)) {
+                return settle(load, LARDER_MISS, LARDER_CAUSE_TIER_OFF);
+            }
             wait_for(node, load, shard);
             return false;
         default: /* being filled: nobody has seen it yet */
