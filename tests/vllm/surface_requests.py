@@ -183,6 +183,34 @@ def test_one_loads_for_all(side, ends):
     assert one.matched(first, 0) == (end, True)
 
 
+def test_a_rank_that_fails_before_the_others_end(side):
+    """vLLM tells of its blocks at once, and of the load's end later, without
+    them. Another load that ends meanwhile is none of its business."""
+    one = side()
+    end, other = store(one, TOKENS), tokens_of(2, 1100)
+    store(one, other)
+    requests = asked(TOKENS, "fails"), asked(other, "loads")
+    for i, request in enumerate(requests):
+        came(one, request)
+        assert one.matched(request, 0) == (end, True)
+        ids = list(range(1 + i * BLOCKS, (i + 1) * BLOCKS))
+        one.allocated(request, SimpleNamespace(get_block_ids=lambda: (ids,)),
+                      end)
+
+    def told(done, invalid=()):
+        one.finished_step(SimpleNamespace(
+            finished_recving=done, finished_sending=None,
+            invalid_block_ids=set(invalid), failed_recving=(),
+            kv_connector_worker_meta=None))
+
+    fails, loads = (one.requests[name] for name in ("fails", "loads"))
+    told({"loads"}, {2})
+    assert loads.lookup.stored > 0 and not loads.record.failed
+    told({"fails"})
+    assert fails.lookup.stored == 0 and fails.record.failed
+    assert list(one.landed.values()) == [loads]
+
+
 def test_a_reset_between_a_load_and_its_step(side):
     """What was loaded before is of the old weights, and so is what would be
     computed behind it. Who has loaded nothing saves all."""

@@ -24,7 +24,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from larder_kv import _lib
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from larder_kv._options import Options
     from larder_kv.vllm import meta, model
-    from larder_kv.vllm.scheduler import Tracked
     from larder_kv.vllm.stats import Counts
+    from larder_kv.vllm.tracked import Tracked
 
     # What the library is told of a move, with a deadline in milliseconds.
     Request = Callable[[meta.Move, int], _lib.Move]

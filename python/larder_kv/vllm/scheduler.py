@@ -25,15 +25,14 @@ from typing import TYPE_CHECKING, Any
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.vllm import adapters, meta, model, worker
-from larder_kv.vllm.early import Early
 from larder_kv.vllm.events import Events, Saved
-from larder_kv.vllm.explain import Explain, Record
+from larder_kv.vllm.explain import Explain
 from larder_kv.vllm.hold import Holds
 from larder_kv.vllm.layers import Claims
-from larder_kv.vllm.lookup import Finder, Lookup, Told, on_gpu
-from larder_kv.vllm.request import (Prompt, Switches, Unnamed,
-                                     numbers_images, switches_of)
+from larder_kv.vllm.lookup import Finder, Told, on_gpu
+from larder_kv.vllm.request import Unnamed, numbers_images, switches_of
 from larder_kv.vllm.stats import Counts, LarderStats
+from larder_kv.vllm.tracked import Tracked
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -45,40 +44,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 LOOK_SECONDS = 0.003  # that a GPU engine with nothing else to do waits
-
-
-class Tracked:
-    """A request, from its arrival to its end."""
-
-    __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
-                 "saved", "behind", "preemptions", "lookup", "claimed",
-                 "local", "loading", "landed", "record", "until", "asked",
-                 "turn", "layered", "early")
-
-    def __init__(self, request: Request, switches: Switches):
-        self.request = request
-        self.switches = switches
-        self.prompt = Prompt(request)
-        self.loads = self.saves = True
-        self.loading: bytes | None = None  # its entry in Scheduler.loading
-        self.landed: bytes | None = None  # and in Scheduler.landed
-        self.record = Record(request.request_id, request.num_tokens)
-        self.reset()
-
-    def reset(self) -> None:
-        """At its arrival, and when it was preempted."""
-        self.preemptions = self.request.num_preemptions
-        self.tables: list[list[int]] = []
-        self.saved = 0  # chunks that need not be saved any more
-        self.behind = False  # more could be, if less were held
-        self.claimed = False
-        self.until = 0.0  # it waits so long for the store, whatever for
-        self.asked = 0.0  # when vLLM first wanted to know
-        self.turn = 0.0  # it waits so long for its turn; 0: not crowded out
-        self.local = 0
-        self.layered = False  # its load is made in its step: see layers
-        self.lookup: Lookup | None = None
-        self.early: Early | None = None  # its load, if that has begun
 
 
 class Scheduler:
@@ -369,6 +334,7 @@ class Scheduler:
             request.request_id, t.prompt.keys.data(first, last), first, begin,
             end, self._tables(ids, begin, end),
             memory=t.lookup.memory.path if t.lookup.memory else "")
+        t.blocks = move.tables
         if t.layered:
             first = begin // self._blocks[0]
             self.layers.claim(t, move, ids[self._indexes[0]][first:])
@@ -604,10 +570,12 @@ class Scheduler:
             self._layered(output)
         self._look_sooner(output)
         failed = getattr(output, "failed_recving", ())
+        if output.invalid_block_ids:
+            self._lose(output.invalid_block_ids)
         for req_id in output.finished_recving or ():
             t = self.ended.pop(req_id, None) or self.requests.get(req_id)
             if t is not None:
-                bad = req_id in failed or bool(output.invalid_block_ids)
+                bad = req_id in failed or t.lost
                 if bad and t.lookup is not None:
                     t.lookup.stored = 0  # what is lost is saved again
                 t.record.report(bad)
@@ -621,6 +589,13 @@ class Scheduler:
             self.holds.report(reports.ranks)
             if self.events is not None:
                 self.events.saved(reports)
+
+    def _lose(self, invalid: set[int]) -> None:
+        """A rank has told of these blocks before all have ended the load."""
+        for t in (*self.requests.values(), *self.ended.values()):
+            if t.loading is not None and any(
+                    not invalid.isdisjoint(ids) for _, ids in t.blocks):
+                t.lost = True
 
     def _loaded(self, t: Tracked, failed: bool) -> None:
         look = t.lookup
