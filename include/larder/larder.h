@@ -544,9 +544,10 @@ LARDER_API larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket);
 /* ---- the rest ----------------------------------------------------------- */
 
 /* Returns when every save accepted before it has reached the tier (for ssd:
- * and is synced). E_DROPPED: some, since the node's last
- * flush, had to make room before they got there;
- * E_TIER_OFF: the tier is off. */
+ * and is synced). E_DROPPED: some did not get there. For ssd: since the node's
+ * last flush they had to make room before, or were lost; for shared: while this
+ * flush ran a write failed (what makes room before its turn is only counted:
+ * offers_evicted). E_TIER_OFF: the tier is off. */
 LARDER_API larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
                                         uint32_t timeout_ms);
 

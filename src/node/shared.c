@@ -561,14 +561,10 @@ larder_status_t ldr_shared_flush(ldr_node_t *node, const ldr_stop_t *stop)
     s->hurry--;
     bool left = !is_drained(s, start);
     failed = node->store.n.offers_failed - failed;
+    ldr_node_unlock(node);
     if (st != LARDER_OK) {
-        ldr_node_unlock(node);
         return st;
     }
-    /* What was lost since the last flush had been accepted before this. */
-    failed += node->store.offers_lost - s->lost_told;
-    s->lost_told = node->store.offers_lost;
-    ldr_node_unlock(node);
     do { /* in pieces, for whoever cancels */
         uint64_t look_ns = ldr_now_ns(node->clock) + LOOK_NS;
 

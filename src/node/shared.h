@@ -70,13 +70,12 @@ struct ldr_shared {
 
     ldr_offer_t *offers; /* objects being written */
     unsigned offer_count, offers_flying;
-    uint64_t last_ns;   /* when something was last offered */
-    uint64_t pace_ns;   /* while saves never cease, no object before it */
-    uint64_t look;      /* counts those for something to write */
-    uint64_t lost_told; /* of store.offers_lost: by a flush */
-    uint64_t look_ns;   /* when its thread looks by itself; 0: need not be
-                           woken by who saves */
-    unsigned hurry;     /* who waits for a flush */
+    uint64_t last_ns; /* when something was last offered */
+    uint64_t pace_ns; /* while saves never cease, no object before it */
+    uint64_t look;    /* counts those for something to write */
+    uint64_t look_ns; /* when its thread looks by itself; 0: need not be
+                         woken by who saves */
+    unsigned hurry;   /* who waits for a flush */
 
     /* The walk over what is in DRAM (shared_used.c). Uses count that are not
      * older than its predecessor. */

@@ -143,7 +143,6 @@ static void gather(ldr_shared_t *s, uint32_t space, pick_t *p)
         }
         if (!known) {
             LDR_COUNT(store, space, offers_evicted, 1);
-            store->offers_lost++;
             ldr_store_offer_remove(store, i);
             p->ended = true;
         } else if (is_over(s, i, p->tenant, p->number)) {

@@ -304,7 +304,6 @@ void ldr_store_evict_chunk(ldr_store_t *s, uint32_t chunk)
     for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
         LDR_COUNT(s, c->space, evicted_bytes, s->shards[i].length);
         LDR_COUNT(s, c->space, saves_dropped_evicted, s->shards[i].dirty);
-        s->offers_lost += s->shards[i].offered;
     }
     chunk_drop(s, chunk);
 }
@@ -318,7 +317,6 @@ void ldr_store_discard(ldr_store_t *s, uint32_t chunk)
     }
     for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
         LDR_COUNT(s, c->space, saves_dropped_evicted, s->shards[i].dirty);
-        s->offers_lost += s->shards[i].offered;
     }
     chunk_drop(s, chunk);
 }

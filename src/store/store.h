@@ -217,7 +217,6 @@ typedef struct ldr_store {
      * bit is that of the shards. */
     uint64_t offer_turn;
     uint64_t offer_turns[2]; /* offers by that bit */
-    uint64_t offers_lost;    /* evicted, or of no use, before they were there */
     uint64_t save_seq;       /* last given */
     ldr_counters_t n;        /* of all spaces, and of none */
     const char *broken;      /* the first invariant found broken, or NULL */
