@@ -366,6 +366,16 @@ static inline larder_status_t ldr_node_stopped(const ldr_node_t *node,
     return LARDER_OK;
 }
 
+/* Why ldr_node_wait_stop() gave up. Where a manual node had nothing to do, that
+ * is a deadline. */
+static inline larder_status_t ldr_node_gave_up(const ldr_node_t *node,
+                                               const ldr_stop_t *stop)
+{
+    larder_status_t st = ldr_node_stopped(node, stop);
+
+    return st != LARDER_OK ? st : LARDER_E_DEADLINE;
+}
+
 /* Bytes in the item's buffers. */
 static inline size_t ldr_item_bytes(const larder_item_t *item)
 {

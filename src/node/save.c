@@ -480,9 +480,7 @@ static larder_status_t remove_on(ldr_ssd_t *ssd, uint32_t space,
         uint64_t want = ldr_ssd_want_sync(ssd);
         while (ssd->on && ssd->sync_done < want) {
             if (!ldr_node_wait_stop(node, stop)) {
-                larder_status_t st = ldr_node_stopped(node, stop);
-
-                return st != LARDER_OK ? st : LARDER_E_DEADLINE;
+                return ldr_node_gave_up(node, stop);
             }
         }
         if (ssd->sync_failed >= want) {
@@ -576,15 +574,6 @@ static uint64_t drops(const ldr_counters_t *n)
            n->saves_dropped_io;
 }
 
-/* Canceled; or late, or in a manual node there was nothing to do. */
-static larder_status_t flush_stopped(const ldr_node_t *node,
-                                     const ldr_stop_t *stop)
-{
-    larder_status_t st = ldr_node_stopped(node, stop);
-
-    return st != LARDER_OK ? st : LARDER_E_DEADLINE;
-}
-
 /* With the lock. What is saved meanwhile is not waited for. */
 static larder_status_t flush_ssd(ldr_node_t *node, const ldr_stop_t *stop)
 {
@@ -594,7 +583,7 @@ static larder_status_t flush_ssd(ldr_node_t *node, const ldr_stop_t *stop)
     ldr_node_dirty(node);
     while (any_on(node) && oldest_pending(node) <= target) {
         if (!ldr_node_wait_stop(node, stop)) {
-            return flush_stopped(node, stop);
+            return ldr_node_gave_up(node, stop);
         }
     }
     for (unsigned i = 0; i < node->ssd_count; i++) {
@@ -609,7 +598,7 @@ static larder_status_t flush_ssd(ldr_node_t *node, const ldr_stop_t *stop)
         uint64_t want = ldr_ssd_want_sync(ssd);
         while (ssd->on && ssd->sync_done < want) {
             if (!ldr_node_wait_stop(node, stop)) {
-                return flush_stopped(node, stop);
+                return ldr_node_gave_up(node, stop);
             }
         }
         failed |= ssd->sync_failed >= want;

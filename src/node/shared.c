@@ -537,9 +537,7 @@ static larder_status_t drain(ldr_shared_t *s, uint64_t start,
             break;
         }
         if (!ldr_node_wait_stop(node, stop)) {
-            larder_status_t st = ldr_node_stopped(node, stop);
-
-            return st != LARDER_OK ? st : LARDER_E_DEADLINE;
+            return ldr_node_gave_up(node, stop);
         }
     }
     return LARDER_OK;
