@@ -42,3 +42,19 @@ def few_descriptors(llm, times):
     _lib.Space.place = staticmethod(short)
     _lib.Space.short_of = left
     return before[1]
+
+
+def interrupted(llm, forward, layer=1):
+    """The forward of that number from now on (0: the next one) does not come
+    to its end, as if a signal had come before this layer."""
+    left = [forward]
+
+    def stop(*_):
+        if left[0] == 0:
+            raise KeyboardInterrupt("in the forward")
+        left[0] -= 1
+
+    def hook(model):
+        model.model.layers[layer].register_forward_pre_hook(stop)
+
+    llm.apply_model(hook)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import logging
 import queue
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,8 @@ class Worker:
         self._savers: list[threading.Thread] = []
         self._closing = False
         self._unsaved: list[meta.Move] = []  # held, and not handed over yet
+        # What somebody handles who calls vLLM: no error of the forward's.
+        self._handled: BaseException | None = None
         self._board = ""
         self._ahead: ahead.Ahead | None = None
         self.layer_parts = 0  # set before register(): see layers
@@ -409,6 +412,7 @@ class Worker:
 
     def begin(self, step: meta.Step) -> None:
         """Before the step's forward: room for what is saved after it."""
+        self._handled = sys.exc_info()[1]
         if self._ahead is not None:
             self._ahead.start([move for move in step.saves if not move.held])
 
@@ -428,9 +432,19 @@ class Worker:
                 return job.fill(), job.request
         return self._run(move, timeout_ms, False)
 
+    def _whole(self) -> bool:
+        """Whether the forward came to its end: vLLM asks for the saves in a
+        `finally`, also when a signal or an error has ended it, and then layers
+        that were not reached have what was in their blocks before."""
+        before, self._handled = self._handled, None
+        return sys.exc_info()[1] is before
+
     def save(self, step: meta.Step) -> None:
+        whole = self._whole()
         if self._layers is not None and not self._layers.finish():
-            self._save_nothing(step)  # it was computed from what is wrong
+            whole = False  # it was computed from what is wrong
+        if not whole:
+            self._save_nothing(step)
             return
         if self._unsaved:
             self._hand_over()
