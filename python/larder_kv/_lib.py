@@ -18,7 +18,7 @@ from larder_kv._find import library_path
 
 OK, PRESENT, MISS = 0, 1, 2
 E_FULL, E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -5, -6, -68, -69, -64
-E_NO_MEMORY, E_IO = -60, -62
+E_NO_MEMORY, E_TIER_OFF, E_IO = -60, -61, -62
 E_INVALID, E_UNSUPPORTED = -1, -12
 KEY_BYTES = 32
 VALUE_MAX = 60 << 20

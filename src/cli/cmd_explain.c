@@ -85,6 +85,7 @@ static const struct {
     {"skip", "the request asked not to load"},
     {"off", "this engine only saves (kv_role, option load)"},
     {"images", "its images have no lasting name"},
+    {"reset", "vLLM has reset the cache, and the node has not heard of it"},
     {"short", "the prompt is shorter than a chunk and a token"},
     {"load", "the load failed, and it was computed; the engine's log says why"},
     {"engine", "the engine took less than was offered"},

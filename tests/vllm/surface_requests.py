@@ -211,28 +211,6 @@ def test_a_rank_that_fails_before_the_others_end(side):
     assert list(one.landed.values()) == [loads]
 
 
-def test_a_reset_between_a_load_and_its_step(side):
-    """What was loaded before is of the old weights, and so is what would be
-    computed behind it. Who has loaded nothing saves all."""
-    one = side()
-    end = store(one, TOKENS)
-    loader, waits = asked(TOKENS, "loader"), asked(TOKENS, "waits")
-    came(one, loader)
-    assert came(one, waits).lookup.stored > 0
-    assert one.matched(loader, 0) == (end, True)
-    blocks = SimpleNamespace(get_block_ids=lambda: (list(range(1, BLOCKS)),))
-    one.allocated(loader, blocks, end)
-    one.finished_step(SimpleNamespace(
-        finished_recving={"loader"}, finished_sending=None,
-        invalid_block_ids=set(), failed_recving=(),
-        kv_connector_worker_meta=None))
-    assert one.reset()
-    assert saves(one, loader) == []
-    assert one.matched(waits, 0) == (0, False)
-    [move] = saves(one, waits)
-    assert move.begin == 0 and move.end == end
-
-
 # ---- adapters ----
 
 

@@ -11,7 +11,8 @@ import rig
 
 HERE = pathlib.Path(__file__).resolve().parent
 CASES = ("surface_cores.py", "surface_keys.py", "surface_loads.py",
-         "surface_names.py", "surface_pages.py", "surface_requests.py")
+         "surface_names.py", "surface_pages.py", "surface_requests.py",
+         "surface_resets.py")
 pytestmark = pytest.mark.core
 
 

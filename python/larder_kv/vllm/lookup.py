@@ -145,8 +145,8 @@ class Finder:
         self._probed = 0.0  # when
         self._held = 0  # bytes, of all lookups
         self._hold_max = self._room(node)
-        self._jobs: queue.SimpleQueue[Lookup | Told | None] = (
-            queue.SimpleQueue())
+        self._jobs: queue.SimpleQueue[
+            Lookup | Told | Callable[[], None] | None] = queue.SimpleQueue()
         self._left: deque[Lookup] = deque()  # with much to give back
         # Those whose files have to be looked at first: a disk may hang, and
         # shall hold up nobody else.
@@ -181,6 +181,10 @@ class Finder:
     def tell(self, told: Told) -> None:
         """Of a request that is not looked up."""
         self._put(told, told)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """A thread does it."""
+        self._jobs.put(call)
 
     def _put(self, job: Lookup | Told, told: Told | None) -> None:
         names = told.names if told is not None else None
@@ -243,6 +247,9 @@ class Finder:
             self._release_left()
             if isinstance(look, Told):
                 self._announce(look, self._options.lookup_ms)
+                continue
+            if not isinstance(look, Lookup):
+                look()
                 continue
             if look.done:  # and left
                 continue

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.vllm import adapters, meta, model, worker
+from larder_kv.vllm.drop import Drop
 from larder_kv.vllm.events import Events, Saved
 from larder_kv.vllm.explain import Explain
 from larder_kv.vllm.hold import Holds
@@ -88,6 +89,7 @@ class Scheduler:
         self._numbered = numbers_images(config)
         self.finder = Finder(config, options, described, node, self.space,
                              events)
+        self.drop = Drop(self.space, events, self.finder.later)
         if self.finder.fetches and _spread(config):
             logger.warning("larder: this vLLM cannot report a failed load of "
                            "this model, and its workers are on several hosts: "
@@ -107,6 +109,9 @@ class Scheduler:
 
     def _arrive(self, request: Request) -> None:
         switches = switches_of(request.kv_transfer_params)
+        if self.drop.due(not self.holds):
+            self._without(request, "reset")
+            return
         if request.mm_features and self._numbered:
             self.counts.add("skipped_numbered_images")
             self._without(request, "images")
@@ -574,7 +579,8 @@ class Scheduler:
             self._lose(output.invalid_block_ids)
         for req_id in output.finished_recving or ():
             t = self.ended.pop(req_id, None) or self.requests.get(req_id)
-            if t is not None:
+            # Not another's: a MultiConnector tells all of its children.
+            if t is not None and t.loading is not None:
                 bad = req_id in failed or t.lost
                 if bad and t.lookup is not None:
                     t.lookup.stored = 0  # what is lost is saved again
@@ -632,18 +638,11 @@ class Scheduler:
                 self._leave(t)
                 t.lookup = None  # what it found is not there any more
             t.saves = t.saves and not t.tables and not t.claimed
-        if not self.holds.settle():
-            logger.warning("larder: the space was not reset: saves are under "
-                           "way; try again")
-            return False
-        try:
-            self.space.reset()
-            if self.events is not None:
-                self.events.reset()
+        if self.drop.now(self.holds.settle()):
             return True
-        except _lib.LarderError as error:
-            logger.warning("larder: the space was not reset: %s", error)
-            return False
+        for t in self.requests.values():
+            t.loads = t.saves = False
+        return False
 
     def hit_sources(self, request: Request, tokens: int) -> dict[str, int]:
         """Tokens that are loaded, by where they were found."""

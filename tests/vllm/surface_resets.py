@@ -1,0 +1,108 @@
+"""Resets, as vLLM asks for them: what was stored before may be of other weights
+(test_surface.py)."""
+from types import SimpleNamespace
+
+import pytest
+from larder_kv import _lib
+from larder_kv.vllm import drop
+
+from surface import dense
+from surface_requests import (BLOCKS, TOKENS, asked, came, saves, side, store,
+                              until)
+
+__all__ = ["dense", "side"]  # fixtures
+
+
+def loads(one, request, tokens):
+    """vLLM gives it blocks for so many tokens of the store's."""
+    blocks = SimpleNamespace(get_block_ids=lambda: (list(range(1, BLOCKS)),))
+    one.allocated(request, blocks, tokens)
+
+
+def told(one, *names):
+    """These have their blocks, whoever loaded them."""
+    one.finished_step(SimpleNamespace(
+        finished_recving=set(names), finished_sending=None,
+        invalid_block_ids=set(), failed_recving=(),
+        kv_connector_worker_meta=None))
+
+
+def test_a_reset_between_a_load_and_its_step(side):
+    """What was loaded before is of the old weights, and so is what would be
+    computed behind it. Who has loaded nothing saves all."""
+    one = side()
+    end = store(one, TOKENS)
+    loader, waits = asked(TOKENS, "loader"), asked(TOKENS, "waits")
+    came(one, loader)
+    assert came(one, waits).lookup.stored > 0
+    assert one.matched(loader, 0) == (end, True)
+    loads(one, loader, end)
+    told(one, "loader")
+    assert one.reset()
+    assert saves(one, loader) == []
+    assert one.matched(waits, 0) == (0, False)
+    [move] = saves(one, waits)
+    assert move.begin == 0 and move.end == end
+
+
+def test_a_reset_that_does_not_get_through(side, monkeypatch):
+    """The node has what was stored before; nobody may use it, and those that
+    run are not saved. An arrival later it is told, and all is as it was."""
+    one = side()
+    store(one, TOKENS)
+    waits = asked(TOKENS, "waits")
+    came(one, waits)
+    reset, fails = one.space.reset, [True]
+
+    def tried():
+        if fails[0]:
+            raise _lib.LarderError(_lib.E_OFFLINE, "the node is away")
+        reset()
+
+    monkeypatch.setattr(one.space, "reset", tried)
+    monkeypatch.setattr(drop, "AGAIN_SECONDS", 0.0)
+    assert not one.reset()
+    assert one.matched(waits, 0) == (0, False) and saves(one, waits) == []
+    later = asked(TOKENS, "later")
+    assert came(one, later) is None
+    assert one.matched(later, 0) == (0, False) and saves(one, later) == []
+    fails[0] = False
+    names = iter(range(1000))
+    until(lambda: came(one, asked(TOKENS, f"n{next(names)}")) is not None)
+    after = asked(TOKENS, "after")
+    assert came(one, after).lookup.stored == 0
+    assert one.matched(after, 0) == (0, False) and saves(one, after) != []
+
+
+@pytest.mark.parametrize("status", [_lib.E_TIER_OFF, _lib.E_IO])
+def test_a_reset_that_is_not_everywhere(side, monkeypatch, status):
+    """The node itself gives nothing of before: vLLM hears that it failed, and
+    the engine goes on."""
+    one = side()
+    reset = one.space.reset
+
+    def here():
+        reset()
+        raise _lib.LarderError(status, "not everywhere")
+
+    store(one, TOKENS)
+    monkeypatch.setattr(one.space, "reset", here)
+    assert not one.reset()
+    after = asked(TOKENS, "after")
+    assert came(one, after).lookup.stored == 0
+    assert saves(one, after) != []
+
+
+def test_another_connectors_load(side):
+    """A MultiConnector tells all of its children what one of them loaded."""
+    one = side()
+    end = store(one, TOKENS)
+    request = asked(TOKENS, "r")
+    t = came(one, request)
+    assert one.matched(request, 0) == (end, True)
+    loads(one, request, 0)  # another one was chosen
+    one.finder.rate.load_speed = speed = 1e9
+    t.lookup.tier_bytes = (1 << 30, 0, 0)
+    told(one, "r")
+    assert one.finder.rate.load_speed == speed
+    assert t.record.reported == 0 and not one.landed
