@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import pathlib
 import platform
 import shlex
 import socket
+import stat
 import struct
 import subprocess
 import threading
@@ -41,16 +43,16 @@ _silent: set[str] = set()  # did not answer when node_url() looked
 
 
 def node_url(options: Options, say: Say) -> str:
-    """Where the node is. Without option url it is there when this returns,
-    though it may not answer now."""
-    if options.url:
-        if options.url.startswith("embed:"):
+    """Where the node is: option url, or the variable LARDER_URL. Without both
+    it is there when this returns, though it may not answer now."""
+    if given := options.url or os.environ.get("LARDER_URL", ""):
+        if given.startswith("embed:"):
             raise _lib.LarderError(
-                _lib.E_UNSUPPORTED, f"larder: url={options.url}: the "
+                _lib.E_UNSUPPORTED, f"larder: url={given}: the "
                 "processes of an engine cannot share an embedded node; start "
                 "`larder serve` and use unix:PATH or tcp://HOST:PORT, or "
                 "leave url out")
-        return options.url
+        return given
     path = pathlib.Path(_lib.default_socket())
     url = "unix:" + urllib.parse.quote(str(path))
     if not _listens(path):
@@ -139,10 +141,27 @@ def _no_place(folder: pathlib.Path, error: OSError) -> _lib.LarderError:
         "user's, or url to a node that runs")
 
 
+def check_own(folder: pathlib.Path, others: int) -> None:
+    """Raises OSError unless it is a directory of this user's in which nobody
+    else has these permissions: /tmp/larder-UID anybody could have made."""
+    about = os.lstat(folder)
+    if (not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid()
+            or about.st_mode & others):
+        raise OSError(errno.EPERM, "it is not a directory of this user's "
+                      f"alone (no {others:03o} in its mode)")
+
+
+def _open(path: pathlib.Path, flags: int) -> int:
+    """Never another's file, by a link."""
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                   0o600)
+
+
 def _start(path: pathlib.Path, url: str, options: Options, say: Say) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = open(path.parent / "larder.start", "w")
+        check_own(path.parent, 0o022)
+        lock = open(_open(path.parent / "larder.start", os.O_RDWR), "w")
     except OSError as error:
         raise _no_place(path.parent, error) from None
     with lock:
@@ -187,9 +206,11 @@ def _directory(options: Options, say: Say) -> str | None:
     if not options.node_ssd:
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    directory = os.path.abspath(options.node_dir
-                                or os.path.join(cache, "larder"))
+    directory = options.node_dir or os.path.join(cache, "larder")
     try:
+        if not options.node_dir and not os.path.isabs(cache):
+            raise OSError(errno.ENOENT, "this user has no home")
+        directory = os.path.abspath(directory)
         os.makedirs(directory, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(0, "Permission denied")
@@ -243,7 +264,7 @@ def _free(port: int) -> bool:
 def _detach(command: list[str], log: pathlib.Path) -> int:
     """Runs it as nobody's child: the shell between ends at once. Gives its
     process id."""
-    with open(log, "ab") as out:
+    with open(_open(log, os.O_WRONLY | os.O_APPEND), "ab") as out:
         said: list[bytes] = []
 
         def run() -> None:

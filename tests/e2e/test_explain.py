@@ -15,6 +15,7 @@ import pytest
 OK, NO, USAGE, FAILED = 0, 1, 2, 3
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "python/larder_kv/vllm/explain.py"
+sys.path.insert(0, str(ROOT / "python"))
 
 
 def load_explain():

@@ -134,7 +134,7 @@ class Host:
 
     def env(self, **more):
         env = {k: v for k, v in os.environ.items()
-               if k not in ("RUNTIME_DIRECTORY", "LD_PRELOAD")}
+               if k not in ("RUNTIME_DIRECTORY", "LD_PRELOAD", "LARDER_URL")}
         env.update(XDG_RUNTIME_DIR=str(self.run), LARDER_ADMIN="none",
                    XDG_CACHE_HOME=str(self.cache), HOME=str(self.folder),
                    PYTHONPATH=str(ROOT / "python"))
@@ -259,8 +259,12 @@ def test_url_is_taken_as_it_is(host):
     daemon = Daemon(os.environ["LARDER_PROGRAM"], host.folder / "d")
     try:
         daemon.start()
-        for url in (daemon.url(), daemon.url("tcp")):
-            answer = host.ask({"url": url})
+        other = "unix:/nowhere"
+        for given, env in (("unix", None), ("tcp", None),
+                           ("unix", {"LARDER_URL": other}),
+                           (None, {"LARDER_URL": daemon.url("tcp")})):
+            url = daemon.url(given or "tcp")
+            answer = host.ask({"url": url} if given else {}, env=env)
             assert answer["url"] == url and answer["said"] == []
             assert "error" not in answer
         assert host.nodes() == []
@@ -513,8 +517,15 @@ def as_nobody():
     return {}
 
 
+def given_to_nobody(folder, mode):
+    """To who is as_nobody()."""
+    folder.chmod(mode)
+    if os.getuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+
+
 def test_runtime_directory_not_writable(host):
-    host.run.chmod(0o555)
+    given_to_nobody(host.run, 0o555)
     answer = host.ask(**as_nobody())
     one_line(answer, f"cannot start a node in {host.run}",
              "Permission denied", "XDG_RUNTIME_DIR", "or url to a node")
@@ -524,7 +535,7 @@ def test_runtime_directory_not_writable(host):
 
 def test_node_dir_not_writable(host):
     """Asked for: refused. Not asked for: without."""
-    host.run.chmod(0o777)
+    given_to_nobody(host.run, 0o700)
     closed = host.folder / "closed"
     closed.mkdir(0o555)
     answer = host.ask({"node_dir": str(closed)}, **as_nobody())
@@ -534,6 +545,33 @@ def test_node_dir_not_writable(host):
     answer = host.ask(env={"XDG_CACHE_HOME": str(closed)}, **as_nobody())
     assert "without an ssd tier" in answer["said"][0]
     assert "--dir" not in answer["said"][1] and answer["dram"] > 0
+
+
+@pytest.mark.parametrize("of", ["another", "all"])
+def test_runtime_directory_of_others(host, of):
+    """Who made it could have put links there, to files of this user's."""
+    if of == "another" and os.getuid() != 0:
+        pytest.skip("needs root")
+    mine = host.folder / "mine"
+    mine.write_text("kept")
+    (host.run / "larder.start").symlink_to(mine)
+    (host.run / "larder.log").symlink_to(mine)
+    if of == "another":
+        given_to_nobody(host.run, 0o700)
+    else:
+        host.run.chmod(0o777)
+    answer = host.ask()
+    one_line(answer, f"cannot start a node in {host.run}", "of this user's",
+             "XDG_RUNTIME_DIR")
+    assert mine.read_text() == "kept" and host.nodes() == []
+
+
+def test_without_a_home(host):
+    """Nothing is made in the engine's directory."""
+    answer = host.ask(env={"XDG_CACHE_HOME": "", "HOME": "not-absolute"})
+    assert "no home" in answer["said"][0]
+    assert "--dir" not in answer["said"][1] and answer["dram"] > 0
+    assert not (host.folder / "not-absolute").exists()
 
 
 def test_node_of_another_user(host):

@@ -15,10 +15,11 @@ import os
 import pathlib
 import queue
 import re
-import stat
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+from larder_kv import _node
 
 if TYPE_CHECKING:
     from larder_kv.vllm.stats import Counts
@@ -229,10 +230,7 @@ def make_private(folder: pathlib.Path) -> None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    about = os.lstat(folder)
-    if (not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid()
-            or about.st_mode & 0o077):
-        raise OSError(None, "is not a directory of this user's alone (0700)")
+    _node.check_own(folder, 0o077)
 
 
 def _lives(pid: int) -> bool:
