@@ -266,13 +266,13 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
 /* Drops everything in the space, in O(1), durably: once this returned
  * LARDER_OK no get gives bytes that were put before it, not even after a loss
  * of power. LARDER_E_IO: dropped in this process, but a directory could not
- * record it and stays off until it can. LARDER_E_TIER_OFF: dropped on this node,
- * which uses nothing of the space in the shared tier until that has heard of it;
- * other nodes may. LARDER_E_LIMIT: a directory has no room to record one more
- * space (of 2,000; a tenant has half of them at most where there are several),
- * and nothing was dropped. LARDER_E_DEADLINE: in an embedded node dropped in
- * this process, and recorded as soon as the disk has answered; on a daemon, and
- * with _OFFLINE, the reset may or may not happen. */
+ * record it and stays off until it can. LARDER_E_TIER_OFF: dropped on this
+ * node, which uses nothing of the space in the shared tier until that has heard
+ * of it; other nodes may. LARDER_E_LIMIT: a directory has no room to record one
+ * more space (of 2,000; a tenant has half of them at most where there are
+ * several), and nothing was dropped. LARDER_E_DEADLINE: in an embedded node
+ * dropped in this process, and recorded as soon as the disk has answered; on a
+ * daemon, and with _OFFLINE, the reset may or may not happen. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 

@@ -13,9 +13,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "node/metrics.h"
 #include "store/disk.h"
-
-#define SPACE_SHOWN 4u /* bytes of a space's id in the table for people */
 
 typedef enum row_state {
     LIVE,
@@ -222,12 +221,12 @@ static void row_json(const row_t *row, const char *dir, uint32_t age_s)
 static void row_line(const row_t *row, uint32_t age_s, bool with_state)
 {
     char key[LDR_HEX_BYTES(LARDER_KEY_BYTES)];
-    char space[LDR_HEX_BYTES(SPACE_SHOWN)];
+    char space[LDR_SPACE_LABEL];
     char age[16];
     const ldr_record_t *r = &row->record;
 
     ldr_hex(r->key.hash, LARDER_KEY_BYTES, key);
-    ldr_hex(r->space_id, SPACE_SHOWN, space);
+    ldr_space_label(r->space_id, space);
     age_text(age_s, age, sizeof(age));
     printf("%s  %s  %5u  %5u  %9u  %5s  %5u%s%s\n", key, space, r->group,
            r->shard, r->length, age, r->depth, with_state ? "  " : "",

@@ -23,6 +23,21 @@
 
 /* ---- congestion control ---- */
 
+static bool has_word(const char *words, const char *word)
+{
+    size_t length = strlen(word);
+
+    while (*words != '\0') {
+        size_t next = strcspn(words, " ");
+
+        if (next == length && memcmp(words, word, length) == 0) {
+            return true;
+        }
+        words += next + (words[next] == ' ');
+    }
+    return false;
+}
+
 void ldr_doctor_congestion(const ldr_doctor_t *d)
 {
     const char *want = d->config->options.congestion;
@@ -41,6 +56,11 @@ void ldr_doctor_congestion(const ldr_doctor_t *d)
         error = errno;
     }
     close(fd);
+    ldr_doctor_line(IPV4 "tcp_allowed_congestion_control", allowed,
+                    sizeof(allowed));
+    if (error == 0 && geteuid() == 0 && !has_word(allowed, want)) {
+        error = EPERM; /* for the daemon's user, who is not root */
+    }
     if (want[0] == '\0') {
         ldr_doctor_say(d, LDR_VERDICT_OK, NULL, "the machine's: %s", machine);
     } else if (error == 0) {
@@ -49,8 +69,6 @@ void ldr_doctor_congestion(const ldr_doctor_t *d)
                        machine);
     } else {
         if (error == EPERM) {
-            ldr_doctor_line(IPV4 "tcp_allowed_congestion_control", allowed,
-                            sizeof(allowed));
             snprintf(cure, sizeof(cure),
                      "sudo sysctl -w net.ipv4.tcp_allowed_congestion_control="
                      "\"%s %s\"",
@@ -59,9 +77,10 @@ void ldr_doctor_congestion(const ldr_doctor_t *d)
             snprintf(cure, sizeof(cure), "sudo modprobe tcp_%s", want);
         }
         ldr_doctor_say(d, LDR_VERDICT_WARN, cure,
-                       "%s cannot be set on a socket: %s; the machine's, %s, "
+                       "%s cannot be set on a socket%s: %s; the machine's, %s, "
                        "is used",
-                       want, strerror(error), machine);
+                       want, geteuid() == 0 ? " by anybody but root" : "",
+                       strerror(error), machine);
     }
 }
 

@@ -1,10 +1,12 @@
 /* larder plan: its command line. */
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/options.h"
 #include "cli/cli.h"
@@ -358,6 +360,41 @@ static void say_choices(int opt)
     }
 }
 
+/* What the flag's value may be; NULL: see say_choices(). */
+static const char *want_of(int opt)
+{
+    switch (opt) {
+    case OPT_CAPACITY:
+    case OPT_SSD:
+        return "sizes are like 64G, or shares like 5%, up to 10000%";
+    case OPT_SSD_WRITES:
+        return "a size, like 2T";
+    case OPT_SSD_ADMIT:
+        return "always or second";
+    case OPT_NODES:
+        return "a number from 1 to 10000";
+    case OPT_ENGINES:
+        return "a number from 1 to 1000000";
+    case OPT_BLOCK:
+    case OPT_NODE_RUN:
+        return "a number from 1 to 1048576";
+    case OPT_LOOKUP_MS:
+        return "milliseconds, from 1 to 60000";
+    case OPT_CURVE:
+        return "a number from 2 to 1000";
+    case OPT_SAMPLE:
+        return "a share above 0, up to 1";
+    case OPT_DRAM_LATENCY:
+    case OPT_SSD_LATENCY:
+        return "microseconds, 0 or more";
+    case OPT_POLICY:
+    case OPT_MODEL:
+        return NULL;
+    default:
+        return "a number above 0, like 1000, 50G or 400T";
+    }
+}
+
 static const char *flag_of(int opt)
 {
     unsigned i = 0;
@@ -366,6 +403,21 @@ static const char *flag_of(int opt)
         i++;
     }
     return options[i].name;
+}
+
+/* A report is written when all is done: too late to find out. */
+static bool is_writable(const char *path)
+{
+    char folder[PATH_MAX] = ".";
+    const char *slash = strrchr(path, '/');
+
+    if (access(path, F_OK) == 0) {
+        return access(path, W_OK) == 0;
+    }
+    if (slash != NULL) {
+        snprintf(folder, sizeof(folder), "%.*s", (int)(slash - path + 1), path);
+    }
+    return access(folder, W_OK | X_OK) == 0;
 }
 
 /* The speeds that --measured names. 0: read, else an exit code. */
@@ -489,9 +541,12 @@ int ldr_plan_parse(const ldr_args_t *args, int argc, char **argv,
         }
         if (!take(p, &g, opt, optarg)) {
             say_choices(opt);
-            return ldr_cli_usage(args, "--%s: '%s' cannot be used",
-                                 flag_of(opt),
-                                 g.bad[0] != '\0' ? g.bad : optarg);
+            const char *want = want_of(opt);
+
+            return ldr_cli_usage(
+                args, "--%s: '%s' cannot be used%s%s", flag_of(opt),
+                g.bad[0] != '\0' ? g.bad : optarg, want != NULL ? ": " : "",
+                want != NULL ? want : "");
         }
         g.bad[0] = '\0';
     }
@@ -500,6 +555,9 @@ int ldr_plan_parse(const ldr_args_t *args, int argc, char **argv,
                              argc - optind);
     }
     p->trace = argv[optind];
+    if (p->html != NULL && !is_writable(p->html)) {
+        return ldr_cli_fail(args, "--html: %s: %s", p->html, strerror(errno));
+    }
     if ((p->ssd_second || p->ssd_writes > 0) && p->ssd.bytes == 0 &&
         p->ssd.share <= 0) {
         return ldr_cli_usage(args, "--ssd-writes and --ssd-admit need --ssd");

@@ -104,8 +104,11 @@ larder_status_t ldr_lost(const ldr_remote_t *r, int error)
                         name);
     }
     return ldr_fail(LARDER_E_OFFLINE, "%s: the connection broke: %s", name,
-                    error == -EPIPE ? "closed by the other side"
-                                    : strerror(-error));
+                    error == -EPIPE
+                        ? "closed by the other side before it let us in: is it "
+                          "the right port (`listening:` in the daemon's log), "
+                          "and tls the same on both sides?"
+                        : strerror(-error));
 }
 
 /* One request and its reply, with nobody else on the stream. */

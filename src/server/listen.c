@@ -1,6 +1,8 @@
 /* Listening: who may even knock. */
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -193,6 +195,23 @@ static void bound_name(int fd, char *text, size_t size)
     }
 }
 
+/* Connections inherit it. One that cannot be had is no reason not to serve. */
+static void judge_congestion(const ldr_server_t *server, int fd)
+{
+    const char *want = server->config->options.congestion;
+    char has[16] = "";
+    socklen_t length = sizeof(has) - 1;
+
+    if (want[0] != '\0' &&
+        getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, has, &length) == 0 &&
+        strcmp(has, want) != 0) {
+        ldr_warn(&server->log,
+                 "congestion: '%s' cannot be used here, connections have '%s'; "
+                 "`larder doctor` says what to change",
+                 want, has);
+    }
+}
+
 /* Whether it may be listened on; shown: its text. */
 static larder_status_t check_one(const ldr_config_t *config, const char *text,
                                  size_t length, ldr_address_t *address,
@@ -252,6 +271,7 @@ static larder_status_t listen_one(ldr_server_t *server, const char *text,
         return ldr_fail(LARDER_E_IO, "listen: %s: %s", shown, strerror(-fd));
     }
     bound_name(fd, shown, sizeof(shown));
+    judge_congestion(server, fd);
     return add(server, fd, false, shown);
 }
 

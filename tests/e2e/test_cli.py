@@ -190,6 +190,9 @@ def test_spaces_are_apart(larder, place, tmp_path):
         got = larder("get", place, "k", "-", *space).stdout
         assert got == b"value %d" % i
     assert len({row["space"] for row in larder.json("ls", place)}) == 6
+    shown = {line.split()[1] for line in larder("ls", place).out.splitlines()}
+    assert len(shown & {row["space"][8:16]
+                        for row in larder.json("ls", place)}) == 6
 
 
 def test_secret(larder, place, tmp_path):
@@ -357,7 +360,7 @@ def test_ls(larder, place, filled):
     table = larder("ls", place).out.splitlines()
     assert len(table) == 5 and "3 shards" in table[-1]
     for row, line in zip(rows, table[1:]):
-        assert line.startswith(f"{row['key']}  {row['space'][:8]} ")
+        assert line.startswith(f"{row['key']}  {row['space'][8:16]} ")
         assert larder("get", place, row["key"], "-").stdout \
             in filled.values()
 

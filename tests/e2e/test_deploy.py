@@ -315,13 +315,30 @@ def as_root_with(image, command, capabilities):
 
 def test_image_holds_what_it_must(image):
     names = {p.name for p in image.rglob("*") if p.is_file()}
-    assert {"larder", "install", "libssl.so.3", "libcrypto.so.3"} <= names
+    assert {"larder", "install", "libssl.so.3", "libcrypto.so.3",
+            "libcurl.so.4"} <= names
     assert not {"sh", "bash", "dash", "busybox", "apt", "dpkg"} & names
     # Whose libraries it carries, and under which licence.
     assert len(list(image.glob("usr/share/doc/*/copyright"))) >= 3
     assert (image / "usr/share/doc/larder/LICENSE").exists()
     assert [p for p in image.rglob("*") if p.is_file()
             and p.stat().st_mode & 0o6000] == []
+
+
+def test_image_knows_every_kind_of_storage(image):
+    """What a kind of shared tier is loaded with is there: it is the storage
+    that does not answer."""
+    for url in ("s3://bucket?endpoint=http://127.0.0.1:1",
+                "valkey://127.0.0.1:1", "dir:/nowhere"):
+        done = subprocess.run(
+            [*within(image, 10646), "/usr/bin/larder", "tier", "check", url],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=dict(os.environ, AWS_ACCESS_KEY_ID="a",
+                     AWS_SECRET_ACCESS_KEY="b"),
+            timeout=60, check=False)
+        assert done.returncode != 0 and "install" not in done.stdout, done
+        assert ("refused" in done.stdout or "connect" in done.stdout
+                or "no such directory" in done.stdout), done.stdout
 
 
 def test_image_as_two_pods(image):

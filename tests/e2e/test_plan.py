@@ -546,9 +546,14 @@ def test_tolerant(larder, tmp_path):
     (("t", "--capacity", "0%"), "--capacity"),
     (("t", "--capacity", "-5%"), "--capacity"),
     (("t", "--model", "gpt-9"), "llama-3.1-8b"),
-    (("t", "--sample", "2"), "--sample"),
-    (("t", "--block-tokens", "0"), "--block-tokens"),
-    (("t", "--curve", "1"), "--curve"),
+    (("t", "--sample", "2"), "--sample: '2' cannot be used: a share above 0"),
+    (("t", "--block-tokens", "0"), "from 1 to 1048576"),
+    (("t", "--curve", "1"), "--curve: '1' cannot be used: a number from 2"),
+    (("t", "--nodes", "10001"), "from 1 to 10000"),
+    (("t", "--engines", "-1"), "from 1 to 1000000"),
+    (("t", "--ssd-speed", "fast"), "like 1000, 50G"),
+    (("t", "--dram-latency", "-1"), "0 or more"),
+    (("t", "--ssd-admit", "third"), "always or second"),
     (("t", "--nonsense"), "unknown flag"),
     (("t", "--capacity"), "needs a value"),
 ])
@@ -648,7 +653,9 @@ def test_html(larder, trace, tmp_path):
     for points in re.findall(r'points="([^"]*)"', text):
         for x, y in (p.split(",") for p in points.split()):
             assert 0 <= float(x) <= 860 and 0 <= float(y) <= 400
-    larder("plan", odd, "--html", tmp_path / "no/such/folder", code=FAILED)
+    done = larder("plan", odd, "--html", tmp_path / "no/such/folder",
+                  code=FAILED)
+    assert not done.out  # found out before the trace is read
 
 
 def test_html_of_little(larder, tmp_path):

@@ -66,6 +66,15 @@ def test_second_daemon_on_the_same_port(serve):
     first.alive()
 
 
+def test_congestion_that_cannot_be_had(serve):
+    """It serves, and says so once."""
+    daemon = serve(congestion="nonsense")
+    lines = [line for line in daemon.log().splitlines() if "nonsense" in line]
+    assert len(lines) == 1 and "congestion" in lines[0], daemon.log()
+    assert "larder doctor" in lines[0]
+    daemon.alive()
+
+
 def test_stale_socket_is_replaced(serve):
     daemon = serve()
     daemon.kill()
