@@ -25,6 +25,7 @@
 /* Beyond drain_ms, which it may take to write down what it has. If it is given
  * up on after that there is no daemon at all. */
 #define TAKEOVER_MS 120000u
+#define PING_NS 10000000000u /* one that works answers in a millisecond */
 #define SEND_NS 10000000000u
 #define FDS_MOST 4096u /* no daemon has as many extents */
 
@@ -204,6 +205,19 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
         return ldr_fail(LARDER_E_OFFLINE, "%s: the daemon is gone: %s", path,
                         strerror(-fd));
     }
+    /* One that hangs will not hand over: nobody shall wait minutes for it. What
+     * it answers does not matter; one made before does not know the word. */
+    if (ldr_admin_say(path, "ping", text, sizeof(text),
+                      ldr_server_now() + PING_NS) == LARDER_E_OFFLINE) {
+        close(fd);
+        return ldr_fail(LARDER_E_OFFLINE,
+                        "%s: the daemon there does not answer, and cannot hand "
+                        "over: end it (SIGKILL), and start without --takeover",
+                        path);
+    }
+    ldr_info(&server->log,
+             "takes over: the daemon at %s has at most %" PRIu64 " s to end",
+             path, ms / 1000);
     /* From here on there is no way back. */
     st = ldr_admin_ask(fd, path, "handover", text, sizeof(text), deadline_ns);
     if (st == LARDER_OK) {

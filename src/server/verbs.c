@@ -1,6 +1,6 @@
 /*
  * Admin verbs, by unix socket, from the daemon's own uid or root: pause,
- * resume, and those of takeover.c. And the side that says them.
+ * resume, ping, and those of takeover.c. And the side that says them.
  */
 #include <errno.h>
 #include <poll.h>
@@ -46,6 +46,8 @@ void ldr_handle_admin(ldr_request_t *r)
         larder_status_t st = say_mode(s->server, verb, text, sizeof(text));
 
         ldr_reply(r, st, text, strlen(text));
+    } else if (strcmp(verb, "ping") == 0) {
+        ldr_reply(r, LARDER_OK, "here", strlen("here"));
     } else if (strcmp(verb, "handover") == 0) {
         ldr_takeover_begin(r, true);
     } else if (strcmp(verb, "takeover") == 0) {
@@ -53,7 +55,7 @@ void ldr_handle_admin(ldr_request_t *r)
     } else {
         ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID,
                                    "'%s' is none of pause, resume, "
-                                   "handover, takeover",
+                                   "ping, handover, takeover",
                                    verb));
     }
 }

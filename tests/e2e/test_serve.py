@@ -612,6 +612,19 @@ def test_takeover_and_ports(serve):
     third.alive()
 
 
+def test_takeover_of_one_that_hangs(serve):
+    """It will not hand over: that is found out soon, and nothing is lost."""
+    first = serve()
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        second = serve(start=False, socket=first.socket)
+        text = refused(second, "--takeover", code=FAILED)
+        assert "does not answer" in text and "SIGKILL" in text
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    first.alive()
+
+
 def test_takeover_by_an_older_one(serve):
     """Which knows nothing of descriptors, and says so by its verb."""
     first = serve()
