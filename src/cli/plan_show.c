@@ -189,7 +189,7 @@ static void show_trace(const ldr_plan_book_t *book)
            p->model.prefill_rate, p->model.slow_tokens);
     if (p->nodes > 1) {
         printf("%u nodes with an equal share of the capacity, %u block%s of a "
-               "chain together\n",
+               "chain together (optimal: one that has all of it)\n",
                p->nodes, p->run_blocks, p->run_blocks == 1 ? "" : "s");
     }
     if (t->sample < 1) {
