@@ -257,6 +257,33 @@ def test_gone_and_back(node, tier, tmp_path):
         assert found(other, 20, SIZE, "meanwhile") == 20
 
 
+def test_offers_of_a_takeover(node, tier, tmp_path):
+    """What the old daemon could not write any more is written by the new one,
+    once somebody opens its space: until then nobody has told it the key."""
+    first = node("first", dirs=0)
+    away = tmp_path / "away"
+    with Node(first.url()) as a:
+        tier.rename(away)
+        until(lambda: first.value("larder_shared_on", operation="read") == 0,
+              60)
+        put_some(a, 20, SIZE)
+    second = node("second", dirs=0, socket=first.socket, start=False)
+    second.start("--takeover")
+    first.wait()
+    away.rename(tier)
+    assert second.value("larder_shared_waiting_shards") == 20
+    time.sleep(2.5)  # each space is looked at after a second
+    assert second.value("larder_shared_waiting_shards") == 20
+    with Node(second.url()) as b:
+        assert found(b, 20, SIZE) == 20
+        until(lambda: second.value("larder_shared_on",
+                                   operation="write") == 1, 60)
+        assert b.flush(SHARED) == OK
+    with Node(node("third", dirs=0).url()) as other:
+        until(lambda: all_there(other, 20), text="not found")
+        assert found(other, 20, SIZE) == 20
+
+
 def test_damage_is_a_miss(node, tier):
     first = node("first")
     with Node(first.url()) as a:
