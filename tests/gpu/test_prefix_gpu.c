@@ -8,6 +8,7 @@
 
 #include "client/fetch_rig.h"
 
+#include "client/remote.h"
 #include "gpu/registered.h"
 
 enum {
@@ -477,6 +478,104 @@ static void test_killed(void **state)
     }
 }
 
+/* ---- memory that takes long to register ---- */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool begun, end;
+} slow = {.lock = PTHREAD_MUTEX_INITIALIZER,
+          .changed = PTHREAD_COND_INITIALIZER};
+
+static void be_stuck(void *arg, uint64_t call, const char *name)
+{
+    (void)arg;
+    (void)call;
+    if (strcmp(name, "cuMemHostRegister") == 0) {
+        pthread_mutex_lock(&slow.lock);
+        slow.begun = true;
+        while (!slow.end) {
+            pthread_cond_wait(&slow.changed, &slow.lock);
+        }
+        pthread_mutex_unlock(&slow.lock);
+    }
+}
+
+static bool is_stuck(void)
+{
+    pthread_mutex_lock(&slow.lock);
+    bool begun = slow.begun;
+    pthread_mutex_unlock(&slow.lock);
+    return begun;
+}
+
+static void unstick(void)
+{
+    pthread_mutex_lock(&slow.lock);
+    slow.end = true;
+    pthread_cond_broadcast(&slow.changed);
+    pthread_mutex_unlock(&slow.lock);
+}
+
+/* Its gate is shut, and the next one may try. */
+static bool may_try(ldr_remote_t *r)
+{
+    pthread_mutex_lock(&r->gate_lock);
+    bool may = r->shut && !r->trying &&
+               ldr_now_ns(&ldr_clock_real) >= r->shut_until_ns;
+    pthread_mutex_unlock(&r->gate_lock);
+    return may;
+}
+
+/* A daemon was away, and the first who finds it back is the thread that
+ * registers its memory, which may take long: others find it back too. */
+static void test_gate(void **state)
+{
+    test_daemon_t *d = &the_daemon;
+    larder_t *one = NULL, *other = NULL;
+    larder_key_t key = key_of(1);
+    larder_item_t item = {.key = &key};
+
+    fix(state);
+    if (!transport_is("shm")) {
+        skip();
+    }
+    prefix_gpu();
+    assert_true(daemon_prepare(d, "embed:?dram=64M&breaker_ms=20"));
+    assert_true(daemon_start(d));
+    assert_status((larder_open)(d->url, NULL, &one), LARDER_OK);
+    larder_space_t *space = open_space(one, "model", 1);
+    daemon_stop(d, SIGKILL);
+    assert_status(larder_run(space, LARDER_OP_EXISTS, &item, 1, NULL), 0);
+    assert_int_equal(item.cause, LARDER_CAUSE_OFFLINE);
+    assert_true(daemon_start(d));
+    assert_status((larder_open)(d->url, NULL, &other), LARDER_OK);
+    larder_space_t *others = open_space(other, "model", 1);
+    assert_status(put_n(others, 1, 1000), LARDER_OK); /* there is memory */
+    uint64_t end_ms = transport_now_ms() + REGISTERED_MS;
+    while (!may_try(one->remote)) {
+        assert_true(transport_now_ms() < end_ms);
+        transport_pause();
+    }
+    si.standin_hook(be_stuck, NULL);
+    assert_status(larder_gpu_attach(one, prefix_gpu()), LARDER_OK);
+    while (!is_stuck()) {
+        assert_true(transport_now_ms() < end_ms);
+        transport_pause();
+    }
+    larder_run(space, LARDER_OP_EXISTS, &item, 1, NULL);
+    unstick(); /* first: what is stuck would keep the test from its end */
+    si.standin_hook(NULL, NULL);
+    assert_status(item.status, LARDER_OK);
+    larder_space_close(&space);
+    larder_space_close(&others);
+    assert_status(larder_close(&one, LARDER_FOREVER), LARDER_OK);
+    assert_status(larder_close(&other, LARDER_FOREVER), LARDER_OK);
+    assert_int_equal(daemon_stop(d, SIGTERM), 0);
+    daemon_clean(d);
+    assert_no_errors();
+}
+
 /* ---- a handle that is closed at once ---- */
 
 static void be_slow(void *arg, uint64_t call, const char *name)
@@ -526,6 +625,7 @@ int main(void)
         ONE(test_bad_tables, "plain"),
         ONE(test_driver_fails, "plain"),
         ONE(test_killed, "plain"),
+        ONE(test_gate, "plain"),
         ONE(test_closed_early, "plain"),
         ONE(test_driver_dead, "plain"), /* last: it stays dead */
     };
