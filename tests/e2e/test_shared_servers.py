@@ -8,10 +8,11 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
 import pytest
 
-from capi import MISS, OK, Node, found, put_some
+from capi import E_DEADLINE, E_OFFLINE, MISS, OK, Node, found, put_some
 from daemon import free_port, until
 
 SHARED = 2  # LARDER_TIER_SHARED
@@ -212,3 +213,39 @@ def test_killed_and_back(node, server):
     with Node(node("third").url()) as cold:
         until(lambda: all_there(cold, 10, "meanwhile"), 60)
         assert found(cold, 10, SIZE, "meanwhile") == 10
+
+
+def is_idle(daemon):
+    """Nobody waits for a disk, but who asks this."""
+    return daemon.value("larder_jobs_running") <= 1
+
+
+def test_reset_while_it_hangs(node, server):
+    """The server does not answer: a reset ends by its deadline, in the daemon
+    too, and the disks have it before anybody waits for the server."""
+    daemon = node("one", dirs=1, shared_timeout_ms=60000)
+    superblock = daemon.dirs[0] / "larder.super"
+    with Node(daemon.url()) as first:
+        until(lambda: is_on(daemon, "write"), 60, daemon.log)
+        put_some(first, 5, SIZE)
+        server.process.send_signal(signal.SIGSTOP)
+        assert first.reset(1000) in (E_DEADLINE, E_OFFLINE)
+        until(lambda: is_idle(daemon), 30, "it still waits")
+    with Node(daemon.url()) as second:
+        put_some(second, 20, SIZE)
+        assert second.flush() == OK
+        before = superblock.stat().st_mtime_ns
+        resetter = threading.Thread(target=second.reset, args=(50000,))
+        resetter.start()
+        try:
+            until(lambda: superblock.stat().st_mtime_ns != before, 30,
+                  "the disk has heard of nothing")
+            time.sleep(0.5)  # until all of it is there
+            assert not is_idle(daemon)
+            daemon.kill()
+        finally:
+            resetter.join()
+    daemon.given.update(shared=None, shared_login=None)
+    daemon.start()
+    with Node(daemon.url()) as third:
+        assert found(third, 20, SIZE) == 0
