@@ -1,0 +1,93 @@
+/*
+ * How long a daemon that takes over waits for the one before it. There is no
+ * daemon here, but a socket that somebody listens on; and nobody waits, for
+ * ppoll() is this file's.
+ */
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "server/session.h"
+#include "support/real.h"
+
+#define SOME_S                                                                 \
+    120             /* beyond drain_ms: for the disks' last writes, and slack  \
+                     */
+#define LITTLE_S 60 /* that this test itself may have taken */
+
+static time_t longest_s; /* that somebody wanted to wait for */
+
+/* In the place of libc's: whoever would wait is told that the time is over. */
+int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
+          const sigset_t *mask)
+{
+    struct timespec none = {0, 0};
+
+    (void)mask;
+    if (timeout != NULL && timeout->tv_sec > longest_s) {
+        longest_s = timeout->tv_sec;
+    }
+    return (int)syscall(SYS_ppoll, fds, count, &none, NULL, 0);
+}
+
+static int listen_at(const char *path)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    snprintf(a.sun_path, sizeof(a.sun_path), "%s", path);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    return fd;
+}
+
+/* The one before has drain_ms to write down what it has. Who gave up on it
+ * sooner would leave no daemon at all: it ends in any case. */
+static void test_waits_for_drain(void **state)
+{
+    static const uint64_t drain_s[] = {0, 10, 3600};
+    ldr_server_t *server = calloc(1, sizeof(*server));
+    ldr_config_t *config = calloc(1, sizeof(*config));
+    ldr_options_t *o = &config->options;
+    char dir[80];
+
+    (void)state;
+    server->config = config;
+    server->log.fn = real_log_none;
+    ldr_options_default(o);
+    snprintf(o->admin, sizeof(o->admin), "none");
+    assert_true(real_dir_make(dir, sizeof(dir), "takeover"));
+    snprintf(o->socket, sizeof(o->socket), "%s/socket", dir);
+    int fd = listen_at(o->socket);
+    for (size_t i = 0; i < sizeof(drain_s) / sizeof(drain_s[0]); i++) {
+        o->drain_ms = drain_s[i] * 1000;
+        longest_s = 0;
+        assert_int_equal(ldr_server_take_over(server), LARDER_E_OFFLINE);
+        assert_in_range(longest_s, drain_s[i] + SOME_S - LITTLE_S,
+                        drain_s[i] + SOME_S);
+        assert_false(server->took_over);
+        close(accept(fd, NULL, NULL));
+    }
+    close(fd);
+    real_dir_remove(dir);
+    free(config);
+    free(server);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_waits_for_drain),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
