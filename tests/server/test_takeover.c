@@ -1,8 +1,9 @@
 /*
  * How long a daemon that takes over waits for the one before it. There is no
- * daemon here, but a socket that somebody listens on; and nobody waits, for
- * ppoll() is this file's.
+ * daemon here, but a socket where a ping is answered and nothing else; and
+ * nobody waits, for ppoll() is this file's.
  */
+#define _GNU_SOURCE
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,12 +20,47 @@
 #include "server/session.h"
 #include "support/real.h"
 
-#define SOME_S                                                                 \
-    120             /* beyond drain_ms: for the disks' last writes, and slack  \
+#define SOME_S 120  /* beyond drain_ms: for the disks' last writes, and slack  \
                      */
 #define LITTLE_S 60 /* that this test itself may have taken */
+#define PEERS 8u
 
 static time_t longest_s; /* that somebody wanted to wait for */
+static int listener;
+static int peers[PEERS];
+static unsigned peer_count;
+static bool is_alive;
+
+static void peers_close(void)
+{
+    while (peer_count > 0) {
+        close(peers[--peer_count]);
+    }
+}
+
+/* What a daemon would do meanwhile. */
+static void answer_pings(void)
+{
+    uint8_t frame[LDR_FRAME_BYTES + 16];
+    const ldr_frame_t reply = {.opcode = LDR_OP_ADMIN, .id = 1};
+    int fd;
+
+    while (peer_count < PEERS &&
+           (fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK)) >= 0) {
+        peers[peer_count++] = fd;
+    }
+    for (unsigned i = 0; i < peer_count; i++) {
+        ssize_t n = recv(peers[i], frame, sizeof(frame), MSG_PEEK);
+
+        if (n == LDR_FRAME_BYTES + 4 &&
+            memcmp(frame + LDR_FRAME_BYTES, "ping", 4) == 0) {
+            assert_int_equal(recv(peers[i], frame, (size_t)n, 0), n);
+            ldr_frame_put(frame, &reply, true);
+            assert_int_equal(send(peers[i], frame, LDR_FRAME_BYTES, 0),
+                             LDR_FRAME_BYTES);
+        }
+    }
+}
 
 /* In the place of libc's: whoever would wait is told that the time is over. */
 int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
@@ -33,6 +69,9 @@ int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
     struct timespec none = {0, 0};
 
     (void)mask;
+    if (is_alive) {
+        answer_pings();
+    }
     if (timeout != NULL && timeout->tv_sec > longest_s) {
         longest_s = timeout->tv_sec;
     }
@@ -42,11 +81,11 @@ int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
 static int listen_at(const char *path)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
     snprintf(a.sun_path, sizeof(a.sun_path), "%s", path);
     assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
-    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(listen(fd, PEERS), 0);
     return fd;
 }
 
@@ -67,7 +106,8 @@ static void test_waits_for_drain(void **state)
     snprintf(o->admin, sizeof(o->admin), "none");
     assert_true(real_dir_make(dir, sizeof(dir), "takeover"));
     snprintf(o->socket, sizeof(o->socket), "%s/socket", dir);
-    int fd = listen_at(o->socket);
+    listener = listen_at(o->socket);
+    is_alive = true;
     for (size_t i = 0; i < sizeof(drain_s) / sizeof(drain_s[0]); i++) {
         o->drain_ms = drain_s[i] * 1000;
         longest_s = 0;
@@ -75,9 +115,14 @@ static void test_waits_for_drain(void **state)
         assert_in_range(longest_s, drain_s[i] + SOME_S - LITTLE_S,
                         drain_s[i] + SOME_S);
         assert_false(server->took_over);
-        close(accept(fd, NULL, NULL));
+        peers_close();
     }
-    close(fd);
+    /* One that does not even answer a ping is not waited for. */
+    is_alive = false;
+    longest_s = 0;
+    assert_int_equal(ldr_server_take_over(server), LARDER_E_OFFLINE);
+    assert_in_range(longest_s, 1, 20);
+    close(listener);
     real_dir_remove(dir);
     free(config);
     free(server);
