@@ -8,6 +8,15 @@
 
 #define SLOTS_MIN ((uint64_t)1 << 16)
 
+/* Side by side, so that one that is looked for is one miss; and in halves, so
+ * that nothing is lost between them. */
+typedef struct ldr_id {
+    uint32_t low, high;
+    uint32_t number; /* + 1; 0: free */
+} ldr_id_t;
+
+_Static_assert(sizeof(ldr_id_t) == 12, "part of the memory promise");
+
 uint64_t ldr_ids_hash(uint64_t x)
 {
     x ^= x >> 31;
@@ -18,25 +27,22 @@ uint64_t ldr_ids_hash(uint64_t x)
 }
 
 /* The slot with this id, or the free one where it would go. */
-static uint64_t find(const ldr_ids_t *ids, uint64_t id)
+static ldr_id_t *find(const ldr_ids_t *ids, uint64_t id)
 {
     uint64_t mask = ids->slots - 1;
     uint64_t i = ldr_ids_hash(id) & mask;
+    uint32_t low = (uint32_t)id, high = (uint32_t)(id >> 32);
 
-    while (ids->numbers[i] != 0 && ids->keys[i] != id) {
+    while (ids->table[i].number != 0 &&
+           (ids->table[i].low != low || ids->table[i].high != high)) {
         i = (i + 1) & mask;
     }
-    return i;
+    return &ids->table[i];
 }
 
 static void drop_table(ldr_ids_t *ids)
 {
-    if (ids->keys != NULL) {
-        ldr_unreserve(ids->keys, ids->slots * sizeof(*ids->keys));
-    }
-    if (ids->numbers != NULL) {
-        ldr_unreserve(ids->numbers, ids->slots * sizeof(*ids->numbers));
-    }
+    ldr_unreserve(ids->table, ids->slots * sizeof(*ids->table));
 }
 
 static bool grow(ldr_ids_t *ids)
@@ -44,18 +50,15 @@ static bool grow(ldr_ids_t *ids)
     ldr_ids_t more = *ids;
 
     more.slots = ids->slots == 0 ? SLOTS_MIN : ids->slots * 2;
-    more.keys = ldr_reserve(more.slots * sizeof(*more.keys));
-    more.numbers = ldr_reserve(more.slots * sizeof(*more.numbers));
-    if (more.keys == NULL || more.numbers == NULL) {
-        drop_table(&more);
+    more.table = ldr_reserve_huge(more.slots * sizeof(*more.table));
+    if (more.table == NULL) {
         return false;
     }
     for (uint64_t i = 0; i < ids->slots; i++) {
-        if (ids->numbers[i] != 0) {
-            uint64_t to = find(&more, ids->keys[i]);
+        const ldr_id_t *from = &ids->table[i];
 
-            more.keys[to] = ids->keys[i];
-            more.numbers[to] = ids->numbers[i];
+        if (from->number != 0) {
+            *find(&more, (uint64_t)from->high << 32 | from->low) = *from;
         }
     }
     drop_table(ids);
@@ -79,12 +82,18 @@ uint32_t ldr_ids_get(ldr_ids_t *ids, uint64_t id)
     if (used >= ids->slots / 10 * 7 && !grow(ids)) {
         return LDR_NIL;
     }
-    uint64_t i = find(ids, id);
-    if (ids->numbers[i] == 0) {
-        ids->keys[i] = id;
-        ids->numbers[i] = ++ids->count;
+    ldr_id_t *at = find(ids, id);
+    if (at->number == 0) {
+        *at = (ldr_id_t){(uint32_t)id, (uint32_t)(id >> 32), ++ids->count};
     }
-    return ids->numbers[i] - 1;
+    return at->number - 1;
+}
+
+void ldr_ids_soon(const ldr_ids_t *ids, uint64_t id)
+{
+    if (id >= ids->plain && ids->slots > 0) {
+        __builtin_prefetch(&ids->table[ldr_ids_hash(id) & (ids->slots - 1)]);
+    }
 }
 
 void ldr_ids_free(ldr_ids_t *ids)

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 
 #define NESTING_MAX 64
+#define SAFE_DIGITS 19 /* of any number below 2^64 */
 
 typedef struct cursor {
     const char *at, *end;
@@ -17,16 +18,19 @@ static bool wrong(cursor_t *c, const char *why)
     return false;
 }
 
-static void skip_space(cursor_t *c)
+static inline void skip_space(cursor_t *c)
 {
-    while (c->at < c->end && (*c->at == ' ' || *c->at == '\t' ||
-                              *c->at == '\r' || *c->at == '\n')) {
-        c->at++;
+    const char *at = c->at, *end = c->end;
+
+    while (at < end && *at <= ' ' &&
+           (*at == ' ' || *at == '\t' || *at == '\r' || *at == '\n')) {
+        at++;
     }
+    c->at = at;
 }
 
 /* Past this character and the space before it. */
-static bool take(cursor_t *c, char what)
+static inline bool take(cursor_t *c, char what)
 {
     skip_space(c);
     if (c->at < c->end && *c->at == what) {
@@ -43,19 +47,21 @@ static bool is_digit(const cursor_t *c)
 
 static bool take_digits(cursor_t *c, uint64_t *value_p)
 {
+    const char *at = c->at, *end = c->end;
     uint64_t value = 0;
 
     if (!is_digit(c)) {
         return wrong(c, "a number without sign is expected");
     }
-    do {
-        unsigned digit = (unsigned)(*c->at++ - '0');
+    for (; at < end && *at >= '0' && *at <= '9'; at++) {
+        unsigned digit = (unsigned)(*at - '0');
 
-        if (value > (UINT64_MAX - digit) / 10) {
+        if (at - c->at >= SAFE_DIGITS && value > (UINT64_MAX - digit) / 10) {
             return wrong(c, "a number is too large");
         }
         value = value * 10 + digit;
-    } while (is_digit(c));
+    }
+    c->at = at;
     *value_p = value;
     return true;
 }
@@ -88,14 +94,16 @@ static bool take_string(cursor_t *c, const char **text_p, size_t *bytes_p)
     if (!take(c, '"')) {
         return wrong(c, "a string is expected");
     }
-    *text_p = c->at;
-    while (c->at < c->end && *c->at != '"') {
-        c->at += *c->at == '\\' && c->end - c->at > 1 ? 2 : 1;
+    const char *at = c->at, *end = c->end;
+    while (at < end && *at != '"') {
+        at += *at == '\\' && end - at > 1 ? 2 : 1;
     }
-    if (c->at >= c->end) {
+    if (at >= end) {
         return wrong(c, "a string has no end");
     }
-    *bytes_p = (size_t)(c->at++ - *text_p);
+    *text_p = c->at;
+    *bytes_p = (size_t)(at - c->at);
+    c->at = at + 1;
     return true;
 }
 

@@ -63,13 +63,15 @@ static void consider(const ldr_model_t *m, uint32_t input,
                      ldr_first_token_t *best)
 {
     double held = (double)blocks * m->block_tokens;
-    double tokens = fmin(held, input > 0 ? input - 1.0 : 0);
+    double most = input > 0 ? input - 1.0 : 0;
+    double tokens = held < most ? held : most;
     /* Leaves go first: what is on SSD lies behind what is in DRAM. */
     uint32_t behind =
         blocks > found->before_ssd ? blocks - found->before_ssd : 0;
     uint32_t ssd_blocks =
         behind < found->ssd_blocks ? behind : found->ssd_blocks;
-    double ssd = fmin((double)ssd_blocks * m->block_tokens, tokens);
+    double ssd =
+        ssd_blocks > 0 ? fmin((double)ssd_blocks * m->block_tokens, tokens) : 0;
     double stage = ssd_blocks > 0 ? found->wait_s + m->ssd.latency_s +
                                         ldr_model_stage(m, ssd)
                                   : 0;

@@ -11,7 +11,7 @@
 #include "store/index.h"
 
 #define PROGRESS_EVERY 4096u
-#define STEP_AHEAD 1u /* requests */
+#define AHEAD 3u /* requests; each is asked for in as many steps */
 
 typedef struct run {
     ldr_tape_t *tape;
@@ -22,6 +22,7 @@ typedef struct run {
     ldr_ssd_sim_t *unlimited;
     uint64_t hits, ssd_hits, late, unlimited_hits;
     double ssd_free_s; /* when the disk has read all that was wanted so far */
+    uint32_t coming[AHEAD - 1]; /* first blocks, of the last request first */
     ldr_plan_result_t *result;
     ldr_times_t with, without;
     ldr_queue_t queue_with, queue_without;
@@ -85,6 +86,10 @@ static ldr_found_t look(run_t *r, const ldr_ssd_sim_t *ssd,
 static void count_hits(run_t *r, const ldr_found_t *found,
                        const ldr_first_token_t *t, uint32_t on_tape)
 {
+    if (found->ssd_blocks == 0 && t->blocks == found->blocks) {
+        r->hits += on_tape; /* as of all without a tier below */
+        return;
+    }
     double each = found->blocks > 0 ? (double)on_tape / found->blocks : 0;
     uint32_t hits = t->blocks == found->blocks
                         ? on_tape
@@ -114,15 +119,18 @@ static void count(run_t *r, const ldr_tape_request_t *request,
         found.ssd_blocks = (uint32_t)lround(found.ssd_blocks * all);
         found.before_ssd = (uint32_t)lround(found.before_ssd * all);
     }
-    found.wait_s = fmax(0, r->ssd_free_s - at_s);
+    found.wait_s = r->ssd_free_s > at_s ? r->ssd_free_s - at_s : 0;
     ldr_first_token_t t =
         ldr_model_first_token(r->model, request->input_tokens, &found);
     count_hits(r, &found, &t, on_tape);
     double held = (double)t.blocks * r->model->block_tokens;
-    sum->tokens += request->input_tokens;
-    sum->hit_tokens += fmin(held, request->input_tokens);
-    r->ssd_free_s = fmax(r->ssd_free_s, at_s) +
-                    ldr_model_stage(r->model, t.tokens - t.dram_tokens);
+    double input = request->input_tokens;
+    sum->tokens += input;
+    sum->hit_tokens += held < input ? held : input;
+    if (r->ssd != NULL) {
+        r->ssd_free_s = fmax(r->ssd_free_s, at_s) +
+                        ldr_model_stage(r->model, t.tokens - t.dram_tokens);
+    }
     sum->prefill_s += t.without_s;
     sum->saved_s += t.saved_s;
     sum->load_tokens += t.tokens;
@@ -133,13 +141,17 @@ static void count(run_t *r, const ldr_tape_request_t *request,
 }
 
 /* What comes next is asked for while this is worked at. */
-static void ask_ahead(const run_t *r, const ldr_player_t *player)
+static void ask_ahead(run_t *r, ldr_player_t *player)
 {
-    uint32_t first[3 * STEP_AHEAD];
-    uint32_t count = ldr_player_ahead(player, first, 3 * STEP_AHEAD);
+    const ldr_sim_ops_t *ops = r->dram->ops;
+    uint32_t block;
 
-    for (unsigned step = 0; (step + 1) * STEP_AHEAD <= count; step++) {
-        r->dram->ops->soon(r->dram, first[(step + 1) * STEP_AHEAD - 1], step);
+    while (ldr_player_ahead(player, AHEAD, &block)) {
+        ops->soon(r->dram, r->coming[1], 0);
+        ops->soon(r->dram, r->coming[0], 1);
+        ops->soon(r->dram, block, 2);
+        r->coming[1] = r->coming[0];
+        r->coming[0] = block;
     }
 }
 

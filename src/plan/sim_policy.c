@@ -18,6 +18,12 @@ typedef struct policy_node {
     uint64_t served; /* blocks that were looked for here */
 } policy_node_t;
 
+/* What is in a slot of a node. */
+typedef struct policy_slot {
+    uint32_t block;
+    uint32_t user; /* the request that last used it */
+} policy_slot_t;
+
 typedef struct policy_sim {
     ldr_sim_t base;
     const ldr_policy_ops_t *ops;
@@ -29,11 +35,10 @@ typedef struct policy_sim {
     uint32_t block_tokens;
     policy_node_t *node;
     ldr_placement_t *placement; /* NULL: there is but one node */
-    uint32_t *slot_of;  /* slot + 1 of a block, on its node; 0: not here */
-    uint32_t *block_of; /* [node * capacity + slot] */
-    uint32_t *user_of;  /* the request that last used it, likewise */
-    uint32_t *slots;    /* of a request's blocks, LDR_NIL for those missing */
-    uint64_t *prints;   /* of its blocks */
+    uint32_t *slot_of;   /* slot + 1 of a block, on its node; 0: not here */
+    policy_slot_t *held; /* [node * capacity + slot] */
+    uint32_t *slots;     /* of a request's blocks, LDR_NIL for those missing */
+    uint64_t *prints;    /* of its blocks */
 } policy_sim_t;
 
 /* What stands for a block towards a policy: its number tells it from all
@@ -47,7 +52,7 @@ static uint64_t print_of(uint32_t block)
 
 static size_t all_bytes(const policy_sim_t *s)
 {
-    return (size_t)s->nodes * s->capacity * 4;
+    return (size_t)s->nodes * s->capacity * sizeof(*s->held);
 }
 
 static void policy_destroy(ldr_sim_t *sim)
@@ -65,11 +70,8 @@ static void policy_destroy(ldr_sim_t *sim)
     if (s->slot_of != NULL) {
         ldr_unreserve(s->slot_of, ((size_t)s->distinct + 1) * 4);
     }
-    if (s->block_of != NULL) {
-        ldr_unreserve(s->block_of, all_bytes(s));
-    }
-    if (s->user_of != NULL) {
-        ldr_unreserve(s->user_of, all_bytes(s));
+    if (s->held != NULL) {
+        ldr_unreserve(s->held, all_bytes(s));
     }
     ldr_placement_destroy(s->placement);
     ldr_free(s->node);
@@ -128,13 +130,12 @@ static ldr_sim_t *policy_create(const ldr_sim_ops_t *ops, ldr_tape_t *tape,
     s->block_tokens = tape->block_tokens;
     s->node = ldr_alloc(s->nodes * sizeof(*s->node));
     s->slot_of = ldr_reserve_huge(((size_t)s->distinct + 1) * 4);
-    s->block_of = ldr_reserve_huge(all_bytes(s));
-    s->user_of = ldr_reserve_huge(all_bytes(s));
+    s->held = ldr_reserve_huge(all_bytes(s));
     s->slots = ldr_alloc(((size_t)tape->longest + 1) * 4);
     s->prints = ldr_alloc(((size_t)tape->longest + 1) * 8);
-    if (s->node == NULL || s->slot_of == NULL || s->block_of == NULL ||
-        s->user_of == NULL || s->slots == NULL || s->prints == NULL ||
-        !make_policies(s) || !make_placement(s)) {
+    if (s->node == NULL || s->slot_of == NULL || s->held == NULL ||
+        s->slots == NULL || s->prints == NULL || !make_policies(s) ||
+        !make_placement(s)) {
         ldr_fail(LARDER_E_NO_MEMORY,
                  "no memory to simulate %s with %u blocks on %u nodes",
                  ops->name, params->capacity, s->nodes);
@@ -171,8 +172,7 @@ typedef struct part {
     const uint32_t *blocks; /* the first of the part */
     uint32_t count;
     policy_node_t *node;
-    uint32_t *block_of; /* of the node */
-    uint32_t *user_of;
+    policy_slot_t *held; /* of the node */
 } part_t;
 
 /*
@@ -192,11 +192,12 @@ static uint32_t make_room(policy_sim_t *s, part_t *p, uint32_t parent,
         return LDR_NIL;
     }
     uint32_t slot = s->ops->victim(n->policy);
-    if (slot == LDR_NIL || p->user_of[slot] == s->request) {
+    if (slot == LDR_NIL ||
+        (p->request->count > 1 && p->held[slot].user == s->request)) {
         return LDR_NIL;
     }
     s->ops->remove(n->policy, slot);
-    s->slot_of[p->block_of[slot]] = 0;
+    s->slot_of[p->held[slot].block] = 0;
     return slot;
 }
 
@@ -209,7 +210,7 @@ static void tell(policy_sim_t *s, part_t *p)
         s->prints[i] = print_of(p->blocks[i]);
         s->slots[i] = slot - 1; /* 0 becomes LDR_NIL */
         if (slot != 0) {
-            p->user_of[slot - 1] = s->request;
+            p->held[slot - 1].user = s->request;
         }
     }
     ldr_policy_request_t r = {
@@ -246,8 +247,7 @@ static bool use_part(policy_sim_t *s, part_t *p)
         }
         s->ops->place(p->node->policy, slot, parent, i, s->prints[i]);
         s->slot_of[p->blocks[i]] = slot + 1;
-        p->block_of[slot] = p->blocks[i];
-        p->user_of[slot] = s->request;
+        p->held[slot] = (policy_slot_t){p->blocks[i], s->request};
         parent = slot;
     }
     return true;
@@ -270,8 +270,7 @@ static bool policy_use(ldr_sim_t *sim, const ldr_tape_request_t *request,
             .blocks = blocks + from,
             .count = left < s->run_blocks ? left : s->run_blocks,
             .node = &s->node[node],
-            .block_of = s->block_of + first,
-            .user_of = s->user_of + first,
+            .held = s->held + first,
         };
         more = use_part(s, &p) && left > s->run_blocks;
     }
@@ -285,7 +284,7 @@ static void policy_soon(const ldr_sim_t *sim, uint32_t block, unsigned step)
     if (step >= 2) {
         __builtin_prefetch(&s->slot_of[block]);
     } else if (step == 1 && s->slot_of[block] != 0) {
-        __builtin_prefetch(&s->user_of[s->slot_of[block] - 1]);
+        __builtin_prefetch(&s->held[s->slot_of[block] - 1]);
     }
     if (s->ops->soon != NULL && s->nodes == 1) {
         s->ops->soon(s->node->policy, print_of(block), step);

@@ -19,6 +19,7 @@
 #define LINE_BYTES_MAX ((size_t)64 << 20)
 #define REQUESTS_AT_ONCE 8192u
 #define BLOCKS_AT_ONCE (128u << 10)
+#define IDS_AHEAD 16u        /* that are asked for before their turn */
 #define PROGRESS_EVERY 2048u /* requests */
 
 /* ---- files ---- */
@@ -113,6 +114,7 @@ typedef struct reader {
     bool skipping; /* inside a line that is too long */
     bool asked;    /* how many tokens a block has; else the lines say it */
     ldr_tape_request_t *requests;
+    uint64_t *ids_in_hand; /* become blocks together */
     uint32_t *blocks;
     uint32_t request_count, block_count; /* in hand */
     uint64_t requests_written, blocks_written;
@@ -130,9 +132,28 @@ static bool write_requests(reader_t *r)
     return true;
 }
 
+/* Numbers the ids in hand, in their order. */
+static bool number_ids(reader_t *r)
+{
+    for (uint32_t i = 0; i < r->block_count; i++) {
+        if (i + IDS_AHEAD < r->block_count) {
+            ldr_ids_soon(&r->ids, r->ids_in_hand[i + IDS_AHEAD]);
+        }
+        r->blocks[i] = ldr_ids_get(&r->ids, r->ids_in_hand[i]);
+        if (r->blocks[i] == LDR_NIL) {
+            ldr_fail(LARDER_E_NO_MEMORY,
+                     "no memory for more than %u different blocks",
+                     r->ids.count);
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool write_blocks(reader_t *r)
 {
-    if (!ldr_tape_pwrite(r->tape->block_fd, r->blocks,
+    if (!number_ids(r) ||
+        !ldr_tape_pwrite(r->tape->block_fd, r->blocks,
                          r->block_count * sizeof(*r->blocks),
                          r->blocks_written * sizeof(*r->blocks))) {
         return false;
@@ -168,15 +189,8 @@ static bool keep_request(reader_t *r)
             ldr_ids_hash(~line->ids[i]) > r->hash_max) {
             continue;
         }
-        uint32_t number = ldr_ids_get(&r->ids, line->ids[i]);
-        if (number == LDR_NIL) {
-            ldr_fail(LARDER_E_NO_MEMORY,
-                     "no memory for more than %u different blocks",
-                     r->ids.count);
-            return false;
-        }
         count++;
-        r->blocks[r->block_count++] = number;
+        r->ids_in_hand[r->block_count++] = line->ids[i];
         if (r->block_count == BLOCKS_AT_ONCE && !write_blocks(r)) {
             return false;
         }
@@ -310,8 +324,9 @@ static bool read_lines(reader_t *r)
 static bool read_all(reader_t *r)
 {
     r->requests = ldr_alloc(REQUESTS_AT_ONCE * sizeof(*r->requests));
+    r->ids_in_hand = ldr_alloc(BLOCKS_AT_ONCE * sizeof(*r->ids_in_hand));
     r->blocks = ldr_alloc(BLOCKS_AT_ONCE * sizeof(*r->blocks));
-    if (r->requests == NULL || r->blocks == NULL) {
+    if (r->requests == NULL || r->ids_in_hand == NULL || r->blocks == NULL) {
         ldr_fail(LARDER_E_NO_MEMORY, "no memory to read a trace");
         return false;
     }
@@ -354,6 +369,7 @@ larder_status_t ldr_tape_read(const ldr_tape_params_t *params, ldr_tape_t *tape)
     ldr_line_free(&r.line);
     ldr_free(r.text);
     ldr_free(r.requests);
+    ldr_free(r.ids_in_hand);
     ldr_free(r.blocks);
     if (!ok) {
         ldr_tape_close(tape);
@@ -407,6 +423,8 @@ static bool more_requests(ldr_player_t *p)
     p->request_at += count;
     p->requests_from = 0;
     p->requests_to = count;
+    p->ahead_request = 0;
+    p->ahead_block = p->blocks_from;
     return true;
 }
 
@@ -425,6 +443,7 @@ static bool more_blocks(ldr_player_t *p)
         return false;
     }
     p->block_at += count;
+    p->ahead_block -= p->blocks_from;
     p->blocks_from = 0;
     p->blocks_to = kept + count;
     return true;
@@ -448,20 +467,23 @@ int ldr_player_next(ldr_player_t *p, const ldr_tape_request_t **request_p,
     *request_p = request;
     *blocks_p = p->blocks + p->blocks_from;
     p->blocks_from += request->count;
+    if (p->ahead_request < p->requests_from) {
+        p->ahead_request = p->requests_from;
+        p->ahead_block = p->blocks_from;
+    }
     return 1;
 }
 
-uint32_t ldr_player_ahead(const ldr_player_t *p, uint32_t *first, uint32_t max)
+bool ldr_player_ahead(ldr_player_t *p, uint32_t most, uint32_t *block_p)
 {
-    uint32_t at = p->blocks_from;
-    uint32_t count = 0;
-
-    while (count < max && p->requests_from + count < p->requests_to &&
-           at < p->blocks_to) {
-        first[count] = p->blocks[at];
-        at += p->requests[p->requests_from + count++].count;
+    if (p->ahead_request == p->requests_to ||
+        p->ahead_request - p->requests_from >= most ||
+        p->ahead_block >= p->blocks_to) {
+        return false;
     }
-    return count;
+    *block_p = p->blocks[p->ahead_block];
+    p->ahead_block += p->requests[p->ahead_request++].count;
+    return true;
 }
 
 void ldr_player_close(ldr_player_t *p)

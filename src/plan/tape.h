@@ -78,6 +78,7 @@ typedef struct ldr_player {
     uint32_t requests_from, requests_to; /* in hand */
     uint32_t blocks_from, blocks_to;
     uint32_t block_room;
+    uint32_t ahead_request, ahead_block; /* next to be told of */
     ldr_tape_request_t *requests;
     uint32_t *blocks;
 } ldr_player_t;
@@ -87,10 +88,9 @@ larder_status_t ldr_player_open(const ldr_tape_t *tape, ldr_player_t *player);
  * one; 0: the end; -1: the file cannot be read, with the text of ldr_fail(). */
 int ldr_player_next(ldr_player_t *player, const ldr_tape_request_t **request_p,
                     const uint32_t **blocks_p);
-/* The first blocks of the requests after it, as far as they are in hand: how
- * many. */
-uint32_t ldr_player_ahead(const ldr_player_t *player, uint32_t *first,
-                          uint32_t max);
+/* The first block of one more of the `most` requests after it, each once, as
+ * far as they are in hand. False: no more of them. */
+bool ldr_player_ahead(ldr_player_t *player, uint32_t most, uint32_t *block_p);
 void ldr_player_close(ldr_player_t *player);
 
 /* Makes the third file: for each reference the place of the next one to the
