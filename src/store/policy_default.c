@@ -299,11 +299,12 @@ static void default_soon(const ldr_policy_t *policy, uint64_t print,
         ldr_ghost_soon(t, ldr_runs_fold(print), step);
         return;
     }
-    if (step == 1) {
+    uint32_t link = *bucket;
+    bool other = link == 0 || ((link ^ hash) & ~t->link_mask) != 0;
+    if (step == 1 || other) {
         ldr_ghost_soon(t, ldr_runs_fold(print), step);
     }
-    uint32_t link = *bucket;
-    if (link != 0 && ((link ^ hash) & ~t->link_mask) != 0) {
+    if (link != 0 && other) {
         const uint32_t *next = &t->runs[ldr_runs_linked(t, link)].link;
 
         if (step == 1) {

@@ -130,18 +130,23 @@ static void unlink_it(ldr_runs_t *t, uint32_t ghost)
     }
 }
 
-/* Of those that go next: what is in its bucket, the bucket. */
+/* Of those that go next: the second in its bucket, the first, the bucket. The
+ * oldest is the last of its bucket, so all before it are looked at. */
 static void fetch_next(const ldr_ghosts_t *g)
 {
-    if (g->span < 2) {
+    if (g->oldest + 2 >= g->size || g->span < 3) {
         return;
     }
-    uint32_t first = *bucket_of(g, g->all[g->oldest].key);
-    if (first != 0) {
-        __builtin_prefetch(&g->all[first - 1]);
+    const ldr_ghost_t *oldest = &g->all[g->oldest];
+    uint32_t at = *bucket_of(g, oldest->key);
+    if (at != 0 && g->all[at - 1].next != 0) {
+        __builtin_prefetch(&g->all[g->all[at - 1].next - 1]);
     }
-    uint32_t next = g->oldest + 1 < g->size ? g->oldest + 1 : 0;
-    __builtin_prefetch(bucket_of(g, g->all[next].key));
+    at = *bucket_of(g, oldest[1].key);
+    if (at != 0) {
+        __builtin_prefetch(&g->all[at - 1]);
+    }
+    __builtin_prefetch(bucket_of(g, oldest[2].key));
 }
 
 bool ldr_ghost_drop(ldr_runs_t *t)
@@ -301,7 +306,13 @@ void ldr_ghost_soon(const ldr_runs_t *t, uint32_t first, unsigned step)
     if (step >= 2) {
         __builtin_prefetch(bucket);
     } else if (*bucket != 0) {
-        __builtin_prefetch(&t->ghosts.all[*bucket - 1]);
+        const ldr_ghost_t *u = &t->ghosts.all[*bucket - 1];
+
+        if (step == 1) {
+            __builtin_prefetch(u);
+        } else if (u->next != 0) {
+            __builtin_prefetch(&t->ghosts.all[u->next - 1]);
+        }
     }
 }
 

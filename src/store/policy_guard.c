@@ -62,20 +62,22 @@ static bool shadow_fill(ldr_default_t *d, uint32_t view, uint32_t run,
         if (q->resident < room) {
             n = n < room - q->resident ? n : room - q->resident;
         } else {
-            uint32_t v = ldr_shade_best(t, view, t->stamp);
+            uint32_t v = ldr_queue_best(t, view, t->stamp);
 
             if (v == LDR_NIL ||
-                (!q->lru && ldr_shade_worth(t, view, v) >
+                (!q->lru && ldr_queue_worth(t, view, v) >
                                 (double)ldr_default_first_worth(d, run))) {
                 return false;
             }
-            uint32_t has = ldr_shade_resident(t, view, v);
+            uint32_t has = t->shades[v].resident[view - 1];
             n = n < has ? n : has;
-            ldr_shade_count(t, view, v, -(int)n);
+            ldr_shade_change(t, view, v, -(int)n);
         }
-        if (!ldr_shade_count(t, view, run, (int)n)) {
+        uint32_t shade = ldr_shade_need(t, run);
+        if (shade == LDR_NIL) {
             return false;
         }
+        ldr_shade_change(t, view, shade, (int)n);
         need -= (uint32_t)n;
     }
     return true;
@@ -86,12 +88,12 @@ static void shadow_request(ldr_default_t *d, uint32_t view, uint64_t room)
     ldr_runs_t *t = &d->t;
 
     while (t->queues[view].resident > room) {
-        uint32_t v = ldr_shade_best(t, view, t->stamp);
+        uint32_t v = ldr_queue_best(t, view, t->stamp);
 
         if (v == LDR_NIL) {
             break;
         }
-        ldr_shade_count(t, view, v, -1);
+        ldr_shade_change(t, view, v, -1);
     }
     for (uint32_t i = 0; i < d->path_count; i++) {
         if (ldr_runs_sampled(t, d->path[i]) &&
@@ -112,8 +114,8 @@ static uint32_t real_hits(const ldr_default_t *d)
         const ldr_run_t *r = &d->t.runs[d->path[i]];
         uint32_t has = r->resident;
 
-        /* Groups of layers may be more slots than chunks. */
-        if (has > 0 && d->t.twins > 0) {
+        /* Groups of layers may be more slots than chunks; one is one. */
+        if (has > 1 && d->t.twins > 0) {
             uint32_t deep = d->t.slots[r->tail].depth + 1 -
                             ldr_limb(&d->t, d->path[i])->depth;
 
@@ -145,12 +147,14 @@ static uint32_t stack_hits(const ldr_default_t *d)
 
 ldr_guard_hits_t ldr_guard_look(const ldr_default_t *d)
 {
-    ldr_guard_hits_t hits = {
-        .learned = shadow_hits(d, LDR_VIEW_LEARNED),
-        .lru = shadow_hits(d, LDR_VIEW_LRU),
-        .real = real_hits(d),
-    };
+    ldr_guard_hits_t hits = {0};
 
+    if (d->path_count == 0) {
+        return hits; /* nobody can have what is new */
+    }
+    hits.learned = shadow_hits(d, LDR_VIEW_LEARNED);
+    hits.lru = shadow_hits(d, LDR_VIEW_LRU);
+    hits.real = real_hits(d);
     hits.real_lru = d->t.lot_mask == 0 ? hits.lru : stack_hits(d);
     return hits;
 }

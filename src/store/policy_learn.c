@@ -21,25 +21,31 @@ void ldr_learn_use(ldr_learn_t *learn, uint32_t class, uint32_t ds,
                    float weight)
 {
     learn->seen[class] = true;
-    learn->uses[class][ldr_learn_age(ds)] += weight;
+    ldr_learn_need(learn, class)->uses[ldr_learn_age(ds)] += weight;
 }
 
 void ldr_learn_wait(ldr_learn_t *learn, uint32_t class, uint32_t from_ds,
                     uint32_t to_ds, float weight)
 {
-    uint32_t age = ldr_learn_age(from_ds);
+    float *waits = ldr_learn_need(learn, class)->waits;
+    uint32_t age = ldr_learn_age(from_ds), last = ldr_learn_age(to_ds);
 
     learn->seen[class] = true;
-    while (from_ds < to_ds) {
-        uint32_t bits = ldr_learn_bits(age);
-        uint32_t end =
-            age + 1 < LDR_AGES ? ((from_ds >> bits) + 1) << bits : to_ds;
+    for (; age < last; age++) {
+        uint32_t end = ldr_learn_from(age + 1);
 
-        end = end < to_ds ? end : to_ds;
-        learn->waits[class][age] += weight * (float)(end - from_ds);
+        waits[age] += weight * (float)(end - from_ds);
         from_ds = end;
-        age += age + 1 < LDR_AGES;
     }
+    if (from_ds < to_ds) {
+        waits[age] += weight * (float)(to_ds - from_ds);
+    }
+}
+
+/* Of a class of which something was counted. */
+static const ldr_learn_row_t *row_seen(const ldr_learn_t *learn, uint32_t class)
+{
+    return &learn->rows[learn->row_of[class] - 1u];
 }
 
 /* ---- classes made of factors ---- */
@@ -114,10 +120,11 @@ static void base_update(ldr_learn_t *learn)
         if (!learn->seen[c]) {
             continue;
         }
+        const ldr_learn_row_t *row = row_seen(learn, c);
         float scale = scale_of(learn, c);
         for (uint32_t a = 0; a < LDR_AGES; a++) {
-            uses[a] += learn->uses[c][a];
-            waits[a] += learn->waits[c][a] * scale;
+            uses[a] += row->uses[a];
+            waits[a] += row->waits[a] * scale;
         }
     }
     smooth(uses, uses_s);
@@ -161,9 +168,13 @@ static void factors_update(ldr_learn_t *learn)
 
     for (uint32_t c = 0; c < count; c++) {
         seen[c] = expected[c] = 0;
-        for (uint32_t a = 0; learn->seen[c] && a < LDR_AGES; a++) {
-            seen[c] += learn->uses[c][a];
-            expected[c] += learn->waits[c][a] * learn->base[a];
+        if (!learn->seen[c]) {
+            continue;
+        }
+        const ldr_learn_row_t *row = row_seen(learn, c);
+        for (uint32_t a = 0; a < LDR_AGES; a++) {
+            seen[c] += row->uses[a];
+            expected[c] += row->waits[a] * learn->base[a];
         }
     }
     factor_update(learn, learn->turn, LDR_TURNS, 1, seen, expected);
@@ -208,17 +219,18 @@ static void worth_update(const float *hazard, float *worth)
  * what was seen at each age. */
 static void own_curve(const ldr_learn_t *learn, uint32_t class, float *hazard)
 {
+    const ldr_learn_row_t *row = row_seen(learn, class);
     float uses[LDR_AGES], waits[LDR_AGES];
     float seen = 0, expected = 0;
     float first = class < LDR_CLASS_LAST ? 1.0f : PRIOR_OVER;
 
     for (uint32_t a = 0; a < LDR_AGES; a++) {
-        seen += learn->uses[class][a];
-        expected += learn->waits[class][a] * learn->base[a];
+        seen += row->uses[a];
+        expected += row->waits[a] * learn->base[a];
     }
     float scale = (PRIOR_CLASS * first + seen) / (PRIOR_CLASS + expected);
-    smooth(learn->uses[class], uses);
-    smooth_waits(learn->waits[class], waits);
+    smooth(row->uses, uses);
+    smooth_waits(row->waits, waits);
     for (uint32_t a = 0; a < LDR_AGES; a++) {
         hazard[a] = (uses[a] + PRIOR_CURVE) /
                     (waits[a] + PRIOR_CURVE / (scale * learn->base[a]));
@@ -237,8 +249,9 @@ void ldr_learn_row_update(ldr_learn_t *learn, uint32_t class)
     for (uint32_t a = 0; a < LDR_AGES; a++) {
         hazard[a] = learn->base[a] * scale;
     }
-    worth_update(hazard, learn->worth[class]);
-    learn->as_of[class] = learn->version;
+    ldr_learn_row_t *row = ldr_learn_need(learn, class);
+    worth_update(hazard, row->worth);
+    row->as_of = learn->version;
 }
 
 static void fade_row(float *row, float by)
@@ -261,13 +274,14 @@ void ldr_learn_rebuild(ldr_learn_t *learn, float fade)
         if (!learn->seen[c]) {
             continue;
         }
+        ldr_learn_row_t *row = ldr_learn_need(learn, c);
         if (c >= LDR_CLASS_BODIES) { /* by what is about to fade */
             own_curve(learn, c, hazard);
-            worth_update(hazard, learn->worth[c]);
-            learn->as_of[c] = learn->version;
+            worth_update(hazard, row->worth);
+            row->as_of = learn->version;
         }
-        fade_row(learn->uses[c], fade);
-        fade_row(learn->waits[c], fade);
+        fade_row(row->uses, fade);
+        fade_row(row->waits, fade);
     }
 }
 

@@ -41,20 +41,39 @@ enum {
     LDR_CLASSES
 };
 
+/* What is known of a class. */
+typedef struct ldr_learn_row {
+    float uses[LDR_AGES];
+    float waits[LDR_AGES]; /* in tenths of a second */
+    float worth[LDR_AGES];
+    uint32_t as_of; /* the rebuild that worth is of */
+} ldr_learn_row_t;
+
 typedef struct ldr_learn {
-    float uses[LDR_CLASSES][LDR_AGES];
-    float waits[LDR_CLASSES][LDR_AGES]; /* in tenths of a second */
-    float worth[LDR_CLASSES][LDR_AGES];
     float base[LDR_AGES]; /* the common curve */
     float app[LDR_APPS], turn[LDR_TURNS], delta[LDR_DELTAS];
     float length[LDR_LENGTHS];
     uint32_t apps_seen; /* bits; what others would be worth is not known */
-    /* Rows of worth are worked out when one is asked for: of some 500 classes
-     * few are in use. A row is good if it is as of the last rebuild. */
+    /* What rows are worth is worked out when one is asked for: of some 500
+     * classes few are in use. It is good if it is as of the last rebuild. */
     uint32_t version;
-    uint32_t as_of[LDR_CLASSES];
     bool seen[LDR_CLASSES]; /* something was counted, ever */
+    /* Rows in the order in which they were first needed, so that those in use
+     * lie together and others take no memory; + 1, 0: not yet. */
+    uint16_t row_of[LDR_CLASSES];
+    uint32_t row_count;
+    ldr_learn_row_t rows[LDR_CLASSES];
 } ldr_learn_t;
+
+/* The row of a class, of zeros if it is new. */
+static inline ldr_learn_row_t *ldr_learn_need(ldr_learn_t *learn,
+                                              uint32_t class)
+{
+    if (learn->row_of[class] == 0) {
+        learn->row_of[class] = (uint16_t)++learn->row_count;
+    }
+    return &learn->rows[learn->row_of[class] - 1u];
+}
 
 /* The age that so many tenths of a second are. */
 static inline uint32_t ldr_learn_age(uint32_t ds)
@@ -94,10 +113,12 @@ void ldr_learn_row_update(ldr_learn_t *learn, uint32_t class);
 /* What the class is worth at the beginning of each age. */
 static inline const float *ldr_learn_row(ldr_learn_t *learn, uint32_t class)
 {
-    if (learn->as_of[class] != learn->version) {
+    const ldr_learn_row_t *row = ldr_learn_need(learn, class);
+
+    if (row->as_of != learn->version) {
         ldr_learn_row_update(learn, class);
     }
-    return learn->worth[class];
+    return row->worth;
 }
 
 /* What something of the class is worth so long after its last use: the table

@@ -4,32 +4,36 @@
 #define PLACE_LOOK 512u
 #define WORTH_DS 4u /* what they are worth is worked out as often */
 
+/* One body for each view: what an item is, and where, is known then, and these
+ * are most of what a request costs. */
+#define INLINE static inline __attribute__((always_inline))
+
 /* An item is a run in the real view, and a record in the others. */
 
-static uint32_t run_of(const ldr_runs_t *t, uint32_t view, uint32_t item)
+INLINE uint32_t run_of(const ldr_runs_t *t, uint32_t view, uint32_t item)
 {
     return view == LDR_VIEW_REAL ? item : t->shades[item].run;
 }
 
-static uint32_t *left_of(ldr_runs_t *t, uint32_t view, uint32_t item)
+INLINE uint32_t *left_of(ldr_runs_t *t, uint32_t view, uint32_t item)
 {
     return view == LDR_VIEW_REAL ? &t->runs[item].left
                                  : &t->shades[item].views[view - 1].left;
 }
 
-static uint32_t *right_of(ldr_runs_t *t, uint32_t view, uint32_t item)
+INLINE uint32_t *right_of(ldr_runs_t *t, uint32_t view, uint32_t item)
 {
     return view == LDR_VIEW_REAL ? &t->runs[item].right
                                  : &t->shades[item].views[view - 1].right;
 }
 
 /* The LRU shadow needs no classes. */
-static uint32_t queue_of(const ldr_runs_t *t, uint32_t view, uint32_t item)
+INLINE uint32_t queue_of(const ldr_runs_t *t, uint32_t view, uint32_t item)
 {
     return view == LDR_VIEW_LRU ? 0 : t->runs[run_of(t, view, item)].class;
 }
 
-static bool is_before(const ldr_runs_t *t, uint32_t view, uint32_t a,
+INLINE bool is_before(const ldr_runs_t *t, uint32_t view, uint32_t a,
                       uint32_t b)
 {
     return ldr_runs_before(t, run_of(t, view, a), run_of(t, view, b));
@@ -52,7 +56,7 @@ double ldr_queue_worth(const ldr_runs_t *t, uint32_t view, uint32_t item)
 }
 
 /* Whether the first one of a class goes before that of another. */
-static bool is_worse(const ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t d)
+INLINE bool is_worse(const ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t d)
 {
     const ldr_run_queues_t *q = &t->queues[view];
     const ldr_run_queue_t *a = &q->classes[c], *b = &q->classes[d];
@@ -66,14 +70,14 @@ static bool is_worse(const ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t d)
     return is_before(t, view, a->first, b->first);
 }
 
-static void heap_set(ldr_run_queues_t *q, uint32_t at, uint32_t c)
+INLINE void heap_set(ldr_run_queues_t *q, uint32_t at, uint32_t c)
 {
     q->heap[at] = (uint16_t)c;
     q->place[c] = (uint16_t)(at + 1);
 }
 
 /* Puts the class, whose place that was, where it belongs. */
-static void heap_down(ldr_runs_t *t, uint32_t view, uint32_t at, uint32_t c)
+INLINE void heap_down(ldr_runs_t *t, uint32_t view, uint32_t at, uint32_t c)
 {
     ldr_run_queues_t *q = &t->queues[view];
 
@@ -96,7 +100,7 @@ static void heap_down(ldr_runs_t *t, uint32_t view, uint32_t at, uint32_t c)
     heap_set(q, at, c);
 }
 
-static void heap_fix(ldr_runs_t *t, uint32_t view, uint32_t at, uint32_t c)
+INLINE void heap_fix(ldr_runs_t *t, uint32_t view, uint32_t at, uint32_t c)
 {
     ldr_run_queues_t *q = &t->queues[view];
 
@@ -108,7 +112,7 @@ static void heap_fix(ldr_runs_t *t, uint32_t view, uint32_t at, uint32_t c)
 }
 
 /* The class has become empty. */
-static void heap_remove(ldr_runs_t *t, uint32_t view, uint32_t c)
+INLINE void heap_remove(ldr_runs_t *t, uint32_t view, uint32_t c)
 {
     ldr_run_queues_t *q = &t->queues[view];
     uint32_t at = q->place[c] - 1u;
@@ -120,13 +124,14 @@ static void heap_remove(ldr_runs_t *t, uint32_t view, uint32_t c)
     }
 }
 
-/* All of it anew. */
+/* All of it anew: first in any order, then from the last that has others below
+ * it to the top. */
 static void heap_make(ldr_runs_t *t, uint32_t view)
 {
     ldr_run_queues_t *q = &t->queues[view];
 
-    for (uint32_t i = 0; i < q->heap_count; i++) {
-        q->place[q->heap[i]] = 0;
+    for (uint32_t i = 0; q->stale && i < q->heap_count; i++) {
+        q->place[q->heap[i]] = 0; /* it may be empty by now */
     }
     q->heap_count = 0;
     q->stale = false;
@@ -139,17 +144,23 @@ static void heap_make(ldr_runs_t *t, uint32_t view)
                 q->classes[c].worth = ldr_learn_worth(
                     t->learn, c, t->now_ds - q->classes[c].used_ds);
             }
-            heap_fix(t, view, q->heap_count++, c);
+            heap_set(q, q->heap_count++, c);
         }
+    }
+    for (uint32_t i = q->heap_count / 2; i-- > 0;) {
+        heap_down(t, view, i, q->heap[i]);
     }
 }
 
 /* The item is now the first. */
-static void queue_first(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item)
+INLINE void queue_first(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item)
 {
     ldr_run_queues_t *q = &t->queues[view];
     const ldr_run_t *r = &t->runs[run_of(t, view, item)];
 
+    if (view == LDR_VIEW_REAL && r->tail != LDR_NIL) {
+        __builtin_prefetch(&t->slots[r->tail]); /* perhaps the next to go */
+    }
     q->classes[c].first = item;
     q->classes[c].stamp = r->stamp;
     q->classes[c].used_ds = r->used_ds;
@@ -166,7 +177,7 @@ static void queue_first(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item)
 }
 
 /* Puts the item behind an older one; LDR_NIL: it is the oldest. */
-static void queue_link(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item,
+INLINE void queue_link(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item,
                        uint32_t older)
 {
     ldr_run_queue_t *q = &t->queues[view].classes[c];
@@ -192,7 +203,7 @@ static void queue_link(ldr_runs_t *t, uint32_t view, uint32_t c, uint32_t item,
  * the oldest, or hardly older than the last. So it is looked for from both
  * ends, and not for long: one that is in the wrong place goes a bit sooner.
  */
-static uint32_t queue_place(ldr_runs_t *t, uint32_t view, uint32_t c,
+INLINE uint32_t queue_place(ldr_runs_t *t, uint32_t view, uint32_t c,
                             uint32_t item)
 {
     uint32_t young = t->queues[view].classes[c].last;
@@ -212,7 +223,7 @@ static uint32_t queue_place(ldr_runs_t *t, uint32_t view, uint32_t c,
     return *left_of(t, view, old);
 }
 
-void ldr_queue_add(ldr_runs_t *t, uint32_t view, uint32_t item)
+INLINE void queue_add(ldr_runs_t *t, uint32_t view, uint32_t item)
 {
     ldr_run_queues_t *q = &t->queues[view];
     uint32_t c = queue_of(t, view, item);
@@ -226,7 +237,16 @@ void ldr_queue_add(ldr_runs_t *t, uint32_t view, uint32_t item)
     q->filled[c / 64] |= (uint64_t)1 << c % 64;
 }
 
-void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item)
+void ldr_queue_add(ldr_runs_t *t, uint32_t view, uint32_t item)
+{
+    if (view == LDR_VIEW_LEARNED) {
+        queue_add(t, LDR_VIEW_LEARNED, item);
+    } else {
+        queue_add(t, LDR_VIEW_LRU, item);
+    }
+}
+
+INLINE void queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item)
 {
     ldr_run_queues_t *q = &t->queues[view];
     uint32_t c = queue_of(t, view, item);
@@ -254,6 +274,31 @@ void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item)
     }
 }
 
+void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item)
+{
+    if (view == LDR_VIEW_LEARNED) {
+        queue_remove(t, LDR_VIEW_LEARNED, item);
+    } else {
+        queue_remove(t, LDR_VIEW_LRU, item);
+    }
+}
+
+/* All of a queue are as young as its first, or younger. */
+static uint32_t best_of_others(ldr_runs_t *t, uint32_t view, uint32_t except)
+{
+    ldr_run_queues_t *q = &t->queues[view];
+    uint32_t best = LDR_NIL;
+    for (uint32_t i = 1; i < q->heap_count; i++) {
+        uint32_t c = q->heap[i];
+
+        if (q->classes[c].stamp != except &&
+            (best == LDR_NIL || is_worse(t, view, c, best))) {
+            best = c;
+        }
+    }
+    return best != LDR_NIL ? q->classes[best].first : LDR_NIL;
+}
+
 uint32_t ldr_queue_best(ldr_runs_t *t, uint32_t view, uint32_t except)
 {
     ldr_run_queues_t *q = &t->queues[view];
@@ -267,17 +312,7 @@ uint32_t ldr_queue_best(ldr_runs_t *t, uint32_t view, uint32_t except)
     if (q->classes[q->heap[0]].stamp != except) {
         return q->classes[q->heap[0]].first;
     }
-    /* All of a queue are as young as its first, or younger. */
-    uint32_t best = LDR_NIL;
-    for (uint32_t i = 1; i < q->heap_count; i++) {
-        uint32_t c = q->heap[i];
-
-        if (q->classes[c].stamp != except &&
-            (best == LDR_NIL || is_worse(t, view, c, best))) {
-            best = c;
-        }
-    }
-    return best != LDR_NIL ? q->classes[best].first : LDR_NIL;
+    return best_of_others(t, view, except);
 }
 
 /* Lists of the real view, that use the links a queue would. */
@@ -357,50 +392,41 @@ void ldr_runs_ghost_last(ldr_runs_t *t, uint32_t run)
     ghost_add(t, run, false);
 }
 
-/* Takes a run out of all queues and lists, before it changes. */
-void ldr_runs_lift(ldr_runs_t *t, uint32_t run)
+/* Out of the queue or list of the real view in which it is. */
+static void leave(ldr_runs_t *t, uint32_t run)
 {
     ldr_run_t *r = &t->runs[run];
 
     if ((r->flags & LDR_RUN_QUEUED) != 0) {
-        ldr_queue_remove(t, LDR_VIEW_REAL, run);
+        queue_remove(t, LDR_VIEW_REAL, run);
         r->flags &= (uint8_t)~LDR_RUN_QUEUED;
-    }
-    if ((r->flags & LDR_RUN_BLOCKED) != 0) {
+    } else if ((r->flags & LDR_RUN_GHOST) != 0) {
+        ghost_remove(t, run);
+    } else if ((r->flags & LDR_RUN_BLOCKED) != 0) {
         blocked_remove(t, run);
     }
-    if ((r->flags & LDR_RUN_GHOST) != 0) {
-        ghost_remove(t, run);
-    }
-    ldr_shade_lift(t, run);
 }
 
-void ldr_runs_settle(ldr_runs_t *t, uint32_t run)
+/* Takes a run out of all queues and lists, before it changes. */
+void ldr_runs_lift(ldr_runs_t *t, uint32_t run)
+{
+    leave(t, run);
+    if ((t->runs[run].flags & LDR_RUN_SHADE) != 0) {
+        ldr_shade_lift(t, run);
+    }
+}
+
+void ldr_runs_move(ldr_runs_t *t, uint32_t run, uint32_t place)
 {
     ldr_run_t *r = &t->runs[run];
-    bool queue = r->resident > 0 && ldr_limb(t, run)->kids == 0 && r->held == 0;
-    bool block = !queue && r->resident > r->held;
-    bool ghost = r->resident == 0 && (r->flags & LDR_RUN_SHADE) == 0;
 
-    /* First out of where it does not belong: the links are the same. */
-    if (!queue && (r->flags & LDR_RUN_QUEUED) != 0) {
-        ldr_queue_remove(t, LDR_VIEW_REAL, run);
-        r->flags &= (uint8_t)~LDR_RUN_QUEUED;
-    }
-    if (!block && (r->flags & LDR_RUN_BLOCKED) != 0) {
-        blocked_remove(t, run);
-    }
-    if (!ghost && (r->flags & LDR_RUN_GHOST) != 0) {
-        ghost_remove(t, run);
-    }
-    if (queue && (r->flags & LDR_RUN_QUEUED) == 0) {
-        ldr_queue_add(t, LDR_VIEW_REAL, run);
+    leave(t, run); /* the links are the same */
+    if (place == LDR_RUN_QUEUED) {
+        queue_add(t, LDR_VIEW_REAL, run);
         r->flags |= LDR_RUN_QUEUED;
-    }
-    if (block && (r->flags & LDR_RUN_BLOCKED) == 0) {
+    } else if (place == LDR_RUN_BLOCKED) {
         blocked_add(t, run);
-    }
-    if (ghost && (r->flags & LDR_RUN_GHOST) == 0) {
+    } else if (place == LDR_RUN_GHOST) {
         /* Hardly any next turn has a last chunk that was not full. */
         ghost_add(t, run, (r->flags & LDR_RUN_LAST) != 0);
     }

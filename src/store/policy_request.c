@@ -292,7 +292,7 @@ static uint32_t add_run(ldr_default_t *d, const ldr_policy_request_t *r,
         ldr_runs_lift(&d->t, run);
     }
     at->flags |= like.flags;
-    ldr_runs_settle(&d->t, run);
+    ldr_runs_settle(&d->t, run); /* only those are not where they belong */
     if (parent != LDR_NIL && !last && d->t.runs[parent].fan < 255) {
         d->t.runs[parent].fan++;
     }
@@ -361,6 +361,9 @@ static void path_join(ldr_default_t *d)
 {
     uint32_t count = 0;
 
+    if (d->path_count < 2) {
+        return;
+    }
     for (uint32_t i = 0; i < d->path_count; i++) {
         uint32_t run = d->path[i];
 

@@ -87,6 +87,9 @@ static void child_remove(ldr_runs_t *t, uint32_t run)
 {
     const ldr_limb_t *l = ldr_limb(t, run);
 
+    if (l->parent == LDR_NIL) { /* in no such list */
+        return;
+    }
     if (l->prev != LDR_NIL) {
         ldr_limb(t, l->prev)->next = l->next;
     } else if (l->parent != LDR_NIL) {
@@ -181,15 +184,19 @@ static void fetch_next(const ldr_runs_t *t)
 void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks)
 {
     uint32_t awake = runs / AWAKE_PART + AWAKE_LEAST;
+    bool any = false;
 
     while ((t->ghost_count > awake || is_worthless(t, t->ghost_head)) &&
            ldr_runs_rest(t)) {
+        any = true;
     }
     while (
         (t->ghost_count + t->ghosts.count > runs || t->ghost_chunks > chunks) &&
         (ldr_ghost_drop(t) || ldr_runs_rest(t))) {
     }
-    fetch_next(t);
+    if (any) {
+        fetch_next(t);
+    }
 }
 
 static uint32_t run_take(ldr_runs_t *t)

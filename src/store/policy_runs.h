@@ -57,6 +57,8 @@ enum {
     LDR_RUN_USED = 0x20,     /* not free */
     LDR_RUN_LAST = 0x40,     /* one chunk, not full */
     LDR_RUN_TEMPLATE = 0x80, /* hinted: shared from the start */
+    /* Where it is in the real view; no two of them. */
+    LDR_RUN_PLACES = LDR_RUN_QUEUED | LDR_RUN_BLOCKED | LDR_RUN_GHOST,
 };
 
 #define LDR_RUN_LENGTH_MAX 16383u
@@ -441,8 +443,27 @@ void ldr_runs_count(ldr_runs_t *t, uint32_t run, int by);
 void ldr_runs_ghost_last(ldr_runs_t *t, uint32_t run);
 /* Takes it out of all queues and lists, before class or stamp change. */
 void ldr_runs_lift(ldr_runs_t *t, uint32_t run);
+/* Puts it into that queue or list of the real view, one of LDR_RUN_PLACES or
+ * none. */
+void ldr_runs_move(ldr_runs_t *t, uint32_t run, uint32_t place);
+
 /* Puts it where it belongs in the real view. */
-void ldr_runs_settle(ldr_runs_t *t, uint32_t run);
+static inline void ldr_runs_settle(ldr_runs_t *t, uint32_t run)
+{
+    const ldr_run_t *r = &t->runs[run];
+    uint32_t place = 0;
+
+    if (r->resident == 0) {
+        place = (r->flags & LDR_RUN_SHADE) == 0 ? LDR_RUN_GHOST : 0;
+    } else if (r->held == 0 && ldr_limb(t, run)->kids == 0) {
+        place = LDR_RUN_QUEUED;
+    } else if (r->resident > r->held) {
+        place = LDR_RUN_BLOCKED;
+    }
+    if ((r->flags & LDR_RUN_PLACES) != place) {
+        ldr_runs_move(t, run, place);
+    }
+}
 /* The run that should lose a chunk next, none with the stamp `except`; or
  * LDR_NIL. */
 uint32_t ldr_runs_best(ldr_runs_t *t, uint32_t except);
@@ -453,8 +474,11 @@ double ldr_runs_worth(const ldr_runs_t *t, uint32_t run);
  *
  * Of items: runs in the real view, records in the others. */
 
+/* These two are for the shadows; ldr_runs_move() is for the real view. */
 void ldr_queue_add(ldr_runs_t *t, uint32_t view, uint32_t item);
 void ldr_queue_remove(ldr_runs_t *t, uint32_t view, uint32_t item);
+/* The item that should lose a chunk next, none with the stamp `except`; or
+ * LDR_NIL. */
 uint32_t ldr_queue_best(ldr_runs_t *t, uint32_t view, uint32_t except);
 /* The tables or the rule have changed: all are worth something else. */
 static inline void ldr_queue_stale(ldr_run_queues_t *q)
@@ -483,13 +507,13 @@ static inline uint32_t ldr_shade_resident(const ldr_runs_t *t, uint32_t view,
     return shade != LDR_NIL ? t->shades[shade].resident[view - 1] : 0;
 }
 
-/* The same as with the real view. False: no room for a record. */
-bool ldr_shade_count(ldr_runs_t *t, uint32_t view, uint32_t run, int by);
+/* The run's record, a new one if it has none; LDR_NIL: no room. */
+uint32_t ldr_shade_need(ldr_runs_t *t, uint32_t run);
+/* A record's number of chunks in that view changes by this many. Without any
+ * in both it goes. */
+void ldr_shade_change(ldr_runs_t *t, uint32_t view, uint32_t shade, int by);
 void ldr_shade_lift(ldr_runs_t *t, uint32_t run);
 void ldr_shade_settle(ldr_runs_t *t, uint32_t run);
-/* The run that should lose a chunk next there; or LDR_NIL. */
-uint32_t ldr_shade_best(ldr_runs_t *t, uint32_t view, uint32_t except);
-double ldr_shade_worth(const ldr_runs_t *t, uint32_t view, uint32_t run);
 /* The run, which is in none of their queues, has lost its end to another. */
 void ldr_shade_split(ldr_runs_t *t, uint32_t run, uint32_t upper);
 /* The run, which has as many chunks now as before and one below it has had,

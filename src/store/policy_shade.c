@@ -18,8 +18,7 @@ uint32_t ldr_shade_look(const ldr_runs_t *t, uint32_t run)
     return at - 1;
 }
 
-/* The run's record, a new one if it has none; LDR_NIL: no room. */
-static uint32_t shade_need(ldr_runs_t *t, uint32_t run)
+uint32_t ldr_shade_need(ldr_runs_t *t, uint32_t run)
 {
     uint32_t shade = ldr_shade_find(t, run);
     uint32_t *bucket = bucket_of(t, run);
@@ -109,13 +108,8 @@ static void count_kid(ldr_runs_t *t, uint32_t view, uint32_t run, int by)
     }
 }
 
-bool ldr_shade_count(ldr_runs_t *t, uint32_t view, uint32_t run, int by)
+void ldr_shade_change(ldr_runs_t *t, uint32_t view, uint32_t shade, int by)
 {
-    uint32_t shade = shade_need(t, run);
-
-    if (shade == LDR_NIL) {
-        return false;
-    }
     ldr_shade_t *s = &t->shades[shade];
     uint32_t had = s->resident[view - 1];
     uint32_t has = (uint32_t)((int)had + by);
@@ -123,25 +117,12 @@ bool ldr_shade_count(ldr_runs_t *t, uint32_t view, uint32_t run, int by)
     s->resident[view - 1] = (uint16_t)has;
     t->queues[view].resident += (uint64_t)(int64_t)by;
     if ((had == 0) != (has == 0)) {
-        count_kid(t, view, run, has == 0 ? -1 : 1);
+        count_kid(t, view, s->run, has == 0 ? -1 : 1);
     }
     settle(t, view, shade);
     if (s->resident[0] == 0 && s->resident[1] == 0) {
         shade_give(t, shade);
     }
-    return true;
-}
-
-uint32_t ldr_shade_best(ldr_runs_t *t, uint32_t view, uint32_t except)
-{
-    uint32_t shade = ldr_queue_best(t, view, except);
-
-    return shade != LDR_NIL ? t->shades[shade].run : LDR_NIL;
-}
-
-double ldr_shade_worth(const ldr_runs_t *t, uint32_t view, uint32_t run)
-{
-    return ldr_queue_worth(t, view, ldr_shade_find(t, run));
 }
 
 /* All of it goes, in no queue by now; to the parent it was below it is, or was,
@@ -170,7 +151,7 @@ void ldr_shade_split(ldr_runs_t *t, uint32_t run, uint32_t upper)
     if (shade == LDR_NIL) {
         return;
     }
-    uint32_t other = shade_need(t, upper);
+    uint32_t other = ldr_shade_need(t, upper);
     for (uint32_t i = 0; other != LDR_NIL && i < LDR_VIEWS - 1; i++) {
         ldr_shade_t *s = &t->shades[shade];
         uint32_t all = s->resident[i];

@@ -213,9 +213,11 @@ static void mislead(cache_t *c)
     ldr_default_t *d = (ldr_default_t *)c->policy;
 
     for (uint32_t i = 0; i < LDR_CLASSES; i++) {
-        d->t.learn->as_of[i] = d->t.learn->version;
+        ldr_learn_row_t *row = ldr_learn_need(d->t.learn, i);
+
+        row->as_of = d->t.learn->version;
         for (uint32_t a = 0; a < LDR_AGES; a++) {
-            d->t.learn->worth[i][a] = (float)a;
+            row->worth[a] = (float)a;
         }
     }
     for (uint32_t v = 0; v < LDR_VIEWS; v++) {
