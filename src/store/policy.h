@@ -60,7 +60,7 @@
  * chunks for each slot in use, at most; they take 24 to 27, and 16 more if they
  * are longer than a chunk, besides the prints. The guard's shadows see a sample
  * of the runs, and take 0.4 MB at most, what LRU would have is counted in 4 KB.
- * The tables take 0.2 MB, and as much for each kind of application. All is
+ * The tables take 1 KB for each class in use, of some 700 at most. All is
  * reserved at create and becomes memory as it is used. Whatever goes wrong in
  * it costs hits: victim gives a slot as long as there is one that is not held,
  * and no other.
