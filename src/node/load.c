@@ -46,16 +46,20 @@ static void wait_for(ldr_node_t *node, ldr_load_t *load, uint32_t shard)
     sh->waiters = load;
 }
 
-/* A shard that is being read is not dirty: the link is free for this queue. */
-static void read_queue(ldr_node_t *node, uint32_t shard)
+/* A shard that is being read is not dirty: the link is free for the queue of
+ * its disk, and the ordinal for who was first. */
+static void read_queue(ldr_node_t *node, ldr_ssd_t *ssd, uint32_t shard)
 {
-    node->store.shards[shard].dirty_next = LDR_NIL;
-    if (node->read_tail != LDR_NIL) {
-        node->store.shards[node->read_tail].dirty_next = shard;
+    ldr_shard_t *shards = node->store.shards;
+
+    shards[shard].save_seq = ++node->read_seq;
+    shards[shard].dirty_next = LDR_NIL;
+    if (ssd->read_tail != LDR_NIL) {
+        shards[ssd->read_tail].dirty_next = shard;
     } else {
-        node->read_head = shard;
+        ssd->read_head = shard;
     }
-    node->read_tail = shard;
+    ssd->read_tail = shard;
     node->reads_waiting++;
 }
 
@@ -91,7 +95,7 @@ static bool begin_read(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
     }
     store->shards[shard].tier = LARDER_TIER_SSD;
     wait_for(node, load, shard);
-    read_queue(node, shard);
+    read_queue(node, &node->ssds[ldr_loc_disk(loc)], shard);
     return false;
 }
 
@@ -340,33 +344,44 @@ static bool read_setup(ldr_node_t *node, ldr_read_t *read, uint32_t shard)
     return true;
 }
 
-/* The first of those that wait. With the lock. */
-static uint32_t read_take(ldr_node_t *node)
+/* The first of those that wait for the disk. With the lock. */
+static uint32_t read_take(ldr_node_t *node, ldr_ssd_t *ssd)
 {
-    uint32_t shard = node->read_head;
+    uint32_t shard = ssd->read_head;
 
-    node->read_head = node->store.shards[shard].dirty_next;
-    if (node->read_head == LDR_NIL) {
-        node->read_tail = LDR_NIL;
+    ssd->read_head = node->store.shards[shard].dirty_next;
+    if (ssd->read_head == LDR_NIL) {
+        ssd->read_tail = LDR_NIL;
     }
     node->reads_waiting--;
     return shard;
 }
 
-/* Whether its disk has half of the slots already, and there are others: one
- * that hangs must not take all of them. With the lock. */
-static bool is_crowded(ldr_node_t *node, uint32_t shard)
+/* Whether the disk has half of the slots already, and there are others: one
+ * that hangs must not take all of them. One that is off reads nothing. */
+static bool is_crowded(const ldr_node_t *node, const ldr_ssd_t *ssd)
 {
-    const ldr_store_t *store = &node->store;
-    const ldr_shard_t *sh = &store->shards[shard];
-    uint32_t entry = store->chunks[sh->chunk].entry;
+    return node->ssd_count > 1 && ssd->on &&
+           ssd->reads_flying >= (node->read_count + 1) / 2;
+}
 
-    if (node->ssd_count < 2 || entry == LDR_NIL) {
-        return false;
+/* The disk whose turn it is: its first read was queued before those of the
+ * others. NULL: none. With the lock. */
+static ldr_ssd_t *read_next(const ldr_node_t *node)
+{
+    const ldr_shard_t *shards = node->store.shards;
+    ldr_ssd_t *next = NULL;
+
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        ldr_ssd_t *ssd = &node->ssds[i];
+
+        if (ssd->read_head != LDR_NIL && !is_crowded(node, ssd) &&
+            (next == NULL || shards[ssd->read_head].save_seq <
+                                 shards[next->read_head].save_seq)) {
+            next = ssd;
+        }
     }
-    const ldr_ssd_t *ssd =
-        ldr_node_disk(node, ldr_index_loc(&store->index, entry, sh->number));
-    return ssd != NULL && ssd->reads_flying >= (node->read_count + 1) / 2;
+    return next;
 }
 
 /* As many of the waiting reads as there are slots for. With the lock; the
@@ -374,15 +389,13 @@ static bool is_crowded(ldr_node_t *node, uint32_t shard)
 static unsigned reads_collect(ldr_node_t *node, ldr_io_req_t **reqs)
 {
     unsigned count = 0;
+    ldr_ssd_t *ssd;
 
-    for (uint32_t left = node->reads_waiting;
-         left > 0 && count < GO_MAX && node->read_free != NULL; left--) {
+    while (count < GO_MAX && node->read_free != NULL &&
+           (ssd = read_next(node)) != NULL) {
         ldr_read_t *read = node->read_free;
-        uint32_t shard = read_take(node);
 
-        if (is_crowded(node, shard)) {
-            read_queue(node, shard);
-        } else if (read_setup(node, read, shard)) {
+        if (read_setup(node, read, read_take(node, ssd))) {
             node->read_free = read->next;
             node->reads_flying++;
             reqs[count++] = &read->req;
@@ -493,7 +506,6 @@ larder_status_t ldr_reads_create(ldr_node_t *node)
 {
     size_t count = node->options.io_depth;
 
-    node->read_head = node->read_tail = LDR_NIL;
     node->reads = ldr_alloc(count * sizeof(*node->reads));
     if (node->reads == NULL) {
         return LARDER_E_NO_MEMORY;
@@ -514,6 +526,14 @@ larder_status_t ldr_reads_create(ldr_node_t *node)
     return LARDER_OK;
 }
 
+/* None of those that wait for the disk is read. With the lock. */
+static void reads_fail(ldr_node_t *node, ldr_ssd_t *ssd, larder_cause_t cause)
+{
+    while (ssd->read_head != LDR_NIL) {
+        ldr_load_failed(node, read_take(node, ssd), cause);
+    }
+}
+
 bool ldr_reads_drain(ldr_node_t *node, uint64_t deadline_ns)
 {
     bool whole = true;
@@ -522,8 +542,8 @@ bool ldr_reads_drain(ldr_node_t *node, uint64_t deadline_ns)
         return true;
     }
     ldr_node_lock(node);
-    while (node->read_head != LDR_NIL) {
-        ldr_load_failed(node, read_take(node), LARDER_CAUSE_DEADLINE);
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        reads_fail(node, &node->ssds[i], LARDER_CAUSE_DEADLINE);
     }
     while (whole && node->reads_flying > 0) {
         whole = ldr_node_pause(node, deadline_ns);

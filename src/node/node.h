@@ -97,7 +97,7 @@ struct ldr_node {
     ldr_read_t *reads; /* slots for reads from disk */
     ldr_read_t *read_free;
     size_t read_count;
-    uint32_t read_head, read_tail; /* shards that wait for a slot */
+    uint64_t read_seq; /* last given: they get slots in this order */
     uint32_t reads_waiting, reads_flying;
 
     ldr_shared_t *shared; /* NULL: no shared tier */

@@ -105,6 +105,7 @@ struct ldr_ssd {
     pthread_cond_t work;
     bool thread_started, idle, go, stop, ended;
 
+    uint32_t read_head, read_tail; /* shards that wait for a slot */
     uint32_t reads_flying;
     uint64_t silent_ns; /* since when no read came back, while some fly */
 };

@@ -335,7 +335,7 @@ larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
         .answered = answered,
         .arg = ssd,
     };
-    ssd->ready = LDR_NIL;
+    ssd->ready = ssd->read_head = ssd->read_tail = LDR_NIL;
     ldr_budget_open(&ssd->budget, (double)o->ssd_writes,
                     ldr_now_ns(node->clock));
     larder_status_t st = memory_for(ssd);

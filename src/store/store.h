@@ -66,7 +66,7 @@ typedef struct ldr_shard {
     uint8_t tier : 2;    /* while reading: from which */
     uint8_t turn : 1;    /* offered: see offer_turn */
     uint32_t offer_prev, offer_next;
-    uint64_t save_seq;   /* order of saves, for flush */
+    uint64_t save_seq;   /* order of saves, for flush; or of reads */
     ldr_load_t *waiters; /* while reading */
 } ldr_shard_t;
 
