@@ -38,7 +38,7 @@
       "auto, uring or plain (threads): how disks are read and written")        \
     X(io_depth, UINT, EMBED | SERVE, "32", 1, 1024, "disk requests in flight") \
     X(io_threads, UINT, EMBED | SERVE, "16", 1, 128,                           \
-      "threads for each directory when io is plain")                           \
+      "threads for each directory when io is plain; with several, some more")  \
     X(verify, ENUM, EMBED | CLIENT, "load", 0, 2,                              \
       "load: check all that is loaded or staged; get: all that is loaded; "    \
       "entry: trust what was checked entering DRAM")                           \

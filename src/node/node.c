@@ -111,18 +111,23 @@ void ldr_node_poison(ldr_node_t *node, const char *what)
 static larder_status_t io_open(ldr_node_t *node, const ldr_node_env_t *env)
 {
     const ldr_options_t *o = &node->options;
-    /* Each disk's batches and syncs: one that hangs takes nobody else's. */
-    unsigned own = (LDR_BATCHES + 1) * o->dir_count;
+    /* A disk that hangs takes nobody else's: it has half of the loads at most
+     * (load.c), and its own requests. */
+    unsigned most = (unsigned)(o->io_depth + 1) / 2 + LDR_SSD_REQUESTS;
+    unsigned depth = (unsigned)o->io_depth + LDR_SSD_REQUESTS * o->dir_count;
     unsigned threads = (unsigned)o->io_threads * o->dir_count;
     int error = -ENOSYS;
 
+    if (o->dir_count > 1) {
+        threads = (unsigned)ldr_max64(threads, most + o->io_threads);
+    }
     if (env->io != NULL || o->dir_count == 0) {
         node->io = env->io; /* DRAM alone needs none */
         return LARDER_OK;
     }
     node->io_owned = true;
     if (o->io != LDR_IO_PLAIN) {
-        error = ldr_io_uring_create((unsigned)o->io_depth + own, &node->io);
+        error = ldr_io_uring_create(depth, &node->io);
         if (error == 0) {
             return LARDER_OK;
         }

@@ -31,7 +31,6 @@
 #define CHOOSE_SLICE 256u /* segments looked at before others get the lock */
 #define DROP_SLICE 4096u
 /* In hand at a time: at least one record of any size. */
-#define CARRY_RECORDS 32u
 #define CARRY_BYTES (LARDER_VALUE_MAX + 2 * LDR_BLOCK)
 
 typedef struct reclaim {
@@ -151,7 +150,7 @@ typedef struct ldr_carried {
 bool ldr_reclaim_create(ldr_ssd_t *ssd)
 {
     ssd->carry = ldr_reserve(CARRY_BYTES);
-    ssd->rows = ldr_alloc(CARRY_RECORDS * sizeof(*ssd->rows));
+    ssd->rows = ldr_alloc(LDR_CARRY_RECORDS * sizeof(*ssd->rows));
     return ssd->carry != NULL && ssd->rows != NULL;
 }
 
@@ -172,7 +171,7 @@ static size_t record_bytes(const ldr_record_t *record)
 static void carry_read(reclaim_t *r)
 {
     ldr_disk_t *d = &r->ssd->disk;
-    ldr_io_req_t *reqs[CARRY_RECORDS];
+    ldr_io_req_t *reqs[LDR_CARRY_RECORDS];
     uint8_t *at = r->ssd->carry;
 
     for (unsigned i = 0; i < r->count; i++) {
@@ -282,7 +281,7 @@ static void carry_enter(reclaim_t *r)
  * nobody else gives any out. */
 static void carry_all(reclaim_t *r)
 {
-    struct iovec iov[CARRY_RECORDS];
+    struct iovec iov[LDR_CARRY_RECORDS];
     uint8_t *at = r->ssd->carry;
     uint32_t first = 0;
     unsigned n = 0;
@@ -324,7 +323,7 @@ static void carry_shard(reclaim_t *r, const ldr_record_t *row)
     if (!wanted || bytes > *budget) {
         return;
     }
-    if (r->count == CARRY_RECORDS || r->bytes + bytes > CARRY_BYTES) {
+    if (r->count == LDR_CARRY_RECORDS || r->bytes + bytes > CARRY_BYTES) {
         carry_all(r);
     }
     r->ssd->rows[r->count++].row = *row;

@@ -31,6 +31,10 @@
 #define LDR_BATCH_IOV 1024u
 #define LDR_BATCH_BYTES ((uint64_t)8 << 20)
 #define LDR_TOMBS 1024u
+#define LDR_CARRY_RECORDS 32u /* that reclaim has in hand at a time */
+/* In flight for one disk at a time, but for loads: batches, what its thread
+ * waits for, of which reclaim's records are the most, and its superblock. */
+#define LDR_SSD_REQUESTS (LDR_BATCHES + LDR_CARRY_RECORDS + 1)
 /* Without an answer while it is opened: the node goes on without it. Longer
  * than a sync takes where others write much. */
 #define LDR_OPEN_NS 10000000000u

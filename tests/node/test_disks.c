@@ -1,13 +1,20 @@
 /*
- * Disks of which one is slow, or hangs: whose read has its turn.
+ * Disks of which one is slow, or hangs: whose read has its turn, and what is
+ * left to the others.
  */
+#include <limits.h>
+#include <pthread.h>
+
 #include "node/disk_rig.h"
 #include "node/load.h"
+#include "support/real.h"
 
 #define SEGMENT_BYTES ((uint64_t)1 << 20)
 #define SEGMENTS 64u
 #define LOADS 128u
 #define SLOTS 4u
+
+/* ---- turns ---- */
 
 /* Reads are held back until the test lets them go. */
 static struct {
@@ -141,10 +148,199 @@ static void test_turns(void **state)
     }
 }
 
+/* ---- one hangs ---- */
+
+enum { BYTES = 4096, PUTS_MAX = 20000, CARRIED_MIN = 16, SOON_MS = 100 };
+
+/* With io=plain: from a reclaim's reads on the first directory does not answer,
+ * and each thread that asks it for something stays with that. */
+static struct {
+    const ldr_io_ops_t *plain;
+    ldr_io_ops_t ops;
+    char dir[PATH_MAX];
+    pthread_mutex_t lock; /* of the rest */
+    pthread_cond_t changed;
+    bool hangs, over;
+} hung = {.lock = PTHREAD_MUTEX_INITIALIZER,
+          .changed = PTHREAD_COND_INITIALIZER};
+
+/* How a request that hangs goes on. */
+typedef struct later {
+    void (*done)(ldr_io_req_t *req);
+    void *arg;
+} later_t;
+
+static void done_later(ldr_io_req_t *req)
+{
+    later_t *later = req->arg;
+
+    pthread_mutex_lock(&hung.lock);
+    while (!hung.over) {
+        pthread_cond_wait(&hung.changed, &hung.lock);
+    }
+    pthread_mutex_unlock(&hung.lock);
+    req->done = later->done;
+    req->arg = later->arg;
+    free(later);
+    req->done(req);
+}
+
+static bool in_first(int file)
+{
+    char link[64], path[PATH_MAX] = "";
+
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", file);
+    assert_true(readlink(link, path, sizeof(path) - 1) > 0);
+    return strncmp(path, hung.dir, strlen(hung.dir)) == 0;
+}
+
+static void submit_hung(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
+{
+    pthread_mutex_lock(&hung.lock);
+    hung.hangs |= count >= CARRIED_MIN && reqs[0]->kind == LDR_IO_READ &&
+                  in_first(reqs[0]->file);
+    for (unsigned i = 0; i < count && hung.hangs; i++) {
+        if (in_first(reqs[i]->file)) {
+            later_t *later = malloc(sizeof(*later));
+
+            *later = (later_t){reqs[i]->done, reqs[i]->arg};
+            reqs[i]->done = done_later;
+            reqs[i]->arg = later;
+        }
+    }
+    pthread_mutex_unlock(&hung.lock);
+    hung.plain->submit(io, reqs, count);
+}
+
+static bool hangs(void)
+{
+    pthread_mutex_lock(&hung.lock);
+    bool now = hung.hangs;
+    pthread_mutex_unlock(&hung.lock);
+    return now;
+}
+
+/* Between two requests: once its disks sleep nobody looks at the table. */
+static void hang_later(ldr_node_t *node)
+{
+    bool idle = false;
+
+    while (!idle) {
+        real_pause();
+        ldr_node_lock(node);
+        idle = node->ssds[0].idle && node->ssds[1].idle;
+        if (idle) {
+            hung.plain = node->io->ops;
+            hung.ops = *node->io->ops;
+            hung.ops.submit = submit_hung;
+            node->io->ops = &hung.ops;
+        }
+        ldr_node_unlock(node);
+    }
+}
+
+static larder_status_t run(larder_space_t *space, larder_op_t op, uint64_t id,
+                           uint32_t timeout_ms)
+{
+    static uint8_t value[BYTES];
+    larder_op_params_t params = {.field_mask = LARDER_OP_TIMEOUT,
+                                 .timeout_ms = timeout_ms};
+    larder_key_t key = real_key(id);
+    struct iovec iov = {value, BYTES};
+    larder_item_t item = {
+        .key = &key,
+        .iov = &iov,
+        .iov_count = 1,
+        .flags = op == LARDER_OP_PUT ? LARDER_PUT_PIN : 0,
+    };
+    uint64_t generation;
+
+    real_fill(value, op == LARDER_OP_PUT ? BYTES : 0, id, 1);
+    assert_int_equal(larder_run(space, op, &item, 1, &params), LARDER_OK);
+    assert_true(op == LARDER_OP_PUT || item.status != LARDER_OK ||
+                real_check(value, BYTES, id, &generation));
+    return item.status;
+}
+
+/* The next one from id on that is on this disk only. */
+static uint64_t find(larder_t *lar, larder_space_t *space, unsigned disk,
+                     uint64_t id)
+{
+    ldr_store_t *store = &lar->node->store;
+    bool found = false;
+
+    while (!found) {
+        larder_key_t key = real_key(++id);
+        larder_cause_t cause;
+
+        assert_in_range(id, 1, PUTS_MAX);
+        ldr_node_lock(lar->node);
+        ldr_name_t name = ldr_store_name(store, space->number, 0, &key);
+        uint32_t entry = ldr_store_find(store, &name, LDR_NIL, 0, &cause);
+        if (entry != LDR_NIL &&
+            ldr_store_resident(store, entry, 0) == LDR_NIL) {
+            ldr_loc_t loc = ldr_index_loc(&store->index, entry, 0);
+
+            found = loc != 0 && ldr_loc_disk(loc) == disk;
+        }
+        ldr_node_unlock(lar->node);
+    }
+    return id;
+}
+
+/* A disk that hangs while reclaim reads what it carries, and with all the loads
+ * that it may have: the other goes on. */
+static void test_reclaim_hangs(void **state)
+{
+    char dirs[2][256], url[700];
+    larder_t *lar = NULL;
+    larder_space_t *space = NULL;
+    uint64_t id = 0, first = 0;
+    larder_stats_t stats;
+
+    (void)state;
+    assert_true(real_dir_make(dirs[0], sizeof(dirs[0]), "disks-a"));
+    assert_true(real_dir_make(dirs[1], sizeof(dirs[1]), "disks-b"));
+    assert_non_null(realpath(dirs[0], hung.dir));
+    snprintf(url, sizeof(url),
+             "embed:%s,%s?dram=4M&ssd=8M&segment=1M&pin_max=64M&io=plain&"
+             "io_threads=1&io_depth=4",
+             dirs[0], dirs[1]);
+    assert_int_equal(real_open(url, &lar), LARDER_OK);
+    assert_int_equal(real_space(lar, "disks", &space), LARDER_OK);
+    hang_later(lar->node);
+    while (!hangs()) {
+        assert_in_range(++id, 1, PUTS_MAX);
+        assert_int_equal(run(space, LARDER_OP_PUT, id, 10000), LARDER_OK);
+        if (id % 16 == 0) { /* before it is evicted */
+            larder_flush(lar, LARDER_TIER_SSD, SOON_MS);
+        }
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        first = find(lar, space, 0, first);
+        assert_int_equal(run(space, LARDER_OP_GET, first, SOON_MS),
+                         LARDER_MISS);
+    }
+    larder_status_t st =
+        run(space, LARDER_OP_GET, find(lar, space, 1, 0), 2000);
+    assert_true(real_stats(lar, &stats));
+    pthread_mutex_lock(&hung.lock);
+    hung.over = true;
+    pthread_cond_broadcast(&hung.changed);
+    pthread_mutex_unlock(&hung.lock);
+    assert_int_equal(st, LARDER_OK);
+    assert_true(stats.disk[1].on);
+    assert_int_equal(larder_close(&lar, LARDER_FOREVER), LARDER_OK);
+    larder_space_close(&space);
+    real_dir_remove(dirs[0]);
+    real_dir_remove(dirs[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_turns, setup, teardown),
+        cmocka_unit_test(test_reclaim_hangs),
     };
 
     return cmocka_run_group_tests_name("node/disks", tests, NULL, NULL);
