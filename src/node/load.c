@@ -87,7 +87,8 @@ static bool begin_read(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
     entry = ldr_store_find(store, &r.name, LDR_NIL, now_s, &cause);
     if (entry == LDR_NIL ||
         ldr_store_resident(store, entry, r.number) != LDR_NIL ||
-        ldr_index_loc(&store->index, entry, r.number) != loc) {
+        ldr_index_loc(&store->index, entry, r.number) != loc ||
+        ldr_node_disk(node, loc) == NULL) {
         return begin(node, load);
     }
     if (ldr_store_reserve(store, entry, &r, &shard) != LARDER_OK) {
@@ -141,17 +142,6 @@ static bool begin_fetch(ldr_node_t *node, ldr_load_t *load, larder_cause_t why)
     return false;
 }
 
-/* Whether it is being read from a disk that went off meanwhile: that read may
- * never come back. */
-static bool is_stuck(ldr_node_t *node, uint32_t entry, uint32_t shard)
-{
-    const ldr_shard_t *sh = &node->store.shards[shard];
-    ldr_loc_t loc = ldr_index_loc(&node->store.index, entry, sh->number);
-
-    return sh->tier == LARDER_TIER_SSD && loc != 0 &&
-           ldr_node_disk(node, loc) == NULL;
-}
-
 static bool begin(ldr_node_t *node, ldr_load_t *load)
 {
     ldr_store_t *store = &node->store;
@@ -176,9 +166,6 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
         case LDR_SHARD_READY:
             return settle_held(node, load, shard);
         case LDR_SHARD_READING:
-            if (is_stuck(node, entry, shard)) {
-                return settle(load, LARDER_MISS, LARDER_CAUSE_TIER_OFF);
-            }
             wait_for(node, load, shard);
             return false;
         default: /* being filled: nobody has seen it yet */
@@ -325,6 +312,7 @@ static bool read_setup(ldr_node_t *node, ldr_read_t *read, uint32_t shard)
     read->shard = shard;
     read->loc = loc;
     read->begin_ns = ldr_now_ns(node->clock);
+    read->flying = true;
     if (ssd->reads_flying++ == 0) {
         ssd->silent_ns = read->begin_ns;
     }
@@ -358,10 +346,10 @@ static uint32_t read_take(ldr_node_t *node, ldr_ssd_t *ssd)
 }
 
 /* Whether the disk has half of the slots already, and there are others: one
- * that hangs must not take all of them. One that is off reads nothing. */
+ * that hangs must not take all of them. */
 static bool is_crowded(const ldr_node_t *node, const ldr_ssd_t *ssd)
 {
-    return node->ssd_count > 1 && ssd->on &&
+    return node->ssd_count > 1 &&
            ssd->reads_flying >= (node->read_count + 1) / 2;
 }
 
@@ -421,6 +409,7 @@ static void read_done(ldr_io_req_t *req)
 
     ldr_histogram_add(&ssd->read_times, now_ns - read->begin_ns);
     ldr_node_lock(node);
+    read->flying = false;
     ssd->reads_flying--;
     ssd->silent_ns = now_ns;
     read_settle(node, read, parsed, &record);
@@ -531,6 +520,22 @@ static void reads_fail(ldr_node_t *node, ldr_ssd_t *ssd, larder_cause_t cause)
 {
     while (ssd->read_head != LDR_NIL) {
         ldr_load_failed(node, read_take(node, ssd), cause);
+    }
+}
+
+void ldr_reads_off(ldr_node_t *node, ldr_ssd_t *ssd)
+{
+    ldr_store_t *store = &node->store;
+
+    reads_fail(node, ssd, LARDER_CAUSE_TIER_OFF);
+    for (size_t i = 0; i < node->read_count; i++) {
+        const ldr_read_t *read = &node->reads[i];
+
+        if (read->flying && &node->ssds[ldr_loc_disk(read->loc)] == ssd) {
+            /* Detached, its chunk is the read's alone, until that is back. */
+            wake_waiters(node, read->shard, LARDER_MISS, LARDER_CAUSE_TIER_OFF);
+            ldr_store_discard(store, store->shards[read->shard].chunk);
+        }
     }
 }
 

@@ -42,6 +42,7 @@ struct ldr_read {
     uint32_t shard;
     ldr_loc_t loc;
     uint64_t begin_ns;
+    bool flying;                 /* its slot is taken */
     ldr_segment_header_t header; /* of the segment it reads from */
     struct iovec *iov;           /* LDR_READ_IOV of them */
     uint8_t *block;              /* where the descriptor arrives */
@@ -86,6 +87,11 @@ bool ldr_load_fits(const ldr_store_t *store, uint32_t shard,
 /* The slots, made at open and freed at close. */
 larder_status_t ldr_reads_create(ldr_node_t *node);
 void ldr_reads_destroy(ldr_node_t *node);
+/* The disk went off, and what it was asked for may never come back: all that
+ * wait for it miss, reads without a slot are given up, and what the others read
+ * is not found any more, so that it can be had elsewhere or saved again. With
+ * the lock. */
+void ldr_reads_off(ldr_node_t *node, ldr_ssd_t *ssd);
 /* Waits until no read is in flight; nobody may begin one meanwhile, and those
  * that have no slot yet are not read any more. False: a disk does not answer.
  */

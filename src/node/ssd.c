@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "base/fault.h"
 #include "base/mem.h"
+#include "node/load.h"
 #include "store/arena.h"
 
 #define FAILURES_MAX 3u /* in a row: then the disk is off */
@@ -62,6 +63,7 @@ void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error)
     sync_give_up(ssd);
     ldr_ssd_wake(ssd);         /* who tries again may be asleep for long */
     ldr_node_dirty(ssd->node); /* what it leaves, the others write */
+    ldr_reads_off(ssd->node, ssd);
 }
 
 void ldr_ssd_failed(ldr_ssd_t *ssd, unsigned *failures, const char *what,

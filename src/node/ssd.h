@@ -160,7 +160,7 @@ uint64_t ldr_ssd_want_sync(ldr_ssd_t *ssd);
  * hangs, and goes off. With the lock. */
 void ldr_ssd_waited(ldr_ssd_t *ssd);
 
-/* Turns the disk off, with the lock held. */
+/* Turns the disk off, with the lock held: nobody waits for its reads then. */
 void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error);
 /* A failed read or write, counted in one of the two: three in a row turn the
  * disk off. With the lock. */

@@ -1,6 +1,6 @@
 /*
- * Disks of which one is slow, or hangs: whose read has its turn, and what is
- * left to the others.
+ * Disks of which one is slow, or hangs: whose read has its turn, what is left
+ * of a disk that goes off, and what to the others.
  */
 #include <limits.h>
 #include <pthread.h>
@@ -59,6 +59,18 @@ static void hold_back(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
     }
 }
 
+static void hold_reads(fixture_t *f)
+{
+    ldr_io_t *io = simdisk_io(f->disk);
+
+    held.disk = io->ops;
+    held.ops = *io->ops;
+    held.ops.submit = hold_back;
+    held.count = held.wrong = held.next[0] = 0;
+    held.next[1] = 1;
+    io->ops = &held.ops;
+}
+
 static void let_go(fixture_t *f, unsigned at)
 {
     ldr_io_req_t *req = held.reqs[at];
@@ -67,6 +79,30 @@ static void let_go(fixture_t *f, unsigned at)
     memmove(held.reqs + at, held.reqs + at + 1,
             (held.count - at) * sizeof(*held.reqs));
     held.disk->submit(simdisk_io(f->disk), &req, 1);
+}
+
+/* From now on the disk does all at once, and what was held back first. */
+static void let_all_go(fixture_t *f)
+{
+    simdisk_io(f->disk)->ops = held.disk;
+    while (held.count > 0) {
+        let_go(f, 0);
+    }
+}
+
+static int end(void **state)
+{
+    let_all_go(*state); /* where the test has failed */
+    return teardown(state);
+}
+
+static int setup_one(void **state)
+{
+    fixture_t *f = fixture_make(state, SEGMENTS, SEGMENT_BYTES);
+
+    f->rig.options.dram = 64 << 20;
+    f->rig.options.io_depth = 2;
+    return fixture_open(f);
 }
 
 static int setup(void **state)
@@ -87,8 +123,9 @@ static void fill(fixture_t *f)
         name_t name = {0, 0, i};
 
         assert_int_equal(rig_put(&f->rig, name, 1), LARDER_OK);
-        rig_step_disk(&f->rig, i % 2, 100);
-        assert_int_equal(ldr_loc_disk(rig_loc(&f->rig, name)), i % 2);
+        unsigned disk = i % f->rig.node->ssd_count;
+        rig_step_disk(&f->rig, disk, 100);
+        assert_int_equal(ldr_loc_disk(rig_loc(&f->rig, name)), disk);
     }
     rig_close(&f->rig);
     assert_int_equal(rig_open(&f->rig), LARDER_OK);
@@ -125,26 +162,77 @@ static unsigned fastest(void)
 static void test_turns(void **state)
 {
     fixture_t *f = *state;
-    ldr_io_t *io = simdisk_io(f->disk);
     unsigned done = 0;
 
     fill(f);
-    held.disk = io->ops;
-    held.ops = *io->ops;
-    held.ops.submit = hold_back;
-    held.next[1] = 1;
-    io->ops = &held.ops;
+    hold_reads(f);
     begin(f, 0, LOADS / 2);
     begin(f, LOADS / 2, LOADS);
     for (; held.count > 0; done++) {
         let_go(f, fastest());
     }
-    io->ops = held.disk;
     assert_int_equal(held.wrong, 0);
     assert_int_equal(done, LOADS);
     for (uint32_t i = 0; i < LOADS; i++) {
         assert_int_equal(loads[i].load.status, LARDER_OK);
         ldr_load_end(f->rig.node, &loads[i].load, false);
+    }
+}
+
+/* ---- off ---- */
+
+static larder_status_t get(fixture_t *f, uint32_t key)
+{
+    name_t name = {0, 0, key};
+    size_t bytes;
+    larder_status_t st = rig_get(&f->rig, name, &bytes);
+
+    assert_true(st != LARDER_OK || value_is(name, 1, f->rig.buffer, bytes));
+    return st;
+}
+
+/* Of twenty reads two are with the disk, which does not answer, when it goes
+ * off. Nobody waits for any of them then, what the others would have needed is
+ * free, and all can be saved again. */
+static void test_off(void **state)
+{
+    enum { WANTED = 20, WITH_DISK = 2 };
+    fixture_t *f = *state;
+    ldr_node_t *node;
+
+    fill(f);
+    node = f->rig.node;
+    hold_reads(f);
+    begin(f, 0, WANTED);
+    assert_int_equal(held.count, WITH_DISK);
+    rig_sleep(&f->rig, 6000);
+    ldr_load_abandon(node, &loads[0].load, LARDER_E_DEADLINE);
+    for (uint32_t i = 0; i < WANTED; i++) {
+        const ldr_load_t *load = &loads[i].load;
+
+        assert_int_equal(load->status,
+                         i == 0 ? LARDER_E_DEADLINE : LARDER_MISS);
+        assert_int_equal(load->cause,
+                         i == 0 ? LARDER_CAUSE_NONE : LARDER_CAUSE_TIER_OFF);
+        ldr_load_end(node, &loads[i].load, false);
+    }
+    assert_false(node->ssds[0].on);
+    assert_int_equal(node->store.held_chunks, WITH_DISK);
+    for (uint32_t i = 0; i < WANTED; i += WANTED / 4) {
+        assert_int_equal(get(f, i), LARDER_MISS);
+        assert_int_equal(f->rig.cause, LARDER_CAUSE_TIER_OFF);
+        assert_int_equal(rig_put(&f->rig, (name_t){0, 0, i}, 1), LARDER_OK);
+        assert_int_equal(get(f, i), LARDER_OK);
+    }
+    /* It answers. */
+    let_all_go(f);
+    assert_int_equal(node->store.held_chunks, 0);
+    store_check(&node->store);
+    rig_sleep(&f->rig, f->rig.options.retry_ms);
+    rig_step(&f->rig, 1000);
+    assert_true(node->ssds[0].on);
+    for (uint32_t i = 0; i < LOADS; i++) {
+        assert_int_equal(get(f, i), LARDER_OK);
     }
 }
 
@@ -339,7 +427,8 @@ static void test_reclaim_hangs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_turns, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_turns, setup, end),
+        cmocka_unit_test_setup_teardown(test_off, setup_one, end),
         cmocka_unit_test(test_reclaim_hangs),
     };
 
