@@ -176,18 +176,21 @@ static void socket_close(ldr_shm_session_t *s)
 }
 
 /* The end, for whatever reason: nobody is left waiting, and memory that nobody
- * uses goes back at once; what leases use, when they are released. */
+ * uses goes back at once; what leases use, when they are released. The daemon
+ * cannot see what a living process has unmapped, and would keep all that the
+ * session holds: it is told, if it is there, so the socket stays until then. */
 static void watcher_ends(ldr_shm_session_t *s)
 {
     ldr_shm_t *shm = s->shm;
 
     __atomic_store_n(&s->dead, true, __ATOMIC_RELEASE);
     ldr_shm_wake_all(s);
-    socket_close(s);
     pthread_mutex_lock(&shm->lock);
     retire(shm, s);
     pthread_mutex_unlock(&shm->lock);
-    while (ldr_map_sweep(s) && !__atomic_load_n(&s->leave, __ATOMIC_RELAXED)) {
+    bool left;
+    while ((left = ldr_map_sweep(s)) &&
+           !__atomic_load_n(&s->leave, __ATOMIC_RELAXED)) {
         struct pollfd p = {.fd = s->wake_fd, .events = POLLIN};
         uint64_t rung;
 
@@ -195,6 +198,10 @@ static void watcher_ends(ldr_shm_session_t *s)
             /* It rang for what was seen already. */
         }
     }
+    if (!left) {
+        ldr_map_left(s);
+    }
+    socket_close(s);
     pthread_mutex_lock(&shm->lock);
     s->ended = true;
     pthread_mutex_unlock(&shm->lock);
@@ -484,7 +491,6 @@ static void shm_destroy(ldr_remote_t *r)
     ldr_shm_session_t *s = shm->session;
     pthread_mutex_unlock(&shm->lock);
     if (s != NULL) {
-        ldr_map_leave(s);
         unwatch(s); /* its watcher puts it with the old ones */
         pthread_mutex_lock(&shm->lock);
         retire(shm, s);

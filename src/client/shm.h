@@ -170,16 +170,16 @@ void ldr_shm_wake_all(ldr_shm_session_t *s);
 void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
                      const uint8_t *body, int fd);
 void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m);
-/* The handle is closed: unmaps all, and tells the daemon that it did; else it
- * could not know, while this process lives. */
-void ldr_map_leave(ldr_shm_session_t *s);
 /* The watcher's: unmaps what is to go and nobody uses, of a dead session all
  * that nobody uses, and wakes who waits for it. Whether something is left. */
 bool ldr_map_sweep(ldr_shm_session_t *s);
+/* The watcher's, of a dead session: tells the daemon that nothing is left. */
+void ldr_map_left(ldr_shm_session_t *s);
 /* Maps every extent that the tenant has now, for a GPU that is to reach them.
  * Ends early, with no harm, if it is told to or something fails. */
 void ldr_map_warm(ldr_shm_session_t *s, const ldr_stop_t *stop);
-/* A frame on the socket; 0 or a negative errno. */
+/* A frame on the socket; 0 or a negative errno. Of a dead session only REVOKED:
+ * nothing may be asked for behind the last one. */
 int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
                         uint64_t id, const void *body, size_t bytes,
                         uint64_t deadline_ns);

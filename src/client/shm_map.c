@@ -222,7 +222,8 @@ int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
     ldr_frame_put(at, &frame, true);
     do {
         pthread_mutex_lock(&s->socket_lock);
-        error = s->fd < 0
+        bool late = ldr_shm_dead(s) && opcode != LDR_OP_REVOKED;
+        error = s->fd < 0 || late
                     ? -EPIPE
                     : ldr_send_fds(s->fd, at, LDR_FRAME_BYTES + bytes, NULL, 0);
         int ready = 1;
@@ -239,6 +240,18 @@ int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
         }
     } while (error == -EAGAIN);
     return error;
+}
+
+/* Says that the extent is unmapped (UINT32_MAX: that all are). */
+static int send_revoked(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
+{
+    uint8_t body[LDR_EXTENT_MSG_BYTES];
+    size_t bytes = ldr_put_extent(body, m);
+
+    return ldr_shm_socket_send(
+        s, LDR_OP_REVOKED, LDR_FRAME_SILENT,
+        __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED), body, bytes,
+        ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS);
 }
 
 /* ---- users ---- */
@@ -381,7 +394,6 @@ bool ldr_map_sweep(ldr_shm_session_t *s)
 {
     bool dead = ldr_shm_dead(s), left = false;
     ldr_mapping_t *idle = NULL, *next;
-    uint8_t body[LDR_EXTENT_MSG_BYTES];
 
     pthread_mutex_lock(&s->map_lock);
     if (s->sweep || dead) {
@@ -399,11 +411,7 @@ bool ldr_map_sweep(ldr_shm_session_t *s)
 
         next = map->next;
         unmap(map);
-        if (!dead && ldr_shm_socket_send(
-                         s, LDR_OP_REVOKED, LDR_FRAME_SILENT,
-                         __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED),
-                         body, ldr_put_extent(body, &m),
-                         ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS) < 0) {
+        if (!dead && send_revoked(s, &m) < 0) {
             ldr_shm_die(s); /* it would never hear of it */
         }
     }
@@ -416,28 +424,11 @@ bool ldr_map_sweep(ldr_shm_session_t *s)
     return left;
 }
 
-void ldr_map_leave(ldr_shm_session_t *s)
+void ldr_map_left(ldr_shm_session_t *s)
 {
     ldr_extent_msg_t all = {.extent = UINT32_MAX};
-    uint8_t body[LDR_EXTENT_MSG_BYTES];
-    ldr_mapping_t *next;
-    bool used = false;
 
-    pthread_mutex_lock(&s->map_lock);
-    ldr_mapping_t *idle = take_idle(s, true, &used);
-    pthread_mutex_unlock(&s->map_lock);
-    for (ldr_mapping_t *map = idle; map != NULL; map = next) {
-        next = map->next;
-        unmap(map);
-    }
-    if (!used && !ldr_shm_dead(s)) {
-        size_t bytes = ldr_put_extent(body, &all);
-
-        ldr_shm_socket_send(
-            s, LDR_OP_REVOKED, LDR_FRAME_SILENT,
-            __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED), body, bytes,
-            ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS);
-    }
+    (void)send_revoked(s, &all); /* else it holds it while we live */
 }
 
 /* ---- segments ---- */

@@ -174,8 +174,6 @@ larder_status_t ldr_session_enter(ldr_session_t *s, ldr_guest_t *guest)
 
 static void drop_requests(ldr_session_t *s)
 {
-    ldr_server_metrics_t *m = s->server->metrics;
-
     if (s->in != NULL) {
         ldr_request_free(s->in);
         s->in = NULL;
@@ -206,16 +204,7 @@ static void drop_requests(ldr_session_t *s)
             ldr_request_free(r); /* a RESERVE that waits has nothing yet */
         }
     }
-    while (s->out_head != NULL) {
-        ldr_out_t *out = s->out_head;
-
-        s->out_head = out->next;
-        ldr_metrics_level(m, LDR_LEVEL_REPLY_BYTES, -(int64_t)out->left);
-        ldr_out_free(s, out);
-    }
-    s->out_end = &s->out_head;
-    s->out_bytes = 0;
-    s->out_fds = 0;
+    ldr_session_unqueue(s);
 }
 
 /* Nobody speaks any more; the process may live. */

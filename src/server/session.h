@@ -260,6 +260,8 @@ void ldr_out_free(ldr_session_t *s, ldr_out_t *out);
 ldr_out_t *ldr_session_out(ldr_session_t *s, bool by_ring, const uint8_t *frame,
                            size_t bytes);
 void ldr_session_queue(ldr_session_t *s, bool by_ring, ldr_out_t *out);
+/* Drops what is queued for the socket. */
+void ldr_session_unqueue(ldr_session_t *s);
 
 /* ---- ring.c: frames by shared memory ---- */
 

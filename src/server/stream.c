@@ -134,6 +134,12 @@ bool ldr_session_send(ldr_session_t *s)
         if (n == -EAGAIN) {
             break;
         }
+        if (n < 0 && hung_up(n) && s->local && !s->doomed) {
+            /* What it said before it left still lies there, maybe that it has
+             * unmapped all: the end comes when that is read. */
+            ldr_session_unqueue(s);
+            break;
+        }
         if (n < 0) {
             ldr_session_end(s, hung_up(n) ? NULL : strerror((int)-n));
             return false;
@@ -158,6 +164,21 @@ bool ldr_session_send(ldr_session_t *s)
         ldr_loop_post(&s->home->loop, &s->again);
     }
     return true;
+}
+
+void ldr_session_unqueue(ldr_session_t *s)
+{
+    while (s->out_head != NULL) {
+        ldr_out_t *out = s->out_head;
+
+        s->out_head = out->next;
+        ldr_metrics_level(s->server->metrics, LDR_LEVEL_REPLY_BYTES,
+                          -(int64_t)out->left);
+        ldr_out_free(s, out);
+    }
+    s->out_end = &s->out_head;
+    s->out_bytes = 0;
+    s->out_fds = 0;
 }
 
 void ldr_session_queue(ldr_session_t *s, bool by_ring, ldr_out_t *out)

@@ -44,6 +44,11 @@ static int setup(void **state)
     return setup_with(state, "");
 }
 
+static int setup_few(void **state)
+{
+    return setup_with(state, "&sessions=4");
+}
+
 static int setup_entry(void **state)
 {
     return setup_with(state, "&verify=entry");
@@ -104,8 +109,8 @@ static void test_dies_in_a_put(void **state)
     assert_int_equal(st, LARDER_E_OFFLINE);
     assert_int_equal(ldr_fault_fired(LDR_FAULT_shm_die), 1);
     ldr_fault_disarm_all();
-    /* This process lives on, and might still write: the room stays taken, and
-     * nobody sees what is in it. */
+    /* The daemon hears that nobody writes any more; nobody ever sees what was
+     * written. */
     uint64_t end_ms = real_now_ms() + 20000;
     larder_item_t item;
     while (real_put(f->space, 2, 3, value, BYTES) != LARDER_OK) {
@@ -171,6 +176,45 @@ static void test_outside(void **state)
     lies(*state, LDR_FAULT_seg_outside);
 }
 
+static double figure(fixture_t *f, const char *name)
+{
+    static char text[1 << 20];
+    double value_of = -1;
+    size_t length;
+
+    if (larder_metrics(f->lar, text, sizeof(text), &length) == LARDER_OK) {
+        const char *line = strstr(text, name);
+
+        value_of = line != NULL ? strtod(line + strlen(name), NULL) : -1;
+    }
+    return value_of;
+}
+
+/* The session ends again and again and its process lives on: as nothing of it
+ * is mapped any more, the daemon keeps nothing for those that ended. */
+static void test_leaves_nothing_behind(void **state)
+{
+    static const char *const none[] = {"\nlarder_quarantined_leases ",
+                                       "\nlarder_leases ",
+                                       "\nlarder_revokes_pending "};
+    fixture_t *f = *state;
+    larder_item_t item;
+    uint64_t end_ms = real_now_ms() + 20000;
+
+    put(f, 1);
+    for (unsigned i = 0; i < 8; i++) { /* of 4 sessions that there may be */
+        ldr_fault_arm(LDR_FAULT_shm_die, 1, 1);
+        assert_int_equal(get(f, 1, &item), LARDER_OK);
+        comes_back(f, LDR_FAULT_shm_die, 1);
+    }
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
+        while (figure(f, none[i]) != 0) {
+            assert_true(real_now_ms() < end_ms);
+            real_pause();
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -180,6 +224,8 @@ int main(void)
                                         setup_entry, teardown),
         cmocka_unit_test_setup_teardown(test_too_few_bytes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_outside, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_leaves_nothing_behind, setup_few,
+                                        teardown),
     };
 
     if (transport_is("tcp") || transport_is("tls")) {

@@ -239,6 +239,22 @@ def test_hung_up_without_a_mapping(daemon):
         daemon.nothing_held(sessions=1)
 
 
+def test_last_words_behind_replies_that_nobody_takes(daemon):
+    """It says that it has unmapped all, and leaves, while the daemon cannot
+    send: that is read before the end."""
+    owner = daemon.enter("tcp")
+    space = owner.space()
+    assert owner.put_one(space, w.key_of("held"), bytes(100000)) == w.OK
+    peer = daemon.enter("unix").attach()
+    lease = peer.lease(peer.space(), w.key_of("held"))
+    extent = lease.segs[0][:2]
+    for _ in range(300):  # more than it can send, and fewer than we can
+        peer.start(w.EXTENT, w.extent_body(*extent))
+    peer.start(w.REVOKED, w.extent_body(w.FOREVER, 0))
+    peer.drop()
+    daemon.nothing_held(sessions=1)
+
+
 def test_child_that_inherits_the_socket(daemon):
     """The process is gone, a child of its has the socket: it holds nothing,
     since it has no mapping."""
