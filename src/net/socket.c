@@ -28,8 +28,10 @@
 
 #define NS_PER_S 1000000000u
 
-/* A message up to this size is one buffer in the kernel: all or nothing. */
-#define FDS_MESSAGE_MAX (16u << 10)
+/* A message up to this size is one buffer in the kernel, all or nothing, also
+ * with BOUND_BYTES: a buffer has at most these, less 64. */
+#define FDS_MESSAGE_MAX (3u << 10)
+#define BOUND_BYTES 4096 /* some ten messages, whatever they weigh */
 
 /* ---- waiting ---- */
 
@@ -337,6 +339,13 @@ int ldr_peer_of(int fd, ldr_peer_t *peer)
 }
 
 /* ---- descriptors ---- */
+
+void ldr_socket_bound(int fd)
+{
+    int bytes = BOUND_BYTES;
+
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+}
 
 typedef union ldr_control {
     struct cmsghdr align;

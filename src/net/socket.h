@@ -64,7 +64,12 @@ typedef struct ldr_peer {
  * that is gone. */
 int ldr_peer_of(int fd, ldr_peer_t *peer);
 
-/* Bytes with descriptors, on a unix socket. A message (at most 16 KiB) is sent
+/* Lets only a few messages wait in the kernel for a peer that does not read.
+ * The kernel counts descriptors under way to any peer against the user who
+ * sends them, and when they are too many refuses those to all others. */
+void ldr_socket_bound(int fd);
+
+/* Bytes with descriptors, on a unix socket. A message (at most 3 KiB) is sent
  * whole or not at all (-EAGAIN): 0 is sent. Received are 1 or more bytes, or
  * -EAGAIN, or -EPIPE when the peer has closed; fds has room for LDR_FDS_MAX,
  * and what comes is the caller's to close. Bytes that were sent before may come

@@ -109,6 +109,7 @@ bool ldr_session_accept(ldr_server_loop_t *home, int fd, bool local)
     larder_status_t st =
         ldr_stream_init(&s->stream, fd, local ? NULL : server->tls, true, NULL);
     if (local) {
+        ldr_socket_bound(fd); /* what moves bytes goes by ring */
         /* Who cannot be known is nobody. */
         if (st == LARDER_OK && ldr_peer_of(fd, &s->peer) != 0) {
             s->peer.uid = (uid_t)-1;

@@ -248,7 +248,7 @@ def test_last_words_behind_replies_that_nobody_takes(daemon):
     peer = daemon.enter("unix").attach()
     lease = peer.lease(peer.space(), w.key_of("held"))
     extent = lease.segs[0][:2]
-    for _ in range(300):  # more than it can send, and fewer than we can
+    for _ in range(60):  # more than it can send, and fewer than we can
         peer.start(w.EXTENT, w.extent_body(*extent))
     peer.start(w.REVOKED, w.extent_body(w.FOREVER, 0))
     peer.drop()

@@ -1,9 +1,11 @@
 """Peers that scribble: into their rings, into what they saved, into what is
 their tenant's and not theirs. Others see old bytes or a miss."""
+import contextlib
 import fcntl
 import os
 import random
 import select
+import signal
 import time
 
 import pytest
@@ -190,6 +192,38 @@ def test_ring_whose_replies_are_not_taken(daemon):
         return True
 
     assert in_child(work)
+
+
+def test_descriptors_that_are_not_taken(daemon):
+    """Those under way count against the daemon, for all its clients: few wait
+    for one who does not read. When it does it gets them all."""
+    def work():
+        peer = w.Peer(daemon.socket).enter().attach()
+        r = peer.reserve(peer.space(), K, 1000)
+        asked = [peer.start(w.EXTENT, extent_body(*r.segs[0][:2]))
+                 for _ in range(60)]
+        good = w.Peer(daemon.socket).enter().attach()
+        assert good.shm_put(good.space(), key_of("good"), b"good") == w.OK
+        daemon.signal(signal.SIGSTOP)
+        try:
+            peer.sock.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    peer._more()
+        finally:
+            daemon.signal(signal.SIGCONT)
+        under_way = len(peer.fds)
+        peer.sock.settimeout(20)
+        for ident in asked:
+            reply = peer.wait(ident)
+            assert reply.status == w.OK and len(reply.fds) == 1
+            reply.close_fds()
+        # What is larger than may wait comes in pieces.
+        assert len(peer.ask(w.METRICS).text) > 20000
+        return under_way
+
+    under_way = in_child(work)
+    assert 1 <= under_way <= 16, under_way
 
 
 def test_ring_that_is_never_empty(daemon):

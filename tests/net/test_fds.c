@@ -190,7 +190,7 @@ static void test_fds_too_many(void **s)
 }
 
 /* When there is no room, nothing of the message is sent. */
-static void test_fds_whole(void **s)
+static void whole(bool bound, int at_most)
 {
     enum { BYTES = 3000 };
     int ends[2], fds[LDR_FDS_MAX], sent = 0, got = 0, error;
@@ -198,15 +198,17 @@ static void test_fds_whole(void **s)
     size_t have = 0;
     unsigned count;
 
-    (void)s;
     assert_non_null(message);
     pair(ends);
+    if (bound) {
+        ldr_socket_bound(ends[0]);
+    }
     while ((error = ldr_send_fds(ends[0], message, BYTES, &ends[0], 1)) == 0) {
         sent++;
     }
     /* Room, or the number of descriptors under way. */
     assert_true(error == -EAGAIN || error == -ETOOMANYREFS);
-    assert_true(sent > 0);
+    assert_in_range(sent, 1, at_most);
     for (;;) {
         ssize_t n = ldr_recv_fds(ends[1], message, BYTES, fds, &count);
         if (n == -EAGAIN) {
@@ -222,6 +224,29 @@ static void test_fds_whole(void **s)
     assert_int_equal(have, (size_t)sent * BYTES);
     assert_int_equal(got, sent);
     free(message);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void test_fds_whole(void **s)
+{
+    (void)s;
+    whole(false, INT32_MAX);
+    whole(true, 4);
+}
+
+/* Who does not read has few of them under way, however small the messages. */
+static void test_fds_bound(void **s)
+{
+    int ends[2], sent = 0;
+
+    (void)s;
+    pair(ends);
+    ldr_socket_bound(ends[0]);
+    while (ldr_send_fds(ends[0], "x", 1, &ends[0], 1) == 0) {
+        sent++;
+    }
+    assert_in_range(sent, 1, 16);
     close(ends[0]);
     close(ends[1]);
 }
@@ -329,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_fds_in_order),
         cmocka_unit_test(test_fds_too_many),
         cmocka_unit_test(test_fds_whole),
+        cmocka_unit_test(test_fds_bound),
         cmocka_unit_test(test_peer),
         cmocka_unit_test(test_peer_is_self),
     };
