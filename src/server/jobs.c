@@ -69,6 +69,9 @@ static ldr_request_t *take(ldr_server_t *server)
             server->job_end = link;
         }
         server->job_queued--;
+        if (r->guest != NULL) {
+            r->guest->jobs_queued--;
+        }
     }
     return r;
 }
@@ -118,6 +121,16 @@ static void *job_main(void *arg)
     return NULL;
 }
 
+/* Whether one more may be queued. A tenant may have as many as there is still
+ * room for: so one that queues all it can leaves half of it to the others, two
+ * leave a third, and whoever has none yet finds room. With job_lock. */
+static bool has_room(const ldr_server_t *server, const ldr_request_t *r)
+{
+    return !server->job_stop && server->job_queued < QUEUE_MAX &&
+           (r->guest == NULL ||
+            r->guest->jobs_queued < QUEUE_MAX - server->job_queued);
+}
+
 bool ldr_job(ldr_request_t *r)
 {
     ldr_server_t *server = r->home->server;
@@ -125,8 +138,11 @@ bool ldr_job(ldr_request_t *r)
     r->done.run = job_done;
     r->job_next = NULL;
     pthread_mutex_lock(&server->job_lock);
-    bool room = server->job_queued < QUEUE_MAX && !server->job_stop;
+    bool room = has_room(server, r);
     if (room) {
+        if (r->guest != NULL) {
+            r->guest->jobs_queued++;
+        }
         *server->job_end = r;
         server->job_end = &r->job_next;
         server->job_queued++;

@@ -41,7 +41,8 @@ typedef struct ldr_guest {
     uid_t uids[LDR_UIDS_MAX];
     unsigned uid_count;
     bool uid_any;
-    uint64_t sessions; /* atomic */
+    uint64_t sessions;    /* atomic */
+    uint64_t jobs_queued; /* under job_lock */
     /* Bytes that may move now, filled with time; below zero: wait. */
     int64_t bucket; /* atomic */
     uint64_t bucket_ns;

@@ -13,7 +13,7 @@
 #include "base/thread.h"
 #include "server/session.h"
 
-#define REQUESTS 16u
+#define REQUESTS 1100u
 #define WAIT_NS 20000000000u /* for what must happen: a bound, no more */
 
 typedef struct rig {
@@ -105,18 +105,30 @@ static void close_rig(rig_t *rig)
     ldr_free(rig->server);
 }
 
-static void add(rig_t *rig, unsigned opcode)
+/* False: too many are queued. */
+static bool add_by(rig_t *rig, unsigned opcode, ldr_guest_t *guest)
 {
     ldr_request_t *r = ldr_alloc(sizeof(*r));
 
     assert_non_null(r);
+    assert_in_range(rig->count, 0, REQUESTS - 1);
+    r->guest = guest;
     r->home = &rig->home;
     r->session = &rig->session;
     r->frame.opcode = (uint16_t)opcode;
     r->job = job;
     r->deadline_ns = UINT64_MAX;
+    if (!ldr_job(r)) {
+        ldr_free(r);
+        return false;
+    }
     rig->requests[rig->count++] = r;
-    assert_true(ldr_job(r));
+    return true;
+}
+
+static void add(rig_t *rig, unsigned opcode)
+{
+    assert_true(add_by(rig, opcode, NULL));
 }
 
 /* Flushes have half of the threads, all that waits leaves one. */
@@ -181,12 +193,37 @@ static void test_end(void **state)
     assert_int_equal(over, 1);
 }
 
+/* One tenant that queues all it can leaves room to the others; and when what it
+ * queued has run it may queue as much again. */
+static void test_tenants_share_the_queue(void **state)
+{
+    static ldr_guest_t greedy, too, modest;
+    rig_t rig;
+
+    (void)state;
+    open_rig(&rig, 4);
+    while (add_by(&rig, LDR_OP_FLUSH, &greedy)) {
+    }
+    while (add_by(&rig, LDR_OP_FLUSH, &too)) {
+    }
+    assert_in_range(too.jobs_queued, 100, greedy.jobs_queued);
+    assert_true(add_by(&rig, LDR_OP_SPACE, &modest));
+    until(&begun[LDR_OP_SPACE], 1); /* though many came before it */
+    let_go();
+    until(&over, rig.count);
+    assert_int_equal(greedy.jobs_queued + too.jobs_queued, 0);
+    assert_true(add_by(&rig, LDR_OP_FLUSH, &greedy));
+    until(&over, rig.count);
+    close_rig(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_threads_are_left),
         cmocka_unit_test(test_one_thread),
         cmocka_unit_test(test_end),
+        cmocka_unit_test(test_tenants_share_the_queue),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
