@@ -34,6 +34,7 @@
     X(crc_in)            /* a bit flips between copy and checksum */           \
     X(copy_out)          /* a bit flips in DRAM before a load */               \
     X(shm_die)           /* the daemon ends while a client copies */           \
+    X(extent_map)        /* a client cannot map what it was handed */          \
     X(seg_short)         /* it names fewer bytes than there are */             \
     X(seg_outside)       /* it names pages that are not there */               \
     X(dir_read)          /* EIO, in the back ends dir and 3fs */               \

@@ -274,6 +274,7 @@ static void session_free(ldr_shm_session_t *s)
     if (s->ring_map != NULL) {
         munmap(s->ring_map, LDR_RING_MAP_BYTES);
     }
+    ldr_asks_free(s);
     ldr_free(s->message);
     ldr_free(s->unsent[0].rows);
     ldr_free(s->unsent[1].rows);

@@ -59,13 +59,15 @@ typedef struct ldr_mapping {
     struct ldr_mapping *next; /* of its bucket */
 } ldr_mapping_t;
 
-/* Somebody waits for an extent's descriptor. */
-typedef struct ldr_map_wait {
+/* An EXTENT on its way: in the session's list until its reply, whether or not
+ * who asked has given up. Then his who waits for it, to be freed. */
+typedef struct ldr_map_ask {
     uint64_t id;
-    bool done;
+    uint32_t extent;
+    bool awaited, done;
     larder_status_t status;
-    struct ldr_map_wait *next;
-} ldr_map_wait_t;
+    struct ldr_map_ask *next;
+} ldr_map_ask_t;
 
 struct ldr_shm_session {
     ldr_link_t link; /* first */
@@ -107,8 +109,8 @@ struct ldr_shm_session {
     pthread_mutex_t map_lock;
     pthread_cond_t mapped;
     ldr_mapping_t *maps[LDR_SHM_BUCKETS];
-    ldr_map_wait_t *map_waits;
-    bool sweep;    /* an extent may be ready to go */
+    ldr_map_ask_t *asks; /* at most one of an extent */
+    bool sweep;          /* an extent may be ready to go */
     bool sweeping; /* one goes: nothing is asked for until REVOKED is sent */
 };
 
@@ -170,6 +172,8 @@ void ldr_shm_wake_all(ldr_shm_session_t *s);
 void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
                      const uint8_t *body, int fd);
 void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m);
+/* What was asked for and never answered. */
+void ldr_asks_free(ldr_shm_session_t *s);
 /* The watcher's: unmaps what is to go and nobody uses, of a dead session all
  * that nobody uses, and wakes who waits for it. Whether something is left. */
 bool ldr_map_sweep(ldr_shm_session_t *s);

@@ -55,6 +55,41 @@ static void unmap(ldr_mapping_t *map)
     ldr_free(map);
 }
 
+/* ---- what was asked for, with map_lock ---- */
+
+static bool is_asked(const ldr_shm_session_t *s, uint32_t extent)
+{
+    const ldr_map_ask_t *ask = s->asks;
+
+    while (ask != NULL && ask->extent != extent) {
+        ask = ask->next;
+    }
+    return ask != NULL;
+}
+
+/* Takes it out of the list, and lets others ask. NULL: there is none. */
+static ldr_map_ask_t *ask_take(ldr_shm_session_t *s, uint64_t id)
+{
+    ldr_map_ask_t **link = &s->asks;
+
+    while (*link != NULL && (*link)->id != id) {
+        link = &(*link)->next;
+    }
+    ldr_map_ask_t *ask = *link;
+    if (ask != NULL) {
+        *link = ask->next;
+        pthread_cond_broadcast(&s->mapped);
+    }
+    return ask;
+}
+
+void ldr_asks_free(ldr_shm_session_t *s)
+{
+    while (s->asks != NULL) {
+        ldr_free(ask_take(s, s->asks->id));
+    }
+}
+
 /* ---- mapping ---- */
 
 /* Maps on a boundary of huge pages, so that there may be some. */
@@ -128,7 +163,7 @@ static ldr_mapping_t *map_extent(const ldr_extent_msg_t *m, int fd, bool bare)
     size_t ready = bare ? 0 : m->ready_bytes;
     map->read = map_one(fd, map->bytes, ready, false);
     map->write = map_one(fd, map->bytes, ready, true);
-    if (map->read == NULL || map->write == NULL) {
+    if (map->read == NULL || map->write == NULL || LDR_FAULT(extent_map)) {
         ldr_fail(LARDER_E_NO_MEMORY,
                  "cannot map %zu bytes of the daemon's memory: %s", map->bytes,
                  strerror(errno));
@@ -144,60 +179,6 @@ static void map_idle(ldr_shm_session_t *s, const ldr_mapping_t *map)
     if (map->revoked || ldr_shm_dead(s)) {
         s->sweep = true;
         ldr_shm_ring(s);
-    }
-}
-
-void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
-                     const uint8_t *body, int fd)
-{
-    larder_gpu_t *gpu = __atomic_load_n(&s->link.remote->gpu, __ATOMIC_ACQUIRE);
-    ldr_extent_msg_t m;
-    ldr_mapping_t *map = NULL, *new = NULL;
-    larder_status_t st = ldr_frame_status(frame);
-
-    if (st == LARDER_OK) {
-        if (fd >= 0 && ldr_get_extent(body, frame->body, &m)) {
-            /* Registering it with a GPU makes the page tables too; and who
-             * checks nothing that is staged (verify=get) stages for others. */
-            map = map_extent(&m, fd,
-                             gpu != NULL || s->link.remote->options.verify ==
-                                                LDR_VERIFY_GET);
-        }
-        st = map != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-    pthread_mutex_lock(&s->map_lock);
-    if (map != NULL && !ldr_shm_dead(s) &&
-        find(s, m.extent, m.generation) == NULL) {
-        map->next = *bucket(s, map->extent);
-        *bucket(s, map->extent) = new = map;
-        map = NULL;
-        new->gpu = gpu;
-        new->registering = gpu != NULL;
-        new->users += gpu != NULL; /* nobody unmaps it meanwhile */
-    }
-    for (ldr_map_wait_t *w = s->map_waits; w != NULL; w = w->next) {
-        if (w->id == frame->id) {
-            w->done = true;
-            w->status = st;
-        }
-    }
-    pthread_cond_broadcast(&s->mapped);
-    pthread_mutex_unlock(&s->map_lock);
-    if (map != NULL) {
-        unmap(map); /* two asked for it, or it is too late */
-    }
-    if (new != NULL && gpu != NULL) { /* it can be used already */
-        ldr_gpu_register(gpu, new->write, new->bytes);
-        pthread_mutex_lock(&s->map_lock);
-        new->registering = false;
-        pthread_cond_broadcast(&s->mapped);
-        if (--new->users == 0) {
-            map_idle(s, new);
-        }
-        pthread_mutex_unlock(&s->map_lock);
     }
 }
 
@@ -254,6 +235,79 @@ static int send_revoked(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
         ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS);
 }
 
+/* ---- extents that come ---- */
+
+/* The reply to an ask: maps what came with it, which may be mapped already.
+ * What is to be used is entered into the table. */
+static larder_status_t take_extent(ldr_shm_session_t *s,
+                                   const ldr_extent_msg_t *m, int fd,
+                                   larder_gpu_t *gpu, ldr_mapping_t **new_p)
+{
+    /* Registering it with a GPU makes the page tables too; and who checks
+     * nothing that is staged (verify=get) stages for others. */
+    bool bare = gpu != NULL || s->link.remote->options.verify == LDR_VERIFY_GET;
+    ldr_mapping_t *map = fd >= 0 ? map_extent(m, fd, bare) : NULL;
+    larder_status_t st = map != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
+
+    pthread_mutex_lock(&s->map_lock);
+    bool there = find(s, m->extent, m->generation) != NULL;
+    if (map != NULL && !there && !ldr_shm_dead(s)) {
+        map->next = *bucket(s, map->extent);
+        *bucket(s, map->extent) = *new_p = map;
+        map->gpu = gpu;
+        map->registering = gpu != NULL;
+        map->users += gpu != NULL; /* nobody unmaps it meanwhile */
+        map = NULL;
+    }
+    pthread_mutex_unlock(&s->map_lock);
+    if (map != NULL) {
+        unmap(map); /* it is there already, or it is too late */
+    }
+    /* The daemon takes it for mapped. Nobody has asked for it again yet, so
+     * this is not taken for the end of a later mapping. */
+    if (st != LARDER_OK && !there && send_revoked(s, m) < 0) {
+        ldr_shm_die(s);
+    }
+    return st;
+}
+
+void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
+                     const uint8_t *body, int fd)
+{
+    larder_gpu_t *gpu = __atomic_load_n(&s->link.remote->gpu, __ATOMIC_ACQUIRE);
+    larder_status_t st = ldr_frame_status(frame);
+    ldr_mapping_t *new = NULL;
+    ldr_extent_msg_t m;
+
+    if (st == LARDER_OK) {
+        st = ldr_get_extent(body, frame->body, &m)
+                 ? take_extent(s, &m, fd, gpu, &new)
+                 : LARDER_E_NO_MEMORY;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    pthread_mutex_lock(&s->map_lock);
+    ldr_map_ask_t *ask = ask_take(s, frame->id);
+    if (ask != NULL && ask->awaited) {
+        ask->done = true;
+        ask->status = st;
+    } else {
+        ldr_free(ask);
+    }
+    pthread_mutex_unlock(&s->map_lock);
+    if (new != NULL && gpu != NULL) { /* it can be used already */
+        ldr_gpu_register(gpu, new->write, new->bytes);
+        pthread_mutex_lock(&s->map_lock);
+        new->registering = false;
+        pthread_cond_broadcast(&s->mapped);
+        if (--new->users == 0) {
+            map_idle(s, new);
+        }
+        pthread_mutex_unlock(&s->map_lock);
+    }
+}
+
 /* ---- users ---- */
 
 /* Whether to go on waiting for an extent. */
@@ -280,48 +334,54 @@ static void wait_mapped(ldr_shm_session_t *s, uint64_t last_ns)
 }
 
 /* Asks for the extent and waits until it is there. With map_lock, which it
- * drops meanwhile. */
+ * drops meanwhile. One at a time asks for an extent: the daemon answers both,
+ * and a REVOKED between the two replies would be the end, for the daemon, of
+ * what the second one maps. The same goes for one that is being sent. */
 static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
                              uint32_t generation, const ldr_stop_t *stop)
 {
     ldr_extent_msg_t m = {.extent = extent, .generation = generation};
-    ldr_map_wait_t w = {
-        .id = __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED),
-    };
     uint8_t body[LDR_EXTENT_MSG_BYTES];
     uint64_t last_ns = ldr_last_ns(stop);
     larder_status_t st = LARDER_OK;
 
-    /* A REVOKED that comes after this request would be taken for its end. */
-    while (s->sweeping && st == LARDER_OK) {
+    while ((s->sweeping || is_asked(s, extent)) && st == LARDER_OK) {
         wait_mapped(s, last_ns);
         st = still(s, stop, last_ns);
     }
-    if (st != LARDER_OK) {
+    if (st != LARDER_OK || find(s, extent, generation) != NULL) {
         return st;
     }
-    w.next = s->map_waits;
-    s->map_waits = &w;
+    ldr_map_ask_t *ask = ldr_alloc(sizeof(*ask));
+    if (ask == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a mapping");
+    }
+    uint64_t id = __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED);
+    *ask = (ldr_map_ask_t){
+        .id = id, .extent = extent, .awaited = true, .next = s->asks};
+    s->asks = ask;
     pthread_mutex_unlock(&s->map_lock);
-    size_t bytes = ldr_put_extent(body, &m);
-    int error = ldr_shm_socket_send(s, LDR_OP_EXTENT, 0, w.id, body, bytes,
-                                    stop->deadline_ns);
+    int error =
+        ldr_shm_socket_send(s, LDR_OP_EXTENT, 0, id, body,
+                            ldr_put_extent(body, &m), stop->deadline_ns);
     pthread_mutex_lock(&s->map_lock);
     if (error < 0) {
-        st = error == -EAGAIN ? LARDER_E_DEADLINE : LARDER_E_OFFLINE;
+        ask_take(s, id);
+        ldr_free(ask);
+        return error == -EAGAIN ? LARDER_E_DEADLINE : LARDER_E_OFFLINE;
     }
-    while (st == LARDER_OK && !w.done) {
+    while (!ask->done && st == LARDER_OK) {
         st = still(s, stop, last_ns);
         if (st == LARDER_OK) {
             wait_mapped(s, last_ns);
         }
     }
-    ldr_map_wait_t **link = &s->map_waits;
-    while (*link != &w) {
-        link = &(*link)->next;
+    ask->awaited = false;
+    if (ask->done) { /* else the reply finds it */
+        st = ask->status;
+        ldr_free(ask);
     }
-    *link = w.next;
-    return st == LARDER_OK ? w.status : st;
+    return st;
 }
 
 void ldr_map_warm(ldr_shm_session_t *s, const ldr_stop_t *stop)
@@ -361,6 +421,8 @@ void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
 {
     pthread_mutex_lock(&s->map_lock);
     ldr_mapping_t *map = find(s, m->extent, m->generation);
+    /* Replies and REVOKEs come in their order, so without a mapping REVOKED was
+     * sent already, when it was swept or could not be mapped. */
     if (map != NULL) {
         map->revoked = true;
         s->sweep |= map->users == 0; /* right after this */

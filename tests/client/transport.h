@@ -395,3 +395,21 @@ static inline larder_status_t transport_stats(larder_t *lar,
     }
     return st;
 }
+
+/* One of the metrics, by its name and labels; -1: it cannot be had. */
+static inline double transport_figure(larder_t *lar, const char *name)
+{
+    size_t length = 0, size = (size_t)1 << 20;
+    char *text = malloc(size), line[200];
+    double value = -1;
+
+    snprintf(line, sizeof(line), "\n%s ", name);
+    if (text != NULL && larder_metrics(lar, text, size, &length) == LARDER_OK &&
+        length < size) {
+        const char *at = strstr(text, line);
+
+        value = at != NULL ? strtod(at + strlen(line), NULL) : -1;
+    }
+    free(text);
+    return value;
+}

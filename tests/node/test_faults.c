@@ -369,8 +369,9 @@ static bool run_pass(fixture_t *f, ldr_fault_t point, uint64_t nth,
  * base/test_log_sink.c). */
 static bool is_elsewhere(int point)
 {
-    return point == LDR_FAULT_extent_share || point == LDR_FAULT_shm_die ||
-           point == LDR_FAULT_seg_short || point == LDR_FAULT_seg_outside ||
+    return point == LDR_FAULT_extent_share || point == LDR_FAULT_extent_map ||
+           point == LDR_FAULT_shm_die || point == LDR_FAULT_seg_short ||
+           point == LDR_FAULT_seg_outside ||
            (point >= LDR_FAULT_dir_read && point <= LDR_FAULT_dir_stale) ||
            strstr(ldr_fault_name((ldr_fault_t)point), "_hang") != NULL;
 }
