@@ -179,7 +179,8 @@ static larder_status_t disks_open(ldr_node_t *node)
     return LARDER_OK;
 }
 
-/* The others' epochs reach every disk: one may have missed a reset. */
+/* The epochs of the others, and of the node before, reach every disk: one may
+ * have missed a reset. */
 static void disks_agree(ldr_node_t *node)
 {
     for (unsigned i = 0; i < node->ssd_count; i++) {
@@ -188,6 +189,8 @@ static void disks_agree(ldr_node_t *node)
 
         ldr_node_lock(node);
         bool on = ssd->on;
+        /* It may be coming on just now. */
+        ssd->super_missed = ssd->super_missed || (ssd->opened && !on);
         ldr_node_unlock(node);
         if (on) {
             st = ldr_ssd_super_update(ssd, false,
@@ -358,13 +361,13 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
         st = disks_open(node);
     }
     if (st == LARDER_OK) {
-        disks_agree(node);
         st = ldr_shared_open(node);
     }
     if (st == LARDER_OK && env->handover != NULL) {
         ldr_handover_use(node, env->handover);
     }
     if (st == LARDER_OK) {
+        disks_agree(node);
         st = threads_start(node);
     }
     if (st != LARDER_OK) {

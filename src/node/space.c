@@ -516,8 +516,9 @@ larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,
     larder_status_t limit = check_reset(node, space);
     if (limit == LARDER_OK) {
         /* From here on nothing that was put before is found. */
-        ldr_store_set_epoch(&node->store, space,
-                            node->store.spaces[space].epoch + 1);
+        ldr_space_t *s = &node->store.spaces[space];
+        ldr_store_set_epoch(&node->store, space, s->epoch + 1);
+        s->above = ldr_ssds_opened(node) ? 0 : s->epoch;
         LDR_COUNT(&node->store, space, resets, 1);
     }
     ldr_node_unlock(node);

@@ -121,6 +121,11 @@ struct ldr_ssd {
 larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number);
 /* Tries again to open what could not be opened. Without the lock. */
 larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd);
+/* Whether all disks were opened: each has heard of every reset since, or goes
+ * off. With the lock. */
+bool ldr_ssds_opened(const ldr_node_t *node);
+/* If so, no reset has to be above what a disk still holds. With the lock. */
+void ldr_ssds_met(ldr_node_t *node);
 /* The node is open: the thread may begin to work. */
 void ldr_ssd_go(ldr_ssd_t *ssd);
 /* Whether it is being opened, and gives no answer. With the lock. */

@@ -83,6 +83,19 @@ static bool is_elsewhere(const ldr_ssd_t *ssd, uint32_t entry, uint32_t shard)
            ssd->node->ssds[ldr_loc_disk(loc)].opened;
 }
 
+/* The disk has a space at this epoch. If the space was reset before the disk
+ * was open, that is from before the reset, and the node's has to be higher.
+ * With the lock. */
+static void meet_epoch(ldr_store_t *store, uint32_t space, uint32_t epoch)
+{
+    ldr_space_t *s = &store->spaces[space];
+
+    if (s->above != 0 && epoch >= s->above) {
+        epoch = s->above = epoch + 1;
+    }
+    ldr_store_set_epoch(store, space, epoch);
+}
+
 static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
 {
     ldr_store_t *store = &ssd->node->store;
@@ -94,7 +107,7 @@ static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
     /* A record of a later epoch proves a reset that the superblock missed:
      * it was under way when the node died. */
     const ldr_space_t *s = &store->spaces[space];
-    ldr_store_set_epoch(store, space, record->epoch);
+    meet_epoch(store, space, record->epoch);
     if (record->kind == LDR_RECORD_TOMBSTONE) {
         apply_tombstone(ssd, space, segment, record);
         return;
@@ -137,7 +150,7 @@ static void take_super(ldr_ssd_t *ssd)
         uint32_t space = ldr_store_space(store, super->spaces[i].id);
 
         if (space != LDR_NIL) {
-            ldr_store_set_epoch(store, space, super->spaces[i].epoch);
+            meet_epoch(store, space, super->spaces[i].epoch);
         }
     }
 }
@@ -216,6 +229,24 @@ bool ldr_ssd_hangs(const ldr_ssd_t *ssd)
            ldr_now_ns(ssd->node->clock) - ssd->answered_ns >= LDR_OPEN_NS;
 }
 
+bool ldr_ssds_opened(const ldr_node_t *node)
+{
+    bool all = true;
+
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        all = all && node->ssds[i].opened;
+    }
+    return all;
+}
+
+void ldr_ssds_met(ldr_node_t *node)
+{
+    for (uint32_t i = 0; i < node->store.space_count && ldr_ssds_opened(node);
+         i++) {
+        node->store.spaces[i].above = 0;
+    }
+}
+
 larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
 {
     ldr_node_t *node = ssd->node;
@@ -232,6 +263,7 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
         ldr_node_lock(node);
         ssd->opened = true;
         ssd->files = ssd->disk.file_count;
+        ldr_ssds_met(node);
         ldr_node_unlock(node);
         st = ldr_ssd_super_update(ssd, false, UINT64_MAX);
     } else {

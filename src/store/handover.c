@@ -171,6 +171,7 @@ static void write_owners(const ldr_store_t *s, ldr_ho_t *ho)
 
         memcpy(row->id, s->spaces[i].id, sizeof(row->id));
         row->epoch = s->spaces[i].epoch;
+        row->above = s->spaces[i].above;
         row->tenant = s->spaces[i].tenant;
     }
 }

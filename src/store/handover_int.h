@@ -4,7 +4,7 @@
 #include "store/handover.h"
 
 #define LDR_HANDOVER_MAGIC 0x3144484d4152444cull /* "LDRAMHD1" */
-#define LDR_HANDOVER_VERSION 1u
+#define LDR_HANDOVER_VERSION 2u
 
 typedef struct ldr_ho_head {
     uint64_t magic;
@@ -27,6 +27,7 @@ typedef struct ldr_ho_tenant {
 typedef struct ldr_ho_space {
     uint8_t id[LDR_ID_BYTES];
     uint32_t epoch;
+    uint32_t above;
     uint32_t tenant; /* a row */
 } ldr_ho_space_t;
 

@@ -141,6 +141,19 @@ typedef struct taking {
     ldr_handover_sum_t *sum;
 } taking_t;
 
+/* The space's epoch is the higher of theirs and what the disks here say. If it
+ * was reset while a disk was not open there, and that is not the lower: who
+ * knows from which disk it is. */
+static void take_epoch(ldr_store_t *s, uint32_t space,
+                       const ldr_ho_space_t *row)
+{
+    ldr_space_t *sp = &s->spaces[space];
+    bool doubtful = row->above != 0 && sp->epoch >= row->epoch;
+
+    ldr_store_set_epoch(s, space, doubtful ? sp->epoch + 1 : row->epoch);
+    sp->above = row->above;
+}
+
 static void take_owners(taking_t *t)
 {
     ldr_store_t *s = t->store;
@@ -170,7 +183,7 @@ static void take_owners(taking_t *t)
             tenant != LDR_NIL ? ldr_store_space(s, row->id) : LDR_NIL;
         if (t->spaces[i] != LDR_NIL) {
             ldr_store_space_of(s, t->spaces[i], tenant);
-            ldr_store_set_epoch(s, t->spaces[i], row->epoch);
+            take_epoch(s, t->spaces[i], row);
         }
     }
 }

@@ -148,6 +148,9 @@ typedef struct ldr_offers {
 typedef struct ldr_space {
     uint8_t id[LDR_ID_BYTES];
     uint32_t epoch;
+    /* That of the last reset, if a disk was not open yet: all that the disk
+     * holds is from before it, whatever its number. 0: they all were. */
+    uint32_t above;
     uint32_t tenant; /* LDR_NIL: only seen on disk so far, and nobody's */
     bool counted;    /* its tenant was known from the first location on */
     uint64_t dram_pages;

@@ -96,6 +96,7 @@ larder_status_t rig_open(rig_t *rig)
         .log = {quiet, NULL},
         .tenants = rig->limits,
         .tenant_count = rig->limit_count,
+        .handover = rig->handover,
     };
     ldr_node_t *node;
     larder_status_t st = ldr_node_open(&rig->options, &env, &node);

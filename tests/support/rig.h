@@ -23,8 +23,9 @@ typedef struct rig {
     ldr_node_t *node; /* NULL: not open */
     larder_t *lar;
     larder_space_t *spaces[RIG_SPACES];
-    bool tenants;    /* the last space is another tenant's */
-    bool first_only; /* opens the first space alone */
+    bool tenants;                  /* the last space is another tenant's */
+    bool first_only;               /* opens the first space alone */
+    struct ldr_handover *handover; /* what the next node takes over, or NULL */
     ldr_tenant_params_t limits[2];
     unsigned limit_count;
     uint8_t *buffer;      /* VALUE_BYTES_MAX of it, for gets and puts */
