@@ -527,6 +527,8 @@ int ldr_follow_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     pthread_mutex_lock(&t->lock);
     struct ldr_ids_item *old = forget_gone(p);
     p->followers = 1;
+    p->follow_began_ns = ldr_now_ns(t->params.clock);
+    p->distrusted = false;
     p->follow_error = 0;
     p->follow_again = false;
     p->todo_count = p->todo_next = 0;
@@ -540,6 +542,20 @@ int ldr_follow_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         ldr_part_tell(p);
     }
     return error;
+}
+
+bool ldr_follow_old(const ldr_part_t *p, uint64_t now_ns)
+{
+    const ldr_tier_t *t = p->tier;
+
+    return now_ns - p->followed_ns > 10 * t->poll_ns + 2 * t->timeout_ns;
+}
+
+void ldr_follow_distrust(ldr_part_t *p)
+{
+    p->ready = false;
+    p->distrusted = true;
+    p->rounds = 0;
 }
 
 void ldr_follow_ended(ldr_part_t *p, int error)
@@ -568,12 +584,13 @@ void ldr_follow_ended(ldr_part_t *p, int error)
         }
         return;
     }
-    p->followed_ns = now_ns;
+    p->followed_ns = p->follow_began_ns;
     c->at_ns = now_ns + t->poll_ns;
     if (p->ready) {
         return;
     }
-    if (p->follow_again && ++p->rounds < ROUNDS_MAX) {
+    if (p->distrusted || ldr_follow_old(p, now_ns) ||
+        (p->follow_again && ++p->rounds < ROUNDS_MAX)) {
         c->at_ns = now_ns;
         return;
     }

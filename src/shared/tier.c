@@ -49,15 +49,10 @@ static uint64_t due_at(const ldr_part_t *p, unsigned kind)
     return ldr_max64(at_ns, p->chores[kind].at_ns);
 }
 
-/* Not to be believed any more: who knows what was reset since. */
 static void distrust_old(ldr_part_t *p, uint64_t now_ns)
 {
-    const ldr_tier_t *t = p->tier;
-
-    if (p->ready &&
-        now_ns - p->followed_ns > 10 * t->poll_ns + 2 * t->timeout_ns) {
-        p->ready = false;
-        p->rounds = 0;
+    if (p->ready && ldr_follow_old(p, now_ns)) {
+        ldr_follow_distrust(p);
         snprintf(p->reason, sizeof(p->reason),
                  "tenant %s: manifests could not be followed for too long",
                  p->name);
@@ -191,9 +186,7 @@ static void state_changed(void *arg, ldr_tier_state_t state)
         ldr_part_t *p = t->parts[i];
 
         if (t->state == LDR_TIER_OFF && state != LDR_TIER_OFF) {
-            /* Much may have happened meanwhile. */
-            p->ready = false;
-            p->rounds = 0;
+            ldr_follow_distrust(p); /* much may have happened meanwhile */
             for (unsigned k = 0; k < LDR_CHORES; k++) {
                 p->chores[k].at_ns = 0;
             }

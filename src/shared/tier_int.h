@@ -172,6 +172,9 @@ struct ldr_part {
     bool refused; /* ... or is not */
     bool garbled; /* ... or is nobody's: the part is off until it is */
     bool ready;   /* manifests and resets were read, not too long ago */
+    /* It was not to be believed any more since the turn under way has begun:
+     * what that has listed may be too old. */
+    bool distrusted;
     char reason[160];
     ldr_map_t *map;
     ldr_part_space_t *spaces;
@@ -191,7 +194,8 @@ struct ldr_part {
     int follow_error;
     bool follow_again; /* something went while it was read */
     unsigned rounds;   /* before it was ready */
-    uint64_t followed_ns;
+    uint64_t follow_began_ns;
+    uint64_t followed_ns; /* when the last whole turn began */
 
     /* Publishing. What is added goes to `pending`, then as it is to `sending`,
      * which is put until that succeeds. added and published count what must
@@ -329,6 +333,11 @@ uint64_t ldr_clean_at(const ldr_part_t *p);
 
 /* One of the followers has ended; with the lock. */
 void ldr_follow_ended(ldr_part_t *p, int error);
+/* Whether the last whole turn is too old: who knows what was reset since. With
+ * the lock. */
+bool ldr_follow_old(const ldr_part_t *p, uint64_t now_ns);
+/* What is known is not to be believed before another turn. With the lock. */
+void ldr_follow_distrust(ldr_part_t *p);
 
 /* ---- reset.c ---- */
 

@@ -386,6 +386,68 @@ static void test_removals_are_forgotten(void **state)
     world_close(&w);
 }
 
+/* ---- a turn that is under way for long ---- */
+
+typedef struct long_turn {
+    world_t *world;
+    bool outage; /* the medium goes off and on again; else it just takes long */
+    bool over;
+} long_turn_t;
+
+/* Before the first node reads a manifest that it has listed, the other resets
+ * the space. */
+static void takes_long(void *arg)
+{
+    long_turn_t *l = arg;
+    world_t *w = l->world;
+    ldr_tier_t *t = w->nodes[0].tier;
+    const ldr_part_t *p = t->parts[0];
+
+    if (l->over || p->followers == 0 || p->todo_next == 0) {
+        return;
+    }
+    l->over = true;
+    if (l->outage) {
+        ldr_lanes_failed(t->lanes, false, -ENODEV, "away");
+    }
+    assert_int_equal(node_reset(&w->nodes[1], 0), LARDER_OK);
+    if (l->outage) {
+        w->now_ns += w->params.retry_ms * RIG_MS;
+        assert_true(ldr_lanes_step(t->lanes)); /* looks whether it is there */
+        assert_int_equal(stats_of(&w->nodes[0]).state, LDR_TIER_ON);
+    } else {
+        w->now_ns += 20 * RIG_SECOND;
+        ldr_tier_turn(t);
+    }
+    assert_false(p->ready);
+}
+
+/* What it has listed before is not believed after it: the next turn is. */
+static void test_long_turn(void **state)
+{
+    world_t w;
+
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        open_nodes(&w, 2, 2);
+        node_t *a = &w.nodes[0];
+        long_turn_t l = {.world = &w, .outage = i == 0};
+
+        assert_int_equal(node_put(&w.nodes[1], 0, eight, 4), 0);
+        w.now_ns += 200 * RIG_MS;
+        while (node_step(&w.nodes[1])) { /* it is published */
+        }
+        simstore_before(a->backend, takes_long, &l);
+        while (node_step(a)) {
+            assert_int_equal(node_get(a, 0, 1, NULL), 0);
+        }
+        assert_true(l.over);
+        assert_int_equal(a->epoch[0], 1);
+        assert_string_equal(stats_of(a).reason, "");
+        world_close(&w);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -401,6 +463,7 @@ int main(void)
         cmocka_unit_test(test_gone_is_forgotten),
         cmocka_unit_test(test_removals_are_forgotten),
         cmocka_unit_test(test_damaged_before),
+        cmocka_unit_test(test_long_turn),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
