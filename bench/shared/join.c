@@ -148,7 +148,7 @@ static void join(const char *url, uint64_t chunks, unsigned lanes)
 
     for (unsigned i = 0; i < LOOKUPS; i++) {
         key_of(chunks / ROWS * ROWS / LOOKUPS * i, key.hash);
-        found += ldr_tier_find(tier, tenant, space, &key, 0, 0, &place);
+        found += ldr_tier_find(tier, tenant, space, 0, &key, 0, 0, &place);
     }
     double end = seconds();
     ldr_tier_stats(tier, &s);

@@ -219,7 +219,7 @@ static bool get_record(ldr_sharing_t *s, getting_t *g, size_t at)
                                 .done = get_done,
                                 .arg = g};
     g->read.error = -ENOENT;
-    return ldr_tier_find(s->tier, s->tenant, s->space, &key, 0, 0,
+    return ldr_tier_find(s->tier, s->tenant, s->space, 0, &key, 0, 0,
                          &g->read.place) &&
            ldr_tier_read(s->tier, &g->read);
 }

@@ -468,7 +468,8 @@ bool ldr_shared_find(ldr_node_t *node, uint32_t space, uint16_t group,
     uint32_t tenant, at;
 
     return s != NULL && ldr_shared_numbers(s, space, &tenant, &at) &&
-           ldr_tier_find(s->tier, tenant, at, key, group, number, place);
+           ldr_tier_find(s->tier, tenant, at, node->store.spaces[space].epoch,
+                         key, group, number, place);
 }
 
 void ldr_shared_soon(ldr_node_t *node, uint32_t space, uint16_t group,

@@ -34,6 +34,10 @@ static void settle(ldr_node_t *node, ldr_fetch_t *f)
         ldr_load_failed(node, shard, cause_of(f->read.error));
         return;
     }
+    if (r->epoch != c->epoch) { /* there was a reset meanwhile */
+        ldr_load_failed(node, shard, LARDER_CAUSE_STALE);
+        return;
+    }
     if (!ldr_load_fits(store, shard, r, f->read.place.blocks)) {
         ldr_load_failed(node, shard, LARDER_CAUSE_CORRUPT);
         return;
@@ -104,8 +108,8 @@ static bool fetch_begin(ldr_shared_t *s, ldr_fetch_t *f, uint32_t shard)
         return false;
     }
     /* It may have moved since it was found; never to a larger place. */
-    if (!ldr_tier_find(s->tier, f->read.tenant, f->read.space, &c->key,
-                       c->group, sh->number, &f->read.place) ||
+    if (!ldr_tier_find(s->tier, f->read.tenant, f->read.space, c->epoch,
+                       &c->key, c->group, sh->number, &f->read.place) ||
         (uint64_t)(f->read.place.blocks - 1) * LDR_BLOCK != sh->length) {
         ldr_load_failed(node, shard, LARDER_CAUSE_EVICTED);
         return false;

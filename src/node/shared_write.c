@@ -64,8 +64,8 @@ static bool is_over(ldr_shared_t *s, uint32_t shard, uint32_t tenant,
     if (c->epoch != store->spaces[c->space].epoch ||
         (c->expires_s != 0 && ldr_wall_s(node->clock) >= c->expires_s)) {
         LDR_COUNT(store, c->space, offers_evicted, 1);
-    } else if (ldr_tier_find(s->tier, tenant, space, &c->key, c->group,
-                             sh->number, &place)) {
+    } else if (ldr_tier_find(s->tier, tenant, space, c->epoch, &c->key,
+                             c->group, sh->number, &place)) {
         LDR_COUNT(store, c->space, offers_present, 1);
     } else {
         return false;

@@ -115,9 +115,11 @@ larder_status_t ldr_tier_reset(ldr_tier_t *tier, uint32_t tenant,
 
 /* ---- finding, reading, writing ---- */
 
+/* epoch: the space's, as the caller knows it. If the tier's is another, one of
+ * them has yet to hear of a reset, and nothing is found. */
 bool ldr_tier_find(ldr_tier_t *tier, uint32_t tenant, uint32_t space,
-                   const larder_key_t *key, uint32_t group, uint32_t shard,
-                   ldr_place_t *place);
+                   uint32_t epoch, const larder_key_t *key, uint32_t group,
+                   uint32_t shard, ldr_place_t *place);
 
 /* A copy that the node has elsewhere was used at that time (wall clock): a use
  * of the object that holds the shard, if the tier has it. */

@@ -253,13 +253,14 @@ static bool find(ldr_tier_t *t, uint32_t tenant, uint32_t space,
 }
 
 bool ldr_tier_find(ldr_tier_t *t, uint32_t tenant, uint32_t space,
-                   const larder_key_t *key, uint32_t group, uint32_t shard,
-                   ldr_place_t *place)
+                   uint32_t epoch, const larder_key_t *key, uint32_t group,
+                   uint32_t shard, ldr_place_t *place)
 {
     bool usable;
 
     pthread_mutex_lock(&t->lock);
-    bool found = find(t, tenant, space, key, group, shard, &usable, place);
+    bool found = find(t, tenant, space, key, group, shard, &usable, place) &&
+                 ldr_map_epoch(t->parts[tenant]->map, space) == epoch;
     pthread_mutex_unlock(&t->lock);
     return found;
 }

@@ -183,7 +183,8 @@ static int get_one(real_node_t *n, transfer_t *t, unsigned key)
         .done = read_ended,
         .arg = t,
     };
-    if (!ldr_tier_find(n->tier, n->tenant, n->space, &k, 0, 0,
+    if (!ldr_tier_find(n->tier, n->tenant, n->space,
+                       ldr_tier_epoch(n->tier, n->tenant, n->space), &k, 0, 0,
                        &t->read.place)) {
         return -ENOENT;
     }

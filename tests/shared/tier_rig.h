@@ -428,8 +428,8 @@ static inline uint64_t node_get(node_t *n, unsigned space, unsigned key,
 
     memset(g, 0, sizeof(*g));
     int error = -ENOENT;
-    if (ldr_tier_find(n->tier, n->tenant, n->space[space], &k, 0, 0,
-                      &g->read.place)) {
+    if (ldr_tier_find(n->tier, n->tenant, n->space[space], n->epoch[space], &k,
+                      0, 0, &g->read.place)) {
         g->read.tenant = n->tenant;
         g->read.space = n->space[space];
         g->iov = (struct iovec){g->data, (size_t)(g->read.place.blocks - 1u) *

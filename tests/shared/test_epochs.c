@@ -1,0 +1,151 @@
+/*
+ * The epochs of a node, of its disk and of the shared tier, where one hears of
+ * a reset later than the others: a node without threads over a simulated disk
+ * and a directory.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "node/shared.h"
+#include "support/real.h"
+#include "support/rig.h"
+
+#define STEPS_MAX 100000u
+
+typedef struct fixture {
+    simdisk_t *disk;
+    rig_t rig;
+    char path[256], url[300];
+    bool looked; /* while a reset was under way */
+} fixture_t;
+
+static const name_t mine = {.key = 1};
+
+static int setup(void **state)
+{
+    fixture_t *f = calloc(1, sizeof(*f));
+
+    assert_true(real_dir_make(f->path, sizeof(f->path), "epochs"));
+    snprintf(f->url, sizeof(f->url), "dir:%s", f->path);
+    assert_int_equal(ldr_tier_make(f->url, "", UINT64_MAX), LARDER_OK);
+    f->disk = simdisk_create(7, 0);
+    rig_init(&f->rig, f->disk, 7, 8, 256 * LDR_BLOCK);
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    fixture_t *f = *state;
+    char command[400];
+
+    assert_int_equal(rig_close(&f->rig), LARDER_OK);
+    rig_free(&f->rig);
+    simdisk_destroy(f->disk);
+    snprintf(command, sizeof(command), "rm -rf '%s'", f->path);
+    assert_int_equal(system(command), 0);
+    free(f);
+    return 0;
+}
+
+static void open_with(fixture_t *f, bool disk, bool tier)
+{
+    f->rig.options.dir_count = disk;
+    snprintf(f->rig.options.shared, sizeof(f->rig.options.shared), "%.255s",
+             tier ? f->url : "");
+    assert_int_equal(rig_open(&f->rig), LARDER_OK);
+}
+
+static void pass(fixture_t *f, uint64_t ms)
+{
+    for (uint64_t t = 0; t < ms; t += 500) {
+        rig_sleep(&f->rig, 500);
+        for (unsigned i = 0; rig_step(&f->rig, 1) > 0; i++) {
+            assert_true(i < STEPS_MAX);
+        }
+    }
+}
+
+static const ldr_counters_t *counted(const fixture_t *f)
+{
+    return &f->rig.node->store.n;
+}
+
+/* Whether the tier has it, as a load would find it. */
+static bool is_there(fixture_t *f, name_t name)
+{
+    larder_key_t key = test_key(name.key);
+    ldr_place_t place;
+
+    ldr_node_lock(f->rig.node);
+    bool there = ldr_shared_find(f->rig.node, f->rig.spaces[name.space]->number,
+                                 0, &key, name.shard, &place);
+    ldr_node_unlock(f->rig.node);
+    return there;
+}
+
+/* While the disk writes its superblock, and the tier has not heard yet: what it
+ * holds is not asked for, and what is saved now is not taken for present. */
+static void look(void *arg, simdisk_t *disk)
+{
+    fixture_t *f = arg;
+    ldr_tier_stats_t s;
+    uint64_t wake;
+    size_t bytes;
+
+    if (f->looked) {
+        return;
+    }
+    simdisk_on_op(disk, NULL, NULL);
+    f->looked = true;
+    assert_false(is_there(f, mine));
+    assert_int_equal(rig_get(&f->rig, mine, &bytes), LARDER_MISS);
+    assert_int_not_equal(f->rig.cause, LARDER_CAUSE_CORRUPT);
+    ldr_tier_stats(f->rig.node->shared->tier, &s);
+    assert_int_equal(s.reads + s.read_errors + s.gone, 0);
+    assert_int_equal(rig_put(&f->rig, mine, 2), LARDER_OK);
+    rig_sleep(&f->rig, 1100); /* it is due */
+    ldr_node_lock(f->rig.node);
+    while (ldr_shared_write(f->rig.node->shared, &wake)) {
+    }
+    ldr_node_unlock(f->rig.node);
+    assert_int_equal(counted(f)->offers_present, 0);
+}
+
+static void test_reset_under_way(void **state)
+{
+    fixture_t *f = *state;
+
+    open_with(f, false, true);
+    assert_int_equal(rig_put(&f->rig, mine, 1), LARDER_OK);
+    pass(f, 3000);
+    assert_true(is_there(f, mine));
+    assert_int_equal(rig_close(&f->rig), LARDER_OK);
+
+    open_with(f, true, true);
+    pass(f, 1000);
+    assert_true(is_there(f, mine));
+    simdisk_on_op(f->disk, look, f);
+    assert_int_equal(larder_space_reset(f->rig.spaces[0], 0), LARDER_OK);
+    assert_true(f->looked);
+    assert_false(is_there(f, mine));
+    pass(f, 3000);
+    assert_true(is_there(f, mine));
+    assert_int_equal(counted(f)->offers_written, 1);
+    assert_int_equal(counted(f)->misses[LARDER_CAUSE_CORRUPT], 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_reset_under_way, setup, teardown),
+    };
+
+    return cmocka_run_group_tests_name("shared/epochs", tests, NULL, NULL);
+}
