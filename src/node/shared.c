@@ -148,8 +148,11 @@ larder_status_t ldr_shared_open(ldr_node_t *node)
     if (s == NULL) {
         return LARDER_E_NO_MEMORY;
     }
-    node->shared = s;
     s->node = node;
+    s->stop = true; /* until there is a tier: a disk may come any time */
+    ldr_node_lock(node);
+    node->shared = s;
+    ldr_node_unlock(node);
     s->head = s->tail = LDR_NIL;
     s->fetch_count = 2 * (unsigned)o->shared_lanes;
     s->offer_count = o->shared_lanes > 1
@@ -180,7 +183,11 @@ larder_status_t ldr_shared_open(ldr_node_t *node)
         .epoch = on_epoch,
         .arg = s,
     };
-    return st == LARDER_OK ? ldr_tier_open(&params, &s->tier) : st;
+    st = st == LARDER_OK ? ldr_tier_open(&params, &s->tier) : st;
+    ldr_node_lock(node);
+    s->stop = st != LARDER_OK;
+    ldr_node_unlock(node);
+    return st;
 }
 
 static void *shared_main(void *arg)
@@ -272,11 +279,13 @@ bool ldr_shared_close(ldr_node_t *node, uint64_t deadline_ns)
     if (s == NULL) {
         return true;
     }
+    ldr_node_lock(node);
+    s->stop = true;
     if (s->thread_started) {
-        ldr_node_lock(node);
-        s->stop = true;
         pthread_cond_signal(&s->work);
-        ldr_node_unlock(node);
+    }
+    ldr_node_unlock(node);
+    if (s->thread_started) {
         pthread_join(s->thread, NULL);
         pthread_cond_destroy(&s->work);
     }
@@ -290,6 +299,9 @@ bool ldr_shared_close(ldr_node_t *node, uint64_t deadline_ns)
         ldr_node_unlock(node);
         return false;
     }
+    ldr_node_lock(node);
+    node->shared = NULL;
+    ldr_node_unlock(node);
     for (unsigned i = 0; s->fetches != NULL && i < s->fetch_count; i++) {
         ldr_free(s->fetches[i].iov);
         ldr_free(s->fetches[i].block);
@@ -301,7 +313,6 @@ bool ldr_shared_close(ldr_node_t *node, uint64_t deadline_ns)
     ldr_free(s->open_tenants);
     explicit_bzero(s->cipher, sizeof(s->cipher));
     ldr_free(s);
-    node->shared = NULL;
     return true;
 }
 
@@ -396,6 +407,21 @@ larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
         tell_disks(s);
     }
     return LARDER_OK;
+}
+
+void ldr_shared_epochs(ldr_node_t *node)
+{
+    const ldr_shared_t *s = node->shared;
+    uint32_t tenant, number;
+
+    for (uint32_t i = 0; s != NULL && !s->stop && i < node->store.space_count;
+         i++) {
+        const ldr_space_t *space = &node->store.spaces[i];
+
+        if (ldr_shared_numbers(s, i, &tenant, &number)) {
+            ldr_tier_space(s->tier, tenant, space->id, space->epoch);
+        }
+    }
 }
 
 larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space,

@@ -89,7 +89,8 @@ struct ldr_shared {
     ldr_histogram_t read_times, write_times; /* need no lock */
     pthread_t thread;
     pthread_cond_t work;
-    bool thread_started, idle, stop;
+    bool thread_started, idle;
+    bool stop;        /* there is no tier yet, or no more */
     unsigned telling; /* the disks of a reset, without the lock */
     /* Calls hang: what they name stays for ever, but the disks are gone. */
     bool left_behind;
@@ -107,6 +108,9 @@ bool ldr_shared_step(ldr_shared_t *s);
  * storage, as long as an operation may take. */
 larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
                                  const ldr_space_info_t *info);
+/* A disk that came late may know of resets that the tier has yet to hear of.
+ * With the lock. */
+void ldr_shared_epochs(ldr_node_t *node);
 /* After a reset here: makes it one for all nodes. Waits. */
 larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space,
                                  uint64_t deadline_ns, bool *raised_p);

@@ -6,6 +6,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "node/shared.h"
 #include "node/ssd.h"
 
 /* The entry of a record that is to be entered: found, or new. */
@@ -276,6 +277,7 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
     if (st == LARDER_OK) {
         ssd->on = true;
         ssd->reason[0] = '\0';
+        ldr_shared_epochs(node);
     } else {
         snprintf(ssd->reason, sizeof(ssd->reason), "%.120s",
                  why[0] != '\0' ? why : larder_status_text(st));

@@ -3,6 +3,8 @@
  * a reset later than the others: a node without threads over a simulated disk
  * and a directory.
  */
+#include <errno.h>
+#include <glob.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -141,10 +143,50 @@ static void test_reset_under_way(void **state)
     assert_int_equal(counted(f)->misses[LARDER_CAUSE_CORRUPT], 0);
 }
 
+/* Resets of that number that the tier has. */
+static size_t resets(const fixture_t *f, unsigned epoch)
+{
+    char pattern[400];
+    glob_t g;
+
+    snprintf(pattern, sizeof(pattern), "%s/*/e/*-%08x", f->path, epoch);
+    size_t count = glob(pattern, 0, NULL, &g) == 0 ? g.gl_pathc : 0;
+    globfree(&g);
+    return count;
+}
+
+/* A disk comes after the tier was told of the space, with an epoch that the
+ * tier has not heard of. */
+static void test_disk_comes_late(void **state)
+{
+    fixture_t *f = *state;
+
+    open_with(f, true, false);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(larder_space_reset(f->rig.spaces[0], 0), LARDER_OK);
+    }
+    assert_int_equal(rig_close(&f->rig), LARDER_OK);
+
+    simdisk_fail(f->disk, SIMDISK_OPEN, 1, 0, -EIO);
+    open_with(f, true, true);
+    assert_false(f->rig.node->ssds[0].opened);
+    pass(f, 500);
+    simdisk_fail_none(f->disk);
+    rig_sleep(&f->rig, f->rig.options.retry_ms);
+    pass(f, 1000);
+    assert_true(f->rig.node->ssds[0].on);
+    assert_int_equal(resets(f, 3), 1);
+    assert_int_equal(rig_put(&f->rig, mine, 1), LARDER_OK);
+    pass(f, 3000);
+    assert_true(is_there(f, mine));
+    assert_int_equal(counted(f)->offers_failed, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_reset_under_way, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_disk_comes_late, setup, teardown),
     };
 
     return cmocka_run_group_tests_name("shared/epochs", tests, NULL, NULL);
