@@ -438,12 +438,12 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         return 0;
     }
     /* The next group begins after the first of this one, and from the start
-     * again when nothing was found. */
+     * again when this becomes one, or nothing was found: one that cannot be
+     * read must not keep the others from their turn. */
     c->group_start = pass->group_count > 0 ? pass->group_first + 1 : 0;
     if (!enough) {
         return 0;
     }
-    c->group_start = 0;
     c->compact_at_ns = now_ns + SECOND_NS;
     c->thorough_at_ns = now_ns + THOROUGH_NS;
     return ldr_compact_work(p, job, b);

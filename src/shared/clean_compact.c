@@ -221,6 +221,7 @@ static int commit(work_t *w)
         ldr_part_add(p, &e, true); /* else it is an orphan for a while */
     }
     p->cleaner.victims_after = p->added; /* not before the new one is known */
+    p->cleaner.group_start = 0;
     t->n.compacted += w->done_count;
     pthread_mutex_unlock(&t->lock);
     ldr_free(rows);
@@ -241,12 +242,8 @@ static int compact(work_t *w)
         }
     }
     ldr_free(table);
-    if (error != 0 || w->done_count == 0) {
+    if (error != 0 || w->done_count == 0 || (w->done_count == 1 && !w->holes)) {
         return error;
-    }
-    if (w->done_count == 1 && !w->holes) {
-        p->cleaner.group_start = pass->group_first + 1; /* for nothing */
-        return 0;
     }
     unsigned age = 0;
     for (uint32_t i = 0; i < w->done_count; i++) {

@@ -448,6 +448,35 @@ static void test_long_turn(void **state)
     }
 }
 
+/* An object with holes whose table cannot be read stays as it is, and keeps
+ * nobody else's from being made one. */
+static void test_unreadable(void **state)
+{
+    world_t w;
+    static const char objects[] = RIG_TENANT "/o/";
+
+    (void)state;
+    open_nodes(&w, 1, 1);
+    node_t *a = &w.nodes[0];
+    assert_int_equal(node_put(a, 0, eight, 4), 0);
+    world_pass(&w, 10 * RIG_SECOND, 100 * RIG_MS);
+    assert_int_equal(node_remove(a, 0, 1), LARDER_OK);
+    assert_int_equal(node_remove(a, 0, 2), LARDER_OK);
+    assert_int_equal(simstore_count(w.store, objects), 1);
+    uint64_t bits = 8 * simstore_bytes(w.store, objects);
+    for (uint64_t bit = bits - 8 * LDR_BLOCK; bit < bits; bit += 64) {
+        assert_true(
+            simstore_flip(w.store, simstore_name(w.store, objects, 0), bit));
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        assert_int_equal(node_put(a, 1, &eight[i], 1), 0);
+    }
+    world_pass(&w, 120 * RIG_SECOND, RIG_SECOND);
+    assert_int_equal(stats_of(a).compacted, 8);
+    assert_int_equal(simstore_count(w.store, objects), 2);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -464,6 +493,7 @@ int main(void)
         cmocka_unit_test(test_removals_are_forgotten),
         cmocka_unit_test(test_damaged_before),
         cmocka_unit_test(test_long_turn),
+        cmocka_unit_test(test_unreadable),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
