@@ -426,6 +426,7 @@ typedef struct news {
     struct news_at {
         uint8_t space[LDR_ID_BYTES];
         uint32_t epoch;
+        uint32_t lost; /* what is listed and not there; 0: it is */
     } * at;
     size_t count, room;
     bool failed;
@@ -450,9 +451,35 @@ static void note_epoch(void *arg, const uint8_t space[LDR_ID_BYTES],
                 !ldr_grow(&at, &n->room, n->count + 1, sizeof(n->at[0]));
     if (!n->failed) {
         n->at = at;
-        memcpy(n->at[n->count].space, space, LDR_ID_BYTES);
-        n->at[n->count++].epoch = epoch;
+        n->at[n->count] = (struct news_at){.epoch = epoch};
+        memcpy(n->at[n->count++].space, space, LDR_ID_BYTES);
     }
+}
+
+/* A reset that is listed and not there: the storage has lost it. Its name alone
+ * proves nothing, so the epoch is not raised; but nothing of the space is used
+ * until there is a higher one, or a listing lacks it. True: there are more than
+ * before. With the lock. */
+static bool note_lost(ldr_part_t *p, const news_t *n)
+{
+    unsigned before = p->lost;
+    uint32_t number;
+
+    p->lost = 0;
+    for (size_t i = 0; i < p->space_count; i++) {
+        p->spaces[i].lost = 0;
+    }
+    for (size_t i = 0; i < n->count; i++) {
+        ldr_part_space_t *s = n->at[i].lost != 0
+                                  ? ldr_part_space(p, n->at[i].space, &number)
+                                  : NULL;
+
+        if (s != NULL && n->at[i].lost > ldr_map_epoch(p->map, number)) {
+            p->lost += s->lost == 0;
+            s->lost = (uint32_t)ldr_max64(s->lost, n->at[i].lost);
+        }
+    }
+    return p->lost > before;
 }
 
 static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
@@ -481,6 +508,7 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         if (error == 0 && !ldr_part_raise(p, n.at[i].space, n.at[i].epoch)) {
             error = -ENOMEM;
         } else if (error == -ENOENT || error == -EBADMSG) {
+            n.at[i].lost = error == -ENOENT ? n.at[i].epoch : 0;
             n.at[i].epoch = 0; /* the next lower one may be good */
             again = again || error == -ENOENT;
             pthread_mutex_lock(&t->lock);
@@ -491,8 +519,18 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     }
     pthread_mutex_lock(&t->lock);
     p->follow_again = p->follow_again || again;
+    /* One that is gone from the next listing was superseded. */
+    bool last = p->ready || p->rounds + 1 >= ROUNDS_MAX;
+    bool lost = error == 0 && (last || !again) && note_lost(p, &n);
     pthread_mutex_unlock(&t->lock);
     ldr_free(n.at);
+    if (lost) {
+        ldr_warn(&t->params.log,
+                 "shared tier, tenant %s: the storage lists a reset that it "
+                 "has lost: nothing of that space is used there until it is "
+                 "reset again",
+                 p->name);
+    }
     return error;
 }
 

@@ -155,6 +155,8 @@ typedef struct ldr_part_space {
     uint32_t told;   /* the epoch that the node knows */
     uint32_t wanted; /* an epoch that the tier has yet to hear of; 0: none */
     bool resetting;  /* `wanted` must be nobody else's; nothing is found */
+    /* A reset is listed that is not there: nothing is found below its epoch. */
+    uint32_t lost;
     /* The oldest object with a record that is not found: as the cleaner's last
      * pass has seen it, and so far in this one. UINT32_MAX: none. */
     uint32_t dead_s, dead_next_s;
@@ -194,6 +196,7 @@ struct ldr_part {
     int follow_error;
     bool follow_again; /* something went while it was read */
     unsigned rounds;   /* before it was ready */
+    unsigned lost;     /* spaces with a reset that is */
     uint64_t follow_began_ns;
     uint64_t followed_ns; /* when the last whole turn began */
 

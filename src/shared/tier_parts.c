@@ -247,6 +247,7 @@ static bool find(ldr_tier_t *t, uint32_t tenant, uint32_t space,
 
     *usable_p = t->state != LDR_TIER_OFF && p != NULL && p->ready &&
                 space < p->space_count && !p->spaces[space].resetting &&
+                ldr_map_epoch(p->map, space) >= p->spaces[space].lost &&
                 group <= UINT8_MAX && shard <= UINT8_MAX;
     return *usable_p && ldr_map_find(p->map, space, key->hash, (uint8_t)group,
                                      (uint8_t)shard, place);

@@ -23,6 +23,9 @@
 #define KEY_BYTES (LDR_OBJECT_NAME_MAX + 16)
 #define ASK_BYTES 1024u
 #define NAMES_KEY "larder:l"
+/* Objects expire, in ten years: so that policies which evict what expires, the
+ * volatile ones, take them and nothing else. */
+#define EXPIRES_S (3650u * 86400)
 
 /* A call under way. */
 typedef struct ldr_valkey_call {
@@ -142,6 +145,7 @@ static int send_put(ldr_valkey_call_t *call, const struct iovec *iov,
     char after[ASK_BYTES];
     ldr_text_t t = ldr_text(after, sizeof(after));
     bool new = (flags & LDR_OBJECT_NEW) != 0;
+    bool evictable = strstr(call->name, "/o/") != NULL;
     struct iovec *all = ldr_alloc((count + 2) * sizeof(*all));
 
     if (all == NULL) {
@@ -149,11 +153,15 @@ static int send_put(ldr_valkey_call_t *call, const struct iovec *iov,
         return -ENOMEM;
     }
     begin_transaction(call);
-    ldr_resp_ask(&call->ask, new ? 4 : 3);
+    ldr_resp_ask(&call->ask, 3 + (evictable ? 2 : 0) + (new ? 1 : 0));
     ldr_resp_arg(&call->ask, "SET");
     ldr_resp_arg(&call->ask, call->key);
     ldr_resp_arg_head(&call->ask, bytes);
     ldr_text_add(&t, "\r\n");
+    if (evictable) {
+        ldr_resp_arg(&t, "EX");
+        ldr_resp_arg_number(&t, EXPIRES_S);
+    }
     if (new) {
         ldr_resp_arg(&t, "NX");
     }

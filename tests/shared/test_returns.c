@@ -477,6 +477,38 @@ static void test_unreadable(void **state)
     world_close(&w);
 }
 
+/* A reset is listed, but the storage has lost it: what was saved before is not
+ * found, whoever joins, until the space is reset again. */
+static void test_lost_reset(void **state)
+{
+    static const char reset[] =
+        RIG_TENANT "/e/50505050505050505050505050505050-00000001";
+    world_t w;
+
+    (void)state;
+    open_nodes(&w, 3, 1);
+    node_t *a = &w.nodes[0], *b = &w.nodes[1], *c = &w.nodes[2];
+    assert_int_equal(node_put(a, 0, eight, 8), 0);
+    assert_int_equal(node_put(a, 1, eight, 8), 0);
+    world_pass(&w, RIG_SECOND, 100 * RIG_MS);
+    node_open(b);
+    world_run(&w);
+    assert_int_not_equal(node_get(b, 0, 1, NULL), 0);
+    node_close(a);
+    assert_int_equal(node_reset(b, 0), LARDER_OK);
+    node_close(b);
+    assert_true(simstore_evict(w.store, reset));
+    node_open(c);
+    world_pass(&w, 2 * RIG_SECOND, 100 * RIG_MS);
+    assert_int_equal(node_get(c, 0, 1, NULL), 0);
+    assert_int_not_equal(node_get(c, 1, 1, NULL), 0);
+    assert_int_equal(node_reset(c, 0), LARDER_OK);
+    assert_int_equal(c->epoch[0], 2);
+    assert_int_equal(node_put(c, 0, eight, 8), 0);
+    assert_int_not_equal(node_get(c, 0, 1, NULL), 0);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -494,6 +526,7 @@ int main(void)
         cmocka_unit_test(test_damaged_before),
         cmocka_unit_test(test_long_turn),
         cmocka_unit_test(test_unreadable),
+        cmocka_unit_test(test_lost_reset),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -378,6 +378,30 @@ static void test_evicted(void **s)
     redis_end(&r);
 }
 
+/* With a policy that evicts what expires, objects go and nothing else. */
+static void test_volatile(void **s)
+{
+    static const char *const extra[] = {
+        "--maxmemory", "8mb", "--maxmemory-policy", "volatile-lru", NULL};
+    redis_t r = {0};
+    char name[64];
+
+    (void)s;
+    NEEDS_REDIS();
+    redis_start(&r, false, extra);
+    ldr_backend_t *b = open_port(r.port);
+    assert_int_equal(contract_put(b, "t/m/1", 10000, LDR_OBJECT_NEW), 0);
+    assert_int_equal(contract_put(b, "t/e/1", 10000, LDR_OBJECT_NEW), 0);
+    for (unsigned i = 0; i < 40; i++) { /* more than it has room for */
+        snprintf(name, sizeof(name), "t/o/%u", i);
+        assert_int_equal(contract_put(b, name, 1 << 20, i & LDR_OBJECT_NEW), 0);
+    }
+    contract_check(b, "t/m/1", 0, 10000);
+    contract_check(b, "t/e/1", 0, 10000);
+    b->ops->destroy(b);
+    redis_end(&r);
+}
+
 /* ---- killed and stopped ---- */
 
 static void test_restart(void **s)
@@ -668,7 +692,7 @@ int main(void)
         cmocka_unit_test(test_login),    cmocka_unit_test(test_full),
         cmocka_unit_test(test_replica),  cmocka_unit_test(test_evicted),
         cmocka_unit_test(test_restart),  cmocka_unit_test(test_killed_in_put),
-        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_stopped),  cmocka_unit_test(test_volatile),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

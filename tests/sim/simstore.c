@@ -15,6 +15,7 @@ typedef struct item {
     uint8_t *data;
     size_t bytes;
     uint64_t born; /* the store's count of changes then */
+    bool evicted;  /* listed, and not there */
 } item_t;
 
 typedef struct ghost {
@@ -134,6 +135,7 @@ static void fill(simstore_t *s, item_t *item, uint8_t *data, size_t bytes)
     free(item->data);
     item->data = data;
     item->bytes = bytes;
+    item->evicted = false;
 }
 
 /* ---- what may happen to a call ---- */
@@ -206,7 +208,7 @@ static int put_now(simstore_t *s, const char *name, const struct iovec *iov,
     if (s->read_only) {
         return -EROFS;
     }
-    if (item != NULL && (flags & LDR_OBJECT_NEW)) {
+    if (item != NULL && !item->evicted && (flags & LDR_OBJECT_NEW)) {
         return -EEXIST;
     }
     for (unsigned i = 0; i < count; i++) {
@@ -252,7 +254,7 @@ static int get_now(const simstore_t *s, const char *name, uint64_t offset,
 {
     const item_t *item = item_of(s, name);
 
-    if (item == NULL) {
+    if (item == NULL || item->evicted) {
         return -ENOENT;
     }
     for (unsigned i = 0; i < count; i++) {
@@ -290,7 +292,7 @@ static int sim_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
     const item_t *item = item_of(v->store, name);
 
     (void)deadline_ns;
-    if (error == 0 && item == NULL) {
+    if (error == 0 && (item == NULL || item->evicted)) {
         error = -ENOENT;
     } else if (error == 0) {
         *bytes_p = item->bytes;
@@ -640,6 +642,17 @@ bool simstore_lose(simstore_t *s, const char *name)
     }
     pthread_mutex_unlock(&s->lock);
     return there;
+}
+
+bool simstore_evict(simstore_t *s, const char *name)
+{
+    pthread_mutex_lock(&s->lock);
+    item_t *item = item_of(s, name);
+    if (item != NULL) {
+        item->evicted = true;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return item != NULL;
 }
 
 bool simstore_rename(simstore_t *s, const char *from, const char *to)

@@ -74,6 +74,8 @@ const char *simstore_name(simstore_t *store, const char *prefix, unsigned i);
 bool simstore_flip(simstore_t *store, const char *name, uint64_t bit);
 /* Behind everybody's back. */
 bool simstore_lose(simstore_t *store, const char *name);
+/* ... but it stays listed, as in Valkey. */
+bool simstore_evict(simstore_t *store, const char *name);
 bool simstore_rename(simstore_t *store, const char *from, const char *to);
 bool simstore_write(simstore_t *store, const char *name, const void *data,
                     size_t bytes);
