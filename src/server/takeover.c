@@ -207,7 +207,7 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
     }
     /* One that hangs will not hand over: nobody shall wait minutes for it. What
      * it answers does not matter; one made before does not know the word. */
-    if (ldr_admin_say(path, "ping", text, sizeof(text),
+    if (ldr_admin_ask(fd, path, "ping", text, sizeof(text),
                       ldr_server_now() + PING_NS) == LARDER_E_OFFLINE) {
         close(fd);
         return ldr_fail(LARDER_E_OFFLINE,

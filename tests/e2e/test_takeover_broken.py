@@ -38,12 +38,13 @@ class Between:
 
     def _serve(self, one):
         one.settimeout(30)
-        ask = one.recv(4096)
         with socket.socket(socket.AF_UNIX) as old:
             old.settimeout(30)
             old.connect(self._old)
-            old.sendall(ask)
-            answer, fds = self._hear(old)
+            old.sendall(one.recv(4096))  # is it there?
+            one.sendall(self._answer(old))
+            old.sendall(one.recv(4096))
+            answer, fds = self._answer(old), self._descriptors(old)
         self._listener.close()
         os.unlink(self._path)
         if (sent := self._change(fds)) is not None:
@@ -54,18 +55,22 @@ class Between:
             os.close(fd)
 
     @staticmethod
-    def _hear(old):
+    def _answer(old):
         answer = b""
         while len(answer) < w.FRAME_BYTES:
             answer += old.recv(w.FRAME_BYTES - len(answer))
         body = w.FRAME.unpack(answer[:w.FRAME.size])[5]
         while len(answer) < w.FRAME_BYTES + body:
             answer += old.recv(w.FRAME_BYTES + body - len(answer))
+        return answer
+
+    @staticmethod
+    def _descriptors(old):
         fds = []
         while True:
             data, more, _, _ = socket.recv_fds(old, 1, 4)
             if not data:
-                return answer, fds
+                return fds
             fds += more
 
     def wait(self):

@@ -20,7 +20,8 @@
 #include "server/session.h"
 #include "support/real.h"
 
-#define SOME_S 120  /* beyond drain_ms: for the disks' last writes, and slack  \
+#define SOME_S                                                                 \
+    120             /* beyond drain_ms: for the disks' last writes, and slack  \
                      */
 #define LITTLE_S 60 /* that this test itself may have taken */
 #define PEERS 8u
