@@ -1,5 +1,6 @@
 """Resets, as vLLM asks for them: what was stored before may be of other weights
 (test_surface.py)."""
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -7,8 +8,8 @@ from larder_kv import _lib
 from larder_kv.vllm import drop
 
 from surface import dense
-from surface_requests import (BLOCKS, TOKENS, asked, came, saves, side, store,
-                              until)
+from surface_requests import (BLOCKS, LONG, TOKENS, asked, came, saves, side,
+                              store, until)
 
 __all__ = ["dense", "side"]  # fixtures
 
@@ -72,6 +73,34 @@ def test_a_reset_that_does_not_get_through(side, monkeypatch):
     after = asked(TOKENS, "after")
     assert came(one, after).lookup.stored == 0
     assert one.matched(after, 0) == (0, False) and saves(one, after) != []
+
+
+def test_a_try_of_before_ends_no_later_reset(side, monkeypatch):
+    """It was under way when vLLM asked again, and got through after that."""
+    one = side()
+    store(one, TOKENS)
+    go, away = threading.Event(), _lib.LarderError(_lib.E_OFFLINE, "away")
+    answers = iter([away, None, None, away, away])
+    tries = []
+
+    def tried():
+        answer = next(answers)
+        tries.append(answer)
+        if len(tries) == 2:
+            assert go.wait(LONG)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(one.space, "reset", tried)
+    monkeypatch.setattr(drop, "AGAIN_SECONDS", 0.0)
+    assert not one.reset()
+    assert came(one, asked(TOKENS, "has it tried again")) is None
+    until(lambda: len(tries) == 2)
+    assert one.reset()
+    go.set()
+    until(lambda: not one.drop._trying)
+    assert not one.reset()
+    assert came(one, asked(TOKENS, "after")) is None
 
 
 @pytest.mark.parametrize("status", [_lib.E_TIER_OFF, _lib.E_IO])

@@ -6,6 +6,7 @@ try again. All but the try itself is the scheduler's thread's.
 """
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -29,14 +30,17 @@ class Drop:
         self._events = events
         self._later = later
         self._due = False  # vLLM has asked for it, and it was not done
-        self._trying = False  # by a thread
-        self._done = False  # set by that, and by nobody else while it tries
+        # A try from before vLLM has asked again says nothing.
+        self._asked = 0  # times
+        self._done = 0  # as of which of them: set by the thread that tries
+        self._trying = False  # it does
         self._next = 0.0
 
     def now(self, settled: bool) -> bool:
         """settled: no save of before is under way, which would come after.
         False: there is something of before, here or elsewhere."""
         self._due = True
+        self._asked += 1
         self._next = time.monotonic() + AGAIN_SECONDS
         dropped, why = (self._try() if settled
                         else (False, "saves are under way"))
@@ -51,17 +55,17 @@ class Drop:
 
     def due(self, settled: bool) -> bool:
         """Whether the store must not be used. Has it tried again."""
-        if self._due and self._done:
+        if self._due and self._done == self._asked:
             self._end()
             logger.warning("larder: the space was reset, and is used again")
         elif (self._due and settled and not self._trying
               and time.monotonic() >= self._next):
             self._trying = True
-            self._later(self._again)
+            self._later(functools.partial(self._again, self._asked))
         return self._due
 
     def _end(self) -> None:
-        self._due = self._done = False
+        self._due = False
         if self._events is not None:
             self._events.reset()
 
@@ -73,7 +77,9 @@ class Drop:
         except _lib.LarderError as error:
             return error.status in (_lib.E_IO, _lib.E_TIER_OFF), str(error)
 
-    def _again(self) -> None:
-        self._done, _ = self._try()
+    def _again(self, asked: int) -> None:
+        dropped, _ = self._try()
+        if dropped:
+            self._done = asked
         self._next = time.monotonic() + AGAIN_SECONDS
         self._trying = False
