@@ -19,7 +19,7 @@
 #include "base/io_posix.h"
 #include "base/mem.h"
 
-#define THREADS_MAX 256u
+#define THREADS_MAX 1024u
 
 typedef struct plain {
     ldr_io_t io;

@@ -63,7 +63,11 @@ struct ldr_ssd {
     ldr_node_t *node;
     ldr_disk_t disk;
     ldr_disk_params_t params;
-    bool opened;  /* disk is open and recovered */
+    bool opened; /* disk is open and recovered */
+    /* All that this directory has was met: its epochs are not above the node's.
+     * It may be another one at the next try. */
+    bool met;
+    uint8_t met_id[LDR_ID_BYTES];
     bool on;      /* it takes and gives shards */
     bool opening; /* it is being opened, and `disk` is its thread's */
     bool tried;   /* it was opened once, or could not be: */

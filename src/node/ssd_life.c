@@ -85,13 +85,15 @@ static bool is_elsewhere(const ldr_ssd_t *ssd, uint32_t entry, uint32_t shard)
 }
 
 /* The disk has a space at this epoch. If the space was reset before the disk
- * was open, that is from before the reset, and the node's has to be higher.
- * With the lock. */
-static void meet_epoch(ldr_store_t *store, uint32_t space, uint32_t epoch)
+ * was open, that is from before the reset, and the node's has to be higher;
+ * unless all that it has was met at an earlier try, since when its superblock
+ * may have the node's. With the lock. */
+static void meet_epoch(const ldr_ssd_t *ssd, uint32_t space, uint32_t epoch)
 {
+    ldr_store_t *store = &ssd->node->store;
     ldr_space_t *s = &store->spaces[space];
 
-    if (s->above != 0 && epoch >= s->above) {
+    if (!ssd->met && s->above != 0 && epoch >= s->above) {
         epoch = s->above = epoch + 1;
     }
     ldr_store_set_epoch(store, space, epoch);
@@ -108,7 +110,7 @@ static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
     /* A record of a later epoch proves a reset that the superblock missed:
      * it was under way when the node died. */
     const ldr_space_t *s = &store->spaces[space];
-    meet_epoch(store, space, record->epoch);
+    meet_epoch(ssd, space, record->epoch);
     if (record->kind == LDR_RECORD_TOMBSTONE) {
         apply_tombstone(ssd, space, segment, record);
         return;
@@ -151,7 +153,7 @@ static void take_super(ldr_ssd_t *ssd)
         uint32_t space = ldr_store_space(store, super->spaces[i].id);
 
         if (space != LDR_NIL) {
-            meet_epoch(store, space, super->spaces[i].epoch);
+            meet_epoch(ssd, space, super->spaces[i].epoch);
         }
     }
 }
@@ -189,13 +191,21 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
     if (st != LARDER_OK) {
         return st;
     }
+    const uint8_t *id = ssd->disk.super->dir_id;
     ldr_node_lock(node);
+    ssd->met = ssd->met && memcmp(ssd->met_id, id, LDR_ID_BYTES) == 0;
     take_super(ssd);
+    ldr_shared_epochs(node);
     ldr_node_unlock(node);
     /* Others may be at work when a disk comes late. What is entered leads to a
      * disk that is off until all of it is. */
     st = ldr_disk_recover(&ssd->disk, true, ldr_ssd_apply, ssd, &found);
     if (st == LARDER_OK) {
+        ldr_node_lock(node);
+        ssd->met = true;
+        memcpy(ssd->met_id, id, LDR_ID_BYTES);
+        ldr_shared_epochs(node); /* records may have raised some */
+        ldr_node_unlock(node);
         /* Damage to one copy must not wait for damage to the other. */
         st = ldr_ssd_super_update(ssd, ssd->disk.super_uneven, UINT64_MAX);
     }
@@ -264,6 +274,7 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
         ldr_node_lock(node);
         ssd->opened = true;
         ssd->files = ssd->disk.file_count;
+        ldr_store_disk(&node->store, ssd->disk.super->dir_id);
         ldr_ssds_met(node);
         ldr_node_unlock(node);
         st = ldr_ssd_super_update(ssd, false, UINT64_MAX);
@@ -277,7 +288,6 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
     if (st == LARDER_OK) {
         ssd->on = true;
         ssd->reason[0] = '\0';
-        ldr_shared_epochs(node);
     } else {
         snprintf(ssd->reason, sizeof(ssd->reason), "%.120s",
                  why[0] != '\0' ? why : larder_status_text(st));

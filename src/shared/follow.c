@@ -586,7 +586,8 @@ bool ldr_follow_old(const ldr_part_t *p, uint64_t now_ns)
 {
     const ldr_tier_t *t = p->tier;
 
-    return now_ns - p->followed_ns > 10 * t->poll_ns + 2 * t->timeout_ns;
+    /* Two turns of slow calls, of which the second has not ended yet. */
+    return now_ns - p->followed_ns > 10 * t->poll_ns + 4 * t->timeout_ns;
 }
 
 void ldr_follow_distrust(ldr_part_t *p)

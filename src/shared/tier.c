@@ -52,7 +52,8 @@ static uint64_t due_at(const ldr_part_t *p, unsigned kind)
 static void distrust_old(ldr_part_t *p, uint64_t now_ns)
 {
     if (p->ready && ldr_follow_old(p, now_ns)) {
-        ldr_follow_distrust(p);
+        p->ready = false; /* the turn under way is judged when it ends */
+        p->rounds = 0;
         snprintf(p->reason, sizeof(p->reason),
                  "tenant %s: manifests could not be followed for too long",
                  p->name);

@@ -13,6 +13,8 @@ size_t ldr_ho_tables(uint8_t *list, ldr_ho_t *ho)
     uint8_t *at = list + sizeof(*head);
 
     ho->head = head;
+    ho->disks = (ldr_ho_disk_t *)at;
+    at += head->disks * sizeof(*ho->disks);
     ho->tenants = (ldr_ho_tenant_t *)at;
     at += head->tenants * sizeof(*ho->tenants);
     ho->spaces = (ldr_ho_space_t *)at;
@@ -136,6 +138,7 @@ bool ldr_handover_plan(const ldr_store_t *s, ldr_handover_plan_t *plan)
     }
     qsort(plan->chunks, plan->chunk_count, sizeof(*plan->chunks), by_depth);
     plan->bytes = sizeof(ldr_ho_head_t) +
+                  s->disk_count * sizeof(ldr_ho_disk_t) +
                   s->tenant_count * sizeof(ldr_ho_tenant_t) +
                   s->space_count * sizeof(ldr_ho_space_t) +
                   plan->extent_count * sizeof(ldr_ho_extent_t) +
@@ -157,6 +160,7 @@ void ldr_handover_unplan(ldr_handover_plan_t *plan)
 
 static void write_owners(const ldr_store_t *s, ldr_ho_t *ho)
 {
+    memcpy(ho->disks, s->disk_ids, s->disk_count * sizeof(*ho->disks));
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         const ldr_tenant_t *t = &s->tenants[i];
         ldr_ho_tenant_t *row = &ho->tenants[i];
@@ -261,6 +265,7 @@ void ldr_handover_write(const ldr_store_t *s, const ldr_handover_plan_t *plan,
         .slice_pages = LDR_SLICE_PAGES,
         .extent_shift = s->arena.extent_shift,
         .mapped = mapped,
+        .disks = s->disk_count,
         .tenants = s->tenant_count,
         .spaces = s->space_count,
         .extents = plan->extent_count,

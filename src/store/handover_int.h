@@ -14,8 +14,13 @@ typedef struct ldr_ho_head {
     uint32_t page_bytes, slice_pages, extent_shift;
     uint32_t mapped;
     uint32_t tenants, spaces, extents, chunks, shards, pages, slices;
-    uint32_t reserved;
+    uint32_t disks;
 } ldr_ho_head_t;
+
+/* A disk that was opened. */
+typedef struct ldr_ho_disk {
+    uint8_t id[LDR_ID_BYTES];
+} ldr_ho_disk_t;
 
 typedef struct ldr_ho_tenant {
     uint8_t id[LDR_ID_BYTES];
@@ -61,6 +66,7 @@ typedef struct ldr_ho_shard {
 /* The tables of a list, for writing or reading. */
 typedef struct ldr_ho {
     ldr_ho_head_t *head;
+    ldr_ho_disk_t *disks;
     ldr_ho_tenant_t *tenants;
     ldr_ho_space_t *spaces;
     ldr_ho_extent_t *extents;

@@ -30,7 +30,8 @@ static const char *check_head(const ldr_store_t *s, const uint8_t *list,
         return "its memory lies in extents of another size, for dram is "
                "another";
     }
-    if (head->tenants > LDR_TENANTS_MAX || head->spaces > LDR_SPACES_MAX ||
+    if (head->disks > LDR_DISKS_MAX || head->tenants > LDR_TENANTS_MAX ||
+        head->spaces > LDR_SPACES_MAX ||
         head->extents > LDR_NIL >> head->extent_shift) {
         return "its list has too many rows";
     }
@@ -141,14 +142,31 @@ typedef struct taking {
     ldr_handover_sum_t *sum;
 } taking_t;
 
-/* The space's epoch is the higher of theirs and what the disks here say. If it
- * was reset while a disk was not open there, and that is not the lower: who
- * knows from which disk it is. */
-static void take_epoch(ldr_store_t *s, uint32_t space,
-                       const ldr_ho_space_t *row)
+/* Whether a disk is open here that was not there. */
+static bool has_new_disk(const taking_t *t)
 {
+    const ldr_store_t *s = t->store;
+    bool found = true;
+
+    for (uint32_t i = 0; i < s->disk_count && found; i++) {
+        found = false;
+        for (uint32_t k = 0; k < t->ho.head->disks && !found; k++) {
+            found =
+                memcmp(t->ho.disks[k].id, s->disk_ids[i], LDR_ID_BYTES) == 0;
+        }
+    }
+    return !found;
+}
+
+/* The space's epoch is the higher of theirs and what the disks here say. If it
+ * was reset while a disk was not open there that is here, and theirs is not the
+ * higher: who knows from which disk it is. */
+static void take_epoch(taking_t *t, uint32_t space, const ldr_ho_space_t *row)
+{
+    ldr_store_t *s = t->store;
     ldr_space_t *sp = &s->spaces[space];
-    bool doubtful = row->above != 0 && sp->epoch >= row->epoch;
+    bool doubtful =
+        row->above != 0 && sp->epoch >= row->epoch && has_new_disk(t);
 
     ldr_store_set_epoch(s, space, doubtful ? sp->epoch + 1 : row->epoch);
     sp->above = row->above;
@@ -183,7 +201,7 @@ static void take_owners(taking_t *t)
             tenant != LDR_NIL ? ldr_store_space(s, row->id) : LDR_NIL;
         if (t->spaces[i] != LDR_NIL) {
             ldr_store_space_of(s, t->spaces[i], tenant);
-            take_epoch(s, t->spaces[i], row);
+            take_epoch(t, t->spaces[i], row);
         }
     }
 }

@@ -20,6 +20,18 @@ static uint32_t tenant_of_tag(const ldr_store_t *s, const uint8_t *space_id)
     return LDR_NIL;
 }
 
+void ldr_store_disk(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
+{
+    for (uint32_t i = 0; i < s->disk_count; i++) {
+        if (memcmp(s->disk_ids[i], id, LDR_ID_BYTES) == 0) {
+            return;
+        }
+    }
+    if (s->disk_count < LDR_DISKS_MAX) {
+        memcpy(s->disk_ids[s->disk_count++], id, LDR_ID_BYTES);
+    }
+}
+
 uint32_t ldr_store_space(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
 {
     /* Newest first: recovery asks for the same one again and again. */

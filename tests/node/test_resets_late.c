@@ -117,6 +117,35 @@ static void test_reset_after(void **state)
     assert_false(rig_exists(&f->rig, later));
 }
 
+/* A disk that can be read, and whose superblock is written but not synced: at
+ * the next try it has the node's own epoch. What was saved meanwhile stays. */
+static void test_comes_in_tries(void **state)
+{
+    fixture_t *f = *state;
+    const ldr_space_t *space;
+
+    assert_int_equal(larder_space_reset(f->rig.spaces[0], 0), LARDER_OK);
+    save(f, mine);
+    open_without(f);
+    assert_int_equal(larder_space_reset(f->rig.spaces[0], 0), LARDER_E_IO);
+    simdisk_fail_none(f->disk);
+    simdisk_fail(f->disk, SIMDISK_SYNC, 1, 0, -EIO);
+    space = &f->rig.node->store.spaces[f->rig.spaces[0]->number];
+    for (unsigned i = 0; i < 4; i++) {
+        rig_sleep(&f->rig, f->rig.options.retry_ms);
+        rig_step(&f->rig, 1000);
+        assert_false(f->rig.node->ssds[0].on);
+        assert_true(i == 0 || rig_exists(&f->rig, later));
+        assert_int_equal(space->epoch, 2);
+        if (i == 0) {
+            assert_int_equal(rig_put(&f->rig, later, 1), LARDER_OK);
+        }
+    }
+    disk_comes(f);
+    assert_false(rig_exists(&f->rig, mine));
+    assert_true(rig_exists(&f->rig, later));
+}
+
 /* Hands the node's memory over to the next. */
 static void take_over(fixture_t *f, ldr_handover_t *h)
 {
@@ -170,6 +199,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_as_many_before, setup, teardown),
         cmocka_unit_test_setup_teardown(test_saved_since, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reset_after, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_comes_in_tries, setup, teardown),
         cmocka_unit_test_setup_teardown(test_takeover_records, setup, teardown),
         cmocka_unit_test_setup_teardown(test_takeover_without, setup, teardown),
     };

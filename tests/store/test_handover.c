@@ -402,6 +402,33 @@ static void test_reset_on_disk(void **state)
     assert_int_not_equal(shard_of(&f->new, 1, 0, 0), LDR_NIL);
 }
 
+/* Reset while a disk was not open: one that both have has heard of it, so the
+ * number is theirs; one that is only here may have had it before. */
+static void test_reset_without_a_disk(void **state)
+{
+    static const uint8_t both[LDR_ID_BYTES] = {1}, late[LDR_ID_BYTES] = {2};
+    fixture_t *f = *state;
+
+    for (unsigned other = 0; other < 2; other++) {
+        if (other > 0) {
+            ldr_store_destroy(&f->new);
+        }
+        ldr_store_set_epoch(&f->old, 0, 3);
+        f->old.spaces[0].above = 3;
+        ldr_store_disk(&f->old, both);
+        put(&f->old, (put_t){.key = 0, .bytes = 100});
+        write_list(f);
+        open_known(f, 3);
+        ldr_store_disk(&f->new, both);
+        if (other > 0) {
+            ldr_store_disk(&f->new, late);
+        }
+        assert_int_equal(take_known(f, false).chunks, 1 - other);
+        assert_int_equal(f->new.spaces[0].epoch, 3 + other);
+        assert_int_equal(f->new.spaces[0].above, 3);
+    }
+}
+
 /* What became of a shard in the old one: on disk, refused, or to be offered to
  * the shared tier. */
 static void test_where_it_goes_next(void **state)
@@ -546,6 +573,7 @@ int main(void)
         TEST(test_expired),
         TEST(test_held_chunks_stay),
         TEST(test_reset_on_disk),
+        TEST(test_reset_without_a_disk),
         TEST(test_where_it_goes_next),
         TEST(test_pages_of_another),
         TEST(test_page_beyond_its_extent),
