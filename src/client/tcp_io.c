@@ -73,10 +73,14 @@ static larder_status_t stopped_by(ldr_tcp_conn_t *c, int error)
         return LARDER_E_CANCELED;
     }
     c->broken = true;
-    return error == -EPROTO
-               ? ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer",
-                          c->link.remote->options.address)
-               : ldr_lost(c->link.remote, error);
+    if (error == -EPROTO || error == -EPIPE) { /* it was let in before */
+        return ldr_fail(LARDER_E_OFFLINE, "%s: %s",
+                        c->link.remote->options.address,
+                        error == -EPROTO ? "a malformed answer"
+                                         : "the connection broke: closed by "
+                                           "the other side");
+    }
+    return ldr_lost(c->link.remote, error);
 }
 
 /* Whether nothing was heard since then, although it is a while ago. */

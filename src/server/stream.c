@@ -489,6 +489,14 @@ void ldr_session_readable(ldr_watch_t *watch, uint32_t events)
     if ((events & (EPOLLIN | EPOLLOUT)) != 0) {
         ldr_session_read(s);
     } else if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
-        ldr_session_end(s, NULL);
+        /* It was not read for its replies, and may have said that it has
+         * unmapped all before it left. */
+        if (s->local && !s->doomed) {
+            ldr_session_unqueue(s);
+            ldr_session_read(s);
+        }
+        if (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
+            ldr_session_end(s, NULL);
+        }
     }
 }
