@@ -137,7 +137,8 @@ bool ldr_runs_rest(ldr_runs_t *t)
     for (uint32_t i = 0; i < TRIM_TRIES && run != LDR_NIL; i++) {
         uint32_t next = t->runs[run].left;
 
-        if (run != LDR_RUN_STRAY && ldr_limb(t, run)->child == LDR_NIL &&
+        if (run != LDR_RUN_STRAY && run != t->busy &&
+            ldr_limb(t, run)->child == LDR_NIL &&
             t->runs[run].stamp != t->stamp) {
             rest(t, run);
             return true;
@@ -199,12 +200,15 @@ void ldr_runs_trim(ldr_runs_t *t, uint32_t runs, uint64_t chunks)
     }
 }
 
-static uint32_t run_take(ldr_runs_t *t)
+/* keep: who asks is at work with it. */
+static uint32_t run_take(ldr_runs_t *t, uint32_t keep)
 {
     uint32_t run = t->run_free;
 
     if (run == LDR_NIL && t->run_top == t->run_max) {
+        t->busy = keep;
         ldr_runs_rest(t);
+        t->busy = LDR_NIL;
         run = t->run_free;
     }
     if (run != LDR_NIL) {
@@ -230,7 +234,7 @@ static uint32_t lot_of(const ldr_runs_t *t, uint32_t parent, uint32_t first)
 uint32_t ldr_runs_new(ldr_runs_t *t, uint32_t parent, uint32_t depth,
                       const uint64_t *prints, uint32_t length, uint32_t class)
 {
-    uint32_t run = run_take(t);
+    uint32_t run = run_take(t, parent);
 
     if (run == LDR_NIL) {
         return LDR_NIL;
@@ -291,7 +295,7 @@ uint32_t ldr_runs_wake(ldr_runs_t *t, uint32_t parent, uint32_t depth,
         !ldr_ghost_take(t, before, first, &found, &prints, &last)) {
         return LDR_NIL;
     }
-    uint32_t run = run_take(t);
+    uint32_t run = run_take(t, parent);
     if (run == LDR_NIL) {
         ldr_prints_give(t, prints);
         return LDR_NIL;
@@ -375,7 +379,6 @@ static void slots_part(ldr_runs_t *t, uint32_t run, uint32_t upper,
 static void views_part(ldr_runs_t *t, uint32_t run, uint32_t upper)
 {
     ldr_run_t *r = &t->runs[run], *u = &t->runs[upper];
-
     uint32_t parent = ldr_limb(t, upper)->parent;
 
     slots_part(t, run, upper, ldr_limb(t, run)->depth);
@@ -391,7 +394,7 @@ static void views_part(ldr_runs_t *t, uint32_t run, uint32_t upper)
 uint32_t ldr_runs_split(ldr_runs_t *t, uint32_t run, uint32_t length,
                         uint32_t last)
 {
-    uint32_t upper = run_take(t);
+    uint32_t upper = run_take(t, run);
 
     if (upper == LDR_NIL) {
         return LDR_NIL;

@@ -234,7 +234,8 @@ typedef struct ldr_runs {
      * have been split off from others, one after the other. */
     uint32_t bucket_max, bucket_count, bucket_mask;
     uint32_t blocked, ghost_head, ghost_tail;
-    uint32_t ghost_count;  /* in the list */
+    uint32_t busy;        /* that must not go to rest now; 0 or LDR_NIL: none */
+    uint32_t ghost_count; /* in the list */
     uint64_t ghost_chunks; /* and of those at rest */
     ldr_ghosts_t ghosts;
     uint32_t twins;
