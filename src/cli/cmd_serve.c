@@ -61,15 +61,17 @@ static void reload(ldr_server_t *server, ldr_config_t **config_p,
 
     notify_reloading();
     if (ldr_config_reload(*config_p, &config) != LARDER_OK) {
-        ldr_error(log, "reload: nothing was changed: %s", larder_last_error());
+        ldr_server_reload_failed(server);
     } else {
+        larder_log_level_t level =
+            (larder_log_level_t)config->options.log_level;
+
         if (config->restart[0] != '\0') {
             ldr_warn(log, "reload: these need a restart and stay: %s",
                      config->restart);
         }
-        ldr_log_sink_set_level(sink,
-                               (larder_log_level_t)config->options.log_level);
         if (ldr_server_reload(server, config)) {
+            ldr_log_sink_set_level(sink, level);
             *config_p = config;
         }
     }

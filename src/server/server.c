@@ -376,15 +376,19 @@ int ldr_server_end_fd(const ldr_server_t *server)
     return server->end_fd;
 }
 
+void ldr_server_reload_failed(ldr_server_t *server)
+{
+    ldr_error(&server->log, "reload: nothing was changed: %s", ldr_fail_text());
+    ldr_metrics_event(server->metrics, LDR_EVENT_RELOADS_FAILED, 1);
+}
+
 bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
 {
     ldr_config_t *old = server->latest;
     larder_status_t st = ldr_guests_load(server, config);
 
     if (st != LARDER_OK) {
-        ldr_error(&server->log, "reload: nothing was changed: %s",
-                  ldr_fail_text());
-        ldr_metrics_event(server->metrics, LDR_EVENT_RELOADS_FAILED, 1);
+        ldr_server_reload_failed(server);
         ldr_config_free(config);
         return false;
     }

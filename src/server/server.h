@@ -35,6 +35,9 @@ int ldr_server_end_fd(const ldr_server_t *server);
  * server's in any case. False: nothing was changed, and it is freed; true: the
  * one before it is. */
 bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config);
+/* It could not even be read, and larder_last_error() says why: for the log, and
+ * counted. */
+void ldr_server_reload_failed(ldr_server_t *server);
 
 /* Ends: no new sessions, requests under way finish or reach the bound
  * drain_ms, what is in DRAM only is written down, everything is freed.
