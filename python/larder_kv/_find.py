@@ -9,6 +9,7 @@ import ctypes.util
 import glob
 import os
 import pathlib
+import re
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _BIN = _HERE / "_bin"
@@ -88,5 +89,5 @@ def nvrtc_path() -> str:
         return ""
     found = [name for root in nvidia.__path__ for name in sorted(glob.glob(
         os.path.join(glob.escape(root), "*", "lib", "libnvrtc.so.*")))
-        if "builtins" not in name and "alt" not in name]
+        if not re.search("builtins|alt", os.path.basename(name))]
     return found[-1] if found else ""
