@@ -4,6 +4,7 @@ JOBS ?= $(shell nproc)
 export JOBS
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL: # two installations at once would wait for one lock, or fail
 .PHONY: help run demo serve build test test-core test-vllm test-gpu \
         test-shared vllm-drift \
         bench bench-gpu bench-vllm check coverage format tidy install wheel \

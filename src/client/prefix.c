@@ -415,7 +415,9 @@ static larder_status_t load_all(ldr_batch_t *b)
 {
     larder_status_t st = LARDER_OK;
 
-    for (uint32_t g = 0; g < b->layout->group_count && st == LARDER_OK; g++) {
+    for (uint32_t g = 0;
+         g < b->layout->group_count && st == LARDER_OK && b->move->failed == 0;
+         g++) {
         st = load_group(b, g);
     }
     return st;

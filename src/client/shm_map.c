@@ -241,7 +241,8 @@ static int send_revoked(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
  * What is to be used is entered into the table. */
 static larder_status_t take_extent(ldr_shm_session_t *s,
                                    const ldr_extent_msg_t *m, int fd,
-                                   larder_gpu_t *gpu, ldr_mapping_t **new_p)
+                                   larder_gpu_t *gpu,
+                                   ldr_mapping_t **register_p)
 {
     /* Registering it with a GPU makes the page tables too; and who checks
      * nothing that is staged (verify=get) stages for others. */
@@ -250,14 +251,18 @@ static larder_status_t take_extent(ldr_shm_session_t *s,
     larder_status_t st = map != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
 
     pthread_mutex_lock(&s->map_lock);
-    bool there = find(s, m->extent, m->generation) != NULL;
-    if (map != NULL && !there && !ldr_shm_dead(s)) {
+    ldr_mapping_t *there = find(s, m->extent, m->generation);
+    ldr_mapping_t *with_gpu = there; /* it may be older than the GPU */
+    if (map != NULL && there == NULL && !ldr_shm_dead(s)) {
         map->next = *bucket(s, map->extent);
-        *bucket(s, map->extent) = *new_p = map;
-        map->gpu = gpu;
-        map->registering = gpu != NULL;
-        map->users += gpu != NULL; /* nobody unmaps it meanwhile */
+        *bucket(s, map->extent) = with_gpu = map;
         map = NULL;
+    }
+    if (gpu != NULL && with_gpu != NULL && with_gpu->gpu == NULL) {
+        with_gpu->gpu = gpu;
+        with_gpu->registering = true;
+        with_gpu->users++; /* nobody unmaps it meanwhile */
+        *register_p = with_gpu;
     }
     pthread_mutex_unlock(&s->map_lock);
     if (map != NULL) {
@@ -265,7 +270,7 @@ static larder_status_t take_extent(ldr_shm_session_t *s,
     }
     /* The daemon takes it for mapped. Nobody has asked for it again yet, so
      * this is not taken for the end of a later mapping. */
-    if (st != LARDER_OK && !there && send_revoked(s, m) < 0) {
+    if (st != LARDER_OK && there == NULL && send_revoked(s, m) < 0) {
         ldr_shm_die(s);
     }
     return st;
@@ -276,12 +281,12 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
 {
     larder_gpu_t *gpu = __atomic_load_n(&s->link.remote->gpu, __ATOMIC_ACQUIRE);
     larder_status_t st = ldr_frame_status(frame);
-    ldr_mapping_t *new = NULL;
+    ldr_mapping_t *map = NULL; /* is to be registered */
     ldr_extent_msg_t m;
 
     if (st == LARDER_OK) {
         st = ldr_get_extent(body, frame->body, &m)
-                 ? take_extent(s, &m, fd, gpu, &new)
+                 ? take_extent(s, &m, fd, gpu, &map)
                  : LARDER_E_NO_MEMORY;
     }
     if (fd >= 0) {
@@ -296,13 +301,13 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
         ldr_free(ask);
     }
     pthread_mutex_unlock(&s->map_lock);
-    if (new != NULL && gpu != NULL) { /* it can be used already */
-        ldr_gpu_register(gpu, new->write, new->bytes);
+    if (map != NULL) { /* it can be used already */
+        ldr_gpu_register(gpu, map->write, map->bytes);
         pthread_mutex_lock(&s->map_lock);
-        new->registering = false;
+        map->registering = false;
         pthread_cond_broadcast(&s->mapped);
-        if (--new->users == 0) {
-            map_idle(s, new);
+        if (--map->users == 0) {
+            map_idle(s, map);
         }
         pthread_mutex_unlock(&s->map_lock);
     }

@@ -107,6 +107,11 @@ static larder_status_t choose(move_t *m)
     uint64_t bytes = 0, runs = 0;
     bool kernel = m->gpu->kernel != NULL && !m->odd, reach = true;
 
+    /* A part may end inside a host's run, and the next begins there. */
+    for (uint32_t i = 0; m->kept != NULL && i < copy->layers->part_count; i++) {
+        kernel = kernel && copy->layers->ends[i] % 16 == 0;
+    }
+
     for (uint32_t i = 0; i < copy->count; i++) {
         const ldr_gpu_shard_t *s = &copy->shards[i];
         look_t host = look_at(s->host, s->host_count);

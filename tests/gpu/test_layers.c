@@ -76,11 +76,16 @@ static larder_layout_t *layout_of(scene_t *s)
 static void scene_make(scene_t *s, world_t *w, size_t bytes, uint32_t shards,
                        size_t grain)
 {
+    uint64_t sum = 0;
+
     *s = (scene_t){.w = w, .layer_count = 1 + (uint32_t)below(w, LAYERS_MOST)};
     for (uint32_t i = 0; i < s->layer_count; i++) {
         s->page[i] =
             grain * (1 + below(w, bytes / shards / s->layer_count / grain + 1));
+        sum += s->page[i];
     }
+    /* The kernel's units: a shard is whole ones, though its parts are not. */
+    s->page[0] += grain == 8 ? sum % 16 : 0;
     s->layout = layout_of(s);
     assert_gpu(larder_layers_create(s->layout,
                                     1 + (uint32_t)below(w, LAYERS_MOST + 2),
@@ -240,7 +245,7 @@ static void one_case(world_t *w)
     size_t least = shape.page < shape.part ? shape.page : shape.part;
     size_t most = ldr_min64(least * 4000, w->bytes / 3);
     uint32_t shards = 1 + (uint32_t)below(w, 12);
-    size_t grain = shape.odd > 0 ? shape.odd : 16;
+    size_t grain = shape.odd > 0 ? shape.odd : below(w, 4) == 0 ? 8 : 16;
     scene_t s;
 
     scene_make(&s, w, grain * 16 + below(w, most), shards, grain);

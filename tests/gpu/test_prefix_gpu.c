@@ -576,6 +576,39 @@ static void test_gate(void **state)
     assert_no_errors();
 }
 
+/* ---- a handle that was used before ---- */
+
+/* What it has mapped already is registered too. */
+static void test_attached_late(void **state)
+{
+    test_daemon_t *d = &the_daemon;
+    larder_t *late = NULL;
+
+    fix(state);
+    if (!transport_is("shm")) {
+        skip();
+    }
+    prefix_gpu();
+    assert_true(daemon_prepare(d, "embed:?dram=64M"));
+    assert_true(daemon_start(d));
+    assert_status((larder_open)(d->url, NULL, &late), LARDER_OK);
+    larder_space_t *space = open_space(late, "late", 1);
+    assert_status(put_n(space, 1, 1000), LARDER_OK);
+    assert_int_equal(gpu_stats().registered_bytes, 0);
+    assert_status(larder_gpu_attach(late, prefix_gpu()), LARDER_OK);
+    uint64_t end_ms = transport_now_ms() + REGISTERED_MS;
+    while (gpu_stats().registered_bytes == 0) {
+        assert_true(transport_now_ms() < end_ms);
+        transport_pause();
+    }
+    larder_space_close(&space);
+    assert_status(larder_close(&late, LARDER_FOREVER), LARDER_OK);
+    assert_int_equal(daemon_stop(d, SIGTERM), 0);
+    daemon_clean(d);
+    assert_int_equal(gpu_stats().registered_bytes, 0);
+    assert_no_errors();
+}
+
 /* ---- a handle that is closed at once ---- */
 
 static void be_slow(void *arg, uint64_t call, const char *name)
@@ -626,6 +659,7 @@ int main(void)
         ONE(test_driver_fails, "plain"),
         ONE(test_killed, "plain"),
         ONE(test_gate, "plain"),
+        ONE(test_attached_late, "plain"),
         ONE(test_closed_early, "plain"),
         ONE(test_driver_dead, "plain"), /* last: it stays dead */
     };
