@@ -17,6 +17,7 @@ class Options:
     url: str
     secret_file: str
     chunk: int
+    weights: str
     lookup_ms: int
     load: str
     load_ms: int

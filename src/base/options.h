@@ -143,6 +143,9 @@
       "the node; empty: this host's, which is started if there is none")       \
     X(chunk, UINT, CONNECTOR, "0", 0, 65536,                                   \
       "tokens in a chunk; 0: at least 256, a multiple of every block")         \
+    X(weights, TEXT, CONNECTOR, "", 0, 255,                                    \
+      "a name for the model's weights, where they cannot be looked at, as in " \
+      "object storage; a new one with other weights")                          \
     X(lookup_ms, UINT, CONNECTOR, "500", 0, 60000,                             \
       "how long after its arrival a request may wait for the store")           \
     X(load, ENUM, CONNECTOR, "auto", 0, 2,                                     \

@@ -21,7 +21,8 @@ from larder_kv import _lib
 from larder_kv.vllm import (LarderConnector, model, plugin, versions,
                             worker)
 from vllm.distributed import parallel_state
-from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1 import (KVConnectorRole,
+                                                          base)
 from vllm.v1 import kv_cache_interface as kvi
 
 import models
@@ -215,6 +216,52 @@ def test_shards_and_replicas(dense):
         assert (one.shards, one.replicas) == (shards, replicas)
 
 
+def test_layers_with_other_heads_are_no_replicas(dense):
+    """At four ranks two heads are held twice, but four are not."""
+    config = config_of(dense, tensor_parallel_size=4,
+                       hf_overrides={"swa_num_key_value_heads": 4})
+    one = described(config)
+    assert (one.shards, one.replicas) == (4, 1)
+
+
+def test_order_that_a_sibling_asks_for(dense, plain):
+    """By the connector beside it, vLLM may order pages otherwise."""
+    config = config_of(dense)
+    found = {model.describe(config, kv_of(full_of(config)), 0, asked).descriptor
+             for asked in (None, "HND", "NHD")}
+    assert len(found) == 3 and plain.descriptor in found
+
+
+def test_connector_asks_its_owner(dense, tmp_path, monkeypatch):
+    """A child sees only its own settings: the outermost is asked."""
+    class Outer(base.KVConnectorBase_V1):
+        def __init__(self, config, role, kv):
+            super().__init__(config, role, kv)
+            self.child = LarderConnector(config, role, kv)
+
+        @classmethod
+        def get_required_kvcache_layout(cls, vllm_config):
+            return "HND"
+
+    Outer.__abstractmethods__ = frozenset()
+    seen = []
+    told = model.describe
+
+    def describe(*given):
+        seen.append(told(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(model, "describe", describe)
+    config = config_of(dense, kv_transfer_config={
+        "kv_connector": "LarderConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "larder_kv.vllm",
+        "kv_connector_extra_config": {"url": "embed:?dram=64M"}})
+    for made in (LarderConnector, Outer):
+        with pytest.raises(Exception, match="embed"):
+            made(config, KVConnectorRole.SCHEDULER, kv_of(full_of(config)))
+    assert seen[0].descriptor != seen[1].descriptor
+
+
 # ---- weights ----
 
 
@@ -276,6 +323,45 @@ def test_fingerprint_of_other_weights(dense):
     assert fingerprint_of(other) != fingerprint_of(dense)
 
 
+def test_fingerprint_of_a_file(dense, tmp_path):
+    """As GGUF has it: the file's content counts, not its path."""
+    [file] = dense.glob("*.safetensors")
+    config = config_of(dense).model_config
+
+    def print_of(path):
+        config.model_weights = str(path)
+        return model.fingerprint(config)
+
+    other = tmp_path / file.name
+    shutil.copy(file, other)
+    assert print_of(other) == print_of(file)
+    data = bytearray(other.read_bytes())
+    data[-1] ^= 1
+    data[8] ^= 1
+    other.write_bytes(data)
+    assert print_of(other) != print_of(file)
+
+
+def test_weights_that_cannot_be_looked_at(dense, tmp_path):
+    """Streamed from elsewhere: only who gives them a name may share them."""
+    def told(weights=""):
+        return model.describe(config, kv_of(full_of(config)), 0, None,
+                              weights).descriptor
+
+    bare = tmp_path / "bare"
+    shutil.copytree(dense, bare, ignore=shutil.ignore_patterns("*.safe*"))
+    config = config_of(bare)
+    refused(told, str(bare), '{"weights": "NAME"}')
+    assert told("1") != told("2")
+    config = config_of(dense)
+    plain = told()
+    config.model_config.model_weights = "s3://bucket/model"
+    refused(told, "s3://bucket/model")
+    assert len({told("1"), told("2"), plain}) == 3
+    told = described(config_of(bare, load_format="dummy"))
+    assert told.descriptor != plain
+
+
 # ---- refused ----
 
 
@@ -286,6 +372,27 @@ def test_unsupported_version(monkeypatch):
     for version in ("0.32.0", "0.32.1.dev3+cpu", "0.29.7", "0.24.0"):
         monkeypatch.setattr(vllm, "__version__", version)
         versions.check()
+
+
+@pytest.mark.parametrize("minor, caches, fits", [
+    ("0.24", True, False), ("0.24", False, True), ("0.29", True, True)])
+def test_states_of_an_old_version(dense, monkeypatch, minor, caches, fits):
+    """vLLM 0.24 computes wrong tokens with them and any connector."""
+    config = config_of(dense, enable_prefix_caching=caches,
+                       kv_transfer_config={
+        "kv_connector": "LarderConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "larder_kv.vllm",
+        "kv_connector_extra_config": {"url": "unix:/nowhere/sock"}})
+    kv = kv_of(full_of(config), state_of(config))
+    monkeypatch.setattr(versions, "minor", lambda: minor)
+
+    def make():
+        return LarderConnector(config, KVConnectorRole.SCHEDULER, kv)
+
+    if fits:
+        make().shutdown()
+    else:
+        refused(make, "vLLM 0.24", "use vLLM 0.29 or later")
 
 
 def run_alone(text):

@@ -618,3 +618,29 @@ def test_a_load_does_not_wait_for_what_never_comes(placed):
     assert placed.worker._place(placed.path + "0",
                                 placed.pages.move()) == _lib.E_IO
     assert len(placed.pauses) == 1
+
+
+# ---- where a hit would end the engine ----
+
+
+CONNECTOR = {"kv_connector": "LarderConnector", "kv_role": "kv_both",
+             "kv_connector_module_path": "larder_kv.vllm"}
+
+
+@pytest.mark.parametrize("kind, loads", [
+    ("LAST", True), ("MEAN", False), ("CLS", False)])
+def test_pooling(dense, side, kind, loads):
+    """vLLM asks for hits, and ends where the whole prompt is pooled."""
+    config = config_of(dense, runner="pooling", convert="embed",
+                       pooler_config={"seq_pooling_type": kind},
+                       kv_transfer_config=CONNECTOR)
+    one = side(config=config)
+    assert one.loads == loads and one.saves
+
+
+def test_routed_experts(dense, side):
+    config = config_of(dense, kv_transfer_config=CONNECTOR)
+    if not hasattr(config, "aux_output_config"):
+        pytest.skip("this vLLM refuses it beside any connector")
+    config.aux_output_config.enable_return_routed_experts = True
+    assert not side(config=config).loads

@@ -2,6 +2,7 @@
 blocks of 640 tokens). vLLM offers the state at a prompt's last boundary only:
 a prompt that shares all of it hits, one that shares less misses."""
 import contextlib
+import pathlib
 
 import pytest
 
@@ -102,6 +103,8 @@ def test_sees_one_bit(told, tokens):
 @pytest.mark.versions("0.24.0")
 def test_old_version_is_refused(version):
     """vLLM 0.24 computes wrong tokens for such models: one line, at start."""
+    if "avx512f" not in pathlib.Path("/proc/cpuinfo").read_text():
+        pytest.skip("vLLM 0.24 itself fails with experts on this CPU")
     with pytest.raises(rig.EngineError) as raised:
         rig.engine(version, "next", "unix:/nowhere/sock",
                    enable_prefix_caching=True, mamba_cache_mode="align")

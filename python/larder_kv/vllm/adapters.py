@@ -104,7 +104,7 @@ def _look(found: _Adapter, lora: LoRARequest) -> bytes:
             "and load it again")
     digest = found.digest
     if not digest or stamp != found.stamp:
-        weights = model.directory_digest(where) if where else ""
+        weights = model.weights_digest(where) if where else ""
         content = hashlib.sha256((weights or path).encode())
         for file in files:
             if file.suffix == ".json":

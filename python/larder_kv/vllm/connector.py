@@ -53,10 +53,9 @@ def _check_model(config: VllmConfig, described: model.Model) -> None:
             "use vLLM 0.29 or later, or --no-enable-prefix-caching")
 
 
-def _recompute(connector: KVConnectorBase_V1) -> None:
-    """A failed load is computed. vLLM reads this after the constructor; as a
-    child of a MultiConnector it is that one's setting which counts, and it is
-    known only to who calls."""
+def _owners(connector: KVConnectorBase_V1) -> list[KVConnectorBase_V1]:
+    """It, and those that it is a child of, as of a MultiConnector, which are
+    known only to who calls; the outermost last."""
     owners = [connector]
     frame = sys._getframe(1)
     while frame is not None:
@@ -64,8 +63,7 @@ def _recompute(connector: KVConnectorBase_V1) -> None:
         if isinstance(owner, KVConnectorBase_V1):
             owners.append(owner)
         frame = frame.f_back
-    for owner in owners:
-        owner._kv_transfer_config.kv_load_failure_policy = "recompute"
+    return owners
 
 
 class LarderConnector(KVConnectorBase_V1, SupportsHMA):
@@ -74,10 +72,14 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         versions.check()
         transfer = vllm_config.kv_transfer_config
-        _recompute(self)
+        owners = _owners(self)
+        # A failed load is computed. vLLM reads this after the constructor.
+        for owner in owners:
+            owner._kv_transfer_config.kv_load_failure_policy = "recompute"
         options = Options(transfer.kv_connector_extra_config)
+        asked = owners[-1].get_required_kvcache_layout(owners[-1]._vllm_config)
         described = model.describe(vllm_config, kv_cache_config,
-                                   options.chunk)
+                                   options.chunk, asked, options.weights)
         _check_model(vllm_config, described)
         url = _node.node_url(options, logger.info)
         # A GPU checks what it loads as fast as it loads it; a CPU that did so

@@ -174,9 +174,11 @@ def _sample(path: pathlib.Path, digest: Any) -> None:
                 digest.update(file.read(min(SAMPLE_BYTES, end - at)))
 
 
-def directory_digest(path: str) -> str:
-    """Of weights in a directory; "" if it has none."""
-    files = _weights(pathlib.Path(path)) if os.path.isdir(path) else []
+def weights_digest(path: str) -> str:
+    """Of weights in a directory, or of a file of them; "" if there are
+    none."""
+    files = (_weights(pathlib.Path(path)) if os.path.isdir(path)
+             else [pathlib.Path(path)] if os.path.isfile(path) else [])
     digest = hashlib.sha256()
     for file in files:
         _sample(file, digest)
@@ -193,18 +195,26 @@ def snapshot(model: str, revision: str | None) -> str:
         return ""
 
 
-def fingerprint(model: ModelConfig) -> str:
-    """What was loaded: its configuration and its weights, not their path."""
+def fingerprint(model: ModelConfig, known: bool = False) -> str:
+    """What was loaded: its configuration and its weights, not their path.
+    known: weights that cannot be looked at here have a name, or are none."""
     settings = json.loads(model.hf_config.to_json_string(use_diff=False))
     for name in ("_name_or_path", "transformers_version", "_commit_hash"):
         settings.pop(name, None)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    where = (model.model if os.path.isdir(model.model)
-             else snapshot(model.model, model.revision))
-    weights = directory_digest(where)
+    # Apart from the rest: streamed from object storage, for one.
+    where = getattr(model, "model_weights", "") or model.model
+    weights = weights_digest(where if os.path.exists(where)
+                             else snapshot(where, model.revision))
     if not weights:
-        weights = json.dumps([model.model, model.revision,
-                              getattr(model.hf_config, "_commit_hash", None)])
+        commit = getattr(model.hf_config, "_commit_hash", None)
+        if commit is None and not known:
+            raise versions.Unsupported(
+                f"larder: the weights of {where} cannot be looked at from "
+                "here, and others in their place would not be noticed: name "
+                'them, "kv_connector_extra_config": {"weights": "NAME"}, with '
+                "a new name whenever they change")
+        weights = json.dumps([model.model, model.revision, commit])
     digest.update(weights.encode())
     return digest.hexdigest()
 
@@ -216,8 +226,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _packing(config: VllmConfig, kv: KVCacheConfig) -> list[str]:
-    """Who decides the order of bytes inside a page."""
+def _packing(config: VllmConfig, kv: KVCacheConfig,
+             asked: str | None) -> list[str]:
+    """Who decides the order of bytes inside a page. asked: the order that
+    connectors want, ours or others beside it."""
     import torch
     from vllm.platforms import current_platform
 
@@ -231,6 +243,9 @@ def _packing(config: VllmConfig, kv: KVCacheConfig) -> list[str]:
                               "backend", None)),
                   str(os.environ.get("VLLM_ATTENTION_BACKEND")),
                   f"flashinfer={_version('flashinfer-python')}"]
+        invariant = os.environ.get("VLLM_BATCH_INVARIANT")
+        named += [f"invariant={invariant}"] if invariant else []
+    named += [f"asked={asked}"] if asked else []
     if current_platform.is_cpu():
         amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
         named += [torch.backends.cpu.get_cpu_capability(), f"amx={amx}"]
@@ -271,6 +286,9 @@ def _replicas(config: VllmConfig, groups: tuple[GroupInfo, ...]) -> int:
     heads = getattr(text, "num_key_value_heads", None)
     if not isinstance(heads, int) or hasattr(text, "block_configs"):
         return 1
+    if any("key_value_heads" in name and value not in (None, heads)
+           for name, value in text.to_dict().items()):
+        return 1  # some layers have other numbers of them
     return tp // heads if heads < tp and tp % heads == 0 else 1
 
 
@@ -301,8 +319,10 @@ def _images(model: ModelConfig) -> list[str]:
                          "media_io_kwargs")]
 
 
-def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
-    """The model as both sides see it."""
+def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
+             asked: str | None = None, weights: str = "") -> Model:
+    """The model as both sides see it. asked: see _packing(); weights: their
+    name, where they cannot be looked at."""
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size",
                  "prefill_context_parallel_size"):
@@ -334,12 +354,13 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
             f"larder: {shards} ranks with KV of their own are more than "
             f"{_lib.SHARDS_MAX}")
     draft = _draft(config)
+    known = bool(weights) or config.load_config.load_format == "dummy"
     described = {
         "format": FORMAT,
         "engine": "vllm",
-        "packing": _packing(config, kv),
-        "model": fingerprint(config.model_config),
-        "draft": fingerprint(draft) if draft is not None else None,
+        "packing": _packing(config, kv, asked),
+        "model": fingerprint(config.model_config, known),
+        "draft": fingerprint(draft, known) if draft is not None else None,
         "load_format": str(config.load_config.load_format),
         "dtype": str(config.model_config.dtype),
         "kv_dtype": str(config.cache_config.cache_dtype),
@@ -354,6 +375,8 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int) -> Model:
                    for g in groups],
     }
     described.update(_formats(config))
+    if weights:
+        described["weights"] = weights
     return Model(groups, chunk_of(kv, groups, chunk),
                  json.dumps(described, sort_keys=True).encode(), shards,
                  replicas)

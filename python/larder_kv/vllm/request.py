@@ -81,6 +81,17 @@ def _encode(value: Any) -> bytes:
     return b"s%d:%s" % (len(text), text)
 
 
+def refuses_hits(config: VllmConfig) -> str:
+    """Why vLLM would end at a hit, though it asks for one; or ""."""
+    of = config.model_config
+    if of.runner_type == "pooling" and not of.is_prefix_caching_supported:
+        return "this model's way of pooling needs the whole prompt computed"
+    if getattr(getattr(config, "aux_output_config", None), "enabled", False):
+        return ("enable_return_routed_experts needs the whole prompt computed "
+                "by this engine")
+    return ""
+
+
 def numbers_images(config: VllmConfig) -> bool:
     """Whether images are named by a number of the process: such names repeat
     after a restart."""

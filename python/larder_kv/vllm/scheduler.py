@@ -31,7 +31,8 @@ from larder_kv.vllm.explain import Explain
 from larder_kv.vllm.hold import Holds
 from larder_kv.vllm.layers import Claims
 from larder_kv.vllm.lookup import Finder, Told, on_gpu
-from larder_kv.vllm.request import Unnamed, numbers_images, switches_of
+from larder_kv.vllm.request import (Unnamed, numbers_images, refuses_hits,
+                                    switches_of)
 from larder_kv.vllm.stats import Counts, LarderStats
 from larder_kv.vllm.tracked import Tracked
 
@@ -94,6 +95,9 @@ class Scheduler:
             logger.warning("larder: this vLLM cannot report a failed load of "
                            "this model, and its workers are on several hosts: "
                            "nothing is loaded; use vLLM 0.32")
+            self.loads = False
+        if self.loads and (why := refuses_hits(config)):
+            logger.warning("larder: nothing is loaded: %s", why)
             self.loads = False
 
     # ---- arrival and lookup ----
