@@ -194,18 +194,23 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
     const uint8_t *id = ssd->disk.super->dir_id;
     ldr_node_lock(node);
     ssd->met = ssd->met && memcmp(ssd->met_id, id, LDR_ID_BYTES) == 0;
+    node->store.disks_coming++;
     take_super(ssd);
     ldr_shared_epochs(node);
     ldr_node_unlock(node);
     /* Others may be at work when a disk comes late. What is entered leads to a
      * disk that is off until all of it is. */
     st = ldr_disk_recover(&ssd->disk, true, ldr_ssd_apply, ssd, &found);
+    ldr_node_lock(node);
+    node->store.disks_coming--;
     if (st == LARDER_OK) {
-        ldr_node_lock(node);
         ssd->met = true;
         memcpy(ssd->met_id, id, LDR_ID_BYTES);
-        ldr_shared_epochs(node); /* records may have raised some */
-        ldr_node_unlock(node);
+        ldr_store_disk(&node->store, id);
+    }
+    ldr_shared_epochs(node); /* records may have raised some */
+    ldr_node_unlock(node);
+    if (st == LARDER_OK) {
         /* Damage to one copy must not wait for damage to the other. */
         st = ldr_ssd_super_update(ssd, ssd->disk.super_uneven, UINT64_MAX);
     }
@@ -274,7 +279,6 @@ larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd)
         ldr_node_lock(node);
         ssd->opened = true;
         ssd->files = ssd->disk.file_count;
-        ldr_store_disk(&node->store, ssd->disk.super->dir_id);
         ldr_ssds_met(node);
         ldr_node_unlock(node);
         st = ldr_ssd_super_update(ssd, false, UINT64_MAX);

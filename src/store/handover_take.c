@@ -142,11 +142,12 @@ typedef struct taking {
     ldr_handover_sum_t *sum;
 } taking_t;
 
-/* Whether a disk is open here that was not there. */
+/* Whether the epochs here come from a disk that was not open there; or may, of
+ * one that is still being read. */
 static bool has_new_disk(const taking_t *t)
 {
     const ldr_store_t *s = t->store;
-    bool found = true;
+    bool found = s->disks_coming == 0;
 
     for (uint32_t i = 0; i < s->disk_count && found; i++) {
         found = false;

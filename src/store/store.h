@@ -202,9 +202,10 @@ typedef struct ldr_store {
     uint32_t *ghosts; /* marks of what was evicted: slot -> tag */
     ldr_space_t *spaces;
     uint32_t space_count;
-    /* Those that were opened: each hears of every reset from then on. */
+    /* Those whose epochs are all known: every reset from then on is above
+     * them. And how many have told of some, and not yet of all. */
     uint8_t disk_ids[LDR_DISKS_MAX][LDR_ID_BYTES];
-    uint32_t disk_count;
+    uint32_t disk_count, disks_coming;
     ldr_tenant_t *tenants;
     uint32_t tenant_count;
     uint32_t now_ds;   /* the node's clock, in tenths of a second */
@@ -259,7 +260,7 @@ void ldr_store_destroy(ldr_store_t *s);
 /* The number of the space with this id, added if it is new: as the tenant's
  * whose tag it bears. LDR_NIL: too many. */
 uint32_t ldr_store_space(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES]);
-/* This disk is open. */
+/* All that this disk has of epochs is the store's. */
 void ldr_store_disk(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES]);
 /* The same for tenants; LDR_NIL: too many, or no memory. A new one costs some
  * address space. */

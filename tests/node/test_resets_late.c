@@ -192,6 +192,106 @@ static void test_takeover_without(void **state)
     assert_false(rig_exists(&f->rig, mine));
 }
 
+/* ---- taken over in the middle ---- */
+
+/* What the next node takes over once its disk has answered so often, and then
+ * written so often. */
+typedef struct middle {
+    fixture_t *f;
+    ldr_handover_t handover;
+    bool (*answered)(void *arg);
+    unsigned after, seen;
+    bool used;
+} middle_t;
+
+static void in_the_middle(middle_t *m)
+{
+    if (!m->used && m->seen++ == m->after) {
+        m->used = true;
+        ldr_handover_use(m->f->rig.node, &m->handover);
+    }
+}
+
+static bool middle_answered(void *arg)
+{
+    middle_t *m = arg;
+
+    in_the_middle(m);
+    return m->answered(&m->f->rig.node->ssds[0]);
+}
+
+static void middle_wrote(void *arg, simdisk_t *disk)
+{
+    (void)disk;
+    in_the_middle(arg);
+}
+
+/* The reset is of a node that never saw the disk; the next has read so much of
+ * it when it hears. Whether there was as much to read. */
+static bool take_over_after(middle_t *m, bool unsynced)
+{
+    fixture_t *f = m->f;
+    ldr_ssd_t *ssd;
+
+    assert_int_equal(larder_space_reset(f->rig.spaces[0], 0), LARDER_OK);
+    save(f, mine);
+    close_and_open(f);
+    save(f, kept);
+    open_without(f);
+    assert_int_equal(larder_space_reset(f->rig.spaces[0], 0), LARDER_E_IO);
+    ldr_handover_make(f->rig.node, &m->handover);
+    assert_non_null(m->handover.list.base);
+    open_without(f);
+    ssd = &f->rig.node->ssds[0];
+    m->answered = ssd->params.answered;
+    ssd->params.answered = middle_answered;
+    ssd->params.arg = m;
+    simdisk_fail_none(f->disk);
+    assert_true(simdisk_flip(f->disk, "/ssd/larder.super", 999));
+    if (unsynced) { /* all is read, but the superblock cannot be repaired */
+        simdisk_fail(f->disk, SIMDISK_SYNC, 1, 1, -EIO);
+    }
+    simdisk_on_op(f->disk, middle_wrote, m);
+    rig_sleep(&f->rig, f->rig.options.retry_ms);
+    rig_step(&f->rig, 1);
+    simdisk_on_op(f->disk, NULL, NULL);
+    assert_int_not_equal(ssd->on, unsynced);
+    ssd->params.answered = m->answered;
+    ssd->params.arg = ssd;
+    bool used = m->used;
+    if (unsynced && !used) {
+        m->seen = m->after;
+        in_the_middle(m); /* between two tries */
+    }
+    disk_comes(f);
+    assert_true(!m->used || !rig_exists(&f->rig, mine));
+    assert_true(rig_exists(&f->rig, kept));
+    close_and_open(f);
+    assert_true(!m->used || !rig_exists(&f->rig, mine));
+    return used;
+}
+
+/* A takeover at every step of a disk that is being opened: the reset holds. */
+static void test_takeover_amid(void **state)
+{
+    (void)state;
+    for (unsigned unsynced = 0; unsynced < 2; unsynced++) {
+        middle_t m = {0};
+        bool used = true;
+
+        for (unsigned after = 0; used; after++) {
+            void *one;
+
+            setup(&one);
+            m = (middle_t){.f = one, .after = after};
+            used = take_over_after(&m, unsynced != 0);
+            ldr_handover_free(&m.handover);
+            teardown(&one);
+        }
+        assert_true(m.after > 8);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -202,6 +302,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_comes_in_tries, setup, teardown),
         cmocka_unit_test_setup_teardown(test_takeover_records, setup, teardown),
         cmocka_unit_test_setup_teardown(test_takeover_without, setup, teardown),
+        cmocka_unit_test(test_takeover_amid),
     };
 
     return cmocka_run_group_tests_name("node/resets_late", tests, NULL, NULL);
