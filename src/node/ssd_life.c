@@ -367,6 +367,7 @@ static void first_open(ldr_ssd_t *ssd)
 larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
 {
     const ldr_options_t *o = &node->options;
+    uint32_t files = ldr_file_limit() / o->dir_count;
 
     ssd->node = node;
     ssd->params = (ldr_disk_params_t){
@@ -376,9 +377,10 @@ larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
         .path = o->dirs[number],
         .bytes = o->ssd,
         .segment_bytes = o->segment,
-        /* The engine needs files of its own: half is for all directories. */
-        .files_max = (uint32_t)ldr_max64(
-            ldr_file_limit() / 2 / node->options.dir_count, 1),
+        /* The engine needs files of its own: half is for all directories, and
+         * three quarters for what was made when there could be more. */
+        .files_max = (uint32_t)ldr_max64(files / 2, 1),
+        .open_max = (uint32_t)ldr_max64(files / 4 * 3, 1),
         .seed = ldr_rand_next(&node->rand),
         .answered = answered,
         .arg = ssd,

@@ -336,6 +336,7 @@ static uint64_t take_params(ldr_disk_t *d, const ldr_disk_params_t *params)
     d->number = params->number;
     d->bytes_max = params->bytes;
     d->files_max = params->files_max;
+    d->open_max = params->open_max;
     d->lock_file = d->super_file = -1;
     d->answered = params->answered;
     d->arg = params->arg;

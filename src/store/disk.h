@@ -73,6 +73,7 @@ typedef struct ldr_disk_params {
     uint64_t bytes;         /* to use at most */
     uint64_t segment_bytes; /* 0: choose */
     uint32_t files_max;     /* make no more than this; 0: as bytes allow */
+    uint32_t open_max;      /* recover no more than this; 0: what there is */
     uint64_t seed;
     /* Called as the disk answers while it is opened and recovered. False:
      * recovering it is to end, with LARDER_E_CANCELED. May be NULL. */
@@ -91,7 +92,7 @@ typedef struct ldr_disk {
     char path[LDR_PATH_MAX];
     uint32_t number;
     uint64_t bytes_max;
-    uint32_t files_max;
+    uint32_t files_max, open_max;
     uint64_t segment_bytes;
     uint32_t segment_blocks;
     int lock_file, super_file; /* -1: not open */
@@ -166,7 +167,8 @@ typedef struct ldr_recovery {
 /*
  * Finds the segments, and calls fn with every record, in the order in which
  * they were written. Segments without a valid table are scanned, their
- * payloads checked, and, if repair is set, closed with a new table.
+ * payloads checked, and, if repair is set, closed with a new table. More files
+ * than may be opened: LARDER_E_IO, and none of them was.
  */
 larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
                                  void *arg, ldr_recovery_t *found);

@@ -92,6 +92,35 @@ static int note_file(void *arg, const char *name)
     return 0;
 }
 
+static int count_file(void *arg, const char *name)
+{
+    uint32_t *count = arg, segment;
+
+    *count += ldr_segment_number(name, &segment);
+    return 0;
+}
+
+/* Opens them all; none, if the process could have too few files beside them:
+ * whoever tries again and again would take the engine's each time. */
+static larder_status_t find_files(ldr_disk_t *d)
+{
+    uint32_t count = 0;
+    int error = d->io->ops->list(d->io, d->path, count_file, &count);
+
+    if (error == 0 && d->open_max != 0 && count > d->open_max) {
+        return ldr_fail(LARDER_E_IO,
+                        "%s: %u segment files, and %u may be open: raise the "
+                        "limit (ulimit -n, LimitNOFILE)",
+                        d->path, count, d->open_max);
+    }
+    if (error == 0) {
+        error = d->io->ops->list(d->io, d->path, note_file, d);
+    }
+    return error == 0 ? LARDER_OK
+                      : ldr_fail(LARDER_E_IO, "%s: cannot list: %s", d->path,
+                                 strerror(-error));
+}
+
 /* A segment whose header is not that of this directory and place is FREE. */
 static larder_status_t header_load(ldr_disk_t *d, uint32_t segment)
 {
@@ -371,13 +400,11 @@ larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
 {
     scan_t scan = {.disk = d, .found = found};
     tally_t tally = {fn, arg, found};
-    larder_status_t st = LARDER_OK;
-    int error = d->io->ops->list(d->io, d->path, note_file, d);
+    larder_status_t st = find_files(d);
 
     memset(found, 0, sizeof(*found));
-    if (error != 0) {
-        return ldr_fail(LARDER_E_IO, "%s: cannot list: %s", d->path,
-                        strerror(-error));
+    if (st != LARDER_OK) {
+        return st;
     }
     size_t piece_bytes = (size_t)ldr_min64(PIECE_BYTES, d->segment_bytes);
     scan.piece = ldr_alloc_blocks(piece_bytes);

@@ -2,6 +2,7 @@
  * The SSD tier when it is full, shrinks, fails and comes back.
  */
 #include <errno.h>
+#include <sys/resource.h>
 
 #include "node/disk_rig.h"
 
@@ -74,6 +75,40 @@ static void test_bounded(void **state)
     uint32_t hits = history_verify(&f->history, &f->rig, NULL);
     assert_true(hits > 20);
     reopen(f);
+    assert_true(history_verify(&f->history, &f->rig, NULL) > 20);
+}
+
+enum { MANY = 40, FILES = 48 };
+
+static int setup_many(void **state)
+{
+    fixture_t *f = fixture_make(state, MANY, SEGMENT_BYTES);
+
+    history_init(&f->history, KEYS);
+    return fixture_open(f);
+}
+
+/* Opened again where fewer files may be: it says so and leaves them be, until
+ * there may be more. */
+static void test_fewer_files(void **state)
+{
+    fixture_t *f = *state;
+    struct rlimit all, few;
+
+    put_range(f, 0, KEYS);
+    assert_int_equal(stats(f, 0).segments, MANY);
+    rig_close(&f->rig);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &all), 0);
+    few = all;
+    few.rlim_cur = FILES;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    larder_status_t st = rig_open(&f->rig);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
+    assert_int_equal(st, LARDER_OK);
+    assert_false(stats(f, 0).on);
+    assert_non_null(strstr(stats(f, 0).reason, "ulimit -n"));
+    reopen(f);
+    assert_true(stats(f, 0).on);
     assert_true(history_verify(&f->history, &f->rig, NULL) > 20);
 }
 
@@ -494,6 +529,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_bounded),
+        cmocka_unit_test_setup_teardown(test_fewer_files, setup_many, teardown),
         TEST(test_carries_what_is_used),
         TEST(test_carries_a_quarter),
         TEST(test_nothing_carried_unused),

@@ -361,6 +361,23 @@ static void test_closed_segments(void **state)
     assert_int_equal(ldr_disk_rows_load(&f->disk, 0), LARDER_E_IO);
 }
 
+/* More files than may be open: none is opened. */
+static void test_too_many_files(void **state)
+{
+    fixture_t *f = *state;
+
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(ldr_filling_close(&f->disk, begin(f)), 0);
+    }
+    f->params.open_max = 2;
+    assert_int_equal(recover(f, true), LARDER_E_IO);
+    assert_int_equal(f->disk.file_count, 0);
+    assert_non_null(strstr(ldr_fail_text(), "3 segment files, and 2 may be"));
+    f->params.open_max = 3;
+    assert_int_equal(recover(f, true), LARDER_OK);
+    assert_int_equal(f->disk.file_count, 3);
+}
+
 /* In the order of their use, whatever the numbers of their files. */
 static void test_order(void **state)
 {
@@ -661,6 +678,7 @@ int main(void)
         TEST(test_paths),
         cmocka_unit_test(test_segment_sizes),
         TEST(test_closed_segments),
+        TEST(test_too_many_files),
         TEST(test_order),
         TEST(test_scan),
         TEST(test_scan_full),
