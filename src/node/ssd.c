@@ -12,7 +12,6 @@
 
 #define FAILURES_MAX 3u /* in a row: then the disk is off */
 #define TOMB_SLACK_MAX 64u
-#define FILES_MIN 2u        /* with fewer there is nothing to rotate */
 #define HANG_NS 5000000000u /* without an answer: then the disk is off */
 
 static uint64_t retry_time(const ldr_ssd_t *ssd)
@@ -155,7 +154,7 @@ static int try_write(ldr_ssd_t *ssd, uint32_t *ready_p)
     if (ldr_ssd_super_update(ssd, true, UINT64_MAX) != LARDER_OK) {
         return -EIO;
     }
-    if (*ready_p == LDR_NIL && d->file_count < FILES_MIN) {
+    if (*ready_p == LDR_NIL && d->file_count == 0) {
         error = make_ready(ssd, ready_p);
     }
     return error;
@@ -349,15 +348,37 @@ static bool make_room(ldr_ssd_t *ssd, ldr_flight_t *batch, uint32_t blocks)
     return !ldr_ssd_shared(ssd);
 }
 
+/* Shards leave some room, so that tombstones that a reclaim must carry find
+ * it: reclaim is what makes the next segment. */
+static uint32_t slack_blocks(const ldr_ssd_t *ssd)
+{
+    return (uint32_t)ldr_min64(ssd->disk.segment_blocks / 64, TOMB_SLACK_MAX);
+}
+
+/* Whether something is to be written that has no room in the segment being
+ * filled. */
+static bool lacks_room(ldr_ssd_t *ssd)
+{
+    const ldr_store_t *store = &ssd->node->store;
+    const ldr_filling_t *f = current(ssd);
+    uint32_t blocks = 1;
+
+    if (ssd->tomb_count == 0) {
+        if (store->dirty_head == LDR_NIL) {
+            return false;
+        }
+        blocks = ldr_record_blocks(store->shards[store->dirty_head].length) +
+                 slack_blocks(ssd);
+    }
+    return f->segment == LDR_NIL || !ldr_filling_fits(&ssd->disk, f, blocks);
+}
+
 static void batch_fill(ldr_ssd_t *ssd, ldr_flight_t *batch)
 {
     ldr_store_t *store = &ssd->node->store;
     ldr_filling_t fresh = {.next_block = 1};
-    /* Shards leave some room, so that tombstones that a reclaim must carry
-     * find it: reclaim is what makes the next segment. */
-    uint32_t slack = ssd->disk.segment_blocks / 64;
+    uint32_t slack = slack_blocks(ssd);
 
-    slack = slack < TOMB_SLACK_MAX ? slack : TOMB_SLACK_MAX;
     while (ssd->tomb_count > 0 && batch->count < LDR_BATCH_RECORDS &&
            make_room(ssd, batch, 1)) {
         batch_add(ssd, batch, &ssd->tombs[ssd->tomb_head], LDR_NIL);
@@ -514,7 +535,7 @@ static bool create_ready(ldr_ssd_t *ssd)
         return true;
     }
     bool full = error == -ENOSPC || error == -EMFILE || error == -ENFILE;
-    if (full && d->file_count >= FILES_MIN) {
+    if (full && d->file_count > 0) {
         /* Shrink to what there is, and look again later. */
         const char *why =
             error == -ENOSPC ? "disk full" : "too many open files (ulimit -n)";
@@ -539,7 +560,8 @@ static bool create_ready(ldr_ssd_t *ssd)
     return true;
 }
 
-/* Keeps one segment prepared ahead. */
+/* Keeps one segment prepared ahead. But while none is being filled, what there
+ * is goes only for something that is to be written. */
 static bool prepare(ldr_ssd_t *ssd)
 {
     if (ssd->disk.file_count > ssd->disk.segment_max) {
@@ -548,7 +570,16 @@ static bool prepare(ldr_ssd_t *ssd)
     if (ssd->ready != LDR_NIL) {
         return false;
     }
-    return create_ready(ssd) || ldr_ssd_reclaim(ssd);
+    return create_ready(ssd) ||
+           ((current(ssd)->segment != LDR_NIL || lacks_room(ssd)) &&
+            ldr_ssd_reclaim(ssd));
+}
+
+/* The only segment there is room for is full: closed, it can be reclaimed. */
+static bool close_only(ldr_ssd_t *ssd)
+{
+    return ssd->disk.file_count == 1 && ssd->ready == LDR_NIL &&
+           lacks_room(ssd) && close_filling(ssd, current(ssd));
 }
 
 uint64_t ldr_ssd_want_sync(ldr_ssd_t *ssd)
@@ -620,7 +651,7 @@ bool ldr_ssd_step(ldr_ssd_t *ssd)
     return (current(ssd)->failed && close_filling(ssd, current(ssd))) ||
            (ssd->ready == LDR_NIL && prepare(ssd)) ||
            (!drain && write_batch(ssd)) || close_filling(ssd, other(ssd)) ||
-           prepare(ssd) || sync_step(ssd);
+           prepare(ssd) || sync_step(ssd) || close_only(ssd);
 }
 
 uint64_t ldr_ssd_oldest(const ldr_ssd_t *ssd)

@@ -419,6 +419,43 @@ static void test_disk_full(void **state)
     history_verify(&f->history, &f->rig, NULL);
 }
 
+/* One segment fits: it is used round and round, can be read all the time, and
+ * a restart keeps it. */
+static void test_room_for_one(void **state)
+{
+    fixture_t *f = *state;
+    bool must[KEYS * RIG_SPACES * 2] = {false};
+
+    simdisk_set_capacity(f->disk, 2 * LDR_SUPER_BYTES + SEGMENT_BYTES + 1000);
+    put_range(f, 0, 4);
+    reopen(f);
+    for (uint32_t i = 0; i < 4; i++) {
+        must[history_at(&f->history, name_at(i))] = true;
+    }
+    rig_step(&f->rig, 1000);
+    assert_int_equal(history_verify(&f->history, &f->rig, must), 4);
+    larder_disk_stats_t s = stats(f, 0);
+    assert_true(s.on);
+    assert_non_null(strstr(s.reason, "disk full: using 1 of"));
+    put_range(f, 4, 102);
+    assert_true(rig_loc(&f->rig, name_at(101)) != 0);
+    assert_int_equal(history_remove(&f->history, &f->rig, name_at(101)),
+                     LARDER_OK);
+    s = stats(f, 0);
+    assert_true(s.on && s.written_bytes > 4 * SEGMENT_BYTES);
+    assert_int_equal(s.segments, 1);
+    assert_int_equal(s.segments_lost, 0);
+    reopen(f);
+    assert_false(history_get(&f->history, &f->rig, name_at(101)));
+    assert_true(history_verify(&f->history, &f->rig, NULL) > 0);
+    /* Space comes back. */
+    simdisk_set_capacity(f->disk, UINT64_MAX);
+    rig_sleep(&f->rig, f->rig.options.retry_ms + 1);
+    put_range(f, 102, 300);
+    assert_int_equal(stats(f, 0).segments, SEGMENTS);
+    assert_string_equal(stats(f, 0).reason, "");
+}
+
 static void test_no_space_at_all(void **state)
 {
     fixture_t *f = *state;
@@ -543,6 +580,7 @@ int main(void)
         TEST(test_off_and_on_full),
         TEST(test_starts_off),
         TEST(test_disk_full),
+        TEST(test_room_for_one),
         TEST(test_no_space_at_all),
         TEST(test_one_of_two_fails),
         TEST(test_removed_on_one_disk),
