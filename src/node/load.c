@@ -91,6 +91,8 @@ static bool begin_read(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
         ldr_node_disk(node, loc) == NULL) {
         return begin(node, load);
     }
+    r.pin = (ldr_entry_flags(ldr_index_at(&store->index, entry)) &
+             LDR_ENTRY_PINNED) != 0;
     if (ldr_store_reserve(store, entry, &r, &shard) != LARDER_OK) {
         return settle(load, LARDER_MISS, LARDER_CAUSE_FULL);
     }

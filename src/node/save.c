@@ -130,6 +130,9 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
          is_present(node, &r, &entry))) {
         uint32_t shard = ldr_store_resident(store, entry, r.number);
 
+        if (shard != LDR_NIL && r.pin) {
+            ldr_store_pin(store, store->shards[shard].chunk);
+        }
         if (shard != LDR_NIL) {
             ldr_ssd_used(node, shard);
         }

@@ -414,6 +414,19 @@ static void chunk_attach(ldr_store_t *s, uint32_t chunk, uint32_t entry,
     }
 }
 
+void ldr_store_pin(ldr_store_t *s, uint32_t chunk)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+
+    if (c->entry == LDR_NIL || c->pinned || c->passing || c->holds > 0) {
+        return;
+    }
+    ldr_pin(s, chunk, c->bytes);
+    if (c->pinned) {
+        ldr_tenant_of(s, c)->pinned_bytes += c->bytes;
+    }
+}
+
 /* Whether a save of a new chunk is worth what must go for it. */
 static bool is_worth(ldr_store_t *s, uint32_t tenant, uint32_t entry,
                      const ldr_reserve_t *r)

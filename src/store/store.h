@@ -404,6 +404,10 @@ void ldr_store_release(ldr_store_t *s, uint32_t chunk);
 /* Whoever holds the chunk reads it. */
 void ldr_store_used(ldr_store_t *s, uint32_t chunk);
 
+/* Pins a chunk that was saved without, within the tenant's budget. One that is
+ * held or passing is left as it is. */
+void ldr_store_pin(ldr_store_t *s, uint32_t chunk);
+
 /* Somebody is about to use a chain, or, over, its session has ended: for the
  * tenant's policy. Its slots are not needed. */
 void ldr_store_request(ldr_store_t *s, uint32_t space,
