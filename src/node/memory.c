@@ -102,7 +102,6 @@ larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed)
                         (unsigned long long)o->dram);
     }
     node->store.write_behind = o->dir_count > 0;
-    node->store.passes_on = o->dir_count > 0 || o->shared[0] != '\0';
     node->store_opened = true;
     return st;
 }

@@ -142,6 +142,8 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
         return LARDER_E_FULL; /* for a moment: room_coming() */
     }
     ldr_node_tick(node);
+    store->ssd_takes = ldr_ssds_on(node);
+    store->shared_takes = ldr_shared_takes(node, t->space);
     return ldr_store_reserve(store, entry, &r, shard_p);
 }
 

@@ -154,5 +154,7 @@ void ldr_shared_soon(ldr_node_t *node, uint32_t space, uint16_t group,
 void ldr_shared_fetch(ldr_node_t *node, uint32_t shard);
 void ldr_shared_go(ldr_node_t *node);
 
+/* Whether it takes what is saved in a space now. With the lock. */
+bool ldr_shared_takes(const ldr_node_t *node, uint32_t space);
 /* A shard was saved. With the lock. */
 void ldr_shared_offer(ldr_node_t *node, uint32_t shard);

@@ -31,6 +31,15 @@ static void keep_time(ldr_store_t *store, uint32_t space, uint64_t now_ns)
     }
 }
 
+bool ldr_shared_takes(const ldr_node_t *node, uint32_t space)
+{
+    const ldr_shared_t *s = node->shared;
+    uint32_t tenant, number;
+
+    return s != NULL && ldr_shared_numbers(s, space, &tenant, &number) &&
+           ldr_tier_takes(s->tier, tenant);
+}
+
 void ldr_shared_offer(ldr_node_t *node, uint32_t shard)
 {
     ldr_shared_t *s = node->shared;

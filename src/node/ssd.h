@@ -125,6 +125,8 @@ struct ldr_ssd {
 larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number);
 /* Tries again to open what could not be opened. Without the lock. */
 larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd);
+/* Whether a disk takes shards. With the lock. */
+bool ldr_ssds_on(const ldr_node_t *node);
 /* Whether all disks were opened: each has heard of every reset since, or goes
  * off. With the lock. */
 bool ldr_ssds_opened(const ldr_node_t *node);

@@ -245,6 +245,16 @@ bool ldr_ssd_hangs(const ldr_ssd_t *ssd)
            ldr_now_ns(ssd->node->clock) - ssd->answered_ns >= LDR_OPEN_NS;
 }
 
+bool ldr_ssds_on(const ldr_node_t *node)
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < node->ssd_count; i++) {
+        any = any || node->ssds[i].on;
+    }
+    return any;
+}
+
 bool ldr_ssds_opened(const ldr_node_t *node)
 {
     bool all = true;

@@ -193,6 +193,9 @@ bool ldr_tier_write(ldr_tier_t *tier, ldr_tier_write_t *write);
 bool ldr_tier_wants(ldr_tier_t *tier, uint32_t tenant, uint32_t space,
                     const larder_key_t *key, uint32_t group, uint32_t shard);
 
+/* Whether it takes writes in the tenant's part, as far as is known. */
+bool ldr_tier_takes(ldr_tier_t *tier, uint32_t tenant);
+
 /* Takes shards out: from now on they are not found here, and what says so to
  * other nodes is on its way. *token_p: for ldr_tier_removed(). */
 larder_status_t ldr_tier_remove(ldr_tier_t *tier, uint32_t tenant,

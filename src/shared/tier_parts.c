@@ -312,6 +312,15 @@ bool ldr_tier_wants(ldr_tier_t *t, uint32_t tenant, uint32_t space,
     return usable && !found && ldr_lanes_writable(t->lanes);
 }
 
+bool ldr_tier_takes(ldr_tier_t *t, uint32_t tenant)
+{
+    pthread_mutex_lock(&t->lock);
+    const ldr_part_t *p = ldr_tier_part(t, tenant);
+    bool ready = p != NULL && p->ready;
+    pthread_mutex_unlock(&t->lock);
+    return ready && ldr_lanes_writable(t->lanes);
+}
+
 /* ---- figures ---- */
 
 static void part_stats(const ldr_part_t *p, uint64_t now_ns,

@@ -51,9 +51,11 @@ void ldr_unpin(ldr_store_t *s, ldr_chunk_t *c)
 
 /* ---- chunks on their way to the disk ----
  *
- * What the policy refuses is still written down where there is a disk: it
+ * What the policy refuses is still written down where a tier below takes it: it
  * passes through DRAM, and goes first once it is written. To the policy it is
- * held meanwhile. Whoever reads it makes it one like the others. */
+ * held meanwhile. Whoever reads it makes it one like the others. What waits to
+ * be written is worth less than what it drives out: so it has a quarter of the
+ * tenant's pages at most, and more is refused for good. */
 
 void ldr_passing_add(ldr_store_t *s, uint32_t chunk)
 {
@@ -90,14 +92,19 @@ void ldr_passing_remove(ldr_store_t *s, ldr_chunk_t *c)
     } else {
         t->passing_tail = c->pin_prev;
     }
+    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
+        t->passing_pages -= ldr_arena_pages(s->shards[i].length);
+    }
     c->passing = 0;
 }
 
-/* Whether a shard of it is not written yet; then its pages are still needed. */
+/* Whether a shard of it is not written yet, and is going to be; then its pages
+ * are still needed. */
 static bool is_dirty(const ldr_store_t *s, const ldr_chunk_t *c)
 {
     for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
-        if (s->shards[i].dirty || s->shards[i].offered) {
+        if ((s->shards[i].dirty && s->ssd_takes) ||
+            (s->shards[i].offered && s->shared_takes)) {
             return true;
         }
     }
@@ -120,6 +127,16 @@ static uint32_t passing_victim(const ldr_store_t *s, const ldr_tenant_t *t,
         chunk = c->pin_next;
     }
     return LDR_NIL;
+}
+
+bool ldr_passing_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages)
+{
+    const ldr_tenant_t *t = &s->tenants[tenant];
+    uint32_t most = s->arena.owners[tenant].used_count / 4;
+
+    return (s->ssd_takes || s->shared_takes) &&
+           (t->passing_pages == 0 || t->passing_pages + pages <= most ||
+            passing_victim(s, t, true) != LDR_NIL);
 }
 
 static uint32_t oldest_pinned(const ldr_store_t *s, const ldr_tenant_t *t)

@@ -444,13 +444,13 @@ static bool is_worth(ldr_store_t *s, uint32_t tenant, uint32_t entry,
 /* Room that is being made. */
 typedef struct making {
     uint32_t tenant, entry;
-    bool ask;     /* the policy may refuse */
-    bool refused; /* and has */
+    bool ask;      /* the policy may refuse */
+    bool refused;  /* and has: it passes on */
+    bool declined; /* and there is nothing to pass it on to */
 } making_t;
 
 /* Pages of the tenant's, making room where there is none. LDR_NIL: not even by
- * evicting all that nobody holds, or the policy has refused, and there is no
- * disk to pass it on to. */
+ * evicting all that nobody holds, or it is declined. */
 static uint32_t pages_for(ldr_store_t *s, making_t *m, const ldr_reserve_t *r)
 {
     uint32_t count = ldr_arena_pages(r->length);
@@ -464,8 +464,9 @@ static uint32_t pages_for(ldr_store_t *s, making_t *m, const ldr_reserve_t *r)
             continue;
         }
         if (m->ask && !is_worth(s, m->tenant, m->entry, r)) {
-            m->refused = true;
-            if (!s->passes_on) {
+            m->refused = ldr_passing_fits(s, m->tenant, count);
+            m->declined = !m->refused;
+            if (m->declined) {
                 break;
             }
         }
@@ -502,6 +503,9 @@ static void shard_attach(ldr_store_t *s, uint32_t chunk, uint32_t shard,
     s->spaces[c->space].dram_pages += ldr_arena_pages(r->length);
     ldr_arena_hand(&s->arena, page, shard);
     count_bytes(s, c, r->length);
+    if (c->passing) {
+        ldr_tenant_of(s, c)->passing_pages += ldr_arena_pages(r->length);
+    }
 }
 
 larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
@@ -530,7 +534,7 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
                               r->state == LDR_SHARD_FILLING};
     page = pages_for(s, &making, r);
     if (page == LDR_NIL) {
-        st = making.refused && !s->passes_on ? LARDER_DECLINED : LARDER_E_FULL;
+        st = making.declined ? LARDER_DECLINED : LARDER_E_FULL;
         goto err_release;
     }
     /* There are as many slots as pages, so both exist. */
@@ -614,6 +618,9 @@ void ldr_store_abort(ldr_store_t *s, uint32_t shard)
     }
     *link = sh->next;
     count_bytes(s, c, -(int64_t)sh->length);
+    if (c->passing) {
+        ldr_tenant_of(s, c)->passing_pages -= ldr_arena_pages(sh->length);
+    }
     shard_free(s, shard);
     /* A chunk with nothing in DRAM goes, and its entry with it if it was only
      * ever here. Others may hold it meanwhile: then the last one frees it. */

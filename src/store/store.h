@@ -13,8 +13,8 @@
  *  2. An attached chunk is in the policy; it is a candidate for eviction
  *     exactly while nobody holds it and it is neither pinned nor passing.
  *     Passing chunks are evicted before all others once they are written down,
- *     and after them until then; pinned ones, oldest first, when there is no
- *     other. None is both.
+ *     or cannot be, and after them until then; pinned ones, oldest first, when
+ *     there is no other. None is both.
  *  3. Pages of a shard change only while it is filling or reading, and are
  *     given back only when nobody holds its chunk. So whoever holds a chunk
  *     may walk its shards' pages without the lock.
@@ -177,6 +177,7 @@ typedef struct ldr_tenant {
     ldr_policy_t *policy;                /* over its chunks */
     uint32_t pin_head, pin_tail;         /* pinned chunks, oldest first */
     uint32_t passing_head, passing_tail; /* likewise */
+    uint32_t passing_pages;              /* of the passing */
     uint64_t pinned_bytes;
     uint32_t held_chunks;
     bool asks;         /* it has asked for memory, and so has a share */
@@ -213,7 +214,9 @@ typedef struct ldr_store {
     uint32_t disks;    /* that locations may lead to */
     uint64_t pin_max;
     bool write_behind; /* there is a tier below: new shards are dirty */
-    bool passes_on;    /* this or another: what the policy refuses goes there */
+    /* Which tiers below take what is saved, now: what the policy refuses goes
+     * there. */
+    bool ssd_takes, shared_takes;
     uint32_t dirty_head, dirty_tail;
     uint64_t dirty_count;
     bool dirty_left; /* one left a queue: who waits for it may look */
@@ -380,8 +383,9 @@ typedef struct ldr_reserve {
  * Makes a shard with room for length bytes, in the given state, evicting what
  * must go of the same tenant, and holds its chunk. entry: that of the chunk, or
  * LDR_NIL: it is added. LARDER_E_FULL: not even by evicting all of the tenant's
- * that nobody holds. LARDER_DECLINED: what would have to go is worth more; with
- * a disk it passes on to that instead. LARDER_E_SPACE: the space is nobody's.
+ * that nobody holds. LARDER_DECLINED: what would have to go is worth more; it
+ * passes on to a tier below instead, if that takes writes and keeps up with
+ * them. LARDER_E_SPACE: the space is nobody's.
  */
 larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
                                   const ldr_reserve_t *r, uint32_t *shard_p);

@@ -21,3 +21,5 @@ void ldr_unpin(ldr_store_t *s, ldr_chunk_t *c);
 /* The same for chunks on their way to the disk. */
 void ldr_passing_add(ldr_store_t *s, uint32_t chunk);
 void ldr_passing_remove(ldr_store_t *s, ldr_chunk_t *c);
+/* Whether there is room for so many pages more of them. */
+bool ldr_passing_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages);

@@ -337,6 +337,7 @@ static void test_off_and_on(void **state)
         larder_flush(f->rig.lar, LARDER_TIER_SSD, 0);
     }
     assert_false(stats(f, 0).on);
+    assert_false(f->rig.node->store.ssd_takes);
     assert_string_not_equal(stats(f, 0).reason, "");
     assert_int_equal(larder_flush(f->rig.lar, LARDER_TIER_SSD, 0),
                      LARDER_E_TIER_OFF);
@@ -363,6 +364,7 @@ static void test_off_and_on(void **state)
     assert_true(stats(f, 0).on);
     assert_string_equal(stats(f, 0).reason, "");
     put_range(f, 41, 60);
+    assert_true(f->rig.node->store.ssd_takes);
     assert_true(rig_loc(&f->rig, name_at(59)) != 0);
     reopen(f);
     history_verify(&f->history, &f->rig, NULL);

@@ -180,6 +180,13 @@ static void test_part_off(void **state)
     rig_sleep(&f->rig, 1100);
     assert_int_equal(next(f), C);
     assert_int_equal(next(f), RIG_SPACES);
+    /* What the policy refuses passes on to those that it takes. */
+    p->ready = false;
+    save(f, A, 1);
+    assert_true(f->rig.node->store.shared_takes);
+    save(f, C, 1);
+    assert_false(f->rig.node->store.shared_takes);
+    p->ready = true;
 }
 
 /* Two that the tier takes nothing of, one of them with enough for an object:

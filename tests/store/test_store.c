@@ -39,7 +39,7 @@ static void store_open(ldr_store_t *s)
     while (ldr_arena_slice_take(&s->arena, LDR_NIL, &slice)) {
         ldr_arena_slice_give(&s->arena, &slice, true);
     }
-    s->write_behind = s->passes_on = true;
+    s->write_behind = s->ssd_takes = true;
     assert_int_equal(ldr_store_tenant(s, tenant_id), 0);
     assert_int_equal(ldr_store_space(s, space_id), 0);
     assert_int_equal(s->spaces[0].tenant, 0);
@@ -480,9 +480,9 @@ static void test_random(void **state)
 
 /* Chains that come back, and as many short ones that never do: with both there
  * is too little room. */
-static void fill_with_regulars(ldr_store_t *s)
+static void traffic(ldr_store_t *s, uint32_t from, uint32_t to)
 {
-    for (uint32_t i = 0; i < 4000; i++) {
+    for (uint32_t i = from; i < to; i++) {
         bool regular = i % 2 == 0;
         uint32_t chain = regular ? i / 2 % 3 : 100 + i;
 
@@ -502,8 +502,8 @@ static void test_declines(void **state)
 {
     ldr_store_t *s = *state;
 
-    s->write_behind = s->passes_on = false;
-    fill_with_regulars(s);
+    s->write_behind = s->ssd_takes = false;
+    traffic(s, 0, 4000);
     if (policy == &ldr_policy_lru) {
         assert_int_equal(s->n.passed_chunks, 0);
         return;
@@ -533,12 +533,12 @@ static void test_passes_on(void **state)
     if (policy == &ldr_policy_lru) {
         return;
     }
-    s->write_behind = s->passes_on = false;
-    fill_with_regulars(s);
+    s->write_behind = s->ssd_takes = false;
+    traffic(s, 0, 4000);
     while (s->dirty_head != LDR_NIL) {
         ldr_store_dirty_remove(s, s->dirty_head);
     }
-    s->write_behind = s->passes_on = true;
+    s->write_behind = s->ssd_takes = true;
     request(s, 800, 4, false, false);
     for (uint32_t i = 0; i < 4; i++) {
         put_t p = {.key = 800 + i, .chain = true};
@@ -562,6 +562,42 @@ static void test_passes_on(void **state)
     ldr_store_release(s, chunk);
     assert_false(s->chunks[chunk].passing);
     store_check(s);
+}
+
+/* A disk that does not keep up, and then is off. */
+static void test_passing_waits(void **state)
+{
+    ldr_store_t *s = *state;
+    const ldr_tenant_t *t = &s->tenants[0];
+
+    if (policy == &ldr_policy_lru) {
+        return;
+    }
+    s->write_behind = s->ssd_takes = false;
+    traffic(s, 0, 4000);
+    /* What waits to be written has a quarter at most. */
+    s->write_behind = s->ssd_takes = true;
+    traffic(s, 4000, 4400);
+    assert_int_equal(t->passing_pages, PAGES / 4);
+    assert_int_equal(s->n.passed_chunks, PAGES / 4);
+    for (uint32_t key = 0; key < 24; key++) {
+        assert_true(is_there(s, key, 0));
+    }
+    /* As one is written there is room for the next. */
+    ldr_store_dirty_remove(s, s->chunks[t->passing_head].shards);
+    traffic(s, 4400, 4404);
+    assert_int_equal(s->n.passed_chunks, PAGES / 4 + 1);
+    assert_int_equal(t->passing_pages, PAGES / 4);
+    /* Nothing will be written: they go before what comes back. */
+    s->ssd_takes = false;
+    traffic(s, 4404, 4500);
+    assert_int_equal(s->n.passed_chunks, PAGES / 4 + 1);
+    assert_int_not_equal(
+        put(s, (put_t){.key = 100, .pages = PAGES / 4, .pin = true}), LDR_NIL);
+    assert_int_equal(t->passing_pages, 0);
+    for (uint32_t key = 0; key < 24; key++) {
+        assert_true(is_there(s, key, 0));
+    }
 }
 
 /* ---- the same through the API, on a node without disks ---- */
@@ -620,13 +656,14 @@ static void test_failed_puts_give_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_put_and_find), TEST(test_evicts_and_says_so),
-        TEST(test_held_stays),   TEST(test_reservations_come_back),
-        TEST(test_overtaken),    TEST(test_expires),
-        TEST(test_pins),         TEST(test_locations),
-        TEST(test_index_full),   TEST(test_spaces_and_tenants),
-        TEST(test_random),       cmocka_unit_test(test_failed_puts_give_back),
-        TEST(test_declines),     TEST(test_passes_on),
+        TEST(test_put_and_find),  TEST(test_evicts_and_says_so),
+        TEST(test_held_stays),    TEST(test_reservations_come_back),
+        TEST(test_overtaken),     TEST(test_expires),
+        TEST(test_pins),          TEST(test_locations),
+        TEST(test_index_full),    TEST(test_spaces_and_tenants),
+        TEST(test_random),        cmocka_unit_test(test_failed_puts_give_back),
+        TEST(test_declines),      TEST(test_passes_on),
+        TEST(test_passing_waits),
     };
     int failed = cmocka_run_group_tests_name("lru", tests, NULL, NULL);
 

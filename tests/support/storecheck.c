@@ -249,7 +249,7 @@ static void check_pins(const ldr_store_t *s, uint32_t tenant)
 static void check_passing(const ldr_store_t *s, uint32_t tenant)
 {
     const ldr_tenant_t *t = &s->tenants[tenant];
-    uint32_t listed = 0, prev = LDR_NIL;
+    uint32_t listed = 0, pages = 0, prev = LDR_NIL;
 
     for (uint32_t i = t->passing_head; i != LDR_NIL;
          i = s->chunks[i].pin_next) {
@@ -258,11 +258,16 @@ static void check_passing(const ldr_store_t *s, uint32_t tenant)
         require(c->passing && !c->pinned && c->entry != LDR_NIL &&
                     c->pin_prev == prev && s->spaces[c->space].tenant == tenant,
                 "chunk %u is listed, not passing or another's", i);
+        for (uint32_t k = c->shards; k != LDR_NIL; k = s->shards[k].next) {
+            pages += ldr_arena_pages(s->shards[k].length);
+        }
         listed++;
         prev = i;
     }
     require(prev == t->passing_tail, "the passing of tenant %u do not end",
             tenant);
+    require(pages == t->passing_pages, "%u pages passing, %u counted", pages,
+            t->passing_pages);
     for (uint32_t i = 0; i < s->index.entry_top; i++) {
         const ldr_entry_t *e = ldr_index_at(&s->index, i);
 
