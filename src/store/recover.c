@@ -330,6 +330,28 @@ static bool tally_row(void *arg, uint32_t segment, const ldr_record_t *record)
     return t->fn(t->arg, segment, record);
 }
 
+/* Closes a segment that was scanned. One whose table cannot be written stays as
+ * it is: what was found in it is good, the next open scans it again, and
+ * reclaim knows such segments. But what was found must be durable first: a
+ * tombstone that was heeded, and then lost, would bring back what it cancels.
+ */
+static int repair_table(ldr_disk_t *d, ldr_filling_t *f)
+{
+    uint32_t segment = f->segment;
+    int error = ldr_io_sync(d->io, d->segments[segment].file);
+
+    if (error != 0) {
+        return error;
+    }
+    error = ldr_filling_close(d, f);
+    if (error != 0) {
+        d->segments[segment].state = LDR_SEGMENT_CLOSED;
+        ldr_warn(d->log, "%s: segment-%06u is left without a table: %s",
+                 d->path, segment, strerror(-error));
+    }
+    return 0;
+}
+
 static larder_status_t segment_recover(scan_t *scan, uint32_t segment,
                                        bool repair, tally_t *tally)
 {
@@ -361,12 +383,12 @@ static larder_status_t segment_recover(scan_t *scan, uint32_t segment,
         s->state = LDR_SEGMENT_FREE;
         f->segment = LDR_NIL;
     } else if (repair) {
-        error = ldr_filling_close(d, f);
+        error = repair_table(d, f);
     }
     f->segment = LDR_NIL;
     return error == 0 ? LARDER_OK
                       : ldr_fail(LARDER_E_IO,
-                                 "%s: cannot close segment-%06u: "
+                                 "%s: cannot sync segment-%06u: "
                                  "%s",
                                  d->path, segment, strerror(-error));
 }

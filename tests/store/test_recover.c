@@ -652,17 +652,37 @@ static void test_failing_changes(void **state)
     }
 }
 
-/* A repair that cannot be written: the directory is not used. */
 static void test_failing_repair(void **state)
 {
+    static const uint32_t keys[] = {1, 2};
     fixture_t *f = *state;
     ldr_filling_t *fill = begin(f);
+    uint32_t segment = fill->segment;
 
     append(f, fill, 1, 100);
+    append(f, fill, 2, 0);
+    /* What was found may be lost again: the directory is not used. */
+    simdisk_t *sim = simdisk_clone(f->sim);
     simdisk_fail(f->sim, SIMDISK_SYNC, 1, 1, -EIO);
     assert_int_equal(recover(f, true), LARDER_E_IO);
-    simdisk_fail_none(f->sim);
+    ldr_disk_close(&f->disk);
+    simdisk_destroy(f->sim);
+    f->sim = sim;
+    f->params.io = simdisk_io(sim);
+    /* It is durable, and has no table: the next open scans it again. */
+    for (int i = 0; i < 3; i++) {
+        simdisk_fail(f->sim, i == 0 ? SIMDISK_WRITE : SIMDISK_SYNC, i + 1, 1,
+                     -EIO);
+        assert_int_equal(recover(f, true), LARDER_OK);
+        simdisk_fail_none(f->sim);
+        expect(f, keys, 2);
+        assert_int_equal(f->tally.scanned, 1);
+        assert_int_equal(f->disk.segments[segment].state, LDR_SEGMENT_CLOSED);
+    }
     assert_int_equal(recover(f, true), LARDER_OK);
+    assert_int_equal(recover(f, true), LARDER_OK);
+    expect(f, keys, 2);
+    assert_int_equal(f->tally.scanned, 0);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
