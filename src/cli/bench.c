@@ -41,34 +41,34 @@ static const struct {
 
 #define FIGURES (sizeof(figures) / sizeof(figures[0]))
 
-static void usage(FILE *to)
+static void usage(void)
 {
-    fprintf(to, "usage: larder bench [NAME...] [--size S] [--seconds N] "
-                "[--clients N]\n"
-                "                    [--entries N] [--json] [--dir DIR] "
-                "[--shared URL] [--list]\n\n"
-                "Measures this machine's limits and Larder in turns. Without a "
-                "NAME: all of\nthem, in about three minutes. Those from "
-                "shm-get on start a daemon.\n\n");
+    printf("usage: larder bench [NAME...] [--size S] [--seconds N] "
+           "[--clients N]\n"
+           "                    [--entries N] [--json] [--dir DIR] "
+           "[--shared URL] [--list]\n\n"
+           "Measures this machine's limits and Larder in turns. Without a "
+           "NAME: all of\nthem, in about three minutes. Those from "
+           "shm-get on start a daemon.\n\n");
     for (size_t i = 0; i < FIGURES; i++) {
-        fprintf(to, "  %-10s %s\n", figures[i].name, figures[i].text);
+        printf("  %-10s %s\n", figures[i].name, figures[i].text);
     }
-    fprintf(to, "\n"
-                "  --size S     values of S bytes (K, M) in place of 256K, 1M "
-                "and 4M\n"
-                "  --seconds N  time for each figure\n"
-                "  --clients N  one or two clients of a daemon; default: one, "
-                "and two for 1M\n"
-                "  --entries N  chunks that shm-match and tcp-match look "
-                "among; default 10000000\n"
-                "  --json       one line of JSON per figure\n"
-                "  --dir DIR    where the SSD figures make their files "
-                "(about 6 GiB,\n"
-                "               removed at the end); default $TMPDIR or "
-                "/var/tmp\n"
-                "  --shared URL the tier of the shared figures; default: a "
-                "directory there\n"
-                "  --list       the names only\n");
+    printf("\n"
+           "  --size S     values of S bytes (K, M) in place of 256K, 1M "
+           "and 4M\n"
+           "  --seconds N  time for each figure\n"
+           "  --clients N  one or two clients of a daemon; default: one, "
+           "and two for 1M\n"
+           "  --entries N  chunks that shm-match and tcp-match look "
+           "among; default 10000000\n"
+           "  --json       one line of JSON per figure\n"
+           "  --dir DIR    where the SSD figures make their files "
+           "(about 6 GiB,\n"
+           "               removed at the end); default $TMPDIR or "
+           "/var/tmp\n"
+           "  --shared URL the tier of the shared figures; default: a "
+           "directory there\n"
+           "  --list       the names only\n");
 }
 
 /* ---- the report ---- */
@@ -319,7 +319,7 @@ int ldr_cmd_bench(int argc, char **argv)
 
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            usage(stdout);
+            usage();
             return LDR_EXIT_OK;
         }
         if (strcmp(argv[i], "--list") == 0) {
@@ -330,7 +330,7 @@ int ldr_cmd_bench(int argc, char **argv)
         }
     }
     if (!parse(argc, argv, &b, chosen)) {
-        usage(stderr);
+        fprintf(stderr, "`larder bench --help` says more\n");
         return LDR_EXIT_USAGE;
     }
     char *root = b.dir + strlen(b.dir);

@@ -119,6 +119,12 @@ void ldr_place_close(ldr_place_t **place_p);
 /* Whether it is the URL of a daemon: unix: or tcp:// */
 bool ldr_place_remote(const char *text);
 
+/* larder_open() with messages: a URL that is not understood is a usage error.
+ * An exit code. */
+int ldr_cli_open(const ldr_args_t *args, const char *url, larder_t **lar_p);
+/* LDR_EXIT_OK, or the failure that names a directory that is off, and why. */
+int ldr_cli_dirs_on(const ldr_args_t *args, larder_t *lar);
+
 /* A node on the place, and the space that the flags name. */
 typedef struct ldr_session {
     ldr_place_t *place;

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -131,6 +132,19 @@ bool ldr_place_remote(const char *text)
     return strncmp(text, "unix:", 5) == 0 || strncmp(text, "tcp://", 6) == 0;
 }
 
+/* A URL with a slip in it, "tpc://HOST" or "UNIX:PATH", is no path that
+ * somebody means: "./" before it says so. */
+static bool is_mistyped(const char *text)
+{
+    static const char *const words[] = {SCHEME, "unix:", "tcp:"};
+    bool is = strncmp(text + strcspn(text, "/:"), "://", 3) == 0;
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        is |= strncasecmp(text, words[i], strlen(words[i])) == 0;
+    }
+    return is && !is_url(text);
+}
+
 /* Adds a string to the URL; false: it does not fit. */
 static bool url_add(ldr_place_t *p, const char *text)
 {
@@ -191,6 +205,14 @@ int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p)
                              "%s: this works on a directory, where a "
                              "daemon must not run meanwhile",
                              text);
+    }
+    if (is_mistyped(text)) {
+        return ldr_cli_usage(
+            args,
+            "%s: is no URL of a node: write a path, embed:DIR, "
+            "unix:PATH or tcp://HOST:PORT (a directory of "
+            "that name: ./%s)",
+            text, text);
     }
     if (p == NULL || ldr_io_plain_create(IO_THREADS, &p->io) != 0) {
         return ldr_cli_fail(args, "not enough memory");
@@ -312,6 +334,12 @@ static int space_params(const ldr_args_t *args, uint8_t *buffer,
     if (ldr_args_has(args, LDR_FLAG_TENANT)) {
         p->field_mask |= LARDER_SPACE_TENANT;
         p->tenant = args->values[LDR_FLAG_TENANT];
+        if (!ldr_tenant_name_ok(p->tenant)) {
+            return ldr_cli_usage(args,
+                                 "--tenant %s: write 1 to 63 of A-Z a-z 0-9 . "
+                                 "_ -",
+                                 p->tenant);
+        }
     }
     if (code == LDR_EXIT_OK && ldr_args_has(args, LDR_FLAG_SPACE_FILE)) {
         if (ldr_args_has(args, LDR_FLAG_SPACE)) {
@@ -330,6 +358,47 @@ static int space_params(const ldr_args_t *args, uint8_t *buffer,
         }
     }
     return code;
+}
+
+/* Warnings to stderr, but for one that the command is about to fail with. */
+static void log_line(void *arg, larder_log_level_t level, const char *line)
+{
+    (void)arg;
+    if (level > LARDER_LOG_WARN || strcmp(line, ldr_fail_text()) != 0) {
+        ldr_log_line(NULL, level, NULL, line);
+    }
+}
+
+int ldr_cli_open(const ldr_args_t *args, const char *url, larder_t **lar_p)
+{
+    larder_open_params_t params = {.field_mask = LARDER_OPEN_LOG,
+                                   .log = log_line};
+    larder_status_t st = larder_open(url, &params, lar_p);
+
+    return st == LARDER_OK          ? LDR_EXIT_OK
+           : st == LARDER_E_INVALID ? ldr_cli_usage(args, "%s", ldr_fail_text())
+                                    : ldr_cli_status(args, st);
+}
+
+int ldr_cli_dirs_on(const ldr_args_t *args, larder_t *lar)
+{
+    larder_stats_t stats = {.struct_bytes = sizeof(stats)};
+    larder_status_t st = larder_stats(lar, &stats);
+
+    if (st != LARDER_OK) {
+        return ldr_cli_status(args, st);
+    }
+    for (uint64_t i = 0; i < stats.disks; i++) {
+        const larder_disk_stats_t *d = &stats.disk[i];
+
+        if (!d->on && strncmp(d->reason, d->path, strlen(d->path)) == 0) {
+            return ldr_cli_fail(args, "%s", d->reason);
+        }
+        if (!d->on) {
+            return ldr_cli_fail(args, "%s: is off: %s", d->path, d->reason);
+        }
+    }
+    return LDR_EXIT_OK;
 }
 
 int ldr_session_open(const ldr_args_t *args, bool make, bool with_space,
@@ -351,10 +420,15 @@ int ldr_session_open(const ldr_args_t *args, bool make, bool with_space,
         code = ldr_place_open(args, make, &s->place);
     }
     if (code == LDR_EXIT_OK) {
-        st = larder_open(s->place != NULL ? s->place->url : args->operands[0],
-                         NULL, &s->lar);
+        code = ldr_cli_open(
+            args, s->place != NULL ? s->place->url : args->operands[0],
+            &s->lar);
     }
-    if (code == LDR_EXIT_OK && st == LARDER_OK && with_space) {
+    /* What is in a directory that is off is not known: it is no miss. */
+    if (code == LDR_EXIT_OK && s->place != NULL) {
+        code = ldr_cli_dirs_on(args, s->lar);
+    }
+    if (code == LDR_EXIT_OK && with_space) {
         st = larder_space_open(s->lar, &params, &s->space);
     }
     explicit_bzero(buffer, BUFFER_BYTES);

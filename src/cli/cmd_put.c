@@ -218,6 +218,10 @@ static int put_run(const ldr_args_t *args, shard_t *s)
     s->item.iov = &s->iov;
     s->item.iov_count = 1;
     st = item_run(s, LARDER_OP_PUT);
+    if (st == LARDER_E_TIER_OFF) {
+        return ldr_cli_fail(args, "the node saves nothing: it is paused "
+                                  "(`larder resume`), or has mode=observe");
+    }
     if (st < 0) {
         return ldr_cli_status(args, st);
     }

@@ -185,6 +185,11 @@ int ldr_cmd_verb(const ldr_args_t *args)
     if (given != NULL) {
         if (strncmp(given, "unix:", 5) == 0) {
             given += 5;
+        } else if (strstr(given, "://") != NULL) {
+            return ldr_cli_usage(args,
+                                 "%s: '%s' goes by the daemon's own socket: "
+                                 "give its path",
+                                 given, args->command);
         }
         if ((size_t)snprintf(path, sizeof(path), "%s", given) >= sizeof(path)) {
             return ldr_cli_usage(args, "%s: too long for a socket", given);

@@ -30,6 +30,14 @@ static int flush_run(const ldr_args_t *args, larder_t *lar)
 {
     larder_status_t st = larder_flush(lar, LARDER_TIER_SSD, LARDER_FOREVER);
 
+    if (st == LARDER_E_TIER_OFF) {
+        int code = ldr_cli_dirs_on(args, lar);
+
+        return code != LDR_EXIT_OK
+                   ? code
+                   : ldr_cli_fail(args, "no directory of the node is on: its "
+                                        "log says why");
+    }
     if (st != LARDER_OK) {
         return ldr_cli_status(args, st);
     }

@@ -53,6 +53,8 @@ static int create(tier_t *t)
         say_result(t, "made", "is a shared tier now");
     } else if (st == LARDER_PRESENT) {
         say_result(t, "present", "is a shared tier already");
+    } else if (st == LARDER_E_INVALID) {
+        return ldr_cli_usage(t->args, "%s", larder_last_error());
     } else {
         return ldr_cli_status(t->args, st);
     }

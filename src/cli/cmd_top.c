@@ -256,11 +256,11 @@ int ldr_cmd_top(const ldr_args_t *args)
         w.top.url = url;
     }
     ldr_top_screen_t *s = ldr_alloc(sizeof(*s));
-    larder_status_t st =
-        s != NULL ? larder_open(w.top.url, NULL, &w.lar) : LARDER_E_NO_MEMORY;
-    if (st != LARDER_OK) {
+    code = s != NULL ? ldr_cli_open(args, w.top.url, &w.lar)
+                     : ldr_cli_status(args, LARDER_E_NO_MEMORY);
+    if (code != LDR_EXIT_OK) {
         ldr_free(s);
-        return ldr_cli_status(args, st);
+        return code;
     }
     bool once = ldr_args_has(args, LDR_FLAG_ONCE) || !isatty(STDOUT_FILENO) ||
                 tcgetattr(STDIN_FILENO, &terminal_before) != 0;

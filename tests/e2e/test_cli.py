@@ -93,6 +93,21 @@ def test_help_lists_every_command(larder):
     (["ls", "embed:d?frob=1"], "unknown option 'frob'"),
     (["ls", "embed:d?ssd=many"], "is no size"),
     (["stat", "d", "--json", "--prometheus"], "--json or --prometheus"),
+    (["put", "tpc://127.0.0.1:9400", "k", "f"], "./tpc://127.0.0.1:9400"),
+    (["put", "http://x", "k", "f"], "is no URL of a node"),
+    (["put", "UNIX:/run/x", "k", "f"], "is no URL of a node"),
+    (["put", "Embed:d", "k", "f"], "is no URL of a node"),
+    (["put", "tcp:h:1", "k", "f"], "is no URL of a node"),
+    (["put", "a", "k", "f", "--tenant", "a b"], "--tenant a b"),
+    (["put", "tcp://127.0.0.1", "k", "f"], "127.0.0.1"),
+    (["stat", "unix:"], "unix:"),
+    (["stat", "unix:/x?tenant=a b"], "is no tenant"),
+    (["stat", "tcp://h:1?tokenfile=x"], "token_file"),
+    (["top", "tcp://h:1?tokenfile=x"], "token_file"),
+    (["tier", "create", "/x/kv"], "/x/kv"),
+    (["tier", "create", "dir:rel"], "dir:rel"),
+    (["pause", "tcp://h:1"], "own socket"),
+    (["bench", "bogus"], "bogus: not understood"),
 ])
 def test_usage(larder, tmp_path, args, hint):
     (tmp_path / "f").write_bytes(b"x")
@@ -133,6 +148,31 @@ def test_plain_path(larder, tmp_path):
     assert larder("get", name, "k2", "-").stdout == b"two"
     assert {p.stat().st_size for p in (tmp_path / name).glob("segment-*")} \
         == {4 << 20}
+
+
+def test_path_that_looks_like_a_url(larder, tmp_path):
+    larder("put", "./tpc://x", "k", "-", stdin=b"one")
+    assert (tmp_path / "tpc:" / "x" / "larder.super").exists()
+    assert larder("get", "./tpc://x", "k", "-").stdout == b"one"
+
+
+def test_directory_that_is_off(larder, place, filled, tmp_path):
+    """What it holds is not known: that is no miss."""
+    folder = next(tmp_path.glob("*/larder.super")).parent
+    (folder / "larder.lock").unlink()
+    (folder / "larder.lock").mkdir()
+    for args in (("get", "out"), ("put", "-")):
+        done = larder(args[0], place, "key-0", args[1], code=FAILED,
+                      stdin=b"x")
+        last = done.err.splitlines()[-1]
+        assert last.startswith(f"larder {args[0]}: ")
+        assert folder.name in last and "larder.lock" in last
+    assert not (tmp_path / "out").exists()
+
+
+def test_failure_is_said_once(larder, tmp_path):
+    done = larder("stat", f"unix:{tmp_path}/none", code=FAILED)
+    assert done.err.count("cannot connect") == 1, done.err
 
 
 def test_default_never_shrinks(larder, tmp_path):
