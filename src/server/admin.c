@@ -396,8 +396,10 @@ larder_status_t ldr_admin_open(const char *address,
     }
     int fd = ldr_listen_tcp(&parsed, "");
     if (fd < 0) {
-        return ldr_fail(LARDER_E_IO, "admin=%s: cannot listen: %s", address,
-                        strerror(-fd));
+        return ldr_fail(LARDER_E_IO,
+                        "admin=%s: cannot listen: %s (choose another --admin "
+                        "HOST:PORT, or none)",
+                        address, strerror(-fd));
     }
     ldr_admin_t *a = ldr_alloc(sizeof(*a));
     if (a == NULL) {

@@ -135,17 +135,39 @@ static larder_status_t add(ldr_server_t *server, int fd, bool local,
     return LARDER_OK;
 }
 
-/* The runtime directory of the default socket may not be there yet. */
-static void make_parent(const char *path)
+/* The runtime directory of the default socket may not be there yet. Another one
+ * is not made: who may reach the socket is its mode's to say. */
+static void make_default_parent(const char *path)
 {
-    char parent[256];
+    char parent[LDR_UNIX_PATH_MAX];
 
-    snprintf(parent, sizeof(parent), "%s", path);
+    ldr_socket_default(parent);
     char *slash = strrchr(parent, '/');
-    if (slash != NULL && slash != parent) {
+    if (strcmp(parent, path) == 0 && slash != NULL && slash != parent) {
         *slash = '\0';
         mkdir(parent, 0700);
     }
+}
+
+static larder_status_t taken(const char *path)
+{
+    return ldr_fail(LARDER_E_LOCKED,
+                    "%s: another daemon listens there: stop it, take over with "
+                    "--takeover, or choose another --socket",
+                    path);
+}
+
+larder_status_t ldr_listen_probe(const ldr_server_t *server)
+{
+    const char *path = server->socket_path;
+    int fd = path[0] != '\0' ? ldr_connect_unix(path, ldr_server_now()) : -1;
+
+    if (fd < 0) {
+        ldr_fail_clear(); /* opening the socket says it, if it is wrong */
+        return LARDER_OK;
+    }
+    close(fd);
+    return taken(path);
 }
 
 static larder_status_t listen_unix(ldr_server_t *server)
@@ -153,13 +175,17 @@ static larder_status_t listen_unix(ldr_server_t *server)
     const ldr_options_t *o = &server->config->options;
     const char *path = server->socket_path;
 
-    make_parent(path);
+    make_default_parent(path);
     int fd = ldr_listen_unix(path, (unsigned)strtoul(o->socket_mode, NULL, 8));
     if (fd == -EADDRINUSE) {
-        return ldr_fail(LARDER_E_LOCKED,
-                        "%s: another daemon listens there: stop it, take over "
-                        "with --takeover, or choose another --socket",
-                        path);
+        return taken(path);
+    }
+    const char *slash = strrchr(path, '/');
+    if (fd == -ENOENT && slash != NULL) {
+        return ldr_fail(LARDER_E_IO,
+                        "%s: cannot listen: there is no directory %.*s: make "
+                        "it, with a mode that lets the clients in",
+                        path, (int)(slash - path), path);
     }
     if (fd < 0) {
         return ldr_fail(LARDER_E_IO, "%s: cannot listen: %s (option socket)",

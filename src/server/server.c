@@ -295,7 +295,12 @@ static larder_status_t open_parts(ldr_server_t *server)
     if (!ldr_config_socket(server->config, server->socket_path)) {
         server->socket_path[0] = '\0';
     }
-    larder_status_t st = trace_open(server);
+    /* Before the directories, which a daemon there has: this says more. */
+    larder_status_t st =
+        server->took_over ? LARDER_OK : ldr_listen_probe(server);
+    if (st == LARDER_OK) {
+        st = trace_open(server);
+    }
     if (st == LARDER_OK) {
         st = loops_open(server);
     }

@@ -195,6 +195,8 @@ void ldr_server_handed_over(ldr_server_t *server, const larder_stats_t *stats,
 larder_status_t ldr_listen_all(ldr_server_t *server);
 /* What of it can be wrong whoever listens there now. */
 larder_status_t ldr_listen_check(const ldr_config_t *config);
+/* LARDER_E_LOCKED: another daemon listens on the unix socket. */
+larder_status_t ldr_listen_probe(const ldr_server_t *server);
 void ldr_listen_stop(ldr_server_t *server);
 uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns);
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -62,23 +63,38 @@ void ldr_handle_admin(ldr_request_t *r)
 
 /* ---- the other side ---- */
 
-/* All of it, by the deadline. */
-static bool receive(int fd, uint8_t *to, size_t bytes, uint64_t deadline_ns)
+/* All of it, by the deadline: -ETIMEDOUT. -EPIPE: the peer hung up. */
+static int receive(int fd, uint8_t *to, size_t bytes, uint64_t deadline_ns)
 {
     while (bytes > 0) {
         if (ldr_poll(fd, POLLIN, deadline_ns) <= 0) {
-            return false;
+            return -ETIMEDOUT;
         }
         ssize_t n = read(fd, to, bytes);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-            return false;
+            return -EPIPE;
         }
         if (n > 0) {
             to += n;
             bytes -= (size_t)n;
         }
     }
-    return true;
+    return 0;
+}
+
+/* A whole frame, its body behind it. */
+static int receive_frame(int fd, uint8_t *to, ldr_frame_t *frame,
+                         uint64_t deadline_ns)
+{
+    int error = receive(fd, to, LDR_FRAME_BYTES, deadline_ns);
+
+    if (error == 0 && ldr_frame_get(to, LDR_TEXT_MAX, frame) != LDR_FRAME_OK) {
+        error = -EPROTO;
+    }
+    if (error == 0) {
+        error = receive(fd, to + LDR_FRAME_BYTES, frame->body, deadline_ns);
+    }
+    return error == 0 && !ldr_frame_check(to, frame) ? -EPROTO : error;
 }
 
 larder_status_t ldr_admin_ask(int fd, const char *socket_path, const char *verb,
@@ -94,16 +110,19 @@ larder_status_t ldr_admin_ask(int fd, const char *socket_path, const char *verb,
 
     memcpy(buffer + LDR_FRAME_BYTES, verb, frame.body);
     ldr_frame_put(buffer, &frame, true);
-    bool ok = write(fd, buffer, LDR_FRAME_BYTES + frame.body) ==
-                  (ssize_t)(LDR_FRAME_BYTES + frame.body) &&
-              receive(fd, buffer, LDR_FRAME_BYTES, deadline_ns) &&
-              ldr_frame_get(buffer, LDR_TEXT_MAX, &frame) == LDR_FRAME_OK &&
-              receive(fd, buffer + LDR_FRAME_BYTES, frame.body, deadline_ns) &&
-              ldr_frame_check(buffer, &frame);
-    if (!ok) {
+    size_t bytes = LDR_FRAME_BYTES + frame.body;
+    int error = send(fd, buffer, bytes, MSG_NOSIGNAL) == (ssize_t)bytes
+                    ? receive_frame(fd, buffer, &frame, deadline_ns)
+                    : -EPIPE;
+    if (error != 0) {
         return ldr_fail(LARDER_E_OFFLINE,
-                        "%s: the daemon gave no answer to '%s'", socket_path,
-                        verb);
+                        "%s: the daemon gave no answer to '%s': %s",
+                        socket_path, verb,
+                        error == -ETIMEDOUT ? "time ran out: is it stopped?"
+                        : error == -EPIPE
+                            ? "it hung up (only root and the daemon's own user "
+                              "may ask it that)"
+                            : "what came is no frame of Larder's");
     }
     buffer[LDR_FRAME_BYTES + frame.body] = '\0';
     snprintf(text, size, "%s", (char *)buffer + LDR_FRAME_BYTES);

@@ -276,7 +276,7 @@ static larder_status_t files_open(ldr_disk_t *d)
     }
     error = d->io->ops->lock(d->io, d->lock_file);
     if (error == -EWOULDBLOCK) {
-        return ldr_fail(LARDER_E_LOCKED, "%s: in use by another node", d->path);
+        return ldr_fail(LARDER_E_LOCKED, LDR_IN_USE_TEXT, d->path);
     }
     if (error != 0) {
         return io_failed(d, "lock larder.lock", error);

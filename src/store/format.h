@@ -33,6 +33,10 @@
 /* ---- names of files ---- */
 
 #define LDR_LOCK_NAME "larder.lock"
+/* Somebody else has locked it: with the directory. */
+#define LDR_IN_USE_TEXT                                                        \
+    "%s: in use by another node (a daemon, or an engine's own): stop it, or "  \
+    "ask it by its URL, unix:PATH"
 #define LDR_SUPER_NAME "larder.super"
 #define LDR_SEGMENTS_MAX 0xfffffu
 #define LDR_SEGMENT_NAME_BYTES 16

@@ -132,7 +132,9 @@ static larder_status_t names_list(ldr_fsck_t *f)
     f->file_count = f->strangers = 0;
     int error = f->io->ops->list(f->io, f->path, note_name, f);
     if (error == -ENOENT || error == -ENOTDIR) {
-        return ldr_fail(LARDER_E_INVALID, "%s: there is no such directory",
+        return ldr_fail(LARDER_E_INVALID,
+                        error == -ENOENT ? "%s: there is no such directory"
+                                         : "%s: is no directory",
                         f->path);
     }
     return error == 0 ? LARDER_OK : io_failed(f, "list the directory", error);
@@ -153,7 +155,7 @@ static larder_status_t dir_lock(ldr_fsck_t *f)
     }
     error = f->io->ops->lock(f->io, f->lock_file);
     if (error == -EWOULDBLOCK) {
-        return ldr_fail(LARDER_E_LOCKED, "%s: in use by another node", f->path);
+        return ldr_fail(LARDER_E_LOCKED, LDR_IN_USE_TEXT, f->path);
     }
     return error == 0 ? LARDER_OK : io_failed(f, "lock larder.lock", error);
 }

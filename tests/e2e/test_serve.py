@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -56,6 +57,24 @@ def test_second_daemon_on_the_same_directory(serve):
     text = refused(second, code=FAILED)
     assert str(first.dirs[0]) in text and "in use" in text
     first.alive()
+
+
+def test_second_daemon_of_the_same_config(serve):
+    """That it listens says more than that the directory is in use."""
+    first = serve(dirs=1)
+    second = serve(start=False, socket=first.socket)
+    second.dirs = first.dirs
+    text = refused(second, code=FAILED)
+    assert "another daemon listens there" in text and "in use" not in text
+    first.alive()
+
+
+def test_socket_without_a_directory(serve, tmp_path):
+    """Who may reach it is not for the daemon to guess."""
+    where = tmp_path / "typo"
+    text = refused(serve(start=False, socket=where / "sock"), code=FAILED)
+    assert f"there is no directory {where}:" in text
+    assert not where.exists()
 
 
 def test_second_daemon_on_the_same_port(serve):
@@ -655,6 +674,27 @@ def test_pause_and_resume(serve, larder, transport):
         assert node.put("new", b"x") == capi.OK
     done = larder("pause", "/nonexistent/sock", code=FAILED)
     assert "/nonexistent/sock" in done.err
+
+
+def test_put_while_paused(serve, larder):
+    daemon = serve()
+    larder("pause", daemon.socket)
+    done = larder("put", daemon.url("unix"), "k", "-", stdin=b"x", code=FAILED)
+    assert "paused" in done.err and "larder resume" in done.err
+
+
+def test_pause_by_a_stranger(larder, tmp_path):
+    """The daemon hangs up on who may not."""
+    path = str(tmp_path / "sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        peer = threading.Thread(target=lambda: listener.accept()[0].close())
+        peer.start()
+        done = larder("pause", path, code=FAILED)
+        peer.join()
+    assert "no answer to 'pause'" in done.err
+    assert "only root and the daemon's own user may" in done.err
 
 
 @both
