@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "cli/doctor.h"
+#include "net/auth.h"
 #include "net/socket.h"
 
 void ldr_doctor_config(const ldr_doctor_t *d)
@@ -30,8 +31,23 @@ void ldr_doctor_config(const ldr_doctor_t *d)
                    c->options.dir_count, c->tenant_count);
 }
 
-/* What is wrong with a file that others must not read; true: nothing. */
-static bool secret_ok(const ldr_doctor_t *d, const char *what, const char *path)
+/* Whether the daemon would take it. It knows what a token is. */
+static bool token_ok(const ldr_doctor_t *d, const ldr_tenant_config_t *tenant)
+{
+    ldr_token_t tokens[LDR_TOKENS_MAX];
+    unsigned count;
+    larder_status_t st = ldr_tokens_read(tenant->token_file, tokens, &count);
+
+    explicit_bzero(tokens, sizeof(tokens));
+    if (st != LARDER_OK) {
+        ldr_doctor_say(d, LDR_VERDICT_BAD, NULL, "token of tenant %s: %s",
+                       tenant->name, ldr_fail_text());
+    }
+    return st == LARDER_OK;
+}
+
+/* What is wrong with the key, which others must not read; true: nothing. */
+static bool key_ok(const ldr_doctor_t *d, const char *path)
 {
     struct stat st;
     char cure[LDR_OPTION_TEXT + 64];
@@ -43,13 +59,13 @@ static bool secret_ok(const ldr_doctor_t *d, const char *what, const char *path)
                  "ls -l %s; the daemon's user must be able "
                  "to read it",
                  path);
-        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s: %s: %s", what, path,
+        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "option tls_key: %s: %s", path,
                        fd < 0 ? strerror(errno) : "is no file");
         ok = false;
     } else if ((st.st_mode & 07) != 0) {
         snprintf(cure, sizeof(cure), "chmod o= %s", path);
         ldr_doctor_say(d, LDR_VERDICT_WARN, cure,
-                       "%s: %s: everybody on this host can read it", what,
+                       "option tls_key: %s: everybody on this host can read it",
                        path);
         ok = false;
     }
@@ -63,19 +79,16 @@ void ldr_doctor_secrets(const ldr_doctor_t *d)
 {
     const ldr_config_t *c = d->config;
     unsigned count = 0, good = 0;
-    char what[128];
 
     for (unsigned i = 0; i < c->tenant_count; i++) {
         if (c->tenants[i].token_file[0] != '\0') {
             count++;
-            snprintf(what, sizeof(what), "token of tenant %s",
-                     c->tenants[i].name);
-            good += secret_ok(d, what, c->tenants[i].token_file);
+            good += token_ok(d, &c->tenants[i]);
         }
     }
     if (c->options.tls_key[0] != '\0') {
         count++;
-        good += secret_ok(d, "option tls_key", c->options.tls_key);
+        good += key_ok(d, c->options.tls_key);
     }
     if (count == 0) {
         ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL,

@@ -75,8 +75,12 @@ static int get(probe_t *p, const char *name, size_t bytes)
 
 static void bad(probe_t *p, const char *cure, const char *what)
 {
+    const char *url = p->d->subject;
+    bool named = strncmp(what, url, strlen(url)) == 0;
+
     p->problems++;
-    ldr_doctor_say(p->d, LDR_VERDICT_BAD, cure, "%s: %s", p->d->subject, what);
+    ldr_doctor_say(p->d, LDR_VERDICT_BAD, cure, "%s%s%s", named ? "" : url,
+                   named ? "" : ": ", what);
 }
 
 /* ---- what the storage must keep ---- */
@@ -389,7 +393,6 @@ void ldr_doctor_shared(const ldr_doctor_t *d)
                                    .login = o->shared_login,
                                    .lanes = RACERS,
                                    .clock = &ldr_clock_real};
-    char cure[LDR_OPTION_TEXT + 40] = "";
 
     if (d->subject == NULL) {
         ldr_doctor_say(d, LDR_VERDICT_SKIP,
@@ -407,10 +410,9 @@ void ldr_doctor_shared(const ldr_doctor_t *d)
     }
     int error = p.b->ops->health(p.b, p.deadline_ns);
     if (error != 0 && !(error == -ENODEV && p.b->ops->makes_itself)) {
-        if (error == -ENODEV) {
-            snprintf(cure, sizeof(cure), "larder tier create %s", d->subject);
-        }
-        bad(&p, cure, ldr_fail_text());
+        /* The text has what is to be done for a new one. */
+        bad(&p, error == -ENODEV ? "mount it, if there is one" : "",
+            ldr_fail_text());
     } else {
         examine(&p);
         clean_up(&p);

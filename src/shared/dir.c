@@ -111,8 +111,8 @@ static int root_open(ldr_dir_t *dir, ldr_dir_root_t **root_p)
     }
     if (error == ENOENT || error == ENOTDIR) {
         ldr_fail(LARDER_E_IO,
-                 "%s: no such directory: is it mounted? Make it, then `larder "
-                 "tier create %s`",
+                 "%s: no such directory: is it mounted? (For a new tier: make "
+                 "it, then `larder tier create %s`)",
                  dir->url, dir->url);
         error = ENODEV;
     } else if (error != 0) {
@@ -150,8 +150,8 @@ static int id_read(ldr_dir_t *dir, const ldr_dir_root_t *root, uint8_t *id,
     }
     if (error == -ENOENT || (error == 0 && n == 0)) {
         ldr_fail(LARDER_E_IO,
-                 "no %s in %s: is it mounted? `larder tier create %s` makes a "
-                 "new one",
+                 "no %s in %s: is it mounted? (For a new tier: `larder tier "
+                 "create %s`)",
                  LDR_TIER_ID_NAME, dir->path, dir->url);
         return -ENODEV;
     }

@@ -45,11 +45,14 @@ static ldr_valkey_t *of(ldr_backend_t *b)
 /* What went wrong, with the object's name before it. */
 static int fail(const ldr_valkey_call_t *call, int error, const char *what)
 {
-    char text[200];
+    char text[200], at[LDR_HOST_MAX + 32];
 
-    snprintf(text, sizeof(text), "%s", what);
-    ldr_fail(LARDER_E_IO, "%s: valkey at %s port %s: %s%s", call->name,
-             call->v->address.host, call->v->address.port, text,
+    /* A connection that failed names the address itself. */
+    snprintf(at, sizeof(at), "%s port %s: ", call->v->address.host,
+             call->v->address.port);
+    snprintf(text, sizeof(text), "%s",
+             what + (strncmp(what, at, strlen(at)) == 0 ? strlen(at) : 0));
+    ldr_fail(LARDER_E_IO, "%s: valkey at %s%s%s", call->name, at, text,
              error == -ENOTSUP && call->conn != NULL
                  ? ": a cluster's node, and a tier needs a server of its own"
                  : "");

@@ -116,15 +116,19 @@ def test_config_is_used(doctor, tmp_path):
 def test_secrets(doctor, tmp_path):
     open_to_all = write(tmp_path / "open", "t")
     open_to_all.chmod(0o644)
-    kept = write(tmp_path / "kept", "t")
+    kept = write(tmp_path / "kept", "0123456789abcdef\n")
     kept.chmod(0o600)
+    short = write(tmp_path / "short", "short\n")
+    short.chmod(0o600)
     file = write(tmp_path / "c", f"[tenant a]\ntoken_file = {open_to_all}\n"
                                  f"[tenant b]\ntoken_file = {tmp_path}/none\n"
-                                 f"[tenant c]\ntoken_file = {kept}\n")
+                                 f"[tenant c]\ntoken_file = {kept}\n"
+                                 f"[tenant d]\ntoken_file = {short}\n")
     lines = [x for x in doctor("--config", file) if x["check"] == "secrets"]
-    assert [x["verdict"] for x in lines] == ["warn", "bad"]
-    assert lines[0]["do"] == f"chmod o= {open_to_all}"
+    assert [x["verdict"] for x in lines] == ["bad"] * 3
+    assert f"chmod o-rwx {open_to_all}" in lines[0]["found"]
     assert "tenant b" in lines[1]["found"] and "No such" in lines[1]["found"]
+    assert "tenant d" in lines[2]["found"] and "not 5" in lines[2]["found"]
     file = write(tmp_path / "c", f"[tenant c]\ntoken_file = {kept}\n")
     assert doctor.one("secrets", "--config", file)["verdict"] == "ok"
 

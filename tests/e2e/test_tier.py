@@ -83,7 +83,8 @@ def test_doctor_no_tier(larder, place):
     url = f"dir:{place}"
     line, = shared(larder, url)
     assert line["verdict"] == "bad" and "no larder.tier" in line["found"]
-    assert line["do"] == f"larder tier create {url}"
+    assert f"(For a new tier: `larder tier create {url}`)" in line["found"]
+    assert line["do"] == "mount it, if there is one"
     assert os.listdir(place) == []
     line, = shared(larder, "frob:/x")
     assert line["verdict"] == "bad" and "use dir:/PATH" in line["found"]
