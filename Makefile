@@ -71,10 +71,10 @@ tidy: ## the fast static checks
 	@scripts/tidy
 
 install: deps-build ## library, header, program, larder.pc (PREFIX, DESTDIR)
-	@cmake --preset release --log-level=WARNING \
+	@cmake --preset install --log-level=WARNING \
 	    -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
-	@scripts/build release
-	@DESTDIR="$(DESTDIR)" cmake --install build/release
+	@scripts/build install
+	@DESTDIR="$(DESTDIR)" cmake --install build/install
 
 wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 	@scripts/wheel
