@@ -91,7 +91,7 @@ extern "C" {
     X(LARDER_E_FULL, -5, "everything in the arena is leased")                  \
     X(LARDER_E_DEADLINE, -6, "deadline passed")                                \
     X(LARDER_E_CANCELED, -7, "canceled")                                       \
-    X(LARDER_E_BUSY, -8, "too many requests in flight")                        \
+    X(LARDER_E_BUSY, -8, "busy: over a rate, or too many in flight")           \
     X(LARDER_E_MISMATCH, -9, "present with other bytes")                       \
     X(LARDER_E_STALE, -10, "the space was reset meanwhile")                    \
     X(LARDER_E_LIMIT, -11, "a limit was reached")                              \

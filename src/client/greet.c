@@ -165,9 +165,13 @@ static larder_status_t prove(ldr_remote_t *r, ldr_stream_t *stream,
         memset(at + LDR_FRAME_BYTES, 0, LDR_MAC_BYTES);
         ask(r, stream, stop, at, LDR_OP_AUTH, LDR_MAC_BYTES, &reply);
         return ldr_fail(LARDER_E_DENIED,
-                        "%s: asks tenant '%s' for a token: put token_file= "
-                        "into the URL (or this client is none of the "
-                        "tenant's)",
+                        o->scheme == LDR_SCHEME_UNIX
+                            ? "%s: not let in as tenant '%s': put token_file= "
+                              "into the URL if the tenant has a token, else "
+                              "name this uid in its uids; the daemon's log "
+                              "says which"
+                            : "%s: asks tenant '%s' for a token: put "
+                              "token_file= into the URL",
                         o->address, o->tenant);
     }
     larder_status_t st = ldr_tokens_read(o->token_file, tokens, &count);

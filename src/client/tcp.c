@@ -48,10 +48,14 @@ static larder_status_t shake_hands(ldr_tcp_conn_t *c, const ldr_stop_t *stop)
             }
             return ldr_lost(c->link.remote, error);
         }
-        if (error == -EACCES) {
-            return LARDER_E_DENIED; /* with its text */
+        if (error == 0) {
+            return LARDER_OK;
         }
-        return error == 0 ? LARDER_OK : LARDER_E_OFFLINE;
+        char why[256];
+
+        snprintf(why, sizeof(why), "%s", ldr_fail_text());
+        return ldr_fail(error == -EACCES ? LARDER_E_DENIED : LARDER_E_OFFLINE,
+                        "%s: %s", c->link.remote->options.address, why);
     }
 }
 

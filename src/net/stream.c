@@ -241,15 +241,22 @@ int ldr_stream_handshake(ldr_stream_t *s)
         return error;
     }
     if (verdict != X509_V_OK || no_certificate) {
-        ldr_fail(LARDER_E_DENIED, "TLS: the peer's certificate is refused: %s",
+        bool other_name = verdict == X509_V_ERR_HOSTNAME_MISMATCH ||
+                          verdict == X509_V_ERR_IP_ADDRESS_MISMATCH;
+
+        ldr_fail(LARDER_E_DENIED,
+                 "TLS: the peer's certificate is refused: %s%s",
                  no_certificate ? "it has none"
-                                : X509_verify_cert_error_string(verdict));
+                                : X509_verify_cert_error_string(verdict),
+                 other_name ? " (tls_name= names who is expected)" : "");
         return -EACCES;
     }
     if (error != -EPROTO) {
         ldr_fail(LARDER_E_OFFLINE, "TLS: no handshake: %s",
-                 error == -EPIPE ? "the peer closed the connection"
-                                 : strerror(-error));
+                 error == -EPIPE
+                     ? "the peer closed the connection: is tls on at "
+                       "the other side, too?"
+                     : strerror(-error));
     }
     return error;
 }

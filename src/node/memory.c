@@ -59,11 +59,17 @@ static larder_status_t check(const ldr_options_t *o, uint64_t *nodes_p)
 
     /* Beyond it the kernel would end the process, not refuse the memory; and
      * the engine needs some too. */
-    if (o->dram > limit - limit / 16) {
+    uint64_t most = limit - limit / 16;
+    if (o->dram > most) {
+        uint64_t unit = (uint64_t)1 << (most >> 30 != 0 ? 30 : 20);
+        char asked[24], fits[24];
+
+        ldr_size_text(o->dram, asked, sizeof(asked));
+        ldr_size_text(most - most % unit, fits, sizeof(fits));
         return ldr_fail(LARDER_E_NO_MEMORY,
-                        "dram=%llu leaves too little of the %llu bytes of "
-                        "memory that this process may have",
-                        (unsigned long long)o->dram, (unsigned long long)limit);
+                        "dram=%s leaves too little of the memory that this "
+                        "process may have (%lluM); at most %s here",
+                        asked, (unsigned long long)(limit >> 20), fits);
     }
     return check_numa(o, nodes_p);
 }

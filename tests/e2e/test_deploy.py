@@ -535,7 +535,8 @@ def literals():
     """The strings of the program, neighbours joined as the compiler does, with
     a blank where a value goes."""
     found = []
-    for path in (ROOT / "src").rglob("*.c"):
+    for path in [*(ROOT / "src").rglob("*.[ch]"),
+                 ROOT / "include/larder/larder.h"]:
         for run in re.findall(r'(?:"(?:\\.|[^"\\\n])*"\s*(?:PRIu64\s*)?)+',
                               path.read_text()):
             text = "".join(re.findall(r'"((?:\\.|[^"\\\n])*)"', run))
