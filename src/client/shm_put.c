@@ -159,7 +159,7 @@ static void compare(ldr_shm_batch_t *b, larder_item_t *item)
     uint32_t crc = 0, stored = 0;
 
     size_t bytes = ldr_put_batch(at, &batch);
-    ldr_row_name(at + bytes, item, 0);
+    ldr_row_name(at + bytes, item, ldr_item_bytes(item));
     if (ldr_visit_call(&b->visit, LDR_OP_LEASE, bytes + LDR_NAME_BYTES) !=
             LARDER_OK ||
         !ldr_get_results(at, b->visit.call.reply.body, &results)) {

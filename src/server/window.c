@@ -293,10 +293,25 @@ static void finish_lease(ldr_request_t *r)
     ldr_reply_results(r, true, false);
 }
 
+/* What is staged (its name has no room) stays for as long as its holder likes:
+ * it leaves half of the window to loads and saves, or the loads that it is
+ * staged for would wait for it. A larger shard is staged where it is alone. */
+static bool leaves_room(const ldr_request_t *r, uint32_t i)
+{
+    const ldr_window_t *w = r->session->window;
+    uint32_t count = ldr_arena_pages(r->results[i].length);
+    ldr_name_row_t name;
+
+    return !ldr_get_name(r->rows + (size_t)i * LDR_NAME_BYTES, &name) ||
+           name.room > 0 || w->free_count == w->page_count ||
+           w->free_count >= count + w->page_count / 2;
+}
+
 void ldr_window_lease(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
     ldr_node_t *node = s->server->node;
+    ldr_window_t *w = s->window;
     bool some = false;
 
     for (uint32_t i = 0; i < r->count; i++) {
@@ -304,11 +319,13 @@ void ldr_window_lease(ldr_request_t *r)
         if (r->shard_of[i] == LDR_NIL) {
             continue;
         }
-        r->works[i] = pages_take(s->window, (uint32_t)r->results[i].length);
+        if (leaves_room(r, i)) {
+            r->works[i] = pages_take(w, (uint32_t)r->results[i].length);
+        }
         if (r->works[i] == NULL) {
             ldr_node_release(node, r->loads[i].chunk);
             r->shard_of[i] = LDR_NIL;
-            bool later = some || s->hold_count > 0;
+            bool later = w->free_count < w->page_count;
             r->results[i] = (ldr_result_row_t){
                 .status = later ? LARDER_PENDING : LARDER_E_LIMIT};
         }

@@ -269,7 +269,9 @@ bool ldr_get_batch(const uint8_t *at, size_t bytes, uint32_t row_bytes,
 typedef struct ldr_name_row {
     larder_key_t key;
     uint16_t group, shard;
-    uint64_t room; /* bytes of the caller's buffers; GET */
+    /* Bytes of the caller's buffers: GET. LEASE: 0 where it is to stay, else it
+     * ends with a copy. */
+    uint64_t room;
 } ldr_name_row_t;
 
 void ldr_put_name(uint8_t *at, const ldr_name_row_t *row);

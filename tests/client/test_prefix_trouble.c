@@ -139,7 +139,7 @@ static void test_many_chunks(void **state)
         larder_prefix_stage(space, b.layout, keys, LONG, 0, leases, &staged),
         LARDER_OK);
     if (transport_is("strict")) { /* as much as the window has room for */
-        assert_in_range(staged.chunks, LONG / 4, LONG - 1);
+        assert_in_range(staged.chunks, LONG / 8, LONG - 1);
         assert_int_equal(staged.cause, LARDER_CAUSE_FULL);
     } else {
         assert_int_equal(staged.chunks, LONG);
@@ -238,6 +238,70 @@ static void test_beyond_arena(void **state)
     }
     larder_move_t move = {.keys = keys, .tables = b.tables, .end = b.tokens};
     assert_status(larder_prefix_load(space, b.layout, &move), LARDER_OK);
+    larder_space_close(&space);
+    wide_free(&a);
+    wide_free(&b);
+}
+
+/* More than a private window has room for: what is staged leaves enough of it
+ * to be loaded, one shard that is larger than half of it is staged all the
+ * same, and what is present is still compared. */
+static void test_beyond_window(void **state)
+{
+    enum { LONG = 40, BYTES = 128 << 10, LARGE = 1536 << 10 };
+    const model_t m = {.seed = 7009,
+                       .chunk_tokens = 4,
+                       .group_count = 1,
+                       .groups = {{.block_tokens = 4}}};
+    fix_t *f = fix(state);
+    bool strict = transport_is("strict");
+    larder_key_t keys[LONG], large = key_of(1);
+    larder_lease_t *lease, *other;
+    larder_match_t match;
+    size_t bytes = 0;
+    wide_t a, b;
+    ldr_rand_t r;
+
+    ldr_rand_seed(&r, 67);
+    fix_open_dram(f, strict ? "dram=32M&strict_window=2M" : "dram=32M");
+    wide_make(&a, &m, LONG, BYTES, &r);
+    wide_make(&b, &m, LONG, BYTES, &r);
+    larder_space_t *space = model_space(f->lar, &m, 1);
+    move_all(space, &a, &b, keys, &match);
+    assert_status(put_n(f->space, 1, LARGE), LARDER_OK);
+    assert_status(
+        larder_prefix_stage(space, b.layout, keys, LONG, 2000, &lease, &match),
+        LARDER_OK);
+    uint8_t *memory = malloc(2 * LONG * BYTES);
+    assert_status(larder_prefix_fetch(space, b.layout, &lease, keys,
+                                      match.chunks, memory, 2 * LONG * BYTES,
+                                      2000, &bytes),
+                  LARDER_OK);
+    assert_int_equal(match.chunks, strict ? (1 << 20) / BYTES : LONG);
+    larder_move_t move = {
+        .keys = keys, .tables = b.tables, .end = match.chunks * m.chunk_tokens};
+    memset(b.memory, 0, b.memory_bytes);
+    assert_status(larder_prefix_place(b.layout, &move, memory, bytes),
+                  LARDER_OK);
+    for (uint32_t i = 0; i < match.chunks; i++) {
+        assert_true(content_is(i, b.memory + b.ids[i] * b.stride, BYTES));
+    }
+    larder_op_params_t params = {.field_mask = LARDER_OP_FLAGS,
+                                 .flags = LARDER_VERIFY_PUT};
+    struct iovec wrong = {memory, BYTES};
+    larder_item_t item = {.key = &keys[0], .iov = &wrong, .iov_count = 1};
+    assert_status(larder_run(space, LARDER_OP_PUT, &item, 1, &params), 0);
+    assert_status(item.status, LARDER_E_MISMATCH);
+    assert_status(larder_stage(f->space, &large, 1, 0, 2000, &other, &match),
+                  strict ? LARDER_MISS : LARDER_OK);
+    assert_int_equal(match.cause,
+                     strict ? LARDER_CAUSE_FULL : LARDER_CAUSE_NONE);
+    larder_release(&lease);
+    larder_release(&other);
+    assert_status(larder_stage(f->space, &large, 1, 0, 2000, &other, &match),
+                  LARDER_OK);
+    larder_release(&other);
+    free(memory);
     larder_space_close(&space);
     wide_free(&a);
     wide_free(&b);
@@ -602,6 +666,7 @@ int main(void)
         ONE(test_many_chunks, "plain"),
         ONE(test_many_pages, "plain"),
         BOTH(test_beyond_arena),
+        ONE(test_beyond_window, "plain"),
         ONE(test_lease_limit, "plain"),
 #if LDR_FAULTS
         EMBED_ONE(test_no_memory, "plain"),
