@@ -56,6 +56,7 @@ typedef struct ldr_batch {
     uint8_t *scratch; /* load: for pages that are not wanted */
     size_t scratch_bytes;
     bool scratch_used;
+    bool late;               /* save: its deadline has passed */
     larder_layers_t *layers; /* load: layer by layer, if it is one batch */
     bool later; /* load to a GPU: segments are listed while it copies */
     /* load to a GPU: the tables are there when this is open; NULL: they are */
@@ -73,7 +74,8 @@ larder_status_t ldr_gate_pass(uint32_t *gate, uint64_t until_ns);
 larder_status_t ldr_batch_begin(ldr_batch_t *b);
 /* Load: the blocks of a group that are written. */
 ldr_span_t ldr_batch_written(const ldr_batch_t *b, uint32_t group);
-/* Adds one shard. MISS: it cannot be saved, since blocks are not there. */
+/* Adds one shard. MISS: it cannot be saved, since blocks are not there. One of
+ * a save that is late is noted as such at once. */
 larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
                               ldr_span_t wanted);
 /* Carries out what was added, and notes in move what came of it. */

@@ -119,6 +119,15 @@ static larder_status_t await_tables(void *arg, void **after_p)
     return st;
 }
 
+/* A save whose time is over: what is left is not even begun. (A load ends with
+ * its first failure.) */
+static bool late(ldr_batch_t *b)
+{
+    b->late = b->late || (b->op == LARDER_OP_PUT &&
+                          ldr_now_ns(b->space->lar->clock) >= b->deadline_ns);
+    return b->late;
+}
+
 larder_status_t ldr_batch_flush(ldr_batch_t *b)
 {
     larder_op_params_t params = {
@@ -126,7 +135,11 @@ larder_status_t ldr_batch_flush(ldr_batch_t *b)
         .timeout_ms = ldr_prefix_left_ms(b->space->lar, b->deadline_ns)};
     larder_status_t st = LARDER_OK;
 
-    if (b->item_count > 0 && b->layout->gpu != NULL) {
+    if (b->item_count > 0 && late(b)) {
+        for (uint32_t i = 0; i < b->item_count; i++) {
+            b->items[i].status = LARDER_E_DEADLINE;
+        }
+    } else if (b->item_count > 0 && b->layout->gpu != NULL) {
         ldr_op_gpu_t gpu = {.gpu = b->layout->gpu,
                             .after = b->gate == NULL ? b->move->after : NULL,
                             .nowhere = b->scratch,
@@ -195,6 +208,10 @@ larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
 
     if (b->item_count == b->item_max || b->iov_count + pages > b->iov_max) {
         st = ldr_batch_flush(b);
+    }
+    if (st == LARDER_OK && b->late) {
+        ldr_move_note(b->move, LARDER_E_DEADLINE, LARDER_CAUSE_NONE, 0);
+        return LARDER_OK;
     }
     if (st == LARDER_OK && b->later) {
         return add_later(b, group, chunk, wanted);

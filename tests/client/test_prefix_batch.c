@@ -1,0 +1,74 @@
+/* Prefixes of many batches, when their time ends in the middle of it. */
+#include "client/wide_rig.h"
+
+enum { BATCHES = 30, PER_BATCH = 8, SHARDS = BATCHES * PER_BATCH };
+
+/* Saves a prompt, while every look at the clock takes so long. */
+static larder_move_t save(fix_t *f, larder_space_t *space, wide_t *e,
+                          larder_key_t *keys, uint64_t tick_ns,
+                          uint32_t timeout_ms)
+{
+    larder_move_t move = {.keys = keys,
+                          .tables = e->tables,
+                          .end = e->tokens,
+                          .timeout_ms = timeout_ms};
+
+    model_keys(&e->model, space, keys, SHARDS);
+    f->clock.tick_ns = tick_ns;
+    assert_status(larder_prefix_save(space, e->layout, &move), LARDER_OK);
+    f->clock.tick_ns = 0;
+    return move;
+}
+
+/* The batch in which the deadline is passed is the last one. */
+static void test_late_save(void **state)
+{
+    enum { TICK_NS = 50000 };
+    /* As many pages as there may be: few shards are a batch. */
+    const model_t m = {.seed = 7200,
+                       .chunk_tokens = LARDER_IOV_MAX,
+                       .group_count = 1,
+                       .groups = {{.block_tokens = 1}}};
+    fix_t *f = fix(state);
+    larder_key_t keys[SHARDS];
+    wide_t e;
+    ldr_rand_t r;
+
+    ldr_rand_seed(&r, 71);
+    fix_open_sim(f, "dram=64M&ssd=64M&segment=1M");
+    wide_make(&e, &m, SHARDS, 5, &r);
+    wide_fill(&e, false);
+    larder_space_t *space = model_space(f->lar, &e.model, 1);
+    uint64_t begin_ns = f->clock.now_ns;
+    larder_move_t all = save(f, space, &e, keys, TICK_NS, LARDER_FOREVER);
+    uint64_t one_ns = (f->clock.now_ns - begin_ns) / SHARDS;
+    assert_int_equal(all.shards, SHARDS);
+    larder_space_close(&space);
+
+    e.model.seed++; /* another prompt */
+    space = model_space(f->lar, &e.model, 1);
+    uint64_t time_ns = one_ns * PER_BATCH * 3 / 2;
+    larder_move_t some =
+        save(f, space, &e, keys, TICK_NS, (uint32_t)(time_ns / 1000000));
+    assert_in_range(some.shards, 1, 2 * PER_BATCH - 1);
+    assert_int_equal(some.shards + some.failed, SHARDS);
+    assert_status(some.item, LARDER_E_DEADLINE);
+    for (uint32_t i = 2 * PER_BATCH; i < SHARDS; i++) {
+        larder_item_t item = {.key = &keys[i]};
+
+        assert_status(larder_run(space, LARDER_OP_EXISTS, &item, 1, NULL), 0);
+        assert_status(item.status, LARDER_MISS);
+    }
+    larder_space_close(&space);
+    wide_free(&e);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        EMBED_ONE(test_late_save, "plain"),
+    };
+
+    return cmocka_run_group_tests_name("client/prefix_batch", tests, NULL,
+                                       NULL);
+}
