@@ -419,16 +419,22 @@ static void put_take(ldr_tcp_batch_t *b, const ldr_tcp_window_t *w,
 }
 
 /* LARDER_VERIFY_PUT: compares by length and checksum what is there with what
- * was to be saved. What cannot be compared is taken for the same. */
+ * was to be saved. What cannot be compared is taken for the same; with
+ * b->status also all that would come after it. */
 static void put_compare(ldr_tcp_batch_t *b, larder_item_t *item)
 {
     const larder_item_t *one = item;
     ldr_results_t results;
     ldr_result_row_t row;
 
-    if (ldr_tcp_ask(&b->visit, LDR_OP_LEASE, 0, &one, 1, &results) !=
-            LARDER_OK ||
-        !ldr_get_result(results.rows, &row) || row.status != LARDER_OK) {
+    larder_status_t st =
+        ldr_tcp_ask(&b->visit, LDR_OP_LEASE, 0, &one, 1, &results);
+    if (st == LARDER_E_DEADLINE || st == LARDER_E_CANCELED ||
+        st == LARDER_E_OFFLINE) {
+        b->status = st;
+    }
+    if (st != LARDER_OK || !ldr_get_result(results.rows, &row) ||
+        row.status != LARDER_OK) {
         return;
     }
     ldr_tcp_release(b->conn, b->conn->session, &row.lease, 1);

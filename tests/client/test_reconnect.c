@@ -322,6 +322,59 @@ static void test_close_while_connecting(void **state)
     assert_true(transport_now_ms() - begin_ms < 1000 + SLACK_MS);
 }
 
+/* ---- comparing ---- */
+
+/* Saves what is there already, and has it compared. Gives how long it took. */
+static uint64_t compare(rig_t *r, larder_item_t *items, size_t count,
+                        uint32_t timeout_ms)
+{
+    larder_op_params_t params = {.field_mask =
+                                     LARDER_OP_TIMEOUT | LARDER_OP_FLAGS,
+                                 .flags = LARDER_VERIFY_PUT,
+                                 .timeout_ms = timeout_ms};
+    uint64_t begin_ms = transport_now_ms();
+
+    assert_status(larder_run(r->space, LARDER_OP_PUT, items, count, &params),
+                  LARDER_OK);
+    return transport_now_ms() - begin_ms;
+}
+
+/* Once it is late no more is asked: a connection on which too many answers are
+ * awaited that nobody wants is given up. */
+static void test_late_compare(void **state)
+{
+    enum { COUNT = 400, TRIES = 5 };
+    rig_t *r = begin(state, "timeout_ms=60000&breaker_ms=1");
+    larder_key_t *keys = calloc(COUNT, sizeof(*keys));
+    larder_item_t *items = calloc(COUNT, sizeof(*items));
+    uint8_t data[100];
+    struct iovec iov = {data, sizeof(data)};
+    larder_stats_t before = {.struct_bytes = sizeof(before)}, after = before;
+    uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
+
+    content(1, data, sizeof(data));
+    for (uint32_t i = 0; i < COUNT; i++) {
+        keys[i] = key_of(i);
+        items[i] =
+            (larder_item_t){.key = &keys[i], .iov = &iov, .iov_count = 1};
+    }
+    compare(r, items, COUNT, LONG_MS);
+    uint64_t ms = compare(r, items, COUNT, LONG_MS);
+    assert_status(items[COUNT - 1].status, LARDER_PRESENT);
+    assert_status(larder_stats(r->lar, &before), LARDER_OK);
+    for (unsigned i = 0; i < TRIES; i++) {
+        compare(r, items, COUNT, (uint32_t)(ms / 2 + 1));
+        while (exists(r, 0, 1000).status != LARDER_OK) {
+            assert_true(transport_now_ms() < end_ms);
+            transport_pause();
+        }
+    }
+    assert_status(larder_stats(r->lar, &after), LARDER_OK);
+    assert_int_equal(after.client_connects, before.client_connects);
+    free(items);
+    free(keys);
+}
+
 /* ---- waiting for room ---- */
 
 /* Saves that the daemon's disk has to make room for: that they wait is no sign
@@ -483,6 +536,7 @@ int main(void)
         RIG(test_one_pays),
         RIG(test_slow_connection),
         RIG(test_close_while_connecting),
+        RIG(test_late_compare),
         RIG(test_waiting_for_room),
         RIG(test_child_keeps_copy),
         RIG(test_mapped_until_released),
