@@ -56,13 +56,18 @@ static void stage_ahead(stage_t *s, uint32_t at)
     }
 }
 
-/* Waits for one shard, checks it, and keeps it in the lease. */
+/* Waits for one shard, checks it, and keeps it in the lease. What is in DRAM
+ * is not waited for, but takes its time to be checked. */
 static bool stage_one(stage_t *s, uint32_t at)
 {
     ldr_node_t *node = s->lar->node;
     ldr_load_t *load = &s->loads[at % LDR_WINDOW];
+    const ldr_stop_t stop = {NULL, s->deadline_ns};
 
     ldr_load_wait(node, load, s->deadline_ns);
+    if (load->status == LARDER_OK) {
+        load->status = ldr_node_stopped(node, &stop);
+    }
     if (load->status == LARDER_OK) {
         ldr_load_check(node, load);
     }

@@ -291,6 +291,45 @@ static void test_stage_corrupt(void **state)
     assert_int_equal(stats_of(f->lar).dram_leased_chunks, 0);
 }
 
+/* Stages a chain of which every chunk is there, while every look at the clock
+ * takes a millisecond. Gives how many it took. */
+static uint64_t stage_slowly(fix_t *f, const larder_key_t *keys, uint32_t count,
+                             uint32_t timeout_ms, larder_lease_t **lease_p,
+                             larder_match_t *m)
+{
+    uint64_t begin_ns = f->clock.now_ns;
+
+    f->clock.tick_ns = 1000000;
+    assert_status(
+        larder_stage(f->space, keys, count, 0, timeout_ms, lease_p, m),
+        LARDER_OK);
+    f->clock.tick_ns = 0;
+    return (f->clock.now_ns - begin_ns) / 1000000;
+}
+
+/* Its time ends while chunks are checked: those that were until then. */
+static void test_stage_late(void **state)
+{
+    enum { LONG = 64 };
+    fix_t *f = fix(state);
+    larder_key_t keys[LONG];
+    larder_lease_t *lease = NULL;
+    larder_match_t m;
+
+    fix_open_sim(f, "dram=32M&ssd=64M&segment=1M");
+    put_chain(f->space, 600, LONG, 1000, keys);
+    uint64_t ms = stage_slowly(f, keys, LONG, 100000, &lease, &m);
+    assert_int_equal(m.chunks, LONG);
+    larder_release(&lease);
+    stage_slowly(f, keys, LONG, (uint32_t)(ms * 3 / 4), &lease, &m);
+    assert_in_range(m.chunks, 1, LONG - 1);
+    assert_int_equal(m.cause, LARDER_CAUSE_DEADLINE);
+    assert_int_equal(stats_of(f->lar).dram_leased_chunks, m.chunks);
+    check_segments(lease, m.chunks - 1, 0, 600 + m.chunks - 1, 1000);
+    larder_release(&lease);
+    assert_int_equal(stats_of(f->lar).dram_leased_chunks, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -301,6 +340,7 @@ int main(void)
         BOTH(test_stage_beyond_arena),
         ONE(test_lease_limit, "plain"),
         EMBED_ONE(test_stage_corrupt, "plain"),
+        EMBED_ONE(test_stage_late, "plain"),
     };
 
     return cmocka_run_group_tests_name("client/leases", tests, NULL, NULL);
