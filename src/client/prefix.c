@@ -224,7 +224,8 @@ larder_status_t larder_prefix_match(larder_space_t *space,
 /* ---- staging ---- */
 
 /* Stages what a prefix of *chunks_p needs. MISS: a group got less; nothing is
- * held, and *chunks_p is what may be possible. */
+ * held, and *chunks_p is what may be possible. With one group that needs all,
+ * what it got is a prefix as well, and *chunks_p is its length. */
 static larder_status_t stage(larder_space_t *space,
                              const larder_layout_t *layout,
                              const larder_key_t *keys, uint64_t deadline_ns,
@@ -243,14 +244,16 @@ static larder_status_t stage(larder_space_t *space,
         st = ldr_stage(space, keys + needs.first, count, (uint16_t)g,
                        deadline_ns, &leases[g], &one);
         if (st == LARDER_MISS || (st == LARDER_OK && one.chunks < count)) {
+            bool whole = layout->group_count == 1 && layout->all;
+
             *chunks_p = needs.first + one.chunks;
             sum->cause = one.cause;
-            st = LARDER_MISS;
+            st = whole && one.chunks > 0 ? LARDER_OK : LARDER_MISS;
         }
         add(sum, &one);
     }
     if (st == LARDER_OK) {
-        sum->chunks = chunks;
+        sum->chunks = *chunks_p;
         return LARDER_OK;
     }
     for (uint32_t g = 0; g < layout->group_count; g++) {

@@ -63,10 +63,56 @@ static void test_late_save(void **state)
     wide_free(&e);
 }
 
+/* Of one group that needs all, what was staged in time is a prefix. */
+static void test_late_stage(void **state)
+{
+    enum { LONG = 64 };
+    const model_t m = {.seed = 7300,
+                       .chunk_tokens = 4,
+                       .group_count = 1,
+                       .groups = {{.block_tokens = 4}}};
+    fix_t *f = fix(state);
+    larder_key_t keys[LONG];
+    larder_lease_t *lease = NULL;
+    larder_match_t match;
+    wide_t e;
+    ldr_rand_t r;
+
+    ldr_rand_seed(&r, 73);
+    fix_open_sim(f, "dram=64M&ssd=64M&segment=1M");
+    wide_make(&e, &m, LONG, 1000, &r);
+    larder_space_t *space = model_space(f->lar, &e.model, 1);
+    larder_move_t move = {.keys = keys, .tables = e.tables, .end = e.tokens};
+    model_keys(&e.model, space, keys, LONG);
+    assert_status(larder_prefix_save(space, e.layout, &move), LARDER_OK);
+    uint64_t ms = 0;
+    for (unsigned i = 0; i < 2; i++) { /* the first time it has enough */
+        uint64_t begin_ns = f->clock.now_ns;
+
+        f->clock.tick_ns = 1000000;
+        assert_status(
+            larder_prefix_stage(space, e.layout, keys, LONG,
+                                i == 0 ? 100000 : (uint32_t)(ms * 3 / 4),
+                                &lease, &match),
+            LARDER_OK);
+        f->clock.tick_ns = 0;
+        ms = (f->clock.now_ns - begin_ns) / 1000000;
+        assert_in_range(match.chunks, i == 0 ? LONG : 1, LONG - i);
+        assert_int_equal(match.tier_chunks[LARDER_TIER_DRAM], match.chunks);
+        assert_int_equal(match.cause,
+                         i == 0 ? LARDER_CAUSE_NONE : LARDER_CAUSE_DEADLINE);
+        assert_int_equal(stats_of(f->lar).dram_leased_chunks, match.chunks);
+        larder_release(&lease);
+    }
+    larder_space_close(&space);
+    wide_free(&e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         EMBED_ONE(test_late_save, "plain"),
+        EMBED_ONE(test_late_stage, "plain"),
     };
 
     return cmocka_run_group_tests_name("client/prefix_batch", tests, NULL,
