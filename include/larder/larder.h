@@ -207,7 +207,8 @@ typedef struct larder_open_params {
  * because its disk is full or failing is no reason to fail: it starts off.
  * With a daemon also _OFFLINE (it cannot be reached; not with connect=lazy),
  * _DENIED (the token, the uid or the certificate is not good), _VERSION (no
- * protocol version in common).
+ * protocol version in common). It has timeout_ms for that, and where it fails
+ * waits for the system's resolver, if HOST is a name that is being looked up.
  */
 LARDER_API larder_status_t larder_open(const char *url,
                                        const larder_open_params_t *params,

@@ -59,16 +59,16 @@ static larder_status_t shake_hands(ldr_tcp_conn_t *c, const ldr_stop_t *stop)
     }
 }
 
-/* One address, by the deadline. */
+/* One address, by the deadline, which is put off while its name is resolved. */
 static larder_status_t connect_to(ldr_tcp_conn_t *c,
                                   const ldr_address_t *address,
-                                  const ldr_stop_t *stop)
+                                  ldr_stop_t *stop)
 {
     ldr_remote_t *r = c->link.remote;
     const char *name =
         r->options.tls_name[0] != '\0' ? r->options.tls_name : address->host;
     int fd = ldr_connect_tcp_wanted(address, r->options.congestion,
-                                    stop->deadline_ns, stop->canceled);
+                                    &stop->deadline_ns, stop->canceled);
 
     if (fd < 0) {
         return fd == -ETIMEDOUT   ? LARDER_E_DEADLINE
@@ -109,7 +109,9 @@ static larder_status_t conn_open(ldr_tcp_conn_t *c)
             one.deadline_ns = now_ns + (bound.deadline_ns - now_ns) /
                                            (tcp->address_count - i);
         }
+        uint64_t share_ns = one.deadline_ns;
         st = connect_to(c, &tcp->addresses[at], &one);
+        bound.deadline_ns += one.deadline_ns - share_ns;
         if (st == LARDER_OK) {
             __atomic_store_n(&tcp->address, at, __ATOMIC_RELAXED);
             return st;

@@ -234,16 +234,20 @@ static int connect_at(const struct addrinfo *ai, const char *congestion,
 int ldr_connect_tcp(const ldr_address_t *address, const char *congestion,
                     uint64_t deadline_ns)
 {
-    return ldr_connect_tcp_wanted(address, congestion, deadline_ns, NULL);
+    return ldr_connect_tcp_wanted(address, congestion, &deadline_ns, NULL);
 }
 
 int ldr_connect_tcp_wanted(const ldr_address_t *address, const char *congestion,
-                           uint64_t deadline_ns, const bool *canceled)
+                           uint64_t *deadline_ns, const bool *canceled)
 {
     struct addrinfo *list;
     unsigned left = 0;
+    uint64_t begin_ns = ldr_now_ns(&ldr_clock_real);
     int fd = resolve(address, 0, &list);
 
+    if (*deadline_ns != UINT64_MAX) {
+        *deadline_ns += ldr_now_ns(&ldr_clock_real) - begin_ns;
+    }
     if (fd != 0) {
         return fd;
     }
@@ -255,9 +259,9 @@ int ldr_connect_tcp_wanted(const ldr_address_t *address, const char *congestion,
          ai != NULL && fd < 0 && fd != -ECANCELED; ai = ai->ai_next, left--) {
         /* Each its share, so that a silent one does not take it all. */
         uint64_t now = ldr_now_ns(&ldr_clock_real);
-        uint64_t until = deadline_ns;
-        if (deadline_ns != UINT64_MAX && deadline_ns > now) {
-            until = now + (deadline_ns - now) / left;
+        uint64_t until = *deadline_ns;
+        if (until != UINT64_MAX && until > now) {
+            until = now + (until - now) / left;
         }
         fd = connect_at(ai, congestion, until, canceled);
     }

@@ -37,14 +37,15 @@ int ldr_listen_tcp(const ldr_address_t *address, const char *congestion);
 
 /* Connects by the deadline (monotonic ns; UINT64_MAX: none), else -ETIMEDOUT.
  * A name is resolved first, and how long that may take is the resolver's to
- * say: numbers and /etc/hosts need no time. */
+ * say: numbers and /etc/hosts need no time. The deadline is put off by as much,
+ * or a name that takes longer would never be connected to. */
 int ldr_connect_unix(const char *path, uint64_t deadline_ns);
 int ldr_connect_tcp(const ldr_address_t *address, const char *congestion,
                     uint64_t deadline_ns);
-/* The same; -ECANCELED soon after *canceled (atomic, NULL: never) is set, but
- * for the resolver. */
+/* The same, and *deadline_ns is what it has become; -ECANCELED soon after
+ * *canceled (atomic, NULL: never) is set, but for the resolver. */
 int ldr_connect_tcp_wanted(const ldr_address_t *address, const char *congestion,
-                           uint64_t deadline_ns, const bool *canceled);
+                           uint64_t *deadline_ns, const bool *canceled);
 
 /* TCP_NODELAY, congestion control ("" or NULL leaves the machine's),
  * keep-alive. What the kernel refuses is left out. Connections of a listening

@@ -6,6 +6,9 @@
  */
 #include "client/support.h"
 
+#include <dlfcn.h>
+#include <netdb.h>
+
 enum { BYTES = 100000, SLACK_MS = 3000, PATIENCE_MS = 30000 };
 
 typedef struct rig {
@@ -303,6 +306,77 @@ static void test_slow_connection(void **state)
     assert_status(get_n(r->space, 1, BYTES).status, LARDER_OK);
 }
 
+enum { RESOLVE_MS = 300, BUSY_MS = 30 };
+
+static void pause_ms(unsigned ms)
+{
+    const struct timespec t = {0, ms * 1000000l};
+
+    nanosleep(&t, NULL);
+}
+
+static void *wake_main(void *arg)
+{
+    pid_t *pid = arg;
+
+    pause_ms(BUSY_MS);
+    kill(*pid, SIGCONT);
+    return NULL;
+}
+
+/* The resolver of this program: one name takes its time, and where it leads the
+ * daemon is busy just then. */
+int getaddrinfo(const char *host, const char *port,
+                const struct addrinfo *hints, struct addrinfo **list)
+{
+    static int (*real)(const char *, const char *, const struct addrinfo *,
+                       struct addrinfo **);
+    static pid_t pid;
+    pthread_t waker;
+
+    if (real == NULL) {
+        *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    }
+    if (strcmp(host, "slow.test") == 0) {
+        pause_ms(RESOLVE_MS);
+        daemon_freeze(&rig.d);
+        pid = rig.d.pid;
+        if (pthread_create(&waker, NULL, wake_main, &pid) == 0) {
+            pthread_detach(waker);
+        } else {
+            wake_main(&pid);
+        }
+        host = "127.0.0.1";
+    }
+    return real(host, port, hints, list);
+}
+
+/* A name that takes longer than a connection may: it is made all the same. */
+static void test_slow_name(void **state)
+{
+    larder_open_params_t params = {
+        .field_mask = LARDER_OPEN_LOG, .log = log_keep, .log_arg = &log_seen};
+    uint64_t end_ms = transport_now_ms() + PATIENCE_MS / 3;
+    char url[600];
+
+    if (!transport_is("tcp")) {
+        skip();
+    }
+    rig_t *r = begin(state, "breaker_ms=1");
+    assert_status(put_n(r->space, 1, BYTES), LARDER_OK);
+    larder_space_close(&r->space);
+    assert_status(larder_close(&r->lar, 1000), LARDER_OK);
+    snprintf(url, sizeof(url),
+             "tcp://slow.test:%u?connect=lazy&breaker_ms=1&timeout_ms=%d",
+             r->d.port, RESOLVE_MS / 2);
+    assert_status(larder_open(url, &params, &r->lar), LARDER_OK);
+    r->space = open_space(r->lar, "model", 1);
+    while (exists(r, 1, RESOLVE_MS / 2).status != LARDER_OK) {
+        assert_true(transport_now_ms() < end_ms);
+        transport_pause();
+    }
+}
+
 /* A connection under way does not keep a handle from being closed. */
 static void test_close_while_connecting(void **state)
 {
@@ -531,15 +605,11 @@ static void test_mapped_until_released(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        RIG(test_short_behind_long),
-        RIG(test_stopped),
-        RIG(test_one_pays),
-        RIG(test_slow_connection),
-        RIG(test_close_while_connecting),
-        RIG(test_late_compare),
-        RIG(test_waiting_for_room),
-        RIG(test_child_keeps_copy),
-        RIG(test_mapped_until_released),
+        RIG(test_short_behind_long), RIG(test_stopped),
+        RIG(test_one_pays),          RIG(test_slow_connection),
+        RIG(test_slow_name),         RIG(test_close_while_connecting),
+        RIG(test_late_compare),      RIG(test_waiting_for_room),
+        RIG(test_child_keeps_copy),  RIG(test_mapped_until_released),
     };
 
     return cmocka_run_group_tests_name("client/reconnect", tests, NULL, NULL);

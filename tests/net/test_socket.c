@@ -8,8 +8,10 @@
 #include <stdio.h>
 
 #include <cmocka.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -23,6 +25,7 @@
 #include "support/real.h"
 
 #define WATCHDOG_NS (60ull * 1000000000u)
+#define SLOW_NS 50000000
 
 static char dir[256], path[300];
 
@@ -414,6 +417,48 @@ static void test_tcp_deadline(void **s)
     close(server);
 }
 
+/* The resolver of this program: one name takes its time. */
+int getaddrinfo(const char *host, const char *port,
+                const struct addrinfo *hints, struct addrinfo **list)
+{
+    static int (*real)(const char *, const char *, const struct addrinfo *,
+                       struct addrinfo **);
+
+    if (real == NULL) {
+        *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    }
+    if (strcmp(host, "slow.test") == 0) {
+        const struct timespec nap = {0, SLOW_NS};
+
+        nanosleep(&nap, NULL);
+        host = "127.0.0.1";
+    }
+    return real(host, port, hints, list);
+}
+
+/* Time that the resolver takes is not the connection's: a server that does not
+ * answer at once is waited for, and what comes after has its time as well. */
+static void test_slow_resolver(void **s)
+{
+    ldr_address_t any = {.host = "127.0.0.1", .port = "0"};
+    int server = ldr_listen_tcp(&any, "");
+    ldr_address_t slow = {.host = "slow.test"};
+    uint64_t first = in_ms(20), deadline = first;
+
+    (void)s;
+    assert_true(server >= 0);
+    port_of(server, &slow);
+    int fd = ldr_connect_tcp_wanted(&slow, "", &deadline, NULL);
+    assert_true(fd >= 0);
+    assert_true(deadline >= first + SLOW_NS);
+    close(fd);
+    deadline = UINT64_MAX;
+    fd = ldr_connect_tcp_wanted(&slow, "", &deadline, NULL);
+    assert_true(fd >= 0 && deadline == UINT64_MAX);
+    close(fd);
+    close(server);
+}
+
 /* ---- plain streams ---- */
 
 static void pair(int fds[2])
@@ -486,6 +531,7 @@ int main(void)
         cmocka_unit_test(test_unix_race),
         cmocka_unit_test(test_tcp),
         cmocka_unit_test(test_tcp_deadline),
+        cmocka_unit_test(test_slow_resolver),
         cmocka_unit_test(test_plain_stream),
     };
 
