@@ -153,8 +153,10 @@ bool ldr_extent_create(ldr_extent_t *extent, size_t bytes)
 bool ldr_extent_adopt(ldr_extent_t *extent, int fd, size_t bytes)
 {
     struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
 
-    return !LDR_FAULT(extent_create) && fstat(fd, &st) == 0 &&
+    return !LDR_FAULT(extent_create) && seals >= 0 &&
+           (seals & F_SEAL_SHRINK) != 0 && fstat(fd, &st) == 0 &&
            S_ISREG(st.st_mode) && st.st_size == (off_t)bytes &&
            extent_map(extent, fd, bytes);
 }

@@ -40,8 +40,9 @@ typedef struct ldr_extent {
 } ldr_extent_t;
 
 bool ldr_extent_create(ldr_extent_t *extent, size_t bytes);
-/* One that another process made, of just this size. The descriptor is the
- * extent's from now on, or the caller's still if this fails. */
+/* One that another process made, of just this size, which nobody can shrink.
+ * The descriptor is the extent's from now on, or the caller's still if this
+ * fails. */
 bool ldr_extent_adopt(ldr_extent_t *extent, int fd, size_t bytes);
 /* Makes [offset, offset+bytes) resident, with huge pages where the kernel
  * gives them. False: not enough memory. */

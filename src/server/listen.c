@@ -170,12 +170,39 @@ larder_status_t ldr_listen_probe(const ldr_server_t *server)
     return taken(path);
 }
 
+/* Where the default socket lies below /tmp anybody could have made its
+ * directory: who may write there decides who listens. */
+static larder_status_t check_parent(const ldr_config_t *config)
+{
+    char path[LDR_UNIX_PATH_MAX];
+    struct stat st;
+
+    if (config->options.socket[0] != '\0' || !ldr_config_socket(config, path)) {
+        return LARDER_OK;
+    }
+    *strrchr(path, '/') = '\0';
+    if (strncmp(path, "/tmp/", 5) != 0 || lstat(path, &st) != 0) {
+        return LARDER_OK; /* one that is not there yet is made */
+    }
+    return S_ISDIR(st.st_mode) && st.st_uid == geteuid() &&
+                   (st.st_mode & (S_IWGRP | S_IWOTH)) == 0
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_DENIED,
+                          "%s: not a directory in which this user alone may "
+                          "write: remove it, or choose another --socket",
+                          path);
+}
+
 static larder_status_t listen_unix(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
     const char *path = server->socket_path;
 
     make_default_parent(path);
+    larder_status_t st = check_parent(server->config);
+    if (st != LARDER_OK) {
+        return st;
+    }
     int fd = ldr_listen_unix(path, (unsigned)strtoul(o->socket_mode, NULL, 8));
     if (fd == -EADDRINUSE) {
         return taken(path);
@@ -263,7 +290,7 @@ static larder_status_t check_one(const ldr_config_t *config, const char *text,
 larder_status_t ldr_listen_check(const ldr_config_t *config)
 {
     const char *at = config->options.listen;
-    larder_status_t st = LARDER_OK;
+    larder_status_t st = check_parent(config);
 
     while (*at != '\0' && st == LARDER_OK) {
         size_t length = strcspn(at, ",");

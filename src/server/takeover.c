@@ -169,67 +169,109 @@ static void receive_memory(ldr_server_t *server, int fd, uint64_t deadline_ns)
     }
 }
 
-larder_status_t ldr_server_take_over(ldr_server_t *server)
+/* Connects to the daemon that runs; *fd_p: the socket, or a negative errno.
+ * What it hands over becomes ours, so it has to be our own, or root's. Root
+ * takes from anybody: where the path leads was the operator's to say. */
+static larder_status_t connect_old(const char *path, uint64_t deadline_ns,
+                                   int *fd_p)
 {
-    char path[LDR_UNIX_PATH_MAX], text[LDR_TEXT_MAX + 1];
-    uint64_t ms = TAKEOVER_MS + server->config->options.drain_ms;
-    uint64_t deadline_ns = ldr_server_now() + ms * 1000000u;
+    int fd = *fd_p = ldr_connect_unix(path, deadline_ns);
+    ldr_peer_t old;
 
-    if (!ldr_config_socket(server->config, path)) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "--takeover needs the unix socket of the daemon that "
-                        "runs (option socket)");
-    }
-    int fd = ldr_connect_unix(path, deadline_ns);
-    /* A socket that nobody listens on is what a crash leaves behind. */
-    if (fd == -ENOENT || fd == -ECONNREFUSED) {
-        ldr_info(&server->log, "%s: no daemon to take over from", path);
-        return LARDER_OK;
-    }
     if (fd < 0) {
         return ldr_fail(LARDER_E_OFFLINE, "%s: no daemon answers there: %s",
                         path, strerror(-fd));
     }
-    larder_status_t st = ldr_takeover_check(server->config, fd);
-    if (st != LARDER_OK) {
-        close(fd);
-        return st;
+    if (geteuid() == 0) {
+        return LARDER_OK;
     }
-    /* A look at disks that hang may have taken longer than a daemon listens to
-     * somebody who says nothing: then it has hung up. */
-    if (ldr_poll(fd, POLLIN, ldr_server_now()) > 0) {
-        close(fd);
-        fd = ldr_connect_unix(path, deadline_ns);
+    if (ldr_peer_of(fd, &old) != 0) {
+        return ldr_fail(LARDER_E_DENIED,
+                        "%s: whose daemon listens there cannot be known", path);
     }
-    if (fd < 0) {
-        return ldr_fail(LARDER_E_OFFLINE, "%s: the daemon is gone: %s", path,
-                        strerror(-fd));
+    if (old.pid_fd >= 0) {
+        close(old.pid_fd);
     }
-    /* One that hangs will not hand over: nobody shall wait minutes for it. What
-     * it answers does not matter; one made before does not know the word. */
-    if (ldr_admin_ask(fd, path, "ping", text, sizeof(text),
-                      ldr_server_now() + PING_NS) == LARDER_E_OFFLINE) {
-        close(fd);
-        return ldr_fail(LARDER_E_OFFLINE,
-                        "%s: the daemon there does not answer, and cannot hand "
-                        "over: end it (SIGKILL), and start without --takeover",
-                        path);
-    }
-    ldr_info(&server->log,
-             "takes over: the daemon at %s has at most %" PRIu64 " s to end",
-             path, ms / 1000);
-    /* From here on there is no way back. */
-    st = ldr_admin_ask(fd, path, "handover", text, sizeof(text), deadline_ns);
+    return old.uid == 0 || old.uid == geteuid()
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_DENIED,
+                          "%s: the daemon there is run by uid %u, and its "
+                          "memory is not taken: choose another --socket",
+                          path, (unsigned)old.uid);
+}
+
+/* A socket that nobody listens on is what a crash leaves behind. */
+static bool is_nobody(int fd)
+{
+    return fd == -ENOENT || fd == -ECONNREFUSED;
+}
+
+/* From here on there is no way back. */
+static larder_status_t ask_for_all(ldr_server_t *server, int fd,
+                                   const char *path, uint64_t deadline_ns)
+{
+    char text[LDR_TEXT_MAX + 1];
+    larder_status_t st =
+        ldr_admin_ask(fd, path, "handover", text, sizeof(text), deadline_ns);
+
     if (st == LARDER_OK) {
         receive_memory(server, fd, deadline_ns);
     }
-    close(fd);
     if (st == LARDER_E_INVALID) { /* an older one */
         st = ldr_admin_say(path, "takeover", text, sizeof(text), deadline_ns);
     }
     if (st == LARDER_OK) {
         server->took_over = true;
         ldr_info(&server->log, "took over: %s", text);
+    }
+    return st;
+}
+
+larder_status_t ldr_server_take_over(ldr_server_t *server)
+{
+    char path[LDR_UNIX_PATH_MAX], text[LDR_TEXT_MAX + 1];
+    uint64_t ms = TAKEOVER_MS + server->config->options.drain_ms;
+    uint64_t deadline_ns = ldr_server_now() + ms * 1000000u;
+    int fd;
+
+    if (!ldr_config_socket(server->config, path)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "--takeover needs the unix socket of the daemon that "
+                        "runs (option socket)");
+    }
+    larder_status_t st = connect_old(path, deadline_ns, &fd);
+    if (is_nobody(fd)) {
+        ldr_info(&server->log, "%s: no daemon to take over from", path);
+        return LARDER_OK;
+    }
+    if (st == LARDER_OK) {
+        st = ldr_takeover_check(server->config, fd);
+    }
+    /* A look at disks that hang may have taken longer than a daemon listens to
+     * somebody who says nothing: then it has hung up. */
+    if (st == LARDER_OK && ldr_poll(fd, POLLIN, ldr_server_now()) > 0) {
+        close(fd);
+        st = connect_old(path, deadline_ns, &fd);
+    }
+    /* One that hangs will not hand over: nobody shall wait minutes for it. What
+     * it answers does not matter; one made before does not know the word. */
+    if (st == LARDER_OK &&
+        ldr_admin_ask(fd, path, "ping", text, sizeof(text),
+                      ldr_server_now() + PING_NS) == LARDER_E_OFFLINE) {
+        st = ldr_fail(LARDER_E_OFFLINE,
+                      "%s: the daemon there does not answer, and cannot hand "
+                      "over: end it (SIGKILL), and start without --takeover",
+                      path);
+    }
+    if (st == LARDER_OK) {
+        ldr_info(&server->log,
+                 "takes over: the daemon at %s has at most %" PRIu64
+                 " s to end",
+                 path, ms / 1000);
+        st = ask_for_all(server, fd, path, deadline_ns);
+    }
+    if (fd >= 0) {
+        close(fd);
     }
     return st;
 }

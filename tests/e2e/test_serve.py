@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -883,3 +884,15 @@ def test_environment_has_the_socket(serve, larder):
     done = subprocess.run([larder.binary, "pause"], env=env, timeout=20,
                           stdout=subprocess.PIPE, check=True)
     assert b"paused" in done.stdout
+
+
+@pytest.mark.parametrize("flags", ((), ("--takeover",)))
+def test_directory_of_others(serve, flags):
+    """The default socket is not listened on, nor is anybody there taken over
+    from, where others could have put one."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o777)
+        daemon = serve(start=False, socket=None, listen=None, env={
+            "RUNTIME_DIRECTORY": "", "XDG_RUNTIME_DIR": folder})
+        assert f"{folder}: not a directory in which" in refused(daemon, *flags)
+        assert os.listdir(folder) == []

@@ -1,6 +1,7 @@
 """A takeover whose middle goes wrong: what the old daemon sends is cut short,
 of another kind, or in another order. The new one starts all the same, and gives
 right bytes or misses."""
+import fcntl
 import os
 import socket
 import threading
@@ -78,10 +79,16 @@ class Between:
         assert not self._thread.is_alive() and self.error is None, self.error
 
 
-def memory(data):
-    fd = os.memfd_create("another")
+def memory(data, seals=fcntl.F_SEAL_SHRINK):
+    fd = os.memfd_create("another", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, data)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
+
+
+def unsealed(fd):
+    """The same bytes, in a file that whoever has it can shrink."""
+    return memory(os.pread(fd, os.fstat(fd).st_size, 0), 0)
 
 
 def half_a_list(fds):
@@ -110,6 +117,11 @@ CHANGES = {
     "extents that are none": (
         lambda fds: [fds[0], *(os.pipe()[0] for _ in fds[1:])],
         "0 chunks with 0 bytes"),
+    "extents that can shrink": (
+        lambda fds: [fds[0], *map(unsealed, fds[1:])],
+        "0 chunks with 0 bytes"),
+    "a list that can shrink": (lambda fds: [unsealed(fds[0]), *fds[1:]],
+                               "took over: "),
     "another order": (lambda fds: [fds[0], *reversed(fds[1:])],
                       f"{MANY} chunks with"),
 }

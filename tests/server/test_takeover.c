@@ -1,7 +1,7 @@
 /*
- * How long a daemon that takes over waits for the one before it. There is no
- * daemon here, but a socket where a ping is answered and nothing else; and
- * nobody waits, for ppoll() is this file's.
+ * How long a daemon that takes over waits for the one before it, and from whom
+ * it takes. There is no daemon here, but a socket where a ping is answered and
+ * nothing else; and nobody waits, for ppoll() is this file's, as is who is who.
  */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -31,6 +31,7 @@ static int listener;
 static int peers[PEERS];
 static unsigned peer_count;
 static bool is_alive;
+static uid_t peer_uid, own_uid;
 
 static void peers_close(void)
 {
@@ -79,6 +80,21 @@ int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
     return (int)syscall(SYS_ppoll, fds, count, &none, NULL, 0);
 }
 
+uid_t geteuid(void)
+{
+    return own_uid;
+}
+
+int getsockopt(int fd, int level, int name, void *value, socklen_t *size)
+{
+    int st = (int)syscall(SYS_getsockopt, fd, level, name, value, size);
+
+    if (st == 0 && level == SOL_SOCKET && name == SO_PEERCRED) {
+        ((struct ucred *)value)->uid = peer_uid;
+    }
+    return st;
+}
+
 static int listen_at(const char *path)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -90,27 +106,44 @@ static int listen_at(const char *path)
     return fd;
 }
 
+/* A server that would take over from whoever listens at its socket. */
+static ldr_server_t *server_new(char dir[80])
+{
+    ldr_server_t *server = calloc(1, sizeof(*server));
+    ldr_config_t *config = calloc(1, sizeof(*config));
+    ldr_options_t *o = &config->options;
+
+    server->config = config;
+    server->log.fn = real_log_none;
+    ldr_options_default(o);
+    snprintf(o->admin, sizeof(o->admin), "none");
+    assert_true(real_dir_make(dir, 80, "takeover"));
+    snprintf(o->socket, sizeof(o->socket), "%s/socket", dir);
+    listener = listen_at(o->socket);
+    return server;
+}
+
+static void server_free(ldr_server_t *server, const char *dir)
+{
+    peers_close();
+    close(listener);
+    real_dir_remove(dir);
+    free(server->config);
+    free(server);
+}
+
 /* The one before has drain_ms to write down what it has. Who gave up on it
  * sooner would leave no daemon at all: it ends in any case. */
 static void test_waits_for_drain(void **state)
 {
     static const uint64_t drain_s[] = {0, 10, 3600};
-    ldr_server_t *server = calloc(1, sizeof(*server));
-    ldr_config_t *config = calloc(1, sizeof(*config));
-    ldr_options_t *o = &config->options;
     char dir[80];
+    ldr_server_t *server = server_new(dir);
 
     (void)state;
-    server->config = config;
-    server->log.fn = real_log_none;
-    ldr_options_default(o);
-    snprintf(o->admin, sizeof(o->admin), "none");
-    assert_true(real_dir_make(dir, sizeof(dir), "takeover"));
-    snprintf(o->socket, sizeof(o->socket), "%s/socket", dir);
-    listener = listen_at(o->socket);
     is_alive = true;
     for (size_t i = 0; i < sizeof(drain_s) / sizeof(drain_s[0]); i++) {
-        o->drain_ms = drain_s[i] * 1000;
+        server->config->options.drain_ms = drain_s[i] * 1000;
         longest_s = 0;
         assert_int_equal(ldr_server_take_over(server), LARDER_E_OFFLINE);
         assert_in_range(longest_s, drain_s[i] + SOME_S - LITTLE_S,
@@ -123,16 +156,43 @@ static void test_waits_for_drain(void **state)
     longest_s = 0;
     assert_int_equal(ldr_server_take_over(server), LARDER_E_OFFLINE);
     assert_in_range(longest_s, 1, 20);
-    close(listener);
-    real_dir_remove(dir);
-    free(config);
-    free(server);
+    server_free(server, dir);
+}
+
+/* What comes is used as it is: from this user's daemon, or root's. Root takes
+ * from all. */
+static void test_whose_daemon(void **state)
+{
+    static const struct {
+        uid_t old, own;
+        larder_status_t st; /* E_OFFLINE: it was asked */
+    } cases[] = {
+        {1000, 1000, LARDER_E_OFFLINE},
+        {0, 1000, LARDER_E_OFFLINE},
+        {1000, 0, LARDER_E_OFFLINE},
+        {1001, 1000, LARDER_E_DENIED},
+    };
+    char dir[80];
+    ldr_server_t *server = server_new(dir);
+
+    (void)state;
+    is_alive = true;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        peer_uid = cases[i].old;
+        own_uid = cases[i].own;
+        assert_int_equal(ldr_server_take_over(server), cases[i].st);
+        peers_close();
+    }
+    assert_non_null(strstr(ldr_fail_text(), "run by uid 1001"));
+    peer_uid = own_uid = 0;
+    server_free(server, dir);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_waits_for_drain),
+        cmocka_unit_test(test_whose_daemon),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
