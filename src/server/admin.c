@@ -444,17 +444,28 @@ const char *ldr_admin_url(const ldr_admin_t *a)
     return a->url;
 }
 
+larder_status_t ldr_admin_check(const char *address)
+{
+    (void)address;
+    return LARDER_OK;
+}
+
 #else /* no libmicrohttpd */
+
+larder_status_t ldr_admin_check(const char *address)
+{
+    return ldr_fail(LARDER_E_UNSUPPORTED,
+                    "admin=%s: built without libmicrohttpd (Debian: "
+                    "libmicrohttpd-dev); admin=none does without it",
+                    address);
+}
 
 larder_status_t ldr_admin_open(const char *address,
                                const ldr_admin_source_t *source,
                                const ldr_log_t *log, ldr_admin_t **admin_p)
 {
     (void)source, (void)log, (void)admin_p;
-    return ldr_fail(LARDER_E_UNSUPPORTED,
-                    "admin=%s: built without libmicrohttpd (Debian: "
-                    "libmicrohttpd-dev); admin=none does without it",
-                    address);
+    return ldr_admin_check(address);
 }
 
 void ldr_admin_close(ldr_admin_t *admin)

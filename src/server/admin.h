@@ -31,8 +31,9 @@ typedef struct ldr_admin_source {
     void *arg;
 } ldr_admin_source_t;
 
-/* address: "host:port"; port 0: any. LARDER_E_UNSUPPORTED: built without
- * libmicrohttpd. */
+/* LARDER_E_UNSUPPORTED: built without libmicrohttpd. */
+larder_status_t ldr_admin_check(const char *address);
+/* address: "host:port"; port 0: any. Fails as ldr_admin_check(), too. */
 larder_status_t ldr_admin_open(const char *address,
                                const ldr_admin_source_t *source,
                                const ldr_log_t *log, ldr_admin_t **admin_p);

@@ -118,11 +118,7 @@ uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns)
 static larder_status_t add(ldr_server_t *server, int fd, bool local,
                            const char *text)
 {
-    if (server->listener_count == LDR_LISTENERS_MAX) {
-        close(fd);
-        return ldr_fail(LARDER_E_LIMIT, "more than %u addresses to listen on",
-                        LDR_LISTENERS_MAX);
-    }
+    /* ldr_listen_check() has counted them. */
     ldr_listener_t *l = &server->listeners[server->listener_count++];
     l->watch = (ldr_watch_t){.fd = fd, .ready = knock};
     l->home = &server->loops[0];
@@ -287,18 +283,59 @@ static larder_status_t check_one(const ldr_config_t *config, const char *text,
     return LARDER_OK;
 }
 
+static bool is_any(const ldr_address_t *address)
+{
+    return strcmp(address->host, "0.0.0.0") == 0 ||
+           strcmp(address->host, "::") == 0;
+}
+
+/* Whether the last can be listened on together with those before it. Port 0 is
+ * any that is free. */
+static larder_status_t check_last(const char *option,
+                                  const ldr_address_t *addresses,
+                                  unsigned count)
+{
+    const ldr_address_t *last = &addresses[count - 1];
+
+    for (unsigned i = 0; i < count - 1; i++) {
+        const ldr_address_t *a = &addresses[i];
+
+        if (strcmp(a->port, "0") != 0 && strcmp(a->port, last->port) == 0 &&
+            (strcmp(a->host, last->host) == 0 || is_any(a) || is_any(last))) {
+            return ldr_fail(LARDER_E_INVALID,
+                            "%s: port %s of %s is listened on already "
+                            "(option listen)",
+                            option, last->port, last->host);
+        }
+    }
+    return LARDER_OK;
+}
+
 larder_status_t ldr_listen_check(const ldr_config_t *config)
 {
-    const char *at = config->options.listen;
+    const ldr_options_t *o = &config->options;
+    const char *at = o->listen;
+    ldr_address_t addresses[LDR_LISTENERS_MAX]; /* of listen, then of admin */
+    unsigned count = 0;
     larder_status_t st = check_parent(config);
 
     while (*at != '\0' && st == LARDER_OK) {
         size_t length = strcspn(at, ",");
-        ldr_address_t address;
         char shown[SHOWN_BYTES];
 
-        st = check_one(config, at, length, &address, shown);
+        if (count == LDR_LISTENERS_MAX - 1) {
+            return ldr_fail(LARDER_E_LIMIT,
+                            "more than %u addresses to listen on", count);
+        }
+        st = check_one(config, at, length, &addresses[count++], shown);
+        if (st == LARDER_OK) {
+            st = check_last("listen", addresses, count);
+        }
         at += length + (at[length] == ',');
+    }
+    if (st == LARDER_OK &&
+        ldr_address_parse(o->admin, strlen(o->admin), &addresses[count])) {
+        st = check_last("admin", addresses, count + 1);
     }
     return st;
 }

@@ -327,6 +327,7 @@ static larder_status_t open_parts(ldr_server_t *server)
  * after that there would be none. */
 static larder_status_t open_checked(ldr_server_t *server)
 {
+    const ldr_options_t *o = &server->config->options;
     larder_status_t st = tls_open(server);
 
     if (st == LARDER_OK) {
@@ -335,7 +336,10 @@ static larder_status_t open_checked(ldr_server_t *server)
     if (st == LARDER_OK) {
         st = ldr_listen_check(server->config);
     }
-    return st == LARDER_OK ? ldr_memory_check(&server->config->options) : st;
+    if (st == LARDER_OK && o->trace[0] != '\0') {
+        st = ldr_trace_check(o->trace);
+    }
+    return st == LARDER_OK ? ldr_memory_check(o) : st;
 }
 
 larder_status_t ldr_server_open(const ldr_server_params_t *params,

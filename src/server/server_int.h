@@ -19,7 +19,7 @@
 #include "server/status.h"
 #include "wire/wire.h"
 
-#define LDR_LISTENERS_MAX 16u
+#define LDR_LISTENERS_MAX 17u /* all of option listen, and the unix socket */
 #define LDR_LOOPS_MAX 64u
 #define LDR_UIDS_MAX 64u
 #define LDR_REVOKES 256u

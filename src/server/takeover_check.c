@@ -166,7 +166,11 @@ larder_status_t ldr_takeover_check(const ldr_config_t *config, int fd)
         st = check_one("listen", at, length, old.pid);
         at += length + (at[length] == ',');
     }
-    return st == LARDER_OK && strcmp(o->admin, "none") != 0
+    if (st != LARDER_OK || strcmp(o->admin, "none") == 0) {
+        return st;
+    }
+    st = ldr_admin_check(o->admin);
+    return st == LARDER_OK
                ? check_one("admin", o->admin, strlen(o->admin), old.pid)
                : st;
 }

@@ -337,17 +337,35 @@ static void trace_free(ldr_trace_t *t)
     ldr_free(t);
 }
 
-static larder_status_t file_open(ldr_trace_t *t)
+/* Not blocking: nobody waits for the reader of a pipe. *fd_p is the caller's,
+ * whatever is returned; -1: none. */
+static larder_status_t file_open(const char *path, int *fd_p, uint64_t *bytes_p)
 {
     struct stat st;
 
-    t->fd = open(t->p.path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (t->fd < 0 || fstat(t->fd, &st) != 0) {
+    *fd_p = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC,
+                 0600);
+    if (*fd_p < 0 || fstat(*fd_p, &st) != 0) {
         return ldr_fail(LARDER_E_INVALID, "trace: %s cannot be written: %s",
-                        t->p.path, strerror(errno));
+                        path, strerror(errno));
     }
-    t->written = t->line_at = (uint64_t)st.st_size;
+    if (!S_ISREG(st.st_mode) && !S_ISCHR(st.st_mode)) {
+        return ldr_fail(LARDER_E_INVALID, "trace: %s is no file", path);
+    }
+    *bytes_p = (uint64_t)st.st_size;
     return LARDER_OK;
+}
+
+larder_status_t ldr_trace_check(const char *path)
+{
+    uint64_t bytes;
+    int fd;
+    larder_status_t st = file_open(path, &fd, &bytes);
+
+    if (fd >= 0) {
+        close(fd);
+    }
+    return st;
 }
 
 larder_status_t ldr_trace_open(const ldr_trace_params_t *params,
@@ -368,7 +386,8 @@ larder_status_t ldr_trace_open(const ldr_trace_params_t *params,
         !ldr_nonce(t->salt, sizeof(t->salt))) {
         ldr_fail(st, "not enough memory for a trace");
     } else {
-        st = file_open(t);
+        st = file_open(t->p.path, &t->fd, &t->written);
+        t->line_at = t->written;
     }
     if (st == LARDER_OK &&
         !ldr_thread_start(&t->thread, "larder-trace", trace_main, t)) {

@@ -30,6 +30,8 @@ typedef struct ldr_trace_params {
     const ldr_log_t *log;
 } ldr_trace_params_t;
 
+/* Whether the file can be written. */
+larder_status_t ldr_trace_check(const char *path);
 /* Appends to the file, or makes it: only its owner may read it. */
 larder_status_t ldr_trace_open(const ldr_trace_params_t *params,
                                ldr_trace_t **trace_p);

@@ -548,6 +548,29 @@ def test_takeover_of_other_sizes(serve):
         assert found(node, 10) == 0
 
 
+def test_takeover_with_many_addresses(serve):
+    """As many as the option takes, and the unix socket."""
+    first = serve()
+    second = serve(start=False, socket=first.socket, listen=",".join(
+        f"127.0.0.{i + 1}:0" for i in range(16)))
+    second.start("--takeover")
+    assert first.wait(20) == 0
+    second.alive()
+
+
+def test_takeover_with_a_pipe(serve, tmp_path):
+    """A trace that nobody reads would be waited for, and the old one gone."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    first = serve()
+    second = serve(start=False, socket=first.socket, trace=pipe)
+    assert "cannot be written" in refused(second, "--takeover")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert "is no file" in refused(second, "--takeover")
+    os.close(reader)
+    first.alive()
+
+
 @pytest.mark.parametrize("wrong, text", (
     ({"config": "[tenant default]\ntoken_file = nowhere\n"}, "token file"),
     ({"tls": "on", "tls_cert": "nowhere", "tls_key": "nowhere"},
@@ -558,7 +581,12 @@ def test_takeover_of_other_sizes(serve):
     ({"shared": "dir:/kv", "shared_key": "/nowhere"}, "/nowhere"),
     ({"flags": ("--dir", "/proc/version/kv")}, "cannot use the directory"),
     ({"dirs": 1, "ssd": "8M", "segment": "8M"}, "enlarge ssd"),
-    ({"admin": "192.0.2.1:7"}, "admin: 192.0.2.1:7: cannot listen")))
+    ({"admin": "192.0.2.1:7"}, "admin: 192.0.2.1:7: cannot listen"),
+    ({"trace": "/nowhere/x"}, "trace: /nowhere/x cannot be written"),
+    ({"listen": "127.0.0.1:7", "admin": "127.0.0.1:7"},
+     "admin: port 7 of 127.0.0.1 is listened on"),
+    ({"listen": "127.0.0.1:7", "admin": "0.0.0.0:7"},
+     "admin: port 7 of 0.0.0.0 is listened on")))
 def test_takeover_that_would_fail(serve, wrong, text):
     """What is wrong with the new one is found before the old one ends: it goes
     on with all that it has."""
