@@ -64,7 +64,8 @@ static ldr_guest_t *guest_named(ldr_server_t *server, const char *name)
         snprintf(g->config.name, sizeof(g->config.name), "%s", name);
         g->tenant = LDR_NIL;
         g->index = server->guest_count;
-        server->guests[server->guest_count++] = g;
+        server->guests[g->index] = g;
+        __atomic_store_n(&server->guest_count, g->index + 1, __ATOMIC_RELAXED);
     }
     return g;
 }

@@ -43,15 +43,20 @@ static bool waits(const ldr_request_t *r)
 
 /* A disk that is slow, or whoever flushes all the time, must not keep others
  * from what is in memory: one thread is left to that, where there are several,
- * and half of them to what is no flush. */
+ * and half of them to what is no flush. Nor must a tenant that waits long keep
+ * others from what waits: where there are several, each has half at most. With
+ * job_lock. */
 static bool may_run(const ldr_server_t *server, const ldr_request_t *r)
 {
+    unsigned half = server->job_count / 2;
+
     if (server->job_stop || server->job_count < 2 || !waits(r)) {
         return true;
     }
     return server->job_waiting < server->job_count - 1 &&
-           (r->frame.opcode != LDR_OP_FLUSH ||
-            server->job_flushes < server->job_count / 2);
+           (r->frame.opcode != LDR_OP_FLUSH || server->job_flushes < half) &&
+           (r->guest == NULL || r->guest->jobs_waiting < half ||
+            __atomic_load_n(&server->guest_count, __ATOMIC_RELAXED) < 2);
 }
 
 /* Takes the first that may run; NULL: none. With job_lock. */
@@ -76,11 +81,15 @@ static ldr_request_t *take(ldr_server_t *server)
     return r;
 }
 
-/* It begins, or ends. With job_lock. */
-static void count(ldr_server_t *server, bool waiting, bool flush, int by)
+/* One that waits begins, or ends: by then the request is its loop's. With
+ * job_lock. */
+static void count(ldr_server_t *server, ldr_guest_t *guest, bool flush, int by)
 {
-    server->job_waiting += (unsigned)(waiting ? by : 0);
+    server->job_waiting += (unsigned)by;
     server->job_flushes += (unsigned)(flush ? by : 0);
+    if (guest != NULL) {
+        guest->jobs_waiting += (unsigned)by;
+    }
 }
 
 static void *job_main(void *arg)
@@ -99,7 +108,10 @@ static void *job_main(void *arg)
             continue;
         }
         bool waiting = waits(r), flush = r->frame.opcode == LDR_OP_FLUSH;
-        count(server, waiting, flush, 1);
+        ldr_guest_t *guest = r->guest;
+        if (waiting) {
+            count(server, guest, flush, 1);
+        }
         r->ran = !server->job_stop; /* at the end those that wait do not */
         pthread_mutex_unlock(&server->job_lock);
         ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, -1);
@@ -110,8 +122,8 @@ static void *job_main(void *arg)
         }
         ldr_loop_post(&r->home->loop, &r->done); /* its loop's from here on */
         pthread_mutex_lock(&server->job_lock);
-        count(server, waiting, flush, -1);
         if (waiting) { /* one that could not run may now */
+            count(server, guest, flush, -1);
             pthread_cond_broadcast(&server->job_wake);
         }
     }

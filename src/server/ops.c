@@ -297,15 +297,20 @@ void ldr_handle_remove(ldr_request_t *r)
 }
 
 /* A client found these wrong: the daemon looks for itself, and drops what
- * really is. */
+ * really is. Each is read whole, so many may take long. */
 static void job_report(ldr_request_t *r)
 {
     ldr_node_t *node = r->home->server->node;
+    ldr_stop_t stop = {&r->home->server->job_stop, r->deadline_ns};
 
     for (uint32_t i = 0; i < r->count; i++) {
         ldr_load_t load = {.target = {r->space, r->shards, &r->items[i]}};
 
         if (r->items[i].key == NULL) {
+            continue;
+        }
+        if (ldr_node_stopped(node, &stop) != LARDER_OK) {
+            r->results[i].status = LARDER_E_DEADLINE;
             continue;
         }
         if (!ldr_load_begin(node, &load)) {

@@ -41,8 +41,10 @@ typedef struct ldr_guest {
     uid_t uids[LDR_UIDS_MAX];
     unsigned uid_count;
     bool uid_any;
-    uint64_t sessions;    /* atomic */
-    uint64_t jobs_queued; /* under job_lock */
+    uint64_t sessions; /* atomic */
+    /* Both under job_lock; the second: under way, and may wait for a disk. */
+    uint64_t jobs_queued;
+    unsigned jobs_waiting;
     /* Bytes that may move now, filled with time; below zero: wait. */
     int64_t bucket; /* atomic */
     uint64_t bucket_ns;
@@ -106,7 +108,7 @@ struct ldr_server {
 
     pthread_mutex_t guest_lock;
     ldr_guest_t *guests[LDR_GUESTS_MAX];
-    unsigned guest_count;
+    unsigned guest_count; /* jobs look at it without the lock */
 
     ldr_listener_t listeners[LDR_LISTENERS_MAX];
     unsigned listener_count;

@@ -393,6 +393,17 @@ def test_wrong_reports(daemon):
     assert peer.get(space, [K]) == [b"abc"]
 
 
+def test_long_reports(daemon):
+    """Nor does it take longer than whoever reports wants to wait."""
+    peer = daemon.enter("tcp")
+    space = peer.space()
+    large = key_of("large")
+    assert peer.put_one(space, large, bytes(16 << 20)) == w.OK
+    reply = peer.ask(w.REPORT, batch_body(space, [name_row(large)] * 1000),
+                     arg=50)
+    assert reply.results[-1].status == w.E_DEADLINE
+
+
 def test_commit_with_a_wrong_checksum(daemon):
     """The daemon does not read payload in shared memory: who loads it sees
     that it is wrong, and it is dropped then."""

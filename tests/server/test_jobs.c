@@ -217,6 +217,39 @@ static void test_tenants_share_the_queue(void **state)
     close_rig(&rig);
 }
 
+/* One tenant whose jobs wait long leaves threads to others that wait. Alone it
+ * may have all but one. */
+static void test_tenants_share_the_threads(void **state)
+{
+    static ldr_guest_t greedy, modest;
+    rig_t rig;
+
+    (void)state;
+    open_rig(&rig, 4);
+    rig.server->guest_count = 2;
+    for (unsigned i = 0; i < 5; i++) {
+        assert_true(add_by(&rig, LDR_OP_REMOVE, &greedy));
+    }
+    until(&begun[LDR_OP_REMOVE], 2);
+    assert_true(add_by(&rig, LDR_OP_RESET, &modest));
+    until(&begun[LDR_OP_RESET], 1);
+    until(&begun[LDR_OP_REMOVE], 2);
+    let_go();
+    until(&over, rig.count);
+    close_rig(&rig);
+    assert_int_equal(greedy.jobs_waiting + modest.jobs_waiting, 0);
+
+    open_rig(&rig, 4);
+    rig.server->guest_count = 1;
+    for (unsigned i = 0; i < 5; i++) {
+        assert_true(add_by(&rig, LDR_OP_REMOVE, &greedy));
+    }
+    until(&begun[LDR_OP_REMOVE], 3);
+    let_go();
+    until(&over, rig.count);
+    close_rig(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -224,6 +257,7 @@ int main(void)
         cmocka_unit_test(test_one_thread),
         cmocka_unit_test(test_end),
         cmocka_unit_test(test_tenants_share_the_queue),
+        cmocka_unit_test(test_tenants_share_the_threads),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
