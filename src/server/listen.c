@@ -10,11 +10,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/session.h"
 
 #define SHOWN_BYTES 320u
+#define LOCAL_MORE 16u /* beyond sessions: the operator shall get in */
+#define STRANGERS 16u  /* that may always be connecting */
 
 /* ---- accepting ---- */
 
@@ -34,22 +37,45 @@ static void arrive(ldr_task_t *task)
     ldr_free(a);
 }
 
-static bool may_enter(ldr_server_t *server)
+/* It does not get as far as a session. */
+static void leave(ldr_server_t *server, bool local)
 {
+    __atomic_sub_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
+    if (!local) {
+        __atomic_sub_fetch(&server->connecting, 1, __ATOMIC_RELAXED);
+    }
+}
+
+/* Who has not said yet who it is, and comes by tcp, must not keep out all
+ * others. */
+static bool may_enter(ldr_server_t *server, bool local)
+{
+    uint64_t most = server->config->options.sessions;
+    uint64_t strangers = 0;
+
     if (__atomic_load_n(&server->draining, __ATOMIC_RELAXED)) {
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_DRAINING);
         return false;
     }
-    if (__atomic_add_fetch(&server->session_count, 1, __ATOMIC_RELAXED) >
-        server->config->options.sessions) {
-        __atomic_sub_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
-        ldr_metrics_refused(server->metrics, LDR_REFUSAL_SESSIONS);
-        ldr_warn(&server->log,
-                 "a connection was refused: %llu are open (option sessions)",
-                 (unsigned long long)server->config->options.sessions);
-        return false;
+    uint64_t all =
+        __atomic_add_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
+    if (!local) {
+        strangers =
+            __atomic_add_fetch(&server->connecting, 1, __ATOMIC_RELAXED);
     }
-    return true;
+    if (all <= most + (local ? LOCAL_MORE : 0) &&
+        strangers <= ldr_max64(most / 4, STRANGERS)) {
+        return true;
+    }
+    leave(server, local);
+    ldr_metrics_refused(server->metrics, LDR_REFUSAL_SESSIONS);
+    ldr_warn(&server->log,
+             "a connection was refused: %llu are open, %llu of them by tcp and "
+             "not authenticated (option sessions)",
+             (unsigned long long)all - 1,
+             (unsigned long long)__atomic_load_n(&server->connecting,
+                                                 __ATOMIC_RELAXED));
+    return false;
 }
 
 static void knock(ldr_watch_t *watch, uint32_t events)
@@ -61,13 +87,13 @@ static void knock(ldr_watch_t *watch, uint32_t events)
 
     (void)events;
     while ((fd = ldr_accept(watch->fd)) >= 0) {
-        bool enters = may_enter(server);
+        bool enters = may_enter(server, l->local);
         arrival_t *a = enters ? ldr_alloc(sizeof(*a)) : NULL;
 
         if (a == NULL) {
             close(fd);
             if (enters) {
-                __atomic_sub_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
+                leave(server, l->local);
             }
             continue;
         }

@@ -118,6 +118,7 @@ struct ldr_server {
     unsigned loop_count;
     unsigned next_loop;     /* atomic: who gets the next session */
     uint64_t session_count; /* atomic */
+    uint64_t connecting;    /* atomic: by tcp, and not authenticated yet */
     uint64_t request_count; /* atomic: under way */
     uint64_t next_epoch;    /* atomic; begins at random */
     bool draining;          /* atomic: nobody new comes in */

@@ -89,13 +89,24 @@ static ldr_session_t *session_new(ldr_server_loop_t *home, int fd, bool local)
     return s;
 }
 
+/* It is in, or gone. */
+static void connected(ldr_server_t *server, bool local)
+{
+    ldr_metrics_level(server->metrics, LDR_LEVEL_CONNECTING, -1);
+    if (!local) {
+        __atomic_sub_fetch(&server->connecting, 1, __ATOMIC_RELAXED);
+    }
+}
+
 bool ldr_session_accept(ldr_server_loop_t *home, int fd, bool local)
 {
     ldr_server_t *server = home->server;
     ldr_session_t *s = session_new(home, fd, local);
 
+    ldr_metrics_level(server->metrics, LDR_LEVEL_CONNECTING, 1);
     if (s == NULL) {
         close(fd);
+        connected(server, local);
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
         __atomic_sub_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
         return false;
@@ -105,7 +116,6 @@ bool ldr_session_accept(ldr_server_loop_t *home, int fd, bool local)
         s->next->prev = s;
     }
     home->sessions = s;
-    ldr_metrics_level(server->metrics, LDR_LEVEL_CONNECTING, 1);
     larder_status_t st =
         ldr_stream_init(&s->stream, fd, local ? NULL : server->tls, true, NULL);
     if (local) {
@@ -164,7 +174,7 @@ larder_status_t ldr_session_enter(ldr_session_t *s, ldr_guest_t *guest)
     s->state = LDR_SESSION_OPEN;
     s->strict_transport = s->local && s->server->config->options.isolation ==
                                           LDR_ISOLATION_STRICT;
-    ldr_metrics_level(m, LDR_LEVEL_CONNECTING, -1);
+    connected(s->server, s->local);
     ldr_metrics_session(m, ldr_session_transport(s), guest->tenant, 1);
     ldr_log(&s->server->log, LARDER_LOG_DEBUG, "%s: in as tenant '%s'", s->from,
             guest->config.name);
@@ -225,7 +235,7 @@ static void hang_up(ldr_session_t *s)
     if (s->guest != NULL) {
         ldr_metrics_session(m, ldr_session_transport(s), s->guest->tenant, -1);
     } else {
-        ldr_metrics_level(m, LDR_LEVEL_CONNECTING, -1);
+        connected(s->server, s->local);
     }
 }
 

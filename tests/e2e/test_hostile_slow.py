@@ -201,9 +201,13 @@ def test_idle_connections_cost_no_threads(serve):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+LOCAL_MORE = 16  # connections by the unix socket, beyond `sessions`
+
+
 def test_connections_are_limited(serve):
     daemon = serve(sessions=20)
     peers = [daemon.enter(BOTH[i % 2]) for i in range(20)]
+    peers += [daemon.enter("unix") for _ in range(LOCAL_MORE)]
     for transport in BOTH:
         extra = daemon.connect(transport)
         try:
@@ -224,3 +228,19 @@ def test_connections_are_limited(serve):
             return False
 
     until(again)
+
+
+def test_strangers_keep_nobody_out(serve, larder):
+    """Peers by TCP that never say who they are: not those on this host, nor,
+    once they are fewer, others."""
+    daemon = serve(sessions=64)
+    strangers = [w.Peer(daemon.tcp) for _ in range(64)]
+    until(lambda: "not authenticated" in daemon.log())
+    daemon.enter("unix")
+    assert "paused" in larder("pause", daemon.socket).out
+    assert "64 are open" not in daemon.log()
+    for peer in strangers:
+        peer.close()
+    until(lambda: daemon.value("larder_connecting") == 0)
+    for _ in range(20):  # those that are in do not count
+        daemon.enter("tcp")
