@@ -27,7 +27,8 @@
 #define TAKEOVER_MS 120000u
 #define PING_NS 10000000000u /* one that works answers in a millisecond */
 #define SEND_NS 10000000000u
-#define FDS_MOST 4096u /* no daemon has as many extents */
+#define GONE_NS 1000000000u /* for the kernel to close what a process had */
+#define FDS_MOST 4096u      /* no daemon has as many extents */
 
 /* ---- the old one ---- */
 
@@ -206,6 +207,25 @@ static bool is_nobody(int fd)
     return fd == -ENOENT || fd == -ECONNREFUSED;
 }
 
+/* Whether the daemon at the other end is gone: it hung up, and nobody listens
+ * there any more. One that is merely late still has its directories. */
+static bool is_gone(int fd, const char *path, uint64_t deadline_ns)
+{
+    if (ldr_poll(fd, POLLIN, ldr_server_now()) <= 0) {
+        return false;
+    }
+    int again = ldr_connect_unix(path, deadline_ns);
+    if (again >= 0) { /* the kernel may be about to close that one, too */
+        ldr_poll(again, POLLIN, ldr_server_now() + GONE_NS);
+        close(again);
+        again = ldr_connect_unix(path, deadline_ns);
+    }
+    if (again >= 0) {
+        close(again);
+    }
+    return is_nobody(again);
+}
+
 /* From here on there is no way back. */
 static larder_status_t ask_for_all(ldr_server_t *server, int fd,
                                    const char *path, uint64_t deadline_ns)
@@ -223,6 +243,13 @@ static larder_status_t ask_for_all(ldr_server_t *server, int fd,
     if (st == LARDER_OK) {
         server->took_over = true;
         ldr_info(&server->log, "took over: %s", text);
+    } else if (st == LARDER_E_OFFLINE && is_gone(fd, path, deadline_ns)) {
+        server->took_over = true; /* its directories may be locked a little */
+        ldr_warn(&server->log,
+                 "%s: the daemon was gone before it answered, and its memory "
+                 "with it",
+                 path);
+        st = LARDER_OK;
     }
     return st;
 }

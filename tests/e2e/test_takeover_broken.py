@@ -3,7 +3,9 @@ of another kind, or in another order. The new one starts all the same, and gives
 right bytes or misses."""
 import fcntl
 import os
+import signal
 import socket
+import struct
 import threading
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 import capi
 import wireclient as w
 from capi import found, put_some
+from daemon import until
+from wireclient import key_of
 
 MANY = 100
 
@@ -149,13 +153,35 @@ def test_what_comes_is_not_right(serve, tmp_path, name):
 
 
 def test_no_answer(serve, tmp_path):
-    """The old one is gone before it has answered: that is said, at once."""
+    """The old one is gone before it has answered: that is said, at once, and
+    the new one serves in its place."""
     first = serve()
     path = str(tmp_path / "between")
     between = Between(path, first.socket, lambda fds: None)
     second = serve(start=False, socket=path)
-    second.spawn("--takeover")
-    assert second.wait(20) == 3
-    assert "gave no answer to 'handover'" in second.log()
+    second.start("--takeover")
+    assert "gone before it answered" in second.log()
     between.wait()
     assert first.wait(20) == 0
+    second.alive()
+
+
+def test_old_one_is_killed(serve):
+    """Before it has handed over: the new one goes on, with what is on SSD."""
+    first = serve(dirs=1)
+    peer = first.enter("tcp")
+    space = peer.space()
+    assert peer.put_one(space, key_of("whole"), b"abc") == w.OK
+    assert peer.ask(w.FLUSH, struct.pack("<I", 1)).status == w.OK
+    row = w.save_row(key_of("half"), 1000)
+    peer.send(w.frame(w.PUT, w.batch_body(space, [row]), payload=1000,
+                      epoch=peer.epoch) + bytes(10))  # it waits for the rest
+    second = serve(start=False, socket=first.socket,
+                   flags=("--dir", first.dirs[0]))
+    second.spawn("--takeover")
+    until(lambda: "takes over" in first.log())
+    first.kill()
+    until(lambda: "ready: larder " in second.log(), 30, second.log)
+    peer = second.enter("tcp")
+    space = peer.space()
+    until(lambda: peer.get(space, [key_of("whole")]) == [b"abc"])
