@@ -215,9 +215,7 @@ static void take_result(ldr_request_t *r, uint32_t i)
     r->results[i].length = r->items[i].length;
 }
 
-/* Asked before a save by TCP, so that what is present is not sent: that is a
- * save that found it, and no load, so nothing is missed. */
-static void ask_save(ldr_request_t *r, uint32_t i)
+bool ldr_save_present(ldr_request_t *r, uint32_t i)
 {
     ldr_node_t *node = r->home->server->node;
     ldr_store_t *store = &node->store;
@@ -238,9 +236,18 @@ static void ask_save(ldr_request_t *r, uint32_t i)
         ldr_ssd_used(node, shard);
     }
     ldr_node_unlock(node);
+    return present;
+}
+
+/* Asked before a save by TCP, so that what is present is not sent: that is a
+ * save that found it. */
+static void ask_save(ldr_request_t *r, uint32_t i)
+{
+    bool present = ldr_save_present(r, i);
+
     r->results[i].status = present ? LARDER_OK : LARDER_MISS;
     if (present) {
-        ldr_node_count_save(node, r->space, LARDER_PRESENT);
+        ldr_node_count_save(r->home->server->node, r->space, LARDER_PRESENT);
     }
 }
 

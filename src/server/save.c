@@ -266,7 +266,9 @@ static void item_end(ldr_request_t *r)
         r->shard_of[i] = LDR_NIL;
         r->results[i].status = st;
     }
-    ldr_node_count_save(node, r->space, st);
+    if (r->status != LARDER_E_BUSY) { /* may_move() has counted all of those */
+        ldr_node_count_save(node, r->space, st);
+    }
     r->next++;
     r->iov_count = 0;
     r->got = 0;

@@ -354,6 +354,9 @@ uint32_t ldr_put_iov(ldr_request_t *r, struct iovec *iov, uint32_t max);
 bool ldr_put_got(ldr_request_t *r, size_t bytes);
 /* The row's fields as an item; false: they cannot be. */
 bool ldr_save_item(ldr_request_t *r, uint32_t i, ldr_save_row_t *row);
+/* Whether the item is there, for who would save it: no load, so nothing is
+ * missed (ops.c). */
+bool ldr_save_present(ldr_request_t *r, uint32_t i);
 /* A request that waits for room tries again. */
 void ldr_save_again(ldr_request_t *r);
 /* A PUT that is late does not keep its room: what still comes is dumped. */

@@ -362,13 +362,8 @@ void ldr_window_reserve(ldr_request_t *r)
             r->results[i].status = LARDER_E_INVALID;
         } else if (row.length == 0 || row.length > LARDER_VALUE_MAX) {
             r->results[i].status = LARDER_E_SIZE;
-        } else {
-            ldr_target_t target = {r->space, r->shards, &r->items[i]};
-
-            ldr_node_exists(node, &target);
-            if (r->items[i].status == LARDER_OK) {
-                r->results[i].status = LARDER_PRESENT;
-            }
+        } else if (ldr_save_present(r, i)) {
+            r->results[i].status = LARDER_PRESENT;
         }
         if (r->results[i].status != LARDER_OK) {
             ldr_node_count_save(node, r->space, r->results[i].status);

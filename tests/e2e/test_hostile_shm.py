@@ -437,6 +437,8 @@ def test_strict_window(serve):
         assert peer.strict == 1
         value = value_of("strict", 200000)
         assert peer.shm_put(mine, K, value) == w.OK
+        assert daemon.value("larder_misses_total") == 0  # nobody has loaded
+        assert peer.reserve(mine, K, len(value)).status == w.PRESENT
         assert other.get(space, [K]) == [value]
         (window,) = peer.extents.values()
         window[:] = bytes(len(window))

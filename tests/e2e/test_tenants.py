@@ -525,12 +525,16 @@ def test_rate_quota(serve, tmp_path, transport):
             reply = ask(opcode, body)
             if reply.status == w.OK:
                 assert reply.result.status == w.OK
-                return True
+                return stored, busy
             assert reply.status == w.E_BUSY and "rate" in reply.text
             assert time.monotonic() < end, "never again"
             time.sleep(0.02)
 
-    assert in_child(work)
+    stored, busy = in_child(work)
+    saves = daemon.metrics()
+    for outcome, count in (("stored", stored), ("failed", busy)):
+        assert saves.sum("larder_saves_total", tenant="a",
+                         outcome=outcome) == count
     for i in range(20):
         assert b.put_one(yours, key_of(f"b{i}"),
                          value_of(f"b{i}", 100000)) == w.OK
