@@ -519,6 +519,11 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
     if (space->tenant == LDR_NIL) {
         return LARDER_E_SPACE;
     }
+    /* Who saved the chunk first has said how many it has. */
+    if (entry != LDR_NIL &&
+        r->number >= ldr_index_at(&s->index, entry)->shards) {
+        return LARDER_E_INVALID;
+    }
     /* First hold what making room might otherwise evict. */
     if (entry != LDR_NIL) {
         chunk = ldr_index_at(&s->index, entry)->resident;

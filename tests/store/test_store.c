@@ -167,6 +167,19 @@ static void test_put_and_find(void **state)
     assert_int_equal(s->dirty_count, 0);
 }
 
+/* A chunk has as many shards as who saved it first has said. */
+static void test_shards_of_a_chunk(void **state)
+{
+    ldr_store_t *s = *state;
+
+    assert_int_not_equal(put(s, (put_t){.key = 1, .shards = 2}), LDR_NIL);
+    assert_int_equal(put(s, (put_t){.key = 1, .shard = 2, .shards = 64}),
+                     LDR_NIL);
+    assert_int_not_equal(put(s, (put_t){.key = 1, .shard = 1, .shards = 64}),
+                         LDR_NIL);
+    assert_int_equal(s->arena.free_count, PAGES - 2);
+}
+
 static void test_evicts_and_says_so(void **state)
 {
     ldr_store_t *s = *state;
@@ -663,7 +676,7 @@ int main(void)
         TEST(test_index_full),    TEST(test_spaces_and_tenants),
         TEST(test_random),        cmocka_unit_test(test_failed_puts_give_back),
         TEST(test_declines),      TEST(test_passes_on),
-        TEST(test_passing_waits),
+        TEST(test_passing_waits), TEST(test_shards_of_a_chunk),
     };
     int failed = cmocka_run_group_tests_name("lru", tests, NULL, NULL);
 
