@@ -157,7 +157,8 @@ static void test_many(void **state)
     larder_match_t match;
     fetched_t got = {0};
 
-    fix_open_dram(f, "dram=64M");
+    fix_open_dram(f, transport_is("strict") ? "dram=64M&strict_window=128M"
+                                            : "dram=64M");
     many_make(m, f->lar);
     many_save(m, 0);
     many_save(m, 1);
