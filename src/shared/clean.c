@@ -12,15 +12,15 @@
  * miss it as seldom as can be. Only on a medium that is full, where nothing
  * can be published, the order is the other way round.
  *
- * The chore does one bounded piece at a time:
- *   - the lease
- *   - removing what is doomed
+ * The chore does one bounded piece at a time: the lease, then removing what is
+ * doomed, then, in turns,
  *   - a pass over the map (in slices, the lock given up between them): what is
  *     dead or too old goes, what is of least value goes while the budget is
  *     exceeded, and objects with holes or too small become one
- * (clean_compact.c)
- *   - a piece of the walk over the names of objects (clean_scan.c)
+ *     (clean_compact.c)
  *   - manifests (clean_merge.c)
+ *   - old resets, and a piece of the walk over the names of objects
+ *     (clean_scan.c)
  *
  * A removal must not be forgotten while an object still has the record: whoever
  * joins would find it again. So a pass notes the oldest object of each space
@@ -100,6 +100,7 @@ static void begin_role(ldr_part_t *p, uint64_t now_ns)
     c->after[0] = '\0';
     c->pass_at_ns = c->scan_at_ns = c->merge_at_ns = c->compact_at_ns = now_ns;
     c->rewrite_at_ns = c->thorough_at_ns = c->epochs_at_ns = now_ns;
+    c->turn = 0;
     ldr_info(&p->tier->params.log, "shared tier: cleaning up for tenant %s",
              p->name);
 }
@@ -497,6 +498,32 @@ uint64_t ldr_clean_at(const ldr_part_t *p)
                      c->epochs_at_ns);
 }
 
+/* What is due, one after the other: on slow storage each may be due again by
+ * the time it ends, and must not keep the others from their turn. */
+static int take_turn(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                     uint64_t now_ns)
+{
+    ldr_cleaner_t *c = &p->cleaner;
+    const struct {
+        uint64_t at_ns;
+        int (*work)(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+    } round[] = {{c->pass_at_ns, pass_work},
+                 {c->merge_at_ns, ldr_merge_work},
+                 {c->epochs_at_ns, ldr_epochs_work},
+                 {c->scan_at_ns, ldr_scan_work}};
+    const unsigned count = sizeof(round) / sizeof(round[0]);
+
+    for (unsigned i = 0; i < count; i++) {
+        unsigned at = (c->turn + i) % count;
+
+        if (now_ns >= round[at].at_ns) {
+            c->turn = at + 1;
+            return round[at].work(p, job, b);
+        }
+    }
+    return 0;
+}
+
 int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_tier_t *t = p->tier;
@@ -529,14 +556,5 @@ int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         pthread_mutex_unlock(&t->lock);
         return 0;
     }
-    if (now_ns >= c->pass_at_ns) {
-        return pass_work(p, job, b);
-    }
-    if (now_ns >= c->merge_at_ns) {
-        return ldr_merge_work(p, job, b);
-    }
-    if (now_ns >= c->epochs_at_ns) {
-        return ldr_epochs_work(p, job, b);
-    }
-    return ldr_scan_work(p, job, b);
+    return take_turn(p, job, b, now_ns);
 }

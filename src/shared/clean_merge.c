@@ -24,9 +24,10 @@
 #include "store/index.h"
 
 #define SECOND_NS ((uint64_t)1000000000u)
-#define FEW 8u         /* are made one */
-#define INPUTS_MAX 32u /* at once */
-#define LEVELS 4u      /* of sizes, each eight times the one before */
+#define FEW 8u /* are made one */
+/* At once: on slow storage more come while a group is compacted. */
+#define INPUTS_MAX 128u
+#define LEVELS 4u /* of sizes, each eight times the one before */
 #define LEVEL_0 ((uint64_t)64 << 10)
 #define MERGED_MAX ((uint64_t)32 << 20)
 

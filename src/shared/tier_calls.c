@@ -128,12 +128,51 @@ int ldr_call_size(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
     return b->ops->size(b, name, bytes_p, until(t, job));
 }
 
+typedef struct listing {
+    ldr_tier_t *tier;
+    int (*fn)(void *arg, const char *name, uint64_t bytes);
+    void *arg;
+    uint64_t first_ns; /* when the first name came; 0: none has */
+    bool more;         /* ended by us, after `last` */
+    char last[LDR_OBJECT_NAME_MAX + 1];
+} listing_t;
+
+static int list_one(void *arg, const char *name, uint64_t bytes)
+{
+    listing_t *l = arg;
+    uint64_t now_ns = ldr_now_ns(l->tier->params.clock);
+    int answer = l->fn(l->arg, name, bytes);
+
+    if (l->first_ns == 0) {
+        l->first_ns = now_ns;
+    }
+    if (answer == 0 && now_ns - l->first_ns >= l->tier->timeout_ns / 2) {
+        snprintf(l->last, sizeof(l->last), "%s", name);
+        l->more = true;
+        return 1;
+    }
+    return answer;
+}
+
+/* Pages may take any time together, so a call that has had names to tell for
+ * half of its time is ended, and another goes on. Not by their number, nor from
+ * the beginning of the call: a directory is read whole before its first name,
+ * and would be again. */
 int ldr_call_list(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
                   const char *prefix, const char *after,
                   int (*fn)(void *arg, const char *name, uint64_t bytes),
                   void *arg)
 {
-    return b->ops->list(b, prefix, after, fn, arg, until(t, job));
+    listing_t l = {.tier = t, .fn = fn, .arg = arg};
+    int error;
+
+    do {
+        l.more = false;
+        l.first_ns = 0;
+        error = b->ops->list(b, prefix, after, list_one, &l, until(t, job));
+        after = l.last;
+    } while (l.more);
+    return error;
 }
 
 int ldr_call_get_all(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,

@@ -112,6 +112,7 @@ typedef struct ldr_cleaner {
     uint64_t lease_at_ns;
     uint64_t pass_at_ns, scan_at_ns, merge_at_ns, compact_at_ns, rewrite_at_ns;
     uint64_t thorough_at_ns, epochs_at_ns, forget_at_ns;
+    unsigned turn; /* whose it is, of those that take turns: clean.c */
     /* Removed once what says so is published. */
     uint8_t victims[LDR_VICTIMS][LDR_ID_BYTES];
     uint32_t victim_count;
@@ -296,7 +297,8 @@ void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
 void ldr_name_of(const ldr_part_t *p, const char *rest,
                  char name[LDR_OBJECT_NAME_MAX + 1]);
 
-/* Each call has timeout_ms, whatever the job had. */
+/* Each call has timeout_ms, whatever the job had; a listing as often as it
+ * takes. */
 int ldr_call_get(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
                  const char *name, uint64_t offset, void *data, size_t bytes);
 int ldr_call_put(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,

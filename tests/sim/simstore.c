@@ -50,6 +50,8 @@ typedef struct view {
     unsigned noise, stale, stale_by;
     void (*before)(void *arg);
     void *before_arg;
+    size_t page; /* names of one; 0: all */
+    const ldr_clock_t *clock;
 } view_t;
 
 static const char *const kind_names[SIMSTORE_KINDS] = {
@@ -370,6 +372,15 @@ static size_t snapshot(const simstore_t *s, const char *prefix,
     return kept;
 }
 
+/* Another page is asked for, unless it is too late. */
+static int turn_page(view_t *v, uint64_t deadline_ns)
+{
+    if (v->before != NULL) {
+        v->before(v->before_arg);
+    }
+    return ldr_now_ns(v->clock) >= deadline_ns ? -ETIMEDOUT : 0;
+}
+
 static int sim_list(ldr_backend_t *b, const char *prefix, const char *after,
                     int (*fn)(void *arg, const char *name, uint64_t bytes),
                     void *arg, uint64_t deadline_ns)
@@ -379,7 +390,6 @@ static int sim_list(ldr_backend_t *b, const char *prefix, const char *after,
     bool lands;
     int error = begin(v, SIMSTORE_LIST, &lands);
 
-    (void)deadline_ns;
     if (error != 0) {
         pthread_mutex_unlock(&s->lock);
         return fail(error, kind_names[SIMSTORE_LIST], prefix);
@@ -396,7 +406,12 @@ static int sim_list(ldr_backend_t *b, const char *prefix, const char *after,
     size_t count = snapshot(s, prefix, after, then, list);
     pthread_mutex_unlock(&s->lock);
     for (size_t i = 0; i < count && error == 0; i++) {
-        error = fn(arg, list[i].name, list[i].bytes);
+        if (v->page > 0 && i > 0 && i % v->page == 0) {
+            error = turn_page(v, deadline_ns);
+        }
+        if (error == 0) {
+            error = fn(arg, list[i].name, list[i].bytes);
+        }
     }
     free(list);
     return error;
@@ -536,6 +551,12 @@ void simstore_before(ldr_backend_t *b, void (*fn)(void *arg), void *arg)
 {
     ((view_t *)b)->before = fn;
     ((view_t *)b)->before_arg = arg;
+}
+
+void simstore_pages(ldr_backend_t *b, size_t names, const ldr_clock_t *clock)
+{
+    ((view_t *)b)->page = names;
+    ((view_t *)b)->clock = clock;
 }
 
 void simstore_hang(ldr_backend_t *b, simstore_kind_t kind, bool hangs)
