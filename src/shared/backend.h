@@ -65,6 +65,9 @@ typedef struct ldr_backend_ops {
                 int (*fn)(void *arg, const char *name, uint64_t bytes),
                 void *arg, uint64_t deadline_ns);
     int (*remove)(ldr_backend_t *b, const char *name, uint64_t deadline_ns);
+    /* Only where the storage may take an object away by itself and still list
+     * its name: whether it is there, asked so that it is no use of it. */
+    int (*exists)(ldr_backend_t *b, const char *name, uint64_t deadline_ns);
     /* Whether it is there and can be used: cheap, asked for every few
      * seconds while it is on, and before it is used again. */
     int (*health)(ldr_backend_t *b, uint64_t deadline_ns);

@@ -292,7 +292,8 @@ static void note_group(ldr_pass_t *pass, const ldr_map_object_t *o,
     pass->group_holes = pass->group_holes || holes;
 }
 
-/* Known, but two walks over the names have not seen it. */
+/* Known, but two walks over the names have not seen it; where names say
+ * nothing, it was not asked for as long. */
 static bool is_suspect(const ldr_part_t *p, const ldr_map_object_t *o,
                        uint32_t number)
 {
@@ -306,6 +307,7 @@ static bool is_suspect(const ldr_part_t *p, const ldr_map_object_t *o,
 static void look_at(ldr_part_t *p, uint32_t number, uint32_t now_s)
 {
     const ldr_tier_t *t = p->tier;
+    const ldr_cleaner_t *c = &p->cleaner;
     ldr_pass_t *pass = &p->cleaner.pass;
     const ldr_map_object_t *o = ldr_map_at(p->map, number);
 
@@ -328,12 +330,14 @@ static void look_at(ldr_part_t *p, uint32_t number, uint32_t now_s)
 
         s->dead_next_s = (uint32_t)ldr_min64(s->dead_next_s, o->written_s);
     }
-    if (is_suspect(p, o, number) && pass->suspect_count < LDR_VICTIMS) {
+    if (number >= c->suspect_start && pass->suspect_count < LDR_SUSPECTS &&
+        is_suspect(p, o, number)) {
+        pass->suspect_last = number;
         memcpy(pass->suspects[pass->suspect_count++], o->id, LDR_ID_BYTES);
     }
     uint64_t weight = (idle_s + 1) * (o->used_s > o->written_s ? 1 : 2);
     note_worst(pass, o, weight + weight * o->dead_blocks / o->blocks);
-    if (number >= p->cleaner.group_start) {
+    if (number >= c->group_start) {
         note_group(pass, o, number, now_s);
     }
 }
@@ -371,13 +375,16 @@ static void look_over(ldr_part_t *p)
 /* Those that are known but not there, by asking for each. */
 static int check_suspects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 {
-    ldr_pass_t *pass = &p->cleaner.pass;
+    ldr_cleaner_t *c = &p->cleaner;
+    const ldr_pass_t *pass = &c->pass;
     char name[LDR_OBJECT_NAME_MAX + 1];
-    uint64_t bytes;
 
-    for (uint32_t i = 0; i < pass->suspect_count && i < 16; i++) {
+    /* The next pass looks behind these, so that all have their turn. */
+    c->suspect_start =
+        pass->suspect_count == LDR_SUSPECTS ? pass->suspect_last + 1 : 0;
+    for (uint32_t i = 0; i < pass->suspect_count; i++) {
         ldr_name_object(p, pass->suspects[i], name);
-        int error = ldr_call_size(p->tier, job, b, name, &bytes);
+        int error = ldr_call_exists(p->tier, job, b, name);
         if (error == -ENOENT) {
             pthread_mutex_lock(&p->tier->lock);
             ldr_part_gone(p, pass->suspects[i]);
@@ -387,8 +394,8 @@ static int check_suspects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         } else {
             pthread_mutex_lock(&p->tier->lock);
             uint32_t number = ldr_map_object(p->map, pass->suspects[i]);
-            if (number < p->cleaner.marks_room) {
-                p->cleaner.marks[number] = (uint8_t)p->cleaner.cycle;
+            if (number != LDR_NIL) {
+                ldr_clean_mark(c, number);
             }
             pthread_mutex_unlock(&p->tier->lock);
         }

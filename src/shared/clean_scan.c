@@ -4,7 +4,9 @@
  *   - objects that nobody has published, of writers that died: old enough,
  *     they are adopted by what their tail says
  *   - objects that are said to be gone and are still there: they are removed
- *   - objects that are known and not there: by not finding them (clean.c)
+ *   - objects that are known and not there: by not finding them (clean.c);
+ *     storage that evicts lists them all the same, and each is asked for
+ *   - names of which nothing else is left, there: they are removed
  *   - what does not authenticate: after a day it is removed
  * and, once a minute, resets that a later one supersedes.
  */
@@ -31,11 +33,11 @@ typedef struct piece {
     uint32_t stranger_count;
     uint8_t gone[LDR_VICTIMS][LDR_ID_BYTES];
     uint32_t gone_count;
-    bool more; /* after cleaner.after */
+    bool more;   /* after cleaner.after */
+    bool evicts; /* the storage does: a name does not say that it is there */
 } piece_t;
 
-/* With the lock. */
-static void mark(ldr_cleaner_t *c, uint32_t number)
+void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number)
 {
     void *marks = c->marks;
 
@@ -67,7 +69,9 @@ static int scan_one(void *arg, const char *name, uint64_t bytes)
     pthread_mutex_lock(&p->tier->lock);
     uint32_t number = ldr_map_object(p->map, id);
     if (number != LDR_NIL) {
-        mark(&p->cleaner, number);
+        if (!s->evicts) {
+            ldr_clean_mark(&p->cleaner, number);
+        }
     } else if (ldr_part_gone_since(p, id) != 0) {
         memcpy(s->gone[s->gone_count++], id, LDR_ID_BYTES);
     } else {
@@ -127,15 +131,19 @@ static int look_at(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 
     memcpy(object.id, id, LDR_ID_BYTES);
     int error = ldr_call_tail(p, job, b, &object, records);
-    if (error == -ENOENT) {
-        return 0;
+    if (error == -ENOENT && b->ops->exists == NULL) {
+        return 0; /* somebody has removed it just now */
     }
-    if (error != 0 && error != -EBADMSG) {
+    if (error != 0 && error != -ENOENT && error != -EBADMSG) {
         return error;
     }
     pthread_mutex_lock(&t->lock);
-    if (error == -EBADMSG) {
+    if (error == -ENOENT) { /* only its name is left, and others may know it */
+        ldr_clean_doom(p, (const uint8_t(*)[LDR_ID_BYTES])id, 1);
+    } else if (error == -EBADMSG) {
         note_bad(p, id, now_s);
+    }
+    if (error != 0) {
         pthread_mutex_unlock(&t->lock);
         return 0;
     }
@@ -170,7 +178,7 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     ldr_cleaner_t *c = &p->cleaner;
     char rest[8], prefix[LDR_OBJECT_NAME_MAX + 1];
     char after[LDR_OBJECT_NAME_MAX + 1];
-    piece_t s = {.part = p};
+    piece_t s = {.part = p, .evicts = b->ops->exists != NULL};
     uint64_t wait_ns =
         (uint64_t)ldr_max64(t->params.orphan_s, 1) * 1000000000u / 512;
 

@@ -128,6 +128,15 @@ int ldr_call_size(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
     return b->ops->size(b, name, bytes_p, until(t, job));
 }
 
+int ldr_call_exists(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                    const char *name)
+{
+    uint64_t bytes;
+
+    return b->ops->exists != NULL ? b->ops->exists(b, name, until(t, job))
+                                  : ldr_call_size(t, job, b, name, &bytes);
+}
+
 typedef struct listing {
     ldr_tier_t *tier;
     int (*fn)(void *arg, const char *name, uint64_t bytes);

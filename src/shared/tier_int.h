@@ -19,7 +19,8 @@
 #define LDR_FOLLOWERS 8u /* jobs that read manifests at once */
 #define LDR_TRIES_MAX 3u /* before a manifest is called bad */
 #define LDR_VICTIMS 64u
-#define LDR_GROUP 64u /* objects made one */
+#define LDR_GROUP 64u    /* objects made one */
+#define LDR_SUSPECTS 16u /* asked for by name in one pass */
 
 /* Seconds. */
 #define LDR_LEASE_S 60u
@@ -96,8 +97,8 @@ typedef struct ldr_pass {
     uint32_t worst_count;
     uint8_t dead[LDR_VICTIMS][LDR_ID_BYTES]; /* to go in any case */
     uint32_t dead_count;
-    uint8_t suspects[LDR_VICTIMS][LDR_ID_BYTES]; /* known but not listed */
-    uint32_t suspect_count;
+    uint8_t suspects[LDR_SUSPECTS][LDR_ID_BYTES]; /* perhaps not there */
+    uint32_t suspect_count, suspect_last;         /* a number */
     /* Objects of one space and epoch that could be one. */
     uint8_t group[LDR_GROUP][LDR_ID_BYTES];
     uint32_t group_count, group_space, group_epoch, group_first;
@@ -122,10 +123,12 @@ typedef struct ldr_cleaner {
     char after[LDR_OBJECT_NAME_MAX + 1];
     uint32_t cycle;      /* walks that were finished, in this role */
     uint32_t cycle_s[2]; /* when this one and the last began */
-    uint8_t *marks;      /* by object: the cycle that saw it, low bits */
+    uint8_t *marks;      /* by object: the cycle that saw it, low bits; where
+                          * names say nothing, in which it was asked for */
     size_t marks_room;
-    ldr_ids_t bad;        /* objects that do not authenticate, since when */
-    uint32_t group_start; /* the object where the next group is looked for */
+    ldr_ids_t bad; /* objects that do not authenticate, since when */
+    /* The objects from which on the next are looked for. */
+    uint32_t group_start, suspect_start;
     ldr_pass_t pass;
 } ldr_cleaner_t;
 
@@ -309,6 +312,8 @@ int ldr_call_remove(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
                     const char *name);
 int ldr_call_size(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
                   const char *name, uint64_t *bytes_p);
+int ldr_call_exists(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                    const char *name);
 int ldr_call_list(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
                   const char *prefix, const char *after,
                   int (*fn)(void *arg, const char *name, uint64_t bytes),
@@ -413,6 +418,8 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 int ldr_merge_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 int ldr_compact_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+/* With the lock: the object was there in this cycle. */
+void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number);
 /* With the lock: removes these once all have heard; at most LDR_VICTIMS. */
 void ldr_clean_doom(ldr_part_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
                     uint32_t count);

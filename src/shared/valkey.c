@@ -211,15 +211,20 @@ static int valkey_put(ldr_backend_t *b, const char *name,
 
 /* ---- get and size ---- */
 
+static void compose_exists(ldr_valkey_call_t *call)
+{
+    ldr_resp_ask(&call->ask, 2);
+    ldr_resp_arg(&call->ask, "EXISTS");
+    ldr_resp_arg(&call->ask, call->key);
+}
+
 static void compose_size(ldr_valkey_call_t *call)
 {
     call->ask = ldr_text(call->text, sizeof(call->text));
     ldr_resp_ask(&call->ask, 2);
     ldr_resp_arg(&call->ask, "STRLEN");
     ldr_resp_arg(&call->ask, call->key);
-    ldr_resp_ask(&call->ask, 2);
-    ldr_resp_arg(&call->ask, "EXISTS");
-    ldr_resp_arg(&call->ask, call->key);
+    compose_exists(call);
 }
 
 /* An empty string and none have the same length. */
@@ -238,6 +243,29 @@ static int read_size(ldr_valkey_call_t *call, int64_t *bytes_p,
         *there_p = 1; /* evicted between the two */
     }
     return error;
+}
+
+/* Not STRLEN, which is a use to a server that evicts what was not used. */
+static int valkey_exists(ldr_backend_t *b, const char *name,
+                         uint64_t deadline_ns)
+{
+    int64_t there = 0;
+    ldr_valkey_call_t call;
+
+    if (!ldr_object_name_ok(name)) {
+        return wrong(name);
+    }
+    int error = begin(&call, b, name, deadline_ns);
+    if (error != 0) {
+        return error;
+    }
+    compose_exists(&call);
+    error = ask(&call);
+    if (error == 0) {
+        error = ldr_resp_number(&call.conn->resp, &there);
+    }
+    error = end(&call, error);
+    return error == 0 && there == 0 ? gone(name) : error;
 }
 
 static int valkey_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
@@ -493,6 +521,7 @@ static const ldr_backend_ops_t ops = {
     .size = valkey_size,
     .list = valkey_list,
     .remove = valkey_remove,
+    .exists = valkey_exists,
     .health = valkey_health,
     .destroy = valkey_destroy,
 };

@@ -258,6 +258,16 @@ static void assert_says(int error, int want, const char *name)
     ldr_fail_clear();
 }
 
+/* Asked as the cleaner does. */
+static int exists(ldr_backend_t *b, const char *name)
+{
+    uint64_t bytes;
+
+    return b->ops->exists != NULL
+               ? b->ops->exists(b, name, contract_deadline())
+               : b->ops->size(b, name, &bytes, contract_deadline());
+}
+
 void contract_errors(const contract_t *c)
 {
     static const char *const wrong[] = {"",     "/a",   "a/", "a//b",   ".a",
@@ -267,6 +277,7 @@ void contract_errors(const contract_t *c)
     uint64_t bytes;
 
     assert_int_equal(contract_put(b, name, 5000, 0), 0);
+    assert_int_equal(exists(b, name), 0);
     assert_says(get(b, name, 0, 5001), -ENODATA, name);
     assert_says(get(b, name, 4096, 4096), -ENODATA, name);
     assert_says(get(b, name, 5000, 1), -ENODATA, name);
@@ -279,6 +290,7 @@ void contract_errors(const contract_t *c)
     assert_says(
         b->ops->size(b, AREA "errors/absent", &bytes, contract_deadline()),
         -ENOENT, AREA "errors/absent");
+    assert_says(exists(b, AREA "errors/absent"), -ENOENT, AREA "errors/absent");
     /* Some media do not say whether there was one. */
     int error = b->ops->remove(b, AREA "errors/absent", contract_deadline());
     assert_true(error == 0 || error == -ENOENT);

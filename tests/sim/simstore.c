@@ -32,12 +32,13 @@ struct simstore {
     ghost_t ghosts[REMEMBERED];
     uint64_t buried; /* ghosts so far */
     uint64_t changes, used, capacity;
-    bool read_only, away;
+    bool read_only, away, evicts;
     unsigned backends;
 };
 
 typedef struct view {
     ldr_backend_t base;
+    ldr_backend_ops_t ops;
     simstore_t *store;
     uint64_t calls, crash_at;
     bool crashed;
@@ -303,6 +304,13 @@ static int sim_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
     return error == 0 ? 0 : fail(error, kind_names[SIMSTORE_SIZE], name);
 }
 
+static int sim_exists(ldr_backend_t *b, const char *name, uint64_t deadline_ns)
+{
+    uint64_t bytes;
+
+    return sim_size(b, name, &bytes, deadline_ns);
+}
+
 static int sim_remove(ldr_backend_t *b, const char *name, uint64_t deadline_ns)
 {
     view_t *v = (view_t *)b;
@@ -482,7 +490,9 @@ ldr_backend_t *simstore_backend(simstore_t *store)
 {
     view_t *v = calloc(1, sizeof(*v));
 
-    v->base.ops = &ops;
+    v->ops = ops;
+    v->ops.exists = store->evicts ? sim_exists : NULL;
+    v->base.ops = &v->ops;
     v->store = store;
     pthread_mutex_lock(&store->lock);
     store->backends++;
@@ -590,6 +600,13 @@ void simstore_read_only(simstore_t *s, bool yes)
 {
     pthread_mutex_lock(&s->lock);
     s->read_only = yes;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void simstore_evicts(simstore_t *s, bool yes)
+{
+    pthread_mutex_lock(&s->lock);
+    s->evicts = yes;
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -68,6 +68,8 @@ unsigned simstore_hanging(const ldr_backend_t *b);
 
 void simstore_capacity(simstore_t *store, uint64_t bytes); /* 0: no bound */
 void simstore_read_only(simstore_t *store, bool yes);
+/* Back ends that are made from now on say that it may evict. */
+void simstore_evicts(simstore_t *store, bool yes);
 void simstore_away(simstore_t *store, bool yes); /* -ENODEV for everything */
 
 uint64_t simstore_bytes(simstore_t *store, const char *prefix);
