@@ -113,6 +113,9 @@ static int end(ldr_valkey_call_t *call, int error)
     } else if (call->conn->resp.error != 0) {
         error = fail(call, call->conn->resp.error, call->conn->resp.text);
     }
+    if (error == -EROFS || error == -ENOTSUP) {
+        ldr_valkey_leave(call->v); /* is another one in its place by now? */
+    }
     /* One that may not do this is not kept: the login may be right by then. */
     ldr_valkey_give(call->v, call->conn, good && error != -EACCES);
     return error;
@@ -500,12 +503,8 @@ static int valkey_health(ldr_backend_t *b, uint64_t deadline_ns)
 static void valkey_destroy(ldr_backend_t *b)
 {
     ldr_valkey_t *v = of(b);
-    ldr_valkey_conn_t *conn;
 
-    while ((conn = v->idle) != NULL) {
-        v->idle = conn->next;
-        ldr_valkey_give(v, conn, false);
-    }
+    ldr_valkey_leave(v);
     ldr_tls_destroy(v->tls);
     pthread_mutex_destroy(&v->lock);
     ldr_free(v);

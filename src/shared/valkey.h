@@ -90,6 +90,7 @@ struct ldr_valkey_conn {
     ldr_resp_t resp;
     uint64_t deadline_ns;
     int lowat;               /* the socket's low-water mark; 0: as it was */
+    unsigned era;            /* the back end's, when it was dialled */
     ldr_valkey_conn_t *next; /* while idle */
 };
 
@@ -105,6 +106,7 @@ typedef struct ldr_valkey {
     ldr_tls_t *tls;          /* under lock: made when it is first needed */
     ldr_valkey_conn_t *idle; /* under lock: the last used first */
     unsigned idle_count, idle_max;
+    unsigned era; /* under lock: connections of another one are not kept */
 } ldr_valkey_t;
 
 /* An idle one that is still good, or a new one, logged in. 0 or an errno. */
@@ -112,5 +114,7 @@ int ldr_valkey_take(ldr_valkey_t *v, uint64_t deadline_ns,
                     ldr_valkey_conn_t **conn_p);
 /* good: the answers were read to their end. */
 void ldr_valkey_give(ldr_valkey_t *v, ldr_valkey_conn_t *conn, bool good);
+/* No connection that there is now is used for another call. */
+void ldr_valkey_leave(ldr_valkey_t *v);
 /* All of it. iov is used up on the way. */
 int ldr_valkey_send(ldr_valkey_conn_t *conn, struct iovec *iov, unsigned count);

@@ -5,7 +5,10 @@
  * A connection that has failed, or whose answers were not read to their end, is
  * closed and never used again, and a call is not repeated: a server that died
  * may have done what it was asked for. So that a server's restart does not cost
- * a call all the same, an idle one is looked at before it is used.
+ * a call all the same, an idle one is looked at before it is used. When a
+ * server says that it must not be written to, none to it is used again: after a
+ * failover another one may be at the address, and connections stay where they
+ * were.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -298,6 +301,9 @@ static int connect_new(ldr_valkey_t *v, uint64_t deadline_ns,
     conn->deadline_ns = deadline_ns;
     conn->resp.fill = fill;
     conn->resp.arg = conn;
+    pthread_mutex_lock(&v->lock);
+    conn->era = v->era;
+    pthread_mutex_unlock(&v->lock);
     int error = dial(v, conn);
     if (error != 0) {
         ldr_valkey_give(v, conn, false);
@@ -347,7 +353,7 @@ void ldr_valkey_give(ldr_valkey_t *v, ldr_valkey_conn_t *conn, bool good)
 {
     if (good) {
         pthread_mutex_lock(&v->lock);
-        good = v->idle_count < v->idle_max;
+        good = v->idle_count < v->idle_max && conn->era == v->era;
         if (good) {
             conn->next = v->idle;
             v->idle = conn;
@@ -358,5 +364,19 @@ void ldr_valkey_give(ldr_valkey_t *v, ldr_valkey_conn_t *conn, bool good)
     if (!good) {
         ldr_stream_close(&conn->stream);
         ldr_free(conn);
+    }
+}
+
+void ldr_valkey_leave(ldr_valkey_t *v)
+{
+    pthread_mutex_lock(&v->lock);
+    ldr_valkey_conn_t *conn = v->idle, *next;
+    v->era++;
+    v->idle = NULL;
+    v->idle_count = 0;
+    pthread_mutex_unlock(&v->lock);
+    for (; conn != NULL; conn = next) {
+        next = conn->next;
+        ldr_valkey_give(v, conn, false);
     }
 }
