@@ -36,6 +36,7 @@ typedef struct work {
     source_t *from;
     uint32_t count;
     uint32_t blocks;
+    uint32_t bad; /* records that are lost with their object */
     uint8_t *data;
     /* Those that were read, or whose records are all dead. */
     uint8_t done[LDR_GROUP][LDR_ID_BYTES];
@@ -167,6 +168,9 @@ static int move_all(work_t *w)
         source_t from = w->from[i];
         int error = move(w, &from, &r, at);
 
+        if (error == 1) {
+            error = move(w, &from, &r, at); /* was it the way here? */
+        }
         if (error < 0) {
             return error;
         }
@@ -175,6 +179,7 @@ static int move_all(work_t *w)
             at += ldr_record_blocks(r.length);
         }
     }
+    w->bad = w->count - count;
     w->count = w->object.rows = count;
     w->object.used_blocks = at;
     return 0;
@@ -223,8 +228,15 @@ static int commit(work_t *w)
     p->cleaner.victims_after = p->added; /* not before the new one is known */
     p->cleaner.group_start = 0;
     t->n.compacted += w->done_count;
+    t->n.corrupt += w->bad;
     pthread_mutex_unlock(&t->lock);
     ldr_free(rows);
+    if (w->bad > 0) {
+        ldr_warn(&t->params.log,
+                 "shared tier, tenant %s: %u records are not what was saved: "
+                 "they are left out of the object that takes their place",
+                 p->name, (unsigned)w->bad);
+    }
     return 0;
 }
 

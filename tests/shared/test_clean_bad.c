@@ -108,11 +108,40 @@ static void test_evicted_of_many(void **state)
     world_close(&w);
 }
 
+/* A record that is read wrong while objects are made one is read once more;
+ * only if that is no better it is lost, and counted. */
+static void test_read_wrong(void **state)
+{
+    static const struct {
+        uint64_t times;
+        unsigned corrupt;
+    } table[] = {{1, 0}, {UINT64_MAX, 1}};
+    world_t w;
+
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        begin(&w, 2, false);
+        save(&w, 16);
+        simstore_garble(w.nodes[0].backend, object_of(&w.nodes[0], 3),
+                        table[i].times);
+        world_pass(&w, 100 * RIG_SECOND, RIG_SECOND);
+        assert_int_equal(simstore_count(w.store, OBJECTS), 1);
+        assert_int_equal(stats_of(&w.nodes[0]).compacted, 16);
+        assert_int_equal(stats_of(&w.nodes[0]).corrupt, table[i].corrupt);
+        for (unsigned k = 0; k < 16; k++) {
+            assert_true((node_get(&w.nodes[1], 0, k, NULL) != 0) ==
+                        (k != 3 || table[i].corrupt == 0));
+        }
+        world_close(&w);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_evicted),
         cmocka_unit_test(test_evicted_of_many),
+        cmocka_unit_test(test_read_wrong),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -51,6 +51,8 @@ typedef struct view {
     unsigned noise, stale, stale_by;
     void (*before)(void *arg);
     void *before_arg;
+    char garbled[LDR_OBJECT_NAME_MAX + 1];
+    uint64_t garbled_times;
     size_t page; /* names of one; 0: all */
     const ldr_clock_t *clock;
 } view_t;
@@ -281,6 +283,11 @@ static int sim_get(ldr_backend_t *b, const char *name, uint64_t offset,
     (void)deadline_ns;
     if (error == 0) {
         error = get_now(v->store, name, offset, iov, count);
+    }
+    if (error == 0 && offset == 0 && v->garbled_times > 0 &&
+        strcmp(name, v->garbled) == 0) {
+        v->garbled_times--;
+        *(uint8_t *)iov[0].iov_base ^= 1;
     }
     pthread_mutex_unlock(&v->store->lock);
     return error == 0 ? 0 : fail(error, kind_names[SIMSTORE_GET], name);
@@ -561,6 +568,16 @@ void simstore_before(ldr_backend_t *b, void (*fn)(void *arg), void *arg)
 {
     ((view_t *)b)->before = fn;
     ((view_t *)b)->before_arg = arg;
+}
+
+void simstore_garble(ldr_backend_t *b, const char *name, uint64_t times)
+{
+    view_t *v = (view_t *)b;
+
+    pthread_mutex_lock(&v->store->lock);
+    snprintf(v->garbled, sizeof(v->garbled), "%s", name);
+    v->garbled_times = times;
+    pthread_mutex_unlock(&v->store->lock);
 }
 
 void simstore_pages(ldr_backend_t *b, size_t names, const ldr_clock_t *clock)

@@ -56,6 +56,8 @@ void simstore_noise(ldr_backend_t *b, unsigned per_mille);
 void simstore_stale(ldr_backend_t *b, unsigned per_mille, unsigned changes);
 /* Called before each call, no lock held: other nodes may run in it. */
 void simstore_before(ldr_backend_t *b, void (*fn)(void *arg), void *arg);
+/* So many gets of the object from its beginning give a bit that is wrong. */
+void simstore_garble(ldr_backend_t *b, const char *name, uint64_t times);
 /* Listings come in pages of so many names: what runs before calls runs before
  * each, and the clock says whether the deadline has passed. */
 void simstore_pages(ldr_backend_t *b, size_t names, const ldr_clock_t *clock);
