@@ -7,6 +7,7 @@
 
 #define GRACE_NS 1000000000u
 #define FAILURES_MAX 3u /* in a row */
+#define SELDOM 12u      /* times retry_ns */
 
 static const char *const kind_names[LDR_JOB_KINDS] = {
     "a read", "a write", "following, publishing or cleaning"};
@@ -147,12 +148,17 @@ void ldr_lanes_failed(ldr_lanes_t *l, bool writing, int error, const char *what)
     ldr_breaker_told(l, &turn);
 }
 
-/* The lane hangs in its probe(): another one may find that the medium is well
- * again, as long as half of them are left. */
-static void let_others_probe(ldr_lanes_t *l, const ldr_lane_t *lane,
-                             uint64_t now_ns)
+/* Where a lane hangs in its probe(), another one may find that the medium is
+ * well again: at once as long as half of them are left, and then now and then,
+ * but for the last. */
+static void let_others_probe(ldr_lanes_t *l, uint64_t now_ns)
 {
-    if (l->prober == lane && 2 * l->stats.stuck < l->params.lanes) {
+    if (l->prober == NULL || !l->prober->stuck) {
+        return;
+    }
+    unsigned left = l->params.lanes - l->stats.stuck;
+    uint64_t again_ns = l->prober->probe_ns + SELDOM * l->params.retry_ns;
+    if (left > l->stats.stuck || (left >= 2 && now_ns >= again_ns)) {
         l->prober = NULL;
         l->probe_at_ns = now_ns + l->params.retry_ns;
         pthread_cond_broadcast(&l->work);
@@ -187,8 +193,8 @@ bool ldr_lanes_look(ldr_lanes_t *l)
                  name);
         ldr_breaker_reason(l, -ETIMEDOUT, what);
         ldr_breaker_set(l, LDR_TIER_OFF, &turn);
-        let_others_probe(l, lane, now_ns);
     }
+    let_others_probe(l, now_ns);
     ldr_job_t *late = ldr_lanes_take_waiting(l, now_ns);
     for (ldr_job_t *j = late; j != NULL; j = j->next) {
         l->stats.overdue++;

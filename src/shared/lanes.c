@@ -104,11 +104,18 @@ static bool probe_due(const ldr_lanes_t *l)
     return l->prober == NULL && ldr_now_ns(l->params.clock) >= l->probe_at_ns;
 }
 
+/* A call that hung has ended: the medium may be well, although one that probes
+ * still hangs. */
 static void come_back(ldr_lane_t *lane)
 {
+    ldr_lanes_t *l = lane->lanes;
+
     if (lane->stuck) {
         lane->stuck = false;
-        lane->lanes->stats.stuck--;
+        l->stats.stuck--;
+        if (l->prober != NULL && l->prober->stuck) {
+            l->prober = NULL;
+        }
     }
 }
 

@@ -427,6 +427,19 @@ static void await_hanging(rig_t *r, unsigned count)
     assert_int_equal(simstore_hanging(r->backend), count);
 }
 
+static void await_stuck(rig_t *r, unsigned count)
+{
+    ldr_lanes_stats_t stats;
+    uint64_t until_ms = real_now_ms() + 20000;
+
+    do {
+        ldr_lanes_look(r->lanes);
+        ldr_lanes_stats(r->lanes, &stats);
+        real_pause();
+    } while (stats.stuck < count && real_now_ms() < until_ms);
+    assert_int_equal(stats.stuck, count);
+}
+
 /* A call that hangs turns the tier off, and the rest goes on when it is back.
  */
 static void test_hang(void **state)
@@ -443,13 +456,7 @@ static void test_hang(void **state)
     t.call = get_id;
     assert_true(add(r.lanes, &t, LDR_JOB_READ, 0, ldr_now_ns(&ldr_clock_real)));
     await_hanging(&r, 2); /* health() as well: both lanes */
-    uint64_t until_ms = real_now_ms() + 20000;
-    do {
-        ldr_lanes_look(r.lanes);
-        ldr_lanes_stats(r.lanes, &stats);
-        real_pause();
-    } while (stats.stuck < 2 && real_now_ms() < until_ms);
-    assert_int_equal(stats.stuck, 2);
+    await_stuck(&r, 2);
     assert_int_equal(state_of(&r), LDR_TIER_OFF);
     assert_int_equal(t.ended, 0); /* its memory is the lane's */
     simstore_hang(r.backend, SIMSTORE_GET, false);
@@ -458,7 +465,7 @@ static void test_hang(void **state)
     next.call = get_id;
     assert_true(add(r.lanes, &next, LDR_JOB_READ, 0,
                     ldr_now_ns(&ldr_clock_real) + 60 * SECOND));
-    until_ms = real_now_ms() + 20000;
+    uint64_t until_ms = real_now_ms() + 20000;
     while (!(has_ended(&next) && has_ended(&t)) && real_now_ms() < until_ms) {
         real_pause();
     }
@@ -519,7 +526,7 @@ static void test_at_once(void **state)
 }
 
 static unsigned probes;
-static bool probe_may_go;
+static bool probe_may_go, gate_open;
 
 /* The first one after the tier was on hangs; all others are well. */
 static int probe_hangs(void *arg, ldr_backend_t *b, uint64_t deadline_ns)
@@ -527,41 +534,13 @@ static int probe_hangs(void *arg, ldr_backend_t *b, uint64_t deadline_ns)
     (void)arg;
     (void)b;
     (void)deadline_ns;
-    if (__atomic_add_fetch(&probes, 1, __ATOMIC_SEQ_CST) == 2) {
-        while (!__atomic_load_n(&probe_may_go, __ATOMIC_SEQ_CST)) {
-            real_pause();
-        }
+    bool hangs = __atomic_add_fetch(&probes, 1, __ATOMIC_SEQ_CST) == 2;
+    while (hangs && !__atomic_load_n(&probe_may_go, __ATOMIC_SEQ_CST)) {
+        real_pause();
     }
     return 0;
 }
 
-/* One health() that hangs (a mount that is no more) does not keep another lane
- * from finding that the medium is well. */
-static void test_probe_hangs(void **state)
-{
-    rig_t r;
-    ldr_lanes_stats_t stats;
-
-    (void)state;
-    probes = 0;
-    __atomic_store_n(&probe_may_go, false, __ATOMIC_SEQ_CST);
-    open_with(&r, false, 4, probe_hangs);
-    wait_for_state(&r, LDR_TIER_ON);
-    uint64_t until_ms = real_now_ms() + 20000;
-    do {
-        ldr_lanes_look(r.lanes);
-        ldr_lanes_stats(r.lanes, &stats);
-        real_pause();
-    } while (stats.times_off == 0 && real_now_ms() < until_ms);
-    assert_int_equal(stats.times_off, 1);
-    wait_for_state(&r, LDR_TIER_ON);
-    ldr_lanes_stats(r.lanes, &stats);
-    assert_int_equal(stats.stuck, 1);
-    __atomic_store_n(&probe_may_go, true, __ATOMIC_SEQ_CST);
-    rig_close(&r);
-}
-
-static bool gate_open;
 static rig_t *gate_rig;
 
 static int gate_work(ldr_backend_t *b)
@@ -571,6 +550,54 @@ static int gate_work(ldr_backend_t *b)
         real_pause();
     }
     return 0;
+}
+
+/* A health() hangs (a mount that is no more), and so many reads do. */
+static void hang_some(rig_t *r, unsigned lanes, task_t *read, unsigned reads)
+{
+    probes = 0;
+    __atomic_store_n(&probe_may_go, false, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&gate_open, false, __ATOMIC_SEQ_CST);
+    open_with(r, false, lanes, probe_hangs);
+    wait_for_state(r, LDR_TIER_ON);
+    read->call = gate_work;
+    assert_true(reads == 0 || add(r->lanes, read, LDR_JOB_READ, 0,
+                                  ldr_now_ns(&ldr_clock_real)));
+    while (__atomic_load_n(&worked, __ATOMIC_SEQ_CST) < reads) {
+        real_pause();
+    }
+    await_stuck(r, reads + 1);
+}
+
+/* That does not keep another lane from finding that the medium is well: nor if
+ * half of them hang, nor if all do and one comes back. */
+static void test_probe_hangs(void **state)
+{
+    static const struct {
+        unsigned lanes, reads, left;
+        bool back;
+    } table[] = {{4, 0, 1, false}, {4, 1, 2, false}, {2, 1, 1, true}};
+    ldr_lanes_stats_t stats;
+    task_t read = {0};
+    rig_t r;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        hang_some(&r, table[i].lanes, &read, table[i].reads);
+        __atomic_store_n(&gate_open, table[i].back, __ATOMIC_SEQ_CST);
+        uint64_t until_ms = real_now_ms() + 20000;
+        while (state_of(&r) != LDR_TIER_ON && real_now_ms() < until_ms) {
+            ldr_lanes_look(r.lanes);
+            real_pause();
+        }
+        assert_int_equal(state_of(&r), LDR_TIER_ON);
+        ldr_lanes_stats(r.lanes, &stats);
+        assert_int_equal(stats.stuck, table[i].left);
+        assert_int_equal(stats.times_off, 1);
+        __atomic_store_n(&gate_open, true, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&probe_may_go, true, __ATOMIC_SEQ_CST);
+        rig_close(&r);
+    }
 }
 
 /* It takes as long as the tier needs to be on again. */
