@@ -1,61 +1,11 @@
 #include "sim/simstore.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-
-#define REMEMBERED 512u /* names that are gone, for old listings */
-
-typedef struct item {
-    char name[LDR_OBJECT_NAME_MAX + 1];
-    uint8_t *data;
-    size_t bytes;
-    uint64_t born; /* the store's count of changes then */
-    bool evicted;  /* listed, and not there */
-} item_t;
-
-typedef struct ghost {
-    char name[LDR_OBJECT_NAME_MAX + 1];
-    uint64_t born, died, bytes;
-} ghost_t;
-
-struct simstore {
-    pthread_mutex_t lock;
-    pthread_cond_t woken;
-    ldr_rand_t rand;
-    item_t **items; /* in the order of their names */
-    size_t count, room;
-    ghost_t ghosts[REMEMBERED];
-    uint64_t buried; /* ghosts so far */
-    uint64_t changes, used, capacity;
-    bool read_only, away, evicts;
-    unsigned backends;
-};
-
-typedef struct view {
-    ldr_backend_t base;
-    ldr_backend_ops_t ops;
-    simstore_t *store;
-    uint64_t calls, crash_at;
-    bool crashed;
-    struct {
-        uint64_t nth, times, seen;
-        int error;
-    } armed[SIMSTORE_KINDS];
-    bool hangs[SIMSTORE_KINDS];
-    unsigned hanging;
-    unsigned noise, stale, stale_by;
-    void (*before)(void *arg);
-    void *before_arg;
-    char garbled[LDR_OBJECT_NAME_MAX + 1];
-    uint64_t garbled_times;
-    size_t page; /* names of one; 0: all */
-    const ldr_clock_t *clock;
-} view_t;
+#include "sim/simstore_int.h"
 
 static const char *const kind_names[SIMSTORE_KINDS] = {
     "put", "get", "size", "list", "remove", "health"};
@@ -512,97 +462,6 @@ unsigned simstore_backends(simstore_t *s)
     pthread_mutex_lock(&s->lock);
     unsigned n = s->backends;
     pthread_mutex_unlock(&s->lock);
-    return n;
-}
-
-uint64_t simstore_calls(const ldr_backend_t *b)
-{
-    return ((const view_t *)b)->calls;
-}
-
-void simstore_crash_at(ldr_backend_t *b, uint64_t nth)
-{
-    view_t *v = (view_t *)b;
-
-    v->crash_at = v->calls + nth;
-}
-
-bool simstore_crashed(const ldr_backend_t *b)
-{
-    return ((const view_t *)b)->crashed;
-}
-
-void simstore_fail(ldr_backend_t *b, simstore_kind_t kind, uint64_t nth,
-                   uint64_t times, int error)
-{
-    view_t *v = (view_t *)b;
-
-    pthread_mutex_lock(&v->store->lock);
-    v->armed[kind].nth = nth;
-    v->armed[kind].times = times;
-    v->armed[kind].error = error;
-    v->armed[kind].seen = 0;
-    pthread_mutex_unlock(&v->store->lock);
-}
-
-void simstore_noise(ldr_backend_t *b, unsigned per_mille)
-{
-    view_t *v = (view_t *)b;
-
-    pthread_mutex_lock(&v->store->lock);
-    v->noise = per_mille;
-    pthread_mutex_unlock(&v->store->lock);
-}
-
-void simstore_stale(ldr_backend_t *b, unsigned per_mille, unsigned changes)
-{
-    view_t *v = (view_t *)b;
-
-    pthread_mutex_lock(&v->store->lock);
-    v->stale = per_mille;
-    v->stale_by = changes;
-    pthread_mutex_unlock(&v->store->lock);
-}
-
-void simstore_before(ldr_backend_t *b, void (*fn)(void *arg), void *arg)
-{
-    ((view_t *)b)->before = fn;
-    ((view_t *)b)->before_arg = arg;
-}
-
-void simstore_garble(ldr_backend_t *b, const char *name, uint64_t times)
-{
-    view_t *v = (view_t *)b;
-
-    pthread_mutex_lock(&v->store->lock);
-    snprintf(v->garbled, sizeof(v->garbled), "%s", name);
-    v->garbled_times = times;
-    pthread_mutex_unlock(&v->store->lock);
-}
-
-void simstore_pages(ldr_backend_t *b, size_t names, const ldr_clock_t *clock)
-{
-    ((view_t *)b)->page = names;
-    ((view_t *)b)->clock = clock;
-}
-
-void simstore_hang(ldr_backend_t *b, simstore_kind_t kind, bool hangs)
-{
-    view_t *v = (view_t *)b;
-
-    pthread_mutex_lock(&v->store->lock);
-    v->hangs[kind] = hangs;
-    pthread_cond_broadcast(&v->store->woken);
-    pthread_mutex_unlock(&v->store->lock);
-}
-
-unsigned simstore_hanging(const ldr_backend_t *b)
-{
-    const view_t *v = (const view_t *)b;
-
-    pthread_mutex_lock(&v->store->lock);
-    unsigned n = v->hanging;
-    pthread_mutex_unlock(&v->store->lock);
     return n;
 }
 
