@@ -139,6 +139,16 @@ class Daemon:
     def signal(self, number):
         os.kill(self.process.pid, number)
 
+    def freeze(self):
+        """SIGSTOP, and back when no thread of it runs any more."""
+        def states():
+            return {(task / "stat").read_text().rpartition(")")[2].split()[0]
+                    for task in
+                    pathlib.Path(f"/proc/{self.process.pid}/task").iterdir()}
+
+        self.signal(signal.SIGSTOP)
+        until(lambda: states() == {"T"})
+
     def wait(self, seconds=40):
         """It ends by itself; gives its exit code."""
         code = self.process.wait(seconds)

@@ -204,7 +204,7 @@ def test_descriptors_that_are_not_taken(daemon):
                  for _ in range(60)]
         good = w.Peer(daemon.socket).enter().attach()
         assert good.shm_put(good.space(), key_of("good"), b"good") == w.OK
-        daemon.signal(signal.SIGSTOP)
+        daemon.freeze()
         try:
             peer.sock.settimeout(0.2)
             with contextlib.suppress(TimeoutError):

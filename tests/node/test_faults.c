@@ -108,6 +108,7 @@ static void put_range(pass_t *p, larder_space_t *space, uint64_t at,
         larder_status_t st = real_put(space, id, 1, p->f->value, bytes_of(id));
 
         check(p, st == LARDER_OK || st == LARDER_PRESENT ||
+                     st == LARDER_DECLINED || /* while the disk is off */
                      (st == LARDER_E_FULL &&
                       p->point == LDR_FAULT_extent_populate));
     }
