@@ -34,6 +34,8 @@ def free_port():
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
+USAGE, FAILED = 2, 3  # exit codes
+
 
 def until(what, seconds=20.0, text="it did not happen"):
     """Asks until the answer is true; gives it."""
@@ -44,6 +46,23 @@ def until(what, seconds=20.0, text="it did not happen"):
             return answer
         assert time.monotonic() < end, text() if callable(text) else text
         time.sleep(0.01)
+
+
+def refused(daemon, *flags, code=None):
+    """Starts it, expects it to end by itself; gives what it said."""
+    daemon.spawn(*map(str, flags))
+    got = daemon.wait()
+    assert got in ((USAGE, FAILED) if code is None else (code,)), daemon.log()
+    text = daemon.log()
+    assert "larder serve: " in text
+    return text
+
+
+def hear(fd, child):
+    """Waits until the child has written; if it failed before, says why."""
+    if not select.select([fd], [], [], 30)[0]:
+        child.result()
+    os.read(fd, 1)
 
 
 class Metrics(dict):
