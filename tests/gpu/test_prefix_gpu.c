@@ -517,12 +517,13 @@ static void unstick(void)
     pthread_mutex_unlock(&slow.lock);
 }
 
-/* Its gate is shut, and the next one may try. */
+/* Its gate is shut, and the next one may try; or nobody has shut it: who found
+ * the session dead may have left it as it was. */
 static bool may_try(ldr_remote_t *r)
 {
     pthread_mutex_lock(&r->gate_lock);
-    bool may = r->shut && !r->trying &&
-               ldr_now_ns(&ldr_clock_real) >= r->shut_until_ns;
+    bool may = !r->shut ||
+               (!r->trying && ldr_now_ns(&ldr_clock_real) >= r->shut_until_ns);
     pthread_mutex_unlock(&r->gate_lock);
     return may;
 }
