@@ -639,8 +639,7 @@ bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
     error = ldr_disk_segment_prepare(d, r.segment);
     ldr_node_lock(node);
     if (error != 0) {
-        ssd->write_errors++;
-        ldr_ssd_failed(ssd, &ssd->write_failures, "reuse a segment", error);
+        ldr_ssd_unready(ssd, r.segment, error);
     } else {
         ssd->ready = r.segment;
     }

@@ -190,6 +190,7 @@ static bool try_on(ldr_ssd_t *ssd)
     }
     ssd->ready = ready;
     ssd->files = ssd->disk.file_count;
+    ssd->files_limit = 0; /* what kept it from more may be over, too */
     ssd->on = true;
     ssd->reason[0] = '\0';
     ldr_node_say(node, LARDER_LOG_INFO, "%s: on again", ssd->params.path);
@@ -503,6 +504,41 @@ static bool delete_surplus(ldr_ssd_t *ssd)
     return false;
 }
 
+/* Makes do with the files there are, and looks again then. */
+static void limit_files(ldr_ssd_t *ssd, const char *why, uint64_t retry_ns)
+{
+    const ldr_disk_t *d = &ssd->disk;
+
+    if (ssd->reason[0] == '\0') {
+        ldr_node_say(ssd->node, LARDER_LOG_WARN,
+                     "%s: %s: using %u of %u segments", ssd->params.path, why,
+                     d->file_count, d->segment_max);
+    }
+    snprintf(ssd->reason, sizeof(ssd->reason), "%s: using %u of %u segments",
+             why, d->file_count, d->segment_max);
+    ssd->files_limit = d->file_count;
+    ssd->retry_ns = retry_ns;
+}
+
+void ldr_ssd_unready(ldr_ssd_t *ssd, uint32_t segment, int error)
+{
+    ldr_disk_t *d = &ssd->disk;
+
+    write_failed(ssd, "make a segment ready", error);
+    if (!ssd->on || d->segments[segment].failures < 2 || d->file_count < 2) {
+        return;
+    }
+    ldr_node_unlock(ssd->node);
+    error = ldr_disk_segment_delete(d, segment);
+    ldr_node_lock(ssd->node);
+    ssd->files = d->file_count;
+    if (error != 0) {
+        write_failed(ssd, "delete a segment", error);
+    } else if (ssd->on) {
+        limit_files(ssd, "a segment file took no writes", UINT64_MAX);
+    }
+}
+
 /* Another file, if the configuration and the disk allow one. */
 static bool create_ready(ldr_ssd_t *ssd)
 {
@@ -536,24 +572,14 @@ static bool create_ready(ldr_ssd_t *ssd)
     }
     bool full = error == -ENOSPC || error == -EMFILE || error == -ENFILE;
     if (full && d->file_count > 0) {
-        /* Shrink to what there is, and look again later. */
-        const char *why =
-            error == -ENOSPC ? "disk full" : "too many open files (ulimit -n)";
-
-        if (ssd->reason[0] == '\0') {
-            ldr_node_say(ssd->node, LARDER_LOG_WARN,
-                         "%s: %s: using %u of %u segments", ssd->params.path,
-                         why, d->file_count, d->segment_max);
-        }
-        snprintf(ssd->reason, sizeof(ssd->reason),
-                 "%s: using %u of %u segments", why, d->file_count,
-                 d->segment_max);
-        ssd->files_limit = d->file_count;
-        ssd->retry_ns = retry_time(ssd);
-        return true;
-    }
-    if (full) {
+        limit_files(ssd,
+                    error == -ENOSPC ? "disk full"
+                                     : "too many open files (ulimit -n)",
+                    retry_time(ssd));
+    } else if (full) {
         ldr_ssd_off(ssd, "make a segment", error);
+    } else if (segment != LDR_NIL) {
+        ldr_ssd_unready(ssd, segment, error);
     } else {
         write_failed(ssd, "make a segment", error);
     }

@@ -178,6 +178,12 @@ void ldr_ssd_off(ldr_ssd_t *ssd, const char *what, int error);
 void ldr_ssd_failed(ldr_ssd_t *ssd, unsigned *failures, const char *what,
                     int error);
 
+/* A segment with nothing in it could not be made ready. The second time in a
+ * row its file is deleted, and there is one less until the disk is opened or
+ * comes back: it would be the next one again, and so turn the disk off for
+ * ever. With the lock, which it may drop. */
+void ldr_ssd_unready(ldr_ssd_t *ssd, uint32_t segment, int error);
+
 /* Drops every location in a segment that was being filled: its write or sync
  * failed. With the lock, and no write of it in flight. */
 void ldr_ssd_lose(ldr_ssd_t *ssd, ldr_filling_t *f);

@@ -550,6 +550,7 @@ int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment)
     /* For a file whose making was cut short; otherwise nothing to do. */
     int error = d->io->ops->allocate(d->io, s->file, d->segment_bytes);
 
+    s->failures += s->failures < UINT8_MAX;
     if (error != 0) {
         return error;
     }
@@ -562,12 +563,14 @@ int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment)
     if (error == 0) {
         error = ldr_io_sync(d->io, s->file);
     }
-    s->state = LDR_SEGMENT_READY;
     if (error != 0) {
         s->state = LDR_SEGMENT_LOST;
         s->sequence = before; /* what is in it may still be of the last use */
+        return error;
     }
-    return error;
+    s->state = LDR_SEGMENT_READY;
+    s->failures = 0;
+    return 0;
 }
 
 int ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment)

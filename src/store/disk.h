@@ -52,6 +52,7 @@ typedef struct ldr_segment {
     uint32_t readers; /* reads in flight: it must not be reused */
     uint32_t used_blocks;
     uint8_t state;
+    uint8_t failures; /* in a row, to prepare it */
     bool blind; /* its table could not be read: reclaimed when the oldest */
 } ldr_segment_t;
 
@@ -183,7 +184,7 @@ ldr_segment_header_t ldr_disk_header(const ldr_disk_t *d, uint32_t segment);
 
 /* Adds a file: its number, FREE. Gives 0 or a negative errno. */
 int ldr_disk_segment_create(ldr_disk_t *d, uint32_t *segment_p);
-/* FREE -> READY; LOST if the header could not be written. */
+/* FREE -> READY; LOST if the header could not be written. Counts failures. */
 int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment);
 /* Deletes the file of a FREE segment: NONE; LOST if that failed, since what is
  * in it may be found again. 0 or a negative errno. */

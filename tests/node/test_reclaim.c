@@ -326,6 +326,53 @@ static void test_off_and_on_full(void **state)
     history_verify(&f->history, &f->rig, NULL);
 }
 
+/* One file that takes no writes costs that file, until the next open. */
+static void one_bad_file(fixture_t *f, simdisk_kind_t kind, int error)
+{
+    put_range(f, 0, 100);
+    assert_int_equal(stats(f, 0).segments, SEGMENTS);
+    simdisk_fail_file(f->disk, kind, "/ssd/segment-000000", error);
+    for (uint32_t i = 100; i < 400; i++) {
+        history_put(&f->history, &f->rig, name_at(i));
+        history_flush(&f->history, &f->rig);
+        assert_true(stats(f, 0).on);
+    }
+    larder_disk_stats_t s = stats(f, 0);
+    assert_true(simdisk_failed(f->disk, kind) > 1);
+    assert_int_equal(s.segments, SEGMENTS - 1);
+    assert_true(s.segments_lost <= 1); /* it may have been that one's turn */
+    assert_non_null(strstr(s.reason, "took no writes: using 5 of 6"));
+    assert_true(rig_loc(&f->rig, name_at(399)) != 0);
+}
+
+static void test_bad_file_written(void **state)
+{
+    fixture_t *f = *state;
+
+    one_bad_file(f, SIMDISK_WRITE, -EIO);
+    /* Another file in its place is no better. */
+    reopen(f);
+    put_range(f, 400, 600);
+    assert_true(stats(f, 0).on);
+    assert_int_equal(stats(f, 0).segments, SEGMENTS - 1);
+    simdisk_fail_none(f->disk);
+    reopen(f);
+    put_range(f, 600, KEYS);
+    assert_int_equal(stats(f, 0).segments, SEGMENTS);
+    assert_string_equal(stats(f, 0).reason, "");
+    assert_true(history_verify(&f->history, &f->rig, NULL) > 20);
+}
+
+static void test_bad_file_allocated(void **state)
+{
+    fixture_t *f = *state;
+
+    one_bad_file(f, SIMDISK_ALLOCATE, -EUCLEAN);
+    simdisk_fail_none(f->disk);
+    reopen(f);
+    assert_true(history_verify(&f->history, &f->rig, NULL) > 20);
+}
+
 static void test_off_and_on(void **state)
 {
     fixture_t *f = *state;
@@ -578,6 +625,8 @@ int main(void)
         TEST(test_failed_write),
         TEST(test_failed_sync),
         TEST(test_failed_sync_unasked),
+        TEST(test_bad_file_written),
+        TEST(test_bad_file_allocated),
         TEST(test_off_and_on),
         TEST(test_off_and_on_full),
         TEST(test_starts_off),

@@ -154,6 +154,20 @@ int simdisk_fails(simdisk_t *disk, simdisk_kind_t kind)
     return rule->error;
 }
 
+int simdisk_file_fails(simdisk_t *disk, simdisk_kind_t kind,
+                       const simfile_t *file)
+{
+    simrule_t *rule = &disk->rules[kind];
+    int error = simdisk_fails(disk, kind);
+
+    if (error == 0 && rule->path != NULL &&
+        simtree_file(&disk->tree, rule->path) == file) {
+        rule->fired++;
+        error = rule->path_error;
+    }
+    return error;
+}
+
 uint64_t simdisk_used(const simdisk_t *disk)
 {
     uint64_t bytes = 0;
@@ -260,6 +274,13 @@ void simdisk_fail(simdisk_t *disk, simdisk_kind_t kind, uint64_t nth,
         .end = times == 0 ? UINT64_MAX : nth + times,
         .error = error < 0 ? error : -EIO,
     };
+}
+
+void simdisk_fail_file(simdisk_t *disk, simdisk_kind_t kind, const char *path,
+                       int error)
+{
+    disk->rules[kind].path = path;
+    disk->rules[kind].path_error = error;
 }
 
 void simdisk_fail_none(simdisk_t *disk)

@@ -98,6 +98,10 @@ typedef enum simdisk_kind {
 void simdisk_fail(simdisk_t *disk, simdisk_kind_t kind, uint64_t nth,
                   uint64_t times, int error);
 void simdisk_fail_none(simdisk_t *disk);
+/* All writes, or allocations, of what has this path give error. The path is
+ * the caller's, and stays. */
+void simdisk_fail_file(simdisk_t *disk, simdisk_kind_t kind, const char *path,
+                       int error);
 uint64_t simdisk_failed(const simdisk_t *disk, simdisk_kind_t kind);
 
 /* Room for the sum of all lengths; -ENOSPC beyond. At first without bound. */

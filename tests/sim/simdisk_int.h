@@ -19,6 +19,8 @@ typedef struct simhandle {
 typedef struct simrule {
     uint64_t first, end, passes, fired; /* first == 0: not armed */
     int error;
+    const char *path; /* NULL, or: all calls on this file give path_error */
+    int path_error;
 } simrule_t;
 
 /* The operation under way. */
@@ -57,6 +59,9 @@ extern const ldr_io_ops_t simdisk_io_ops;
 bool simdisk_op_begin(simdisk_t *disk, const simop_t *op);
 /* 0, or the error armed for this call of the kind. */
 int simdisk_fails(simdisk_t *disk, simdisk_kind_t kind);
+/* The same, of a call on a file. */
+int simdisk_file_fails(simdisk_t *disk, simdisk_kind_t kind,
+                       const simfile_t *file);
 
 /* How much of a write arrives. */
 typedef enum simtear {

@@ -107,8 +107,9 @@ static bool has_room(const simdisk_t *disk, const simfile_t *file,
 static int sim_allocate(ldr_io_t *io, int number, uint64_t bytes)
 {
     simdisk_t *disk = disk_of(io);
-    int error = simdisk_fails(disk, SIMDISK_ALLOCATE);
     simhandle_t *handle = handle_find(disk, number);
+    int error = simdisk_file_fails(disk, SIMDISK_ALLOCATE,
+                                   handle != NULL ? handle->file : NULL);
     simop_t op = {.kind = SIMDISK_ALLOCATE, .bytes = bytes};
 
     if (error != 0) {
@@ -304,7 +305,7 @@ static void misdirect(simdisk_t *disk, const ldr_io_req_t *req, uint64_t bytes)
 static int do_write(simdisk_t *disk, simfile_t *file, ldr_io_req_t *req)
 {
     simop_t op = {.kind = SIMDISK_WRITE, .file = file, .req = req};
-    int error = simdisk_fails(disk, SIMDISK_WRITE);
+    int error = simdisk_file_fails(disk, SIMDISK_WRITE, file);
     uint64_t bytes = 0;
 
     for (unsigned i = 0; i < req->iov_count; i++) {
