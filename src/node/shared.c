@@ -436,9 +436,14 @@ larder_status_t ldr_shared_reset(ldr_node_t *node, uint32_t space,
     }
     ldr_node_lock(node);
     bool there = ldr_shared_numbers(s, space, &tenant, &number);
+    if (!there) { /* the tier hears of the epoch with the space */
+        ldr_store_set_epoch(&node->store, space,
+                            ldr_epoch_far(node->store.spaces[space].epoch));
+        *raised_p = true;
+    }
     ldr_node_unlock(node);
     if (!there) {
-        return LARDER_OK; /* the tier hears of the epoch with the space */
+        return LARDER_OK;
     }
     larder_status_t st =
         ldr_tier_reset(s->tier, tenant, number,

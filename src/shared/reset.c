@@ -436,9 +436,14 @@ larder_status_t ldr_tier_reset(ldr_tier_t *t, uint32_t tenant, uint32_t space,
     p->chores[LDR_CHORE_RESET].at_ns = 0;
     waited_t w = {p, space};
     ldr_tier_wait(t, is_reset, &w, deadline_ns);
-    bool done = !p->spaces[space].resetting;
-    *epoch_p = ldr_map_epoch(p->map, space);
     s = &p->spaces[space];
+    bool done = !s->resetting;
+    *epoch_p = ldr_map_epoch(p->map, space);
+    if (!done) {
+        *epoch_p = ldr_epoch_far(*epoch_p);
+        s->wanted = (uint32_t)ldr_max64(s->wanted, *epoch_p);
+        ldr_map_set_epoch(p->map, space, *epoch_p);
+    }
     s->told = (uint32_t)ldr_max64(s->told, *epoch_p);
     bool off = t->state == LDR_TIER_OFF || p->refused || p->garbled;
     pthread_mutex_unlock(&t->lock);

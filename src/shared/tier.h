@@ -106,9 +106,20 @@ uint32_t ldr_tier_space(ldr_tier_t *tier, uint32_t tenant,
  * params.epoch, but this is where to look right after ldr_tier_space(). */
 uint32_t ldr_tier_epoch(ldr_tier_t *tier, uint32_t tenant, uint32_t space);
 
+/*
+ * The epoch of a reset that the tier has not heard of yet. If the node ends
+ * before, it knows that number from its disks, and no more: so it is above
+ * those that others, who reach the tier, get meanwhile, and voids what they
+ * have saved since, as a reset of its own would.
+ */
+static inline uint32_t ldr_epoch_far(uint32_t epoch)
+{
+    return epoch < UINT32_MAX / 2 ? epoch + 1024 : epoch;
+}
+
 /* Raises the epoch, in the tier and here. Waits. Without OK the tenant's part
  * is off until it could be written. *epoch_p: at least what it was before the
- * call, plus one. */
+ * call, plus one; far above it without OK. */
 larder_status_t ldr_tier_reset(ldr_tier_t *tier, uint32_t tenant,
                                uint32_t space, uint64_t deadline_ns,
                                uint32_t *epoch_p);

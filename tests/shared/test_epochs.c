@@ -182,11 +182,57 @@ static void test_disk_comes_late(void **state)
     assert_int_equal(counted(f)->offers_failed, 0);
 }
 
+static void move(const char *from, const char *to)
+{
+    assert_int_equal(rename(from, to), 0);
+}
+
+/* A reset that the tier could not be told of, and another node's meanwhile: the
+ * first is one still when its node comes back. */
+static void test_untold(void **state)
+{
+    fixture_t *f = *state;
+    char away[300];
+
+    snprintf(away, sizeof(away), "%s.away", f->path);
+    open_with(f, true, true);
+    pass(f, 1000);
+    move(f->path, away);
+    pass(f, 60000);
+    assert_int_equal(larder_space_reset(f->rig.spaces[0], 0),
+                     LARDER_E_TIER_OFF);
+    assert_int_equal(rig_close(&f->rig), LARDER_OK);
+    move(away, f->path);
+
+    open_with(f, false, true); /* the other */
+    pass(f, 1000);
+    assert_int_equal(larder_space_reset(f->rig.spaces[0], 0), LARDER_OK);
+    assert_int_equal(rig_put(&f->rig, mine, 1), LARDER_OK);
+    pass(f, 3000);
+    assert_true(is_there(f, mine));
+    assert_int_equal(resets(f, 1), 1);
+    assert_int_equal(rig_close(&f->rig), LARDER_OK);
+
+    open_with(f, true, true);
+    pass(f, 3000);
+    assert_false(is_there(f, mine));
+    assert_int_equal(rig_put(&f->rig, mine, 2), LARDER_OK);
+    pass(f, 3000);
+    assert_true(is_there(f, mine));
+    uint32_t epoch = f->rig.node->store.spaces[0].epoch;
+    assert_int_equal(rig_close(&f->rig), LARDER_OK);
+    open_with(f, false, true); /* and the other hears of it */
+    pass(f, 3000);
+    assert_true(is_there(f, mine));
+    assert_int_equal(f->rig.node->store.spaces[0].epoch, epoch);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_reset_under_way, setup, teardown),
         cmocka_unit_test_setup_teardown(test_disk_comes_late, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_untold, setup, teardown),
     };
 
     return cmocka_run_group_tests_name("shared/epochs", tests, NULL, NULL);

@@ -208,7 +208,7 @@ static void test_reset_at_close(void **state)
     node_close(a);
     node_open(&w.nodes[1]);
     world_run(&w);
-    assert_int_equal(w.nodes[1].epoch[0], 1);
+    assert_true(w.nodes[1].epoch[0] > 0);
     assert_int_equal(node_get(&w.nodes[1], 0, 4, NULL), 0);
     world_close(&w);
 }
