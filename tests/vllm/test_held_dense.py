@@ -156,7 +156,7 @@ def test_behind(engine):
     prompts = [rig.prompt(f"behind {id(engine)} {i}", 3000) for i in range(4)]
     engine.add(prompts, max_tokens=60)
     until(lambda: engine.run(steps=1) is not None
-          and held(engine)["behind"] > 0)
+          and held(engine)["behind"] > 0, seconds=faults.HANG)
     now = held(engine)
     assert BLOCKS // 8 < now["blocks"] <= MOST
     engine.ask("held", "open")
