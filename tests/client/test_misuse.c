@@ -426,7 +426,9 @@ static void test_poisoned(void **state)
     larder_item_t item = {.key = &key};
 
     fix_open(f, NODE);
+    ldr_node_lock(f->lar->node);
     ldr_node_poison(f->lar->node, "a test says so");
+    ldr_node_unlock(f->lar->node);
     assert_status(larder_run(f->space, LARDER_OP_EXISTS, &item, 1, NULL),
                   LARDER_E_POISONED);
     assert_status(larder_flush(f->lar, LARDER_TIER_DRAM, 0), LARDER_E_POISONED);
