@@ -118,10 +118,10 @@ static void all_ways(larder_gpu_t *gpu, bool kernel, uint64_t cases)
     assert_true(batches_before > 0 && counts.batches > batches_before);
     batches_before = 0;
     assert_int_equal(s.staged + s.direct + s.bounced + s.plain, cases);
-    if (kernel) {
-        assert_true(s.staged > 0 && s.direct > 0 && s.bounced > 0);
-    } else {
+    if (!kernel) {
         assert_int_equal(s.plain, cases);
+    } else if (cases >= 100) { /* one in eight is forced to go each way */
+        assert_true(s.staged > 0 && s.direct > 0 && s.bounced > 0);
     }
     assert_true(s.plain > 0 && s.loaded_bytes > 0 && s.saved_bytes > 0);
 }
