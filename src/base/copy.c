@@ -15,7 +15,7 @@ ldr_crc_tables_t ldr_crc_tables;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const ldr_copy_ops_t *current; /* NULL: not chosen yet */
-static const ldr_copy_ops_t *usable[4];
+static const ldr_copy_ops_t *usable[5];
 
 /* ---- polynomials -------------------------------------------------------- */
 
@@ -158,6 +158,7 @@ static void choose(void)
 {
     static const ldr_copy_ops_t *const known[] = {
 #if defined(__x86_64__)
+        &ldr_copy_avx512_amd,
         &ldr_copy_avx512,
         &ldr_copy_avx2,
         &ldr_copy_sse42,

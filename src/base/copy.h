@@ -41,7 +41,8 @@ void ldr_copy_fence(void);
  * help. */
 void ldr_copy_soon(const void *at, size_t bytes);
 
-/* "avx512-vpclmul", "avx2-vpclmul", "sse4.2", "armv8-crc", "portable" */
+/* "avx512-vpclmul-amd", "avx512-vpclmul", "avx2-vpclmul", "sse4.2",
+ * "armv8-crc", "portable" */
 const char *ldr_copy_variant(void);
 
 /* For tests and benchmarks: variants usable on this CPU, best first; NULL

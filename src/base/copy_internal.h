@@ -47,6 +47,7 @@ typedef struct ldr_copy_ops {
 } ldr_copy_ops_t;
 
 #if defined(__x86_64__)
+extern const ldr_copy_ops_t ldr_copy_avx512_amd;
 extern const ldr_copy_ops_t ldr_copy_avx512;
 extern const ldr_copy_ops_t ldr_copy_avx2;
 extern const ldr_copy_ops_t ldr_copy_sse42;

@@ -1,8 +1,8 @@
 /*
  * The variants for x86-64: one method (copy_lines.inc) in three widths of
- * registers. Non-temporal stores go to whole, aligned lines of 64 bytes: the
- * bytes before the first and after the last such line of the destination are
- * copied as usual. Sources may lie anywhere.
+ * registers, the widest in two kinds. Non-temporal stores go to whole, aligned
+ * lines of 64 bytes: the bytes before the first and after the last such line of
+ * the destination are copied as usual. Sources may lie anywhere.
  */
 #include "base/copy_internal.h"
 
@@ -15,8 +15,8 @@
 /* How far ahead of a copy its source is asked for. The CPU's own prefetching
  * stops at every page of 4 KiB, which costs a tenth of the speed. How far, and
  * to which cache, was measured (docs/performance.md): asked for past the
- * caches, as what is read once might be, it came at half the speed on Intel's
- * CPUs. */
+ * caches, as what is read once might be, it comes at half the speed on Intel's
+ * CPUs, and a fifth faster on AMD's with AVX-512. */
 #define AHEAD 2048u
 #define SSE42 __attribute__((target("sse4.2,pclmul")))
 #define AVX2 __attribute__((target("sse4.2,pclmul,avx2,vpclmulqdq")))
@@ -117,11 +117,13 @@ SSE42 INLINE sse42_line_t sse42_fold(sse42_line_t v, __m128i k,
     return next;
 }
 
+#define AS(name) sse42_##name
 #define OF(name) sse42_##name
 #define CODE SSE42
 #define STEP 1u
 #define FOLD ldr_crc_tables.fold_64
 #define PLAIN_AHEAD 256u
+#define HINT _MM_HINT_T1
 #include "base/copy_lines.inc"
 
 const ldr_copy_ops_t ldr_copy_sse42 = {
@@ -190,11 +192,13 @@ AVX2 INLINE avx2_line_t avx2_fold(avx2_line_t v, __m256i k, avx2_line_t next)
     return (avx2_line_t){avx2_move(v.a, k, next.a), avx2_move(v.b, k, next.b)};
 }
 
+#define AS(name) avx2_##name
 #define OF(name) avx2_##name
 #define CODE AVX2
 #define STEP 4u
 #define FOLD ldr_crc_tables.fold_256
 #define PLAIN_AHEAD 256u
+#define HINT _MM_HINT_T1
 #include "base/copy_lines.inc"
 
 const ldr_copy_ops_t ldr_copy_avx2 = {
@@ -252,11 +256,13 @@ AVX512 INLINE avx512_line_t avx512_fold(avx512_line_t v, __m512i k,
                                      0x96 /* a ^ b ^ c */);
 }
 
+#define AS(name) avx512_##name
 #define OF(name) avx512_##name
 #define CODE AVX512
 #define STEP 4u
 #define FOLD ldr_crc_tables.fold_256
 #define PLAIN_AHEAD AHEAD
+#define HINT _MM_HINT_T1
 #include "base/copy_lines.inc"
 
 const ldr_copy_ops_t ldr_copy_avx512 = {
@@ -265,6 +271,31 @@ const ldr_copy_ops_t ldr_copy_avx512 = {
     .crc = avx512_crc,
     .copy = avx512_copy,
     .copy_crc = avx512_copy_crc,
+    .fence = stream_fence,
+};
+
+/* ---- the same on AMD's CPUs --------------------------------------------- */
+
+static bool avx512_amd_usable(void)
+{
+    return __builtin_cpu_is("amd") && avx512_usable();
+}
+
+#define AS(name) avx512_amd_##name
+#define OF(name) avx512_##name
+#define CODE AVX512
+#define STEP 4u
+#define FOLD ldr_crc_tables.fold_256
+#define PLAIN_AHEAD AHEAD
+#define HINT _MM_HINT_NTA
+#include "base/copy_lines.inc"
+
+const ldr_copy_ops_t ldr_copy_avx512_amd = {
+    .name = "avx512-vpclmul-amd",
+    .usable = avx512_amd_usable,
+    .crc = avx512_amd_crc,
+    .copy = avx512_amd_copy,
+    .copy_crc = avx512_amd_copy_crc,
     .fence = stream_fence,
 };
 
