@@ -7,6 +7,7 @@ import shutil
 import threading
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import torch
 from larder_kv import _lib
@@ -171,12 +172,35 @@ def test_adapter_that_is_replaced(space, dense, tmp_path, monkeypatch):
     assert not set(first) & set(second)
 
 
-def test_adapter_that_is_not_here(space):
-    """Known by a name only: no two names share."""
-    found = [keys_of(space, request_of(
-        TOKENS, lora_request=LoRARequest("a", 1, path)))[0]
-        for path in ("nobody/one", "nobody/two")]
-    assert found[0] != found[1]
+def test_adapter_that_is_not_here(space, dense, tmp_path, monkeypatch):
+    """Who knows what vLLM will get under its name: it has none, not even when
+    it is here later. Where no hub is asked it is what was downloaded."""
+    monkeypatch.setattr(adapters, "SECONDS", 0)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for path in ("nobody/one", empty):
+        with pytest.raises(ValueError, match="from its directory"):
+            keys_of(space, request_of(TOKENS, lora_request=lora(path)))
+    shutil.copytree(dense / "lora-a", empty, dirs_exist_ok=True)
+    with pytest.raises(ValueError, match="load it again"):
+        keys_of(space, request_of(TOKENS, lora_request=lora(empty)))
+    monkeypatch.setattr(adapters.model, "snapshot",
+                        lambda name, _: str(dense / "lora-a"))
+    for number, (offline, named) in enumerate(((False, False), (True, True))):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE",
+                            offline)
+        one = LoRARequest("a", 10 + number, "nobody/two")
+        if named:
+            assert adapters.look(one) == adapters.look(lora(dense / "lora-a"))
+        else:
+            with pytest.raises(ValueError, match="from its directory"):
+                adapters.look(one)
+
+
+def test_adapter_at_home(space, dense, monkeypatch):
+    monkeypatch.setenv("HOME", str(dense))
+    assert (adapters.look(LoRARequest("a", 21, "~/lora-a"))
+            == adapters.look(lora(dense / "lora-a")))
 
 
 @pytest.mark.parametrize("more", [
@@ -422,6 +446,7 @@ def test_what_is_lost_is_saved_again(cause, staged, stored):
     finder = lookup.Finder.__new__(lookup.Finder)
     finder.rate, finder.layout, finder.fetches = lookup.Rate(), None, False
     finder.lock, finder._held, finder._hold_max = threading.Lock(), 0, 1 << 30
+    finder._hold_known = True
     finder._options = SimpleNamespace(lookup_ms=500, load="auto")
     finder._events, finder._eagle, finder._size = None, False, 256
     lease = object() if staged else None

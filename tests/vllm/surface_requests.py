@@ -1,5 +1,6 @@
 """What the scheduler's side does with a request, from its arrival to a claim:
 on vLLM's requests and a real store, without an engine (test_surface.py)."""
+import ctypes
 import errno
 import resource
 import shutil
@@ -17,7 +18,8 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from surface import config_of, dense, described, full_of, kv_of
+from surface import (config_of, dense, described, full_of, kv_of,
+                     window_of)
 from surface_keys import image, tokens_of
 
 __all__ = ["dense"]  # a fixture
@@ -54,13 +56,13 @@ def side(dense, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     made = []
 
-    def make(role="kv_both", config=None, **options):
+    def make(role="kv_both", config=None, kv=None, **options):
         config = config or config_of(dense, kv_transfer_config={
             "kv_connector": "LarderConnector", "kv_role": role,
             "kv_connector_module_path": "larder_kv.vllm"})
         given = Options(dict(dict(lookup_ms=int(BOX * 1000), load="always"),
                              **options))
-        one = scheduler.Scheduler(config, given, described(config),
+        one = scheduler.Scheduler(config, given, described(config, kv),
                                   _lib.Node("embed:?dram=64M"))
         one.config = config
         made.append(one)
@@ -618,6 +620,57 @@ def test_a_load_does_not_wait_for_what_never_comes(placed):
     assert placed.worker._place(placed.path + "0",
                                 placed.pages.move()) == _lib.E_IO
     assert len(placed.pauses) == 1
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_of_a_long_prefix_a_part_is_fetched(side, monkeypatch, parts):
+    """What is larger than may be fetched at a time is not lost as a whole."""
+    one = side()
+    end = store(one, TOKENS)
+    chunk = one.model.chunk_tokens
+    size = sum(came(one, asked(TOKENS, "all")).lookup.tier_bytes)
+    one.finder.fetches = True
+    monkeypatch.setattr(lookup, "FETCH_MAX", size // parts)
+    t = came(one, asked(TOKENS, "part"))
+    want = end // chunk // parts * chunk
+    assert t.lookup.chunks * chunk == want
+    assert one.matched(t.request, 0) == ((want, True) if want else (0, False))
+    assert t.lookup.reason == ("full" if parts > 1 else "none")
+
+
+@pytest.mark.parametrize("ranks, traced, loads", [
+    (1, 0, True), (2, 1, True), (2, 0, False)])
+def test_memory_that_workers_may_not_open(side, dense, monkeypatch, ranks,
+                                          traced, loads):
+    """It is found out at the start: a load that fails would end the engine."""
+    config = config_of(dense, kv_transfer_config=CONNECTOR)
+    kv = kv_of(full_of(config), window_of(config, window=512))
+    monkeypatch.setattr(config.parallel_config, "world_size", ranks)
+    monkeypatch.setattr(lookup.versions, "reports_failed_requests",
+                        lambda: False)
+    prctl = ctypes.CDLL(None).prctl
+    before = prctl(3, 0, 0, 0, 0)
+    prctl(4, traced, 0, 0, 0)
+    try:
+        one = side(config=config, kv=kv)
+    finally:
+        prctl(4, before, 0, 0, 0)
+    assert one.loads == loads and one.saves
+
+
+def test_a_node_that_comes_later_says_how_much_it_has(side, monkeypatch):
+    stats = _lib.Node.stats
+    monkeypatch.setattr(_lib.Node, "stats", gone)
+    one = side()
+    assert one.finder._hold_max == lookup.HOLD_UNKNOWN
+    monkeypatch.setattr(_lib.Node, "stats", stats)
+    store(one, TOKENS)
+    came(one, asked(TOKENS))
+    assert one.finder._hold_max == (64 << 20) // lookup.HOLD_PART
+
+
+def gone(_):
+    raise _lib.LarderError(_lib.E_OFFLINE, "nobody listens")
 
 
 # ---- where a hit would end the engine ----

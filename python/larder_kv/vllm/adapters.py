@@ -79,8 +79,7 @@ def lost(lora: LoRARequest) -> str:
 
 
 def look(lora: LoRARequest) -> bytes:
-    """Its name. One whose files cannot be seen from here is named by its
-    path. One that cannot be looked at now is loaded unseen."""
+    """Its name. One that cannot be looked at now is loaded unseen."""
     found = _entry(lora)
     with found.looking:
         digest = known(lora)
@@ -91,9 +90,20 @@ def look(lora: LoRARequest) -> bytes:
             raise
 
 
+def _where(path: str) -> str:
+    """The directory that vLLM loads, or "". With a hub's name it takes what
+    the hub has by then, unless it is told to ask none."""
+    here = os.path.expanduser(path)
+    if os.path.isdir(here):
+        return here
+    from huggingface_hub import constants
+
+    return model.snapshot(path, None) if constants.HF_HUB_OFFLINE else ""
+
+
 def _look(found: _Adapter, lora: LoRARequest) -> bytes:
     now, path = time.monotonic(), lora.lora_path
-    where = path if os.path.isdir(path) else model.snapshot(path, None)
+    where = _where(path)
     files = sorted(pathlib.Path(where).glob("adapter*")) if where else []
     stamp = [(f.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
              for f in files for s in (f.stat(),)]
@@ -104,8 +114,12 @@ def _look(found: _Adapter, lora: LoRARequest) -> bytes:
             "and load it again")
     digest = found.digest
     if not digest or stamp != found.stamp:
-        weights = model.weights_digest(where) if where else ""
-        content = hashlib.sha256((weights or path).encode())
+        if not (weights := model.weights_digest(where) if where else ""):
+            raise ValueError(
+                f"adapter {lora.lora_name}: there is no directory {path} with "
+                "weights, so it is not known what vLLM computes with; download "
+                "it, and load it from its directory")
+        content = hashlib.sha256(weights.encode())
         for file in files:
             if file.suffix == ".json":
                 content.update(file.read_bytes())

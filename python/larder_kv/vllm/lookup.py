@@ -34,6 +34,7 @@ THREADS = 2
 HOLD_PART = 4  # of the node's dram: one in so many bytes may be held
 HOLD_UNKNOWN = 1 << 28  # if the node does not say how much it has
 FETCH_MAX = 1 << 30  # bytes of fetched prefixes
+FETCH_FILE = 2 * FETCH_MAX  # of one, in whole blocks
 RATE_TOKENS = 64  # a step with fewer says little about prefill
 STAGE_SECONDS = 0.002  # of staging that is not reading
 PROBE_SECONDS, PROBE_CHUNKS = 2.0, 2
@@ -144,7 +145,10 @@ class Finder:
         self._events = events
         self._probed = 0.0  # when
         self._held = 0  # bytes, of all lookups
-        self._hold_max = self._room(node)
+        self._node = node
+        self._hold_max = HOLD_UNKNOWN
+        self._hold_known = False
+        self._learn_room()
         self._jobs: queue.SimpleQueue[
             Lookup | Told | Callable[[], None] | None] = queue.SimpleQueue()
         self._left: deque[Lookup] = deque()  # with much to give back
@@ -160,12 +164,12 @@ class Finder:
         for thread in self._threads:
             thread.start()
 
-    def _room(self, node: _lib.Node) -> int:
-        try:
-            most = node.stats().dram_max_bytes // HOLD_PART
-        except _lib.LarderError:
-            most = HOLD_UNKNOWN
-        return min(most, FETCH_MAX) if self.fetches else most
+    def _learn_room(self) -> None:
+        """Until the node has said how much it has: it may come later."""
+        with contextlib.suppress(_lib.LarderError):
+            most = self._node.stats().dram_max_bytes // HOLD_PART
+            self._hold_max = min(most, FETCH_MAX) if self.fetches else most
+            self._hold_known = True
 
     # ---- the scheduler's ----
 
@@ -337,6 +341,8 @@ class Finder:
         look.found = time.monotonic()
         look.matched = look.stored = match.chunks
         look.reason = _lib.CAUSES[match.cause]
+        if match.chunks > 0 and not self._hold_known:
+            self._learn_room()
         if self._events is not None:
             look.tiers = self._events.survey(
                 self._space.match_group, look.keys, look.limit, match)
@@ -408,7 +414,7 @@ class Finder:
         fail any more."""
         try:
             look.memory = self._space.fetch(self.layout, lease, look.keys,
-                                            chunks, look.left_ms(), FETCH_MAX)
+                                            chunks, look.left_ms(), FETCH_FILE)
         finally:
             look.lease = None
             lease.release()
@@ -430,6 +436,11 @@ class Finder:
                 if chunks == 0:
                     look.reason = _lib.CAUSES[match.cause]
                     break
+            size = sum(match.tier_bytes)
+            if self.fetches and size > FETCH_MAX:
+                look.reason = "full"
+                chunks = chunks * FETCH_MAX // size
+                continue
             if look.tiers_wanted is not None and any(
                     match.tier_bytes[i] > 0 and name not in look.tiers_wanted
                     for i, name in enumerate(_lib.TIERS)):

@@ -16,6 +16,7 @@ ends in computing.
 """
 from __future__ import annotations
 
+import ctypes
 import logging
 import pathlib
 import time
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.larder")
 
+PR_GET_DUMPABLE = 3
 LOOK_SECONDS = 0.003  # that a GPU engine with nothing else to do waits
 
 
@@ -91,10 +93,10 @@ class Scheduler:
         self.finder = Finder(config, options, described, node, self.space,
                              events)
         self.drop = Drop(self.space, events, self.finder.later)
-        if self.finder.fetches and _spread(config):
+        if self.finder.fetches and (why := _unfit(config)):
             logger.warning("larder: this vLLM cannot report a failed load of "
-                           "this model, and its workers are on several hosts: "
-                           "nothing is loaded; use vLLM 0.32")
+                           "this model, and %s: nothing is loaded; use vLLM "
+                           "0.32", why)
             self.loads = False
         if self.loads and (why := refuses_hits(config)):
             logger.warning("larder: nothing is loaded: %s", why)
@@ -669,6 +671,18 @@ class Scheduler:
         if self.finder.close():
             self.space.close()
             self.node.close()
+
+
+def _unfit(config: VllmConfig) -> str:
+    """Why workers cannot load what was fetched to this process's memory; empty:
+    they can."""
+    if _spread(config):
+        return "its workers are on several hosts"
+    if (config.parallel_config.world_size > 1
+            and ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1):
+        return ("its workers may not open this process's memory (it may not "
+                "be traced)")
+    return ""
 
 
 def _spread(config: VllmConfig) -> bool:
