@@ -180,6 +180,9 @@ class Scheduler:
             t.record.local_tokens = local
         if look is None or t.claimed or look.left:
             return (None if self._unnamed(t) else 0), False
+        if (local >= look.limit * self.model.chunk_tokens
+                and not t.prompt.waits()):
+            return 0, False  # vLLM has all that could be claimed
         if not look.done and self._waits and self._idle():
             self._early(t, local)
             look.wait(LOOK_SECONDS)
