@@ -112,7 +112,8 @@
       "PEM file: clients need a certificate that it signed")                   \
     X(admin, TEXT, SERVE, "127.0.0.1:9464", 1, 255,                            \
       "address of metrics and dashboard, host:port; none: off")                \
-    X(loops, UINT, SERVE, "1", 1, 64, "event loop threads")                    \
+    X(loops, UINT, SERVE, "0", 0, 64,                                          \
+      "event loop threads; 0: one for every four cores, up to four")           \
     X(jobs, UINT, SERVE, "4", 1, 64,                                           \
       "threads for operations that wait for disks")                            \
     X(sessions, UINT, SERVE, "4096", 1, 65536, "connections at once")          \

@@ -2,6 +2,7 @@
 #include "base/thread.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <time.h>
 
@@ -46,4 +47,13 @@ bool ldr_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock,
     };
 
     return pthread_cond_timedwait(cond, lock, &t) != ETIMEDOUT;
+}
+
+unsigned ldr_cpus(void)
+{
+    cpu_set_t set;
+    int count =
+        sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+
+    return count > 0 ? (unsigned)count : 1;
 }

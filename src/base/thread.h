@@ -16,6 +16,9 @@ bool ldr_cond_init(pthread_cond_t *cond);
 bool ldr_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock,
                          uint64_t deadline_ns);
 
+/* CPUs that this process may use, at least one. */
+unsigned ldr_cpus(void);
+
 /* Between two looks of a thread that polls. */
 static inline void ldr_relax(void)
 {

@@ -110,9 +110,19 @@ static void on_revoke(void *arg, uint32_t extent, uint32_t generation)
     }
 }
 
+/* One loop is as fast as one core sends and receives; where there are many
+ * cores, connections shall not have to share one. */
+static unsigned loops_wanted(const ldr_server_t *server)
+{
+    uint64_t given = server->config->options.loops;
+
+    return (unsigned)(given > 0 ? given
+                                : ldr_max64(1, ldr_min64(4, ldr_cpus() / 4)));
+}
+
 static larder_status_t loops_open(ldr_server_t *server)
 {
-    unsigned count = (unsigned)server->config->options.loops;
+    unsigned count = loops_wanted(server);
     uint64_t spin_ns = server->config->options.spin_us * 1000u;
 
     server->loops = ldr_alloc(count * sizeof(*server->loops));

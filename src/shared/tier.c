@@ -1,9 +1,7 @@
 /* Opening and closing, the clockwork, the state of the medium. */
-#define _GNU_SOURCE
 #include "shared/tier.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -330,16 +328,6 @@ static larder_status_t open_backend(const ldr_tier_params_t *p,
                               : ldr_backend_open(&params, backend_p);
 }
 
-/* Those that this process may use. */
-static unsigned count_cpus(void)
-{
-    cpu_set_t set;
-    int count =
-        sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
-
-    return count > 0 ? (unsigned)count : 1;
-}
-
 static ldr_tier_t *tier_create(const ldr_tier_params_t *params)
 {
     ldr_tier_t *t = ldr_alloc(sizeof(*t));
@@ -368,7 +356,7 @@ static ldr_tier_t *tier_create(const ldr_tier_params_t *params)
     ldr_cond_init(&t->changed);
     ldr_cond_init(&t->wheel);
     ldr_cond_init(&t->sealed);
-    t->cpus = count_cpus();
+    t->cpus = ldr_cpus();
     return t;
 }
 

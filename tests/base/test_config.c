@@ -175,7 +175,7 @@ static void test_refused_environment(void **s)
 {
     static const char *const rows[][3] = {
         {"LARDER_DRAM", "", "LARDER_DRAM: option dram: '' is no size"},
-        {"LARDER_LOOPS", "0", "LARDER_LOOPS: option loops: 0 is not in"},
+        {"LARDER_LOOPS", "65", "LARDER_LOOPS: option loops: 65 is not in"},
         {"LARDER_LOG", "xml", "LARDER_LOG: option log: 'xml' is not text or"},
         {"LARDER_DIR", "/a,", "LARDER_DIR: directory 2 has an empty name"},
         {"LARDER_DIR", "/a,,/b", "LARDER_DIR: directory 2 has an empty name"},

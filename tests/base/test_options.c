@@ -321,7 +321,7 @@ static void test_serve_texts(void **s)
          "observe"},
         {LDR_OPTION_log_level, "trace", "error, warn, info or debug"},
         {LDR_OPTION_loops, "65",
-         "option loops: 65 is not in the range of 1 to "
+         "option loops: 65 is not in the range of 0 to "
          "64"},
         {LDR_OPTION_window, "1", "1M to 16G"},
     };

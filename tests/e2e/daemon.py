@@ -18,6 +18,7 @@ import urllib.request
 import wireclient
 
 _libc = ctypes.CDLL(None)
+LOOPS = 3  # that a daemon has
 FILES = 16384  # descriptors that a daemon, and who tests it, may need
 
 
@@ -126,7 +127,9 @@ class Daemon:
     def spawn(self, *more):
         self.log_from = (self.log_path.stat().st_size
                          if self.log_path.exists() else 0)
-        env = dict(os.environ, **(self.env or {}))
+        # As where there are more cores than here, unless a test has a file.
+        env = {} if self.config else {"LARDER_LOOPS": str(LOOPS)}
+        env.update(os.environ, **(self.env or {}))
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 self.command() + list(more), stdout=log, stderr=log,

@@ -130,7 +130,7 @@ def test_wider_bind_needs_authentication(serve, tmp_path, address, tenant):
 @pytest.mark.parametrize("flags, hints", [
     (["--dram", "many"], ["dram", "many", "64M"]),
     (["--dram", "1K"], ["dram", "1K", "2M"]),
-    (["--loops", "0"], ["loops", "0", "1 to 64"]),
+    (["--loops", "65"], ["loops", "65", "0 to 64"]),
     (["--mode", "sometimes"], ["mode", "sometimes", "observe"]),
     (["--frob", "1"], ["frob"]),
     (["--drma", "1G"], ["drma", "dram"]),
