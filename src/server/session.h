@@ -252,8 +252,9 @@ void ldr_session_revoke_all(ldr_session_t *s);
 void ldr_session_readable(ldr_watch_t *watch, uint32_t events);
 /* Sends as much as goes; false: the session ended. */
 bool ldr_session_send(ldr_session_t *s);
-/* Looks for more to read, after a wait for room or for replies. */
-void ldr_session_read(ldr_session_t *s);
+/* Looks for more to read, after a wait for room or for replies; true: there
+ * was some, and the session goes on. */
+bool ldr_session_read(ldr_session_t *s);
 void ldr_out_free(ldr_session_t *s, ldr_out_t *out);
 /* Sends a frame if nothing is before it. NULL: it is gone; otherwise what is
  * left of it, to be queued. */

@@ -446,13 +446,13 @@ static void set_lowat(ldr_session_t *s)
     }
 }
 
-void ldr_session_read(ldr_session_t *s)
+bool ldr_session_read(ldr_session_t *s)
 {
     size_t budget = READ_BUDGET;
     unsigned turns = 0;
 
     if (!s->shaken && !handshake(s)) {
-        return;
+        return false;
     }
     while (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
         if (s->doomed || is_full(s)) {
@@ -469,7 +469,7 @@ void ldr_session_read(ldr_session_t *s)
         }
         if (n < 0) {
             ldr_session_end(s, hung_up(n) ? NULL : strerror((int)-n));
-            return;
+            return false;
         }
         budget -= ldr_min64(budget, (uint64_t)n);
     }
@@ -477,6 +477,7 @@ void ldr_session_read(ldr_session_t *s)
         rewatch(s);
         set_lowat(s);
     }
+    return budget < READ_BUDGET;
 }
 
 void ldr_session_readable(ldr_watch_t *watch, uint32_t events)
@@ -490,10 +491,13 @@ void ldr_session_readable(ldr_watch_t *watch, uint32_t events)
         ldr_session_read(s);
     } else if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
         /* It was not read for its replies, and may have said that it has
-         * unmapped all before it left. */
+         * unmapped all before it left. As long as something is read we are
+         * called again: what it was asked for fills the queue anew. */
         if (s->local && !s->doomed) {
             ldr_session_unqueue(s);
-            ldr_session_read(s);
+            if (ldr_session_read(s)) {
+                return;
+            }
         }
         if (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
             ldr_session_end(s, NULL);

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
 
@@ -239,9 +240,11 @@ def test_hung_up_without_a_mapping(daemon):
         daemon.nothing_held(sessions=1)
 
 
-def test_last_words_behind_replies_that_nobody_takes(daemon):
+@pytest.mark.parametrize("how", ["closes", "shuts down"])
+def test_last_words_behind_replies_that_nobody_takes(daemon, how):
     """It says that it has unmapped all, and leaves, while the daemon cannot
-    send: that is read before the end."""
+    send: that is read before the end. (Who shuts down only keeps the replies,
+    so that there is no room for more: a moment of every close.)"""
     owner = daemon.enter("tcp")
     space = owner.space()
     assert owner.put_one(space, w.key_of("held"), bytes(100000)) == w.OK
@@ -250,8 +253,13 @@ def test_last_words_behind_replies_that_nobody_takes(daemon):
     extent = lease.segs[0][:2]
     for _ in range(60):  # more than it can send, and fewer than we can
         peer.start(w.EXTENT, w.extent_body(*extent))
+    if how == "shuts down":
+        until(lambda: daemon.metrics().sum("larder_reply_queue_bytes") > 0)
     peer.start(w.REVOKED, w.extent_body(w.FOREVER, 0))
-    peer.drop()
+    if how == "closes":
+        peer.drop()
+    else:
+        peer.sock.shutdown(socket.SHUT_RDWR)
     daemon.nothing_held(sessions=1)
 
 
