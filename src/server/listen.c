@@ -16,8 +16,9 @@
 #include "server/session.h"
 
 #define SHOWN_BYTES 320u
-#define LOCAL_MORE 16u /* beyond sessions: the operator shall get in */
-#define STRANGERS 16u  /* that may always be connecting */
+#define LOCAL_MORE 16u    /* beyond sessions: the operator shall get in */
+#define STRANGERS 16u     /* that may always be connecting */
+#define BUSY_NS 20000000u /* a loop is, so long after a request */
 
 /* ---- accepting ---- */
 
@@ -78,6 +79,25 @@ static bool may_enter(ldr_server_t *server, bool local)
     return false;
 }
 
+/* Loops take turns, but for those that have just been asked for something: a
+ * client opens its second connection when the first is busy. */
+static ldr_server_loop_t *home_of_next(ldr_server_t *server)
+{
+    unsigned next = __atomic_fetch_add(&server->next_loop, 1, __ATOMIC_RELAXED);
+    uint64_t now_ns = ldr_server_now();
+
+    for (unsigned i = 0; i < server->loop_count; i++) {
+        ldr_server_loop_t *home =
+            &server->loops[(next + i) % server->loop_count];
+
+        if (now_ns - __atomic_load_n(&home->asked_ns, __ATOMIC_RELAXED) >=
+            BUSY_NS) {
+            return home;
+        }
+    }
+    return &server->loops[next % server->loop_count];
+}
+
 static void knock(ldr_watch_t *watch, uint32_t events)
 {
     ldr_listener_t *l =
@@ -97,10 +117,8 @@ static void knock(ldr_watch_t *watch, uint32_t events)
             }
             continue;
         }
-        unsigned next =
-            __atomic_fetch_add(&server->next_loop, 1, __ATOMIC_RELAXED);
         a->task.run = arrive;
-        a->home = &server->loops[next % server->loop_count];
+        a->home = home_of_next(server);
         a->fd = fd;
         a->local = l->local;
         ldr_loop_post(&a->home->loop, &a->task);

@@ -476,6 +476,7 @@ void ldr_request_begin(ldr_request_t *r)
                                 ? handlers[f->opcode]
                                 : NULL;
 
+    __atomic_store_n(&r->home->asked_ns, r->begin_ns, __ATOMIC_RELAXED);
     r->body = r->bytes + LDR_FRAME_BYTES;
     r->deadline_ns = f->arg == LARDER_FOREVER
                          ? UINT64_MAX

@@ -84,10 +84,11 @@ struct ldr_server_loop {
     unsigned recent_next;
     struct ldr_request *free_requests;
     unsigned free_count;
-    uint8_t *reply;  /* LDR_FRAME_BYTES + LDR_BODY_MAX: being composed */
-    uint8_t *in;     /* as much: a message just read from a ring */
-    uint8_t *dump;   /* payload that nobody wants */
-    uint64_t due_ns; /* the next time something is due */
+    uint8_t *reply;    /* LDR_FRAME_BYTES + LDR_BODY_MAX: being composed */
+    uint8_t *in;       /* as much: a message just read from a ring */
+    uint8_t *dump;     /* payload that nobody wants */
+    uint64_t due_ns;   /* the next time something is due */
+    uint64_t asked_ns; /* atomic: when a request came last */
     uint64_t revoke_seen;
     bool drop;       /* all sessions, at the end */
     ldr_task_t look; /* the server's revocations, or its end */
