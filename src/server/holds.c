@@ -90,13 +90,14 @@ void ldr_hold_give(ldr_session_t *s, ldr_hold_t *hold)
 {
     ldr_node_t *node = s->server->node;
 
-    if (hold->strict != NULL) {
-        ldr_window_give(s->window, hold);
-    } else if (hold->kind == LDR_HOLD_LEASE) {
-        ldr_node_release(node, hold->chunk);
-    } else {
+    if (hold->kind == LDR_HOLD_RESERVE) {
         ldr_node_abort(node, hold->shard);
         ldr_node_count_save(node, hold->space, LARDER_E_CANCELED);
+    } else if (hold->strict == NULL) { /* a lease in a window has nothing */
+        ldr_node_release(node, hold->chunk);
+    }
+    if (hold->strict != NULL) {
+        ldr_window_give(s->window, hold);
     }
     ldr_hold_remove(s, hold);
 }

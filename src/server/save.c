@@ -88,15 +88,70 @@ static void unpark(ldr_request_t *r)
 
 /* ---- RESERVE ---- */
 
-static void reserve_on(ldr_request_t *r)
+/* isolation=strict: whether the window has room for the item as well. It is
+ * asked first: room that the arena makes in vain costs somebody's shard. False:
+ * it has its answer. */
+static bool has_pages(ldr_request_t *r, uint32_t i)
+{
+    ldr_session_t *s = r->session;
+    ldr_save_row_t row;
+
+    if (s->window == NULL || !ldr_save_item(r, i, &row) ||
+        row.length > LARDER_VALUE_MAX ||
+        ldr_window_fits(s->window, row.length)) {
+        return true;
+    }
+    r->results[i].status = ldr_save_present(r, i) ? LARDER_PRESENT
+                           : s->hold_count > 0    ? LARDER_PENDING
+                                                  : LARDER_E_FULL;
+    if (r->results[i].status != LARDER_PENDING) {
+        ldr_node_count_save(s->server->node, r->space, r->results[i].status);
+    }
+    return false;
+}
+
+/* Enters what was reserved in the session's table. False: it holds too much,
+ * and so nothing of it was reserved. */
+static bool enter(ldr_request_t *r, uint32_t i)
 {
     ldr_session_t *s = r->session;
     ldr_node_t *node = s->server->node;
+    ldr_hold_t hold = {
+        .kind = LDR_HOLD_RESERVE,
+        .shard = r->shard_of[i],
+        .space = r->space,
+        .length = (uint32_t)r->results[i].length,
+    };
 
+    r->results[i].lease = s->window == NULL || ldr_window_take(s->window, &hold)
+                              ? ldr_hold_add(s, &hold)
+                              : UINT64_MAX;
+    if (r->results[i].lease != UINT64_MAX) {
+        r->bytes_in += hold.length;
+        return true;
+    }
+    if (hold.strict != NULL) {
+        ldr_window_give(s->window, &hold);
+    }
+    ldr_node_abort(node, hold.shard);
+    r->shard_of[i] = LDR_NIL;
+    r->results[i] =
+        (ldr_result_row_t){.status = i > 0 ? LARDER_PENDING : LARDER_E_LIMIT};
+    if (i == 0) {
+        ldr_node_count_save(node, r->space, LARDER_E_LIMIT);
+    }
+    return false;
+}
+
+static void reserve_on(ldr_request_t *r)
+{
     for (; r->next < r->count; r->next++) {
         uint32_t i = r->next;
-        larder_status_t st = reserve(r, i);
 
+        if (!has_pages(r, i)) {
+            continue;
+        }
+        larder_status_t st = reserve(r, i);
         if (st == LARDER_PENDING) {
             if (i > 0) {
                 break; /* the client has work: it asks again for the rest */
@@ -106,23 +161,10 @@ static void reserve_on(ldr_request_t *r)
         }
         r->results[i].status = st;
         if (st != LARDER_OK) {
-            ldr_node_count_save(node, r->space, st);
-            continue;
-        }
-        ldr_hold_t hold = {
-            .kind = LDR_HOLD_RESERVE,
-            .shard = r->shard_of[i],
-            .space = r->space,
-            .length = (uint32_t)r->results[i].length,
-        };
-        r->results[i].lease = ldr_hold_add(s, &hold);
-        if (r->results[i].lease == UINT64_MAX) {
-            ldr_node_abort(node, r->shard_of[i]);
-            r->results[i] = (ldr_result_row_t){
-                .status = i > 0 ? LARDER_PENDING : LARDER_E_LIMIT};
+            ldr_node_count_save(r->home->server->node, r->space, st);
+        } else if (!enter(r, i)) {
             break;
         }
-        r->bytes_in += hold.length;
     }
     for (uint32_t i = r->next; i < r->count; i++) {
         if (r->results[i].status == LARDER_OK) {
@@ -158,8 +200,6 @@ void ldr_handle_reserve(ldr_request_t *r)
     }
     if (!may_move(r)) {
         ldr_reply_results(r, false, false);
-    } else if (r->session->window != NULL) {
-        ldr_window_reserve(r);
     } else {
         reserve_on(r);
     }

@@ -1,7 +1,6 @@
 #include "server/window.h"
 
 #include <fcntl.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -19,14 +18,12 @@ struct ldr_window {
     unsigned users; /* atomic */
 };
 
-/* What a hold in a window is: its pages, and for a reservation the row that
- * asked for it. */
+/* What a hold in a window is: its pages. */
 typedef struct strict {
     ldr_window_t *window;
     uint32_t page; /* first of its list */
     uint32_t length;
-    uint32_t space, shards;
-    uint8_t row[LDR_SAVE_BYTES];
+    uint32_t space; /* of a reservation, for counting */
 } strict_t;
 
 /* ---- the window ---- */
@@ -215,6 +212,21 @@ static void works_end(ldr_request_t *r)
     r->window = NULL;
 }
 
+/* What a COMMIT that nobody carries out has of the window and the arena. */
+static void give_up(ldr_request_t *r, uint32_t i, larder_status_t why)
+{
+    ldr_node_t *node = r->home->server->node;
+    const strict_t *x = r->works[i];
+
+    if (r->shard_of[i] != LDR_NIL) {
+        ldr_node_abort(node, r->shard_of[i]);
+        ldr_node_count_save(node, x->space, why);
+        r->shard_of[i] = LDR_NIL;
+    }
+    pages_give(r->works[i]);
+    r->works[i] = NULL;
+}
+
 void ldr_window_forget(ldr_request_t *r)
 {
     ldr_node_t *node = r->home->server->node;
@@ -226,9 +238,10 @@ void ldr_window_forget(ldr_request_t *r)
          i++) {
         if (r->frame.opcode == LDR_OP_LEASE && r->shard_of[i] != LDR_NIL) {
             ldr_node_release(node, r->loads[i].chunk);
+            r->shard_of[i] = LDR_NIL;
         }
         if (r->works[i] != NULL) {
-            pages_give(r->works[i]);
+            give_up(r, i, LARDER_E_CANCELED);
         }
     }
     works_end(r);
@@ -349,82 +362,33 @@ void ldr_window_lease(ldr_request_t *r)
 
 /* ---- RESERVE and COMMIT ---- */
 
-void ldr_window_reserve(ldr_request_t *r)
+bool ldr_window_fits(const ldr_window_t *w, uint64_t length)
 {
-    ldr_session_t *s = r->session;
-    ldr_node_t *node = s->server->node;
+    return ldr_arena_pages(length) <= w->free_count;
+}
 
-    for (uint32_t i = 0; i < r->count; i++) {
-        const uint8_t *at = r->rows + (size_t)i * LDR_SAVE_BYTES;
-        ldr_save_row_t row;
+bool ldr_window_take(ldr_window_t *w, ldr_hold_t *hold)
+{
+    strict_t *x = pages_take(w, hold->length);
 
-        if (!ldr_save_item(r, i, &row)) {
-            r->results[i].status = LARDER_E_INVALID;
-        } else if (row.length == 0 || row.length > LARDER_VALUE_MAX) {
-            r->results[i].status = LARDER_E_SIZE;
-        } else if (ldr_save_present(r, i)) {
-            r->results[i].status = LARDER_PRESENT;
-        }
-        if (r->results[i].status != LARDER_OK) {
-            ldr_node_count_save(node, r->space, r->results[i].status);
-            continue;
-        }
-        strict_t *x = pages_take(s->window, (uint32_t)row.length);
-        ldr_hold_t hold = {
-            .kind = LDR_HOLD_RESERVE,
-            .space = r->space,
-            .length = (uint32_t)row.length,
-            .strict = x,
-        };
-        r->results[i].length = row.length;
-        r->results[i].lease = x != NULL ? ldr_hold_add(s, &hold) : UINT64_MAX;
-        if (r->results[i].lease == UINT64_MAX) {
-            bool later = s->hold_count > 0;
-
-            if (x != NULL) {
-                pages_give(x);
-            }
-            r->results[i] = (ldr_result_row_t){.status = later ? LARDER_PENDING
-                                                               : LARDER_E_FULL};
-            continue;
-        }
-        x->space = r->space;
-        x->shards = r->shards;
-        memcpy(x->row, at, LDR_SAVE_BYTES);
-        r->bytes_in += row.length;
+    if (x != NULL) {
+        x->space = hold->space;
     }
-    ldr_guest_moved(r->guest, r->bytes_in);
-    ldr_reply_results(r, true, false);
+    hold->strict = x;
+    return x != NULL;
 }
 
 /* From the window into the arena, if it is what the client says it is. */
-static larder_status_t bring_in(ldr_request_t *r, strict_t *x, uint32_t crc)
+static larder_status_t bring_in(ldr_request_t *r, uint32_t i)
 {
     ldr_node_t *node = r->home->server->node;
     struct iovec iov[LDR_READ_IOV];
-    larder_item_t item = {.key = (const larder_key_t *)x->row};
-    ldr_target_t target = {x->space, x->shards, &item};
-    ldr_save_row_t row;
-    uint32_t shard;
-
-    if (!ldr_get_save(x->row, &row)) {
-        return LARDER_E_INVALID;
-    }
-    item.parent = row.has_parent
-                      ? (const larder_key_t *)(x->row + LARDER_KEY_BYTES)
-                      : NULL;
-    item.depth = row.depth;
-    item.group = row.group;
-    item.shard = row.shard;
-    item.flags = row.flags;
-    item.ttl_ms = row.ttl_ms;
-    larder_status_t st = ldr_node_reserve(node, &target, x->length, &shard);
-    if (st != LARDER_OK) {
-        return st;
-    }
-    ldr_node_iov(node, shard, iov, LDR_READ_IOV);
+    uint32_t shard = r->shard_of[i], crc = r->results[i].crc;
     uint64_t begin_ns = ldr_server_now();
-    if (copy(x, iov, false) != crc) {
+
+    r->shard_of[i] = LDR_NIL; /* committed or aborted from here on */
+    ldr_node_iov(node, shard, iov, LDR_READ_IOV);
+    if (copy(r->works[i], iov, false) != crc) {
         ldr_node_abort(node, shard);
         ldr_metrics_event(r->home->server->metrics, LDR_EVENT_CHECKSUM_MISMATCH,
                           1);
@@ -437,9 +401,9 @@ static void job_commit(ldr_request_t *r)
 {
     for (uint32_t i = 0; i < r->count; i++) {
         if (r->works[i] != NULL) {
-            strict_t *x = r->works[i];
+            const strict_t *x = r->works[i];
 
-            r->results[i].status = bring_in(r, x, r->results[i].crc);
+            r->results[i].status = bring_in(r, i);
             ldr_node_count_save(r->home->server->node, x->space,
                                 r->results[i].status);
         }
@@ -477,6 +441,7 @@ void ldr_window_commit(ldr_request_t *r)
             ldr_hold_give(s, hold);
         } else {
             r->works[i] = hold->strict; /* the request's from here on */
+            r->shard_of[i] = hold->shard;
             r->results[i].crc = row.crc;
             ldr_hold_remove(s, hold);
             some = true;
@@ -487,8 +452,7 @@ void ldr_window_commit(ldr_request_t *r)
     } else if (!works_begin(r, job_commit, finish_commit)) {
         for (uint32_t i = 0; i < r->count; i++) {
             if (r->works[i] != NULL) {
-                pages_give(r->works[i]);
-                r->works[i] = NULL;
+                give_up(r, i, LARDER_E_BUSY);
                 r->results[i].status = LARDER_E_BUSY;
             }
         }

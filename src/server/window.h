@@ -30,12 +30,15 @@ larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
                                 ldr_extent_view_t *view);
 uint32_t ldr_window_segs(struct ldr_session *s, uint64_t lease, ldr_seg_t *segs,
                          uint32_t max);
+/* Whether it has pages for so many bytes now. */
+bool ldr_window_fits(const ldr_window_t *w, uint64_t length);
+/* Pages for what a reservation holds in the arena. False: there are none. */
+bool ldr_window_take(ldr_window_t *w, struct ldr_hold *hold);
 /* A hold's pages come back. */
 void ldr_window_give(ldr_window_t *w, struct ldr_hold *hold);
 
-/* What LEASE, RESERVE and COMMIT do: each answers its request. */
+/* What LEASE and COMMIT do: each answers its request. */
 void ldr_window_lease(struct ldr_request *r);
-void ldr_window_reserve(struct ldr_request *r);
 void ldr_window_commit(struct ldr_request *r);
 /* Its session ended while a job worked: gives back what it has. */
 void ldr_window_forget(struct ldr_request *r);

@@ -466,3 +466,37 @@ def test_strict_window(serve):
         return True
 
     assert in_child(work)
+
+
+def test_strict_reservations_are_the_arenas(serve):
+    """Who has been given a window's pages has been given the arena's: nobody
+    copies for a save that is refused then, and what is given back is free."""
+    daemon = serve(isolation="strict", strict_window="64M", dram="32M")
+    each = 1 << 20
+
+    def work():
+        peer = w.Peer(daemon.socket).enter().attach()
+        space = peer.space()
+        held = []
+        while (r := peer.reserve(space, key_of(f"r{len(held)}"),
+                                 each)).status == w.OK:
+            held.append(r)
+        assert r.status == w.E_FULL and 0 < len(held) <= 32
+        # Who saves it already has it: nobody else need.
+        assert peer.reserve(space, key_of("r0"), each).status == w.PRESENT
+        value = value_of("strict", each)
+        for i, r in enumerate(held[1::2]):
+            peer.write_segs(r.segs, value)
+            assert peer.commit(r.lease, crc32c(value)).status == w.OK, i
+        for r in held[::2]:
+            assert peer.commit(r.lease, 0, w.ABORT).status == w.OK
+        for i in range(len(held)):
+            got = peer.shm_get(space, key_of(f"r{i}"))
+            assert got == ((value, None) if i % 2 else (None, "absent"))
+        return len(held)
+
+    count = in_child(work)
+    m = daemon.metrics()
+    for outcome, want in (("stored", count // 2), ("full", 1), ("present", 1),
+                          ("canceled", count - count // 2), ("failed", 0)):
+        assert m.sum("larder_saves_total", outcome=outcome) == want, outcome

@@ -415,10 +415,11 @@ def test_pause_by_a_stranger(larder, tmp_path):
     assert "only root and the daemon's own user may" in done.err
 
 
-@both
-def test_observe(serve, transport):
+@pytest.mark.parametrize("transport, isolation", (
+    ("unix", "shared"), ("unix", "strict"), ("tcp", "shared")))
+def test_observe(serve, transport, isolation):
     """Counts what would have hit, and moves nothing."""
-    daemon = serve(mode="observe")
+    daemon = serve(mode="observe", isolation=isolation)
     with capi.Node(daemon.url(transport)) as node:
         for i in range(10):
             assert node.put(f"k {i}", b"x" * 5000) not in (capi.OK,
@@ -431,6 +432,7 @@ def test_observe(serve, transport):
     assert m.sum("larder_observed_loads_total", outcome="miss") == 10
     assert m.sum("larder_observed_hit_bytes_total") == 50000
     assert m.sum("larder_moved_bytes_total") == 0
+    assert m.sum("larder_transport_bytes_total") == 0
     assert m.sum("larder_dram_used_bytes") == 0
     assert m.sum("larder_entries") == 0
 
