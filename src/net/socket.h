@@ -101,6 +101,9 @@ typedef struct ldr_tls_params {
 
 larder_status_t ldr_tls_create(const ldr_tls_params_t *params,
                                ldr_tls_t **tls_p);
+/* Streams that begin from here on have the certificates of fresh, which is
+ * gone then; the others keep theirs. */
+void ldr_tls_renew(ldr_tls_t *tls, ldr_tls_t *fresh);
 void ldr_tls_destroy(ldr_tls_t *tls); /* NULL is fine; streams may live on */
 
 /* ---- streams ----

@@ -114,7 +114,9 @@ larder_status_t ldr_stream_init(ldr_stream_t *s, int fd, ldr_tls_t *tls,
         goto err;
     }
     ERR_clear_error();
+    pthread_mutex_lock(&tls->lock);
     SSL *ssl = ldr_ssl.SSL_new(tls->ctx);
+    pthread_mutex_unlock(&tls->lock);
     s->ssl = ssl;
     if (ssl == NULL || ldr_ssl.SSL_set_fd(ssl, fd) != 1 ||
         (!server && !expect_name(ssl, name))) {

@@ -214,6 +214,7 @@ larder_status_t ldr_tls_create(const ldr_tls_params_t *params,
         return ldr_fail(LARDER_E_NO_MEMORY, "no memory for TLS");
     }
     ERR_clear_error();
+    pthread_mutex_init(&tls->lock, NULL);
     tls->server = params->server;
     tls->ctx = ldr_ssl.SSL_CTX_new(ldr_ssl.TLS_method());
     if (tls->ctx == NULL) {
@@ -233,10 +234,21 @@ larder_status_t ldr_tls_create(const ldr_tls_params_t *params,
     return LARDER_OK;
 }
 
+void ldr_tls_renew(ldr_tls_t *tls, ldr_tls_t *fresh)
+{
+    pthread_mutex_lock(&tls->lock);
+    SSL_CTX *old = tls->ctx;
+    tls->ctx = fresh->ctx;
+    pthread_mutex_unlock(&tls->lock);
+    fresh->ctx = old;
+    ldr_tls_destroy(fresh);
+}
+
 void ldr_tls_destroy(ldr_tls_t *tls)
 {
     if (tls != NULL) {
         ldr_ssl.SSL_CTX_free(tls->ctx); /* streams hold it too */
+        pthread_mutex_destroy(&tls->lock);
         ldr_free(tls);
     }
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <openssl/ssl.h>
+#include <pthread.h>
 #include <stdbool.h>
 
 #define LDR_SSL_MAP(X)                                                         \
@@ -52,6 +53,7 @@ typedef struct ldr_ssl_api {
 extern ldr_ssl_api_t ldr_ssl;
 
 struct ldr_tls {
+    pthread_mutex_t lock; /* for ctx, which may be renewed */
     SSL_CTX *ctx;
     bool server;
 };

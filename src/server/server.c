@@ -224,9 +224,9 @@ static larder_status_t admin_open(ldr_server_t *server)
 
 /* ---- open ---- */
 
-static larder_status_t tls_open(ldr_server_t *server)
+/* Reads the certificates as they are now. */
+static larder_status_t tls_open(const ldr_options_t *o, ldr_tls_t **tls_p)
 {
-    const ldr_options_t *o = &server->config->options;
     ldr_tls_params_t params = {
         .server = true,
         .cert = o->tls_cert,
@@ -244,7 +244,7 @@ static larder_status_t tls_open(ldr_server_t *server)
         return ldr_fail(LARDER_E_INVALID,
                         "tls = on needs tls_cert and tls_key");
     }
-    return ldr_tls_create(&params, &server->tls);
+    return ldr_tls_create(&params, tls_p);
 }
 
 /* The node with its tenants' limits, before its disks begin to make room. */
@@ -338,7 +338,7 @@ static larder_status_t open_parts(ldr_server_t *server)
 static larder_status_t open_checked(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
-    larder_status_t st = tls_open(server);
+    larder_status_t st = tls_open(o, &server->tls);
 
     if (st == LARDER_OK) {
         st = ldr_guests_check(server->config);
@@ -404,12 +404,22 @@ void ldr_server_reload_failed(ldr_server_t *server)
 bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
 {
     ldr_config_t *old = server->latest;
-    larder_status_t st = ldr_guests_load(server, config);
+    ldr_tls_t *tls = NULL;
+    /* Before anything is put to use. Where they are does not change; what is
+     * there does, when they are renewed. */
+    larder_status_t st = tls_open(&config->options, &tls);
 
+    if (st == LARDER_OK) {
+        st = ldr_guests_load(server, config);
+    }
     if (st != LARDER_OK) {
         ldr_server_reload_failed(server);
+        ldr_tls_destroy(tls);
         ldr_config_free(config);
         return false;
+    }
+    if (tls != NULL) {
+        ldr_tls_renew(server->tls, tls);
     }
     if (config->options.mode != old->options.mode) {
         ldr_node_set_mode(server->node, (ldr_mode_t)config->options.mode);

@@ -281,6 +281,65 @@ def test_client_certificates(serve, tmp_path):
         assert a.get("k")[2] == b"of a"
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_renewed_certificates(serve, tmp_path):
+    """SIGHUP reads the files again: who connects then sees the new ones, and
+    who has connected goes on. Files that do not go together change nothing."""
+    for name in ("ca", "new-ca"):
+        make_certificate(tmp_path, name)
+    live = tmp_path / "live"
+    live.mkdir()
+    for ca in ("ca", "new-ca"):
+        make_certificate(tmp_path, f"node-of-{ca}", ca)
+        make_certificate(tmp_path, f"engine-of-{ca}", ca)
+
+    def install(ca, *kinds):
+        for kind, source in (("pem", f"node-of-{ca}.pem"),
+                             ("key", f"node-of-{ca}.key"),
+                             ("clients", f"{ca}.pem")):
+            if kind in kinds:
+                shutil.copy(tmp_path / source, live / kind)
+
+    def node(ca):
+        return capi.Node(daemon.url(
+            "tcp", tls="on", tenant="a", tls_ca=tmp_path / f"{ca}.pem",
+            tls_cert=tmp_path / f"engine-of-{ca}.pem",
+            tls_key=tmp_path / f"engine-of-{ca}.key", timeout_ms=5000))
+
+    def refused(ca):
+        with pytest.raises(capi.Error) as error:
+            node(ca)
+        return error.value.status in (capi.E_DENIED, capi.E_OFFLINE)
+
+    def reload(outcome):
+        before = daemon.value("larder_reloads_total", outcome=outcome)
+        daemon.signal(signal.SIGHUP)
+        until(lambda: daemon.value("larder_reloads_total",
+                                   outcome=outcome) == before + 1,
+              20, daemon.log)
+
+    install("ca", "pem", "key", "clients")
+    text = "[tenant a]\ncert = engine-of-ca\n"
+    daemon = serve(tls="on", tls_cert=live / "pem", tls_key=live / "key",
+                   tls_client_ca=live / "clients", config=text)
+    with node("ca") as first:
+        assert first.put("k", b"of a") == capi.OK
+        # Half of it is there: the old ones stay, and it is said.
+        install("new-ca", "pem")
+        reload("failed")
+        assert "nothing was changed" in daemon.log()
+        assert str(live / "key") in daemon.log()
+        with node("ca") as again:
+            assert again.get("k")[2] == b"of a"
+        install("new-ca", "key", "clients")
+        daemon.write_config(text.replace("engine-of-ca", "engine-of-new-ca"))
+        reload("ok")
+        with node("new-ca") as again:
+            assert again.get("k")[2] == b"of a"
+        assert refused("ca")
+        assert first.get("k")[2] == b"of a", "it had come in before"
+
+
 def test_tenants_come_and_go(serve, tmp_path):
     daemon = serve(config=config(tmp_path))
     a = daemon.enter("tcp", "a", A)
