@@ -247,6 +247,32 @@ static larder_status_t tls_open(const ldr_options_t *o, ldr_tls_t **tls_p)
     return ldr_tls_create(&params, tls_p);
 }
 
+/* Paused by an operator or as the configuration has it. With config_lock, so
+ * that a pause and a reload at once come one after the other. */
+static void set_mode(ldr_server_t *server)
+{
+    ldr_node_set_mode(server->node,
+                      server->paused
+                          ? LDR_MODE_PAUSED
+                          : (ldr_mode_t)server->latest->options.mode);
+}
+
+void ldr_server_pause(ldr_server_t *server, bool paused)
+{
+    pthread_mutex_lock(&server->config_lock);
+    server->paused = paused;
+    set_mode(server);
+    pthread_mutex_unlock(&server->config_lock);
+}
+
+bool ldr_server_paused(ldr_server_t *server)
+{
+    pthread_mutex_lock(&server->config_lock);
+    bool paused = server->paused;
+    pthread_mutex_unlock(&server->config_lock);
+    return paused;
+}
+
 /* The node with its tenants' limits, before its disks begin to make room. */
 static larder_status_t node_open(ldr_server_t *server)
 {
@@ -318,7 +344,7 @@ static larder_status_t open_parts(ldr_server_t *server)
         st = node_open(server);
     }
     if (st == LARDER_OK) {
-        ldr_node_set_mode(server->node, (ldr_mode_t)o->mode);
+        ldr_server_pause(server, server->paused); /* as the one before it */
         st = ldr_guests_load(server, server->config);
     }
     if (st == LARDER_OK) {
@@ -421,11 +447,11 @@ bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
     if (tls != NULL) {
         ldr_tls_renew(server->tls, tls);
     }
-    if (config->options.mode != old->options.mode) {
-        ldr_node_set_mode(server->node, (ldr_mode_t)config->options.mode);
-    }
     pthread_mutex_lock(&server->config_lock);
     server->latest = config;
+    if (config->options.mode != old->options.mode) {
+        set_mode(server);
+    }
     pthread_mutex_unlock(&server->config_lock);
     if (old != server->config) {
         ldr_config_free(old);

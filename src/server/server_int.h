@@ -98,6 +98,7 @@ struct ldr_server {
     ldr_config_t *config;        /* as it was at open: what loops look at */
     ldr_config_t *latest;        /* with what was reloaded; the main thread's */
     pthread_mutex_t config_lock; /* for others who look at the latest */
+    bool paused; /* by an operator: stays so whatever mode says. config_lock */
     ldr_log_t log;
     ldr_node_t *node;
     ldr_server_metrics_t *metrics;
@@ -178,7 +179,13 @@ bool ldr_job(struct ldr_request *r);
 /* Answers a request whose job was not taken, or not run. */
 void ldr_job_refuse(struct ldr_request *r);
 
+/* server.c */
+/* An operator says so; resumed, the node is as the configuration has it. */
+void ldr_server_pause(ldr_server_t *server, bool paused);
+bool ldr_server_paused(ldr_server_t *server);
+
 /* verbs.c */
+#define LDR_PAUSED_TEXT "paused" /* what a paused daemon answers to a ping */
 /* Says a verb to the daemon behind a fresh connection, which stays open. */
 larder_status_t ldr_admin_ask(int fd, const char *socket_path, const char *verb,
                               char *text, size_t size, uint64_t deadline_ns);

@@ -254,9 +254,35 @@ static larder_status_t ask_for_all(ldr_server_t *server, int fd,
     return st;
 }
 
+/* One that hangs will not hand over: nobody shall wait minutes for it. One made
+ * before does not know the word, or says "here" whatever it is: only one that
+ * says it is paused is known to be. */
+static larder_status_t ask_if_there(ldr_server_t *server, int fd,
+                                    const char *path)
+{
+    char text[LDR_TEXT_MAX + 1];
+    larder_status_t st = ldr_admin_ask(fd, path, "ping", text, sizeof(text),
+                                       ldr_server_now() + PING_NS);
+
+    if (st == LARDER_E_OFFLINE) {
+        return ldr_fail(LARDER_E_OFFLINE,
+                        "%s: the daemon there does not answer, and cannot hand "
+                        "over: end it (SIGKILL), and start without --takeover",
+                        path);
+    }
+    server->paused = st == LARDER_OK && strcmp(text, LDR_PAUSED_TEXT) == 0;
+    if (server->paused) {
+        ldr_warn(&server->log,
+                 "the daemon at %s is paused, and so this one is "
+                 "until `larder resume`",
+                 path);
+    }
+    return LARDER_OK;
+}
+
 larder_status_t ldr_server_take_over(ldr_server_t *server)
 {
-    char path[LDR_UNIX_PATH_MAX], text[LDR_TEXT_MAX + 1];
+    char path[LDR_UNIX_PATH_MAX];
     uint64_t ms = TAKEOVER_MS + server->config->options.drain_ms;
     uint64_t deadline_ns = ldr_server_now() + ms * 1000000u;
     int fd;
@@ -280,15 +306,8 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
         close(fd);
         st = connect_old(path, deadline_ns, &fd);
     }
-    /* One that hangs will not hand over: nobody shall wait minutes for it. What
-     * it answers does not matter; one made before does not know the word. */
-    if (st == LARDER_OK &&
-        ldr_admin_ask(fd, path, "ping", text, sizeof(text),
-                      ldr_server_now() + PING_NS) == LARDER_E_OFFLINE) {
-        st = ldr_fail(LARDER_E_OFFLINE,
-                      "%s: the daemon there does not answer, and cannot hand "
-                      "over: end it (SIGKILL), and start without --takeover",
-                      path);
+    if (st == LARDER_OK) {
+        st = ask_if_there(server, fd, path);
     }
     if (st == LARDER_OK) {
         ldr_info(&server->log,

@@ -13,23 +13,10 @@
 
 #define VERB_MAX 32u
 
-static larder_status_t say_mode(ldr_server_t *server, const char *verb,
-                                char *text, size_t size)
-{
-    bool pause = strcmp(verb, "pause") == 0;
-    pthread_mutex_lock(&server->config_lock);
-    ldr_mode_t back = (ldr_mode_t)server->latest->options.mode;
-    pthread_mutex_unlock(&server->config_lock);
-
-    ldr_node_set_mode(server->node, pause ? LDR_MODE_PAUSED : back);
-    snprintf(text, size, "%s", pause ? "paused" : "resumed");
-    return LARDER_OK;
-}
-
 void ldr_handle_admin(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
-    char verb[VERB_MAX], text[128];
+    char verb[VERB_MAX];
 
     if (r->frame.body == 0 || r->frame.body >= VERB_MAX ||
         memchr(r->body, '\0', r->frame.body) != NULL) {
@@ -44,11 +31,17 @@ void ldr_handle_admin(ldr_request_t *r)
                                    "say '%s'",
                                    verb));
     } else if (strcmp(verb, "pause") == 0 || strcmp(verb, "resume") == 0) {
-        larder_status_t st = say_mode(s->server, verb, text, sizeof(text));
+        bool pause = strcmp(verb, "pause") == 0;
+        const char *text = pause ? LDR_PAUSED_TEXT : "resumed";
 
-        ldr_reply(r, st, text, strlen(text));
+        ldr_server_pause(s->server, pause);
+        ldr_reply(r, LARDER_OK, text, strlen(text));
     } else if (strcmp(verb, "ping") == 0) {
-        ldr_reply(r, LARDER_OK, "here", strlen("here"));
+        /* A daemon that takes over is paused if this one is. */
+        const char *text =
+            ldr_server_paused(s->server) ? LDR_PAUSED_TEXT : "here";
+
+        ldr_reply(r, LARDER_OK, text, strlen(text));
     } else if (strcmp(verb, "handover") == 0) {
         ldr_takeover_begin(r, true);
     } else if (strcmp(verb, "takeover") == 0) {

@@ -394,6 +394,22 @@ def test_pause_and_resume(serve, larder, transport):
     assert "/nonexistent/sock" in done.err
 
 
+def test_pause_outlasts_a_reload(serve, larder):
+    """Another mode is what it will be when somebody resumes it."""
+    daemon = serve(config="mode = on\n")
+    with capi.Node(daemon.url()) as node:
+        put_some(node, 3)
+        larder("pause", daemon.socket)
+        for count, mode in enumerate(("observe", "on", "observe"), 1):
+            daemon.write_config(f"mode = {mode}\n")
+            daemon.signal(signal.SIGHUP)
+            until(lambda n=count: daemon.log().count("reloaded") == n)
+            assert daemon.value("larder_mode", mode="paused") == 1
+            assert node.get("k 0")[:2] == (capi.MISS, "paused")
+        larder("resume", daemon.socket)
+        assert daemon.value("larder_mode", mode="observe") == 1
+
+
 def test_put_while_paused(serve, larder):
     daemon = serve()
     larder("pause", daemon.socket)

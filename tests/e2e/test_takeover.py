@@ -115,6 +115,30 @@ def test_takeover_keeps_dram(serve, transport):
         assert node.get("after")[2] == b"x" * 5000
 
 
+def test_takeover_of_a_paused_one(serve, larder):
+    """Somebody did not trust what it holds: nor is it given out by the next,
+    nor by the one after that, until it is resumed."""
+    daemons = [serve()]
+    with capi.Node(daemons[0].url()) as node:
+        put_some(node, 10)
+    larder("pause", daemons[0].socket)
+    for _ in range(2):
+        daemons.append(serve(start=False, socket=daemons[0].socket))
+        daemons[-1].start("--takeover")
+        assert daemons[-2].wait(20) == 0
+        assert "is paused" in daemons[-1].log()
+        assert daemons[-1].value("larder_mode", mode="paused") == 1
+        with capi.Node(daemons[-1].url()) as node:
+            assert node.get("k 0")[:2] == (capi.MISS, "paused")
+    larder("resume", daemons[0].socket)
+    daemons.append(serve(start=False, socket=daemons[0].socket))
+    daemons[-1].start("--takeover")
+    assert daemons[-2].wait(20) == 0
+    assert "is paused" not in daemons[-1].log()
+    with capi.Node(daemons[-1].url()) as node:
+        assert found(node, 10) == 10
+
+
 @pytest.mark.parametrize("kind", ("lease", "reservation"))
 def test_takeover_leaves_what_is_held(serve, kind):
     """A client that lives on with a lease or a reservation may still read or
