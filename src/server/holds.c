@@ -8,6 +8,47 @@
 
 #define HOLD_ROOM 64u
 
+/* ---- what was staged, and so paid for ---- */
+
+static uint32_t *paid_head(ldr_session_t *s, uint64_t name)
+{
+    return &s->paid[name % s->hold_room];
+}
+
+void ldr_hold_pay(ldr_session_t *s, ldr_hold_t *hold, uint64_t name)
+{
+    uint32_t *head = paid_head(s, name);
+
+    hold->paid = name;
+    hold->next = *head;
+    *head = (uint32_t)(hold - s->holds);
+}
+
+static void paid_remove(ldr_session_t *s, ldr_hold_t *hold)
+{
+    uint32_t *link = paid_head(s, hold->paid);
+
+    while (&s->holds[*link] != hold) {
+        link = &s->holds[*link].next;
+    }
+    *link = hold->next;
+    hold->paid = 0;
+}
+
+bool ldr_hold_paid(ldr_session_t *s, uint64_t name)
+{
+    uint32_t at = s->hold_count > 0 ? *paid_head(s, name) : LDR_NIL;
+
+    while (at != LDR_NIL && s->holds[at].paid != name) {
+        at = s->holds[at].next;
+    }
+    if (at == LDR_NIL) {
+        return false;
+    }
+    paid_remove(s, &s->holds[at]);
+    return true;
+}
+
 /* ---- leases and reservations ---- */
 
 static bool grow(ldr_session_t *s)
@@ -20,7 +61,10 @@ static bool grow(ldr_session_t *s)
         return false;
     }
     ldr_hold_t *holds = ldr_alloc(room * sizeof(*holds));
-    if (holds == NULL) {
+    uint32_t *paid = ldr_alloc(room * sizeof(*paid));
+    if (holds == NULL || paid == NULL) {
+        ldr_free(holds);
+        ldr_free(paid);
         return false;
     }
     for (uint32_t i = 0; i < s->hold_room; i++) {
@@ -32,8 +76,18 @@ static bool grow(ldr_session_t *s)
     }
     s->hold_free = s->hold_room; /* it was empty, or it would not grow */
     ldr_free(s->holds);
+    ldr_free(s->paid);
     s->holds = holds;
+    s->paid = paid;
     s->hold_room = room;
+    for (uint32_t i = 0; i < room; i++) {
+        paid[i] = LDR_NIL;
+    }
+    for (uint32_t i = 0; i < s->hold_count; i++) { /* all are in use */
+        if (holds[i].paid != 0) {
+            ldr_hold_pay(s, &holds[i], holds[i].paid);
+        }
+    }
     return true;
 }
 
@@ -79,6 +133,9 @@ ldr_hold_t *ldr_hold_find(ldr_session_t *s, uint64_t lease, unsigned kind)
 void ldr_hold_remove(ldr_session_t *s, ldr_hold_t *hold)
 {
     count_hold(s, hold, -1);
+    if (hold->paid != 0) {
+        paid_remove(s, hold);
+    }
     hold->kind = LDR_HOLD_FREE;
     hold->generation++;
     hold->next = s->hold_free;

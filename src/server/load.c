@@ -72,9 +72,30 @@ static void lease(ldr_request_t *r, uint32_t i)
         r->shard_of[i] = LDR_NIL;
         r->results[i] = (ldr_result_row_t){.status = i > 0 ? LARDER_PENDING
                                                            : LARDER_E_LIMIT};
+    }
+}
+
+/* By TCP a lease hands nothing over: the GETs do, and are charged. In shared
+ * memory what is staged may be used where it is, so it is charged at once; the
+ * load that copies it, if that is what it was staged for, is not. */
+void ldr_load_handed(ldr_request_t *r, uint32_t i)
+{
+    ldr_session_t *s = r->session;
+    const larder_item_t *item = &r->items[i];
+    ldr_name_row_t row = {.room = 0};
+    uint64_t name = ldr_store_name(&s->server->node->store, r->space,
+                                   item->group, item->key)
+                        .fingerprint;
+
+    name = (name ^ (uint64_t)item->shard << 40) | 1; /* alike: one in 2^63 */
+    ldr_get_name(r->rows + (size_t)i * LDR_NAME_BYTES, &row);
+    ldr_hold_t *hold = ldr_hold_find(s, r->results[i].lease, LDR_HOLD_LEASE);
+    if (row.room == 0 && hold != NULL) {
+        ldr_hold_pay(s, hold, name);
+    } else if (ldr_hold_paid(s, name)) {
         return;
     }
-    r->bytes_out += hold.length;
+    r->bytes_out += r->results[i].length;
 }
 
 static void measure(ldr_request_t *r)
@@ -126,11 +147,6 @@ static void finish(ldr_request_t *r)
     for (uint32_t i = 0; !get && i < r->next; i++) {
         lease(r, i);
     }
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < r->next; i++) {
-        bytes += r->shard_of[i] != LDR_NIL ? r->results[i].length : 0;
-    }
-    ldr_guest_moved(r->guest, bytes);
     ldr_reply_results(r, !get && r->session->attached, get);
 }
 

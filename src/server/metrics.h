@@ -114,7 +114,8 @@ typedef struct ldr_request_note {
     uint32_t space;         /* the same; LDR_NIL: of none */
     larder_status_t status; /* of the reply */
     uint64_t bytes_in;      /* payload that came with it, or was committed */
-    uint64_t bytes_out; /* payload that went with the reply, or was leased */
+    uint64_t bytes_out; /* payload that went with the reply, or was leased in
+                           shared memory */
     uint64_t ns;        /* from its arrival to its reply */
 } ldr_request_note_t;
 

@@ -144,6 +144,7 @@ void ldr_requests_destroy(ldr_server_loop_t *home)
 
 /* ---- replies ---- */
 
+/* Counts the request, and charges its tenant for the payload. */
 static void note(ldr_request_t *r, larder_status_t st)
 {
     ldr_session_t *s = r->session;
@@ -159,6 +160,9 @@ static void note(ldr_request_t *r, larder_status_t st)
     };
 
     ldr_metrics_request(s->server->metrics, &n);
+    if (r->guest != NULL) {
+        ldr_guest_moved(r->guest, r->bytes_in + r->bytes_out);
+    }
 }
 
 /* Sends a composed frame: in home->reply, or with pieces of the arena. */
@@ -375,10 +379,16 @@ void ldr_reply_results(ldr_request_t *r, bool segs, bool payload)
     }
     bool full = false; /* once one did not fit, order says: none after it */
     for (uint32_t i = 0; segs && i < r->count; i++) {
-        if (r->results[i].status == LARDER_OK &&
-            (full || !put_segs(r, i, &seg_count))) {
-            full = true;
+        if (r->results[i].status != LARDER_OK) {
+            continue;
+        }
+        full = full || !put_segs(r, i, &seg_count);
+        if (full) {
             take_back(r, i);
+        } else if (r->frame.opcode == LDR_OP_LEASE) {
+            ldr_load_handed(r, i);
+        } else {
+            r->bytes_in += r->results[i].length;
         }
     }
     size_t at = ldr_put_results(body, r->count, seg_count);

@@ -127,7 +127,6 @@ static bool enter(ldr_request_t *r, uint32_t i)
                               ? ldr_hold_add(s, &hold)
                               : UINT64_MAX;
     if (r->results[i].lease != UINT64_MAX) {
-        r->bytes_in += hold.length;
         return true;
     }
     if (hold.strict != NULL) {
@@ -172,7 +171,6 @@ static void reserve_on(ldr_request_t *r)
         }
     }
     unpark(r);
-    ldr_guest_moved(r->guest, r->bytes_in);
     ldr_reply_results(r, true, false);
 }
 
@@ -418,7 +416,6 @@ bool ldr_put_got(ldr_request_t *r, size_t bytes)
         return false;
     }
     r->session->put = NULL;
-    ldr_guest_moved(r->guest, r->bytes_in);
     ldr_reply_results(r, false, false);
     return true;
 }

@@ -253,6 +253,7 @@ static void bury(ldr_task_t *task)
     ldr_free(s->buffer);
     ldr_free(s->spaces);
     ldr_free(s->holds);
+    ldr_free(s->paid);
     ldr_free(s->maps);
     ldr_window_destroy(s->window);
     ldr_free(s);

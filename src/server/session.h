@@ -46,7 +46,8 @@ typedef struct ldr_hold {
     uint32_t space; /* the node's number, for counting */
     uint32_t length;
     uint32_t generation; /* makes an old lease's number invalid */
-    uint32_t next;       /* of the free ones */
+    uint32_t next;       /* of the free ones, or of those paid for */
+    uint64_t paid;       /* what it has paid for; 0: nothing */
     uint8_t kind;        /* LDR_HOLD_* */
     void *strict;        /* what a private window needs to know of it */
 } ldr_hold_t;
@@ -144,6 +145,7 @@ struct ldr_session {
     uint32_t space_count;
     ldr_hold_t *holds;
     uint32_t hold_room, hold_free, hold_count;
+    uint32_t *paid; /* hold_room chains of those that have paid */
     struct {
         uint32_t extent, generation;
         bool revoking;
@@ -161,7 +163,8 @@ struct ldr_request {
     ldr_guest_t *guest; /* its session's */
     ldr_frame_t frame;
     bool by_ring;
-    uint64_t bytes_in, bytes_out; /* payload, for the metrics */
+    /* Payload that was handed over: counted and charged with the reply. */
+    uint64_t bytes_in, bytes_out;
     uint64_t begin_ns, deadline_ns;
 
     uint8_t *bytes; /* frame and body, private */
@@ -236,6 +239,11 @@ void ldr_hold_remove(ldr_session_t *s, ldr_hold_t *hold);
 /* Gives one back to the node: releases or aborts it. */
 void ldr_hold_give(ldr_session_t *s, ldr_hold_t *hold);
 void ldr_holds_give_all(ldr_session_t *s);
+/* What is staged is charged then: so it has paid for the next load of its
+ * name, which is nonzero. */
+void ldr_hold_pay(ldr_session_t *s, ldr_hold_t *hold, uint64_t name);
+/* True: a lease has paid for this load, and for no other. */
+bool ldr_hold_paid(ldr_session_t *s, uint64_t name);
 /* What it holds cannot be handed to another daemon. */
 void ldr_holds_stay(ldr_session_t *s);
 /* Extents the session has mapped. */
@@ -364,5 +372,7 @@ void ldr_save_again(ldr_request_t *r);
 void ldr_put_late(ldr_request_t *r);
 /* Gives back what an unfinished PUT or RESERVE has. */
 void ldr_save_undo(ldr_request_t *r);
-/* load.c: the loads of a request end, whatever became of them. */
+/* load.c: the item's bytes are handed over in shared memory: counts them. */
+void ldr_load_handed(ldr_request_t *r, uint32_t i);
+/* The loads of a request end, whatever became of them. */
 void ldr_loads_expire(ldr_request_t *r, larder_status_t why);

@@ -297,12 +297,9 @@ static void finish_lease(ldr_request_t *r)
             if (r->results[i].status == LARDER_OK) {
                 r->results[i] = (ldr_result_row_t){.status = LARDER_PENDING};
             }
-            continue;
         }
-        r->bytes_out += x->length;
     }
     works_end(r);
-    ldr_guest_moved(r->guest, r->bytes_out);
     ldr_reply_results(r, true, false);
 }
 

@@ -602,6 +602,55 @@ def test_rate_quota(serve, tmp_path, transport):
     assert m.sum("larder_throttled_requests_total", tenant="b") == 0
 
 
+@pytest.mark.parametrize("transport, isolation", (
+    ("unix", "shared"), ("unix", "strict"), ("tcp", "shared")))
+def test_staged_bytes_are_charged_once(serve, tmp_path, transport, isolation):
+    """Staged and then loaded is one load, for the rate and for the metrics:
+    in shared memory it is charged when it is staged, and can be used in place;
+    by TCP when it is sent."""
+    daemon = serve(config=config(tmp_path), isolation=isolation)
+    value = value_of("a", 200000)
+
+    def out():
+        return daemon.value("larder_tenant_bytes_total", tenant="a",
+                            direction="out")
+
+    def work():
+        a = w.Peer(daemon.address(transport)).enter("a", A)
+        space = a.space("s")
+        if transport == "unix":
+            a.attach()
+            assert a.shm_put(space, K, value) == w.OK
+        else:
+            assert a.put_one(space, K, value) == w.OK
+        # A burst is a quarter of a second's: enough for one, not for two.
+        daemon.write_config(config(tmp_path, "rate = 1M"))
+        daemon.signal(signal.SIGHUP)
+        until(lambda: "reloaded" in daemon.log())
+        ask = a.ring_ask if transport == "unix" else a.ask
+        staged = ask(w.LEASE, batch_body(space, [name_row(K, room=0)])).result
+        assert staged.status == w.OK
+        counts = [out()]
+        for _ in range(2):
+            if transport == "unix":
+                r = a.lease(space, K)
+                assert a.read_segs(r.segs) == value
+                assert a.release(r.lease) == w.OK
+            else:
+                assert a.get(space, [K]) == [value]
+            counts.append(out())
+        ask(w.RELEASE, ends_body([(staged.lease, 0, w.PLAIN)]))
+        return counts
+
+    n = len(value)
+    assert in_child(work) == ([n, n, 2 * n] if transport == "unix"
+                              else [0, n, 2 * n])
+    m = daemon.metrics()
+    assert m.sum("larder_transport_bytes_total", direction="out") == 2 * n
+    assert m.sum("larder_transport_bytes_total", direction="in") == n
+    assert m.sum("larder_throttled_requests_total") == 0
+
+
 # ---- memory ----------------------------------------------------------------
 
 def extents_of(segs):
