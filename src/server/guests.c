@@ -222,6 +222,13 @@ bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns)
     return __atomic_load_n(&guest->bucket, __ATOMIC_RELAXED) > 0;
 }
 
+larder_status_t ldr_guest_busy(const ldr_guest_t *guest)
+{
+    return ldr_fail(
+        LARDER_E_BUSY, "tenant '%s' is over its rate of %llu bytes a second",
+        guest->config.name, (unsigned long long)ldr_guest_rate(guest));
+}
+
 void ldr_guest_moved(ldr_guest_t *guest, uint64_t bytes)
 {
     if (ldr_guest_rate(guest) > 0) {

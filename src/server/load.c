@@ -237,11 +237,7 @@ static bool may_move(ldr_request_t *r)
         return true;
     }
     ldr_metrics_throttled(r->session->server->metrics, r->guest->tenant);
-    ldr_reply_fail(r, ldr_fail(LARDER_E_BUSY,
-                               "tenant '%s' is over its rate of %llu bytes "
-                               "a second",
-                               r->guest->config.name,
-                               (unsigned long long)ldr_guest_rate(r->guest)));
+    ldr_reply_fail(r, ldr_guest_busy(r->guest));
     return false;
 }
 

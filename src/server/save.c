@@ -174,6 +174,8 @@ static void reserve_on(ldr_request_t *r)
     ldr_reply_results(r, true, false);
 }
 
+/* False: it is over its rate. All items are counted, and nothing is answered:
+ * the payload of a PUT still comes. */
 static bool may_move(ldr_request_t *r)
 {
     if (ldr_guest_may(r->guest, r->begin_ns)) {
@@ -181,7 +183,6 @@ static bool may_move(ldr_request_t *r)
     }
     ldr_metrics_throttled(r->session->server->metrics, r->guest->tenant);
     for (uint32_t i = 0; i < r->count; i++) {
-        r->results[i].status = LARDER_E_BUSY;
         ldr_node_count_save(r->home->server->node, r->space, LARDER_E_BUSY);
     }
     return false;
@@ -196,10 +197,10 @@ void ldr_handle_reserve(ldr_request_t *r)
     if (!ldr_request_names(r, LDR_SAVE_BYTES)) {
         return;
     }
-    if (!may_move(r)) {
-        ldr_reply_results(r, false, false);
-    } else {
+    if (may_move(r)) {
         reserve_on(r);
+    } else {
+        ldr_reply_fail(r, ldr_guest_busy(r->guest));
     }
 }
 
@@ -312,6 +313,15 @@ static void item_end(ldr_request_t *r)
     r->got = 0;
 }
 
+static void put_reply(ldr_request_t *r)
+{
+    if (r->status == LARDER_E_BUSY) {
+        ldr_reply_fail(r, ldr_guest_busy(r->guest));
+    } else {
+        ldr_reply_results(r, false, false);
+    }
+}
+
 void ldr_handle_put(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
@@ -354,7 +364,7 @@ void ldr_handle_put(ldr_request_t *r)
     r->iov_count = 0;
     r->got = 0;
     if (payload == 0) {
-        ldr_reply_results(r, false, false);
+        put_reply(r);
     } else {
         s->put = r;
         ldr_server_due(r->home, r->deadline_ns);
@@ -416,7 +426,7 @@ bool ldr_put_got(ldr_request_t *r, size_t bytes)
         return false;
     }
     r->session->put = NULL;
-    ldr_reply_results(r, false, false);
+    put_reply(r);
     return true;
 }
 

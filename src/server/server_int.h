@@ -166,6 +166,7 @@ bool ldr_guest_enter(ldr_guest_t *guest);
 void ldr_guest_leave(ldr_guest_t *guest);
 /* Whether it may move bytes now, and that it did. */
 bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns);
+larder_status_t ldr_guest_busy(const ldr_guest_t *guest); /* with its text */
 void ldr_guest_moved(ldr_guest_t *guest, uint64_t bytes);
 
 /* jobs.c: what waits for disks, in threads of its own. */

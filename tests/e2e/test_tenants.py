@@ -564,16 +564,21 @@ def test_rate_quota(serve, tmp_path, transport):
         for i in range(20):
             key = key_of(f"a{i}")
             if transport == "unix":
-                r = a.reserve(space, key, len(value))
-                status = r.status
-                if status == w.OK:
-                    a.write_segs(r.segs, value)
-                    assert a.commit(r.lease, crc32c(value)).status == w.OK
+                reply = a.ring_ask(w.RESERVE, batch_body(
+                    space, [save_row(key, len(value))]))
             else:
-                status = a.put_one(space, key, value)
-            assert status in (w.OK, w.E_BUSY)
-            stored += status == w.OK
-            busy += status == w.E_BUSY
+                reply = a.put(space, [(key, value)])
+            if reply.status == w.OK:
+                r = reply.result
+                if transport == "unix":
+                    a.write_segs(r.segs, value)
+                    r = a.commit(r.lease, crc32c(value))
+                assert r.status == w.OK
+                stored += 1
+            else:
+                assert reply.status == w.E_BUSY
+                assert "tenant 'a' is over its rate of 4194304" in reply.text
+                busy += 1
         assert stored > 0 and busy > 0
         # Loads as well, and then it is let go on.
         body = batch_body(space, [name_row(key_of("a0"))])
