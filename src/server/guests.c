@@ -4,12 +4,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/server_int.h"
 
 /* A tenant may move what its rate gives in this time at once. */
 #define BURST_S 0.25
+#define WINDOWS_MIN 16u /* private windows that any node has memory for */
 
 ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name)
 {
@@ -196,6 +198,37 @@ bool ldr_guest_enter(ldr_guest_t *guest)
 void ldr_guest_leave(ldr_guest_t *guest)
 {
     __atomic_sub_fetch(&guest->sessions, 1, __ATOMIC_RELAXED);
+}
+
+/* Windows are resident and no part of dram: what all may have together. */
+static uint64_t windows_max(const ldr_options_t *o)
+{
+    return ldr_max64(o->dram / 4, WINDOWS_MIN * o->strict_window);
+}
+
+/* Where there are several tenants one may have as much as is still free, and so
+ * leaves half of it to the others. */
+bool ldr_guest_window(ldr_server_t *server, ldr_guest_t *guest, uint64_t bytes)
+{
+    uint64_t max = windows_max(&server->config->options);
+    uint64_t all =
+        __atomic_add_fetch(&server->window_bytes, bytes, __ATOMIC_RELAXED);
+    uint64_t own =
+        __atomic_add_fetch(&guest->window_bytes, bytes, __ATOMIC_RELAXED);
+    bool several = __atomic_load_n(&server->guest_count, __ATOMIC_RELAXED) > 1;
+
+    if (all <= max && (!several || own <= max - (all - bytes))) {
+        return true;
+    }
+    ldr_guest_window_gone(server, guest, bytes);
+    return false;
+}
+
+void ldr_guest_window_gone(ldr_server_t *server, ldr_guest_t *guest,
+                           uint64_t bytes)
+{
+    __atomic_sub_fetch(&server->window_bytes, bytes, __ATOMIC_RELAXED);
+    __atomic_sub_fetch(&guest->window_bytes, bytes, __ATOMIC_RELAXED);
 }
 
 bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns)

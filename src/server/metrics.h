@@ -40,6 +40,7 @@
 #define LDR_REFUSAL_MAP(X)                                                     \
     X(SESSIONS, "sessions")     /* as many as there may be */                  \
     X(QUOTA, "quota")           /* the tenant's connections */                 \
+    X(WINDOWS, "windows")       /* its private windows, or all of them */      \
     X(DRAINING, "draining")     /* on the way down */                          \
     X(VERSION, "version")       /* no protocol version in common */            \
     X(NOT_LARDER, "not_larder") /* the first bytes were something else */      \

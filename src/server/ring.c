@@ -257,9 +257,7 @@ static void attach(ldr_request_t *r)
 /* Making a window resident takes a while: not in the loop. */
 static void job_window(ldr_request_t *r)
 {
-    const ldr_options_t *o = &r->home->server->config->options;
-
-    r->window = ldr_window_create(o->strict_window);
+    r->status = ldr_window_create(r->home->server, r->guest, &r->window);
 }
 
 static void finish_window(ldr_request_t *r)
@@ -269,6 +267,16 @@ static void finish_window(ldr_request_t *r)
     ldr_window_t *window = r->window;
 
     r->window = NULL;
+    if (r->status == LARDER_E_LIMIT) {
+        ldr_metrics_refused(s->server->metrics, LDR_REFUSAL_WINDOWS);
+        ldr_reply_fail(r, ldr_fail(LARDER_E_LIMIT,
+                                   "no more windows for tenant '%s': they are "
+                                   "of %llu bytes each (strict_window), and "
+                                   "their memory is a quarter of dram",
+                                   r->guest->config.name,
+                                   (unsigned long long)o->strict_window));
+        return;
+    }
     if (window == NULL || s->window != NULL) {
         ldr_window_destroy(window);
         ldr_reply_fail(r, ldr_fail(LARDER_E_NO_MEMORY,

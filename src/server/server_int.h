@@ -41,7 +41,8 @@ typedef struct ldr_guest {
     uid_t uids[LDR_UIDS_MAX];
     unsigned uid_count;
     bool uid_any;
-    uint64_t sessions; /* atomic */
+    uint64_t sessions;     /* atomic */
+    uint64_t window_bytes; /* atomic: of its sessions' windows */
     /* Both under job_lock; the second: under way, and may wait for a disk. */
     uint64_t jobs_queued;
     unsigned jobs_waiting;
@@ -121,6 +122,7 @@ struct ldr_server {
     unsigned next_loop;     /* atomic: who gets the next session */
     uint64_t session_count; /* atomic */
     uint64_t connecting;    /* atomic: by tcp, and not authenticated yet */
+    uint64_t window_bytes;  /* atomic: of all private windows */
     uint64_t request_count; /* atomic: under way */
     uint64_t next_epoch;    /* atomic; begins at random */
     bool draining;          /* atomic: nobody new comes in */
@@ -164,6 +166,11 @@ bool ldr_guest_has_uid(const ldr_guest_t *guest, uid_t uid);
 /* One session more; false: over its quota. */
 bool ldr_guest_enter(ldr_guest_t *guest);
 void ldr_guest_leave(ldr_guest_t *guest);
+/* A window of so many bytes more for one of its sessions, and one less; false:
+ * there are as many as there may be. */
+bool ldr_guest_window(ldr_server_t *server, ldr_guest_t *guest, uint64_t bytes);
+void ldr_guest_window_gone(ldr_server_t *server, ldr_guest_t *guest,
+                           uint64_t bytes);
 /* Whether it may move bytes now, and that it did. */
 bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns);
 larder_status_t ldr_guest_busy(const ldr_guest_t *guest); /* with its text */

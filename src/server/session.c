@@ -316,8 +316,14 @@ static void end(ldr_session_t *s, const char *why, bool process_lives)
             ldr_warn(&s->server->log, "%s: session ended: %s", s->from, why);
         }
         hang_up(s);
-        /* Without a mapping it cannot touch what it holds. */
-        if (process_lives && s->peer.pid_fd >= 0 && s->map_count > 0) {
+        /* Without a mapping it cannot touch what it holds. With that of a
+         * window it keeps its memory, but cannot touch the arena. */
+        bool window = ldr_window_shared(s->window);
+        if (process_lives && s->peer.pid_fd >= 0 &&
+            (s->map_count > 0 || window)) {
+            if (window) {
+                ldr_holds_give_all(s);
+            }
             quarantine(s);
             s->ending = false;
             return;
@@ -358,6 +364,7 @@ static void process_gone(ldr_watch_t *watch, uint32_t events)
                           s->hold_count);
     }
     ldr_metrics_event(s->server->metrics, LDR_EVENT_SESSIONS_DIED, 1);
+    ldr_window_unshared(s->window);
     end(s, NULL, false);
 }
 

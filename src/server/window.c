@@ -1,6 +1,8 @@
 #include "server/window.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -12,10 +14,13 @@
  * that a request or a hold has. A window that a job still works on outlives
  * its session: users counts the jobs and the session. */
 struct ldr_window {
+    ldr_server_t *server;
+    ldr_guest_t *guest; /* who is charged for it */
     ldr_extent_t extent;
     uint32_t page_count, free_count, free_head;
     uint32_t *next; /* per page */
     unsigned users; /* atomic */
+    bool shared;    /* its client may have it mapped */
 };
 
 /* What a hold in a window is: its pages. */
@@ -28,37 +33,58 @@ typedef struct strict {
 
 /* ---- the window ---- */
 
-ldr_window_t *ldr_window_create(uint64_t bytes)
+larder_status_t ldr_window_create(ldr_server_t *server, ldr_guest_t *guest,
+                                  ldr_window_t **window_p)
 {
+    uint64_t bytes = server->config->options.strict_window;
     ldr_window_t *w = ldr_alloc(sizeof(*w));
 
     if (w == NULL) {
-        return NULL;
+        return LARDER_E_NO_MEMORY;
     }
+    if (!ldr_guest_window(server, guest, bytes)) {
+        ldr_free(w);
+        return LARDER_E_LIMIT;
+    }
+    w->server = server;
+    w->guest = guest;
     w->page_count = (uint32_t)(bytes / LDR_PAGE);
     w->next = ldr_alloc(w->page_count * sizeof(*w->next));
     w->users = 1;
     if (w->next == NULL ||
-        !ldr_extent_create(&w->extent, (size_t)w->page_count * LDR_PAGE)) {
-        ldr_free(w->next);
-        ldr_free(w);
-        return NULL;
-    }
-    if (!ldr_extent_populate(&w->extent, 0, w->extent.bytes)) {
+        !ldr_extent_create(&w->extent, (size_t)w->page_count * LDR_PAGE) ||
+        !ldr_extent_populate(&w->extent, 0, w->extent.bytes)) {
         ldr_window_destroy(w);
-        return NULL;
+        return LARDER_E_NO_MEMORY;
     }
     for (uint32_t i = 0; i < w->page_count; i++) {
         w->next[i] = i + 1 < w->page_count ? i + 1 : LDR_NIL;
     }
     w->free_count = w->page_count;
-    return w;
+    *window_p = w;
+    return LARDER_OK;
+}
+
+/* Who says that it has unmapped it, and has not, keeps no memory that is not
+ * counted any more: what it touches then is its own. From who did not say so
+ * nothing is taken. */
+static void empty(const ldr_window_t *w)
+{
+    if (!w->shared && w->extent.base != NULL &&
+        fallocate(w->extent.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  (off_t)w->extent.bytes) != 0) {
+        ldr_warn(&w->server->log, "a window's memory is not given back: %s",
+                 strerror(errno));
+    }
 }
 
 void ldr_window_destroy(ldr_window_t *w)
 {
     if (w != NULL && __atomic_sub_fetch(&w->users, 1, __ATOMIC_ACQ_REL) == 0) {
+        empty(w);
         ldr_extent_destroy(&w->extent);
+        ldr_guest_window_gone(w->server, w->guest,
+                              w->server->config->options.strict_window);
         ldr_free(w->next);
         ldr_free(w);
     }
@@ -76,8 +102,21 @@ larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
         .bytes = w->extent.bytes,
         .ready_bytes = w->extent.bytes,
     };
+    w->shared = w->shared || view->fd >= 0;
     return view->fd >= 0 ? LARDER_OK
                          : ldr_fail(LARDER_E_NO_MEMORY, "no descriptor left");
+}
+
+bool ldr_window_shared(const ldr_window_t *w)
+{
+    return w != NULL && w->shared;
+}
+
+void ldr_window_unshared(ldr_window_t *w)
+{
+    if (w != NULL) {
+        w->shared = false;
+    }
 }
 
 /* NULL: the window is full, or there is no memory. */

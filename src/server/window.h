@@ -18,16 +18,25 @@
 #define LDR_WINDOW_EXTENT 0x80000000u /* as clients see it */
 
 typedef struct ldr_window ldr_window_t;
+struct ldr_server;
+struct ldr_guest;
 struct ldr_session;
 struct ldr_request;
 struct ldr_hold;
 
-/* NULL: not enough memory. */
-ldr_window_t *ldr_window_create(uint64_t bytes);
+/* strict_window bytes, charged to the tenant until it is destroyed. E_LIMIT:
+ * there are as many as there may be; E_NO_MEMORY. */
+larder_status_t ldr_window_create(struct ldr_server *server,
+                                  struct ldr_guest *guest,
+                                  ldr_window_t **window_p);
 void ldr_window_destroy(ldr_window_t *w); /* NULL is fine */
 
 larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
                                 ldr_extent_view_t *view);
+/* Whether its client may have it mapped: it was handed out, and nobody has said
+ * that it is unmapped again. NULL: no. */
+bool ldr_window_shared(const ldr_window_t *w);
+void ldr_window_unshared(ldr_window_t *w); /* NULL is fine */
 uint32_t ldr_window_segs(struct ldr_session *s, uint64_t lease, ldr_seg_t *segs,
                          uint32_t max);
 /* Whether it has pages for so many bytes now. */

@@ -11,7 +11,7 @@ import pytest
 
 import capi
 import wireclient as w
-from daemon import fork, gone, in_child, until
+from daemon import Child, fork, gone, hear, in_child, until
 from wireclient import (batch_body, crc32c, ends_body, extent_body, key_of,
                         match_body, name_row, save_row)
 
@@ -654,6 +654,66 @@ def test_staged_bytes_are_charged_once(serve, tmp_path, transport, isolation):
     assert m.sum("larder_transport_bytes_total", direction="out") == 2 * n
     assert m.sum("larder_transport_bytes_total", direction="in") == n
     assert m.sum("larder_throttled_requests_total") == 0
+
+
+def test_windows_quota(serve, tmp_path):
+    """Private windows are memory beside dram: a tenant that wants ever more of
+    them is refused, leaves some to the others, and has its own back when its
+    sessions end."""
+    daemon = serve(config=config(tmp_path), isolation="strict",
+                   strict_window="1M", dram="64M")  # 16 in all
+
+    def attach_all(tenant, token):
+        got = []
+        while True:
+            peer = daemon.enter("unix", tenant, token)
+            reply = peer.ask(w.ATTACH, w.attach_body())
+            if reply.status != w.OK:
+                assert reply.status == w.E_LIMIT, reply.text
+                assert f"'{tenant}'" in reply.text
+                assert "strict_window" in reply.text
+                return got
+            reply.close_fds()
+            got.append(peer)
+
+    def refused():
+        return daemon.value("larder_refused_connections_total",
+                            reason="windows")
+
+    mine = attach_all("a", A)
+    assert len(mine) == 8 and refused() == 1
+    assert len(attach_all("b", B)) == 4 and refused() == 2
+    for peer in mine:
+        daemon.peers.remove(peer)
+        peer.drop()
+    mine = []
+    until(lambda: mine.extend(attach_all("a", A)) or len(mine) == 6)
+    for peer in mine:
+        daemon.peers.remove(peer)
+        peer.drop()
+    # A window that somebody has mapped is not gone when it hangs up.
+    holding, held = os.pipe()
+    leave, left = os.pipe()
+
+    def hold():
+        os.close(left)
+        peers = [w.Peer(daemon.socket).enter("a", A) for _ in range(5)]
+        for peer in peers:
+            until(lambda p=peer: p.ask(w.ATTACH, w.attach_body()).status
+                  == w.OK)
+            peer.extent(0x80000000, 1)[:4096] = bytes(4096)
+            peer.sock.close()
+        os.write(held, b"x")
+        os.read(leave, 1)
+        return True
+
+    child = Child(hold)
+    hear(holding, child)
+    assert len(attach_all("a", A)) == 1, "those of who has hung up count"
+    os.close(left)  # it may end
+    assert child.result()
+    until(lambda: daemon.connect().enter("a", A).ask(
+        w.ATTACH, w.attach_body()).status == w.OK)
 
 
 # ---- memory ----------------------------------------------------------------
