@@ -145,11 +145,18 @@ void ldr_hold_remove(ldr_session_t *s, ldr_hold_t *hold)
 
 void ldr_hold_give(ldr_session_t *s, ldr_hold_t *hold)
 {
+    if (hold->kind == LDR_HOLD_RESERVE) {
+        ldr_node_count_save(s->server->node, hold->space, LARDER_E_CANCELED);
+    }
+    ldr_hold_undo(s, hold);
+}
+
+void ldr_hold_undo(ldr_session_t *s, ldr_hold_t *hold)
+{
     ldr_node_t *node = s->server->node;
 
     if (hold->kind == LDR_HOLD_RESERVE) {
         ldr_node_abort(node, hold->shard);
-        ldr_node_count_save(node, hold->space, LARDER_E_CANCELED);
     } else if (hold->strict == NULL) { /* a lease in a window has nothing */
         ldr_node_release(node, hold->chunk);
     }

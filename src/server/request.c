@@ -314,7 +314,7 @@ static void take_back(ldr_request_t *r, uint32_t i)
         r->frame.opcode == LDR_OP_LEASE ? LDR_HOLD_LEASE : LDR_HOLD_RESERVE);
 
     if (hold != NULL) {
-        ldr_hold_give(r->session, hold);
+        ldr_hold_undo(r->session, hold);
     }
     r->results[i] = (ldr_result_row_t){.status = LARDER_PENDING};
 }

@@ -236,8 +236,11 @@ uint64_t ldr_hold_add(ldr_session_t *s, const ldr_hold_t *hold);
 ldr_hold_t *ldr_hold_find(ldr_session_t *s, uint64_t lease, unsigned kind);
 /* Takes it out of the table; the node is the caller's to tell. */
 void ldr_hold_remove(ldr_session_t *s, ldr_hold_t *hold);
-/* Gives one back to the node: releases or aborts it. */
+/* Gives one back to the node: releases or aborts it. A save that ends so was
+ * canceled, and is counted. */
 void ldr_hold_give(ldr_session_t *s, ldr_hold_t *hold);
+/* The same before anybody has heard of it. */
+void ldr_hold_undo(ldr_session_t *s, ldr_hold_t *hold);
 void ldr_holds_give_all(ldr_session_t *s);
 /* What is staged is charged then: so it has paid for the next load of its
  * name, which is nonzero. */
