@@ -231,7 +231,7 @@ static void test_variants(void **s)
         assert_string_equal(ldr_copy_variant(), ldr_copy_variant_at(count));
         count++;
     }
-    assert_in_range(count, 1, 4);
+    assert_in_range(count, 1, 5);
     assert_string_equal(ldr_copy_variant_at(count - 1), "portable");
     assert_null(ldr_copy_variant_at(1000));
     ldr_copy_select(1000); /* nothing changes */
