@@ -87,13 +87,21 @@ static int lease_write(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
                         over ? 0 : LDR_OBJECT_NEW);
 }
 
+/* Stats show it: so it changes with the lock, which nobody here holds. */
+static void set_lease(ldr_part_t *p, ldr_lease_t lease)
+{
+    pthread_mutex_lock(&p->tier->lock);
+    p->cleaner.lease = lease;
+    pthread_mutex_unlock(&p->tier->lock);
+}
+
 /* The role begins: what was seen in another time counts for nothing. */
 static void begin_role(ldr_part_t *p, uint64_t now_ns)
 {
     ldr_cleaner_t *c = &p->cleaner;
     uint32_t now_s = ldr_wall_s(p->tier->params.clock);
 
-    c->lease = LDR_LEASE_HELD;
+    set_lease(p, LDR_LEASE_HELD);
     c->cycle = 0;
     c->cycle_s[0] = c->cycle_s[1] = now_s;
     c->prefix = 0;
@@ -123,7 +131,7 @@ int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
                   now_s <= l.until_s + LDR_LEASE_MARGIN_S &&
                   l.until_s <= now_s + 10 * LDR_LEASE_S;
     if (others || (c->lease == LDR_LEASE_TAKING && !l.mine)) {
-        c->lease = LDR_LEASE_NONE;
+        set_lease(p, LDR_LEASE_NONE);
         c->lease_at_ns = now_ns + LDR_LEASE_S / 4 * SECOND_NS;
         return 0;
     }
@@ -147,7 +155,7 @@ int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         return 0;
     }
     if (error == 0 && c->lease == LDR_LEASE_NONE) {
-        c->lease = LDR_LEASE_TAKING;
+        set_lease(p, LDR_LEASE_TAKING);
         c->lease_at_ns = now_ns + SECOND_NS;
     } else if (error == 0) {
         c->lease_at_ns = now_ns + LDR_LEASE_S / 3 * SECOND_NS;
@@ -164,7 +172,7 @@ void ldr_lease_end(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (lease_read(p, job, b, name, &l) == 0 && l.mine) {
         ldr_call_remove(p->tier, job, b, name);
     }
-    p->cleaner.lease = LDR_LEASE_NONE;
+    set_lease(p, LDR_LEASE_NONE);
 }
 
 /* ---- what goes ---- */

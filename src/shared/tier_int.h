@@ -107,7 +107,9 @@ typedef struct ldr_pass {
     bool thorough;    /* a single dead record is enough in an old object */
 } ldr_pass_t;
 
-/* Touched by the part's chore CLEAN only, but for what stats show. */
+/* Touched by the part's chore CLEAN only, and read with the lock where no such
+ * chore is under way; but stats read the lease at any time, so the chore changes
+ * that with the lock. */
 typedef struct ldr_cleaner {
     ldr_lease_t lease;
     uint64_t lease_at_ns;

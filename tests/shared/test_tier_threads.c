@@ -474,6 +474,25 @@ static void test_away_at_start(void **state)
     simstore_destroy(store);
 }
 
+/* A node takes the cleaner's role while others look at its figures all the
+ * time: for the thread sanitizer, which must have nothing to say. */
+static void test_looked_at(void **state)
+{
+    static real_node_t a;
+    simstore_t *store = simstore_create(8);
+    uint64_t until_ms = real_now_ms() + 20000;
+    ldr_tier_stats_t s;
+
+    (void)state;
+    open_node(store, &a, 2);
+    do {
+        ldr_tier_stats(a.tier, &s);
+    } while (!s.cleaner && real_now_ms() < until_ms);
+    assert_true(s.cleaner);
+    assert_true(ldr_tier_close(a.tier, after(DEADLINE_NS)));
+    simstore_destroy(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -483,6 +502,7 @@ int main(void)
         cmocka_unit_test(test_close_hanging),
         cmocka_unit_test(test_silent_after_close),
         cmocka_unit_test(test_away_at_start),
+        cmocka_unit_test(test_looked_at),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
