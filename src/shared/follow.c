@@ -29,6 +29,7 @@
 #define KNOWN_MAX 1000000u
 #define MISSED_MAX 3u
 #define ROUNDS_MAX 4u
+#define MISS_NS ((uint64_t)60 * 1000000000u)
 
 /* ---- what is known ---- */
 
@@ -442,6 +443,9 @@ static void note_epoch(void *arg, const uint8_t space[LDR_ID_BYTES],
     pthread_mutex_lock(&p->tier->lock);
     uint32_t number = ldr_map_space_find(p->map, space);
     bool is_new = number == LDR_NIL || ldr_map_epoch(p->map, number) < epoch;
+    if (number < p->space_count) {
+        p->spaces[number].listed = epoch;
+    }
     pthread_mutex_unlock(&p->tier->lock);
     void *at = n->at;
     if (!is_new || n->failed) {
@@ -482,14 +486,48 @@ static bool note_lost(ldr_part_t *p, const news_t *n)
     return p->lost > before;
 }
 
+/* With the lock, after a listing: resets that are known here and were not in it
+ * are put again. The storage was emptied, or is what it was some time ago, and
+ * a node that was away when the space was reset would go on with what it has.
+ * Where names are cached a listing is old for a while, and to try costs calls:
+ * so it is now and then. */
+static void miss_resets(ldr_part_t *p, uint32_t count)
+{
+    uint64_t now_ns = ldr_now_ns(p->tier->params.clock);
+
+    if (p->ready && now_ns < p->miss_at_ns) {
+        return;
+    }
+    p->miss_at_ns = now_ns + MISS_NS;
+    for (uint32_t i = 0; i < count; i++) {
+        ldr_part_space_t *s = &p->spaces[i];
+        uint32_t epoch = ldr_map_epoch(p->map, i);
+
+        if (s->listed < epoch && s->wanted == 0) {
+            s->wanted = epoch;
+        }
+    }
+}
+
 static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_tier_t *t = p->tier;
     news_t n = {.part = p};
     uint32_t written_s;
     bool again = false;
-    int error = ldr_reset_list(p, job, b, note_epoch, &n);
 
+    pthread_mutex_lock(&t->lock);
+    uint32_t spaces = (uint32_t)p->space_count;
+    for (uint32_t i = 0; i < spaces; i++) {
+        p->spaces[i].listed = 0;
+    }
+    pthread_mutex_unlock(&t->lock);
+    int error = ldr_reset_list(p, job, b, note_epoch, &n);
+    if (error == 0 && !n.failed) {
+        pthread_mutex_lock(&t->lock);
+        miss_resets(p, spaces);
+        pthread_mutex_unlock(&t->lock);
+    }
     if (error == 0 && n.failed) {
         error = -ENOMEM;
     }

@@ -334,13 +334,41 @@ static size_t get_entry(const uint8_t *p, ldr_manifest_entry_t *e,
     return entry_bytes(p[0], e->object.rows);
 }
 
+/* Entries that were checked. */
+static void each_entry(const uint8_t *p, uint32_t entries,
+                       ldr_manifest_row_t *rows,
+                       void (*fn)(void *arg, const ldr_manifest_entry_t *e),
+                       void *arg)
+{
+    ldr_manifest_entry_t e;
+
+    for (uint32_t i = 0; i < entries; i++) {
+        p += get_entry(p, &e, rows);
+        fn(arg, &e);
+    }
+}
+
+bool ldr_manifest_each(const ldr_manifest_t *m,
+                       void (*fn)(void *arg, const ldr_manifest_entry_t *e),
+                       void *arg)
+{
+    if (m->entries == 0) {
+        return true;
+    }
+    ldr_manifest_row_t *rows = ldr_alloc(sizeof(*rows) * LDR_OBJECT_ROWS_MAX);
+    if (rows == NULL) {
+        return false;
+    }
+    each_entry(m->data + HEAD_BYTES, m->entries, rows, fn, arg);
+    ldr_free(rows);
+    return true;
+}
+
 bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
                         const ldr_seal_t *seal, ldr_manifest_head_t *head,
                         void (*fn)(void *arg, const ldr_manifest_entry_t *e),
                         void *arg)
 {
-    ldr_manifest_entry_t e;
-
     if (!head_ok(data, bytes, head->tenant_id) || !mac_ok(data, bytes, seal)) {
         return false;
     }
@@ -356,10 +384,7 @@ bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
     memcpy(head->node_id, data + HEAD_NODE_ID, sizeof(head->node_id));
     head->sequence = ldr_get64(data + HEAD_SEQUENCE);
     head->written_s = ldr_get32(data + HEAD_WRITTEN_S);
-    for (uint32_t i = 0; i < entries; i++) {
-        p += get_entry(p, &e, rows);
-        fn(arg, &e);
-    }
+    each_entry(p, entries, rows, fn, arg);
     ldr_free(rows);
     return true;
 }

@@ -69,6 +69,11 @@ bool ldr_manifest_add(ldr_manifest_t *m, const ldr_manifest_entry_t *entry);
 bool ldr_manifest_finish(ldr_manifest_t *m, const ldr_manifest_head_t *head,
                          const ldr_seal_t *seal);
 void ldr_manifest_clear(ldr_manifest_t *m);
+/* Calls fn with each entry of one that was composed here, finished or not.
+ * False: no memory, and fn was not called. */
+bool ldr_manifest_each(const ldr_manifest_t *m,
+                       void (*fn)(void *arg, const ldr_manifest_entry_t *e),
+                       void *arg);
 
 /* Checks seal and form, then calls fn with each entry; its rows live until fn
  * returns. head->tenant_id is given, the rest of it filled in before fn is

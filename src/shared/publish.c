@@ -151,6 +151,24 @@ static void begin(ldr_part_t *p)
     p->urgent = false;
 }
 
+/* A put that failed may be the first that is heard of another tier, which must
+ * not be told what the last one had. 1: it is another. */
+static int recognize(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_tier_t *t = p->tier;
+    uint64_t deadline_ns = ldr_now_ns(t->params.clock) + t->timeout_ns;
+
+    if (!b->ops->makes_itself) {
+        return 0;
+    }
+    ldr_job_extend(job, deadline_ns);
+    int error = ldr_tier_recognize(t, b, deadline_ns);
+    pthread_mutex_lock(&t->lock);
+    bool anew = p->anew;
+    pthread_mutex_unlock(&t->lock);
+    return error == 0 && anew ? 1 : error;
+}
+
 int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_tier_t *t = p->tier;
@@ -169,6 +187,10 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     pthread_mutex_unlock(&t->lock);
     if (!some) {
         return 0;
+    }
+    error = fresh ? 0 : recognize(p, job, b);
+    if (error != 0) {
+        return error > 0 ? 0 : error;
     }
     /* `sending` is this chore's. */
     memcpy(k.node, t->node, LDR_NODE_BYTES);

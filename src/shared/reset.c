@@ -100,7 +100,7 @@ int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     const char *wrong = NULL;
     bool garbled;
 
-    if (!check_compose(p, ours)) {
+    if (!ldr_part_anew(p) || !check_compose(p, ours)) {
         return -ENOMEM;
     }
     ldr_name_of(p, "check", name);
@@ -125,7 +125,7 @@ int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     }
     pthread_mutex_lock(&t->lock);
     bool known = p->refused || p->garbled;
-    p->checked = wrong == NULL;
+    p->checked = wrong == NULL && !p->anew; /* else it was another's */
     p->refused = wrong != NULL && !garbled;
     p->garbled = wrong != NULL && garbled;
     if (wrong != NULL) {

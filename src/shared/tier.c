@@ -32,8 +32,10 @@ static uint64_t due_at(const ldr_part_t *p, unsigned kind)
         return UINT64_MAX;
     }
     if (kind == LDR_CHORE_CHECK) {
-        at_ns = p->checked || t->closing ? UINT64_MAX : 0;
-    } else if (!p->checked) {
+        bool due = p->anew ? ldr_part_idle(p) : !p->checked;
+
+        at_ns = due && !t->closing ? 0 : UINT64_MAX;
+    } else if (!p->checked || p->anew) {
         at_ns = UINT64_MAX;
     } else if (kind == LDR_CHORE_FOLLOW) {
         at_ns = t->closing || p->followers > 0 ? UINT64_MAX : 0;
@@ -217,15 +219,18 @@ static int probe(void *arg, ldr_backend_t *b, uint64_t deadline_ns)
     ldr_tier_t *t = arg;
     int error = b->ops->health(b, deadline_ns);
 
-    if (error != -ENODEV || !b->ops->makes_itself) {
-        return error;
+    if (!b->ops->makes_itself) {
+        return error; /* it compares the ids by itself */
     }
-    error = write_id(b, deadline_ns);
-    if (error == 0) {
-        ldr_info(&t->params.log, "shared tier: made a new one");
+    if (error == -ENODEV) {
+        error = write_id(b, deadline_ns);
+        if (error == 0) {
+            ldr_info(&t->params.log, "shared tier: made a new one");
+        }
+        error = error == 0 || error == -EEXIST ? b->ops->health(b, deadline_ns)
+                                               : error;
     }
-    return error == 0 || error == -EEXIST ? b->ops->health(b, deadline_ns)
-                                          : error;
+    return error == 0 ? ldr_tier_recognize(t, b, deadline_ns) : error;
 }
 
 larder_status_t ldr_tier_make(const char *url, const char *login,

@@ -188,7 +188,8 @@ struct ldr_tier_write {
      * ever, or all of it is damaged. */
     int error;
     bool damaged[LDR_TIER_RECORDS]; /* by the place they had in records */
-    bool unfit;                     /* the tier's own */
+    bool unfit;                     /* the tier's own, as the next */
+    uint32_t replaced;              /* ldr_tier.replaced when it began */
     uint64_t bytes;                 /* of the object */
     uint64_t begin_ns, end_ns;
     uint8_t *blocks; /* the tier's own: descriptors, tail, sealed payloads */

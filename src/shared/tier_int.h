@@ -16,8 +16,9 @@
 #include "shared/tier.h"
 
 #define LDR_NODE_BYTES 8u
-#define LDR_FOLLOWERS 8u /* jobs that read manifests at once */
-#define LDR_TRIES_MAX 3u /* before a manifest is called bad */
+#define LDR_TIER_ID_MAX 64u /* bytes of larder.tier that count */
+#define LDR_FOLLOWERS 8u    /* jobs that read manifests at once */
+#define LDR_TRIES_MAX 3u    /* before a manifest is called bad */
 #define LDR_VICTIMS 64u
 #define LDR_GROUP 64u    /* objects made one */
 #define LDR_SUSPECTS 16u /* asked for by name in one pass */
@@ -108,8 +109,8 @@ typedef struct ldr_pass {
 } ldr_pass_t;
 
 /* Touched by the part's chore CLEAN only, and read with the lock where no such
- * chore is under way; but stats read the lease at any time, so the chore changes
- * that with the lock. */
+ * chore is under way; but stats read the lease at any time, so the chore
+ * changes that with the lock. */
 typedef struct ldr_cleaner {
     ldr_lease_t lease;
     uint64_t lease_at_ns;
@@ -160,6 +161,7 @@ typedef struct ldr_part_space {
     bool used;       /* the node has asked for it */
     uint32_t told;   /* the epoch that the node knows */
     uint32_t wanted; /* an epoch that the tier has yet to hear of; 0: none */
+    uint32_t listed; /* the highest that the last listing has; 0: none */
     bool resetting;  /* `wanted` must be nobody else's; nothing is found */
     /* A reset is listed that is not there: nothing is found below its epoch. */
     uint32_t lost;
@@ -179,7 +181,10 @@ struct ldr_part {
     bool checked; /* T/check is ours */
     bool refused; /* ... or is not */
     bool garbled; /* ... or is nobody's: the part is off until it is */
-    bool ready;   /* manifests and resets were read, not too long ago */
+    /* The tier is another than the one all below is about: it is forgotten
+     * before anything else is done. See anew.c. */
+    bool anew;
+    bool ready; /* manifests and resets were read, not too long ago */
     /* It was not to be believed any more since the turn under way has begun:
      * what that has listed may be too old. */
     bool distrusted;
@@ -205,6 +210,7 @@ struct ldr_part {
     unsigned lost;     /* spaces with a reset that is */
     uint64_t follow_began_ns;
     uint64_t followed_ns; /* when the last whole turn began */
+    uint64_t miss_at_ns;  /* when resets that are not listed are looked for */
 
     /* Publishing. What is added goes to `pending`, then as it is to `sending`,
      * which is put until that succeeds. added and published count what must
@@ -244,6 +250,11 @@ struct ldr_tier {
     char kind[12];
 
     pthread_mutex_t lock;
+    /* The tier's id, as it was seen last, and how often it was another. */
+    uint8_t id[LDR_TIER_ID_MAX];
+    size_t id_bytes;
+    bool has_id;
+    uint32_t replaced;
     pthread_cond_t changed; /* what somebody may wait for has happened */
     pthread_cond_t wheel;   /* the clockwork has something to do, or to end */
     ldr_rand_t rand;
@@ -288,6 +299,18 @@ void ldr_part_destroy(ldr_part_t *p);
 /* With the lock. The space's note, made if it is new; NULL: no memory. */
 ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
                                  uint32_t *number_p);
+
+/* ---- anew.c ---- */
+
+/* Which tier it is, in a probe of storage that makes itself one: if another
+ * than before, all that is known is forgotten. */
+int ldr_tier_recognize(ldr_tier_t *t, ldr_backend_t *b, uint64_t deadline_ns);
+/* Whether the part may be begun anew: no chore of it is under way but, maybe,
+ * CHECK. With the lock. */
+bool ldr_part_idle(const ldr_part_t *p);
+/* Forgets what is known of the tier that was there. By CHECK, while the part is
+ * idle; takes the lock. False: no memory. */
+bool ldr_part_anew(ldr_part_t *p);
 
 /* ---- tier_calls.c: names and calls of the back end from chores ---- */
 

@@ -194,7 +194,8 @@ void ldr_rows_of(const ldr_record_t *records, uint32_t count,
     }
 }
 
-/* It is there: everybody may know, unless the space was reset meanwhile. */
+/* It is there: everybody may know, unless the space was reset meanwhile, or the
+ * tier is another now. */
 static int commit(ldr_part_t *p, ldr_tier_write_t *w)
 {
     ldr_tier_t *t = p->tier;
@@ -206,7 +207,7 @@ static int commit(ldr_part_t *p, ldr_tier_write_t *w)
     ldr_rows_of(w->records, w->count, rows);
     pthread_mutex_lock(&t->lock);
     if (ldr_map_epoch(p->map, w->space) != w->object.epoch ||
-        p->spaces[w->space].resetting) {
+        p->spaces[w->space].resetting || t->replaced != w->replaced) {
         error = -ECANCELED;
     } else if (!ldr_part_add(p, &e, false)) {
         error = -ENOMEM;
@@ -285,6 +286,7 @@ static int write_work(ldr_job_t *job, ldr_backend_t *b)
 
     pthread_mutex_lock(&t->lock);
     ldr_part_t *p = ldr_tier_part(t, w->tenant);
+    w->replaced = t->replaced;
     pthread_mutex_unlock(&t->lock);
     ldr_tier_new_id(t, 0, w->object.id);
     w->begin_ns = ldr_now_ns(t->params.clock);
