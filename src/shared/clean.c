@@ -426,6 +426,23 @@ static uint32_t doom_worst(ldr_part_t *p, uint64_t excess)
     return count;
 }
 
+/* After a group: where it became one there may be more, and small objects may
+ * come faster than one group a second. So the next look is as soon as this one
+ * took, with the pass before it: half of the time goes to compaction at most,
+ * and others have their turn between. Where calls are slow a second is enough;
+ * so it is where nothing came of it. */
+static void rest(ldr_part_t *p, uint64_t began_ns)
+{
+    ldr_cleaner_t *c = &p->cleaner;
+    uint64_t now_ns = ldr_now_ns(p->tier->params.clock);
+    uint64_t took_ns = now_ns - began_ns;
+    bool became_one = c->victim_count > 0;
+
+    c->compact_at_ns = became_one ? now_ns + ldr_min64(took_ns, SECOND_NS)
+                                  : ldr_max64(began_ns + SECOND_NS, now_ns);
+    c->pass_at_ns = c->compact_at_ns;
+}
+
 static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_tier_t *t = p->tier;
@@ -440,8 +457,10 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     uint64_t excess = excess_of(p); /* without the dead */
     uint32_t worst = excess > 0 ? doom_worst(p, excess) : 0;
     pthread_mutex_unlock(&t->lock);
-    if (c->victim_count == LDR_VICTIMS) {
-        c->pass_at_ns = now_ns; /* there may be more */
+    if (c->victim_count > 0) {
+        /* There may be more; and where something goes each second, objects are
+         * to be made one all the same: by the pass after it. */
+        c->pass_at_ns = now_ns;
     }
     int error = check_suspects(p, job, b);
     if (error != 0 || worst > 0 || pass->dead_count > 0) {
@@ -460,9 +479,12 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (!enough) {
         return 0;
     }
-    c->compact_at_ns = now_ns + SECOND_NS;
-    c->thorough_at_ns = now_ns + THOROUGH_NS;
-    return ldr_compact_work(p, job, b);
+    if (pass->thorough) {
+        c->thorough_at_ns = now_ns + THOROUGH_NS;
+    }
+    error = ldr_compact_work(p, job, b);
+    rest(p, now_ns);
+    return error;
 }
 
 /* ---- forgetting removals ---- */

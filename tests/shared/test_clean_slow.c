@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "shared/tier_int.h"
 #include "shared/tier_rig.h"
 
 #define OBJECTS RIG_TENANT "/o/"
@@ -145,11 +146,89 @@ static void test_many_names(void **state)
     world_close(&s.world);
 }
 
+/* ---- more small objects than one group a second ---- */
+
+#define BACKLOG 3000u
+#define A_SECOND 80u /* of simulated time; a group has 64 */
+
+/* Those that are to be made one: small, and a minute old. */
+static unsigned backlog(const node_t *n)
+{
+    const ldr_part_t *p = n->tier->parts[n->tenant];
+    uint32_t now_s = ldr_wall_s(&rig_clock);
+    unsigned count = 0;
+
+    for (uint32_t i = 0; i < ldr_map_top(p->map); i++) {
+        const ldr_map_object_t *o = ldr_map_at(p->map, i);
+
+        count += o != NULL && o->rows == 1 && now_s >= o->written_s + 60;
+    }
+    return count;
+}
+
+static void save(slow_t *s, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        assert_int_equal(node_put(&s->world.nodes[0], 0, &s->key, 1), 0);
+        s->key++;
+    }
+}
+
+/* Calls are quick. What waits becomes less, although more comes each second
+ * than one group holds; and the other chores have their turn. */
+static void test_backlog(void **state)
+{
+    static slow_t s;
+
+    (void)state;
+    begin(&s, 1);
+    s.call_ns = RIG_MS / 5;
+    save(&s, BACKLOG);
+    for (unsigned i = 0; i < 120; i++) {
+        if (i == 55) { /* all of it waits, for its age */
+            assert_true(simstore_count(s.world.store, OBJECTS) > BACKLOG);
+        }
+        save(&s, A_SECOND);
+        go(&s, 1);
+    }
+    printf("%u wait\n", backlog(&s.world.nodes[0]));
+    assert_true(backlog(&s.world.nodes[0]) < 4 * A_SECOND);
+    assert_true(simstore_count(s.world.store, MANIFESTS) < 200);
+    for (unsigned key = 0; key < s.key; key++) {
+        assert_true(finds(&s.world.nodes[0], key));
+    }
+    world_close(&s.world);
+}
+
+/* Objects are made one although something dies before every look. */
+static void test_always_some_dead(void **state)
+{
+    static slow_t s;
+    ldr_tier_stats_t stats;
+    const unsigned same = 5;
+
+    (void)state;
+    begin(&s, 1);
+    save(&s, 8);
+    for (unsigned i = 0; i < 90; i++) {
+        for (unsigned k = 0; k < 3; k++) { /* of which one counts */
+            assert_int_equal(node_put(&s.world.nodes[0], 1, &same, 1), 0);
+        }
+        go(&s, 1);
+    }
+    ldr_tier_stats(s.world.nodes[0].tier, &stats);
+    assert_true(stats.cleaned_objects > 90);
+    assert_true(stats.compacted >= 8);
+    world_close(&s.world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slow_calls),
         cmocka_unit_test(test_many_names),
+        cmocka_unit_test(test_backlog),
+        cmocka_unit_test(test_always_some_dead),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
