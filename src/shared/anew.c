@@ -27,6 +27,7 @@
 static void replace(ldr_tier_t *t)
 {
     t->replaced++;
+    ldr_sizes_forget(t);
     for (size_t i = 0; i < t->part_count; i++) {
         ldr_part_t *p = t->parts[i];
 
@@ -173,6 +174,7 @@ static void swap(ldr_part_t *p, rest_t *r)
     p->known_count = 0;
     p->todo_count = p->todo_next = 0;
     p->lost = 0;
+    p->told_bytes = 0;
     for (size_t i = 0; i < p->space_count; i++) {
         p->spaces[i].lost = 0;
         p->spaces[i].dead_s = p->spaces[i].dead_next_s = 0;

@@ -21,6 +21,8 @@
  *   - manifests (clean_merge.c)
  *   - old resets, and a piece of the walk over the names of objects
  *     (clean_scan.c)
+ *   - what this tenant holds, for others to know, and what they hold
+ *     (clean_sizes.c)
  *
  * A removal must not be forgotten while an object still has the record: whoever
  * joins would find it again. So a pass notes the oldest object of each space
@@ -108,6 +110,8 @@ static void begin_role(ldr_part_t *p, uint64_t now_ns)
     c->after[0] = '\0';
     c->pass_at_ns = c->scan_at_ns = c->merge_at_ns = c->compact_at_ns = now_ns;
     c->rewrite_at_ns = c->thorough_at_ns = c->epochs_at_ns = now_ns;
+    c->sizes_at_ns = now_ns;
+    c->sizes_reading = false;
     c->turn = 0;
     ldr_info(&p->tier->params.log, "shared tier: cleaning up for tenant %s",
              p->name);
@@ -222,32 +226,6 @@ static int remove_victims(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 }
 
 /* ---- a pass over the map ---- */
-
-/* Bytes of the objects, tables and footers too, about. */
-static uint64_t held_by(const ldr_part_t *p)
-{
-    ldr_map_stats_t m;
-
-    ldr_map_stats(p->map, &m);
-    return (m.blocks + 2 * m.objects + m.shards / 32) * LDR_BLOCK;
-}
-
-/* With the lock: how much the part has to give. All parts that are known here
- * give the same share of what they hold. */
-static uint64_t excess_of(const ldr_part_t *p)
-{
-    const ldr_tier_t *t = p->tier;
-    uint64_t max = t->params.max_bytes, total = 0, own = held_by(p);
-
-    for (size_t i = 0; i < t->part_count; i++) {
-        total += held_by(t->parts[i]);
-    }
-    if (max == 0 || total <= max) {
-        return 0;
-    }
-    double share = (double)(max - max / 64) / (double)total;
-    return own - (uint64_t)((double)own * share);
-}
 
 static void note_worst(ldr_pass_t *pass, const ldr_map_object_t *o,
                        uint64_t weight)
@@ -454,8 +432,9 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     c->pass_at_ns = now_ns + SECOND_NS;
     pthread_mutex_lock(&t->lock);
     ldr_clean_doom(p, pass->dead, pass->dead_count);
-    uint64_t excess = excess_of(p); /* without the dead */
+    uint64_t excess = ldr_sizes_excess(p); /* without the dead */
     uint32_t worst = excess > 0 ? doom_worst(p, excess) : 0;
+    ldr_sizes_changed(p);
     pthread_mutex_unlock(&t->lock);
     if (c->victim_count > 0) {
         /* There may be more; and where something goes each second, objects are
@@ -532,7 +511,7 @@ uint64_t ldr_clean_at(const ldr_part_t *p)
     }
     return ldr_min64(ldr_min64(ldr_min64(c->lease_at_ns, c->pass_at_ns),
                                ldr_min64(c->scan_at_ns, c->merge_at_ns)),
-                     c->epochs_at_ns);
+                     ldr_min64(c->epochs_at_ns, c->sizes_at_ns));
 }
 
 /* What is due, one after the other: on slow storage each may be due again by
@@ -547,6 +526,7 @@ static int take_turn(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     } round[] = {{c->pass_at_ns, pass_work},
                  {c->merge_at_ns, ldr_merge_work},
                  {c->epochs_at_ns, ldr_epochs_work},
+                 {c->sizes_at_ns, ldr_sizes_work},
                  {c->scan_at_ns, ldr_scan_work}};
     const unsigned count = sizeof(round) / sizeof(round[0]);
 

@@ -108,6 +108,14 @@ typedef struct ldr_pass {
     bool thorough;    /* a single dead record is enough in an old object */
 } ldr_pass_t;
 
+/* Bytes of other tenants, as their cleaners tell: see clean_sizes.c. */
+typedef struct ldr_sizes {
+    uint64_t live, idle; /* of those that somebody has open, and the others */
+    uint64_t here;       /* of those known here, when these were read */
+    uint64_t most;       /* of one that is idle, and which */
+    char most_hex[2 * LDR_ID_BYTES + 1];
+} ldr_sizes_t;
+
 /* Touched by the part's chore CLEAN only, and read with the lock where no such
  * chore is under way; but stats read the lease at any time, so the chore
  * changes that with the lock. */
@@ -115,7 +123,7 @@ typedef struct ldr_cleaner {
     ldr_lease_t lease;
     uint64_t lease_at_ns;
     uint64_t pass_at_ns, scan_at_ns, merge_at_ns, compact_at_ns, rewrite_at_ns;
-    uint64_t thorough_at_ns, epochs_at_ns, forget_at_ns;
+    uint64_t thorough_at_ns, epochs_at_ns, sizes_at_ns, forget_at_ns;
     unsigned turn; /* whose it is, of those that take turns: clean.c */
     /* Removed once what says so is published. */
     uint8_t victims[LDR_VICTIMS][LDR_ID_BYTES];
@@ -132,6 +140,12 @@ typedef struct ldr_cleaner {
     ldr_ids_t bad; /* objects that do not authenticate, since when */
     /* The objects from which on the next are looked for. */
     uint32_t group_start, suspect_start;
+    /* The sizes of others so far, while they are read; after this one. */
+    ldr_sizes_t sizes;
+    uint64_t told_bytes, told_at_ns; /* the own one, last */
+    bool sizes_reading;
+    uint32_t sizes_count;
+    char sizes_after[LDR_OBJECT_NAME_MAX + 1];
     ldr_pass_t pass;
 } ldr_cleaner_t;
 
@@ -227,6 +241,7 @@ struct ldr_part {
     uint64_t uses_at_ns;
 
     ldr_cleaner_t cleaner;
+    uint64_t told_bytes; /* what it holds, as the cleaner of it told */
 };
 
 /* The caller's log, for all that the tier, its lanes and its back end have to
@@ -265,6 +280,8 @@ struct ldr_tier {
     bool closing, stopping;
     bool woken;      /* the clockwork is to look once more */
     bool compacting; /* some part is: it takes memory */
+    ldr_sizes_t sizes;
+    uint64_t sizes_at_ns; /* when some part is to read them */
     /* Lanes that seal what they are to write, and those that wait for their
      * turn: see tier_write.c. */
     unsigned cpus, sealing, to_seal;
@@ -443,6 +460,16 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 int ldr_merge_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 int ldr_compact_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_sizes_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+/* With the lock: bytes of a part's objects, tables and footers too, about; and
+ * how much it has to give, so that the whole tier keeps within its budget. */
+uint64_t ldr_part_held(const ldr_part_t *p);
+uint64_t ldr_sizes_excess(const ldr_part_t *p);
+/* With the lock, from CLEAN: has others told if it holds much more or less. */
+void ldr_sizes_changed(ldr_part_t *p);
+/* With the lock: who is a stranger has changed. They count again once they were
+ * read anew. */
+void ldr_sizes_forget(ldr_tier_t *t);
 /* With the lock: the object was there in this cycle. */
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number);
 /* With the lock: removes these once all have heard; at most LDR_VICTIMS. */

@@ -134,6 +134,7 @@ static uint32_t part_of(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
     }
     t->parts = parts;
     t->parts[t->part_count] = part_create(t, id, name, seal);
+    ldr_sizes_forget(t);
     return t->parts[t->part_count] != NULL ? (uint32_t)t->part_count++
                                            : LDR_NIL;
 }

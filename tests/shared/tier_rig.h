@@ -39,7 +39,8 @@ typedef struct node {
     uint32_t epoch[RIG_SPACES]; /* that the node knows */
     uint64_t floor[RIG_SPACES]; /* saves up to it are reset for this node */
     uint64_t kfloor[RIG_SPACES][RIG_KEYS]; /* ... or removed */
-    bool running; /* inside a step: not entered again */
+    bool running;  /* inside a step: not entered again */
+    uint8_t other; /* all bytes of its tenant's id, if not the usual */
 } node_t;
 
 /* What was saved under a number. */
@@ -225,6 +226,9 @@ static inline void node_open_with(node_t *n, void (*before)(void *arg),
     p.arg = n;
     RIG_CHECK(ldr_tier_open(&p, &n->tier) == LARDER_OK);
     rig_tenant_id(id);
+    if (n->other != 0) {
+        memset(id, n->other, sizeof(id));
+    }
     n->running = true;
     RIG_CHECK(ldr_tier_tenant(n->tier, id, "acme", &w->seal,
                               w->now_ns + RIG_SECOND, &n->tenant) == LARDER_OK);

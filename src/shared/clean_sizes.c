@@ -1,0 +1,329 @@
+/*
+ * What all tenants hold together: the budget is that of the whole tier, and a
+ * node knows the sizes of those tenants only whose keys it was given. So each
+ * cleaner writes how much its tenant holds to sizes/T, "BYTES WHEN\n" in hex,
+ * once a minute and soon after that has changed by much: who reads it a minute
+ * later must not give what this one has given. It reads what those of the
+ * others have written, once a minute and once for each node.
+ *
+ * Nobody can check such a figure: it is under no key that all have. So it is a
+ * hint. None counts for more than the whole budget, and who can write there can
+ * make hits vanish by it, as by removing objects.
+ *
+ * A tenant that nobody has open has no cleaner: its last figure stays, and is
+ * counted, and the others keep within what is left; but all together keep an
+ * eighth of the budget, and the log says who is in the way. A figure whose
+ * tenant has no check value any more is of one that was deleted, and goes.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "shared/tier_int.h"
+
+#define FOLDER "sizes/"
+#define TEXT 26u /* "0123456789abcdef 01234567\n" */
+#define SIZES_NS ((uint64_t)60 * 1000000000u)
+#define AGAIN_NS ((uint64_t)5 * 1000000000u)
+#define OLD_S 600u /* after which nobody has the tenant open */
+#define PIECE 32u  /* figures read in one */
+#define TENANTS_MAX 4096u
+
+static void name_of(const char *hex, char name[LDR_OBJECT_NAME_MAX + 1])
+{
+    snprintf(name, LDR_OBJECT_NAME_MAX + 1, FOLDER "%s", hex);
+}
+
+/* ---- the own figure ---- */
+
+uint64_t ldr_part_held(const ldr_part_t *p)
+{
+    ldr_map_stats_t m;
+
+    ldr_map_stats(p->map, &m);
+    return (m.blocks + 2 * m.objects + m.shards / 32) * LDR_BLOCK;
+}
+
+/* Where the storage is full the figure that is there stays: what matters then
+ * is to read the others'. */
+static int tell(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_tier_t *t = p->tier;
+    ldr_cleaner_t *c = &p->cleaner;
+    char name[LDR_OBJECT_NAME_MAX + 1], text[TEXT + 1];
+
+    pthread_mutex_lock(&t->lock);
+    uint64_t bytes = ldr_part_held(p);
+    pthread_mutex_unlock(&t->lock);
+    name_of(p->hex, name);
+    snprintf(text, sizeof(text), "%016llx %08x\n", (unsigned long long)bytes,
+             ldr_wall_s(t->params.clock));
+    int error = ldr_call_put(t, job, b, name, text, TEXT, 0);
+    if (error == -ENOSPC || error == -EDQUOT || error == -EROFS ||
+        error == -EACCES) {
+        job->wrote = false;
+        error = 0;
+    }
+    if (error == 0) {
+        c->told_bytes = bytes;
+        c->told_at_ns = ldr_now_ns(t->params.clock);
+    }
+    return error;
+}
+
+void ldr_sizes_changed(ldr_part_t *p)
+{
+    ldr_cleaner_t *c = &p->cleaner;
+    uint64_t held = ldr_part_held(p), told = c->told_bytes;
+    uint64_t by = held > told ? held - told : told - held;
+    uint64_t max = p->tier->params.max_bytes;
+
+    if (max != 0 && by > max / 64) {
+        c->sizes_at_ns = ldr_min64(c->sizes_at_ns, c->told_at_ns + AGAIN_NS);
+    }
+}
+
+/* ---- those of others ---- */
+
+typedef struct piece {
+    ldr_cleaner_t *cleaner;
+    char hex[PIECE][2 * LDR_ID_BYTES + 1];
+    uint32_t count;
+    bool more;
+} piece_t;
+
+static int list_one(void *arg, const char *name, uint64_t bytes)
+{
+    piece_t *s = arg;
+    const char *rest = name + strlen(FOLDER);
+    uint8_t id[LDR_ID_BYTES];
+
+    (void)bytes;
+    if (s->count == PIECE) {
+        s->more = true;
+        return 1;
+    }
+    snprintf(s->cleaner->sizes_after, sizeof(s->cleaner->sizes_after), "%s",
+             name);
+    if (strlen(rest) == 2 * LDR_ID_BYTES && ldr_unhex(rest, sizeof(id), id)) {
+        memcpy(s->hex[s->count++], rest, sizeof(s->hex[0]));
+    }
+    return 0;
+}
+
+/* With the lock: the tenant's part here, or NULL. */
+static ldr_part_t *part_of(ldr_tier_t *t, const char *hex)
+{
+    for (size_t i = 0; i < t->part_count; i++) {
+        if (strcmp(t->parts[i]->hex, hex) == 0) {
+            return t->parts[i];
+        }
+    }
+    return NULL;
+}
+
+/* A figure of nobody who has the tenant open: whether the tenant is there. If
+ * not, it was deleted, and this with it. */
+static int is_left(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                   const char *hex, bool *left_p)
+{
+    char name[LDR_OBJECT_NAME_MAX + 1];
+    uint64_t bytes;
+
+    snprintf(name, sizeof(name), "%s/check", hex);
+    int error = ldr_call_size(p->tier, job, b, name, &bytes);
+    *left_p = error == 0;
+    if (error == -ENOENT) {
+        name_of(hex, name);
+        error = ldr_call_remove(p->tier, job, b, name);
+        if (error != 0) {
+            job->wrote = false; /* it is counted no more all the same */
+        }
+        error = 0;
+    }
+    return error;
+}
+
+static int read_one(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                    const char *hex)
+{
+    ldr_tier_t *t = p->tier;
+    ldr_sizes_t *sum = &p->cleaner.sizes;
+    char name[LDR_OBJECT_NAME_MAX + 1];
+    uint8_t text[TEXT];
+    size_t got;
+    uint64_t bytes, when_s;
+    uint32_t now_s = ldr_wall_s(t->params.clock);
+    bool left = true;
+
+    name_of(hex, name);
+    int error = ldr_call_get_all(t, job, b, name, text, TEXT, &got);
+    if (error == -ENOENT || error == -EBADMSG) {
+        return 0;
+    }
+    if (error != 0) {
+        return error;
+    }
+    if (got != TEXT || text[16] != ' ' || text[25] != '\n' ||
+        !ldr_unhex64((char *)text, 16, &bytes) ||
+        !ldr_unhex64((char *)text + 17, 8, &when_s)) {
+        return 0;
+    }
+    bytes = ldr_min64(bytes, t->params.max_bytes);
+    pthread_mutex_lock(&t->lock);
+    ldr_part_t *part = part_of(t, hex);
+    if (part != NULL) {
+        part->told_bytes = bytes; /* counts until its manifests were read */
+    }
+    pthread_mutex_unlock(&t->lock);
+    bool old = now_s > when_s + OLD_S;
+    if (part == NULL && old) {
+        error = is_left(p, job, b, hex, &left);
+    }
+    if (error != 0 || part != NULL || !left) {
+        return error;
+    }
+    *(old ? &sum->idle : &sum->live) += bytes;
+    if (old && bytes > sum->most) {
+        sum->most = bytes;
+        memcpy(sum->most_hex, hex, sizeof(sum->most_hex));
+    }
+    return 0;
+}
+
+/* ---- the sum ---- */
+
+/* With the lock: what the parts here hold. */
+static uint64_t held_here(const ldr_tier_t *t)
+{
+    uint64_t total = 0;
+
+    for (size_t i = 0; i < t->part_count; i++) {
+        const ldr_part_t *p = t->parts[i];
+        uint64_t held = ldr_part_held(p);
+
+        total += p->ready ? held : ldr_max64(held, p->told_bytes);
+    }
+    return total;
+}
+
+uint64_t ldr_sizes_excess(const ldr_part_t *p)
+{
+    const ldr_tier_t *t = p->tier;
+    const ldr_sizes_t *others = &t->sizes;
+    uint64_t max = t->params.max_bytes, own = ldr_part_held(p);
+
+    if (max == 0) {
+        return 0;
+    }
+    double here = (double)held_here(t), live = (double)others->live;
+    /* They give the same share, and are heard of a minute later. */
+    if (here < (double)others->here) {
+        live *= here / (double)others->here;
+    }
+    if (here + live + (double)others->idle <= (double)max) {
+        return 0;
+    }
+    double keep = (double)(max - max / 64) - (double)others->idle;
+    if (keep < (double)(max / 8)) {
+        keep = (double)(max / 8);
+    }
+    return here + live <= keep
+               ? 0
+               : own - (uint64_t)((double)own * keep / (here + live));
+}
+
+static void warn(const ldr_tier_t *t, const ldr_sizes_t *sum)
+{
+    ldr_warn(&t->params.log,
+             "shared tier: tenants that nobody has open hold %llu MiB of "
+             "shared_max, most of it %s: raise that, or delete the folder %s "
+             "there",
+             (unsigned long long)(sum->idle >> 20), sum->most_hex,
+             sum->most_hex);
+}
+
+/* All were read: that is what counts from now on. */
+static void finish(ldr_part_t *p)
+{
+    ldr_tier_t *t = p->tier;
+    ldr_sizes_t *sum = &p->cleaner.sizes;
+    uint64_t most = t->params.max_bytes / 2;
+
+    pthread_mutex_lock(&t->lock);
+    sum->here = held_here(t);
+    bool news = sum->idle > most && t->sizes.idle <= most;
+    if (t->sizes_at_ns != 0) { /* else a tenant came meanwhile */
+        t->sizes = *sum;
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (news) {
+        warn(t, sum);
+    }
+}
+
+void ldr_sizes_forget(ldr_tier_t *t)
+{
+    t->sizes = (ldr_sizes_t){0};
+    t->sizes_at_ns = 0;
+}
+
+/* Tells the own figure, and if it is time, which is once for each node, begins
+ * to read those of others. */
+static int begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_tier_t *t = p->tier;
+    ldr_cleaner_t *c = &p->cleaner;
+    uint64_t now_ns = ldr_now_ns(t->params.clock);
+    int error = tell(p, job, b);
+
+    if (error != 0) {
+        return error;
+    }
+    c->sizes_at_ns = now_ns + SIZES_NS;
+    pthread_mutex_lock(&t->lock);
+    c->sizes_reading = now_ns >= t->sizes_at_ns;
+    if (c->sizes_reading) {
+        t->sizes_at_ns = now_ns + SIZES_NS;
+    }
+    pthread_mutex_unlock(&t->lock);
+    c->sizes = (ldr_sizes_t){0};
+    c->sizes_after[0] = '\0';
+    c->sizes_count = 0;
+    return 0;
+}
+
+int ldr_sizes_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_tier_t *t = p->tier;
+    ldr_cleaner_t *c = &p->cleaner;
+    piece_t s = {.cleaner = c};
+    char after[LDR_OBJECT_NAME_MAX + 1];
+
+    if (t->params.max_bytes == 0) {
+        c->sizes_at_ns = UINT64_MAX;
+        return 0;
+    }
+    int error = c->sizes_reading ? 0 : begin(p, job, b);
+    if (error != 0 || !c->sizes_reading) {
+        return error;
+    }
+    memcpy(after, c->sizes_after, sizeof(after));
+    error = ldr_call_list(t, job, b, FOLDER, after[0] != '\0' ? after : NULL,
+                          list_one, &s);
+    error = error > 0 ? 0 : error;
+    for (uint32_t i = 0; i < s.count && error == 0; i++) {
+        error = read_one(p, job, b, s.hex[i]);
+    }
+    c->sizes_count += s.count;
+    if (error != 0 || !s.more || c->sizes_count >= TENANTS_MAX) {
+        c->sizes_reading = false;
+        if (error == 0) { /* else what was read before stays */
+            finish(p);
+        }
+    }
+    c->sizes_at_ns =
+        ldr_now_ns(t->params.clock) + (c->sizes_reading ? 0 : SIZES_NS);
+    return error;
+}
