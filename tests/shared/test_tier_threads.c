@@ -474,20 +474,62 @@ static void test_away_at_start(void **state)
     simstore_destroy(store);
 }
 
-/* A node takes the cleaner's role while others look at its figures all the
- * time: for the thread sanitizer, which must have nothing to say. */
+typedef struct looker {
+    ldr_tier_t *tier;
+    unsigned looks; /* relaxed, both: they order nothing */
+    bool end;
+} looker_t;
+
+static void *look(void *arg)
+{
+    looker_t *l = arg;
+    ldr_tier_stats_t s;
+
+    while (!__atomic_load_n(&l->end, __ATOMIC_RELAXED)) {
+        ldr_tier_stats(l->tier, &s);
+        __atomic_add_fetch(&l->looks, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+static unsigned looks_of(const looker_t *l)
+{
+    return __atomic_load_n(&l->looks, __ATOMIC_RELAXED);
+}
+
+/* A node takes the cleaner's role while somebody looks at its figures: for the
+ * thread sanitizer, which must have nothing to say. The chore is held up in its
+ * call while the other looks, so that nothing orders the two by chance. */
 static void test_looked_at(void **state)
 {
     static real_node_t a;
     simstore_t *store = simstore_create(8);
     uint64_t until_ms = real_now_ms() + 20000;
+    looker_t l = {.looks = 0};
     ldr_tier_stats_t s;
+    pthread_t thread;
 
     (void)state;
-    open_node(store, &a, 2);
+    open_node(store, &a, 4);
+    await_ready(&a);
+    simstore_hang(a.backend, SIMSTORE_SIZE, true);
+    /* One that probes, and the chore that looks whether the lease is ours. */
+    while (simstore_hanging(a.backend) < 2 && real_now_ms() < until_ms) {
+        real_pause();
+    }
+    assert_int_equal(simstore_hanging(a.backend), 2);
+    l.tier = a.tier;
+    assert_int_equal(pthread_create(&thread, NULL, look, &l), 0);
+    while (looks_of(&l) < 10 && real_now_ms() < until_ms) {
+        real_pause();
+    }
+    simstore_hang(a.backend, SIMSTORE_SIZE, false);
     do {
+        real_pause();
         ldr_tier_stats(a.tier, &s);
     } while (!s.cleaner && real_now_ms() < until_ms);
+    __atomic_store_n(&l.end, true, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
     assert_true(s.cleaner);
     assert_true(ldr_tier_close(a.tier, after(DEADLINE_NS)));
     simstore_destroy(store);
