@@ -171,6 +171,7 @@ static void swap(ldr_part_t *p, rest_t *r)
         p->urgent = false;
     }
     p->use_count = 0;
+    ldr_ids_clear(&p->early);
     p->known_count = 0;
     p->todo_count = p->todo_next = 0;
     p->lost = 0;

@@ -135,7 +135,9 @@ static bool apply_object(ldr_part_t *p, const ldr_manifest_entry_t *e)
             bool is_new = ldr_map_object(p->map, e->object.id) == LDR_NIL;
 
             uint64_t before = ldr_map_shards(p->map, number);
-            ok = ldr_map_add(p->map, &e->object, e->used_s, e->rows);
+            uint32_t used_s = (uint32_t)ldr_max64(
+                e->used_s, ldr_ids_find(&p->early, e->object.id));
+            ok = ldr_map_add(p->map, &e->object, used_s, e->rows);
             if (is_new && e->object.epoch == ldr_map_epoch(p->map, number)) {
                 uint64_t found = ldr_map_shards(p->map, number) - before;
 
@@ -178,6 +180,9 @@ bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
             ldr_map_object_t *o = ldr_map_at(p->map, number);
 
             o->used_s = (uint32_t)ldr_max64(o->used_s, e->used_s);
+        } else {
+            /* Its own manifest may be the next that is read. */
+            ldr_ids_latest(&p->early, e->object.id, e->used_s);
         }
     }
     pthread_mutex_unlock(&t->lock);
@@ -661,6 +666,7 @@ void ldr_follow_ended(ldr_part_t *p, int error)
         }
         return;
     }
+    ldr_ids_clear(&p->early); /* of what is gone */
     p->followed_ns = p->follow_began_ns;
     c->at_ns = now_ns + t->poll_ns;
     if (p->ready) {

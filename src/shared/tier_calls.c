@@ -304,6 +304,17 @@ bool ldr_ids_add(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
     return true;
 }
 
+bool ldr_ids_latest(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
+                    uint32_t time_s)
+{
+    if (!ldr_ids_add(ids, id, time_s)) {
+        return false;
+    }
+    struct ldr_ids_item *item = &ids->items[slot_of(ids, id)];
+    item->time_s = (uint32_t)ldr_max64(item->time_s, time_s);
+    return true;
+}
+
 void ldr_ids_prune(ldr_ids_t *ids, uint32_t before_s)
 {
     if (ids->count > 0) {

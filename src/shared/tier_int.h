@@ -50,6 +50,9 @@ uint32_t ldr_ids_find(const ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES]);
 /* Keeps the time of one that is there. False: no memory. */
 bool ldr_ids_add(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
                  uint32_t time_s);
+/* The same, but of two times the later one counts. */
+bool ldr_ids_latest(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
+                    uint32_t time_s);
 /* Forgets what is older. */
 void ldr_ids_prune(ldr_ids_t *ids, uint32_t before_s);
 void ldr_ids_clear(ldr_ids_t *ids);
@@ -220,6 +223,7 @@ struct ldr_part {
     unsigned followers; /* of this turn, that have not ended */
     int follow_error;
     bool follow_again; /* something went while it was read */
+    ldr_ids_t early;   /* uses of objects that this turn may still tell of */
     unsigned rounds;   /* before it was ready */
     unsigned lost;     /* spaces with a reset that is */
     uint64_t follow_began_ns;

@@ -58,6 +58,7 @@ void ldr_part_destroy(ldr_part_t *p)
     ldr_free(p->spaces);
     ldr_ids_clear(&p->gone);
     ldr_ids_clear(&p->gone_old);
+    ldr_ids_clear(&p->early);
     ldr_free(p->known);
     ldr_free(p->todo);
     ldr_free(p->uses);

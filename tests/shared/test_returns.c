@@ -509,6 +509,40 @@ static void test_lost_reset(void **state)
     world_close(&w);
 }
 
+/* When the only object that the node knows was used. */
+static uint32_t used_of(const node_t *n)
+{
+    const ldr_part_t *p = n->tier->parts[n->tenant];
+
+    assert_int_equal(ldr_map_top(p->map), 1);
+    return ldr_map_at(p->map, 0)->used_s;
+}
+
+/* Whoever joins hears of a use, whether the manifest that tells of it or that
+ * of the object comes first: their names are by chance. */
+static void test_uses_in_any_order(void **state)
+{
+    (void)state;
+    for (unsigned seed = 1; seed <= 12; seed++) {
+        world_t w;
+
+        world_open(&w, seed, 3);
+        node_open(&w.nodes[0]);
+        node_open(&w.nodes[1]);
+        assert_int_equal(node_put(&w.nodes[0], 0, eight, 8), 0);
+        world_pass(&w, 5 * RIG_SECOND, 100 * RIG_MS);
+        assert_int_not_equal(node_get(&w.nodes[1], 0, 3, NULL), 0);
+        world_pass(&w, 15 * RIG_SECOND, 100 * RIG_MS);
+        assert_int_equal(simstore_count(w.store, RIG_TENANT "/m/"), 2);
+        node_open(&w.nodes[2]);
+        world_run(&w);
+        assert_int_not_equal(used_of(&w.nodes[2]), 0);
+        assert_int_equal(used_of(&w.nodes[2]), used_of(&w.nodes[1]));
+        assert_int_equal(w.nodes[2].tier->parts[0]->early.room, 0);
+        world_close(&w);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -527,6 +561,7 @@ int main(void)
         cmocka_unit_test(test_long_turn),
         cmocka_unit_test(test_unreadable),
         cmocka_unit_test(test_lost_reset),
+        cmocka_unit_test(test_uses_in_any_order),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
