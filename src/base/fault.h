@@ -44,6 +44,10 @@
     X(dir_sync)          /* EIO, of a file or of a directory */                \
     X(dir_rename)        /* EIO */                                             \
     X(dir_no_replace)    /* no renameat2(), as on NFS */                       \
+    X(dir_taken)         /* a name that is taken is given all the same */      \
+    X(dir_kept)          /* what is put over something is not seen */          \
+    X(dir_behind)        /* a listing that shows nothing yet */                \
+    X(dir_folder)        /* EINVAL, when a directory is synced */              \
     X(dir_stale)         /* ESTALE, as on NFS */
 
 typedef enum ldr_fault {

@@ -17,6 +17,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/io.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -88,7 +89,8 @@ static void bad(probe_t *p, const char *cure, const char *what)
 typedef struct racer {
     probe_t *p;
     pthread_t thread;
-    pthread_barrier_t *start;
+    pthread_mutex_t *start; /* held until all are there */
+    const bool *off;        /* with it: it is called off */
     uint8_t mark;
     int error;
 } racer_t;
@@ -102,7 +104,12 @@ static void *racer_main(void *arg)
 
     memset(data, r->mark, sizeof(data));
     snprintf(name, sizeof(name), "%sonce", r->p->area);
-    pthread_barrier_wait(r->start);
+    pthread_mutex_lock(r->start);
+    bool off = *r->off;
+    pthread_mutex_unlock(r->start);
+    if (off) {
+        return NULL;
+    }
     r->error = r->p->b->ops->put(r->p->b, name, &iov, 1, LDR_OBJECT_NEW,
                                  r->p->deadline_ns);
     return NULL;
@@ -112,27 +119,33 @@ static void *racer_main(void *arg)
 static bool exclusive(probe_t *p)
 {
     racer_t racers[RACERS];
-    pthread_barrier_t start;
+    pthread_mutex_t start = PTHREAD_MUTEX_INITIALIZER;
     unsigned started = 0, won = 0, lost = 0, winner = 0;
+    bool off = false;
     char name[80];
 
-    pthread_barrier_init(&start, NULL, RACERS);
-    for (; started < RACERS; started++) {
+    pthread_mutex_lock(&start);
+    while (started < RACERS && !off) {
         racer_t *r = &racers[started];
 
-        *r = (racer_t){.p = p, .start = &start, .mark = (uint8_t)(started + 1)};
-        if (!ldr_thread_start(&r->thread, "probe", racer_main, r)) {
-            bad(p, NULL, "cannot start a thread");
-            return false;
-        }
+        *r = (racer_t){.p = p,
+                       .start = &start,
+                       .off = &off,
+                       .mark = (uint8_t)(started + 1)};
+        off = !ldr_thread_start(&r->thread, "probe", racer_main, r);
+        started += !off;
     }
-    for (unsigned i = 0; i < RACERS; i++) {
+    pthread_mutex_unlock(&start);
+    for (unsigned i = 0; i < started; i++) {
         pthread_join(racers[i].thread, NULL);
         won += racers[i].error == 0;
         lost += racers[i].error == -EEXIST;
         winner = racers[i].error == 0 ? racers[i].mark : winner;
     }
-    pthread_barrier_destroy(&start);
+    if (off) {
+        bad(p, NULL, "cannot start a thread");
+        return false;
+    }
     snprintf(name, sizeof(name), "%sonce", p->area);
     if (won == 1 && lost == RACERS - 1 && get(p, name, 64) == 0 &&
         p->data[0] == winner && p->data[63] == winner) {
@@ -225,13 +238,17 @@ static const char *mount_path(const probe_t *p)
 static void directories(probe_t *p)
 {
     int fd = open(mount_path(p), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = fd < 0 || fsync(fd) == 0 ? 0 : errno;
 
-    if (fd >= 0 && fsync(fd) != 0) {
+    if (LDR_FAULT(dir_folder)) {
+        error = EINVAL;
+    }
+    if (error != 0) {
         p->problems++;
         ldr_doctor_say(p->d, LDR_VERDICT_WARN, NULL,
                        "%s: directories cannot be synced (%s): after a loss of "
                        "power, what was put last may be gone",
-                       p->d->subject, strerror(errno));
+                       p->d->subject, strerror(error));
     }
     if (fd >= 0) {
         close(fd);

@@ -244,7 +244,7 @@ static int sync_fd(int fd)
 /* EINVAL: a file system whose directories need no sync. */
 static int sync_folder(int fd)
 {
-    int error = sync_fd(fd);
+    int error = LDR_FAULT(dir_folder) ? -EINVAL : sync_fd(fd);
 
     return error == -EINVAL || error == -EOPNOTSUPP ? 0 : error;
 }
@@ -344,7 +344,10 @@ static int rename_in(int folder, int fd, const char *temp, const char *base,
     if (LDR_FAULT(dir_rename)) {
         return -EIO;
     }
-    if (!new) {
+    if (!new &&LDR_FAULT(dir_kept)) {
+        return unlinkat(folder, temp, 0) == 0 ? 0 : -errno;
+    }
+    if (!new || LDR_FAULT(dir_taken)) {
         return renameat(folder, temp, folder, base) == 0 ? 0 : -errno;
     }
     error = LDR_FAULT(dir_no_replace)

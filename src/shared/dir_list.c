@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fault.h"
 #include "base/mem.h"
 #include "shared/dir_int.h"
 
@@ -231,6 +232,9 @@ int ldr_dir_list(ldr_backend_t *b, const char *prefix, const char *after,
     }
     if (!ldr_object_name_ok(name)) {
         return ldr_dir_says(dir, -EINVAL, "list", prefix);
+    }
+    if (LDR_FAULT(dir_behind)) {
+        return 0;
     }
     for (int stale = 0;; stale++) {
         int error = ldr_dir_enter(dir, prefix, deadline_ns, &root);

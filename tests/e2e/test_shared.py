@@ -448,20 +448,45 @@ def test_encrypted(node, tier, tmp_path, larder):
 
 
 def test_budget(node, tier):
-    """The tier keeps within its size, and what was used last stays."""
-    daemon = node("one", shared_max="24M", dram="16M", dirs=0)
-    data = random.Random(2).randbytes(1 << 20)
-    with Node(daemon.url()) as n:
-        for i in range(64):
-            assert n.put(f"big {i}", i.to_bytes(4, "little") + data) == OK
-            if i % 16 == 15:
-                assert n.flush(SHARED) == OK
+    """The tier keeps within its size, and what was used last stays although it
+    was saved first. The node that looks has nothing of it in memory."""
+    each = 9  # more than 8 MiB: none is made one with others
 
-        def size():
-            return sum(p.stat().st_size for p in tier.rglob("o/*/*"))
+    def big(name):
+        return random.Random(name).randbytes(1 << 20)
+
+    def there(n, turn):
+        """How many of the turn's: all right."""
+        got = [(name, n.get(name, 2 << 20)) for name in names(each, turn)]
+        assert all(status in (OK, MISS) for _, (status, _, _) in got)
+        assert all(value == big(name) for name, (status, _, value) in got
+                   if status == OK)
+        return sum(status == OK for _, (status, _, _) in got)
+
+    writer = node("writer", dram="128M", dirs=0)
+    with Node(writer.url()) as n:
+        for turn in range(6):
+            for name in names(each, f"turn {turn}"):
+                assert n.put(name, big(name)) == OK
+            assert n.flush(SHARED) == OK
+    writer.stop()  # it has no budget, and would be the one that cleans up
+    reader = node("reader", dirs=0)
+    with Node(reader.url()) as n:
+        until(lambda: all_there(n, each, "turn 0"), text="not found")
+        time.sleep(1.1)  # uses are told by the second
+        assert there(n, "turn 0") == each
+        assert n.put("and", b"this") == OK  # which tells of the use as well
+        assert n.flush(SHARED) == OK
+    reader.stop()
+
+    def size():
+        return sum(p.stat().st_size for p in tier.rglob("o/*/*"))
+    assert size() > 48 << 20
+    with Node(node("third", shared_max="24M", dirs=0).url()) as n:
         until(lambda: size() <= 24 << 20, 60, lambda: f"{size()} bytes")
-        status, _, value = n.get("big 63", 2 << 20)
-        assert status == OK and value == (63).to_bytes(4, "little") + data
+        assert n.tiers(names(each, "turn 0")) == (0, 0, each)
+        assert there(n, "turn 0") == each
+        assert sum(there(n, f"turn {i}") for i in range(1, 6)) < 24 - each
 
 
 def test_killed_writers(node, tier):
@@ -485,9 +510,15 @@ def test_killed_writers(node, tier):
                 writer.signal(signal.SIGKILL)
                 writer.process.wait()
             found(r, 8, SIZE, f"turn {turn}")  # right, or not there
-        for name in kept:
-            until(lambda n=name: found(r, 8, SIZE, n) == 8,
-                  text=f"{name} was lost")
+        with Node(node("cold", dram="64M", dirs=0).url()) as cold:
+            for one in (r, cold):
+                for name in kept:
+                    until(lambda n=name, o=one: found(o, 8, SIZE, n) == 8,
+                          text=f"{name} was lost")
+                # All of them: right, or not there.
+                there = [found(one, 8, SIZE, f"turn {turn}")
+                         for turn in range(50)]
+                assert sum(there) >= 8 * len(kept), there
 
 
 @pytest.mark.parametrize("seconds",

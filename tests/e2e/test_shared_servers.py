@@ -102,14 +102,14 @@ class Swift(Server):
         super().__init__(folder)
         self.options = {
             "shared_login": self.login("access_key=test:tester\n"
-                                       "secret_key=testing\n"),
+                                       f"secret_key={SECRET}\n"),
             "shared": f"s3://larder-test/kv?endpoint=http://127.0.0.1:"
                       f"{self.port}&region=us-east-1"}
 
     def up(self):
         self.start("/usr/bin/python3", "-B", "tests/shared/s3_server.py",
                    str(self.folder), str(self.port), "larder-test",
-                   "--conditional")
+                   "--conditional", f"--secret={SECRET}")
         return self
 
 

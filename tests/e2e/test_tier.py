@@ -96,6 +96,10 @@ def test_doctor_no_tier(larder, place):
     ("dir_read:1:0", "bad", "Input/output error"),
     ("dir_no_replace:1:0", "ok", "GB/s"),
     ("dir_stale:1:1", "ok", "GB/s"),
+    ("dir_taken:1:0", "bad", "only if there is none of that name"),
+    ("dir_kept:2:1", "bad", "an object that was replaced can still be seen"),
+    ("thread_create:1:1", "bad", "cannot start a thread"),
+    ("thread_create:3:1", "bad", "cannot start a thread"),
 ])
 def test_doctor_trouble(larder, place, fault, verdict, text):
     url = f"dir:{place}"
@@ -103,6 +107,24 @@ def test_doctor_trouble(larder, place, fault, verdict, text):
     lines = shared(larder, url, env={"LARDER_FAULTS": fault})
     assert text in lines[-1]["found"]
     assert lines[-1]["verdict"] in (verdict, "warn" if verdict == "ok" else "")
+    assert os.listdir(place) == ["larder.tier"]
+
+
+@pytest.mark.parametrize("fault, text", [
+    ("dir_behind:1:1", "its listings are not up to date"),
+    ("dir_behind:2:1", None),  # shows no more what was removed: as it should
+    ("dir_folder:1:0", "directories cannot be synced (Invalid argument)"),
+])
+def test_doctor_warns(larder, place, fault, text):
+    """What costs hits, or the last puts when power fails, is said; and the
+    rest is looked at all the same."""
+    url = f"dir:{place}"
+    larder("tier", "create", url)
+    lines = shared(larder, url, env={"LARDER_FAULTS": fault})
+    warned = [line for line in lines[:-1] if line["verdict"] == "warn"]
+    assert len(lines) == 1 + len(warned) == 1 + (text is not None)
+    assert text is None or text in warned[0]["found"]
+    assert "GB/s" in lines[-1]["found"]
     assert os.listdir(place) == ["larder.tier"]
 
 

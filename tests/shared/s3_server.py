@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 """An S3 server for tests: OpenStack Swift with its s3api, in one process.
 
-s3_server.py DIR PORT BUCKET [--conditional] [CERT KEY]
+s3_server.py DIR PORT BUCKET [--conditional] [--secret=S] [CERT KEY]
 
 Debian's python3-swift, on loopback, with everything it keeps below DIR (a file
 system with extended attributes). Account, container, object and proxy servers
-are the real ones; only what starts them is here. The login is test:tester,
-testing. It runs until it is killed.
+are the real ones; only what starts them is here. The login is test:tester with
+the secret S, or testing. It runs until it is killed.
 
 This Swift refuses conditional puts (501). --conditional has it do them as other
 servers do: it looks whether there is one before it takes the new one, and puts
@@ -57,7 +57,7 @@ account_autocreate = true
 use = egg:swift#catch_errors
 [filter:tempauth]
 use = egg:swift#tempauth
-user_test_tester = testing .admin
+user_test_tester = {secret} .admin
 [filter:s3api]
 use = egg:swift#s3api
 allow_multipart_uploads = false
@@ -128,6 +128,8 @@ def main():
     folder, port, bucket = os.path.abspath(sys.argv[1]), int(sys.argv[2]), \
         sys.argv[3]
     conditional = "--conditional" in sys.argv[4:]
+    secret = next((a[9:] for a in sys.argv[4:] if a.startswith("--secret=")),
+                  "testing")
     certificate = [a for a in sys.argv[4:] if not a.startswith("--")]
     os.makedirs(os.path.join(folder, "devices", "one"), exist_ok=True)
 
@@ -144,7 +146,8 @@ def main():
         serve(sock, load(folder, kind, STORE, kind=kind))
 
     # The bucket, by one that asks nobody.
-    inside = load(folder, "inside", PROXY, pipeline="proxy-server")
+    inside = load(folder, "inside", PROXY, pipeline="proxy-server",
+                  secret=secret)
     request = Request.blank("/v1/AUTH_test/" + bucket,
                             environ={"REQUEST_METHOD": "PUT"})
     answer = request.get_response(inside)
@@ -152,7 +155,8 @@ def main():
         sys.exit(f"{bucket}: {answer.status}")
 
     app = load(folder, "proxy", PROXY,
-               pipeline="catch_errors s3api tempauth proxy-server")
+               pipeline="catch_errors s3api tempauth proxy-server",
+               secret=secret)
     if conditional:
         app = Conditional(app)
     sock = listen(port)
