@@ -5,6 +5,8 @@
  * chunks up. docs/shared.md has the figures.
  *
  *   join DIR CHUNKS MANIFESTS [LANES]    DIR must not exist
+ *
+ * docs/shared.md, "Following", has how to build it.
  */
 #include <stdio.h>
 #include <stdlib.h>
