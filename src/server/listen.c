@@ -16,9 +16,8 @@
 #include "server/session.h"
 
 #define SHOWN_BYTES 320u
-#define LOCAL_MORE 16u    /* beyond sessions: the operator shall get in */
-#define STRANGERS 16u     /* that may always be connecting */
-#define BUSY_NS 20000000u /* a loop is, so long after a request */
+#define LOCAL_MORE 16u /* beyond sessions: the operator shall get in */
+#define STRANGERS 16u  /* that may always be connecting */
 
 /* ---- accepting ---- */
 
@@ -79,23 +78,25 @@ static bool may_enter(ldr_server_t *server, bool local)
     return false;
 }
 
-/* Loops take turns, but for those that have just been asked for something: a
- * client opens its second connection when the first is busy. */
+/* The loop that nobody asked for anything for longest: a client opens its
+ * second connection when the first is busy. To get one counts as being asked,
+ * so idle ones take turns. */
 static ldr_server_loop_t *home_of_next(ldr_server_t *server)
 {
-    unsigned next = __atomic_fetch_add(&server->next_loop, 1, __ATOMIC_RELAXED);
-    uint64_t now_ns = ldr_server_now();
+    ldr_server_loop_t *best = &server->loops[0];
+    uint64_t best_ns = UINT64_MAX;
 
     for (unsigned i = 0; i < server->loop_count; i++) {
-        ldr_server_loop_t *home =
-            &server->loops[(next + i) % server->loop_count];
+        ldr_server_loop_t *home = &server->loops[i];
+        uint64_t ns = __atomic_load_n(&home->asked_ns, __ATOMIC_RELAXED);
 
-        if (now_ns - __atomic_load_n(&home->asked_ns, __ATOMIC_RELAXED) >=
-            BUSY_NS) {
-            return home;
+        if (ns < best_ns) {
+            best = home;
+            best_ns = ns;
         }
     }
-    return &server->loops[next % server->loop_count];
+    __atomic_store_n(&best->asked_ns, ldr_server_now(), __ATOMIC_RELAXED);
+    return best;
 }
 
 static void knock(ldr_watch_t *watch, uint32_t events)

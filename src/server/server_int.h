@@ -89,7 +89,7 @@ struct ldr_server_loop {
     uint8_t *in;       /* as much: a message just read from a ring */
     uint8_t *dump;     /* payload that nobody wants */
     uint64_t due_ns;   /* the next time something is due */
-    uint64_t asked_ns; /* atomic: when a request came last */
+    uint64_t asked_ns; /* atomic: when a request or a session came last */
     uint64_t revoke_seen;
     bool drop;       /* all sessions, at the end */
     ldr_task_t look; /* the server's revocations, or its end */
@@ -119,7 +119,6 @@ struct ldr_server {
 
     ldr_server_loop_t *loops;
     unsigned loop_count;
-    unsigned next_loop;     /* atomic: who gets the next session */
     uint64_t session_count; /* atomic */
     uint64_t connecting;    /* atomic: by tcp, and not authenticated yet */
     uint64_t window_bytes;  /* atomic: of all private windows */
