@@ -321,8 +321,10 @@ def test_measured(larder, trace, tmp_path):
     twice, = larder.json(*args, "--measured", file)
     wanted, = larder.json(*args, "--ssd-speed", str(2 * float(found[2])) + "G")
     assert twice["first_token_ms"] == wanted["first_token_ms"]
+    # A disk that was just busy may have been as slow as that.
     over, = larder.json(*args, "--measured", file, "--ssd-speed", "1K")
-    assert over["first_token_ms"]["mean"] > twice["first_token_ms"]["mean"]
+    wanted, = larder.json(*args, "--ssd-speed", "1K")
+    assert over["first_token_ms"] == wanted["first_token_ms"]
     file.write_text("{}\n")
     assert "no disk in it" in larder(*args, "--measured", file, code=FAILED).err
     larder(*args, "--measured", tmp_path / "nothing", code=FAILED)
