@@ -122,8 +122,10 @@ static uint32_t portable_crc(uint32_t state, const uint8_t *data, size_t bytes)
     return state;
 }
 
-static void portable_copy(uint8_t *to, const uint8_t *from, size_t bytes)
+static void portable_copy(uint8_t *to, const uint8_t *from, size_t bytes,
+                          const uint8_t *next)
 {
+    (void)next;
     memcpy(to, from, bytes);
 }
 
@@ -248,15 +250,21 @@ void ldr_copy_fence(void)
     fence(ops());
 }
 
-void ldr_copy(void *to, const void *from, size_t bytes)
+void ldr_copy_piece_plain(void *to, const void *from, size_t bytes,
+                          const void *next)
 {
-    const ldr_copy_ops_t *o = ops();
-
     if (bytes >= LDR_COPY_NT_MIN) {
-        o->copy(to, from, bytes);
-        fence(o);
+        ops()->copy(to, from, bytes, next);
     } else if (bytes > 0) {
         memcpy(to, from, bytes);
+    }
+}
+
+void ldr_copy(void *to, const void *from, size_t bytes)
+{
+    ldr_copy_piece_plain(to, from, bytes, NULL);
+    if (bytes >= LDR_COPY_NT_MIN) {
+        fence(ops());
     }
 }
 

@@ -4,7 +4,7 @@
  * The best variant for the CPU is chosen once, at the first call. Copies use
  * non-temporal stores from LDR_COPY_NT_MIN bytes on, since what is copied here
  * is larger than the caches and is not read again soon; every function but
- * ldr_copy_piece() ends with a fence, so that a later release store orders
+ * those of pieces ends with a fence, so that a later release store orders
  * them.
  */
 #pragma once
@@ -34,6 +34,9 @@ uint32_t ldr_copy_crc32c(uint32_t crc, void *to, const void *from,
  */
 uint32_t ldr_copy_piece(uint32_t crc, void *to, const void *from, size_t bytes,
                         const void *next);
+/* The same without the checksum. */
+void ldr_copy_piece_plain(void *to, const void *from, size_t bytes,
+                          const void *next);
 void ldr_copy_fence(void);
 
 /* Of a piece that is copied from, or to, after this one: its pages are looked

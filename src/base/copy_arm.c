@@ -78,8 +78,10 @@ static uint32_t armv8_crc(uint32_t state, const uint8_t *data, size_t bytes)
     return state;
 }
 
-static void armv8_copy(uint8_t *to, const uint8_t *from, size_t bytes)
+static void armv8_copy(uint8_t *to, const uint8_t *from, size_t bytes,
+                       const uint8_t *next)
 {
+    (void)next;
     memcpy(to, from, bytes);
 }
 

@@ -40,7 +40,8 @@ typedef struct ldr_copy_ops {
     const char *name;
     bool (*usable)(void);
     uint32_t (*crc)(uint32_t state, const uint8_t *data, size_t bytes);
-    void (*copy)(uint8_t *to, const uint8_t *from, size_t bytes);
+    void (*copy)(uint8_t *to, const uint8_t *from, size_t bytes,
+                 const uint8_t *next);
     uint32_t (*copy_crc)(uint32_t state, uint8_t *to, const uint8_t *from,
                          size_t bytes, const uint8_t *next);
     void (*fence)(void); /* NULL: none is needed */

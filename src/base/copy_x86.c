@@ -29,11 +29,12 @@ static inline size_t head_bytes(const uint8_t *to)
     return (0u - (uintptr_t)to) % LINE;
 }
 
-/* What to ask for at offset i of a source that goes on at next. */
-INLINE uintptr_t ahead(const uint8_t *from, size_t i, size_t bytes,
+/* What to ask for, so far ahead of offset i, of a source that goes on at next.
+ */
+INLINE uintptr_t ahead(const uint8_t *from, size_t i, size_t by, size_t bytes,
                        const uint8_t *next)
 {
-    i += AHEAD;
+    i += by;
     return i < bytes ? (uintptr_t)from + i : (uintptr_t)next + (i - bytes);
 }
 

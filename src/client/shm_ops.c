@@ -297,7 +297,7 @@ static uint32_t copy_out(cursor_t *to, const uint8_t *from, size_t bytes,
             crc = ldr_copy_piece(crc, at, from, take,
                                  take == bytes ? next : NULL);
         } else {
-            ldr_copy(at, from, take);
+            ldr_copy_piece_plain(at, from, take, take == bytes ? next : NULL);
         }
         from += take;
         bytes -= take;

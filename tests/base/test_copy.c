@@ -70,6 +70,11 @@ static void check_copy(size_t to, size_t from, size_t bytes)
     ldr_copy_fence();
     assert_memory_equal(target + first, expected + first, all);
 
+    memset(target + first, 0xa5, all);
+    ldr_copy_piece_plain(target + to, source + from, bytes, next[crc % 4]);
+    ldr_copy_fence();
+    assert_memory_equal(target + first, expected + first, all);
+
     assert_int_equal(ldr_crc32c(crc, source + from, bytes), want);
 }
 
