@@ -143,6 +143,7 @@ static void end_role(ldr_part_t *p)
 
     c->lease = LDR_LEASE_NONE;
     c->lease_at_ns = 0;
+    ldr_idle_end(p);
     c->victim_count = 0;
     c->victims_after = 0;
     c->group_start = c->suspect_start = 0;

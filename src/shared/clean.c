@@ -23,6 +23,7 @@
  *     (clean_scan.c)
  *   - what this tenant holds, for others to know, and what they hold
  *     (clean_sizes.c)
+ *   - tenants that nobody has open (clean_idle.c)
  *
  * A removal must not be forgotten while an object still has the record: whoever
  * joins would find it again. So a pass notes the oldest object of each space
@@ -51,49 +52,47 @@
 
 /* ---- the lease ---- */
 
-typedef struct lease_text {
-    bool there, mine;
-    uint32_t until_s;
-} lease_text_t;
-
-static int lease_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                      const char *name, lease_text_t *l)
+int ldr_lease_read(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                   const char *name, ldr_lease_text_t *l)
 {
     uint8_t text[LEASE_TEXT];
     size_t bytes;
     uint64_t until_s = 0;
-    int error =
-        ldr_call_get_all(p->tier, job, b, name, text, sizeof(text), &bytes);
+    uint32_t now_s = ldr_wall_s(t->params.clock);
+    int error = ldr_call_get_all(t, job, b, name, text, sizeof(text), &bytes);
 
-    *l = (lease_text_t){.there = error == 0 || error == -EBADMSG};
+    *l = (ldr_lease_text_t){.there = error == 0 || error == -EBADMSG};
     if (error == -ENOENT || error == -EBADMSG) {
         return 0; /* none, or none that holds */
     }
     if (error == 0 && bytes == LEASE_TEXT && text[16] == ' ' &&
         text[25] == '\n' && ldr_unhex64((char *)text + 17, 8, &until_s)) {
-        l->mine = memcmp(text, p->tier->node_hex, 16) == 0;
-        l->until_s = (uint32_t)until_s;
+        l->mine = memcmp(text, t->node_hex, 16) == 0;
+        l->others = !l->mine && until_s != 0 &&
+                    now_s <= until_s + LDR_LEASE_MARGIN_S &&
+                    until_s <= now_s + 10 * LDR_LEASE_S;
     }
     return error;
 }
 
-static int lease_write(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                       const char *name, bool over)
+int ldr_lease_write(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                    const char *name, bool over, uint32_t seconds)
 {
-    ldr_tier_t *t = p->tier;
     char text[LEASE_TEXT + 1];
 
     snprintf(text, sizeof(text), "%s %08x\n", t->node_hex,
-             ldr_wall_s(t->params.clock) + LDR_LEASE_S);
+             ldr_wall_s(t->params.clock) + seconds);
     return ldr_call_put(t, job, b, name, text, LEASE_TEXT,
                         over ? 0 : LDR_OBJECT_NEW);
 }
 
-/* Stats show it: so it changes with the lock, which nobody here holds. */
+/* Stats show it: so it changes with the lock, which nobody here holds. What was
+ * begun in the role ends with it. */
 static void set_lease(ldr_part_t *p, ldr_lease_t lease)
 {
     pthread_mutex_lock(&p->tier->lock);
     p->cleaner.lease = lease;
+    ldr_idle_end(p);
     pthread_mutex_unlock(&p->tier->lock);
 }
 
@@ -122,19 +121,15 @@ int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     ldr_tier_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
     char name[LDR_OBJECT_NAME_MAX + 1];
-    lease_text_t l;
+    ldr_lease_text_t l;
     uint64_t now_ns = ldr_now_ns(t->params.clock);
-    uint32_t now_s = ldr_wall_s(t->params.clock);
 
-    ldr_name_of(p, "cleaner", name);
-    int error = lease_read(p, job, b, name, &l);
+    ldr_name_of(p->hex, "cleaner", name);
+    int error = ldr_lease_read(t, job, b, name, &l);
     if (error != 0) {
         return error;
     }
-    bool others = l.there && !l.mine && l.until_s != 0 &&
-                  now_s <= l.until_s + LDR_LEASE_MARGIN_S &&
-                  l.until_s <= now_s + 10 * LDR_LEASE_S;
-    if (others || (c->lease == LDR_LEASE_TAKING && !l.mine)) {
+    if (l.others || (c->lease == LDR_LEASE_TAKING && !l.mine)) {
         set_lease(p, LDR_LEASE_NONE);
         c->lease_at_ns = now_ns + LDR_LEASE_S / 4 * SECOND_NS;
         return 0;
@@ -144,7 +139,7 @@ int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         c->lease_at_ns = now_ns + LDR_LEASE_S / 3 * SECOND_NS;
         return 0;
     }
-    error = lease_write(p, job, b, name, l.there);
+    error = ldr_lease_write(t, job, b, name, l.there, LDR_LEASE_S);
     if (error == -ENOSPC || error == -EDQUOT) {
         /* Somebody has to make room. */
         ldr_lanes_failed(t->lanes, true, error, ldr_fail_text());
@@ -170,10 +165,10 @@ int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 void ldr_lease_end(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
-    lease_text_t l;
+    ldr_lease_text_t l;
 
-    ldr_name_of(p, "cleaner", name);
-    if (lease_read(p, job, b, name, &l) == 0 && l.mine) {
+    ldr_name_of(p->hex, "cleaner", name);
+    if (ldr_lease_read(p->tier, job, b, name, &l) == 0 && l.mine) {
         ldr_call_remove(p->tier, job, b, name);
     }
     set_lease(p, LDR_LEASE_NONE);
@@ -212,7 +207,7 @@ static int remove_victims(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     while (c->victim_count > 0) {
-        ldr_name_object(p, c->victims[c->victim_count - 1], name);
+        ldr_name_object(p->hex, c->victims[c->victim_count - 1], name);
         int error = ldr_call_remove(p->tier, job, b, name);
         if (error != 0) {
             return error; /* all know that it is gone: the walk finds it */
@@ -369,7 +364,7 @@ static int check_suspects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     c->suspect_start =
         pass->suspect_count == LDR_SUSPECTS ? pass->suspect_last + 1 : 0;
     for (uint32_t i = 0; i < pass->suspect_count; i++) {
-        ldr_name_object(p, pass->suspects[i], name);
+        ldr_name_object(p->hex, pass->suspects[i], name);
         int error = ldr_call_exists(p->tier, job, b, name);
         if (error == -ENOENT) {
             pthread_mutex_lock(&p->tier->lock);
@@ -394,13 +389,14 @@ static uint32_t doom_worst(ldr_part_t *p, uint64_t excess)
 {
     ldr_pass_t *pass = &p->cleaner.pass;
     uint32_t count = 0;
-    uint64_t freed = 0;
+    uint64_t freed = 0, held = ldr_part_held(p);
 
     while (count < pass->worst_count && freed < excess) {
         freed += ((uint64_t)pass->worst[count].blocks + 2) * LDR_BLOCK;
         ldr_clean_doom(p, &pass->worst[count].id, 1);
         count++;
     }
+    ldr_sizes_gave(p, freed, held);
     return count;
 }
 
@@ -509,9 +505,10 @@ uint64_t ldr_clean_at(const ldr_part_t *p)
                    ? 0
                    : c->lease_at_ns;
     }
-    return ldr_min64(ldr_min64(ldr_min64(c->lease_at_ns, c->pass_at_ns),
-                               ldr_min64(c->scan_at_ns, c->merge_at_ns)),
-                     ldr_min64(c->epochs_at_ns, c->sizes_at_ns));
+    return ldr_min64(
+        ldr_min64(ldr_min64(c->lease_at_ns, c->pass_at_ns),
+                  ldr_min64(c->scan_at_ns, c->merge_at_ns)),
+        ldr_min64(ldr_min64(c->epochs_at_ns, c->sizes_at_ns), c->care.at_ns));
 }
 
 /* What is due, one after the other: on slow storage each may be due again by
@@ -523,11 +520,10 @@ static int take_turn(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     const struct {
         uint64_t at_ns;
         int (*work)(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-    } round[] = {{c->pass_at_ns, pass_work},
-                 {c->merge_at_ns, ldr_merge_work},
-                 {c->epochs_at_ns, ldr_epochs_work},
-                 {c->sizes_at_ns, ldr_sizes_work},
-                 {c->scan_at_ns, ldr_scan_work}};
+    } round[] = {
+        {c->pass_at_ns, pass_work},         {c->merge_at_ns, ldr_merge_work},
+        {c->epochs_at_ns, ldr_epochs_work}, {c->sizes_at_ns, ldr_sizes_work},
+        {c->care.at_ns, ldr_idle_work},     {c->scan_at_ns, ldr_scan_work}};
     const unsigned count = sizeof(round) / sizeof(round[0]);
 
     for (unsigned i = 0; i < count; i++) {

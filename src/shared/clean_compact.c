@@ -130,7 +130,7 @@ static int move(work_t *w, const source_t *from, ldr_record_t *r, uint32_t at)
     ldr_object_t source = w->object;
     ldr_record_t came;
 
-    ldr_name_object(p, from->id, name);
+    ldr_name_object(p->hex, from->id, name);
     int error = ldr_call_get(p->tier, w->job, w->b, name,
                              (uint64_t)from->block * LDR_BLOCK, data,
                              payload + LDR_BLOCK);
@@ -200,7 +200,7 @@ static int put_new(work_t *w)
                                  w->data + used)) {
         return -ENOMEM;
     }
-    ldr_name_object(p, w->object.id, name);
+    ldr_name_object(p->hex, w->object.id, name);
     return ldr_call_put(p->tier, w->job, w->b, name, w->data, used + tail,
                         LDR_OBJECT_NEW);
 }

@@ -229,7 +229,7 @@ static int put_merged(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
         return -ENOMEM;
     }
     k.bytes = m->out.bytes;
-    ldr_name_manifest(p, &k, name);
+    ldr_name_manifest(p->hex, &k, name);
     int error = ldr_call_put(t, job, b, name, m->out.data, m->out.bytes,
                              LDR_OBJECT_NEW);
     if (error == 0) {
@@ -247,7 +247,7 @@ static int remove_inputs(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     for (uint32_t i = 0; i < m->count; i++) {
-        ldr_name_manifest(p, &m->inputs[i], name);
+        ldr_name_manifest(p->hex, &m->inputs[i], name);
         int error = ldr_call_remove(p->tier, job, b, name);
         if (error != 0) {
             return error; /* what is left is merged once more */
@@ -268,8 +268,8 @@ static int get_inputs(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
     for (uint32_t i = 0; i < m->count && error == 0; i++) {
         ldr_known_t k = m->inputs[i];
 
-        error = ldr_manifest_get(m->part, job, b, &k, &m->data[kept],
-                                 &m->bytes[kept]);
+        error = ldr_manifest_get(m->part->tier, job, b, m->part->hex, &k,
+                                 &m->data[kept], &m->bytes[kept]);
         if (error == 0) {
             m->inputs[kept++] = k;
         } else if (error == -ENOENT) {

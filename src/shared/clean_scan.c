@@ -183,7 +183,7 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         (uint64_t)ldr_max64(t->params.orphan_s, 1) * 1000000000u / 512;
 
     snprintf(rest, sizeof(rest), "o/%02x/", c->prefix);
-    ldr_name_of(p, rest, prefix);
+    ldr_name_of(p->hex, rest, prefix);
     memcpy(after, c->after, sizeof(after));
     s.skip = strlen(prefix);
     int error = ldr_call_list(t, job, b, prefix,

@@ -7,13 +7,14 @@
  * others have written, once a minute and once for each node.
  *
  * Nobody can check such a figure: it is under no key that all have. So it is a
- * hint. None counts for more than the whole budget, and who can write there can
+ * hint. None counts for more than twice the budget, and who can write there can
  * make hits vanish by it, as by removing objects.
  *
- * A tenant that nobody has open has no cleaner: its last figure stays, and is
- * counted, and the others keep within what is left; but all together keep an
- * eighth of the budget, and the log says who is in the way. A figure whose
- * tenant has no check value any more is of one that was deleted, and goes.
+ * A tenant that nobody has open has no cleaner: its last figure stays, is
+ * counted, and says since when that is so. Such tenants give as the others do
+ * (clean_idle.c), a little later; should that fail, those that are open keep
+ * within what is left, but for an eighth of the budget. A figure whose tenant
+ * has no check value any more is of one that was deleted, and goes.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -26,9 +27,10 @@
 #define TEXT 26u /* "0123456789abcdef 01234567\n" */
 #define SIZES_NS ((uint64_t)60 * 1000000000u)
 #define AGAIN_NS ((uint64_t)5 * 1000000000u)
-#define OLD_S 600u /* after which nobody has the tenant open */
-#define PIECE 32u  /* figures read in one */
+#define PIECE 32u /* figures read in one */
 #define TENANTS_MAX 4096u
+#define KEEP (63.0 / 64) /* of the budget, where it was exceeded */
+#define WORTH (1.0 / 32) /* of what idle tenants hold, to look into them */
 
 static void name_of(const char *hex, char name[LDR_OBJECT_NAME_MAX + 1])
 {
@@ -45,21 +47,29 @@ uint64_t ldr_part_held(const ldr_part_t *p)
     return (m.blocks + 2 * m.objects + m.shards / 32) * LDR_BLOCK;
 }
 
+int ldr_sizes_write(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                    const char *tenant, uint64_t bytes, uint32_t when_s)
+{
+    char name[LDR_OBJECT_NAME_MAX + 1], text[TEXT + 1];
+
+    name_of(tenant, name);
+    snprintf(text, sizeof(text), "%016llx %08x\n", (unsigned long long)bytes,
+             when_s);
+    return ldr_call_put(t, job, b, name, text, TEXT, 0);
+}
+
 /* Where the storage is full the figure that is there stays: what matters then
  * is to read the others'. */
 static int tell(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_tier_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
-    char name[LDR_OBJECT_NAME_MAX + 1], text[TEXT + 1];
 
     pthread_mutex_lock(&t->lock);
     uint64_t bytes = ldr_part_held(p);
     pthread_mutex_unlock(&t->lock);
-    name_of(p->hex, name);
-    snprintf(text, sizeof(text), "%016llx %08x\n", (unsigned long long)bytes,
-             ldr_wall_s(t->params.clock));
-    int error = ldr_call_put(t, job, b, name, text, TEXT, 0);
+    int error =
+        ldr_sizes_write(t, job, b, p->hex, bytes, ldr_wall_s(t->params.clock));
     if (error == -ENOSPC || error == -EDQUOT || error == -EROFS ||
         error == -EACCES) {
         job->wrote = false;
@@ -112,11 +122,10 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
     return 0;
 }
 
-/* With the lock: the tenant's part here, or NULL. */
-static ldr_part_t *part_of(ldr_tier_t *t, const char *hex)
+ldr_part_t *ldr_sizes_part(ldr_tier_t *t, const char *tenant)
 {
     for (size_t i = 0; i < t->part_count; i++) {
-        if (strcmp(t->parts[i]->hex, hex) == 0) {
+        if (strcmp(t->parts[i]->hex, tenant) == 0) {
             return t->parts[i];
         }
     }
@@ -145,39 +154,68 @@ static int is_left(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     return error;
 }
 
+int ldr_sizes_read(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                   const char *tenant, uint64_t *bytes_p, uint32_t *when_s_p)
+{
+    char name[LDR_OBJECT_NAME_MAX + 1];
+    uint8_t text[TEXT];
+    size_t got;
+    uint64_t when_s;
+
+    name_of(tenant, name);
+    int error = ldr_call_get_all(t, job, b, name, text, TEXT, &got);
+    if (error == -EBADMSG ||
+        (error == 0 && (got != TEXT || text[16] != ' ' || text[25] != '\n' ||
+                        !ldr_unhex64((char *)text, 16, bytes_p) ||
+                        !ldr_unhex64((char *)text + 17, 8, &when_s)))) {
+        return -ENOENT;
+    }
+    if (error == 0) {
+        *when_s_p = (uint32_t)when_s;
+    }
+    return error;
+}
+
+/* One that nobody has open, for the round to come. */
+static bool note_idle(ldr_care_t *care, const char *hex, uint64_t bytes,
+                      uint32_t when_s)
+{
+    void *tenants = care->tenants;
+
+    if (!ldr_grow(&tenants, &care->room, care->count + 1,
+                  sizeof(care->tenants[0]))) {
+        return false;
+    }
+    care->tenants = tenants;
+    ldr_idle_t *i = &care->tenants[care->count++];
+    *i = (ldr_idle_t){.bytes = bytes, .when_s = when_s};
+    memcpy(i->hex, hex, sizeof(i->hex));
+    return ldr_unhex(hex, LDR_ID_BYTES, i->id);
+}
+
 static int read_one(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
                     const char *hex)
 {
     ldr_tier_t *t = p->tier;
     ldr_sizes_t *sum = &p->cleaner.sizes;
-    char name[LDR_OBJECT_NAME_MAX + 1];
-    uint8_t text[TEXT];
-    size_t got;
-    uint64_t bytes, when_s;
-    uint32_t now_s = ldr_wall_s(t->params.clock);
+    uint64_t bytes;
+    uint32_t when_s, now_s = ldr_wall_s(t->params.clock);
     bool left = true;
 
-    name_of(hex, name);
-    int error = ldr_call_get_all(t, job, b, name, text, TEXT, &got);
-    if (error == -ENOENT || error == -EBADMSG) {
-        return 0;
-    }
+    int error = ldr_sizes_read(t, job, b, hex, &bytes, &when_s);
     if (error != 0) {
-        return error;
+        return error == -ENOENT ? 0 : error;
     }
-    if (got != TEXT || text[16] != ' ' || text[25] != '\n' ||
-        !ldr_unhex64((char *)text, 16, &bytes) ||
-        !ldr_unhex64((char *)text + 17, 8, &when_s)) {
-        return 0;
+    if (t->params.max_bytes != 0) {
+        bytes = ldr_min64(bytes, 2 * t->params.max_bytes);
     }
-    bytes = ldr_min64(bytes, t->params.max_bytes);
     pthread_mutex_lock(&t->lock);
-    ldr_part_t *part = part_of(t, hex);
+    ldr_part_t *part = ldr_sizes_part(t, hex);
     if (part != NULL) {
         part->told_bytes = bytes; /* counts until its manifests were read */
     }
     pthread_mutex_unlock(&t->lock);
-    bool old = now_s > when_s + OLD_S;
+    bool old = now_s > when_s && now_s - when_s > LDR_IDLE_S;
     if (part == NULL && old) {
         error = is_left(p, job, b, hex, &left);
     }
@@ -185,11 +223,8 @@ static int read_one(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
         return error;
     }
     *(old ? &sum->idle : &sum->live) += bytes;
-    if (old && bytes > sum->most) {
-        sum->most = bytes;
-        memcpy(sum->most_hex, hex, sizeof(sum->most_hex));
-    }
-    return 0;
+    return !old || note_idle(&p->cleaner.care, hex, bytes, when_s) ? 0
+                                                                   : -ENOMEM;
 }
 
 /* ---- the sum ---- */
@@ -218,49 +253,66 @@ uint64_t ldr_sizes_excess(const ldr_part_t *p)
         return 0;
     }
     double here = (double)held_here(t), live = (double)others->live;
+    double idle = (double)others->idle, budget = (double)max;
     /* They give the same share, and are heard of a minute later. */
     if (here < (double)others->here) {
         live *= here / (double)others->here;
+        idle *= here / (double)others->here;
     }
-    if (here + live + (double)others->idle <= (double)max) {
+    if (here + live + idle <= budget || here + live <= budget / 8) {
         return 0;
     }
-    double keep = (double)(max - max / 64) - (double)others->idle;
-    if (keep < (double)(max / 8)) {
-        keep = (double)(max / 8);
-    }
-    return here + live <= keep
-               ? 0
-               : own - (uint64_t)((double)own * keep / (here + live));
+    double keep = budget * KEEP / (here + live + idle);
+    double least = budget / 8 / (here + live);
+    return own - (uint64_t)((double)own * (keep > least ? keep : least));
 }
 
-static void warn(const ldr_tier_t *t, const ldr_sizes_t *sum)
+void ldr_sizes_gave(ldr_part_t *p, uint64_t bytes, uint64_t held)
 {
-    ldr_warn(&t->params.log,
-             "shared tier: tenants that nobody has open hold %llu MiB of "
-             "shared_max, most of it %s: raise that, or delete the folder %s "
-             "there",
-             (unsigned long long)(sum->idle >> 20), sum->most_hex,
-             sum->most_hex);
+    ldr_cleaner_t *c = &p->cleaner;
+
+    if (held > 0) {
+        c->gave = 1 - (1 - c->gave) *
+                          (1 - (double)ldr_min64(bytes, held) / (double)held);
+    }
+}
+
+/* With the lock: the share that idle tenants are to give now: what those known
+ * here have given since such tenants gave last, once that is worth a look into
+ * them, or what is too much as it is. */
+static double idle_share(ldr_tier_t *t)
+{
+    double gave = 0, budget = (double)t->params.max_bytes;
+    double total =
+        (double)t->sizes.here + (double)t->sizes.live + (double)t->sizes.idle;
+
+    for (size_t i = 0; i < t->part_count; i++) {
+        ldr_cleaner_t *c = &t->parts[i]->cleaner;
+
+        gave = c->gave > gave ? c->gave : gave;
+        c->gave = 0;
+    }
+    t->idle_owe = 1 - (1 - t->idle_owe) * (1 - gave);
+    double share = budget > 0 && total > budget ? 1 - budget * KEEP / total : 0;
+    return t->idle_owe >= WORTH && t->idle_owe > share ? t->idle_owe : share;
 }
 
 /* All were read: that is what counts from now on. */
-static void finish(ldr_part_t *p)
+static int finish(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_tier_t *t = p->tier;
     ldr_sizes_t *sum = &p->cleaner.sizes;
-    uint64_t most = t->params.max_bytes / 2;
+    double share = 0;
 
     pthread_mutex_lock(&t->lock);
     sum->here = held_here(t);
-    bool news = sum->idle > most && t->sizes.idle <= most;
-    if (t->sizes_at_ns != 0) { /* else a tenant came meanwhile */
+    bool stale = t->sizes_at_ns == 0; /* a tenant came meanwhile */
+    if (!stale) {
         t->sizes = *sum;
+        share = idle_share(t);
     }
     pthread_mutex_unlock(&t->lock);
-    if (news) {
-        warn(t, sum);
-    }
+    return stale ? 0 : ldr_idle_begin(p, job, b, share);
 }
 
 void ldr_sizes_forget(ldr_tier_t *t)
@@ -283,7 +335,8 @@ static int begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     }
     c->sizes_at_ns = now_ns + SIZES_NS;
     pthread_mutex_lock(&t->lock);
-    c->sizes_reading = now_ns >= t->sizes_at_ns;
+    bool bounds = t->params.max_bytes != 0 || t->params.max_age_s != 0;
+    c->sizes_reading = bounds && now_ns >= t->sizes_at_ns && t->carer == NULL;
     if (c->sizes_reading) {
         t->sizes_at_ns = now_ns + SIZES_NS;
     }
@@ -291,6 +344,9 @@ static int begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     c->sizes = (ldr_sizes_t){0};
     c->sizes_after[0] = '\0';
     c->sizes_count = 0;
+    if (c->sizes_reading) {
+        c->care.count = 0;
+    }
     return 0;
 }
 
@@ -301,10 +357,6 @@ int ldr_sizes_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     piece_t s = {.cleaner = c};
     char after[LDR_OBJECT_NAME_MAX + 1];
 
-    if (t->params.max_bytes == 0) {
-        c->sizes_at_ns = UINT64_MAX;
-        return 0;
-    }
     int error = c->sizes_reading ? 0 : begin(p, job, b);
     if (error != 0 || !c->sizes_reading) {
         return error;
@@ -320,7 +372,7 @@ int ldr_sizes_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (error != 0 || !s.more || c->sizes_count >= TENANTS_MAX) {
         c->sizes_reading = false;
         if (error == 0) { /* else what was read before stays */
-            finish(p);
+            error = finish(p, job, b);
         }
     }
     c->sizes_at_ns =

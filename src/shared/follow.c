@@ -43,6 +43,14 @@ int ldr_known_order(const ldr_known_t *a, const ldr_known_t *b)
     return a->sequence < b->sequence ? -1 : a->sequence > b->sequence;
 }
 
+bool ldr_known_named(const char *name, ldr_known_t *k)
+{
+    return strlen(name) == 2 * LDR_NODE_BYTES + 17 &&
+           ldr_unhex(name, LDR_NODE_BYTES, k->node) &&
+           name[2 * LDR_NODE_BYTES] == '-' &&
+           ldr_unhex64(name + 2 * LDR_NODE_BYTES + 1, 16, &k->sequence);
+}
+
 /* Where it is, or would be. */
 static size_t known_at(const ldr_part_t *p, const ldr_known_t *k, bool *found)
 {
@@ -191,15 +199,15 @@ bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
 
 /* ---- one manifest ---- */
 
-int ldr_manifest_get(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                     const ldr_known_t *k, uint8_t **data_p, size_t *bytes_p)
+int ldr_manifest_get(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                     const char *tenant, const ldr_known_t *k, uint8_t **data_p,
+                     size_t *bytes_p)
 {
-    ldr_tier_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint64_t bytes = k->bytes;
     int error = 0;
 
-    ldr_name_manifest(p, k, name);
+    ldr_name_manifest(tenant, k, name);
     if (bytes == 0) {
         error = ldr_call_size(t, job, b, name, &bytes);
     }
@@ -248,7 +256,7 @@ static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     reading_t r = {.part = p, .head = &head};
     uint8_t *data;
     size_t bytes;
-    int error = ldr_manifest_get(p, job, b, k, &data, &bytes);
+    int error = ldr_manifest_get(p->tier, job, b, p->hex, k, &data, &bytes);
 
     if (error != 0) {
         return error;
@@ -361,11 +369,7 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
     ldr_known_t k = {.bytes = bytes};
     void *at = n->at;
 
-    name += n->skip;
-    if (strlen(name) != 2 * LDR_NODE_BYTES + 17 ||
-        !ldr_unhex(name, LDR_NODE_BYTES, k.node) ||
-        name[2 * LDR_NODE_BYTES] != '-' ||
-        !ldr_unhex64(name + 2 * LDR_NODE_BYTES + 1, 16, &k.sequence)) {
+    if (!ldr_known_named(name + n->skip, &k)) {
         return 0; /* somebody else's */
     }
     if (n->count >= KNOWN_MAX ||
@@ -585,7 +589,7 @@ static int follow_manifests(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     char prefix[LDR_OBJECT_NAME_MAX + 1];
     names_t n = {0};
 
-    ldr_name_of(p, "m/", prefix);
+    ldr_name_of(p->hex, "m/", prefix);
     n.skip = strlen(prefix);
     int error = ldr_call_list(t, job, b, prefix, NULL, list_one, &n);
     if (error == 0) {

@@ -66,6 +66,7 @@ enum {
     ROW_BYTES = 30
 };
 
+static_assert(HEAD_BYTES == LDR_MANIFEST_HEAD, "format");
 static_assert(ENTRY_ID + LDR_ID_BYTES == GONE_BYTES, "format");
 static_assert(LDR_MANIFEST_KEY == ROW_EXPIRES_S, "format");
 static_assert(LARDER_GROUPS_MAX <= 256 && LARDER_SHARDS_MAX <= 255, "format");
@@ -282,16 +283,20 @@ static bool body_ok(const uint8_t *p, size_t left, uint32_t entries)
     return left == 0;
 }
 
+static bool is_head(const uint8_t *data, const uint8_t tenant_id[LDR_ID_BYTES])
+{
+    return memcmp(data, magic, MAGIC_BYTES) == 0 &&
+           ldr_get32(data + HEAD_VERSION) == LDR_MANIFEST_VERSION &&
+           ldr_get32(data + HEAD_ZERO) == 0 &&
+           memcmp(data + HEAD_TENANT_ID, tenant_id, LDR_ID_BYTES) == 0;
+}
+
 static bool head_ok(const uint8_t *data, size_t bytes,
                     const uint8_t tenant_id[LDR_ID_BYTES])
 {
     return bytes >= HEAD_BYTES + MAC_BYTES && bytes <= LDR_MANIFEST_BYTES_MAX &&
-           memcmp(data, magic, MAGIC_BYTES) == 0 &&
-           ldr_get32(data + HEAD_VERSION) == LDR_MANIFEST_VERSION &&
-           ldr_get64(data + HEAD_BODY_BYTES) ==
-               bytes - HEAD_BYTES - MAC_BYTES &&
-           ldr_get32(data + HEAD_ZERO) == 0 &&
-           memcmp(data + HEAD_TENANT_ID, tenant_id, LDR_ID_BYTES) == 0;
+           is_head(data, tenant_id) &&
+           ldr_get64(data + HEAD_BODY_BYTES) == bytes - HEAD_BYTES - MAC_BYTES;
 }
 
 static bool mac_ok(const uint8_t *data, size_t bytes, const ldr_seal_t *seal)
@@ -364,12 +369,12 @@ bool ldr_manifest_each(const ldr_manifest_t *m,
     return true;
 }
 
-bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
-                        const ldr_seal_t *seal, ldr_manifest_head_t *head,
-                        void (*fn)(void *arg, const ldr_manifest_entry_t *e),
-                        void *arg)
+bool ldr_manifest_peek(const uint8_t *data, size_t bytes,
+                       ldr_manifest_head_t *head,
+                       void (*fn)(void *arg, const ldr_manifest_entry_t *e),
+                       void *arg)
 {
-    if (!head_ok(data, bytes, head->tenant_id) || !mac_ok(data, bytes, seal)) {
+    if (!head_ok(data, bytes, head->tenant_id)) {
         return false;
     }
     const uint8_t *p = data + HEAD_BYTES;
@@ -387,4 +392,19 @@ bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
     each_entry(p, entries, rows, fn, arg);
     ldr_free(rows);
     return true;
+}
+
+bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
+                        const ldr_seal_t *seal, ldr_manifest_head_t *head,
+                        void (*fn)(void *arg, const ldr_manifest_entry_t *e),
+                        void *arg)
+{
+    return head_ok(data, bytes, head->tenant_id) && mac_ok(data, bytes, seal) &&
+           ldr_manifest_peek(data, bytes, head, fn, arg);
+}
+
+uint32_t ldr_manifest_peek_when(const uint8_t data[LDR_MANIFEST_HEAD],
+                                const uint8_t tenant_id[LDR_ID_BYTES])
+{
+    return is_head(data, tenant_id) ? ldr_get32(data + HEAD_WRITTEN_S) : 0;
 }

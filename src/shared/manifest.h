@@ -19,6 +19,7 @@
 
 #define LDR_MANIFEST_VERSION 1u
 #define LDR_MANIFEST_BYTES_MAX ((size_t)96 << 20)
+#define LDR_MANIFEST_HEAD 64u
 #define LDR_MANIFEST_KEY 16u /* bytes of a chunk's key that a row holds */
 
 /* One record of an object: enough to find and to read it. */
@@ -83,3 +84,14 @@ bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
                         const ldr_seal_t *seal, ldr_manifest_head_t *head,
                         void (*fn)(void *arg, const ldr_manifest_entry_t *e),
                         void *arg);
+
+/* The same for who has no key: looks at the form only. Whoever can write to
+ * the storage may have made it up, so that it may say what to remove, which he
+ * can do himself, and nothing else. */
+bool ldr_manifest_peek(const uint8_t *data, size_t bytes,
+                       ldr_manifest_head_t *head,
+                       void (*fn)(void *arg, const ldr_manifest_entry_t *e),
+                       void *arg);
+/* When one was written that begins with these bytes; 0: none does. */
+uint32_t ldr_manifest_peek_when(const uint8_t data[LDR_MANIFEST_HEAD],
+                                const uint8_t tenant_id[LDR_ID_BYTES]);

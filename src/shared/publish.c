@@ -200,7 +200,7 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         return -ENOMEM;
     }
     p->sealed = true;
-    ldr_name_manifest(p, &k, name);
+    ldr_name_manifest(p->hex, &k, name);
     error = ldr_call_put(t, job, b, name, p->sending.data, p->sending.bytes, 0);
     if (error != 0) {
         return error;

@@ -103,7 +103,7 @@ int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (!ldr_part_anew(p) || !check_compose(p, ours)) {
         return -ENOMEM;
     }
-    ldr_name_of(p, "check", name);
+    ldr_name_of(p->hex, "check", name);
     int error = ldr_call_get_all(t, job, b, name, theirs, CHECK_BYTES, &bytes);
     if (error == -ENOENT) {
         error =
@@ -217,7 +217,7 @@ int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     char prefix[LDR_OBJECT_NAME_MAX + 1];
     listing_t l = {.fn = fn, .arg = arg};
 
-    ldr_name_of(p, "e/", prefix);
+    ldr_name_of(p->hex, "e/", prefix);
     l.skip = strlen(prefix);
     return ldr_call_list(p->tier, job, b, prefix, NULL, list_one, &l);
 }

@@ -307,6 +307,7 @@ static void tier_destroy(ldr_tier_t *t)
         ldr_part_destroy(t->parts[i]);
     }
     ldr_free(t->parts);
+    ldr_ids_clear(&t->care_next);
     pthread_cond_destroy(&t->changed);
     pthread_cond_destroy(&t->wheel);
     pthread_cond_destroy(&t->sealed);

@@ -13,7 +13,8 @@
  *   T/m/NODE-SEQUENCE           a manifest; NODE is random for each start
  *   T/e/SPACE-EPOCH             a reset of a space
  *   T/cleaner                   who cleans up, until when
- *   sizes/T                     how much the tenant holds, if there is a budget
+ *   sizes/T                     how much the tenant holds, and since when
+ *   larder.cleaner              who cleans up for tenants nobody has open
  *
  * Calls but those that say so neither wait nor allocate much, and may be made
  * with the node's lock held. The tier never calls out with its own lock held.

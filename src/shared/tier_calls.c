@@ -47,28 +47,28 @@ bool ldr_unhex(const char *text, size_t count, uint8_t *bytes)
     return true;
 }
 
-void ldr_name_of(const ldr_part_t *p, const char *rest,
+void ldr_name_of(const char *tenant, const char *rest,
                  char name[LDR_OBJECT_NAME_MAX + 1])
 {
-    snprintf(name, LDR_OBJECT_NAME_MAX + 1, "%s/%s", p->hex, rest);
+    snprintf(name, LDR_OBJECT_NAME_MAX + 1, "%s/%s", tenant, rest);
 }
 
-void ldr_name_object(const ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
+void ldr_name_object(const char *tenant, const uint8_t id[LDR_ID_BYTES],
                      char name[LDR_OBJECT_NAME_MAX + 1])
 {
     char hex[2 * LDR_ID_BYTES + 1];
 
     ldr_hex(id, LDR_ID_BYTES, hex);
-    snprintf(name, LDR_OBJECT_NAME_MAX + 1, "%s/o/%.2s/%s", p->hex, hex, hex);
+    snprintf(name, LDR_OBJECT_NAME_MAX + 1, "%s/o/%.2s/%s", tenant, hex, hex);
 }
 
-void ldr_name_manifest(const ldr_part_t *p, const ldr_known_t *k,
+void ldr_name_manifest(const char *tenant, const ldr_known_t *k,
                        char name[LDR_OBJECT_NAME_MAX + 1])
 {
     char hex[2 * LDR_NODE_BYTES + 1];
 
     ldr_hex(k->node, LDR_NODE_BYTES, hex);
-    snprintf(name, LDR_OBJECT_NAME_MAX + 1, "%s/m/%s-%016llx", p->hex, hex,
+    snprintf(name, LDR_OBJECT_NAME_MAX + 1, "%s/m/%s-%016llx", tenant, hex,
              (unsigned long long)k->sequence);
 }
 
@@ -208,7 +208,7 @@ int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint64_t bytes = 0;
 
-    ldr_name_object(p, object->id, name);
+    ldr_name_object(p->hex, object->id, name);
     int error = ldr_call_size(t, job, b, name, &bytes);
     if (error != 0) {
         return error;

@@ -26,6 +26,7 @@
 /* Seconds. */
 #define LDR_LEASE_S 60u
 #define LDR_LEASE_MARGIN_S 10u
+#define LDR_IDLE_S 600u  /* without a figure: nobody has the tenant open */
 #define LDR_USED_S 60u   /* between two tellings of a use */
 #define LDR_USES_S 10u   /* that uses are gathered */
 #define LDR_GONE_S 3600u /* that a removal is remembered */
@@ -115,9 +116,51 @@ typedef struct ldr_pass {
 typedef struct ldr_sizes {
     uint64_t live, idle; /* of those that somebody has open, and the others */
     uint64_t here;       /* of those known here, when these were read */
-    uint64_t most;       /* of one that is idle, and which */
-    char most_hex[2 * LDR_ID_BYTES + 1];
 } ldr_sizes_t;
+
+/* A tenant that nobody has open, as its figure says. */
+typedef struct ldr_idle {
+    uint8_t id[LDR_ID_BYTES];
+    char hex[2 * LDR_ID_BYTES + 1];
+    uint64_t bytes;
+    uint32_t when_s; /* somebody had it open then */
+} ldr_idle_t;
+
+typedef struct ldr_idle_object {
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t blocks;
+    uint32_t written_s, used_s; /* 0: nobody says */
+    uint64_t weight;            /* more goes first */
+} ldr_idle_object_t;
+
+typedef enum ldr_care_stage {
+    LDR_CARE_NEXT,      /* which tenant */
+    LDR_CARE_OBJECTS,   /* what of it is there */
+    LDR_CARE_MANIFESTS, /* what tells of that */
+    LDR_CARE_READ,      /* ... when it was used */
+    LDR_CARE_REMOVE,
+    LDR_CARE_FORGET, /* nothing is left: manifests */
+    LDR_CARE_TELL
+} ldr_care_stage_t;
+
+/* A round over idle tenants: see clean_idle.c. */
+typedef struct ldr_care {
+    uint64_t at_ns; /* of the next piece; UINT64_MAX: no round is under way */
+    ldr_idle_t *tenants;
+    size_t count, room, at;
+    size_t done; /* of them, in this round */
+    uint64_t began_ns;
+    double share;      /* of what each of them holds, to be given */
+    uint32_t replaced; /* ldr_tier.replaced when it began */
+    /* Of tenants[at]. */
+    ldr_care_stage_t stage;
+    bool expired; /* all of it goes */
+    char after[LDR_OBJECT_NAME_MAX + 1];
+    ldr_idle_object_t *objects; /* by id; to be removed: the first `doomed` */
+    size_t object_count, object_room, doomed, object_at;
+    ldr_known_t *manifests;
+    size_t manifest_count, manifest_room, manifest_at;
+} ldr_care_t;
 
 /* Touched by the part's chore CLEAN only, and read with the lock where no such
  * chore is under way; but stats read the lease at any time, so the chore
@@ -149,6 +192,10 @@ typedef struct ldr_cleaner {
     bool sizes_reading;
     uint32_t sizes_count;
     char sizes_after[LDR_OBJECT_NAME_MAX + 1];
+    /* The share that it gave for the budget since others' were read. With the
+     * lock. */
+    double gave;
+    ldr_care_t care;
     ldr_pass_t pass;
 } ldr_cleaner_t;
 
@@ -286,6 +333,13 @@ struct ldr_tier {
     bool compacting; /* some part is: it takes memory */
     ldr_sizes_t sizes;
     uint64_t sizes_at_ns; /* when some part is to read them */
+    /* Idle tenants: the part whose cleaner sees to them here, if one does. Its
+     * chore alone touches the others: when each is to be looked at again for
+     * its age, and the last that was looked at. */
+    ldr_part_t *carer;
+    double idle_owe; /* the share they have yet to give; with the lock */
+    ldr_ids_t care_next;
+    uint8_t care_last[LDR_ID_BYTES];
     /* Lanes that seal what they are to write, and those that wait for their
      * turn: see tier_write.c. */
     unsigned cpus, sealing, to_seal;
@@ -337,13 +391,14 @@ bool ldr_part_anew(ldr_part_t *p);
 
 bool ldr_unhex(const char *text, size_t count, uint8_t *bytes);
 bool ldr_unhex64(const char *text, unsigned digits, uint64_t *value);
-void ldr_name_object(const ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
+/* tenant: its id in hex. */
+void ldr_name_object(const char *tenant, const uint8_t id[LDR_ID_BYTES],
                      char name[LDR_OBJECT_NAME_MAX + 1]);
-void ldr_name_manifest(const ldr_part_t *p, const ldr_known_t *k,
+void ldr_name_manifest(const char *tenant, const ldr_known_t *k,
                        char name[LDR_OBJECT_NAME_MAX + 1]);
 void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
                     uint32_t epoch, char name[LDR_OBJECT_NAME_MAX + 1]);
-void ldr_name_of(const ldr_part_t *p, const char *rest,
+void ldr_name_of(const char *tenant, const char *rest,
                  char name[LDR_OBJECT_NAME_MAX + 1]);
 
 /* Each call has timeout_ms, whatever the job had; a listing as often as it
@@ -428,10 +483,13 @@ bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
                     uint32_t written_s);
 /* With the lock: there is such a manifest, all of which is known. */
 void ldr_part_know(ldr_part_t *p, const ldr_known_t *k);
+/* The name of a manifest, less its folder. */
+bool ldr_known_named(const char *name, ldr_known_t *k);
 void ldr_part_unknow(ldr_part_t *p, const ldr_known_t *k);
-/* All of a manifest, to be freed. */
-int ldr_manifest_get(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                     const ldr_known_t *k, uint8_t **data_p, size_t *bytes_p);
+/* All of a tenant's manifest, to be freed. */
+int ldr_manifest_get(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                     const char *tenant, const ldr_known_t *k, uint8_t **data_p,
+                     size_t *bytes_p);
 
 /* ---- publish.c ---- */
 
@@ -455,6 +513,16 @@ void ldr_rows_of(const ldr_record_t *records, uint32_t count,
 
 /* ---- clean*.c ---- */
 
+typedef struct ldr_lease_text {
+    bool there, mine;
+    bool others; /* another node has it, and it has not expired */
+} ldr_lease_text_t;
+
+/* A lease of that name. Junk is none that holds. */
+int ldr_lease_read(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                   const char *name, ldr_lease_text_t *l);
+int ldr_lease_write(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                    const char *name, bool over, uint32_t seconds);
 /* Sees to the lease; whether the part has the role. */
 int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 /* Gives it up if it is held; at close. */
@@ -471,9 +539,27 @@ uint64_t ldr_part_held(const ldr_part_t *p);
 uint64_t ldr_sizes_excess(const ldr_part_t *p);
 /* With the lock, from CLEAN: has others told if it holds much more or less. */
 void ldr_sizes_changed(ldr_part_t *p);
+/* With the lock: it gave so much of that for the budget. */
+void ldr_sizes_gave(ldr_part_t *p, uint64_t bytes, uint64_t held);
 /* With the lock: who is a stranger has changed. They count again once they were
  * read anew. */
 void ldr_sizes_forget(ldr_tier_t *t);
+/* The figure of a tenant: -ENOENT: none, or junk. */
+int ldr_sizes_read(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                   const char *tenant, uint64_t *bytes_p, uint32_t *when_s_p);
+int ldr_sizes_write(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
+                    const char *tenant, uint64_t bytes, uint32_t when_s);
+/* With the lock: the tenant's part here, or NULL. */
+ldr_part_t *ldr_sizes_part(ldr_tier_t *t, const char *tenant);
+
+/* The figures were read, with the tenants that nobody has open in care.tenants:
+ * begins a round over them if there is reason to and the role is this node's.
+ * share: what they are to give for the budget. */
+int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                   double share);
+int ldr_idle_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+/* With the lock: that round is over. */
+void ldr_idle_end(ldr_part_t *p);
 /* With the lock: the object was there in this cycle. */
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number);
 /* With the lock: removes these once all have heard; at most LDR_VICTIMS. */

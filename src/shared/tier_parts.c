@@ -65,6 +65,8 @@ void ldr_part_destroy(ldr_part_t *p)
     ldr_manifest_clear(&p->pending);
     ldr_manifest_clear(&p->sending);
     ldr_free(p->cleaner.marks);
+    ldr_idle_end(p);
+    ldr_free(p->cleaner.care.tenants);
     ldr_ids_clear(&p->cleaner.bad);
     explicit_bzero(&p->seal, sizeof(p->seal));
     ldr_free(p);
@@ -96,6 +98,7 @@ static ldr_part_t *part_create(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
     snprintf(p->reason, sizeof(p->reason),
              "tenant %s: its part was not looked at yet", name);
     p->seal = *seal;
+    p->cleaner.care.at_ns = UINT64_MAX;
     for (unsigned k = 0; k < LDR_CHORES; k++) {
         p->chores[k].part = p;
         p->chores[k].job = (ldr_job_t){

@@ -21,7 +21,7 @@ static int get_record(ldr_part_t *p, ldr_tier_read_t *r, ldr_backend_t *b,
     };
     char name[LDR_OBJECT_NAME_MAX + 1];
 
-    ldr_name_object(p, r->place.id, name);
+    ldr_name_object(p->hex, r->place.id, name);
     int error = b->ops->get(b, name, (uint64_t)r->place.block * LDR_BLOCK, iov,
                             r->iov_count + 1, r->deadline_ns);
     if (error != 0) {

@@ -267,7 +267,7 @@ static int write_object(ldr_part_t *p, ldr_tier_write_t *w, ldr_backend_t *b)
     if (w->unfit) {
         return -ECANCELED;
     }
-    ldr_name_object(p, w->object.id, name);
+    ldr_name_object(p->hex, w->object.id, name);
     int error =
         b->ops->put(b, name, w->iov, count, LDR_OBJECT_NEW, w->deadline_ns);
     if (error == 0) {
