@@ -41,6 +41,7 @@
     X(dir_write)         /* EIO */                                             \
     X(dir_full)          /* ENOSPC */                                          \
     X(dir_short)         /* fewer bytes than asked for */                      \
+    X(dir_slow)          /* a read takes 50 ms longer */                       \
     X(dir_sync)          /* EIO, of a file or of a directory */                \
     X(dir_rename)        /* EIO */                                             \
     X(dir_no_replace)    /* no renameat2(), as on NFS */                       \

@@ -72,6 +72,9 @@
       "reads and writes of it at once")                                        \
     X(shared_timeout_ms, UINT, EMBED | SERVE, "5000", 10, 600000,              \
       "deadline of one read or write of it")                                   \
+    X(shared_slow_ms, UINT, EMBED | SERVE, "1000", 0, 600000,                  \
+      "that reads of it may take on average, for each 8 MiB, before it is "    \
+      "turned off for a while; 0: any time")                                   \
     X(shared_poll_ms, UINT, EMBED | SERVE, "1000", 10, 3600000,                \
       "how often it is asked what others have written or reset")               \
     X(leases, UINT, EMBED | CLIENT, "65536", 1, 1u << 24,                      \

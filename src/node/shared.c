@@ -169,6 +169,7 @@ larder_status_t ldr_shared_open(ldr_node_t *node)
         .login = o->shared_login,
         .lanes = (unsigned)o->shared_lanes,
         .timeout_ms = (uint32_t)o->shared_timeout_ms,
+        .slow_ms = (uint32_t)o->shared_slow_ms,
         .retry_ms = (uint32_t)o->retry_ms,
         .poll_ms = (uint32_t)o->shared_poll_ms,
         .publish_ms = PUBLISH_MS,

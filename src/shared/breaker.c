@@ -3,11 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "shared/lanes_int.h"
 
 #define GRACE_NS 1000000000u
 #define FAILURES_MAX 3u /* in a row */
 #define SELDOM 12u      /* times retry_ns */
+#define SLOW_READS 16u  /* before reads are called slow */
 
 static const char *const kind_names[LDR_JOB_KINDS] = {
     "a read", "a write", "following, publishing or cleaning"};
@@ -27,6 +29,7 @@ void ldr_breaker_set(ldr_lanes_t *l, ldr_tier_state_t state, ldr_turn_t *turn)
 
     if (state == LDR_TIER_ON) {
         l->failures = 0;
+        l->reads = 0;
         l->error = 0;
         l->reason[0] = '\0';
     }
@@ -136,6 +139,31 @@ void ldr_breaker_heed(ldr_lanes_t *l, bool writing, int error, const char *what,
         ldr_breaker_set(l, LDR_TIER_OFF, turn);
         break;
     }
+}
+
+/* The average is over the last eight or so. That a read waited for its turn
+ * says nothing of the medium and does not count. */
+void ldr_breaker_speed(ldr_lanes_t *l, const ldr_job_t *job, uint64_t took_ns,
+                       ldr_turn_t *turn)
+{
+    uint64_t slow_ns = l->params.slow_ns;
+    uint64_t units = ldr_max64(ldr_div_up(job->bytes, LDR_SLOW_BYTES), 1);
+    char what[120];
+
+    took_ns /= units;
+    l->read_ns = l->reads == 0 ? took_ns : (7 * l->read_ns + took_ns) / 8;
+    if (++l->reads < SLOW_READS || slow_ns == 0 || l->read_ns <= slow_ns ||
+        l->state == LDR_TIER_OFF) {
+        return;
+    }
+    snprintf(what, sizeof(what),
+             "it is slow: reads take %llu ms on average, shared_slow_ms is "
+             "%llu",
+             (unsigned long long)(l->read_ns / 1000000),
+             (unsigned long long)(slow_ns / 1000000));
+    ldr_breaker_reason(l, -ETIME, what);
+    ldr_breaker_set(l, LDR_TIER_OFF, turn);
+    l->probe_at_ns = ldr_now_ns(l->params.clock) + SELDOM * l->params.retry_ns;
 }
 
 void ldr_lanes_failed(ldr_lanes_t *l, bool writing, int error, const char *what)

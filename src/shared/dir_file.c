@@ -153,6 +153,9 @@ static ssize_t one_part(const move_t *m, const struct iovec *parts,
         if (LDR_FAULT(dir_read)) {
             return -EIO;
         }
+        if (LDR_FAULT(dir_slow)) {
+            usleep(50000);
+        }
         n = preadv(m->fd, parts, (int)count, offset);
     }
     return n < 0 ? -errno : n;

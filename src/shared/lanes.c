@@ -165,7 +165,8 @@ static void probe(ldr_lanes_t *l, ldr_lane_t *lane)
     pthread_cond_signal(&l->work); /* who watches for the next probe? */
 }
 
-static void finish(ldr_lanes_t *l, const ldr_job_t *job, ldr_turn_t *turn)
+static void finish(ldr_lanes_t *l, const ldr_job_t *job, uint64_t took_ns,
+                   ldr_turn_t *turn)
 {
     bool writing = job->kind == LDR_JOB_WRITE;
     bool wrote = writing || job->wrote;
@@ -176,6 +177,9 @@ static void finish(ldr_lanes_t *l, const ldr_job_t *job, ldr_turn_t *turn)
         l->trial_at_ns = ldr_now_ns(l->params.clock) + l->params.retry_ns;
     }
     ldr_breaker_heed(l, wrote, job->error, ldr_fail_text(), turn);
+    if (job->kind == LDR_JOB_READ && job->error == 0) {
+        ldr_breaker_speed(l, job, took_ns, turn);
+    }
     if (writing && job->error == 0 && l->state == LDR_TIER_READONLY) {
         ldr_breaker_set(l, LDR_TIER_ON, turn);
     }
@@ -186,6 +190,7 @@ static void run(ldr_lanes_t *l, ldr_lane_t *lane, ldr_job_t *job)
 {
     ldr_turn_t turn = {0};
     bool low = job->kind != LDR_JOB_READ;
+    uint64_t began_ns = ldr_now_ns(l->params.clock);
 
     lane->job = job;
     lane->busy = true;
@@ -199,7 +204,7 @@ static void run(ldr_lanes_t *l, ldr_lane_t *lane, ldr_job_t *job)
     if (!l->abandoned) {
         lane->finishing = true;
         job->error = error;
-        finish(l, job, &turn);
+        finish(l, job, ldr_now_ns(l->params.clock) - began_ns, &turn);
         pthread_mutex_unlock(&l->lock);
         ldr_breaker_told(l, &turn);
         job->done(job);

@@ -5,9 +5,11 @@
  * a row has its turn, and one lane is always left to reads. A breaker turns the
  * tier off when the medium fails three times in a row or a call is overdue,
  * with the reason, and tries health() every retry_ns until it is well again;
- * whatever waits is then ended with -ESHUTDOWN. A medium that is full or cannot
- * be written to is still read; once every retry_ns a write is let through, and
- * when that succeeds all are.
+ * whatever waits is then ended with -ESHUTDOWN. So does it when reads are slow
+ * on average, and is tried again after twelve retry_ns: nothing but reads can
+ * tell whether it is faster then. A medium that is full or cannot be written to
+ * is still read; once every retry_ns a write is let through, and when that
+ * succeeds all are.
  *
  * A call that hangs in the kernel (a dead mount) cannot be ended: its lane is
  * lost until it comes back, the job stays that lane's, and closing leaves both
@@ -24,6 +26,8 @@
 
 typedef struct ldr_lanes ldr_lanes_t;
 typedef struct ldr_job ldr_job_t;
+
+#define LDR_SLOW_BYTES ((uint64_t)8 << 20)
 
 typedef enum ldr_job_kind {
     LDR_JOB_READ,  /* a load waits for it */
@@ -42,6 +46,7 @@ struct ldr_job {
     /* Once, on any thread, no lock of the lanes held. Not after close. */
     void (*done)(ldr_job_t *job);
     void *arg;
+    uint64_t bytes; /* that a read is to bring */
     int error;
     bool wrote; /* work(): its error is that of a put or a removal */
     bool trial; /* the lanes' own, as these */
@@ -66,6 +71,9 @@ typedef struct ldr_lanes_params {
     unsigned queue;         /* jobs of each kind that may wait */
     uint64_t retry_ns;
     uint64_t timeout_ns; /* of probe() */
+    /* That a read may take on average, for each LDR_SLOW_BYTES begun; 0: any
+     * time. */
+    uint64_t slow_ns;
     const ldr_clock_t *clock;
     ldr_log_t log;
     /* Instead of health(), with arg; NULL: that. */

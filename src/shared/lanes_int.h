@@ -31,7 +31,10 @@ struct ldr_lanes {
     int error; /* why it is not on */
     char reason[160];
     unsigned failures; /* in a row */
-    bool looked;       /* at the medium, once */
+    /* Reads since it is on, and how long they take: see ldr_breaker_speed(). */
+    unsigned reads;
+    uint64_t read_ns;
+    bool looked; /* at the medium, once */
     bool trying;
     ldr_lane_t *prober; /* whose probe() counts; NULL: none is under way */
     uint64_t probe_at_ns, trial_at_ns;
@@ -64,5 +67,8 @@ void ldr_breaker_set(ldr_lanes_t *l, ldr_tier_state_t state, ldr_turn_t *turn);
 /* What an error says of the medium; what: its text. */
 void ldr_breaker_heed(ldr_lanes_t *l, bool writing, int error, const char *what,
                       ldr_turn_t *turn);
+/* A read has succeeded, and took so long. */
+void ldr_breaker_speed(ldr_lanes_t *l, const ldr_job_t *job, uint64_t took_ns,
+                       ldr_turn_t *turn);
 /* No lock held. */
 void ldr_breaker_told(ldr_lanes_t *l, const ldr_turn_t *turn);

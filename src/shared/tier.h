@@ -49,6 +49,7 @@ typedef struct ldr_tier_params {
     ldr_backend_t *backend; /* instead of them; the tier's own from here on */
     unsigned lanes;
     uint32_t timeout_ms; /* of one call of the back end */
+    uint32_t slow_ms;    /* see ldr_lanes_params.slow_ns; 0: any time */
     uint32_t retry_ms;
     uint32_t poll_ms;    /* how often manifests and resets are looked for */
     uint32_t publish_ms; /* how long what was written may stay unpublished */

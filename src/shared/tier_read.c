@@ -152,6 +152,7 @@ bool ldr_tier_read(ldr_tier_t *t, ldr_tier_read_t *r)
         .work = read_work,
         .done = read_done,
         .arg = r,
+        .bytes = (uint64_t)r->place.blocks * LDR_BLOCK,
     };
     pthread_mutex_lock(&t->lock);
     ldr_part_t *p = ldr_tier_part(t, r->tenant);

@@ -489,6 +489,29 @@ def test_budget(node, tier):
         assert sum(there(n, f"turn {i}") for i in range(1, 6)) < 24 - each
 
 
+def test_slow(node, tier, larder):
+    """Storage that answers, but too slowly to be of use: the tier is turned off,
+    says why, and is used again by itself."""
+    with Node(node("first").url()) as writer:
+        put_some(writer, 64, SIZE)
+        assert writer.flush(SHARED) == OK
+    # The first of what it reads are the tier's id, manifests and the like.
+    daemon = node("cold", dirs=0, shared_slow_ms=10, retry_ms=100,
+                  env={"LARDER_FAULTS": "dir_slow:1:40"})
+    with Node(daemon.url()) as reader:
+        def off():
+            found(reader, 64, SIZE)  # right, or not there
+            return "slow" in reason(larder, daemon)
+        until(off, text=lambda: reason(larder, daemon))
+        assert "shared_slow_ms is 10" in reason(larder, daemon)
+        assert daemon.value("larder_shared_on") == 0
+        until(lambda: daemon.value("larder_shared_on") == 2, 60,
+              text="it does not come back")
+        until(lambda: found(reader, 64, SIZE) == 64, 60,
+              text="it is not used again")
+        assert reason(larder, daemon) == ""
+
+
 def test_killed_writers(node, tier):
     """kill -9 of a writer at random, 50 times: nothing wrong is served, and
     what was flushed stays."""
