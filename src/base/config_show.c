@@ -87,6 +87,26 @@ static larder_status_t check_listen(const ldr_config_t *c)
     return LARDER_OK;
 }
 
+/* Nor is anything shown beyond this host unless that was asked for. */
+static larder_status_t check_admin(const ldr_config_t *c)
+{
+    const ldr_options_t *o = &c->options;
+    char host[LDR_HOST_MAX];
+    uint16_t port;
+
+    if (o->admin_open == LDR_ADMIN_OPEN_ON ||
+        !ldr_parse_address(o->admin, strlen(o->admin), host, &port) ||
+        ldr_host_is_loopback(host)) { /* none is no address */
+        return LARDER_OK;
+    }
+    return ldr_fail(LARDER_E_INVALID,
+                    "option admin: %s (%s) can be reached from other hosts, "
+                    "who could read metrics and health there: add "
+                    "`admin_open = on` (--admin_open on) if they may, or use "
+                    "127.0.0.1:%u",
+                    o->admin, c->source[LDR_OPTION_admin], port);
+}
+
 static larder_status_t check_tenants(const ldr_config_t *c)
 {
     if (c->tenants[0].uids[0] != '\0' && c->options.uids[0] != '\0' &&
@@ -125,6 +145,9 @@ larder_status_t ldr_config_check(const ldr_config_t *c)
 
     if (st == LARDER_OK) {
         st = check_listen(c);
+    }
+    if (st == LARDER_OK) {
+        st = check_admin(c);
     }
     return st == LARDER_OK ? check_tenants(c) : st;
 }

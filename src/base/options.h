@@ -115,6 +115,9 @@
       "PEM file: clients need a certificate that it signed")                   \
     X(admin, TEXT, SERVE, "127.0.0.1:9464", 1, 255,                            \
       "address of metrics and dashboard, host:port; none: off")                \
+    X(admin_open, ENUM, SERVE, "off", 0, 1,                                    \
+      "off: that address must be loopback; on: other hosts may read metrics "  \
+      "and health there")                                                      \
     X(loops, UINT, SERVE, "0", 0, 64,                                          \
       "event loop threads; 0: one for every four cores, up to four")           \
     X(jobs, UINT, SERVE, "4", 1, 64,                                           \
@@ -194,6 +197,7 @@ enum { LDR_POLICY_LEARNED, LDR_POLICY_LRU };
 enum { LDR_VERIFY_LOAD, LDR_VERIFY_ENTRY, LDR_VERIFY_GET };
 enum { LDR_CONNECT_NOW, LDR_CONNECT_LAZY };
 enum { LDR_TLS_OFF, LDR_TLS_ON };
+enum { LDR_ADMIN_OPEN_OFF, LDR_ADMIN_OPEN_ON };
 enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };
 enum { LDR_LOG_TEXT, LDR_LOG_JSON };
 enum { LDR_LOAD_AUTO, LDR_LOAD_ALWAYS, LDR_LOAD_NEVER };

@@ -416,7 +416,8 @@ larder_status_t ldr_admin_open(const char *address,
     }
     if (!ldr_address_loopback(&parsed)) {
         ldr_warn(log,
-                 "admin: %s is not loopback: other hosts can read /metrics",
+                 "admin: %s is not loopback: other hosts can read /metrics, "
+                 "/healthz and /readyz (option admin_open)",
                  a->url);
     }
     *admin_p = a;

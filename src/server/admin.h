@@ -5,8 +5,9 @@
  *
  * Who may see what: a peer on this host (loopback) sees all, provided its Host
  * header names this host, or else a web page could have a browser read it for
- * it (DNS rebinding). A peer elsewhere, where the address is bound wider, sees
- * /metrics, /healthz and /readyz, which is what scrapers and probes need.
+ * it (DNS rebinding). A peer elsewhere, where the address is bound wider (which
+ * ldr_config_check() refuses without admin_open), sees /metrics, /healthz and
+ * /readyz, which is what scrapers and probes need.
  */
 #pragma once
 

@@ -151,6 +151,10 @@ static void test_refused_flags(void **s)
          "0.0.0.0:1 (--listen) can be reached from other"},
         {"--listen 127.0.0.1:1,[::]:1", "[::]:1 (--listen) can be reached"},
         {"--listen node7:1", "add `token_file = FILE` in a section [tenant"},
+        {"--admin 0.0.0.0:1", "0.0.0.0:1 (--admin) can be reached from other"},
+        {"--admin [::]:1", "add `admin_open = on` (--admin_open on) if they"},
+        {"--admin node7:9464", "or use 127.0.0.1:9464"},
+        {"--admin_open maybe", "option admin_open: 'maybe' is not off or on"},
         {"--uids me", "numbers with commas, or any"},
     };
     char many[512] = "";
@@ -274,6 +278,17 @@ static void test_reload_keeps_doors(void **s)
     assert_int_equal(ldr_config_reload(old, &c), LARDER_E_INVALID);
     assert_null(c);
     assert_non_null(strstr(ldr_fail_text(), "can be reached from other"));
+    ldr_config_free(old);
+
+    old = accept_file("admin = 0.0.0.0:1\nadmin_open = on\n", "");
+    c = reload(old, "");
+    assert_string_equal(c->restart, "admin admin_open");
+    assert_string_equal(c->options.admin, "0.0.0.0:1");
+    ldr_config_free(c);
+    write_file("admin = 0.0.0.0:1\n");
+    assert_int_equal(ldr_config_reload(old, &c), LARDER_E_INVALID);
+    assert_null(c);
+    assert_non_null(strstr(ldr_fail_text(), "admin_open = on"));
     ldr_config_free(old);
 }
 

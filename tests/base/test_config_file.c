@@ -180,12 +180,16 @@ static void test_together(void **s)
         {"uids = 1\n[tenant default]\nuids = 2\n", "are both set: keep one"},
         {"listen = [::]:1\n[tenant a]\nuids = 5\n",
          "can be reached from other"},
+        {"admin_open = off\nadmin = 10.0.0.7:1\n", "10.0.0.7:1 ("},
     };
     static const char *const good[] = {
         "listen = 0.0.0.0:1\n[tenant a]\ntoken_file = /t\n",
         ("listen = h:1\ntls = on\ntls_cert = c\ntls_key = k\n"
          "tls_client_ca = ca\n"),
         "listen = 127.0.0.1:1,localhost:2,[::1]:3\n",
+        "admin = 0.0.0.0:1\nadmin_open = on\n",
+        "admin = localhost:1\n",
+        "admin = [::1]:1\n",
         "socket = none\nlisten = 127.0.0.1:0\n",
     };
     char flags[64];

@@ -516,7 +516,9 @@ def test_limits_and_times(serve_options):
         c["resources"]["limits"]["memory"], "the arena is resident at once"
     drain_ms = int(conf["drain_ms"])
     assert node["terminationGracePeriodSeconds"] * 1000 >= 2 * drain_ms
-    port = int(conf["admin"].rsplit(":", 1)[1])
+    host, port = conf["admin"].rsplit(":", 1)
+    assert (host, conf["admin_open"]) == ("0.0.0.0", "on"), "or no probe"
+    port = int(port)
     assert c["ports"] == [{"name": "admin", "containerPort": port}]
     notes = yaml_of("daemonset.yaml")[0]["spec"]["template"]["metadata"]
     assert notes["annotations"]["prometheus.io/port"] == str(port)

@@ -214,6 +214,9 @@ def test_ports(doctor, monkeypatch):
     line = doctor.one("port")
     assert line["verdict"] == "ok" and "free" in line["found"]
     monkeypatch.setenv("LARDER_ADMIN", "192.0.2.1:80")  # nobody's
+    line = doctor.one("config")
+    assert line["verdict"] == "bad" and "admin_open = on" in line["found"]
+    monkeypatch.setenv("LARDER_ADMIN_OPEN", "on")
     assert doctor.one("port")["verdict"] == "bad"
 
 

@@ -127,6 +127,38 @@ def test_wider_bind_needs_authentication(serve, tmp_path, address, tenant):
         assert peer.enter(tenant, daemon.token).ask(w.PING).status == w.OK
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0:9464", "[::]:9464",
+                                     "192.0.2.1:9464"])
+def test_wider_admin_is_asked_for(serve, address):
+    """Refused with the line to add and the address that needs none."""
+    text = refused(serve(start=False, admin=address))
+    assert f"{address} (--admin)" in text and "other hosts" in text
+    assert "`admin_open = on`" in text and "127.0.0.1:9464" in text
+    assert "listening" not in text and "ready" not in text
+
+
+def test_wider_admin_that_was_asked_for(serve):
+    """With that line it runs, and says what others see; without it a reload
+    changes nothing. In a network that has nobody in it."""
+    inside = ["unshare", "--net"]
+    if subprocess.run([*inside, "true"], stderr=subprocess.DEVNULL,
+                      check=False).returncode != 0:
+        pytest.skip("needs root: a network namespace")
+    daemon = serve(start=False, listen=None, admin=None,
+                   config="admin = 0.0.0.0:0\nadmin_open = on\n")
+    command = daemon.command()
+    daemon.command = lambda: inside + command
+    daemon.start()
+    assert re.search(r"warn.* admin: http://0\.0\.0\.0:\d+/ is not loopback: "
+                     r"other hosts can read /metrics, /healthz and /readyz ",
+                     daemon.log())
+    daemon.write_config("admin = 0.0.0.0:0\nlog_level = debug\n")
+    daemon.signal(signal.SIGHUP)
+    until(lambda: daemon.value("larder_reloads_total", outcome="failed") == 1)
+    assert re.search("nothing was changed: .*admin_open = on", daemon.log())
+    daemon.alive()
+
+
 @pytest.mark.parametrize("flags, hints", [
     (["--dram", "many"], ["dram", "many", "64M"]),
     (["--dram", "1K"], ["dram", "1K", "2M"]),

@@ -240,11 +240,13 @@ def test_takeover_with_a_pipe(serve, tmp_path):
     ({"shared": "dir:/kv", "shared_key": "/nowhere"}, "/nowhere"),
     ({"flags": ("--dir", "/proc/version/kv")}, "cannot use the directory"),
     ({"dirs": 1, "ssd": "8M", "segment": "8M"}, "enlarge ssd"),
-    ({"admin": "192.0.2.1:7"}, "admin: 192.0.2.1:7: cannot listen"),
+    ({"admin": "192.0.2.1:7"}, "add `admin_open = on`"),
+    ({"admin": "192.0.2.1:7", "admin_open": "on"},
+     "admin: 192.0.2.1:7: cannot listen"),
     ({"trace": "/nowhere/x"}, "trace: /nowhere/x cannot be written"),
     ({"listen": "127.0.0.1:7", "admin": "127.0.0.1:7"},
      "admin: port 7 of 127.0.0.1 is listened on"),
-    ({"listen": "127.0.0.1:7", "admin": "0.0.0.0:7"},
+    ({"listen": "127.0.0.1:7", "admin": "0.0.0.0:7", "admin_open": "on"},
      "admin: port 7 of 0.0.0.0 is listened on")))
 def test_takeover_that_would_fail(serve, wrong, text):
     """What is wrong with the new one is found before the old one ends: it goes
