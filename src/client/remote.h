@@ -148,6 +148,7 @@ struct ldr_remote {
     /* Atomic */
     uint64_t calls, offline, breaker, connects, late, crc_failures;
     uint64_t denied, version; /* connections refused */
+    bool told;                /* that the daemon lacks a feature */
 };
 
 larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,

@@ -173,6 +173,21 @@ static void stage_run(stage_t *s)
     }
 }
 
+/* Told once by each handle: its owner computes what is there, and would only
+ * see that nothing hits. */
+static larder_status_t no_leases(larder_t *lar)
+{
+    larder_status_t st =
+        ldr_fail(LARDER_E_UNSUPPORTED,
+                 "%s: this daemon gives no leases by TCP: update it",
+                 lar->options->address);
+
+    if (!__atomic_exchange_n(&lar->remote->told, true, __ATOMIC_RELAXED)) {
+        ldr_warn(lar->log, "%s", ldr_fail_text());
+    }
+    return st;
+}
+
 larder_status_t ldr_tcp_stage(larder_space_t *space, const larder_key_t *keys,
                               uint16_t group, uint64_t deadline_ns,
                               larder_lease_t *lease, larder_match_t *match)
@@ -188,9 +203,7 @@ larder_status_t ldr_tcp_stage(larder_space_t *space, const larder_key_t *keys,
 
     if (st == LARDER_OK) {
         if ((s.visit.link->features & LDR_FEATURE_TCP_LEASE) == 0) {
-            st = ldr_fail(LARDER_E_UNSUPPORTED,
-                          "%s: this daemon gives no leases by TCP: update it",
-                          space->lar->options->address);
+            st = no_leases(space->lar);
         } else {
             s.held = held_new(match->chunks, space->shards, keys, group);
             st = s.held != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;

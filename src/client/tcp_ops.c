@@ -427,6 +427,9 @@ static void put_compare(ldr_tcp_batch_t *b, larder_item_t *item)
     ldr_results_t results;
     ldr_result_row_t row;
 
+    if ((b->visit.link->features & LDR_FEATURE_TCP_LEASE) == 0) {
+        return;
+    }
     larder_status_t st =
         ldr_tcp_ask(&b->visit, LDR_OP_LEASE, 0, &one, 1, &results);
     if (st == LARDER_E_DEADLINE || st == LARDER_E_CANCELED ||
