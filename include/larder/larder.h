@@ -999,7 +999,9 @@ typedef struct larder_stats {
     uint64_t client_denied, client_version;
 } larder_stats_t;
 
-/* With a daemon: of the session's tenant. LARDER_E_OFFLINE: not to be had. */
+/* With a daemon: of the session's tenant. LARDER_E_OFFLINE, LARDER_E_DENIED,
+ * LARDER_E_VERSION...: not to be had; client_* are set all the same, and the
+ * others 0. */
 LARDER_API larder_status_t larder_stats(larder_t *lar, larder_stats_t *out);
 
 /* The same and more as Prometheus text. Writes at most size bytes with a

@@ -574,7 +574,7 @@ larder_status_t larder_stats(larder_t *lar, larder_stats_t *out)
     }
     size_t bytes = ldr_min64(out->struct_bytes, sizeof(all));
     st = lar->backend->stats(lar, ldr_deadline(lar, 0), &all);
-    if (st == LARDER_OK) {
+    if (st == LARDER_OK || lar->remote != NULL) {
         all.struct_bytes = bytes;
         memcpy(out, &all, bytes);
     }

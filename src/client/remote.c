@@ -251,15 +251,15 @@ static larder_status_t remote_stats(larder_t *lar, uint64_t deadline_ns,
     ldr_stop_t stop = {NULL, deadline_ns};
     larder_status_t st = ldr_visit_begin(&v, r, NULL, &stop);
 
-    if (st != LARDER_OK) {
-        return st;
+    if (st == LARDER_OK) {
+        st = ldr_visit_call(&v, LDR_OP_STATS, 0);
+        if (st == LARDER_OK) { /* one of another version has fewer or more */
+            memcpy(out, ldr_body(v.call.buffer),
+                   ldr_min64(v.call.reply.body, sizeof(*out)));
+        }
+        ldr_visit_end(&v, st);
     }
-    st = ldr_visit_call(&v, LDR_OP_STATS, 0);
-    if (st == LARDER_OK) { /* one of another version has fewer or more */
-        memcpy(out, ldr_body(v.call.buffer),
-               ldr_min64(v.call.reply.body, sizeof(*out)));
-    }
-    ldr_visit_end(&v, st);
+    /* Also, and above all, while the daemon refuses this client. */
     out->client_calls = __atomic_load_n(&r->calls, __ATOMIC_RELAXED);
     out->client_offline = __atomic_load_n(&r->offline, __ATOMIC_RELAXED);
     out->client_breaker = __atomic_load_n(&r->breaker, __ATOMIC_RELAXED);
