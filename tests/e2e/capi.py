@@ -9,12 +9,15 @@ from ctypes import (POINTER, Structure, byref, c_char_p, c_int, c_size_t,
                     c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)
 
 OK, PRESENT, MISS, PENDING = 0, 1, 2, 3
+DECLINED = 4
 E_FULL, E_DEADLINE, E_CANCELED, E_BUSY, E_STALE = -5, -6, -7, -8, -10
+E_MISMATCH, E_UNSUPPORTED, E_VERSION = -9, -12, -64
 E_FORKED, E_SECRET, E_OFFLINE, E_DENIED = -41, -67, -68, -69
 CAUSES = ("none", "absent", "evicted", "corrupt", "stale", "deadline",
           "tier_off", "full", "io", "offline", "paused")
 PUT, GET, EXISTS, REMOVE = 0, 1, 2, 3
-OP_TIMEOUT = 1
+OP_TIMEOUT, OP_FLAGS = 1, 2
+VERIFY_PUT = 1
 KEY_BYTES = 32
 
 
@@ -103,6 +106,9 @@ def library():
                                       c_uint32]
         lib.larder_flush.argtypes = [c_void_p, c_int, c_uint32]
         lib.larder_shared_create.argtypes = [c_char_p, c_char_p, c_uint32]
+        lib.larder_announce.argtypes = [c_void_p, POINTER(Key), c_size_t,
+                                        c_void_p, c_uint32]
+        lib.larder_stats.argtypes = [c_void_p, c_void_p]
         lib.larder_metrics.argtypes = [c_void_p, c_char_p, c_size_t,
                                        POINTER(c_size_t)]
         _lib = lib
@@ -133,10 +139,13 @@ class Node:
     open."""
 
     def __init__(self, url, descriptor=b"tests", shards=1, tenant=None,
-                 quiet=True, secret=None):
+                 quiet=True, secret=None, log=None):
+        """log(level, line): who hears of what the library says."""
         self.lib = library()
         self.node, self.space = c_void_p(), c_void_p()
-        params = OpenParams(1 if quiet else 0, _quiet, None)
+        self.log = _quiet if log is None else LOG_FN(
+            lambda _arg, level, line: log(level, line.decode()))
+        params = OpenParams(1 if quiet else 0, self.log, None)
         self._check(self.lib.larder_open(url.encode(), byref(params),
                                          byref(self.node)))
         space = SpaceParams(4 | (1 if tenant else 0) | (2 if secret else 0),
@@ -163,13 +172,15 @@ class Node:
         if status != OK:
             raise Error(status, self.error())
 
-    def _run(self, op, items, timeout_ms):
-        params = OpParams(OP_TIMEOUT if timeout_ms else 0, timeout_ms or 0)
+    def _run(self, op, items, timeout_ms, flags=0):
+        params = OpParams(OP_FLAGS | (OP_TIMEOUT if timeout_ms else 0),
+                          timeout_ms or 0, flags)
         return self.lib.larder_run(self.space, op, items, len(items),
                                    byref(params))
 
-    def put_many(self, pairs, timeout_ms=0):
-        """pairs: (name, bytes). The status of each, or that of the batch."""
+    def put_many(self, pairs, timeout_ms=0, flags=0, parents=None):
+        """pairs: (name, bytes). The status of each, or that of the batch.
+        parents: (name, depth) of each chunk's own."""
         items = (Item * len(pairs))()
         keep = []
         for item, (name, value) in zip(items, pairs):
@@ -179,7 +190,12 @@ class Node:
             keep += [key, buffer, iov]
             item.key, item.iov, item.iov_count = (ctypes.pointer(key),
                                                   ctypes.pointer(iov), 1)
-        status = self._run(PUT, items, timeout_ms)
+        for item, (name, depth) in zip(items, parents or ()):
+            item.depth = depth
+            if name is not None:
+                keep.append(key_of(name))
+                item.parent = ctypes.pointer(keep[-1])
+        status = self._run(PUT, items, timeout_ms, flags)
         return [status if status < 0 else item.status for item in items]
 
     def put(self, name, value, timeout_ms=0):
