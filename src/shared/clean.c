@@ -548,6 +548,7 @@ int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     bool told = p->published >= c->victims_after;
     pthread_mutex_unlock(&t->lock);
     if (closing) {
+        ldr_idle_leave(t, job, b);
         ldr_lease_end(p, job, b);
         return 0;
     }

@@ -69,6 +69,7 @@ static int take_lease(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
     if (error == 0 && !l.others) {
         error = ldr_lease_write(t, job, b, LEASE, l.there, LEASE_S);
         *mine_p = error == 0 && l.mine;
+        t->care_leased = true;
     }
     if (error == -EEXIST || error == -ENOSPC || error == -EDQUOT ||
         error == -EROFS || error == -EACCES || error == -EPERM) {
@@ -76,6 +77,16 @@ static int take_lease(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
         error = 0;
     }
     return error;
+}
+
+void ldr_idle_leave(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_lease_text_t l;
+
+    if (t->care_leased && ldr_lease_read(t, job, b, LEASE, &l) == 0 && l.mine) {
+        ldr_call_remove(t, job, b, LEASE);
+    }
+    t->care_leased = false;
 }
 
 int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,

@@ -340,6 +340,7 @@ struct ldr_tier {
     double idle_owe; /* the share they have yet to give; with the lock */
     ldr_ids_t care_next;
     uint8_t care_last[LDR_ID_BYTES];
+    bool care_leased; /* the role may be ours */
     /* Lanes that seal what they are to write, and those that wait for their
      * turn: see tier_write.c. */
     unsigned cpus, sealing, to_seal;
@@ -560,6 +561,8 @@ int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 int ldr_idle_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 /* With the lock: that round is over. */
 void ldr_idle_end(ldr_part_t *p);
+/* Gives the role up if it is held; at close. */
+void ldr_idle_leave(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b);
 /* With the lock: the object was there in this cycle. */
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number);
 /* With the lock: removes these once all have heard; at most LDR_VICTIMS. */
