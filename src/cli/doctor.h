@@ -59,6 +59,10 @@ void ldr_doctor_disk(const ldr_doctor_t *d);
 /* doctor_shared.c */
 void ldr_doctor_shared(const ldr_doctor_t *d);
 
+/* doctor_locks.c: a part of that, with a file that is there. Takes some seconds
+ * at most, and says one line. */
+void ldr_doctor_locks(const ldr_doctor_t *d, const char *path);
+
 /* doctor_net.c */
 void ldr_doctor_congestion(const ldr_doctor_t *d);
 void ldr_doctor_ktls(const ldr_doctor_t *d);
