@@ -146,7 +146,7 @@ static void end_role(ldr_part_t *p)
     ldr_idle_end(p);
     c->victim_count = 0;
     c->victims_after = 0;
-    c->group_start = c->suspect_start = 0;
+    c->group_space = c->group_start = c->suspect_start = 0;
     if (c->marks_room > 0) {
         memset(c->marks, 0, c->marks_room);
     }

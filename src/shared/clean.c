@@ -243,34 +243,82 @@ static void note_worst(ldr_pass_t *pass, const ldr_map_object_t *o,
     pass->worst[at].weight = weight;
 }
 
+static void add_to(ldr_group_t *g, uint64_t live, bool holes)
+{
+    g->count++;
+    g->blocks += live;
+    g->holes = g->holes || holes;
+}
+
+/* Whether it is worth the while to make these one. */
+static bool is_enough(const ldr_group_t *g)
+{
+    return g->holes || g->count >= 8 ||
+           (g->count >= 2 &&
+            (g->full || g->blocks * LDR_BLOCK >= LDR_TIER_OBJECT_MIN));
+}
+
 /* Whether it should be made one with others, and can be with those so far. */
-static void note_group(ldr_pass_t *pass, const ldr_map_object_t *o,
+static void note_group(ldr_part_t *p, const ldr_map_object_t *o,
                        uint32_t number, uint32_t now_s)
 {
+    const ldr_cleaner_t *c = &p->cleaner;
+    ldr_pass_t *pass = &p->cleaner.pass;
     uint64_t live = o->blocks - o->dead_blocks;
     bool holes = (uint64_t)o->dead_blocks * 4 >= o->blocks ||
                  (pass->thorough && o->dead_blocks > 0 &&
                   now_s > o->written_s + LDR_REMOVED_S);
-    bool small = live * LDR_BLOCK < LDR_TIER_OBJECT_MIN;
+    bool small = live * LDR_BLOCK < LDR_TIER_OBJECT_MIN &&
+                 o->rows <= LDR_OBJECT_ROWS_MAX / 2; /* two fit into one */
 
     if ((!holes && !small) || now_s < o->written_s + COMPACT_AGE_S) {
         return;
     }
-    if (pass->group_count == 0) {
-        pass->group_first = number;
-        pass->group_space = o->space;
-        pass->group_epoch = o->epoch;
-    } else if (pass->group_count == LDR_GROUP ||
-               pass->group_space != o->space || pass->group_epoch != o->epoch ||
-               (pass->group_blocks + live) * LDR_BLOCK >
-                   LDR_TIER_OBJECT_BYTES ||
-               pass->group_rows + o->rows > LDR_OBJECT_ROWS_MAX) {
+    add_to(&p->spaces[o->space].group, live, holes);
+    if (o->space != c->group_space || number < c->group_start ||
+        (pass->sum.count > 0 && pass->group_epoch != o->epoch)) {
+        return; /* it was reset while we looked */
+    }
+    bool fits =
+        pass->sum.count < LDR_GROUP &&
+        (pass->sum.blocks + live) * LDR_BLOCK <= LDR_TIER_OBJECT_BYTES &&
+        pass->group_rows + o->rows <= LDR_OBJECT_ROWS_MAX;
+    if (pass->sum.count > 0 && !fits && (!holes || pass->sum.holes)) {
+        pass->sum.full = true;
         return;
     }
-    memcpy(pass->group[pass->group_count++], o->id, LDR_ID_BYTES);
-    pass->group_blocks += live;
+    if (!fits) { /* the only one that is worth it by itself: without others */
+        pass->sum = (ldr_group_t){0};
+        pass->group_rows = 0;
+    }
+    if (pass->sum.count == 0) {
+        pass->group_first = number;
+        pass->group_epoch = o->epoch;
+    }
+    memcpy(pass->group[pass->sum.count], o->id, LDR_ID_BYTES);
+    add_to(&pass->sum, live, holes);
     pass->group_rows += o->rows;
-    pass->group_holes = pass->group_holes || holes;
+}
+
+/* The next space, after the one whose turn it was, that has enough, if there is
+ * one: its objects are gathered by the next pass. From the first on, however
+ * many came meanwhile: where they trickle in, there is always a new one, and a
+ * group that begins behind those before it never has enough. */
+static void next_space(ldr_part_t *p)
+{
+    ldr_cleaner_t *c = &p->cleaner;
+
+    pthread_mutex_lock(&p->tier->lock);
+    for (size_t i = 1; i <= p->space_count; i++) {
+        size_t at = (c->group_space + i) % p->space_count;
+
+        if (is_enough(&p->spaces[at].group)) {
+            c->group_space = (uint32_t)at;
+            break;
+        }
+    }
+    c->group_start = 0;
+    pthread_mutex_unlock(&p->tier->lock);
 }
 
 /* Known, but two walks over the names have not seen it; where names say
@@ -318,9 +366,7 @@ static void look_at(ldr_part_t *p, uint32_t number, uint32_t now_s)
     }
     uint64_t weight = (idle_s + 1) * (o->used_s > o->written_s ? 1 : 2);
     note_worst(pass, o, weight + weight * o->dead_blocks / o->blocks);
-    if (number >= c->group_start) {
-        note_group(pass, o, number, now_s);
-    }
+    note_group(p, o, number, now_s);
 }
 
 static void look_over(ldr_part_t *p)
@@ -336,6 +382,7 @@ static void look_over(ldr_part_t *p)
     size_t spaces = p->space_count;
     for (size_t i = 0; i < spaces; i++) {
         p->spaces[i].dead_next_s = UINT32_MAX;
+        p->spaces[i].group = (ldr_group_t){0};
     }
     pthread_mutex_unlock(&t->lock);
     do {
@@ -441,23 +488,23 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (error != 0 || worst > 0 || pass->dead_count > 0) {
         return error;
     }
-    bool enough = pass->group_holes || pass->group_count >= 8 ||
-                  (pass->group_count >= 2 &&
-                   pass->group_blocks * LDR_BLOCK >= LDR_TIER_OBJECT_MIN);
     if (now_ns < c->compact_at_ns || is_full(t)) {
         return 0;
     }
-    /* The next group begins after the first of this one, and from the start
-     * again when this becomes one, or nothing was found: one that cannot be
-     * read must not keep the others from their turn. */
-    c->group_start = pass->group_count > 0 ? pass->group_first + 1 : 0;
-    if (!enough) {
+    if (!is_enough(&pass->sum)) {
+        next_space(p);
         return 0;
     }
+    /* If these do not become one, the next group begins after the first of
+     * them: one that cannot be read must not keep others from their turn. */
+    c->group_start = pass->group_first + 1;
     if (pass->thorough) {
         c->thorough_at_ns = now_ns + THOROUGH_NS;
     }
     error = ldr_compact_work(p, job, b);
+    if (c->victim_count > 0) {
+        next_space(p);
+    }
     rest(p, now_ns);
     return error;
 }

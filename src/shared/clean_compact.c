@@ -70,7 +70,6 @@ static int gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
 {
     ldr_part_t *p = w->part;
     ldr_tier_t *t = p->tier;
-    const ldr_pass_t *pass = &p->cleaner.pass;
     ldr_object_t object = {.rows = 0};
     uint32_t now_s = ldr_wall_s(t->params.clock);
 
@@ -86,15 +85,15 @@ static int gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
         (uint32_t)ldr_min64(w->object.written_s, object.written_s);
     uint32_t removed_s = w->removed_s;
     bool fits = number != LDR_NIL &&
-                object.epoch == ldr_map_epoch(p->map, pass->group_space);
+                object.epoch == ldr_map_epoch(p->map, p->cleaner.group_space);
     for (uint32_t i = 0; i < object.rows && fits; i++) {
-        if (!is_live(p, pass->group_space, id, &table[i], now_s)) {
+        if (!is_live(p, p->cleaner.group_space, id, &table[i], now_s)) {
             continue;
         }
         fits = count < LDR_OBJECT_ROWS_MAX;
         if (fits) {
             removed_s = (uint32_t)ldr_max64(
-                removed_s, removed_at(p, pass->group_space, &table[i]));
+                removed_s, removed_at(p, p->cleaner.group_space, &table[i]));
             w->records[count] = table[i];
             memcpy(w->from[count].id, id, LDR_ID_BYTES);
             w->from[count++].block = table[i].block;
@@ -247,7 +246,7 @@ static int compact(work_t *w)
     ldr_record_t *table = ldr_alloc(LDR_OBJECT_ROWS_MAX * sizeof(*table));
     int error = table == NULL ? -ENOMEM : 0;
 
-    for (uint32_t i = 0; i < pass->group_count && error == 0; i++) {
+    for (uint32_t i = 0; i < pass->sum.count && error == 0; i++) {
         error = gather(w, pass->group[i], table);
         if (error == 1 || error == -ENOENT || error == -EBADMSG) {
             error = 0; /* that one is left as it is */
@@ -284,7 +283,8 @@ int ldr_compact_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     bool busy = t->compacting;
     t->compacting = true;
     w.object.epoch = pass->group_epoch;
-    memcpy(w.object.space_id, p->spaces[pass->group_space].id, LDR_ID_BYTES);
+    memcpy(w.object.space_id, p->spaces[p->cleaner.group_space].id,
+           LDR_ID_BYTES);
     pthread_mutex_unlock(&t->lock);
     if (busy) {
         return 0;

@@ -116,7 +116,7 @@ static int root_open(ldr_dir_t *dir, ldr_dir_root_t **root_p)
                  dir->url, dir->url);
         error = ENODEV;
     } else if (error != 0) {
-        ldr_dir_says(dir, -error, "open", dir->path);
+        ldr_dir_says(dir, -error, "open", "it");
     }
     ldr_dir_root_t *root = error == 0 ? ldr_alloc(sizeof(*root)) : NULL;
     if (root == NULL) {
@@ -124,7 +124,7 @@ static int root_open(ldr_dir_t *dir, ldr_dir_root_t **root_p)
             close(fd);
         }
         return error != 0 ? -error
-                          : ldr_dir_says(dir, -ENOMEM, "open", dir->path);
+                          : ldr_dir_says(dir, -ENOMEM, "open", "it");
     }
     *root = (ldr_dir_root_t){.fd = fd,
                              .dev = st.st_dev,

@@ -96,6 +96,14 @@ typedef struct ldr_candidate {
     uint64_t weight; /* more goes first */
 } ldr_candidate_t;
 
+/* Objects that should be made one with others. */
+typedef struct ldr_group {
+    uint32_t count;
+    uint64_t blocks; /* that live */
+    bool holes;      /* one is worth it for its dead blocks alone */
+    bool full;       /* another did not fit into one object with them */
+} ldr_group_t;
+
 /* What one look over the map gathers. */
 typedef struct ldr_pass {
     ldr_candidate_t worst[LDR_VICTIMS]; /* by weight, the heaviest first */
@@ -104,12 +112,12 @@ typedef struct ldr_pass {
     uint32_t dead_count;
     uint8_t suspects[LDR_SUSPECTS][LDR_ID_BYTES]; /* perhaps not there */
     uint32_t suspect_count, suspect_last;         /* a number */
-    /* Objects of one space and epoch that could be one. */
+    /* Objects of cleaner.group_space that could be one. */
     uint8_t group[LDR_GROUP][LDR_ID_BYTES];
-    uint32_t group_count, group_space, group_epoch, group_first;
-    uint64_t group_blocks, group_rows;
-    bool group_holes; /* one of them is worth it for its dead blocks alone */
-    bool thorough;    /* a single dead record is enough in an old object */
+    uint32_t group_epoch, group_first;
+    ldr_group_t sum; /* of them */
+    uint64_t group_rows;
+    bool thorough; /* a single dead record is enough in an old object */
 } ldr_pass_t;
 
 /* Bytes of other tenants, as their cleaners tell: see clean_sizes.c. */
@@ -184,8 +192,9 @@ typedef struct ldr_cleaner {
                           * names say nothing, in which it was asked for */
     size_t marks_room;
     ldr_ids_t bad; /* objects that do not authenticate, since when */
-    /* The objects from which on the next are looked for. */
-    uint32_t group_start, suspect_start;
+    /* The space whose objects are made one next, and the objects from which on
+     * those, and suspects, are looked for. */
+    uint32_t group_space, group_start, suspect_start;
     /* The sizes of others so far, while they are read; after this one. */
     ldr_sizes_t sizes;
     uint64_t told_bytes, told_at_ns; /* the own one, last */
@@ -232,6 +241,7 @@ typedef struct ldr_part_space {
     /* The oldest object with a record that is not found: as the cleaner's last
      * pass has seen it, and so far in this one. UINT32_MAX: none. */
     uint32_t dead_s, dead_next_s;
+    ldr_group_t group; /* all that could be made one, as the last pass saw */
 } ldr_part_space_t;
 
 struct ldr_part {
