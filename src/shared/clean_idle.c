@@ -382,8 +382,10 @@ static void plan(ldr_tier_t *t, ldr_care_t *care)
         o->weight = (idle_s + 1) * (o->used_s > o->written_s ? 1 : 2);
         held += bytes_of(o);
     }
-    qsort(care->objects, care->object_count, sizeof(care->objects[0]),
-          by_weight);
+    if (care->object_count > 0) {
+        qsort(care->objects, care->object_count, sizeof(care->objects[0]),
+              by_weight);
+    }
     give = (uint64_t)((double)held * care->share);
     for (size_t k = 0; k < care->object_count; k++) {
         ldr_idle_object_t o = care->objects[k];
