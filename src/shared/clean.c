@@ -443,7 +443,8 @@ static uint32_t doom_worst(ldr_part_t *p, uint64_t excess)
         ldr_clean_doom(p, &pass->worst[count].id, 1);
         count++;
     }
-    ldr_sizes_gave(p, freed, held);
+    /* What it had to, not what whole objects made of that. */
+    ldr_sizes_gave(p, ldr_min64(freed, excess), held);
     return count;
 }
 

@@ -29,8 +29,9 @@
 #define AGAIN_NS ((uint64_t)5 * 1000000000u)
 #define PIECE 32u /* figures read in one */
 #define TENANTS_MAX 4096u
-#define KEEP (63.0 / 64) /* of the budget, where it was exceeded */
-#define WORTH (1.0 / 32) /* of what idle tenants hold, to look into them */
+#define KEEP (63.0 / 64)  /* of the budget, where it was exceeded */
+#define WORTH (1.0 / 32)  /* of what idle tenants hold, to look into them */
+#define LEAST (15.0 / 16) /* of the budget, that they need not go below */
 
 static void name_of(const char *hex, char name[LDR_OBJECT_NAME_MAX + 1])
 {
@@ -279,12 +280,13 @@ void ldr_sizes_gave(ldr_part_t *p, uint64_t bytes, uint64_t held)
 
 /* With the lock: the share that idle tenants are to give now: what those known
  * here have given since such tenants gave last, once that is worth a look into
- * them, or what is too much as it is. */
+ * them, or what is too much as it is. There may be room again: what was owed
+ * leaves them most of the budget. */
 static double idle_share(ldr_tier_t *t)
 {
     double gave = 0, budget = (double)t->params.max_bytes;
-    double total =
-        (double)t->sizes.here + (double)t->sizes.live + (double)t->sizes.idle;
+    double idle = (double)t->sizes.idle;
+    double total = (double)t->sizes.here + (double)t->sizes.live + idle;
 
     for (size_t i = 0; i < t->part_count; i++) {
         ldr_cleaner_t *c = &t->parts[i]->cleaner;
@@ -294,7 +296,11 @@ static double idle_share(ldr_tier_t *t)
     }
     t->idle_owe = 1 - (1 - t->idle_owe) * (1 - gave);
     double share = budget > 0 && total > budget ? 1 - budget * KEEP / total : 0;
-    return t->idle_owe >= WORTH && t->idle_owe > share ? t->idle_owe : share;
+    double most = idle > 0 ? (total - budget * LEAST) / idle : 0;
+    if (t->idle_owe >= WORTH && t->idle_owe > share && most > share) {
+        share = t->idle_owe < most ? t->idle_owe : most;
+    }
+    return share;
 }
 
 /* All were read: that is what counts from now on. */

@@ -123,8 +123,7 @@ static int root_open(ldr_dir_t *dir, ldr_dir_root_t **root_p)
         if (fd >= 0) {
             close(fd);
         }
-        return error != 0 ? -error
-                          : ldr_dir_says(dir, -ENOMEM, "open", "it");
+        return error != 0 ? -error : ldr_dir_says(dir, -ENOMEM, "open", "it");
     }
     *root = (ldr_dir_root_t){.fd = fd,
                              .dev = st.st_dev,
