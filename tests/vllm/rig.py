@@ -308,8 +308,9 @@ class Store:
         return buffer.raw[:item.length] if item.status == _lib.OK else None
 
     def remove(self, ids, chunk, group=0):
-        """All shards of it."""
-        self._one(REMOVE, self.keys(ids), chunk, group, 0)
+        """All shards of it: on a disk each is for itself."""
+        for shard in range(self.shards):
+            self._one(REMOVE, self.keys(ids), chunk, group, shard)
 
     def put(self, ids, chunk, data, group=0, shard=0):
         """Stores it in the place of what is there; other shards stay."""
