@@ -106,6 +106,8 @@ class Told:
     """A node, an engine whose saves of STORED it has, and the answers of an
     engine without Larder to the same prompts."""
 
+    chunk = CHUNK
+
     def __init__(self, version, kind, folder, stack, **options):
         self.version, self.kind = version, kind
         self.prompts = PROMPTS
@@ -138,7 +140,7 @@ class Told:
         while True:
             rig.fresh(self.engine)
             if self.ask(name)["cached"] == rig.whole(
-                    len(self.prompts[name]) - 1, CHUNK):
+                    len(self.prompts[name]) - 1, self.chunk):
                 return
             asked += 1
             assert asked < times or time.monotonic() < end, (

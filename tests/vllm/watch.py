@@ -4,6 +4,7 @@ page that is saved or loaded, and lets something happen at a chosen moment.
 Pages are found by this file's own walk over vLLM's tensors, which shares
 nothing with the layout that the connector made of them."""
 import hashlib
+import importlib
 import os
 import threading
 import time
@@ -17,6 +18,21 @@ def _worker(llm):
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return get_kv_transfer_group()._worker
+
+
+# ---- ranks ----
+
+
+def _in_rank(worker, of, call, only, args):
+    if only is not None and worker.rank != only:
+        return None
+    return getattr(importlib.import_module(of), call)(worker, **args)
+
+
+def ranks(llm, call, of="watch", only=None, **args):
+    """What looks at a worker, in the process of each of them; only: in that
+    rank's. of: the file that has it. Answers one thing for each."""
+    return llm.collective_rpc(_in_rank, args=(of, call, only, args))
 
 
 # ---- every page ----
@@ -205,6 +221,15 @@ def let_go(llm):
     worker = _worker(llm)
     worker._run = worker._held
     _gate.set()
+
+
+def lie(llm, on):
+    """From now on a load that fails is reported as one that did not."""
+    worker = _worker(llm)
+    vars(worker).pop("_tell", None)
+    if on:
+        tell = worker._tell
+        worker._tell = lambda move, good: tell(move, True)
 
 
 # ---- what is left ----
