@@ -45,6 +45,7 @@
 
 #define SECOND_NS ((uint64_t)1000000000u)
 #define SLICE 2048u
+#define ENOUGH (LDR_TIER_OBJECT_BYTES * 3 / 4)
 #define COMPACT_AGE_S 60u
 #define THOROUGH_NS (60 * SECOND_NS) /* between two looks at single records */
 #define FORGET_NS (3600 * SECOND_NS)
@@ -250,12 +251,16 @@ static void add_to(ldr_group_t *g, uint64_t live, bool holes)
     g->holes = g->holes || holes;
 }
 
-/* Whether it is worth the while to make these one. */
+/* Whether it is worth the while to make these one: much of what an object
+ * should have, or many that have little. Between that they wait for more: one
+ * that is just not small any more is not touched again, and one file for each 8
+ * MiB is to be had with all the others that there are. */
 static bool is_enough(const ldr_group_t *g)
 {
-    return g->holes || g->count >= 8 ||
-           (g->count >= 2 &&
-            (g->full || g->blocks * LDR_BLOCK >= LDR_TIER_OBJECT_MIN));
+    uint64_t bytes = g->blocks * LDR_BLOCK;
+
+    return g->holes || (g->count >= 2 && (g->full || bytes >= ENOUGH)) ||
+           (g->count >= 8 && bytes < LDR_TIER_OBJECT_MIN);
 }
 
 /* Whether it should be made one with others, and can be with those so far. */
