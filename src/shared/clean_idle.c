@@ -69,7 +69,6 @@ static int take_lease(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b,
     if (error == 0 && !l.others) {
         error = ldr_lease_write(t, job, b, LEASE, l.there, LEASE_S);
         *mine_p = error == 0 && l.mine;
-        t->care_leased = true;
     }
     if (error == -EEXIST || error == -ENOSPC || error == -EDQUOT ||
         error == -EROFS || error == -EACCES || error == -EPERM) {
@@ -83,10 +82,13 @@ void ldr_idle_leave(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_lease_text_t l;
 
-    if (t->care_leased && ldr_lease_read(t, job, b, LEASE, &l) == 0 && l.mine) {
+    pthread_mutex_lock(&t->lock);
+    bool leased = t->care_leased;
+    t->care_leased = false;
+    pthread_mutex_unlock(&t->lock);
+    if (leased && ldr_lease_read(t, job, b, LEASE, &l) == 0 && l.mine) {
         ldr_call_remove(t, job, b, LEASE);
     }
-    t->care_leased = false;
 }
 
 int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
@@ -101,6 +103,7 @@ int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     }
     int error = take_lease(t, job, b, &mine, &others);
     pthread_mutex_lock(&t->lock);
+    t->care_leased = t->care_leased || !others;
     if (share > 0 && (mine || others)) {
         t->idle_owe = 0;
     }
@@ -193,12 +196,14 @@ static bool is_due(ldr_tier_t *t, const ldr_care_t *care, const ldr_idle_t *i)
             ldr_ids_find(&t->care_next, i->id) <= now_s);
 }
 
-static void go_on(ldr_tier_t *t, ldr_care_t *care)
+/* Done with this one. */
+static int go_on(ldr_tier_t *t, ldr_care_t *care)
 {
     memcpy(t->care_last, care->tenants[care->at].id, LDR_ID_BYTES);
     care->stage = LDR_CARE_NEXT;
     care->at++;
     care->done++;
+    return 0;
 }
 
 static int next_tenant(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
@@ -223,8 +228,7 @@ static int next_tenant(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     const ldr_idle_t *i = &care->tenants[care->at];
     int error = is_idle(p, job, b, i, &idle);
     if (error != 0 || !idle) {
-        go_on(t, care);
-        return error;
+        return error != 0 ? error : go_on(t, care);
     }
     care->stage = LDR_CARE_OBJECTS;
     care->expired = too_old(t, i->when_s, ldr_wall_s(t->params.clock));
@@ -258,9 +262,10 @@ static int object_one(void *arg, const char *name, uint64_t bytes)
     }
     snprintf(care->after, sizeof(care->after), "%s", name);
     if (strlen(rest) != 3 + 2 * LDR_ID_BYTES ||
+        memcmp(rest, rest + 3, 2) != 0 ||
         !ldr_unhex(rest + 3, LDR_ID_BYTES, o.id) ||
         care->object_count >= OBJECTS_MAX) {
-        return 0;
+        return 0; /* nothing of ours; or it is for another time */
     }
     n->failed = !ldr_grow(&objects, &care->object_room, care->object_count + 1,
                           sizeof(o));
@@ -440,8 +445,7 @@ static int remove_objects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     int error = is_idle(p, job, b, i, &idle);
 
     if (error != 0 || !idle) {
-        go_on(t, care);
-        return error;
+        return error != 0 ? error : go_on(t, care);
     }
     for (unsigned n = 0; n < PIECE && care->object_at < care->doomed; n++) {
         const ldr_idle_object_t *o = &care->objects[care->object_at];
@@ -460,6 +464,9 @@ static int remove_objects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (care->object_at == care->doomed) {
         care->stage = care->expired ? LDR_CARE_FORGET : LDR_CARE_TELL;
         care->manifest_at = 0;
+        if (care->object_count == OBJECTS_MAX) {
+            return go_on(t, care); /* there are more: the next round */
+        }
     }
     return 0;
 }
@@ -512,6 +519,9 @@ static int tell(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (error == 0 && idle && (left != i->bytes || gone > 0)) {
         error = ldr_sizes_write(t, job, b, i->hex, left, i->when_s);
     }
+    if (error != 0) {
+        return error;
+    }
     if (care->doomed > 0) {
         ldr_info(&t->params.log,
                  "shared tier: removed %zu objects, %llu MiB, of tenant %s, "
@@ -521,8 +531,7 @@ static int tell(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
                      ? "they were not used for shared_age_s"
                      : "its share of what was above shared_max");
     }
-    go_on(t, care);
-    return error;
+    return go_on(t, care);
 }
 
 /* ---- the work ---- */
