@@ -490,8 +490,8 @@ def test_budget(node, tier):
 
 
 def test_slow(node, tier, larder):
-    """Storage that answers, but too slowly to be of use: the tier is turned off,
-    says why, and is used again by itself."""
+    """Storage that answers, but too slowly to be of use: the tier is turned
+    off, says why, and is used again by itself."""
     with Node(node("first").url()) as writer:
         put_some(writer, 64, SIZE)
         assert writer.flush(SHARED) == OK
