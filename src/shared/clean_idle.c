@@ -9,7 +9,8 @@
  * and renewed once a minute, when the figures were read (clean_sizes.c); it
  * counts from the second time on. So on storage that cannot be written to,
  * where those who have their tenants open cannot say so either, nothing is
- * done.
+ * done. And a tenant counts as idle only once this node has seen the same
+ * figure of it for longer than anybody who had it open would leave it.
  *
  *   - They give the same share for the budget as the tenants that are open on
  *     this node gave in the last minute, or what is still too much. Within a
@@ -91,14 +92,34 @@ void ldr_idle_leave(ldr_tier_t *t, ldr_job_t *job, ldr_backend_t *b)
     }
 }
 
+/* With the lock: whether its figure has been the same for as long as we look,
+ * and that is long enough: whoever has the tenant open writes it anew each
+ * minute. So a clock of ours that is wrong takes nobody's tenant for idle. */
+static bool is_watched(ldr_tier_t *t, const ldr_idle_t *i)
+{
+    uint32_t now_s = (uint32_t)(ldr_now_ns(t->params.clock) / SECOND_NS) + 1;
+
+    if (ldr_ids_find(&t->care_when, i->id) != i->when_s) {
+        ldr_ids_latest(&t->care_when, i->id, i->when_s);
+        ldr_ids_latest(&t->care_since, i->id, now_s);
+    }
+    uint32_t since_s = ldr_ids_find(&t->care_since, i->id);
+    return since_s != 0 && now_s - since_s >= LEASE_S;
+}
+
 int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
                    double share)
 {
     ldr_tier_t *t = p->tier;
     ldr_care_t *care = &p->cleaner.care;
-    bool mine, others;
+    bool mine, others, some = false;
 
-    if (care->count == 0) {
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < care->count; i++) {
+        some = is_watched(t, &care->tenants[i]) || some;
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (!some) {
         return 0;
     }
     int error = take_lease(t, job, b, &mine, &others);
@@ -108,7 +129,7 @@ int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
         t->idle_owe = 0;
     }
     if (mine && t->carer == NULL) {
-        t->sizes.idle = (uint64_t)((double)t->sizes.idle * (1 - share));
+        t->sizes.idle = (uint64_t)((double)p->cleaner.sizes.idle * (1 - share));
         t->carer = p;
         care->at_ns = care->began_ns = ldr_now_ns(t->params.clock);
         care->at = 0;
@@ -188,8 +209,11 @@ static bool is_due(ldr_tier_t *t, const ldr_care_t *care, const ldr_idle_t *i)
 {
     uint32_t now_s = ldr_wall_s(t->params.clock);
 
-    if (i->bytes == 0) {
-        return false; /* all of it has gone before */
+    pthread_mutex_lock(&t->lock);
+    bool watched = is_watched(t, i);
+    pthread_mutex_unlock(&t->lock);
+    if (!watched || i->bytes == 0) { /* 0: all of it has gone before */
+        return false;
     }
     return care->share > 0 || too_old(t, i->when_s, now_s) ||
            (t->params.max_age_s != 0 &&

@@ -27,6 +27,7 @@
 #define TEXT 26u /* "0123456789abcdef 01234567\n" */
 #define SIZES_NS ((uint64_t)60 * 1000000000u)
 #define AGAIN_NS ((uint64_t)5 * 1000000000u)
+#define OWE_NS (5 * SIZES_NS)
 #define PIECE 32u /* figures read in one */
 #define TENANTS_MAX 4096u
 #define KEEP (63.0 / 64)  /* of the budget, where it was exceeded */
@@ -294,6 +295,9 @@ static double idle_share(ldr_tier_t *t)
         gave = c->gave > gave ? c->gave : gave;
         c->gave = 0;
     }
+    if (t->idle_owe <= 0) {
+        t->idle_owe_ns = ldr_now_ns(t->params.clock);
+    }
     t->idle_owe = 1 - (1 - t->idle_owe) * (1 - gave);
     double share = budget > 0 && total > budget ? 1 - budget * KEEP / total : 0;
     double most = idle > 0 ? (total - budget * LEAST) / idle : 0;
@@ -316,6 +320,11 @@ static int finish(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (!stale) {
         t->sizes = *sum;
         share = idle_share(t);
+        /* They give later what we gave, and others must not give it for them,
+         * unless it takes too long. */
+        if (ldr_now_ns(t->params.clock) - t->idle_owe_ns < OWE_NS) {
+            t->sizes.idle = (uint64_t)((double)sum->idle * (1 - t->idle_owe));
+        }
     }
     pthread_mutex_unlock(&t->lock);
     return stale ? 0 : ldr_idle_begin(p, job, b, share);

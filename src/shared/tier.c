@@ -308,6 +308,8 @@ static void tier_destroy(ldr_tier_t *t)
     }
     ldr_free(t->parts);
     ldr_ids_clear(&t->care_next);
+    ldr_ids_clear(&t->care_when);
+    ldr_ids_clear(&t->care_since);
     pthread_cond_destroy(&t->changed);
     pthread_cond_destroy(&t->wheel);
     pthread_cond_destroy(&t->sealed);

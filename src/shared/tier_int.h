@@ -347,8 +347,11 @@ struct ldr_tier {
      * chore alone touches the others: when each is to be looked at again for
      * its age, and the last that was looked at. */
     ldr_part_t *carer;
-    double idle_owe; /* the share they have yet to give; with the lock */
+    double idle_owe;      /* the share they have yet to give; with the lock */
+    uint64_t idle_owe_ns; /* since then; with the lock */
     ldr_ids_t care_next;
+    /* Their figures' times, and since when they were seen; with the lock. */
+    ldr_ids_t care_when, care_since;
     uint8_t care_last[LDR_ID_BYTES];
     bool care_leased; /* the role may be ours */
     /* Lanes that seal what they are to write, and those that wait for their

@@ -346,6 +346,38 @@ static void test_not_idle(void **state)
     world_close(&w);
 }
 
+/* The clock of the node that sees to it is far ahead: who says each minute that
+ * he has the tenant open is believed, whatever time it seems to be. */
+static void test_wrong_clock(void **state)
+{
+    char text[32];
+    world_t w;
+
+    (void)state;
+    world_open(&w, 1, 3);
+    w.params.max_age_s = DAY_S;
+    w.nodes[1].other = 0xbb;
+    node_open(&w.nodes[1]);
+    wait_s(&w, 5);
+    save(&w.nodes[1], 0, 6, 1);
+    wait_s(&w, 120);
+    node_close(&w.nodes[1]);
+    uint64_t theirs = bytes_of(&w, OTHER);
+    w.now_ns += 3 * (uint64_t)DAY_S * RIG_SECOND;
+    node_open(&w.nodes[0]);
+    for (unsigned i = 0; i < 20; i++) {
+        snprintf(text, sizeof(text), "%016llx %08x\n",
+                 (unsigned long long)theirs,
+                 (uint32_t)(rig_wall(&w) - 2 * DAY_S));
+        simstore_write(w.store, "sizes/" OTHER, text, 26);
+        wait_s(&w, 60);
+        assert_int_equal(bytes_of(&w, OTHER), theirs);
+    }
+    wait_s(&w, 400);
+    assert_int_equal(bytes_of(&w, OTHER), 0);
+    world_close(&w);
+}
+
 /* Files that may not be removed are no reason to turn anything off; and where
  * nothing can be written nobody can say that a tenant is in use. */
 static void test_refused(void **state)
@@ -381,6 +413,7 @@ static void test_one_role(void **state)
     begin(&w, 0, 12);
     w.nodes[2].other = 0xcc;
     node_open(&w.nodes[2]);
+    wait_s(&w, 300);
     for (unsigned i = 0; i < 5; i++) {
         save(&w.nodes[0], i * 9, 9, 5);
         save(&w.nodes[2], i * 9, 9, 5);
@@ -473,12 +506,13 @@ static void test_schedules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budget),  cmocka_unit_test(test_smaller),
-        cmocka_unit_test(test_alone),   cmocka_unit_test(test_value),
-        cmocka_unit_test(test_coarse),  cmocka_unit_test(test_expired),
-        cmocka_unit_test(test_too_old), cmocka_unit_test(test_not_idle),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_one_role),
-        cmocka_unit_test(test_deleted), cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_budget),    cmocka_unit_test(test_smaller),
+        cmocka_unit_test(test_alone),     cmocka_unit_test(test_value),
+        cmocka_unit_test(test_coarse),    cmocka_unit_test(test_expired),
+        cmocka_unit_test(test_too_old),   cmocka_unit_test(test_not_idle),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_wrong_clock),
+        cmocka_unit_test(test_one_role),  cmocka_unit_test(test_deleted),
+        cmocka_unit_test(test_schedules),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

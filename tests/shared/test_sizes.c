@@ -157,7 +157,8 @@ static void test_many_full(void **state)
         simstore_write(w.store, name, text, 26);
     }
     simstore_capacity(w.store, 1);
-    world_pass(&w, 200 * RIG_SECOND, RIG_SECOND);
+    /* They are waited for, for a while. */
+    world_pass(&w, 600 * RIG_SECOND, RIG_SECOND);
     assert_true(bytes_of(&w, RIG_TENANT) <= MAX - 50 * LDR_BLOCK);
     assert_int_equal(w.nodes[0].tier->sizes.idle, 50 * LDR_BLOCK);
     simstore_capacity(w.store, 0);
