@@ -277,14 +277,19 @@ static int remove_one(void *arg, const char *name, uint64_t bytes)
     return 0;
 }
 
-/* All that the tenant of this run has below there ("" or "o/"). */
+/* All that the tenant of this run has below there ("" or "o/"); with all of it
+ * goes its figure. */
 static void tenant_remove(const ldr_sharing_t *s, const char *below)
 {
-    char hex[LDR_HEX_BYTES(LDR_ID_BYTES)], prefix[sizeof(hex) + 8];
+    char hex[LDR_HEX_BYTES(LDR_ID_BYTES)], name[sizeof(hex) + 8];
 
     ldr_hex(s->tenant_id, LDR_ID_BYTES, hex);
-    snprintf(prefix, sizeof(prefix), "%s/%s", hex, below);
-    s->bare->ops->list(s->bare, prefix, NULL, remove_one, s->bare, UINT64_MAX);
+    snprintf(name, sizeof(name), "%s/%s", hex, below);
+    s->bare->ops->list(s->bare, name, NULL, remove_one, s->bare, UINT64_MAX);
+    if (below[0] == '\0') {
+        snprintf(name, sizeof(name), "sizes/%s", hex);
+        remove_one(s->bare, name, 0);
+    }
 }
 
 /* ---- rounds ---- */
