@@ -491,6 +491,9 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         c->pass_at_ns = now_ns;
     }
     int error = check_suspects(p, job, b);
+    if (pass->suspect_count == LDR_SUSPECTS && b->ops->exists == NULL) {
+        c->pass_at_ns = now_ns; /* there may be more; else all are, in turn */
+    }
     if (error != 0 || worst > 0 || pass->dead_count > 0) {
         return error;
     }

@@ -1,6 +1,7 @@
 /*
  * The cleaner's walk over the names of objects, one prefix T/o/XX/ after the
- * other and so slowly that all 256 take about half of orphan_s. It finds
+ * other and, but for the first two, so slowly that all 256 take about half of
+ * orphan_s. It finds
  *   - objects that nobody has published, of writers that died: old enough,
  *     they are adopted by what their tail says
  *   - objects that are said to be gone and are still there: they are removed
@@ -22,6 +23,7 @@
 #define NAMES_MAX 1024u  /* looked at in one piece */
 #define STRANGERS_MAX 8u /* whose tails are read in one piece */
 #define BAD_S 86400u
+#define QUICK 2u         /* walks of a role that do not wait */
 #define EPOCHS_MAX 1024u /* resets removed in one piece */
 #define EPOCHS_NS ((uint64_t)60 * 1000000000u)
 
@@ -210,8 +212,12 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         }
     }
     if (!s.more) {
+        /* Whoever takes the role may find that much is gone: the tenant may
+         * have been nobody's for a while (clean_idle.c). */
+        bool quick = c->cycle < QUICK;
+
         next_prefix(c, ldr_wall_s(t->params.clock));
-        c->scan_at_ns = ldr_now_ns(t->params.clock) + wait_ns;
+        c->scan_at_ns = ldr_now_ns(t->params.clock) + (quick ? 0 : wait_ns);
     }
     return 0;
 }

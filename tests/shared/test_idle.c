@@ -163,6 +163,36 @@ static void test_alone(void **state)
     world_close(&w);
 }
 
+/* Whoever opens it again knows within seconds what of it is gone, and writes it
+ * anew: nothing has to be missed first. */
+static void test_opened_again(void **state)
+{
+    world_t w;
+
+    (void)state;
+    world_open(&w, 1, 3);
+    w.params.max_bytes = 10000 * LDR_BLOCK;
+    w.params.orphan_s = 600;
+    w.nodes[1].other = 0xbb;
+    node_open(&w.nodes[1]);
+    save_objects(&w.nodes[1]);
+    node_close(&w.nodes[1]);
+    w.now_ns += 3600 * RIG_SECOND;
+    uint64_t theirs = bytes_of(&w, OTHER);
+    w.params.max_bytes = theirs / 4;
+    node_open(&w.nodes[0]);
+    wait_s(&w, 600);
+    assert_true(bytes_of(&w, OTHER) <= theirs / 4);
+    unsigned left = simstore_count(w.store, OTHER "/o/");
+    w.params.max_bytes = 10000 * LDR_BLOCK;
+    node_open(&w.nodes[1]);
+    wait_s(&w, 20);
+    ldr_tier_stats_t n;
+    ldr_tier_stats(w.nodes[1].tier, &n);
+    assert_int_equal(n.objects, left);
+    world_close(&w);
+}
+
 /* The one that is open has a single object, which goes as a whole: that is no
  * measure for the others. */
 static void test_coarse(void **state)
@@ -506,13 +536,13 @@ static void test_schedules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budget),    cmocka_unit_test(test_smaller),
-        cmocka_unit_test(test_alone),     cmocka_unit_test(test_value),
-        cmocka_unit_test(test_coarse),    cmocka_unit_test(test_expired),
-        cmocka_unit_test(test_too_old),   cmocka_unit_test(test_not_idle),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_wrong_clock),
-        cmocka_unit_test(test_one_role),  cmocka_unit_test(test_deleted),
-        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_budget),       cmocka_unit_test(test_smaller),
+        cmocka_unit_test(test_alone),        cmocka_unit_test(test_value),
+        cmocka_unit_test(test_coarse),       cmocka_unit_test(test_expired),
+        cmocka_unit_test(test_too_old),      cmocka_unit_test(test_not_idle),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_wrong_clock),
+        cmocka_unit_test(test_one_role),     cmocka_unit_test(test_deleted),
+        cmocka_unit_test(test_opened_again), cmocka_unit_test(test_schedules),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
