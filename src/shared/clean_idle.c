@@ -147,18 +147,6 @@ int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     return error;
 }
 
-/* So much is to be given: whether this one is to go. Where a tenant has few
- * objects and little to give, by chance, so that all give the same in the long
- * run. */
-static bool takes_part(ldr_tier_t *t, uint64_t *give, uint64_t bytes)
-{
-    pthread_mutex_lock(&t->lock);
-    bool takes = *give >= bytes || ldr_rand_below(&t->rand, bytes) < *give;
-    pthread_mutex_unlock(&t->lock);
-    *give -= ldr_min64(*give, bytes);
-    return takes;
-}
-
 void ldr_idle_end(ldr_part_t *p)
 {
     ldr_care_t *care = &p->cleaner.care;
@@ -394,6 +382,18 @@ static int by_weight(const void *a, const void *b)
         return x->weight < y->weight ? 1 : -1;
     }
     return by_id(a, b);
+}
+
+/* So much is to be given: whether this one is to go. Where a tenant has few
+ * objects and little to give, by chance, so that all give the same in the long
+ * run. */
+static bool takes_part(ldr_tier_t *t, uint64_t *give, uint64_t bytes)
+{
+    pthread_mutex_lock(&t->lock);
+    bool takes = *give >= bytes || ldr_rand_below(&t->rand, bytes) < *give;
+    pthread_mutex_unlock(&t->lock);
+    *give -= ldr_min64(*give, bytes);
+    return takes;
 }
 
 /* What goes comes first. The weights are those of clean.c. */

@@ -10,21 +10,13 @@
 #include "shared/tier_int.h"
 #include "shared/tier_rig.h"
 
-#define OTHER "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
 #define MAX (80 * LDR_BLOCK)
+#define PLENTY (10000 * LDR_BLOCK)
 #define DAY_S 86400u
-
-static uint64_t bytes_of(world_t *w, const char *tenant)
-{
-    char prefix[64];
-
-    snprintf(prefix, sizeof(prefix), "%s/o/", tenant);
-    return simstore_bytes(w->store, prefix);
-}
 
 static uint64_t all_bytes(world_t *w)
 {
-    return bytes_of(w, RIG_TENANT) + bytes_of(w, OTHER);
+    return world_bytes(w, RIG_TENANT) + world_bytes(w, RIG_OTHER);
 }
 
 static void wait_s(world_t *w, unsigned seconds)
@@ -69,18 +61,32 @@ static unsigned found(node_t *n, unsigned first, unsigned count)
     return sum;
 }
 
+/* The second node has a tenant of its own, and is up. */
+static void enter(world_t *w, uint64_t max_bytes, uint32_t max_age_s)
+{
+    world_open(w, 1, 3);
+    w->params.max_bytes = max_bytes;
+    w->params.max_age_s = max_age_s;
+    w->nodes[1].other = RIG_OTHER_ID;
+    node_open(&w->nodes[1]);
+    wait_s(w, 5);
+}
+
+/* It was left so long ago: what it holds. */
+static uint64_t leave(world_t *w, uint64_t seconds)
+{
+    node_close(&w->nodes[1]);
+    w->now_ns += seconds * RIG_SECOND;
+    return world_bytes(w, RIG_OTHER);
+}
+
 /* The second node's tenant has saved this and was left, an hour ago. */
 static void begin(world_t *w, unsigned first, unsigned count)
 {
-    world_open(w, 1, 3);
-    w->params.max_bytes = MAX;
-    w->nodes[1].other = 0xbb;
-    node_open(&w->nodes[1]);
-    wait_s(w, 5);
+    enter(w, MAX, 0);
     save(&w->nodes[1], first, count, 1);
     wait_s(w, 120); /* it has told what it holds */
-    node_close(&w->nodes[1]);
-    w->now_ns += 3600 * RIG_SECOND;
+    leave(w, 3600);
     node_open(&w->nodes[0]);
     wait_s(w, 5);
 }
@@ -93,20 +99,20 @@ static void test_budget(void **state)
 
     (void)state;
     begin(&w, 0, 12);
-    uint64_t theirs = bytes_of(&w, OTHER);
+    uint64_t theirs = world_bytes(&w, RIG_OTHER);
     assert_true(theirs > MAX / 4 && theirs < MAX);
     wait_s(&w, 300);
-    assert_int_equal(bytes_of(&w, OTHER), theirs); /* there is room */
+    assert_int_equal(world_bytes(&w, RIG_OTHER), theirs); /* there is room */
     for (unsigned round = 0; round < 4; round++) {
         save(&w.nodes[0], 0, 2 * RIG_KEYS, 10);
         wait_s(&w, 180); /* they give a little later */
         assert_true(all_bytes(&w) <= MAX);
     }
-    assert_true(bytes_of(&w, OTHER) < theirs / 2);
-    assert_true(bytes_of(&w, RIG_TENANT) > MAX - theirs);
+    assert_true(world_bytes(&w, RIG_OTHER) < theirs / 2);
+    assert_true(world_bytes(&w, RIG_TENANT) > MAX - theirs);
     node_open(&w.nodes[1]);
     wait_s(&w, 5);
-    uint64_t left = bytes_of(&w, OTHER);
+    uint64_t left = world_bytes(&w, RIG_OTHER);
     unsigned hits = found(&w.nodes[1], 0, 12);
     assert_true(hits < 12 && (hits > 0 || left == 0));
     /* It can be used as ever. */
@@ -123,8 +129,8 @@ static void test_smaller(void **state)
 
     (void)state;
     world_open(&w, 1, 3);
-    w.params.max_bytes = 10000 * LDR_BLOCK;
-    w.nodes[1].other = 0xbb;
+    w.params.max_bytes = PLENTY;
+    w.nodes[1].other = RIG_OTHER_ID;
     for (unsigned i = 2; i-- > 0;) {
         node_open(&w.nodes[i]);
         save_objects(&w.nodes[i]);
@@ -136,8 +142,8 @@ static void test_smaller(void **state)
     node_open(&w.nodes[0]);
     wait_s(&w, 600);
     assert_true(all_bytes(&w) <= all / 2);
-    assert_true(bytes_of(&w, OTHER) > all / 6);
-    assert_true(bytes_of(&w, RIG_TENANT) > all / 6);
+    assert_true(world_bytes(&w, RIG_OTHER) > all / 6);
+    assert_true(world_bytes(&w, RIG_TENANT) > all / 6);
     world_close(&w);
 }
 
@@ -147,19 +153,14 @@ static void test_alone(void **state)
     world_t w;
 
     (void)state;
-    world_open(&w, 1, 3);
-    w.params.max_bytes = 10000 * LDR_BLOCK;
-    w.nodes[1].other = 0xbb;
-    node_open(&w.nodes[1]);
+    enter(&w, PLENTY, 0);
     save_objects(&w.nodes[1]);
-    node_close(&w.nodes[1]);
-    w.now_ns += 3600 * RIG_SECOND;
-    uint64_t theirs = bytes_of(&w, OTHER);
+    uint64_t theirs = leave(&w, 3600);
     w.params.max_bytes = theirs / 4;
     node_open(&w.nodes[0]);
     wait_s(&w, 600);
-    assert_true(bytes_of(&w, OTHER) <= theirs / 4);
-    assert_true(bytes_of(&w, OTHER) > theirs / 12);
+    assert_true(world_bytes(&w, RIG_OTHER) <= theirs / 4);
+    assert_true(world_bytes(&w, RIG_OTHER) > theirs / 12);
     world_close(&w);
 }
 
@@ -170,21 +171,16 @@ static void test_opened_again(void **state)
     world_t w;
 
     (void)state;
-    world_open(&w, 1, 3);
-    w.params.max_bytes = 10000 * LDR_BLOCK;
+    enter(&w, PLENTY, 0);
     w.params.orphan_s = 600;
-    w.nodes[1].other = 0xbb;
-    node_open(&w.nodes[1]);
     save_objects(&w.nodes[1]);
-    node_close(&w.nodes[1]);
-    w.now_ns += 3600 * RIG_SECOND;
-    uint64_t theirs = bytes_of(&w, OTHER);
+    uint64_t theirs = leave(&w, 3600);
     w.params.max_bytes = theirs / 4;
     node_open(&w.nodes[0]);
     wait_s(&w, 600);
-    assert_true(bytes_of(&w, OTHER) <= theirs / 4);
-    unsigned left = simstore_count(w.store, OTHER "/o/");
-    w.params.max_bytes = 10000 * LDR_BLOCK;
+    assert_true(world_bytes(&w, RIG_OTHER) <= theirs / 4);
+    unsigned left = simstore_count(w.store, RIG_OTHER "/o/");
+    w.params.max_bytes = PLENTY;
     node_open(&w.nodes[1]);
     wait_s(&w, 20);
     ldr_tier_stats_t n;
@@ -201,20 +197,15 @@ static void test_coarse(void **state)
     world_t w;
 
     (void)state;
-    world_open(&w, 1, 3);
-    w.params.max_bytes = 10000 * LDR_BLOCK;
-    w.nodes[1].other = 0xbb;
-    node_open(&w.nodes[1]);
+    enter(&w, PLENTY, 0);
     save_objects(&w.nodes[1]);
-    node_close(&w.nodes[1]);
-    w.now_ns += 3600 * RIG_SECOND;
-    uint64_t theirs = bytes_of(&w, OTHER);
+    uint64_t theirs = leave(&w, 3600);
     w.params.max_bytes = theirs * 3 / 4;
     node_open(&w.nodes[0]);
     assert_int_equal(node_put(&w.nodes[0], 0, keys, 8), 0);
     wait_s(&w, 600);
-    assert_true(bytes_of(&w, OTHER) <= theirs * 3 / 4);
-    assert_true(bytes_of(&w, OTHER) > theirs / 2);
+    assert_true(world_bytes(&w, RIG_OTHER) <= theirs * 3 / 4);
+    assert_true(world_bytes(&w, RIG_OTHER) > theirs / 2);
     world_close(&w);
 }
 
@@ -224,22 +215,16 @@ static void test_value(void **state)
     world_t w;
 
     (void)state;
-    world_open(&w, 1, 3);
-    w.params.max_bytes = MAX;
-    w.nodes[1].other = 0xbb;
-    node_open(&w.nodes[1]);
-    wait_s(&w, 5);
+    enter(&w, MAX, 0);
     save(&w.nodes[1], 0, 6, 3); /* too few to be made one */
     wait_s(&w, 600);
     assert_int_equal(found(&w.nodes[1], 1, 2), 2);
     wait_s(&w, 120);
-    node_close(&w.nodes[1]);
-    w.now_ns += 3600 * RIG_SECOND;
-    uint64_t theirs = bytes_of(&w, OTHER);
+    uint64_t theirs = leave(&w, 3600);
     w.params.max_bytes = theirs * 2 / 3;
     node_open(&w.nodes[0]);
     wait_s(&w, 400);
-    assert_true(bytes_of(&w, OTHER) < theirs);
+    assert_true(world_bytes(&w, RIG_OTHER) < theirs);
     node_open(&w.nodes[1]);
     wait_s(&w, 5);
     assert_int_equal(found(&w.nodes[1], 1, 2), 2);
@@ -251,18 +236,14 @@ static void test_value(void **state)
  * others must know. No budget is needed for that. */
 static void test_expired(void **state)
 {
-    static const char name[] = OTHER "/m/0123456789abcdef-0000000000000001";
+    static const char name[] = RIG_OTHER "/m/0123456789abcdef-0000000000000001";
     world_t w;
     ldr_manifest_t m = {0};
     ldr_manifest_head_t head = {.sequence = 1};
     ldr_manifest_entry_t e = {.kind = LDR_MANIFEST_GONE};
 
     (void)state;
-    world_open(&w, 1, 3);
-    w.params.max_age_s = DAY_S;
-    w.nodes[1].other = 0xbb;
-    node_open(&w.nodes[1]);
-    wait_s(&w, 5);
+    enter(&w, 0, DAY_S);
     save(&w.nodes[1], 0, 12, 1);
     assert_int_equal(node_reset(&w.nodes[1], 1), LARDER_OK);
     wait_s(&w, 120);
@@ -270,11 +251,12 @@ static void test_expired(void **state)
     w.now_ns += (DAY_S - 3600) * RIG_SECOND;
     node_open(&w.nodes[0]);
     save(&w.nodes[0], 0, 4, 1);
-    uint64_t theirs = bytes_of(&w, OTHER), ours = bytes_of(&w, RIG_TENANT);
+    uint64_t theirs = world_bytes(&w, RIG_OTHER),
+             ours = world_bytes(&w, RIG_TENANT);
     wait_s(&w, 600);
-    assert_int_equal(bytes_of(&w, OTHER), theirs);
+    assert_int_equal(world_bytes(&w, RIG_OTHER), theirs);
     /* Somebody who had opened it would write such a one. */
-    memset(head.tenant_id, 0xbb, sizeof(head.tenant_id));
+    memset(head.tenant_id, RIG_OTHER_ID, sizeof(head.tenant_id));
     head.written_s = (uint32_t)(rig_wall(&w));
     assert_true(ldr_manifest_add(&m, &e));
     assert_true(ldr_manifest_finish(&m, &head, &w.seal));
@@ -282,17 +264,17 @@ static void test_expired(void **state)
     ldr_manifest_clear(&m);
     w.now_ns += 3600 * RIG_SECOND;
     wait_s(&w, 300);
-    assert_int_equal(bytes_of(&w, OTHER), 0);
-    assert_int_equal(simstore_count(w.store, OTHER "/m/"), 1);
-    assert_string_equal(simstore_name(w.store, OTHER "/m/", 0), name);
-    assert_int_equal(simstore_count(w.store, OTHER "/e/"), 1);
-    assert_int_equal(simstore_count(w.store, OTHER "/check"), 1);
-    assert_int_equal(bytes_of(&w, RIG_TENANT), ours);
+    assert_int_equal(world_bytes(&w, RIG_OTHER), 0);
+    assert_int_equal(simstore_count(w.store, RIG_OTHER "/m/"), 1);
+    assert_string_equal(simstore_name(w.store, RIG_OTHER "/m/", 0), name);
+    assert_int_equal(simstore_count(w.store, RIG_OTHER "/e/"), 1);
+    assert_int_equal(simstore_count(w.store, RIG_OTHER "/check"), 1);
+    assert_int_equal(world_bytes(&w, RIG_TENANT), ours);
     /* It is not looked at again. */
     uint64_t calls = simstore_calls(w.nodes[0].backend);
     wait_s(&w, 600);
     uint64_t idle = simstore_calls(w.nodes[0].backend) - calls;
-    assert_true(simstore_lose(w.store, "sizes/" OTHER));
+    assert_true(simstore_lose(w.store, "sizes/" RIG_OTHER));
     wait_s(&w, 60);
     calls = simstore_calls(w.nodes[0].backend);
     wait_s(&w, 600);
@@ -313,28 +295,24 @@ static void test_too_old(void **state)
     world_t w;
 
     (void)state;
-    world_open(&w, 1, 3);
-    w.params.max_age_s = DAY_S;
-    w.nodes[1].other = 0xbb;
-    node_open(&w.nodes[1]);
-    wait_s(&w, 5);
+    enter(&w, 0, DAY_S);
     save(&w.nodes[1], 0, 3, 1);
-    uint64_t first = bytes_of(&w, OTHER);
+    uint64_t first = world_bytes(&w, RIG_OTHER);
     w.now_ns += DAY_S / 2 * RIG_SECOND;
     wait_s(&w, 5);
     save(&w.nodes[1], 3, 3, 1);
     assert_int_equal(found(&w.nodes[1], 0, 1), 1); /* a use */
     wait_s(&w, 120);
     node_close(&w.nodes[1]);
-    uint64_t all = bytes_of(&w, OTHER);
+    uint64_t all = world_bytes(&w, RIG_OTHER);
     w.now_ns += (DAY_S / 2 - 3600) * RIG_SECOND;
     node_open(&w.nodes[0]);
     wait_s(&w, 600);
-    assert_int_equal(bytes_of(&w, OTHER), all);
+    assert_int_equal(world_bytes(&w, RIG_OTHER), all);
     w.now_ns += 3600 * RIG_SECOND;
     wait_s(&w, 1000);
-    assert_true(bytes_of(&w, OTHER) < all);
-    assert_true(bytes_of(&w, OTHER) > all - first);
+    assert_true(world_bytes(&w, RIG_OTHER) < all);
+    assert_true(world_bytes(&w, RIG_OTHER) > all - first);
     node_open(&w.nodes[1]);
     wait_s(&w, 5);
     assert_int_equal(found(&w.nodes[1], 1, 2), 0);
@@ -350,29 +328,23 @@ static void test_not_idle(void **state)
     world_t w;
 
     (void)state;
-    world_open(&w, 1, 3);
-    w.params.max_age_s = DAY_S;
-    w.nodes[1].other = 0xbb;
-    node_open(&w.nodes[1]);
-    wait_s(&w, 5);
+    enter(&w, 0, DAY_S);
     save(&w.nodes[1], 0, 6, 1);
     wait_s(&w, 120);
-    node_close(&w.nodes[1]);
-    uint64_t theirs = bytes_of(&w, OTHER);
-    w.now_ns += 2 * (uint64_t)DAY_S * RIG_SECOND;
+    uint64_t theirs = leave(&w, 2 * DAY_S);
     /* Another node cleans up for it, and has not told its figure. */
     for (unsigned i = 0; i < 10; i++) {
         snprintf(text, sizeof(text), "0123456789abcdef %08x\n",
                  (uint32_t)(rig_wall(&w) + 60));
-        simstore_write(w.store, OTHER "/cleaner", text, 26);
+        simstore_write(w.store, RIG_OTHER "/cleaner", text, 26);
         if (i == 0) {
             node_open(&w.nodes[0]);
         }
         wait_s(&w, 60);
-        assert_int_equal(bytes_of(&w, OTHER), theirs);
+        assert_int_equal(world_bytes(&w, RIG_OTHER), theirs);
     }
     wait_s(&w, 300);
-    assert_int_equal(bytes_of(&w, OTHER), 0);
+    assert_int_equal(world_bytes(&w, RIG_OTHER), 0);
     world_close(&w);
 }
 
@@ -384,27 +356,21 @@ static void test_wrong_clock(void **state)
     world_t w;
 
     (void)state;
-    world_open(&w, 1, 3);
-    w.params.max_age_s = DAY_S;
-    w.nodes[1].other = 0xbb;
-    node_open(&w.nodes[1]);
-    wait_s(&w, 5);
+    enter(&w, 0, DAY_S);
     save(&w.nodes[1], 0, 6, 1);
     wait_s(&w, 120);
-    node_close(&w.nodes[1]);
-    uint64_t theirs = bytes_of(&w, OTHER);
-    w.now_ns += 3 * (uint64_t)DAY_S * RIG_SECOND;
+    uint64_t theirs = leave(&w, 3 * DAY_S);
     node_open(&w.nodes[0]);
     for (unsigned i = 0; i < 20; i++) {
         snprintf(text, sizeof(text), "%016llx %08x\n",
                  (unsigned long long)theirs,
                  (uint32_t)(rig_wall(&w) - 2 * DAY_S));
-        simstore_write(w.store, "sizes/" OTHER, text, 26);
+        simstore_write(w.store, "sizes/" RIG_OTHER, text, 26);
         wait_s(&w, 60);
-        assert_int_equal(bytes_of(&w, OTHER), theirs);
+        assert_int_equal(world_bytes(&w, RIG_OTHER), theirs);
     }
     wait_s(&w, 400);
-    assert_int_equal(bytes_of(&w, OTHER), 0);
+    assert_int_equal(world_bytes(&w, RIG_OTHER), 0);
     world_close(&w);
 }
 
@@ -419,18 +385,18 @@ static void test_refused(void **state)
     node_close(&w.nodes[0]);
     w.params.max_age_s = 600;
     node_open(&w.nodes[0]);
-    uint64_t theirs = bytes_of(&w, OTHER);
+    uint64_t theirs = world_bytes(&w, RIG_OTHER);
     simstore_fail(w.nodes[0].backend, SIMSTORE_REMOVE, 1, 0, -EACCES);
     wait_s(&w, 300);
-    assert_int_equal(bytes_of(&w, OTHER), theirs);
+    assert_int_equal(world_bytes(&w, RIG_OTHER), theirs);
     assert_int_equal(w.nodes[0].tier->state, LDR_TIER_ON);
     simstore_fail(w.nodes[0].backend, SIMSTORE_REMOVE, 1, 1, 0);
     simstore_read_only(w.store, true);
     wait_s(&w, 600);
     simstore_read_only(w.store, false);
-    assert_int_equal(bytes_of(&w, OTHER), theirs);
+    assert_int_equal(world_bytes(&w, RIG_OTHER), theirs);
     wait_s(&w, 300);
-    assert_int_equal(bytes_of(&w, OTHER), 0);
+    assert_int_equal(world_bytes(&w, RIG_OTHER), 0);
     world_close(&w);
 }
 
@@ -451,7 +417,7 @@ static void test_one_role(void **state)
     }
     wait_s(&w, 180);
     assert_true(all_bytes(&w) +
-                    bytes_of(&w, "cccccccccccccccccccccccccccccccc") <=
+                    world_bytes(&w, "cccccccccccccccccccccccccccccccc") <=
                 MAX);
     unsigned carers = 0;
     for (unsigned i = 0; i < 3; i += 2) {
@@ -477,16 +443,49 @@ static void test_deleted(void **state)
 
     (void)state;
     begin(&w, 0, 12);
-    while ((name = simstore_name(w.store, OTHER "/", 0)) != NULL) {
+    while ((name = simstore_name(w.store, RIG_OTHER "/", 0)) != NULL) {
         assert_true(simstore_lose(w.store, name));
     }
     assert_int_equal(simstore_count(w.store, "sizes/"), 2);
     wait_s(&w, 130);
     assert_int_equal(simstore_count(w.store, "sizes/"), 1);
     save(&w.nodes[0], 0, 2 * RIG_KEYS, 5);
-    assert_true(bytes_of(&w, RIG_TENANT) > MAX / 2);
-    assert_true(bytes_of(&w, RIG_TENANT) <= MAX);
+    assert_true(world_bytes(&w, RIG_TENANT) > MAX / 2);
+    assert_true(world_bytes(&w, RIG_TENANT) <= MAX);
     world_close(&w);
+}
+
+/* The node that sees to it is killed, at whatever call: another goes on, and
+ * whoever opens the tenant finds what is left, or nothing wrong. */
+static void test_killed(void **state)
+{
+    (void)state;
+    for (unsigned call = 1; call <= 80; call++) {
+        bool expires = call % 2 == 0;
+        world_t w;
+
+        enter(&w, PLENTY, 0);
+        save_objects(&w.nodes[1]);
+        uint64_t theirs = leave(&w, expires ? 2 * DAY_S : 3600);
+        w.params.max_bytes = theirs / 2;
+        w.params.max_age_s = DAY_S;
+        node_open(&w.nodes[0]);
+        /* It has the lease by then, and begins any moment. */
+        wait_s(&w, 235);
+        simstore_crash_at(w.nodes[0].backend, call);
+        wait_s(&w, 60);
+        assert_true(simstore_crashed(w.nodes[0].backend));
+        node_close(&w.nodes[0]);
+        node_open(&w.nodes[2]);
+        wait_s(&w, 1000);
+        assert_true(world_bytes(&w, RIG_OTHER) <= (expires ? 0 : theirs / 2));
+        node_open(&w.nodes[1]);
+        wait_s(&w, 20);
+        assert_int_equal(found(&w.nodes[1], 0, 21) > 0, !expires);
+        save(&w.nodes[1], 0, 6, 0);
+        assert_int_equal(found(&w.nodes[1], 0, 6), 6);
+        world_close(&w);
+    }
 }
 
 /* Storage that fails now and then, nodes that come and go: nobody is served
@@ -501,7 +500,7 @@ static void test_schedules(void **state)
         w.params.max_bytes = MAX;
         w.params.max_age_s = 7200;
         w.nests = true;
-        w.nodes[1].other = 0xbb;
+        w.nodes[1].other = RIG_OTHER_ID;
         for (unsigned step = 0; step < 60; step++) {
             node_t *n = &w.nodes[ldr_rand_below(&w.rand, 3)];
             unsigned key = (unsigned)ldr_rand_below(&w.rand, RIG_KEYS);
@@ -528,7 +527,7 @@ static void test_schedules(void **state)
         assert_true(all_bytes(&w) <= MAX);
         w.now_ns += 7200 * RIG_SECOND;
         wait_s(&w, 1200);
-        assert_int_equal(bytes_of(&w, OTHER), 0);
+        assert_int_equal(world_bytes(&w, RIG_OTHER), 0);
         world_close(&w);
     }
 }
@@ -542,7 +541,8 @@ int main(void)
         cmocka_unit_test(test_too_old),      cmocka_unit_test(test_not_idle),
         cmocka_unit_test(test_refused),      cmocka_unit_test(test_wrong_clock),
         cmocka_unit_test(test_one_role),     cmocka_unit_test(test_deleted),
-        cmocka_unit_test(test_opened_again), cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_opened_again), cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_schedules),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,20 +10,11 @@
 #include "shared/tier_int.h"
 #include "shared/tier_rig.h"
 
-#define OTHER "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
 #define MAX (80 * LDR_BLOCK)
-
-static uint64_t bytes_of(world_t *w, const char *tenant)
-{
-    char prefix[64];
-
-    snprintf(prefix, sizeof(prefix), "%s/o/", tenant);
-    return simstore_bytes(w->store, prefix);
-}
 
 static uint64_t all_bytes(world_t *w)
 {
-    return bytes_of(w, RIG_TENANT) + bytes_of(w, OTHER);
+    return world_bytes(w, RIG_TENANT) + world_bytes(w, RIG_OTHER);
 }
 
 /* Two nodes, a tenant each. */
@@ -31,7 +22,7 @@ static void begin(world_t *w)
 {
     world_open(w, 1, 2);
     w->params.max_bytes = MAX;
-    w->nodes[1].other = 0xbb;
+    w->nodes[1].other = RIG_OTHER_ID;
     node_open(&w->nodes[0]);
     node_open(&w->nodes[1]);
     world_pass(w, 5 * RIG_SECOND, 100 * RIG_MS);
@@ -63,8 +54,8 @@ static void test_two_tenants(void **state)
     }
     world_pass(&w, 200 * RIG_SECOND, RIG_SECOND);
     assert_true(all_bytes(&w) <= MAX);
-    assert_true(bytes_of(&w, RIG_TENANT) >= MAX / 8);
-    assert_true(bytes_of(&w, OTHER) >= MAX / 8);
+    assert_true(world_bytes(&w, RIG_TENANT) >= MAX / 8);
+    assert_true(world_bytes(&w, RIG_OTHER) >= MAX / 8);
     world_close(&w);
 }
 
@@ -100,12 +91,12 @@ static void test_no_more_than_needed(void **state)
         node_open(&w.nodes[i]);
     }
     world_pass(&w, 40 * RIG_SECOND, RIG_SECOND);
-    assert_true(bytes_of(&w, RIG_TENANT) + object > max / 2);
-    assert_true(bytes_of(&w, OTHER) + object > max / 2);
+    assert_true(world_bytes(&w, RIG_TENANT) + object > max / 2);
+    assert_true(world_bytes(&w, RIG_OTHER) + object > max / 2);
     world_pass(&w, 300 * RIG_SECOND, RIG_SECOND);
     assert_true(all_bytes(&w) <= max);
-    assert_true(bytes_of(&w, RIG_TENANT) + 2 * object > max / 2);
-    assert_true(bytes_of(&w, OTHER) + 2 * object > max / 2);
+    assert_true(world_bytes(&w, RIG_TENANT) + 2 * object > max / 2);
+    assert_true(world_bytes(&w, RIG_OTHER) + 2 * object > max / 2);
     world_close(&w);
 }
 
@@ -120,21 +111,21 @@ static void test_forged(void **state)
 
     (void)state;
     begin(&w);
-    simstore_write(w.store, "sizes/" OTHER, junk, 26);
+    simstore_write(w.store, "sizes/" RIG_OTHER, junk, 26);
     simstore_write(w.store, "sizes/cc", huge, 26);
     simstore_write(w.store, "sizes/cccccccccccccccccccccccccccccccc", huge, 25);
     simstore_write(w.store, "sizes/cccccccccccccccccccccccccccccccd", "", 0);
     node_close(&w.nodes[1]);
     save(&w.nodes[0], 0, 2 * RIG_KEYS);
-    assert_true(bytes_of(&w, RIG_TENANT) > MAX / 2);
+    assert_true(world_bytes(&w, RIG_TENANT) > MAX / 2);
     simstore_write(w.store, "dddddddddddddddddddddddddddddddd/check", "x", 1);
     simstore_write(w.store, "sizes/dddddddddddddddddddddddddddddddd", huge, 26);
     world_pass(&w, 70 * RIG_SECOND, RIG_SECOND);
-    assert_true(bytes_of(&w, RIG_TENANT) < MAX * 3 / 4);
-    assert_true(bytes_of(&w, RIG_TENANT) > MAX / 16);
+    assert_true(world_bytes(&w, RIG_TENANT) < MAX * 3 / 4);
+    assert_true(world_bytes(&w, RIG_TENANT) > MAX / 16);
     world_pass(&w, 180 * RIG_SECOND, RIG_SECOND);
     save(&w.nodes[0], 0, 2 * RIG_KEYS);
-    assert_true(bytes_of(&w, RIG_TENANT) > MAX / 2);
+    assert_true(world_bytes(&w, RIG_TENANT) > MAX / 2);
     world_close(&w);
 }
 
@@ -159,7 +150,7 @@ static void test_many_full(void **state)
     simstore_capacity(w.store, 1);
     /* They are waited for, for a while. */
     world_pass(&w, 600 * RIG_SECOND, RIG_SECOND);
-    assert_true(bytes_of(&w, RIG_TENANT) <= MAX - 50 * LDR_BLOCK);
+    assert_true(world_bytes(&w, RIG_TENANT) <= MAX - 50 * LDR_BLOCK);
     assert_int_equal(w.nodes[0].tier->sizes.idle, 50 * LDR_BLOCK);
     simstore_capacity(w.store, 0);
     world_close(&w);

@@ -80,6 +80,8 @@ static inline void rig_tenant_id(uint8_t id[LDR_ID_BYTES])
 }
 
 #define RIG_TENANT "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+#define RIG_OTHER_ID 0xbb /* node_t.other of a second tenant */
+#define RIG_OTHER "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
 
 static inline larder_key_t rig_key(unsigned key)
 {
@@ -279,6 +281,15 @@ static inline void world_run(world_t *w)
             some = node_step(&w->nodes[i]) || some;
         }
     }
+}
+
+/* Bytes of a tenant's objects. */
+static inline uint64_t world_bytes(const world_t *w, const char *tenant)
+{
+    char prefix[64];
+
+    snprintf(prefix, sizeof(prefix), "%s/o/", tenant);
+    return simstore_bytes(w->store, prefix);
 }
 
 static inline void world_pass(world_t *w, uint64_t total_ns, uint64_t step_ns)
