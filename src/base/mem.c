@@ -26,6 +26,11 @@
 
 #define LDR_HUGE ((size_t)2 << 20)
 
+/* Nobody may shrink what others have mapped (no SIGBUS), nor forbid writing,
+ * which would also keep its memory from being given back: other processes have
+ * the same file, and can add any seal that is not sealed itself. */
+#define EXTENT_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
 /* linux/mempolicy.h: MPOL_PREFERRED. */
 #define POLICY_PREFERRED 1
 
@@ -140,13 +145,12 @@ bool ldr_extent_create(ldr_extent_t *extent, size_t bytes)
     if (fd < 0) {
         return false;
     }
-    if (ftruncate(fd, (off_t)bytes) != 0 || !extent_map(extent, fd, bytes)) {
+    if (ftruncate(fd, (off_t)bytes) != 0 ||
+        fcntl(fd, F_ADD_SEALS, EXTENT_SEALS) != 0 ||
+        !extent_map(extent, fd, bytes)) {
         close(fd);
         return false;
     }
-    /* Nobody may shrink what others have mapped: no SIGBUS. Advice that older
-     * kernels may not know. */
-    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
     return true;
 }
 
@@ -155,8 +159,13 @@ bool ldr_extent_adopt(ldr_extent_t *extent, int fd, size_t bytes)
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
 
+    /* Who made it may not have set all of them. */
+    if (seals >= 0 && (seals & F_SEAL_SEAL) == 0 &&
+        fcntl(fd, F_ADD_SEALS, EXTENT_SEALS) == 0) {
+        seals = fcntl(fd, F_GET_SEALS);
+    }
     return !LDR_FAULT(extent_create) && seals >= 0 &&
-           (seals & F_SEAL_SHRINK) != 0 && fstat(fd, &st) == 0 &&
+           (seals & EXTENT_SEALS) == EXTENT_SEALS && fstat(fd, &st) == 0 &&
            S_ISREG(st.st_mode) && st.st_size == (off_t)bytes &&
            extent_map(extent, fd, bytes);
 }
@@ -180,6 +189,13 @@ bool ldr_extent_populate(ldr_extent_t *extent, size_t offset, size_t bytes)
     }
     madvise(p, bytes, MADV_COLLAPSE); /* huge where the kernel can */
     return true;
+}
+
+bool ldr_extent_empty(const ldr_extent_t *extent, size_t offset, size_t bytes)
+{
+    return extent->base == NULL ||
+           fallocate(extent->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                     (off_t)offset, (off_t)bytes) == 0;
 }
 
 void ldr_extent_destroy(ldr_extent_t *extent)

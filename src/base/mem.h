@@ -40,13 +40,18 @@ typedef struct ldr_extent {
 } ldr_extent_t;
 
 bool ldr_extent_create(ldr_extent_t *extent, size_t bytes);
-/* One that another process made, of just this size, which nobody can shrink.
- * The descriptor is the extent's from now on, or the caller's still if this
- * fails. */
+/* One that another process made, of just this size, which nobody can shrink or
+ * seal. The descriptor is the extent's from now on, or the caller's still if
+ * this fails. */
 bool ldr_extent_adopt(ldr_extent_t *extent, int fd, size_t bytes);
 /* Makes [offset, offset+bytes) resident, with huge pages where the kernel
  * gives them. False: not enough memory. */
 bool ldr_extent_populate(ldr_extent_t *extent, size_t offset, size_t bytes);
+/* Gives back the memory behind [offset, offset+bytes), whoever else has it
+ * mapped: who touches it again finds zeros, in memory that the kernel counts as
+ * its own. False: it stays. */
+bool ldr_extent_empty(const ldr_extent_t *extent, size_t offset, size_t bytes);
+/* Unmaps and closes it. Other processes that have it keep its memory. */
 void ldr_extent_destroy(ldr_extent_t *extent);
 /* A descriptor of the extent for somebody else, or -1. */
 int ldr_extent_share(const ldr_extent_t *extent);

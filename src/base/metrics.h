@@ -65,6 +65,9 @@
       "Memory of the dram tier that the tenant uses.")                         \
     X(TENANT_DRAM_MAX, GAUGE, "larder_tenant_dram_max_bytes", "tenant",        \
       "The tenant's limit in the dram tier; 0: none of its own.")              \
+    X(TENANT_OVERDUE, GAUGE, "larder_tenant_overdue_bytes", "tenant",          \
+      "Memory that the tenant was asked to give up and still keeps; it "       \
+      "counts against its share.")                                             \
     X(TENANT_SSD, GAUGE, "larder_tenant_ssd_bytes", "tenant",                  \
       "Bytes of the ssd tier that the tenant uses.")                           \
     X(TENANT_SSD_MAX, GAUGE, "larder_tenant_ssd_max_bytes", "tenant",          \

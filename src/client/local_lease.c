@@ -199,9 +199,10 @@ static larder_status_t reserve_one(larder_space_t *space, larder_item_t *item,
 
     while (st == LARDER_OK) {
         st = ldr_node_reserve(node, &t, room->length, &shard);
-        if (st != LARDER_E_FULL || !ldr_node_room_coming(node, space->number)) {
+        if (st != LARDER_PENDING) {
             break;
         }
+        st = LARDER_E_FULL; /* if it does not come in time */
         ldr_node_lock(node);
         bool more = ldr_node_wait_stop(node, stop);
         ldr_node_unlock(node);

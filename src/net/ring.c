@@ -16,6 +16,7 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -39,6 +40,16 @@ static void drain_stores(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_sfence();
+#endif
+}
+
+/* What was read before is not read later. */
+static void order_loads(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __asm__ volatile("" ::: "memory");
+#else
+    __sync_synchronize();
 #endif
 }
 
@@ -133,6 +144,15 @@ bool ldr_ring_write(ldr_ring_t *ring, const struct iovec *pieces,
     return true;
 }
 
+void ldr_ring_hang_up(ldr_ring_pair_t *pair, void *map)
+{
+    /* No record ends there. */
+    __atomic_store_n(pair->out.tail, pair->out.position + 1, __ATOMIC_SEQ_CST);
+    /* If it cannot be: the client keeps two MiB. */
+    (void)madvise((uint8_t *)map + LDR_RING_HEAD, (size_t)2 * LDR_RING_BYTES,
+                  MADV_REMOVE);
+}
+
 bool ldr_ring_broken(const ldr_ring_t *ring)
 {
     return ring->broken;
@@ -193,6 +213,13 @@ ptrdiff_t ldr_ring_read(ldr_ring_t *ring, uint8_t *to, size_t max)
         return -1;
     }
     copy_out(ring, ring->position + LENGTH_BYTES, to, bytes);
+    /* Who hangs up says so before its memory goes: see ldr_ring_hang_up(). */
+    order_loads();
+    if ((__atomic_load_n(ring->tail, __ATOMIC_RELAXED) - ring->position) % 8 !=
+        0) {
+        ring->broken = true;
+        return -1;
+    }
     ring->position += record_bytes(bytes);
     /* Release: the bytes are out before they may be overwritten. */
     __atomic_store_n(ring->head, ring->position, __ATOMIC_RELEASE);

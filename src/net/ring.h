@@ -52,6 +52,11 @@ typedef struct ldr_ring_pair {
 /* map: LDR_RING_MAP_BYTES of shared memory, zeroed by its maker. */
 void ldr_ring_init(ldr_ring_pair_t *pair, void *map, bool server);
 
+/* The daemon will neither read nor write any more: gives back the memory of the
+ * messages, which a client could keep. One that is reading sees that the ring
+ * is broken, not zeros. */
+void ldr_ring_hang_up(ldr_ring_pair_t *pair, void *map);
+
 /* Appends a message of these pieces, 1 to LDR_RING_MESSAGE_MAX bytes together
  * (others are refused). False: no room now, or the peer's position is
  * impossible (ldr_ring_broken() then says so). Orders all stores before it,

@@ -23,6 +23,9 @@
 #define VACATE_SLICE 512u
 /* A tenant that still has too little asks for one more extent after this. */
 #define ASK_AGAIN_NS 100000000u
+/* A client that was asked to let go of an extent is waited for so long. A good
+ * one needs a millisecond; one that is only slow loses nothing by it. */
+#define GRACE_NS 200000000u
 #define HELPER_BYTES ((uint64_t)8 << 30) /* of dram, for each helper */
 
 /* ---- opening ---- */
@@ -134,12 +137,26 @@ static made_t make_slice(ldr_node_t *node, uint32_t tenant)
     return ok ? MADE : MADE_NONE_TO_HAVE;
 }
 
+/* Gives back the memory of overdue extents that nobody holds: before more is
+ * made. Drops the lock. */
+static void trim(ldr_node_t *node)
+{
+    ldr_slice_t run;
+
+    while (ldr_arena_trim_take(&node->store.arena, &run)) {
+        ldr_node_unlock(node);
+        ldr_arena_trim(&node->store.arena, &run);
+        ldr_node_lock(node);
+    }
+}
+
 /* The same for an extent that has left its tenant. */
 static made_t make_anew(ldr_node_t *node)
 {
     ldr_arena_t *arena = &node->store.arena;
     uint32_t extent;
 
+    trim(node);
     if (!ldr_arena_renew_take(arena, &extent)) {
         return MADE_NOTHING;
     }
@@ -172,6 +189,33 @@ bool ldr_memory_step(ldr_node_t *node)
     return make_anew(node) == MADE;
 }
 
+/* What others have not let go of in time is not waited for any longer: memory
+ * beside it is made for the tenant. True: there was some. */
+static bool take_overdue(ldr_node_t *node, uint32_t heir, uint64_t now_ns)
+{
+    ldr_store_t *store = &node->store;
+    ldr_arena_t *arena = &store->arena;
+    bool any = false;
+
+    for (uint32_t i = 0; i < arena->slot_count; i++) {
+        const ldr_arena_extent_t *x = &arena->extents[i];
+
+        if (x->state != LDR_EXTENT_LEAVING || x->heir != heir ||
+            now_ns - x->left_ns < GRACE_NS || !ldr_arena_overdue(arena, i)) {
+            continue;
+        }
+        any = true;
+        if (arena->owners[x->tenant].overdue_count == 1) {
+            ldr_node_say(node, LARDER_LOG_WARN,
+                         "tenant '%s' keeps memory that it was asked for: a "
+                         "client of its is stopped, or holds leases for long; "
+                         "what it keeps counts against its share",
+                         store->tenants[x->tenant].name);
+        }
+    }
+    return any;
+}
+
 /* Has another tenant give up an extent, if this one is below its share. True:
  * one is on its way. */
 static bool ask_for_extent(ldr_node_t *node, uint32_t tenant, uint32_t pages)
@@ -183,6 +227,9 @@ static bool ask_for_extent(ldr_node_t *node, uint32_t tenant, uint32_t pages)
                       << store->arena.extent_shift;
     uint64_t now_ns = ldr_now_ns(node->clock);
 
+    if (take_overdue(node, tenant, now_ns)) {
+        return true;
+    }
     /* What is coming may be enough; but not if it does not come. */
     if (coming >= pages && now_ns - t->asked_ns < ASK_AGAIN_NS) {
         return false;
@@ -191,8 +238,8 @@ static bool ask_for_extent(ldr_node_t *node, uint32_t tenant, uint32_t pages)
     if (extent == LDR_NIL) {
         return false;
     }
-    t->asked_ns = now_ns;
-    const ldr_arena_extent_t *x = &store->arena.extents[extent];
+    ldr_arena_extent_t *x = &store->arena.extents[extent];
+    t->asked_ns = x->left_ns = now_ns;
     if (x->mappers > 0 && node->revoke != NULL) {
         node->revoke(node->revoke_arg, extent, x->generation);
     }
@@ -375,7 +422,7 @@ larder_status_t ldr_node_extent_owned(ldr_node_t *node, uint32_t tenant,
     larder_status_t st = LARDER_E_INVALID;
 
     ldr_node_lock(node);
-    if (extent < arena->extent_count) {
+    if (extent < arena->slot_count) {
         const ldr_arena_extent_t *x = &arena->extents[extent];
 
         st = x->state == LDR_EXTENT_OWNED && x->tenant == tenant ? LARDER_OK
@@ -402,7 +449,7 @@ bool ldr_node_extent_map(ldr_node_t *node, uint32_t tenant, uint32_t extent,
             .ready_bytes =
                 (uint64_t)ldr_arena_ready_pages(arena, extent) * LDR_PAGE,
         };
-        if (x->state == LDR_EXTENT_LEAVING && node->revoke != NULL) {
+        if (x->state != LDR_EXTENT_OWNED && node->revoke != NULL) {
             node->revoke(node->revoke_arg, extent, generation);
         }
     }

@@ -351,6 +351,7 @@ static void put_matched(const char *name, const ldr_tenant_stats_t *t,
     X(OBSERVED_BYTES, n.observed_hit_bytes)                                    \
     X(TENANT_DRAM, dram_used_bytes)                                            \
     X(TENANT_DRAM_MAX, dram_max)                                               \
+    X(TENANT_OVERDUE, dram_overdue_bytes)                                      \
     X(TENANT_SSD, ssd_bytes)                                                   \
     X(TENANT_SSD_MAX, ssd_max)                                                 \
     X(PINNED, pinned_bytes)

@@ -396,14 +396,13 @@ void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
  * that is ldr_node_count_save().
  *
  * Reserve makes room and never waits for it, but may populate. OK: the shard
- * is being filled, its chunk is held, nobody sees it; PRESENT; E_FULL; E_LIMIT
- * (index); E_SIZE; E_TIER_OFF (paused or observing).
+ * is being filled, its chunk is held, nobody sees it; PRESENT; E_FULL; PENDING:
+ * full, but that may pass: writes are under way that will free room, or an
+ * extent is on its way to the tenant; E_LIMIT (index); E_SIZE; E_TIER_OFF
+ * (paused or observing).
  */
 larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
                                  size_t bytes, uint32_t *shard_p);
-/* E_FULL of this space may pass: writes are under way that will free room, or
- * an extent is on its way to the tenant. */
-bool ldr_node_room_coming(ldr_node_t *node, uint32_t space);
 /* Makes it visible and gives up the hold. E_STALE: reset or removed meanwhile;
  * it is gone. ns: how long the copy took, 0: not known. */
 larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
@@ -460,11 +459,12 @@ typedef struct ldr_tenant_stats {
     char name[LDR_NAME_MAX]; /* "": only seen on disk so far */
     uint32_t spaces;
     uint32_t extents, extents_leaving, extents_coming;
-    uint64_t dram_max, ssd_max;    /* its limits; 0: none */
-    uint64_t dram_share;           /* what others cannot take from it */
-    uint64_t dram_owned_bytes;     /* its extents, those that leave as well */
-    uint64_t dram_resident_bytes;  /* of them */
-    uint64_t dram_used_bytes;      /* pages in use */
+    uint64_t dram_max, ssd_max;   /* its limits; 0: none */
+    uint64_t dram_share;          /* what others cannot take from it */
+    uint64_t dram_owned_bytes;    /* its extents, those that leave as well */
+    uint64_t dram_resident_bytes; /* of them */
+    uint64_t dram_overdue_bytes;  /* of them, those nobody waits for any more */
+    uint64_t dram_used_bytes;     /* pages in use */
     uint64_t ssd_share, ssd_bytes; /* ssd_share: 0 while it is alone */
     uint64_t chunks, held_chunks, pinned_bytes;
     ldr_policy_stats_t policy; /* lru: that it ranks, and nothing more */

@@ -161,18 +161,6 @@ static void zero_tail(ldr_node_t *node, uint32_t shard)
            (LDR_BLOCK - sh->length % LDR_BLOCK) % LDR_BLOCK);
 }
 
-larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
-                                 size_t bytes, uint32_t *shard_p)
-{
-    ldr_node_lock(node);
-    larder_status_t st = reserve(node, t, bytes, shard_p);
-    ldr_node_unlock(node);
-    if (st == LARDER_OK) {
-        zero_tail(node, *shard_p); /* the caller fills the rest */
-    }
-    return st;
-}
-
 /* With the lock. */
 static bool room_coming(const ldr_node_t *node, uint32_t space)
 {
@@ -193,12 +181,20 @@ static bool room_coming(const ldr_node_t *node, uint32_t space)
     return false;
 }
 
-bool ldr_node_room_coming(ldr_node_t *node, uint32_t space)
+larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
+                                 size_t bytes, uint32_t *shard_p)
 {
     ldr_node_lock(node);
-    bool coming = room_coming(node, space);
+    larder_status_t st = reserve(node, t, bytes, shard_p);
+    /* With the same lock: room that comes in between is not missed. */
+    if (st == LARDER_E_FULL && room_coming(node, t->space)) {
+        st = LARDER_PENDING;
+    }
     ldr_node_unlock(node);
-    return coming;
+    if (st == LARDER_OK) {
+        zero_tail(node, *shard_p); /* the caller fills the rest */
+    }
+    return st;
 }
 
 larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,

@@ -111,14 +111,15 @@ static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
     const ldr_owner_t *owner = &s->arena.owners[tenant];
     uint64_t extent_bytes =
         (uint64_t)ldr_arena_extent_pages(&s->arena) * LDR_PAGE;
-    uint64_t owned = 0, resident = 0;
+    uint64_t owned = 0, resident = 0, overdue = 0;
 
-    for (uint32_t i = 0; i < s->arena.extent_count; i++) {
+    for (uint32_t i = 0; i < s->arena.slot_count; i++) {
         const ldr_arena_extent_t *x = &s->arena.extents[i];
 
         if (x->tenant == tenant) {
             owned += x->count;
             resident += x->ready_count;
+            overdue += x->state == LDR_EXTENT_OVERDUE ? x->count : 0;
         }
     }
 
@@ -132,6 +133,7 @@ static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
         .dram_share = t->share * extent_bytes,
         .dram_owned_bytes = owned * LDR_PAGE,
         .dram_resident_bytes = resident * LDR_PAGE,
+        .dram_overdue_bytes = overdue * LDR_PAGE,
         .dram_used_bytes = (uint64_t)owner->used_count * LDR_PAGE,
         .ssd_share = t->ssd_share,
         .ssd_bytes = t->ssd_bytes,

@@ -227,6 +227,9 @@ void ldr_session_detach(ldr_session_t *s)
     ldr_loop_unwatch(&s->home->loop, &s->bell);
     close(s->bell.fd);
     s->bell.fd = -1;
+    if (!s->lives_on) { /* else it may read what was answered last */
+        ldr_ring_hang_up(&s->ring, s->ring_map);
+    }
     munmap(s->ring_map, LDR_RING_MAP_BYTES);
     s->attached = false;
     while (s->ring_out != NULL) {

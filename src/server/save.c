@@ -53,11 +53,7 @@ static larder_status_t reserve(ldr_request_t *r, uint32_t i)
     if (st != LARDER_OK) {
         r->shard_of[i] = LDR_NIL;
     }
-    if (st == LARDER_E_FULL && r->status == LARDER_OK &&
-        ldr_node_room_coming(node, r->space)) {
-        return LARDER_PENDING;
-    }
-    return st;
+    return st == LARDER_PENDING && r->status != LARDER_OK ? LARDER_E_FULL : st;
 }
 
 static void park(ldr_request_t *r)

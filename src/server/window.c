@@ -70,9 +70,7 @@ larder_status_t ldr_window_create(ldr_server_t *server, ldr_guest_t *guest,
  * nothing is taken. */
 static void empty(const ldr_window_t *w)
 {
-    if (!w->shared && w->extent.base != NULL &&
-        fallocate(w->extent.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                  (off_t)w->extent.bytes) != 0) {
+    if (!w->shared && !ldr_extent_empty(&w->extent, 0, w->extent.bytes)) {
         ldr_warn(&w->server->log, "a window's memory is not given back: %s",
                  strerror(errno));
     }

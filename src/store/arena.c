@@ -77,34 +77,38 @@ larder_status_t ldr_arena_init(ldr_arena_t *a, uint64_t bytes, bool backed,
     }
     a->page_count = (uint32_t)pages;
     a->extent_shift = extent_shift_for(pages);
-    uint32_t extents = (uint32_t)ldr_div_up(pages, ldr_arena_extent_pages(a));
-    a->next = ldr_reserve(pages * sizeof(*a->next));
-    a->holder = ldr_reserve(pages * sizeof(*a->holder));
-    a->slice_state = ldr_reserve(ldr_div_up(pages, LDR_SLICE_PAGES));
+    a->extent_count = (uint32_t)ldr_div_up(pages, ldr_arena_extent_pages(a));
+    a->slot_count = a->extent_count + (a->extent_count + 1) / 2;
+    if (ldr_arena_table_pages(a) >= LDR_NIL) {
+        return LARDER_E_INVALID;
+    }
+    a->next = ldr_reserve(ldr_arena_table_pages(a) * sizeof(*a->next));
+    a->holder = ldr_reserve(ldr_arena_table_pages(a) * sizeof(*a->holder));
+    a->slice_state = ldr_reserve(ldr_arena_table_pages(a) / LDR_SLICE_PAGES);
     a->owners = ldr_reserve(LDR_TENANTS_MAX * sizeof(*a->owners));
-    a->extents = ldr_alloc(extents * sizeof(*a->extents));
+    a->extents = ldr_alloc(a->slot_count * sizeof(*a->extents));
     if (a->next == NULL || a->holder == NULL || a->slice_state == NULL ||
         a->owners == NULL || a->extents == NULL) {
         goto err;
     }
-    for (uint32_t i = 0; i < extents; i++) {
-        uint32_t first = i << a->extent_shift;
+    for (uint32_t i = 0; i < a->slot_count; i++) {
+        ldr_arena_extent_t *x = &a->extents[i];
 
-        a->extents[i] = (ldr_arena_extent_t){
-            .first = first,
-            .count =
-                (uint32_t)ldr_min64(pages - first, ldr_arena_extent_pages(a)),
-            .tenant = LDR_NIL,
-            .heir = LDR_NIL,
-            .generation = 1,
-        };
-        if (!make_memory(a, i)) {
-            goto err;
+        x->first = i << a->extent_shift;
+        x->tenant = x->heir = LDR_NIL;
+        x->generation = 1;
+        if (i < a->extent_count) {
+            x->count = (uint32_t)ldr_min64(pages - x->first,
+                                           ldr_arena_extent_pages(a));
+            if (!make_memory(a, i)) {
+                goto err;
+            }
+        } else {
+            x->state = LDR_EXTENT_SPARE;
         }
         make_blank(a, i);
-        a->extent_count++;
     }
-    a->unowned = extents;
+    a->unowned = a->extent_count;
     return LARDER_OK;
 
 err:
@@ -114,13 +118,13 @@ err:
 
 void ldr_arena_destroy(ldr_arena_t *a)
 {
-    for (uint32_t i = 0; i < a->extent_count; i++) {
+    for (uint32_t i = 0; a->extents != NULL && i < a->slot_count; i++) {
         ldr_extent_destroy(&a->extents[i].memory);
     }
     ldr_free(a->extents);
-    ldr_unreserve(a->next, (size_t)a->page_count * sizeof(*a->next));
-    ldr_unreserve(a->holder, (size_t)a->page_count * sizeof(*a->holder));
-    ldr_unreserve(a->slice_state, ldr_div_up(a->page_count, LDR_SLICE_PAGES));
+    ldr_unreserve(a->next, ldr_arena_table_pages(a) * sizeof(*a->next));
+    ldr_unreserve(a->holder, ldr_arena_table_pages(a) * sizeof(*a->holder));
+    ldr_unreserve(a->slice_state, ldr_arena_table_pages(a) / LDR_SLICE_PAGES);
     ldr_unreserve(a->owners, LDR_TENANTS_MAX * sizeof(*a->owners));
     *a = (ldr_arena_t){0};
 }
@@ -193,12 +197,13 @@ bool ldr_arena_claim(ldr_arena_t *a, uint32_t tenant, bool ready)
     const ldr_owner_t *owner = &a->owners[tenant];
     uint32_t best = LDR_NIL;
 
-    if (a->unowned == 0 || (owner->pages_max != 0 &&
-                            (uint64_t)owner->extent_count << a->extent_shift >=
-                                owner->pages_max)) {
+    uint64_t has = owner->extent_count + owner->overdue_count;
+
+    if (a->unowned == 0 ||
+        (owner->pages_max != 0 && has << a->extent_shift >= owner->pages_max)) {
         return false;
     }
-    for (uint32_t i = 0; i < a->extent_count; i++) {
+    for (uint32_t i = 0; i < a->slot_count; i++) {
         const ldr_arena_extent_t *x = &a->extents[i];
 
         if (x->state == LDR_EXTENT_FREE && (!ready || x->ready_count > 0) &&
@@ -215,18 +220,30 @@ bool ldr_arena_claim(ldr_arena_t *a, uint32_t tenant, bool ready)
     return true;
 }
 
+static void make_empty(ldr_arena_t *a, ldr_arena_extent_t *x)
+{
+    x->state = LDR_EXTENT_EMPTY;
+    x->tenant = LDR_NIL;
+    a->empty_count++;
+    a->emptied = true;
+}
+
 /* Whether the last one is gone from an extent that is leaving. */
 static void check_empty(ldr_arena_t *a, uint32_t extent)
 {
     ldr_arena_extent_t *x = &a->extents[extent];
 
-    if (x->state == LDR_EXTENT_LEAVING && x->free_count == x->ready_count &&
-        x->hand_count == 0 && x->mappers == 0) {
-        x->state = LDR_EXTENT_EMPTY;
+    if (x->free_count != x->ready_count || x->hand_count > 0 ||
+        x->mappers > 0) {
+        return;
+    }
+    if (x->state == LDR_EXTENT_LEAVING) {
         a->owners[x->tenant].leaving_count--;
-        x->tenant = LDR_NIL;
-        a->empty_count++;
-        a->emptied = true;
+        make_empty(a, x);
+    } else if (x->state == LDR_EXTENT_OVERDUE) {
+        a->owners[x->tenant].overdue_count--;
+        a->overdue_count--;
+        make_empty(a, x);
     }
 }
 
@@ -250,6 +267,78 @@ void ldr_arena_leave(ldr_arena_t *a, uint32_t extent, uint32_t heir)
     check_empty(a, extent);
 }
 
+static uint32_t find_spare(const ldr_arena_t *a)
+{
+    for (uint32_t i = 0; i < a->slot_count; i++) {
+        if (a->extents[i].state == LDR_EXTENT_SPARE) {
+            return i;
+        }
+    }
+    return LDR_NIL;
+}
+
+bool ldr_arena_overdue(ldr_arena_t *a, uint32_t extent)
+{
+    ldr_arena_extent_t *x = &a->extents[extent];
+    ldr_owner_t *owner = &a->owners[x->tenant];
+    uint32_t spare = x->hand_count == 0 ? find_spare(a) : LDR_NIL;
+
+    if (spare == LDR_NIL) {
+        return false;
+    }
+    ldr_arena_extent_t *other = &a->extents[spare];
+    other->count = x->count;
+    other->heir = x->heir;
+    make_empty(a, other);
+    x->heir = LDR_NIL;
+    /* Pages that are free are about to lose their memory, and no more come. */
+    x->ready_count -= x->free_count;
+    a->ready_count -= x->free_count;
+    a->free_count -= x->free_count;
+    x->free_count = x->blank_count = 0;
+    x->free_head = LDR_NIL;
+    x->trimmed = 0;
+    x->state = LDR_EXTENT_OVERDUE;
+    owner->leaving_count--;
+    owner->overdue_count++;
+    a->overdue_count++;
+    return true;
+}
+
+bool ldr_arena_trim_take(ldr_arena_t *a, ldr_slice_t *run)
+{
+    for (uint32_t i = 0; a->overdue_count > 0 && i < a->slot_count; i++) {
+        ldr_arena_extent_t *x = &a->extents[i];
+
+        if (x->state != LDR_EXTENT_OVERDUE) {
+            continue;
+        }
+        while (x->trimmed < x->count && a->holder[x->first + x->trimmed] != 0) {
+            x->trimmed++;
+        }
+        *run = (ldr_slice_t){x->first + x->trimmed, 0};
+        while (x->trimmed < x->count && a->holder[x->first + x->trimmed] == 0) {
+            x->trimmed++;
+            run->count++;
+        }
+        if (run->count > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void ldr_arena_trim(const ldr_arena_t *a, const ldr_slice_t *run)
+{
+    const ldr_arena_extent_t *x =
+        &a->extents[ldr_arena_extent_of(a, run->first)];
+
+    /* What cannot be given back now is when the extent is made anew. */
+    (void)ldr_extent_empty(&x->memory,
+                           (size_t)(run->first - x->first) * LDR_PAGE,
+                           (size_t)run->count * LDR_PAGE);
+}
+
 bool ldr_arena_renew_take(ldr_arena_t *a, uint32_t *extent_p)
 {
     if (a->empty_count == 0) {
@@ -271,8 +360,13 @@ bool ldr_arena_renew_take(ldr_arena_t *a, uint32_t *extent_p)
 
 bool ldr_arena_renew_make(ldr_arena_t *a, uint32_t extent)
 {
-    ldr_extent_destroy(&a->extents[extent].memory);
-    return make_memory(a, extent);
+    ldr_arena_extent_t *x = &a->extents[extent];
+
+    /* A client that said it had unmapped it may have it still: what it has is
+     * empty. */
+    (void)ldr_extent_empty(&x->memory, 0, x->memory.bytes);
+    ldr_extent_destroy(&x->memory);
+    return x->heir == LDR_NIL || make_memory(a, extent);
 }
 
 void ldr_arena_renew_give(ldr_arena_t *a, uint32_t extent, bool ok)
@@ -286,6 +380,10 @@ void ldr_arena_renew_give(ldr_arena_t *a, uint32_t extent, bool ok)
     }
     uint32_t heir = x->heir;
     x->generation++;
+    if (heir == LDR_NIL) {
+        x->state = LDR_EXTENT_SPARE;
+        return;
+    }
     x->heir = LDR_NIL;
     a->owners[heir].coming_count--;
     own(a, extent, heir);
@@ -293,7 +391,7 @@ void ldr_arena_renew_give(ldr_arena_t *a, uint32_t extent, bool ok)
 
 bool ldr_arena_renewing(const ldr_arena_t *a, uint32_t heir)
 {
-    for (uint32_t i = 0; i < a->extent_count; i++) {
+    for (uint32_t i = 0; i < a->slot_count; i++) {
         const ldr_arena_extent_t *x = &a->extents[i];
 
         if ((x->state == LDR_EXTENT_RENEWING || x->state == LDR_EXTENT_EMPTY) &&
@@ -307,7 +405,7 @@ bool ldr_arena_renewing(const ldr_arena_t *a, uint32_t heir)
 bool ldr_arena_map(ldr_arena_t *a, uint32_t tenant, uint32_t extent,
                    uint32_t generation)
 {
-    if (extent >= a->extent_count) {
+    if (extent >= a->slot_count) {
         return false;
     }
     ldr_arena_extent_t *x = &a->extents[extent];
@@ -321,7 +419,7 @@ bool ldr_arena_map(ldr_arena_t *a, uint32_t tenant, uint32_t extent,
 
 void ldr_arena_unmap(ldr_arena_t *a, uint32_t extent, uint32_t generation)
 {
-    if (extent < a->extent_count) {
+    if (extent < a->slot_count) {
         ldr_arena_extent_t *x = &a->extents[extent];
 
         if (x->generation == generation && x->mappers > 0) {
@@ -349,7 +447,7 @@ uint32_t ldr_arena_ready_pages(const ldr_arena_t *a, uint32_t extent)
 static uint32_t blank_extent(const ldr_arena_t *a, ldr_extent_state_t state,
                              uint32_t tenant)
 {
-    for (uint32_t i = 0; i < a->extent_count; i++) {
+    for (uint32_t i = 0; i < a->slot_count; i++) {
         const ldr_arena_extent_t *x = &a->extents[i];
 
         if (x->blank_count > 0 && x->state == state &&
@@ -506,8 +604,21 @@ void ldr_arena_hand(ldr_arena_t *a, uint32_t head, uint32_t holder)
     }
 }
 
-void ldr_arena_give(ldr_arena_t *a, uint32_t head)
+/* Their memory is to be trimmed, too. */
+static void give_overdue(ldr_arena_t *a, uint32_t extent, uint32_t count)
 {
+    ldr_arena_extent_t *x = &a->extents[extent];
+
+    x->ready_count -= count;
+    a->ready_count -= count;
+    x->trimmed = 0;
+    a->emptied = true;
+}
+
+uint32_t ldr_arena_give(ldr_arena_t *a, uint32_t head)
+{
+    uint32_t given = 0;
+
     while (head != LDR_NIL) {
         uint32_t extent = ldr_arena_extent_of(a, head);
         ldr_arena_extent_t *x = &a->extents[extent];
@@ -522,11 +633,16 @@ void ldr_arena_give(ldr_arena_t *a, uint32_t head)
             count++;
         }
         uint32_t rest = a->next[last];
-        a->next[last] = x->free_head;
-        x->free_head = head;
-        x->free_count += count;
-        a->free_count += count;
+        given += count;
         a->owners[x->tenant].used_count -= count;
+        if (x->state == LDR_EXTENT_OVERDUE) {
+            give_overdue(a, extent, count);
+        } else {
+            a->next[last] = x->free_head;
+            x->free_head = head;
+            x->free_count += count;
+            a->free_count += count;
+        }
         if (x->state == LDR_EXTENT_OWNED) {
             open_front(a, extent, count);
         } else {
@@ -534,6 +650,7 @@ void ldr_arena_give(ldr_arena_t *a, uint32_t head)
         }
         head = rest;
     }
+    return given;
 }
 
 /* ---- what was handed over ---- */

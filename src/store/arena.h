@@ -12,9 +12,20 @@
  *                      `--- RENEWING: other memory, next generation <--------'
  *
  * The memory of an extent that belonged to a tenant is never seen by another:
- * on its way it is destroyed and made anew. A tenant is a number below
- * LDR_TENANTS_MAX; limits and shares are the store's affair, but for the limit
- * of pages in use.
+ * on its way it is given back, whoever still has it mapped, and made anew. A
+ * tenant is a number below LDR_TENANTS_MAX; limits and shares are the store's
+ * affair, but for the limit of pages in use.
+ *
+ * Nobody waits for long for a tenant that does not let go:
+ *
+ *   LEAVING ------> OVERDUE   pages that are held stay as they are, the memory
+ *                      |      of the others is given back
+ *   SPARE --> EMPTY    |      for the heir, in its place
+ *     ^                |
+ *     `----------------'      last page and mapper gone
+ *
+ * What is overdue counts against its tenant like what it owns. There are half
+ * as many spare extents as others: tenants keep no more than that together.
  *
  * Pages are handed out only once they are resident. Making them so is done in
  * slices, without the node's lock:
@@ -45,19 +56,21 @@
 #define LDR_TENANTS_MAX 4096u
 
 typedef enum ldr_extent_state {
-    LDR_EXTENT_FREE,    /* nobody's; its pages are free */
-    LDR_EXTENT_OWNED,   /* its tenant takes pages from it */
-    LDR_EXTENT_LEAVING, /* still its tenant's, but gives no more pages */
-    LDR_EXTENT_EMPTY,   /* nobody uses or maps it: to be made anew */
-    LDR_EXTENT_RENEWING /* in somebody's hands for that */
+    LDR_EXTENT_FREE,     /* nobody's; its pages are free */
+    LDR_EXTENT_OWNED,    /* its tenant takes pages from it */
+    LDR_EXTENT_LEAVING,  /* still its tenant's, but gives no more pages */
+    LDR_EXTENT_OVERDUE,  /* the same, and nobody waits for it any more */
+    LDR_EXTENT_EMPTY,    /* nobody uses or maps it: to be made anew */
+    LDR_EXTENT_RENEWING, /* in somebody's hands for that */
+    LDR_EXTENT_SPARE     /* has no memory */
 } ldr_extent_state_t;
 
 typedef struct ldr_arena_extent {
     ldr_extent_t memory;
     uint32_t first, count; /* pages */
     ldr_extent_state_t state;
-    uint32_t tenant; /* OWNED and LEAVING; otherwise LDR_NIL */
-    uint32_t heir;   /* who gets it after LEAVING */
+    uint32_t tenant; /* OWNED, LEAVING and OVERDUE; otherwise LDR_NIL */
+    uint32_t heir;   /* who gets it after LEAVING; LDR_NIL: nobody */
     uint32_t generation;
     uint32_t mappers;     /* sessions that have it mapped */
     uint32_t blank_count; /* pages of no slice yet */
@@ -67,6 +80,8 @@ typedef struct ldr_arena_extent {
     uint32_t free_count, free_head;
     uint32_t prev, next; /* of its tenant's that have free pages */
     uint32_t cursor;     /* of whoever empties it: pages looked at */
+    uint32_t trimmed;    /* OVERDUE: pages whose memory was looked at */
+    uint64_t left_ns;    /* since when it is LEAVING; the node's */
     bool stays; /* a process may still touch it: it cannot be handed over */
 } ldr_arena_extent_t;
 
@@ -76,6 +91,7 @@ typedef struct ldr_owner {
     uint32_t used_count;    /* pages in use, in any of its extents */
     uint32_t extent_count;  /* OWNED */
     uint32_t leaving_count; /* LEAVING */
+    uint32_t overdue_count; /* OVERDUE */
     uint32_t coming_count;  /* of others, leaving for this one */
     /* In its OWNED extents: */
     uint32_t free_count;
@@ -86,14 +102,17 @@ typedef struct ldr_owner {
 
 typedef struct ldr_arena {
     ldr_arena_extent_t *extents;
-    uint32_t extent_count;
+    uint32_t extent_count; /* that have memory, but for those overdue */
+    uint32_t slot_count; /* of extents: those, and as many as can be overdue */
     uint32_t extent_shift; /* pages per extent, as a power of two */
-    uint32_t page_count;
-    uint32_t ready_count; /* pages made resident */
-    uint32_t free_count;  /* of those, in no use */
-    uint32_t unowned;     /* extents that are FREE */
-    uint32_t empty_count; /* extents that are EMPTY */
-    bool emptied;         /* one became so: who makes them anew may look */
+    uint32_t page_count;   /* of extent_count extents */
+    uint32_t ready_count;  /* pages made resident */
+    uint32_t free_count;   /* of those, in no use */
+    uint32_t unowned;      /* extents that are FREE */
+    uint32_t empty_count;  /* extents that are EMPTY */
+    uint32_t overdue_count;
+    bool emptied; /* there is an EMPTY one, or pages to trim: who does that may
+                     look */
     bool backed;
     uint64_t numa_nodes;  /* bits: where extents go, in turn; 0: anywhere */
     uint32_t *next;       /* per page: the next of its list */
@@ -117,6 +136,12 @@ static inline uint32_t ldr_arena_extent_pages(const ldr_arena_t *a)
     return (uint32_t)1 << a->extent_shift;
 }
 
+/* Pages have numbers below this one. */
+static inline uint64_t ldr_arena_table_pages(const ldr_arena_t *a)
+{
+    return (uint64_t)a->slot_count << a->extent_shift;
+}
+
 /* ---- extents ---- */
 
 /* Makes a free extent the tenant's: the one with most resident pages, or, if
@@ -127,10 +152,20 @@ bool ldr_arena_claim(ldr_arena_t *a, uint32_t tenant, bool ready);
 /* OWNED -> LEAVING, for heir. */
 void ldr_arena_leave(ldr_arena_t *a, uint32_t extent, uint32_t heir);
 
+/* LEAVING -> OVERDUE. False: no spare extent is left, or just now a slice of it
+ * is being made resident. */
+bool ldr_arena_overdue(ldr_arena_t *a, uint32_t extent);
+
+/* Pages of an OVERDUE extent that nobody holds, for ldr_arena_trim(), which
+ * gives their memory back and needs no lock. Both, and renewing, are for one
+ * thread only. */
+bool ldr_arena_trim_take(ldr_arena_t *a, ldr_slice_t *run);
+void ldr_arena_trim(const ldr_arena_t *a, const ldr_slice_t *run);
+
 /* An extent that is EMPTY, to be made anew. */
 bool ldr_arena_renew_take(ldr_arena_t *a, uint32_t *extent_p);
 bool ldr_arena_renew_make(ldr_arena_t *a, uint32_t extent);
-/* It is its heir's now; or, if not ok, EMPTY again. */
+/* It is its heir's now, or spare; or, if not ok, EMPTY again. */
 void ldr_arena_renew_give(ldr_arena_t *a, uint32_t extent, bool ok);
 
 /* Whether one is being made anew for this tenant, or is empty and about to be.
@@ -167,8 +202,8 @@ static inline uint32_t ldr_arena_pages(size_t bytes)
 uint32_t ldr_arena_take(ldr_arena_t *a, uint32_t tenant, uint32_t count);
 /* Notes whose the pages of a list are: ldr_arena_holder() gives it back. */
 void ldr_arena_hand(ldr_arena_t *a, uint32_t head, uint32_t holder);
-/* Gives a whole list back. */
-void ldr_arena_give(ldr_arena_t *a, uint32_t head);
+/* Gives a whole list back; how many they are. */
+uint32_t ldr_arena_give(ldr_arena_t *a, uint32_t head);
 
 /* LDR_NIL: the page is free, or its list was not handed to anybody. */
 static inline uint32_t ldr_arena_holder(const ldr_arena_t *a, uint32_t page)

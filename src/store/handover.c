@@ -110,15 +110,15 @@ bool ldr_handover_plan(const ldr_store_t *s, ldr_handover_plan_t *plan)
     const ldr_arena_t *a = &s->arena;
 
     *plan = (ldr_handover_plan_t){0};
-    plan->extent_row = ldr_alloc(a->extent_count * sizeof(*plan->extent_row));
-    plan->extents = ldr_alloc(a->extent_count * sizeof(*plan->extents));
+    plan->extent_row = ldr_alloc(a->slot_count * sizeof(*plan->extent_row));
+    plan->extents = ldr_alloc(a->slot_count * sizeof(*plan->extents));
     plan->chunks = ldr_alloc((size_t)s->chunk_top * sizeof(*plan->chunks));
     if (plan->extent_row == NULL || plan->extents == NULL ||
         plan->chunks == NULL) {
         ldr_handover_unplan(plan);
         return false;
     }
-    for (uint32_t i = 0; i < a->extent_count; i++) {
+    for (uint32_t i = 0; i < a->slot_count; i++) {
         plan->extent_row[i] = LDR_NIL;
         if (extent_goes(&a->extents[i])) {
             plan->extent_row[i] = plan->extent_count;

@@ -210,7 +210,7 @@ static void take_owners(taking_t *t)
 /* An extent of that size that nobody has used. */
 static uint32_t find_extent(const ldr_arena_t *a, uint32_t pages)
 {
-    for (uint32_t i = 0; i < a->extent_count; i++) {
+    for (uint32_t i = 0; i < a->slot_count; i++) {
         const ldr_arena_extent_t *x = &a->extents[i];
 
         if (x->state == LDR_EXTENT_FREE && x->count == pages &&

@@ -9,7 +9,7 @@
 static size_t slots_of(const ldr_store_t *s)
 {
     /* A shard has at least one page, a chunk at least one shard. */
-    return s->arena.page_count;
+    return ldr_arena_table_pages(&s->arena);
 }
 
 larder_status_t ldr_store_init(ldr_store_t *s, const ldr_store_params_t *params)
@@ -143,10 +143,8 @@ static void shard_free(ldr_store_t *s, uint32_t shard)
 {
     ldr_shard_t *sh = &s->shards[shard];
     ldr_space_t *space = &s->spaces[s->chunks[sh->chunk].space];
-    uint32_t before = s->arena.free_count;
 
-    ldr_arena_give(&s->arena, sh->page);
-    space->dram_pages -= s->arena.free_count - before;
+    space->dram_pages -= ldr_arena_give(&s->arena, sh->page);
     sh->state = LDR_SHARD_FREE;
     sh->next = s->shard_free;
     s->shard_free = shard;

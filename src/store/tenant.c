@@ -68,7 +68,7 @@ uint32_t ldr_store_tenant(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
     memcpy(t->id, id, LDR_ID_BYTES);
     t->pin_head = t->pin_tail = LDR_NIL;
     t->passing_head = t->passing_tail = LDR_NIL;
-    t->policy = s->policy->create(s->arena.page_count);
+    t->policy = s->policy->create((uint32_t)ldr_arena_table_pages(&s->arena));
     if (t->policy == NULL) {
         return LDR_NIL;
     }
@@ -193,10 +193,11 @@ static uint32_t most_over(const ldr_store_t *s)
     uint32_t best = LDR_NIL, most = 0;
 
     for (uint32_t i = 0; i < s->tenant_count; i++) {
-        uint32_t has = s->arena.owners[i].extent_count;
+        const ldr_owner_t *owner = &s->arena.owners[i];
+        uint32_t has = owner->extent_count + owner->overdue_count;
         uint32_t share = s->tenants[i].share;
 
-        if (has > share && has - share > most) {
+        if (owner->extent_count > 0 && has > share && has - share > most) {
             most = has - share;
             best = i;
         }
@@ -230,8 +231,8 @@ static uint32_t free_to_leave(const ldr_store_t *s, uint32_t tenant,
     if (extent == LDR_NIL || !is_held(s, extent)) {
         return extent;
     }
-    for (uint32_t i = 1; i < a->extent_count && looks > 0; i++) {
-        uint32_t other = (extent + i) % a->extent_count;
+    for (uint32_t i = 1; i < a->slot_count && looks > 0; i++) {
+        uint32_t other = (extent + i) % a->slot_count;
 
         if (a->extents[other].state == LDR_EXTENT_OWNED &&
             a->extents[other].tenant == tenant) {
@@ -254,7 +255,7 @@ static uint32_t choose_extent(const ldr_store_t *s, uint32_t tenant)
     uint32_t best = LDR_NIL, least = 0;
     uint64_t sum = 0;
 
-    for (uint32_t i = 0; i < a->extent_count; i++) {
+    for (uint32_t i = 0; i < a->slot_count; i++) {
         const ldr_arena_extent_t *x = &a->extents[i];
         uint32_t used = x->ready_count - x->free_count;
 
@@ -283,7 +284,8 @@ uint32_t ldr_store_demand(ldr_store_t *s, uint32_t tenant)
     const ldr_owner_t *owner = &s->arena.owners[tenant];
     uint32_t share = ldr_store_share(s, tenant);
 
-    if (owner->extent_count + owner->coming_count >= share) {
+    if (owner->extent_count + owner->overdue_count + owner->coming_count >=
+        share) {
         return LDR_NIL;
     }
     uint32_t giver = most_over(s);

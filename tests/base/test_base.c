@@ -1,4 +1,6 @@
 /* The small parts of base: status, log, bytes, clock, randomness, memory. */
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -287,6 +290,7 @@ static void test_extent(void **s)
 {
     const size_t bytes = 4u << 20;
     ldr_extent_t e = {0};
+    struct stat st;
 
     (void)s;
     assert_true(ldr_extent_create(&e, bytes));
@@ -302,6 +306,14 @@ static void test_extent(void **s)
     assert_memory_equal(other + bytes - 3, "abc", 3);
     assert_int_not_equal(ftruncate(e.fd, 4096), 0); /* sealed */
     assert_memory_equal(other + bytes - 3, "abc", 3);
+
+    /* Who has the file can neither seal it nor keep its memory. */
+    assert_int_not_equal(fcntl(e.fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE), 0);
+    assert_int_not_equal(fcntl(e.fd, F_ADD_SEALS, F_SEAL_WRITE), 0);
+    assert_true(ldr_extent_empty(&e, 0, bytes));
+    assert_int_equal(fstat(e.fd, &st), 0);
+    assert_int_equal(st.st_blocks, 0);
+    assert_true(is_zero(other, bytes));
     munmap(other, bytes);
 
     ldr_extent_destroy(&e);

@@ -567,32 +567,3 @@ def test_extents_change_hands_clean(serve, tmp_path):
 
     assert in_child(work)
     assert daemon.value("larder_reclaimed_extents_total") > 0
-
-
-def test_extents_of_a_process_that_will_not_unmap(serve, tmp_path):
-    """It never answers: b waits or goes without, but does not get a's memory;
-    and gets it when a is gone."""
-    daemon = serve(config=config(tmp_path), dram="8M")
-
-    def greedy():
-        a = w.Peer(daemon.socket).enter("a", A).attach()
-        fill(a, a.space("s"), "a", 40, 400000)
-        signal.pause()
-
-    pid = fork(greedy)
-    try:
-        until(lambda: daemon.value("larder_saves_total", tenant="a",
-                                   outcome="stored") == 40, 60)
-
-        def one_try(name):
-            b = w.Peer(daemon.socket).enter("b", B).attach()
-            reply = b.ring_ask(w.RESERVE, batch_body(
-                b.space("s"), [save_row(key_of(name), 400000)]), arg=500)
-            return reply.result.status
-
-        statuses = [in_child(lambda: one_try(f"b{i}")) for i in range(3)]
-        assert set(statuses) <= {w.OK, w.E_FULL, w.E_DEADLINE}
-    finally:
-        gone(pid)
-    until(lambda: in_child(lambda: one_try("last")) == w.OK, 20,
-          "a is gone, and b gets nothing")

@@ -1,6 +1,7 @@
 /*
- * Extents that move between tenants: only when nobody uses or maps them, and
- * then as other memory; also where memory or descriptors cannot be had.
+ * Extents that move between tenants: when nobody uses or maps them, or when
+ * that took too long, and as other memory; also where memory or descriptors
+ * cannot be had.
  */
 #include "node/tenant_rig.h"
 
@@ -70,6 +71,16 @@ static void read_mapped(fixture_t *f, const ldr_load_t *load, uint32_t tenant,
     assert_in_range(ldr_node_iov(f->rig.node, load->shard, iov, 16), 1, count);
 }
 
+static larder_status_t reserve_status(fixture_t *f, uint32_t space)
+{
+    larder_key_t key = test_key(0);
+    larder_item_t item = {.key = &key};
+    ldr_target_t target = {f->rig.spaces[space]->number, 1, &item};
+    uint32_t shard;
+
+    return ldr_node_reserve(f->rig.node, &target, LDR_PAGE, &shard);
+}
+
 /* A session of A has an extent mapped: B gets it when that is over, and none of
  * the bytes in it. */
 static void test_mapped_stays(void **state)
@@ -99,7 +110,7 @@ static void test_mapped_stays(void **state)
     assert_int_equal(put(f, B, 0), LARDER_E_FULL);
     assert_int_equal(f->revokes, 1);
     assert_int_equal(f->revoked_generation, 1);
-    assert_true(ldr_node_room_coming(node, f->rig.spaces[B]->number));
+    assert_int_equal(reserve_status(f, B), LARDER_PENDING);
     assert_int_equal(stats_of(f, A).extents_leaving, 1);
     assert_int_equal(stats_of(f, B).extents_coming, 1);
     uint32_t moved = f->revoked;
@@ -126,7 +137,8 @@ static void test_mapped_stays(void **state)
     assert_false(ldr_node_extent_map(node, a, moved, 2, &none));
     assert_false(ldr_node_extent_map(node, b, moved, 1, &none));
     assert_true(ldr_node_extent_map(node, b, moved, 2, &none));
-    /* What A has still mapped is what it was: none of B's. */
+    /* A said that it had unmapped it: what it has still is empty. */
+    memset(old, 0, view[moved].bytes);
     assert_memory_equal(old, base[moved], view[moved].bytes);
     ldr_node_extent_unmap(node, moved, 2);
     close(none.fd);
@@ -136,6 +148,55 @@ static void test_mapped_stays(void **state)
     }
     ldr_node_extent_unmap(node, 1 - moved, 1);
     free(old);
+    b_has_all(f);
+}
+
+/* A session of A that never unmaps is waited for a fifth of a second. Then B
+ * has other memory, and A no more than before with what it keeps. */
+static void test_overdue(void **state)
+{
+    fixture_t *f = *state;
+    ldr_extent_view_t view[2];
+
+    f->rig.options.dir_count = 0;
+    f->rig.options.dram = 4 * MIB;
+    open_rig(f);
+    f->rig.node->revoke = on_revoke;
+    f->rig.node->revoke_arg = f;
+    ldr_node_t *node = f->rig.node;
+    a_floods(f, 8 * MIB); /* both extents */
+    uint32_t a = tenant_of(f, A);
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_true(ldr_node_extent_map(node, a, i, 1, &view[i]));
+    }
+    for (int ms = 0; ms < 199; ms++) {
+        assert_int_equal(put(f, B, 0), LARDER_E_FULL);
+        rig_sleep(&f->rig, 1);
+    }
+    assert_int_equal(stats_of(f, A).dram_overdue_bytes, 0);
+    rig_sleep(&f->rig, 1);
+    assert_int_equal(put(f, B, 0), LARDER_OK);
+    store_check(&node->store);
+    assert_int_equal(stats_of(f, A).dram_overdue_bytes, 2 * MIB);
+    assert_int_equal(stats_of(f, A).extents, 1);
+    assert_int_equal(stats_of(f, B).extents, 1);
+    uint32_t moved = f->revoked;
+    /* It can be mapped still, by who has a lease there, and is asked for. */
+    uint32_t revokes = f->revokes;
+    ldr_extent_view_t more;
+    assert_true(ldr_node_extent_map(node, a, moved, 1, &more));
+    assert_int_equal(f->revokes, revokes + 1);
+    close(more.fd);
+    ldr_node_extent_unmap(node, moved, 1);
+    ldr_node_extent_unmap(node, moved, 1);
+    rig_step(&f->rig, 100);
+    assert_int_equal(stats_of(f, A).dram_overdue_bytes, 0);
+    store_check(&node->store);
+    for (uint32_t i = 0; i < 2; i++) {
+        close(view[i].fd);
+    }
+    ldr_node_extent_unmap(node, 1 - moved, 1);
+    f->b_count = 1;
     b_has_all(f);
 }
 
@@ -237,9 +298,8 @@ static void test_no_descriptor(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_mapped_stays),
-        TEST(test_leased_stays),
-        TEST(test_faults),
+        TEST(test_mapped_stays),  TEST(test_overdue),
+        TEST(test_leased_stays),  TEST(test_faults),
         TEST(test_no_descriptor),
     };
 

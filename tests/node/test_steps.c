@@ -212,7 +212,6 @@ static void test_refused(void **state)
     }
     assert_in_range(count, 6, 10);
     assert_int_equal(reserve(f, 99, &shard), LARDER_E_FULL);
-    assert_false(ldr_node_room_coming(f->rig.node, f->rig.spaces[0]->number));
     while (count > 0) {
         ldr_node_abort(f->rig.node, held[--count]);
     }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <cmocka.h>
 
 #include "base/clock.h"
@@ -286,6 +287,78 @@ static void test_leave_and_renew(void **state)
     ldr_arena_slice_give(&a, &slice, true);
     assert_int_equal(a.empty_count, 1);
     assert_int_equal(ldr_arena_page(&a, used)[0], 0); /* not the other's */
+    ldr_arena_destroy(&a);
+}
+
+/* How many bytes the kernel has for the extent. */
+static uint64_t resident(const ldr_arena_t *a, uint32_t extent)
+{
+    struct stat st;
+
+    assert_int_equal(fstat(a->extents[extent].memory.fd, &st), 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+/* The heir has other memory; what is held in the old one stays as it is, the
+ * rest is given back, though it is still mapped: all of it in the end. */
+static void test_overdue(void **state)
+{
+    ldr_arena_t a;
+    ldr_slice_t slice, run;
+    uint32_t extent;
+
+    (void)state;
+    assert_int_equal(ldr_arena_init(&a, 4 * MIB, true, 0), LARDER_OK);
+    assert_int_equal(a.slot_count, 3);
+    assert_true(ldr_arena_claim(&a, 0, false));
+    assert_true(ldr_arena_slice_take(&a, 0, &slice));
+    assert_true(ldr_arena_slice_populate(&a, &slice));
+    ldr_arena_slice_give(&a, &slice, true);
+    uint32_t kept = ldr_arena_take(&a, 0, 2);
+    uint32_t held = ldr_arena_take(&a, 0, 1);
+    ldr_arena_hand(&a, kept, 5);
+    ldr_arena_hand(&a, held, 6);
+    memset(ldr_arena_page(&a, kept), 7, 2 * LDR_PAGE);
+    assert_true(ldr_arena_map(&a, 0, 0, 1));
+    int other = ldr_extent_share(&a.extents[0].memory);
+    ldr_arena_leave(&a, 0, 1);
+    assert_true(ldr_arena_overdue(&a, 0));
+    assert_int_equal(a.ready_count, 3);
+    assert_true(ldr_arena_trim_take(&a, &run));
+    ldr_arena_trim(&a, &run);
+    assert_false(ldr_arena_trim_take(&a, &run));
+    assert_int_equal(resident(&a, 0), 3 * LDR_PAGE);
+    ldr_arena_give(&a, held);
+    while (ldr_arena_trim_take(&a, &run)) {
+        ldr_arena_trim(&a, &run);
+    }
+    assert_int_equal(resident(&a, 0), 2 * LDR_PAGE);
+    assert_int_equal(ldr_arena_page(&a, kept)[2 * LDR_PAGE - 1], 7);
+
+    assert_true(ldr_arena_renew_take(&a, &extent));
+    assert_int_equal(extent, 2);
+    assert_true(ldr_arena_renew_make(&a, extent));
+    ldr_arena_renew_give(&a, extent, true);
+    assert_true(ldr_arena_slice_take(&a, 1, &slice));
+    ldr_arena_slice_give(&a, &slice, true);
+    uint32_t taken = ldr_arena_take(&a, 1, 1);
+    assert_int_equal(ldr_arena_extent_of(&a, taken), 2);
+    assert_false(ldr_arena_renew_take(&a, &extent));
+
+    ldr_arena_give(&a, kept);
+    assert_int_equal(a.owners[0].overdue_count, 1); /* mapped */
+    ldr_arena_unmap(&a, 0, 1);
+    assert_int_equal(a.overdue_count, 0);
+    assert_true(ldr_arena_renew_take(&a, &extent));
+    assert_int_equal(extent, 0);
+    assert_true(ldr_arena_renew_make(&a, extent));
+    ldr_arena_renew_give(&a, extent, true);
+    assert_int_equal(a.extents[0].state, LDR_EXTENT_SPARE);
+    assert_null(a.extents[0].memory.base);
+    struct stat st;
+    assert_int_equal(fstat(other, &st), 0); /* who has it has nothing */
+    assert_int_equal(st.st_blocks, 0);
+    ldr_extent_unshare(other);
     ldr_arena_destroy(&a);
 }
 
@@ -657,6 +730,7 @@ int main(void)
         cmocka_unit_test(test_slices_out_of_order),
         cmocka_unit_test(test_tenants_apart),
         cmocka_unit_test(test_leave_and_renew),
+        cmocka_unit_test(test_overdue),
         cmocka_unit_test(test_segments),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_no_memory),

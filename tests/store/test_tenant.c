@@ -326,6 +326,49 @@ static void test_leaving_holds(void **state)
     ldr_store_release(s, s->shards[large].chunk);
 }
 
+/* A tenant that holds on to everything costs the others nothing: they get
+ * memory beside it, it has no more than its share with what it keeps, and the
+ * memory beside it goes when it lets go. */
+static void test_overdue(void **state)
+{
+    ldr_store_t *s = *state;
+    uint32_t kept[4];
+
+    tenants_open(s, 4, 3);
+    for (uint32_t i = 0; i < 4; i++) {
+        kept[i] = put_of(s, 0, i, EXTENT_PAGES);
+        ldr_store_hold(s, s->shards[kept[i]].chunk);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t extent = ldr_store_demand(s, 1);
+
+        assert_int_not_equal(extent, LDR_NIL);
+        assert_false(ldr_store_vacate(s, extent, 1000));
+        assert_int_equal(renew(s), 0); /* held */
+        assert_true(ldr_arena_overdue(&s->arena, extent));
+        store_check(s);
+        assert_int_equal(renew(s), 1);
+        assert_int_not_equal(put_of(s, 1, 10 + i, EXTENT_PAGES), LDR_NIL);
+        store_check(s);
+    }
+    assert_int_equal(ldr_store_demand(s, 1), LDR_NIL); /* it has its share */
+    assert_int_equal(s->arena.owners[0].overdue_count, 2);
+    assert_int_equal(s->arena.owners[0].used_count, 4 * EXTENT_PAGES);
+    /* Others find no more beside it: they wait. */
+    uint32_t extent = ldr_store_demand(s, 2);
+    assert_int_not_equal(extent, LDR_NIL);
+    assert_false(ldr_store_vacate(s, extent, 1000));
+    assert_false(ldr_arena_overdue(&s->arena, extent));
+    store_check(s);
+    for (uint32_t i = 0; i < 4; i++) {
+        ldr_store_release(s, s->shards[kept[i]].chunk);
+        store_check(s);
+    }
+    assert_int_equal(renew(s), 3);
+    assert_int_equal(s->arena.overdue_count, 0);
+    assert_int_equal(s->arena.owners[2].extent_count, 1);
+}
+
 /* One in which nothing is held goes at once, wherever the next victim is. */
 static void test_leaving_unheld(void **state)
 {
@@ -450,7 +493,7 @@ typedef struct mess {
     ldr_rand_t rand;
     uint32_t held[12], filling[6], mapped[6][2];
     uint32_t held_count, filling_count, mapped_count;
-    uint64_t moved;
+    uint64_t moved, overdue;
 } mess_t;
 
 static void mess_save(mess_t *m, uint32_t tenant, const ldr_reserve_t *r,
@@ -497,7 +540,8 @@ static void mess_hold(mess_t *m, uint32_t entry)
 
 static void mess_map(mess_t *m, uint32_t tenant)
 {
-    uint32_t extent = (uint32_t)ldr_rand_below(&m->rand, 6);
+    uint32_t extent =
+        (uint32_t)ldr_rand_below(&m->rand, m->s->arena.slot_count);
     uint32_t generation = m->s->arena.extents[extent].generation;
 
     if (m->mapped_count < 6 &&
@@ -517,6 +561,21 @@ static void mess_unmap(mess_t *m)
     }
 }
 
+/* One that somebody still holds or maps is not waited for. */
+static void mess_overdue(mess_t *m)
+{
+    ldr_arena_t *a = &m->s->arena;
+    uint32_t extent = 0;
+
+    while (extent < a->slot_count &&
+           a->extents[extent].state != LDR_EXTENT_LEAVING) {
+        extent++;
+    }
+    if (extent < a->slot_count && ldr_rand_below(&m->rand, 2) == 0) {
+        m->overdue += ldr_arena_overdue(a, extent);
+    }
+}
+
 static void mess_step(mess_t *m)
 {
     ldr_store_t *s = m->s;
@@ -532,7 +591,7 @@ static void mess_step(mess_t *m)
     };
     larder_cause_t cause;
     uint32_t entry = ldr_store_find(s, &r.name, LDR_NIL, 100, &cause);
-    uint64_t op = ldr_rand_below(&m->rand, 12);
+    uint64_t op = ldr_rand_below(&m->rand, 13);
 
     if (op < 4) {
         mess_save(m, tenant, &r, entry);
@@ -550,6 +609,8 @@ static void mess_step(mess_t *m)
         m->moved += renew(s);
     } else if (op == 10) {
         mess_map(m, tenant);
+    } else if (op == 11) {
+        mess_overdue(m);
     } else {
         mess_unmap(m);
     }
@@ -570,8 +631,10 @@ static void test_random_tenants(void **state)
     for (int i = 0; i < 20000; i++) {
         mess_step(&m);
     }
-    printf("%llu extents moved\n", (unsigned long long)m.moved);
+    printf("%llu extents moved, %llu overdue\n", (unsigned long long)m.moved,
+           (unsigned long long)m.overdue);
     assert_true(m.moved > 20);
+    assert_true(m.overdue > 0);
     while (m.filling_count > 0) {
         mess_end(&m, false);
     }
@@ -640,11 +703,12 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_shares),         TEST(test_limit),
-        TEST(test_demand),         TEST(test_demand_takes_the_emptiest),
-        TEST(test_leaving_holds),  TEST(test_leaving_unheld),
-        TEST(test_ssd_counts),     TEST(test_protect),
-        TEST(test_random_tenants), TEST(test_no_memory),
+        TEST(test_shares),        TEST(test_limit),
+        TEST(test_demand),        TEST(test_demand_takes_the_emptiest),
+        TEST(test_leaving_holds), TEST(test_leaving_unheld),
+        TEST(test_overdue),       TEST(test_ssd_counts),
+        TEST(test_protect),       TEST(test_random_tenants),
+        TEST(test_no_memory),
     };
 
     int failed = cmocka_run_group_tests_name("lru", tests, NULL, NULL);

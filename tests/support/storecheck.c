@@ -24,10 +24,16 @@ static uint32_t check_pages(const ldr_store_t *s, tally_t *t, uint32_t head)
     uint32_t count = 0;
 
     for (uint32_t p = head; p != LDR_NIL; p = s->arena.next[p]) {
-        note(t->pages, p, s->arena.page_count, "page");
+        note(t->pages, p, (uint32_t)ldr_arena_table_pages(&s->arena), "page");
         count++;
     }
     return count;
+}
+
+static bool has_tenant(const ldr_arena_extent_t *x)
+{
+    return x->state == LDR_EXTENT_OWNED || x->state == LDR_EXTENT_LEAVING ||
+           x->state == LDR_EXTENT_OVERDUE;
 }
 
 /* Every page is the shard's, and in an extent of its tenant. */
@@ -41,8 +47,7 @@ static void check_owner(const ldr_store_t *s, uint32_t shard, uint32_t tenant)
         require(ldr_arena_holder(&s->arena, p) == shard,
                 "page %u of shard %u is held by %u", p, shard,
                 ldr_arena_holder(&s->arena, p));
-        require(x->tenant == tenant && (x->state == LDR_EXTENT_OWNED ||
-                                        x->state == LDR_EXTENT_LEAVING),
+        require(x->tenant == tenant && has_tenant(x),
                 "shard %u of tenant %u lies in extent %u of tenant %u, state "
                 "%d",
                 shard, tenant, extent, x->tenant, (int)x->state);
@@ -103,7 +108,8 @@ static void check_extent(const ldr_store_t *s, tally_t *t, uint32_t extent,
     uint32_t count = 0;
 
     for (uint32_t p = x->free_head; p != LDR_NIL; p = s->arena.next[p]) {
-        note(t->pages, p, s->arena.page_count, "free page");
+        note(t->pages, p, (uint32_t)ldr_arena_table_pages(&s->arena),
+             "free page");
         require(ldr_arena_extent_of(&s->arena, p) == extent,
                 "page %u is free in extent %u", p, extent);
         require(ldr_arena_holder(&s->arena, p) == LDR_NIL,
@@ -115,7 +121,7 @@ static void check_extent(const ldr_store_t *s, tally_t *t, uint32_t extent,
     require(x->ready_count + x->blank_count <= x->count,
             "extent %u: %u ready, %u blank of %u", extent, x->ready_count,
             x->blank_count, x->count);
-    bool left = x->state != LDR_EXTENT_OWNED && x->state != LDR_EXTENT_LEAVING;
+    bool left = !has_tenant(x);
     require(left == (x->tenant == LDR_NIL), "extent %u: state %d, tenant %u",
             extent, (int)x->state, x->tenant);
     if (left) {
@@ -127,7 +133,12 @@ static void check_extent(const ldr_store_t *s, tally_t *t, uint32_t extent,
         sums[x->tenant].blank_count += x->blank_count;
         sums[x->tenant].hand_count += x->hand_count;
     } else {
-        sums[x->tenant].leaving_count++;
+        bool overdue = x->state == LDR_EXTENT_OVERDUE;
+
+        sums[x->tenant].overdue_count += overdue;
+        sums[x->tenant].leaving_count += !overdue;
+        require(!overdue || (x->free_count == 0 && x->heir == LDR_NIL),
+                "extent %u is overdue, and somebody waits for it", extent);
         require(x->free_count < x->ready_count || x->mappers > 0 ||
                     x->hand_count > 0,
                 "extent %u has not left", extent);
@@ -159,11 +170,16 @@ static void check_arena(const ldr_store_t *s, tally_t *t)
 {
     ldr_owner_t *sums = calloc(s->tenant_count + 1, sizeof(*sums));
     uint32_t ready = 0, free_pages = 0, empty = 0, unowned = 0;
+    uint32_t overdue = 0, backed = 0;
 
-    for (uint32_t i = 0; i < s->arena.extent_count; i++) {
+    for (uint32_t i = 0; i < s->arena.slot_count; i++) {
         const ldr_arena_extent_t *x = &s->arena.extents[i];
 
         check_extent(s, t, i, sums);
+        overdue += x->state == LDR_EXTENT_OVERDUE;
+        /* EMPTY without an heir: on its way to be spare. */
+        backed += x->state == LDR_EXTENT_FREE || x->state == LDR_EXTENT_OWNED ||
+                  x->heir != LDR_NIL;
         ready += x->ready_count;
         free_pages += x->free_count;
         empty += x->state == LDR_EXTENT_EMPTY;
@@ -174,6 +190,10 @@ static void check_arena(const ldr_store_t *s, tally_t *t)
                 empty == s->arena.empty_count && unowned == s->arena.unowned,
             "%u pages ready, %u free, %u extents empty, %u free", ready,
             free_pages, empty, unowned);
+    require(overdue == s->arena.overdue_count &&
+                backed == s->arena.extent_count,
+            "%u extents overdue, %u of %u others", overdue, backed,
+            s->arena.extent_count);
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         const ldr_owner_t *o = &s->arena.owners[i];
 
@@ -182,6 +202,7 @@ static void check_arena(const ldr_store_t *s, tally_t *t)
                     o->blank_count == sums[i].blank_count &&
                     o->hand_count == sums[i].hand_count &&
                     o->leaving_count == sums[i].leaving_count &&
+                    o->overdue_count == sums[i].overdue_count &&
                     o->coming_count == sums[i].coming_count,
                 "tenant %u counts its extents wrong", i);
         require(o->pages_max == 0 || o->used_count <= o->pages_max ||
@@ -397,7 +418,7 @@ static void check_tenants(const ldr_store_t *s, const tally_t *t)
 void store_check(const ldr_store_t *s)
 {
     tally_t t = {
-        calloc(s->arena.page_count, 1),
+        calloc(ldr_arena_table_pages(&s->arena), 1),
         calloc(s->shard_top + 1, 1),
         calloc(s->chunk_top + 1, 1),
         calloc(s->tenant_count + 1, sizeof(uint64_t)),
@@ -425,7 +446,7 @@ void store_check(const ldr_store_t *s)
         require(t.shards[i] == 1, "shard %u leaked", i);
     }
     check_arena(s, &t);
-    for (uint32_t i = 0; i < s->arena.page_count; i++) {
+    for (uint32_t i = 0; i < ldr_arena_table_pages(&s->arena); i++) {
         seen += t.pages[i];
     }
     require(seen == s->arena.ready_count, "%u of %u pages leaked",
