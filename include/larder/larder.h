@@ -477,8 +477,8 @@ LARDER_API larder_status_t larder_run(larder_space_t *space, larder_op_t op,
  *   st = larder_reserve(space, items, lengths, n, 0, &lease);
  *   for each item with status LARDER_OK:
  *       st = larder_reserve_segments(lease, i, seg, SEGS, &segs);
- *       ... fill them ...
- *   st = larder_commit(&lease, NULL, NULL, statuses, 0);
+ *       ... fill them; crcs[i] = larder_crc32c() of their source ...
+ *   st = larder_commit(&lease, NULL, crcs, statuses, 0);
  */
 
 /* Reserves lengths[i] bytes for each item (its iov is not looked at). The item
@@ -502,8 +502,11 @@ LARDER_API larder_status_t larder_reserve_segments(const larder_lease_t *lease,
 /* Makes the shards visible and ends the lease, whatever comes of it. NULL or
  * an array of one for each item of the reserve:
  *   keep      zero: this one is given back instead; NULL: all are kept
- *   crcs      CRC-32C (Castagnoli) of the item's bytes, by who wrote them;
- *             NULL: computed here, by reading the memory
+ *   crcs      CRC-32C (Castagnoli) of the item's bytes as they were at their
+ *             source: larder_crc32c(). NULL: computed here, by reading the
+ *             memory; not with a daemon by shared memory (E_INVALID, nothing is
+ *             kept), where other processes of the tenant could have written to
+ *             it meanwhile, and their bytes would be taken for these
  *   statuses  what came of each: LARDER_OK, E_STALE (reset meanwhile),
  *             E_CANCELED (not kept), its status of the reserve (no room)...
  * Over TCP this is where the bytes are sent. */
@@ -512,6 +515,10 @@ LARDER_API larder_status_t larder_commit(larder_lease_t **lease_p,
                                          const uint32_t *crcs,
                                          larder_status_t *statuses,
                                          uint32_t timeout_ms);
+
+/* The CRC-32C of bytes that follow those of crc (0: none do). */
+LARDER_API uint32_t larder_crc32c(uint32_t crc, const void *bytes,
+                                  size_t count);
 
 /* ---- tickets ------------------------------------------------------------ */
 

@@ -164,6 +164,8 @@ static ldr_end_row_t room_end(larder_lease_t *lease, uint32_t i,
     }
     if (crcs != NULL) {
         end.crc = crcs[i];
+    } else if (!h->session->strict) {
+        room->status = LARDER_E_INVALID; /* see larder_commit() */
     } else {
         room->status = ldr_pieces_crc(pieces, room->seg_count, stop, &end.crc);
     }
@@ -283,6 +285,7 @@ larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
     if (lease->silent && !h->session->strict) {
         return commit_silently(lease, keep, crcs, &stop);
     }
+    bool unsafe = crcs == NULL && !h->session->strict;
     larder_status_t st = ldr_visit_begin(&v, lease->lar->remote, NULL, &stop);
     if (st == LARDER_OK && v.link != &h->session->link) {
         ldr_visit_end(&v, st); /* another session: that one is gone */
@@ -298,5 +301,9 @@ larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
     if (st != LARDER_OK) {
         commit_failed(lease, st);
     }
-    return st;
+    return st == LARDER_OK && unsafe
+               ? ldr_fail(LARDER_E_INVALID,
+                          "other processes can write to this memory: give the "
+                          "checksums of what was written, by larder_crc32c()")
+               : st;
 }

@@ -1,5 +1,6 @@
 #include "larder/larder.h"
 
+#include "base/copy.h"
 #include "base/fault.h"
 
 #ifndef LARDER_COMMIT
@@ -33,6 +34,11 @@ const char *larder_version(void)
 {
     return VERSION " (commit " LARDER_COMMIT ", " LARDER_BUILD_TYPE URING FAULTS
                    ")";
+}
+
+uint32_t larder_crc32c(uint32_t crc, const void *bytes, size_t count)
+{
+    return ldr_crc32c(crc, bytes, count);
 }
 
 uint32_t larder_abi(void)

@@ -424,7 +424,9 @@ static void test_lease_outlives(void **state)
     start(r);
     until(r, LARDER_OP_PUT, 100, LARDER_OK);
     larder_status_t status = LARDER_OK;
-    larder_status_t st = larder_commit(&room, NULL, NULL, &status, 0);
+    uint32_t crc = 0;
+    larder_status_t st =
+        larder_commit(&room, NULL, shared ? &crc : NULL, &status, 0);
     assert_null(room);
     if (shared) {
         assert_status(st, LARDER_E_OFFLINE);
@@ -570,7 +572,7 @@ static void everything(rig_t *r, uint64_t n)
     struct iovec iov = {data, BYTES}, seg[64];
     larder_item_t item = {.key = &keys[0], .iov = &iov, .iov_count = 1};
     size_t length = 1000;
-    uint32_t segs;
+    uint32_t segs, crc = 0;
     larder_match_t m;
 
     content(n, data, BYTES);
@@ -586,7 +588,7 @@ static void everything(rig_t *r, uint64_t n)
             item = (larder_item_t){.key = &keys[1]};
             larder_reserve(space, &item, &length, 1, 0, &room);
             if (room != NULL) {
-                larder_commit(&room, NULL, NULL, NULL, 0);
+                larder_commit(&room, NULL, &crc, NULL, 0);
             }
         }
         larder_release(&lease);

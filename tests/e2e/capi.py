@@ -104,6 +104,8 @@ def library():
         lib.larder_commit.argtypes = [POINTER(c_void_p), c_char_p,
                                       POINTER(c_uint32), POINTER(c_int),
                                       c_uint32]
+        lib.larder_crc32c.argtypes = [c_uint32, c_char_p, c_size_t]
+        lib.larder_crc32c.restype = c_uint32
         lib.larder_flush.argtypes = [c_void_p, c_int, c_uint32]
         lib.larder_shared_create.argtypes = [c_char_p, c_char_p, c_uint32]
         lib.larder_announce.argtypes = [c_void_p, POINTER(Key), c_size_t,
@@ -143,6 +145,7 @@ class Node:
         """log(level, line): who hears of what the library says."""
         self.lib = library()
         self.node, self.space = c_void_p(), c_void_p()
+        self.crcs = {}  # of what was filled in, by lease
         self.log = _quiet if log is None else LOG_FN(
             lambda _arg, level, line: log(level, line.decode()))
         params = OpenParams(1 if quiet else 0, self.log, None)
@@ -312,11 +315,14 @@ class Node:
         for seg in segs[:count.value if status == OK else 0]:
             ctypes.memmove(seg.base, value[at:at + seg.bytes], seg.bytes)
             at += seg.bytes
+        self.crcs[lease.value] = self.lib.larder_crc32c(0, value, len(value))
         return status
 
     def commit(self, lease, timeout_ms=0):
+        """With the checksum of what was filled in, 0 if nothing was."""
         statuses = (c_int * 1)()
-        status = self.lib.larder_commit(byref(lease), None, None, statuses,
+        crcs = (c_uint32 * 1)(self.crcs.pop(lease.value, 0))
+        status = self.lib.larder_commit(byref(lease), None, crcs, statuses,
                                         timeout_ms)
         return status if status < 0 else statuses[0]
 
