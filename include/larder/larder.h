@@ -1004,6 +1004,8 @@ typedef struct larder_stats {
     /* Of this handle, like client_*: connections that the daemon refused, since
      * it does not let this client in; since they speak no common version. */
     uint64_t client_denied, client_version;
+    /* Chunks that engines asked for, each request once, and those found. */
+    uint64_t asked_chunks, found_chunks;
 } larder_stats_t;
 
 /* With a daemon: of the session's tenant. LARDER_E_OFFLINE, LARDER_E_DENIED,

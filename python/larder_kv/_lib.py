@@ -175,7 +175,9 @@ class Stats(Structure):
             "loads_shared", "offers_written", "offers_present",
             "offers_evicted", "offers_failed", "shared")] +
         [("shared_tier", SharedStats)] +
-        [(name, c_uint64) for name in ("client_denied", "client_version")])
+        [(name, c_uint64) for name in (
+            "client_denied", "client_version", "asked_chunks",
+            "found_chunks")])
 
 
 _SIGNATURES = {

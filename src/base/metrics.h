@@ -20,8 +20,8 @@
       "Shards loaded, by the tier that had them.")                             \
     X(MISSES, COUNTER, "larder_misses_total", "tenant,cause",                  \
       "Shards that could not be loaded, by cause.")                            \
-    X(MATCHED, COUNTER, "larder_matched_chunks_total", "tenant,outcome",       \
-      "Chunks that matches asked for: found or not_found.")                    \
+    X(ASKED, COUNTER, "larder_asked_chunks_total", "tenant,outcome",           \
+      "Chunks that engines asked for, once each: found or not_found.")         \
     X(SAVES, COUNTER, "larder_saves_total", "tenant,outcome",                  \
       "Shards that were to be saved, by what became of it.")                   \
     X(SAVES_DROPPED, COUNTER, "larder_saves_dropped_total", "tenant,reason",   \
@@ -80,6 +80,9 @@
       "Memory of the dram tier that the space uses.")                          \
     X(SPACE_SSD, GAUGE, "larder_space_ssd_bytes", "tenant,space",              \
       "Bytes of the ssd tier that the space uses.")                            \
+    X(SPACE_ASKED, COUNTER, "larder_space_asked_chunks_total",                 \
+      "tenant,space,outcome",                                                  \
+      "Chunks of the space that engines asked for: found or not_found.")       \
     X(SPACE_LOADS, COUNTER, "larder_space_loads_total",                        \
       "tenant,space,outcome", "Loads of shards of the space: hit or miss.")    \
     X(SPACE_MOVED, COUNTER, "larder_space_moved_bytes_total",                  \

@@ -95,6 +95,24 @@ typedef struct ldr_op_list {
     ldr_op_t *head, *tail;
 } ldr_op_list_t;
 
+/* What a space's handle asked for lately (asked.c): requests, and the chunks of
+ * theirs. */
+typedef struct ldr_asked {
+    uint32_t number; /* 0: none */
+    uint32_t s;      /* when */
+    uint32_t group;
+    bool used; /* it was staged: who asks now, asks anew */
+} ldr_asked_t;
+
+typedef struct ldr_asked_chunk {
+    uint64_t head; /* of its key */
+    uint32_t number;
+    bool found, last; /* last: of all that the request asked for */
+} ldr_asked_chunk_t;
+
+#define LDR_ASKED_MAX 256u
+#define LDR_ASKED_CHUNKS 4096u
+
 struct larder_space {
     larder_t *lar;   /* NULL: the handle is closed */
     uint32_t number; /* an embedded node's */
@@ -104,6 +122,10 @@ struct larder_space {
     uint8_t root[32];
     ldr_space_ref_t ref;
     larder_space_t *prev, *next;
+    pthread_mutex_t asked_lock;
+    uint32_t asked_number;                            /* of the last request */
+    ldr_asked_t asked[LDR_ASKED_MAX];                 /* by number */
+    ldr_asked_chunk_t asked_chunks[LDR_ASKED_CHUNKS]; /* by key */
 };
 
 /* One item of a reservation. */
@@ -227,11 +249,30 @@ static inline ldr_stop_t ldr_op_stop(const ldr_op_t *op)
 void ldr_announce(larder_space_t *space, const larder_key_t *keys, size_t count,
                   bool saves, uint32_t hint, uint64_t deadline_ns);
 
+/* ---- what was asked for (asked.c) ---- */
+
+#define LDR_ASKED_GROUPS 0xffffu /* a group's number: all of a layout's */
+
+/* Whether this chain is part of what the handle has asked for just now; holds:
+ * to be staged, which ends that. */
+bool ldr_asked_before(larder_space_t *space, const larder_key_t *keys,
+                      size_t count, uint32_t group, bool holds);
+/* It was not: remembers it, and that the first `found` chunks were there. */
+void ldr_asked_note(larder_space_t *space, const larder_key_t *keys,
+                    size_t count, uint32_t group, size_t found, bool holds);
+/* The same of a batch of EXISTS or GET, most of it; and what exists. */
+bool ldr_asked_items(larder_space_t *space, larder_op_t kind,
+                     const larder_item_t *items, size_t count);
+void ldr_asked_existed(larder_space_t *space, const larder_item_t *items,
+                       size_t count);
+
 /* ---- leases (lease.c) ---- */
 
-/* larder_stage(), of which the node is told by somebody else. */
+/* larder_stage(), of which the node is told by somebody else; asks: as in
+ * ldr_handle_ops_t. */
 larder_status_t ldr_stage(larder_space_t *space, const larder_key_t *keys,
-                          size_t count, uint16_t group, uint64_t deadline_ns,
-                          larder_lease_t **lease_p, larder_match_t *match_p);
+                          size_t count, uint16_t group, bool asks,
+                          uint64_t deadline_ns, larder_lease_t **lease_p,
+                          larder_match_t *match_p);
 
 void ldr_leases_close(larder_t *lar);

@@ -118,8 +118,9 @@ static void bounce_run(const bounce_t *b, larder_op_t kind, larder_item_t *item,
     struct iovec host = {b->buffer, bytes};
     larder_item_t one = *item;
     larder_op_params_t params = {
-        .field_mask = LARDER_OP_TIMEOUT,
-        .timeout_ms = ldr_prefix_left_ms(b->space->lar, b->deadline_ns)};
+        .field_mask = LARDER_OP_TIMEOUT | LARDER_OP_FLAGS,
+        .timeout_ms = ldr_prefix_left_ms(b->space->lar, b->deadline_ns),
+        .flags = kind == LARDER_OP_GET ? LDR_BATCH_AGAIN : 0};
 
     one.iov = &host;
     one.iov_count = 1;

@@ -363,6 +363,7 @@ larder_status_t larder_space_open(larder_t *lar,
     if (space == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a space");
     }
+    pthread_mutex_init(&space->asked_lock, NULL);
     space->lar = lar;
     space->shards = space->ref.shards = p.shards;
     space->chunk_tokens = p.chunk_tokens;
@@ -480,9 +481,15 @@ larder_status_t larder_match(larder_space_t *space, const larder_key_t *keys,
     larder_t *lar = space->lar;
     uint64_t deadline_ns =
         lar->node != NULL ? UINT64_MAX : ldr_deadline(lar, 0);
-    st = lar->backend->match(space, keys, count, group, deadline_ns, &match);
+    bool asks =
+        count > 0 && !ldr_asked_before(space, keys, count, group, false);
+    st = lar->backend->match(space, keys, count, group, asks, deadline_ns,
+                             &match);
     if (st == LARDER_OK) {
         *out = match;
+    }
+    if (st == LARDER_OK && asks) {
+        ldr_asked_note(space, keys, count, group, match.chunks, false);
     }
     return st;
 }

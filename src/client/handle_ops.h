@@ -26,9 +26,13 @@ typedef struct ldr_handle_ops {
     larder_status_t (*space_open)(larder_t *lar, larder_space_t *space,
                                   const char *tenant);
     larder_status_t (*reset)(larder_space_t *space, uint64_t deadline_ns);
+    /* asks: it counts as asked for (asked.c). */
     larder_status_t (*match)(larder_space_t *space, const larder_key_t *keys,
-                             size_t count, uint16_t group, uint64_t deadline_ns,
-                             larder_match_t *out);
+                             size_t count, uint16_t group, bool asks,
+                             uint64_t deadline_ns, larder_match_t *out);
+    /* Counts what several matches asked for and found. */
+    void (*asked)(larder_space_t *space, uint32_t asked, uint32_t found,
+                  uint64_t deadline_ns);
 
     /* Tells the node of a request, if it can be told. */
     void (*announce)(larder_space_t *space, const struct ldr_announce *a,

@@ -116,19 +116,28 @@ larder_status_t larder_stage(larder_space_t *space, const larder_key_t *keys,
     }
     uint64_t deadline_ns = ldr_deadline(space->lar, timeout_ms);
     ldr_announce(space, keys, count, false, 0, deadline_ns);
-    return ldr_stage(space, keys, count, group, deadline_ns, lease_p, match_p);
+    bool asks = !ldr_asked_before(space, keys, count, group, true);
+    st = ldr_stage(space, keys, count, group, asks, deadline_ns, lease_p,
+                   match_p);
+    if (st >= 0 && asks) {
+        ldr_asked_note(space, keys, count, group,
+                       st == LARDER_OK ? match_p->chunks : 0, true);
+    }
+    return st;
 }
 
 larder_status_t ldr_stage(larder_space_t *space, const larder_key_t *keys,
-                          size_t count, uint16_t group, uint64_t deadline_ns,
-                          larder_lease_t **lease_p, larder_match_t *match_p)
+                          size_t count, uint16_t group, bool asks,
+                          uint64_t deadline_ns, larder_lease_t **lease_p,
+                          larder_match_t *match_p)
 {
     larder_t *lar = space->lar;
     larder_status_t st;
     larder_match_t match;
 
     /* A lease is no larger than what could be held. */
-    st = lar->backend->match(space, keys, count, group, deadline_ns, &match);
+    st = lar->backend->match(space, keys, count, group, asks, deadline_ns,
+                             &match);
     if (st != LARDER_OK) {
         return st;
     }

@@ -71,6 +71,7 @@ static uint64_t loads_begin(ldr_op_t *op)
             load->target = (ldr_target_t){op->space, op->shards, item};
             load->ready = load_ready;
             load->arg = op;
+            load->asks = (op->flags & LDR_BATCH_AGAIN) == 0;
             op->load_item[slot] = op->next;
             op->used_mask |= (uint64_t)1 << slot;
             if (!ldr_load_begin(op->lar->node, load)) {
@@ -108,7 +109,8 @@ static void load_refuse(ldr_op_t *op, larder_item_t *item, larder_status_t why)
     ldr_load_t load = {.target = {op->space, op->shards, item},
                        .status = why,
                        .shard = LDR_NIL,
-                       .chunk = LDR_NIL};
+                       .chunk = LDR_NIL,
+                       .asks = (op->flags & LDR_BATCH_AGAIN) == 0};
 
     ldr_load_end(op->lar->node, &load, false);
     item->status = load.status;
@@ -187,7 +189,8 @@ static void run_exists(ldr_op_t *op)
             larder_status_t why = stopped(op);
 
             if (why == LARDER_OK) {
-                ldr_node_exists(op->lar->node, &t);
+                ldr_node_exists(op->lar->node, &t,
+                                (op->flags & LDR_BATCH_AGAIN) == 0);
             } else {
                 load_refuse(op, item, why);
             }
@@ -301,13 +304,20 @@ static larder_status_t local_reset(larder_space_t *space, uint64_t deadline_ns)
 
 static larder_status_t local_match(larder_space_t *space,
                                    const larder_key_t *keys, size_t count,
-                                   uint16_t group, uint64_t deadline_ns,
-                                   larder_match_t *out)
+                                   uint16_t group, bool asks,
+                                   uint64_t deadline_ns, larder_match_t *out)
 {
     (void)deadline_ns;
     ldr_node_match(space->lar->node, space->number, space->shards, group, keys,
-                   count, out);
+                   count, asks, out);
     return LARDER_OK;
+}
+
+static void local_asked(larder_space_t *space, uint32_t asked, uint32_t found,
+                        uint64_t deadline_ns)
+{
+    (void)deadline_ns;
+    ldr_node_asked(space->lar->node, space->number, asked, found);
 }
 
 static void local_announce(larder_space_t *space, const ldr_announce_t *a,
@@ -348,6 +358,7 @@ const ldr_handle_ops_t ldr_handle_local = {
     .space_open = local_space_open,
     .reset = local_reset,
     .match = local_match,
+    .asked = local_asked,
     .announce = local_announce,
     .step = local_step,
     .wait = local_wait,

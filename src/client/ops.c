@@ -190,6 +190,11 @@ static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
     op->count = count;
     op->flags =
         p != NULL && (p->field_mask & LARDER_OP_FLAGS) != 0 ? p->flags : 0;
+    if ((kind == LARDER_OP_GET || kind == LARDER_OP_EXISTS) &&
+        (op->flags & LDR_BATCH_AGAIN) == 0 &&
+        ldr_asked_items(space, kind, items, count)) {
+        op->flags |= LDR_BATCH_AGAIN;
+    }
     op->user =
         p != NULL && (p->field_mask & LARDER_OP_USER) != 0 ? p->user : NULL;
     op->deadline_ns = ldr_deadline(op->lar, timeout_ms);
@@ -223,6 +228,9 @@ larder_status_t ldr_run(larder_space_t *space, larder_op_t kind,
         op.lar->backend->wait(&op);
     }
     pthread_cond_destroy(&wake);
+    if (kind == LARDER_OP_EXISTS && (op.flags & LDR_BATCH_AGAIN) == 0) {
+        ldr_asked_existed(space, items, count);
+    }
     return LARDER_OK;
 }
 

@@ -52,6 +52,7 @@ typedef struct search {
     const larder_layout_t *layout;
     const larder_key_t *keys;
     uint64_t deadline_ns;
+    bool asks;                        /* the next match counts as asking */
     uint32_t chunks;                  /* the longest that is possible still */
     uint8_t *here[LARDER_GROUPS_MAX]; /* where it was asked for */
     larder_match_t sum;
@@ -79,8 +80,9 @@ static larder_status_t look(search_t *s, uint32_t group)
     for (uint32_t at = 0; at < s->chunks && st == LARDER_OK; at += step) {
         uint32_t count = (uint32_t)ldr_min64(step, s->chunks - at) * shards;
         larder_op_params_t params = {
-            .field_mask = LARDER_OP_TIMEOUT,
-            .timeout_ms = ldr_prefix_left_ms(s->space->lar, s->deadline_ns)};
+            .field_mask = LARDER_OP_TIMEOUT | LARDER_OP_FLAGS,
+            .timeout_ms = ldr_prefix_left_ms(s->space->lar, s->deadline_ns),
+            .flags = LDR_BATCH_AGAIN};
 
         for (uint32_t i = 0; i < count; i++) {
             items[i] = (larder_item_t){.key = &s->keys[at + i / shards],
@@ -149,9 +151,10 @@ static larder_status_t try_chunks(search_t *s)
         uint32_t count = needs.end - needs.first;
         larder_match_t one;
         larder_status_t st = s->space->lar->backend->match(
-            s->space, s->keys + needs.first, count, (uint16_t)g, s->deadline_ns,
-            &one);
+            s->space, s->keys + needs.first, count, (uint16_t)g, s->asks,
+            s->deadline_ns, &one);
 
+        s->asks = false;
         if (st != LARDER_OK) {
             return st;
         }
@@ -179,22 +182,48 @@ static larder_status_t search_run(search_t *s)
     return st == LARDER_MISS ? LARDER_OK : st;
 }
 
-/* The longest prefix, as *out. */
+/* The longest prefix, as *out. asks: as in ldr_handle_ops_t. */
 static larder_status_t match(larder_space_t *space,
                              const larder_layout_t *layout,
-                             const larder_key_t *keys, size_t count,
+                             const larder_key_t *keys, size_t count, bool asks,
                              uint64_t deadline_ns, larder_match_t *out)
 {
+    /* Of one group that needs all, the first match asks for all there is. */
+    bool one = layout->group_count == 1 && layout->all;
     search_t s = {.space = space,
                   .layout = layout,
                   .keys = keys,
                   .deadline_ns = deadline_ns,
+                  .asks = asks && one,
                   .chunks = (uint32_t)count};
     larder_status_t st = search_run(&s);
 
     search_end(&s);
     if (st == LARDER_OK) {
         *out = s.sum;
+    }
+    if (st == LARDER_OK && asks && !one) {
+        space->lar->backend->asked(space, (uint32_t)count, s.sum.chunks,
+                                   deadline_ns);
+        ldr_fail_clear();
+    }
+    return st;
+}
+
+/* The same, counted unless it is part of what was asked for just now. */
+static larder_status_t match_counted(larder_space_t *space,
+                                     const larder_layout_t *layout,
+                                     const larder_key_t *keys, size_t count,
+                                     bool holds, uint64_t deadline_ns,
+                                     larder_match_t *out)
+{
+    bool asks = !ldr_asked_before(space, keys, count, LDR_ASKED_GROUPS, holds);
+    larder_status_t st =
+        match(space, layout, keys, count, asks, deadline_ns, out);
+
+    if (st == LARDER_OK && asks) {
+        ldr_asked_note(space, keys, count, LDR_ASKED_GROUPS, out->chunks,
+                       holds);
     }
     return st;
 }
@@ -216,9 +245,10 @@ larder_status_t larder_prefix_match(larder_space_t *space,
     larder_status_t st = ldr_prefix_check(space, layout);
 
     st = st == LARDER_OK ? check_keys(keys, count, out) : st;
-    return st == LARDER_OK ? match(space, layout, keys, count,
-                                   ldr_deadline(space->lar, timeout_ms), out)
-                           : st;
+    return st == LARDER_OK
+               ? match_counted(space, layout, keys, count, false,
+                               ldr_deadline(space->lar, timeout_ms), out)
+               : st;
 }
 
 /* ---- staging ---- */
@@ -241,7 +271,7 @@ static larder_status_t stage(larder_space_t *space,
         uint32_t count = needs.end - needs.first;
         larder_match_t one = {0};
 
-        st = ldr_stage(space, keys + needs.first, count, (uint16_t)g,
+        st = ldr_stage(space, keys + needs.first, count, (uint16_t)g, false,
                        deadline_ns, &leases[g], &one);
         if (st == LARDER_MISS || (st == LARDER_OK && one.chunks < count)) {
             bool whole = layout->group_count == 1 && layout->all;
@@ -277,8 +307,10 @@ static larder_status_t stage_longest(larder_space_t *space,
 {
     for (unsigned i = 0; i < ATTEMPTS && chunks > 0; i++) {
         larder_match_t found;
-        larder_status_t st =
-            match(space, layout, keys, chunks, deadline_ns, &found);
+        larder_status_t st = i == 0 ? match_counted(space, layout, keys, chunks,
+                                                    true, deadline_ns, &found)
+                                    : match(space, layout, keys, chunks, false,
+                                            deadline_ns, &found);
 
         if (st != LARDER_OK) {
             return st;

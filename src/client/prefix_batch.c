@@ -131,8 +131,11 @@ static bool late(ldr_batch_t *b)
 larder_status_t ldr_batch_flush(ldr_batch_t *b)
 {
     larder_op_params_t params = {
-        .field_mask = LARDER_OP_TIMEOUT,
-        .timeout_ms = ldr_prefix_left_ms(b->space->lar, b->deadline_ns)};
+        .field_mask = LARDER_OP_TIMEOUT | LARDER_OP_FLAGS,
+        .timeout_ms = ldr_prefix_left_ms(b->space->lar, b->deadline_ns),
+        /* A prefix is staged before it is loaded, perhaps by another process
+         * of the engine. */
+        .flags = b->op == LARDER_OP_GET ? LDR_BATCH_AGAIN : 0};
     larder_status_t st = LARDER_OK;
 
     if (b->item_count > 0 && late(b)) {

@@ -93,7 +93,8 @@ static larder_status_t ask(const fetch_t *f, uint32_t group, ldr_span_t needs,
     uint64_t now_ns = ldr_now_ns(f->space->lar->clock);
     uint64_t left = f->deadline_ns > now_ns ? f->deadline_ns - now_ns : 0;
     larder_op_params_t params = {
-        .field_mask = LARDER_OP_TIMEOUT,
+        .field_mask = LARDER_OP_TIMEOUT | LARDER_OP_FLAGS,
+        .flags = LDR_BATCH_AGAIN, /* what is staged */
         .timeout_ms = f->deadline_ns == UINT64_MAX
                           ? LARDER_FOREVER
                           : (uint32_t)ldr_max64(left / 1000000, 1)};

@@ -38,7 +38,8 @@ static void run_names(ldr_op_t *op, uint16_t opcode)
         }
     }
     if (count > 0) {
-        ldr_batch_msg_t batch = {.space = v.space, .count = count};
+        ldr_batch_msg_t batch = {
+            .space = v.space, .count = count, .flags = ldr_batch_flags(&v, op)};
 
         ldr_put_batch(at, &batch);
         st = ldr_visit_call(
@@ -154,14 +155,25 @@ static larder_status_t remote_flush(larder_t *lar, larder_tier_t tier,
                        deadline_ns);
 }
 
+static bool knows_asked(const ldr_visit_t *v)
+{
+    return (v->link->features & LDR_FEATURE_ASKED) != 0;
+}
+
+uint32_t ldr_batch_flags(const ldr_visit_t *v, const ldr_op_t *op)
+{
+    return knows_asked(v) ? op->flags & LDR_BATCH_AGAIN : 0;
+}
+
 static larder_status_t match_piece(ldr_visit_t *v, const larder_key_t *keys,
-                                   size_t count, uint16_t group,
+                                   size_t count, uint16_t group, bool asks,
                                    larder_match_t *out)
 {
     uint8_t *at = ldr_body(v->call.buffer);
     ldr_match_msg_t m = {
         .space = v->space,
         .group = group,
+        .flags = !asks && knows_asked(v) ? LDR_MATCH_AGAIN : 0,
         .count = (uint32_t)count,
         .keys = (const uint8_t *)keys,
     };
@@ -174,11 +186,38 @@ static larder_status_t match_piece(ldr_visit_t *v, const larder_key_t *keys,
     return st;
 }
 
+static void tell_asked(ldr_visit_t *v, uint32_t asked, uint32_t found)
+{
+    ldr_asked_msg_t m = {.space = v->space,
+                         .asked = (uint32_t)ldr_min64(asked, LDR_ASKED_MOST)};
+
+    m.found = (uint32_t)ldr_min64(found, m.asked);
+    if (knows_asked(v)) {
+        ldr_visit_call(v, LDR_OP_ASKED,
+                       ldr_put_asked(ldr_body(v->call.buffer), &m));
+    }
+}
+
+static void remote_asked(larder_space_t *space, uint32_t asked, uint32_t found,
+                         uint64_t deadline_ns)
+{
+    ldr_visit_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+
+    if (ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop) ==
+        LARDER_OK) {
+        tell_asked(&v, asked, found);
+        ldr_visit_end(&v, LARDER_OK);
+    }
+}
+
 static larder_status_t remote_match(larder_space_t *space,
                                     const larder_key_t *keys, size_t count,
-                                    uint16_t group, uint64_t deadline_ns,
-                                    larder_match_t *out)
+                                    uint16_t group, bool asks,
+                                    uint64_t deadline_ns, larder_match_t *out)
 {
+    /* A piece does not know of those after it. */
+    bool pieces = count > LDR_MATCH_PIECE;
     ldr_visit_t v;
     ldr_stop_t stop = {NULL, deadline_ns};
     larder_status_t st =
@@ -192,7 +231,7 @@ static larder_status_t remote_match(larder_space_t *space,
             size_t take = ldr_min64(count - at, LDR_MATCH_PIECE);
             larder_match_t m = {0};
 
-            st = match_piece(&v, keys + at, take, group, &m);
+            st = match_piece(&v, keys + at, take, group, asks && !pieces, &m);
             out->chunks += m.chunks;
             for (int i = 0; i < LARDER_TIER_COUNT; i++) {
                 out->tier_chunks[i] += m.tier_chunks[i];
@@ -202,6 +241,9 @@ static larder_status_t remote_match(larder_space_t *space,
             out->cause = m.cause;
             at += take;
             more = m.chunks == take && at < count;
+        }
+        if (st == LARDER_OK && asks && pieces) {
+            tell_asked(&v, (uint32_t)count, out->chunks);
         }
         ldr_visit_end(&v, st);
     }
@@ -432,6 +474,7 @@ const ldr_handle_ops_t ldr_handle_remote = {
     .space_open = remote_space_open,
     .reset = remote_reset,
     .match = remote_match,
+    .asked = remote_asked,
     .announce = remote_announce,
     .step = remote_step,
     .wait = remote_wait,

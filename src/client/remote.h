@@ -252,6 +252,8 @@ void ldr_op_refuse(ldr_op_t *op, larder_status_t why);
 
 /* Rows of names or saves, behind a batch's head. */
 void ldr_row_name(uint8_t *at, const larder_item_t *item, uint64_t room);
+/* What the daemon shall know of a batch of GET, LEASE or EXISTS. */
+uint32_t ldr_batch_flags(const ldr_visit_t *v, const ldr_op_t *op);
 ldr_save_row_t ldr_row_save(const larder_item_t *item, size_t length);
 
 /* What came of a stage of match's chunks: as many as `chunks` are held, with so

@@ -269,7 +269,9 @@ void ldr_shm_ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w)
         bytes += LDR_NAME_BYTES;
         room += one;
     }
-    ldr_batch_msg_t batch = {.space = b->visit.space, .count = w->count};
+    ldr_batch_msg_t batch = {.space = b->visit.space,
+                             .count = w->count,
+                             .flags = ldr_batch_flags(&b->visit, b->op)};
     ldr_put_batch(at, &batch);
     w->call.opcode = LDR_OP_LEASE;
     w->call.bytes = (uint32_t)bytes;

@@ -153,11 +153,13 @@ static void compare(ldr_shm_batch_t *b, larder_item_t *item)
 {
     uint8_t *at = ldr_body(b->visit.call.buffer);
     ldr_batch_msg_t batch = {.space = b->visit.space, .count = 1};
+    bool knows = (b->visit.link->features & LDR_FEATURE_ASKED) != 0;
     ldr_results_t results;
     ldr_result_row_t row;
     const uint8_t *segs;
     uint32_t crc = 0, stored = 0;
 
+    batch.flags = knows ? LDR_BATCH_AGAIN : 0; /* no engine's question */
     size_t bytes = ldr_put_batch(at, &batch);
     ldr_row_name(at + bytes, item, ldr_item_bytes(item));
     if (ldr_visit_call(&b->visit, LDR_OP_LEASE, bytes + LDR_NAME_BYTES) !=

@@ -252,6 +252,7 @@ static larder_status_t fetch(const larder_lease_t *lease, const held_t *h,
         .shards = lease->shards,
         .items = &item,
         .count = 1,
+        .flags = LDR_BATCH_AGAIN, /* it is staged */
         .deadline_ns = deadline_ns,
     };
 

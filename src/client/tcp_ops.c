@@ -167,7 +167,9 @@ static void get_send(ldr_tcp_batch_t *b)
         bytes += LDR_NAME_BYTES;
         w->payload += ldr_min64(room, LARDER_VALUE_MAX);
     }
-    ldr_batch_msg_t batch = {.space = b->visit.space, .count = w->count};
+    ldr_batch_msg_t batch = {.space = b->visit.space,
+                             .count = w->count,
+                             .flags = ldr_batch_flags(&b->visit, b->op)};
     ldr_put_batch(at, &batch);
     w->call.opcode = LDR_OP_GET;
     w->call.bytes = (uint32_t)bytes;

@@ -20,6 +20,7 @@ struct ldr_load {
     ldr_target_t target;
     void (*ready)(ldr_load_t *load);
     void *arg;
+    bool asks; /* nobody has asked for it before: this counts as asking */
 
     /* What came of it, once settled */
     larder_status_t status; /* OK: held; MISS; PENDING: it waits */
@@ -97,7 +98,13 @@ void ldr_reads_off(ldr_node_t *node, ldr_ssd_t *ssd);
  */
 bool ldr_reads_drain(ldr_node_t *node, uint64_t deadline_ns);
 
-/* Matches a chain: see larder_match(). */
+/* Matches a chain: see larder_match(). asks: nobody has asked for it before, so
+ * it counts as asked for, and found or not. */
 void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
                     uint16_t group, const larder_key_t *keys, size_t count,
-                    larder_match_t *out);
+                    bool asks, larder_match_t *out);
+/* Counts what was asked for and found; the first with the lock. */
+void ldr_node_count_asked(ldr_node_t *node, uint32_t space, uint64_t asked,
+                          uint64_t found);
+void ldr_node_asked(ldr_node_t *node, uint32_t space, uint64_t asked,
+                    uint64_t found);

@@ -147,6 +147,14 @@ static void count_load(ldr_store_t *store, const ldr_load_t *load)
     }
 }
 
+void ldr_node_count_asked(ldr_node_t *node, uint32_t space, uint64_t asked,
+                          uint64_t found)
+{
+    node->store.spaces[space].asked_s = ldr_wall_s(node->clock);
+    LDR_COUNT(&node->store, space, asked_chunks, asked);
+    LDR_COUNT(&node->store, space, found_chunks, found);
+}
+
 void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep)
 {
     ldr_store_t *store = &node->store;
@@ -167,6 +175,11 @@ void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep)
         if (load->status == LARDER_MISS) {
             LDR_COUNT(store, load->target.space, misses[load->cause], 1);
         }
+    }
+    if (load->asks &&
+        (load->status == LARDER_OK || load->status == LARDER_MISS)) {
+        ldr_node_count_asked(node, load->target.space, 1,
+                             load->status == LARDER_OK);
     }
     if (load->chunk != LDR_NIL && !(keep && load->status == LARDER_OK)) {
         ldr_store_release(store, load->chunk);
@@ -244,9 +257,17 @@ static bool match_chunk(ldr_node_t *node, const ldr_name_t *name,
     return true;
 }
 
+void ldr_node_asked(ldr_node_t *node, uint32_t space, uint64_t asked,
+                    uint64_t found)
+{
+    ldr_node_lock(node);
+    ldr_node_count_asked(node, space, asked, found);
+    ldr_node_unlock(node);
+}
+
 void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
                     uint16_t group, const larder_key_t *keys, size_t count,
-                    larder_match_t *out)
+                    bool asks, larder_match_t *out)
 {
     ldr_store_t *store = &node->store;
     uint32_t now_s = ldr_wall_s(node->clock);
@@ -258,6 +279,9 @@ void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
     if (mode != LDR_MODE_ON) {
         if (mode == LDR_MODE_OBSERVE) {
             ldr_observe_match(node, space, shards, group, keys, count);
+        }
+        if (asks) {
+            ldr_node_asked(node, space, count, 0);
         }
         out->cause = LARDER_CAUSE_PAUSED;
         return;
@@ -281,8 +305,10 @@ void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
             }
         }
         if (i == count || !more) {
-            LDR_COUNT(store, space, asked_chunks, count);
             LDR_COUNT(store, space, matched_chunks, out->chunks);
+            if (asks) {
+                ldr_node_count_asked(node, space, count, out->chunks);
+            }
         }
         ldr_node_unlock(node);
     }

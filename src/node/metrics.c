@@ -8,6 +8,8 @@
 #include "node/shared.h"
 #include "node/ssd.h"
 
+#define LATELY_S 3600u
+
 void ldr_node_counters(ldr_node_t *node, ldr_counters_t *out)
 {
     ldr_node_lock(node);
@@ -101,10 +103,15 @@ uint64_t ldr_counters_misses(const ldr_counters_t *n)
     return misses;
 }
 
-static uint64_t busy(const ldr_space_stats_t *s)
+/* Who asks now goes before who did much once, or a new model would not be seen
+ * behind all those before it. */
+static uint64_t busy(const ldr_space_stats_t *s, uint32_t now_s)
 {
-    return ldr_counters_hits(&s->n) + ldr_counters_misses(&s->n) +
-           s->n.saves_stored + s->chunks;
+    uint64_t done = ldr_counters_hits(&s->n) + ldr_counters_misses(&s->n) +
+                    s->n.asked_chunks + s->n.saves_stored + s->chunks;
+    bool lately = s->asked_s != 0 && now_s - s->asked_s < LATELY_S;
+
+    return done + (lately ? UINT64_MAX / 2 : 0);
 }
 
 unsigned ldr_node_busiest(ldr_node_t *node, uint32_t tenant,
@@ -112,6 +119,7 @@ unsigned ldr_node_busiest(ldr_node_t *node, uint32_t tenant,
                           uint32_t *known_p)
 {
     ldr_space_stats_t s;
+    uint32_t now_s = ldr_wall_s(node->clock);
     unsigned count = 0;
 
     *known_p = 0;
@@ -122,11 +130,12 @@ unsigned ldr_node_busiest(ldr_node_t *node, uint32_t tenant,
             continue;
         }
         ++*known_p;
-        if (count == LDR_SPACES_SHOWN && busy(&s) <= busy(&rows[count - 1])) {
+        if (count == LDR_SPACES_SHOWN &&
+            busy(&s, now_s) <= busy(&rows[count - 1], now_s)) {
             continue;
         }
         at = count < LDR_SPACES_SHOWN ? count++ : count - 1;
-        for (; at > 0 && busy(&rows[at - 1]) < busy(&s); at--) {
+        for (; at > 0 && busy(&rows[at - 1], now_s) < busy(&s, now_s); at--) {
             rows[at] = rows[at - 1];
         }
         rows[at] = s;
@@ -158,6 +167,16 @@ static void put_space_ssd(const char *tenant, const char *id,
                    s->ssd_bytes);
 }
 
+static void put_space_asked(const char *tenant, const char *id,
+                            const ldr_space_stats_t *s, ldr_exposition_t *e)
+{
+    ldr_metric_put(e, LDR_METRIC_SPACE_ASKED, LDR_LABELS(tenant, id, "found"),
+                   s->n.found_chunks);
+    ldr_metric_put(e, LDR_METRIC_SPACE_ASKED,
+                   LDR_LABELS(tenant, id, "not_found"),
+                   s->n.asked_chunks - s->n.found_chunks);
+}
+
 static void put_space_loads(const char *tenant, const char *id,
                             const ldr_space_stats_t *s, ldr_exposition_t *e)
 {
@@ -181,8 +200,8 @@ static void put_space_moved(const char *tenant, const char *id,
 static void by_space(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
 {
     static const space_fn all[] = {put_space_chunks, put_space_dram,
-                                   put_space_ssd, put_space_loads,
-                                   put_space_moved};
+                                   put_space_ssd,    put_space_asked,
+                                   put_space_loads,  put_space_moved};
     ldr_space_stats_t *rows = ldr_alloc(LDR_SPACES_SHOWN * sizeof(*rows));
     uint32_t known;
 
@@ -328,13 +347,13 @@ static void put_observed(const char *name, const ldr_tenant_stats_t *t,
                    t->n.observed_misses);
 }
 
-static void put_matched(const char *name, const ldr_tenant_stats_t *t,
-                        ldr_exposition_t *e)
+static void put_asked(const char *name, const ldr_tenant_stats_t *t,
+                      ldr_exposition_t *e)
 {
-    ldr_metric_put(e, LDR_METRIC_MATCHED, LDR_LABELS(name, "found"),
-                   t->n.matched_chunks);
-    ldr_metric_put(e, LDR_METRIC_MATCHED, LDR_LABELS(name, "not_found"),
-                   t->n.asked_chunks - t->n.matched_chunks);
+    ldr_metric_put(e, LDR_METRIC_ASKED, LDR_LABELS(name, "found"),
+                   t->n.found_chunks);
+    ldr_metric_put(e, LDR_METRIC_ASKED, LDR_LABELS(name, "not_found"),
+                   t->n.asked_chunks - t->n.found_chunks);
 }
 
 /* Metrics of one value for each tenant. */
@@ -369,7 +388,7 @@ TENANT_VALUE_MAP(X)
 static void by_tenant(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
 {
     static const tenant_fn all[] = {
-        put_loads,          put_misses,  put_matched,     put_saves,
+        put_loads,          put_misses,  put_asked,       put_saves,
         put_dropped,        put_refused, put_moved,       put_observed,
         put_offers,         put_ranks,   put_shadow_hits,
 #define X(id, field) put_##id,

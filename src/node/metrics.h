@@ -26,7 +26,8 @@ bool ldr_node_tenant_label(ldr_node_t *node, uint32_t tenant,
 const char *ldr_mode_label(ldr_mode_t mode);
 
 #define LDR_SPACES_SHOWN 50u
-/* The busiest spaces, busiest first; gives how many. tenant: of this one;
+/* The busiest spaces, busiest first, and before all others those that were
+ * asked for something within the hour; gives how many. tenant: of this one;
  * LDR_NIL: of all. known_p: how many there are. */
 unsigned ldr_node_busiest(ldr_node_t *node, uint32_t tenant,
                           ldr_space_stats_t rows[LDR_SPACES_SHOWN],

@@ -417,7 +417,7 @@ void ldr_node_release(ldr_node_t *node, uint32_t chunk);
 /* Whoever holds the shard has found its bytes right. */
 void ldr_node_checked(ldr_node_t *node, uint32_t shard);
 
-void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t);
+void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t, bool asks);
 
 /* Removes the items, durably: their statuses are set. One that had to stop is
  * out of memory, but may come back from disk. */
@@ -451,6 +451,7 @@ typedef struct ldr_space_stats {
     uint64_t dram_bytes; /* pages in use */
     uint64_t ssd_bytes;  /* records that are found, descriptors included */
     uint64_t chunks;     /* in the index, whichever tier has them */
+    uint32_t asked_s;    /* when it was last asked for something; 0: never */
     ldr_counters_t n;
 } ldr_space_stats_t;
 

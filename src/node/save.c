@@ -364,7 +364,7 @@ void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
 
 /* ---- exists, remove ---- */
 
-void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t)
+void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t, bool asks)
 {
     ldr_store_t *store = &node->store;
     larder_item_t *item = t->item;
@@ -399,6 +399,9 @@ void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t)
     item->length = bytes;
     if (!found) {
         LDR_COUNT(store, t->space, misses[item->cause], 1);
+    }
+    if (asks) {
+        ldr_node_count_asked(node, t->space, 1, found);
     }
     ldr_node_unlock(node);
 }

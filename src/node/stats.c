@@ -95,6 +95,7 @@ bool ldr_node_space_stats(ldr_node_t *node, uint32_t space,
             .dram_bytes = s->dram_pages * LDR_PAGE,
             .ssd_bytes = s->ssd_bytes,
             .chunks = s->chunks,
+            .asked_s = s->asked_s,
             .n = s->n,
         };
         memcpy(out->id, s->id, LDR_ID_BYTES);
@@ -194,6 +195,8 @@ static void put_counters(const ldr_counters_t *n, larder_stats_t *out)
     out->offers_present = n->offers_present;
     out->offers_evicted = n->offers_evicted;
     out->offers_failed = n->offers_failed;
+    out->asked_chunks = n->asked_chunks;
+    out->found_chunks = n->found_chunks;
 }
 
 /* What the tiers can hold. With the lock. */

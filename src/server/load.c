@@ -193,6 +193,7 @@ static void begin(ldr_request_t *r)
     ldr_session_t *s = r->session;
     ldr_node_t *node = s->server->node;
     uint32_t max = r->count < LEASE_MAX ? r->count : LEASE_MAX;
+    bool asks = ldr_request_asks(r);
 
     r->settled.run = settled;
     r->pending = 1; /* until all have begun */
@@ -215,6 +216,8 @@ static void begin(ldr_request_t *r)
             .target = {r->space, r->shards, item},
             .ready = load_ready,
             .arg = r,
+            /* What is to stay was matched before. */
+            .asks = asks && (r->frame.opcode == LDR_OP_GET || name.room > 0),
         };
         __atomic_add_fetch(&r->pending, 1, __ATOMIC_RELAXED);
         if (ldr_load_begin(node, load)) {

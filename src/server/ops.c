@@ -161,9 +161,23 @@ void ldr_handle_match(ldr_request_t *r)
         ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID, "group %u", m.group));
         return;
     }
+    r->session->matches = true;
     ldr_node_match(r->home->server->node, r->space, r->shards, m.group,
-                   (const larder_key_t *)m.keys, m.count, &out);
+                   (const larder_key_t *)m.keys, m.count,
+                   (m.flags & LDR_MATCH_AGAIN) == 0, &out);
     ldr_reply(r, LARDER_OK, body, ldr_put_matched(body, &out, shared));
+}
+
+void ldr_handle_asked(ldr_request_t *r)
+{
+    ldr_asked_msg_t m;
+
+    if (!ldr_get_asked(r->body, r->frame.body, &m)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed asked");
+    } else if (space_of(r, m.space)) {
+        ldr_node_asked(r->home->server->node, r->space, m.asked, m.found);
+        ldr_reply(r, LARDER_OK, NULL, 0);
+    }
 }
 
 void ldr_handle_announce(ldr_request_t *r)
@@ -262,7 +276,8 @@ void ldr_handle_exists(ldr_request_t *r)
         } else if (r->items[i].key != NULL) {
             ldr_target_t target = {r->space, r->shards, &r->items[i]};
 
-            ldr_node_exists(r->home->server->node, &target);
+            ldr_node_exists(r->home->server->node, &target,
+                            ldr_request_asks(r));
             take_result(r, i);
         }
     }

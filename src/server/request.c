@@ -433,6 +433,7 @@ static const ldr_handler_t handlers[] = {
     [LDR_OP_RESET] = ldr_handle_reset,
     [LDR_OP_MATCH] = ldr_handle_match,
     [LDR_OP_ANNOUNCE] = ldr_handle_announce,
+    [LDR_OP_ASKED] = ldr_handle_asked,
     [LDR_OP_EXISTS] = ldr_handle_exists,
     [LDR_OP_REMOVE] = ldr_handle_remove,
     [LDR_OP_FLUSH] = ldr_handle_flush,
@@ -541,6 +542,14 @@ bool ldr_request_names(ldr_request_t *r, uint32_t row_bytes)
     r->flags = batch.flags;
     r->rows = batch.rows;
     return true;
+}
+
+/* An older client does not say: one that matches asks by that. */
+bool ldr_request_asks(const ldr_request_t *r)
+{
+    return (r->flags & LDR_BATCH_AGAIN) == 0 &&
+           ((r->session->features & LDR_FEATURE_ASKED) != 0 ||
+            !r->session->matches);
 }
 
 /* ---- waiting ---- */

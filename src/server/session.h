@@ -112,6 +112,7 @@ struct ldr_session {
     char tenant_name[LDR_TENANT_MAX + 1]; /* as the hello says */
     bool greeted;
     uint64_t features;  /* that both sides have */
+    bool matches;       /* it has matched a chain */
     ldr_guest_t *guest; /* the tenant, once it is open */
 
     /* The socket */
@@ -347,6 +348,7 @@ void ldr_handle_space(ldr_request_t *r); /* ops.c */
 void ldr_handle_reset(ldr_request_t *r);
 void ldr_handle_match(ldr_request_t *r);
 void ldr_handle_announce(ldr_request_t *r);
+void ldr_handle_asked(ldr_request_t *r);
 void ldr_handle_exists(ldr_request_t *r);
 void ldr_handle_remove(ldr_request_t *r);
 void ldr_handle_report(ldr_request_t *r);
@@ -358,6 +360,9 @@ void ldr_handle_admin(ldr_request_t *r); /* admin_verbs.c */
 
 /* Reads the batch's head and checks its space: false: it was answered. */
 bool ldr_request_names(ldr_request_t *r, uint32_t row_bytes);
+/* Whether loads and EXISTS of this batch count as asking for something: they
+ * are no part of what was asked for before. */
+bool ldr_request_asks(const ldr_request_t *r);
 
 /* save.c: the payload of a PUT arrives. Where the next bytes go: up to max
  * buffers; 0: it waits for room. */

@@ -120,8 +120,9 @@ typedef struct ldr_chunk {
     X(saved_bytes, "bytes saved")                                              \
     X(loaded_bytes, "bytes loaded")                                            \
     X(loaded_ssd_bytes, "bytes loaded that had to come from ssd")              \
-    X(asked_chunks, "chunks that matches asked for")                           \
-    X(matched_chunks, "chunks that matches found")                             \
+    X(asked_chunks, "chunks that engines asked for, once each")                \
+    X(found_chunks, "chunks of those that were found")                         \
+    X(matched_chunks, "chunks that matches found, however often")              \
     X(removes, "shards removed")                                               \
     X(resets, "spaces reset")                                                  \
     X(observed_hits, "shards asked for while observing that were to be had")   \
@@ -159,6 +160,7 @@ typedef struct ldr_space {
     uint64_t ssd_bytes; /* locations on all disks, and on each */
     uint64_t disk_bytes[LDR_DISKS_MAX];
     ldr_offers_t offers;
+    uint32_t asked_s; /* when something of it was last asked for; the node's */
     ldr_counters_t n;
 } ldr_space_t;
 

@@ -15,7 +15,7 @@ size_t ldr_put_match(uint8_t *at, const ldr_match_msg_t *m)
 
     ldr_put32(at, m->space);
     ldr_put16(at + 4, m->group);
-    ldr_put16(at + 6, 0);
+    ldr_put16(at + 6, m->flags);
     ldr_put32(at + 8, m->count);
     if (keys > 0) {
         memcpy(at + MATCH_HEAD, m->keys, keys);
@@ -30,10 +30,30 @@ bool ldr_get_match(const uint8_t *at, size_t bytes, ldr_match_msg_t *m)
     }
     m->space = ldr_get32(at);
     m->group = ldr_get16(at + 4);
+    m->flags = ldr_get16(at + 6);
     m->count = ldr_get32(at + 8);
     m->keys = at + MATCH_HEAD;
-    return ldr_get16(at + 6) == 0 &&
+    return (m->flags & ~LDR_MATCH_AGAIN) == 0 &&
            (uint64_t)m->count * LARDER_KEY_BYTES == bytes - MATCH_HEAD;
+}
+
+size_t ldr_put_asked(uint8_t *at, const ldr_asked_msg_t *m)
+{
+    ldr_put32(at, m->space);
+    ldr_put32(at + 4, m->asked);
+    ldr_put32(at + 8, m->found);
+    return LDR_ASKED_MSG_BYTES;
+}
+
+bool ldr_get_asked(const uint8_t *at, size_t bytes, ldr_asked_msg_t *m)
+{
+    if (bytes != LDR_ASKED_MSG_BYTES) {
+        return false;
+    }
+    m->space = ldr_get32(at);
+    m->asked = ldr_get32(at + 4);
+    m->found = ldr_get32(at + 8);
+    return m->asked <= LDR_ASKED_MOST && m->found <= m->asked;
 }
 
 size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m)

@@ -51,6 +51,7 @@
     X(RESET, 17, 0, "reset")                                                   \
     X(MATCH, 18, 0, "match")                                                   \
     X(ANNOUNCE, 25, 0, "announce")                                             \
+    X(ASKED, 26, 0, "asked") /* what a search over groups came to */           \
     X(EXISTS, 19, 0, "exists")                                                 \
     X(REMOVE, 20, 0, "remove")                                                 \
     X(FLUSH, 21, 0, "flush")                                                   \
@@ -83,10 +84,11 @@ enum {
     LDR_FEATURE_TCP_LEASE = 1u << 0, /* LEASE without segments */
     LDR_FEATURE_SHARED = 1u << 1,    /* the third tier, and its key */
     LDR_FEATURE_ANNOUNCE = 1u << 2,  /* ANNOUNCE, and saves DECLINED */
+    LDR_FEATURE_ASKED = 1u << 3,     /* ASKED, LDR_MATCH_AGAIN, _BATCH_AGAIN */
 };
 #define LDR_FEATURES                                                           \
     ((uint64_t)(LDR_FEATURE_TCP_LEASE | LDR_FEATURE_SHARED |                   \
-                LDR_FEATURE_ANNOUNCE))
+                LDR_FEATURE_ANNOUNCE | LDR_FEATURE_ASKED))
 
 typedef struct ldr_frame {
     uint16_t opcode;
@@ -214,9 +216,13 @@ bool ldr_get_number(const uint8_t *at, size_t bytes, uint32_t *number_p);
 typedef struct ldr_match_msg {
     uint32_t space;
     uint16_t group;
+    uint16_t flags; /* LDR_MATCH_* */
     uint32_t count;
     const uint8_t *keys; /* count * LARDER_KEY_BYTES */
 } ldr_match_msg_t;
+
+/* It was asked for before, or ASKED will tell: it does not count as such. */
+#define LDR_MATCH_AGAIN 1u
 
 #define LDR_MATCH_BYTES(count) (12u + (size_t)(count)*LARDER_KEY_BYTES)
 /* keys of m are copied. */
@@ -240,6 +246,17 @@ typedef struct ldr_announce_msg {
 size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m);
 bool ldr_get_announce(const uint8_t *at, size_t bytes, ldr_announce_msg_t *m);
 
+/* So many chunks were asked for, by several matches, and so many of them found;
+ * no body in the reply. */
+typedef struct ldr_asked_msg {
+    uint32_t space, asked, found;
+} ldr_asked_msg_t;
+
+#define LDR_ASKED_MSG_BYTES 12u
+#define LDR_ASKED_MOST (1u << 24) /* chunks; a prompt of 4 G tokens */
+size_t ldr_put_asked(uint8_t *at, const ldr_asked_msg_t *m);
+bool ldr_get_asked(const uint8_t *at, size_t bytes, ldr_asked_msg_t *m);
+
 /* shared: the peer knows the third tier; else what is there counts as ssd. */
 #define LDR_MATCHED_BYTES 52u
 size_t ldr_put_matched(uint8_t *at, const larder_match_t *m, bool shared);
@@ -257,6 +274,9 @@ typedef struct ldr_batch_msg {
 /* In flags: EXISTS before a save, to send only what is not there. It counts as
  * a save that found it present, or not at all. */
 #define LDR_BATCH_QUIET 0x80000000u
+/* In flags: EXISTS, GET and LEASE of what was asked for before: loads of what
+ * was matched or staged. */
+#define LDR_BATCH_AGAIN 0x40000000u
 
 #define LDR_BATCH_HEAD_BYTES 16u
 #define LDR_NAME_BYTES 48u

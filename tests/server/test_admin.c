@@ -120,7 +120,7 @@ static void work(fix_t *f)
     }
     assert_int_equal(get(f, KEYS), LARDER_MISS);
     note(f, LDR_OP_GET, LARDER_E_DEADLINE, 5000000);
-    ldr_node_match(f->node, f->space, 1, 0, keys, KEYS + 1, &match);
+    ldr_node_match(f->node, f->space, 1, 0, keys, KEYS + 1, true, &match);
     assert_int_equal(match.chunks, KEYS);
     ldr_stop_t stop = {NULL, ldr_now_ns(&ldr_clock_real) + 30000000000u};
     assert_int_equal(ldr_node_flush(f->node, LARDER_TIER_SSD, &stop),
@@ -426,8 +426,8 @@ static void test_metrics(void **state)
     HAS("larder_saves_total{tenant=\"acme\",outcome=\"stored\"} 20");
     HAS("larder_loads_total{tenant=\"acme\",tier=\"dram\"} 20");
     HAS("larder_misses_total{tenant=\"acme\",cause=\"absent\"} 1");
-    HAS("larder_matched_chunks_total{tenant=\"acme\",outcome=\"found\"} 20");
-    HAS("larder_matched_chunks_total{tenant=\"acme\",outcome=\"not_found\"} 1");
+    HAS("larder_asked_chunks_total{tenant=\"acme\",outcome=\"found\"} 20");
+    HAS("larder_asked_chunks_total{tenant=\"acme\",outcome=\"not_found\"} 1");
     HAS("larder_moved_bytes_total{tenant=\"acme\",direction=\"save\","
         "tier=\"dram\"} 4000000");
     HAS("larder_requests_total{op=\"get\",status=\"ok\"} 20");

@@ -301,6 +301,7 @@ static inline size_t form_make_match(ldr_rand_t *r, uint8_t *at)
 {
     uint8_t keys[FORM_ROWS * LARDER_KEY_BYTES];
     ldr_match_msg_t m = {form_u32(r), form_u16(r),
+                         (uint16_t)ldr_rand_below(r, LDR_MATCH_AGAIN + 1),
                          (uint32_t)ldr_rand_below(r, FORM_ROWS + 1), keys};
 
     form_random(r, keys, sizeof(keys));
@@ -317,6 +318,27 @@ static inline bool form_read_match(const uint8_t *at, size_t bytes,
     }
     form_require(LDR_MATCH_BYTES(m.count) == bytes);
     *again_bytes = ldr_put_match(again, &m);
+    return true;
+}
+
+static inline size_t form_make_asked(ldr_rand_t *r, uint8_t *at)
+{
+    ldr_asked_msg_t m = {.space = form_u32(r),
+                         .asked = form_u32(r) % (LDR_ASKED_MOST + 1)};
+
+    m.found = (uint32_t)ldr_rand_below(r, m.asked + 1);
+    return ldr_put_asked(at, &m);
+}
+
+static inline bool form_read_asked(const uint8_t *at, size_t bytes,
+                                   uint8_t *again, size_t *again_bytes)
+{
+    ldr_asked_msg_t m;
+
+    if (!ldr_get_asked(at, bytes, &m)) {
+        return false;
+    }
+    *again_bytes = ldr_put_asked(again, &m);
     return true;
 }
 
@@ -563,7 +585,8 @@ static inline bool form_read_ends(const uint8_t *at, size_t bytes,
     X(saves)                                                                   \
     X(results)                                                                 \
     X(ends)                                                                    \
-    X(announce)
+    X(announce)                                                                \
+    X(asked)
 
 static const form_t forms[] = {
 #define X(name) {#name, form_make_##name, form_read_##name},

@@ -113,7 +113,8 @@ static void test_match_values(void **s)
     form_random(&rnd, keys, sizeof(keys));
     for (int i = 0; i < ROUNDS; i++) {
         uint32_t count = (uint32_t)ldr_rand_below(&rnd, KEYS + 1);
-        in = (ldr_match_msg_t){form_u32(&rnd), form_u16(&rnd), count, keys};
+        in = (ldr_match_msg_t){form_u32(&rnd), form_u16(&rnd),
+                               (uint16_t)(count % 2), count, keys};
         size_t n = ldr_put_match(at, &in);
         assert_int_equal(n, LDR_MATCH_BYTES(count));
         assert_true(ldr_get_match(at, n, &out));
@@ -279,7 +280,7 @@ static void test_reserved(void **s)
         }
     }
     /* match: between group and count, where the form may have no keys */
-    refuse("match", 6, 1);
+    refuse("match", 6, 2);
     refuse("match", 7, 0x80);
 }
 
@@ -296,6 +297,8 @@ static void test_out_of_range(void **s)
     refuse("welcome", 2, 2);    /* auth */
     refuse("welcome", 52, 0x1b);
     refuse("attach", 8, 2);         /* strict */
+    refuse("asked", 7, 0x80);       /* more than anybody asks for */
+    refuse("asked", 11, 0x80);      /* more found than asked for */
     refuse("matched", 12, 200);     /* cause */
     refuse("matched", 15, 1);       /* cause */
     refuse("saves", 16 + 92, 2);    /* has_parent */
@@ -576,7 +579,7 @@ static size_t pin_structs(uint8_t *at)
 
 static size_t pin_rows(uint8_t *at)
 {
-    ldr_match_msg_t match = {0x01020304, 0x0506, 1, pin_key.hash};
+    ldr_match_msg_t match = {0x01020304, 0x0506, 0, 1, pin_key.hash};
     ldr_batch_msg_t batch = {0x01020304, 0x05060708, 0x11121314, NULL};
     ldr_name_row_t name = {pin_key, 0x0102, 0x0304, 0x1112131415161718u};
     ldr_save_row_t save = {.key = pin_key,
