@@ -96,6 +96,11 @@ static void stat_table(const larder_stats_t *s)
 #define X(field, unit, text) show(text, unit, s->field);
     STATE_MAP(X)
 #undef X
+    if (s->asked_chunks > 0) { /* none found of many is worth a line */
+        printf("%-30s %" PRIu64 " of %" PRIu64 " asked for, %.1f %%\n",
+               "chunks found", s->found_chunks, s->asked_chunks,
+               100 * (double)s->found_chunks / (double)s->asked_chunks);
+    }
 #define X(field, unit, text) show_nonzero(text, unit, s->field);
     EVENT_MAP(X)
 #undef X
@@ -133,6 +138,8 @@ static void stat_json(const larder_stats_t *s)
     STATE_MAP(X)
     EVENT_MAP(X)
 #undef X
+    printf(",\"asked_chunks\":%" PRIu64 ",\"found_chunks\":%" PRIu64,
+           s->asked_chunks, s->found_chunks);
     printf(",\"misses\":{");
     comma = "";
     for (int i = LARDER_CAUSE_ABSENT; i < LARDER_CAUSE_COUNT; i++) {

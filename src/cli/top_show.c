@@ -9,6 +9,8 @@
 #define VALUES_MAX 64u
 #define SPACES_MAX 10u
 #define SLOW_MAX 8u
+#define ASKED "larder_asked_chunks_total"
+#define SPACE_ASKED "larder_space_asked_chunks_total"
 
 /* ---- lines ---- */
 
@@ -165,9 +167,9 @@ static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
     double ssd = rate(t, "larder_loads_total", LDR_WHERE("tier", "ssd"));
     double shared = rate(t, "larder_loads_total", LDR_WHERE("tier", "shared"));
     double misses = rate(t, "larder_misses_total", LDR_ANYWHERE);
-    double found =
-        rate(t, "larder_matched_chunks_total", LDR_WHERE("outcome", "found"));
-    double asked = rate(t, "larder_matched_chunks_total", LDR_ANYWHERE);
+    double found = rate(t, ASKED, LDR_WHERE("outcome", "found"));
+    double asked = rate(t, ASKED, LDR_ANYWHERE);
+    double all = level(t, ASKED);
     double would =
         rate(t, "larder_observed_loads_total", LDR_WHERE("outcome", "hit"));
     double watched = rate(t, "larder_observed_loads_total", LDR_ANYWHERE);
@@ -177,11 +179,14 @@ static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
         line(s, true, "observing: %s of %s shards/s would have hit",
              percent(would, watched).text, count(watched).text);
     }
-    line(s, false,
-         "hit rate %7s   dram %7s   ssd %7s   loads/s %7s   matched %7s",
-         percent(hits, loads).text, percent(dram, loads).text,
-         percent(ssd, loads).text, count(loads).text,
-         percent(found, asked).text);
+    line(s, true, "hit rate %7s of %7s chunks/s asked for;  %7s since start",
+         percent(found, asked).text, count(asked).text,
+         percent(ldr_prom_sum(&t->now, ASKED, LDR_WHERE("outcome", "found")),
+                 all)
+             .text);
+    line(s, false, "loads   %7s/s   loaded %7s   from dram %7s   ssd %7s",
+         count(loads).text, percent(hits, loads).text,
+         percent(dram, loads).text, percent(ssd, loads).text);
     line(s, false, "loading  %6s/s  ssd %6s/s   saving %6s/s  to disks %6s/s",
          bytes(rate(t, "larder_moved_bytes_total",
                     LDR_WHERE("direction", "load")))
@@ -279,14 +284,14 @@ static void put_tenants(const ldr_top_t *t, ldr_top_screen_t *s)
     }
     for (size_t i = 0; i < n; i++) {
         const char *const *where = LDR_WHERE("tenant", names[i]);
-        double hits = rate(t, "larder_loads_total", where);
-        double misses = rate(t, "larder_misses_total", where);
+        double found =
+            rate(t, ASKED, LDR_WHERE("tenant", names[i], "outcome", "found"));
         double max =
             ldr_prom_sum(&t->now, "larder_tenant_dram_max_bytes", where);
 
         line(
             s, false, "%-16.16s %7s %8s %8s %8s %7s/s %7s/s", names[i],
-            percent(hits, hits + misses).text,
+            percent(found, rate(t, ASKED, where)).text,
             bytes(ldr_prom_sum(&t->now, "larder_tenant_dram_bytes", where))
                 .text,
             max > 0 ? bytes(max).text : "-",
@@ -318,13 +323,12 @@ static void put_spaces(const ldr_top_t *t, ldr_top_screen_t *s)
                  "SAVING");
         }
         const char *const *where = LDR_WHERE("tenant", tenant, "space", space);
-        double hits =
-            rate(t, "larder_space_loads_total",
-                 LDR_WHERE("tenant", tenant, "space", space, "outcome", "hit"));
+        double found = rate(
+            t, SPACE_ASKED,
+            LDR_WHERE("tenant", tenant, "space", space, "outcome", "found"));
         line(
             s, false, "%-9.9s %-16.16s %7s %8s %8s %8s %7s/s %7s/s", space,
-            tenant,
-            percent(hits, rate(t, "larder_space_loads_total", where)).text,
+            tenant, percent(found, rate(t, SPACE_ASKED, where)).text,
             count(one->value).text,
             bytes(ldr_prom_sum(&t->now, "larder_space_dram_bytes", where)).text,
             bytes(ldr_prom_sum(&t->now, "larder_space_ssd_bytes", where)).text,

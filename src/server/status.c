@@ -66,7 +66,7 @@ static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
         t[LDR_TROUBLE_MISSES + i] = n.misses[i];
     }
     v[LDR_COLUMN_asked] = n.asked_chunks;
-    v[LDR_COLUMN_matched] = n.matched_chunks;
+    v[LDR_COLUMN_found] = n.found_chunks;
     v[LDR_COLUMN_observed_hits] = n.observed_hits;
     v[LDR_COLUMN_observed_misses] = n.observed_misses;
     v[LDR_COLUMN_saves] = n.saves_stored;

@@ -66,6 +66,18 @@ static void truth(json_t *j, const char *name, bool value)
 
 /* ---- the history ---- */
 
+/* The headline: found ÷ asked for, since the start and lately. */
+static void put_asked(json_t *j, const ldr_monitor_t *m)
+{
+    const uint64_t *now = m->now->values;
+    const uint64_t *before = ldr_monitor_before(m)->values;
+
+    number(j, "asked", now[LDR_COLUMN_asked]);
+    number(j, "found", now[LDR_COLUMN_found]);
+    number(j, "asked_recent", now[LDR_COLUMN_asked] - before[LDR_COLUMN_asked]);
+    number(j, "found_recent", now[LDR_COLUMN_found] - before[LDR_COLUMN_found]);
+}
+
 static void put_history(json_t *j, const ldr_monitor_t *m, uint64_t since_ms)
 {
     uint64_t first =
@@ -184,6 +196,8 @@ static void put_slow(json_t *j, ldr_monitor_t *m)
 
 static void put_counters(json_t *j, const ldr_counters_t *n)
 {
+    number(j, "asked", n->asked_chunks);
+    number(j, "found", n->found_chunks);
     number(j, "hits", ldr_counters_hits(n));
     number(j, "misses", ldr_counters_misses(n));
     number(j, "saves", n->saves_stored);
@@ -459,6 +473,7 @@ size_t ldr_server_status_json(ldr_monitor_t *m, uint64_t since_ms, char *to,
     number(&j, "interval_ms", LDR_MONITOR_MS);
     number(&j, "rows_max", LDR_MONITOR_ROWS);
     number(&j, "recent_ms", m->now->when_ms - ldr_monitor_before(m)->when_ms);
+    put_asked(&j, m);
     put_history(&j, m, since_ms);
     put_ops(&j, m);
     put_slow(&j, m);
