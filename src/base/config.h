@@ -79,6 +79,9 @@ size_t ldr_config_json(const ldr_config_t *c, char *text, size_t size);
 const ldr_tenant_config_t *ldr_config_tenant(const ldr_config_t *c,
                                              const char *name);
 
+/* Whether nobody has set this option. */
+bool ldr_config_is_default(const ldr_config_t *c, unsigned option);
+
 /* The path of the Unix socket: as set, or the default. False: none. */
 bool ldr_config_socket(const ldr_config_t *c, char path[LDR_UNIX_PATH_MAX]);
 

@@ -88,6 +88,11 @@ static larder_status_t check_listen(const ldr_config_t *c)
 }
 
 /* Nor is anything shown beyond this host unless that was asked for. */
+bool ldr_config_is_default(const ldr_config_t *c, unsigned option)
+{
+    return strcmp(c->source[option], "default") == 0;
+}
+
 static larder_status_t check_admin(const ldr_config_t *c)
 {
     const ldr_options_t *o = &c->options;

@@ -232,6 +232,9 @@
     X(TRACED, COUNTER, "larder_traced_requests_total", "outcome",              \
       "Requests told to the trace: written, repeated (a line has it), or "     \
       "dropped (no room, or the trace has ended).")                            \
+    X(ADMIN_ON, GAUGE, "larder_admin_on", "url",                               \
+      "1 while dashboard and metrics are served there; 0: another program "    \
+      "has the port.")                                                         \
     X(BUILD, GAUGE, "larder_build_info", "version,build",                      \
       "1, with what this daemon is.")                                          \
     X(START, GAUGE, "process_start_time_seconds", "",                          \

@@ -119,6 +119,10 @@ void ldr_place_close(ldr_place_t **place_p);
 /* Whether it is the URL of a daemon: unix: or tcp:// */
 bool ldr_place_remote(const char *text);
 
+#define LDR_CLI_URL (LDR_UNIX_PATH_MAX + 8)
+/* The first operand; without one, the URL of this host's daemon. */
+const char *ldr_cli_place(const ldr_args_t *args, char url[LDR_CLI_URL]);
+
 /* larder_open() with messages: a URL that is not understood is a usage error.
  * An exit code. */
 int ldr_cli_open(const ldr_args_t *args, const char *url, larder_t **lar_p);

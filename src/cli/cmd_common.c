@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/config.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
@@ -401,12 +402,24 @@ int ldr_cli_dirs_on(const ldr_args_t *args, larder_t *lar)
     return LDR_EXIT_OK;
 }
 
+const char *ldr_cli_place(const ldr_args_t *args, char url[LDR_CLI_URL])
+{
+    if (args->operand_count > 0) {
+        return args->operands[0];
+    }
+    snprintf(url, LDR_CLI_URL, "unix:");
+    ldr_socket_default(url + strlen(url));
+    return url;
+}
+
 int ldr_session_open(const ldr_args_t *args, bool make, bool with_space,
                      ldr_session_t *s)
 {
     larder_space_params_t params = {0};
     larder_status_t st = LARDER_OK;
     uint8_t *buffer = ldr_alloc(BUFFER_BYTES);
+    char url[LDR_CLI_URL];
+    const char *place = ldr_cli_place(args, url);
     int code = LDR_EXIT_OK;
 
     memset(s, 0, sizeof(*s));
@@ -416,13 +429,12 @@ int ldr_session_open(const ldr_args_t *args, bool make, bool with_space,
     if (with_space) {
         code = space_params(args, buffer, &params);
     }
-    if (code == LDR_EXIT_OK && !ldr_place_remote(args->operands[0])) {
+    if (code == LDR_EXIT_OK && !ldr_place_remote(place)) {
         code = ldr_place_open(args, make, &s->place);
     }
     if (code == LDR_EXIT_OK) {
-        code = ldr_cli_open(
-            args, s->place != NULL ? s->place->url : args->operands[0],
-            &s->lar);
+        code = ldr_cli_open(args, s->place != NULL ? s->place->url : place,
+                            &s->lar);
     }
     /* What is in a directory that is off is not known: it is no miss. */
     if (code == LDR_EXIT_OK && s->place != NULL) {

@@ -4,6 +4,9 @@
 
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/top.h"
+
+#define ADMIN_ON "larder_admin_on"
 
 typedef enum unit { COUNT, BYTES } unit_t;
 
@@ -174,27 +177,58 @@ static void stat_json(const larder_stats_t *s)
 #undef X
         printf("}");
     }
-    printf("}\n");
 }
 
 static int stat_metrics(const ldr_args_t *args, larder_t *lar)
 {
-    size_t length = 0, size;
-    larder_status_t st = larder_metrics(lar, NULL, 0, &length);
+    char *text;
+    larder_status_t st = ldr_top_fetch(lar, &text);
 
-    size = length + 1024; /* figures may grow by a digit meanwhile */
-    char *text = ldr_alloc(size);
-    if (text == NULL) {
-        return ldr_cli_fail(args, "not enough memory");
+    if (st != LARDER_OK) {
+        return ldr_cli_status(args, st);
     }
-    if (st == LARDER_OK) {
-        st = larder_metrics(lar, text, size, &length);
-    }
-    if (st == LARDER_OK) {
-        fputs(text, stdout);
-    }
+    fputs(text, stdout);
     ldr_free(text);
-    return st == LARDER_OK ? LDR_EXIT_OK : ldr_cli_status(args, st);
+    return LDR_EXIT_OK;
+}
+
+/* Where a daemon's dashboard is, and whether it is there. False: it has none,
+ * or shows it to others only. */
+static bool admin_of(larder_t *lar, char url[LDR_PROM_VALUE], bool *on_p)
+{
+    ldr_prom_t prom;
+    char *text;
+    bool found = false;
+
+    if (ldr_top_fetch(lar, &text) == LARDER_OK && ldr_prom_parse(text, &prom)) {
+        found = ldr_prom_values(&prom, ADMIN_ON, "url",
+                                (char(*)[LDR_PROM_VALUE])url, 1) > 0;
+        *on_p = ldr_prom_sum(&prom, ADMIN_ON, LDR_ANYWHERE) > 0;
+        ldr_prom_free(&prom);
+    }
+    return found;
+}
+
+static void show_admin(const ldr_args_t *args, larder_t *lar)
+{
+    char url[LDR_PROM_VALUE] = "";
+    bool on = false, found = admin_of(lar, url, &on);
+
+    if (ldr_args_has(args, LDR_FLAG_JSON)) {
+        printf(",\"admin\":");
+        if (found) {
+            printf("{\"url\":");
+            ldr_json_string(stdout, url);
+            printf(",\"on\":%s}", on ? "true" : "false");
+        } else {
+            printf("null");
+        }
+    } else if (found) {
+        printf("%-30s %s%s%s\n", "dashboard", on ? "" : "OFF: ", url,
+               on ? ""
+                  : ": another program has that port (larder serve --admin "
+                    "HOST:PORT)");
+    }
 }
 
 static int stat_run(const ldr_args_t *args, larder_t *lar)
@@ -210,8 +244,11 @@ static int stat_run(const ldr_args_t *args, larder_t *lar)
     }
     if (ldr_args_has(args, LDR_FLAG_JSON)) {
         stat_json(&stats);
+        show_admin(args, lar);
+        printf("}\n");
     } else {
         stat_table(&stats);
+        show_admin(args, lar);
     }
     return LDR_EXIT_OK;
 }

@@ -60,7 +60,7 @@ typedef struct watch {
     uint64_t now_ns; /* of the last reading that came */
 } watch_t;
 
-static larder_status_t fetch(larder_t *lar, char **text_p)
+larder_status_t ldr_top_fetch(larder_t *lar, char **text_p)
 {
     size_t size = 65536, length = 0;
 
@@ -90,7 +90,7 @@ static void look(watch_t *w)
     ldr_prom_t fresh;
     char *text;
 
-    w->top.last = fetch(w->lar, &text);
+    w->top.last = ldr_top_fetch(w->lar, &text);
     if (w->top.last == LARDER_OK && !ldr_prom_parse(text, &fresh)) {
         w->top.last = LARDER_E_CORRUPT;
     }
@@ -241,7 +241,7 @@ static int run_once(watch_t *w, ldr_top_screen_t *s, uint64_t interval_ns)
 
 int ldr_cmd_top(const ldr_args_t *args)
 {
-    char url[LDR_UNIX_PATH_MAX + 8] = "unix:";
+    char url[LDR_CLI_URL];
     watch_t w = {.args = args};
     uint64_t interval_s = INTERVAL_S;
     int code = ldr_cli_number(args, LDR_FLAG_INTERVAL, 1, 3600, &interval_s);
@@ -249,12 +249,7 @@ int ldr_cmd_top(const ldr_args_t *args)
     if (code != LDR_EXIT_OK) {
         return code;
     }
-    if (args->operand_count > 0) {
-        w.top.url = args->operands[0];
-    } else {
-        ldr_socket_default(url + strlen(url));
-        w.top.url = url;
-    }
+    w.top.url = ldr_cli_place(args, url);
     ldr_top_screen_t *s = ldr_alloc(sizeof(*s));
     code = s != NULL ? ldr_cli_open(args, w.top.url, &w.lar)
                      : ldr_cli_status(args, LARDER_E_NO_MEMORY);

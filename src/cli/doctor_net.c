@@ -1,6 +1,5 @@
 /* doctor: sockets, addresses, congestion control and TLS in the kernel. */
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "cli/doctor.h"
+#include "net/holder.h"
 
 #ifndef TCP_ULP
 #define TCP_ULP 31
@@ -132,75 +132,27 @@ void ldr_doctor_ktls(const ldr_doctor_t *d)
 
 /* ---- addresses ---- */
 
-/* The inode of the socket that listens on this port; 0: none seen. */
-static unsigned long listener(const char *table, unsigned port)
+/* The process that listens there; 0: unknown; -errno. */
+static int connect_to(const char *path)
 {
-    FILE *f = fopen(table, "re");
-    unsigned long inode = 0, found = 0;
-    char line[512];
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct ucred peer = {0};
+    socklen_t bytes = sizeof(peer);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int result;
 
-    while (f != NULL && found == 0 && fgets(line, sizeof(line), f) != NULL) {
-        unsigned local, state;
-
-        if (sscanf(line,
-                   " %*u: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s "
-                   "%*s %*u %*u %lu",
-                   &local, &state, &inode) == 3 &&
-            local == port && state == 0x0a) {
-            found = inode;
-        }
+    if (fd < 0) {
+        return -errno;
     }
-    if (f != NULL) {
-        fclose(f);
+    memcpy(a.sun_path, path, strlen(path) + 1);
+    if (connect(fd, (struct sockaddr *)&a, sizeof(a)) != 0) {
+        result = -errno;
+    } else {
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+        result = (int)peer.pid;
     }
-    return found;
-}
-
-static bool process_has(const char *pid, const char *wanted)
-{
-    char path[320], target[64];
-    struct dirent *entry;
-    bool found = false;
-    DIR *dir;
-
-    snprintf(path, sizeof(path), "/proc/%s/fd", pid);
-    dir = opendir(path);
-    while (dir != NULL && !found && (entry = readdir(dir)) != NULL) {
-        ssize_t n =
-            readlinkat(dirfd(dir), entry->d_name, target, sizeof(target) - 1);
-        target[n > 0 ? n : 0] = '\0';
-        found = strcmp(target, wanted) == 0;
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    return found;
-}
-
-/* Whose socket it is: name and pid. False: cannot be seen from here. */
-static bool holder(unsigned port, char *name, size_t size, int *pid_p)
-{
-    unsigned long inode = listener("/proc/net/tcp", port);
-    char wanted[64], path[320];
-    struct dirent *entry;
-    bool found = false;
-    DIR *dir;
-
-    inode = inode != 0 ? inode : listener("/proc/net/tcp6", port);
-    if (inode == 0 || (dir = opendir("/proc")) == NULL) {
-        return false;
-    }
-    snprintf(wanted, sizeof(wanted), "socket:[%lu]", inode);
-    while (!found && (entry = readdir(dir)) != NULL) {
-        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
-            process_has(entry->d_name, wanted)) {
-            snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
-            found = ldr_doctor_line(path, name, size);
-            *pid_p = (int)strtol(entry->d_name, NULL, 10);
-        }
-    }
-    closedir(dir);
-    return found;
+    close(fd);
+    return result;
 }
 
 /* Binds and listens as the daemon would. 0, an errno, or -1: no such name. */
@@ -229,26 +181,39 @@ static int try_listen(const char *host, unsigned port)
     return error;
 }
 
+/* Larder's own daemon, the one of this configuration, may have it. Another one,
+ * or anybody else, keeps the daemon from starting, or from its dashboard where
+ * nobody has asked for this very port. */
 static void say_held(const ldr_doctor_t *d, const char *option, unsigned port)
 {
-    char name[64], cure[160];
-    int pid = 0;
+    bool spare = d->subject == d->config->options.admin &&
+                 ldr_config_is_default(d->config, LDR_OPTION_admin);
+    char cure[160], who[96], path[LDR_UNIX_PATH_MAX];
+    ldr_holder_t holder;
 
-    if (!holder(port, name, sizeof(name), &pid)) {
+    ldr_holder_of_port(port, &holder);
+    ldr_holder_text(&holder, who, sizeof(who));
+    if (holder.pid != 0 && strcmp(holder.name, "larder") == 0 &&
+        ldr_config_socket(d->config, path) && connect_to(path) == holder.pid) {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+                       "%s: in use by this configuration's own daemon, process "
+                       "%d",
+                       d->subject, holder.pid);
+        return;
+    }
+    if (holder.pid == 0) {
         snprintf(cure, sizeof(cure),
                  "sudo ss -ltnp 'sport = :%u' says who; or choose another %s",
                  port, option);
-        ldr_doctor_say(d, LDR_VERDICT_BAD, cure,
-                       "%s: another process listens there", d->subject);
-    } else if (strcmp(name, "larder") == 0) {
-        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
-                       "%s: larder listens there, process %d", d->subject, pid);
     } else {
         snprintf(cure, sizeof(cure), "stop it, or choose another %s", option);
-        ldr_doctor_say(d, LDR_VERDICT_BAD, cure,
-                       "%s: %s listens there, process %d", d->subject, name,
-                       pid);
     }
+    ldr_doctor_say(d, spare ? LDR_VERDICT_WARN : LDR_VERDICT_BAD, cure,
+                   "%s: taken: %s%s listens there%s", d->subject,
+                   strcmp(holder.name, "larder") == 0 ? "another " : "", who,
+                   spare ? "; a daemon would serve without its dashboard and "
+                           "metrics"
+                         : "; a daemon would not start");
 }
 
 void ldr_doctor_port(const ldr_doctor_t *d)
@@ -287,29 +252,6 @@ void ldr_doctor_port(const ldr_doctor_t *d)
 }
 
 /* ---- the Unix socket ---- */
-
-/* The process that listens there; 0: unknown; -errno. */
-static int connect_to(const char *path)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    struct ucred peer = {0};
-    socklen_t bytes = sizeof(peer);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int result;
-
-    if (fd < 0) {
-        return -errno;
-    }
-    memcpy(a.sun_path, path, strlen(path) + 1);
-    if (connect(fd, (struct sockaddr *)&a, sizeof(a)) != 0) {
-        result = -errno;
-    } else {
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
-        result = (int)peer.pid;
-    }
-    close(fd);
-    return result;
-}
 
 /* "/a/b" -> "/a"; "/a" -> "/"; "a" -> "." */
 static void parent_of(const char *path, char parent[LDR_UNIX_PATH_MAX])

@@ -31,5 +31,8 @@ typedef struct ldr_top {
     larder_status_t last; /* of the last reading, come or not */
 } ldr_top_t;
 
+/* The text of a node's metrics, from ldr_alloc. */
+larder_status_t ldr_top_fetch(larder_t *lar, char **text_p);
+
 /* Writes all lines anew. */
 void ldr_top_compose(const ldr_top_t *t, ldr_top_screen_t *s);

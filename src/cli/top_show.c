@@ -161,6 +161,17 @@ static void put_title(const ldr_top_t *t, ldr_top_screen_t *s)
     }
 }
 
+/* What is not there when it should be. */
+static void put_admin(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    char url[LDR_PROM_VALUE] = "";
+
+    if (ldr_prom_values(&t->now, "larder_admin_on", "url", &url, 1) > 0 &&
+        level(t, "larder_admin_on") == 0) {
+        line(s, true, "NO DASHBOARD: another program has the port of %s", url);
+    }
+}
+
 static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
 {
     double dram = rate(t, "larder_loads_total", LDR_WHERE("tier", "dram"));
@@ -476,6 +487,7 @@ void ldr_top_compose(const ldr_top_t *t, ldr_top_screen_t *s)
 {
     s->count = 0;
     put_title(t, s);
+    put_admin(t, s);
     put_glance(t, s);
     put_levels(t, s);
     put_ops(t, s);

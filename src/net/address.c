@@ -131,7 +131,7 @@ static int socket_for(const struct addrinfo *ai)
     return fd >= 0 ? fd : -errno;
 }
 
-static int listen_at(const struct addrinfo *ai, const char *congestion)
+static int bind_at(const struct addrinfo *ai, const char *congestion)
 {
     const int on = 1, off = 0;
     int fd = socket_for(ai);
@@ -145,8 +145,7 @@ static int listen_at(const struct addrinfo *ai, const char *congestion)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
     }
     ldr_socket_tune(fd, congestion); /* connections inherit it */
-    if (bind(fd, ai->ai_addr, ai->ai_addrlen) != 0 ||
-        listen(fd, SOMAXCONN) != 0) {
+    if (bind(fd, ai->ai_addr, ai->ai_addrlen) != 0) {
         int error = -errno;
         close(fd);
         return error;
@@ -154,7 +153,7 @@ static int listen_at(const struct addrinfo *ai, const char *congestion)
     return fd;
 }
 
-int ldr_listen_tcp(const ldr_address_t *address, const char *congestion)
+int ldr_bind_tcp(const ldr_address_t *address, const char *congestion)
 {
     struct addrinfo *list;
     int fd = resolve(address, AI_PASSIVE, &list);
@@ -165,7 +164,7 @@ int ldr_listen_tcp(const ldr_address_t *address, const char *congestion)
     fd = -EADDRNOTAVAIL;
     for (const struct addrinfo *ai = list; ai != NULL && fd < 0;
          ai = ai->ai_next) {
-        fd = listen_at(ai, congestion);
+        fd = bind_at(ai, congestion);
         if (fd == -EADDRINUSE || fd == -EACCES) {
             break; /* it is this machine's, and not to be had */
         }
@@ -174,6 +173,21 @@ int ldr_listen_tcp(const ldr_address_t *address, const char *congestion)
     if (fd < 0) {
         ldr_fail(LARDER_E_IO, "%s port %s: cannot listen: %s", address->host,
                  address->port, strerror(-fd));
+    }
+    return fd;
+}
+
+int ldr_listen_tcp(const ldr_address_t *address, const char *congestion)
+{
+    int fd = ldr_bind_tcp(address, congestion);
+
+    if (fd >= 0 && listen(fd, SOMAXCONN) != 0) {
+        int error = -errno;
+
+        close(fd);
+        ldr_fail(LARDER_E_IO, "%s port %s: cannot listen: %s", address->host,
+                 address->port, strerror(-error));
+        return error;
     }
     return fd;
 }

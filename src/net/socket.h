@@ -34,6 +34,8 @@ bool ldr_address_loopback(const ldr_address_t *address);
  * that this machine has; "[::]" takes IPv4 as well. */
 int ldr_listen_unix(const char *path, unsigned mode);
 int ldr_listen_tcp(const ldr_address_t *address, const char *congestion);
+/* The same, but for listening: nobody can connect yet, nor bind it. */
+int ldr_bind_tcp(const ldr_address_t *address, const char *congestion);
 
 /* Connects by the deadline (monotonic ns; UINT64_MAX: none), else -ETIMEDOUT.
  * A name is resolved first, and how long that may take is the resolver's to

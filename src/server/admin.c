@@ -401,6 +401,16 @@ larder_status_t ldr_admin_open(const char *address,
                         "HOST:PORT, or none)",
                         address, strerror(-fd));
     }
+    return ldr_admin_open_at(address, fd, source, log, admin_p);
+}
+
+larder_status_t ldr_admin_open_at(const char *address, int fd,
+                                  const ldr_admin_source_t *source,
+                                  const ldr_log_t *log, ldr_admin_t **admin_p)
+{
+    ldr_address_t parsed = {.host = ""};
+
+    ldr_address_parse(address, strlen(address), &parsed);
     ldr_admin_t *a = ldr_alloc(sizeof(*a));
     if (a == NULL) {
         close(fd);
@@ -466,6 +476,15 @@ larder_status_t ldr_admin_open(const char *address,
                                const ldr_log_t *log, ldr_admin_t **admin_p)
 {
     (void)source, (void)log, (void)admin_p;
+    return ldr_admin_check(address);
+}
+
+larder_status_t ldr_admin_open_at(const char *address, int fd,
+                                  const ldr_admin_source_t *source,
+                                  const ldr_log_t *log, ldr_admin_t **admin_p)
+{
+    (void)source, (void)log, (void)admin_p;
+    close(fd);
     return ldr_admin_check(address);
 }
 

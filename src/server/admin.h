@@ -38,6 +38,11 @@ larder_status_t ldr_admin_check(const char *address);
 larder_status_t ldr_admin_open(const char *address,
                                const ldr_admin_source_t *source,
                                const ldr_log_t *log, ldr_admin_t **admin_p);
+/* The same on a socket that listens there, which is the admin's from then on,
+ * whatever comes of it. */
+larder_status_t ldr_admin_open_at(const char *address, int fd,
+                                  const ldr_admin_source_t *source,
+                                  const ldr_log_t *log, ldr_admin_t **admin_p);
 void ldr_admin_close(ldr_admin_t *admin); /* NULL is fine */
 uint16_t ldr_admin_port(const ldr_admin_t *admin);
 /* "http://127.0.0.1:9464/", for the log. */

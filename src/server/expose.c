@@ -357,6 +357,10 @@ static void put_process(const ldr_server_metrics_t *m, ldr_exposition_t *e)
     snprintf(build, sizeof(build), "%s", text[n] == ' ' ? text + n + 2 : "");
     build[strcspn(build, ")")] = '\0';
     ldr_process_look(&p);
+    if (m->admin_url[0] != '\0') {
+        ldr_metric_put(e, LDR_METRIC_ADMIN_ON, LDR_LABELS(m->admin_url),
+                       m->admin_on);
+    }
     ldr_metric_put(e, LDR_METRIC_BUILD, LDR_LABELS(version, build), 1);
     ldr_metric_put_fixed(e, LDR_METRIC_START, LDR_NO_LABELS, m->start_ms, 3);
     ldr_metric_put_fixed(e, LDR_METRIC_CPU, LDR_NO_LABELS, p.cpu_us, 6);

@@ -385,10 +385,9 @@ larder_status_t ldr_listen_check(const ldr_config_t *config)
     return st;
 }
 
-static larder_status_t listen_one(ldr_server_t *server, const char *text,
-                                  size_t length)
+static larder_status_t listen_one(ldr_server_t *server, unsigned i,
+                                  const char *text, size_t length)
 {
-    const ldr_options_t *o = &server->config->options;
     ldr_address_t address;
     char shown[SHOWN_BYTES];
     larder_status_t st =
@@ -397,13 +396,9 @@ static larder_status_t listen_one(ldr_server_t *server, const char *text,
     if (st != LARDER_OK) {
         return st;
     }
-    int fd = ldr_listen_tcp(&address, o->congestion);
-    if (fd == -EADDRINUSE) {
-        return ldr_fail(LARDER_E_LOCKED,
-                        "listen: %s is in use by another program", shown);
-    }
+    int fd = ldr_ports_listen(server, i);
     if (fd < 0) {
-        return ldr_fail(LARDER_E_IO, "listen: %s: %s", shown, strerror(-fd));
+        return ldr_ports_refuse("listen", shown, fd);
     }
     bound_name(fd, shown, sizeof(shown));
     judge_congestion(server, fd);
@@ -415,6 +410,7 @@ larder_status_t ldr_listen_all(ldr_server_t *server)
     const ldr_options_t *o = &server->config->options;
     larder_status_t st = LARDER_OK;
     const char *at = o->listen;
+    unsigned i = 0;
 
     if (server->socket_path[0] != '\0') {
         st = listen_unix(server);
@@ -422,7 +418,7 @@ larder_status_t ldr_listen_all(ldr_server_t *server)
     while (*at != '\0' && st == LARDER_OK) {
         size_t length = strcspn(at, ",");
 
-        st = listen_one(server, at, length);
+        st = listen_one(server, i++, at, length);
         at += length + (at[length] == ',');
     }
     return st;

@@ -142,7 +142,9 @@ typedef struct ldr_op_count {
 } ldr_op_count_t;
 
 typedef struct ldr_server_metrics {
-    uint64_t start_ms; /* since 1970 */
+    uint64_t start_ms;   /* since 1970 */
+    char admin_url[320]; /* "": none. These two are set before it serves */
+    bool admin_on;       /* it answers there */
     ldr_op_count_t ops[LDR_METRICS_OPCODES];
     uint64_t statuses[LDR_METRICS_STATUSES]; /* [-status] of failed ones */
     uint64_t bytes_in[LDR_TRANSPORT_COUNT], bytes_out[LDR_TRANSPORT_COUNT];

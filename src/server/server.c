@@ -1,7 +1,9 @@
 #include "server/server.h"
 
+#include <errno.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -215,9 +217,29 @@ static larder_status_t admin_open(ldr_server_t *server)
     if (st != LARDER_OK || strcmp(o->admin, "none") == 0) {
         return st;
     }
-    st = ldr_admin_open(o->admin, &source, &server->log, &server->admin);
+    ldr_server_metrics_t *m = server->metrics;
+    snprintf(m->admin_url, sizeof(m->admin_url), "http://%s/", o->admin);
+    int fd = server->admin_fd;
+    server->admin_fd = -1;
+    if (fd < 0) { /* which was said */
+        return LARDER_OK;
+    }
+    if (listen(fd, SOMAXCONN) != 0) { /* somebody was quicker */
+        int error = -errno;
+
+        close(fd);
+        if (!ldr_config_is_default(server->config, LDR_OPTION_admin)) {
+            return ldr_ports_refuse("admin", o->admin, error);
+        }
+        ldr_ports_no_admin(server, error);
+        return LARDER_OK;
+    }
+    st = ldr_admin_open_at(o->admin, fd, &source, &server->log, &server->admin);
     if (st == LARDER_OK) {
-        ldr_info(&server->log, "admin: %s", ldr_admin_url(server->admin));
+        snprintf(m->admin_url, sizeof(m->admin_url), "%s",
+                 ldr_admin_url(server->admin));
+        m->admin_on = true;
+        ldr_info(&server->log, "admin: %s", m->admin_url);
     }
     return st;
 }
@@ -335,6 +357,9 @@ static larder_status_t open_parts(ldr_server_t *server)
     larder_status_t st =
         server->took_over ? LARDER_OK : ldr_listen_probe(server);
     if (st == LARDER_OK) {
+        st = ldr_ports_bind(server);
+    }
+    if (st == LARDER_OK) {
         st = trace_open(server);
     }
     if (st == LARDER_OK) {
@@ -391,7 +416,7 @@ larder_status_t ldr_server_open(const ldr_server_params_t *params,
     server->config = server->latest = params->config;
     server->log = params->log;
     server->begin_ns = ldr_server_now();
-    server->end_fd = server->takeover_fd = -1;
+    server->end_fd = server->takeover_fd = server->admin_fd = -1;
     server->job_end = &server->job_head;
     pthread_mutex_init(&server->config_lock, NULL);
     pthread_mutex_init(&server->guest_lock, NULL);
@@ -507,6 +532,7 @@ static void loops_close(ldr_server_t *server)
 
 static void free_all(ldr_server_t *server)
 {
+    ldr_ports_close(server);
     for (unsigned i = 0; i < server->loop_count; i++) {
         ldr_server_loop_t *home = &server->loops[i];
 

@@ -115,6 +115,9 @@ struct ldr_server {
 
     ldr_listener_t listeners[LDR_LISTENERS_MAX];
     unsigned listener_count;
+    int ports[LDR_LISTENERS_MAX]; /* bound: of option listen, in its order */
+    unsigned port_count;
+    int admin_fd;                        /* likewise; -1: none */
     char socket_path[LDR_UNIX_PATH_MAX]; /* "": none */
 
     ldr_server_loop_t *loops;
@@ -208,6 +211,21 @@ void ldr_takeover_begin(struct ldr_request *r, bool hands_over);
 /* The node is closed: tells who asked for it, and gives it what it left. */
 void ldr_server_handed_over(ldr_server_t *server, const larder_stats_t *stats,
                             const ldr_handover_t *h, larder_status_t st);
+
+/* ports.c */
+/* Binds all of them, before anything else is opened. E_LOCKED: one is in use.
+ */
+larder_status_t ldr_ports_bind(ldr_server_t *server);
+/* Lets connections come at the i-th address of option listen; the caller's
+ * descriptor, or -errno. */
+int ldr_ports_listen(ldr_server_t *server, unsigned i);
+/* Says why nothing answers at the admin address, which nobody asked for. */
+void ldr_ports_no_admin(ldr_server_t *server, int error);
+/* What is wrong with an address that cannot be listened on, as a failure. */
+larder_status_t ldr_ports_refuse(const char *option, const char *address,
+                                 int error);
+/* Those that are still nobody's. */
+void ldr_ports_close(ldr_server_t *server);
 
 /* listen.c */
 larder_status_t ldr_listen_all(ldr_server_t *server);

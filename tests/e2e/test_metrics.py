@@ -103,7 +103,7 @@ def test_docs(loaded):
     assert written == parse(loaded.http("/metrics"))
 
 
-FREE = {"tenant", "space", "path", "version", "build", "le"}  # anything
+FREE = {"tenant", "space", "path", "version", "build", "le", "url"}  # anything
 TEXT = ("larder_shared_reason", "reason")  # a sentence
 
 
