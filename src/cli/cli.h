@@ -123,6 +123,33 @@ bool ldr_place_remote(const char *text);
 /* The first operand; without one, the URL of this host's daemon. */
 const char *ldr_cli_place(const ldr_args_t *args, char url[LDR_CLI_URL]);
 
+/* ---- who has a directory (owner.c) ---- */
+
+typedef struct ldr_dir_owner {
+    int pid;
+    char text[96];         /* "larder, process 12" */
+    char url[LDR_CLI_URL]; /* of its socket; "": none, or it is not seen */
+} ldr_dir_owner_t;
+
+/* False: it cannot be seen from here. */
+bool ldr_cli_owner(const char *dir, ldr_dir_owner_t *owner);
+/* The directory is in use: who has it, and what to type. A failure. */
+int ldr_cli_in_use(const ldr_args_t *args, const char *dir);
+/* A daemon's URL was given to what needs a directory: a usage error, which says
+ * what to type. */
+int ldr_cli_no_dir(const ldr_args_t *args, const char *url);
+/* A log for nobody. */
+void ldr_cli_quiet(void *arg, larder_log_level_t level, const char *line);
+
+/* ---- ls ---- */
+
+/* "90s", "5h" */
+void ldr_ls_age(uint32_t age_s, char *text, size_t size);
+/* Lists what a daemon has. */
+int ldr_ls_node(const ldr_args_t *args, const char *url);
+/* The same of whoever has the directory open. */
+int ldr_ls_in_use(const ldr_args_t *args, const char *dir);
+
 /* larder_open() with messages: a URL that is not understood is a usage error.
  * An exit code. */
 int ldr_cli_open(const ldr_args_t *args, const char *url, larder_t **lar_p);

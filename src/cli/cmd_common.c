@@ -19,6 +19,7 @@
 #define BUFFER_BYTES (FILE_MAX + 1 + LDR_SECRET_MAX + 2) /* and a secret */
 #define DRAM_DEFAULT "128M" /* enough for the largest value, and soon there */
 #define IO_THREADS 2u
+#define IN_USE "in use by another node" /* of LDR_IN_USE_TEXT */
 #define SEGMENTS_MIN 5u /* the fewest that a directory is opened with */
 
 /* ---- messages ---- */
@@ -202,10 +203,7 @@ int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p)
 
     *place_p = p;
     if (ldr_place_remote(text)) {
-        return ldr_cli_usage(args,
-                             "%s: this works on a directory, where a "
-                             "daemon must not run meanwhile",
-                             text);
+        return ldr_cli_no_dir(args, text);
     }
     if (is_mistyped(text)) {
         return ldr_cli_usage(
@@ -361,6 +359,11 @@ static int space_params(const ldr_args_t *args, uint8_t *buffer,
     return code;
 }
 
+void ldr_cli_quiet(void *arg, larder_log_level_t level, const char *line)
+{
+    (void)arg, (void)level, (void)line;
+}
+
 /* Warnings to stderr, but for one that the command is about to fail with. */
 static void log_line(void *arg, larder_log_level_t level, const char *line)
 {
@@ -376,6 +379,17 @@ int ldr_cli_open(const ldr_args_t *args, const char *url, larder_t **lar_p)
                                    .log = log_line};
     larder_status_t st = larder_open(url, &params, lar_p);
 
+    if (st == LARDER_E_LOCKED) {
+        char text[LDR_PATH_MAX];
+        char *end;
+
+        snprintf(text, sizeof(text), "%s", ldr_fail_text());
+        end = strstr(text, ": " IN_USE);
+        if (end != NULL) { /* behind the directory's name */
+            *end = '\0';
+            return ldr_cli_in_use(args, text);
+        }
+    }
     return st == LARDER_OK          ? LDR_EXIT_OK
            : st == LARDER_E_INVALID ? ldr_cli_usage(args, "%s", ldr_fail_text())
                                     : ldr_cli_status(args, st);
@@ -392,6 +406,9 @@ int ldr_cli_dirs_on(const ldr_args_t *args, larder_t *lar)
     for (uint64_t i = 0; i < stats.disks; i++) {
         const larder_disk_stats_t *d = &stats.disk[i];
 
+        if (!d->on && strstr(d->reason, IN_USE) != NULL) {
+            return ldr_cli_in_use(args, d->path);
+        }
         if (!d->on && strncmp(d->reason, d->path, strlen(d->path)) == 0) {
             return ldr_cli_fail(args, "%s", d->reason);
         }

@@ -148,6 +148,9 @@ static int fsck_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
         ldr_cli_status(args, st);
         return LDR_EXIT_NO;
     }
+    if (st == LARDER_E_LOCKED) {
+        return ldr_cli_in_use(args, w.dir);
+    }
     if (st != LARDER_OK) {
         return ldr_cli_status(args, st);
     }

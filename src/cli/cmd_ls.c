@@ -1,5 +1,6 @@
 /*
- * ls: what a directory holds, read offline from its tables.
+ * ls: what a directory holds, read offline from its tables. A node that runs is
+ * asked instead (ls_node.c).
  *
  * Whether a record counts is decided as an open would: of the records of one
  * shard the last one written wins, a tombstone cancels those before it, and
@@ -186,7 +187,7 @@ static void list_judge(list_t *list, const ldr_super_t *super, uint32_t now_s)
 
 /* ---- showing ---- */
 
-static void age_text(uint32_t age_s, char *text, size_t size)
+void ldr_ls_age(uint32_t age_s, char *text, size_t size)
 {
     if (age_s < 120) {
         snprintf(text, size, "%us", age_s);
@@ -227,7 +228,7 @@ static void row_line(const row_t *row, uint32_t age_s, bool with_state)
 
     ldr_hex(r->key.hash, LARDER_KEY_BYTES, key);
     ldr_space_label(r->space_id, space);
-    age_text(age_s, age, sizeof(age));
+    ldr_ls_age(age_s, age, sizeof(age));
     printf("%s  %s  %5u  %5u  %9u  %5s  %5u%s%s\n", key, space, r->group,
            r->shard, r->length, age, r->depth, with_state ? "  " : "",
            with_state ? state_words[row->state] : "");
@@ -291,6 +292,9 @@ static int ls_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
         return LDR_EXIT_OK;
     }
     larder_status_t st = ldr_disk_open(&disk, &params);
+    if (st == LARDER_E_LOCKED) {
+        return ldr_ls_in_use(args, params.path);
+    }
     if (st != LARDER_OK) {
         return ldr_cli_status(args, st);
     }
@@ -309,7 +313,13 @@ static int ls_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
 
 int ldr_cmd_ls(const ldr_args_t *args)
 {
+    char url[LDR_CLI_URL];
+    const char *where = ldr_cli_place(args, url);
     ldr_place_t *place;
+
+    if (ldr_place_remote(where)) {
+        return ldr_ls_node(args, where);
+    }
     int code = ldr_place_open(args, false, &place);
 
     for (unsigned i = 0; code == LDR_EXIT_OK && i < place->options.dir_count;

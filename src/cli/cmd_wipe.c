@@ -94,7 +94,7 @@ static int lock(const wipe_t *w, int *file_p)
         error = w->io->ops->lock(w->io, *file_p);
     }
     if (error == -EWOULDBLOCK) {
-        return ldr_cli_fail(w->args, LDR_IN_USE_TEXT, w->dir);
+        return ldr_cli_in_use(w->args, w->dir);
     }
     return error < 0 ? io_failed(w, "lock larder.lock", error) : LDR_EXIT_OK;
 }

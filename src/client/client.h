@@ -266,6 +266,13 @@ bool ldr_asked_items(larder_space_t *space, larder_op_t kind,
 void ldr_asked_existed(larder_space_t *space, const larder_item_t *items,
                        size_t count);
 
+/* ---- what a tenant has (remote.c) ---- */
+
+/* The next page, of a handle that speaks to a daemon; see ldr_node_list(). */
+larder_status_t ldr_remote_list(larder_t *lar, uint32_t *cursor_p,
+                                ldr_list_row_t *rows, uint32_t max,
+                                uint32_t *count_p);
+
 /* ---- leases (lease.c) ---- */
 
 /* larder_stage(), of which the node is told by somebody else; asks: as in

@@ -314,6 +314,40 @@ static larder_status_t remote_stats(larder_t *lar, uint64_t deadline_ns,
     return st;
 }
 
+larder_status_t ldr_remote_list(larder_t *lar, uint32_t *cursor_p,
+                                ldr_list_row_t *rows, uint32_t max,
+                                uint32_t *count_p)
+{
+    ldr_visit_t v;
+    ldr_stop_t stop = {NULL, ldr_deadline(lar, 0)};
+    ldr_list_head_t head;
+    larder_status_t st = ldr_visit_begin(&v, lar->remote, NULL, &stop);
+
+    *count_p = 0;
+    if (st != LARDER_OK) {
+        return st;
+    }
+    uint8_t *at = ldr_body(v.call.buffer);
+    st = ldr_visit_call(&v, LDR_OP_LIST, ldr_put_number(at, *cursor_p));
+    if (st == LARDER_OK &&
+        (!ldr_get_list(at, v.call.reply.body, &head) || head.count > max ||
+         (head.cursor != LDR_LIST_END && head.cursor < *cursor_p))) {
+        st = ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer",
+                      v.remote->options.address);
+    }
+    for (uint32_t i = 0; st == LARDER_OK && i < head.count; i++) {
+        if (ldr_get_listed(head.rows + (size_t)i * LDR_LIST_ROW_BYTES,
+                           &rows[*count_p])) {
+            ++*count_p;
+        }
+    }
+    if (st == LARDER_OK) {
+        *cursor_p = head.cursor;
+    }
+    ldr_visit_end(&v, st);
+    return st;
+}
+
 static larder_status_t remote_metrics(larder_t *lar, uint64_t deadline_ns,
                                       char *text, size_t size, size_t *length_p)
 {

@@ -79,6 +79,8 @@ struct ldr_node {
     ldr_rand_t rand;
     bool poisoned; /* a broken invariant was seen: every call answers so */
 
+    bool listing; /* somebody lists what is there (list.c) */
+
     pthread_mutex_t lock;
     pthread_cond_t changed; /* writes landed, disks went on or off */
     ldr_said_t said[LDR_SAID_MAX];

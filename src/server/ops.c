@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "node/list.h"
 #include "node/ssd.h"
 #include "server/session.h"
 #include "server/status.h"
@@ -150,7 +151,8 @@ void ldr_handle_match(ldr_request_t *r)
     uint8_t body[LDR_MATCHED_BYTES];
     bool shared = (r->session->features & LDR_FEATURE_SHARED) != 0;
 
-    if (!ldr_get_match(r->body, r->frame.body, &m)) {
+    if (!ldr_get_match(r->body, r->frame.body, &m) ||
+        (m.flags != 0 && (r->session->features & LDR_FEATURE_ASKED) == 0)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed match");
         return;
     }
@@ -434,6 +436,73 @@ void ldr_handle_metrics(ldr_request_t *r)
     }
     r->number = sees(r);
     job(r, job_metrics, finish_text);
+}
+
+/* One page. Other tenants' are not seen, whoever asks. */
+static void job_list(ldr_request_t *r)
+{
+    ldr_node_t *node = r->home->server->node;
+    ldr_stop_t stop = {&r->home->server->job_stop, r->deadline_ns};
+    ldr_listed_t *rows = ldr_alloc(LDR_LIST_ROWS * sizeof(*rows));
+    size_t room = LDR_LIST_HEAD_BYTES + LDR_LIST_ROWS * LDR_LIST_ROW_BYTES;
+    uint32_t count = 0, now_s = ldr_wall_s(node->clock);
+
+    ldr_fail_clear();
+    r->text = rows != NULL ? ldr_alloc(room) : NULL;
+    r->status = r->text != NULL
+                    ? ldr_node_list(node, r->guest->tenant, &r->number, rows,
+                                    &count, &stop)
+                    : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
+    if (r->status != LARDER_OK) {
+        ldr_free(r->text);
+        keep_text(r);
+        ldr_free(rows);
+        return;
+    }
+    uint8_t *at = (uint8_t *)r->text;
+    r->text_bytes = ldr_put_list(at, r->number, count);
+    for (uint32_t i = 0; i < count; i++) {
+        const ldr_listed_t *l = &rows[i];
+        ldr_list_row_t row = {
+            .key = l->key,
+            .group = l->group,
+            .shard = l->shard,
+            .shards = l->shards,
+            .flags = (uint16_t)((l->has_key ? LDR_LIST_KEY : 0) |
+                                (l->dram ? LDR_LIST_DRAM : 0) |
+                                (l->ssd ? LDR_LIST_SSD : 0) |
+                                (l->pinned ? LDR_LIST_PINNED : 0)),
+            .length = l->length,
+            .age_s = l->written_s != 0 && now_s > l->written_s
+                         ? now_s - l->written_s
+                         : 0,
+            .expires_s = l->expires_s,
+            .depth = l->depth,
+        };
+
+        memcpy(row.space, l->space_id, sizeof(row.space));
+        ldr_put_listed(at + r->text_bytes, &row);
+        r->text_bytes += LDR_LIST_ROW_BYTES;
+    }
+    ldr_free(rows);
+}
+
+static void finish_list(ldr_request_t *r)
+{
+    if (r->status == LARDER_OK) {
+        finish_text(r);
+    } else {
+        finish_status(r);
+    }
+}
+
+void ldr_handle_list(ldr_request_t *r)
+{
+    if (!ldr_get_number(r->body, r->frame.body, &r->number)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed list");
+    } else {
+        job(r, job_list, finish_list);
+    }
 }
 
 void ldr_handle_ping(ldr_request_t *r)

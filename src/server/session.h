@@ -349,6 +349,7 @@ void ldr_handle_reset(ldr_request_t *r);
 void ldr_handle_match(ldr_request_t *r);
 void ldr_handle_announce(ldr_request_t *r);
 void ldr_handle_asked(ldr_request_t *r);
+void ldr_handle_list(ldr_request_t *r);
 void ldr_handle_exists(ldr_request_t *r);
 void ldr_handle_remove(ldr_request_t *r);
 void ldr_handle_report(ldr_request_t *r);

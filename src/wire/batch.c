@@ -56,6 +56,54 @@ bool ldr_get_asked(const uint8_t *at, size_t bytes, ldr_asked_msg_t *m)
     return m->asked <= LDR_ASKED_MOST && m->found <= m->asked;
 }
 
+size_t ldr_put_list(uint8_t *at, uint32_t cursor, uint32_t count)
+{
+    ldr_put32(at, cursor);
+    ldr_put32(at + 4, count);
+    return LDR_LIST_HEAD_BYTES;
+}
+
+bool ldr_get_list(const uint8_t *at, size_t bytes, ldr_list_head_t *m)
+{
+    if (bytes < LDR_LIST_HEAD_BYTES) {
+        return false;
+    }
+    m->cursor = ldr_get32(at);
+    m->count = ldr_get32(at + 4);
+    m->rows = at + LDR_LIST_HEAD_BYTES;
+    return (uint64_t)m->count * LDR_LIST_ROW_BYTES ==
+           bytes - LDR_LIST_HEAD_BYTES;
+}
+
+void ldr_put_listed(uint8_t *at, const ldr_list_row_t *row)
+{
+    memcpy(at, row->key.hash, LARDER_KEY_BYTES);
+    memcpy(at + 32, row->space, LDR_WIRE_ID_BYTES);
+    ldr_put16(at + 48, row->group);
+    ldr_put16(at + 50, row->shard);
+    ldr_put16(at + 52, row->shards);
+    ldr_put16(at + 54, row->flags);
+    ldr_put32(at + 56, row->length);
+    ldr_put32(at + 60, row->age_s);
+    ldr_put32(at + 64, row->expires_s);
+    ldr_put32(at + 68, row->depth);
+}
+
+bool ldr_get_listed(const uint8_t *at, ldr_list_row_t *row)
+{
+    memcpy(row->key.hash, at, LARDER_KEY_BYTES);
+    memcpy(row->space, at + 32, LDR_WIRE_ID_BYTES);
+    row->group = ldr_get16(at + 48);
+    row->shard = ldr_get16(at + 50);
+    row->shards = ldr_get16(at + 52);
+    row->flags = ldr_get16(at + 54);
+    row->length = ldr_get32(at + 56);
+    row->age_s = ldr_get32(at + 60);
+    row->expires_s = ldr_get32(at + 64);
+    row->depth = ldr_get32(at + 68);
+    return row->flags < 2 * LDR_LIST_PINNED;
+}
+
 size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m)
 {
     size_t keys = (size_t)m->count * LARDER_KEY_BYTES;

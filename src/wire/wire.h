@@ -52,6 +52,7 @@
     X(MATCH, 18, 0, "match")                                                   \
     X(ANNOUNCE, 25, 0, "announce")                                             \
     X(ASKED, 26, 0, "asked") /* what a search over groups came to */           \
+    X(LIST, 27, 0, "list")   /* what the tenant has, page by page */           \
     X(EXISTS, 19, 0, "exists")                                                 \
     X(REMOVE, 20, 0, "remove")                                                 \
     X(FLUSH, 21, 0, "flush")                                                   \
@@ -256,6 +257,37 @@ typedef struct ldr_asked_msg {
 #define LDR_ASKED_MOST (1u << 24) /* chunks; a prompt of 4 G tokens */
 size_t ldr_put_asked(uint8_t *at, const ldr_asked_msg_t *m);
 bool ldr_get_asked(const uint8_t *at, size_t bytes, ldr_asked_msg_t *m);
+
+/* The next rows of what the session's tenant has; cursor 0: the first. In the
+ * reply where to go on, LDR_LIST_END: nowhere, and rows. */
+#define LDR_LIST_END UINT32_MAX
+
+typedef struct ldr_list_head {
+    uint32_t cursor, count;
+    const uint8_t *rows;
+} ldr_list_head_t;
+
+enum {
+    LDR_LIST_KEY = 1u << 0, /* it is known */
+    LDR_LIST_DRAM = 1u << 1,
+    LDR_LIST_SSD = 1u << 2,
+    LDR_LIST_PINNED = 1u << 3,
+};
+
+typedef struct ldr_list_row {
+    larder_key_t key;
+    uint8_t space[LDR_WIRE_ID_BYTES];
+    uint16_t group, shard, shards;
+    uint16_t flags; /* LDR_LIST_* */
+    uint32_t length, age_s, expires_s, depth;
+} ldr_list_row_t;
+
+#define LDR_LIST_HEAD_BYTES 8u
+#define LDR_LIST_ROW_BYTES 72u
+size_t ldr_put_list(uint8_t *at, uint32_t cursor, uint32_t count);
+bool ldr_get_list(const uint8_t *at, size_t bytes, ldr_list_head_t *m);
+void ldr_put_listed(uint8_t *at, const ldr_list_row_t *row);
+bool ldr_get_listed(const uint8_t *at, ldr_list_row_t *row);
 
 /* shared: the peer knows the third tier; else what is there counts as ssd. */
 #define LDR_MATCHED_BYTES 52u

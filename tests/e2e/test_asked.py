@@ -2,14 +2,12 @@
 does not find is seen everywhere, also when nothing was ever found."""
 import json
 import re
-import struct
 
 import pytest
 
 from capi import MISS, OK, Node
 from middle import Middle
 
-ASKED = 26
 FOUND = {"outcome": "found"}
 NOT_FOUND = {"outcome": "not_found"}
 
@@ -131,13 +129,3 @@ def test_tenants_apart(serve):
     assert figures(daemon, tenant="acme") == (0, 3)
     assert figures(daemon, tenant="beta") == (0, 7)
 
-
-def test_hostile_asked(serve):
-    """A client cannot claim more than anybody asks for."""
-    daemon = serve(admin="127.0.0.1:0")
-    for asked, found in ((1 << 31, 0), (1, 2)):
-        with daemon.enter("tcp") as peer:
-            space = peer.space()
-            peer.start(ASKED, struct.pack("<III", space, asked, found))
-            assert peer.ended()
-    assert daemon.value("larder_asked_chunks_total", **FOUND) == 0

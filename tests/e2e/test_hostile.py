@@ -454,6 +454,15 @@ def other_cases():
     for body in (b"", bytes(3), bytes(5), bytes(8)):
         yield Case(f"reset with {len(body)} bytes", w.RESET, body, ENDS)
         yield Case(f"flush with {len(body)} bytes", w.FLUSH, body, ENDS)
+        yield Case(f"list with {len(body)} bytes", w.LIST, body, ENDS)
+        yield Case(f"asked with {len(body)} bytes", w.ASKED, body, ENDS)
+    for cursor in BIG:
+        yield Case(f"list from {cursor}", w.LIST, number(cursor), w.OK)
+    for asked, found in ((2**24 + 1, 0), (2**32 - 1, 2**32 - 1), (1, 2)):
+        yield Case(f"asked {asked}, found {found}", w.ASKED,
+                   struct.pack("<III", 0, asked, found), ENDS)
+    yield Case("asked in no space", w.ASKED, struct.pack("<III", 9, 1, 1),
+               w.E_SPACE)
     for tier in (n for n in BIG if n > 2):
         yield Case(f"flush tier {tier}", w.FLUSH, number(tier), w.E_INVALID)
     for group in (64, 65535):

@@ -342,6 +342,51 @@ static inline bool form_read_asked(const uint8_t *at, size_t bytes,
     return true;
 }
 
+static inline size_t form_make_list(ldr_rand_t *r, uint8_t *at)
+{
+    uint32_t count = (uint32_t)ldr_rand_below(r, FORM_ROWS + 1);
+    size_t n = ldr_put_list(at, form_u32(r), count);
+
+    for (uint32_t i = 0; i < count; i++, n += LDR_LIST_ROW_BYTES) {
+        ldr_list_row_t row = {
+            .group = form_u16(r),
+            .shard = form_u16(r),
+            .shards = form_u16(r),
+            .flags = (uint16_t)ldr_rand_below(r, 2 * LDR_LIST_PINNED),
+            .length = form_u32(r),
+            .age_s = form_u32(r),
+            .expires_s = form_u32(r),
+            .depth = form_u32(r),
+        };
+
+        form_random(r, row.key.hash, sizeof(row.key.hash));
+        form_random(r, row.space, sizeof(row.space));
+        ldr_put_listed(at + n, &row);
+    }
+    return n;
+}
+
+static inline bool form_read_list(const uint8_t *at, size_t bytes,
+                                  uint8_t *again, size_t *again_bytes)
+{
+    ldr_list_head_t m;
+
+    if (!ldr_get_list(at, bytes, &m)) {
+        return false;
+    }
+    *again_bytes = ldr_put_list(again, m.cursor, m.count);
+    for (uint32_t i = 0; i < m.count; i++) {
+        ldr_list_row_t row;
+
+        if (!ldr_get_listed(m.rows + (size_t)i * LDR_LIST_ROW_BYTES, &row)) {
+            return false;
+        }
+        ldr_put_listed(again + *again_bytes, &row);
+        *again_bytes += LDR_LIST_ROW_BYTES;
+    }
+    return true;
+}
+
 static inline size_t form_make_announce(ldr_rand_t *r, uint8_t *at)
 {
     uint8_t keys[FORM_ROWS * LARDER_KEY_BYTES];
@@ -586,7 +631,8 @@ static inline bool form_read_ends(const uint8_t *at, size_t bytes,
     X(results)                                                                 \
     X(ends)                                                                    \
     X(announce)                                                                \
-    X(asked)
+    X(asked)                                                                   \
+    X(list)
 
 static const form_t forms[] = {
 #define X(name) {#name, form_make_##name, form_read_##name},
