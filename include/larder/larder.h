@@ -254,9 +254,11 @@ typedef struct larder_space_params {
     uint32_t chunk_tokens; /* tokens per chunk, 1...65536; default 256 */
 } larder_space_params_t;
 
-/* Opens a space; the same parameters give the same space on every node. A
- * directory remembers a check value of each tenant's secret: another one is
- * refused with LARDER_E_SECRET. One that is off meanwhile is not asked. */
+/* Opens a space; the same parameters give the same space on every node. A node
+ * and its directories remember a check value of each tenant's secret, the one
+ * that its operator gave or under which something was first saved, removed or
+ * reset: another one is refused with LARDER_E_SECRET, here, or, if the space
+ * was open before, by those three. One that is off meanwhile is not asked. */
 LARDER_API larder_status_t
 larder_space_open(larder_t *lar, const larder_space_params_t *params,
                   larder_space_t **space_p);

@@ -195,6 +195,8 @@ def _command(path: pathlib.Path, options: Options, say: Say) -> list[str]:
     directory = _directory(options, say)
     if directory:
         command += ["--dir", directory, "--ssd", str(options.node_ssd)]
+    if options.secret_file:  # no other is accepted then
+        command += ["--secret_file", os.path.abspath(options.secret_file)]
     if not _free(ADMIN_PORT):
         command += ["--admin", "none"]
     return command

@@ -342,9 +342,13 @@ static larder_status_t layers_apply(ldr_config_t *c, const flags_t *f)
     if (st == LARDER_OK) {
         st = ldr_config_check(c);
     }
-    /* One place says who may be tenant default. */
+    /* One place says who may be tenant default, and under which secret. */
     if (st == LARDER_OK && c->options.uids[0] != '\0') {
         memcpy(c->tenants[0].uids, c->options.uids, sizeof(c->tenants[0].uids));
+    }
+    if (st == LARDER_OK && c->options.secret_file[0] != '\0') {
+        memcpy(c->tenants[0].secret_file, c->options.secret_file,
+               sizeof(c->tenants[0].secret_file));
     }
     return st;
 }

@@ -112,14 +112,33 @@ static larder_status_t check_admin(const ldr_config_t *c)
                     o->admin, c->source[LDR_OPTION_admin], port);
 }
 
+/* What is tenant default's may be an option, or stand in its section. */
+static larder_status_t check_default(const ldr_config_t *c, size_t option,
+                                     const char *own)
+{
+    char value[LDR_OPTION_TEXT];
+
+    ldr_option_get(&c->options, option, value, sizeof(value));
+    if (own[0] == '\0' || value[0] == '\0' || strcmp(own, value) == 0) {
+        return LARDER_OK;
+    }
+    return ldr_fail(LARDER_E_INVALID,
+                    "option %s (%s) and %s of [tenant default] are both set: "
+                    "keep one",
+                    ldr_option_table[option].name, c->source[option],
+                    ldr_option_table[option].name);
+}
+
 static larder_status_t check_tenants(const ldr_config_t *c)
 {
-    if (c->tenants[0].uids[0] != '\0' && c->options.uids[0] != '\0' &&
-        strcmp(c->tenants[0].uids, c->options.uids) != 0) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "option uids (%s) and uids of [tenant default] are "
-                        "both set: keep one",
-                        c->source[LDR_OPTION_uids]);
+    larder_status_t st = check_default(c, LDR_OPTION_uids, c->tenants[0].uids);
+
+    if (st == LARDER_OK) {
+        st =
+            check_default(c, LDR_OPTION_secret_file, c->tenants[0].secret_file);
+    }
+    if (st != LARDER_OK) {
+        return st;
     }
     for (unsigned i = 0; i < c->tenant_count; i++) {
         const ldr_tenant_config_t *t = &c->tenants[i];
@@ -240,10 +259,15 @@ static void json_option(ldr_text_t *out, const ldr_config_t *c, size_t i)
 
 static void json_tenant(ldr_text_t *out, const ldr_tenant_config_t *t)
 {
+    ldr_tenant_config_t shown = *t;
+
+    if (shown.secret_check[0] != '\0') { /* clients are told apart by it */
+        snprintf(shown.secret_check, sizeof(shown.secret_check), "given");
+    }
     ldr_text_add(out, "{\"name\":\"%s\"", t->name);
 #define X(name, kind, min, max, text)                                          \
     ldr_text_add(out, ",\"" #name "\":");                                      \
-    JSON_##kind(out, t->name);
+    JSON_##kind(out, shown.name);
     LDR_TENANT_MAP(X)
 #undef X
     ldr_text_char(out, '}');

@@ -82,9 +82,10 @@
     X(tenant, TEXT, CLIENT, "default", 1, 63, "whose session it is")           \
     X(token_file, TEXT, CLIENT, "", 0, 255,                                    \
       "file with the tenant's token; empty: none")                             \
-    X(secret_file, TEXT, EMBED | CLIENT | CONNECTOR, "", 0, 255,               \
-      "file with the tenant's secret, the same wherever KV is to be shared; "  \
-      "empty: one that everybody knows")                                       \
+    X(secret_file, TEXT, EMBED | CLIENT | SERVE | CONNECTOR | RELOAD, "", 0,   \
+      255,                                                                     \
+      "file with the tenant's secret, the same wherever KV is to be shared "   \
+      "(serve: that of tenant default); empty: one that everybody knows")      \
     X(connect, ENUM, CLIENT, "now", 0, 1,                                      \
       "now: opening waits for the daemon; lazy: it succeeds without one")      \
     X(connections, UINT, TCP, "2", 1, 64, "connections to each address")       \

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,3 +36,7 @@ void ldr_text_json(ldr_text_t *t, const char *text);
 #define LDR_HEX_BYTES(bytes) (2 * (bytes) + 1)
 /* Lower-case hex digits and a NUL. */
 void ldr_hex(const uint8_t *data, size_t bytes, char *text);
+/* The way back: so many bytes, or a number of so many digits; small letters
+ * only. False: it is none. */
+bool ldr_unhex(const char *text, size_t count, uint8_t *bytes);
+bool ldr_unhex64(const char *text, unsigned digits, uint64_t *value);

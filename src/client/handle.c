@@ -295,8 +295,6 @@ static bool space_names(const larder_space_params_t *p, larder_space_t *space)
         {p->descriptor, p->descriptor_bytes},
     };
     ldr_piece_t id[] = {{"larder id 1", 11}, {space->root, 32}};
-    ldr_piece_t check[] = {{"larder check 1", 14},
-                           {p->tenant, strlen(p->tenant)}};
 
     /* The name's length keeps name and descriptor apart. */
     ldr_put32(fixed, (uint32_t)strlen(p->tenant));
@@ -307,11 +305,9 @@ static bool space_names(const larder_space_params_t *p, larder_space_t *space)
         return false;
     }
     memcpy(space->ref.id, digest, sizeof(space->ref.id));
-    if (!ldr_hmac_sha256(p->secret, p->secret_bytes, check, 2, digest)) {
-        return false;
-    }
-    memcpy(space->ref.check, digest, sizeof(space->ref.check));
-    return ldr_tenant_key(p->secret, p->secret_bytes, p->tenant,
+    return ldr_tenant_check(p->secret, p->secret_bytes, p->tenant,
+                            space->ref.check) &&
+           ldr_tenant_key(p->secret, p->secret_bytes, p->tenant,
                           space->ref.key);
 }
 

@@ -264,9 +264,12 @@ uint32_t ldr_node_iov(ldr_node_t *node, uint32_t shard, struct iovec *iov,
 typedef struct ldr_tenant_params {
     const char *name;
     uint64_t dram_max, ssd_max; /* bytes; 0: no limit of its own */
+    /* The operator's word: no other secret is accepted. NULL: there is none,
+     * and the first one counts. */
+    const ldr_secret_check_t *secret;
 } ldr_tenant_params_t;
 
-/* Adds the tenant or changes its limits. */
+/* Adds the tenant or changes its limits and its secret. */
 larder_status_t ldr_node_tenant(ldr_node_t *node,
                                 const ldr_tenant_params_t *params,
                                 uint32_t *tenant_p);
@@ -277,9 +280,27 @@ void ldr_tenant_id(const char *name, uint8_t id[LDR_ID_BYTES]);
 /* The secret of tenants that were given none: no secret, but the same
  * everywhere, so that nodes and engines agree without configuration. */
 #define LDR_PUBLIC_SECRET "larder: no secret is configured"
-/* A tenant's key for the shared tier. False: libcrypto failed. */
+/* A tenant's key for the shared tier, and the check value of its secret. False:
+ * libcrypto failed. */
 bool ldr_tenant_key(const void *secret, size_t secret_bytes, const char *name,
                     uint8_t key[32]);
+bool ldr_tenant_check(const void *secret, size_t secret_bytes, const char *name,
+                      uint8_t check[LDR_ID_BYTES]);
+/* Both, as an operator gives them; and as text, in hexadecimal digits. */
+bool ldr_secret_check(const void *secret, size_t secret_bytes, const char *name,
+                      ldr_secret_check_t *out);
+#define LDR_SECRET_CHECK_TEXT (4u * LDR_ID_BYTES)
+void ldr_secret_check_text(const ldr_secret_check_t *c,
+                           char text[LDR_SECRET_CHECK_TEXT + 1]);
+bool ldr_secret_check_parse(const char *text, ldr_secret_check_t *out);
+/* What the configuration says of a tenant's secret; *given_p false: nothing.
+ * E_INVALID: its file cannot be used, or file and check value differ. */
+struct ldr_tenant_config;
+larder_status_t ldr_secret_configured(const struct ldr_tenant_config *t,
+                                      ldr_secret_check_t *out, bool *given_p);
+/* In constant time. Keys count where both are known. */
+bool ldr_secret_check_same(const ldr_secret_check_t *a,
+                           const ldr_secret_check_t *b);
 
 /* A space as its users know it. The node's own id of it is hashed over the
  * tenant as well, so that an id that was stolen names another, empty space in
@@ -292,14 +313,37 @@ typedef struct ldr_space_info {
     uint8_t key[32]; /* the tenant's for the shared tier, from its secret */
 } ldr_space_info_t;
 
-/* The space's number. Directories remember the tenant's check value. A tenant
- * that is not known is added, without limits. */
+/* The space's number. E_SECRET: the tenant has another secret, by the
+ * operator's word; or, if there is none, in this node's memory or in a
+ * directory, which remember the first one. A tenant that is not known is added,
+ * without limits. */
 larder_status_t ldr_node_space(ldr_node_t *node, const ldr_space_info_t *info,
                                uint32_t *space_p);
 /* The same where nothing has to be asked or told but this node's memory; false:
  * it has, or something is wrong, and the other says what. Never waits. */
 bool ldr_node_space_known(ldr_node_t *node, const ldr_space_info_t *info,
                           uint32_t *space_p);
+
+/* ---- secrets (secret.c), all with the lock ---- */
+
+/* What a client sent. False: libcrypto failed; needs no lock. */
+bool ldr_secret_sent(const ldr_space_info_t *info, ldr_secret_check_t *out);
+/* Whether it can be the tenant's, as far as is known: E_SECRET otherwise. */
+larder_status_t ldr_secret_meet(ldr_node_t *node, uint32_t tenant,
+                                const ldr_secret_check_t *secret);
+/* It is the one under which the space is open. E_SECRET: there is another. */
+larder_status_t ldr_secret_open(ldr_node_t *node, uint32_t space,
+                                const ldr_secret_check_t *secret);
+/* Before something in the space changes: its secret is the tenant's from now
+ * on, in memory, in directories and in the shared tier. E_SECRET: another one
+ * is, and nothing may change. Never waits. */
+larder_status_t ldr_secret_settle(ldr_node_t *node, uint32_t space);
+/* Whether that would be refused. */
+bool ldr_secret_refused(const ldr_node_t *node, uint32_t space);
+/* The operator's word; NULL: none, and what is known stays. */
+void ldr_secret_give(ldr_node_t *node, uint32_t tenant,
+                     const ldr_secret_check_t *secret);
+
 /* E_DEADLINE: nothing that was put before is found any more, but a disk has not
  * recorded it yet. */
 larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,

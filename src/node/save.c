@@ -100,6 +100,9 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
     if (tenant == LDR_NIL) {
         return LARDER_E_SPACE;
     }
+    if (ldr_secret_refused(node, t->space)) {
+        return ldr_secret_settle(node, t->space); /* which says why */
+    }
     uint32_t pages_max = store->arena.owners[tenant].pages_max;
     if (bytes == 0 || bytes > LARDER_VALUE_MAX ||
         ldr_arena_pages(bytes) >
@@ -206,7 +209,8 @@ larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
     ldr_node_lock(node);
     const ldr_shard_t *sh = &store->shards[shard];
     bool down = ldr_ssd_admits(node, shard);
-    if (ldr_store_commit(store, shard, crc, true, down)) {
+    st = ldr_secret_settle(node, store->chunks[sh->chunk].space);
+    if (st == LARDER_OK && ldr_store_commit(store, shard, crc, true, down)) {
         LDR_COUNT(store, store->chunks[sh->chunk].space, saved_bytes,
                   sh->length);
         ldr_node_measured(node, LARDER_TIER_DRAM, sh->length, ns);
@@ -218,7 +222,7 @@ larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
         ldr_store_release(store, sh->chunk);
     } else {
         ldr_store_abort(store, shard);
-        st = LARDER_E_STALE;
+        st = st != LARDER_OK ? st : LARDER_E_STALE;
     }
     ldr_node_unlock(node);
     return st;
@@ -508,6 +512,14 @@ void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
     uint64_t token = 0;
 
     ldr_node_lock(node);
+    larder_status_t secret = ldr_secret_settle(node, space);
+    if (secret != LARDER_OK) {
+        ldr_node_unlock(node);
+        for (size_t i = 0; i < count; i++) {
+            items[i].status = secret;
+        }
+        return;
+    }
     for (size_t i = 0; i < count; i++) {
         ldr_place_t place;
         bool shared = ldr_shared_find(node, space, items[i].group, items[i].key,

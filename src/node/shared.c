@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "net/auth.h"
+#include "node/ssd.h"
 
 #define PUBLISH_MS 500u
 #define ORPHAN_S 600u
@@ -109,14 +110,16 @@ static bool alloc_slots(ldr_shared_t *s)
 {
     s->tenants = ldr_alloc(LDR_TENANTS_MAX * sizeof(*s->tenants));
     s->spaces = ldr_alloc(LDR_SPACES_MAX * sizeof(*s->spaces));
-    s->open_tenants = ldr_alloc(LDR_TENANTS_MAX * sizeof(*s->open_tenants));
+    s->keys = ldr_reserve(LDR_SPACES_MAX * sizeof(*s->keys));
     s->offers = ldr_alloc(s->offer_count * sizeof(*s->offers));
     s->fetches = ldr_alloc(s->fetch_count * sizeof(*s->fetches));
-    if (s->tenants == NULL || s->spaces == NULL || s->open_tenants == NULL ||
+    if (s->tenants == NULL || s->spaces == NULL || s->keys == NULL ||
         s->offers == NULL || s->fetches == NULL) {
         return false;
     }
-    memset(s->tenants, 0xff, LDR_TENANTS_MAX * sizeof(*s->tenants));
+    for (uint32_t i = 0; i < LDR_TENANTS_MAX; i++) {
+        s->tenants[i].number = LDR_NIL;
+    }
     memset(s->spaces, 0xff, LDR_SPACES_MAX * sizeof(*s->spaces));
     for (unsigned i = 0; i < s->offer_count; i++) {
         s->offers[i].shared = s;
@@ -311,7 +314,10 @@ bool ldr_shared_close(ldr_node_t *node, uint64_t deadline_ns)
     ldr_free(s->offers);
     ldr_free(s->tenants);
     ldr_free(s->spaces);
-    ldr_free(s->open_tenants);
+    if (s->keys != NULL) {
+        explicit_bzero(s->keys, node->store.space_count * sizeof(*s->keys));
+        ldr_unreserve(s->keys, LDR_SPACES_MAX * sizeof(*s->keys));
+    }
     explicit_bzero(s->cipher, sizeof(s->cipher));
     ldr_free(s);
     return true;
@@ -329,14 +335,14 @@ bool ldr_shared_numbers(const ldr_shared_t *s, uint32_t space,
 {
     uint32_t tenant = s->node->store.spaces[space].tenant;
 
-    *tenant_p = tenant != LDR_NIL ? s->tenants[tenant] : LDR_NIL;
+    *tenant_p = tenant != LDR_NIL ? s->tenants[tenant].number : LDR_NIL;
     *space_p = s->spaces[space];
     return *tenant_p != LDR_NIL && *space_p != LDR_NIL;
 }
 
 /* What the tenant has there anybody can forge who can write to the storage:
  * said once, and shown. */
-static void judge_secret(ldr_shared_t *s, uint32_t tenant,
+static void judge_secret(ldr_shared_t *s, uint32_t space,
                          const ldr_space_info_t *info)
 {
     ldr_node_t *node = s->node;
@@ -347,11 +353,11 @@ static void judge_secret(ldr_shared_t *s, uint32_t tenant,
                 memcmp(key, info->key, sizeof(key)) == 0;
 
     ldr_node_lock(node);
-    bool news = open && !s->open_tenants[tenant];
-    if (news) {
-        s->open_tenants[tenant] = true; /* a node knows one secret of each */
-        s->open_count++;
-    }
+    ldr_shared_tenant_t *t = &s->tenants[node->store.spaces[space].tenant];
+    bool news = open && !t->open_told;
+    s->open_count += (uint32_t)open - (uint32_t)t->open;
+    t->open = open;
+    t->open_told = t->open_told || open;
     ldr_node_unlock(node);
     if (news) {
         ldr_warn(&node->log,
@@ -362,52 +368,118 @@ static void judge_secret(ldr_shared_t *s, uint32_t tenant,
     }
 }
 
+/* Enters the tenant with this space's key. Spaces under another one, with which
+ * nothing was done, lose the tier: what is written for them would be sealed
+ * with this one. With the lock. */
+static larder_status_t enter(ldr_shared_t *s, uint32_t space,
+                             uint32_t *number_p, uint32_t *turn_p)
+{
+    const ldr_store_t *store = &s->node->store;
+    uint32_t tenant = store->spaces[space].tenant;
+    const ldr_tenant_t *t = &store->tenants[tenant];
+    ldr_shared_tenant_t *known = &s->tenants[tenant];
+    ldr_seal_t seal = {.encrypts = s->encrypts};
+    bool resealed;
+
+    memcpy(seal.mac, s->keys[space], sizeof(seal.mac));
+    memcpy(seal.cipher, s->cipher, sizeof(seal.cipher));
+    larder_status_t st = ldr_tier_enter(s->tier, t->id, t->name, &seal,
+                                        t->secret_known, number_p, &resealed);
+    explicit_bzero(&seal, sizeof(seal));
+    if (st == LARDER_E_SECRET && !known->other_told) {
+        known->other_told = true;
+        ldr_node_say(s->node, LARDER_LOG_WARN, "%s", ldr_fail_text());
+    }
+    if (st != LARDER_OK) {
+        return st;
+    }
+    known->number = *number_p;
+    known->turn += resealed;
+    for (uint32_t i = 0; resealed && i < store->space_count; i++) {
+        if (store->spaces[i].tenant == tenant) {
+            s->spaces[i] = LDR_NIL;
+        }
+    }
+    *turn_p = known->turn;
+    return LARDER_OK;
+}
+
+/* All in one go: a reset here comes before it, and the tier hears of it, or
+ * after it and finds the numbers. Resets that were missed count before anything
+ * is given out. With the lock; true: there were some. */
+static bool enter_space(ldr_shared_t *s, uint32_t space, uint32_t turn)
+{
+    const ldr_space_t *sp = &s->node->store.spaces[space];
+    const ldr_shared_tenant_t *t = &s->tenants[sp->tenant];
+
+    if (t->turn != turn) {
+        return false; /* somebody else came in meanwhile, with another key */
+    }
+    uint32_t number = ldr_tier_space(s->tier, t->number, sp->id, sp->epoch);
+    bool raised =
+        take_epoch(s, sp->id, ldr_tier_epoch(s->tier, t->number, number));
+    s->spaces[space] = number;
+    return raised;
+}
+
 larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
                                  const ldr_space_info_t *info)
 {
     ldr_shared_t *s = node->shared;
-    ldr_store_t *store = &node->store;
-    ldr_seal_t seal = {.encrypts = s != NULL && s->encrypts};
-    uint8_t id[LDR_ID_BYTES], tenant_id[LDR_ID_BYTES];
-    uint32_t known, number = LDR_NIL;
+    uint32_t known, number, turn = 0;
+    larder_status_t st = LARDER_OK;
 
     if (s == NULL || !info->has_key) {
         return LARDER_OK;
     }
+    judge_secret(s, space, info);
     ldr_node_lock(node);
-    bool there = ldr_shared_numbers(s, space, &known, &number);
-    uint32_t tenant = store->spaces[space].tenant;
-    memcpy(id, store->spaces[space].id, LDR_ID_BYTES);
-    memcpy(tenant_id, store->tenants[tenant].id, LDR_ID_BYTES);
+    bool there = ldr_shared_numbers(s, space, &known, &number) &&
+                 !ldr_tier_refused(s->tier, known);
+    if (!there) {
+        memcpy(s->keys[space], info->key, sizeof(s->keys[space]));
+        st = enter(s, space, &known, &turn);
+    }
     ldr_node_unlock(node);
-    judge_secret(s, tenant, info);
-    if (there && !ldr_tier_refused(s->tier, known)) {
+    if (there || st == LARDER_E_SECRET) {
         return LARDER_OK;
     }
-    memcpy(seal.mac, info->key, sizeof(seal.mac));
-    memcpy(seal.cipher, s->cipher, sizeof(seal.cipher));
-    larder_status_t st = ldr_tier_tenant(s->tier, tenant_id, info->tenant,
-                                         &seal, call_deadline(node), &known);
-    explicit_bzero(&seal, sizeof(seal));
+    if (st == LARDER_OK) {
+        st = ldr_tier_await(s->tier, known, call_deadline(node));
+    }
     /* Under another secret: anybody who can write to the storage could have
      * said so there, and must not keep engines from starting. That part of the
      * tier is off; log and status say why. */
     if (st != LARDER_OK && st != LARDER_E_SECRET) {
         return st;
     }
-    /* All in one go: a reset here comes before it, and the tier hears of it, or
-     * after it and finds the numbers. Resets that were missed count before
-     * anything is given out. */
     ldr_node_lock(node);
-    number = ldr_tier_space(s->tier, known, id, store->spaces[space].epoch);
-    bool raised = take_epoch(s, id, ldr_tier_epoch(s->tier, known, number));
-    s->tenants[tenant] = known;
-    s->spaces[space] = number;
+    bool raised = enter_space(s, space, turn);
     ldr_node_unlock(node);
     if (raised) {
         tell_disks(s);
     }
     return LARDER_OK;
+}
+
+void ldr_shared_claim(ldr_node_t *node, uint32_t space)
+{
+    ldr_shared_t *s = node->shared;
+    uint32_t tenant, number, turn;
+
+    if (s == NULL || s->stop || !node->store.spaces[space].secret.has_key) {
+        return;
+    }
+    if (ldr_shared_numbers(s, space, &tenant, &number)) {
+        ldr_tier_claim(s->tier, tenant);
+    } else if (enter(s, space, &tenant, &turn) == LARDER_OK &&
+               enter_space(s, space, turn)) {
+        s->telling--; /* the disks hear of the reset from their threads */
+        for (unsigned i = 0; i < node->ssd_count; i++) {
+            node->ssds[i].super_missed = true;
+            ldr_ssd_wake(&node->ssds[i]);
+        }
+    }
 }
 
 void ldr_shared_epochs(ldr_node_t *node)

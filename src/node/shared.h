@@ -51,17 +51,26 @@ struct ldr_fetch {
     ldr_fetch_t *next; /* free */
 };
 
+typedef struct ldr_shared_tenant {
+    uint32_t number; /* the tier's; LDR_NIL: not known there */
+    uint32_t turn;   /* counts the keys with which its part was sealed */
+    /* Its data there is under LDR_PUBLIC_SECRET and no key; that was said. */
+    bool open, open_told;
+    bool other_told; /* that its part has another key, and stays so */
+} ldr_shared_tenant_t;
+
 struct ldr_shared {
     ldr_node_t *node;
     ldr_tier_t *tier;
     bool encrypts;
     uint8_t cipher[LDR_SEAL_KEY_BYTES]; /* if it does */
-    /* The tier's numbers by the store's; LDR_NIL: not known there. */
-    uint32_t *tenants, *spaces;
-    /* Tenants whose data there is under LDR_PUBLIC_SECRET and no key, by the
-     * store's number, and how many. */
-    bool *open_tenants;
-    uint32_t open_count;
+    /* By the store's numbers. A space has the tier's only while the tenant's
+     * part is sealed with the key that its client gave; LDR_NIL: it has none.
+     */
+    ldr_shared_tenant_t *tenants;
+    uint32_t *spaces;
+    uint8_t (*keys)[LDR_SEAL_KEY_BYTES]; /* that spaces' clients gave */
+    uint32_t open_count;                 /* tenants that are open */
 
     ldr_fetch_t *fetches, *fetch_free;
     unsigned fetch_count;
@@ -108,6 +117,9 @@ bool ldr_shared_step(ldr_shared_t *s);
  * storage, as long as an operation may take. */
 larder_status_t ldr_shared_space(ldr_node_t *node, uint32_t space,
                                  const ldr_space_info_t *info);
+/* The space's secret is the tenant's from now on: its part of the tier is made
+ * so. With the lock. */
+void ldr_shared_claim(ldr_node_t *node, uint32_t space);
 /* A disk that came late may know of resets that the tier has yet to hear of.
  * With the lock. */
 void ldr_shared_epochs(ldr_node_t *node);

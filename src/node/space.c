@@ -18,7 +18,7 @@
 #define SPACES_PER_TENANT_MAX 8192u
 /* Left in a superblock for resets that were let through at the same time. */
 #define RESETS_SLACK 64u
-/* That a new tenant, or a reset from elsewhere, waits for a disk. */
+/* That a reset from elsewhere waits for a disk. */
 #define SUPER_NS 5000000000u
 
 static ldr_super_space_t *super_space(ldr_super_t *super, const uint8_t *id)
@@ -31,8 +31,10 @@ static ldr_super_space_t *super_space(ldr_super_t *super, const uint8_t *id)
     return NULL;
 }
 
-static ldr_super_tenant_t *super_tenant(ldr_super_t *super, const uint8_t *id)
+ldr_super_tenant_t *ldr_super_tenant(const ldr_ssd_t *ssd, const uint8_t *id)
 {
+    ldr_super_t *super = ssd->disk.super;
+
     for (uint32_t i = 0; i < super->tenant_count; i++) {
         if (memcmp(super->tenants[i].id, id, LDR_ID_BYTES) == 0) {
             return &super->tenants[i];
@@ -41,7 +43,8 @@ static ldr_super_tenant_t *super_tenant(ldr_super_t *super, const uint8_t *id)
     return NULL;
 }
 
-/* Takes tenants over that came while the disk was off; true if one was new. */
+/* Takes the node's tenants over into the superblock: those that came while the
+ * disk was off, and what the operator says of others; true if one was new. */
 static bool take_over_tenants(ldr_ssd_t *ssd)
 {
     const ldr_store_t *store = &ssd->node->store;
@@ -50,15 +53,21 @@ static bool take_over_tenants(ldr_ssd_t *ssd)
 
     for (uint32_t i = 0; i < store->tenant_count; i++) {
         const ldr_tenant_t *t = &store->tenants[i];
+        ldr_super_tenant_t *row = ldr_super_tenant(ssd, t->id);
 
-        if (t->check_known && super->tenant_count < LDR_SUPER_TENANTS_MAX &&
-            super_tenant(super, t->id) == NULL) {
-            ldr_super_tenant_t *known = &super->tenants[super->tenant_count++];
-
-            memcpy(known->id, t->id, LDR_ID_BYTES);
-            memcpy(known->check, t->check, LDR_ID_BYTES);
-            changed = true;
+        if (!t->secret_known ||
+            (row == NULL && super->tenant_count == LDR_SUPER_TENANTS_MAX) ||
+            (row != NULL &&
+             (!t->secret_given ||
+              memcmp(row->check, t->secret.check, LDR_ID_BYTES) == 0))) {
+            continue;
         }
+        if (row == NULL) {
+            row = &super->tenants[super->tenant_count++];
+            memcpy(row->id, t->id, LDR_ID_BYTES);
+        }
+        memcpy(row->check, t->secret.check, LDR_ID_BYTES);
+        changed = true;
     }
     return changed;
 }
@@ -233,37 +242,6 @@ larder_status_t ldr_ssd_super_update(ldr_ssd_t *ssd, bool always,
     return st;
 }
 
-/* Remembers the tenant's check value, or compares it: that needs no disk. A
- * disk that is late is told all the same, and nobody waits for it. With the
- * lock. */
-static larder_status_t check_tenant(ldr_ssd_t *ssd, const uint8_t *tenant_id,
-                                    const ldr_space_info_t *info,
-                                    uint64_t deadline_ns)
-{
-    ldr_super_t *super = ssd->disk.super;
-    ldr_super_tenant_t *known = super_tenant(super, tenant_id);
-
-    if (known != NULL) {
-        return memcmp(known->check, info->tenant_check, LDR_ID_BYTES) == 0
-                   ? LARDER_OK
-                   : ldr_fail(LARDER_E_SECRET,
-                              "%s: holds data of tenant '%s' under another "
-                              "secret: use that secret, or wipe the directory",
-                              ssd->params.path, info->tenant);
-    }
-    if (super->tenant_count == LDR_SUPER_TENANTS_MAX) {
-        return ldr_fail(LARDER_E_LIMIT, "%s: more than %u tenants",
-                        ssd->params.path, LDR_SUPER_TENANTS_MAX);
-    }
-    known = &super->tenants[super->tenant_count++];
-    memcpy(known->id, tenant_id, LDR_ID_BYTES);
-    memcpy(known->check, info->tenant_check, LDR_ID_BYTES);
-    if (await_super(ssd, deadline_ns) == LARDER_OK) {
-        write_super(ssd, deadline_ns); /* a disk that fails goes off */
-    }
-    return LARDER_OK;
-}
-
 /* ---- tenants and spaces ---- */
 
 void ldr_tenant_id(const char *name, uint8_t id[LDR_ID_BYTES])
@@ -276,14 +254,6 @@ void ldr_tenant_id(const char *name, uint8_t id[LDR_ID_BYTES])
         memset(digest, 0, sizeof(digest));
     }
     memcpy(id, digest, LDR_ID_BYTES);
-}
-
-bool ldr_tenant_key(const void *secret, size_t secret_bytes, const char *name,
-                    uint8_t key[32])
-{
-    ldr_piece_t parts[] = {{"larder shared 1", 15}, {name, strlen(name)}};
-
-    return ldr_hmac_sha256(secret, secret_bytes, parts, 2, key);
 }
 
 /* The node's own id of a space: it begins with its tenant's tag. */
@@ -344,31 +314,20 @@ larder_status_t ldr_node_tenant(ldr_node_t *node,
     if (st == LARDER_OK) {
         ldr_store_limits(&node->store, *tenant_p, params->dram_max,
                          params->ssd_max);
+        ldr_secret_give(node, *tenant_p, params->secret);
     }
     ldr_node_unlock(node);
     return st;
 }
 
-/* With the lock. */
-static larder_status_t new_space(ldr_node_t *node, const ldr_space_info_t *info,
-                                 const uint8_t *tenant_id, const uint8_t *id,
-                                 uint32_t *space_p)
+/* The number of the tenant's space, added if it is new. With the lock. */
+static uint32_t new_space(ldr_store_t *store, uint32_t tenant,
+                          const uint8_t *id)
 {
-    ldr_store_t *store = &node->store;
-    uint32_t known = store->space_count;
-    uint32_t tenant;
-    larder_status_t st = new_tenant(node, info->tenant, tenant_id, &tenant);
-
-    if (st != LARDER_OK) {
-        return st;
-    }
-    ldr_tenant_t *t = &store->tenants[tenant];
-    if (!t->check_known) {
-        memcpy(t->check, info->tenant_check, LDR_ID_BYTES);
-        t->check_known = true;
-    }
+    const ldr_tenant_t *t = &store->tenants[tenant];
     uint32_t space = LDR_NIL;
-    for (uint32_t i = 0; i < known && space == LDR_NIL; i++) {
+
+    for (uint32_t i = 0; i < store->space_count && space == LDR_NIL; i++) {
         if (memcmp(store->spaces[i].id, id, LDR_ID_BYTES) == 0) {
             space = i;
         }
@@ -377,67 +336,59 @@ static larder_status_t new_space(ldr_node_t *node, const ldr_space_info_t *info,
     if (space == LDR_NIL && t->space_count < SPACES_PER_TENANT_MAX) {
         space = ldr_store_space(store, id);
     }
+    if (space != LDR_NIL) {
+        ldr_store_space_of(store, space, tenant);
+    }
+    return space;
+}
+
+/* Needs only memory. With the lock. */
+static larder_status_t open_space(ldr_node_t *node,
+                                  const ldr_space_info_t *info,
+                                  uint32_t *space_p)
+{
+    uint8_t tenant_id[LDR_ID_BYTES], id[LDR_ID_BYTES];
+    ldr_secret_check_t secret;
+    uint32_t tenant;
+
+    ldr_tenant_id(info->tenant, tenant_id);
+    if (!node_space_id(tenant_id, info->space_id, id) ||
+        !ldr_secret_sent(info, &secret)) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
+    }
+    larder_status_t st = new_tenant(node, info->tenant, tenant_id, &tenant);
+    if (st == LARDER_OK) {
+        st = ldr_secret_meet(node, tenant, &secret);
+    }
+    if (st != LARDER_OK) {
+        return st;
+    }
+    uint32_t space = new_space(&node->store, tenant, id);
     if (space == LDR_NIL) {
         return ldr_fail(LARDER_E_LIMIT, "tenant '%s': too many spaces",
                         info->tenant);
     }
-    ldr_store_space_of(store, space, tenant);
     *space_p = space;
-    return LARDER_OK;
+    return ldr_secret_open(node, space, &secret);
 }
 
 larder_status_t ldr_node_space(ldr_node_t *node, const ldr_space_info_t *info,
                                uint32_t *space_p)
 {
-    uint8_t tenant_id[LDR_ID_BYTES], id[LDR_ID_BYTES];
-    uint64_t deadline_ns = ldr_now_ns(node->clock) + SUPER_NS;
-    larder_status_t st = LARDER_OK;
-
-    ldr_tenant_id(info->tenant, tenant_id);
-    if (!node_space_id(tenant_id, info->space_id, id)) {
-        return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
-    }
     ldr_node_lock(node);
-    for (unsigned i = 0; i < node->ssd_count && st == LARDER_OK; i++) {
-        if (node->ssds[i].opened && node->ssds[i].on) {
-            st = check_tenant(&node->ssds[i], tenant_id, info, deadline_ns);
-        }
-    }
-    if (st == LARDER_OK) {
-        st = new_space(node, info, tenant_id, id, space_p);
-    }
+    larder_status_t st = open_space(node, info, space_p);
     ldr_node_unlock(node);
     return st == LARDER_OK ? ldr_shared_space(node, *space_p, info) : st;
-}
-
-/* With the lock. */
-static bool is_known(const ldr_ssd_t *ssd, const uint8_t *tenant_id,
-                     const ldr_space_info_t *info)
-{
-    if (!ssd->opened || !ssd->on) {
-        return true; /* it is not asked */
-    }
-    const ldr_super_tenant_t *known = super_tenant(ssd->disk.super, tenant_id);
-
-    return known != NULL &&
-           memcmp(known->check, info->tenant_check, LDR_ID_BYTES) == 0;
 }
 
 bool ldr_node_space_known(ldr_node_t *node, const ldr_space_info_t *info,
                           uint32_t *space_p)
 {
-    uint8_t tenant_id[LDR_ID_BYTES], id[LDR_ID_BYTES];
-    bool known = node->shared == NULL; /* which is to hear of the tenant */
-
-    ldr_tenant_id(info->tenant, tenant_id);
-    if (!known || !node_space_id(tenant_id, info->space_id, id)) {
+    if (node->shared != NULL) { /* which is to hear of the tenant */
         return false;
     }
     ldr_node_lock(node);
-    for (unsigned i = 0; i < node->ssd_count && known; i++) {
-        known = is_known(&node->ssds[i], tenant_id, info);
-    }
-    known = known && new_space(node, info, tenant_id, id, space_p) == LARDER_OK;
+    bool known = open_space(node, info, space_p) == LARDER_OK;
     ldr_node_unlock(node);
     return known;
 }
@@ -513,7 +464,10 @@ larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,
                                uint64_t deadline_ns)
 {
     ldr_node_lock(node);
-    larder_status_t limit = check_reset(node, space);
+    larder_status_t limit = ldr_secret_settle(node, space);
+    if (limit == LARDER_OK) {
+        limit = check_reset(node, space);
+    }
     if (limit == LARDER_OK) {
         /* From here on nothing that was put before is found. */
         ldr_space_t *s = &node->store.spaces[space];

@@ -203,6 +203,13 @@ bool ldr_ssd_shared(ldr_ssd_t *ssd);
 /* Enters a record found on disk into the index. Takes the lock. */
 bool ldr_ssd_apply(void *ssd, uint32_t segment, const ldr_record_t *record);
 
+/* What the superblock has of a tenant, or NULL. With the lock. */
+ldr_super_tenant_t *ldr_super_tenant(const ldr_ssd_t *ssd, const uint8_t *id);
+/* The tenant of a row of its superblock becomes the node's, and what it
+ * recorded of its secret counts if nothing else is known (secret.c). With the
+ * lock. */
+void ldr_secret_learn(const ldr_ssd_t *ssd, const ldr_super_tenant_t *row);
+
 /* Writes the superblock if the node knows of epochs or tenants that it lacks,
  * or always. E_DEADLINE: it will be, when the disk answers. Without the lock.
  */

@@ -139,15 +139,16 @@ bool ldr_ssd_apply(void *arg, uint32_t segment, const ldr_record_t *record)
 }
 
 /* The tenants of the superblock become the node's, so that records are known
- * to be theirs (one for which there is no room costs its protection, no more);
- * and its epochs, where they are higher. With the lock. */
+ * to be theirs (one for which there is no room costs its protection, no more),
+ * with their secrets where none is known; and its epochs, where they are
+ * higher. With the lock. */
 static void take_super(ldr_ssd_t *ssd)
 {
     ldr_store_t *store = &ssd->node->store;
     const ldr_super_t *super = ssd->disk.super;
 
     for (uint32_t i = 0; i < super->tenant_count; i++) {
-        ldr_store_tenant(store, super->tenants[i].id);
+        ldr_secret_learn(ssd, &super->tenants[i]);
     }
     for (uint32_t i = 0; i < super->space_count; i++) {
         uint32_t space = ldr_store_space(store, super->spaces[i].id);

@@ -75,6 +75,8 @@ static ldr_guest_t *guest_named(ldr_server_t *server, const char *name)
 /* All of a tenant's settings, before any of them is put to use. */
 typedef struct fresh {
     ldr_guest_t guest;
+    ldr_secret_check_t secret;
+    bool has_secret;
 } fresh_t;
 
 static larder_status_t read_guest(const ldr_config_t *config,
@@ -86,8 +88,10 @@ static larder_status_t read_guest(const ldr_config_t *config,
     if (strcmp(t->name, "default") == 0 && config->options.uids[0] != '\0') {
         parse_uids(&out->guest, config->options.uids);
     }
-    return t->token_file[0] == '\0'
-               ? LARDER_OK
+    larder_status_t st =
+        ldr_secret_configured(t, &out->secret, &out->has_secret);
+    return st != LARDER_OK || t->token_file[0] == '\0'
+               ? st
                : ldr_tokens_read(t->token_file, out->guest.tokens,
                                  &out->guest.token_count);
 }
@@ -97,6 +101,8 @@ static larder_status_t read_guest(const ldr_config_t *config,
 static void take_config(ldr_guest_t *g, const ldr_tenant_config_t *t)
 {
     memcpy(g->config.token_file, t->token_file, sizeof(t->token_file));
+    memcpy(g->config.secret_file, t->secret_file, sizeof(t->secret_file));
+    memcpy(g->config.secret_check, t->secret_check, sizeof(t->secret_check));
     memcpy(g->config.cert, t->cert, sizeof(t->cert));
     memcpy(g->config.uids, t->uids, sizeof(t->uids));
     g->config.dram = t->dram;
@@ -108,7 +114,12 @@ static void take_config(ldr_guest_t *g, const ldr_tenant_config_t *t)
 static larder_status_t apply(ldr_server_t *server, const fresh_t *f)
 {
     const ldr_tenant_config_t *t = &f->guest.config;
-    ldr_tenant_params_t params = {t->name, t->dram, t->ssd};
+    ldr_tenant_params_t params = {
+        .name = t->name,
+        .dram_max = t->dram,
+        .ssd_max = t->ssd,
+        .secret = f->has_secret ? &f->secret : NULL,
+    };
     uint32_t tenant;
     larder_status_t st = ldr_node_tenant(server->node, &params, &tenant);
 

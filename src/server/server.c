@@ -318,7 +318,9 @@ static larder_status_t node_open(ldr_server_t *server)
     for (unsigned i = 0; i < config->tenant_count; i++) {
         const ldr_tenant_config_t *t = &config->tenants[i];
 
-        tenants[i] = (ldr_tenant_params_t){t->name, t->dram, t->ssd};
+        /* Its secret follows with the rest of it, before anybody comes in. */
+        tenants[i] = (ldr_tenant_params_t){
+            .name = t->name, .dram_max = t->dram, .ssd_max = t->ssd};
     }
     larder_status_t st = ldr_node_open(&config->options, &env, &server->node);
     ldr_handover_free(&server->handover);

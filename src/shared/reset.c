@@ -76,7 +76,8 @@ static const char *check_compare(const uint8_t *ours, const uint8_t *theirs,
         return "its check value is broken, or of another version: use "
                "another tier, or remove what it holds of this tenant";
     }
-    if (memcmp(ours + CHECK_MAC, theirs + CHECK_MAC, LDR_ID_BYTES) != 0) {
+    if (CRYPTO_memcmp(ours + CHECK_MAC, theirs + CHECK_MAC, LDR_ID_BYTES) !=
+        0) {
         return "it holds this tenant's data under another secret";
     }
     if (ldr_get32(ours + CHECK_FLAGS) != ldr_get32(theirs + CHECK_FLAGS)) {
@@ -91,43 +92,65 @@ static const char *check_compare(const uint8_t *ours, const uint8_t *theirs,
     return NULL;
 }
 
-int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+/* Reads T/check, and puts it if there is none: unless that is to wait for a
+ * claim. -ENOENT: it waits. */
+static int check_fetch(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+                       bool claims, const uint8_t ours[CHECK_BYTES],
+                       uint8_t theirs[CHECK_BYTES], size_t *bytes_p)
 {
     ldr_tier_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
-    uint8_t ours[CHECK_BYTES], theirs[CHECK_BYTES];
-    size_t bytes = 0;
-    const char *wrong = NULL;
-    bool garbled;
 
-    if (!ldr_part_anew(p) || !check_compose(p, ours)) {
-        return -ENOMEM;
-    }
     ldr_name_of(p->hex, "check", name);
-    int error = ldr_call_get_all(t, job, b, name, theirs, CHECK_BYTES, &bytes);
-    if (error == -ENOENT) {
-        error =
-            ldr_call_put(t, job, b, name, ours, CHECK_BYTES, LDR_OBJECT_NEW);
-        if (error == 0) {
-            memcpy(theirs, ours, CHECK_BYTES);
-            bytes = CHECK_BYTES;
-        } else if (error == -EEXIST) {
-            error =
-                ldr_call_get_all(t, job, b, name, theirs, CHECK_BYTES, &bytes);
-        }
-    }
-    if (error == 0) {
-        wrong = check_compare(ours, theirs, bytes, &garbled);
-    } else if (error == -EBADMSG) {
-        wrong = check_compare(ours, theirs, 0, &garbled);
-    } else {
+    int error = ldr_call_get_all(t, job, b, name, theirs, CHECK_BYTES, bytes_p);
+    if (error != -ENOENT || !claims) {
         return error;
     }
-    pthread_mutex_lock(&t->lock);
+    error = ldr_call_put(t, job, b, name, ours, CHECK_BYTES, LDR_OBJECT_NEW);
+    if (error == 0) {
+        memcpy(theirs, ours, CHECK_BYTES);
+        *bytes_p = CHECK_BYTES;
+    } else if (error == -EEXIST) {
+        error = ldr_call_get_all(t, job, b, name, theirs, CHECK_BYTES, bytes_p);
+    }
+    return error;
+}
+
+/* Under which seal it is looked at; and whether that is claimed. */
+static bool check_begin(ldr_part_t *p)
+{
+    pthread_mutex_lock(&p->tier->lock);
+    if (p->reseal) {
+        p->seal = p->next;
+        p->reseal = false;
+    }
+    bool claims = p->claims;
+    pthread_mutex_unlock(&p->tier->lock);
+    return claims;
+}
+
+/* Nothing of the tenant is there. With the lock. */
+static void check_vacant(ldr_part_t *p)
+{
+    const ldr_tier_t *t = p->tier;
+
+    p->checked = p->refused = p->garbled = false;
+    p->vacant = true;
+    p->reason[0] = '\0';
+    p->chores[LDR_CHORE_CHECK].at_ns =
+        ldr_now_ns(t->params.clock) + t->poll_ns; /* others may be first */
+}
+
+/* What was found out. With the lock; true: it is news. */
+static bool check_end(ldr_part_t *p, const char *wrong, bool garbled)
+{
+    const ldr_tier_t *t = p->tier;
     bool known = p->refused || p->garbled;
+
     p->checked = wrong == NULL && !p->anew; /* else it was another's */
     p->refused = wrong != NULL && !garbled;
     p->garbled = wrong != NULL && garbled;
+    p->vacant = false;
     if (wrong != NULL) {
         /* It may be put right. */
         p->chores[LDR_CHORE_CHECK].at_ns =
@@ -135,13 +158,49 @@ int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         snprintf(p->reason, sizeof(p->reason), "tenant %s, shared tier %s: %s",
                  p->name, t->kind, wrong);
     } else {
+        p->claims = true;
         snprintf(p->reason, sizeof(p->reason),
                  "tenant %s: its manifests were not read yet", p->name);
     }
+    return wrong != NULL && !known;
+}
+
+int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_tier_t *t = p->tier;
+    uint8_t ours[CHECK_BYTES], theirs[CHECK_BYTES];
+    size_t bytes = 0;
+    const char *wrong = NULL;
+    bool garbled = false, news = false;
+
+    if (!ldr_part_anew(p)) {
+        return -ENOMEM;
+    }
+    bool claims = check_begin(p);
+    if (!check_compose(p, ours)) {
+        return -ENOMEM;
+    }
+    int error = check_fetch(p, job, b, claims, ours, theirs, &bytes);
+    bool vacant = error == -ENOENT && !claims;
+    if (error == 0 || error == -EBADMSG) {
+        wrong = check_compare(ours, theirs, error == 0 ? bytes : 0, &garbled);
+    } else if (!vacant) {
+        return error;
+    }
+    pthread_mutex_lock(&t->lock);
+    if (p->reseal || (vacant && p->claims)) {
+        p->chores[LDR_CHORE_CHECK].at_ns = 0; /* for who came meanwhile */
+    } else if (vacant) {
+        check_vacant(p);
+    } else {
+        news = check_end(p, wrong, garbled);
+    }
     pthread_mutex_unlock(&t->lock);
-    if (wrong != NULL && !known) {
-        ldr_error(&t->params.log, "tenant %s, shared tier %s: %s", p->name,
-                  t->kind, wrong);
+    if (news) {
+        ldr_error(&t->params.log,
+                  "tenant %s, shared tier %s: %s; this tenant's part alone is "
+                  "dropped by `larder tier wipe URL --tenant %s`",
+                  p->name, t->kind, wrong, p->name);
     }
     return 0;
 }

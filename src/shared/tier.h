@@ -101,6 +101,20 @@ larder_status_t ldr_tier_tenant(ldr_tier_t *tier,
 /* Whether that is so of the tenant's part: another call may put it right. */
 bool ldr_tier_refused(ldr_tier_t *tier, uint32_t tenant);
 
+/* The two halves of it. The first does not wait. claims: false: a tenant of
+ * which there is nothing yet does not become that of this secret before
+ * ldr_tier_claim(), though what others put there is followed if it is under it.
+ * *resealed_p: somebody else had the part, and no use for it: what he knows of
+ * its number is void. E_SECRET: the part is in use here under another secret or
+ * key; *tenant_p is LDR_NIL. */
+larder_status_t ldr_tier_enter(ldr_tier_t *tier, const uint8_t id[LDR_ID_BYTES],
+                               const char *name, const ldr_seal_t *seal,
+                               bool claims, uint32_t *tenant_p,
+                               bool *resealed_p);
+larder_status_t ldr_tier_await(ldr_tier_t *tier, uint32_t tenant,
+                               uint64_t deadline_ns);
+void ldr_tier_claim(ldr_tier_t *tier, uint32_t tenant);
+
 /* The space's number in the tenant's part. epoch: the node's; if it is higher
  * than the tier's, that is a reset which the tier has yet to hear of. */
 uint32_t ldr_tier_space(ldr_tier_t *tier, uint32_t tenant,

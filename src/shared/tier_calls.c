@@ -9,44 +9,6 @@
 
 /* ---- names ---- */
 
-/* Small letters only: a name has one form. */
-static int digit_of(char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-bool ldr_unhex64(const char *text, unsigned digits, uint64_t *value)
-{
-    uint64_t v = 0;
-
-    for (unsigned i = 0; i < digits; i++) {
-        int d = digit_of(text[i]);
-
-        if (d < 0) {
-            return false;
-        }
-        v = v << 4 | (unsigned)d;
-    }
-    *value = v;
-    return true;
-}
-
-bool ldr_unhex(const char *text, size_t count, uint8_t *bytes)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint64_t v;
-
-        if (!ldr_unhex64(text + 2 * i, 2, &v)) {
-            return false;
-        }
-        bytes[i] = (uint8_t)v;
-    }
-    return true;
-}
-
 void ldr_name_of(const char *tenant, const char *rest,
                  char name[LDR_OBJECT_NAME_MAX + 1])
 {

@@ -246,15 +246,20 @@ typedef struct ldr_part_space {
 
 struct ldr_part {
     ldr_tier_t *tier;
-    uint8_t id[LDR_ID_BYTES]; /* these five: fixed */
+    uint8_t id[LDR_ID_BYTES]; /* these four: fixed */
     char hex[2 * LDR_ID_BYTES + 1];
     char name[64];
-    ldr_seal_t seal;
+    /* Changes when the check begins, if another one waits: nothing was done
+     * with the one before. */
+    ldr_seal_t seal, next;
+    bool reseal;
     ldr_chore_t chores[LDR_CHORES];
 
     bool checked; /* T/check is ours */
     bool refused; /* ... or is not */
     bool garbled; /* ... or is nobody's: the part is off until it is */
+    bool vacant;  /* ... or is not there, and is not put before it is claimed */
+    bool claims;
     /* The tier is another than the one all below is about: it is forgotten
      * before anything else is done. See anew.c. */
     bool anew;
@@ -403,8 +408,6 @@ bool ldr_part_anew(ldr_part_t *p);
 
 /* ---- tier_calls.c: names and calls of the back end from chores ---- */
 
-bool ldr_unhex(const char *text, size_t count, uint8_t *bytes);
-bool ldr_unhex64(const char *text, unsigned digits, uint64_t *value);
 /* tenant: its id in hex. */
 void ldr_name_object(const char *tenant, const uint8_t id[LDR_ID_BYTES],
                      char name[LDR_OBJECT_NAME_MAX + 1]);

@@ -1,6 +1,7 @@
 /* Tenants and spaces, their chores, finding, figures. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <openssl/crypto.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -69,6 +70,7 @@ void ldr_part_destroy(ldr_part_t *p)
     ldr_free(p->cleaner.care.tenants);
     ldr_ids_clear(&p->cleaner.bad);
     explicit_bzero(&p->seal, sizeof(p->seal));
+    explicit_bzero(&p->next, sizeof(p->next));
     ldr_free(p);
 }
 
@@ -97,7 +99,7 @@ static ldr_part_t *part_create(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
     snprintf(p->name, sizeof(p->name), "%s", name);
     snprintf(p->reason, sizeof(p->reason),
              "tenant %s: its part was not looked at yet", name);
-    p->seal = *seal;
+    p->seal = p->next = *seal;
     p->cleaner.care.at_ns = UINT64_MAX;
     for (unsigned k = 0; k < LDR_CHORES; k++) {
         p->chores[k].part = p;
@@ -111,36 +113,96 @@ static ldr_part_t *part_create(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
     return p;
 }
 
-/* With the lock. LDR_NIL: no memory. */
-static uint32_t part_of(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
-                        const char *name, const ldr_seal_t *seal)
+static bool is_sealed_by(const ldr_seal_t *a, const ldr_seal_t *b)
+{
+    return a->encrypts == b->encrypts &&
+           CRYPTO_memcmp(a->mac, b->mac, sizeof(a->mac)) == 0 &&
+           (!a->encrypts ||
+            CRYPTO_memcmp(a->cipher, b->cipher, sizeof(a->cipher)) == 0);
+}
+
+/* The part of a tenant that is known, for whoever comes with this seal. False:
+ * it is in use under another one. With the lock. */
+static bool part_again(ldr_part_t *p, const ldr_seal_t *seal, bool claims,
+                       bool *resealed_p)
+{
+    bool same = is_sealed_by(&p->next, seal);
+
+    if (!same && (p->checked || (p->claims && !p->refused && !p->garbled))) {
+        return false;
+    }
+    if (!same) {
+        /* Nothing was done with the other one, and nobody uses it. */
+        p->next = *seal;
+        p->reseal = *resealed_p = true;
+        p->claims = false;
+    }
+    if (p->refused || !same || (claims && p->vacant)) { /* look at once */
+        p->refused = p->vacant = false;
+        p->chores[LDR_CHORE_CHECK].at_ns = 0;
+        ldr_tier_wake(p->tier);
+    }
+    p->claims = p->claims || claims;
+    return true;
+}
+
+larder_status_t ldr_tier_enter(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
+                               const char *name, const ldr_seal_t *seal,
+                               bool claims, uint32_t *tenant_p,
+                               bool *resealed_p)
 {
     void *parts = t->parts;
+    size_t i = 0;
+    bool ok = true;
 
-    for (size_t i = 0; i < t->part_count; i++) {
-        ldr_part_t *p = t->parts[i];
+    *tenant_p = LDR_NIL;
+    *resealed_p = false;
+    pthread_mutex_lock(&t->lock);
+    while (i < t->part_count &&
+           memcmp(t->parts[i]->id, id, LDR_ID_BYTES) != 0) {
+        i++;
+    }
+    if (i < t->part_count) {
+        ok = part_again(t->parts[i], seal, claims, resealed_p);
+        *tenant_p = ok ? (uint32_t)i : LDR_NIL;
+    } else if (t->part_count < PARTS_MAX &&
+               ldr_grow(&parts, &t->part_room, t->part_count + 1,
+                        sizeof(t->parts[0]))) {
+        t->parts = parts;
+        ldr_part_t *p = part_create(t, id, name, seal);
+        t->parts[t->part_count] = p;
+        ldr_sizes_forget(t);
+        if (p != NULL) {
+            p->claims = claims;
+            *tenant_p = (uint32_t)t->part_count++;
+        }
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (!ok) {
+        return ldr_fail(LARDER_E_SECRET,
+                        "tenant %s, shared tier %s: it is in use here under "
+                        "the secret or key that the tenant had before: restart "
+                        "the node",
+                        name, t->kind);
+    }
+    return *tenant_p != LDR_NIL
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_NO_MEMORY,
+                          "tenant %s: no memory for its part of the shared "
+                          "tier",
+                          name);
+}
 
-        if (memcmp(p->id, id, LDR_ID_BYTES) != 0) {
-            continue;
-        }
-        if (p->refused && !p->chores[LDR_CHORE_CHECK].busy) {
-            /* Nothing was done with the other secret, and nobody uses it. */
-            p->seal = *seal;
-            p->refused = false;
-            p->chores[LDR_CHORE_CHECK].at_ns = 0;
-        }
-        return (uint32_t)i;
+void ldr_tier_claim(ldr_tier_t *t, uint32_t tenant)
+{
+    pthread_mutex_lock(&t->lock);
+    ldr_part_t *p = ldr_tier_part(t, tenant);
+    if (p != NULL) {
+        bool resealed;
+
+        part_again(p, &p->next, true, &resealed);
     }
-    if (t->part_count >= PARTS_MAX ||
-        !ldr_grow(&parts, &t->part_room, t->part_count + 1,
-                  sizeof(t->parts[0]))) {
-        return LDR_NIL;
-    }
-    t->parts = parts;
-    t->parts[t->part_count] = part_create(t, id, name, seal);
-    ldr_sizes_forget(t);
-    return t->parts[t->part_count] != NULL ? (uint32_t)t->part_count++
-                                           : LDR_NIL;
+    pthread_mutex_unlock(&t->lock);
 }
 
 static bool is_looked_at(const void *arg)
@@ -149,30 +211,32 @@ static bool is_looked_at(const void *arg)
     const ldr_tier_t *t = p->tier;
 
     /* One that is off is not waited for, once that is known. */
-    return p->ready || p->refused || p->garbled ||
+    return p->ready || p->refused || p->garbled || p->vacant ||
            (t->looked && t->state == LDR_TIER_OFF);
 }
 
-larder_status_t ldr_tier_tenant(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
-                                const char *name, const ldr_seal_t *seal,
-                                uint64_t deadline_ns, uint32_t *tenant_p)
+larder_status_t ldr_tier_await(ldr_tier_t *t, uint32_t tenant,
+                               uint64_t deadline_ns)
 {
     pthread_mutex_lock(&t->lock);
-    uint32_t number = part_of(t, id, name, seal);
-    if (number == LDR_NIL) {
-        pthread_mutex_unlock(&t->lock);
-        return ldr_fail(LARDER_E_NO_MEMORY,
-                        "tenant %s: no memory for its part of the shared tier",
-                        name);
-    }
-    ldr_part_t *p = t->parts[number];
-    *tenant_p = number;
+    ldr_part_t *p = t->parts[tenant];
     ldr_tier_wait(t, is_looked_at, p, deadline_ns);
     char reason[sizeof(p->reason)];
     bool refused = p->refused;
     memcpy(reason, p->reason, sizeof(reason));
     pthread_mutex_unlock(&t->lock);
     return refused ? ldr_fail(LARDER_E_SECRET, "%s", reason) : LARDER_OK;
+}
+
+larder_status_t ldr_tier_tenant(ldr_tier_t *t, const uint8_t id[LDR_ID_BYTES],
+                                const char *name, const ldr_seal_t *seal,
+                                uint64_t deadline_ns, uint32_t *tenant_p)
+{
+    bool resealed;
+    larder_status_t st =
+        ldr_tier_enter(t, id, name, seal, true, tenant_p, &resealed);
+
+    return st == LARDER_OK ? ldr_tier_await(t, *tenant_p, deadline_ns) : st;
 }
 
 bool ldr_tier_refused(ldr_tier_t *t, uint32_t tenant)
@@ -321,7 +385,7 @@ bool ldr_tier_takes(ldr_tier_t *t, uint32_t tenant)
 {
     pthread_mutex_lock(&t->lock);
     const ldr_part_t *p = ldr_tier_part(t, tenant);
-    bool ready = p != NULL && p->ready;
+    bool ready = p != NULL && (p->ready || p->vacant);
     pthread_mutex_unlock(&t->lock);
     return ready && ldr_lanes_writable(t->lanes);
 }

@@ -166,9 +166,9 @@ static void write_owners(const ldr_store_t *s, ldr_ho_t *ho)
         ldr_ho_tenant_t *row = &ho->tenants[i];
 
         memcpy(row->id, t->id, sizeof(row->id));
-        memcpy(row->check, t->check, sizeof(row->check));
+        memcpy(row->check, t->secret.check, sizeof(row->check));
         memcpy(row->name, t->name, sizeof(row->name));
-        row->check_known = t->check_known;
+        row->check_known = t->secret_known;
     }
     for (uint32_t i = 0; i < s->space_count; i++) {
         ldr_ho_space_t *row = &ho->spaces[i];

@@ -188,9 +188,9 @@ static void take_owners(taking_t *t)
         if (tenant->name[0] == '\0') {
             memcpy(tenant->name, row->name, sizeof(tenant->name));
         }
-        if (!tenant->check_known && row->check_known != 0) {
-            memcpy(tenant->check, row->check, sizeof(tenant->check));
-            tenant->check_known = true;
+        if (!tenant->secret_known && row->check_known != 0) {
+            memcpy(tenant->secret.check, row->check, sizeof(row->check));
+            tenant->secret_known = true;
         }
     }
     for (uint32_t i = 0; i < t->ho.head->spaces; i++) {

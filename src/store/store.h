@@ -146,6 +146,15 @@ typedef struct ldr_offers {
     uint64_t asked;    /* the last look in which it was asked; the node's */
 } ldr_offers_t;
 
+/* What a tenant's secret is known by. Neither the secret nor its key for the
+ * shared tier follows from it. */
+typedef struct ldr_secret_check {
+    uint8_t check[LDR_ID_BYTES]; /* as clients send it */
+    uint8_t key[LDR_ID_BYTES];   /* of the key that they send with it */
+    bool has_key;                /* the second is known */
+    bool none;                   /* given: that the tenant has no secret */
+} ldr_secret_check_t;
+
 typedef struct ldr_space {
     uint8_t id[LDR_ID_BYTES];
     uint32_t epoch;
@@ -153,7 +162,11 @@ typedef struct ldr_space {
      * holds is from before it, whatever its number. 0: they all were. */
     uint32_t above;
     uint32_t tenant; /* LDR_NIL: only seen on disk so far, and nobody's */
-    bool counted;    /* its tenant was known from the first location on */
+    /* Under which it was opened. It is the tenant's only once something was
+     * done under it: ldr_secret_settle(). */
+    ldr_secret_check_t secret;
+    bool opened;
+    bool counted; /* its tenant was known from the first location on */
     uint64_t dram_pages;
     /* Of entries of this epoch: */
     uint64_t chunks;
@@ -170,9 +183,12 @@ typedef struct ldr_space {
 
 typedef struct ldr_tenant {
     uint8_t id[LDR_ID_BYTES];
-    char name[64];               /* "": only seen on disk so far */
-    uint8_t check[LDR_ID_BYTES]; /* of its secret */
-    bool check_known;
+    char name[64];             /* "": only seen on disk so far */
+    ldr_secret_check_t secret; /* once secret_known */
+    bool secret_known;
+    bool secret_given;    /* by the operator: nothing else counts */
+    bool secret_recorded; /* disks and the shared tier were told of it */
+    bool refused_told;    /* that a client with another one came */
     uint32_t space_count;
     uint64_t dram_max, ssd_max; /* 0: no limit of its own */
 

@@ -332,7 +332,8 @@ static void test_socket(void **s)
 static void test_json(void **s)
 {
     ldr_config_t *c = accept_file("dir = \"/a b\"\n[tenant a]\n"
-                                  "token_file = /t\\q\n",
+                                  "token_file = /t\\q\n"
+                                  "secret_check = 0123456789abcdef\n",
                                   "--dram 4G");
     size_t length = ldr_config_json(c, NULL, 0);
     char *text = malloc(length + 1);
@@ -346,7 +347,10 @@ static void test_json(void **s)
                                  "\"reload\":false,"));
     assert_non_null(strstr(text, "\"dirs\":[\"/a b\"]"));
     assert_non_null(strstr(text, "{\"name\":\"a\",\"token_file\":\"/t\\\\q\","
-                                 "\"cert\":\"\",\"uids\":\"\",\"dram\":0,"));
+                                 "\"secret_file\":\"\",\"secret_check\":"
+                                 "\"given\",\"cert\":\"\",\"uids\":\"\","
+                                 "\"dram\":0,"));
+    assert_null(strstr(text, "0123")); /* not by what clients are told apart */
     assert_null(strstr(text, "\"name\":\"workers\"")); /* not one of serve */
     assert_int_equal(ldr_config_json(c, small, sizeof(small)), length);
     assert_int_equal(strlen(small), sizeof(small) - 1);

@@ -39,7 +39,8 @@ static void test_refused_files(void **s)
         {"[tenant a]\ndarm = 1G", 2,
          "unknown key 'darm' of a tenant; did you "
          "mean dram?"},
-        {"[tenant a]\nfrobnicate = 1", 2, "there are: token_file cert uids"},
+        {"[tenant a]\nfrobnicate = 1", 2,
+         "there are: token_file secret_file secret_check cert uids"},
         {"[tenant a]\nloops = 1", 2,
          "loops is no key of a tenant but an "
          "option"},

@@ -92,23 +92,61 @@ static void test_parameters_make_the_space(void **state)
 
         content(i, data, sizeof(data));
         assert_status(run_one(space[i], LARDER_OP_PUT, 5, 0, data, 1000).status,
-                      LARDER_OK);
+                      i == 2 ? LARDER_E_SECRET : LARDER_OK);
     }
     for (uint64_t i = 0; i < SPACES; i++) {
         uint8_t data[1000];
 
         assert_status(run_one(space[i], LARDER_OP_GET, 5, 0, data, 1000).status,
-                      LARDER_OK);
-        assert_true(content_is(i % (SPACES - 1), data, 1000));
+                      i == 2 ? LARDER_MISS : LARDER_OK);
+        assert_true(i == 2 || content_is(i % (SPACES - 1), data, 1000));
     }
     /* ... and removing or resetting one leaves the others. */
     assert_status(run_one(space[1], LARDER_OP_REMOVE, 5, 0, NULL, 0).status, 0);
-    assert_status(larder_space_reset(space[2], 0), LARDER_OK);
+    assert_status(larder_space_reset(space[3], 0), LARDER_OK);
     for (int i = 0; i < SPACES; i++) {
         assert_status(exists_n(space[i], 5).status,
-                      i == 1 || i == 2 ? LARDER_MISS : LARDER_OK);
+                      i >= 1 && i <= 3 ? LARDER_MISS : LARDER_OK);
         larder_space_close(&space[i]);
     }
+}
+
+/* The first under which something was done is the tenant's, with and without a
+ * directory; those that only looked have fixed nothing. */
+static void test_first_secret(void **state)
+{
+    fix_t *f = fix(state);
+    larder_space_params_t right = params_of("anna", "right", "model");
+    larder_space_params_t wrong = params_of("anna", "wrong", "model");
+    larder_space_t *a, *b, *c = NULL;
+    uint8_t data[1000];
+
+    content(1, data, sizeof(data));
+    for (unsigned disk = 0; disk < 2; disk++) {
+        if (disk == 0) {
+            fix_open_dram(f, "dram=8M");
+        } else {
+            fix_open(f, NODE);
+        }
+        b = open_with(f->lar, &wrong);
+        assert_status(get_n(b, 1, 1000).status, LARDER_MISS);
+        a = open_with(f->lar, &right);
+        assert_status(put_n(a, 1, 1000), LARDER_OK);
+        assert_status(put_n(b, 2, 1000), LARDER_E_SECRET);
+        assert_status(run_one(b, LARDER_OP_REMOVE, 1, 0, NULL, 0).status,
+                      LARDER_E_SECRET);
+        assert_status(larder_space_reset(b, 1000), LARDER_E_SECRET);
+        assert_status(larder_space_open(f->lar, &wrong, &c), LARDER_E_SECRET);
+        assert_non_null(strstr(larder_last_error(), "anna"));
+        assert_status(get_n(a, 1, 1000).status, LARDER_OK);
+        assert_status(put_n(a, 2, 1000), LARDER_OK);
+        larder_space_close(&a);
+        larder_space_close(&b);
+        fix_close(f);
+    }
+    fix_open(f, NODE);
+    assert_status(larder_space_open(f->lar, &wrong, &c), LARDER_E_SECRET);
+    fix_close(f);
 }
 
 static void test_bad_spaces(void **state)
@@ -500,6 +538,7 @@ int main(void)
         EMBED_ONE(test_parameters_make_the_space, "plain"),
         EMBED_ONE(test_bad_spaces, "plain"),
         EMBED_BOTH(test_secret),
+        EMBED_ONE(test_first_secret, "plain"),
         EMBED_ONE(test_secret_file, "plain"),
         EMBED_BOTH(test_two_directories),
         BOTH(test_reset_reaches_all),

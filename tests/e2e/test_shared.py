@@ -321,17 +321,22 @@ def test_forged_manifests(node, tier):
 def test_another_secret_is_refused(node, larder):
     """By name; the engine starts all the same, with what the node itself has.
     Whoever comes with the right one has it."""
-    first, second = node("first"), node("second")
-    with Node(first.url(), secret=b"one" * 8) as a:
+    first, second, third = (node(name, config="[tenant a]\n")
+                            for name in ("first", "second", "third"))
+
+    def client(daemon, secret):
+        return Node(daemon.url(tenant="a"), tenant="a", secret=secret)
+
+    with client(first, b"one" * 8) as a:
         put_some(a, 10, SIZE)
         assert a.flush(SHARED) == OK
-    with Node(second.url(), secret=b"two" * 8) as b:
+    with client(second, b"two" * 8) as b:
         until(lambda: "another secret" in second.log(), text=second.log)
         assert "another secret" in reason(larder, second)
         put_some(b, 5, SIZE, "own")
         assert found(b, 5, SIZE, "own") == 5
         assert b.flush(SHARED) != OK
-    with Node(node("third").url(), secret=b"one" * 8) as c:
+    with client(third, b"one" * 8) as c:
         until(lambda: all_there(c, 10), text="not found")
 
 
@@ -385,7 +390,8 @@ def test_secret_file(node, tmp_path, larder):
     for file in files:  # each host has its own
         file.write_text("5ecret that two hosts have\n")
         file.chmod(0o600)
-    first, second = node("first"), node("second")
+    first = node("first", secret_file=files[0])
+    second = node("second", secret_file=files[1])
     with Node(f"{first.url()}?secret_file={files[0]}") as a, \
             Node(f"{second.url()}?secret_file={files[1]}") as b:
         put_some(a, 10, SIZE)

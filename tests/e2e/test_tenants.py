@@ -105,8 +105,9 @@ def test_figures_are_the_tenants_own(two):
 def test_secret_of_a_tenant(two):
     """Another secret is refused by name, and says nothing about others."""
     a, b = two.enter("tcp", "a", A), two.enter("tcp", "b", B)
-    a.space("s", check=b"1" * 16)
-    reply = a.ask(w.SPACE, w.space_body("s", b"2" * 16))
+    space = a.space("s", check=b"1" * 16)
+    assert a.put_one(space, K, value_of("a")) == w.OK
+    reply = a.ask(w.SPACE, w.space_body("t", b"2" * 16))
     assert reply.status == w.E_SECRET and "'a'" in reply.text
     b.space("s", check=b"2" * 16)
 

@@ -134,7 +134,7 @@ static inline void b_has_all(fixture_t *f)
 static inline void limit(fixture_t *f, const char *name, uint64_t dram,
                          uint64_t ssd)
 {
-    ldr_tenant_params_t p = {name, dram, ssd};
+    ldr_tenant_params_t p = {.name = name, .dram_max = dram, .ssd_max = ssd};
     uint32_t tenant;
 
     assert_int_equal(ldr_node_tenant(f->rig.node, &p, &tenant), LARDER_OK);

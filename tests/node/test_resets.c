@@ -46,7 +46,8 @@ static larder_status_t reset_another(fixture_t *f, uint32_t number)
     info.space_id[LDR_ID_BYTES - 1] = 1;
     uint32_t tenant = store->spaces[f->rig.spaces[0]->number].tenant;
 
-    memcpy(info.tenant_check, store->tenants[tenant].check, LDR_ID_BYTES);
+    memcpy(info.tenant_check, store->tenants[tenant].secret.check,
+           LDR_ID_BYTES);
     assert_int_equal(ldr_node_space(f->rig.node, &info, &space), LARDER_OK);
     return ldr_node_reset(f->rig.node, space, UINT64_MAX);
 }

@@ -159,7 +159,8 @@ static void set_limits(shared_t *s, uint64_t a, uint64_t b)
     uint64_t limits[2] = {a, b};
 
     for (int i = 0; i < 2; i++) {
-        ldr_tenant_params_t p = {s->tenants[i].name, limits[i], 0};
+        ldr_tenant_params_t p = {.name = s->tenants[i].name,
+                                 .dram_max = limits[i]};
         uint32_t number;
 
         assert_int_equal(ldr_node_tenant(s->node, &p, &number), LARDER_OK);

@@ -137,8 +137,10 @@ static void test_flood_ssd_limits(void **state)
 {
     fixture_t *f = *state;
 
-    f->rig.limits[0] = (ldr_tenant_params_t){"default", 0, 1 * MIB};
-    f->rig.limits[1] = (ldr_tenant_params_t){RIG_OTHER, 0, 6 * MIB};
+    f->rig.limits[0] =
+        (ldr_tenant_params_t){.name = "default", .ssd_max = 1 * MIB};
+    f->rig.limits[1] =
+        (ldr_tenant_params_t){.name = RIG_OTHER, .ssd_max = 6 * MIB};
     f->rig.limit_count = 2;
     open_rig(f);
     flood_ssd(f, 11 * MIB / 2);
@@ -254,7 +256,7 @@ static void test_nowhere_to_carry(void **state)
 static void test_tenant_without_memory(void **state)
 {
     fixture_t *f = *state;
-    ldr_tenant_params_t p = {"a third", 0, 0};
+    ldr_tenant_params_t p = {.name = "a third"};
     uint32_t tenant = LDR_NIL, again = LDR_NIL;
 
     open_rig(f);

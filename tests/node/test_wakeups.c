@@ -46,6 +46,10 @@ static void one_fails(const char *io)
     alarm(WATCHDOG_S);
     assert_int_equal(real_open(url, &lar), LARDER_OK);
     assert_int_equal(real_space(lar, "wake", &space), LARDER_OK);
+    /* With the first save the disks learn of the tenant. */
+    assert_int_equal(real_put(space, SHARDS, 1, value, BYTES), LARDER_OK);
+    assert_int_equal(larder_flush(lar, LARDER_TIER_SSD, LARDER_FOREVER),
+                     LARDER_OK);
     while (!all_idle(lar->node)) {
         real_pause();
     }

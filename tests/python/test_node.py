@@ -299,6 +299,26 @@ def test_starts_one_and_says_so(host):
     assert started_pid(host.ask()) != pid
 
 
+def test_has_the_secret_of_who_started_it(host):
+    """Spaces can be opened under it, and under no other."""
+    file = host.folder / "the secret"
+    file.write_text("the same on all hosts\n")
+    file.chmod(0o600)
+    pid = started_pid(host.ask({"secret_file": file.name}))
+    command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    at = command.index(b"--secret_file")
+    assert command[at + 1] == os.fsencode(file)
+    node = _node.open_node(f"unix:{host.socket}", lambda *_: None, print,
+                           secret_file=str(file))
+    node.space(b"space", 1, 256).close()
+    node.close()
+    node = _node.open_node(f"unix:{host.socket}", lambda *_: None, print)
+    with pytest.raises(_lib.LarderError) as caught:
+        node.space(b"space", 1, 256)
+    assert "secret_file" in str(caught.value)
+    node.close()
+
+
 def test_outlives_the_tree_of_its_caller(host):
     """What vLLM does at its end: SIGKILL to every descendant."""
     shell = ["/bin/sh", "-c", '"$0" "$@"; true', sys.executable, "-B", "-c",

@@ -266,6 +266,62 @@ static void test_secret_put_right(void **state)
     world_close(&w);
 }
 
+/* A tenant of which there is nothing is nobody's before it is claimed: who only
+ * looks leaves nothing there, and has to make way; what others put there under
+ * the same secret is followed all the same. */
+static void test_claim(void **state)
+{
+    world_t w;
+    uint8_t id[LDR_ID_BYTES];
+    uint32_t number, again;
+    bool resealed;
+    ldr_tier_t *tier;
+
+    (void)state;
+    world_open(&w, 1, 1);
+    rig_tenant_id(id);
+    ldr_tier_params_t p = w.params;
+    p.backend = simstore_backend(w.store);
+    p.seed = 99;
+    assert_int_equal(ldr_tier_open(&p, &tier), LARDER_OK);
+    ldr_seal_t other = w.seal;
+    other.mac[5] ^= 1;
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(ldr_tier_enter(tier, id, "acme",
+                                        i % 2 == 0 ? &other : &w.seal, false,
+                                        &number, &resealed),
+                         LARDER_OK);
+        assert_int_equal(resealed, i > 0);
+        assert_int_equal(ldr_tier_await(tier, number, w.now_ns + RIG_SECOND),
+                         LARDER_OK);
+        assert_null(simstore_name(w.store, RIG_TENANT "/check", 0));
+        assert_true(ldr_tier_takes(tier, number));
+    }
+    /* Another node is first; this one has the same secret. */
+    node_open(&w.nodes[0]);
+    assert_int_equal(node_put(&w.nodes[0], 0, eight, 8), 0);
+    world_pass(&w, 2 * RIG_SECOND, 10 * RIG_MS);
+    for (unsigned i = 0; i < 300; i++) {
+        w.now_ns += 10 * RIG_MS;
+        while (ldr_tier_step(tier)) {
+        }
+    }
+    ldr_tier_stats_t s;
+    ldr_tier_stats(tier, &s);
+    assert_int_equal(s.shards, 8);
+    /* In use: nobody else gets it, whatever he says. */
+    assert_int_equal(
+        ldr_tier_enter(tier, id, "acme", &other, true, &again, &resealed),
+        LARDER_E_SECRET);
+    assert_int_equal(again, LDR_NIL);
+    assert_int_equal(
+        ldr_tier_enter(tier, id, "acme", &w.seal, false, &again, &resealed),
+        LARDER_OK);
+    assert_true(again == number && !resealed);
+    assert_true(ldr_tier_close(tier, UINT64_MAX));
+    world_close(&w);
+}
+
 /* What is not any more what was saved is left out of its object, whatever lies
  * beside it, and counted; the rest is there. Nothing is written if nothing is
  * left. */
@@ -555,6 +611,7 @@ int main(void)
         cmocka_unit_test(test_reset_at_close),
         cmocka_unit_test(test_garbled_check),
         cmocka_unit_test(test_secret_put_right),
+        cmocka_unit_test(test_claim),
         cmocka_unit_test(test_gone_is_forgotten),
         cmocka_unit_test(test_removals_are_forgotten),
         cmocka_unit_test(test_damaged_before),
