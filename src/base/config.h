@@ -22,7 +22,7 @@
       "file with the tenant's token, or two, one a line, while they change")   \
     X(secret_file, TEXT, 0, 255,                                               \
       "file with the tenant's secret: clients with another one are refused")   \
-    X(secret_check, TEXT, 0, 64,                                               \
+    X(secret_check, TEXT, 0, 255,                                              \
       "the same without the secret: the 64 digits that `larder secret` "       \
       "prints")                                                                \
     X(cert, TEXT, 0, 255, "common name of the tenant's client certificates")   \

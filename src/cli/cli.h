@@ -27,7 +27,7 @@ enum {
 #define LDR_FLAG_MAP(X)                                                        \
     X(SPACE, "space", "TEXT", "descriptor of the space; default: cli")         \
     X(SPACE_FILE, "space-file", "FILE", "the descriptor is the file's bytes")  \
-    X(TENANT, "tenant", "NAME", "whose space; default: default")               \
+    X(TENANT, "tenant", "NAME", "which tenant; default: default")              \
     X(SECRET_FILE, "secret-file", "FILE",                                      \
       "the tenant's secret: the file's bytes, less a newline at the end")      \
     X(SHARDS, "shards", "N", "shards of a chunk in the space; default: 1")     \
@@ -88,6 +88,16 @@ int ldr_cli_status(const ldr_args_t *args, larder_status_t status);
 /* A number given to a flag. LDR_EXIT_OK, or LDR_EXIT_USAGE with a message. */
 int ldr_cli_number(const ldr_args_t *args, ldr_flag_t flag, uint64_t min,
                    uint64_t max, uint64_t *value_p);
+
+/* Whether the user wants that: --yes, or the answer to a question at the
+ * terminal, which ends with " in WHERE?". LDR_EXIT_OK, or another with a
+ * message. */
+int ldr_cli_sure(const ldr_args_t *args, const char *where, const char *what,
+                 ...) __attribute__((format(printf, 3, 4)));
+
+/* Whether it is the name of a tenant: LDR_EXIT_OK, or LDR_EXIT_USAGE with a
+ * message. */
+int ldr_cli_tenant(const ldr_args_t *args, const char *name);
 
 /* text as a JSON string, with its quotes. */
 void ldr_json_string(FILE *out, const char *text);
@@ -182,6 +192,7 @@ int ldr_cmd_options(const ldr_args_t *args);
 int ldr_cmd_doctor(const ldr_args_t *args);
 int ldr_cmd_top(const ldr_args_t *args);
 int ldr_cmd_tier(const ldr_args_t *args);
+int ldr_cmd_secret(const ldr_args_t *args);
 int ldr_cmd_explain(const ldr_args_t *args);
 /* pause and resume: the command is the verb. */
 int ldr_cmd_verb(const ldr_args_t *args);

@@ -310,6 +310,42 @@ static int file_read(const ldr_args_t *args, const char *path, uint8_t *bytes,
     return n < 0 ? LDR_EXIT_FAILED : LDR_EXIT_OK;
 }
 
+int ldr_cli_sure(const ldr_args_t *args, const char *where, const char *what,
+                 ...)
+{
+    char answer[16] = "";
+    va_list list;
+
+    if (ldr_args_has(args, LDR_FLAG_YES)) {
+        return LDR_EXIT_OK;
+    }
+    if (!isatty(STDIN_FILENO)) {
+        return ldr_cli_usage(args,
+                             "%s: not wiped: there is no terminal to ask at; "
+                             "give --yes",
+                             where);
+    }
+    va_start(list, what);
+    vfprintf(stderr, what, list);
+    va_end(list);
+    fprintf(stderr, " in %s? Type yes: ", where);
+    if (fgets(answer, sizeof(answer), stdin) == NULL ||
+        strcmp(answer, "yes\n") != 0) {
+        return ldr_cli_fail(args, "%s: not wiped", where);
+    }
+    return LDR_EXIT_OK;
+}
+
+int ldr_cli_tenant(const ldr_args_t *args, const char *name)
+{
+    return ldr_tenant_name_ok(name)
+               ? LDR_EXIT_OK
+               : ldr_cli_usage(args,
+                               "--tenant %s: write 1 to 63 of A-Z a-z 0-9 . "
+                               "_ -",
+                               name);
+}
+
 /* What the flags say; buffer: BUFFER_BYTES. */
 static int space_params(const ldr_args_t *args, uint8_t *buffer,
                         larder_space_params_t *p)
@@ -333,11 +369,9 @@ static int space_params(const ldr_args_t *args, uint8_t *buffer,
     if (ldr_args_has(args, LDR_FLAG_TENANT)) {
         p->field_mask |= LARDER_SPACE_TENANT;
         p->tenant = args->values[LDR_FLAG_TENANT];
-        if (!ldr_tenant_name_ok(p->tenant)) {
-            return ldr_cli_usage(args,
-                                 "--tenant %s: write 1 to 63 of A-Z a-z 0-9 . "
-                                 "_ -",
-                                 p->tenant);
+        int bad = ldr_cli_tenant(args, p->tenant);
+        if (bad != LDR_EXIT_OK) {
+            return bad;
         }
     }
     if (code == LDR_EXIT_OK && ldr_args_has(args, LDR_FLAG_SPACE_FILE)) {

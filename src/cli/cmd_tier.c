@@ -1,11 +1,13 @@
-/* tier: makes a shared tier, checks whether there is one, lists what is in
- * it. */
+/* tier: makes a shared tier, checks whether there is one, lists what is in it,
+ * or drops a tenant's part of it. */
 #include <errno.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "cli/cli.h"
+#include "node/node.h"
 #include "shared/backend.h"
 
 #define TIMEOUT_MS 30000u
@@ -163,6 +165,143 @@ static int list(tier_t *t)
     return LDR_EXIT_OK;
 }
 
+/* ---- wipe: one tenant's part ---- */
+
+#define NAMES 256u /* removed between two listings */
+
+typedef struct sweep {
+    tier_t *tier;
+    char hex[LDR_HEX_BYTES(LDR_ID_BYTES)]; /* the tenant's id */
+    char check[LDR_OBJECT_NAME_MAX + 1];   /* goes last */
+    char names[NAMES][LDR_OBJECT_NAME_MAX + 1];
+    unsigned count;
+    uint64_t removed;
+} sweep_t;
+
+/* Whether a node cleans up there, and so uses it: T/cleaner, as
+ * src/shared/clean.c writes it. */
+static int in_use(const sweep_t *w, bool *used_p)
+{
+    ldr_backend_t *b = w->tier->backend;
+    char name[LDR_OBJECT_NAME_MAX + 1], text[26];
+    struct iovec iov = {text, sizeof(text)};
+    uint64_t until_s = 0;
+
+    *used_p = false;
+    snprintf(name, sizeof(name), "%s/cleaner", w->hex);
+    int error = b->ops->get(b, name, 0, &iov, 1, deadline());
+    if (error == 0 && ldr_unhex64(text + 17, 8, &until_s)) {
+        *used_p = until_s > ldr_wall_s(&ldr_clock_real);
+    }
+    return error == -ENOENT || error == -ENODATA ? 0 : error;
+}
+
+static int gather(void *arg, const char *name, uint64_t bytes)
+{
+    sweep_t *w = arg;
+
+    (void)bytes;
+    if (strcmp(name, w->check) != 0) {
+        snprintf(w->names[w->count++], sizeof(w->names[0]), "%s", name);
+    }
+    return w->count == NAMES ? 1 : 0;
+}
+
+static int take_away(sweep_t *w, const char *name)
+{
+    ldr_backend_t *b = w->tier->backend;
+    int error = b->ops->remove(b, name, deadline());
+
+    w->removed += error == 0;
+    return error == -ENOENT ? 0 : error;
+}
+
+/* Nodes keep off until its check value is gone: that is the last. */
+static int sweep(sweep_t *w)
+{
+    ldr_backend_t *b = w->tier->backend;
+    char name[LDR_OBJECT_NAME_MAX + 1];
+    int error;
+
+    do {
+        w->count = 0;
+        snprintf(name, sizeof(name), "%s/", w->hex);
+        error = b->ops->list(b, name, NULL, gather, w, UINT64_MAX);
+        error = error > 0 ? 0 : error;
+        for (unsigned i = 0; i < w->count && error == 0; i++) {
+            error = take_away(w, w->names[i]);
+        }
+    } while (error == 0 && w->count > 0);
+    snprintf(name, sizeof(name), "sizes/%s", w->hex);
+    if (error == 0) {
+        error = take_away(w, name);
+    }
+    return error == 0 ? take_away(w, w->check) : error;
+}
+
+static int wipe_part(sweep_t *w, const char *tenant)
+{
+    const tier_t *t = w->tier;
+    bool used;
+    int error = t->backend->ops->health(t->backend, deadline());
+
+    if (error == 0) {
+        error = in_use(w, &used);
+    }
+    if (error == 0 && used && !ldr_args_has(t->args, LDR_FLAG_FORCE)) {
+        return ldr_cli_fail(t->args,
+                            "%s: a node uses what it holds of tenant '%s': end "
+                            "all that do (one that was killed counts for a "
+                            "minute more; --force does not ask)",
+                            t->url, tenant);
+    }
+    if (error == 0) {
+        error = sweep(w);
+    }
+    if (error != 0) {
+        ldr_cli_fail(t->args, "%s", ldr_fail_text());
+        return error == -ENODEV ? LDR_EXIT_NO : LDR_EXIT_FAILED;
+    }
+    if (t->json) {
+        printf("{\"url\":");
+        ldr_json_string(stdout, t->url);
+        printf(",\"tenant\":\"%s\",\"removed\":%llu}\n", tenant,
+               (unsigned long long)w->removed);
+    } else {
+        printf("%s: %llu objects of tenant '%s' removed\n", t->url,
+               (unsigned long long)w->removed, tenant);
+    }
+    return LDR_EXIT_OK;
+}
+
+static int wipe(tier_t *t)
+{
+    const char *tenant = t->args->values[LDR_FLAG_TENANT];
+    uint8_t id[LDR_ID_BYTES];
+
+    if (tenant == NULL) {
+        return ldr_cli_usage(t->args, "wipe: say whose part: --tenant NAME");
+    }
+    int code = ldr_cli_tenant(t->args, tenant);
+    if (code == LDR_EXIT_OK) {
+        code = ldr_cli_sure(t->args, t->url,
+                            "Delete all that it holds of tenant '%s'", tenant);
+    }
+    sweep_t *w = code == LDR_EXIT_OK ? ldr_alloc(sizeof(*w)) : NULL;
+    if (code == LDR_EXIT_OK && w == NULL) {
+        code = ldr_cli_fail(t->args, "not enough memory");
+    }
+    if (w != NULL) {
+        w->tier = t;
+        ldr_tenant_id(tenant, id);
+        ldr_hex(id, LDR_ID_BYTES, w->hex);
+        snprintf(w->check, sizeof(w->check), "%s/check", w->hex);
+        code = wipe_part(w, tenant);
+    }
+    ldr_free(w);
+    return code;
+}
+
 /* ---- the command ---- */
 
 int ldr_cmd_tier(const ldr_args_t *args)
@@ -175,18 +314,26 @@ int ldr_cmd_tier(const ldr_args_t *args)
                               .login = login(args),
                               .lanes = 1,
                               .clock = &ldr_clock_real};
-    bool checks = strcmp(verb, "check") == 0;
+    static const struct {
+        const char *name;
+        int (*run)(tier_t *t);
+    } verbs[] = {{"check", check}, {"ls", list}, {"wipe", wipe}};
+    unsigned i = 0;
 
     if (strcmp(verb, "create") == 0) {
         return create(&t);
     }
-    if (!checks && strcmp(verb, "ls") != 0) {
-        return ldr_cli_usage(args, "%s: give create, check or ls", verb);
+    while (i < sizeof(verbs) / sizeof(verbs[0]) &&
+           strcmp(verb, verbs[i].name) != 0) {
+        i++;
+    }
+    if (i == sizeof(verbs) / sizeof(verbs[0])) {
+        return ldr_cli_usage(args, "%s: give create, check, ls or wipe", verb);
     }
     if (ldr_backend_open(&p, &t.backend) != LARDER_OK) {
         return ldr_cli_usage(args, "%s", ldr_fail_text());
     }
-    int code = checks ? check(&t) : list(&t);
+    int code = verbs[i].run(&t);
     t.backend->ops->destroy(t.backend);
     return code;
 }

@@ -1,5 +1,6 @@
 /*
- * wipe: deletes Larder's own files in a directory, and no others.
+ * wipe: deletes Larder's own files in a directory, and no others; or makes it
+ * forget one tenant (store/forget.h).
  *
  * The superblock goes first, durably: a wipe that is cut short leaves segments
  * without one, which nothing opens, rather than a part of the records without
@@ -11,7 +12,10 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/mem.h"
 #include "cli/cli.h"
+#include "node/node.h"
+#include "store/forget.h"
 
 typedef struct wipe {
     const ldr_args_t *args;
@@ -59,26 +63,9 @@ static int may_wipe(const wipe_t *w, const ldr_fsck_look_t *look)
 
 static int confirm(const wipe_t *w, const ldr_fsck_look_t *look)
 {
-    char answer[16] = "";
-
-    if (ldr_args_has(w->args, LDR_FLAG_YES)) {
-        return LDR_EXIT_OK;
-    }
-    if (!isatty(STDIN_FILENO)) {
-        return ldr_cli_usage(w->args,
-                             "%s: not wiped: there is no terminal to ask at; "
-                             "give --yes",
-                             w->dir);
-    }
-    fprintf(stderr,
-            "Delete %u segments and all that is saved in %s? "
-            "Type yes: ",
-            look->segments, w->dir);
-    if (fgets(answer, sizeof(answer), stdin) == NULL ||
-        strcmp(answer, "yes\n") != 0) {
-        return ldr_cli_fail(w->args, "%s: not wiped", w->dir);
-    }
-    return LDR_EXIT_OK;
+    return ldr_cli_sure(w->args, w->dir,
+                        "Delete %u segments and all that is saved",
+                        look->segments);
 }
 
 static int lock(const wipe_t *w, int *file_p)
@@ -185,9 +172,92 @@ static int wipe_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
     return code;
 }
 
+/* ---- one tenant ---- */
+
+static void report_tenant(const ldr_args_t *args, const char *dir,
+                          const char *tenant, const ldr_forgotten_t *f)
+{
+    if (ldr_args_has(args, LDR_FLAG_JSON)) {
+        printf("{\"status\":\"wiped\",\"dir\":");
+        ldr_json_string(stdout, dir);
+        printf(",\"tenant\":\"%s\",\"secret\":%s,\"spaces\":%u,"
+               "\"records\":%llu}\n",
+               tenant, f->secret ? "true" : "false", f->spaces,
+               (unsigned long long)f->records);
+    } else if (f->spaces == 0 && !f->secret) {
+        printf("%s: holds nothing of tenant '%s'\n", dir, tenant);
+    } else {
+        printf("%s: tenant '%s' is forgotten: %llu records in %u spaces%s\n",
+               dir, tenant, (unsigned long long)f->records, f->spaces,
+               f->secret ? ", and which secret it had" : "");
+    }
+}
+
+static int wipe_tenant(const ldr_args_t *args, ldr_place_t *place, unsigned i)
+{
+    const char *tenant = args->values[LDR_FLAG_TENANT];
+    const char *dir = place->options.dirs[i];
+    ldr_log_t log = {NULL, NULL}; /* standard error */
+    ldr_disk_params_t params = {.io = place->io,
+                                .log = &log,
+                                .path = dir,
+                                .bytes = place->ssd_bytes,
+                                .seed = ldr_rand_entropy()};
+    uint8_t id[LDR_ID_BYTES];
+    ldr_forgotten_t f;
+    ldr_disk_t *d = ldr_alloc(sizeof(*d));
+    int code = d != NULL ? ldr_cli_sure(args, dir,
+                                        "Delete all that is saved of tenant "
+                                        "'%s'",
+                                        tenant)
+                         : ldr_cli_fail(args, "not enough memory");
+
+    if (code == LDR_EXIT_OK) {
+        larder_status_t st = ldr_disk_open(d, &params);
+
+        if (st == LARDER_OK) {
+            ldr_tenant_id(tenant, id);
+            st = ldr_disk_forget(d, id, &f);
+            ldr_disk_close(d);
+        }
+        code = st == LARDER_OK ? code : ldr_cli_status(args, st);
+    }
+    if (code == LDR_EXIT_OK) {
+        report_tenant(args, dir, tenant, &f);
+    }
+    ldr_free(d);
+    return code;
+}
+
+static int wipe_tenants(const ldr_args_t *args)
+{
+    ldr_place_t *place = NULL;
+    int code = ldr_cli_tenant(args, args->values[LDR_FLAG_TENANT]);
+
+    if (code == LDR_EXIT_OK) {
+        code = ldr_place_open(args, false, &place);
+    }
+    for (unsigned i = 0; code == LDR_EXIT_OK && i < place->options.dir_count;
+         i++) {
+        /* Opening would make a new one. */
+        code = place->look[i].super
+                   ? wipe_tenant(args, place, i)
+                   : ldr_cli_fail(args,
+                                  "%s: has no superblock, which would say "
+                                  "what is whose: `larder fsck` says more",
+                                  place->options.dirs[i]);
+    }
+    ldr_place_close(&place);
+    return code;
+}
+
 int ldr_cmd_wipe(const ldr_args_t *args)
 {
     ldr_place_t *place;
+
+    if (ldr_args_has(args, LDR_FLAG_TENANT)) {
+        return wipe_tenants(args);
+    }
     int code = ldr_place_parse(args, &place);
 
     for (unsigned i = 0; code == LDR_EXIT_OK && i < place->options.dir_count;

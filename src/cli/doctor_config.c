@@ -10,6 +10,7 @@
 #include "cli/doctor.h"
 #include "net/auth.h"
 #include "net/socket.h"
+#include "node/node.h"
 
 void ldr_doctor_config(const ldr_doctor_t *d)
 {
@@ -41,6 +42,20 @@ static bool token_ok(const ldr_doctor_t *d, const ldr_tenant_config_t *tenant)
     explicit_bzero(tokens, sizeof(tokens));
     if (st != LARDER_OK) {
         ldr_doctor_say(d, LDR_VERDICT_BAD, NULL, "token of tenant %s: %s",
+                       tenant->name, ldr_fail_text());
+    }
+    return st == LARDER_OK;
+}
+
+/* Nor of its secret. */
+static bool secret_ok(const ldr_doctor_t *d, const ldr_tenant_config_t *tenant)
+{
+    ldr_secret_check_t check;
+    bool given;
+    larder_status_t st = ldr_secret_configured(tenant, &check, &given);
+
+    if (st != LARDER_OK) {
+        ldr_doctor_say(d, LDR_VERDICT_BAD, NULL, "secret of tenant %s: %s",
                        tenant->name, ldr_fail_text());
     }
     return st == LARDER_OK;
@@ -85,6 +100,11 @@ void ldr_doctor_secrets(const ldr_doctor_t *d)
             count++;
             good += token_ok(d, &c->tenants[i]);
         }
+        if (c->tenants[i].secret_file[0] != '\0' ||
+            c->tenants[i].secret_check[0] != '\0') {
+            count++;
+            good += secret_ok(d, &c->tenants[i]);
+        }
     }
     if (c->options.tls_key[0] != '\0') {
         count++;
@@ -92,10 +112,10 @@ void ldr_doctor_secrets(const ldr_doctor_t *d)
     }
     if (count == 0) {
         ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL,
-                       "no tokens and no key are configured");
+                       "no tokens, secrets or key are configured");
     } else if (good == count) {
         ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
-                       "%u files with tokens and keys can be read, by few",
+                       "%u tokens, secrets and keys can be read, by few",
                        count);
     }
 }

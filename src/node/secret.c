@@ -202,12 +202,15 @@ larder_status_t ldr_secret_open(ldr_node_t *node, uint32_t space,
         !ldr_secret_refused(node, space)) {
         return refuse(node, &node->store.tenants[s->tenant]);
     }
-    s->secret = *secret;
+    /* Clients without a key do not make it forgotten. */
+    if (!s->opened || secret->has_key || ldr_secret_refused(node, space)) {
+        s->secret = *secret;
+    }
     s->opened = true;
     return LARDER_OK;
 }
 
-/* Disks that have not recorded it do so before their next record. */
+/* Disks that have not recorded it do so next. */
 static void record(ldr_node_t *node, const ldr_tenant_t *t)
 {
     for (unsigned i = 0; i < node->ssd_count; i++) {

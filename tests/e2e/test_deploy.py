@@ -569,8 +569,8 @@ def test_options_named_in_the_page_exist(larder):
     page = (ROOT / "docs/deploy.md").read_text()
     known = {o["name"] for o in larder.json("options")}
     known |= {o["name"] for o in larder.json("options", "--serve")}
-    tenant = {"token_file", "cert", "uids", "dram", "ssd", "rate",
-              "connections"}
+    tenant = {"token_file", "secret_file", "secret_check", "cert", "uids",
+              "dram", "ssd", "rate", "connections"}
     named = set(re.findall(r"(?:^    |`)([a-z_]+) += \w", page, re.M))
     named |= set(re.findall(r"[?&]([a-z_]+)=", page))
     assert {"listen", "tls_ca", "rate", "mode"} <= named

@@ -55,7 +55,7 @@ def test_create_check_ls(larder, place):
 
 
 @pytest.mark.parametrize("args, hint", [
-    (["frob", "dir:/a"], "create, check or ls"),
+    (["frob", "dir:/a"], "create, check, ls or wipe"),
     (["ls", "frob:/a"], "use dir:/PATH"),
     (["check", "dir:relative"], "whole path"),
     (["ls"], "usage: larder tier"),
