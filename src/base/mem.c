@@ -328,6 +328,18 @@ uint64_t ldr_memory_limit(void)
     return limit;
 }
 
+uint32_t ldr_file_limit_raise(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+        limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit); /* else it stays as it is */
+    }
+    return ldr_file_limit();
+}
+
 uint32_t ldr_file_limit(void)
 {
     struct rlimit limit;

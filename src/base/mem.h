@@ -72,3 +72,5 @@ uint64_t ldr_memory_limit(void);
 
 /* How many files the process may have open. */
 uint32_t ldr_file_limit(void);
+/* Raises it as far as this user may, and gives it. */
+uint32_t ldr_file_limit_raise(void);

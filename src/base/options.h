@@ -123,7 +123,9 @@
       "event loop threads; 0: one for every four cores, up to four")           \
     X(jobs, UINT, SERVE, "4", 1, 64,                                           \
       "threads for operations that wait for disks")                            \
-    X(sessions, UINT, SERVE, "4096", 1, 65536, "connections at once")          \
+    X(sessions, UINT, SERVE, "4096", 1, 65536,                                 \
+      "connections at once; where there are several tenants, one may have as " \
+      "many as are still free")                                                \
     X(session_leases, UINT, SERVE, "16384", 1, 1u << 24,                       \
       "leases and reservations one session may hold")                          \
     X(window, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 34,                 \
@@ -132,7 +134,7 @@
       "shared: one tenant's engines trust each other; strict: none does")      \
     X(strict_window, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 34,          \
       "bytes of a client's private window when isolation is strict")           \
-    X(hello_ms, UINT, SERVE, "5000", 10, 600000,                               \
+    X(hello_ms, UINT, SERVE, "3000", 10, 600000,                               \
       "a peer that has not authenticated by then is dropped")                  \
     X(drain_ms, UINT, SERVE | RELOAD, "10000", 0, 3600000,                     \
       "how long SIGTERM waits for sessions and disks")                         \

@@ -218,6 +218,7 @@ void ldr_doctor_memlock(const ldr_doctor_t *d)
     }
 }
 
+/* The daemon raises its limit as far as it may. */
 void ldr_doctor_files(const ldr_doctor_t *d)
 {
     const ldr_options_t *o = &d->config->options;
@@ -229,23 +230,23 @@ void ldr_doctor_files(const ldr_doctor_t *d)
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
         ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL, "cannot be asked: %s",
                        strerror(errno));
-    } else if (limit.rlim_cur >= need) {
+    } else if (limit.rlim_max >= need) {
         ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
                        "%llu files may be open; %llu sessions need %llu",
-                       (unsigned long long)limit.rlim_cur,
+                       (unsigned long long)limit.rlim_max,
                        (unsigned long long)o->sessions,
                        (unsigned long long)need);
     } else {
         snprintf(cure, sizeof(cure),
-                 "LimitNOFILE=%llu in the unit, or `ulimit -n %llu`, or "
+                 "LimitNOFILE=%llu in the unit, or `ulimit -Hn %llu`, or "
                  "--sessions %llu",
                  (unsigned long long)need, (unsigned long long)need,
-                 (unsigned long long)(limit.rlim_cur >= 1024
-                                          ? (limit.rlim_cur - 512) / 4
+                 (unsigned long long)(limit.rlim_max >= 1024
+                                          ? (limit.rlim_max - 512) / 4
                                           : 64));
         ldr_doctor_say(d, LDR_VERDICT_WARN, cure,
                        "%llu files may be open; %llu sessions may need %llu",
-                       (unsigned long long)limit.rlim_cur,
+                       (unsigned long long)limit.rlim_max,
                        (unsigned long long)o->sessions,
                        (unsigned long long)need);
     }

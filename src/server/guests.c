@@ -12,6 +12,7 @@
 /* A tenant may move what its rate gives in this time at once. */
 #define BURST_S 0.25
 #define WINDOWS_MIN 16u /* private windows that any node has memory for */
+#define ADMIN_MORE 16u  /* sessions beyond all: the operator shall get in */
 
 ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name)
 {
@@ -194,21 +195,55 @@ larder_status_t ldr_guests_load(ldr_server_t *server,
 
 /* ---- quotas ---- */
 
-bool ldr_guest_enter(ldr_guest_t *guest)
+/* Where there are several tenants one may have as many sessions as are still
+ * free, and so leaves half of them to the others. With guest_lock. */
+static larder_status_t may_enter(const ldr_server_t *server,
+                                 const ldr_guest_t *guest, bool admin)
 {
-    uint64_t now = __atomic_add_fetch(&guest->sessions, 1, __ATOMIC_RELAXED);
-    uint64_t max = ldr_guest_connections(guest);
+    uint64_t most = server->sessions_max + (admin ? ADMIN_MORE : 0);
+    uint64_t own_most = ldr_guest_connections(guest);
 
-    if (max > 0 && now > max) {
-        ldr_guest_leave(guest);
-        return false;
+    if (own_most > 0 && guest->sessions >= own_most) {
+        ldr_metrics_refused(server->metrics, LDR_REFUSAL_QUOTA);
+        return ldr_fail(LARDER_E_LIMIT,
+                        "tenant '%s' has its %llu connections: close some, or "
+                        "raise its key connections",
+                        guest->config.name, (unsigned long long)own_most);
     }
-    return true;
+    if (server->session_count >= most ||
+        (server->guest_count > 1 &&
+         guest->sessions >= most - server->session_count)) {
+        ldr_metrics_refused(server->metrics, LDR_REFUSAL_SESSIONS);
+        return ldr_fail(LARDER_E_LIMIT,
+                        "tenant '%s' has %llu of the daemon's %llu "
+                        "connections, and all have %llu: close some, or raise "
+                        "option sessions",
+                        guest->config.name, (unsigned long long)guest->sessions,
+                        (unsigned long long)server->sessions_max,
+                        (unsigned long long)server->session_count);
+    }
+    return LARDER_OK;
 }
 
-void ldr_guest_leave(ldr_guest_t *guest)
+larder_status_t ldr_guest_enter(ldr_server_t *server, ldr_guest_t *guest,
+                                bool admin)
 {
-    __atomic_sub_fetch(&guest->sessions, 1, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&server->guest_lock);
+    larder_status_t st = may_enter(server, guest, admin);
+    if (st == LARDER_OK) {
+        guest->sessions++;
+        server->session_count++;
+    }
+    pthread_mutex_unlock(&server->guest_lock);
+    return st;
+}
+
+void ldr_guest_leave(ldr_server_t *server, ldr_guest_t *guest)
+{
+    pthread_mutex_lock(&server->guest_lock);
+    guest->sessions--;
+    server->session_count--;
+    pthread_mutex_unlock(&server->guest_lock);
 }
 
 /* Windows are resident and no part of dram: what all may have together. */

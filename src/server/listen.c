@@ -16,66 +16,26 @@
 #include "server/session.h"
 
 #define SHOWN_BYTES 320u
-#define LOCAL_MORE 16u /* beyond sessions: the operator shall get in */
-#define STRANGERS 16u  /* that may always be connecting */
+#define STRANGERS_MIN 16u   /* connections that any lobby has room for */
+#define ACCEPTS_MAX 64u     /* in a row: the loop has sessions as well */
+#define BEHIND_NS 1000000u  /* until those that gave way may have left */
+#define FILES_NS 100000000u /* until there may be descriptors again */
 
 /* ---- accepting ---- */
 
 /* A socket on its way to its loop. */
-typedef struct arrival {
+typedef struct coming {
     ldr_task_t task;
     ldr_server_loop_t *home;
-    int fd;
-    bool local;
-} arrival_t;
+    ldr_arrival_t arrival;
+} coming_t;
 
 static void arrive(ldr_task_t *task)
 {
-    arrival_t *a = (arrival_t *)task;
+    coming_t *c = (coming_t *)task;
 
-    ldr_session_accept(a->home, a->fd, a->local);
-    ldr_free(a);
-}
-
-/* It does not get as far as a session. */
-static void leave(ldr_server_t *server, bool local)
-{
-    __atomic_sub_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
-    if (!local) {
-        __atomic_sub_fetch(&server->connecting, 1, __ATOMIC_RELAXED);
-    }
-}
-
-/* Who has not said yet who it is, and comes by tcp, must not keep out all
- * others. */
-static bool may_enter(ldr_server_t *server, bool local)
-{
-    uint64_t most = server->config->options.sessions;
-    uint64_t strangers = 0;
-
-    if (__atomic_load_n(&server->draining, __ATOMIC_RELAXED)) {
-        ldr_metrics_refused(server->metrics, LDR_REFUSAL_DRAINING);
-        return false;
-    }
-    uint64_t all =
-        __atomic_add_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
-    if (!local) {
-        strangers =
-            __atomic_add_fetch(&server->connecting, 1, __ATOMIC_RELAXED);
-    }
-    if (all <= most + (local ? LOCAL_MORE : 0) &&
-        strangers <= ldr_max64(most / 4, STRANGERS)) {
-        return true;
-    }
-    leave(server, local);
-    ldr_metrics_refused(server->metrics, LDR_REFUSAL_SESSIONS);
-    ldr_warn(&server->log,
-             "a connection was refused: %llu are open, %llu of them by tcp and "
-             "not authenticated (option sessions)",
-             (unsigned long long)all - 1,
-             (unsigned long long)__atomic_load_n(&server->connecting,
-                                                 __ATOMIC_RELAXED));
-    return false;
+    ldr_session_accept(c->home, &c->arrival);
+    ldr_free(c);
 }
 
 /* The loop that nobody asked for anything for longest: a client opens its
@@ -99,30 +59,75 @@ static ldr_server_loop_t *home_of_next(ldr_server_t *server)
     return best;
 }
 
+/* Gives a new connection to a loop, or closes it. */
+static void take_in(ldr_listener_t *l, int fd)
+{
+    ldr_server_t *server = l->home->server;
+    coming_t *c = ldr_alloc(sizeof(*c));
+    ldr_lobby_found_t found = LDR_LOBBY_FULL;
+
+    if (__atomic_load_n(&server->draining, __ATOMIC_RELAXED)) {
+        ldr_metrics_refused(server->metrics, LDR_REFUSAL_DRAINING);
+        ldr_free(c);
+        close(fd);
+        return;
+    }
+    if (c != NULL) {
+        found = ldr_lobby_enter(server->lobbies[l->local], ldr_origin_of(fd),
+                                &c->arrival.stranger);
+    }
+    if (found != LDR_LOBBY_ROOM) {
+        ldr_metrics_refused(server->metrics, LDR_REFUSAL_STRANGERS);
+        ldr_warn(&server->log,
+                 "too many connections by %s that are not authenticated, of "
+                 "one %s or of all: %s (option sessions)",
+                 l->local ? "the unix socket" : "tcp",
+                 l->local ? "uid" : "address",
+                 found == LDR_LOBBY_FULL ? "a new one was refused"
+                                         : "the oldest was closed");
+    }
+    if (found == LDR_LOBBY_FULL) {
+        ldr_free(c);
+        close(fd);
+        return;
+    }
+    c->task.run = arrive;
+    c->home = home_of_next(server);
+    c->arrival.fd = fd;
+    c->arrival.local = l->local;
+    c->arrival.begin_ns = ldr_server_now();
+    ldr_loop_post(&c->home->loop, &c->task);
+}
+
+/* It stays readable: look again a little later, not at once. */
+static void pause_listener(ldr_listener_t *l, uint64_t ns)
+{
+    ldr_loop_rewatch(&l->home->loop, &l->watch, 0);
+    l->pause_ns = ldr_server_now() + ns;
+    ldr_server_due(l->home, l->pause_ns);
+}
+
 static void knock(ldr_watch_t *watch, uint32_t events)
 {
     ldr_listener_t *l =
         (ldr_listener_t *)((char *)watch - offsetof(ldr_listener_t, watch));
     ldr_server_t *server = l->home->server;
-    int fd;
+    int fd = -EAGAIN;
 
     (void)events;
-    while ((fd = ldr_accept(watch->fd)) >= 0) {
-        bool enters = may_enter(server, l->local);
-        arrival_t *a = enters ? ldr_alloc(sizeof(*a)) : NULL;
-
-        if (a == NULL) {
-            close(fd);
-            if (enters) {
-                leave(server, l->local);
-            }
-            continue;
+    for (unsigned i = 0; i < ACCEPTS_MAX; i++) {
+        if (ldr_lobby_behind(server->lobbies[l->local])) {
+            pause_listener(l, BEHIND_NS);
+            return;
         }
-        a->task.run = arrive;
-        a->home = home_of_next(server);
-        a->fd = fd;
-        a->local = l->local;
-        ldr_loop_post(&a->home->loop, &a->task);
+        fd = ldr_accept(watch->fd);
+        if (fd < 0) {
+            break;
+        }
+        take_in(l, fd);
+    }
+    if (fd >= 0) {
+        return; /* there may be more: it stays readable */
     }
     if (fd != -EAGAIN && fd != -ECONNABORTED) {
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
@@ -130,10 +135,7 @@ static void knock(ldr_watch_t *watch, uint32_t events)
                  "a connection cannot be accepted (%s): raise the limit of "
                  "open files (LimitNOFILE, ulimit -n) or give it memory",
                  strerror(-fd));
-        /* It stays readable: look again a little later, not at once. */
-        ldr_loop_rewatch(&l->home->loop, watch, 0);
-        l->pause_ns = ldr_server_now() + 100000000u;
-        ldr_server_due(l->home, l->pause_ns);
+        pause_listener(l, FILES_NS);
     }
 }
 
@@ -408,10 +410,18 @@ static larder_status_t listen_one(ldr_server_t *server, unsigned i,
 larder_status_t ldr_listen_all(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
+    unsigned strangers =
+        (unsigned)ldr_max64(server->sessions_max / 4, STRANGERS_MIN);
     larder_status_t st = LARDER_OK;
     const char *at = o->listen;
     unsigned i = 0;
 
+    for (unsigned i = 0; i < 2; i++) {
+        server->lobbies[i] = ldr_lobby_create(strangers, strangers / 2);
+        if (server->lobbies[i] == NULL) {
+            return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory to listen");
+        }
+    }
     if (server->socket_path[0] != '\0') {
         st = listen_unix(server);
     }

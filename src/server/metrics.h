@@ -38,16 +38,17 @@
 
 /* Why a connection was refused or ended by us: X(NAME, label) */
 #define LDR_REFUSAL_MAP(X)                                                     \
-    X(SESSIONS, "sessions")     /* as many as there may be */                  \
-    X(QUOTA, "quota")           /* the tenant's connections */                 \
-    X(WINDOWS, "windows")       /* its private windows, or all of them */      \
-    X(DRAINING, "draining")     /* on the way down */                          \
-    X(VERSION, "version")       /* no protocol version in common */            \
-    X(NOT_LARDER, "not_larder") /* the first bytes were something else */      \
-    X(MALFORMED, "malformed")   /* a frame that cannot be */                   \
-    X(RING, "ring")             /* a position or length that cannot be */      \
-    X(SLOW, "slow")             /* does not take its replies */                \
-    X(MEMORY, "memory")         /* no memory or descriptors left */
+    X(SESSIONS, "sessions")         /* as many as there may be */              \
+    X(STRANGERS, "unauthenticated") /* too many have not said who they are */  \
+    X(QUOTA, "quota")               /* the tenant's connections */             \
+    X(WINDOWS, "windows")           /* its private windows, or all of them */  \
+    X(DRAINING, "draining")         /* on the way down */                      \
+    X(VERSION, "version")           /* no protocol version in common */        \
+    X(NOT_LARDER, "not_larder")     /* the first bytes were something else */  \
+    X(MALFORMED, "malformed")       /* a frame that cannot be */               \
+    X(RING, "ring")                 /* a position or length that cannot be */  \
+    X(SLOW, "slow")                 /* does not take its replies */            \
+    X(MEMORY, "memory")             /* no memory or descriptors left */
 
 /* How a request ended: X(NAME, label) */
 #define LDR_OUTCOME_MAP(X)                                                     \

@@ -16,6 +16,10 @@
 
 #define DRAIN_LOOK_NS 5000000u
 #define JOBS_NS 1000000000u /* that jobs have at least, at the end */
+/* A session has a socket, a pidfd and a bell; a quarter as many connections, by
+ * either way, are not authenticated yet. */
+#define SESSION_FILES 4u
+#define FILES_BESIDE 256u /* for all that is no session */
 
 /* ---- the loops ---- */
 
@@ -246,6 +250,28 @@ static larder_status_t admin_open(ldr_server_t *server)
 
 /* ---- open ---- */
 
+/* As many sessions as there are descriptors for: a tenant that used up the last
+ * ones would keep the others out. Segments may have three quarters of them. */
+static void sessions_bound(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+    uint64_t files = ldr_file_limit_raise();
+    uint64_t ours = o->dir_count > 0 ? files / 4 : files;
+    uint64_t most = ours > FILES_BESIDE
+                        ? ldr_max64(1, (ours - FILES_BESIDE) / SESSION_FILES)
+                        : 1;
+
+    server->sessions_max = ldr_min64(o->sessions, most);
+    if (server->sessions_max < o->sessions) {
+        ldr_warn(&server->log,
+                 "sessions: %llu and not %llu, since only %llu files may be "
+                 "open: raise that limit (LimitNOFILE, ulimit -Hn), or lower "
+                 "option sessions",
+                 (unsigned long long)server->sessions_max,
+                 (unsigned long long)o->sessions, (unsigned long long)files);
+    }
+}
+
 /* Reads the certificates as they are now. */
 static larder_status_t tls_open(const ldr_options_t *o, ldr_tls_t **tls_p)
 {
@@ -352,6 +378,7 @@ static larder_status_t open_parts(ldr_server_t *server)
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
     }
     server->next_epoch >>= 1; /* far from wrapping, and never 0 */
+    sessions_bound(server);
     if (!ldr_config_socket(server->config, server->socket_path)) {
         server->socket_path[0] = '\0';
     }
@@ -554,6 +581,8 @@ static void free_all(ldr_server_t *server)
     }
     ldr_config_free(server->config);
     ldr_tls_destroy(server->tls);
+    ldr_lobby_destroy(server->lobbies[0]);
+    ldr_lobby_destroy(server->lobbies[1]);
     ldr_metrics_destroy(server->metrics);
     if (server->end_fd >= 0) {
         close(server->end_fd);

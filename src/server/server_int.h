@@ -13,6 +13,7 @@
 #include "node/handover.h"
 #include "node/node.h"
 #include "server/admin.h"
+#include "server/lobby.h"
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/server.h"
@@ -41,7 +42,7 @@ typedef struct ldr_guest {
     uid_t uids[LDR_UIDS_MAX];
     unsigned uid_count;
     bool uid_any;
-    uint64_t sessions;     /* atomic */
+    uint64_t sessions;     /* let in, and not gone; guest_lock */
     uint64_t window_bytes; /* atomic: of its sessions' windows */
     /* Both under job_lock; the second: under way, and may wait for a disk. */
     uint64_t jobs_queued;
@@ -122,12 +123,13 @@ struct ldr_server {
 
     ldr_server_loop_t *loops;
     unsigned loop_count;
-    uint64_t session_count; /* atomic */
-    uint64_t connecting;    /* atomic: by tcp, and not authenticated yet */
-    uint64_t window_bytes;  /* atomic: of all private windows */
-    uint64_t request_count; /* atomic: under way */
-    uint64_t next_epoch;    /* atomic; begins at random */
-    bool draining;          /* atomic: nobody new comes in */
+    ldr_lobby_t *lobbies[2]; /* who is not authenticated: tcp, unix socket */
+    uint64_t sessions_max;   /* option sessions, or what files allow */
+    uint64_t session_count;  /* let in; guest_lock */
+    uint64_t window_bytes;   /* atomic: of all private windows */
+    uint64_t request_count;  /* atomic: under way */
+    uint64_t next_epoch;     /* atomic; begins at random */
+    bool draining;           /* atomic: nobody new comes in */
 
     /* Extents the node wants back: a ring of the last ones. */
     pthread_mutex_t revoke_lock;
@@ -165,9 +167,11 @@ larder_status_t ldr_guests_check(const ldr_config_t *config);
 ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name);
 ldr_guest_t *ldr_guest_by_cert(ldr_server_t *server, const char *cert);
 bool ldr_guest_has_uid(const ldr_guest_t *guest, uid_t uid);
-/* One session more; false: over its quota. */
-bool ldr_guest_enter(ldr_guest_t *guest);
-void ldr_guest_leave(ldr_guest_t *guest);
+/* One session more, or LARDER_E_LIMIT with its text. admin: of the operator's,
+ * for whom there are some more. */
+larder_status_t ldr_guest_enter(ldr_server_t *server, ldr_guest_t *guest,
+                                bool admin);
+void ldr_guest_leave(ldr_server_t *server, ldr_guest_t *guest);
 /* A window of so many bytes more for one of its sessions, and one less; false:
  * there are as many as there may be. */
 bool ldr_guest_window(ldr_server_t *server, ldr_guest_t *guest, uint64_t bytes);

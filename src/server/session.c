@@ -57,7 +57,8 @@ static void flush(ldr_task_t *task)
 static void process_gone(ldr_watch_t *watch, uint32_t events);
 static void bury(ldr_task_t *task);
 
-static ldr_session_t *session_new(ldr_server_loop_t *home, int fd, bool local)
+static ldr_session_t *session_new(ldr_server_loop_t *home,
+                                  const ldr_arrival_t *arrival)
 {
     ldr_server_t *server = home->server;
     ldr_session_t *s = ldr_alloc(sizeof(*s));
@@ -72,10 +73,11 @@ static ldr_session_t *session_new(ldr_server_loop_t *home, int fd, bool local)
     }
     s->server = server;
     s->home = home;
-    s->local = local;
-    s->begin_ns = ldr_server_now();
+    s->local = arrival->local;
+    s->begin_ns = arrival->begin_ns;
+    s->stranger = arrival->stranger;
     s->epoch = __atomic_add_fetch(&server->next_epoch, 1, __ATOMIC_RELAXED);
-    s->watch = (ldr_watch_t){.fd = fd, .ready = ldr_session_readable};
+    s->watch = (ldr_watch_t){.fd = arrival->fd, .ready = ldr_session_readable};
     s->pid_watch = (ldr_watch_t){.fd = -1, .ready = process_gone};
     s->bell.fd = -1;
     s->peer.pid_fd = -1;
@@ -89,26 +91,26 @@ static ldr_session_t *session_new(ldr_server_loop_t *home, int fd, bool local)
     return s;
 }
 
-/* It is in, or gone. */
-static void connected(ldr_server_t *server, bool local)
+/* It is in, or goes: before its socket is closed. */
+static void leave_lobby(ldr_server_t *server, bool local,
+                        ldr_stranger_t *stranger)
 {
     ldr_metrics_level(server->metrics, LDR_LEVEL_CONNECTING, -1);
-    if (!local) {
-        __atomic_sub_fetch(&server->connecting, 1, __ATOMIC_RELAXED);
-    }
+    ldr_lobby_leave(server->lobbies[local], stranger);
 }
 
-bool ldr_session_accept(ldr_server_loop_t *home, int fd, bool local)
+bool ldr_session_accept(ldr_server_loop_t *home, const ldr_arrival_t *arrival)
 {
     ldr_server_t *server = home->server;
-    ldr_session_t *s = session_new(home, fd, local);
+    ldr_session_t *s = session_new(home, arrival);
+    int fd = arrival->fd;
+    bool local = arrival->local;
 
     ldr_metrics_level(server->metrics, LDR_LEVEL_CONNECTING, 1);
     if (s == NULL) {
+        leave_lobby(server, local, arrival->stranger);
         close(fd);
-        connected(server, local);
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
-        __atomic_sub_fetch(&server->session_count, 1, __ATOMIC_RELAXED);
         return false;
     }
     s->next = home->sessions;
@@ -145,6 +147,10 @@ bool ldr_session_accept(ldr_server_loop_t *home, int fd, bool local)
         ldr_session_drop(s);
         return false;
     }
+    if (!ldr_lobby_listen(server->lobbies[local], s->stranger, fd)) {
+        ldr_session_drop(s);
+        return false;
+    }
     ldr_server_due(home,
                    s->begin_ns + server->config->options.hello_ms * 1000000u);
     return true;
@@ -161,20 +167,17 @@ ldr_transport_t ldr_session_transport(const ldr_session_t *s)
 larder_status_t ldr_session_enter(ldr_session_t *s, ldr_guest_t *guest)
 {
     ldr_server_metrics_t *m = s->server->metrics;
+    larder_status_t st = ldr_guest_enter(s->server, guest, s->admin);
 
-    if (!ldr_guest_enter(guest)) {
-        ldr_metrics_refused(m, LDR_REFUSAL_QUOTA);
-        return ldr_fail(LARDER_E_LIMIT,
-                        "tenant '%s' has its %llu connections: close some, or "
-                        "raise its key connections",
-                        guest->config.name,
-                        (unsigned long long)ldr_guest_connections(guest));
+    if (st != LARDER_OK) {
+        return st;
     }
     s->guest = guest;
     s->state = LDR_SESSION_OPEN;
     s->strict_transport = s->local && s->server->config->options.isolation ==
                                           LDR_ISOLATION_STRICT;
-    connected(s->server, s->local);
+    leave_lobby(s->server, s->local, s->stranger);
+    s->stranger = NULL;
     ldr_metrics_session(m, ldr_session_transport(s), guest->tenant, 1);
     ldr_log(&s->server->log, LARDER_LOG_DEBUG, "%s: in as tenant '%s'", s->from,
             guest->config.name);
@@ -226,17 +229,18 @@ static void hang_up(ldr_session_t *s)
     drop_requests(s);
     ldr_session_detach(s);
     ldr_loop_unwatch(&s->home->loop, &s->watch);
+    if (s->guest != NULL) {
+        ldr_metrics_session(m, ldr_session_transport(s), s->guest->tenant, -1);
+    } else {
+        leave_lobby(s->server, s->local, s->stranger);
+        s->stranger = NULL;
+    }
     if (s->awaited) {
         close(s->stream.fd); /* not shut down: the other descriptor answers */
     } else {
         ldr_stream_close(&s->stream);
     }
     s->watch.fd = -1;
-    if (s->guest != NULL) {
-        ldr_metrics_session(m, ldr_session_transport(s), s->guest->tenant, -1);
-    } else {
-        connected(s->server, s->local);
-    }
 }
 
 static void bury(ldr_task_t *task)
@@ -276,7 +280,7 @@ static void close_session(ldr_session_t *s)
         s->peer.pid_fd = -1;
     }
     if (s->guest != NULL) {
-        ldr_guest_leave(s->guest);
+        ldr_guest_leave(s->server, s->guest);
     }
     if (s->prev != NULL) {
         s->prev->next = s->next;
@@ -287,7 +291,6 @@ static void close_session(ldr_session_t *s)
         s->next->prev = s->prev;
     }
     s->state = LDR_SESSION_CLOSED;
-    __atomic_sub_fetch(&s->server->session_count, 1, __ATOMIC_RELAXED);
     ldr_loop_post(&s->home->loop, &s->bury);
 }
 

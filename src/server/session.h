@@ -111,9 +111,10 @@ struct ldr_session {
     uint8_t client_nonce[LDR_NONCE_BYTES], server_nonce[LDR_NONCE_BYTES];
     char tenant_name[LDR_TENANT_MAX + 1]; /* as the hello says */
     bool greeted;
-    uint64_t features;  /* that both sides have */
-    bool matches;       /* it has matched a chain */
-    ldr_guest_t *guest; /* the tenant, once it is open */
+    uint64_t features;        /* that both sides have */
+    bool matches;             /* it has matched a chain */
+    ldr_guest_t *guest;       /* the tenant, once it is open */
+    ldr_stranger_t *stranger; /* in the lobby, until then */
 
     /* The socket */
     ldr_watch_t watch;
@@ -216,8 +217,16 @@ struct ldr_request {
 
 /* ---- session.c: life ---- */
 
+/* A connection that was accepted. */
+typedef struct ldr_arrival {
+    int fd;
+    bool local;
+    uint64_t begin_ns;        /* its time to authenticate begins */
+    ldr_stranger_t *stranger; /* its place in the lobby */
+} ldr_arrival_t;
+
 /* Takes the socket over. False: refused, and closed. */
-bool ldr_session_accept(ldr_server_loop_t *home, int fd, bool local);
+bool ldr_session_accept(ldr_server_loop_t *home, const ldr_arrival_t *arrival);
 /* Ends the session as far as its peer is concerned; what it holds stays while
  * its process lives. why: for the log, NULL: it went in peace. */
 void ldr_session_end(ldr_session_t *s, const char *why);

@@ -52,7 +52,9 @@ void ldr_takeover_begin(ldr_request_t *r, bool hands_over)
         ldr_reply_fail(r, ldr_fail(LARDER_E_IO, "no descriptor left"));
         return;
     }
-    s->awaited = true;
+    s->awaited = true; /* and gives way to nobody */
+    ldr_lobby_leave(server->lobbies[s->local], s->stranger);
+    s->stranger = NULL;
     server->takeover_frame = r->frame;
     server->takeover_frame.epoch = s->epoch;
     server->hands_over = hands_over;

@@ -22,12 +22,14 @@ LOOPS = 3  # that a daemon has
 FILES = 16384  # descriptors that a daemon, and who tests it, may need
 
 
-def _before_exec():
-    """A daemon never outlives the tests, whatever becomes of them."""
+def _before_exec(files=None):
+    """A daemon never outlives the tests, whatever becomes of them. files: all
+    the descriptors that it may have."""
     _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limit = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE,
+                       (files, files) if files else (limit, hard))
 
 
 def free_port():
@@ -88,8 +90,9 @@ class Daemon:
     out. It listens on a unix socket and on a loopback port of its own."""
 
     def __init__(self, binary, folder, *, config=None, env=None, flags=(),
-                 dirs=0, **options):
+                 dirs=0, files=None, **options):
         self.binary = binary
+        self.files = files
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(exist_ok=True)
         self.log_path = self.folder / "log"
@@ -133,8 +136,8 @@ class Daemon:
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 self.command() + list(more), stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, env=env, preexec_fn=_before_exec,
-                cwd=self.folder)
+                stdin=subprocess.DEVNULL, env=env, cwd=self.folder,
+                preexec_fn=lambda: _before_exec(self.files))
         return self
 
     def start(self, *more):
