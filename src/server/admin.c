@@ -17,8 +17,12 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "net/socket.h"
+#include "server/lobby.h"
 
-#define CONNECTIONS_MAX 64u
+#define PEERS_MAX 128u
+#define ORIGIN_MAX 64u
+/* Those that give way are there until their end is seen. */
+#define CONNECTIONS_MAX (2 * PEERS_MAX)
 #define TIMEOUT_S 15u
 #define REQUEST_BYTES 8192u /* memory for one connection's request */
 #define HASH_TEXT 64u
@@ -28,6 +32,7 @@ struct ldr_admin {
     ldr_admin_source_t source;
     ldr_log_t log;
     struct MHD_Daemon *daemon;
+    ldr_lobby_t *lobby; /* all connections: nobody says who it is here */
     uint16_t port;
     char host[LDR_HOST_MAX];
     char url[LDR_HOST_MAX + 32];
@@ -252,6 +257,31 @@ static bool host_is_ours(const ldr_admin_t *a, const char *header)
            is_loopback((const struct sockaddr *)(const void *)&in6);
 }
 
+/* A connection begins or ends. Requests that never become whole, and replies
+ * that nobody reads, must not take the place of others: the oldest connection
+ * gives way. */
+static void noticed(void *arg, struct MHD_Connection *c, void **state,
+                    enum MHD_ConnectionNotificationCode what)
+{
+    ldr_admin_t *a = arg;
+
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        ldr_lobby_leave(a->lobby, *state);
+        *state = NULL;
+        return;
+    }
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    ldr_stranger_t *stranger = NULL;
+
+    if (info != NULL &&
+        ldr_lobby_enter(a->lobby, ldr_origin_of(info->connect_fd), &stranger) !=
+            LDR_LOBBY_FULL) {
+        ldr_lobby_listen(a->lobby, stranger, info->connect_fd);
+    }
+    *state = stranger;
+}
+
 static enum MHD_Result answer(void *arg, struct MHD_Connection *c,
                               const char *path, const char *method,
                               const char *version, const char *upload,
@@ -366,11 +396,17 @@ static larder_status_t start(ldr_admin_t *a, int fd)
         close(fd);
         return ldr_fail(LARDER_E_IO, "admin: %s", strerror(errno));
     }
+    a->lobby = ldr_lobby_create(PEERS_MAX, ORIGIN_MAX);
+    if (a->lobby == NULL) {
+        close(fd);
+        return ldr_fail(LARDER_E_NO_MEMORY, "admin: not enough memory");
+    }
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     a->daemon = MHD_start_daemon(MHD_USE_POLL_INTERNAL_THREAD, 0, NULL, NULL,
                                  answer, a, MHD_OPTION_LISTEN_SOCKET, fd,
                                  MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS_MAX,
+                                 MHD_OPTION_NOTIFY_CONNECTION, noticed, a,
                                  MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S,
                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT,
                                  (size_t)REQUEST_BYTES, MHD_OPTION_END);
@@ -442,6 +478,7 @@ void ldr_admin_close(ldr_admin_t *a)
     if (a->daemon != NULL) {
         MHD_stop_daemon(a->daemon);
     }
+    ldr_lobby_destroy(a->lobby);
     ldr_free(a);
 }
 

@@ -1,7 +1,7 @@
 /*
  * Admin HTTP: the dashboard, /metrics, /healthz, /readyz, /config and
- * /status.json. Only GET, nothing can be changed here. One thread, few
- * connections, short timeouts.
+ * /status.json. Only GET, nothing can be changed here. One thread, and few
+ * connections: where there are more, the oldest give way (lobby.h).
  *
  * Who may see what: a peer on this host (loopback) sees all, provided its Host
  * header names this host, or else a web page could have a browser read it for
