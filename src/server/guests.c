@@ -211,7 +211,7 @@ static larder_status_t may_enter(const ldr_server_t *server,
                         guest->config.name, (unsigned long long)own_most);
     }
     if (server->session_count >= most ||
-        (server->guest_count > 1 &&
+        (ldr_guests_several(server) &&
          guest->sessions >= most - server->session_count)) {
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_SESSIONS);
         return ldr_fail(LARDER_E_LIMIT,
@@ -261,9 +261,9 @@ bool ldr_guest_window(ldr_server_t *server, ldr_guest_t *guest, uint64_t bytes)
         __atomic_add_fetch(&server->window_bytes, bytes, __ATOMIC_RELAXED);
     uint64_t own =
         __atomic_add_fetch(&guest->window_bytes, bytes, __ATOMIC_RELAXED);
-    bool several = __atomic_load_n(&server->guest_count, __ATOMIC_RELAXED) > 1;
 
-    if (all <= max && (!several || own <= max - (all - bytes))) {
+    if (all <= max &&
+        (!ldr_guests_several(server) || own <= max - (all - bytes))) {
         return true;
     }
     ldr_guest_window_gone(server, guest, bytes);

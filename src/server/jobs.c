@@ -10,10 +10,12 @@ static void job_done(ldr_task_t *task)
     ldr_request_t *r =
         (ldr_request_t *)((char *)task - offsetof(ldr_request_t, done));
 
+    ldr_session_t *s = r->session;
+    uint64_t begin_ns = ldr_server_now();
     bool ran = r->ran;
 
     r->job = NULL;
-    if (r->session == NULL) { /* it ended meanwhile */
+    if (s == NULL) { /* it ended meanwhile */
         ldr_window_forget(r);
         ldr_request_free(r);
         return;
@@ -25,6 +27,7 @@ static void job_done(ldr_task_t *task)
         return;
     }
     r->finish(r);
+    ldr_turn_used(s, ldr_server_now() - begin_ns);
 }
 
 /* Whether it may wait for a disk, for as long as that takes. */
@@ -56,27 +59,47 @@ static bool may_run(const ldr_server_t *server, const ldr_request_t *r)
     return server->job_waiting < server->job_count - 1 &&
            (r->frame.opcode != LDR_OP_FLUSH || server->job_flushes < half) &&
            (r->guest == NULL || r->guest->jobs_waiting < half ||
-            __atomic_load_n(&server->guest_count, __ATOMIC_RELAXED) < 2);
+            !ldr_guests_several(server));
 }
 
-/* Takes the first that may run; NULL: none. With job_lock. */
+/* The job that is next, of those that may run: the first of the tenant that had
+ * none for longest. Gives the link to it; NULL: there is none. With job_lock.
+ */
+static ldr_request_t **next_job(ldr_server_t *server)
+{
+    ldr_request_t **best = NULL;
+    uint64_t best_turn = UINT64_MAX;
+
+    for (ldr_request_t **link = &server->job_head; *link != NULL;
+         link = &(*link)->job_next) {
+        const ldr_guest_t *guest = (*link)->guest;
+        uint64_t turn = guest != NULL ? guest->job_turn : 0;
+
+        if (turn < best_turn && may_run(server, *link)) {
+            best = link;
+            best_turn = turn;
+        }
+    }
+    return best;
+}
+
+/* Takes it; NULL: none. With job_lock. */
 static ldr_request_t *take(ldr_server_t *server)
 {
-    ldr_request_t **link = &server->job_head;
+    ldr_request_t **link = next_job(server);
 
-    while (*link != NULL && !may_run(server, *link)) {
-        link = &(*link)->job_next;
+    if (link == NULL) {
+        return NULL;
     }
     ldr_request_t *r = *link;
-    if (r != NULL) {
-        *link = r->job_next;
-        if (*link == NULL) {
-            server->job_end = link;
-        }
-        server->job_queued--;
-        if (r->guest != NULL) {
-            r->guest->jobs_queued--;
-        }
+    *link = r->job_next;
+    if (*link == NULL) {
+        server->job_end = link;
+    }
+    server->job_queued--;
+    if (r->guest != NULL) {
+        r->guest->jobs_queued--;
+        r->guest->job_turn = ++server->job_turn;
     }
     return r;
 }

@@ -154,8 +154,10 @@ static void settled(ldr_task_t *task)
 {
     ldr_request_t *r =
         (ldr_request_t *)((char *)task - offsetof(ldr_request_t, settled));
+    ldr_session_t *s = r->session;
+    uint64_t begin_ns = ldr_server_now();
 
-    if (r->session == NULL) { /* it ended while this was posted */
+    if (s == NULL) { /* it ended while this was posted */
         ldr_node_t *node = r->home->server->node;
 
         for (uint32_t i = 0; i < r->next; i++) {
@@ -168,6 +170,7 @@ static void settled(ldr_task_t *task)
     }
     ldr_request_unwait(r);
     finish(r);
+    ldr_turn_used(s, ldr_server_now() - begin_ns);
 }
 
 void ldr_loads_expire(ldr_request_t *r, larder_status_t why)

@@ -9,6 +9,7 @@
 #include "server/trace.h"
 
 #define METRICS_ROOM ((size_t)256 << 10)
+#define ROWS_MAX 256u /* that one request looks at in one go */
 
 static void job(ldr_request_t *r, void (*run)(ldr_request_t *r),
                 void (*finish)(ldr_request_t *r))
@@ -267,12 +268,15 @@ static void ask_save(ldr_request_t *r, uint32_t i)
     }
 }
 
-void ldr_handle_exists(ldr_request_t *r)
+/* Not all at once: others have work for the loop as well. */
+static void exists_on(ldr_request_t *r)
 {
-    if (!ldr_request_names(r, LDR_NAME_BYTES)) {
-        return;
-    }
-    for (uint32_t i = 0; i < r->count; i++) {
+    uint32_t end =
+        r->count - r->next > ROWS_MAX ? r->next + ROWS_MAX : r->count;
+
+    for (; r->next < end; r->next++) {
+        uint32_t i = r->next;
+
         if (name_item(r, i) && (r->flags & LDR_BATCH_QUIET) != 0) {
             ask_save(r, i);
         } else if (r->items[i].key != NULL) {
@@ -283,19 +287,33 @@ void ldr_handle_exists(ldr_request_t *r)
             take_result(r, i);
         }
     }
-    ldr_reply_results(r, false, false);
+    if (r->next < r->count) {
+        ldr_request_later(r, exists_on);
+    } else {
+        ldr_reply_results(r, false, false);
+    }
+}
+
+void ldr_handle_exists(ldr_request_t *r)
+{
+    if (ldr_request_names(r, LDR_NAME_BYTES)) {
+        exists_on(r);
+    }
 }
 
 /* ---- removing, reporting ---- */
 
-/* Items that cannot be divide the batch: what is good goes in runs. */
+/* Items that cannot be divide the batch: what is good goes in runs, of no more
+ * than a disk takes at once: the node is locked meanwhile. */
 static void job_remove(ldr_request_t *r)
 {
     ldr_stop_t stop = {&r->home->server->job_stop, r->deadline_ns};
     uint32_t begin = 0;
 
     for (uint32_t i = 0; i <= r->count; i++) {
-        if (i < r->count && r->items[i].key != NULL) {
+        bool good = i < r->count && r->items[i].key != NULL;
+
+        if (good && i - begin < LDR_TOMBS) {
             continue;
         }
         if (i > begin) {
@@ -305,7 +323,7 @@ static void job_remove(ldr_request_t *r)
                 take_result(r, k);
             }
         }
-        begin = i + 1;
+        begin = good ? i : i + 1;
     }
 }
 

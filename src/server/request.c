@@ -555,6 +555,26 @@ bool ldr_request_asks(const ldr_request_t *r)
 
 /* ---- waiting ---- */
 
+void ldr_request_later(ldr_request_t *r, void (*go_on)(ldr_request_t *r))
+{
+    r->go_on = go_on;
+    r->session->begun = r;
+    if (r->by_ring) { /* who reads from a socket looks for it */
+        ldr_turn_wait(r->session);
+    }
+}
+
+void ldr_request_go_on(ldr_session_t *s)
+{
+    ldr_request_t *r = s->begun;
+
+    s->begun = NULL;
+    r->go_on(r);
+    if (s->begun == NULL) {
+        ldr_session_warm(s); /* its ring was left as it was */
+    }
+}
+
 void ldr_request_wait(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;

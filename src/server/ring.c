@@ -111,29 +111,53 @@ static void bell_rang(ldr_watch_t *watch, uint32_t events)
     ldr_session_warm(s);
 }
 
+/* A client that does not take its replies gets no more work done. */
+static bool is_full(const ldr_session_t *s)
+{
+    return s->stalled || s->requests >= LDR_SESSION_REQUESTS ||
+           s->begun != NULL;
+}
+
+/* Takes what its ring holds, if it is its tenant's turn. */
+static ldr_loop_found_t poll_one(ldr_session_t *s)
+{
+    if (is_full(s) || !ldr_ring_ready(&s->ring.in)) {
+        return LDR_LOOP_COLD;
+    }
+    if (!ldr_turn_ring(s)) {
+        return LDR_LOOP_WARM;
+    }
+    uint64_t begin_ns = ldr_server_now();
+    if (!ldr_session_ring(s)) {
+        return LDR_LOOP_COLD;
+    }
+    note_recent(s);
+    ldr_turn_used(s, s->ring_used_ns - begin_ns);
+    last(s);
+    return LDR_LOOP_BUSY;
+}
+
 ldr_loop_found_t ldr_rings_poll(ldr_server_loop_t *home)
 {
     ldr_loop_found_t found = home->hot != NULL ? LDR_LOOP_WARM : LDR_LOOP_COLD;
+    bool any = false, several = ldr_guests_several(home->server);
     ldr_session_t *next;
 
-    for (ldr_session_t *s = home->hot; s != NULL; s = next) {
+    for (ldr_session_t *s = home->hot; s != NULL && s->hot; s = next) {
         next = s->hot_next; /* it may end and leave the list */
         if (ldr_ring_beside(&s->ring.in)) {
             found = LDR_LOOP_COLD;
         }
-        if (ldr_session_ring(s)) {
-            note_recent(s);
-            last(s);
-            return LDR_LOOP_BUSY; /* the list may have changed */
+        ldr_loop_found_t one = poll_one(s);
+        any |= one != LDR_LOOP_COLD;
+        if (one == LDR_LOOP_BUSY && !several) {
+            break; /* there is nobody else whose turn it could be */
         }
     }
+    if (any) {
+        return LDR_LOOP_BUSY;
+    }
     return found == LDR_LOOP_WARM && is_beside(home) ? LDR_LOOP_COLD : found;
-}
-
-/* A client that does not take its replies gets no more work done. */
-static bool is_full(const ldr_session_t *s)
-{
-    return s->stalled || s->requests >= LDR_SESSION_REQUESTS;
 }
 
 bool ldr_rings_sleep(ldr_server_loop_t *home)

@@ -13,6 +13,7 @@
 #include "server/session.h"
 #include "server/status.h"
 #include "server/trace.h"
+#include "store/disk.h"
 
 #define DRAIN_LOOK_NS 5000000u
 #define JOBS_NS 1000000000u /* that jobs have at least, at the end */
@@ -30,7 +31,11 @@ static ldr_server_loop_t *home_of(ldr_loop_t *loop)
 
 static ldr_loop_found_t hook_poll(ldr_loop_t *loop)
 {
-    return ldr_rings_poll(home_of(loop));
+    ldr_server_loop_t *home = home_of(loop);
+    bool waits = ldr_turns_run(home);
+    ldr_loop_found_t found = ldr_rings_poll(home);
+
+    return waits ? LDR_LOOP_BUSY : found;
 }
 
 static bool hook_sleep(ldr_loop_t *loop)
@@ -150,7 +155,9 @@ static larder_status_t loops_open(ldr_server_t *server)
         home->reply = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
         home->in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
         home->dump = ldr_alloc(LDR_DUMP_BYTES);
-        if (home->reply == NULL || home->in == NULL || home->dump == NULL) {
+        home->shares = ldr_alloc((LDR_GUESTS_MAX + 1) * sizeof(ldr_share_t));
+        if (home->reply == NULL || home->in == NULL || home->dump == NULL ||
+            home->shares == NULL) {
             return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for loops");
         }
     }
@@ -250,16 +257,26 @@ static larder_status_t admin_open(ldr_server_t *server)
 
 /* ---- open ---- */
 
+/* The segments of all directories, which stay open: three quarters of all files
+ * at most. */
+static uint64_t segment_files(const ldr_options_t *o, uint64_t files)
+{
+    uint64_t bytes =
+        o->segment > 0 ? o->segment : ldr_disk_segment_bytes(o->ssd);
+
+    return ldr_min64(o->dir_count * (o->ssd / ldr_max64(bytes, 1) + 1),
+                     files / 4 * 3);
+}
+
 /* As many sessions as there are descriptors for: a tenant that used up the last
- * ones would keep the others out. Segments may have three quarters of them. */
+ * ones would keep the others out. */
 static void sessions_bound(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
     uint64_t files = ldr_file_limit_raise();
-    uint64_t ours = o->dir_count > 0 ? files / 4 : files;
-    uint64_t most = ours > FILES_BESIDE
-                        ? ldr_max64(1, (ours - FILES_BESIDE) / SESSION_FILES)
-                        : 1;
+    uint64_t beside = segment_files(o, files) + FILES_BESIDE;
+    uint64_t most =
+        files > beside ? ldr_max64(1, (files - beside) / SESSION_FILES) : 1;
 
     server->sessions_max = ldr_min64(o->sessions, most);
     if (server->sessions_max < o->sessions) {
@@ -569,6 +586,7 @@ static void free_all(ldr_server_t *server)
         ldr_free(home->reply);
         ldr_free(home->in);
         ldr_free(home->dump);
+        ldr_free(home->shares);
         ldr_loop_destroy(&home->loop);
     }
     ldr_free(server->loops);

@@ -44,9 +44,10 @@ typedef struct ldr_guest {
     bool uid_any;
     uint64_t sessions;     /* let in, and not gone; guest_lock */
     uint64_t window_bytes; /* atomic: of its sessions' windows */
-    /* Both under job_lock; the second: under way, and may wait for a disk. */
+    /* Under job_lock; waiting: under way, and may wait for a disk. */
     uint64_t jobs_queued;
     unsigned jobs_waiting;
+    uint64_t job_turn; /* when one of its began: see the server's */
     /* Bytes that may move now, filled with time; below zero: wait. */
     int64_t bucket; /* atomic */
     uint64_t bucket_ns;
@@ -76,6 +77,16 @@ typedef struct ldr_listener {
 
 #define LDR_LOOP_RECENT 4u
 
+/* A tenant's share of a loop: turn.c. */
+typedef struct ldr_share {
+    uint64_t round;                   /* that used_ns is of */
+    int64_t used_ns;                  /* of its turn, and beyond it */
+    uint64_t ring_round;              /* in which a ring of its was read */
+    struct ldr_session *first, *last; /* that wait for it */
+    struct ldr_share *next;           /* of those with such sessions */
+    bool listed;
+} ldr_share_t;
+
 struct ldr_server_loop {
     ldr_loop_t loop; /* first: the hooks find the rest by it */
     ldr_server_t *server;
@@ -84,6 +95,9 @@ struct ldr_server_loop {
     struct ldr_session
         *recent[LDR_LOOP_RECENT]; /* who wrote to a ring lately */
     unsigned recent_next;
+    uint64_t round;      /* of its turns */
+    ldr_share_t *shares; /* by the guest's index, then who is none yet */
+    ldr_share_t *turns;  /* for which sessions wait */
     struct ldr_request *free_requests;
     unsigned free_count;
     uint8_t *reply;    /* LDR_FRAME_BYTES + LDR_BODY_MAX: being composed */
@@ -143,6 +157,7 @@ struct ldr_server {
     pthread_cond_t job_wake;
     struct ldr_request *job_head, **job_end;
     uint64_t job_queued;
+    uint64_t job_turn;                 /* jobs that began so far */
     unsigned job_waiting, job_flushes; /* under way: that may wait for a disk */
     bool job_stop;
     pthread_t job_threads[64];
@@ -166,6 +181,11 @@ larder_status_t ldr_guests_check(const ldr_config_t *config);
 /* NULL: there is none of this name. */
 ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name);
 ldr_guest_t *ldr_guest_by_cert(ldr_server_t *server, const char *cert);
+/* Whether there is more than one that could be kept out by another. */
+static inline bool ldr_guests_several(const ldr_server_t *server)
+{
+    return __atomic_load_n(&server->guest_count, __ATOMIC_RELAXED) > 1;
+}
 bool ldr_guest_has_uid(const ldr_guest_t *guest, uid_t uid);
 /* One session more, or LARDER_E_LIMIT with its text. admin: of the operator's,
  * for whom there are some more. */

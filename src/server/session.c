@@ -192,6 +192,10 @@ static void drop_requests(ldr_session_t *s)
         ldr_request_free(s->in);
         s->in = NULL;
     }
+    if (s->begun != NULL) { /* it has taken nothing that is to be given back */
+        ldr_request_free(s->begun);
+        s->begun = NULL;
+    }
     if (s->put != NULL) {
         ldr_request_t *r = s->put;
 
@@ -226,6 +230,7 @@ static void hang_up(ldr_session_t *s)
 {
     ldr_server_metrics_t *m = s->server->metrics;
 
+    ldr_turn_quit(s);
     drop_requests(s);
     ldr_session_detach(s);
     ldr_loop_unwatch(&s->home->loop, &s->watch);

@@ -121,12 +121,15 @@ struct ldr_session {
     ldr_stream_t stream;
     uint8_t *buffer; /* LDR_IN_BYTES, read ahead */
     uint32_t buffer_at, buffer_have;
-    ldr_request_t *in;  /* the frame being received */
-    size_t in_have;     /* bytes of its head and body */
-    bool in_headed;     /* its head is there and understood */
-    ldr_request_t *put; /* whose payload is being received */
-    ldr_task_t again;   /* there may be more to read */
-    ldr_task_t flush;   /* there is something to send */
+    ldr_request_t *in;    /* the frame being received */
+    size_t in_have;       /* bytes of its head and body */
+    bool in_headed;       /* its head is there and understood */
+    ldr_request_t *put;   /* whose payload is being received */
+    ldr_task_t again;     /* there may be more to read */
+    ldr_request_t *begun; /* goes on before anything else is read */
+    bool waits_turn;      /* to be read from: turn.c */
+    ldr_session_t *turn_prev, *turn_next;
+    ldr_task_t flush; /* there is something to send */
     ldr_out_t *out_head, **out_end;
     size_t out_bytes;
     unsigned out_fds; /* descriptors in what is queued */
@@ -184,6 +187,7 @@ struct ldr_request {
     void **works;         /* isolation=strict: pages of the window */
     ldr_window_t *window; /* while a job works in it */
     uint32_t item_room;
+    void (*go_on)(ldr_request_t *r);
     uint32_t next;      /* the first not begun, or the one being received */
     uint32_t pending;   /* loads that wait, atomic */
     ldr_task_t settled; /* all loads are */
@@ -268,6 +272,20 @@ void ldr_session_unmap_all(ldr_session_t *s);
 void ldr_session_revoke(ldr_session_t *s, uint32_t extent, uint32_t generation);
 void ldr_session_revoke_all(ldr_session_t *s);
 
+/* ---- turn.c: tenants take turns in a loop ---- */
+
+/* What is left of its tenant's turn, in ns; 0 or less: nothing. */
+int64_t ldr_turn_left(const ldr_session_t *s);
+/* Whether its ring is read now: one of a tenant's in a round. */
+bool ldr_turn_ring(const ldr_session_t *s);
+/* The session took so long. */
+void ldr_turn_used(const ldr_session_t *s, uint64_t ns);
+/* It is read from when its tenant has a turn again. */
+void ldr_turn_wait(ldr_session_t *s);
+void ldr_turn_quit(ldr_session_t *s); /* not any more, if it was */
+/* The next round: reads from those that wait. True: some still do. */
+bool ldr_turns_run(ldr_server_loop_t *home);
+
 /* ---- stream.c: frames by socket ---- */
 
 void ldr_session_readable(ldr_watch_t *watch, uint32_t events);
@@ -314,6 +332,10 @@ void ldr_requests_destroy(ldr_server_loop_t *home);
 /* Carries out a request whose frame and body are there. Ends with a reply,
  * now or later; a malformed one ends its session. */
 void ldr_request_begin(ldr_request_t *r);
+/* It has done enough for one go: go_on(), which takes it up again, comes when
+ * its tenant has a turn. Nothing of its session is read before. */
+void ldr_request_later(ldr_request_t *r, void (*go_on)(ldr_request_t *r));
+void ldr_request_go_on(ldr_session_t *s); /* the one that was begun */
 /* It cannot be: ends the session, and frees the request. */
 void ldr_request_bad(ldr_request_t *r, ldr_refusal_t refusal, const char *why);
 /* Answers and frees the request. */

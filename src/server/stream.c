@@ -113,8 +113,8 @@ static bool is_full(const ldr_session_t *s)
 
 static void rewatch(ldr_session_t *s)
 {
-    bool more =
-        !is_full(s) && (s->put == NULL || !s->put->parked) && !s->doomed;
+    bool more = !is_full(s) && (s->put == NULL || !s->put->parked) &&
+                !s->doomed && !s->waits_turn;
     uint32_t events = more ? EPOLLIN : 0;
 
     if (s->out_head != NULL || (!s->shaken && s->stream.wants_write)) {
@@ -123,7 +123,7 @@ static void rewatch(ldr_session_t *s)
     ldr_loop_rewatch(&s->home->loop, &s->watch, events);
 }
 
-bool ldr_session_send(ldr_session_t *s)
+static bool send_queued(ldr_session_t *s)
 {
     bool was_full = is_full(s);
 
@@ -164,6 +164,15 @@ bool ldr_session_send(ldr_session_t *s)
         ldr_loop_post(&s->home->loop, &s->again);
     }
     return true;
+}
+
+bool ldr_session_send(ldr_session_t *s)
+{
+    uint64_t begin_ns = ldr_server_now();
+    bool lives = send_queued(s);
+
+    ldr_turn_used(s, ldr_server_now() - begin_ns);
+    return lives;
 }
 
 void ldr_session_unqueue(ldr_session_t *s)
@@ -446,10 +455,13 @@ static void set_lowat(ldr_session_t *s)
     }
 }
 
-bool ldr_session_read(ldr_session_t *s)
+/* Reads until nothing is there, or the time is over. True: there was some, and
+ * the session goes on. */
+static bool read_until(ldr_session_t *s, uint64_t end_ns)
 {
     size_t budget = READ_BUDGET;
     unsigned turns = 0;
+    bool any = false;
 
     if (!s->shaken && !handshake(s)) {
         return false;
@@ -458,9 +470,15 @@ bool ldr_session_read(ldr_session_t *s)
         if (s->doomed || is_full(s)) {
             break; /* it goes on when replies have gone out */
         }
-        if (budget == 0 || turns++ == FRAME_BUDGET) {
-            ldr_loop_post(&s->home->loop, &s->again);
+        if (budget == 0 || turns++ == FRAME_BUDGET ||
+            ldr_server_now() >= end_ns) {
+            ldr_turn_wait(s);
             break;
+        }
+        if (s->begun != NULL) {
+            ldr_request_go_on(s);
+            any = true;
+            continue;
         }
         ssize_t n = s->put != NULL ? take_payload(s) : take_frame(s);
 
@@ -471,13 +489,32 @@ bool ldr_session_read(ldr_session_t *s)
             ldr_session_end(s, hung_up(n) ? NULL : strerror((int)-n));
             return false;
         }
+        any = true;
         budget -= ldr_min64(budget, (uint64_t)n);
     }
     if (s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN) {
         rewatch(s);
         set_lowat(s);
     }
-    return budget < READ_BUDGET;
+    return any || s->waits_turn;
+}
+
+bool ldr_session_read(ldr_session_t *s)
+{
+    if (s->waits_turn) {
+        return true;
+    }
+    int64_t left_ns = ldr_turn_left(s);
+    if (left_ns <= 0) {
+        ldr_turn_wait(s);
+        rewatch(s);
+        return true;
+    }
+    uint64_t begin_ns = ldr_server_now();
+    bool any = read_until(s, begin_ns + (uint64_t)left_ns);
+
+    ldr_turn_used(s, ldr_server_now() - begin_ns);
+    return any;
 }
 
 void ldr_session_readable(ldr_watch_t *watch, uint32_t events)
@@ -489,7 +526,7 @@ void ldr_session_readable(ldr_watch_t *watch, uint32_t events)
     }
     if ((events & (EPOLLIN | EPOLLOUT)) != 0) {
         ldr_session_read(s);
-    } else if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
+    } else if ((events & (EPOLLHUP | EPOLLERR)) != 0 && !s->waits_turn) {
         /* It was not read for its replies, and may have said that it has
          * unmapped all before it left. As long as something is read we are
          * called again: what it was asked for fills the queue anew. */

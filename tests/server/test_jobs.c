@@ -26,9 +26,11 @@ typedef struct rig {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
-static bool held;              /* jobs that wait do so */
-static unsigned begun[256];    /* by opcode */
-static unsigned over, running; /* of all */
+static bool held;                          /* jobs that wait do so */
+static unsigned begun[256];                /* by opcode */
+static unsigned over, running;             /* of all */
+static const ldr_guest_t *order[REQUESTS]; /* whose began, one after another */
+static unsigned order_count;
 
 static void job(ldr_request_t *r)
 {
@@ -36,6 +38,7 @@ static void job(ldr_request_t *r)
 
     pthread_mutex_lock(&lock);
     begun[r->frame.opcode]++;
+    order[order_count++] = r->guest;
     running++;
     pthread_cond_broadcast(&changed);
     while (held && waits) {
@@ -81,7 +84,7 @@ static void open_rig(rig_t *rig, unsigned threads)
     assert_int_equal(ldr_jobs_start(rig->server, threads), LARDER_OK);
     ldr_cond_init(&changed);
     held = true;
-    over = running = 0;
+    over = running = order_count = 0;
     memset(begun, 0, sizeof(begun));
 }
 
@@ -250,6 +253,31 @@ static void test_tenants_share_the_threads(void **state)
     close_rig(&rig);
 }
 
+/* Tenants take turns, however much one has queued before. */
+static void test_tenants_take_turns(void **state)
+{
+    static ldr_guest_t greedy, modest;
+    rig_t rig;
+
+    (void)state;
+    open_rig(&rig, 1);
+    rig.server->guest_count = 2;
+    for (unsigned i = 0; i < 100; i++) {
+        assert_true(add_by(&rig, LDR_OP_METRICS, &greedy));
+    }
+    until(&begun[LDR_OP_METRICS], 1);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_true(add_by(&rig, LDR_OP_METRICS, &modest));
+    }
+    let_go();
+    until(&over, rig.count);
+    close_rig(&rig);
+    for (unsigned i = 0; i < 103; i++) {
+        assert_ptr_equal(order[i],
+                         i == 1 || i == 3 || i == 5 ? &modest : &greedy);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,6 +286,7 @@ int main(void)
         cmocka_unit_test(test_end),
         cmocka_unit_test(test_tenants_share_the_queue),
         cmocka_unit_test(test_tenants_share_the_threads),
+        cmocka_unit_test(test_tenants_take_turns),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
