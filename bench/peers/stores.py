@@ -105,6 +105,7 @@ class Larder(Way):
         self.launch(
             [os.path.join(self.args.build, "bin", "larder"), "serve",
              "--socket", str(path), "--listen", f"127.0.0.1:{port}",
+             "--listen_open", "on",
              "--admin", "none", "--dram", str(self.room())],
             f"tcp:{port}")
         self.wait_resident(f"unix:{path}")

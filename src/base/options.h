@@ -112,6 +112,9 @@
       "daemon's own: numbers with commas, or any")                             \
     X(listen, TEXT, SERVE, "", 0, 255,                                         \
       "TCP addresses, host:port with commas; empty: none")                     \
+    X(listen_open, ENUM, SERVE, "off", 0, 1,                                   \
+      "off: where other tenants are configured, tenant default needs a token " \
+      "by TCP; on: every user of this host may be it there")                   \
     X(tls_client_ca, TEXT, SERVE, "", 0, 255,                                  \
       "PEM file: clients need a certificate that it signed")                   \
     X(admin, TEXT, SERVE, "127.0.0.1:9464", 1, 255,                            \
@@ -201,6 +204,7 @@ enum { LDR_VERIFY_LOAD, LDR_VERIFY_ENTRY, LDR_VERIFY_GET };
 enum { LDR_CONNECT_NOW, LDR_CONNECT_LAZY };
 enum { LDR_TLS_OFF, LDR_TLS_ON };
 enum { LDR_ADMIN_OPEN_OFF, LDR_ADMIN_OPEN_ON };
+enum { LDR_LISTEN_OPEN_OFF, LDR_LISTEN_OPEN_ON };
 enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };
 enum { LDR_LOG_TEXT, LDR_LOG_JSON };
 enum { LDR_LOAD_AUTO, LDR_LOAD_ALWAYS, LDR_LOAD_NEVER };

@@ -144,6 +144,7 @@ static void compose(command_t *c, const ldr_daemon_t *d,
     add(c, "serve");
     add_flag(c, "--socket", d->local + strlen("unix:"));
     add_flag(c, "--listen", d->tcp + strlen("tcp://"));
+    add_flag(c, "--listen_open", "on");
     add_flag(c, "--admin", "none");
     add_flag(c, "--log-level", "warn");
     add_flag(c, "--drain-ms", "1000");

@@ -40,6 +40,19 @@ bool ldr_guest_has_uid(const ldr_guest_t *guest, uid_t uid)
     return guest->uid_any;
 }
 
+bool ldr_guests_open(const ldr_server_t *server)
+{
+    unsigned others = 0;
+
+    for (unsigned i = 0; i < server->guest_count; i++) {
+        const ldr_guest_t *g = server->guests[i];
+
+        others += g->enabled && strcmp(g->config.name, "default") != 0;
+    }
+    return others == 0 ||
+           server->config->options.listen_open == LDR_LISTEN_OPEN_ON;
+}
+
 /* "1000,1001" or "any". The configuration has checked it. */
 static void parse_uids(ldr_guest_t *g, const char *text)
 {

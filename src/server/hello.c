@@ -69,11 +69,11 @@ static bool by_itself(ldr_session_t *s, const ldr_guest_t *guest,
         return guest->config.cert[0] != '\0' &&
                strcmp(guest->config.cert, name) == 0;
     }
-    /* Without any authentication only loopback is listened on, and only the
-     * default tenant is there for everybody. */
+    /* Nobody can say which user of this host a connection is of. */
     *why_p = LDR_AUTH_FAIL_TOKEN;
     *what_p = "by tcp it needs a token (key token_file)";
-    return s->loopback && strcmp(guest->config.name, "default") == 0;
+    return s->loopback && strcmp(guest->config.name, "default") == 0 &&
+           ldr_guests_open(s->server);
 }
 
 static void version_refused(ldr_request_t *r, const ldr_hello_t *hello)

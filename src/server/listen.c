@@ -265,7 +265,7 @@ static larder_status_t listen_unix(ldr_server_t *server)
 }
 
 /* Whether there is a way to prove who one is. Without one of these proofs only
- * loopback gets in, as tenant default: see hello.c. */
+ * loopback gets in, as tenant default, if at all: see hello.c. */
 static bool authenticated(const ldr_config_t *config)
 {
     bool any = config->options.tls_client_ca[0] != '\0';
@@ -407,6 +407,26 @@ static larder_status_t listen_one(ldr_server_t *server, unsigned i,
     return add(server, fd, false, shown);
 }
 
+void ldr_listen_judge(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+    const ldr_guest_t *guest = ldr_guest_find(server, "default");
+
+    pthread_mutex_lock(&server->guest_lock);
+    bool open = o->listen[0] != '\0' && o->tls_client_ca[0] == '\0' &&
+                o->listen_open == LDR_LISTEN_OPEN_OFF && guest != NULL &&
+                guest->token_count == 0 && ldr_guests_open(server);
+    pthread_mutex_unlock(&server->guest_lock);
+    if (open && !server->open_told) {
+        server->open_told = true;
+        ldr_warn(&server->log,
+                 "listen: every user of this host gets in by tcp as tenant "
+                 "'default', whatever socket_mode says: add token_file = FILE "
+                 "under [tenant default], leave listen out and use the unix "
+                 "socket, or say that it is meant with listen_open = on");
+    }
+}
+
 larder_status_t ldr_listen_all(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
@@ -430,6 +450,9 @@ larder_status_t ldr_listen_all(ldr_server_t *server)
 
         st = listen_one(server, i++, at, length);
         at += length + (at[length] == ',');
+    }
+    if (st == LARDER_OK) {
+        ldr_listen_judge(server);
     }
     return st;
 }

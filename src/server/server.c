@@ -527,6 +527,7 @@ bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
     if (old != server->config) {
         ldr_config_free(old);
     }
+    ldr_listen_judge(server);
     ldr_metrics_event(server->metrics, LDR_EVENT_RELOADS, 1);
     ldr_info(&server->log, "reloaded");
     return true;

@@ -133,6 +133,7 @@ struct ldr_server {
     int ports[LDR_LISTENERS_MAX]; /* bound: of option listen, in its order */
     unsigned port_count;
     int admin_fd;                        /* likewise; -1: none */
+    bool open_told;                      /* the main thread's */
     char socket_path[LDR_UNIX_PATH_MAX]; /* "": none */
 
     ldr_server_loop_t *loops;
@@ -181,6 +182,10 @@ larder_status_t ldr_guests_check(const ldr_config_t *config);
 /* NULL: there is none of this name. */
 ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name);
 ldr_guest_t *ldr_guest_by_cert(ldr_server_t *server, const char *cert);
+/* Whether every user of this host may be tenant default by TCP, as long as that
+ * has no token: where it is the only tenant, or the configuration says so. With
+ * guest_lock. */
+bool ldr_guests_open(const ldr_server_t *server);
 /* Whether there is more than one that could be kept out by another. */
 static inline bool ldr_guests_several(const ldr_server_t *server)
 {
@@ -257,6 +262,8 @@ larder_status_t ldr_listen_all(ldr_server_t *server);
 larder_status_t ldr_listen_check(const ldr_config_t *config);
 /* LARDER_E_LOCKED: another daemon listens on the unix socket. */
 larder_status_t ldr_listen_probe(const ldr_server_t *server);
+/* Warns, once, if every user of this host gets in and nobody chose that. */
+void ldr_listen_judge(ldr_server_t *server);
 void ldr_listen_stop(ldr_server_t *server);
 uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns);
 

@@ -144,12 +144,6 @@ def test_wrong_token_is_as_unknown_tenant(serve, tmp_path, transport):
     assert peer.hello("a", B).status == w.E_DENIED
 
 
-def test_default_tenant_without_token_is_for_loopback(two):
-    """No token configured: root by unix socket, anybody by loopback."""
-    two.enter("tcp")
-    two.enter("unix")
-
-
 @both
 def test_token_rotation(serve, tmp_path, transport):
     daemon = serve(config=config(tmp_path))

@@ -285,6 +285,7 @@ def test_starts_one_and_says_so(host):
     assert f"`kill {pid}` ends it" in text and "\n" not in text
     log = host.run / "larder.log"
     assert str(log) in text
+    assert re.findall(r"listening: (\w+)", log.read_text()) == ["unix"]
     command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     for name, value in (("--dir", host.cache / "larder"),
                         ("--ssd", 64 << 20), ("--dram", 64 << 20)):
