@@ -434,7 +434,7 @@ larder_status_t ldr_listen_all(ldr_server_t *server)
         (unsigned)ldr_max64(server->sessions_max / 4, STRANGERS_MIN);
     larder_status_t st = LARDER_OK;
     const char *at = o->listen;
-    unsigned i = 0;
+    unsigned number = 0;
 
     for (unsigned i = 0; i < 2; i++) {
         server->lobbies[i] = ldr_lobby_create(strangers, strangers / 2);
@@ -448,7 +448,7 @@ larder_status_t ldr_listen_all(ldr_server_t *server)
     while (*at != '\0' && st == LARDER_OK) {
         size_t length = strcspn(at, ",");
 
-        st = listen_one(server, i++, at, length);
+        st = listen_one(server, number++, at, length);
         at += length + (at[length] == ',');
     }
     if (st == LARDER_OK) {

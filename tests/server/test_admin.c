@@ -185,7 +185,8 @@ static int setup(void **state)
                      LARDER_OK);
     assert_int_equal(ldr_node_space(f->node, &info, &f->space), LARDER_OK);
     assert_true(ldr_metrics_create(&f->metrics));
-    strcpy(f->metrics->admin_url, "http://127.0.0.1:1/");
+    snprintf(f->metrics->admin_url, sizeof(f->metrics->admin_url), "%s",
+             "http://127.0.0.1:1/");
     ldr_monitor_params_t params = {
         .node = f->node,
         .metrics = f->metrics,
