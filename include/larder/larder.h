@@ -203,8 +203,10 @@ typedef struct larder_open_params {
  *   st = larder_open("unix:/run/larder/larder.sock", NULL, &lar);
  *
  * Fails with LARDER_E_INVALID (a bad URL), _LOCKED, _VERSION, _CORRUPT (both
- * superblocks damaged), _NO_MEMORY, _IO. A directory that cannot be written
- * because its disk is full or failing is no reason to fail: it starts off.
+ * superblocks damaged), _NO_MEMORY, _IO, _DENIED (a directory that this process
+ * cannot make or write in: no permission, no directory, read-only). A directory
+ * that cannot be written because its disk is full or failing is no reason to
+ * fail: it starts off.
  * With a daemon also _OFFLINE (it cannot be reached; not with connect=lazy),
  * _DENIED (the token, the uid or the certificate is not good), _VERSION (no
  * protocol version in common). It has timeout_ms for that, and where it fails

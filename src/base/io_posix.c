@@ -173,7 +173,7 @@ static int make_one_dir(ldr_io_t *io, const char *path)
      * a parent of somebody else's comes first. */
     int error = errno;
     if (stat(path, &st) != 0) {
-        return -error;
+        return error == EEXIST ? -errno : -error; /* a link to nowhere */
     }
     return S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
 }

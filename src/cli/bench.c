@@ -227,6 +227,27 @@ static bool choose(const char *name, bool *chosen)
     return false;
 }
 
+/* Says what would be right in place of the value of a flag, or of a name. */
+static bool refuse(const char *text, const char *value, const char *right)
+{
+    bool apart = value != text;
+
+    fprintf(stderr, "larder bench: %s%s%s: ", text, apart ? " " : "",
+            apart ? value : "");
+    if (right != NULL) {
+        fprintf(stderr, "give %s\n", right);
+    } else if (text[0] == '-') {
+        fprintf(stderr, "is no flag, or lacks its value\n");
+    } else {
+        fprintf(stderr, "is none of");
+        for (size_t i = 0; i < FIGURES; i++) {
+            fprintf(stderr, "%s %s", i > 0 ? "," : "", figures[i].name);
+        }
+        fputc('\n', stderr);
+    }
+    return false;
+}
+
 static bool parse(int argc, char **argv, ldr_bench_t *b, bool *chosen)
 {
     const char *tmp = getenv("TMPDIR");
@@ -234,26 +255,32 @@ static bool parse(int argc, char **argv, ldr_bench_t *b, bool *chosen)
     snprintf(b->dir, sizeof(b->dir), "%s",
              tmp != NULL && tmp[0] != '\0' ? tmp : "/var/tmp");
     for (int i = 1; i < argc; i++) {
-        const char *v;
+        const char *v, *right = NULL, *text = argv[i];
         bool ok = true;
 
         if (strcmp(argv[i], "--json") == 0) {
             b->json = true;
         } else if ((v = value_of("--size", argc, argv, &i)) != NULL) {
+            right = "4K to 16M, in steps of 4K";
             ok = ldr_parse_size(v, &b->size) && b->size >= 4096 &&
                  b->size <= 16 * LDR_MIB && b->size % 4096 == 0;
         } else if ((v = value_of("--seconds", argc, argv, &i)) != NULL) {
+            right = "seconds, more than 0 and up to 3600";
             ok = parse_seconds(v, &b->seconds);
         } else if ((v = value_of("--clients", argc, argv, &i)) != NULL) {
+            right = "1 or 2";
             ok = strcmp(v, "1") == 0 || strcmp(v, "2") == 0;
             b->clients = ok ? (unsigned)(v[0] - '0') : 0;
         } else if ((v = value_of("--entries", argc, argv, &i)) != NULL) {
+            right = "1000 to 100000000";
             ok = ldr_parse_uint(v, &b->entries) && b->entries >= 1000 &&
                  b->entries <= 100000000;
         } else if ((v = value_of("--shared", argc, argv, &i)) != NULL) {
+            right = "a shorter URL";
             ok = (size_t)snprintf(b->shared, sizeof(b->shared), "%s", v) <
                  sizeof(b->shared);
         } else if ((v = value_of("--dir", argc, argv, &i)) != NULL) {
+            right = "a shorter path";
             ok = (size_t)snprintf(b->dir, sizeof(b->dir), "%s", v) <
                  sizeof(b->dir);
         } else {
@@ -261,8 +288,7 @@ static bool parse(int argc, char **argv, ldr_bench_t *b, bool *chosen)
             b->named |= ok;
         }
         if (!ok) {
-            fprintf(stderr, "larder bench: %s: not understood\n", argv[i]);
-            return false;
+            return refuse(text, argv[i], right);
         }
     }
     return true;

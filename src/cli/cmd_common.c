@@ -147,6 +147,16 @@ static bool is_mistyped(const char *text)
     return is && !is_url(text);
 }
 
+/* "HOST:PORT" where there is no directory of that name. */
+static bool is_address(const char *text)
+{
+    char host[LDR_HOST_MAX];
+    uint16_t port;
+
+    return ldr_parse_address(text, strlen(text), host, &port) &&
+           access(text, F_OK) != 0;
+}
+
 /* Adds a string to the URL; false: it does not fit. */
 static bool url_add(ldr_place_t *p, const char *text)
 {
@@ -212,6 +222,13 @@ int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p)
             "unix:PATH or tcp://HOST:PORT (a directory of "
             "that name: ./%s)",
             text, text);
+    }
+    if (is_address(text)) {
+        return ldr_cli_usage(args,
+                             "%s: there is no such directory; a daemon at that "
+                             "address is tcp://%s (a directory of that name: "
+                             "./%s)",
+                             text, text, text);
     }
     if (p == NULL || ldr_io_plain_create(IO_THREADS, &p->io) != 0) {
         return ldr_cli_fail(args, "not enough memory");

@@ -287,7 +287,7 @@ static int ls_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
     list_t list = {.disk = &disk};
 
     if (look->segment_bytes == 0 && look->segments == 0 &&
-        !look->version_unknown) {
+        look->version_unknown == 0) {
         list_show(args, &list, params.path, now_s); /* never finished */
         return LDR_EXIT_OK;
     }

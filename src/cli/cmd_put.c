@@ -87,7 +87,17 @@ static int item_parse(const ldr_args_t *args, shard_t *s)
         ldr_cli_number(args, LDR_FLAG_SHARDS, 1, LARDER_SHARDS_MAX, &shards);
 
     if (code == LDR_EXIT_OK) {
-        code = ldr_cli_number(args, LDR_FLAG_SHARD, 0, shards - 1, &shard);
+        code = ldr_cli_number(args, LDR_FLAG_SHARD, 0, LARDER_SHARDS_MAX - 1,
+                              &shard);
+    }
+    if (code == LDR_EXIT_OK && shard >= shards) {
+        code =
+            ldr_cli_usage(args,
+                          "--shard %llu: with --shards %llu the last one is "
+                          "%llu: give --shards the number that the space "
+                          "has, as it was saved with",
+                          (unsigned long long)shard, (unsigned long long)shards,
+                          (unsigned long long)shards - 1);
     }
     if (code == LDR_EXIT_OK) {
         code = ldr_cli_number(args, LDR_FLAG_GROUP, 0, LARDER_GROUPS_MAX - 1,

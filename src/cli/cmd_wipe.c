@@ -45,11 +45,12 @@ static int may_wipe(const wipe_t *w, const ldr_fsck_look_t *look)
     if (!look->super && look->segments == 0) {
         return ldr_cli_fail(w->args, "%s: is no directory of Larder's", w->dir);
     }
-    if (look->version_unknown && !force) {
+    if (look->version_unknown != 0 && !force) {
         return ldr_cli_fail(w->args,
-                            "%s: written in a format this version does not "
-                            "know; nothing was touched (--force wipes it)",
-                            w->dir);
+                            "%s: written in format %u, and this larder knows "
+                            "format %u: one that is as new as its writer can "
+                            "use it; nothing was touched (--force wipes it)",
+                            w->dir, look->version_unknown, LDR_FORMAT_VERSION);
     }
     if (!look->ours && !force) {
         return ldr_cli_fail(w->args,

@@ -8,6 +8,8 @@
 #include "base/mem.h"
 #include "client/remote.h"
 
+#define FIRST_NS 1000000000u
+
 /* ---- whole frames ---- */
 
 int ldr_stream_wait(ldr_stream_t *s, const ldr_stop_t *stop)
@@ -111,6 +113,41 @@ larder_status_t ldr_lost(const ldr_remote_t *r, int error)
                         : strerror(-error));
 }
 
+/* Waits a while for the first bytes of who has not let us in yet. If none come,
+ * and it is a web server, that is E_VERSION, with a text; else OK. */
+static larder_status_t await_first(ldr_remote_t *r, const ldr_stream_t *stream,
+                                   const ldr_stop_t *stop)
+{
+    uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+    uint64_t left_ns =
+        stop->deadline_ns > now_ns ? stop->deadline_ns - now_ns : 0;
+    uint64_t step_ns = ldr_min64(left_ns / 4, FIRST_NS);
+    uint64_t until_ns = now_ns + step_ns;
+
+    /* One that has let us in before is only slow. */
+    if (__atomic_load_n(&r->connects, __ATOMIC_RELAXED) > 0) {
+        return LARDER_OK;
+    }
+    while (ldr_poll(stream->fd, POLLIN,
+                    ldr_min64(until_ns, now_ns + LDR_LOOK_NS)) == 0) {
+        now_ns = ldr_now_ns(&ldr_clock_real);
+        if (ldr_stopped(stop) == LARDER_E_CANCELED) {
+            return LARDER_E_CANCELED;
+        }
+        if (now_ns >= until_ns) {
+            return ldr_speaks_http(stream->fd, now_ns + step_ns)
+                       ? ldr_fail(LARDER_E_VERSION,
+                                  "%s: an HTTP server is there: a daemon's "
+                                  "dashboard and metrics (its option admin)? "
+                                  "Engines and commands need an address that "
+                                  "its log calls `listening:`",
+                                  r->options.address)
+                       : LARDER_OK;
+        }
+    }
+    return LARDER_OK;
+}
+
 /* One request and its reply, with nobody else on the stream. */
 static larder_status_t ask(ldr_remote_t *r, ldr_stream_t *stream,
                            const ldr_stop_t *stop, uint8_t *at, uint16_t opcode,
@@ -123,6 +160,13 @@ static larder_status_t ask(ldr_remote_t *r, ldr_stream_t *stream,
 
     ldr_frame_put(at, &frame, true);
     int error = send_all(stream, at, LDR_FRAME_BYTES + bytes, stop);
+    if (error == 0 && opcode == LDR_OP_HELLO) {
+        larder_status_t st = await_first(r, stream, stop);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+    }
     if (error == 0) {
         error = recv_all(stream, at, LDR_FRAME_BYTES, stop);
     }

@@ -131,7 +131,7 @@ struct ldr_remote {
     uint64_t backoff_ns; /* the last pause after a refused connection */
     bool trying;         /* somebody is half-way through */
     larder_status_t why; /* what refused calls are told */
-    char why_text[300];
+    char why_text[512];
     ldr_rand_t rand;
 
     /* Connecting */

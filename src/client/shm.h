@@ -124,7 +124,7 @@ typedef struct ldr_shm {
     uint64_t dial_ns;       /* since when */
     uint64_t failures;      /* counted, for who waited: the last one is */
     larder_status_t failed; /* this */
-    char failed_text[300];
+    char failed_text[512];
 } ldr_shm_t;
 
 static inline ldr_shm_session_t *ldr_shm_of(ldr_link_t *link)

@@ -76,7 +76,7 @@ typedef struct ldr_tcp {
     uint64_t dial_ns;       /* since when there are such */
     uint64_t failures;      /* counted, for who waited: the last one is */
     larder_status_t failed; /* this */
-    char failed_text[300];
+    char failed_text[512];
 } ldr_tcp_t;
 
 static inline ldr_tcp_conn_t *ldr_tcp_of(ldr_link_t *link)

@@ -286,3 +286,33 @@ int ldr_connect_tcp_wanted(const ldr_address_t *address, const char *congestion,
     }
     return fd;
 }
+
+bool ldr_speaks_http(int fd, uint64_t deadline_ns)
+{
+    static const char question[] = "GET / HTTP/1.0\r\n\r\n";
+    static const char word[] = "HTTP/";
+    struct sockaddr_storage peer;
+    socklen_t length = sizeof(peer);
+    char answer[sizeof(word) - 1];
+
+    if (getpeername(fd, (struct sockaddr *)&peer, &length) != 0 ||
+        (peer.ss_family != AF_INET && peer.ss_family != AF_INET6)) {
+        return false;
+    }
+    int probe =
+        socket(peer.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (probe < 0) {
+        return false;
+    }
+    bool connected = connect(probe, (struct sockaddr *)&peer, length) == 0 ||
+                     errno == EINPROGRESS;
+    bool is =
+        connected && ldr_poll(probe, POLLOUT, deadline_ns) > 0 &&
+        send(probe, question, sizeof(question) - 1, MSG_NOSIGNAL) ==
+            (ssize_t)sizeof(question) - 1 &&
+        ldr_poll(probe, POLLIN, deadline_ns) > 0 &&
+        recv(probe, answer, sizeof(answer), 0) == (ssize_t)sizeof(answer) &&
+        memcmp(answer, word, sizeof(answer)) == 0;
+    close(probe);
+    return is;
+}

@@ -254,6 +254,36 @@ static int connect_until(int fd, const struct sockaddr_un *address,
     }
 }
 
+/* What to do about it. Numbers, not names: looking those up may ask another
+ * host. */
+static void connect_failed(const char *path, int error)
+{
+    struct stat about;
+
+    if (error != -EACCES && error != -EPERM) {
+        ldr_fail(LARDER_E_OFFLINE, "%s: cannot connect: %s%s", path,
+                 strerror(-error),
+                 error == -ENOENT || error == -ECONNREFUSED
+                     ? ": is `larder serve` running there?"
+                     : "");
+    } else if (stat(path, &about) != 0) {
+        ldr_fail(LARDER_E_DENIED,
+                 "%s: cannot connect: %s: a directory above it is closed to "
+                 "uid %u, gid %u: open it to them (chmod o+x), or serve with "
+                 "another --socket",
+                 path, strerror(-error), (unsigned)geteuid(),
+                 (unsigned)getegid());
+    } else {
+        ldr_fail(LARDER_E_DENIED,
+                 "%s: cannot connect: %s: the socket is uid %u's, group %u's, "
+                 "mode %04o, and this process has uid %u, gid %u: add its user "
+                 "to that group, or serve with another --socket-mode",
+                 path, strerror(-error), (unsigned)about.st_uid,
+                 (unsigned)about.st_gid, (unsigned)about.st_mode & 07777,
+                 (unsigned)geteuid(), (unsigned)getegid());
+    }
+}
+
 int ldr_connect_unix(const char *path, uint64_t deadline_ns)
 {
     struct sockaddr_un address;
@@ -275,11 +305,7 @@ int ldr_connect_unix(const char *path, uint64_t deadline_ns)
         }
     }
     if (error != 0) {
-        ldr_fail(LARDER_E_OFFLINE, "%s: cannot connect: %s%s", path,
-                 strerror(-error),
-                 error == -ENOENT || error == -ECONNREFUSED
-                     ? ": is `larder serve` running there?"
-                     : "");
+        connect_failed(path, error);
         return error;
     }
     return fd;

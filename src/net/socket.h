@@ -83,6 +83,10 @@ int ldr_send_fds(int fd, const void *data, size_t bytes, const int *fds,
 ssize_t ldr_recv_fds(int fd, void *data, size_t bytes, int *fds,
                      unsigned *fd_count_p);
 
+/* Whether who is at the other end of a TCP connection answers to HTTP: asked
+ * by another connection. */
+bool ldr_speaks_http(int fd, uint64_t deadline_ns);
+
 /* Waits until the descriptor is ready (POLLIN...). The events; 0: the deadline
  * passed (UINT64_MAX: there is none). */
 int ldr_poll(int fd, short events, uint64_t deadline_ns);

@@ -508,14 +508,17 @@ static bool delete_surplus(ldr_ssd_t *ssd)
 static void limit_files(ldr_ssd_t *ssd, const char *why, uint64_t retry_ns)
 {
     const ldr_disk_t *d = &ssd->disk;
+    bool news = ssd->reason[0] == '\0';
+    char size[24];
 
-    if (ssd->reason[0] == '\0') {
-        ldr_node_say(ssd->node, LARDER_LOG_WARN,
-                     "%s: %s: using %u of %u segments", ssd->params.path, why,
-                     d->file_count, d->segment_max);
+    ldr_size_text(d->segment_bytes, size, sizeof(size));
+    snprintf(ssd->reason, sizeof(ssd->reason),
+             "%s: using %u of %u segments of %s", why, d->file_count,
+             d->segment_max, size);
+    if (news) {
+        ldr_node_say(ssd->node, LARDER_LOG_WARN, "%s: %s", ssd->params.path,
+                     ssd->reason);
     }
-    snprintf(ssd->reason, sizeof(ssd->reason), "%s: using %u of %u segments",
-             why, d->file_count, d->segment_max);
     ssd->files_limit = d->file_count;
     ssd->retry_ns = retry_ns;
 }
@@ -537,6 +540,20 @@ void ldr_ssd_unready(ldr_ssd_t *ssd, uint32_t segment, int error)
     } else if (ssd->on) {
         limit_files(ssd, "a segment file took no writes", UINT64_MAX);
     }
+}
+
+/* There is not even room for one: how much it would be. */
+static void off_without_any(ldr_ssd_t *ssd, int error)
+{
+    char what[96], segment[24], all[24];
+
+    ldr_size_text(ssd->disk.segment_bytes, segment, sizeof(segment));
+    ldr_size_text(ssd->disk.bytes_max, all, sizeof(all));
+    snprintf(what, sizeof(what),
+             error == -ENOSPC ? "the first segment needs %s, all of ssd %s"
+                              : "make a segment",
+             segment, all);
+    ldr_ssd_off(ssd, what, error);
 }
 
 /* Another file, if the configuration and the disk allow one. */
@@ -577,7 +594,7 @@ static bool create_ready(ldr_ssd_t *ssd)
                                      : "too many open files (ulimit -n)",
                     retry_time(ssd));
     } else if (full) {
-        ldr_ssd_off(ssd, "make a segment", error);
+        off_without_any(ssd, error);
     } else if (segment != LDR_NIL) {
         ldr_ssd_unready(ssd, segment, error);
     } else {

@@ -121,7 +121,8 @@ struct ldr_ssd {
 /* Opens the directory and fills the index from it: its thread does, which is
  * started here. A failing or full disk is no error: the tier starts off. Nor is
  * one that does not answer for LDR_OPEN_NS: its thread goes on with it, and
- * turns it on when it does. */
+ * turns it on when it does. LARDER_E_DENIED: it is no directory that this
+ * process can use, and no disk's fault. */
 larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number);
 /* Tries again to open what could not be opened. Without the lock. */
 larder_status_t ldr_ssd_reopen(ldr_ssd_t *ssd);

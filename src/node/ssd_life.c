@@ -406,7 +406,10 @@ larder_status_t ldr_ssd_open(ldr_ssd_t *ssd, ldr_node_t *node, unsigned number)
         st = thread_start(ssd);
         st = st == LARDER_OK ? await_open(ssd) : st;
     }
-    if (st == LARDER_E_IO || (st == LARDER_E_LOCKED && node->successor)) {
+    /* Who takes over has looked before, and there would be no node without
+     * it. */
+    bool refused = st == LARDER_E_LOCKED || st == LARDER_E_DENIED;
+    if (st == LARDER_E_IO || (refused && node->successor)) {
         ldr_warn(&node->log, "%s: starts off: %s", o->dirs[number],
                  ssd->reason);
         st = LARDER_OK;

@@ -54,7 +54,7 @@ static bool by_itself(ldr_session_t *s, const ldr_guest_t *guest,
     }
     if (guest->token_count > 0) {
         *why_p = LDR_AUTH_FAIL_TOKEN;
-        *what_p = "the token is not right";
+        *what_p = "the token is not right: none of the tenant's token_file";
         return false;
     }
     if (s->local) {
@@ -147,6 +147,14 @@ static bool uid_allowed(const ldr_session_t *s, const ldr_guest_t *guest)
            ldr_guest_has_uid(guest, s->peer.uid);
 }
 
+/* What a client sends that has no token to prove. */
+static bool is_blank(const uint8_t *mac)
+{
+    static const uint8_t none[LDR_MAC_BYTES];
+
+    return memcmp(mac, none, sizeof(none)) == 0;
+}
+
 void ldr_handle_auth(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
@@ -177,7 +185,10 @@ void ldr_handle_auth(ldr_request_t *r)
         pthread_mutex_lock(&s->server->guest_lock);
         by_itself(s, guest, &why, &what);
         pthread_mutex_unlock(&s->server->guest_lock);
-        denied(r, why, what);
+        denied(r, why,
+               count > 0 && is_blank(r->body)
+                   ? "it sent no token (token_file= in the client's URL)"
+                   : what);
     } else if (!uid) {
         denied(r, why, what);
     } else {

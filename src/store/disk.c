@@ -3,10 +3,12 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "base/mem.h"
+#include "base/options.h"
 
 #define SEGMENT_BYTES_MIN ((uint64_t)4 << 20)
 #define SEGMENT_BYTES_MAX ((uint64_t)1 << 30)
@@ -42,8 +44,61 @@ static bool segment_path(const ldr_disk_t *d, uint32_t segment, char *path)
 static larder_status_t io_failed(const ldr_disk_t *d, const char *what,
                                  int error)
 {
-    return ldr_fail(LARDER_E_IO, "%s: cannot %s: %s", d->path, what,
-                    strerror(-error));
+    char ssd[24];
+
+    if (error != -ENOSPC && error != -EDQUOT) {
+        return ldr_fail(LARDER_E_IO, "%s: cannot %s: %s", d->path, what,
+                        strerror(-error));
+    }
+    ldr_size_text(d->bytes_max, ssd, sizeof(ssd));
+    return ldr_fail(LARDER_E_IO,
+                    "%s: cannot %s: %s (ssd=%s may need as much there)",
+                    d->path, what, strerror(-error), ssd);
+}
+
+/* No disk is sick that answers so: what was asked of it cannot be. */
+static bool is_mistake(int error)
+{
+    return error == -ENOENT || error == -ENOTDIR || error == -EISDIR ||
+           error == -EACCES || error == -EPERM || error == -ENAMETOOLONG ||
+           error == -ELOOP || error == -EROFS;
+}
+
+/* A file system becomes read-only when its disk fails: then a directory that
+ * was in use is no mistake. */
+static bool is_sick(const ldr_disk_t *d, int error)
+{
+    char path[LDR_PATH_MAX];
+
+    if (error != -EROFS || !path_of(d, LDR_SUPER_NAME, path)) {
+        return !is_mistake(error);
+    }
+    int file = d->io->ops->open(d->io, path, LDR_IO_READONLY);
+    if (file >= 0) {
+        d->io->ops->close(d->io, file);
+    }
+    return file >= 0;
+}
+
+/* The directory, or a file that must be in it, cannot be used: because of the
+ * disk, or because it was never possible. */
+static larder_status_t use_failed(const ldr_disk_t *d, const char *what,
+                                  int error)
+{
+    if (is_sick(d, error)) {
+        return io_failed(d, what, error);
+    }
+    if (error != -EACCES && error != -EPERM) {
+        return ldr_fail(LARDER_E_DENIED,
+                        "%s: cannot %s: %s: give a directory that can be made "
+                        "and written in",
+                        d->path, what, strerror(-error));
+    }
+    return ldr_fail(LARDER_E_DENIED,
+                    "%s: cannot %s: %s: give a directory in which uid %u, gid "
+                    "%u, as which this runs, may write",
+                    d->path, what, strerror(-error), (unsigned)geteuid(),
+                    (unsigned)getegid());
 }
 
 /* ---- superblock ---- */
@@ -97,6 +152,21 @@ larder_status_t ldr_disk_super_write(ldr_disk_t *d)
     return LARDER_OK;
 }
 
+static larder_status_t too_small(const ldr_disk_t *d, uint64_t segment_bytes)
+{
+    uint64_t least = SEGMENTS_MIN * segment_bytes + 2 * LDR_SUPER_BYTES;
+    char ssd[24], segment[24], enough[24];
+
+    ldr_size_text(d->bytes_max, ssd, sizeof(ssd));
+    ldr_size_text(segment_bytes, segment, sizeof(segment));
+    ldr_size_text(ldr_div_up(least, 1u << 20) << 20, enough, sizeof(enough));
+    return ldr_fail(LARDER_E_INVALID,
+                    "%s: ssd=%s is too small for segments of %s, of which it "
+                    "needs %u: set ssd=%s or more (the size of segments is "
+                    "fixed when a directory is made: option segment)",
+                    d->path, ssd, segment, SEGMENTS_MIN, enough);
+}
+
 /* How many segments of this size fit, or why the size is not possible. */
 static larder_status_t size_check(const ldr_disk_t *d, uint64_t bytes,
                                   uint64_t *room_p)
@@ -111,15 +181,7 @@ static larder_status_t size_check(const ldr_disk_t *d, uint64_t bytes,
     *room_p = d->bytes_max > 2 * LDR_SUPER_BYTES
                   ? (d->bytes_max - 2 * LDR_SUPER_BYTES) / bytes
                   : 0;
-    if (*room_p < SEGMENTS_MIN) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "%s: ssd=%llu holds %llu segments of %llu bytes, at "
-                        "least %u are needed: enlarge ssd",
-                        d->path, (unsigned long long)d->bytes_max,
-                        (unsigned long long)*room_p, (unsigned long long)bytes,
-                        SEGMENTS_MIN);
-    }
-    return LARDER_OK;
+    return *room_p < SEGMENTS_MIN ? too_small(d, bytes) : LARDER_OK;
 }
 
 /* A directory that has no superblock yet. */
@@ -165,6 +227,7 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
 {
     ldr_parse_t parsed[2];
     ldr_super_t *other = ldr_alloc(sizeof(*other));
+    larder_status_t unknown = LARDER_OK;
     int failed = 0;
     bool second;
 
@@ -182,6 +245,9 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
             error != 0
                 ? LDR_PARSE_BAD
                 : ldr_super_parse(d->super_bytes, copy == 0 ? d->super : other);
+        if (parsed[copy] == LDR_PARSE_VERSION) {
+            unknown = ldr_format_unknown(d->path, LDR_NIL, d->super_bytes);
+        }
     }
     second =
         parsed[1] == LDR_PARSE_OK &&
@@ -194,11 +260,8 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
     ldr_free(other);
     d->super_first = second ? 0 : 1;
     *best_p = parsed[second];
-    if (parsed[0] == LDR_PARSE_VERSION || parsed[1] == LDR_PARSE_VERSION) {
-        return ldr_fail(LARDER_E_VERSION,
-                        "%s: written in a format this version does not know; "
-                        "nothing was touched",
-                        d->path);
+    if (unknown != LARDER_OK) {
+        return unknown;
     }
     if (*best_p != LDR_PARSE_OK && failed != 0) {
         return io_failed(d, "read larder.super", failed);
@@ -267,12 +330,12 @@ static larder_status_t files_open(ldr_disk_t *d)
     int error = d->io->ops->make_dir(d->io, d->path);
 
     if (error != 0) {
-        return io_failed(d, "make the directory", error);
+        return use_failed(d, "make the directory", error);
     }
     path_of(d, LDR_LOCK_NAME, path);
     d->lock_file = d->io->ops->open(d->io, path, LDR_IO_CREATE);
     if (d->lock_file < 0) {
-        return io_failed(d, "open larder.lock", d->lock_file);
+        return use_failed(d, "open larder.lock", d->lock_file);
     }
     error = d->io->ops->lock(d->io, d->lock_file);
     if (error == -EWOULDBLOCK) {
@@ -285,7 +348,7 @@ static larder_status_t files_open(ldr_disk_t *d)
     d->super_file =
         d->io->ops->open(d->io, path, LDR_IO_CREATE | LDR_IO_DIRECT);
     if (d->super_file < 0) {
-        return io_failed(d, "open larder.super", d->super_file);
+        return use_failed(d, "open larder.super", d->super_file);
     }
     return LARDER_OK;
 }
@@ -391,23 +454,19 @@ static larder_status_t check_super(ldr_disk_t *d, uint64_t segment_bytes)
     return used ? no_super(d) : size_check(d, segment_bytes, &room);
 }
 
-/* No disk is sick that answers so: what was asked of it cannot be. */
-static bool is_mistake(int error)
-{
-    return error == -ENOENT || error == -ENOTDIR || error == -EISDIR ||
-           error == -EACCES || error == -EPERM || error == -ENAMETOOLONG ||
-           error == -ELOOP;
-}
-
 /* A directory that nobody has is locked while this looks, no longer. */
 static larder_status_t check_lock(ldr_disk_t *d, const ldr_disk_params_t *p)
 {
     char path[LDR_PATH_MAX];
 
     path_of(d, LDR_LOCK_NAME, path);
-    d->lock_file = d->io->ops->open(d->io, path, LDR_IO_READONLY);
-    if (d->lock_file < 0 ||
-        d->io->ops->lock(d->io, d->lock_file) != -EWOULDBLOCK ||
+    d->lock_file = d->io->ops->open(d->io, path, 0);
+    if (d->lock_file < 0) {
+        return d->lock_file == -ENOENT || is_sick(d, d->lock_file)
+                   ? LARDER_OK
+                   : use_failed(d, "open larder.lock", d->lock_file);
+    }
+    if (d->io->ops->lock(d->io, d->lock_file) != -EWOULDBLOCK ||
         (p->owns != NULL && p->owns(p->owner, path))) {
         return LARDER_OK;
     }
@@ -442,8 +501,8 @@ static larder_status_t check_files(ldr_disk_t *d, const ldr_disk_params_t *p,
         d->super_file = error;
         return check_super(d, segment_bytes);
     }
-    return is_mistake(error) ? io_failed(d, "use the directory", error)
-                             : LARDER_OK;
+    return is_sick(d, error) ? LARDER_OK
+                             : use_failed(d, "use the directory", error);
 }
 
 larder_status_t ldr_disk_check(const ldr_disk_params_t *params)

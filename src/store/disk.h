@@ -124,7 +124,8 @@ typedef struct ldr_disk {
 /*
  * Locks the directory, making it if it is missing, and reads its superblock.
  * Touches nothing of a directory that it refuses: LARDER_E_LOCKED, _VERSION,
- * _CORRUPT, _INVALID. LARDER_E_IO: the disk fails or is full.
+ * _CORRUPT, _INVALID, _DENIED (it cannot be made or written, and that is no
+ * failure of the disk). LARDER_E_IO: the disk fails or is full.
  */
 larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params);
 void ldr_disk_close(ldr_disk_t *d);

@@ -22,6 +22,7 @@
 
 #include "base/bytes.h"
 #include "base/copy.h"
+#include "base/log.h"
 #include "store/index.h"
 
 enum { MAGIC_BYTES = 8, SEAL_BYTES = 4 };
@@ -158,6 +159,27 @@ static ldr_parse_t check(const uint8_t *block, size_t bytes, const char *magic,
         return LDR_PARSE_BAD;
     }
     return LDR_PARSE_OK;
+}
+
+uint32_t ldr_format_version(const uint8_t *block)
+{
+    return ldr_get32(block + AT_VERSION);
+}
+
+larder_status_t ldr_format_unknown(const char *dir, uint32_t segment,
+                                   const uint8_t *block)
+{
+    char name[LDR_SEGMENT_NAME_BYTES + 1] = "";
+
+    if (segment != LDR_NIL) {
+        ldr_segment_name(segment, name);
+        memcpy(name + strlen(name), " ", 2);
+    }
+    return ldr_fail(LARDER_E_VERSION,
+                    "%s: %swritten in format %u, and this larder knows format "
+                    "%u: use one that is as new as its writer, or another "
+                    "directory; nothing was touched",
+                    dir, name, ldr_format_version(block), LDR_FORMAT_VERSION);
 }
 
 static bool segment_bytes_ok(uint64_t bytes)

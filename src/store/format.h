@@ -74,6 +74,14 @@ typedef enum ldr_parse {
     LDR_PARSE_BAD      /* anything else */
 } ldr_parse_t;
 
+/* The version that a block of Larder's says it has. */
+uint32_t ldr_format_version(const uint8_t *block);
+/* The directory has a block that was parsed as LDR_PARSE_VERSION, at the start
+ * of this segment (LDR_NIL: of the superblock): LARDER_E_VERSION, and what to
+ * do. */
+larder_status_t ldr_format_unknown(const char *dir, uint32_t segment,
+                                   const uint8_t *block);
+
 /* block: LDR_SUPER_BYTES, all of them written. */
 void ldr_super_compose(const ldr_super_t *super, uint8_t *block);
 ldr_parse_t ldr_super_parse(const uint8_t *block, ldr_super_t *super);

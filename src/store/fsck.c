@@ -212,10 +212,10 @@ static larder_status_t super_check(ldr_fsck_t *f)
     f->segment = LDR_NIL;
     super_read(f, parsed);
     if (parsed[0] == LDR_PARSE_VERSION || parsed[1] == LDR_PARSE_VERSION) {
-        return ldr_fail(LARDER_E_VERSION,
-                        "%s: written in a format this version does not know; "
-                        "nothing was touched",
-                        f->path);
+        return ldr_format_unknown(
+            f->path, LDR_NIL,
+            f->super_bytes +
+                (parsed[0] == LDR_PARSE_VERSION ? 0 : LDR_SUPER_BYTES));
     }
     if (f->super_best < 0 && f->file_count == 0) {
         ldr_fsck_found(f, LDR_FSCK_SUPER_UNMADE, 0, NULL, 0);
@@ -287,10 +287,7 @@ static larder_status_t header_read(ldr_fsck_t *f, ldr_fsck_segment_t *s)
     }
     parsed = ldr_header_parse(f->piece, &header);
     if (parsed == LDR_PARSE_VERSION) {
-        return ldr_fail(LARDER_E_VERSION,
-                        "%s: segment-%06u is of a format this version does not "
-                        "know; nothing was touched",
-                        f->path, f->segment);
+        return ldr_format_unknown(f->path, f->segment, f->piece);
     }
     if (parsed == LDR_PARSE_EMPTY) {
         if (size < f->super->segment_bytes) {
@@ -444,7 +441,9 @@ static void headers_look(ldr_fsck_t *f, ldr_fsck_look_t *look)
         if (ldr_io_read_at(f->io, file, 0, f->piece, LDR_BLOCK) == 0) {
             ldr_parse_t parsed = ldr_header_parse(f->piece, &header);
 
-            look->version_unknown |= parsed == LDR_PARSE_VERSION;
+            if (parsed == LDR_PARSE_VERSION) {
+                look->version_unknown = ldr_format_version(f->piece);
+            }
             look->ours |= parsed == LDR_PARSE_OK || parsed == LDR_PARSE_VERSION;
         }
         f->io->ops->close(f->io, file);
@@ -459,7 +458,10 @@ static void super_look(ldr_fsck_t *f, ldr_fsck_look_t *look)
     super_read(f, parsed);
     f->io->ops->size(f->io, f->super_file, &size);
     for (int copy = 0; copy < 2; copy++) {
-        look->version_unknown |= parsed[copy] == LDR_PARSE_VERSION;
+        if (parsed[copy] == LDR_PARSE_VERSION) {
+            look->version_unknown = ldr_format_version(
+                f->super_bytes + (size_t)copy * LDR_SUPER_BYTES);
+        }
         look->ours |= parsed[copy] != LDR_PARSE_BAD;
     }
     look->ours |= size == 0; /* its making was cut short */

@@ -97,12 +97,12 @@ larder_status_t ldr_fsck(ldr_io_t *io, const char *path, bool repair,
 /* ---- what a directory is, at a glance ---- */
 
 typedef struct ldr_fsck_look {
-    bool lock, super;       /* there are such files */
-    uint32_t segments;      /* segment files */
-    uint32_t strangers;     /* files that are not Larder's */
-    bool ours;              /* a superblock or a header proves it */
-    bool version_unknown;   /* of another format version */
-    uint64_t segment_bytes; /* 0: no copy of the superblock is good */
+    bool lock, super;         /* there are such files */
+    uint32_t segments;        /* segment files */
+    uint32_t strangers;       /* files that are not Larder's */
+    bool ours;                /* a superblock or a header proves it */
+    uint32_t version_unknown; /* a format that is not known; 0: none is */
+    uint64_t segment_bytes;   /* 0: no copy of the superblock is good */
 } ldr_fsck_look_t;
 
 /* Reads names and superblock, without the lock, and writes nothing. Fails

@@ -140,10 +140,7 @@ static larder_status_t header_load(ldr_disk_t *d, uint32_t segment)
     }
     ldr_parse_t parsed = ldr_header_parse(d->block, &header);
     if (parsed == LDR_PARSE_VERSION) {
-        return ldr_fail(LARDER_E_VERSION,
-                        "%s: segment-%06u is of a format this version does not "
-                        "know; nothing was touched",
-                        d->path, segment);
+        return ldr_format_unknown(d->path, segment, d->block);
     }
     if (parsed != LDR_PARSE_OK || header.segment != segment ||
         header.segment_bytes != d->segment_bytes ||

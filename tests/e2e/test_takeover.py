@@ -239,7 +239,7 @@ def test_takeover_with_a_pipe(serve, tmp_path):
     ({"shared": "nfs:/kv"}, "use dir:/PATH"),
     ({"shared": "dir:/kv", "shared_key": "/nowhere"}, "/nowhere"),
     ({"flags": ("--dir", "/proc/version/kv")}, "cannot use the directory"),
-    ({"dirs": 1, "ssd": "8M", "segment": "8M"}, "enlarge ssd"),
+    ({"dirs": 1, "ssd": "8M", "segment": "8M"}, "set ssd=33M or more"),
     ({"admin": "192.0.2.1:7"}, "add `admin_open = on`"),
     ({"admin": "192.0.2.1:7", "admin_open": "on"},
      "admin: 192.0.2.1:7: cannot listen"),
