@@ -2,10 +2,10 @@
 
 A node that is started here outlives the engine. It is no child of any process
 that asked for it, so that neither the engine's end nor a kill of its process
-tree ends it; it lives until SIGTERM (`kill PID`, which the start message
-names), or as long as the container or service that the engine runs in. Two
-engines that start at once end with one node: who starts one holds a lock, and
-looks again when it has it.
+tree ends it; it lives until nobody has used it for node_idle_s, until SIGTERM
+(`kill PID`, which the start message names), or as long as the container or
+service that the engine runs in. Two engines that start at once end with one
+node: who starts one holds a lock, and looks again when it has it.
 """
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ def node_url(options: Options, say: Say) -> str:
         _start(path, url, options, say)
     elif _answers(url):
         say(f"larder: attached to the node of this host, {url}")
-    else:
+    elif _listens(path):
         _silent.add(url)
+    else:  # it was about to end
+        _start(path, url, options, say)
     return url
 
 
@@ -170,19 +172,33 @@ def _start(path: pathlib.Path, url: str, options: Options, say: Say) -> None:
             say(f"larder: attached to the node of this host, {url}")
             return
         log = path.parent / "larder.log"
-        command = _command(path, options, say)
+        command, takes = _command(path, options, say)
         before = log.stat().st_size if log.exists() else 0
         try:
             pid = _detach(command, log)
         except OSError as error:
             raise _no_place(path.parent, error) from None
-        say(f"larder: no node on this host; started {shlex.join(command)} as "
-            f"process {pid}, which stays when engines end: `kill {pid}` ends "
-            f"it (its log: {log})")
+        say(f"larder: no node on this host; started one, process {pid}, which "
+            f"takes {takes}; it stays when engines end, and ends "
+            + (f"{_time(options.node_idle_s)} after the last (node_idle_s) or "
+               if options.node_idle_s else "")
+            + f"by `kill {pid}`; its log is {log}; started as: "
+            + shlex.join(command))
         _wait(url, pid, log, before)
 
 
-def _command(path: pathlib.Path, options: Options, say: Say) -> list[str]:
+def _size(count: int) -> str:
+    return (f"{count / 2**30:.3g} GiB" if count >= 1 << 30
+            else f"{count / 2**20:.3g} MiB")
+
+
+def _time(seconds: int) -> str:
+    return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds} s"
+
+
+def _command(path: pathlib.Path, options: Options,
+             say: Say) -> tuple[list[str], str]:
+    """And what it takes of this host."""
     try:
         program = program_path()
     except FileNotFoundError as error:
@@ -190,16 +206,27 @@ def _command(path: pathlib.Path, options: Options, say: Say) -> list[str]:
             _lib.E_UNSUPPORTED, f"larder: no node runs on this host, and none "
             f"can be started: {error}; or set url to a node that runs"
         ) from None
-    command = [program, "serve", "--socket", str(path), "--dram",
-               str(options.node_dram or _quarter())]
+    dram = options.node_dram or _quarter()
+    start = options.node_dram_start
+    command = [program, "serve", "--socket", str(path), "--dram", str(dram),
+               "--dram-start", str(start),
+               "--idle-exit-s", str(options.node_idle_s)]
+    takes = _size(dram)
+    if 0 < start < dram:
+        takes = f"{_size(start)} of memory now, up to {takes} as it is used"
+    else:
+        takes += " of memory"
+    takes += " (node_dram)"
     directory = _directory(options, say)
     if directory:
         command += ["--dir", directory, "--ssd", str(options.node_ssd)]
+        takes += (f", and up to {_size(options.node_ssd)} of disk in "
+                  f"{directory} (node_ssd, node_dir)")
     if options.secret_file:  # no other is accepted then
         command += ["--secret_file", os.path.abspath(options.secret_file)]
     if not _free(ADMIN_PORT):
         command += ["--admin", "none"]
-    return command
+    return command, takes
 
 
 def _directory(options: Options, say: Say) -> str | None:
@@ -214,8 +241,11 @@ def _directory(options: Options, say: Say) -> str | None:
             raise OSError(errno.ENOENT, "this user has no home")
         directory = os.path.abspath(directory)
         os.makedirs(directory, exist_ok=True)
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(0, "Permission denied")
+        for name in ("", "larder.lock", "larder.super"):  # what it opens
+            file = os.path.join(directory, name)
+            if os.path.exists(file) and not os.access(
+                    file, os.W_OK | (0 if name else os.X_OK)):
+                raise PermissionError(0, f"Permission denied: {file}")
     except OSError as error:
         text = (f"larder: {directory} cannot be written ({error.strerror}); "
                 "set node_dir to a directory that can, or node_ssd to 0")

@@ -27,8 +27,10 @@ class Options:
     save_ms: int
     save_threads: str
     node_dram: int
+    node_dram_start: int
     node_ssd: int
     node_dir: str
+    node_idle_s: int
 
     def __init__(self, given: dict[str, Any] | None = None):
         given = given or {}

@@ -26,6 +26,9 @@
 #define LDR_OPTION_MAP(X)                                                      \
     X(dram, SIZE, EMBED | SERVE, "256M", 2u << 20, (uint64_t)1 << 44,          \
       "bytes of the DRAM tier, payload")                                       \
+    X(dram_start, SIZE, EMBED | SERVE, "0", 0, (uint64_t)1 << 44,              \
+      "bytes of it that are made resident at the start, and kept so ahead of " \
+      "what is used; 0: all of it")                                            \
     X(ssd, SIZE, EMBED | SERVE, "4G", 4u << 20, (uint64_t)1 << 46,             \
       "bytes of the SSD tier in each directory")                               \
     X(segment, SIZE, EMBED | SERVE, "0", 0, (uint64_t)1 << 30,                 \
@@ -141,6 +144,8 @@
       "a peer that has not authenticated by then is dropped")                  \
     X(drain_ms, UINT, SERVE | RELOAD, "10000", 0, 3600000,                     \
       "how long SIGTERM waits for sessions and disks")                         \
+    X(idle_exit_s, UINT, SERVE | RELOAD, "0", 0, 1u << 30,                     \
+      "seconds without a session after which it ends by itself; 0: never")     \
     X(mode, ENUM, SERVE | RELOAD, "on", 0, 1,                                  \
       "on; observe: count what would have hit, move nothing")                  \
     X(numa, TEXT, SERVE, "", 0, 255,                                           \
@@ -179,10 +184,16 @@
       "step; auto: 1 on a GPU, else 0")                                        \
     X(node_dram, SIZE, CONNECTOR, "0", 0, (uint64_t)1 << 44,                   \
       "dram of a node that is started; 0: a quarter of the memory")            \
+    X(node_dram_start, SIZE, CONNECTOR, "1G", 0, (uint64_t)1 << 44,            \
+      "its dram_start: it begins with so much, and grows as it is used; 0: "   \
+      "with all of it")                                                        \
     X(node_ssd, SIZE, CONNECTOR, "4G", 0, (uint64_t)1 << 46,                   \
       "its ssd; 0: none")                                                      \
     X(node_dir, TEXT, CONNECTOR, "", 0, 255,                                   \
-      "its directory; empty: larder in the user's cache directory")
+      "its directory; empty: larder in the user's cache directory")            \
+    X(node_idle_s, UINT, CONNECTOR, "1800", 0, 1u << 30,                       \
+      "its idle_exit_s: it ends after so many seconds without an engine; 0: "  \
+      "never")
 
 /* Where an option is valid: bits. */
 enum {

@@ -78,12 +78,28 @@ static void reload(ldr_server_t *server, ldr_config_t **config_p,
     notify("READY=1");
 }
 
-/* Waits for signals until one, or the server, says that it is the end. */
+/* Whether nobody has had a session for as long as the option says; *since_ns_p:
+ * since when nobody has. */
+static bool is_left(ldr_server_t *server, const ldr_options_t *o,
+                    uint64_t *since_ns_p)
+{
+    uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+
+    if (!ldr_server_is_idle(server)) {
+        *since_ns_p = now_ns;
+    }
+    return o->idle_exit_s != 0 &&
+           now_ns - *since_ns_p >= o->idle_exit_s * 1000000000u;
+}
+
+/* Waits for signals until one, the server, or that it is not used, says that it
+ * is the end. */
 static void wait_end(ldr_server_t *server, int signals, ldr_config_t *config,
                      ldr_log_sink_t *sink, const ldr_log_t *log)
 {
     struct pollfd fds[] = {{.fd = signals, .events = POLLIN},
                            {.fd = ldr_server_end_fd(server), .events = POLLIN}};
+    uint64_t since_ns = ldr_now_ns(&ldr_clock_real);
 
     for (;;) {
         struct signalfd_siginfo info;
@@ -91,6 +107,11 @@ static void wait_end(ldr_server_t *server, int signals, ldr_config_t *config,
         int n = poll(fds, 2, SINK_MS);
 
         ldr_log_sink_tick(sink); /* lines that were left out are counted */
+        if (is_left(server, &config->options, &since_ns)) {
+            ldr_info(log, "no session for %llu s (idle_exit_s): draining",
+                     (unsigned long long)config->options.idle_exit_s);
+            return;
+        }
         if (n <= 0) {
             continue;
         }

@@ -3,13 +3,14 @@
  * extents from one tenant to another.
  *
  * A thread makes the arena resident in the background: first the extents that
- * tenants own, then those that nobody does yet. Whoever needs pages before they
- * are there helps itself, a slice at a time. The thread sleeps when all is
- * done, and wakes to make extents anew that have left their tenant: nobody else
- * does, since the kernel takes a tenth of a second to free a gigabyte of small
- * pages, and who needs one may serve others. A large arena has helpers at the
- * start: the kernel zeroes pages at less than 2 GB/s in one thread, and an
- * engine's saves may come faster.
+ * tenants own, then those that nobody does yet; all of it, or (dram_start) so
+ * much that this is free for each tenant before it asks. Whoever needs pages
+ * before they are there helps itself, a slice at a time. The thread sleeps when
+ * it is done, and wakes when there is less, or to make extents anew that have
+ * left their tenant: nobody else does, since the kernel takes a tenth of a
+ * second to free a gigabyte of small pages, and who needs one may serve others.
+ * A large arena has helpers: the kernel zeroes pages at less than 2 GB/s in one
+ * thread, and an engine's saves may come faster.
  */
 #include <errno.h>
 #include <string.h>
@@ -112,6 +113,11 @@ larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed)
     }
     node->store.write_behind = o->dir_count > 0;
     node->store_opened = true;
+    uint64_t all = node->store.arena.page_count;
+    uint64_t ahead = o->dram_start == 0 ? all : o->dram_start / LDR_PAGE;
+    ahead = ldr_min64(ldr_max64(ahead, LDR_SLICE_PAGES), all);
+    node->ahead_pages = (uint32_t)ahead;
+    node->low_pages = (uint32_t)(ahead - ahead / 4);
     return st;
 }
 
@@ -147,6 +153,43 @@ static void trim(ldr_node_t *node)
         ldr_node_unlock(node);
         ldr_arena_trim(&node->store.arena, &run);
         ldr_node_lock(node);
+    }
+}
+
+/* Whether the tenant has fewer free pages than that, and could have more. */
+static bool is_below(const ldr_owner_t *owner, uint32_t pages)
+{
+    return owner->blank_count > 0 && owner->free_count < pages &&
+           (owner->pages_max == 0 ||
+            owner->used_count + owner->free_count < owner->pages_max);
+}
+
+/* Makes one slice resident of what shall be so before it is asked for. */
+static made_t make_ahead(ldr_node_t *node)
+{
+    const ldr_arena_t *arena = &node->store.arena;
+
+    for (uint32_t i = 0; i < arena->slot_count; i++) {
+        const ldr_arena_extent_t *x = &arena->extents[i];
+
+        if (x->state == LDR_EXTENT_OWNED && x->blank_count > 0 &&
+            is_below(&arena->owners[x->tenant], node->ahead_pages)) {
+            return make_slice(node, x->tenant);
+        }
+    }
+    return arena->free_count < node->ahead_pages ? make_slice(node, LDR_NIL)
+                                                 : MADE_NOTHING;
+}
+
+/* Has more made before the tenant has used up what is there. */
+static void keep_ahead(ldr_node_t *node, uint32_t tenant)
+{
+    const ldr_arena_t *arena = &node->store.arena;
+
+    if (arena->ready_count < arena->page_count && !node->populate_tired &&
+        (is_below(&arena->owners[tenant], node->low_pages) ||
+         arena->free_count < node->low_pages)) {
+        ldr_memory_wake(node);
     }
 }
 
@@ -264,6 +307,7 @@ bool ldr_node_populate(ldr_node_t *node, uint32_t tenant, size_t bytes)
     uint32_t pages = ldr_arena_pages(bytes);
     bool dropped = false;
 
+    keep_ahead(node, tenant);
     while (owner->free_count < pages &&
            (owner->pages_max == 0 ||
             owner->used_count + pages <= owner->pages_max)) {
@@ -310,32 +354,38 @@ static void tell_short(ldr_node_t *node)
     const ldr_arena_t *arena = &node->store.arena;
 
     ldr_node_say(node, LARDER_LOG_WARN,
-                 "dram: %llu of %llu bytes could not be had; the rest is tried "
-                 "again when it is needed",
-                 (unsigned long long)(arena->page_count - arena->ready_count) *
-                     LDR_PAGE,
+                 "dram: %llu of %llu bytes are there, and no more can be had "
+                 "now; the rest is tried again when it is needed",
+                 (unsigned long long)arena->ready_count * LDR_PAGE,
                  (unsigned long long)arena->page_count * LDR_PAGE);
+}
+
+static void await_work(ldr_node_t *node)
+{
+    node->populate_idle++;
+    node->populate_woken = false;
+    pthread_cond_wait(&node->populate_work, &node->lock);
+    node->populate_idle--;
 }
 
 static void *populate_main(void *arg)
 {
     ldr_node_t *node = arg;
     const ldr_arena_t *arena = &node->store.arena;
-    bool tired = false; /* there was no memory: others try when they need it */
 
     ldr_node_lock(node);
     while (!node->populate_stop) {
         made_t anew = make_anew(node);
         if (anew == MADE) {
-            tired = false;
+            node->populate_tired = false;
             continue;
         }
-        made_t made = tired ? MADE_NOTHING : make_slice(node, LDR_NIL);
+        made_t made = node->populate_tired ? MADE_NOTHING : make_ahead(node);
         if (made == MADE) {
             continue;
         }
         if (made == MADE_NONE_TO_HAVE) {
-            tired = true;
+            node->populate_tired = true;
             tell_short(node);
         }
         bool emptied = anew == MADE_NOTHING && arena->empty_count > 0;
@@ -349,9 +399,7 @@ static void *populate_main(void *arg)
         }
         /* An extent that could not be made anew is tried again by whoever
          * needs it. */
-        node->populate_idle = true;
-        pthread_cond_wait(&node->populate_work, &node->lock);
-        node->populate_idle = false;
+        await_work(node);
     }
     ldr_node_unlock(node);
     return NULL;
@@ -361,9 +409,19 @@ static void *populate_main(void *arg)
 static void *help_main(void *arg)
 {
     ldr_node_t *node = arg;
+    const ldr_arena_t *arena = &node->store.arena;
 
     ldr_node_lock(node);
-    while (!node->populate_stop && make_slice(node, LDR_NIL) == MADE) {
+    while (!node->populate_stop) {
+        made_t made = make_ahead(node);
+        bool all = node->ahead_pages == arena->page_count;
+
+        if (made == MADE_NONE_TO_HAVE || (made == MADE_NOTHING && all)) {
+            break;
+        }
+        if (made == MADE_NOTHING) {
+            await_work(node);
+        }
     }
     ldr_node_unlock(node);
     return NULL;
@@ -402,7 +460,7 @@ void ldr_memory_stop(ldr_node_t *node)
     if (node->populate_started) {
         ldr_node_lock(node);
         node->populate_stop = true;
-        pthread_cond_signal(&node->populate_work);
+        pthread_cond_broadcast(&node->populate_work);
         ldr_node_unlock(node);
         pthread_join(node->populate_thread, NULL);
         while (node->helper_count > 0) {

@@ -110,9 +110,13 @@ struct ldr_node {
     pthread_t populate_thread;
     pthread_cond_t populate_work;
     bool populate_started, populate_stop;
-    bool populate_idle; /* it waits for populate_work */
-    bool anew_failed;   /* there was no memory for the last extent */
-    pthread_t helpers[LDR_HELPERS_MAX]; /* with that, at the start */
+    unsigned populate_idle; /* that wait for populate_work, with helpers */
+    bool populate_woken;    /* they were told, and none waits again yet */
+    bool populate_tired;    /* there was no memory: who needs some tries */
+    uint32_t ahead_pages;   /* resident and free: as many are aimed at, */
+    uint32_t low_pages;     /* and with fewer than these more are made */
+    bool anew_failed;       /* there was no memory for the last extent */
+    pthread_t helpers[LDR_HELPERS_MAX];
     unsigned helper_count;
     bool store_opened;
     bool successor; /* see ldr_node_env_t */
@@ -149,11 +153,12 @@ static inline void ldr_node_lock(ldr_node_t *node)
     pthread_mutex_lock(&node->lock);
 }
 
-/* Wakes the thread that makes memory, if it sleeps. With the lock. */
+/* Wakes the threads that make memory, if they sleep. With the lock. */
 static inline void ldr_memory_wake(ldr_node_t *node)
 {
-    if (node->populate_idle) {
-        pthread_cond_signal(&node->populate_work);
+    if (node->populate_idle > 0 && !node->populate_woken) {
+        node->populate_woken = true;
+        pthread_cond_broadcast(&node->populate_work);
     }
 }
 

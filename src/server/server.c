@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "base/thread.h"
 #include "server/session.h"
 #include "server/status.h"
@@ -449,6 +450,48 @@ static larder_status_t open_checked(ldr_server_t *server)
     return st == LARDER_OK ? ldr_memory_check(o) : st;
 }
 
+/* What it has of this machine now, how much that may become, and what says so:
+ * somebody may see a daemon for the first time. */
+static void say_what_it_takes(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+    char line[400], size[24];
+    ldr_text_t out = ldr_text(line, sizeof(line));
+    bool grows = o->dram_start != 0 && o->dram_start < o->dram;
+    larder_stats_t *stats = ldr_alloc(sizeof(*stats));
+
+    ldr_size_text(grows ? o->dram_start : o->dram, size, sizeof(size));
+    ldr_text_add(&out, "takes %s of memory", size);
+    if (grows) {
+        ldr_size_text(o->dram, size, sizeof(size));
+        ldr_text_add(&out, ", up to %s as it is used (dram_start, dram)", size);
+    } else {
+        ldr_text_add(&out, " (dram)");
+    }
+    if (o->dir_count > 0 && stats != NULL) {
+        uint64_t used = 0;
+
+        stats->struct_bytes = sizeof(*stats);
+        ldr_node_stats(server->node, LDR_NIL, stats);
+        for (uint64_t i = 0; i < stats->disks; i++) {
+            used += stats->disk[i].bytes_used;
+        }
+        ldr_size_text(ldr_div_up(used, 1u << 20) << 20, size, sizeof(size));
+        ldr_text_add(&out, "; %s of disk", size);
+        ldr_size_text(o->ssd * o->dir_count, size, sizeof(size));
+        ldr_text_add(&out, ", up to %s (ssd, dir)", size);
+    } else if (o->dir_count == 0) {
+        ldr_text_add(&out, "; no disk (dir)");
+    }
+    if (o->idle_exit_s != 0) {
+        ldr_text_add(&out,
+                     "; ends after %llu s without a session (idle_exit_s)",
+                     (unsigned long long)o->idle_exit_s);
+    }
+    ldr_info(&server->log, "process %ld %s", (long)getpid(), line);
+    ldr_free(stats);
+}
+
 larder_status_t ldr_server_open(const ldr_server_params_t *params,
                                 ldr_server_t **server_p)
 {
@@ -483,8 +526,24 @@ larder_status_t ldr_server_open(const ldr_server_params_t *params,
         ldr_server_close(server);
         return ldr_fail(st, "%s", text);
     }
+    say_what_it_takes(server);
     *server_p = server;
     return LARDER_OK;
+}
+
+bool ldr_server_is_idle(ldr_server_t *server)
+{
+    uint64_t opened = 0;
+
+    for (int i = 0; i < LDR_TRANSPORT_COUNT; i++) {
+        opened += __atomic_load_n(&server->metrics->sessions_opened[i],
+                                  __ATOMIC_RELAXED);
+    }
+    pthread_mutex_lock(&server->guest_lock);
+    bool idle = opened == server->opened_seen && server->session_count == 0;
+    pthread_mutex_unlock(&server->guest_lock);
+    server->opened_seen = opened;
+    return idle;
 }
 
 int ldr_server_end_fd(const ldr_server_t *server)

@@ -31,6 +31,10 @@ larder_status_t ldr_server_open(const ldr_server_params_t *params,
 /* Readable once the server itself wants to end (it was taken over). */
 int ldr_server_end_fd(const ldr_server_t *server);
 
+/* Whether nobody has a session, nor has had one since this was last asked. By
+ * one thread. */
+bool ldr_server_is_idle(ldr_server_t *server);
+
 /* Takes over what may change of a configuration read again, which is the
  * server's in any case. False: nothing was changed, and it is freed; true: the
  * one before it is. */

@@ -141,6 +141,7 @@ struct ldr_server {
     ldr_lobby_t *lobbies[2]; /* who is not authenticated: tcp, unix socket */
     uint64_t sessions_max;   /* option sessions, or what files allow */
     uint64_t session_count;  /* let in; guest_lock */
+    uint64_t opened_seen;    /* the program's: see ldr_server_is_idle() */
     uint64_t window_bytes;   /* atomic: of all private windows */
     uint64_t request_count;  /* atomic: under way */
     uint64_t next_epoch;     /* atomic; begins at random */

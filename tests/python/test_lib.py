@@ -513,11 +513,13 @@ def test_every_option_can_be_set():
              "weights": "v 2", "lookup_ms": 7, "load": "always", "load_ms": "8",
              "load_threads": 3, "load_layers": 8, "save": "prompt",
              "save_ms": 9, "save_threads": "16", "node_dram": "2G",
-             "node_ssd": 0, "node_dir": "/a b"}
+             "node_dram_start": "1M", "node_ssd": 0, "node_dir": "/a b",
+             "node_idle_s": 5}
     assert set(given) == set(names())
     options = Options(given)
     for name, value in given.items():
-        wanted = {"load_ms": 8, "node_dram": 2 << 30}.get(name, value)
+        wanted = {"load_ms": 8, "node_dram": 2 << 30,
+                  "node_dram_start": 1 << 20}.get(name, value)
         assert getattr(options, name) == wanted, name
     assert Options({"lookup_ms": None}).lookup_ms == Options().lookup_ms
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import pytest
 
@@ -211,7 +212,7 @@ def descendants(pid):
 
 
 def started_pid(answer):
-    found = re.search(r"as process (\d+)", answer["said"][0])
+    found = re.search(r"started one, process (\d+)", answer["said"][0])
     assert found, answer
     return int(found[1])
 
@@ -282,7 +283,7 @@ def test_starts_one_and_says_so(host):
     assert answer["dram"] == 64 << 20
     [text] = answer["said"]
     assert text.startswith("larder: no node on this host; started ")
-    assert f"`kill {pid}` ends it" in text and "\n" not in text
+    assert f"by `kill {pid}`" in text and "\n" not in text
     log = host.run / "larder.log"
     assert str(log) in text
     assert re.findall(r"listening: (\w+)", log.read_text()) == ["unix"]
@@ -318,6 +319,53 @@ def test_has_the_secret_of_who_started_it(host):
         node.space(b"space", 1, 256)
     assert "secret_file" in str(caught.value)
     node.close()
+
+
+def shared_memory(pid):
+    """MiB of it that are resident."""
+    text = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"RssShmem:\s+(\d+) kB", text)[1]) >> 10
+
+
+def test_begins_small_and_says_how_much(host):
+    answer = host.ask({"node_dram": "1G", "node_dram_start": "64M",
+                       "node_ssd": "2G", "node_idle_s": 600})
+    pid = started_pid(answer)
+    text = answer["said"][0]
+    assert ("takes 64 MiB of memory now, up to 1 GiB as it is used "
+            "(node_dram), and up to 2 GiB of disk in "
+            f"{host.cache / 'larder'} (node_ssd, node_dir); it stays when "
+            "engines end, and ends 10 min after the last (node_idle_s) or "
+            f"by `kill {pid}`;") in text
+    command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    assert command[command.index(b"--idle-exit-s") + 1] == b"600"
+    until(lambda: shared_memory(pid) >= 64)
+    time.sleep(1)
+    assert shared_memory(pid) < 100
+    files = sum(f.stat().st_blocks * 512
+                for f in (host.cache / "larder").iterdir())
+    assert files < 64 << 20  # one segment of 64
+
+
+def test_what_it_takes_by_default():
+    """As the README says."""
+    options = Options()
+    assert options.node_dram_start == 1 << 30
+    assert options.node_ssd == 4 << 30
+    assert options.node_idle_s == 1800
+
+
+def test_node_that_ends_while_it_is_asked(monkeypatch):
+    """It listened, then did not answer, and is gone: another is started."""
+    listens = iter([True, False])
+    started = []
+    monkeypatch.delenv("LARDER_URL", raising=False)
+    monkeypatch.setattr(_node, "_listens", lambda path: next(listens))
+    monkeypatch.setattr(_node, "_answers", lambda url: False)
+    monkeypatch.setattr(_node, "_start", lambda *a: started.append(a))
+    url = _node.node_url(Options(), lambda text: None)
+    assert len(started) == 1 and started[0][1] == url
+    assert url not in _node._silent
 
 
 def test_outlives_the_tree_of_its_caller(host):
@@ -565,6 +613,21 @@ def test_node_dir_not_writable(host):
     one_line(answer, "Permission denied", "node_dir")
     answer = host.ask(env={"XDG_CACHE_HOME": str(closed)}, **as_nobody())
     assert "without an ssd tier" in answer["said"][0]
+    assert "--dir" not in answer["said"][1] and answer["dram"] > 0
+
+
+@pytest.mark.parametrize("name", ["larder.lock", "larder.super"])
+def test_default_directory_with_files_of_others(host, name):
+    """The node would refuse it, and the engine would not start for that."""
+    given_to_nobody(host.run, 0o700)
+    place = host.cache / "larder"
+    place.mkdir(parents=True)
+    (place / name).write_bytes(b"")
+    (place / name).chmod(0o444)
+    given_to_nobody(place, 0o700)
+    answer = host.ask(**as_nobody())
+    assert "without an ssd tier" in answer["said"][0]
+    assert name in answer["said"][0]
     assert "--dir" not in answer["said"][1] and answer["dram"] > 0
 
 

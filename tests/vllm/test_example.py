@@ -94,11 +94,11 @@ def tokens_line(text):
 def test_quick_start(version, home):
     model = rig.model(version, "dense")
     first = home.run(version, model)
-    started = re.findall(r"larder: no node on this host; started (.*) as "
-                         r"process (\d+), which stays", first)
+    started = re.findall(r"larder: no node on this host; started one, process "
+                         r"(\d+), which takes (.*)", first)
     assert len(started) == 1, first[-6000:]
-    assert f"--socket {home.socket}" in started[0][0]
-    assert int(started[0][1]) == home.node(), "it stays when the engine ends"
+    assert f"--socket {home.socket}" in started[0][1]
+    assert int(started[0][0]) == home.node(), "it stays when the engine ends"
     line = re.search(r"larder: unix:\S+, space (\w+), chunks of 256 tokens, "
                      r"2048 bytes per token; dram holds (\d+) tokens, "
                      r"ssd (\d+)", first)
