@@ -7,13 +7,17 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine.h"
+
+#define SECRET_SUFFIX ".secret"
 
 typedef struct demo {
     char work[PATH_MAX]; /* removed at the end */
@@ -189,8 +193,26 @@ static bool remove_tree(const char *path)
            fail("%s: cannot be removed: %s", path, strerror(errno));
 }
 
-/* Two nodes that have nothing in common but a directory; the first is gone,
- * with all that was its own, when the second begins. */
+/* The secret that all who use the tier have in common. */
+static bool make_secret(const char *tier)
+{
+    char path[PATH_MAX + 32];
+    uint64_t random[2];
+
+    snprintf(path, sizeof(path), "%s%s", tier, SECRET_SUFFIX);
+    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    bool made = file >= 0 &&
+                getrandom(random, sizeof(random), 0) == sizeof(random) &&
+                dprintf(file, "%016" PRIx64 "%016" PRIx64 "\n", random[0],
+                        random[1]) > 0;
+    if (file >= 0) {
+        close(file);
+    }
+    return made || fail("%s: %s", path, strerror(errno));
+}
+
+/* Two nodes that have nothing in common but a directory and a secret; the first
+ * is gone, with all that was its own, when the second begins. */
 static bool demo_shared(demo_t *d)
 {
     char tier[PATH_MAX + 16], url[PATH_MAX + 32];
@@ -202,6 +224,9 @@ static bool demo_shared(demo_t *d)
     snprintf(other, sizeof(other), "%s/other", d->work);
     if (mkdir(tier, 0700) != 0) {
         return fail("%s: %s", tier, strerror(errno));
+    }
+    if (!make_secret(tier)) {
+        return false;
     }
     if (larder_shared_create(url, NULL, TIMEOUT_MS) != LARDER_OK) {
         return fail("%s: %s", url, larder_last_error());

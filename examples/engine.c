@@ -34,7 +34,8 @@
 
 typedef struct request {
     const char *dir;    /* NULL: no store */
-    const char *shared; /* directory of a shared tier; NULL: none */
+    const char *shared; /* directory of a shared tier; NULL: none. Beside it
+                           lies the secret of those who share it */
     bool reset, flip_kv, probe;
     int changed_token; /* -1: none */
 } request_t;
@@ -95,6 +96,13 @@ static bool store_url(const request_t *q, char *url, size_t size)
     if (q->shared != NULL) {
         n += (size_t)snprintf(url + n, size - n, "&shared=dir:");
         n = url_add(url, n, size, q->shared);
+        if (n + 64 > size) {
+            return false;
+        }
+        /* Whoever can write to the storage, and knows it, can forge KV. */
+        n += (size_t)snprintf(url + n, size - n, "&secret_file=");
+        n = url_add(url, n, size, q->shared);
+        n = url_add(url, n, size, SECRET_SUFFIX);
     }
     return n < size;
 }
@@ -102,7 +110,7 @@ static bool store_url(const request_t *q, char *url, size_t size)
 /* Whatever changes what the bytes mean is named in the descriptor. */
 static bool store_open(engine_t *e, const request_t *q)
 {
-    char url[2 * PATH_MAX + 128], descriptor[256];
+    char url[3 * PATH_MAX + 192], descriptor[256];
     larder_space_params_t params = {
         .field_mask = LARDER_SPACE_CHUNK_TOKENS,
         .descriptor = descriptor,
