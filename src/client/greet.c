@@ -113,39 +113,43 @@ larder_status_t ldr_lost(const ldr_remote_t *r, int error)
                         : strerror(-error));
 }
 
-/* Waits a while for the first bytes of who has not let us in yet. If none come,
- * and it is a web server, that is E_VERSION, with a text; else OK. */
+/* Whether a web server is there. Who has let us in before is not asked: that
+ * one is only slow. */
+static bool is_web_server(ldr_remote_t *r, const ldr_stream_t *stream,
+                          uint64_t wait_ns)
+{
+    if (__atomic_load_n(&r->connects, __ATOMIC_RELAXED) > 0 ||
+        !ldr_speaks_http(stream->fd, ldr_now_ns(&ldr_clock_real) + wait_ns)) {
+        return false;
+    }
+    ldr_fail(LARDER_E_VERSION,
+             "%s: whoever listens there does not speak Larder's protocol but "
+             "HTTP: a daemon's dashboard and metrics (its option admin)? "
+             "Engines and commands need an address that its log calls "
+             "`listening:`",
+             r->options.address);
+    return true;
+}
+
+/* Waits a while for the first bytes of the answer to a hello. If none come from
+ * a web server that is E_VERSION, with a text; else OK. */
 static larder_status_t await_first(ldr_remote_t *r, const ldr_stream_t *stream,
-                                   const ldr_stop_t *stop)
+                                   const ldr_stop_t *stop, uint64_t wait_ns)
 {
     uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
-    uint64_t left_ns =
-        stop->deadline_ns > now_ns ? stop->deadline_ns - now_ns : 0;
-    uint64_t step_ns = ldr_min64(left_ns / 4, FIRST_NS);
-    uint64_t until_ns = now_ns + step_ns;
+    uint64_t until_ns = now_ns + wait_ns;
 
-    /* One that has let us in before is only slow. */
-    if (__atomic_load_n(&r->connects, __ATOMIC_RELAXED) > 0) {
-        return LARDER_OK;
-    }
-    while (ldr_poll(stream->fd, POLLIN,
-                    ldr_min64(until_ns, now_ns + LDR_LOOK_NS)) == 0) {
-        now_ns = ldr_now_ns(&ldr_clock_real);
+    while (now_ns < until_ns) {
+        if (ldr_poll(stream->fd, POLLIN,
+                     ldr_min64(until_ns, now_ns + LDR_LOOK_NS)) != 0) {
+            return LARDER_OK;
+        }
         if (ldr_stopped(stop) == LARDER_E_CANCELED) {
             return LARDER_E_CANCELED;
         }
-        if (now_ns >= until_ns) {
-            return ldr_speaks_http(stream->fd, now_ns + step_ns)
-                       ? ldr_fail(LARDER_E_VERSION,
-                                  "%s: an HTTP server is there: a daemon's "
-                                  "dashboard and metrics (its option admin)? "
-                                  "Engines and commands need an address that "
-                                  "its log calls `listening:`",
-                                  r->options.address)
-                       : LARDER_OK;
-        }
+        now_ns = ldr_now_ns(&ldr_clock_real);
     }
-    return LARDER_OK;
+    return is_web_server(r, stream, wait_ns) ? LARDER_E_VERSION : LARDER_OK;
 }
 
 /* One request and its reply, with nobody else on the stream. */
@@ -153,15 +157,17 @@ static larder_status_t ask(ldr_remote_t *r, ldr_stream_t *stream,
                            const ldr_stop_t *stop, uint8_t *at, uint16_t opcode,
                            size_t bytes, ldr_frame_t *reply)
 {
+    uint32_t left_ms = ldr_left_ms(stop->deadline_ns);
+    uint64_t wait_ns = ldr_min64((uint64_t)left_ms * 250000u, FIRST_NS);
     ldr_frame_t frame = {.opcode = opcode,
                          .id = opcode,
                          .body = (uint32_t)bytes,
-                         .arg = ldr_left_ms(stop->deadline_ns)};
+                         .arg = left_ms};
 
     ldr_frame_put(at, &frame, true);
     int error = send_all(stream, at, LDR_FRAME_BYTES + bytes, stop);
     if (error == 0 && opcode == LDR_OP_HELLO) {
-        larder_status_t st = await_first(r, stream, stop);
+        larder_status_t st = await_first(r, stream, stop, wait_ns);
 
         if (st != LARDER_OK) {
             return st;
@@ -183,6 +189,10 @@ static larder_status_t ask(ldr_remote_t *r, ldr_stream_t *stream,
     }
     if (error == 0 && !ldr_frame_check(at, reply)) {
         error = -EPROTO;
+    }
+    bool refused = error == -EPROTO || error == -EPIPE || error == -ECONNRESET;
+    if (refused && is_web_server(r, stream, wait_ns)) {
+        return LARDER_E_VERSION;
     }
     if (error != 0) {
         return ldr_lost(r, error);

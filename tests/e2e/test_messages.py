@@ -4,15 +4,18 @@ import contextlib
 import os
 import pathlib
 import re
-import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 
 import pytest
 
 from daemon import FAILED, USAGE, refused, until
+from mounts import mount, own_mounts
 
 NOBODY = 65534
+REMOUNT_READ_ONLY = 32 | 1
 TOKEN = "a-token-of-a-0123456789abcdef0123456\n"
 
 
@@ -24,35 +27,33 @@ def open_folder():
         yield pathlib.Path(folder)
 
 
-def become_nobody():
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-
-
 def as_nobody(larder, *args):
     """As another user; who is no root is that user already."""
+    who = {}
+    if os.geteuid() == 0:
+        who = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        if subprocess.run(["/bin/sh", "-c", f"test -x {larder.binary}"],
+                          check=False, **who).returncode != 0:
+            pytest.skip("the tree cannot be read by other users")
     return subprocess.run([larder.binary, *map(str, args)], text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, timeout=60, check=False,
-                          preexec_fn=become_nobody)
+                          cwd="/", **who)
 
 
-@contextlib.contextmanager
-def small_disk(folder, size):
-    """A file system of so many bytes, which goes with the test."""
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}",
-                           "none", folder], check=False,
-                          stderr=subprocess.PIPE, text=True) \
-        if os.geteuid() == 0 and shutil.which("mount") else None
-    if made is None or made.returncode != 0:
+@pytest.fixture
+def own(tmp_path):
+    if os.geteuid() != 0:
         pytest.skip("no right to mount a file system here")
-    try:
+    with own_mounts(tmp_path):
         yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
+
+
+def small_disk(folder, size):
+    """A file system of so many bytes."""
+    folder.mkdir()
+    mount(folder, b"tmpfs", 0, f"size={size}".encode())
+    return folder
 
 
 # ---- addresses -------------------------------------------------------------
@@ -64,9 +65,59 @@ def test_the_dashboard_is_no_node(larder, serve):
     port = daemon.admin.rpartition(":")[2]
     done = larder("stat", f"tcp://127.0.0.1:{port}?timeout_ms=40000",
                   code=FAILED)
-    assert "an HTTP server is there" in done.err
+    assert "does not speak Larder's protocol but HTTP" in done.err
     assert "option admin" in done.err and "`listening:`" in done.err
     assert "did not answer in time" not in done.err
+
+
+class WebServer:
+    """Answers to GET, and to anything else what it is told to; None: keeps
+    silent."""
+
+    def __init__(self, other):
+        self.other, self.kept = other, []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.thread = threading.Thread(target=self.run)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+        for one in (self.listener, *self.kept):
+            one.close()
+
+    def run(self):
+        while True:
+            try:
+                one, _ = self.listener.accept()
+            except OSError:
+                return
+            self.kept.append(one)
+            with contextlib.suppress(OSError):
+                self.answer(one)
+
+    def answer(self, one):
+        if one.recv(4096).startswith(b"GET "):
+            one.sendall(b"HTTP/1.0 404 Not Found\r\n\r\n")
+        elif self.other is None:
+            return
+        elif self.other:
+            one.sendall(self.other)
+        one.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("other", [None, b"", b"HTTP/1.1 400 Bad Request\r\n"
+                                   b"Connection: close\r\n\r\nno", b"?" * 80])
+def test_web_servers(larder, other):
+    """Whatever one makes of bytes that are no HTTP."""
+    with WebServer(other) as server:
+        done = larder("stat", f"tcp://127.0.0.1:{server.port}"
+                      "?timeout_ms=40000", code=FAILED)
+        assert "does not speak Larder's protocol but HTTP" in done.err
 
 
 def test_a_slow_node_is_no_web_server(larder, serve):
@@ -183,23 +234,22 @@ def test_directory_of_an_embedded_node(larder, tmp_path):
     assert "give a directory" in done.err
 
 
-def test_read_only_after_a_failure(serve, tmp_path):
+def test_read_only_after_a_failure(own, serve, tmp_path):
     """The kernel makes it so when a disk fails: a node that had the directory
     starts without it; one that never had it is told."""
-    disk = tmp_path / "disk"
-    with small_disk(disk, "128M"):
-        daemon = serve(start=False, flags=("--dir", disk / "kv"))
-        daemon.start()
-        assert "starts off" not in daemon.log()
-        daemon.stop()
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        daemon.start()
-        assert "kv: starts off" in daemon.log()
-        assert "Read-only file system" in daemon.log()
-        daemon.alive()
-        daemon.stop()
-        other = serve(start=False, flags=("--dir", disk / "other"))
-        assert "Read-only file system: give a directory" in refused(other)
+    disk = small_disk(tmp_path / "disk", "128M")
+    daemon = serve(start=False, flags=("--dir", disk / "kv"))
+    daemon.start()
+    assert "starts off" not in daemon.log()
+    daemon.stop()
+    mount(disk, None, REMOUNT_READ_ONLY)
+    daemon.start()
+    assert "kv: starts off" in daemon.log()
+    assert "Read-only file system" in daemon.log()
+    daemon.alive()
+    daemon.stop()
+    other = serve(start=False, flags=("--dir", disk / "other"))
+    assert "Read-only file system: give a directory" in refused(other)
 
 
 def test_failing_disk_at_the_start(serve):
@@ -211,15 +261,15 @@ def test_failing_disk_at_the_start(serve):
     daemon.alive()
 
 
-def test_how_much_a_full_disk_lacks(larder, tmp_path):
-    with small_disk(tmp_path / "disk", "2M"):
-        done = larder("put", "embed:disk/kv?ssd=64M", "k", "-", stdin=b"v",
-                      code=FAILED)
-        assert "the first segment needs 4M, all of ssd 64M" in done.err
-    with small_disk(tmp_path / "tiny", "64K"):
-        done = larder("put", "embed:tiny/kv?ssd=64M", "k", "-", stdin=b"v",
-                      code=FAILED)
-        assert "ssd=64M may need as much there" in done.err
+def test_how_much_a_full_disk_lacks(own, larder, tmp_path):
+    small_disk(tmp_path / "disk", "2M")
+    done = larder("put", "embed:disk/kv?ssd=64M", "k", "-", stdin=b"v",
+                  code=FAILED)
+    assert "the first segment needs 4M, all of ssd 64M" in done.err
+    small_disk(tmp_path / "tiny", "64K")
+    done = larder("put", "embed:tiny/kv?ssd=64M", "k", "-", stdin=b"v",
+                  code=FAILED)
+    assert "ssd=64M may need as much there" in done.err
 
 
 def test_ssd_that_is_too_small(larder, serve, tmp_path):

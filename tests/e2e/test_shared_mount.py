@@ -1,6 +1,7 @@
 """The shared tier on a file system in a process (FUSE, bindfs), which is
 killed, stopped and mounted again under whole nodes that engines use all the
 while; and what doctor says of such a mount."""
+import contextlib
 import ctypes
 import json
 import os
@@ -18,21 +19,15 @@ import pytest
 from capi import (E_STALE, MISS, OK, PRESENT, Node, found, library, put_some,
                   value_of)
 from daemon import until
+from mounts import own_mounts, unmount
 
 SHARED = 2  # LARDER_TIER_SHARED
 SIZE = 60000
 KEPT = 60  # chunks that must be hit again
 DEADLINE_MS = 2000  # of each call under load
 HUNG_S = 30  # a call that takes so long hangs: a guard, no measure
-NEWNS, DETACH, PRIVATE = 0x20000, 2, (1 << 14) | (1 << 18)
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _checked(result):
-    if result != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+_libc = ctypes.CDLL(None)
 
 
 def die_with_parent():
@@ -40,9 +35,16 @@ def die_with_parent():
 
 
 @pytest.fixture
-def own_mounts():
-    """As root a name space of our own: whatever becomes of the test, nothing
-    stays mounted. Others have fusermount3."""
+def scratch():
+    """A folder with a short path: a reason names it, and has room for 160
+    bytes."""
+    with tempfile.TemporaryDirectory(prefix="larder-") as folder:
+        yield folder
+
+
+@pytest.fixture
+def fuse_here(scratch):
+    """As root in a name space of our own; others have fusermount3."""
     for what, there in (
             ("/dev/fuse", os.path.exists("/dev/fuse")),
             ("bindfs: scripts/install-deps test", shutil.which("bindfs")),
@@ -50,23 +52,9 @@ def own_mounts():
              os.geteuid() == 0 or shutil.which("fusermount3"))):
         if not there:
             pytest.skip(f"no FUSE here: it needs {what}")
-    if os.geteuid() != 0:
+    with (own_mounts(scratch) if os.geteuid() == 0
+          else contextlib.nullcontext()):
         yield
-        return
-    cwd = os.getcwd()
-    before = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        try:
-            _checked(_libc.unshare(NEWNS))
-        except OSError as e:
-            pytest.skip(f"no mounts of our own here: {e}")
-        _checked(_libc.mount(b"none", b"/", None, ctypes.c_ulong(PRIVATE),
-                             None))
-        yield
-        _checked(_libc.setns(before, NEWNS))
-        os.chdir(cwd)
-    finally:
-        os.close(before)
 
 
 class Fuse:
@@ -109,7 +97,7 @@ class Fuse:
     def unmount(self):
         """Also while it is in use: nodes keep it open."""
         if os.geteuid() == 0:
-            _checked(_libc.umount2(os.fsencode(self.path), DETACH))
+            unmount(self.path)
         else:
             subprocess.run(["fusermount3", "-u", "-z", self.path], check=True)
         assert not self.is_mounted()
@@ -125,18 +113,16 @@ class Fuse:
 
 
 @pytest.fixture
-def fuse(own_mounts):
-    # A short path: a reason names it, and has room for 160 bytes.
-    with tempfile.TemporaryDirectory(prefix="larder-") as folder:
-        one = Fuse(pathlib.Path(folder))
-        try:
-            one.mount(refused=pytest.skip)
-            assert library().larder_shared_create(
-                f"dir:{one.path}".encode(), None, 10000) == OK
-            assert (one.source / "larder.tier").exists()
-            yield one
-        finally:
-            one.end()
+def fuse(fuse_here, scratch):
+    one = Fuse(pathlib.Path(scratch))
+    try:
+        one.mount(refused=pytest.skip)
+        assert library().larder_shared_create(
+            f"dir:{one.path}".encode(), None, 10000) == OK
+        assert (one.source / "larder.tier").exists()
+        yield one
+    finally:
+        one.end()
 
 
 @pytest.fixture
