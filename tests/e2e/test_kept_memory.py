@@ -263,11 +263,13 @@ def test_revoked_is_believed_and_costs_nothing(serve, tmp_path):
             for i in range(35):
                 r = b.ring_ask(w.RESERVE, batch_body(space, [save_row(
                     key_of(f"b {i}"), SIZE)]), arg=10000).result
-                assert r.status == w.OK
-                b.commit(r.lease, 0)
+                assert r.status in (w.OK, w.PRESENT)
+                if r.status == w.OK:
+                    b.commit(r.lease, 0)
             return True
 
-        assert in_child(work)
-        assert mapped(pid) <= DRAM * 3 // 4, "a has more than its share"
+        # As b gets its half, a loses that, though it has it mapped.
+        until(lambda: in_child(work) and mapped(pid) <= DRAM * 5 // 8, 60,
+              "a keeps more than its share")
     finally:
         gone(pid)
