@@ -287,6 +287,7 @@ static inline bool daemon_prepare(test_daemon_t *d, const char *embed_url)
     d->port = free_port();
     snprintf(text, sizeof(text), "127.0.0.1:%u", d->port);
     daemon_option(d, "listen", text);
+    daemon_option(d, "listen_open", "on"); /* to the tests: of one host */
     snprintf(d->url, sizeof(d->url), "tcp://127.0.0.1:%u?tls=%s%s", d->port,
              tls ? "on" : "off", client);
     if (tls) {
