@@ -159,8 +159,9 @@ bool ldr_extent_adopt(ldr_extent_t *extent, int fd, size_t bytes)
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
 
-    /* Who made it may not have set all of them. */
-    if (seals >= 0 && (seals & F_SEAL_SEAL) == 0 &&
+    /* An older program has set all but the last. */
+    if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0 &&
+        (seals & F_SEAL_SEAL) == 0 &&
         fcntl(fd, F_ADD_SEALS, EXTENT_SEALS) == 0) {
         seals = fcntl(fd, F_GET_SEALS);
     }
