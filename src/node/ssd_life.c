@@ -212,6 +212,9 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
     ldr_shared_epochs(node); /* records may have raised some */
     ldr_node_unlock(node);
     if (st == LARDER_OK) {
+        st = ldr_disk_super_mend(&ssd->disk);
+    }
+    if (st == LARDER_OK) {
         /* Damage to one copy must not wait for damage to the other. */
         st = ldr_ssd_super_update(ssd, ssd->disk.super_uneven, UINT64_MAX);
     }

@@ -222,7 +222,8 @@ static int note_segment(void *arg, const char *name)
 }
 
 /* Reads both copies; the valid one with the higher generation wins. A copy
- * that cannot be read counts as damaged. Gives the better of the two. */
+ * that cannot be read, or of which the file has only a part, counts as damaged.
+ * Gives the better of the two. */
 static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
 {
     ldr_parse_t parsed[2];
@@ -240,7 +241,7 @@ static larder_status_t super_read(ldr_disk_t *d, ldr_parse_t *best_p)
                                    d->super_bytes, LDR_SUPER_BYTES);
 
         ldr_disk_answered(d);
-        failed = error != 0 ? error : failed;
+        failed = error != 0 && error != -ENODATA ? error : failed;
         parsed[copy] =
             error != 0
                 ? LDR_PARSE_BAD
@@ -280,31 +281,41 @@ static larder_status_t no_super(const ldr_disk_t *d)
                     d->path);
 }
 
-static larder_status_t super_load(ldr_disk_t *d, uint64_t segment_bytes)
+/* A directory without a valid copy is fine if it was never used, or its first
+ * open was cut short; otherwise resets may have been lost: refuse. */
+static larder_status_t refuse_used(const ldr_disk_t *d)
 {
-    ldr_parse_t best = LDR_PARSE_EMPTY;
-    larder_status_t st = LARDER_OK;
-    uint64_t size = 0;
     bool used = false;
-    int error = d->io->ops->size(d->io, d->super_file, &size);
+    int error = d->io->ops->list(d->io, d->path, note_segment, &used);
 
-    if (error != 0) {
-        return io_failed(d, "look at larder.super", error);
-    }
-    if (size >= 2 * LDR_SUPER_BYTES) {
-        st = super_read(d, &best);
-    }
-    if (st != LARDER_OK || best == LDR_PARSE_OK) {
-        return st;
-    }
-    /* No valid copy. Fine in a directory that was never used, or whose first
-     * open was cut short; otherwise resets may have been lost: refuse. */
-    error = d->io->ops->list(d->io, d->path, note_segment, &used);
     if (used) {
         return no_super(d);
     }
-    return error < 0 ? io_failed(d, "list", error)
-                     : super_create(d, segment_bytes);
+    return error < 0 ? io_failed(d, "list", error) : LARDER_OK;
+}
+
+static larder_status_t super_load(ldr_disk_t *d, uint64_t segment_bytes)
+{
+    ldr_parse_t best = LDR_PARSE_EMPTY;
+    larder_status_t st = super_read(d, &best);
+
+    if (st != LARDER_OK || best == LDR_PARSE_OK) {
+        return st;
+    }
+    st = refuse_used(d);
+    return st == LARDER_OK ? super_create(d, segment_bytes) : st;
+}
+
+larder_status_t ldr_disk_super_mend(ldr_disk_t *d)
+{
+    uint64_t size = 0;
+    int error = d->io->ops->size(d->io, d->super_file, &size);
+
+    if (error == 0 && size != 2 * LDR_SUPER_BYTES) {
+        error = d->io->ops->allocate(d->io, d->super_file, 2 * LDR_SUPER_BYTES);
+    }
+    return error == 0 ? LARDER_OK
+                      : io_failed(d, "set the length of larder.super", error);
 }
 
 /* ---- open and close ---- */
@@ -345,12 +356,19 @@ static larder_status_t files_open(ldr_disk_t *d)
         return io_failed(d, "lock larder.lock", error);
     }
     path_of(d, LDR_SUPER_NAME, path);
-    d->super_file =
-        d->io->ops->open(d->io, path, LDR_IO_CREATE | LDR_IO_DIRECT);
-    if (d->super_file < 0) {
-        return use_failed(d, "open larder.super", d->super_file);
+    d->super_file = d->io->ops->open(d->io, path, LDR_IO_DIRECT);
+    if (d->super_file == -ENOENT) {
+        larder_status_t st = refuse_used(d);
+
+        if (st != LARDER_OK) {
+            return st;
+        }
+        d->super_file =
+            d->io->ops->open(d->io, path, LDR_IO_CREATE | LDR_IO_DIRECT);
     }
-    return LARDER_OK;
+    return d->super_file >= 0
+               ? LARDER_OK
+               : use_failed(d, "open larder.super", d->super_file);
 }
 
 static size_t table_bytes_max(const ldr_disk_t *d)
@@ -436,22 +454,20 @@ larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
 static larder_status_t check_super(ldr_disk_t *d, uint64_t segment_bytes)
 {
     ldr_parse_t best = LDR_PARSE_EMPTY;
-    uint64_t size = 0, room;
-    bool used = false;
+    uint64_t room;
+    larder_status_t st = super_read(d, &best);
 
-    if (d->io->ops->size(d->io, d->super_file, &size) != 0) {
-        return LARDER_OK;
-    }
-    larder_status_t st =
-        size >= 2 * LDR_SUPER_BYTES ? super_read(d, &best) : LARDER_OK;
     if (st != LARDER_OK) {
         return st == LARDER_E_IO ? LARDER_OK : st;
     }
     if (best == LDR_PARSE_OK) {
         return size_check(d, d->super->segment_bytes, &room);
     }
-    d->io->ops->list(d->io, d->path, note_segment, &used);
-    return used ? no_super(d) : size_check(d, segment_bytes, &room);
+    st = refuse_used(d);
+    if (st != LARDER_OK) {
+        return st == LARDER_E_IO ? LARDER_OK : st;
+    }
+    return size_check(d, segment_bytes, &room);
 }
 
 /* A directory that nobody has is locked while this looks, no longer. */

@@ -145,6 +145,9 @@ uint64_t ldr_disk_segment_bytes(uint64_t tier_bytes);
  * one first. One caller at a time. */
 larder_status_t ldr_disk_super_write(ldr_disk_t *d);
 
+/* Makes the file as long as two copies are, where it was cut off or grew. */
+larder_status_t ldr_disk_super_mend(ldr_disk_t *d);
+
 /*
  * The same for who does not wait for the disk: begin composes the bytes, which
  * are the disk's from then on; then the requests of the steps, each once the

@@ -208,6 +208,7 @@ static void super_read(ldr_fsck_t *f, ldr_parse_t parsed[2])
 static larder_status_t super_check(ldr_fsck_t *f)
 {
     ldr_parse_t parsed[2];
+    uint64_t size = 0;
 
     f->segment = LDR_NIL;
     super_read(f, parsed);
@@ -241,6 +242,11 @@ static larder_status_t super_check(ldr_fsck_t *f)
                        NULL, 0);
     }
     f->super_damage = f->report->damage;
+    f->super_long = f->io->ops->size(f->io, f->super_file, &size) == 0 &&
+                    size > 2 * LDR_SUPER_BYTES;
+    if (f->super_long) {
+        ldr_fsck_found(f, LDR_FSCK_SUPER_LONG, 1, NULL, 0);
+    }
     return LARDER_OK;
 }
 
@@ -254,6 +260,16 @@ static void super_repair(ldr_fsck_t *f)
     if (ldr_fsck_mend(f, (uint32_t)(to / LDR_BLOCK), f->super_bytes + from,
                       LDR_SUPER_BYTES)) {
         f->report->repaired += f->super_damage;
+    }
+}
+
+static void super_cut(ldr_fsck_t *f)
+{
+    int error = f->io->ops->allocate(f->io, f->super_file, 2 * LDR_SUPER_BYTES);
+
+    f->segment = LDR_NIL;
+    if (error != 0) {
+        ldr_fsck_found(f, LDR_FSCK_UNREPAIRED, 1, NULL, error);
     }
 }
 
@@ -373,6 +389,9 @@ static larder_status_t segments_check(ldr_fsck_t *f)
     larder_status_t st = headers_check(f);
     if (st != LARDER_OK) {
         return st;
+    }
+    if (f->super_long && f->repair) {
+        super_cut(f);
     }
     if (f->super_mend && f->repair) {
         super_repair(f);

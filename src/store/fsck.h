@@ -24,6 +24,9 @@
     X(SUPER_OLD, "super-old", false,                                           \
       "copy of the superblock is older than the other",                        \
       "is written from the other")                                             \
+    X(SUPER_LONG, "super-long", false,                                         \
+      "the file of the superblock is longer than its two copies",              \
+      "is cut to its length")                                                  \
     X(SUPER_UNMADE, "super-unmade", false,                                     \
       "the superblock was never finished", "is left to the next open")         \
     X(FILE_UNMADE, "file-unmade", false, "the file was never finished",        \

@@ -37,6 +37,7 @@ typedef struct ldr_fsck {
     uint8_t *super_bytes;  /* both */
     int super_best;        /* -1: neither is good */
     bool super_mend;       /* the other needs writing */
+    bool super_long;       /* more is in the file than the two */
     uint64_t super_damage; /* found in them */
 
     ldr_fsck_segment_t *segments; /* LDR_SEGMENTS_MAX, reserved */

@@ -132,6 +132,18 @@ static inline simdisk_t *directory(bool close_last)
     return sim;
 }
 
+/* Also to more than it has. */
+static inline void set_length(simdisk_t *sim, const char *path, uint64_t bytes)
+{
+    ldr_io_t *io = simdisk_io(sim);
+    int file = io->ops->open(io, path, 0);
+
+    assert_true(file >= 0);
+    assert_int_equal(io->ops->allocate(io, file, bytes), 0);
+    assert_int_equal(ldr_io_sync(io, file), 0);
+    io->ops->close(io, file);
+}
+
 static inline void flip(simdisk_t *sim, const char *path, uint64_t byte)
 {
     assert_true(simdisk_flip(sim, path, byte * 8 + 3));

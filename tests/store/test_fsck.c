@@ -160,6 +160,22 @@ static void test_super_cut_off(void **state)
     simdisk_destroy(sim);
 }
 
+static void test_super_long(void **state)
+{
+    static const bool none[256];
+    simdisk_t *sim = directory(true);
+
+    (void)state;
+    set_length(sim, "d/larder.super", 3 * LDR_SUPER_BYTES);
+    seen_t seen = run(sim, true);
+    assert_int_equal(seen.status, LARDER_OK);
+    assert_int_equal(seen.report.damage, 0);
+    assert_found(&seen, LDR_FSCK_SUPER_LONG, LDR_NIL, 1);
+    assert_clean(sim);
+    assert_rows(sim, none);
+    simdisk_destroy(sim);
+}
+
 /* A cut between the writes of the two copies: the newer one wins. */
 static void test_super_older(void **state)
 {
@@ -426,6 +442,7 @@ int main(void)
         cmocka_unit_test(test_flip_header),
         cmocka_unit_test(test_flip_super),
         cmocka_unit_test(test_super_cut_off),
+        cmocka_unit_test(test_super_long),
         cmocka_unit_test(test_super_older),
         cmocka_unit_test(test_unclosed),
         cmocka_unit_test(test_unclosed_torn),

@@ -167,6 +167,18 @@ static uint64_t print_of(const simdisk_t *sim)
     return sum;
 }
 
+/* Also to more than it has. */
+static void set_length(fixture_t *f, const char *path, uint64_t bytes)
+{
+    ldr_io_t *io = simdisk_io(f->sim);
+    int file = io->ops->open(io, path, 0);
+
+    assert_true(file >= 0);
+    assert_int_equal(io->ops->allocate(io, file, bytes), 0);
+    assert_int_equal(ldr_io_sync(io, file), 0);
+    io->ops->close(io, file);
+}
+
 /* ---- superblock ---- */
 
 static void test_new_directory(void **state)
@@ -284,6 +296,45 @@ static void test_refusals(void **state)
     uint64_t before = print_of(f->sim);
     assert_int_equal(recover(f, true), LARDER_E_VERSION);
     assert_true(print_of(f->sim) == before);
+}
+
+/* The file is short or long: the copies that are whole in it count. */
+static void test_super_lengths(void **state)
+{
+    static const uint64_t lengths[] = {
+        2 * LDR_SUPER_BYTES - 1, 2 * LDR_SUPER_BYTES - LDR_BLOCK,
+        LDR_SUPER_BYTES + 1,     LDR_SUPER_BYTES,
+        2 * LDR_SUPER_BYTES + 1, 5 * LDR_SUPER_BYTES,
+    };
+    fixture_t *f = *state;
+
+    assert_int_equal(ldr_filling_close(&f->disk, begin(f)), 0);
+    f->disk.super->space_count = 1;
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
+        f->disk.super->spaces[0].epoch = 7 + (uint32_t)i;
+        assert_int_equal(ldr_disk_super_write(&f->disk), LARDER_OK);
+        ldr_disk_close(&f->disk);
+        set_length(f, "/ssd/larder.super", lengths[i]);
+        assert_int_equal(ldr_disk_check(&f->params), LARDER_OK);
+        assert_int_equal(reopen(f), LARDER_OK);
+        assert_int_equal(f->disk.super->spaces[0].epoch, 7 + i);
+        assert_int_equal(f->disk.super_uneven,
+                         lengths[i] < 2 * LDR_SUPER_BYTES);
+        assert_int_equal(ldr_disk_super_mend(&f->disk), LARDER_OK);
+        assert_int_equal(simdisk_size(f->sim, "/ssd/larder.super"),
+                         2 * LDR_SUPER_BYTES);
+    }
+    ldr_disk_close(&f->disk);
+    /* Neither is whole: refused, and nothing is made. */
+    assert_true(
+        simdisk_truncate(f->sim, "/ssd/larder.super", LDR_SUPER_BYTES - 1));
+    refused(f, LARDER_E_CORRUPT);
+    assert_true(simdisk_truncate(f->sim, "/ssd/larder.super", 0));
+    refused(f, LARDER_E_CORRUPT);
+    ldr_io_t *io = simdisk_io(f->sim);
+    assert_int_equal(io->ops->unlink(io, "/ssd/larder.super"), 0);
+    refused(f, LARDER_E_CORRUPT);
+    assert_true(simdisk_size(f->sim, "/ssd/larder.super") == UINT64_MAX);
 }
 
 /* The first open was cut short: no segment, so nothing is lost. */
@@ -693,6 +744,7 @@ int main(void)
         TEST(test_new_directory),
         TEST(test_super_copies),
         TEST(test_super_write_fails),
+        TEST(test_super_lengths),
         TEST(test_refusals),
         TEST(test_begun_directory),
         TEST(test_paths),
