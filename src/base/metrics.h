@@ -121,7 +121,7 @@
     X(DISK_SEGMENTS, GAUGE, "larder_disk_segments", "path",                    \
       "Its segment files.")                                                    \
     X(DISK_LOST, COUNTER, "larder_disk_segments_lost_total", "path",           \
-      "Segments lost by a failed write or sync.")                              \
+      "Segments lost by a failed write or sync, or missed at the start.")      \
     X(DISK_WRITTEN, COUNTER, "larder_disk_written_bytes_total", "path",        \
       "Bytes written for saves.")                                              \
     X(DISK_CARRIED, COUNTER, "larder_disk_carried_bytes_total", "path",        \

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "store/ledger.h"
 #include "net/auth.h"
 
 #define SCHEME "embed:"
@@ -262,10 +263,15 @@ static int dir_look(const ldr_args_t *args, ldr_place_t *p, unsigned i,
     if (!make && !look->super && look->segments == 0) {
         return ldr_cli_fail(args, "%s: is no directory of Larder's", dir);
     }
-    p->ssd_bytes =
-        ldr_max64(p->ssd_bytes, ldr_max64(look->segments, SEGMENTS_MIN) *
-                                        look->segment_bytes +
-                                    2 * LDR_SUPER_BYTES);
+    uint64_t bytes =
+        ldr_max64(look->segments, SEGMENTS_MIN) * look->segment_bytes +
+        2 * LDR_SUPER_BYTES;
+    /* One of an earlier version gets a ledger beside what it has. */
+    bytes += look->ledger_bytes > 0
+                 ? look->ledger_bytes
+                 : LDR_LEDGERS * ldr_ledger_bytes(bytes + bytes / 32 +
+                                                  4 * LDR_LEDGER_BYTES_MIN);
+    p->ssd_bytes = ldr_max64(p->ssd_bytes, bytes);
     return LDR_EXIT_OK;
 }
 

@@ -50,7 +50,8 @@ static void finding_json(const watch_t *w, const ldr_fsck_finding_t *f)
            ldr_fsck_kinds[f->kind].damage ? "true" : "false");
     ldr_json_string(stdout, w->dir);
     if (f->segment == LDR_NIL) {
-        printf(",\"copy\":%u", f->block);
+        printf(",\"%s\":%u", ldr_fsck_of_ledger(f->kind) ? "ledger" : "copy",
+               f->block);
     } else {
         printf(",\"segment\":%u,\"block\":%u", f->segment, f->block);
     }
@@ -72,7 +73,9 @@ static void finding_line(const ldr_fsck_finding_t *f, bool repair)
     char hex[LDR_HEX_BYTES(LARDER_KEY_BYTES)];
 
     printf("%s ", kind->damage ? "DAMAGE" : "note  ");
-    if (f->segment == LDR_NIL) {
+    if (f->segment == LDR_NIL && ldr_fsck_of_ledger(f->kind)) {
+        printf("larder.ledger-%u: %s", f->block, kind->text);
+    } else if (f->segment == LDR_NIL) {
         printf("larder.super copy %u: %s", f->block, kind->text);
     } else {
         printf("segment-%06u block %u: %s", f->segment, f->block, kind->text);
@@ -96,8 +99,9 @@ static void on_found(void *arg, const ldr_fsck_finding_t *finding)
     if (w->json) {
         finding_json(w, finding);
     } else {
-        finding_line(finding,
-                     w->repair && finding->kind != LDR_FSCK_UNREPAIRED);
+        finding_line(finding, w->repair &&
+                                  finding->kind != LDR_FSCK_UNREPAIRED &&
+                                  finding->kind != LDR_FSCK_LEDGER_UNREPAIRED);
     }
 }
 
@@ -109,20 +113,21 @@ static void summary(const watch_t *w, const ldr_fsck_report_t *r)
         printf("{\"dir\":");
         ldr_json_string(stdout, w->dir);
         printf(",\"clean\":%s,\"segments\":%" PRIu64
-               ",\"segments_free\":%" PRIu64 ",\"records\":%" PRIu64
-               ",\"tombstones\":%" PRIu64 ",\"payload_bytes\":%" PRIu64
-               ",\"damage\":%" PRIu64 ",\"notes\":%" PRIu64
-               ",\"repaired\":%" PRIu64 "}\n",
+               ",\"segments_free\":%" PRIu64 ",\"segments_lost\":%" PRIu64
+               ",\"records\":%" PRIu64 ",\"tombstones\":%" PRIu64
+               ",\"payload_bytes\":%" PRIu64 ",\"damage\":%" PRIu64
+               ",\"notes\":%" PRIu64 ",\"repaired\":%" PRIu64 "}\n",
                r->damage == r->repaired ? "true" : "false", r->segments,
-               r->segments_free, r->records, r->tombstones, r->payload_bytes,
-               r->damage, r->notes, r->repaired);
+               r->segments_free, r->segments_lost, r->records, r->tombstones,
+               r->payload_bytes, r->damage, r->notes, r->repaired);
         return;
     }
     ldr_human_bytes(r->payload_bytes, bytes, sizeof(bytes));
     printf("%s: %s; good records: %" PRIu64 " (%s), tombstones: %" PRIu64
-           ", segments: %" PRIu64 " (%" PRIu64 " free)\n",
+           ", segments: %" PRIu64 " (%" PRIu64 " free, %" PRIu64 " lost)\n",
            w->dir, r->damage > r->repaired ? "DAMAGED" : "clean", r->records,
-           bytes, r->tombstones, r->segments, r->segments_free);
+           bytes, r->tombstones, r->segments, r->segments_free,
+           r->segments_lost);
     if (r->damage > 0) {
         printf("%" PRIu64 " damaged, %" PRIu64 " repaired%s\n", r->damage,
                r->repaired,

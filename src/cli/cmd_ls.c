@@ -76,7 +76,9 @@ static bool list_add(void *arg, uint32_t segment, const ldr_record_t *record)
     *row = (row_t){
         .record = *record,
         .order = list->count,
-        .sequence = list->disk->segments[segment].sequence,
+        .sequence = segment == LDR_NIL
+                        ? 0 /* the ledger has it; it says where it stood */
+                        : list->disk->segments[segment].sequence,
         .block = record->block,
     };
     if (record->kind == LDR_RECORD_TOMBSTONE &&

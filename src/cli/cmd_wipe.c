@@ -107,11 +107,13 @@ static int delete_file(void *arg, const char *name)
     return error == -ENOENT ? 0 : error;
 }
 
-static int delete_segment(void *arg, const char *name)
+static int delete_ours(void *arg, const char *name)
 {
     uint32_t segment;
 
-    return ldr_segment_number(name, &segment) ? delete_file(arg, name) : 0;
+    return ldr_segment_number(name, &segment) || ldr_ledger_named(name)
+               ? delete_file(arg, name)
+               : 0;
 }
 
 static int delete_all(wipe_t *w)
@@ -121,7 +123,7 @@ static int delete_all(wipe_t *w)
         error == 0 ? sync_dir(w) : io_failed(w, "delete larder.super", error);
 
     if (code == LDR_EXIT_OK) {
-        error = w->io->ops->list(w->io, w->dir, delete_segment, w);
+        error = w->io->ops->list(w->io, w->dir, delete_ours, w);
         code = error == 0 ? sync_dir(w)
                           : io_failed(w, "delete the segments", error);
     }

@@ -598,6 +598,36 @@ static int empty_segment(reclaim_t *r)
     return r->error;
 }
 
+/* Carries or drops what is in the segment: FREE, or an answer for whoever asked
+ * for it. With the lock, which it drops. */
+typedef enum outcome { EMPTIED, FAILED, STUCK, READ } outcome_t;
+
+static outcome_t reclaim_segment(reclaim_t *r)
+{
+    ldr_ssd_t *ssd = r->ssd;
+    ldr_segment_t *s = &ssd->disk.segments[r->segment];
+
+    ldr_node_unlock(ssd->node);
+    int error = empty_segment(r);
+    ldr_node_lock(ssd->node);
+    if (error != 0) {
+        ssd->disk.filling[ssd->current].failed = true;
+        ssd->write_errors++;
+        ldr_ssd_failed(ssd, &ssd->write_failures, "carry", error);
+        return FAILED;
+    }
+    if (r->stuck) {
+        return STUCK;
+    }
+    ssd->reclaim_stuck = false;
+    if (s->readers > 0) {
+        return READ; /* its locations are gone; the next try finishes it */
+    }
+    s->state = LDR_SEGMENT_FREE;
+    s->blind = false;
+    return EMPTIED;
+}
+
 bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
 {
     ldr_node_t *node = ssd->node;
@@ -609,39 +639,58 @@ bool ldr_ssd_reclaim(ldr_ssd_t *ssd)
     if (r.segment == LDR_NIL) {
         return false;
     }
-    ldr_segment_t *s = &d->segments[r.segment];
     r.carry_tombs = older_exists(ssd, r.segment);
-    ldr_node_unlock(node);
-    int error = empty_segment(&r);
-    ldr_node_lock(node);
-    if (error != 0) {
-        d->filling[ssd->current].failed = true;
-        ssd->write_errors++;
-        ldr_ssd_failed(ssd, &ssd->write_failures, "carry", error);
-        return true;
-    }
-    if (r.stuck) {
+    outcome_t outcome = reclaim_segment(&r);
+    if (outcome == STUCK) {
         /* There was no room for its tombstones: the oldest needs none. If it
          * is that one, something older is still to be read or closed. */
         ssd->reclaim_stuck = r.segment != oldest_segment(ssd);
         return ssd->reclaim_stuck;
     }
-    ssd->reclaim_stuck = false;
-    if (s->readers > 0) {
-        return false; /* its locations are gone; the next try finishes it */
-    }
-    s->state = LDR_SEGMENT_FREE;
-    s->blind = false;
-    if (shrink) {
-        return true;
+    if (outcome != EMPTIED || shrink) {
+        return outcome != READ;
     }
     ldr_node_unlock(node);
-    error = ldr_disk_segment_prepare(d, r.segment);
+    int error = ldr_disk_segment_prepare(d, r.segment);
     ldr_node_lock(node);
     if (error != 0) {
         ldr_ssd_unready(ssd, r.segment, error);
     } else {
         ssd->ready = r.segment;
+    }
+    return true;
+}
+
+bool ldr_ssd_relieve(ldr_ssd_t *ssd)
+{
+    ldr_disk_t *d = &ssd->disk;
+    /* Nothing older is left that its tombstones could cancel. */
+    reclaim_t r = {.ssd = ssd, .segment = ldr_ledger_oldest(&d->ledger)};
+
+    if (r.segment == LDR_NIL) {
+        return false;
+    }
+    ldr_segment_t *s = &d->segments[r.segment];
+    bool filled =
+        s->state == LDR_SEGMENT_CLOSED || s->state == LDR_SEGMENT_LOST;
+    if (s->readers > 0 || (!filled && s->state != LDR_SEGMENT_FREE)) {
+        return false;
+    }
+    outcome_t outcome = filled ? reclaim_segment(&r) : EMPTIED;
+    if (outcome != EMPTIED) {
+        return outcome != READ;
+    }
+    ldr_node_unlock(ssd->node);
+    /* Before any tombstone goes that cancels what is in it. */
+    int error = ldr_ledger_free(&d->ledger, r.segment);
+    if (error == 0) {
+        error = ldr_disk_segment_clear(d, r.segment);
+    }
+    ldr_node_lock(ssd->node);
+    if (error != 0) {
+        s->state = LDR_SEGMENT_LOST;
+        ssd->write_errors++;
+        ldr_ssd_failed(ssd, &ssd->write_failures, "give up a segment", error);
     }
     return true;
 }

@@ -154,7 +154,10 @@ static int try_write(ldr_ssd_t *ssd, uint32_t *ready_p)
     if (ldr_ssd_super_update(ssd, true, UINT64_MAX) != LARDER_OK) {
         return -EIO;
     }
-    if (*ready_p == LDR_NIL && d->file_count == 0) {
+    if (!ldr_ledger_whole(&d->ledger)) {
+        error = ldr_ledger_write(&d->ledger);
+    }
+    if (error == 0 && *ready_p == LDR_NIL && d->file_count == 0) {
         error = make_ready(ssd, ready_p);
     }
     return error;
@@ -307,6 +310,9 @@ static void batch_add(ldr_ssd_t *ssd, ldr_flight_t *batch, ldr_record_t *record,
 
     ldr_filling_add(f, record);
     ldr_record_compose(record, &header, block);
+    if (ldr_tomb_is_new(record)) {
+        ldr_ledger_removed(&ssd->disk.ledger, record, header.sequence);
+    }
     *r = (ldr_batch_record_t){.shard = shard};
     if (shard != LDR_NIL) {
         blocks = ldr_record_blocks(record->length);
@@ -322,6 +328,23 @@ static void batch_add(ldr_ssd_t *ssd, ldr_flight_t *batch, ldr_record_t *record,
     ldr_budget_spend(&ssd->budget, (double)blocks * LDR_BLOCK);
 }
 
+/* Begins to fill the segment that is ready; the one before is to be closed. */
+static bool begin_next(ldr_ssd_t *ssd)
+{
+    if (ssd->ready == LDR_NIL) {
+        return false;
+    }
+    if (current(ssd)->segment != LDR_NIL) {
+        if (other(ssd)->segment != LDR_NIL) {
+            return false;
+        }
+        ssd->current = 1 - ssd->current;
+    }
+    ldr_filling_start(&ssd->disk, current(ssd), ssd->ready);
+    ssd->ready = LDR_NIL;
+    return true;
+}
+
 /* Whether the segment has room for it; if it has none a new one is begun, if
  * there is one. */
 static bool make_room(ldr_ssd_t *ssd, ldr_flight_t *batch, uint32_t blocks)
@@ -333,17 +356,9 @@ static bool make_room(ldr_ssd_t *ssd, ldr_flight_t *batch, uint32_t blocks)
         return true;
     }
     /* A batch is one write: what it holds is in the segment before. */
-    if (batch->count > 0 || ssd->ready == LDR_NIL) {
+    if (batch->count > 0 || !begin_next(ssd)) {
         return false;
     }
-    if (f->segment != LDR_NIL) {
-        if (other(ssd)->segment != LDR_NIL) {
-            return false;
-        }
-        ssd->current = 1 - ssd->current;
-    }
-    ldr_filling_start(&ssd->disk, current(ssd), ssd->ready);
-    ssd->ready = LDR_NIL;
     /* Where reclaim may have to carry most of a segment it comes first, while
      * all of this one is empty. */
     return !ldr_ssd_shared(ssd);
@@ -364,6 +379,9 @@ static bool lacks_room(ldr_ssd_t *ssd)
     const ldr_filling_t *f = current(ssd);
     uint32_t blocks = 1;
 
+    if (ssd->crowded) {
+        return true;
+    }
     if (ssd->tomb_count == 0) {
         if (store->dirty_head == LDR_NIL) {
             return false;
@@ -381,7 +399,7 @@ static void batch_fill(ldr_ssd_t *ssd, ldr_flight_t *batch)
     uint32_t slack = slack_blocks(ssd);
 
     while (ssd->tomb_count > 0 && batch->count < LDR_BATCH_RECORDS &&
-           make_room(ssd, batch, 1)) {
+           ldr_tombs_have_word(ssd) && make_room(ssd, batch, 1)) {
         batch_add(ssd, batch, &ssd->tombs[ssd->tomb_head], LDR_NIL);
         ssd->tomb_head = (ssd->tomb_head + 1) % LDR_TOMBS;
         ssd->tomb_count--;
@@ -424,6 +442,7 @@ static bool write_batch(ldr_ssd_t *ssd)
 {
     ldr_flight_t *batch = NULL;
 
+    ldr_tombs_restore(ssd);
     if (ssd->node->store.dirty_head == LDR_NIL && ssd->tomb_count == 0) {
         return false;
     }
@@ -442,10 +461,12 @@ static bool write_batch(ldr_ssd_t *ssd)
                                 .arg = batch};
     uint32_t before = current(ssd)->segment;
     uint64_t dirty = ssd->node->store.dirty_count;
+    bool crowded = ssd->crowded;
     batch_fill(ssd, batch);
     if (batch->count == 0) {
         return current(ssd)->segment != before ||
-               ssd->node->store.dirty_count != dirty; /* some were refused */
+               ssd->node->store.dirty_count != dirty || /* some were refused */
+               (ssd->crowded && !crowded); /* which the next step sees to */
     }
     ldr_filling_t *f = current(ssd);
     ldr_io_req_t *req = &batch->req;
@@ -625,6 +646,19 @@ static bool close_only(ldr_ssd_t *ssd)
            lacks_room(ssd) && close_filling(ssd, current(ssd));
 }
 
+/* Room in the ledger: the oldest segment goes. If that is the one being filled,
+ * the next one is begun, so that it can go. */
+static bool relieve(ldr_ssd_t *ssd)
+{
+    const ldr_ledger_t *ledger = &ssd->disk.ledger;
+
+    ssd->crowded = ssd->tomb_count > 0 && ldr_ledger_full(&ssd->disk.ledger);
+    return ssd->crowded &&
+           (ldr_ssd_relieve(ssd) ||
+            (ldr_ledger_oldest(ledger) == current(ssd)->segment &&
+             begin_next(ssd)));
+}
+
 uint64_t ldr_ssd_want_sync(ldr_ssd_t *ssd)
 {
     ssd->sync_wanted++;
@@ -653,16 +687,18 @@ static bool sync_step(ldr_ssd_t *ssd)
         return f->flying == 0 && close_filling(ssd, f);
     }
     ssd->unsynced_ns = 0;
-    if (f->segment != LDR_NIL) {
-        int file = ssd->disk.segments[f->segment].file;
-
-        ldr_node_unlock(node);
-        error = ldr_io_sync(node->io, file);
-        ldr_node_lock(node);
-    }
+    int file = f->segment != LDR_NIL ? ssd->disk.segments[f->segment].file : -1;
+    ldr_node_unlock(node);
+    int ledger_error = ldr_ledger_sync(&ssd->disk.ledger, file, &error);
+    ldr_node_lock(node);
     if (error != 0) {
         f->failed = true;
         write_failed(ssd, "sync", error);
+        return true;
+    }
+    if (ledger_error != 0) {
+        sync_give_up(ssd);
+        write_failed(ssd, "write the ledger", ledger_error);
         return true;
     }
     if (asked) {
@@ -692,6 +728,7 @@ bool ldr_ssd_step(ldr_ssd_t *ssd)
     /* The next segment is prepared before this one is full: reclaim needs
      * room for what it carries. */
     return (current(ssd)->failed && close_filling(ssd, current(ssd))) ||
+           (ssd->crowded && relieve(ssd)) ||
            (ssd->ready == LDR_NIL && prepare(ssd)) ||
            (!drain && write_batch(ssd)) || close_filling(ssd, other(ssd)) ||
            prepare(ssd) || sync_step(ssd) || close_only(ssd);

@@ -16,6 +16,8 @@
  *  3. At most two segments are being filled: `current` takes batches, the
  *     other has its last writes in flight and is then closed.
  *  4. A location in the index leads to a segment that is OPEN or CLOSED.
+ *  5. sync_done covers a removal when both its tombstone and the ledger's word
+ *     of it are synced.
  */
 #pragma once
 
@@ -94,6 +96,7 @@ struct ldr_ssd {
 
     ldr_record_t *tombs; /* a ring of tombstones to be written */
     uint32_t tomb_head, tomb_count;
+    bool crowded; /* they wait for the ledger to have room */
 
     uint64_t sync_wanted, sync_done, sync_failed; /* ordinals of requests */
     uint64_t unsynced_ns; /* since when something is not synced; 0: nothing */
@@ -189,6 +192,16 @@ void ldr_ssd_unready(ldr_ssd_t *ssd, uint32_t segment, int error);
  * failed. With the lock, and no write of it in flight. */
 void ldr_ssd_lose(ldr_ssd_t *ssd, ldr_filling_t *f);
 
+/* Whether the ledger has no word yet of this tombstone: not so of one that is
+ * written again, with the place where it stood first (tombs.c). */
+bool ldr_tomb_is_new(const ldr_record_t *record);
+/* Whether the ledger takes the next one; else the disk is crowded. With the
+ * lock, by the disk's thread, as the next. */
+bool ldr_tombs_have_word(ldr_ssd_t *ssd);
+/* Queues those of which the ledger alone knows, since their segment was lost.
+ */
+void ldr_tombs_restore(ldr_ssd_t *ssd);
+
 /* Memory for what reclaim has in hand at a time. */
 bool ldr_reclaim_create(ldr_ssd_t *ssd);
 void ldr_reclaim_destroy(ldr_ssd_t *ssd);
@@ -196,6 +209,9 @@ void ldr_reclaim_destroy(ldr_ssd_t *ssd);
 /* Makes the oldest segment ready to be filled again (reclaim.c). With the
  * lock, which it drops. False: none could be. */
 bool ldr_ssd_reclaim(ldr_ssd_t *ssd);
+/* Gives up the oldest segment, so that the ledger need not know any longer what
+ * was removed from it. The same otherwise. */
+bool ldr_ssd_relieve(ldr_ssd_t *ssd);
 
 /* Whether several tenants have something on the disks, and works out whose is
  * safe on this one. With the lock. */

@@ -205,6 +205,7 @@ static larder_status_t open_and_recover(ldr_ssd_t *ssd)
     ldr_node_lock(node);
     node->store.disks_coming--;
     if (st == LARDER_OK) {
+        ssd->segments_lost += found.lost;
         ssd->met = true;
         memcpy(ssd->met_id, id, LDR_ID_BYTES);
         ldr_store_disk(&node->store, id);
@@ -435,6 +436,9 @@ static void close_segments(ldr_ssd_t *ssd)
     if (ssd->ready != LDR_NIL) {
         ldr_filling_start(d, &d->filling[0], ssd->ready);
         ldr_filling_close(d, &d->filling[0]);
+    }
+    if (!ldr_ledger_whole(&d->ledger)) {
+        ldr_ledger_write(&d->ledger);
     }
 }
 

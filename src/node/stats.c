@@ -59,7 +59,8 @@ static void disk_stats(const ldr_ssd_t *ssd, larder_disk_stats_t *out)
     out->segments_lost = ssd->segments_lost;
     if (ssd->opened) {
         out->bytes_used =
-            ssd->files * ssd->disk.segment_bytes + 2 * LDR_SUPER_BYTES;
+            ssd->files * ssd->disk.segment_bytes + 2 * LDR_SUPER_BYTES +
+            LDR_LEDGERS * (uint64_t)ssd->disk.ledger.want * LDR_BLOCK;
     }
     out->written_bytes = ssd->written_bytes;
     out->carried_bytes = ssd->carried_bytes;

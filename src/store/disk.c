@@ -167,9 +167,41 @@ static larder_status_t too_small(const ldr_disk_t *d, uint64_t segment_bytes)
                     d->path, ssd, segment, SEGMENTS_MIN, enough);
 }
 
-/* How many segments of this size fit, or why the size is not possible. */
-static larder_status_t size_check(const ldr_disk_t *d, uint64_t bytes,
-                                  uint64_t *room_p)
+/* How a directory is divided between segments and the ledger. */
+typedef struct share {
+    uint64_t segments;     /* files */
+    uint64_t ledger_bytes; /* of each of its files */
+} share_t;
+
+/* A ledger that is there, `have` bytes a file, stays as it is, unless another
+ * size was configured since. Where there are few segments, the ledger makes do
+ * with what they leave; and where that is too little, with the place of one of
+ * them. */
+static share_t divide(uint64_t bytes_max, uint64_t segment_bytes, uint64_t have)
+{
+    uint64_t bytes = bytes_max - ldr_min64(bytes_max, 2 * LDR_SUPER_BYTES);
+    uint64_t ledger = ldr_ledger_bytes(bytes_max);
+
+    if (have >= ledger / 2 && LDR_LEDGERS * have <= bytes_max / 4) {
+        ledger = have;
+    }
+    share_t s = {bytes / segment_bytes, ledger};
+    if (bytes > LDR_LEDGERS * ledger &&
+        (bytes - LDR_LEDGERS * ledger) / segment_bytes >= SEGMENTS_MIN) {
+        s.segments = (bytes - LDR_LEDGERS * ledger) / segment_bytes;
+        return s;
+    }
+    uint64_t left = bytes % segment_bytes / LDR_LEDGERS;
+    if (left < LDR_LEDGER_BYTES_LEAST && s.segments >= SEGMENTS_MIN) {
+        left += segment_bytes / LDR_LEDGERS;
+        s.segments--;
+    }
+    s.ledger_bytes = ldr_min64(ledger, left / LDR_BLOCK * LDR_BLOCK);
+    return s;
+}
+
+/* Why segments of this size are not possible. */
+static larder_status_t size_check(const ldr_disk_t *d, uint64_t bytes)
 {
     if (bytes < SEGMENT_BYTES_LEAST || bytes > SEGMENT_BYTES_MAX ||
         bytes % LDR_BLOCK != 0) {
@@ -178,17 +210,16 @@ static larder_status_t size_check(const ldr_disk_t *d, uint64_t bytes,
                         d->path, (unsigned long long)bytes, SEGMENT_BYTES_LEAST,
                         (unsigned long long)SEGMENT_BYTES_MAX);
     }
-    *room_p = d->bytes_max > 2 * LDR_SUPER_BYTES
-                  ? (d->bytes_max - 2 * LDR_SUPER_BYTES) / bytes
-                  : 0;
-    return *room_p < SEGMENTS_MIN ? too_small(d, bytes) : LARDER_OK;
+    uint64_t room = d->bytes_max > 2 * LDR_SUPER_BYTES
+                        ? (d->bytes_max - 2 * LDR_SUPER_BYTES) / bytes
+                        : 0;
+    return room < SEGMENTS_MIN ? too_small(d, bytes) : LARDER_OK;
 }
 
 /* A directory that has no superblock yet. */
 static larder_status_t super_create(ldr_disk_t *d, uint64_t segment_bytes)
 {
-    uint64_t room;
-    larder_status_t st = size_check(d, segment_bytes, &room);
+    larder_status_t st = size_check(d, segment_bytes);
 
     if (st != LARDER_OK) {
         return st; /* before anything is written that would stay */
@@ -380,15 +411,13 @@ static size_t table_bytes_max(const ldr_disk_t *d)
 static larder_status_t tables_create(ldr_disk_t *d)
 {
     uint64_t bytes = d->super->segment_bytes;
-    uint64_t room;
-    larder_status_t st = size_check(d, bytes, &room);
+    larder_status_t st = size_check(d, bytes);
 
     if (st != LARDER_OK) {
         return st;
     }
     d->segment_bytes = bytes;
     d->segment_blocks = (uint32_t)(bytes / LDR_BLOCK);
-    d->segment_max = (uint32_t)ldr_min64(room, LDR_SEGMENTS_MAX);
     /* The directory may hold more files than are allowed now: until they are
      * reclaimed there must be room for them here. */
     d->segment_slots = LDR_SEGMENTS_MAX;
@@ -404,6 +433,27 @@ static larder_status_t tables_create(ldr_disk_t *d)
         return LARDER_E_NO_MEMORY;
     }
     return LARDER_OK;
+}
+
+static larder_status_t ledger_open(ldr_disk_t *d)
+{
+    ldr_ledger_params_t params = {
+        .io = d->io,
+        .path = d->path,
+        .rand = &d->rand,
+        .dir_id = d->super->dir_id,
+    };
+    larder_status_t st = ldr_ledger_open(&d->ledger, &params);
+
+    if (st == LARDER_OK) {
+        share_t share =
+            divide(d->bytes_max, d->segment_bytes, ldr_ledger_size(&d->ledger));
+
+        ldr_disk_answered(d);
+        ldr_ledger_fit(&d->ledger, share.ledger_bytes);
+        d->segment_max = (uint32_t)ldr_min64(share.segments, LDR_SEGMENTS_MAX);
+    }
+    return st;
 }
 
 /* Nothing is open yet. Gives the size of segments of a new directory. */
@@ -444,6 +494,9 @@ larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
     if (st == LARDER_OK) {
         st = tables_create(d);
     }
+    if (st == LARDER_OK) {
+        st = ledger_open(d);
+    }
     if (st != LARDER_OK) {
         ldr_disk_close(d);
     }
@@ -454,20 +507,19 @@ larder_status_t ldr_disk_open(ldr_disk_t *d, const ldr_disk_params_t *params)
 static larder_status_t check_super(ldr_disk_t *d, uint64_t segment_bytes)
 {
     ldr_parse_t best = LDR_PARSE_EMPTY;
-    uint64_t room;
     larder_status_t st = super_read(d, &best);
 
     if (st != LARDER_OK) {
         return st == LARDER_E_IO ? LARDER_OK : st;
     }
     if (best == LDR_PARSE_OK) {
-        return size_check(d, d->super->segment_bytes, &room);
+        return size_check(d, d->super->segment_bytes);
     }
     st = refuse_used(d);
     if (st != LARDER_OK) {
         return st == LARDER_E_IO ? LARDER_OK : st;
     }
-    return size_check(d, segment_bytes, &room);
+    return size_check(d, segment_bytes);
 }
 
 /* A directory that nobody has is locked while this looks, no longer. */
@@ -495,7 +547,6 @@ static larder_status_t check_files(ldr_disk_t *d, const ldr_disk_params_t *p,
                                    uint64_t segment_bytes)
 {
     char path[LDR_PATH_MAX];
-    uint64_t room;
 
     if (is_too_long(d)) {
         return too_long(d);
@@ -510,7 +561,7 @@ static larder_status_t check_files(ldr_disk_t *d, const ldr_disk_params_t *p,
         path_of(d, LDR_SUPER_NAME, path);
         error = d->io->ops->open(d->io, path, LDR_IO_READONLY | LDR_IO_DIRECT);
         if (error == -ENOENT) {
-            return size_check(d, segment_bytes, &room);
+            return size_check(d, segment_bytes);
         }
     }
     if (error >= 0) {
@@ -548,6 +599,7 @@ void ldr_disk_close(ldr_disk_t *d)
             d->io->ops->close(d->io, d->segments[i].file);
         }
     }
+    ldr_ledger_close(&d->ledger);
     if (d->super_file >= 0) {
         d->io->ops->close(d->io, d->super_file);
     }
@@ -622,9 +674,13 @@ int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment)
 {
     ldr_segment_t *s = &d->segments[segment];
     uint64_t before = s->sequence;
-    /* For a file whose making was cut short; otherwise nothing to do. */
-    int error = d->io->ops->allocate(d->io, s->file, d->segment_bytes);
+    int error = ldr_ledger_free(&d->ledger, segment);
 
+    if (error != 0) {
+        return error;
+    }
+    /* For a file whose making was cut short; otherwise nothing to do. */
+    error = d->io->ops->allocate(d->io, s->file, d->segment_bytes);
     s->failures += s->failures < UINT8_MAX;
     if (error != 0) {
         return error;
@@ -638,6 +694,10 @@ int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment)
     if (error == 0) {
         error = ldr_io_sync(d->io, s->file);
     }
+    if (error == 0) {
+        error = ldr_ledger_use(&d->ledger, segment,
+                               (ldr_use_t){s->sequence, s->nonce, false});
+    }
     if (error != 0) {
         s->state = LDR_SEGMENT_LOST;
         s->sequence = before; /* what is in it may still be of the last use */
@@ -648,12 +708,25 @@ int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment)
     return 0;
 }
 
+int ldr_disk_segment_clear(ldr_disk_t *d, uint32_t segment)
+{
+    int file = d->segments[segment].file;
+
+    memset(d->block, 0, LDR_BLOCK);
+    int error = ldr_io_write_at(d->io, file, 0, d->block, LDR_BLOCK);
+    return error == 0 ? ldr_io_sync(d->io, file) : error;
+}
+
 int ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment)
 {
     char path[LDR_PATH_MAX];
-    int error = segment_path(d, segment, path) ? d->io->ops->unlink(d->io, path)
-                                               : -ENAMETOOLONG;
+    int error = segment_path(d, segment, path)
+                    ? ldr_ledger_free(&d->ledger, segment)
+                    : -ENAMETOOLONG;
 
+    if (error == 0) {
+        error = d->io->ops->unlink(d->io, path);
+    }
     if (error == 0 || error == -ENOENT) {
         error = d->io->ops->sync_dir(d->io, d->path);
     }
@@ -665,66 +738,4 @@ int ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment)
     d->segments[segment] = (ldr_segment_t){.file = -1};
     d->file_count--;
     return 0;
-}
-
-/* ---- filling ---- */
-
-bool ldr_filling_fits(const ldr_disk_t *d, const ldr_filling_t *f,
-                      uint32_t blocks)
-{
-    return (uint64_t)f->next_block + blocks +
-               ldr_table_blocks(f->row_count + 1) <=
-           d->segment_blocks;
-}
-
-void ldr_filling_start(ldr_disk_t *d, ldr_filling_t *f, uint32_t segment)
-{
-    d->segments[segment].state = LDR_SEGMENT_OPEN;
-    f->segment = segment;
-    f->next_block = 1;
-    f->row_count = 0;
-    f->flying = 0;
-    f->failed = false;
-}
-
-void ldr_filling_add(ldr_filling_t *f, ldr_record_t *record)
-{
-    record->block = f->next_block;
-    f->next_block += record->kind == LDR_RECORD_TOMBSTONE
-                         ? 1
-                         : ldr_record_blocks(record->length);
-    ldr_row_compose(record, f->rows + (size_t)f->row_count * LDR_ROW_BYTES);
-    f->row_count++;
-}
-
-int ldr_filling_close(ldr_disk_t *d, ldr_filling_t *f)
-{
-    ldr_segment_t *s = &d->segments[f->segment];
-    ldr_segment_header_t header = ldr_disk_header(d, f->segment);
-    size_t rows_bytes = (size_t)f->row_count * LDR_ROW_BYTES;
-    uint32_t blocks = ldr_table_blocks(f->row_count);
-    uint8_t *footer_block = f->rows + (size_t)(blocks - 1) * LDR_BLOCK;
-    ldr_footer_t footer = {
-        .rows = f->row_count,
-        .used_blocks = f->next_block,
-        .table_crc = ldr_crc32c(0, f->rows, rows_bytes),
-    };
-
-    memset(f->rows + rows_bytes, 0,
-           (size_t)blocks * LDR_BLOCK - LDR_BLOCK - rows_bytes);
-    ldr_footer_compose(&footer, &header, footer_block);
-    /* The records are durable before the table that vouches for them. */
-    int error = ldr_io_sync(d->io, s->file);
-    if (error == 0) {
-        error = ldr_io_write_at(
-            d->io, s->file, (uint64_t)(d->segment_blocks - blocks) * LDR_BLOCK,
-            f->rows, (size_t)blocks * LDR_BLOCK);
-    }
-    if (error == 0) {
-        error = ldr_io_sync(d->io, s->file);
-    }
-    s->used_blocks = f->next_block;
-    s->state = error == 0 ? LDR_SEGMENT_CLOSED : LDR_SEGMENT_LOST;
-    f->segment = LDR_NIL;
-    return error;
 }

@@ -22,6 +22,7 @@
  *     before it, and the header is durable before the first record is written.
  *  2. Nothing is written twice in one use of a segment.
  *  3. Files never exceed segment_max in number, nor segment_bytes in size.
+ *  4. The ledger has every segment that may hold a record: store/ledger.h.
  */
 #pragma once
 
@@ -35,6 +36,7 @@
 #include "larder/larder.h"
 #include "store/format.h"
 #include "store/index.h"
+#include "store/ledger.h"
 
 typedef enum ldr_segment_state {
     LDR_SEGMENT_NONE,
@@ -54,6 +56,8 @@ typedef struct ldr_segment {
     uint8_t state;
     uint8_t failures; /* in a row, to prepare it */
     bool blind; /* its table could not be read: reclaimed when the oldest */
+    bool stale; /* while opening: its header is not to be found again, */
+    bool older; /* being that of a use which is over */
 } ldr_segment_t;
 
 /* The table of a segment that is being filled. */
@@ -103,6 +107,7 @@ typedef struct ldr_disk {
     ldr_super_t *super;
     uint8_t *super_bytes;
     struct iovec super_iov;
+    ldr_ledger_t ledger;
     int super_first;   /* the copy to write first: the worse one */
     bool super_uneven; /* the copies differed when they were read */
 
@@ -166,14 +171,16 @@ typedef bool (*ldr_row_fn)(void *arg, uint32_t segment,
 typedef struct ldr_recovery {
     uint64_t segments, records, tombstones;
     uint64_t scanned;  /* segments without a valid table */
+    uint64_t lost;     /* segments that ought to be there, and are not */
     uint64_t rejected; /* records whose payload did not match */
 } ldr_recovery_t;
 
 /*
  * Finds the segments, and calls fn with every record, in the order in which
- * they were written. Segments without a valid table are scanned, their
- * payloads checked, and, if repair is set, closed with a new table. More files
- * than may be opened: LARDER_E_IO, and none of them was.
+ * they were written; then with the tombstones that only the ledger has, as
+ * carried ones of no segment (LDR_NIL). Segments without a valid table are
+ * scanned, their payloads checked, and, if repair is set, closed with a new
+ * table. More files than may be opened: LARDER_E_IO, and none of them was.
  */
 larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
                                  void *arg, ldr_recovery_t *found);
@@ -190,6 +197,9 @@ ldr_segment_header_t ldr_disk_header(const ldr_disk_t *d, uint32_t segment);
 int ldr_disk_segment_create(ldr_disk_t *d, uint32_t *segment_p);
 /* FREE -> READY; LOST if the header could not be written. Counts failures. */
 int ldr_disk_segment_prepare(ldr_disk_t *d, uint32_t segment);
+/* Nothing that is in a FREE segment is found again, whoever looks. 0 or a
+ * negative errno. */
+int ldr_disk_segment_clear(ldr_disk_t *d, uint32_t segment);
 /* Deletes the file of a FREE segment: NONE; LOST if that failed, since what is
  * in it may be found again. 0 or a negative errno. */
 int ldr_disk_segment_delete(ldr_disk_t *d, uint32_t segment);

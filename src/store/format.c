@@ -23,21 +23,13 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "base/log.h"
+#include "store/format_int.h"
 #include "store/index.h"
-
-enum { MAGIC_BYTES = 8, SEAL_BYTES = 4 };
 
 static const char super_magic[MAGIC_BYTES + 1] = "LARDERSB";
 static const char header_magic[MAGIC_BYTES + 1] = "LARDERSG";
 static const char record_magic[MAGIC_BYTES + 1] = "LARDERRC";
 static const char footer_magic[MAGIC_BYTES + 1] = "LARDERTB";
-
-/* How every structure but a row begins. */
-enum {
-    AT_MAGIC = 0,
-    AT_VERSION = 8, /* u32, then 4 bytes zero */
-    AT_BODY = 16
-};
 
 enum {
     SUPER_DIR_ID = AT_BODY,
@@ -128,23 +120,23 @@ static bool all_zero(const uint8_t *p, size_t bytes)
     return p[0] == 0 && memcmp(p, p + 1, bytes - 1) == 0;
 }
 
-static void begin(uint8_t *block, size_t bytes, const char *magic)
+void ldr_format_begin(uint8_t *block, size_t bytes, const char *magic)
 {
     memset(block, 0, bytes);
     memcpy(block + AT_MAGIC, magic, MAGIC_BYTES);
     ldr_put32(block + AT_VERSION, LDR_FORMAT_VERSION);
 }
 
-static void seal(uint8_t *block, size_t bytes, uint32_t seed)
+void ldr_format_seal(uint8_t *block, size_t bytes, uint32_t seed)
 {
     ldr_put32(block + bytes - SEAL_BYTES,
               ldr_crc32c(seed, block, bytes - SEAL_BYTES));
 }
 
-/* Magic, version and seal. Another version may have its seal elsewhere, so
- * that the magic alone says whose it is. */
-static ldr_parse_t check(const uint8_t *block, size_t bytes, const char *magic,
-                         uint32_t seed)
+/* Another version may have its seal elsewhere, so that the magic alone says
+ * whose it is. */
+ldr_parse_t ldr_format_check(const uint8_t *block, size_t bytes,
+                             const char *magic, uint32_t seed)
 {
     if (memcmp(block + AT_MAGIC, magic, MAGIC_BYTES) != 0) {
         return all_zero(block, bytes) ? LDR_PARSE_EMPTY : LDR_PARSE_BAD;
@@ -212,7 +204,7 @@ bool ldr_segment_number(const char *name, uint32_t *segment_p)
 
 void ldr_super_compose(const ldr_super_t *super, uint8_t *block)
 {
-    begin(block, LDR_SUPER_BYTES, super_magic);
+    ldr_format_begin(block, LDR_SUPER_BYTES, super_magic);
     memcpy(block + SUPER_DIR_ID, super->dir_id, LDR_ID_BYTES);
     ldr_put64(block + SUPER_GENERATION, super->generation);
     ldr_put64(block + SUPER_SEGMENT_BYTES, super->segment_bytes);
@@ -230,7 +222,7 @@ void ldr_super_compose(const ldr_super_t *super, uint8_t *block)
         memcpy(p + TENANT_ID, super->tenants[i].id, LDR_ID_BYTES);
         memcpy(p + TENANT_CHECK, super->tenants[i].check, LDR_ID_BYTES);
     }
-    seal(block, LDR_SUPER_BYTES, 0);
+    ldr_format_seal(block, LDR_SUPER_BYTES, 0);
 }
 
 /* The counts and the size, which others rely on. */
@@ -255,7 +247,8 @@ static bool super_fields_ok(const uint8_t *block)
 
 ldr_parse_t ldr_super_parse(const uint8_t *block, ldr_super_t *super)
 {
-    ldr_parse_t parse = check(block, LDR_SUPER_BYTES, super_magic, 0);
+    ldr_parse_t parse =
+        ldr_format_check(block, LDR_SUPER_BYTES, super_magic, 0);
 
     if (parse != LDR_PARSE_OK) {
         return parse;
@@ -307,14 +300,14 @@ static uint32_t identity_seed(const ldr_segment_header_t *header)
 
 void ldr_header_compose(const ldr_segment_header_t *header, uint8_t *block)
 {
-    begin(block, LDR_BLOCK, header_magic);
+    ldr_format_begin(block, LDR_BLOCK, header_magic);
     identity_put(header, block + AT_BODY);
-    seal(block, LDR_BLOCK, 0);
+    ldr_format_seal(block, LDR_BLOCK, 0);
 }
 
 ldr_parse_t ldr_header_parse(const uint8_t *block, ldr_segment_header_t *header)
 {
-    ldr_parse_t parse = check(block, LDR_BLOCK, header_magic, 0);
+    ldr_parse_t parse = ldr_format_check(block, LDR_BLOCK, header_magic, 0);
     const uint8_t *p = block + AT_BODY;
 
     if (parse != LDR_PARSE_OK) {
@@ -448,13 +441,13 @@ void ldr_record_compose(const ldr_record_t *record,
 {
     uint32_t seed = identity_seed(header);
 
-    begin(block, LDR_BLOCK, record_magic);
+    ldr_format_begin(block, LDR_BLOCK, record_magic);
     ldr_put64(block + RECORD_SEQUENCE, header->sequence);
     ldr_put64(block + RECORD_NONCE, header->nonce);
     ldr_row_compose(record, block + RECORD_ROW);
     ldr_put32(block + RECORD_PAYLOAD_CRC,
               record->payload_crc ^ payload_mask(block, seed, record->length));
-    seal(block, LDR_BLOCK, seed);
+    ldr_format_seal(block, LDR_BLOCK, seed);
 }
 
 bool ldr_record_parse(const uint8_t *block, const ldr_segment_header_t *header,
@@ -463,7 +456,8 @@ bool ldr_record_parse(const uint8_t *block, const ldr_segment_header_t *header,
     uint32_t seed = identity_seed(header);
     ldr_record_t r;
 
-    if (check(block, LDR_BLOCK, record_magic, seed) != LDR_PARSE_OK ||
+    if (ldr_format_check(block, LDR_BLOCK, record_magic, seed) !=
+            LDR_PARSE_OK ||
         ldr_get64(block + RECORD_SEQUENCE) != header->sequence ||
         ldr_get64(block + RECORD_NONCE) != header->nonce ||
         !ldr_row_parse(block + RECORD_ROW, header, &r)) {
@@ -488,13 +482,13 @@ uint32_t ldr_table_blocks(uint32_t rows)
 void ldr_footer_compose(const ldr_footer_t *footer,
                         const ldr_segment_header_t *header, uint8_t *block)
 {
-    begin(block, LDR_BLOCK, footer_magic);
+    ldr_format_begin(block, LDR_BLOCK, footer_magic);
     ldr_put64(block + FOOTER_SEQUENCE, header->sequence);
     ldr_put64(block + FOOTER_NONCE, header->nonce);
     ldr_put32(block + FOOTER_ROWS, footer->rows);
     ldr_put32(block + FOOTER_USED_BLOCKS, footer->used_blocks);
     ldr_put32(block + FOOTER_TABLE_CRC, footer->table_crc);
-    seal(block, LDR_BLOCK, identity_seed(header));
+    ldr_format_seal(block, LDR_BLOCK, identity_seed(header));
 }
 
 /* Header, records and table fit one after the other, and every record has a
@@ -512,8 +506,8 @@ bool ldr_footer_parse(const uint8_t *block, const ldr_segment_header_t *header,
 {
     ldr_footer_t f;
 
-    if (check(block, LDR_BLOCK, footer_magic, identity_seed(header)) !=
-            LDR_PARSE_OK ||
+    if (ldr_format_check(block, LDR_BLOCK, footer_magic,
+                         identity_seed(header)) != LDR_PARSE_OK ||
         ldr_get64(block + FOOTER_SEQUENCE) != header->sequence ||
         ldr_get64(block + FOOTER_NONCE) != header->nonce) {
         return false;

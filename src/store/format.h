@@ -5,6 +5,7 @@
  * A directory holds
  *   larder.lock        locked while a node uses the directory
  *   larder.super       two copies of the superblock
+ *   larder.ledger-N    two: which segments are in use, and what was removed
  *   segment-NNNNNN     fixed size; block 0 header, records, table, footer
  *
  * A record is its payload, padded with zeros to blocks, then one block that
@@ -38,12 +39,16 @@
     "%s: in use by another node (a daemon, or an engine's own): stop it, or "  \
     "ask it by its URL, unix:PATH"
 #define LDR_SUPER_NAME "larder.super"
+#define LDR_LEDGERS 2
+#define LDR_LEDGER_NAME_BYTES 16
 #define LDR_SEGMENTS_MAX 0xfffffu
 #define LDR_SEGMENT_NAME_BYTES 16
 
 void ldr_segment_name(uint32_t segment, char name[LDR_SEGMENT_NAME_BYTES]);
 /* False: not the name of a segment, to the letter. */
 bool ldr_segment_number(const char *name, uint32_t *segment_p);
+void ldr_ledger_name(unsigned file, char name[LDR_LEDGER_NAME_BYTES]);
+bool ldr_ledger_named(const char *name);
 
 /* ---- superblock ---- */
 
@@ -174,3 +179,52 @@ void ldr_footer_compose(const ldr_footer_t *footer,
                         const ldr_segment_header_t *header, uint8_t *block);
 bool ldr_footer_parse(const uint8_t *block, const ldr_segment_header_t *header,
                       ldr_footer_t *footer);
+
+/* ---- the ledger ---- */
+
+/* Block 0 of a ledger's file. */
+typedef struct ldr_ledger_header {
+    uint8_t dir_id[LDR_ID_BYTES];
+    uint64_t generation; /* of the two files the higher one counts */
+    uint64_t nonce;      /* random; seeds the checksums of its blocks */
+    uint64_t sequence;   /* the highest that a segment was given before */
+    uint32_t blocks;     /* of the file */
+    uint32_t first;      /* blocks that were written before the header was */
+} ldr_ledger_header_t;
+
+/* block: LDR_BLOCK bytes. */
+void ldr_ledger_compose(const ldr_ledger_header_t *header, uint8_t *block);
+ldr_parse_t ldr_ledger_parse(const uint8_t *block, ldr_ledger_header_t *header);
+
+typedef enum ldr_ledger_kind {
+    LDR_LEDGER_USED = 1, /* the segment is in use: sequence, nonce */
+    LDR_LEDGER_FREE = 2, /* it is not any more */
+    LDR_LEDGER_REMOVED = 3,
+    LDR_LEDGER_CLOSED = 4 /* as USED, and it has a table */
+} ldr_ledger_kind_t;
+
+/* What a block of the ledger says, so many times at most. Of a removal,
+ * sequence and block are where its tombstone stood first. */
+#define LDR_LEDGER_ENTRIES 55u
+typedef struct ldr_ledger_entry {
+    ldr_ledger_kind_t kind;
+    uint32_t segment; /* of all but REMOVED */
+    uint64_t sequence, nonce;
+    uint32_t block, epoch;
+    uint16_t group, shard;
+    larder_key_t key;
+    uint8_t space_id[LDR_ID_BYTES];
+} ldr_ledger_entry_t;
+
+typedef struct ldr_ledger_block {
+    uint32_t number;   /* of the block in the file */
+    uint32_t unsynced; /* blocks right before it that were written with it */
+    uint32_t count;
+    ldr_ledger_entry_t entries[LDR_LEDGER_ENTRIES];
+} ldr_ledger_block_t;
+
+void ldr_entries_compose(const ldr_ledger_block_t *entries,
+                         const ldr_ledger_header_t *header, uint8_t *block);
+/* Accepts only what was written there in this generation. */
+bool ldr_entries_parse(const uint8_t *block, const ldr_ledger_header_t *header,
+                       uint32_t number, ldr_ledger_block_t *entries);

@@ -1,7 +1,7 @@
 /*
- * The order of a check: lock, superblock, all headers, then segment by
- * segment. Until all headers were seen nothing is written, since any of them
- * may turn out to be of an unknown version.
+ * The order of a check: lock, superblock, ledger, all headers, then segment by
+ * segment; the ledger is written last. Until all headers were seen nothing is
+ * written, since any of them may turn out to be of an unknown version.
  *
  * What repair may do is bounded by what an open would believe afterwards. It
  * never writes a header of a segment in use: the records of a segment without
@@ -121,7 +121,7 @@ static int note_name(void *arg, const char *name)
         f->has_super = true;
     } else if (strcmp(name, LDR_LOCK_NAME) == 0) {
         f->has_lock = true;
-    } else {
+    } else if (!ldr_ledger_named(name)) {
         f->strangers++;
     }
     return 0;
@@ -306,7 +306,8 @@ static larder_status_t header_read(ldr_fsck_t *f, ldr_fsck_segment_t *s)
         return ldr_format_unknown(f->path, f->segment, f->piece);
     }
     if (parsed == LDR_PARSE_EMPTY) {
-        if (size < f->super->segment_bytes) {
+        if (size < f->super->segment_bytes &&
+            ldr_ledger_use_of(&f->ledger, f->segment).sequence == 0) {
             ldr_fsck_found(f, LDR_FSCK_FILE_UNMADE, 0, NULL, 0);
         }
     } else if (size < f->super->segment_bytes) {
@@ -364,6 +365,7 @@ static larder_status_t fsck_open(ldr_fsck_t *f)
 
 static void fsck_close(ldr_fsck_t *f)
 {
+    ldr_ledger_close(&f->ledger);
     if (f->super_file >= 0) {
         f->io->ops->close(f->io, f->super_file);
     }
@@ -386,10 +388,14 @@ static larder_status_t segments_check(ldr_fsck_t *f)
     if (f->table == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
     }
-    larder_status_t st = headers_check(f);
+    larder_status_t st = ldr_fsck_ledger_open(f);
+    if (st == LARDER_OK) {
+        st = headers_check(f);
+    }
     if (st != LARDER_OK) {
         return st;
     }
+    ldr_fsck_ledger_check(f);
     if (f->super_long && f->repair) {
         super_cut(f);
     }
@@ -402,6 +408,9 @@ static larder_status_t segments_check(ldr_fsck_t *f)
             f->done_bytes += f->super->segment_bytes;
             ldr_fsck_progress(f, 0);
         }
+    }
+    if (f->repair) {
+        ldr_fsck_ledger_repair(f);
     }
     return LARDER_OK;
 }
@@ -487,6 +496,23 @@ static void super_look(ldr_fsck_t *f, ldr_fsck_look_t *look)
     look->segment_bytes = f->super_best >= 0 ? f->super->segment_bytes : 0;
 }
 
+static uint64_t ledger_look(ldr_fsck_t *f)
+{
+    uint64_t bytes = 0, size;
+
+    for (unsigned i = 0; i < LDR_LEDGERS; i++) {
+        char name[LDR_LEDGER_NAME_BYTES];
+
+        ldr_ledger_name(i, name);
+        int file = file_open(f, name, LDR_IO_READONLY);
+        if (file >= 0) {
+            bytes += f->io->ops->size(f->io, file, &size) == 0 ? size : 0;
+            f->io->ops->close(f->io, file);
+        }
+    }
+    return bytes;
+}
+
 larder_status_t ldr_fsck_look(ldr_io_t *io, const char *path,
                               ldr_fsck_look_t *look)
 {
@@ -502,6 +528,7 @@ larder_status_t ldr_fsck_look(ldr_io_t *io, const char *path,
         look->super = f.has_super;
         look->segments = f.file_count;
         look->strangers = f.strangers;
+        look->ledger_bytes = ledger_look(&f);
         headers_look(&f, look);
         if (f.has_super) {
             st = super_open(&f);

@@ -1,9 +1,10 @@
 /*
  * Checking a directory offline, and mending it when told to.
  *
- * Everything is read: both copies of the superblock, the header and table of
- * every segment, the descriptor and payload of every record. Nothing is
- * written without `repair`, and nothing at all to a directory that is refused.
+ * Everything is read: both copies of the superblock, the ledger, the header and
+ * table of every segment, the descriptor and payload of every record. Nothing
+ * is written without `repair`, and nothing at all to a directory that is
+ * refused.
  *
  * What is found is either damage, or a note: what a crash leaves behind and
  * the next open puts right by itself.
@@ -38,7 +39,7 @@
       "the segment becomes free")                                              \
     X(TABLE_NONE, "table-none", false, "the segment was not closed",           \
       "the table is made")                                                     \
-    X(TABLE_BAD, "table-bad", true, "the table is damaged",                    \
+    X(TABLE_BAD, "table-bad", true, "the table is damaged or gone",            \
       "the table is made anew from the records")                               \
     X(ROW_BAD, "row-bad", true, "a row of the table makes no sense",           \
       "the row is dropped")                                                    \
@@ -50,7 +51,25 @@
       "is left out of the table")                                              \
     X(UNREADABLE, "unreadable", true, "cannot be read",                        \
       "a record is dropped, a header left alone")                              \
-    X(UNREPAIRED, "unrepaired", true, "could not be repaired", "nothing")
+    X(UNREPAIRED, "unrepaired", true, "could not be repaired", "nothing")      \
+    X(SEGMENT_LOST, "segment-lost", true,                                      \
+      "a segment with shards ought to be here: the file is gone or empty",     \
+      "is given up; what was removed stays removed")                           \
+    X(SEGMENT_OLD, "segment-old", true,                                        \
+      "the file is an older copy of the segment",                              \
+      "the segment becomes free; what was removed stays removed")              \
+    X(SEGMENT_OVER, "segment-over", false, "the segment was given up",         \
+      "the segment becomes free")                                              \
+    X(LEDGER_NONE, "ledger-none", false,                                       \
+      "there is none: an earlier version wrote here",                          \
+      "is left to the next open")                                              \
+    X(LEDGER_OLD, "ledger-old", false,                                         \
+      "it lacks segments: an earlier version wrote here since",                \
+      "is written anew from the segments")                                     \
+    X(LEDGER_BAD, "ledger-bad", true, "it is damaged or gone",                 \
+      "is written anew from the segments")                                     \
+    X(LEDGER_UNREPAIRED, "ledger-unrepaired", true, "could not be repaired",   \
+      "nothing")
 
 typedef enum ldr_fsck_kind {
 #define X(name, word, damage, text, repair) LDR_FSCK_##name,
@@ -66,10 +85,16 @@ typedef struct ldr_fsck_kind_info {
 
 extern const ldr_fsck_kind_info_t ldr_fsck_kinds[LDR_FSCK_KINDS];
 
+/* Of the ledger, where a finding has no segment. */
+static inline bool ldr_fsck_of_ledger(ldr_fsck_kind_t kind)
+{
+    return kind >= LDR_FSCK_LEDGER_NONE;
+}
+
 typedef struct ldr_fsck_finding {
     ldr_fsck_kind_t kind;
-    uint32_t segment;           /* LDR_NIL: the superblock */
-    uint32_t block;             /* of the superblock: which copy */
+    uint32_t segment;           /* LDR_NIL: the superblock, or the ledger */
+    uint32_t block;             /* of these: which copy, or which file */
     const ldr_record_t *record; /* where one is known, else NULL */
     int error;                  /* a negative errno, or 0 */
 } ldr_fsck_finding_t;
@@ -83,6 +108,7 @@ typedef struct ldr_fsck_ops {
 
 typedef struct ldr_fsck_report {
     uint64_t segments, segments_free;
+    uint64_t segments_lost;       /* that ought to be there */
     uint64_t records, tombstones; /* good ones */
     uint64_t payload_bytes;       /* of the good records */
     uint64_t damage, notes;
@@ -106,6 +132,7 @@ typedef struct ldr_fsck_look {
     bool ours;                /* a superblock or a header proves it */
     uint32_t version_unknown; /* a format that is not known; 0: none is */
     uint64_t segment_bytes;   /* 0: no copy of the superblock is good */
+    uint64_t ledger_bytes;    /* of all its files */
 } ldr_fsck_look_t;
 
 /* Reads names and superblock, without the lock, and writes nothing. Fails

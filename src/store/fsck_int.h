@@ -1,13 +1,15 @@
-/* What the two halves of fsck share: the directory (fsck.c), and the inside of
- * a segment (fsck_segment.c). */
+/* What the parts of fsck share: the directory (fsck.c), its ledger
+ * (fsck_ledger.c), and the inside of a segment (fsck_segment.c). */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/clock.h"
 #include "store/fsck.h"
 #include "store/index.h"
+#include "store/ledger.h"
 
 #define LDR_FSCK_PIECE_BYTES ((size_t)1 << 20) /* read at a time */
 
@@ -39,6 +41,10 @@ typedef struct ldr_fsck {
     bool super_mend;       /* the other needs writing */
     bool super_long;       /* more is in the file than the two */
     uint64_t super_damage; /* found in them */
+
+    ldr_ledger_t ledger;
+    ldr_rand_t rand;        /* for it */
+    uint64_t ledger_damage; /* that writing it mends */
 
     ldr_fsck_segment_t *segments; /* LDR_SEGMENTS_MAX, reserved */
     uint32_t segment_count;       /* beyond, all are NONE */
@@ -77,3 +83,9 @@ int ldr_fsck_segment_open(ldr_fsck_t *f, uint32_t segment);
 
 /* Checks, and with repair mends, one segment whose header was seen. */
 void ldr_fsck_segment_check(ldr_fsck_t *f, uint32_t segment);
+
+/* Reads the ledger; then, with all headers seen, says what is not as it says;
+ * then, with all segments seen, writes it anew if it has to be. */
+larder_status_t ldr_fsck_ledger_open(ldr_fsck_t *f);
+void ldr_fsck_ledger_check(ldr_fsck_t *f);
+void ldr_fsck_ledger_repair(ldr_fsck_t *f);

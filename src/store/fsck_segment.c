@@ -85,6 +85,7 @@ static void count_good(ldr_fsck_t *f, const ldr_record_t *r)
 {
     if (r->kind == LDR_RECORD_TOMBSTONE) {
         f->report->tombstones++;
+        ldr_ledger_seen(&f->ledger, r, f->header.sequence);
     } else {
         f->report->records++;
         f->report->payload_bytes += r->length;
@@ -112,8 +113,11 @@ static bool row_check(ldr_fsck_t *f, const uint8_t *row, uint32_t block)
         count_good(f, &r);
         return true;
     }
-    if (r.kind == LDR_RECORD_TOMBSTONE && f->repair) {
-        tombstone_repair(f, &r);
+    if (r.kind == LDR_RECORD_TOMBSTONE) {
+        ldr_ledger_seen(&f->ledger, &r, f->header.sequence);
+        if (f->repair) {
+            tombstone_repair(f, &r);
+        }
     }
     return r.kind == LDR_RECORD_TOMBSTONE;
 }
@@ -161,7 +165,8 @@ static table_t table_read(ldr_fsck_t *f, ldr_footer_t *footer)
     }
     if (!ldr_footer_parse(f->piece, &f->header, footer)) {
         bool none =
-            all_zero(f->piece, LDR_BLOCK) || footer_is_older(f, f->piece);
+            !ldr_ledger_use_of(&f->ledger, f->segment).closed &&
+            (all_zero(f->piece, LDR_BLOCK) || footer_is_older(f, f->piece));
 
         ldr_fsck_found(f, none ? LDR_FSCK_TABLE_NONE : LDR_FSCK_TABLE_BAD, last,
                        NULL, 0);
@@ -298,6 +303,8 @@ static void used_check(ldr_fsck_t *f)
     }
     if (rewrite && f->repair) {
         table_write(f);
+        ldr_ledger_found(&f->ledger, f->segment,
+                         (ldr_use_t){s->sequence, s->nonce, !f->failed});
     }
 }
 

@@ -14,6 +14,10 @@
  *   a descriptor, payload torn  its checksum fails: left out
  *   payload, descriptor torn    not found
  *   an older use's records      another nonce: not found
+ *
+ * The ledger says which segments there ought to be, in which use. What is in a
+ * file that is of another use counts for nothing; and if that file was damaged,
+ * or put there, the tombstones that were lost with it are the ledger's.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -121,7 +125,8 @@ static larder_status_t find_files(ldr_disk_t *d)
                                  strerror(-error));
 }
 
-/* A segment whose header is not that of this directory and place is FREE. */
+/* A segment whose header is not that of this directory and place, or of a use
+ * that is over, is FREE. */
 static larder_status_t header_load(ldr_disk_t *d, uint32_t segment)
 {
     ldr_segment_t *s = &d->segments[segment];
@@ -129,7 +134,7 @@ static larder_status_t header_load(ldr_disk_t *d, uint32_t segment)
     uint64_t size = 0;
     int error = d->io->ops->size(d->io, s->file, &size);
 
-    if (error == 0 && size < d->segment_bytes) {
+    if (error == 0 && size < LDR_BLOCK) {
         return LARDER_OK; /* cut while it was made */
     }
     if (error == 0) {
@@ -142,9 +147,19 @@ static larder_status_t header_load(ldr_disk_t *d, uint32_t segment)
     if (parsed == LDR_PARSE_VERSION) {
         return ldr_format_unknown(d->path, segment, d->block);
     }
-    if (parsed != LDR_PARSE_OK || header.segment != segment ||
-        header.segment_bytes != d->segment_bytes ||
-        memcmp(header.dir_id, d->super->dir_id, LDR_ID_BYTES) != 0) {
+    if (parsed == LDR_PARSE_EMPTY) {
+        return LARDER_OK;
+    }
+    s->stale = parsed != LDR_PARSE_OK || header.segment != segment ||
+               size < d->segment_bytes ||
+               header.segment_bytes != d->segment_bytes ||
+               memcmp(header.dir_id, d->super->dir_id, LDR_ID_BYTES) != 0;
+    if (s->stale) {
+        return LARDER_OK;
+    }
+    s->stale = s->older = ldr_ledger_judge(&d->ledger, segment, header.sequence,
+                                           header.nonce) == LDR_VERDICT_STALE;
+    if (s->stale) {
         return LARDER_OK;
     }
     s->sequence = header.sequence;
@@ -152,6 +167,112 @@ static larder_status_t header_load(ldr_disk_t *d, uint32_t segment)
     s->state = LDR_SEGMENT_OPEN; /* until its table was seen */
     d->sequence = ldr_max64(d->sequence, header.sequence);
     return LARDER_OK;
+}
+
+/* ---- the ledger ---- */
+
+/* Whether others have used the directory since the ledger was written to: an
+ * older program, which has none, or it is an older copy of itself. Then what it
+ * misses may be gone for good reason. */
+static bool ledger_is_behind(const ldr_disk_t *d)
+{
+    const ldr_ledger_t *l = &d->ledger;
+    uint32_t newer = 0;
+
+    for (uint32_t i = 0; i < d->segment_count; i++) {
+        const ldr_segment_t *s = &d->segments[i];
+
+        if (s->state == LDR_SEGMENT_OPEN && s->sequence > l->sequence) {
+            /* One that is not in the list was being prepared. */
+            newer += 1 + (ldr_ledger_use_of(l, i).sequence != 0);
+        }
+    }
+    return newer > 1;
+}
+
+static ldr_use_t use_found(const ldr_disk_t *d, uint32_t segment,
+                           ldr_use_t known)
+{
+    const ldr_segment_t *s = &d->segments[segment];
+
+    if (s->state == LDR_SEGMENT_OPEN) {
+        return (ldr_use_t){s->sequence, s->nonce,
+                           known.closed && known.sequence == s->sequence};
+    }
+    if (s->state != LDR_SEGMENT_LOST) {
+        return (ldr_use_t){0};
+    }
+    return known.sequence != 0 ? known : LDR_USE_UNKNOWN;
+}
+
+/* All headers were seen: the ledger's list becomes what was found, and what it
+ * misses is lost. */
+static void ledger_compare(ldr_disk_t *d, ldr_recovery_t *found)
+{
+    ldr_ledger_t *l = &d->ledger;
+    bool behind = !l->trusted || ledger_is_behind(d);
+    uint32_t slots = (uint32_t)ldr_max64(l->use_slots, d->segment_count);
+
+    for (uint32_t i = 0; i < slots; i++) {
+        ldr_use_t known = ldr_ledger_use_of(l, i);
+        ldr_use_t use = use_found(d, i, known);
+
+        ldr_ledger_found(l, i, use);
+        if (known.sequence == 0 || use.sequence != 0 || behind) {
+            continue;
+        }
+        found->lost++;
+        ldr_warn(d->log,
+                 "%s: segment-%06u is lost: %s; its shards are, and no removal",
+                 d->path, i,
+                 d->segments[i].state == LDR_SEGMENT_NONE
+                     ? "the file is gone"
+                     : (d->segments[i].older
+                            ? "the file is an older copy"
+                            : "the file is another or damaged"));
+    }
+    ldr_ledger_listed(l);
+}
+
+/* Older programs, and an open without a ledger, would find what is in a use
+ * that is over. One that cannot be cleared is not used either. */
+static void stale_clear(ldr_disk_t *d)
+{
+    for (uint32_t i = 0; i < d->segment_count; i++) {
+        ldr_segment_t *s = &d->segments[i];
+
+        if (s->stale && ldr_disk_segment_clear(d, i) != 0) {
+            s->state = LDR_SEGMENT_LOST;
+            s->sequence = 1; /* older than all tombstones */
+        }
+        s->stale = false;
+    }
+}
+
+/* All segments were read: what the ledger has of removals holds, whatever they
+ * had; and what they had is in the ledger then. */
+static larder_status_t ledger_apply(ldr_disk_t *d, bool repair, ldr_row_fn fn,
+                                    void *arg)
+{
+    ldr_ledger_t *l = &d->ledger;
+
+    ldr_ledger_settle(l);
+    for (uint32_t i = 0; i < l->row_count; i++) {
+        ldr_record_t record = ldr_ledger_tombstone(&l->rows[i]);
+
+        if (!l->rows[i].seen && !fn(arg, LDR_NIL, &record)) {
+            break;
+        }
+    }
+    if (!repair) {
+        return LARDER_OK;
+    }
+    stale_clear(d);
+    int error = ldr_ledger_whole(l) ? 0 : ldr_ledger_write(l);
+    return error == 0
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_IO, "%s: cannot write larder.ledger: %s",
+                          d->path, strerror(-error));
 }
 
 /* ---- closed segments ---- */
@@ -310,6 +431,7 @@ static int scan_segment(scan_t *scan, uint32_t segment, ldr_filling_t *f)
 /* ---- all of it ---- */
 
 typedef struct tally {
+    ldr_disk_t *disk;
     ldr_row_fn fn;
     void *arg;
     ldr_recovery_t *found;
@@ -321,6 +443,8 @@ static bool tally_row(void *arg, uint32_t segment, const ldr_record_t *record)
 
     if (record->kind == LDR_RECORD_TOMBSTONE) {
         t->found->tombstones++;
+        ldr_ledger_seen(&t->disk->ledger, record,
+                        t->disk->segments[segment].sequence);
     } else {
         t->found->records++;
     }
@@ -364,9 +488,17 @@ static larder_status_t segment_recover(scan_t *scan, uint32_t segment,
         s->state = footer.rows > 0 ? LDR_SEGMENT_CLOSED : LDR_SEGMENT_FREE;
         s->used_blocks = footer.used_blocks;
         rows_walk(d, segment, d->table, footer.rows, tally_row, tally);
+        ldr_ledger_found(&d->ledger, segment,
+                         (ldr_use_t){s->sequence, s->nonce, true});
         return LARDER_OK;
     }
     if (error == 0) {
+        if (ldr_ledger_use_of(&d->ledger, segment).closed) {
+            ldr_warn(d->log,
+                     "%s: segment-%06u has lost its table, or is an older "
+                     "copy: it is scanned",
+                     d->path, segment);
+        }
         scan->found->scanned++;
         error = scan_segment(scan, segment, f);
     }
@@ -378,7 +510,9 @@ static larder_status_t segment_recover(scan_t *scan, uint32_t segment,
     s->state = LDR_SEGMENT_CLOSED;
     if (f->row_count == 0) {
         s->state = LDR_SEGMENT_FREE;
+        s->stale = true;
         f->segment = LDR_NIL;
+        ldr_ledger_found(&d->ledger, segment, (ldr_use_t){0});
     } else if (repair) {
         error = repair_table(d, f);
     }
@@ -418,7 +552,7 @@ larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
                                  void *arg, ldr_recovery_t *found)
 {
     scan_t scan = {.disk = d, .found = found};
-    tally_t tally = {fn, arg, found};
+    tally_t tally = {d, fn, arg, found};
     larder_status_t st = find_files(d);
 
     memset(found, 0, sizeof(*found));
@@ -439,8 +573,10 @@ larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
         }
     }
     if (st == LARDER_OK) {
+        ledger_compare(d, found);
         st = go_on(d);
     }
+    d->sequence = ldr_max64(d->sequence, d->ledger.sequence);
     /* What is written from now on is newer than what it may hold, and it may
      * be newer than all that is known: it is the last to be reclaimed. */
     d->sequence += blind ? SEQUENCE_JUMP : 0;
@@ -459,6 +595,9 @@ larder_status_t ldr_disk_recover(ldr_disk_t *d, bool repair, ldr_row_fn fn,
             d->unseen = ldr_max64(d->unseen, above);
         }
         st = st == LARDER_OK ? go_on(d) : st;
+    }
+    if (st == LARDER_OK) {
+        st = ledger_apply(d, repair, fn, arg);
     }
     ldr_free(scan.piece);
     ldr_free(scan.check);

@@ -239,7 +239,7 @@ static void test_smaller_at_reopen(void **state)
     fixture_t *f = *state;
 
     put_range(f, 0, 200);
-    f->rig.options.ssd = 2 * LDR_SUPER_BYTES + 4 * SEGMENT_BYTES;
+    f->rig.options.ssd = rig_ssd(4, SEGMENT_BYTES);
     reopen(f);
     rig_step(&f->rig, 1000);
     assert_true(simdisk_used(f->disk) <= f->rig.options.ssd);
@@ -448,8 +448,7 @@ static void test_disk_full(void **state)
     fixture_t *f = *state;
 
     /* Three segments fit: the tier is smaller than configured. */
-    simdisk_set_capacity(f->disk,
-                         2 * LDR_SUPER_BYTES + 3 * SEGMENT_BYTES + 1000);
+    simdisk_set_capacity(f->disk, rig_ssd(3, SEGMENT_BYTES) + 1000);
     put_range(f, 0, 100);
     larder_disk_stats_t s = stats(f, 0);
     assert_true(s.on);
@@ -475,7 +474,7 @@ static void test_room_for_one(void **state)
     fixture_t *f = *state;
     bool must[KEYS * RIG_SPACES * 2] = {false};
 
-    simdisk_set_capacity(f->disk, 2 * LDR_SUPER_BYTES + SEGMENT_BYTES + 1000);
+    simdisk_set_capacity(f->disk, rig_ssd(1, SEGMENT_BYTES) + 1000);
     put_range(f, 0, 4);
     reopen(f);
     for (uint32_t i = 0; i < 4; i++) {
@@ -505,11 +504,31 @@ static void test_room_for_one(void **state)
     assert_string_equal(stats(f, 0).reason, "");
 }
 
+/* More removals than the ledger has room for, where there is one segment. */
+static void test_room_for_one_and_many_removals(void **state)
+{
+    fixture_t *f = *state;
+
+    simdisk_set_capacity(f->disk, rig_ssd(1, SEGMENT_BYTES) + 1000);
+    put_range(f, 0, 4);
+    for (uint32_t i = 0; i < 1000; i++) {
+        larder_status_t st = rig_remove(&f->rig, name_at(10000 + i));
+
+        assert_int_equal(st, LARDER_MISS);
+    }
+    assert_true(stats(f, 0).on);
+    put_range(f, 4, 8);
+    assert_int_equal(history_remove(&f->history, &f->rig, name_at(7)),
+                     LARDER_OK);
+    reopen(f);
+    history_verify(&f->history, &f->rig, NULL);
+}
+
 static void test_no_space_at_all(void **state)
 {
     fixture_t *f = *state;
 
-    simdisk_set_capacity(f->disk, 2 * LDR_SUPER_BYTES + 1000);
+    simdisk_set_capacity(f->disk, rig_ssd(0, SEGMENT_BYTES) + 1000);
     history_put(&f->history, &f->rig, name_at(0));
     larder_flush(f->rig.lar, LARDER_TIER_SSD, 0);
     assert_false(stats(f, 0).on);
@@ -632,6 +651,7 @@ int main(void)
         TEST(test_starts_off),
         TEST(test_disk_full),
         TEST(test_room_for_one),
+        TEST(test_room_for_one_and_many_removals),
         TEST(test_no_space_at_all),
         TEST(test_one_of_two_fails),
         TEST(test_removed_on_one_disk),

@@ -96,6 +96,12 @@ static inline void write_record(ldr_disk_t *d, ldr_filling_t *f, uint32_t row)
                                      (uint64_t)r.block * LDR_BLOCK, bytes,
                                      (size_t)blocks * LDR_BLOCK),
                      0);
+    if (row == TOMB) {
+        int none;
+
+        ldr_ledger_removed(&d->ledger, &r, header.sequence);
+        assert_int_equal(ldr_ledger_sync(&d->ledger, -1, &none), 0);
+    }
     ldr_free(bytes);
 }
 

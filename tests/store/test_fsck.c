@@ -122,7 +122,7 @@ static void test_flip_header(void **state)
 
     (void)state;
     for (uint32_t row = 0; row < ROWS; row++) {
-        gone[key_byte(1, row)] = true;
+        gone[key_byte(1, row)] = row != TOMB; /* which the ledger has */
     }
     for (uint64_t byte = 0; byte < LDR_BLOCK; byte += byte < 64 ? 1 : 311) {
         if (byte < 8 || byte > 11) { /* the version has a test of its own */

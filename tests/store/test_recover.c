@@ -21,6 +21,7 @@
 #define SEGMENT_BLOCKS 32u
 #define SEGMENT_BYTES (SEGMENT_BLOCKS * LDR_BLOCK)
 #define FOUND_MAX 64u
+#define LEDGER_BYTES (LDR_LEDGERS * LDR_LEDGER_BYTES_MIN)
 
 typedef struct fixture {
     simdisk_t *sim;
@@ -54,7 +55,7 @@ static int setup(void **state)
         .io = simdisk_io(f->sim),
         .log = &f->log,
         .path = "/ssd",
-        .bytes = 2 * LDR_SUPER_BYTES + 8 * SEGMENT_BYTES,
+        .bytes = 2 * LDR_SUPER_BYTES + LEDGER_BYTES + 8 * SEGMENT_BYTES,
         .segment_bytes = SEGMENT_BYTES,
         .seed = 5,
     };
@@ -179,6 +180,18 @@ static void set_length(fixture_t *f, const char *path, uint64_t bytes)
     io->ops->close(io, file);
 }
 
+static void forget_ledger(fixture_t *f)
+{
+    ldr_io_t *io = simdisk_io(f->sim);
+
+    for (unsigned i = 0; i < LDR_LEDGERS; i++) {
+        char path[32];
+
+        snprintf(path, sizeof(path), "/ssd/larder.ledger-%u", i);
+        assert_int_equal(io->ops->unlink(io, path), 0);
+    }
+}
+
 /* ---- superblock ---- */
 
 static void test_new_directory(void **state)
@@ -271,7 +284,7 @@ static void test_refusals(void **state)
     refused(f, LARDER_E_INVALID);
     f->params.bytes = 100;
     refused(f, LARDER_E_INVALID);
-    f->params.bytes = 2 * LDR_SUPER_BYTES + 8 * SEGMENT_BYTES;
+    f->params.bytes = 2 * LDR_SUPER_BYTES + LEDGER_BYTES + 8 * SEGMENT_BYTES;
     simdisk_t *good = f->sim;
     for (int copy = 0; copy < 2; copy++) { /* a version to come, in either */
         f->sim = simdisk_clone(good);
@@ -361,6 +374,25 @@ static void test_paths(void **state)
     f->params.path = path;
     assert_int_equal(ldr_disk_open(&other, &f->params), LARDER_E_INVALID);
     f->params.path = "/ssd";
+}
+
+/* The ledger is part of what a directory may take, also where that is just
+ * enough for the fewest segments. */
+static void test_tight(void **state)
+{
+    fixture_t *f = *state;
+    uint64_t least = 2 * LDR_SUPER_BYTES + 4 * SEGMENT_BYTES;
+
+    for (uint64_t more = 0; more < 4 * SEGMENT_BYTES; more += 3 * LDR_BLOCK) {
+        f->params.bytes = least + more;
+        assert_int_equal(recover(f, true), LARDER_OK);
+        uint64_t all = 2 * LDR_SUPER_BYTES +
+                       LDR_LEDGERS * ldr_ledger_size(&f->disk.ledger) +
+                       f->disk.segment_max * (uint64_t)SEGMENT_BYTES;
+        assert_true(all <= f->params.bytes);
+        assert_in_range(f->disk.segment_max, 3, 7);
+        assert_true(more < LEDGER_BYTES || f->disk.segment_max >= 4);
+    }
 }
 
 static void test_segment_sizes(void **state)
@@ -521,8 +553,8 @@ static void test_stale_records(void **state)
     expect(f, keys, 1);
 }
 
-/* The header of the newest segment is lost, so its sequence is given out once
- * more: the nonce keeps the two uses apart. */
+/* The header of the newest segment is lost, and the ledger with it, so its
+ * sequence is given out once more: the nonce keeps the two uses apart. */
 static void test_same_sequence(void **state)
 {
     fixture_t *f = *state;
@@ -534,6 +566,7 @@ static void test_same_sequence(void **state)
     }
     uint64_t sequence = f->disk.segments[0].sequence;
     simdisk_flip(f->sim, "/ssd/segment-000000", 300);
+    forget_ledger(f);
     assert_int_equal(recover(f, true), LARDER_OK);
     assert_int_equal(f->found_count, 0);
     /* What chooses the nonce must not begin anew with every open. */
@@ -592,9 +625,9 @@ static void test_unreadable(void **state)
         append(f, fill, i, 100);
         assert_int_equal(ldr_filling_close(&f->disk, fill), 0);
     }
-    /* One read after the other fails: the superblocks twice, then one of the
-     * segments' headers, footers and tables. */
-    for (uint64_t nth = 1; nth <= 11; nth++) {
+    /* One read after the other fails: two of the superblock, three of the
+     * ledger, then one of the segments' headers, footers and tables. */
+    for (uint64_t nth = 1; nth <= 14; nth++) {
         simdisk_fail(f->sim, SIMDISK_READ, nth, 1, -EIO);
         assert_int_equal(recover(f, true), LARDER_OK);
         simdisk_fail_none(f->sim);
@@ -602,17 +635,19 @@ static void test_unreadable(void **state)
         for (uint32_t i = 0; i < 3; i++) {
             lost += f->disk.segments[i].state == LDR_SEGMENT_LOST;
         }
-        assert_int_equal(lost, nth > 2);
+        assert_int_equal(lost, nth > 5);
         assert_int_equal(f->found_count, 3 - lost);
     }
-    for (uint64_t nth = 1; nth <= 5; nth++) {
+    for (uint64_t nth = 1; nth <= 7; nth++) {
+        bool ledger = nth == 3 || nth == 4;
+
         simdisk_fail(f->sim, SIMDISK_OPEN, nth, 1, -EIO);
         larder_status_t st = reopen(f);
         if (st == LARDER_OK) {
             st = ldr_disk_recover(&f->disk, true, note, f, &f->tally);
         }
         simdisk_fail_none(f->sim);
-        assert_int_equal(st, LARDER_E_IO);
+        assert_int_equal(st, ledger ? LARDER_OK : LARDER_E_IO);
     }
     simdisk_fail(f->sim, SIMDISK_LIST, 1, 1, -EIO);
     assert_int_equal(recover(f, true), LARDER_E_IO);
@@ -678,7 +713,7 @@ static void test_failing_changes(void **state)
     /* A header that may be the old one or the new one. */
     assert_int_equal(ldr_disk_segment_prepare(&f->disk, segment), 0);
     uint64_t sequence = f->disk.segments[segment].sequence;
-    simdisk_fail(f->sim, SIMDISK_SYNC, 1, 1, -EIO);
+    simdisk_fail(f->sim, SIMDISK_SYNC, 2, 1, -EIO); /* after the ledger's */
     assert_int_equal(ldr_disk_segment_prepare(&f->disk, segment), -EIO);
     assert_int_equal(f->disk.segments[segment].state, LDR_SEGMENT_LOST);
     assert_int_equal(f->disk.segments[segment].sequence, sequence);
@@ -748,6 +783,7 @@ int main(void)
         TEST(test_refusals),
         TEST(test_begun_directory),
         TEST(test_paths),
+        TEST(test_tight),
         cmocka_unit_test(test_segment_sizes),
         TEST(test_closed_segments),
         TEST(test_too_many_files),

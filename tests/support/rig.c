@@ -25,6 +25,13 @@ static void quiet(void *arg, larder_log_level_t level, const char *line)
     }
 }
 
+uint64_t rig_ssd(uint32_t segments, uint64_t segment_bytes)
+{
+    uint64_t bytes = 2 * LDR_SUPER_BYTES + segments * segment_bytes;
+
+    return bytes + LDR_LEDGERS * ldr_ledger_bytes(bytes + bytes / 32);
+}
+
 void rig_init(rig_t *rig, simdisk_t *disk, uint64_t seed, uint32_t segments,
               uint64_t segment_bytes)
 {
@@ -40,7 +47,7 @@ void rig_init(rig_t *rig, simdisk_t *disk, uint64_t seed, uint32_t segments,
     snprintf(rig->options.dirs[0], LDR_PATH_MAX, "/ssd");
     rig->options.dir_count = 1;
     rig->options.dram = 2 << 20;
-    rig->options.ssd = 2 * LDR_SUPER_BYTES + segments * segment_bytes;
+    rig->options.ssd = rig_ssd(segments, segment_bytes);
     rig->options.segment = segment_bytes;
     rig->options.io_depth = 4;
     rig->options.tickets = 1;

@@ -32,6 +32,9 @@ typedef struct rig {
     larder_cause_t cause; /* of the last get that missed */
 } rig_t;
 
+/* What a directory of so many segments takes in all. */
+uint64_t rig_ssd(uint32_t segments, uint64_t segment_bytes);
+
 /* Options for a tier of so many segments of so many bytes in /ssd, and as
  * little DRAM as there can be. The rig must not move in memory after. */
 void rig_init(rig_t *rig, simdisk_t *disk, uint64_t seed, uint32_t segments,
