@@ -301,7 +301,9 @@ bool ldr_store_vacate(ldr_store_t *s, uint32_t extent, uint32_t pages)
 {
     ldr_arena_extent_t *x = &s->arena.extents[extent];
 
-    while (x->state == LDR_EXTENT_LEAVING && x->cursor < x->count) {
+    /* It may have become overdue since the lock was last held. */
+    while ((x->state == LDR_EXTENT_LEAVING || x->state == LDR_EXTENT_OVERDUE) &&
+           x->cursor < x->count) {
         if (pages-- == 0) {
             return true;
         }
