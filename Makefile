@@ -33,8 +33,13 @@ test: deps-test deps-vllm ## all tests; ends with "N passed, N failed"
 test-core: deps-test ## the quick loop: tests of src/base and src/store
 	@scripts/run-tests dev --core
 
-test-vllm: deps-build deps-test deps-vllm ## all with real vLLM; VERSIONS=0.29.0
+test-vllm: deps-build deps-test deps-vllm ## real vLLM; VERSIONS=0.29.0 or =all
+ifeq ($(VERSIONS),all)
+	@scripts/build release
+	@scripts/vllm-releases
+else
 	@scripts/run-tests release --vllm $(VERSIONS)
+endif
 
 test-gpu: build ## what needs a GPU, and PyTorch for CUDA; PYTHON=python3
 	@LARDER_BUILD=$(CURDIR)/build/release $(or $(PYTHON),python3) -B -m pytest \
@@ -43,7 +48,7 @@ test-gpu: build ## what needs a GPU, and PyTorch for CUDA; PYTHON=python3
 test-shared: deps-shared ## the shared tier, with servers that take minutes
 	@scripts/run-shared-tests
 
-vllm-drift: deps-vllm ## is PyPI's newest vLLM what the connector expects?
+vllm-drift: ## has every release of vLLM what the connector uses? Renews lists
 	@scripts/vllm-drift
 
 bench: build ## larder bench, then beside its peers; or ARGS="shm-get --size 1M"
@@ -70,7 +75,7 @@ format: ## clang-format over the C files
 tidy: ## the fast static checks
 	@scripts/tidy
 
-install: deps-build ## library, header, program, larder.pc (PREFIX, DESTDIR)
+install: deps-build ## library, header, programs, larder.pc (PREFIX, DESTDIR)
 	@cmake --preset install --log-level=WARNING \
 	    -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
 	@scripts/build install

@@ -160,7 +160,7 @@ static void store_items(engine_t *e)
 static bool store_load(engine_t *e)
 {
     result_t *r = &e->result;
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
     size_t count = 0;
 
     if (!larder_ok("chain", larder_chain(e->space, e->tokens, PROMPT_TOKENS,

@@ -1,6 +1,6 @@
 #!/bin/bash
 # bench/gpu/pack.sh [FOLDER]: what the proof needs on a machine without network,
-# in one folder (build/gpu-pack): the built library and program, the libraries
+# in one folder (build/gpu-pack): the built library and programs, the libraries
 # they need, the Python package and the scripts. vLLM itself, PyTorch and a
 # CUDA driver are not in it. There:
 #   . FOLDER/env.sh && FOLDER/bench/gpu/run.py STAGE... --out DIR
@@ -14,7 +14,10 @@ fail()
     echo "pack.sh: $*" >&2
     exit 1
 }
-[ -x "$build/bin/larder" ] || fail "$build/bin/larder is missing: make build"
+for program in larder larder-bench; do
+    [ -x "$build/bin/$program" ] ||
+        fail "$build/bin/$program is missing: make build"
+done
 [ -e "$build/lib/liblarder.so" ] || fail "$build/lib/liblarder.so is missing"
 case $out in
 / | . | .. | "") fail "not into $out" ;;
@@ -24,11 +27,11 @@ esac
 rm -rf "$out"
 mkdir -p "$out/bin" "$out/lib" "$out/more" "$out/python" "$out/bench"
 
-cp "$build/bin/larder" "$out/bin/"
+cp "$build/bin/larder" "$build/bin/larder-bench" "$out/bin/"
 cp -L "$build/lib/liblarder.so" "$out/lib/"
-strip --strip-debug "$out/bin/larder" "$out/lib/liblarder.so"
+strip --strip-debug "$out"/bin/* "$out/lib/liblarder.so"
 # The C library, the loader and the kernel's own are every machine's.
-ldd "$out/bin/larder" "$out/lib/liblarder.so" | awk '$2 == "=>" { print $3 }' |
+ldd "$out"/bin/* "$out/lib/liblarder.so" | awk '$2 == "=>" { print $3 }' |
     sort -u | grep -Ev '/(libc|libm|libdl|libpthread|librt)\.so' |
     while read -r library; do
         cp -L "$library" "$out/more/"
@@ -51,7 +54,7 @@ mkdir -p "$larder_libs"
 while :; do
     larder_new=no
     for larder_name in $(LD_LIBRARY_PATH=$larder_libs ldd \
-            "$larder_pack/bin/larder" "$larder_pack/lib/liblarder.so" \
+            "$larder_pack"/bin/* "$larder_pack/lib/liblarder.so" \
             "$larder_libs"/*.so* 2>/dev/null |
             awk '/not found/ { print $1 }' | sort -u); do
         if [ -e "$larder_pack/more/$larder_name" ] &&

@@ -169,7 +169,6 @@ def measure_all(args, folder):
     figures, missing, limits = [], {}, {}
     for n in range(args.passes):
         for size in args.sizes:
-            best_copy(args, size, limits)
             runs = []
             for name in args.stores:
                 why = stores.ALL[name].missing(args)
@@ -177,6 +176,8 @@ def measure_all(args, folder):
                     missing[name] = why
                 else:
                     runs += stores.ALL[name].ways(args, folder)
+            if runs:
+                best_copy(args, size, limits)
             for run in runs if n % 2 == 0 else reversed(runs):
                 try:
                     measure(args, run, size, figures)

@@ -33,8 +33,8 @@
 #include "base/clock.h"
 #include "base/copy.h"
 #include "base/mem.h"
-#include "shared/map.h"
-#include "shared/object.h"
+#include "tier/shared/map.h"
+#include "tier/shared/object.h"
 
 enum { ROWS = 32, ROW_BLOCKS = 129, ROUNDS = 400, PROMPT_MAX = 1000 };
 

@@ -15,7 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
-#include "shared/tier.h"
+#include "tier/shared/objects.h"
 
 enum { ROWS = 32, ROW_BLOCKS = 129, LOOKUPS = 1000 };
 
@@ -89,10 +89,10 @@ static void put_manifest(const char *dir, ldr_manifest_t *m, uint64_t sequence)
     ldr_manifest_clear(m);
 }
 
-static ldr_tier_t *open_tier(const char *url, unsigned lanes, uint32_t *tenant)
+static ldr_objects_t *open_tier(const char *url, unsigned lanes, uint32_t *tenant)
 {
-    ldr_tier_t *tier;
-    ldr_tier_params_t p = {
+    ldr_objects_t *tier;
+    ldr_objects_params_t p = {
         .url = url,
         .lanes = lanes,
         .timeout_ms = 30000,
@@ -103,8 +103,8 @@ static ldr_tier_t *open_tier(const char *url, unsigned lanes, uint32_t *tenant)
         .clock = &ldr_clock_real,
     };
 
-    if (ldr_tier_open(&p, &tier) != LARDER_OK ||
-        ldr_tier_tenant(tier, tenant_id, "default", &seal,
+    if (ldr_objects_open(&p, &tier) != LARDER_OK ||
+        ldr_objects_tenant(tier, tenant_id, "default", &seal,
                         ldr_now_ns(&ldr_clock_real) + 60000000000u,
                         tenant) != LARDER_OK) {
         die("tier");
@@ -122,10 +122,10 @@ static void make(const char *dir, const char *url, uint64_t chunks,
     ldr_manifest_t m = {0};
 
     if (mkdir(dir, 0777) != 0 ||
-        ldr_tier_make(url, "", deadline_ns) != LARDER_OK) {
+        ldr_objects_make(url, "", deadline_ns) != LARDER_OK) {
         die(dir);
     }
-    ldr_tier_close(open_tier(url, 1, &tenant), deadline_ns);
+    ldr_objects_close(open_tier(url, 1, &tenant), deadline_ns);
     snprintf(path, sizeof(path), "%s/aa%030d/m", dir, 0);
     mkdir(path, 0777);
     for (uint64_t i = 0; i < objects; i++) {
@@ -138,28 +138,28 @@ static void make(const char *dir, const char *url, uint64_t chunks,
 
 static void join(const char *url, uint64_t chunks, unsigned lanes)
 {
-    ldr_tier_stats_t s;
+    ldr_objects_stats_t s;
     ldr_place_t place;
     larder_key_t key;
     uint32_t tenant;
     unsigned found = 0;
     double begin = seconds();
-    ldr_tier_t *tier = open_tier(url, lanes, &tenant);
-    uint32_t space = ldr_tier_space(tier, tenant, space_id, 0);
+    ldr_objects_t *tier = open_tier(url, lanes, &tenant);
+    uint32_t space = ldr_objects_space(tier, tenant, space_id, 0);
     double joined = seconds();
 
     for (unsigned i = 0; i < LOOKUPS; i++) {
         key_of(chunks / ROWS * ROWS / LOOKUPS * i, key.hash);
-        found += ldr_tier_find(tier, tenant, space, 0, &key, 0, 0, &place);
+        found += ldr_objects_find(tier, tenant, space, 0, &key, 0, 0, &place);
     }
     double end = seconds();
-    ldr_tier_stats(tier, &s);
+    ldr_objects_stats(tier, &s);
     printf("%llu chunks in %llu manifests, %u lanes: joined in %.3f s; "
            "%u of %u found, %.1f us; map %.1f MB\n",
            (unsigned long long)s.shards, (unsigned long long)s.manifests_read,
            lanes, joined - begin, found, (unsigned)LOOKUPS,
            (end - joined) * 1e6, (double)s.map_bytes * 1e-6);
-    ldr_tier_close(tier, ldr_now_ns(&ldr_clock_real) + 10000000000u);
+    ldr_objects_close(tier, ldr_now_ns(&ldr_clock_real) + 10000000000u);
 }
 
 int main(int argc, char **argv)

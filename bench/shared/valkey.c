@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "shared/backend.h"
+#include "tier/shared/backend.h"
 
 #define VALUES 16u        /* of each thread */
 #define PIECE (64u << 10) /* as an arena's pages */

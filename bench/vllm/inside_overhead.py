@@ -124,7 +124,7 @@ def _save(worker, step):
     began = _clock()
     worker.save(step)
     took = _clock() - began
-    counts = worker.counts.take().data
+    counts = worker.counts.take()
     assert counts["saved_shards"] and not counts.get("saves_present"), counts
     assert not counts.get("save_failures"), counts
     return took
@@ -138,6 +138,7 @@ def copies(llm, chunks, times, seed, alone=False):
 
     import torch
     from larder_kv import _lib
+    from larder_kv.engine.moves import Move
     from larder_kv.vllm import meta
 
     worker = _worker()
@@ -162,7 +163,7 @@ def copies(llm, chunks, times, seed, alone=False):
 
     rates, shard = [], worker._layout.bytes(0)
     for i, (name, (_, ids)) in enumerate(zip(names, moves)):
-        move = meta.Move("bench", name, 0, 0, chunks * size, [(0, ids)])
+        move = Move("bench", name, 0, 0, chunks * size, [(0, ids)])
         if i < times:
             rates.append(chunks * shard / _save(worker, meta.Step([], [move])))
             continue

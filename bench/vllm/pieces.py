@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE.parents[1] / "tests/vllm"))
 import rig
 import torch
 from larder_kv import _lib
-from larder_kv.vllm import pages
+from larder_kv.engine import pages
 
 BYTES = 1 << 30  # of KV memory
 CHUNK, CHUNKS = 256, 16  # tokens; chunks of a save

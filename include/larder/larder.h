@@ -29,6 +29,32 @@
  *   - Times are relative, in milliseconds: timeout_ms. LARDER_FOREVER waits.
  *     0 means "the handle's default", option timeout_ms of the URL.
  *
+ * STRUCTS THAT GROW
+ *   While LARDER_ABI is the same, a program and the library may be of different
+ *   builds, and so may a library and a daemon. Nothing moves, because:
+ *   - Parameters begin with field_mask. A field that has a bit is read only if
+ *     the bit is set. New fields come at the end, each with a new bit; a bit
+ *     that the library does not know is LARDER_E_UNSUPPORTED, so that nothing
+ *     that was asked for is left out in silence.
+ *   - What Larder fills begins with struct_bytes: sizeof, set by the caller.
+ *     Larder fills no more than that, and sets it to what it filled. New fields
+ *     come at the end. larder_move_t is read and filled: what a newer caller
+ *     has behind the fields that the library knows has to be 0, or it is
+ *     LARDER_E_UNSUPPORTED.
+ *   - Elements of arrays and structs inside others keep their size. Those that
+ *     Larder fills have room left (reserved, 0). What is to be said of an
+ *     element later comes in a second array, in the parameters.
+ *   - An array with a place for each tier or cause has LARDER_TIERS_MAX or
+ *     LARDER_CAUSES_MAX places, of which the first LARDER_TIER_COUNT or
+ *     LARDER_CAUSE_COUNT are used and the others 0. A new tier takes a free
+ *     place. (Calls that give one place each would do the same, but a caller
+ *     could no longer copy or compare the struct.)
+ *   - Statuses, causes and tiers are added at the end, and no number is used
+ *     twice. What a newer daemon says and the library does not know is given
+ *     as LARDER_CAUSE_OTHER; LARDER_MISS for a status of an item above zero;
+ *     LARDER_E_OTHER for any other status; the last tier for a tier. An unknown
+ *     answer is never LARDER_OK.
+ *
  * CAVEATS
  *   - It is a cache. A put may be forgotten at any time (eviction, a full
  *     disk, a restart before write-behind), and a get may answer
@@ -70,6 +96,7 @@ extern "C" {
 #define LARDER_VALUE_MAX ((size_t)60 << 20) /* bytes in one shard */
 #define LARDER_BATCH_MAX 4096               /* items in one call */
 #define LARDER_IOV_MAX 4096                 /* buffers in one item */
+#define LARDER_LABEL_MAX 64                 /* bytes of a space's label */
 #define LARDER_FOREVER UINT32_MAX
 
 /* ---- status -------------------------------------------------------------
@@ -108,7 +135,8 @@ extern "C" {
     X(LARDER_E_DROPPED, -66, "some saves were dropped before they arrived")    \
     X(LARDER_E_SECRET, -67, "another secret is in use for this tenant")        \
     X(LARDER_E_OFFLINE, -68, "node cannot be reached")                         \
-    X(LARDER_E_DENIED, -69, "not allowed")
+    X(LARDER_E_DENIED, -69, "not allowed")                                     \
+    X(LARDER_E_OTHER, -70, "a failure that only a newer version knows")
 
 typedef enum larder_status {
 #define X(name, value, text) name = (value),
@@ -136,7 +164,8 @@ LARDER_API const char *larder_last_error(void);
     X(LARDER_CAUSE_FULL, "full")         /* no room in dram to stage it */     \
     X(LARDER_CAUSE_IO, "io")             /* the read failed */                 \
     X(LARDER_CAUSE_OFFLINE, "offline")   /* the node was not to be reached */  \
-    X(LARDER_CAUSE_PAUSED, "paused")     /* the node is paused or observing */
+    X(LARDER_CAUSE_PAUSED, "paused")     /* the node is paused or observing */ \
+    X(LARDER_CAUSE_OTHER, "other")       /* one that only the daemon knows */
 
 typedef enum larder_cause {
 #define X(name, text) name,
@@ -147,12 +176,22 @@ typedef enum larder_cause {
 
 LARDER_API const char *larder_cause_text(larder_cause_t cause);
 
+#define LARDER_TIER_MAP(X)                                                     \
+    X(LARDER_TIER_DRAM, "dram")                                                \
+    X(LARDER_TIER_SSD, "ssd")                                                  \
+    X(LARDER_TIER_SHARED, "shared") /* storage that several nodes use */
+
 typedef enum larder_tier {
-    LARDER_TIER_DRAM,
-    LARDER_TIER_SSD,
-    LARDER_TIER_SHARED, /* storage that several nodes use */
-    LARDER_TIER_COUNT
+#define X(name, text) name,
+    LARDER_TIER_MAP(X)
+#undef X
+        LARDER_TIER_COUNT
 } larder_tier_t;
+
+LARDER_API const char *larder_tier_text(larder_tier_t tier);
+
+#define LARDER_TIERS_MAX 8
+#define LARDER_CAUSES_MAX 32
 
 /* ---- handles ------------------------------------------------------------ */
 
@@ -172,8 +211,8 @@ typedef enum larder_log_level {
 typedef void (*larder_log_fn)(void *arg, larder_log_level_t level,
                               const char *line);
 
-/* Growable parameters: set the bit of each field you fill; the rest keep their
- * defaults. Bits are never renumbered. A NULL pointer means all defaults. */
+/* Parameters: set the bit of each field you fill; the rest keep their defaults.
+ * A NULL pointer means all defaults. */
 enum {
     LARDER_OPEN_LOG = 1u << 0,
 };
@@ -236,12 +275,16 @@ enum {
     LARDER_SPACE_SECRET = 1u << 1,
     LARDER_SPACE_SHARDS = 1u << 2,
     LARDER_SPACE_CHUNK_TOKENS = 1u << 3,
+    LARDER_SPACE_LABEL = 1u << 4,
 };
 
 /*
  * Everything that changes what the bytes mean goes into the descriptor: model
  * fingerprint, dtype, layout, groups... Larder hashes it and does not read it.
- * Tenant, shards and chunk_tokens are hashed along.
+ * Tenant, shards and chunk_tokens are hashed along. The label is not: it only
+ * stands beside the space's id where people look. Its first LARDER_LABEL_MAX
+ * bytes count, and what is no printable ASCII is shown as '?'. The last one
+ * that was given stays until the node ends.
  */
 typedef struct larder_space_params {
     uint64_t field_mask;
@@ -254,6 +297,7 @@ typedef struct larder_space_params {
     size_t secret_bytes;
     uint32_t shards;       /* per chunk, 1...64; default 1 */
     uint32_t chunk_tokens; /* tokens per chunk, 1...65536; default 256 */
+    const char *label;     /* what people call it, such as "Qwen3-8B bf16" */
 } larder_space_params_t;
 
 /* Opens a space; the same parameters give the same space on every node. A node
@@ -319,11 +363,12 @@ LARDER_API larder_status_t larder_chain(const larder_space_t *space,
                                         size_t *count_p);
 
 typedef struct larder_match {
-    uint32_t chunks;                         /* usable, from the first on */
-    uint32_t tier_chunks[LARDER_TIER_COUNT]; /* by the slowest tier needed */
-    uint64_t tier_bytes[LARDER_TIER_COUNT];
+    uint64_t struct_bytes; /* in: sizeof, out: bytes filled */
+    uint32_t chunks;       /* usable, from the first on */
+    larder_cause_t cause;  /* why the chunk after the last did not match */
     uint64_t load_us; /* expected time to load all of it, from measured speed */
-    larder_cause_t cause; /* why the chunk after the last did not match */
+    uint32_t tier_chunks[LARDER_TIERS_MAX]; /* by the slowest tier needed */
+    uint64_t tier_bytes[LARDER_TIERS_MAX];
 } larder_match_t;
 
 /* The longest prefix of the chain that could be loaded now. A lookup in
@@ -539,6 +584,7 @@ LARDER_API larder_status_t larder_submit(larder_space_t *space, larder_op_t op,
 typedef struct larder_completion {
     larder_ticket_t ticket;
     larder_status_t status; /* as larder_run() would have returned */
+    uint32_t reserved;
     void *user;
 } larder_completion_t;
 
@@ -633,7 +679,7 @@ LARDER_API void larder_gpu_close(larder_gpu_t **gpu_p);
 LARDER_API larder_status_t larder_gpu_attach(larder_t *lar, larder_gpu_t *gpu);
 
 typedef struct larder_gpu_stats {
-    uint64_t struct_bytes; /* in: sizeof(larder_gpu_stats_t) */
+    uint64_t struct_bytes; /* in: sizeof, out: bytes filled */
     uint64_t registered_bytes, register_ns;
     uint64_t loaded_bytes, saved_bytes;
     uint64_t staged, direct, bounced, plain; /* copies, by way */
@@ -738,6 +784,7 @@ larder_prefix_stage(larder_space_t *space, const larder_layout_t *layout,
 
 /* What is to be moved, and what came of it. */
 typedef struct larder_move {
+    uint64_t struct_bytes;        /* sizeof(larder_move_t) */
     const larder_key_t *keys;     /* of the prompt's chunks in a row */
     const larder_table_t *tables; /* one for each group */
     uint32_t first_key;           /* the chunk that keys[0] names */
@@ -953,6 +1000,7 @@ typedef struct larder_disk_stats {
     uint64_t segments, segments_lost;
     uint64_t written_bytes, carried_bytes, read_bytes;
     uint64_t write_errors, read_errors;
+    uint64_t reserved[8];
 } larder_disk_stats_t;
 
 /* The shared tier as this node knows it. */
@@ -970,9 +1018,9 @@ typedef struct larder_shared_stats {
     uint64_t gone, corrupt;             /* what it read was */
     uint64_t cleaner;                   /* 1: this node cleans up */
     uint64_t cleaned_objects, cleaned_bytes;
+    uint64_t reserved[8];
 } larder_shared_stats_t;
 
-/* Fields are only ever added at the end. */
 typedef struct larder_stats {
     uint64_t struct_bytes; /* in: sizeof, out: bytes filled */
     uint64_t saves_stored, saves_present, saves_mismatch;
@@ -981,7 +1029,7 @@ typedef struct larder_stats {
     uint64_t saves_dropped_size;    /* larger than a segment */
     uint64_t saves_dropped_io;      /* write failed */
     uint64_t loads_dram, loads_ssd;
-    uint64_t misses[LARDER_CAUSE_COUNT];
+    uint64_t misses[LARDER_CAUSES_MAX];
     uint64_t evicted_chunks, evicted_bytes;
     uint64_t saved_bytes, loaded_bytes;
     uint64_t entries, entry_bytes; /* index: chunks known, bytes used for it */
@@ -1059,11 +1107,15 @@ LARDER_API larder_status_t larder_default_socket(char *text, size_t size);
 /* "0.1.0 (commit, build type, features)"; constant. */
 LARDER_API const char *larder_version(void);
 
-/* Structures and calls are those of this header while the number is the same;
- * the library's SONAME ends with it. A binding that no compiler has checked
- * compares them before anything else. */
-#define LARDER_ABI 1
+/* Structures and calls are those of this header, or have grown as said at its
+ * top, while the number is the same; the library's SONAME ends with it. A
+ * binding that no compiler has checked compares them before anything else. */
+#define LARDER_ABI 2
 LARDER_API uint32_t larder_abi(void);
+
+/* For such a binding: what a constant of this header is in the library, by its
+ * name ("LARDER_TIERS_MAX", "LARDER_TIER_COUNT"...). 0: not one of those. */
+LARDER_API uint64_t larder_constant(const char *name);
 
 #ifdef __cplusplus
 }

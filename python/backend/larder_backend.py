@@ -1,7 +1,7 @@
 """Builds the wheel of larder-kv: PEP 517 and 660, standard library only.
 
 The wheel is the Python package as it lies in python/larder_kv, with the
-library and the program, built by CMake, in its folder _bin. Nothing in it
+library and the programs, built by CMake, in its folder _bin. Nothing in it
 depends on the version of Python: its tag is py3-none-PLATFORM.
 
 Config settings (pip's --config-settings NAME=VALUE):
@@ -205,7 +205,7 @@ def build_folder(settings):
 
 
 def build_c(folder, settings):
-    """Gives (library, program), stripped."""
+    """Gives the library and the programs, stripped."""
     tool = cmake()
     if tool is None:
         fail("cmake {}.{} or newer is not on the PATH".format(*CMAKE_MIN))
@@ -215,7 +215,7 @@ def build_c(folder, settings):
     args = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DLARDER_BUILD_TYPE=release",
             f"-DCMAKE_C_FLAGS={flags}",
             "-DLARDER_TESTS=OFF", "-DLARDER_FAULTS=OFF", "-DLARDER_WERROR=OFF",
-            # Both find what lies beside them; the build's own paths stay out.
+            # They find what lies beside them; the build's own paths stay out.
             "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
             "-DCMAKE_INSTALL_RPATH=$ORIGIN",
             f"-DLARDER_URING={'OFF' if 'uring' in settings.without else 'ON'}",
@@ -226,13 +226,14 @@ def build_c(folder, settings):
           *settings.cmake_args], "cmake")
     jobs = os.environ.get("JOBS") or str(len(os.sched_getaffinity(0)))
     call([tool, "--build", str(folder), "--parallel", jobs, "--target",
-          "larder", "larder_program"], "the build")
+          "larder", "larder_program", "larder_bench"], "the build")
     out = folder / "stripped"
     out.mkdir(exist_ok=True)
     strip = shutil.which("strip")
     made = []
     for source, name in ((folder / "lib/liblarder.so", "liblarder.so"),
-                         (folder / "bin/larder", "larder")):
+                         (folder / "bin/larder", "larder"),
+                         (folder / "bin/larder-bench", "larder-bench")):
         shutil.copyfile(source, out / name)
         if strip:
             call([strip, "--strip-unneeded", str(out / name)], "strip")
@@ -319,13 +320,12 @@ def build_wheel(wheel_directory, config_settings=None,
     settings = Settings(config_settings)
     check_tools(settings)
     with build_folder(settings) as folder:
-        library, program = build_c(folder, settings)
+        built = build_c(folder, settings)
 
         def fill(wheel):
             for path, name in package_files():
                 wheel.add(name, path.read_bytes())
-            for path in (library, program, *map(pathlib.Path,
-                                                settings.beside)):
+            for path in (*built, *map(pathlib.Path, settings.beside)):
                 wheel.add(f"larder_kv/_bin/{path.name}", path.read_bytes(),
                           0o755)
 

@@ -1,4 +1,4 @@
-"""liblarder by ctypes: what the connectors use of include/larder/larder.h.
+"""liblarder by ctypes: what Python uses of include/larder/larder.h.
 
 Every call releases the GIL. Handles are plain objects with close(); who made
 one ends it.
@@ -11,173 +11,51 @@ import mmap
 import os
 from array import array
 from collections.abc import Callable, Sequence
-from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int,
-                    c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)
+from ctypes import (POINTER, byref, c_char_p, c_int, c_size_t, c_uint8,
+                    c_uint16, c_uint32, c_uint64, c_void_p)
 
 from larder_kv._find import library_path
+from larder_kv._status import LarderError, error_of
+from larder_kv._structs import (LOG_FN, AnnounceParams, ChainParams, DiskStats,
+                                Extra, GpuParams, GpuStats, Group, Item,
+                                Layer, LayoutParams, Move, OpenParams,
+                                OpParams, Region, SharedStats, SpaceParams,
+                                Table, constant, match_type, stats_type)
 
 OK, PRESENT, MISS = 0, 1, 2
 E_FULL, E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -5, -6, -68, -69, -64
 E_NO_MEMORY, E_TIER_OFF, E_IO = -60, -61, -62
-E_INVALID, E_UNSUPPORTED = -1, -12
+E_INVALID, E_SIZE, E_UNSUPPORTED = -1, -2, -12
 KEY_BYTES = 32
 VALUE_MAX = 60 << 20
 SHORT_TOKENS = 8192  # chains that are hashed without letting go of the GIL
 SHARDS_MAX = 64
-TIERS = ("dram", "ssd", "shared")
-ABI = 1  # LARDER_ABI of the header that the structures below are from
-CAUSES = ("none", "absent", "evicted", "corrupt", "stale", "deadline",
-          "tier_off", "full", "io", "offline", "paused")
+ABI = 2  # LARDER_ABI of the header that the structures below are from
 RULE_ALL, RULE_TRAILING, RULE_LAST = 0, 1, 2
 NULL_BLOCK = 0  # vLLM's: a block id that stands for none
 # Of a request: a class is 1 to 3.
 HINT_CLASS, HINT_CLOSED, HINT_TEMPLATE, HINT_OVER = 3, 4, 8, 16
 PUT_ANNOUNCED = 2  # flag of a Move: somebody has announced its request
-
-LOG_FN = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
-
-
-class LarderError(Exception):
-    """A call that failed: its status, and what larder_last_error() said."""
-
-    def __init__(self, status: int, text: str):
-        super().__init__(text)
-        self.status = status
+PUT_PIN = 1
+OP_PUT, OP_GET, OP_EXISTS, OP_REMOVE = range(4)
+BATCH_MAX = 4096
 
 
-class OpenParams(Structure):
-    _fields_ = [("field_mask", c_uint64), ("log", LOG_FN),
-                ("log_arg", c_void_p)]
+def _read_sizes(lib: ctypes.CDLL) -> None:
+    """What depends on how many tiers, causes and disks the library has."""
+    global TIERS, CAUSES, Match, Stats
+    TIERS = tuple(lib.larder_tier_text(i).decode()
+                  for i in range(constant(lib, "TIER_COUNT")))
+    CAUSES = tuple(lib.larder_cause_text(i).decode()
+                   for i in range(constant(lib, "CAUSE_COUNT")))
+    Match, Stats = match_type(lib), stats_type(lib)
 
 
-class SpaceParams(Structure):
-    _fields_ = [("field_mask", c_uint64), ("descriptor", c_char_p),
-                ("descriptor_bytes", c_size_t), ("tenant", c_char_p),
-                ("secret", c_char_p), ("secret_bytes", c_size_t),
-                ("shards", c_uint32), ("chunk_tokens", c_uint32)]
-
-
-class Extra(Structure):
-    _fields_ = [("data", c_char_p), ("bytes", c_size_t)]
-
-
-class ChainParams(Structure):
-    _fields_ = [("field_mask", c_uint64), ("parent", c_char_p),
-                ("salt", c_char_p), ("salt_bytes", c_size_t),
-                ("extra", POINTER(Extra))]
-
-
-class Match(Structure):
-    _fields_ = [("chunks", c_uint32), ("tier_chunks", c_uint32 * 3),
-                ("tier_bytes", c_uint64 * 3), ("load_us", c_uint64),
-                ("cause", c_int)]
-
-    @property
-    def below(self) -> int:
-        """Bytes that are not in DRAM yet."""
-        return self.tier_bytes[1] + self.tier_bytes[2]
-
-
-class Region(Structure):
-    _fields_ = [("name", c_char_p), ("base", c_void_p), ("bytes", c_size_t)]
-
-
-class Layer(Structure):
-    _fields_ = [("name", c_char_p), ("region", c_uint32),
-                ("offset", c_uint64), ("stride", c_uint64),
-                ("bytes", c_uint64)]
-
-
-class Group(Structure):
-    _fields_ = [("rule", c_int), ("block_tokens", c_uint32),
-                ("window_tokens", c_uint32), ("layers", POINTER(Layer)),
-                ("layer_count", c_uint32)]
-
-
-class LayoutParams(Structure):
-    _fields_ = [("field_mask", c_uint64), ("chunk_tokens", c_uint32),
-                ("block_count", c_uint32), ("regions", POINTER(Region)),
-                ("region_count", c_uint32), ("groups", POINTER(Group)),
-                ("group_count", c_uint32), ("null_block", c_uint32),
-                ("gpu", c_void_p)]
-
-
-class GpuParams(Structure):
-    _fields_ = [("field_mask", c_uint64), ("device", c_int),
-                ("nvrtc", c_char_p), ("log", LOG_FN),
-                ("log_arg", c_void_p)]
-
-
-class GpuStats(Structure):
-    _fields_ = [(name, c_uint64) for name in (
-        "struct_bytes", "registered_bytes", "register_ns", "loaded_bytes",
-        "saved_bytes", "staged", "direct", "bounced", "plain", "failures")]
-
-
-class Table(Structure):
-    _fields_ = [("ids", c_void_p), ("first", c_uint32), ("count", c_uint32)]
-
-
-class Move(Structure):
-    _fields_ = [("keys", c_char_p), ("tables", POINTER(Table)),
-                ("first_key", c_uint32), ("begin", c_uint32),
-                ("end", c_uint32), ("shard", c_uint16),
-                ("writers", c_uint16), ("writer", c_uint16),
-                ("timeout_ms", c_uint32), ("flags", c_uint32),
-                ("ttl_ms", c_uint32), ("after", c_void_p),
-                ("shards", c_uint32), ("present", c_uint32),
-                ("skipped", c_uint32),
-                ("failed", c_uint32), ("bytes", c_uint64), ("item", c_int),
-                ("cause", c_int)]
-
-
-class AnnounceParams(Structure):
-    _fields_ = [("field_mask", c_uint64), ("id", c_uint64),
-                ("tokens", c_uint32), ("hint", c_uint32)]
-
-
-class DiskStats(Structure):
-    _fields_ = ([("path", ctypes.c_char * 256), ("on", c_uint32),
-                 ("reason", ctypes.c_char * 128)] +
-                [(name, c_uint64) for name in (
-                    "bytes_max", "bytes_used", "segments", "segments_lost",
-                    "written_bytes", "carried_bytes", "read_bytes",
-                    "write_errors", "read_errors")])
-
-
-class SharedStats(Structure):
-    _fields_ = ([("url", ctypes.c_char * 256), ("on", c_uint32),
-                 ("writable", c_uint32), ("reason", ctypes.c_char * 160)] +
-                [(name, c_uint64) for name in (
-                    "objects", "shards", "bytes", "dead_bytes", "map_bytes",
-                    "waiting_shards", "read_bytes", "written_bytes",
-                    "read_errors", "write_errors", "gone", "corrupt",
-                    "cleaner", "cleaned_objects", "cleaned_bytes")])
-
-
-class Stats(Structure):
-    _fields_ = ([(name, c_uint64) for name in (
-        "struct_bytes", "saves_stored", "saves_present", "saves_mismatch",
-        "saves_full", "saves_canceled", "saves_failed", "saves_stale",
-        "saves_dropped_evicted", "saves_dropped_size", "saves_dropped_io",
-        "loads_dram", "loads_ssd")] +
-        [("misses", c_uint64 * len(CAUSES))] +
-        [(name, c_uint64) for name in (
-            "evicted_chunks", "evicted_bytes", "saved_bytes", "loaded_bytes",
-            "entries", "entry_bytes", "dram_bytes", "dram_resident_bytes",
-            "dram_used_bytes", "dram_leased_chunks", "pinned_bytes",
-            "removes", "resets", "io_uring", "disks")] +
-        [("disk", DiskStats * 16)] +
-        [(name, c_uint64) for name in (
-            "client_calls", "client_offline", "client_breaker",
-            "client_connects", "client_late_replies",
-            "client_crc_failures", "dram_max_bytes", "ssd_max_bytes",
-            "loads_shared", "offers_written", "offers_present",
-            "offers_evicted", "offers_failed", "shared")] +
-        [("shared_tier", SharedStats)] +
-        [(name, c_uint64) for name in (
-            "client_denied", "client_version", "asked_chunks",
-            "found_chunks")])
+def __getattr__(name: str):
+    if name in ("TIERS", "CAUSES", "Match", "Stats"):
+        library()
+        return globals()[name]
+    raise AttributeError(name)
 
 
 _SIGNATURES = {
@@ -188,18 +66,25 @@ _SIGNATURES = {
     "larder_space_reset": [c_void_p, c_uint32],
     "larder_chain": [c_void_p, c_void_p, c_size_t, POINTER(ChainParams),
                      c_void_p, c_size_t, POINTER(c_size_t)],
+    "larder_run": [c_void_p, c_int, POINTER(Item), c_size_t,
+                   POINTER(OpParams)],
+    "larder_stage": [c_void_p, c_void_p, c_size_t, c_uint16, c_uint32,
+                     POINTER(c_void_p), c_void_p],
+    "larder_lease_segments": [c_void_p, c_uint32, c_uint16, c_void_p, c_uint32,
+                              POINTER(c_uint32)],
+    "larder_flush": [c_void_p, c_int, c_uint32],
     "larder_shared_create": [c_char_p, c_char_p, c_uint32],
     "larder_layout_create": [POINTER(LayoutParams), POINTER(c_void_p)],
     "larder_layout_destroy": [POINTER(c_void_p)],
     "larder_layout_bytes": [c_void_p, c_uint16],
     "larder_layout_first_block": [c_void_p, c_uint16],
-    "larder_match": [c_void_p, c_void_p, c_size_t, c_uint16, POINTER(Match)],
+    "larder_match": [c_void_p, c_void_p, c_size_t, c_uint16, c_void_p],
     "larder_announce": [c_void_p, c_void_p, c_size_t, POINTER(AnnounceParams),
                         c_uint32],
     "larder_prefix_match": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
-                            POINTER(Match)],
+                            c_void_p],
     "larder_prefix_stage": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
-                            POINTER(c_void_p), POINTER(Match)],
+                            POINTER(c_void_p), c_void_p],
     "larder_release": [POINTER(c_void_p)],
     "larder_prefix_save": [c_void_p, c_void_p, POINTER(Move)],
     "larder_prefix_reserve": [c_void_p, c_void_p, POINTER(Move),
@@ -226,17 +111,21 @@ _SIGNATURES = {
     "larder_gpu_close": [POINTER(c_void_p)],
     "larder_gpu_attach": [c_void_p, c_void_p],
     "larder_gpu_stats": [c_void_p, POINTER(GpuStats)],
-    "larder_stats": [c_void_p, POINTER(Stats)],
+    "larder_stats": [c_void_p, c_void_p],
     "larder_connector_option_name": [c_size_t],
     "larder_connector_option": [c_char_p, c_char_p, POINTER(c_uint64),
                                 c_char_p, c_size_t],
     "larder_default_socket": [c_char_p, c_size_t],
     "larder_status_text": [c_int],
+    "larder_cause_text": [c_int],
+    "larder_tier_text": [c_int],
+    "larder_constant": [c_char_p],
     "larder_last_error": [],
     "larder_version": [],
     "larder_abi": [],
 }
-_TEXTS = ("larder_status_text", "larder_last_error", "larder_version",
+_TEXTS = ("larder_status_text", "larder_cause_text", "larder_tier_text",
+          "larder_last_error", "larder_version",
           "larder_connector_option_name")
 
 _library: ctypes.CDLL | None = None
@@ -247,6 +136,12 @@ def library() -> ctypes.CDLL:
     global _library
     if _library is None:
         lib = ctypes.CDLL(library_path())
+        abi = getattr(lib, "larder_abi", lambda: ABI)()  # else it lacks that
+        if abi != ABI:
+            raise LarderError(
+                E_VERSION, f"{library_path()} is of another version: its "
+                f"interface is {abi}, and larder-kv needs {ABI}; "
+                f"install larder-kv again, or correct LARDER_LIBRARY")
         for name, arguments in _SIGNATURES.items():
             try:
                 function = getattr(lib, name)
@@ -262,11 +157,6 @@ def library() -> ctypes.CDLL:
         lib.chain_short.argtypes = _SIGNATURES["larder_chain"]
         lib.chain_short.restype = c_int
         lib.larder_abi.restype = c_uint32
-        if lib.larder_abi() != ABI:
-            raise LarderError(
-                E_VERSION, f"{library_path()} is of another version: its "
-                f"interface is {lib.larder_abi()}, and larder-kv needs {ABI}; "
-                f"install larder-kv again, or correct LARDER_LIBRARY")
         lib.larder_layout_bytes.restype = c_size_t
         lib.larder_layout_first_block.restype = c_uint32
         lib.larder_space_close.restype = None
@@ -278,6 +168,7 @@ def library() -> ctypes.CDLL:
         lib.larder_release.restype = None
         lib.larder_rooms_release.restype = None
         lib.larder_gate_close.restype = None
+        _read_sizes(lib)
         _library = lib
     return _library
 
@@ -289,7 +180,7 @@ def status_text(status: int) -> str:
 def fail(status: int) -> LarderError:
     """What to raise after a call of this thread failed."""
     text = library().larder_last_error().decode(errors="replace")
-    return LarderError(status, text or status_text(status))
+    return error_of(status, text or status_text(status))
 
 
 def check(status: int) -> int:
@@ -338,20 +229,31 @@ class Node:
         self.url = url
         self._handle = handle
 
-    def space(self, descriptor: bytes, shards: int,
-              chunk_tokens: int) -> Space:
-        params = SpaceParams(field_mask=4 | 8, descriptor=descriptor,
+    def space(self, descriptor: bytes, shards: int, chunk_tokens: int,
+              label: str = "", tenant: str = "",
+              secret: bytes = b"") -> Space:
+        """label: what people call it. tenant, secret: if not the default."""
+        params = SpaceParams(field_mask=4 | 8 | 16, descriptor=descriptor,
                              descriptor_bytes=len(descriptor), shards=shards,
-                             chunk_tokens=chunk_tokens)
+                             chunk_tokens=chunk_tokens, label=label.encode())
+        if tenant:
+            params.field_mask |= 1
+            params.tenant = tenant.encode()
+        if secret:
+            params.field_mask |= 2
+            params.secret, params.secret_bytes = secret, len(secret)
         handle = c_void_p()
         check(library().larder_space_open(self._handle, byref(params),
                                           byref(handle)))
         return Space(self, handle, chunk_tokens)
 
     def stats(self) -> Stats:
-        stats = Stats(struct_bytes=ctypes.sizeof(Stats))
+        stats = Stats()
         check(library().larder_stats(self._handle, byref(stats)))
         return stats
+
+    def flush(self, tier: int, timeout_ms: int) -> None:
+        check(library().larder_flush(self._handle, tier, timeout_ms))
 
     def close(self, timeout_ms: int = 1000) -> None:
         if self._handle:
@@ -378,7 +280,7 @@ class Gpu:
         check(library().larder_gpu_attach(node._handle, self._handle))
 
     def stats(self) -> GpuStats:
-        stats = GpuStats(struct_bytes=ctypes.sizeof(GpuStats))
+        stats = GpuStats()
         check(library().larder_gpu_stats(self._handle, byref(stats)))
         return stats
 
@@ -445,11 +347,25 @@ class Layers:
 
 
 class Lease:
-    """What larder_prefix_stage() holds; released once."""
+    """What larder_prefix_stage() or larder_stage() holds; released once."""
 
     def __init__(self, handles: ctypes.Array, match: Match):
         self._handles = handles
         self.match = match
+
+    def segments(self, chunk: int, shard: int) -> list[tuple[int, int]]:
+        """Addresses and sizes, of what Space.stage_group() staged."""
+        count = c_uint32(64)
+        while True:
+            room = (c_uint64 * (2 * count.value))()
+            most = count.value
+            status = library().larder_lease_segments(
+                self._handles[0], chunk, shard, room, most, byref(count))
+            if status == OK:
+                return [(room[2 * i], room[2 * i + 1])
+                        for i in range(count.value)]
+            if status != E_SIZE or count.value <= most:
+                raise fail(status)
 
     def release(self) -> None:
         for i in range(len(self._handles)):
@@ -519,19 +435,22 @@ class Space:
         self._handle = handle
 
     def chain(self, tokens: array, keys: Keys,
-              extra: Sequence[bytes] | None = None) -> None:
+              extra: Sequence[bytes] | None = None, salt: bytes = b"") -> None:
         """Appends the keys of the full chunks of tokens (array "I"), which
-        follow those that keys has."""
+        follow those that keys has. salt: of a chain that begins here."""
         count = len(tokens) // self.chunk_tokens
         if count == 0:
             return
         out = array("B", bytes(count * KEY_BYTES))
         params = None
-        if keys.count > 0 or extra is not None:
+        if keys.count > 0 or extra is not None or salt:
             params = ChainParams()
         if keys.count > 0:
             params.field_mask |= 1
             params.parent = keys.data(keys.count - 1, keys.count)
+        if salt:
+            params.field_mask |= 2
+            params.salt, params.salt_bytes = salt, len(salt)
         if extra is not None:
             params.field_mask |= 4
             params.extra = (Extra * count)(*((e, len(e)) for e in extra))
@@ -568,6 +487,22 @@ class Space:
         check(library().larder_match(self._handle, keys, chunks, group,
                                      byref(out)))
         return out
+
+    def stage_group(self, keys: bytes, chunks: int, group: int,
+                    timeout_ms: int) -> tuple[Lease | None, Match]:
+        """As stage(), of one group, whatever a layout needs."""
+        handles = (c_void_p * 1)()
+        out = Match()
+        st = check(library().larder_stage(
+            self._handle, keys, chunks, group, timeout_ms,
+            ctypes.cast(handles, POINTER(c_void_p)), byref(out)))
+        return (Lease(handles, out) if st == OK else None), out
+
+    def run(self, op: int, items: ctypes.Array, timeout_ms: int) -> None:
+        """Each item has its own status then."""
+        params = OpParams(field_mask=1, timeout_ms=timeout_ms)
+        check(library().larder_run(self._handle, op, items, len(items),
+                                   byref(params)))
 
     def stage(self, layout: Layout, keys: bytes, chunks: int,
               timeout_ms: int) -> tuple[Lease | None, Match]:

@@ -18,6 +18,7 @@
 #include "base/io.h"
 #include "base/io_posix.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 #define THREADS_MAX 1024u
 
@@ -76,18 +77,18 @@ static void *plain_run(void *arg)
     plain_t *p = arg;
     ldr_io_req_t *req;
 
-    pthread_mutex_lock(&p->mutex);
+    ldr_mutex_lock(&p->mutex);
     for (;;) {
         req = ldr_io_list_take(&p->queue);
         if (req != NULL) {
-            pthread_mutex_unlock(&p->mutex);
+            ldr_mutex_unlock(&p->mutex);
             while (ldr_posix_again(req, transfer(req))) {
                 /* the rest of it */
             }
             finishing = p;
             req->done(req);
             finishing = NULL;
-            pthread_mutex_lock(&p->mutex);
+            ldr_mutex_lock(&p->mutex);
         } else if (p->stopping) {
             /* What another thread's done() still submits, that thread takes
              * itself when done() has returned. */
@@ -98,7 +99,7 @@ static void *plain_run(void *arg)
             p->idle--;
         }
     }
-    pthread_mutex_unlock(&p->mutex);
+    ldr_mutex_unlock(&p->mutex);
     return NULL;
 }
 
@@ -110,7 +111,7 @@ static void plain_submit(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
     for (unsigned i = 0; i < count; i++) {
         ldr_posix_begin(reqs[i]);
     }
-    pthread_mutex_lock(&p->mutex);
+    ldr_mutex_lock(&p->mutex);
     for (unsigned i = 0; i < count; i++) {
         ldr_io_list_append(&p->queue, reqs[i]);
     }
@@ -124,17 +125,17 @@ static void plain_submit(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
     while (wake-- > 0) {
         pthread_cond_signal(&p->work);
     }
-    pthread_mutex_unlock(&p->mutex);
+    ldr_mutex_unlock(&p->mutex);
 }
 
 static void plain_destroy(ldr_io_t *io)
 {
     plain_t *p = (plain_t *)io;
 
-    pthread_mutex_lock(&p->mutex);
+    ldr_mutex_lock(&p->mutex);
     p->stopping = true;
     pthread_cond_broadcast(&p->work);
-    pthread_mutex_unlock(&p->mutex);
+    ldr_mutex_unlock(&p->mutex);
     for (unsigned i = 0; i < p->thread_count; i++) {
         pthread_join(p->threads[i], NULL);
     }
@@ -161,7 +162,7 @@ int ldr_io_plain_create(unsigned threads, ldr_io_t **io_p)
         return -ENOMEM;
     }
     p->io.ops = &plain_ops;
-    pthread_mutex_init(&p->mutex, NULL);
+    ldr_mutex_init(&p->mutex);
     pthread_cond_init(&p->work, NULL);
     ldr_io_list_init(&p->queue);
     while (p->thread_count < threads) {

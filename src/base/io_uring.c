@@ -35,6 +35,7 @@
 #include "base/fault.h"
 #include "base/io_posix.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 #define DEPTH_MAX 4096u
 #define REAP_MAX 64u
@@ -176,7 +177,7 @@ static void uring_submit(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
     for (unsigned i = 0; i < count; i++) {
         ldr_posix_begin(reqs[i]);
     }
-    pthread_mutex_lock(&u->mutex);
+    ldr_mutex_lock(&u->mutex);
     for (unsigned i = 0; i < count; i++) {
         ldr_io_list_append(&u->queue, reqs[i]);
     }
@@ -185,15 +186,15 @@ static void uring_submit(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
         pump(u, &failed);
     }
     failed_count = failed.count;
-    pthread_mutex_unlock(&u->mutex);
+    ldr_mutex_unlock(&u->mutex);
     if (failed_count > 0) {
         ldr_io_list_finish(&failed);
-        pthread_mutex_lock(&u->mutex);
+        ldr_mutex_lock(&u->mutex);
         u->pending_count -= failed_count;
         if (u->stopping && u->pending_count == 0) {
             wake(u);
         }
-        pthread_mutex_unlock(&u->mutex);
+        ldr_mutex_unlock(&u->mutex);
     }
 }
 
@@ -234,23 +235,23 @@ static void *uring_run(void *arg)
             continue; /* EINTR: a debugger, a stopped process */
         }
         /* What waits goes to the disk first, then the owners hear. */
-        pthread_mutex_lock(&u->mutex);
+        ldr_mutex_lock(&u->mutex);
         reap(u, &finished);
         do {
             pump(u, &finished);
             unsigned count = finished.count;
-            pthread_mutex_unlock(&u->mutex);
+            ldr_mutex_unlock(&u->mutex);
 
             finishing = u;
             ldr_io_list_finish(&finished);
             finishing = NULL;
 
-            pthread_mutex_lock(&u->mutex);
+            ldr_mutex_lock(&u->mutex);
             u->pending_count -= count;
             /* Until what they submitted is in the ring, or has failed. */
         } while (u->queue.head != NULL && u->ring_count < u->depth);
         stop = u->stopping && u->pending_count == 0;
-        pthread_mutex_unlock(&u->mutex);
+        ldr_mutex_unlock(&u->mutex);
     }
     return NULL;
 }
@@ -259,12 +260,12 @@ static void uring_destroy(ldr_io_t *io)
 {
     uring_t *u = (uring_t *)io;
 
-    pthread_mutex_lock(&u->mutex);
+    ldr_mutex_lock(&u->mutex);
     u->stopping = true;
     if (u->pending_count == 0) {
         wake(u);
     }
-    pthread_mutex_unlock(&u->mutex);
+    ldr_mutex_unlock(&u->mutex);
     pthread_join(u->reaper, NULL);
     io_uring_queue_exit(&u->ring);
     pthread_mutex_destroy(&u->mutex);
@@ -302,7 +303,7 @@ int ldr_io_uring_create(unsigned depth, ldr_io_t **io_p)
         result = -ENOSYS;
         goto err_ring;
     }
-    pthread_mutex_init(&u->mutex, NULL);
+    ldr_mutex_init(&u->mutex);
     result = ldr_posix_thread(&u->reaper, "larder-io", uring_run, u);
     if (result != 0) {
         goto err_mutex;

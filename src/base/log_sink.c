@@ -127,7 +127,7 @@ static void *file_main(void *arg)
     ldr_log_sink_t *s = arg;
     char line[PIPE_BUF];
 
-    pthread_mutex_lock(&s->lock);
+    ldr_mutex_lock(&s->lock);
     while (!s->stop || s->taken < s->added) {
         uint16_t bytes;
 
@@ -138,9 +138,9 @@ static void *file_main(void *arg)
         ring_copy(s, s->taken, &bytes, sizeof(bytes), false);
         ring_copy(s, s->taken + sizeof(bytes), line, bytes, false);
         s->taken += sizeof(bytes) + bytes;
-        pthread_mutex_unlock(&s->lock);
+        ldr_mutex_unlock(&s->lock);
         bool ok = write_line(s->fd, line, bytes);
-        pthread_mutex_lock(&s->lock);
+        ldr_mutex_lock(&s->lock);
         s->dropped += !ok;
         s->gone = s->taken;
         s->stuck = false;
@@ -148,7 +148,7 @@ static void *file_main(void *arg)
     }
     s->ended = true;
     pthread_cond_broadcast(&s->written);
-    pthread_mutex_unlock(&s->lock);
+    ldr_mutex_unlock(&s->lock);
     return NULL;
 }
 
@@ -198,7 +198,7 @@ static bool file_close(ldr_log_sink_t *s)
         in_time = ldr_cond_wait_until(&s->written, &s->lock, end);
     }
     bool ended = s->ended;
-    pthread_mutex_unlock(&s->lock);
+    ldr_mutex_unlock(&s->lock);
     if (!ended) {
         pthread_detach(s->thread);
     } else {
@@ -206,7 +206,7 @@ static bool file_close(ldr_log_sink_t *s)
         pthread_cond_destroy(&s->work);
         pthread_cond_destroy(&s->written);
     }
-    pthread_mutex_lock(&s->lock);
+    ldr_mutex_lock(&s->lock);
     return ended;
 }
 
@@ -219,10 +219,7 @@ ldr_log_sink_t *ldr_log_sink_open(const ldr_log_sink_params_t *params)
     if (s == NULL) {
         return NULL;
     }
-    if (pthread_mutex_init(&s->lock, NULL) != 0) {
-        ldr_free(s);
-        return NULL;
-    }
+    ldr_mutex_init(&s->lock);
     s->fd = params->fd;
     s->format = params->format;
     s->level = (int)params->level;
@@ -416,7 +413,7 @@ void ldr_log_sink_line(ldr_log_sink_t *s, larder_log_level_t level,
     /* Spread, never 0, and each level for itself. */
     id = ((id << 2 | (uint64_t)level) * 0x9e3779b97f4a7c15u) >> 1 | 1;
 
-    pthread_mutex_lock(&s->lock);
+    ldr_mutex_lock(&s->lock);
     now = ldr_now_ns(s->clock);
     sweep(s, now, false);
     k = kind_find(s, id);
@@ -432,7 +429,7 @@ void ldr_log_sink_line(ldr_log_sink_t *s, larder_log_level_t level,
         snprintf(k->hint, sizeof(k->hint), "%s", text);
     }
     file_wait(s);
-    pthread_mutex_unlock(&s->lock);
+    ldr_mutex_unlock(&s->lock);
 }
 
 void ldr_log_sink_fn(void *sink, larder_log_level_t level, const char *line)
@@ -442,9 +439,9 @@ void ldr_log_sink_fn(void *sink, larder_log_level_t level, const char *line)
 
 void ldr_log_sink_tick(ldr_log_sink_t *s)
 {
-    pthread_mutex_lock(&s->lock);
+    ldr_mutex_lock(&s->lock);
     sweep(s, ldr_now_ns(s->clock), false);
-    pthread_mutex_unlock(&s->lock);
+    ldr_mutex_unlock(&s->lock);
 }
 
 void ldr_log_sink_close(ldr_log_sink_t *s)
@@ -452,10 +449,10 @@ void ldr_log_sink_close(ldr_log_sink_t *s)
     if (s == NULL) {
         return;
     }
-    pthread_mutex_lock(&s->lock);
+    ldr_mutex_lock(&s->lock);
     sweep(s, 0, true);
     bool whole = !s->threaded || file_close(s);
-    pthread_mutex_unlock(&s->lock);
+    ldr_mutex_unlock(&s->lock);
     if (!whole) {
         return;
     }

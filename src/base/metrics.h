@@ -49,8 +49,8 @@
       "Requests that the policy was told of.")                                 \
     X(POLICY_HITS, COUNTER, "larder_policy_shadow_hits_total",                 \
       "tenant,policy",                                                         \
-      "Chunks of these requests, or of a sample, that each of the two, "       \
-      "alone, would have had in a dram of this size, since it was full.")      \
+      "Chunks of these requests that dram had since it was full (learned), "   \
+      "and that lru would have had in its place (lru).")                       \
     X(POLICY_BYTES, GAUGE, "larder_policy_bytes", "tenant",                    \
       "Memory that the policy takes.")                                         \
     X(RECLAIMED_SHARDS, COUNTER, "larder_reclaimed_shards_total", "tenant",    \
@@ -74,6 +74,8 @@
       "The tenant's limit in the ssd tier; 0: none of its own.")               \
     X(PINNED, GAUGE, "larder_pinned_bytes", "tenant",                          \
       "Payload that is evicted last.")                                         \
+    X(SPACE_INFO, GAUGE, "larder_space_info", "tenant,space,label",            \
+      "1; the label that engines give the space: a model and its dtype.")      \
     X(SPACE_CHUNKS, GAUGE, "larder_space_chunks", "tenant,space",              \
       "Chunks of a space, in any tier; of the 50 busiest spaces.")             \
     X(SPACE_DRAM, GAUGE, "larder_space_dram_bytes", "tenant,space",            \
@@ -111,7 +113,7 @@
       "1: io_uring, 0: threads with plain reads and writes.")                  \
     X(MODE, GAUGE, "larder_mode", "mode", "1 for the mode the node is in.")    \
     X(POISONED, GAUGE, "larder_poisoned", "",                                  \
-      "1 once the node has found a broken invariant.")                         \
+      "1 once the process has found a broken invariant.")                      \
     X(DISK_ON, GAUGE, "larder_disk_on", "path",                                \
       "1 while the disk takes and gives shards.")                              \
     X(DISK_MAX, GAUGE, "larder_disk_max_bytes", "path",                        \

@@ -25,3 +25,17 @@ const char *larder_cause_text(larder_cause_t cause)
     }
     return "unknown cause";
 }
+
+const char *larder_tier_text(larder_tier_t tier)
+{
+    switch (tier) {
+#define X(name, text)                                                          \
+    case name:                                                                 \
+        return text;
+        LARDER_TIER_MAP(X)
+#undef X
+    case LARDER_TIER_COUNT:
+        break;
+    }
+    return "unknown tier";
+}

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 void ldr_text_add(ldr_text_t *t, const char *format, ...)
 {
@@ -111,6 +112,16 @@ void ldr_text_json(ldr_text_t *t, const char *text)
         s += bytes;
     }
     ldr_text_char(t, '"');
+}
+
+void ldr_label_clean(const char *from, size_t bytes,
+                     char to[LARDER_LABEL_MAX + 1])
+{
+    memset(to, 0, LARDER_LABEL_MAX + 1);
+    for (size_t i = 0; i < bytes && i < LARDER_LABEL_MAX && from[i] != '\0';
+         i++) {
+        to[i] = from[i] < ' ' || from[i] > '~' ? '?' : from[i];
+    }
 }
 
 void ldr_hex(const uint8_t *data, size_t bytes, char *text)

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "larder/larder.h"
+
 typedef struct ldr_text {
     char *at;
     size_t size;   /* of the buffer; with 0 nothing is written */
@@ -32,6 +34,12 @@ void ldr_text_i64(ldr_text_t *t, int64_t value);
 void ldr_text_fixed(ldr_text_t *t, uint64_t value, unsigned decimals);
 /* A JSON string with its quotes. Bytes that are no UTF-8 become U+FFFD. */
 void ldr_text_json(ldr_text_t *t, const char *text);
+
+/* A space's label as it is kept: at most LARDER_LABEL_MAX bytes up to a NUL,
+ * printable ASCII. It comes from anybody, and is shown in terminals, in HTML
+ * and in metrics. The rest of `to` is zero. */
+void ldr_label_clean(const char *from, size_t bytes,
+                     char to[LARDER_LABEL_MAX + 1]);
 
 #define LDR_HEX_BYTES(bytes) (2 * (bytes) + 1)
 /* Lower-case hex digits and a NUL. */

@@ -27,6 +27,29 @@ bool ldr_thread_start(pthread_t *thread, const char *name,
     return true;
 }
 
+void ldr_mutex_init(pthread_mutex_t *lock)
+{
+    pthread_mutexattr_t attr;
+
+    pthread_mutexattr_init(&attr);
+    if (LDR_DEBUG) {
+        pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
+    }
+    pthread_mutex_init(lock, &attr); /* cannot fail, for these types */
+    pthread_mutexattr_destroy(&attr);
+}
+
+bool ldr_mutex_held(const pthread_mutex_t *lock)
+{
+    pthread_mutex_t *it = (pthread_mutex_t *)(uintptr_t)lock;
+
+    if (pthread_mutex_lock(it) == EDEADLK) {
+        return true;
+    }
+    pthread_mutex_unlock(it);
+    return false;
+}
+
 bool ldr_cond_init(pthread_cond_t *cond)
 {
     pthread_condattr_t attr;

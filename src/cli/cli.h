@@ -1,6 +1,6 @@
 /*
- * The program `larder`: one table of commands, one of flags, one of exit
- * codes. What the commands share is in cmd_common.c.
+ * The program `larder`: one table of commands and one of flags. What the
+ * commands share is in cmd_common.c.
  */
 #pragma once
 
@@ -12,21 +12,15 @@
 #include "base/io.h"
 #include "base/options.h"
 #include "base/text.h"
+#include "cli/program.h"
 #include "larder/larder.h"
 #include "store/fsck.h"
-
-/* Exit codes, those of docs/cli.md. */
-enum {
-    LDR_EXIT_OK = 0,
-    LDR_EXIT_NO = 1,    /* get: a miss; fsck: damage that is still there */
-    LDR_EXIT_USAGE = 2, /* the command line was not understood */
-    LDR_EXIT_FAILED = 3 /* it could not be done: input, output, lock... */
-};
 
 /* X(name, flag, value or NULL, text) */
 #define LDR_FLAG_MAP(X)                                                        \
     X(SPACE, "space", "TEXT", "descriptor of the space; default: cli")         \
     X(SPACE_FILE, "space-file", "FILE", "the descriptor is the file's bytes")  \
+    X(LABEL, "label", "TEXT", "what people call the space; not in its name")   \
     X(TENANT, "tenant", "NAME", "which tenant; default: default")              \
     X(SECRET_FILE, "secret-file", "FILE",                                      \
       "the tenant's secret: the file's bytes, less a newline at the end")      \
@@ -197,6 +191,6 @@ int ldr_cmd_explain(const ldr_args_t *args);
 /* pause and resume: the command is the verb. */
 int ldr_cmd_verb(const ldr_args_t *args);
 /* Reads its own command line. */
-int ldr_cmd_bench(int argc, char **argv);
+int ldr_cmd_bench(char **argv);
 int ldr_cmd_serve(int argc, char **argv);
 int ldr_cmd_plan(int argc, char **argv);

@@ -389,6 +389,10 @@ static int space_params(const ldr_args_t *args, uint8_t *buffer,
                         ? args->values[LDR_FLAG_SPACE]
                         : "cli";
     p->descriptor_bytes = strlen(p->descriptor);
+    if (ldr_args_has(args, LDR_FLAG_LABEL)) {
+        p->field_mask |= LARDER_SPACE_LABEL;
+        p->label = args->values[LDR_FLAG_LABEL];
+    }
     if (ldr_args_has(args, LDR_FLAG_TENANT)) {
         p->field_mask |= LARDER_SPACE_TENANT;
         p->tenant = args->values[LDR_FLAG_TENANT];

@@ -80,6 +80,7 @@ static const struct {
     {"denied", "the node does not let this engine in; its log says why"},
     {"version", "the node and this engine speak no common version"},
     {"paused", "the node is paused, or only observes"},
+    {"other", "a cause that the node knows and this engine is too old for"},
     {"slower", "computing it was expected to be faster (option load)"},
     {"tier", "it is in a tier that the request excludes"},
     {"skip", "the request asked not to load"},

@@ -192,29 +192,16 @@ static int stat_metrics(const ldr_args_t *args, larder_t *lar)
     return LDR_EXIT_OK;
 }
 
-/* Where a daemon's dashboard is, and whether it is there. False: it has none,
+/* Where a daemon's dashboard is, and whether it is there. Nothing: it has none,
  * or shows it to others only. */
-static bool admin_of(larder_t *lar, char url[LDR_PROM_VALUE], bool *on_p)
-{
-    ldr_prom_t prom;
-    char *text;
-    bool found = false;
-
-    if (ldr_top_fetch(lar, &text) == LARDER_OK && ldr_prom_parse(text, &prom)) {
-        found = ldr_prom_values(&prom, ADMIN_ON, "url",
-                                (char(*)[LDR_PROM_VALUE])url, 1) > 0;
-        *on_p = ldr_prom_sum(&prom, ADMIN_ON, LDR_ANYWHERE) > 0;
-        ldr_prom_free(&prom);
-    }
-    return found;
-}
-
-static void show_admin(const ldr_args_t *args, larder_t *lar)
+static void show_admin(const ldr_prom_t *prom, bool json)
 {
     char url[LDR_PROM_VALUE] = "";
-    bool on = false, found = admin_of(lar, url, &on);
+    bool found = ldr_prom_values(prom, ADMIN_ON, "url",
+                                 (char(*)[LDR_PROM_VALUE])url, 1) > 0;
+    bool on = ldr_prom_sum(prom, ADMIN_ON, LDR_ANYWHERE) > 0;
 
-    if (ldr_args_has(args, LDR_FLAG_JSON)) {
+    if (json) {
         printf(",\"admin\":");
         if (found) {
             printf("{\"url\":");
@@ -231,6 +218,58 @@ static void show_admin(const ldr_args_t *args, larder_t *lar)
     }
 }
 
+/* The busiest spaces, by what engines call them. */
+static void show_spaces(const ldr_prom_t *prom, bool json)
+{
+    char tenant[LDR_PROM_VALUE], space[LDR_PROM_VALUE], label[LDR_PROM_VALUE];
+    const char *comma = "";
+
+    if (json) {
+        printf(",\"spaces\":[");
+    }
+    for (size_t i = 0; i < prom->count; i++) {
+        const ldr_sample_t *one = &prom->samples[i];
+
+        if (strcmp(one->name, "larder_space_chunks") != 0 ||
+            !ldr_prom_label(one, "tenant", tenant) ||
+            !ldr_prom_label(one, "space", space)) {
+            continue;
+        }
+        ldr_prom_text(prom, "larder_space_info",
+                      LDR_WHERE("tenant", tenant, "space", space), "label",
+                      label);
+        if (json) {
+            printf("%s{\"space\":\"%s\",\"tenant\":", comma, space);
+            ldr_json_string(stdout, tenant);
+            printf(",\"label\":");
+            ldr_json_string(stdout, label);
+            printf(",\"chunks\":%.0f}", one->value);
+            comma = ",";
+        } else {
+            printf("space %s %s%s%s: %.0f chunks\n", space, tenant,
+                   label[0] != '\0' ? ", " : "", label, one->value);
+        }
+    }
+    if (json) {
+        printf("]");
+    }
+}
+
+/* What only the metrics have; a daemon that does not give them has none. */
+static void show_metrics(larder_t *lar, bool json)
+{
+    ldr_prom_t prom = {0};
+    char *text;
+
+    if (ldr_top_fetch(lar, &text) != LARDER_OK ||
+        !ldr_prom_parse(text, &prom)) {
+        prom = (ldr_prom_t){0};
+    }
+    show_spaces(&prom, json);
+    show_admin(&prom, json);
+    ldr_prom_free(&prom);
+}
+
 static int stat_run(const ldr_args_t *args, larder_t *lar)
 {
     larder_stats_t stats = {.struct_bytes = sizeof(stats)};
@@ -244,11 +283,11 @@ static int stat_run(const ldr_args_t *args, larder_t *lar)
     }
     if (ldr_args_has(args, LDR_FLAG_JSON)) {
         stat_json(&stats);
-        show_admin(args, lar);
+        show_metrics(lar, true);
         printf("}\n");
     } else {
         stat_table(&stats);
-        show_admin(args, lar);
+        show_metrics(lar, false);
     }
     return LDR_EXIT_OK;
 }

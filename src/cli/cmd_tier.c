@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "node/node.h"
-#include "shared/backend.h"
+#include "tier/shared/backend.h"
 
 #define TIMEOUT_MS 30000u
 
@@ -179,7 +179,7 @@ typedef struct sweep {
 } sweep_t;
 
 /* Whether a node cleans up there, and so uses it: T/cleaner, as
- * src/shared/clean.c writes it. */
+ * src/tier/shared/clean.c writes it. */
 static int in_use(const sweep_t *w, bool *used_p)
 {
     ldr_backend_t *b = w->tier->backend;

@@ -25,7 +25,7 @@
 #include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/doctor.h"
-#include "shared/backend.h"
+#include "tier/shared/backend.h"
 
 #define CHECK_NS ((uint64_t)8 * 1000000000) /* of the ten that a check has */
 #define PART_NS ((uint64_t)1200000000)      /* of writing, and of reading */
@@ -105,9 +105,9 @@ static void *racer_main(void *arg)
 
     memset(data, r->mark, sizeof(data));
     snprintf(name, sizeof(name), "%sonce", r->p->area);
-    pthread_mutex_lock(r->start);
+    ldr_mutex_lock(r->start);
     bool off = *r->off;
-    pthread_mutex_unlock(r->start);
+    ldr_mutex_unlock(r->start);
     if (off) {
         return NULL;
     }
@@ -125,7 +125,7 @@ static bool exclusive(probe_t *p)
     bool off = false;
     char name[80];
 
-    pthread_mutex_lock(&start);
+    ldr_mutex_lock(&start);
     while (started < RACERS && !off) {
         racer_t *r = &racers[started];
 
@@ -136,7 +136,7 @@ static bool exclusive(probe_t *p)
         off = !ldr_thread_start(&r->thread, "probe", racer_main, r);
         started += !off;
     }
-    pthread_mutex_unlock(&start);
+    ldr_mutex_unlock(&start);
     for (unsigned i = 0; i < started; i++) {
         pthread_join(racers[i].thread, NULL);
         won += racers[i].error == 0;

@@ -32,10 +32,12 @@ static void row_json(const ldr_list_row_t *r)
     }
     printf(",\"space\":\"%s\",\"group\":%u,\"shard\":%u,\"shards\":%u,"
            "\"bytes\":%u,\"age_s\":%u,\"expires_s\":%u,\"depth\":%u,"
-           "\"pinned\":%s,\"tier\":\"%s\"}\n",
+           "\"pinned\":%s,\"tier\":\"%s\",\"label\":",
            space, r->group, r->shard, r->shards, r->length, r->age_s,
            r->expires_s, r->depth,
            (r->flags & LDR_LIST_PINNED) != 0 ? "true" : "false", tier_of(r));
+    ldr_json_string(stdout, r->label);
+    printf("}\n");
 }
 
 static void row_line(const ldr_list_row_t *r)
@@ -48,8 +50,8 @@ static void row_line(const ldr_list_row_t *r)
     }
     ldr_space_label(r->space, space);
     ldr_ls_age(r->age_s, age, sizeof(age));
-    printf("%-64s  %s  %5u  %5u  %9u  %5s  %5u  %s\n", key, space, r->group,
-           r->shard, r->length, age, r->depth, tier_of(r));
+    printf("%-64s  %s  %5u  %5u  %9u  %5s  %5u  %-8s  %s\n", key, space,
+           r->group, r->shard, r->length, age, r->depth, tier_of(r), r->label);
 }
 
 /* One page; somebody else may be listing. */
@@ -90,8 +92,9 @@ static int list(const ldr_args_t *args, larder_t *lar, const char *url)
             return ldr_cli_status(args, st);
         }
         if (shards == 0 && !json && (count > 0 || cursor == LDR_LIST_END)) {
-            printf("%-64s  %-8s  %5s  %5s  %9s  %5s  %5s  %s\n", "KEY", "SPACE",
-                   "GROUP", "SHARD", "BYTES", "AGE", "DEPTH", "TIER");
+            printf("%-64s  %-8s  %5s  %5s  %9s  %5s  %5s  %-8s  %s\n", "KEY",
+                   "SPACE", "GROUP", "SHARD", "BYTES", "AGE", "DEPTH", "TIER",
+                   "LABEL");
         }
         for (uint32_t i = 0; i < count; i++) {
             (json ? row_json : row_line)(&rows[i]);

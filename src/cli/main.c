@@ -1,18 +1,15 @@
 /* The command line: which command, with which flags and operands. */
 #include <getopt.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/fault.h"
 #include "cli/cli.h"
 
 #define FLAG(name) (1u << LDR_FLAG_##name)
 #define SPACE_FLAGS                                                            \
     (FLAG(SPACE) | FLAG(SPACE_FILE) | FLAG(TENANT) | FLAG(SECRET_FILE) |       \
      FLAG(SHARDS) | FLAG(CHUNK_TOKENS))
-#define SHARD_FLAGS (SPACE_FLAGS | FLAG(SHARD) | FLAG(GROUP))
+#define SHARD_FLAGS (SPACE_FLAGS | FLAG(LABEL) | FLAG(SHARD) | FLAG(GROUP))
 
 typedef struct command {
     const char *name;
@@ -181,7 +178,7 @@ static int run_command(const command_t *c, int argc, char **argv)
     if (c->run == NULL) {
         return strcmp(c->name, "serve") == 0  ? ldr_cmd_serve(argc, argv)
                : strcmp(c->name, "plan") == 0 ? ldr_cmd_plan(argc, argv)
-                                              : ldr_cmd_bench(argc, argv);
+                                              : ldr_cmd_bench(argv);
     }
     code = parse(c, argc, argv, &args, &only_help);
     if (only_help) {
@@ -192,29 +189,13 @@ static int run_command(const command_t *c, int argc, char **argv)
     return code;
 }
 
-/* Breaks things on purpose, to see what a command makes of it. */
-static bool arm_faults(void)
-{
-    const char *faults = getenv("LARDER_FAULTS");
-
-    if (faults == NULL || ldr_fault_parse(faults)) {
-        return true;
-    }
-    fprintf(stderr, "larder: LARDER_FAULTS is NAME[:NTH:TIMES],...; names:");
-    for (int i = 0; i < LDR_FAULT_COUNT; i++) {
-        fprintf(stderr, " %s", ldr_fault_name((ldr_fault_t)i));
-    }
-    fprintf(stderr, "\n");
-    return false;
-}
-
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
     const command_t *c = command_find(name);
     int code = LDR_EXIT_OK;
 
-    if (!arm_faults()) {
+    if (!ldr_program_begin()) {
         code = LDR_EXIT_USAGE;
     } else if (c != NULL) {
         code = run_command(c, argc - 1, argv + 1);
@@ -229,10 +210,5 @@ int main(int argc, char **argv)
                 argc > 1 ? "'" : "");
         code = LDR_EXIT_USAGE;
     }
-    /* What was printed may be all that the caller wanted. */
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "larder: cannot write to standard output\n");
-        code = code != LDR_EXIT_OK ? code : LDR_EXIT_FAILED;
-    }
-    return code;
+    return ldr_program_end(code);
 }

@@ -134,6 +134,19 @@ static bool fits(const ldr_sample_t *sample, const char *name,
     return true;
 }
 
+void ldr_prom_text(const ldr_prom_t *p, const char *name,
+                   const char *const *where, const char *label,
+                   char value[LDR_PROM_VALUE])
+{
+    value[0] = '\0';
+    for (size_t i = 0; i < p->count; i++) {
+        if (fits(&p->samples[i], name, where)) {
+            ldr_prom_label(&p->samples[i], label, value);
+            return;
+        }
+    }
+}
+
 double ldr_prom_sum(const ldr_prom_t *p, const char *name,
                     const char *const *where)
 {

@@ -45,6 +45,12 @@ size_t ldr_prom_values(const ldr_prom_t *p, const char *name, const char *label,
 bool ldr_prom_label(const ldr_sample_t *sample, const char *label,
                     char value[LDR_PROM_VALUE]);
 
+/* The same of the first sample with this name and these labels; "": there is
+ * none. */
+void ldr_prom_text(const ldr_prom_t *p, const char *name,
+                   const char *const *where, const char *label,
+                   char value[LDR_PROM_VALUE]);
+
 /* A histogram: how many observations were not above each bound. */
 #define LDR_PROM_BOUNDS 64u
 typedef struct ldr_buckets {

@@ -317,7 +317,7 @@ static void put_tenants(const ldr_top_t *t, ldr_top_screen_t *s)
 /* The busiest first, as they come. */
 static void put_spaces(const ldr_top_t *t, ldr_top_screen_t *s)
 {
-    char tenant[LDR_PROM_VALUE], space[LDR_PROM_VALUE];
+    char tenant[LDR_PROM_VALUE], space[LDR_PROM_VALUE], label[LDR_PROM_VALUE];
     unsigned shown = 0;
 
     for (size_t i = 0; i < t->now.count && shown < SPACES_MAX; i++) {
@@ -329,17 +329,19 @@ static void put_spaces(const ldr_top_t *t, ldr_top_screen_t *s)
             continue;
         }
         if (shown++ == 0) {
-            line(s, true, "%-9s %-16s %7s %8s %8s %8s %9s %9s", "SPACE",
-                 "TENANT", "HITS", "CHUNKS", "DRAM", "SSD", "LOADING",
+            line(s, true, "%-9s %-16s %-7s %6s %6s %6s %6s %8s %8s", "SPACE",
+                 "LABEL", "TENANT", "HITS", "CHUNKS", "DRAM", "SSD", "LOADING",
                  "SAVING");
         }
         const char *const *where = LDR_WHERE("tenant", tenant, "space", space);
+        ldr_prom_text(&t->now, "larder_space_info", where, "label", label);
         double found = rate(
             t, SPACE_ASKED,
             LDR_WHERE("tenant", tenant, "space", space, "outcome", "found"));
         line(
-            s, false, "%-9.9s %-16.16s %7s %8s %8s %8s %7s/s %7s/s", space,
-            tenant, percent(found, rate(t, SPACE_ASKED, where)).text,
+            s, false, "%-9.9s %-16.16s %-7.7s %6s %6s %6s %6s %6s/s %6s/s",
+            space, label, tenant,
+            percent(found, rate(t, SPACE_ASKED, where)).text,
             count(one->value).text,
             bytes(ldr_prom_sum(&t->now, "larder_space_dram_bytes", where)).text,
             bytes(ldr_prom_sum(&t->now, "larder_space_ssd_bytes", where)).text,

@@ -1,5 +1,6 @@
 /* Telling a node of requests. */
 #include "base/bytes.h"
+#include "base/grow.h"
 #include "client/client.h"
 
 static void tell(larder_space_t *space, const ldr_announce_t *a,
@@ -34,6 +35,7 @@ larder_status_t larder_announce(larder_space_t *space, const larder_key_t *keys,
     uint32_t all = LARDER_HINT_CLASS | LARDER_HINT_CLOSED |
                    LARDER_HINT_TEMPLATE | LARDER_HINT_OVER;
 
+    st = st == LARDER_OK ? ldr_mask_check(mask, LARDER_ANNOUNCE_HINT) : st;
     if (st != LARDER_OK) {
         return st;
     }

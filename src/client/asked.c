@@ -8,6 +8,7 @@
  * nothing depends on it but the figures of hits (docs/metrics.md).
  */
 #include "base/bytes.h"
+#include "base/thread.h"
 #include "client/client.h"
 
 #define AGAIN_S 10u /* a request's matches and its stage come within this */
@@ -51,7 +52,7 @@ bool ldr_asked_before(larder_space_t *space, const larder_key_t *keys,
     uint32_t now = now_s(space);
     bool before = false;
 
-    pthread_mutex_lock(&space->asked_lock);
+    ldr_mutex_lock(&space->asked_lock);
     for (size_t i = 0; i < ldr_min64(count, ENDS); i++) {
         ldr_asked_chunk_t chunk;
         ldr_asked_t *a =
@@ -66,7 +67,7 @@ bool ldr_asked_before(larder_space_t *space, const larder_key_t *keys,
             break;
         }
     }
-    pthread_mutex_unlock(&space->asked_lock);
+    ldr_mutex_unlock(&space->asked_lock);
     return before;
 }
 
@@ -88,7 +89,7 @@ static uint32_t number_new(larder_space_t *space, uint32_t group, bool used)
 void ldr_asked_note(larder_space_t *space, const larder_key_t *keys,
                     size_t count, uint32_t group, size_t found, bool holds)
 {
-    pthread_mutex_lock(&space->asked_lock);
+    ldr_mutex_lock(&space->asked_lock);
     uint32_t number = number_new(space, group, holds);
     for (size_t i = 0; i < count; i++) {
         uint64_t head = head_of(&keys[i]);
@@ -100,7 +101,7 @@ void ldr_asked_note(larder_space_t *space, const larder_key_t *keys,
             .last = i + 1 == count,
         };
     }
-    pthread_mutex_unlock(&space->asked_lock);
+    ldr_mutex_unlock(&space->asked_lock);
 }
 
 bool ldr_asked_items(larder_space_t *space, larder_op_t kind,
@@ -110,7 +111,7 @@ bool ldr_asked_items(larder_space_t *space, larder_op_t kind,
     uint32_t now = now_s(space), used = 0;
     size_t before = 0;
 
-    pthread_mutex_lock(&space->asked_lock);
+    ldr_mutex_lock(&space->asked_lock);
     for (size_t i = 0; i < count; i++) {
         ldr_asked_chunk_t chunk;
         ldr_asked_t *a = items[i].key != NULL
@@ -126,14 +127,14 @@ bool ldr_asked_items(larder_space_t *space, larder_op_t kind,
             used = a->number; /* by this batch, all of which belongs to it */
         }
     }
-    pthread_mutex_unlock(&space->asked_lock);
+    ldr_mutex_unlock(&space->asked_lock);
     return 2 * before > count; /* a batch is one or the other */
 }
 
 void ldr_asked_existed(larder_space_t *space, const larder_item_t *items,
                        size_t count)
 {
-    pthread_mutex_lock(&space->asked_lock);
+    ldr_mutex_lock(&space->asked_lock);
     uint32_t number = number_new(space, LDR_ASKED_GROUPS, true);
     for (size_t i = 0; i < count; i++) {
         if (items[i].key != NULL && items[i].status == LARDER_OK) {
@@ -143,5 +144,5 @@ void ldr_asked_existed(larder_space_t *space, const larder_item_t *items,
                 .head = head, .number = number, .found = true};
         }
     }
-    pthread_mutex_unlock(&space->asked_lock);
+    ldr_mutex_unlock(&space->asked_lock);
 }

@@ -16,23 +16,13 @@
 #include "base/options.h"
 #include "client/handle_ops.h"
 #include "larder/larder.h"
-#include "net/auth.h"
+#include "net/session.h"
 #include "node/load.h"
 #include "node/node.h"
 #include "wire/wire.h"
 
 #define LDR_WINDOW 64u /* loads of one request in flight: bits of a mask */
 #define LDR_MEMORY_MAX 1024u
-
-/* How a daemon knows a space, kept by value: requests and leases may outlive
- * the space's handle. */
-typedef struct ldr_space_ref {
-    uint64_t uid;  /* of this space alone, for ever */
-    uint32_t slot; /* its place in a session's table */
-    uint32_t shards;
-    uint8_t id[LDR_WIRE_ID_BYTES], check[LDR_WIRE_ID_BYTES];
-    uint8_t key[LDR_WIRE_KEY_BYTES]; /* the tenant's, for the shared tier */
-} ldr_space_ref_t;
 
 /* A request: a batch of items. A blocking call has it on its stack, a ticket
  * in the handle's pool. One thread at a time steps it. */
@@ -72,7 +62,7 @@ typedef struct ldr_op {
     uint64_t ready_mask; /* of those, settled; under lar->lock */
     size_t load_item[LDR_WINDOW];
     ldr_load_t loads[LDR_WINDOW];
-    uint64_t tier_bytes[LARDER_TIER_COUNT], begin_ns; /* for measuring */
+    uint64_t tier_bytes[LARDER_TIERS_MAX], begin_ns; /* for measuring */
 
     pthread_cond_t *wake; /* of a blocking call; NULL: a ticket */
 
@@ -156,14 +146,15 @@ struct larder_lease {
 
 struct larder {
     const ldr_handle_ops_t *backend;
-    ldr_node_t *node;          /* of an embedded handle; NULL otherwise */
-    struct ldr_remote *remote; /* of one that speaks to a daemon */
+    ldr_node_t *node;     /* of an embedded handle; NULL otherwise */
+    ldr_remote_t *remote; /* of one that speaks to a daemon */
+    const struct ldr_data_path *data_path; /* likewise */
     const ldr_options_t *options;
     const ldr_clock_t *clock;
     const ldr_log_t *log;
-    const bool *poisoned; /* a broken invariant was seen */
-    bool manual;          /* no threads: the node's driver is the caller */
-    uint64_t fork_count;  /* when it was opened */
+    bool poison_told;    /* a broken invariant was, in the log */
+    bool manual;         /* no threads: the node's driver is the caller */
+    uint64_t fork_count; /* when it was opened */
     /* Of spaces that are opened without one; wiped at close. */
     uint8_t secret[LDR_SECRET_MAX + 2];
     size_t secret_bytes;
@@ -198,7 +189,7 @@ struct larder {
 };
 
 /* LARDER_OK, or why the handle cannot be used. Clears the error text. */
-larder_status_t ldr_handle_check(const larder_t *lar);
+larder_status_t ldr_handle_check(larder_t *lar);
 larder_status_t ldr_space_check(const larder_space_t *space);
 
 /* timeout_ms, with 0 for the handle's default, as a time. */
@@ -206,6 +197,10 @@ uint64_t ldr_deadline(const larder_t *lar, uint32_t timeout_ms);
 
 /* Opens the handle on a node made by the caller: larder_open() and tests. */
 larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p);
+
+/* Opens the handle on a daemon: larder_open() and tests. */
+larder_status_t ldr_handle_connect(const ldr_options_t *options,
+                                   const ldr_net_env_t *env, larder_t **lar_p);
 
 /* ---- requests and tickets (ops.c) ---- */
 
@@ -232,7 +227,7 @@ larder_status_t ldr_run_gpu(larder_space_t *space, larder_op_t kind,
                             const larder_op_params_t *params,
                             const ldr_op_gpu_t *gpu);
 /* Ends what larder_gpu_attach() began. */
-void ldr_gpu_detach(struct ldr_remote *r);
+void ldr_gpu_detach(larder_t *lar);
 
 /* The load of this bit has settled: whoever steps the request hears of it. */
 void ldr_op_ready(ldr_op_t *op, uint64_t bit);

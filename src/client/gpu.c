@@ -21,9 +21,10 @@
 
 static void say_registered(ldr_remote_t *r)
 {
+    const ldr_shm_t *shm = r->state;
     larder_gpu_stats_t s = {.struct_bytes = sizeof(s)};
 
-    if (larder_gpu_stats(r->gpu, &s) == LARDER_OK && s.registered_bytes > 0) {
+    if (larder_gpu_stats(shm->gpu, &s) == LARDER_OK && s.registered_bytes > 0) {
         double seconds = (double)s.register_ns * 1e-9;
 
         ldr_info(&r->log,
@@ -37,13 +38,14 @@ static void say_registered(ldr_remote_t *r)
 static void *warm_main(void *arg)
 {
     ldr_remote_t *r = arg;
-    ldr_stop_t stop = {&r->warm_stop, ldr_now_ns(&ldr_clock_real) + WARM_NS};
-    ldr_visit_t v;
+    const ldr_shm_t *shm = r->state;
+    ldr_stop_t stop = {&shm->warm_stop, ldr_now_ns(r->clock) + WARM_NS};
+    ldr_talk_t v;
 
-    if (ldr_visit_begin(&v, r, NULL, &stop) == LARDER_OK) {
-        ldr_gate_good(r); /* it is there: nobody waits for the end of this */
+    if (ldr_talk_begin(&v, r, NULL, &stop) == LARDER_OK) {
+        ldr_breaker_good(r); /* it is there: nobody waits for the end of this */
         ldr_map_warm(ldr_shm_of(v.link), &stop);
-        ldr_visit_end(&v, LARDER_OK);
+        ldr_talk_end(&v, LARDER_OK);
         say_registered(r);
     }
     return NULL;
@@ -59,27 +61,30 @@ larder_status_t larder_gpu_attach(larder_t *lar, larder_gpu_t *gpu)
     if (gpu == NULL) {
         return ldr_fail(LARDER_E_INVALID, "gpu is NULL");
     }
-    ldr_remote_t *r = lar->remote;
-    if (r == NULL || r->carrier != &ldr_carrier_shm) {
+    if (lar->data_path != &ldr_data_path_shm) {
         return LARDER_OK; /* nothing is shared */
     }
+    ldr_shm_t *shm = lar->remote->state;
     larder_gpu_t *none = NULL;
-    if (!__atomic_compare_exchange_n(&r->gpu, &none, gpu, false,
+    if (!__atomic_compare_exchange_n(&shm->gpu, &none, gpu, false,
                                      __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
         return none == gpu
                    ? LARDER_OK
                    : ldr_fail(LARDER_E_INVALID, "the handle has another GPU");
     }
-    r->warms = ldr_thread_start(&r->warmer, "larder-warm", warm_main, r);
+    shm->warms =
+        ldr_thread_start(&shm->warmer, "larder-warm", warm_main, lar->remote);
     return LARDER_OK;
 }
 
-void ldr_gpu_detach(ldr_remote_t *r)
+void ldr_gpu_detach(larder_t *lar)
 {
-    if (r->warms) {
-        __atomic_store_n(&r->warm_stop, true, __ATOMIC_RELAXED);
-        pthread_join(r->warmer, NULL);
-        r->warms = false;
+    ldr_shm_t *shm = lar->remote->state;
+
+    if (lar->data_path == &ldr_data_path_shm && shm->warms) {
+        __atomic_store_n(&shm->warm_stop, true, __ATOMIC_RELAXED);
+        pthread_join(shm->warmer, NULL);
+        shm->warms = false;
     }
 }
 
@@ -174,10 +179,9 @@ larder_status_t ldr_run_gpu(larder_space_t *space, larder_op_t kind,
                             const larder_op_params_t *params,
                             const ldr_op_gpu_t *gpu)
 {
-    ldr_remote_t *r = space->lar->remote;
     size_t most = 0;
 
-    if (r != NULL && r->carrier == &ldr_carrier_shm) {
+    if (space->lar->data_path == &ldr_data_path_shm) {
         return ldr_run(space, kind, items, count, params, gpu);
     }
     ldr_op_gpu_t own = *gpu;

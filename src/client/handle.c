@@ -4,8 +4,11 @@
 
 #include "base/bytes.h"
 #include "base/fault.h"
+#include "base/grow.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/text.h"
+#include "base/thread.h"
 #include "client/client.h"
 #include "client/remote.h"
 
@@ -30,7 +33,19 @@ static void fork_watch(void)
     pthread_atfork(NULL, NULL, forked);
 }
 
-larder_status_t ldr_handle_check(const larder_t *lar)
+/* Says it once for each handle: its owner may read only that handle's log. */
+static larder_status_t poisoned(larder_t *lar)
+{
+    if (!__atomic_exchange_n(&lar->poison_told, true, __ATOMIC_RELAXED)) {
+        ldr_error(lar->log, "%s; this process gets no more answers from larder",
+                  ldr_broken_text());
+    }
+    return ldr_fail(LARDER_E_POISONED,
+                    "%s: restart this process, and report the defect",
+                    ldr_broken_text());
+}
+
+larder_status_t ldr_handle_check(larder_t *lar)
 {
     ldr_fail_clear();
     if (lar == NULL) {
@@ -41,12 +56,7 @@ larder_status_t ldr_handle_check(const larder_t *lar)
                         "the handle was opened by the parent process: open "
                         "one of your own");
     }
-    if (__atomic_load_n(lar->poisoned, __ATOMIC_RELAXED)) {
-        return ldr_fail(LARDER_E_POISONED,
-                        "a broken invariant was found, see the log: close the "
-                        "handle and open it again");
-    }
-    return LARDER_OK;
+    return ldr_broken_text() == NULL ? LARDER_OK : poisoned(lar);
 }
 
 larder_status_t ldr_space_check(const larder_space_t *space)
@@ -126,7 +136,6 @@ larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
     lar->options = &node->options;
     lar->clock = node->clock;
     lar->log = &node->log;
-    lar->poisoned = &node->poisoned;
     lar->manual = node->manual;
     st = ldr_ops_create(lar);
     if (st != LARDER_OK) {
@@ -154,8 +163,8 @@ static larder_status_t open_embedded(const ldr_options_t *options,
     return st;
 }
 
-static larder_status_t open_remote(const ldr_options_t *options,
-                                   const ldr_log_t *log, larder_t **lar_p)
+larder_status_t ldr_handle_connect(const ldr_options_t *options,
+                                   const ldr_net_env_t *env, larder_t **lar_p)
 {
     larder_t *lar;
     larder_status_t st = handle_new(options, &lar);
@@ -163,7 +172,7 @@ static larder_status_t open_remote(const ldr_options_t *options,
     if (st != LARDER_OK) {
         return st;
     }
-    st = ldr_remote_open(lar, options, log);
+    st = ldr_remote_open(lar, options, env);
     if (st == LARDER_OK) {
         st = ldr_ops_create(lar);
         if (st != LARDER_OK) {
@@ -187,18 +196,25 @@ larder_status_t larder_open(const char *url, const larder_open_params_t *params,
     if (url == NULL || lar_p == NULL) {
         return ldr_fail(LARDER_E_INVALID, "url or lar_p is NULL");
     }
-    if (params != NULL && (params->field_mask & LARDER_OPEN_LOG) != 0) {
+    uint64_t mask = params != NULL ? params->field_mask : 0;
+    larder_status_t st = ldr_mask_check(mask, LARDER_OPEN_LOG);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if ((mask & LARDER_OPEN_LOG) != 0) {
         log = (ldr_log_t){params->log, params->log_arg};
     }
     ldr_options_t *options = ldr_alloc(sizeof(*options)); /* many texts */
     if (options == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
     }
-    larder_status_t st = ldr_options_parse(url, options);
+    const ldr_net_env_t env = {log, &ldr_clock_real, &ldr_threads_real, NULL,
+                               ldr_rand_entropy()};
+    st = ldr_options_parse(url, options);
     if (st == LARDER_OK) {
         st = options->scheme == LDR_SCHEME_EMBED
                  ? open_embedded(options, &log, lar_p)
-                 : open_remote(options, &log, lar_p);
+                 : ldr_handle_connect(options, &env, lar_p);
     }
     ldr_free(options);
     return st;
@@ -242,19 +258,34 @@ static larder_status_t space_params(const larder_t *lar,
                         "a space needs a descriptor of 1 to %u bytes",
                         DESCRIPTOR_MAX);
     }
-    *out = *p;
-    if ((p->field_mask & LARDER_SPACE_TENANT) == 0) {
-        out->tenant = session != NULL ? session : "default";
+    larder_status_t st = ldr_mask_check(p->field_mask, LARDER_SPACE_LABEL);
+    if (st != LARDER_OK) {
+        return st;
     }
-    if ((p->field_mask & LARDER_SPACE_SECRET) == 0) {
-        out->secret = lar->secret;
-        out->secret_bytes = lar->secret_bytes;
+    *out = (larder_space_params_t){
+        .descriptor = p->descriptor,
+        .descriptor_bytes = p->descriptor_bytes,
+        .tenant = session != NULL ? session : "default",
+        .secret = lar->secret,
+        .secret_bytes = lar->secret_bytes,
+        .shards = 1,
+        .chunk_tokens = CHUNK_TOKENS_DEFAULT,
+    };
+    if ((p->field_mask & LARDER_SPACE_TENANT) != 0) {
+        out->tenant = p->tenant;
     }
-    if ((p->field_mask & LARDER_SPACE_SHARDS) == 0) {
-        out->shards = 1;
+    if ((p->field_mask & LARDER_SPACE_SECRET) != 0) {
+        out->secret = p->secret;
+        out->secret_bytes = p->secret_bytes;
     }
-    if ((p->field_mask & LARDER_SPACE_CHUNK_TOKENS) == 0) {
-        out->chunk_tokens = CHUNK_TOKENS_DEFAULT;
+    if ((p->field_mask & LARDER_SPACE_SHARDS) != 0) {
+        out->shards = p->shards;
+    }
+    if ((p->field_mask & LARDER_SPACE_CHUNK_TOKENS) != 0) {
+        out->chunk_tokens = p->chunk_tokens;
+    }
+    if ((p->field_mask & LARDER_SPACE_LABEL) != 0) {
+        out->label = p->label;
     }
     if (out->tenant == NULL || out->tenant[0] == '\0' ||
         strlen(out->tenant) > TENANT_MAX) {
@@ -305,6 +336,9 @@ static bool space_names(const larder_space_params_t *p, larder_space_t *space)
         return false;
     }
     memcpy(space->ref.id, digest, sizeof(space->ref.id));
+    if (p->label != NULL) {
+        ldr_label_clean(p->label, LARDER_LABEL_MAX, space->ref.label);
+    }
     return ldr_tenant_check(p->secret, p->secret_bytes, p->tenant,
                             space->ref.check) &&
            ldr_tenant_key(p->secret, p->secret_bytes, p->tenant,
@@ -329,7 +363,7 @@ static uint32_t free_slot(const larder_t *lar)
 
 static void space_unlink(larder_t *lar, larder_space_t *space)
 {
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     if (space->prev != NULL) {
         space->prev->next = space->next;
     } else {
@@ -338,7 +372,7 @@ static void space_unlink(larder_t *lar, larder_space_t *space)
     if (space->next != NULL) {
         space->next->prev = space->prev;
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
 }
 
 larder_status_t larder_space_open(larder_t *lar,
@@ -359,7 +393,7 @@ larder_status_t larder_space_open(larder_t *lar,
     if (space == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a space");
     }
-    pthread_mutex_init(&space->asked_lock, NULL);
+    ldr_mutex_init(&space->asked_lock);
     space->lar = lar;
     space->shards = space->ref.shards = p.shards;
     space->chunk_tokens = p.chunk_tokens;
@@ -368,7 +402,7 @@ larder_status_t larder_space_open(larder_t *lar,
         return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
     }
     /* It has its place before a backend is told of it. */
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     space->ref.slot = lar->remote != NULL ? free_slot(lar) : 0;
     space->ref.uid = ++lar->space_uid;
     space->next = lar->spaces;
@@ -376,7 +410,7 @@ larder_status_t larder_space_open(larder_t *lar,
         space->next->prev = space;
     }
     lar->spaces = space;
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     st = lar->backend->space_open(lar, space, p.tenant);
     if (st != LARDER_OK) {
         space_unlink(lar, space);
@@ -427,6 +461,8 @@ larder_status_t larder_chain(const larder_space_t *space,
     uint8_t root[32];
 
     larder_status_t st = ldr_space_check(space);
+    st = st == LARDER_OK ? ldr_mask_check(p->field_mask, LARDER_CHAIN_EXTRA)
+                         : st;
     if (st != LARDER_OK) {
         return st;
     }
@@ -452,7 +488,7 @@ larder_status_t larder_chain(const larder_space_t *space,
         }
     }
     memcpy(root, parent ? p->parent->hash : space->root, 32);
-    ldr_piece_t piece = {p->salt, p->salt_bytes};
+    ldr_piece_t piece = {salt ? p->salt : NULL, salt ? p->salt_bytes : 0};
     if ((salt && !ldr_hmac_sha256(space->root, 32, &piece, 1, root)) ||
         !ldr_chain(root, tokens, space->chunk_tokens, extra, keys, count)) {
         return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
@@ -469,9 +505,13 @@ larder_status_t larder_match(larder_space_t *space, const larder_key_t *keys,
     if (st != LARDER_OK) {
         return st;
     }
-    if ((count > 0 && keys == NULL) || out == NULL ||
-        group >= LARDER_GROUPS_MAX || count > UINT32_MAX) {
-        return ldr_fail(LARDER_E_INVALID, "keys, group or out");
+    if ((count > 0 && keys == NULL) || group >= LARDER_GROUPS_MAX ||
+        count > UINT32_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "keys or group");
+    }
+    st = ldr_out_check(out);
+    if (st != LARDER_OK) {
+        return st;
     }
     larder_match_t match;
     larder_t *lar = space->lar;
@@ -482,7 +522,7 @@ larder_status_t larder_match(larder_space_t *space, const larder_key_t *keys,
     st = lar->backend->match(space, keys, count, group, asks, deadline_ns,
                              &match);
     if (st == LARDER_OK) {
-        *out = match;
+        ldr_out_fill(out, &match, sizeof(match));
     }
     if (st == LARDER_OK && asks) {
         ldr_asked_note(space, keys, count, group, match.chunks, false);
@@ -522,7 +562,7 @@ larder_status_t larder_memory_register(larder_t *lar, void *base, size_t bytes,
         return ldr_fail(LARDER_E_UNSUPPORTED,
                         "this node reads and writes host memory only");
     }
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     for (unsigned i = 0; i < lar->memory_count && st == LARDER_OK; i++) {
         uintptr_t other = (uintptr_t)lar->memory[i].base;
 
@@ -538,7 +578,7 @@ larder_status_t larder_memory_register(larder_t *lar, void *base, size_t bytes,
         lar->memory[lar->memory_count].base = base;
         lar->memory[lar->memory_count++].bytes = bytes;
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     return st;
 }
 
@@ -550,7 +590,7 @@ larder_status_t larder_memory_deregister(larder_t *lar, void *base)
         return st;
     }
     st = ldr_fail(LARDER_E_INVALID, "no range begins at %p", base);
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     for (unsigned i = 0; i < lar->memory_count; i++) {
         if (lar->memory[i].base == base) {
             lar->memory[i] = lar->memory[--lar->memory_count];
@@ -559,7 +599,7 @@ larder_status_t larder_memory_deregister(larder_t *lar, void *base)
             break;
         }
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     return st;
 }
 
@@ -568,18 +608,13 @@ larder_status_t larder_stats(larder_t *lar, larder_stats_t *out)
     larder_status_t st = ldr_handle_check(lar);
     larder_stats_t all = {0};
 
+    st = st == LARDER_OK ? ldr_out_check(out) : st;
     if (st != LARDER_OK) {
         return st;
     }
-    if (out == NULL || out->struct_bytes < sizeof(out->struct_bytes)) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "set struct_bytes to the size of your struct");
-    }
-    size_t bytes = ldr_min64(out->struct_bytes, sizeof(all));
     st = lar->backend->stats(lar, ldr_deadline(lar, 0), &all);
     if (st == LARDER_OK || lar->remote != NULL) {
-        all.struct_bytes = bytes;
-        memcpy(out, &all, bytes);
+        ldr_out_fill(out, &all, sizeof(all));
     }
     return st;
 }

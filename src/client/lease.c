@@ -8,7 +8,9 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/grow.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "client/client.h"
 
 #define CACHE_MAX 32u
@@ -18,7 +20,7 @@ static larder_lease_t *lease_new(larder_t *lar, uint32_t need)
 {
     larder_lease_t **link = &lar->lease_cache;
 
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     while (*link != NULL && (*link)->capacity < need) {
         link = &(*link)->next;
     }
@@ -27,7 +29,7 @@ static larder_lease_t *lease_new(larder_t *lar, uint32_t need)
         *link = lease->next;
         lar->lease_cached--;
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     if (lease == NULL) {
         uint32_t capacity = 64;
 
@@ -67,10 +69,10 @@ static void lease_free(larder_t *lar, larder_lease_t *lease)
 /* Books so many shards; false: that would be more than option leases. */
 static bool book(larder_t *lar, uint64_t shards)
 {
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     bool room = lar->leased_shards + shards <= lar->options->leases;
     lar->leased_shards += room ? shards : 0;
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     if (!room) {
         ldr_fail(LARDER_E_LIMIT,
                  "more than %llu shards leased: release some, or raise leases",
@@ -84,7 +86,7 @@ static bool book(larder_t *lar, uint64_t shards)
 static void enter(larder_t *lar, larder_lease_t *lease, uint64_t booked,
                   uint32_t holds)
 {
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     lar->leased_shards -= booked - holds;
     if (lease != NULL && holds > 0) {
         lease->booked = holds;
@@ -96,7 +98,7 @@ static void enter(larder_t *lar, larder_lease_t *lease, uint64_t booked,
     } else if (lease != NULL) {
         lease_free(lar, lease);
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
 }
 
 /* ---- staging ---- */
@@ -110,18 +112,26 @@ larder_status_t larder_stage(larder_space_t *space, const larder_key_t *keys,
     if (st != LARDER_OK) {
         return st;
     }
-    if (keys == NULL || count == 0 || lease_p == NULL || match_p == NULL ||
+    if (keys == NULL || count == 0 || lease_p == NULL ||
         group >= LARDER_GROUPS_MAX || count > UINT32_MAX / LARDER_SHARDS_MAX) {
-        return ldr_fail(LARDER_E_INVALID, "keys, group, lease_p or match_p");
+        return ldr_fail(LARDER_E_INVALID, "keys, group or lease_p");
     }
+    st = ldr_out_check(match_p);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    larder_match_t match;
     uint64_t deadline_ns = ldr_deadline(space->lar, timeout_ms);
     ldr_announce(space, keys, count, false, 0, deadline_ns);
     bool asks = !ldr_asked_before(space, keys, count, group, true);
     st = ldr_stage(space, keys, count, group, asks, deadline_ns, lease_p,
-                   match_p);
+                   &match);
+    if (st >= 0) {
+        ldr_out_fill(match_p, &match, sizeof(match));
+    }
     if (st >= 0 && asks) {
         ldr_asked_note(space, keys, count, group,
-                       st == LARDER_OK ? match_p->chunks : 0, true);
+                       st == LARDER_OK ? match.chunks : 0, true);
     }
     return st;
 }
@@ -294,7 +304,7 @@ larder_status_t larder_reserve_segments(const larder_lease_t *lease,
 /* Takes it off the handle's list and frees it. */
 static void leave(larder_t *lar, larder_lease_t *lease)
 {
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     lar->leased_shards -= lease->booked;
     if (lease->prev != NULL) {
         lease->prev->next = lease->next;
@@ -305,7 +315,7 @@ static void leave(larder_t *lar, larder_lease_t *lease)
         lease->next->prev = lease->prev;
     }
     lease_free(lar, lease);
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
 }
 
 larder_status_t larder_commit(larder_lease_t **lease_p, const uint8_t *keep,

@@ -19,7 +19,7 @@ static larder_status_t stopped(const ldr_op_t *op)
 {
     ldr_stop_t stop = ldr_op_stop(op);
 
-    return ldr_node_stopped(op->lar->node, &stop);
+    return ldr_host_stopped(&op->lar->node->host, &stop);
 }
 
 static larder_status_t check_item(const ldr_op_t *op, larder_item_t *item)
@@ -95,10 +95,10 @@ static uint64_t loads_begin(ldr_op_t *op)
 
 static uint64_t take_ready(ldr_op_t *op)
 {
-    pthread_mutex_lock(&op->lar->lock);
+    ldr_mutex_lock(&op->lar->lock);
     uint64_t ready = op->ready_mask;
     op->ready_mask = 0;
-    pthread_mutex_unlock(&op->lar->lock);
+    ldr_mutex_unlock(&op->lar->lock);
     return ready;
 }
 
@@ -268,7 +268,7 @@ static void local_wait(ldr_op_t *op)
         ldr_node_step(lar->node);
         return;
     }
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     while (op->ready_mask == 0) {
         if (op->deadline_ns == UINT64_MAX) {
             pthread_cond_wait(op->wake, &lar->lock);
@@ -277,7 +277,7 @@ static void local_wait(ldr_op_t *op)
             break;
         }
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
 }
 
 static larder_status_t local_close(larder_t *lar, uint64_t deadline_ns)
@@ -294,6 +294,7 @@ static larder_status_t local_space_open(larder_t *lar, larder_space_t *space,
     memcpy(info.tenant_check, space->ref.check, LDR_ID_BYTES);
     info.has_key = true;
     memcpy(info.key, space->ref.key, sizeof(info.key));
+    memcpy(info.label, space->ref.label, sizeof(info.label));
     return ldr_node_space(lar->node, &info, &space->number);
 }
 

@@ -66,7 +66,7 @@ static bool stage_one(stage_t *s, uint32_t at)
 
     ldr_load_wait(node, load, s->deadline_ns);
     if (load->status == LARDER_OK) {
-        load->status = ldr_node_stopped(node, &stop);
+        load->status = ldr_host_stopped(&node->host, &stop);
     }
     if (load->status == LARDER_OK) {
         ldr_load_check(node, load);
@@ -105,7 +105,7 @@ static void stage_run(stage_t *s)
 {
     uint32_t shards = s->space->shards;
     uint32_t at = 0;
-    uint64_t bytes[LARDER_TIER_COUNT] = {0};
+    uint64_t bytes[LARDER_TIERS_MAX] = {0};
     larder_tier_t slowest = LARDER_TIER_DRAM;
 
     for (;; at++) {
@@ -117,7 +117,7 @@ static void stage_run(stage_t *s)
         slowest = load->tier > slowest ? load->tier : slowest;
         bytes[load->tier] += load->length;
         if ((at + 1) % shards == 0) { /* a whole chunk */
-            for (int i = 0; i < LARDER_TIER_COUNT; i++) {
+            for (int i = 0; i < LARDER_TIERS_MAX; i++) {
                 s->match.tier_bytes[i] += bytes[i];
                 bytes[i] = 0;
             }
@@ -195,7 +195,7 @@ static larder_status_t reserve_one(larder_space_t *space, larder_item_t *item,
     ldr_node_t *node = space->lar->node;
     ldr_target_t t = {space->number, space->shards, item};
     uint32_t shard = LDR_NIL;
-    larder_status_t st = ldr_node_stopped(node, stop);
+    larder_status_t st = ldr_host_stopped(&node->host, stop);
 
     while (st == LARDER_OK) {
         st = ldr_node_reserve(node, &t, room->length, &shard);
@@ -204,12 +204,12 @@ static larder_status_t reserve_one(larder_space_t *space, larder_item_t *item,
         }
         st = LARDER_E_FULL; /* if it does not come in time */
         ldr_node_lock(node);
-        bool more = ldr_node_wait_stop(node, stop);
+        bool more = ldr_host_wait_stop(&node->host, stop);
         ldr_node_unlock(node);
         if (!more) {
             break;
         }
-        st = ldr_node_stopped(node, stop);
+        st = ldr_host_stopped(&node->host, stop);
     }
     room->lease = shard;
     return st;

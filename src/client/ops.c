@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/grow.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "client/client.h"
@@ -149,7 +150,7 @@ void ldr_op_ready(ldr_op_t *op, uint64_t bit)
 {
     larder_t *lar = op->lar;
 
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     op->ready_mask |= bit;
     if (op->wake != NULL) {
         pthread_cond_signal(op->wake);
@@ -158,7 +159,7 @@ void ldr_op_ready(ldr_op_t *op, uint64_t bit)
     } else {
         op->again = true;
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
 }
 
 /* ---- blocking ---- */
@@ -178,7 +179,12 @@ static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
         return ldr_fail(LARDER_E_INVALID, "a batch has 1 to %u items",
                         LARDER_BATCH_MAX);
     }
-    if (p != NULL && (p->field_mask & LARDER_OP_TIMEOUT) != 0) {
+    uint64_t mask = p != NULL ? p->field_mask : 0;
+    st = ldr_mask_check(mask, LARDER_OP_USER);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if ((mask & LARDER_OP_TIMEOUT) != 0) {
         timeout_ms = p->timeout_ms;
     }
     op->lar = space->lar;
@@ -188,15 +194,13 @@ static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
     op->ref = space->ref;
     op->items = items;
     op->count = count;
-    op->flags =
-        p != NULL && (p->field_mask & LARDER_OP_FLAGS) != 0 ? p->flags : 0;
+    op->flags = (mask & LARDER_OP_FLAGS) != 0 ? p->flags : 0;
     if ((kind == LARDER_OP_GET || kind == LARDER_OP_EXISTS) &&
         (op->flags & LDR_BATCH_AGAIN) == 0 &&
         ldr_asked_items(space, kind, items, count)) {
         op->flags |= LDR_BATCH_AGAIN;
     }
-    op->user =
-        p != NULL && (p->field_mask & LARDER_OP_USER) != 0 ? p->user : NULL;
+    op->user = (mask & LARDER_OP_USER) != 0 ? p->user : NULL;
     op->deadline_ns = ldr_deadline(op->lar, timeout_ms);
     op->canceled = false;
     op->next = 0;
@@ -286,7 +290,7 @@ static void *worker_main(void *arg)
     larder_t *lar = arg;
     bool watched = false; /* the deadlines of tickets that wait */
 
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     for (;;) {
         ldr_op_t *op = list_pop(&lar->queue);
 
@@ -308,9 +312,9 @@ static void *worker_main(void *arg)
             pthread_cond_signal(&lar->work);
             watched = false;
         }
-        pthread_mutex_unlock(&lar->lock);
+        ldr_mutex_unlock(&lar->lock);
         bool all = lar->backend->step(op);
-        pthread_mutex_lock(&lar->lock);
+        ldr_mutex_lock(&lar->lock);
         if (all) {
             op_done(lar, op);
         } else if (op->again || op->ready_mask != 0) {
@@ -319,7 +323,7 @@ static void *worker_main(void *arg)
             op->state = LDR_OP_WAITING;
         }
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     return NULL;
 }
 
@@ -331,16 +335,16 @@ static void *late_main(void *arg)
 {
     larder_t *lar = arg;
 
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     for (;;) {
         ldr_op_t *op =
             list_pop_late(&lar->queue, ldr_now_ns(lar->clock), &lar->late_ns);
 
         if (op != NULL) {
             op->state = LDR_OP_RUNNING;
-            pthread_mutex_unlock(&lar->lock);
+            ldr_mutex_unlock(&lar->lock);
             lar->backend->step(op);
-            pthread_mutex_lock(&lar->lock);
+            ldr_mutex_lock(&lar->lock);
             op_done(lar, op);
         } else if (lar->stop) {
             break;
@@ -350,7 +354,7 @@ static void *late_main(void *arg)
             ldr_cond_wait_until(&lar->late_wake, &lar->lock, lar->late_ns);
         }
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     return NULL;
 }
 
@@ -368,12 +372,12 @@ larder_status_t larder_submit(larder_space_t *space, larder_op_t kind,
         return ldr_fail(LARDER_E_INVALID, "ticket_p is NULL");
     }
     larder_t *lar = space->lar;
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     ldr_op_t *op = lar->op_free;
     if (op != NULL) {
         lar->op_free = op->link;
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     if (op == NULL) {
         return ldr_fail(LARDER_E_BUSY,
                         "all %llu tickets are in use: drain "
@@ -381,7 +385,7 @@ larder_status_t larder_submit(larder_space_t *space, larder_op_t kind,
                         (unsigned long long)lar->options->tickets);
     }
     st = op_prepare(op, space, kind, items, count, params);
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     if (st == LARDER_OK) {
         for (size_t i = 0; i < count; i++) {
             items[i].status = LARDER_PENDING;
@@ -394,13 +398,13 @@ larder_status_t larder_submit(larder_space_t *space, larder_op_t kind,
         op->link = lar->op_free;
         lar->op_free = op;
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     return st;
 }
 
 int larder_event_fd(const larder_t *lar)
 {
-    return ldr_handle_check(lar) == LARDER_OK ? lar->event_fd : -1;
+    return ldr_handle_check((larder_t *)lar) == LARDER_OK ? lar->event_fd : -1;
 }
 
 larder_status_t larder_drain(larder_t *lar, larder_completion_t *out,
@@ -417,7 +421,7 @@ larder_status_t larder_drain(larder_t *lar, larder_completion_t *out,
         return ldr_fail(LARDER_E_INVALID, "out, max or count_p");
     }
     uint64_t deadline_ns = timeout_ms == 0 ? 0 : ldr_deadline(lar, timeout_ms);
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     while (lar->done.head == NULL && timeout_ms != 0) {
         if (deadline_ns == UINT64_MAX) {
             pthread_cond_wait(&lar->drained, &lar->lock);
@@ -429,7 +433,8 @@ larder_status_t larder_drain(larder_t *lar, larder_completion_t *out,
     while (count < max && lar->done.head != NULL) {
         ldr_op_t *op = list_pop(&lar->done);
 
-        out[count++] = (larder_completion_t){op->ticket, op->status, op->user};
+        out[count++] = (larder_completion_t){
+            .ticket = op->ticket, .status = op->status, .user = op->user};
         op->state = LDR_OP_FREE;
         op->link = lar->op_free;
         lar->op_free = op;
@@ -438,7 +443,7 @@ larder_status_t larder_drain(larder_t *lar, larder_completion_t *out,
         read(lar->event_fd, &ignored, sizeof(ignored)) < 0) {
         ldr_warn(lar->log, "cannot clear the event descriptor");
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     *count_p = count;
     return LARDER_OK;
 }
@@ -452,7 +457,7 @@ larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket)
     }
     ldr_op_t *op = &lar->ops[ticket % lar->options->tickets];
     st = LARDER_MISS;
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     if (op->ticket == ticket && op->state != LDR_OP_FREE &&
         op->state != LDR_OP_DONE) {
         __atomic_store_n(&op->canceled, true, __ATOMIC_RELAXED);
@@ -463,7 +468,7 @@ larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket)
         }
         st = LARDER_OK;
     }
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     return st;
 }
 
@@ -473,7 +478,7 @@ larder_status_t ldr_ops_create(larder_t *lar)
 {
     const ldr_options_t *o = lar->options;
 
-    pthread_mutex_init(&lar->lock, NULL);
+    ldr_mutex_init(&lar->lock);
     ldr_cond_init(&lar->work);
     ldr_cond_init(&lar->drained);
     ldr_cond_init(&lar->late_wake);
@@ -511,7 +516,7 @@ larder_status_t ldr_ops_create(larder_t *lar)
 
 void ldr_ops_destroy(larder_t *lar)
 {
-    pthread_mutex_lock(&lar->lock);
+    ldr_mutex_lock(&lar->lock);
     lar->stop = true;
     for (uint64_t i = 0; lar->ops != NULL && i < lar->options->tickets; i++) {
         /* Free and done ones do not mind. Workers end when none is left that
@@ -520,7 +525,7 @@ void ldr_ops_destroy(larder_t *lar)
     }
     pthread_cond_broadcast(&lar->work);
     pthread_cond_signal(&lar->late_wake);
-    pthread_mutex_unlock(&lar->lock);
+    ldr_mutex_unlock(&lar->lock);
     for (unsigned i = 0; i < lar->worker_count; i++) {
         pthread_join(lar->workers[i], NULL);
     }

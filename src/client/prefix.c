@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/bytes.h"
+#include "base/grow.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "client/prefix.h"
@@ -134,7 +135,7 @@ static void clear(larder_match_t *sum)
 
 static void add(larder_match_t *sum, const larder_match_t *one)
 {
-    for (unsigned t = 0; t < LARDER_TIER_COUNT; t++) {
+    for (unsigned t = 0; t < LARDER_TIERS_MAX; t++) {
         sum->tier_chunks[t] += one->tier_chunks[t];
         sum->tier_bytes[t] += one->tier_bytes[t];
     }
@@ -229,12 +230,11 @@ static larder_status_t match_counted(larder_space_t *space,
 }
 
 static larder_status_t check_keys(const larder_key_t *keys, size_t count,
-                                  const void *out)
+                                  const larder_match_t *out)
 {
-    return keys != NULL && count > 0 &&
-                   count <= UINT32_MAX / LARDER_SHARDS_MAX && out != NULL
-               ? LARDER_OK
-               : ldr_fail(LARDER_E_INVALID, "keys, count or out");
+    return keys != NULL && count > 0 && count <= UINT32_MAX / LARDER_SHARDS_MAX
+               ? ldr_out_check(out)
+               : ldr_fail(LARDER_E_INVALID, "keys or count");
 }
 
 larder_status_t larder_prefix_match(larder_space_t *space,
@@ -243,12 +243,17 @@ larder_status_t larder_prefix_match(larder_space_t *space,
                                     uint32_t timeout_ms, larder_match_t *out)
 {
     larder_status_t st = ldr_prefix_check(space, layout);
+    larder_match_t found;
 
     st = st == LARDER_OK ? check_keys(keys, count, out) : st;
-    return st == LARDER_OK
-               ? match_counted(space, layout, keys, count, false,
-                               ldr_deadline(space->lar, timeout_ms), out)
-               : st;
+    if (st == LARDER_OK) {
+        st = match_counted(space, layout, keys, count, false,
+                           ldr_deadline(space->lar, timeout_ms), &found);
+    }
+    if (st == LARDER_OK) {
+        ldr_out_fill(out, &found, sizeof(found));
+    }
+    return st;
 }
 
 /* ---- staging ---- */
@@ -352,7 +357,7 @@ larder_status_t larder_prefix_stage(larder_space_t *space,
     st = stage_longest(space, layout, keys, (uint32_t)count, deadline_ns,
                        leases, &sum);
     if (st >= 0) {
-        *out = sum;
+        ldr_out_fill(out, &sum, sizeof(sum));
     }
     return st;
 }
@@ -462,8 +467,13 @@ static larder_status_t load_all(ldr_batch_t *b)
 static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
                                   const larder_move_t *m, bool known)
 {
-    if (m == NULL || m->keys == NULL || m->tables == NULL ||
-        m->begin > m->end || m->begin / layout->chunk_tokens < m->first_key ||
+    larder_status_t st = ldr_in_check(m, sizeof(*m));
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if (m->keys == NULL || m->tables == NULL || m->begin > m->end ||
+        m->begin / layout->chunk_tokens < m->first_key ||
         (m->writers > 0 && m->writer >= m->writers)) {
         return ldr_fail(LARDER_E_INVALID,
                         "keys, tables, begin and end, or writer");

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/grow.h"
 #include "base/io.h"
 #include "base/mem.h"
 #include "client/client.h"
@@ -398,11 +399,14 @@ larder_status_t larder_prefix_place(const larder_layout_t *layout,
     place_t p = {
         .layout = layout, .move = move, .memory = memory, .size = size};
 
-    if (layout == NULL || move == NULL || move->tables == NULL ||
-        memory == NULL) {
-        return ldr_fail(LARDER_E_INVALID, "layout, move or memory");
+    larder_status_t st = ldr_in_check(move, sizeof(*move));
+    if (st != LARDER_OK) {
+        return st;
     }
-    larder_status_t st = check_place(layout, move);
+    if (layout == NULL || move->tables == NULL || memory == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "layout, tables or memory");
+    }
+    st = check_place(layout, move);
     if (st != LARDER_OK) {
         return st;
     }

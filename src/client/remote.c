@@ -14,12 +14,12 @@
 /* EXISTS and REMOVE: all good items in one request. */
 static void run_names(ldr_op_t *op, uint16_t opcode)
 {
-    ldr_visit_t v;
+    ldr_talk_t v;
     ldr_stop_t stop = ldr_op_stop(op);
     ldr_results_t results;
     ldr_result_row_t row;
     uint32_t count = 0;
-    larder_status_t st = ldr_visit_begin(&v, op->lar->remote, &op->ref, &stop);
+    larder_status_t st = ldr_talk_begin(&v, op->lar->remote, &op->ref, &stop);
 
     if (st != LARDER_OK) {
         ldr_op_refuse(op, st);
@@ -38,11 +38,12 @@ static void run_names(ldr_op_t *op, uint16_t opcode)
         }
     }
     if (count > 0) {
-        ldr_batch_msg_t batch = {
-            .space = v.space, .count = count, .flags = ldr_batch_flags(&v, op)};
+        ldr_batch_msg_t batch = {.space = v.space,
+                                 .count = count,
+                                 .flags = op->flags & LDR_BATCH_AGAIN};
 
         ldr_put_batch(at, &batch);
-        st = ldr_visit_call(
+        st = ldr_talk_call(
             &v, opcode, LDR_BATCH_HEAD_BYTES + (size_t)count * LDR_NAME_BYTES);
         if (st == LARDER_OK &&
             (!ldr_get_results(at, v.call.reply.body, &results) ||
@@ -68,13 +69,13 @@ static void run_names(ldr_op_t *op, uint16_t opcode)
                             st == LARDER_OK ? LARDER_E_OFFLINE : st);
         }
     }
-    ldr_visit_end(&v, st);
+    ldr_talk_end(&v, st);
 }
 
 static bool remote_step(ldr_op_t *op)
 {
     ldr_stop_t stop = ldr_op_stop(op);
-    larder_status_t st = ldr_stopped(&stop);
+    larder_status_t st = ldr_stopped(op->lar->clock, &stop);
 
     if (st != LARDER_OK) {
         ldr_op_refuse(op, st);
@@ -82,10 +83,10 @@ static bool remote_step(ldr_op_t *op)
     }
     switch (op->kind) {
     case LARDER_OP_PUT:
-        op->lar->remote->carrier->put(op);
+        op->lar->data_path->put(op);
         break;
     case LARDER_OP_GET:
-        op->lar->remote->carrier->get(op);
+        op->lar->data_path->get(op);
         break;
     case LARDER_OP_EXISTS:
         run_names(op, LDR_OP_EXISTS);
@@ -110,30 +111,30 @@ static larder_status_t call_number(ldr_remote_t *r,
                                    uint16_t opcode, uint32_t number,
                                    uint64_t deadline_ns)
 {
-    ldr_visit_t v;
+    ldr_talk_t v;
     ldr_stop_t stop = {NULL, deadline_ns};
-    larder_status_t st = ldr_visit_begin(&v, r, space, &stop);
+    larder_status_t st = ldr_talk_begin(&v, r, space, &stop);
 
     if (st != LARDER_OK) {
         return st;
     }
     uint8_t *at = ldr_body(v.call.buffer);
-    st = ldr_visit_call(&v, opcode,
-                        ldr_put_number(at, space != NULL ? v.space : number));
-    ldr_visit_end(&v, st);
+    st = ldr_talk_call(&v, opcode,
+                       ldr_put_number(at, space != NULL ? v.space : number));
+    ldr_talk_end(&v, st);
     return st;
 }
 
 static larder_status_t remote_space_open(larder_t *lar, larder_space_t *space,
                                          const char *tenant)
 {
-    ldr_visit_t v;
+    ldr_talk_t v;
     ldr_stop_t stop = {NULL, ldr_deadline(lar, 0)};
-    larder_status_t st = ldr_visit_begin(&v, lar->remote, &space->ref, &stop);
+    larder_status_t st = ldr_talk_begin(&v, lar->remote, &space->ref, &stop);
 
     (void)tenant; /* the session's */
     if (st == LARDER_OK) {
-        ldr_visit_end(&v, st);
+        ldr_talk_end(&v, st);
     } else if (lar->options->connect == LDR_CONNECT_LAZY &&
                (st == LARDER_E_OFFLINE || st == LARDER_E_DEADLINE ||
                 st == LARDER_E_BUSY)) {
@@ -155,17 +156,13 @@ static larder_status_t remote_flush(larder_t *lar, larder_tier_t tier,
                        deadline_ns);
 }
 
-static bool knows_asked(const ldr_visit_t *v)
+static larder_status_t malformed(const ldr_remote_t *r)
 {
-    return (v->link->features & LDR_FEATURE_ASKED) != 0;
+    return ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer",
+                    r->options.address);
 }
 
-uint32_t ldr_batch_flags(const ldr_visit_t *v, const ldr_op_t *op)
-{
-    return knows_asked(v) ? op->flags & LDR_BATCH_AGAIN : 0;
-}
-
-static larder_status_t match_piece(ldr_visit_t *v, const larder_key_t *keys,
+static larder_status_t match_piece(ldr_talk_t *v, const larder_key_t *keys,
                                    size_t count, uint16_t group, bool asks,
                                    larder_match_t *out)
 {
@@ -173,41 +170,37 @@ static larder_status_t match_piece(ldr_visit_t *v, const larder_key_t *keys,
     ldr_match_msg_t m = {
         .space = v->space,
         .group = group,
-        .flags = !asks && knows_asked(v) ? LDR_MATCH_AGAIN : 0,
+        .flags = asks ? 0 : LDR_MATCH_AGAIN,
         .count = (uint32_t)count,
         .keys = (const uint8_t *)keys,
     };
-    larder_status_t st = ldr_visit_call(v, LDR_OP_MATCH, ldr_put_match(at, &m));
+    larder_status_t st = ldr_talk_call(v, LDR_OP_MATCH, ldr_put_match(at, &m));
 
     if (st == LARDER_OK && !ldr_get_matched(at, v->call.reply.body, out)) {
-        st = ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer",
-                      v->remote->options.address);
+        st = malformed(v->remote);
     }
     return st;
 }
 
-static void tell_asked(ldr_visit_t *v, uint32_t asked, uint32_t found)
+static void tell_asked(ldr_talk_t *v, uint32_t asked, uint32_t found)
 {
     ldr_asked_msg_t m = {.space = v->space,
                          .asked = (uint32_t)ldr_min64(asked, LDR_ASKED_MOST)};
 
     m.found = (uint32_t)ldr_min64(found, m.asked);
-    if (knows_asked(v)) {
-        ldr_visit_call(v, LDR_OP_ASKED,
-                       ldr_put_asked(ldr_body(v->call.buffer), &m));
-    }
+    ldr_talk_call(v, LDR_OP_ASKED, ldr_put_asked(ldr_body(v->call.buffer), &m));
 }
 
 static void remote_asked(larder_space_t *space, uint32_t asked, uint32_t found,
                          uint64_t deadline_ns)
 {
-    ldr_visit_t v;
+    ldr_talk_t v;
     ldr_stop_t stop = {NULL, deadline_ns};
 
-    if (ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop) ==
+    if (ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop) ==
         LARDER_OK) {
         tell_asked(&v, asked, found);
-        ldr_visit_end(&v, LARDER_OK);
+        ldr_talk_end(&v, LARDER_OK);
     }
 }
 
@@ -218,10 +211,10 @@ static larder_status_t remote_match(larder_space_t *space,
 {
     /* A piece does not know of those after it. */
     bool pieces = count > LDR_MATCH_PIECE;
-    ldr_visit_t v;
+    ldr_talk_t v;
     ldr_stop_t stop = {NULL, deadline_ns};
     larder_status_t st =
-        ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop);
+        ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
 
     *out = (larder_match_t){.cause = LARDER_CAUSE_NONE};
     if (st == LARDER_OK) {
@@ -233,7 +226,7 @@ static larder_status_t remote_match(larder_space_t *space,
 
             st = match_piece(&v, keys + at, take, group, asks && !pieces, &m);
             out->chunks += m.chunks;
-            for (int i = 0; i < LARDER_TIER_COUNT; i++) {
+            for (int i = 0; i < LARDER_TIERS_MAX; i++) {
                 out->tier_chunks[i] += m.tier_chunks[i];
                 out->tier_bytes[i] += m.tier_bytes[i];
             }
@@ -245,7 +238,7 @@ static larder_status_t remote_match(larder_space_t *space,
         if (st == LARDER_OK && asks && pieces) {
             tell_asked(&v, (uint32_t)count, out->chunks);
         }
-        ldr_visit_end(&v, st);
+        ldr_talk_end(&v, st);
     }
     if (st == LARDER_E_OFFLINE || st == LARDER_E_DEADLINE) {
         *out = (larder_match_t){.cause = st == LARDER_E_OFFLINE
@@ -259,47 +252,44 @@ static larder_status_t remote_match(larder_space_t *space,
 static void remote_announce(larder_space_t *space, const ldr_announce_t *a,
                             uint64_t deadline_ns)
 {
-    ldr_visit_t v;
+    ldr_talk_t v;
     ldr_stop_t stop = {NULL, deadline_ns};
     larder_status_t st =
-        ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop);
+        ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
 
     if (st != LARDER_OK) {
         return;
     }
-    if ((v.link->features & LDR_FEATURE_ANNOUNCE) != 0) {
-        ldr_announce_msg_t m = {
-            .space = v.space,
-            .count = (uint32_t)ldr_min64(a->count, LDR_ANNOUNCE_KEYS),
-            .chunk_tokens = a->chunk_tokens,
-            .tokens = a->tokens,
-            .hint = a->hint,
-            .saves = a->saves,
-            .id = a->id,
-            .keys = a->keys->hash,
-        };
-
-        st = ldr_visit_call(&v, LDR_OP_ANNOUNCE,
-                            ldr_put_announce(ldr_body(v.call.buffer), &m));
-    }
-    ldr_visit_end(&v, st);
+    ldr_announce_msg_t m = {
+        .space = v.space,
+        .count = (uint32_t)ldr_min64(a->count, LDR_ANNOUNCE_KEYS),
+        .chunk_tokens = a->chunk_tokens,
+        .tokens = a->tokens,
+        .hint = a->hint,
+        .saves = a->saves,
+        .id = a->id,
+        .keys = a->keys->hash,
+    };
+    st = ldr_talk_call(&v, LDR_OP_ANNOUNCE,
+                       ldr_put_announce(ldr_body(v.call.buffer), &m));
+    ldr_talk_end(&v, st);
 }
 
 static larder_status_t remote_stats(larder_t *lar, uint64_t deadline_ns,
                                     larder_stats_t *out)
 {
     ldr_remote_t *r = lar->remote;
-    ldr_visit_t v;
+    ldr_talk_t v;
     ldr_stop_t stop = {NULL, deadline_ns};
-    larder_status_t st = ldr_visit_begin(&v, r, NULL, &stop);
+    larder_status_t st = ldr_talk_begin(&v, r, NULL, &stop);
 
     if (st == LARDER_OK) {
-        st = ldr_visit_call(&v, LDR_OP_STATS, 0);
-        if (st == LARDER_OK) { /* one of another version has fewer or more */
-            memcpy(out, ldr_body(v.call.buffer),
-                   ldr_min64(v.call.reply.body, sizeof(*out)));
+        st = ldr_talk_call(&v, LDR_OP_STATS, 0);
+        if (st == LARDER_OK &&
+            !ldr_get_stats(ldr_body(v.call.buffer), v.call.reply.body, out)) {
+            st = malformed(r);
         }
-        ldr_visit_end(&v, st);
+        ldr_talk_end(&v, st);
     }
     /* Also, and above all, while the daemon refuses this client. */
     out->client_calls = __atomic_load_n(&r->calls, __ATOMIC_RELAXED);
@@ -318,47 +308,44 @@ larder_status_t ldr_remote_list(larder_t *lar, uint32_t *cursor_p,
                                 ldr_list_row_t *rows, uint32_t max,
                                 uint32_t *count_p)
 {
-    ldr_visit_t v;
+    ldr_talk_t v;
     ldr_stop_t stop = {NULL, ldr_deadline(lar, 0)};
     ldr_list_head_t head;
-    larder_status_t st = ldr_visit_begin(&v, lar->remote, NULL, &stop);
+    larder_status_t st = ldr_talk_begin(&v, lar->remote, NULL, &stop);
 
     *count_p = 0;
     if (st != LARDER_OK) {
         return st;
     }
     uint8_t *at = ldr_body(v.call.buffer);
-    st = ldr_visit_call(&v, LDR_OP_LIST, ldr_put_number(at, *cursor_p));
+    st = ldr_talk_call(&v, LDR_OP_LIST, ldr_put_number(at, *cursor_p));
     if (st == LARDER_OK &&
         (!ldr_get_list(at, v.call.reply.body, &head) || head.count > max ||
          (head.cursor != LDR_LIST_END && head.cursor < *cursor_p))) {
-        st = ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer",
-                      v.remote->options.address);
+        st = malformed(v.remote);
     }
     for (uint32_t i = 0; st == LARDER_OK && i < head.count; i++) {
-        if (ldr_get_listed(head.rows + (size_t)i * LDR_LIST_ROW_BYTES,
-                           &rows[*count_p])) {
-            ++*count_p;
-        }
+        ldr_get_listed(head.rows + (size_t)i * head.row_bytes,
+                       &rows[(*count_p)++]);
     }
     if (st == LARDER_OK) {
         *cursor_p = head.cursor;
     }
-    ldr_visit_end(&v, st);
+    ldr_talk_end(&v, st);
     return st;
 }
 
 static larder_status_t remote_metrics(larder_t *lar, uint64_t deadline_ns,
                                       char *text, size_t size, size_t *length_p)
 {
-    ldr_visit_t v;
+    ldr_talk_t v;
     ldr_stop_t stop = {NULL, deadline_ns};
-    larder_status_t st = ldr_visit_begin(&v, lar->remote, NULL, &stop);
+    larder_status_t st = ldr_talk_begin(&v, lar->remote, NULL, &stop);
 
     if (st != LARDER_OK) {
         return st;
     }
-    st = ldr_visit_call(&v, LDR_OP_METRICS, 0);
+    st = ldr_talk_call(&v, LDR_OP_METRICS, 0);
     if (st == LARDER_OK) {
         size_t bytes = v.call.reply.body;
 
@@ -370,32 +357,32 @@ static larder_status_t remote_metrics(larder_t *lar, uint64_t deadline_ns,
             text[take] = '\0';
         }
     }
-    ldr_visit_end(&v, st);
+    ldr_talk_end(&v, st);
     return st;
 }
 
-/* ---- what the carrier does ---- */
+/* ---- what the data path does ---- */
 
 static larder_status_t remote_stage(larder_space_t *space,
                                     const larder_key_t *keys, uint16_t group,
                                     uint64_t deadline_ns, larder_lease_t *lease,
                                     larder_match_t *match)
 {
-    return space->lar->remote->carrier->stage(space, keys, group, deadline_ns,
-                                              lease, match);
+    return space->lar->data_path->stage(space, keys, group, deadline_ns, lease,
+                                        match);
 }
 
 static larder_status_t remote_segments(const larder_lease_t *lease, uint32_t at,
                                        struct iovec *seg, uint32_t seg_max,
                                        uint32_t *seg_count_p)
 {
-    return lease->lar->remote->carrier->segments(lease, at, seg, seg_max,
-                                                 seg_count_p);
+    return lease->lar->data_path->segments(lease, at, seg, seg_max,
+                                           seg_count_p);
 }
 
 static void remote_drop(larder_lease_t *lease)
 {
-    lease->lar->remote->carrier->drop(lease);
+    lease->lar->data_path->drop(lease);
 }
 
 static larder_status_t remote_reserve(larder_space_t *space,
@@ -403,57 +390,40 @@ static larder_status_t remote_reserve(larder_space_t *space,
                                       uint64_t deadline_ns,
                                       larder_lease_t *lease)
 {
-    return space->lar->remote->carrier->reserve(space, items, count,
-                                                deadline_ns, lease);
+    return space->lar->data_path->reserve(space, items, count, deadline_ns,
+                                          lease);
 }
 
 static larder_status_t remote_commit(larder_lease_t *lease, const uint8_t *keep,
                                      const uint32_t *crcs, uint64_t deadline_ns)
 {
-    return lease->lar->remote->carrier->commit(lease, keep, crcs, deadline_ns);
+    return lease->lar->data_path->commit(lease, keep, crcs, deadline_ns);
 }
 
 /* ---- life ---- */
 
-static void remote_free(ldr_remote_t *r)
-{
-    while (r->buffers != NULL) {
-        ldr_buffer_t *b = r->buffers;
-
-        r->buffers = b->next;
-        ldr_free(b);
-    }
-    pthread_mutex_destroy(&r->gate_lock);
-    pthread_mutex_destroy(&r->buffer_lock);
-    pthread_mutex_destroy(&r->dial_lock);
-    pthread_cond_destroy(&r->dial_wake);
-    ldr_free(r);
-}
-
 static larder_status_t remote_close(larder_t *lar, uint64_t deadline_ns)
 {
-    const ldr_carrier_t *carrier = lar->remote->carrier;
+    const ldr_links_t *links = lar->remote->links;
     /* The daemon writes down what it has by itself. */
-    larder_status_t st = carrier->settle != NULL
-                             ? carrier->settle(lar->remote, deadline_ns)
+    larder_status_t st = links->settle != NULL
+                             ? links->settle(lar->remote, deadline_ns)
                              : LARDER_OK;
 
-    ldr_gpu_detach(lar->remote);
-    ldr_dial_end(lar->remote);
-    carrier->destroy(lar->remote);
-    remote_free(lar->remote);
+    ldr_gpu_detach(lar);
+    ldr_remote_destroy(lar->remote);
     return st;
 }
 
 /* Connects for the first time, to say now what is wrong. */
-static larder_status_t first_visit(ldr_remote_t *r)
+static larder_status_t first_talk(larder_t *lar)
 {
-    ldr_visit_t v;
-    ldr_stop_t stop = {NULL, ldr_deadline(r->lar, 0)};
-    larder_status_t st = ldr_visit_begin(&v, r, NULL, &stop);
+    ldr_talk_t v;
+    ldr_stop_t stop = {NULL, ldr_deadline(lar, 0)};
+    larder_status_t st = ldr_talk_begin(&v, lar->remote, NULL, &stop);
 
     if (st == LARDER_OK) {
-        ldr_visit_end(&v, st);
+        ldr_talk_end(&v, st);
         return st;
     }
     if (st == LARDER_E_DEADLINE) {
@@ -461,43 +431,28 @@ static larder_status_t first_visit(ldr_remote_t *r)
     }
     bool refused = st == LARDER_E_DENIED || st == LARDER_E_VERSION ||
                    st == LARDER_E_INVALID || st == LARDER_E_UNSUPPORTED;
-    return r->options.connect == LDR_CONNECT_LAZY && !refused ? LARDER_OK : st;
+    return lar->options->connect == LDR_CONNECT_LAZY && !refused ? LARDER_OK
+                                                                 : st;
 }
 
 larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,
-                                const ldr_log_t *log)
+                                const ldr_net_env_t *env)
 {
-    ldr_remote_t *r = ldr_alloc(sizeof(*r));
+    lar->data_path = options->scheme == LDR_SCHEME_UNIX ? &ldr_data_path_shm
+                                                        : &ldr_data_path_tcp;
+    larder_status_t st =
+        ldr_remote_create(options, lar->data_path->links, env, &lar->remote);
 
-    if (r == NULL) {
-        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
-    }
-    r->lar = lar;
-    r->options = *options;
-    r->log = *log;
-    r->carrier = options->scheme == LDR_SCHEME_UNIX ? &ldr_carrier_shm
-                                                    : &ldr_carrier_tcp;
-    ldr_rand_seed(&r->rand, ldr_rand_entropy());
-    pthread_mutex_init(&r->gate_lock, NULL);
-    pthread_mutex_init(&r->buffer_lock, NULL);
-    pthread_mutex_init(&r->dial_lock, NULL);
-    ldr_cond_init(&r->dial_wake);
-    lar->backend = &ldr_handle_remote;
-    lar->remote = r;
-    lar->options = &r->options;
-    lar->clock = &ldr_clock_real;
-    lar->log = &r->log;
-    lar->poisoned = &r->poisoned;
-    larder_status_t st = r->carrier->create(r);
-    if (st == LARDER_OK) {
-        st = first_visit(r);
-        if (st != LARDER_OK) {
-            ldr_dial_end(r);
-            r->carrier->destroy(r);
-        }
-    }
     if (st != LARDER_OK) {
-        remote_free(r);
+        return st;
+    }
+    lar->backend = &ldr_handle_remote;
+    lar->options = &lar->remote->options;
+    lar->clock = lar->remote->clock;
+    lar->log = &lar->remote->log;
+    st = first_talk(lar);
+    if (st != LARDER_OK) {
+        ldr_remote_destroy(lar->remote);
         lar->remote = NULL;
     }
     return st;

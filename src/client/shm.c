@@ -27,16 +27,16 @@
 
 void ldr_shm_ref(ldr_shm_session_t *s)
 {
-    pthread_mutex_lock(&s->shm->lock);
+    ldr_mutex_lock(&s->shm->lock);
     s->refs++;
-    pthread_mutex_unlock(&s->shm->lock);
+    ldr_mutex_unlock(&s->shm->lock);
 }
 
 void ldr_shm_unref(ldr_shm_session_t *s)
 {
-    pthread_mutex_lock(&s->shm->lock);
+    ldr_mutex_lock(&s->shm->lock);
     s->refs--; /* an old one is freed by the next connect, or by close */
-    pthread_mutex_unlock(&s->shm->lock);
+    ldr_mutex_unlock(&s->shm->lock);
 }
 
 /* The session is not the current one any more. With shm->lock. */
@@ -153,12 +153,12 @@ static void take_frame(ldr_shm_session_t *s, inbox_t *in,
 
 static bool expects_late(ldr_shm_session_t *s)
 {
-    pthread_mutex_lock(&s->recv_lock);
+    ldr_mutex_lock(&s->recv_lock);
     bool late = s->abandoned > 0;
-    pthread_mutex_unlock(&s->recv_lock);
-    pthread_mutex_lock(&s->send_lock);
+    ldr_mutex_unlock(&s->recv_lock);
+    ldr_mutex_lock(&s->send_lock);
     late |= s->unsent[0].count > 0 || s->unsent[1].count > 0;
-    pthread_mutex_unlock(&s->send_lock);
+    ldr_mutex_unlock(&s->send_lock);
     return late;
 }
 
@@ -166,13 +166,13 @@ static bool expects_late(ldr_shm_session_t *s)
  * for the daemon to hear of it. */
 static void socket_close(ldr_shm_session_t *s)
 {
-    pthread_mutex_lock(&s->socket_lock);
+    ldr_mutex_lock(&s->socket_lock);
     if (s->fd >= 0) {
         shutdown(s->fd, SHUT_RDWR);
         close(s->fd);
     }
     s->fd = -1;
-    pthread_mutex_unlock(&s->socket_lock);
+    ldr_mutex_unlock(&s->socket_lock);
 }
 
 /* The end, for whatever reason: nobody is left waiting, and memory that nobody
@@ -185,9 +185,9 @@ static void watcher_ends(ldr_shm_session_t *s)
 
     __atomic_store_n(&s->dead, true, __ATOMIC_RELEASE);
     ldr_shm_wake_all(s);
-    pthread_mutex_lock(&shm->lock);
+    ldr_mutex_lock(&shm->lock);
     retire(shm, s);
-    pthread_mutex_unlock(&shm->lock);
+    ldr_mutex_unlock(&shm->lock);
     bool left;
     while ((left = ldr_map_sweep(s)) &&
            !__atomic_load_n(&s->leave, __ATOMIC_RELAXED)) {
@@ -202,9 +202,9 @@ static void watcher_ends(ldr_shm_session_t *s)
         ldr_map_left(s);
     }
     socket_close(s);
-    pthread_mutex_lock(&shm->lock);
+    ldr_mutex_lock(&shm->lock);
     s->ended = true;
-    pthread_mutex_unlock(&shm->lock);
+    ldr_mutex_unlock(&shm->lock);
 }
 
 static void *watcher_main(void *arg)
@@ -298,10 +298,10 @@ static ldr_shm_session_t *session_new(ldr_shm_t *shm)
     s->shm = shm;
     s->fd = s->doorbell = s->wake_fd = -1;
     ldr_link_init(&s->link, shm->remote);
-    pthread_mutex_init(&s->send_lock, NULL);
-    pthread_mutex_init(&s->recv_lock, NULL);
-    pthread_mutex_init(&s->socket_lock, NULL);
-    pthread_mutex_init(&s->map_lock, NULL);
+    ldr_mutex_init(&s->send_lock);
+    ldr_mutex_init(&s->recv_lock);
+    ldr_mutex_init(&s->socket_lock);
+    ldr_mutex_init(&s->map_lock);
     ldr_cond_init(&s->mapped);
     s->message = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
     s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -346,8 +346,9 @@ static larder_status_t map_rings(ldr_shm_session_t *s, inbox_t *in,
     madvise(map, LDR_RING_MAP_BYTES, MADV_DONTDUMP);
     madvise(map, LDR_RING_MAP_BYTES, MADV_POPULATE_WRITE);
     s->ring_map = map;
-    ldr_ring_init(&s->ring, map, false);
     s->doorbell = in->fds[1];
+    ldr_ring_init(&s->ring, map, false);
+    ldr_ring_stream(&s->rings, &s->ring, s->doorbell);
     in->fds[1] = -1;
     s->page_bytes = m.page_bytes;
     s->strict = m.strict != 0;
@@ -373,7 +374,8 @@ static larder_status_t attach(ldr_shm_session_t *s, ldr_stream_t *stream,
             break;
         }
         stream->wants_write = false;
-        error = there < 0 ? -EPIPE : ldr_stream_wait(stream, stop);
+        error =
+            there < 0 ? -EPIPE : ldr_stream_wait(s->link.remote, stream, stop);
     }
     if (error < 0) {
         st = ldr_lost(s->link.remote, error == -EAGAIN ? -ETIMEDOUT : error);
@@ -395,11 +397,11 @@ static int connect_socket(const ldr_remote_t *r, const ldr_stop_t *stop)
     int fd;
 
     do {
-        fd = ldr_connect_unix(
-            r->options.address,
-            ldr_min64(stop->deadline_ns,
-                      ldr_now_ns(&ldr_clock_real) + CONNECT_LOOK_NS));
-    } while (fd == -ETIMEDOUT && ldr_stopped(stop) == LARDER_OK);
+        fd =
+            ldr_connect_unix(r->options.address,
+                             ldr_min64(stop->deadline_ns,
+                                       ldr_now_ns(r->clock) + CONNECT_LOOK_NS));
+    } while (fd == -ETIMEDOUT && ldr_stopped(r->clock, stop) == LARDER_OK);
     return fd;
 }
 
@@ -408,7 +410,7 @@ static larder_status_t session_open(ldr_shm_t *shm,
 {
     ldr_remote_t *r = shm->remote;
     ldr_shm_session_t *s = session_new(shm);
-    ldr_stop_t stop = ldr_dial_stop(r);
+    ldr_stop_t stop = ldr_connect_stop(r);
     ldr_stream_t stream;
 
     if (s == NULL) {
@@ -425,12 +427,12 @@ static larder_status_t session_open(ldr_shm_t *shm,
     }
     s->fd = fd;
     ldr_stream_init(&stream, fd, NULL, false, NULL); /* plain: just a view */
-    larder_status_t st = ldr_greet(r, &stream, &stop, &s->link);
+    larder_status_t st = ldr_hello_say(r, &stream, &stop, &s->link);
     if (st == LARDER_OK) {
         st = attach(s, &stream, &stop);
     }
     if (st == LARDER_OK) {
-        s->heard_ns = ldr_now_ns(&ldr_clock_real);
+        s->heard_ns = ldr_now_ns(r->clock);
         s->watched =
             ldr_thread_start(&s->watcher, "larder-watch", watcher_main, s);
         if (!s->watched) {
@@ -450,7 +452,7 @@ static larder_status_t session_open(ldr_shm_t *shm,
 static void reap(ldr_shm_t *shm, bool all)
 {
     for (;;) {
-        pthread_mutex_lock(&shm->lock);
+        ldr_mutex_lock(&shm->lock);
         ldr_shm_session_t **link = &shm->old;
         while (*link != NULL &&
                ((*link)->refs > 0 || !(all || (*link)->ended))) {
@@ -460,7 +462,7 @@ static void reap(ldr_shm_t *shm, bool all)
         if (s != NULL) {
             *link = s->next_old;
         }
-        pthread_mutex_unlock(&shm->lock);
+        ldr_mutex_unlock(&shm->lock);
         if (s == NULL) {
             return;
         }
@@ -468,7 +470,7 @@ static void reap(ldr_shm_t *shm, bool all)
     }
 }
 
-/* ---- the carrier ---- */
+/* ---- the tables' rows ---- */
 
 static larder_status_t shm_create(ldr_remote_t *r)
 {
@@ -478,7 +480,7 @@ static larder_status_t shm_create(ldr_remote_t *r)
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
     }
     shm->remote = r;
-    pthread_mutex_init(&shm->lock, NULL);
+    ldr_mutex_init(&shm->lock);
     ldr_cond_init(&shm->changed);
     r->state = shm;
     return LARDER_OK;
@@ -488,14 +490,14 @@ static void shm_destroy(ldr_remote_t *r)
 {
     ldr_shm_t *shm = r->state;
 
-    pthread_mutex_lock(&shm->lock);
+    ldr_mutex_lock(&shm->lock);
     ldr_shm_session_t *s = shm->session;
-    pthread_mutex_unlock(&shm->lock);
+    ldr_mutex_unlock(&shm->lock);
     if (s != NULL) {
         unwatch(s); /* its watcher puts it with the old ones */
-        pthread_mutex_lock(&shm->lock);
+        ldr_mutex_lock(&shm->lock);
         retire(shm, s);
-        pthread_mutex_unlock(&shm->lock);
+        ldr_mutex_unlock(&shm->lock);
     }
     reap(shm, true);
     pthread_mutex_destroy(&shm->lock);
@@ -509,28 +511,28 @@ static larder_status_t shm_settle(ldr_remote_t *r, uint64_t deadline_ns)
 {
     ldr_shm_t *shm = r->state;
     ldr_stop_t stop = {NULL, deadline_ns};
-    ldr_visit_t v;
+    ldr_talk_t v;
 
-    pthread_mutex_lock(&shm->lock);
+    ldr_mutex_lock(&shm->lock);
     bool loose = shm->session != NULL && !ldr_shm_dead(shm->session) &&
                  __atomic_load_n(&shm->session->loose, __ATOMIC_RELAXED);
-    pthread_mutex_unlock(&shm->lock);
-    if (!loose || ldr_visit_begin(&v, r, NULL, &stop) != LARDER_OK) {
+    ldr_mutex_unlock(&shm->lock);
+    if (!loose || ldr_talk_begin(&v, r, NULL, &stop) != LARDER_OK) {
         return LARDER_OK;
     }
-    larder_status_t st = ldr_visit_call(&v, LDR_OP_PING, 0);
-    ldr_visit_end(&v, st);
+    larder_status_t st = ldr_talk_call(&v, LDR_OP_PING, 0);
+    ldr_talk_end(&v, st);
     return st == LARDER_E_DEADLINE ? st : LARDER_OK;
 }
 
 /* Connects, while callers wait for what comes of it. */
-static void shm_dial(ldr_remote_t *r)
+static void shm_connect(ldr_remote_t *r)
 {
     ldr_shm_t *shm = r->state;
     ldr_shm_session_t *s = NULL;
     larder_status_t st = session_open(shm, &s);
 
-    pthread_mutex_lock(&shm->lock);
+    ldr_mutex_lock(&shm->lock);
     shm->connecting = false;
     if (st == LARDER_OK) {
         /* Its watcher may have seen it die already: it is then found dead. */
@@ -542,7 +544,7 @@ static void shm_dial(ldr_remote_t *r)
                  ldr_fail_text());
     }
     pthread_cond_broadcast(&shm->changed);
-    pthread_mutex_unlock(&shm->lock);
+    ldr_mutex_unlock(&shm->lock);
     reap(shm, false);
 }
 
@@ -552,7 +554,7 @@ static larder_status_t shm_take(ldr_remote_t *r, const ldr_stop_t *stop,
     ldr_shm_t *shm = r->state;
     larder_status_t st = LARDER_OK;
 
-    pthread_mutex_lock(&shm->lock);
+    ldr_mutex_lock(&shm->lock);
     uint64_t failures = shm->failures;
     while (st == LARDER_OK) {
         ldr_shm_session_t *s = shm->session;
@@ -570,23 +572,23 @@ static larder_status_t shm_take(ldr_remote_t *r, const ldr_stop_t *stop,
             break;
         }
         if (!shm->connecting) {
-            st = ldr_dial_want(r);
+            st = ldr_connect_want(r);
             shm->connecting = st == LARDER_OK;
-            shm->dial_ns = ldr_now_ns(&ldr_clock_real);
+            shm->connect_ns = ldr_now_ns(r->clock);
         }
         if (st == LARDER_OK) {
-            uint64_t look_ns = ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS;
+            uint64_t look_ns = ldr_now_ns(r->clock) + LDR_LOOK_NS;
 
             ldr_cond_wait_until(&shm->changed, &shm->lock,
                                 ldr_min64(stop->deadline_ns, look_ns));
-            st = ldr_stopped(stop);
+            st = ldr_stopped(r->clock, stop);
         }
     }
     if (st == LARDER_E_DEADLINE) {
-        *sick_p = ldr_now_ns(&ldr_clock_real) - shm->dial_ns >= LDR_SICK_NS;
+        *sick_p = ldr_now_ns(r->clock) - shm->connect_ns >= LDR_SICK_NS;
         ldr_lost(r, -ETIMEDOUT);
     }
-    pthread_mutex_unlock(&shm->lock);
+    ldr_mutex_unlock(&shm->lock);
     return st;
 }
 
@@ -595,37 +597,42 @@ static void shm_give(ldr_link_t *link)
     ldr_shm_unref(ldr_shm_of(link));
 }
 
-static bool shm_stirs(ldr_remote_t *r, uint64_t since_ns)
+static bool shm_heard(ldr_remote_t *r, uint64_t since_ns)
 {
     ldr_shm_t *shm = r->state;
 
-    pthread_mutex_lock(&shm->lock);
+    ldr_mutex_lock(&shm->lock);
     ldr_shm_session_t *s = shm->session;
     if (s != NULL) {
         s->refs++;
     }
-    pthread_mutex_unlock(&shm->lock);
+    ldr_mutex_unlock(&shm->lock);
     if (s == NULL) {
         return false;
     }
     /* The ring is his who leads; then what he reads is heard. */
-    pthread_mutex_lock(&s->recv_lock);
-    bool stirs = !s->leads && ldr_ring_ready(&s->ring.in);
-    pthread_mutex_unlock(&s->recv_lock);
-    stirs |= __atomic_load_n(&s->heard_ns, __ATOMIC_RELAXED) > since_ns;
-    stirs &= !ldr_shm_dead(s);
+    ldr_mutex_lock(&s->recv_lock);
+    bool heard = !s->leads && ldr_ring_ready(&s->ring.in);
+    ldr_mutex_unlock(&s->recv_lock);
+    heard |= __atomic_load_n(&s->heard_ns, __ATOMIC_RELAXED) > since_ns;
+    heard &= !ldr_shm_dead(s);
     ldr_shm_unref(s);
-    return stirs;
+    return heard;
 }
 
-const ldr_carrier_t ldr_carrier_shm = {
+static const ldr_links_t links = {
     .create = shm_create,
     .settle = shm_settle,
     .destroy = shm_destroy,
     .take = shm_take,
     .give = shm_give,
-    .dial = shm_dial,
+    .connect = shm_connect,
     .call = ldr_shm_call,
+    .heard = shm_heard,
+};
+
+const ldr_data_path_t ldr_data_path_shm = {
+    .links = &links,
     .get = ldr_shm_get,
     .put = ldr_shm_put,
     .stage = ldr_shm_stage,
@@ -633,5 +640,4 @@ const ldr_carrier_t ldr_carrier_shm = {
     .drop = ldr_shm_drop,
     .reserve = ldr_shm_reserve,
     .commit = ldr_shm_commit,
-    .stirs = shm_stirs,
 };

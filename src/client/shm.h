@@ -88,6 +88,7 @@ struct ldr_shm_session {
 
     void *ring_map;
     ldr_ring_pair_t ring;
+    ldr_stream_t rings; /* the pair, as a transport's */
 
     pthread_mutex_t send_lock;
     struct {
@@ -121,7 +122,10 @@ typedef struct ldr_shm {
     ldr_shm_session_t *session; /* NULL: none, or it died */
     ldr_shm_session_t *old;
     bool connecting;
-    uint64_t dial_ns;       /* since when */
+    larder_gpu_t *gpu; /* atomic, set once: registers what is mapped */
+    pthread_t warmer;  /* maps what is there already, for the GPU */
+    bool warms, warm_stop;
+    uint64_t connect_ns;    /* since when */
     uint64_t failures;      /* counted, for who waited: the last one is */
     larder_status_t failed; /* this */
     char failed_text[512];
@@ -130,6 +134,11 @@ typedef struct ldr_shm {
 static inline ldr_shm_session_t *ldr_shm_of(ldr_link_t *link)
 {
     return (ldr_shm_session_t *)link;
+}
+
+static inline uint64_t ldr_shm_now(const ldr_shm_session_t *s)
+{
+    return ldr_now_ns(s->link.remote->clock);
 }
 
 static inline bool ldr_shm_dead(const ldr_shm_session_t *s)

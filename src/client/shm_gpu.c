@@ -77,7 +77,7 @@ static void bulk_add(ldr_shm_batch_t *b, bulk_t *k, larder_item_t *item,
     k->first[n] = first;
     k->segs[n] = 0;
     if (st == LARDER_OK) {
-        st = ldr_map_segs(b->session, row, segs, &b->visit.stop,
+        st = ldr_map_segs(b->session, row, segs, &b->talk.stop,
                           k->pieces + first);
     }
     if (st != LARDER_OK) {
@@ -100,15 +100,15 @@ static void bulk_add(ldr_shm_batch_t *b, bulk_t *k, larder_item_t *item,
 
 static void bulk_await(ldr_shm_batch_t *b, const bulk_t *k, bool load)
 {
-    uint64_t now_ns = ldr_now_ns(&ldr_clock_real), bytes = 0;
+    uint64_t now_ns = ldr_shm_now(b->session), bytes = 0;
 
     for (uint32_t i = 0; i < k->piece_count; i++) {
         bytes += k->pieces[i].bytes;
     }
-    uint64_t left_ns = b->visit.stop.deadline_ns -
-                       ldr_min64(now_ns, b->visit.stop.deadline_ns);
+    uint64_t left_ns =
+        b->talk.stop.deadline_ns - ldr_min64(now_ns, b->talk.stop.deadline_ns);
     uint64_t wait_ns = load ? bytes / BOUNCE_SPEED : SAVE_WAIT_NS;
-    ldr_map_await_gpu(b->session, k->pieces, k->piece_count, &b->visit.stop,
+    ldr_map_await_gpu(b->session, k->pieces, k->piece_count, &b->talk.stop,
                       now_ns + ldr_min64(wait_ns, left_ns / 2));
 }
 
@@ -141,7 +141,7 @@ static void bulk_copy(ldr_shm_batch_t *b, bulk_t *k, bool load)
                            .nowhere = gpu->nowhere,
                            .nowhere_bytes = gpu->nowhere_bytes,
                            .after = gpu->after,
-                           .deadline_ns = b->visit.stop.deadline_ns,
+                           .deadline_ns = b->talk.stop.deadline_ns,
                            .list = gpu->list != NULL ? bulk_list : NULL,
                            .ready = gpu->ready != NULL ? bulk_ready : NULL,
                            .arg = k};
@@ -149,7 +149,7 @@ static void bulk_copy(ldr_shm_batch_t *b, bulk_t *k, bool load)
     k->gpu = gpu;
     if (b->status == LARDER_OK) {
         bulk_await(b, k, load);
-        b->status = ldr_stopped(&b->visit.stop);
+        b->status = ldr_talk_stopped(&b->talk);
     }
     if (b->status == LARDER_OK) {
         b->status = ldr_gpu_move(gpu->gpu, &copy);
@@ -191,7 +191,7 @@ static void load_done(ldr_shm_batch_t *b, bulk_t *k)
         ldr_shm_ends(b->session, LDR_OP_RELEASE, k->ends, k->count);
     }
     if (corrupt_count > 0) {
-        ldr_report(&b->visit, corrupt, corrupt_count);
+        ldr_report(&b->talk, corrupt, corrupt_count);
     }
 }
 

@@ -106,7 +106,7 @@ static void take(ldr_shm_batch_t *b, whole_t *k, haul_t *h, larder_item_t *item,
         return;
     }
     if (st == LARDER_OK && b->status == LARDER_OK) {
-        st = ldr_map_segs(b->session, row, segs, &b->visit.stop,
+        st = ldr_map_segs(b->session, row, segs, &b->talk.stop,
                           h->pieces + h->piece_count);
     }
     if (st != LARDER_OK || b->status != LARDER_OK) {
@@ -161,13 +161,13 @@ static void work(ldr_shm_batch_t *b, ldr_shm_window_t *w,
  * for the copy. */
 static void await(ldr_shm_batch_t *b, const whole_t *k)
 {
-    uint64_t now_ns = ldr_now_ns(&ldr_clock_real), bytes = 0;
+    uint64_t now_ns = ldr_shm_now(b->session), bytes = 0;
 
     for (uint32_t i = 0; i < k->count; i++) {
         bytes += ldr_item_bytes(k->items[i]);
     }
     for (const haul_t *h = k->hauls; h != NULL; h = h->next) {
-        ldr_map_await_gpu(b->session, h->pieces, h->piece_count, &b->visit.stop,
+        ldr_map_await_gpu(b->session, h->pieces, h->piece_count, &b->talk.stop,
                           now_ns + bytes / BOUNCE_SPEED);
     }
 }
@@ -181,7 +181,7 @@ static void copy(ldr_shm_batch_t *b, whole_t *k)
                           .nowhere = gpu->nowhere,
                           .nowhere_bytes = gpu->nowhere_bytes,
                           .after = gpu->after,
-                          .deadline_ns = b->visit.stop.deadline_ns,
+                          .deadline_ns = b->talk.stop.deadline_ns,
                           .layers = gpu->layers};
 
     if (LDR_FAULT(copy_out) && k->count > 0) {
@@ -190,7 +190,7 @@ static void copy(ldr_shm_batch_t *b, whole_t *k)
         ((uint8_t *)first->iov_base)[first->iov_len / 2] ^= 4;
     }
     await(b, k);
-    b->status = ldr_stopped(&b->visit.stop);
+    b->status = ldr_talk_stopped(&b->talk);
     if (b->status == LARDER_OK) {
         b->status = ldr_gpu_move(gpu->gpu, &all);
     }
@@ -245,7 +245,7 @@ static void finish(ldr_shm_batch_t *b)
             corrupt[bad++] = k->items[i];
         }
         if (bad == LDR_SHM_ITEMS) {
-            ldr_report(&b->visit, corrupt, bad);
+            ldr_report(&b->talk, corrupt, bad);
             bad = 0;
         }
     }
@@ -254,7 +254,7 @@ static void finish(ldr_shm_batch_t *b)
                      (uint32_t)ldr_min64(LDR_SHM_ITEMS, k->count - i));
     }
     if (bad > 0) {
-        ldr_report(&b->visit, corrupt, bad);
+        ldr_report(&b->talk, corrupt, bad);
     }
 }
 

@@ -95,7 +95,7 @@ static void release_from(ldr_held_t *h, uint32_t first)
 /* ---- staging ---- */
 
 typedef struct stage {
-    ldr_visit_t visit;
+    ldr_talk_t talk;
     ldr_shm_session_t *session;
     const larder_space_t *space;
     const larder_key_t *keys;
@@ -126,7 +126,7 @@ static void stage_ask(stage_t *s, ldr_shm_window_t *w)
     ldr_buffer_t *buffer = w->call.buffer;
 
     if (buffer == NULL) {
-        buffer = w->call.buffer = ldr_buffer_take(s->visit.remote);
+        buffer = w->call.buffer = ldr_buffer_take(s->talk.remote);
     }
     if (buffer == NULL) {
         s->status = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
@@ -134,7 +134,7 @@ static void stage_ask(stage_t *s, ldr_shm_window_t *w)
     }
     uint8_t *at = ldr_body(buffer);
     w->count = (uint32_t)ldr_min64(LDR_SHM_ITEMS, s->total - s->asked);
-    ldr_batch_msg_t batch = {.space = s->visit.space, .count = w->count};
+    ldr_batch_msg_t batch = {.space = s->talk.space, .count = w->count};
     size_t bytes = ldr_put_batch(at, &batch);
     for (uint32_t i = 0; i < w->count; i++, bytes += LDR_NAME_BYTES) {
         larder_item_t item = stage_item(s, s->asked + i);
@@ -143,7 +143,7 @@ static void stage_ask(stage_t *s, ldr_shm_window_t *w)
     }
     w->call.opcode = LDR_OP_LEASE;
     w->call.bytes = (uint32_t)bytes;
-    s->status = ldr_shm_send(s->session, &w->call, &s->visit.stop);
+    s->status = ldr_shm_send(s->session, &w->call, &s->talk.stop);
     w->sent = s->status == LARDER_OK;
     s->asked += w->sent ? w->count : 0;
 }
@@ -154,13 +154,14 @@ static bool stage_check(stage_t *s, const ldr_result_row_t *row,
 {
     uint32_t crc = 0;
 
-    if (s->visit.remote->options.verify == LDR_VERIFY_GET ||
-        (s->visit.remote->options.verify == LDR_VERIFY_ENTRY &&
+    if (s->talk.remote->options.verify == LDR_VERIFY_GET ||
+        (s->talk.remote->options.verify == LDR_VERIFY_ENTRY &&
          (row->flags & LDR_RESULT_CHECKED) != 0)) {
         return true;
     }
-    s->status = ldr_pieces_crc(s->held->pieces + shard->piece, row->seg_count,
-                               &s->visit.stop, &crc);
+    s->status =
+        ldr_pieces_crc(s->talk.remote->clock, s->held->pieces + shard->piece,
+                       row->seg_count, &s->talk.stop, &crc);
     if (s->status != LARDER_OK) {
         return false;
     }
@@ -180,7 +181,7 @@ static bool stage_keep(stage_t *s, const ldr_result_row_t *row,
 
     *shard =
         (ldr_held_shard_t){.lease = row->lease, .piece_count = row->seg_count};
-    s->status = ldr_held_map(h, row, segs, &s->visit.stop, &shard->piece);
+    s->status = ldr_held_map(h, row, segs, &s->talk.stop, &shard->piece);
     if (s->status != LARDER_OK) {
         return false;
     }
@@ -191,7 +192,7 @@ static bool stage_keep(stage_t *s, const ldr_result_row_t *row,
 
         release_from(h, at);
         if (s->cause == LARDER_CAUSE_CORRUPT) {
-            ldr_report(&s->visit, &wrong, 1);
+            ldr_report(&s->talk, &wrong, 1);
         }
         return false;
     }
@@ -249,12 +250,12 @@ static bool stage_rows(stage_t *s, const ldr_shm_window_t *w,
 
 static bool stage_reply(stage_t *s, ldr_shm_window_t *w, ldr_results_t *results)
 {
-    s->status = ldr_shm_wait(s->session, &w->call, &s->visit.stop);
+    s->status = ldr_shm_wait(s->session, &w->call, &s->talk.stop);
     w->sent = false;
     if (s->status != LARDER_OK) {
         return false;
     }
-    s->visit.heard = true;
+    s->talk.heard = true;
     if (ldr_frame_status(&w->call.reply) < 0) {
         s->status = ldr_reply_failed(&w->call.reply, ldr_body(w->call.buffer));
     } else if (!ldr_get_results(ldr_body(w->call.buffer), w->call.reply.body,
@@ -268,7 +269,6 @@ static bool stage_reply(stage_t *s, ldr_shm_window_t *w, ldr_results_t *results)
 
 static void stage_run(stage_t *s)
 {
-    const struct timespec nap = {0, NAP_NS};
     ldr_results_t results;
     unsigned now = 0, tries = 0;
 
@@ -294,7 +294,7 @@ static void stage_run(stage_t *s)
                 s->cut = true;
                 s->cause = LARDER_CAUSE_FULL;
             } else if (tries > 0) {
-                nanosleep(&nap, NULL);
+                ldr_nap(s->talk.remote, NAP_NS);
             }
         } else {
             now = 1 - now;
@@ -304,7 +304,7 @@ static void stage_run(stage_t *s)
         if (s->window[i].sent) {
             ldr_shm_abandon(s->session, &s->window[i].call);
         }
-        ldr_buffer_give(s->visit.remote, s->window[i].call.buffer);
+        ldr_buffer_give(s->talk.remote, s->window[i].call.buffer);
     }
 }
 
@@ -321,15 +321,15 @@ larder_status_t ldr_shm_stage(larder_space_t *space, const larder_key_t *keys,
         .cause = LARDER_CAUSE_NONE,
     };
     larder_status_t st =
-        ldr_visit_begin(&s.visit, space->lar->remote, &space->ref, &stop);
+        ldr_talk_begin(&s.talk, space->lar->remote, &space->ref, &stop);
 
     if (st != LARDER_OK) {
         return ldr_staged(st, LARDER_CAUSE_NONE, 0, 0, match);
     }
-    s.session = ldr_shm_of(s.visit.link);
+    s.session = ldr_shm_of(s.talk.link);
     s.held = ldr_held_new(s.session, s.total);
     if (s.held == NULL) {
-        ldr_visit_end(&s.visit, LARDER_OK);
+        ldr_talk_end(&s.talk, LARDER_OK);
         return LARDER_E_NO_MEMORY;
     }
     stage_run(&s);
@@ -338,7 +338,7 @@ larder_status_t ldr_shm_stage(larder_space_t *space, const larder_key_t *keys,
         chunks = 0; /* a daemon that died holds nothing */
     }
     release_from(s.held, chunks * space->shards);
-    ldr_visit_end(&s.visit, s.status);
+    ldr_talk_end(&s.talk, s.status);
     if (chunks == 0) {
         ldr_held_free(s.held);
     } else {

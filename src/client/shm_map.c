@@ -195,14 +195,14 @@ int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
         .id = id,
         .epoch = s->link.epoch,
         .body = (uint32_t)bytes,
-        .arg = ldr_left_ms(deadline_ns),
+        .arg = ldr_left_ms(s->link.remote->clock, deadline_ns),
     };
     int error;
 
     memcpy(at + LDR_FRAME_BYTES, body, bytes);
     ldr_frame_put(at, &frame, true);
     do {
-        pthread_mutex_lock(&s->socket_lock);
+        ldr_mutex_lock(&s->socket_lock);
         bool late = ldr_shm_dead(s) && opcode != LDR_OP_REVOKED;
         error = s->fd < 0 || late
                     ? -EPIPE
@@ -211,12 +211,10 @@ int ldr_shm_socket_send(ldr_shm_session_t *s, uint16_t opcode, uint16_t flags,
         if (error == -EAGAIN) {
             ready =
                 ldr_poll(s->fd, POLLOUT,
-                         ldr_min64(deadline_ns,
-                                   ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS));
+                         ldr_min64(deadline_ns, ldr_shm_now(s) + LDR_LOOK_NS));
         }
-        pthread_mutex_unlock(&s->socket_lock);
-        if (ready < 0 ||
-            (error == -EAGAIN && ldr_now_ns(&ldr_clock_real) >= deadline_ns)) {
+        ldr_mutex_unlock(&s->socket_lock);
+        if (ready < 0 || (error == -EAGAIN && ldr_shm_now(s) >= deadline_ns)) {
             break;
         }
     } while (error == -EAGAIN);
@@ -232,7 +230,7 @@ static int send_revoked(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
     return ldr_shm_socket_send(
         s, LDR_OP_REVOKED, LDR_FRAME_SILENT,
         __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED), body, bytes,
-        ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS);
+        ldr_shm_now(s) + LDR_LOOK_NS);
 }
 
 /* ---- extents that come ---- */
@@ -250,7 +248,7 @@ static larder_status_t take_extent(ldr_shm_session_t *s,
     ldr_mapping_t *map = fd >= 0 ? map_extent(m, fd, bare) : NULL;
     larder_status_t st = map != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
 
-    pthread_mutex_lock(&s->map_lock);
+    ldr_mutex_lock(&s->map_lock);
     ldr_mapping_t *there = find(s, m->extent, m->generation);
     ldr_mapping_t *with_gpu = there; /* it may be older than the GPU */
     if (map != NULL && there == NULL && !ldr_shm_dead(s)) {
@@ -264,7 +262,7 @@ static larder_status_t take_extent(ldr_shm_session_t *s,
         with_gpu->users++; /* nobody unmaps it meanwhile */
         *register_p = with_gpu;
     }
-    pthread_mutex_unlock(&s->map_lock);
+    ldr_mutex_unlock(&s->map_lock);
     if (map != NULL) {
         unmap(map); /* it is there already, or it is too late */
     }
@@ -279,7 +277,7 @@ static larder_status_t take_extent(ldr_shm_session_t *s,
 void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
                      const uint8_t *body, int fd)
 {
-    larder_gpu_t *gpu = __atomic_load_n(&s->link.remote->gpu, __ATOMIC_ACQUIRE);
+    larder_gpu_t *gpu = __atomic_load_n(&s->shm->gpu, __ATOMIC_ACQUIRE);
     larder_status_t st = ldr_frame_status(frame);
     ldr_mapping_t *map = NULL; /* is to be registered */
     ldr_extent_msg_t m;
@@ -292,7 +290,7 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
     if (fd >= 0) {
         close(fd);
     }
-    pthread_mutex_lock(&s->map_lock);
+    ldr_mutex_lock(&s->map_lock);
     ldr_map_ask_t *ask = ask_take(s, frame->id);
     if (ask != NULL && ask->awaited) {
         ask->done = true;
@@ -300,16 +298,16 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
     } else {
         ldr_free(ask);
     }
-    pthread_mutex_unlock(&s->map_lock);
+    ldr_mutex_unlock(&s->map_lock);
     if (map != NULL) { /* it can be used already */
         ldr_gpu_register(gpu, map->write, map->bytes);
-        pthread_mutex_lock(&s->map_lock);
+        ldr_mutex_lock(&s->map_lock);
         map->registering = false;
         pthread_cond_broadcast(&s->mapped);
         if (--map->users == 0) {
             map_idle(s, map);
         }
-        pthread_mutex_unlock(&s->map_lock);
+        ldr_mutex_unlock(&s->map_lock);
     }
 }
 
@@ -326,16 +324,14 @@ static larder_status_t still(const ldr_shm_session_t *s, const ldr_stop_t *stop,
         __atomic_load_n(stop->canceled, __ATOMIC_RELAXED)) {
         return LARDER_E_CANCELED;
     }
-    return ldr_now_ns(&ldr_clock_real) >= last_ns ? LARDER_E_DEADLINE
-                                                  : LARDER_OK;
+    return ldr_shm_now(s) >= last_ns ? LARDER_E_DEADLINE : LARDER_OK;
 }
 
 /* With map_lock, which it drops meanwhile. */
 static void wait_mapped(ldr_shm_session_t *s, uint64_t last_ns)
 {
-    ldr_cond_wait_until(
-        &s->mapped, &s->map_lock,
-        ldr_min64(last_ns, ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS));
+    ldr_cond_wait_until(&s->mapped, &s->map_lock,
+                        ldr_min64(last_ns, ldr_shm_now(s) + LDR_LOOK_NS));
 }
 
 /* Asks for the extent and waits until it is there. With map_lock, which it
@@ -365,11 +361,11 @@ static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
     *ask = (ldr_map_ask_t){
         .id = id, .extent = extent, .awaited = true, .next = s->asks};
     s->asks = ask;
-    pthread_mutex_unlock(&s->map_lock);
+    ldr_mutex_unlock(&s->map_lock);
     int error =
         ldr_shm_socket_send(s, LDR_OP_EXTENT, 0, id, body,
                             ldr_put_extent(body, &m), stop->deadline_ns);
-    pthread_mutex_lock(&s->map_lock);
+    ldr_mutex_lock(&s->map_lock);
     if (error < 0) {
         ask_take(s, id);
         ldr_free(ask);
@@ -396,9 +392,9 @@ void ldr_map_warm(ldr_shm_session_t *s, const ldr_stop_t *stop)
     for (uint32_t i = 0; !ldr_shm_dead(s) && !s->strict &&
                          (st == LARDER_OK || st == LARDER_E_STALE);
          i++) {
-        pthread_mutex_lock(&s->map_lock);
+        ldr_mutex_lock(&s->map_lock);
         st = fetch(s, i, LDR_EXTENT_NOW, stop);
-        pthread_mutex_unlock(&s->map_lock);
+        ldr_mutex_unlock(&s->map_lock);
     }
 }
 
@@ -424,7 +420,7 @@ static larder_status_t take(ldr_shm_session_t *s, const ldr_seg_t *seg,
 
 void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
 {
-    pthread_mutex_lock(&s->map_lock);
+    ldr_mutex_lock(&s->map_lock);
     ldr_mapping_t *map = find(s, m->extent, m->generation);
     /* Replies and REVOKEs come in their order, so without a mapping REVOKED was
      * sent already, when it was swept or could not be mapped. */
@@ -432,7 +428,7 @@ void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
         map->revoked = true;
         s->sweep |= map->users == 0; /* right after this */
     }
-    pthread_mutex_unlock(&s->map_lock);
+    ldr_mutex_unlock(&s->map_lock);
 }
 
 /* Takes out what is to go and nobody uses. With map_lock. */
@@ -462,7 +458,7 @@ bool ldr_map_sweep(ldr_shm_session_t *s)
     bool dead = ldr_shm_dead(s), left = false;
     ldr_mapping_t *idle = NULL, *next;
 
-    pthread_mutex_lock(&s->map_lock);
+    ldr_mutex_lock(&s->map_lock);
     if (s->sweep || dead) {
         idle = take_idle(s, dead, &left);
     }
@@ -471,7 +467,7 @@ bool ldr_map_sweep(ldr_shm_session_t *s)
     if (dead) {
         pthread_cond_broadcast(&s->mapped);
     }
-    pthread_mutex_unlock(&s->map_lock);
+    ldr_mutex_unlock(&s->map_lock);
     for (ldr_mapping_t *map = idle; map != NULL; map = next) {
         ldr_extent_msg_t m = {.extent = map->extent,
                               .generation = map->generation};
@@ -483,10 +479,10 @@ bool ldr_map_sweep(ldr_shm_session_t *s)
         }
     }
     if (idle != NULL) {
-        pthread_mutex_lock(&s->map_lock);
+        ldr_mutex_lock(&s->map_lock);
         s->sweeping = false;
         pthread_cond_broadcast(&s->mapped);
-        pthread_mutex_unlock(&s->map_lock);
+        ldr_mutex_unlock(&s->map_lock);
     }
     return left;
 }
@@ -519,7 +515,7 @@ larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
     larder_status_t st = LARDER_OK;
     uint32_t n = 0;
 
-    pthread_mutex_lock(&s->map_lock);
+    ldr_mutex_lock(&s->map_lock);
     while (n < row->seg_count && st == LARDER_OK) {
         ldr_seg_t seg;
         ldr_piece_map_t *p = &pieces[n];
@@ -550,7 +546,7 @@ larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
     if (st != LARDER_OK) {
         give(s, pieces, n);
     }
-    pthread_mutex_unlock(&s->map_lock);
+    ldr_mutex_unlock(&s->map_lock);
     if (st == LARDER_E_CORRUPT) {
         ldr_error(&s->link.remote->log,
                   "%s: segments that cannot be: connecting anew",
@@ -564,9 +560,9 @@ larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
 void ldr_unmap_segs(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
                     uint32_t count)
 {
-    pthread_mutex_lock(&s->map_lock);
+    ldr_mutex_lock(&s->map_lock);
     give(s, pieces, count);
-    pthread_mutex_unlock(&s->map_lock);
+    ldr_mutex_unlock(&s->map_lock);
 }
 
 void ldr_map_await_gpu(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
@@ -575,12 +571,12 @@ void ldr_map_await_gpu(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
 {
     uint64_t last_ns = ldr_min64(until_ns, ldr_last_ns(stop));
 
-    pthread_mutex_lock(&s->map_lock);
+    ldr_mutex_lock(&s->map_lock);
     for (uint32_t i = 0; i < count; i++) {
         while (pieces[i].map->registering &&
                still(s, stop, last_ns) == LARDER_OK) {
             wait_mapped(s, last_ns);
         }
     }
-    pthread_mutex_unlock(&s->map_lock);
+    ldr_mutex_unlock(&s->map_lock);
 }

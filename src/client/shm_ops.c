@@ -56,7 +56,8 @@ uint32_t ldr_rows_ok(const ldr_results_t *results)
     return ok;
 }
 
-larder_status_t ldr_pieces_crc(const ldr_piece_map_t *pieces, uint32_t count,
+larder_status_t ldr_pieces_crc(const ldr_clock_t *clock,
+                               const ldr_piece_map_t *pieces, uint32_t count,
                                const ldr_stop_t *stop, uint32_t *crc_p)
 {
     uint32_t crc = 0;
@@ -64,7 +65,7 @@ larder_status_t ldr_pieces_crc(const ldr_piece_map_t *pieces, uint32_t count,
     for (uint32_t i = 0; i < count; i++) {
         for (size_t at = 0; at < pieces[i].bytes;) {
             size_t take = ldr_min64(pieces[i].bytes - at, RUN_MAX);
-            larder_status_t st = ldr_stopped(stop);
+            larder_status_t st = ldr_stopped(clock, stop);
 
             if (st != LARDER_OK) {
                 return st;
@@ -101,7 +102,7 @@ static void window_send(ldr_shm_batch_t *b, ldr_shm_window_t *w,
                         ldr_shm_ask_t ask, bool alone)
 {
     if (w->call.buffer == NULL) {
-        w->call.buffer = ldr_buffer_take(b->visit.remote);
+        w->call.buffer = ldr_buffer_take(b->talk.remote);
         if (w->call.buffer == NULL) {
             b->status =
                 ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a request");
@@ -112,7 +113,7 @@ static void window_send(ldr_shm_batch_t *b, ldr_shm_window_t *w,
     w->alone = alone;
     ask(b, w);
     b->begun = true;
-    larder_status_t st = ldr_shm_send(b->session, &w->call, &b->visit.stop);
+    larder_status_t st = ldr_shm_send(b->session, &w->call, &b->talk.stop);
     w->sent = st == LARDER_OK;
     if (!w->sent) {
         b->status = st;
@@ -126,11 +127,11 @@ static void window_send(ldr_shm_batch_t *b, ldr_shm_window_t *w,
 static bool window_reply(ldr_shm_batch_t *b, ldr_shm_window_t *w,
                          ldr_results_t *results)
 {
-    larder_status_t st = ldr_shm_wait(b->session, &w->call, &b->visit.stop);
+    larder_status_t st = ldr_shm_wait(b->session, &w->call, &b->talk.stop);
 
     w->sent = false;
     if (st == LARDER_OK) {
-        b->visit.heard = true;
+        b->talk.heard = true;
         if (ldr_frame_status(&w->call.reply) < 0) {
             st = ldr_reply_failed(&w->call.reply, ldr_body(w->call.buffer));
         } else if (!ldr_get_results(ldr_body(w->call.buffer),
@@ -152,7 +153,6 @@ static bool window_reply(ldr_shm_batch_t *b, ldr_shm_window_t *w,
 static void windows_run(ldr_shm_batch_t *b, ldr_shm_ask_t ask,
                         ldr_shm_work_t work)
 {
-    const struct timespec nap = {0, NAP_NS};
     ldr_results_t results;
 
     while (b->todo.count > 0 || b->window[b->now].sent) {
@@ -160,7 +160,7 @@ static void windows_run(ldr_shm_batch_t *b, ldr_shm_ask_t ask,
         ldr_shm_window_t *next = &b->window[1 - b->now];
 
         if (b->status == LARDER_OK) {
-            b->status = ldr_stopped(&b->visit.stop);
+            b->status = ldr_talk_stopped(&b->talk);
         }
         if (b->status != LARDER_OK) {
             return;
@@ -180,7 +180,7 @@ static void windows_run(ldr_shm_batch_t *b, ldr_shm_ask_t ask,
         b->progress = false;
         work(b, w, &results);
         if (!b->progress && b->todo.count > 0 && !next->sent) {
-            nanosleep(&nap, NULL);
+            ldr_nap(b->talk.remote, NAP_NS);
         }
         b->now = 1 - b->now;
     }
@@ -197,7 +197,7 @@ void ldr_shm_run_whole(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work,
     ldr_shm_batch_t b;
     ldr_remote_t *r = op->lar->remote;
     ldr_stop_t stop = ldr_op_stop(op);
-    larder_status_t st = ldr_visit_begin(&b.visit, r, &op->ref, &stop);
+    larder_status_t st = ldr_talk_begin(&b.talk, r, &op->ref, &stop);
 
     if (st != LARDER_OK) {
         ldr_op_refuse(op, st);
@@ -205,7 +205,7 @@ void ldr_shm_run_whole(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work,
     }
     b.op = op;
     b.own = own;
-    b.session = ldr_shm_of(b.visit.link);
+    b.session = ldr_shm_of(b.talk.link);
     b.status = LARDER_OK;
     b.now = 0;
     b.begun = false;
@@ -244,7 +244,7 @@ void ldr_shm_run_whole(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work,
     if (finish != NULL) {
         finish(&b);
     }
-    ldr_visit_end(&b.visit, b.status);
+    ldr_talk_end(&b.talk, b.status);
 }
 
 /* ---- loading ---- */
@@ -269,9 +269,9 @@ void ldr_shm_ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w)
         bytes += LDR_NAME_BYTES;
         room += one;
     }
-    ldr_batch_msg_t batch = {.space = b->visit.space,
+    ldr_batch_msg_t batch = {.space = b->talk.space,
                              .count = w->count,
-                             .flags = ldr_batch_flags(&b->visit, b->op)};
+                             .flags = b->op->flags & LDR_BATCH_AGAIN};
     ldr_put_batch(at, &batch);
     w->call.opcode = LDR_OP_LEASE;
     w->call.bytes = (uint32_t)bytes;
@@ -330,7 +330,7 @@ static larder_status_t copy_shard(const ldr_shm_batch_t *b,
 
         for (size_t at = 0; at < pieces[i].bytes;) {
             size_t take = ldr_min64(pieces[i].bytes - at, RUN_MAX);
-            larder_status_t st = ldr_stopped(&b->visit.stop);
+            larder_status_t st = ldr_talk_stopped(&b->talk);
 
             if (st != LARDER_OK) {
                 return st;
@@ -351,7 +351,7 @@ static ldr_end_how_t load_one(ldr_shm_batch_t *b, larder_item_t *item,
                               const ldr_result_row_t *row, const uint8_t *segs)
 {
     ldr_piece_map_t pieces[LDR_SHM_SEGS];
-    bool check = b->visit.remote->options.verify != LDR_VERIFY_ENTRY ||
+    bool check = b->talk.remote->options.verify != LDR_VERIFY_ENTRY ||
                  (row->flags & LDR_RESULT_CHECKED) == 0;
     uint32_t crc = 0;
 
@@ -361,7 +361,7 @@ static ldr_end_how_t load_one(ldr_shm_batch_t *b, larder_item_t *item,
         return LDR_END_PLAIN;
     }
     larder_status_t st =
-        ldr_map_segs(b->session, row, segs, &b->visit.stop, pieces);
+        ldr_map_segs(b->session, row, segs, &b->talk.stop, pieces);
     if (st == LARDER_OK) {
         if (LDR_FAULT(copy_out)) {
             pieces[0].map->write[pieces[0].offset + pieces[0].bytes / 2] ^= 4;
@@ -446,7 +446,7 @@ static void work_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w,
     }
     ldr_shm_ends(b->session, LDR_OP_RELEASE, ends, end_count);
     if (corrupt_count > 0) {
-        ldr_report(&b->visit, corrupt, corrupt_count);
+        ldr_report(&b->talk, corrupt, corrupt_count);
     }
 }
 

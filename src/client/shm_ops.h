@@ -18,7 +18,7 @@ typedef struct ldr_shm_window {
 /* A batch under way. Two windows: one is worked on, the next is asked for. */
 typedef struct ldr_shm_batch {
     ldr_op_t *op;
-    ldr_visit_t visit;
+    ldr_talk_t talk;
     ldr_shm_session_t *session;
     ldr_todo_t todo;
     ldr_shm_window_t window[2];
@@ -64,7 +64,8 @@ bool ldr_shm_row(ldr_shm_batch_t *b, larder_item_t *item, ldr_rows_t *rows,
 uint32_t ldr_rows_ok(const ldr_results_t *results);
 
 /* The checksum of bytes in place, or E_DEADLINE and the like. */
-larder_status_t ldr_pieces_crc(const ldr_piece_map_t *pieces, uint32_t count,
+larder_status_t ldr_pieces_crc(const ldr_clock_t *clock,
+                               const ldr_piece_map_t *pieces, uint32_t count,
                                const ldr_stop_t *stop, uint32_t *crc_p);
 
 /* Zeros behind a shard's bytes, up to the end of their block. */

@@ -31,7 +31,7 @@ void ldr_shm_ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w)
         bytes += LDR_SAVE_BYTES;
         sum += one;
     }
-    ldr_batch_msg_t batch = {.space = b->visit.space, .count = w->count};
+    ldr_batch_msg_t batch = {.space = b->talk.space, .count = w->count};
     ldr_put_batch(at, &batch);
     w->call.opcode = LDR_OP_RESERVE;
     w->call.bytes = (uint32_t)bytes;
@@ -56,7 +56,7 @@ static larder_status_t fill(const ldr_shm_batch_t *b, const larder_item_t *item,
 
             take = ldr_min64(take, RUN_MAX);
             if (at == 0 || at - looked >= RUN_MAX) {
-                larder_status_t st = ldr_stopped(&b->visit.stop);
+                larder_status_t st = ldr_talk_stopped(&b->talk);
 
                 if (st == LARDER_OK && ldr_shm_dead(b->session)) {
                     st = LARDER_E_OFFLINE;
@@ -110,7 +110,7 @@ static ldr_end_row_t save_one(ldr_shm_batch_t *b, larder_item_t *item,
         st = LARDER_E_OFFLINE; /* room for something else */
     }
     if (st == LARDER_OK) {
-        st = ldr_map_segs(b->session, row, segs, &b->visit.stop, pieces);
+        st = ldr_map_segs(b->session, row, segs, &b->talk.stop, pieces);
         if (st == LARDER_OK) {
             st = fill(b, item, pieces, row->seg_count, &end.crc);
             ldr_copy_fence();
@@ -138,10 +138,11 @@ static larder_status_t leased_crc(ldr_shm_batch_t *b,
 {
     ldr_piece_map_t pieces[LDR_SHM_SEGS];
     larder_status_t st =
-        ldr_map_segs(b->session, row, segs, &b->visit.stop, pieces);
+        ldr_map_segs(b->session, row, segs, &b->talk.stop, pieces);
 
     if (st == LARDER_OK) {
-        st = ldr_pieces_crc(pieces, row->seg_count, &b->visit.stop, crc_p);
+        st = ldr_pieces_crc(b->talk.remote->clock, pieces, row->seg_count,
+                            &b->talk.stop, crc_p);
         ldr_unmap_segs(b->session, pieces, row->seg_count);
     }
     return st;
@@ -151,20 +152,20 @@ static larder_status_t leased_crc(ldr_shm_batch_t *b,
  * was to be saved. What cannot be compared is taken for the same. */
 static void compare(ldr_shm_batch_t *b, larder_item_t *item)
 {
-    uint8_t *at = ldr_body(b->visit.call.buffer);
-    ldr_batch_msg_t batch = {.space = b->visit.space, .count = 1};
-    bool knows = (b->visit.link->features & LDR_FEATURE_ASKED) != 0;
+    uint8_t *at = ldr_body(b->talk.call.buffer);
+    ldr_batch_msg_t batch = {.space = b->talk.space,
+                             .count = 1,
+                             .flags = LDR_BATCH_AGAIN}; /* no engine asks */
     ldr_results_t results;
     ldr_result_row_t row;
     const uint8_t *segs;
     uint32_t crc = 0, stored = 0;
 
-    batch.flags = knows ? LDR_BATCH_AGAIN : 0; /* no engine's question */
     size_t bytes = ldr_put_batch(at, &batch);
     ldr_row_name(at + bytes, item, ldr_item_bytes(item));
-    if (ldr_visit_call(&b->visit, LDR_OP_LEASE, bytes + LDR_NAME_BYTES) !=
+    if (ldr_talk_call(&b->talk, LDR_OP_LEASE, bytes + LDR_NAME_BYTES) !=
             LARDER_OK ||
-        !ldr_get_results(at, b->visit.call.reply.body, &results)) {
+        !ldr_get_results(at, b->talk.call.reply.body, &results)) {
         return;
     }
     ldr_rows_t rows = {.results = &results};
@@ -180,7 +181,7 @@ static void compare(ldr_shm_batch_t *b, larder_item_t *item)
     if (st == LARDER_OK && stored != row.crc) {
         larder_item_t *wrong = item;
 
-        ldr_report(&b->visit, &wrong, 1);
+        ldr_report(&b->talk, &wrong, 1);
     } else if (st == LARDER_OK &&
                (row.length != ldr_item_bytes(item) || crc != row.crc)) {
         item->status = LARDER_E_MISMATCH;
@@ -194,7 +195,7 @@ static void compare(ldr_shm_batch_t *b, larder_item_t *item)
 void ldr_shm_put_end(ldr_shm_batch_t *b, ldr_end_row_t *ends, uint32_t count,
                      larder_item_t *const *items)
 {
-    uint8_t *at = ldr_body(b->visit.call.buffer);
+    uint8_t *at = ldr_body(b->talk.call.buffer);
     ldr_results_t results;
     ldr_result_row_t row;
 
@@ -217,9 +218,9 @@ void ldr_shm_put_end(ldr_shm_batch_t *b, ldr_end_row_t *ends, uint32_t count,
     for (uint32_t i = 0; i < count; i++, bytes += LDR_END_BYTES) {
         ldr_put_end(at + bytes, &ends[i]);
     }
-    larder_status_t st = ldr_visit_call(&b->visit, LDR_OP_COMMIT, bytes);
+    larder_status_t st = ldr_talk_call(&b->talk, LDR_OP_COMMIT, bytes);
     if (st == LARDER_OK &&
-        (!ldr_get_results(at, b->visit.call.reply.body, &results) ||
+        (!ldr_get_results(at, b->talk.call.reply.body, &results) ||
          results.count != count)) {
         st = LARDER_E_OFFLINE;
     }

@@ -1,8 +1,7 @@
 /* Requests and replies through the rings. */
+#include <errno.h>
 #include <sched.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/mem.h"
@@ -17,11 +16,9 @@
 #define SPIN_EVERY 32u /* but it is tried again */
 
 /* Between looks for room in a full ring, longer and longer. */
-static void nap(long *ns)
+static void nap(const ldr_remote_t *r, uint64_t *ns)
 {
-    struct timespec wait = {0, *ns};
-
-    nanosleep(&wait, NULL);
+    ldr_nap(r, *ns);
     *ns = *ns < NAP_MAX_NS ? 2 * *ns : *ns;
 }
 
@@ -36,16 +33,8 @@ static uint16_t ends_opcode(unsigned which)
 static bool write_message(ldr_shm_session_t *s, const void *data, size_t bytes)
 {
     struct iovec piece = {(void *)(uintptr_t)data, bytes};
-    uint64_t one = 1;
 
-    if (!ldr_ring_write(&s->ring.out, &piece, 1)) {
-        return false;
-    }
-    if (ldr_ring_must_wake(&s->ring.out) &&
-        write(s->doorbell, &one, sizeof(one)) < 0) {
-        /* It is full of rings that were not heard yet: one is enough. */
-    }
-    return true;
+    return ldr_stream_write(&s->rings, &piece, 1) >= 0;
 }
 
 /* One message of RELEASE or COMMIT. With send_lock. */
@@ -130,7 +119,7 @@ void ldr_shm_ends(ldr_shm_session_t *s, uint16_t opcode,
     if (opcode == LDR_OP_COMMIT) {
         __atomic_store_n(&s->loose, true, __ATOMIC_RELAXED);
     }
-    pthread_mutex_lock(&s->send_lock);
+    ldr_mutex_lock(&s->send_lock);
     bool room = write_unsent(s);
     while (count > 0 && ok) {
         uint32_t n = (uint32_t)ldr_min64(count, ENDS_MAX);
@@ -140,7 +129,7 @@ void ldr_shm_ends(ldr_shm_session_t *s, uint16_t opcode,
         rows += n;
         count -= n;
     }
-    pthread_mutex_unlock(&s->send_lock);
+    ldr_mutex_unlock(&s->send_lock);
     if (!ok) {
         ldr_shm_die(s); /* the daemon then takes back what was held */
     } else if (!room) {
@@ -154,11 +143,11 @@ static void enlist(ldr_shm_session_t *s, ldr_call_t *call)
     call->done = call->sleeps = false;
     ldr_cond_init(&call->wake);
     call->id = __atomic_add_fetch(&s->next_id, 1, __ATOMIC_RELAXED);
-    call->sent_ns = ldr_now_ns(&ldr_clock_real);
-    pthread_mutex_lock(&s->recv_lock);
+    call->sent_ns = ldr_shm_now(s);
+    ldr_mutex_lock(&s->recv_lock);
     call->next = s->waiting;
     s->waiting = call;
-    pthread_mutex_unlock(&s->recv_lock);
+    ldr_mutex_unlock(&s->recv_lock);
 }
 
 /* With recv_lock. False: it was not there. */
@@ -183,35 +172,36 @@ larder_status_t ldr_shm_send(ldr_shm_session_t *s, ldr_call_t *call,
         .opcode = call->opcode,
         .epoch = s->link.epoch,
         .body = call->bytes,
-        .arg = ldr_left_ms(stop->deadline_ns),
+        .arg = ldr_left_ms(s->link.remote->clock, stop->deadline_ns),
     };
     larder_status_t st = LARDER_OK;
-    long nap_ns = NAP_NS;
+    uint64_t nap_ns = NAP_NS;
     bool sent = false;
 
     enlist(s, call);
     frame.id = call->id;
     ldr_frame_put(call->buffer->data, &frame, false);
     while (!sent && st == LARDER_OK) {
-        pthread_mutex_lock(&s->send_lock);
+        ldr_mutex_lock(&s->send_lock);
         sent =
             !ldr_shm_dead(s) && write_unsent(s) &&
             write_message(s, call->buffer->data, LDR_FRAME_BYTES + call->bytes);
-        pthread_mutex_unlock(&s->send_lock);
+        ldr_mutex_unlock(&s->send_lock);
         if (!sent) {
             if (ldr_ring_broken(&s->ring.out)) {
                 ldr_shm_die(s);
             }
-            st = ldr_shm_dead(s) ? LARDER_E_OFFLINE : ldr_stopped(stop);
+            st = ldr_shm_dead(s) ? LARDER_E_OFFLINE
+                                 : ldr_stopped(s->link.remote->clock, stop);
             if (st == LARDER_OK) {
-                nap(&nap_ns); /* the daemon is behind */
+                nap(s->link.remote, &nap_ns); /* the daemon is behind */
             }
         }
     }
     if (!sent) {
-        pthread_mutex_lock(&s->recv_lock);
+        ldr_mutex_lock(&s->recv_lock);
         delist(s, call);
-        pthread_mutex_unlock(&s->recv_lock);
+        ldr_mutex_unlock(&s->recv_lock);
         pthread_cond_destroy(&call->wake);
         if (st == LARDER_E_DEADLINE) { /* not one message was taken */
             __atomic_store_n(&s->link.sick, true, __ATOMIC_RELAXED);
@@ -271,7 +261,7 @@ static bool dispatch(ldr_shm_session_t *s, size_t bytes)
         __atomic_store_n(&s->pinging, false, __ATOMIC_RELAXED);
         return true;
     }
-    pthread_mutex_lock(&s->recv_lock);
+    ldr_mutex_lock(&s->recv_lock);
     ldr_call_t *call = s->waiting;
     while (call != NULL && call->id != frame.id) {
         call = call->next;
@@ -285,7 +275,7 @@ static bool dispatch(ldr_shm_session_t *s, size_t bytes)
     } else if (s->abandoned > 0) {
         s->abandoned--;
     }
-    pthread_mutex_unlock(&s->recv_lock);
+    ldr_mutex_unlock(&s->recv_lock);
     if (call == NULL) {
         late_reply(s, &frame, body);
     }
@@ -298,19 +288,18 @@ static bool read_ring(ldr_shm_session_t *s)
     bool any = false;
 
     for (;;) {
-        ptrdiff_t n = ldr_ring_read(&s->ring.in, s->message,
-                                    LDR_FRAME_BYTES + LDR_BODY_MAX);
+        struct iovec message = {s->message, LDR_FRAME_BYTES + LDR_BODY_MAX};
+        ssize_t n = ldr_stream_read(&s->rings, &message, 1);
 
-        if (n == 0) {
+        if (n == -EAGAIN) {
             return any;
         }
-        __atomic_store_n(&s->heard_ns, ldr_now_ns(&ldr_clock_real),
-                         __ATOMIC_RELAXED);
+        __atomic_store_n(&s->heard_ns, ldr_shm_now(s), __ATOMIC_RELAXED);
         /* Whoever sent the request is done with its buffer, or there would be
          * no reply; but that goes through another process, where neither the
          * memory model nor the thread sanitizer can follow. */
-        pthread_mutex_lock(&s->send_lock);
-        pthread_mutex_unlock(&s->send_lock);
+        ldr_mutex_lock(&s->send_lock);
+        ldr_mutex_unlock(&s->send_lock);
         if (n < 0 || !dispatch(s, (size_t)n)) {
             ldr_error(&s->link.remote->log,
                       "%s: the ring holds what cannot be: connecting anew",
@@ -336,7 +325,7 @@ static uint64_t spin_ns(ldr_shm_session_t *s)
 static void lead(ldr_shm_session_t *s, const ldr_call_t *call,
                  uint64_t until_ns)
 {
-    uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+    uint64_t now_ns = ldr_shm_now(s);
     uint64_t spin_end_ns = now_ns + spin_ns(s);
     unsigned looks = 0;
 
@@ -348,7 +337,7 @@ static void lead(ldr_shm_session_t *s, const ldr_call_t *call,
             return;
         }
         if (any || ++looks % 16 == 0) {
-            now_ns = ldr_now_ns(&ldr_clock_real);
+            now_ns = ldr_shm_now(s);
             if (now_ns >= until_ns) {
                 return;
             }
@@ -368,8 +357,7 @@ static void lead(ldr_shm_session_t *s, const ldr_call_t *call,
             ldr_ring_sleep_end(&s->ring.in);
         }
         read_ring(s);
-        if (call->done || ldr_shm_dead(s) ||
-            ldr_now_ns(&ldr_clock_real) >= until_ns) {
+        if (call->done || ldr_shm_dead(s) || ldr_shm_now(s) >= until_ns) {
             return; /* it has slept: that is no merit of the spinning */
         }
     }
@@ -400,8 +388,7 @@ static larder_status_t still(const ldr_shm_session_t *s, const ldr_stop_t *stop,
         __atomic_load_n(stop->canceled, __ATOMIC_RELAXED)) {
         return LARDER_E_CANCELED;
     }
-    return ldr_now_ns(&ldr_clock_real) >= last_ns ? LARDER_E_DEADLINE
-                                                  : LARDER_OK;
+    return ldr_shm_now(s) >= last_ns ? LARDER_E_DEADLINE : LARDER_OK;
 }
 
 /* With recv_lock: it goes without its reply. */
@@ -421,7 +408,7 @@ static void give_up(ldr_shm_session_t *s, ldr_call_t *call)
 static bool silent(const ldr_shm_session_t *s, uint64_t since_ns)
 {
     return __atomic_load_n(&s->heard_ns, __ATOMIC_RELAXED) < since_ns &&
-           ldr_now_ns(&ldr_clock_real) - since_ns >= LDR_SICK_NS;
+           ldr_shm_now(s) - since_ns >= LDR_SICK_NS;
 }
 
 /* Some requests wait for disks. A ping is answered at once by a daemon that is
@@ -441,9 +428,9 @@ static void ping(ldr_shm_session_t *s)
         return;
     }
     ldr_frame_put(at, &frame, false);
-    pthread_mutex_lock(&s->send_lock);
+    ldr_mutex_lock(&s->send_lock);
     bool sent = !ldr_shm_dead(s) && write_message(s, at, sizeof(at));
-    pthread_mutex_unlock(&s->send_lock);
+    ldr_mutex_unlock(&s->send_lock);
     if (!sent) {
         __atomic_store_n(&s->pinging, false, __ATOMIC_RELAXED);
     }
@@ -455,19 +442,18 @@ larder_status_t ldr_shm_wait(ldr_shm_session_t *s, ldr_call_t *call,
     uint64_t last_ns = ldr_last_ns(stop);
     larder_status_t st = LARDER_OK;
 
-    pthread_mutex_lock(&s->recv_lock);
+    ldr_mutex_lock(&s->recv_lock);
     while (!call->done) {
         st = still(s, stop, last_ns);
         if (st != LARDER_OK) {
             break;
         }
-        uint64_t until_ns =
-            ldr_min64(last_ns, ldr_now_ns(&ldr_clock_real) + LDR_LOOK_NS);
+        uint64_t until_ns = ldr_min64(last_ns, ldr_shm_now(s) + LDR_LOOK_NS);
         if (!s->leads) {
             s->leads = true;
-            pthread_mutex_unlock(&s->recv_lock);
+            ldr_mutex_unlock(&s->recv_lock);
             lead(s, call, until_ns);
-            pthread_mutex_lock(&s->recv_lock);
+            ldr_mutex_lock(&s->recv_lock);
             hand_over(s);
         } else {
             call->sleeps = true;
@@ -475,9 +461,9 @@ larder_status_t ldr_shm_wait(ldr_shm_session_t *s, ldr_call_t *call,
             call->sleeps = false;
         }
         if (!call->done && silent(s, call->sent_ns)) {
-            pthread_mutex_unlock(&s->recv_lock);
+            ldr_mutex_unlock(&s->recv_lock);
             ping(s);
-            pthread_mutex_lock(&s->recv_lock);
+            ldr_mutex_lock(&s->recv_lock);
         }
     }
     if (call->done) {
@@ -488,7 +474,7 @@ larder_status_t ldr_shm_wait(ldr_shm_session_t *s, ldr_call_t *call,
             __atomic_store_n(&s->link.sick, true, __ATOMIC_RELAXED);
         }
     }
-    pthread_mutex_unlock(&s->recv_lock);
+    ldr_mutex_unlock(&s->recv_lock);
     pthread_cond_destroy(&call->wake);
     if (st == LARDER_E_DEADLINE) {
         ping(s); /* the next one knows better */
@@ -498,12 +484,12 @@ larder_status_t ldr_shm_wait(ldr_shm_session_t *s, ldr_call_t *call,
 
 void ldr_shm_abandon(ldr_shm_session_t *s, ldr_call_t *call)
 {
-    pthread_mutex_lock(&s->recv_lock);
+    ldr_mutex_lock(&s->recv_lock);
     bool done = call->done;
     if (!done) {
         give_up(s, call);
     }
-    pthread_mutex_unlock(&s->recv_lock);
+    ldr_mutex_unlock(&s->recv_lock);
     pthread_cond_destroy(&call->wake);
     if (done) {
         late_reply(s, &call->reply, ldr_body(call->buffer));
@@ -523,30 +509,30 @@ larder_status_t ldr_shm_call(ldr_link_t *link, ldr_call_t *call,
 
 void ldr_shm_look(ldr_shm_session_t *s)
 {
-    pthread_mutex_lock(&s->recv_lock);
+    ldr_mutex_lock(&s->recv_lock);
     bool lead_now = !s->leads && s->waiting == NULL;
     s->leads |= lead_now;
-    pthread_mutex_unlock(&s->recv_lock);
+    ldr_mutex_unlock(&s->recv_lock);
     if (lead_now) {
         read_ring(s);
-        pthread_mutex_lock(&s->recv_lock);
+        ldr_mutex_lock(&s->recv_lock);
         hand_over(s);
-        pthread_mutex_unlock(&s->recv_lock);
+        ldr_mutex_unlock(&s->recv_lock);
     }
-    pthread_mutex_lock(&s->send_lock);
+    ldr_mutex_lock(&s->send_lock);
     if (!ldr_shm_dead(s)) {
         write_unsent(s);
     }
-    pthread_mutex_unlock(&s->send_lock);
+    ldr_mutex_unlock(&s->send_lock);
 }
 
 void ldr_shm_wake_all(ldr_shm_session_t *s)
 {
-    pthread_mutex_lock(&s->recv_lock);
+    ldr_mutex_lock(&s->recv_lock);
     for (ldr_call_t *call = s->waiting; call != NULL; call = call->next) {
         pthread_cond_signal(&call->wake);
     }
-    pthread_mutex_unlock(&s->recv_lock);
+    ldr_mutex_unlock(&s->recv_lock);
     if (s->ring_map != NULL) {
         ldr_ring_futex_wake(&s->ring.in);
     }

@@ -8,7 +8,7 @@
 #define NAP_NS 1000000 /* in between */
 
 /* Composes a request for the next items that have no answer yet. */
-static size_t room_ask(ldr_visit_t *v, const larder_item_t *items,
+static size_t room_ask(ldr_talk_t *v, const larder_item_t *items,
                        const larder_lease_t *lease, uint32_t *index,
                        uint32_t *count_p)
 {
@@ -33,7 +33,7 @@ static size_t room_ask(ldr_visit_t *v, const larder_item_t *items,
 }
 
 /* Takes one answer. True: something came of it. */
-static bool room_take(ldr_visit_t *v, ldr_held_t *h, ldr_room_t *room,
+static bool room_take(ldr_talk_t *v, ldr_held_t *h, ldr_room_t *room,
                       const ldr_result_row_t *row, const uint8_t *segs)
 {
     if (row->status == LARDER_PENDING) {
@@ -55,7 +55,7 @@ static bool room_take(ldr_visit_t *v, ldr_held_t *h, ldr_room_t *room,
     return true;
 }
 
-static larder_status_t room_round(ldr_visit_t *v, const larder_item_t *items,
+static larder_status_t room_round(ldr_talk_t *v, const larder_item_t *items,
                                   larder_lease_t *lease, bool *any_p,
                                   bool *more_p)
 {
@@ -68,7 +68,7 @@ static larder_status_t room_round(ldr_visit_t *v, const larder_item_t *items,
     if (count == 0) {
         return LARDER_OK;
     }
-    larder_status_t st = ldr_visit_call(v, LDR_OP_RESERVE, bytes);
+    larder_status_t st = ldr_talk_call(v, LDR_OP_RESERVE, bytes);
     if (st != LARDER_OK) {
         return st;
     }
@@ -111,13 +111,12 @@ larder_status_t ldr_shm_reserve(larder_space_t *space, larder_item_t *items,
                                 size_t count, uint64_t deadline_ns,
                                 larder_lease_t *lease)
 {
-    const struct timespec nap = {0, NAP_NS};
     ldr_stop_t stop = {NULL, deadline_ns};
-    ldr_visit_t v;
+    ldr_talk_t v;
     unsigned tries = 0;
     bool any = true, more = true;
     larder_status_t st =
-        ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop);
+        ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
 
     for (size_t i = 0; i < count; i++) {
         if (lease->rooms[i].status == LARDER_OK) {
@@ -130,17 +129,17 @@ larder_status_t ldr_shm_reserve(larder_space_t *space, larder_item_t *items,
     }
     lease->held = ldr_held_new(ldr_shm_of(v.link), 1);
     if (lease->held == NULL) {
-        ldr_visit_end(&v, LARDER_OK);
+        ldr_talk_end(&v, LARDER_OK);
         return LARDER_E_NO_MEMORY;
     }
     while (st == LARDER_OK && more && tries < TRIES_MAX) {
         st = room_round(&v, items, lease, &any, &more);
         tries = any ? 0 : tries + 1;
         if (!any && more && st == LARDER_OK) {
-            nanosleep(&nap, NULL);
+            ldr_nap(v.remote, NAP_NS);
         }
     }
-    ldr_visit_end(&v, st);
+    ldr_talk_end(&v, st);
     if (rooms_settle(lease, st != LARDER_OK ? st : LARDER_E_FULL) == 0) {
         ldr_held_free(lease->held);
         lease->held = NULL;
@@ -167,7 +166,8 @@ static ldr_end_row_t room_end(larder_lease_t *lease, uint32_t i,
     } else if (!h->session->strict) {
         room->status = LARDER_E_INVALID; /* see larder_commit() */
     } else {
-        room->status = ldr_pieces_crc(pieces, room->seg_count, stop, &end.crc);
+        room->status = ldr_pieces_crc(lease->lar->clock, pieces,
+                                      room->seg_count, stop, &end.crc);
     }
     if (room->status == LARDER_OK) {
         ldr_pieces_pad(&pieces[room->seg_count - 1]);
@@ -248,12 +248,12 @@ static void commit_failed(larder_lease_t *lease, larder_status_t st)
     }
 }
 
-static larder_status_t commit_call(larder_lease_t *lease, ldr_visit_t *v,
+static larder_status_t commit_call(larder_lease_t *lease, ldr_talk_t *v,
                                    const uint32_t *index, uint32_t count)
 {
     uint8_t *at = ldr_body(v->call.buffer);
     ldr_results_t results;
-    larder_status_t st = ldr_visit_call(
+    larder_status_t st = ldr_talk_call(
         v, LDR_OP_COMMIT, LDR_ENDS_HEAD_BYTES + (size_t)count * LDR_END_BYTES);
 
     if (st == LARDER_OK &&
@@ -278,7 +278,7 @@ larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
 {
     const ldr_held_t *h = lease->held;
     ldr_stop_t stop = {NULL, deadline_ns};
-    ldr_visit_t v;
+    ldr_talk_t v;
     uint32_t index[LARDER_BATCH_MAX];
 
     /* From a private window the daemon still has to copy: it is waited for. */
@@ -286,9 +286,9 @@ larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
         return commit_silently(lease, keep, crcs, &stop);
     }
     bool unsafe = crcs == NULL && !h->session->strict;
-    larder_status_t st = ldr_visit_begin(&v, lease->lar->remote, NULL, &stop);
+    larder_status_t st = ldr_talk_begin(&v, lease->lar->remote, NULL, &stop);
     if (st == LARDER_OK && v.link != &h->session->link) {
-        ldr_visit_end(&v, st); /* another session: that one is gone */
+        ldr_talk_end(&v, st); /* another session: that one is gone */
         st = ldr_fail(LARDER_E_OFFLINE,
                       "the daemon that had the reservation is gone");
     } else if (st == LARDER_OK) {
@@ -296,7 +296,7 @@ larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
                                  ldr_body(v.call.buffer), index);
 
         st = n > 0 ? commit_call(lease, &v, index, n) : LARDER_OK;
-        ldr_visit_end(&v, st);
+        ldr_talk_end(&v, st);
     }
     if (st != LARDER_OK) {
         commit_failed(lease, st);

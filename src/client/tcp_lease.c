@@ -4,7 +4,6 @@
  * of this process, sent at its commit.
  */
 #include <string.h>
-#include <time.h>
 
 #include "base/bytes.h"
 #include "base/copy.h"
@@ -24,7 +23,7 @@ typedef struct held_shard {
 } held_shard_t;
 
 typedef struct held {
-    ldr_tcp_conn_t *conn;
+    ldr_conn_t *conn;
     uint64_t session; /* of the connection, whose the leases are */
     larder_key_t *keys;
     uint16_t group;
@@ -54,7 +53,7 @@ static held_t *held_new(uint32_t chunks, uint32_t shards,
     }
     memcpy(h->keys, keys, chunks * sizeof(*keys));
     h->group = group;
-    pthread_mutex_init(&h->lock, NULL);
+    ldr_mutex_init(&h->lock);
     ldr_cond_init(&h->fetched);
     return h;
 }
@@ -63,7 +62,7 @@ static held_t *held_new(uint32_t chunks, uint32_t shards,
 static void release_from(held_t *h, uint32_t first)
 {
     for (uint32_t i = first; i < h->count; i++) {
-        ldr_tcp_release(h->conn, h->session, &h->shards[i].lease, 1);
+        ldr_conn_release(h->conn, h->session, &h->shards[i].lease, 1);
         ldr_free(h->shards[i].memory);
         h->shards[i].memory = NULL;
     }
@@ -83,8 +82,8 @@ static void held_free(held_t *h)
 /* ---- staging ---- */
 
 typedef struct stage {
-    ldr_visit_t visit;
-    ldr_tcp_conn_t *conn;
+    ldr_talk_t talk;
+    ldr_conn_t *conn;
     const larder_space_t *space;
     held_t *held;
     uint32_t total;
@@ -120,7 +119,7 @@ static bool stage_rows(stage_t *s, const ldr_results_t *results)
             return true;
         }
         if (row.status == LARDER_OK && ended) {
-            ldr_tcp_release(s->conn, h->session, &row.lease, 1);
+            ldr_conn_release(s->conn, h->session, &row.lease, 1);
         } else if (row.status == LARDER_OK) {
             h->shards[h->count++] =
                 (held_shard_t){.lease = row.lease, .length = row.length};
@@ -146,7 +145,6 @@ static bool stage_rows(stage_t *s, const ldr_results_t *results)
 
 static void stage_run(stage_t *s)
 {
-    const struct timespec nap = {0, NAP_NS};
     larder_item_t items[LDR_TCP_ITEMS];
     const larder_item_t *rows[LDR_TCP_ITEMS];
     ldr_results_t results;
@@ -160,32 +158,17 @@ static void stage_run(stage_t *s)
             items[i] = held_item(s->held, s->space->shards, before + i);
             rows[i] = &items[i];
         }
-        s->status = ldr_tcp_ask(&s->visit, LDR_OP_LEASE, 0, rows, n, &results);
+        s->status = ldr_tcp_ask(&s->talk, LDR_OP_LEASE, 0, rows, n, &results);
         if (s->status == LARDER_OK && !stage_rows(s, &results)) {
             tries = s->held->count > before ? 0 : tries + 1;
             if (tries == TRIES_MAX) {
                 s->cut = true;
                 s->cause = LARDER_CAUSE_FULL;
             } else if (tries > 0) {
-                nanosleep(&nap, NULL);
+                ldr_nap(s->talk.remote, NAP_NS);
             }
         }
     }
-}
-
-/* Told once by each handle: its owner computes what is there, and would only
- * see that nothing hits. */
-static larder_status_t no_leases(larder_t *lar)
-{
-    larder_status_t st =
-        ldr_fail(LARDER_E_UNSUPPORTED,
-                 "%s: this daemon gives no leases by TCP: update it",
-                 lar->options->address);
-
-    if (!__atomic_exchange_n(&lar->remote->told, true, __ATOMIC_RELAXED)) {
-        ldr_warn(lar->log, "%s", ldr_fail_text());
-    }
-    return st;
 }
 
 larder_status_t ldr_tcp_stage(larder_space_t *space, const larder_key_t *keys,
@@ -199,25 +182,21 @@ larder_status_t ldr_tcp_stage(larder_space_t *space, const larder_key_t *keys,
         .cause = LARDER_CAUSE_NONE,
     };
     larder_status_t st =
-        ldr_visit_begin(&s.visit, space->lar->remote, &space->ref, &stop);
+        ldr_talk_begin(&s.talk, space->lar->remote, &space->ref, &stop);
 
     if (st == LARDER_OK) {
-        if ((s.visit.link->features & LDR_FEATURE_TCP_LEASE) == 0) {
-            st = no_leases(space->lar);
-        } else {
-            s.held = held_new(match->chunks, space->shards, keys, group);
-            st = s.held != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
-        }
+        s.held = held_new(match->chunks, space->shards, keys, group);
+        st = s.held != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
         if (st != LARDER_OK) {
-            ldr_visit_end(&s.visit, LARDER_OK);
+            ldr_talk_end(&s.talk, LARDER_OK);
         }
     }
     if (st == LARDER_OK) {
-        s.conn = s.held->conn = ldr_tcp_of(s.visit.link);
+        s.conn = s.held->conn = ldr_conn_of(s.talk.link);
         s.held->session = s.conn->session;
         stage_run(&s);
         st = s.status;
-        ldr_visit_end(&s.visit, st);
+        ldr_talk_end(&s.talk, st);
     }
     if (s.held != NULL) {
         uint32_t chunks = s.held->count / space->shards;
@@ -286,7 +265,7 @@ static larder_status_t fetched(const larder_lease_t *lease, held_t *h,
     uint64_t deadline_ns = ldr_deadline(lease->lar, 0);
     larder_status_t st = LARDER_OK;
 
-    pthread_mutex_lock(&h->lock);
+    ldr_mutex_lock(&h->lock);
     while (shard->fetching && st == LARDER_OK) {
         if (!ldr_cond_wait_until(&h->fetched, &h->lock, deadline_ns) &&
             shard->fetching) {
@@ -297,15 +276,15 @@ static larder_status_t fetched(const larder_lease_t *lease, held_t *h,
         uint8_t *memory = NULL;
 
         shard->fetching = true;
-        pthread_mutex_unlock(&h->lock);
+        ldr_mutex_unlock(&h->lock);
         st = fetch(lease, h, at, deadline_ns, &memory);
-        pthread_mutex_lock(&h->lock);
+        ldr_mutex_lock(&h->lock);
         shard->fetching = false;
         shard->memory = memory;
         pthread_cond_broadcast(&h->fetched);
     }
     *memory_p = shard->memory;
-    pthread_mutex_unlock(&h->lock);
+    ldr_mutex_unlock(&h->lock);
     return st;
 }
 
@@ -353,7 +332,7 @@ void ldr_tcp_drop(larder_lease_t *lease)
 /* ---- in place ---- */
 
 /* What is there is not to be written; the rest gets memory. */
-static larder_status_t rooms_ask(ldr_visit_t *v, const larder_item_t *items,
+static larder_status_t rooms_ask(ldr_talk_t *v, const larder_item_t *items,
                                  larder_lease_t *lease)
 {
     const larder_item_t *rows[LDR_TCP_ASK];
@@ -389,13 +368,13 @@ larder_status_t ldr_tcp_reserve(larder_space_t *space, larder_item_t *items,
                                 larder_lease_t *lease)
 {
     ldr_stop_t stop = {NULL, deadline_ns};
-    ldr_visit_t v;
+    ldr_talk_t v;
     larder_status_t st =
-        ldr_visit_begin(&v, space->lar->remote, &space->ref, &stop);
+        ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
 
     if (st == LARDER_OK) {
         st = rooms_ask(&v, items, lease);
-        ldr_visit_end(&v, st);
+        ldr_talk_end(&v, st);
     }
     for (size_t i = 0; i < count; i++) {
         ldr_room_t *room = &lease->rooms[i];
@@ -416,9 +395,11 @@ larder_status_t ldr_tcp_reserve(larder_space_t *space, larder_item_t *items,
 
 /* Whether the bytes are what their writer says: OK, E_CORRUPT, or why there is
  * no time to look. */
-static larder_status_t room_right(const ldr_room_t *room, const uint32_t *crcs,
-                                  uint32_t i, const ldr_stop_t *stop)
+static larder_status_t room_right(const larder_lease_t *lease,
+                                  const uint32_t *crcs, uint32_t i,
+                                  const ldr_stop_t *stop)
 {
+    const ldr_room_t *room = &lease->rooms[i];
     uint32_t crc = 0;
 
     if (crcs == NULL) {
@@ -426,7 +407,7 @@ static larder_status_t room_right(const ldr_room_t *room, const uint32_t *crcs,
     }
     for (size_t at = 0; at < room->length;) {
         size_t take = ldr_min64(room->length - at, SUM_BYTES);
-        larder_status_t st = ldr_stopped(stop);
+        larder_status_t st = ldr_stopped(lease->lar->clock, stop);
 
         if (st != LARDER_OK) {
             return st;
@@ -454,7 +435,7 @@ static uint32_t rooms_items(larder_lease_t *lease, const uint8_t *keep,
         }
         room->status = keep != NULL && keep[i] == 0
                            ? LARDER_E_CANCELED
-                           : room_right(room, crcs, i, stop);
+                           : room_right(lease, crcs, i, stop);
         if (room->status == LARDER_OK) {
             iov[n] = (struct iovec){room->memory, room->length};
             items[n] = (larder_item_t){

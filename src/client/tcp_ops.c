@@ -1,6 +1,5 @@
 /* Loading and saving by TCP. */
 #include <string.h>
-#include <time.h>
 
 #include "base/bytes.h"
 #include "base/copy.h"
@@ -14,14 +13,14 @@ bool ldr_tcp_begin(ldr_tcp_batch_t *b, ldr_op_t *op)
 {
     ldr_stop_t stop = ldr_op_stop(op);
     larder_status_t st =
-        ldr_visit_begin(&b->visit, op->lar->remote, &op->ref, &stop);
+        ldr_talk_begin(&b->talk, op->lar->remote, &op->ref, &stop);
 
     if (st != LARDER_OK) {
         ldr_op_refuse(op, st);
         return false;
     }
     b->op = op;
-    b->conn = ldr_tcp_of(b->visit.link);
+    b->conn = ldr_conn_of(b->talk.link);
     b->status = LARDER_OK;
     b->flying = 0;
     b->depth = LDR_TCP_DEPTH;
@@ -57,20 +56,20 @@ void ldr_tcp_end(ldr_tcp_batch_t *b)
         ldr_tcp_window_t *w = &b->window[i];
 
         if (w->busy) {
-            ldr_tcp_forget(b->conn, &w->call, w->payload);
+            ldr_conn_forget(b->conn, &w->call, w->payload);
             for (uint32_t k = 0; k < w->count; k++) {
                 refuse(b, w->item[k]);
             }
         }
-        ldr_buffer_give(b->visit.remote, w->call.buffer);
+        ldr_buffer_give(b->talk.remote, w->call.buffer);
     }
     while (b->todo.count > 0) {
         refuse(b, ldr_todo_pop(&b->todo));
     }
     if (b->corrupt_count > 0 && b->status == LARDER_OK) {
-        ldr_report(&b->visit, b->corrupt, b->corrupt_count);
+        ldr_report(&b->talk, b->corrupt, b->corrupt_count);
     }
-    ldr_visit_end(&b->visit, b->status);
+    ldr_talk_end(&b->talk, b->status);
 }
 
 /* A window that is free, with its buffer; NULL: not enough memory. */
@@ -82,7 +81,7 @@ static ldr_tcp_window_t *window_new(ldr_tcp_batch_t *b)
         w++; /* fewer than LDR_TCP_DEPTH fly */
     }
     if (w->call.buffer == NULL) {
-        w->call.buffer = ldr_buffer_take(b->visit.remote);
+        w->call.buffer = ldr_buffer_take(b->talk.remote);
     }
     if (w->call.buffer == NULL) {
         b->status =
@@ -114,11 +113,11 @@ static ldr_tcp_window_t *window_back(ldr_tcp_batch_t *b, ldr_results_t *results)
     ldr_call_t *call = NULL;
     ldr_tcp_window_t *w = b->window;
 
-    b->status = ldr_tcp_recv(b->conn, &b->visit.stop, &call);
+    b->status = ldr_conn_recv(b->conn, &b->talk.stop, &call);
     if (b->status != LARDER_OK) {
         return NULL;
     }
-    b->visit.heard = true;
+    b->talk.heard = true;
     while (&w->call != call) {
         w++;
     }
@@ -167,15 +166,15 @@ static void get_send(ldr_tcp_batch_t *b)
         bytes += LDR_NAME_BYTES;
         w->payload += ldr_min64(room, LARDER_VALUE_MAX);
     }
-    ldr_batch_msg_t batch = {.space = b->visit.space,
+    ldr_batch_msg_t batch = {.space = b->talk.space,
                              .count = w->count,
-                             .flags = ldr_batch_flags(&b->visit, b->op)};
+                             .flags = b->op->flags & LDR_BATCH_AGAIN};
     ldr_put_batch(at, &batch);
     w->call.opcode = LDR_OP_GET;
     w->call.bytes = (uint32_t)bytes;
     w->alone = b->flying == 0;
     window_sent(b, w,
-                ldr_tcp_send(b->conn, &w->call, NULL, 0, 0, &b->visit.stop));
+                ldr_conn_send(b->conn, &w->call, NULL, 0, 0, &b->talk.stop));
 }
 
 /* Receives one shard. left_p: what is still to come of the reply. */
@@ -193,7 +192,7 @@ static void get_one(ldr_tcp_batch_t *b, larder_item_t *item,
         return;
     }
     larder_status_t st =
-        ldr_tcp_payload(b->conn, &to, row->length, &b->visit.stop, &crc, &left);
+        ldr_conn_payload(b->conn, &to, row->length, &b->talk.stop, &crc, &left);
     *left_p -= row->length - left;
     if (st != LARDER_OK) {
         b->status = st;
@@ -247,11 +246,9 @@ static void get_take(ldr_tcp_batch_t *b, ldr_tcp_window_t *w,
     }
     /* Of a reply that was not taken to its end. */
     b->conn->skip = left;
-    b->conn->broken |= left > LDR_TCP_SKIP_MAX;
+    b->conn->broken |= left > LDR_CONN_SKIP_MAX;
     if (again == w->count && b->flying == 0) {
-        const struct timespec nap = {0, NAP_NS};
-
-        nanosleep(&nap, NULL);
+        ldr_nap(b->talk.remote, NAP_NS);
     }
 }
 
@@ -264,7 +261,7 @@ void ldr_tcp_get(ldr_op_t *op)
         return;
     }
     while (b.status == LARDER_OK && (b.todo.count > 0 || b.flying > 0)) {
-        b.status = ldr_stopped(&b.visit.stop);
+        b.status = ldr_talk_stopped(&b.talk);
         while (b.status == LARDER_OK && b.todo.count > 0 &&
                b.flying < b.depth) {
             get_send(&b);
@@ -282,7 +279,7 @@ void ldr_tcp_get(ldr_op_t *op)
 
 /* ---- saving ---- */
 
-larder_status_t ldr_tcp_ask(ldr_visit_t *v, uint16_t opcode, uint32_t flags,
+larder_status_t ldr_tcp_ask(ldr_talk_t *v, uint16_t opcode, uint32_t flags,
                             const larder_item_t *const *items, uint32_t count,
                             ldr_results_t *results)
 {
@@ -293,10 +290,10 @@ larder_status_t ldr_tcp_ask(ldr_visit_t *v, uint16_t opcode, uint32_t flags,
     for (uint32_t i = 0; i < count; i++, bytes += LDR_NAME_BYTES) {
         ldr_row_name(at + bytes, items[i], 0);
     }
-    larder_status_t st = ldr_visit_call(v, opcode, bytes);
+    larder_status_t st = ldr_talk_call(v, opcode, bytes);
     if (st == LARDER_OK && (!ldr_get_results(at, v->call.reply.body, results) ||
                             results->count != count)) {
-        ldr_tcp_of(v->link)->broken = true;
+        ldr_conn_of(v->link)->broken = true;
         st = ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer",
                       v->remote->options.address);
     }
@@ -319,8 +316,8 @@ static void put_ask(ldr_tcp_batch_t *b)
             items[i] = &b->op->items[index[i]];
         }
         left -= n;
-        b->status = ldr_tcp_ask(&b->visit, LDR_OP_EXISTS, LDR_BATCH_QUIET,
-                                items, n, &results);
+        b->status = ldr_tcp_ask(&b->talk, LDR_OP_EXISTS, LDR_BATCH_QUIET, items,
+                                n, &results);
         for (uint32_t i = 0; i < n; i++) {
             ldr_result_row_t row;
 
@@ -394,14 +391,14 @@ static void put_send(ldr_tcp_batch_t *b)
         sum += length;
         pieces += item->iov_count;
     }
-    ldr_batch_msg_t batch = {.space = b->visit.space, .count = w->count};
+    ldr_batch_msg_t batch = {.space = b->talk.space, .count = w->count};
     ldr_put_batch(at, &batch);
     w->call.opcode = LDR_OP_PUT;
     w->call.bytes = (uint32_t)bytes;
     const struct iovec *iov = put_iov(b, w, &pieces);
     window_sent(
         b, w,
-        ldr_tcp_send(b->conn, &w->call, iov, pieces, sum, &b->visit.stop));
+        ldr_conn_send(b->conn, &w->call, iov, pieces, sum, &b->talk.stop));
 }
 
 static void put_take(ldr_tcp_batch_t *b, const ldr_tcp_window_t *w,
@@ -429,11 +426,8 @@ static void put_compare(ldr_tcp_batch_t *b, larder_item_t *item)
     ldr_results_t results;
     ldr_result_row_t row;
 
-    if ((b->visit.link->features & LDR_FEATURE_TCP_LEASE) == 0) {
-        return;
-    }
     larder_status_t st =
-        ldr_tcp_ask(&b->visit, LDR_OP_LEASE, 0, &one, 1, &results);
+        ldr_tcp_ask(&b->talk, LDR_OP_LEASE, 0, &one, 1, &results);
     if (st == LARDER_E_DEADLINE || st == LARDER_E_CANCELED ||
         st == LARDER_E_OFFLINE) {
         b->status = st;
@@ -442,7 +436,7 @@ static void put_compare(ldr_tcp_batch_t *b, larder_item_t *item)
         row.status != LARDER_OK) {
         return;
     }
-    ldr_tcp_release(b->conn, b->conn->session, &row.lease, 1);
+    ldr_conn_release(b->conn, b->conn->session, &row.lease, 1);
     if (row.length != ldr_item_bytes(item) || row.crc != item_crc(item)) {
         item->status = LARDER_E_MISMATCH;
     }
@@ -458,7 +452,7 @@ void ldr_tcp_put(ldr_op_t *op)
     }
     put_ask(&b);
     while (b.status == LARDER_OK && (b.todo.count > 0 || b.flying > 0)) {
-        b.status = ldr_stopped(&b.visit.stop);
+        b.status = ldr_talk_stopped(&b.talk);
         if (b.status != LARDER_OK) {
             break;
         }
@@ -480,3 +474,14 @@ void ldr_tcp_put(ldr_op_t *op)
     }
     ldr_tcp_end(&b);
 }
+
+const ldr_data_path_t ldr_data_path_tcp = {
+    .links = &ldr_links_pool,
+    .get = ldr_tcp_get,
+    .put = ldr_tcp_put,
+    .stage = ldr_tcp_stage,
+    .segments = ldr_tcp_segments,
+    .drop = ldr_tcp_drop,
+    .reserve = ldr_tcp_reserve,
+    .commit = ldr_tcp_commit,
+};

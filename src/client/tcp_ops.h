@@ -1,10 +1,15 @@
 /* What loading and saving by TCP have in common. */
 #pragma once
 
-#include "client/tcp.h"
+#include "client/remote.h"
 #include "client/todo.h"
+#include "net/pool.h"
 
-#define LDR_TCP_ASK 1024u /* names in one question */
+#define LDR_TCP_DEPTH 4u             /* requests sent ahead */
+#define LDR_TCP_ITEMS 64u            /* of one GET or PUT */
+#define LDR_TCP_GET_BYTES (8u << 20) /* of buffers, in one GET */
+#define LDR_TCP_PUT_BYTES (1u << 20) /* in one PUT */
+#define LDR_TCP_ASK 1024u            /* names in one question */
 
 /* A request for some items, under way. */
 typedef struct ldr_tcp_window {
@@ -18,8 +23,8 @@ typedef struct ldr_tcp_window {
 
 typedef struct ldr_tcp_batch {
     ldr_op_t *op;
-    ldr_visit_t visit;
-    ldr_tcp_conn_t *conn;
+    ldr_talk_t talk;
+    ldr_conn_t *conn;
     ldr_todo_t todo;
     ldr_tcp_window_t window[LDR_TCP_DEPTH];
     uint32_t flying, depth;
@@ -35,6 +40,22 @@ bool ldr_tcp_begin(ldr_tcp_batch_t *b, ldr_op_t *op);
 void ldr_tcp_end(ldr_tcp_batch_t *b);
 
 /* EXISTS, LEASE...: one request, one row each. */
-larder_status_t ldr_tcp_ask(ldr_visit_t *v, uint16_t opcode, uint32_t flags,
+larder_status_t ldr_tcp_ask(ldr_talk_t *v, uint16_t opcode, uint32_t flags,
                             const larder_item_t *const *items, uint32_t count,
                             ldr_results_t *results);
+
+/* The data path (tcp_ops.c, tcp_lease.c). */
+void ldr_tcp_get(ldr_op_t *op);
+void ldr_tcp_put(ldr_op_t *op);
+larder_status_t ldr_tcp_stage(larder_space_t *space, const larder_key_t *keys,
+                              uint16_t group, uint64_t deadline_ns,
+                              larder_lease_t *lease, larder_match_t *match);
+larder_status_t ldr_tcp_segments(const larder_lease_t *lease, uint32_t at,
+                                 struct iovec *seg, uint32_t seg_max,
+                                 uint32_t *seg_count_p);
+void ldr_tcp_drop(larder_lease_t *lease);
+larder_status_t ldr_tcp_reserve(larder_space_t *space, larder_item_t *items,
+                                size_t count, uint64_t deadline_ns,
+                                larder_lease_t *lease);
+larder_status_t ldr_tcp_commit(larder_lease_t *lease, const uint8_t *keep,
+                               const uint32_t *crcs, uint64_t deadline_ns);

@@ -1,5 +1,7 @@
 #include "larder/larder.h"
 
+#include <string.h>
+
 #include "base/copy.h"
 #include "base/fault.h"
 
@@ -44,4 +46,29 @@ uint32_t larder_crc32c(uint32_t crc, const void *bytes, size_t count)
 uint32_t larder_abi(void)
 {
     return LARDER_ABI;
+}
+
+uint64_t larder_constant(const char *name)
+{
+#define ONE(constant)                                                          \
+    {                                                                          \
+#constant, constant                                                    \
+    }
+    static const struct {
+        const char *name;
+        uint64_t value;
+    } all[] = {
+        ONE(LARDER_TIER_COUNT),  ONE(LARDER_TIERS_MAX),
+        ONE(LARDER_CAUSE_COUNT), ONE(LARDER_CAUSES_MAX),
+        ONE(LARDER_KEY_BYTES),   ONE(LARDER_STATS_DISKS_MAX),
+        ONE(LARDER_SHARDS_MAX),  ONE(LARDER_VALUE_MAX),
+    };
+#undef ONE
+
+    for (size_t i = 0; name != NULL && i < sizeof(all) / sizeof(*all); i++) {
+        if (strcmp(name, all[i].name) == 0) {
+            return all[i].value;
+        }
+    }
+    return 0;
 }

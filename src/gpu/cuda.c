@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 
 enum { CU_OUT_OF_MEMORY = 2 };
 
@@ -39,7 +40,7 @@ const ldr_cuda_t *ldr_cuda(void)
 {
     const ldr_cuda_t *found = NULL;
 
-    pthread_mutex_lock(&lock);
+    ldr_mutex_lock(&lock);
     if (!loaded) {
         const char *named = getenv("LARDER_CUDA");
         const char *path = named != NULL ? named : "libcuda.so.1";
@@ -69,7 +70,7 @@ const ldr_cuda_t *ldr_cuda(void)
     if (loaded) {
         found = &table;
     }
-    pthread_mutex_unlock(&lock);
+    ldr_mutex_unlock(&lock);
     return found;
 }
 

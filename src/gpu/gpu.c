@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/grow.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "gpu/gpu_int.h"
@@ -157,15 +158,16 @@ larder_status_t larder_gpu_open(const larder_gpu_params_t *params,
     if (gpu_p == NULL) {
         return ldr_fail(LARDER_E_INVALID, "gpu_p is NULL");
     }
-    if (params != NULL) {
-        p.device =
-            (params->field_mask & LARDER_GPU_DEVICE) != 0 ? params->device : 0;
-        p.nvrtc =
-            (params->field_mask & LARDER_GPU_NVRTC) != 0 ? params->nvrtc : NULL;
-        if ((params->field_mask & LARDER_GPU_LOG) != 0) {
-            p.log = params->log;
-            p.log_arg = params->log_arg;
-        }
+    uint64_t mask = params != NULL ? params->field_mask : 0;
+    larder_status_t st = ldr_mask_check(mask, LARDER_GPU_LOG);
+    if (st != LARDER_OK) {
+        return st;
+    }
+    p.device = (mask & LARDER_GPU_DEVICE) != 0 ? params->device : 0;
+    p.nvrtc = (mask & LARDER_GPU_NVRTC) != 0 ? params->nvrtc : NULL;
+    if ((mask & LARDER_GPU_LOG) != 0) {
+        p.log = params->log;
+        p.log_arg = params->log_arg;
     }
     const ldr_cuda_t *cuda = ldr_cuda();
     if (cuda == NULL) {
@@ -178,10 +180,10 @@ larder_status_t larder_gpu_open(const larder_gpu_params_t *params,
     gpu->cuda = cuda;
     gpu->device = p.device;
     gpu->log = (ldr_log_t){p.log, p.log_arg};
-    pthread_mutex_init(&gpu->lock, NULL);
+    ldr_mutex_init(&gpu->lock);
     ldr_cond_init(&gpu->freed);
     pthread_rwlock_init(&gpu->range_lock, NULL);
-    larder_status_t st = make(gpu, p.nvrtc);
+    st = make(gpu, p.nvrtc);
     if (st != LARDER_OK) {
         larder_gpu_close(&gpu);
         return st;
@@ -231,15 +233,19 @@ void larder_gpu_close(larder_gpu_t **gpu_p)
 
 larder_status_t larder_gpu_stats(larder_gpu_t *gpu, larder_gpu_stats_t *out)
 {
-    if (gpu == NULL || out == NULL || out->struct_bytes < sizeof(*out)) {
-        return ldr_fail(LARDER_E_INVALID, "gpu, out or struct_bytes");
+    larder_status_t st = gpu != NULL
+                             ? ldr_out_check(out)
+                             : ldr_fail(LARDER_E_INVALID, "gpu is NULL");
+    if (st != LARDER_OK) {
+        return st;
     }
+    larder_gpu_stats_t all;
     const uint64_t *from = (const uint64_t *)&gpu->stats;
-    uint64_t *to = (uint64_t *)out;
-    for (size_t i = 1; i < sizeof(*out) / sizeof(*to); i++) {
+    uint64_t *to = (uint64_t *)&all;
+    for (size_t i = 1; i < sizeof(all) / sizeof(*to); i++) {
         to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
     }
-    out->struct_bytes = sizeof(*out);
+    ldr_out_fill(out, &all, sizeof(all));
     return LARDER_OK;
 }
 

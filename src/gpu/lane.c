@@ -158,11 +158,11 @@ larder_status_t ldr_gpu_lane_take(larder_gpu_t *gpu, uint64_t deadline_ns,
     bool full, in_time = true;
     ldr_gpu_lane_t *lane;
 
-    pthread_mutex_lock(&gpu->lock);
+    ldr_mutex_lock(&gpu->lock);
     while ((lane = find(gpu, &full)) == NULL && full && in_time) {
         in_time = ldr_cond_wait_until(&gpu->freed, &gpu->lock, deadline_ns);
     }
-    pthread_mutex_unlock(&gpu->lock);
+    ldr_mutex_unlock(&gpu->lock);
     if (lane == NULL) {
         return full ? ldr_fail(LARDER_E_DEADLINE, "all lanes of the GPU are "
                                                   "taken")
@@ -180,10 +180,10 @@ larder_status_t ldr_gpu_lane_take(larder_gpu_t *gpu, uint64_t deadline_ns,
 
 void ldr_gpu_lane_give(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
 {
-    pthread_mutex_lock(&gpu->lock);
+    ldr_mutex_lock(&gpu->lock);
     lane->taken = false;
     pthread_cond_signal(&gpu->freed);
-    pthread_mutex_unlock(&gpu->lock);
+    ldr_mutex_unlock(&gpu->lock);
 }
 
 ldr_cu_t ldr_gpu_lane_sync(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
@@ -203,14 +203,14 @@ ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t room)
 {
     ldr_gpu_list_t found = {NULL, 0};
 
-    pthread_mutex_lock(&gpu->lock);
+    ldr_mutex_lock(&gpu->lock);
     for (unsigned i = 0; i < LDR_GPU_LISTS && found.iov == NULL; i++) {
         if (gpu->lists[i].iov != NULL && gpu->lists[i].room >= room) {
             found = gpu->lists[i];
             gpu->lists[i] = (ldr_gpu_list_t){NULL, 0};
         }
     }
-    pthread_mutex_unlock(&gpu->lock);
+    ldr_mutex_unlock(&gpu->lock);
     if (found.iov == NULL) {
         found = (ldr_gpu_list_t){ldr_alloc(room * sizeof(*found.iov)), room};
     }
@@ -222,7 +222,7 @@ void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list)
 {
     unsigned least = 0;
 
-    pthread_mutex_lock(&gpu->lock);
+    ldr_mutex_lock(&gpu->lock);
     for (unsigned i = 1; i < LDR_GPU_LISTS; i++) {
         least = gpu->lists[i].room < gpu->lists[least].room ? i : least;
     }
@@ -232,6 +232,6 @@ void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list)
         gpu->lists[least] = list;
         list = other;
     }
-    pthread_mutex_unlock(&gpu->lock);
+    ldr_mutex_unlock(&gpu->lock);
     ldr_free(list.iov);
 }

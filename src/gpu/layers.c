@@ -40,12 +40,9 @@ static larder_status_t make_events(larder_layers_t *l)
 /* Frees it, if it cannot be made. */
 static larder_status_t make(larder_layers_t *l)
 {
-    bool lock = pthread_mutex_init(&l->lock, NULL) == 0;
-
-    if (!lock || !ldr_cond_init(&l->changed)) {
-        if (lock) {
-            pthread_mutex_destroy(&l->lock);
-        }
+    ldr_mutex_init(&l->lock);
+    if (!ldr_cond_init(&l->changed)) {
+        pthread_mutex_destroy(&l->lock);
         ldr_free(l);
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for layers");
     }
@@ -115,32 +112,32 @@ ldr_cu_t ldr_layers_mark(larder_layers_t *l, ldr_cu_stream_t stream)
     ldr_cu_t result = l->gpu->cuda->event_record(l->event[l->queued], stream);
 
     if (result == 0) {
-        pthread_mutex_lock(&l->lock);
+        ldr_mutex_lock(&l->lock);
         l->queued++;
         pthread_cond_broadcast(&l->changed);
-        pthread_mutex_unlock(&l->lock);
+        ldr_mutex_unlock(&l->lock);
     }
     return result;
 }
 
 void larder_layers_end(larder_layers_t *l, larder_status_t st)
 {
-    pthread_mutex_lock(&l->lock);
+    ldr_mutex_lock(&l->lock);
     l->status = st;
     l->ended = true;
     pthread_cond_broadcast(&l->changed);
-    pthread_mutex_unlock(&l->lock);
+    ldr_mutex_unlock(&l->lock);
 }
 
 /* ---- the engine's ---- */
 
 void larder_layers_begin(larder_layers_t *l)
 {
-    pthread_mutex_lock(&l->lock);
+    ldr_mutex_lock(&l->lock);
     l->queued = 0;
     l->ended = false;
     l->status = LARDER_OK;
-    pthread_mutex_unlock(&l->lock);
+    ldr_mutex_unlock(&l->lock);
 }
 
 larder_status_t larder_layers_wait(larder_layers_t *l, uint32_t layer,
@@ -158,13 +155,13 @@ larder_status_t larder_layers_wait(larder_layers_t *l, uint32_t layer,
     }
     uint32_t part =
         (uint32_t)((uint64_t)layer * l->part_count / l->layer_count);
-    pthread_mutex_lock(&l->lock);
+    ldr_mutex_lock(&l->lock);
     while (!l->ended && l->queued <= part && in_time) {
         in_time = ldr_cond_wait_until(&l->changed, &l->lock, end_ns);
     }
     bool ended = l->ended, queued = l->queued > part;
     larder_status_t st = l->status;
-    pthread_mutex_unlock(&l->lock);
+    ldr_mutex_unlock(&l->lock);
     if (ended) {
         return st == LARDER_OK
                    ? st

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 
+#include "base/grow.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -244,7 +245,8 @@ larder_status_t larder_layout_create(const larder_layout_params_t *params,
     if (params == NULL || layout_p == NULL) {
         return ldr_fail(LARDER_E_INVALID, "params or layout_p is NULL");
     }
-    larder_status_t st = check(params);
+    larder_status_t st = ldr_mask_check(params->field_mask, LARDER_LAYOUT_GPU);
+    st = st == LARDER_OK ? check(params) : st;
     if (st != LARDER_OK) {
         return st;
     }

@@ -21,6 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/check.h"
+
 #define MASK (LDR_RING_BYTES - 1)
 #define LENGTH_BYTES 4u
 
@@ -74,12 +76,32 @@ void ldr_ring_init(ldr_ring_pair_t *pair, void *map, bool server)
 
     pair->in = server ? to_server : to_client;
     pair->out = server ? to_client : to_server;
+    pair->server = server;
 }
 
 /* Plus one; 0: unknown. */
 static uint32_t this_cpu(void)
 {
     return (uint32_t)(sched_getcpu() + 1);
+}
+
+/* Before and after what one thread at a time does. False: it may not. */
+static bool enter(ldr_ring_t *ring)
+{
+    if (LDR_DEBUG) {
+        bool before =
+            __atomic_exchange_n(&ring->entered, true, __ATOMIC_RELAXED);
+
+        LDR_ASSERT(!before && "one thread uses this end of the ring");
+    }
+    return LDR_HOLDS(!ring->gone && ring->position % 8 == 0);
+}
+
+static void leave(ldr_ring_t *ring)
+{
+    if (LDR_DEBUG) {
+        __atomic_store_n(&ring->entered, false, __ATOMIC_RELAXED);
+    }
 }
 
 /* ---- producer ---- */
@@ -108,8 +130,8 @@ static void copy_in(ldr_ring_t *ring, uint32_t at, const uint8_t *from,
     memcpy(ring->data, from + first, bytes - first);
 }
 
-bool ldr_ring_write(ldr_ring_t *ring, const struct iovec *pieces,
-                    unsigned count)
+static bool write_message(ldr_ring_t *ring, const struct iovec *pieces,
+                          unsigned count)
 {
     uint32_t free_bytes = room(ring);
     uint32_t at = ring->position;
@@ -144,8 +166,18 @@ bool ldr_ring_write(ldr_ring_t *ring, const struct iovec *pieces,
     return true;
 }
 
+bool ldr_ring_write(ldr_ring_t *ring, const struct iovec *pieces,
+                    unsigned count)
+{
+    bool written = enter(ring) && write_message(ring, pieces, count);
+
+    leave(ring);
+    return written;
+}
+
 void ldr_ring_hang_up(ldr_ring_pair_t *pair, void *map)
 {
+    pair->in.gone = pair->out.gone = true;
     /* No record ends there. */
     __atomic_store_n(pair->out.tail, pair->out.position + 1, __ATOMIC_SEQ_CST);
     /* If it cannot be: the client keeps two MiB. */
@@ -188,7 +220,7 @@ static void copy_out(const ldr_ring_t *ring, uint32_t at, uint8_t *to,
     memcpy(to + first, ring->data, bytes - first);
 }
 
-ptrdiff_t ldr_ring_read(ldr_ring_t *ring, uint8_t *to, size_t max)
+static ptrdiff_t read_message(ldr_ring_t *ring, uint8_t *to, size_t max)
 {
     uint32_t tail = __atomic_load_n(ring->tail, __ATOMIC_ACQUIRE);
     uint32_t there = tail - ring->position;
@@ -224,6 +256,14 @@ ptrdiff_t ldr_ring_read(ldr_ring_t *ring, uint8_t *to, size_t max)
     /* Release: the bytes are out before they may be overwritten. */
     __atomic_store_n(ring->head, ring->position, __ATOMIC_RELEASE);
     return (ptrdiff_t)bytes;
+}
+
+ptrdiff_t ldr_ring_read(ldr_ring_t *ring, uint8_t *to, size_t max)
+{
+    ptrdiff_t bytes = enter(ring) ? read_message(ring, to, max) : -1;
+
+    leave(ring);
+    return bytes;
 }
 
 bool ldr_ring_ready(const ldr_ring_t *ring)
@@ -283,4 +323,59 @@ void ldr_ring_futex_wake(ldr_ring_t *ring)
 {
     __atomic_store_n(ring->sleeps, 0, __ATOMIC_SEQ_CST);
     futex(ring->sleeps, FUTEX_WAKE, INT32_MAX, NULL);
+}
+
+/* ---- the row of the transport table ---- */
+
+static ssize_t shm_read(ldr_stream_t *s, const struct iovec *iov,
+                        unsigned count)
+{
+    ldr_ring_pair_t *pair = s->state;
+    ptrdiff_t n = ldr_ring_read(&pair->in, iov->iov_base, iov->iov_len);
+
+    (void)count; /* a message is read in one piece */
+    return n > 0 ? n : n == 0 ? -EAGAIN : -EPROTO;
+}
+
+static ssize_t shm_write(ldr_stream_t *s, const struct iovec *iov,
+                         unsigned count)
+{
+    ldr_ring_pair_t *pair = s->state;
+    uint64_t one = 1;
+    ssize_t bytes = 0;
+
+    if (!ldr_ring_write(&pair->out, iov, count)) {
+        return ldr_ring_broken(&pair->out) ? -EPROTO : -EAGAIN;
+    }
+    if (ldr_ring_must_wake(&pair->out)) {
+        if (pair->server) {
+            ldr_ring_futex_wake(&pair->out);
+        } else if (write(s->fd, &one, sizeof(one)) < 0) {
+            /* It is full of rings that were not heard yet: one is enough. */
+        }
+    }
+    for (unsigned i = 0; i < count; i++) {
+        bytes += (ssize_t)iov[i].iov_len;
+    }
+    return bytes;
+}
+
+static void shm_close(ldr_stream_t *s)
+{
+    s->fd = -1;
+}
+
+/* Connected by the sessions' unix socket, and waited for by its own ways: the
+ * daemon polls many rings at once, and of a client's threads one reads. */
+const ldr_transport_ops_t ldr_transport_shm = {
+    .name = "shm",
+    .messages = true,
+    .read = shm_read,
+    .write = shm_write,
+    .close = shm_close,
+};
+
+void ldr_ring_stream(ldr_stream_t *s, ldr_ring_pair_t *pair, int fd)
+{
+    *s = (ldr_stream_t){.ops = &ldr_transport_shm, .fd = fd, .state = pair};
 }

@@ -13,6 +13,11 @@
  * whether it must wake: so one of the two always sees the other.
  *
  * A producer says on which CPU it runs: a hint, for who would poll there.
+ *
+ * Invariants of an end, which are checked: its own position is a multiple of 8;
+ * one thread at a time writes, or reads (debug builds); nothing is written or
+ * read after ldr_ring_hang_up(). What the other end has written is no
+ * invariant.
  */
 #pragma once
 
@@ -20,6 +25,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
+
+#include "net/transport.h"
 
 #define LDR_RING_BYTES (1u << 20) /* of each direction; a power of two */
 #define LDR_RING_HEAD 4096u
@@ -43,14 +50,22 @@ typedef struct ldr_ring {
     uint8_t *data;
     uint32_t position; /* this side's own, which it believes */
     bool broken;       /* the other side's was seen to be impossible */
+    bool gone;         /* hung up */
+    bool entered;      /* atomic, debug builds: somebody writes, or reads */
 } ldr_ring_t;
 
 typedef struct ldr_ring_pair {
     ldr_ring_t out, in;
+    bool server;
 } ldr_ring_pair_t;
 
 /* map: LDR_RING_MAP_BYTES of shared memory, zeroed by its maker. */
 void ldr_ring_init(ldr_ring_pair_t *pair, void *map, bool server);
+
+/* The pair as a stream of the transport table's row for shared memory, whose
+ * writes wake the other end. fd: the doorbell, which stays its owner's. */
+extern const ldr_transport_ops_t ldr_transport_shm;
+void ldr_ring_stream(ldr_stream_t *s, ldr_ring_pair_t *pair, int fd);
 
 /* The daemon will neither read nor write any more: gives back the memory of the
  * messages, which a client could keep. One that is reading sees that the ring

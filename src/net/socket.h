@@ -1,8 +1,7 @@
 /*
- * Sockets: addresses, listening, connecting, passing descriptors; and streams,
- * which are sockets with or without TLS. Everything is non-blocking and
- * close-on-exec. Functions give 0 or more, or a negative errno; texts of
- * failures are set with ldr_fail().
+ * Sockets: addresses, listening, connecting, passing descriptors. Everything is
+ * non-blocking and close-on-exec. Functions give 0 or more, or a negative
+ * errno; texts of failures are set with ldr_fail().
  */
 #pragma once
 
@@ -111,42 +110,3 @@ larder_status_t ldr_tls_create(const ldr_tls_params_t *params,
  * gone then; the others keep theirs. */
 void ldr_tls_renew(ldr_tls_t *tls, ldr_tls_t *fresh);
 void ldr_tls_destroy(ldr_tls_t *tls); /* NULL is fine; streams may live on */
-
-/* ---- streams ----
- *
- * With TLS a stream is used by one thread at a time; without, one may read
- * while another writes. */
-
-typedef struct ldr_stream {
-    int fd;
-    void *ssl;        /* NULL: plain */
-    bool wants_write; /* after -EAGAIN: wait for POLLOUT rather than POLLIN */
-} ldr_stream_t;
-
-/* tls NULL: plain. name: whom a client expects, for its certificate: a name or
- * a numeric address; required with TLS. The stream owns fd from here on; a
- * failure has closed it. */
-larder_status_t ldr_stream_init(ldr_stream_t *s, int fd, ldr_tls_t *tls,
-                                bool server, const char *name);
-void ldr_stream_close(ldr_stream_t *s); /* twice is fine */
-
-/* 0: done; -EAGAIN; another negative errno, with a text (-EACCES: the peer's
- * certificate). Plain: at once 0. In TLS 1.3 a client is done before the
- * server has seen its certificate: a refusal comes with the first read. */
-int ldr_stream_handshake(ldr_stream_t *s);
-/* The common name of the peer's verified certificate; "": none, more than one,
- * or one that does not fit. */
-void ldr_stream_peer_name(const ldr_stream_t *s, char *name, size_t size);
-/* Whether the kernel does the cipher, in each direction. */
-bool ldr_stream_ktls(const ldr_stream_t *s, bool sending);
-
-/* Bytes moved (>0), -EAGAIN, -EPIPE when the peer has closed, or another
- * negative errno (-EACCES, with a text: it refuses our certificate). Never
- * raises SIGPIPE. Read until -EAGAIN before waiting for the descriptor: TLS may
- * hold bytes that poll() does not see, also after a read that gave less than
- * asked for. After a write's -EAGAIN the next one begins with the same bytes
- * and offers no fewer: TLS may have made a record of them already. */
-ssize_t ldr_stream_read(ldr_stream_t *s, const struct iovec *iov,
-                        unsigned count);
-ssize_t ldr_stream_write(ldr_stream_t *s, const struct iovec *iov,
-                         unsigned count);

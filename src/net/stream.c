@@ -22,8 +22,9 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "net/socket.h"
+#include "base/thread.h"
 #include "net/tls_int.h"
+#include "net/transport.h"
 
 /* Pieces smaller than a record are put together, up to one. */
 #define RECORD_BYTES (16u << 10)
@@ -102,7 +103,8 @@ larder_status_t ldr_stream_init(ldr_stream_t *s, int fd, ldr_tls_t *tls,
     char text[128];
     larder_status_t st = LARDER_OK;
 
-    *s = (ldr_stream_t){.fd = fd};
+    *s = (ldr_stream_t){
+        .ops = tls != NULL ? &ldr_transport_tls : &ldr_transport_tcp, .fd = fd};
     if (tls == NULL) {
         return LARDER_OK;
     }
@@ -114,9 +116,9 @@ larder_status_t ldr_stream_init(ldr_stream_t *s, int fd, ldr_tls_t *tls,
         goto err;
     }
     ERR_clear_error();
-    pthread_mutex_lock(&tls->lock);
-    SSL *ssl = ldr_ssl.SSL_new(tls->ctx);
-    pthread_mutex_unlock(&tls->lock);
+    ldr_mutex_lock(&tls->lock);
+    SSL *ssl = ldr_ssl.SSL_new(ldr_tls_ctx(tls));
+    ldr_mutex_unlock(&tls->lock);
     s->ssl = ssl;
     if (ssl == NULL || ldr_ssl.SSL_set_fd(ssl, fd) != 1 ||
         (!server && !expect_name(ssl, name))) {
@@ -137,11 +139,12 @@ err:
     return st;
 }
 
-void ldr_stream_close(ldr_stream_t *s)
+static void socket_close(ldr_stream_t *s)
 {
     ldr_pipe_guard_t guard;
 
     if (s->ssl != NULL) {
+        LDR_ASSERT(s->fd >= 0);
         if (ldr_ssl.SSL_is_init_finished(s->ssl)) {
             /* Says goodbye if there is room for it, and does not wait. */
             guard_begin(&guard);
@@ -216,14 +219,11 @@ static int tls_failure(ldr_stream_t *s, int result, int error)
     }
 }
 
-int ldr_stream_handshake(ldr_stream_t *s)
+static int tls_handshake(ldr_stream_t *s)
 {
     ldr_pipe_guard_t guard;
     int result, error;
 
-    if (s->ssl == NULL) {
-        return 0;
-    }
     ERR_clear_error();
     guard_begin(&guard);
     errno = 0;
@@ -429,7 +429,7 @@ static ssize_t tls_write(ldr_stream_t *s, const struct iovec *iov,
     return tls_result(s, moved, result, error);
 }
 
-/* ---- both ---- */
+/* ---- plain ---- */
 
 static bool all_empty(const struct iovec *iov, unsigned count)
 {
@@ -441,8 +441,8 @@ static bool all_empty(const struct iovec *iov, unsigned count)
     return true;
 }
 
-ssize_t ldr_stream_read(ldr_stream_t *s, const struct iovec *iov,
-                        unsigned count)
+static ssize_t plain_read(ldr_stream_t *s, const struct iovec *iov,
+                          unsigned count)
 {
     struct msghdr msg = {
         .msg_iov = (struct iovec *)(uintptr_t)iov,
@@ -450,9 +450,6 @@ ssize_t ldr_stream_read(ldr_stream_t *s, const struct iovec *iov,
     };
     ssize_t got;
 
-    if (s->ssl != NULL) {
-        return tls_read(s, iov, count);
-    }
     s->wants_write = false;
     do {
         got = recvmsg(s->fd, &msg, MSG_DONTWAIT);
@@ -466,8 +463,8 @@ ssize_t ldr_stream_read(ldr_stream_t *s, const struct iovec *iov,
     return -errno;
 }
 
-ssize_t ldr_stream_write(ldr_stream_t *s, const struct iovec *iov,
-                         unsigned count)
+static ssize_t plain_write(ldr_stream_t *s, const struct iovec *iov,
+                           unsigned count)
 {
     struct msghdr msg = {
         .msg_iov = (struct iovec *)(uintptr_t)iov,
@@ -475,9 +472,6 @@ ssize_t ldr_stream_write(ldr_stream_t *s, const struct iovec *iov,
     };
     ssize_t sent;
 
-    if (s->ssl != NULL) {
-        return tls_write(s, iov, count);
-    }
     s->wants_write = true;
     do {
         sent = sendmsg(s->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -486,4 +480,82 @@ ssize_t ldr_stream_write(ldr_stream_t *s, const struct iovec *iov,
         return sent;
     }
     return sent == 0 ? -EINVAL : -errno;
+}
+
+/* ---- the rows ---- */
+
+static int socket_connect(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
+                          ldr_stop_t *stop, ldr_stream_t *s)
+{
+    int fd = ldr_connect_tcp_wanted(to->address, to->congestion,
+                                    &stop->deadline_ns, stop->canceled);
+
+    (void)ops;
+    if (fd < 0) {
+        return fd;
+    }
+    return ldr_stream_init(s, fd, to->tls, false, to->name) == LARDER_OK
+               ? 0
+               : -ENOMEM;
+}
+
+static int socket_poll(ldr_stream_t *s, short events, uint64_t until_ns)
+{
+    return ldr_poll(s->fd, events, until_ns);
+}
+
+static bool socket_speaks_http(const ldr_stream_t *s, uint64_t until_ns)
+{
+    return ldr_speaks_http(s->fd, until_ns);
+}
+
+const ldr_transport_ops_t ldr_transport_tcp = {
+    .name = "tcp",
+    .connect = socket_connect,
+    .read = plain_read,
+    .write = plain_write,
+    .poll = socket_poll,
+    .close = socket_close,
+    .speaks_http = socket_speaks_http,
+};
+
+const ldr_transport_ops_t ldr_transport_tls = {
+    .name = "tls",
+    .holds = true,
+    .connect = socket_connect,
+    .handshake = tls_handshake,
+    .read = tls_read,
+    .write = tls_write,
+    .poll = socket_poll,
+    .close = socket_close,
+    .speaks_http = socket_speaks_http,
+};
+
+int ldr_stream_handshake(ldr_stream_t *s)
+{
+    return s->ops->handshake != NULL ? s->ops->handshake(s) : 0;
+}
+
+ssize_t ldr_stream_read(ldr_stream_t *s, const struct iovec *iov,
+                        unsigned count)
+{
+    return LDR_HOLDS(s->fd >= 0) ? s->ops->read(s, iov, count) : -EBADF;
+}
+
+ssize_t ldr_stream_write(ldr_stream_t *s, const struct iovec *iov,
+                         unsigned count)
+{
+    return LDR_HOLDS(s->fd >= 0) ? s->ops->write(s, iov, count) : -EBADF;
+}
+
+int ldr_stream_poll(ldr_stream_t *s, short events, uint64_t until_ns)
+{
+    return s->ops->poll(s, events, until_ns);
+}
+
+void ldr_stream_close(ldr_stream_t *s)
+{
+    if (s->ops != NULL) {
+        s->ops->close(s);
+    }
 }

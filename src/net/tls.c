@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "net/socket.h"
 #include "net/tls_int.h"
 
@@ -87,11 +88,11 @@ static larder_status_t load_once(void)
 {
     larder_status_t st = LARDER_OK;
 
-    pthread_mutex_lock(&load_lock);
+    ldr_mutex_lock(&load_lock);
     if (!loaded) {
         st = load();
     }
-    pthread_mutex_unlock(&load_lock);
+    ldr_mutex_unlock(&load_lock);
     return st;
 }
 
@@ -214,7 +215,7 @@ larder_status_t ldr_tls_create(const ldr_tls_params_t *params,
         return ldr_fail(LARDER_E_NO_MEMORY, "no memory for TLS");
     }
     ERR_clear_error();
-    pthread_mutex_init(&tls->lock, NULL);
+    ldr_mutex_init(&tls->lock);
     tls->server = params->server;
     tls->ctx = ldr_ssl.SSL_CTX_new(ldr_ssl.TLS_method());
     if (tls->ctx == NULL) {
@@ -236,10 +237,11 @@ larder_status_t ldr_tls_create(const ldr_tls_params_t *params,
 
 void ldr_tls_renew(ldr_tls_t *tls, ldr_tls_t *fresh)
 {
-    pthread_mutex_lock(&tls->lock);
-    SSL_CTX *old = tls->ctx;
+    LDR_ASSERT(tls->server == fresh->server);
+    ldr_mutex_lock(&tls->lock);
+    SSL_CTX *old = ldr_tls_ctx(tls);
     tls->ctx = fresh->ctx;
-    pthread_mutex_unlock(&tls->lock);
+    ldr_mutex_unlock(&tls->lock);
     fresh->ctx = old;
     ldr_tls_destroy(fresh);
 }

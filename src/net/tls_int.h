@@ -9,6 +9,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "base/thread.h"
+
 #define LDR_SSL_MAP(X)                                                         \
     X(TLS_method)                                                              \
     X(SSL_CTX_new)                                                             \
@@ -52,11 +54,20 @@ typedef struct ldr_ssl_api {
 /* Filled once a context has been created, so whoever has an SSL may use it. */
 extern ldr_ssl_api_t ldr_ssl;
 
+/* It has a context from its creation until it is destroyed. That may be renewed
+ * by one thread while others make streams, so it is used with the lock. */
 struct ldr_tls {
-    pthread_mutex_t lock; /* for ctx, which may be renewed */
+    pthread_mutex_t lock; /* for ctx */
     SSL_CTX *ctx;
     bool server;
 };
+
+static inline SSL_CTX *ldr_tls_ctx(const struct ldr_tls *tls)
+{
+    LDR_HELD(&tls->lock);
+    LDR_ASSERT(tls->ctx != NULL);
+    return tls->ctx;
+}
 
 /* The first error in libcrypto's queue, in words; empties the queue. */
 const char *ldr_ssl_error_text(char *text, size_t size);

@@ -2,7 +2,6 @@
 #include "node/handover.h"
 
 #include "base/log.h"
-#include "node/ssd.h"
 #include "store/handover.h"
 
 void ldr_handover_free(ldr_handover_t *h)
@@ -117,9 +116,8 @@ void ldr_handover_use(ldr_node_t *node, ldr_handover_t *h)
     }
     ldr_node_lock(node);
     ldr_node_tick(node);
-    ldr_handover_take(s, h->list.base, h->fds, ldr_wall_s(node->clock),
-                      node->shared != NULL, &sum);
-    ldr_ssds_met(node);
+    ldr_handover_take(s, h->list.base, h->fds, ldr_wall_s(node->clock), &sum);
+    ldr_store_met(s);
     ldr_node_unlock(node);
     h->left_bytes += sum.left_bytes;
     ldr_info(&node->log,

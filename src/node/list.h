@@ -18,7 +18,8 @@ typedef struct ldr_listed {
     uint32_t written_s; /* wall clock of the save; 0: not known */
     uint32_t expires_s; /* 0: never */
     uint32_t depth;
-    bool pinned, dram, ssd; /* where it is */
+    bool pinned, dram, ssd;           /* where it is */
+    char label[LARDER_LABEL_MAX + 1]; /* the space's */
 } ldr_listed_t;
 
 #define LDR_LIST_ROWS                                                          \

@@ -34,22 +34,6 @@ struct ldr_load {
     ldr_load_t *next; /* of those that wait for the same read */
 };
 
-#define LDR_READ_IOV 1024u /* 60 MiB of single pages, and the descriptor */
-
-/* A slot for one read from disk. */
-struct ldr_read {
-    ldr_io_req_t req;
-    ldr_node_t *node;
-    uint32_t shard;
-    ldr_loc_t loc;
-    uint64_t begin_ns;
-    bool flying;                 /* its slot is taken */
-    ldr_segment_header_t header; /* of the segment it reads from */
-    struct iovec *iov;           /* LDR_READ_IOV of them */
-    uint8_t *block;              /* where the descriptor arrives */
-    ldr_read_t *next;
-};
-
 /* True: settled. False: it waits, and ready() will be called. After a few
  * begins call ldr_node_reads_go() to send the reads off together. */
 bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load);
@@ -75,28 +59,6 @@ void ldr_load_check(ldr_node_t *node, ldr_load_t *load);
 /* Counts the load and, unless keep is set, gives up its hold; a kept one is
  * given up with ldr_store_release(). */
 void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep);
-
-/* A shard that was being read, from wherever, came and is ready, or did not:
- * ends the wait of its loads and the reservation. With the lock. */
-void ldr_load_came(ldr_node_t *node, uint32_t shard);
-void ldr_load_failed(ldr_node_t *node, uint32_t shard, larder_cause_t cause);
-/* Whether the record that came from so many blocks, its descriptor among them,
- * is that of the shard that was asked for. With the lock. */
-bool ldr_load_fits(const ldr_store_t *store, uint32_t shard,
-                   const ldr_record_t *record, uint32_t blocks);
-
-/* The slots, made at open and freed at close. */
-larder_status_t ldr_reads_create(ldr_node_t *node);
-void ldr_reads_destroy(ldr_node_t *node);
-/* The disk went off, and what it was asked for may never come back: all that
- * wait for it miss, reads without a slot are given up, and what the others read
- * is not found any more, so that it can be had elsewhere or saved again. With
- * the lock. */
-void ldr_reads_off(ldr_node_t *node, ldr_ssd_t *ssd);
-/* Waits until no read is in flight; nobody may begin one meanwhile, and those
- * that have no slot yet are not read any more. False: a disk does not answer.
- */
-bool ldr_reads_drain(ldr_node_t *node, uint64_t deadline_ns);
 
 /* Matches a chain: see larder_match(). asks: nobody has asked for it before, so
  * it counts as asked for, and found or not. */

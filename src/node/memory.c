@@ -107,11 +107,11 @@ larder_status_t ldr_memory_open(ldr_node_t *node, uint64_t seed)
         return st;
     }
     st = ldr_store_init(&node->store, &params);
+    node->store.lock = &node->lock;
     if (st != LARDER_OK) {
         return ldr_fail(st, "not enough memory for dram=%llu",
                         (unsigned long long)o->dram);
     }
-    node->store.write_behind = o->dir_count > 0;
     node->store_opened = true;
     uint64_t all = node->store.arena.page_count;
     uint64_t ahead = o->dram_start == 0 ? all : o->dram_start / LDR_PAGE;
@@ -189,7 +189,7 @@ static void keep_ahead(ldr_node_t *node, uint32_t tenant)
     if (arena->ready_count < arena->page_count && !node->populate_tired &&
         (is_below(&arena->owners[tenant], node->low_pages) ||
          arena->free_count < node->low_pages)) {
-        ldr_memory_wake(node);
+        ldr_memory_wake(&node->host);
     }
 }
 
@@ -210,13 +210,15 @@ static made_t make_anew(ldr_node_t *node)
     node->anew_failed = !ok;
     pthread_cond_broadcast(&node->changed);
     if (ok) {
-        ldr_memory_wake(node); /* it is to be made resident */
+        ldr_memory_wake(&node->host); /* it is to be made resident */
     }
     return ok ? MADE : MADE_NONE_TO_HAVE;
 }
 
 bool ldr_memory_anew(const ldr_node_t *node, uint32_t tenant, size_t bytes)
 {
+    ldr_node_held(node);
+
     const ldr_arena_t *arena = &node->store.arena;
     const ldr_owner_t *owner = &arena->owners[tenant];
     uint32_t pages = ldr_arena_pages(bytes);
@@ -249,7 +251,7 @@ static bool take_overdue(ldr_node_t *node, uint32_t heir, uint64_t now_ns)
         }
         any = true;
         if (arena->owners[x->tenant].overdue_count == 1) {
-            ldr_node_say(node, LARDER_LOG_WARN,
+            ldr_host_say(&node->host, LARDER_LOG_WARN,
                          "tenant '%s' keeps memory that it was asked for: a "
                          "client of its is stopped, or holds leases for long; "
                          "what it keeps counts against its share",
@@ -296,12 +298,14 @@ static bool ask_for_extent(ldr_node_t *node, uint32_t tenant, uint32_t pages)
 /* Waits for what another thread has in hand and needs a millisecond for. */
 static void wait_briefly(ldr_node_t *node)
 {
-    ldr_node_tell(node);
+    ldr_host_tell(&node->host);
     pthread_cond_wait(&node->changed, &node->lock);
 }
 
 bool ldr_node_populate(ldr_node_t *node, uint32_t tenant, size_t bytes)
 {
+    ldr_node_held(node);
+
     ldr_arena_t *arena = &node->store.arena;
     const ldr_owner_t *owner = &arena->owners[tenant];
     uint32_t pages = ldr_arena_pages(bytes);
@@ -333,7 +337,7 @@ bool ldr_node_populate(ldr_node_t *node, uint32_t tenant, size_t bytes)
             break; /* alone */
         }
         if (!node->manual && ldr_arena_renewing(arena, tenant)) {
-            ldr_memory_wake(node); /* also if it has failed before */
+            ldr_memory_wake(&node->host); /* also if it has failed before */
             break;
         }
         made = node->manual ? make_anew(node) : MADE_NOTHING;
@@ -353,7 +357,7 @@ static void tell_short(ldr_node_t *node)
 {
     const ldr_arena_t *arena = &node->store.arena;
 
-    ldr_node_say(node, LARDER_LOG_WARN,
+    ldr_host_say(&node->host, LARDER_LOG_WARN,
                  "dram: %llu of %llu bytes are there, and no more can be had "
                  "now; the rest is tried again when it is needed",
                  (unsigned long long)arena->ready_count * LDR_PAGE,
@@ -362,10 +366,10 @@ static void tell_short(ldr_node_t *node)
 
 static void await_work(ldr_node_t *node)
 {
-    node->populate_idle++;
-    node->populate_woken = false;
-    pthread_cond_wait(&node->populate_work, &node->lock);
-    node->populate_idle--;
+    node->memory_idle++;
+    node->memory_woken = false;
+    pthread_cond_wait(&node->memory_work, &node->lock);
+    node->memory_idle--;
 }
 
 static void *populate_main(void *arg)
@@ -442,13 +446,13 @@ static void start_helpers(ldr_node_t *node)
 
 larder_status_t ldr_memory_start(ldr_node_t *node)
 {
-    if (!ldr_cond_init(&node->populate_work)) {
+    if (!ldr_cond_init(&node->memory_work)) {
         return LARDER_E_NO_MEMORY;
     }
     node->populate_started = ldr_thread_start(
         &node->populate_thread, "larder-populate", populate_main, node);
     if (!node->populate_started) {
-        pthread_cond_destroy(&node->populate_work);
+        pthread_cond_destroy(&node->memory_work);
         return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
     }
     start_helpers(node);
@@ -460,13 +464,13 @@ void ldr_memory_stop(ldr_node_t *node)
     if (node->populate_started) {
         ldr_node_lock(node);
         node->populate_stop = true;
-        pthread_cond_broadcast(&node->populate_work);
+        pthread_cond_broadcast(&node->memory_work);
         ldr_node_unlock(node);
         pthread_join(node->populate_thread, NULL);
         while (node->helper_count > 0) {
             pthread_join(node->helpers[--node->helper_count], NULL);
         }
-        pthread_cond_destroy(&node->populate_work);
+        pthread_cond_destroy(&node->memory_work);
         node->populate_started = false;
     }
 }

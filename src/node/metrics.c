@@ -5,8 +5,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "node/shared.h"
-#include "node/ssd.h"
 
 #define LATELY_S 3600u
 
@@ -17,20 +15,15 @@ void ldr_node_counters(ldr_node_t *node, ldr_counters_t *out)
     ldr_node_unlock(node);
 }
 
-void ldr_node_disk_times(ldr_node_t *node, uint32_t disk,
-                         ldr_histogram_t *reads, ldr_histogram_t *writes)
+void ldr_node_times(ldr_node_t *node, larder_tier_t tier,
+                    ldr_histogram_t *reads, ldr_histogram_t *writes)
 {
+    ldr_tier_t *t = node->tiers[tier - 1];
+
     memset(reads, 0, sizeof(*reads));
     memset(writes, 0, sizeof(*writes));
-    for (uint32_t i = 0; i < node->ssd_count; i++) {
-        ldr_histogram_t h;
-
-        if (disk == LDR_NIL || disk == i) {
-            ldr_histogram_read(&node->ssds[i].read_times, &h);
-            ldr_histogram_merge(reads, &h);
-            ldr_histogram_read(&node->ssds[i].write_times, &h);
-            ldr_histogram_merge(writes, &h);
-        }
+    if (t != NULL && t->ops->times != NULL) {
+        t->ops->times(t, reads, writes);
     }
 }
 
@@ -90,7 +83,12 @@ void ldr_space_label(const uint8_t id[LDR_ID_BYTES], char text[LDR_SPACE_LABEL])
 
 uint64_t ldr_counters_hits(const ldr_counters_t *n)
 {
-    return n->loads_dram + n->loads_ssd + n->loads_shared;
+    uint64_t hits = 0;
+
+    for (unsigned i = 0; i < LARDER_TIERS_MAX; i++) {
+        hits += n->loads[i];
+    }
+    return hits;
 }
 
 uint64_t ldr_counters_misses(const ldr_counters_t *n)
@@ -146,6 +144,15 @@ unsigned ldr_node_busiest(ldr_node_t *node, uint32_t tenant,
 typedef void (*space_fn)(const char *tenant, const char *id,
                          const ldr_space_stats_t *s, ldr_exposition_t *e);
 
+static void put_space_info(const char *tenant, const char *id,
+                           const ldr_space_stats_t *s, ldr_exposition_t *e)
+{
+    if (s->label[0] != '\0') {
+        ldr_metric_put(e, LDR_METRIC_SPACE_INFO,
+                       LDR_LABELS(tenant, id, s->label), 1);
+    }
+}
+
 static void put_space_chunks(const char *tenant, const char *id,
                              const ldr_space_stats_t *s, ldr_exposition_t *e)
 {
@@ -199,9 +206,9 @@ static void put_space_moved(const char *tenant, const char *id,
  * to show. */
 static void by_space(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
 {
-    static const space_fn all[] = {put_space_chunks, put_space_dram,
-                                   put_space_ssd,    put_space_asked,
-                                   put_space_loads,  put_space_moved};
+    static const space_fn all[] = {
+        put_space_info,  put_space_chunks, put_space_dram, put_space_ssd,
+        put_space_asked, put_space_loads,  put_space_moved};
     ldr_space_stats_t *rows = ldr_alloc(LDR_SPACES_SHOWN * sizeof(*rows));
     uint32_t known;
 
@@ -231,11 +238,12 @@ static void put_loads(const char *name, const ldr_tenant_stats_t *t,
                       ldr_exposition_t *e)
 {
     ldr_metric_put(e, LDR_METRIC_LOADS, LDR_LABELS(name, "dram"),
-                   t->n.loads_dram);
-    ldr_metric_put(e, LDR_METRIC_LOADS, LDR_LABELS(name, "ssd"),
-                   t->n.loads_ssd);
-    ldr_metric_put(e, LDR_METRIC_LOADS, LDR_LABELS(name, "shared"),
-                   t->n.loads_shared);
+                   t->n.loads[LARDER_TIER_DRAM]);
+    for (unsigned i = 0; ldr_tier_rows[i] != NULL; i++) {
+        ldr_metric_put(e, LDR_METRIC_LOADS,
+                       LDR_LABELS(name, ldr_tier_rows[i]->name),
+                       t->n.loads[ldr_tier_rows[i]->number]);
+    }
 }
 
 static void put_misses(const char *name, const ldr_tenant_stats_t *t,
@@ -258,11 +266,6 @@ static void put_misses(const char *name, const ldr_tenant_stats_t *t,
     X(failed)                                                                  \
     X(stale)                                                                   \
     X(paused)
-#define DROPPED_MAP(X)                                                         \
-    X(evicted)                                                                 \
-    X(size)                                                                    \
-    X(io)
-
 static void put_saves(const char *name, const ldr_tenant_stats_t *t,
                       ldr_exposition_t *e)
 {
@@ -276,11 +279,12 @@ static void put_saves(const char *name, const ldr_tenant_stats_t *t,
 static void put_dropped(const char *name, const ldr_tenant_stats_t *t,
                         ldr_exposition_t *e)
 {
-#define X(word)                                                                \
-    ldr_metric_put(e, LDR_METRIC_SAVES_DROPPED, LDR_LABELS(name, #word),       \
-                   t->n.saves_dropped_##word);
-    DROPPED_MAP(X)
-#undef X
+    ldr_metric_put(e, LDR_METRIC_SAVES_DROPPED, LDR_LABELS(name, "evicted"),
+                   t->n.queue_evicted[LARDER_TIER_SSD - 1]);
+    ldr_metric_put(e, LDR_METRIC_SAVES_DROPPED, LDR_LABELS(name, "size"),
+                   t->n.saves_dropped_size);
+    ldr_metric_put(e, LDR_METRIC_SAVES_DROPPED, LDR_LABELS(name, "io"),
+                   t->n.saves_dropped_io);
 }
 
 static void put_refused(const char *name, const ldr_tenant_stats_t *t,
@@ -298,13 +302,12 @@ static void put_moved(const char *name, const ldr_tenant_stats_t *t,
     ldr_metric_put(e, LDR_METRIC_MOVED_BYTES, LDR_LABELS(name, "save", "dram"),
                    t->n.saved_bytes);
     ldr_metric_put(e, LDR_METRIC_MOVED_BYTES, LDR_LABELS(name, "load", "dram"),
-                   t->n.loaded_bytes - t->n.loaded_ssd_bytes -
-                       t->n.loaded_shared_bytes);
-    ldr_metric_put(e, LDR_METRIC_MOVED_BYTES, LDR_LABELS(name, "load", "ssd"),
-                   t->n.loaded_ssd_bytes);
-    ldr_metric_put(e, LDR_METRIC_MOVED_BYTES,
-                   LDR_LABELS(name, "load", "shared"),
-                   t->n.loaded_shared_bytes);
+                   t->n.loaded_from[LARDER_TIER_DRAM]);
+    for (unsigned i = 0; ldr_tier_rows[i] != NULL; i++) {
+        ldr_metric_put(e, LDR_METRIC_MOVED_BYTES,
+                       LDR_LABELS(name, "load", ldr_tier_rows[i]->name),
+                       t->n.loaded_from[ldr_tier_rows[i]->number]);
+    }
 }
 
 static void put_offers(const char *name, const ldr_tenant_stats_t *t,
@@ -315,7 +318,7 @@ static void put_offers(const char *name, const ldr_tenant_stats_t *t,
     ldr_metric_put(e, LDR_METRIC_OFFERS, LDR_LABELS(name, "present"),
                    t->n.offers_present);
     ldr_metric_put(e, LDR_METRIC_OFFERS, LDR_LABELS(name, "evicted"),
-                   t->n.offers_evicted);
+                   t->n.queue_evicted[LARDER_TIER_SHARED - 1]);
     ldr_metric_put(e, LDR_METRIC_OFFERS, LDR_LABELS(name, "failed"),
                    t->n.offers_failed);
 }
@@ -333,7 +336,7 @@ static void put_shadow_hits(const char *name, const ldr_tenant_stats_t *t,
                             ldr_exposition_t *e)
 {
     ldr_metric_put(e, LDR_METRIC_POLICY_HITS, LDR_LABELS(name, "learned"),
-                   t->policy.hits_learned);
+                   t->policy.hits);
     ldr_metric_put(e, LDR_METRIC_POLICY_HITS, LDR_LABELS(name, "lru"),
                    t->policy.hits_lru);
 }
@@ -428,7 +431,6 @@ static void put_state(ldr_node_t *node, ldr_exposition_t *e)
     ldr_node_queues(node, &q);
     ldr_node_lock(node);
     uint64_t spaces = node->store.space_count;
-    bool poisoned = node->poisoned;
     ldr_mode_t mode = node->mode;
     ldr_node_unlock(node);
     ldr_metric_put(e, LDR_METRIC_SPACES, LDR_NO_LABELS, spaces);
@@ -445,7 +447,8 @@ static void put_state(ldr_node_t *node, ldr_exposition_t *e)
                              &node->load_times);
     ldr_metric_put_histogram(e, LDR_METRIC_COPY_SECONDS, LDR_LABELS("save"),
                              &node->save_times);
-    ldr_metric_put(e, LDR_METRIC_POISONED, LDR_NO_LABELS, poisoned);
+    ldr_metric_put(e, LDR_METRIC_POISONED, LDR_NO_LABELS,
+                   ldr_broken_text() != NULL);
 }
 
 #define GAUGE_MAP(X)                                                           \
@@ -456,98 +459,6 @@ static void put_state(ldr_node_t *node, ldr_exposition_t *e)
     X(DRAM_USED, dram_used_bytes)                                              \
     X(HELD_CHUNKS, dram_leased_chunks)                                         \
     X(IO_URING, io_uring)
-
-#define DISK_MAP(X)                                                            \
-    X(DISK_ON, on)                                                             \
-    X(DISK_MAX, bytes_max)                                                     \
-    X(DISK_USED, bytes_used)                                                   \
-    X(DISK_SEGMENTS, segments)                                                 \
-    X(DISK_LOST, segments_lost)                                                \
-    X(DISK_WRITTEN, written_bytes)                                             \
-    X(DISK_CARRIED, carried_bytes)                                             \
-    X(DISK_READ, read_bytes)
-
-static void put_disks(ldr_node_t *node, const larder_stats_t *s,
-                      ldr_exposition_t *e)
-{
-#define X(id, field)                                                           \
-    for (uint64_t i = 0; i < s->disks; i++) {                                  \
-        ldr_metric_put(e, LDR_METRIC_##id, LDR_LABELS(s->disk[i].path),        \
-                       s->disk[i].field);                                      \
-    }
-    DISK_MAP(X)
-#undef X
-    for (uint64_t i = 0; i < s->disks; i++) {
-        const larder_disk_stats_t *d = &s->disk[i];
-
-        ldr_metric_put(e, LDR_METRIC_DISK_ERRORS, LDR_LABELS(d->path, "read"),
-                       d->read_errors);
-        ldr_metric_put(e, LDR_METRIC_DISK_ERRORS, LDR_LABELS(d->path, "write"),
-                       d->write_errors);
-    }
-    for (uint32_t i = 0; i < s->disks; i++) {
-        ldr_histogram_t reads, writes;
-
-        ldr_node_disk_times(node, i, &reads, &writes);
-        ldr_metric_put_histogram(e, LDR_METRIC_DISK_SECONDS,
-                                 LDR_LABELS(s->disk[i].path, "read"), &reads);
-        ldr_metric_put_histogram(e, LDR_METRIC_DISK_SECONDS,
-                                 LDR_LABELS(s->disk[i].path, "write"), &writes);
-    }
-    if (s->disks > 0) {
-        ldr_metric_put_fixed(e, LDR_METRIC_WRITE_AMPLIFICATION, LDR_NO_LABELS,
-                             ldr_write_amplification(s), 3);
-    }
-}
-
-static void put_shared(ldr_node_t *node, ldr_exposition_t *e)
-{
-    const ldr_shared_t *s = node->shared;
-    ldr_tier_stats_t t;
-
-    if (s == NULL) {
-        return;
-    }
-    ldr_tier_stats(s->tier, &t);
-    ldr_node_lock(node);
-    uint64_t waiting = node->store.offer_count, open = s->open_count;
-    ldr_node_unlock(node);
-    ldr_metric_put(e, LDR_METRIC_SHARED_ON, LDR_LABELS("read"),
-                   t.state != LDR_TIER_OFF);
-    ldr_metric_put(e, LDR_METRIC_SHARED_ON, LDR_LABELS("write"),
-                   t.state == LDR_TIER_ON);
-    ldr_metric_put(e, LDR_METRIC_SHARED_REASON, LDR_LABELS(t.reason),
-                   t.reason[0] != '\0');
-    ldr_metric_put(e, LDR_METRIC_SHARED_OPEN, LDR_NO_LABELS, open);
-    ldr_metric_put(e, LDR_METRIC_SHARED_OBJECTS, LDR_NO_LABELS, t.objects);
-    ldr_metric_put(e, LDR_METRIC_SHARED_SHARDS, LDR_NO_LABELS, t.shards);
-    ldr_metric_put(e, LDR_METRIC_SHARED_BYTES, LDR_LABELS("live"),
-                   t.bytes - t.dead_bytes);
-    ldr_metric_put(e, LDR_METRIC_SHARED_BYTES, LDR_LABELS("dead"),
-                   t.dead_bytes);
-    ldr_metric_put(e, LDR_METRIC_SHARED_MAP_BYTES, LDR_NO_LABELS, t.map_bytes);
-    ldr_metric_put(e, LDR_METRIC_SHARED_WAITING, LDR_NO_LABELS, waiting);
-    ldr_metric_put(e, LDR_METRIC_SHARED_MOVED, LDR_LABELS("read"),
-                   t.read_bytes);
-    ldr_metric_put(e, LDR_METRIC_SHARED_MOVED, LDR_LABELS("write"),
-                   t.written_bytes);
-    ldr_metric_put(e, LDR_METRIC_SHARED_ERRORS, LDR_LABELS("read"),
-                   t.read_errors);
-    ldr_metric_put(e, LDR_METRIC_SHARED_ERRORS, LDR_LABELS("write"),
-                   t.write_errors);
-    ldr_metric_put(e, LDR_METRIC_SHARED_LOST, LDR_LABELS("gone"), t.gone);
-    ldr_metric_put(e, LDR_METRIC_SHARED_LOST, LDR_LABELS("corrupt"), t.corrupt);
-    ldr_metric_put_histogram(e, LDR_METRIC_SHARED_SECONDS, LDR_LABELS("read"),
-                             &s->read_times);
-    ldr_metric_put_histogram(e, LDR_METRIC_SHARED_SECONDS, LDR_LABELS("write"),
-                             &s->write_times);
-    ldr_metric_put(e, LDR_METRIC_SHARED_STUCK, LDR_NO_LABELS, t.lanes.stuck);
-    ldr_metric_put_fixed(e, LDR_METRIC_SHARED_FOLLOWED, LDR_NO_LABELS,
-                         t.followed_ms, 3);
-    ldr_metric_put(e, LDR_METRIC_SHARED_CLEANER, LDR_NO_LABELS, t.cleaner);
-    ldr_metric_put(e, LDR_METRIC_SHARED_CLEANED, LDR_NO_LABELS,
-                   t.cleaned_bytes);
-}
 
 void ldr_node_expose(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
 {
@@ -563,8 +474,17 @@ void ldr_node_expose(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
     GAUGE_MAP(X)
 #undef X
     put_state(node, e);
-    put_disks(node, &s, e);
-    put_shared(node, e);
+    if (s.disks > 0) {
+        ldr_metric_put_fixed(e, LDR_METRIC_WRITE_AMPLIFICATION, LDR_NO_LABELS,
+                             ldr_write_amplification(&s), 3);
+    }
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        ldr_tier_t *t = node->order[i];
+
+        if (t->ops->metrics != NULL) {
+            t->ops->metrics(t, e);
+        }
+    }
 }
 
 size_t ldr_node_metrics(ldr_node_t *node, char *text, size_t size)

@@ -15,9 +15,9 @@ void ldr_node_expose(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e);
 /* The counters of all tenants together. */
 void ldr_node_counters(ldr_node_t *node, ldr_counters_t *out);
 
-/* How long reads and writes of a disk took; LDR_NIL: of all of them. */
-void ldr_node_disk_times(ldr_node_t *node, uint32_t disk,
-                         ldr_histogram_t *reads, ldr_histogram_t *writes);
+/* How long reads and writes of a tier below DRAM took. */
+void ldr_node_times(ldr_node_t *node, larder_tier_t tier,
+                    ldr_histogram_t *reads, ldr_histogram_t *writes);
 
 /* The tenant's name; one only seen on disk has none, and is shown by its id.
  * False: there is none with this number. */

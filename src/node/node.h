@@ -2,9 +2,8 @@
  * A node: tiers, policy and queues. What `larder serve` hosts and an engine
  * embeds: the same code.
  *
- * One lock, node->lock, guards all metadata (store.h); it is held for
- * bookkeeping only, never across I/O or a copy. Threads, and what each may
- * wait for, are in docs/threads.md.
+ * It is the host of its tiers (tier/host.h), which says what the lock guards.
+ * Threads, and what each may wait for, are in docs/threads.md.
  */
 #pragma once
 
@@ -12,24 +11,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/clock.h"
 #include "base/histogram.h"
-#include "base/io.h"
-#include "base/log.h"
-#include "base/options.h"
 #include "larder/larder.h"
-#include "store/admit.h"
 #include "store/store.h"
+#include "tier/host.h"
 #include "wire/wire.h"
 
 #define LDR_HELPERS_MAX 4u /* threads that make memory resident */
-#define LDR_SAID_MAX 4u    /* lines for the log that wait for the lock */
-#define LDR_SAID_BYTES 512u
 
 typedef struct ldr_node ldr_node_t;
-typedef struct ldr_ssd ldr_ssd_t;
-typedef struct ldr_read ldr_read_t;
-typedef struct ldr_shared ldr_shared_t; /* shared.h */
 typedef struct ldr_shadow ldr_shadow_t; /* observe.c */
 
 /* What the node does with requests. In all modes it removes and resets, since
@@ -42,7 +32,7 @@ typedef enum ldr_mode {
 
 /* What a node stands on. Zero: the real thing. */
 typedef struct ldr_node_env {
-    ldr_io_t *io; /* NULL: made as the options say, owned by the node */
+    ldr_io_t *io; /* NULL: made as the options say, by the disks */
     const ldr_clock_t *clock;
     uint64_t seed; /* 0: from the kernel */
     bool manual;   /* no threads: the caller drives ldr_node_step() */
@@ -62,79 +52,35 @@ typedef struct ldr_node_env {
     bool successor;
 } ldr_node_env_t;
 
-/* A line that waits for the lock to be given up. */
-typedef struct ldr_said {
-    larder_log_level_t level;
-    const char *format;
-    char text[LDR_SAID_BYTES];
-} ldr_said_t;
-
 struct ldr_node {
-    ldr_options_t options;
-    ldr_log_t log;
-    const ldr_clock_t *clock;
-    ldr_io_t *io;
-    bool io_owned;
-    bool manual;
-    ldr_rand_t rand;
-    bool poisoned; /* a broken invariant was seen: every call answers so */
-
+    union {
+        ldr_host_t host;
+        struct ldr_host; /* its members, as the node's own */
+    };
     bool listing; /* somebody lists what is there (list.c) */
-
-    pthread_mutex_t lock;
-    pthread_cond_t changed; /* writes landed, disks went on or off */
-    ldr_said_t said[LDR_SAID_MAX];
-    unsigned said_count;
-    ldr_store_t store;
-    uint64_t drops_told; /* how many a flush has answered for */
     ldr_mode_t mode;
     ldr_shadow_t *shadow; /* while observing; NULL: none, or no memory */
     void (*revoke)(void *arg, uint32_t extent, uint32_t generation);
     void *revoke_arg;
 
-    ldr_ssd_t *ssds;
-    unsigned ssd_count;
-    ldr_admit_t admit; /* what may be written down */
-
-    ldr_read_t *reads; /* slots for reads from disk */
-    ldr_read_t *read_free;
-    size_t read_count;
-    uint64_t read_seq; /* last given: they get slots in this order */
-    uint32_t reads_waiting, reads_flying;
-
-    ldr_shared_t *shared; /* NULL: no shared tier */
-
-    double speed[LARDER_TIER_COUNT];        /* bytes per second, measured */
     ldr_histogram_t load_times, save_times; /* of copies; need no lock */
 
     pthread_t populate_thread;
-    pthread_cond_t populate_work;
     bool populate_started, populate_stop;
-    unsigned populate_idle; /* that wait for populate_work, with helpers */
-    bool populate_woken;    /* they were told, and none waits again yet */
-    bool populate_tired;    /* there was no memory: who needs some tries */
-    uint32_t ahead_pages;   /* resident and free: as many are aimed at, */
-    uint32_t low_pages;     /* and with fewer than these more are made */
-    bool anew_failed;       /* there was no memory for the last extent */
+    bool populate_tired;  /* there was no memory: who needs some tries */
+    uint32_t ahead_pages; /* resident and free: as many are aimed at, */
+    uint32_t low_pages;   /* and with fewer than these more are made */
+    bool anew_failed;     /* there was no memory for the last extent */
     pthread_t helpers[LDR_HELPERS_MAX];
     unsigned helper_count;
-    bool store_opened;
-    bool successor; /* see ldr_node_env_t */
-    bool left;      /* somebody hangs in a call: nothing is freed */
+    bool left; /* somebody hangs in a call: nothing is freed */
 };
 
-/* Who has directories now, and will have given them up. has: whether that may
- * be who has locked the file; called by any thread, also after
- * ldr_node_check(), where a disk does not answer. */
-typedef struct ldr_node_owner {
-    bool (*has)(int64_t id, const char *lock_path);
-    int64_t id;
-} ldr_node_owner_t;
-
-/* Whether a node with these options can be opened then, as far as that is to be
- * seen before (check.c). */
+/* What can be seen to be wrong with a node's options before it is opened, also
+ * while another node has its directories: for a daemon that is about to take
+ * over from that one, and after which there would be none. */
 larder_status_t ldr_node_check(const ldr_options_t *options,
-                               const ldr_node_owner_t *owner);
+                               const ldr_predecessor_t *owner);
 
 larder_status_t ldr_node_open(const ldr_options_t *options,
                               const ldr_node_env_t *env, ldr_node_t **node_p);
@@ -148,65 +94,17 @@ larder_status_t ldr_node_close(ldr_node_t *node, uint64_t deadline_ns);
  * do. */
 bool ldr_node_step(ldr_node_t *node);
 
+#define ldr_node_held(node) ldr_host_held(&(node)->host)
+
 static inline void ldr_node_lock(ldr_node_t *node)
 {
-    pthread_mutex_lock(&node->lock);
+    ldr_host_lock(&node->host);
 }
-
-/* Wakes the threads that make memory, if they sleep. With the lock. */
-static inline void ldr_memory_wake(ldr_node_t *node)
-{
-    if (node->populate_idle > 0 && !node->populate_woken) {
-        node->populate_woken = true;
-        pthread_cond_broadcast(&node->populate_work);
-    }
-}
-
-/* A broken invariant: says so once, and poisons the node. With the lock. */
-void ldr_node_poison(ldr_node_t *node, const char *what);
-
-/* What others must hear of before the lock is given up, be it by an unlock or
- * by waiting for a condition. */
-static inline void ldr_node_tell(ldr_node_t *node)
-{
-    if (__builtin_expect(node->store.broken != NULL, 0)) {
-        ldr_node_poison(node, node->store.broken);
-    }
-    if (node->store.dirty_left) {
-        node->store.dirty_left = false;
-        pthread_cond_broadcast(&node->changed); /* for ldr_node_flush() */
-    }
-    if (node->store.arena.emptied) {
-        node->store.arena.emptied = false;
-        ldr_memory_wake(node); /* an extent is to be made anew */
-    }
-}
-
-/* A line for the log, with the lock held: it is written once the lock is given
- * up, since a log may be slow, or hang. More than a few at once: the first. */
-void ldr_node_say(ldr_node_t *node, larder_log_level_t level,
-                  const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-/* The rest of unlock, if there are lines. */
-void ldr_node_unlock_said(ldr_node_t *node);
 
 static inline void ldr_node_unlock(ldr_node_t *node)
 {
-    ldr_node_tell(node);
-    if (__builtin_expect(node->said_count > 0, 0)) {
-        ldr_node_unlock_said(node);
-        return;
-    }
-    pthread_mutex_unlock(&node->lock);
+    ldr_host_unlock(&node->host);
 }
-
-/* Waits for `changed`, with the lock held; false: the deadline passed. In a
- * manual node: does one step; false: there was none. */
-bool ldr_node_wait(ldr_node_t *node, uint64_t deadline_ns);
-
-/* Waits for `changed` at the end of a node, whose clock may stand still: the
- * deadline counts only where there are threads. */
-bool ldr_node_pause(ldr_node_t *node, uint64_t deadline_ns);
 
 /* Somebody is in a call that hangs: closing must free nothing. */
 void ldr_node_leave(ldr_node_t *node);
@@ -282,13 +180,7 @@ larder_status_t ldr_node_tenant(ldr_node_t *node,
 /* SHA-256("larder tenant 1" || name), the first bytes of it. */
 void ldr_tenant_id(const char *name, uint8_t id[LDR_ID_BYTES]);
 
-/* The secret of tenants that were given none: no secret, but the same
- * everywhere, so that nodes and engines agree without configuration. */
-#define LDR_PUBLIC_SECRET "larder: no secret is configured"
-/* A tenant's key for the shared tier, and the check value of its secret. False:
- * libcrypto failed. */
-bool ldr_tenant_key(const void *secret, size_t secret_bytes, const char *name,
-                    uint8_t key[32]);
+/* The check value of a tenant's secret. False: libcrypto failed. */
 bool ldr_tenant_check(const void *secret, size_t secret_bytes, const char *name,
                       uint8_t check[LDR_ID_BYTES]);
 /* Both, as an operator gives them; and as text, in hexadecimal digits. */
@@ -306,17 +198,6 @@ larder_status_t ldr_secret_configured(const struct ldr_tenant_config *t,
 /* In constant time. Keys count where both are known. */
 bool ldr_secret_check_same(const ldr_secret_check_t *a,
                            const ldr_secret_check_t *b);
-
-/* A space as its users know it. The node's own id of it is hashed over the
- * tenant as well, so that an id that was stolen names another, empty space in
- * another tenant's session. */
-typedef struct ldr_space_info {
-    uint8_t space_id[LDR_ID_BYTES];
-    uint8_t tenant_check[LDR_ID_BYTES]; /* check value of its secret */
-    const char *tenant;                 /* its name */
-    bool has_key;                       /* a client that knows the next */
-    uint8_t key[32]; /* the tenant's for the shared tier, from its secret */
-} ldr_space_info_t;
 
 /* The space's number. E_SECRET: the tenant has another secret, by the
  * operator's word; or, if there is none, in this node's memory or in a
@@ -353,9 +234,6 @@ void ldr_secret_give(ldr_node_t *node, uint32_t tenant,
  * recorded it yet. */
 larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,
                                uint64_t deadline_ns);
-/* Brings the epochs to the disks; one that cannot take them goes off. */
-larder_status_t ldr_node_record_epochs(ldr_node_t *node);
-
 /* ---- modes (observe.c) ---- */
 
 void ldr_node_set_mode(ldr_node_t *node, ldr_mode_t mode);
@@ -391,41 +269,6 @@ typedef struct ldr_target {
     uint32_t shards; /* of the space */
     larder_item_t *item;
 } ldr_target_t;
-
-/* When a copy under way has to stop. */
-typedef struct ldr_stop {
-    const bool *canceled; /* may be NULL */
-    uint64_t deadline_ns;
-} ldr_stop_t;
-
-/* As ldr_node_wait(); false: it has to stop, or in a manual node there was
- * nothing to do. */
-bool ldr_node_wait_stop(ldr_node_t *node, const ldr_stop_t *stop);
-
-/* LARDER_OK, or why it has to stop now. */
-static inline larder_status_t ldr_node_stopped(const ldr_node_t *node,
-                                               const ldr_stop_t *stop)
-{
-    if (stop->canceled != NULL &&
-        __atomic_load_n(stop->canceled, __ATOMIC_RELAXED)) {
-        return LARDER_E_CANCELED;
-    }
-    if (stop->deadline_ns != UINT64_MAX &&
-        ldr_now_ns(node->clock) >= stop->deadline_ns) {
-        return LARDER_E_DEADLINE;
-    }
-    return LARDER_OK;
-}
-
-/* Why ldr_node_wait_stop() gave up. Where a manual node had nothing to do, that
- * is a deadline. */
-static inline larder_status_t ldr_node_gave_up(const ldr_node_t *node,
-                                               const ldr_stop_t *stop)
-{
-    larder_status_t st = ldr_node_stopped(node, stop);
-
-    return st != LARDER_OK ? st : LARDER_E_DEADLINE;
-}
 
 /* Bytes in the item's buffers. */
 static inline size_t ldr_item_bytes(const larder_item_t *item)
@@ -478,15 +321,19 @@ void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
 larder_status_t ldr_node_flush(ldr_node_t *node, larder_tier_t tier,
                                const ldr_stop_t *stop);
 
-/* Whether the shard is to be had now: ready in DRAM, or on a disk that is on.
- * With the lock. */
-bool ldr_node_usable(const ldr_node_t *node, uint32_t entry, uint32_t number,
-                     larder_tier_t *tier_p, uint32_t *bytes_p);
-/* The disk that a location leads to, or NULL if it is off. With the lock. */
-ldr_ssd_t *ldr_node_disk(const ldr_node_t *node, ldr_loc_t loc);
+/* ---- tiers below ---- */
 
-/* Lets the disks know that there are dirty shards. With the lock. */
-void ldr_node_dirty(ldr_node_t *node);
+/* The first tier, in order of cost, that has the shard, and what a load has to
+ * reserve; NULL: none, and why if one knows better. With the lock. */
+ldr_tier_t *ldr_node_find(ldr_node_t *node, const ldr_sought_t *sought,
+                          uint32_t *bytes_p, larder_cause_t *cause_p);
+/* The same with DRAM as the first: where a load would find it. *cause_p becomes
+ * why it would not, unless the index has no entry. With the lock. */
+bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
+                     larder_tier_t *tier_p, uint32_t *bytes_p,
+                     larder_cause_t *cause_p);
+/* It is used again. With the lock. */
+void ldr_node_used(ldr_node_t *node, uint32_t shard);
 
 /* ---- figures (stats.c) ---- */
 
@@ -503,6 +350,7 @@ typedef struct ldr_space_stats {
     uint64_t ssd_bytes;  /* records that are found, descriptors included */
     uint64_t chunks;     /* in the index, whichever tier has them */
     uint32_t asked_s;    /* when it was last asked for something; 0: never */
+    char label[LARDER_LABEL_MAX + 1]; /* "": it has none */
     ldr_counters_t n;
 } ldr_space_stats_t;
 
@@ -529,13 +377,6 @@ bool ldr_node_space_stats(ldr_node_t *node, uint32_t space,
 bool ldr_node_tenant_stats(ldr_node_t *node, uint32_t tenant,
                            ldr_tenant_stats_t *out);
 
-/* How long the queues are. */
-typedef struct ldr_queues {
-    uint64_t dirty_shards;  /* to be written down */
-    uint64_t reads_waiting; /* for a slot */
-    uint64_t reads_flying, writes_flying;
-} ldr_queues_t;
-
 void ldr_node_queues(ldr_node_t *node, ldr_queues_t *out);
 
 /* Prometheus text; gives the length all of it needs. */
@@ -544,7 +385,7 @@ size_t ldr_node_metrics(ldr_node_t *node, char *text, size_t size);
 /* The time that loading so many bytes of each tier will take, from what was
  * measured. */
 uint64_t ldr_node_expect_us(ldr_node_t *node,
-                            const uint64_t bytes[LARDER_TIER_COUNT]);
+                            const uint64_t bytes[LARDER_TIERS_MAX]);
 
 /* A measured transfer, for what match expects of the next. With the lock. */
 void ldr_node_measured(ldr_node_t *node, larder_tier_t tier, uint64_t bytes,
@@ -552,5 +393,5 @@ void ldr_node_measured(ldr_node_t *node, larder_tier_t tier, uint64_t bytes,
 /* Loads that went together, by the tiers they came from. Takes the lock, if
  * there is something to learn of a tier below DRAM. */
 void ldr_node_measured_loads(ldr_node_t *node,
-                             const uint64_t bytes[LARDER_TIER_COUNT],
+                             const uint64_t bytes[LARDER_TIERS_MAX],
                              uint64_t ns);

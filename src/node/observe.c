@@ -170,12 +170,14 @@ void ldr_observe_remove(ldr_node_t *node, uint32_t space,
 static uint32_t would_hit(ldr_node_t *node, const ldr_name_t *name,
                           uint32_t entry, uint32_t shard, uint32_t now_s)
 {
+    ldr_sought_t sought = {name, entry, shard};
     uint32_t bytes = 0;
+    larder_cause_t cause;
     larder_tier_t tier;
 
     if (entry != LDR_NIL &&
         shard < ldr_index_at(&node->store.index, entry)->shards &&
-        ldr_node_usable(node, entry, shard, &tier, &bytes)) {
+        ldr_node_usable(node, &sought, &tier, &bytes, &cause)) {
         return bytes;
     }
     return node->shadow != NULL

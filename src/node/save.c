@@ -1,4 +1,4 @@
-/* Saving, asking, removing, flushing. */
+/* Saving, removing, flushing. */
 #include <string.h>
 
 #include "base/bytes.h"
@@ -7,8 +7,6 @@
 #include "node/load.h"
 #include "node/node.h"
 #include "node/observe.h"
-#include "node/shared.h"
-#include "node/ssd.h"
 
 /* ---- copying in ---- */
 
@@ -53,7 +51,7 @@ static larder_status_t fill(ldr_node_t *node, uint32_t shard,
     for (uint32_t page = sh->page; left > 0;) {
         uint8_t *to = ldr_arena_page(arena, page);
         size_t take = ldr_min64(left, ldr_arena_run(arena, &page));
-        larder_status_t st = ldr_node_stopped(node, stop);
+        larder_status_t st = ldr_host_stopped(&node->host, stop);
 
         if (st != LARDER_OK) {
             return st;
@@ -72,7 +70,8 @@ static larder_status_t fill(ldr_node_t *node, uint32_t shard,
 
 /* ---- put ---- */
 
-/* Whether the shard is here, on the way here, or on a disk that is on. */
+/* Whether a save of the shard is of no use: it is here, on the way here, or in
+ * a tier that keeps it. */
 static bool is_present(ldr_node_t *node, const ldr_reserve_t *r,
                        uint32_t *entry_p)
 {
@@ -80,10 +79,19 @@ static bool is_present(ldr_node_t *node, const ldr_reserve_t *r,
     larder_cause_t cause;
 
     *entry_p = ldr_store_find(store, &r->name, LDR_NIL, r->now_s, &cause);
-    return *entry_p != LDR_NIL &&
-           (ldr_store_resident(store, *entry_p, r->number) != LDR_NIL ||
-            ldr_node_disk(node,
-                          ldr_index_loc(&store->index, *entry_p, r->number)));
+    if (*entry_p != LDR_NIL &&
+        ldr_store_resident(store, *entry_p, r->number) != LDR_NIL) {
+        return true;
+    }
+    ldr_sought_t sought = {&r->name, *entry_p, r->number};
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        ldr_tier_t *t = node->order[i];
+
+        if (t->ops->keeps && t->ops->find(t, &sought, &cause) > 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Looks the item up and reserves room if it is absent. With the lock, which it
@@ -131,13 +139,15 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
     if (is_present(node, &r, &entry) ||
         (ldr_node_populate(node, tenant, bytes) &&
          is_present(node, &r, &entry))) {
-        uint32_t shard = ldr_store_resident(store, entry, r.number);
+        uint32_t shard = entry != LDR_NIL
+                             ? ldr_store_resident(store, entry, r.number)
+                             : LDR_NIL;
 
         if (shard != LDR_NIL && r.pin) {
             ldr_store_pin(store, store->shards[shard].chunk);
         }
         if (shard != LDR_NIL) {
-            ldr_ssd_used(node, shard);
+            ldr_node_used(node, shard);
         }
         return LARDER_PRESENT;
     }
@@ -145,8 +155,12 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
         return LARDER_E_FULL; /* for a moment: room_coming() */
     }
     ldr_node_tick(node);
-    store->ssd_takes = ldr_ssds_on(node);
-    store->shared_takes = ldr_shared_takes(node, t->space);
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        ldr_tier_t *tier = node->order[i];
+
+        store->queues[ldr_tier_queue(tier->ops)].takes =
+            tier->ops->takes(tier, t->space);
+    }
     return ldr_store_reserve(store, entry, &r, shard_p);
 }
 
@@ -173,15 +187,7 @@ static bool room_coming(const ldr_node_t *node, uint32_t space)
         node->store.arena.owners[tenant].coming_count > 0) {
         return true;
     }
-    if (node->shared != NULL && node->shared->offers_flying > 0) {
-        return true; /* what is being written is let go then */
-    }
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        if (ldr_ssd_oldest(&node->ssds[i]) != UINT64_MAX) {
-            return true;
-        }
-    }
-    return false;
+    return ldr_behind_in_hand(&node->store);
 }
 
 larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
@@ -208,17 +214,17 @@ larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
 
     ldr_node_lock(node);
     const ldr_shard_t *sh = &store->shards[shard];
-    bool down = ldr_ssd_admits(node, shard);
+
+    LDR_ASSERT(sh->state == LDR_SHARD_FILLING);
     st = ldr_secret_settle(node, store->chunks[sh->chunk].space);
-    if (st == LARDER_OK && ldr_store_commit(store, shard, crc, true, down)) {
+    if (st == LARDER_OK && ldr_store_commit(store, shard, crc, true)) {
         LDR_COUNT(store, store->chunks[sh->chunk].space, saved_bytes,
                   sh->length);
         ldr_node_measured(node, LARDER_TIER_DRAM, sh->length, ns);
         if (ns != 0) {
             ldr_histogram_add(&node->save_times, ns);
         }
-        ldr_node_dirty(node);
-        ldr_shared_offer(node, shard);
+        ldr_host_offer(&node->host, shard, NULL);
         ldr_store_release(store, sh->chunk);
     } else {
         ldr_store_abort(store, shard);
@@ -263,7 +269,7 @@ static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
      * now, or an extent be on its way. That is not "everything is leased":
      * room comes as writes land and others let go. */
     while (st == LARDER_E_FULL && room_coming(node, t->space) &&
-           ldr_node_wait_stop(node, stop)) {
+           ldr_host_wait_stop(&node->host, stop)) {
         st = reserve(node, t, bytes, &shard);
     }
     ldr_node_unlock(node);
@@ -354,7 +360,7 @@ void ldr_node_count_save(ldr_node_t *node, uint32_t space, larder_status_t st)
 void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
                   const ldr_stop_t *stop)
 {
-    larder_status_t st = ldr_node_stopped(node, stop);
+    larder_status_t st = ldr_host_stopped(&node->host, stop);
 
     if (st == LARDER_OK) {
         st = put(node, t, stop);
@@ -366,283 +372,120 @@ void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
     ldr_node_count_save(node, t->space, st);
 }
 
-/* ---- exists, remove ---- */
+/* ---- remove ---- */
 
-void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t, bool asks)
-{
-    ldr_store_t *store = &node->store;
-    larder_item_t *item = t->item;
-    uint32_t bytes = 0;
-    larder_tier_t tier;
-    ldr_place_t place;
-
-    ldr_node_lock(node);
-    ldr_name_t name = ldr_store_name(store, t->space, item->group, item->key);
-    uint32_t entry = ldr_store_find(store, &name, LDR_NIL,
-                                    ldr_wall_s(node->clock), &item->cause);
-    if (node->mode != LDR_MODE_ON) {
-        item->cause = LARDER_CAUSE_PAUSED;
-        entry = LDR_NIL;
-    }
-    if (entry != LDR_NIL &&
-        !ldr_node_usable(node, entry, item->shard, &tier, &bytes)) {
-        item->cause = ldr_index_loc(&store->index, entry, item->shard) != 0
-                          ? LARDER_CAUSE_TIER_OFF
-                          : LARDER_CAUSE_ABSENT;
-        entry = LDR_NIL;
-    }
-    bool found = entry != LDR_NIL;
-    if (!found && node->mode == LDR_MODE_ON &&
-        ldr_shared_find(node, t->space, item->group, item->key, item->shard,
-                        &place)) {
-        found = true;
-        bytes = (place.blocks - 1) * LDR_BLOCK;
-        item->cause = LARDER_CAUSE_NONE;
-    }
-    item->status = found ? LARDER_OK : LARDER_MISS;
-    item->length = bytes;
-    if (!found) {
-        LDR_COUNT(store, t->space, misses[item->cause], 1);
-    }
-    if (asks) {
-        ldr_node_count_asked(node, t->space, 1, found);
-    }
-    ldr_node_unlock(node);
-}
-
-static ldr_record_t tombstone(const ldr_node_t *node, uint32_t space,
-                              const larder_item_t *item)
-{
-    const ldr_space_t *s = &node->store.spaces[space];
-    ldr_record_t record = {
-        .kind = LDR_RECORD_TOMBSTONE,
-        .key = *item->key,
-        .epoch = s->epoch,
-        .group = item->group,
-        .shard = item->shard,
-        .shards = LARDER_SHARDS_MAX,
-        .written_s = ldr_wall_s(node->clock),
-    };
-
-    memcpy(record.space_id, s->id, LDR_ID_BYTES);
-    return record;
-}
-
-/* Takes one shard out of memory. With the lock. */
-static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item)
+/* Takes one shard out of memory, and out of all tiers. With the lock. tokens,
+ * statuses: by tier. */
+static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item,
+                       uint64_t *tokens, larder_status_t *statuses)
 {
     ldr_store_t *store = &node->store;
     ldr_name_t name = ldr_store_name(store, space, item->group, item->key);
     uint32_t entry = ldr_store_find(store, &name, LDR_NIL,
                                     ldr_wall_s(node->clock), &item->cause);
+    uint32_t shard = LDR_NIL, chunk = LDR_NIL;
+    bool found = false;
 
-    item->status = LARDER_MISS;
     ldr_observe_remove(node, space, item);
-    if (entry == LDR_NIL) {
-        return;
+    if (entry != LDR_NIL) {
+        chunk = ldr_index_at(&store->index, entry)->resident;
+        shard = ldr_store_resident(store, entry, item->shard);
+        found = shard != LDR_NIL;
+        item->cause = LARDER_CAUSE_ABSENT;
     }
-    if (ldr_store_resident(store, entry, item->shard) == LDR_NIL &&
-        ldr_index_loc(&store->index, entry, item->shard) == 0) {
-        item->cause = LARDER_CAUSE_ABSENT; /* its siblings stay */
-        return;
+    if (shard != LDR_NIL) {
+        ldr_behind_remove_all(store, shard); /* not lost: removed */
     }
-    item->status = LARDER_OK;
-    LDR_COUNT(store, space, removes, 1);
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        ldr_tier_t *t = node->order[i];
+        bool there = false;
+        larder_status_t st =
+            t->ops->forget(t, space, entry, item, &tokens[i], &there);
+
+        statuses[i] = st != LARDER_OK ? st : statuses[i];
+        found = found || there;
+    }
+    item->status = found ? LARDER_OK : LARDER_MISS;
+    item->cause = found ? LARDER_CAUSE_NONE : item->cause;
+    LDR_COUNT(store, space, removes, found);
     /* A chunk without one of its shards is of no use: all of it leaves DRAM.
-     * The other shards' places on disk stay. */
-    uint32_t chunk = ldr_index_at(&store->index, entry)->resident;
-    uint32_t shard = ldr_store_resident(store, entry, item->shard);
-    if (shard != LDR_NIL && store->shards[shard].dirty) {
-        ldr_store_dirty_remove(store, shard); /* not lost: removed */
-    }
-    ldr_store_set_loc(store, entry, item->shard, 0);
-    if (!ldr_index_has_loc(&store->index, entry)) {
-        ldr_store_forget(store, entry);
-    } else if (chunk != LDR_NIL) {
-        ldr_store_discard(store, chunk);
-    }
-}
-
-/* Queues tombstones for some items on one disk; gives how many. A disk that
- * is off cannot: the items say so. */
-static size_t queue_tombs(ldr_ssd_t *ssd, uint32_t space, larder_item_t *items,
-                          size_t count)
-{
-    size_t n = 0;
-
-    while (n < count && ssd->tomb_count < LDR_TOMBS) {
-        uint32_t at = (ssd->tomb_head + ssd->tomb_count) % LDR_TOMBS;
-
-        ssd->tombs[at] = tombstone(ssd->node, space, &items[n++]);
-        ssd->tomb_count++;
-    }
-    return n;
-}
-
-/* All items on one disk, synced. With the lock. */
-static larder_status_t remove_on(ldr_ssd_t *ssd, uint32_t space,
-                                 larder_item_t *items, size_t count,
-                                 const ldr_stop_t *stop)
-{
-    ldr_node_t *node = ssd->node;
-    size_t queued = 0;
-
-    while (ssd->on) {
-        queued += queue_tombs(ssd, space, items + queued, count - queued);
-        uint64_t want = ldr_ssd_want_sync(ssd);
-        while (ssd->on && ssd->sync_done < want) {
-            if (!ldr_node_wait_stop(node, stop)) {
-                return ldr_node_gave_up(node, stop);
-            }
-        }
-        if (ssd->sync_failed >= want) {
-            return LARDER_E_IO;
-        }
-        if (queued == count) {
-            return LARDER_OK;
+     * The other shards stay in the tiers below. */
+    if (found && entry != LDR_NIL) {
+        if (!ldr_index_has_loc(&store->index, entry)) {
+            ldr_store_forget(store, entry);
+        } else if (chunk != LDR_NIL) {
+            ldr_store_discard(store, chunk);
         }
     }
-    return LARDER_E_TIER_OFF;
 }
 
 void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
                      size_t count, const ldr_stop_t *stop)
 {
-    larder_status_t shared_st = LARDER_OK;
-    uint64_t token = 0;
+    uint64_t tokens[LDR_QUEUES_MAX] = {0};
+    larder_status_t statuses[LDR_QUEUES_MAX] = {LARDER_OK};
 
     ldr_node_lock(node);
     larder_status_t secret = ldr_secret_settle(node, space);
-    if (secret != LARDER_OK) {
-        ldr_node_unlock(node);
-        for (size_t i = 0; i < count; i++) {
-            items[i].status = secret;
-        }
-        return;
-    }
     for (size_t i = 0; i < count; i++) {
-        ldr_place_t place;
-        bool shared = ldr_shared_find(node, space, items[i].group, items[i].key,
-                                      items[i].shard, &place);
-        larder_status_t st = ldr_shared_remove(node, space, &items[i], &token);
-
-        shared_st = st != LARDER_OK ? st : shared_st;
-        remove_one(node, space, &items[i]);
-        if (shared && items[i].status == LARDER_MISS) {
-            items[i].status = LARDER_OK;
-            items[i].cause = LARDER_CAUSE_NONE;
+        if (secret != LARDER_OK) {
+            items[i].status = secret;
+        } else {
+            /* In one hold of the lock: a load in between would bring it
+             * back. */
+            remove_one(node, space, &items[i], tokens, statuses);
         }
     }
-    /* Each disk gets its tombstones, also for keys that are not known: a
-     * record may lie there that only the next open would find. */
-    for (unsigned d = 0; d < node->ssd_count; d++) {
+    /* A tier is told of keys that are not known, too: there may be a record
+     * that only the next open would find. */
+    for (unsigned i = 0; i < node->tier_count && secret == LARDER_OK; i++) {
+        ldr_tier_t *t = node->order[i];
         larder_status_t st =
-            remove_on(&node->ssds[d], space, items, count, stop);
+            t->ops->removed(t, space, items, count, tokens[i], stop);
 
-        for (size_t i = 0; i < count && st != LARDER_OK; i++) {
-            items[i].status = st;
+        st = statuses[i] != LARDER_OK ? statuses[i] : st;
+        for (size_t k = 0; k < count && st != LARDER_OK; k++) {
+            items[k].status = st;
         }
     }
     ldr_node_unlock(node);
-    larder_status_t st =
-        ldr_shared_removed(node, space, token, stop->deadline_ns);
-    st = shared_st != LARDER_OK ? shared_st : st;
-    for (size_t i = 0; i < count && st != LARDER_OK; i++) {
-        items[i].status = st;
+}
+
+/* ---- tiers below ---- */
+
+void ldr_host_offer(ldr_host_t *host, uint32_t shard, const ldr_tier_t *from)
+{
+    ldr_host_held(host);
+    for (unsigned i = 0; i < host->tier_count; i++) {
+        ldr_tier_t *t = host->order[i];
+
+        if (t == from) {
+            return; /* it has it, and so have those that cost more */
+        }
+        t->ops->offer(t, shard);
     }
 }
 
-/* ---- flush ---- */
-
-void ldr_node_dirty(ldr_node_t *node)
+void ldr_node_used(ldr_node_t *node, uint32_t shard)
 {
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        if (node->ssds[i].on) {
-            ldr_ssd_wake(&node->ssds[i]);
+    ldr_node_held(node);
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        ldr_tier_t *t = node->order[i];
+
+        if (t->ops->used != NULL) {
+            t->ops->used(t, shard);
         }
     }
-}
-
-static bool any_on(const ldr_node_t *node)
-{
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        if (node->ssds[i].on) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The oldest save that has not reached a disk. */
-static uint64_t oldest_pending(const ldr_node_t *node)
-{
-    const ldr_store_t *store = &node->store;
-    uint64_t oldest = UINT64_MAX;
-
-    if (store->dirty_head != LDR_NIL) {
-        oldest = store->shards[store->dirty_head].save_seq;
-    }
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        oldest = ldr_min64(oldest, ldr_ssd_oldest(&node->ssds[i]));
-    }
-    return oldest;
-}
-
-static uint64_t drops(const ldr_counters_t *n)
-{
-    return n->saves_dropped_evicted + n->saves_dropped_size +
-           n->saves_dropped_io;
-}
-
-/* With the lock. What is saved meanwhile is not waited for. */
-static larder_status_t flush_ssd(ldr_node_t *node, const ldr_stop_t *stop)
-{
-    uint64_t target = node->store.save_seq;
-    bool failed = false;
-
-    ldr_node_dirty(node);
-    while (any_on(node) && oldest_pending(node) <= target) {
-        if (!ldr_node_wait_stop(node, stop)) {
-            return ldr_node_gave_up(node, stop);
-        }
-    }
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        ldr_ssd_t *ssd = &node->ssds[i];
-
-        if (!ssd->on) {
-            /* It went off with saves that may not be synced. */
-            failed |= ssd->opened && (ssd->disk.filling[0].segment != LDR_NIL ||
-                                      ssd->disk.filling[1].segment != LDR_NIL);
-            continue;
-        }
-        uint64_t want = ldr_ssd_want_sync(ssd);
-        while (ssd->on && ssd->sync_done < want) {
-            if (!ldr_node_wait_stop(node, stop)) {
-                return ldr_node_gave_up(node, stop);
-            }
-        }
-        failed |= ssd->sync_failed >= want;
-    }
-    if (!any_on(node)) {
-        return LARDER_E_TIER_OFF;
-    }
-    /* What was dropped since the last flush had been accepted before this. */
-    failed |= drops(&node->store.n) > node->drops_told;
-    node->drops_told = drops(&node->store.n);
-    return failed ? LARDER_E_DROPPED : LARDER_OK;
 }
 
 larder_status_t ldr_node_flush(ldr_node_t *node, larder_tier_t tier,
                                const ldr_stop_t *stop)
 {
-    larder_status_t st = LARDER_OK;
-
-    if (tier == LARDER_TIER_SSD) {
-        ldr_node_lock(node);
-        st = flush_ssd(node, stop);
-        ldr_node_unlock(node);
-    } else if (tier == LARDER_TIER_SHARED) {
-        st = ldr_shared_flush(node, stop);
+    if (tier == LARDER_TIER_DRAM) {
+        return LARDER_OK;
     }
-    return st;
+    ldr_tier_t *t =
+        (unsigned)tier <= LDR_QUEUES_MAX ? node->tiers[tier - 1] : NULL;
+
+    return t != NULL ? t->ops->flush(t, stop) : LARDER_E_TIER_OFF;
 }

@@ -18,8 +18,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "net/auth.h"
-#include "node/shared.h"
-#include "node/ssd.h"
+#include "node/node.h"
 
 /* ---- what follows from a secret ---- */
 
@@ -103,6 +102,8 @@ bool ldr_secret_check_same(const ldr_secret_check_t *a,
 
 bool ldr_secret_refused(const ldr_node_t *node, uint32_t space)
 {
+    ldr_node_held(node);
+
     const ldr_space_t *s = &node->store.spaces[space];
     const ldr_tenant_t *t =
         s->tenant != LDR_NIL ? &node->store.tenants[s->tenant] : NULL;
@@ -114,11 +115,11 @@ bool ldr_secret_refused(const ldr_node_t *node, uint32_t space)
 /* ---- refusing ---- */
 
 /* Said once: whoever has a token could fill the log. */
-static void tell_refused(ldr_node_t *node, ldr_tenant_t *t)
+void ldr_secret_tell_refused(ldr_host_t *host, ldr_tenant_t *t)
 {
     if (!t->refused_told) {
         t->refused_told = true;
-        ldr_node_say(node, LARDER_LOG_WARN,
+        ldr_host_say(host, LARDER_LOG_WARN,
                      "tenant '%s': a client with another secret was refused; "
                      "the next ones are only counted",
                      t->name);
@@ -127,7 +128,7 @@ static void tell_refused(ldr_node_t *node, ldr_tenant_t *t)
 
 static larder_status_t refuse(ldr_node_t *node, ldr_tenant_t *t)
 {
-    tell_refused(node, t);
+    ldr_secret_tell_refused(&node->host, t);
     if (t->secret_given && t->secret.none) {
         return ldr_fail(LARDER_E_SECRET,
                         "tenant '%s' has no secret in the daemon's "
@@ -148,42 +149,23 @@ static larder_status_t refuse(ldr_node_t *node, ldr_tenant_t *t)
                     t->name, t->name);
 }
 
-static larder_status_t refuse_disk(const ldr_ssd_t *ssd, ldr_tenant_t *t)
-{
-    const char *path = ssd->params.path;
-
-    tell_refused(ssd->node, t);
-    return ldr_fail(LARDER_E_SECRET,
-                    "%.128s: holds data of tenant '%s' under another secret: "
-                    "use that one, or say which counts in the daemon's "
-                    "configuration ([tenant %s], secret_file), or drop this "
-                    "tenant's data alone, with no node on it: larder wipe "
-                    "--tenant %s %.128s",
-                    path, t->name, t->name, t->name, path);
-}
-
 /* ---- deciding ---- */
 
 larder_status_t ldr_secret_meet(ldr_node_t *node, uint32_t tenant,
                                 const ldr_secret_check_t *secret)
 {
+    ldr_node_held(node);
+
     ldr_tenant_t *t = &node->store.tenants[tenant];
 
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        const ldr_ssd_t *ssd = &node->ssds[i];
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        ldr_tier_t *tier = node->order[i];
+        larder_status_t st = tier->ops->meet != NULL
+                                 ? tier->ops->meet(tier, tenant, secret)
+                                 : LARDER_OK;
 
-        if (!ssd->opened || !ssd->on) {
-            continue;
-        }
-        const ldr_super_tenant_t *row = ldr_super_tenant(ssd, t->id);
-        if (row == NULL &&
-            ssd->disk.super->tenant_count == LDR_SUPER_TENANTS_MAX) {
-            return ldr_fail(LARDER_E_LIMIT, "%s: more than %u tenants",
-                            ssd->params.path, LDR_SUPER_TENANTS_MAX);
-        }
-        if (row != NULL && !t->secret_given &&
-            CRYPTO_memcmp(row->check, secret->check, LDR_ID_BYTES) != 0) {
-            return refuse_disk(ssd, t);
+        if (st != LARDER_OK) {
+            return st;
         }
     }
     return t->secret_known && !ldr_secret_check_same(&t->secret, secret)
@@ -194,6 +176,8 @@ larder_status_t ldr_secret_meet(ldr_node_t *node, uint32_t tenant,
 larder_status_t ldr_secret_open(ldr_node_t *node, uint32_t space,
                                 const ldr_secret_check_t *secret)
 {
+    ldr_node_held(node);
+
     ldr_space_t *s = &node->store.spaces[space];
 
     /* A space's id follows from the secret: who has another is guessing. One
@@ -210,24 +194,10 @@ larder_status_t ldr_secret_open(ldr_node_t *node, uint32_t space,
     return LARDER_OK;
 }
 
-/* Disks that have not recorded it do so next. */
-static void record(ldr_node_t *node, const ldr_tenant_t *t)
-{
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        ldr_ssd_t *ssd = &node->ssds[i];
-        const ldr_super_tenant_t *row =
-            ssd->opened ? ldr_super_tenant(ssd, t->id) : NULL;
-
-        if (row == NULL ||
-            memcmp(row->check, t->secret.check, LDR_ID_BYTES) != 0) {
-            ssd->super_missed = true;
-            ldr_ssd_wake(ssd);
-        }
-    }
-}
-
 larder_status_t ldr_secret_settle(ldr_node_t *node, uint32_t space)
 {
+    ldr_node_held(node);
+
     const ldr_space_t *s = &node->store.spaces[space];
 
     if (!s->opened || s->tenant == LDR_NIL) {
@@ -246,43 +216,25 @@ larder_status_t ldr_secret_settle(ldr_node_t *node, uint32_t space)
     }
     if (!t->secret_recorded) {
         t->secret_recorded = true;
-        record(node, t);
-        ldr_shared_claim(node, space);
+        for (unsigned i = 0; i < node->tier_count; i++) {
+            node->order[i]->ops->settle(node->order[i], space);
+        }
     }
     return LARDER_OK;
 }
 
-/* ---- what directories recorded ---- */
-
-/* The operator gave another one. */
-static void tell_disk(const ldr_ssd_t *ssd, const ldr_tenant_t *t,
-                      const ldr_super_tenant_t *row)
+bool ldr_secret_learn(ldr_host_t *host, uint32_t tenant,
+                      const uint8_t check[LDR_ID_BYTES])
 {
-    if (row != NULL && t->secret_given &&
-        CRYPTO_memcmp(row->check, t->secret.check, LDR_ID_BYTES) != 0) {
-        ldr_node_say(ssd->node, LARDER_LOG_WARN,
-                     "%s: recorded another secret of tenant '%s' than the "
-                     "configured one, which counts: what lies there under the "
-                     "other is not found, and makes room with time",
-                     ssd->params.path, t->name);
-    }
-}
-
-void ldr_secret_learn(const ldr_ssd_t *ssd, const ldr_super_tenant_t *row)
-{
-    ldr_node_t *node = ssd->node;
+    ldr_node_t *node = (ldr_node_t *)host;
     ldr_store_t *store = &node->store;
-    uint32_t tenant = ldr_store_tenant(store, row->id);
-
-    if (tenant == LDR_NIL) {
-        return;
-    }
     ldr_tenant_t *t = &store->tenants[tenant];
+
+    ldr_node_held(node);
     if (t->secret_known) {
-        tell_disk(ssd, t, row);
-        return;
+        return false;
     }
-    memcpy(t->secret.check, row->check, LDR_ID_BYTES);
+    memcpy(t->secret.check, check, LDR_ID_BYTES);
     t->secret_known = true;
     /* It may come late, and spaces be open. */
     for (uint32_t i = 0; i < store->space_count; i++) {
@@ -290,6 +242,7 @@ void ldr_secret_learn(const ldr_ssd_t *ssd, const ldr_super_tenant_t *row)
             ldr_secret_settle(node, i);
         }
     }
+    return true;
 }
 
 /* ---- the operator's word ---- */
@@ -352,6 +305,8 @@ larder_status_t ldr_secret_configured(const ldr_tenant_config_t *t,
 void ldr_secret_give(ldr_node_t *node, uint32_t tenant,
                      const ldr_secret_check_t *secret)
 {
+    ldr_node_held(node);
+
     ldr_tenant_t *t = &node->store.tenants[tenant];
     bool news = secret != NULL && (!t->secret_given ||
                                    !ldr_secret_check_same(&t->secret, secret));
@@ -360,7 +315,7 @@ void ldr_secret_give(ldr_node_t *node, uint32_t tenant,
         news && t->secret_known && !ldr_secret_check_same(&t->secret, secret);
 
     if (another && (t->secret_given || t->secret_recorded)) {
-        ldr_node_say(node, LARDER_LOG_WARN,
+        ldr_host_say(&node->host, LARDER_LOG_WARN,
                      "tenant '%s': its secret is another now: clients with the "
                      "one before are refused, and what they saved is not found",
                      t->name);
@@ -373,10 +328,9 @@ void ldr_secret_give(ldr_node_t *node, uint32_t tenant,
     t->secret_known = true;
     t->secret_recorded = t->secret_recorded && !another;
     t->refused_told = false;
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        if (node->ssds[i].opened) {
-            tell_disk(&node->ssds[i], t,
-                      ldr_super_tenant(&node->ssds[i], t->id));
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        if (node->order[i]->ops->given != NULL) {
+            node->order[i]->ops->given(node->order[i], tenant);
         }
     }
 }

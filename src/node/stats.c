@@ -4,8 +4,6 @@
 
 #include "base/bytes.h"
 #include "node/node.h"
-#include "node/shared.h"
-#include "node/ssd.h"
 
 void ldr_node_measured(ldr_node_t *node, larder_tier_t tier, uint64_t bytes,
                        uint64_t ns)
@@ -19,54 +17,33 @@ void ldr_node_measured(ldr_node_t *node, larder_tier_t tier, uint64_t bytes,
 }
 
 void ldr_node_measured_loads(ldr_node_t *node,
-                             const uint64_t bytes[LARDER_TIER_COUNT],
+                             const uint64_t bytes[LARDER_TIERS_MAX],
                              uint64_t ns)
 {
-    bool ssd = bytes[LARDER_TIER_SSD] > 0;
-    bool shared = bytes[LARDER_TIER_SHARED] > 0;
+    unsigned tier = 0, count = 0;
 
-    /* Of two at once neither is known. */
-    if (ssd != shared) {
-        larder_tier_t tier = ssd ? LARDER_TIER_SSD : LARDER_TIER_SHARED;
-
+    for (unsigned i = 1; i < LARDER_TIERS_MAX; i++) {
+        tier = bytes[i] > 0 ? i : tier;
+        count += bytes[i] > 0;
+    }
+    if (count == 1) { /* of two at once neither is known */
         ldr_node_lock(node);
-        ldr_node_measured(node, tier, bytes[tier], ns);
+        ldr_node_measured(node, (larder_tier_t)tier, bytes[tier], ns);
         ldr_node_unlock(node);
     }
 }
 
 uint64_t ldr_node_expect_us(ldr_node_t *node,
-                            const uint64_t bytes[LARDER_TIER_COUNT])
+                            const uint64_t bytes[LARDER_TIERS_MAX])
 {
     double s = 0;
 
     ldr_node_lock(node);
-    for (int i = 0; i < LARDER_TIER_COUNT; i++) {
-        s += (double)bytes[i] / node->speed[i];
+    for (int i = 0; i < LARDER_TIERS_MAX; i++) {
+        s += bytes[i] > 0 ? (double)bytes[i] / node->speed[i] : 0;
     }
     ldr_node_unlock(node);
     return (uint64_t)(s * 1e6);
-}
-
-static void disk_stats(const ldr_ssd_t *ssd, larder_disk_stats_t *out)
-{
-    snprintf(out->path, sizeof(out->path), "%s", ssd->params.path);
-    snprintf(out->reason, sizeof(out->reason), "%s",
-             ldr_ssd_hangs(ssd) ? "the disk does not answer" : ssd->reason);
-    out->on = ssd->on;
-    out->bytes_max = ssd->params.bytes;
-    out->segments = ssd->files;
-    out->segments_lost = ssd->segments_lost;
-    if (ssd->opened) {
-        out->bytes_used =
-            ssd->files * ssd->disk.segment_bytes + 2 * LDR_SUPER_BYTES +
-            LDR_LEDGERS * (uint64_t)ssd->disk.ledger.want * LDR_BLOCK;
-    }
-    out->written_bytes = ssd->written_bytes;
-    out->carried_bytes = ssd->carried_bytes;
-    out->read_bytes = ssd->read_bytes;
-    out->write_errors = ssd->write_errors;
-    out->read_errors = ssd->read_errors;
 }
 
 /* ---- by space and by tenant ---- */
@@ -79,6 +56,13 @@ static void counters_add(ldr_counters_t *sum, const ldr_counters_t *n)
 #undef X
     for (int i = 0; i < LARDER_CAUSE_COUNT; i++) {
         sum->misses[i] += n->misses[i];
+    }
+    for (unsigned i = 0; i < LARDER_TIERS_MAX; i++) {
+        sum->loads[i] += n->loads[i];
+        sum->loaded_from[i] += n->loaded_from[i];
+    }
+    for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
+        sum->queue_evicted[i] += n->queue_evicted[i];
     }
 }
 
@@ -100,6 +84,7 @@ bool ldr_node_space_stats(ldr_node_t *node, uint32_t space,
             .n = s->n,
         };
         memcpy(out->id, s->id, LDR_ID_BYTES);
+        memcpy(out->label, s->label, sizeof(out->label));
     }
     ldr_node_unlock(node);
     return found;
@@ -179,37 +164,25 @@ static void put_counters(const ldr_counters_t *n, larder_stats_t *out)
     out->saves_canceled = n->saves_canceled;
     out->saves_failed = n->saves_failed;
     out->saves_stale = n->saves_stale;
-    out->saves_dropped_evicted = n->saves_dropped_evicted;
+    out->saves_dropped_evicted = n->queue_evicted[LARDER_TIER_SSD - 1];
     out->saves_dropped_size = n->saves_dropped_size;
     out->saves_dropped_io = n->saves_dropped_io;
-    out->loads_dram = n->loads_dram;
-    out->loads_ssd = n->loads_ssd;
-    memcpy(out->misses, n->misses, sizeof(out->misses));
+    out->loads_dram = n->loads[LARDER_TIER_DRAM];
+    out->loads_ssd = n->loads[LARDER_TIER_SSD];
+    memcpy(out->misses, n->misses, sizeof(n->misses));
     out->evicted_chunks = n->evicted_chunks;
     out->evicted_bytes = n->evicted_bytes;
     out->saved_bytes = n->saved_bytes;
     out->loaded_bytes = n->loaded_bytes;
     out->removes = n->removes;
     out->resets = n->resets;
-    out->loads_shared = n->loads_shared;
+    out->loads_shared = n->loads[LARDER_TIER_SHARED];
     out->offers_written = n->offers_written;
     out->offers_present = n->offers_present;
-    out->offers_evicted = n->offers_evicted;
+    out->offers_evicted = n->queue_evicted[LARDER_TIER_SHARED - 1];
     out->offers_failed = n->offers_failed;
     out->asked_chunks = n->asked_chunks;
     out->found_chunks = n->found_chunks;
-}
-
-/* What the tiers can hold. With the lock. */
-static void put_max(const ldr_node_t *node, larder_stats_t *out)
-{
-    out->dram_max_bytes = (uint64_t)node->store.arena.page_count * LDR_PAGE;
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        larder_disk_stats_t disk;
-
-        disk_stats(&node->ssds[i], &disk);
-        out->ssd_max_bytes += disk.bytes_max;
-    }
 }
 
 /* A tenant's part. With the lock. */
@@ -250,41 +223,6 @@ static void put_all(const ldr_node_t *node, larder_stats_t *out)
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         out->pinned_bytes += s->tenants[i].pinned_bytes;
     }
-    out->disks = node->ssd_count;
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        disk_stats(&node->ssds[i], &out->disk[i]);
-    }
-}
-
-static void put_shared(const ldr_node_t *node, larder_stats_t *out)
-{
-    larder_shared_stats_t *s = &out->shared_tier;
-    ldr_tier_stats_t t;
-
-    if (node->shared == NULL) {
-        return;
-    }
-    ldr_tier_stats(node->shared->tier, &t);
-    out->shared = 1;
-    snprintf(s->url, sizeof(s->url), "%s", node->options.shared);
-    snprintf(s->reason, sizeof(s->reason), "%s", t.reason);
-    s->on = t.state != LDR_TIER_OFF;
-    s->writable = t.state == LDR_TIER_ON;
-    s->objects = t.objects;
-    s->shards = t.shards;
-    s->bytes = t.bytes;
-    s->dead_bytes = t.dead_bytes;
-    s->map_bytes = t.map_bytes;
-    s->waiting_shards = node->store.offer_count;
-    s->read_bytes = t.read_bytes;
-    s->written_bytes = t.written_bytes;
-    s->read_errors = t.read_errors;
-    s->write_errors = t.write_errors;
-    s->gone = t.gone;
-    s->corrupt = t.corrupt;
-    s->cleaner = t.cleaner;
-    s->cleaned_objects = t.cleaned_objects;
-    s->cleaned_bytes = t.cleaned_bytes;
 }
 
 void ldr_node_stats(ldr_node_t *node, uint32_t tenant, larder_stats_t *out)
@@ -292,30 +230,32 @@ void ldr_node_stats(ldr_node_t *node, uint32_t tenant, larder_stats_t *out)
     memset(out, 0, sizeof(*out));
     out->struct_bytes = sizeof(*out);
     ldr_node_lock(node);
-    put_max(node, out);
+    out->dram_max_bytes = (uint64_t)node->store.arena.page_count * LDR_PAGE;
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        ldr_tier_t *t = node->order[i];
+
+        if (t->ops->stats != NULL) {
+            t->ops->stats(t, tenant == LDR_NIL, out);
+        }
+    }
     if (tenant == LDR_NIL) {
         put_all(node, out);
-        put_shared(node, out);
     } else if (tenant < node->store.tenant_count) {
         put_tenant(&node->store, tenant, out);
     }
-    out->io_uring =
-        node->io != NULL && strcmp(node->io->ops->name, "io_uring") == 0;
     ldr_node_unlock(node);
 }
 
 void ldr_node_queues(ldr_node_t *node, ldr_queues_t *out)
 {
+    *out = (ldr_queues_t){0};
     ldr_node_lock(node);
-    *out = (ldr_queues_t){
-        .dirty_shards = node->store.dirty_count,
-        .reads_waiting = node->reads_waiting,
-        .reads_flying = node->reads_flying,
-    };
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        const ldr_filling_t *f = node->ssds[i].disk.filling;
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        ldr_tier_t *t = node->order[i];
 
-        out->writes_flying += f[0].flying + f[1].flying;
+        if (t->ops->queues != NULL) {
+            t->ops->queues(t, out);
+        }
     }
     ldr_node_unlock(node);
 }

@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "server/server_int.h"
 
 /* A tenant may move what its rate gives in this time at once. */
@@ -18,7 +19,7 @@ ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name)
 {
     ldr_guest_t *found = NULL;
 
-    pthread_mutex_lock(&server->guest_lock);
+    ldr_mutex_lock(&server->guest_lock);
     for (unsigned i = 0; i < server->guest_count; i++) {
         ldr_guest_t *g = server->guests[i];
 
@@ -26,7 +27,7 @@ ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name)
             found = g;
         }
     }
-    pthread_mutex_unlock(&server->guest_lock);
+    ldr_mutex_unlock(&server->guest_lock);
     return found;
 }
 
@@ -44,6 +45,7 @@ bool ldr_guests_open(const ldr_server_t *server)
 {
     unsigned others = 0;
 
+    LDR_HELD(&server->guest_lock);
     for (unsigned i = 0; i < server->guest_count; i++) {
         const ldr_guest_t *g = server->guests[i];
 
@@ -67,6 +69,7 @@ static void parse_uids(ldr_guest_t *g, const char *text)
 
 static ldr_guest_t *guest_named(ldr_server_t *server, const char *name)
 {
+    LDR_HELD(&server->guest_lock);
     for (unsigned i = 0; i < server->guest_count; i++) {
         if (strcmp(server->guests[i]->config.name, name) == 0) {
             return server->guests[i];
@@ -140,7 +143,7 @@ static larder_status_t apply(ldr_server_t *server, const fresh_t *f)
     if (st != LARDER_OK) {
         return st;
     }
-    pthread_mutex_lock(&server->guest_lock);
+    ldr_mutex_lock(&server->guest_lock);
     ldr_guest_t *g = guest_named(server, t->name);
     if (g != NULL) {
         take_config(g, t);
@@ -154,7 +157,7 @@ static larder_status_t apply(ldr_server_t *server, const fresh_t *f)
         g->uid_any = f->guest.uid_any;
         g->enabled = true;
     }
-    pthread_mutex_unlock(&server->guest_lock);
+    ldr_mutex_unlock(&server->guest_lock);
     return g != NULL ? LARDER_OK
                      : ldr_fail(LARDER_E_LIMIT, "more than %u tenants",
                                 LDR_GUESTS_MAX);
@@ -193,13 +196,13 @@ larder_status_t ldr_guests_load(ldr_server_t *server,
         st = apply(server, &all[i]);
     }
     if (st == LARDER_OK) {
-        pthread_mutex_lock(&server->guest_lock);
+        ldr_mutex_lock(&server->guest_lock);
         for (unsigned i = 0; i < server->guest_count; i++) {
             ldr_guest_t *g = server->guests[i];
 
             g->enabled = ldr_config_tenant(config, g->config.name) != NULL;
         }
-        pthread_mutex_unlock(&server->guest_lock);
+        ldr_mutex_unlock(&server->guest_lock);
     }
     explicit_bzero(all, config->tenant_count * sizeof(*all));
     ldr_free(all);
@@ -209,13 +212,15 @@ larder_status_t ldr_guests_load(ldr_server_t *server,
 /* ---- quotas ---- */
 
 /* Where there are several tenants one may have as many sessions as are still
- * free, and so leaves half of them to the others. With guest_lock. */
+ * free, and so leaves half of them to the others. */
 static larder_status_t may_enter(const ldr_server_t *server,
                                  const ldr_guest_t *guest, bool admin)
 {
     uint64_t most = server->sessions_max + (admin ? ADMIN_MORE : 0);
     uint64_t own_most = ldr_guest_connections(guest);
 
+    LDR_HELD(&server->guest_lock);
+    LDR_ASSERT(guest->sessions <= server->session_count);
     if (own_most > 0 && guest->sessions >= own_most) {
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_QUOTA);
         return ldr_fail(LARDER_E_LIMIT,
@@ -241,22 +246,23 @@ static larder_status_t may_enter(const ldr_server_t *server,
 larder_status_t ldr_guest_enter(ldr_server_t *server, ldr_guest_t *guest,
                                 bool admin)
 {
-    pthread_mutex_lock(&server->guest_lock);
+    ldr_mutex_lock(&server->guest_lock);
     larder_status_t st = may_enter(server, guest, admin);
     if (st == LARDER_OK) {
         guest->sessions++;
         server->session_count++;
     }
-    pthread_mutex_unlock(&server->guest_lock);
+    ldr_mutex_unlock(&server->guest_lock);
     return st;
 }
 
 void ldr_guest_leave(ldr_server_t *server, ldr_guest_t *guest)
 {
-    pthread_mutex_lock(&server->guest_lock);
+    ldr_mutex_lock(&server->guest_lock);
+    LDR_ASSERT(guest->sessions > 0 && guest->sessions <= server->session_count);
     guest->sessions--;
     server->session_count--;
-    pthread_mutex_unlock(&server->guest_lock);
+    ldr_mutex_unlock(&server->guest_lock);
 }
 
 /* Windows are resident and no part of dram: what all may have together. */
@@ -286,8 +292,12 @@ bool ldr_guest_window(ldr_server_t *server, ldr_guest_t *guest, uint64_t bytes)
 void ldr_guest_window_gone(ldr_server_t *server, ldr_guest_t *guest,
                            uint64_t bytes)
 {
-    __atomic_sub_fetch(&server->window_bytes, bytes, __ATOMIC_RELAXED);
-    __atomic_sub_fetch(&guest->window_bytes, bytes, __ATOMIC_RELAXED);
+    uint64_t all =
+        __atomic_fetch_sub(&server->window_bytes, bytes, __ATOMIC_RELAXED);
+    uint64_t own =
+        __atomic_fetch_sub(&guest->window_bytes, bytes, __ATOMIC_RELAXED);
+
+    LDR_ASSERT(all >= bytes && own >= bytes);
 }
 
 bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns)

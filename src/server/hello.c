@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "server/session.h"
 
 static void denied(ldr_request_t *r, ldr_auth_fail_t why, const char *what)
@@ -41,12 +42,13 @@ static void let_in(ldr_request_t *r, ldr_guest_t *guest, const void *body,
     ldr_reply(r, LARDER_OK, body, bytes);
 }
 
-/* Who may come in without a token; *why_p otherwise. With the guest's lock. */
+/* Who may come in without a token; *why_p otherwise. */
 static bool by_itself(ldr_session_t *s, const ldr_guest_t *guest,
                       ldr_auth_fail_t *why_p, const char **what_p)
 {
     char name[LDR_TENANT_MAX + 1];
 
+    LDR_HELD(&s->server->guest_lock);
     *why_p = LDR_AUTH_FAIL_TENANT;
     *what_p = "there is no such tenant in the configuration";
     if (guest == NULL) {
@@ -63,7 +65,7 @@ static bool by_itself(ldr_session_t *s, const ldr_guest_t *guest,
         return s->admin || ldr_guest_has_uid(guest, s->peer.uid);
     }
     if (s->server->config->options.tls_client_ca[0] != '\0') {
-        ldr_stream_peer_name(&s->stream, name, sizeof(name));
+        ldr_stream_peer_name(&s->socket.stream, name, sizeof(name));
         *why_p = LDR_AUTH_FAIL_CERTIFICATE;
         *what_p = "its certificate is none of the tenant's (key cert)";
         return guest->config.cert[0] != '\0' &&
@@ -110,19 +112,18 @@ void ldr_handle_hello(ldr_request_t *r)
         return;
     }
     s->greeted = true;
-    s->features = hello.features & LDR_FEATURES;
     memcpy(s->client_nonce, hello.nonce, LDR_NONCE_BYTES);
     memcpy(s->tenant_name, hello.tenant, sizeof(s->tenant_name));
     ldr_guest_t *guest = ldr_guest_find(s->server, s->tenant_name);
-    pthread_mutex_lock(&s->server->guest_lock);
+    ldr_mutex_lock(&s->server->guest_lock);
     bool open = by_itself(s, guest, &why, &what);
-    pthread_mutex_unlock(&s->server->guest_lock);
+    ldr_mutex_unlock(&s->server->guest_lock);
     ldr_welcome_t welcome = {
         .version = hello.version_max < LDR_WIRE_VERSION_MAX
                        ? hello.version_max
                        : LDR_WIRE_VERSION_MAX,
         .auth = !open,
-        .features = s->features,
+        .features = hello.features & LDR_FEATURES,
         .epoch = s->epoch,
     };
     if (!ldr_nonce(s->server_nonce, sizeof(s->server_nonce))) {
@@ -172,19 +173,19 @@ void ldr_handle_auth(ldr_request_t *r)
         return;
     }
     ldr_guest_t *guest = ldr_guest_find(s->server, s->tenant_name);
-    pthread_mutex_lock(&s->server->guest_lock);
+    ldr_mutex_lock(&s->server->guest_lock);
     if (guest != NULL && guest->enabled) {
         count = guest->token_count;
         memcpy(tokens, guest->tokens, sizeof(tokens));
         uid = uid_allowed(s, guest);
     }
-    pthread_mutex_unlock(&s->server->guest_lock);
+    ldr_mutex_unlock(&s->server->guest_lock);
     bool right = ldr_proof_check(tokens, count, &proof, false, r->body, &which);
     if (!right || count == 0 ||
         !ldr_proof_make(&tokens[which], &proof, true, mac)) {
-        pthread_mutex_lock(&s->server->guest_lock);
+        ldr_mutex_lock(&s->server->guest_lock);
         by_itself(s, guest, &why, &what);
-        pthread_mutex_unlock(&s->server->guest_lock);
+        ldr_mutex_unlock(&s->server->guest_lock);
         denied(r, why,
                count > 0 && is_blank(r->body)
                    ? "it sent no token (token_file= in the client's URL)"

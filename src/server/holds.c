@@ -1,4 +1,16 @@
-/* What sessions hold of the node: leases, reservations, mapped extents. */
+/*
+ * What sessions hold of the node: leases, reservations, mapped extents. In the
+ * session's loop only.
+ *
+ * Invariants
+ *  1. Of the hold_room places hold_count are taken; the others are FREE, and in
+ *     the list from hold_free. A place's generation grows when its hold goes,
+ *     so that a lease that was given back leads nowhere.
+ *  2. A hold that has paid for a name is in the chain of that name, once; all
+ *     others are in none.
+ *  3. The first map_count of map_room maps are extents that the node counts as
+ *     mapped by this session, each once.
+ */
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -19,6 +31,7 @@ void ldr_hold_pay(ldr_session_t *s, ldr_hold_t *hold, uint64_t name)
 {
     uint32_t *head = paid_head(s, name);
 
+    LDR_ASSERT(hold->kind == LDR_HOLD_LEASE && name != 0);
     hold->paid = name;
     hold->next = *head;
     *head = (uint32_t)(hold - s->holds);
@@ -28,7 +41,7 @@ static void paid_remove(ldr_session_t *s, ldr_hold_t *hold)
 {
     uint32_t *link = paid_head(s, hold->paid);
 
-    while (&s->holds[*link] != hold) {
+    while (LDR_HOLDS(*link < s->hold_room) && &s->holds[*link] != hold) {
         link = &s->holds[*link].next;
     }
     *link = hold->next;
@@ -108,6 +121,8 @@ uint64_t ldr_hold_add(ldr_session_t *s, const ldr_hold_t *hold)
         return UINT64_MAX;
     }
     uint32_t at = s->hold_free;
+    LDR_ASSERT(at < s->hold_room && s->holds[at].kind == LDR_HOLD_FREE);
+    LDR_ASSERT(hold->kind != LDR_HOLD_FREE && hold->paid == 0);
     ldr_hold_t *h = &s->holds[at];
     uint32_t generation = h->generation;
 
@@ -132,6 +147,9 @@ ldr_hold_t *ldr_hold_find(ldr_session_t *s, uint64_t lease, unsigned kind)
 
 void ldr_hold_remove(ldr_session_t *s, ldr_hold_t *hold)
 {
+    LDR_DEBUG_ASSERT(ldr_loop_is_here(&s->home->loop));
+    LDR_ASSERT(hold >= s->holds && hold < s->holds + s->hold_room);
+    LDR_ASSERT(hold->kind != LDR_HOLD_FREE && s->hold_count > 0);
     count_hold(s, hold, -1);
     if (hold->paid != 0) {
         paid_remove(s, hold);
@@ -155,6 +173,7 @@ void ldr_hold_undo(ldr_session_t *s, ldr_hold_t *hold)
 {
     ldr_node_t *node = s->server->node;
 
+    LDR_ASSERT(hold->kind != LDR_HOLD_FREE);
     if (hold->kind == LDR_HOLD_RESERVE) {
         ldr_node_abort(node, hold->shard);
     } else if (hold->strict == NULL) { /* a lease in a window has nothing */
@@ -173,6 +192,38 @@ void ldr_holds_stay(ldr_session_t *s)
             ldr_node_stays(s->server->node, s->holds[i].shard);
         }
     }
+}
+
+/* Places from `at` on, of free ones or of a chain: at most `most`. */
+static bool chain_check(const ldr_session_t *s, uint32_t at, bool paid,
+                        uint32_t *left)
+{
+    for (; at != LDR_NIL; at = s->holds[at].next) {
+        if (at >= s->hold_room || *left == 0 ||
+            (paid ? s->holds[at].paid == 0 || s->holds[at].kind == LDR_HOLD_FREE
+                  : s->holds[at].kind != LDR_HOLD_FREE)) {
+            return false;
+        }
+        --*left;
+    }
+    return true;
+}
+
+bool ldr_holds_check(const ldr_session_t *s)
+{
+    uint32_t taken = 0, paid = 0;
+
+    for (uint32_t i = 0; i < s->hold_room; i++) {
+        taken += s->holds[i].kind != LDR_HOLD_FREE;
+        paid += s->holds[i].paid != 0;
+    }
+    uint32_t not_taken = s->hold_room - taken;
+    bool right = taken == s->hold_count && s->map_count <= s->map_room &&
+                 chain_check(s, s->hold_free, false, &not_taken);
+    for (uint32_t i = 0; right && i < s->hold_room; i++) {
+        right = chain_check(s, s->paid[i], true, &paid);
+    }
+    return right && not_taken == 0 && paid == 0;
 }
 
 void ldr_holds_give_all(ldr_session_t *s)
@@ -230,6 +281,7 @@ larder_status_t ldr_session_map(ldr_session_t *s, const ldr_extent_msg_t *want,
         return ldr_fail(LARDER_E_STALE, "extent %u is not this session's",
                         want->extent);
     }
+    LDR_ASSERT(s->map_count < s->map_room);
     if (known) { /* asked for twice: it counts once */
         ldr_node_extent_unmap(s->server->node, want->extent, want->generation);
         return LARDER_OK;
@@ -288,7 +340,7 @@ void ldr_handle_extent(ldr_request_t *r)
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "extent");
         return;
     }
-    if (!s->local || r->by_ring) {
+    if (!s->local) {
         ldr_reply_fail(r, ldr_fail(LARDER_E_UNSUPPORTED,
                                    "extents are handed out by unix socket"));
         return;

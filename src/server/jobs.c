@@ -1,9 +1,20 @@
-/* Threads for what waits for a disk, so that no loop does. */
+/*
+ * Threads for what waits for a disk, so that no loop does. Loops queue jobs;
+ * the threads take them, and hand each request back to its loop.
+ *
+ * Invariants, all under job_lock
+ *  1. The list from job_head has job_queued requests, QUEUE_MAX at most;
+ *     job_end leads to its last link. A tenant's jobs_queued of them are its.
+ *  2. job_waiting of the job_count threads run what may wait for a disk, of
+ *     which job_flushes are flushes; a tenant's jobs_waiting of them are its.
+ *  3. A request is in the list, or with one thread, or its loop's again.
+ */
 #include "base/log.h"
 #include "base/thread.h"
 #include "server/session.h"
 
 #define QUEUE_MAX 1024u
+#define CHECK_EVERY 64u /* jobs that are taken, in debug builds */
 
 static void job_done(ldr_task_t *task)
 {
@@ -14,6 +25,8 @@ static void job_done(ldr_task_t *task)
     uint64_t begin_ns = ldr_server_now();
     bool ran = r->ran;
 
+    LDR_ASSERT(r->queued);
+    r->queued = false;
     r->job = NULL;
     if (s == NULL) { /* it ended meanwhile */
         ldr_window_forget(r);
@@ -47,12 +60,12 @@ static bool waits(const ldr_request_t *r)
 /* A disk that is slow, or whoever flushes all the time, must not keep others
  * from what is in memory: one thread is left to that, where there are several,
  * and half of them to what is no flush. Nor must a tenant that waits long keep
- * others from what waits: where there are several, each has half at most. With
- * job_lock. */
+ * others from what waits: where there are several, each has half at most. */
 static bool may_run(const ldr_server_t *server, const ldr_request_t *r)
 {
     unsigned half = server->job_count / 2;
 
+    LDR_HELD(&server->job_lock);
     if (server->job_stop || server->job_count < 2 || !waits(r)) {
         return true;
     }
@@ -63,8 +76,7 @@ static bool may_run(const ldr_server_t *server, const ldr_request_t *r)
 }
 
 /* The job that is next, of those that may run: the first of the tenant that had
- * none for longest. Gives the link to it; NULL: there is none. With job_lock.
- */
+ * none for longest. Gives the link to it; NULL: there is none. */
 static ldr_request_t **next_job(ldr_server_t *server)
 {
     ldr_request_t **best = NULL;
@@ -83,9 +95,34 @@ static ldr_request_t **next_job(ldr_server_t *server)
     return best;
 }
 
-/* Takes it; NULL: none. With job_lock. */
+bool ldr_jobs_check(const ldr_server_t *server)
+{
+    ldr_request_t *const *link = &server->job_head;
+    uint64_t count = 0;
+
+    LDR_HELD(&server->job_lock);
+    while (*link != NULL && count < QUEUE_MAX) {
+        const ldr_guest_t *guest = (*link)->guest;
+
+        if ((*link)->job == NULL ||
+            (guest != NULL && guest->jobs_queued == 0)) {
+            return false;
+        }
+        link = &(*link)->job_next;
+        count++;
+    }
+    return *link == NULL && link == server->job_end &&
+           count == server->job_queued &&
+           server->job_waiting <= server->job_count &&
+           server->job_flushes <= server->job_waiting;
+}
+
+/* Takes it; NULL: none. */
 static ldr_request_t *take(ldr_server_t *server)
 {
+    LDR_HELD(&server->job_lock);
+    LDR_DEBUG_ASSERT(server->job_turn % CHECK_EVERY != 0 ||
+                     ldr_jobs_check(server));
     ldr_request_t **link = next_job(server);
 
     if (link == NULL) {
@@ -96,30 +133,36 @@ static ldr_request_t *take(ldr_server_t *server)
     if (*link == NULL) {
         server->job_end = link;
     }
+    LDR_ASSERT(server->job_queued > 0);
     server->job_queued--;
     if (r->guest != NULL) {
+        LDR_ASSERT(r->guest->jobs_queued > 0);
         r->guest->jobs_queued--;
         r->guest->job_turn = ++server->job_turn;
     }
     return r;
 }
 
-/* One that waits begins, or ends: by then the request is its loop's. With
- * job_lock. */
+/* One that waits begins, or ends: by then the request is its loop's. */
 static void count(ldr_server_t *server, ldr_guest_t *guest, bool flush, int by)
 {
+    LDR_HELD(&server->job_lock);
     server->job_waiting += (unsigned)by;
     server->job_flushes += (unsigned)(flush ? by : 0);
     if (guest != NULL) {
         guest->jobs_waiting += (unsigned)by;
+        LDR_ASSERT(guest->jobs_waiting <= server->job_waiting);
     }
+    LDR_ASSERT(server->job_waiting <=
+               sizeof(server->job_threads) / sizeof(server->job_threads[0]));
+    LDR_ASSERT(server->job_flushes <= server->job_waiting);
 }
 
 static void *job_main(void *arg)
 {
     ldr_server_t *server = arg;
 
-    pthread_mutex_lock(&server->job_lock);
+    ldr_mutex_lock(&server->job_lock);
     for (;;) {
         ldr_request_t *r = take(server);
 
@@ -136,7 +179,7 @@ static void *job_main(void *arg)
             count(server, guest, flush, 1);
         }
         r->ran = !server->job_stop; /* at the end those that wait do not */
-        pthread_mutex_unlock(&server->job_lock);
+        ldr_mutex_unlock(&server->job_lock);
         ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, -1);
         if (r->ran) {
             ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, 1);
@@ -144,7 +187,7 @@ static void *job_main(void *arg)
             ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, -1);
         }
         ldr_loop_post(&r->home->loop, &r->done); /* its loop's from here on */
-        pthread_mutex_lock(&server->job_lock);
+        ldr_mutex_lock(&server->job_lock);
         if (waiting) { /* one that could not run may now */
             count(server, guest, flush, -1);
             pthread_cond_broadcast(&server->job_wake);
@@ -152,15 +195,17 @@ static void *job_main(void *arg)
     }
     server->job_ended++;
     pthread_cond_broadcast(&server->job_wake);
-    pthread_mutex_unlock(&server->job_lock);
+    ldr_mutex_unlock(&server->job_lock);
     return NULL;
 }
 
 /* Whether one more may be queued. A tenant may have as many as there is still
  * room for: so one that queues all it can leaves half of it to the others, two
- * leave a third, and whoever has none yet finds room. With job_lock. */
+ * leave a third, and whoever has none yet finds room. */
 static bool has_room(const ldr_server_t *server, const ldr_request_t *r)
 {
+    LDR_HELD(&server->job_lock);
+    LDR_ASSERT(server->job_queued <= QUEUE_MAX);
     return !server->job_stop && server->job_queued < QUEUE_MAX &&
            (r->guest == NULL ||
             r->guest->jobs_queued < QUEUE_MAX - server->job_queued);
@@ -170,11 +215,13 @@ bool ldr_job(ldr_request_t *r)
 {
     ldr_server_t *server = r->home->server;
 
+    LDR_ASSERT(r->job != NULL && !r->idle && !r->queued);
     r->done.run = job_done;
     r->job_next = NULL;
-    pthread_mutex_lock(&server->job_lock);
+    ldr_mutex_lock(&server->job_lock);
     bool room = has_room(server, r);
     if (room) {
+        r->queued = true;
         if (r->guest != NULL) {
             r->guest->jobs_queued++;
         }
@@ -183,7 +230,7 @@ bool ldr_job(ldr_request_t *r)
         server->job_queued++;
         pthread_cond_signal(&server->job_wake);
     }
-    pthread_mutex_unlock(&server->job_lock);
+    ldr_mutex_unlock(&server->job_lock);
     if (room) {
         ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, 1);
         ldr_request_wait(r);
@@ -205,6 +252,8 @@ void ldr_job_refuse(ldr_request_t *r)
 
 larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count)
 {
+    LDR_ASSERT(count <=
+               sizeof(server->job_threads) / sizeof(server->job_threads[0]));
     server->job_end = &server->job_head;
     for (unsigned i = 0; i < count; i++) {
         if (!ldr_thread_start(&server->job_threads[i], "larder-job", job_main,
@@ -213,9 +262,9 @@ larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count)
                             "thread %u of %u for jobs cannot be started", i + 1,
                             count);
         }
-        pthread_mutex_lock(&server->job_lock);
+        ldr_mutex_lock(&server->job_lock);
         server->job_count++;
-        pthread_mutex_unlock(&server->job_lock);
+        ldr_mutex_unlock(&server->job_lock);
     }
     return LARDER_OK;
 }
@@ -224,7 +273,7 @@ bool ldr_jobs_stop(ldr_server_t *server, uint64_t deadline_ns)
 {
     bool whole = true;
 
-    pthread_mutex_lock(&server->job_lock);
+    ldr_mutex_lock(&server->job_lock);
     __atomic_store_n(&server->job_stop, true, __ATOMIC_RELAXED);
     pthread_cond_broadcast(&server->job_wake);
     while (whole && server->job_ended < server->job_count) {
@@ -233,7 +282,7 @@ bool ldr_jobs_stop(ldr_server_t *server, uint64_t deadline_ns)
     }
     whole = server->job_ended == server->job_count;
     unsigned count = server->job_count;
-    pthread_mutex_unlock(&server->job_lock);
+    ldr_mutex_unlock(&server->job_lock);
     for (unsigned i = 0; i < count; i++) {
         if (whole) {
             pthread_join(server->job_threads[i], NULL);

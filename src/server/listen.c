@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "server/session.h"
 
 #define SHOWN_BYTES 320u
@@ -412,11 +413,11 @@ void ldr_listen_judge(ldr_server_t *server)
     const ldr_options_t *o = &server->config->options;
     const ldr_guest_t *guest = ldr_guest_find(server, "default");
 
-    pthread_mutex_lock(&server->guest_lock);
+    ldr_mutex_lock(&server->guest_lock);
     bool open = o->listen[0] != '\0' && o->tls_client_ca[0] == '\0' &&
                 o->listen_open == LDR_LISTEN_OPEN_OFF && guest != NULL &&
                 guest->token_count == 0 && ldr_guests_open(server);
-    pthread_mutex_unlock(&server->guest_lock);
+    ldr_mutex_unlock(&server->guest_lock);
     if (open && !server->open_told) {
         server->open_told = true;
         ldr_warn(&server->log,

@@ -2,18 +2,25 @@
  * LEASE, GET, RELEASE: shards on their way out. Both begin loads for all their
  * names and answer once every one of them is settled; a lease then keeps the
  * hold in the session's table, a GET's reply keeps it until it is sent.
+ *
+ * `pending` counts the loads of a request that have begun and are not settled,
+ * and one more until all have begun: whoever takes the last one away has the
+ * request settled, in its loop.
  */
 #include "server/session.h"
 #include "server/window.h"
 
 #define LEASE_MAX 1024u /* names looked at in one request; the rest: later */
 
-/* One load has come to its end, with the node's lock held. */
+/* One load has come to its end. */
 static void load_ready(ldr_load_t *load)
 {
     ldr_request_t *r = load->arg;
 
-    if (__atomic_sub_fetch(&r->pending, 1, __ATOMIC_ACQ_REL) == 0) {
+    LDR_HELD(&r->home->server->node->lock);
+    uint32_t before = __atomic_fetch_sub(&r->pending, 1, __ATOMIC_ACQ_REL);
+    LDR_ASSERT(before > 0);
+    if (before == 1) {
         ldr_loop_post(&r->home->loop, &r->settled);
     }
 }
@@ -101,7 +108,7 @@ void ldr_load_handed(ldr_request_t *r, uint32_t i)
 static void measure(ldr_request_t *r)
 {
     ldr_node_t *node = r->session->server->node;
-    uint64_t bytes[LARDER_TIER_COUNT] = {0};
+    uint64_t bytes[LARDER_TIERS_MAX] = {0};
 
     for (uint32_t i = 0; i < r->next; i++) {
         if (r->shard_of[i] != LDR_NIL) {
@@ -256,7 +263,7 @@ void ldr_handle_lease(ldr_request_t *r)
 
 void ldr_handle_get(ldr_request_t *r)
 {
-    if (r->by_ring) {
+    if (r->via->stream.ops->messages) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "GET by ring");
     } else if (ldr_request_names(r, LDR_NAME_BYTES) && may_move(r)) {
         begin(r);

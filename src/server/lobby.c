@@ -6,8 +6,10 @@
 #include <sys/socket.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 #define BUCKETS 256u
+#define CHECK_EVERY 256u /* newcomers, in debug builds */
 
 enum { ORIGIN_UNKNOWN, ORIGIN_UID, ORIGIN_IPV4, ORIGIN_IPV6 };
 
@@ -33,6 +35,7 @@ struct ldr_lobby {
     unsigned max, origin_max;
     unsigned count;   /* of those in lists */
     unsigned leaving; /* gave way, and have not left yet */
+    unsigned entered; /* so far */
     origin_list_t *buckets[BUCKETS];
 };
 
@@ -83,6 +86,7 @@ static origin_list_t **bucket_of(ldr_lobby_t *lobby, ldr_origin_t origin)
 {
     uint64_t hash = (origin.value + origin.kind) * 0x9e3779b97f4a7c15u;
 
+    LDR_HELD(&lobby->lock);
     return &lobby->buckets[hash >> 56];
 }
 
@@ -121,12 +125,16 @@ static void list_drop(ldr_lobby_t *lobby, origin_list_t *list)
     ldr_free(list);
 }
 
-/* ---- strangers; all with the lock ---- */
+/* ---- strangers ---- */
 
 static void unlink_stranger(ldr_lobby_t *lobby, ldr_stranger_t *s)
 {
     origin_list_t *list = s->of;
 
+    LDR_HELD(&lobby->lock);
+    LDR_ASSERT(s->prev != NULL ? s->prev->next == s : list->first == s);
+    LDR_ASSERT(s->next != NULL ? s->next->prev == s : list->last == s);
+    LDR_ASSERT(list->count > 0 && lobby->count >= list->count);
     *(s->prev != NULL ? &s->prev->next : &list->first) = s->next;
     *(s->next != NULL ? &s->next->prev : &list->last) = s->prev;
     s->of = NULL;
@@ -146,6 +154,49 @@ static void link_stranger(ldr_lobby_t *lobby, origin_list_t *list,
     list->last = s;
     list->count++;
     lobby->count++;
+    LDR_ASSERT(list->count <= lobby->origin_max);
+    LDR_ASSERT(lobby->count <= lobby->max);
+}
+
+/* Whether a list is what it says; adds its strangers up. */
+static bool list_check(const origin_list_t *list, unsigned *sum)
+{
+    const ldr_stranger_t *before = NULL;
+    unsigned count = 0;
+
+    for (const ldr_stranger_t *s = list->first; s != NULL; s = s->next) {
+        if (s->of != list || s->prev != before || count++ == list->count) {
+            return false;
+        }
+        before = s;
+    }
+    *sum += count;
+    return count > 0 && count == list->count && before == list->last;
+}
+
+static bool check(const ldr_lobby_t *lobby)
+{
+    unsigned sum = 0;
+
+    LDR_HELD(&lobby->lock);
+    for (unsigned i = 0; i < BUCKETS; i++) {
+        for (const origin_list_t *l = lobby->buckets[i]; l != NULL;
+             l = l->next) {
+            if (!list_check(l, &sum)) {
+                return false;
+            }
+        }
+    }
+    return sum == lobby->count && sum <= lobby->max &&
+           lobby->leaving <= lobby->max;
+}
+
+bool ldr_lobby_check(ldr_lobby_t *lobby)
+{
+    ldr_mutex_lock(&lobby->lock);
+    bool right = check(lobby);
+    ldr_mutex_unlock(&lobby->lock);
+    return right;
 }
 
 static origin_list_t *most_crowded(ldr_lobby_t *lobby)
@@ -177,6 +228,8 @@ static ldr_lobby_found_t enter(ldr_lobby_t *lobby, ldr_origin_t origin,
 {
     origin_list_t *full = crowded(lobby, origin);
 
+    lobby->entered++;
+    LDR_DEBUG_ASSERT(lobby->entered % CHECK_EVERY != 0 || check(lobby));
     if (full != NULL) {
         if (lobby->leaving >= lobby->max) {
             return LDR_LOBBY_FULL;
@@ -208,9 +261,9 @@ ldr_lobby_found_t ldr_lobby_enter(ldr_lobby_t *lobby, ldr_origin_t origin,
 
     if (s != NULL) {
         s->fd = -1;
-        pthread_mutex_lock(&lobby->lock);
+        ldr_mutex_lock(&lobby->lock);
         found = enter(lobby, origin, s);
-        pthread_mutex_unlock(&lobby->lock);
+        ldr_mutex_unlock(&lobby->lock);
     }
     if (found == LDR_LOBBY_FULL) {
         ldr_free(s);
@@ -222,18 +275,18 @@ ldr_lobby_found_t ldr_lobby_enter(ldr_lobby_t *lobby, ldr_origin_t origin,
 
 bool ldr_lobby_behind(ldr_lobby_t *lobby)
 {
-    pthread_mutex_lock(&lobby->lock);
+    ldr_mutex_lock(&lobby->lock);
     bool behind = lobby->leaving >= lobby->max;
-    pthread_mutex_unlock(&lobby->lock);
+    ldr_mutex_unlock(&lobby->lock);
     return behind;
 }
 
 bool ldr_lobby_listen(ldr_lobby_t *lobby, ldr_stranger_t *s, int fd)
 {
-    pthread_mutex_lock(&lobby->lock);
+    ldr_mutex_lock(&lobby->lock);
     bool stays = s->of != NULL;
     s->fd = fd;
-    pthread_mutex_unlock(&lobby->lock);
+    ldr_mutex_unlock(&lobby->lock);
     return stays;
 }
 
@@ -242,13 +295,14 @@ void ldr_lobby_leave(ldr_lobby_t *lobby, ldr_stranger_t *s)
     if (s == NULL) {
         return;
     }
-    pthread_mutex_lock(&lobby->lock);
+    ldr_mutex_lock(&lobby->lock);
     if (s->of != NULL) {
         unlink_stranger(lobby, s);
     } else {
+        LDR_ASSERT(lobby->leaving > 0);
         lobby->leaving--;
     }
-    pthread_mutex_unlock(&lobby->lock);
+    ldr_mutex_unlock(&lobby->lock);
     ldr_free(s);
 }
 
@@ -259,7 +313,7 @@ ldr_lobby_t *ldr_lobby_create(unsigned max, unsigned origin_max)
     ldr_lobby_t *lobby = ldr_alloc(sizeof(*lobby));
 
     if (lobby != NULL) {
-        pthread_mutex_init(&lobby->lock, NULL);
+        ldr_mutex_init(&lobby->lock);
         lobby->max = max;
         lobby->origin_max = origin_max;
     }
@@ -269,6 +323,7 @@ ldr_lobby_t *ldr_lobby_create(unsigned max, unsigned origin_max)
 void ldr_lobby_destroy(ldr_lobby_t *lobby)
 {
     if (lobby != NULL) {
+        LDR_DEBUG_ASSERT(lobby->count == 0 && lobby->leaving == 0);
         pthread_mutex_destroy(&lobby->lock);
         ldr_free(lobby);
     }

@@ -10,6 +10,12 @@
  *
  * To give way is to be shut down: the connection's owner then reads the end of
  * the stream, and leaves. Any thread may call.
+ *
+ * Invariants, under the lobby's lock
+ *  1. A stranger is in the list of its origin, or gave way and is one of those
+ *     that are leaving, until its owner leaves with it.
+ *  2. An origin has a list while it has strangers, at most origin_max; all
+ *     lists together have `count`, at most max. As many may be leaving.
  */
 #pragma once
 
@@ -46,5 +52,7 @@ ldr_lobby_found_t ldr_lobby_enter(ldr_lobby_t *lobby, ldr_origin_t origin,
 /* The socket that is shut down from here on if it must give way. False: it had
  * to already, and its owner ends it. */
 bool ldr_lobby_listen(ldr_lobby_t *lobby, ldr_stranger_t *stranger, int fd);
+/* Whether the invariants hold; looks at everything. */
+bool ldr_lobby_check(ldr_lobby_t *lobby);
 /* It is known now, or goes: before its socket is closed. NULL is fine. */
 void ldr_lobby_leave(ldr_lobby_t *lobby, ldr_stranger_t *stranger);

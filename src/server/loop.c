@@ -17,6 +17,8 @@
 #define TRUST_MIN 2u        /* to poll for more than spin_ns */
 #define TRUST_MAX 8u
 
+static __thread const ldr_loop_t *here; /* whose thread this is */
+
 larder_status_t ldr_loop_init(ldr_loop_t *loop, void *owner,
                               const ldr_loop_hooks_t *hooks, uint64_t spin_ns)
 {
@@ -24,7 +26,7 @@ larder_status_t ldr_loop_init(ldr_loop_t *loop, void *owner,
 
     *loop = (ldr_loop_t){.owner = owner, .hooks = hooks, .spin_ns = spin_ns};
     loop->tasks_end = &loop->tasks;
-    pthread_mutex_init(&loop->lock, NULL);
+    ldr_mutex_init(&loop->lock);
     loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (loop->epoll_fd < 0 || loop->wake_fd < 0 ||
@@ -55,6 +57,8 @@ bool ldr_loop_watch(ldr_loop_t *loop, ldr_watch_t *watch, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.ptr = watch};
 
+    LDR_DEBUG_ASSERT(ldr_loop_is_here(loop));
+    LDR_ASSERT(watch->fd >= 0 && watch->ready != NULL);
     watch->events = events;
     return epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, watch->fd, &event) == 0;
 }
@@ -63,6 +67,7 @@ void ldr_loop_rewatch(ldr_loop_t *loop, ldr_watch_t *watch, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.ptr = watch};
 
+    LDR_DEBUG_ASSERT(ldr_loop_is_here(loop));
     if (watch->events != events && watch->fd >= 0) {
         watch->events = events;
         epoll_ctl(loop->epoll_fd, EPOLL_CTL_MOD, watch->fd, &event);
@@ -71,6 +76,7 @@ void ldr_loop_rewatch(ldr_loop_t *loop, ldr_watch_t *watch, uint32_t events)
 
 void ldr_loop_unwatch(ldr_loop_t *loop, ldr_watch_t *watch)
 {
+    LDR_DEBUG_ASSERT(ldr_loop_is_here(loop));
     if (watch->fd >= 0) {
         epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL);
     }
@@ -89,7 +95,9 @@ static void wake(ldr_loop_t *loop)
 
 void ldr_loop_post(ldr_loop_t *loop, ldr_task_t *task)
 {
-    pthread_mutex_lock(&loop->lock);
+    LDR_ASSERT(task->run != NULL);
+    ldr_mutex_lock(&loop->lock);
+    LDR_ASSERT(*loop->tasks_end == NULL);
     if (!task->posted) {
         task->posted = true;
         task->next = NULL;
@@ -98,7 +106,7 @@ void ldr_loop_post(ldr_loop_t *loop, ldr_task_t *task)
     }
     bool asleep = loop->asleep;
     loop->asleep = false;
-    pthread_mutex_unlock(&loop->lock);
+    ldr_mutex_unlock(&loop->lock);
     if (asleep) {
         wake(loop);
     }
@@ -106,9 +114,9 @@ void ldr_loop_post(ldr_loop_t *loop, ldr_task_t *task)
 
 bool ldr_loop_posted(ldr_loop_t *loop, const ldr_task_t *task)
 {
-    pthread_mutex_lock(&loop->lock);
+    ldr_mutex_lock(&loop->lock);
     bool posted = task->posted;
-    pthread_mutex_unlock(&loop->lock);
+    ldr_mutex_unlock(&loop->lock);
     return posted;
 }
 
@@ -116,18 +124,19 @@ bool ldr_loop_posted(ldr_loop_t *loop, const ldr_task_t *task)
  * busy sessions could keep everything else waiting. True: there were some. */
 static bool run_tasks(ldr_loop_t *loop)
 {
-    pthread_mutex_lock(&loop->lock);
+    ldr_mutex_lock(&loop->lock);
     ldr_task_t *task = loop->tasks;
     loop->tasks = NULL;
     loop->tasks_end = &loop->tasks;
-    pthread_mutex_unlock(&loop->lock);
+    ldr_mutex_unlock(&loop->lock);
 
     bool any = task != NULL;
     while (task != NULL) {
-        pthread_mutex_lock(&loop->lock);
+        ldr_mutex_lock(&loop->lock);
         ldr_task_t *next = task->next;
+        LDR_ASSERT(task->posted);
         task->posted = false;
-        pthread_mutex_unlock(&loop->lock);
+        ldr_mutex_unlock(&loop->lock);
         task->run(task); /* may free it */
         task = next;
     }
@@ -139,10 +148,10 @@ static bool run_tasks(ldr_loop_t *loop)
 /* False: a task came, do not sleep. */
 static bool fall_asleep(ldr_loop_t *loop)
 {
-    pthread_mutex_lock(&loop->lock);
+    ldr_mutex_lock(&loop->lock);
     loop->asleep = loop->tasks == NULL && !loop->stop;
     bool asleep = loop->asleep;
-    pthread_mutex_unlock(&loop->lock);
+    ldr_mutex_unlock(&loop->lock);
     return asleep;
 }
 
@@ -160,9 +169,9 @@ static void wait_events(ldr_loop_t *loop, uint64_t next_ns, bool sleep)
                          : (int)((next_ns - now_ns + 999999) / 1000000);
     }
     int count = epoll_wait(loop->epoll_fd, events, EVENTS_MAX, timeout_ms);
-    pthread_mutex_lock(&loop->lock);
+    ldr_mutex_lock(&loop->lock);
     loop->asleep = false;
-    pthread_mutex_unlock(&loop->lock);
+    ldr_mutex_unlock(&loop->lock);
     for (int i = 0; i < count; i++) {
         ldr_watch_t *watch = events[i].data.ptr;
 
@@ -180,9 +189,9 @@ static void wait_events(ldr_loop_t *loop, uint64_t next_ns, bool sleep)
 
 static bool stopping(ldr_loop_t *loop)
 {
-    pthread_mutex_lock(&loop->lock);
+    ldr_mutex_lock(&loop->lock);
     bool stop = loop->stop && loop->tasks == NULL;
-    pthread_mutex_unlock(&loop->lock);
+    ldr_mutex_unlock(&loop->lock);
     return stop;
 }
 
@@ -224,6 +233,11 @@ static void gap_over(ldr_loop_t *loop, uint64_t ns)
     }
 }
 
+bool ldr_loop_is_here(const ldr_loop_t *loop)
+{
+    return here == loop || !__atomic_load_n(&loop->runs, __ATOMIC_ACQUIRE);
+}
+
 static void *loop_main(void *arg)
 {
     ldr_loop_t *loop = arg;
@@ -231,6 +245,8 @@ static void *loop_main(void *arg)
     uint64_t look_ns = 0; /* the last look at descriptors, when busy */
     unsigned looks = 0;
 
+    here = loop;
+    __atomic_store_n(&loop->runs, true, __ATOMIC_RELEASE);
     while (!stopping(loop)) {
         bool tasks = run_tasks(loop);
         ldr_loop_found_t found = loop->hooks->poll(loop);
@@ -263,6 +279,7 @@ static void *loop_main(void *arg)
         bool sleep = loop->hooks->sleep(loop) && fall_asleep(loop);
         wait_events(loop, next_ns, sleep);
     }
+    __atomic_store_n(&loop->runs, false, __ATOMIC_RELEASE);
     return NULL;
 }
 
@@ -277,9 +294,9 @@ void ldr_loop_stop(ldr_loop_t *loop)
     if (!loop->started) {
         return;
     }
-    pthread_mutex_lock(&loop->lock);
+    ldr_mutex_lock(&loop->lock);
     loop->stop = true;
-    pthread_mutex_unlock(&loop->lock);
+    ldr_mutex_unlock(&loop->lock);
     wake(loop);
     pthread_join(loop->thread, NULL);
     loop->started = false;

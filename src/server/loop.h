@@ -2,6 +2,12 @@
  * An event loop: one thread, one epoll. Everything that belongs to a loop (its
  * sessions and their requests) is touched by its thread only; others hand it
  * tasks.
+ *
+ * Invariants
+ *  1. A task is in the list exactly while it is `posted`; tasks_end leads to
+ *     the last link, which is NULL.
+ *  2. Watches, and what belongs to the loop, are touched in the loop's thread,
+ *     or by anybody while that does not run: ldr_loop_is_here().
  */
 #pragma once
 
@@ -57,6 +63,7 @@ struct ldr_loop {
     unsigned trust;               /* that the next one is like them */
     pthread_t thread;
     bool started;
+    bool runs; /* atomic: from its thread's first step to its last */
 
     pthread_mutex_t lock; /* the tasks and stop; the last in the lock order */
     ldr_task_t *tasks, **tasks_end;
@@ -70,6 +77,10 @@ bool ldr_loop_start(ldr_loop_t *loop, const char *name);
 /* Ends the thread, once the tasks posted so far have run. */
 void ldr_loop_stop(ldr_loop_t *loop);
 void ldr_loop_destroy(ldr_loop_t *loop);
+
+/* Whether this is the loop's thread, or that does not run: before its start,
+ * and after its end. */
+bool ldr_loop_is_here(const ldr_loop_t *loop);
 
 /* Only in the loop's thread, or before it starts. */
 bool ldr_loop_watch(ldr_loop_t *loop, ldr_watch_t *watch, uint32_t events);

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 static uint64_t wall_ms(void)
 {
@@ -21,7 +22,7 @@ bool ldr_metrics_create(ldr_server_metrics_t **metrics_p)
         return false;
     }
     m->start_ms = wall_ms();
-    pthread_mutex_init(&m->slow_lock, NULL);
+    ldr_mutex_init(&m->slow_lock);
     *metrics_p = m;
     return true;
 }
@@ -55,12 +56,14 @@ ldr_outcome_t ldr_metrics_outcome(larder_status_t status)
 }
 
 /* Forgets what is old, and sets the floor: while there is room everything may
- * come in. With the lock. */
+ * come in. */
 static void slow_settle(ldr_server_metrics_t *m, uint64_t now_ms)
 {
     uint64_t floor_ns = UINT64_MAX;
     unsigned kept = 0;
 
+    LDR_HELD(&m->slow_lock);
+    LDR_ASSERT(m->slow_count <= LDR_METRICS_SLOW);
     for (unsigned i = 0; i < m->slow_count; i++) {
         /* A clock that was set back makes none of them older. */
         if (now_ms < m->slow[i].when_ms + LDR_METRICS_SLOW_S * 1000) {
@@ -92,7 +95,7 @@ void ldr_metrics_slow(ldr_server_metrics_t *m, const ldr_request_note_t *r)
 {
     uint64_t now_ms = wall_ms();
 
-    pthread_mutex_lock(&m->slow_lock);
+    ldr_mutex_lock(&m->slow_lock);
     slow_settle(m, now_ms);
     if (r->ns > m->slow_floor_ns) {
         ldr_slow_t *slow = slow_place(m);
@@ -109,17 +112,17 @@ void ldr_metrics_slow(ldr_server_metrics_t *m, const ldr_request_note_t *r)
         };
         slow_settle(m, now_ms);
     }
-    pthread_mutex_unlock(&m->slow_lock);
+    ldr_mutex_unlock(&m->slow_lock);
 }
 
 unsigned ldr_metrics_slowest(ldr_server_metrics_t *m,
                              ldr_slow_t out[LDR_METRICS_SLOW])
 {
-    pthread_mutex_lock(&m->slow_lock);
+    ldr_mutex_lock(&m->slow_lock);
     slow_settle(m, wall_ms());
     unsigned count = m->slow_count;
     memcpy(out, m->slow, count * sizeof(*out));
-    pthread_mutex_unlock(&m->slow_lock);
+    ldr_mutex_unlock(&m->slow_lock);
 
     for (unsigned i = 1; i < count; i++) {
         ldr_slow_t s = out[i];

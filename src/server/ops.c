@@ -3,7 +3,6 @@
 
 #include "base/mem.h"
 #include "node/list.h"
-#include "node/ssd.h"
 #include "server/session.h"
 #include "server/status.h"
 #include "server/trace.h"
@@ -113,7 +112,8 @@ void ldr_handle_space(ldr_request_t *r)
     r->info = (ldr_space_info_t){.tenant = r->guest->config.name};
     memcpy(r->info.space_id, m.id, sizeof(r->info.space_id));
     memcpy(r->info.tenant_check, m.check, sizeof(r->info.tenant_check));
-    r->info.has_key = m.has_key;
+    r->info.has_key = true;
+    memcpy(r->info.label, m.label, sizeof(r->info.label));
     memcpy(r->info.key, m.key, sizeof(r->info.key));
     r->shards = m.shards;
     /* A disk that hangs must not keep those out who need only memory. */
@@ -150,10 +150,8 @@ void ldr_handle_match(ldr_request_t *r)
     ldr_match_msg_t m;
     larder_match_t out = {0};
     uint8_t body[LDR_MATCHED_BYTES];
-    bool shared = (r->session->features & LDR_FEATURE_SHARED) != 0;
 
-    if (!ldr_get_match(r->body, r->frame.body, &m) ||
-        (m.flags != 0 && (r->session->features & LDR_FEATURE_ASKED) == 0)) {
+    if (!ldr_get_match(r->body, r->frame.body, &m)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed match");
         return;
     }
@@ -164,11 +162,10 @@ void ldr_handle_match(ldr_request_t *r)
         ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID, "group %u", m.group));
         return;
     }
-    r->session->matches = true;
     ldr_node_match(r->home->server->node, r->space, r->shards, m.group,
                    (const larder_key_t *)m.keys, m.count,
                    (m.flags & LDR_MATCH_AGAIN) == 0, &out);
-    ldr_reply(r, LARDER_OK, body, ldr_put_matched(body, &out, shared));
+    ldr_reply(r, LARDER_OK, body, ldr_put_matched(body, &out));
 }
 
 void ldr_handle_asked(ldr_request_t *r)
@@ -245,12 +242,16 @@ bool ldr_save_present(ldr_request_t *r, uint32_t i)
     ldr_name_t name = ldr_store_name(store, r->space, item->group, item->key);
     uint32_t entry =
         ldr_store_find(store, &name, LDR_NIL, ldr_wall_s(node->clock), &cause);
-    bool present = node->mode == LDR_MODE_ON && entry != LDR_NIL &&
-                   ldr_node_usable(node, entry, item->shard, &tier, &bytes);
-    uint32_t shard =
-        present ? ldr_store_resident(store, entry, item->shard) : LDR_NIL;
+    ldr_sought_t sought = {&name, entry, item->shard};
+    bool present =
+        node->mode == LDR_MODE_ON &&
+        ldr_node_usable(node, &sought, &tier, &bytes, &cause) &&
+        (tier == LARDER_TIER_DRAM || node->tiers[tier - 1]->ops->keeps);
+    uint32_t shard = present && entry != LDR_NIL
+                         ? ldr_store_resident(store, entry, item->shard)
+                         : LDR_NIL;
     if (shard != LDR_NIL) {
-        ldr_ssd_used(node, shard);
+        ldr_node_used(node, shard);
     }
     ldr_node_unlock(node);
     return present;
@@ -304,7 +305,7 @@ void ldr_handle_exists(ldr_request_t *r)
 /* ---- removing, reporting ---- */
 
 /* Items that cannot be divide the batch: what is good goes in runs, of no more
- * than a disk takes at once: the node is locked meanwhile. */
+ * than a tier takes at once: the node is locked meanwhile. */
 static void job_remove(ldr_request_t *r)
 {
     ldr_stop_t stop = {&r->home->server->job_stop, r->deadline_ns};
@@ -313,7 +314,7 @@ static void job_remove(ldr_request_t *r)
     for (uint32_t i = 0; i <= r->count; i++) {
         bool good = i < r->count && r->items[i].key != NULL;
 
-        if (good && i - begin < LDR_TOMBS) {
+        if (good && i - begin < LDR_REMOVE_MAX) {
             continue;
         }
         if (i > begin) {
@@ -351,7 +352,7 @@ static void job_report(ldr_request_t *r)
         if (r->items[i].key == NULL) {
             continue;
         }
-        if (ldr_node_stopped(node, &stop) != LARDER_OK) {
+        if (ldr_host_stopped(&node->host, &stop) != LARDER_OK) {
             r->results[i].status = LARDER_E_DEADLINE;
             continue;
         }
@@ -401,7 +402,9 @@ void ldr_handle_flush(ldr_request_t *r)
     if (!ldr_get_number(r->body, r->frame.body, &r->number)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed flush");
     } else if (r->number >= LARDER_TIER_COUNT) {
-        ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID, "tier %u", r->number));
+        ldr_reply_fail(r, ldr_fail(LARDER_E_UNSUPPORTED,
+                                   "tier %u: this daemon (%s) has none such",
+                                   r->number, larder_version()));
     } else {
         job(r, job_flush, finish_status);
     }
@@ -416,13 +419,14 @@ static uint32_t sees(const ldr_request_t *r)
 void ldr_handle_stats(ldr_request_t *r)
 {
     larder_stats_t stats;
+    uint8_t body[LDR_STATS_BYTES_MAX];
 
     if (r->frame.body != 0) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed stats");
         return;
     }
     ldr_node_stats(r->home->server->node, sees(r), &stats);
-    ldr_reply(r, LARDER_OK, &stats, sizeof(stats));
+    ldr_reply(r, LARDER_OK, body, ldr_put_stats(body, &stats));
 }
 
 static void job_metrics(ldr_request_t *r)
@@ -499,6 +503,7 @@ static void job_list(ldr_request_t *r)
         };
 
         memcpy(row.space, l->space_id, sizeof(row.space));
+        memcpy(row.label, l->label, sizeof(row.label));
         ldr_put_listed(at + r->text_bytes, &row);
         r->text_bytes += LDR_LIST_ROW_BYTES;
     }

@@ -1,4 +1,5 @@
-/* Requests: from a frame to its reply. */
+/* Requests: from a frame to its reply. All in the loop of their session, which
+ * keeps a few of them for the next; session.h says what holds of them. */
 #include <string.h>
 #include <unistd.h>
 
@@ -17,9 +18,13 @@ ldr_request_t *ldr_request_new(ldr_session_t *s)
     ldr_server_loop_t *home = s->home;
     ldr_request_t *r = home->free_requests;
 
+    LDR_DEBUG_ASSERT(ldr_loop_is_here(&home->loop));
+    LDR_ASSERT((r != NULL) == (home->free_count > 0));
     if (r != NULL) {
+        LDR_ASSERT(r->idle && !r->queued && r->home == home);
         home->free_requests = r->free_next;
         home->free_count--;
+        r->idle = false;
     } else {
         r = ldr_alloc(sizeof(*r));
         if (r == NULL) {
@@ -29,7 +34,8 @@ ldr_request_t *ldr_request_new(ldr_session_t *s)
     }
     r->session = s;
     r->guest = s->guest;
-    r->by_ring = r->parked = false;
+    r->parked = false;
+    r->via = &s->socket;
     r->count = r->next = r->pending = 0;
     r->space = LDR_NIL;
     r->bytes_in = r->bytes_out = 0;
@@ -114,11 +120,18 @@ void ldr_request_free(ldr_request_t *r)
 {
     ldr_server_loop_t *home = r->home;
 
+    LDR_DEBUG_ASSERT(ldr_loop_is_here(&home->loop));
+    if (!LDR_HOLDS(!r->idle && !r->queued)) {
+        return;
+    }
+    LDR_ASSERT(r->session == NULL || r->session->requests > 0);
     if (r->session != NULL && r->session->requests-- == LDR_SESSION_REQUESTS) {
         ldr_session_warm(r->session); /* it may go on */
         ldr_loop_post(&home->loop, &r->session->again);
     }
-    __atomic_sub_fetch(&home->server->request_count, 1, __ATOMIC_RELAXED);
+    uint64_t under_way =
+        __atomic_fetch_sub(&home->server->request_count, 1, __ATOMIC_RELAXED);
+    LDR_ASSERT(under_way > 0);
     ldr_free(r->text);
     r->text = NULL;
     if (home->free_count >= FREE_MAX || r->room > KEEP_BYTES ||
@@ -127,6 +140,7 @@ void ldr_request_free(ldr_request_t *r)
         return;
     }
     r->session = NULL;
+    r->idle = true;
     r->free_next = home->free_requests;
     home->free_requests = r;
     home->free_count++;
@@ -148,6 +162,8 @@ void ldr_requests_destroy(ldr_server_loop_t *home)
 static void note(ldr_request_t *r, larder_status_t st)
 {
     ldr_session_t *s = r->session;
+
+    LDR_ASSERT(!r->idle);
     ldr_request_note_t n = {
         .opcode = r->frame.opcode,
         .transport = (uint8_t)ldr_session_transport(s),
@@ -166,22 +182,24 @@ static void note(ldr_request_t *r, larder_status_t st)
 }
 
 /* Sends a composed frame: in home->reply, or with pieces of the arena. */
-static void send_frame(ldr_session_t *s, bool by_ring, size_t bytes,
+static void send_frame(ldr_session_t *s, ldr_channel_t *via, size_t bytes,
                        ldr_out_t *out)
 {
     if (out == NULL) {
-        out = ldr_session_out(s, by_ring, s->home->reply, bytes);
+        out = ldr_session_out(s, via, s->home->reply, bytes);
         if (out == NULL) { /* it went out as it was */
             return;
         }
     }
-    ldr_session_queue(s, by_ring, out);
+    ldr_session_queue(s, via, out);
 }
 
 static size_t compose(ldr_request_t *r, larder_status_t st, const void *body,
                       size_t bytes, uint32_t payload)
 {
     uint8_t *reply = r->home->reply;
+
+    LDR_ASSERT(!r->idle);
     ldr_frame_t frame = {
         .opcode = r->frame.opcode,
         .flags = LDR_FRAME_REPLY,
@@ -195,7 +213,7 @@ static size_t compose(ldr_request_t *r, larder_status_t st, const void *body,
     if (bytes > 0 && body != reply + LDR_FRAME_BYTES) {
         memcpy(reply + LDR_FRAME_BYTES, body, bytes);
     }
-    ldr_frame_put(reply, &frame, !r->by_ring);
+    ldr_frame_put(reply, &frame, !r->via->stream.ops->messages);
     return LDR_FRAME_BYTES + bytes;
 }
 
@@ -206,7 +224,7 @@ void ldr_reply(ldr_request_t *r, larder_status_t st, const void *body,
 
     note(r, st);
     if ((r->frame.flags & LDR_FRAME_SILENT) == 0) {
-        send_frame(s, r->by_ring, compose(r, st, body, bytes, 0), NULL);
+        send_frame(s, r->via, compose(r, st, body, bytes, 0), NULL);
     }
     ldr_request_free(r);
 }
@@ -245,7 +263,7 @@ void ldr_reply_fds(ldr_request_t *r, const void *body, size_t bytes,
     out->head_bytes = out->left = all;
     memcpy(out->fds, fds, fd_count * sizeof(*fds));
     out->fd_count = fd_count;
-    ldr_session_queue(s, false, out);
+    ldr_session_queue(s, &s->socket, out);
     ldr_request_free(r);
 }
 
@@ -262,7 +280,7 @@ void ldr_session_tell(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
 
     memcpy(reply + LDR_FRAME_BYTES, body, bytes);
     ldr_frame_put(reply, &frame, true);
-    send_frame(s, false, LDR_FRAME_BYTES + bytes, NULL);
+    send_frame(s, &s->socket, LDR_FRAME_BYTES + bytes, NULL);
 }
 
 void ldr_session_pulse(ldr_session_t *s)
@@ -275,7 +293,7 @@ void ldr_session_pulse(ldr_session_t *s)
     };
 
     ldr_frame_put(s->home->reply, &frame, true);
-    send_frame(s, false, LDR_FRAME_BYTES, NULL);
+    send_frame(s, &s->socket, LDR_FRAME_BYTES, NULL);
 }
 
 /* ---- results ---- */
@@ -393,10 +411,6 @@ void ldr_reply_results(ldr_request_t *r, bool segs, bool payload)
     }
     size_t at = ldr_put_results(body, r->count, seg_count);
     for (uint32_t i = 0; i < r->count; i++) {
-        if (r->results[i].status == LARDER_DECLINED &&
-            (s->features & LDR_FEATURE_ANNOUNCE) == 0) {
-            r->results[i].status = LARDER_PRESENT; /* as little to do */
-        }
         ldr_put_result(body + at, &r->results[i]);
         at += LDR_RESULT_BYTES;
     }
@@ -416,7 +430,7 @@ void ldr_reply_results(ldr_request_t *r, bool segs, bool payload)
     }
     memcpy(out->head, r->home->reply, out->head_bytes);
     out->left += out->head_bytes;
-    ldr_session_queue(s, false, out);
+    ldr_session_queue(s, &s->socket, out);
     ldr_request_free(r);
 }
 
@@ -483,6 +497,7 @@ void ldr_request_begin(ldr_request_t *r)
     ldr_session_t *s = r->session;
     const ldr_frame_t *f = &r->frame;
     bool hello = f->opcode == LDR_OP_HELLO || f->opcode == LDR_OP_AUTH;
+    bool messages = r->via->stream.ops->messages;
     bool before = hello || (f->opcode == LDR_OP_ADMIN && s->admin);
     ldr_handler_t handler = f->opcode < sizeof(handlers) / sizeof(handlers[0])
                                 ? handlers[f->opcode]
@@ -499,14 +514,14 @@ void ldr_request_begin(ldr_request_t *r)
                         "a request before it was let in");
     } else if (handler == NULL || (f->flags & LDR_FRAME_REPLY) != 0) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "an unknown opcode");
-    } else if (f->payload != 0 && (f->opcode != LDR_OP_PUT || r->by_ring)) {
+    } else if (f->payload != 0 && (f->opcode != LDR_OP_PUT || messages)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED,
                         "payload with a request that has none");
     } else if (s->state == LDR_SESSION_OPEN && f->epoch != s->epoch) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED,
                         "a request of another session");
     } else if ((s->state == LDR_SESSION_OPEN && hello) ||
-               (r->by_ring &&
+               (messages &&
                 (f->opcode == LDR_OP_ATTACH || f->opcode == LDR_OP_EXTENT))) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED,
                         "a request at the wrong time or place");
@@ -545,21 +560,19 @@ bool ldr_request_names(ldr_request_t *r, uint32_t row_bytes)
     return true;
 }
 
-/* An older client does not say: one that matches asks by that. */
 bool ldr_request_asks(const ldr_request_t *r)
 {
-    return (r->flags & LDR_BATCH_AGAIN) == 0 &&
-           ((r->session->features & LDR_FEATURE_ASKED) != 0 ||
-            !r->session->matches);
+    return (r->flags & LDR_BATCH_AGAIN) == 0;
 }
 
 /* ---- waiting ---- */
 
 void ldr_request_later(ldr_request_t *r, void (*go_on)(ldr_request_t *r))
 {
+    LDR_ASSERT(r->session->begun == NULL);
     r->go_on = go_on;
     r->session->begun = r;
-    if (r->by_ring) { /* who reads from a socket looks for it */
+    if (r->via->stream.ops->messages) { /* who reads bytes looks for it */
         ldr_turn_wait(r->session);
     }
 }
@@ -579,6 +592,7 @@ void ldr_request_wait(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
 
+    LDR_ASSERT(!r->idle && s->waiting != r && r->prev == NULL);
     r->prev = NULL;
     r->next_waiting = s->waiting;
     if (s->waiting != NULL) {
@@ -591,6 +605,8 @@ void ldr_request_wait(ldr_request_t *r)
 
 void ldr_request_unwait(ldr_request_t *r)
 {
+    LDR_ASSERT(r->prev != NULL ? r->prev->next_waiting == r
+                               : r->session->waiting == r);
     if (r->prev != NULL) {
         r->prev->next_waiting = r->next_waiting;
     } else {

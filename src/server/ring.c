@@ -1,4 +1,11 @@
-/* Frames by shared memory. */
+/*
+ * Frames by shared memory. In the session's loop only.
+ *
+ * What lies in a ring is the client's, and is refused where it cannot be. What
+ * is ours: a session has rings exactly while it is attached; it is hot exactly
+ * while it is in the loop's list of rings that are polled.
+ */
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -41,6 +48,7 @@ static void cool(ldr_session_t *s)
         }
         link = &(*link)->hot_next;
     }
+    LDR_ASSERT(!s->hot && "who is hot is in the list");
 }
 
 /* It had its turn: all others come first now. */
@@ -114,7 +122,7 @@ static void bell_rang(ldr_watch_t *watch, uint32_t events)
 /* A client that does not take its replies gets no more work done. */
 static bool is_full(const ldr_session_t *s)
 {
-    return s->stalled || s->requests >= LDR_SESSION_REQUESTS ||
+    return s->rings.head != NULL || s->requests >= LDR_SESSION_REQUESTS ||
            s->begun != NULL;
 }
 
@@ -217,8 +225,10 @@ larder_status_t ldr_session_attach(ldr_session_t *s, int fds[2])
         !ldr_loop_watch(&s->home->loop, &s->bell, EPOLLIN | EPOLLET)) {
         goto err;
     }
+    LDR_ASSERT(!s->attached && s->rings.head == NULL);
     s->ring_map = map;
     ldr_ring_init(&s->ring, map, true);
+    ldr_ring_stream(&s->rings.stream, &s->ring, bell);
     s->attached = true;
     ldr_session_warm(s);
     return LARDER_OK;
@@ -254,16 +264,17 @@ void ldr_session_detach(ldr_session_t *s)
     if (!s->lives_on) { /* else it may read what was answered last */
         ldr_ring_hang_up(&s->ring, s->ring_map);
     }
+    ldr_stream_close(&s->rings.stream);
     munmap(s->ring_map, LDR_RING_MAP_BYTES);
     s->attached = false;
-    while (s->ring_out != NULL) {
-        ldr_out_t *out = s->ring_out;
+    while (s->rings.head != NULL) {
+        ldr_out_t *out = s->rings.head;
 
-        s->ring_out = out->next;
+        s->rings.head = out->next;
         ldr_out_free(s, out);
     }
-    s->ring_out_end = &s->ring_out;
-    s->stalled = false;
+    s->rings.end = &s->rings.head;
+    s->rings.bytes = 0;
 }
 
 static void attach(ldr_request_t *r)
@@ -352,14 +363,15 @@ void ldr_handle_attach(ldr_request_t *r)
 static bool ring_one(ldr_session_t *s, bool ends)
 {
     uint8_t *in = s->home->in;
-    ptrdiff_t n =
-        ldr_ring_read(&s->ring.in, in, LDR_FRAME_BYTES + LDR_BODY_MAX);
+    struct iovec message = {in, LDR_FRAME_BYTES + LDR_BODY_MAX};
+    LDR_ASSERT(s->attached);
+    ssize_t n = ldr_stream_read(&s->rings.stream, &message, 1);
 
-    if (n == 0) {
+    if (n == -EAGAIN) {
         return false;
     }
     ldr_request_t *r = n < 0 ? NULL : ldr_request_new(s);
-    if (n < (ptrdiff_t)LDR_FRAME_BYTES || r == NULL ||
+    if (n < (ssize_t)LDR_FRAME_BYTES || r == NULL ||
         ldr_frame_get(in, LDR_BODY_MAX, &r->frame) != LDR_FRAME_OK ||
         LDR_FRAME_BYTES + (size_t)r->frame.body != (size_t)n ||
         !ldr_request_room(r, (size_t)n)) {
@@ -376,7 +388,7 @@ static bool ring_one(ldr_session_t *s, bool ends)
         return true;
     }
     memcpy(r->bytes, in, (size_t)n);
-    r->by_ring = true;
+    r->via = &s->rings;
     ldr_request_begin(r);
     return s->attached;
 }
@@ -404,40 +416,27 @@ void ldr_session_last_words(ldr_session_t *s)
     }
 }
 
-/* A client that sleeps and has something to read. */
-static void wake(ldr_session_t *s)
-{
-    if (ldr_ring_must_wake(&s->ring.out)) {
-        ldr_ring_futex_wake(&s->ring.out);
-    }
-}
-
 void ldr_session_ring_send(ldr_session_t *s)
 {
-    bool any = false;
-
-    while (s->ring_out != NULL) {
-        ldr_out_t *out = s->ring_out;
+    LDR_ASSERT(s->attached);
+    while (s->rings.head != NULL) {
+        ldr_out_t *out = s->rings.head;
         struct iovec piece = {out->head, out->head_bytes};
+        ssize_t n = ldr_stream_write(&s->rings.stream, &piece, 1);
 
-        if (!ldr_ring_write(&s->ring.out, &piece, 1)) {
-            if (ldr_ring_broken(&s->ring.out)) {
-                ldr_metrics_refused(s->server->metrics, LDR_REFUSAL_RING);
-                ldr_session_end(s, "its ring holds what cannot be");
-            } else {
-                ldr_server_due(s->home, ldr_server_now() + LDR_PARK_NS);
-                if (any) {
-                    wake(s);
-                }
-            }
+        if (n == -EAGAIN) {
+            ldr_server_due(s->home, ldr_server_now() + LDR_PARK_NS);
             return;
         }
-        any = true;
-        s->ring_out = out->next;
+        if (n < 0) {
+            ldr_metrics_refused(s->server->metrics, LDR_REFUSAL_RING);
+            ldr_session_end(s, "its ring holds what cannot be");
+            return;
+        }
+        s->rings.head = out->next;
+        s->rings.bytes -= out->left;
         ldr_out_free(s, out);
     }
-    s->ring_out_end = &s->ring_out;
-    s->stalled = false;
-    wake(s);
+    s->rings.end = &s->rings.head;
     ldr_session_warm(s); /* what it sent meanwhile was left where it is */
 }

@@ -4,6 +4,10 @@
  * A PUT's payload goes from the socket into the arena's pages; an item that
  * was refused goes to the loop's dump. One whose room is still to come (writes
  * under way will free it) parks: its connection is not read meanwhile.
+ *
+ * Of a PUT: the items before `next` are done; iov_count buffers of the arena
+ * take the bytes of that one, iov_used of that at iov_at are filled, and `got`
+ * of its bytes came. What is parked is in the session's list `waiting`.
  */
 #include <string.h>
 
@@ -66,7 +70,7 @@ static void park(ldr_request_t *r)
     } else {
         ldr_server_due(r->home, r->parked_ns + LDR_PARK_NS);
         /* Who does not take what it has been sent needs no more of it. */
-        if (!r->by_ring && r->session->out_head == NULL &&
+        if (!r->via->stream.ops->messages && r->via->head == NULL &&
             r->parked_ns - r->pulse_ns >= PULSE_NS) {
             r->pulse_ns = r->parked_ns;
             ldr_session_pulse(r->session);
@@ -251,6 +255,7 @@ static bool item_begin(ldr_request_t *r)
 {
     ldr_node_t *node = r->home->server->node;
     uint32_t i = r->next;
+    LDR_ASSERT(i < r->count && r->shard_of[i] == LDR_NIL);
     larder_status_t st = r->results[i].status;
 
     if (st == LARDER_OK) {
@@ -284,6 +289,7 @@ static void item_end(ldr_request_t *r)
 {
     ldr_node_t *node = r->home->server->node;
     uint32_t i = r->next;
+    LDR_ASSERT(i < r->count);
     larder_status_t st = r->results[i].status;
     ldr_save_row_t row;
 
@@ -379,6 +385,7 @@ uint32_t ldr_put_iov(ldr_request_t *r, struct iovec *iov, uint32_t max)
         }
         break;
     }
+    LDR_ASSERT(r->next < r->count && r->got < item_bytes(r, r->next));
     uint64_t left = item_bytes(r, r->next) - r->got;
     if (r->iov_count == 0) {
         iov[0].iov_base = r->home->dump;
@@ -399,7 +406,9 @@ uint32_t ldr_put_iov(ldr_request_t *r, struct iovec *iov, uint32_t max)
 bool ldr_put_got(ldr_request_t *r, size_t bytes)
 {
     r->got += bytes;
-    while (bytes > 0 && r->iov_count > 0) {
+    LDR_ASSERT(r->next < r->count && r->got <= item_bytes(r, r->next));
+    while (bytes > 0 && r->iov_count > 0 &&
+           LDR_HOLDS(r->iov_at < r->iov_count)) {
         struct iovec *v = &r->iov[r->iov_at];
         size_t left = v->iov_len - r->iov_used;
         size_t take = bytes < left ? bytes : left;

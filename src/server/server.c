@@ -17,6 +17,7 @@
 #include "store/disk.h"
 
 #define DRAIN_LOOK_NS 5000000u
+#define CHECK_NS 50000000u  /* between looks at all sessions of a loop */
 #define JOBS_NS 1000000000u /* that jobs have at least, at the end */
 /* A session has a socket, a pidfd and a bell; a quarter as many connections, by
  * either way, are not authenticated yet. */
@@ -49,6 +50,10 @@ static uint64_t hook_tick(ldr_loop_t *loop, uint64_t now_ns)
     ldr_server_loop_t *home = home_of(loop);
     ldr_session_t *next;
 
+    if (LDR_DEBUG && now_ns >= home->check_ns) {
+        home->check_ns = now_ns + CHECK_NS;
+        LDR_ASSERT(ldr_sessions_check(home));
+    }
     if (now_ns < home->due_ns) {
         return home->due_ns;
     }
@@ -73,7 +78,7 @@ static void look(ldr_task_t *task)
     for (;;) {
         uint32_t extent = 0, generation = 0;
 
-        pthread_mutex_lock(&server->revoke_lock);
+        ldr_mutex_lock(&server->revoke_lock);
         uint64_t count = server->revoke_count;
         bool missed = count - home->revoke_seen > LDR_REVOKES;
         if (missed) {
@@ -86,7 +91,7 @@ static void look(ldr_task_t *task)
             extent = server->revokes[at].extent;
             generation = server->revokes[at].generation;
         }
-        pthread_mutex_unlock(&server->revoke_lock);
+        ldr_mutex_unlock(&server->revoke_lock);
         if (!any && !missed) {
             break;
         }
@@ -106,16 +111,16 @@ static void look(ldr_task_t *task)
     }
 }
 
-/* With the node's lock. */
+/* With the node's lock; the server may not know the node yet. */
 static void on_revoke(void *arg, uint32_t extent, uint32_t generation)
 {
     ldr_server_t *server = arg;
 
-    pthread_mutex_lock(&server->revoke_lock);
+    ldr_mutex_lock(&server->revoke_lock);
     uint64_t at = server->revoke_count++ % LDR_REVOKES;
     server->revokes[at].extent = extent;
     server->revokes[at].generation = generation;
-    pthread_mutex_unlock(&server->revoke_lock);
+    ldr_mutex_unlock(&server->revoke_lock);
     ldr_metrics_event(server->metrics, LDR_EVENT_EXTENTS_RECLAIMED, 1);
     for (unsigned i = 0; i < server->loop_count; i++) {
         ldr_loop_post(&server->loops[i].loop, &server->loops[i].look);
@@ -199,9 +204,9 @@ static size_t show_config(void *arg, char *text, size_t size)
 {
     ldr_server_t *server = arg;
 
-    pthread_mutex_lock(&server->config_lock);
+    ldr_mutex_lock(&server->config_lock);
     size_t length = ldr_config_json(server->latest, text, size);
-    pthread_mutex_unlock(&server->config_lock);
+    ldr_mutex_unlock(&server->config_lock);
     return length;
 }
 
@@ -313,10 +318,11 @@ static larder_status_t tls_open(const ldr_options_t *o, ldr_tls_t **tls_p)
     return ldr_tls_create(&params, tls_p);
 }
 
-/* Paused by an operator or as the configuration has it. With config_lock, so
- * that a pause and a reload at once come one after the other. */
+/* Paused by an operator or as the configuration has it. A pause and a reload at
+ * once come one after the other. */
 static void set_mode(ldr_server_t *server)
 {
+    LDR_HELD(&server->config_lock);
     ldr_node_set_mode(server->node,
                       server->paused
                           ? LDR_MODE_PAUSED
@@ -325,17 +331,17 @@ static void set_mode(ldr_server_t *server)
 
 void ldr_server_pause(ldr_server_t *server, bool paused)
 {
-    pthread_mutex_lock(&server->config_lock);
+    ldr_mutex_lock(&server->config_lock);
     server->paused = paused;
     set_mode(server);
-    pthread_mutex_unlock(&server->config_lock);
+    ldr_mutex_unlock(&server->config_lock);
 }
 
 bool ldr_server_paused(ldr_server_t *server)
 {
-    pthread_mutex_lock(&server->config_lock);
+    ldr_mutex_lock(&server->config_lock);
     bool paused = server->paused;
-    pthread_mutex_unlock(&server->config_lock);
+    ldr_mutex_unlock(&server->config_lock);
     return paused;
 }
 
@@ -507,10 +513,10 @@ larder_status_t ldr_server_open(const ldr_server_params_t *params,
     server->begin_ns = ldr_server_now();
     server->end_fd = server->takeover_fd = server->admin_fd = -1;
     server->job_end = &server->job_head;
-    pthread_mutex_init(&server->config_lock, NULL);
-    pthread_mutex_init(&server->guest_lock, NULL);
-    pthread_mutex_init(&server->revoke_lock, NULL);
-    pthread_mutex_init(&server->job_lock, NULL);
+    ldr_mutex_init(&server->config_lock);
+    ldr_mutex_init(&server->guest_lock);
+    ldr_mutex_init(&server->revoke_lock);
+    ldr_mutex_init(&server->job_lock);
     ldr_cond_init(&server->job_wake);
     st = open_checked(server);
     if (st == LARDER_OK && params->takeover) {
@@ -539,9 +545,9 @@ bool ldr_server_is_idle(ldr_server_t *server)
         opened += __atomic_load_n(&server->metrics->sessions_opened[i],
                                   __ATOMIC_RELAXED);
     }
-    pthread_mutex_lock(&server->guest_lock);
+    ldr_mutex_lock(&server->guest_lock);
     bool idle = opened == server->opened_seen && server->session_count == 0;
-    pthread_mutex_unlock(&server->guest_lock);
+    ldr_mutex_unlock(&server->guest_lock);
     server->opened_seen = opened;
     return idle;
 }
@@ -577,12 +583,12 @@ bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
     if (tls != NULL) {
         ldr_tls_renew(server->tls, tls);
     }
-    pthread_mutex_lock(&server->config_lock);
+    ldr_mutex_lock(&server->config_lock);
     server->latest = config;
     if (config->options.mode != old->options.mode) {
         set_mode(server);
     }
-    pthread_mutex_unlock(&server->config_lock);
+    ldr_mutex_unlock(&server->config_lock);
     if (old != server->config) {
         ldr_config_free(old);
     }

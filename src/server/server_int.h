@@ -31,7 +31,9 @@ typedef struct ldr_server_loop ldr_server_loop_t;
 
 /* A tenant as sessions see it: who may be it, and what it may use. Never
  * freed while the server runs; one that is gone from the configuration lets
- * nobody in any more. Under server->guest_lock, but for the atomics. */
+ * nobody in any more. Under server->guest_lock, but for the atomics. The
+ * server's session_count is the sum of all sessions, its window_bytes of
+ * theirs. */
 typedef struct ldr_guest {
     ldr_tenant_config_t config;
     bool enabled;
@@ -104,6 +106,7 @@ struct ldr_server_loop {
     uint8_t *in;       /* as much: a message just read from a ring */
     uint8_t *dump;     /* payload that nobody wants */
     uint64_t due_ns;   /* the next time something is due */
+    uint64_t check_ns; /* debug builds: the next ldr_sessions_check() */
     uint64_t asked_ns; /* atomic: when a request or a session came last */
     uint64_t revoke_seen;
     bool drop;       /* all sessions, at the end */
@@ -184,8 +187,8 @@ larder_status_t ldr_guests_check(const ldr_config_t *config);
 ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name);
 ldr_guest_t *ldr_guest_by_cert(ldr_server_t *server, const char *cert);
 /* Whether every user of this host may be tenant default by TCP, as long as that
- * has no token: where it is the only tenant, or the configuration says so. With
- * guest_lock. */
+ * has no token: where it is the only tenant, or the configuration says so.
+ * Under guest_lock. */
 bool ldr_guests_open(const ldr_server_t *server);
 /* Whether there is more than one that could be kept out by another. */
 static inline bool ldr_guests_several(const ldr_server_t *server)
@@ -216,6 +219,8 @@ bool ldr_jobs_stop(ldr_server_t *server, uint64_t deadline_ns);
 /* False: too many wait, or the daemon is ending. Else the request's done task
  * follows in its loop. */
 bool ldr_job(struct ldr_request *r);
+/* With job_lock: whether what jobs.c says of its list and counts is so. */
+bool ldr_jobs_check(const ldr_server_t *server);
 /* Answers a request whose job was not taken, or not run. */
 void ldr_job_refuse(struct ldr_request *r);
 

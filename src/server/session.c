@@ -1,4 +1,4 @@
-/* The life of sessions. */
+/* The life of sessions; session.h says what holds of them. */
 #include "server/session.h"
 
 #include <netdb.h>
@@ -25,7 +25,7 @@ static void name_tcp(ldr_session_t *s)
     socklen_t length = sizeof(a);
     char host[48] = "?", port[8] = "?";
 
-    if (getpeername(s->stream.fd, (struct sockaddr *)&a, &length) == 0) {
+    if (getpeername(s->socket.stream.fd, (struct sockaddr *)&a, &length) == 0) {
         getnameinfo((struct sockaddr *)&a, length, host, sizeof(host), port,
                     sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
     }
@@ -83,8 +83,8 @@ static ldr_session_t *session_new(ldr_server_loop_t *home,
     s->peer.pid_fd = -1;
     s->peer.uid = (uid_t)-1;
     s->hold_free = LDR_NIL;
-    s->out_end = &s->out_head;
-    s->ring_out_end = &s->ring_out;
+    s->socket.end = &s->socket.head;
+    s->rings.end = &s->rings.head;
     s->again.run = again;
     s->flush.run = flush;
     s->bury.run = bury;
@@ -118,8 +118,8 @@ bool ldr_session_accept(ldr_server_loop_t *home, const ldr_arrival_t *arrival)
         s->next->prev = s;
     }
     home->sessions = s;
-    larder_status_t st =
-        ldr_stream_init(&s->stream, fd, local ? NULL : server->tls, true, NULL);
+    larder_status_t st = ldr_stream_init(
+        &s->socket.stream, fd, local ? NULL : server->tls, true, NULL);
     if (local) {
         ldr_socket_bound(fd); /* what moves bytes goes by ring */
         /* Who cannot be known is nobody. */
@@ -169,6 +169,8 @@ larder_status_t ldr_session_enter(ldr_session_t *s, ldr_guest_t *guest)
     ldr_server_metrics_t *m = s->server->metrics;
     larder_status_t st = ldr_guest_enter(s->server, guest, s->admin);
 
+    LDR_ASSERT(s->state == LDR_SESSION_NEW && s->guest == NULL);
+    LDR_ASSERT(!s->waits_turn); /* its share becomes another */
     if (st != LARDER_OK) {
         return st;
     }
@@ -214,6 +216,7 @@ static void drop_requests(ldr_session_t *s)
             r->frame.opcode == LDR_OP_LEASE || r->frame.opcode == LDR_OP_GET;
 
         ldr_request_unwait(r);
+        LDR_ASSERT(s->requests > 0);
         s->requests--;
         r->session = NULL;
         if (r->job == NULL && loads) {
@@ -232,6 +235,7 @@ static void hang_up(ldr_session_t *s)
 
     ldr_turn_quit(s);
     drop_requests(s);
+    LDR_ASSERT(s->requests == 0);
     ldr_session_detach(s);
     ldr_loop_unwatch(&s->home->loop, &s->watch);
     if (s->guest != NULL) {
@@ -241,9 +245,10 @@ static void hang_up(ldr_session_t *s)
         s->stranger = NULL;
     }
     if (s->awaited) {
-        close(s->stream.fd); /* not shut down: the other descriptor answers */
+        close(s->socket.stream
+                  .fd); /* not shut down: the other descriptor answers */
     } else {
-        ldr_stream_close(&s->stream);
+        ldr_stream_close(&s->socket.stream);
     }
     s->watch.fd = -1;
 }
@@ -259,6 +264,9 @@ static void bury(ldr_task_t *task)
         ldr_loop_post(&s->home->loop, &s->bury);
         return;
     }
+    LDR_ASSERT(s->state == LDR_SESSION_CLOSED && s->requests == 0);
+    LDR_ASSERT(s->hold_count == 0 && s->map_count == 0);
+    LDR_ASSERT(!s->hot && !s->waits_turn && s->socket.head == NULL);
     ldr_free(s->buffer);
     ldr_free(s->spaces);
     ldr_free(s->holds);
@@ -288,8 +296,10 @@ static void close_session(ldr_session_t *s)
         ldr_guest_leave(s->server, s->guest);
     }
     if (s->prev != NULL) {
+        LDR_ASSERT(s->prev->next == s);
         s->prev->next = s->next;
     } else {
+        LDR_ASSERT(s->home->sessions == s);
         s->home->sessions = s->next;
     }
     if (s->next != NULL) {
@@ -312,6 +322,7 @@ static void quarantine(ldr_session_t *s)
 
 static void end(ldr_session_t *s, const char *why, bool process_lives)
 {
+    LDR_DEBUG_ASSERT(ldr_loop_is_here(&s->home->loop));
     if (s->state == LDR_SESSION_CLOSED || s->ending) {
         return;
     }
@@ -376,6 +387,67 @@ static void process_gone(ldr_watch_t *watch, uint32_t events)
     end(s, NULL, false);
 }
 
+/* ---- what must hold ---- */
+
+static bool queue_check(const ldr_out_t *out, ldr_out_t *const *head,
+                        ldr_out_t *const *end, size_t *bytes)
+{
+    for (; out != NULL; head = &out->next, out = out->next) {
+        *bytes += out->left;
+    }
+    return head == end && *head == NULL;
+}
+
+static bool session_check(const ldr_session_t *s)
+{
+    size_t bytes = 0, ring_bytes = 0;
+    uint32_t waiting = 0;
+    const ldr_request_t *before = NULL;
+
+    for (const ldr_request_t *r = s->waiting; r != NULL; r = r->next_waiting) {
+        if (r->session != s || r->idle || r->prev != before ||
+            waiting++ == s->requests) {
+            return false;
+        }
+        before = r;
+    }
+    return s->state != LDR_SESSION_CLOSED &&
+           (s->state == LDR_SESSION_NEW) == (s->guest == NULL) &&
+           s->buffer_at <= s->buffer_have && s->buffer_have <= LDR_IN_BYTES &&
+           queue_check(s->socket.head, &s->socket.head, s->socket.end,
+                       &bytes) &&
+           bytes == s->socket.bytes &&
+           queue_check(s->rings.head, &s->rings.head, s->rings.end,
+                       &ring_bytes) &&
+           ring_bytes == s->rings.bytes && ldr_holds_check(s);
+}
+
+bool ldr_sessions_check(const ldr_server_loop_t *home)
+{
+    const ldr_session_t *before = NULL;
+    unsigned idle = 0, hot = 0, polled = 0;
+
+    for (const ldr_session_t *s = home->sessions; s != NULL; s = s->next) {
+        if (s->home != home || s->prev != before || !session_check(s)) {
+            return false;
+        }
+        hot += s->hot;
+        before = s;
+    }
+    for (const ldr_session_t *s = home->hot; s != NULL; s = s->hot_next) {
+        if (!s->hot || !s->attached || polled++ == hot) {
+            return false;
+        }
+    }
+    for (const ldr_request_t *r = home->free_requests; r != NULL;
+         r = r->free_next) {
+        if (!r->idle || idle++ == home->free_count) {
+            return false;
+        }
+    }
+    return hot == polled && idle == home->free_count && ldr_turns_check(home);
+}
+
 /* ---- time ---- */
 
 /* What waits for room tries again, what is late ends. */
@@ -423,9 +495,9 @@ uint64_t ldr_session_tick(ldr_session_t *s, uint64_t now_ns)
         }
         next_ns = hello_ns;
     }
-    if (s->stalled) {
+    if (s->rings.head != NULL) {
         ldr_session_ring_send(s);
-        if (s->stalled) {
+        if (s->rings.head != NULL) {
             next_ns = ldr_min64(next_ns, now_ns + LDR_PARK_NS);
         }
     }

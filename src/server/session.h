@@ -14,6 +14,15 @@
  *     session's end gives back what the table holds, and so gives all back.
  *  3. A shard that is only reserved is never seen by anybody: only COMMIT of
  *     the session that reserved it makes it visible.
+ *  4. A session is in its loop's list from its arrival until it is CLOSED; it
+ *     has a stranger while it is NEW, then a guest. Once it is CLOSED it has no
+ *     requests, holds or maps, and only its task `bury` touches it.
+ *  5. A request that is under way is one of its session's `requests`, and is
+ *     `in`, `begun`, `put` or in the list `waiting`, or is being carried out
+ *     now. One that has been given back is `idle`, in the loop's list of those.
+ *  6. A channel's bytes are those of the replies from its head that are not
+ *     sent yet; end leads to their last link. An attached session is polled (in
+ *     the loop's list) exactly while it is hot.
  */
 #pragma once
 
@@ -22,7 +31,7 @@
 
 #include "net/auth.h"
 #include "net/ring.h"
-#include "net/socket.h"
+#include "net/transport.h"
 #include "node/load.h"
 #include "node/node.h"
 #include "server/loop.h"
@@ -78,6 +87,14 @@ typedef struct ldr_out {
     unsigned fd_count;
 } ldr_out_t;
 
+/* One of a session's two ways: its socket, and its rings. The transport's row
+ * says what they can do. */
+typedef struct ldr_channel {
+    ldr_stream_t stream;
+    ldr_out_t *head, **end; /* replies that wait to be sent */
+    size_t bytes;           /* of those, not sent yet */
+} ldr_channel_t;
+
 typedef enum ldr_session_state {
     LDR_SESSION_NEW,
     LDR_SESSION_OPEN,
@@ -111,14 +128,12 @@ struct ldr_session {
     uint8_t client_nonce[LDR_NONCE_BYTES], server_nonce[LDR_NONCE_BYTES];
     char tenant_name[LDR_TENANT_MAX + 1]; /* as the hello says */
     bool greeted;
-    uint64_t features;        /* that both sides have */
-    bool matches;             /* it has matched a chain */
     ldr_guest_t *guest;       /* the tenant, once it is open */
     ldr_stranger_t *stranger; /* in the lobby, until then */
 
     /* The socket */
     ldr_watch_t watch;
-    ldr_stream_t stream;
+    ldr_channel_t socket;
     uint8_t *buffer; /* LDR_IN_BYTES, read ahead */
     uint32_t buffer_at, buffer_have;
     ldr_request_t *in;    /* the frame being received */
@@ -130,18 +145,15 @@ struct ldr_session {
     bool waits_turn;      /* to be read from: turn.c */
     ldr_session_t *turn_prev, *turn_next;
     ldr_task_t flush; /* there is something to send */
-    ldr_out_t *out_head, **out_end;
-    size_t out_bytes;
     unsigned out_fds; /* descriptors in what is queued */
 
     /* The rings */
     bool attached;
-    bool stalled; /* a reply waits for room */
+    ldr_channel_t rings;
     ldr_ring_pair_t ring;
     void *ring_map;
     ldr_watch_t bell;
-    uint64_t ring_used_ns; /* the last time something came */
-    ldr_out_t *ring_out, **ring_out_end;
+    uint64_t ring_used_ns;   /* the last time something came */
     ldr_session_t *hot_next; /* of the loop's rings that are polled */
     bool hot;
 
@@ -164,10 +176,12 @@ struct ldr_session {
 /* A request, from its frame to its reply. */
 struct ldr_request {
     ldr_session_t *session; /* NULL: it ended meanwhile; nobody wants a reply */
+    bool idle;              /* given back: nobody's until it is new again */
+    bool queued;            /* it is a job, until its `done` has begun */
     ldr_server_loop_t *home;
     ldr_guest_t *guest; /* its session's */
     ldr_frame_t frame;
-    bool by_ring;
+    ldr_channel_t *via; /* it came by, and its reply goes */
     /* Payload that was handed over: counted and charged with the reply. */
     uint64_t bytes_in, bytes_out;
     uint64_t begin_ns, deadline_ns;
@@ -239,11 +253,21 @@ void ldr_session_drop(ldr_session_t *s);
 /* What is due at this time; when to look next. */
 uint64_t ldr_session_tick(ldr_session_t *s, uint64_t now_ns);
 ldr_transport_t ldr_session_transport(const ldr_session_t *s);
+/* Whether its peer is listened to. */
+static inline bool ldr_session_speaks(const ldr_session_t *s)
+{
+    return s->state == LDR_SESSION_NEW || s->state == LDR_SESSION_OPEN;
+}
+/* Whether the invariants of all sessions of a loop hold: looks at everything;
+ * in the loop's thread. Every so often, in debug builds. */
+bool ldr_sessions_check(const ldr_server_loop_t *home);
 /* The session is let in as this tenant. */
 larder_status_t ldr_session_enter(ldr_session_t *s, ldr_guest_t *guest);
 
 /* ---- holds.c: what sessions hold ---- */
 
+/* Whether what holds.c says of the table is so: looks at all of it. */
+bool ldr_holds_check(const ldr_session_t *s);
 /* UINT64_MAX: no more. */
 uint64_t ldr_hold_add(ldr_session_t *s, const ldr_hold_t *hold);
 /* NULL: no such lease, of this kind, in this session. */
@@ -283,6 +307,8 @@ void ldr_turn_used(const ldr_session_t *s, uint64_t ns);
 /* It is read from when its tenant has a turn again. */
 void ldr_turn_wait(ldr_session_t *s);
 void ldr_turn_quit(ldr_session_t *s); /* not any more, if it was */
+/* Whether what turn.c says of its lists is so: looks at all of them. */
+bool ldr_turns_check(const ldr_server_loop_t *home);
 /* The next round: reads from those that wait. True: some still do. */
 bool ldr_turns_run(ldr_server_loop_t *home);
 
@@ -297,9 +323,9 @@ bool ldr_session_read(ldr_session_t *s);
 void ldr_out_free(ldr_session_t *s, ldr_out_t *out);
 /* Sends a frame if nothing is before it. NULL: it is gone; otherwise what is
  * left of it, to be queued. */
-ldr_out_t *ldr_session_out(ldr_session_t *s, bool by_ring, const uint8_t *frame,
-                           size_t bytes);
-void ldr_session_queue(ldr_session_t *s, bool by_ring, ldr_out_t *out);
+ldr_out_t *ldr_session_out(ldr_session_t *s, ldr_channel_t *via,
+                           const uint8_t *frame, size_t bytes);
+void ldr_session_queue(ldr_session_t *s, ldr_channel_t *via, ldr_out_t *out);
 /* Drops what is queued for the socket. */
 void ldr_session_unqueue(ldr_session_t *s);
 

@@ -58,9 +58,9 @@ static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
     ldr_node_stats(node, LDR_NIL, &s);
     ldr_node_counters(node, &n);
     ldr_node_queues(node, &q);
-    v[LDR_COLUMN_hits_dram] = n.loads_dram;
-    v[LDR_COLUMN_hits_ssd] = n.loads_ssd;
-    v[LDR_COLUMN_hits_shared] = n.loads_shared;
+    v[LDR_COLUMN_hits_dram] = n.loads[LARDER_TIER_DRAM];
+    v[LDR_COLUMN_hits_ssd] = n.loads[LARDER_TIER_SSD];
+    v[LDR_COLUMN_hits_shared] = n.loads[LARDER_TIER_SHARED];
     for (int i = LARDER_CAUSE_ABSENT; i < LARDER_CAUSE_COUNT; i++) {
         v[LDR_COLUMN_misses] += n.misses[i];
         t[LDR_TROUBLE_MISSES + i] = n.misses[i];
@@ -71,10 +71,9 @@ static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
     v[LDR_COLUMN_observed_misses] = n.observed_misses;
     v[LDR_COLUMN_saves] = n.saves_stored;
     v[LDR_COLUMN_saved_bytes] = n.saved_bytes;
-    v[LDR_COLUMN_loaded_ssd_bytes] = n.loaded_ssd_bytes;
-    v[LDR_COLUMN_loaded_shared_bytes] = n.loaded_shared_bytes;
-    v[LDR_COLUMN_loaded_dram_bytes] =
-        n.loaded_bytes - n.loaded_ssd_bytes - n.loaded_shared_bytes;
+    v[LDR_COLUMN_loaded_ssd_bytes] = n.loaded_from[LARDER_TIER_SSD];
+    v[LDR_COLUMN_loaded_shared_bytes] = n.loaded_from[LARDER_TIER_SHARED];
+    v[LDR_COLUMN_loaded_dram_bytes] = n.loaded_from[LARDER_TIER_DRAM];
     v[LDR_COLUMN_evicted_bytes] = n.evicted_bytes;
     v[LDR_COLUMN_dram_used_bytes] = s.dram_used_bytes;
     v[LDR_COLUMN_dirty_shards] = q.dirty_shards;
@@ -84,12 +83,12 @@ static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
     t[LDR_TROUBLE_SAVE_FAILED] = n.saves_failed;
     t[LDR_TROUBLE_SAVE_STALE] = n.saves_stale;
     t[LDR_TROUBLE_SAVE_PAUSED] = n.saves_paused;
-    t[LDR_TROUBLE_DROPPED_EVICTED] = n.saves_dropped_evicted;
+    t[LDR_TROUBLE_DROPPED_EVICTED] = n.queue_evicted[0];
     t[LDR_TROUBLE_DROPPED_SIZE] = n.saves_dropped_size;
     t[LDR_TROUBLE_DROPPED_IO] = n.saves_dropped_io;
     look_disks(now, &s);
-    ldr_node_disk_times(node, LDR_NIL, &now->timed[LDR_TIMED_DISK_READ],
-                        &now->timed[LDR_TIMED_DISK_WRITE]);
+    ldr_node_times(node, LARDER_TIER_SSD, &now->timed[LDR_TIMED_DISK_READ],
+                   &now->timed[LDR_TIMED_DISK_WRITE]);
 }
 
 static void look_metrics(const ldr_server_metrics_t *m, ldr_snapshot_t *now)
@@ -122,6 +121,7 @@ void ldr_monitor_snapshot(ldr_monitor_t *monitor)
 {
     ldr_snapshot_t *now = monitor->now;
 
+    LDR_HELD(&monitor->lock);
     memset(now, 0, sizeof(*now));
     now->when_ms = ldr_monitor_wall_ms();
     look_node(monitor->params.node, now);
@@ -132,6 +132,7 @@ const ldr_snapshot_t *ldr_monitor_before(const ldr_monitor_t *m)
 {
     uint64_t kept = LDR_MONITOR_RECENT + 1;
 
+    LDR_HELD(&m->lock);
     return &m->recent[m->recent_count < kept ? 0 : m->recent_count % kept];
 }
 
@@ -176,13 +177,13 @@ void ldr_monitor_look(ldr_monitor_t *m)
 {
     const uint64_t kept = LDR_MONITOR_RECENT + 1;
 
-    pthread_mutex_lock(&m->lock);
+    ldr_mutex_lock(&m->lock);
     ldr_monitor_snapshot(m);
     if (m->recent_count > 0) {
         enter_row(m, m->now, &m->recent[(m->recent_count - 1) % kept]);
     }
     m->recent[m->recent_count++ % kept] = *m->now;
-    pthread_mutex_unlock(&m->lock);
+    ldr_mutex_unlock(&m->lock);
 }
 
 /* ---- life ---- */
@@ -192,21 +193,21 @@ static void *monitor_main(void *arg)
     ldr_monitor_t *m = arg;
     uint64_t next_ns = ldr_now_ns(&ldr_clock_real);
 
-    pthread_mutex_lock(&m->lock);
+    ldr_mutex_lock(&m->lock);
     while (!m->stop) {
         next_ns += LDR_MONITOR_MS * (uint64_t)1000000;
         while (!m->stop && ldr_cond_wait_until(&m->wake, &m->lock, next_ns)) {
         }
         if (!m->stop) {
-            pthread_mutex_unlock(&m->lock);
+            ldr_mutex_unlock(&m->lock);
             ldr_monitor_look(m);
-            pthread_mutex_lock(&m->lock);
+            ldr_mutex_lock(&m->lock);
         }
         /* After a pause of the whole machine there is nothing to make up. */
         uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
         next_ns = next_ns < now_ns ? now_ns : next_ns;
     }
-    pthread_mutex_unlock(&m->lock);
+    ldr_mutex_unlock(&m->lock);
     return NULL;
 }
 
@@ -219,7 +220,7 @@ larder_status_t ldr_monitor_open(const ldr_monitor_params_t *params,
         ldr_free(m);
         return LARDER_E_NO_MEMORY;
     }
-    pthread_mutex_init(&m->lock, NULL);
+    ldr_mutex_init(&m->lock);
     m->params = *params;
     m->rows = ldr_alloc(LDR_MONITOR_ROWS * sizeof(*m->rows));
     m->recent = ldr_alloc((LDR_MONITOR_RECENT + 1) * sizeof(*m->recent));
@@ -249,10 +250,10 @@ void ldr_monitor_close(ldr_monitor_t *m)
         return;
     }
     if (m->started) {
-        pthread_mutex_lock(&m->lock);
+        ldr_mutex_lock(&m->lock);
         m->stop = true;
         pthread_cond_signal(&m->wake);
-        pthread_mutex_unlock(&m->lock);
+        ldr_mutex_unlock(&m->lock);
         pthread_join(m->thread, NULL);
     }
     pthread_cond_destroy(&m->wake);

@@ -142,8 +142,8 @@ struct ldr_monitor {
     ldr_space_stats_t *spaces; /* the busiest, LDR_MONITOR_SPACES of them */
 };
 
-/* The state now, into monitor->now. With the lock. */
+/* The state now, into monitor->now. Both with the lock, which they assert. */
 void ldr_monitor_snapshot(ldr_monitor_t *monitor);
-/* The oldest of the recent states. With the lock. */
+/* The oldest of the recent states. */
 const ldr_snapshot_t *ldr_monitor_before(const ldr_monitor_t *monitor);
 uint64_t ldr_monitor_wall_ms(void);

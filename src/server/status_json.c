@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "base/text.h"
+#include "base/thread.h"
 #include "node/metrics.h"
 #include "server/status.h"
 #include "server/status_int.h"
@@ -255,6 +256,7 @@ static void put_spaces(json_t *j, ldr_monitor_t *m)
         ldr_node_tenant_label(m->params.node, s->tenant, name);
         begin(j, NULL, '{');
         text(j, "id", id);
+        text(j, "label", s->label);
         text(j, "tenant", name);
         number(j, "chunks", s->chunks);
         number(j, "dram", s->dram_bytes);
@@ -461,7 +463,7 @@ size_t ldr_server_status_json(ldr_monitor_t *m, uint64_t since_ms, char *to,
     json_t j = {.t = ldr_text(to, size)};
     char why[256] = "";
 
-    pthread_mutex_lock(&m->lock);
+    ldr_mutex_lock(&m->lock);
     ldr_monitor_snapshot(m);
     begin(&j, NULL, '{');
     number(&j, "time", m->now->when_ms);
@@ -484,6 +486,6 @@ size_t ldr_server_status_json(ldr_monitor_t *m, uint64_t since_ms, char *to,
     put_queues(&j, m);
     put_process(&j);
     end(&j, '}');
-    pthread_mutex_unlock(&m->lock);
+    ldr_mutex_unlock(&m->lock);
     return j.t.length;
 }

@@ -1,4 +1,5 @@
-/* Frames by socket, in and out; with TLS or without. */
+/* Frames by socket, in and out; with TLS or without. In the session's loop
+ * only; session.h says what holds of what is queued and read ahead. */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -65,10 +66,13 @@ static void out_sent(ldr_out_t *out, size_t bytes)
 {
     size_t head = ldr_min64(bytes, out->head_bytes - out->head_sent);
 
+    if (!LDR_HOLDS(bytes <= out->left)) {
+        return;
+    }
     out->left -= bytes;
     out->head_sent += head;
     bytes -= head;
-    while (bytes > 0) {
+    while (bytes > 0 && LDR_HOLDS(out->piece_at < out->piece_count)) {
         size_t left = out->pieces[out->piece_at].iov_len - out->piece_sent;
         size_t take = bytes < left ? bytes : left;
 
@@ -87,8 +91,8 @@ static ssize_t out_write(ldr_session_t *s, ldr_out_t *out)
     struct iovec iov[LDR_WRITE_IOV];
 
     if (out->fd_count > 0) {
-        int error = ldr_send_fds(s->stream.fd, out->head, out->head_bytes,
-                                 out->fds, out->fd_count);
+        int error = ldr_send_fds(s->socket.stream.fd, out->head,
+                                 out->head_bytes, out->fds, out->fd_count);
 
         if (error < 0) {
             return error;
@@ -96,18 +100,19 @@ static ssize_t out_write(ldr_session_t *s, ldr_out_t *out)
         for (unsigned i = 0; i < out->fd_count; i++) {
             close(out->fds[i]);
         }
+        LDR_ASSERT(s->out_fds >= out->fd_count);
         s->out_fds -= out->fd_count;
         out->fd_count = 0;
         return (ssize_t)out->head_bytes;
     }
-    return ldr_stream_write(&s->stream, iov, out_iov(out, iov));
+    return ldr_stream_write(&s->socket.stream, iov, out_iov(out, iov));
 }
 
 /* It has not taken its replies: nothing more is read from it meanwhile. */
 static bool is_full(const ldr_session_t *s)
 {
     return s->requests >= LDR_SESSION_REQUESTS ||
-           s->out_bytes >= s->server->config->options.window ||
+           s->socket.bytes >= s->server->config->options.window ||
            s->out_fds >= LDR_SESSION_FDS;
 }
 
@@ -117,7 +122,8 @@ static void rewatch(ldr_session_t *s)
                 !s->doomed && !s->waits_turn;
     uint32_t events = more ? EPOLLIN : 0;
 
-    if (s->out_head != NULL || (!s->shaken && s->stream.wants_write)) {
+    if (s->socket.head != NULL ||
+        (!s->shaken && s->socket.stream.wants_write)) {
         events |= EPOLLOUT;
     }
     ldr_loop_rewatch(&s->home->loop, &s->watch, events);
@@ -127,8 +133,8 @@ static bool send_queued(ldr_session_t *s)
 {
     bool was_full = is_full(s);
 
-    while (s->out_head != NULL) {
-        ldr_out_t *out = s->out_head;
+    while (s->socket.head != NULL) {
+        ldr_out_t *out = s->socket.head;
         ssize_t n = out->left > 0 ? out_write(s, out) : 0;
 
         if (n == -EAGAIN) {
@@ -145,17 +151,18 @@ static bool send_queued(ldr_session_t *s)
             return false;
         }
         out_sent(out, (size_t)n);
-        s->out_bytes -= (size_t)n;
+        LDR_ASSERT(s->socket.bytes >= (size_t)n);
+        s->socket.bytes -= (size_t)n;
         ldr_metrics_level(s->server->metrics, LDR_LEVEL_REPLY_BYTES, -n);
         if (out->left == 0) {
-            s->out_head = out->next;
-            if (s->out_head == NULL) {
-                s->out_end = &s->out_head;
+            s->socket.head = out->next;
+            if (s->socket.head == NULL) {
+                s->socket.end = &s->socket.head;
             }
             ldr_out_free(s, out);
         }
     }
-    if (s->doomed && s->out_head == NULL) {
+    if (s->doomed && s->socket.head == NULL) {
         ldr_session_end(s, NULL);
         return false;
     }
@@ -169,6 +176,7 @@ static bool send_queued(ldr_session_t *s)
 bool ldr_session_send(ldr_session_t *s)
 {
     uint64_t begin_ns = ldr_server_now();
+    LDR_ASSERT(ldr_session_speaks(s));
     bool lives = send_queued(s);
 
     ldr_turn_used(s, ldr_server_now() - begin_ns);
@@ -177,40 +185,39 @@ bool ldr_session_send(ldr_session_t *s)
 
 void ldr_session_unqueue(ldr_session_t *s)
 {
-    while (s->out_head != NULL) {
-        ldr_out_t *out = s->out_head;
+    while (s->socket.head != NULL) {
+        ldr_out_t *out = s->socket.head;
 
-        s->out_head = out->next;
+        s->socket.head = out->next;
         ldr_metrics_level(s->server->metrics, LDR_LEVEL_REPLY_BYTES,
                           -(int64_t)out->left);
         ldr_out_free(s, out);
     }
-    s->out_end = &s->out_head;
-    s->out_bytes = 0;
+    s->socket.end = &s->socket.head;
+    s->socket.bytes = 0;
     s->out_fds = 0;
 }
 
-void ldr_session_queue(ldr_session_t *s, bool by_ring, ldr_out_t *out)
+void ldr_session_queue(ldr_session_t *s, ldr_channel_t *via, ldr_out_t *out)
 {
+    bool first = via->head == NULL;
+
     out->next = NULL;
-    if (s->state == LDR_SESSION_CLOSED || s->state == LDR_SESSION_QUARANTINE) {
+    if (!ldr_session_speaks(s)) {
         ldr_out_free(s, out);
         return;
     }
-    s->out_bytes += by_ring ? 0 : out->left;
+    LDR_ASSERT(*via->end == NULL && out->fd_count <= LDR_FDS_MAX);
+    *via->end = out;
+    via->end = &out->next;
+    via->bytes += out->left;
     s->out_fds += out->fd_count;
-    if (by_ring) {
-        *s->ring_out_end = out;
-        s->ring_out_end = &out->next;
-        s->stalled = true;
+    if (via->stream.ops->messages) { /* nothing tells us when there is room */
         ldr_server_due(s->home, ldr_server_now() + LDR_PARK_NS);
         return;
     }
     ldr_metrics_level(s->server->metrics, LDR_LEVEL_REPLY_BYTES,
                       (int64_t)out->left);
-    bool first = s->out_head == NULL;
-    *s->out_end = out;
-    s->out_end = &out->next;
     if (first) { /* sent after this round, when its caller is done with it */
         ldr_loop_post(&s->home->loop, &s->flush);
     }
@@ -218,28 +225,21 @@ void ldr_session_queue(ldr_session_t *s, bool by_ring, ldr_out_t *out)
 
 /* Sends a frame at once if nothing is before it; otherwise gives what is left
  * of it, to be queued. */
-ldr_out_t *ldr_session_out(ldr_session_t *s, bool by_ring, const uint8_t *frame,
-                           size_t bytes)
+ldr_out_t *ldr_session_out(ldr_session_t *s, ldr_channel_t *via,
+                           const uint8_t *frame, size_t bytes)
 {
     size_t sent = 0;
 
-    if (by_ring) {
+    if (via->head == NULL && ldr_session_speaks(s)) {
         struct iovec piece = {(void *)(uintptr_t)frame, bytes};
-
-        if (!s->stalled && ldr_ring_write(&s->ring.out, &piece, 1)) {
-            if (ldr_ring_must_wake(&s->ring.out)) {
-                ldr_ring_futex_wake(&s->ring.out);
-            }
-            return NULL;
-        }
-    } else if (s->out_head == NULL && s->state != LDR_SESSION_CLOSED &&
-               s->state != LDR_SESSION_QUARANTINE) {
-        struct iovec piece = {(void *)(uintptr_t)frame, bytes};
-        ssize_t n = ldr_stream_write(&s->stream, &piece, 1);
+        ssize_t n = ldr_stream_write(&via->stream, &piece, 1);
 
         /* A failure shows again when the rest is sent. */
         sent = n > 0 ? (size_t)n : 0;
-        if (sent == bytes && !s->doomed) {
+        if (sent == bytes) {
+            if (s->doomed) {
+                ldr_loop_post(&s->home->loop, &s->flush);
+            }
             return NULL;
         }
     }
@@ -264,7 +264,7 @@ ldr_out_t *ldr_session_out(ldr_session_t *s, bool by_ring, const uint8_t *frame,
 static ssize_t fill(ldr_session_t *s)
 {
     struct iovec iov = {s->buffer, LDR_IN_BYTES};
-    ssize_t n = ldr_stream_read(&s->stream, &iov, 1);
+    ssize_t n = ldr_stream_read(&s->socket.stream, &iov, 1);
 
     if (n > 0) {
         s->buffer_at = 0;
@@ -278,6 +278,8 @@ static ssize_t take(ldr_session_t *s, void *to, size_t want)
 {
     uint32_t ahead = s->buffer_have - s->buffer_at;
 
+    LDR_ASSERT(s->buffer_at <= s->buffer_have &&
+               s->buffer_have <= LDR_IN_BYTES);
     if (ahead == 0 && want < LDR_IN_BYTES) {
         ssize_t n = fill(s);
 
@@ -294,7 +296,7 @@ static ssize_t take(ldr_session_t *s, void *to, size_t want)
         return (ssize_t)n;
     }
     struct iovec iov = {to, want};
-    return ldr_stream_read(&s->stream, &iov, 1);
+    return ldr_stream_read(&s->socket.stream, &iov, 1);
 }
 
 /* Payload goes straight to where it belongs. */
@@ -324,7 +326,7 @@ static ssize_t take_payload(ldr_session_t *s)
             got += (ssize_t)some;
         }
     } else {
-        got = ldr_stream_read(&s->stream, iov, n);
+        got = ldr_stream_read(&s->socket.stream, iov, n);
     }
     if (got > 0) {
         ldr_put_got(s->put, (size_t)got);
@@ -386,6 +388,7 @@ static ssize_t take_frame(ldr_session_t *s)
     size_t want =
         s->in_headed ? LDR_FRAME_BYTES + r->frame.body : LDR_FRAME_BYTES;
     ssize_t n = 0;
+    LDR_ASSERT(s->in_have <= want && want <= r->room);
     if (s->in_have < want) {
         n = take(s, r->bytes + s->in_have, want - s->in_have);
         if (n <= 0) {
@@ -411,7 +414,7 @@ static ssize_t take_frame(ldr_session_t *s)
 
 static bool handshake(ldr_session_t *s)
 {
-    int error = ldr_stream_handshake(&s->stream);
+    int error = ldr_stream_handshake(&s->socket.stream);
 
     if (error == -EAGAIN) {
         rewatch(s);
@@ -450,7 +453,7 @@ static void set_lowat(ldr_session_t *s)
         int value = (int)want;
 
         s->lowat = (uint32_t)want;
-        (void)setsockopt(s->stream.fd, SOL_SOCKET, SO_RCVLOWAT, &value,
+        (void)setsockopt(s->socket.stream.fd, SOL_SOCKET, SO_RCVLOWAT, &value,
                          sizeof(value));
     }
 }
@@ -501,6 +504,8 @@ static bool read_until(ldr_session_t *s, uint64_t end_ns)
 
 bool ldr_session_read(ldr_session_t *s)
 {
+    LDR_DEBUG_ASSERT(ldr_loop_is_here(&s->home->loop));
+    LDR_ASSERT(ldr_session_speaks(s) && !s->ending);
     if (s->waits_turn) {
         return true;
     }

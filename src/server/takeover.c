@@ -46,7 +46,7 @@ void ldr_takeover_begin(ldr_request_t *r, bool hands_over)
                                    "another daemon is taking over already"));
         return;
     }
-    server->takeover_fd = fcntl(s->stream.fd, F_DUPFD_CLOEXEC, 0);
+    server->takeover_fd = fcntl(s->socket.stream.fd, F_DUPFD_CLOEXEC, 0);
     if (server->takeover_fd < 0) {
         __atomic_store_n(&server->takeover_asked, false, __ATOMIC_RELEASE);
         ldr_reply_fail(r, ldr_fail(LARDER_E_IO, "no descriptor left"));

@@ -158,7 +158,7 @@ larder_status_t ldr_takeover_check(const ldr_config_t *config, int fd)
     if (ldr_peer_of(fd, &old) == 0 && old.pid_fd >= 0) {
         close(old.pid_fd);
     }
-    ldr_node_owner_t owner = {may_have_locked, old.pid};
+    ldr_predecessor_t owner = {may_have_locked, old.pid};
     larder_status_t st = ldr_node_check(o, &owner);
     while (*at != '\0' && st == LARDER_OK) {
         size_t length = strcspn(at, ",");

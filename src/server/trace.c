@@ -93,7 +93,8 @@ void ldr_trace_request(ldr_trace_t *t, uint32_t space, const ldr_announce_t *a)
     size_t bytes = sizeof(row) + (size_t)a->count * KEY_BYTES;
     bool fits = !__atomic_load_n(&t->ended, __ATOMIC_RELAXED);
 
-    pthread_mutex_lock(&t->lock);
+    ldr_mutex_lock(&t->lock);
+    LDR_ASSERT(t->in_bytes <= BUFFER_BYTES);
     fits = fits && bytes <= BUFFER_BYTES - t->in_bytes;
     if (fits) {
         uint8_t *at = t->in + t->in_bytes;
@@ -110,7 +111,7 @@ void ldr_trace_request(ldr_trace_t *t, uint32_t space, const ldr_announce_t *a)
         }
         t->in_bytes += bytes;
     }
-    pthread_mutex_unlock(&t->lock);
+    ldr_mutex_unlock(&t->lock);
     if (!fits) {
         ldr_metrics_event(t->p.metrics, LDR_EVENT_TRACE_DROPPED, 1);
     }
@@ -304,7 +305,7 @@ static void *trace_main(void *arg)
     bool more = true;
 
     while (more) {
-        pthread_mutex_lock(&t->lock);
+        ldr_mutex_lock(&t->lock);
         if (!t->stop && t->in_bytes < BUFFER_BYTES / 2) {
             ldr_cond_wait_until(&t->wake, &t->lock,
                                 ldr_now_ns(&ldr_clock_real) + LOOK_NS);
@@ -315,7 +316,7 @@ static void *trace_main(void *arg)
         t->in_bytes = 0;
         t->out = in;
         more = !t->stop;
-        pthread_mutex_unlock(&t->lock);
+        ldr_mutex_unlock(&t->lock);
         take_rows(t, bytes);
     }
     return NULL;
@@ -381,7 +382,7 @@ larder_status_t ldr_trace_open(const ldr_trace_params_t *params,
     t->fd = -1;
     t->in = ldr_alloc(BUFFER_BYTES);
     t->out = ldr_alloc(BUFFER_BYTES);
-    pthread_mutex_init(&t->lock, NULL);
+    ldr_mutex_init(&t->lock);
     if (!ldr_cond_init(&t->wake) || t->in == NULL || t->out == NULL ||
         !ldr_nonce(t->salt, sizeof(t->salt))) {
         ldr_fail(st, "not enough memory for a trace");
@@ -409,10 +410,10 @@ void ldr_trace_close(ldr_trace_t *t)
     if (t == NULL) {
         return;
     }
-    pthread_mutex_lock(&t->lock);
+    ldr_mutex_lock(&t->lock);
     t->stop = true;
     pthread_cond_signal(&t->wake);
-    pthread_mutex_unlock(&t->lock);
+    ldr_mutex_unlock(&t->lock);
     pthread_join(t->thread, NULL);
     trace_free(t);
 }

@@ -9,6 +9,12 @@
  *
  * Where nobody else has work a round takes microseconds: nobody waits for
  * nothing.
+ *
+ * Invariants, of a loop and in its thread
+ *  1. A session is in the list of its share exactly while it `waits_turn`; what
+ *     share it has does not change meanwhile, and it is NEW or OPEN.
+ *  2. A share with sessions that wait is in the loop's list, once.
+ *  3. A share owes a time that is not below zero.
  */
 #include "server/session.h"
 
@@ -18,6 +24,8 @@ static ldr_share_t *share_of(const ldr_session_t *s)
 {
     unsigned index = s->guest != NULL ? s->guest->index : LDR_GUESTS_MAX;
 
+    LDR_DEBUG_ASSERT(ldr_loop_is_here(&s->home->loop));
+    LDR_ASSERT(index <= LDR_GUESTS_MAX);
     return &s->home->shares[index];
 }
 
@@ -26,6 +34,7 @@ static int64_t left(const ldr_server_loop_t *home, ldr_share_t *share)
 {
     uint64_t rounds = home->round - share->round;
 
+    LDR_ASSERT(share->used_ns >= 0 && home->round >= share->round);
     share->round = home->round;
     if (rounds >= (uint64_t)share->used_ns / TURN_NS + 1) {
         share->used_ns = 0;
@@ -63,6 +72,7 @@ void ldr_turn_wait(ldr_session_t *s)
     if (s->waits_turn) {
         return;
     }
+    LDR_ASSERT(ldr_session_speaks(s));
     s->waits_turn = true;
     s->turn_next = NULL;
     s->turn_prev = share->last;
@@ -85,12 +95,37 @@ void ldr_turn_quit(ldr_session_t *s)
     ldr_share_t *share = share_of(s);
 
     if (s->waits_turn) {
+        LDR_ASSERT(s->turn_prev != NULL ? s->turn_prev->turn_next == s
+                                        : share->first == s);
+        LDR_ASSERT(s->turn_next != NULL ? s->turn_next->turn_prev == s
+                                        : share->last == s);
         *(s->turn_prev != NULL ? &s->turn_prev->turn_next : &share->first) =
             s->turn_next;
         *(s->turn_next != NULL ? &s->turn_next->turn_prev : &share->last) =
             s->turn_prev;
         s->waits_turn = false;
     }
+}
+
+bool ldr_turns_check(const ldr_server_loop_t *home)
+{
+    for (const ldr_share_t *share = home->turns; share != NULL;
+         share = share->next) {
+        const ldr_session_t *before = NULL;
+
+        for (const ldr_session_t *s = share->first; s != NULL;
+             s = s->turn_next) {
+            if (!s->waits_turn || !ldr_session_speaks(s) ||
+                share_of(s) != share || s->turn_prev != before) {
+                return false;
+            }
+            before = s;
+        }
+        if (!share->listed || share->last != before) {
+            return false;
+        }
+    }
+    return true;
 }
 
 bool ldr_turns_run(ldr_server_loop_t *home)

@@ -48,7 +48,7 @@ larder_status_t ldr_window_create(ldr_server_t *server, ldr_guest_t *guest,
     }
     w->server = server;
     w->guest = guest;
-    w->page_count = (uint32_t)(bytes / LDR_PAGE);
+    w->page_count = w->free_count = (uint32_t)(bytes / LDR_PAGE);
     w->next = ldr_alloc(w->page_count * sizeof(*w->next));
     w->users = 1;
     if (w->next == NULL ||
@@ -60,7 +60,6 @@ larder_status_t ldr_window_create(ldr_server_t *server, ldr_guest_t *guest,
     for (uint32_t i = 0; i < w->page_count; i++) {
         w->next[i] = i + 1 < w->page_count ? i + 1 : LDR_NIL;
     }
-    w->free_count = w->page_count;
     *window_p = w;
     return LARDER_OK;
 }
@@ -78,7 +77,12 @@ static void empty(const ldr_window_t *w)
 
 void ldr_window_destroy(ldr_window_t *w)
 {
-    if (w != NULL && __atomic_sub_fetch(&w->users, 1, __ATOMIC_ACQ_REL) == 0) {
+    unsigned users =
+        w != NULL ? __atomic_fetch_sub(&w->users, 1, __ATOMIC_ACQ_REL) : 0;
+
+    LDR_ASSERT(w == NULL || users > 0);
+    if (users == 1) {
+        LDR_ASSERT(w->free_count == w->page_count);
         empty(w);
         ldr_extent_destroy(&w->extent);
         ldr_guest_window_gone(w->server, w->guest,
@@ -128,8 +132,10 @@ static strict_t *pages_take(ldr_window_t *w, uint32_t length)
     }
     uint32_t last = w->free_head;
     for (uint32_t i = 1; i < count; i++) {
+        LDR_ASSERT(last < w->page_count);
         last = w->next[last];
     }
+    LDR_ASSERT(last < w->page_count);
     x->window = w;
     x->page = w->free_head;
     x->length = length;
@@ -144,10 +150,13 @@ static void pages_give(strict_t *x)
     ldr_window_t *w = x->window;
     uint32_t count = 1, last = x->page;
 
+    LDR_ASSERT(last < w->page_count);
     while (w->next[last] != LDR_NIL) {
         last = w->next[last];
         count++;
     }
+    LDR_ASSERT(count == ldr_arena_pages(x->length));
+    LDR_ASSERT(count <= w->page_count - w->free_count);
     w->next[last] = w->free_head;
     w->free_head = x->page;
     w->free_count += count;
@@ -156,7 +165,9 @@ static void pages_give(strict_t *x)
 
 void ldr_window_give(ldr_window_t *w, ldr_hold_t *hold)
 {
-    (void)w;
+    const strict_t *x = hold->strict;
+
+    LDR_ASSERT(x != NULL && x->window == w);
     pages_give(hold->strict);
     hold->strict = NULL;
 }
@@ -230,6 +241,7 @@ static bool works_begin(ldr_request_t *r, void (*run)(ldr_request_t *r),
 {
     ldr_window_t *w = r->session->window;
 
+    LDR_ASSERT(r->window == NULL);
     __atomic_add_fetch(&w->users, 1, __ATOMIC_RELAXED);
     r->window = w;
     r->job = run;

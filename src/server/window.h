@@ -4,7 +4,12 @@
  * engines of one tenant can reach each other's bytes. What lies in the window
  * is hostile: it may change while it is read, and then fails its checksum.
  *
- * The copies are made in job threads.
+ * The copies are made in job threads; everything else in the session's loop.
+ *
+ * Invariants: a page is in the list of free ones, or in that of one strict_t,
+ * which a hold or a request has; free_count of page_count are free. A window
+ * lives while its session has it or a job works in it: `users` of them. All
+ * windows' bytes are charged to their tenant and to the server.
  */
 #pragma once
 

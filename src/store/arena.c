@@ -1,6 +1,7 @@
 #include "store/arena.h"
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "store/index.h"
 
 /* Enough extents that several tenants find room even in a small arena, few
@@ -252,6 +253,11 @@ void ldr_arena_leave(ldr_arena_t *a, uint32_t extent, uint32_t heir)
     ldr_arena_extent_t *x = &a->extents[extent];
     ldr_owner_t *owner = &a->owners[x->tenant];
 
+    if (!LDR_HOLDS(x->state == LDR_EXTENT_OWNED) ||
+        !LDR_HOLDS(owner->extent_count > 0 &&
+                   owner->free_count >= x->free_count)) {
+        return;
+    }
     if (x->free_count > 0) {
         open_unlink(a, extent);
     }
@@ -519,6 +525,9 @@ void ldr_arena_slice_give(ldr_arena_t *a, const ldr_slice_t *slice, bool ok)
     ldr_arena_extent_t *x = &a->extents[extent];
     bool owned = x->state == LDR_EXTENT_OWNED;
 
+    if (!LDR_HOLDS(x->hand_count > 0)) {
+        return; /* it was given back before */
+    }
     a->slice_state[slice->first / LDR_SLICE_PAGES] =
         ok ? SLICE_FRESH : SLICE_BLANK;
     x->hand_count--;
@@ -576,6 +585,8 @@ uint32_t ldr_arena_take(ldr_arena_t *a, uint32_t tenant, uint32_t count)
     while (count > 0) {
         uint32_t extent = owner->open - 1;
         ldr_arena_extent_t *x = &a->extents[extent];
+
+        LDR_ASSERT(x->state == LDR_EXTENT_OWNED && x->free_count > 0);
         uint32_t take = count < x->free_count ? count : x->free_count;
         uint32_t last = x->free_head;
 
@@ -633,6 +644,10 @@ uint32_t ldr_arena_give(ldr_arena_t *a, uint32_t head)
             count++;
         }
         uint32_t rest = a->next[last];
+        if (!LDR_HOLDS(x->tenant != LDR_NIL &&
+                       a->owners[x->tenant].used_count >= count)) {
+            return given; /* they are nobody's: given back before */
+        }
         given += count;
         a->owners[x->tenant].used_count -= count;
         if (x->state == LDR_EXTENT_OVERDUE) {

@@ -31,6 +31,9 @@ uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
 {
     uint32_t entry = ldr_index_find(&s->index, name->fingerprint, name->space,
                                     name->group, after);
+
+    LDR_DEBUG_ASSERT(name->space < s->space_count);
+    ldr_store_held(s);
     if (entry == LDR_NIL) {
         *cause_p = ldr_store_ghost_find(s, name->fingerprint)
                        ? LARDER_CAUSE_EVICTED

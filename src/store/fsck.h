@@ -65,9 +65,9 @@
       "is left to the next open")                                              \
     X(LEDGER_OLD, "ledger-old", false,                                         \
       "it lacks segments: an earlier version wrote here since",                \
-      "is written anew from the segments")                                     \
+      "is rewritten from the segments")                                        \
     X(LEDGER_BAD, "ledger-bad", true, "it is damaged or gone",                 \
-      "is written anew from the segments")                                     \
+      "is rewritten from the segments")                                        \
     X(LEDGER_UNREPAIRED, "ledger-unrepaired", true, "could not be repaired",   \
       "nothing")
 

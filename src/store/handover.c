@@ -208,7 +208,7 @@ static uint32_t *write_shard(const ldr_store_t *s,
         .crc = sh->crc,
         .number = sh->number,
         .flags = (sh->refused ? LDR_HO_REFUSED : 0u) |
-                 (sh->offered ? LDR_HO_OFFERED : 0u),
+                 (sh->queued & LDR_HO_QUEUES ? LDR_HO_OFFERED : 0u),
     };
     for (uint32_t page = sh->page; page != LDR_NIL; page = a->next[page]) {
         *pages++ = plan->extent_row[ldr_arena_extent_of(a, page)]

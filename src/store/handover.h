@@ -76,7 +76,7 @@ bool ldr_handover_mapped(const uint8_t *list);
  * Takes over what a list names that was checked: into a store whose memory
  * nobody has used yet, but that knows what is on its disks. fds: a descriptor
  * for each extent; those that are used become -1. Shards will be compared with
- * their checksums when they are first used. offers: there is a shared tier.
+ * their checksums when they are first used.
  */
 void ldr_handover_take(ldr_store_t *s, const uint8_t *list, int *fds,
-                       uint32_t now_s, bool offers, ldr_handover_sum_t *sum);
+                       uint32_t now_s, ldr_handover_sum_t *sum);

@@ -56,6 +56,10 @@ typedef struct ldr_ho_chunk {
 
 enum { LDR_HO_REFUSED = 1, LDR_HO_OFFERED = 2 };
 
+/* Bits: the queues that OFFERED stands for. Whether a shard is to be written to
+ * a directory follows from where its chunk lies. */
+#define LDR_HO_QUEUES 2u
+
 typedef struct ldr_ho_shard {
     uint32_t length;
     uint32_t crc;

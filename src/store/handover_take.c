@@ -138,7 +138,6 @@ typedef struct taking {
     ldr_handover_chunk_t *order;
     uint32_t order_count;
     uint32_t now_s;
-    bool offers;
     ldr_handover_sum_t *sum;
 } taking_t;
 
@@ -303,13 +302,16 @@ static uint32_t take_shard(taking_t *t, const ldr_ho_chunk_t *c,
     entry = s->chunks[chunk].entry;
     bool refused = (sh->flags & LDR_HO_REFUSED) != 0;
     bool on_disk = ldr_index_loc(&s->index, entry, sh->number) != 0;
-    if (!ldr_store_commit(s, shard, sh->crc, false, !refused && !on_disk)) {
+    if (!ldr_store_commit(s, shard, sh->crc, false)) {
         ldr_store_abort(s, shard);
         return LDR_NIL;
     }
     s->shards[shard].refused = refused && !on_disk;
-    if (t->offers && (sh->flags & LDR_HO_OFFERED) != 0) {
-        ldr_store_offer_push(s, shard);
+    for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
+        if (LDR_HO_QUEUES >> i & 1u ? (sh->flags & LDR_HO_OFFERED) != 0
+                                    : !refused && !on_disk) {
+            ldr_behind_push(s, i, shard);
+        }
     }
     ldr_index_at(&s->index, entry)->used_s = c->used_s;
     ldr_store_release(s, chunk);
@@ -392,9 +394,9 @@ static uint32_t pages_most(const ldr_ho_t *ho)
 }
 
 void ldr_handover_take(ldr_store_t *s, const uint8_t *list, int *fds,
-                       uint32_t now_s, bool offers, ldr_handover_sum_t *sum)
+                       uint32_t now_s, ldr_handover_sum_t *sum)
 {
-    taking_t t = {.store = s, .now_s = now_s, .offers = offers, .sum = sum};
+    taking_t t = {.store = s, .now_s = now_s, .sum = sum};
 
     *sum = (ldr_handover_sum_t){0};
     ldr_ho_tables((uint8_t *)list, &t.ho);

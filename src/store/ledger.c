@@ -470,8 +470,8 @@ ldr_record_t ldr_ledger_tombstone(const ldr_removal_t *removal)
     return record;
 }
 
-/* Half of a file is for what there is, so that it does not have to be written
- * anew for every few removals. */
+/* Half of a file is for what there is, so that it does not have to be
+ * rewritten for every few removals. */
 static bool is_full(const ldr_ledger_t *l)
 {
     uint64_t entries = (uint64_t)l->row_count + l->use_count;

@@ -5,7 +5,7 @@
  * A segment that is lost, emptied, swapped with another or replaced by an older
  * copy of itself is found out by it, and the tombstones that were in that
  * segment are known from it: what was removed stays removed. If the ledger
- * itself is lost, the segments have all that it said, and it is written anew.
+ * itself is lost, the segments have all that it said, and it is rewritten.
  *
  * It is two files of one fixed size. One is added to, a block at a time, each
  * synced before the next; when it is full, what still matters is written to the
@@ -74,7 +74,7 @@ typedef struct ldr_ledger {
     uint32_t unsynced; /* blocks right before it that are not synced */
     uint32_t gap;      /* while it is read: the first block that is not good */
     bool readonly;
-    bool stale;        /* what is on disk lacks something: write it anew */
+    bool stale;        /* what is on disk lacks something: rewrite it */
     bool trusted;      /* its list of segments is whole */
     uint64_t sequence; /* the highest that it knows of */
     uint64_t floor;    /* while a directory is opened: the lowest in use */

@@ -15,9 +15,8 @@
  * A policy that learns needs to see whole requests, and time. LRU takes these
  * calls too, and makes of them what it can:
  *
- *   time    what time it is, in tenths of a second from anywhere. Everything
- *           after happens then. A step back counts as none, a long silence as
- *           a short one. LRU: nothing
+ *   time    what time it is, in tenths of a second from anywhere: only to know
+ *           what was told lately. A step back counts as none. LRU: nothing
  *   request somebody is about to use this chain: once per request, before the
  *           chunks it lacks are placed, and never for probes (exists, match
  *           without a use). The same request told again (ranks, groups of
@@ -49,21 +48,16 @@
  * slot of a chain and O(1) for the next in its order, up or down.
  *
  * Default (docs/policy.md): request compares prints, and costs O(1) for each of
- * the few runs a chain consists of: a run that is not the youngest of its class
- * is put in its place by looking at no more than some hundred others. Every 50
- * requests, later every 3200, it works its tables out anew, a pass over a
- * bounded number of cells and runs. admit and victim look at the first of a
- * heap of classes, of some 500 at most; place may walk over the chunks of its
- * run that are deeper. Each slot in use takes 16 bytes, each run 52, 32 more
- * if it is longer than a chunk or has others above or below it, and if it is
- * longer than two its prints 16 for every 6. Ghosts are about one run and four
- * chunks for each slot in use, at most; they take 24 to 27, and 16 more if they
- * are longer than a chunk, besides the prints. The guard's shadows see a sample
- * of the runs, and take 0.4 MB at most, what LRU would have is counted in 4 KB.
- * The tables take 1 KB for each class in use, of some 700 at most. All is
- * reserved at create and becomes memory as it is used. Whatever goes wrong in
- * it costs hits: victim gives a slot as long as there is one that is not held,
- * and no other.
+ * the runs a chain consists of, a sixteenth of its chunks and one for each
+ * turn: a run that is not the newest of its class is put in its place by
+ * looking at no more than some hundred others. Every 50 requests, later every
+ * 3200, it works its tables out anew, a pass over a bounded number of cells and
+ * runs. admit and victim look at the oldest of each class, some sixty, or 250
+ * with all kinds of application. Each slot in use takes 16 bytes, each run 96
+ * and 4 to find it. Ghosts are about one run and four chunks for each slot in
+ * use, at most. The tables take 0.3 MB. All is reserved at create and becomes
+ * memory as it is used. Whatever goes wrong in it costs hits: victim gives a
+ * slot as long as there is one that is not held, and no other.
  *
  * Hold and release do not nest. Nothing allocates after create. Not
  * thread-safe.
@@ -149,14 +143,11 @@ typedef struct ldr_policy_stats {
     uint64_t runs; /* ghosts are those with nothing resident anywhere */
     uint64_t ghosts, ghost_chunks;
     uint64_t bytes;       /* in use, that grow with what is resident */
-    uint64_t fixed_bytes; /* and that do not: tables, and shadows, which are
-                           * complete with some thousand chunks */
+    uint64_t fixed_bytes; /* and that do not: tables */
     uint64_t told;        /* requests */
-    /* What both shadow caches have had since the real one was full: requests
-     * seen, and chunks hit, of those in their sample; sample: one in how many
-     * that is. */
-    uint64_t requests, hits_learned, hits_lru;
-    uint32_t sample;
+    /* Since the cache was full: requests seen, chunks hit, and chunks that LRU
+     * would have hit in its place. */
+    uint64_t requests, hits, hits_lru;
     bool ranks_lru; /* who decides now, and how often that has changed */
     uint32_t switches;
 } ldr_policy_stats_t;

@@ -16,8 +16,6 @@ larder_status_t ldr_store_init(ldr_store_t *s, const ldr_store_params_t *params)
 {
     memset(s, 0, sizeof(*s));
     s->chunk_free = s->shard_free = LDR_NIL;
-    s->dirty_head = s->dirty_tail = LDR_NIL;
-    s->offer_first = s->offer_last = LDR_NIL;
     s->pin_max = params->pin_max;
     s->policy = params->policy;
     s->disks = params->disks;
@@ -61,49 +59,12 @@ void ldr_store_destroy(ldr_store_t *s)
     ldr_unreserve(s->ghosts, LDR_GHOSTS * sizeof(*s->ghosts));
     ldr_unreserve(s->spaces, LDR_SPACES_MAX * sizeof(*s->spaces));
     ldr_unreserve(s->tenants, LDR_TENANTS_MAX * sizeof(*s->tenants));
+    for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
+        ldr_behind_close(s, i);
+    }
     ldr_index_destroy(&s->index);
     ldr_arena_destroy(&s->arena);
     memset(s, 0, sizeof(*s));
-}
-
-/* ---- the queue of what is to be written down ---- */
-
-void ldr_store_dirty_push(ldr_store_t *s, uint32_t shard)
-{
-    ldr_shard_t *sh = &s->shards[shard];
-
-    sh->dirty = 1;
-    sh->dirty_prev = s->dirty_tail;
-    sh->dirty_next = LDR_NIL;
-    if (s->dirty_tail != LDR_NIL) {
-        s->shards[s->dirty_tail].dirty_next = shard;
-    } else {
-        s->dirty_head = shard;
-    }
-    s->dirty_tail = shard;
-    s->dirty_count++;
-}
-
-void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard)
-{
-    ldr_shard_t *sh = &s->shards[shard];
-
-    if (!LDR_HOLDS(s, sh->dirty)) {
-        return;
-    }
-    if (sh->dirty_prev != LDR_NIL) {
-        s->shards[sh->dirty_prev].dirty_next = sh->dirty_next;
-    } else {
-        s->dirty_head = sh->dirty_next;
-    }
-    if (sh->dirty_next != LDR_NIL) {
-        s->shards[sh->dirty_next].dirty_prev = sh->dirty_prev;
-    } else {
-        s->dirty_tail = sh->dirty_prev;
-    }
-    sh->dirty = 0;
-    s->dirty_count--;
-    s->dirty_left = true;
 }
 
 /* ---- chunks and shards ---- */
@@ -144,7 +105,15 @@ static void shard_free(ldr_store_t *s, uint32_t shard)
     ldr_shard_t *sh = &s->shards[shard];
     ldr_space_t *space = &s->spaces[s->chunks[sh->chunk].space];
 
-    space->dram_pages -= ldr_arena_give(&s->arena, sh->page);
+    /* Its pages are its own until here, and nobody looks for it any more. */
+    if (!LDR_HOLDS(sh->state != LDR_SHARD_FREE) ||
+        !LDR_HOLDS(ldr_arena_holder(&s->arena, sh->page) == shard)) {
+        return;
+    }
+    LDR_ASSERT(sh->waiters == NULL && sh->queued == 0);
+    uint32_t pages = ldr_arena_give(&s->arena, sh->page);
+    LDR_ASSERT(space->dram_pages >= pages);
+    space->dram_pages -= pages;
     sh->state = LDR_SHARD_FREE;
     sh->next = s->shard_free;
     s->shard_free = shard;
@@ -152,6 +121,7 @@ static void shard_free(ldr_store_t *s, uint32_t shard)
 
 static void count_bytes(ldr_store_t *s, ldr_chunk_t *c, int64_t bytes)
 {
+    LDR_ASSERT((int64_t)c->bytes + bytes >= 0);
     c->bytes = (uint32_t)(c->bytes + bytes);
     if (c->pinned) {
         ldr_tenant_of(s, c)->pinned_bytes += (uint64_t)bytes;
@@ -164,6 +134,9 @@ static void chunk_free(ldr_store_t *s, uint32_t chunk)
     ldr_chunk_t *c = &s->chunks[chunk];
     uint32_t shard = c->shards;
 
+    if (!LDR_HOLDS(c->holds == 0 && c->entry == LDR_NIL)) {
+        return; /* invariants 1 and 3 */
+    }
     while (shard != LDR_NIL) {
         uint32_t next = s->shards[shard].next;
 
@@ -180,14 +153,12 @@ static void chunk_detach(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
 
+    if (!LDR_HOLDS(c->entry != LDR_NIL &&
+                   ldr_index_at(&s->index, c->entry)->resident == chunk)) {
+        return; /* invariant 1 */
+    }
     for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
-        if (s->shards[i].dirty) {
-            ldr_store_dirty_remove(s, i);
-        }
-        if (s->shards[i].offered) {
-            LDR_COUNT(s, c->space, offers_evicted, 1);
-            ldr_store_offer_remove(s, i);
-        }
+        ldr_behind_remove_all(s, i);
     }
     ldr_unpin(s, c);
     ldr_passing_remove(s, c);
@@ -205,7 +176,8 @@ static void entry_remove(ldr_store_t *s, uint32_t entry)
     const ldr_entry_t *e = ldr_index_at(&s->index, entry);
     ldr_space_t *space = &s->spaces[e->space];
 
-    if (e->epoch == space->epoch) {
+    LDR_ASSERT(e->resident == LDR_NIL);
+    if (e->epoch == space->epoch && LDR_HOLDS(space->chunks > 0)) {
         space->chunks--;
     }
     for (uint32_t i = 0; i < e->shards; i++) {
@@ -220,6 +192,11 @@ void ldr_store_hold(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
 
+    ldr_store_held(s);
+    /* One that is detached lives by its holds alone. */
+    if (!LDR_HOLDS(c->entry != LDR_NIL || c->holds > 0)) {
+        return;
+    }
     if (c->holds++ == 0) {
         ldr_tenant_t *t = ldr_tenant_of(s, c);
 
@@ -235,10 +212,12 @@ void ldr_store_release(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
 
-    if (!LDR_HOLDS(s, c->holds > 0) || --c->holds > 0) {
+    ldr_store_held(s);
+    if (!LDR_HOLDS(c->holds > 0) || --c->holds > 0) {
         return;
     }
     ldr_tenant_t *t = ldr_tenant_of(s, c);
+    LDR_ASSERT(s->held_chunks > 0 && t->held_chunks > 0);
     s->held_chunks--;
     t->held_chunks--;
     if (c->entry == LDR_NIL) {
@@ -254,7 +233,8 @@ void ldr_store_forget(ldr_store_t *s, uint32_t entry)
 {
     ldr_entry_t *e = ldr_index_at(&s->index, entry);
 
-    if (!LDR_HOLDS(s, e->shards > 0)) { /* an entry that is in use */
+    ldr_store_held(s);
+    if (!LDR_HOLDS(e->shards > 0)) { /* an entry that is in use */
         return;
     }
     if (e->resident != LDR_NIL) {
@@ -281,9 +261,16 @@ void ldr_store_drop_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
  * is on disk. */
 static void chunk_drop(ldr_store_t *s, uint32_t chunk)
 {
-    uint32_t entry = s->chunks[chunk].entry;
+    const ldr_chunk_t *c = &s->chunks[chunk];
+    uint32_t entry = c->entry;
     uint64_t fingerprint = ldr_index_at(&s->index, entry)->fingerprint;
 
+    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
+        for (unsigned q = 0; q < LDR_QUEUES_MAX; q++) {
+            LDR_COUNT(s, c->space, queue_evicted[q],
+                      s->shards[i].queued >> q & 1u);
+        }
+    }
     chunk_detach(s, chunk);
     if (!ldr_index_has_loc(&s->index, entry)) {
         ldr_store_ghost_mark(s, fingerprint);
@@ -301,7 +288,6 @@ void ldr_store_evict_chunk(ldr_store_t *s, uint32_t chunk)
     LDR_COUNT(s, c->space, evicted_chunks, 1);
     for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
         LDR_COUNT(s, c->space, evicted_bytes, s->shards[i].length);
-        LDR_COUNT(s, c->space, saves_dropped_evicted, s->shards[i].dirty);
     }
     chunk_drop(s, chunk);
 }
@@ -312,9 +298,6 @@ void ldr_store_discard(ldr_store_t *s, uint32_t chunk)
 
     if (c->entry == LDR_NIL) {
         return;
-    }
-    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
-        LDR_COUNT(s, c->space, saves_dropped_evicted, s->shards[i].dirty);
     }
     chunk_drop(s, chunk);
 }
@@ -514,6 +497,7 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
     uint32_t page, shard;
     larder_status_t st = LARDER_E_FULL;
 
+    ldr_store_held(s);
     if (space->tenant == LDR_NIL) {
         return LARDER_E_SPACE;
     }
@@ -578,31 +562,28 @@ void ldr_store_set_length(ldr_store_t *s, uint32_t shard, uint32_t length)
 {
     ldr_shard_t *sh = &s->shards[shard];
 
+    LDR_ASSERT(sh->state == LDR_SHARD_READING && length <= sh->length);
     count_bytes(s, &s->chunks[sh->chunk],
                 (int64_t)length - (int64_t)sh->length);
     sh->length = length;
 }
 
 bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
-                      bool checked, bool dirty)
+                      bool checked)
 {
     ldr_shard_t *sh = &s->shards[shard];
     ldr_chunk_t *c = &s->chunks[sh->chunk];
 
-    if (!LDR_HOLDS(s, sh->state == LDR_SHARD_FILLING ||
-                          sh->state == LDR_SHARD_READING) ||
+    ldr_store_held(s);
+    LDR_ASSERT(c->holds > 0);
+    if (!LDR_HOLDS(sh->state == LDR_SHARD_FILLING ||
+                   sh->state == LDR_SHARD_READING) ||
         c->entry == LDR_NIL || c->epoch != s->spaces[c->space].epoch) {
         return false;
     }
     sh->crc = crc;
     sh->checked = checked;
     sh->state = LDR_SHARD_READY;
-    if (dirty) {
-        sh->save_seq = ++s->save_seq;
-        if (s->write_behind) {
-            ldr_store_dirty_push(s, shard);
-        }
-    }
     return true;
 }
 
@@ -613,7 +594,9 @@ void ldr_store_abort(ldr_store_t *s, uint32_t shard)
     ldr_chunk_t *c = &s->chunks[chunk];
     uint32_t *link = &c->shards;
 
-    if (!LDR_HOLDS(s, sh->state != LDR_SHARD_READY)) {
+    ldr_store_held(s);
+    if (!LDR_HOLDS(sh->state == LDR_SHARD_FILLING ||
+                   sh->state == LDR_SHARD_READING)) {
         return;
     }
     while (*link != shard) {
@@ -642,6 +625,8 @@ ldr_record_t ldr_store_record(const ldr_store_t *store, uint32_t shard)
 {
     const ldr_shard_t *sh = &store->shards[shard];
     const ldr_chunk_t *c = &store->chunks[sh->chunk];
+
+    LDR_ASSERT(sh->state == LDR_SHARD_READY && c->entry != LDR_NIL);
     ldr_record_t record = {
         .kind = LDR_RECORD_SHARD,
         .key = c->key,

@@ -1,7 +1,8 @@
 /*
  * The metadata of a node: index, arena, what is resident, spaces and tenants,
  * and the queue of what is still to be written down. Pure bookkeeping: no I/O,
- * no copies, no threads. The node's lock is held around every call.
+ * no copies, no threads. The node's lock is held around every call, which is
+ * checked in debug builds wherever something changes.
  *
  * A chunk with shards in DRAM has an ldr_chunk_t (its number is its slot in
  * the policy) and an ldr_shard_t for each of them.
@@ -20,8 +21,8 @@
  *     may walk its shards' pages without the lock.
  *  4. Only ready shards are found. A shard becomes ready once, and never
  *     changes after.
- *  5. A shard is in the dirty queue exactly while `dirty`: ready, attached,
- *     and neither written, being written, nor refused.
+ *  5. A shard is in a tier's queue exactly while it is marked so: ready and
+ *     attached (behind.h).
  *  6. An entry without location has a resident chunk: an entry stands for
  *     bytes somewhere.
  *  7. Every page of a chunk lies in an extent of its space's tenant, and no
@@ -35,11 +36,13 @@
 #include <stdint.h>
 
 #include "base/options.h"
+#include "base/thread.h"
 #include "larder/larder.h"
 #include "store/arena.h"
 #include "store/format.h"
 #include "store/index.h"
 #include "store/policy.h"
+#include "store/behind.h"
 
 typedef enum ldr_shard_state {
     LDR_SHARD_FREE,
@@ -56,17 +59,16 @@ typedef struct ldr_shard {
     uint32_t page; /* first of its list */
     uint32_t length;
     uint32_t crc;
-    uint32_t dirty_prev, dirty_next;
     uint8_t number; /* which shard of the chunk */
     uint8_t state;
     uint8_t checked; /* the bytes in DRAM have matched crc */
-    uint8_t dirty : 1;
-    uint8_t refused : 1; /* not to be written down, until it is used again */
-    uint8_t offered : 1; /* in the queue for the shared tier */
-    uint8_t tier : 2;    /* while reading: from which */
-    uint8_t turn : 1;    /* offered: see offer_turn */
-    uint32_t offer_prev, offer_next;
-    uint64_t save_seq;   /* order of saves, for flush; or of reads */
+    uint8_t queued;  /* bits: the queues it is in */
+    uint8_t turns;   /* bits: its turn in each (behind.h) */
+    uint8_t tier;    /* while reading: from which */
+    uint8_t refused; /* not to be written down, until it is used again */
+    ldr_queued_t links[LDR_QUEUES_MAX];
+    uint32_t fetch_next; /* while reading: the next that waits for that tier */
+    uint64_t fetch_seq;  /* ... and the order of those that wait */
     ldr_load_t *waiters; /* while reading */
 } ldr_shard_t;
 
@@ -101,25 +103,18 @@ typedef struct ldr_chunk {
     X(saves_failed, "saves refused for their arguments")                       \
     X(saves_stale, "saves overtaken by a reset")                               \
     X(saves_paused, "saves not taken: the node is paused or observing")        \
-    X(saves_dropped_evicted, "shards evicted before they were written down")   \
     X(saves_dropped_size, "shards larger than a segment")                      \
     X(saves_dropped_io, "shards lost by a failed write")                       \
     X(refused_first, "shards not written down: used once so far")              \
     X(refused_budget, "shards not written down: the day's budget is spent")    \
-    X(loads_dram, "loads served from dram")                                    \
-    X(loads_ssd, "loads served from ssd")                                      \
-    X(loads_shared, "loads served from the shared tier")                       \
-    X(loaded_shared_bytes, "bytes loaded that had to come from there")         \
     X(offers_written, "shards written to the shared tier")                     \
     X(offers_present, "shards that the shared tier had already")               \
-    X(offers_evicted, "shards evicted before the shared tier had them")        \
     X(offers_failed, "shards that a failed write did not bring there")         \
     X(evicted_chunks, "chunks evicted from dram")                              \
     X(evicted_bytes, "bytes evicted from dram")                                \
     X(reclaimed_chunks, "shards dropped from ssd to make room")                \
     X(saved_bytes, "bytes saved")                                              \
     X(loaded_bytes, "bytes loaded")                                            \
-    X(loaded_ssd_bytes, "bytes loaded that had to come from ssd")              \
     X(asked_chunks, "chunks that engines asked for, once each")                \
     X(found_chunks, "chunks of those that were found")                         \
     X(matched_chunks, "chunks that matches found, however often")              \
@@ -134,17 +129,11 @@ typedef struct ldr_counters {
     LDR_COUNTER_MAP(X)
 #undef X
     uint64_t misses[LARDER_CAUSE_COUNT];
+    /* Loads, and their bytes, by the tier that they had to come from. */
+    uint64_t loads[LARDER_TIERS_MAX], loaded_from[LARDER_TIERS_MAX];
+    /* Shards evicted before their tier was given them, by its queue. */
+    uint64_t queue_evicted[LDR_QUEUES_MAX];
 } ldr_counters_t;
-
-/* What of a space the shared tier should have, in the order of saves; and the
- * space's place in the line of those that have any. All zero: none. */
-typedef struct ldr_offers {
-    uint32_t head, tail;    /* shards */
-    uint32_t before, after; /* spaces */
-    uint64_t count, bytes;
-    uint64_t since_ns; /* when it took that place; the node's */
-    uint64_t asked;    /* the last look in which it was asked; the node's */
-} ldr_offers_t;
 
 /* What a tenant's secret is known by. Neither the secret nor its key for the
  * shared tier follows from it. */
@@ -172,8 +161,8 @@ typedef struct ldr_space {
     uint64_t chunks;
     uint64_t ssd_bytes; /* locations on all disks, and on each */
     uint64_t disk_bytes[LDR_DISKS_MAX];
-    ldr_offers_t offers;
     uint32_t asked_s; /* when something of it was last asked for; the node's */
+    char label[LARDER_LABEL_MAX + 1]; /* for people; the last one given */
     ldr_counters_t n;
 } ldr_space_t;
 
@@ -210,6 +199,7 @@ typedef struct ldr_tenant {
 } ldr_tenant_t;
 
 typedef struct ldr_store {
+    pthread_mutex_t *lock; /* the node's; NULL: the store is nobody else's */
     ldr_index_t index;
     ldr_arena_t arena;
     const ldr_policy_ops_t *policy;
@@ -225,29 +215,16 @@ typedef struct ldr_store {
      * them. And how many have told of some, and not yet of all. */
     uint8_t disk_ids[LDR_DISKS_MAX][LDR_ID_BYTES];
     uint32_t disk_count, disks_coming;
+    uint32_t disks_absent; /* that were not opened yet */
     ldr_tenant_t *tenants;
     uint32_t tenant_count;
     uint32_t now_ds;   /* the node's clock, in tenths of a second */
     bool shares_stale; /* who asks, or a limit, has changed */
     uint32_t disks;    /* that locations may lead to */
     uint64_t pin_max;
-    bool write_behind; /* there is a tier below: new shards are dirty */
-    /* Which tiers below take what is saved, now: what the policy refuses goes
-     * there. */
-    bool ssd_takes, shared_takes;
-    uint32_t dirty_head, dirty_tail;
-    uint64_t dirty_count;
-    bool dirty_left; /* one left a queue: who waits for it may look */
-    uint32_t offer_first, offer_last; /* spaces with offers, in line */
-    uint64_t offer_count, offer_bytes;
-    /* A flush begins a turn, once nothing of the one before is left: so it can
-     * tell what was offered before it from what comes meanwhile. The lowest
-     * bit is that of the shards. */
-    uint64_t offer_turn;
-    uint64_t offer_turns[2]; /* offers by that bit */
-    uint64_t save_seq;       /* last given */
-    ldr_counters_t n;        /* of all spaces, and of none */
-    const char *broken;      /* the first invariant found broken, or NULL */
+    ldr_behind_t queues[LDR_QUEUES_MAX];
+    bool queue_left;  /* one left a queue: who waits for it may look */
+    ldr_counters_t n; /* of all spaces, and of none */
 } ldr_store_t;
 
 /* Counts an event of a space; LDR_NIL: of none. */
@@ -272,6 +249,14 @@ typedef struct ldr_store_params {
     uint32_t disks;
 } ldr_store_params_t;
 
+/* Whoever changes the store holds the lock. */
+static inline void ldr_store_held(const ldr_store_t *s)
+{
+    if (LDR_DEBUG && s->lock != NULL) {
+        LDR_HELD(s->lock);
+    }
+}
+
 larder_status_t ldr_store_init(ldr_store_t *s,
                                const ldr_store_params_t *params);
 void ldr_store_destroy(ldr_store_t *s);
@@ -281,6 +266,8 @@ void ldr_store_destroy(ldr_store_t *s);
 /* The number of the space with this id, added if it is new: as the tenant's
  * whose tag it bears. LDR_NIL: too many. */
 uint32_t ldr_store_space(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES]);
+/* If all disks were opened, no reset has to be above what one still holds. */
+void ldr_store_met(ldr_store_t *s);
 /* All that this disk has of epochs is the store's. */
 void ldr_store_disk(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES]);
 /* The same for tenants; LDR_NIL: too many, or no memory. A new one costs some
@@ -411,11 +398,10 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
 /* A shard being read turns out to be this long: no longer than reserved. */
 void ldr_store_set_length(ldr_store_t *s, uint32_t shard, uint32_t length);
 
-/* A filled or read shard becomes visible. dirty: queue it for write-behind.
- * False: its space was reset or its chunk removed meanwhile; the caller ends
- * it with ldr_store_abort(). */
+/* A filled or read shard becomes visible. False: its space was reset or its
+ * chunk removed meanwhile; the caller ends it with ldr_store_abort(). */
 bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
-                      bool checked, bool dirty);
+                      bool checked);
 
 /* Undoes a reservation: shard, pages, the hold, and what became empty. */
 void ldr_store_abort(ldr_store_t *s, uint32_t shard);
@@ -455,24 +441,6 @@ void ldr_store_discard(ldr_store_t *s, uint32_t chunk);
 /* What a tier below is told of a ready, attached shard; where it will lie there
  * is that tier's to fill in. */
 ldr_record_t ldr_store_record(const ldr_store_t *s, uint32_t shard);
-
-/* ---- the queue of what is to be written down ---- */
-
-void ldr_store_dirty_push(ldr_store_t *s, uint32_t shard);
-void ldr_store_dirty_remove(ldr_store_t *s, uint32_t shard);
-
-/* ---- the queues of what the shared tier should have (offer.c) ----
- *
- * One for each space, and the spaces stand in line: none waits for more than
- * one turn of each other. A shard is in its space's queue exactly while
- * `offered`: ready and attached. It may be evicted, which is counted. */
-
-void ldr_store_offer_push(ldr_store_t *s, uint32_t shard);
-/* One that was in the queue before: it stays of its turn. */
-void ldr_store_offer_again(ldr_store_t *s, uint32_t shard);
-void ldr_store_offer_remove(ldr_store_t *s, uint32_t shard);
-/* A space that has offers goes to the end of the line. */
-void ldr_store_offer_next(ldr_store_t *s, uint32_t space, uint64_t now_ns);
 
 /* ---- marks of the evicted (ghosts.c) ---- */
 

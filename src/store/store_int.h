@@ -1,12 +1,8 @@
 /* What the parts of the store share. */
 #pragma once
 
+#include "base/check.h"
 #include "store/store.h"
-
-/* Remembers the first invariant that does not hold; the node then answers no
- * more calls. Gives whether it holds. */
-#define LDR_HOLDS(s, condition)                                                \
-    ((condition) || ((s)->broken = (s)->broken ? (s)->broken : #condition, 0))
 
 static inline ldr_tenant_t *ldr_tenant_of(const ldr_store_t *s,
                                           const ldr_chunk_t *c)

@@ -32,6 +32,14 @@ void ldr_store_disk(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
     }
 }
 
+void ldr_store_met(ldr_store_t *s)
+{
+    ldr_store_held(s);
+    for (uint32_t i = 0; i < s->space_count && s->disks_absent == 0; i++) {
+        s->spaces[i].above = 0;
+    }
+}
+
 uint32_t ldr_store_space(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
 {
     /* Newest first: recovery asks for the same one again and again. */
@@ -117,10 +125,12 @@ void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch)
 {
     ldr_space_t *sp = &s->spaces[space];
 
+    ldr_store_held(s);
     if (epoch <= sp->epoch) {
         return;
     }
     for (uint32_t i = 0; i < s->disks && sp->counted; i++) {
+        LDR_ASSERT(s->tenants[sp->tenant].disk_bytes[i] >= sp->disk_bytes[i]);
         s->tenants[sp->tenant].ssd_bytes -= sp->disk_bytes[i];
         s->tenants[sp->tenant].disk_bytes[i] -= sp->disk_bytes[i];
     }

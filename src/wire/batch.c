@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "wire/wire.h"
 #include "wire/wire_int.h"
 
@@ -56,10 +57,14 @@ bool ldr_get_asked(const uint8_t *at, size_t bytes, ldr_asked_msg_t *m)
     return m->asked <= LDR_ASKED_MOST && m->found <= m->asked;
 }
 
+#define LIST_LABEL_AT 72u
+
 size_t ldr_put_list(uint8_t *at, uint32_t cursor, uint32_t count)
 {
     ldr_put32(at, cursor);
     ldr_put32(at + 4, count);
+    ldr_put32(at + 8, LDR_LIST_ROW_BYTES);
+    ldr_put32(at + 12, 0);
     return LDR_LIST_HEAD_BYTES;
 }
 
@@ -70,9 +75,10 @@ bool ldr_get_list(const uint8_t *at, size_t bytes, ldr_list_head_t *m)
     }
     m->cursor = ldr_get32(at);
     m->count = ldr_get32(at + 4);
+    m->row_bytes = ldr_get32(at + 8);
     m->rows = at + LDR_LIST_HEAD_BYTES;
-    return (uint64_t)m->count * LDR_LIST_ROW_BYTES ==
-           bytes - LDR_LIST_HEAD_BYTES;
+    return ldr_get32(at + 12) == 0 && m->row_bytes >= LDR_LIST_ROW_BYTES &&
+           (uint64_t)m->count * m->row_bytes == bytes - LDR_LIST_HEAD_BYTES;
 }
 
 void ldr_put_listed(uint8_t *at, const ldr_list_row_t *row)
@@ -87,21 +93,23 @@ void ldr_put_listed(uint8_t *at, const ldr_list_row_t *row)
     ldr_put32(at + 60, row->age_s);
     ldr_put32(at + 64, row->expires_s);
     ldr_put32(at + 68, row->depth);
+    memcpy(at + LIST_LABEL_AT, row->label, LARDER_LABEL_MAX);
 }
 
-bool ldr_get_listed(const uint8_t *at, ldr_list_row_t *row)
+void ldr_get_listed(const uint8_t *at, ldr_list_row_t *row)
 {
     memcpy(row->key.hash, at, LARDER_KEY_BYTES);
     memcpy(row->space, at + 32, LDR_WIRE_ID_BYTES);
     row->group = ldr_get16(at + 48);
     row->shard = ldr_get16(at + 50);
     row->shards = ldr_get16(at + 52);
-    row->flags = ldr_get16(at + 54);
+    row->flags = ldr_get16(at + 54) & (2 * LDR_LIST_PINNED - 1);
     row->length = ldr_get32(at + 56);
     row->age_s = ldr_get32(at + 60);
     row->expires_s = ldr_get32(at + 64);
     row->depth = ldr_get32(at + 68);
-    return row->flags < 2 * LDR_LIST_PINNED;
+    ldr_label_clean((const char *)at + LIST_LABEL_AT, LARDER_LABEL_MAX,
+                    row->label);
 }
 
 size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m)
@@ -139,51 +147,53 @@ bool ldr_get_announce(const uint8_t *at, size_t bytes, ldr_announce_msg_t *m)
                bytes - LDR_ANNOUNCE_HEAD_BYTES;
 }
 
-_Static_assert(LARDER_TIER_COUNT == 3, "LDR_MATCHED_BYTES has three tiers");
-
-#define MATCHED_TWO 40u /* bytes, with two */
-
-size_t ldr_put_matched(uint8_t *at, const larder_match_t *m, bool shared)
+size_t ldr_put_matched(uint8_t *at, const larder_match_t *m)
 {
-    uint32_t chunks = m->tier_chunks[LARDER_TIER_SHARED];
-    uint64_t tier_bytes = m->tier_bytes[LARDER_TIER_SHARED];
-
     ldr_put32(at, m->chunks);
-    ldr_put32(at + 4, m->tier_chunks[0]);
-    ldr_put32(at + 8, m->tier_chunks[1] + (shared ? 0 : chunks));
-    ldr_put32(at + 12, (uint32_t)m->cause);
-    ldr_put64(at + 16, m->tier_bytes[0]);
-    ldr_put64(at + 24, m->tier_bytes[1] + (shared ? 0 : tier_bytes));
-    ldr_put64(at + 32, m->load_us);
-    if (!shared) {
-        return MATCHED_TWO;
+    ldr_put32(at + 4, (uint32_t)m->cause);
+    ldr_put64(at + 8, m->load_us);
+    unsigned tiers = LARDER_TIERS_MAX;
+    while (tiers > LARDER_TIER_COUNT && m->tier_chunks[tiers - 1] == 0 &&
+           m->tier_bytes[tiers - 1] == 0) {
+        tiers--;
     }
-    ldr_put32(at + 40, chunks);
-    ldr_put64(at + 44, tier_bytes);
-    return LDR_MATCHED_BYTES;
+    ldr_put32(at + 16, tiers);
+    ldr_put32(at + 20, 0);
+    at += LDR_MATCHED_HEAD_BYTES;
+    for (unsigned i = 0; i < tiers; i++) {
+        ldr_put32(at, m->tier_chunks[i]);
+        ldr_put32(at + 4, 0);
+        ldr_put64(at + 8, m->tier_bytes[i]);
+        at += LDR_MATCHED_TIER_BYTES;
+    }
+    return LDR_MATCHED_HEAD_BYTES + (size_t)tiers * LDR_MATCHED_TIER_BYTES;
 }
 
 bool ldr_get_matched(const uint8_t *at, size_t bytes, larder_match_t *m)
 {
-    if (bytes != LDR_MATCHED_BYTES && bytes != MATCHED_TWO) {
+    if (bytes < LDR_MATCHED_HEAD_BYTES) {
         return false;
     }
-    uint32_t cause = ldr_get32(at + 12);
-    if (cause >= LARDER_CAUSE_COUNT) {
+    uint32_t tiers = ldr_get32(at + 16);
+    if (ldr_get32(at + 20) != 0 || (uint64_t)tiers * LDR_MATCHED_TIER_BYTES !=
+                                       bytes - LDR_MATCHED_HEAD_BYTES) {
         return false;
     }
     *m = (larder_match_t){
         .chunks = ldr_get32(at),
-        .tier_chunks = {ldr_get32(at + 4), ldr_get32(at + 8)},
-        .tier_bytes = {ldr_get64(at + 16), ldr_get64(at + 24)},
-        .load_us = ldr_get64(at + 32),
-        .cause = (larder_cause_t)cause,
+        .cause = ldr_wire_cause(ldr_get32(at + 4)),
+        .load_us = ldr_get64(at + 8),
     };
-    if (bytes == LDR_MATCHED_BYTES) {
-        m->tier_chunks[LARDER_TIER_SHARED] = ldr_get32(at + 40);
-        m->tier_bytes[LARDER_TIER_SHARED] = ldr_get64(at + 44);
+    at += LDR_MATCHED_HEAD_BYTES;
+    bool ok = true;
+    for (uint32_t i = 0; i < tiers; i++, at += LDR_MATCHED_TIER_BYTES) {
+        uint32_t tier = i < LARDER_TIER_COUNT ? i : LARDER_TIER_COUNT - 1;
+
+        m->tier_chunks[tier] += ldr_get32(at);
+        m->tier_bytes[tier] += ldr_get64(at + 8);
+        ok = ok && ldr_get32(at + 4) == 0;
     }
-    return true;
+    return ok;
 }
 
 /* ---- batches ---- */
@@ -318,13 +328,14 @@ void ldr_put_result(uint8_t *at, const ldr_result_row_t *row)
 bool ldr_get_result(const uint8_t *at, ldr_result_row_t *row)
 {
     int32_t status = (int32_t)ldr_get32(at);
-    uint32_t cause = ldr_get32(at + 4);
 
-    if (!ldr_wire_status_known(status) || cause >= LARDER_CAUSE_COUNT) {
-        return false;
-    }
     row->status = (larder_status_t)status;
-    row->cause = (larder_cause_t)cause;
+    row->cause = ldr_wire_cause(ldr_get32(at + 4));
+    if (!ldr_wire_status_known(status)) {
+        row->status = status > 0 ? LARDER_MISS : LARDER_E_OTHER;
+        row->cause =
+            row->cause != LARDER_CAUSE_NONE ? row->cause : LARDER_CAUSE_OTHER;
+    }
     row->length = ldr_get64(at + 8);
     row->lease = ldr_get64(at + 16);
     row->crc = ldr_get32(at + 24);

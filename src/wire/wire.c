@@ -5,6 +5,7 @@
 
 #include "base/bytes.h"
 #include "base/copy.h"
+#include "base/text.h"
 #include "wire/wire_int.h"
 
 /*
@@ -35,6 +36,20 @@ bool ldr_wire_status_known(int32_t status)
         return true;
     }
     return false;
+}
+
+larder_cause_t ldr_wire_cause(uint32_t cause)
+{
+    return cause < LARDER_CAUSE_COUNT ? (larder_cause_t)cause
+                                      : LARDER_CAUSE_OTHER;
+}
+
+larder_status_t ldr_frame_status(const ldr_frame_t *frame)
+{
+    int32_t status = (int32_t)frame->arg;
+
+    return ldr_wire_status_known(status) ? (larder_status_t)status
+                                         : LARDER_E_OTHER;
 }
 
 /* Of header and body, without the checksum itself. */
@@ -82,9 +97,7 @@ ldr_frame_verdict_t ldr_frame_get(const uint8_t *at, uint32_t body_max,
     if (ldr_get32(at) != LDR_FRAME_MAGIC) {
         return LDR_FRAME_NOT_LARDER;
     }
-    if ((f.flags & ~FRAME_FLAGS) != 0 || f.flags == FRAME_FLAGS ||
-        ((f.flags & LDR_FRAME_REPLY) != 0 &&
-         !ldr_wire_status_known((int32_t)f.arg))) {
+    if ((f.flags & ~FRAME_FLAGS) != 0 || f.flags == FRAME_FLAGS) {
         return LDR_FRAME_MALFORMED;
     }
     if (f.payload > 0 && body_max > LDR_BODY_HELLO_MAX &&
@@ -238,31 +251,33 @@ bool ldr_get_extent(const uint8_t *at, size_t bytes, ldr_extent_msg_t *m)
 
 /* ---- spaces and numbers ---- */
 
+#define SPACE_SHARDS_AT (2 * LDR_WIRE_ID_BYTES)
+#define SPACE_LABEL_AT (LDR_SPACE_HEAD_BYTES - 4)
+
 size_t ldr_put_space(uint8_t *at, const ldr_space_msg_t *m)
 {
     memcpy(at, m->id, LDR_WIRE_ID_BYTES);
     memcpy(at + LDR_WIRE_ID_BYTES, m->check, LDR_WIRE_ID_BYTES);
-    ldr_put32(at + 2 * LDR_WIRE_ID_BYTES, m->shards);
-    if (!m->has_key) {
-        return LDR_SPACE_MSG_BYTES;
-    }
-    memcpy(at + LDR_SPACE_MSG_BYTES, m->key, LDR_WIRE_KEY_BYTES);
-    return LDR_SPACE_MSG_BYTES + LDR_WIRE_KEY_BYTES;
+    ldr_put32(at + SPACE_SHARDS_AT, m->shards);
+    memcpy(at + SPACE_SHARDS_AT + 4, m->key, LDR_WIRE_KEY_BYTES);
+    size_t label = strlen(m->label);
+    ldr_put32(at + SPACE_LABEL_AT, (uint32_t)label);
+    memcpy(at + LDR_SPACE_HEAD_BYTES, m->label, label);
+    return LDR_SPACE_HEAD_BYTES + label;
 }
 
 bool ldr_get_space(const uint8_t *at, size_t bytes, ldr_space_msg_t *m)
 {
-    if (bytes != LDR_SPACE_MSG_BYTES &&
-        bytes != LDR_SPACE_MSG_BYTES + LDR_WIRE_KEY_BYTES) {
+    if (bytes < LDR_SPACE_HEAD_BYTES || bytes > LDR_SPACE_MSG_BYTES ||
+        ldr_get32(at + SPACE_LABEL_AT) != bytes - LDR_SPACE_HEAD_BYTES) {
         return false;
     }
-    *m = (ldr_space_msg_t){.has_key = bytes > LDR_SPACE_MSG_BYTES};
-    if (m->has_key) {
-        memcpy(m->key, at + LDR_SPACE_MSG_BYTES, LDR_WIRE_KEY_BYTES);
-    }
+    ldr_label_clean((const char *)at + LDR_SPACE_HEAD_BYTES,
+                    bytes - LDR_SPACE_HEAD_BYTES, m->label);
     memcpy(m->id, at, LDR_WIRE_ID_BYTES);
     memcpy(m->check, at + LDR_WIRE_ID_BYTES, LDR_WIRE_ID_BYTES);
-    m->shards = ldr_get32(at + 2 * LDR_WIRE_ID_BYTES);
+    m->shards = ldr_get32(at + SPACE_SHARDS_AT);
+    memcpy(m->key, at + SPACE_SHARDS_AT + 4, LDR_WIRE_KEY_BYTES);
     return true;
 }
 

@@ -13,7 +13,16 @@
  * well-formed but wrong (a space nobody opened) are the handler's to refuse.
  *
  * Versions: both sides say which they speak; the highest in common is used.
- * What one side may lack beyond that is a feature bit.
+ * What one side may lack beyond that is a feature bit, of which there are none
+ * yet. Within a version the sides may differ in how many statuses, causes,
+ * tiers and figures they know, because those are only ever added at the end of
+ * their lists:
+ *  - what has a place for each says how many places it has. Who reads it finds
+ *    zeros in those that it knows and were not sent, and leaves out the others,
+ *    or adds them to the place that larder.h names (LARDER_CAUSE_OTHER, the
+ *    last tier), so that sums stay right;
+ *  - a number that the reader does not know becomes one that it does:
+ *    ldr_frame_status(), ldr_get_result(), ldr_get_matched().
  */
 #pragma once
 
@@ -23,8 +32,11 @@
 
 #include "larder/larder.h"
 
-#define LDR_WIRE_VERSION_MIN 1u
-#define LDR_WIRE_VERSION_MAX 1u
+/* 1: until cc982fb. It sent structs as they were, with no counts. ADMIN is the
+ * same in both, and needs no hello: a daemon of either takes over from one of
+ * the other. */
+#define LDR_WIRE_VERSION_MIN 2u
+#define LDR_WIRE_VERSION_MAX 2u
 
 #define LDR_FRAME_MAGIC 0x3152444cu /* "LDR1" */
 #define LDR_FRAME_BYTES 40u
@@ -81,15 +93,7 @@ enum {
     LDR_FRAME_SILENT = 1u << 1, /* no reply is wanted, not even of a failure */
 };
 
-enum {
-    LDR_FEATURE_TCP_LEASE = 1u << 0, /* LEASE without segments */
-    LDR_FEATURE_SHARED = 1u << 1,    /* the third tier, and its key */
-    LDR_FEATURE_ANNOUNCE = 1u << 2,  /* ANNOUNCE, and saves DECLINED */
-    LDR_FEATURE_ASKED = 1u << 3,     /* ASKED, LDR_MATCH_AGAIN, _BATCH_AGAIN */
-};
-#define LDR_FEATURES                                                           \
-    ((uint64_t)(LDR_FEATURE_TCP_LEASE | LDR_FEATURE_SHARED |                   \
-                LDR_FEATURE_ANNOUNCE | LDR_FEATURE_ASKED))
+#define LDR_FEATURES 0u /* that not every peer of this version has */
 
 typedef struct ldr_frame {
     uint16_t opcode;
@@ -123,10 +127,9 @@ ldr_frame_verdict_t ldr_frame_get(const uint8_t *at, uint32_t body_max,
 /* header and its body lie in one piece. */
 bool ldr_frame_check(const uint8_t *at, const ldr_frame_t *frame);
 
-static inline larder_status_t ldr_frame_status(const ldr_frame_t *frame)
-{
-    return (larder_status_t)(int32_t)frame->arg;
-}
+/* Of a reply. One that this side does not know is LARDER_E_OTHER: what came
+ * with it cannot be read as if all had gone well. */
+larder_status_t ldr_frame_status(const ldr_frame_t *frame);
 
 /* ---- bodies ----
  *
@@ -139,9 +142,7 @@ static inline larder_status_t ldr_frame_status(const ldr_frame_t *frame)
  * checked against the length, and rows are read one by one, whatever they
  * contain. */
 
-/* Statuses, causes, tiers and feature bits are part of the version: a side that
- * knows more of them says what the other can know. Text of a fixed width is
- * padded with zeros and has no control characters. */
+/* Text of a fixed width is padded with zeros and has no control characters. */
 
 /* Text that follows a failed reply: what went wrong, in words. */
 #define LDR_TEXT_MAX 500u
@@ -199,13 +200,14 @@ typedef struct ldr_space_msg {
     uint8_t id[LDR_WIRE_ID_BYTES];
     uint8_t check[LDR_WIRE_ID_BYTES];
     uint32_t shards;
-    /* With LDR_FEATURE_SHARED: the tenant's key for the shared tier, which is
-     * derived from its secret and says nothing of it. */
-    bool has_key;
+    /* The tenant's key for the shared tier, which is derived from its secret
+     * and says nothing of it. */
     uint8_t key[LDR_WIRE_KEY_BYTES];
+    char label[LARDER_LABEL_MAX + 1]; /* what is read is clean */
 } ldr_space_msg_t;
 
-#define LDR_SPACE_MSG_BYTES 36u /* and the key, if there is one */
+#define LDR_SPACE_HEAD_BYTES 72u /* and the label */
+#define LDR_SPACE_MSG_BYTES (LDR_SPACE_HEAD_BYTES + LARDER_LABEL_MAX)
 size_t ldr_put_space(uint8_t *at, const ldr_space_msg_t *m);
 bool ldr_get_space(const uint8_t *at, size_t bytes, ldr_space_msg_t *m);
 
@@ -264,6 +266,7 @@ bool ldr_get_asked(const uint8_t *at, size_t bytes, ldr_asked_msg_t *m);
 
 typedef struct ldr_list_head {
     uint32_t cursor, count;
+    uint32_t row_bytes; /* from one row to the next */
     const uint8_t *rows;
 } ldr_list_head_t;
 
@@ -278,21 +281,31 @@ typedef struct ldr_list_row {
     larder_key_t key;
     uint8_t space[LDR_WIRE_ID_BYTES];
     uint16_t group, shard, shards;
-    uint16_t flags; /* LDR_LIST_* */
+    uint16_t flags; /* LDR_LIST_*, those that are known here */
     uint32_t length, age_s, expires_s, depth;
+    char label[LARDER_LABEL_MAX + 1]; /* of the space; what is read is clean */
 } ldr_list_row_t;
 
-#define LDR_LIST_HEAD_BYTES 8u
-#define LDR_LIST_ROW_BYTES 72u
+#define LDR_LIST_HEAD_BYTES 16u
+#define LDR_LIST_ROW_BYTES (72u + LARDER_LABEL_MAX)
 size_t ldr_put_list(uint8_t *at, uint32_t cursor, uint32_t count);
 bool ldr_get_list(const uint8_t *at, size_t bytes, ldr_list_head_t *m);
 void ldr_put_listed(uint8_t *at, const ldr_list_row_t *row);
-bool ldr_get_listed(const uint8_t *at, ldr_list_row_t *row);
+void ldr_get_listed(const uint8_t *at, ldr_list_row_t *row);
 
-/* shared: the peer knows the third tier; else what is there counts as ssd. */
-#define LDR_MATCHED_BYTES 52u
-size_t ldr_put_matched(uint8_t *at, const larder_match_t *m, bool shared);
+/* MATCH's reply: its struct_bytes are not of the wire. */
+#define LDR_MATCHED_HEAD_BYTES 24u
+#define LDR_MATCHED_TIER_BYTES 16u
+#define LDR_MATCHED_BYTES /* at most */                                        \
+    (LDR_MATCHED_HEAD_BYTES + LARDER_TIERS_MAX * LDR_MATCHED_TIER_BYTES)
+size_t ldr_put_matched(uint8_t *at, const larder_match_t *m);
 bool ldr_get_matched(const uint8_t *at, size_t bytes, larder_match_t *m);
+
+/* STATS's reply: all but struct_bytes and what the client itself counts
+ * (client_*), which are left as they are. */
+#define LDR_STATS_BYTES_MAX 16384u
+size_t ldr_put_stats(uint8_t *at, const larder_stats_t *m);
+bool ldr_get_stats(const uint8_t *at, size_t bytes, larder_stats_t *m);
 
 /* Batches: EXISTS, REMOVE, REPORT, GET, LEASE have names as rows; PUT and
  * RESERVE have saves. */
@@ -373,6 +386,8 @@ typedef struct ldr_result_row {
 } ldr_result_row_t;
 
 void ldr_put_result(uint8_t *at, const ldr_result_row_t *row);
+/* A status that this side does not know is LARDER_MISS where it is above zero,
+ * of whatever it is: nothing was given, or kept. Below it is LARDER_E_OTHER. */
 bool ldr_get_result(const uint8_t *at, ldr_result_row_t *row);
 
 /* A piece of an extent. */

@@ -4,5 +4,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Whether this version has such a status. */
+#include "larder/larder.h"
+
+/* Whether this side has such a status. */
 bool ldr_wire_status_known(int32_t status);
+
+/* What it is to this side: LARDER_CAUSE_OTHER if it does not know it. */
+larder_cause_t ldr_wire_cause(uint32_t cause);

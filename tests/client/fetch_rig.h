@@ -15,7 +15,7 @@ typedef struct fetched {
 static inline void stage_all(pair_t *p, uint32_t chunks,
                              larder_lease_t **leases)
 {
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     assert_status(larder_prefix_stage(p->space, p->to[0].layout, p->keys,
                                       chunks, 0, leases, &m),
@@ -88,7 +88,8 @@ static inline void place(pair_t *p, const fetched_t *f, uint16_t rank,
     larder_table_t tables[GROUPS];
     uint32_t end = chunks * p->model.chunk_tokens;
     uint32_t shards = engine_expect(to, begin, end, tables);
-    larder_move_t m = {.keys = p->keys,
+    larder_move_t m = {.struct_bytes = sizeof(larder_move_t),
+                       .keys = p->keys,
                        .tables = tables,
                        .begin = begin,
                        .end = end,
@@ -116,7 +117,8 @@ static inline void check_refused_as(pair_t *p, const larder_key_t *keys,
 {
     engine_t *to = &p->to[0];
     larder_table_t tables[GROUPS];
-    larder_move_t m = {.keys = keys,
+    larder_move_t m = {.struct_bytes = sizeof(larder_move_t),
+                       .keys = keys,
                        .first_key = first,
                        .tables = tables,
                        .end = chunks * p->model.chunk_tokens};

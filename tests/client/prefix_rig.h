@@ -449,7 +449,8 @@ static inline larder_move_t engine_save(engine_t *e, larder_space_t *space,
                                         uint16_t writer)
 {
     larder_table_t tables[GROUPS];
-    larder_move_t m = {.tables = tables,
+    larder_move_t m = {.struct_bytes = sizeof(larder_move_t),
+                       .tables = tables,
                        .begin = begin,
                        .end = e->computed,
                        .shard = e->shard,
@@ -534,7 +535,8 @@ static inline void engine_load(engine_t *e, larder_space_t *space,
 {
     larder_table_t tables[GROUPS];
     uint32_t shards = engine_expect(e, begin, end, tables);
-    larder_move_t m = {.tables = tables,
+    larder_move_t m = {.struct_bytes = sizeof(larder_move_t),
+                       .tables = tables,
                        .begin = begin,
                        .end = end,
                        .shard = e->shard,

@@ -67,7 +67,7 @@ static void test_once(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[CHAIN];
     larder_lease_t *lease = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open_dram(f, "dram=8M");
     put_chain(f->space, CHAIN, keys);
@@ -116,7 +116,7 @@ static void test_saves(void **state)
 {
     fix_t *f = fix(state);
     larder_lease_t *leases[GROUPS];
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     pair_t p;
     ldr_rand_t r;
 

@@ -350,7 +350,7 @@ static void test_shards(void **state)
     enum { SHARDS = 5, BYTES = 30000 };
     fix_t *f = fix(state);
     uint8_t data[BYTES];
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open(f, NODE);
     larder_space_t *wide = open_space(f->lar, "wide", SHARDS);

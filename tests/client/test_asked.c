@@ -44,7 +44,7 @@ static void test_prefix(void **state)
     count_t n = count_of(f);
     for (uint64_t i = 0; i < PAIRS; i++) {
         larder_lease_t *leases[GROUPS];
-        larder_match_t m;
+        larder_match_t m = {.struct_bytes = sizeof(m)};
 
         pair_make(p, f->lar, &r, i, 1);
         const larder_layout_t *layout = p->to[0].layout;
@@ -125,7 +125,7 @@ static void chain_new(chain_t *c, uint32_t number)
 
 static void match(chain_t *c, uint32_t count, uint32_t found)
 {
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     assert_status(larder_match(c->space, c->keys, count, 0, &m), 0);
     assert_int_equal(m.chunks, found);
@@ -134,7 +134,7 @@ static void match(chain_t *c, uint32_t count, uint32_t found)
 static void stage_and_load(chain_t *c, uint32_t count)
 {
     larder_lease_t *lease;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     assert_status(larder_stage(c->space, c->keys, count, 0, 0, &lease, &m), 0);
     assert_int_equal(m.chunks, HERE);

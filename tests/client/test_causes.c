@@ -49,7 +49,7 @@ static void test_stale(void **state)
 {
     fix_t *f = fix(state);
     larder_key_t key = key_of(3);
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open(f, NODE);
     for (uint64_t i = 0; i < 10; i++) {
@@ -244,7 +244,7 @@ static void test_reads_fail(void **state)
     fix_t *f = fix(state);
     larder_key_t key = key_of(9);
     unsigned causes[LARDER_CAUSE_COUNT] = {0};
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open(f, NODE);
     for (uint64_t i = 0; i < CHUNKS; i++) {
@@ -362,7 +362,7 @@ static void test_saves_add_up(void **state)
     fix_t *f = fix(state);
     larder_op_params_t verify = {.field_mask = LARDER_OP_FLAGS,
                                  .flags = LARDER_VERIFY_PUT};
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     larder_lease_t *lease = NULL;
     uint8_t data[100] = {1};
     struct iovec iov = {data, sizeof(data)};

@@ -110,7 +110,7 @@ static void test_held(void **state)
     larder_item_t items[MANY];
     size_t bytes[MANY];
     uint32_t crcs[MANY];
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open_dram(f, "dram=32M");
     for (uint64_t i = 0; i < MANY; i++) {
@@ -324,7 +324,7 @@ static void test_misuse(void **state)
 {
     fix_t *f = fix(state);
     larder_lease_t *lease = NULL, *read = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     struct iovec seg;
     uint32_t n;
     size_t length = 100;

@@ -66,7 +66,7 @@ static void test_stage(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[CHUNKS + 1];
     larder_lease_t *lease = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open(f, "dram=32M&ssd=128M");
     put_chain(f->space, 0, CHUNKS, bytes, keys);
@@ -115,7 +115,7 @@ static void test_stage_shards(void **state)
     larder_key_t keys[CHUNKS];
     uint8_t data[5000];
     larder_lease_t *lease = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open(f, "dram=32M&ssd=128M");
     larder_space_t *wide = open_space(f->lar, "wide", SHARDS);
@@ -152,7 +152,7 @@ static void test_held_under_pressure(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[CHUNKS];
     larder_lease_t *lease = NULL, *second = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open_dram(f, "dram=8M");
     put_chain(f->space, 0, CHUNKS, bytes, keys);
@@ -188,7 +188,7 @@ static void test_all_leased(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[CHUNKS];
     larder_lease_t *lease = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open(f, "dram=8M&ssd=64M");
     put_chain(f->space, 0, CHUNKS, MIB, keys);
@@ -219,7 +219,7 @@ static void test_stage_beyond_arena(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[CHUNKS];
     larder_lease_t *lease = NULL, *none = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open(f, "dram=32M&ssd=128M");
     put_chain(f->space, 0, CHUNKS, MIB, keys);
@@ -246,7 +246,7 @@ static void test_lease_limit(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[10];
     larder_lease_t *a = NULL, *b = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open_dram(f, "dram=8M&leases=10");
     put_chain(f->space, 0, 10, 1000, keys);
@@ -273,7 +273,7 @@ static void test_stage_corrupt(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[CHUNKS];
     larder_lease_t *lease = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     struct iovec seg;
     uint32_t n;
 
@@ -314,7 +314,7 @@ static void test_stage_late(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[LONG];
     larder_lease_t *lease = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     fix_open_sim(f, "dram=32M&ssd=64M&segment=1M");
     put_chain(f->space, 600, LONG, 1000, keys);

@@ -215,7 +215,7 @@ static void test_room_comes_with_writes(void **state)
     ldr_node_t *node = f->lar->node;
     for (uint64_t i = 0; i < 8; i++) {
         /* Until the write is off, and before anybody notes that it landed. */
-        while (node->store.dirty_head != LDR_NIL && ldr_node_step(node)) {
+        while (node->store.queues[0].count > 0 && ldr_node_step(node)) {
         }
         waited += stats_of(f->lar).dram_leased_chunks == 1;
         assert_status(put_n(f->space, i, 8 * MIB), LARDER_OK);

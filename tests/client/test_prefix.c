@@ -58,7 +58,7 @@ static void check_lengths(fix_t *f, pair_t *p, bool dram)
     for (uint32_t n = 1; n <= CHUNKS; n++) {
         larder_lease_t *leases[GROUPS];
         uint32_t want = longest(p, n);
-        larder_match_t m;
+        larder_match_t m = {.struct_bytes = sizeof(m)};
 
         assert_status(larder_prefix_match(p->space, layout, p->keys, n, 0, &m),
                       LARDER_OK);
@@ -163,7 +163,8 @@ static void check_no_load(pair_t *p, uint32_t chunks, larder_status_t want)
 {
     larder_table_t tables[GROUPS];
     engine_t *to = &p->to[0];
-    larder_move_t m = {.keys = p->keys,
+    larder_move_t m = {.struct_bytes = sizeof(larder_move_t),
+                       .keys = p->keys,
                        .tables = tables,
                        .end = chunks * p->model.chunk_tokens};
 
@@ -303,8 +304,11 @@ static void test_present(void **state)
     pair_remove(p, 0, 0, 3);
     from->ids[0][13] = NONE;
     engine_tables(from, tables);
-    m = (larder_move_t){
-        .keys = p->keys, .tables = tables, .begin = 31, .end = 39};
+    m = (larder_move_t){.struct_bytes = sizeof(larder_move_t),
+                        .keys = p->keys,
+                        .tables = tables,
+                        .begin = 31,
+                        .end = 39};
     assert_status(larder_prefix_save(p->space, from->layout, &m), LARDER_OK);
     assert_int_equal(m.skipped, 1);
     assert_int_equal(m.present, 2);
@@ -359,7 +363,8 @@ static void test_refused_searches(void **state)
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
     larder_lease_t *leases[GROUPS];
-    larder_match_t m, none;
+    larder_match_t m = {.struct_bytes = sizeof(m)},
+                   none = {.struct_bytes = sizeof(none)};
     ldr_rand_t r;
 
     ldr_rand_seed(&r, 19);
@@ -406,8 +411,10 @@ static void test_refused_moves(void **state)
     engine_expect(&p->to[0], 0, CHUNKS * 8, tables);
     larder_table_t short_table = tables[0];
     larder_table_t lacks[3] = {tables[0], tables[1], tables[2]};
-    const larder_move_t good = {
-        .keys = p->keys, .tables = tables, .end = CHUNKS * 8};
+    const larder_move_t good = {.struct_bytes = sizeof(larder_move_t),
+                                .keys = p->keys,
+                                .tables = tables,
+                                .end = CHUNKS * 8};
 #define BOTH_REFUSED(change)                                                   \
     do {                                                                       \
         larder_move_t x = good;                                                \
@@ -473,7 +480,10 @@ static void test_without_layers(void **state)
     p->to[0].layout = layout;
     pair_remove(p, 0, 2, CHUNKS - 1);
     check_lengths(f, p, true);
-    larder_move_t m = {.keys = p->keys, .tables = tables, .end = 8};
+    larder_move_t m = {.struct_bytes = sizeof(larder_move_t),
+                       .keys = p->keys,
+                       .tables = tables,
+                       .end = 8};
     assert_status(larder_prefix_load(p->space, layout, &m), LARDER_E_INVALID);
     assert_non_null(strstr(larder_last_error(), "group 0 has no layers"));
     assert_status(larder_prefix_save(p->space, layout, &m), LARDER_E_INVALID);

@@ -8,7 +8,8 @@ static larder_move_t save(fix_t *f, larder_space_t *space, wide_t *e,
                           larder_key_t *keys, uint64_t tick_ns,
                           uint32_t timeout_ms)
 {
-    larder_move_t move = {.keys = keys,
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = keys,
                           .tables = e->tables,
                           .end = e->tokens,
                           .timeout_ms = timeout_ms};
@@ -74,7 +75,7 @@ static void test_late_stage(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[LONG];
     larder_lease_t *lease = NULL;
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
     wide_t e;
     ldr_rand_t r;
 
@@ -82,7 +83,10 @@ static void test_late_stage(void **state)
     fix_open_sim(f, "dram=64M&ssd=64M&segment=1M");
     wide_make(&e, &m, LONG, 1000, &r);
     larder_space_t *space = model_space(f->lar, &e.model, 1);
-    larder_move_t move = {.keys = keys, .tables = e.tables, .end = e.tokens};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = keys,
+                          .tables = e.tables,
+                          .end = e.tokens};
     model_keys(&e.model, space, keys, LONG);
     assert_status(larder_prefix_save(space, e.layout, &move), LARDER_OK);
     uint64_t ms = 0;

@@ -114,8 +114,11 @@ static void many_make(many_t *m, larder_t *lar)
 
 static void many_save(many_t *m, uint16_t rank)
 {
-    larder_move_t move = {
-        .keys = m->keys, .tables = m->tables, .end = LONG, .shard = rank};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = m->keys,
+                          .tables = m->tables,
+                          .end = LONG,
+                          .shard = rank};
 
     for (uint32_t i = 0; i < 2 * LONG; i++) {
         m->ids[i] = i;
@@ -128,7 +131,10 @@ static void many_save(many_t *m, uint16_t rank)
 /* Into other blocks: all of one group, 89 tokens of the other. */
 static void many_place(many_t *m, const fetched_t *got, uint16_t rank)
 {
-    larder_move_t move = {.tables = m->tables, .end = LONG, .shard = rank};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .tables = m->tables,
+                          .end = LONG,
+                          .shard = rank};
 
     memset(m->pages, 0, sizeof(m->pages));
     for (uint32_t i = 0; i < 2 * LONG; i++) {
@@ -154,7 +160,7 @@ static void test_many(void **state)
     fix_t *f = fix(state);
     many_t *m = calloc(1, sizeof(*m));
     larder_lease_t *leases[2];
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
     fetched_t got = {0};
 
     fix_open_dram(f, transport_is("strict") ? "dram=64M&strict_window=128M"
@@ -298,7 +304,7 @@ static void test_away(void **state)
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
     uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
-    larder_match_t m = {0};
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     ldr_rand_t r;
 
     if (f->embedded) {

@@ -150,7 +150,10 @@ static void test_no_such_rank(void **state)
     memcpy(got.memory + HEAD_BYTES + (size_t)slots * SLOT_BYTES,
            got.memory + HEAD_BYTES, SLOT_BYTES);
     engine_expect(&p->to[0], 0, FIXED, tables);
-    larder_move_t m = {.tables = tables, .end = FIXED, .shard = 1};
+    larder_move_t m = {.struct_bytes = sizeof(larder_move_t),
+                       .tables = tables,
+                       .end = FIXED,
+                       .shard = 1};
     assert_status(
         larder_prefix_place(p->to[0].layout, &m, got.memory, got.bytes),
         LARDER_E_CORRUPT);
@@ -181,7 +184,9 @@ static void test_overflow(void **state)
                                      .groups = groups,
                                      .group_count = GROUP_COUNT};
     larder_layout_t *layout = NULL;
-    larder_move_t m = {.tables = tables, .end = 1u << 31};
+    larder_move_t m = {.struct_bytes = sizeof(larder_move_t),
+                       .tables = tables,
+                       .end = 1u << 31};
 
     (void)state;
     for (uint32_t g = 0; g < GROUP_COUNT; g++) {
@@ -319,7 +324,8 @@ static void test_refused_places(void **state)
         memcpy(to->expected[i], to->regions[i].base, to->regions[i].bytes);
     }
     uint32_t wrong[PLACES + 1];
-    const larder_move_t good = {.tables = tables, .end = FIXED};
+    const larder_move_t good = {
+        .struct_bytes = sizeof(larder_move_t), .tables = tables, .end = FIXED};
     larder_table_t other[GROUPS];
 #define REFUSED(want, layout, change)                                          \
     do {                                                                       \

@@ -14,7 +14,8 @@ typedef struct halves {
 static void halves_make(halves_t *h, engine_t *e, const larder_key_t *keys,
                         uint32_t begin)
 {
-    *h = (halves_t){.move = {.begin = begin,
+    *h = (halves_t){.move = {.struct_bytes = sizeof(larder_move_t),
+                             .begin = begin,
                              .end = e->computed,
                              .shard = e->shard,
                              .item = LARDER_E_IO, /* results are to be set */
@@ -64,7 +65,7 @@ static void computed(pair_t *p, fix_t *f, ldr_rand_t *r, uint64_t seed)
 
 static uint32_t matches(pair_t *p)
 {
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     assert_status(
         larder_prefix_match(p->space, p->to[0].layout, p->keys, CHUNKS, 0, &m),
@@ -321,7 +322,7 @@ static void check_gone(pair_t *p, halves_t *h)
 {
     enum { TIMEOUT_MS = 200 };
     uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
-    larder_match_t m = {0};
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     while (m.cause != LARDER_CAUSE_OFFLINE && transport_now_ms() < end_ms) {
         assert_status(larder_prefix_match(p->space, p->to[0].layout, p->keys,
@@ -497,7 +498,10 @@ static void test_flipped(void **state)
     ldr_fault_disarm_all();
     assert_int_equal(h.move.shards + h.move.failed, 3 * CHUNKS);
     engine_expect(&p->to[0], 0, FIXED, tables);
-    larder_move_t load = {.keys = p->keys, .tables = tables, .end = FIXED};
+    larder_move_t load = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = p->keys,
+                          .tables = tables,
+                          .end = FIXED};
     assert_status(larder_prefix_load(p->space, p->to[0].layout, &load),
                   LARDER_MISS);
     if (fills_arena(f)) {

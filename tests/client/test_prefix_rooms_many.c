@@ -47,8 +47,10 @@ static void flat_make(flat_t *e, larder_t *lar, uint64_t seed, uint32_t tokens,
     }
     e->tables[0] = (larder_table_t){e->ids, 0, tokens};
     e->tables[1] = (larder_table_t){e->ids + tokens, 0, tokens};
-    e->move =
-        (larder_move_t){.keys = e->keys, .tables = e->tables, .end = tokens};
+    e->move = (larder_move_t){.struct_bytes = sizeof(larder_move_t),
+                              .keys = e->keys,
+                              .tables = e->tables,
+                              .end = tokens};
 }
 
 /* Loads into memory that was overwritten; pages from this one on are right. */

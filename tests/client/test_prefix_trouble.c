@@ -11,7 +11,9 @@ static void move_all(larder_space_t *space, const wide_t *a, const wide_t *b,
                      larder_key_t *keys, larder_match_t *match)
 {
     const uint32_t ends[] = {0, a->tokens / 7, a->tokens / 2 + 1, a->tokens};
-    larder_move_t move = {.keys = keys, .tables = a->tables};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = keys,
+                          .tables = a->tables};
     uint8_t *loaded = malloc(b->memory_bytes);
     uint32_t shards = 0;
 
@@ -28,7 +30,10 @@ static void move_all(larder_space_t *space, const wide_t *a, const wide_t *b,
     assert_status(
         larder_prefix_match(space, b->layout, keys, a->chunks, 0, match), 0);
     assert_int_equal(match->chunks, a->chunks);
-    move = (larder_move_t){.keys = keys, .tables = b->tables, .end = a->tokens};
+    move = (larder_move_t){.struct_bytes = sizeof(larder_move_t),
+                           .keys = keys,
+                           .tables = b->tables,
+                           .end = a->tokens};
     assert_status(larder_prefix_load(space, b->layout, &move), LARDER_OK);
     assert_int_equal(move.shards, match->tier_chunks[LARDER_TIER_DRAM]);
     assert_int_equal(move.bytes, match->tier_bytes[LARDER_TIER_DRAM]);
@@ -52,7 +57,8 @@ static void test_many_chunks(void **state)
     fix_t *f = fix(state);
     larder_key_t *keys = malloc(LONG * sizeof(*keys));
     larder_lease_t *leases[3];
-    larder_match_t match, staged;
+    larder_match_t match = {.struct_bytes = sizeof(match)},
+                   staged = {.struct_bytes = sizeof(staged)};
     wide_t a, b;
     ldr_rand_t r;
 
@@ -103,7 +109,7 @@ static void test_many_pages(void **state)
                                   {LARDER_RULE_TRAILING, 1, 10000, NULL, 0}}};
     fix_t *f = fix(state);
     larder_key_t keys[LONG];
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
     wide_t a, b;
     ldr_rand_t r;
 
@@ -132,7 +138,7 @@ static void test_beyond_arena(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[LONG];
     larder_lease_t *leases[2];
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
     wide_t a, b;
     ldr_rand_t r;
 
@@ -166,7 +172,10 @@ static void test_beyond_arena(void **state)
             larder_release(&leases[g]);
         }
     }
-    larder_move_t move = {.keys = keys, .tables = b.tables, .end = b.tokens};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = keys,
+                          .tables = b.tables,
+                          .end = b.tokens};
     assert_status(larder_prefix_load(space, b.layout, &move), LARDER_OK);
     larder_space_close(&space);
     wide_free(&a);
@@ -187,7 +196,7 @@ static void test_beyond_window(void **state)
     bool strict = transport_is("strict");
     larder_key_t keys[LONG], large = key_of(1);
     larder_lease_t *lease, *other;
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
     size_t bytes = 0;
     wide_t a, b;
     ldr_rand_t r;
@@ -208,8 +217,10 @@ static void test_beyond_window(void **state)
                                       2000, &bytes),
                   LARDER_OK);
     assert_int_equal(match.chunks, strict ? (1 << 20) / BYTES : LONG);
-    larder_move_t move = {
-        .keys = keys, .tables = b.tables, .end = match.chunks * m.chunk_tokens};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = keys,
+                          .tables = b.tables,
+                          .end = match.chunks * m.chunk_tokens};
     memset(b.memory, 0, b.memory_bytes);
     assert_status(larder_prefix_place(b.layout, &move, memory, bytes),
                   LARDER_OK);
@@ -243,7 +254,8 @@ static void test_lease_limit(void **state)
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
     larder_lease_t *leases[GROUPS];
-    larder_match_t none, m;
+    larder_match_t none = {.struct_bytes = sizeof(none)},
+                   m = {.struct_bytes = sizeof(m)};
     ldr_rand_t r;
 
     memset(&none, 0xee, sizeof(none));
@@ -278,7 +290,7 @@ static larder_status_t call(pair_t *p, unsigned which, larder_lease_t **leases)
 {
     const larder_layout_t *layout = p->to[0].layout;
     larder_table_t tables[GROUPS];
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     if (which == 0) {
         return larder_prefix_match(p->space, layout, p->keys, CHUNKS, 0, &m);
@@ -287,7 +299,10 @@ static larder_status_t call(pair_t *p, unsigned which, larder_lease_t **leases)
         return larder_prefix_stage(p->space, layout, p->keys, CHUNKS, 0, leases,
                                    &m);
     }
-    larder_move_t move = {.keys = p->keys, .tables = tables, .end = CHUNKS * 8};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = p->keys,
+                          .tables = tables,
+                          .end = CHUNKS * 8};
     engine_t *e = which == 2 ? &p->from[0] : &p->to[0];
     if (which == 2) {
         engine_tables(e, tables);
@@ -353,7 +368,7 @@ static void test_closed(void **state)
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
     larder_lease_t *held[GROUPS] = {NULL}, *leases[GROUPS] = {NULL};
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     ldr_rand_t r;
 
     ldr_rand_seed(&r, 47);
@@ -392,7 +407,8 @@ static void test_late(void **state)
     engine_clear(&p->from[0]);
     engine_compute(&p->from[0], CHUNKS * 8);
     for (uint64_t tick_ms = 1; tick_ms < 20; tick_ms++) {
-        larder_move_t move = {.keys = p->keys,
+        larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                              .keys = p->keys,
                               .tables = tables,
                               .end = CHUNKS * 8,
                               .timeout_ms = 15};
@@ -440,12 +456,13 @@ static void check_away(pair_t *p)
     engine_t *from = &p->from[0], *to = &p->to[0];
     larder_table_t tables[GROUPS];
     larder_lease_t *leases[GROUPS];
-    larder_move_t move = {.keys = p->keys,
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = p->keys,
                           .tables = tables,
                           .end = CHUNKS * 8,
                           .timeout_ms = TIMEOUT_MS};
     uint64_t begin_ms = transport_now_ms();
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     assert_status(larder_prefix_match(p->space, to->layout, p->keys, CHUNKS,
                                       TIMEOUT_MS, &m),
@@ -476,7 +493,7 @@ static void test_away(void **state)
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
     uint64_t end_ms = transport_now_ms() + PATIENCE_MS;
-    larder_match_t m = {0};
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     ldr_rand_t r;
 
     if (f->embedded) {
@@ -526,8 +543,11 @@ static void *job_main(void *arg)
         uint32_t n = 1 + below(&j->rand, CHUNKS);
         larder_table_t tables[GROUPS];
         larder_lease_t *leases[GROUPS] = {NULL};
-        larder_move_t move = {.keys = p->keys, .tables = tables, .end = n * 8};
-        larder_match_t m;
+        larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                              .keys = p->keys,
+                              .tables = tables,
+                              .end = n * 8};
+        larder_match_t m = {.struct_bytes = sizeof(m)};
 
         engine_expect(&j->to, 0, move.end, tables);
         if (larder_prefix_stage(p->space, j->to.layout, p->keys, n, 0, leases,

@@ -490,7 +490,7 @@ static void test_match(void **state)
     fix_t *f = fix(state);
     larder_key_t keys[CHUNKS];
     uint8_t data[100000];
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     size_t count;
 
     fix_open(f, NODE);

@@ -237,7 +237,7 @@ static void stage_some(actor_t *a, larder_lease_t **keep)
     uint64_t first = below(a, KEYS - CHAIN);
     uint64_t floor = load(&r->floor);
     larder_key_t keys[CHAIN];
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
     bool by_name = transport_is("tcp") || transport_is("tls");
 
     for (unsigned i = 0; i < CHAIN; i++) {
@@ -546,7 +546,7 @@ static void run_threads(round_t *r)
 static larder_lease_t *some_lease(round_t *r)
 {
     larder_lease_t *lease = NULL;
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
 
     for (uint64_t id = 0; id < KEYS && lease == NULL; id++) {
         larder_key_t key = real_key(id);

@@ -5,6 +5,7 @@
  * themselves: whoever carries it out then waits there.
  */
 #include "client/support.h"
+#include "support/disks.h"
 
 #include <poll.h>
 
@@ -345,8 +346,8 @@ static void test_waiting(void **state)
     fix_open(f, NODE "&io_depth=1&workers=1");
     /* The only slot for reads is taken away: reads queue behind it. */
     ldr_node_lock(f->lar->node);
-    ldr_read_t *slot = f->lar->node->read_free;
-    f->lar->node->read_free = NULL;
+    ldr_read_t *slot = ssds_of(f->lar->node)->read_free;
+    ssds_of(f->lar->node)->read_free = NULL;
     ldr_node_unlock(f->lar->node);
     for (unsigned i = 0; i < JOBS; i++) {
         job_init(&jobs[i], i);
@@ -376,7 +377,7 @@ static void test_waiting(void **state)
     assert_int_equal(jobs[0].item.cause, LARDER_CAUSE_DEADLINE);
     /* The disk is back: the last one gets its bytes. */
     ldr_node_lock(f->lar->node);
-    f->lar->node->read_free = slot;
+    ssds_of(f->lar->node)->read_free = slot;
     ldr_node_unlock(f->lar->node);
     ldr_node_reads_go(f->lar->node);
     drain_jobs(f, 1);

@@ -51,7 +51,7 @@ class Browser:
 
     def close(self):
         try:
-            self.call("Browser.close", timeout=10)
+            self.call("Browser.close", timeout=60)
         except (AssertionError, OSError):
             pass
         for fd in (self._read, self._write):
@@ -89,7 +89,7 @@ class Browser:
               and params["type"] in ("error", "warning", "assert")):
             self.complaints.append(params)
 
-    def call(self, method, timeout=60, **params):
+    def call(self, method, timeout=300, **params):
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if self._session:
@@ -117,7 +117,7 @@ class Browser:
         assert "exceptionDetails" not in result, (script, result)
         return result["result"].get("value")
 
-    def wait(self, script, timeout=60):
+    def wait(self, script, timeout=300):
         """Until the expression is true; gives its value. One that is an
         element is true."""
         deadline = time.monotonic() + timeout

@@ -14,7 +14,7 @@ E_FULL, E_DEADLINE, E_CANCELED, E_BUSY, E_STALE = -5, -6, -7, -8, -10
 E_MISMATCH, E_UNSUPPORTED, E_VERSION = -9, -12, -64
 E_FORKED, E_SECRET, E_OFFLINE, E_DENIED = -41, -67, -68, -69
 CAUSES = ("none", "absent", "evicted", "corrupt", "stale", "deadline",
-          "tier_off", "full", "io", "offline", "paused")
+          "tier_off", "full", "io", "offline", "paused", "other")
 PUT, GET, EXISTS, REMOVE = 0, 1, 2, 3
 OP_TIMEOUT, OP_FLAGS = 1, 2
 VERIFY_PUT = 1
@@ -58,9 +58,12 @@ class OpenParams(Structure):
 
 
 class Match(Structure):
-    _fields_ = [("chunks", c_uint32), ("tier_chunks", c_uint32 * 3),
-                ("tier_bytes", c_uint64 * 3), ("load_us", c_uint64),
-                ("cause", c_int)]
+    _fields_ = [("struct_bytes", c_uint64), ("chunks", c_uint32),
+                ("cause", c_int), ("load_us", c_uint64),
+                ("tier_chunks", c_uint32 * 8), ("tier_bytes", c_uint64 * 8)]
+
+    def __init__(self):
+        super().__init__(struct_bytes=ctypes.sizeof(self))
 
 
 class Error(Exception):
@@ -255,7 +258,7 @@ class Node:
         out = Match()
         self._check(self.lib.larder_match(self.space, keys, len(names), 0,
                                           byref(out)))
-        return tuple(out.tier_chunks)
+        return tuple(out.tier_chunks[:3])
 
     def reset(self, timeout_ms=10000):
         return self.lib.larder_space_reset(self.space, timeout_ms)
@@ -333,6 +336,12 @@ class Node:
         if self.space:
             self.lib.larder_space_close(byref(self.space))
         return self.lib.larder_close(byref(self.node), timeout_ms)
+
+
+def make_tier(path):
+    """Makes the directory a shared tier."""
+    status = library().larder_shared_create(f"dir:{path}".encode(), None, 60000)
+    assert status == OK, library().larder_last_error().decode()
 
 
 # ---- many keys --------------------------------------------------------------

@@ -3,10 +3,12 @@ daemons that tests start, which end with their test."""
 import json
 import os
 import pathlib
+import random
 import subprocess
 
 import pytest
 
+from capi import make_tier
 from daemon import Daemon
 
 
@@ -19,7 +21,8 @@ class Larder:
         """Runs it, expects the exit code, gives what it printed."""
         done = subprocess.run([self.binary, *map(str, args)], input=stdin,
                               cwd=self.cwd, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, timeout=60, check=False)
+                              stderr=subprocess.PIPE, timeout=300,
+                              check=False)
         assert done.returncode == code, (
             f"larder {' '.join(map(str, args))}: exit code {done.returncode}"
             f"\nstdout: {done.stdout[:2000]}\nstderr: {done.stderr[:2000]}")
@@ -64,6 +67,28 @@ def folder(tmp_path):
 def place(folder):
     """Small enough for a test: segments of 4 MiB."""
     return f"embed:{folder}?dram=8M&ssd=64M"
+
+
+def payload(size, seed=1):
+    return random.Random(seed).randbytes(size)
+
+
+@pytest.fixture
+def filled(larder, place):
+    """Three keys in the directory; gives their bytes."""
+    values = {f"key-{i}": payload(50000 + i, i) for i in range(3)}
+    for name, value in values.items():
+        larder("put", place, name, "-", stdin=value)
+    return values
+
+
+@pytest.fixture
+def tier(tmp_path):
+    """A directory that is a shared tier."""
+    path = tmp_path / "tier"
+    path.mkdir()
+    make_tier(path)
+    return path
 
 
 # ---- daemons ---------------------------------------------------------------

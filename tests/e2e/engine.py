@@ -35,12 +35,13 @@ class SpaceParams(ctypes.Structure):
         ("field_mask", ctypes.c_uint64), ("descriptor", ctypes.c_char_p),
         ("descriptor_bytes", ctypes.c_size_t), ("tenant", ctypes.c_char_p),
         ("secret", ctypes.c_char_p), ("secret_bytes", ctypes.c_size_t),
-        ("shards", ctypes.c_uint32), ("chunk_tokens", ctypes.c_uint32)]
+        ("shards", ctypes.c_uint32), ("chunk_tokens", ctypes.c_uint32),
+        ("label", ctypes.c_char_p)]
 
 
 class Match(ctypes.Structure):
-    """larder_match_t begins with how many chunks matched."""
-    _fields_ = [("chunks", ctypes.c_uint32), ("rest", ctypes.c_uint32 * 63)]
+    """As much of larder_match_t as is needed here."""
+    _fields_ = [("struct_bytes", ctypes.c_uint64), ("chunks", ctypes.c_uint32)]
 
 
 def library(build):
@@ -60,9 +61,10 @@ class Engine:
         self._check(lib.larder_open(url.encode(), None,
                                     ctypes.byref(self.lar)))
         descriptor = model.encode()
-        params = SpaceParams(0, descriptor, len(descriptor))
+        params = SpaceParams(16, descriptor, len(descriptor),
+                             label=b"the label of " + descriptor)
         if tenant:
-            params.field_mask = 1
+            params.field_mask |= 1
             params.tenant = tenant.encode()
         self._check(lib.larder_space_open(self.lar, ctypes.byref(params),
                                           ctypes.byref(self.space)))
@@ -83,7 +85,7 @@ class Engine:
         return out
 
     def match(self, keys):
-        found = Match()
+        found = Match(struct_bytes=ctypes.sizeof(Match))
         self._check(self.lib.larder_match(
             self.space, keys, ctypes.c_size_t(len(keys)), ctypes.c_uint16(0),
             ctypes.byref(found)))
@@ -143,7 +145,7 @@ class Load:
         """Gives how many prompts each has carried out."""
         counts = []
         for process in self.processes:
-            out, err = process.communicate("", timeout=60)
+            out, err = process.communicate("", timeout=300)
             assert process.returncode == 0, err
             counts.append(int(out))
         self.processes = []

@@ -59,14 +59,14 @@ def test_first_dies_later(pair, how):
             a.kill()
         else:
             a.stop()
-        until(lambda: answers(node) == "b", 30, "b was never asked")
+        until(lambda: answers(node) == "b", text="b was never asked")
         for i in range(20):  # and stays
             assert node.put(f"new {i}", b"x" * 1000) == OK
         assert answers(node) == "b"
         # When b goes, and a is back, it is a's turn.
         a.start()
         b.stop()
-        until(lambda: node.put("late", b"2") == OK, 30, "a was never asked")
+        until(lambda: node.put("late", b"2") == OK, text="a was never asked")
         assert b.process is None and node.get("late")[0] == OK
 
 
@@ -76,7 +76,7 @@ def test_first_hangs_later(pair):
     with Node(url(*ports, breaker_ms=20, timeout_ms=300)) as node:
         assert answers(node) == "a"
         a.signal(signal.SIGSTOP)
-        until(lambda: answers(node) == "b", 30, "b was never asked")
+        until(lambda: answers(node) == "b", text="b was never asked")
         a.signal(signal.SIGCONT)
 
 

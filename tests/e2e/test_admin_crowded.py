@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from daemon import PATIENCE_S
+
 PATHS = ("/healthz", "/metrics", "/readyz")
 HOST = b"Host: 127.0.0.1\r\n"
 
@@ -16,7 +18,7 @@ def dial(stack, address, rcvbuf=None):
     one = stack.enter_context(socket.socket())
     if rcvbuf:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
-    one.settimeout(10)
+    one.settimeout(PATIENCE_S)
     one.connect(address)
     return one
 
@@ -28,7 +30,7 @@ def address_of(daemon):
 
 def answers(daemon):
     for path in PATHS:
-        assert daemon.http(path, timeout=10)
+        assert daemon.http(path)
 
 
 @pytest.mark.parametrize("say", (

@@ -36,7 +36,8 @@ def figures(daemon, **labels):
 def test_nothing_found(serve, larder, transport):
     daemon = serve(admin="127.0.0.1:0")
     assert figures(daemon) == (0, 0)
-    assert "- since start" in larder("top", daemon.url(), "--once").out
+    assert "- since start" in larder("top", daemon.url(), "--once",
+                                     "--interval", "1").out
     with Node(daemon.url(transport)) as node:
         assert node.match(names("never")) == (OK, 0)
         assert figures(daemon) == (0, 10)

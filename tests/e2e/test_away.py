@@ -8,11 +8,11 @@ import pytest
 
 import capi
 from capi import found, put_some
-from daemon import Child, free_port, in_child
+from daemon import Child, free_port, in_child, until
 
 BOTH = ("unix", "tcp")
 both = pytest.mark.parametrize("transport", BOTH)
-SLACK_S = 1.0
+SLACK_S = 10.0
 
 
 def timed(call, timeout_ms):
@@ -55,10 +55,8 @@ def test_deadlines_of_a_stopped_daemon(serve, transport):
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
         assert late > 0, "nobody waited for it"
-        end = time.monotonic() + 20
-        while node.get("k 0")[0] != capi.OK:
-            assert time.monotonic() < end, "it does not come back"
-            time.sleep(0.02)
+        until(lambda: node.get("k 0")[0] == capi.OK,
+              text="it does not come back")
         for i in (0, 2, 3, 4):
             assert node.get(f"k {i}")[2] == capi.value_of(f"k {i}", 1, 60000)
         assert node.put("again", b"x") == capi.OK
@@ -70,7 +68,7 @@ def test_deadlines_of_a_stopped_daemon(serve, transport):
             os.kill(daemon.pid, signal.SIGCONT)
         return True
 
-    assert in_child(work, 120)
+    assert in_child(work)
     daemon.nothing_held()
 
 
@@ -87,7 +85,7 @@ def test_opening_a_stopped_daemon(serve, transport):
                 return "opened"
             except capi.Error as e:
                 assert e.status in (capi.E_OFFLINE, capi.E_DEADLINE), e
-            assert time.monotonic() - begin < 0.5 + SLACK_S * 2
+            assert time.monotonic() - begin < 0.5 + SLACK_S
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
         return "refused"
@@ -116,13 +114,11 @@ def test_killed_daemon(serve, transport):
             assert status in (capi.MISS, capi.E_OFFLINE)
             assert status != capi.MISS or cause == "offline", cause
         took = time.monotonic() - begin
-        assert took < 4.0, f"{took:.1f} s for 200 calls: each waits"
+        assert took < 2 * 200 / 10, f"{took:.1f} s for 200 calls: each waits"
         assert node.put("new", b"x") == capi.E_OFFLINE
         os.write(to_parent[1], b"2")
-        end = time.monotonic() + 30
-        while node.get("k 0")[0] != capi.OK:
-            assert time.monotonic() < end, "it does not come back"
-            time.sleep(0.02)
+        until(lambda: node.get("k 0")[0] == capi.OK,
+              text="it does not come back")
         assert found(node, 20) == 20
         assert node.put("new", b"x") == capi.OK
         node.close()
@@ -134,7 +130,7 @@ def test_killed_daemon(serve, transport):
     os.write(to_child[1], b"x")
     os.read(to_parent[0], 1)
     daemon.start()
-    took = child.result(90)
+    took = child.result()
     print(f"200 calls to nobody: {took * 1000:.0f} ms")
     for fd in to_child + to_parent:
         os.close(fd)
@@ -156,10 +152,7 @@ def test_lazy_connect(serve, transport):
         node = capi.Node(where + "?connect=lazy&breaker_ms=50&timeout_ms=1000")
         assert node.get("k")[0] in (capi.MISS, capi.E_OFFLINE)
         os.write(ready[1], b"x")
-        end = time.monotonic() + 20
-        while node.put("k", b"xyz") != capi.OK:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: node.put("k", b"xyz") in (capi.OK, capi.PRESENT))
         assert node.get("k")[2] == b"xyz"
         node.close()
         return True

@@ -3,9 +3,11 @@ The oracle: a get is a miss, or exactly the bytes that were put under that key,
 and never after their removal. Every call ends by its deadline. In the end
 everything works and nothing is held.
 
-LARDER_CHAOS_S=600 makes it longer, LARDER_SEED=... another one.
+LARDER_CHAOS_S=600 makes it longer, LARDER_SEED=... another one. However short
+it is, each deed is done once.
 """
 import json
+import mmap
 import os
 import random
 import signal
@@ -17,11 +19,11 @@ import pytest
 
 import capi
 import wireclient as w
-from daemon import fork, free_port, gone, in_child, until
+from daemon import LONG, PATIENCE_S, fork, free_port, gone, in_child, until
 from wireclient import crc32c
 
 SEED = int(os.environ.get("LARDER_SEED", "4"))
-CHAOS_S = float(os.environ.get("LARDER_CHAOS_S", "60"))
+CHAOS_S = float(os.environ.get("LARDER_CHAOS_S", 30 if LONG else 15))
 BOTH = ("unix", "tcp")
 both = pytest.mark.parametrize("transport", BOTH)
 
@@ -323,10 +325,12 @@ def test_handle_after_fork(daemon, transport):
 # ---- everything at once ----------------------------------------------------
 
 TIMEOUT_MS = 700
-SLACK_S = 4.0  # far more than a call may take, far less than for ever
+SLACK_S = 20.0  # far more than a call may take, far less than for ever
 # Keys that all use; their bytes are given by their names, and are more than
 # either tier holds.
 SHARED = 3000
+# What must have happened to engines, or it was no chaos, or all of it.
+WORK = ("hits", "stored", "staged", "in_place", "removed", "offline")
 
 
 class Stops(threading.Thread):
@@ -350,11 +354,11 @@ class Stops(threading.Thread):
 class Engine:
     """One client under chaos."""
 
-    def __init__(self, url, seed, report_fd, until_s):
+    def __init__(self, url, seed, report_fd, over):
         self.rng = random.Random(seed)
         self.name = f"engine {seed}"
         self.report_fd = report_fd
-        self.end = until_s
+        self.over = over
         self.count = {"calls": 0, "hits": 0, "misses": 0, "stored": 0,
                       "offline": 0, "late": 0, "staged": 0, "in_place": 0,
                       "removed": 0, "worst": 0.0}
@@ -499,7 +503,7 @@ class Engine:
     def run(self):
         deeds = ([self.put] * 5 + [self.get] * 8 + [self.stage] * 2
                  + [self.in_place] * 2 + [self.own_key] * 4)
-        while time.monotonic() < self.end:
+        while not self.over[0]:
             self.rng.choice(deeds)()
             if time.monotonic() > self.said + 0.25:
                 self.said = time.monotonic()
@@ -514,8 +518,8 @@ class Chaos:
     def __init__(self, daemon, seconds):
         self.daemon = daemon
         self.rng = random.Random(SEED)
-        self.begin = time.monotonic()
-        self.end = self.begin + seconds
+        self.end = time.monotonic() + seconds
+        self.over = mmap.mmap(-1, 1)  # engines look at it, too
         self.read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
         self.engines = {}
@@ -529,7 +533,7 @@ class Chaos:
         seed = SEED * 100000 + self.number
         url = self.daemon.url(transport, connect="lazy",
                               timeout_ms=TIMEOUT_MS, breaker_ms=100)
-        pid = fork(lambda: Engine(url, seed, self.write_fd, self.end).run())
+        pid = fork(lambda: Engine(url, seed, self.write_fd, self.over).run())
         self.engines[pid] = transport
 
     def listen(self):
@@ -574,7 +578,7 @@ class Chaos:
     def take_over(self):
         old = self.daemon.process
         self.next_daemon("--takeover")
-        assert old.wait(20) == 0
+        assert old.wait(PATIENCE_S) == 0
 
     def next_daemon(self, *flags):
         """Clients take what they find: memory to share, or a window."""
@@ -591,11 +595,15 @@ class Chaos:
         deeds = ([self.kill_engine] * 5 + [self.stop_engine] * 3
                  + [self.kill_daemon] * 2 + [self.end_daemon]
                  + [self.take_over] * 2 + [self.stop_daemon] * 2)
+        # Each of them once, also where the time is short or the machine slow.
+        first = self.rng.sample(sorted(set(deeds), key=deeds.index), 6)
         for transport in BOTH * 2:
             self.engine(transport)
-        while time.monotonic() < self.end - 2.0:
+        late = self.end + PATIENCE_S
+        while first or time.monotonic() < self.end or not self.has_worked():
+            assert time.monotonic() < late, f"little works: {self.count}"
             time.sleep(self.rng.random() * 0.7)
-            deed = self.rng.choice(deeds)
+            deed = first.pop() if first else self.rng.choice(deeds)
             deed()
             self.note(deed.__name__)
             self.listen()
@@ -606,7 +614,8 @@ class Chaos:
 
     def finish(self):
         """Engines end by themselves now."""
-        late = self.end + TIMEOUT_MS / 1000 * 3 + SLACK_S + 10
+        self.over[0] = 1
+        late = time.monotonic() + PATIENCE_S
         statuses = []
         while self.engines and time.monotonic() < late:
             for pid in list(self.engines):
@@ -619,6 +628,9 @@ class Chaos:
         self.listen()
         assert not self.engines, "engines hang"
         assert statuses == [0] * 4
+
+    def has_worked(self):
+        return all(self.sum(what) > 0 for what in WORK)
 
     def clean(self):
         for pid in self.engines:
@@ -635,6 +647,7 @@ def test_chaos(serve):
     are killed, stopped, ended and started again."""
     # A port that stays, so that clients find the next daemon there.
     daemon = serve(dirs=1, dram="24M", ssd="256M", sync_ms=50, drain_ms=5000,
+                   strict_window="8M",  # it has to be made in TIMEOUT_MS
                    listen=f"127.0.0.1:{free_port()}")
     print(f"LARDER_SEED={SEED}")
     chaos = Chaos(daemon, CHAOS_S)
@@ -649,13 +662,6 @@ def test_chaos(serve):
     total = {name: chaos.sum(name) for name in names}
     print(total, "worst call",
           max(one["worst"] for one in chaos.count.values()))
-    # It was chaos, and it worked meanwhile.
-    for name in ("hits", "stored", "staged", "in_place", "removed"):
-        assert total[name] > 0, f"{name}: none"
-    assert chaos.done.get("kill_engine", 0) > 0
-    if CHAOS_S >= 30:
-        assert chaos.done.get("kill_daemon", 0) > 0
-        assert total["offline"] > 0
     # All is well afterwards.
     assert daemon.process.poll() is None
     daemon.nothing_held()

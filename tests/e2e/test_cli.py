@@ -5,7 +5,6 @@ import hashlib
 import os
 import pathlib
 import pty
-import random
 import re
 import struct
 import subprocess
@@ -13,15 +12,13 @@ import time
 
 import pytest
 
+from conftest import payload
+
 OK, NO, USAGE, FAILED = 0, 1, 2, 3
 BLOCK = 4096
 SUPER_BYTES = 128 * 1024
 VALUE_MAX = 60 << 20
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-
-
-def payload(size, seed=1):
-    return random.Random(seed).randbytes(size)
 
 
 def hashes(folder):
@@ -40,15 +37,6 @@ def flip(path, offset):
         file.seek(offset)
         byte = file.read(1)[0]
     poke(path, offset, bytes([byte ^ 8]))
-
-
-@pytest.fixture
-def filled(larder, place):
-    """Three keys in the directory; gives their bytes."""
-    values = {f"key-{i}": payload(50000 + i, i) for i in range(3)}
-    for name, value in values.items():
-        larder("put", place, name, "-", stdin=value)
-    return values
 
 
 def record_of(folder, value):
@@ -512,7 +500,7 @@ def test_wipe_asks(larder, place, folder, filled):
                               stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) as process:
             os.write(master, answer.encode() + b"\n")
-            process.communicate(timeout=30)
+            process.communicate(timeout=300)
             assert process.returncode == code
         os.close(slave)
         os.close(master)

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 import wireclient as w
-from daemon import Child, hear, until
+from daemon import PATIENCE_S, Child, hear, until
 from hostile import TOKEN, both, with_token
 from tenants import A, B, BOTH, config
 from wireclient import Ended, frame, hello_body
@@ -34,7 +34,7 @@ def silent(stack, address, count, say=b""):
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     for _ in range(count):
         one = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        one.settimeout(20)
+        one.settimeout(PATIENCE_S)
         one.connect(address)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             one.sendall(say)
@@ -51,7 +51,7 @@ def test_silent_peers_of_one_address(serve, tmp_path, many_files, say):
     with contextlib.ExitStack() as stack:
         silent(stack, daemon.tcp, 1100, HELLO[:say])
         for _ in range(3):
-            with w.Peer(daemon.tcp, timeout=10).enter(token=TOKEN) as good:
+            with w.Peer(daemon.tcp).enter(token=TOKEN) as good:
                 assert good.put_one(good.space(), w.key_of("k"), b"v") in (
                     w.OK, w.PRESENT)
         m = daemon.metrics()
@@ -71,7 +71,7 @@ def test_a_small_lobby(serve, tmp_path, transport):
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             silent(stack, daemon.address(transport), 30)
-            with w.Peer(daemon.address(transport), timeout=10) as peer:
+            with w.Peer(daemon.address(transport)) as peer:
                 assert peer.enter(token=TOKEN).ask(w.PING).status == w.OK
         assert daemon.value("larder_connecting") <= 16
         assert good.ask(w.PING).status == w.OK
@@ -86,7 +86,7 @@ def test_silent_peers_of_other_addresses(serve, tmp_path):
     with contextlib.ExitStack() as stack:
         for i in range(2, 12):
             silent(stack, (f"127.0.0.{i}", port), 30)
-            with w.Peer(("127.0.0.1", port), timeout=10) as peer:
+            with w.Peer(("127.0.0.1", port)) as peer:
                 assert peer.enter(token=TOKEN).ask(w.PING).status == w.OK
         assert daemon.value("larder_connecting") <= 16
 
@@ -117,7 +117,7 @@ def test_takeover_from_a_crowded_socket(serve, tmp_path):
         silent(stack, daemon.socket, 40)
         old = daemon.process
         daemon.start("--takeover")
-        assert old.wait(40) == 0
+        assert old.wait(PATIENCE_S) == 0
         daemon.alive()
 
 

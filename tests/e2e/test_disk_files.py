@@ -1,25 +1,12 @@
 """The files of a directory, lost, cut off, swapped or overwritten: what still
 loads, what `fsck` says of it, and what `fsck --repair` makes of it."""
-import random
 
 import capi
 import pytest
+from conftest import payload
 
 OK, NO, FAILED = 0, 1, 3
 SUPER_BYTES = 128 * 1024
-
-
-def payload(size, seed=1):
-    return random.Random(seed).randbytes(size)
-
-
-@pytest.fixture
-def filled(larder, place):
-    """Three keys in the directory; gives their bytes."""
-    values = {f"key-{i}": payload(50000 + i, i) for i in range(3)}
-    for name, value in values.items():
-        larder("put", place, name, "-", stdin=value)
-    return values
 
 
 def truncate(path, size):

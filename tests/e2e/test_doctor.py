@@ -38,7 +38,7 @@ class Doctor:
                                             (files, files))) if files else None
         done = subprocess.run([self.larder.binary, "doctor", "--json",
                                *map(str, args)], cwd=self.larder.cwd,
-                              capture_output=True, timeout=120, check=False,
+                              capture_output=True, timeout=300, check=False,
                               preexec_fn=limit)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.returncode in (0, BAD), done.stderr
@@ -78,7 +78,7 @@ def test_every_check_says_something(doctor, tmp_path):
 
 def test_text(larder, tmp_path):
     done = subprocess.run([larder.binary, "doctor", str(tmp_path)],
-                          capture_output=True, timeout=120, check=False,
+                          capture_output=True, timeout=300, check=False,
                           text=True)
     lines = done.stdout.splitlines()
     assert [line.split()[1] for line in lines[:-1]] == CHECKS

@@ -4,13 +4,14 @@ import random
 import resource
 import socket
 import struct
+import time
 
 import pytest
 
 import wireclient as w
-from daemon import until
+from daemon import PATIENCE_S, until
 from hostile import BOTH, K, SEED, TOKEN, both, value_of, with_token
-from wireclient import (Ended, batch_body, crc32c, frame, hello_body, key_of,
+from wireclient import (batch_body, crc32c, frame, hello_body, key_of,
                         name_row, save_row)
 
 
@@ -31,7 +32,7 @@ def test_slow_loris(serve, tmp_path, transport):
     space = good.space()
     assert good.put_one(space, K, b"abc") == w.OK
     for peer in slow:
-        assert peer.ended(20)
+        assert peer.ended()
     assert good.get(space, [K]) == [b"abc"], "it was let in and stays"
     m = daemon.metrics()
     assert m.sum("larder_auth_failures_total", reason="timeout") == len(slow)
@@ -49,22 +50,30 @@ def test_save_that_stalls(daemon, transport):
     size = 600000
     value = value_of("stall", size)
     crc = crc32c(value)
-    for cut in (1, size - 1):
+
+    def stall(cut, deadline_ms):
+        """Whether its room was seen while it was held."""
         key = key_of(f"stall {cut}")
         head = frame(w.PUT, batch_body(mine, [
             save_row(key, size, crc), save_row(key_of("after"), 3,
                                                crc32c(b"abc"))]),
             payload=size + 3, ident=50 + cut, epoch=peer.epoch,
-            arg=1500)
+            arg=deadline_ms)
         peer.send(head + value[:cut])
-        until(lambda: daemon.value("larder_held_chunks") == 1, 3,
-              "nothing was reserved")
-        until(lambda: daemon.value("larder_held_chunks") == 0, 20,
-              "its room is not given back")
+        seen, end = False, time.monotonic() + deadline_ms / 1000
+        while not seen and time.monotonic() < end:
+            seen = daemon.value("larder_held_chunks") == 1
+        until(lambda: daemon.value("larder_held_chunks") == 0,
+              text="its room is not given back")
         peer.send(value[cut:] + b"abc")
         rows = peer.wait(50 + cut).results
         assert [r.status for r in rows] == [w.E_DEADLINE, w.E_DEADLINE]
         assert owner.get(space, [key]) == [None]
+        return seen
+
+    for cut in (1, size - 1):
+        # A busy machine may look too late once.
+        assert stall(cut, 1500) or stall(cut, 20000), "nothing was reserved"
     assert peer.put_one(mine, key_of("stall 1"), value) == w.OK
     assert owner.get(space, [key_of("stall 1")]) == [value]
 
@@ -92,11 +101,12 @@ def test_replies_that_are_not_read(serve, transport):
     values = {f"v{i}": value_of(f"v{i}", 100000) for i in range(10)}
     for name, value in values.items():
         assert owner.put_one(space, key_of(name), value) == w.OK
-    peer = daemon.enter(transport, timeout=1.0)
+    peer = daemon.enter(transport)
     mine = peer.space()
     before = daemon.status("RssAnon")
     body = batch_body(mine, [name_row(key_of(n)) for n in values])
     sent = []
+    peer.sock.settimeout(1.0)
     try:
         while len(sent) < 20000:
             sent.append(peer.start(w.GET, body))
@@ -108,7 +118,7 @@ def test_replies_that_are_not_read(serve, transport):
     for name, value in values.items():
         assert owner.get(space, [key_of(name)]) == [value]
     # The one that was cut in the middle cannot be finished; all before it can.
-    peer.sock.settimeout(20)
+    peer.sock.settimeout(PATIENCE_S)
     for ident in sent[:-1][:200]:
         assert len(peer.wait(ident).payload) == 1000000
     peer.drop()
@@ -120,9 +130,10 @@ def test_replies_that_are_not_read(serve, transport):
 def test_small_replies_that_are_not_read(serve, transport):
     """The same with requests that cost little and whose replies are large."""
     daemon = serve(window="1M")
-    peer = daemon.enter(transport, timeout=1.0)
+    peer = daemon.enter(transport)
     before = daemon.status("RssAnon")
     sent = []
+    peer.sock.settimeout(1.0)
     try:
         while len(sent) < 100000:
             sent.append(peer.start(w.METRICS))
@@ -132,7 +143,7 @@ def test_small_replies_that_are_not_read(serve, transport):
     # As many as may be under way may be finished, one reply each.
     assert daemon.status("RssAnon") - before < 64 << 10
     daemon.alive()
-    peer.sock.settimeout(20)
+    peer.sock.settimeout(PATIENCE_S)
     for ident in sent[:-1][:500]:
         assert peer.wait(ident).status in (w.OK, w.E_BUSY)
 
@@ -149,7 +160,7 @@ def test_reconnect_storm(daemon, transport):
     hello = frame(w.HELLO, hello_body())
     for i in range(2000):
         s = socket.socket(family, socket.SOCK_STREAM)
-        s.settimeout(20)
+        s.settimeout(PATIENCE_S)
         s.connect(address)
         if i % 4 == 1:
             s.sendall(hello)

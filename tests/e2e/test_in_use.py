@@ -198,5 +198,5 @@ def test_one_lists_at_a_time(serve, larder, binary):
                                  stdout=subprocess.PIPE) for _ in range(8)]
         assert node.get(names[0])[0] == OK
         for one in them:
-            out, _ = one.communicate(timeout=60)
+            out, _ = one.communicate(timeout=300)
             assert one.returncode == 0 and len(out.splitlines()) == 300

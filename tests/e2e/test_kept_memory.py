@@ -92,7 +92,7 @@ def test_who_keeps_memory_starves_nobody(serve, tmp_path, how):
                         == value_of(f"b {i}", SIZE) for i in range(30))
             return stored, found, others
 
-        stored, found, others = in_child(work, 120)
+        stored, found, others = in_child(work)
         assert stored == 30, others
         assert found >= 25, "b's own half holds nearly all of them"
         kept = daemon.value("larder_tenant_overdue_bytes", tenant="a")
@@ -134,13 +134,13 @@ def test_who_keeps_memory_gets_no_more(serve, tmp_path):
             return daemon.value("larder_tenant_dram_bytes",
                                 tenant="b") >= DRAM * 3 // 8
 
-        until(has_half, 60, "b never got its half")
+        until(has_half, text="b never got its half")
         def of_a():
             a = w.Peer(daemon.socket).enter("a", A).attach()
             fill(a, a.space("s"), "more", 100, SIZE)
             return True
 
-        assert in_child(of_a, 120)
+        assert in_child(of_a)
         m = daemon.metrics()
         used = m.sum("larder_tenant_dram_bytes", tenant="a")
         kept = m.sum("larder_tenant_overdue_bytes", tenant="a")
@@ -212,8 +212,8 @@ def test_sessions_that_come_and_go_keep_nothing(serve, isolation):
         return sum(map(file_bytes, kept)), until_empty(kept)
 
     def until_empty(fds):
-        until(lambda: sum(map(file_bytes, fds)) <= limit, 20,
-              f"{sum(map(file_bytes, fds))} bytes are kept")
+        until(lambda: sum(map(file_bytes, fds)) <= limit,
+              text=f"{sum(map(file_bytes, fds))} bytes are kept")
         return sum(map(file_bytes, fds))
 
     # Windows of those that did not say so stay, and are counted; of a ring the
@@ -269,7 +269,7 @@ def test_revoked_is_believed_and_costs_nothing(serve, tmp_path):
             return True
 
         # As b gets its half, a loses that, though it has it mapped.
-        until(lambda: in_child(work) and mapped(pid) <= DRAM * 5 // 8, 60,
-              "a keeps more than its share")
+        until(lambda: in_child(work) and mapped(pid) <= DRAM * 5 // 8,
+              text="a keeps more than its share")
     finally:
         gone(pid)

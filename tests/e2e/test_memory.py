@@ -22,8 +22,8 @@ def resident(daemon):
 
 def settled(daemon, low, high):
     """It becomes at least low MiB, and stays below high."""
-    until(lambda: resident(daemon) >= low * MIB, 40,
-          lambda: f"{resident(daemon) / MIB} of {low}")
+    until(lambda: resident(daemon) >= low * MIB,
+          text=lambda: f"{resident(daemon) / MIB} of {low}")
     time.sleep(0.3)
     assert resident(daemon) <= high * MIB + SLACK
 

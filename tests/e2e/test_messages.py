@@ -37,7 +37,7 @@ def as_nobody(larder, *args):
             pytest.skip("the tree cannot be read by other users")
     return subprocess.run([larder.binary, *map(str, args)], text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, timeout=60, check=False,
+                          stderr=subprocess.PIPE, timeout=300, check=False,
                           cwd="/", **who)
 
 

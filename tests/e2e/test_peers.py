@@ -26,7 +26,7 @@ def run(tmp_path, *args):
          build, "--json", str(tmp_path / "figures"), "--svg",
          str(tmp_path / "plot.svg"), *args],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
-        timeout=240, text=True, cwd=tmp_path)
+        timeout=300, text=True, cwd=tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +95,7 @@ def test_a_store_that_is_missing_is_named(tmp_path):
          "--sizes", "64K", "--bytes", "1M", "--seconds", "0.02", "--passes",
          "1", "--build", os.environ["LARDER_BUILD"]],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
-        timeout=240, text=True, env=env)
+        timeout=300, text=True, env=env)
     assert "NOT MEASURED: memcached: no memcached" in done.stderr
     assert done.returncode == 1
 
@@ -166,7 +166,7 @@ def test_other_bytes_are_found(peer_bench, tmp_path, op, wrong_at):
         done = subprocess.run(
             [str(peer_bench), "redis", f"unix:{path}", op, str(SIZE),
              str(8 * SIZE), "4", "0"], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, timeout=60, check=False, text=True)
+            stderr=subprocess.PIPE, timeout=300, check=False, text=True)
         thread.join(10)
     if wrong_at is None:
         assert done.returncode == 0, done.stderr

@@ -65,7 +65,8 @@ def test_default(serve, larder):
                          "has that port", stat)
         assert json.loads(larder("stat", daemon.url(), "--json").out)[
             "admin"] == {"url": f"http://{DEFAULT}/", "on": False}
-        assert "NO DASHBOARD" in larder("top", daemon.url(), "--once").out
+        assert "NO DASHBOARD" in larder("top", daemon.url(), "--once",
+                                        "--interval", "1").out
         # As does who takes over from it.
         other = serve(start=False, admin=None, dirs=1,
                       socket=daemon.socket, listen=None)
@@ -79,7 +80,8 @@ def test_its_own(serve, larder):
     daemon = serve(admin="127.0.0.1:0")
     stat = larder("stat", daemon.url()).out
     assert re.search(r"dashboard +http://127\.0\.0\.1:\d+/$", stat, re.M)
-    assert "NO DASHBOARD" not in larder("top", daemon.url(), "--once").out
+    assert "NO DASHBOARD" not in larder("top", daemon.url(), "--once",
+                                        "--interval", "1").out
     none = serve(admin="none")
     assert "dashboard" not in larder("stat", none.url()).out
     assert json.loads(larder("stat", none.url(), "--json").out)[
@@ -106,7 +108,7 @@ def look(larder, monkeypatch):
         if address is not None:
             monkeypatch.setenv("LARDER_ADMIN", address)
         done = subprocess.run([larder.binary, "doctor", "--json"],
-                              cwd=larder.cwd, capture_output=True, timeout=120,
+                              cwd=larder.cwd, capture_output=True, timeout=300,
                               check=False)
         line, = [x for x in map(json.loads, done.stdout.splitlines())
                  if x["check"] == "port"]

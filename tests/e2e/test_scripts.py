@@ -1,6 +1,8 @@
 """What `make` shows: builds are quiet unless they fail, and the tests say how
 long each stage took. The scripts run in a tree of their own, with programs that
 only seem to build and test."""
+import importlib.machinery
+import importlib.util
 import os
 import pathlib
 import re
@@ -92,3 +94,39 @@ def test_failed_build_is_timed_too(tree):
                 CODE="1").splitlines()
     assert lines[-1] == "0 passed, 1 failed"
     assert any(re.match(r"  build +0:\d\d$", line) for line in lines)
+
+
+# ---- the table of vLLM's releases ----
+
+
+@pytest.fixture
+def releases():
+    path = str(ROOT / "scripts/vllm-releases")
+    loader = importlib.machinery.SourceFileLoader("vllm_releases", path)
+    spec = importlib.util.spec_from_loader("vllm_releases", loader)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_rows_of_releases(releases, tmp_path, monkeypatch):
+    """A row is added or replaced, the others stay; the newest is the first."""
+    manual = tmp_path / "vllm.md"
+    text = releases.MANUAL.read_text()
+    assert len(releases.TABLE.findall(text)) == 1
+    manual.write_text(releases.TABLE.sub(r"\1\3", text))
+    monkeypatch.setattr(releases, "MANUAL", manual)
+    empty = manual.read_text()
+    for version, result in (("0.9.0", "7 passed"), ("0.31.0", "1 failed"),
+                            ("0.31.0", "8 passed")):
+        releases.write(version, result)
+    rows = "| 0.31.0 | 8 passed |\n| 0.9.0 | 7 passed |\n"
+    end = "<!-- end of releases -->"
+    assert manual.read_text() == empty.replace(end, rows + end)
+
+
+def test_releases_that_are_run(releases):
+    found = releases.recorded()
+    assert found[-1] == "0.24.0" and len(found) >= 10
+    for name in releases.FILES:
+        assert (ROOT / "tests/vllm" / name).exists()

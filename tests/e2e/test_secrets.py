@@ -10,7 +10,7 @@ from ctypes import byref, c_void_p
 import pytest
 
 import wireclient as w
-from capi import (E_SECRET, MISS, OK, Error, Node, SpaceParams, found, library,
+from capi import (E_SECRET, MISS, OK, Error, Node, SpaceParams, found,
                   put_some)
 from daemon import FAILED, USAGE, refused, until
 
@@ -20,15 +20,6 @@ TWO = b"another secret, of 30 bytes...."
 SIZE = 20000
 TENANT = "a"
 ID = hashlib.sha256(b"larder tenant 1a").digest()[:16].hex()
-
-
-@pytest.fixture
-def tier(tmp_path):
-    path = tmp_path / "tier"
-    path.mkdir()
-    assert library().larder_shared_create(f"dir:{path}".encode(), None,
-                                          10000) == OK
-    return path
 
 
 def mac_of(secret):
@@ -212,13 +203,13 @@ def test_one_space_frame(make, tier):
     directory = node.daemon.dirs[0]
     check, key = os.urandom(16), os.urandom(32)
     peer = node.daemon.enter("unix", TENANT)
-    assert peer.ask(w.SPACE, w.space_body("x", check) + key).status == w.OK
+    assert peer.ask(w.SPACE, w.space_body("x", check, key=key)).status == w.OK
     assert owner_of(tier) is None
     assert check not in (directory / "larder.super").read_bytes()
     with node.client(ONE) as a:
         put_some(a, 5, SIZE)
         assert a.flush(SHARED) == OK
-    reply = peer.ask(w.SPACE, w.space_body("y", check) + key)
+    reply = peer.ask(w.SPACE, w.space_body("y", check, key=key))
     assert reply.status == w.E_SECRET
     known = w.check_of(TENANT, ONE)
     assert known not in reply.body and known.hex() not in reply.text
@@ -238,7 +229,8 @@ def test_the_right_check_value_alone(make, tier):
     peer = node.daemon.enter("unix", TENANT)
     with node.client(ONE) as a:
         put_some(a, 2, SIZE)
-        body = w.space_body("x", w.check_of(TENANT, ONE)) + os.urandom(32)
+        body = w.space_body("x", w.check_of(TENANT, ONE),
+                            key=os.urandom(32))
         assert peer.ask(w.SPACE, body).status == w.E_SECRET
         assert a.flush(SHARED) == OK
     assert owner_of(tier) == ONE
@@ -286,7 +278,7 @@ def test_given(make, larder, tmp_path, tier, how, disk):
     known = w.check_of(TENANT, ONE)
     reply = peer.ask(w.SPACE, w.space_body("x", os.urandom(16)))
     assert reply.status == w.E_SECRET and known.hex() not in reply.text
-    reply = peer.ask(w.SPACE, w.space_body("x", known) + os.urandom(32))
+    reply = peer.ask(w.SPACE, w.space_body("x", known, key=os.urandom(32)))
     assert reply.status == w.E_SECRET, "another key"
     assert owner_of(tier) is None
     with node.client(ONE) as a:

@@ -42,7 +42,7 @@ class Server:
             assert self.process.poll() is None, self.log()
             with socket.socket() as one:
                 return one.connect_ex(("127.0.0.1", self.port)) == 0
-        until(answers, 60, self.log)
+        until(answers, text=self.log)
 
     def log(self):
         return (self.folder / "log").read_text(errors="replace")[-3000:]
@@ -107,7 +107,7 @@ class Swift(Server):
                       f"{self.port}&region=us-east-1"}
 
     def up(self):
-        self.start("/usr/bin/python3", "-B", "tests/shared/s3_server.py",
+        self.start("/usr/bin/python3", "-B", "tests/tier/shared/s3_server.py",
                    str(self.folder), str(self.port), "larder-test",
                    "--conditional", f"--secret={SECRET}")
         return self
@@ -152,7 +152,7 @@ def save(node, server):
     """A node saves, is stopped, and nothing of it is left."""
     first = node("first", dirs=1)
     with Node(first.url()) as writer:
-        until(lambda: is_on(first, "write"), 60, first.log)
+        until(lambda: is_on(first, "write"), text=first.log)
         put_some(writer, COUNT, SIZE)
         assert writer.flush(SHARED, 60000) == OK, writer.error()
     assert SECRET not in first.log()
@@ -165,7 +165,7 @@ def test_cold_start(node, server):
     save(node, server)
     second = node("second")
     with Node(second.url()) as reader:
-        until(lambda: all_there(reader, COUNT), 60, second.log)
+        until(lambda: all_there(reader, COUNT), text=second.log)
         names = [f"k {i}" for i in range(COUNT)]
         assert reader.tiers(names) == (0, 0, COUNT)
         assert found(reader, COUNT, SIZE) == COUNT  # compares the bytes
@@ -178,7 +178,7 @@ def test_killed_and_back(node, server):
     save(node, server)
     second = node("second")
     with Node(second.url()) as reader, Node(second.url()) as other:
-        until(lambda: all_there(reader, COUNT), 60, second.log)
+        until(lambda: all_there(reader, COUNT), text=second.log)
         assert found(reader, 20, SIZE) == 20
         end, wrong, loads = threading.Event(), [], [0]
 
@@ -194,24 +194,24 @@ def test_killed_and_back(node, server):
         loader.start()
         try:
             server.kill()
-            until(lambda: not is_on(second, "read"), 60, second.log)
+            until(lambda: not is_on(second, "read"), text=second.log)
             # What is in DRAM still comes, what is new is taken.
             assert found(reader, 20, SIZE) == 20
             put_some(reader, 10, SIZE, "meanwhile")
             assert found(reader, 10, SIZE, "meanwhile") == 10
             assert reader.get("never saved")[0] == MISS
             before = loads[0]
-            until(lambda: loads[0] > before or wrong, 60)
+            until(lambda: loads[0] > before or wrong)
             server.up()
-            until(lambda: is_on(second, "write"), 60, second.log)
+            until(lambda: is_on(second, "write"), text=second.log)
         finally:
             end.set()
             loader.join()
         assert not wrong, wrong
-        until(lambda: found(reader, COUNT, SIZE) == COUNT, 60, second.log)
+        until(lambda: found(reader, COUNT, SIZE) == COUNT, text=second.log)
         assert reader.flush(SHARED, 60000) == OK, reader.error()
     with Node(node("third").url()) as cold:
-        until(lambda: all_there(cold, 10, "meanwhile"), 60)
+        until(lambda: all_there(cold, 10, "meanwhile"))
         assert found(cold, 10, SIZE, "meanwhile") == 10
 
 
@@ -226,7 +226,7 @@ def test_reset_while_it_hangs(node, server):
     daemon = node("one", dirs=1, shared_timeout_ms=60000)
     superblock = daemon.dirs[0] / "larder.super"
     with Node(daemon.url()) as first:
-        until(lambda: is_on(daemon, "write"), 60, daemon.log)
+        until(lambda: is_on(daemon, "write"), text=daemon.log)
         put_some(first, 5, SIZE)
         server.process.send_signal(signal.SIGSTOP)
         assert first.reset(1000) in (E_DEADLINE, E_OFFLINE)
@@ -238,8 +238,8 @@ def test_reset_while_it_hangs(node, server):
         resetter = threading.Thread(target=second.reset, args=(50000,))
         resetter.start()
         try:
-            until(lambda: superblock.stat().st_mtime_ns != before, 30,
-                  "the disk has heard of nothing")
+            until(lambda: superblock.stat().st_mtime_ns != before,
+                  text="the disk has heard of nothing")
             time.sleep(0.5)  # until all of it is there
             assert not is_idle(daemon)
             daemon.kill()

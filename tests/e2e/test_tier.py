@@ -28,7 +28,7 @@ def shared(larder, url, *args, env=None):
     """What doctor says of it: one or several lines."""
     done = subprocess.run(
         [larder.binary, "doctor", "--json", "--shared", url, *args],
-        cwd=larder.cwd, capture_output=True, timeout=120, check=False,
+        cwd=larder.cwd, capture_output=True, timeout=300, check=False,
         env={**os.environ, "LARDER_ADMIN": "none", **(env or {})})
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     lines = [line for line in lines if line["check"] == "shared"]

@@ -43,7 +43,7 @@ E_DEADLINE, E_CANCELED, E_BUSY, E_STALE = -6, -7, -8, -10
 E_LIMIT, E_UNSUPPORTED = -11, -12
 E_VERSION, E_CORRUPT, E_SECRET, E_DENIED = -64, -65, -67, -69
 CAUSES = ("none", "absent", "evicted", "corrupt", "stale", "deadline",
-          "tier_off", "full", "io", "offline", "paused")
+          "tier_off", "full", "io", "offline", "paused", "other")
 
 RING_BYTES = 1 << 20
 RING_HEAD = 4096
@@ -111,7 +111,7 @@ def frame(opcode, body=b"", *, payload=0, ident=0, epoch=0, arg=FOREVER,
     return head + struct.pack("<I", crc) + body
 
 
-def hello_body(tenant="default", low=1, high=1, features=0, nonce=bytes(32),
+def hello_body(tenant="default", low=2, high=2, features=0, nonce=bytes(32),
                program="wireclient"):
     return struct.pack("<HHQ32s64s64s", low, high, features, nonce,
                        tenant if isinstance(tenant, bytes)
@@ -128,19 +128,31 @@ def proof(token, client_nonce, server_nonce, epoch, tenant, server=False):
                     hashlib.sha256).digest()
 
 
-def check_of(tenant, secret=b"larder: no secret is configured"):
+NO_SECRET = b"larder: no secret is configured"
+
+
+def check_of(tenant, secret=NO_SECRET):
     """The check value of a tenant's secret: of who has none."""
     return hmac.new(secret, b"larder check 1" + tenant.encode(),
                     hashlib.sha256).digest()[:16]
 
 
-def space_body(ident, check=None, shards=1):
-    """ident: bytes of an id, or a text that stands for one. The check is of the
-    tenant's secret: the same in all its spaces."""
+def tier_key(tenant, secret=NO_SECRET):
+    """The tenant's key for the shared tier."""
+    return hmac.new(secret, b"larder shared 1" + tenant.encode(),
+                    hashlib.sha256).digest()
+
+
+def space_body(ident, check=None, shards=1, key=None, label=b""):
+    """ident: bytes of an id, or a text that stands for one. The check and the
+    key are of the tenant's secret: the same in all its spaces. label: any
+    bytes."""
     if isinstance(ident, str):
         ident = hashlib.sha256(ident.encode()).digest()[:16]
     check = check_of("default") if check is None else check
-    return ident + check + struct.pack("<I", shards)
+    key = tier_key("default") if key is None else key
+    return (ident + check + struct.pack("<I", shards) + key
+            + struct.pack("<I", len(label)) + label)
 
 
 def key_of(name):
@@ -245,7 +257,7 @@ class Reply:
 class Peer:
     """One connection. address: a path, or (host, port)."""
 
-    def __init__(self, address, timeout=20.0, rcvbuf=None):
+    def __init__(self, address, timeout=60.0, rcvbuf=None):
         self.address = address
         self.local = isinstance(address, str)
         self.timeout = timeout

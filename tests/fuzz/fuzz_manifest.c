@@ -11,7 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/hash.h"
-#include "shared/map.h"
+#include "tier/shared/map.h"
 
 enum { HEAD = 64, MAC = 32, INPUT_MAX = 1 << 16 };
 

@@ -17,8 +17,8 @@
 
 #include "base/bytes.h"
 #include "base/copy.h"
-#include "shared/object.h"
-#include "shared/seal.h"
+#include "tier/shared/object.h"
+#include "tier/shared/seal.h"
 
 enum { PAYLOAD = 2 * LDR_BLOCK, TAIL_AT = LDR_BLOCK - 20, ROWS = 40 };
 enum { TAIL = 1, CRC = 2, TAG = 4, ENCRYPTS = 8 };

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/valkey.h"
+#include "tier/shared/valkey.h"
 
 #define ROOM 64u
 #define GUARD 0xa5

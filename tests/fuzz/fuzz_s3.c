@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/s3.h"
+#include "tier/shared/s3.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 

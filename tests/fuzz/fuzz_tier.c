@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/tier_rig.h"
+#include "tier/shared/objects_rig.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 

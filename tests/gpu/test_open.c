@@ -132,7 +132,10 @@ static void arguments(void)
     CHECK(larder_gpu_stats(NULL, &s) == LARDER_E_INVALID);
     CHECK(larder_gpu_stats(gpu, &s) == LARDER_OK);
     CHECK(s.failures == 0 && s.registered_bytes == 0);
-    s.struct_bytes = 8;
+    s = (larder_gpu_stats_t){.struct_bytes = 8, .failures = 7};
+    CHECK(larder_gpu_stats(gpu, &s) == LARDER_OK);
+    CHECK(s.struct_bytes == 8 && s.failures == 7);
+    s.struct_bytes = 7;
     CHECK(larder_gpu_stats(gpu, &s) == LARDER_E_INVALID);
     larder_gpu_close(&gpu);
     CHECK(gpu == NULL);

@@ -41,8 +41,11 @@ static void early_begin(early_t *e, pair_t *p, uint32_t begin, uint32_t wait_ms)
     memset(e, 0, sizeof(*e));
     e->p = p;
     e->wait_ms = wait_ms;
-    e->move = (larder_move_t){
-        .keys = p->keys, .tables = e->tables, .begin = begin, .end = FIXED};
+    e->move = (larder_move_t){.struct_bytes = sizeof(larder_move_t),
+                              .keys = p->keys,
+                              .tables = e->tables,
+                              .begin = begin,
+                              .end = FIXED};
     assert_int_equal(pthread_create(&e->thread, NULL, early_main, e), 0);
 }
 

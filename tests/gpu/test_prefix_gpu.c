@@ -171,7 +171,8 @@ static void test_after(void **state)
     for (uint64_t i = 0; i < 12; i++) {
         pair_scaled(p, f, &r, 30200 + i, 1 + below(&r, 4), false, false);
         engine_t *from = &p->from[0], *to = &p->to[0];
-        larder_move_t move = {.keys = p->keys,
+        larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                              .keys = p->keys,
                               .tables = tables,
                               .end = FIXED,
                               .after = prefix_rig.engine.event};
@@ -222,7 +223,10 @@ static void test_corrupt(void **state)
     fix_open_dram(f, "dram=256M");
     wait_registered(f);
     for (uint64_t i = 0; i < 6; i++) {
-        larder_move_t move = {.keys = p->keys, .tables = tables, .end = FIXED};
+        larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                              .keys = p->keys,
+                              .tables = tables,
+                              .end = FIXED};
 
         pair_scaled(p, f, &r, 30300 + i, i == 5 ? 100 : 1, false, false);
         pair_save(p, 0);
@@ -267,7 +271,10 @@ static void test_bad_tables(void **state)
     fix_open_dram(f, "dram=256M");
     wait_registered(f);
     for (uint64_t i = 0; i < 6; i++) {
-        larder_move_t move = {.keys = p->keys, .tables = tables, .end = FIXED};
+        larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                              .keys = p->keys,
+                              .tables = tables,
+                              .end = FIXED};
 
         pair_scaled(p, f, &r, 30400 + i, 1, false, false);
         pair_save(p, 0);
@@ -296,7 +303,10 @@ static void try_both(pair_t *p, uint64_t seed, uint64_t n, bool load, int how,
 {
     engine_t *from = &p->from[0], *to = &p->to[0];
     larder_table_t tables[GROUPS];
-    larder_move_t move = {.keys = p->keys, .tables = tables, .end = FIXED};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = p->keys,
+                          .tables = tables,
+                          .end = FIXED};
 
     si.standin_seed(seed);
     if (load) {
@@ -370,7 +380,10 @@ static void test_driver_dead(void **state)
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
     larder_table_t tables[GROUPS];
-    larder_move_t move = {.keys = p->keys, .tables = tables, .end = FIXED};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = p->keys,
+                          .tables = tables,
+                          .end = FIXED};
     bool failed;
     ldr_rand_t r;
 
@@ -391,7 +404,7 @@ static void test_driver_dead(void **state)
     assert_status(larder_prefix_save(p->space, p->from[0].layout, &move), 0);
     assert_int_equal(move.failed, 3 * CHUNKS);
     assert_true(move.item < 0);
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     assert_status(
         larder_prefix_match(p->space, p->to[0].layout, p->keys, CHUNKS, 0, &m),
         LARDER_OK);
@@ -419,8 +432,11 @@ static void killed_at(fix_t *f, ldr_rand_t *r, uint64_t n, bool load)
 {
     pair_t *p = calloc(1, sizeof(*p));
     larder_table_t tables[GROUPS];
-    larder_move_t move = {
-        .keys = p->keys, .tables = tables, .end = FIXED, .timeout_ms = 2000};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = p->keys,
+                          .tables = tables,
+                          .end = FIXED,
+                          .timeout_ms = 2000};
     uint64_t left = n;
 
     fix_open_dram(f, "dram=64M&breaker_ms=50");
@@ -521,10 +537,10 @@ static void unstick(void)
  * the session dead may have left it as it was. */
 static bool may_try(ldr_remote_t *r)
 {
-    pthread_mutex_lock(&r->gate_lock);
-    bool may = !r->shut ||
-               (!r->trying && ldr_now_ns(&ldr_clock_real) >= r->shut_until_ns);
-    pthread_mutex_unlock(&r->gate_lock);
+    pthread_mutex_lock(&r->breaker_lock);
+    bool may = !r->open ||
+               (!r->trying && ldr_now_ns(&ldr_clock_real) >= r->open_until_ns);
+    pthread_mutex_unlock(&r->breaker_lock);
     return may;
 }
 

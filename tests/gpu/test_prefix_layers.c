@@ -121,8 +121,10 @@ static void mini_free(mini_t *m)
 static void save(mini_t *m, uint32_t chunks)
 {
     larder_table_t table = {m->from, 0, CHUNKS};
-    larder_move_t move = {
-        .keys = m->keys, .tables = &table, .end = chunks * TOKENS};
+    larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
+                          .keys = m->keys,
+                          .tables = &table,
+                          .end = chunks * TOKENS};
 
     assert_status(larder_prefix_save(m->space, m->layout, &move), LARDER_OK);
     assert_int_equal(move.failed + move.skipped, 0);
@@ -163,7 +165,8 @@ static larder_status_t load(mini_t *m, uint32_t begin, uint32_t timeout_ms,
     for (uint32_t i = 0; i < LAYERS; i++) {
         memset(m->seen + page_at(i, 1 + CHUNKS), 0x77, half);
     }
-    *move = (larder_move_t){.keys = m->keys,
+    *move = (larder_move_t){.struct_bytes = sizeof(larder_move_t),
+                            .keys = m->keys,
                             .tables = &table,
                             .begin = begin * TOKENS,
                             .end = CHUNKS * TOKENS,

@@ -21,7 +21,7 @@
 
 #include "base/log.h"
 #include "base/thread.h"
-#include "net/socket.h"
+#include "net/transport.h"
 #include "support/real.h"
 
 #define WATCHDOG_NS (60ull * 1000000000u)

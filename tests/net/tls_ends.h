@@ -15,7 +15,7 @@
 
 #include "base/log.h"
 #include "net/certs.h"
-#include "net/socket.h"
+#include "net/transport.h"
 #include "support/real.h"
 
 #define WATCHDOG_NS (120ull * 1000000000u)

@@ -97,7 +97,7 @@ static inline void b_writes(fixture_t *f, uint64_t bytes)
         assert_int_equal(put(f, B, f->b_count++), LARDER_OK);
         larder_flush(f->rig.lar, LARDER_TIER_SSD, 0);
     } while (stats_of(f, B).ssd_bytes < bytes);
-    assert_int_equal(stats_of(f, B).n.saves_dropped_evicted, 0);
+    assert_int_equal(stats_of(f, B).n.queue_evicted[0], 0);
 }
 
 /* A saves so many bytes, all of them new. */

@@ -144,7 +144,7 @@ static void stage_one(pass_t *p, uint64_t id)
 {
     larder_key_t key = real_key(id);
     larder_lease_t *lease = NULL;
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
     struct iovec seg[8];
     uint32_t count = 0;
     uint64_t generation;

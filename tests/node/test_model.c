@@ -227,8 +227,8 @@ static void call_put(model_t *m)
             require(leases_held(m), "full, and nothing is leased");
             break;
         case LARDER_DECLINED:
-            require(!m->rig.node->store.ssd_takes ||
-                        m->rig.node->store.dirty_count > 0,
+            require(!m->rig.node->store.queues[0].takes ||
+                        m->rig.node->store.queues[0].count > 0,
                     "declined, with a disk that keeps up");
             break;
         default:
@@ -407,7 +407,8 @@ static void call_stage(model_t *m)
 {
     held_t *h = &m->held[draw(m, LEASES)];
     larder_key_t keys[RIG_CHAIN];
-    larder_match_t match, staged;
+    larder_match_t match = {.struct_bytes = sizeof(match)},
+                   staged = {.struct_bytes = sizeof(staged)};
 
     if (h->lease != NULL) {
         lease_end(m, h);
@@ -580,9 +581,9 @@ static void check_back(model_t *m)
         rig_step(&m->rig, 1000);
         larder_flush(m->rig.lar, LARDER_TIER_SSD, 0);
     }
-    for (unsigned i = 0; i < m->rig.node->ssd_count; i++) {
-        require(m->rig.node->ssds[i].on, "disk %u stays off: %s", i,
-                m->rig.node->ssds[i].reason);
+    for (unsigned i = 0; i < ssds_of(m->rig.node)->count; i++) {
+        require(disks_of(m->rig.node)[i].on, "disk %u stays off: %s", i,
+                disks_of(m->rig.node)[i].reason);
     }
     require(rig_put(&m->rig, name, 1) == LARDER_OK, "put after the faults");
     larder_status_t st = larder_flush(m->rig.lar, LARDER_TIER_SSD, 0);

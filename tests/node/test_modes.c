@@ -75,7 +75,7 @@ static uint32_t match(fixture_t *f, uint32_t space, uint32_t first,
                       uint32_t count, larder_cause_t *cause_p)
 {
     larder_key_t keys[32];
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     for (uint32_t i = 0; i < count; i++) {
         keys[i] = test_key(first + i);
@@ -92,7 +92,7 @@ static void test_paused(void **state)
     larder_cause_t cause;
     larder_key_t keys[4];
     larder_lease_t *lease = NULL;
-    larder_match_t m;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
     size_t bytes;
 
     for (uint32_t i = 0; i < 4; i++) {
@@ -205,7 +205,9 @@ static void test_observe_what_is_held(void **state)
     get_paused(f, name_at(2));
     assert_int_equal(counters(f)->observed_hits, 2);
     assert_int_equal(counters(f)->observed_misses, 1);
-    assert_int_equal(counters(f)->loads_ssd + counters(f)->loads_dram, 0);
+    assert_int_equal(counters(f)->loads[LARDER_TIER_SSD] +
+                         counters(f)->loads[LARDER_TIER_DRAM],
+                     0);
     set_mode(f, LDR_MODE_ON);
     assert_int_equal(rig_get(&f->rig, name_at(0), &bytes), LARDER_OK);
     assert_int_equal(rig_get(&f->rig, name_at(1), &bytes), LARDER_OK);

@@ -301,7 +301,7 @@ static larder_status_t call_remove(fixture_t *f)
 static larder_status_t call_match(fixture_t *f)
 {
     larder_key_t key = real_key(0);
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
 
     return larder_match(f->space, &key, 1, 0, &match);
 }
@@ -310,7 +310,7 @@ static larder_status_t call_stage(fixture_t *f)
 {
     larder_key_t keys[CHAIN];
     larder_lease_t *lease = NULL;
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
 
     for (uint64_t i = 0; i < CHAIN; i++) {
         keys[i] = real_key(i % SAVED);

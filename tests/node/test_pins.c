@@ -1,5 +1,5 @@
 /* Pins: what they outlast, and how they are set again. */
-#include "node/disk_rig.h"
+#include "tier/ssd/disk_rig.h"
 
 static const name_t mine = {0, 0, 1}, plain = {0, 0, 9};
 

@@ -3,7 +3,7 @@
  * so many: one more is refused, and nothing else happens; nor can one tenant
  * take the room of the others.
  */
-#include "node/disk_rig.h"
+#include "tier/ssd/disk_rig.h"
 
 static const name_t mine = {0, 0, 1}, never = {1, 0, 1};
 static const name_t other = {RIG_SPACES - 1, 0, 2};
@@ -77,7 +77,7 @@ static void test_room_for_so_many(void **state)
     save(f, mine);
     assert_true(reset_all(f) > LDR_SUPER_SPACES_MAX / 2);
     /* The disk is as it was, and a space that it knows can be reset. */
-    assert_true(f->rig.node->ssds[0].on);
+    assert_true(disks_of(f->rig.node)[0].on);
     assert_true(rig_exists(&f->rig, mine));
     /* What is refused has no effect. */
     assert_int_equal(larder_space_reset(f->rig.spaces[1], 0), LARDER_E_LIMIT);
@@ -88,7 +88,7 @@ static void test_room_for_so_many(void **state)
     /* Also for the next one who opens it. */
     assert_int_equal(rig_close(&f->rig), LARDER_OK);
     assert_int_equal(rig_open(&f->rig), LARDER_OK);
-    assert_true(f->rig.node->ssds[0].on);
+    assert_true(disks_of(f->rig.node)[0].on);
     assert_true(rig_exists(&f->rig, mine));
 }
 
@@ -99,7 +99,7 @@ static void test_one_tenant_leaves_room(void **state)
     save(f, mine);
     save(f, other);
     reset_all(f);
-    assert_true(f->rig.node->ssds[0].on);
+    assert_true(disks_of(f->rig.node)[0].on);
     assert_true(rig_exists(&f->rig, other));
     assert_int_equal(larder_space_reset(f->rig.spaces[RIG_SPACES - 1], 0),
                      LARDER_OK);

@@ -5,7 +5,7 @@
  */
 #include <errno.h>
 
-#include "node/disk_rig.h"
+#include "tier/ssd/disk_rig.h"
 #include "node/handover.h"
 
 static const name_t mine = {0, 0, 1}, later = {0, 0, 2}, kept = {1, 0, 1};
@@ -38,7 +38,7 @@ static void open_without(fixture_t *f)
     assert_int_equal(rig_close(&f->rig), LARDER_OK);
     simdisk_fail(f->disk, SIMDISK_OPEN, 1, 0, -EIO);
     assert_int_equal(rig_open(&f->rig), LARDER_OK);
-    assert_false(f->rig.node->ssds[0].opened);
+    assert_false(disks_of(f->rig.node)[0].opened);
 }
 
 static void disk_comes(fixture_t *f)
@@ -46,7 +46,7 @@ static void disk_comes(fixture_t *f)
     simdisk_fail_none(f->disk);
     rig_sleep(&f->rig, f->rig.options.retry_ms);
     rig_step(&f->rig, 1000);
-    assert_true(f->rig.node->ssds[0].on);
+    assert_true(disks_of(f->rig.node)[0].on);
 }
 
 /* A space that was reset so often is reset once more while its disk is away. */
@@ -134,7 +134,7 @@ static void test_comes_in_tries(void **state)
     for (unsigned i = 0; i < 4; i++) {
         rig_sleep(&f->rig, f->rig.options.retry_ms);
         rig_step(&f->rig, 1000);
-        assert_false(f->rig.node->ssds[0].on);
+        assert_false(disks_of(f->rig.node)[0].on);
         assert_true(i == 0 || rig_exists(&f->rig, later));
         assert_int_equal(space->epoch, 2);
         if (i == 0) {
@@ -155,7 +155,7 @@ static void take_over(fixture_t *f, ldr_handover_t *h)
     f->rig.handover = h;
     simdisk_fail_none(f->disk);
     assert_int_equal(rig_open(&f->rig), LARDER_OK);
-    assert_true(f->rig.node->ssds[0].on);
+    assert_true(disks_of(f->rig.node)[0].on);
     f->rig.handover = NULL;
     ldr_handover_free(h);
 }
@@ -217,7 +217,7 @@ static bool middle_answered(void *arg)
     middle_t *m = arg;
 
     in_the_middle(m);
-    return m->answered(&m->f->rig.node->ssds[0]);
+    return m->answered(&disks_of(m->f->rig.node)[0]);
 }
 
 static void middle_wrote(void *arg, simdisk_t *disk)
@@ -242,7 +242,7 @@ static bool take_over_after(middle_t *m, bool unsynced)
     ldr_handover_make(f->rig.node, &m->handover);
     assert_non_null(m->handover.list.base);
     open_without(f);
-    ssd = &f->rig.node->ssds[0];
+    ssd = &disks_of(f->rig.node)[0];
     m->answered = ssd->params.answered;
     ssd->params.answered = middle_answered;
     ssd->params.arg = m;

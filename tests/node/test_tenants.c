@@ -28,8 +28,10 @@ static void test_flood_dram(void **state)
     assert_int_equal(before.n.evicted_chunks, 0);
     b_has_all(f);
     ldr_tenant_stats_t after = stats_of(f, B);
-    assert_int_equal(after.n.loads_dram - before.n.loads_dram, f->b_count);
-    assert_int_equal(after.n.loads_ssd, 0);
+    assert_int_equal(after.n.loads[LARDER_TIER_DRAM] -
+                         before.n.loads[LARDER_TIER_DRAM],
+                     f->b_count);
+    assert_int_equal(after.n.loads[LARDER_TIER_SSD], 0);
     assert_true(stats_of(f, A).n.evicted_bytes > 100 * MIB);
     /* B over its share evicts B. */
     uint64_t evicted = stats_of(f, A).n.evicted_chunks;
@@ -119,7 +121,7 @@ static void flood_ssd(fixture_t *f, uint64_t b_bytes)
             open_rig(f);
         }
         b_has_all(f);
-        assert_true(stats_of(f, B).n.loads_ssd > 0);
+        assert_true(stats_of(f, B).n.loads[LARDER_TIER_SSD] > 0);
     }
 }
 
@@ -211,7 +213,7 @@ static void test_tombstones_end(void **state)
     }
     b_has_all(f);
     uint64_t tombs = 0;
-    const ldr_disk_t *d = &f->rig.node->ssds[0].disk;
+    const ldr_disk_t *d = &disks_of(f->rig.node)[0].disk;
     for (uint32_t i = 0; i < d->segment_count; i++) {
         tombs += d->segments[i].state == LDR_SEGMENT_CLOSED
                      ? d->segments[i].used_blocks

@@ -10,7 +10,7 @@
 
 #include "base/fault.h"
 #include "client/client.h"
-#include "node/ssd.h"
+#include "support/disks.h"
 #include "support/real.h"
 
 enum { SHARDS = 40, BYTES = 1 << 20, WATCHDOG_S = 120 };
@@ -22,8 +22,8 @@ static bool all_idle(ldr_node_t *node)
     bool idle = true;
 
     ldr_node_lock(node);
-    for (unsigned i = 0; i < node->ssd_count; i++) {
-        idle = idle && node->ssds[i].idle;
+    for (unsigned i = 0; i < ssds_of(node)->count; i++) {
+        idle = idle && disks_of(node)[i].idle;
     }
     ldr_node_unlock(node);
     return idle;

@@ -102,9 +102,9 @@ static void drive(both_t *b)
     const ldr_counters_t *n = &b->rig.node->store.n;
     assert_int_equal(n->refused_first, ldr_ssd_sim_refused_first(b->sim));
     assert_int_equal(n->refused_budget, ldr_ssd_sim_refused_budget(b->sim));
-    assert_int_equal(b->rig.node->ssds[0].written_bytes,
+    assert_int_equal(disks_of(b->rig.node)[0].written_bytes,
                      2 * LDR_BLOCK * ldr_ssd_sim_written(b->sim));
-    assert_int_equal(b->rig.node->ssds[0].carried_bytes, 0);
+    assert_int_equal(disks_of(b->rig.node)[0].carried_bytes, 0);
 }
 
 static void test_second(void **state)

@@ -151,7 +151,6 @@ static void live_close(live_t *l)
     const ldr_tenant_t *t = &l->rig.node->store.tenants[0];
 
     assert_int_equal(l->rig.node->store.tenant_count, 1);
-    assert_null(l->rig.node->store.broken);
     if (l->rig.node->store.policy == &ldr_policy_default) {
         assert_true(ldr_policy_default_check(t->policy));
         ldr_policy_default_stats(t->policy, &l->stats);
@@ -207,7 +206,7 @@ static void live_request(live_t *l, const ldr_tape_request_t *request,
         .hint = request->hint,
     };
     larder_lease_t *lease = NULL;
-    larder_match_t m = {0};
+    larder_match_t m = {.struct_bytes = sizeof(m)};
 
     l->rig.now_ns = l->begin_ns + request->at_ms * 1000000u;
     for (uint32_t i = 0; i < request->count; i++) {

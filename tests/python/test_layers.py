@@ -11,6 +11,7 @@ import pytest
 from conftest import BUILD
 from larder_kv import _lib
 from larder_kv._options import Options
+from larder_kv.engine import layers as loads
 from larder_kv.vllm import layers
 from test_lib import tokens_of
 
@@ -58,12 +59,12 @@ def refusal(rules=(_lib.RULE_ALL,), groups=None, url="unix:/s", cuda=True,
 def test_where(given, word, caplog):
     why = refusal(**given)
     assert word in why and bool(why) == bool(word)
-    with caplog.at_level("WARNING", "vllm.larder"):
-        assert layers.wanted(Options(), why, True) == 0
+    with caplog.at_level("WARNING", "larder"):
+        assert loads.wanted(Options(), why, True) == 0
         assert not caplog.records  # it was not asked for
         asked = Options({"load_layers": 8})
-        assert layers.wanted(asked, why, False) == (0 if why else 8)
-        assert layers.wanted(asked, why, True) == (0 if why else 8)
+        assert loads.wanted(asked, why, False) == (0 if why else 8)
+        assert loads.wanted(asked, why, True) == (0 if why else 8)
     lines = [r.getMessage() for r in caplog.records]
     assert len(lines) == bool(why) and all(why in line for line in lines)
 
@@ -202,14 +203,14 @@ class Rig:
         self.names = [f"layer {i // 2}" for i in range(LAYERS)]
         self.keys = _lib.Keys()
         self.space.chain(tokens_of(1, CHUNKS * CHUNK), self.keys)
-        monkeypatch.setattr(layers, "_stream",
+        monkeypatch.setattr(loads, "_stream",
                             lambda: self.cuda.stream.value)
         self.counted = {}
         counts = SimpleNamespace(add=self._add, time=lambda *_: None)
         self.hold = threading.Event()
         self.hold.set()
-        self.loads = layers.Loads(Options(), counts, self.space, self.layout,
-                                  self._request, 3, self.names)
+        self.loads = loads.Loads(Options(), counts, self.space, self.layout,
+                                 self._request, 3, self.names)
 
     def _add(self, name, by=1):
         self.counted[name] = self.counted.get(name, 0) + by

@@ -20,6 +20,7 @@ from larder_kv import _lib
 from larder_kv._lib import LarderError
 from larder_kv._options import Options, names
 
+_lib.library()  # which says how long some structures are
 HEADER = (ROOT / "include/larder/larder.h").read_text()
 PLAIN = re.sub(r"/\*.*?\*/", " ", HEADER, flags=re.S)
 STRUCTURES = {name: one for name, one in vars(_lib).items()
@@ -51,8 +52,10 @@ def compiled(tmp_path_factory) -> dict[str, int]:
     constants = [n for n in vars(_lib) if re.match("E_[A-Z]+$", n)]
     constants += ["OK", "PRESENT", "MISS", "KEY_BYTES", "SHARDS_MAX",
                   "RULE_ALL", "RULE_TRAILING", "RULE_LAST", "HINT_CLASS",
-                  "HINT_CLOSED", "HINT_TEMPLATE", "HINT_OVER", "PUT_ANNOUNCED"]
-    counts = ["CAUSE_COUNT", "TIER_COUNT", "STATS_DISKS_MAX"]
+                  "HINT_CLOSED", "HINT_TEMPLATE", "HINT_OVER", "PUT_ANNOUNCED",
+                  "PUT_PIN", "OP_PUT", "OP_GET", "OP_EXISTS", "OP_REMOVE",
+                  "BATCH_MAX", "VALUE_MAX"]
+    counts = ["CAUSE_COUNT", "TIER_COUNT"]
     lines += [f'P("{n}", LARDER_{n});' for n in constants + counts]
     text = ('#include <stdio.h>\n#include "larder/larder.h"\n'
             '#define P(n, v) printf("%s=%lld\\n", n, (long long)(v))\n'
@@ -99,17 +102,16 @@ def test_constants(compiled):
     for name in compiled:
         if hasattr(_lib, name) and name.isupper():
             assert getattr(_lib, name) == compiled[name], name
-    assert len(_lib.CAUSES) == compiled["CAUSE_COUNT"]
-    assert len(_lib.TIERS) == compiled["TIER_COUNT"]
-    assert _lib.Stats.disk.size == (ctypes.sizeof(_lib.DiskStats)
-                                    * compiled["STATS_DISKS_MAX"])
-    words = re.findall(r'X\(LARDER_CAUSE_\w+, "(\w+)"\)', HEADER)
-    assert list(_lib.CAUSES) == words
+    for words, kind in ((_lib.CAUSES, "CAUSE"), (_lib.TIERS, "TIER")):
+        assert len(words) == compiled[f"{kind}_COUNT"]
+        assert list(words) == re.findall(rf'X\(LARDER_{kind}_\w+, "(\w+)"\)',
+                                         HEADER)
 
 
 KINDS = {"uint16_t": c_uint16, "uint32_t": c_uint32, "uint64_t": c_uint64,
          "size_t": c_size_t, "int": c_int, "larder_status_t": c_int,
-         "larder_team_fn": c_void_p}
+         "larder_cause_t": c_int, "larder_tier_t": c_int,
+         "larder_op_t": c_int, "larder_team_fn": c_void_p}
 
 
 def is_pointer(kind) -> bool:

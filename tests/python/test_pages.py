@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from larder_kv.vllm import pages
+from larder_kv.engine import pages
 
 SIZE = 32 << 20
 NOHUGEPAGE = 15

@@ -107,7 +107,7 @@ static void note(fix_t *f, ldr_opcode_t op, larder_status_t st, uint64_t us)
 static void work(fix_t *f)
 {
     larder_key_t keys[KEYS + 1];
-    larder_match_t match;
+    larder_match_t match = {.struct_bytes = sizeof(match)};
 
     for (uint32_t i = 0; i <= KEYS; i++) {
         keys[i] = key_of(i);
@@ -164,7 +164,7 @@ static int setup(void **state)
     ldr_log_t log = {0};
     ldr_options_t options;
     char url[200];
-    ldr_space_info_t info = {.tenant = "acme"};
+    ldr_space_info_t info = {.tenant = "acme", .label = "a \"label\""};
     ldr_admin_source_t source = {show_metrics, show_ready, show_config,
                                  show_status, f};
 
@@ -427,6 +427,7 @@ static void test_metrics(void **state)
 #define HAS(s) assert_non_null(strstr(text, "\n" s "\n"))
     HAS("larder_saves_total{tenant=\"acme\",outcome=\"stored\"} 20");
     HAS("larder_loads_total{tenant=\"acme\",tier=\"dram\"} 20");
+    assert_non_null(strstr(text, ",label=\"a \\\"label\\\"\"} 1\n"));
     HAS("larder_misses_total{tenant=\"acme\",cause=\"absent\"} 1");
     HAS("larder_asked_chunks_total{tenant=\"acme\",outcome=\"found\"} 20");
     HAS("larder_asked_chunks_total{tenant=\"acme\",outcome=\"not_found\"} 1");

@@ -73,10 +73,10 @@ static void until(const unsigned *what, unsigned count)
 static void open_rig(rig_t *rig, unsigned threads)
 {
     *rig = (rig_t){.server = ldr_alloc(sizeof(*rig->server))};
-    pthread_mutex_init(&rig->server->job_lock, NULL);
+    ldr_mutex_init(&rig->server->job_lock);
     ldr_cond_init(&rig->server->job_wake);
     assert_true(ldr_metrics_create(&rig->server->metrics));
-    pthread_mutex_init(&rig->home.loop.lock, NULL);
+    ldr_mutex_init(&rig->home.loop.lock);
     rig->home.loop.tasks_end = &rig->home.loop.tasks;
     rig->home.server = rig->server;
     rig->session.server = rig->server;
@@ -210,6 +210,9 @@ static void test_tenants_share_the_queue(void **state)
     while (add_by(&rig, LDR_OP_FLUSH, &too)) {
     }
     assert_in_range(too.jobs_queued, 100, greedy.jobs_queued);
+    ldr_mutex_lock(&rig.server->job_lock);
+    assert_true(ldr_jobs_check(rig.server));
+    ldr_mutex_unlock(&rig.server->job_lock);
     assert_true(add_by(&rig, LDR_OP_SPACE, &modest));
     until(&begun[LDR_OP_SPACE], 1); /* though many came before it */
     let_go();

@@ -103,6 +103,7 @@ static void test_many_origins(void **state)
     for (unsigned i = 0; i < MAX; i++) {
         assert_int_equal(enter(lobby, from[i], &ones[i]), LDR_LOBBY_ROOM);
     }
+    assert_true(ldr_lobby_check(lobby));
     assert_int_equal(enter(lobby, 5, &more[0]), LDR_LOBBY_GAVE_WAY);
     for (unsigned i = 0; i < MAX; i++) {
         assert_int_equal(is_out(&ones[i]), i == 1);
@@ -242,6 +243,9 @@ static void *come_and_go(void *arg)
             close(fds[1]);
         } else {
             ldr_lobby_listen(lobby, one->stranger, one->mine);
+        }
+        if (i % 16 == 0 && !ldr_lobby_check(lobby)) {
+            abort();
         }
     }
     for (unsigned i = 0; i < 6; i++) {

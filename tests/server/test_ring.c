@@ -77,6 +77,7 @@ static int setup(void **state)
         ldr_frame_put(at + sizeof(bytes), &frame, false);
     }
     ldr_ring_init(&rig->session.ring, rig->map, true);
+    ldr_ring_stream(&rig->session.rings.stream, &rig->session.ring, 0);
     *state = rig;
     return 0;
 }

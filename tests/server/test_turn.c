@@ -44,11 +44,11 @@ static void session_open(rig_t *rig, unsigned i)
         .shaken = true,
         .guest = &rig->guests[i == SESSIONS - 1],
         .watch = {.fd = fds[0], .ready = ldr_session_readable},
-        .stream = {.fd = fds[0]},
         .buffer = ldr_alloc(LDR_IN_BYTES),
-        .out_end = &s->out_head,
-        .ring_out_end = &s->ring_out,
     };
+    ldr_stream_init(&s->socket.stream, fds[0], NULL, true, NULL);
+    s->socket.end = &s->socket.head;
+    s->rings.end = &s->rings.head;
     s->bell.fd = -1;
     rig->peers[i] = fds[1];
     assert_true(ldr_loop_watch(&rig->home.loop, &s->watch, EPOLLIN));
@@ -185,6 +185,7 @@ static void test_quit(void **state)
         }
         ldr_turn_quit(&rig->sessions[gone]);
         ldr_turn_quit(&rig->sessions[gone]);
+        assert_true(ldr_turns_check(&rig->home));
         while (ldr_turns_run(&rig->home)) {
         }
         for (unsigned i = 0; i < 3; i++) {
@@ -212,6 +213,7 @@ static void attach(ldr_session_t *s)
     s->ring_map = ldr_alloc_blocks(LDR_RING_MAP_BYTES);
     memset(s->ring_map, 0, LDR_RING_MAP_BYTES);
     ldr_ring_init(&s->ring, s->ring_map, true);
+    ldr_ring_stream(&s->rings.stream, &s->ring, s->watch.fd);
     s->attached = true;
     ldr_session_warm(s);
 }

@@ -178,10 +178,15 @@ uint64_t simdisk_used(const simdisk_t *disk)
     return bytes;
 }
 
+void (*simdisk_fresh)(void);
+
 simdisk_t *simdisk_create(uint64_t seed, unsigned sector_bytes)
 {
     simdisk_t *disk = simgrown(NULL, sizeof(*disk));
 
+    if (seed != 0 && simdisk_fresh != NULL) {
+        simdisk_fresh();
+    }
     memset(disk, 0, sizeof(*disk));
     disk->io.ops = &simdisk_io_ops;
     disk->medium.sector_bytes = sector_bytes != 0 ? sector_bytes : 512;

@@ -34,6 +34,9 @@ typedef struct simdisk simdisk_t;
 /* The sector is what the disk writes whole or not: 512, or a multiple up to
  * LDR_BLOCK; 0 for 512. */
 simdisk_t *simdisk_create(uint64_t seed, unsigned sector_bytes);
+/* Called for each new one that is no clone: what else must begin anew. NULL:
+ * nothing. */
+extern void (*simdisk_fresh)(void);
 /* Unlike io->ops->destroy(), which only closes all files: the disk outlives
  * its user. */
 void simdisk_destroy(simdisk_t *disk);

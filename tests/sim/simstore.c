@@ -389,7 +389,7 @@ static int sim_health(ldr_backend_t *b, uint64_t deadline_ns)
     int error = begin(v, SIMSTORE_HEALTH, &lands);
 
     (void)deadline_ns;
-    if (error == 0 && item_of(v->store, LDR_TIER_ID_NAME) == NULL) {
+    if (error == 0 && item_of(v->store, LDR_OBJECTS_ID_NAME) == NULL) {
         error = -ENODEV;
     }
     pthread_mutex_unlock(&v->store->lock);
@@ -427,7 +427,7 @@ simstore_t *simstore_create(uint64_t seed)
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->woken, NULL);
     ldr_rand_seed(&s->rand, seed);
-    simstore_write(s, LDR_TIER_ID_NAME, "sim", 3);
+    simstore_write(s, LDR_OBJECTS_ID_NAME, "sim", 3);
     return s;
 }
 

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "shared/backend.h"
+#include "tier/shared/backend.h"
 
 typedef struct simstore simstore_t;
 

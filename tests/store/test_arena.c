@@ -615,7 +615,7 @@ static void put(ldr_store_t *s, uint32_t number, uint32_t length)
     uint32_t shard;
 
     assert_int_equal(ldr_store_reserve(s, LDR_NIL, &r, &shard), LARDER_OK);
-    assert_true(ldr_store_commit(s, shard, 0, true, true));
+    assert_true(store_commit(s, shard, 0));
     ldr_store_release(s, s->shards[shard].chunk);
 }
 

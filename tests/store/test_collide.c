@@ -49,7 +49,6 @@ static int teardown(void **state)
 {
     ldr_store_t *s = *state;
 
-    require(s->broken == NULL, "broken: %s", s->broken);
     ldr_store_destroy(s);
     free(s);
     return 0;
@@ -86,7 +85,7 @@ static void put(ldr_store_t *s, const larder_key_t *key)
 
     assert_int_equal(find(s, key, &cause), LDR_NIL);
     assert_int_equal(ldr_store_reserve(s, LDR_NIL, &r, &shard), LARDER_OK);
-    assert_true(ldr_store_commit(s, shard, 7, true, true));
+    assert_true(store_commit(s, shard, 7));
     ldr_store_release(s, s->shards[shard].chunk);
 }
 

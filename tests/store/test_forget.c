@@ -1,6 +1,6 @@
 /* Forgetting one tenant of a directory: its records and its secret, all or
  * nothing, and nothing of the others'. */
-#include "node/disk_rig.h"
+#include "tier/ssd/disk_rig.h"
 #include "store/forget.h"
 
 #define OTHER (RIG_SPACES - 1)

@@ -1,6 +1,6 @@
 /*
  * The default policy with all of its runs in use, by requests alone: prompts
- * that leave one another after every chunk keep a run awake for each.
+ * that leave one another after every chunk keep a run for each.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "store/policy.h"
-#include "store/policy_default.h"
+#include "store/policy_learned.h"
 
 #define COMB 1200u   /* chunks of the prompt that all leave */
 #define CHAIN 10u    /* of those that come and go */
@@ -41,23 +41,23 @@ static void fill(crowd_t *c, uint64_t *prints, uint32_t count)
     }
 }
 
-/* A run that would go to rest next and is the whole of a chain: which chain it
+/* A ghost that would go next and is the whole of a chain: which chain it
  * is, or -1. */
-static int next_to_rest(const crowd_t *c, int known)
+static int next_to_go(const crowd_t *c, int known)
 {
-    const ldr_runs_t *t = &((const ldr_default_t *)c->policy)->t;
-    uint32_t run = t->ghost_head;
+    const ldr_tree_t *t = &((const ldr_learned_t *)c->policy)->t;
+    uint32_t run = t->lists[LDR_LIST_GHOSTS].oldest;
 
     while (run != LDR_NIL &&
-           (run == LDR_RUN_STRAY || ldr_limb(t, run)->child != LDR_NIL)) {
-        run = t->runs[run].left;
+           (run == LDR_RUN_STRAY || t->runs[run].child != LDR_NIL)) {
+        run = t->runs[run].newer;
     }
     if (run == LDR_NIL || t->runs[run].length < 2 ||
-        ldr_limb(t, run)->parent != LDR_NIL) {
+        t->runs[run].parent != LDR_NIL) {
         return -1;
     }
     while (known >= 0 &&
-           ldr_runs_fold(c->chains[known][0]) != t->runs[run].first) {
+           ldr_print_fold(c->chains[known][0]) != t->runs[run].first) {
         known--;
     }
     return known;
@@ -68,7 +68,7 @@ static int next_to_rest(const crowd_t *c, int known)
 static void test_split_when_full(void **state)
 {
     crowd_t c = {.policy = ldr_policy_default.create(16), .now_s = 1};
-    const ldr_runs_t *t = &((const ldr_default_t *)c.policy)->t;
+    const ldr_tree_t *t = &((const ldr_learned_t *)c.policy)->t;
     uint64_t comb[COMB], tooth[COMB], chain[CHAIN];
     unsigned again = 0;
 
@@ -87,7 +87,7 @@ static void test_split_when_full(void **state)
         fill(&c, c.chains[k], CHAIN);
         ask(&c, c.chains[k], CHAIN);
         bool full = t->run_free == LDR_NIL && t->run_top == t->run_max;
-        int known = full ? next_to_rest(&c, k) : -1;
+        int known = full ? next_to_go(&c, k) : -1;
         if (known >= 0) {
             memcpy(chain, c.chains[known], sizeof(chain));
             fill(&c, chain + CHAIN / 2, CHAIN / 2);

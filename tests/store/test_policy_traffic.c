@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "store/index.h"
 #include "store/policy.h"
-#include "store/policy_default.h"
+#include "store/policy_learned.h"
 
 static const ldr_policy_ops_t *const def = &ldr_policy_default;
 static uint64_t seed_base;
@@ -210,19 +210,15 @@ static void test_learns(void **state)
 /* Turns what was learned upside down. */
 static void mislead(cache_t *c)
 {
-    ldr_default_t *d = (ldr_default_t *)c->policy;
+    ldr_tree_t *t = &((ldr_learned_t *)c->policy)->t;
 
     for (uint32_t i = 0; i < LDR_CLASSES; i++) {
-        ldr_learn_row_t *row = ldr_learn_need(d->t.learn, i);
-
-        row->as_of = d->t.learn->version;
+        ldr_hazard_need(t->hazard, i);
         for (uint32_t a = 0; a < LDR_AGES; a++) {
-            row->worth[a] = (float)a;
+            t->hazard->rows[i].worth[a] = (float)a;
         }
     }
-    for (uint32_t v = 0; v < LDR_VIEWS; v++) {
-        ldr_queue_stale(&d->t.queues[v]);
-    }
+    ldr_tree_rank(t, t->lru);
 }
 
 static void test_guard(void **state)
@@ -236,23 +232,23 @@ static void test_guard(void **state)
     c.after = mislead;
     sessions(&c, 12000, seed_base, false);
     ldr_policy_default_stats(c.policy, &stats);
-    print_message("lru %llu, misled %llu, its shadow %llu\n",
+    print_message("lru %llu, misled %llu, switched %u times\n",
                   (unsigned long long)lru, (unsigned long long)c.hits,
-                  (unsigned long long)stats.hits_learned);
-    assert_true(stats.ranks_lru);
-    assert_true(stats.hits_learned < stats.hits_lru / 2); /* misled it was */
+                  stats.switches);
+    assert_true(stats.switches > 1); /* misled it was */
     assert_true(c.hits > lru - lru / 20);
     /* And it comes back when that is over. */
     c.after = NULL;
-    sessions(&c, 12000, seed_base + 1, false);
+    sessions(&c, 24000, seed_base + 1, false);
     ldr_policy_default_stats(c.policy, &stats);
     assert_false(stats.ranks_lru);
     assert_true(ldr_policy_default_check(c.policy));
     cache_close(&c);
 }
 
-/* The shadow that is always LRU hits what a real LRU would, to the chunk. */
-static void test_shadow_is_lru(void **state)
+/* What LRU would have hit is known without having it, to a fiftieth; and what
+ * the cache itself has hit, to the chunk. */
+static void test_guard_knows_lru(void **state)
 {
     cache_t real, c;
     ldr_policy_stats_t stats;
@@ -264,46 +260,16 @@ static void test_shadow_is_lru(void **state)
         cache_open(&c, def, capacity);
         sessions(&c, 12000, seed_base, false);
         ldr_policy_default_stats(c.policy, &stats);
-        print_message("%u chunks: lru %llu, shadow %llu\n", capacity,
+        print_message("%u chunks: lru %llu, known %llu\n", capacity,
                       (unsigned long long)real.hits_full,
                       (unsigned long long)stats.hits_lru);
         assert_true(real.hits_full > 1000);
-        assert_int_equal(stats.hits_lru, real.hits_full);
+        assert_true(stats.hits_lru > real.hits_full - real.hits_full / 50);
+        assert_true(stats.hits_lru < real.hits_full + real.hits_full / 50);
+        assert_int_equal(stats.hits, c.hits_full);
         cache_close(&real);
         cache_close(&c);
     }
-}
-
-/* In a large cache the shadows see a part of the sessions: enough to know who
- * is right, and hits that are about that part of all. */
-static void test_guard_sampled(void **state)
-{
-    cache_t c;
-    ldr_policy_stats_t stats;
-    uint64_t lru = session_hits(&ldr_policy_lru, 2000, false);
-
-    (void)state;
-    cache_open(&c, def, 2000);
-    ((ldr_default_t *)c.policy)->t.shade_room = 500;
-    c.after = mislead;
-    sessions(&c, 12000, seed_base, false);
-    ldr_policy_default_stats(c.policy, &stats);
-    print_message("lru %llu, misled %llu; of 1 in %u: lru %llu, misled %llu\n",
-                  (unsigned long long)lru, (unsigned long long)c.hits,
-                  stats.sample, (unsigned long long)stats.hits_lru,
-                  (unsigned long long)stats.hits_learned);
-    assert_int_equal(stats.sample, 4);
-    assert_true(stats.ranks_lru);
-    assert_true(stats.hits_learned < stats.hits_lru / 2);
-    assert_true(stats.hits_lru > lru / 8 && stats.hits_lru < lru / 2);
-    assert_true(c.hits > lru - lru / 5); /* it takes longer to know */
-    assert_true(ldr_policy_default_check(c.policy));
-    c.after = NULL;
-    sessions(&c, 12000, seed_base + 1, false);
-    ldr_policy_default_stats(c.policy, &stats);
-    assert_false(stats.ranks_lru);
-    assert_true(ldr_policy_default_check(c.policy));
-    cache_close(&c);
 }
 
 /* Questions on documents, some of which are asked more often; which these are
@@ -342,10 +308,9 @@ static void documents(cache_t *c, uint32_t requests, uint64_t seed)
     }
 }
 
-/* What was learned is turned upside down. The shadow that ranks by it may be
- * lucky, and keep for ever what happens to be popular, or see a sample in which
- * that is so; the real cache, which is not, says so itself. */
-static void test_guard_by_itself(void **state)
+/* What was learned is turned upside down, in caches of all sizes:
+ * that costs what the first try does, and little more. */
+static void test_guard_documents(void **state)
 {
     static const uint32_t capacities[] = {500, 1000, 5000, 12000};
     uint32_t fooled = 0;
@@ -367,7 +332,7 @@ static void test_guard_by_itself(void **state)
         print_message("%u chunks: lru %llu, misled %llu, switched %u times\n",
                       capacities[i % 4], (unsigned long long)lru,
                       (unsigned long long)c.hits, stats.switches);
-        fooled += stats.switches > 0;
+        fooled += stats.switches > 1; /* the first is its beginning */
         assert_true(c.hits > lru - lru / 15);
         assert_true(ldr_policy_default_check(c.policy));
         cache_close(&c);
@@ -380,21 +345,16 @@ static void test_guard_by_itself(void **state)
 /* What it needs for each resident chunk. */
 static void test_bytes(void **state)
 {
-    static const uint32_t rooms[] = {1000, LDR_SHADE_ROOM};
     cache_t c;
     ldr_policy_stats_t stats;
 
     (void)state;
-    for (size_t i = 0; i < sizeof(rooms) / sizeof(rooms[0]); i++) {
-        cache_open(&c, def, 8000);
-        ((ldr_default_t *)c.policy)->t.shade_room = rooms[i];
-        sessions(&c, 12000, seed_base, false);
-        ldr_policy_default_stats(c.policy, &stats);
-        print_message("%.1f bytes a chunk, shadows of 1 in %u\n",
-                      (double)stats.bytes / 8000, stats.sample);
-        assert_true(stats.bytes < 8000 * (i == 0 ? 50u : 56u));
-        cache_close(&c);
-    }
+    cache_open(&c, def, 8000);
+    sessions(&c, 12000, seed_base, false);
+    ldr_policy_default_stats(c.policy, &stats);
+    print_message("%.1f bytes a chunk\n", (double)stats.bytes / 8000);
+    assert_true(stats.bytes < 8000 * 120u);
+    cache_close(&c);
 }
 
 /* What never comes back is not remembered for ever, nothing is allocated, and
@@ -426,39 +386,38 @@ static void test_bounded(void **state)
         }
         ldr_policy_stats_t stats;
         ldr_policy_default_stats(c.policy, &stats);
-        assert_true(stats.ghosts <= capacities[k] + 300);
-        assert_true(stats.ghost_chunks <= capacities[k] * 4 + 300);
-        assert_true(stats.runs <= capacities[k] * 4 + 600);
+        assert_true(stats.ghosts <= capacities[k] + 1100);
+        assert_true(stats.ghost_chunks <= capacities[k] * 4 + 4400);
+        assert_true(stats.runs <= capacities[k] * 2 + 1200);
         assert_true(ldr_alloc_count() == allocs);
         cache_close(&c);
     }
 }
 
-static void check_rest(cache_t *c)
+/* From there on there is not one run more. */
+static void run_short(cache_t *c)
 {
-    ldr_runs_t *t = &((ldr_default_t *)c->policy)->t;
+    ldr_tree_t *t = &((ldr_learned_t *)c->policy)->t;
 
     if (c->request % 100 == 0) {
         assert_true(ldr_policy_default_check(c->policy));
     }
-    if (c->request == 6000) { /* and not one more from here on */
-        assert_true(t->ghosts.count > 0);
-        t->ghosts.max = t->ghosts.size;
-        t->node_max = t->node_top;
+    if (c->request == 6000) {
+        assert_true(t->ghost_count > 0);
         t->run_max = t->run_top;
     }
 }
 
-/* Ghosts at rest come back as what they were: without them a cache knows few
- * sessions' second turns. All holds when there is no room for more. */
-static void test_rest(void **state)
+/* Ghosts are what a cache knows sessions by that it does not hold. When there
+ * is no room for more runs the oldest go, and it knows enough all the same. */
+static void test_ghosts(void **state)
 {
     cache_t c;
+    uint64_t lru = session_hits(&ldr_policy_lru, 2000, false);
 
     (void)state;
-    uint64_t lru = session_hits(&ldr_policy_lru, 2000, false);
     cache_open(&c, def, 2000);
-    c.after = check_rest;
+    c.after = run_short;
     sessions(&c, 12000, seed_base, false);
     print_message("2000 chunks: lru %llu, default %llu\n",
                   (unsigned long long)lru, (unsigned long long)c.hits);
@@ -483,12 +442,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_learns),
         cmocka_unit_test(test_guard),
-        cmocka_unit_test(test_guard_sampled),
-        cmocka_unit_test(test_guard_by_itself),
+        cmocka_unit_test(test_guard_documents),
         cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_shadow_is_lru),
+        cmocka_unit_test(test_guard_knows_lru),
         cmocka_unit_test(test_bounded),
-        cmocka_unit_test(test_rest),
+        cmocka_unit_test(test_ghosts),
         cmocka_unit_test(test_prints_do_not_matter),
     };
     const char *text = getenv("LARDER_SEED");

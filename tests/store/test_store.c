@@ -39,7 +39,8 @@ static void store_open(ldr_store_t *s)
     while (ldr_arena_slice_take(&s->arena, LDR_NIL, &slice)) {
         ldr_arena_slice_give(&s->arena, &slice, true);
     }
-    s->write_behind = s->ssd_takes = true;
+    assert_int_equal(ldr_behind_open(s, 0, false), LARDER_OK);
+    s->queues[0].takes = true;
     assert_int_equal(ldr_store_tenant(s, tenant_id), 0);
     assert_int_equal(ldr_store_space(s, space_id), 0);
     assert_int_equal(s->spaces[0].tenant, 0);
@@ -59,7 +60,6 @@ static int teardown(void **state)
     ldr_store_t *s = *state;
 
     store_check(s);
-    require(s->broken == NULL, "broken: %s", s->broken);
     ldr_store_destroy(s);
     free(s);
     return 0;
@@ -111,7 +111,7 @@ static uint32_t put(ldr_store_t *s, put_t p)
     uint32_t shard = reserve(s, p);
 
     if (shard != LDR_NIL) {
-        assert_true(ldr_store_commit(s, shard, 7, true, true));
+        assert_true(store_commit(s, shard, 7));
         ldr_store_release(s, s->shards[shard].chunk);
         store_check(s);
     }
@@ -160,11 +160,11 @@ static void test_put_and_find(void **state)
     assert_int_equal(ldr_store_resident(s, entry, 0), shard);
     assert_int_equal(ldr_store_resident(s, entry, 1), LDR_NIL);
     assert_int_equal(s->arena.free_count, PAGES - 3);
-    assert_int_equal(s->dirty_count, 1);
+    assert_int_equal(s->queues[0].count, 1);
     ldr_store_forget(s, entry);
     assert_int_equal(find(s, 1, &cause), LDR_NIL);
     assert_int_equal(s->arena.free_count, PAGES);
-    assert_int_equal(s->dirty_count, 0);
+    assert_int_equal(s->queues[0].count, 0);
 }
 
 /* A chunk has as many shards as who saved it first has said. */
@@ -190,7 +190,7 @@ static void test_evicts_and_says_so(void **state)
         assert_int_not_equal(put(s, (put_t){.key = i}), LDR_NIL);
     }
     assert_int_equal(s->n.evicted_chunks, 1000);
-    assert_int_equal(s->n.saves_dropped_evicted, 1000);
+    assert_int_equal(s->n.queue_evicted[0], 1000);
     for (uint32_t i = 0; i < 1000; i++) {
         assert_int_equal(find(s, i, &cause), LDR_NIL);
         told += cause == LARDER_CAUSE_EVICTED;
@@ -265,12 +265,12 @@ static void test_overtaken(void **state)
     uint32_t shard = reserve(s, (put_t){.key = 1});
 
     ldr_store_set_epoch(s, 0, s->spaces[0].epoch + 1);
-    assert_false(ldr_store_commit(s, shard, 7, true, true));
+    assert_false(store_commit(s, shard, 7));
     ldr_store_abort(s, shard);
     assert_int_equal(find(s, 1, &cause), LDR_NIL);
     shard = reserve(s, (put_t){.key = 2});
     ldr_store_forget(s, find(s, 2, &cause));
-    assert_false(ldr_store_commit(s, shard, 7, true, true));
+    assert_false(store_commit(s, shard, 7));
     ldr_store_abort(s, shard);
     assert_int_equal(s->arena.free_count, PAGES);
     /* What was there before a reset is stale from then on. */
@@ -355,8 +355,8 @@ static void test_locations(void **state)
     uint32_t shard;
     assert_int_equal(ldr_store_reserve(s, entry, &r, &shard), LARDER_OK);
     ldr_store_set_length(s, shard, 15 * LDR_BLOCK + 1);
-    assert_true(ldr_store_commit(s, shard, 9, false, false));
-    assert_int_equal(s->dirty_count, 0);
+    assert_true(ldr_store_commit(s, shard, 9, false));
+    assert_int_equal(s->queues[0].count, 0);
     /* Its bytes are not right: out of DRAM, then off the disk. */
     ldr_store_discard(s, s->shards[shard].chunk);
     ldr_store_release(s, s->shards[shard].chunk);
@@ -461,7 +461,7 @@ static void test_random(void **state)
             }
         } else if (op < 7 && filling_count > 0) {
             uint32_t shard = filling[--filling_count];
-            if (op < 6 && ldr_store_commit(s, shard, 1, true, true)) {
+            if (op < 6 && store_commit(s, shard, 1)) {
                 ldr_store_release(s, s->shards[shard].chunk);
             } else {
                 ldr_store_abort(s, shard);
@@ -515,7 +515,7 @@ static void test_declines(void **state)
 {
     ldr_store_t *s = *state;
 
-    s->write_behind = s->ssd_takes = false;
+    s->queues[0].takes = false;
     traffic(s, 0, 4000);
     if (policy == &ldr_policy_lru) {
         assert_int_equal(s->n.passed_chunks, 0);
@@ -546,12 +546,12 @@ static void test_passes_on(void **state)
     if (policy == &ldr_policy_lru) {
         return;
     }
-    s->write_behind = s->ssd_takes = false;
+    s->queues[0].takes = false;
     traffic(s, 0, 4000);
-    while (s->dirty_head != LDR_NIL) {
-        ldr_store_dirty_remove(s, s->dirty_head);
+    while (s->queues[0].count > 0) {
+        ldr_behind_remove(s, 0, s->queues[0].lanes[0].head);
     }
-    s->write_behind = s->ssd_takes = true;
+    s->queues[0].takes = true;
     request(s, 800, 4, false, false);
     for (uint32_t i = 0; i < 4; i++) {
         put_t p = {.key = 800 + i, .chain = true};
@@ -562,7 +562,7 @@ static void test_passes_on(void **state)
         assert_true(s->chunks[s->shards[shard].chunk].passing);
         /* It is written: then it is the first to make room. */
         uint32_t entry = find(s, p.key, &cause);
-        ldr_store_dirty_remove(s, shard);
+        ldr_behind_remove(s, 0, shard);
         ldr_store_set_loc(s, entry, 0, ldr_loc(0, 1, i, 2));
         if (i > 0) {
             assert_false(is_there(s, p.key - 1, 0));
@@ -586,10 +586,10 @@ static void test_passing_waits(void **state)
     if (policy == &ldr_policy_lru) {
         return;
     }
-    s->write_behind = s->ssd_takes = false;
+    s->queues[0].takes = false;
     traffic(s, 0, 4000);
     /* What waits to be written has a quarter at most. */
-    s->write_behind = s->ssd_takes = true;
+    s->queues[0].takes = true;
     traffic(s, 4000, 4400);
     assert_int_equal(t->passing_pages, PAGES / 4);
     assert_int_equal(s->n.passed_chunks, PAGES / 4);
@@ -597,12 +597,12 @@ static void test_passing_waits(void **state)
         assert_true(is_there(s, key, 0));
     }
     /* As one is written there is room for the next. */
-    ldr_store_dirty_remove(s, s->chunks[t->passing_head].shards);
+    ldr_behind_remove(s, 0, s->chunks[t->passing_head].shards);
     traffic(s, 4400, 4404);
     assert_int_equal(s->n.passed_chunks, PAGES / 4 + 1);
     assert_int_equal(t->passing_pages, PAGES / 4);
     /* Nothing will be written: they go before what comes back. */
-    s->ssd_takes = false;
+    s->queues[0].takes = false;
     traffic(s, 4404, 4500);
     assert_int_equal(s->n.passed_chunks, PAGES / 4 + 1);
     assert_int_not_equal(

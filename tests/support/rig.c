@@ -147,7 +147,7 @@ unsigned rig_step_disk(rig_t *rig, unsigned disk, unsigned max)
     unsigned did = 0;
 
     ldr_node_lock(rig->node);
-    while (did < max && ldr_ssd_step(&rig->node->ssds[disk])) {
+    while (did < max && ldr_ssd_step(&disks_of(rig->node)[disk])) {
         did++;
     }
     ldr_node_unlock(rig->node);

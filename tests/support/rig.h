@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 #include "client/client.h"
-#include "node/ssd.h"
 #include "sim/simdisk.h"
+#include "support/disks.h"
 #include "support/values.h"
 
 #define RIG_SPACES 3u

@@ -69,7 +69,7 @@ static void check_shard(const ldr_store_t *s, tally_t *t, uint32_t shard,
     check_owner(s, shard, s->spaces[c->space].tenant);
     t->used[s->spaces[c->space].tenant] += pages;
     t->pages_of[c->space] += pages;
-    if (sh->dirty) {
+    if (sh->queued != 0) {
         require(sh->state == LDR_SHARD_READY && c->entry != LDR_NIL,
                 "shard %u is queued, but not ready or not attached", shard);
     }
@@ -224,27 +224,54 @@ static void check_lists(const ldr_store_t *s, tally_t *t)
     }
 }
 
-static void check_dirty(const ldr_store_t *s)
+/* One lane; gives how many shards it has. */
+static uint64_t check_lane(const ldr_store_t *s, unsigned queue, uint32_t lane)
 {
-    uint64_t count = 0, marked = 0;
+    const ldr_lane_t *l = &s->queues[queue].lanes[lane];
+    uint64_t count = 0, bytes = 0;
     uint32_t prev = LDR_NIL;
-    uint64_t seq = 0;
 
-    for (uint32_t i = s->dirty_head; i != LDR_NIL;
-         i = s->shards[i].dirty_next) {
-        require(s->shards[i].dirty && s->shards[i].dirty_prev == prev,
-                "shard %u is in the queue, but does not know it", i);
-        require(s->shards[i].save_seq > seq, "the queue is out of order");
-        seq = s->shards[i].save_seq;
+    for (uint32_t i = l->head; count < l->count;
+         i = s->shards[i].links[queue].next) {
+        require(i < s->shard_top && (s->shards[i].queued >> queue & 1u) != 0 &&
+                    s->shards[i].links[queue].prev == prev,
+                "shard %u is in queue %u, but does not know it", i, queue);
+        require(!s->queues[queue].by_space ||
+                    s->chunks[s->shards[i].chunk].space == lane,
+                "shard %u is in another space's lane", i);
         prev = i;
+        bytes += s->shards[i].length;
         count++;
     }
-    for (uint32_t i = 0; i < s->shard_top; i++) {
-        marked += s->shards[i].state != LDR_SHARD_FREE && s->shards[i].dirty;
+    require(prev == l->tail && bytes == l->bytes, "lane %u of queue %u: end",
+            lane, queue);
+    return count;
+}
+
+static void check_queue(const ldr_store_t *s, unsigned queue)
+{
+    const ldr_behind_t *q = &s->queues[queue];
+    uint64_t count = 0, marked = 0, waiting[2] = {0};
+    uint32_t before = LDR_NIL;
+
+    for (uint32_t i = q->first; i != LDR_NIL; i = q->lanes[i].after) {
+        require(q->lanes[i].before == before && q->lanes[i].count > 0,
+                "lane %u of queue %u stands in line", i, queue);
+        count += check_lane(s, queue, i);
+        before = i;
     }
-    require(prev == s->dirty_tail && count == s->dirty_count && count == marked,
-            "%llu in the queue, %llu counted, %llu marked",
-            (unsigned long long)count, (unsigned long long)s->dirty_count,
+    for (uint32_t i = 0; i < s->shard_top; i++) {
+        const ldr_shard_t *sh = &s->shards[i];
+
+        if (sh->state != LDR_SHARD_FREE && (sh->queued >> queue & 1u) != 0) {
+            marked++;
+            waiting[sh->turns >> queue & 1u]++;
+        }
+    }
+    require(before == q->last && count == q->count && count == marked &&
+                waiting[0] == q->waiting[0] && waiting[1] == q->waiting[1],
+            "queue %u: %llu in it, %llu counted, %llu marked", queue,
+            (unsigned long long)count, (unsigned long long)q->count,
             (unsigned long long)marked);
 }
 
@@ -452,7 +479,11 @@ void store_check(const ldr_store_t *s)
     require(seen == s->arena.ready_count, "%u of %u pages leaked",
             s->arena.ready_count - seen, s->arena.ready_count);
     check_tenants(s, &t);
-    check_dirty(s);
+    for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
+        if (s->queues[i].lanes != NULL) {
+            check_queue(s, i);
+        }
+    }
     check_entries(s);
     check_counts(s);
     free(t.pages);

@@ -11,6 +11,7 @@ import pathlib
 import threading
 
 from larder_kv import _lib
+from larder_kv.engine import layers as loads
 from larder_kv.vllm import layers
 from larder_kv.vllm.connector import LarderConnector
 
@@ -54,7 +55,7 @@ def _as_on_a_gpu(refusal):
 
 _lib.Layers = Whole
 layers.refusal = _as_on_a_gpu(layers.refusal)
-layers._stream = lambda: 0
+loads._stream = lambda: 0
 layers.PAUSE_SECONDS = 0.0
 
 

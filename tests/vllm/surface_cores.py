@@ -11,7 +11,8 @@ from array import array
 import pytest
 import torch
 from larder_kv import _lib
-from larder_kv.vllm import cores, plugin
+from larder_kv.engine import cores
+from larder_kv.vllm import plugin
 
 CHUNK, CHUNKS, PAGE = 16, 24, 1 << 16
 
@@ -85,7 +86,7 @@ def test_saved_by_the_team(threads):
 
 SPREAD = """
 import os, sys, threading
-from larder_kv.vllm import cores
+from larder_kv.engine import cores
 end = threading.Event()
 if sys.argv[1] == "thread":
     threading.Thread(target=end.wait).start()  # not bound

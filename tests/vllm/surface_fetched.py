@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from larder_kv import _lib
-from larder_kv.vllm import lookup, worker
+from larder_kv.engine import lookup, mover
+from larder_kv.vllm import versions, worker
 
 from surface import config_of, dense, full_of, kv_of, window_of
 from surface_requests import (CONNECTOR, TOKENS, Pages, asked, came, side,
@@ -39,7 +40,7 @@ def placed(side, monkeypatch):
         pauses.append(seconds)
         found.pause()
 
-    monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(mover, "time", SimpleNamespace(sleep=sleep))
     yield found
     pages.layout.close()
 
@@ -65,7 +66,7 @@ def test_a_load_waits_for_descriptors(placed):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert status == _lib.OK and len(placed.pauses) == 20
-    assert max(placed.pauses) == placed.pauses[-1] == worker.PLACE_MOST
+    assert max(placed.pauses) == placed.pauses[-1] == mover.PLACE_MOST
     assert torch.equal(placed.pages.used(), want)
 
 
@@ -103,7 +104,7 @@ def test_memory_that_workers_may_not_open(side, dense, monkeypatch, ranks,
     config = config_of(dense, kv_transfer_config=CONNECTOR)
     kv = kv_of(full_of(config), window_of(config, window=512))
     monkeypatch.setattr(config.parallel_config, "world_size", ranks)
-    monkeypatch.setattr(lookup.versions, "reports_failed_requests",
+    monkeypatch.setattr(versions, "reports_failed_requests",
                         lambda: False)
     prctl = ctypes.CDLL(None).prctl
     before = prctl(3, 0, 0, 0, 0)

@@ -11,7 +11,8 @@ import huggingface_hub
 import pytest
 import torch
 from larder_kv import _lib
-from larder_kv.vllm import adapters, lookup, request, stats, versions
+from larder_kv.engine import lookup
+from larder_kv.vllm import adapters, request, stats, versions
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -184,7 +185,7 @@ def test_adapter_that_is_not_here(space, dense, tmp_path, monkeypatch):
     shutil.copytree(dense / "lora-a", empty, dirs_exist_ok=True)
     with pytest.raises(ValueError, match="load it again"):
         keys_of(space, request_of(TOKENS, lora_request=lora(empty)))
-    monkeypatch.setattr(adapters.model, "snapshot",
+    monkeypatch.setattr(adapters.weights, "snapshot",
                         lambda name, _: str(dense / "lora-a"))
     for number, (offline, named) in enumerate(((False, False), (True, True))):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE",

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from larder_kv import _lib
-from larder_kv.vllm import (hold, lookup, meta, model, nap, scheduler, stats,
-                            worker)
+from larder_kv.engine import hold, kv, lookup, mover
+from larder_kv.engine.counts import Counts
+from larder_kv.engine.mover import Rank
+from larder_kv.engine.moves import Move
+from larder_kv.vllm import meta, patches, scheduler, worker
 from vllm.v1.outputs import KVConnectorOutput
 
 LONG = 30  # seconds, that nothing here takes
@@ -91,11 +94,12 @@ def bare_worker():
     one._empty, one._loading, one._until, one.news = True, 1, 0.0, False
     one._done, one._failed, one._bad_blocks = set(), set(), set()
     one._loaded, one._looks, one.watched = set(), False, False
+    one._engine = "an engine"
     return one
 
 
 def test_an_empty_step_waits_for_a_load(monkeypatch):
-    monkeypatch.setattr(worker, "LOAD_SECONDS", LONG)
+    monkeypatch.setattr(mover, "LOAD_SECONDS", LONG)
     one = bare_worker()
 
     def end():
@@ -130,7 +134,7 @@ def test_who_looks_by_itself_waits_in_place_of_the_step(monkeypatch):
 
 @pytest.mark.parametrize("empty, loading", [(False, 1), (True, 0)])
 def test_other_steps_do_not(monkeypatch, empty, loading):
-    monkeypatch.setattr(worker, "LOAD_SECONDS", LONG)
+    monkeypatch.setattr(mover, "LOAD_SECONDS", LONG)
     one = bare_worker()
     one._empty, one._loading = empty, loading
     began = time.monotonic()
@@ -141,8 +145,8 @@ def test_other_steps_do_not(monkeypatch, empty, loading):
 @pytest.mark.parametrize("ahead", [0.2, LONG])
 def test_a_load_that_ends_soon_is_waited_for(monkeypatch, ahead):
     """Longer than others are."""
-    monkeypatch.setattr(worker, "LOAD_SECONDS", 0.0)
-    monkeypatch.setattr(worker, "LOAD_MOST", LONG / 2)
+    monkeypatch.setattr(mover, "LOAD_SECONDS", 0.0)
+    monkeypatch.setattr(mover, "LOAD_MOST", LONG / 2)
     one = bare_worker()
     one._until = time.monotonic() + ahead
     waited = []
@@ -166,7 +170,7 @@ def test_expected(monkeypatch):
 
 
 def move_of(name="a"):
-    return meta.Move(name, b"", 0, 0, 1, [])
+    return Move(name, b"", 0, 0, 1, [])
 
 
 @pytest.mark.parametrize("early, layered, idle, now", [
@@ -232,10 +236,10 @@ def test_an_early_load(opened, status):
     one = bare_worker()
     one.early, one._loading, one._threads = True, 0, [None]
     one._jobs, one._event = queue.SimpleQueue(), lambda: None
-    one._layout, one._shard, one._writer = None, 0, 0
+    one._layout, one._rank = None, Rank(0, 0, 0)
     one.model = SimpleNamespace(replicas=1, groups=[None])
     one.options = SimpleNamespace(load_ms=7)
-    one.counts, one.space = stats.Counts(), Store(status)
+    one.counts, one.space = Counts(), Store(status)
     begun = one.early_load()
     begun.wait_entered()  # it has not begun: nothing to wait for
     begun.begin(b"k" * 32, 16, 32)
@@ -244,16 +248,16 @@ def test_an_early_load(opened, status):
     thread.start()
     try:
         begun.wait_entered()
-        move = meta.Move("a", b"", 0, 16, 32, [(1, array("I", [5]))])
+        move = Move("a", b"", 0, 16, 32, [(1, array("I", [5]))])
         assert begun.fits(move)
-        assert not begun.fits(meta.Move("a", b"", 0, 16, 48, []))
+        assert not begun.fits(Move("a", b"", 0, 16, 48, []))
         if opened:
             assert one.go_on(begun, move)
             assert begun.tables[0].count == 1 and begun.tables[0].first == 1
         else:
             begun.close()
     finally:
-        nap.leave(one)
+        patches.leave(one)
         thread.join()
     assert one.space.calls == [(16, 32)]
     assert one._loading == 0
@@ -263,7 +267,7 @@ def test_an_early_load(opened, status):
     assert not opened or move.after is None
     if not opened:
         assert not one.go_on(begun, move) and one._loading == 0
-        nap.leave(one)
+        patches.leave(one)
 
 
 def test_no_early_load_where_threads_are_busy():
@@ -277,7 +281,7 @@ def test_no_early_load_where_threads_are_busy():
 def test_a_load_begins_at_once(monkeypatch):
     """What begins it goes on when the thread is at it; it does not wait where
     all threads are busy."""
-    monkeypatch.setattr(worker, "ENTER_SECONDS", LONG)
+    monkeypatch.setattr(mover, "ENTER_SECONDS", LONG)
     one = bare_worker()
     one._loading, one._threads = 0, [None]
     one._jobs, one._event = queue.SimpleQueue(), lambda: "an event"
@@ -299,7 +303,7 @@ def test_a_load_begins_at_once(monkeypatch):
         one.begin_now(move_of("b"))  # nobody takes it
         assert one._loading == 2 and one._jobs.get().request_id == "b"
     finally:
-        nap.leave(one)
+        patches.leave(one)
         thread.join()
 
 
@@ -315,14 +319,14 @@ def core(monkeypatch):
     monkeypatch.setattr(core, "time", time)
     monkeypatch.setattr(time, "sleep", slept.append)
     yield SimpleNamespace(time=lambda: core.time, slept=slept)
-    nap._thread.worker = None
+    patches._thread.worker = None
 
 
 def test_no_sleep_while_a_load_is_waited_for(core):
     one = bare_worker()
     core.time().sleep(0.001)
     assert core.slept == [0.001]  # nobody watches yet
-    nap.watch(one)
+    patches.watch(one)
     core.time().sleep(0.001)
     assert core.slept == [0.001]
     core.time().sleep(0.5)  # another sleep
@@ -335,7 +339,7 @@ def test_no_sleep_while_a_load_is_waited_for(core):
 
 def test_no_sleep_before_a_loaded_request_is_scheduled(core, heard):
     one = bare_worker()
-    nap.watch(one)
+    patches.watch(one)
     one._loading, one._done = 0, {"a"}
     core.time().sleep(0.001)
     assert one.finished()[0] == {"a"}
@@ -345,14 +349,14 @@ def test_no_sleep_before_a_loaded_request_is_scheduled(core, heard):
     assert core.slept == [0.001]
     heard("a")
     assert heard.beside.news
-    nap.leave(one)
+    patches.leave(one)
     one._loading = 1
     core.time().sleep(0.001)
     assert core.slept == [0.001, 0.001]
 
 
 def test_other_threads_sleep(core):
-    nap.watch(bare_worker())
+    patches.watch(bare_worker())
     thread = threading.Thread(target=core.time().sleep, args=(0.001,))
     thread.start()
     thread.join()
@@ -411,12 +415,9 @@ def holds():
     described = SimpleNamespace(
         chunk_tokens=32, groups=[SimpleNamespace(
             block_tokens=16, rule=_lib.RULE_ALL, window_tokens=0)])
-    config = SimpleNamespace(
-        parallel_config=SimpleNamespace(world_size=2),
-        model_config=SimpleNamespace(disable_cascade_attn=True))
-    options = SimpleNamespace(save_ms=250, save_threads="1")
+    options = SimpleNamespace(save_ms=250)
     counts = SimpleNamespace(set=lambda *_: None, time=lambda *_: None)
-    one = hold.Holds(config, options, described, counts, False)
+    one = hold.Holds(options, described, counts, 2, True, True)
     one.bind(Pool(64))
     yield one
     one.close()
@@ -432,16 +433,16 @@ def test_held_of_a_short_window(holds, window, ids, wanted):
     """Of a window shorter than a chunk a save reads what it reaches at the
     chunk's end: that is held, though vLLM has the front of the chunk back."""
     holds._size = 128
-    holds._stored = model.stored_blocks(SimpleNamespace(
+    holds._stored = kv.stored_blocks(SimpleNamespace(
         chunk_tokens=128, groups=[SimpleNamespace(
             block_tokens=16, rule=_lib.RULE_TRAILING, window_tokens=window)]))
-    move = meta.Move("a", b"", 0, 128, 256, [(8, array("I", ids))])
+    move = Move("a", b"", 0, 128, 256, [(8, array("I", ids))])
     assert list(holds.needed(move)) == wanted
 
 
 def save(holds, job, first):
     """One chunk's, of blocks `first` and the next."""
-    holds.take(meta.Move("a", b"", 0, 0, 32, [(0, array(
+    holds.take(Move("a", b"", 0, 0, 32, [(0, array(
         "I", [first, first + 1]))], job=job, held=True))
 
 

@@ -18,8 +18,8 @@ import rig
 import torch
 import vllm
 from larder_kv import _lib
-from larder_kv.vllm import (LarderConnector, model, plugin, versions,
-                            worker)
+from larder_kv.vllm import (LarderConnector, connector, model, plugin,
+                            versions, worker)
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import (KVConnectorRole,
                                                           base)
@@ -375,26 +375,88 @@ def test_weights_that_cannot_be_looked_at(dense, tmp_path):
 # ---- refused ----
 
 
-def test_unsupported_version(monkeypatch):
-    for version in ("0.31.1", "0.20.2", "1.0.0", "dev"):
+def test_versions(monkeypatch):
+    """A release from the first on is not refused for its number."""
+    for version in ("0.20.2", "0.23.9"):
         monkeypatch.setattr(vllm, "__version__", version)
-        refused(versions.check, version, "0.24.x", "0.29.x", "0.32.x")
-    for version in ("0.32.0", "0.32.1.dev3+cpu", "0.29.7", "0.24.0"):
+        refused(versions.check, version, "too old", "0.24.x", "0.32.x")
+    for version in ("0.32.0", "0.32.1.dev3+cpu", "0.29.7", "0.24.0", "0.25.1",
+                    "0.33.0", "1.0.0", "dev", "0.1.dev1+gabc"):
         monkeypatch.setattr(vllm, "__version__", version)
         versions.check()
+    assert not versions.tested() and "0.1.dev1" in versions.warning()
 
 
-@pytest.mark.parametrize("minor, caches, fits", [
-    ("0.24", True, False), ("0.24", False, True), ("0.29", True, True)])
-def test_states_of_an_old_version(dense, monkeypatch, minor, caches, fits):
-    """vLLM 0.24 computes wrong tokens with them and any connector."""
+def test_strict(monkeypatch):
+    monkeypatch.setenv("VLLM_LARDER_STRICT", "1")
+    versions.check()
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    refused(versions.check, "0.99.0 was not tested", "VLLM_LARDER_STRICT=1")
+    monkeypatch.setenv("VLLM_LARDER_STRICT", "0")
+    versions.check()
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    """Only of a release that was not tested, which it makes unfit."""
+    monkeypatch.setattr(versions, "missing", lambda: [
+        "a.b is not there", "c takes (self)", "d is gone", "e", "f"])
+    versions.check()
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    refused(versions.check, "0.99.0", "a.b is not there; c takes (self)",
+            "and 2 more", "0.32.x")
+
+
+def untested_worker(config, kv, monkeypatch):
+    """A worker with such a release, that has not got its memory yet."""
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    one = worker.Worker.__new__(worker.Worker)
+    one.model, one._kv = described(config, kv), kv
+    monkeypatch.setattr(one, "start", lambda *_: None)
+    return one
+
+
+@pytest.mark.parametrize("kind", ["dense", "window", "states"])
+def test_a_block_is_tried(dense, monkeypatch, kind):
+    """With a release that was not tested, and what the memory had before is
+    there afterwards."""
+    config = config_of(dense)
+    specs = [full_of(config)]
+    specs += {"dense": [], "window": [window_of(config, 512)],
+              "states": [state_of(config)]}[kind]
+    kv = kv_of(*specs, blocks=8)
+    shape = (8, 2, config.cache_config.block_size, 128)
+    memory = torch.randn(shape).to(torch.bfloat16)
+    caches = {f"layers.{i}": memory for i in range(len(specs))}
+    if kind == "states":  # two tensors a layer, in one page
+        raw = torch.randint(0, 99, (8, 4096), dtype=torch.int8)
+        caches["layers.1"] = [raw[:, :128].view(torch.float32),
+                              raw[:, 128:160].view(torch.float32)]
+    was = memory.clone()
+    one = untested_worker(config, kv, monkeypatch)
+    one.register(caches)
+    assert torch.equal(memory, was)
+
+    page = model._page
+    monkeypatch.setattr(model, "_page", lambda *given: (
+        page(*given)[0], page(*given)[1] // 2))
+    refused(lambda: one.register(caches), "0.99.0 was not tested",
+            "layer layers.0 is not loaded as it was saved")
+    assert torch.equal(memory, was)
+
+
+@pytest.mark.parametrize("old, caches, fits", [
+    (True, True, False), (True, False, True), (False, True, True)])
+def test_states_of_an_old_version(dense, monkeypatch, old, caches, fits):
+    """vLLM up to 0.26 computes wrong tokens with them and any connector."""
+    number = tuple(int(n) for n in vllm.__version__.split(".")[:2])
+    assert versions.mistakes_states() == (number < (0, 27))
     config = config_of(dense, enable_prefix_caching=caches,
                        kv_transfer_config={
         "kv_connector": "LarderConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "larder_kv.vllm",
         "kv_connector_extra_config": {"url": "unix:/nowhere/sock"}})
     kv = kv_of(full_of(config), state_of(config))
-    monkeypatch.setattr(versions, "minor", lambda: minor)
+    monkeypatch.setattr(versions, "mistakes_states", lambda: old)
 
     def make():
         return LarderConnector(config, KVConnectorRole.SCHEDULER, kv)
@@ -402,7 +464,25 @@ def test_states_of_an_old_version(dense, monkeypatch, minor, caches, fits):
     if fits:
         make().shutdown()
     else:
-        refused(make, "vLLM 0.24", "use vLLM 0.29 or later")
+        refused(make, "wrong tokens", "use vLLM 0.27 or later")
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_a_failed_load_is_computed(dense, monkeypatch, policy):
+    """Whatever the policy was; that it was another is said."""
+    config = config_of(dense, kv_transfer_config={
+        "kv_connector": "LarderConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "larder_kv.vllm",
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": {"url": "unix:/nowhere/sock"}})
+    said = []
+    monkeypatch.setattr(connector.logger, "info",
+                        lambda line, *_: said.append(line))
+    LarderConnector(config, KVConnectorRole.SCHEDULER,
+                    kv_of(full_of(config))).shutdown()
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    assert any("failure_policy" in line for line in said) == (
+        policy == "fail")
 
 
 def run_alone(text):
@@ -423,7 +503,7 @@ def test_unsupported_version_is_told_first():
         "from larder_kv.vllm import LarderConnector\n")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert "larder: vLLM 0.20.2 is not supported; use one of" in last, (
+    assert "larder: vLLM 0.20.2 is too old; use one of" in last, (
         done.stderr[-2000:])
 
 
@@ -436,6 +516,19 @@ def test_registered_by_name():
     found = KVConnectorFactory.get_connector_class_by_name("LarderConnector")
     assert found.__module__.startswith("larder_kv.vllm")
     assert found.__name__ == "LarderConnector"
+
+
+def test_a_child_of_a_multi_connector_without_a_plug_in():
+    """What its front end gets from the engine's process is put together by the
+    child's name; the child was found by its module's path."""
+    done = run_alone(
+        "from larder_kv.vllm import LarderConnector\n"
+        "from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector "
+        "import MultiConnector\n"
+        "found = MultiConnector.build_kv_connector_stats("
+        "{'LarderConnector': {'hits': 3}})\n"
+        "assert found['LarderConnector'].reduce() == {'hits': 3}, found\n")
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_kinds_of_groups(dense):

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from larder_kv import _lib
-from larder_kv.vllm import model, worker
+from larder_kv.engine import kv as shape
+from larder_kv.engine import mover
+from larder_kv.vllm import model
 from vllm.v1 import kv_cache_interface as kvi
 
 from surface import refused
@@ -46,23 +48,23 @@ def test_odd_pages_name_their_layer(make):
 
 def test_pieces():
     both = torch.zeros(2, BLOCKS, 4)  # keys and values apart
-    found = model._pieces("l", both, BLOCKS)
+    found = model.pieces("l", both, BLOCKS)
     assert [p.shape for p in found] == [(BLOCKS, 4)] * 2
     assert found[1].data_ptr() - found[0].data_ptr() == BLOCKS * 16
     pair = [torch.zeros(BLOCKS, 3), torch.zeros(BLOCKS, 5)]
-    assert len(model._pieces("l", pair, BLOCKS)) == 2
+    assert len(model.pieces("l", pair, BLOCKS)) == 2
     two = torch.zeros(2, 4)  # two blocks, not two halves
-    assert len(model._pieces("l", two, 2)) == 1
-    refused(lambda: model._pieces("l", torch.zeros(4, device="meta"), 4),
+    assert len(model.pieces("l", two, 2)) == 1
+    refused(lambda: model.pieces("l", torch.zeros(4, device="meta"), 4),
             "meta", "CPU")
 
 
 def info(index, rule=_lib.RULE_ALL, block=64, window=0):
-    return model.GroupInfo(index, "k", rule, block, window)
+    return shape.GroupInfo(index, "k", rule, block, window)
 
 
 def model_of(*groups):
-    return model.Model(tuple(groups), 64, b"d", 1, 1)
+    return shape.Model(tuple(groups), 64, b"d", 1, 1)
 
 
 def register(kv, caches, *groups):
@@ -156,7 +158,7 @@ def test_layers_that_use_anothers_kv(monkeypatch):
             (x.name, x.region, x.offset, x.stride)
             for x in groups[0].layers[:groups[0].layer_count]]])
         assert model.layer_names(model_of(info(0)), kv, one) == names
-        assert len(worker._memory(one)) == 3
+        assert len(mover._memory(one)) == 3
     assert found[0] == found[1]
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import adapters, lookup, model, scheduler
+from larder_kv.engine import lookup
+from larder_kv.vllm import adapters, model, scheduler
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
@@ -399,7 +400,7 @@ def test_images_without_a_lasting_name(side, dense, monkeypatch, gigabytes,
     request = asked(TOKENS, mm_features=[image("3-image-0", end + 5)])
     t = came(one, request)
     data = one.stats()
-    counted = data.data.get("skipped_numbered_images", 0) if data else 0
+    counted = data.get("skipped_numbered_images", 0) if data else 0
     assert counted == skipped
     assert (t is None) == skipped
     assert one.matched(request, 0) == ((0, False) if skipped

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from larder_kv import _lib
-from larder_kv.vllm import drop
+from larder_kv.engine import drop
 
 from surface import dense
 from surface_requests import (BLOCKS, LONG, TOKENS, asked, came, saves, side,

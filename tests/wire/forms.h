@@ -1,7 +1,8 @@
 /*
  * Every body of the protocol: one of random values, and a reader that takes
  * any bytes and, if it accepts them, writes them again from what it read. Since
- * there is one way only to write a thing, the two must be the same.
+ * there is one way only to write a thing, the two must be the same: unless it
+ * says more than this side knows, which is read and cannot be written.
  */
 #pragma once
 
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "wire/wire.h"
 
@@ -31,6 +33,15 @@ static inline void form_require(bool ok)
     if (!ok) {
         abort();
     }
+}
+
+/* Of what only a newer side could have written. */
+static inline bool form_newer(const uint8_t *at, size_t bytes, uint8_t *again,
+                              size_t *again_bytes)
+{
+    memcpy(again, at, bytes);
+    *again_bytes = bytes;
+    return true;
 }
 
 static inline void form_random(ldr_rand_t *r, void *to, size_t bytes)
@@ -88,6 +99,18 @@ static inline bool form_text_ok(const char *text, size_t width)
         }
     }
     return length < width;
+}
+
+static inline bool form_label_ok(const char *label)
+{
+    size_t length = strnlen(label, LARDER_LABEL_MAX + 1);
+
+    for (size_t i = 0; i < length; i++) {
+        if (label[i] < ' ' || label[i] > '~') {
+            return false;
+        }
+    }
+    return length <= LARDER_LABEL_MAX;
 }
 
 /* ---- one struct each ---- */
@@ -221,10 +244,8 @@ static inline ldr_space_msg_t form_space(ldr_rand_t *r)
 
     form_random(r, m.id, sizeof(m.id));
     form_random(r, m.check, sizeof(m.check));
-    m.has_key = ldr_rand_below(r, 2) == 1;
-    if (m.has_key) {
-        form_random(r, m.key, sizeof(m.key));
-    }
+    form_random(r, m.key, sizeof(m.key));
+    form_text(r, m.label, sizeof(m.label));
     return m;
 }
 
@@ -242,6 +263,12 @@ static inline bool form_read_space(const uint8_t *at, size_t bytes,
 
     if (!ldr_get_space(at, bytes, &m)) {
         return false;
+    }
+    form_require(form_label_ok(m.label));
+    size_t label = bytes - LDR_SPACE_HEAD_BYTES;
+    if (strlen(m.label) != label ||
+        memcmp(m.label, at + LDR_SPACE_HEAD_BYTES, label) != 0) {
+        return form_newer(at, bytes, again, again_bytes); /* was not clean */
     }
     *again_bytes = ldr_put_space(again, &m);
     return true;
@@ -264,22 +291,30 @@ static inline bool form_read_number(const uint8_t *at, size_t bytes,
     return true;
 }
 
+/* With the tiers that this side knows. */
+#define FORM_MATCHED_BYTES                                                     \
+    (LDR_MATCHED_HEAD_BYTES + LARDER_TIER_COUNT * LDR_MATCHED_TIER_BYTES)
+
 static inline larder_match_t form_matched(ldr_rand_t *r)
 {
-    return (larder_match_t){
+    larder_match_t m = {
         .chunks = form_u32(r),
-        .tier_chunks = {form_u32(r), form_u32(r), form_u32(r)},
-        .tier_bytes = {ldr_rand_next(r), ldr_rand_next(r), ldr_rand_next(r)},
-        .load_us = ldr_rand_next(r),
         .cause = form_cause(r),
+        .load_us = ldr_rand_next(r),
     };
+
+    for (unsigned i = 0; i < LARDER_TIER_COUNT; i++) {
+        m.tier_chunks[i] = form_u32(r);
+        m.tier_bytes[i] = ldr_rand_next(r);
+    }
+    return m;
 }
 
 static inline size_t form_make_matched(ldr_rand_t *r, uint8_t *at)
 {
     larder_match_t m = form_matched(r);
 
-    return ldr_put_matched(at, &m, ldr_rand_below(r, 2) == 1);
+    return ldr_put_matched(at, &m);
 }
 
 static inline bool form_read_matched(const uint8_t *at, size_t bytes,
@@ -291,7 +326,93 @@ static inline bool form_read_matched(const uint8_t *at, size_t bytes,
         return false;
     }
     form_require((unsigned)m.cause < LARDER_CAUSE_COUNT);
-    *again_bytes = ldr_put_matched(again, &m, bytes == LDR_MATCHED_BYTES);
+    for (unsigned i = LARDER_TIER_COUNT; i < LARDER_TIERS_MAX; i++) {
+        form_require(m.tier_chunks[i] == 0 && m.tier_bytes[i] == 0);
+    }
+    if (ldr_get32(at + 4) >= LARDER_CAUSE_COUNT ||
+        bytes != FORM_MATCHED_BYTES) {
+        return form_newer(at, bytes, again, again_bytes);
+    }
+    *again_bytes = ldr_put_matched(again, &m);
+    return true;
+}
+
+static inline void form_disk(ldr_rand_t *r, larder_disk_stats_t *d)
+{
+    for (uint64_t *n = &d->bytes_max; n < d->reserved; n++) {
+        *n = ldr_rand_next(r);
+    }
+    d->on = (uint32_t)ldr_rand_below(r, 2);
+    form_text(r, d->path, sizeof(d->path));
+    form_text(r, d->reason, sizeof(d->reason));
+}
+
+static inline larder_stats_t form_stats(ldr_rand_t *r)
+{
+    larder_stats_t m = {.disks = ldr_rand_below(r, 3),
+                        .shared = ldr_rand_below(r, 2)};
+    larder_shared_stats_t *s = &m.shared_tier;
+
+    for (uint64_t *n = &m.saves_stored; n < m.misses; n++) {
+        *n = ldr_rand_next(r);
+    }
+    for (unsigned i = 0; i < LARDER_CAUSE_COUNT; i++) {
+        m.misses[i] = ldr_rand_next(r);
+    }
+    for (uint64_t *n = &m.evicted_chunks; n < &m.disks; n++) {
+        *n = ldr_rand_next(r);
+    }
+    for (uint64_t *n = &m.dram_max_bytes; n < &m.shared; n++) {
+        *n = ldr_rand_next(r);
+    }
+    m.asked_chunks = ldr_rand_next(r);
+    m.found_chunks = ldr_rand_next(r);
+    for (uint64_t i = 0; i < m.disks; i++) {
+        form_disk(r, &m.disk[i]);
+    }
+    if (m.shared != 0) {
+        for (uint64_t *n = &s->objects; n < s->reserved; n++) {
+            *n = ldr_rand_next(r);
+        }
+        s->on = (uint32_t)ldr_rand_below(r, 2);
+        s->writable = (uint32_t)ldr_rand_below(r, 2);
+        form_text(r, s->url, sizeof(s->url));
+        form_text(r, s->reason, sizeof(s->reason));
+    }
+    return m;
+}
+
+static inline size_t form_make_stats(ldr_rand_t *r, uint8_t *at)
+{
+    larder_stats_t m = form_stats(r);
+
+    return ldr_put_stats(at, &m);
+}
+
+static inline bool form_read_stats(const uint8_t *at, size_t bytes,
+                                   uint8_t *again, size_t *again_bytes)
+{
+    static uint8_t own[LDR_STATS_BYTES_MAX];
+    larder_stats_t m = {.client_calls = 7};
+
+    if (!ldr_get_stats(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.client_calls == 7 && m.disks <= LARDER_STATS_DISKS_MAX);
+    for (unsigned i = LARDER_CAUSE_COUNT; i < LARDER_CAUSES_MAX; i++) {
+        form_require(m.misses[i] == 0);
+    }
+    for (uint64_t i = 0; i < m.disks; i++) {
+        form_require(form_text_ok(m.disk[i].path, sizeof(m.disk[i].path)));
+        form_require(form_text_ok(m.disk[i].reason, sizeof(m.disk[i].reason)));
+    }
+    /* Flags, texts and counters that this side would not write. */
+    size_t n = ldr_put_stats(own, &m);
+    if (n != bytes || memcmp(own, at, bytes) != 0) {
+        return form_newer(at, bytes, again, again_bytes);
+    }
+    memcpy(again, own, n);
+    *again_bytes = n;
     return true;
 }
 
@@ -361,6 +482,7 @@ static inline size_t form_make_list(ldr_rand_t *r, uint8_t *at)
 
         form_random(r, row.key.hash, sizeof(row.key.hash));
         form_random(r, row.space, sizeof(row.space));
+        form_text(r, row.label, sizeof(row.label));
         ldr_put_listed(at + n, &row);
     }
     return n;
@@ -374,13 +496,19 @@ static inline bool form_read_list(const uint8_t *at, size_t bytes,
     if (!ldr_get_list(at, bytes, &m)) {
         return false;
     }
+    if (m.row_bytes != LDR_LIST_ROW_BYTES) {
+        return form_newer(at, bytes, again, again_bytes);
+    }
     *again_bytes = ldr_put_list(again, m.cursor, m.count);
     for (uint32_t i = 0; i < m.count; i++) {
+        const uint8_t *from = m.rows + (size_t)i * m.row_bytes;
         ldr_list_row_t row;
 
-        if (!ldr_get_listed(m.rows + (size_t)i * LDR_LIST_ROW_BYTES, &row)) {
-            return false;
-        }
+        ldr_get_listed(from, &row);
+        form_require(row.flags < 2 * LDR_LIST_PINNED);
+        form_require(form_label_ok(row.label));
+        row.flags = ldr_get16(from + 54);
+        memcpy(row.label, from + 72, LARDER_LABEL_MAX); /* clean or not */
         ldr_put_listed(again + *again_bytes, &row);
         *again_bytes += LDR_LIST_ROW_BYTES;
     }
@@ -549,6 +677,24 @@ static inline size_t form_make_results(ldr_rand_t *r, uint8_t *at)
     return n;
 }
 
+/* What was said is written again, if it is what the row says it is. */
+static inline void form_result_again(const uint8_t *at, ldr_result_row_t *row)
+{
+    int32_t status = (int32_t)ldr_get32(at);
+    uint32_t cause = ldr_get32(at + 4);
+
+    if (row->status != (larder_status_t)status) {
+        form_require(row->status ==
+                     (status > 0 ? LARDER_MISS : LARDER_E_OTHER));
+        form_require(row->cause != LARDER_CAUSE_NONE);
+        row->status = (larder_status_t)status;
+        row->cause = (larder_cause_t)cause;
+    } else if (row->cause != (larder_cause_t)cause) {
+        form_require(row->cause == LARDER_CAUSE_OTHER);
+        row->cause = (larder_cause_t)cause;
+    }
+}
+
 static inline bool form_read_results(const uint8_t *at, size_t bytes,
                                      uint8_t *again, size_t *again_bytes)
 {
@@ -570,6 +716,7 @@ static inline bool form_read_results(const uint8_t *at, size_t bytes,
         form_require(strcmp(larder_status_text(row.status), "unknown status") !=
                      0);
         segs += row.seg_count;
+        form_result_again(m.rows + i * LDR_RESULT_BYTES, &row);
         ldr_put_result(again + *again_bytes, &row);
         *again_bytes += LDR_RESULT_BYTES;
     }
@@ -632,7 +779,8 @@ static inline bool form_read_ends(const uint8_t *at, size_t bytes,
     X(ends)                                                                    \
     X(announce)                                                                \
     X(asked)                                                                   \
-    X(list)
+    X(list)                                                                    \
+    X(stats)
 
 static const form_t forms[] = {
 #define X(name) {#name, form_make_##name, form_read_##name},

@@ -22,7 +22,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from larder_kv.vllm import model
+from larder_kv.engine import weights
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -98,7 +98,7 @@ def _where(path: str) -> str:
         return here
     from huggingface_hub import constants
 
-    return model.snapshot(path, None) if constants.HF_HUB_OFFLINE else ""
+    return weights.snapshot(path, None) if constants.HF_HUB_OFFLINE else ""
 
 
 def _look(found: _Adapter, lora: LoRARequest) -> bytes:
@@ -114,12 +114,12 @@ def _look(found: _Adapter, lora: LoRARequest) -> bytes:
             "and load it again")
     digest = found.digest
     if not digest or stamp != found.stamp:
-        if not (weights := model.weights_digest(where) if where else ""):
+        if not (names := weights.weights_digest(where) if where else ""):
             raise ValueError(
                 f"adapter {lora.lora_name}: there is no directory {path} with "
                 "weights, so it is not known what vLLM computes with; download "
                 "it, and load it from its directory")
-        content = hashlib.sha256(weights.encode())
+        content = hashlib.sha256(names.encode())
         for file in files:
             if file.suffix == ".json":
                 content.update(file.read_bytes())

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -14,7 +13,9 @@ from vllm.platforms import current_platform
 
 from larder_kv import _node
 from larder_kv._options import Options
-from larder_kv.vllm import events, layers, model, versions
+from larder_kv.engine.kv import Model
+from larder_kv.engine.layers import wanted
+from larder_kv.vllm import events, layers, model, patches, versions
 from larder_kv.vllm.scheduler import Scheduler
 from larder_kv.vllm.stats import LarderProm, LarderStats
 from larder_kv.vllm.worker import Worker
@@ -44,26 +45,13 @@ def _source(name: str) -> Any:
     return CacheHitSource(name)
 
 
-def _check_model(config: VllmConfig, described: model.Model) -> None:
-    if (versions.minor() == "0.24" and described.has_state
-            and config.cache_config.enable_prefix_caching):
+def _check_model(config: VllmConfig, described: Model) -> None:
+    if (described.has_state and config.cache_config.enable_prefix_caching
+            and versions.mistakes_states()):
         raise versions.Unsupported(
-            "larder: vLLM 0.24 computes wrong tokens for models with "
+            "larder: this vLLM computes wrong tokens for models with "
             "recurrent state when prefix caching and any KV connector are on; "
-            "use vLLM 0.29 or later, or --no-enable-prefix-caching")
-
-
-def _owners(connector: KVConnectorBase_V1) -> list[KVConnectorBase_V1]:
-    """It, and those that it is a child of, as of a MultiConnector, which are
-    known only to who calls; the outermost last."""
-    owners = [connector]
-    frame = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, KVConnectorBase_V1):
-            owners.append(owner)
-        frame = frame.f_back
-    return owners
+            "use vLLM 0.27 or later, or --no-enable-prefix-caching")
 
 
 class LarderConnector(KVConnectorBase_V1, SupportsHMA):
@@ -71,11 +59,14 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                  kv_cache_config: KVCacheConfig):
         super().__init__(vllm_config, role, kv_cache_config)
         versions.check()
+        if role == KVConnectorRole.SCHEDULER and not versions.tested():
+            logger.warning(versions.warning())
         transfer = vllm_config.kv_transfer_config
-        owners = _owners(self)
-        # A failed load is computed. vLLM reads this after the constructor.
-        for owner in owners:
-            owner._kv_transfer_config.kv_load_failure_policy = "recompute"
+        owners = patches.owners(self)
+        if (patches.recompute_failed(owners)
+                and role == KVConnectorRole.SCHEDULER):
+            logger.info("larder: kv_load_failure_policy=fail is taken for "
+                        "recompute: a load that fails is computed")
         options = Options(transfer.kv_connector_extra_config)
         asked = owners[-1].get_required_kvcache_layout(owners[-1]._vllm_config)
         described = model.describe(vllm_config, kv_cache_config,
@@ -88,7 +79,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                  and role == KVConnectorRole.SCHEDULER)
         node = _node.open_node(url, _log, logger.warning,
                                "get" if later else "", options.secret_file)
-        parts = layers.wanted(
+        parts = wanted(
             options, layers.refusal(vllm_config, kv_cache_config, described,
                                     url, current_platform.is_cuda()),
             role == KVConnectorRole.SCHEDULER)
@@ -159,7 +150,10 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- the scheduler ----
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        self._scheduler.holds.bind(gpu_block_pool)
+        holds = self._scheduler.holds
+        holds.bind(gpu_block_pool)
+        if holds.wanted:
+            patches.settle_resets(gpu_block_pool, holds.settle)
         self._scheduler.layers.pool = gpu_block_pool
 
     def has_pending_push_work(self) -> bool:
@@ -216,10 +210,14 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- both ----
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        return False  # the memory that was registered would be gone
+
     def get_kv_connector_stats(self) -> LarderStats | None:
-        if self._worker is not None:
-            return self._worker.counts.take()
-        return self._scheduler.stats()
+        data = (self._scheduler.stats() if self._worker is None
+                else self._worker.counts.take())
+        return LarderStats(data=data) if data is not None else None
 
     def shutdown(self) -> None:
         side = self._worker or self._scheduler

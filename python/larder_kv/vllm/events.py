@@ -10,10 +10,8 @@ Nothing of this is made unless vLLM publishes events (kv_events_config).
 """
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
@@ -24,14 +22,14 @@ from vllm.v1.kv_cache_interface import (get_kv_cache_spec_kind,
                                         get_kv_cache_spec_sliding_window)
 
 from larder_kv import _lib
-from larder_kv.vllm import model
+from larder_kv.engine import kv, reports
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-    from larder_kv.vllm import meta
+    from larder_kv.engine.moves import Move
 
 # By tier, as vLLM names them.
 MEDIA = ("CPU", "STORAGE")
@@ -50,73 +48,22 @@ def enabled(config: VllmConfig) -> bool:
     return wanted is not None and wanted.enable_kv_cache_events
 
 
-# ---- from the workers ----
-
-
-@dataclass
-class Saved(KVConnectorWorkerMetadata):
-    """The saves that ended in a step: by how many ranks, and which failed on
-    any."""
-
-    ranks: dict[int, int] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> Saved:
-        for job, count in other.ranks.items():
-            self.ranks[job] = self.ranks.get(job, 0) + count
-        self.failed |= other.failed
-        return self
-
-
-class Reports:
-    """A worker's: what became of saves that have a number."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._saved = Saved()
-        self._last = 0  # that began
-        self._open: set[int] = set()
-        self.tell: Callable[[int], None] | None = None  # see hold.write_on()
-
-    def begin(self, job: int) -> None:
-        """Numbers only grow."""
-        with self._lock:
-            self._last = job
-            self._open.add(job)
-
-    def add(self, job: int, done: bool) -> None:
-        """Its end."""
-        with self._lock:
-            self._saved.ranks[job] = 1
-            if not done:
-                self._saved.failed.add(job)
-            self._open.discard(job)
-            if self.tell is not None:
-                self.tell(min(self._open) - 1 if self._open else self._last)
-
-    def take(self) -> Saved | None:
-        if not self._saved.ranks:
-            return None
-        with self._lock:
-            saved, self._saved = self._saved, Saved()
-        return saved
-
-
-# ---- in the scheduler ----
+class Saved(reports.Saved, KVConnectorWorkerMetadata):
+    """As vLLM carries it from the workers to the scheduler."""
 
 
 class Events:
     """All but survey() and looked() are called by the scheduler's thread."""
 
-    def __init__(self, config: VllmConfig, kv: KVCacheConfig,
-                 described: model.Model, url: str):
+    def __init__(self, config: VllmConfig, cache: KVCacheConfig,
+                 described: kv.Model, url: str):
         self._chunk = described.chunk_tokens
         self._groups = described.groups
-        self._blocks = model.stored_blocks(described)
+        self._blocks = kv.stored_blocks(described)
         self._ranks = config.parallel_config.world_size
         _, self._hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(
-            kv, config)
-        specs = [kv.kv_cache_groups[g.index].kv_cache_spec
+            cache, config)
+        specs = [cache.kv_cache_groups[g.index].kv_cache_spec
                  for g in described.groups]
         self._kinds = [(get_kv_cache_spec_kind(s).value,
                         get_kv_cache_spec_sliding_window(s)) for s in specs]
@@ -132,7 +79,7 @@ class Events:
         self._jobs: OrderedDict[int, _Job] = OrderedDict()
         self._looked: deque[Any] = deque()
 
-    def saving(self, move: meta.Move, request: Request) -> None:
+    def saving(self, move: Move, request: Request) -> None:
         """A save that is ordered. What its events need is taken now: the
         request may be gone when it is done."""
         job = _Job()
@@ -148,14 +95,14 @@ class Events:
         if len(self._jobs) > JOBS_MAX:
             self._jobs.popitem(last=False)
 
-    def saved(self, reports: Saved) -> None:
+    def saved(self, told: reports.Saved) -> None:
         """What update_connector_output() got as worker metadata."""
-        for number, count in reports.ranks.items():
+        for number, count in told.ranks.items():
             job = self._jobs.get(number)
             if job is None:
                 continue
             job.ranks += count
-            if number in reports.failed:
+            if number in told.failed:
                 del self._jobs[number]
             elif job.ranks >= self._ranks:
                 del self._jobs[number]
@@ -240,7 +187,7 @@ class Events:
             for i, g in enumerate(self._groups)
             if self._needed(g, chunk, matched)])
 
-    def _needed(self, group: model.GroupInfo, chunk: int,
+    def _needed(self, group: kv.GroupInfo, chunk: int,
                 matched: int) -> bool:
         """Whether a prefix of matched chunks needs this one of the group."""
         if group.rule == _lib.RULE_ALL:

@@ -6,14 +6,15 @@ import importlib.metadata
 import json
 import math
 import os
-import pathlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._find import nvrtc_path
+from larder_kv.vllm.label import label_of
+from larder_kv.engine.kv import GroupInfo, Model
+from larder_kv.engine.weights import snapshot, weights_digest
 from larder_kv.vllm import versions
 
 if TYPE_CHECKING:
@@ -25,39 +26,6 @@ Log = Callable[[int, str], None]  # level, line
 
 CHUNK_MIN = 256  # tokens
 FORMAT = 1  # of the descriptor
-SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 65536
-TENSORS_MAX = 4096  # of a file, sampled one by one
-
-
-@dataclass(frozen=True)
-class GroupInfo:
-    """One of vLLM's groups that is stored, and its rule."""
-
-    index: int  # among vLLM's groups
-    kind: str
-    rule: int
-    block_tokens: int
-    window_tokens: int
-
-
-@dataclass(frozen=True)
-class Model:
-    """What the scheduler's and the workers' side must agree on."""
-
-    groups: tuple[GroupInfo, ...]
-    chunk_tokens: int
-    descriptor: bytes
-    shards: int
-    replicas: int
-
-    @property
-    def name(self) -> str:
-        """Of the space, for people."""
-        return hashlib.sha256(self.descriptor).hexdigest()[:12]
-
-    @property
-    def has_state(self) -> bool:
-        return any(g.rule == _lib.RULE_LAST for g in self.groups)
 
 
 # ---- groups ----
@@ -128,71 +96,6 @@ def chunk_of(config: KVCacheConfig, groups: tuple[GroupInfo, ...],
 
 
 # ---- names ----
-
-
-def _weights(path: pathlib.Path) -> list[pathlib.Path]:
-    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.gguf"):
-        found = sorted(path.glob(pattern))
-        if found:
-            return found
-    return []
-
-
-def _tensors(file: BinaryIO, size: int) -> list[tuple[int, int]]:
-    """Where a safetensors file has its tensors; [] if it is none."""
-    try:
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length < size:
-            return []
-        head = json.loads(file.read(length))
-        return sorted((8 + length + t["data_offsets"][0],
-                       8 + length + t["data_offsets"][1])
-                      for name, t in head.items() if name != "__metadata__")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
-
-
-def _sample(path: pathlib.Path, digest: Any) -> None:
-    """A file's name and size, its head (which has the names and shapes of its
-    tensors), and samples: of each tensor, or of a file that is not known
-    better. In a hub's cache the file it links to is named by its content."""
-    size = path.stat().st_size
-    digest.update(f"{path.name}\0{size}\0".encode())
-    if path.is_symlink():
-        digest.update(path.resolve().name.encode())
-    with open(path, "rb") as file:
-        digest.update(file.read(HEAD_BYTES))
-        file.seek(0)
-        parts = _tensors(file, size)
-        if not parts or len(parts) > TENSORS_MAX:
-            count = max(SAMPLES, min(len(parts), TENSORS_MAX))
-            parts = [(size * i // count, size * (i + 1) // count)
-                     for i in range(count)]
-        for begin, end in parts:
-            for at in (begin, (begin + end) // 2):
-                file.seek(at)
-                digest.update(file.read(min(SAMPLE_BYTES, end - at)))
-
-
-def weights_digest(path: str) -> str:
-    """Of weights in a directory, or of a file of them; "" if there are
-    none."""
-    files = (_weights(pathlib.Path(path)) if os.path.isdir(path)
-             else [pathlib.Path(path)] if os.path.isfile(path) else [])
-    digest = hashlib.sha256()
-    for file in files:
-        _sample(file, digest)
-    return digest.hexdigest() if files else ""
-
-
-def snapshot(model: str, revision: str | None) -> str:
-    """Where what has that name was downloaded to, or ""."""
-    try:
-        from huggingface_hub import snapshot_download
-        return snapshot_download(model, revision=revision,
-                                 local_files_only=True)
-    except Exception:  # not there, or another kind of name
-        return ""
 
 
 def fingerprint(model: ModelConfig, known: bool = False) -> str:
@@ -379,24 +282,7 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
         described["weights"] = weights
     return Model(groups, chunk_of(kv, groups, chunk),
                  json.dumps(described, sort_keys=True).encode(), shards,
-                 replicas)
-
-
-def rules(model: Model) -> _lib.Layout:
-    """A layout without memory: for lookups."""
-    return _lib.Layout(model.chunk_tokens,
-                       [_lib.Group(g.rule, g.block_tokens, g.window_tokens)
-                        for g in model.groups])
-
-
-def stored_blocks(model: Model) -> list[tuple[int, int]]:
-    """Of each group: which of a chunk's blocks a save reads, the first and the
-    end, as C has it."""
-    layout = rules(model)
-    found = [(layout.first_block(i), model.chunk_tokens // g.block_tokens)
-             for i, g in enumerate(model.groups)]
-    layout.close()
-    return found
+                 replicas, label_of(config))
 
 
 # ---- memory ----
@@ -418,7 +304,7 @@ def _page(name: str, tensor: torch.Tensor, blocks: int) -> tuple[int, int]:
     return stride[0] * parts * unit, count * parts * unit
 
 
-def _pieces(name: str, cache: Any, blocks: int) -> list[torch.Tensor]:
+def pieces(name: str, cache: Any, blocks: int) -> list[torch.Tensor]:
     """A layer's tensors, each with blocks in its first dimension."""
     found = []
     for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
@@ -446,7 +332,7 @@ def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
     for info in model.groups:
         layers = []
         for name in kv.kv_cache_groups[info.index].layer_names:
-            for tensor in _pieces(name, caches[name], kv.num_blocks):
+            for tensor in pieces(name, caches[name], kv.num_blocks):
                 devices.add(tensor.device)
                 storage = tensor.untyped_storage()
                 base = storage.data_ptr()
@@ -475,10 +361,4 @@ def layer_names(model: Model, kv: KVCacheConfig,
     """Of the layers of layout(), in its order: a name may come twice."""
     return [name for info in model.groups
             for name in kv.kv_cache_groups[info.index].layer_names
-            for _ in _pieces(name, caches[name], kv.num_blocks)]
-
-
-def bytes_per_token(model: Model, layout_: _lib.Layout) -> float:
-    """Of all shards, of groups that need every chunk."""
-    return sum(layout_.bytes(i) for i, g in enumerate(model.groups)
-               if g.rule == _lib.RULE_ALL) * model.shards / model.chunk_tokens
+            for _ in pieces(name, caches[name], kv.num_blocks)]

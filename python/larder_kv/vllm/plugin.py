@@ -3,7 +3,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    from larder_kv.vllm import cores
+    from larder_kv.engine import cores
     from vllm.distributed.kv_transfer.kv_connector.factory import (
         KVConnectorFactory)
 

@@ -6,10 +6,10 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
+from larder_kv.engine.lookup import Unnamed
 from larder_kv.vllm import adapters
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.larder")
@@ -81,30 +81,6 @@ def _encode(value: Any) -> bytes:
     return b"s%d:%s" % (len(text), text)
 
 
-def refuses_hits(config: VllmConfig) -> str:
-    """Why vLLM would end at a hit, though it asks for one; or ""."""
-    of = config.model_config
-    if of.runner_type == "pooling" and not of.is_prefix_caching_supported:
-        return "this model's way of pooling needs the whole prompt computed"
-    if getattr(getattr(config, "aux_output_config", None), "enabled", False):
-        return ("enable_return_routed_experts needs the whole prompt computed "
-                "by this engine")
-    return ""
-
-
-def numbers_images(config: VllmConfig) -> bool:
-    """Whether images are named by a number of the process: such names repeat
-    after a restart."""
-    if config.cache_config.enable_prefix_caching:
-        return False
-    multimodal = config.model_config.multimodal_config
-    return multimodal is not None and not multimodal.mm_processor_cache_gb
-
-
-class Unnamed(Exception):
-    """A prompt that cannot be named goes without the store."""
-
-
 class Names:
     """The keys of a prompt that has just arrived: made by the thread that looks
     it up; or, if its tokens alone decide its KV, by who needs them before. Both
@@ -141,6 +117,9 @@ class Names:
             self.failed = Unnamed(why)
             logger.warning("larder: request %s goes without the store: %s",
                            self.prompt.request.request_id, why)
+
+    def give_up(self) -> None:
+        self.prompt.give_up()
 
     def _make(self, space: _lib.Space) -> bytes:
         keys, size = _lib.Keys(), space.chunk_tokens

@@ -16,7 +16,6 @@ ends in computing.
 """
 from __future__ import annotations
 
-import ctypes
 import logging
 import pathlib
 import time
@@ -25,16 +24,17 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.vllm import adapters, meta, model, worker
-from larder_kv.vllm.drop import Drop
+from larder_kv.engine import hold
+from larder_kv.engine.counts import Counts
+from larder_kv.engine.drop import Drop
+from larder_kv.engine.explain import Explain
+from larder_kv.engine.kv import Model
+from larder_kv.engine.lookup import Finder, Told, Unnamed
+from larder_kv.engine.moves import Move
+from larder_kv.vllm import adapters, limits, meta, versions, worker
 from larder_kv.vllm.events import Events, Saved
-from larder_kv.vllm.explain import Explain
-from larder_kv.vllm.hold import Holds
 from larder_kv.vllm.layers import Claims
-from larder_kv.vllm.lookup import Finder, Told, on_gpu
-from larder_kv.vllm.request import (Unnamed, numbers_images, refuses_hits,
-                                    switches_of)
-from larder_kv.vllm.stats import Counts, LarderStats
+from larder_kv.vllm.request import switches_of
 from larder_kv.vllm.tracked import Tracked
 
 if TYPE_CHECKING:
@@ -46,29 +46,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.larder")
 
-PR_GET_DUMPABLE = 3
 LOOK_SECONDS = 0.003  # that a GPU engine with nothing else to do waits
 
 
 class Scheduler:
     def __init__(self, config: VllmConfig, options: Options,
-                 described: model.Model, node: _lib.Node,
+                 described: Model, node: _lib.Node,
                  events: Events | None = None):
         self.options = options
         self.model = described
         self.node = node
         self.space = node.space(described.descriptor, described.shards,
-                                described.chunk_tokens)
+                                described.chunk_tokens, described.label)
         self.counts = Counts()
         self.events = events
-        self.holds = Holds(config, options, described, self.counts,
-                           _spread(config))
+        gpu = versions.on_gpu()
+        self.holds = hold.Holds(
+            options, described, self.counts, config.parallel_config.world_size,
+            limits.holds(config, options, gpu), not limits.spread(config))
         self.layers = Claims()
         self._job = 0  # the last one's number
         self._engine = config.kv_transfer_config.engine_id
         self._alone = config.parallel_config.data_parallel_size == 1
         self._caches = config.cache_config.enable_prefix_caching
-        self._waits = on_gpu()  # for a lookup
+        self._waits = gpu  # for a lookup
         self._sooner: set[str] = set()  # loads seen before their report
         self.explain = Explain(
             self.counts, described.chunk_tokens,
@@ -89,16 +90,17 @@ class Scheduler:
         self._has_state = described.has_state
         self._indexes = [g.index for g in described.groups]
         self._windows = [g.window_tokens for g in described.groups]
-        self._numbered = numbers_images(config)
-        self.finder = Finder(config, options, described, node, self.space,
-                             events)
+        self._numbered = limits.numbers_images(config)
+        self.finder = Finder(options, described, node, self.space, events,
+                             gpu, versions.reports_failed_requests(),
+                             versions.uses_eagle(config))
         self.drop = Drop(self.space, events, self.finder.later)
-        if self.finder.fetches and (why := _unfit(config)):
+        if self.finder.fetches and (why := limits.unfit(config)):
             logger.warning("larder: this vLLM cannot report a failed load of "
                            "this model, and %s: nothing is loaded; use vLLM "
-                           "0.32", why)
+                           "0.30 or later", why)
             self.loads = False
-        if self.loads and (why := refuses_hits(config)):
+        if self.loads and (why := limits.refuses_hits(config)):
             logger.warning("larder: nothing is loaded: %s", why)
             self.loads = False
 
@@ -344,7 +346,7 @@ class Scheduler:
         last = -(-end // size)
         t.loading = t.prompt.keys.data(first, first + 1)
         self.loading[t.loading] = t
-        move = meta.Move(
+        move = Move(
             request.request_id, t.prompt.keys.data(first, last), first, begin,
             end, self._tables(ids, begin, end),
             memory=t.lookup.memory.path if t.lookup.memory else "")
@@ -358,7 +360,7 @@ class Scheduler:
         self.counts.add("hits")
         self._load(t, move)
 
-    def _load(self, t: Tracked, move: meta.Move) -> None:
+    def _load(self, t: Tracked, move: Move) -> None:
         """With the step that is being made; or at once, where the worker is in
         this process and nothing can be in the way of it."""
         beside = worker.here(self._engine)
@@ -504,7 +506,7 @@ class Scheduler:
               tables: list[tuple[int, array]], held: bool) -> None:
         size = self.model.chunk_tokens
         parent = max(first - 1, 0)  # its key comes along: the chain is linked
-        move = meta.Move(
+        move = Move(
             t.request.request_id, t.prompt.keys.data(parent, end), parent,
             first * size, end * size, tables, t.switches.ttl_ms)
         self.step.saves.append(move)
@@ -634,7 +636,7 @@ class Scheduler:
 
     # ---- the rest ----
 
-    def stats(self) -> LarderStats | None:
+    def stats(self) -> dict[str, Any] | None:
         """Asked for after each step."""
         self.finder.rate.ends()
         return self.counts.take()
@@ -657,7 +659,7 @@ class Scheduler:
         """Tokens that are loaded, by where they were found."""
         t = self.requests.get(request.request_id)
         found = (t.lookup.tier_bytes
-                 if t is not None and t.lookup is not None else (0, 0, 0))
+                 if t is not None and t.lookup is not None else (0,))
         below = sum(found[1:])
         disk = tokens * below // sum(found) if below else 0
         return {name: count for name, count in
@@ -674,23 +676,3 @@ class Scheduler:
         if self.finder.close():
             self.space.close()
             self.node.close()
-
-
-def _unfit(config: VllmConfig) -> str:
-    """Why workers cannot load what was fetched to this process's memory; empty:
-    they can."""
-    if _spread(config):
-        return "its workers are on several hosts"
-    if (config.parallel_config.world_size > 1
-            and ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1):
-        return ("its workers may not open this process's memory (it may not "
-                "be traced)")
-    return ""
-
-
-def _spread(config: VllmConfig) -> bool:
-    """Whether workers may run where this process's memory cannot be opened."""
-    parallel = config.parallel_config
-    return (getattr(parallel, "nnodes", 1) > 1
-            or str(parallel.distributed_executor_backend) in
-            ("ray", "external_launcher"))

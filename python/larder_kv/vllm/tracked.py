@@ -4,14 +4,14 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from larder_kv.vllm.explain import Record
+from larder_kv.engine.explain import Record
 from larder_kv.vllm.request import Prompt, Switches
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from larder_kv.vllm.early import Early
-    from larder_kv.vllm.lookup import Lookup
+    from larder_kv.engine.early import Early
+    from larder_kv.engine.lookup import Lookup
 
 
 class Tracked:

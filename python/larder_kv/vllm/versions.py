@@ -1,11 +1,23 @@
-"""Which vLLM this is, and what that version can do."""
+"""Which vLLM this is, and what that release can do."""
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
+import pathlib
 import re
+from typing import TYPE_CHECKING
 
 import vllm
 
-SUPPORTED = ("0.24", "0.29", "0.32")
+from larder_kv.vllm import selfcheck
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+FIRST = (0, 24)
+TESTED = ("0.24", "0.29", "0.32")  # with real engines
+NAMED = 3  # things that are missing, in a message
 
 
 class Unsupported(RuntimeError):
@@ -18,15 +30,84 @@ def minor() -> str:
     return found.group() if found else vllm.__version__
 
 
+def tested() -> bool:
+    return minor() in TESTED
+
+
 def check() -> None:
-    if minor() not in SUPPORTED:
+    """Raises Unsupported if this release cannot be used. One that was not
+    tested is looked at: it has to have all that is used."""
+    if tested():
+        return
+    advice = "use one of " + ", ".join(f"{v}.x" for v in TESTED)
+    numbers = re.match(r"(\d+)\.(\d+)", vllm.__version__)
+    # A build from a source tree without tags calls itself 0.1.dev.
+    if (numbers is not None and "dev" not in vllm.__version__
+            and (int(numbers[1]), int(numbers[2])) < FIRST):
+        raise Unsupported(f"larder: vLLM {vllm.__version__} is too old; "
+                          + advice)
+    if os.environ.get("VLLM_LARDER_STRICT") == "1":
+        raise Unsupported(f"larder: vLLM {vllm.__version__} was not tested, "
+                          "and VLLM_LARDER_STRICT=1 asks for one that was; "
+                          + advice)
+    if lacks := missing():
+        more = len(lacks) - NAMED
         raise Unsupported(
-            f"larder: vLLM {vllm.__version__} is not supported; use one of "
-            + ", ".join(f"{v}.x" for v in SUPPORTED))
+            f"larder: vLLM {vllm.__version__} was not tested, and is not as "
+            f"the connector needs it: {'; '.join(lacks[:NAMED])}"
+            + (f"; and {more} more" if more > 0 else "") + f"; {advice}")
+
+
+@functools.cache
+def missing() -> list[str]:
+    return selfcheck.missing(selfcheck.surroundings(_root()))
+
+
+def warning() -> str:
+    """What to say of a release that runs without having been tested."""
+    return (f"larder: vLLM {vllm.__version__} was not tested with Larder: it "
+            "has all that is used of it, and runs; set VLLM_LARDER_STRICT=1 "
+            f"to refuse all but {', '.join(f'{v}.x' for v in TESTED)}")
+
+
+def _root() -> pathlib.Path:
+    return pathlib.Path(vllm.__file__).resolve().parents[1]
 
 
 def reports_failed_requests() -> bool:
     """Whether a failed load can be reported by request, for any model. Before,
     it is reported by blocks, which ends the engine with more than one group."""
-    from vllm.distributed.kv_transfer.kv_connector.v1 import base
-    return hasattr(base, "KVConnectorTransferResults")
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorBase_V1)
+
+    return hasattr(KVConnectorBase_V1, "get_transfer_results")
+
+
+def on_gpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return current_platform.is_cuda()
+
+
+def counts_references(config: VllmConfig) -> bool:
+    """Whether vLLM takes the count of a block's references for the number of
+    requests that share it, for cascade attention: until 0.31."""
+    from vllm.v1.core import single_type_kv_cache_manager as managers
+
+    return (hasattr(managers.FullAttentionManager,
+                    "get_num_common_prefix_blocks")
+            and not config.model_config.disable_cascade_attn)
+
+
+def mistakes_states() -> bool:
+    """Whether the scheduler takes the longest of all groups' hits for the hit:
+    until 0.26. A model with recurrent state begins with a wrong one then."""
+    spec = importlib.util.find_spec("vllm.v1.core.sched.scheduler")
+    assert spec is not None and spec.origin is not None
+    text = pathlib.Path(spec.origin).read_text(encoding="utf-8")
+    return "num_new_local_computed_tokens = max(per_group_hits)" in text
+
+
+def uses_eagle(config: VllmConfig) -> bool:
+    speculative = config.speculative_config
+    return speculative is not None and bool(speculative.use_eagle())

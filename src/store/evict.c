@@ -1,0 +1,213 @@
+/* What goes first: pins, chunks on their way to the disk, and what the policy
+ * hears of. */
+#include "store/store_int.h"
+
+#define PASSING_LOOK 8u
+
+/* Pins within the tenant's budget; over it the chunk is simply not pinned. */
+void ldr_pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+    ldr_tenant_t *t = ldr_tenant_of(s, c);
+
+    if (t->pinned_bytes + bytes > s->pin_max) {
+        return;
+    }
+    c->pinned = 1;
+    c->pin_prev = t->pin_tail;
+    c->pin_next = LDR_NIL;
+    if (t->pin_tail != LDR_NIL) {
+        s->chunks[t->pin_tail].pin_next = chunk;
+    } else {
+        t->pin_head = chunk;
+    }
+    t->pin_tail = chunk;
+    s->policy->hold(t->policy, chunk);
+    ldr_index_at(&s->index, c->entry)->depth_flags |= (uint32_t)LDR_ENTRY_PINNED
+                                                      << 24;
+}
+
+/* The chunk is held, or about to leave the policy: which stays as it is. */
+void ldr_unpin(ldr_store_t *s, ldr_chunk_t *c)
+{
+    ldr_tenant_t *t = ldr_tenant_of(s, c);
+
+    if (!c->pinned) {
+        return;
+    }
+    if (c->pin_prev != LDR_NIL) {
+        s->chunks[c->pin_prev].pin_next = c->pin_next;
+    } else {
+        t->pin_head = c->pin_next;
+    }
+    if (c->pin_next != LDR_NIL) {
+        s->chunks[c->pin_next].pin_prev = c->pin_prev;
+    } else {
+        t->pin_tail = c->pin_prev;
+    }
+    LDR_ASSERT(t->pinned_bytes >= c->bytes);
+    t->pinned_bytes -= c->bytes;
+    c->pinned = 0;
+}
+
+/* ---- chunks on their way to the disk ----
+ *
+ * What the policy refuses is still written down where a tier below takes it: it
+ * passes through DRAM, and goes first once it is written. To the policy it is
+ * held meanwhile. Whoever reads it makes it one like the others. What waits to
+ * be written is worth less than what it drives out: so it has a quarter of the
+ * tenant's pages at most, and more is refused for good. */
+
+void ldr_passing_add(ldr_store_t *s, uint32_t chunk)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+    ldr_tenant_t *t = ldr_tenant_of(s, c);
+
+    c->passing = 1;
+    c->pin_prev = t->passing_tail;
+    c->pin_next = LDR_NIL;
+    if (t->passing_tail != LDR_NIL) {
+        s->chunks[t->passing_tail].pin_next = chunk;
+    } else {
+        t->passing_head = chunk;
+    }
+    t->passing_tail = chunk;
+    s->policy->hold(t->policy, chunk);
+}
+
+/* The policy still has it for held. */
+void ldr_passing_remove(ldr_store_t *s, ldr_chunk_t *c)
+{
+    ldr_tenant_t *t = ldr_tenant_of(s, c);
+
+    if (!c->passing) {
+        return;
+    }
+    if (c->pin_prev != LDR_NIL) {
+        s->chunks[c->pin_prev].pin_next = c->pin_next;
+    } else {
+        t->passing_head = c->pin_next;
+    }
+    if (c->pin_next != LDR_NIL) {
+        s->chunks[c->pin_next].pin_prev = c->pin_prev;
+    } else {
+        t->passing_tail = c->pin_prev;
+    }
+    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
+        t->passing_pages -= ldr_arena_pages(s->shards[i].length);
+    }
+    c->passing = 0;
+}
+
+/* Whether a shard of it is not written yet, and is going to be; then its pages
+ * are still needed. */
+static bool is_needed(const ldr_store_t *s, const ldr_chunk_t *c)
+{
+    unsigned takes = 0, queued = 0;
+
+    for (unsigned q = 0; q < LDR_QUEUES_MAX; q++) {
+        takes |= (unsigned)s->queues[q].takes << q;
+    }
+    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
+        queued |= s->shards[i].queued;
+    }
+    return (queued & takes) != 0;
+}
+
+/* One of them that nobody holds; written: and that is on a disk by now, if
+ * that is seen soon. LDR_NIL: there is none. */
+static uint32_t passing_victim(const ldr_store_t *s, const ldr_tenant_t *t,
+                               bool written)
+{
+    uint32_t chunk = t->passing_head;
+
+    for (uint32_t i = 0; chunk != LDR_NIL && i < PASSING_LOOK; i++) {
+        const ldr_chunk_t *c = &s->chunks[chunk];
+
+        if (c->holds == 0 && !(written && is_needed(s, c))) {
+            return chunk;
+        }
+        chunk = c->pin_next;
+    }
+    return LDR_NIL;
+}
+
+bool ldr_passing_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages)
+{
+    const ldr_tenant_t *t = &s->tenants[tenant];
+    uint32_t most = s->arena.owners[tenant].used_count / 4;
+
+    bool takes = false;
+
+    for (unsigned q = 0; q < LDR_QUEUES_MAX; q++) {
+        takes = takes || s->queues[q].takes;
+    }
+    return takes &&
+           (t->passing_pages == 0 || t->passing_pages + pages <= most ||
+            passing_victim(s, t, true) != LDR_NIL);
+}
+
+static uint32_t oldest_pinned(const ldr_store_t *s, const ldr_tenant_t *t)
+{
+    uint32_t chunk = t->pin_head;
+
+    while (chunk != LDR_NIL && s->chunks[chunk].holds > 0) {
+        chunk = s->chunks[chunk].pin_next;
+    }
+    return chunk;
+}
+
+bool ldr_store_evict(ldr_store_t *s, uint32_t tenant)
+{
+    const ldr_tenant_t *t = &s->tenants[tenant];
+    uint32_t chunk = passing_victim(s, t, true);
+
+    ldr_store_held(s);
+    if (chunk == LDR_NIL) {
+        chunk = s->policy->victim(t->policy);
+    }
+    if (chunk == LDR_NIL) {
+        chunk = passing_victim(s, t, false);
+    }
+    if (chunk == LDR_NIL) {
+        chunk = oldest_pinned(s, t);
+    }
+    if (chunk == LDR_NIL) {
+        return false;
+    }
+    LDR_ASSERT(s->chunks[chunk].holds == 0); /* invariant 2 */
+    ldr_store_evict_chunk(s, chunk);
+    return true;
+}
+
+void ldr_store_used(ldr_store_t *s, uint32_t chunk)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+    ldr_tenant_t *t = ldr_tenant_of(s, c);
+
+    if (!LDR_HOLDS(c->holds > 0) || c->entry == LDR_NIL) {
+        return;
+    }
+    ldr_passing_remove(s, c); /* the hold it has now ends like any other's */
+    s->policy->time(t->policy, s->now_ds);
+    s->policy->used(t->policy, chunk);
+}
+
+/* ---- requests ---- */
+
+void ldr_store_request(ldr_store_t *s, uint32_t space,
+                       const ldr_policy_request_t *request, bool over)
+{
+    uint32_t tenant = s->spaces[space].tenant;
+
+    if (tenant == LDR_NIL) {
+        return;
+    }
+    ldr_policy_t *policy = s->tenants[tenant].policy;
+    s->policy->time(policy, s->now_ds);
+    if (over) {
+        s->policy->close(policy, request);
+    } else {
+        s->policy->request(policy, request);
+    }
+}

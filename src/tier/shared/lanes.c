@@ -1,0 +1,551 @@
+/*
+ * One mutex guards everything; it is never held across work(), done(), probe()
+ * or changed(). A second one, taken before it, is held while changed() is
+ * called: so that the last state it is told is the last there was. Any thread
+ * may call.
+ *
+ * Invariants
+ *  1. A job is in a queue, or with exactly one lane (`taken`), or its owner's
+ *     again (from done() on). A queue has at most params.queue jobs.
+ *  2. `low` jobs under way are no reads: fewer than there are lanes, where
+ *     there are several. stats.stuck lanes are stuck.
+ *  3. There is an error exactly while the medium is not on, and fewer failures
+ *     in a row than turn it off while it is not off.
+ *
+ * Hanging calls: a lane whose job is past its deadline by a second is `stuck`.
+ * It is not waited for at close: then the last lane to come back, if any ever
+ * does, frees the rest.
+ */
+#include "tier/shared/lanes.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "tier/shared/lanes_int.h"
+
+#define LANES_MAX 256u
+#define PASSED_MAX 4u /* how often a kind is passed over in a row */
+
+/* ---- queues ---- */
+
+static bool may_run(const ldr_lanes_t *l, unsigned kind)
+{
+    unsigned most = l->params.lanes > 1 ? l->params.lanes - 1 : 1;
+
+    LDR_HELD(&l->lock);
+    return l->queues[kind].count > 0 && (kind == LDR_JOB_READ || l->low < most);
+}
+
+/* The next job to do; NULL: none. */
+static ldr_job_t *take(ldr_lanes_t *l)
+{
+    unsigned best = LDR_JOB_KINDS;
+
+    LDR_HELD(&l->lock);
+    for (unsigned k = 0; k < LDR_JOB_KINDS; k++) {
+        if (may_run(l, k) &&
+            (best == LDR_JOB_KINDS || l->queues[k].passed >= PASSED_MAX)) {
+            best = k;
+        }
+    }
+    if (best == LDR_JOB_KINDS) {
+        return NULL;
+    }
+    for (unsigned k = 0; k < LDR_JOB_KINDS; k++) {
+        if (k != best && l->queues[k].count > 0) {
+            l->queues[k].passed++;
+        }
+    }
+    l->queues[best].passed = 0;
+    l->low += best != LDR_JOB_READ;
+    LDR_ASSERT(l->low <= l->params.lanes);
+    return ldr_job_pop(&l->queues[best]);
+}
+
+/* Takes all that wait, of those late only where late_ns is not 0. */
+ldr_job_t *ldr_lanes_take_waiting(ldr_lanes_t *l, uint64_t late_ns)
+{
+    ldr_job_t *list = NULL, **end = &list;
+
+    LDR_HELD(&l->lock);
+    for (unsigned k = 0; k < LDR_JOB_KINDS; k++) {
+        ldr_job_queue_t *q = &l->queues[k];
+        unsigned count = q->count;
+
+        for (unsigned i = 0; i < count; i++) {
+            ldr_job_t *job = ldr_job_pop(q);
+
+            if (job == NULL) {
+                break;
+            }
+            if (late_ns != 0 && job->deadline_ns > late_ns) {
+                ldr_job_push(q, job);
+            } else {
+                job->next = NULL;
+                *end = job;
+                end = &job->next;
+            }
+        }
+    }
+    return list;
+}
+
+/* No lock held. */
+void ldr_lanes_end_all(ldr_lanes_t *l, ldr_job_t *list, int error)
+{
+    while (list != NULL) {
+        ldr_job_t *job = list;
+
+        list = job->next;
+        LDR_ASSERT(job->taken);
+        job->taken = false;
+        job->error = error;
+        if (job->trial) {
+            ldr_mutex_lock(&l->lock);
+            l->trying = false;
+            ldr_mutex_unlock(&l->lock);
+        }
+        job->done(job);
+    }
+}
+
+/* ---- lanes ---- */
+
+static bool probe_due(const ldr_lanes_t *l)
+{
+    LDR_HELD(&l->lock);
+    return l->prober == NULL && ldr_now_ns(l->params.clock) >= l->probe_at_ns;
+}
+
+/* A call that hung has ended: the medium may be well, although one that probes
+ * still hangs. */
+static void come_back(ldr_lane_t *lane)
+{
+    ldr_lanes_t *l = lane->lanes;
+
+    LDR_HELD(&l->lock);
+    if (lane->stuck) {
+        LDR_ASSERT(l->stats.stuck > 0);
+        lane->stuck = false;
+        l->stats.stuck--;
+        if (l->prober != NULL && l->prober->stuck) {
+            l->prober = NULL;
+        }
+    }
+}
+
+/* With the lock, which is given up meanwhile. */
+static void probe(ldr_lanes_t *l, ldr_lane_t *lane)
+{
+    ldr_turn_t turn = {0};
+    uint64_t deadline_ns = ldr_now_ns(l->params.clock) + l->params.timeout_ns;
+
+    LDR_HELD(&l->lock);
+    l->prober = lane;
+    lane->busy = true;
+    lane->probe_ns = deadline_ns;
+    ldr_mutex_unlock(&l->lock);
+    ldr_fail_clear();
+    int error =
+        l->params.probe != NULL
+            ? l->params.probe(l->params.arg, l->params.backend, deadline_ns)
+            : l->params.backend->ops->health(l->params.backend, deadline_ns);
+    ldr_mutex_lock(&l->lock);
+    lane->probe_ns = 0;
+    come_back(lane);
+    bool counts = l->prober == lane;
+    if (counts) {
+        l->prober = NULL;
+    }
+    if (!l->abandoned && counts) {
+        l->probe_at_ns = ldr_now_ns(l->params.clock) + l->params.retry_ns;
+        lane->finishing = true;
+        if (error != 0 && l->state == LDR_OBJECTS_OFF) {
+            ldr_breaker_reason(l, error, ldr_fail_text());
+            turn.changed = !l->looked; /* the reason is known now */
+            turn.state = LDR_OBJECTS_OFF;
+            memcpy(turn.reason, l->reason, sizeof(turn.reason));
+        } else if (error != 0) {
+            ldr_breaker_heed(l, false, error, ldr_fail_text(), &turn);
+        } else if (l->state == LDR_OBJECTS_OFF) {
+            ldr_breaker_set(l, LDR_OBJECTS_ON, &turn);
+        }
+        l->looked = true;
+        ldr_mutex_unlock(&l->lock);
+        ldr_breaker_told(l, &turn);
+        ldr_mutex_lock(&l->lock);
+        lane->finishing = false;
+    }
+    lane->busy = false;
+    pthread_cond_broadcast(&l->ended);
+    pthread_cond_signal(&l->work); /* who watches for the next probe? */
+}
+
+static void finish(ldr_lanes_t *l, const ldr_job_t *job, uint64_t took_ns,
+                   ldr_turn_t *turn)
+{
+    bool writing = job->kind == LDR_JOB_WRITE;
+    bool wrote = writing || job->wrote;
+
+    LDR_HELD(&l->lock);
+    l->stats.failed[job->kind] += job->error != 0;
+    if (job->trial) {
+        l->trying = false;
+        l->trial_at_ns = ldr_now_ns(l->params.clock) + l->params.retry_ns;
+    }
+    ldr_breaker_heed(l, wrote, job->error, ldr_fail_text(), turn);
+    if (job->kind == LDR_JOB_READ && job->error == 0) {
+        ldr_breaker_speed(l, job, took_ns, turn);
+    }
+    if (writing && job->error == 0 && l->state == LDR_OBJECTS_READONLY) {
+        ldr_breaker_set(l, LDR_OBJECTS_ON, turn);
+    }
+}
+
+/* With the lock, which is given up meanwhile. */
+static void run(ldr_lanes_t *l, ldr_lane_t *lane, ldr_job_t *job)
+{
+    ldr_turn_t turn = {0};
+    bool low = job->kind != LDR_JOB_READ;
+    uint64_t began_ns = ldr_now_ns(l->params.clock);
+
+    LDR_HELD(&l->lock);
+    LDR_ASSERT(!lane->busy && lane->job == NULL && job->taken);
+    lane->job = job;
+    lane->busy = true;
+    ldr_mutex_unlock(&l->lock);
+    ldr_fail_clear();
+    int error = job->work(job, l->params.backend);
+    ldr_mutex_lock(&l->lock);
+    LDR_ASSERT(lane->job == job && job->taken);
+    LDR_ASSERT(l->low >= low);
+    lane->job = NULL;
+    come_back(lane);
+    l->low -= low;
+    if (!l->abandoned) {
+        lane->finishing = true;
+        job->taken = false;
+        job->error = error;
+        finish(l, job, ldr_now_ns(l->params.clock) - began_ns, &turn);
+        ldr_mutex_unlock(&l->lock);
+        ldr_breaker_told(l, &turn);
+        job->done(job);
+        ldr_mutex_lock(&l->lock);
+        lane->finishing = false;
+    }
+    lane->busy = false;
+    pthread_cond_broadcast(&l->ended);
+    if (low) { /* others were kept from such jobs */
+        pthread_cond_signal(&l->work);
+    }
+}
+
+/* One thing; false: there is none. */
+static bool turn_once(ldr_lanes_t *l, ldr_lane_t *lane)
+{
+    LDR_HELD(&l->lock);
+    if (probe_due(l)) {
+        probe(l, lane);
+        return true;
+    }
+    ldr_job_t *job = take(l);
+    if (job == NULL) {
+        return false;
+    }
+    run(l, lane, job);
+    return true;
+}
+
+static void destroy(ldr_lanes_t *l)
+{
+    l->params.backend->ops->destroy(l->params.backend);
+    pthread_cond_destroy(&l->work);
+    pthread_cond_destroy(&l->ended);
+    pthread_mutex_destroy(&l->lock);
+    pthread_mutex_destroy(&l->telling);
+    ldr_free(l);
+}
+
+static void *lane_main(void *arg)
+{
+    ldr_lane_t *lane = arg;
+    ldr_lanes_t *l = lane->lanes;
+
+    ldr_mutex_lock(&l->lock);
+    while (!l->closing) {
+        if (!turn_once(l, lane)) {
+            uint64_t now_ns = ldr_now_ns(l->params.clock);
+
+            /* Whoever probes may hang, and somebody must be awake then. */
+            ldr_cond_wait_until(&l->work, &l->lock,
+                                l->prober != NULL ? now_ns + l->params.retry_ns
+                                                  : l->probe_at_ns);
+        }
+    }
+    LDR_ASSERT(l->alive > 0);
+    l->alive--;
+    bool last = l->abandoned && l->alive == 0;
+    ldr_mutex_unlock(&l->lock);
+    if (last) {
+        destroy(l);
+    }
+    return NULL;
+}
+
+bool ldr_lanes_step(ldr_lanes_t *l)
+{
+    bool some = ldr_lanes_look(l);
+
+    ldr_mutex_lock(&l->lock);
+    some = turn_once(l, &l->lane[0]) || some;
+    ldr_mutex_unlock(&l->lock);
+    return some;
+}
+
+/* ---- what others call ---- */
+
+/* 0, or why the job is not taken. */
+static int refuse(ldr_lanes_t *l, ldr_job_t *job)
+{
+    LDR_HELD(&l->lock);
+    if (l->closing || l->state == LDR_OBJECTS_OFF) {
+        return -ESHUTDOWN;
+    }
+    if (l->queues[job->kind].count >= l->params.queue) {
+        return -EBUSY;
+    }
+    if (job->kind == LDR_JOB_WRITE && l->state == LDR_OBJECTS_READONLY) {
+        if (l->trying || ldr_now_ns(l->params.clock) < l->trial_at_ns) {
+            return -EROFS;
+        }
+        l->trying = true;
+        job->trial = true;
+    }
+    return 0;
+}
+
+bool ldr_lanes_add(ldr_lanes_t *l, ldr_job_t *job)
+{
+    LDR_ASSERT(job->kind < LDR_JOB_KINDS && job->work != NULL);
+    ldr_mutex_lock(&l->lock);
+    if (!LDR_HOLDS(!job->taken)) { /* it is in a queue, or with a lane */
+        ldr_mutex_unlock(&l->lock);
+        return false;
+    }
+    LDR_DEBUG_ASSERT(ldr_lanes_check(l));
+    job->trial = false;
+    job->wrote = false;
+    job->error = refuse(l, job);
+    bool taken = job->error == 0;
+    if (taken) {
+        job->taken = true;
+        ldr_job_push(&l->queues[job->kind], job);
+        pthread_cond_signal(&l->work);
+    } else {
+        l->stats.refused++;
+    }
+    ldr_mutex_unlock(&l->lock);
+    return taken;
+}
+
+bool ldr_lanes_writable(ldr_lanes_t *l)
+{
+    ldr_mutex_lock(&l->lock);
+    bool yes = l->state == LDR_OBJECTS_ON ||
+               (l->state == LDR_OBJECTS_READONLY && !l->trying &&
+                ldr_now_ns(l->params.clock) >= l->trial_at_ns);
+    ldr_mutex_unlock(&l->lock);
+    return yes;
+}
+
+int ldr_lanes_error(ldr_lanes_t *l)
+{
+    ldr_mutex_lock(&l->lock);
+    int error = l->error;
+    ldr_mutex_unlock(&l->lock);
+    return error;
+}
+
+ldr_objects_state_t ldr_lanes_state(ldr_lanes_t *l, char *reason,
+                                    size_t reason_size)
+{
+    ldr_mutex_lock(&l->lock);
+    ldr_objects_state_t state = l->state;
+    if (reason_size > 0) {
+        snprintf(reason, reason_size, "%s", l->reason);
+    }
+    ldr_mutex_unlock(&l->lock);
+    return state;
+}
+
+void ldr_lanes_stats(ldr_lanes_t *l, ldr_lanes_stats_t *out)
+{
+    ldr_mutex_lock(&l->lock);
+    *out = l->stats;
+    for (unsigned k = 0; k < LDR_JOB_KINDS; k++) {
+        out->waiting[k] = l->queues[k].count;
+    }
+    ldr_mutex_unlock(&l->lock);
+}
+
+/* ---- what must hold ---- */
+
+bool ldr_lanes_check(const ldr_lanes_t *l)
+{
+    unsigned low = 0, stuck = 0;
+
+    LDR_HELD(&l->lock);
+    for (unsigned k = 0; k < LDR_JOB_KINDS; k++) {
+        const ldr_job_queue_t *q = &l->queues[k];
+        const ldr_job_t *last = NULL;
+        unsigned count = 0;
+
+        for (const ldr_job_t *j = q->first; j != NULL; j = j->next) {
+            if (j->kind != k || !j->taken || count++ == q->count) {
+                return false;
+            }
+            last = j;
+        }
+        if (count != q->count || last != q->last || count > l->params.queue) {
+            return false;
+        }
+    }
+    for (unsigned i = 0; i < l->count; i++) {
+        const ldr_lane_t *lane = &l->lane[i];
+
+        low += lane->job != NULL && lane->job->kind != LDR_JOB_READ;
+        stuck += lane->stuck;
+        if ((lane->job != NULL || lane->probe_ns != 0) && !lane->busy) {
+            return false;
+        }
+    }
+    return low == l->low && stuck == l->stats.stuck &&
+           (l->prober == NULL || l->prober->busy) && ldr_breaker_check(l);
+}
+
+/* ---- life ---- */
+
+static bool start(ldr_lanes_t *l)
+{
+    for (unsigned i = 0; i < l->count; i++) {
+        ldr_lane_t *lane = &l->lane[i];
+
+        lane->lanes = l;
+        if (l->params.manual) {
+            continue;
+        }
+        ldr_mutex_lock(&l->lock);
+        lane->up =
+            ldr_thread_start(&lane->thread, "larder-lane", lane_main, lane);
+        l->alive += lane->up;
+        ldr_mutex_unlock(&l->lock);
+        if (!lane->up) {
+            return false;
+        }
+    }
+    return true;
+}
+
+larder_status_t ldr_lanes_open(const ldr_lanes_params_t *params,
+                               ldr_lanes_t **lanes_p)
+{
+    unsigned lanes = (unsigned)ldr_min64(
+        ldr_max64(params->manual ? 1 : params->lanes, 1), LANES_MAX);
+    unsigned count = lanes;
+    ldr_lanes_t *l = ldr_alloc(sizeof(*l) + count * sizeof(l->lane[0]));
+
+    if (l == NULL) {
+        params->backend->ops->destroy(params->backend);
+        return ldr_fail(LARDER_E_NO_MEMORY, "no memory for the shared tier");
+    }
+    l->params = *params;
+    l->params.lanes = lanes;
+    l->count = count;
+    if (l->params.timeout_ns == 0) {
+        l->params.timeout_ns = 5000000000u;
+    }
+    ldr_breaker_reason(l, -ENOTCONN, "not looked at yet");
+    ldr_mutex_init(&l->lock);
+    ldr_mutex_init(&l->telling);
+    ldr_cond_init(&l->work);
+    ldr_cond_init(&l->ended);
+    if (!start(l)) {
+        ldr_lanes_close(l, UINT64_MAX);
+        return ldr_fail(LARDER_E_NO_MEMORY,
+                        "no more threads for the shared tier");
+    }
+    *lanes_p = l;
+    return LARDER_OK;
+}
+
+/* Whether some lane is busy, but for those that hang where that is allowed. */
+static bool is_busy(const ldr_lanes_t *l, bool hanging_too)
+{
+    LDR_HELD(&l->lock);
+    for (unsigned i = 0; i < l->count; i++) {
+        const ldr_lane_t *lane = &l->lane[i];
+
+        if (lane->finishing || (hanging_too && lane->busy)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool ldr_lanes_close(ldr_lanes_t *l, uint64_t deadline_ns)
+{
+    bool join[LANES_MAX];
+    unsigned count = l->count, left = 0;
+
+    LDR_ASSERT(count <= LANES_MAX);
+    ldr_mutex_lock(&l->lock);
+    l->closing = true;
+    ldr_job_t *waiting = ldr_lanes_take_waiting(l, 0);
+    pthread_cond_broadcast(&l->work);
+    ldr_mutex_unlock(&l->lock);
+    ldr_lanes_end_all(l, waiting, -ECANCELED);
+
+    ldr_mutex_lock(&l->lock);
+    bool in_time = true;
+    while (is_busy(l, in_time)) {
+        if (!in_time || deadline_ns == UINT64_MAX) {
+            pthread_cond_wait(&l->ended, &l->lock);
+        } else {
+            in_time = ldr_cond_wait_until(&l->ended, &l->lock, deadline_ns);
+        }
+    }
+    for (unsigned i = 0; i < count; i++) {
+        join[i] = l->lane[i].up && !l->lane[i].busy;
+        left += l->lane[i].up && l->lane[i].busy;
+        if (l->lane[i].up && l->lane[i].busy) {
+            pthread_detach(l->lane[i].thread);
+        }
+    }
+    l->abandoned = left > 0;
+    pthread_t threads[LANES_MAX];
+    for (unsigned i = 0; i < count; i++) {
+        threads[i] = l->lane[i].thread;
+    }
+    ldr_log_t log = l->params.log;
+    ldr_mutex_unlock(&l->lock);
+    /* From here on the last one that is left behind may free the lanes. */
+    for (unsigned i = 0; i < count; i++) {
+        if (join[i]) {
+            pthread_join(threads[i], NULL);
+        }
+    }
+    if (left > 0) {
+        ldr_warn(&log,
+                 "shared tier: closed with %u calls that do not come back; "
+                 "their threads and memory stay",
+                 left);
+        return false;
+    }
+    destroy(l);
+    return true;
+}

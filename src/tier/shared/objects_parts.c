@@ -1,0 +1,447 @@
+/* Tenants and spaces, their chores, finding, figures. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "tier/shared/objects_int.h"
+#include "store/index.h"
+
+#define MS 1000000u
+#define PARTS_MAX 1000u
+
+/* ---- chores ---- */
+
+static int (*const works[LDR_CHORES])(ldr_part_t *p, ldr_job_t *job,
+                                      ldr_backend_t *b) = {
+    [LDR_CHORE_CHECK] = ldr_check_work,
+    [LDR_CHORE_RESET] = ldr_reset_work,
+    [LDR_CHORE_FOLLOW] = ldr_follow_work,
+    [LDR_CHORE_PUBLISH] = ldr_publish_work,
+    [LDR_CHORE_CLEAN] = ldr_clean_work,
+};
+
+static int chore_work(ldr_job_t *job, ldr_backend_t *b)
+{
+    ldr_chore_t *c = job->arg;
+
+    return works[c - c->part->chores](c->part, job, b);
+}
+
+static void chore_done(ldr_job_t *job)
+{
+    ldr_chore_t *c = job->arg;
+    ldr_part_t *p = c->part;
+    ldr_objects_t *t = p->tier;
+
+    ldr_mutex_lock(&t->lock);
+    LDR_ASSERT(c->busy);
+    c->busy = false;
+    if (job->error != 0) {
+        c->at_ns = ldr_now_ns(t->params.clock) +
+                   ldr_min64(t->retry_ns, (uint64_t)1000 * MS);
+    }
+    if (c == &p->chores[LDR_CHORE_FOLLOW]) {
+        ldr_follow_ended(p, job->error);
+    }
+    pthread_cond_broadcast(&t->changed);
+    ldr_objects_wake(t);
+    ldr_mutex_unlock(&t->lock);
+}
+
+/* ---- tenants and spaces ---- */
+
+void ldr_part_destroy(ldr_part_t *p)
+{
+    ldr_map_destroy(p->map);
+    ldr_free(p->spaces);
+    ldr_ids_clear(&p->gone);
+    ldr_ids_clear(&p->gone_old);
+    ldr_ids_clear(&p->early);
+    ldr_free(p->known);
+    ldr_free(p->todo);
+    ldr_free(p->uses);
+    ldr_manifest_clear(&p->pending);
+    ldr_manifest_clear(&p->sending);
+    ldr_free(p->cleaner.marks);
+    ldr_idle_end(p);
+    ldr_free(p->cleaner.care.tenants);
+    ldr_ids_clear(&p->cleaner.bad);
+    explicit_bzero(&p->seal, sizeof(p->seal));
+    explicit_bzero(&p->next, sizeof(p->next));
+    ldr_free(p);
+}
+
+ldr_part_t *ldr_objects_part(ldr_objects_t *t, uint32_t tenant)
+{
+    LDR_HELD(&t->lock);
+    return tenant < t->part_count ? t->parts[tenant] : NULL;
+}
+
+static ldr_part_t *part_create(ldr_objects_t *t, const uint8_t id[LDR_ID_BYTES],
+                               const char *name, const ldr_seal_t *seal)
+{
+    ldr_part_t *p = ldr_alloc(sizeof(*p));
+
+    if (p == NULL) {
+        return NULL;
+    }
+    p->map = ldr_map_create(t->params.seed != 0 ? ldr_rand_next(&t->rand)
+                                                : ldr_rand_entropy());
+    if (p->map == NULL) {
+        ldr_free(p);
+        return NULL;
+    }
+    ldr_map_guard(p->map, &t->lock);
+    p->tier = t;
+    memcpy(p->id, id, LDR_ID_BYTES);
+    ldr_hex(id, LDR_ID_BYTES, p->hex);
+    snprintf(p->name, sizeof(p->name), "%s", name);
+    snprintf(p->reason, sizeof(p->reason),
+             "tenant %s: its part was not looked at yet", name);
+    p->seal = p->next = *seal;
+    p->cleaner.care.at_ns = UINT64_MAX;
+    for (unsigned k = 0; k < LDR_CHORES; k++) {
+        p->chores[k].part = p;
+        p->chores[k].job = (ldr_job_t){
+            .kind = LDR_JOB_CHORE,
+            .work = chore_work,
+            .done = chore_done,
+            .arg = &p->chores[k],
+        };
+    }
+    return p;
+}
+
+static bool is_sealed_by(const ldr_seal_t *a, const ldr_seal_t *b)
+{
+    return a->encrypts == b->encrypts &&
+           CRYPTO_memcmp(a->mac, b->mac, sizeof(a->mac)) == 0 &&
+           (!a->encrypts ||
+            CRYPTO_memcmp(a->cipher, b->cipher, sizeof(a->cipher)) == 0);
+}
+
+/* The part of a tenant that is known, for whoever comes with this seal. False:
+ * it is in use under another one. */
+static bool part_again(ldr_part_t *p, const ldr_seal_t *seal, bool claims,
+                       bool *resealed_p)
+{
+    bool same = is_sealed_by(&p->next, seal);
+
+    LDR_HELD(&p->tier->lock);
+    if (!same && (p->checked || (p->claims && !p->refused && !p->garbled))) {
+        return false;
+    }
+    if (!same) {
+        /* Nothing was done with the other one, and nobody uses it. */
+        p->next = *seal;
+        p->reseal = *resealed_p = true;
+        p->claims = false;
+    }
+    if (p->refused || !same || (claims && p->vacant)) { /* look at once */
+        p->refused = p->vacant = false;
+        p->chores[LDR_CHORE_CHECK].at_ns = 0;
+        ldr_objects_wake(p->tier);
+    }
+    p->claims = p->claims || claims;
+    return true;
+}
+
+larder_status_t ldr_objects_enter(ldr_objects_t *t,
+                                  const uint8_t id[LDR_ID_BYTES],
+                                  const char *name, const ldr_seal_t *seal,
+                                  bool claims, uint32_t *tenant_p,
+                                  bool *resealed_p)
+{
+    void *parts = t->parts;
+    size_t i = 0;
+    bool ok = true;
+
+    *tenant_p = LDR_NIL;
+    *resealed_p = false;
+    ldr_mutex_lock(&t->lock);
+    while (i < t->part_count &&
+           memcmp(t->parts[i]->id, id, LDR_ID_BYTES) != 0) {
+        i++;
+    }
+    if (i < t->part_count) {
+        ok = part_again(t->parts[i], seal, claims, resealed_p);
+        *tenant_p = ok ? (uint32_t)i : LDR_NIL;
+    } else if (t->part_count < PARTS_MAX &&
+               ldr_grow(&parts, &t->part_room, t->part_count + 1,
+                        sizeof(t->parts[0]))) {
+        t->parts = parts;
+        ldr_part_t *p = part_create(t, id, name, seal);
+        t->parts[t->part_count] = p;
+        ldr_sizes_forget(t);
+        if (p != NULL) {
+            p->claims = claims;
+            *tenant_p = (uint32_t)t->part_count++;
+        }
+    }
+    ldr_mutex_unlock(&t->lock);
+    if (!ok) {
+        return ldr_fail(LARDER_E_SECRET,
+                        "tenant %s, shared tier %s: it is in use here under "
+                        "the secret or key that the tenant had before: restart "
+                        "the node",
+                        name, t->kind);
+    }
+    return *tenant_p != LDR_NIL
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_NO_MEMORY,
+                          "tenant %s: no memory for its part of the shared "
+                          "tier",
+                          name);
+}
+
+void ldr_objects_claim(ldr_objects_t *t, uint32_t tenant)
+{
+    ldr_mutex_lock(&t->lock);
+    ldr_part_t *p = ldr_objects_part(t, tenant);
+    if (p != NULL) {
+        bool resealed;
+
+        part_again(p, &p->next, true, &resealed);
+    }
+    ldr_mutex_unlock(&t->lock);
+}
+
+static bool is_looked_at(const void *arg)
+{
+    const ldr_part_t *p = arg;
+    const ldr_objects_t *t = p->tier;
+
+    /* One that is off is not waited for, once that is known. */
+    return p->ready || p->refused || p->garbled || p->vacant ||
+           (t->looked && t->state == LDR_OBJECTS_OFF);
+}
+
+larder_status_t ldr_objects_await(ldr_objects_t *t, uint32_t tenant,
+                                  uint64_t deadline_ns)
+{
+    ldr_mutex_lock(&t->lock);
+    ldr_part_t *p = t->parts[tenant];
+    ldr_objects_wait(t, is_looked_at, p, deadline_ns);
+    char reason[sizeof(p->reason)];
+    bool refused = p->refused;
+    memcpy(reason, p->reason, sizeof(reason));
+    ldr_mutex_unlock(&t->lock);
+    return refused ? ldr_fail(LARDER_E_SECRET, "%s", reason) : LARDER_OK;
+}
+
+larder_status_t ldr_objects_tenant(ldr_objects_t *t,
+                                   const uint8_t id[LDR_ID_BYTES],
+                                   const char *name, const ldr_seal_t *seal,
+                                   uint64_t deadline_ns, uint32_t *tenant_p)
+{
+    bool resealed;
+    larder_status_t st =
+        ldr_objects_enter(t, id, name, seal, true, tenant_p, &resealed);
+
+    return st == LARDER_OK ? ldr_objects_await(t, *tenant_p, deadline_ns) : st;
+}
+
+bool ldr_objects_refused(ldr_objects_t *t, uint32_t tenant)
+{
+    ldr_mutex_lock(&t->lock);
+    const ldr_part_t *p = ldr_objects_part(t, tenant);
+    bool refused = p != NULL && p->refused;
+    ldr_mutex_unlock(&t->lock);
+    return refused;
+}
+
+ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
+                                 uint32_t *number_p)
+{
+    uint32_t number = ldr_map_space(p->map, id);
+    void *spaces = p->spaces;
+
+    LDR_HELD(&p->tier->lock);
+    if (number == LDR_NIL ||
+        !ldr_grow(&spaces, &p->space_room, number + 1u, sizeof(p->spaces[0]))) {
+        return NULL;
+    }
+    p->spaces = spaces;
+    if (number >= p->space_count) {
+        p->space_count = number + 1u;
+    }
+    memcpy(p->spaces[number].id, id, LDR_ID_BYTES);
+    *number_p = number;
+    return &p->spaces[number];
+}
+
+uint32_t ldr_objects_space(ldr_objects_t *t, uint32_t tenant,
+                           const uint8_t id[LDR_ID_BYTES], uint32_t epoch)
+{
+    uint32_t number = LDR_NIL;
+
+    ldr_mutex_lock(&t->lock);
+    ldr_part_t *p = ldr_objects_part(t, tenant);
+    ldr_part_space_t *s = p != NULL ? ldr_part_space(p, id, &number) : NULL;
+    if (s != NULL) {
+        s->used = true;
+        s->told = epoch;
+        if (epoch > ldr_map_epoch(p->map, number)) {
+            ldr_map_set_epoch(p->map, number, epoch);
+            s->wanted = (uint32_t)ldr_max64(s->wanted, epoch);
+        } else if (epoch < ldr_map_epoch(p->map, number)) {
+            p->chores[LDR_CHORE_FOLLOW].at_ns = 0; /* it will tell */
+        }
+        ldr_objects_wake(t);
+    } else {
+        number = LDR_NIL;
+    }
+    ldr_mutex_unlock(&t->lock);
+    return number;
+}
+
+uint32_t ldr_objects_epoch(ldr_objects_t *t, uint32_t tenant, uint32_t space)
+{
+    uint32_t epoch = 0;
+
+    ldr_mutex_lock(&t->lock);
+    ldr_part_t *p = ldr_objects_part(t, tenant);
+    if (p != NULL && space < p->space_count) {
+        epoch = ldr_map_epoch(p->map, space);
+    }
+    ldr_mutex_unlock(&t->lock);
+    return epoch;
+}
+
+/* ---- finding ---- */
+
+static bool find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
+                 const larder_key_t *key, uint32_t group, uint32_t shard,
+                 bool *usable_p, ldr_place_t *place)
+{
+    ldr_part_t *p = ldr_objects_part(t, tenant);
+
+    LDR_HELD(&t->lock);
+    *usable_p = t->state != LDR_OBJECTS_OFF && p != NULL && p->ready &&
+                space < p->space_count && !p->spaces[space].resetting &&
+                ldr_map_epoch(p->map, space) >= p->spaces[space].lost &&
+                group <= UINT8_MAX && shard <= UINT8_MAX;
+    return *usable_p && ldr_map_find(p->map, space, key->hash, (uint8_t)group,
+                                     (uint8_t)shard, place);
+}
+
+bool ldr_objects_find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
+                      uint32_t epoch, const larder_key_t *key, uint32_t group,
+                      uint32_t shard, ldr_place_t *place)
+{
+    bool usable;
+
+    ldr_mutex_lock(&t->lock);
+    bool found = find(t, tenant, space, key, group, shard, &usable, place) &&
+                 ldr_map_epoch(t->parts[tenant]->map, space) == epoch;
+    ldr_mutex_unlock(&t->lock);
+    return found;
+}
+
+void ldr_objects_used(ldr_objects_t *t, uint32_t tenant, uint32_t space,
+                      const larder_key_t *key, uint32_t group, uint32_t shard,
+                      uint32_t used_s)
+{
+    ldr_place_t place;
+    bool usable;
+
+    ldr_mutex_lock(&t->lock);
+    if (find(t, tenant, space, key, group, shard, &usable, &place)) {
+        ldr_part_used(ldr_objects_part(t, tenant), place.id, used_s);
+    }
+    ldr_mutex_unlock(&t->lock);
+}
+
+void ldr_objects_soon(ldr_objects_t *t, uint32_t tenant, uint32_t space,
+                      const larder_key_t *keys, size_t count, uint32_t group,
+                      uint32_t shards)
+{
+    if (group > UINT8_MAX || shards > UINT8_MAX) {
+        return;
+    }
+    ldr_mutex_lock(&t->lock);
+    const ldr_part_t *p = ldr_objects_part(t, tenant);
+    if (p != NULL && p->ready && space < p->space_count) {
+        for (size_t i = 0; i < count; i++) {
+            for (uint32_t k = 0; k < shards; k++) {
+                ldr_map_prefetch(p->map, space, keys[i].hash, (uint8_t)group,
+                                 (uint8_t)k);
+            }
+        }
+    }
+    ldr_mutex_unlock(&t->lock);
+}
+
+bool ldr_objects_wants(ldr_objects_t *t, uint32_t tenant, uint32_t space,
+                       const larder_key_t *key, uint32_t group, uint32_t shard)
+{
+    ldr_place_t place;
+    bool usable;
+
+    ldr_mutex_lock(&t->lock);
+    bool found = find(t, tenant, space, key, group, shard, &usable, &place);
+    ldr_mutex_unlock(&t->lock);
+    return usable && !found && ldr_lanes_writable(t->lanes);
+}
+
+bool ldr_objects_takes(ldr_objects_t *t, uint32_t tenant)
+{
+    ldr_mutex_lock(&t->lock);
+    const ldr_part_t *p = ldr_objects_part(t, tenant);
+    bool ready = p != NULL && (p->ready || p->vacant);
+    ldr_mutex_unlock(&t->lock);
+    return ready && ldr_lanes_writable(t->lanes);
+}
+
+/* ---- figures ---- */
+
+static void part_stats(const ldr_part_t *p, uint64_t now_ns,
+                       ldr_objects_stats_t *out)
+{
+    ldr_map_stats_t m;
+
+    LDR_HELD(&p->tier->lock);
+    ldr_map_stats(p->map, &m);
+    out->objects += m.objects;
+    out->shards += m.shards;
+    out->bytes += m.blocks * LDR_BLOCK;
+    out->dead_bytes += m.dead_blocks * LDR_BLOCK;
+    out->map_bytes += m.bytes;
+    out->unpublished += p->pending_objects + p->sending_objects;
+    out->cleaner = out->cleaner || p->cleaner.lease == LDR_LEASE_HELD;
+    if (p->followed_ns != 0) {
+        out->followed_ms =
+            ldr_max64(out->followed_ms, (now_ns - p->followed_ns) / MS);
+    }
+    if (!p->ready && out->reason[0] == '\0') {
+        memcpy(out->reason, p->reason, sizeof(out->reason));
+    }
+}
+
+void ldr_objects_stats(ldr_objects_t *t, ldr_objects_stats_t *out)
+{
+    ldr_objects_stats_t s;
+    char reason[sizeof(s.reason)];
+    ldr_lanes_stats_t lanes;
+    ldr_objects_state_t state =
+        ldr_lanes_state(t->lanes, reason, sizeof(reason));
+    uint64_t now_ns = ldr_now_ns(t->params.clock);
+
+    ldr_lanes_stats(t->lanes, &lanes);
+    ldr_mutex_lock(&t->lock);
+    s = t->n;
+    s.state = state;
+    s.lanes = lanes;
+    memcpy(s.reason, reason, sizeof(reason));
+    memcpy(s.kind, t->kind, sizeof(s.kind));
+    for (size_t i = 0; i < t->part_count; i++) {
+        part_stats(t->parts[i], now_ns, &s);
+    }
+    ldr_mutex_unlock(&t->lock);
+    *out = s;
+}

@@ -1,0 +1,738 @@
+#include "sim/simnet.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+
+#define THREADS_MAX 512u
+#define STREAMS_MAX 4096u
+#define READ_NS 50u
+#define BACKLOG 64u
+#define PIECE 4096u /* a kernel takes no less than that if it has room */
+
+typedef struct thread {
+    sim_net_t *net;
+    pthread_t id;
+    pthread_cond_t go;
+    void *(*run)(void *);
+    void *arg;
+    bool ready, done;
+    const void *channel; /* what wakes it */
+    uint64_t until_ns, stopped_ns;
+} thread_t;
+
+/* Bytes on their way, of one direction. */
+typedef struct flight {
+    struct flight *next;
+    uint64_t at_ns; /* when they arrive */
+    size_t used, bytes;
+    uint8_t data[];
+} flight_t;
+
+typedef struct pipe_one {
+    flight_t *head, **end;
+    size_t bytes;     /* sent and not taken */
+    uint64_t last_ns; /* the last of them arrives */
+} pipe_one_t;
+
+typedef struct wire wire_t;
+
+typedef struct wire_end {
+    wire_t *wire;
+    bool server;
+} wire_end_t;
+
+struct wire {
+    sim_net_t *net;
+    wire_end_t client, server;
+    unsigned port;
+    pipe_one_t to_server, to_client;
+    bool broken, client_closed, server_closed;
+};
+
+struct sim_listener {
+    sim_net_t *net;
+    unsigned port;
+    bool closed;
+    wire_t *backlog[BACKLOG];
+    unsigned count;
+    sim_listener_t *next;
+};
+
+struct sim_net {
+    pthread_mutex_t lock;
+    uint64_t now_ns;
+    ldr_rand_t rand;
+    thread_t threads[THREADS_MAX];
+    unsigned thread_count;
+    thread_t *running;
+    ldr_clock_t clock;
+    ldr_threads_t ops;
+    ldr_transport_ops_t transport;
+    sim_path_t path;
+    sim_listener_t *listeners;
+    wire_t *wires[STREAMS_MAX];
+    unsigned wire_count;
+};
+
+static __thread thread_t *me;
+
+/* ---- threads ---- */
+
+static uint64_t due_ns(const thread_t *t)
+{
+    return t->ready ? t->stopped_ns : ldr_max64(t->until_ns, t->stopped_ns);
+}
+
+/* Lets another run, chosen by chance among those that can. With the lock. */
+static void pass_on(sim_net_t *net)
+{
+    thread_t *can[THREADS_MAX];
+    unsigned count = 0;
+    uint64_t next_ns = UINT64_MAX;
+
+    for (unsigned i = 0; i < net->thread_count; i++) {
+        if (!net->threads[i].done) {
+            next_ns = ldr_min64(next_ns, due_ns(&net->threads[i]));
+        }
+    }
+    if (next_ns == UINT64_MAX) {
+        fprintf(stderr, "simulation: all threads wait for ever\n");
+        abort();
+    }
+    net->now_ns = ldr_max64(net->now_ns, next_ns);
+    for (unsigned i = 0; i < net->thread_count; i++) {
+        thread_t *t = &net->threads[i];
+
+        if (!t->done && due_ns(t) <= net->now_ns) {
+            can[count++] = t;
+        }
+    }
+    net->running = can[ldr_rand_below(&net->rand, count)];
+    pthread_cond_signal(&net->running->go);
+}
+
+static void await_turn(thread_t *t)
+{
+    while (t->net->running != t) {
+        pthread_cond_wait(&t->go, &t->net->lock);
+    }
+    t->ready = true;
+    t->channel = NULL;
+    t->until_ns = UINT64_MAX;
+}
+
+/* Waits for the channel or the time. With the lock. */
+static void block(sim_net_t *net, const void *channel, uint64_t until_ns)
+{
+    me->channel = channel;
+    me->until_ns = until_ns;
+    me->ready = false;
+    pass_on(net);
+    await_turn(me);
+}
+
+static void wake(sim_net_t *net, const void *channel)
+{
+    for (unsigned i = 0; i < net->thread_count; i++) {
+        if (net->threads[i].channel == channel) {
+            net->threads[i].ready = true;
+        }
+    }
+}
+
+static void *thread_main(void *arg)
+{
+    thread_t *t = arg;
+
+    me = t;
+    pthread_mutex_lock(&t->net->lock);
+    await_turn(t);
+    pthread_mutex_unlock(&t->net->lock);
+    t->run(t->arg);
+    pthread_mutex_lock(&t->net->lock);
+    t->done = true;
+    wake(t->net, t);
+    pass_on(t->net);
+    pthread_mutex_unlock(&t->net->lock);
+    return NULL;
+}
+
+static thread_t *thread_new(sim_net_t *net)
+{
+    if (net->thread_count == THREADS_MAX) {
+        return NULL;
+    }
+    thread_t *t = &net->threads[net->thread_count++];
+    *t = (thread_t){.net = net, .ready = true, .until_ns = UINT64_MAX};
+    pthread_cond_init(&t->go, NULL);
+    return t;
+}
+
+static bool op_start(void *arg, pthread_t *thread, const char *name,
+                     void *(*run)(void *), void *run_arg)
+{
+    sim_net_t *net = arg;
+
+    (void)name;
+    pthread_mutex_lock(&net->lock);
+    thread_t *t = thread_new(net);
+    bool ok = t != NULL;
+    if (ok) {
+        t->run = run;
+        t->arg = run_arg;
+        ok = pthread_create(&t->id, NULL, thread_main, t) == 0;
+        *thread = t->id;
+    }
+    pthread_mutex_unlock(&net->lock);
+    return ok;
+}
+
+static void join(sim_net_t *net, thread_t *t)
+{
+    pthread_mutex_lock(&net->lock);
+    while (!t->done) {
+        block(net, t, UINT64_MAX);
+    }
+    pthread_mutex_unlock(&net->lock);
+    pthread_join(t->id, NULL);
+}
+
+static void op_join(void *arg, pthread_t id)
+{
+    sim_net_t *net = arg;
+
+    for (unsigned i = 1; i < net->thread_count; i++) {
+        if (pthread_equal(net->threads[i].id, id)) {
+            join(net, &net->threads[i]);
+        }
+    }
+}
+
+static void op_wait(void *arg, pthread_cond_t *cond, pthread_mutex_t *lock,
+                    uint64_t until_ns)
+{
+    sim_net_t *net = arg;
+
+    pthread_mutex_lock(&net->lock);
+    pthread_mutex_unlock(lock);
+    block(net, cond, until_ns);
+    pthread_mutex_unlock(&net->lock);
+    pthread_mutex_lock(lock);
+}
+
+static void op_wake(void *arg, pthread_cond_t *cond, bool all)
+{
+    sim_net_t *net = arg;
+
+    (void)all; /* who is woken for nothing looks and waits again */
+    pthread_mutex_lock(&net->lock);
+    wake(net, cond);
+    pthread_mutex_unlock(&net->lock);
+}
+
+static void op_sleep(void *arg, uint64_t ns)
+{
+    sim_net_t *net = arg;
+
+    pthread_mutex_lock(&net->lock);
+    block(net, NULL, net->now_ns + ns);
+    pthread_mutex_unlock(&net->lock);
+}
+
+static uint64_t op_now(void *arg)
+{
+    sim_net_t *net = arg;
+
+    pthread_mutex_lock(&net->lock);
+    if (me != NULL) { /* others look, and change nothing */
+        net->now_ns += READ_NS;
+    }
+    uint64_t now_ns = net->now_ns;
+    pthread_mutex_unlock(&net->lock);
+    return now_ns;
+}
+
+static uint64_t op_wall(void *arg)
+{
+    return op_now(arg) / 1000000000u;
+}
+
+unsigned sim_start(sim_net_t *net, void *(*run)(void *), void *arg)
+{
+    pthread_t id;
+    unsigned number = net->thread_count;
+
+    return op_start(net, &id, "", run, arg) ? number : 0;
+}
+
+void sim_join(sim_net_t *net, unsigned thread)
+{
+    join(net, &net->threads[thread]);
+}
+
+void sim_stop(sim_net_t *net, unsigned thread, uint64_t until_ns)
+{
+    net->threads[thread].stopped_ns = until_ns;
+}
+
+void sim_sleep(sim_net_t *net, uint64_t ns)
+{
+    op_sleep(net, ns);
+}
+
+uint64_t sim_now(sim_net_t *net)
+{
+    return net->now_ns;
+}
+
+/* ---- streams ---- */
+
+static wire_t *wire_of(const ldr_stream_t *s)
+{
+    return ((wire_end_t *)s->state)->wire;
+}
+
+static bool is_server(const ldr_stream_t *s)
+{
+    return ((wire_end_t *)s->state)->server;
+}
+
+static pipe_one_t *pipe_in(const ldr_stream_t *s)
+{
+    wire_t *w = wire_of(s);
+
+    return is_server(s) ? &w->to_server : &w->to_client;
+}
+
+static pipe_one_t *pipe_out(const ldr_stream_t *s)
+{
+    wire_t *w = wire_of(s);
+
+    return is_server(s) ? &w->to_client : &w->to_server;
+}
+
+static bool is_cut(const sim_net_t *net, bool to_server)
+{
+    return to_server ? net->path.cut_to_server : net->path.cut_to_client;
+}
+
+static bool peer_closed(const ldr_stream_t *s)
+{
+    const wire_t *w = wire_of(s);
+
+    return is_server(s) ? w->client_closed : w->server_closed;
+}
+
+/* When the next bytes can be read; UINT64_MAX: unknown. */
+static uint64_t readable_ns(const ldr_stream_t *s)
+{
+    const wire_t *w = wire_of(s);
+    const pipe_one_t *in = pipe_in(s);
+
+    if (w->broken) {
+        return 0;
+    }
+    if (is_cut(w->net, is_server(s))) {
+        return UINT64_MAX;
+    }
+    return in->head != NULL ? in->head->at_ns : peer_closed(s) ? 0 : UINT64_MAX;
+}
+
+static bool writable(const ldr_stream_t *s)
+{
+    const wire_t *w = wire_of(s);
+
+    return w->broken || peer_closed(s) ||
+           pipe_out(s)->bytes < w->net->path.window;
+}
+
+static ssize_t sim_read(ldr_stream_t *s, const struct iovec *iov,
+                        unsigned count)
+{
+    wire_t *w = wire_of(s);
+    sim_net_t *net = w->net;
+    pipe_one_t *in = pipe_in(s);
+    ssize_t got = 0;
+
+    s->wants_write = false;
+    pthread_mutex_lock(&net->lock);
+    if (w->broken) {
+        got = -ECONNRESET;
+    } else if (readable_ns(s) > net->now_ns) {
+        got = -EAGAIN;
+    } else if (in->head == NULL) {
+        got = -EPIPE;
+    }
+    for (unsigned i = 0; i < count && got >= 0; i++) {
+        size_t room = iov[i].iov_len, at = 0;
+
+        while (room > 0 && in->head != NULL && in->head->at_ns <= net->now_ns) {
+            flight_t *f = in->head;
+            size_t n = ldr_min64(room, f->bytes - f->used);
+
+            memcpy((uint8_t *)iov[i].iov_base + at, f->data + f->used, n);
+            f->used += n;
+            at += n;
+            room -= n;
+            in->bytes -= n;
+            got += (ssize_t)n;
+            if (f->used == f->bytes) {
+                in->head = f->next;
+                in->end = in->head == NULL ? &in->head : in->end;
+                free(f);
+                if (ldr_rand_below(&net->rand, 4) == 0) {
+                    room = 0; /* the rest comes with the next read */
+                    count = 0;
+                }
+            }
+        }
+    }
+    if (got > 0) {
+        wake(net, w);
+    }
+    pthread_mutex_unlock(&net->lock);
+    return got;
+}
+
+static void send_piece(sim_net_t *net, pipe_one_t *out, const uint8_t *data,
+                       size_t bytes)
+{
+    flight_t *f = malloc(sizeof(*f) + bytes);
+    uint64_t spread = net->path.delay_max_ns - net->path.delay_min_ns;
+
+    if (f == NULL) {
+        abort();
+    }
+    f->at_ns = net->now_ns + net->path.delay_min_ns +
+               (spread > 0 ? ldr_rand_below(&net->rand, spread) : 0);
+    f->at_ns = out->last_ns = ldr_max64(f->at_ns, out->last_ns);
+    f->next = NULL;
+    f->used = 0;
+    f->bytes = bytes;
+    memcpy(f->data, data, bytes);
+    *out->end = f;
+    out->end = &f->next;
+    out->bytes += bytes;
+}
+
+static ssize_t sim_write(ldr_stream_t *s, const struct iovec *iov,
+                         unsigned count)
+{
+    wire_t *w = wire_of(s);
+    sim_net_t *net = w->net;
+    pipe_one_t *out = pipe_out(s);
+    ssize_t sent = 0;
+
+    s->wants_write = true;
+    pthread_mutex_lock(&net->lock);
+    if (w->broken) {
+        sent = -ECONNRESET;
+    } else if (peer_closed(s) && !is_cut(net, !is_server(s))) {
+        sent = -EPIPE;
+    } else if (!writable(s)) {
+        sent = -EAGAIN;
+    }
+    for (unsigned i = 0; i < count && sent >= 0; i++) {
+        size_t n = ldr_min64(iov[i].iov_len, net->path.window - out->bytes);
+
+        if (n > PIECE && ldr_rand_below(&net->rand, 8) == 0) {
+            n = 1 + ldr_rand_below(&net->rand, n); /* a part of it */
+        }
+        if (n > 0) {
+            send_piece(net, out, iov[i].iov_base, n);
+            sent += (ssize_t)n;
+        }
+        if (n < iov[i].iov_len) {
+            break;
+        }
+    }
+    if (sent > 0) {
+        wake(net, w);
+    }
+    pthread_mutex_unlock(&net->lock);
+    return sent;
+}
+
+static int sim_poll(ldr_stream_t *s, short events, uint64_t until_ns)
+{
+    wire_t *w = wire_of(s);
+    sim_net_t *net = w->net;
+    int ready = 0;
+
+    pthread_mutex_lock(&net->lock);
+    for (;;) {
+        uint64_t next_ns = readable_ns(s);
+
+        ready |= next_ns <= net->now_ns ? POLLIN : 0;
+        ready |= writable(s) ? POLLOUT : 0;
+        ready &= events;
+        if (ready != 0 || until_ns <= net->now_ns) {
+            break;
+        }
+        next_ns = (events & POLLIN) != 0 ? next_ns : UINT64_MAX;
+        block(net, w, ldr_min64(until_ns, next_ns));
+    }
+    pthread_mutex_unlock(&net->lock);
+    return ready;
+}
+
+static void sim_close(ldr_stream_t *s)
+{
+    wire_t *w = wire_of(s);
+
+    if (s->fd < 0) {
+        return;
+    }
+    pthread_mutex_lock(&w->net->lock);
+    if (is_server(s)) {
+        w->server_closed = true;
+    } else {
+        w->client_closed = true;
+    }
+    s->fd = -1;
+    wake(w->net, w);
+    pthread_mutex_unlock(&w->net->lock);
+}
+
+static sim_listener_t *find_listener(sim_net_t *net, unsigned port)
+{
+    sim_listener_t *l = net->listeners;
+
+    while (l != NULL && (l->port != port || l->closed)) {
+        l = l->next;
+    }
+    return l;
+}
+
+static wire_t *wire_new(sim_net_t *net, unsigned port)
+{
+    wire_t *w = calloc(1, sizeof(*w));
+
+    if (w == NULL || net->wire_count == STREAMS_MAX) {
+        fprintf(stderr, "simulation: too many connections\n");
+        abort();
+    }
+    w->net = net;
+    w->port = port;
+    w->client = (wire_end_t){w, false};
+    w->server = (wire_end_t){w, true};
+    w->to_server.end = &w->to_server.head;
+    w->to_client.end = &w->to_client.head;
+    net->wires[net->wire_count++] = w;
+    return w;
+}
+
+/* A connection takes a round trip; a path that is cut takes for ever. */
+static int sim_connect(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
+                       ldr_stop_t *stop, ldr_stream_t *s)
+{
+    sim_net_t *net = ops->arg;
+    unsigned port = (unsigned)strtoul(to->address->port, NULL, 10);
+    int error = 0;
+
+    pthread_mutex_lock(&net->lock);
+    uint64_t there_ns = net->now_ns + 2 * net->path.delay_min_ns;
+    while (error == 0 && (net->now_ns < there_ns || net->path.cut_to_server ||
+                          net->path.cut_to_client)) {
+        uint64_t look_ns = net->now_ns + 10 * SIM_MS;
+
+        if (stop->canceled != NULL &&
+            __atomic_load_n(stop->canceled, __ATOMIC_RELAXED)) {
+            error = -ECANCELED;
+        } else if (net->now_ns >= stop->deadline_ns) {
+            error = -ETIMEDOUT;
+        } else {
+            look_ns = ldr_min64(look_ns, stop->deadline_ns);
+            block(net, &net->path,
+                  net->now_ns < there_ns ? ldr_min64(look_ns, there_ns)
+                                         : look_ns);
+        }
+    }
+    sim_listener_t *l = find_listener(net, port);
+    if (error == 0 && (l == NULL || l->count == BACKLOG)) {
+        error = -ECONNREFUSED;
+    }
+    if (error == 0) {
+        wire_t *w = wire_new(net, port);
+
+        l->backlog[l->count++] = w;
+        wake(net, l);
+        *s = (ldr_stream_t){
+            .ops = ops, .fd = (int)net->wire_count, .state = &w->client};
+    }
+    pthread_mutex_unlock(&net->lock);
+    if (error != 0) {
+        ldr_fail(LARDER_E_OFFLINE, "port %u: cannot connect: %s", port,
+                 strerror(-error));
+    }
+    return error;
+}
+
+/* ---- listeners ---- */
+
+sim_listener_t *sim_listen(sim_net_t *net, unsigned port)
+{
+    sim_listener_t *l = calloc(1, sizeof(*l));
+
+    if (l == NULL) {
+        abort();
+    }
+    pthread_mutex_lock(&net->lock);
+    l->net = net;
+    l->port = port;
+    l->next = net->listeners;
+    net->listeners = l;
+    pthread_mutex_unlock(&net->lock);
+    return l;
+}
+
+bool sim_accept(sim_listener_t *l, ldr_stream_t *s)
+{
+    sim_net_t *net = l->net;
+
+    pthread_mutex_lock(&net->lock);
+    while (l->count == 0 && !l->closed) {
+        block(net, l, UINT64_MAX);
+    }
+    bool any = !l->closed;
+    if (any) {
+        wire_t *w = l->backlog[0];
+
+        memmove(l->backlog, l->backlog + 1, --l->count * sizeof(w));
+        *s = (ldr_stream_t){.ops = &net->transport,
+                            .fd = (int)net->wire_count,
+                            .state = &w->server};
+    }
+    pthread_mutex_unlock(&net->lock);
+    return any;
+}
+
+static void break_wires(sim_net_t *net, unsigned port)
+{
+    for (unsigned i = 0; i < net->wire_count; i++) {
+        if (port == 0 || net->wires[i]->port == port) {
+            net->wires[i]->broken = true;
+            wake(net, net->wires[i]);
+        }
+    }
+}
+
+void sim_listener_close(sim_listener_t *l)
+{
+    pthread_mutex_lock(&l->net->lock);
+    l->closed = true;
+    l->count = 0;
+    break_wires(l->net, l->port);
+    wake(l->net, l);
+    pthread_mutex_unlock(&l->net->lock);
+}
+
+void sim_break_all(sim_net_t *net)
+{
+    pthread_mutex_lock(&net->lock);
+    break_wires(net, 0);
+    pthread_mutex_unlock(&net->lock);
+}
+
+sim_path_t *sim_path(sim_net_t *net)
+{
+    return &net->path;
+}
+
+void sim_path_changed(sim_net_t *net)
+{
+    pthread_mutex_lock(&net->lock);
+    wake(net, &net->path);
+    for (unsigned i = 0; i < net->wire_count; i++) {
+        wake(net, net->wires[i]);
+    }
+    pthread_mutex_unlock(&net->lock);
+}
+
+/* ---- life ---- */
+
+sim_net_t *sim_net_new(uint64_t seed)
+{
+    sim_net_t *net = calloc(1, sizeof(*net));
+
+    if (net == NULL) {
+        abort();
+    }
+    pthread_mutex_init(&net->lock, NULL);
+    net->now_ns = 1000 * SIM_MS;
+    ldr_rand_seed(&net->rand, seed);
+    net->clock = (ldr_clock_t){op_now, op_wall, net};
+    net->ops =
+        (ldr_threads_t){op_start, op_join, op_wait, op_wake, op_sleep, net};
+    net->transport = (ldr_transport_ops_t){
+        .name = "sim",
+        .connect = sim_connect,
+        .read = sim_read,
+        .write = sim_write,
+        .poll = sim_poll,
+        .close = sim_close,
+        .arg = net,
+    };
+    net->path = (sim_path_t){.delay_min_ns = 20000,
+                             .delay_max_ns = 200000,
+                             .window = (size_t)256 << 10};
+    me = net->running = thread_new(net);
+    return net;
+}
+
+static void pipe_free(pipe_one_t *p)
+{
+    while (p->head != NULL) {
+        flight_t *f = p->head;
+
+        p->head = f->next;
+        free(f);
+    }
+}
+
+void sim_net_free(sim_net_t *net)
+{
+    for (unsigned i = 0; i < net->wire_count; i++) {
+        pipe_free(&net->wires[i]->to_server);
+        pipe_free(&net->wires[i]->to_client);
+        free(net->wires[i]);
+    }
+    while (net->listeners != NULL) {
+        sim_listener_t *l = net->listeners;
+
+        net->listeners = l->next;
+        free(l);
+    }
+    for (unsigned i = 0; i < net->thread_count; i++) {
+        pthread_cond_destroy(&net->threads[i].go);
+    }
+    pthread_mutex_destroy(&net->lock);
+    me = NULL;
+    free(net);
+}
+
+const ldr_clock_t *sim_clock(sim_net_t *net)
+{
+    return &net->clock;
+}
+
+const ldr_threads_t *sim_threads(sim_net_t *net)
+{
+    return &net->ops;
+}
+
+const ldr_transport_ops_t *sim_transport(sim_net_t *net)
+{
+    return &net->transport;
+}
+
+ldr_rand_t *sim_rand(sim_net_t *net)
+{
+    return &net->rand;
+}
