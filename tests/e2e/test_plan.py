@@ -108,12 +108,12 @@ def test_known_figures(larder):
 
 
 def test_default_figures(larder):
-    """What the store's own policy has to reach on it, at least: those of the
-    study's prototype, and more than LRU where there is something to win."""
+    """What the store's own policy has to reach on it, at least: more than any
+    policy of the study, and more than LRU where there is something to win."""
     rows = larder.json("plan", known_trace(), "--policy", "lru,default")
     hits = {(row["policy"], row["capacity"]): row["hits"] for row in rows}
     assert set(hits) == {(p, c) for p in ("lru", "default") for c in SHARES}
-    for share, floor in ((0.05, .234), (0.10, .297)):
+    for share, floor in ((0.01, .108), (0.05, .230), (0.10, .294)):
         assert hits["default", share] / 288500 >= floor
     for share in SHARES[:-1]:
         assert hits["default", share] > hits["lru", share], share
