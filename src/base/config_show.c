@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include "base/config_int.h"
+#include "base/json.h"
 #include "base/log.h"
-#include "base/text.h"
 
 /* ---- what belongs together ---- */
 
@@ -229,81 +229,69 @@ bool ldr_config_socket(const ldr_config_t *c, char path[LDR_UNIX_PATH_MAX])
 
 /* ---- /config ---- */
 
-static void json_pair(ldr_text_t *out, const char *name, const char *value)
-{
-    ldr_text_add(out, "\"%s\":", name);
-    ldr_text_json(out, value);
-}
-
-static void json_option(ldr_text_t *out, const ldr_config_t *c, size_t i)
+static void json_option(ldr_json_t *j, const ldr_config_t *c, size_t i)
 {
     const ldr_option_info_t *info = &ldr_option_table[i];
     char value[LDR_OPTION_TEXT];
 
     ldr_option_get(&c->options, i, value, sizeof(value));
-    ldr_text_add(out, "{\"name\":\"%s\",", info->name);
-    json_pair(out, "value", value);
-    ldr_text_char(out, ',');
-    json_pair(out, "default", info->value);
-    ldr_text_char(out, ',');
-    json_pair(out, "source", c->source[i]);
-    ldr_text_add(out, ",\"reload\":%s,",
-                 (info->where & LDR_WHERE_RELOAD) != 0 ? "true" : "false");
-    json_pair(out, "text", info->text);
-    ldr_text_char(out, '}');
+    ldr_json_begin(j, NULL, '{');
+    ldr_json_text(j, "name", info->name);
+    ldr_json_text(j, "value", value);
+    ldr_json_text(j, "default", info->value);
+    ldr_json_text(j, "source", c->source[i]);
+    ldr_json_truth(j, "reload", (info->where & LDR_WHERE_RELOAD) != 0);
+    ldr_json_text(j, "text", info->text);
+    ldr_json_end(j, '}');
 }
 
-#define JSON_SIZE(out, value) ldr_text_u64(out, value)
-#define JSON_UINT(out, value) ldr_text_u64(out, value)
-#define JSON_TEXT(out, value) ldr_text_json(out, value)
+#define JSON_SIZE ldr_json_number
+#define JSON_UINT ldr_json_number
+#define JSON_TEXT ldr_json_text
 
-static void json_tenant(ldr_text_t *out, const ldr_tenant_config_t *t)
+static void json_tenant(ldr_json_t *j, const ldr_tenant_config_t *t)
 {
     ldr_tenant_config_t shown = *t;
 
     if (shown.secret_check[0] != '\0') { /* clients are told apart by it */
         snprintf(shown.secret_check, sizeof(shown.secret_check), "given");
     }
-    ldr_text_add(out, "{\"name\":\"%s\"", t->name);
-#define X(name, kind, min, max, text)                                          \
-    ldr_text_add(out, ",\"" #name "\":");                                      \
-    JSON_##kind(out, shown.name);
+    ldr_json_begin(j, NULL, '{');
+    ldr_json_text(j, "name", t->name);
+#define X(name, kind, min, max, text) JSON_##kind(j, #name, shown.name);
     LDR_TENANT_MAP(X)
 #undef X
-    ldr_text_char(out, '}');
+    ldr_json_end(j, '}');
 }
 
 size_t ldr_config_json(const ldr_config_t *c, char *text, size_t size)
 {
-    ldr_text_t out = ldr_text(text, size);
-    bool more = false;
+    ldr_json_t j = {.t = ldr_text(text, size)};
 
-    ldr_text_char(&out, '{');
-    json_pair(&out, "file", c->file);
-    ldr_text_char(&out, ',');
-    json_pair(&out, "restart", c->restart);
-    ldr_text_add(&out, ",\"dirs\":[");
+    ldr_json_begin(&j, NULL, '{');
+    ldr_json_text(&j, "file", c->file);
+    ldr_json_text(&j, "restart", c->restart);
+    ldr_json_begin(&j, "dirs", '[');
     for (unsigned i = 0; i < c->options.dir_count; i++) {
-        ldr_text_add(&out, "%s", i > 0 ? "," : "");
-        ldr_text_json(&out, c->options.dirs[i]);
+        ldr_json_text(&j, NULL, c->options.dirs[i]);
     }
-    ldr_text_add(&out, "],");
-    json_pair(&out, "dirs_source", c->dir_source);
-    ldr_text_add(&out, ",\"options\":[");
+    ldr_json_end(&j, ']');
+    ldr_json_text(&j, "dirs_source", c->dir_source);
+    ldr_json_begin(&j, "options", '[');
     for (size_t i = 0; i < ldr_option_count; i++) {
         if ((ldr_option_table[i].where & LDR_WHERE_SERVE) != 0) {
-            ldr_text_add(&out, "%s", more ? "," : "");
-            json_option(&out, c, i);
-            more = true;
+            json_option(&j, c, i);
         }
     }
-    ldr_text_add(&out, "],\"tenants\":[");
+    ldr_json_end(&j, ']');
+    ldr_json_begin(&j, "tenants", '[');
     for (unsigned i = 0; i < c->tenant_count; i++) {
-        ldr_text_add(&out, "%s", i > 0 ? "," : "");
-        json_tenant(&out, &c->tenants[i]);
+        json_tenant(&j, &c->tenants[i]);
     }
-    ldr_text_add(&out, "]}\n");
-    return out.length;
+    ldr_json_end(&j, ']');
+    ldr_json_end(&j, '}');
+    ldr_text_char(&j.t, '\n');
+    return j.t.length;
 }
 
 /* ---- --help ---- */

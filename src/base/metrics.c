@@ -5,11 +5,27 @@
 #define BUCKET_LAST 24u /* 2^24 us: 17 s; what takes longer is in +Inf */
 
 const ldr_metric_info_t ldr_metric_table[LDR_METRIC_COUNT] = {
-#define X(id, type, name, labels, help)                                        \
-    {LDR_METRIC_TYPE_##type, name, labels, help},
-    LDR_METRIC_MAP(X)
-#undef X
+#define S(...)
+#define M(name, type, labels, help)                                            \
+    {LDR_METRIC_TYPE_##type, PREFIX #name, labels, help},
+#define V(name, type, labels, key, field, help) M(name, type, labels, help)
+#define PREFIX "larder_"
+    LDR_EMBEDDED_FIGURES(M, V, S, S, S) LDR_DAEMON_FIGURES(M, V, S, S, S)
+#undef PREFIX
+#define PREFIX "process_"
+        LDR_PROCESS_FIGURES(M, V, S, S, S)
+#undef PREFIX
+#undef V
+#undef M
+#undef S
 };
+
+#define LDR_ROW ldr_disk_figures_t
+const ldr_row_t ldr_rows_disk[] = {LDR_ROWS(LDR_DISK_FIGURES)};
+#undef LDR_ROW
+#define LDR_ROW ldr_shared_figures_t
+const ldr_row_t ldr_rows_shared[] = {LDR_ROWS(LDR_SHARED_FIGURES)};
+#undef LDR_ROW
 
 const char *ldr_metric_type_text(ldr_metric_type_t type)
 {
@@ -95,16 +111,6 @@ void ldr_metric_put(ldr_exposition_t *e, ldr_metric_t id,
     ldr_metric_put_fixed(e, id, labels, value, 0);
 }
 
-void ldr_metric_put_signed(ldr_exposition_t *e, ldr_metric_t id,
-                           const char *const *labels, int64_t value)
-{
-    if (begin(e, id)) {
-        series(e, id, "", labels, 0);
-        ldr_text_i64(&e->text, value);
-        ldr_text_char(&e->text, '\n');
-    }
-}
-
 void ldr_metric_put_fixed(ldr_exposition_t *e, ldr_metric_t id,
                           const char *const *labels, uint64_t value,
                           unsigned decimals)
@@ -124,17 +130,13 @@ static void bucket(ldr_exposition_t *e, ldr_metric_t id,
     ldr_text_char(&e->text, '\n');
 }
 
-void ldr_metric_put_histogram(ldr_exposition_t *e, ldr_metric_t id,
-                              const char *const *labels,
-                              const ldr_histogram_t *h)
+static void put_histogram(ldr_exposition_t *e, ldr_metric_t id,
+                          const char *const *labels, const ldr_histogram_t *h)
 {
     ldr_histogram_t now;
     uint64_t count = 0;
     unsigned i = 0;
 
-    if (!begin(e, id)) {
-        return;
-    }
     ldr_histogram_read(h, &now);
     for (unsigned octave = 0; octave <= BUCKET_LAST; octave++) {
         uint64_t bound = (uint64_t)1000 << octave;
@@ -152,4 +154,84 @@ void ldr_metric_put_histogram(ldr_exposition_t *e, ldr_metric_t id,
     series(e, id, "_count", labels, 0);
     ldr_text_u64(&e->text, count);
     ldr_text_char(&e->text, '\n');
+}
+
+/* ---- rows ---- */
+
+/* A row's value, the i-th of an array; no histogram. */
+static void put_value(ldr_text_t *t, const ldr_row_t *row, const void *at,
+                      unsigned i, bool sign)
+{
+    const void *p = (const char *)at + row->offset + i * sizeof(uint64_t);
+    uint64_t value =
+        row->kind == LDR_KIND_U32
+            ? *(const uint32_t *)p
+            : __atomic_load_n((const uint64_t *)p, __ATOMIC_RELAXED);
+
+    if (row->kind == LDR_KIND_I64) {
+        ldr_text_i64(t, sign || (int64_t)value > 0 ? (int64_t)value : 0);
+    } else {
+        ldr_text_fixed(t, value,
+                       row->kind == LDR_KIND_MILLI   ? 3
+                       : row->kind == LDR_KIND_MICRO ? 6
+                                                     : 0);
+    }
+}
+
+static void put_row(ldr_exposition_t *e, ldr_metric_t id, const ldr_row_t *row,
+                    const ldr_subject_t *s)
+{
+    const void *p = (const char *)s->at + row->offset;
+    const char *labels[5] = {s->labels[0], s->labels[1]};
+    unsigned n = labels[0] == NULL ? 0 : labels[1] == NULL ? 1 : 2;
+
+    if (row->label[0] != '\0') {
+        labels[n++] = row->label;
+    }
+    if (row->kind == LDR_KIND_HISTOGRAM || row->kind == LDR_KIND_HISTOGRAM_AT) {
+        put_histogram(e, id, labels,
+                      row->kind == LDR_KIND_HISTOGRAM
+                          ? p
+                          : *(const ldr_histogram_t *const *)p);
+        return;
+    }
+    size_t count = row->names != NULL ? row->bytes / sizeof(uint64_t) : 1;
+    for (unsigned i = 0; i < count; i++) {
+        labels[n] = row->names != NULL ? row->names(i) : NULL;
+        if (row->names == NULL || labels[n] != NULL) {
+            series(e, id, "", labels, 0);
+            put_value(&e->text, row, s->at, i, true);
+            ldr_text_char(&e->text, '\n');
+        }
+    }
+}
+
+void ldr_figures_put(ldr_exposition_t *e, const ldr_row_t *rows,
+                     const ldr_subject_t *subjects, size_t count)
+{
+    while (rows->kind != LDR_KIND_END) {
+        ldr_metric_t id = rows->metric; /* rows begin with a metric */
+        const ldr_row_t *first = ++rows;
+
+        while (rows->kind > LDR_KIND_METRIC) {
+            rows++;
+        }
+        for (size_t i = 0; i < count && rows > first && begin(e, id); i++) {
+            for (const ldr_row_t *row = first; row < rows; row++) {
+                if (row->label != NULL) {
+                    put_row(e, id, row, &subjects[i]);
+                }
+            }
+        }
+    }
+}
+
+void ldr_figures_json(ldr_json_t *j, const ldr_row_t *rows, const void *at)
+{
+    for (; rows->kind != LDR_KIND_END; rows++) {
+        if (rows->kind != LDR_KIND_METRIC && rows->key[0] != '\0') {
+            ldr_json_key(j, rows->key);
+            put_value(&j->t, rows, at, 0, false);
+        }
+    }
 }

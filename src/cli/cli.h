@@ -37,7 +37,7 @@
     X(FORCE, "force", NULL,                                                    \
       "also where the format is unknown or nothing proves whose it is")        \
     X(SERVE, "serve", NULL, "only those of `larder serve`, and its tenants")   \
-    X(MARKDOWN, "markdown", NULL, "the tables of docs/options.md")             \
+    X(MARKDOWN, "markdown", NULL, "the tables of the manual")                  \
     X(CONFIG, "config", "FILE", "the configuration of `larder serve`")         \
     X(SHARED, "shared", "URL", "the shared tier; default: the configured one") \
     X(LOGIN, "login", "FILE",                                                  \

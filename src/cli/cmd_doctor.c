@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/config_int.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
@@ -117,20 +118,17 @@ bool ldr_doctor_choice(const char *path, char *text, size_t size)
 static void to_json(const char *check, const char *subject, const record_t *r,
                     char line[JSON_MAX])
 {
-    ldr_text_t out = ldr_text(line, JSON_MAX);
+    ldr_json_t j = {.t = ldr_text(line, JSON_MAX)};
 
-    ldr_text_add(&out, "{\"check\":\"%s\",\"verdict\":\"%s\",", check,
-                 verdict_names[r->verdict]);
+    ldr_json_begin(&j, NULL, '{');
+    ldr_json_text(&j, "check", check);
+    ldr_json_text(&j, "verdict", verdict_names[r->verdict]);
     if (subject != NULL) {
-        ldr_text_add(&out, "\"subject\":");
-        ldr_text_json(&out, subject);
-        ldr_text_char(&out, ',');
+        ldr_json_text(&j, "subject", subject);
     }
-    ldr_text_add(&out, "\"found\":");
-    ldr_text_json(&out, r->found);
-    ldr_text_add(&out, ",\"do\":");
-    ldr_text_json(&out, r->cure);
-    ldr_text_char(&out, '}');
+    ldr_json_text(&j, "found", r->found);
+    ldr_json_text(&j, "do", r->cure);
+    ldr_json_end(&j, '}');
 }
 
 /* What it measured of disks and memory is for `larder plan`. */

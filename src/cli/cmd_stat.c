@@ -2,180 +2,123 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/mem.h"
+#include "base/metrics.h"
 #include "cli/cli.h"
 #include "cli/top.h"
 
-#define ADMIN_ON "larder_admin_on"
+#define NAME(metric) ldr_metric_table[LDR_METRIC_##metric].name
+#define ADMIN_ON NAME(admin_on)
+#define JSON_BYTES ((size_t)1 << 18) /* more than there can be */
 
-typedef enum unit { COUNT, BYTES } unit_t;
+/* A field of one of the public structs. */
+typedef struct row {
+    const char *name, *text;
+    enum { COUNT, BYTES } unit;
+    size_t offset;
+} row_t;
 
-/* X(field, unit, text). First what a node has, then what it has done since it
- * was opened. */
-#define STATE_MAP(X)                                                           \
-    X(entries, COUNT, "chunks known")                                          \
-    X(entry_bytes, BYTES, "memory of the index")                               \
-    X(dram_bytes, BYTES, "dram tier")                                          \
-    X(dram_resident_bytes, BYTES, "  resident")                                \
-    X(dram_used_bytes, BYTES, "  used")                                        \
-    X(dram_leased_chunks, COUNT, "  chunks leased")                            \
-    X(pinned_bytes, BYTES, "pinned")                                           \
-    X(io_uring, COUNT, "io_uring in use")
+#define X(place, field, from, unit, text)                                      \
+    {#field, text, unit, offsetof(STATS, field)},
+#define STATS larder_stats_t
+static const row_t states[] = {LDR_STATE_STATS_MAP(X){0}};
+static const row_t events[] = {LDR_EVENT_STATS_MAP(X){0}};
+#undef STATS
+#define STATS larder_disk_stats_t
+static const row_t disk_rows[] = {LDR_DISK_STATS_MAP(X){0}};
+#undef STATS
+#define STATS larder_shared_stats_t
+static const row_t shared_rows[] = {LDR_SHARED_STATS_MAP(X){0}};
+#undef STATS
+#undef X
 
-#define EVENT_MAP(X)                                                           \
-    X(saves_stored, COUNT, "saves: stored")                                    \
-    X(saves_present, COUNT, "  already present")                               \
-    X(saves_mismatch, COUNT, "  present with other bytes")                     \
-    X(saves_full, COUNT, "  refused, everything leased")                       \
-    X(saves_canceled, COUNT, "  canceled")                                     \
-    X(saves_failed, COUNT, "  failed")                                         \
-    X(saves_stale, COUNT, "  of a space reset meanwhile")                      \
-    X(saves_dropped_evicted, COUNT, "  dropped, evicted too soon")             \
-    X(saves_dropped_size, COUNT, "  dropped, larger than a segment")           \
-    X(saves_dropped_io, COUNT, "  dropped, write failed")                      \
-    X(saved_bytes, BYTES, "  bytes")                                           \
-    X(loads_dram, COUNT, "loads: from dram")                                   \
-    X(loads_ssd, COUNT, "  from ssd")                                          \
-    X(loads_shared, COUNT, "  from the shared tier")                           \
-    X(loaded_bytes, BYTES, "  bytes")                                          \
-    X(evicted_chunks, COUNT, "chunks evicted")                                 \
-    X(evicted_bytes, BYTES, "  bytes")                                         \
-    X(removes, COUNT, "shards removed")                                        \
-    X(resets, COUNT, "spaces reset")                                           \
-    X(offers_written, COUNT, "shared tier: written")                           \
-    X(offers_present, COUNT, "  already there")                                \
-    X(offers_evicted, COUNT, "  evicted too soon")                             \
-    X(offers_failed, COUNT, "  write failed")
-
-#define DISK_MAP(X)                                                            \
-    X(bytes_max, BYTES, "  may use")                                           \
-    X(bytes_used, BYTES, "  uses")                                             \
-    X(segments, COUNT, "  segments")                                           \
-    X(segments_lost, COUNT, "  segments lost")                                 \
-    X(written_bytes, BYTES, "  written")                                       \
-    X(carried_bytes, BYTES, "  carried")                                       \
-    X(read_bytes, BYTES, "  read")                                             \
-    X(write_errors, COUNT, "  write errors")                                   \
-    X(read_errors, COUNT, "  read errors")
-
-#define SHARED_MAP(X)                                                          \
-    X(objects, COUNT, "  objects")                                             \
-    X(shards, COUNT, "  shards")                                               \
-    X(bytes, BYTES, "  holds")                                                 \
-    X(dead_bytes, BYTES, "  of no use")                                        \
-    X(map_bytes, BYTES, "  memory to know that")                               \
-    X(waiting_shards, COUNT, "  shards that wait for it")                      \
-    X(written_bytes, BYTES, "  written")                                       \
-    X(read_bytes, BYTES, "  read")                                             \
-    X(write_errors, COUNT, "  write errors")                                   \
-    X(read_errors, COUNT, "  read errors")                                     \
-    X(gone, COUNT, "  reads of what was gone")                                 \
-    X(corrupt, COUNT, "  reads of what was not right")                         \
-    X(cleaner, COUNT, "  cleaned up by this node")                             \
-    X(cleaned_objects, COUNT, "  objects removed")                             \
-    X(cleaned_bytes, BYTES, "  bytes of them")
-
-static void show(const char *text, unit_t unit, uint64_t value)
+static uint64_t value(const row_t *row, const void *at)
 {
-    char human[32];
-
-    if (unit == BYTES) {
-        ldr_human_bytes(value, human, sizeof(human));
-    } else {
-        snprintf(human, sizeof(human), "%" PRIu64, value);
-    }
-    printf("%-30s %s\n", text, human);
+    return *(const uint64_t *)(const void *)((const char *)at + row->offset);
 }
 
-static void show_nonzero(const char *text, unit_t unit, uint64_t value)
+static void show(const row_t *rows, const void *at, bool zeros)
 {
-    if (value != 0) {
-        show(text, unit, value);
+    for (; rows->name != NULL; rows++) {
+        uint64_t v = value(rows, at);
+        char human[32];
+
+        if (rows->text == NULL || (v == 0 && !zeros)) {
+            continue;
+        }
+        snprintf(human, sizeof(human), "%" PRIu64, v);
+        if (rows->unit == BYTES) {
+            ldr_human_bytes(v, human, sizeof(human));
+        }
+        printf("%-30s %s\n", rows->text, human);
+    }
+}
+
+static void put(ldr_json_t *j, const row_t *rows, const void *at)
+{
+    for (; rows->name != NULL; rows++) {
+        ldr_json_number(j, rows->name, value(rows, at));
     }
 }
 
 static void stat_table(const larder_stats_t *s)
 {
-#define X(field, unit, text) show(text, unit, s->field);
-    STATE_MAP(X)
-#undef X
+    const larder_shared_stats_t *t = &s->shared_tier;
+
+    show(states, s, true);
     if (s->asked_chunks > 0) { /* none found of many is worth a line */
         printf("%-30s %" PRIu64 " of %" PRIu64 " asked for, %.1f %%\n",
                "chunks found", s->found_chunks, s->asked_chunks,
                100 * (double)s->found_chunks / (double)s->asked_chunks);
     }
-#define X(field, unit, text) show_nonzero(text, unit, s->field);
-    EVENT_MAP(X)
-#undef X
+    show(events, s, false);
     for (uint64_t i = 0; i < s->disks; i++) {
         const larder_disk_stats_t *d = &s->disk[i];
 
         printf("ssd %s: %s%s%s\n", d->path, d->on ? "on" : "off",
                d->reason[0] != '\0' ? ", " : "", d->reason);
-#define X(field, unit, text) show(text, unit, d->field);
-        DISK_MAP(X)
-#undef X
+        show(disk_rows, d, true);
     }
     if (s->shared != 0) {
-        const larder_shared_stats_t *t = &s->shared_tier;
-
         printf("shared %s: %s%s%s\n", t->url,
                t->writable ? "on"
                : t->on     ? "only read"
                            : "off",
                t->reason[0] != '\0' ? ", " : "", t->reason);
-#define X(field, unit, text) show(text, unit, t->field);
-        SHARED_MAP(X)
-#undef X
+        show(shared_rows, t, true);
     }
 }
 
-static void stat_json(const larder_stats_t *s)
+static void stat_json(ldr_json_t *j, const larder_stats_t *s)
 {
-    const char *comma = "";
+    const larder_shared_stats_t *t = &s->shared_tier;
 
-    printf("{");
-#define X(field, unit, text)                                                   \
-    printf("%s\"" #field "\":%" PRIu64, comma, s->field);                      \
-    comma = ",";
-    STATE_MAP(X)
-    EVENT_MAP(X)
-#undef X
-    printf(",\"asked_chunks\":%" PRIu64 ",\"found_chunks\":%" PRIu64,
-           s->asked_chunks, s->found_chunks);
-    printf(",\"misses\":{");
-    comma = "";
+    put(j, states, s);
+    put(j, events, s);
+    ldr_json_begin(j, "misses", '{');
     for (int i = LARDER_CAUSE_ABSENT; i < LARDER_CAUSE_COUNT; i++) {
-        printf("%s\"%s\":%" PRIu64, comma, larder_cause_text((larder_cause_t)i),
-               s->misses[i]);
-        comma = ",";
+        ldr_json_number(j, larder_cause_text((larder_cause_t)i), s->misses[i]);
     }
-    printf("},\"disks\":[");
+    ldr_json_end(j, '}');
+    ldr_json_begin(j, "disks", '[');
     for (uint64_t i = 0; i < s->disks; i++) {
-        const larder_disk_stats_t *d = &s->disk[i];
-
-        printf("%s{\"path\":", i > 0 ? "," : "");
-        ldr_json_string(stdout, d->path);
-        printf(",\"on\":%s,\"reason\":", d->on ? "true" : "false");
-        ldr_json_string(stdout, d->reason);
-#define X(field, unit, text) printf(",\"" #field "\":%" PRIu64, d->field);
-        DISK_MAP(X)
-#undef X
-        printf("}");
+        ldr_json_begin(j, NULL, '{');
+        ldr_json_text(j, "path", s->disk[i].path);
+        ldr_json_truth(j, "on", s->disk[i].on != 0);
+        ldr_json_text(j, "reason", s->disk[i].reason);
+        put(j, disk_rows, &s->disk[i]);
+        ldr_json_end(j, '}');
     }
-    printf("]");
+    ldr_json_end(j, ']');
     if (s->shared != 0) {
-        const larder_shared_stats_t *t = &s->shared_tier;
-
-        printf(",\"shared\":{\"url\":");
-        ldr_json_string(stdout, t->url);
-        printf(",\"on\":%s,\"writable\":%s,\"reason\":",
-               t->on ? "true" : "false", t->writable ? "true" : "false");
-        ldr_json_string(stdout, t->reason);
-#define X(field, unit, text) printf(",\"" #field "\":%" PRIu64, t->field);
-        SHARED_MAP(X)
-#undef X
-        printf("}");
+        ldr_json_begin(j, "shared", '{');
+        ldr_json_text(j, "url", t->url);
+        ldr_json_truth(j, "on", t->on != 0);
+        ldr_json_truth(j, "writable", t->writable != 0);
+        ldr_json_text(j, "reason", t->reason);
+        put(j, shared_rows, t);
+        ldr_json_end(j, '}');
     }
 }
 
@@ -193,23 +136,19 @@ static int stat_metrics(const ldr_args_t *args, larder_t *lar)
 }
 
 /* Where a daemon's dashboard is, and whether it is there. Nothing: it has none,
- * or shows it to others only. */
-static void show_admin(const ldr_prom_t *prom, bool json)
+ * or shows it to others only. j NULL: for people. */
+static void show_admin(const ldr_prom_t *prom, ldr_json_t *j)
 {
     char url[LDR_PROM_VALUE] = "";
-    bool found = ldr_prom_values(prom, ADMIN_ON, "url",
-                                 (char(*)[LDR_PROM_VALUE])url, 1) > 0;
+    bool found = ldr_prom_values(prom, ADMIN_ON, "url", &url, 1) > 0;
     bool on = ldr_prom_sum(prom, ADMIN_ON, LDR_ANYWHERE) > 0;
 
-    if (json) {
-        printf(",\"admin\":");
-        if (found) {
-            printf("{\"url\":");
-            ldr_json_string(stdout, url);
-            printf(",\"on\":%s}", on ? "true" : "false");
-        } else {
-            printf("null");
-        }
+    if (j != NULL && found) {
+        ldr_json_text(j, "admin.url", url);
+        ldr_json_truth(j, "admin.on", on);
+    } else if (j != NULL) {
+        ldr_json_key(j, "admin");
+        ldr_text_add(&j->t, "null");
     } else if (found) {
         printf("%-30s %s%s%s\n", "dashboard", on ? "" : "OFF: ", url,
                on ? ""
@@ -219,55 +158,65 @@ static void show_admin(const ldr_prom_t *prom, bool json)
 }
 
 /* The busiest spaces, by what engines call them. */
-static void show_spaces(const ldr_prom_t *prom, bool json)
+static void show_spaces(const ldr_prom_t *prom, ldr_json_t *j)
 {
     char tenant[LDR_PROM_VALUE], space[LDR_PROM_VALUE], label[LDR_PROM_VALUE];
-    const char *comma = "";
 
-    if (json) {
-        printf(",\"spaces\":[");
-    }
     for (size_t i = 0; i < prom->count; i++) {
         const ldr_sample_t *one = &prom->samples[i];
 
-        if (strcmp(one->name, "larder_space_chunks") != 0 ||
+        if (strcmp(one->name, NAME(space_chunks)) != 0 ||
             !ldr_prom_label(one, "tenant", tenant) ||
             !ldr_prom_label(one, "space", space)) {
             continue;
         }
-        ldr_prom_text(prom, "larder_space_info",
+        ldr_prom_text(prom, NAME(space_info),
                       LDR_WHERE("tenant", tenant, "space", space), "label",
                       label);
-        if (json) {
-            printf("%s{\"space\":\"%s\",\"tenant\":", comma, space);
-            ldr_json_string(stdout, tenant);
-            printf(",\"label\":");
-            ldr_json_string(stdout, label);
-            printf(",\"chunks\":%.0f}", one->value);
-            comma = ",";
+        if (j != NULL) {
+            ldr_json_begin(j, NULL, '{');
+            ldr_json_text(j, "space", space);
+            ldr_json_text(j, "tenant", tenant);
+            ldr_json_text(j, "label", label);
+            ldr_json_number(j, "chunks", (uint64_t)one->value);
+            ldr_json_end(j, '}');
         } else {
             printf("space %s %s%s%s: %.0f chunks\n", space, tenant,
                    label[0] != '\0' ? ", " : "", label, one->value);
         }
     }
-    if (json) {
-        printf("]");
-    }
 }
 
-/* What only the metrics have; a daemon that does not give them has none. */
-static void show_metrics(larder_t *lar, bool json)
+static int stat_show(const ldr_args_t *args, larder_t *lar,
+                     const larder_stats_t *stats)
 {
-    ldr_prom_t prom = {0};
-    char *text;
+    char *json = ldr_alloc(JSON_BYTES), *text;
+    ldr_json_t j = {.t = ldr_text(json, json != NULL ? JSON_BYTES : 0)};
+    ldr_prom_t prom;
 
+    /* A daemon that does not give metrics has none. */
     if (ldr_top_fetch(lar, &text) != LARDER_OK ||
         !ldr_prom_parse(text, &prom)) {
         prom = (ldr_prom_t){0};
     }
-    show_spaces(&prom, json);
-    show_admin(&prom, json);
+    if (!ldr_args_has(args, LDR_FLAG_JSON)) {
+        stat_table(stats);
+        show_spaces(&prom, NULL);
+        show_admin(&prom, NULL);
+    } else if (json != NULL) {
+        ldr_json_begin(&j, NULL, '{');
+        stat_json(&j, stats);
+        ldr_json_begin(&j, "spaces", '[');
+        show_spaces(&prom, &j);
+        ldr_json_end(&j, ']');
+        show_admin(&prom, &j);
+        ldr_json_end(&j, '}');
+        LDR_ASSERT(j.t.length < JSON_BYTES);
+        puts(json);
+    }
     ldr_prom_free(&prom);
+    ldr_free(json);
+    return LDR_EXIT_OK;
 }
 
 static int stat_run(const ldr_args_t *args, larder_t *lar)
@@ -281,24 +230,42 @@ static int stat_run(const ldr_args_t *args, larder_t *lar)
     if (st != LARDER_OK) {
         return ldr_cli_status(args, st);
     }
-    if (ldr_args_has(args, LDR_FLAG_JSON)) {
-        stat_json(&stats);
-        show_metrics(lar, true);
-        printf("}\n");
-    } else {
-        stat_table(&stats);
-        show_metrics(lar, false);
+    return stat_show(args, lar, &stats);
+}
+
+/* A table of docs/metrics.md. */
+static void markdown(int first, int end)
+{
+    printf("| metric | type | labels | meaning |\n|---|---|---|---|\n");
+    for (int i = first; i < end; i++) {
+        const ldr_metric_info_t *m = &ldr_metric_table[i];
+
+        printf("| `%s` | %s | ", m->name, ldr_metric_type_text(m->type));
+        for (const char *c = m->labels; *c != '\0';) {
+            size_t n = strcspn(c, ",");
+
+            printf("`%.*s`%s", (int)n, c, c[n] == ',' ? ", " : " ");
+            c += n + (c[n] == ',');
+        }
+        printf("| %s |\n", m->help);
     }
-    return LDR_EXIT_OK;
 }
 
 int ldr_cmd_stat(const ldr_args_t *args)
 {
     ldr_session_t session;
 
-    if (ldr_args_has(args, LDR_FLAG_PROMETHEUS) &&
-        ldr_args_has(args, LDR_FLAG_JSON)) {
-        return ldr_cli_usage(args, "give --json or --prometheus");
+    if (ldr_args_has(args, LDR_FLAG_PROMETHEUS) +
+            ldr_args_has(args, LDR_FLAG_JSON) +
+            ldr_args_has(args, LDR_FLAG_MARKDOWN) >
+        1) {
+        return ldr_cli_usage(args, "give --json or --prometheus or --markdown");
+    }
+    if (ldr_args_has(args, LDR_FLAG_MARKDOWN)) {
+        markdown(0, LDR_METRIC_DAEMON);
+        printf("\n");
+        markdown(LDR_METRIC_DAEMON, LDR_METRIC_COUNT);
+        return LDR_EXIT_OK;
     }
     int code = ldr_session_open(args, false, false, &session);
     if (code == LDR_EXIT_OK) {

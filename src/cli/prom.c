@@ -160,17 +160,6 @@ double ldr_prom_sum(const ldr_prom_t *p, const char *name,
     return sum;
 }
 
-bool ldr_prom_has(const ldr_prom_t *p, const char *name,
-                  const char *const *where)
-{
-    for (size_t i = 0; i < p->count; i++) {
-        if (fits(&p->samples[i], name, where)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 size_t ldr_prom_values(const ldr_prom_t *p, const char *name, const char *label,
                        char (*values)[LDR_PROM_VALUE], size_t max)
 {
@@ -193,7 +182,7 @@ size_t ldr_prom_values(const ldr_prom_t *p, const char *name, const char *label,
 
 /* ---- histograms ---- */
 
-/* The place of this bound; a new one goes where it belongs. */
+/* The place of this bound. All series of a histogram have the same, rising. */
 static size_t bound_place(ldr_buckets_t *b, double bound)
 {
     size_t at = 0;
@@ -201,19 +190,10 @@ static size_t bound_place(ldr_buckets_t *b, double bound)
     while (at < b->count && b->bounds[at] < bound) {
         at++;
     }
-    if (at < b->count && b->bounds[at] == bound) {
-        return at;
+    if (at == b->count && at < LDR_PROM_BOUNDS) {
+        b->bounds[b->count++] = bound;
     }
-    if (b->count == LDR_PROM_BOUNDS) {
-        return b->count - 1;
-    }
-    for (size_t i = b->count++; i > at; i--) {
-        b->bounds[i] = b->bounds[i - 1];
-        b->below[i] = b->below[i - 1];
-    }
-    b->bounds[at] = bound;
-    b->below[at] = 0;
-    return at;
+    return at < LDR_PROM_BOUNDS ? at : LDR_PROM_BOUNDS - 1;
 }
 
 static void add_buckets(const ldr_prom_t *p, const char *series,

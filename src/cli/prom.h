@@ -31,9 +31,6 @@ void ldr_prom_free(ldr_prom_t *p);
 /* The sum of the samples with this name and these labels. */
 double ldr_prom_sum(const ldr_prom_t *p, const char *name,
                     const char *const *where);
-/* Whether there is any. */
-bool ldr_prom_has(const ldr_prom_t *p, const char *name,
-                  const char *const *where);
 
 #define LDR_PROM_VALUE 256u
 /* The values that the label has among the samples of this name; how many. */

@@ -6,11 +6,12 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/metrics.h"
+
 #define VALUES_MAX 64u
 #define SPACES_MAX 10u
 #define SLOW_MAX 8u
-#define ASKED "larder_asked_chunks_total"
-#define SPACE_ASKED "larder_space_asked_chunks_total"
+#define NAME(metric) ldr_metric_table[LDR_METRIC_##metric].name
 
 /* ---- lines ---- */
 
@@ -111,6 +112,11 @@ static void bar(double part, double all, char text[24])
     text[20] = '\0';
 }
 
+#define BYTES(x) bytes(x).text
+#define COUNT(x) count(x).text
+#define SECONDS(x) seconds(x).text
+#define PERCENT(part, all) percent(part, all).text
+
 /* ---- what is shown ---- */
 
 /* How much it grew, a second. */
@@ -124,10 +130,10 @@ static double rate(const ldr_top_t *t, const char *name,
     return t->s > 0 && now >= before ? (now - before) / t->s : 0;
 }
 
-static double level(const ldr_top_t *t, const char *name)
-{
-    return ldr_prom_sum(&t->now, name, LDR_ANYWHERE);
-}
+/* Of the series with these labels and values; NULL: of all. */
+#define RATE(metric, ...) rate(t, NAME(metric), LDR_WHERE(__VA_ARGS__))
+#define LEVEL(metric, ...)                                                     \
+    ldr_prom_sum(&t->now, NAME(metric), LDR_WHERE(__VA_ARGS__))
 
 static void put_title(const ldr_top_t *t, ldr_top_screen_t *s)
 {
@@ -135,16 +141,15 @@ static void put_title(const ldr_top_t *t, ldr_top_screen_t *s)
     const char *mode = "on";
     time_t now = time(NULL);
     struct tm tm;
-    double start = level(t, "process_start_time_seconds");
+    double start = LEVEL(start_time_seconds, NULL);
 
     if (localtime_r(&now, &tm) != NULL) {
         strftime(wall, sizeof(wall), "%H:%M:%S", &tm);
     }
-    ldr_prom_values(&t->now, "larder_build_info", "version", &version, 1);
-    if (ldr_prom_sum(&t->now, "larder_mode", LDR_WHERE("mode", "paused")) > 0) {
+    ldr_prom_values(&t->now, NAME(build_info), "version", &version, 1);
+    if (LEVEL(mode, "mode", "paused") > 0) {
         mode = "PAUSED";
-    } else if (ldr_prom_sum(&t->now, "larder_mode",
-                            LDR_WHERE("mode", "observe")) > 0) {
+    } else if (LEVEL(mode, "mode", "observe") > 0) {
         mode = "observing";
     }
     line(s, true, "larder %s  %s", version, t->url);
@@ -166,101 +171,86 @@ static void put_admin(const ldr_top_t *t, ldr_top_screen_t *s)
 {
     char url[LDR_PROM_VALUE] = "";
 
-    if (ldr_prom_values(&t->now, "larder_admin_on", "url", &url, 1) > 0 &&
-        level(t, "larder_admin_on") == 0) {
+    if (ldr_prom_values(&t->now, NAME(admin_on), "url", &url, 1) > 0 &&
+        LEVEL(admin_on, NULL) == 0) {
         line(s, true, "NO DASHBOARD: another program has the port of %s", url);
     }
 }
 
 static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
 {
-    double dram = rate(t, "larder_loads_total", LDR_WHERE("tier", "dram"));
-    double ssd = rate(t, "larder_loads_total", LDR_WHERE("tier", "ssd"));
-    double shared = rate(t, "larder_loads_total", LDR_WHERE("tier", "shared"));
-    double misses = rate(t, "larder_misses_total", LDR_ANYWHERE);
-    double found = rate(t, ASKED, LDR_WHERE("outcome", "found"));
-    double asked = rate(t, ASKED, LDR_ANYWHERE);
-    double all = level(t, ASKED);
-    double would =
-        rate(t, "larder_observed_loads_total", LDR_WHERE("outcome", "hit"));
-    double watched = rate(t, "larder_observed_loads_total", LDR_ANYWHERE);
+    double dram = RATE(loads_total, "tier", "dram");
+    double ssd = RATE(loads_total, "tier", "ssd");
+    double shared = RATE(loads_total, "tier", "shared");
+    double misses = RATE(misses_total, NULL);
+    double found = RATE(asked_chunks_total, "outcome", "found");
+    double asked = RATE(asked_chunks_total, NULL);
+    double all = LEVEL(asked_chunks_total, NULL);
+    double would = RATE(observed_loads_total, "outcome", "hit");
+    double watched = RATE(observed_loads_total, NULL);
     double hits = dram + ssd + shared, loads = hits + misses;
 
     if (watched > 0) {
         line(s, true, "observing: %s of %s shards/s would have hit",
-             percent(would, watched).text, count(watched).text);
+             PERCENT(would, watched), COUNT(watched));
     }
     line(s, true, "hit rate %7s of %7s chunks/s asked for;  %7s since start",
-         percent(found, asked).text, count(asked).text,
-         percent(ldr_prom_sum(&t->now, ASKED, LDR_WHERE("outcome", "found")),
-                 all)
-             .text);
+         PERCENT(found, asked), COUNT(asked),
+         PERCENT(LEVEL(asked_chunks_total, "outcome", "found"), all));
     line(s, false, "loads   %7s/s   loaded %7s   from dram %7s   ssd %7s",
-         count(loads).text, percent(hits, loads).text,
-         percent(dram, loads).text, percent(ssd, loads).text);
+         COUNT(loads), PERCENT(hits, loads), PERCENT(dram, loads),
+         PERCENT(ssd, loads));
     line(s, false, "loading  %6s/s  ssd %6s/s   saving %6s/s  to disks %6s/s",
-         bytes(rate(t, "larder_moved_bytes_total",
-                    LDR_WHERE("direction", "load")))
-             .text,
-         bytes(rate(t, "larder_moved_bytes_total",
-                    LDR_WHERE("direction", "load", "tier", "ssd")))
-             .text,
-         bytes(rate(t, "larder_moved_bytes_total",
-                    LDR_WHERE("direction", "save")))
-             .text,
-         bytes(rate(t, "larder_disk_written_bytes_total", LDR_ANYWHERE) +
-               rate(t, "larder_disk_carried_bytes_total", LDR_ANYWHERE))
-             .text);
+         BYTES(RATE(moved_bytes_total, "direction", "load")),
+         BYTES(RATE(moved_bytes_total, "direction", "load", "tier", "ssd")),
+         BYTES(RATE(moved_bytes_total, "direction", "save")),
+         BYTES(RATE(disk_written_bytes_total, NULL) +
+               RATE(disk_carried_bytes_total, NULL)));
 }
 
 static void put_levels(const ldr_top_t *t, ldr_top_screen_t *s)
 {
-    double dram = level(t, "larder_dram_bytes");
-    double used = level(t, "larder_dram_used_bytes");
-    double disk = level(t, "larder_disk_max_bytes");
-    double disk_used = level(t, "larder_disk_used_bytes");
-    char left[24], right[24];
+    double dram = LEVEL(dram_bytes, NULL);
+    double used = LEVEL(dram_used_bytes, NULL);
+    double disk = LEVEL(disk_max_bytes, NULL);
+    double disk_used = LEVEL(disk_used_bytes, NULL);
+    char left[24], right[24], shown[LDR_PROM_VALUE];
 
     bar(used, dram, left);
     bar(disk_used, disk, right);
-    line(s, false, "dram [%s] %s of %s", left, bytes(used).text,
-         bytes(dram).text);
+    line(s, false, "dram [%s] %s of %s", left, BYTES(used), BYTES(dram));
     if (disk > 0) {
-        line(s, false, "ssd  [%s] %s of %s", right, bytes(disk_used).text,
-             bytes(disk).text);
+        line(s, false, "ssd  [%s] %s of %s", right, BYTES(disk_used),
+             BYTES(disk));
     }
-    if (!ldr_prom_has(&t->now, "larder_sessions", LDR_ANYWHERE)) {
+    if (ldr_prom_values(&t->now, NAME(sessions), "transport", &shown, 1) == 0) {
         line(s, false, "held %s  to be written %s  reads waiting %s",
-             count(level(t, "larder_held_chunks")).text,
-             count(level(t, "larder_dirty_shards")).text,
-             count(level(t, "larder_reads_waiting")).text);
+             COUNT(LEVEL(held_chunks, NULL)), COUNT(LEVEL(dirty_shards, NULL)),
+             COUNT(LEVEL(reads_waiting, NULL)));
         return;
     }
     line(s, false,
          "sessions %s  leases %s  reserved %s  quarantined %s  jobs %s  to be "
          "written %s",
-         count(level(t, "larder_sessions")).text,
-         count(level(t, "larder_leases")).text,
-         count(level(t, "larder_reservations")).text,
-         count(level(t, "larder_quarantined_leases")).text,
-         count(level(t, "larder_jobs_queued")).text,
-         count(level(t, "larder_dirty_shards")).text);
+         COUNT(LEVEL(sessions, NULL)), COUNT(LEVEL(leases, NULL)),
+         COUNT(LEVEL(reservations, NULL)),
+         COUNT(LEVEL(quarantined_leases, NULL)),
+         COUNT(LEVEL(jobs_queued, NULL)), COUNT(LEVEL(dirty_shards, NULL)));
 }
 
 /* One row for each operation that happened. */
 static void put_ops(const ldr_top_t *t, ldr_top_screen_t *s)
 {
     static char ops[VALUES_MAX][LDR_PROM_VALUE];
-    size_t n = ldr_prom_values(&t->now, "larder_requests_total", "op", ops,
-                               VALUES_MAX);
+    size_t n =
+        ldr_prom_values(&t->now, NAME(requests_total), "op", ops, VALUES_MAX);
     bool head = false;
 
     for (size_t i = 0; i < n; i++) {
         const char *const *where = LDR_WHERE("op", ops[i]);
         ldr_buckets_t b;
 
-        ldr_prom_buckets(&t->now, &t->before, "larder_request_seconds", where,
-                         &b);
+        ldr_prom_buckets(&t->now, &t->before, NAME(request_seconds), where, &b);
         if (ldr_buckets_count(&b) <= 0) {
             continue;
         }
@@ -269,24 +259,22 @@ static void put_ops(const ldr_top_t *t, ldr_top_screen_t *s)
                  "P50", "P90", "P99", "P99.9", "FAILED");
             head = true;
         }
-        double failed = rate(t, "larder_requests_total", where) -
-                        rate(t, "larder_requests_total",
-                             LDR_WHERE("op", ops[i], "status", "ok")) -
-                        rate(t, "larder_requests_total",
-                             LDR_WHERE("op", ops[i], "status", "miss"));
+        double failed = RATE(requests_total, "op", ops[i]) -
+                        RATE(requests_total, "op", ops[i], "status", "ok") -
+                        RATE(requests_total, "op", ops[i], "status", "miss");
         line(s, false, "%-12.12s %7s/s %8s %8s %8s %8s %6s/s", ops[i],
-             count(t->s > 0 ? ldr_buckets_count(&b) / t->s : 0).text,
-             seconds(ldr_buckets_quantile(&b, 0.5)).text,
-             seconds(ldr_buckets_quantile(&b, 0.9)).text,
-             seconds(ldr_buckets_quantile(&b, 0.99)).text,
-             seconds(ldr_buckets_quantile(&b, 0.999)).text, count(failed).text);
+             COUNT(t->s > 0 ? ldr_buckets_count(&b) / t->s : 0),
+             SECONDS(ldr_buckets_quantile(&b, 0.5)),
+             SECONDS(ldr_buckets_quantile(&b, 0.9)),
+             SECONDS(ldr_buckets_quantile(&b, 0.99)),
+             SECONDS(ldr_buckets_quantile(&b, 0.999)), COUNT(failed));
     }
 }
 
 static void put_tenants(const ldr_top_t *t, ldr_top_screen_t *s)
 {
     static char names[VALUES_MAX][LDR_PROM_VALUE];
-    size_t n = ldr_prom_values(&t->now, "larder_loads_total", "tenant", names,
+    size_t n = ldr_prom_values(&t->now, NAME(loads_total), "tenant", names,
                                VALUES_MAX);
 
     if (n > 0) {
@@ -294,23 +282,18 @@ static void put_tenants(const ldr_top_t *t, ldr_top_screen_t *s)
              "LIMIT", "SSD", "LOADING", "EVICTING");
     }
     for (size_t i = 0; i < n; i++) {
-        const char *const *where = LDR_WHERE("tenant", names[i]);
         double found =
-            rate(t, ASKED, LDR_WHERE("tenant", names[i], "outcome", "found"));
-        double max =
-            ldr_prom_sum(&t->now, "larder_tenant_dram_max_bytes", where);
+            RATE(asked_chunks_total, "tenant", names[i], "outcome", "found");
+        double max = LEVEL(tenant_dram_max_bytes, "tenant", names[i]);
 
-        line(
-            s, false, "%-16.16s %7s %8s %8s %8s %7s/s %7s/s", names[i],
-            percent(found, rate(t, ASKED, where)).text,
-            bytes(ldr_prom_sum(&t->now, "larder_tenant_dram_bytes", where))
-                .text,
-            max > 0 ? bytes(max).text : "-",
-            bytes(ldr_prom_sum(&t->now, "larder_tenant_ssd_bytes", where)).text,
-            bytes(rate(t, "larder_moved_bytes_total",
-                       LDR_WHERE("tenant", names[i], "direction", "load")))
-                .text,
-            bytes(rate(t, "larder_evicted_bytes_total", where)).text);
+        line(s, false, "%-16.16s %7s %8s %8s %8s %7s/s %7s/s", names[i],
+             PERCENT(found, RATE(asked_chunks_total, "tenant", names[i])),
+             BYTES(LEVEL(tenant_dram_bytes, "tenant", names[i])),
+             max > 0 ? BYTES(max) : "-",
+             BYTES(LEVEL(tenant_ssd_bytes, "tenant", names[i])),
+             BYTES(RATE(moved_bytes_total, "tenant", names[i], "direction",
+                        "load")),
+             BYTES(RATE(evicted_bytes_total, "tenant", names[i])));
     }
 }
 
@@ -323,7 +306,7 @@ static void put_spaces(const ldr_top_t *t, ldr_top_screen_t *s)
     for (size_t i = 0; i < t->now.count && shown < SPACES_MAX; i++) {
         const ldr_sample_t *one = &t->now.samples[i];
 
-        if (strcmp(one->name, "larder_space_chunks") != 0 ||
+        if (strcmp(one->name, NAME(space_chunks)) != 0 ||
             !ldr_prom_label(one, "tenant", tenant) ||
             !ldr_prom_label(one, "space", space)) {
             continue;
@@ -334,25 +317,20 @@ static void put_spaces(const ldr_top_t *t, ldr_top_screen_t *s)
                  "SAVING");
         }
         const char *const *where = LDR_WHERE("tenant", tenant, "space", space);
-        ldr_prom_text(&t->now, "larder_space_info", where, "label", label);
-        double found = rate(
-            t, SPACE_ASKED,
-            LDR_WHERE("tenant", tenant, "space", space, "outcome", "found"));
-        line(
-            s, false, "%-9.9s %-16.16s %-7.7s %6s %6s %6s %6s %6s/s %6s/s",
-            space, label, tenant,
-            percent(found, rate(t, SPACE_ASKED, where)).text,
-            count(one->value).text,
-            bytes(ldr_prom_sum(&t->now, "larder_space_dram_bytes", where)).text,
-            bytes(ldr_prom_sum(&t->now, "larder_space_ssd_bytes", where)).text,
-            bytes(rate(t, "larder_space_moved_bytes_total",
-                       LDR_WHERE("tenant", tenant, "space", space, "direction",
-                                 "load")))
-                .text,
-            bytes(rate(t, "larder_space_moved_bytes_total",
-                       LDR_WHERE("tenant", tenant, "space", space, "direction",
-                                 "save")))
-                .text);
+        ldr_prom_text(&t->now, NAME(space_info), where, "label", label);
+        double found = RATE(space_asked_chunks_total, "tenant", tenant, "space",
+                            space, "outcome", "found");
+        line(s, false, "%-9.9s %-16.16s %-7.7s %6s %6s %6s %6s %6s/s %6s/s",
+             space, label, tenant,
+             PERCENT(found, RATE(space_asked_chunks_total, "tenant", tenant,
+                                 "space", space)),
+             COUNT(one->value),
+             BYTES(LEVEL(space_dram_bytes, "tenant", tenant, "space", space)),
+             BYTES(LEVEL(space_ssd_bytes, "tenant", tenant, "space", space)),
+             BYTES(RATE(space_moved_bytes_total, "tenant", tenant, "space",
+                        space, "direction", "load")),
+             BYTES(RATE(space_moved_bytes_total, "tenant", tenant, "space",
+                        space, "direction", "save")));
     }
 }
 
@@ -367,7 +345,7 @@ static void put_slowest(const ldr_top_t *t, ldr_top_screen_t *s)
         const ldr_sample_t *one = &t->now.samples[i];
         char v[5][LDR_PROM_VALUE] = {""};
 
-        if (strcmp(one->name, "larder_slowest_request_seconds") != 0) {
+        if (strcmp(one->name, NAME(slowest_request_seconds)) != 0) {
             continue;
         }
         for (size_t k = 0; k < 5; k++) {
@@ -378,22 +356,22 @@ static void put_slowest(const ldr_top_t *t, ldr_top_screen_t *s)
                  "BY", "TENANT", "SPACE", "STATUS");
         }
         line(s, false, "%-12.12s %8s  %-5.5s %-16.16s %-9.9s %.16s", v[0],
-             seconds(one->value).text, v[1], v[2], v[3], v[4]);
+             SECONDS(one->value), v[1], v[2], v[3], v[4]);
     }
 }
 
 /* What goes wrong now: counters by one label. */
 static void put_troubles(const ldr_top_t *t, ldr_top_screen_t *s)
 {
-    static const struct {
+    const struct {
         const char *what, *name, *label;
     } kinds[] = {
-        {"miss", "larder_misses_total", "cause"},
-        {"request", "larder_errors_total", "status"},
-        {"not written", "larder_saves_dropped_total", "reason"},
-        {"not let in", "larder_auth_failures_total", "reason"},
-        {"connection", "larder_refused_connections_total", "reason"},
-        {"disk", "larder_disk_errors_total", "operation"},
+        {"miss", NAME(misses_total), "cause"},
+        {"request", NAME(errors_total), "status"},
+        {"not written", NAME(saves_dropped_total), "reason"},
+        {"not let in", NAME(auth_failures_total), "reason"},
+        {"connection", NAME(refused_connections_total), "reason"},
+        {"disk", NAME(disk_errors_total), "operation"},
     };
     static char values[VALUES_MAX][LDR_PROM_VALUE];
     bool head = false;
@@ -415,7 +393,7 @@ static void put_troubles(const ldr_top_t *t, ldr_top_screen_t *s)
                 head = true;
             }
             line(s, false, "%-12s %-16.16s %7s/s %9s", kinds[k].what, values[i],
-                 count(rate(t, kinds[k].name, where)).text, count(all).text);
+                 COUNT(rate(t, kinds[k].name, where)), COUNT(all));
         }
     }
 }
@@ -423,65 +401,57 @@ static void put_troubles(const ldr_top_t *t, ldr_top_screen_t *s)
 static void put_disks(const ldr_top_t *t, ldr_top_screen_t *s)
 {
     static char paths[VALUES_MAX][LDR_PROM_VALUE];
-    size_t n = ldr_prom_values(&t->now, "larder_disk_on", "path", paths, 16);
+    size_t n = ldr_prom_values(&t->now, NAME(disk_on), "path", paths, 16);
 
     if (n > 0) {
         line(s, true, "%-5s %8s %8s %9s %9s %7s %8s  %s", "DISK", "USED", "OF",
              "READ", "WRITE", "ERRORS", "READ P99", "DIRECTORY");
     }
     for (size_t i = 0; i < n; i++) {
-        const char *const *where = LDR_WHERE("path", paths[i]);
-        bool on = ldr_prom_sum(&t->now, "larder_disk_on", where) > 0;
+        bool on = LEVEL(disk_on, "path", paths[i]) > 0;
         ldr_buckets_t b;
 
-        ldr_prom_buckets(&t->now, &t->before, "larder_disk_seconds",
+        ldr_prom_buckets(&t->now, &t->before, NAME(disk_seconds),
                          LDR_WHERE("path", paths[i], "operation", "read"), &b);
         line(s, false, "%-5s %8s %8s %7s/s %7s/s %7s %8s  %s",
-             on ? "on" : "OFF",
-             bytes(ldr_prom_sum(&t->now, "larder_disk_used_bytes", where)).text,
-             bytes(ldr_prom_sum(&t->now, "larder_disk_max_bytes", where)).text,
-             bytes(rate(t, "larder_disk_read_bytes_total", where)).text,
-             bytes(rate(t, "larder_disk_written_bytes_total", where) +
-                   rate(t, "larder_disk_carried_bytes_total", where))
-                 .text,
-             count(ldr_prom_sum(&t->now, "larder_disk_errors_total", where))
-                 .text,
-             seconds(ldr_buckets_quantile(&b, 0.99)).text, paths[i]);
+             on ? "on" : "OFF", BYTES(LEVEL(disk_used_bytes, "path", paths[i])),
+             BYTES(LEVEL(disk_max_bytes, "path", paths[i])),
+             BYTES(RATE(disk_read_bytes_total, "path", paths[i])),
+             BYTES(RATE(disk_written_bytes_total, "path", paths[i]) +
+                   RATE(disk_carried_bytes_total, "path", paths[i])),
+             COUNT(LEVEL(disk_errors_total, "path", paths[i])),
+             SECONDS(ldr_buckets_quantile(&b, 0.99)), paths[i]);
     }
 }
 
 static void put_shared(const ldr_top_t *t, ldr_top_screen_t *s)
 {
     static char kinds[VALUES_MAX][LDR_PROM_VALUE];
-    const char *const *read = LDR_WHERE("operation", "read");
-    const char *const *write = LDR_WHERE("operation", "write");
 
-    if (ldr_prom_values(&t->now, "larder_shared_on", "operation", kinds, 2) ==
-        0) {
+    if (ldr_prom_values(&t->now, NAME(shared_on), "operation", kinds, 2) == 0) {
         return;
     }
-    bool on = ldr_prom_sum(&t->now, "larder_shared_on", read) > 0;
-    bool writable = ldr_prom_sum(&t->now, "larder_shared_on", write) > 0;
+    bool on = LEVEL(shared_on, "operation", "read") > 0;
+    bool writable = LEVEL(shared_on, "operation", "write") > 0;
     line(s, true, "%-9s %8s %8s %9s %9s %7s %8s", "SHARED", "HOLDS", "SHARDS",
          "READ", "WRITE", "ERRORS", "WAITING");
     line(s, false, "%-9s %8s %8s %7s/s %7s/s %7s %8s",
          writable ? "on"
          : on     ? "READ ONLY"
                   : "OFF",
-         bytes(level(t, "larder_shared_bytes")).text,
-         count(level(t, "larder_shared_shards")).text,
-         bytes(rate(t, "larder_shared_moved_bytes_total", read)).text,
-         bytes(rate(t, "larder_shared_moved_bytes_total", write)).text,
-         count(level(t, "larder_shared_errors_total")).text,
-         count(level(t, "larder_shared_waiting_shards")).text);
+         BYTES(LEVEL(shared_bytes, NULL)), COUNT(LEVEL(shared_shards, NULL)),
+         BYTES(RATE(shared_moved_bytes_total, "operation", "read")),
+         BYTES(RATE(shared_moved_bytes_total, "operation", "write")),
+         COUNT(LEVEL(shared_errors_total, NULL)),
+         COUNT(LEVEL(shared_waiting_shards, NULL)));
     size_t reasons =
-        ldr_prom_values(&t->now, "larder_shared_reason", "reason", kinds, 2);
+        ldr_prom_values(&t->now, NAME(shared_reason), "reason", kinds, 2);
     for (size_t i = 0; i < reasons && kinds[i][0] != '\0'; i++) {
         line(s, false, "  %s", kinds[i]);
     }
-    if (level(t, "larder_shared_open_tenants") > 0) {
+    if (LEVEL(shared_open_tenants, NULL) > 0) {
         line(s, false, "  %.0f tenants without a secret",
-             level(t, "larder_shared_open_tenants"));
+             LEVEL(shared_open_tenants, NULL));
     }
 }
 

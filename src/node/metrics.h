@@ -8,12 +8,38 @@
 #include "base/metrics.h"
 #include "node/node.h"
 
-/* Writes the rows of LDR_METRIC_NODE_MAP. tenant: only what concerns this one;
- * LDR_NIL: everything. */
-void ldr_node_expose(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e);
+/* What the whole node has and does, besides its tenants, spaces and tiers. */
+typedef struct ldr_node_figures {
+    larder_stats_t s;
+    ldr_queues_t q;
+    uint64_t spaces;
+    uint64_t mode[LDR_MODE_PAUSED + 1]; /* 1: it is in this one */
+    uint64_t poisoned;
+    /* Bytes written to disks for each byte of a save. */
+    ldr_milli_t write_amplification;
+    const ldr_histogram_t *load_times, *save_times;
+} ldr_node_figures_t;
+
+void ldr_node_figures(ldr_node_t *node, ldr_node_figures_t *out);
+
+extern const ldr_row_t ldr_rows_tenant[], ldr_rows_space[], ldr_rows_node[];
+
+/* Figures of tenants that others have: structs of so many bytes, one for each
+ * tenant by its number. */
+typedef struct ldr_more {
+    const ldr_row_t *rows;
+    const void *at;
+    size_t bytes;
+} ldr_more_t;
+
+/* Writes the metrics of LDR_EMBEDDED_FIGURES. tenant: only what concerns this
+ * one; LDR_NIL: everything. more: NULL: none. */
+void ldr_node_expose(ldr_node_t *node, uint32_t tenant, const ldr_more_t *more,
+                     ldr_exposition_t *e);
 
 /* The counters of all tenants together. */
 void ldr_node_counters(ldr_node_t *node, ldr_counters_t *out);
+ldr_sums_t ldr_counters_sums(const ldr_counters_t *n);
 
 /* How long reads and writes of a tier below DRAM took. */
 void ldr_node_times(ldr_node_t *node, larder_tier_t tier,
@@ -23,7 +49,10 @@ void ldr_node_times(ldr_node_t *node, larder_tier_t tier,
  * False: there is none with this number. */
 bool ldr_node_tenant_label(ldr_node_t *node, uint32_t tenant,
                            char name[LDR_NAME_MAX]);
-const char *ldr_mode_label(ldr_mode_t mode);
+
+/* Names of places in arrays; NULL: nothing is counted there. */
+const char *ldr_mode_label(unsigned mode);
+const char *ldr_cause_label(unsigned cause);
 
 #define LDR_SPACES_SHOWN 50u
 /* The busiest spaces, busiest first, and before all others those that were
@@ -36,9 +65,3 @@ unsigned ldr_node_busiest(ldr_node_t *node, uint32_t tenant,
 #define LDR_SPACE_LABEL 9u
 void ldr_space_label(const uint8_t id[LDR_ID_BYTES],
                      char text[LDR_SPACE_LABEL]);
-/* Loads, from whichever tier; and those that failed, for whatever cause. */
-uint64_t ldr_counters_hits(const ldr_counters_t *n);
-uint64_t ldr_counters_misses(const ldr_counters_t *n);
-
-/* Bytes written to disks for each byte of a save, in thousandths. */
-uint64_t ldr_write_amplification(const larder_stats_t *s);

@@ -342,6 +342,12 @@ void ldr_node_stats(ldr_node_t *node, uint32_t tenant, larder_stats_t *out);
 
 #define LDR_NAME_MAX 64u
 
+/* What follows from counters. */
+typedef struct ldr_sums {
+    uint64_t hits, misses; /* loads, whatever the tier, whatever the cause */
+    uint64_t not_found;    /* chunks that were asked for */
+} ldr_sums_t;
+
 typedef struct ldr_space_stats {
     uint8_t id[LDR_ID_BYTES];
     uint32_t tenant; /* LDR_NIL: nobody has opened it since the node started */
@@ -352,6 +358,7 @@ typedef struct ldr_space_stats {
     uint32_t asked_s;    /* when it was last asked for something; 0: never */
     char label[LARDER_LABEL_MAX + 1]; /* "": it has none */
     ldr_counters_t n;
+    ldr_sums_t sum;
 } ldr_space_stats_t;
 
 typedef struct ldr_tenant_stats {
@@ -368,7 +375,9 @@ typedef struct ldr_tenant_stats {
     uint64_t ssd_share, ssd_bytes; /* ssd_share: 0 while it is alone */
     uint64_t chunks, held_chunks, pinned_bytes;
     ldr_policy_stats_t policy; /* lru: that it ranks, and nothing more */
+    uint64_t ranks[2];         /* 1: what the policy learned ranks, or lru */
     ldr_counters_t n;
+    ldr_sums_t sum;
 } ldr_tenant_stats_t;
 
 /* By number, from 0 on; false: there is none with this number. */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "node/node.h"
+#include "node/metrics.h"
 
 void ldr_node_measured(ldr_node_t *node, larder_tier_t tier, uint64_t bytes,
                        uint64_t ns)
@@ -48,21 +48,14 @@ uint64_t ldr_node_expect_us(ldr_node_t *node,
 
 /* ---- by space and by tenant ---- */
 
-/* A counter is a sum: so is a tenant's. Fields are all of one type. */
+/* A counter is a sum: so is a tenant's. All that the struct has is counters. */
 static void counters_add(ldr_counters_t *sum, const ldr_counters_t *n)
 {
-#define X(name, text) sum->name += n->name;
-    LDR_COUNTER_MAP(X)
-#undef X
-    for (int i = 0; i < LARDER_CAUSE_COUNT; i++) {
-        sum->misses[i] += n->misses[i];
-    }
-    for (unsigned i = 0; i < LARDER_TIERS_MAX; i++) {
-        sum->loads[i] += n->loads[i];
-        sum->loaded_from[i] += n->loaded_from[i];
-    }
-    for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
-        sum->queue_evicted[i] += n->queue_evicted[i];
+    uint64_t *to = (uint64_t *)sum;
+    const uint64_t *from = (const uint64_t *)n;
+
+    for (size_t i = 0; i < sizeof(*n) / sizeof(*from); i++) {
+        to[i] += from[i];
     }
 }
 
@@ -82,6 +75,7 @@ bool ldr_node_space_stats(ldr_node_t *node, uint32_t space,
             .chunks = s->chunks,
             .asked_s = s->asked_s,
             .n = s->n,
+            .sum = ldr_counters_sums(&s->n),
         };
         memcpy(out->id, s->id, LDR_ID_BYTES);
         memcpy(out->label, s->label, sizeof(out->label));
@@ -131,6 +125,7 @@ static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
     if (s->policy == &ldr_policy_default) {
         ldr_policy_default_stats(t->policy, &out->policy);
     }
+    out->ranks[out->policy.ranks_lru] = 1;
     memcpy(out->id, t->id, LDR_ID_BYTES);
     memcpy(out->name, t->name, sizeof(out->name));
     for (uint32_t i = 0; i < s->space_count; i++) {
@@ -139,6 +134,7 @@ static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
             counters_add(&out->n, &s->spaces[i].n);
         }
     }
+    out->sum = ldr_counters_sums(&out->n);
 }
 
 bool ldr_node_tenant_stats(ldr_node_t *node, uint32_t tenant,
@@ -157,32 +153,10 @@ bool ldr_node_tenant_stats(ldr_node_t *node, uint32_t tenant,
 
 static void put_counters(const ldr_counters_t *n, larder_stats_t *out)
 {
-    out->saves_stored = n->saves_stored;
-    out->saves_present = n->saves_present;
-    out->saves_mismatch = n->saves_mismatch;
-    out->saves_full = n->saves_full;
-    out->saves_canceled = n->saves_canceled;
-    out->saves_failed = n->saves_failed;
-    out->saves_stale = n->saves_stale;
-    out->saves_dropped_evicted = n->queue_evicted[LARDER_TIER_SSD - 1];
-    out->saves_dropped_size = n->saves_dropped_size;
-    out->saves_dropped_io = n->saves_dropped_io;
-    out->loads_dram = n->loads[LARDER_TIER_DRAM];
-    out->loads_ssd = n->loads[LARDER_TIER_SSD];
+#define X(place, field, from, unit, text) out->field = n->from;
+    LDR_EVENT_STATS_MAP(X)
+#undef X
     memcpy(out->misses, n->misses, sizeof(n->misses));
-    out->evicted_chunks = n->evicted_chunks;
-    out->evicted_bytes = n->evicted_bytes;
-    out->saved_bytes = n->saved_bytes;
-    out->loaded_bytes = n->loaded_bytes;
-    out->removes = n->removes;
-    out->resets = n->resets;
-    out->loads_shared = n->loads[LARDER_TIER_SHARED];
-    out->offers_written = n->offers_written;
-    out->offers_present = n->offers_present;
-    out->offers_evicted = n->queue_evicted[LARDER_TIER_SHARED - 1];
-    out->offers_failed = n->offers_failed;
-    out->asked_chunks = n->asked_chunks;
-    out->found_chunks = n->found_chunks;
 }
 
 /* A tenant's part. With the lock. */

@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 
-static uint64_t wall_ms(void)
+uint64_t ldr_metrics_wall_ms(void)
 {
     struct timespec now;
 
@@ -21,7 +21,7 @@ bool ldr_metrics_create(ldr_server_metrics_t **metrics_p)
     if (m == NULL) {
         return false;
     }
-    m->start_ms = wall_ms();
+    m->start_ms = ldr_metrics_wall_ms();
     ldr_mutex_init(&m->slow_lock);
     *metrics_p = m;
     return true;
@@ -56,10 +56,9 @@ ldr_outcome_t ldr_metrics_outcome(larder_status_t status)
 }
 
 /* Forgets what is old, and sets the floor: while there is room everything may
- * come in. */
+ * come in. The slowest are the first. */
 static void slow_settle(ldr_server_metrics_t *m, uint64_t now_ms)
 {
-    uint64_t floor_ns = UINT64_MAX;
     unsigned kept = 0;
 
     LDR_HELD(&m->slow_lock);
@@ -71,36 +70,25 @@ static void slow_settle(ldr_server_metrics_t *m, uint64_t now_ms)
         }
     }
     m->slow_count = kept;
-    for (unsigned i = 0; i < kept; i++) {
-        floor_ns = m->slow[i].ns < floor_ns ? m->slow[i].ns : floor_ns;
-    }
-    __atomic_store_n(&m->slow_floor_ns, kept < LDR_METRICS_SLOW ? 0 : floor_ns,
+    __atomic_store_n(&m->slow_floor_ns,
+                     kept < LDR_METRICS_SLOW ? 0 : m->slow[kept - 1].ns,
                      __ATOMIC_RELAXED);
-}
-
-static ldr_slow_t *slow_place(ldr_server_metrics_t *m)
-{
-    ldr_slow_t *least = &m->slow[0];
-
-    if (m->slow_count < LDR_METRICS_SLOW) {
-        return &m->slow[m->slow_count++];
-    }
-    for (unsigned i = 1; i < m->slow_count; i++) {
-        least = m->slow[i].ns < least->ns ? &m->slow[i] : least;
-    }
-    return least;
 }
 
 void ldr_metrics_slow(ldr_server_metrics_t *m, const ldr_request_note_t *r)
 {
-    uint64_t now_ms = wall_ms();
+    uint64_t now_ms = ldr_metrics_wall_ms();
 
     ldr_mutex_lock(&m->slow_lock);
     slow_settle(m, now_ms);
     if (r->ns > m->slow_floor_ns) {
-        ldr_slow_t *slow = slow_place(m);
+        unsigned at = m->slow_count < LDR_METRICS_SLOW ? m->slow_count++
+                                                       : LDR_METRICS_SLOW - 1;
 
-        *slow = (ldr_slow_t){
+        for (; at > 0 && m->slow[at - 1].ns < r->ns; at--) {
+            m->slow[at] = m->slow[at - 1];
+        }
+        m->slow[at] = (ldr_slow_t){
             .ns = r->ns,
             .bytes = r->bytes_in + r->bytes_out,
             .when_ms = now_ms,
@@ -119,19 +107,9 @@ unsigned ldr_metrics_slowest(ldr_server_metrics_t *m,
                              ldr_slow_t out[LDR_METRICS_SLOW])
 {
     ldr_mutex_lock(&m->slow_lock);
-    slow_settle(m, wall_ms());
+    slow_settle(m, ldr_metrics_wall_ms());
     unsigned count = m->slow_count;
     memcpy(out, m->slow, count * sizeof(*out));
     ldr_mutex_unlock(&m->slow_lock);
-
-    for (unsigned i = 1; i < count; i++) {
-        ldr_slow_t s = out[i];
-        unsigned at = i;
-
-        for (; at > 0 && out[at - 1].ns < s.ns; at--) {
-            out[at] = out[at - 1];
-        }
-        out[at] = s;
-    }
     return count;
 }

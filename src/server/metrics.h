@@ -1,7 +1,7 @@
 /*
  * What the daemon counts. Any thread records, with relaxed atomic adds and no
  * lock; only one of the slowest operations takes a lock, briefly. Everything
- * is shown by status.c, by way of the one table in base/metrics.h.
+ * is shown by way of the one table in base/figures.h.
  */
 #pragma once
 
@@ -59,32 +59,6 @@
     X(DENIED, "denied") /* not allowed, or not let in */                       \
     X(FAILED, "failed") /* everything else */
 
-/* Levels that go up and down: X(NAME) */
-#define LDR_LEVEL_MAP(X)                                                       \
-    X(CONNECTING)   /* connections that are not authenticated yet */           \
-    X(LEASES)       /* held by sessions */                                     \
-    X(RESERVATIONS) /* held by sessions */                                     \
-    X(QUARANTINED)  /* leases and reservations whose session is gone while     \
-                       its process lives */                                    \
-    X(JOBS_QUEUED)  /* operations that wait for a thread */                    \
-    X(JOBS_RUNNING)                                                            \
-    X(REPLY_BYTES)     /* in replies that peers did not take yet */            \
-    X(REVOKES_PENDING) /* extents that sessions were asked to unmap */         \
-    X(TRACE_ON)        /* 1 while requests are traced */
-
-/* Events without labels: X(NAME) */
-#define LDR_EVENT_MAP(X)                                                       \
-    X(SESSIONS_DIED)     /* sessions whose process was found gone */           \
-    X(LEASES_ABANDONED)  /* leases and reservations taken back from those */   \
-    X(EXTENTS_RECLAIMED) /* extents that changed their tenant */               \
-    X(RELOADS)                                                                 \
-    X(RELOADS_FAILED)                                                          \
-    X(CHECKSUM_MISMATCH) /* payload that did not match on arrival */           \
-    X(REPORTS)           /* shards that a client found wrong */                \
-    X(TRACE_WRITTEN)     /* requests: lines in the trace */                    \
-    X(TRACE_REPEATED)    /* told again */                                      \
-    X(TRACE_DROPPED)     /* left out */
-
 #define X(name, label) LDR_TRANSPORT_##name,
 typedef enum ldr_transport {
     LDR_TRANSPORT_MAP(X) LDR_TRANSPORT_COUNT
@@ -101,12 +75,35 @@ typedef enum ldr_refusal { LDR_REFUSAL_MAP(X) LDR_REFUSAL_COUNT } ldr_refusal_t;
 #define X(name, label) LDR_OUTCOME_##name,
 typedef enum ldr_outcome { LDR_OUTCOME_MAP(X) LDR_OUTCOME_COUNT } ldr_outcome_t;
 #undef X
-#define X(name) LDR_LEVEL_##name,
-typedef enum ldr_level { LDR_LEVEL_MAP(X) LDR_LEVEL_COUNT } ldr_level_t;
-#undef X
-#define X(name) LDR_EVENT_##name,
-typedef enum ldr_event { LDR_EVENT_MAP(X) LDR_EVENT_COUNT } ldr_event_t;
-#undef X
+
+/* Levels that go up and down. */
+typedef enum ldr_level {
+    LDR_LEVEL_CONNECTING,   /* connections that are not authenticated yet */
+    LDR_LEVEL_LEASES,       /* held by sessions */
+    LDR_LEVEL_RESERVATIONS, /* held by sessions */
+    LDR_LEVEL_QUARANTINED,  /* leases and reservations whose session is gone
+                               while its process lives */
+    LDR_LEVEL_JOBS_QUEUED,  /* operations that wait for a thread */
+    LDR_LEVEL_JOBS_RUNNING,
+    LDR_LEVEL_REPLY_BYTES,     /* in replies that peers did not take yet */
+    LDR_LEVEL_REVOKES_PENDING, /* extents that sessions were asked to unmap */
+    LDR_LEVEL_TRACE_ON,        /* 1 while requests are traced */
+    LDR_LEVEL_COUNT
+} ldr_level_t;
+
+typedef enum ldr_event {
+    LDR_EVENT_SESSIONS_DIED,     /* sessions whose process was found gone */
+    LDR_EVENT_LEASES_ABANDONED,  /* taken back from those; reservations too */
+    LDR_EVENT_EXTENTS_RECLAIMED, /* extents that changed their tenant */
+    LDR_EVENT_RELOADS,
+    LDR_EVENT_RELOADS_FAILED,
+    LDR_EVENT_CHECKSUM_MISMATCH, /* payload that did not match on arrival */
+    LDR_EVENT_REPORTS,           /* shards that a client found wrong */
+    LDR_EVENT_TRACE_WRITTEN,     /* requests: lines in the trace */
+    LDR_EVENT_TRACE_REPEATED,    /* told again */
+    LDR_EVENT_TRACE_DROPPED,     /* left out */
+    LDR_EVENT_COUNT
+} ldr_event_t;
 
 /* One request that was answered. */
 typedef struct ldr_request_note {
@@ -142,15 +139,19 @@ typedef struct ldr_op_count {
     ldr_histogram_t latency;
 } ldr_op_count_t;
 
+typedef struct ldr_transport_count {
+    uint64_t bytes_in, bytes_out;
+    uint64_t opened;
+    int64_t sessions;
+} ldr_transport_count_t;
+
 typedef struct ldr_server_metrics {
     uint64_t start_ms;   /* since 1970 */
     char admin_url[320]; /* "": none. These two are set before it serves */
     bool admin_on;       /* it answers there */
     ldr_op_count_t ops[LDR_METRICS_OPCODES];
     uint64_t statuses[LDR_METRICS_STATUSES]; /* [-status] of failed ones */
-    uint64_t bytes_in[LDR_TRANSPORT_COUNT], bytes_out[LDR_TRANSPORT_COUNT];
-    int64_t sessions[LDR_TRANSPORT_COUNT];
-    uint64_t sessions_opened[LDR_TRANSPORT_COUNT];
+    ldr_transport_count_t transports[LDR_TRANSPORT_COUNT];
     uint64_t auth_fails[LDR_AUTH_FAIL_COUNT];
     uint64_t refusals[LDR_REFUSAL_COUNT];
     int64_t levels[LDR_LEVEL_COUNT];
@@ -160,7 +161,7 @@ typedef struct ldr_server_metrics {
 
     uint64_t slow_floor_ns; /* what is quicker is none of the slowest */
     pthread_mutex_t slow_lock;
-    ldr_slow_t slow[LDR_METRICS_SLOW];
+    ldr_slow_t slow[LDR_METRICS_SLOW]; /* the slowest first */
     unsigned slow_count;
 } ldr_server_metrics_t;
 
@@ -180,6 +181,7 @@ static inline ldr_tenant_count_t *ldr_metrics_tenant(ldr_server_metrics_t *m,
                                                     : LDR_METRICS_TENANTS];
 }
 
+uint64_t ldr_metrics_wall_ms(void); /* since 1970 */
 ldr_outcome_t ldr_metrics_outcome(larder_status_t status);
 /* Enters it among the slowest, if it is. */
 void ldr_metrics_slow(ldr_server_metrics_t *m, const ldr_request_note_t *r);
@@ -202,11 +204,11 @@ static inline void ldr_metrics_request(ldr_server_metrics_t *m,
     }
     if (r->bytes_in != 0) {
         ldr_count(&t->bytes_in, r->bytes_in);
-        ldr_count(&m->bytes_in[r->transport], r->bytes_in);
+        ldr_count(&m->transports[r->transport].bytes_in, r->bytes_in);
     }
     if (r->bytes_out != 0) {
         ldr_count(&t->bytes_out, r->bytes_out);
-        ldr_count(&m->bytes_out[r->transport], r->bytes_out);
+        ldr_count(&m->transports[r->transport].bytes_out, r->bytes_out);
     }
     if (r->ns > __atomic_load_n(&m->slow_floor_ns, __ATOMIC_RELAXED)) {
         ldr_metrics_slow(m, r);
@@ -218,11 +220,12 @@ static inline void ldr_metrics_session(ldr_server_metrics_t *m,
                                        ldr_transport_t transport,
                                        uint32_t tenant, int by)
 {
-    __atomic_fetch_add(&m->sessions[transport], by, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&m->transports[transport].sessions, by,
+                       __ATOMIC_RELAXED);
     __atomic_fetch_add(&ldr_metrics_tenant(m, tenant)->sessions, by,
                        __ATOMIC_RELAXED);
     if (by > 0) {
-        ldr_count(&m->sessions_opened[transport], 1);
+        ldr_count(&m->transports[transport].opened, 1);
     }
 }
 

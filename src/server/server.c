@@ -542,7 +542,7 @@ bool ldr_server_is_idle(ldr_server_t *server)
     uint64_t opened = 0;
 
     for (int i = 0; i < LDR_TRANSPORT_COUNT; i++) {
-        opened += __atomic_load_n(&server->metrics->sessions_opened[i],
+        opened += __atomic_load_n(&server->metrics->transports[i].opened,
                                   __ATOMIC_RELAXED);
     }
     ldr_mutex_lock(&server->guest_lock);

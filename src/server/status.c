@@ -2,12 +2,10 @@
 #include "server/status.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "node/metrics.h"
 #include "server/status_int.h"
 
 const char *const ldr_timed_names[LDR_TIMED_COUNT] = {
@@ -25,95 +23,55 @@ static const uint16_t opcodes[] = {
 };
 #define OPCODES (sizeof(opcodes) / sizeof(opcodes[0]))
 
-uint64_t ldr_monitor_wall_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* ---- looking ---- */
 
-static void look_disks(ldr_snapshot_t *now, const larder_stats_t *s)
+static void look_node(ldr_monitor_t *m, ldr_snapshot_t *now)
 {
+    ldr_node_t *node = m->params.node;
+    const larder_stats_t *s = &m->node.s;
+
+    ldr_node_figures(node, &m->node);
+    ldr_node_counters(node, &now->n);
+    now->sum = ldr_counters_sums(&now->n);
+    now->dram_used_bytes = s->dram_used_bytes;
+    now->dirty_shards = m->node.q.dirty_shards;
     for (uint64_t i = 0; i < s->disks; i++) {
         const larder_disk_stats_t *d = &s->disk[i];
 
-        now->values[LDR_COLUMN_written_bytes] +=
-            d->written_bytes + d->carried_bytes;
-        now->values[LDR_COLUMN_ssd_used_bytes] += d->bytes_used;
-        now->troubles[LDR_TROUBLE_DISK_READ] += d->read_errors;
-        now->troubles[LDR_TROUBLE_DISK_WRITE] += d->write_errors;
+        now->written_bytes += d->written_bytes + d->carried_bytes;
+        now->ssd_used_bytes += d->bytes_used;
+        now->read_errors += d->read_errors;
+        now->write_errors += d->write_errors;
     }
-}
-
-static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
-{
-    uint64_t *v = now->values, *t = now->troubles;
-    ldr_counters_t n;
-    larder_stats_t s;
-    ldr_queues_t q;
-
-    ldr_node_stats(node, LDR_NIL, &s);
-    ldr_node_counters(node, &n);
-    ldr_node_queues(node, &q);
-    v[LDR_COLUMN_hits_dram] = n.loads[LARDER_TIER_DRAM];
-    v[LDR_COLUMN_hits_ssd] = n.loads[LARDER_TIER_SSD];
-    v[LDR_COLUMN_hits_shared] = n.loads[LARDER_TIER_SHARED];
-    for (int i = LARDER_CAUSE_ABSENT; i < LARDER_CAUSE_COUNT; i++) {
-        v[LDR_COLUMN_misses] += n.misses[i];
-        t[LDR_TROUBLE_MISSES + i] = n.misses[i];
-    }
-    v[LDR_COLUMN_asked] = n.asked_chunks;
-    v[LDR_COLUMN_found] = n.found_chunks;
-    v[LDR_COLUMN_observed_hits] = n.observed_hits;
-    v[LDR_COLUMN_observed_misses] = n.observed_misses;
-    v[LDR_COLUMN_saves] = n.saves_stored;
-    v[LDR_COLUMN_saved_bytes] = n.saved_bytes;
-    v[LDR_COLUMN_loaded_ssd_bytes] = n.loaded_from[LARDER_TIER_SSD];
-    v[LDR_COLUMN_loaded_shared_bytes] = n.loaded_from[LARDER_TIER_SHARED];
-    v[LDR_COLUMN_loaded_dram_bytes] = n.loaded_from[LARDER_TIER_DRAM];
-    v[LDR_COLUMN_evicted_bytes] = n.evicted_bytes;
-    v[LDR_COLUMN_dram_used_bytes] = s.dram_used_bytes;
-    v[LDR_COLUMN_dirty_shards] = q.dirty_shards;
-    t[LDR_TROUBLE_SAVE_FULL] = n.saves_full;
-    t[LDR_TROUBLE_SAVE_MISMATCH] = n.saves_mismatch;
-    t[LDR_TROUBLE_SAVE_CANCELED] = n.saves_canceled;
-    t[LDR_TROUBLE_SAVE_FAILED] = n.saves_failed;
-    t[LDR_TROUBLE_SAVE_STALE] = n.saves_stale;
-    t[LDR_TROUBLE_SAVE_PAUSED] = n.saves_paused;
-    t[LDR_TROUBLE_DROPPED_EVICTED] = n.queue_evicted[0];
-    t[LDR_TROUBLE_DROPPED_SIZE] = n.saves_dropped_size;
-    t[LDR_TROUBLE_DROPPED_IO] = n.saves_dropped_io;
-    look_disks(now, &s);
     ldr_node_times(node, LARDER_TIER_SSD, &now->timed[LDR_TIMED_DISK_READ],
                    &now->timed[LDR_TIMED_DISK_WRITE]);
 }
 
+/* Gives their sum. */
+static uint64_t look_counters(const uint64_t *from, size_t count, uint64_t *to)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        to[i] = ldr_counted(&from[i]);
+        sum += to[i];
+    }
+    return sum;
+}
+
 static void look_metrics(const ldr_server_metrics_t *m, ldr_snapshot_t *now)
 {
-    uint64_t *v = now->values, *t = now->troubles;
-
     for (size_t i = 0; i < OPCODES; i++) {
         ldr_histogram_read(&m->ops[opcodes[i]].latency, &now->timed[i]);
-        v[LDR_COLUMN_requests] += ldr_op_total(m, opcodes[i]);
+        now->requests += ldr_op_total(m, opcodes[i]);
     }
-    for (unsigned i = 0; i < LDR_METRICS_STATUSES; i++) {
-        t[LDR_TROUBLE_STATUSES + i] = ldr_counted(&m->statuses[i]);
-        v[LDR_COLUMN_failures] += t[LDR_TROUBLE_STATUSES + i];
-    }
-    for (unsigned i = 0; i < LDR_AUTH_FAIL_COUNT; i++) {
-        t[LDR_TROUBLE_AUTH + i] = ldr_counted(&m->auth_fails[i]);
-    }
-    for (unsigned i = 0; i < LDR_REFUSAL_COUNT; i++) {
-        t[LDR_TROUBLE_REFUSALS + i] = ldr_counted(&m->refusals[i]);
-    }
-    t[LDR_TROUBLE_PAYLOAD] =
-        ldr_counted(&m->events[LDR_EVENT_CHECKSUM_MISMATCH]);
-    t[LDR_TROUBLE_REPORTS] = ldr_counted(&m->events[LDR_EVENT_REPORTS]);
+    now->failures =
+        look_counters(m->statuses, LDR_METRICS_STATUSES, now->statuses);
+    look_counters(m->auth_fails, LDR_AUTH_FAIL_COUNT, now->auth_fails);
+    look_counters(m->refusals, LDR_REFUSAL_COUNT, now->refusals);
+    look_counters(m->events, LDR_EVENT_COUNT, now->events);
     for (unsigned i = 0; i < LDR_TRANSPORT_COUNT; i++) {
-        v[LDR_COLUMN_sessions] += (uint64_t)ldr_level(&m->sessions[i]);
+        now->sessions += (uint64_t)ldr_level(&m->transports[i].sessions);
     }
 }
 
@@ -123,8 +81,8 @@ void ldr_monitor_snapshot(ldr_monitor_t *monitor)
 
     LDR_HELD(&monitor->lock);
     memset(now, 0, sizeof(*now));
-    now->when_ms = ldr_monitor_wall_ms();
-    look_node(monitor->params.node, now);
+    now->when_ms = ldr_metrics_wall_ms();
+    look_node(monitor, now);
     look_metrics(monitor->params.metrics, now);
 }
 
@@ -138,39 +96,45 @@ const ldr_snapshot_t *ldr_monitor_before(const ldr_monitor_t *m)
 
 /* ---- rows ---- */
 
-/* What came since `before`, of two operations or more together. */
-static void times(const ldr_snapshot_t *now, const ldr_snapshot_t *before,
-                  const ldr_timed_t *which, unsigned count, uint64_t *p50_ns,
-                  uint64_t *p99_ns)
+void ldr_timed_since(const ldr_snapshot_t *now, const ldr_snapshot_t *before,
+                     ldr_timed_t which, ldr_histogram_t *sum)
 {
-    ldr_histogram_t sum = {0};
-
-    for (unsigned i = 0; i < count; i++) {
-        ldr_histogram_merge(&sum, &now->timed[which[i]]);
-        ldr_histogram_since(&sum, &before->timed[which[i]]);
-    }
-    *p50_ns = ldr_histogram_quantile_ns(&sum, 0.5);
-    *p99_ns = ldr_histogram_quantile_ns(&sum, 0.99);
+    ldr_histogram_merge(sum, &now->timed[which]);
+    ldr_histogram_since(sum, &before->timed[which]);
 }
 
-static void enter_row(ldr_monitor_t *m, const ldr_snapshot_t *now,
+void ldr_times_since(const ldr_snapshot_t *now, const ldr_snapshot_t *before,
+                     int which, ldr_histogram_t *sum)
+{
+    static const ldr_timed_t all[LDR_TIMES_COUNT][3] = {
+        {LDR_TIMED_GET, LDR_TIMED_LEASE, LDR_TIMED_COUNT},
+        {LDR_TIMED_PUT, LDR_TIMED_RESERVE, LDR_TIMED_COMMIT},
+    };
+
+    for (unsigned i = 0; i < 3 && all[which][i] != LDR_TIMED_COUNT; i++) {
+        ldr_timed_since(now, before, all[which][i], sum);
+    }
+}
+
+static void enter_row(ldr_monitor_t *m, ldr_snapshot_t *now,
                       const ldr_snapshot_t *before)
 {
-    static const ldr_timed_t loads[] = {LDR_TIMED_GET, LDR_TIMED_LEASE};
-    static const ldr_timed_t saves[] = {LDR_TIMED_PUT, LDR_TIMED_RESERVE,
-                                        LDR_TIMED_COMMIT};
     ldr_history_row_t *row = &m->rows[m->row_count++ % LDR_MONITOR_ROWS];
     uint64_t *v = row->values;
 
-    row->when_ms = now->when_ms;
-    memcpy(v, now->values, sizeof(row->values));
-    for (unsigned i = 0; i < LDR_COLUMN_LEVELS; i++) {
-        v[i] -= before->values[i];
+    for (int i = 0; i < LDR_TIMES_COUNT; i++) {
+        ldr_histogram_t sum = {0};
+
+        ldr_times_since(now, before, i, &sum);
+        now->p50_ns[i] = ldr_histogram_quantile_ns(&sum, 0.5);
+        now->p99_ns[i] = ldr_histogram_quantile_ns(&sum, 0.99);
     }
-    times(now, before, loads, 2, &v[LDR_COLUMN_load_p50_ns],
-          &v[LDR_COLUMN_load_p99_ns]);
-    times(now, before, saves, 3, &v[LDR_COLUMN_save_p50_ns],
-          &v[LDR_COLUMN_save_p99_ns]);
+    row->when_ms = now->when_ms;
+#define C(name, field) *v++ = now->field - before->field;
+#define L(name, field) *v++ = now->field;
+    LDR_COLUMN_MAP(C, L)
+#undef C
+#undef L
 }
 
 void ldr_monitor_look(ldr_monitor_t *m)

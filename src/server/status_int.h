@@ -5,18 +5,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "node/metrics.h"
 #include "server/metrics.h"
 #include "server/status.h"
 
-#define LDR_LABEL_MAX 32u
+/* Names of places in arrays; NULL: nothing is counted there. */
+const char *ldr_outcome_label(unsigned i);
+const char *ldr_transport_label(unsigned i);
+const char *ldr_auth_fail_label(unsigned i);
+const char *ldr_refusal_label(unsigned i);
+const char *ldr_failure_label(unsigned i); /* of the status -i */
 
-extern const char *const ldr_outcome_names[LDR_OUTCOME_COUNT];
-extern const char *const ldr_transport_names[LDR_TRANSPORT_COUNT];
-extern const char *const ldr_auth_fail_names[LDR_AUTH_FAIL_COUNT];
-extern const char *const ldr_refusal_names[LDR_REFUSAL_COUNT];
-
-/* LARDER_E_BUSY: "busy". */
-void ldr_status_label(larder_status_t status, char label[LDR_LABEL_MAX]);
+/* LARDER_E_BUSY: "busy". Until the thread's next call. */
+const char *ldr_status_label(larder_status_t status);
 const char *ldr_op_label(unsigned opcode);
 /* Requests of this kind, however they ended. */
 uint64_t ldr_op_total(const ldr_server_metrics_t *m, unsigned opcode);
@@ -32,52 +33,61 @@ static inline int64_t ldr_level(const int64_t *level)
 }
 
 typedef struct ldr_process {
-    uint64_t cpu_us, resident_bytes;
+    ldr_milli_t start;
+    ldr_micro_t cpu;
+    uint64_t resident_bytes;
     unsigned long threads;
     uint64_t fds, fds_max;
 } ldr_process_t;
 
-void ldr_process_look(ldr_process_t *p);
+void ldr_process_look(const ldr_server_metrics_t *m, ldr_process_t *p);
+
+/* Of what ldr_tenant_count_t, ldr_server_metrics_t, ldr_process_t have. */
+extern const ldr_row_t ldr_rows_client[], ldr_rows_server[], ldr_rows_process[];
+
+typedef struct ldr_slow_names {
+    const char *op, *by; /* by: NULL: nobody knows */
+    const char *status;  /* as ldr_status_label() */
+    char tenant[LDR_NAME_MAX], space[LDR_SPACE_LABEL];
+} ldr_slow_names_t;
+
+void ldr_slow_names(ldr_node_t *node, const ldr_slow_t *s,
+                    ldr_slow_names_t *out);
 
 /* ---- the monitor ---- */
 
-/* What a row of the history has. C(name): counted since the row before;
- * L(name): as it was then. */
+/* What a row of the history has, of a snapshot. C(name, field): counted since
+ * the row before; L(name, field): as it was then. */
 #define LDR_COLUMN_MAP(C, L)                                                   \
-    C(hits_dram)                                                               \
-    C(hits_ssd)                                                                \
-    C(hits_shared)                                                             \
-    C(misses)                                                                  \
-    C(asked)         /* chunks that engines asked for */                       \
-    C(found)         /* of those */                                            \
-    C(observed_hits) /* in mode observe */                                     \
-    C(observed_misses)                                                         \
-    C(saves)                                                                   \
-    C(saved_bytes)                                                             \
-    C(loaded_dram_bytes)                                                       \
-    C(loaded_ssd_bytes)                                                        \
-    C(loaded_shared_bytes)                                                     \
-    C(written_bytes) /* to disks, reclaim included */                          \
-    C(evicted_bytes)                                                           \
-    C(requests)                                                                \
-    C(failures)                                                                \
-    L(load_p50_ns) /* requests that load: get, lease */                        \
-    L(load_p99_ns)                                                             \
-    L(save_p50_ns) /* requests that save: put, reserve, commit */              \
-    L(save_p99_ns)                                                             \
-    L(dram_used_bytes)                                                         \
-    L(ssd_used_bytes)                                                          \
-    L(sessions)                                                                \
-    L(dirty_shards)
+    C(hits_dram, n.loads[LARDER_TIER_DRAM])                                    \
+    C(hits_ssd, n.loads[LARDER_TIER_SSD])                                      \
+    C(hits_shared, n.loads[LARDER_TIER_SHARED])                                \
+    C(misses, sum.misses)                                                      \
+    C(asked, n.asked_chunks)                                                   \
+    C(found, n.found_chunks)                                                   \
+    C(observed_hits, n.observed_hits)                                          \
+    C(observed_misses, n.observed_misses)                                      \
+    C(saves, n.saves_stored)                                                   \
+    C(saved_bytes, n.saved_bytes)                                              \
+    C(loaded_dram_bytes, n.loaded_from[LARDER_TIER_DRAM])                      \
+    C(loaded_ssd_bytes, n.loaded_from[LARDER_TIER_SSD])                        \
+    C(loaded_shared_bytes, n.loaded_from[LARDER_TIER_SHARED])                  \
+    C(written_bytes, written_bytes)                                            \
+    C(evicted_bytes, n.evicted_bytes)                                          \
+    C(requests, requests)                                                      \
+    C(failures, failures)                                                      \
+    L(load_p50_ns, p50_ns[LDR_TIMES_LOAD])                                     \
+    L(load_p99_ns, p99_ns[LDR_TIMES_LOAD])                                     \
+    L(save_p50_ns, p50_ns[LDR_TIMES_SAVE])                                     \
+    L(save_p99_ns, p99_ns[LDR_TIMES_SAVE])                                     \
+    L(dram_used_bytes, dram_used_bytes)                                        \
+    L(ssd_used_bytes, ssd_used_bytes)                                          \
+    L(sessions, sessions)                                                      \
+    L(dirty_shards, dirty_shards)
 
-typedef enum ldr_column {
-#define X(name) LDR_COLUMN_##name,
-    LDR_COLUMN_MAP(X, X)
+#define X(name, field) +1
+enum { LDR_COLUMN_COUNT = LDR_COLUMN_MAP(X, X) };
 #undef X
-        LDR_COLUMN_COUNT
-} ldr_column_t;
-
-#define LDR_COLUMN_LEVELS LDR_COLUMN_load_p50_ns /* the first L */
 
 /* Operations whose times are shown: those of the wire, and the disks'. */
 typedef enum ldr_timed {
@@ -91,34 +101,24 @@ typedef enum ldr_timed {
 
 extern const char *const ldr_timed_names[LDR_TIMED_COUNT];
 
-/* Everything that goes wrong, one after the other: causes of misses, statuses
- * of requests, failed authentications, refusals, then these. */
-enum {
-    LDR_TROUBLE_MISSES = 0,
-    LDR_TROUBLE_STATUSES = LDR_TROUBLE_MISSES + LARDER_CAUSE_COUNT,
-    LDR_TROUBLE_AUTH = LDR_TROUBLE_STATUSES + LDR_METRICS_STATUSES,
-    LDR_TROUBLE_REFUSALS = LDR_TROUBLE_AUTH + LDR_AUTH_FAIL_COUNT,
-    LDR_TROUBLE_SAVE_FULL = LDR_TROUBLE_REFUSALS + LDR_REFUSAL_COUNT,
-    LDR_TROUBLE_SAVE_MISMATCH,
-    LDR_TROUBLE_SAVE_CANCELED,
-    LDR_TROUBLE_SAVE_FAILED,
-    LDR_TROUBLE_SAVE_STALE,
-    LDR_TROUBLE_SAVE_PAUSED,
-    LDR_TROUBLE_DROPPED_EVICTED,
-    LDR_TROUBLE_DROPPED_SIZE,
-    LDR_TROUBLE_DROPPED_IO,
-    LDR_TROUBLE_DISK_READ,
-    LDR_TROUBLE_DISK_WRITE,
-    LDR_TROUBLE_PAYLOAD,
-    LDR_TROUBLE_REPORTS,
-    LDR_TROUBLES
-};
+/* Those that load: get, lease; and those that save: put, reserve, commit. */
+enum { LDR_TIMES_LOAD, LDR_TIMES_SAVE, LDR_TIMES_COUNT };
 
 /* The state of what is counted, at one time. */
 typedef struct ldr_snapshot {
     uint64_t when_ms; /* since 1970; 0: none yet */
-    uint64_t values[LDR_COLUMN_COUNT];
-    uint64_t troubles[LDR_TROUBLES];
+    ldr_counters_t n;
+    ldr_sums_t sum;
+    uint64_t statuses[LDR_METRICS_STATUSES];
+    uint64_t auth_fails[LDR_AUTH_FAIL_COUNT];
+    uint64_t refusals[LDR_REFUSAL_COUNT];
+    uint64_t events[LDR_EVENT_COUNT];
+    uint64_t requests, failures, sessions;
+    uint64_t written_bytes; /* to disks, reclaim included */
+    uint64_t read_errors, write_errors;
+    uint64_t dram_used_bytes, ssd_used_bytes, dirty_shards;
+    /* Since the look before. */
+    uint64_t p50_ns[LDR_TIMES_COUNT], p99_ns[LDR_TIMES_COUNT];
     ldr_histogram_t timed[LDR_TIMED_COUNT];
 } ldr_snapshot_t;
 
@@ -139,6 +139,7 @@ struct ldr_monitor {
     ldr_snapshot_t *recent;  /* a ring of LDR_MONITOR_RECENT + 1 */
     uint64_t recent_count;
     ldr_snapshot_t *now;       /* where a state is put together */
+    ldr_node_figures_t node;   /* of the same time */
     ldr_space_stats_t *spaces; /* the busiest, LDR_MONITOR_SPACES of them */
 };
 
@@ -146,4 +147,9 @@ struct ldr_monitor {
 void ldr_monitor_snapshot(ldr_monitor_t *monitor);
 /* The oldest of the recent states. */
 const ldr_snapshot_t *ldr_monitor_before(const ldr_monitor_t *monitor);
-uint64_t ldr_monitor_wall_ms(void);
+/* Adds the times between two states: of one operation, or of all that load or
+ * save. */
+void ldr_timed_since(const ldr_snapshot_t *now, const ldr_snapshot_t *before,
+                     ldr_timed_t which, ldr_histogram_t *sum);
+void ldr_times_since(const ldr_snapshot_t *now, const ldr_snapshot_t *before,
+                     int which, ldr_histogram_t *sum);

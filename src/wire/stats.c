@@ -6,98 +6,30 @@
  *   disks      each: lengths of two texts, flags, counters, path, reason
  *   shared     the same, none or one: url, reason
  *
- * Counters are told by their place in the lists below, to which new ones are
- * appended.
+ * Counters are told by their places, which base/figures.h gives them.
  */
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/figures.h"
 #include "wire/wire.h"
 #include "wire/wire_int.h"
 
 #define HEAD_BYTES 16u
 #define PART_HEAD_BYTES 8u
 
-#define COUNTERS(X)                                                            \
-    X(saves_stored)                                                            \
-    X(saves_present)                                                           \
-    X(saves_mismatch)                                                          \
-    X(saves_full)                                                              \
-    X(saves_canceled)                                                          \
-    X(saves_failed)                                                            \
-    X(saves_stale)                                                             \
-    X(saves_dropped_evicted)                                                   \
-    X(saves_dropped_size)                                                      \
-    X(saves_dropped_io)                                                        \
-    X(loads_dram)                                                              \
-    X(loads_ssd)                                                               \
-    X(evicted_chunks)                                                          \
-    X(evicted_bytes)                                                           \
-    X(saved_bytes)                                                             \
-    X(loaded_bytes)                                                            \
-    X(entries)                                                                 \
-    X(entry_bytes)                                                             \
-    X(dram_bytes)                                                              \
-    X(dram_resident_bytes)                                                     \
-    X(dram_used_bytes)                                                         \
-    X(dram_leased_chunks)                                                      \
-    X(pinned_bytes)                                                            \
-    X(removes)                                                                 \
-    X(resets)                                                                  \
-    X(io_uring)                                                                \
-    X(dram_max_bytes)                                                          \
-    X(ssd_max_bytes)                                                           \
-    X(loads_shared)                                                            \
-    X(offers_written)                                                          \
-    X(offers_present)                                                          \
-    X(offers_evicted)                                                          \
-    X(offers_failed)                                                           \
-    X(asked_chunks)                                                            \
-    X(found_chunks)
-
-#define DISK_COUNTERS(X)                                                       \
-    X(bytes_max)                                                               \
-    X(bytes_used)                                                              \
-    X(segments)                                                                \
-    X(segments_lost)                                                           \
-    X(written_bytes)                                                           \
-    X(carried_bytes)                                                           \
-    X(read_bytes)                                                              \
-    X(write_errors)                                                            \
-    X(read_errors)
-
-#define SHARED_COUNTERS(X)                                                     \
-    X(objects)                                                                 \
-    X(shards)                                                                  \
-    X(bytes)                                                                   \
-    X(dead_bytes)                                                              \
-    X(map_bytes)                                                               \
-    X(waiting_shards)                                                          \
-    X(read_bytes)                                                              \
-    X(written_bytes)                                                           \
-    X(read_errors)                                                             \
-    X(write_errors)                                                            \
-    X(gone)                                                                    \
-    X(corrupt)                                                                 \
-    X(cleaner)                                                                 \
-    X(cleaned_objects)                                                         \
-    X(cleaned_bytes)
-
-static const uint16_t counters[] = {
-#define X(field) offsetof(larder_stats_t, field),
-    COUNTERS(X)
+#define X(place, field, ...) [place] = offsetof(STATS, field),
+#define STATS larder_stats_t
+static const uint16_t counters[] = {LDR_STATE_STATS_MAP(X)
+                                        LDR_EVENT_STATS_MAP(X)};
+#undef STATS
+#define STATS larder_disk_stats_t
+static const uint16_t disk_counters[] = {LDR_DISK_STATS_MAP(X)};
+#undef STATS
+#define STATS larder_shared_stats_t
+static const uint16_t shared_counters[] = {LDR_SHARED_STATS_MAP(X)};
+#undef STATS
 #undef X
-};
-static const uint16_t disk_counters[] = {
-#define X(field) offsetof(larder_disk_stats_t, field),
-    DISK_COUNTERS(X)
-#undef X
-};
-static const uint16_t shared_counters[] = {
-#define X(field) offsetof(larder_shared_stats_t, field),
-    SHARED_COUNTERS(X)
-#undef X
-};
 
 #define LENGTH(array) ((unsigned)(sizeof(array) / sizeof(*(array))))
 #define FIELD(type, field) sizeof(((type *)0)->field)

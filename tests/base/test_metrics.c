@@ -54,12 +54,13 @@ static void test_values(void **state)
 
     (void)state;
     ldr_exposition_init(&e, text, sizeof(text));
-    ldr_metric_put(&e, LDR_METRIC_ENTRIES, LDR_NO_LABELS,
+    ldr_metric_put(&e, LDR_METRIC_entries, LDR_NO_LABELS,
                    18446744073709551615u);
-    ldr_metric_put(&e, LDR_METRIC_LOADS, LDR_LABELS("a", "dram"), 1);
-    ldr_metric_put(&e, LDR_METRIC_LOADS, LDR_LABELS("q\"b\\s\nn", "ssd"), 2);
-    ldr_metric_put_signed(&e, LDR_METRIC_LEASES, LDR_NO_LABELS, -3);
-    ldr_metric_put_fixed(&e, LDR_METRIC_CPU, LDR_NO_LABELS, 1500000, 6);
+    ldr_metric_put(&e, LDR_METRIC_loads_total, LDR_LABELS("a", "dram"), 1);
+    ldr_metric_put(&e, LDR_METRIC_loads_total, LDR_LABELS("q\"b\\s\nn", "ssd"),
+                   2);
+    ldr_metric_put_fixed(&e, LDR_METRIC_cpu_seconds_total, LDR_NO_LABELS,
+                         1500000, 6);
     assert_string_equal(
         text,
         "# HELP larder_entries Chunks in the index.\n"
@@ -69,9 +70,6 @@ static void test_values(void **state)
         "# TYPE larder_loads_total counter\n"
         "larder_loads_total{tenant=\"a\",tier=\"dram\"} 1\n"
         "larder_loads_total{tenant=\"q\\\"b\\\\s\\nn\",tier=\"ssd\"} 2\n"
-        "# HELP larder_leases Leases held by sessions.\n"
-        "# TYPE larder_leases gauge\n"
-        "larder_leases -3\n"
         "# HELP process_cpu_seconds_total Processor time the daemon has used.\n"
         "# TYPE process_cpu_seconds_total counter\n"
         "process_cpu_seconds_total 1.5\n");
@@ -86,27 +84,128 @@ static void test_one_turn(void **state)
 
     (void)state;
     ldr_exposition_init(&e, text, sizeof(text));
-    ldr_metric_put(&e, LDR_METRIC_ENTRIES, LDR_NO_LABELS, 1);
-    ldr_metric_put(&e, LDR_METRIC_LEASES, LDR_NO_LABELS, 2);
+    ldr_metric_put(&e, LDR_METRIC_entries, LDR_NO_LABELS, 1);
+    ldr_metric_put(&e, LDR_METRIC_leases, LDR_NO_LABELS, 2);
     size_t length = e.text.length;
-    ldr_metric_put(&e, LDR_METRIC_ENTRIES, LDR_NO_LABELS, 3);
+    ldr_metric_put(&e, LDR_METRIC_entries, LDR_NO_LABELS, 3);
     assert_int_equal(e.text.length, length);
 }
+
+/* ---- rows ---- */
+
+typedef struct record {
+    int64_t level;
+    uint32_t few;
+    uint32_t is;
+    uint64_t some[3], count;
+    ldr_milli_t ratio;
+    ldr_histogram_t times;
+    const ldr_histogram_t *others;
+} record_t;
+
+/* The second place has no name. */
+static const char *names(unsigned i)
+{
+    return i == 1 ? NULL : i == 0 ? "dram" : "ssd";
+}
+
+#define FIGURES(M, V, S, E, J)                                                 \
+    V(leases, GAUGE, "", queues.leases, level, "")                             \
+    V(jobs_queued, GAUGE, "", queues.few, few, "")                             \
+    V(trace_on, GAUGE, "", on, is, "")                                         \
+    J(only, count)                                                             \
+    M(space_info, GAUGE, "tenant,space,label", "")                             \
+    M(moved_bytes_total, COUNTER, "tenant,direction,tier", "")                 \
+    E(names, "save", count)                                                    \
+    E(names, "load", some)                                                     \
+    V(write_amplification_ratio, GAUGE, "", ratio.is, ratio, "")               \
+    M(disk_seconds, HISTOGRAM, "path,operation", "")                           \
+    S(, "read", times)                                                         \
+    S(, "write", others)
+
+#define LDR_ROW record_t
+static const ldr_row_t rows[] = {LDR_ROWS(FIGURES)};
+#undef LDR_ROW
+
+/* Each metric once, of all subjects; those without a series not at all. */
+static void test_rows(void **state)
+{
+    record_t a = {-3, 4, 1, {5, 6, 7}, 8, {1500}, {{0}, 0}, NULL};
+    record_t b = a;
+    ldr_subject_t subjects[] = {{&a, {"a"}}, {&b, {"b"}}};
+    ldr_exposition_t e;
+    char text[20000];
+
+    (void)state;
+    a.others = &b.times;
+    b.others = &a.times;
+    ldr_exposition_init(&e, text, sizeof(text));
+    ldr_figures_put(&e, rows, subjects, 2);
+    assert_true(e.text.length < sizeof(text));
+    assert_null(strstr(text, "space_info"));
+#define HAS(s) assert_non_null(strstr(text, "\n" s "\n"))
+    HAS("larder_leases -3\nlarder_leases -3");
+    HAS("larder_jobs_queued 4");
+    HAS("larder_trace_on 1\nlarder_trace_on 1\n# HELP larder_moved_bytes_total "
+        "Payload saved and loaded, by tier.\n"
+        "# TYPE larder_moved_bytes_total counter\n"
+        "larder_moved_bytes_total{tenant=\"a\",direction=\"save\",tier="
+        "\"dram\"}"
+        " 8\n"
+        "larder_moved_bytes_total{tenant=\"a\",direction=\"load\",tier="
+        "\"dram\"}"
+        " 5\n"
+        "larder_moved_bytes_total{tenant=\"a\",direction=\"load\",tier=\"ssd\"}"
+        " 7\n"
+        "larder_moved_bytes_total{tenant=\"b\",direction=\"save\",tier="
+        "\"dram\"}"
+        " 8");
+    HAS("larder_write_amplification_ratio 1.5");
+    HAS("larder_disk_seconds_count{path=\"b\",operation=\"write\"} 0");
+#undef HAS
+}
+
+static void test_rows_json(void **state)
+{
+    record_t a = {-3, 4, 1, {5, 6, 7}, 8, {1500}, {{0}, 0}, NULL};
+    char text[2000];
+    ldr_json_t j = {.t = ldr_text(text, sizeof(text))};
+
+    (void)state;
+    ldr_json_begin(&j, NULL, '{');
+    ldr_json_text(&j, "name", "a");
+    ldr_figures_json(&j, rows, &a);
+    ldr_json_begin(&j, "list", '[');
+    ldr_json_number(&j, NULL, 1);
+    ldr_json_truth(&j, NULL, false);
+    ldr_json_end(&j, ']');
+    ldr_json_number(&j, "last.one", 1);
+    ldr_json_number(&j, "last.two", 2);
+    ldr_json_end(&j, '}');
+    assert_string_equal(text,
+                        "{\"name\":\"a\",\"queues\":{\"leases\":0,\"few\":4},"
+                        "\"on\":1,\"only\":8,\"ratio\":{\"is\":1.5},"
+                        "\"list\":[1,false],\"last\":{\"one\":1,\"two\":2}}");
+}
+
+#define ONE(M, V, S, E, J) V(request_seconds, HISTOGRAM, "op", , times, "")
+#define LDR_ROW record_t
+static const ldr_row_t histogram_rows[] = {LDR_ROWS(ONE)};
+#undef LDR_ROW
 
 static void test_histogram(void **state)
 {
     ldr_exposition_t e;
-    ldr_histogram_t h = {0};
+    record_t r = {0};
     char text[8000];
 
     (void)state;
-    ldr_histogram_add(&h, 1000);         /* the first bucket, to its brim */
-    ldr_histogram_add(&h, 1001);         /* the second */
-    ldr_histogram_add(&h, 1500000000);   /* 1.5 s */
-    ldr_histogram_add(&h, 100000000000); /* 100 s: in none */
+    ldr_histogram_add(&r.times, 1000);       /* the first bucket, to its brim */
+    ldr_histogram_add(&r.times, 1001);       /* the second */
+    ldr_histogram_add(&r.times, 1500000000); /* 1.5 s */
+    ldr_histogram_add(&r.times, 100000000000); /* 100 s: in none */
     ldr_exposition_init(&e, text, sizeof(text));
-    ldr_metric_put_histogram(&e, LDR_METRIC_REQUEST_SECONDS, LDR_LABELS("get"),
-                             &h);
+    ldr_figures_put(&e, histogram_rows, &(ldr_subject_t){&r, {"get"}}, 1);
     assert_true(e.text.length < sizeof(text));
 #define HAS(s) assert_non_null(strstr(text, "\nlarder_request_seconds" s "\n"))
     assert_non_null(strstr(text, "# TYPE larder_request_seconds histogram\n"));
@@ -132,10 +231,12 @@ static void test_no_room(void **state)
     for (size_t size = 0; size < sizeof(part); size++) {
         memset(part, '#', sizeof(part));
         ldr_exposition_init(&e, whole, sizeof(whole));
-        ldr_metric_put(&e, LDR_METRIC_LOADS, LDR_LABELS("t", "dram"), 12345);
+        ldr_metric_put(&e, LDR_METRIC_loads_total, LDR_LABELS("t", "dram"),
+                       12345);
         size_t length = e.text.length;
         ldr_exposition_init(&e, part, size);
-        ldr_metric_put(&e, LDR_METRIC_LOADS, LDR_LABELS("t", "dram"), 12345);
+        ldr_metric_put(&e, LDR_METRIC_loads_total, LDR_LABELS("t", "dram"),
+                       12345);
         assert_int_equal(e.text.length, length);
         if (size > 0) {
             size_t shown = strnlen(part, size);
@@ -202,10 +303,11 @@ static void test_json(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),    cmocka_unit_test(test_values),
-        cmocka_unit_test(test_one_turn), cmocka_unit_test(test_histogram),
-        cmocka_unit_test(test_no_room),  cmocka_unit_test(test_fixed),
-        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_table),     cmocka_unit_test(test_values),
+        cmocka_unit_test(test_one_turn),  cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_no_room),   cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_json),      cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_rows_json),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -75,47 +75,21 @@ void ldr_ssd_times(ldr_tier_t *tier, ldr_histogram_t *reads,
     }
 }
 
-#define DISK_MAP(X)                                                            \
-    X(DISK_ON, on)                                                             \
-    X(DISK_MAX, bytes_max)                                                     \
-    X(DISK_USED, bytes_used)                                                   \
-    X(DISK_SEGMENTS, segments)                                                 \
-    X(DISK_LOST, segments_lost)                                                \
-    X(DISK_WRITTEN, written_bytes)                                             \
-    X(DISK_CARRIED, carried_bytes)                                             \
-    X(DISK_READ, read_bytes)
-
 void ldr_ssd_metrics(ldr_tier_t *tier, ldr_exposition_t *e)
 {
     const ldr_ssds_t *t = (const ldr_ssds_t *)tier;
-    larder_stats_t s = {0};
+    ldr_disk_figures_t disks[LDR_DISKS_MAX] = {0};
+    ldr_subject_t subjects[LDR_DISKS_MAX];
 
     ldr_host_lock(t->host);
-    ldr_ssd_stats(tier, true, &s);
+    for (unsigned i = 0; i < t->count; i++) {
+        disk_stats(&t->disks[i], &disks[i].s);
+        disks[i].reads = &t->disks[i].read_times;
+        disks[i].writes = &t->disks[i].write_times;
+        subjects[i] = (ldr_subject_t){&disks[i], {disks[i].s.path}};
+    }
     ldr_host_unlock(t->host);
-#define X(id, field)                                                           \
-    for (uint64_t i = 0; i < s.disks; i++) {                                   \
-        ldr_metric_put(e, LDR_METRIC_##id, LDR_LABELS(s.disk[i].path),         \
-                       s.disk[i].field);                                       \
-    }
-    DISK_MAP(X)
-#undef X
-    for (uint64_t i = 0; i < s.disks; i++) {
-        const larder_disk_stats_t *d = &s.disk[i];
-
-        ldr_metric_put(e, LDR_METRIC_DISK_ERRORS, LDR_LABELS(d->path, "read"),
-                       d->read_errors);
-        ldr_metric_put(e, LDR_METRIC_DISK_ERRORS, LDR_LABELS(d->path, "write"),
-                       d->write_errors);
-    }
-    for (uint64_t i = 0; i < s.disks; i++) {
-        ldr_metric_put_histogram(e, LDR_METRIC_DISK_SECONDS,
-                                 LDR_LABELS(s.disk[i].path, "read"),
-                                 &t->disks[i].read_times);
-        ldr_metric_put_histogram(e, LDR_METRIC_DISK_SECONDS,
-                                 LDR_LABELS(s.disk[i].path, "write"),
-                                 &t->disks[i].write_times);
-    }
+    ldr_figures_put(e, ldr_rows_disk, subjects, t->count);
 }
 
 /* ---- records ---- */
