@@ -57,10 +57,6 @@
       "Shards dropped from ssd to make room.")                                 \
     X(REMOVES, COUNTER, "larder_removes_total", "tenant", "Shards removed.")   \
     X(RESETS, COUNTER, "larder_resets_total", "tenant", "Spaces reset.")       \
-    X(OBSERVED, COUNTER, "larder_observed_loads_total", "tenant,outcome",      \
-      "What loads would have been in mode observe: hit or miss.")              \
-    X(OBSERVED_BYTES, COUNTER, "larder_observed_hit_bytes_total", "tenant",    \
-      "Payload that would have been loaded in mode observe.")                  \
     X(TENANT_DRAM, GAUGE, "larder_tenant_dram_bytes", "tenant",                \
       "Memory of the dram tier that the tenant uses.")                         \
     X(TENANT_DRAM_MAX, GAUGE, "larder_tenant_dram_max_bytes", "tenant",        \

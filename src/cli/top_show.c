@@ -143,9 +143,6 @@ static void put_title(const ldr_top_t *t, ldr_top_screen_t *s)
     ldr_prom_values(&t->now, "larder_build_info", "version", &version, 1);
     if (ldr_prom_sum(&t->now, "larder_mode", LDR_WHERE("mode", "paused")) > 0) {
         mode = "PAUSED";
-    } else if (ldr_prom_sum(&t->now, "larder_mode",
-                            LDR_WHERE("mode", "observe")) > 0) {
-        mode = "observing";
     }
     line(s, true, "larder %s  %s", version, t->url);
     if (t->last != LARDER_OK) {
@@ -181,15 +178,8 @@ static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
     double found = rate(t, ASKED, LDR_WHERE("outcome", "found"));
     double asked = rate(t, ASKED, LDR_ANYWHERE);
     double all = level(t, ASKED);
-    double would =
-        rate(t, "larder_observed_loads_total", LDR_WHERE("outcome", "hit"));
-    double watched = rate(t, "larder_observed_loads_total", LDR_ANYWHERE);
     double hits = dram + ssd + shared, loads = hits + misses;
 
-    if (watched > 0) {
-        line(s, true, "observing: %s of %s shards/s would have hit",
-             percent(would, watched).text, count(watched).text);
-    }
     line(s, true, "hit rate %7s of %7s chunks/s asked for;  %7s since start",
          percent(found, asked).text, count(asked).text,
          percent(ldr_prom_sum(&t->now, ASKED, LDR_WHERE("outcome", "found")),

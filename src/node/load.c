@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "node/observe.h"
 
 /* ---- beginning ---- */
 
@@ -100,7 +99,6 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
     larder_cause_t cause;
 
     if (node->mode != LDR_MODE_ON) {
-        ldr_observe_load(node, &load->target);
         return settle(load, LARDER_MISS, LARDER_CAUSE_PAUSED);
     }
     ldr_name_t name =

@@ -55,7 +55,7 @@ bool ldr_node_tenant_label(ldr_node_t *node, uint32_t tenant,
 
 const char *ldr_mode_label(ldr_mode_t mode)
 {
-    static const char *const names[] = {"on", "observe", "paused"};
+    static const char *const names[] = {"on", "paused"};
 
     return names[mode];
 }
@@ -341,15 +341,6 @@ static void put_shadow_hits(const char *name, const ldr_tenant_stats_t *t,
                    t->policy.hits_lru);
 }
 
-static void put_observed(const char *name, const ldr_tenant_stats_t *t,
-                         ldr_exposition_t *e)
-{
-    ldr_metric_put(e, LDR_METRIC_OBSERVED, LDR_LABELS(name, "hit"),
-                   t->n.observed_hits);
-    ldr_metric_put(e, LDR_METRIC_OBSERVED, LDR_LABELS(name, "miss"),
-                   t->n.observed_misses);
-}
-
 static void put_asked(const char *name, const ldr_tenant_stats_t *t,
                       ldr_exposition_t *e)
 {
@@ -370,7 +361,6 @@ static void put_asked(const char *name, const ldr_tenant_stats_t *t,
     X(RECLAIMED_SHARDS, n.reclaimed_chunks)                                    \
     X(REMOVES, n.removes)                                                      \
     X(RESETS, n.resets)                                                        \
-    X(OBSERVED_BYTES, n.observed_hit_bytes)                                    \
     X(TENANT_DRAM, dram_used_bytes)                                            \
     X(TENANT_DRAM_MAX, dram_max)                                               \
     X(TENANT_OVERDUE, dram_overdue_bytes)                                      \
@@ -391,9 +381,8 @@ TENANT_VALUE_MAP(X)
 static void by_tenant(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
 {
     static const tenant_fn all[] = {
-        put_loads,          put_misses,  put_asked,       put_saves,
-        put_dropped,        put_refused, put_moved,       put_observed,
-        put_offers,         put_ranks,   put_shadow_hits,
+        put_loads,   put_misses, put_asked,  put_saves, put_dropped,
+        put_refused, put_moved,  put_offers, put_ranks, put_shadow_hits,
 #define X(id, field) put_##id,
         TENANT_VALUE_MAP(X)
 #undef X

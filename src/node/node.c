@@ -7,7 +7,7 @@
 #include "base/thread.h"
 #include "node/handover.h"
 #include "node/load.h"
-#include "node/observe.h"
+#include "node/metrics.h"
 
 #define DRAM_SPEED 5e9 /* bytes a second, until it was measured */
 
@@ -19,6 +19,27 @@ bool ldr_host_step(ldr_host_t *host)
         did = host->order[i]->ops->step(host->order[i]);
     }
     return did;
+}
+
+void ldr_node_set_mode(ldr_node_t *node, ldr_mode_t mode)
+{
+    ldr_node_lock(node);
+    ldr_mode_t before = node->mode;
+    node->mode = mode;
+    pthread_cond_broadcast(&node->changed);
+    ldr_node_unlock(node);
+    if (mode != before) {
+        ldr_info(&node->log, "the node is %s, it was %s",
+                 ldr_mode_label(mode), ldr_mode_label(before));
+    }
+}
+
+ldr_mode_t ldr_node_get_mode(ldr_node_t *node)
+{
+    ldr_node_lock(node);
+    ldr_mode_t mode = node->mode;
+    ldr_node_unlock(node);
+    return mode;
 }
 
 bool ldr_node_step(ldr_node_t *node)
@@ -114,7 +135,6 @@ static bool tiers_destroy(ldr_node_t *node, unsigned ended)
             node->order[node->tier_count++] = t;
         }
     }
-    ldr_shadow_destroy(node->shadow);
     return node->tier_count == 0;
 }
 

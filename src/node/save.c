@@ -6,7 +6,6 @@
 #include "base/fault.h"
 #include "node/load.h"
 #include "node/node.h"
-#include "node/observe.h"
 
 /* ---- copying in ---- */
 
@@ -118,7 +117,6 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
         return LARDER_E_SIZE;
     }
     if (node->mode != LDR_MODE_ON) {
-        ldr_observe_save(node, t, bytes);
         return LARDER_E_TIER_OFF;
     }
     ldr_reserve_t r = {
@@ -386,7 +384,6 @@ static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item,
     uint32_t shard = LDR_NIL, chunk = LDR_NIL;
     bool found = false;
 
-    ldr_observe_remove(node, space, item);
     if (entry != LDR_NIL) {
         chunk = ldr_index_at(&store->index, entry)->resident;
         shard = ldr_store_resident(store, entry, item->shard);

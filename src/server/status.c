@@ -67,8 +67,6 @@ static void look_node(ldr_node_t *node, ldr_snapshot_t *now)
     }
     v[LDR_COLUMN_asked] = n.asked_chunks;
     v[LDR_COLUMN_found] = n.found_chunks;
-    v[LDR_COLUMN_observed_hits] = n.observed_hits;
-    v[LDR_COLUMN_observed_misses] = n.observed_misses;
     v[LDR_COLUMN_saves] = n.saves_stored;
     v[LDR_COLUMN_saved_bytes] = n.saved_bytes;
     v[LDR_COLUMN_loaded_ssd_bytes] = n.loaded_from[LARDER_TIER_SSD];

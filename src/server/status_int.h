@@ -48,10 +48,8 @@ void ldr_process_look(ldr_process_t *p);
     C(hits_ssd)                                                                \
     C(hits_shared)                                                             \
     C(misses)                                                                  \
-    C(asked)         /* chunks that engines asked for */                       \
-    C(found)         /* of those */                                            \
-    C(observed_hits) /* in mode observe */                                     \
-    C(observed_misses)                                                         \
+    C(asked) /* chunks that engines asked for */                               \
+    C(found) /* of those */                                                    \
     C(saves)                                                                   \
     C(saved_bytes)                                                             \
     C(loaded_dram_bytes)                                                       \
