@@ -64,6 +64,15 @@ def test_socket_without_a_directory(serve, tmp_path):
     assert not where.exists()
 
 
+def test_socket_that_is_a_file(serve, tmp_path):
+    """It is not the daemon's to remove."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    text = refused(serve(start=False, socket=mine), code=FAILED)
+    assert f"{mine}: " in text and "socket" in text.lower()
+    assert mine.read_text() == "mine"
+
+
 def test_second_daemon_on_the_same_port(serve):
     first = serve()
     second = serve(start=False, listen=f"127.0.0.1:{first.tcp[1]}")
