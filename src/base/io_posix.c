@@ -1,3 +1,12 @@
+/*
+ * Files, and one transfer's progress, for both real engines.
+ *
+ * State: a request's own fields behind "the engine's own" in io.h. They are
+ * changed by the thread that carries the request out, between ldr_posix_begin()
+ * and its end; the engine sees to it that this is one thread at a time. No lock
+ * is taken. moved_bytes + what is left in iov[iov_at..] is always the whole
+ * request, and iov[iov_at] is not empty unless the list is at its end.
+ */
 #define _GNU_SOURCE
 #include "base/io_posix.h"
 

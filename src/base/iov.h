@@ -1,7 +1,8 @@
 /*
- * Walking a list of buffers. There are two ways: a cursor, which leaves the list
- * as it is, and dropping bytes off the front of a list that may be changed, as
- * for readv() and writev(). The list and its buffers stay the caller's.
+ * Walking a list of buffers. There are two ways: a cursor, which leaves the
+ * list as it is, and dropping bytes off the front of a list that may be
+ * changed, as for readv() and writev(). The list and its buffers stay the
+ * caller's.
  */
 #pragma once
 

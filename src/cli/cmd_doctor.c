@@ -40,18 +40,12 @@ typedef struct check {
 } check_t;
 
 static const check_t host_checks[] = {
-    {"kernel", ldr_doctor_kernel},
-    {"cpu", ldr_doctor_cpu},
-    {"memory", ldr_doctor_memory},
-    {"hugepages", ldr_doctor_huge},
-    {"memlock", ldr_doctor_memlock},
-    {"numa", ldr_doctor_numa},
-    {"io_uring", ldr_doctor_uring},
-    {"congestion", ldr_doctor_congestion},
-    {"ktls", ldr_doctor_ktls},
-    {"key", ldr_doctor_key},
-    {"clock", ldr_doctor_clock},
-    {"ntp", ldr_doctor_ntp},
+    {"kernel", ldr_doctor_kernel},   {"cpu", ldr_doctor_cpu},
+    {"memory", ldr_doctor_memory},   {"hugepages", ldr_doctor_huge},
+    {"memlock", ldr_doctor_memlock}, {"numa", ldr_doctor_numa},
+    {"io_uring", ldr_doctor_uring},  {"congestion", ldr_doctor_congestion},
+    {"ktls", ldr_doctor_ktls},       {"key", ldr_doctor_key},
+    {"clock", ldr_doctor_clock},     {"ntp", ldr_doctor_ntp},
     {"gpu", ldr_doctor_gpu},
 };
 static const check_t shared_check = {"shared", ldr_doctor_shared};

@@ -55,8 +55,7 @@ static bool gather(larder_gpu_t *gpu, const ldr_gpu_copy_t *copy, walk_t *w,
             continue;
         }
         uint8_t *host = ldr_cursor_here(&w->host);
-        size_t n =
-            ldr_gpu_reach(gpu, host, ldr_cursor_left(&w->host), &there);
+        size_t n = ldr_gpu_reach(gpu, host, ldr_cursor_left(&w->host), &there);
         n = ldr_min64(n, piece - slot->ahead_bytes);
         if (n == 0 || slot->ahead_count == LDR_GPU_AHEAD_RUNS) {
             slot->ahead_count = 0;

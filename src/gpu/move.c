@@ -301,7 +301,8 @@ static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
     n = ldr_min64(n, m->left - m->stop);
     bool other = !by_cpu(m) && m->reach == 0;
     if (other) {
-        m->reach = ldr_gpu_reach(m->gpu, host, ldr_cursor_left(&m->host), &m->there);
+        m->reach =
+            ldr_gpu_reach(m->gpu, host, ldr_cursor_left(&m->host), &m->there);
     }
     if (!by_cpu(m)) {
         n = ldr_min64(n, m->reach);

@@ -1,7 +1,17 @@
+/*
+ * Loads: beginning, waiting, and what a tier reports.
+ *
+ * All of it is done with the node's lock, which begin_fetch() may drop to make
+ * memory resident and then looks everything up again. Invariants:
+ *  1. A load is PENDING exactly while it is in the list of waiters of a shard
+ *     that is READING, whose tier load->tier names.
+ *  2. Whoever ends the wait takes it off that list under the same lock: so
+ *     ready() is called at most once, and never after ldr_load_abandon().
+ *  3. A load that is OK holds its chunk until ldr_load_end().
+ */
 #include "node/load.h"
 
 #include <string.h>
-
 
 /* ---- beginning ---- */
 

@@ -381,8 +381,8 @@ TENANT_VALUE_MAP(X)
 static void by_tenant(ldr_node_t *node, uint32_t tenant, ldr_exposition_t *e)
 {
     static const tenant_fn all[] = {
-        put_loads,   put_misses, put_asked,  put_saves, put_dropped,
-        put_refused, put_moved,  put_offers, put_ranks, put_shadow_hits,
+        put_loads,          put_misses, put_asked,  put_saves, put_dropped,
+        put_refused,        put_moved,  put_offers, put_ranks, put_shadow_hits,
 #define X(id, field) put_##id,
         TENANT_VALUE_MAP(X)
 #undef X

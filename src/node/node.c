@@ -1,3 +1,13 @@
+/*
+ * A node's life: opening, its mode, its tiers, closing.
+ *
+ * Order: store and memory, then the tiers in the order of their table, then
+ * their threads. The end goes the other way round, the dearest tier first.
+ * `mode` and what tiers share are changed with the lock. Whoever opens a node
+ * calls close or hand-over once, when no other call is under way. A tier that
+ * hangs when the node ends is left with all that it may touch: then nothing of
+ * the node is freed.
+ */
 #include "node/node.h"
 
 #include <string.h>
@@ -29,8 +39,8 @@ void ldr_node_set_mode(ldr_node_t *node, ldr_mode_t mode)
     pthread_cond_broadcast(&node->changed);
     ldr_node_unlock(node);
     if (mode != before) {
-        ldr_info(&node->log, "the node is %s, it was %s",
-                 ldr_mode_label(mode), ldr_mode_label(before));
+        ldr_info(&node->log, "the node is %s, it was %s", ldr_mode_label(mode),
+                 ldr_mode_label(before));
     }
 }
 

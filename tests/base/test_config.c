@@ -227,9 +227,10 @@ static void test_reload(void **s)
     ldr_config_t *old = accept_file("dram = 1G\nlog_level = info\ndir = /a\n"
                                     "drain_ms = 5\n[tenant a]\nrate = 1\n",
                                     "--idle_exit_s 9 --io_depth 5");
-    ldr_config_t *c = reload(old, "dram = 2G\nlog_level = debug\nuids = any\n"
-                                  "io_depth = 7\nidle_exit_s = 3\nadmin = none\n"
-                                  "dir = /a\n[tenant b]\nrate = 2\n");
+    ldr_config_t *c =
+        reload(old, "dram = 2G\nlog_level = debug\nuids = any\n"
+                    "io_depth = 7\nidle_exit_s = 3\nadmin = none\n"
+                    "dir = /a\n[tenant b]\nrate = 2\n");
 
     (void)s;
     /* What may change did; flags still count more; the rest is as it was. */

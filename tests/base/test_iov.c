@@ -46,8 +46,8 @@ static void test_cursor(void **state)
         unsigned count = parts(&rand, data, iov);
         ldr_cursor_t c = {iov, 0};
         while (done < BYTES) {
-            size_t n = ldr_min64(ldr_cursor_left(&c),
-                                 1 + ldr_rand_below(&rand, 40));
+            size_t n =
+                ldr_min64(ldr_cursor_left(&c), 1 + ldr_rand_below(&rand, 40));
 
             memcpy(out + done, ldr_cursor_here(&c), n);
             ldr_cursor_go(&c, n);
