@@ -164,7 +164,7 @@ LARDER_API const char *larder_last_error(void);
     X(LARDER_CAUSE_FULL, "full")         /* no room in dram to stage it */     \
     X(LARDER_CAUSE_IO, "io")             /* the read failed */                 \
     X(LARDER_CAUSE_OFFLINE, "offline")   /* the node was not to be reached */  \
-    X(LARDER_CAUSE_PAUSED, "paused")     /* the node is paused or observing */ \
+    X(LARDER_CAUSE_PAUSED, "paused")     /* the node is paused */              \
     X(LARDER_CAUSE_OTHER, "other")       /* one that only the daemon knows */
 
 typedef enum larder_cause {

@@ -1,3 +1,11 @@
+/*
+ * The first broken invariant of this process.
+ *
+ * `aborts` is set by main() or a test before other threads run. `taken` is won
+ * by one thread, which writes `first` and then sets `known` (release); readers
+ * look at `known` (acquire) before `first`. So the text never changes once it
+ * can be read. Any thread may call, under any lock.
+ */
 #include "base/check.h"
 
 #include <stdio.h>

@@ -336,8 +336,6 @@ void ldr_config_help(FILE *out)
               "with --tls_cert FILE --tls_key FILE");
     fprintf(out, "how it runs\n");
     help_line(out, LDR_OPTION_admin, "HOST:PORT|none", "metrics, dashboard");
-    help_line(out, LDR_OPTION_mode, "on|observe",
-              "observe: count what would have hit");
     help_line(out, LDR_OPTION_log_level, "LEVEL", "error, warn, info, debug");
     help_line(out, LDR_OPTION_log, "text|json", "format of log lines");
     help_line(out, LDR_OPTION_drain_ms, "MS", "time to end after SIGTERM");

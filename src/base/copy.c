@@ -1,3 +1,12 @@
+/*
+ * Copies and checksums: the choice of the fastest variant that this CPU has,
+ * and the polynomials of CRC-32C from which the tables are made.
+ *
+ * State: the tables, `usable` and `current`. All are written once, by the first
+ * call (pthread_once), and `current` last (release): who sees it sees the
+ * tables. Only tests change `current` later. Any thread may call; there is no
+ * lock.
+ */
 #include "base/copy.h"
 
 #include <pthread.h>

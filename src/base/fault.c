@@ -1,3 +1,11 @@
+/*
+ * The fault points of this process, one row each.
+ *
+ * A row is armed by writing `first` last (release); ldr_fault_fire() reads it
+ * first (acquire), so it sees the row's `end`. Passes are counted only while a
+ * row is armed. Arming and disarming are a test's or main()'s, one thread at a
+ * time; any thread may pass a point, under any lock.
+ */
 #include "base/fault.h"
 
 #include <errno.h>

@@ -98,12 +98,6 @@
       "Shards dropped from ssd to make room.")                                 \
     V(removes_total, COUNTER, "tenant", , n.removes, "Shards removed.")        \
     V(resets_total, COUNTER, "tenant", , n.resets, "Spaces reset.")            \
-    M(observed_loads_total, COUNTER, "tenant,outcome",                         \
-      "What loads would have been in mode observe: hit or miss.")              \
-    S(, "hit", n.observed_hits)                                                \
-    S(, "miss", n.observed_misses)                                             \
-    V(observed_hit_bytes_total, COUNTER, "tenant", , n.observed_hit_bytes,     \
-      "Payload that would have been loaded in mode observe.")                  \
     V(tenant_dram_bytes, GAUGE, "tenant", dram, dram_used_bytes,               \
       "Memory of the dram tier that the tenant uses.")                         \
     V(tenant_dram_max_bytes, GAUGE, "tenant", dram_max, dram_max,              \

@@ -1,3 +1,10 @@
+/*
+ * Bounds, reading and arithmetic of histograms.
+ *
+ * The only state is the caller's histogram. Those that threads add to are read
+ * by ldr_histogram_read() alone, with relaxed loads and no lock: it gives a
+ * copy of the caller's own, and all other functions work on such copies.
+ */
 #include "base/histogram.h"
 
 uint64_t ldr_histogram_bound_ns(unsigned i)

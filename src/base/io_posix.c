@@ -1,3 +1,12 @@
+/*
+ * Files, and one transfer's progress, for both real engines.
+ *
+ * State: a request's own fields behind "the engine's own" in io.h. They are
+ * changed by the thread that carries the request out, between ldr_posix_begin()
+ * and its end; the engine sees to it that this is one thread at a time. No lock
+ * is taken. moved_bytes + what is left in iov[iov_at..] is always the whole
+ * request, and iov[iov_at] is not empty unless the list is at its end.
+ */
 #define _GNU_SOURCE
 #include "base/io_posix.h"
 
@@ -13,6 +22,7 @@
 
 #include "base/bytes.h"
 #include "base/fault.h"
+#include "base/iov.h"
 
 /* How often in a row the kernel may say EINTR or EAGAIN to one request before
  * that counts as a failed disk: nothing here waits for ever. */
@@ -274,24 +284,16 @@ int ldr_posix_thread(pthread_t *thread_p, const char *name,
     return -error;
 }
 
-static void skip_empty(ldr_io_req_t *req)
-{
-    while (req->iov_at < req->iov_count && req->iov[req->iov_at].iov_len == 0) {
-        req->iov_at++;
-    }
-}
-
 void ldr_posix_begin(ldr_io_req_t *req)
 {
     req->error = 0;
     req->moved_bytes = 0;
-    req->iov_at = 0;
     req->stalls = 0;
     req->next = NULL;
     if (req->kind == LDR_IO_SYNC) {
         req->iov_count = 0;
     }
-    skip_empty(req);
+    req->iov_at = ldr_iov_drop(req->iov, req->iov_count, 0);
 }
 
 void ldr_posix_next(const ldr_io_req_t *req, ldr_posix_part_t *part)
@@ -314,18 +316,10 @@ void ldr_posix_next(const ldr_io_req_t *req, ldr_posix_part_t *part)
 static void advance(ldr_io_req_t *req, size_t bytes)
 {
     req->moved_bytes += bytes;
-    while (bytes > 0 && req->iov_at < req->iov_count) {
-        struct iovec *iov = &req->iov[req->iov_at];
-
-        if (bytes < iov->iov_len) {
-            iov->iov_base = (uint8_t *)iov->iov_base + bytes;
-            iov->iov_len -= bytes;
-            break;
-        }
-        bytes -= iov->iov_len;
-        req->iov_at++;
+    if (req->iov_at < req->iov_count) {
+        req->iov_at += ldr_iov_drop(&req->iov[req->iov_at],
+                                    req->iov_count - req->iov_at, bytes);
     }
-    skip_empty(req);
 }
 
 static ssize_t inject(const ldr_io_req_t *req, ssize_t result)

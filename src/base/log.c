@@ -1,3 +1,10 @@
+/*
+ * Log lines, and the text behind larder_last_error().
+ *
+ * State: the text of the last failure, one for each thread; nobody else sees
+ * it. A log is the caller's, and is only read here. Any thread may call, under
+ * any lock: no function here takes one but the sink's (log_sink.c).
+ */
 #include "base/log.h"
 
 #include <stdarg.h>

@@ -1,3 +1,12 @@
+/*
+ * Memory: allocations, extents (memfds that other processes map), NUMA, and
+ * what limits the kernel sets.
+ *
+ * State: the count of allocations, atomic. An extent is the caller's, who sees
+ * to it that one thread at a time changes it; populating two parts of one
+ * extent at once is allowed. The seals are set before anybody else can have the
+ * file.
+ */
 #define _GNU_SOURCE
 #include "base/mem.h"
 

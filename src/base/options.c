@@ -50,7 +50,7 @@ static const struct {
     {LDR_OPTION_admin_open, {"off", "on"}},
     {LDR_OPTION_listen_open, {"off", "on"}},
     {LDR_OPTION_isolation, {"shared", "strict"}},
-    {LDR_OPTION_mode, {"on", "observe"}},
+    {LDR_OPTION_mode, {"on"}},
     {LDR_OPTION_log, {"text", "json"}},
     {LDR_OPTION_log_level, {"error", "warn", "info", "debug"}},
     {LDR_OPTION_load, {"auto", "always", "never"}},
@@ -204,6 +204,11 @@ static larder_status_t enum_set(size_t index, const char *text,
             *value_p = v;
             return LARDER_OK;
         }
+    }
+    if (index == LDR_OPTION_mode && strcmp(text, "observe") == 0) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "option mode: 'observe' is gone: use `larder serve "
+                        "--trace FILE`, and then `larder plan FILE`");
     }
     ldr_option_range(index, range, sizeof(range));
     return ldr_fail(LARDER_E_INVALID, "option %s: '%.*s' is not %s",

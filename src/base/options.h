@@ -146,8 +146,8 @@
       "how long SIGTERM waits for sessions and disks")                         \
     X(idle_exit_s, UINT, SERVE | RELOAD, "0", 0, 1u << 30,                     \
       "seconds without a session after which it ends by itself; 0: never")     \
-    X(mode, ENUM, SERVE | RELOAD, "on", 0, 1,                                  \
-      "on; observe: count what would have hit, move nothing")                  \
+    X(mode, ENUM, SERVE | RELOAD, "on", 0, 0,                                  \
+      "on, and nothing else: `larder pause` pauses a node")                    \
     X(numa, TEXT, SERVE, "", 0, 255,                                           \
       "NUMA nodes of the arena, like 0 or 0,1; empty: the kernel's choice")    \
     X(trace, TEXT, SERVE, "", 0, 255,                                          \
@@ -207,7 +207,7 @@ enum {
 };
 
 /* The values of ENUM options, in the order of their words. log_level has those
- * of larder_log_level_t, mode the first two of ldr_mode_t (node/). */
+ * of larder_log_level_t. */
 enum { LDR_IO_AUTO, LDR_IO_URING, LDR_IO_PLAIN };
 enum { LDR_ADMIT_ALWAYS, LDR_ADMIT_SECOND };
 enum { LDR_POLICY_LEARNED, LDR_POLICY_LRU };

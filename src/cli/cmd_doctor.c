@@ -41,15 +41,13 @@ typedef struct check {
 } check_t;
 
 static const check_t host_checks[] = {
-    {"config", ldr_doctor_config},  {"secrets", ldr_doctor_secrets},
-    {"tls", ldr_doctor_tls},        {"kernel", ldr_doctor_kernel},
-    {"cpu", ldr_doctor_cpu},        {"memory", ldr_doctor_memory},
-    {"hugepages", ldr_doctor_huge}, {"memlock", ldr_doctor_memlock},
-    {"files", ldr_doctor_files},    {"numa", ldr_doctor_numa},
-    {"io_uring", ldr_doctor_uring}, {"congestion", ldr_doctor_congestion},
-    {"ktls", ldr_doctor_ktls},      {"clock", ldr_doctor_clock},
-    {"ntp", ldr_doctor_ntp},        {"gpu", ldr_doctor_gpu},
-    {"socket", ldr_doctor_socket},
+    {"kernel", ldr_doctor_kernel},   {"cpu", ldr_doctor_cpu},
+    {"memory", ldr_doctor_memory},   {"hugepages", ldr_doctor_huge},
+    {"memlock", ldr_doctor_memlock}, {"numa", ldr_doctor_numa},
+    {"io_uring", ldr_doctor_uring},  {"congestion", ldr_doctor_congestion},
+    {"ktls", ldr_doctor_ktls},       {"key", ldr_doctor_key},
+    {"clock", ldr_doctor_clock},     {"ntp", ldr_doctor_ntp},
+    {"gpu", ldr_doctor_gpu},
 };
 static const check_t shared_check = {"shared", ldr_doctor_shared};
 static const check_t disk_check = {"disk", ldr_doctor_disk};
@@ -356,29 +354,17 @@ static void keep(const session_t *s)
     }
 }
 
-static ldr_config_t *load(const ldr_args_t *args, char *why, size_t size)
+int ldr_cmd_doctor(const ldr_args_t *args)
 {
     char flag[] = "--config";
     char *argv[2] = {flag, (char *)args->values[LDR_FLAG_CONFIG]};
-    ldr_config_t *c = NULL;
-
-    if (ldr_config_load(argv[1] != NULL ? 2 : 0, argv, &c) != LARDER_OK) {
-        snprintf(why, size, "%s", ldr_fail_text());
-        c = ldr_config_new(); /* the host can be looked at all the same */
-    }
-    return c;
-}
-
-int ldr_cmd_doctor(const ldr_args_t *args)
-{
-    char why[512] = "";
     session_t s = {.args = args};
     s.kept = ldr_text(s.kept_text, sizeof(s.kept_text));
-    ldr_config_t *c = load(args, why, sizeof(why));
+    ldr_config_t *c = NULL;
     int code = LDR_EXIT_OK;
 
-    if (c == NULL) {
-        return ldr_cli_fail(args, "not enough memory");
+    if (ldr_config_load(argv[1] != NULL ? 2 : 0, argv, &c) != LARDER_OK) {
+        return ldr_cli_fail(args, "%s", ldr_fail_text());
     }
     if (args->operand_count == 1) {
         code = place_apply(args, c);
@@ -388,7 +374,6 @@ int ldr_cmd_doctor(const ldr_args_t *args)
     }
     if (code == LDR_EXIT_OK) {
         s.doctor.config = c;
-        s.doctor.config_bad = why[0] != '\0' ? why : NULL;
         run_all(&s);
         keep(&s);
         if (!ldr_args_has(args, LDR_FLAG_JSON)) {

@@ -79,7 +79,7 @@ static const struct {
     {"offline", "the node could not be reached"},
     {"denied", "the node does not let this engine in; its log says why"},
     {"version", "the node and this engine speak no common version"},
-    {"paused", "the node is paused, or only observes"},
+    {"paused", "the node is paused"},
     {"other", "a cause that the node knows and this engine is too old for"},
     {"slower", "computing it was expected to be faster (option load)"},
     {"tier", "it is in a tier that the request excludes"},

@@ -230,7 +230,7 @@ static int put_run(const ldr_args_t *args, shard_t *s)
     st = item_run(s, LARDER_OP_PUT);
     if (st == LARDER_E_TIER_OFF) {
         return ldr_cli_fail(args, "the node saves nothing: it is paused "
-                                  "(`larder resume`), or has mode=observe");
+                                  "(`larder resume`)");
     }
     if (st < 0) {
         return ldr_cli_status(args, st);

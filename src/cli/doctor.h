@@ -1,6 +1,8 @@
 /*
  * `larder doctor`: each check looks at one thing of the host, in a process of
- * its own with a bound on its time, and says what it found and what to do. No
+ * its own with a bound on its time, and says what it found and what to do. What
+ * a node says itself when it starts (a mistake in the configuration, a token
+ * that cannot be read, a socket that is in use) is not repeated here. No
  * check leaves anything behind, also when it is killed: files it makes have no
  * name any more when it writes to them. What was measured is kept for `larder
  * plan` (see measured.h).
@@ -19,10 +21,9 @@ typedef enum ldr_verdict {
 
 typedef struct ldr_doctor {
     const ldr_config_t *config;
-    const char *check;      /* the name of the one that runs */
-    const char *subject;    /* the directory or address it is about, or NULL */
-    const char *config_bad; /* why the configuration was refused, or NULL */
-    int pipe;               /* to whom it says it */
+    const char *check;   /* the name of the one that runs */
+    const char *subject; /* the directory or address it is about, or NULL */
+    int pipe;            /* to whom it says it */
 } ldr_doctor_t;
 
 /* One line. cure: what to do, a command where there is one; NULL: nothing. */
@@ -50,7 +51,6 @@ void ldr_doctor_gpu(const ldr_doctor_t *d);
 void ldr_doctor_memory(const ldr_doctor_t *d);
 void ldr_doctor_huge(const ldr_doctor_t *d);
 void ldr_doctor_memlock(const ldr_doctor_t *d);
-void ldr_doctor_files(const ldr_doctor_t *d);
 void ldr_doctor_numa(const ldr_doctor_t *d);
 
 /* doctor_disk.c */
@@ -66,10 +66,5 @@ void ldr_doctor_locks(const ldr_doctor_t *d, const char *path);
 /* doctor_net.c */
 void ldr_doctor_congestion(const ldr_doctor_t *d);
 void ldr_doctor_ktls(const ldr_doctor_t *d);
+void ldr_doctor_key(const ldr_doctor_t *d);
 void ldr_doctor_port(const ldr_doctor_t *d);
-void ldr_doctor_socket(const ldr_doctor_t *d);
-
-/* doctor_config.c */
-void ldr_doctor_config(const ldr_doctor_t *d);
-void ldr_doctor_secrets(const ldr_doctor_t *d);
-void ldr_doctor_tls(const ldr_doctor_t *d);

@@ -209,27 +209,6 @@ static int measure(disk_t *k)
 
 /* ---- what is said ---- */
 
-static void say_refused(const disk_t *k, int error)
-{
-    char cure[LDR_PATH_MAX + 64];
-
-    if (k->missing && (error == EACCES || error == EPERM)) {
-        snprintf(cure, sizeof(cure), "sudo install -d -o %u -g %u %s",
-                 (unsigned)geteuid(), (unsigned)getegid(), k->d->subject);
-    } else if (error == EACCES || error == EPERM) {
-        snprintf(cure, sizeof(cure), "sudo chown %u:%u %s", (unsigned)geteuid(),
-                 (unsigned)getegid(), k->path);
-    } else if (error == EROFS) {
-        snprintf(cure, sizeof(cure), "sudo mount -o remount,rw %s", k->path);
-    } else if (error == ENOSPC || error == EDQUOT) {
-        snprintf(cure, sizeof(cure), "df -h %s; free some space", k->path);
-    } else {
-        snprintf(cure, sizeof(cure), "dmesg | tail");
-    }
-    ldr_doctor_say(k->d, LDR_VERDICT_BAD, cure, "%s: cannot be written: %s",
-                   k->path, strerror(error));
-}
-
 /* False: there is not enough, and it was said. */
 static bool room_ok(const disk_t *k)
 {
@@ -293,7 +272,8 @@ void ldr_doctor_disk(const ldr_doctor_t *d)
     }
     error = measure(&k);
     if (error != 0) {
-        say_refused(&k, error);
+        ldr_doctor_say(d, LDR_VERDICT_BAD, "choose another --dir",
+                       "%s: cannot be written: %s", k.path, strerror(error));
     } else if (room_ok(&k)) {
         say_speed(&k);
     }

@@ -1,4 +1,4 @@
-/* doctor: sockets, addresses, congestion control and TLS in the kernel. */
+/* doctor: ports, congestion control, TLS in the kernel and its key. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -130,6 +130,26 @@ void ldr_doctor_ktls(const ldr_doctor_t *d)
     }
 }
 
+/* ---- the key of the certificate ---- */
+
+void ldr_doctor_key(const ldr_doctor_t *d)
+{
+    const char *path = d->config->options.tls_key;
+    char cure[LDR_OPTION_TEXT + 16];
+    struct stat st;
+
+    if (path[0] == '\0') {
+        ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL, "tls_key is not set");
+    } else if (stat(path, &st) == 0 && (st.st_mode & S_IRWXO) != 0) {
+        snprintf(cure, sizeof(cure), "chmod o= %s", path);
+        ldr_doctor_say(d, LDR_VERDICT_WARN, cure,
+                       "option tls_key: %s: everybody on this host can read it",
+                       path);
+    } else {
+        ldr_doctor_say(d, LDR_VERDICT_OK, NULL, "option tls_key: %s", path);
+    }
+}
+
 /* ---- addresses ---- */
 
 /* The process that listens there; 0: unknown; -errno. */
@@ -248,88 +268,5 @@ void ldr_doctor_port(const ldr_doctor_t *d)
     } else {
         ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s: %s", d->subject,
                        error < 0 ? "the name is not known" : strerror(error));
-    }
-}
-
-/* ---- the Unix socket ---- */
-
-/* "/a/b" -> "/a"; "/a" -> "/"; "a" -> "." */
-static void parent_of(const char *path, char parent[LDR_UNIX_PATH_MAX])
-{
-    const char *slash = strrchr(path, '/');
-
-    if (slash == NULL) {
-        snprintf(parent, LDR_UNIX_PATH_MAX, ".");
-    } else {
-        int length = slash == path ? 1 : (int)(slash - path);
-        snprintf(parent, LDR_UNIX_PATH_MAX, "%.*s", length, path);
-    }
-}
-
-/* The directory of the socket may be made by the daemon, those above not. */
-static void say_directory(const ldr_doctor_t *d, const char *path)
-{
-    char parent[LDR_UNIX_PATH_MAX], above[LDR_UNIX_PATH_MAX], cure[256];
-    struct stat st;
-
-    parent_of(path, parent);
-    parent_of(parent, above);
-    if (stat(parent, &st) != 0) {
-        if (access(above, W_OK | X_OK) == 0) {
-            ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
-                           "%s: free; its directory is made at start", path);
-            return;
-        }
-        snprintf(cure, sizeof(cure), "sudo install -d -o %u -m 0755 %s",
-                 (unsigned)geteuid(), parent);
-        ldr_doctor_say(d, LDR_VERDICT_BAD, cure,
-                       "%s: its directory is not there and cannot be made",
-                       path);
-    } else if (geteuid() != 0 && st.st_uid != 0 && st.st_uid != geteuid()) {
-        ldr_doctor_say(d, LDR_VERDICT_BAD, "choose another --socket",
-                       "%s: %s belongs to uid %u, who could put a socket of "
-                       "his own there",
-                       path, parent, (unsigned)st.st_uid);
-    } else if (access(parent, W_OK | X_OK) != 0) {
-        snprintf(cure, sizeof(cure), "sudo chown %u %s, or another --socket",
-                 (unsigned)geteuid(), parent);
-        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s: %s cannot be written: %s",
-                       path, parent, strerror(errno));
-    } else {
-        ldr_doctor_say(d, LDR_VERDICT_OK, NULL, "%s: free", path);
-    }
-}
-
-void ldr_doctor_socket(const ldr_doctor_t *d)
-{
-    char path[LDR_UNIX_PATH_MAX], cure[LDR_UNIX_PATH_MAX + 32];
-    struct stat st;
-
-    if (!ldr_config_socket(d->config, path)) {
-        ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL, "socket is none");
-        return;
-    }
-    if (lstat(path, &st) != 0) {
-        say_directory(d, path);
-        return;
-    }
-    if (!S_ISSOCK(st.st_mode)) {
-        snprintf(cure, sizeof(cure), "mv %s %s.old", path, path);
-        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s: is there and no socket",
-                       path);
-        return;
-    }
-    int peer = connect_to(path);
-    if (peer >= 0) {
-        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
-                       "%s: a daemon listens there, process %d", path, peer);
-    } else if (peer == -ECONNREFUSED) {
-        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
-                       "%s: left behind by one that ended; is replaced at "
-                       "start",
-                       path);
-    } else {
-        ldr_doctor_say(d, LDR_VERDICT_BAD, "choose another --socket", "%s: %s",
-                       path, strerror(-peer));
     }
 }

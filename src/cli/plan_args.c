@@ -14,70 +14,6 @@
 #include "cli/plan.h"
 
 #define CURVE_HTML 16u
-#define NODES_MAX 10000
-#define ENGINES_MAX 1000000
-
-static void usage(FILE *to)
-{
-    fprintf(
-        to,
-        "usage: larder plan TRACE [FLAG...]\n"
-        "replays a trace through caches of some size, in virtual time: what\n"
-        "hit rate, and how much memory is worth having\n\n"
-        "TRACE is JSONL as Mooncake's (timestamp, input_length, output_length,"
-        "\nhash_ids), plain or compressed with gzip or zstd; -: standard "
-        "input.\n\n"
-        "  --capacity LIST         of DRAM: 5%% of the trace's different "
-        "blocks, or 64G;\n"
-        "                          default: 1%%,5%%,10%%,25%%,50%%\n"
-        "  --policy LIST           default: lru,s3fifo,default,optimal\n"
-        "  --ssd SIZE              a tier below it, as a share or a size\n"
-        "  --ssd-writes SIZE       bytes a day that may be written to it\n"
-        "  --ssd-admit RULE        what may: always, or at the second use\n"
-        "  --model NAME            what a token weighs, and how fast it is "
-        "computed;\n"
-        "                          default: llama-3.1-8b; --models lists "
-        "them\n"
-        "  --bytes-per-token N     in place of the model's\n"
-        "  --block-tokens N        tokens of a hash id; default: as the trace "
-        "says, or 512\n"
-        "  --flops N               operations a second of an engine; default: "
-        "400T\n"
-        "  --prefill N             tokens a second, in place of what --flops "
-        "gives\n"
-        "  --prefill-slow N        position at which a token takes twice as "
-        "long;\n"
-        "                          default: 20000\n"
-        "  --engines N             requests wait for one of N engines; "
-        "default: none waits\n"
-        "  --dram-speed SIZE       bytes a second; default: 50G\n"
-        "  --dram-latency US       microseconds; default: 200\n"
-        "  --ssd-speed SIZE        default: 5G\n"
-        "  --ssd-latency US        default: 500\n"
-        "  --ssd-write-speed SIZE  default: as fast as it must be\n"
-        "  --lookup-ms MS          what is on SSD must be up by then; default: "
-        "as the\n"
-        "                          connector's option\n"
-        "  --measured FILE         these speeds from what `larder doctor "
-        "--json` said;\n"
-        "                          default: disks as it measured them here "
-        "last; none\n"
-        "  --nodes N               the capacity is shared by N nodes, each "
-        "with "
-        "its own\n"
-        "                          policy (lru, default)\n"
-        "  --node-run N            blocks of a chain that stay together on a "
-        "node;\n"
-        "                          default: 1\n"
-        "  --curve N               N capacities more for each policy, from "
-        "0.1 %% to all\n"
-        "  --sample SHARE          only so many of the blocks, e.g. 0.01: for "
-        "long traces\n"
-        "  --html FILE             a report, in one file\n"
-        "  --skip-bad              go on without lines that are no requests\n"
-        "  --json                  for scripts: one JSON object per line\n"
-        "  --help                  this text\n");
-}
 
 static void list_models(void)
 {
@@ -171,238 +107,216 @@ static bool take_sim(ldr_plan_args_t *p, const char *word)
 
 /* ---- the command line ---- */
 
-enum {
-    OPT_CAPACITY = 1000,
-    OPT_POLICY,
-    OPT_SSD,
-    OPT_SSD_WRITES,
-    OPT_SSD_ADMIT,
-    OPT_MODEL,
-    OPT_BYTES,
-    OPT_BLOCK,
-    OPT_FLOPS,
-    OPT_PREFILL,
-    OPT_SLOW,
-    OPT_ENGINES,
-    OPT_DRAM_SPEED,
-    OPT_DRAM_LATENCY,
-    OPT_SSD_SPEED,
-    OPT_SSD_LATENCY,
-    OPT_SSD_WRITE_SPEED,
-    OPT_LOOKUP_MS,
-    OPT_MEASURED,
-    OPT_NODES,
-    OPT_NODE_RUN,
-    OPT_CURVE,
-    OPT_SAMPLE,
-    OPT_HTML,
-    OPT_SKIP_BAD,
-    OPT_JSON,
-    OPT_MODELS,
-    OPT_HELP
-};
-
-static const struct option options[] = {
-    {"capacity", required_argument, NULL, OPT_CAPACITY},
-    {"policy", required_argument, NULL, OPT_POLICY},
-    {"ssd", required_argument, NULL, OPT_SSD},
-    {"ssd-writes", required_argument, NULL, OPT_SSD_WRITES},
-    {"ssd-admit", required_argument, NULL, OPT_SSD_ADMIT},
-    {"model", required_argument, NULL, OPT_MODEL},
-    {"bytes-per-token", required_argument, NULL, OPT_BYTES},
-    {"block-tokens", required_argument, NULL, OPT_BLOCK},
-    {"flops", required_argument, NULL, OPT_FLOPS},
-    {"prefill", required_argument, NULL, OPT_PREFILL},
-    {"prefill-slow", required_argument, NULL, OPT_SLOW},
-    {"engines", required_argument, NULL, OPT_ENGINES},
-    {"dram-speed", required_argument, NULL, OPT_DRAM_SPEED},
-    {"dram-latency", required_argument, NULL, OPT_DRAM_LATENCY},
-    {"ssd-speed", required_argument, NULL, OPT_SSD_SPEED},
-    {"ssd-latency", required_argument, NULL, OPT_SSD_LATENCY},
-    {"ssd-write-speed", required_argument, NULL, OPT_SSD_WRITE_SPEED},
-    {"lookup-ms", required_argument, NULL, OPT_LOOKUP_MS},
-    {"measured", required_argument, NULL, OPT_MEASURED},
-    {"nodes", required_argument, NULL, OPT_NODES},
-    {"node-run", required_argument, NULL, OPT_NODE_RUN},
-    {"curve", required_argument, NULL, OPT_CURVE},
-    {"sample", required_argument, NULL, OPT_SAMPLE},
-    {"html", required_argument, NULL, OPT_HTML},
-    {"skip-bad", no_argument, NULL, OPT_SKIP_BAD},
-    {"json", no_argument, NULL, OPT_JSON},
-    {"models", no_argument, NULL, OPT_MODELS},
-    {"help", no_argument, NULL, OPT_HELP},
-    {0},
-};
-
-/* Given on the command line; 0: not. */
+/* What was given: 0 or NULL: not. */
 typedef struct given {
-    double flops, prefill, bytes, block, curve, nodes, node_run;
+    ldr_plan_args_t p;
+    double flops, prefill, bytes, block, engines, curve, nodes, node_run;
     double dram, ssd_read, ssd_write, lookup_ms;
     const char *measured; /* a file */
     char bad[64];         /* a word of a list that was refused */
 } given_t;
 
-static bool set_count(const char *text, double most, double *count_p)
+/* What a flag's value is, and what its place in given_t has. */
+typedef enum kind {
+    NUMBER,  /* above 0 and at most max, with K to P: a double */
+    COUNT,   /* from min to max: a double */
+    LATENCY, /* microseconds: a double, of seconds */
+    BYTES,   /* in powers of 1024: a uint64_t */
+    SIZE,    /* bytes or a share: an ldr_plan_size_t */
+    SIZES,   /* a list of them */
+    SIMS,    /* a list of policies */
+    TEXT,    /* a const char * */
+    MODEL,   /* the same, of one that is known */
+    ADMIT,   /* a bool: at the second use */
+    FLAG,    /* a bool; it has no value */
+    SHOW     /* shows something, and that is all */
+} kind_t;
+
+#define AT(field) offsetof(given_t, field)
+
+/* The lines of a flag's text are parted by \n. */
+static const struct flag {
+    const char *name, *value;
+    kind_t kind;
+    size_t at;
+    double min, max;
+    const char *text;
+} flags[] = {
+    {"capacity", "LIST", SIZES, 0, 0, 0,
+     "of DRAM: 5% of the trace's different blocks, or 64G;\n"
+     "default: 1%,5%,10%,25%,50%"},
+    {"policy", "LIST", SIMS, 0, 0, 0, "default: lru,s3fifo,default,optimal"},
+    {"ssd", "SIZE", SIZE, AT(p.ssd), 0, 0,
+     "a tier below it, as a share or a size"},
+    {"ssd-writes", "SIZE", BYTES, AT(p.ssd_writes), 0, 0,
+     "bytes a day that may be written to it"},
+    {"ssd-admit", "RULE", ADMIT, AT(p.ssd_second), 0, 0,
+     "what may: always, or at the second use"},
+    {"model", "NAME", MODEL, AT(p.model_name), 0, 0,
+     "what a token weighs, and how fast it is computed;\n"
+     "default: llama-3.1-8b; --models lists them"},
+    {"bytes-per-token", "N", NUMBER, AT(bytes), 0, HUGE_VAL,
+     "in place of the model's"},
+    {"block-tokens", "N", COUNT, AT(block), 1, 1 << 20,
+     "tokens of a hash id; default: as the trace says, or 512"},
+    {"flops", "N", NUMBER, AT(flops), 0, HUGE_VAL,
+     "operations a second of an engine; default: 400T"},
+    {"prefill", "N", NUMBER, AT(prefill), 0, HUGE_VAL,
+     "tokens a second, in place of what --flops gives"},
+    {"prefill-slow", "N", NUMBER, AT(p.model.slow_tokens), 0, HUGE_VAL,
+     "position at which a token takes twice as long;\ndefault: 20000"},
+    {"engines", "N", COUNT, AT(engines), 1, 1000000,
+     "requests wait for one of N engines; default: none waits"},
+    {"dram-speed", "SIZE", NUMBER, AT(dram), 0, HUGE_VAL,
+     "bytes a second; default: 50G"},
+    {"dram-latency", "US", LATENCY, AT(p.model.dram.latency_s), 0, 0,
+     "microseconds; default: 200"},
+    {"ssd-speed", "SIZE", NUMBER, AT(ssd_read), 0, HUGE_VAL, "default: 5G"},
+    {"ssd-latency", "US", LATENCY, AT(p.model.ssd.latency_s), 0, 0,
+     "default: 500"},
+    {"ssd-write-speed", "SIZE", NUMBER, AT(ssd_write), 0, HUGE_VAL,
+     "default: as fast as it must be"},
+    {"lookup-ms", "MS", COUNT, AT(lookup_ms), 1, 60000,
+     "what is on SSD must be up by then; default: as the\n"
+     "connector's option"},
+    {"measured", "FILE", TEXT, AT(measured), 0, 0,
+     "these speeds from what `larder doctor --json` said;\n"
+     "default: disks as it measured them here last; none"},
+    {"nodes", "N", COUNT, AT(nodes), 1, 10000,
+     "the capacity is shared by N nodes, each with its own\n"
+     "policy (lru, default)"},
+    {"node-run", "N", COUNT, AT(node_run), 1, 1 << 20,
+     "blocks of a chain that stay together on a node;\ndefault: 1"},
+    {"curve", "N", COUNT, AT(curve), 2, 1000,
+     "N capacities more for each policy, from 0.1 % to all"},
+    {"sample", "SHARE", NUMBER, AT(p.sample), 0, 1,
+     "only so many of the blocks, e.g. 0.01: for long traces"},
+    {"html", "FILE", TEXT, AT(p.html), 0, 0, "a report, in one file"},
+    {"skip-bad", "", FLAG, AT(p.skip_bad), 0, 0,
+     "go on without lines that are no requests"},
+    {"json", "", FLAG, AT(p.json), 0, 0,
+     "for scripts: one JSON object per line"},
+    {"models", "", SHOW, 0, 0, 0, "the models that --model knows"},
+    {"help", "", SHOW, 0, 0, 0, "this text"},
+};
+#define FLAGS (sizeof(flags) / sizeof(flags[0]))
+#define OPT_FIRST 1000 /* what getopt_long() gives for the first of them */
+
+static void usage(void)
 {
-    return to_number(text, count_p) && *count_p >= 1 && *count_p <= most;
+    printf("usage: larder plan TRACE [FLAG...]\n"
+           "replays a trace through caches of some size, in virtual time: what"
+           "\nhit rate, and how much memory is worth having\n\n"
+           "TRACE is JSONL as Mooncake's (timestamp, input_length, "
+           "output_length,\nhash_ids), plain or compressed with gzip or zstd; "
+           "-: standard input.\n\n");
+    for (size_t i = 0; i < FLAGS; i++) {
+        const char *text = flags[i].text;
+        size_t length = strcspn(text, "\n");
+
+        printf("  --%s %-*s %.*s\n", flags[i].name,
+               (int)(20 - strlen(flags[i].name)), flags[i].value, (int)length,
+               text);
+        if (text[length] != '\0') {
+            printf("%26s%s\n", "", text + length + 1);
+        }
+    }
 }
 
-static bool set_latency(ldr_speed_t *speed, const char *text)
+static bool to_count(const struct flag *f, const char *text, double *value_p)
+{
+    return to_number(text, value_p) && *value_p >= f->min && *value_p <= f->max;
+}
+
+static bool to_latency(const char *text, double *s_p)
 {
     double us = 0;
 
     if (strcmp(text, "0") != 0 && !to_number(text, &us)) {
         return false;
     }
-    speed->latency_s = us * 1e-6;
+    *s_p = us * 1e-6;
     return true;
 }
 
-/* What the engines and tiers are like. */
-static bool take_model(ldr_plan_args_t *p, given_t *g, int opt,
-                       const char *text)
-{
-    double value;
-
-    switch (opt) {
-    case OPT_MODEL:
-        p->model_name = text;
-        return ldr_known_model_find(text) != NULL;
-    case OPT_BYTES:
-        return to_number(text, &g->bytes);
-    case OPT_BLOCK:
-        return set_count(text, 1 << 20, &g->block);
-    case OPT_FLOPS:
-        return to_number(text, &g->flops);
-    case OPT_PREFILL:
-        return to_number(text, &g->prefill);
-    case OPT_SLOW:
-        return to_number(text, &p->model.slow_tokens);
-    case OPT_ENGINES:
-        if (!set_count(text, ENGINES_MAX, &value)) {
-            return false;
-        }
-        p->model.engines = (uint32_t)value;
-        return true;
-    case OPT_DRAM_SPEED:
-        return to_number(text, &g->dram);
-    case OPT_DRAM_LATENCY:
-        return set_latency(&p->model.dram, text);
-    case OPT_SSD_SPEED:
-        return to_number(text, &g->ssd_read);
-    case OPT_SSD_WRITE_SPEED:
-        return to_number(text, &g->ssd_write);
-    case OPT_LOOKUP_MS:
-        return set_count(text, 60000, &g->lookup_ms);
-    case OPT_MEASURED:
-        g->measured = text;
-        return true;
-    default:
-        return set_latency(&p->model.ssd, text);
-    }
-}
-
 /* The flag's value into its place. False: it is no value for it. */
-static bool take(ldr_plan_args_t *p, given_t *g, int opt, const char *text)
+static bool take(given_t *g, const struct flag *f, const char *text)
 {
-    switch (opt) {
-    case OPT_CAPACITY:
-        p->size_count = 0;
-        return each(text, g->bad, sizeof(g->bad), take_size, p) &&
-               p->size_count > 0;
-    case OPT_POLICY:
-        p->sim_count = 0;
-        return each(text, g->bad, sizeof(g->bad), take_sim, p) &&
-               p->sim_count > 0;
-    case OPT_SSD:
-        return to_size(text, &p->ssd);
-    case OPT_SSD_WRITES:
-        return ldr_parse_size(text, &p->ssd_writes);
-    case OPT_SSD_ADMIT:
-        p->ssd_second = strcmp(text, "second") == 0;
-        return p->ssd_second || strcmp(text, "always") == 0;
-    case OPT_NODES:
-        return set_count(text, NODES_MAX, &g->nodes);
-    case OPT_NODE_RUN:
-        return set_count(text, 1 << 20, &g->node_run);
-    case OPT_CURVE:
-        return to_number(text, &g->curve) && g->curve >= 2 && g->curve <= 1000;
-    case OPT_SAMPLE:
-        return to_number(text, &p->sample) && p->sample <= 1;
-    case OPT_HTML:
-        p->html = text;
-        return true;
-    case OPT_SKIP_BAD:
-        p->skip_bad = true;
-        return true;
-    case OPT_JSON:
-        p->json = true;
+    void *at = (char *)g + f->at;
+
+    switch (f->kind) {
+    case NUMBER:
+    case COUNT:
+        return to_count(f, text, at);
+    case LATENCY:
+        return to_latency(text, at);
+    case BYTES:
+        return ldr_parse_size(text, at);
+    case SIZE:
+        return to_size(text, at);
+    case SIZES:
+        g->p.size_count = 0;
+        return each(text, g->bad, sizeof(g->bad), take_size, &g->p) &&
+               g->p.size_count > 0;
+    case SIMS:
+        g->p.sim_count = 0;
+        return each(text, g->bad, sizeof(g->bad), take_sim, &g->p) &&
+               g->p.sim_count > 0;
+    case ADMIT:
+        *(bool *)at = strcmp(text, "second") == 0;
+        return *(bool *)at || strcmp(text, "always") == 0;
+    case FLAG:
+        *(bool *)at = true;
         return true;
     default:
-        return take_model(p, g, opt, text);
+        *(const char **)at = text;
+        return f->kind != MODEL || ldr_known_model_find(text) != NULL;
     }
 }
 
-static void say_choices(int opt)
+/* What the value may be, where that is no list. */
+static void want_of(const struct flag *f, char *text, size_t size)
 {
-    if (opt == OPT_POLICY) {
+    static const char *const wants[] = {
+        [SIZES] = ": sizes are like 64G, or shares like 5%, up to 10000%",
+        [SIZE] = ": sizes are like 64G, or shares like 5%, up to 10000%",
+        [BYTES] = ": a size, like 2T",
+        [ADMIT] = ": always or second",
+        [LATENCY] = ": microseconds, 0 or more",
+        [NUMBER] = ": a number above 0, like 1000, 50G or 400T",
+        [SHOW] = NULL};
+
+    if (f->kind == COUNT) {
+        snprintf(text, size, ": a number from %.0f to %.0f", f->min, f->max);
+    } else if (f->max == 1) {
+        snprintf(text, size, ": a share above 0, up to 1");
+    } else {
+        snprintf(text, size, "%s",
+                 wants[f->kind] != NULL ? wants[f->kind] : "");
+    }
+}
+
+static int refuse(const ldr_args_t *args, const struct flag *f,
+                  const char *value)
+{
+    char want[80];
+
+    if (f->kind == SIMS) {
         fprintf(stderr, "larder plan: policies:");
         for (unsigned i = 0; ldr_sim_at(i) != NULL; i++) {
             fprintf(stderr, " %s", ldr_sim_at(i)->name);
         }
         fprintf(stderr, "\n");
-    } else if (opt == OPT_MODEL) {
+    } else if (f->kind == MODEL) {
         fprintf(stderr, "larder plan: models:");
         for (unsigned i = 0; ldr_known_model(i) != NULL; i++) {
             fprintf(stderr, " %s", ldr_known_model(i)->name);
         }
         fprintf(stderr, "; or give --bytes-per-token and --prefill\n");
     }
-}
-
-/* What the flag's value may be; NULL: see say_choices(). */
-static const char *want_of(int opt)
-{
-    switch (opt) {
-    case OPT_CAPACITY:
-    case OPT_SSD:
-        return "sizes are like 64G, or shares like 5%, up to 10000%";
-    case OPT_SSD_WRITES:
-        return "a size, like 2T";
-    case OPT_SSD_ADMIT:
-        return "always or second";
-    case OPT_NODES:
-        return "a number from 1 to 10000";
-    case OPT_ENGINES:
-        return "a number from 1 to 1000000";
-    case OPT_BLOCK:
-    case OPT_NODE_RUN:
-        return "a number from 1 to 1048576";
-    case OPT_LOOKUP_MS:
-        return "milliseconds, from 1 to 60000";
-    case OPT_CURVE:
-        return "a number from 2 to 1000";
-    case OPT_SAMPLE:
-        return "a share above 0, up to 1";
-    case OPT_DRAM_LATENCY:
-    case OPT_SSD_LATENCY:
-        return "microseconds, 0 or more";
-    case OPT_POLICY:
-    case OPT_MODEL:
-        return NULL;
-    default:
-        return "a number above 0, like 1000, 50G or 400T";
-    }
-}
-
-static const char *flag_of(int opt)
-{
-    unsigned i = 0;
-
-    while (options[i].name != NULL && options[i].val != opt) {
-        i++;
-    }
-    return options[i].name;
+    want_of(f, want, sizeof(want));
+    return ldr_cli_usage(args, "--%s: '%s' cannot be used%s", f->name, value,
+                         want);
 }
 
 /* A report is written when all is done: too late to find out. */
@@ -496,6 +410,7 @@ static void complete(ldr_plan_args_t *p, const given_t *g)
     char word[32];
 
     p->model.block_tokens = (uint32_t)g->block;
+    p->model.engines = (uint32_t)g->engines;
     p->model.bytes_per_token = g->bytes > 0 ? g->bytes : known->bytes_per_token;
     p->model.prefill_rate =
         g->prefill > 0
@@ -519,37 +434,40 @@ static void complete(ldr_plan_args_t *p, const given_t *g)
 int ldr_plan_parse(const ldr_args_t *args, int argc, char **argv,
                    ldr_plan_args_t *p, bool *done_p)
 {
-    given_t g = {0};
+    struct option options[FLAGS + 1] = {0};
+    given_t g = {.p = *p};
     int opt;
 
+    for (size_t i = 0; i < FLAGS; i++) {
+        options[i] = (struct option){flags[i].name, flags[i].value[0] != '\0',
+                                     NULL, OPT_FIRST + (int)i};
+    }
     opterr = 0;
     while ((opt = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
-        if (opt == 'h' || opt == OPT_HELP || opt == OPT_MODELS) {
-            *done_p = true;
-            if (opt == OPT_MODELS) {
-                list_models();
-            } else {
-                usage(stdout);
-            }
-            return LDR_EXIT_OK;
-        }
+        const struct flag *f =
+            opt >= OPT_FIRST ? &flags[opt - OPT_FIRST] : &flags[FLAGS - 1];
+
         if (opt == ':') {
             return ldr_cli_usage(args, "%s needs a value", argv[optind - 1]);
         }
-        if (opt < OPT_CAPACITY) {
+        if (opt < OPT_FIRST && opt != 'h') {
             return ldr_cli_usage(args, "unknown flag %s", argv[optind - 1]);
         }
-        if (!take(p, &g, opt, optarg)) {
-            say_choices(opt);
-            const char *want = want_of(opt);
-
-            return ldr_cli_usage(
-                args, "--%s: '%s' cannot be used%s%s", flag_of(opt),
-                g.bad[0] != '\0' ? g.bad : optarg, want != NULL ? ": " : "",
-                want != NULL ? want : "");
+        if (f->kind == SHOW) {
+            *done_p = true;
+            if (strcmp(f->name, "models") == 0) {
+                list_models();
+            } else {
+                usage();
+            }
+            return LDR_EXIT_OK;
+        }
+        if (!take(&g, f, optarg)) {
+            return refuse(args, f, g.bad[0] != '\0' ? g.bad : optarg);
         }
         g.bad[0] = '\0';
     }
+    *p = g.p;
     if (argc - optind != 1) {
         return ldr_cli_usage(args, "one TRACE is needed, %d were given",
                              argc - optind);

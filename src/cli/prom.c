@@ -1,3 +1,9 @@
+/*
+ * Samples of a Prometheus text, cut up in place.
+ *
+ * A reading owns its text and its samples; names and labels point into the
+ * text, where NULs have taken the place of what ended them. One thread.
+ */
 #include "cli/prom.h"
 
 #include <stdio.h>

@@ -149,8 +149,6 @@ static void put_title(const ldr_top_t *t, ldr_top_screen_t *s)
     ldr_prom_values(&t->now, NAME(build_info), "version", &version, 1);
     if (LEVEL(mode, "mode", "paused") > 0) {
         mode = "PAUSED";
-    } else if (LEVEL(mode, "mode", "observe") > 0) {
-        mode = "observing";
     }
     line(s, true, "larder %s  %s", version, t->url);
     if (t->last != LARDER_OK) {
@@ -186,14 +184,8 @@ static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
     double found = RATE(asked_chunks_total, "outcome", "found");
     double asked = RATE(asked_chunks_total, NULL);
     double all = LEVEL(asked_chunks_total, NULL);
-    double would = RATE(observed_loads_total, "outcome", "hit");
-    double watched = RATE(observed_loads_total, NULL);
     double hits = dram + ssd + shared, loads = hits + misses;
 
-    if (watched > 0) {
-        line(s, true, "observing: %s of %s shards/s would have hit",
-             PERCENT(would, watched), COUNT(watched));
-    }
     line(s, true, "hit rate %7s of %7s chunks/s asked for;  %7s since start",
          PERCENT(found, asked), COUNT(asked),
          PERCENT(LEVEL(asked_chunks_total, "outcome", "found"), all));

@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/iov.h"
 #include "gpu/gpu_int.h"
 
 #define NAP_NS 20000u   /* between two looks at the engine's event, */
@@ -33,8 +34,8 @@ larder_status_t ldr_gpu_await(larder_gpu_t *gpu, const ldr_gpu_copy_t *copy)
 
 /* Where a walk through all shards' memory on the host is. */
 typedef struct walk {
-    uint32_t shard, index;
-    size_t at;
+    uint32_t shard;
+    ldr_cursor_t host; /* iov is NULL: at its beginning */
 } walk_t;
 
 /* The runs of the next piece of so many bytes. False: there is none, or it has
@@ -47,13 +48,14 @@ static bool gather(larder_gpu_t *gpu, const ldr_gpu_copy_t *copy, walk_t *w,
     slot->ahead_bytes = 0;
     while (slot->ahead_bytes < piece && w->shard < copy->count) {
         const ldr_gpu_shard_t *s = &copy->shards[w->shard];
-        if (w->index == s->host_count) {
-            *w = (walk_t){w->shard + 1, 0, 0};
+        if (w->host.iov == NULL) {
+            w->host.iov = s->host;
+        } else if (w->host.iov == s->host + s->host_count) {
+            *w = (walk_t){w->shard + 1, {NULL, 0}};
             continue;
         }
-        const struct iovec *part = &s->host[w->index];
-        uint8_t *host = (uint8_t *)part->iov_base + w->at;
-        size_t n = ldr_gpu_reach(gpu, host, part->iov_len - w->at, &there);
+        uint8_t *host = ldr_cursor_here(&w->host);
+        size_t n = ldr_gpu_reach(gpu, host, ldr_cursor_left(&w->host), &there);
         n = ldr_min64(n, piece - slot->ahead_bytes);
         if (n == 0 || slot->ahead_count == LDR_GPU_AHEAD_RUNS) {
             slot->ahead_count = 0;
@@ -62,11 +64,7 @@ static bool gather(larder_gpu_t *gpu, const ldr_gpu_copy_t *copy, walk_t *w,
         slot->ahead[slot->ahead_count++] =
             (ldr_gpu_run_t){host, slot->ahead_bytes, n, w->shard};
         slot->ahead_bytes += n;
-        w->at += n;
-        if (w->at == part->iov_len) {
-            w->index++;
-            w->at = 0;
-        }
+        ldr_cursor_go(&w->host, n);
     }
     return slot->ahead_count > 0;
 }
@@ -75,7 +73,7 @@ ldr_cu_t ldr_gpu_ahead(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
                        const ldr_gpu_copy_t *copy, uint64_t bytes)
 {
     const ldr_cuda_t *cuda = gpu->cuda;
-    walk_t w = {0, 0, 0};
+    walk_t w = {0, {NULL, 0}};
     ldr_cu_t result = 0;
 
     for (unsigned i = 0; i < LDR_GPU_SLOTS && result == 0; i++) {

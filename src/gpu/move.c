@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/copy.h"
+#include "base/iov.h"
 #include "base/mem.h"
 #include "gpu/gpu_int.h"
 #include "gpu/layers.h"
@@ -20,15 +21,9 @@
     500000u          /* or so long, for the end: somebody waits for it; */
 #define NAP_NS 20000 /* then this long between two */
 
-typedef struct cursor {
-    const struct iovec *iov;
-    uint32_t index, count;
-    size_t at; /* in iov[index] */
-} cursor_t;
-
 /* Where a shard goes on, with the next part of its layers. */
 typedef struct kept {
-    cursor_t page, host;
+    ldr_cursor_t page, host;
     uint64_t left;
 } kept_t;
 
@@ -40,7 +35,7 @@ typedef struct move {
     uint32_t shard; /* the one that is cut up */
     uint64_t left;  /* bytes of it */
     uint64_t stop;  /* of these, behind the part that is cut up */
-    cursor_t page, host;
+    ldr_cursor_t page, host;
     kept_t *kept;  /* layer by layer: one for each shard; else NULL */
     uint32_t part; /* that is cut up; as many were marked, or one more */
     uint32_t marked;
@@ -169,8 +164,8 @@ static larder_status_t begin_shard(move_t *m)
         return st;
     }
     look_t pages = look_at(s->pages, s->page_count);
-    m->page = (cursor_t){s->pages, 0, s->page_count, 0};
-    m->host = (cursor_t){s->host, 0, s->host_count, 0};
+    m->page = (ldr_cursor_t){s->pages, 0};
+    m->host = (ldr_cursor_t){s->host, 0};
     m->left = look_at(s->host, s->host_count).bytes;
     m->stop = behind(m, 0);
     m->reach = 0;
@@ -209,25 +204,6 @@ static bool next_shard(move_t *m)
     m->stop = behind(m, m->part);
     m->reach = 0;
     return true;
-}
-
-static uint8_t *here(const cursor_t *c)
-{
-    return (uint8_t *)c->iov[c->index].iov_base + c->at;
-}
-
-static size_t rest(const cursor_t *c)
-{
-    return c->iov[c->index].iov_len - c->at;
-}
-
-static void advance(cursor_t *c, size_t bytes)
-{
-    c->at += bytes;
-    if (c->at == c->iov[c->index].iov_len) {
-        c->index++;
-        c->at = 0;
-    }
 }
 
 /* The next bytes on the host are the last run's, or a new run's; other: they
@@ -270,8 +246,8 @@ static size_t cut_units(move_t *m, ldr_gpu_slot_t *slot, size_t bytes)
     size_t done = 0;
 
     while (done < bytes && slot->unit_count < LDR_GPU_UNITS) {
-        uint8_t *page = here(&m->page);
-        size_t n = ldr_min64(rest(&m->page), bytes - done);
+        uint8_t *page = ldr_cursor_here(&m->page);
+        size_t n = ldr_min64(ldr_cursor_left(&m->page), bytes - done);
 
         n = ldr_min64(n, LDR_GPU_UNIT);
         left -= n;
@@ -283,7 +259,7 @@ static size_t cut_units(move_t *m, ldr_gpu_slot_t *slot, size_t bytes)
         u->shard = m->shard;
         u->factor = powers != NULL ? ldr_gpu_factor(powers, left) : 0;
         done += n;
-        advance(&m->page, n);
+        ldr_cursor_go(&m->page, n);
     }
     return done;
 }
@@ -294,15 +270,15 @@ static size_t cut_leaves(move_t *m, ldr_gpu_slot_t *slot, size_t bytes)
     size_t done = 0;
 
     while (done < bytes && slot->leaf_count < LDR_GPU_UNITS) {
-        uint8_t *page = here(&m->page);
-        size_t n = ldr_min64(rest(&m->page), bytes - done);
+        uint8_t *page = ldr_cursor_here(&m->page);
+        size_t n = ldr_min64(ldr_cursor_left(&m->page), bytes - done);
 
         if (!m->copy->load || !nowhere(m->copy, page)) {
             slot->leaves[slot->leaf_count++] =
                 (ldr_gpu_leaf_t){(uintptr_t)page, slot->bytes + done, n};
         }
         done += n;
-        advance(&m->page, n);
+        ldr_cursor_go(&m->page, n);
     }
     return done;
 }
@@ -320,12 +296,13 @@ static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
         slot->leaf_count == LDR_GPU_UNITS) {
         return false; /* before a run is begun that would stay empty */
     }
-    uint8_t *host = here(&m->host);
-    size_t n = ldr_min64(rest(&m->host), piece - slot->bytes);
+    uint8_t *host = ldr_cursor_here(&m->host);
+    size_t n = ldr_min64(ldr_cursor_left(&m->host), piece - slot->bytes);
     n = ldr_min64(n, m->left - m->stop);
     bool other = !by_cpu(m) && m->reach == 0;
     if (other) {
-        m->reach = ldr_gpu_reach(m->gpu, host, rest(&m->host), &m->there);
+        m->reach =
+            ldr_gpu_reach(m->gpu, host, ldr_cursor_left(&m->host), &m->there);
     }
     if (!by_cpu(m)) {
         n = ldr_min64(n, m->reach);
@@ -350,7 +327,7 @@ static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
     }
     slot->bytes += n;
     m->left -= n;
-    advance(&m->host, n);
+    ldr_cursor_go(&m->host, n);
     return true;
 }
 

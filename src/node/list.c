@@ -1,3 +1,12 @@
+/*
+ * Listing what a tenant has, page by page.
+ *
+ * The lock is held for SLICE entries at a time, and not while keys are read
+ * from a disk. node->listing (with the lock) is true while one caller lists:
+ * there is one at a time, because it may wait for a disk. Between two slices
+ * entries come and go: a row tells of something that was there when its slice
+ * was looked at.
+ */
 #include "node/list.h"
 
 #include <string.h>

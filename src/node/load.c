@@ -1,8 +1,17 @@
+/*
+ * Loads: beginning, waiting, and what a tier reports.
+ *
+ * All of it is done with the node's lock, which begin_fetch() may drop to make
+ * memory resident and then looks everything up again. Invariants:
+ *  1. A load is PENDING exactly while it is in the list of waiters of a shard
+ *     that is READING, whose tier load->tier names.
+ *  2. Whoever ends the wait takes it off that list under the same lock: so
+ *     ready() is called at most once, and never after ldr_load_abandon().
+ *  3. A load that is OK holds its chunk until ldr_load_end().
+ */
 #include "node/load.h"
 
 #include <string.h>
-
-#include "node/observe.h"
 
 /* ---- beginning ---- */
 
@@ -100,7 +109,6 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
     larder_cause_t cause;
 
     if (node->mode != LDR_MODE_ON) {
-        ldr_observe_load(node, &load->target);
         return settle(load, LARDER_MISS, LARDER_CAUSE_PAUSED);
     }
     ldr_name_t name =

@@ -2,30 +2,24 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "base/fault.h"
+#include "base/iov.h"
 #include "node/load.h"
 
 /* Copies so many bytes into the caller's next buffers. */
-static uint32_t copy_out(const struct iovec **iov, size_t *at,
-                         const uint8_t *from, size_t bytes, bool check,
-                         uint32_t crc)
+static uint32_t copy_out(ldr_cursor_t *to, const uint8_t *from, size_t bytes,
+                         bool check, uint32_t crc)
 {
     while (bytes > 0) {
-        size_t left = (*iov)->iov_len - *at;
-        size_t take = bytes < left ? bytes : left;
-        uint8_t *to = (uint8_t *)(*iov)->iov_base + *at;
+        size_t take = ldr_min64(bytes, ldr_cursor_left(to));
 
         if (check) {
-            crc = ldr_copy_crc32c(crc, to, from, take);
+            crc = ldr_copy_crc32c(crc, ldr_cursor_here(to), from, take);
         } else {
-            ldr_copy(to, from, take);
+            ldr_copy(ldr_cursor_here(to), from, take);
         }
         from += take;
         bytes -= take;
-        *at += take;
-        if (*at == (*iov)->iov_len) {
-            (*iov)++;
-            *at = 0;
-        }
+        ldr_cursor_go(to, take);
     }
     return crc;
 }
@@ -80,9 +74,8 @@ void ldr_load_copy(ldr_node_t *node, ldr_load_t *load, const ldr_stop_t *stop)
     const ldr_shard_t *sh = &node->store.shards[load->shard];
     bool check = node->options.verify != LDR_VERIFY_ENTRY ||
                  !__atomic_load_n(&sh->checked, __ATOMIC_RELAXED);
-    const struct iovec *iov = load->target.item->iov;
+    ldr_cursor_t to = {load->target.item->iov, 0};
     size_t left = load->length;
-    size_t at = 0;
     uint32_t crc = 0;
 
     if (ldr_item_bytes(load->target.item) < load->length) {
@@ -101,7 +94,7 @@ void ldr_load_copy(ldr_node_t *node, ldr_load_t *load, const ldr_stop_t *stop)
         if (load->status != LARDER_OK) {
             return;
         }
-        crc = copy_out(&iov, &at, from, take, check, crc);
+        crc = copy_out(&to, from, take, check, crc);
         left -= take;
     }
     if (check && crc != sh->crc) {

@@ -1,7 +1,6 @@
 /* What a chain or a shard could be loaded from, and at which cost. */
 #include "base/bytes.h"
 #include "node/load.h"
-#include "node/observe.h"
 
 #define MATCH_SLICE 64u /* chunks looked up before others get the lock */
 
@@ -112,11 +111,7 @@ void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
     bool more = true;
 
     *out = (larder_match_t){.cause = LARDER_CAUSE_NONE};
-    ldr_mode_t mode = ldr_node_get_mode(node);
-    if (mode != LDR_MODE_ON) {
-        if (mode == LDR_MODE_OBSERVE) {
-            ldr_observe_match(node, space, shards, group, keys, count);
-        }
+    if (ldr_node_get_mode(node) != LDR_MODE_ON) {
         if (asks) {
             ldr_node_asked(node, space, count, 0);
         }

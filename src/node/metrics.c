@@ -55,7 +55,7 @@ bool ldr_node_tenant_label(ldr_node_t *node, uint32_t tenant,
 
 const char *ldr_mode_label(unsigned mode)
 {
-    static const char *const names[] = {"on", "observe", "paused"};
+    static const char *const names[] = {"on", "paused"};
 
     return names[mode];
 }

@@ -1,3 +1,13 @@
+/*
+ * A node's life: opening, its mode, its tiers, closing.
+ *
+ * Order: store and memory, then the tiers in the order of their table, then
+ * their threads. The end goes the other way round, the dearest tier first.
+ * `mode` and what tiers share are changed with the lock. Whoever opens a node
+ * calls close or hand-over once, when no other call is under way. A tier that
+ * hangs when the node ends is left with all that it may touch: then nothing of
+ * the node is freed.
+ */
 #include "node/node.h"
 
 #include <string.h>
@@ -7,7 +17,7 @@
 #include "base/thread.h"
 #include "node/handover.h"
 #include "node/load.h"
-#include "node/observe.h"
+#include "node/metrics.h"
 
 #define DRAM_SPEED 5e9 /* bytes a second, until it was measured */
 
@@ -19,6 +29,27 @@ bool ldr_host_step(ldr_host_t *host)
         did = host->order[i]->ops->step(host->order[i]);
     }
     return did;
+}
+
+void ldr_node_set_mode(ldr_node_t *node, ldr_mode_t mode)
+{
+    ldr_node_lock(node);
+    ldr_mode_t before = node->mode;
+    node->mode = mode;
+    pthread_cond_broadcast(&node->changed);
+    ldr_node_unlock(node);
+    if (mode != before) {
+        ldr_info(&node->log, "the node is %s, it was %s", ldr_mode_label(mode),
+                 ldr_mode_label(before));
+    }
+}
+
+ldr_mode_t ldr_node_get_mode(ldr_node_t *node)
+{
+    ldr_node_lock(node);
+    ldr_mode_t mode = node->mode;
+    ldr_node_unlock(node);
+    return mode;
 }
 
 bool ldr_node_step(ldr_node_t *node)
@@ -114,7 +145,6 @@ static bool tiers_destroy(ldr_node_t *node, unsigned ended)
             node->order[node->tier_count++] = t;
         }
     }
-    ldr_shadow_destroy(node->shadow);
     return node->tier_count == 0;
 }
 

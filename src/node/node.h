@@ -20,14 +20,12 @@
 #define LDR_HELPERS_MAX 4u /* threads that make memory resident */
 
 typedef struct ldr_node ldr_node_t;
-typedef struct ldr_shadow ldr_shadow_t; /* observe.c */
 
 /* What the node does with requests. In all modes it removes and resets, since
  * what was dropped must stay dropped, and its disks go on writing down. */
 typedef enum ldr_mode {
     LDR_MODE_ON,
-    LDR_MODE_OBSERVE, /* moves nothing, and counts what would have hit */
-    LDR_MODE_PAUSED   /* moves nothing */
+    LDR_MODE_PAUSED /* moves nothing */
 } ldr_mode_t;
 
 /* What a node stands on. Zero: the real thing. */
@@ -59,7 +57,6 @@ struct ldr_node {
     };
     bool listing; /* somebody lists what is there (list.c) */
     ldr_mode_t mode;
-    ldr_shadow_t *shadow; /* while observing; NULL: none, or no memory */
     void (*revoke)(void *arg, uint32_t extent, uint32_t generation);
     void *revoke_arg;
 
@@ -234,7 +231,7 @@ void ldr_secret_give(ldr_node_t *node, uint32_t tenant,
  * recorded it yet. */
 larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,
                                uint64_t deadline_ns);
-/* ---- modes (observe.c) ---- */
+/* ---- modes (node.c) ---- */
 
 void ldr_node_set_mode(ldr_node_t *node, ldr_mode_t mode);
 ldr_mode_t ldr_node_get_mode(ldr_node_t *node);
@@ -293,7 +290,7 @@ void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
  * is being filled, its chunk is held, nobody sees it; PRESENT; E_FULL; PENDING:
  * full, but that may pass: writes are under way that will free room, or an
  * extent is on its way to the tenant; E_LIMIT (index); E_SIZE; E_TIER_OFF
- * (paused or observing).
+ * (paused).
  */
 larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
                                  size_t bytes, uint32_t *shard_p);

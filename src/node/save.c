@@ -4,35 +4,23 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "base/fault.h"
+#include "base/iov.h"
 #include "node/load.h"
 #include "node/node.h"
-#include "node/observe.h"
 
 /* ---- copying in ---- */
 
-/* Where a copy stands in a caller's list of buffers. */
-typedef struct cursor {
-    const struct iovec *iov;
-    size_t at; /* in the first of them */
-} cursor_t;
-
 /* Copies the next bytes of the caller's buffers into one page. */
-static uint32_t copy_into(uint8_t *page, size_t bytes, cursor_t *from,
+static uint32_t copy_into(uint8_t *page, size_t bytes, ldr_cursor_t *from,
                           uint32_t crc)
 {
     while (bytes > 0) {
-        size_t left = from->iov->iov_len - from->at;
-        size_t take = bytes < left ? bytes : left;
+        size_t take = ldr_min64(bytes, ldr_cursor_left(from));
 
-        crc = ldr_copy_crc32c(
-            crc, page, (const uint8_t *)from->iov->iov_base + from->at, take);
+        crc = ldr_copy_crc32c(crc, page, ldr_cursor_here(from), take);
         page += take;
         bytes -= take;
-        from->at += take;
-        if (from->at == from->iov->iov_len) {
-            from->iov++;
-            from->at = 0;
-        }
+        ldr_cursor_go(from, take);
     }
     return crc;
 }
@@ -44,7 +32,7 @@ static larder_status_t fill(ldr_node_t *node, uint32_t shard,
 {
     const ldr_arena_t *arena = &node->store.arena;
     const ldr_shard_t *sh = &node->store.shards[shard];
-    cursor_t from = {item->iov, 0};
+    ldr_cursor_t from = {item->iov, 0};
     size_t left = sh->length;
     uint32_t crc = 0;
 
@@ -118,7 +106,6 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
         return LARDER_E_SIZE;
     }
     if (node->mode != LDR_MODE_ON) {
-        ldr_observe_save(node, t, bytes);
         return LARDER_E_TIER_OFF;
     }
     ldr_reserve_t r = {
@@ -386,7 +373,6 @@ static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item,
     uint32_t shard = LDR_NIL, chunk = LDR_NIL;
     bool found = false;
 
-    ldr_observe_remove(node, space, item);
     if (entry != LDR_NIL) {
         chunk = ldr_index_at(&store->index, entry)->resident;
         shard = ldr_store_resident(store, entry, item->shard);

@@ -1,3 +1,11 @@
+/*
+ * The stack of leaf-first LRU, as bits along a line of time.
+ *
+ * Invariants: each block that was seen has one bit, at used_at - 1; `live` bits
+ * are set; the tree of sums counts them by CHUNK moments; `now` is behind them
+ * all. One thread; everything is freed before ldr_curve_run() returns but the
+ * hits.
+ */
 #include "plan/curve.h"
 
 #include <string.h>

@@ -1,3 +1,10 @@
+/*
+ * Numbers for the ids of a trace.
+ *
+ * Invariants: numbers are given without gaps, from 0 to count - 1; ids below
+ * `plain` are their own numbers and not in the table, all others are; the table
+ * has at most 7 of 10 slots in use. Nothing is ever removed. One thread.
+ */
 #include "plan/ids.h"
 
 #include <stdbool.h>

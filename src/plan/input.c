@@ -1,3 +1,10 @@
+/*
+ * Reading a trace, plain or compressed.
+ *
+ * raw[from..to) was read and not used yet; the file is read again only when
+ * that is empty. `inside` is true within a compressed stream: an end of the
+ * file there is an error. One thread.
+ */
 #include "plan/input.h"
 
 #include <errno.h>

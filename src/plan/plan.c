@@ -1,3 +1,12 @@
+/*
+ * One simulation: a tape, driven through DRAM and SSD, in the order of its
+ * requests.
+ *
+ * A run_t belongs to one call of ldr_plan_run(); the tape is only read. One
+ * thread. Each request is looked up before it is used: what it hits is what
+ * earlier ones left. Sums are of what is on the tape, and are scaled once at
+ * the end.
+ */
 #include "plan/plan.h"
 
 #include <math.h>

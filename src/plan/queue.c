@@ -1,3 +1,7 @@
+/*
+ * A heap of the times at which engines become free, the earliest first. Times
+ * only grow, so a changed root only sinks. One thread.
+ */
 #include "plan/queue.h"
 
 #include <stddef.h>

@@ -1,3 +1,12 @@
+/*
+ * A log of segments in virtual time.
+ *
+ * Invariants: place_of[b] is the place of block b, and that place names b; a
+ * place whose block's place_of is another one is dead. `filling` is the one
+ * segment that is written to, up to `filled`; the next one in turn is the
+ * oldest, and what is in it is carried or dropped before it is used again. One
+ * thread.
+ */
 #include "plan/ssd.h"
 
 #include "base/log.h"

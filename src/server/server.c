@@ -318,22 +318,11 @@ static larder_status_t tls_open(const ldr_options_t *o, ldr_tls_t **tls_p)
     return ldr_tls_create(&params, tls_p);
 }
 
-/* Paused by an operator or as the configuration has it. A pause and a reload at
- * once come one after the other. */
-static void set_mode(ldr_server_t *server)
-{
-    LDR_HELD(&server->config_lock);
-    ldr_node_set_mode(server->node,
-                      server->paused
-                          ? LDR_MODE_PAUSED
-                          : (ldr_mode_t)server->latest->options.mode);
-}
-
 void ldr_server_pause(ldr_server_t *server, bool paused)
 {
     ldr_mutex_lock(&server->config_lock);
     server->paused = paused;
-    set_mode(server);
+    ldr_node_set_mode(server->node, paused ? LDR_MODE_PAUSED : LDR_MODE_ON);
     ldr_mutex_unlock(&server->config_lock);
 }
 
@@ -585,9 +574,6 @@ bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
     }
     ldr_mutex_lock(&server->config_lock);
     server->latest = config;
-    if (config->options.mode != old->options.mode) {
-        set_mode(server);
-    }
     ldr_mutex_unlock(&server->config_lock);
     if (old != server->config) {
         ldr_config_free(old);

@@ -117,7 +117,7 @@ struct ldr_server {
     ldr_config_t *config;        /* as it was at open: what loops look at */
     ldr_config_t *latest;        /* with what was reloaded; the main thread's */
     pthread_mutex_t config_lock; /* for others who look at the latest */
-    bool paused; /* by an operator: stays so whatever mode says. config_lock */
+    bool paused; /* by an operator, until one resumes it. config_lock */
     ldr_log_t log;
     ldr_node_t *node;
     ldr_server_metrics_t *metrics;

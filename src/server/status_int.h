@@ -65,8 +65,6 @@ void ldr_slow_names(ldr_node_t *node, const ldr_slow_t *s,
     C(misses, sum.misses)                                                      \
     C(asked, n.asked_chunks)                                                   \
     C(found, n.found_chunks)                                                   \
-    C(observed_hits, n.observed_hits)                                          \
-    C(observed_misses, n.observed_misses)                                      \
     C(saves, n.saves_stored)                                                   \
     C(saved_bytes, n.saved_bytes)                                              \
     C(loaded_dram_bytes, n.loaded_from[LARDER_TIER_DRAM])                      \

@@ -1,3 +1,11 @@
+/*
+ * What may be written down: sets of tags, and a bucket of bytes.
+ *
+ * Both are the caller's, who has the node's lock or is the only thread. In a
+ * set the tag used last is first, no tag is there twice, and 0 is a free place.
+ * The bucket's level is at most `most`, and is brought up to date when it is
+ * asked.
+ */
 #include "store/admit.h"
 
 #include <string.h>

@@ -1,3 +1,21 @@
+/*
+ * Pages, and the extents that they lie in. The states of an extent, and what
+ * may be called without the node's lock, are in arena.h; all else here needs
+ * it.
+ *
+ * Invariants
+ *  1. A page is blank, in hand (being made resident), free, or in one shard's
+ *     list; an extent's blank and ready pages and those of its slices in hand
+ *     add up to its count, and the free ones are a part of the ready ones.
+ *  2. Free pages of an extent are linked from its free_head; an OWNED extent
+ *     with a free page is in its tenant's list of open ones, all others are in
+ *     none.
+ *  3. A tenant's counts of extents and of blank, free and in-hand pages are the
+ *     sums over its OWNED extents; what is leaving or overdue is counted apart.
+ *  4. An extent's generation grows by one each time that its memory is made
+ *     anew, and an extent is made anew only when no page, no slice and no
+ *     mapper is left.
+ */
 #include "store/arena.h"
 
 #include "base/bytes.h"

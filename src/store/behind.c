@@ -1,3 +1,11 @@
+/*
+ * The queues of write-behind. All with the node's lock.
+ *
+ * Invariants: a lane is in line exactly while it has shards; a queue's counts
+ * are the sums over its lanes; waiting[t] are the shards in lanes that are of
+ * turn t, and hands[t] those that the tier writes. A shard's bit in `turns` is
+ * set when it is pushed, and is the same when the tier hands it back.
+ */
 #include "store/behind.h"
 
 #include "base/mem.h"

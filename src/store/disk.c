@@ -1,3 +1,12 @@
+/*
+ * A directory: its lock, its superblock, and its segment files. The life of a
+ * segment and the invariants are in disk.h.
+ *
+ * Called by the one thread that has the disk, without the node's lock; it
+ * blocks. The superblock has two copies: the one that was found older or
+ * damaged is written and synced first, then the other, so that one is whole at
+ * any time.
+ */
 #include "store/disk.h"
 
 #include <errno.h>

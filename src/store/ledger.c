@@ -1,3 +1,12 @@
+/*
+ * The ledger: its rows in memory, and writing them. Reading is in
+ * ledger_load.c; the invariants are in ledger.h. One thread: the disk's.
+ *
+ * In memory: rows[0..sorted) are in order and differ, rows[0..written) are in
+ * the file that is current; uses[] has one row for each segment, and use_count
+ * of them are in use. A rewrite goes to the file that is not current and is
+ * synced before that one becomes current.
+ */
 #include "store/ledger.h"
 
 #include <errno.h>

@@ -1,3 +1,11 @@
+/*
+ * Curves of hazard and worth. Pure arithmetic on the caller's ldr_hazard_t,
+ * with the node's lock or in a simulation's only thread.
+ *
+ * `worth` of a row is that of the last rebuild, or of the class's first need;
+ * between two rebuilds only `uses` and `waits` grow. Rows of classes that were
+ * never needed are not looked at, and class_end is above all that were.
+ */
 #include "store/policy_hazard.h"
 
 #define PRIOR_RETURN 0.3f /* the hazard nobody has seen: this over age */

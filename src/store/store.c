@@ -1,3 +1,13 @@
+/*
+ * Chunks and shards in DRAM: making, holding, detaching, freeing. Finding is in
+ * find.c, choosing what goes in evict.c. The invariants are in store.h. All
+ * with the node's lock, which debug builds check.
+ *
+ * Free chunks and shards are linked through `shards` and `next`; those from
+ * chunk_top and shard_top on were never used. What a function here gives back
+ * to the arena nobody holds: a chunk that is held is detached first, and freed
+ * when its last hold ends.
+ */
 #include "store/store.h"
 
 #include <string.h>

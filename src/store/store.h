@@ -102,7 +102,7 @@ typedef struct ldr_chunk {
     X(saves_canceled, "saves that were canceled or late")                      \
     X(saves_failed, "saves refused for their arguments")                       \
     X(saves_stale, "saves overtaken by a reset")                               \
-    X(saves_paused, "saves not taken: the node is paused or observing")        \
+    X(saves_paused, "saves not taken: the node is paused")                     \
     X(saves_dropped_size, "shards larger than a segment")                      \
     X(saves_dropped_io, "shards lost by a failed write")                       \
     X(refused_first, "shards not written down: used once so far")              \
@@ -119,10 +119,7 @@ typedef struct ldr_chunk {
     X(found_chunks, "chunks of those that were found")                         \
     X(matched_chunks, "chunks that matches found, however often")              \
     X(removes, "shards removed")                                               \
-    X(resets, "spaces reset")                                                  \
-    X(observed_hits, "shards asked for while observing that were to be had")   \
-    X(observed_misses, "shards asked for while observing that were not")       \
-    X(observed_hit_bytes, "bytes of those that were to be had")
+    X(resets, "spaces reset")
 
 typedef struct ldr_counters {
 #define X(name, text) uint64_t name;

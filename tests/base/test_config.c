@@ -226,10 +226,11 @@ static void test_reload(void **s)
 {
     ldr_config_t *old = accept_file("dram = 1G\nlog_level = info\ndir = /a\n"
                                     "drain_ms = 5\n[tenant a]\nrate = 1\n",
-                                    "--mode observe --io_depth 5");
-    ldr_config_t *c = reload(old, "dram = 2G\nlog_level = debug\nuids = any\n"
-                                  "io_depth = 7\nmode = on\nadmin = none\n"
-                                  "dir = /a\n[tenant b]\nrate = 2\n");
+                                    "--idle_exit_s 9 --io_depth 5");
+    ldr_config_t *c =
+        reload(old, "dram = 2G\nlog_level = debug\nuids = any\n"
+                    "io_depth = 7\nidle_exit_s = 3\nadmin = none\n"
+                    "dir = /a\n[tenant b]\nrate = 2\n");
 
     (void)s;
     /* What may change did; flags still count more; the rest is as it was. */
@@ -237,7 +238,7 @@ static void test_reload(void **s)
     assert_string_equal(c->options.uids, "any");
     assert_string_equal(c->tenants[0].uids, "any");
     assert_int_equal(c->options.drain_ms, 10000);
-    assert_int_equal(c->options.mode, 1);
+    assert_int_equal(c->options.idle_exit_s, 9);
     assert_int_equal(c->options.io_depth, 5);
     assert_int_equal(c->options.dram, (uint64_t)1 << 30);
     expect_source(c, LDR_OPTION_dram, 1);

@@ -316,9 +316,11 @@ static void test_serve_texts(void **s)
         {LDR_OPTION_listen, "none", "no list of addresses"},
         {LDR_OPTION_listen, "a:1,a:1", "no list of addresses"},
         {LDR_OPTION_socket, "none", NULL},
-        {LDR_OPTION_mode, "paused",
-         "option mode: 'paused' is not on or "
-         "observe"},
+        {LDR_OPTION_mode, "paused", "option mode: 'paused' is not on"},
+        {LDR_OPTION_mode, "on", NULL},
+        {LDR_OPTION_mode, "observe",
+         "option mode: 'observe' is gone: use `larder serve --trace FILE`, "
+         "and then `larder plan FILE`"},
         {LDR_OPTION_log_level, "trace", "error, warn, info or debug"},
         {LDR_OPTION_loops, "65",
          "option loops: 65 is not in the range of 0 to "

@@ -295,27 +295,6 @@ def test_modes(page, daemon, larder):
     page.wait("document.getElementById('notready').hidden")
 
 
-def test_observing(browser, serve, binary):
-    """A node that only observes says what would have hit."""
-    daemon = serve(admin="127.0.0.1:0", mode="observe")
-    engines = Load(os.environ.get("LARDER_BUILD")
-                   or str(pathlib.Path(binary).parents[1]))
-    try:
-        engines.start(daemon.url(), prompts=5)
-        browser.open(daemon.admin + "/")
-        browser.wait("document.querySelector('.kpi')?.textContent.match("
-                     "/Would have hit[1-9]/)")
-        assert text(browser, "#mode") == "observing"
-        assert "only observes" in text(browser, "#notready")
-        assert browser.run(
-            "[...document.querySelectorAll('#c-hits li')].filter("
-            "li => !li.hidden).map(li => li.textContent).join()"
-            ".includes('would have hit')")
-        engines.stop()
-    finally:
-        engines.kill()
-
-
 def test_stopped(page, daemon):
     """A daemon that hangs is said to be gone, and that it came back."""
     daemon.signal(signal.SIGSTOP)

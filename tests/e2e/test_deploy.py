@@ -573,5 +573,5 @@ def test_options_named_in_the_page_exist(larder):
               "dram", "ssd", "rate", "connections"}
     named = set(re.findall(r"(?:^    |`)([a-z_]+) += \w", page, re.M))
     named |= set(re.findall(r"[?&]([a-z_]+)=", page))
-    assert {"listen", "tls_ca", "rate", "mode"} <= named
+    assert {"listen", "tls_ca", "rate", "uids"} <= named
     assert named - {"limit", "bytes"} <= known | tenant | {"dir"}

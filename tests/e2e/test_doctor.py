@@ -2,17 +2,16 @@
 nothing behind. Nothing here asks for a healthy host, only for true answers."""
 import json
 import os
-import resource
-import shutil
+import pathlib
 import socket
 import subprocess
 
 import pytest
 
-BAD, USAGE = 1, 2
-CHECKS = ["config", "secrets", "tls", "kernel", "cpu", "memory", "hugepages",
-          "memlock", "files", "numa", "io_uring", "congestion", "ktls",
-          "clock", "ntp", "gpu", "socket", "shared", "port", "disk"]
+BAD, USAGE, FAILED = 1, 2, 3
+CHECKS = ["kernel", "cpu", "memory", "hugepages", "memlock", "numa",
+          "io_uring", "congestion", "ktls", "key", "clock", "ntp", "gpu",
+          "shared", "port", "disk"]
 
 
 @pytest.fixture(autouse=True)
@@ -31,15 +30,11 @@ class Doctor:
     def __init__(self, larder):
         self.larder = larder
 
-    def __call__(self, *args, files=None):
-        """All that it says, by check; the exit code must go with it. files:
-        so many may be open."""
-        limit = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE,
-                                            (files, files))) if files else None
+    def __call__(self, *args):
+        """All that it says, by check; the exit code must go with it."""
         done = subprocess.run([self.larder.binary, "doctor", "--json",
                                *map(str, args)], cwd=self.larder.cwd,
-                              capture_output=True, timeout=300, check=False,
-                              preexec_fn=limit)
+                              capture_output=True, timeout=300, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.returncode in (0, BAD), done.stderr
         bad = [line for line in lines if line["verdict"] == "bad"]
@@ -49,8 +44,8 @@ class Doctor:
             assert line["found"] and "\n" not in line["found"]
         return lines
 
-    def one(self, check, *args, **more):
-        lines = [x for x in self(*args, **more) if x["check"] == check]
+    def one(self, check, *args):
+        lines = [x for x in self(*args) if x["check"] == check]
         assert len(lines) == 1, lines
         return lines[0]
 
@@ -100,11 +95,12 @@ def test_usage(larder, place, hint):
 
 # ---- configuration ---------------------------------------------------------
 
-def test_broken_config(doctor, tmp_path):
+def test_broken_config(larder, tmp_path):
+    """As `larder serve` says it."""
     file = write(tmp_path / "c", "# one\ndrram = 1G\n")
-    line = doctor.one("config", "--config", file)
-    assert line["verdict"] == "bad"
-    assert line["found"].startswith(f"{file}:2: unknown key drram; did you")
+    done = larder("doctor", "--config", file, code=FAILED)
+    assert f"{file}:2: unknown key drram; did you" in done.err
+    assert done.out == ""
 
 
 def test_config_is_used(doctor, tmp_path):
@@ -113,46 +109,20 @@ def test_config_is_used(doctor, tmp_path):
     lines = doctor("--config", file)
     disks = [x["subject"] for x in lines if x["check"] == "disk"]
     assert disks == [f"{tmp_path}/a", f"{tmp_path}/b"]
-    assert "2 directories, 2 tenants" in lines[0]["found"]
     assert sorted(os.listdir(tmp_path)) == ["c"]
 
 
-def test_secrets(doctor, tmp_path):
-    open_to_all = write(tmp_path / "open", "t")
-    open_to_all.chmod(0o644)
-    kept = write(tmp_path / "kept", "0123456789abcdef\n")
-    kept.chmod(0o600)
-    short = write(tmp_path / "short", "short\n")
-    short.chmod(0o600)
-    file = write(tmp_path / "c", f"[tenant a]\ntoken_file = {open_to_all}\n"
-                                 f"[tenant b]\ntoken_file = {tmp_path}/none\n"
-                                 f"[tenant c]\ntoken_file = {kept}\n"
-                                 f"[tenant d]\ntoken_file = {short}\n")
-    lines = [x for x in doctor("--config", file) if x["check"] == "secrets"]
-    assert [x["verdict"] for x in lines] == ["bad"] * 3
-    assert f"chmod o-rwx {open_to_all}" in lines[0]["found"]
-    assert "tenant b" in lines[1]["found"] and "No such" in lines[1]["found"]
-    assert "tenant d" in lines[2]["found"] and "not 5" in lines[2]["found"]
-    file = write(tmp_path / "c", f"[tenant c]\ntoken_file = {kept}\n")
-    assert doctor.one("secrets", "--config", file)["verdict"] == "ok"
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
-def test_tls(doctor, tmp_path):
-    for name in ("a", "b"):
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
-                        "ec_paramgen_curve:prime256v1", "-nodes", "-keyout",
-                        f"{name}.key", "-out", f"{name}.crt", "-days", "1",
-                        "-subj", "/CN=node"], cwd=tmp_path, check=True,
-                       capture_output=True)
-
-    def verdict(cert, key):
-        file = write(tmp_path / "c", f"tls = on\ntls_cert = {tmp_path}/{cert}\n"
-                                     f"tls_key = {tmp_path}/{key}\n")
-        return doctor.one("tls", "--config", file)["verdict"]
-    assert verdict("a.crt", "a.key") == "ok"
-    assert verdict("a.crt", "b.key") == "bad"
-    assert verdict("none.crt", "a.key") == "bad"
+def test_key(doctor, tmp_path):
+    """What a node does not say: others can read the key."""
+    assert doctor.one("key")["verdict"] == "skip"
+    key = write(tmp_path / "k", "secret")
+    file = write(tmp_path / "c", f"tls = on\ntls_cert = {tmp_path}/cert\n"
+                                 f"tls_key = {key}\n")
+    key.chmod(0o644)
+    line = doctor.one("key", "--config", file)
+    assert line["verdict"] == "warn" and line["do"] == f"chmod o= {key}"
+    key.chmod(0o640)
+    assert doctor.one("key", "--config", file)["verdict"] == "ok"
 
 
 # ---- limits ----------------------------------------------------------------
@@ -164,22 +134,15 @@ def test_memory(doctor, monkeypatch):
     assert line["verdict"] == "bad" and line["do"].startswith("--dram ")
 
 
-def test_files(doctor, monkeypatch):
-    monkeypatch.setenv("LARDER_SESSIONS", "4096")
-    line = doctor.one("files", files=1024)
-    assert line["verdict"] == "warn" and "LimitNOFILE=" in line["do"]
-    monkeypatch.setenv("LARDER_SESSIONS", "10")
-    assert doctor.one("files", files=1024)["verdict"] == "ok"
-
-
 def test_numa(doctor, monkeypatch):
     if not os.path.isdir("/sys/devices/system/node/node0"):
         pytest.skip("no NUMA nodes to be seen")
     monkeypatch.setenv("LARDER_NUMA", "0")
     assert doctor.one("numa")["verdict"] == "ok"
-    monkeypatch.setenv("LARDER_NUMA", "0,63")
-    line = doctor.one("numa")
-    assert line["verdict"] == "bad" and "'0,63'" in line["found"]
+    monkeypatch.delenv("LARDER_NUMA")
+    several = len(list(pathlib.Path("/sys/devices/system/node").glob(
+        "node[0-9]*"))) > 1
+    assert doctor.one("numa")["verdict"] == ("warn" if several else "ok")
 
 
 def test_io_uring(larder, doctor, monkeypatch):
@@ -202,7 +165,7 @@ def test_congestion(doctor, monkeypatch):
 
 # ---- addresses -------------------------------------------------------------
 
-def test_ports(doctor, monkeypatch):
+def test_ports(larder, doctor, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setenv("LARDER_ADMIN", f"127.0.0.1:{port}")
@@ -213,8 +176,7 @@ def test_ports(doctor, monkeypatch):
     line = doctor.one("port")
     assert line["verdict"] == "ok" and "free" in line["found"]
     monkeypatch.setenv("LARDER_ADMIN", "192.0.2.1:80")  # nobody's
-    line = doctor.one("config")
-    assert line["verdict"] == "bad" and "admin_open = on" in line["found"]
+    assert "admin_open = on" in larder("doctor", code=FAILED).err
     monkeypatch.setenv("LARDER_ADMIN_OPEN", "on")
     assert doctor.one("port")["verdict"] == "bad"
 
@@ -224,28 +186,6 @@ def test_listen_addresses(doctor, monkeypatch):
     ports = [x for x in doctor() if x["check"] == "port"]
     assert [x["verdict"] for x in ports] == ["skip", "ok", "ok"]
     assert [x["subject"] for x in ports[1:]] == ["127.0.0.1:0", "localhost:0"]
-
-
-def test_socket(doctor, tmp_path, monkeypatch):
-    path = tmp_path / "l.sock"
-    assert doctor.one("socket")["found"].endswith(": free")
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(path))
-    server.listen(1)
-    line = doctor.one("socket")
-    assert line["verdict"] == "ok" and f"process {os.getpid()}" in line["found"]
-    server.close()
-    assert "left behind" in doctor.one("socket")["found"]
-    path.unlink()
-    path.write_text("mine", encoding="utf-8")
-    line = doctor.one("socket")
-    assert line["verdict"] == "bad" and path.read_text("utf-8") == "mine"
-    monkeypatch.setenv("LARDER_SOCKET", str(tmp_path / "new" / "s"))
-    assert "made at start" in doctor.one("socket")["found"]
-    monkeypatch.setenv("LARDER_SOCKET", str(tmp_path / "a" / "b" / "s"))
-    line = doctor.one("socket")
-    assert line["verdict"] == "bad" and "install -d" in line["do"]
-    assert not (tmp_path / "new").exists() and not (tmp_path / "a").exists()
 
 
 # ---- disks -----------------------------------------------------------------
@@ -286,7 +226,7 @@ def test_directory_of_others(doctor, tmp_path):
     place = tmp_path / "ro"
     place.mkdir(mode=0o555)
     line = doctor.one("disk", place)
-    assert line["verdict"] == "bad" and line["do"].startswith("sudo chown")
+    assert line["verdict"] == "bad" and "cannot be written" in line["found"]
 
 
 def test_read_only_mount(doctor):

@@ -539,18 +539,3 @@ def test_command(larder, tmp_path):
                                      code=USAGE).err
     file.chmod(0o644)
     assert "chmod" in larder("secret", file, code=FAILED).err
-
-
-def test_doctor(larder, tmp_path):
-    file = secret_file(tmp_path, "own", ONE)
-    config = tmp_path / "conf"
-    config.write_text(f"[tenant a]\nsecret_file = {file}\n")
-
-    def secrets(code):
-        return [one for one in larder.json("doctor", "--config", config,
-                                           code=code)
-                if one["check"] == "secrets"]
-
-    assert secrets(0)[0]["verdict"] == "ok"
-    file.chmod(0o644)
-    assert "secret of tenant a" in secrets(1)[0]["found"]

@@ -64,6 +64,15 @@ def test_socket_without_a_directory(serve, tmp_path):
     assert not where.exists()
 
 
+def test_socket_that_is_a_file(serve, tmp_path):
+    """It is not the daemon's to remove."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    text = refused(serve(start=False, socket=mine), code=FAILED)
+    assert f"{mine}: " in text and "socket" in text.lower()
+    assert mine.read_text() == "mine"
+
+
 def test_second_daemon_on_the_same_port(serve):
     first = serve()
     second = serve(start=False, listen=f"127.0.0.1:{first.tcp[1]}")
@@ -163,7 +172,8 @@ def test_wider_admin_that_was_asked_for(serve):
     (["--dram", "many"], ["dram", "many", "64M"]),
     (["--dram", "1K"], ["dram", "1K", "2M"]),
     (["--loops", "65"], ["loops", "65", "0 to 64"]),
-    (["--mode", "sometimes"], ["mode", "sometimes", "observe"]),
+    (["--mode", "sometimes"], ["mode", "sometimes", "is not on"]),
+    (["--mode", "observe"], ["observe", "is gone", "--trace", "larder plan"]),
     (["--frob", "1"], ["frob"]),
     (["--drma", "1G"], ["drma", "dram"]),
     (["--listen", "nowhere"], ["listen", "nowhere", "host:port"]),
@@ -398,13 +408,13 @@ def test_reload(serve):
     reload("loops = many\n", "failed")
     assert "nothing was changed" in daemon.log() and "many" in daemon.log()
     daemon.alive()
-    reload("mode = observe\n")
-    assert daemon.value("larder_mode", mode="observe") == 1
+    reload("mode = observe\n", "failed")
+    assert "'observe' is gone" in daemon.log()
     reload("mode = on\n")
     assert daemon.value("larder_mode", mode="on") == 1
 
 
-# ---- pause and observe -----------------------------------------------------
+# ---- pause -----------------------------------------------------------------
 
 @both
 def test_pause_and_resume(serve, larder, transport):
@@ -427,19 +437,19 @@ def test_pause_and_resume(serve, larder, transport):
 
 
 def test_pause_outlasts_a_reload(serve, larder):
-    """Another mode is what it will be when somebody resumes it."""
+    """A node stays paused until somebody resumes it."""
     daemon = serve(config="mode = on\n")
     with capi.Node(daemon.url()) as node:
         put_some(node, 3)
         larder("pause", daemon.socket)
-        for count, mode in enumerate(("observe", "on", "observe"), 1):
-            daemon.write_config(f"mode = {mode}\n")
+        for count, level in enumerate(("debug", "info"), 1):
+            daemon.write_config(f"mode = on\nlog_level = {level}\n")
             daemon.signal(signal.SIGHUP)
             until(lambda n=count: daemon.log().count("reloaded") == n)
             assert daemon.value("larder_mode", mode="paused") == 1
             assert node.get("k 0")[:2] == (capi.MISS, "paused")
         larder("resume", daemon.socket)
-        assert daemon.value("larder_mode", mode="observe") == 1
+        assert daemon.value("larder_mode", mode="on") == 1
 
 
 def test_put_while_paused(serve, larder):
@@ -461,28 +471,6 @@ def test_pause_by_a_stranger(larder, tmp_path):
         peer.join()
     assert "no answer to 'pause'" in done.err
     assert "only root and the daemon's own user may" in done.err
-
-
-@pytest.mark.parametrize("transport, isolation", (
-    ("unix", "shared"), ("unix", "strict"), ("tcp", "shared")))
-def test_observe(serve, transport, isolation):
-    """Counts what would have hit, and moves nothing."""
-    daemon = serve(mode="observe", isolation=isolation)
-    with capi.Node(daemon.url(transport)) as node:
-        for i in range(10):
-            assert node.put(f"k {i}", b"x" * 5000) not in (capi.OK,
-                                                           capi.PRESENT)
-        for i in range(20):
-            status, cause, _ = node.get(f"k {i}")
-            assert (status, cause) == (capi.MISS, "paused")
-    m = daemon.metrics()
-    assert m.sum("larder_observed_loads_total", outcome="hit") == 10
-    assert m.sum("larder_observed_loads_total", outcome="miss") == 10
-    assert m.sum("larder_observed_hit_bytes_total") == 50000
-    assert m.sum("larder_moved_bytes_total") == 0
-    assert m.sum("larder_transport_bytes_total") == 0
-    assert m.sum("larder_dram_used_bytes") == 0
-    assert m.sum("larder_entries") == 0
 
 
 # ---- watching --------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""The Python distribution: built with pip from this tree ($LARDER_WHEEL names
-one that is built already), installed into an environment of its own, without
-a network."""
+"""The Python distribution: built from this tree ($LARDER_WHEEL names one that
+is built already), installed into an environment of its own, without a
+network."""
 import json
 import os
 import pathlib
@@ -19,7 +19,7 @@ from daemon import LONG
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-BACKEND = ROOT / "python/backend"
+TOOLS = ROOT / "build/wheel-tools"
 VERSION = re.search(r"^project\(larder VERSION ([0-9.]+)",
                     (ROOT / "CMakeLists.txt").read_text(), re.M).group(1)
 
@@ -77,15 +77,45 @@ def venv(tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("wheel") / "venv")
 
 
+# Calls a hook of the back end (PEP 517 and 660), as pip does.
+HOOK = """
+import sys
+from scikit_build_core import build
+kind, folder, *settings = sys.argv[1:]
+getattr(build, "build_" + kind)(folder, dict(s.split("=", 1)
+                                             for s in settings))
+"""
+
+
 @pytest.fixture(scope="module")
-def wheel(venv, tmp_path_factory):
+def builder():
+    """Builds a wheel, an sdist or what an editable install installs, with the
+    pinned back end and without a network; gives what it said."""
+    done = subprocess.run(
+        [str(ROOT / "scripts/venv"), "build/wheel-tools",
+         "python/wheel-tools.txt"], stderr=subprocess.PIPE, check=False,
+        text=True)
+    if done.returncode != 0:
+        pytest.skip(f"cannot be installed here: {done.stderr.strip()}")
+
+    def build(kind, *settings, folder, code=0, **env):
+        done = run(TOOLS / "bin/python", "-c", HOOK, kind, folder, *settings,
+                   code=code, cwd=ROOT, env=clean_env(
+                       CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count()), **env))
+        return done.stdout + done.stderr
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory, request):
     if os.environ.get("LARDER_WHEEL"):
         return pathlib.Path(os.environ["LARDER_WHEEL"])
     folder = tmp_path_factory.mktemp("made")
+    builder = request.getfixturevalue("builder")
     # The compiler's time is most of it; scripts/wheel tests what it optimized.
-    quick = () if LONG else ("--config-settings",
-                             "cmake-args=-DCMAKE_BUILD_TYPE=None")
-    venv.pip("wheel", "--no-deps", *quick, "-w", folder, ROOT)
+    builder("wheel", *(() if LONG else ("cmake.build-type=None",)),
+            folder=folder)
     return next(folder.glob("*.whl"))
 
 
@@ -313,61 +343,56 @@ def test_command_without_program(installed, tree):
                            "set it to the program, or unset it\n")
 
 
-# ---- the backend -----------------------------------------------------------
+# ---- building it -----------------------------------------------------------
 
-def backend(text, code=0, **env):
-    return run(sys.executable, "-B", "-c",
-               f"import larder_backend as b\n{text}", code=code,
-               env=clean_env(PYTHONPATH=str(BACKEND), **env))
+def test_says_what_is_missing(builder, tmp_path):
+    """The package, and how to do without it; before anything is compiled."""
+    def said(*settings, **env):
+        return builder("wheel", *settings, code=1, folder=tmp_path, **env)
 
-
-def test_says_what_is_missing(tmp_path):
-    """One line each, with what to do; before anything is built."""
-    def said(settings="None", **env):
-        done = backend(f"b.get_requires_for_build_wheel({settings})", code=1,
-                       **env)
-        assert done.stderr.count("\n") == 1
-        return done.stderr
-
-    assert said(PATH=str(tmp_path)) == (
-        "larder-kv: to build it, this is missing: apt-get install gcc make "
-        "libssl-dev liburing-dev libmicrohttpd-dev libc6-dev (Debian's "
-        "names)\n")
-    assert "CC=/no/such" in said(CC="/no/such")
-    # A compiler that does not find one header.
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\n! grep -q microhttpd.h\n")
-    compiler.chmod(0o755)
-    text = said(CC=str(compiler))
-    assert "install libmicrohttpd-dev (" in text
-    assert text.endswith("--config-settings without=microhttpd\n")
-    backend("b.get_requires_for_build_wheel({'without': 'microhttpd'})",
-            CC=str(compiler))
-    assert "without=tls" in said("{'without': 'tls'}")
+    text = said(CC="/no/such")
+    assert "/no/such" in text and "apt-get install build-essential" in text
+    # Libraries that are found one after the other.
+    known = ["cmake.define.CMAKE_IGNORE_PATH=/usr/include",
+             "cmake.define.OPENSSL_INCLUDE_DIR=/usr/include"]
+    assert ("apt-get install liburing-dev (Debian's name); or leave it out: "
+            "--config-settings cmake.define.LARDER_URING=OFF"
+            ) in " ".join(said(*known).split())
+    known.append("cmake.define.LARDER_URING=OFF")
+    assert ("apt-get install libmicrohttpd-dev (Debian's name); or leave it "
+            "out: --config-settings cmake.define.LARDER_MICROHTTPD=OFF"
+            ) in " ".join(said(*known).split())
+    assert not list(tmp_path.glob("*.whl"))
 
 
-def test_asks_for_cmake(tmp_path):
-    """One that is too old is as good as none: PyPI has a newer one."""
-    ask = "print(b.get_requires_for_build_wheel())"
-    assert backend(ask).stdout == "[]\n"
-    old = tmp_path / "cmake"
-    old.write_text("#!/bin/sh\necho cmake version 3.22.1\n")
-    old.chmod(0o755)
-    assert backend(ask, PATH=f"{tmp_path}:{os.environ['PATH']}"
-                   ).stdout == "['cmake>=3.25']\n"
-
-
-def test_source_distribution(tmp_path):
-    name = backend(f"print(b.build_sdist({str(tmp_path)!r}))").stdout.strip()
-    assert name == f"larder_kv-{VERSION}.tar.gz"
+def test_source_distribution(builder, tmp_path):
+    builder("sdist", folder=tmp_path)
+    name = f"larder_kv-{VERSION}.tar.gz"
     with tarfile.open(tmp_path / name) as archive:
         names = {n.split("/", 1)[1] for n in archive.getnames()}
         modes = {m.name.split("/", 1)[1]: m.mode for m in archive}
     assert {"PKG-INFO", "pyproject.toml", "CMakeLists.txt", "LICENSE",
-            "python/backend/larder_backend.py", "include/larder/larder.h",
-            "python/larder_kv/_find.py", "src/net/tls.c"} <= names
+            "include/larder/larder.h", "python/larder_kv/_find.py",
+            "python/larder_kv/py.typed", "src/net/tls.c"} <= names
     assert modes["scripts/build"] == 0o755
     assert not [n for n in names if n.startswith("build/")]
+
+
+def test_pins_are_the_same():
+    pinned = re.search(r"scikit-build-core==[\d.]+",
+                       (ROOT / "pyproject.toml").read_text()).group()
+    assert pinned in (ROOT / "python/wheel-tools.txt").read_text()
+
+
+def test_editable(builder, tmp_path):
+    """The package stays in the tree, and finds what make build made there."""
+    builder("editable", folder=tmp_path)
+    made = next(tmp_path.glob("*.whl"))
+    assert made.name == f"larder_kv-{VERSION}-py3-none-any.whl"
+    place = Environment(tmp_path / "venv")
+    place.pip("install", made)
+    said = place.python("import larder_kv\nprint(larder_kv.__file__)").stdout
+    assert said.strip() == str(ROOT / "python/larder_kv/__init__.py")
 
 
 # ---- the end ---------------------------------------------------------------

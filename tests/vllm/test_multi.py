@@ -9,7 +9,6 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -22,16 +21,20 @@ NO_SAVE = {"larder": {"skip_save": True}}
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """`pip install .`, without a network, into a folder of its own."""
+    """`pip install .` with the pinned back end, into a folder of its own."""
     folder = tmp_path_factory.mktemp("installed")
     env = {k: v for k, v in os.environ.items()
            if not k.startswith(("LARDER_", "PYTHON", "PIP_", "MAKE"))}
-    env.update(PIP_NO_INDEX="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target",
-         str(folder), str(rig.ROOT)], env=env, timeout=300, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
+    env.update(PIP_DISABLE_PIP_VERSION_CHECK="1",
+               CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count()))
+    for command in (
+            ["scripts/venv", "build/wheel-tools", "python/wheel-tools.txt"],
+            ["build/wheel-tools/bin/pip", "install", "-q", "--no-deps",
+             "--no-build-isolation", "--target", str(folder), "."]):
+        done = subprocess.run(
+            command, cwd=rig.ROOT, env=env, timeout=300, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        assert done.returncode == 0, done.stdout[-3000:]
     return folder
 
 
