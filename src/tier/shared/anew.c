@@ -28,7 +28,6 @@ static void replace(ldr_objects_t *t)
 {
     LDR_HELD(&t->lock);
     t->replaced++;
-    ldr_sizes_forget(t);
     for (size_t i = 0; i < t->part_count; i++) {
         ldr_part_t *p = t->parts[i];
 
@@ -150,7 +149,6 @@ static void end_role(ldr_part_t *p)
     LDR_HELD(&p->tier->lock);
     c->lease = LDR_LEASE_NONE;
     c->lease_at_ns = 0;
-    ldr_idle_end(p);
     c->victim_count = 0;
     c->victims_after = 0;
     c->group_space = c->group_start = c->suspect_start = 0;
@@ -184,7 +182,6 @@ static void swap(ldr_part_t *p, rest_t *r)
     p->known_count = 0;
     p->todo_count = p->todo_next = 0;
     p->lost = 0;
-    p->told_bytes = 0;
     for (size_t i = 0; i < p->space_count; i++) {
         p->spaces[i].lost = 0;
         p->spaces[i].dead_s = p->spaces[i].dead_next_s = 0;

@@ -15,15 +15,14 @@
  * The chore does one bounded piece at a time: the lease, then removing what is
  * doomed, then, in turns,
  *   - a pass over the map (in slices, the lock given up between them): what is
- *     dead or too old goes, what is of least value goes while the budget is
- *     exceeded, and objects with holes or too small become one
+ *     dead or too old goes, what is of least value goes while the tenant holds
+ *     more than shared_max, and objects with holes or too small become one
  *     (clean_compact.c)
  *   - manifests (clean_merge.c)
  *   - old resets, and a piece of the walk over the names of objects
  *     (clean_scan.c)
- *   - what this tenant holds, for others to know, and what they hold
- *     (clean_sizes.c)
- *   - tenants that nobody has open (clean_idle.c)
+ *   - the file that says that the tenant is open, and tenants that nobody has
+ *     open (clean_idle.c)
  *
  * A removal must not be forgotten while an object still has the record: whoever
  * joins would find it again. So a pass notes the oldest object of each space
@@ -88,13 +87,11 @@ int ldr_lease_write(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
                         over ? 0 : LDR_OBJECT_NEW);
 }
 
-/* Stats show it: so it changes with the lock, which nobody here holds. What was
- * begun in the role ends with it. */
+/* Stats show it: so it changes with the lock, which nobody here holds. */
 static void set_lease(ldr_part_t *p, ldr_lease_t lease)
 {
     ldr_mutex_lock(&p->tier->lock);
     p->cleaner.lease = lease;
-    ldr_idle_end(p);
     ldr_mutex_unlock(&p->tier->lock);
 }
 
@@ -111,8 +108,7 @@ static void begin_role(ldr_part_t *p, uint64_t now_ns)
     c->after[0] = '\0';
     c->pass_at_ns = c->scan_at_ns = c->merge_at_ns = c->compact_at_ns = now_ns;
     c->rewrite_at_ns = c->thorough_at_ns = c->epochs_at_ns = now_ns;
-    c->sizes_at_ns = now_ns;
-    c->sizes_reading = false;
+    c->figure_at_ns = now_ns;
     c->turn = 0;
     ldr_info(&p->tier->params.log, "shared tier: cleaning up for tenant %s",
              p->name);
@@ -438,12 +434,24 @@ static int check_suspects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     return 0;
 }
 
-/* The least valuable, as much as is too much. */
-static uint32_t doom_worst(ldr_part_t *p, uint64_t excess)
+uint64_t ldr_part_held(const ldr_part_t *p)
+{
+    ldr_map_stats_t m;
+
+    LDR_HELD(&p->tier->lock);
+    ldr_map_stats(p->map, &m);
+    return (m.blocks + 2 * m.objects + m.shards / 32) * LDR_BLOCK;
+}
+
+/* Where the tenant holds more than shared_max, the least valuable objects go
+ * until it holds 1/64 less than that. */
+static uint32_t doom_worst(ldr_part_t *p)
 {
     ldr_pass_t *pass = &p->cleaner.pass;
     uint32_t count = 0;
-    uint64_t freed = 0, held = ldr_part_held(p);
+    uint64_t max = p->tier->params.max_bytes, held = ldr_part_held(p);
+    uint64_t excess = max != 0 && held > max ? held - (max - max / 64) : 0;
+    uint64_t freed = 0;
 
     LDR_HELD(&p->tier->lock);
     while (count < pass->worst_count && freed < excess) {
@@ -451,8 +459,6 @@ static uint32_t doom_worst(ldr_part_t *p, uint64_t excess)
         ldr_clean_doom(p, &pass->worst[count].id, 1);
         count++;
     }
-    /* What it had to, not what whole objects made of that. */
-    ldr_sizes_gave(p, ldr_min64(freed, excess), held);
     return count;
 }
 
@@ -484,9 +490,7 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     c->pass_at_ns = now_ns + SECOND_NS;
     ldr_mutex_lock(&t->lock);
     ldr_clean_doom(p, pass->dead, pass->dead_count);
-    uint64_t excess = ldr_sizes_excess(p); /* without the dead */
-    uint32_t worst = excess > 0 ? doom_worst(p, excess) : 0;
-    ldr_sizes_changed(p);
+    uint32_t worst = doom_worst(p); /* the dead count no more */
     ldr_mutex_unlock(&t->lock);
     if (c->victim_count > 0) {
         /* There may be more; and where something goes each second, objects are
@@ -569,7 +573,7 @@ uint64_t ldr_clean_at(const ldr_part_t *p)
     return ldr_min64(
         ldr_min64(ldr_min64(c->lease_at_ns, c->pass_at_ns),
                   ldr_min64(c->scan_at_ns, c->merge_at_ns)),
-        ldr_min64(ldr_min64(c->epochs_at_ns, c->sizes_at_ns), c->care.at_ns));
+        ldr_min64(ldr_min64(c->epochs_at_ns, c->figure_at_ns), ldr_idle_at(t)));
 }
 
 /* What is due, one after the other: on slow storage each may be due again by
@@ -578,13 +582,16 @@ static int take_turn(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
                      uint64_t now_ns)
 {
     ldr_cleaner_t *c = &p->cleaner;
+    ldr_mutex_lock(&p->tier->lock);
+    uint64_t idle_ns = ldr_idle_at(p->tier);
+    ldr_mutex_unlock(&p->tier->lock);
     const struct {
         uint64_t at_ns;
         int (*work)(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
     } round[] = {
         {c->pass_at_ns, pass_work},         {c->merge_at_ns, ldr_merge_work},
-        {c->epochs_at_ns, ldr_epochs_work}, {c->sizes_at_ns, ldr_sizes_work},
-        {c->care.at_ns, ldr_idle_work},     {c->scan_at_ns, ldr_scan_work}};
+        {c->epochs_at_ns, ldr_epochs_work}, {c->figure_at_ns, ldr_figure_work},
+        {idle_ns, ldr_idle_work},           {c->scan_at_ns, ldr_scan_work}};
     const unsigned count = sizeof(round) / sizeof(round[0]);
 
     for (unsigned i = 0; i < count; i++) {

@@ -369,12 +369,12 @@ bool ldr_manifest_each(const ldr_manifest_t *m,
     return true;
 }
 
-bool ldr_manifest_peek(const uint8_t *data, size_t bytes,
-                       ldr_manifest_head_t *head,
-                       void (*fn)(void *arg, const ldr_manifest_entry_t *e),
-                       void *arg)
+bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
+                        const ldr_seal_t *seal, ldr_manifest_head_t *head,
+                        void (*fn)(void *arg, const ldr_manifest_entry_t *e),
+                        void *arg)
 {
-    if (!head_ok(data, bytes, head->tenant_id)) {
+    if (!head_ok(data, bytes, head->tenant_id) || !mac_ok(data, bytes, seal)) {
         return false;
     }
     const uint8_t *p = data + HEAD_BYTES;
@@ -392,15 +392,6 @@ bool ldr_manifest_peek(const uint8_t *data, size_t bytes,
     each_entry(p, entries, rows, fn, arg);
     ldr_free(rows);
     return true;
-}
-
-bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
-                        const ldr_seal_t *seal, ldr_manifest_head_t *head,
-                        void (*fn)(void *arg, const ldr_manifest_entry_t *e),
-                        void *arg)
-{
-    return head_ok(data, bytes, head->tenant_id) && mac_ok(data, bytes, seal) &&
-           ldr_manifest_peek(data, bytes, head, fn, arg);
 }
 
 uint32_t ldr_manifest_peek_when(const uint8_t data[LDR_MANIFEST_HEAD],

@@ -346,9 +346,7 @@ static void tier_destroy(ldr_objects_t *t)
         ldr_part_destroy(t->parts[i]);
     }
     ldr_free(t->parts);
-    ldr_ids_clear(&t->care_next);
-    ldr_ids_clear(&t->care_when);
-    ldr_ids_clear(&t->care_since);
+    ldr_ids_clear(&t->idle.seen);
     pthread_cond_destroy(&t->changed);
     pthread_cond_destroy(&t->wheel);
     pthread_cond_destroy(&t->sealed);

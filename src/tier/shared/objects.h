@@ -13,7 +13,7 @@
  *   T/m/NODE-SEQUENCE           a manifest; NODE is random for each start
  *   T/e/SPACE-EPOCH             a reset of a space
  *   T/cleaner                   who cleans up, until when
- *   sizes/T                     how much the tenant holds, and since when
+ *   sizes/T                     how much the tenant holds, and when it was open
  *   larder.cleaner              who cleans up for tenants nobody has open
  *
  * Calls but those that say so neither wait nor allocate much, and may be made
@@ -52,8 +52,9 @@ typedef struct ldr_objects_params {
     uint32_t retry_ms;
     uint32_t poll_ms;    /* how often manifests and resets are looked for */
     uint32_t publish_ms; /* how long what was written may stay unpublished */
-    uint64_t max_bytes;  /* of the whole tier, all tenants; 0: no limit */
-    uint32_t max_age_s;  /* since an object was used or written; 0: no limit */
+    uint64_t max_bytes;  /* of each tenant; 0: no limit */
+    /* Since an object was used or written, or a tenant was open; 0: no limit */
+    uint32_t max_age_s;
     uint32_t orphan_s; /* age at which an object without manifest is adopted */
     /* Of a manual one; 0, and with threads: from the kernel, since ids must
      * never come again. */

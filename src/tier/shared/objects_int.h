@@ -35,7 +35,6 @@
 /* Seconds. */
 #define LDR_LEASE_S 60u
 #define LDR_LEASE_MARGIN_S 10u
-#define LDR_IDLE_S 600u  /* without a figure: nobody has the tenant open */
 #define LDR_USED_S 60u   /* between two tellings of a use */
 #define LDR_USES_S 10u   /* that uses are gathered */
 #define LDR_GONE_S 3600u /* that a removal is remembered */
@@ -129,56 +128,6 @@ typedef struct ldr_pass {
     bool thorough; /* a single dead record is enough in an old object */
 } ldr_pass_t;
 
-/* Bytes of other tenants, as their cleaners tell: see clean_sizes.c. */
-typedef struct ldr_sizes {
-    uint64_t live, idle; /* of those that somebody has open, and the others */
-    uint64_t here;       /* of those known here, when these were read */
-} ldr_sizes_t;
-
-/* A tenant that nobody has open, as its figure says. */
-typedef struct ldr_idle {
-    uint8_t id[LDR_ID_BYTES];
-    char hex[2 * LDR_ID_BYTES + 1];
-    uint64_t bytes;
-    uint32_t when_s; /* somebody had it open then */
-} ldr_idle_t;
-
-typedef struct ldr_idle_object {
-    uint8_t id[LDR_ID_BYTES];
-    uint32_t blocks;
-    uint32_t written_s, used_s; /* 0: nobody says */
-    uint64_t weight;            /* more goes first */
-} ldr_idle_object_t;
-
-typedef enum ldr_care_stage {
-    LDR_CARE_NEXT,      /* which tenant */
-    LDR_CARE_OBJECTS,   /* what of it is there */
-    LDR_CARE_MANIFESTS, /* what tells of that */
-    LDR_CARE_READ,      /* ... when it was used */
-    LDR_CARE_REMOVE,
-    LDR_CARE_FORGET, /* nothing is left: manifests */
-    LDR_CARE_TELL
-} ldr_care_stage_t;
-
-/* A round over idle tenants: see clean_idle.c. */
-typedef struct ldr_care {
-    uint64_t at_ns; /* of the next piece; UINT64_MAX: no round is under way */
-    ldr_idle_t *tenants;
-    size_t count, room, at;
-    size_t done; /* of them, in this round */
-    uint64_t began_ns;
-    double share;      /* of what each of them holds, to be given */
-    uint32_t replaced; /* ldr_tier.replaced when it began */
-    /* Of tenants[at]. */
-    ldr_care_stage_t stage;
-    bool expired; /* all of it goes */
-    char after[LDR_OBJECT_NAME_MAX + 1];
-    ldr_idle_object_t *objects; /* by id; to be removed: the first `doomed` */
-    size_t object_count, object_room, doomed, object_at;
-    ldr_known_t *manifests;
-    size_t manifest_count, manifest_room, manifest_at;
-} ldr_care_t;
-
 /* Touched by the part's chore CLEAN only, and read with the lock where no such
  * chore is under way; but stats read the lease at any time, so the chore
  * changes that with the lock. */
@@ -186,7 +135,7 @@ typedef struct ldr_cleaner {
     ldr_lease_t lease;
     uint64_t lease_at_ns;
     uint64_t pass_at_ns, scan_at_ns, merge_at_ns, compact_at_ns, rewrite_at_ns;
-    uint64_t thorough_at_ns, epochs_at_ns, sizes_at_ns, forget_at_ns;
+    uint64_t thorough_at_ns, epochs_at_ns, figure_at_ns, forget_at_ns;
     unsigned turn; /* whose it is, of those that take turns: clean.c */
     /* Removed once what says so is published. */
     uint8_t victims[LDR_VICTIMS][LDR_ID_BYTES];
@@ -204,16 +153,6 @@ typedef struct ldr_cleaner {
     /* The space whose objects are made one next, and the objects from which on
      * those, and suspects, are looked for. */
     uint32_t group_space, group_start, suspect_start;
-    /* The sizes of others so far, while they are read; after this one. */
-    ldr_sizes_t sizes;
-    uint64_t told_bytes, told_at_ns; /* the own one, last */
-    bool sizes_reading;
-    uint32_t sizes_count;
-    char sizes_after[LDR_OBJECT_NAME_MAX + 1];
-    /* The share that it gave for the budget since others' were read. With the
-     * lock. */
-    double gave;
-    ldr_care_t care;
     ldr_pass_t pass;
 } ldr_cleaner_t;
 
@@ -316,8 +255,27 @@ struct ldr_part {
     uint64_t uses_at_ns;
 
     ldr_cleaner_t cleaner;
-    uint64_t told_bytes; /* what it holds, as the cleaner of it told */
 };
+
+/* Removing the data of tenants that no node has open: see clean_idle.c. All
+ * parts of a node share it. `busy` and at_ns change with the tier's lock; the
+ * rest belongs to the chore that has set `busy`. */
+typedef struct ldr_idle {
+    bool busy;
+    uint64_t at_ns;    /* of the next piece */
+    uint64_t lease_ns; /* when the lease is to be taken or renewed */
+    bool mine;         /* the lease was this node's when it was renewed last */
+    bool leased;       /* this node has written it */
+    /* Contents of files sizes/T, since when they were seen: by the tenant's id
+     * and WHEN. */
+    ldr_ids_t seen;
+    char after[LDR_OBJECT_NAME_MAX + 1]; /* the file looked at last; "": none */
+    /* The tenant whose data is being removed; "": none. */
+    char hex[2 * LDR_ID_BYTES + 1];
+    bool manifests;                  /* its objects are gone */
+    char at[LDR_OBJECT_NAME_MAX + 1]; /* the name looked at last; "": none */
+    uint64_t removed;                /* objects */
+} ldr_idle_t;
 
 /* The caller's log, for all that the tier, its lanes and its back end have to
  * say: calls that hang when the tier is closed may come back when the log is
@@ -355,19 +313,7 @@ struct ldr_objects {
     bool closing, stopping;
     bool woken;      /* the clockwork is to look once more */
     bool compacting; /* some part is: it takes memory */
-    ldr_sizes_t sizes;
-    uint64_t sizes_at_ns; /* when some part is to read them */
-    /* Idle tenants: the part whose cleaner sees to them here, if one does. Its
-     * chore alone touches the others: when each is to be looked at again for
-     * its age, and the last that was looked at. */
-    ldr_part_t *carer;
-    double idle_owe;      /* the share they have yet to give; with the lock */
-    uint64_t idle_owe_ns; /* since then; with the lock */
-    ldr_ids_t care_next;
-    /* Their figures' times, and since when they were seen; with the lock. */
-    ldr_ids_t care_when, care_since;
-    uint8_t care_last[LDR_ID_BYTES];
-    bool care_leased; /* the role may be ours */
+    ldr_idle_t idle;
     /* Lanes that seal what they are to write, and those that wait for their
      * turn: see objects_write.c. */
     unsigned cpus, sealing, to_seal;
@@ -565,35 +511,15 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 int ldr_merge_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 int ldr_compact_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
 int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_sizes_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-/* With the lock: bytes of a part's objects, tables and footers too, about; and
- * how much it has to give, so that the whole tier keeps within its budget. */
+/* Writes sizes/T: the tenant is open. */
+int ldr_figure_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+/* With the lock: bytes of a part's objects, tables and footers too, about. */
 uint64_t ldr_part_held(const ldr_part_t *p);
-uint64_t ldr_sizes_excess(const ldr_part_t *p);
-/* With the lock, from CLEAN: has others told if it holds much more or less. */
-void ldr_sizes_changed(ldr_part_t *p);
-/* With the lock: it gave so much of that for the budget. */
-void ldr_sizes_gave(ldr_part_t *p, uint64_t bytes, uint64_t held);
-/* With the lock: who is a stranger has changed. They count again once they were
- * read anew. */
-void ldr_sizes_forget(ldr_objects_t *t);
-/* The figure of a tenant: -ENOENT: none, or junk. */
-int ldr_sizes_read(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                   const char *tenant, uint64_t *bytes_p, uint32_t *when_s_p);
-int ldr_sizes_write(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *tenant, uint64_t bytes, uint32_t when_s);
-/* With the lock: the tenant's part here, or NULL. */
-ldr_part_t *ldr_sizes_part(ldr_objects_t *t, const char *tenant);
 
-/* The figures were read, with the tenants that nobody has open in care.tenants:
- * begins a round over them if there is reason to and the role is this node's.
- * share: what they are to give for the budget. */
-int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                   double share);
+/* With the lock: when the next piece of ldr_idle_work() is due. */
+uint64_t ldr_idle_at(const ldr_objects_t *t);
 int ldr_idle_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-/* With the lock: that round is over. */
-void ldr_idle_end(ldr_part_t *p);
-/* Gives the role up if it is held; at close. */
+/* Gives up the lease larder.cleaner if it is held; at close. */
 void ldr_idle_leave(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b);
 /* With the lock: the object was there in this cycle. */
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number);

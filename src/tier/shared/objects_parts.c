@@ -68,8 +68,6 @@ void ldr_part_destroy(ldr_part_t *p)
     ldr_manifest_clear(&p->pending);
     ldr_manifest_clear(&p->sending);
     ldr_free(p->cleaner.marks);
-    ldr_idle_end(p);
-    ldr_free(p->cleaner.care.tenants);
     ldr_ids_clear(&p->cleaner.bad);
     explicit_bzero(&p->seal, sizeof(p->seal));
     explicit_bzero(&p->next, sizeof(p->next));
@@ -104,7 +102,6 @@ static ldr_part_t *part_create(ldr_objects_t *t, const uint8_t id[LDR_ID_BYTES],
     snprintf(p->reason, sizeof(p->reason),
              "tenant %s: its part was not looked at yet", name);
     p->seal = p->next = *seal;
-    p->cleaner.care.at_ns = UINT64_MAX;
     for (unsigned k = 0; k < LDR_CHORES; k++) {
         p->chores[k].part = p;
         p->chores[k].job = (ldr_job_t){
@@ -177,7 +174,6 @@ larder_status_t ldr_objects_enter(ldr_objects_t *t,
         t->parts = parts;
         ldr_part_t *p = part_create(t, id, name, seal);
         t->parts[t->part_count] = p;
-        ldr_sizes_forget(t);
         if (p != NULL) {
             p->claims = claims;
             *tenant_p = (uint32_t)t->part_count++;
