@@ -3,12 +3,12 @@
  *
  * The cleaner of a tenant writes the file sizes/T once a minute: "BYTES WHEN\n"
  * in hex, how much the tenant holds and the time. Nobody writes that of a
- * tenant that no node has open. If WHEN is longer ago than shared_age_s, nothing
- * of the tenant was used for as long, since a use needs a node that has it
- * open. Then all its objects go, its manifests, and at last its file. Its check
- * value and its resets stay: they are small, and a node that was away may still
- * have what was reset. None of this takes the tenant's key. A node that opens
- * the tenant later finds it empty.
+ * tenant that no node has open. If WHEN is longer ago than shared_age_s,
+ * nothing of the tenant was used for as long, since a use needs a node that has
+ * it open. Then all its objects go, its manifests, and at last its file. Its
+ * check value and its resets stay: they are small, and a node that was away may
+ * still have what was reset. None of this takes the tenant's key. A node that
+ * opens the tenant later finds it empty.
  *
  * One node does this for the whole tier: the one that holds the lease
  * larder.cleaner, which it takes and renews once a minute. It works only if the
@@ -35,55 +35,34 @@
 
 #define LEASE "larder.cleaner"
 #define FOLDER "sizes/"
-#define TEXT 26u /* "0123456789abcdef 01234567\n" */
 #define SECOND_NS ((uint64_t)1000000000u)
 #define MINUTE_NS (60 * SECOND_NS)
-#define WATCH_S 150u  /* twice as long as a file of an open tenant is left */
-#define LEASE_S 150u  /* two minutes, and a bit */
-#define IDLE_S 600u   /* that a tenant is left, at least */
-#define SEEN_S 3600u  /* that a file's content is remembered */
-#define PIECE 64u     /* names listed and removed in one piece */
-#define TENANTS 32u   /* files looked at in one piece */
+#define WATCH_S 150u /* twice as long as a file of an open tenant is left */
+#define LEASE_S 150u /* two minutes, and a bit */
+#define IDLE_S 600u  /* that a tenant is left, at least */
+#define SEEN_S 3600u /* that a file's content is remembered */
+#define PIECE 64u    /* names listed and removed in one piece */
+#define TENANTS 32u  /* files looked at in one piece */
 
 /* ---- the file of a tenant ---- */
 
-int ldr_figure_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_figure_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
-    char name[LDR_OBJECT_NAME_MAX + 1], text[TEXT + 1];
+    char name[LDR_OBJECT_NAME_MAX + 1];
 
     ldr_mutex_lock(&t->lock);
     uint64_t bytes = ldr_part_held(p);
     ldr_mutex_unlock(&t->lock);
     snprintf(name, sizeof(name), FOLDER "%s", p->hex);
-    snprintf(text, sizeof(text), "%016llx %08x\n", (unsigned long long)bytes,
-             ldr_wall_s(t->params.clock));
-    int error = ldr_call_put(t, job, b, name, text, TEXT, 0);
+    int error =
+        ldr_call_put_pair(job, name, bytes, ldr_wall_s(t->params.clock), 0);
     if (error == -ENOSPC || error == -EDQUOT || error == -EROFS ||
         error == -EACCES) {
         job->wrote = false; /* others say so, of what matters more */
         error = 0;
     }
     p->cleaner.figure_at_ns = ldr_now_ns(t->params.clock) + MINUTE_NS;
-    return error;
-}
-
-/* -ENOENT: there is none, or it is junk. */
-static int figure_read(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                       const char *hex, uint64_t *bytes_p, uint64_t *when_s_p)
-{
-    char name[LDR_OBJECT_NAME_MAX + 1];
-    uint8_t text[TEXT];
-    size_t got;
-
-    snprintf(name, sizeof(name), FOLDER "%s", hex);
-    int error = ldr_call_get_all(t, job, b, name, text, TEXT, &got);
-    if (error == -EBADMSG ||
-        (error == 0 && (got != TEXT || text[16] != ' ' || text[25] != '\n' ||
-                        !ldr_unhex64((char *)text, 16, bytes_p) ||
-                        !ldr_unhex64((char *)text + 17, 8, when_s_p)))) {
-        return -ENOENT;
-    }
     return error;
 }
 
@@ -120,17 +99,19 @@ static bool is_unchanged(ldr_objects_t *t, const char *hex, uint32_t when_s)
            now_s - ldr_ids_find(&t->idle.seen, key) >= WATCH_S;
 }
 
-static int is_due(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                  const char *hex, uint64_t *bytes_p, uint64_t *when_s_p,
-                  bool *due_p)
+/* Reads the tenant's file. Without one, or with junk in it, nothing is due. */
+static int is_due(ldr_job_t *job, const char *hex, uint64_t *bytes_p,
+                  uint64_t *when_s_p, bool *due_p)
 {
+    ldr_objects_t *t = ldr_tier_of(job);
     uint64_t age_s = ldr_max64(t->params.max_age_s, IDLE_S);
-    int error = figure_read(t, job, b, hex, bytes_p, when_s_p);
+    char name[LDR_OBJECT_NAME_MAX + 1];
 
+    snprintf(name, sizeof(name), FOLDER "%s", hex);
+    int error = ldr_call_get_pair(job, name, bytes_p, when_s_p);
     *due_p = error == 0 && ldr_wall_s(t->params.clock) > *when_s_p + age_s &&
-             !is_open_here(t, hex) &&
-             is_unchanged(t, hex, (uint32_t)*when_s_p);
-    return error == -ENOENT ? 0 : error;
+             !is_open_here(t, hex) && is_unchanged(t, hex, (uint32_t)*when_s_p);
+    return error == -ENOENT || error == -EBADMSG ? 0 : error;
 }
 
 /* ---- removing ---- */
@@ -159,45 +140,41 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
     return 0;
 }
 
-static int list_page(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                     const char *prefix, const char *after, page_t *page)
+static int list_page(ldr_job_t *job, const char *prefix, const char *after,
+                     page_t *page)
 {
     page->skip = strlen(prefix);
-    int error = ldr_call_list(p->tier, job, b, prefix,
-                              after[0] != '\0' ? after : NULL, list_one, page);
+    int error = ldr_call_list(job, prefix, after[0] != '\0' ? after : NULL,
+                              list_one, page);
 
     return error < 0 ? error : 0;
 }
 
 /* One that somebody has written who has opened the tenant since stays. */
-static int remove_manifest(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                           const char *name, uint64_t when_s)
+static int remove_manifest(ldr_job_t *job, const char *name, uint64_t when_s)
 {
     uint8_t head[LDR_MANIFEST_HEAD], id[LDR_ID_BYTES];
-    int error = ldr_call_get(p->tier, job, b, name, 0, head, sizeof(head));
+    int error = ldr_call_get(job, name, 0, head, sizeof(head));
 
-    if (error == 0 && ldr_unhex(p->tier->idle.hex, sizeof(id), id) &&
+    if (error == 0 && ldr_unhex(ldr_tier_of(job)->idle.hex, sizeof(id), id) &&
         ldr_manifest_peek_when(head, id) > when_s + IDLE_S) {
         return 0;
     }
-    return error == 0 || error == -ENODATA
-               ? ldr_call_remove(p->tier, job, b, name)
-           : error == -ENOENT ? 0
-                              : error;
+    return error == 0 || error == -ENODATA ? ldr_call_remove(job, name)
+           : error == -ENOENT              ? 0
+                                           : error;
 }
 
-static int remove_page(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                       const page_t *page, uint64_t when_s)
+static int remove_page(ldr_job_t *job, const page_t *page, uint64_t when_s)
 {
-    ldr_objects_t *t = p->tier;
-    ldr_idle_t *idle = &t->idle;
+    ldr_idle_t *idle = &ldr_tier_of(job)->idle;
     int error = 0;
 
     for (uint32_t i = 0; i < page->count && error == 0; i++) {
         const char *name = page->names[i];
 
-        error = idle->manifests ? remove_manifest(p, job, b, name, when_s)
-                                : ldr_call_remove(t, job, b, name);
+        error = idle->manifests ? remove_manifest(job, name, when_s)
+                                : ldr_call_remove(job, name);
         if (error == 0) {
             memcpy(idle->at, name, sizeof(idle->at));
             idle->removed += !idle->manifests;
@@ -207,15 +184,14 @@ static int remove_page(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 }
 
 /* All of it is gone: the file, too. */
-static int remove_last(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                       uint64_t bytes)
+static int remove_last(ldr_job_t *job, uint64_t bytes)
 {
-    ldr_objects_t *t = p->tier;
+    ldr_objects_t *t = ldr_tier_of(job);
     ldr_idle_t *idle = &t->idle;
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     snprintf(name, sizeof(name), FOLDER "%s", idle->hex);
-    int error = ldr_call_remove(t, job, b, name);
+    int error = ldr_call_remove(job, name);
     if (error == 0) {
         ldr_mutex_lock(&t->lock);
         t->n.cleaned_objects += idle->removed;
@@ -231,10 +207,9 @@ static int remove_last(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 }
 
 /* A piece of the objects or, once there are none, of the manifests. */
-static int remove_piece(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int remove_piece(ldr_job_t *job)
 {
-    ldr_objects_t *t = p->tier;
-    ldr_idle_t *idle = &t->idle;
+    ldr_idle_t *idle = &ldr_tier_of(job)->idle;
     char name[LDR_OBJECT_NAME_MAX + 1];
     ldr_lease_text_t lease = {.there = false};
     uint64_t bytes = 0, when_s = 0;
@@ -242,13 +217,13 @@ static int remove_piece(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     bool due = false;
 
     ldr_name_of(idle->hex, idle->manifests ? "m/" : "o/", name);
-    int error = list_page(p, job, b, name, idle->at, &page);
+    int error = list_page(job, name, idle->at, &page);
     if (error == 0) {
-        error = is_due(t, job, b, idle->hex, &bytes, &when_s, &due);
+        error = is_due(job, idle->hex, &bytes, &when_s, &due);
     }
     if (error == 0 && due) {
         ldr_name_of(idle->hex, "cleaner", name);
-        error = ldr_lease_read(t, job, b, name, &lease);
+        error = ldr_lease_read(job, name, &lease);
     }
     if (error != 0) {
         return error;
@@ -256,9 +231,9 @@ static int remove_piece(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (!due || lease.others) { /* somebody has opened it */
         idle->hex[0] = '\0';
     } else if (page.count > 0) {
-        return remove_page(p, job, b, &page, when_s);
+        return remove_page(job, &page, when_s);
     } else if (idle->manifests) {
-        return remove_last(p, job, b, bytes);
+        return remove_last(job, bytes);
     } else {
         idle->manifests = true;
         idle->at[0] = '\0';
@@ -269,20 +244,19 @@ static int remove_piece(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 /* ---- a round over all files ---- */
 
 /* Looks at some of them. True: there are more. */
-static bool look(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b, int *error_p)
+static bool look(ldr_job_t *job, int *error_p)
 {
-    ldr_objects_t *t = p->tier;
-    ldr_idle_t *idle = &t->idle;
+    ldr_idle_t *idle = &ldr_tier_of(job)->idle;
     uint64_t bytes, when_s;
     page_t page = {.most = TENANTS, .tenants = true};
     bool due = false;
 
-    *error_p = list_page(p, job, b, FOLDER, idle->after, &page);
+    *error_p = list_page(job, FOLDER, idle->after, &page);
     for (uint32_t i = 0; i < page.count && *error_p == 0 && !due; i++) {
         const char *hex = page.names[i] + strlen(FOLDER);
 
         memcpy(idle->after, page.names[i], sizeof(idle->after));
-        *error_p = is_due(t, job, b, hex, &bytes, &when_s, &due);
+        *error_p = is_due(job, hex, &bytes, &when_s, &due);
         if (due) {
             snprintf(idle->hex, sizeof(idle->hex), "%s", hex);
             idle->manifests = false;
@@ -298,16 +272,17 @@ static bool look(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b, int *error_p)
 }
 
 /* idle->mine: it was this node's before. */
-static int take_lease(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b)
+static int take_lease(ldr_job_t *job)
 {
+    ldr_objects_t *t = ldr_tier_of(job);
     ldr_idle_t *idle = &t->idle;
     ldr_lease_text_t l;
-    int error = ldr_lease_read(t, job, b, LEASE, &l);
+    int error = ldr_lease_read(job, LEASE, &l);
 
     idle->mine = false;
     if (error == 0 && !l.others) {
         idle->leased = true;
-        error = ldr_lease_write(t, job, b, LEASE, l.there, LEASE_S);
+        error = ldr_lease_write(job, LEASE, l.there, LEASE_S);
         idle->mine = error == 0 && l.mine;
     }
     if (error == -EEXIST || error == -ENOSPC || error == -EDQUOT ||
@@ -323,16 +298,17 @@ static int take_lease(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b)
     return error;
 }
 
-void ldr_idle_leave(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b)
+void ldr_idle_leave(ldr_job_t *job)
 {
+    ldr_objects_t *t = ldr_tier_of(job);
     ldr_lease_text_t l;
 
     ldr_mutex_lock(&t->lock);
     bool leased = t->idle.leased && !t->idle.busy;
     t->idle.leased = t->idle.leased && !leased;
     ldr_mutex_unlock(&t->lock);
-    if (leased && ldr_lease_read(t, job, b, LEASE, &l) == 0 && l.mine) {
-        ldr_call_remove(t, job, b, LEASE);
+    if (leased && ldr_lease_read(job, LEASE, &l) == 0 && l.mine) {
+        ldr_call_remove(job, LEASE);
     }
 }
 
@@ -346,20 +322,19 @@ uint64_t ldr_idle_at(const ldr_objects_t *t)
 }
 
 /* A piece; *at_ns: when the next one is due. */
-static int work_once(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                     uint64_t *at_ns)
+static int work_once(ldr_job_t *job, uint64_t *at_ns)
 {
-    ldr_objects_t *t = p->tier;
+    ldr_objects_t *t = ldr_tier_of(job);
     ldr_idle_t *idle = &t->idle;
     int error = 0;
 
     if (*at_ns >= idle->lease_ns) {
         idle->lease_ns = *at_ns + MINUTE_NS;
-        error = take_lease(t, job, b);
+        error = take_lease(job);
         *at_ns = error == 0 && idle->mine ? *at_ns : idle->lease_ns;
     } else if (idle->hex[0] != '\0') {
-        error = remove_piece(p, job, b);
-    } else if (!look(p, job, b, &error)) {
+        error = remove_piece(job);
+    } else if (!look(job, &error)) {
         *at_ns = idle->lease_ns;
     }
     if (error == -EACCES || error == -EPERM || error == -EROFS ||
@@ -379,7 +354,7 @@ static int work_once(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     return error;
 }
 
-int ldr_idle_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_idle_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint64_t at_ns = ldr_now_ns(t->params.clock);
@@ -391,7 +366,7 @@ int ldr_idle_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (!mine) {
         return 0;
     }
-    int error = work_once(p, job, b, &at_ns);
+    int error = work_once(job, &at_ns);
     ldr_mutex_lock(&t->lock);
     t->idle.busy = false;
     t->idle.at_ns = at_ns;

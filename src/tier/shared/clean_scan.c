@@ -126,7 +126,7 @@ static void note_bad(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
     }
 }
 
-static int look_at(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+static int look_at(ldr_part_t *p, ldr_job_t *job,
                    const uint8_t id[LDR_ID_BYTES], ldr_record_t *records)
 {
     ldr_objects_t *t = p->tier;
@@ -134,8 +134,8 @@ static int look_at(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     uint32_t now_s = ldr_wall_s(t->params.clock);
 
     memcpy(object.id, id, LDR_ID_BYTES);
-    int error = ldr_call_tail(p, job, b, &object, records);
-    if (error == -ENOENT && b->ops->exists == NULL) {
+    int error = ldr_call_tail(p, job, &object, records);
+    if (error == -ENOENT && job->backend->ops->exists == NULL) {
         return 0; /* somebody has removed it just now */
     }
     if (error != 0 && error != -ENOENT && error != -EBADMSG) {
@@ -176,13 +176,13 @@ static void next_prefix(ldr_cleaner_t *c, uint32_t now_s)
     }
 }
 
-int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_scan_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
     char rest[8], prefix[LDR_OBJECT_NAME_MAX + 1];
     char after[LDR_OBJECT_NAME_MAX + 1];
-    piece_t s = {.part = p, .evicts = b->ops->exists != NULL};
+    piece_t s = {.part = p, .evicts = job->backend->ops->exists != NULL};
     uint64_t wait_ns =
         (uint64_t)ldr_max64(t->params.orphan_s, 1) * 1000000000u / 512;
 
@@ -190,8 +190,8 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     ldr_name_of(p->hex, rest, prefix);
     memcpy(after, c->after, sizeof(after));
     s.skip = strlen(prefix);
-    int error = ldr_call_list(t, job, b, prefix,
-                              after[0] != '\0' ? after : NULL, scan_one, &s);
+    int error = ldr_call_list(job, prefix, after[0] != '\0' ? after : NULL,
+                              scan_one, &s);
     if (error < 0) {
         memcpy(c->after, after, sizeof(after));
         return error;
@@ -205,7 +205,7 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 
         error = records == NULL ? -ENOMEM : 0;
         for (uint32_t i = 0; i < s.stranger_count && error == 0; i++) {
-            error = look_at(p, job, b, s.strangers[i], records);
+            error = look_at(p, job, s.strangers[i], records);
         }
         ldr_free(records);
         if (error < 0) {
@@ -252,7 +252,7 @@ static void note_old(void *arg, const uint8_t space[LDR_ID_BYTES],
     o->epoch = epoch;
 }
 
-int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -262,14 +262,13 @@ int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (o == NULL) {
         return -ENOMEM;
     }
-    int error = ldr_reset_list(p, job, b, note_old, o);
+    int error = ldr_reset_list(p, job, note_old, o);
     for (uint32_t i = 0; i < o->count && error == 0; i++) {
         /* Only by one that is real, and that all have had time to see. */
-        error =
-            ldr_reset_read(p, job, b, o->at[i].space, o->at[i].by, &written_s);
+        error = ldr_reset_read(p, job, o->at[i].space, o->at[i].by, &written_s);
         if (error == 0 && now_s > written_s + t->params.orphan_s) {
             ldr_name_epoch(p, o->at[i].space, o->at[i].epoch, name);
-            error = ldr_call_remove(t, job, b, name);
+            error = ldr_call_remove(job, name);
         } else if (error == -ENOENT || error == -EBADMSG) {
             error = 0;
         }

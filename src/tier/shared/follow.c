@@ -204,9 +204,8 @@ bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
 
 /* ---- one manifest ---- */
 
-int ldr_manifest_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                     const char *tenant, const ldr_known_t *k, uint8_t **data_p,
-                     size_t *bytes_p)
+int ldr_manifest_get(ldr_job_t *job, const char *tenant, const ldr_known_t *k,
+                     uint8_t **data_p, size_t *bytes_p)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint64_t bytes = k->bytes;
@@ -214,7 +213,7 @@ int ldr_manifest_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
 
     ldr_name_manifest(tenant, k, name);
     if (bytes == 0) {
-        error = ldr_call_size(t, job, b, name, &bytes);
+        error = ldr_call_size(job, name, &bytes);
     }
     if (error != 0) {
         return error;
@@ -226,7 +225,7 @@ int ldr_manifest_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
     if (data == NULL) {
         return -ENOMEM;
     }
-    error = ldr_call_get(t, job, b, name, 0, data, (size_t)bytes);
+    error = ldr_call_get(job, name, 0, data, (size_t)bytes);
     if (error != 0) {
         ldr_free(data);
         return error == -ENODATA ? -EBADMSG : error;
@@ -254,14 +253,13 @@ static void read_entry(void *arg, const ldr_manifest_entry_t *e)
 }
 
 /* -EBADMSG: not a manifest of this tenant, or not the one of that name. */
-static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                         ldr_known_t *k)
+static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_known_t *k)
 {
     ldr_manifest_head_t head = {.sequence = 0};
     reading_t r = {.part = p, .head = &head};
     uint8_t *data;
     size_t bytes;
-    int error = ldr_manifest_get(p->tier, job, b, p->hex, k, &data, &bytes);
+    int error = ldr_manifest_get(job, p->hex, k, &data, &bytes);
 
     if (error != 0) {
         return error;
@@ -281,7 +279,7 @@ static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 /* ---- a turn ---- */
 
 /* Reads what is to be read, until nothing is left or the medium fails. */
-static int read_todo(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int read_todo(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     int error = 0;
@@ -293,7 +291,7 @@ static int read_todo(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         bool found;
 
         ldr_mutex_unlock(&t->lock);
-        error = read_manifest(p, job, b, &k);
+        error = read_manifest(p, job, &k);
         ldr_mutex_lock(&t->lock);
         size_t at = known_at(p, &k, &found);
         if (error == -ENOENT) {
@@ -324,7 +322,8 @@ static int helper_work(ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_chore_t *c = job->arg;
 
-    return read_todo(c->part, job, b);
+    job->backend = b;
+    return read_todo(c->part, job);
 }
 
 static void helper_done(ldr_job_t *job)
@@ -529,7 +528,7 @@ static void miss_resets(ldr_part_t *p, uint32_t count)
     }
 }
 
-static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int follow_resets(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     news_t n = {.part = p};
@@ -542,7 +541,7 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         p->spaces[i].listed = 0;
     }
     ldr_mutex_unlock(&t->lock);
-    int error = ldr_reset_list(p, job, b, note_epoch, &n);
+    int error = ldr_reset_list(p, job, note_epoch, &n);
     if (error == 0 && !n.failed) {
         ldr_mutex_lock(&t->lock);
         miss_resets(p, spaces);
@@ -562,7 +561,7 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
             continue;
         }
         error =
-            ldr_reset_read(p, job, b, n.at[i].space, n.at[i].epoch, &written_s);
+            ldr_reset_read(p, job, n.at[i].space, n.at[i].epoch, &written_s);
         if (error == 0 && !ldr_part_raise(p, n.at[i].space, n.at[i].epoch)) {
             error = -ENOMEM;
         } else if (error == -ENOENT || error == -EBADMSG) {
@@ -594,7 +593,7 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 
 /* ---- the chore ---- */
 
-static int follow_manifests(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int follow_manifests(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char prefix[LDR_OBJECT_NAME_MAX + 1];
@@ -602,7 +601,7 @@ static int follow_manifests(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 
     ldr_name_of(p->hex, "m/", prefix);
     n.skip = strlen(prefix);
-    int error = ldr_call_list(t, job, b, prefix, NULL, list_one, &n);
+    int error = ldr_call_list(job, prefix, NULL, list_one, &n);
     if (error == 0) {
         ldr_mutex_lock(&t->lock);
         if (compare(p, &n)) {
@@ -613,10 +612,10 @@ static int follow_manifests(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         ldr_mutex_unlock(&t->lock);
     }
     ldr_free(n.at);
-    return error != 0 ? error : read_todo(p, job, b);
+    return error != 0 ? error : read_todo(p, job);
 }
 
-int ldr_follow_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_follow_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
 
@@ -630,9 +629,9 @@ int ldr_follow_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     p->todo_count = p->todo_next = 0;
     ldr_mutex_unlock(&t->lock);
     ldr_free(old);
-    int error = follow_resets(p, job, b);
+    int error = follow_resets(p, job);
     if (error == 0) {
-        error = follow_manifests(p, job, b);
+        error = follow_manifests(p, job);
     }
     if (error == 0) {
         ldr_part_tell(p);

@@ -49,8 +49,9 @@ struct ldr_job {
     uint64_t bytes; /* that a read is to bring */
     int error;
     bool wrote; /* work(): its error is that of a put or a removal */
-    bool trial; /* the lanes' own, as these */
-    bool taken; /* from when it is added until done() */
+    ldr_backend_t *backend; /* work()'s own: what its calls go to */
+    bool trial;             /* the lanes' own, as these */
+    bool taken;             /* from when it is added until done() */
     ldr_job_t *next;
 };
 

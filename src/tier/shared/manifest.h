@@ -86,8 +86,8 @@ bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
                         void *arg);
 
 /* For who has no key, and so cannot tell whether it is true: it may decide what
- * is removed and nothing else, since whoever can write to the storage can remove
- * it himself. When a manifest that begins with these bytes was written; 0: it is
- * none. */
+ * is removed and nothing else, since whoever can write to the storage can
+ * remove it himself. When a manifest that begins with these bytes was written;
+ * 0: it is none. */
 uint32_t ldr_manifest_peek_when(const uint8_t data[LDR_MANIFEST_HEAD],
                                 const uint8_t tenant_id[LDR_ID_BYTES]);

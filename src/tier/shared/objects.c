@@ -396,7 +396,7 @@ static ldr_objects_t *tier_create(const ldr_objects_params_t *params)
     ldr_put64(t->node, params->manual && params->seed != 0
                            ? ldr_rand_next(&t->rand)
                            : ldr_rand_entropy());
-    ldr_hex(t->node, sizeof(t->node), t->node_hex);
+    t->node_number = __builtin_bswap64(ldr_get64(t->node));
     ldr_mutex_init(&t->lock);
     ldr_cond_init(&t->changed);
     ldr_cond_init(&t->wheel);

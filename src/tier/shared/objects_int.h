@@ -272,9 +272,9 @@ typedef struct ldr_idle {
     char after[LDR_OBJECT_NAME_MAX + 1]; /* the file looked at last; "": none */
     /* The tenant whose data is being removed; "": none. */
     char hex[2 * LDR_ID_BYTES + 1];
-    bool manifests;                  /* its objects are gone */
+    bool manifests;                   /* its objects are gone */
     char at[LDR_OBJECT_NAME_MAX + 1]; /* the name looked at last; "": none */
-    uint64_t removed;                /* objects */
+    uint64_t removed;                 /* objects */
 } ldr_idle_t;
 
 /* The caller's log, for all that the tier, its lanes and its back end have to
@@ -293,7 +293,7 @@ struct ldr_objects {
     ldr_objects_log_t log;
     ldr_lanes_t *lanes;
     uint8_t node[LDR_NODE_BYTES];
-    char node_hex[2 * LDR_NODE_BYTES + 1];
+    uint64_t node_number; /* the same, as it is written in hex */
     uint64_t timeout_ns, retry_ns, poll_ns, publish_ns;
     char kind[12];
 
@@ -380,40 +380,46 @@ void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
 void ldr_name_of(const char *tenant, const char *rest,
                  char name[LDR_OBJECT_NAME_MAX + 1]);
 
-/* Each call has timeout_ms, whatever the job had; a listing as often as it
- * takes. */
-int ldr_call_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                 const char *name, uint64_t offset, void *data, size_t bytes);
-int ldr_call_put(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                 const char *name, const void *data, size_t bytes,
-                 unsigned flags);
+/* The tier of a chore's job. */
+static inline ldr_objects_t *ldr_tier_of(const ldr_job_t *job)
+{
+    return ((const ldr_chore_t *)job->arg)->part->tier;
+}
+
+/* job: a chore's, from its work(). Each call has timeout_ms, whatever the job
+ * had; a listing as often as it takes. */
+int ldr_call_get(ldr_job_t *job, const char *name, uint64_t offset, void *data,
+                 size_t bytes);
+int ldr_call_put(ldr_job_t *job, const char *name, const void *data,
+                 size_t bytes, unsigned flags);
 /* 0 too if there is none. */
-int ldr_call_remove(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *name);
-int ldr_call_size(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                  const char *name, uint64_t *bytes_p);
-int ldr_call_exists(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *name);
-int ldr_call_list(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                  const char *prefix, const char *after,
+int ldr_call_remove(ldr_job_t *job, const char *name);
+int ldr_call_size(ldr_job_t *job, const char *name, uint64_t *bytes_p);
+int ldr_call_exists(ldr_job_t *job, const char *name);
+int ldr_call_list(ldr_job_t *job, const char *prefix, const char *after,
                   int (*fn)(void *arg, const char *name, uint64_t bytes),
                   void *arg);
 /* All of a small object (at most room bytes). */
-int ldr_call_get_all(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                     const char *name, uint8_t *data, size_t room,
-                     size_t *bytes_p);
+int ldr_call_get_all(ldr_job_t *job, const char *name, uint8_t *data,
+                     size_t room, size_t *bytes_p);
+/* An object that is two numbers, "FIRST SECOND\n" in hex: 64 and 32 bits.
+ * -EBADMSG: it is something else. */
+int ldr_call_get_pair(ldr_job_t *job, const char *name, uint64_t *first_p,
+                      uint64_t *second_p);
+int ldr_call_put_pair(ldr_job_t *job, const char *name, uint64_t first,
+                      uint32_t second, unsigned flags);
 /* The tail of an object: what it is, and its records (room for
  * LDR_OBJECT_ROWS_MAX). -EBADMSG: not under this key, or none. */
-int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                  ldr_object_t *object, ldr_record_t *records);
+int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_object_t *object,
+                  ldr_record_t *records);
 
 /* ---- the chores ---- */
 
-int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_reset_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_follow_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_check_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_reset_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_follow_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_publish_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_clean_work(ldr_part_t *p, ldr_job_t *job);
 
 /* When there is something to do, or UINT64_MAX; with the lock. The chore's
  * at_ns is heeded besides. */
@@ -436,12 +442,12 @@ void ldr_follow_distrust(ldr_part_t *p);
 uint32_t ldr_reset_wanted(const ldr_part_t *p);
 
 /* The resets that are there: fn with each name that is one. */
-int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+int ldr_reset_list(ldr_part_t *p, ldr_job_t *job,
                    void (*fn)(void *arg, const uint8_t space[LDR_ID_BYTES],
                               uint32_t epoch),
                    void *arg);
 /* Reads and checks one: -EBADMSG: not under this key. */
-int ldr_reset_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+int ldr_reset_read(ldr_part_t *p, ldr_job_t *job,
                    const uint8_t space[LDR_ID_BYTES], uint32_t epoch,
                    uint32_t *written_s_p);
 /* The space has this epoch, if that is higher than what is known. Tells the
@@ -466,9 +472,8 @@ void ldr_part_know(ldr_part_t *p, const ldr_known_t *k);
 bool ldr_known_named(const char *name, ldr_known_t *k);
 void ldr_part_unknow(ldr_part_t *p, const ldr_known_t *k);
 /* All of a tenant's manifest, to be freed. */
-int ldr_manifest_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                     const char *tenant, const ldr_known_t *k, uint8_t **data_p,
-                     size_t *bytes_p);
+int ldr_manifest_get(ldr_job_t *job, const char *tenant, const ldr_known_t *k,
+                     uint8_t **data_p, size_t *bytes_p);
 
 /* ---- publish.c ---- */
 
@@ -498,29 +503,28 @@ typedef struct ldr_lease_text {
 } ldr_lease_text_t;
 
 /* A lease of that name. Junk is none that holds. */
-int ldr_lease_read(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                   const char *name, ldr_lease_text_t *l);
-int ldr_lease_write(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *name, bool over, uint32_t seconds);
+int ldr_lease_read(ldr_job_t *job, const char *name, ldr_lease_text_t *l);
+int ldr_lease_write(ldr_job_t *job, const char *name, bool over,
+                    uint32_t seconds);
 /* Sees to the lease; whether the part has the role. */
-int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_lease_work(ldr_part_t *p, ldr_job_t *job);
 /* Gives it up if it is held; at close. */
-void ldr_lease_end(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+void ldr_lease_end(ldr_part_t *p, ldr_job_t *job);
 /* Each does a bounded piece. */
-int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_merge_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_compact_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_scan_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_merge_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_compact_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job);
 /* Writes sizes/T: the tenant is open. */
-int ldr_figure_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_figure_work(ldr_part_t *p, ldr_job_t *job);
 /* With the lock: bytes of a part's objects, tables and footers too, about. */
 uint64_t ldr_part_held(const ldr_part_t *p);
 
 /* With the lock: when the next piece of ldr_idle_work() is due. */
 uint64_t ldr_idle_at(const ldr_objects_t *t);
-int ldr_idle_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_idle_work(ldr_part_t *p, ldr_job_t *job);
 /* Gives up the lease larder.cleaner if it is held; at close. */
-void ldr_idle_leave(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b);
+void ldr_idle_leave(ldr_job_t *job);
 /* With the lock: the object was there in this cycle. */
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number);
 /* With the lock: removes these once all have heard; at most LDR_VICTIMS. */

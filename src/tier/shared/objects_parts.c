@@ -16,8 +16,7 @@
 
 /* ---- chores ---- */
 
-static int (*const works[LDR_CHORES])(ldr_part_t *p, ldr_job_t *job,
-                                      ldr_backend_t *b) = {
+static int (*const works[LDR_CHORES])(ldr_part_t *p, ldr_job_t *job) = {
     [LDR_CHORE_CHECK] = ldr_check_work,
     [LDR_CHORE_RESET] = ldr_reset_work,
     [LDR_CHORE_FOLLOW] = ldr_follow_work,
@@ -29,7 +28,8 @@ static int chore_work(ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_chore_t *c = job->arg;
 
-    return works[c - c->part->chores](c->part, job, b);
+    job->backend = b;
+    return works[c - c->part->chores](c->part, job);
 }
 
 static void chore_done(ldr_job_t *job)

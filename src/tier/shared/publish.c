@@ -161,23 +161,23 @@ static void begin(ldr_part_t *p)
 
 /* A put that failed may be the first that is heard of another tier, which must
  * not be told what the last one had. 1: it is another. */
-static int recognize(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int recognize(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint64_t deadline_ns = ldr_now_ns(t->params.clock) + t->timeout_ns;
 
-    if (!b->ops->makes_itself) {
+    if (!job->backend->ops->makes_itself) {
         return 0;
     }
     ldr_job_extend(job, deadline_ns);
-    int error = ldr_objects_recognize(t, b, deadline_ns);
+    int error = ldr_objects_recognize(t, job->backend, deadline_ns);
     ldr_mutex_lock(&t->lock);
     bool anew = p->anew;
     ldr_mutex_unlock(&t->lock);
     return error == 0 && anew ? 1 : error;
 }
 
-int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_publish_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -196,7 +196,7 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (!some) {
         return 0;
     }
-    error = fresh ? 0 : recognize(p, job, b);
+    error = fresh ? 0 : recognize(p, job);
     if (error != 0) {
         return error > 0 ? 0 : error;
     }
@@ -209,7 +209,7 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     }
     p->sealed = true;
     ldr_name_manifest(p->hex, &k, name);
-    error = ldr_call_put(t, job, b, name, p->sending.data, p->sending.bytes, 0);
+    error = ldr_call_put(job, name, p->sending.data, p->sending.bytes, 0);
     if (error != 0) {
         return error;
     }

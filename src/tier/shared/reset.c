@@ -95,24 +95,23 @@ static const char *check_compare(const uint8_t *ours, const uint8_t *theirs,
 
 /* Reads T/check, and puts it if there is none: unless that is to wait for a
  * claim. -ENOENT: it waits. */
-static int check_fetch(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                       bool claims, const uint8_t ours[CHECK_BYTES],
+static int check_fetch(ldr_part_t *p, ldr_job_t *job, bool claims,
+                       const uint8_t ours[CHECK_BYTES],
                        uint8_t theirs[CHECK_BYTES], size_t *bytes_p)
 {
-    ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     ldr_name_of(p->hex, "check", name);
-    int error = ldr_call_get_all(t, job, b, name, theirs, CHECK_BYTES, bytes_p);
+    int error = ldr_call_get_all(job, name, theirs, CHECK_BYTES, bytes_p);
     if (error != -ENOENT || !claims) {
         return error;
     }
-    error = ldr_call_put(t, job, b, name, ours, CHECK_BYTES, LDR_OBJECT_NEW);
+    error = ldr_call_put(job, name, ours, CHECK_BYTES, LDR_OBJECT_NEW);
     if (error == 0) {
         memcpy(theirs, ours, CHECK_BYTES);
         *bytes_p = CHECK_BYTES;
     } else if (error == -EEXIST) {
-        error = ldr_call_get_all(t, job, b, name, theirs, CHECK_BYTES, bytes_p);
+        error = ldr_call_get_all(job, name, theirs, CHECK_BYTES, bytes_p);
     }
     return error;
 }
@@ -168,7 +167,7 @@ static bool check_end(ldr_part_t *p, const char *wrong, bool garbled)
     return wrong != NULL && !known;
 }
 
-int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_check_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint8_t ours[CHECK_BYTES], theirs[CHECK_BYTES];
@@ -183,7 +182,7 @@ int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (!check_compose(p, ours)) {
         return -ENOMEM;
     }
-    int error = check_fetch(p, job, b, claims, ours, theirs, &bytes);
+    int error = check_fetch(p, job, claims, ours, theirs, &bytes);
     bool vacant = error == -ENOENT && !claims;
     if (error == 0 || error == -EBADMSG) {
         wrong = check_compare(ours, theirs, error == 0 ? bytes : 0, &garbled);
@@ -230,7 +229,7 @@ static bool epoch_compose(const ldr_part_t *p,
                            out + EPOCH_MAC);
 }
 
-int ldr_reset_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+int ldr_reset_read(ldr_part_t *p, ldr_job_t *job,
                    const uint8_t space[LDR_ID_BYTES], uint32_t epoch,
                    uint32_t *written_s_p)
 {
@@ -238,7 +237,7 @@ int ldr_reset_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     uint8_t theirs[EPOCH_BYTES], ours[EPOCH_BYTES];
 
     ldr_name_epoch(p, space, epoch, name);
-    int error = ldr_call_get(p->tier, job, b, name, 0, theirs, EPOCH_BYTES);
+    int error = ldr_call_get(job, name, 0, theirs, EPOCH_BYTES);
     if (error != 0) {
         return error == -ENODATA ? -EBADMSG : error;
     }
@@ -271,7 +270,7 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
     return 0;
 }
 
-int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+int ldr_reset_list(ldr_part_t *p, ldr_job_t *job,
                    void (*fn)(void *arg, const uint8_t space[LDR_ID_BYTES],
                               uint32_t epoch),
                    void *arg)
@@ -281,7 +280,7 @@ int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 
     ldr_name_of(p->hex, "e/", prefix);
     l.skip = strlen(prefix);
-    return ldr_call_list(p->tier, job, b, prefix, NULL, list_one, &l);
+    return ldr_call_list(job, prefix, NULL, list_one, &l);
 }
 
 /* ---- what this node knows ---- */
@@ -348,24 +347,23 @@ static void take_highest(void *arg, const uint8_t space[LDR_ID_BYTES],
 
 /* The highest that is there. What is not under this key is nobody's reset, but
  * would be in the way. */
-static int find_highest(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                        highest_t *h)
+static int find_highest(ldr_part_t *p, ldr_job_t *job, highest_t *h)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint32_t written_s;
 
     for (unsigned i = 0; i < TRIES; i++) {
         h->epoch = 0;
-        int error = ldr_reset_list(p, job, b, take_highest, h);
+        int error = ldr_reset_list(p, job, take_highest, h);
         if (error != 0 || h->epoch == 0) {
             return error;
         }
-        error = ldr_reset_read(p, job, b, h->space, h->epoch, &written_s);
+        error = ldr_reset_read(p, job, h->space, h->epoch, &written_s);
         if (error != -EBADMSG) {
             return error == -ENOENT ? 0 : error;
         }
         ldr_name_epoch(p, h->space, h->epoch, name);
-        error = ldr_call_remove(p->tier, job, b, name);
+        error = ldr_call_remove(job, name);
         if (error != 0) {
             return error;
         }
@@ -374,7 +372,7 @@ static int find_highest(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 }
 
 /* Puts an epoch that is wanted or, for a reset, higher and nobody else's. */
-static int write_epoch(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+static int write_epoch(ldr_part_t *p, ldr_job_t *job,
                        const uint8_t space[LDR_ID_BYTES], bool own,
                        uint32_t *epoch_p)
 {
@@ -382,7 +380,7 @@ static int write_epoch(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint8_t data[EPOCH_BYTES];
     highest_t h = {.space = space};
-    int error = find_highest(p, job, b, &h);
+    int error = find_highest(p, job, &h);
 
     for (unsigned i = 0; i < TRIES && error == 0; i++) {
         if (!own && h.epoch >= *epoch_p) {
@@ -397,13 +395,12 @@ static int write_epoch(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
                            data)) {
             return -ENOMEM;
         }
-        error =
-            ldr_call_put(t, job, b, name, data, EPOCH_BYTES, LDR_OBJECT_NEW);
+        error = ldr_call_put(job, name, data, EPOCH_BYTES, LDR_OBJECT_NEW);
         bool taken = error == -EEXIST;
         if (error != 0 && !taken) {
             return error;
         }
-        error = find_highest(p, job, b, &h);
+        error = find_highest(p, job, &h);
         if (error == 0 && !taken && h.epoch <= *epoch_p) {
             return 0;
         }
@@ -430,7 +427,7 @@ uint64_t ldr_reset_at(const ldr_part_t *p)
     return ldr_reset_wanted(p) != LDR_NIL ? 0 : UINT64_MAX;
 }
 
-int ldr_reset_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_reset_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint8_t id[LDR_ID_BYTES];
@@ -448,7 +445,7 @@ int ldr_reset_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         memcpy(id, s->id, LDR_ID_BYTES);
         ldr_mutex_unlock(&t->lock);
 
-        int error = write_epoch(p, job, b, id, own, &epoch);
+        int error = write_epoch(p, job, id, own, &epoch);
         if (error != 0) {
             return error;
         }
