@@ -1,5 +1,7 @@
 #include "tier/shared/backend.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 static const struct {
@@ -49,4 +51,23 @@ bool ldr_object_name_ok(const char *name)
         }
     }
     return true;
+}
+
+bool ldr_object_prefix_ok(const char *prefix)
+{
+    size_t length = strnlen(prefix, LDR_OBJECT_NAME_MAX);
+    char name[LDR_OBJECT_NAME_MAX + 2];
+
+    snprintf(name, sizeof(name), "%sx",
+             length < LDR_OBJECT_NAME_MAX ? prefix : "");
+    return length == 0 ||
+           (prefix[length - 1] == '/' && ldr_object_name_ok(name));
+}
+
+int ldr_object_wrong(const char *name)
+{
+    ldr_fail(LARDER_E_INVALID,
+             "'%.*s': no name of an object or prefix, or it is too large",
+             (int)LDR_OBJECT_NAME_MAX, name);
+    return -EINVAL;
 }

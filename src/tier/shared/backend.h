@@ -101,5 +101,8 @@ larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
 larder_status_t ldr_valkey_open(const ldr_backend_params_t *p, const char *rest,
                                 ldr_backend_t **backend_p);
 
-/* Whether a name is one. */
+/* Whether a name is one; or a prefix to list: "", or with a '/' at its end. */
 bool ldr_object_name_ok(const char *name);
+bool ldr_object_prefix_ok(const char *prefix);
+/* Says that it is none, or that what is to be put is too large: -EINVAL. */
+int ldr_object_wrong(const char *name);

@@ -25,6 +25,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/dir_int.h"
+#include "tier/shared/iov.h"
 
 #define PARTS_MAX 1024u /* the kernel's IOV_MAX */
 /* Of one call, so that a deadline is looked at now and then. */
@@ -72,19 +73,8 @@ typedef struct move {
     int fd;
     bool writing, direct;
     uint64_t done; /* bytes */
-    unsigned at;   /* of call->iov, and bytes of it that are done */
-    size_t into;
+    ldr_iov_t left;
 } move_t;
-
-static uint64_t total_of(const ldr_dir_call_t *call)
-{
-    uint64_t total = 0;
-
-    for (unsigned i = 0; i < call->count; i++) {
-        total += call->iov[i].iov_len;
-    }
-    return total;
-}
 
 /* Whether all of it is whole blocks. */
 static bool aligned(const ldr_dir_call_t *call)
@@ -100,40 +90,15 @@ static bool aligned(const ldr_dir_call_t *call)
 /* What to ask the kernel for next. */
 static unsigned next_parts(const move_t *m, struct iovec *parts)
 {
-    unsigned count = 0;
-    size_t bytes = 0;
+    unsigned count = ldr_iov_next(&m->left, PART_BYTES_MAX, parts, PARTS_MAX);
 
-    for (unsigned i = m->at;
-         i < m->call->count && count < PARTS_MAX && bytes < PART_BYTES_MAX;
-         i++) {
-        const struct iovec *iov = &m->call->iov[i];
-        size_t skip = i == m->at ? m->into : 0;
-        size_t n = ldr_min64(iov->iov_len - skip, PART_BYTES_MAX - bytes);
-
-        if (n > 0) {
-            parts[count++] = (struct iovec){(uint8_t *)iov->iov_base + skip, n};
-            bytes += n;
-        }
-    }
     if (count > 0 && LDR_FAULT(dir_short)) {
-        parts[0].iov_len =
-            ldr_div_up(parts[0].iov_len, 2 * LDR_BLOCK) * LDR_BLOCK;
-        parts[0].iov_len = ldr_min64(parts[0].iov_len, bytes);
+        size_t half = ldr_div_up(parts[0].iov_len, 2 * LDR_BLOCK) * LDR_BLOCK;
+
+        parts[0].iov_len = ldr_min64(parts[0].iov_len, half);
         count = 1;
     }
     return count;
-}
-
-static void advance(move_t *m, size_t bytes)
-{
-    m->done += bytes;
-    while (m->at < m->call->count &&
-           bytes >= m->call->iov[m->at].iov_len - m->into) {
-        bytes -= m->call->iov[m->at].iov_len - m->into;
-        m->at++;
-        m->into = 0;
-    }
-    m->into += bytes;
 }
 
 static ssize_t one_part(const move_t *m, const struct iovec *parts,
@@ -186,7 +151,8 @@ static int move_all(move_t *m)
         }
         ssize_t n = one_part(m, parts, count);
         if (n > 0) {
-            advance(m, (size_t)n);
+            m->done += (size_t)n;
+            ldr_iov_skip(&m->left, (size_t)n);
             stalls = 0;
         } else if (n == 0) {
             return m->writing ? -EIO : -ENODATA;
@@ -368,8 +334,12 @@ static int rename_in(int folder, int fd, const char *temp, const char *base,
 
 static int fill(ldr_dir_t *dir, int fd, bool direct, const ldr_dir_call_t *call)
 {
-    move_t m = {
-        .dir = dir, .call = call, .fd = fd, .writing = true, .direct = direct};
+    move_t m = {.dir = dir,
+                .call = call,
+                .fd = fd,
+                .writing = true,
+                .direct = direct,
+                .left = {call->iov, call->count, 0}};
     int error = move_all(&m);
 
     return error == 0 ? sync_fd(fd) : error;
@@ -399,7 +369,7 @@ int ldr_dir_write(ldr_dir_t *dir, ldr_dir_root_t *root,
 {
     char temp[sizeof(LDR_DIR_TEMP) + 16];
     const char *base;
-    bool direct = aligned(call) && total_of(call) > 0 &&
+    bool direct = aligned(call) && ldr_iov_bytes(call->iov, call->count) > 0 &&
                   !atomic_load_explicit(&dir->cached, memory_order_relaxed);
     int error, folder = open_folder(dir, root, call->name, &base);
 
@@ -596,8 +566,11 @@ static int read_once(ldr_dir_t *dir, ldr_dir_root_t *root,
             file_keep(dir, root, file);
         }
     }
-    move_t m = {
-        .dir = dir, .call = call, .fd = file->fd, .direct = file->direct};
+    move_t m = {.dir = dir,
+                .call = call,
+                .fd = file->fd,
+                .direct = file->direct,
+                .left = {call->iov, call->count, 0}};
     error = move_all(&m);
     file_leave(dir, file);
     return error;

@@ -218,19 +218,9 @@ int ldr_dir_list(ldr_backend_t *b, const char *prefix, const char *after,
 {
     ldr_dir_t *dir = (ldr_dir_t *)b;
     ldr_dir_root_t *root;
-    size_t length = strlen(prefix);
-    char name[LDR_OBJECT_NAME_MAX + 1] = "a";
     char last[LDR_OBJECT_NAME_MAX + 1] = "", from[sizeof(last)];
 
-    if (length > LDR_OBJECT_NAME_MAX ||
-        (length > 0 && prefix[length - 1] != '/')) {
-        return ldr_dir_says(dir, -EINVAL, "list", prefix);
-    }
-    if (length > 0) {
-        memcpy(name, prefix, length - 1);
-        name[length - 1] = '\0';
-    }
-    if (!ldr_object_name_ok(name)) {
+    if (!ldr_object_prefix_ok(prefix)) {
         return ldr_dir_says(dir, -EINVAL, "list", prefix);
     }
     if (LDR_FAULT(dir_behind)) {

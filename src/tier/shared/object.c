@@ -18,6 +18,7 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "tier/shared/backend.h"
+#include "tier/shared/iov.h"
 #include "tier/shared/seal.h"
 
 enum { MAGIC_BYTES = 8, CRC_BYTES = 4 };
@@ -101,13 +102,8 @@ static bool code_fits(const uint8_t *block, const ldr_seal_t *seal)
 
 static bool iov_fits(const struct iovec *iov, unsigned count, uint32_t length)
 {
-    uint64_t want = (uint64_t)(ldr_record_blocks(length) - 1) * LDR_BLOCK;
-    uint64_t have = 0;
-
-    for (unsigned i = 0; i < count; i++) {
-        have += iov[i].iov_len;
-    }
-    return have == want;
+    return ldr_iov_bytes(iov, count) ==
+           (uint64_t)(ldr_record_blocks(length) - 1) * LDR_BLOCK;
 }
 
 /* ---- records ---- */

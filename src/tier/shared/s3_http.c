@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "tier/shared/iov.h"
 #include "tier/shared/login.h"
 #include "tier/shared/s3.h"
 #include "tier/shared/s3_curl.h"
@@ -45,8 +46,7 @@ typedef struct transfer {
     char error_text[256]; /* libcurl's: CURL_ERROR_SIZE */
     char error_body[LDR_S3_ERROR_BODY];
     size_t error_bytes;
-    unsigned piece; /* where in the iov it is */
-    size_t piece_at;
+    ldr_iov_t left; /* of the request's iov */
     uint64_t moved;
     uint64_t first, last; /* the answer's range */
     bool has_range;
@@ -118,35 +118,18 @@ static long status_of(const transfer_t *t)
     return status;
 }
 
-/* The next piece of the iov that is not used up; NULL: none. */
-static uint8_t *piece_of(transfer_t *t, size_t *bytes_p)
+static void rewind_iov(transfer_t *t)
 {
-    const ldr_s3_request_t *r = t->request;
-
-    while (t->piece < r->count && t->piece_at == r->iov[t->piece].iov_len) {
-        t->piece++;
-        t->piece_at = 0;
-    }
-    if (t->piece == r->count) {
-        return NULL;
-    }
-    *bytes_p = r->iov[t->piece].iov_len - t->piece_at;
-    return (uint8_t *)r->iov[t->piece].iov_base + t->piece_at;
+    t->left = (ldr_iov_t){t->request->iov, t->request->count, 0};
+    t->moved = 0;
 }
 
 /* libcurl wants bytes to send. */
 static size_t on_read(char *to, size_t size, size_t count, void *arg)
 {
     transfer_t *t = arg;
-    size_t room = size * count, done = 0, left;
-    uint8_t *from;
+    size_t done = ldr_iov_copy(&t->left, to, size * count, false);
 
-    while (done < room && (from = piece_of(t, &left)) != NULL) {
-        size_t step = (size_t)ldr_min64(room - done, left);
-        memcpy(to + done, from, step);
-        done += step;
-        t->piece_at += step;
-    }
     t->moved += done;
     return done;
 }
@@ -159,33 +142,23 @@ static int on_seek(void *arg, int64_t offset, int origin)
     if (offset != 0 || origin != SEEK_SET) {
         return 1;
     }
-    t->piece = 0;
-    t->piece_at = 0;
-    t->moved = 0;
+    rewind_iov(t);
     return 0;
 }
 
 /* Of the object, if that is what the answer begins with. */
-static size_t take_object(transfer_t *t, const char *from, size_t bytes)
+static size_t take_object(transfer_t *t, char *from, size_t bytes)
 {
     const ldr_s3_request_t *r = t->request;
     bool right = status_of(t) == 206 ? t->has_range && t->first == r->offset
                                      : r->offset == 0; /* 200: all of it */
-    size_t done = 0, left;
-    uint8_t *to;
 
     if (!right || bytes > r->bytes - t->moved) {
         t->broken = -EPROTO;
         return 0;
     }
-    while (done < bytes && (to = piece_of(t, &left)) != NULL) {
-        size_t step = (size_t)ldr_min64(bytes - done, left);
-        memcpy(to, from + done, step);
-        done += step;
-        t->piece_at += step;
-    }
-    t->moved += done;
-    return done;
+    t->moved += ldr_iov_copy(&t->left, from, bytes, true);
+    return bytes;
 }
 
 static size_t on_write(char *from, size_t size, size_t count, void *arg)
@@ -527,6 +500,7 @@ int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
     }
     t->s3 = s3;
     t->request = request;
+    rewind_iov(t);
     t->curl = h->curl;
     if (request->deadline_ns <= now + 1000000u) {
         error = fail(t, -ETIMEDOUT, "no time left");

@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "base/thread.h"
+#include "tier/shared/iov.h"
 #include "tier/shared/params.h"
 #include "tier/shared/valkey.h"
 
@@ -58,14 +59,6 @@ static int fail(const ldr_valkey_call_t *call, int error, const char *what)
                  ? ": a cluster's node, and a tier needs a server of its own"
                  : "");
     return error;
-}
-
-static int wrong(const char *name)
-{
-    ldr_fail(LARDER_E_INVALID,
-             "'%.*s': no name of an object or prefix, or it is too large",
-             (int)LDR_OBJECT_NAME_MAX, name);
-    return -EINVAL;
 }
 
 static int gone(const char *name)
@@ -134,16 +127,6 @@ static void end_transaction(ldr_text_t *t)
     ldr_resp_arg(t, "EXEC");
 }
 
-static uint64_t bytes_of(const struct iovec *iov, unsigned count)
-{
-    uint64_t bytes = 0;
-
-    for (unsigned i = 0; i < count; i++) {
-        bytes += iov[i].iov_len;
-    }
-    return bytes;
-}
-
 /* ---- put ---- */
 
 static int send_put(ldr_valkey_call_t *call, const struct iovec *iov,
@@ -190,12 +173,12 @@ static int valkey_put(ldr_backend_t *b, const char *name,
                       const struct iovec *iov, unsigned count, unsigned flags,
                       uint64_t deadline_ns)
 {
-    uint64_t bytes = bytes_of(iov, count);
+    uint64_t bytes = ldr_iov_bytes(iov, count);
     int64_t did[2] = {0};
     ldr_valkey_call_t call;
 
     if (!ldr_object_name_ok(name) || bytes > LDR_OBJECT_BYTES_MAX) {
-        return wrong(name);
+        return ldr_object_wrong(name);
     }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
@@ -257,7 +240,7 @@ static int valkey_exists(ldr_backend_t *b, const char *name,
     ldr_valkey_call_t call;
 
     if (!ldr_object_name_ok(name)) {
-        return wrong(name);
+        return ldr_object_wrong(name);
     }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
@@ -279,7 +262,7 @@ static int valkey_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
     ldr_valkey_call_t call;
 
     if (!ldr_object_name_ok(name)) {
-        return wrong(name);
+        return ldr_object_wrong(name);
     }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
@@ -304,32 +287,17 @@ static int ask_range(ldr_valkey_call_t *call, uint64_t offset, uint64_t bytes)
     return ask(call);
 }
 
-static int read_range(ldr_valkey_call_t *call, const struct iovec *iov,
-                      unsigned count, uint64_t bytes, uint64_t *got_p)
-{
-    struct iovec *left = ldr_alloc((count + 1) * sizeof(*left));
-
-    if (left == NULL) {
-        ldr_fail(LARDER_E_NO_MEMORY, "no memory");
-        return -ENOMEM;
-    }
-    memcpy(left, iov, count * sizeof(*left));
-    int error = ldr_resp_range(&call->conn->resp, left, count, bytes, got_p);
-    ldr_free(left);
-    return error;
-}
-
 static int valkey_get(ldr_backend_t *b, const char *name, uint64_t offset,
                       const struct iovec *iov, unsigned count,
                       uint64_t deadline_ns)
 {
-    uint64_t bytes = bytes_of(iov, count), got = 0;
+    uint64_t bytes = ldr_iov_bytes(iov, count), got = 0;
     int64_t size = 0, there = 1;
     ldr_valkey_call_t call;
 
     if (!ldr_object_name_ok(name) || bytes > LDR_OBJECT_BYTES_MAX ||
         offset > INT64_MAX / 2) {
-        return wrong(name);
+        return ldr_object_wrong(name);
     }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
@@ -338,7 +306,7 @@ static int valkey_get(ldr_backend_t *b, const char *name, uint64_t offset,
     if (bytes > 0) {
         error = ask_range(&call, offset, bytes);
         if (error == 0) {
-            error = read_range(&call, iov, count, bytes, &got);
+            error = ldr_resp_range(&call.conn->resp, iov, count, bytes, &got);
         }
     }
     if (error == 0 && call.conn->resp.error == 0 && (got < bytes || !bytes)) {
@@ -388,22 +356,6 @@ static int ask_page(ldr_valkey_call_t *call, const char *prefix,
     return ask(call);
 }
 
-static bool prefix_ok(const char *prefix)
-{
-    size_t length = strnlen(prefix, LDR_OBJECT_NAME_MAX);
-    char name[LDR_OBJECT_NAME_MAX + 2];
-
-    if (length == 0) {
-        return true; /* of all */
-    }
-    if (length < 2 || length >= LDR_OBJECT_NAME_MAX ||
-        prefix[length - 1] != '/') {
-        return false;
-    }
-    snprintf(name, sizeof(name), "%sx", prefix);
-    return ldr_object_name_ok(name);
-}
-
 static int page(ldr_backend_t *b, const char *prefix, const char *after,
                 ldr_valkey_name_t *names, unsigned *count_p,
                 uint64_t deadline_ns)
@@ -430,9 +382,9 @@ static int valkey_list(ldr_backend_t *b, const char *prefix, const char *after,
     ldr_valkey_name_t last;
     int error = 0;
 
-    if (!prefix_ok(prefix) ||
+    if (!ldr_object_prefix_ok(prefix) ||
         (after != NULL && strlen(after) > LDR_OBJECT_NAME_MAX)) {
-        return wrong(prefix);
+        return ldr_object_wrong(prefix);
     }
     ldr_valkey_name_t *names = ldr_alloc(LDR_VALKEY_PAGE * sizeof(*names));
     if (names == NULL) {
@@ -463,7 +415,7 @@ static int valkey_remove(ldr_backend_t *b, const char *name,
     ldr_valkey_call_t call;
 
     if (!ldr_object_name_ok(name)) {
-        return wrong(name);
+        return ldr_object_wrong(name);
     }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
