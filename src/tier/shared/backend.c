@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/options.h"
+
 static const struct {
     const char *scheme;
     larder_status_t (*open)(const ldr_backend_params_t *p, const char *rest,
@@ -17,11 +19,17 @@ static const struct {
 larder_status_t ldr_backend_open(const ldr_backend_params_t *params,
                                  ldr_backend_t **backend_p)
 {
+    ldr_backend_params_t p = *params;
+
+    p.login = p.login != NULL ? p.login : "";
+    if (strlen(p.login) >= LDR_PATH_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "shared_login: too long a path");
+    }
     for (size_t i = 0; schemes[i].scheme != NULL; i++) {
         size_t length = strlen(schemes[i].scheme);
 
-        if (strncmp(params->url, schemes[i].scheme, length) == 0) {
-            return schemes[i].open(params, params->url + length, backend_p);
+        if (strncmp(p.url, schemes[i].scheme, length) == 0) {
+            return schemes[i].open(&p, p.url + length, backend_p);
         }
     }
     return ldr_fail(LARDER_E_INVALID,
@@ -58,10 +66,11 @@ bool ldr_object_prefix_ok(const char *prefix)
     size_t length = strnlen(prefix, LDR_OBJECT_NAME_MAX);
     char name[LDR_OBJECT_NAME_MAX + 2];
 
-    snprintf(name, sizeof(name), "%sx",
-             length < LDR_OBJECT_NAME_MAX ? prefix : "");
-    return length == 0 ||
-           (prefix[length - 1] == '/' && ldr_object_name_ok(name));
+    if (length == 0 || length == LDR_OBJECT_NAME_MAX) {
+        return length == 0;
+    }
+    snprintf(name, sizeof(name), "%sx", prefix);
+    return prefix[length - 1] == '/' && ldr_object_name_ok(name);
 }
 
 int ldr_object_wrong(const char *name)

@@ -81,9 +81,10 @@ struct ldr_backend {
 };
 
 typedef struct ldr_backend_params {
-    const char *url;   /* the option shared: "dir:/mnt/kv", ... */
-    const char *login; /* file with secrets of the back end; "": environment */
-    unsigned lanes;    /* threads that will call at once */
+    const char *url; /* the option shared: "dir:/mnt/kv", ... */
+    /* File with secrets of the back end; "" or NULL: the environment. */
+    const char *login;
+    unsigned lanes; /* threads that will call at once */
     ldr_log_t log;
     const ldr_clock_t *clock;
 } ldr_backend_params_t;

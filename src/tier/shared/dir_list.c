@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "tier/shared/dir_int.h"
@@ -45,19 +46,9 @@ static bool names_add(names_t *n, const char *name, bool folder)
     size_t length = strlen(name);
     size_t need = n->bytes + length + 2;
 
-    if (need > n->room) {
-        size_t room = n->room == 0 ? NAMES_FIRST : 2 * n->room;
-        char *text = room <= NAMES_MAX ? ldr_alloc(room) : NULL;
-
-        if (text == NULL) {
-            return false;
-        }
-        if (n->bytes > 0) {
-            memcpy(text, n->text, n->bytes);
-        }
-        ldr_free(n->text);
-        n->text = text;
-        n->room = room;
+    if (need > NAMES_MAX ||
+        !ldr_grow(&n->text, &n->room, ldr_max64(need, NAMES_FIRST), 1)) {
+        return false;
     }
     memcpy(n->text + n->bytes, name, length);
     n->bytes += length;

@@ -34,7 +34,7 @@
 
 /* ---- what is known ---- */
 
-int ldr_known_order(const ldr_known_t *a, const ldr_known_t *b)
+static int known_order(const ldr_known_t *a, const ldr_known_t *b)
 {
     int order = memcmp(a->node, b->node, LDR_NODE_BYTES);
 
@@ -44,7 +44,7 @@ int ldr_known_order(const ldr_known_t *a, const ldr_known_t *b)
     return a->sequence < b->sequence ? -1 : a->sequence > b->sequence;
 }
 
-bool ldr_known_named(const char *name, ldr_known_t *k)
+static bool known_named(const char *name, ldr_known_t *k)
 {
     return strlen(name) == 2 * LDR_NODE_BYTES + 17 &&
            ldr_unhex(name, LDR_NODE_BYTES, k->node) &&
@@ -60,13 +60,13 @@ static size_t known_at(const ldr_part_t *p, const ldr_known_t *k, bool *found)
     while (low < high) {
         size_t mid = (low + high) / 2;
 
-        if (ldr_known_order(&p->known[mid], k) < 0) {
+        if (known_order(&p->known[mid], k) < 0) {
             low = mid + 1;
         } else {
             high = mid;
         }
     }
-    *found = low < p->known_count && ldr_known_order(&p->known[low], k) == 0;
+    *found = low < p->known_count && known_order(&p->known[low], k) == 0;
     return low;
 }
 
@@ -74,17 +74,15 @@ void ldr_part_know(ldr_part_t *p, const ldr_known_t *k)
 {
     bool found;
     size_t at = known_at(p, k, &found);
-    void *known = p->known;
 
     LDR_HELD(&p->tier->lock);
     if (found) {
         p->known[at] = *k;
         return;
     }
-    if (!ldr_grow(&known, &p->known_room, p->known_count + 1, sizeof(*k))) {
+    if (!ldr_grow(&p->known, &p->known_room, p->known_count + 1, sizeof(*k))) {
         return; /* then it is read, for nothing */
     }
-    p->known = known;
     memmove(&p->known[at + 1], &p->known[at],
             (p->known_count - at) * sizeof(*k));
     p->known[at] = *k;
@@ -163,8 +161,8 @@ static bool apply_object(ldr_part_t *p, const ldr_manifest_entry_t *e)
     return ok;
 }
 
-bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
-                    uint32_t written_s)
+static bool apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
+                  uint32_t written_s)
 {
     ldr_objects_t *t = p->tier;
     uint32_t number;
@@ -247,7 +245,7 @@ static void read_entry(void *arg, const ldr_manifest_entry_t *e)
     reading_t *r = arg;
 
     r->objects += e->kind == LDR_MANIFEST_OBJECT;
-    if (!ldr_part_apply(r->part, e, r->head->written_s)) {
+    if (!apply(r->part, e, r->head->written_s)) {
         r->failed = true;
     }
 }
@@ -367,24 +365,20 @@ typedef struct names {
     size_t skip;
     ldr_known_t *at;
     size_t count, room;
-    bool failed;
 } names_t;
 
 static int list_one(void *arg, const char *name, uint64_t bytes)
 {
     names_t *n = arg;
     ldr_known_t k = {.bytes = bytes};
-    void *at = n->at;
 
-    if (!ldr_known_named(name + n->skip, &k)) {
+    if (!known_named(name + n->skip, &k)) {
         return 0; /* somebody else's */
     }
     if (n->count >= KNOWN_MAX ||
-        !ldr_grow(&at, &n->room, n->count + 1, sizeof(k))) {
-        n->failed = true;
+        !ldr_grow(&n->at, &n->room, n->count + 1, sizeof(k))) {
         return -ENOMEM;
     }
-    n->at = at;
     n->at[n->count++] = k;
     return 0;
 }
@@ -395,20 +389,18 @@ static bool compare(ldr_part_t *p, const names_t *n)
     ldr_known_t *next =
         ldr_alloc((p->known_count + n->count + 1) * sizeof(ldr_known_t));
     size_t i = 0, k = 0, count = 0, news = 0;
-    void *todo = p->todo;
 
     LDR_HELD(&p->tier->lock);
     if (next == NULL ||
-        !ldr_grow(&todo, &p->todo_room, n->count, sizeof(ldr_known_t))) {
+        !ldr_grow(&p->todo, &p->todo_room, n->count, sizeof(ldr_known_t))) {
         ldr_free(next);
         return false;
     }
-    p->todo = todo;
     while (i < n->count || k < p->known_count) {
         int order = i == n->count ? 1
                     : k == p->known_count
                         ? -1
-                        : ldr_known_order(&n->at[i], &p->known[k]);
+                        : known_order(&n->at[i], &p->known[k]);
         ldr_known_t one = order < 0 ? n->at[i] : p->known[k];
 
         if (order > 0 && ++one.missed >= MISSED_MAX) {
@@ -437,51 +429,33 @@ static bool compare(ldr_part_t *p, const names_t *n)
 
 /* ---- resets ---- */
 
-/* All resets that are news: every space has one for ever, so a node that joins
- * may have thousands to read, and none may be left out. */
-typedef struct news {
-    ldr_part_t *part;
-    struct news_at {
-        uint8_t space[LDR_ID_BYTES];
-        uint32_t epoch;
-        uint32_t lost; /* what is listed and not there; 0: it is */
-    } * at;
-    size_t count, room;
-    bool failed;
-} news_t;
-
-/* In the order of names: the last of a space is its highest. */
-static void note_epoch(void *arg, const uint8_t space[LDR_ID_BYTES],
-                       uint32_t epoch)
+/* Keeps the resets that are news: every space has one for ever, so a node that
+ * joins may have thousands to read, and none may be left out. */
+static void keep_news(ldr_part_t *p, ldr_resets_t *list)
 {
-    news_t *n = arg;
-    ldr_part_t *p = n->part;
+    size_t kept = 0;
 
-    ldr_mutex_lock(&p->tier->lock);
-    uint32_t number = ldr_map_space_find(p->map, space);
-    bool is_new = number == LDR_NIL || ldr_map_epoch(p->map, number) < epoch;
-    if (number < p->space_count) {
-        p->spaces[number].listed = epoch;
+    LDR_HELD(&p->tier->lock);
+    for (size_t i = 0; i < list->count; i++) {
+        uint32_t number = ldr_map_space_find(p->map, list->at[i].space);
+
+        /* In the order of names: the last of a space is its highest. */
+        if (number < p->space_count) {
+            p->spaces[number].listed = list->at[i].epoch;
+        }
+        if (number == LDR_NIL ||
+            ldr_map_epoch(p->map, number) < list->at[i].epoch) {
+            list->at[kept++] = list->at[i];
+        }
     }
-    ldr_mutex_unlock(&p->tier->lock);
-    void *at = n->at;
-    if (!is_new || n->failed) {
-        return;
-    }
-    n->failed = n->count >= KNOWN_MAX ||
-                !ldr_grow(&at, &n->room, n->count + 1, sizeof(n->at[0]));
-    if (!n->failed) {
-        n->at = at;
-        n->at[n->count] = (struct news_at){.epoch = epoch};
-        memcpy(n->at[n->count++].space, space, LDR_ID_BYTES);
-    }
+    list->count = kept;
 }
 
 /* A reset that is listed and not there: the storage has lost it. Its name alone
  * proves nothing, so the epoch is not raised; but nothing of the space is used
  * until there is a higher one, or a listing lacks it. True: there are more than
  * before. */
-static bool note_lost(ldr_part_t *p, const news_t *n)
+static bool note_lost(ldr_part_t *p, const ldr_resets_t *n)
 {
     unsigned before = p->lost;
     uint32_t number;
@@ -531,7 +505,7 @@ static void miss_resets(ldr_part_t *p, uint32_t count)
 static int follow_resets(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
-    news_t n = {.part = p};
+    ldr_resets_t n = {.count = 0};
     uint32_t written_s;
     bool again = false;
 
@@ -541,14 +515,12 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job)
         p->spaces[i].listed = 0;
     }
     ldr_mutex_unlock(&t->lock);
-    int error = ldr_reset_list(p, job, note_epoch, &n);
-    if (error == 0 && !n.failed) {
+    int error = ldr_reset_list(p, job, &n);
+    if (error == 0) {
         ldr_mutex_lock(&t->lock);
+        keep_news(p, &n);
         miss_resets(p, spaces);
         ldr_mutex_unlock(&t->lock);
-    }
-    if (error == 0 && n.failed) {
-        error = -ENOMEM;
     }
     for (size_t i = n.count; i-- > 0 && error == 0;) {
         bool below =

@@ -9,8 +9,9 @@
 
 #include "base/bytes.h"
 
-#define LDR_IOV_PARTS 64u /* of one call to the kernel, where that is enough   \
-                           */
+#define LDR_IOV_PARTS                                                          \
+    64u /* of one call to the kernel, where that is enough                     \
+         */
 
 typedef struct ldr_iov {
     const struct iovec *at;

@@ -81,26 +81,11 @@ static_assert(LDR_OBJECT_BYTES_MAX / LDR_BLOCK <= UINT16_MAX, "format");
 static bool make_room(ldr_manifest_t *m, size_t more)
 {
     size_t need = (m->bytes != 0 ? m->bytes : (size_t)HEAD_BYTES) + more;
-    size_t room = m->room != 0 ? m->room : ROOM_MIN;
 
-    if (need + MAC_BYTES > LDR_MANIFEST_BYTES_MAX) {
+    need = (size_t)ldr_max64(need + MAC_BYTES, ROOM_MIN);
+    if (need > LDR_MANIFEST_BYTES_MAX ||
+        !ldr_grow(&m->data, &m->room, need, 1)) {
         return false;
-    }
-    while (room < need + MAC_BYTES) {
-        room *= 2;
-    }
-    if (room > m->room) {
-        uint8_t *data = ldr_alloc(room);
-
-        if (data == NULL) {
-            return false;
-        }
-        if (m->bytes > 0) {
-            memcpy(data, m->data, m->bytes);
-        }
-        ldr_free(m->data);
-        m->data = data;
-        m->room = room;
     }
     if (m->bytes == 0) {
         m->bytes = HEAD_BYTES;

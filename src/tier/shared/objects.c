@@ -277,7 +277,7 @@ larder_status_t ldr_objects_make(const char *url, const char *login,
     ldr_backend_t *b;
     ldr_backend_params_t params = {
         .url = url,
-        .login = login != NULL ? login : "",
+        .login = login,
         .lanes = 1,
         .clock = &ldr_clock_real,
     };
@@ -362,7 +362,7 @@ static larder_status_t open_backend(const ldr_objects_params_t *p,
 {
     ldr_backend_params_t params = {
         .url = p->url,
-        .login = p->login != NULL ? p->login : "",
+        .login = p->login,
         .lanes = p->lanes,
         .log = *log,
         .clock = p->clock,

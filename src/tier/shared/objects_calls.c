@@ -232,7 +232,7 @@ int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_object_t *object,
     return error;
 }
 
-/* ---- sets of ids, arrays ---- */
+/* ---- sets of ids ---- */
 
 static size_t slot_of(const ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES])
 {
@@ -313,23 +313,4 @@ void ldr_ids_clear(ldr_ids_t *ids)
 {
     ldr_free(ids->items);
     *ids = (ldr_ids_t){0};
-}
-
-bool ldr_grow(void **array, size_t *room, size_t need, size_t item_bytes)
-{
-    if (need <= *room) {
-        return true;
-    }
-    size_t next = (size_t)ldr_max64(need, *room * 2 + 16);
-    void *larger = ldr_alloc(next * item_bytes);
-    if (larger == NULL) {
-        return false;
-    }
-    if (*room > 0) {
-        memcpy(larger, *array, *room * item_bytes);
-    }
-    ldr_free(*array);
-    *array = larger;
-    *room = next;
-    return true;
 }

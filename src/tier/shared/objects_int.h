@@ -66,9 +66,6 @@ bool ldr_ids_latest(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
 void ldr_ids_prune(ldr_ids_t *ids, uint32_t before_s);
 void ldr_ids_clear(ldr_ids_t *ids);
 
-/* Makes room for need items in an array. False: no memory. */
-bool ldr_grow(void **array, size_t *room, size_t need, size_t item_bytes);
-
 /* ---- manifests that were listed ---- */
 
 typedef enum ldr_known_state {
@@ -86,9 +83,6 @@ typedef struct ldr_known {
     uint8_t missed; /* listings in a row that lacked it */
     uint8_t tries;  /* for nothing: it may have been a lack of memory */
 } ldr_known_t;
-
-/* In the order of their names. */
-int ldr_known_order(const ldr_known_t *a, const ldr_known_t *b);
 
 /* ---- the cleaner of a part ---- */
 
@@ -441,11 +435,20 @@ void ldr_follow_distrust(ldr_part_t *p);
  * LDR_NIL. */
 uint32_t ldr_reset_wanted(const ldr_part_t *p);
 
-/* The resets that are there: fn with each name that is one. */
-int ldr_reset_list(ldr_part_t *p, ldr_job_t *job,
-                   void (*fn)(void *arg, const uint8_t space[LDR_ID_BYTES],
-                              uint32_t epoch),
-                   void *arg);
+typedef struct ldr_reset {
+    uint8_t space[LDR_ID_BYTES];
+    uint32_t epoch;
+    uint32_t lost; /* what is listed and not there; 0: it is */
+} ldr_reset_t;
+
+typedef struct ldr_resets {
+    ldr_reset_t *at; /* to be freed */
+    size_t count, room;
+    size_t skip; /* bytes of a name before SPACE */
+} ldr_resets_t;
+
+/* The resets that are listed, in the order of names. */
+int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_resets_t *list);
 /* Reads and checks one: -EBADMSG: not under this key. */
 int ldr_reset_read(ldr_part_t *p, ldr_job_t *job,
                    const uint8_t space[LDR_ID_BYTES], uint32_t epoch,
@@ -463,13 +466,8 @@ void ldr_part_tell(ldr_part_t *p);
 uint32_t ldr_part_gone_since(const ldr_part_t *p,
                              const uint8_t id[LDR_ID_BYTES]);
 
-/* Takes an entry in. Takes the lock. False: no memory. */
-bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
-                    uint32_t written_s);
 /* With the lock: there is such a manifest, all of which is known. */
 void ldr_part_know(ldr_part_t *p, const ldr_known_t *k);
-/* The name of a manifest, less its folder. */
-bool ldr_known_named(const char *name, ldr_known_t *k);
 void ldr_part_unknow(ldr_part_t *p, const ldr_known_t *k);
 /* All of a tenant's manifest, to be freed. */
 int ldr_manifest_get(ldr_job_t *job, const char *tenant, const ldr_known_t *k,

@@ -154,7 +154,6 @@ larder_status_t ldr_objects_enter(ldr_objects_t *t,
                                   bool claims, uint32_t *tenant_p,
                                   bool *resealed_p)
 {
-    void *parts = t->parts;
     size_t i = 0;
     bool ok = true;
 
@@ -169,9 +168,8 @@ larder_status_t ldr_objects_enter(ldr_objects_t *t,
         ok = part_again(t->parts[i], seal, claims, resealed_p);
         *tenant_p = ok ? (uint32_t)i : LDR_NIL;
     } else if (t->part_count < PARTS_MAX &&
-               ldr_grow(&parts, &t->part_room, t->part_count + 1,
+               ldr_grow(&t->parts, &t->part_room, t->part_count + 1,
                         sizeof(t->parts[0]))) {
-        t->parts = parts;
         ldr_part_t *p = part_create(t, id, name, seal);
         t->parts[t->part_count] = p;
         if (p != NULL) {
@@ -255,14 +253,12 @@ ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
                                  uint32_t *number_p)
 {
     uint32_t number = ldr_map_space(p->map, id);
-    void *spaces = p->spaces;
 
     LDR_HELD(&p->tier->lock);
-    if (number == LDR_NIL ||
-        !ldr_grow(&spaces, &p->space_room, number + 1u, sizeof(p->spaces[0]))) {
+    if (number == LDR_NIL || !ldr_grow(&p->spaces, &p->space_room, number + 1u,
+                                       sizeof(p->spaces[0]))) {
         return NULL;
     }
-    p->spaces = spaces;
     if (number >= p->space_count) {
         p->space_count = number + 1u;
     }

@@ -49,7 +49,6 @@ void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
 {
     ldr_objects_t *t = p->tier;
     uint32_t number = ldr_map_object(p->map, id);
-    void *uses = p->uses;
 
     LDR_HELD(&p->tier->lock);
     if (number == LDR_NIL) {
@@ -61,11 +60,10 @@ void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
     }
     o->used_s = used_s;
     if (o->told || p->use_count >= USES_MAX ||
-        !ldr_grow(&uses, &p->use_room, p->use_count + 1, LDR_ID_BYTES)) {
+        !ldr_grow(&p->uses, &p->use_room, p->use_count + 1, LDR_ID_BYTES)) {
         return;
     }
     o->told = true;
-    p->uses = uses;
     memcpy(p->uses[p->use_count++], id, LDR_ID_BYTES);
     if (p->use_count == 1) {
         p->uses_at_ns =

@@ -16,6 +16,7 @@
 
 #include "base/bytes.h"
 #include "base/hash.h"
+#include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/objects_int.h"
 #include "store/index.h"
@@ -23,6 +24,7 @@
 #define CHECK_BYTES 64u
 #define EPOCH_BYTES 48u
 #define TRIES 16u
+#define RESETS_MAX 1000000u
 #define CHECK_AGAIN 12u /* times retry_ms */
 
 /* ---- T/check ---- */
@@ -248,39 +250,37 @@ int ldr_reset_read(ldr_part_t *p, ldr_job_t *job,
     return CRYPTO_memcmp(ours, theirs, EPOCH_BYTES) == 0 ? 0 : -EBADMSG;
 }
 
-typedef struct listing {
-    size_t skip; /* bytes of the name before SPACE */
-    void (*fn)(void *arg, const uint8_t space[LDR_ID_BYTES], uint32_t epoch);
-    void *arg;
-} listing_t;
-
 static int list_one(void *arg, const char *name, uint64_t bytes)
 {
-    listing_t *l = arg;
-    uint8_t space[LDR_ID_BYTES];
+    ldr_resets_t *l = arg;
+    ldr_reset_t r = {.lost = 0};
     uint64_t epoch;
 
     (void)bytes;
     name += l->skip;
-    if (strlen(name) == 2 * LDR_ID_BYTES + 9 &&
-        ldr_unhex(name, LDR_ID_BYTES, space) && name[2 * LDR_ID_BYTES] == '-' &&
-        ldr_unhex64(name + 2 * LDR_ID_BYTES + 1, 8, &epoch)) {
-        l->fn(l->arg, space, (uint32_t)epoch);
+    if (strlen(name) != 2 * LDR_ID_BYTES + 9 ||
+        !ldr_unhex(name, LDR_ID_BYTES, r.space) ||
+        name[2 * LDR_ID_BYTES] != '-' ||
+        !ldr_unhex64(name + 2 * LDR_ID_BYTES + 1, 8, &epoch)) {
+        return 0; /* somebody else's */
     }
+    r.epoch = (uint32_t)epoch;
+    if (l->count >= RESETS_MAX ||
+        !ldr_grow(&l->at, &l->room, l->count + 1, sizeof(r))) {
+        return -ENOMEM;
+    }
+    l->at[l->count++] = r;
     return 0;
 }
 
-int ldr_reset_list(ldr_part_t *p, ldr_job_t *job,
-                   void (*fn)(void *arg, const uint8_t space[LDR_ID_BYTES],
-                              uint32_t epoch),
-                   void *arg)
+int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_resets_t *list)
 {
     char prefix[LDR_OBJECT_NAME_MAX + 1];
-    listing_t l = {.fn = fn, .arg = arg};
 
     ldr_name_of(p->hex, "e/", prefix);
-    l.skip = strlen(prefix);
-    return ldr_call_list(job, prefix, NULL, list_one, &l);
+    list->skip = strlen(prefix);
+    list->count = 0;
+    return ldr_call_list(job, prefix, NULL, list_one, list);
 }
 
 /* ---- what this node knows ---- */
@@ -330,45 +330,36 @@ void ldr_part_tell(ldr_part_t *p)
 
 /* ---- writing them ---- */
 
-typedef struct highest {
-    const uint8_t *space;
-    uint32_t epoch;
-} highest_t;
-
-static void take_highest(void *arg, const uint8_t space[LDR_ID_BYTES],
-                         uint32_t epoch)
-{
-    highest_t *h = arg;
-
-    if (memcmp(space, h->space, LDR_ID_BYTES) == 0 && epoch > h->epoch) {
-        h->epoch = epoch;
-    }
-}
-
 /* The highest that is there. What is not under this key is nobody's reset, but
  * would be in the way. */
-static int find_highest(ldr_part_t *p, ldr_job_t *job, highest_t *h)
+static int find_highest(ldr_part_t *p, ldr_job_t *job,
+                        const uint8_t space[LDR_ID_BYTES], uint32_t *epoch_p)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
+    ldr_resets_t list = {.count = 0};
     uint32_t written_s;
+    int error = -EBADMSG;
 
-    for (unsigned i = 0; i < TRIES; i++) {
-        h->epoch = 0;
-        int error = ldr_reset_list(p, job, take_highest, h);
-        if (error != 0 || h->epoch == 0) {
-            return error;
+    for (unsigned i = 0; i < TRIES && error == -EBADMSG; i++) {
+        *epoch_p = 0;
+        error = ldr_reset_list(p, job, &list);
+        for (size_t k = 0; k < list.count; k++) {
+            if (memcmp(space, list.at[k].space, LDR_ID_BYTES) == 0) {
+                *epoch_p = (uint32_t)ldr_max64(*epoch_p, list.at[k].epoch);
+            }
         }
-        error = ldr_reset_read(p, job, h->space, h->epoch, &written_s);
-        if (error != -EBADMSG) {
-            return error == -ENOENT ? 0 : error;
+        if (error != 0 || *epoch_p == 0) {
+            break;
         }
-        ldr_name_epoch(p, h->space, h->epoch, name);
-        error = ldr_call_remove(job, name);
-        if (error != 0) {
-            return error;
+        error = ldr_reset_read(p, job, space, *epoch_p, &written_s);
+        if (error == -EBADMSG) {
+            ldr_name_epoch(p, space, *epoch_p, name);
+            int removed = ldr_call_remove(job, name);
+            error = removed != 0 ? removed : error;
         }
     }
-    return -EBADMSG;
+    ldr_free(list.at);
+    return error == -ENOENT ? 0 : error;
 }
 
 /* Puts an epoch that is wanted or, for a reset, higher and nobody else's. */
@@ -379,17 +370,17 @@ static int write_epoch(ldr_part_t *p, ldr_job_t *job,
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint8_t data[EPOCH_BYTES];
-    highest_t h = {.space = space};
-    int error = find_highest(p, job, &h);
+    uint32_t highest;
+    int error = find_highest(p, job, space, &highest);
 
     for (unsigned i = 0; i < TRIES && error == 0; i++) {
-        if (!own && h.epoch >= *epoch_p) {
+        if (!own && highest >= *epoch_p) {
             return 0;
         }
-        if (h.epoch >= UINT32_MAX - 1) {
+        if (highest >= UINT32_MAX - 1) {
             return -EOVERFLOW;
         }
-        *epoch_p = (uint32_t)ldr_max64(*epoch_p, own ? h.epoch + 1 : 0);
+        *epoch_p = (uint32_t)ldr_max64(*epoch_p, own ? highest + 1 : 0);
         ldr_name_epoch(p, space, *epoch_p, name);
         if (!epoch_compose(p, space, *epoch_p, ldr_wall_s(t->params.clock),
                            data)) {
@@ -400,12 +391,12 @@ static int write_epoch(ldr_part_t *p, ldr_job_t *job,
         if (error != 0 && !taken) {
             return error;
         }
-        error = find_highest(p, job, &h);
-        if (error == 0 && !taken && h.epoch <= *epoch_p) {
+        error = find_highest(p, job, space, &highest);
+        if (error == 0 && !taken && highest <= *epoch_p) {
             return 0;
         }
         /* A listing may be too old to show it. */
-        h.epoch = (uint32_t)ldr_max64(h.epoch, *epoch_p);
+        highest = (uint32_t)ldr_max64(highest, *epoch_p);
     }
     return error != 0 ? error : -EAGAIN;
 }

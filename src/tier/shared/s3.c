@@ -140,9 +140,6 @@ static int s3_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
 static int s3_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
                    uint64_t deadline_ns)
 {
-    if (!ldr_object_name_ok(name)) {
-        return ldr_object_wrong(name);
-    }
     return head(of(b), name, bytes_p, deadline_ns);
 }
 
@@ -160,8 +157,7 @@ static int s3_get(ldr_backend_t *b, const char *name, uint64_t offset,
     };
     uint64_t bytes = 0;
 
-    if (!ldr_object_name_ok(name) || r.bytes > LDR_OBJECT_BYTES_MAX ||
-        offset > INT64_MAX / 2) {
+    if (r.bytes > LDR_OBJECT_BYTES_MAX || offset > INT64_MAX / 2) {
         return ldr_object_wrong(name);
     }
     if (r.bytes > 0) {
@@ -183,8 +179,7 @@ static int s3_remove(ldr_backend_t *b, const char *name, uint64_t deadline_ns)
         .deadline_ns = deadline_ns,
     };
 
-    return ldr_object_name_ok(name) ? ldr_s3_do(of(b), &r)
-                                    : ldr_object_wrong(name);
+    return ldr_s3_do(of(b), &r);
 }
 
 /* ---- list ---- */
@@ -478,10 +473,6 @@ larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
     if (st == LARDER_OK) {
         st = take_params(s3, rest);
     }
-    if (st == LARDER_OK && p->login != NULL &&
-        strlen(p->login) >= sizeof(s3->login)) {
-        st = ldr_fail(LARDER_E_INVALID, "shared_login: too long a path");
-    }
     if (st == LARDER_OK) {
         st = ldr_curl_load();
     }
@@ -489,8 +480,7 @@ larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
         s3_destroy(&s3->base);
         return st;
     }
-    snprintf(s3->login, sizeof(s3->login), "%s",
-             p->login != NULL ? p->login : "");
+    snprintf(s3->login, sizeof(s3->login), "%s", p->login);
     *backend_p = &s3->base;
     return LARDER_OK;
 }

@@ -492,6 +492,10 @@ int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
     request->status = 0;
     request->length = 0;
     request->body_bytes = 0;
+    if (request->name != NULL && !ldr_object_name_ok(request->name)) {
+        ldr_free(t);
+        return ldr_object_wrong(request->name);
+    }
     if (t == NULL || ldr_curl_load() != LARDER_OK ||
         (h = take_handle(s3)) == NULL) {
         error = t == NULL || h != NULL ? -ENOMEM : -ENOTSUP;

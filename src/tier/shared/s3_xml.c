@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "tier/shared/params.h"
 #include "tier/shared/s3.h"
 
 #define DEPTH_MAX 8u
@@ -181,11 +182,7 @@ static size_t escape_of(const char *text, size_t bytes, char *c)
     unsigned base = text[2] == 'x' ? 16 : 10;
     i += base == 16;
     for (; i < bytes && i < 7 && text[i] != ';'; i++) {
-        unsigned digit =
-            text[i] >= '0' && text[i] <= '9'   ? (unsigned)(text[i] - '0')
-            : text[i] >= 'a' && text[i] <= 'f' ? (unsigned)(text[i] - 'a' + 10)
-            : text[i] >= 'A' && text[i] <= 'F' ? (unsigned)(text[i] - 'A' + 10)
-                                               : 99;
+        unsigned digit = (unsigned)ldr_hex_digit(text[i]);
         if (digit >= base) {
             return 0;
         }

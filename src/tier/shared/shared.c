@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "net/auth.h"
+#include "tier/shared/params.h"
 
 #define PUBLISH_MS 500u
 #define ORPHAN_S 600u
@@ -17,22 +18,14 @@
 
 /* ---- opening ---- */
 
-static int hex_digit(int c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 static bool parse_key(const ldr_token_t *token, uint8_t *key)
 {
     if (token->bytes != 2 * LDR_SEAL_KEY_BYTES) {
         return false;
     }
     for (size_t i = 0; i < LDR_SEAL_KEY_BYTES; i++) {
-        int high = hex_digit(token->data[2 * i]);
-        int low = hex_digit(token->data[2 * i + 1]);
+        int high = ldr_hex_digit(token->data[2 * i]);
+        int low = ldr_hex_digit(token->data[2 * i + 1]);
 
         if (high < 0 || low < 0) {
             return false;

@@ -67,9 +67,9 @@ static int gone(const char *name)
     return -ENOENT;
 }
 
-/* Takes a connection. name: the object's; "" is none. */
-static int begin(ldr_valkey_call_t *call, ldr_backend_t *b, const char *name,
-                 uint64_t deadline_ns)
+/* Takes a connection. name: the object's, or what is listed. */
+static int begin_any(ldr_valkey_call_t *call, ldr_backend_t *b,
+                     const char *name, uint64_t deadline_ns)
 {
     call->v = of(b);
     call->conn = NULL;
@@ -84,6 +84,13 @@ static int begin(ldr_valkey_call_t *call, ldr_backend_t *b, const char *name,
     }
     ldr_resp_begin(&call->conn->resp);
     return 0;
+}
+
+static int begin(ldr_valkey_call_t *call, ldr_backend_t *b, const char *name,
+                 uint64_t deadline_ns)
+{
+    return ldr_object_name_ok(name) ? begin_any(call, b, name, deadline_ns)
+                                    : ldr_object_wrong(name);
 }
 
 /* Sends what was composed. */
@@ -115,18 +122,6 @@ static int end(ldr_valkey_call_t *call, int error)
     return error;
 }
 
-static void begin_transaction(ldr_valkey_call_t *call)
-{
-    ldr_resp_ask(&call->ask, 1);
-    ldr_resp_arg(&call->ask, "MULTI");
-}
-
-static void end_transaction(ldr_text_t *t)
-{
-    ldr_resp_ask(t, 1);
-    ldr_resp_arg(t, "EXEC");
-}
-
 /* ---- put ---- */
 
 static int send_put(ldr_valkey_call_t *call, const struct iovec *iov,
@@ -142,7 +137,7 @@ static int send_put(ldr_valkey_call_t *call, const struct iovec *iov,
         ldr_fail(LARDER_E_NO_MEMORY, "no memory");
         return -ENOMEM;
     }
-    begin_transaction(call);
+    ldr_resp_command(&call->ask, "MULTI", NULL);
     ldr_resp_ask(&call->ask, 3 + (evictable ? 2 : 0) + (new ? 1 : 0));
     ldr_resp_arg(&call->ask, "SET");
     ldr_resp_arg(&call->ask, call->key);
@@ -155,12 +150,8 @@ static int send_put(ldr_valkey_call_t *call, const struct iovec *iov,
     if (new) {
         ldr_resp_arg(&t, "NX");
     }
-    ldr_resp_ask(&t, 4);
-    ldr_resp_arg(&t, "ZADD");
-    ldr_resp_arg(&t, NAMES_KEY);
-    ldr_resp_arg(&t, "0");
-    ldr_resp_arg(&t, call->name);
-    end_transaction(&t);
+    ldr_resp_command(&t, "ZADD", NAMES_KEY, "0", call->name, NULL);
+    ldr_resp_command(&t, "EXEC", NULL);
     all[0] = (struct iovec){call->text, call->ask.length};
     memcpy(all + 1, iov, count * sizeof(*all));
     all[count + 1] = (struct iovec){after, t.length};
@@ -177,10 +168,9 @@ static int valkey_put(ldr_backend_t *b, const char *name,
     int64_t did[2] = {0};
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name) || bytes > LDR_OBJECT_BYTES_MAX) {
-        return ldr_object_wrong(name);
-    }
-    int error = begin(&call, b, name, deadline_ns);
+    int error = bytes > LDR_OBJECT_BYTES_MAX
+                    ? ldr_object_wrong(name)
+                    : begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
     }
@@ -198,20 +188,11 @@ static int valkey_put(ldr_backend_t *b, const char *name,
 
 /* ---- get and size ---- */
 
-static void compose_exists(ldr_valkey_call_t *call)
-{
-    ldr_resp_ask(&call->ask, 2);
-    ldr_resp_arg(&call->ask, "EXISTS");
-    ldr_resp_arg(&call->ask, call->key);
-}
-
 static void compose_size(ldr_valkey_call_t *call)
 {
     call->ask = ldr_text(call->text, sizeof(call->text));
-    ldr_resp_ask(&call->ask, 2);
-    ldr_resp_arg(&call->ask, "STRLEN");
-    ldr_resp_arg(&call->ask, call->key);
-    compose_exists(call);
+    ldr_resp_command(&call->ask, "STRLEN", call->key, NULL);
+    ldr_resp_command(&call->ask, "EXISTS", call->key, NULL);
 }
 
 /* An empty string and none have the same length. */
@@ -239,14 +220,11 @@ static int valkey_exists(ldr_backend_t *b, const char *name,
     int64_t there = 0;
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name)) {
-        return ldr_object_wrong(name);
-    }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
     }
-    compose_exists(&call);
+    ldr_resp_command(&call.ask, "EXISTS", call.key, NULL);
     error = ask(&call);
     if (error == 0) {
         error = ldr_resp_number(&call.conn->resp, &there);
@@ -261,9 +239,6 @@ static int valkey_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
     int64_t bytes = 0, there = 0;
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name)) {
-        return ldr_object_wrong(name);
-    }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
@@ -295,11 +270,9 @@ static int valkey_get(ldr_backend_t *b, const char *name, uint64_t offset,
     int64_t size = 0, there = 1;
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name) || bytes > LDR_OBJECT_BYTES_MAX ||
-        offset > INT64_MAX / 2) {
-        return ldr_object_wrong(name);
-    }
-    int error = begin(&call, b, name, deadline_ns);
+    int error = bytes > LDR_OBJECT_BYTES_MAX || offset > INT64_MAX / 2
+                    ? ldr_object_wrong(name)
+                    : begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
     }
@@ -334,7 +307,7 @@ static int ask_page(ldr_valkey_call_t *call, const char *prefix,
                     const char *after)
 {
     bool from_after = after != NULL && strcmp(after, prefix) > 0;
-    char from[KEY_BYTES] = "-", to[KEY_BYTES] = "+";
+    char from[KEY_BYTES] = "-", to[KEY_BYTES] = "+", most[16];
 
     if (from_after || prefix[0] != '\0') {
         snprintf(from, sizeof(from), "%c%s", from_after ? '(' : '[',
@@ -345,14 +318,9 @@ static int ask_page(ldr_valkey_call_t *call, const char *prefix,
         to[strlen(to) - 1] = '/' + 1;
     }
     call->ask = ldr_text(call->text, sizeof(call->text));
-    ldr_resp_ask(&call->ask, 7);
-    ldr_resp_arg(&call->ask, "ZRANGEBYLEX");
-    ldr_resp_arg(&call->ask, NAMES_KEY);
-    ldr_resp_arg(&call->ask, from);
-    ldr_resp_arg(&call->ask, to);
-    ldr_resp_arg(&call->ask, "LIMIT");
-    ldr_resp_arg(&call->ask, "0");
-    ldr_resp_arg_number(&call->ask, LDR_VALKEY_PAGE);
+    snprintf(most, sizeof(most), "%u", LDR_VALKEY_PAGE);
+    ldr_resp_command(&call->ask, "ZRANGEBYLEX", NAMES_KEY, from, to, "LIMIT",
+                     "0", most, NULL);
     return ask(call);
 }
 
@@ -361,8 +329,8 @@ static int page(ldr_backend_t *b, const char *prefix, const char *after,
                 uint64_t deadline_ns)
 {
     ldr_valkey_call_t call;
-    int error =
-        begin(&call, b, prefix[0] != '\0' ? prefix : "a listing", deadline_ns);
+    int error = begin_any(&call, b, prefix[0] != '\0' ? prefix : "a listing",
+                          deadline_ns);
 
     if (error != 0) {
         return error;
@@ -414,22 +382,14 @@ static int valkey_remove(ldr_backend_t *b, const char *name,
     int64_t did[2] = {0};
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name)) {
-        return ldr_object_wrong(name);
-    }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
     }
-    begin_transaction(&call);
-    ldr_resp_ask(&call.ask, 2);
-    ldr_resp_arg(&call.ask, "UNLINK");
-    ldr_resp_arg(&call.ask, call.key);
-    ldr_resp_ask(&call.ask, 3);
-    ldr_resp_arg(&call.ask, "ZREM");
-    ldr_resp_arg(&call.ask, NAMES_KEY);
-    ldr_resp_arg(&call.ask, name);
-    end_transaction(&call.ask);
+    ldr_resp_command(&call.ask, "MULTI", NULL);
+    ldr_resp_command(&call.ask, "UNLINK", call.key, NULL);
+    ldr_resp_command(&call.ask, "ZREM", NAMES_KEY, name, NULL);
+    ldr_resp_command(&call.ask, "EXEC", NULL);
     error = ask(&call);
     if (error == 0) {
         error = ldr_resp_exec(&call.conn->resp, did);
@@ -575,16 +535,11 @@ larder_status_t ldr_valkey_open(const ldr_backend_params_t *p, const char *rest,
     v->idle_max = p->lanes + 1;
     ldr_mutex_init(&v->lock);
     larder_status_t st = take_url(v, rest);
-    if (st == LARDER_OK && p->login != NULL &&
-        strlen(p->login) >= sizeof(v->login)) {
-        st = ldr_fail(LARDER_E_INVALID, "shared_login: too long a path");
-    }
     if (st != LARDER_OK) {
         valkey_destroy(&v->base);
         return st;
     }
-    snprintf(v->login, sizeof(v->login), "%s",
-             p->login != NULL ? p->login : "");
+    snprintf(v->login, sizeof(v->login), "%s", p->login);
     *backend_p = &v->base;
     return LARDER_OK;
 }

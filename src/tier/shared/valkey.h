@@ -78,6 +78,8 @@ int ldr_resp_names(ldr_resp_t *r, const char *prefix, const char *after,
 /* ---- questions ---- */
 
 void ldr_resp_ask(ldr_text_t *t, unsigned args);
+/* A whole command: its words, and NULL behind them. */
+void ldr_resp_command(ldr_text_t *t, ...) __attribute__((sentinel));
 void ldr_resp_arg(ldr_text_t *t, const char *arg);
 void ldr_resp_arg_number(ldr_text_t *t, uint64_t value);
 void ldr_resp_arg_head(ldr_text_t *t, uint64_t bytes); /* these follow, CR LF */

@@ -154,18 +154,14 @@ static int compose_login(ldr_valkey_t *v, ldr_text_t *t, bool *auth_p)
     }
     *auth_p = password[0] != '\0';
     if (*auth_p) {
-        ldr_resp_ask(t, v->user[0] != '\0' ? 3 : 2);
-        ldr_resp_arg(t, "AUTH");
-        if (v->user[0] != '\0') {
-            ldr_resp_arg(t, v->user);
-        }
-        ldr_resp_arg(t, password);
+        bool user = v->user[0] != '\0';
+
+        ldr_resp_command(t, "AUTH", user ? v->user : password,
+                         user ? password : (char *)NULL, NULL);
     }
     OPENSSL_cleanse(password, sizeof(password));
     if (v->db[0] != '\0') {
-        ldr_resp_ask(t, 2);
-        ldr_resp_arg(t, "SELECT");
-        ldr_resp_arg(t, v->db);
+        ldr_resp_command(t, "SELECT", v->db, NULL);
     }
     return 0;
 }

@@ -1,5 +1,6 @@
 /* RESP: questions are composed, answers read. No call to the kernel here. */
 #include <errno.h>
+#include <stdarg.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -348,6 +349,25 @@ void ldr_resp_ask(ldr_text_t *t, unsigned args)
 void ldr_resp_arg(ldr_text_t *t, const char *arg)
 {
     ldr_text_add(t, "$%zu\r\n%s\r\n", strlen(arg), arg);
+}
+
+void ldr_resp_command(ldr_text_t *t, ...)
+{
+    va_list words;
+    const char *word;
+    unsigned count = 0;
+
+    va_start(words, t);
+    while (va_arg(words, const char *) != NULL) {
+        count++;
+    }
+    va_end(words);
+    ldr_resp_ask(t, count);
+    va_start(words, t);
+    while ((word = va_arg(words, const char *)) != NULL) {
+        ldr_resp_arg(t, word);
+    }
+    va_end(words);
 }
 
 void ldr_resp_arg_number(ldr_text_t *t, uint64_t value)
