@@ -482,7 +482,7 @@ static bool tier_open(ldr_sharing_t *s)
     s->space = ldr_objects_space(s->tier, s->tenant, space_id, 0);
     s->why = "the tier does not come on";
     for (double end = ldr_bench_now() + 20; ldr_bench_now() < end;) {
-        if (ldr_objects_wants(s->tier, s->tenant, s->space, &key, 0, 0)) {
+        if (ldr_objects_takes(s->tier, s->tenant, s->space)) {
             return true;
         }
         nanosleep(&pause, NULL);

@@ -221,13 +221,9 @@ struct ldr_objects_write {
 
 bool ldr_objects_write(ldr_objects_t *tier, ldr_objects_write_t *write);
 
-/* Whether a shard should be written: the tier takes writes, knows what it
- * holds, and does not hold this. */
-bool ldr_objects_wants(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
-                       const larder_key_t *key, uint32_t group, uint32_t shard);
-
-/* Whether it takes writes in the tenant's part, as far as is known. */
-bool ldr_objects_takes(ldr_objects_t *tier, uint32_t tenant);
+/* Whether it takes writes in the tenant's part, as far as is known; space: in
+ * that space, now. LDR_NIL: in any, once it is known what the part holds. */
+bool ldr_objects_takes(ldr_objects_t *tier, uint32_t tenant, uint32_t space);
 
 /* Takes shards out: from now on they are not found here, and what says so to
  * other nodes is on its way. *token_p: for ldr_objects_removed(). */

@@ -307,29 +307,32 @@ uint32_t ldr_objects_epoch(ldr_objects_t *t, uint32_t tenant, uint32_t space)
 
 /* ---- finding ---- */
 
+static bool is_usable(const ldr_part_t *p, uint32_t space)
+{
+    LDR_HELD(&p->tier->lock);
+    return p->tier->state != LDR_OBJECTS_OFF && p->ready &&
+           space < p->space_count && !p->spaces[space].resetting &&
+           ldr_map_epoch(p->map, space) >= p->spaces[space].lost;
+}
+
 static bool find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
                  const larder_key_t *key, uint32_t group, uint32_t shard,
-                 bool *usable_p, ldr_place_t *place)
+                 ldr_place_t *place)
 {
-    ldr_part_t *p = ldr_objects_part(t, tenant);
+    const ldr_part_t *p = ldr_objects_part(t, tenant);
 
-    LDR_HELD(&t->lock);
-    *usable_p = t->state != LDR_OBJECTS_OFF && p != NULL && p->ready &&
-                space < p->space_count && !p->spaces[space].resetting &&
-                ldr_map_epoch(p->map, space) >= p->spaces[space].lost &&
-                group <= UINT8_MAX && shard <= UINT8_MAX;
-    return *usable_p && ldr_map_find(p->map, space, key->hash, (uint8_t)group,
-                                     (uint8_t)shard, place);
+    return p != NULL && is_usable(p, space) && group <= UINT8_MAX &&
+           shard <= UINT8_MAX &&
+           ldr_map_find(p->map, space, key->hash, (uint8_t)group,
+                        (uint8_t)shard, place);
 }
 
 bool ldr_objects_find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
                       uint32_t epoch, const larder_key_t *key, uint32_t group,
                       uint32_t shard, ldr_place_t *place)
 {
-    bool usable;
-
     ldr_mutex_lock(&t->lock);
-    bool found = find(t, tenant, space, key, group, shard, &usable, place) &&
+    bool found = find(t, tenant, space, key, group, shard, place) &&
                  ldr_map_epoch(t->parts[tenant]->map, space) == epoch;
     ldr_mutex_unlock(&t->lock);
     return found;
@@ -340,10 +343,9 @@ void ldr_objects_used(ldr_objects_t *t, uint32_t tenant, uint32_t space,
                       uint32_t used_s)
 {
     ldr_place_t place;
-    bool usable;
 
     ldr_mutex_lock(&t->lock);
-    if (find(t, tenant, space, key, group, shard, &usable, &place)) {
+    if (find(t, tenant, space, key, group, shard, &place)) {
         ldr_part_used(ldr_objects_part(t, tenant), place.id, used_s);
     }
     ldr_mutex_unlock(&t->lock);
@@ -369,23 +371,12 @@ void ldr_objects_soon(ldr_objects_t *t, uint32_t tenant, uint32_t space,
     ldr_mutex_unlock(&t->lock);
 }
 
-bool ldr_objects_wants(ldr_objects_t *t, uint32_t tenant, uint32_t space,
-                       const larder_key_t *key, uint32_t group, uint32_t shard)
-{
-    ldr_place_t place;
-    bool usable;
-
-    ldr_mutex_lock(&t->lock);
-    bool found = find(t, tenant, space, key, group, shard, &usable, &place);
-    ldr_mutex_unlock(&t->lock);
-    return usable && !found && ldr_lanes_writable(t->lanes);
-}
-
-bool ldr_objects_takes(ldr_objects_t *t, uint32_t tenant)
+bool ldr_objects_takes(ldr_objects_t *t, uint32_t tenant, uint32_t space)
 {
     ldr_mutex_lock(&t->lock);
     const ldr_part_t *p = ldr_objects_part(t, tenant);
-    bool ready = p != NULL && (p->ready || p->vacant);
+    bool ready = p != NULL && (space == LDR_NIL ? p->ready || p->vacant
+                                                : is_usable(p, space));
     ldr_mutex_unlock(&t->lock);
     return ready && ldr_lanes_writable(t->lanes);
 }

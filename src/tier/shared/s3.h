@@ -22,21 +22,6 @@
 
 /* ---- XML (s3_xml.c) ---- */
 
-/*
- * Scans a document: elements, attributes that are not looked at, text. What is
- * not well formed, or has comments, CDATA or a DOCTYPE, is refused. fn hears of
- * each element as it ends, with what stood in it if it had no elements inside,
- * still escaped; parent: the name of the one around it, "" at the top.
- */
-typedef struct ldr_xml_item {
-    const char *name, *parent, *text;
-    size_t name_bytes, parent_bytes, text_bytes;
-    bool leaf;
-} ldr_xml_item_t;
-
-/* False: not well formed, or fn said so. */
-bool ldr_xml_scan(const char *text, size_t bytes,
-                  bool (*fn)(void *arg, const ldr_xml_item_t *item), void *arg);
 /* Without escapes, into a buffer of `size`. False: it does not fit. */
 bool ldr_xml_unescape(const char *text, size_t bytes, char *to, size_t size);
 

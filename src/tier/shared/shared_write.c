@@ -44,7 +44,7 @@ bool ldr_shared_takes(ldr_tier_t *t, uint32_t space)
     uint32_t tenant, number;
 
     return ldr_shared_numbers(s, space, &tenant, &number) &&
-           ldr_objects_takes(s->tier, tenant);
+           ldr_objects_takes(s->tier, tenant, LDR_NIL);
 }
 
 void ldr_shared_offer(ldr_tier_t *t, uint32_t shard)
@@ -125,17 +125,6 @@ typedef struct pick {
     bool ended; /* some were of no use, and are out of the queue */
 } pick_t;
 
-/* Whether the tier would take this offer, which it does not have. */
-static bool is_wanted(const ldr_shared_t *s, uint32_t shard, const pick_t *p)
-{
-    const ldr_store_t *store = &s->host->store;
-    const ldr_shard_t *sh = &store->shards[shard];
-    const ldr_chunk_t *c = &store->chunks[sh->chunk];
-
-    return ldr_objects_wants(s->tier, p->tenant, p->number, &c->key, c->group,
-                             sh->number);
-}
-
 /* Gathers what the space offers, unless the tier would not take the first of it
  * now; what is of no use leaves the queue on the way. */
 static void gather(ldr_shared_t *s, uint32_t space, pick_t *p)
@@ -162,7 +151,8 @@ static void gather(ldr_shared_t *s, uint32_t space, pick_t *p)
             p->ended = true;
         } else if (is_over(s, i, p->tenant, p->number)) {
             p->ended = true;
-        } else if (p->count > 0 || is_wanted(s, i, p)) {
+        } else if (p->count > 0 ||
+                   ldr_objects_takes(s->tier, p->tenant, p->number)) {
             p->shards[p->count++] = i;
             p->bytes += sh->length;
         } else {

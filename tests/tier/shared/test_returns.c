@@ -296,7 +296,7 @@ static void test_claim(void **state)
         assert_int_equal(ldr_objects_await(tier, number, w.now_ns + RIG_SECOND),
                          LARDER_OK);
         assert_null(simstore_name(w.store, RIG_TENANT "/check", 0));
-        assert_true(ldr_objects_takes(tier, number));
+        assert_true(ldr_objects_takes(tier, number, LDR_NIL));
     }
     /* Another node is first; this one has the same secret. */
     node_open(&w.nodes[0]);
