@@ -463,7 +463,6 @@ static bool tier_open(ldr_sharing_t *s)
                                     .lanes = LDR_SHARING_LANES,
                                     .clock = &ldr_clock_real};
     const struct timespec pause = {.tv_nsec = 5000000};
-    larder_key_t key = {{0}};
     larder_status_t st = ldr_objects_make(s->url, "", ldr_sharing_soon());
 
     s->why = "cannot make the tier";

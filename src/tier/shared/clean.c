@@ -608,7 +608,6 @@ int ldr_clean_work(ldr_part_t *p, ldr_job_t *job)
     bool told = p->published >= c->victims_after;
     ldr_mutex_unlock(&t->lock);
     if (closing) {
-        ldr_idle_leave(job);
         ldr_lease_end(p, job);
         return 0;
     }

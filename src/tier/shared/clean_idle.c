@@ -281,7 +281,6 @@ static int take_lease(ldr_job_t *job)
 
     idle->mine = false;
     if (error == 0 && !l.others) {
-        idle->leased = true;
         error = ldr_lease_write(job, LEASE, l.there, LEASE_S);
         idle->mine = error == 0 && l.mine;
     }
@@ -296,20 +295,6 @@ static int take_lease(ldr_job_t *job)
     uint32_t now_s = steady_s(t);
     ldr_ids_prune(&idle->seen, now_s > SEEN_S ? now_s - SEEN_S : 0);
     return error;
-}
-
-void ldr_idle_leave(ldr_job_t *job)
-{
-    ldr_objects_t *t = ldr_tier_of(job);
-    ldr_lease_text_t l;
-
-    ldr_mutex_lock(&t->lock);
-    bool leased = t->idle.leased && !t->idle.busy;
-    t->idle.leased = t->idle.leased && !leased;
-    ldr_mutex_unlock(&t->lock);
-    if (leased && ldr_lease_read(job, LEASE, &l) == 0 && l.mine) {
-        ldr_call_remove(job, LEASE);
-    }
 }
 
 /* ---- the work ---- */

@@ -12,6 +12,8 @@
 #include "base/thread.h"
 #include "tier/shared/dir_int.h"
 
+#define IDLE_NS ((uint64_t)5 * 1000000000) /* that a file stays open */
+
 /* ---- texts ---- */
 
 static const char *advice(int error)
@@ -88,7 +90,7 @@ static void root_set(ldr_dir_t *dir, const ldr_dir_root_t *old,
         root = NULL;
     }
     ldr_mutex_unlock(&dir->lock);
-    ldr_dir_files_close(dir, true);
+    ldr_dir_files_close(dir, NULL, UINT64_MAX);
     if (was != NULL) {
         ldr_dir_leave(dir, was);
     }
@@ -215,7 +217,8 @@ static int dir_health(ldr_backend_t *b, uint64_t deadline_ns)
     int error;
 
     (void)deadline_ns; /* nothing here can be given up */
-    ldr_dir_files_close(dir, false);
+    uint64_t now_ns = ldr_now_ns(dir->clock);
+    ldr_dir_files_close(dir, NULL, now_ns > IDLE_NS ? now_ns - IDLE_NS : 0);
     error = root_open(dir, &fresh);
     if (error == 0) {
         error = id_read(dir, fresh, id, &id_bytes);
@@ -360,7 +363,7 @@ static int remove_one(ldr_dir_t *dir, ldr_dir_root_t *root,
     char folder[LDR_OBJECT_NAME_MAX + 1] = ".";
     int error;
 
-    ldr_dir_files_drop(dir, call->name);
+    ldr_dir_files_close(dir, call->name, 0);
     if (slash != NULL) {
         snprintf(folder, sizeof(folder), "%.*s", (int)(slash - call->name),
                  call->name);
@@ -389,7 +392,7 @@ static void dir_destroy(ldr_backend_t *b)
 {
     ldr_dir_t *dir = (ldr_dir_t *)b;
 
-    ldr_dir_files_close(dir, true);
+    ldr_dir_files_close(dir, NULL, UINT64_MAX);
     if (dir->root != NULL) {
         ldr_dir_leave(dir, dir->root);
     }

@@ -32,7 +32,6 @@
 #define PART_BYTES_MAX ((size_t)32 << 20)
 #define STALLS_MAX 1000u
 #define READS_MAX 16
-#define IDLE_NS ((uint64_t)5 * 1000000000)
 
 /* ---- opening ---- */
 
@@ -396,7 +395,7 @@ int ldr_dir_write(ldr_dir_t *dir, ldr_dir_root_t *root,
         error = -errno;
     }
     if (error == 0) {
-        ldr_dir_files_drop(dir, call->name);
+        ldr_dir_files_close(dir, call->name, 0);
         error = sync_folder(folder);
     } else {
         unlinkat(folder, temp, 0);
@@ -466,16 +465,13 @@ static void file_keep(ldr_dir_t *dir, const ldr_dir_root_t *root,
     }
 }
 
-/* Takes out of the table what `which` is true of. */
-static void files_take_out(ldr_dir_t *dir,
-                           bool (*which)(const ldr_dir_file_t *file,
-                                         const void *arg),
-                           const void *arg)
+void ldr_dir_files_close(ldr_dir_t *dir, const char *name, uint64_t since_ns)
 {
     for (unsigned i = 0; i < LDR_DIR_FILES; i++) {
         ldr_mutex_lock(&dir->lock);
         ldr_dir_file_t *file = dir->files[i];
-        if (file != NULL && which(file, arg)) {
+        if (file != NULL && (name != NULL ? strcmp(file->name, name) == 0
+                                          : file->used_ns <= since_ns)) {
             dir->files[i] = NULL;
         } else {
             file = NULL;
@@ -485,29 +481,6 @@ static void files_take_out(ldr_dir_t *dir,
             file_leave(dir, file);
         }
     }
-}
-
-static bool unused_since(const ldr_dir_file_t *file, const void *arg)
-{
-    return file->used_ns <= *(const uint64_t *)arg;
-}
-
-static bool has_name(const ldr_dir_file_t *file, const void *arg)
-{
-    return strcmp(file->name, arg) == 0;
-}
-
-void ldr_dir_files_close(ldr_dir_t *dir, bool all)
-{
-    uint64_t now = ldr_now_ns(dir->clock);
-    uint64_t since = all ? UINT64_MAX : now > IDLE_NS ? now - IDLE_NS : 0;
-
-    files_take_out(dir, unused_since, &since);
-}
-
-void ldr_dir_files_drop(ldr_dir_t *dir, const char *name)
-{
-    files_take_out(dir, has_name, name);
 }
 
 /* ---- reading ---- */

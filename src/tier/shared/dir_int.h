@@ -108,7 +108,6 @@ int ldr_dir_write(ldr_dir_t *dir, ldr_dir_root_t *root,
 int ldr_dir_read(ldr_dir_t *dir, ldr_dir_root_t *root,
                  const ldr_dir_call_t *call);
 
-/* Closes those that nobody has read for a while; all: whatever their age. */
-void ldr_dir_files_close(ldr_dir_t *dir, bool all);
-/* The object is gone or another one. */
-void ldr_dir_files_drop(ldr_dir_t *dir, const char *name);
+/* Closes the one of that name: the object is gone, or another one. NULL: all
+ * that were not read after since_ns. */
+void ldr_dir_files_close(ldr_dir_t *dir, const char *name, uint64_t since_ns);

@@ -135,29 +135,18 @@ static struct ldr_ids_item *forget_gone(ldr_part_t *p)
 
 static bool apply_object(ldr_part_t *p, const ldr_manifest_entry_t *e)
 {
-    ldr_objects_t *t = p->tier;
     uint32_t number;
     bool ok = true;
 
-    ldr_mutex_lock(&t->lock);
+    ldr_mutex_lock(&p->tier->lock);
     if (ldr_part_gone_since(p, e->object.id) == 0) {
-        ok = ldr_part_space(p, e->object.space_id, &number) != NULL;
-        if (ok) {
-            bool is_new = ldr_map_object(p->map, e->object.id) == LDR_NIL;
+        uint32_t used_s = (uint32_t)ldr_max64(
+            e->used_s, ldr_ids_find(&p->early, e->object.id));
 
-            uint64_t before = ldr_map_shards(p->map, number);
-            uint32_t used_s = (uint32_t)ldr_max64(
-                e->used_s, ldr_ids_find(&p->early, e->object.id));
-            ok = ldr_map_add(p->map, &e->object, used_s, e->rows);
-            if (is_new && e->object.epoch == ldr_map_epoch(p->map, number)) {
-                uint64_t found = ldr_map_shards(p->map, number) - before;
-
-                t->n.duplicates +=
-                    e->object.rows > found ? e->object.rows - found : 0;
-            }
-        }
+        ok = ldr_part_space(p, e->object.space_id, &number) != NULL &&
+             ldr_map_add(p->map, &e->object, used_s, e->rows);
     }
-    ldr_mutex_unlock(&t->lock);
+    ldr_mutex_unlock(&p->tier->lock);
     return ok;
 }
 

@@ -649,11 +649,6 @@ void ldr_map_stats(const ldr_map_t *map, ldr_map_stats_t *out)
         sizeof(ldr_map_space_t) * map->space_room;
 }
 
-uint64_t ldr_map_shards(const ldr_map_t *map, uint32_t space)
-{
-    return space_at(map, space)->live_rows;
-}
-
 bool ldr_map_check(const ldr_map_t *map)
 {
     ldr_map_stats_t stats;

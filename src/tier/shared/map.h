@@ -109,8 +109,6 @@ typedef struct ldr_map_stats {
 } ldr_map_stats_t;
 
 void ldr_map_stats(const ldr_map_t *map, ldr_map_stats_t *out);
-/* Of one space: what is found. Looks at nothing else. */
-uint64_t ldr_map_shards(const ldr_map_t *map, uint32_t space);
 
 /* Whether all sums are right; for tests, it looks at everything. */
 bool ldr_map_check(const ldr_map_t *map);

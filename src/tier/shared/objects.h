@@ -252,8 +252,6 @@ typedef struct ldr_objects_stats {
     /* Reads of objects that were; corrupt: records too that were so before they
      * could be written. */
     uint64_t gone, corrupt;
-    uint64_t duplicates; /* shards that another object has as well */
-    uint64_t resets_seen;
     bool cleaner; /* this node has the role */
     uint64_t cleaned_objects, cleaned_bytes, compacted, adopted;
     uint64_t followed_ms; /* how long ago manifests were last looked for */

@@ -259,7 +259,6 @@ typedef struct ldr_idle {
     uint64_t at_ns;    /* of the next piece */
     uint64_t lease_ns; /* when the lease is to be taken or renewed */
     bool mine;         /* the lease was this node's when it was renewed last */
-    bool leased;       /* this node has written it */
     /* Contents of files sizes/T, since when they were seen: by the tenant's id
      * and WHEN. */
     ldr_ids_t seen;
@@ -521,8 +520,6 @@ uint64_t ldr_part_held(const ldr_part_t *p);
 /* With the lock: when the next piece of ldr_idle_work() is due. */
 uint64_t ldr_idle_at(const ldr_objects_t *t);
 int ldr_idle_work(ldr_part_t *p, ldr_job_t *job);
-/* Gives up the lease larder.cleaner if it is held; at close. */
-void ldr_idle_leave(ldr_job_t *job);
 /* With the lock: the object was there in this cycle. */
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number);
 /* With the lock: removes these once all have heard; at most LDR_VICTIMS. */

@@ -296,7 +296,6 @@ bool ldr_part_raise(ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
     bool higher = s != NULL && epoch > ldr_map_epoch(p->map, number);
     if (higher) {
         ldr_map_set_epoch(p->map, number, epoch);
-        t->n.resets_seen++;
     }
     ldr_mutex_unlock(&t->lock);
     if (higher) {

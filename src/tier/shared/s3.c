@@ -466,7 +466,7 @@ larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
     }
     s3->base.ops = &ops;
     s3->log = p->log;
-    s3->idle_max = p->lanes + 1;
+    s3->idle_max = (unsigned)ldr_min64(p->lanes + 1, LDR_S3_IDLE_MAX);
     atomic_init(&s3->conditional, LDR_S3_UNKNOWN);
     ldr_mutex_init(&s3->lock);
     larder_status_t st = take_bucket(s3, rest);

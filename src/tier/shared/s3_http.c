@@ -31,11 +31,6 @@
 #define LOW_SPEED_S 15L           /* ... for so long is a dead server */
 #define DAY_MS (24u * 3600u * 1000u)
 
-struct ldr_s3_handle {
-    void *curl;
-    ldr_s3_handle_t *next; /* while idle */
-};
-
 /* A request under way. */
 typedef struct transfer {
     ldr_s3_t *s3;
@@ -55,57 +50,33 @@ typedef struct transfer {
 
 /* ---- handles ---- */
 
-static ldr_s3_handle_t *take_handle(ldr_s3_t *s3)
+static void *take_handle(ldr_s3_t *s3)
 {
     ldr_mutex_lock(&s3->lock);
-    ldr_s3_handle_t *h = s3->idle;
-    if (h != NULL) {
-        s3->idle = h->next;
-        LDR_ASSERT(s3->idle_count > 0);
-        s3->idle_count--;
-    }
+    void *curl = s3->idle_count > 0 ? s3->idle[--s3->idle_count] : NULL;
     ldr_mutex_unlock(&s3->lock);
-    if (h == NULL) {
-        h = ldr_alloc(sizeof(*h));
-        if (h != NULL && (h->curl = ldr_curl.easy_init()) == NULL) {
-            ldr_free(h);
-            h = NULL;
-        }
-    }
-    return h;
+    return curl != NULL ? curl : ldr_curl.easy_init();
 }
 
-static void free_handle(ldr_s3_handle_t *h)
+static void give_handle(ldr_s3_t *s3, void *curl)
 {
-    ldr_curl.easy_cleanup(h->curl);
-    ldr_free(h);
-}
-
-static void give_handle(ldr_s3_t *s3, ldr_s3_handle_t *h)
-{
-    ldr_curl.easy_reset(h->curl); /* keeps its connection, not its secrets */
+    ldr_curl.easy_reset(curl); /* keeps its connection, not its secrets */
     ldr_mutex_lock(&s3->lock);
     bool keep = s3->idle_count < s3->idle_max;
     if (keep) {
-        h->next = s3->idle;
-        s3->idle = h;
-        s3->idle_count++;
+        s3->idle[s3->idle_count++] = curl;
     }
     ldr_mutex_unlock(&s3->lock);
     if (!keep) {
-        free_handle(h);
+        ldr_curl.easy_cleanup(curl);
     }
 }
 
 void ldr_s3_close_handles(ldr_s3_t *s3)
 {
-    ldr_s3_handle_t *h;
-
-    while ((h = s3->idle) != NULL) {
-        s3->idle = h->next;
-        free_handle(h);
+    while (s3->idle_count > 0) {
+        ldr_curl.easy_cleanup(s3->idle[--s3->idle_count]);
     }
-    s3->idle_count = 0;
 }
 
 /* ---- bytes ---- */
@@ -486,7 +457,7 @@ int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
 {
     uint64_t now = ldr_now_ns(&ldr_clock_real);
     transfer_t *t = ldr_alloc(sizeof(*t));
-    ldr_s3_handle_t *h = NULL;
+    void *curl = NULL;
     int error = 0;
 
     request->status = 0;
@@ -497,15 +468,15 @@ int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
         return ldr_object_wrong(request->name);
     }
     if (t == NULL || ldr_curl_load() != LARDER_OK ||
-        (h = take_handle(s3)) == NULL) {
-        error = t == NULL || h != NULL ? -ENOMEM : -ENOTSUP;
+        (curl = take_handle(s3)) == NULL) {
+        error = t == NULL || curl != NULL ? -ENOMEM : -ENOTSUP;
         ldr_free(t);
         return error;
     }
     t->s3 = s3;
     t->request = request;
     rewind_iov(t);
-    t->curl = h->curl;
+    t->curl = curl;
     if (request->deadline_ns <= now + 1000000u) {
         error = fail(t, -ETIMEDOUT, "no time left");
     } else {
@@ -513,7 +484,7 @@ int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
         error = error != 0 ? fail(t, error, ldr_fail_text()) : carry_out(t);
     }
     ldr_curl.slist_free_all(t->headers);
-    give_handle(s3, h);
+    give_handle(s3, curl);
     ldr_free(t);
     return error;
 }
