@@ -3,8 +3,8 @@
  * already runs. It knows nothing of chunks, tenants or keys.
  *
  * Calls block, and end by their deadline as far as the medium lets them (a
- * hung mount does not: the lanes that call notice, see lanes.h). Any number of
- * threads may call at once. They give 0 or a negative errno, with a text
+ * hung mount does not: the workers that call notice, see workers.h). Any number
+ * of threads may call at once. They give 0 or a negative errno, with a text
  * (ldr_fail()) that names the object and says what to do:
  *
  *   -ENOENT     no such object

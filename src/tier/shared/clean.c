@@ -132,7 +132,7 @@ int ldr_lease_work(ldr_part_t *p, ldr_job_t *job)
     error = ldr_lease_write(job, name, l.there, LDR_LEASE_S);
     if (error == -ENOSPC || error == -EDQUOT) {
         /* Somebody has to make room. */
-        ldr_lanes_failed(t->lanes, true, error, ldr_fail_text());
+        ldr_workers_failed(t->workers, true, error, ldr_fail_text());
         if (c->lease == LDR_LEASE_NONE) {
             begin_role(p, now_ns);
         }
@@ -187,7 +187,7 @@ void ldr_clean_doom(ldr_part_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
 
 static bool is_full(ldr_objects_t *t)
 {
-    int error = ldr_lanes_error(t->lanes);
+    int error = ldr_workers_error(t->workers);
 
     return error == -ENOSPC || error == -EDQUOT;
 }

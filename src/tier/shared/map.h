@@ -41,7 +41,7 @@ typedef struct ldr_map_object {
     uint32_t blocks;      /* of records and descriptors */
     uint32_t dead_blocks; /* of them, of records found elsewhere or removed */
     uint32_t rows;
-    bool told; /* used_s is newer than what was published */
+    bool use_waits; /* used_s is newer than what was published */
 } ldr_map_object_t;
 
 typedef struct ldr_place {

@@ -34,7 +34,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include "tier/shared/lanes.h"
+#include "tier/shared/workers.h"
 #include "tier/shared/map.h"
 
 #define LDR_OBJECTS_RECORDS 256u               /* in one object */
@@ -48,7 +48,7 @@ typedef struct ldr_objects_params {
     ldr_backend_t *backend; /* instead of them; the tier's own from here on */
     unsigned lanes;
     uint32_t timeout_ms; /* of one call of the back end */
-    uint32_t slow_ms;    /* see ldr_lanes_params.slow_ns; 0: any time */
+    uint32_t slow_ms;    /* see ldr_workers_params.slow_ns; 0: any time */
     uint32_t retry_ms;
     uint32_t poll_ms;    /* how often manifests and resets are looked for */
     uint32_t publish_ms; /* how long what was written may stay unpublished */
@@ -62,7 +62,7 @@ typedef struct ldr_objects_params {
     const ldr_clock_t *clock;
     ldr_log_t log;
     bool manual; /* no threads: the caller drives ldr_objects_step() */
-    /* The space has a higher epoch now. From a lane, no lock held. */
+    /* The space has a higher epoch now. From a worker, no lock held. */
     void (*epoch)(void *arg, const uint8_t space_id[LDR_ID_BYTES],
                   uint32_t epoch);
     void *arg;
@@ -72,7 +72,7 @@ typedef struct ldr_objects_params {
  * off. E_INVALID: the url. */
 larder_status_t ldr_objects_open(const ldr_objects_params_t *params,
                                  ldr_objects_t **tier_p);
-/* Publishes what was written, gives up the cleaner's role, ends the lanes.
+/* Publishes what was written, gives up the cleaner's role, ends the workers.
  * False: calls hang, and what their reads and writes name must stay for
  * ever. */
 bool ldr_objects_close(ldr_objects_t *tier, uint64_t deadline_ns);
@@ -160,9 +160,9 @@ void ldr_objects_used(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
 
 /* The shards of these chunks are looked for next: brings near what of the map
  * that takes. A few dozen chunks at a time. */
-void ldr_objects_soon(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
-                      const larder_key_t *keys, size_t count, uint32_t group,
-                      uint32_t shards);
+void ldr_objects_prefetch(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
+                          const larder_key_t *keys, size_t count,
+                          uint32_t group, uint32_t shards);
 
 typedef struct ldr_objects_read ldr_objects_read_t;
 struct ldr_objects_read {
@@ -254,9 +254,9 @@ typedef struct ldr_objects_stats {
     uint64_t gone, corrupt;
     bool cleaner; /* this node has the role */
     uint64_t cleaned_objects, cleaned_bytes, compacted, adopted;
-    uint64_t followed_ms; /* how long ago manifests were last looked for */
+    uint64_t polled_ms;   /* how long ago manifests were last looked for */
     uint64_t unpublished; /* objects */
-    ldr_lanes_stats_t lanes;
+    ldr_workers_stats_t workers;
 } ldr_objects_stats_t;
 
 void ldr_objects_stats(ldr_objects_t *tier, ldr_objects_stats_t *out);

@@ -1,7 +1,7 @@
 /*
  * Inside the tier. One lock, tier->lock, guards everything that is not said to
  * be otherwise; it is held for bookkeeping only, never across a call of the
- * back end or out of the tier, and taken inside the node's lock. The lanes'
+ * back end or out of the tier, and taken inside the node's lock. The workers'
  * lock is taken inside it.
  *
  * A part is what the tier knows of one tenant. Its work is done by chores: jobs
@@ -11,8 +11,8 @@
  * Invariants, which ldr_objects_check() looks at
  *  1. A chore is busy from when its job is added until that is done.
  *  2. published <= added, of what must not be forgotten.
- *  3. `followers` are the helpers that are busy, and the chore FOLLOW while it
- *     counts itself: LDR_FOLLOWERS at most.
+ *  3. `readers` are the helpers that are busy, and the chore POLL while it
+ *     counts itself: LDR_READERS at most.
  *  4. An array's count is at most its room.
  *  5. Everything in the map holds: ldr_map_check().
  * What functions below say they need the lock for, they assert.
@@ -26,7 +26,7 @@
 
 #define LDR_NODE_BYTES 8u
 #define LDR_OBJECTS_ID_MAX 64u /* bytes of larder.tier that count */
-#define LDR_FOLLOWERS 8u       /* jobs that read manifests at once */
+#define LDR_READERS 8u         /* jobs that read manifests at once */
 #define LDR_TRIES_MAX 3u       /* before a manifest is called bad */
 #define LDR_VICTIMS 64u
 #define LDR_GROUP 64u    /* objects made one */
@@ -155,7 +155,7 @@ typedef struct ldr_cleaner {
 typedef enum ldr_chore_kind {
     LDR_CHORE_CHECK,
     LDR_CHORE_RESET,
-    LDR_CHORE_FOLLOW,
+    LDR_CHORE_POLL,
     LDR_CHORE_PUBLISH,
     LDR_CHORE_CLEAN,
     LDR_CHORES
@@ -173,8 +173,8 @@ typedef struct ldr_chore {
 /* By ldr_map_space()'s number. */
 typedef struct ldr_part_space {
     uint8_t id[LDR_ID_BYTES];
-    bool used;       /* the node has asked for it */
-    uint32_t told;   /* the epoch that the node knows */
+    bool used;           /* the node has asked for it */
+    uint32_t node_epoch; /* the epoch that the node knows */
     uint32_t wanted; /* an epoch that the tier has yet to hear of; 0: none */
     uint32_t listed; /* the highest that the last listing has; 0: none */
     bool resetting;  /* `wanted` must be nobody else's; nothing is found */
@@ -203,8 +203,8 @@ struct ldr_part {
     bool vacant;  /* ... or is not there, and is not put before it is claimed */
     bool claims;
     /* The tier is another than the one all below is about: it is forgotten
-     * before anything else is done. See anew.c. */
-    bool anew;
+     * before anything else is done. See replaced.c. */
+    bool outdated;
     bool ready; /* manifests and resets were read, not too long ago */
     /* It was not to be believed any more since the turn under way has begun:
      * what that has listed may be too old. */
@@ -221,18 +221,18 @@ struct ldr_part {
     /* Following. */
     ldr_known_t *known;
     size_t known_count, known_room;
-    ldr_known_t *todo; /* read one by one by all followers of this turn */
+    ldr_known_t *todo; /* read one by one by all readers of this turn */
     size_t todo_count, todo_room, todo_next;
-    ldr_chore_t helpers[LDR_FOLLOWERS - 1];
-    unsigned followers; /* of this turn, that have not ended */
-    int follow_error;
-    bool follow_again; /* something went while it was read */
-    ldr_ids_t early;   /* uses of objects that this turn may still tell of */
-    unsigned rounds;   /* before it was ready */
-    unsigned lost;     /* spaces with a reset that is */
-    uint64_t follow_began_ns;
-    uint64_t followed_ns; /* when the last whole turn began */
-    uint64_t miss_at_ns;  /* when resets that are not listed are looked for */
+    ldr_chore_t helpers[LDR_READERS - 1];
+    unsigned readers; /* of this turn, that have not ended */
+    int poll_error;
+    bool poll_again; /* something went while it was read */
+    ldr_ids_t early; /* uses of objects that this turn may still tell of */
+    unsigned rounds; /* before it was ready */
+    unsigned lost;   /* spaces with a reset that is */
+    uint64_t poll_began_ns;
+    uint64_t polled_ns;  /* when the last whole turn began */
+    uint64_t miss_at_ns; /* when resets that are not listed are looked for */
 
     /* Publishing. What is added goes to `pending`, then as it is to `sending`,
      * which is put until that succeeds. added and published count what must
@@ -244,7 +244,7 @@ struct ldr_part {
     uint32_t pending_objects, sending_objects;
     bool urgent;
     bool sealed;                   /* `sending` is; the chore's own */
-    uint8_t (*uses)[LDR_ID_BYTES]; /* objects whose `told` is set */
+    uint8_t (*uses)[LDR_ID_BYTES]; /* objects whose `use_waits` is set */
     size_t use_count, use_room;
     uint64_t uses_at_ns;
 
@@ -270,7 +270,7 @@ typedef struct ldr_idle {
     uint64_t removed;                 /* objects */
 } ldr_idle_t;
 
-/* The caller's log, for all that the tier, its lanes and its back end have to
+/* The caller's log, for all that the tier, its workers and its back end have to
  * say: calls that hang when the tier is closed may come back when the log is
  * no more, and say nothing then. */
 typedef struct ldr_objects_log {
@@ -284,7 +284,7 @@ typedef struct ldr_objects_log {
 struct ldr_objects {
     ldr_objects_params_t params; /* fixed, as these; log: to ours */
     ldr_objects_log_t log;
-    ldr_lanes_t *lanes;
+    ldr_workers_t *workers;
     uint8_t node[LDR_NODE_BYTES];
     uint64_t node_number; /* the same, as it is written in hex */
     uint64_t timeout_ns, retry_ns, poll_ns, publish_ns;
@@ -301,7 +301,7 @@ struct ldr_objects {
     ldr_rand_t rand;
     ldr_part_t **parts;
     size_t part_count, part_room;
-    ldr_objects_state_t state; /* the lanes'; read without the lock */
+    ldr_objects_state_t state; /* the workers'; read without the lock */
     bool looked;               /* at the medium, once */
     bool closing, stopping;
     bool woken;      /* the clockwork is to look once more */
@@ -348,7 +348,7 @@ void ldr_part_destroy(ldr_part_t *p);
 ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
                                  uint32_t *number_p);
 
-/* ---- anew.c ---- */
+/* ---- replaced.c ---- */
 
 /* Which tier it is, in a probe of storage that makes itself one: if another
  * than before, all that is known is forgotten. */
@@ -359,7 +359,7 @@ int ldr_objects_recognize(ldr_objects_t *t, ldr_backend_t *b,
 bool ldr_part_idle(const ldr_part_t *p);
 /* Forgets what is known of the tier that was there. By CHECK, while the part is
  * idle; takes the lock. False: no memory. */
-bool ldr_part_anew(ldr_part_t *p);
+bool ldr_part_forget(ldr_part_t *p);
 
 /* ---- objects_calls.c: names and calls of the back end from chores ---- */
 
@@ -410,7 +410,7 @@ int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_object_t *object,
 
 int ldr_check_work(ldr_part_t *p, ldr_job_t *job);
 int ldr_reset_work(ldr_part_t *p, ldr_job_t *job);
-int ldr_follow_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_poll_work(ldr_part_t *p, ldr_job_t *job);
 int ldr_publish_work(ldr_part_t *p, ldr_job_t *job);
 int ldr_clean_work(ldr_part_t *p, ldr_job_t *job);
 
@@ -420,13 +420,13 @@ uint64_t ldr_reset_at(const ldr_part_t *p);
 uint64_t ldr_publish_at(const ldr_part_t *p);
 uint64_t ldr_clean_at(const ldr_part_t *p);
 
-/* One of the followers has ended; with the lock. */
-void ldr_follow_ended(ldr_part_t *p, int error);
+/* One of the readers has ended; with the lock. */
+void ldr_poll_ended(ldr_part_t *p, int error);
 /* Whether the last whole turn is too old: who knows what was reset since. With
  * the lock. */
-bool ldr_follow_old(const ldr_part_t *p, uint64_t now_ns);
+bool ldr_poll_old(const ldr_part_t *p, uint64_t now_ns);
 /* What is known is not to be believed before another turn. With the lock. */
-void ldr_follow_distrust(ldr_part_t *p);
+void ldr_poll_distrust(ldr_part_t *p);
 
 /* ---- reset.c ---- */
 
@@ -457,9 +457,9 @@ int ldr_reset_read(ldr_part_t *p, ldr_job_t *job,
 bool ldr_part_raise(ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
                     uint32_t epoch);
 /* Tells the node what it does not know yet. Takes the lock. */
-void ldr_part_tell(ldr_part_t *p);
+void ldr_part_notify(ldr_part_t *p);
 
-/* ---- follow.c ---- */
+/* ---- poll.c ---- */
 
 /* With the lock: since when the object is gone, or 0. */
 uint32_t ldr_part_gone_since(const ldr_part_t *p,

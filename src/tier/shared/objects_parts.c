@@ -17,10 +17,8 @@
 /* ---- chores ---- */
 
 static int (*const works[LDR_CHORES])(ldr_part_t *p, ldr_job_t *job) = {
-    [LDR_CHORE_CHECK] = ldr_check_work,
-    [LDR_CHORE_RESET] = ldr_reset_work,
-    [LDR_CHORE_FOLLOW] = ldr_follow_work,
-    [LDR_CHORE_PUBLISH] = ldr_publish_work,
+    [LDR_CHORE_CHECK] = ldr_check_work, [LDR_CHORE_RESET] = ldr_reset_work,
+    [LDR_CHORE_POLL] = ldr_poll_work,   [LDR_CHORE_PUBLISH] = ldr_publish_work,
     [LDR_CHORE_CLEAN] = ldr_clean_work,
 };
 
@@ -45,8 +43,8 @@ static void chore_done(ldr_job_t *job)
         c->at_ns = ldr_now_ns(t->params.clock) +
                    ldr_min64(t->retry_ns, (uint64_t)1000 * MS);
     }
-    if (c == &p->chores[LDR_CHORE_FOLLOW]) {
-        ldr_follow_ended(p, job->error);
+    if (c == &p->chores[LDR_CHORE_POLL]) {
+        ldr_poll_ended(p, job->error);
     }
     pthread_cond_broadcast(&t->changed);
     ldr_objects_wake(t);
@@ -277,12 +275,12 @@ uint32_t ldr_objects_space(ldr_objects_t *t, uint32_t tenant,
     ldr_part_space_t *s = p != NULL ? ldr_part_space(p, id, &number) : NULL;
     if (s != NULL) {
         s->used = true;
-        s->told = epoch;
+        s->node_epoch = epoch;
         if (epoch > ldr_map_epoch(p->map, number)) {
             ldr_map_set_epoch(p->map, number, epoch);
             s->wanted = (uint32_t)ldr_max64(s->wanted, epoch);
         } else if (epoch < ldr_map_epoch(p->map, number)) {
-            p->chores[LDR_CHORE_FOLLOW].at_ns = 0; /* it will tell */
+            p->chores[LDR_CHORE_POLL].at_ns = 0; /* it will tell */
         }
         ldr_objects_wake(t);
     } else {
@@ -351,9 +349,9 @@ void ldr_objects_used(ldr_objects_t *t, uint32_t tenant, uint32_t space,
     ldr_mutex_unlock(&t->lock);
 }
 
-void ldr_objects_soon(ldr_objects_t *t, uint32_t tenant, uint32_t space,
-                      const larder_key_t *keys, size_t count, uint32_t group,
-                      uint32_t shards)
+void ldr_objects_prefetch(ldr_objects_t *t, uint32_t tenant, uint32_t space,
+                          const larder_key_t *keys, size_t count,
+                          uint32_t group, uint32_t shards)
 {
     if (group > UINT8_MAX || shards > UINT8_MAX) {
         return;
@@ -378,7 +376,7 @@ bool ldr_objects_takes(ldr_objects_t *t, uint32_t tenant, uint32_t space)
     bool ready = p != NULL && (space == LDR_NIL ? p->ready || p->vacant
                                                 : is_usable(p, space));
     ldr_mutex_unlock(&t->lock);
-    return ready && ldr_lanes_writable(t->lanes);
+    return ready && ldr_workers_writable(t->workers);
 }
 
 /* ---- figures ---- */
@@ -397,9 +395,9 @@ static void part_stats(const ldr_part_t *p, uint64_t now_ns,
     out->map_bytes += m.bytes;
     out->unpublished += p->pending_objects + p->sending_objects;
     out->cleaner = out->cleaner || p->cleaner.lease == LDR_LEASE_HELD;
-    if (p->followed_ns != 0) {
-        out->followed_ms =
-            ldr_max64(out->followed_ms, (now_ns - p->followed_ns) / MS);
+    if (p->polled_ns != 0) {
+        out->polled_ms =
+            ldr_max64(out->polled_ms, (now_ns - p->polled_ns) / MS);
     }
     if (!p->ready && out->reason[0] == '\0') {
         memcpy(out->reason, p->reason, sizeof(out->reason));
@@ -410,16 +408,16 @@ void ldr_objects_stats(ldr_objects_t *t, ldr_objects_stats_t *out)
 {
     ldr_objects_stats_t s;
     char reason[sizeof(s.reason)];
-    ldr_lanes_stats_t lanes;
+    ldr_workers_stats_t workers;
     ldr_objects_state_t state =
-        ldr_lanes_state(t->lanes, reason, sizeof(reason));
+        ldr_workers_state(t->workers, reason, sizeof(reason));
     uint64_t now_ns = ldr_now_ns(t->params.clock);
 
-    ldr_lanes_stats(t->lanes, &lanes);
+    ldr_workers_stats(t->workers, &workers);
     ldr_mutex_lock(&t->lock);
     s = t->n;
     s.state = state;
-    s.lanes = lanes;
+    s.workers = workers;
     memcpy(s.reason, reason, sizeof(reason));
     memcpy(s.kind, t->kind, sizeof(s.kind));
     for (size_t i = 0; i < t->part_count; i++) {

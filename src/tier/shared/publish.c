@@ -59,11 +59,11 @@ void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
         return;
     }
     o->used_s = used_s;
-    if (o->told || p->use_count >= USES_MAX ||
+    if (o->use_waits || p->use_count >= USES_MAX ||
         !ldr_grow(&p->uses, &p->use_room, p->use_count + 1, LDR_ID_BYTES)) {
         return;
     }
-    o->told = true;
+    o->use_waits = true;
     memcpy(p->uses[p->use_count++], id, LDR_ID_BYTES);
     if (p->use_count == 1) {
         p->uses_at_ns =
@@ -114,7 +114,7 @@ static void add_uses(ldr_part_t *p)
         ldr_map_object_t *o = ldr_map_at(p->map, number);
         memcpy(e.object.id, p->uses[i], LDR_ID_BYTES);
         e.used_s = o->used_s;
-        o->told = false;
+        o->use_waits = false;
         ldr_part_publish(p, &e, false);
     }
     p->use_count = 0;
@@ -170,9 +170,9 @@ static int recognize(ldr_part_t *p, ldr_job_t *job)
     ldr_job_extend(job, deadline_ns);
     int error = ldr_objects_recognize(t, job->backend, deadline_ns);
     ldr_mutex_lock(&t->lock);
-    bool anew = p->anew;
+    bool outdated = p->outdated;
     ldr_mutex_unlock(&t->lock);
-    return error == 0 && anew ? 1 : error;
+    return error == 0 && outdated ? 1 : error;
 }
 
 int ldr_publish_work(ldr_part_t *p, ldr_job_t *job)

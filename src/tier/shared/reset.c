@@ -151,7 +151,7 @@ static bool check_end(ldr_part_t *p, const char *wrong, bool garbled)
     bool known = p->refused || p->garbled;
 
     LDR_HELD(&p->tier->lock);
-    p->checked = wrong == NULL && !p->anew; /* else it was another's */
+    p->checked = wrong == NULL && !p->outdated; /* else it was another's */
     p->refused = wrong != NULL && !garbled;
     p->garbled = wrong != NULL && garbled;
     p->vacant = false;
@@ -177,7 +177,7 @@ int ldr_check_work(ldr_part_t *p, ldr_job_t *job)
     const char *wrong = NULL;
     bool garbled = false, news = false;
 
-    if (!ldr_part_anew(p)) {
+    if (!ldr_part_forget(p)) {
         return -ENOMEM;
     }
     bool claims = check_begin(p);
@@ -299,12 +299,12 @@ bool ldr_part_raise(ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
     }
     ldr_mutex_unlock(&t->lock);
     if (higher) {
-        ldr_part_tell(p);
+        ldr_part_notify(p);
     }
     return s != NULL;
 }
 
-void ldr_part_tell(ldr_part_t *p)
+void ldr_part_notify(ldr_part_t *p)
 {
     ldr_objects_t *t = p->tier;
     uint8_t id[LDR_ID_BYTES];
@@ -314,8 +314,8 @@ void ldr_part_tell(ldr_part_t *p)
         ldr_part_space_t *s = &p->spaces[i];
         uint32_t epoch = ldr_map_epoch(p->map, (uint32_t)i);
 
-        if (s->used && s->told < epoch) {
-            s->told = epoch;
+        if (s->used && s->node_epoch < epoch) {
+            s->node_epoch = epoch;
             memcpy(id, s->id, LDR_ID_BYTES);
             ldr_mutex_unlock(&t->lock);
             if (t->params.epoch != NULL) {
@@ -449,7 +449,7 @@ int ldr_reset_work(ldr_part_t *p, ldr_job_t *job)
             ldr_map_set_epoch(p->map, number, epoch);
         }
         ldr_mutex_unlock(&t->lock);
-        ldr_part_tell(p);
+        ldr_part_notify(p);
     }
 }
 
@@ -483,7 +483,7 @@ larder_status_t ldr_objects_reset(ldr_objects_t *t, uint32_t tenant,
      * one, so `wanted` changes and the chore goes round again. */
     s->wanted = (uint32_t)ldr_max64(s->wanted + 1, epoch);
     s->resetting = true;
-    s->told = (uint32_t)ldr_max64(s->told, epoch);
+    s->node_epoch = (uint32_t)ldr_max64(s->node_epoch, epoch);
     ldr_map_set_epoch(p->map, space, epoch);
     p->chores[LDR_CHORE_RESET].at_ns = 0;
     waited_t w = {p, space};
@@ -496,7 +496,7 @@ larder_status_t ldr_objects_reset(ldr_objects_t *t, uint32_t tenant,
         s->wanted = (uint32_t)ldr_max64(s->wanted, *epoch_p);
         ldr_map_set_epoch(p->map, space, *epoch_p);
     }
-    s->told = (uint32_t)ldr_max64(s->told, *epoch_p);
+    s->node_epoch = (uint32_t)ldr_max64(s->node_epoch, *epoch_p);
     bool off = t->state == LDR_OBJECTS_OFF || p->refused || p->garbled;
     ldr_mutex_unlock(&t->lock);
     if (done) {

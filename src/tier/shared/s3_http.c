@@ -1,7 +1,7 @@
 /*
  * One request to an S3 server, by libcurl. A handle keeps its connection from
  * one request to the next; those that are idle wait in a stack, at most as many
- * as there are lanes.
+ * as there are workers.
  *
  * SIGPIPE is blocked around a request and taken back after it: older TLS
  * libraries write without asking for none, and libcurl is told to leave the

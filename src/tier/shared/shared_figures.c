@@ -89,9 +89,9 @@ void ldr_shared_metrics(ldr_tier_t *tier, ldr_exposition_t *e)
                              &s->read_times);
     ldr_metric_put_histogram(e, LDR_METRIC_SHARED_SECONDS, LDR_LABELS("write"),
                              &s->write_times);
-    ldr_metric_put(e, LDR_METRIC_SHARED_STUCK, LDR_NO_LABELS, t.lanes.stuck);
+    ldr_metric_put(e, LDR_METRIC_SHARED_STUCK, LDR_NO_LABELS, t.workers.stuck);
     ldr_metric_put_fixed(e, LDR_METRIC_SHARED_FOLLOWED, LDR_NO_LABELS,
-                         t.followed_ms, 3);
+                         t.polled_ms, 3);
     ldr_metric_put(e, LDR_METRIC_SHARED_CLEANER, LDR_NO_LABELS, t.cleaner);
     ldr_metric_put(e, LDR_METRIC_SHARED_CLEANED, LDR_NO_LABELS,
                    t.cleaned_bytes);

@@ -1,6 +1,6 @@
 /*
  * Connections to a Valkey server: one for each call under way; those that are
- * idle wait in a stack, at most as many as there are lanes.
+ * idle wait in a stack, at most as many as there are workers.
  *
  * A connection that has failed, or whose answers were not read to their end, is
  * closed and never used again, and a call is not repeated: a server that died

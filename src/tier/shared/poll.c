@@ -9,7 +9,7 @@
  * merged its manifests. A name is forgotten when three listings in a row lack
  * it, so that one that flickers is not read again.
  *
- * Manifests may be read in any order, by several lanes at once: what they say
+ * Manifests may be read in any order, by several workers at once: what they say
  * is applied so that the order does not matter. An object that was said to be
  * gone stays so (ids are never used again), removals are remembered by the
  * map, and of two copies of a shard all nodes choose the same.
@@ -272,8 +272,7 @@ static int read_todo(ldr_part_t *p, ldr_job_t *job)
     int error = 0;
 
     ldr_mutex_lock(&t->lock);
-    while (p->todo_next < p->todo_count && !t->closing &&
-           p->follow_error == 0) {
+    while (p->todo_next < p->todo_count && !t->closing && p->poll_error == 0) {
         ldr_known_t k = p->todo[p->todo_next++];
         bool found;
 
@@ -282,7 +281,7 @@ static int read_todo(ldr_part_t *p, ldr_job_t *job)
         ldr_mutex_lock(&t->lock);
         size_t at = known_at(p, &k, &found);
         if (error == -ENOENT) {
-            p->follow_again = true;
+            p->poll_again = true;
             ldr_part_unknow(p, &k);
         } else if (error == 0 || error == -EBADMSG) {
             k.tries += error != 0;
@@ -296,7 +295,7 @@ static int read_todo(ldr_part_t *p, ldr_job_t *job)
                 p->known[at] = k;
             }
         } else {
-            p->follow_error = error;
+            p->poll_error = error;
             break;
         }
         error = 0;
@@ -320,7 +319,7 @@ static void helper_done(ldr_job_t *job)
 
     ldr_mutex_lock(&t->lock);
     c->busy = false;
-    ldr_follow_ended(c->part, job->error);
+    ldr_poll_ended(c->part, job->error);
     pthread_cond_broadcast(&t->changed);
     ldr_objects_wake(t);
     ldr_mutex_unlock(&t->lock);
@@ -332,7 +331,7 @@ static void call_helpers(ldr_part_t *p)
     ldr_objects_t *t = p->tier;
 
     LDR_HELD(&p->tier->lock);
-    for (size_t i = 0; i + 1 < LDR_FOLLOWERS && i + 1 < p->todo_count; i++) {
+    for (size_t i = 0; i + 1 < LDR_READERS && i + 1 < p->todo_count; i++) {
         ldr_chore_t *c = &p->helpers[i];
 
         LDR_ASSERT(!c->busy);
@@ -344,9 +343,9 @@ static void call_helpers(ldr_part_t *p)
             .done = helper_done,
             .arg = c,
         };
-        c->busy = ldr_lanes_add(t->lanes, &c->job);
-        p->followers += c->busy;
-        LDR_ASSERT(p->followers <= LDR_FOLLOWERS);
+        c->busy = ldr_workers_add(t->workers, &c->job);
+        p->readers += c->busy;
+        LDR_ASSERT(p->readers <= LDR_READERS);
     }
 }
 
@@ -491,7 +490,7 @@ static void miss_resets(ldr_part_t *p, uint32_t count)
     }
 }
 
-static int follow_resets(ldr_part_t *p, ldr_job_t *job)
+static int poll_resets(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_resets_t n = {.count = 0};
@@ -536,7 +535,7 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job)
         }
     }
     ldr_mutex_lock(&t->lock);
-    p->follow_again = p->follow_again || again;
+    p->poll_again = p->poll_again || again;
     /* One that is gone from the next listing was superseded. */
     bool last = p->ready || p->rounds + 1 >= ROUNDS_MAX;
     bool lost = error == 0 && (last || !again) && note_lost(p, &n);
@@ -554,7 +553,7 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job)
 
 /* ---- the chore ---- */
 
-static int follow_manifests(ldr_part_t *p, ldr_job_t *job)
+static int poll_manifests(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char prefix[LDR_OBJECT_NAME_MAX + 1];
@@ -576,40 +575,40 @@ static int follow_manifests(ldr_part_t *p, ldr_job_t *job)
     return error != 0 ? error : read_todo(p, job);
 }
 
-int ldr_follow_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_poll_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
 
     ldr_mutex_lock(&t->lock);
     struct ldr_ids_item *old = forget_gone(p);
-    p->followers = 1;
-    p->follow_began_ns = ldr_now_ns(t->params.clock);
+    p->readers = 1;
+    p->poll_began_ns = ldr_now_ns(t->params.clock);
     p->distrusted = false;
-    p->follow_error = 0;
-    p->follow_again = false;
+    p->poll_error = 0;
+    p->poll_again = false;
     p->todo_count = p->todo_next = 0;
     ldr_mutex_unlock(&t->lock);
     ldr_free(old);
-    int error = follow_resets(p, job);
+    int error = poll_resets(p, job);
     if (error == 0) {
-        error = follow_manifests(p, job);
+        error = poll_manifests(p, job);
     }
     if (error == 0) {
-        ldr_part_tell(p);
+        ldr_part_notify(p);
     }
     return error;
 }
 
-bool ldr_follow_old(const ldr_part_t *p, uint64_t now_ns)
+bool ldr_poll_old(const ldr_part_t *p, uint64_t now_ns)
 {
     const ldr_objects_t *t = p->tier;
 
     LDR_HELD(&p->tier->lock);
     /* Two turns of slow calls, of which the second has not ended yet. */
-    return now_ns - p->followed_ns > 10 * t->poll_ns + 4 * t->timeout_ns;
+    return now_ns - p->polled_ns > 10 * t->poll_ns + 4 * t->timeout_ns;
 }
 
-void ldr_follow_distrust(ldr_part_t *p)
+void ldr_poll_distrust(ldr_part_t *p)
 {
     LDR_HELD(&p->tier->lock);
     p->ready = false;
@@ -617,41 +616,41 @@ void ldr_follow_distrust(ldr_part_t *p)
     p->rounds = 0;
 }
 
-void ldr_follow_ended(ldr_part_t *p, int error)
+void ldr_poll_ended(ldr_part_t *p, int error)
 {
     ldr_objects_t *t = p->tier;
     uint64_t now_ns = ldr_now_ns(t->params.clock);
-    ldr_chore_t *c = &p->chores[LDR_CHORE_FOLLOW];
+    ldr_chore_t *c = &p->chores[LDR_CHORE_POLL];
 
     LDR_HELD(&p->tier->lock);
-    if (p->followers == 0) {
+    if (p->readers == 0) {
         return; /* it was not begun */
     }
-    if (p->follow_error == 0) {
-        p->follow_error = error;
+    if (p->poll_error == 0) {
+        p->poll_error = error;
     }
-    if (--p->followers > 0) {
+    if (--p->readers > 0) {
         return;
     }
     /* A turn that others ended, or that was ended, reads on in the next. */
-    bool whole = p->todo_next >= p->todo_count && p->follow_error == 0;
+    bool whole = p->todo_next >= p->todo_count && p->poll_error == 0;
     if (!whole) {
         c->at_ns = ldr_max64(c->at_ns, now_ns + t->poll_ns);
         if (!p->ready) {
             snprintf(p->reason, sizeof(p->reason),
                      "tenant %s: its manifests cannot be read: %s", p->name,
-                     strerror(-p->follow_error));
+                     strerror(-p->poll_error));
         }
         return;
     }
     ldr_ids_clear(&p->early); /* of what is gone */
-    p->followed_ns = p->follow_began_ns;
+    p->polled_ns = p->poll_began_ns;
     c->at_ns = now_ns + t->poll_ns;
     if (p->ready) {
         return;
     }
-    if (p->distrusted || ldr_follow_old(p, now_ns) ||
-        (p->follow_again && ++p->rounds < ROUNDS_MAX)) {
+    if (p->distrusted || ldr_poll_old(p, now_ns) ||
+        (p->poll_again && ++p->rounds < ROUNDS_MAX)) {
         c->at_ns = now_ns;
         return;
     }
