@@ -463,7 +463,6 @@ static bool tier_open(ldr_sharing_t *s)
                                     .lanes = LDR_SHARING_LANES,
                                     .clock = &ldr_clock_real};
     const struct timespec pause = {.tv_nsec = 5000000};
-    larder_key_t key = {{0}};
     larder_status_t st = ldr_objects_make(s->url, "", ldr_sharing_soon());
 
     s->why = "cannot make the tier";
@@ -482,7 +481,7 @@ static bool tier_open(ldr_sharing_t *s)
     s->space = ldr_objects_space(s->tier, s->tenant, space_id, 0);
     s->why = "the tier does not come on";
     for (double end = ldr_bench_now() + 20; ldr_bench_now() < end;) {
-        if (ldr_objects_wants(s->tier, s->tenant, s->space, &key, 0, 0)) {
+        if (ldr_objects_takes(s->tier, s->tenant, s->space)) {
             return true;
         }
         nanosleep(&pause, NULL);

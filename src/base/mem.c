@@ -73,6 +73,29 @@ void ldr_free(void *p)
     free(p);
 }
 
+bool ldr_grow(void *array_p, size_t *room, size_t need, size_t item_bytes)
+{
+    void *array, *larger;
+    size_t next = *room * 2 + 16;
+
+    if (need <= *room) {
+        return true;
+    }
+    next = next > need ? next : need;
+    larger = ldr_alloc(next * item_bytes);
+    if (larger == NULL) {
+        return false;
+    }
+    memcpy(&array, array_p, sizeof(array)); /* a pointer of any type */
+    if (*room > 0) {
+        memcpy(larger, array, *room * item_bytes);
+    }
+    ldr_free(array);
+    memcpy(array_p, &larger, sizeof(larger));
+    *room = next;
+    return true;
+}
+
 uint64_t ldr_alloc_count(void)
 {
     return __atomic_load_n(&alloc_count, __ATOMIC_RELAXED);

@@ -14,6 +14,10 @@ void *ldr_alloc(size_t bytes);
  * up to it. */
 void *ldr_alloc_blocks(size_t bytes);
 void ldr_free(void *p);
+/* Makes room for `need` items in an array from ldr_alloc(); array_p: where the
+ * pointer to it lies. What is new is zero. False: no memory, and it is what it
+ * was. */
+bool ldr_grow(void *array_p, size_t *room, size_t need, size_t item_bytes);
 
 /* How often ldr_alloc*() were called in this process. */
 uint64_t ldr_alloc_count(void);

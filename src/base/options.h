@@ -68,9 +68,10 @@
       "file with a key of 64 hexadecimal digits: what is written there is "    \
       "encrypted; empty: it is not")                                           \
     X(shared_max, SIZE, EMBED | SERVE, "0", 0, (uint64_t)1 << 60,              \
-      "bytes that it may hold, of all nodes and tenants; 0: no limit")         \
+      "bytes that each tenant may hold in it, of all nodes; 0: no limit")      \
     X(shared_age_s, UINT, EMBED | SERVE, "0", 0, 1u << 30,                     \
-      "seconds after its last use that something is dropped; 0: never")        \
+      "seconds after its last use that something is removed, and that all of " \
+      "a tenant is that no node has open; 0: never")                           \
     X(shared_lanes, UINT, EMBED | SERVE, "8", 2, 64,                           \
       "reads and writes of it at once")                                        \
     X(shared_timeout_ms, UINT, EMBED | SERVE, "5000", 10, 600000,              \

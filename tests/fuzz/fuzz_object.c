@@ -91,11 +91,11 @@ static void use_record(unsigned mode, const uint8_t *data, size_t bytes)
     if ((mode & TAG) != 0) {
         memcpy(memory, plain, PAYLOAD);
         ldr_gcm_begin(&gcm, &keys, object.id, LDR_SEALING_RECORD, 3, false);
-        ldr_gcm_aad(&gcm, block, TAIL_AT);
+        ldr_gcm_data(&gcm, NULL, block, TAIL_AT);
         if (keys.encrypts) {
             ldr_gcm_data(&gcm, memory, memory, PAYLOAD);
         } else {
-            ldr_gcm_aad(&gcm, memory, PAYLOAD);
+            ldr_gcm_data(&gcm, NULL, memory, PAYLOAD);
         }
         require(ldr_gcm_tag(&gcm, block + TAIL_AT));
     }
@@ -147,7 +147,7 @@ static void use_tail(unsigned mode, const uint8_t *data, size_t bytes)
     if ((mode & TAG) != 0) {
         ldr_gcm_begin(&gcm, &keys, object.id, LDR_SEALING_TAIL,
                       ldr_get32(footer + 60), false);
-        ldr_gcm_aad(&gcm, tail, sizeof(tail) - 20);
+        ldr_gcm_data(&gcm, NULL, tail, sizeof(tail) - 20);
         require(ldr_gcm_tag(&gcm, footer + TAIL_AT));
     }
     if ((mode & CRC) != 0) {

@@ -1,13 +1,17 @@
 #include "tier/shared/backend.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
+
+#include "base/options.h"
 
 static const struct {
     const char *scheme;
     larder_status_t (*open)(const ldr_backend_params_t *p, const char *rest,
                             ldr_backend_t **backend_p);
 } schemes[] = {
-    {"dir:", ldr_dir_open},          {"3fs:", ldr_3fs_open},
+    {"dir:", ldr_dir_open},          {"3fs:", ldr_dir_open},
     {"s3://", ldr_s3_open},          {"valkey://", ldr_valkey_open},
     {"valkeys://", ldr_valkey_open}, {NULL, NULL},
 };
@@ -15,11 +19,17 @@ static const struct {
 larder_status_t ldr_backend_open(const ldr_backend_params_t *params,
                                  ldr_backend_t **backend_p)
 {
+    ldr_backend_params_t p = *params;
+
+    p.login = p.login != NULL ? p.login : "";
+    if (strlen(p.login) >= LDR_PATH_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "shared_login: too long a path");
+    }
     for (size_t i = 0; schemes[i].scheme != NULL; i++) {
         size_t length = strlen(schemes[i].scheme);
 
-        if (strncmp(params->url, schemes[i].scheme, length) == 0) {
-            return schemes[i].open(params, params->url + length, backend_p);
+        if (strncmp(p.url, schemes[i].scheme, length) == 0) {
+            return schemes[i].open(&p, p.url + length, backend_p);
         }
     }
     return ldr_fail(LARDER_E_INVALID,
@@ -49,4 +59,24 @@ bool ldr_object_name_ok(const char *name)
         }
     }
     return true;
+}
+
+bool ldr_object_prefix_ok(const char *prefix)
+{
+    size_t length = strnlen(prefix, LDR_OBJECT_NAME_MAX);
+    char name[LDR_OBJECT_NAME_MAX + 2];
+
+    if (length == 0 || length == LDR_OBJECT_NAME_MAX) {
+        return length == 0;
+    }
+    snprintf(name, sizeof(name), "%sx", prefix);
+    return prefix[length - 1] == '/' && ldr_object_name_ok(name);
+}
+
+int ldr_object_wrong(const char *name)
+{
+    ldr_fail(LARDER_E_INVALID,
+             "'%.*s': no name of an object or prefix, or it is too large",
+             (int)LDR_OBJECT_NAME_MAX, name);
+    return -EINVAL;
 }

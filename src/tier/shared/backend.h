@@ -3,8 +3,8 @@
  * already runs. It knows nothing of chunks, tenants or keys.
  *
  * Calls block, and end by their deadline as far as the medium lets them (a
- * hung mount does not: the lanes that call notice, see lanes.h). Any number of
- * threads may call at once. They give 0 or a negative errno, with a text
+ * hung mount does not: the workers that call notice, see workers.h). Any number
+ * of threads may call at once. They give 0 or a negative errno, with a text
  * (ldr_fail()) that names the object and says what to do:
  *
  *   -ENOENT     no such object
@@ -48,7 +48,7 @@ typedef struct ldr_backend ldr_backend_t;
 enum { LDR_OBJECT_NEW = 1 }; /* put: only if there is none of that name */
 
 typedef struct ldr_backend_ops {
-    const char *name; /* "dir", "3fs", "s3", "valkey" */
+    const char *name; /* "dir", "s3", "valkey" */
     /* Whether an empty place may be made a tier without being asked: not where
      * it could be a mount point without its mount. */
     bool makes_itself;
@@ -81,9 +81,10 @@ struct ldr_backend {
 };
 
 typedef struct ldr_backend_params {
-    const char *url;   /* the option shared: "dir:/mnt/kv", ... */
-    const char *login; /* file with secrets of the back end; "": environment */
-    unsigned lanes;    /* threads that will call at once */
+    const char *url; /* the option shared: "dir:/mnt/kv", ... */
+    /* File with secrets of the back end; "" or NULL: the environment. */
+    const char *login;
+    unsigned lanes; /* threads that will call at once */
     ldr_log_t log;
     const ldr_clock_t *clock;
 } ldr_backend_params_t;
@@ -93,15 +94,16 @@ typedef struct ldr_backend_params {
 larder_status_t ldr_backend_open(const ldr_backend_params_t *params,
                                  ldr_backend_t **backend_p);
 
-/* The four, each called with what follows its scheme. */
+/* Each is called with what follows its scheme. */
 larder_status_t ldr_dir_open(const ldr_backend_params_t *p, const char *rest,
-                             ldr_backend_t **backend_p);
-larder_status_t ldr_3fs_open(const ldr_backend_params_t *p, const char *rest,
                              ldr_backend_t **backend_p);
 larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
                             ldr_backend_t **backend_p);
 larder_status_t ldr_valkey_open(const ldr_backend_params_t *p, const char *rest,
                                 ldr_backend_t **backend_p);
 
-/* Whether a name is one. */
+/* Whether a name is one; or a prefix to list: "", or with a '/' at its end. */
 bool ldr_object_name_ok(const char *name);
+bool ldr_object_prefix_ok(const char *prefix);
+/* Says that it is none, or that what is to be put is too large: -EINVAL. */
+int ldr_object_wrong(const char *name);

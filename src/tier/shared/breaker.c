@@ -1,11 +1,11 @@
-/* When the medium is off, only read, or on; lanes.h says by what. */
+/* When the medium is off, only read, or on; workers.h says by what. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/thread.h"
-#include "tier/shared/lanes_int.h"
+#include "tier/shared/workers_int.h"
 
 #define GRACE_NS 1000000000u
 #define FAILURES_MAX 3u /* in a row */
@@ -13,17 +13,17 @@
 #define SLOW_READS 16u  /* before reads are called slow */
 
 static const char *const kind_names[LDR_JOB_KINDS] = {
-    "a read", "a write", "following, publishing or cleaning"};
+    "a read", "a write", "polling, publishing or cleaning"};
 
-void ldr_breaker_reason(ldr_lanes_t *l, int error, const char *what)
+void ldr_breaker_reason(ldr_workers_t *l, int error, const char *what)
 {
     l->error = error;
     snprintf(l->reason, sizeof(l->reason), "%s",
              what != NULL && *what != '\0' ? what : strerror(-error));
 }
 
-/* What follows from it is done by ldr_breaker_told(), without the lock. */
-void ldr_breaker_set(ldr_lanes_t *l, ldr_objects_state_t state,
+/* What follows from it is done by ldr_breaker_announce(), without the lock. */
+void ldr_breaker_set(ldr_workers_t *l, ldr_objects_state_t state,
                      ldr_turn_t *turn)
 {
     uint64_t now_ns = ldr_now_ns(l->params.clock);
@@ -41,7 +41,7 @@ void ldr_breaker_set(ldr_lanes_t *l, ldr_objects_state_t state,
     if (state == LDR_OBJECTS_OFF) {
         l->stats.times_off++;
         l->probe_at_ns = now_ns + l->params.retry_ns;
-        turn->ended = ldr_lanes_take_waiting(l, 0);
+        turn->ended = ldr_workers_take_waiting(l, 0);
         pthread_cond_broadcast(&l->work); /* there is a time to probe at */
     } else if (state == LDR_OBJECTS_READONLY) {
         l->trial_at_ns = now_ns + l->params.retry_ns;
@@ -53,7 +53,7 @@ void ldr_breaker_set(ldr_lanes_t *l, ldr_objects_state_t state,
     memcpy(turn->reason, l->reason, sizeof(turn->reason));
 }
 
-bool ldr_breaker_check(const ldr_lanes_t *l)
+bool ldr_breaker_check(const ldr_workers_t *l)
 {
     return (l->state == LDR_OBJECTS_ON) == (l->error == 0) &&
            (l->state == LDR_OBJECTS_OFF || l->failures < FAILURES_MAX);
@@ -61,7 +61,7 @@ bool ldr_breaker_check(const ldr_lanes_t *l)
 
 /* Two that tell at once may do so in the wrong order: each tells of the state
  * after its own as well. */
-static void tell(ldr_lanes_t *l, ldr_objects_state_t state)
+static void tell(ldr_workers_t *l, ldr_objects_state_t state)
 {
     if (l->params.changed == NULL) {
         return;
@@ -78,7 +78,7 @@ static void tell(ldr_lanes_t *l, ldr_objects_state_t state)
 }
 
 /* No lock held. */
-void ldr_breaker_told(ldr_lanes_t *l, const ldr_turn_t *turn)
+void ldr_breaker_announce(ldr_workers_t *l, const ldr_turn_t *turn)
 {
     if (!turn->changed) {
         return;
@@ -91,7 +91,7 @@ void ldr_breaker_told(ldr_lanes_t *l, const ldr_turn_t *turn)
                  turn->reason);
     }
     tell(l, turn->state);
-    ldr_lanes_end_all(l, turn->ended, -ESHUTDOWN);
+    ldr_workers_end_all(l, turn->ended, -ESHUTDOWN);
 }
 
 typedef enum verdict { WELL, NOTHING, BLOCKED, FAILURE, AWAY } verdict_t;
@@ -123,8 +123,8 @@ static verdict_t judge(bool writing, int error)
     }
 }
 
-void ldr_breaker_heed(ldr_lanes_t *l, bool writing, int error, const char *what,
-                      ldr_turn_t *turn)
+void ldr_breaker_heed(ldr_workers_t *l, bool writing, int error,
+                      const char *what, ldr_turn_t *turn)
 {
     LDR_HELD(&l->lock);
     switch (judge(writing, error)) {
@@ -153,7 +153,7 @@ void ldr_breaker_heed(ldr_lanes_t *l, bool writing, int error, const char *what,
 
 /* The average is over the last eight or so. That a read waited for its turn
  * says nothing of the medium and does not count. */
-void ldr_breaker_speed(ldr_lanes_t *l, const ldr_job_t *job, uint64_t took_ns,
+void ldr_breaker_speed(ldr_workers_t *l, const ldr_job_t *job, uint64_t took_ns,
                        ldr_turn_t *turn)
 {
     uint64_t slow_ns = l->params.slow_ns;
@@ -177,26 +177,27 @@ void ldr_breaker_speed(ldr_lanes_t *l, const ldr_job_t *job, uint64_t took_ns,
     l->probe_at_ns = ldr_now_ns(l->params.clock) + SELDOM * l->params.retry_ns;
 }
 
-void ldr_lanes_failed(ldr_lanes_t *l, bool writing, int error, const char *what)
+void ldr_workers_failed(ldr_workers_t *l, bool writing, int error,
+                        const char *what)
 {
     ldr_turn_t turn = {0};
 
     ldr_mutex_lock(&l->lock);
     ldr_breaker_heed(l, writing, error, what, &turn);
     ldr_mutex_unlock(&l->lock);
-    ldr_breaker_told(l, &turn);
+    ldr_breaker_announce(l, &turn);
 }
 
-/* Where a lane hangs in its probe(), another one may find that the medium is
+/* Where a worker hangs in its probe(), another one may find that the medium is
  * well again: at once as long as half of them are left, and then now and then,
  * but for the last. */
-static void let_others_probe(ldr_lanes_t *l, uint64_t now_ns)
+static void let_others_probe(ldr_workers_t *l, uint64_t now_ns)
 {
     LDR_HELD(&l->lock);
     if (l->prober == NULL || !l->prober->stuck) {
         return;
     }
-    unsigned left = l->params.lanes - l->stats.stuck;
+    unsigned left = l->params.workers - l->stats.stuck;
     uint64_t again_ns = l->prober->probe_ns + SELDOM * l->params.retry_ns;
     if (left > l->stats.stuck || (left >= 2 && now_ns >= again_ns)) {
         l->prober = NULL;
@@ -205,7 +206,7 @@ static void let_others_probe(ldr_lanes_t *l, uint64_t now_ns)
     }
 }
 
-bool ldr_lanes_look(ldr_lanes_t *l)
+bool ldr_workers_look(ldr_workers_t *l)
 {
     ldr_turn_t turn = {0};
     char what[120];
@@ -213,19 +214,20 @@ bool ldr_lanes_look(ldr_lanes_t *l)
 
     ldr_mutex_lock(&l->lock);
     for (unsigned i = 0; i < l->count; i++) {
-        ldr_lane_t *lane = &l->lane[i];
-        uint64_t due_ns = lane->probe_ns;
+        ldr_worker_t *worker = &l->worker[i];
+        uint64_t due_ns = worker->probe_ns;
         const char *name = "health()";
 
-        if (lane->job != NULL) {
-            due_ns = __atomic_load_n(&lane->job->deadline_ns, __ATOMIC_RELAXED);
-            name = kind_names[lane->job->kind];
+        if (worker->job != NULL) {
+            due_ns =
+                __atomic_load_n(&worker->job->deadline_ns, __ATOMIC_RELAXED);
+            name = kind_names[worker->job->kind];
         }
-        if (due_ns == 0 || lane->stuck || now_ns < due_ns ||
+        if (due_ns == 0 || worker->stuck || now_ns < due_ns ||
             now_ns - due_ns < GRACE_NS) {
             continue;
         }
-        lane->stuck = true;
+        worker->stuck = true;
         l->stats.stuck++;
         l->stats.overdue++;
         snprintf(what, sizeof(what),
@@ -235,14 +237,14 @@ bool ldr_lanes_look(ldr_lanes_t *l)
         ldr_breaker_set(l, LDR_OBJECTS_OFF, &turn);
     }
     let_others_probe(l, now_ns);
-    ldr_job_t *late = ldr_lanes_take_waiting(l, now_ns);
+    ldr_job_t *late = ldr_workers_take_waiting(l, now_ns);
     for (ldr_job_t *j = late; j != NULL; j = j->next) {
         l->stats.overdue++;
         l->stats.failed[j->kind]++;
     }
     ldr_mutex_unlock(&l->lock);
     bool some = turn.changed || late != NULL;
-    ldr_lanes_end_all(l, late, -ETIMEDOUT);
-    ldr_breaker_told(l, &turn);
+    ldr_workers_end_all(l, late, -ETIMEDOUT);
+    ldr_breaker_announce(l, &turn);
     return some;
 }

@@ -15,15 +15,14 @@
  * The chore does one bounded piece at a time: the lease, then removing what is
  * doomed, then, in turns,
  *   - a pass over the map (in slices, the lock given up between them): what is
- *     dead or too old goes, what is of least value goes while the budget is
- *     exceeded, and objects with holes or too small become one
+ *     dead or too old goes, what is of least value goes while the tenant holds
+ *     more than shared_max, and objects with holes or too small become one
  *     (clean_compact.c)
  *   - manifests (clean_merge.c)
  *   - old resets, and a piece of the walk over the names of objects
  *     (clean_scan.c)
- *   - what this tenant holds, for others to know, and what they hold
- *     (clean_sizes.c)
- *   - tenants that nobody has open (clean_idle.c)
+ *   - the file that says that the tenant is open, and tenants that nobody has
+ *     open (clean_idle.c)
  *
  * A removal must not be forgotten while an object still has the record: whoever
  * joins would find it again. So a pass notes the oldest object of each space
@@ -50,51 +49,41 @@
 #define COMPACT_AGE_S 60u
 #define THOROUGH_NS (60 * SECOND_NS) /* between two looks at single records */
 #define FORGET_NS (3600 * SECOND_NS)
-#define LEASE_TEXT 26u /* "0123456789abcdef 01234567\n" */
 
 /* ---- the lease ---- */
 
-int ldr_lease_read(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                   const char *name, ldr_lease_text_t *l)
+int ldr_lease_read(ldr_job_t *job, const char *name, ldr_lease_text_t *l)
 {
-    uint8_t text[LEASE_TEXT];
-    size_t bytes;
-    uint64_t until_s = 0;
+    const ldr_objects_t *t = ldr_tier_of(job);
+    uint64_t node = 0, until_s = 0;
     uint32_t now_s = ldr_wall_s(t->params.clock);
-    int error = ldr_call_get_all(t, job, b, name, text, sizeof(text), &bytes);
+    int error = ldr_call_get_pair(job, name, &node, &until_s);
 
     *l = (ldr_lease_text_t){.there = error == 0 || error == -EBADMSG};
-    if (error == -ENOENT || error == -EBADMSG) {
-        return 0; /* none, or none that holds */
-    }
-    if (error == 0 && bytes == LEASE_TEXT && text[16] == ' ' &&
-        text[25] == '\n' && ldr_unhex64((char *)text + 17, 8, &until_s)) {
-        l->mine = memcmp(text, t->node_hex, 16) == 0;
+    if (error == 0) {
+        l->mine = node == t->node_number;
         l->others = !l->mine && until_s != 0 &&
                     now_s <= until_s + LDR_LEASE_MARGIN_S &&
                     until_s <= now_s + 10 * LDR_LEASE_S;
     }
-    return error;
+    return error == -ENOENT || error == -EBADMSG ? 0 : error;
 }
 
-int ldr_lease_write(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *name, bool over, uint32_t seconds)
+int ldr_lease_write(ldr_job_t *job, const char *name, bool over,
+                    uint32_t seconds)
 {
-    char text[LEASE_TEXT + 1];
+    const ldr_objects_t *t = ldr_tier_of(job);
 
-    snprintf(text, sizeof(text), "%s %08x\n", t->node_hex,
-             ldr_wall_s(t->params.clock) + seconds);
-    return ldr_call_put(t, job, b, name, text, LEASE_TEXT,
-                        over ? 0 : LDR_OBJECT_NEW);
+    return ldr_call_put_pair(job, name, t->node_number,
+                             ldr_wall_s(t->params.clock) + seconds,
+                             over ? 0 : LDR_OBJECT_NEW);
 }
 
-/* Stats show it: so it changes with the lock, which nobody here holds. What was
- * begun in the role ends with it. */
+/* Stats show it: so it changes with the lock, which nobody here holds. */
 static void set_lease(ldr_part_t *p, ldr_lease_t lease)
 {
     ldr_mutex_lock(&p->tier->lock);
     p->cleaner.lease = lease;
-    ldr_idle_end(p);
     ldr_mutex_unlock(&p->tier->lock);
 }
 
@@ -111,14 +100,13 @@ static void begin_role(ldr_part_t *p, uint64_t now_ns)
     c->after[0] = '\0';
     c->pass_at_ns = c->scan_at_ns = c->merge_at_ns = c->compact_at_ns = now_ns;
     c->rewrite_at_ns = c->thorough_at_ns = c->epochs_at_ns = now_ns;
-    c->sizes_at_ns = now_ns;
-    c->sizes_reading = false;
+    c->figure_at_ns = now_ns;
     c->turn = 0;
     ldr_info(&p->tier->params.log, "shared tier: cleaning up for tenant %s",
              p->name);
 }
 
-int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_lease_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
@@ -127,7 +115,7 @@ int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     uint64_t now_ns = ldr_now_ns(t->params.clock);
 
     ldr_name_of(p->hex, "cleaner", name);
-    int error = ldr_lease_read(t, job, b, name, &l);
+    int error = ldr_lease_read(job, name, &l);
     if (error != 0) {
         return error;
     }
@@ -141,10 +129,10 @@ int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         c->lease_at_ns = now_ns + LDR_LEASE_S / 3 * SECOND_NS;
         return 0;
     }
-    error = ldr_lease_write(t, job, b, name, l.there, LDR_LEASE_S);
+    error = ldr_lease_write(job, name, l.there, LDR_LEASE_S);
     if (error == -ENOSPC || error == -EDQUOT) {
         /* Somebody has to make room. */
-        ldr_lanes_failed(t->lanes, true, error, ldr_fail_text());
+        ldr_workers_failed(t->workers, true, error, ldr_fail_text());
         if (c->lease == LDR_LEASE_NONE) {
             begin_role(p, now_ns);
         }
@@ -164,14 +152,14 @@ int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     return error;
 }
 
-void ldr_lease_end(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+void ldr_lease_end(ldr_part_t *p, ldr_job_t *job)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
     ldr_lease_text_t l;
 
     ldr_name_of(p->hex, "cleaner", name);
-    if (ldr_lease_read(p->tier, job, b, name, &l) == 0 && l.mine) {
-        ldr_call_remove(p->tier, job, b, name);
+    if (ldr_lease_read(job, name, &l) == 0 && l.mine) {
+        ldr_call_remove(job, name);
     }
     set_lease(p, LDR_LEASE_NONE);
 }
@@ -199,19 +187,19 @@ void ldr_clean_doom(ldr_part_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
 
 static bool is_full(ldr_objects_t *t)
 {
-    int error = ldr_lanes_error(t->lanes);
+    int error = ldr_workers_error(t->workers);
 
     return error == -ENOSPC || error == -EDQUOT;
 }
 
-static int remove_victims(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int remove_victims(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_cleaner_t *c = &p->cleaner;
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     while (c->victim_count > 0) {
         ldr_name_object(p->hex, c->victims[c->victim_count - 1], name);
-        int error = ldr_call_remove(p->tier, job, b, name);
+        int error = ldr_call_remove(job, name);
         if (error != 0) {
             return error; /* all know that it is gone: the walk finds it */
         }
@@ -408,7 +396,7 @@ static void look_over(ldr_part_t *p)
 }
 
 /* Those that are known but not there, by asking for each. */
-static int check_suspects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int check_suspects(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_cleaner_t *c = &p->cleaner;
     const ldr_pass_t *pass = &c->pass;
@@ -419,7 +407,7 @@ static int check_suspects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         pass->suspect_count == LDR_SUSPECTS ? pass->suspect_last + 1 : 0;
     for (uint32_t i = 0; i < pass->suspect_count; i++) {
         ldr_name_object(p->hex, pass->suspects[i], name);
-        int error = ldr_call_exists(p->tier, job, b, name);
+        int error = ldr_call_exists(job, name);
         if (error == -ENOENT) {
             ldr_mutex_lock(&p->tier->lock);
             ldr_part_gone(p, pass->suspects[i]);
@@ -438,12 +426,24 @@ static int check_suspects(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     return 0;
 }
 
-/* The least valuable, as much as is too much. */
-static uint32_t doom_worst(ldr_part_t *p, uint64_t excess)
+uint64_t ldr_part_held(const ldr_part_t *p)
+{
+    ldr_map_stats_t m;
+
+    LDR_HELD(&p->tier->lock);
+    ldr_map_stats(p->map, &m);
+    return (m.blocks + 2 * m.objects + m.shards / 32) * LDR_BLOCK;
+}
+
+/* Where the tenant holds more than shared_max, the least valuable objects go
+ * until it holds 1/64 less than that. */
+static uint32_t doom_worst(ldr_part_t *p)
 {
     ldr_pass_t *pass = &p->cleaner.pass;
     uint32_t count = 0;
-    uint64_t freed = 0, held = ldr_part_held(p);
+    uint64_t max = p->tier->params.max_bytes, held = ldr_part_held(p);
+    uint64_t excess = max != 0 && held > max ? held - (max - max / 64) : 0;
+    uint64_t freed = 0;
 
     LDR_HELD(&p->tier->lock);
     while (count < pass->worst_count && freed < excess) {
@@ -451,8 +451,6 @@ static uint32_t doom_worst(ldr_part_t *p, uint64_t excess)
         ldr_clean_doom(p, &pass->worst[count].id, 1);
         count++;
     }
-    /* What it had to, not what whole objects made of that. */
-    ldr_sizes_gave(p, ldr_min64(freed, excess), held);
     return count;
 }
 
@@ -473,7 +471,7 @@ static void rest(ldr_part_t *p, uint64_t began_ns)
     c->pass_at_ns = c->compact_at_ns;
 }
 
-static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int pass_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
@@ -484,17 +482,16 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     c->pass_at_ns = now_ns + SECOND_NS;
     ldr_mutex_lock(&t->lock);
     ldr_clean_doom(p, pass->dead, pass->dead_count);
-    uint64_t excess = ldr_sizes_excess(p); /* without the dead */
-    uint32_t worst = excess > 0 ? doom_worst(p, excess) : 0;
-    ldr_sizes_changed(p);
+    uint32_t worst = doom_worst(p); /* the dead count no more */
     ldr_mutex_unlock(&t->lock);
     if (c->victim_count > 0) {
         /* There may be more; and where something goes each second, objects are
          * to be made one all the same: by the pass after it. */
         c->pass_at_ns = now_ns;
     }
-    int error = check_suspects(p, job, b);
-    if (pass->suspect_count == LDR_SUSPECTS && b->ops->exists == NULL) {
+    int error = check_suspects(p, job);
+    if (pass->suspect_count == LDR_SUSPECTS &&
+        job->backend->ops->exists == NULL) {
         c->pass_at_ns = now_ns; /* there may be more; else all are, in turn */
     }
     if (error != 0 || worst > 0 || pass->dead_count > 0) {
@@ -513,7 +510,7 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (pass->thorough) {
         c->thorough_at_ns = now_ns + THOROUGH_NS;
     }
-    error = ldr_compact_work(p, job, b);
+    error = ldr_compact_work(p, job);
     if (c->victim_count > 0) {
         next_space(p);
     }
@@ -569,22 +566,24 @@ uint64_t ldr_clean_at(const ldr_part_t *p)
     return ldr_min64(
         ldr_min64(ldr_min64(c->lease_at_ns, c->pass_at_ns),
                   ldr_min64(c->scan_at_ns, c->merge_at_ns)),
-        ldr_min64(ldr_min64(c->epochs_at_ns, c->sizes_at_ns), c->care.at_ns));
+        ldr_min64(ldr_min64(c->epochs_at_ns, c->figure_at_ns), ldr_idle_at(t)));
 }
 
 /* What is due, one after the other: on slow storage each may be due again by
  * the time it ends, and must not keep the others from their turn. */
-static int take_turn(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                     uint64_t now_ns)
+static int take_turn(ldr_part_t *p, ldr_job_t *job, uint64_t now_ns)
 {
     ldr_cleaner_t *c = &p->cleaner;
+    ldr_mutex_lock(&p->tier->lock);
+    uint64_t idle_ns = ldr_idle_at(p->tier);
+    ldr_mutex_unlock(&p->tier->lock);
     const struct {
         uint64_t at_ns;
-        int (*work)(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+        int (*work)(ldr_part_t *p, ldr_job_t *job);
     } round[] = {
         {c->pass_at_ns, pass_work},         {c->merge_at_ns, ldr_merge_work},
-        {c->epochs_at_ns, ldr_epochs_work}, {c->sizes_at_ns, ldr_sizes_work},
-        {c->care.at_ns, ldr_idle_work},     {c->scan_at_ns, ldr_scan_work}};
+        {c->epochs_at_ns, ldr_epochs_work}, {c->figure_at_ns, ldr_figure_work},
+        {idle_ns, ldr_idle_work},           {c->scan_at_ns, ldr_scan_work}};
     const unsigned count = sizeof(round) / sizeof(round[0]);
 
     for (unsigned i = 0; i < count; i++) {
@@ -592,13 +591,13 @@ static int take_turn(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 
         if (now_ns >= round[at].at_ns) {
             c->turn = at + 1;
-            return round[at].work(p, job, b);
+            return round[at].work(p, job);
         }
     }
     return 0;
 }
 
-int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_clean_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
@@ -609,27 +608,26 @@ int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     bool told = p->published >= c->victims_after;
     ldr_mutex_unlock(&t->lock);
     if (closing) {
-        ldr_idle_leave(t, job, b);
-        ldr_lease_end(p, job, b);
+        ldr_lease_end(p, job);
         return 0;
     }
     if (now_ns >= c->forget_at_ns) {
         forget(p, now_ns);
     }
     if (now_ns >= c->lease_at_ns) {
-        return ldr_lease_work(p, job, b);
+        return ldr_lease_work(p, job);
     }
     if (c->lease != LDR_LEASE_HELD) {
         return 0;
     }
     if (c->victim_count > 0) {
         if (told || is_full(t)) {
-            return remove_victims(p, job, b);
+            return remove_victims(p, job);
         }
         ldr_mutex_lock(&t->lock);
         p->chores[LDR_CHORE_CLEAN].at_ns = now_ns + SECOND_NS;
         ldr_mutex_unlock(&t->lock);
         return 0;
     }
-    return take_turn(p, job, b, now_ns);
+    return take_turn(p, job, now_ns);
 }

@@ -28,7 +28,6 @@ typedef struct source {
 typedef struct work {
     ldr_part_t *part;
     ldr_job_t *job;
-    ldr_backend_t *b;
     ldr_object_t object; /* the new one */
     uint32_t used_s;
     uint32_t removed_s;    /* the latest removal of a name in it */
@@ -77,7 +76,7 @@ static int gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
     uint32_t now_s = ldr_wall_s(t->params.clock);
 
     memcpy(object.id, id, LDR_ID_BYTES);
-    int error = ldr_call_tail(p, w->job, w->b, &object, table);
+    int error = ldr_call_tail(p, w->job, &object, table);
     if (error != 0) {
         return error;
     }
@@ -133,9 +132,8 @@ static int move(work_t *w, const source_t *from, ldr_record_t *r, uint32_t at)
     ldr_record_t came;
 
     ldr_name_object(p->hex, from->id, name);
-    int error = ldr_call_get(p->tier, w->job, w->b, name,
-                             (uint64_t)from->block * LDR_BLOCK, data,
-                             payload + LDR_BLOCK);
+    int error = ldr_call_get(w->job, name, (uint64_t)from->block * LDR_BLOCK,
+                             data, payload + LDR_BLOCK);
     if (error != 0) {
         return error;
     }
@@ -203,8 +201,7 @@ static int put_new(work_t *w)
         return -ENOMEM;
     }
     ldr_name_object(p->hex, w->object.id, name);
-    return ldr_call_put(p->tier, w->job, w->b, name, w->data, used + tail,
-                        LDR_OBJECT_NEW);
+    return ldr_call_put(w->job, name, w->data, used + tail, LDR_OBJECT_NEW);
 }
 
 static int commit(work_t *w)
@@ -276,11 +273,11 @@ static int compact(work_t *w)
     return error == 0 ? commit(w) : error;
 }
 
-int ldr_compact_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_compact_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     const ldr_pass_t *pass = &p->cleaner.pass;
-    work_t w = {.part = p, .job = job, .b = b};
+    work_t w = {.part = p, .job = job};
 
     ldr_mutex_lock(&t->lock);
     bool busy = t->compacting;

@@ -210,7 +210,7 @@ static int compose(merge_t *m)
 
 /* ---- putting it in their place ---- */
 
-static int put_merged(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
+static int put_merged(merge_t *m, ldr_job_t *job)
 {
     ldr_part_t *p = m->part;
     ldr_objects_t *t = p->tier;
@@ -232,8 +232,8 @@ static int put_merged(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
     }
     k.bytes = m->out.bytes;
     ldr_name_manifest(p->hex, &k, name);
-    int error = ldr_call_put(t, job, b, name, m->out.data, m->out.bytes,
-                             LDR_OBJECT_NEW);
+    int error =
+        ldr_call_put(job, name, m->out.data, m->out.bytes, LDR_OBJECT_NEW);
     if (error == 0) {
         ldr_mutex_lock(&t->lock);
         ldr_part_know(p, &k);
@@ -243,14 +243,14 @@ static int put_merged(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
     return error;
 }
 
-static int remove_inputs(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
+static int remove_inputs(merge_t *m, ldr_job_t *job)
 {
     ldr_part_t *p = m->part;
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     for (uint32_t i = 0; i < m->count; i++) {
         ldr_name_manifest(p->hex, &m->inputs[i], name);
-        int error = ldr_call_remove(p->tier, job, b, name);
+        int error = ldr_call_remove(job, name);
         if (error != 0) {
             return error; /* what is left is merged once more */
         }
@@ -262,7 +262,7 @@ static int remove_inputs(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
 }
 
 /* Gets all inputs; those that are gone are merged already. */
-static int get_inputs(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
+static int get_inputs(merge_t *m, ldr_job_t *job)
 {
     uint32_t kept = 0;
     int error = 0;
@@ -270,8 +270,8 @@ static int get_inputs(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
     for (uint32_t i = 0; i < m->count && error == 0; i++) {
         ldr_known_t k = m->inputs[i];
 
-        error = ldr_manifest_get(m->part->tier, job, b, m->part->hex, &k,
-                                 &m->data[kept], &m->bytes[kept]);
+        error = ldr_manifest_get(job, m->part->hex, &k, &m->data[kept],
+                                 &m->bytes[kept]);
         if (error == 0) {
             m->inputs[kept++] = k;
         } else if (error == -ENOENT) {
@@ -288,7 +288,7 @@ static int get_inputs(merge_t *m, ldr_job_t *job, ldr_backend_t *b)
     return error;
 }
 
-int ldr_merge_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_merge_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     merge_t *m = ldr_alloc(sizeof(*m));
@@ -304,14 +304,14 @@ int ldr_merge_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         choose_full(p, m);
     }
     ldr_mutex_unlock(&t->lock);
-    int error = get_inputs(m, job, b);
+    int error = get_inputs(m, job);
     if (error == 0 && m->count > 0) {
         error = compose(m);
         if (error == 0) {
-            error = put_merged(m, job, b);
+            error = put_merged(m, job);
         }
         if (error == 0) {
-            error = remove_inputs(m, job, b);
+            error = remove_inputs(m, job);
         }
     }
     for (uint32_t i = 0; i < INPUTS_MAX; i++) {

@@ -42,10 +42,7 @@ typedef struct piece {
 
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number)
 {
-    void *marks = c->marks;
-
-    if (ldr_grow(&marks, &c->marks_room, number + 1u, 1)) {
-        c->marks = marks;
+    if (ldr_grow(&c->marks, &c->marks_room, number + 1u, 1)) {
         c->marks[number] = (uint8_t)c->cycle;
     }
 }
@@ -126,7 +123,7 @@ static void note_bad(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
     }
 }
 
-static int look_at(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+static int look_at(ldr_part_t *p, ldr_job_t *job,
                    const uint8_t id[LDR_ID_BYTES], ldr_record_t *records)
 {
     ldr_objects_t *t = p->tier;
@@ -134,8 +131,8 @@ static int look_at(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     uint32_t now_s = ldr_wall_s(t->params.clock);
 
     memcpy(object.id, id, LDR_ID_BYTES);
-    int error = ldr_call_tail(p, job, b, &object, records);
-    if (error == -ENOENT && b->ops->exists == NULL) {
+    int error = ldr_call_tail(p, job, &object, records);
+    if (error == -ENOENT && job->backend->ops->exists == NULL) {
         return 0; /* somebody has removed it just now */
     }
     if (error != 0 && error != -ENOENT && error != -EBADMSG) {
@@ -176,13 +173,13 @@ static void next_prefix(ldr_cleaner_t *c, uint32_t now_s)
     }
 }
 
-int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_scan_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
     char rest[8], prefix[LDR_OBJECT_NAME_MAX + 1];
     char after[LDR_OBJECT_NAME_MAX + 1];
-    piece_t s = {.part = p, .evicts = b->ops->exists != NULL};
+    piece_t s = {.part = p, .evicts = job->backend->ops->exists != NULL};
     uint64_t wait_ns =
         (uint64_t)ldr_max64(t->params.orphan_s, 1) * 1000000000u / 512;
 
@@ -190,8 +187,8 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     ldr_name_of(p->hex, rest, prefix);
     memcpy(after, c->after, sizeof(after));
     s.skip = strlen(prefix);
-    int error = ldr_call_list(t, job, b, prefix,
-                              after[0] != '\0' ? after : NULL, scan_one, &s);
+    int error = ldr_call_list(job, prefix, after[0] != '\0' ? after : NULL,
+                              scan_one, &s);
     if (error < 0) {
         memcpy(c->after, after, sizeof(after));
         return error;
@@ -205,7 +202,7 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 
         error = records == NULL ? -ENOMEM : 0;
         for (uint32_t i = 0; i < s.stranger_count && error == 0; i++) {
-            error = look_at(p, job, b, s.strangers[i], records);
+            error = look_at(p, job, s.strangers[i], records);
         }
         ldr_free(records);
         if (error < 0) {
@@ -226,55 +223,33 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 
 /* ---- resets ---- */
 
-typedef struct old_epochs {
-    uint8_t space[LDR_ID_BYTES];
-    uint32_t epoch; /* the highest of the space so far */
-    uint32_t count;
-    struct {
-        uint8_t space[LDR_ID_BYTES];
-        uint32_t epoch, by; /* the one that supersedes it */
-    } at[EPOCHS_MAX];
-} old_epochs_t;
-
-/* In the order of names: lower epochs of a space first. */
-static void note_old(void *arg, const uint8_t space[LDR_ID_BYTES],
-                     uint32_t epoch)
-{
-    old_epochs_t *o = arg;
-
-    if (o->epoch != 0 && memcmp(o->space, space, LDR_ID_BYTES) == 0 &&
-        o->count < EPOCHS_MAX) {
-        memcpy(o->at[o->count].space, space, LDR_ID_BYTES);
-        o->at[o->count].epoch = o->epoch;
-        o->at[o->count++].by = epoch;
-    }
-    memcpy(o->space, space, LDR_ID_BYTES);
-    o->epoch = epoch;
-}
-
-int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
-    old_epochs_t *o = ldr_alloc(sizeof(*o));
-    uint32_t written_s, now_s = ldr_wall_s(t->params.clock);
+    ldr_resets_t list = {.count = 0};
+    uint32_t written_s, count = 0, now_s = ldr_wall_s(t->params.clock);
+    int error = ldr_reset_list(p, job, &list);
 
-    if (o == NULL) {
-        return -ENOMEM;
-    }
-    int error = ldr_reset_list(p, job, b, note_old, o);
-    for (uint32_t i = 0; i < o->count && error == 0; i++) {
+    /* In the order of names: lower epochs of a space first. */
+    for (size_t i = 1; i < list.count && count < EPOCHS_MAX && error == 0;
+         i++) {
+        const ldr_reset_t *old = &list.at[i - 1], *by = &list.at[i];
+
+        if (memcmp(old->space, by->space, LDR_ID_BYTES) != 0) {
+            continue;
+        }
         /* Only by one that is real, and that all have had time to see. */
-        error =
-            ldr_reset_read(p, job, b, o->at[i].space, o->at[i].by, &written_s);
+        count++;
+        error = ldr_reset_read(p, job, by->space, by->epoch, &written_s);
         if (error == 0 && now_s > written_s + t->params.orphan_s) {
-            ldr_name_epoch(p, o->at[i].space, o->at[i].epoch, name);
-            error = ldr_call_remove(t, job, b, name);
+            ldr_name_epoch(p, old->space, old->epoch, name);
+            error = ldr_call_remove(job, name);
         } else if (error == -ENOENT || error == -EBADMSG) {
             error = 0;
         }
     }
-    ldr_free(o);
+    ldr_free(list.at);
     p->cleaner.epochs_at_ns =
         ldr_now_ns(t->params.clock) + (error == 0 ? EPOCHS_NS : 0);
     return error;

@@ -25,13 +25,13 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/dir_int.h"
+#include "tier/shared/iov.h"
 
 #define PARTS_MAX 1024u /* the kernel's IOV_MAX */
 /* Of one call, so that a deadline is looked at now and then. */
 #define PART_BYTES_MAX ((size_t)32 << 20)
 #define STALLS_MAX 1000u
 #define READS_MAX 16
-#define IDLE_NS ((uint64_t)5 * 1000000000)
 
 /* ---- opening ---- */
 
@@ -72,19 +72,8 @@ typedef struct move {
     int fd;
     bool writing, direct;
     uint64_t done; /* bytes */
-    unsigned at;   /* of call->iov, and bytes of it that are done */
-    size_t into;
+    ldr_iov_t left;
 } move_t;
-
-static uint64_t total_of(const ldr_dir_call_t *call)
-{
-    uint64_t total = 0;
-
-    for (unsigned i = 0; i < call->count; i++) {
-        total += call->iov[i].iov_len;
-    }
-    return total;
-}
 
 /* Whether all of it is whole blocks. */
 static bool aligned(const ldr_dir_call_t *call)
@@ -100,40 +89,15 @@ static bool aligned(const ldr_dir_call_t *call)
 /* What to ask the kernel for next. */
 static unsigned next_parts(const move_t *m, struct iovec *parts)
 {
-    unsigned count = 0;
-    size_t bytes = 0;
+    unsigned count = ldr_iov_next(&m->left, PART_BYTES_MAX, parts, PARTS_MAX);
 
-    for (unsigned i = m->at;
-         i < m->call->count && count < PARTS_MAX && bytes < PART_BYTES_MAX;
-         i++) {
-        const struct iovec *iov = &m->call->iov[i];
-        size_t skip = i == m->at ? m->into : 0;
-        size_t n = ldr_min64(iov->iov_len - skip, PART_BYTES_MAX - bytes);
-
-        if (n > 0) {
-            parts[count++] = (struct iovec){(uint8_t *)iov->iov_base + skip, n};
-            bytes += n;
-        }
-    }
     if (count > 0 && LDR_FAULT(dir_short)) {
-        parts[0].iov_len =
-            ldr_div_up(parts[0].iov_len, 2 * LDR_BLOCK) * LDR_BLOCK;
-        parts[0].iov_len = ldr_min64(parts[0].iov_len, bytes);
+        size_t half = ldr_div_up(parts[0].iov_len, 2 * LDR_BLOCK) * LDR_BLOCK;
+
+        parts[0].iov_len = ldr_min64(parts[0].iov_len, half);
         count = 1;
     }
     return count;
-}
-
-static void advance(move_t *m, size_t bytes)
-{
-    m->done += bytes;
-    while (m->at < m->call->count &&
-           bytes >= m->call->iov[m->at].iov_len - m->into) {
-        bytes -= m->call->iov[m->at].iov_len - m->into;
-        m->at++;
-        m->into = 0;
-    }
-    m->into += bytes;
 }
 
 static ssize_t one_part(const move_t *m, const struct iovec *parts,
@@ -186,7 +150,8 @@ static int move_all(move_t *m)
         }
         ssize_t n = one_part(m, parts, count);
         if (n > 0) {
-            advance(m, (size_t)n);
+            m->done += (size_t)n;
+            ldr_iov_skip(&m->left, (size_t)n);
             stalls = 0;
         } else if (n == 0) {
             return m->writing ? -EIO : -ENODATA;
@@ -368,18 +333,14 @@ static int rename_in(int folder, int fd, const char *temp, const char *base,
 
 static int fill(ldr_dir_t *dir, int fd, bool direct, const ldr_dir_call_t *call)
 {
-    move_t m = {
-        .dir = dir, .call = call, .fd = fd, .writing = true, .direct = direct};
-    int error = 1;
+    move_t m = {.dir = dir,
+                .call = call,
+                .fd = fd,
+                .writing = true,
+                .direct = direct,
+                .left = {call->iov, call->count, 0}};
+    int error = move_all(&m);
 
-    if (dir->via != NULL && dir->via->opened(dir->via_arg, fd)) {
-        error = dir->via->move(dir->via_arg, fd, true, call->iov, call->count,
-                               0, call->deadline_ns);
-        dir->via->closed(dir->via_arg, fd);
-    }
-    if (error == 1) {
-        error = move_all(&m);
-    }
     return error == 0 ? sync_fd(fd) : error;
 }
 
@@ -407,7 +368,7 @@ int ldr_dir_write(ldr_dir_t *dir, ldr_dir_root_t *root,
 {
     char temp[sizeof(LDR_DIR_TEMP) + 16];
     const char *base;
-    bool direct = aligned(call) && total_of(call) > 0 &&
+    bool direct = aligned(call) && ldr_iov_bytes(call->iov, call->count) > 0 &&
                   !atomic_load_explicit(&dir->cached, memory_order_relaxed);
     int error, folder = open_folder(dir, root, call->name, &base);
 
@@ -434,7 +395,7 @@ int ldr_dir_write(ldr_dir_t *dir, ldr_dir_root_t *root,
         error = -errno;
     }
     if (error == 0) {
-        ldr_dir_files_drop(dir, call->name);
+        ldr_dir_files_close(dir, call->name, 0);
         error = sync_folder(folder);
     } else {
         unlinkat(folder, temp, 0);
@@ -453,9 +414,6 @@ static void file_leave(ldr_dir_t *dir, ldr_dir_file_t *file)
     bool last = --file->refs == 0;
     ldr_mutex_unlock(&dir->lock);
     if (last) {
-        if (file->via) {
-            dir->via->closed(dir->via_arg, file->fd);
-        }
         close(file->fd);
         ldr_free(file);
     }
@@ -507,16 +465,13 @@ static void file_keep(ldr_dir_t *dir, const ldr_dir_root_t *root,
     }
 }
 
-/* Takes out of the table what `which` is true of. */
-static void files_take_out(ldr_dir_t *dir,
-                           bool (*which)(const ldr_dir_file_t *file,
-                                         const void *arg),
-                           const void *arg)
+void ldr_dir_files_close(ldr_dir_t *dir, const char *name, uint64_t since_ns)
 {
     for (unsigned i = 0; i < LDR_DIR_FILES; i++) {
         ldr_mutex_lock(&dir->lock);
         ldr_dir_file_t *file = dir->files[i];
-        if (file != NULL && which(file, arg)) {
+        if (file != NULL && (name != NULL ? strcmp(file->name, name) == 0
+                                          : file->used_ns <= since_ns)) {
             dir->files[i] = NULL;
         } else {
             file = NULL;
@@ -526,29 +481,6 @@ static void files_take_out(ldr_dir_t *dir,
             file_leave(dir, file);
         }
     }
-}
-
-static bool unused_since(const ldr_dir_file_t *file, const void *arg)
-{
-    return file->used_ns <= *(const uint64_t *)arg;
-}
-
-static bool has_name(const ldr_dir_file_t *file, const void *arg)
-{
-    return strcmp(file->name, arg) == 0;
-}
-
-void ldr_dir_files_close(ldr_dir_t *dir, bool all)
-{
-    uint64_t now = ldr_now_ns(dir->clock);
-    uint64_t since = all ? UINT64_MAX : now > IDLE_NS ? now - IDLE_NS : 0;
-
-    files_take_out(dir, unused_since, &since);
-}
-
-void ldr_dir_files_drop(ldr_dir_t *dir, const char *name)
-{
-    files_take_out(dir, has_name, name);
 }
 
 /* ---- reading ---- */
@@ -587,7 +519,6 @@ static int file_open(ldr_dir_t *dir, const ldr_dir_root_t *root,
                          .refs = 1,
                          .used_ns = ldr_now_ns(dir->clock)};
     snprintf(file->name, sizeof(file->name), "%s", name);
-    file->via = dir->via != NULL && dir->via->opened(dir->via_arg, fd);
     *file_p = file;
     return 0;
 }
@@ -608,15 +539,12 @@ static int read_once(ldr_dir_t *dir, ldr_dir_root_t *root,
             file_keep(dir, root, file);
         }
     }
-    move_t m = {
-        .dir = dir, .call = call, .fd = file->fd, .direct = file->direct};
-    error = file->via
-                ? dir->via->move(dir->via_arg, file->fd, false, call->iov,
-                                 call->count, call->offset, call->deadline_ns)
-                : 1;
-    if (error == 1) {
-        error = move_all(&m);
-    }
+    move_t m = {.dir = dir,
+                .call = call,
+                .fd = file->fd,
+                .direct = file->direct,
+                .left = {call->iov, call->count, 0}};
+    error = move_all(&m);
     file_leave(dir, file);
     return error;
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "tier/shared/dir_int.h"
@@ -45,19 +46,9 @@ static bool names_add(names_t *n, const char *name, bool folder)
     size_t length = strlen(name);
     size_t need = n->bytes + length + 2;
 
-    if (need > n->room) {
-        size_t room = n->room == 0 ? NAMES_FIRST : 2 * n->room;
-        char *text = room <= NAMES_MAX ? ldr_alloc(room) : NULL;
-
-        if (text == NULL) {
-            return false;
-        }
-        if (n->bytes > 0) {
-            memcpy(text, n->text, n->bytes);
-        }
-        ldr_free(n->text);
-        n->text = text;
-        n->room = room;
+    if (need > NAMES_MAX ||
+        !ldr_grow(&n->text, &n->room, ldr_max64(need, NAMES_FIRST), 1)) {
+        return false;
     }
     memcpy(n->text + n->bytes, name, length);
     n->bytes += length;
@@ -218,19 +209,9 @@ int ldr_dir_list(ldr_backend_t *b, const char *prefix, const char *after,
 {
     ldr_dir_t *dir = (ldr_dir_t *)b;
     ldr_dir_root_t *root;
-    size_t length = strlen(prefix);
-    char name[LDR_OBJECT_NAME_MAX + 1] = "a";
     char last[LDR_OBJECT_NAME_MAX + 1] = "", from[sizeof(last)];
 
-    if (length > LDR_OBJECT_NAME_MAX ||
-        (length > 0 && prefix[length - 1] != '/')) {
-        return ldr_dir_says(dir, -EINVAL, "list", prefix);
-    }
-    if (length > 0) {
-        memcpy(name, prefix, length - 1);
-        name[length - 1] = '\0';
-    }
-    if (!ldr_object_name_ok(name)) {
+    if (!ldr_object_prefix_ok(prefix)) {
         return ldr_dir_says(dir, -EINVAL, "list", prefix);
     }
     if (LDR_FAULT(dir_behind)) {

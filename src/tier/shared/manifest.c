@@ -81,26 +81,11 @@ static_assert(LDR_OBJECT_BYTES_MAX / LDR_BLOCK <= UINT16_MAX, "format");
 static bool make_room(ldr_manifest_t *m, size_t more)
 {
     size_t need = (m->bytes != 0 ? m->bytes : (size_t)HEAD_BYTES) + more;
-    size_t room = m->room != 0 ? m->room : ROOM_MIN;
 
-    if (need + MAC_BYTES > LDR_MANIFEST_BYTES_MAX) {
+    need = (size_t)ldr_max64(need + MAC_BYTES, ROOM_MIN);
+    if (need > LDR_MANIFEST_BYTES_MAX ||
+        !ldr_grow(&m->data, &m->room, need, 1)) {
         return false;
-    }
-    while (room < need + MAC_BYTES) {
-        room *= 2;
-    }
-    if (room > m->room) {
-        uint8_t *data = ldr_alloc(room);
-
-        if (data == NULL) {
-            return false;
-        }
-        if (m->bytes > 0) {
-            memcpy(data, m->data, m->bytes);
-        }
-        ldr_free(m->data);
-        m->data = data;
-        m->room = room;
     }
     if (m->bytes == 0) {
         m->bytes = HEAD_BYTES;
@@ -369,12 +354,12 @@ bool ldr_manifest_each(const ldr_manifest_t *m,
     return true;
 }
 
-bool ldr_manifest_peek(const uint8_t *data, size_t bytes,
-                       ldr_manifest_head_t *head,
-                       void (*fn)(void *arg, const ldr_manifest_entry_t *e),
-                       void *arg)
+bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
+                        const ldr_seal_t *seal, ldr_manifest_head_t *head,
+                        void (*fn)(void *arg, const ldr_manifest_entry_t *e),
+                        void *arg)
 {
-    if (!head_ok(data, bytes, head->tenant_id)) {
+    if (!head_ok(data, bytes, head->tenant_id) || !mac_ok(data, bytes, seal)) {
         return false;
     }
     const uint8_t *p = data + HEAD_BYTES;
@@ -392,15 +377,6 @@ bool ldr_manifest_peek(const uint8_t *data, size_t bytes,
     each_entry(p, entries, rows, fn, arg);
     ldr_free(rows);
     return true;
-}
-
-bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
-                        const ldr_seal_t *seal, ldr_manifest_head_t *head,
-                        void (*fn)(void *arg, const ldr_manifest_entry_t *e),
-                        void *arg)
-{
-    return head_ok(data, bytes, head->tenant_id) && mac_ok(data, bytes, seal) &&
-           ldr_manifest_peek(data, bytes, head, fn, arg);
 }
 
 uint32_t ldr_manifest_peek_when(const uint8_t data[LDR_MANIFEST_HEAD],

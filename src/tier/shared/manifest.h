@@ -85,13 +85,9 @@ bool ldr_manifest_parse(const uint8_t *data, size_t bytes,
                         void (*fn)(void *arg, const ldr_manifest_entry_t *e),
                         void *arg);
 
-/* The same for who has no key: looks at the form only. Whoever can write to
- * the storage may have made it up, so that it may say what to remove, which he
- * can do himself, and nothing else. */
-bool ldr_manifest_peek(const uint8_t *data, size_t bytes,
-                       ldr_manifest_head_t *head,
-                       void (*fn)(void *arg, const ldr_manifest_entry_t *e),
-                       void *arg);
-/* When one was written that begins with these bytes; 0: none does. */
+/* For who has no key, and so cannot tell whether it is true: it may decide what
+ * is removed and nothing else, since whoever can write to the storage can
+ * remove it himself. When a manifest that begins with these bytes was written;
+ * 0: it is none. */
 uint32_t ldr_manifest_peek_when(const uint8_t data[LDR_MANIFEST_HEAD],
                                 const uint8_t tenant_id[LDR_ID_BYTES]);

@@ -134,28 +134,6 @@ void ldr_map_destroy(ldr_map_t *map)
     ldr_free(map);
 }
 
-/* An array with room for one more: itself, or twice as large. NULL: no memory,
- * and it is what it was. */
-static void *grow(void *array, size_t unit, uint32_t count, uint32_t *room)
-{
-    uint32_t more = *room != 0 ? *room * 2 : 16;
-    void *larger;
-
-    if (count < *room) {
-        return array;
-    }
-    larger = ldr_alloc(unit * more);
-    if (larger == NULL) {
-        return NULL;
-    }
-    if (count > 0) {
-        memcpy(larger, array, unit * count);
-    }
-    ldr_free(array);
-    *room = more;
-    return larger;
-}
-
 /* ---- spaces ---- */
 
 uint32_t ldr_map_space_find(const ldr_map_t *map,
@@ -176,18 +154,15 @@ uint32_t ldr_map_space_find(const ldr_map_t *map,
 uint32_t ldr_map_space(ldr_map_t *map, const uint8_t id[LDR_ID_BYTES])
 {
     uint32_t number = ldr_map_space_find(map, id);
-    ldr_map_space_t *spaces;
     ldr_cell_t *cell;
 
     if (number != LDR_NIL) {
         return number;
     }
-    spaces =
-        grow(map->spaces, sizeof(*spaces), map->space_count, &map->space_room);
-    if (spaces == NULL) {
+    if (!ldr_grow(&map->spaces, &map->space_room, map->space_count + 1u,
+                  sizeof(map->spaces[0]))) {
         return LDR_NIL;
     }
-    map->spaces = spaces;
     cell = ldr_cells_add(&map->cells, id_hash(map, id, LDR_CELL_SPACE));
     if (cell == NULL) {
         return LDR_NIL;
@@ -195,8 +170,8 @@ uint32_t ldr_map_space(ldr_map_t *map, const uint8_t id[LDR_ID_BYTES])
     number = map->space_count++;
     cell->object = number;
     cell->where = LDR_CELL_SPACE;
-    memset(&spaces[number], 0, sizeof(spaces[number]));
-    memcpy(spaces[number].id, id, LDR_ID_BYTES);
+    map->spaces[number] = (ldr_map_space_t){.epoch = 0};
+    memcpy(map->spaces[number].id, id, LDR_ID_BYTES);
     return number;
 }
 
@@ -329,23 +304,19 @@ uint32_t ldr_map_object(const ldr_map_t *map, const uint8_t id[LDR_ID_BYTES])
  * taken: by free moving on, or top. */
 static uint32_t next_number(ldr_map_t *map)
 {
-    ldr_map_item_t **chunks;
-
     if (map->free != LDR_NIL) {
         return map->free;
     }
     if (map->top / LDR_MAP_CHUNK < map->chunk_count) {
         return map->top;
     }
-    chunks =
-        grow(map->chunks, sizeof(*chunks), map->chunk_count, &map->chunk_room);
-    if (chunks == NULL) {
+    if (!ldr_grow(&map->chunks, &map->chunk_room, map->chunk_count + 1u,
+                  sizeof(map->chunks[0]))) {
         return LDR_NIL;
     }
-    map->chunks = chunks;
-    chunks[map->chunk_count] =
+    map->chunks[map->chunk_count] =
         ldr_alloc(sizeof(ldr_map_item_t) * LDR_MAP_CHUNK);
-    if (chunks[map->chunk_count] == NULL) {
+    if (map->chunks[map->chunk_count] == NULL) {
         return LDR_NIL;
     }
     map->chunk_count++;
@@ -676,11 +647,6 @@ void ldr_map_stats(const ldr_map_t *map, ldr_map_stats_t *out)
         sizeof(ldr_map_item_t *) * map->chunk_room +
         (uint64_t)sizeof(ldr_map_item_t) * LDR_MAP_CHUNK * map->chunk_count +
         sizeof(ldr_map_space_t) * map->space_room;
-}
-
-uint64_t ldr_map_shards(const ldr_map_t *map, uint32_t space)
-{
-    return space_at(map, space)->live_rows;
 }
 
 bool ldr_map_check(const ldr_map_t *map)

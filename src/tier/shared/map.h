@@ -41,7 +41,7 @@ typedef struct ldr_map_object {
     uint32_t blocks;      /* of records and descriptors */
     uint32_t dead_blocks; /* of them, of records found elsewhere or removed */
     uint32_t rows;
-    bool told; /* used_s is newer than what was published */
+    bool use_waits; /* used_s is newer than what was published */
 } ldr_map_object_t;
 
 typedef struct ldr_place {
@@ -109,8 +109,6 @@ typedef struct ldr_map_stats {
 } ldr_map_stats_t;
 
 void ldr_map_stats(const ldr_map_t *map, ldr_map_stats_t *out);
-/* Of one space: what is found. Looks at nothing else. */
-uint64_t ldr_map_shards(const ldr_map_t *map, uint32_t space);
 
 /* Whether all sums are right; for tests, it looks at everything. */
 bool ldr_map_check(const ldr_map_t *map);

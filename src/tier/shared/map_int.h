@@ -147,14 +147,15 @@ struct ldr_map {
     ldr_cells_t cells;
     uint64_t salt[4];
     ldr_map_item_t **chunks;
-    uint32_t chunk_count, chunk_room;
+    uint32_t chunk_count;
+    size_t chunk_room, space_room;
     uint32_t top; /* numbers ever given */
     uint32_t objects;
     uint32_t added;               /* so far */
     uint32_t free;                /* list */
     uint32_t dropped, dropped_to; /* list, oldest first */
     ldr_map_space_t *spaces;
-    uint32_t space_count, space_room;
+    uint32_t space_count;
     /* Removals before this second do not count any more; what it will be once
      * all objects were looked at, and how many were. */
     uint32_t forget_s, look_s;

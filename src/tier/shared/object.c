@@ -18,6 +18,7 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "tier/shared/backend.h"
+#include "tier/shared/iov.h"
 #include "tier/shared/seal.h"
 
 enum { MAGIC_BYTES = 8, CRC_BYTES = 4 };
@@ -60,8 +61,7 @@ static_assert(FOOTER_SPACE_ID + LDR_ID_BYTES == FOOTER_EPOCH, "format");
 
 #define BLOCKS_MAX ((uint32_t)(LDR_OBJECT_BYTES_MAX / LDR_BLOCK))
 
-/* How much is checked before it is encrypted: it is then still in the
- * second-level cache. */
+/* What is looked at twice is still in the second-level cache. */
 #define STEP ((size_t)128 << 10)
 
 static bool all_zero(const uint8_t *p, size_t bytes)
@@ -101,58 +101,32 @@ static bool code_fits(const uint8_t *block, const ldr_seal_t *seal)
 
 static bool iov_fits(const struct iovec *iov, unsigned count, uint32_t length)
 {
-    uint64_t want = (uint64_t)(ldr_record_blocks(length) - 1) * LDR_BLOCK;
-    uint64_t have = 0;
-
-    for (unsigned i = 0; i < count; i++) {
-        have += iov[i].iov_len;
-    }
-    return have == want;
+    return ldr_iov_bytes(iov, count) ==
+           (uint64_t)(ldr_record_blocks(length) - 1) * LDR_BLOCK;
 }
 
 /* ---- records ---- */
 
-/* Encrypts bytes, the first length of which are the payload's, whose checksum
- * it gives: piece by piece, and before each, since what is encrypted may lie
- * where it was. */
-static uint32_t encrypt(ldr_gcm_t *gcm, uint8_t *to, const uint8_t *p,
-                        size_t bytes, size_t length, uint32_t crc)
-{
-    while (bytes > 0) {
-        size_t n = ldr_min64(bytes, STEP);
-        size_t of_payload = ldr_min64(n, length);
-
-        crc = ldr_crc32c(crc, p, of_payload);
-        ldr_gcm_data(gcm, to, p, n);
-        length -= of_payload;
-        to += n;
-        p += n;
-        bytes -= n;
-    }
-    return crc;
-}
-
 /* Authenticates the payload, encrypts it to where `to` points unless that is
- * NULL, and gives the checksum of its first length bytes, all in one pass. */
+ * NULL, and gives the checksum of its first length bytes. All in one pass,
+ * piece by piece: the checksum first, since what is encrypted may lie where it
+ * was. */
 static uint32_t seal_payload(ldr_gcm_t *gcm, uint8_t *to,
                              const struct iovec *iov, unsigned iov_count,
                              uint32_t length)
 {
+    ldr_iov_t left = {iov, iov_count, 0};
+    struct iovec part;
     uint32_t crc = 0;
 
-    for (unsigned i = 0; i < iov_count; i++) {
-        const uint8_t *p = iov[i].iov_base;
-        size_t bytes = iov[i].iov_len;
-        uint32_t of_payload = (uint32_t)ldr_min64(bytes, length);
+    while (ldr_iov_next(&left, STEP, &part, 1) > 0) {
+        uint32_t of_payload = (uint32_t)ldr_min64(part.iov_len, length);
 
-        if (to != NULL) {
-            crc = encrypt(gcm, to, p, bytes, of_payload, crc);
-            to += bytes;
-        } else {
-            crc = ldr_gcm_aad_crc(gcm, p, of_payload, crc);
-            ldr_gcm_aad(gcm, p + of_payload, bytes - of_payload);
-        }
+        crc = ldr_crc32c(crc, part.iov_base, of_payload);
+        ldr_gcm_data(gcm, to, part.iov_base, part.iov_len);
+        to = to != NULL ? to + part.iov_len : NULL;
         length -= of_payload;
+        ldr_iov_skip(&left, part.iov_len);
     }
     return crc;
 }
@@ -188,7 +162,7 @@ bool ldr_object_seal(const ldr_seal_t *seal, const ldr_object_t *object,
     ldr_row_compose(&r, block + RECORD_ROW);
     ldr_put32(block + RECORD_PAYLOAD_CRC, r.payload_crc);
     ldr_gcm_begin(&gcm, seal, object->id, LDR_SEALING_RECORD, r.block, false);
-    ldr_gcm_aad(&gcm, block, AT_TAG);
+    ldr_gcm_data(&gcm, NULL, block, AT_TAG);
     uint32_t crc = seal_payload(&gcm, seal->encrypts ? sealed : NULL, iov,
                                 iov_count, r.length);
     if (!ldr_gcm_tag(&gcm, block + AT_TAG) || crc != r.payload_crc) {
@@ -230,15 +204,11 @@ ldr_unseal_t ldr_object_unseal(const ldr_seal_t *seal, ldr_object_t *object,
         return LDR_UNSEAL_KEY;
     }
     ldr_gcm_begin(&gcm, seal, object->id, LDR_SEALING_RECORD, at, true);
-    ldr_gcm_aad(&gcm, block, AT_TAG);
+    ldr_gcm_data(&gcm, NULL, block, AT_TAG);
     for (unsigned i = 0; i < iov_count; i++) {
         uint8_t *p = iov[i].iov_base;
 
-        if (seal->encrypts) {
-            ldr_gcm_data(&gcm, p, p, iov[i].iov_len);
-        } else {
-            ldr_gcm_aad(&gcm, p, iov[i].iov_len);
-        }
+        ldr_gcm_data(&gcm, seal->encrypts ? p : NULL, p, iov[i].iov_len);
     }
     if (!ldr_gcm_check(&gcm, block + AT_TAG, &failed)) {
         return failed ? LDR_UNSEAL_FAILED : LDR_UNSEAL_BAD;
@@ -282,7 +252,7 @@ static void tail_seal(ldr_gcm_t *gcm, const ldr_seal_t *seal,
 {
     ldr_gcm_begin(gcm, seal, object->id, LDR_SEALING_TAIL, object->used_blocks,
                   opens);
-    ldr_gcm_aad(gcm, tail, bytes - LDR_BLOCK + AT_TAG);
+    ldr_gcm_data(gcm, NULL, tail, bytes - LDR_BLOCK + AT_TAG);
 }
 
 bool ldr_object_tail_compose(const ldr_seal_t *seal, const ldr_object_t *object,

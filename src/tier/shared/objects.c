@@ -14,7 +14,7 @@
 #define MS 1000000u
 #define LOOK_NS (250u * MS) /* the clockwork looks at least so often */
 #define QUEUE 256u
-#define SOON_NS (50u * MS)
+#define RETRY_NS (50u * MS)
 #define CHECK_EVERY 256u /* turns, in debug builds: the maps too */
 
 /* Tiers that were closed with calls that hang: what those name must stay. */
@@ -34,13 +34,13 @@ static uint64_t due_at(const ldr_part_t *p, unsigned kind)
         return UINT64_MAX;
     }
     if (kind == LDR_CHORE_CHECK) {
-        bool due = p->anew ? ldr_part_idle(p) : !p->checked;
+        bool due = p->outdated ? ldr_part_idle(p) : !p->checked;
 
         at_ns = due && !t->closing ? 0 : UINT64_MAX;
-    } else if (!p->checked || p->anew) {
+    } else if (!p->checked || p->outdated) {
         at_ns = UINT64_MAX;
-    } else if (kind == LDR_CHORE_FOLLOW) {
-        at_ns = t->closing || p->followers > 0 ? UINT64_MAX : 0;
+    } else if (kind == LDR_CHORE_POLL) {
+        at_ns = t->closing || p->readers > 0 ? UINT64_MAX : 0;
     } else if (kind == LDR_CHORE_RESET) {
         at_ns = ldr_reset_at(p);
     } else if (kind == LDR_CHORE_PUBLISH) {
@@ -55,12 +55,12 @@ static bool part_check(const ldr_part_t *p)
 {
     unsigned helpers = 0;
 
-    for (size_t i = 0; i + 1 < LDR_FOLLOWERS; i++) {
+    for (size_t i = 0; i + 1 < LDR_READERS; i++) {
         helpers += p->helpers[i].busy;
     }
     /* Not what a chore has for itself while it is busy. */
     return p->published <= p->added && p->sending_added <= p->added &&
-           helpers <= p->followers && p->followers <= helpers + 1 &&
+           helpers <= p->readers && p->readers <= helpers + 1 &&
            p->known_count <= p->known_room && p->todo_count <= p->todo_room &&
            p->todo_next <= p->todo_count && p->use_count <= p->use_room &&
            p->space_count <= p->space_room;
@@ -81,11 +81,11 @@ bool ldr_objects_check(const ldr_objects_t *t, bool maps)
 static void distrust_old(ldr_part_t *p, uint64_t now_ns)
 {
     LDR_HELD(&p->tier->lock);
-    if (p->ready && ldr_follow_old(p, now_ns)) {
+    if (p->ready && ldr_poll_old(p, now_ns)) {
         p->ready = false; /* the turn under way is judged when it ends */
         p->rounds = 0;
         snprintf(p->reason, sizeof(p->reason),
-                 "tenant %s: manifests could not be followed for too long",
+                 "tenant %s: manifests could not be read for too long",
                  p->name);
     }
 }
@@ -116,11 +116,11 @@ static uint64_t turn(ldr_objects_t *t, bool *some_p)
             }
             c->busy = true;
             c->job.deadline_ns = now_ns + t->timeout_ns;
-            if (ldr_lanes_add(t->lanes, &c->job)) {
+            if (ldr_workers_add(t->workers, &c->job)) {
                 *some_p = true;
             } else {
                 c->busy = false;
-                c->at_ns = now_ns + SOON_NS;
+                c->at_ns = now_ns + RETRY_NS;
             }
         }
     }
@@ -147,7 +147,7 @@ static void *clockwork_main(void *arg)
         uint64_t next_ns = turn(t, &some);
 
         ldr_mutex_unlock(&t->lock);
-        ldr_lanes_look(t->lanes);
+        ldr_workers_look(t->workers);
         ldr_mutex_lock(&t->lock);
         if (!t->stopping && !t->woken) {
             ldr_cond_wait_until(&t->wheel, &t->lock, next_ns);
@@ -162,7 +162,7 @@ bool ldr_objects_step(ldr_objects_t *t)
 {
     bool some = ldr_objects_turn(t);
 
-    return ldr_lanes_step(t->lanes) || some;
+    return ldr_workers_step(t->workers) || some;
 }
 
 void ldr_objects_wake(ldr_objects_t *t)
@@ -215,7 +215,7 @@ unsigned ldr_id_age(const uint8_t id[LDR_ID_BYTES])
 
 /* ---- the medium ---- */
 
-/* From a lane, or whoever found out. */
+/* From a worker, or whoever found out. */
 static void state_changed(void *arg, ldr_objects_state_t state)
 {
     ldr_objects_t *t = arg;
@@ -225,7 +225,7 @@ static void state_changed(void *arg, ldr_objects_state_t state)
         ldr_part_t *p = t->parts[i];
 
         if (t->state == LDR_OBJECTS_OFF && state != LDR_OBJECTS_OFF) {
-            ldr_follow_distrust(p); /* much may have happened meanwhile */
+            ldr_poll_distrust(p); /* much may have happened meanwhile */
             for (unsigned k = 0; k < LDR_CHORES; k++) {
                 p->chores[k].at_ns = 0;
             }
@@ -277,7 +277,7 @@ larder_status_t ldr_objects_make(const char *url, const char *login,
     ldr_backend_t *b;
     ldr_backend_params_t params = {
         .url = url,
-        .login = login != NULL ? login : "",
+        .login = login,
         .lanes = 1,
         .clock = &ldr_clock_real,
     };
@@ -346,9 +346,7 @@ static void tier_destroy(ldr_objects_t *t)
         ldr_part_destroy(t->parts[i]);
     }
     ldr_free(t->parts);
-    ldr_ids_clear(&t->care_next);
-    ldr_ids_clear(&t->care_when);
-    ldr_ids_clear(&t->care_since);
+    ldr_ids_clear(&t->idle.seen);
     pthread_cond_destroy(&t->changed);
     pthread_cond_destroy(&t->wheel);
     pthread_cond_destroy(&t->sealed);
@@ -364,7 +362,7 @@ static larder_status_t open_backend(const ldr_objects_params_t *p,
 {
     ldr_backend_params_t params = {
         .url = p->url,
-        .login = p->login != NULL ? p->login : "",
+        .login = p->login,
         .lanes = p->lanes,
         .log = *log,
         .clock = p->clock,
@@ -398,7 +396,7 @@ static ldr_objects_t *tier_create(const ldr_objects_params_t *params)
     ldr_put64(t->node, params->manual && params->seed != 0
                            ? ldr_rand_next(&t->rand)
                            : ldr_rand_entropy());
-    ldr_hex(t->node, sizeof(t->node), t->node_hex);
+    t->node_number = __builtin_bswap64(ldr_get64(t->node));
     ldr_mutex_init(&t->lock);
     ldr_cond_init(&t->changed);
     ldr_cond_init(&t->wheel);
@@ -425,9 +423,9 @@ larder_status_t ldr_objects_open(const ldr_objects_params_t *params,
         return st;
     }
     snprintf(t->kind, sizeof(t->kind), "%s", b->ops->name);
-    ldr_lanes_params_t lanes = {
+    ldr_workers_params_t workers = {
         .backend = b,
-        .lanes = params->lanes,
+        .workers = params->lanes,
         .queue = QUEUE,
         .retry_ns = t->retry_ns,
         .timeout_ns = t->timeout_ns,
@@ -439,7 +437,7 @@ larder_status_t ldr_objects_open(const ldr_objects_params_t *params,
         .changed = state_changed,
         .arg = t,
     };
-    st = ldr_lanes_open(&lanes, &t->lanes);
+    st = ldr_workers_open(&workers, &t->workers);
     if (st != LARDER_OK) {
         tier_destroy(t);
         return st;
@@ -448,7 +446,7 @@ larder_status_t ldr_objects_open(const ldr_objects_params_t *params,
         !params->manual &&
         ldr_thread_start(&t->clockwork, "larder-tier", clockwork_main, t);
     if (!t->has_clockwork && !params->manual) {
-        ldr_lanes_close(t->lanes, UINT64_MAX);
+        ldr_workers_close(t->workers, UINT64_MAX);
         tier_destroy(t);
         return ldr_fail(LARDER_E_NO_MEMORY,
                         "no more threads for the shared tier");
@@ -521,7 +519,7 @@ bool ldr_objects_close(ldr_objects_t *t, uint64_t deadline_ns)
         LDR_ASSERT(ldr_objects_check(t, true));
         ldr_mutex_unlock(&t->lock);
     }
-    if (ldr_lanes_close(t->lanes, deadline_ns)) {
+    if (ldr_workers_close(t->workers, deadline_ns)) {
         tier_destroy(t);
         return true;
     }

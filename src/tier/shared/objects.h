@@ -13,7 +13,7 @@
  *   T/m/NODE-SEQUENCE           a manifest; NODE is random for each start
  *   T/e/SPACE-EPOCH             a reset of a space
  *   T/cleaner                   who cleans up, until when
- *   sizes/T                     how much the tenant holds, and since when
+ *   sizes/T                     how much the tenant holds, and when it was open
  *   larder.cleaner              who cleans up for tenants nobody has open
  *
  * Calls but those that say so neither wait nor allocate much, and may be made
@@ -34,7 +34,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include "tier/shared/lanes.h"
+#include "tier/shared/workers.h"
 #include "tier/shared/map.h"
 
 #define LDR_OBJECTS_RECORDS 256u               /* in one object */
@@ -48,12 +48,13 @@ typedef struct ldr_objects_params {
     ldr_backend_t *backend; /* instead of them; the tier's own from here on */
     unsigned lanes;
     uint32_t timeout_ms; /* of one call of the back end */
-    uint32_t slow_ms;    /* see ldr_lanes_params.slow_ns; 0: any time */
+    uint32_t slow_ms;    /* see ldr_workers_params.slow_ns; 0: any time */
     uint32_t retry_ms;
     uint32_t poll_ms;    /* how often manifests and resets are looked for */
     uint32_t publish_ms; /* how long what was written may stay unpublished */
-    uint64_t max_bytes;  /* of the whole tier, all tenants; 0: no limit */
-    uint32_t max_age_s;  /* since an object was used or written; 0: no limit */
+    uint64_t max_bytes;  /* of each tenant; 0: no limit */
+    /* Since an object was used or written, or a tenant was open; 0: no limit */
+    uint32_t max_age_s;
     uint32_t orphan_s; /* age at which an object without manifest is adopted */
     /* Of a manual one; 0, and with threads: from the kernel, since ids must
      * never come again. */
@@ -61,7 +62,7 @@ typedef struct ldr_objects_params {
     const ldr_clock_t *clock;
     ldr_log_t log;
     bool manual; /* no threads: the caller drives ldr_objects_step() */
-    /* The space has a higher epoch now. From a lane, no lock held. */
+    /* The space has a higher epoch now. From a worker, no lock held. */
     void (*epoch)(void *arg, const uint8_t space_id[LDR_ID_BYTES],
                   uint32_t epoch);
     void *arg;
@@ -71,7 +72,7 @@ typedef struct ldr_objects_params {
  * off. E_INVALID: the url. */
 larder_status_t ldr_objects_open(const ldr_objects_params_t *params,
                                  ldr_objects_t **tier_p);
-/* Publishes what was written, gives up the cleaner's role, ends the lanes.
+/* Publishes what was written, gives up the cleaner's role, ends the workers.
  * False: calls hang, and what their reads and writes name must stay for
  * ever. */
 bool ldr_objects_close(ldr_objects_t *tier, uint64_t deadline_ns);
@@ -159,9 +160,9 @@ void ldr_objects_used(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
 
 /* The shards of these chunks are looked for next: brings near what of the map
  * that takes. A few dozen chunks at a time. */
-void ldr_objects_soon(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
-                      const larder_key_t *keys, size_t count, uint32_t group,
-                      uint32_t shards);
+void ldr_objects_prefetch(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
+                          const larder_key_t *keys, size_t count,
+                          uint32_t group, uint32_t shards);
 
 typedef struct ldr_objects_read ldr_objects_read_t;
 struct ldr_objects_read {
@@ -220,13 +221,9 @@ struct ldr_objects_write {
 
 bool ldr_objects_write(ldr_objects_t *tier, ldr_objects_write_t *write);
 
-/* Whether a shard should be written: the tier takes writes, knows what it
- * holds, and does not hold this. */
-bool ldr_objects_wants(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
-                       const larder_key_t *key, uint32_t group, uint32_t shard);
-
-/* Whether it takes writes in the tenant's part, as far as is known. */
-bool ldr_objects_takes(ldr_objects_t *tier, uint32_t tenant);
+/* Whether it takes writes in the tenant's part, as far as is known; space: in
+ * that space, now. LDR_NIL: in any, once it is known what the part holds. */
+bool ldr_objects_takes(ldr_objects_t *tier, uint32_t tenant, uint32_t space);
 
 /* Takes shards out: from now on they are not found here, and what says so to
  * other nodes is on its way. *token_p: for ldr_objects_removed(). */
@@ -255,13 +252,11 @@ typedef struct ldr_objects_stats {
     /* Reads of objects that were; corrupt: records too that were so before they
      * could be written. */
     uint64_t gone, corrupt;
-    uint64_t duplicates; /* shards that another object has as well */
-    uint64_t resets_seen;
     bool cleaner; /* this node has the role */
     uint64_t cleaned_objects, cleaned_bytes, compacted, adopted;
-    uint64_t followed_ms; /* how long ago manifests were last looked for */
+    uint64_t polled_ms;   /* how long ago manifests were last looked for */
     uint64_t unpublished; /* objects */
-    ldr_lanes_stats_t lanes;
+    ldr_workers_stats_t workers;
 } ldr_objects_stats_t;
 
 void ldr_objects_stats(ldr_objects_t *tier, ldr_objects_stats_t *out);

@@ -45,37 +45,38 @@ void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
 
 /* ---- calls ---- */
 
-static uint64_t until(ldr_objects_t *t, ldr_job_t *job)
+static uint64_t until(ldr_job_t *job)
 {
+    const ldr_objects_t *t = ldr_tier_of(job);
     uint64_t deadline_ns = ldr_now_ns(t->params.clock) + t->timeout_ns;
 
     ldr_job_extend(job, deadline_ns);
     return deadline_ns;
 }
 
-int ldr_call_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                 const char *name, uint64_t offset, void *data, size_t bytes)
+int ldr_call_get(ldr_job_t *job, const char *name, uint64_t offset, void *data,
+                 size_t bytes)
 {
     struct iovec iov = {data, bytes};
+    ldr_backend_t *b = job->backend;
 
-    return b->ops->get(b, name, offset, &iov, 1, until(t, job));
+    return b->ops->get(b, name, offset, &iov, 1, until(job));
 }
 
-int ldr_call_put(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                 const char *name, const void *data, size_t bytes,
-                 unsigned flags)
+int ldr_call_put(ldr_job_t *job, const char *name, const void *data,
+                 size_t bytes, unsigned flags)
 {
     struct iovec iov = {(void *)(uintptr_t)data, bytes};
-    int error = b->ops->put(b, name, &iov, 1, flags, until(t, job));
+    ldr_backend_t *b = job->backend;
+    int error = b->ops->put(b, name, &iov, 1, flags, until(job));
 
     job->wrote = error != 0;
     return error;
 }
 
-int ldr_call_remove(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *name)
+int ldr_call_remove(ldr_job_t *job, const char *name)
 {
-    int error = b->ops->remove(b, name, until(t, job));
+    int error = job->backend->ops->remove(job->backend, name, until(job));
 
     if (error == -ENOENT) {
         error = 0;
@@ -84,19 +85,18 @@ int ldr_call_remove(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
     return error;
 }
 
-int ldr_call_size(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                  const char *name, uint64_t *bytes_p)
+int ldr_call_size(ldr_job_t *job, const char *name, uint64_t *bytes_p)
 {
-    return b->ops->size(b, name, bytes_p, until(t, job));
+    return job->backend->ops->size(job->backend, name, bytes_p, until(job));
 }
 
-int ldr_call_exists(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *name)
+int ldr_call_exists(ldr_job_t *job, const char *name)
 {
+    ldr_backend_t *b = job->backend;
     uint64_t bytes;
 
-    return b->ops->exists != NULL ? b->ops->exists(b, name, until(t, job))
-                                  : ldr_call_size(t, job, b, name, &bytes);
+    return b->ops->exists != NULL ? b->ops->exists(b, name, until(job))
+                                  : ldr_call_size(job, name, &bytes);
 }
 
 typedef struct listing {
@@ -129,49 +129,74 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
  * half of its time is ended, and another goes on. Not by their number, nor from
  * the beginning of the call: a directory is read whole before its first name,
  * and would be again. */
-int ldr_call_list(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                  const char *prefix, const char *after,
+int ldr_call_list(ldr_job_t *job, const char *prefix, const char *after,
                   int (*fn)(void *arg, const char *name, uint64_t bytes),
                   void *arg)
 {
-    listing_t l = {.tier = t, .fn = fn, .arg = arg};
+    ldr_backend_t *b = job->backend;
+    listing_t l = {.tier = ldr_tier_of(job), .fn = fn, .arg = arg};
     int error;
 
     do {
         l.more = false;
         l.first_ns = 0;
-        error = b->ops->list(b, prefix, after, list_one, &l, until(t, job));
+        error = b->ops->list(b, prefix, after, list_one, &l, until(job));
         after = l.last;
     } while (l.more);
     return error;
 }
 
-int ldr_call_get_all(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                     const char *name, uint8_t *data, size_t room,
-                     size_t *bytes_p)
+int ldr_call_get_all(ldr_job_t *job, const char *name, uint8_t *data,
+                     size_t room, size_t *bytes_p)
 {
     uint64_t bytes = 0;
-    int error = ldr_call_size(t, job, b, name, &bytes);
+    int error = ldr_call_size(job, name, &bytes);
 
     if (error == 0 && (bytes == 0 || bytes > room)) {
         error = -EBADMSG;
     }
     if (error == 0) {
-        error = ldr_call_get(t, job, b, name, 0, data, (size_t)bytes);
+        error = ldr_call_get(job, name, 0, data, (size_t)bytes);
     }
     *bytes_p = (size_t)bytes;
     return error == -ENODATA ? -EBADMSG : error;
 }
 
-int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                  ldr_object_t *object, ldr_record_t *records)
+#define PAIR_BYTES 26u /* "0123456789abcdef 01234567\n" */
+
+int ldr_call_get_pair(ldr_job_t *job, const char *name, uint64_t *first_p,
+                      uint64_t *second_p)
 {
-    ldr_objects_t *t = p->tier;
+    char text[PAIR_BYTES];
+    size_t bytes;
+    int error =
+        ldr_call_get_all(job, name, (uint8_t *)text, sizeof(text), &bytes);
+
+    return error != 0 || (bytes == sizeof(text) && text[16] == ' ' &&
+                          text[25] == '\n' && ldr_unhex64(text, 16, first_p) &&
+                          ldr_unhex64(text + 17, 8, second_p))
+               ? error
+               : -EBADMSG;
+}
+
+int ldr_call_put_pair(ldr_job_t *job, const char *name, uint64_t first,
+                      uint32_t second, unsigned flags)
+{
+    char text[PAIR_BYTES + 1];
+
+    snprintf(text, sizeof(text), "%016llx %08x\n", (unsigned long long)first,
+             second);
+    return ldr_call_put(job, name, text, PAIR_BYTES, flags);
+}
+
+int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_object_t *object,
+                  ldr_record_t *records)
+{
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint64_t bytes = 0;
 
     ldr_name_object(p->hex, object->id, name);
-    int error = ldr_call_size(t, job, b, name, &bytes);
+    int error = ldr_call_size(job, name, &bytes);
     if (error != 0) {
         return error;
     }
@@ -184,7 +209,7 @@ int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     if (tail == NULL) {
         return -ENOMEM;
     }
-    error = ldr_call_get(t, job, b, name, bytes - LDR_BLOCK, tail, LDR_BLOCK);
+    error = ldr_call_get(job, name, bytes - LDR_BLOCK, tail, LDR_BLOCK);
     size_t length = error == 0 ? ldr_object_tail_find(tail) : 0;
     ldr_free(tail);
     if (error != 0) {
@@ -197,7 +222,7 @@ int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     if (tail == NULL) {
         return -ENOMEM;
     }
-    error = ldr_call_get(t, job, b, name, bytes - length, tail, length);
+    error = ldr_call_get(job, name, bytes - length, tail, length);
     if (error == -ENODATA ||
         (error == 0 &&
          !ldr_object_tail_parse(&p->seal, tail, length, object, records))) {
@@ -207,7 +232,7 @@ int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     return error;
 }
 
-/* ---- sets of ids, arrays ---- */
+/* ---- sets of ids ---- */
 
 static size_t slot_of(const ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES])
 {
@@ -288,23 +313,4 @@ void ldr_ids_clear(ldr_ids_t *ids)
 {
     ldr_free(ids->items);
     *ids = (ldr_ids_t){0};
-}
-
-bool ldr_grow(void **array, size_t *room, size_t need, size_t item_bytes)
-{
-    if (need <= *room) {
-        return true;
-    }
-    size_t next = (size_t)ldr_max64(need, *room * 2 + 16);
-    void *larger = ldr_alloc(next * item_bytes);
-    if (larger == NULL) {
-        return false;
-    }
-    if (*room > 0) {
-        memcpy(larger, *array, *room * item_bytes);
-    }
-    ldr_free(*array);
-    *array = larger;
-    *room = next;
-    return true;
 }

@@ -1,7 +1,7 @@
 /*
  * Inside the tier. One lock, tier->lock, guards everything that is not said to
  * be otherwise; it is held for bookkeeping only, never across a call of the
- * back end or out of the tier, and taken inside the node's lock. The lanes'
+ * back end or out of the tier, and taken inside the node's lock. The workers'
  * lock is taken inside it.
  *
  * A part is what the tier knows of one tenant. Its work is done by chores: jobs
@@ -11,8 +11,8 @@
  * Invariants, which ldr_objects_check() looks at
  *  1. A chore is busy from when its job is added until that is done.
  *  2. published <= added, of what must not be forgotten.
- *  3. `followers` are the helpers that are busy, and the chore FOLLOW while it
- *     counts itself: LDR_FOLLOWERS at most.
+ *  3. `readers` are the helpers that are busy, and the chore POLL while it
+ *     counts itself: LDR_READERS at most.
  *  4. An array's count is at most its room.
  *  5. Everything in the map holds: ldr_map_check().
  * What functions below say they need the lock for, they assert.
@@ -26,7 +26,7 @@
 
 #define LDR_NODE_BYTES 8u
 #define LDR_OBJECTS_ID_MAX 64u /* bytes of larder.tier that count */
-#define LDR_FOLLOWERS 8u       /* jobs that read manifests at once */
+#define LDR_READERS 8u         /* jobs that read manifests at once */
 #define LDR_TRIES_MAX 3u       /* before a manifest is called bad */
 #define LDR_VICTIMS 64u
 #define LDR_GROUP 64u    /* objects made one */
@@ -35,7 +35,6 @@
 /* Seconds. */
 #define LDR_LEASE_S 60u
 #define LDR_LEASE_MARGIN_S 10u
-#define LDR_IDLE_S 600u  /* without a figure: nobody has the tenant open */
 #define LDR_USED_S 60u   /* between two tellings of a use */
 #define LDR_USES_S 10u   /* that uses are gathered */
 #define LDR_GONE_S 3600u /* that a removal is remembered */
@@ -67,9 +66,6 @@ bool ldr_ids_latest(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
 void ldr_ids_prune(ldr_ids_t *ids, uint32_t before_s);
 void ldr_ids_clear(ldr_ids_t *ids);
 
-/* Makes room for need items in an array. False: no memory. */
-bool ldr_grow(void **array, size_t *room, size_t need, size_t item_bytes);
-
 /* ---- manifests that were listed ---- */
 
 typedef enum ldr_known_state {
@@ -87,9 +83,6 @@ typedef struct ldr_known {
     uint8_t missed; /* listings in a row that lacked it */
     uint8_t tries;  /* for nothing: it may have been a lack of memory */
 } ldr_known_t;
-
-/* In the order of their names. */
-int ldr_known_order(const ldr_known_t *a, const ldr_known_t *b);
 
 /* ---- the cleaner of a part ---- */
 
@@ -129,56 +122,6 @@ typedef struct ldr_pass {
     bool thorough; /* a single dead record is enough in an old object */
 } ldr_pass_t;
 
-/* Bytes of other tenants, as their cleaners tell: see clean_sizes.c. */
-typedef struct ldr_sizes {
-    uint64_t live, idle; /* of those that somebody has open, and the others */
-    uint64_t here;       /* of those known here, when these were read */
-} ldr_sizes_t;
-
-/* A tenant that nobody has open, as its figure says. */
-typedef struct ldr_idle {
-    uint8_t id[LDR_ID_BYTES];
-    char hex[2 * LDR_ID_BYTES + 1];
-    uint64_t bytes;
-    uint32_t when_s; /* somebody had it open then */
-} ldr_idle_t;
-
-typedef struct ldr_idle_object {
-    uint8_t id[LDR_ID_BYTES];
-    uint32_t blocks;
-    uint32_t written_s, used_s; /* 0: nobody says */
-    uint64_t weight;            /* more goes first */
-} ldr_idle_object_t;
-
-typedef enum ldr_care_stage {
-    LDR_CARE_NEXT,      /* which tenant */
-    LDR_CARE_OBJECTS,   /* what of it is there */
-    LDR_CARE_MANIFESTS, /* what tells of that */
-    LDR_CARE_READ,      /* ... when it was used */
-    LDR_CARE_REMOVE,
-    LDR_CARE_FORGET, /* nothing is left: manifests */
-    LDR_CARE_TELL
-} ldr_care_stage_t;
-
-/* A round over idle tenants: see clean_idle.c. */
-typedef struct ldr_care {
-    uint64_t at_ns; /* of the next piece; UINT64_MAX: no round is under way */
-    ldr_idle_t *tenants;
-    size_t count, room, at;
-    size_t done; /* of them, in this round */
-    uint64_t began_ns;
-    double share;      /* of what each of them holds, to be given */
-    uint32_t replaced; /* ldr_tier.replaced when it began */
-    /* Of tenants[at]. */
-    ldr_care_stage_t stage;
-    bool expired; /* all of it goes */
-    char after[LDR_OBJECT_NAME_MAX + 1];
-    ldr_idle_object_t *objects; /* by id; to be removed: the first `doomed` */
-    size_t object_count, object_room, doomed, object_at;
-    ldr_known_t *manifests;
-    size_t manifest_count, manifest_room, manifest_at;
-} ldr_care_t;
-
 /* Touched by the part's chore CLEAN only, and read with the lock where no such
  * chore is under way; but stats read the lease at any time, so the chore
  * changes that with the lock. */
@@ -186,7 +129,7 @@ typedef struct ldr_cleaner {
     ldr_lease_t lease;
     uint64_t lease_at_ns;
     uint64_t pass_at_ns, scan_at_ns, merge_at_ns, compact_at_ns, rewrite_at_ns;
-    uint64_t thorough_at_ns, epochs_at_ns, sizes_at_ns, forget_at_ns;
+    uint64_t thorough_at_ns, epochs_at_ns, figure_at_ns, forget_at_ns;
     unsigned turn; /* whose it is, of those that take turns: clean.c */
     /* Removed once what says so is published. */
     uint8_t victims[LDR_VICTIMS][LDR_ID_BYTES];
@@ -204,16 +147,6 @@ typedef struct ldr_cleaner {
     /* The space whose objects are made one next, and the objects from which on
      * those, and suspects, are looked for. */
     uint32_t group_space, group_start, suspect_start;
-    /* The sizes of others so far, while they are read; after this one. */
-    ldr_sizes_t sizes;
-    uint64_t told_bytes, told_at_ns; /* the own one, last */
-    bool sizes_reading;
-    uint32_t sizes_count;
-    char sizes_after[LDR_OBJECT_NAME_MAX + 1];
-    /* The share that it gave for the budget since others' were read. With the
-     * lock. */
-    double gave;
-    ldr_care_t care;
     ldr_pass_t pass;
 } ldr_cleaner_t;
 
@@ -222,7 +155,7 @@ typedef struct ldr_cleaner {
 typedef enum ldr_chore_kind {
     LDR_CHORE_CHECK,
     LDR_CHORE_RESET,
-    LDR_CHORE_FOLLOW,
+    LDR_CHORE_POLL,
     LDR_CHORE_PUBLISH,
     LDR_CHORE_CLEAN,
     LDR_CHORES
@@ -240,8 +173,8 @@ typedef struct ldr_chore {
 /* By ldr_map_space()'s number. */
 typedef struct ldr_part_space {
     uint8_t id[LDR_ID_BYTES];
-    bool used;       /* the node has asked for it */
-    uint32_t told;   /* the epoch that the node knows */
+    bool used;           /* the node has asked for it */
+    uint32_t node_epoch; /* the epoch that the node knows */
     uint32_t wanted; /* an epoch that the tier has yet to hear of; 0: none */
     uint32_t listed; /* the highest that the last listing has; 0: none */
     bool resetting;  /* `wanted` must be nobody else's; nothing is found */
@@ -270,8 +203,8 @@ struct ldr_part {
     bool vacant;  /* ... or is not there, and is not put before it is claimed */
     bool claims;
     /* The tier is another than the one all below is about: it is forgotten
-     * before anything else is done. See anew.c. */
-    bool anew;
+     * before anything else is done. See replaced.c. */
+    bool outdated;
     bool ready; /* manifests and resets were read, not too long ago */
     /* It was not to be believed any more since the turn under way has begun:
      * what that has listed may be too old. */
@@ -288,18 +221,18 @@ struct ldr_part {
     /* Following. */
     ldr_known_t *known;
     size_t known_count, known_room;
-    ldr_known_t *todo; /* read one by one by all followers of this turn */
+    ldr_known_t *todo; /* read one by one by all readers of this turn */
     size_t todo_count, todo_room, todo_next;
-    ldr_chore_t helpers[LDR_FOLLOWERS - 1];
-    unsigned followers; /* of this turn, that have not ended */
-    int follow_error;
-    bool follow_again; /* something went while it was read */
-    ldr_ids_t early;   /* uses of objects that this turn may still tell of */
-    unsigned rounds;   /* before it was ready */
-    unsigned lost;     /* spaces with a reset that is */
-    uint64_t follow_began_ns;
-    uint64_t followed_ns; /* when the last whole turn began */
-    uint64_t miss_at_ns;  /* when resets that are not listed are looked for */
+    ldr_chore_t helpers[LDR_READERS - 1];
+    unsigned readers; /* of this turn, that have not ended */
+    int poll_error;
+    bool poll_again; /* something went while it was read */
+    ldr_ids_t early; /* uses of objects that this turn may still tell of */
+    unsigned rounds; /* before it was ready */
+    unsigned lost;   /* spaces with a reset that is */
+    uint64_t poll_began_ns;
+    uint64_t polled_ns;  /* when the last whole turn began */
+    uint64_t miss_at_ns; /* when resets that are not listed are looked for */
 
     /* Publishing. What is added goes to `pending`, then as it is to `sending`,
      * which is put until that succeeds. added and published count what must
@@ -311,15 +244,33 @@ struct ldr_part {
     uint32_t pending_objects, sending_objects;
     bool urgent;
     bool sealed;                   /* `sending` is; the chore's own */
-    uint8_t (*uses)[LDR_ID_BYTES]; /* objects whose `told` is set */
+    uint8_t (*uses)[LDR_ID_BYTES]; /* objects whose `use_waits` is set */
     size_t use_count, use_room;
     uint64_t uses_at_ns;
 
     ldr_cleaner_t cleaner;
-    uint64_t told_bytes; /* what it holds, as the cleaner of it told */
 };
 
-/* The caller's log, for all that the tier, its lanes and its back end have to
+/* Removing the data of tenants that no node has open: see clean_idle.c. All
+ * parts of a node share it. `busy` and at_ns change with the tier's lock; the
+ * rest belongs to the chore that has set `busy`. */
+typedef struct ldr_idle {
+    bool busy;
+    uint64_t at_ns;    /* of the next piece */
+    uint64_t lease_ns; /* when the lease is to be taken or renewed */
+    bool mine;         /* the lease was this node's when it was renewed last */
+    /* Contents of files sizes/T, since when they were seen: by the tenant's id
+     * and WHEN. */
+    ldr_ids_t seen;
+    char after[LDR_OBJECT_NAME_MAX + 1]; /* the file looked at last; "": none */
+    /* The tenant whose data is being removed; "": none. */
+    char hex[2 * LDR_ID_BYTES + 1];
+    bool manifests;                   /* its objects are gone */
+    char at[LDR_OBJECT_NAME_MAX + 1]; /* the name looked at last; "": none */
+    uint64_t removed;                 /* objects */
+} ldr_idle_t;
+
+/* The caller's log, for all that the tier, its workers and its back end have to
  * say: calls that hang when the tier is closed may come back when the log is
  * no more, and say nothing then. */
 typedef struct ldr_objects_log {
@@ -333,9 +284,9 @@ typedef struct ldr_objects_log {
 struct ldr_objects {
     ldr_objects_params_t params; /* fixed, as these; log: to ours */
     ldr_objects_log_t log;
-    ldr_lanes_t *lanes;
+    ldr_workers_t *workers;
     uint8_t node[LDR_NODE_BYTES];
-    char node_hex[2 * LDR_NODE_BYTES + 1];
+    uint64_t node_number; /* the same, as it is written in hex */
     uint64_t timeout_ns, retry_ns, poll_ns, publish_ns;
     char kind[12];
 
@@ -350,24 +301,12 @@ struct ldr_objects {
     ldr_rand_t rand;
     ldr_part_t **parts;
     size_t part_count, part_room;
-    ldr_objects_state_t state; /* the lanes'; read without the lock */
+    ldr_objects_state_t state; /* the workers'; read without the lock */
     bool looked;               /* at the medium, once */
     bool closing, stopping;
     bool woken;      /* the clockwork is to look once more */
     bool compacting; /* some part is: it takes memory */
-    ldr_sizes_t sizes;
-    uint64_t sizes_at_ns; /* when some part is to read them */
-    /* Idle tenants: the part whose cleaner sees to them here, if one does. Its
-     * chore alone touches the others: when each is to be looked at again for
-     * its age, and the last that was looked at. */
-    ldr_part_t *carer;
-    double idle_owe;      /* the share they have yet to give; with the lock */
-    uint64_t idle_owe_ns; /* since then; with the lock */
-    ldr_ids_t care_next;
-    /* Their figures' times, and since when they were seen; with the lock. */
-    ldr_ids_t care_when, care_since;
-    uint8_t care_last[LDR_ID_BYTES];
-    bool care_leased; /* the role may be ours */
+    ldr_idle_t idle;
     /* Lanes that seal what they are to write, and those that wait for their
      * turn: see objects_write.c. */
     unsigned cpus, sealing, to_seal;
@@ -409,7 +348,7 @@ void ldr_part_destroy(ldr_part_t *p);
 ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
                                  uint32_t *number_p);
 
-/* ---- anew.c ---- */
+/* ---- replaced.c ---- */
 
 /* Which tier it is, in a probe of storage that makes itself one: if another
  * than before, all that is known is forgotten. */
@@ -420,7 +359,7 @@ int ldr_objects_recognize(ldr_objects_t *t, ldr_backend_t *b,
 bool ldr_part_idle(const ldr_part_t *p);
 /* Forgets what is known of the tier that was there. By CHECK, while the part is
  * idle; takes the lock. False: no memory. */
-bool ldr_part_anew(ldr_part_t *p);
+bool ldr_part_forget(ldr_part_t *p);
 
 /* ---- objects_calls.c: names and calls of the back end from chores ---- */
 
@@ -434,40 +373,46 @@ void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
 void ldr_name_of(const char *tenant, const char *rest,
                  char name[LDR_OBJECT_NAME_MAX + 1]);
 
-/* Each call has timeout_ms, whatever the job had; a listing as often as it
- * takes. */
-int ldr_call_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                 const char *name, uint64_t offset, void *data, size_t bytes);
-int ldr_call_put(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                 const char *name, const void *data, size_t bytes,
-                 unsigned flags);
+/* The tier of a chore's job. */
+static inline ldr_objects_t *ldr_tier_of(const ldr_job_t *job)
+{
+    return ((const ldr_chore_t *)job->arg)->part->tier;
+}
+
+/* job: a chore's, from its work(). Each call has timeout_ms, whatever the job
+ * had; a listing as often as it takes. */
+int ldr_call_get(ldr_job_t *job, const char *name, uint64_t offset, void *data,
+                 size_t bytes);
+int ldr_call_put(ldr_job_t *job, const char *name, const void *data,
+                 size_t bytes, unsigned flags);
 /* 0 too if there is none. */
-int ldr_call_remove(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *name);
-int ldr_call_size(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                  const char *name, uint64_t *bytes_p);
-int ldr_call_exists(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *name);
-int ldr_call_list(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                  const char *prefix, const char *after,
+int ldr_call_remove(ldr_job_t *job, const char *name);
+int ldr_call_size(ldr_job_t *job, const char *name, uint64_t *bytes_p);
+int ldr_call_exists(ldr_job_t *job, const char *name);
+int ldr_call_list(ldr_job_t *job, const char *prefix, const char *after,
                   int (*fn)(void *arg, const char *name, uint64_t bytes),
                   void *arg);
 /* All of a small object (at most room bytes). */
-int ldr_call_get_all(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                     const char *name, uint8_t *data, size_t room,
-                     size_t *bytes_p);
+int ldr_call_get_all(ldr_job_t *job, const char *name, uint8_t *data,
+                     size_t room, size_t *bytes_p);
+/* An object that is two numbers, "FIRST SECOND\n" in hex: 64 and 32 bits.
+ * -EBADMSG: it is something else. */
+int ldr_call_get_pair(ldr_job_t *job, const char *name, uint64_t *first_p,
+                      uint64_t *second_p);
+int ldr_call_put_pair(ldr_job_t *job, const char *name, uint64_t first,
+                      uint32_t second, unsigned flags);
 /* The tail of an object: what it is, and its records (room for
  * LDR_OBJECT_ROWS_MAX). -EBADMSG: not under this key, or none. */
-int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                  ldr_object_t *object, ldr_record_t *records);
+int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_object_t *object,
+                  ldr_record_t *records);
 
 /* ---- the chores ---- */
 
-int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_reset_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_follow_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_clean_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_check_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_reset_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_poll_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_publish_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_clean_work(ldr_part_t *p, ldr_job_t *job);
 
 /* When there is something to do, or UINT64_MAX; with the lock. The chore's
  * at_ns is heeded besides. */
@@ -475,13 +420,13 @@ uint64_t ldr_reset_at(const ldr_part_t *p);
 uint64_t ldr_publish_at(const ldr_part_t *p);
 uint64_t ldr_clean_at(const ldr_part_t *p);
 
-/* One of the followers has ended; with the lock. */
-void ldr_follow_ended(ldr_part_t *p, int error);
+/* One of the readers has ended; with the lock. */
+void ldr_poll_ended(ldr_part_t *p, int error);
 /* Whether the last whole turn is too old: who knows what was reset since. With
  * the lock. */
-bool ldr_follow_old(const ldr_part_t *p, uint64_t now_ns);
+bool ldr_poll_old(const ldr_part_t *p, uint64_t now_ns);
 /* What is known is not to be believed before another turn. With the lock. */
-void ldr_follow_distrust(ldr_part_t *p);
+void ldr_poll_distrust(ldr_part_t *p);
 
 /* ---- reset.c ---- */
 
@@ -489,13 +434,22 @@ void ldr_follow_distrust(ldr_part_t *p);
  * LDR_NIL. */
 uint32_t ldr_reset_wanted(const ldr_part_t *p);
 
-/* The resets that are there: fn with each name that is one. */
-int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                   void (*fn)(void *arg, const uint8_t space[LDR_ID_BYTES],
-                              uint32_t epoch),
-                   void *arg);
+typedef struct ldr_reset {
+    uint8_t space[LDR_ID_BYTES];
+    uint32_t epoch;
+    uint32_t lost; /* what is listed and not there; 0: it is */
+} ldr_reset_t;
+
+typedef struct ldr_resets {
+    ldr_reset_t *at; /* to be freed */
+    size_t count, room;
+    size_t skip; /* bytes of a name before SPACE */
+} ldr_resets_t;
+
+/* The resets that are listed, in the order of names. */
+int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_resets_t *list);
 /* Reads and checks one: -EBADMSG: not under this key. */
-int ldr_reset_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+int ldr_reset_read(ldr_part_t *p, ldr_job_t *job,
                    const uint8_t space[LDR_ID_BYTES], uint32_t epoch,
                    uint32_t *written_s_p);
 /* The space has this epoch, if that is higher than what is known. Tells the
@@ -503,26 +457,20 @@ int ldr_reset_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 bool ldr_part_raise(ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
                     uint32_t epoch);
 /* Tells the node what it does not know yet. Takes the lock. */
-void ldr_part_tell(ldr_part_t *p);
+void ldr_part_notify(ldr_part_t *p);
 
-/* ---- follow.c ---- */
+/* ---- poll.c ---- */
 
 /* With the lock: since when the object is gone, or 0. */
 uint32_t ldr_part_gone_since(const ldr_part_t *p,
                              const uint8_t id[LDR_ID_BYTES]);
 
-/* Takes an entry in. Takes the lock. False: no memory. */
-bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
-                    uint32_t written_s);
 /* With the lock: there is such a manifest, all of which is known. */
 void ldr_part_know(ldr_part_t *p, const ldr_known_t *k);
-/* The name of a manifest, less its folder. */
-bool ldr_known_named(const char *name, ldr_known_t *k);
 void ldr_part_unknow(ldr_part_t *p, const ldr_known_t *k);
 /* All of a tenant's manifest, to be freed. */
-int ldr_manifest_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                     const char *tenant, const ldr_known_t *k, uint8_t **data_p,
-                     size_t *bytes_p);
+int ldr_manifest_get(ldr_job_t *job, const char *tenant, const ldr_known_t *k,
+                     uint8_t **data_p, size_t *bytes_p);
 
 /* ---- publish.c ---- */
 
@@ -552,49 +500,26 @@ typedef struct ldr_lease_text {
 } ldr_lease_text_t;
 
 /* A lease of that name. Junk is none that holds. */
-int ldr_lease_read(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                   const char *name, ldr_lease_text_t *l);
-int ldr_lease_write(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *name, bool over, uint32_t seconds);
+int ldr_lease_read(ldr_job_t *job, const char *name, ldr_lease_text_t *l);
+int ldr_lease_write(ldr_job_t *job, const char *name, bool over,
+                    uint32_t seconds);
 /* Sees to the lease; whether the part has the role. */
-int ldr_lease_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+int ldr_lease_work(ldr_part_t *p, ldr_job_t *job);
 /* Gives it up if it is held; at close. */
-void ldr_lease_end(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
+void ldr_lease_end(ldr_part_t *p, ldr_job_t *job);
 /* Each does a bounded piece. */
-int ldr_scan_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_merge_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_compact_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-int ldr_sizes_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-/* With the lock: bytes of a part's objects, tables and footers too, about; and
- * how much it has to give, so that the whole tier keeps within its budget. */
+int ldr_scan_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_merge_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_compact_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job);
+/* Writes sizes/T: the tenant is open. */
+int ldr_figure_work(ldr_part_t *p, ldr_job_t *job);
+/* With the lock: bytes of a part's objects, tables and footers too, about. */
 uint64_t ldr_part_held(const ldr_part_t *p);
-uint64_t ldr_sizes_excess(const ldr_part_t *p);
-/* With the lock, from CLEAN: has others told if it holds much more or less. */
-void ldr_sizes_changed(ldr_part_t *p);
-/* With the lock: it gave so much of that for the budget. */
-void ldr_sizes_gave(ldr_part_t *p, uint64_t bytes, uint64_t held);
-/* With the lock: who is a stranger has changed. They count again once they were
- * read anew. */
-void ldr_sizes_forget(ldr_objects_t *t);
-/* The figure of a tenant: -ENOENT: none, or junk. */
-int ldr_sizes_read(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                   const char *tenant, uint64_t *bytes_p, uint32_t *when_s_p);
-int ldr_sizes_write(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                    const char *tenant, uint64_t bytes, uint32_t when_s);
-/* With the lock: the tenant's part here, or NULL. */
-ldr_part_t *ldr_sizes_part(ldr_objects_t *t, const char *tenant);
 
-/* The figures were read, with the tenants that nobody has open in care.tenants:
- * begins a round over them if there is reason to and the role is this node's.
- * share: what they are to give for the budget. */
-int ldr_idle_begin(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                   double share);
-int ldr_idle_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b);
-/* With the lock: that round is over. */
-void ldr_idle_end(ldr_part_t *p);
-/* Gives the role up if it is held; at close. */
-void ldr_idle_leave(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b);
+/* With the lock: when the next piece of ldr_idle_work() is due. */
+uint64_t ldr_idle_at(const ldr_objects_t *t);
+int ldr_idle_work(ldr_part_t *p, ldr_job_t *job);
 /* With the lock: the object was there in this cycle. */
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number);
 /* With the lock: removes these once all have heard; at most LDR_VICTIMS. */

@@ -16,12 +16,9 @@
 
 /* ---- chores ---- */
 
-static int (*const works[LDR_CHORES])(ldr_part_t *p, ldr_job_t *job,
-                                      ldr_backend_t *b) = {
-    [LDR_CHORE_CHECK] = ldr_check_work,
-    [LDR_CHORE_RESET] = ldr_reset_work,
-    [LDR_CHORE_FOLLOW] = ldr_follow_work,
-    [LDR_CHORE_PUBLISH] = ldr_publish_work,
+static int (*const works[LDR_CHORES])(ldr_part_t *p, ldr_job_t *job) = {
+    [LDR_CHORE_CHECK] = ldr_check_work, [LDR_CHORE_RESET] = ldr_reset_work,
+    [LDR_CHORE_POLL] = ldr_poll_work,   [LDR_CHORE_PUBLISH] = ldr_publish_work,
     [LDR_CHORE_CLEAN] = ldr_clean_work,
 };
 
@@ -29,7 +26,8 @@ static int chore_work(ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_chore_t *c = job->arg;
 
-    return works[c - c->part->chores](c->part, job, b);
+    job->backend = b;
+    return works[c - c->part->chores](c->part, job);
 }
 
 static void chore_done(ldr_job_t *job)
@@ -45,8 +43,8 @@ static void chore_done(ldr_job_t *job)
         c->at_ns = ldr_now_ns(t->params.clock) +
                    ldr_min64(t->retry_ns, (uint64_t)1000 * MS);
     }
-    if (c == &p->chores[LDR_CHORE_FOLLOW]) {
-        ldr_follow_ended(p, job->error);
+    if (c == &p->chores[LDR_CHORE_POLL]) {
+        ldr_poll_ended(p, job->error);
     }
     pthread_cond_broadcast(&t->changed);
     ldr_objects_wake(t);
@@ -68,8 +66,6 @@ void ldr_part_destroy(ldr_part_t *p)
     ldr_manifest_clear(&p->pending);
     ldr_manifest_clear(&p->sending);
     ldr_free(p->cleaner.marks);
-    ldr_idle_end(p);
-    ldr_free(p->cleaner.care.tenants);
     ldr_ids_clear(&p->cleaner.bad);
     explicit_bzero(&p->seal, sizeof(p->seal));
     explicit_bzero(&p->next, sizeof(p->next));
@@ -104,7 +100,6 @@ static ldr_part_t *part_create(ldr_objects_t *t, const uint8_t id[LDR_ID_BYTES],
     snprintf(p->reason, sizeof(p->reason),
              "tenant %s: its part was not looked at yet", name);
     p->seal = p->next = *seal;
-    p->cleaner.care.at_ns = UINT64_MAX;
     for (unsigned k = 0; k < LDR_CHORES; k++) {
         p->chores[k].part = p;
         p->chores[k].job = (ldr_job_t){
@@ -157,7 +152,6 @@ larder_status_t ldr_objects_enter(ldr_objects_t *t,
                                   bool claims, uint32_t *tenant_p,
                                   bool *resealed_p)
 {
-    void *parts = t->parts;
     size_t i = 0;
     bool ok = true;
 
@@ -172,12 +166,10 @@ larder_status_t ldr_objects_enter(ldr_objects_t *t,
         ok = part_again(t->parts[i], seal, claims, resealed_p);
         *tenant_p = ok ? (uint32_t)i : LDR_NIL;
     } else if (t->part_count < PARTS_MAX &&
-               ldr_grow(&parts, &t->part_room, t->part_count + 1,
+               ldr_grow(&t->parts, &t->part_room, t->part_count + 1,
                         sizeof(t->parts[0]))) {
-        t->parts = parts;
         ldr_part_t *p = part_create(t, id, name, seal);
         t->parts[t->part_count] = p;
-        ldr_sizes_forget(t);
         if (p != NULL) {
             p->claims = claims;
             *tenant_p = (uint32_t)t->part_count++;
@@ -259,14 +251,12 @@ ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
                                  uint32_t *number_p)
 {
     uint32_t number = ldr_map_space(p->map, id);
-    void *spaces = p->spaces;
 
     LDR_HELD(&p->tier->lock);
-    if (number == LDR_NIL ||
-        !ldr_grow(&spaces, &p->space_room, number + 1u, sizeof(p->spaces[0]))) {
+    if (number == LDR_NIL || !ldr_grow(&p->spaces, &p->space_room, number + 1u,
+                                       sizeof(p->spaces[0]))) {
         return NULL;
     }
-    p->spaces = spaces;
     if (number >= p->space_count) {
         p->space_count = number + 1u;
     }
@@ -285,12 +275,12 @@ uint32_t ldr_objects_space(ldr_objects_t *t, uint32_t tenant,
     ldr_part_space_t *s = p != NULL ? ldr_part_space(p, id, &number) : NULL;
     if (s != NULL) {
         s->used = true;
-        s->told = epoch;
+        s->node_epoch = epoch;
         if (epoch > ldr_map_epoch(p->map, number)) {
             ldr_map_set_epoch(p->map, number, epoch);
             s->wanted = (uint32_t)ldr_max64(s->wanted, epoch);
         } else if (epoch < ldr_map_epoch(p->map, number)) {
-            p->chores[LDR_CHORE_FOLLOW].at_ns = 0; /* it will tell */
+            p->chores[LDR_CHORE_POLL].at_ns = 0; /* it will tell */
         }
         ldr_objects_wake(t);
     } else {
@@ -315,29 +305,32 @@ uint32_t ldr_objects_epoch(ldr_objects_t *t, uint32_t tenant, uint32_t space)
 
 /* ---- finding ---- */
 
+static bool is_usable(const ldr_part_t *p, uint32_t space)
+{
+    LDR_HELD(&p->tier->lock);
+    return p->tier->state != LDR_OBJECTS_OFF && p->ready &&
+           space < p->space_count && !p->spaces[space].resetting &&
+           ldr_map_epoch(p->map, space) >= p->spaces[space].lost;
+}
+
 static bool find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
                  const larder_key_t *key, uint32_t group, uint32_t shard,
-                 bool *usable_p, ldr_place_t *place)
+                 ldr_place_t *place)
 {
-    ldr_part_t *p = ldr_objects_part(t, tenant);
+    const ldr_part_t *p = ldr_objects_part(t, tenant);
 
-    LDR_HELD(&t->lock);
-    *usable_p = t->state != LDR_OBJECTS_OFF && p != NULL && p->ready &&
-                space < p->space_count && !p->spaces[space].resetting &&
-                ldr_map_epoch(p->map, space) >= p->spaces[space].lost &&
-                group <= UINT8_MAX && shard <= UINT8_MAX;
-    return *usable_p && ldr_map_find(p->map, space, key->hash, (uint8_t)group,
-                                     (uint8_t)shard, place);
+    return p != NULL && is_usable(p, space) && group <= UINT8_MAX &&
+           shard <= UINT8_MAX &&
+           ldr_map_find(p->map, space, key->hash, (uint8_t)group,
+                        (uint8_t)shard, place);
 }
 
 bool ldr_objects_find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
                       uint32_t epoch, const larder_key_t *key, uint32_t group,
                       uint32_t shard, ldr_place_t *place)
 {
-    bool usable;
-
     ldr_mutex_lock(&t->lock);
-    bool found = find(t, tenant, space, key, group, shard, &usable, place) &&
+    bool found = find(t, tenant, space, key, group, shard, place) &&
                  ldr_map_epoch(t->parts[tenant]->map, space) == epoch;
     ldr_mutex_unlock(&t->lock);
     return found;
@@ -348,18 +341,17 @@ void ldr_objects_used(ldr_objects_t *t, uint32_t tenant, uint32_t space,
                       uint32_t used_s)
 {
     ldr_place_t place;
-    bool usable;
 
     ldr_mutex_lock(&t->lock);
-    if (find(t, tenant, space, key, group, shard, &usable, &place)) {
+    if (find(t, tenant, space, key, group, shard, &place)) {
         ldr_part_used(ldr_objects_part(t, tenant), place.id, used_s);
     }
     ldr_mutex_unlock(&t->lock);
 }
 
-void ldr_objects_soon(ldr_objects_t *t, uint32_t tenant, uint32_t space,
-                      const larder_key_t *keys, size_t count, uint32_t group,
-                      uint32_t shards)
+void ldr_objects_prefetch(ldr_objects_t *t, uint32_t tenant, uint32_t space,
+                          const larder_key_t *keys, size_t count,
+                          uint32_t group, uint32_t shards)
 {
     if (group > UINT8_MAX || shards > UINT8_MAX) {
         return;
@@ -377,25 +369,14 @@ void ldr_objects_soon(ldr_objects_t *t, uint32_t tenant, uint32_t space,
     ldr_mutex_unlock(&t->lock);
 }
 
-bool ldr_objects_wants(ldr_objects_t *t, uint32_t tenant, uint32_t space,
-                       const larder_key_t *key, uint32_t group, uint32_t shard)
-{
-    ldr_place_t place;
-    bool usable;
-
-    ldr_mutex_lock(&t->lock);
-    bool found = find(t, tenant, space, key, group, shard, &usable, &place);
-    ldr_mutex_unlock(&t->lock);
-    return usable && !found && ldr_lanes_writable(t->lanes);
-}
-
-bool ldr_objects_takes(ldr_objects_t *t, uint32_t tenant)
+bool ldr_objects_takes(ldr_objects_t *t, uint32_t tenant, uint32_t space)
 {
     ldr_mutex_lock(&t->lock);
     const ldr_part_t *p = ldr_objects_part(t, tenant);
-    bool ready = p != NULL && (p->ready || p->vacant);
+    bool ready = p != NULL && (space == LDR_NIL ? p->ready || p->vacant
+                                                : is_usable(p, space));
     ldr_mutex_unlock(&t->lock);
-    return ready && ldr_lanes_writable(t->lanes);
+    return ready && ldr_workers_writable(t->workers);
 }
 
 /* ---- figures ---- */
@@ -414,9 +395,9 @@ static void part_stats(const ldr_part_t *p, uint64_t now_ns,
     out->map_bytes += m.bytes;
     out->unpublished += p->pending_objects + p->sending_objects;
     out->cleaner = out->cleaner || p->cleaner.lease == LDR_LEASE_HELD;
-    if (p->followed_ns != 0) {
-        out->followed_ms =
-            ldr_max64(out->followed_ms, (now_ns - p->followed_ns) / MS);
+    if (p->polled_ns != 0) {
+        out->polled_ms =
+            ldr_max64(out->polled_ms, (now_ns - p->polled_ns) / MS);
     }
     if (!p->ready && out->reason[0] == '\0') {
         memcpy(out->reason, p->reason, sizeof(out->reason));
@@ -427,16 +408,16 @@ void ldr_objects_stats(ldr_objects_t *t, ldr_objects_stats_t *out)
 {
     ldr_objects_stats_t s;
     char reason[sizeof(s.reason)];
-    ldr_lanes_stats_t lanes;
+    ldr_workers_stats_t workers;
     ldr_objects_state_t state =
-        ldr_lanes_state(t->lanes, reason, sizeof(reason));
+        ldr_workers_state(t->workers, reason, sizeof(reason));
     uint64_t now_ns = ldr_now_ns(t->params.clock);
 
-    ldr_lanes_stats(t->lanes, &lanes);
+    ldr_workers_stats(t->workers, &workers);
     ldr_mutex_lock(&t->lock);
     s = t->n;
     s.state = state;
-    s.lanes = lanes;
+    s.workers = workers;
     memcpy(s.reason, reason, sizeof(reason));
     memcpy(s.kind, t->kind, sizeof(s.kind));
     for (size_t i = 0; i < t->part_count; i++) {

@@ -1,4 +1,4 @@
-/* Reading a record: one ranged get, in a lane. */
+/* Reading a record: one ranged get, in a worker. */
 #include <errno.h>
 #include <string.h>
 
@@ -165,7 +165,7 @@ bool ldr_objects_read(ldr_objects_t *t, ldr_objects_read_t *r)
         r->error = -ESHUTDOWN;
         return false;
     }
-    if (!ldr_lanes_add(t->lanes, &r->job)) {
+    if (!ldr_workers_add(t->workers, &r->job)) {
         r->error = r->job.error;
         return false;
     }

@@ -1,5 +1,5 @@
 /*
- * Writing an object, in a lane: seal each record, put all of it under a new
+ * Writing an object, in a worker: seal each record, put all of it under a new
  * name, enter it in the map, have it published.
  */
 #include <errno.h>
@@ -145,12 +145,12 @@ static unsigned compose(ldr_objects_write_t *w, const ldr_seal_t *seal)
 /* ---- the turn to seal ---- */
 
 /*
- * Sealing is work for a CPU only, and lanes that seal side by side are all done
- * late, while the storage has nothing to do. So half as many seal at once as
- * there are CPUs: the first object is being written while the next is sealed.
- * With encryption, three times the work, it is as many as there are CPUs, since
- * storage may take more than half of them can encrypt. Nobody waits for I/O
- * while it has its turn, so a medium that hangs holds up nobody else.
+ * Sealing is work for a CPU only, and workers that seal side by side are all
+ * done late, while the storage has nothing to do. So half as many seal at once
+ * as there are CPUs: the first object is being written while the next is
+ * sealed. With encryption, three times the work, it is as many as there are
+ * CPUs, since storage may take more than half of them can encrypt. Nobody waits
+ * for I/O while it has its turn, so a medium that hangs holds up nobody else.
  */
 static void seal_begin(ldr_objects_t *t, bool encrypts)
 {
@@ -368,7 +368,7 @@ bool ldr_objects_write(ldr_objects_t *t, ldr_objects_write_t *w)
     if (w->error != 0) {
         return false;
     }
-    if (!ldr_lanes_add(t->lanes, &w->job)) {
+    if (!ldr_workers_add(t->workers, &w->job)) {
         w->error = w->job.error;
         return false;
     }

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-static int hex_of(char c)
+int ldr_hex_digit(int c)
 {
     return c >= '0' && c <= '9'   ? c - '0'
            : c >= 'a' && c <= 'f' ? c - 'a' + 10
@@ -17,8 +17,8 @@ static bool decode(const char *from, size_t bytes, char *to, size_t size)
     for (size_t i = 0; i < bytes; i++, n++) {
         char c = from[i];
         if (c == '%') {
-            int high = i + 2 < bytes ? hex_of(from[i + 1]) : -1;
-            int low = high >= 0 ? hex_of(from[i + 2]) : -1;
+            int high = i + 2 < bytes ? ldr_hex_digit(from[i + 1]) : -1;
+            int low = high >= 0 ? ldr_hex_digit(from[i + 2]) : -1;
             if (low < 0) {
                 return false;
             }

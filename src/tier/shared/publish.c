@@ -49,7 +49,6 @@ void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
 {
     ldr_objects_t *t = p->tier;
     uint32_t number = ldr_map_object(p->map, id);
-    void *uses = p->uses;
 
     LDR_HELD(&p->tier->lock);
     if (number == LDR_NIL) {
@@ -60,12 +59,11 @@ void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
         return;
     }
     o->used_s = used_s;
-    if (o->told || p->use_count >= USES_MAX ||
-        !ldr_grow(&uses, &p->use_room, p->use_count + 1, LDR_ID_BYTES)) {
+    if (o->use_waits || p->use_count >= USES_MAX ||
+        !ldr_grow(&p->uses, &p->use_room, p->use_count + 1, LDR_ID_BYTES)) {
         return;
     }
-    o->told = true;
-    p->uses = uses;
+    o->use_waits = true;
     memcpy(p->uses[p->use_count++], id, LDR_ID_BYTES);
     if (p->use_count == 1) {
         p->uses_at_ns =
@@ -116,7 +114,7 @@ static void add_uses(ldr_part_t *p)
         ldr_map_object_t *o = ldr_map_at(p->map, number);
         memcpy(e.object.id, p->uses[i], LDR_ID_BYTES);
         e.used_s = o->used_s;
-        o->told = false;
+        o->use_waits = false;
         ldr_part_publish(p, &e, false);
     }
     p->use_count = 0;
@@ -161,23 +159,23 @@ static void begin(ldr_part_t *p)
 
 /* A put that failed may be the first that is heard of another tier, which must
  * not be told what the last one had. 1: it is another. */
-static int recognize(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int recognize(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint64_t deadline_ns = ldr_now_ns(t->params.clock) + t->timeout_ns;
 
-    if (!b->ops->makes_itself) {
+    if (!job->backend->ops->makes_itself) {
         return 0;
     }
     ldr_job_extend(job, deadline_ns);
-    int error = ldr_objects_recognize(t, b, deadline_ns);
+    int error = ldr_objects_recognize(t, job->backend, deadline_ns);
     ldr_mutex_lock(&t->lock);
-    bool anew = p->anew;
+    bool outdated = p->outdated;
     ldr_mutex_unlock(&t->lock);
-    return error == 0 && anew ? 1 : error;
+    return error == 0 && outdated ? 1 : error;
 }
 
-int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_publish_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -196,7 +194,7 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     if (!some) {
         return 0;
     }
-    error = fresh ? 0 : recognize(p, job, b);
+    error = fresh ? 0 : recognize(p, job);
     if (error != 0) {
         return error > 0 ? 0 : error;
     }
@@ -209,7 +207,7 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     }
     p->sealed = true;
     ldr_name_manifest(p->hex, &k, name);
-    error = ldr_call_put(t, job, b, name, p->sending.data, p->sending.bytes, 0);
+    error = ldr_call_put(job, name, p->sending.data, p->sending.bytes, 0);
     if (error != 0) {
         return error;
     }

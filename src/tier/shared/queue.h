@@ -1,9 +1,10 @@
-/* Queues of jobs, in the order in which they came. Inside the lanes, with their
- * lock. `count` jobs are linked from first to last; both are NULL without. */
+/* Queues of jobs, in the order in which they came. Inside the workers, with
+ * their lock. `count` jobs are linked from first to last; both are NULL
+ * without. */
 #pragma once
 
 #include "base/check.h"
-#include "tier/shared/lanes.h"
+#include "tier/shared/workers.h"
 
 typedef struct ldr_job_queue {
     ldr_job_t *first, *last;

@@ -16,6 +16,7 @@
 
 #include "base/bytes.h"
 #include "base/hash.h"
+#include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/objects_int.h"
 #include "store/index.h"
@@ -23,6 +24,7 @@
 #define CHECK_BYTES 64u
 #define EPOCH_BYTES 48u
 #define TRIES 16u
+#define RESETS_MAX 1000000u
 #define CHECK_AGAIN 12u /* times retry_ms */
 
 /* ---- T/check ---- */
@@ -95,24 +97,23 @@ static const char *check_compare(const uint8_t *ours, const uint8_t *theirs,
 
 /* Reads T/check, and puts it if there is none: unless that is to wait for a
  * claim. -ENOENT: it waits. */
-static int check_fetch(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                       bool claims, const uint8_t ours[CHECK_BYTES],
+static int check_fetch(ldr_part_t *p, ldr_job_t *job, bool claims,
+                       const uint8_t ours[CHECK_BYTES],
                        uint8_t theirs[CHECK_BYTES], size_t *bytes_p)
 {
-    ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     ldr_name_of(p->hex, "check", name);
-    int error = ldr_call_get_all(t, job, b, name, theirs, CHECK_BYTES, bytes_p);
+    int error = ldr_call_get_all(job, name, theirs, CHECK_BYTES, bytes_p);
     if (error != -ENOENT || !claims) {
         return error;
     }
-    error = ldr_call_put(t, job, b, name, ours, CHECK_BYTES, LDR_OBJECT_NEW);
+    error = ldr_call_put(job, name, ours, CHECK_BYTES, LDR_OBJECT_NEW);
     if (error == 0) {
         memcpy(theirs, ours, CHECK_BYTES);
         *bytes_p = CHECK_BYTES;
     } else if (error == -EEXIST) {
-        error = ldr_call_get_all(t, job, b, name, theirs, CHECK_BYTES, bytes_p);
+        error = ldr_call_get_all(job, name, theirs, CHECK_BYTES, bytes_p);
     }
     return error;
 }
@@ -150,7 +151,7 @@ static bool check_end(ldr_part_t *p, const char *wrong, bool garbled)
     bool known = p->refused || p->garbled;
 
     LDR_HELD(&p->tier->lock);
-    p->checked = wrong == NULL && !p->anew; /* else it was another's */
+    p->checked = wrong == NULL && !p->outdated; /* else it was another's */
     p->refused = wrong != NULL && !garbled;
     p->garbled = wrong != NULL && garbled;
     p->vacant = false;
@@ -168,7 +169,7 @@ static bool check_end(ldr_part_t *p, const char *wrong, bool garbled)
     return wrong != NULL && !known;
 }
 
-int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_check_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint8_t ours[CHECK_BYTES], theirs[CHECK_BYTES];
@@ -176,14 +177,14 @@ int ldr_check_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
     const char *wrong = NULL;
     bool garbled = false, news = false;
 
-    if (!ldr_part_anew(p)) {
+    if (!ldr_part_forget(p)) {
         return -ENOMEM;
     }
     bool claims = check_begin(p);
     if (!check_compose(p, ours)) {
         return -ENOMEM;
     }
-    int error = check_fetch(p, job, b, claims, ours, theirs, &bytes);
+    int error = check_fetch(p, job, claims, ours, theirs, &bytes);
     bool vacant = error == -ENOENT && !claims;
     if (error == 0 || error == -EBADMSG) {
         wrong = check_compare(ours, theirs, error == 0 ? bytes : 0, &garbled);
@@ -230,7 +231,7 @@ static bool epoch_compose(const ldr_part_t *p,
                            out + EPOCH_MAC);
 }
 
-int ldr_reset_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+int ldr_reset_read(ldr_part_t *p, ldr_job_t *job,
                    const uint8_t space[LDR_ID_BYTES], uint32_t epoch,
                    uint32_t *written_s_p)
 {
@@ -238,7 +239,7 @@ int ldr_reset_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     uint8_t theirs[EPOCH_BYTES], ours[EPOCH_BYTES];
 
     ldr_name_epoch(p, space, epoch, name);
-    int error = ldr_call_get(p->tier, job, b, name, 0, theirs, EPOCH_BYTES);
+    int error = ldr_call_get(job, name, 0, theirs, EPOCH_BYTES);
     if (error != 0) {
         return error == -ENODATA ? -EBADMSG : error;
     }
@@ -249,39 +250,37 @@ int ldr_reset_read(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
     return CRYPTO_memcmp(ours, theirs, EPOCH_BYTES) == 0 ? 0 : -EBADMSG;
 }
 
-typedef struct listing {
-    size_t skip; /* bytes of the name before SPACE */
-    void (*fn)(void *arg, const uint8_t space[LDR_ID_BYTES], uint32_t epoch);
-    void *arg;
-} listing_t;
-
 static int list_one(void *arg, const char *name, uint64_t bytes)
 {
-    listing_t *l = arg;
-    uint8_t space[LDR_ID_BYTES];
+    ldr_resets_t *l = arg;
+    ldr_reset_t r = {.lost = 0};
     uint64_t epoch;
 
     (void)bytes;
     name += l->skip;
-    if (strlen(name) == 2 * LDR_ID_BYTES + 9 &&
-        ldr_unhex(name, LDR_ID_BYTES, space) && name[2 * LDR_ID_BYTES] == '-' &&
-        ldr_unhex64(name + 2 * LDR_ID_BYTES + 1, 8, &epoch)) {
-        l->fn(l->arg, space, (uint32_t)epoch);
+    if (strlen(name) != 2 * LDR_ID_BYTES + 9 ||
+        !ldr_unhex(name, LDR_ID_BYTES, r.space) ||
+        name[2 * LDR_ID_BYTES] != '-' ||
+        !ldr_unhex64(name + 2 * LDR_ID_BYTES + 1, 8, &epoch)) {
+        return 0; /* somebody else's */
     }
+    r.epoch = (uint32_t)epoch;
+    if (l->count >= RESETS_MAX ||
+        !ldr_grow(&l->at, &l->room, l->count + 1, sizeof(r))) {
+        return -ENOMEM;
+    }
+    l->at[l->count++] = r;
     return 0;
 }
 
-int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                   void (*fn)(void *arg, const uint8_t space[LDR_ID_BYTES],
-                              uint32_t epoch),
-                   void *arg)
+int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_resets_t *list)
 {
     char prefix[LDR_OBJECT_NAME_MAX + 1];
-    listing_t l = {.fn = fn, .arg = arg};
 
     ldr_name_of(p->hex, "e/", prefix);
-    l.skip = strlen(prefix);
-    return ldr_call_list(p->tier, job, b, prefix, NULL, list_one, &l);
+    list->skip = strlen(prefix);
+    list->count = 0;
+    return ldr_call_list(job, prefix, NULL, list_one, list);
 }
 
 /* ---- what this node knows ---- */
@@ -297,16 +296,15 @@ bool ldr_part_raise(ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
     bool higher = s != NULL && epoch > ldr_map_epoch(p->map, number);
     if (higher) {
         ldr_map_set_epoch(p->map, number, epoch);
-        t->n.resets_seen++;
     }
     ldr_mutex_unlock(&t->lock);
     if (higher) {
-        ldr_part_tell(p);
+        ldr_part_notify(p);
     }
     return s != NULL;
 }
 
-void ldr_part_tell(ldr_part_t *p)
+void ldr_part_notify(ldr_part_t *p)
 {
     ldr_objects_t *t = p->tier;
     uint8_t id[LDR_ID_BYTES];
@@ -316,8 +314,8 @@ void ldr_part_tell(ldr_part_t *p)
         ldr_part_space_t *s = &p->spaces[i];
         uint32_t epoch = ldr_map_epoch(p->map, (uint32_t)i);
 
-        if (s->used && s->told < epoch) {
-            s->told = epoch;
+        if (s->used && s->node_epoch < epoch) {
+            s->node_epoch = epoch;
             memcpy(id, s->id, LDR_ID_BYTES);
             ldr_mutex_unlock(&t->lock);
             if (t->params.epoch != NULL) {
@@ -331,84 +329,73 @@ void ldr_part_tell(ldr_part_t *p)
 
 /* ---- writing them ---- */
 
-typedef struct highest {
-    const uint8_t *space;
-    uint32_t epoch;
-} highest_t;
-
-static void take_highest(void *arg, const uint8_t space[LDR_ID_BYTES],
-                         uint32_t epoch)
-{
-    highest_t *h = arg;
-
-    if (memcmp(space, h->space, LDR_ID_BYTES) == 0 && epoch > h->epoch) {
-        h->epoch = epoch;
-    }
-}
-
 /* The highest that is there. What is not under this key is nobody's reset, but
  * would be in the way. */
-static int find_highest(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                        highest_t *h)
+static int find_highest(ldr_part_t *p, ldr_job_t *job,
+                        const uint8_t space[LDR_ID_BYTES], uint32_t *epoch_p)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
+    ldr_resets_t list = {.count = 0};
     uint32_t written_s;
+    int error = -EBADMSG;
 
-    for (unsigned i = 0; i < TRIES; i++) {
-        h->epoch = 0;
-        int error = ldr_reset_list(p, job, b, take_highest, h);
-        if (error != 0 || h->epoch == 0) {
-            return error;
+    for (unsigned i = 0; i < TRIES && error == -EBADMSG; i++) {
+        *epoch_p = 0;
+        error = ldr_reset_list(p, job, &list);
+        for (size_t k = 0; k < list.count; k++) {
+            if (memcmp(space, list.at[k].space, LDR_ID_BYTES) == 0) {
+                *epoch_p = (uint32_t)ldr_max64(*epoch_p, list.at[k].epoch);
+            }
         }
-        error = ldr_reset_read(p, job, b, h->space, h->epoch, &written_s);
-        if (error != -EBADMSG) {
-            return error == -ENOENT ? 0 : error;
+        if (error != 0 || *epoch_p == 0) {
+            break;
         }
-        ldr_name_epoch(p, h->space, h->epoch, name);
-        error = ldr_call_remove(p->tier, job, b, name);
-        if (error != 0) {
-            return error;
+        error = ldr_reset_read(p, job, space, *epoch_p, &written_s);
+        if (error == -EBADMSG) {
+            ldr_name_epoch(p, space, *epoch_p, name);
+            int removed = ldr_call_remove(job, name);
+            error = removed != 0 ? removed : error;
         }
     }
-    return -EBADMSG;
+    ldr_free(list.at);
+    return error == -ENOENT ? 0 : error;
 }
 
 /* Puts an epoch that is wanted or, for a reset, higher and nobody else's. */
-static int write_epoch(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
+static int write_epoch(ldr_part_t *p, ldr_job_t *job,
                        const uint8_t space[LDR_ID_BYTES], bool own,
                        uint32_t *epoch_p)
 {
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint8_t data[EPOCH_BYTES];
-    highest_t h = {.space = space};
-    int error = find_highest(p, job, b, &h);
+    uint32_t highest;
+    int error = find_highest(p, job, space, &highest);
 
     for (unsigned i = 0; i < TRIES && error == 0; i++) {
-        if (!own && h.epoch >= *epoch_p) {
+        if (!own && highest >= *epoch_p) {
             return 0;
         }
-        if (h.epoch >= UINT32_MAX - 1) {
+        if (highest >= UINT32_MAX - 1) {
             return -EOVERFLOW;
         }
-        *epoch_p = (uint32_t)ldr_max64(*epoch_p, own ? h.epoch + 1 : 0);
+        *epoch_p = (uint32_t)ldr_max64(*epoch_p, own ? highest + 1 : 0);
         ldr_name_epoch(p, space, *epoch_p, name);
         if (!epoch_compose(p, space, *epoch_p, ldr_wall_s(t->params.clock),
                            data)) {
             return -ENOMEM;
         }
-        error =
-            ldr_call_put(t, job, b, name, data, EPOCH_BYTES, LDR_OBJECT_NEW);
+        error = ldr_call_put(job, name, data, EPOCH_BYTES, LDR_OBJECT_NEW);
         bool taken = error == -EEXIST;
         if (error != 0 && !taken) {
             return error;
         }
-        error = find_highest(p, job, b, &h);
-        if (error == 0 && !taken && h.epoch <= *epoch_p) {
+        error = find_highest(p, job, space, &highest);
+        if (error == 0 && !taken && highest <= *epoch_p) {
             return 0;
         }
         /* A listing may be too old to show it. */
-        h.epoch = (uint32_t)ldr_max64(h.epoch, *epoch_p);
+        highest = (uint32_t)ldr_max64(highest, *epoch_p);
     }
     return error != 0 ? error : -EAGAIN;
 }
@@ -430,7 +417,7 @@ uint64_t ldr_reset_at(const ldr_part_t *p)
     return ldr_reset_wanted(p) != LDR_NIL ? 0 : UINT64_MAX;
 }
 
-int ldr_reset_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_reset_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint8_t id[LDR_ID_BYTES];
@@ -448,7 +435,7 @@ int ldr_reset_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         memcpy(id, s->id, LDR_ID_BYTES);
         ldr_mutex_unlock(&t->lock);
 
-        int error = write_epoch(p, job, b, id, own, &epoch);
+        int error = write_epoch(p, job, id, own, &epoch);
         if (error != 0) {
             return error;
         }
@@ -462,7 +449,7 @@ int ldr_reset_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
             ldr_map_set_epoch(p->map, number, epoch);
         }
         ldr_mutex_unlock(&t->lock);
-        ldr_part_tell(p);
+        ldr_part_notify(p);
     }
 }
 
@@ -496,7 +483,7 @@ larder_status_t ldr_objects_reset(ldr_objects_t *t, uint32_t tenant,
      * one, so `wanted` changes and the chore goes round again. */
     s->wanted = (uint32_t)ldr_max64(s->wanted + 1, epoch);
     s->resetting = true;
-    s->told = (uint32_t)ldr_max64(s->told, epoch);
+    s->node_epoch = (uint32_t)ldr_max64(s->node_epoch, epoch);
     ldr_map_set_epoch(p->map, space, epoch);
     p->chores[LDR_CHORE_RESET].at_ns = 0;
     waited_t w = {p, space};
@@ -509,7 +496,7 @@ larder_status_t ldr_objects_reset(ldr_objects_t *t, uint32_t tenant,
         s->wanted = (uint32_t)ldr_max64(s->wanted, *epoch_p);
         ldr_map_set_epoch(p->map, space, *epoch_p);
     }
-    s->told = (uint32_t)ldr_max64(s->told, *epoch_p);
+    s->node_epoch = (uint32_t)ldr_max64(s->node_epoch, *epoch_p);
     bool off = t->state == LDR_OBJECTS_OFF || p->refused || p->garbled;
     ldr_mutex_unlock(&t->lock);
     if (done) {

@@ -19,6 +19,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "base/thread.h"
+#include "tier/shared/iov.h"
 #include "tier/shared/params.h"
 #include "tier/shared/s3.h"
 #include "tier/shared/s3_curl.h"
@@ -30,24 +31,6 @@
 static ldr_s3_t *of(ldr_backend_t *b)
 {
     return (ldr_s3_t *)b;
-}
-
-static int wrong(const char *name)
-{
-    ldr_fail(LARDER_E_INVALID,
-             "'%.*s': no name of an object or prefix, or it is too large",
-             (int)LDR_OBJECT_NAME_MAX, name);
-    return -EINVAL;
-}
-
-static uint64_t bytes_of(const struct iovec *iov, unsigned count)
-{
-    uint64_t bytes = 0;
-
-    for (unsigned i = 0; i < count; i++) {
-        bytes += iov[i].iov_len;
-    }
-    return bytes;
 }
 
 /* ---- put ---- */
@@ -63,7 +46,7 @@ static int put_once(ldr_s3_t *s3, const char *name, const struct iovec *iov,
         .name = name,
         .iov = iov,
         .count = count,
-        .bytes = bytes_of(iov, count),
+        .bytes = ldr_iov_bytes(iov, count),
         .if_none = if_none,
         .deadline_ns = deadline_ns,
     };
@@ -134,8 +117,8 @@ static int s3_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
     long status;
 
     if (!ldr_object_name_ok(name) ||
-        bytes_of(iov, count) > LDR_OBJECT_BYTES_MAX) {
-        return wrong(name);
+        ldr_iov_bytes(iov, count) > LDR_OBJECT_BYTES_MAX) {
+        return ldr_object_wrong(name);
     }
     int error = new ? find_out(s3, deadline_ns) : 0;
     if (error == 0 && new &&atomic_load(&s3->conditional) == LDR_S3_NOT) {
@@ -157,9 +140,6 @@ static int s3_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
 static int s3_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
                    uint64_t deadline_ns)
 {
-    if (!ldr_object_name_ok(name)) {
-        return wrong(name);
-    }
     return head(of(b), name, bytes_p, deadline_ns);
 }
 
@@ -172,14 +152,13 @@ static int s3_get(ldr_backend_t *b, const char *name, uint64_t offset,
         .iov = iov,
         .count = count,
         .offset = offset,
-        .bytes = bytes_of(iov, count),
+        .bytes = ldr_iov_bytes(iov, count),
         .deadline_ns = deadline_ns,
     };
     uint64_t bytes = 0;
 
-    if (!ldr_object_name_ok(name) || r.bytes > LDR_OBJECT_BYTES_MAX ||
-        offset > INT64_MAX / 2) {
-        return wrong(name);
+    if (r.bytes > LDR_OBJECT_BYTES_MAX || offset > INT64_MAX / 2) {
+        return ldr_object_wrong(name);
     }
     if (r.bytes > 0) {
         return ldr_s3_do(of(b), &r);
@@ -200,7 +179,7 @@ static int s3_remove(ldr_backend_t *b, const char *name, uint64_t deadline_ns)
         .deadline_ns = deadline_ns,
     };
 
-    return ldr_object_name_ok(name) ? ldr_s3_do(of(b), &r) : wrong(name);
+    return ldr_s3_do(of(b), &r);
 }
 
 /* ---- list ---- */
@@ -285,7 +264,7 @@ static int list_page(ldr_s3_t *s3, const listing_t *l, ldr_s3_page_t *page,
 
     if (!compose_list(s3, l->prefix, l->after, page->token, query,
                       sizeof(query))) {
-        return wrong(l->prefix);
+        return ldr_object_wrong(l->prefix);
     }
     int error = ldr_s3_do(s3, &r);
     if (error == 0 && !ldr_s3_page_parse(body, r.body_bytes, page)) {
@@ -298,22 +277,6 @@ static int list_page(ldr_s3_t *s3, const listing_t *l, ldr_s3_page_t *page,
     return error;
 }
 
-static bool prefix_ok(const char *prefix)
-{
-    size_t length = strnlen(prefix, LDR_OBJECT_NAME_MAX);
-    char name[LDR_OBJECT_NAME_MAX + 2];
-
-    if (length == 0) {
-        return true; /* of all */
-    }
-    if (length < 2 || length >= LDR_OBJECT_NAME_MAX ||
-        prefix[length - 1] != '/') {
-        return false;
-    }
-    snprintf(name, sizeof(name), "%sx", prefix);
-    return ldr_object_name_ok(name);
-}
-
 static int s3_list(ldr_backend_t *b, const char *prefix, const char *after,
                    int (*fn)(void *arg, const char *name, uint64_t bytes),
                    void *arg, uint64_t deadline_ns)
@@ -322,9 +285,9 @@ static int s3_list(ldr_backend_t *b, const char *prefix, const char *after,
     listing_t l = {s3, prefix, after, fn, arg};
     ldr_s3_page_t page = {.fn = list_key, .arg = &l, .truncated = true};
 
-    if (!prefix_ok(prefix) ||
+    if (!ldr_object_prefix_ok(prefix) ||
         (after != NULL && strlen(after) > LDR_OBJECT_NAME_MAX)) {
-        return wrong(prefix);
+        return ldr_object_wrong(prefix);
     }
     char *body = ldr_alloc(LDR_S3_BODY);
     if (body == NULL) {
@@ -503,16 +466,12 @@ larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
     }
     s3->base.ops = &ops;
     s3->log = p->log;
-    s3->idle_max = p->lanes + 1;
+    s3->idle_max = (unsigned)ldr_min64(p->lanes + 1, LDR_S3_IDLE_MAX);
     atomic_init(&s3->conditional, LDR_S3_UNKNOWN);
     ldr_mutex_init(&s3->lock);
     larder_status_t st = take_bucket(s3, rest);
     if (st == LARDER_OK) {
         st = take_params(s3, rest);
-    }
-    if (st == LARDER_OK && p->login != NULL &&
-        strlen(p->login) >= sizeof(s3->login)) {
-        st = ldr_fail(LARDER_E_INVALID, "shared_login: too long a path");
     }
     if (st == LARDER_OK) {
         st = ldr_curl_load();
@@ -521,8 +480,7 @@ larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
         s3_destroy(&s3->base);
         return st;
     }
-    snprintf(s3->login, sizeof(s3->login), "%s",
-             p->login != NULL ? p->login : "");
+    snprintf(s3->login, sizeof(s3->login), "%s", p->login);
     *backend_p = &s3->base;
     return LARDER_OK;
 }

@@ -18,25 +18,11 @@
 #define LDR_S3_BODY (2u << 20)  /* bytes of a page of a listing */
 #define LDR_S3_ERROR_BODY 4096u /* of an error, the rest is not looked at */
 #define LDR_S3_TOKEN_MAX 1024u  /* of a continuation */
-#define LDR_S3_PREFIX_MAX 100u  /* of the url, with its '/' */
+#define LDR_S3_IDLE_MAX 65u
+#define LDR_S3_PREFIX_MAX 100u /* of the url, with its '/' */
 
 /* ---- XML (s3_xml.c) ---- */
 
-/*
- * Scans a document: elements, attributes that are not looked at, text. What is
- * not well formed, or has comments, CDATA or a DOCTYPE, is refused. fn hears of
- * each element as it ends, with what stood in it if it had no elements inside,
- * still escaped; parent: the name of the one around it, "" at the top.
- */
-typedef struct ldr_xml_item {
-    const char *name, *parent, *text;
-    size_t name_bytes, parent_bytes, text_bytes;
-    bool leaf;
-} ldr_xml_item_t;
-
-/* False: not well formed, or fn said so. */
-bool ldr_xml_scan(const char *text, size_t bytes,
-                  bool (*fn)(void *arg, const ldr_xml_item_t *item), void *arg);
 /* Without escapes, into a buffer of `size`. False: it does not fit. */
 bool ldr_xml_unescape(const char *text, size_t bytes, char *to, size_t size);
 
@@ -63,8 +49,6 @@ bool ldr_s3_content_range(const char *text, size_t bytes, uint64_t *first_p,
 
 /* ---- requests (s3_http.c) ---- */
 
-typedef struct ldr_s3_handle ldr_s3_handle_t; /* a connection of libcurl */
-
 typedef struct ldr_s3 {
     ldr_backend_t base;
     char endpoint[LDR_HOST_MAX + 16]; /* https://host:port */
@@ -75,8 +59,10 @@ typedef struct ldr_s3 {
     ldr_log_t log;
     atomic_int conditional; /* LDR_S3_... */
     pthread_mutex_t lock;
-    ldr_s3_handle_t *idle;         /* under lock: the last used first */
-    unsigned idle_count, idle_max; /* as many are idle; idle_max at most */
+    /* Handles of libcurl that are idle, with their connections, the last used
+     * last; under lock. */
+    void *idle[LDR_S3_IDLE_MAX];
+    unsigned idle_count, idle_max;
 } ldr_s3_t;
 
 /* Whether "put only if there is none" is the server's to decide. */

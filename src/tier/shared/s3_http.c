@@ -1,7 +1,7 @@
 /*
  * One request to an S3 server, by libcurl. A handle keeps its connection from
  * one request to the next; those that are idle wait in a stack, at most as many
- * as there are lanes.
+ * as there are workers.
  *
  * SIGPIPE is blocked around a request and taken back after it: older TLS
  * libraries write without asking for none, and libcurl is told to leave the
@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "tier/shared/iov.h"
 #include "tier/shared/login.h"
 #include "tier/shared/s3.h"
 #include "tier/shared/s3_curl.h"
@@ -29,11 +30,6 @@
 #define LOW_SPEED_BYTES 1024L     /* a second ... */
 #define LOW_SPEED_S 15L           /* ... for so long is a dead server */
 #define DAY_MS (24u * 3600u * 1000u)
-
-struct ldr_s3_handle {
-    void *curl;
-    ldr_s3_handle_t *next; /* while idle */
-};
 
 /* A request under way. */
 typedef struct transfer {
@@ -45,8 +41,7 @@ typedef struct transfer {
     char error_text[256]; /* libcurl's: CURL_ERROR_SIZE */
     char error_body[LDR_S3_ERROR_BODY];
     size_t error_bytes;
-    unsigned piece; /* where in the iov it is */
-    size_t piece_at;
+    ldr_iov_t left; /* of the request's iov */
     uint64_t moved;
     uint64_t first, last; /* the answer's range */
     bool has_range;
@@ -55,57 +50,33 @@ typedef struct transfer {
 
 /* ---- handles ---- */
 
-static ldr_s3_handle_t *take_handle(ldr_s3_t *s3)
+static void *take_handle(ldr_s3_t *s3)
 {
     ldr_mutex_lock(&s3->lock);
-    ldr_s3_handle_t *h = s3->idle;
-    if (h != NULL) {
-        s3->idle = h->next;
-        LDR_ASSERT(s3->idle_count > 0);
-        s3->idle_count--;
-    }
+    void *curl = s3->idle_count > 0 ? s3->idle[--s3->idle_count] : NULL;
     ldr_mutex_unlock(&s3->lock);
-    if (h == NULL) {
-        h = ldr_alloc(sizeof(*h));
-        if (h != NULL && (h->curl = ldr_curl.easy_init()) == NULL) {
-            ldr_free(h);
-            h = NULL;
-        }
-    }
-    return h;
+    return curl != NULL ? curl : ldr_curl.easy_init();
 }
 
-static void free_handle(ldr_s3_handle_t *h)
+static void give_handle(ldr_s3_t *s3, void *curl)
 {
-    ldr_curl.easy_cleanup(h->curl);
-    ldr_free(h);
-}
-
-static void give_handle(ldr_s3_t *s3, ldr_s3_handle_t *h)
-{
-    ldr_curl.easy_reset(h->curl); /* keeps its connection, not its secrets */
+    ldr_curl.easy_reset(curl); /* keeps its connection, not its secrets */
     ldr_mutex_lock(&s3->lock);
     bool keep = s3->idle_count < s3->idle_max;
     if (keep) {
-        h->next = s3->idle;
-        s3->idle = h;
-        s3->idle_count++;
+        s3->idle[s3->idle_count++] = curl;
     }
     ldr_mutex_unlock(&s3->lock);
     if (!keep) {
-        free_handle(h);
+        ldr_curl.easy_cleanup(curl);
     }
 }
 
 void ldr_s3_close_handles(ldr_s3_t *s3)
 {
-    ldr_s3_handle_t *h;
-
-    while ((h = s3->idle) != NULL) {
-        s3->idle = h->next;
-        free_handle(h);
+    while (s3->idle_count > 0) {
+        ldr_curl.easy_cleanup(s3->idle[--s3->idle_count]);
     }
-    s3->idle_count = 0;
 }
 
 /* ---- bytes ---- */
@@ -118,35 +89,18 @@ static long status_of(const transfer_t *t)
     return status;
 }
 
-/* The next piece of the iov that is not used up; NULL: none. */
-static uint8_t *piece_of(transfer_t *t, size_t *bytes_p)
+static void rewind_iov(transfer_t *t)
 {
-    const ldr_s3_request_t *r = t->request;
-
-    while (t->piece < r->count && t->piece_at == r->iov[t->piece].iov_len) {
-        t->piece++;
-        t->piece_at = 0;
-    }
-    if (t->piece == r->count) {
-        return NULL;
-    }
-    *bytes_p = r->iov[t->piece].iov_len - t->piece_at;
-    return (uint8_t *)r->iov[t->piece].iov_base + t->piece_at;
+    t->left = (ldr_iov_t){t->request->iov, t->request->count, 0};
+    t->moved = 0;
 }
 
 /* libcurl wants bytes to send. */
 static size_t on_read(char *to, size_t size, size_t count, void *arg)
 {
     transfer_t *t = arg;
-    size_t room = size * count, done = 0, left;
-    uint8_t *from;
+    size_t done = ldr_iov_copy(&t->left, to, size * count, false);
 
-    while (done < room && (from = piece_of(t, &left)) != NULL) {
-        size_t step = (size_t)ldr_min64(room - done, left);
-        memcpy(to + done, from, step);
-        done += step;
-        t->piece_at += step;
-    }
     t->moved += done;
     return done;
 }
@@ -159,33 +113,23 @@ static int on_seek(void *arg, int64_t offset, int origin)
     if (offset != 0 || origin != SEEK_SET) {
         return 1;
     }
-    t->piece = 0;
-    t->piece_at = 0;
-    t->moved = 0;
+    rewind_iov(t);
     return 0;
 }
 
 /* Of the object, if that is what the answer begins with. */
-static size_t take_object(transfer_t *t, const char *from, size_t bytes)
+static size_t take_object(transfer_t *t, char *from, size_t bytes)
 {
     const ldr_s3_request_t *r = t->request;
     bool right = status_of(t) == 206 ? t->has_range && t->first == r->offset
                                      : r->offset == 0; /* 200: all of it */
-    size_t done = 0, left;
-    uint8_t *to;
 
     if (!right || bytes > r->bytes - t->moved) {
         t->broken = -EPROTO;
         return 0;
     }
-    while (done < bytes && (to = piece_of(t, &left)) != NULL) {
-        size_t step = (size_t)ldr_min64(bytes - done, left);
-        memcpy(to, from + done, step);
-        done += step;
-        t->piece_at += step;
-    }
-    t->moved += done;
-    return done;
+    t->moved += ldr_iov_copy(&t->left, from, bytes, true);
+    return bytes;
 }
 
 static size_t on_write(char *from, size_t size, size_t count, void *arg)
@@ -513,21 +457,26 @@ int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
 {
     uint64_t now = ldr_now_ns(&ldr_clock_real);
     transfer_t *t = ldr_alloc(sizeof(*t));
-    ldr_s3_handle_t *h = NULL;
+    void *curl = NULL;
     int error = 0;
 
     request->status = 0;
     request->length = 0;
     request->body_bytes = 0;
+    if (request->name != NULL && !ldr_object_name_ok(request->name)) {
+        ldr_free(t);
+        return ldr_object_wrong(request->name);
+    }
     if (t == NULL || ldr_curl_load() != LARDER_OK ||
-        (h = take_handle(s3)) == NULL) {
-        error = t == NULL || h != NULL ? -ENOMEM : -ENOTSUP;
+        (curl = take_handle(s3)) == NULL) {
+        error = t == NULL || curl != NULL ? -ENOMEM : -ENOTSUP;
         ldr_free(t);
         return error;
     }
     t->s3 = s3;
     t->request = request;
-    t->curl = h->curl;
+    rewind_iov(t);
+    t->curl = curl;
     if (request->deadline_ns <= now + 1000000u) {
         error = fail(t, -ETIMEDOUT, "no time left");
     } else {
@@ -535,7 +484,7 @@ int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
         error = error != 0 ? fail(t, error, ldr_fail_text()) : carry_out(t);
     }
     ldr_curl.slist_free_all(t->headers);
-    give_handle(s3, h);
+    give_handle(s3, curl);
     ldr_free(t);
     return error;
 }

@@ -2,25 +2,17 @@
 #include <errno.h>
 #include <string.h>
 
+#include "tier/shared/params.h"
 #include "tier/shared/s3.h"
 
-#define DEPTH_MAX 8u
-
-/* ---- XML ---- */
-
-typedef struct xml_name {
-    const char *at;
+/* A tag and the text behind it, up to the next one. */
+typedef struct tag {
+    const char *name; /* a closing one begins with '/' */
     size_t bytes;
-} xml_name_t;
-
-typedef struct xml {
-    const char *at, *end;
-    xml_name_t open[DEPTH_MAX];
-    unsigned depth;
-    const char *text; /* where that of the innermost begins */
-    bool leaf;        /* the innermost had no element yet */
-    bool done;        /* the outermost has ended */
-} xml_t;
+    const char *text;
+    size_t text_bytes;
+    bool empty; /* "<name/>" */
+} tag_t;
 
 static bool is_name(char c)
 {
@@ -29,130 +21,47 @@ static bool is_name(char c)
            c == '.';
 }
 
-static bool is_space(char c)
+static bool is(const char *at, size_t bytes, const char *word)
 {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+    return strlen(word) == bytes && memcmp(at, word, bytes) == 0;
 }
 
-static xml_name_t take_name(xml_t *x)
+/* The next tag from *at_p on. False: there is none. */
+static bool next_tag(const char **at_p, const char *end, tag_t *tag)
 {
-    xml_name_t name = {x->at, 0};
+    const char *open = memchr(*at_p, '<', (size_t)(end - *at_p));
+    const char *close =
+        open != NULL ? memchr(open, '>', (size_t)(end - open)) : NULL;
 
-    while (x->at < x->end && is_name(*x->at)) {
-        x->at++;
-    }
-    name.bytes = (size_t)(x->at - name.at);
-    return name;
-}
-
-/* Up to and with '>'; *empty_p: "/>". Attributes' values may hold anything but
- * their quote and '<'. */
-static bool skip_to_end(xml_t *x, bool *empty_p)
-{
-    char quote = '\0';
-
-    *empty_p = false;
-    for (; x->at < x->end; x->at++) {
-        char c = *x->at;
-        if (c == '<') {
-            return false;
-        }
-        if (quote != '\0') {
-            quote = c == quote ? '\0' : quote;
-        } else if (c == '"' || c == '\'') {
-            quote = c;
-        } else if (c == '>') {
-            *empty_p = x->at[-1] == '/';
-            x->at++;
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool tell(const xml_t *x, const char *text_end,
-                 bool (*fn)(void *arg, const ldr_xml_item_t *item), void *arg)
-{
-    xml_name_t name = x->open[x->depth - 1];
-    xml_name_t parent =
-        x->depth > 1 ? x->open[x->depth - 2] : (xml_name_t){"", 0};
-    const ldr_xml_item_t item = {
-        .name = name.at,
-        .name_bytes = name.bytes,
-        .parent = parent.at,
-        .parent_bytes = parent.bytes,
-        .text = x->leaf ? x->text : "",
-        .text_bytes = x->leaf ? (size_t)(text_end - x->text) : 0,
-        .leaf = x->leaf,
-    };
-
-    return fn(arg, &item);
-}
-
-/* x->at is behind the '<'. */
-static bool take_tag(xml_t *x,
-                     bool (*fn)(void *arg, const ldr_xml_item_t *item),
-                     void *arg)
-{
-    const char *before = x->at - 1;
-    bool closing = x->at < x->end && *x->at == '/', empty;
-
-    x->at += closing;
-    xml_name_t name = take_name(x);
-    if (name.bytes == 0 || x->done || !skip_to_end(x, &empty)) {
+    if (close == NULL) {
         return false;
     }
-    if (!closing) {
-        if (x->depth == DEPTH_MAX) {
-            return false;
-        }
-        x->open[x->depth++] = name;
-        x->leaf = true;
-        x->text = x->at;
-        if (!empty) {
-            return true;
-        }
-        before = x->at;
-    } else if (empty || x->depth == 0 ||
-               x->open[x->depth - 1].bytes != name.bytes ||
-               memcmp(x->open[x->depth - 1].at, name.at, name.bytes) != 0) {
-        return false;
+    const char *at = open + 1 + (open[1] == '/' || open[1] == '?');
+    while (is_name(*at)) {
+        at++;
     }
-    if (!tell(x, before, fn, arg)) {
-        return false;
-    }
-    x->depth--;
-    x->leaf = false;
-    x->done = x->depth == 0;
-    return true;
+    tag->name = open + 1;
+    tag->bytes = (size_t)(at - tag->name);
+    tag->empty = close[-1] == '/';
+    tag->text = close + 1;
+    open = memchr(tag->text, '<', (size_t)(end - tag->text));
+    *at_p = open != NULL ? open : end;
+    tag->text_bytes = (size_t)(*at_p - tag->text);
+    return tag->bytes > 0; /* no comment, CDATA or DOCTYPE */
 }
 
-bool ldr_xml_scan(const char *text, size_t bytes,
-                  bool (*fn)(void *arg, const ldr_xml_item_t *item), void *arg)
+/* Whether nothing but text stands in it: its end is next, and is taken. */
+static bool take_leaf(const char **at_p, const char *end, tag_t *tag)
 {
-    xml_t x = {.at = text, .end = text + bytes};
-    bool empty;
+    tag_t close;
 
-    while (x.at < x.end && is_space(*x.at)) {
-        x.at++;
+    if (tag->empty) {
+        tag->text_bytes = 0;
+        return true;
     }
-    if (x.end - x.at > 5 && memcmp(x.at, "<?xml", 5) == 0) {
-        x.at++;
-        if (!skip_to_end(&x, &empty) || x.at[-2] != '?') {
-            return false;
-        }
-    }
-    while (x.at < x.end) {
-        char c = *x.at++;
-        if (c == '<') {
-            if (!take_tag(&x, fn, arg)) {
-                return false;
-            }
-        } else if (c == '\0' || (x.depth == 0 && !is_space(c))) {
-            return false;
-        }
-    }
-    return x.done;
+    return next_tag(at_p, end, &close) && close.bytes == tag->bytes + 1 &&
+           close.name[0] == '/' &&
+           memcmp(close.name + 1, tag->name, tag->bytes) == 0;
 }
 
 /* One that stands for a character of ASCII: how long it is; 0: none. */
@@ -181,11 +90,7 @@ static size_t escape_of(const char *text, size_t bytes, char *c)
     unsigned base = text[2] == 'x' ? 16 : 10;
     i += base == 16;
     for (; i < bytes && i < 7 && text[i] != ';'; i++) {
-        unsigned digit =
-            text[i] >= '0' && text[i] <= '9'   ? (unsigned)(text[i] - '0')
-            : text[i] >= 'a' && text[i] <= 'f' ? (unsigned)(text[i] - 'a' + 10)
-            : text[i] >= 'A' && text[i] <= 'F' ? (unsigned)(text[i] - 'A' + 10)
-                                               : 99;
+        unsigned digit = (unsigned)ldr_hex_digit(text[i]);
         if (digit >= base) {
             return 0;
         }
@@ -223,11 +128,6 @@ bool ldr_xml_unescape(const char *text, size_t bytes, char *to, size_t size)
 
 /* ---- pages ---- */
 
-static bool is(const char *at, size_t bytes, const char *word)
-{
-    return strlen(word) == bytes && memcmp(at, word, bytes) == 0;
-}
-
 static bool number_of(const char *at, size_t bytes, uint64_t *value_p)
 {
     uint64_t value = 0;
@@ -247,108 +147,102 @@ static bool number_of(const char *at, size_t bytes, uint64_t *value_p)
 
 typedef struct listing {
     ldr_s3_page_t *page;
-    const char *key; /* of the object under way; NULL: none yet */
-    size_t key_bytes;
+    tag_t key; /* of the object under way; no name: none yet */
     uint64_t bytes;
-    bool has_size;
-    bool whole, said; /* it is a listing, and says whether there is more */
+    bool has_size, said; /* the page says whether there is more */
 } listing_t;
 
-static bool listing_field(listing_t *l, const ldr_xml_item_t *item)
+/* False: it is not as it must be. */
+static bool take_field(listing_t *l, const tag_t *tag)
 {
-    if (is(item->name, item->name_bytes, "IsTruncated")) {
-        l->said = true;
-        l->page->truncated = is(item->text, item->text_bytes, "true");
-        return l->page->truncated || is(item->text, item->text_bytes, "false");
-    }
-    if (is(item->name, item->name_bytes, "NextContinuationToken")) {
-        return ldr_xml_unescape(item->text, item->text_bytes, l->page->token,
-                                sizeof(l->page->token));
-    }
-    if (is(item->name, item->name_bytes, "Contents")) {
-        if (l->key == NULL || !l->has_size) {
-            return false;
-        }
-        /* What needs escapes is nobody's of ours. */
-        if (l->page->answer == 0 && memchr(l->key, '&', l->key_bytes) == NULL) {
-            l->page->answer =
-                l->page->fn(l->page->arg, l->key, l->key_bytes, l->bytes);
-        }
-        l->key = NULL;
-        l->has_size = false;
-    }
-    return true;
-}
+    ldr_s3_page_t *page = l->page;
 
-static bool listing_item(void *arg, const ldr_xml_item_t *item)
-{
-    listing_t *l = arg;
-
-    if (item->parent_bytes == 0) {
-        l->whole = is(item->name, item->name_bytes, "ListBucketResult");
-        return l->whole;
-    }
-    if (is(item->parent, item->parent_bytes, "ListBucketResult")) {
-        return listing_field(l, item);
-    }
-    if (!is(item->parent, item->parent_bytes, "Contents")) {
+    if (is(tag->name, tag->bytes, "Key")) {
+        l->key = *tag;
         return true;
     }
-    if (is(item->name, item->name_bytes, "Key")) {
-        l->key = item->text;
-        l->key_bytes = item->text_bytes;
-        return item->leaf;
-    }
-    if (is(item->name, item->name_bytes, "Size")) {
-        l->has_size = number_of(item->text, item->text_bytes, &l->bytes);
+    if (is(tag->name, tag->bytes, "Size")) {
+        l->has_size = number_of(tag->text, tag->text_bytes, &l->bytes);
         return l->has_size;
     }
-    return true;
+    if (is(tag->name, tag->bytes, "IsTruncated")) {
+        l->said = true;
+        page->truncated = is(tag->text, tag->text_bytes, "true");
+        return page->truncated || is(tag->text, tag->text_bytes, "false");
+    }
+    return ldr_xml_unescape(tag->text, tag->text_bytes, page->token,
+                            sizeof(page->token));
+}
+
+static bool take_object(listing_t *l)
+{
+    ldr_s3_page_t *page = l->page;
+    bool whole = l->key.name != NULL && l->has_size;
+
+    /* What needs escapes is nobody's of ours. */
+    if (whole && page->answer == 0 &&
+        memchr(l->key.text, '&', l->key.text_bytes) == NULL) {
+        page->answer =
+            page->fn(page->arg, l->key.text, l->key.text_bytes, l->bytes);
+    }
+    l->key.name = NULL;
+    l->has_size = false;
+    return whole;
 }
 
 bool ldr_s3_page_parse(const char *text, size_t bytes, ldr_s3_page_t *page)
 {
+    static const char *const fields[] = {"Key", "Size", "IsTruncated",
+                                         "NextContinuationToken"};
+    const char *at = text, *end = text + bytes;
     listing_t l = {.page = page};
+    bool begun = false, ended = false, ok = true;
+    tag_t tag;
 
     page->answer = 0;
     page->truncated = false;
     page->token[0] = '\0';
-    return ldr_xml_scan(text, bytes, listing_item, &l) && l.whole && l.said &&
+    while (ok && next_tag(&at, end, &tag)) {
+        bool field = false;
+
+        for (unsigned i = 0; i < sizeof(fields) / sizeof(*fields); i++) {
+            field = field || is(tag.name, tag.bytes, fields[i]);
+        }
+        if (!begun) {
+            begun = is(tag.name, tag.bytes, "ListBucketResult");
+            ok = begun || is(tag.name, tag.bytes, "?xml");
+        } else if (is(tag.name, tag.bytes, "/Contents")) {
+            ok = take_object(&l);
+        } else if (field) {
+            ok = take_leaf(&at, end, &tag) && take_field(&l, &tag);
+        }
+        ended = is(tag.name, tag.bytes, "/ListBucketResult");
+    }
+    return ok && at == end && ended && l.said &&
            (!page->truncated || page->token[0] != '\0');
 }
 
 /* ---- errors ---- */
 
-typedef struct error_code {
-    char *code;
-    size_t size;
-} error_code_t;
-
-static bool error_item(void *arg, const ldr_xml_item_t *item)
-{
-    error_code_t *e = arg;
-
-    if (is(item->parent, item->parent_bytes, "Error") &&
-        is(item->name, item->name_bytes, "Code") &&
-        item->text_bytes < e->size) {
-        for (size_t i = 0; i < item->text_bytes; i++) {
-            if (!is_name(item->text[i])) {
-                return false;
-            }
-        }
-        memcpy(e->code, item->text, item->text_bytes);
-        e->code[item->text_bytes] = '\0';
-        return false; /* no need to look further */
-    }
-    return true;
-}
-
 void ldr_s3_error_code(const char *text, size_t bytes, char *code, size_t size)
 {
-    error_code_t e = {code, size};
+    const char *at = text, *end = text + bytes;
+    size_t n = 0;
+    tag_t tag;
 
     code[0] = '\0';
-    (void)ldr_xml_scan(text, bytes, error_item, &e);
+    while (next_tag(&at, end, &tag)) {
+        if (is(tag.name, tag.bytes, "Code") && tag.text_bytes < size) {
+            while (n < tag.text_bytes && is_name(tag.text[n])) {
+                n++;
+            }
+            if (n == tag.text_bytes) {
+                memcpy(code, tag.text, n);
+                code[n] = '\0';
+            }
+            return;
+        }
+    }
 }
 
 int ldr_s3_errno(long status, const char *code)

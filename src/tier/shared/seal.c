@@ -12,15 +12,12 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/copy.h"
 #include "base/hash.h"
 
 enum { NONCE_BYTES = 12, NONCE_BLOCK = 4 };
 
 /* What libcrypto takes at once: its lengths are ints. */
 #define PIECE_MAX ((size_t)1 << 30)
-/* What is looked at twice is still in the second-level cache. */
-#define STEP ((size_t)128 << 10)
 
 static bool object_key(const ldr_seal_t *seal, const uint8_t id[LDR_ID_BYTES],
                        uint8_t key[LDR_SEAL_KEY_BYTES])
@@ -64,26 +61,6 @@ void ldr_gcm_data(ldr_gcm_t *g, uint8_t *to, const uint8_t *from, size_t bytes)
         from += n;
         bytes -= (size_t)n;
     }
-}
-
-/* libcrypto's way to say so is a place of NULL. */
-void ldr_gcm_aad(ldr_gcm_t *g, const uint8_t *p, size_t bytes)
-{
-    ldr_gcm_data(g, NULL, p, bytes);
-}
-
-uint32_t ldr_gcm_aad_crc(ldr_gcm_t *g, const uint8_t *p, size_t bytes,
-                         uint32_t crc)
-{
-    while (bytes > 0) {
-        size_t n = ldr_min64(bytes, STEP);
-
-        ldr_gcm_aad(g, p, n);
-        crc = ldr_crc32c(crc, p, n);
-        p += n;
-        bytes -= n;
-    }
-    return crc;
 }
 
 static void end(ldr_gcm_t *g)

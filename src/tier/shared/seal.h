@@ -28,12 +28,8 @@ typedef struct ldr_gcm {
 void ldr_gcm_begin(ldr_gcm_t *g, const ldr_seal_t *seal,
                    const uint8_t id[LDR_ID_BYTES], ldr_sealing_t what,
                    uint32_t block, bool opens);
-/* Bytes that are only authenticated: all of them before the first of data(). */
-void ldr_gcm_aad(ldr_gcm_t *g, const uint8_t *p, size_t bytes);
-/* The same; and gives their CRC-32C, following bytes with this crc. */
-uint32_t ldr_gcm_aad_crc(ldr_gcm_t *g, const uint8_t *p, size_t bytes,
-                         uint32_t crc);
-/* Bytes that are encrypted or decrypted too. `to` may be `from`. */
+/* Bytes that are encrypted or decrypted; `to` may be `from`. NULL: they are
+ * only authenticated, and all of those come before the first of the others. */
 void ldr_gcm_data(ldr_gcm_t *g, uint8_t *to, const uint8_t *from, size_t bytes);
 /* False: libcrypto failed. */
 bool ldr_gcm_tag(ldr_gcm_t *g, uint8_t tag[LDR_TAG_BYTES]);

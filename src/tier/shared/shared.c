@@ -7,23 +7,16 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "net/auth.h"
+#include "tier/shared/params.h"
 
 #define PUBLISH_MS 500u
 #define ORPHAN_S 600u
 #define END_NS 500000000u
 #define LOOK_NS 250000000u /* a flush looks at the tier's state so often */
 /* Objects written at once: each holds what it is made of in DRAM. */
-#define OFFERS_MAX 4u
+#define UPLOADS_MAX 4u
 
 /* ---- opening ---- */
-
-static int hex_digit(int c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
 
 static bool parse_key(const ldr_token_t *token, uint8_t *key)
 {
@@ -31,8 +24,8 @@ static bool parse_key(const ldr_token_t *token, uint8_t *key)
         return false;
     }
     for (size_t i = 0; i < LDR_SEAL_KEY_BYTES; i++) {
-        int high = hex_digit(token->data[2 * i]);
-        int low = hex_digit(token->data[2 * i + 1]);
+        int high = ldr_hex_digit(token->data[2 * i]);
+        int low = ldr_hex_digit(token->data[2 * i + 1]);
 
         if (high < 0 || low < 0) {
             return false;
@@ -91,7 +84,7 @@ static void tell_tiers(ldr_shared_t *s)
     ldr_host_unlock(host);
 }
 
-/* From a lane, no lock held. */
+/* From a worker, no lock held. */
 static void on_epoch(void *arg, const uint8_t space_id[LDR_ID_BYTES],
                      uint32_t epoch)
 {
@@ -110,18 +103,18 @@ static bool alloc_slots(ldr_shared_t *s)
     s->tenants = ldr_alloc(LDR_TENANTS_MAX * sizeof(*s->tenants));
     s->spaces = ldr_alloc(LDR_SPACES_MAX * sizeof(*s->spaces));
     s->keys = ldr_reserve(LDR_SPACES_MAX * sizeof(*s->keys));
-    s->offers = ldr_alloc(s->offer_count * sizeof(*s->offers));
+    s->uploads = ldr_alloc(s->upload_count * sizeof(*s->uploads));
     s->fetches = ldr_alloc(s->fetch_count * sizeof(*s->fetches));
     if (s->tenants == NULL || s->spaces == NULL || s->keys == NULL ||
-        s->offers == NULL || s->fetches == NULL) {
+        s->uploads == NULL || s->fetches == NULL) {
         return false;
     }
     for (uint32_t i = 0; i < LDR_TENANTS_MAX; i++) {
         s->tenants[i].number = LDR_NIL;
     }
     memset(s->spaces, 0xff, LDR_SPACES_MAX * sizeof(*s->spaces));
-    for (unsigned i = 0; i < s->offer_count; i++) {
-        s->offers[i].shared = s;
+    for (unsigned i = 0; i < s->upload_count; i++) {
+        s->uploads[i].shared = s;
     }
     for (unsigned i = 0; i < s->fetch_count; i++) {
         ldr_fetch_t *f = &s->fetches[i];
@@ -155,9 +148,10 @@ static larder_status_t shared_open(ldr_host_t *host)
     ldr_host_add_tier(host, &s->base);
     s->head = s->tail = LDR_NIL;
     s->fetch_count = 2 * (unsigned)o->shared_lanes;
-    s->offer_count = o->shared_lanes > 1
-                         ? (unsigned)ldr_min64(o->shared_lanes - 1, OFFERS_MAX)
-                         : 1;
+    s->upload_count =
+        o->shared_lanes > 1
+            ? (unsigned)ldr_min64(o->shared_lanes - 1, UPLOADS_MAX)
+            : 1;
     if (!alloc_slots(s)) {
         return LARDER_E_NO_MEMORY;
     }
@@ -316,7 +310,7 @@ static void shared_destroy(ldr_tier_t *t)
         ldr_free(s->fetches[i].block);
     }
     ldr_free(s->fetches);
-    ldr_free(s->offers);
+    ldr_free(s->uploads);
     ldr_free(s->tenants);
     ldr_free(s->spaces);
     if (s->keys != NULL) {
@@ -360,10 +354,10 @@ static void judge_secret(ldr_shared_t *s, uint32_t space,
 
     ldr_host_lock(host);
     ldr_shared_tenant_t *t = &s->tenants[host->store.spaces[space].tenant];
-    bool news = open && !t->open_told;
+    bool news = open && !t->open_warned;
     s->open_count += (uint32_t)open - (uint32_t)t->open;
     t->open = open;
-    t->open_told = t->open_told || open;
+    t->open_warned = t->open_warned || open;
     ldr_host_unlock(host);
     if (news) {
         ldr_warn(&host->log,
@@ -392,8 +386,8 @@ static larder_status_t enter(ldr_shared_t *s, uint32_t space,
     larder_status_t st = ldr_objects_enter(
         s->tier, t->id, t->name, &seal, t->secret_known, number_p, &resealed);
     explicit_bzero(&seal, sizeof(seal));
-    if (st == LARDER_E_SECRET && !known->other_told) {
-        known->other_told = true;
+    if (st == LARDER_E_SECRET && !known->other_warned) {
+        known->other_warned = true;
         ldr_host_say(s->host, LARDER_LOG_WARN, "%s", ldr_fail_text());
     }
     if (st != LARDER_OK) {
@@ -557,15 +551,16 @@ static uint32_t shared_find(ldr_tier_t *t, const ldr_sought_t *sought,
     return (uint32_t)(place.blocks - 1) * LDR_BLOCK;
 }
 
-static void shared_soon(ldr_tier_t *t, const ldr_name_t *first,
-                        const larder_key_t *keys, size_t count, uint32_t shards)
+static void shared_prefetch(ldr_tier_t *t, const ldr_name_t *first,
+                            const larder_key_t *keys, size_t count,
+                            uint32_t shards)
 {
     const ldr_shared_t *s = (ldr_shared_t *)t;
     uint32_t tenant, at;
 
     if (ldr_shared_numbers(s, first->space, &tenant, &at)) {
-        ldr_objects_soon(s->tier, tenant, at, keys, count,
-                         (uint16_t)first->group, shards);
+        ldr_objects_prefetch(s->tier, tenant, at, keys, count,
+                             (uint16_t)first->group, shards);
     }
 }
 
@@ -633,7 +628,7 @@ static larder_status_t drain(ldr_shared_t *s, uint64_t start,
         }
         ldr_objects_stats(s->tier, &stats);
         if (stats.state == LDR_OBJECTS_OFF ||
-            (s->offers_flying == 0 &&
+            (s->uploads_flying == 0 &&
              (stats.state != LDR_OBJECTS_ON || now_ns >= patience_ns))) {
             break;
         }
@@ -684,7 +679,7 @@ const ldr_tier_ops_t ldr_tier_shared = {
     .end = shared_end,
     .destroy = shared_destroy,
     .find = shared_find,
-    .soon = shared_soon,
+    .soon = shared_prefetch,
     .fetch = ldr_shared_fetch,
     .go = ldr_shared_go,
     .takes = ldr_shared_takes,

@@ -25,23 +25,23 @@
 #include "tier/shared/objects.h"
 #include "tier/host.h"
 
-#define LDR_SHARED_QUEUE 1u /* of the store: a lane for each space */
+#define LDR_SHARED_QUEUE 1u /* of the store: a worker for each space */
 
 /* An object of single pages, one shard more than is aimed at, and what the
  * tier adds. */
-#define LDR_OFFER_IOV (256u + LDR_READ_IOV + LDR_OBJECTS_RECORDS + 1)
+#define LDR_UPLOAD_IOV (256u + LDR_READ_IOV + LDR_OBJECTS_RECORDS + 1)
 
 typedef struct ldr_shared ldr_shared_t;
 
-typedef struct ldr_offer {
+typedef struct ldr_upload {
     ldr_objects_write_t write;
     ldr_shared_t *shared;
     uint32_t shards[LDR_OBJECTS_RECORDS];
     uint32_t count; /* of shards */
-    struct iovec iov[LDR_OFFER_IOV];
+    struct iovec iov[LDR_UPLOAD_IOV];
     uint32_t space;
     bool flying;
-} ldr_offer_t;
+} ldr_upload_t;
 
 typedef struct ldr_fetch ldr_fetch_t;
 struct ldr_fetch {
@@ -57,8 +57,8 @@ typedef struct ldr_shared_tenant {
     uint32_t number; /* the tier's; LDR_NIL: not known there */
     uint32_t turn;   /* counts the keys with which its part was sealed */
     /* Its data there is under LDR_PUBLIC_SECRET and no key; that was said. */
-    bool open, open_told;
-    bool other_told; /* that its part has another key, and stays so */
+    bool open, open_warned;
+    bool other_warned; /* that its part has another key, and stays so */
 } ldr_shared_tenant_t;
 
 struct ldr_shared {
@@ -82,8 +82,8 @@ struct ldr_shared {
     uint32_t head, tail; /* shards that wait for one; by fetch_next */
     uint32_t waiting, flying;
 
-    ldr_offer_t *offers; /* objects being written */
-    unsigned offer_count, offers_flying;
+    ldr_upload_t *uploads; /* objects being written */
+    unsigned upload_count, uploads_flying;
     uint64_t last_ns; /* when something was last offered */
     uint64_t pace_ns; /* while saves never cease, no object before it */
     uint64_t look;    /* counts those for something to write */

@@ -70,8 +70,8 @@ void ldr_shared_metrics(ldr_tier_t *tier, ldr_exposition_t *e)
     f.open = shared->open_count;
     ldr_host_unlock(shared->host);
     f.live_bytes = o.bytes - o.dead_bytes;
-    f.stuck = o.lanes.stuck;
-    f.followed.value = o.followed_ms;
+    f.stuck = o.workers.stuck;
+    f.followed.value = o.polled_ms;
     ldr_metric_put(e, LDR_METRIC_shared_reason, LDR_LABELS(f.s.reason),
                    f.s.reason[0] != '\0');
     ldr_figures_put(e, ldr_rows_shared, &(ldr_subject_t){&f, {NULL}}, 1);

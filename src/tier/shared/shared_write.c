@@ -44,7 +44,7 @@ bool ldr_shared_takes(ldr_tier_t *t, uint32_t space)
     uint32_t tenant, number;
 
     return ldr_shared_numbers(s, space, &tenant, &number) &&
-           ldr_objects_takes(s->tier, tenant);
+           ldr_objects_takes(s->tier, tenant, LDR_NIL);
 }
 
 void ldr_shared_offer(ldr_tier_t *t, uint32_t shard)
@@ -92,7 +92,7 @@ static bool is_over(ldr_shared_t *s, uint32_t shard, uint32_t tenant,
 }
 
 /* Adds the shard to the object, and holds it. False: there is no room. */
-static bool offer_add(ldr_offer_t *o, uint32_t shard)
+static bool upload_add(ldr_upload_t *o, uint32_t shard)
 {
     ldr_store_t *store = &o->shared->host->store;
     ldr_objects_write_t *w = &o->write;
@@ -102,13 +102,13 @@ static bool offer_add(ldr_offer_t *o, uint32_t shard)
 
     if (w->count == LDR_OBJECTS_RECORDS || w->bytes >= LDR_OBJECTS_BYTES ||
         at + ldr_arena_pages(sh->length) + LDR_OBJECTS_RECORDS + 1 >
-            LDR_OFFER_IOV) {
+            LDR_UPLOAD_IOV) {
         return false;
     }
     w->records[w->count] = ldr_store_record(store, shard);
     o->shards[o->count++] = shard;
     at += ldr_arena_iov(&store->arena, sh->page, (size_t)blocks * LDR_BLOCK,
-                        o->iov + at, LDR_OFFER_IOV - at);
+                        o->iov + at, LDR_UPLOAD_IOV - at);
     w->count++;
     w->iov_first[w->count] = at;
     w->bytes += sh->length;
@@ -124,17 +124,6 @@ typedef struct pick {
     uint64_t bytes;
     bool ended; /* some were of no use, and are out of the queue */
 } pick_t;
-
-/* Whether the tier would take this offer, which it does not have. */
-static bool is_wanted(const ldr_shared_t *s, uint32_t shard, const pick_t *p)
-{
-    const ldr_store_t *store = &s->host->store;
-    const ldr_shard_t *sh = &store->shards[shard];
-    const ldr_chunk_t *c = &store->chunks[sh->chunk];
-
-    return ldr_objects_wants(s->tier, p->tenant, p->number, &c->key, c->group,
-                             sh->number);
-}
 
 /* Gathers what the space offers, unless the tier would not take the first of it
  * now; what is of no use leaves the queue on the way. */
@@ -162,7 +151,8 @@ static void gather(ldr_shared_t *s, uint32_t space, pick_t *p)
             p->ended = true;
         } else if (is_over(s, i, p->tenant, p->number)) {
             p->ended = true;
-        } else if (p->count > 0 || is_wanted(s, i, p)) {
+        } else if (p->count > 0 ||
+                   ldr_objects_takes(s->tier, p->tenant, p->number)) {
             p->shards[p->count++] = i;
             p->bytes += sh->length;
         } else {
@@ -171,9 +161,9 @@ static void gather(ldr_shared_t *s, uint32_t space, pick_t *p)
     }
 }
 
-static void offer_done(ldr_objects_write_t *w)
+static void upload_done(ldr_objects_write_t *w)
 {
-    ldr_offer_t *o = w->arg;
+    ldr_upload_t *o = w->arg;
     ldr_shared_t *s = o->shared;
     ldr_host_t *host = s->host;
     ldr_store_t *store = &host->store;
@@ -194,16 +184,16 @@ static void offer_done(ldr_objects_write_t *w)
                         !written && !s->stop && w->error != -EINVAL);
     }
     keep_time(store, o->space, ldr_now_ns(host->clock));
-    LDR_ASSERT(o->flying && s->offers_flying > 0);
+    LDR_ASSERT(o->flying && s->uploads_flying > 0);
     o->flying = false;
-    s->offers_flying--;
+    s->uploads_flying--;
     ldr_shared_wake(s);
     pthread_cond_broadcast(&host->changed);
     ldr_host_unlock(host);
 }
 
 /* Gives back what was gathered: the tier did not take it. */
-static void offer_undo(ldr_offer_t *o)
+static void upload_undo(ldr_upload_t *o)
 {
     ldr_store_t *store = &o->shared->host->store;
 
@@ -215,24 +205,24 @@ static void offer_undo(ldr_offer_t *o)
 
 /* One that is not in use; NULL: none is, or those that are hold as much memory
  * as they may. */
-static ldr_offer_t *free_offer(ldr_shared_t *s)
+static ldr_upload_t *free_upload(ldr_shared_t *s)
 {
     uint64_t arena = (uint64_t)s->host->store.arena.page_count * LDR_PAGE;
 
-    if (s->offers_flying > 0 &&
-        (s->offers_flying + 1) * LDR_OBJECTS_BYTES > arena / 4) {
+    if (s->uploads_flying > 0 &&
+        (s->uploads_flying + 1) * LDR_OBJECTS_BYTES > arena / 4) {
         return NULL;
     }
-    for (unsigned i = 0; i < s->offer_count; i++) {
-        if (!s->offers[i].flying) {
-            return &s->offers[i];
+    for (unsigned i = 0; i < s->upload_count; i++) {
+        if (!s->uploads[i].flying) {
+            return &s->uploads[i];
         }
     }
     return NULL;
 }
 
 /* Sends off what was picked. False: the tier did not take it. */
-static bool send(ldr_shared_t *s, ldr_offer_t *o, const pick_t *p)
+static bool send(ldr_shared_t *s, ldr_upload_t *o, const pick_t *p)
 {
     ldr_host_t *host = s->host;
     uint64_t now_ns = ldr_now_ns(host->clock);
@@ -242,23 +232,23 @@ static bool send(ldr_shared_t *s, ldr_offer_t *o, const pick_t *p)
         .space = p->number,
         .iov = o->iov,
         .deadline_ns = now_ns + host->options.shared_timeout_ms * 1000000u,
-        .done = offer_done,
+        .done = upload_done,
         .arg = o,
     };
     o->space = p->space;
     o->count = 0;
-    for (uint32_t i = 0; i < p->count && offer_add(o, p->shards[i]); i++) {
+    for (uint32_t i = 0; i < p->count && upload_add(o, p->shards[i]); i++) {
     }
     o->flying = true;
-    s->offers_flying++;
+    s->uploads_flying++;
     s->pace_ns = now_ns + o->write.bytes * 1000000000u / PACE_BYTES_S;
     if (queue_of(s)->lanes[p->space].count > 0) {
         ldr_behind_next(&host->store, LDR_SHARED_QUEUE, p->space, now_ns);
     }
     if (!ldr_objects_write(s->tier, &o->write)) {
         o->flying = false;
-        s->offers_flying--;
-        offer_undo(o);
+        s->uploads_flying--;
+        upload_undo(o);
         return false;
     }
     return true;
@@ -283,7 +273,7 @@ static bool is_paced(const ldr_shared_t *s, uint64_t now_ns)
 {
     const ldr_behind_t *q = queue_of(s);
 
-    return s->offers_flying == 0 && now_ns >= s->pace_ns &&
+    return s->uploads_flying == 0 && now_ns >= s->pace_ns &&
            q->first != LDR_NIL &&
            (q->bytes >= LULL_BYTES_MAX || is_due(s, q->first, now_ns));
 }
@@ -326,7 +316,7 @@ static uint64_t next_look(const ldr_shared_t *s, uint64_t now_ns)
 
 /* Sends off one object if it is time; false: it is not. Each space is asked
  * once, or a few that the tier takes nothing of would be asked for ever. */
-static bool write_next(ldr_shared_t *s, ldr_offer_t *o, uint64_t now_ns)
+static bool write_next(ldr_shared_t *s, ldr_upload_t *o, uint64_t now_ns)
 {
     ldr_store_t *store = &s->host->store;
     uint32_t space;
@@ -355,7 +345,7 @@ bool ldr_shared_write(ldr_shared_t *s, uint64_t *wake_p)
 {
     ldr_host_held(s->host);
 
-    ldr_offer_t *o = free_offer(s);
+    ldr_upload_t *o = free_upload(s);
     uint64_t now_ns = ldr_now_ns(s->host->clock);
 
     *wake_p = UINT64_MAX;

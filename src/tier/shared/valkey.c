@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "base/thread.h"
+#include "tier/shared/iov.h"
 #include "tier/shared/params.h"
 #include "tier/shared/valkey.h"
 
@@ -60,23 +61,15 @@ static int fail(const ldr_valkey_call_t *call, int error, const char *what)
     return error;
 }
 
-static int wrong(const char *name)
-{
-    ldr_fail(LARDER_E_INVALID,
-             "'%.*s': no name of an object or prefix, or it is too large",
-             (int)LDR_OBJECT_NAME_MAX, name);
-    return -EINVAL;
-}
-
 static int gone(const char *name)
 {
     ldr_fail(LARDER_E_IO, "%s: no such object", name);
     return -ENOENT;
 }
 
-/* Takes a connection. name: the object's; "" is none. */
-static int begin(ldr_valkey_call_t *call, ldr_backend_t *b, const char *name,
-                 uint64_t deadline_ns)
+/* Takes a connection. name: the object's, or what is listed. */
+static int begin_any(ldr_valkey_call_t *call, ldr_backend_t *b,
+                     const char *name, uint64_t deadline_ns)
 {
     call->v = of(b);
     call->conn = NULL;
@@ -91,6 +84,13 @@ static int begin(ldr_valkey_call_t *call, ldr_backend_t *b, const char *name,
     }
     ldr_resp_begin(&call->conn->resp);
     return 0;
+}
+
+static int begin(ldr_valkey_call_t *call, ldr_backend_t *b, const char *name,
+                 uint64_t deadline_ns)
+{
+    return ldr_object_name_ok(name) ? begin_any(call, b, name, deadline_ns)
+                                    : ldr_object_wrong(name);
 }
 
 /* Sends what was composed. */
@@ -122,28 +122,6 @@ static int end(ldr_valkey_call_t *call, int error)
     return error;
 }
 
-static void begin_transaction(ldr_valkey_call_t *call)
-{
-    ldr_resp_ask(&call->ask, 1);
-    ldr_resp_arg(&call->ask, "MULTI");
-}
-
-static void end_transaction(ldr_text_t *t)
-{
-    ldr_resp_ask(t, 1);
-    ldr_resp_arg(t, "EXEC");
-}
-
-static uint64_t bytes_of(const struct iovec *iov, unsigned count)
-{
-    uint64_t bytes = 0;
-
-    for (unsigned i = 0; i < count; i++) {
-        bytes += iov[i].iov_len;
-    }
-    return bytes;
-}
-
 /* ---- put ---- */
 
 static int send_put(ldr_valkey_call_t *call, const struct iovec *iov,
@@ -159,7 +137,7 @@ static int send_put(ldr_valkey_call_t *call, const struct iovec *iov,
         ldr_fail(LARDER_E_NO_MEMORY, "no memory");
         return -ENOMEM;
     }
-    begin_transaction(call);
+    ldr_resp_command(&call->ask, "MULTI", NULL);
     ldr_resp_ask(&call->ask, 3 + (evictable ? 2 : 0) + (new ? 1 : 0));
     ldr_resp_arg(&call->ask, "SET");
     ldr_resp_arg(&call->ask, call->key);
@@ -172,12 +150,8 @@ static int send_put(ldr_valkey_call_t *call, const struct iovec *iov,
     if (new) {
         ldr_resp_arg(&t, "NX");
     }
-    ldr_resp_ask(&t, 4);
-    ldr_resp_arg(&t, "ZADD");
-    ldr_resp_arg(&t, NAMES_KEY);
-    ldr_resp_arg(&t, "0");
-    ldr_resp_arg(&t, call->name);
-    end_transaction(&t);
+    ldr_resp_command(&t, "ZADD", NAMES_KEY, "0", call->name, NULL);
+    ldr_resp_command(&t, "EXEC", NULL);
     all[0] = (struct iovec){call->text, call->ask.length};
     memcpy(all + 1, iov, count * sizeof(*all));
     all[count + 1] = (struct iovec){after, t.length};
@@ -190,14 +164,13 @@ static int valkey_put(ldr_backend_t *b, const char *name,
                       const struct iovec *iov, unsigned count, unsigned flags,
                       uint64_t deadline_ns)
 {
-    uint64_t bytes = bytes_of(iov, count);
+    uint64_t bytes = ldr_iov_bytes(iov, count);
     int64_t did[2] = {0};
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name) || bytes > LDR_OBJECT_BYTES_MAX) {
-        return wrong(name);
-    }
-    int error = begin(&call, b, name, deadline_ns);
+    int error = bytes > LDR_OBJECT_BYTES_MAX
+                    ? ldr_object_wrong(name)
+                    : begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
     }
@@ -215,20 +188,11 @@ static int valkey_put(ldr_backend_t *b, const char *name,
 
 /* ---- get and size ---- */
 
-static void compose_exists(ldr_valkey_call_t *call)
-{
-    ldr_resp_ask(&call->ask, 2);
-    ldr_resp_arg(&call->ask, "EXISTS");
-    ldr_resp_arg(&call->ask, call->key);
-}
-
 static void compose_size(ldr_valkey_call_t *call)
 {
     call->ask = ldr_text(call->text, sizeof(call->text));
-    ldr_resp_ask(&call->ask, 2);
-    ldr_resp_arg(&call->ask, "STRLEN");
-    ldr_resp_arg(&call->ask, call->key);
-    compose_exists(call);
+    ldr_resp_command(&call->ask, "STRLEN", call->key, NULL);
+    ldr_resp_command(&call->ask, "EXISTS", call->key, NULL);
 }
 
 /* An empty string and none have the same length. */
@@ -256,14 +220,11 @@ static int valkey_exists(ldr_backend_t *b, const char *name,
     int64_t there = 0;
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name)) {
-        return wrong(name);
-    }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
     }
-    compose_exists(&call);
+    ldr_resp_command(&call.ask, "EXISTS", call.key, NULL);
     error = ask(&call);
     if (error == 0) {
         error = ldr_resp_number(&call.conn->resp, &there);
@@ -278,9 +239,6 @@ static int valkey_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
     int64_t bytes = 0, there = 0;
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name)) {
-        return wrong(name);
-    }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
@@ -304,41 +262,24 @@ static int ask_range(ldr_valkey_call_t *call, uint64_t offset, uint64_t bytes)
     return ask(call);
 }
 
-static int read_range(ldr_valkey_call_t *call, const struct iovec *iov,
-                      unsigned count, uint64_t bytes, uint64_t *got_p)
-{
-    struct iovec *left = ldr_alloc((count + 1) * sizeof(*left));
-
-    if (left == NULL) {
-        ldr_fail(LARDER_E_NO_MEMORY, "no memory");
-        return -ENOMEM;
-    }
-    memcpy(left, iov, count * sizeof(*left));
-    int error = ldr_resp_range(&call->conn->resp, left, count, bytes, got_p);
-    ldr_free(left);
-    return error;
-}
-
 static int valkey_get(ldr_backend_t *b, const char *name, uint64_t offset,
                       const struct iovec *iov, unsigned count,
                       uint64_t deadline_ns)
 {
-    uint64_t bytes = bytes_of(iov, count), got = 0;
+    uint64_t bytes = ldr_iov_bytes(iov, count), got = 0;
     int64_t size = 0, there = 1;
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name) || bytes > LDR_OBJECT_BYTES_MAX ||
-        offset > INT64_MAX / 2) {
-        return wrong(name);
-    }
-    int error = begin(&call, b, name, deadline_ns);
+    int error = bytes > LDR_OBJECT_BYTES_MAX || offset > INT64_MAX / 2
+                    ? ldr_object_wrong(name)
+                    : begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
     }
     if (bytes > 0) {
         error = ask_range(&call, offset, bytes);
         if (error == 0) {
-            error = read_range(&call, iov, count, bytes, &got);
+            error = ldr_resp_range(&call.conn->resp, iov, count, bytes, &got);
         }
     }
     if (error == 0 && call.conn->resp.error == 0 && (got < bytes || !bytes)) {
@@ -366,7 +307,7 @@ static int ask_page(ldr_valkey_call_t *call, const char *prefix,
                     const char *after)
 {
     bool from_after = after != NULL && strcmp(after, prefix) > 0;
-    char from[KEY_BYTES] = "-", to[KEY_BYTES] = "+";
+    char from[KEY_BYTES] = "-", to[KEY_BYTES] = "+", most[16];
 
     if (from_after || prefix[0] != '\0') {
         snprintf(from, sizeof(from), "%c%s", from_after ? '(' : '[',
@@ -377,31 +318,10 @@ static int ask_page(ldr_valkey_call_t *call, const char *prefix,
         to[strlen(to) - 1] = '/' + 1;
     }
     call->ask = ldr_text(call->text, sizeof(call->text));
-    ldr_resp_ask(&call->ask, 7);
-    ldr_resp_arg(&call->ask, "ZRANGEBYLEX");
-    ldr_resp_arg(&call->ask, NAMES_KEY);
-    ldr_resp_arg(&call->ask, from);
-    ldr_resp_arg(&call->ask, to);
-    ldr_resp_arg(&call->ask, "LIMIT");
-    ldr_resp_arg(&call->ask, "0");
-    ldr_resp_arg_number(&call->ask, LDR_VALKEY_PAGE);
+    snprintf(most, sizeof(most), "%u", LDR_VALKEY_PAGE);
+    ldr_resp_command(&call->ask, "ZRANGEBYLEX", NAMES_KEY, from, to, "LIMIT",
+                     "0", most, NULL);
     return ask(call);
-}
-
-static bool prefix_ok(const char *prefix)
-{
-    size_t length = strnlen(prefix, LDR_OBJECT_NAME_MAX);
-    char name[LDR_OBJECT_NAME_MAX + 2];
-
-    if (length == 0) {
-        return true; /* of all */
-    }
-    if (length < 2 || length >= LDR_OBJECT_NAME_MAX ||
-        prefix[length - 1] != '/') {
-        return false;
-    }
-    snprintf(name, sizeof(name), "%sx", prefix);
-    return ldr_object_name_ok(name);
 }
 
 static int page(ldr_backend_t *b, const char *prefix, const char *after,
@@ -409,8 +329,8 @@ static int page(ldr_backend_t *b, const char *prefix, const char *after,
                 uint64_t deadline_ns)
 {
     ldr_valkey_call_t call;
-    int error =
-        begin(&call, b, prefix[0] != '\0' ? prefix : "a listing", deadline_ns);
+    int error = begin_any(&call, b, prefix[0] != '\0' ? prefix : "a listing",
+                          deadline_ns);
 
     if (error != 0) {
         return error;
@@ -430,9 +350,9 @@ static int valkey_list(ldr_backend_t *b, const char *prefix, const char *after,
     ldr_valkey_name_t last;
     int error = 0;
 
-    if (!prefix_ok(prefix) ||
+    if (!ldr_object_prefix_ok(prefix) ||
         (after != NULL && strlen(after) > LDR_OBJECT_NAME_MAX)) {
-        return wrong(prefix);
+        return ldr_object_wrong(prefix);
     }
     ldr_valkey_name_t *names = ldr_alloc(LDR_VALKEY_PAGE * sizeof(*names));
     if (names == NULL) {
@@ -462,22 +382,14 @@ static int valkey_remove(ldr_backend_t *b, const char *name,
     int64_t did[2] = {0};
     ldr_valkey_call_t call;
 
-    if (!ldr_object_name_ok(name)) {
-        return wrong(name);
-    }
     int error = begin(&call, b, name, deadline_ns);
     if (error != 0) {
         return error;
     }
-    begin_transaction(&call);
-    ldr_resp_ask(&call.ask, 2);
-    ldr_resp_arg(&call.ask, "UNLINK");
-    ldr_resp_arg(&call.ask, call.key);
-    ldr_resp_ask(&call.ask, 3);
-    ldr_resp_arg(&call.ask, "ZREM");
-    ldr_resp_arg(&call.ask, NAMES_KEY);
-    ldr_resp_arg(&call.ask, name);
-    end_transaction(&call.ask);
+    ldr_resp_command(&call.ask, "MULTI", NULL);
+    ldr_resp_command(&call.ask, "UNLINK", call.key, NULL);
+    ldr_resp_command(&call.ask, "ZREM", NAMES_KEY, name, NULL);
+    ldr_resp_command(&call.ask, "EXEC", NULL);
     error = ask(&call);
     if (error == 0) {
         error = ldr_resp_exec(&call.conn->resp, did);
@@ -623,16 +535,11 @@ larder_status_t ldr_valkey_open(const ldr_backend_params_t *p, const char *rest,
     v->idle_max = p->lanes + 1;
     ldr_mutex_init(&v->lock);
     larder_status_t st = take_url(v, rest);
-    if (st == LARDER_OK && p->login != NULL &&
-        strlen(p->login) >= sizeof(v->login)) {
-        st = ldr_fail(LARDER_E_INVALID, "shared_login: too long a path");
-    }
     if (st != LARDER_OK) {
         valkey_destroy(&v->base);
         return st;
     }
-    snprintf(v->login, sizeof(v->login), "%s",
-             p->login != NULL ? p->login : "");
+    snprintf(v->login, sizeof(v->login), "%s", p->login);
     *backend_p = &v->base;
     return LARDER_OK;
 }

@@ -54,8 +54,8 @@ void ldr_resp_begin(ldr_resp_t *r);
  * what fill() gave, or -EPROTO. */
 int ldr_resp_next(ldr_resp_t *r, ldr_resp_item_t *item);
 /* The payload of a $ with so many bytes, and its CR LF. iov holds them exactly
- * or more; it is used up on the way. */
-int ldr_resp_payload(ldr_resp_t *r, struct iovec *iov, unsigned count,
+ * or more. */
+int ldr_resp_payload(ldr_resp_t *r, const struct iovec *iov, unsigned count,
                      uint64_t bytes);
 
 /* The answers to one question each. 0: it was read to its end, and r->error is
@@ -67,7 +67,7 @@ int ldr_resp_number(ldr_resp_t *r, int64_t *value_p); /* 0 or more */
  * gave a number; 1 for +OK, and 0 for nil. */
 int ldr_resp_exec(ldr_resp_t *r, int64_t number[2]);
 /* A range: at most `bytes`; *got_p is how many there were. */
-int ldr_resp_range(ldr_resp_t *r, struct iovec *iov, unsigned count,
+int ldr_resp_range(ldr_resp_t *r, const struct iovec *iov, unsigned count,
                    uint64_t bytes, uint64_t *got_p);
 /* Names of a page into names[LDR_VALKEY_PAGE]; each begins with the prefix and
  * comes after `after`, and after the one before it. */
@@ -78,6 +78,8 @@ int ldr_resp_names(ldr_resp_t *r, const char *prefix, const char *after,
 /* ---- questions ---- */
 
 void ldr_resp_ask(ldr_text_t *t, unsigned args);
+/* A whole command: its words, and NULL behind them. */
+void ldr_resp_command(ldr_text_t *t, ...) __attribute__((sentinel));
 void ldr_resp_arg(ldr_text_t *t, const char *arg);
 void ldr_resp_arg_number(ldr_text_t *t, uint64_t value);
 void ldr_resp_arg_head(ldr_text_t *t, uint64_t bytes); /* these follow, CR LF */
@@ -116,5 +118,6 @@ int ldr_valkey_take(ldr_valkey_t *v, uint64_t deadline_ns,
 void ldr_valkey_give(ldr_valkey_t *v, ldr_valkey_conn_t *conn, bool good);
 /* No connection that there is now is used for another call. */
 void ldr_valkey_leave(ldr_valkey_t *v);
-/* All of it. iov is used up on the way. */
-int ldr_valkey_send(ldr_valkey_conn_t *conn, struct iovec *iov, unsigned count);
+/* All of it. */
+int ldr_valkey_send(ldr_valkey_conn_t *conn, const struct iovec *iov,
+                    unsigned count);

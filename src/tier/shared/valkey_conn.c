@@ -1,6 +1,6 @@
 /*
  * Connections to a Valkey server: one for each call under way; those that are
- * idle wait in a stack, at most as many as there are lanes.
+ * idle wait in a stack, at most as many as there are workers.
  *
  * A connection that has failed, or whose answers were not read to their end, is
  * closed and never used again, and a call is not repeated: a server that died
@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "tier/shared/iov.h"
 #include "tier/shared/login.h"
 #include "tier/shared/valkey.h"
 
@@ -61,11 +62,8 @@ static int wait_ready(ldr_valkey_conn_t *conn)
 static void set_lowat(ldr_valkey_conn_t *conn, const struct iovec *iov,
                       unsigned count)
 {
-    uint64_t want = 0;
+    uint64_t want = ldr_iov_bytes(iov, count);
 
-    for (unsigned i = 0; i < count && want < LOWAT_BYTES; i++) {
-        want += iov[i].iov_len;
-    }
     /* A line is read into a buffer that is larger than lines are. */
     int value = want > LDR_RESP_BUFFER && !conn->stream.ops->holds
                     ? (int)ldr_min64(want, LOWAT_BYTES)
@@ -118,16 +116,17 @@ static int refused(ldr_valkey_conn_t *conn, int error)
     return lost(error);
 }
 
-int ldr_valkey_send(ldr_valkey_conn_t *conn, struct iovec *iov, unsigned count)
+int ldr_valkey_send(ldr_valkey_conn_t *conn, const struct iovec *iov,
+                    unsigned count)
 {
-    while (count > 0) {
-        if (iov->iov_len == 0) {
-            iov++;
-            count--;
-            continue;
-        }
-        ssize_t sent = ldr_stream_write(&conn->stream, iov, count);
+    ldr_iov_t left = {iov, count, 0};
+    struct iovec parts[LDR_IOV_PARTS];
+    unsigned n;
+
+    while ((n = ldr_iov_next(&left, UINT64_MAX, parts, LDR_IOV_PARTS)) > 0) {
+        ssize_t sent = ldr_stream_write(&conn->stream, parts, n);
         int error = sent > 0 && is_late(conn) ? -ETIMEDOUT : 0;
+
         if (sent == -EAGAIN) {
             error = wait_ready(conn);
         } else if (sent < 0) {
@@ -136,15 +135,7 @@ int ldr_valkey_send(ldr_valkey_conn_t *conn, struct iovec *iov, unsigned count)
         if (error != 0) {
             return refused(conn, error);
         }
-        while (sent > 0 && (size_t)sent >= iov->iov_len) {
-            sent -= (ssize_t)iov->iov_len;
-            iov++;
-            count--;
-        }
-        if (sent > 0) {
-            iov->iov_base = (uint8_t *)iov->iov_base + sent;
-            iov->iov_len -= (size_t)sent;
-        }
+        ldr_iov_skip(&left, sent > 0 ? (size_t)sent : 0);
     }
     return 0;
 }
@@ -163,18 +154,14 @@ static int compose_login(ldr_valkey_t *v, ldr_text_t *t, bool *auth_p)
     }
     *auth_p = password[0] != '\0';
     if (*auth_p) {
-        ldr_resp_ask(t, v->user[0] != '\0' ? 3 : 2);
-        ldr_resp_arg(t, "AUTH");
-        if (v->user[0] != '\0') {
-            ldr_resp_arg(t, v->user);
-        }
-        ldr_resp_arg(t, password);
+        bool user = v->user[0] != '\0';
+
+        ldr_resp_command(t, "AUTH", user ? v->user : password,
+                         user ? password : (char *)NULL, NULL);
     }
     OPENSSL_cleanse(password, sizeof(password));
     if (v->db[0] != '\0') {
-        ldr_resp_ask(t, 2);
-        ldr_resp_arg(t, "SELECT");
-        ldr_resp_arg(t, v->db);
+        ldr_resp_command(t, "SELECT", v->db, NULL);
     }
     return 0;
 }

@@ -1,9 +1,11 @@
 /* RESP: questions are composed, answers read. No call to the kernel here. */
 #include <errno.h>
+#include <stdarg.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "tier/shared/iov.h"
 #include "tier/shared/valkey.h"
 
 /* ---- lines ---- */
@@ -157,58 +159,6 @@ int ldr_resp_next(ldr_resp_t *r, ldr_resp_item_t *item)
     return 0;
 }
 
-/* Steps over bytes of the pieces; those that are used up are left out. */
-static void advance(struct iovec **iov, unsigned *count, size_t bytes)
-{
-    while (*count > 0 && bytes >= (*iov)->iov_len) {
-        bytes -= (*iov)->iov_len;
-        (*iov)++;
-        (*count)--;
-    }
-    if (*count > 0) {
-        (*iov)->iov_base = (uint8_t *)(*iov)->iov_base + bytes;
-        (*iov)->iov_len -= bytes;
-    }
-}
-
-/* What the buffer has of it already. */
-static uint64_t take_buffered(ldr_resp_t *r, struct iovec **iov,
-                              unsigned *count, uint64_t bytes)
-{
-    uint64_t done = 0;
-
-    while (done < bytes && r->at<r->end && * count> 0) {
-        size_t step = (size_t)ldr_min64(ldr_min64(bytes - done, r->end - r->at),
-                                        (*iov)->iov_len);
-        if (step > 0) {
-            memcpy((*iov)->iov_base, r->buffer + r->at, step);
-        }
-        r->at += step;
-        done += step;
-        advance(iov, count, step);
-    }
-    return done;
-}
-
-/* How many of the pieces lie within so many bytes. If the last of them goes
- * beyond, it is cut, and *cut_p is what it loses. */
-static unsigned within(struct iovec *iov, unsigned count, uint64_t bytes,
-                       size_t *cut_p)
-{
-    unsigned n = 0;
-
-    *cut_p = 0;
-    while (n < count && bytes > 0) {
-        if (iov[n].iov_len > bytes) {
-            *cut_p = iov[n].iov_len - (size_t)bytes;
-            iov[n].iov_len = (size_t)bytes;
-        }
-        bytes -= iov[n].iov_len;
-        n++;
-    }
-    return n;
-}
-
 static int take_end(ldr_resp_t *r)
 {
     while (r->end - r->at < 2) {
@@ -224,24 +174,28 @@ static int take_end(ldr_resp_t *r)
     return 0;
 }
 
-int ldr_resp_payload(ldr_resp_t *r, struct iovec *iov, unsigned count,
+int ldr_resp_payload(ldr_resp_t *r, const struct iovec *iov, unsigned count,
                      uint64_t bytes)
 {
-    size_t cut = 0;
-    unsigned n;
+    ldr_iov_t left = {iov, count, 0};
+    struct iovec parts[LDR_IOV_PARTS];
+    /* What the buffer has of it already. */
+    size_t had = ldr_iov_copy(&left, r->buffer + r->at,
+                              (size_t)ldr_min64(bytes, r->end - r->at), true);
 
-    bytes -= take_buffered(r, &iov, &count, bytes);
-    n = within(iov, count, bytes, &cut);
+    r->at += had;
+    bytes -= had;
     while (bytes > 0) {
+        unsigned n = ldr_iov_next(&left, bytes, parts, LDR_IOV_PARTS);
         if (n == 0) {
             return proto("a value that is too long");
         }
-        ssize_t got = r->fill(r->arg, iov, n);
+        ssize_t got = r->fill(r->arg, parts, n);
         if (got < 0) {
             return (int)got;
         }
         bytes -= (uint64_t)got;
-        advance(&iov, &n, (size_t)got);
+        ldr_iov_skip(&left, (size_t)got);
     }
     return take_end(r);
 }
@@ -319,7 +273,7 @@ int ldr_resp_exec(ldr_resp_t *r, int64_t number[2])
     return error;
 }
 
-int ldr_resp_range(ldr_resp_t *r, struct iovec *iov, unsigned count,
+int ldr_resp_range(ldr_resp_t *r, const struct iovec *iov, unsigned count,
                    uint64_t bytes, uint64_t *got_p)
 {
     ldr_resp_item_t item;
@@ -395,6 +349,25 @@ void ldr_resp_ask(ldr_text_t *t, unsigned args)
 void ldr_resp_arg(ldr_text_t *t, const char *arg)
 {
     ldr_text_add(t, "$%zu\r\n%s\r\n", strlen(arg), arg);
+}
+
+void ldr_resp_command(ldr_text_t *t, ...)
+{
+    va_list words;
+    const char *word;
+    unsigned count = 0;
+
+    va_start(words, t);
+    while (va_arg(words, const char *) != NULL) {
+        count++;
+    }
+    va_end(words);
+    ldr_resp_ask(t, count);
+    va_start(words, t);
+    while ((word = va_arg(words, const char *)) != NULL) {
+        ldr_resp_arg(t, word);
+    }
+    va_end(words);
 }
 
 void ldr_resp_arg_number(ldr_text_t *t, uint64_t value)

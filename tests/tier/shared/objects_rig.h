@@ -304,6 +304,18 @@ static inline void world_pass(world_t *w, uint64_t total_ns, uint64_t step_ns)
 
 /* ---- saving ---- */
 
+/* Whether it takes this shard, and does not have it. */
+static inline bool tier_wants(ldr_objects_t *tier, uint32_t tenant,
+                              uint32_t space, const larder_key_t *key)
+{
+    ldr_place_t place;
+
+    return ldr_objects_takes(tier, tenant, space) &&
+           !ldr_objects_find(tier, tenant, space,
+                             ldr_objects_epoch(tier, tenant, space), key, 0, 0,
+                             &place);
+}
+
 typedef struct rig_put {
     ldr_objects_write_t write;
     world_t *world;

@@ -379,8 +379,8 @@ static void test_reserved(void **arg)
         }
         ldr_gcm_begin(&gcm, &keys, object.id, LDR_SEALING_RECORD, r.block,
                       false);
-        ldr_gcm_aad(&gcm, block, LDR_BLOCK - 20);
-        ldr_gcm_aad(&gcm, copy, LDR_BLOCK);
+        ldr_gcm_data(&gcm, NULL, block, LDR_BLOCK - 20);
+        ldr_gcm_data(&gcm, NULL, copy, LDR_BLOCK);
         assert_true(ldr_gcm_tag(&gcm, block + LDR_BLOCK - 20));
         ldr_put32(block + LDR_BLOCK - 4, ldr_crc32c(0, block, LDR_BLOCK - 4));
         assert_int_equal(unseal(&keys, &object, r.block, LDR_BLOCK, &out),
@@ -486,7 +486,7 @@ static void assert_tail_refused(size_t bytes)
     ldr_put32(footer + 60, object.used_blocks);
     ldr_gcm_begin(&gcm, &keys, object.id, LDR_SEALING_TAIL, object.used_blocks,
                   false);
-    ldr_gcm_aad(&gcm, tail, bytes - 20);
+    ldr_gcm_data(&gcm, NULL, tail, bytes - 20);
     assert_true(ldr_gcm_tag(&gcm, footer + LDR_BLOCK - 20));
     ldr_put32(footer + LDR_BLOCK - 4, ldr_crc32c(0, footer, LDR_BLOCK - 4));
     assert_false(tail_parse(bytes, &out));

@@ -103,25 +103,20 @@ static void test_wants(void **state)
     node_open(a);
     simstore_away(w.store, false);
     /* Nothing is written before it is known what is there. */
-    assert_false(
-        ldr_objects_wants(a->tier, a->tenant, a->space[0], &one, 0, 0));
+    assert_false(tier_wants(a->tier, a->tenant, a->space[0], &one));
     world_pass(&w, RIG_SECOND, 100 * RIG_MS);
-    assert_true(ldr_objects_wants(a->tier, a->tenant, a->space[0], &one, 0, 0));
+    assert_true(tier_wants(a->tier, a->tenant, a->space[0], &one));
     assert_int_equal(node_put(a, 0, four, 4), 0);
-    assert_false(
-        ldr_objects_wants(a->tier, a->tenant, a->space[0], &one, 0, 0));
-    assert_true(
-        ldr_objects_wants(a->tier, a->tenant, a->space[0], &five, 0, 0));
+    assert_false(tier_wants(a->tier, a->tenant, a->space[0], &one));
+    assert_true(tier_wants(a->tier, a->tenant, a->space[0], &five));
     simstore_read_only(w.store, true);
     assert_int_equal(node_put(a, 0, (unsigned[]){5}, 1), -EROFS);
-    assert_false(
-        ldr_objects_wants(a->tier, a->tenant, a->space[0], &five, 0, 0));
+    assert_false(tier_wants(a->tier, a->tenant, a->space[0], &five));
     assert_int_equal(stats_of(a).state, LDR_OBJECTS_READONLY);
     assert_int_equal(node_get(a, 0, 1, NULL), 1); /* still read */
     simstore_read_only(w.store, false);
     w.now_ns += RIG_SECOND;
-    assert_true(
-        ldr_objects_wants(a->tier, a->tenant, a->space[0], &five, 0, 0));
+    assert_true(tier_wants(a->tier, a->tenant, a->space[0], &five));
     assert_int_equal(node_put(a, 0, (unsigned[]){5}, 1), 0);
     assert_int_equal(stats_of(a).state, LDR_OBJECTS_ON);
     world_close(&w);

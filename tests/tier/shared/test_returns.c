@@ -296,7 +296,7 @@ static void test_claim(void **state)
         assert_int_equal(ldr_objects_await(tier, number, w.now_ns + RIG_SECOND),
                          LARDER_OK);
         assert_null(simstore_name(w.store, RIG_TENANT "/check", 0));
-        assert_true(ldr_objects_takes(tier, number));
+        assert_true(ldr_objects_takes(tier, number, LDR_NIL));
     }
     /* Another node is first; this one has the same secret. */
     node_open(&w.nodes[0]);
@@ -460,17 +460,18 @@ static void takes_long(void *arg)
     ldr_objects_t *t = w->nodes[0].tier;
     const ldr_part_t *p = t->parts[0];
 
-    if (l->over || p->followers == 0 || p->todo_next == 0) {
+    if (l->over || p->readers == 0 || p->todo_next == 0) {
         return;
     }
     l->over = true;
     if (l->outage) {
-        ldr_lanes_failed(t->lanes, false, -ENODEV, "away");
+        ldr_workers_failed(t->workers, false, -ENODEV, "away");
     }
     assert_int_equal(node_reset(&w->nodes[1], 0), LARDER_OK);
     if (l->outage) {
         w->now_ns += w->params.retry_ms * RIG_MS;
-        assert_true(ldr_lanes_step(t->lanes)); /* looks whether it is there */
+        assert_true(
+            ldr_workers_step(t->workers)); /* looks whether it is there */
         assert_int_equal(stats_of(&w->nodes[0]).state, LDR_OBJECTS_ON);
     } else {
         w->now_ns += 20 * RIG_SECOND;

@@ -1,9 +1,9 @@
 /*
- * Lanes: threads that call a back end on behalf of others, so that nobody who
+ * Workers: threads that call a back end on behalf of others, so that nobody who
  * serves an engine ever waits for storage. Jobs come from bounded queues, reads
  * before writes before chores; but a kind that was passed over a few times in
- * a row has its turn, and one lane is always left to reads. A breaker turns the
- * tier off when the medium fails three times in a row or a call is overdue,
+ * a row has its turn, and one worker is always left to reads. A breaker turns
+ * the tier off when the medium fails three times in a row or a call is overdue,
  * with the reason, and tries health() every retry_ns until it is well again;
  * whatever waits is then ended with -ESHUTDOWN. So does it when reads are slow
  * on average, and is tried again after twelve retry_ns: nothing but reads can
@@ -11,10 +11,10 @@
  * is still read; once every retry_ns a write is let through, and when that
  * succeeds all are.
  *
- * A call that hangs in the kernel (a dead mount) cannot be ended: its lane is
- * lost until it comes back, the job stays that lane's, and closing leaves both
- * behind after its deadline, with one line in the log. Nothing of the caller's
- * but the job and the memory it names is touched by such a call.
+ * A call that hangs in the kernel (a dead mount) cannot be ended: its worker is
+ * lost until it comes back, the job stays that worker's, and closing leaves
+ * both behind after its deadline, with one line in the log. Nothing of the
+ * caller's but the job and the memory it names is touched by such a call.
  */
 #pragma once
 
@@ -24,7 +24,7 @@
 
 #include "tier/shared/backend.h"
 
-typedef struct ldr_lanes ldr_lanes_t;
+typedef struct ldr_workers ldr_workers_t;
 typedef struct ldr_job ldr_job_t;
 
 #define LDR_SLOW_BYTES ((uint64_t)8 << 20)
@@ -32,7 +32,7 @@ typedef struct ldr_job ldr_job_t;
 typedef enum ldr_job_kind {
     LDR_JOB_READ,  /* a load waits for it */
     LDR_JOB_WRITE, /* write-behind */
-    LDR_JOB_CHORE, /* following, publishing, cleaning */
+    LDR_JOB_CHORE, /* polling, publishing, cleaning */
     LDR_JOB_KINDS
 } ldr_job_kind_t;
 
@@ -41,16 +41,18 @@ struct ldr_job {
     /* Of its calls; one that waited too long: ETIMEDOUT. Work with several
      * calls sets it anew before each: ldr_job_extend(). */
     uint64_t deadline_ns;
-    /* Does the calls, in a lane, no lock held; gives 0 or a negative errno. */
+    /* Does the calls, in a worker, no lock held; gives 0 or a negative errno.
+     */
     int (*work)(ldr_job_t *job, ldr_backend_t *backend);
-    /* Once, on any thread, no lock of the lanes held. Not after close. */
+    /* Once, on any thread, no lock of the workers held. Not after close. */
     void (*done)(ldr_job_t *job);
     void *arg;
     uint64_t bytes; /* that a read is to bring */
     int error;
     bool wrote; /* work(): its error is that of a put or a removal */
-    bool trial; /* the lanes' own, as these */
-    bool taken; /* from when it is added until done() */
+    ldr_backend_t *backend; /* work()'s own: what its calls go to */
+    bool trial;             /* the workers' own, as these */
+    bool taken;             /* from when it is added until done() */
     ldr_job_t *next;
 };
 
@@ -66,9 +68,9 @@ typedef enum ldr_objects_state {
     LDR_OBJECTS_ON
 } ldr_objects_state_t;
 
-typedef struct ldr_lanes_params {
-    ldr_backend_t *backend; /* the lanes' own from here on */
-    unsigned lanes;         /* calls under way at once */
+typedef struct ldr_workers_params {
+    ldr_backend_t *backend; /* the workers' own from here on */
+    unsigned workers;       /* calls under way at once */
     unsigned queue;         /* jobs of each kind that may wait */
     uint64_t retry_ns;
     uint64_t timeout_ns; /* of probe() */
@@ -79,47 +81,47 @@ typedef struct ldr_lanes_params {
     ldr_log_t log;
     /* Instead of health(), with arg; NULL: that. */
     int (*probe)(void *arg, ldr_backend_t *backend, uint64_t deadline_ns);
-    bool manual; /* no threads: the caller drives ldr_lanes_step() */
+    bool manual; /* no threads: the caller drives ldr_workers_step() */
     /* The state has changed, or is off for a reason that is known now; no lock
      * held. */
     void (*changed)(void *arg, ldr_objects_state_t state);
     void *arg;
-} ldr_lanes_params_t;
+} ldr_workers_params_t;
 
-larder_status_t ldr_lanes_open(const ldr_lanes_params_t *params,
-                               ldr_lanes_t **lanes_p);
+larder_status_t ldr_workers_open(const ldr_workers_params_t *params,
+                                 ldr_workers_t **workers_p);
 /* Ends the jobs that wait with -ECANCELED (done() is called), and waits for
  * those under way until the deadline. False: some were left behind, and what
  * their jobs name must stay for ever. */
-bool ldr_lanes_close(ldr_lanes_t *lanes, uint64_t deadline_ns);
+bool ldr_workers_close(ldr_workers_t *workers, uint64_t deadline_ns);
 
 /* False: not taken, error says why (-EBUSY: too many wait; -ESHUTDOWN: off;
  * -EROFS: a write while only read); done() is not called. */
-bool ldr_lanes_add(ldr_lanes_t *lanes, ldr_job_t *job);
+bool ldr_workers_add(ldr_workers_t *workers, ldr_job_t *job);
 
-ldr_objects_state_t ldr_lanes_state(ldr_lanes_t *lanes, char *reason,
-                                    size_t reason_size);
+ldr_objects_state_t ldr_workers_state(ldr_workers_t *workers, char *reason,
+                                      size_t reason_size);
 /* Whether a write would be taken now, as a trial at least. */
-bool ldr_lanes_writable(ldr_lanes_t *lanes);
+bool ldr_workers_writable(ldr_workers_t *workers);
 /* The error (negative) that it is not on for; 0: it is. */
-int ldr_lanes_error(ldr_lanes_t *lanes);
+int ldr_workers_error(ldr_workers_t *workers);
 /* What a job found out besides its own error, such as a full disk in a job
  * that went on. */
-void ldr_lanes_failed(ldr_lanes_t *lanes, bool writing, int error,
-                      const char *what);
+void ldr_workers_failed(ldr_workers_t *workers, bool writing, int error,
+                        const char *what);
 
 /* Ends jobs that have waited too long, and turns off when a call is overdue.
- * To be called every so often, by no lane: they may all hang. True: there was
+ * To be called every so often, by no worker: they may all hang. True: there was
  * something. */
-bool ldr_lanes_look(ldr_lanes_t *lanes);
+bool ldr_workers_look(ldr_workers_t *workers);
 /* In a manual one: does one job, or looks after the breaker. False: nothing
  * to do now. */
-bool ldr_lanes_step(ldr_lanes_t *lanes);
+bool ldr_workers_step(ldr_workers_t *workers);
 
-typedef struct ldr_lanes_stats {
+typedef struct ldr_workers_stats {
     uint64_t waiting[LDR_JOB_KINDS], failed[LDR_JOB_KINDS];
     uint64_t refused, overdue, times_off;
-    unsigned stuck; /* lanes that do not come back */
-} ldr_lanes_stats_t;
+    unsigned stuck; /* workers that do not come back */
+} ldr_workers_stats_t;
 
-void ldr_lanes_stats(ldr_lanes_t *lanes, ldr_lanes_stats_t *out);
+void ldr_workers_stats(ldr_workers_t *workers, ldr_workers_stats_t *out);

@@ -96,7 +96,7 @@ static void test_emptied(void **state)
     assert_int_equal(c->epoch[1], 1);
     /* What is saved is wanted, and found by all. */
     larder_key_t k = rig_key(1);
-    assert_true(ldr_objects_wants(b->tier, b->tenant, b->space[0], &k, 0, 0));
+    assert_true(tier_wants(b->tier, b->tenant, b->space[0], &k));
     assert_int_equal(node_put(b, 0, eight, 8), 0);
     world_pass(&w, 5 * RIG_SECOND, 100 * RIG_MS);
     for (unsigned i = 0; i < 3; i++) {
@@ -300,11 +300,11 @@ static void test_redis(void **state)
     tell_object(&r);
     server_end(&r.redis.pid, SIGKILL); /* and all that it had */
     redis_up(&r.redis);
-    while (!ldr_objects_wants(r.tier, r.tenant, r.space, &r.key, 0, 0) &&
+    while (!tier_wants(r.tier, r.tenant, r.space, &r.key) &&
            real_now_ms() < until_ms) {
         real_pause();
     }
-    assert_true(ldr_objects_wants(r.tier, r.tenant, r.space, &r.key, 0, 0));
+    assert_true(tier_wants(r.tier, r.tenant, r.space, &r.key));
     assert_false(finds_object(&r));
     await_reset(&r, until_ms);
     assert_true(ldr_objects_close(r.tier, in_ms(60000)));

@@ -1,4 +1,4 @@
-/* Lanes: who goes first, the breaker, deadlines, calls that hang. */
+/* Workers: who goes first, the breaker, deadlines, calls that hang. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "tier/shared/lanes.h"
+#include "tier/shared/workers.h"
 #include "sim/simstore.h"
 #include "support/real.h"
 
@@ -67,7 +67,7 @@ static bool has_ended(task_t *t)
     return __atomic_load_n(&t->ended, __ATOMIC_SEQ_CST) > 0;
 }
 
-static bool add(ldr_lanes_t *l, task_t *t, ldr_job_kind_t kind, int result,
+static bool add(ldr_workers_t *l, task_t *t, ldr_job_kind_t kind, int result,
                 uint64_t deadline_ns)
 {
     *t = (task_t){.result = result, .call = t->call};
@@ -78,7 +78,7 @@ static bool add(ldr_lanes_t *l, task_t *t, ldr_job_kind_t kind, int result,
         .done = task_done,
         .arg = t,
     };
-    return ldr_lanes_add(l, &t->job);
+    return ldr_workers_add(l, &t->job);
 }
 
 /* ---- a rig ---- */
@@ -86,7 +86,7 @@ static bool add(ldr_lanes_t *l, task_t *t, ldr_job_kind_t kind, int result,
 typedef struct rig {
     simstore_t *store;
     ldr_backend_t *backend;
-    ldr_lanes_t *lanes;
+    ldr_workers_t *workers;
     unsigned changes;
     ldr_objects_state_t last;
 } rig_t;
@@ -106,7 +106,7 @@ static void quiet(void *arg, larder_log_level_t level, const char *line)
     (void)line;
 }
 
-static void open_with(rig_t *r, bool manual, unsigned lanes,
+static void open_with(rig_t *r, bool manual, unsigned workers,
                       int (*probe)(void *arg, ldr_backend_t *b,
                                    uint64_t deadline_ns))
 {
@@ -115,9 +115,9 @@ static void open_with(rig_t *r, bool manual, unsigned lanes,
     worked = 0;
     r->store = simstore_create(1);
     r->backend = simstore_backend(r->store);
-    ldr_lanes_params_t p = {
+    ldr_workers_params_t p = {
         .backend = r->backend,
-        .lanes = lanes,
+        .workers = workers,
         .queue = 8,
         .retry_ns = manual ? 5 * SECOND : SECOND / 50,
         .timeout_ns = SECOND,
@@ -128,23 +128,23 @@ static void open_with(rig_t *r, bool manual, unsigned lanes,
         .changed = on_change,
         .arg = r,
     };
-    assert_int_equal(ldr_lanes_open(&p, &r->lanes), LARDER_OK);
+    assert_int_equal(ldr_workers_open(&p, &r->workers), LARDER_OK);
 }
 
-static void rig_open(rig_t *r, bool manual, unsigned lanes)
+static void rig_open(rig_t *r, bool manual, unsigned workers)
 {
-    open_with(r, manual, lanes, NULL);
+    open_with(r, manual, workers, NULL);
 }
 
 static void rig_close(rig_t *r)
 {
-    assert_true(ldr_lanes_close(r->lanes, UINT64_MAX));
+    assert_true(ldr_workers_close(r->workers, UINT64_MAX));
     simstore_destroy(r->store);
 }
 
 static void run_out(rig_t *r)
 {
-    while (ldr_lanes_step(r->lanes)) {
+    while (ldr_workers_step(r->workers)) {
     }
 }
 
@@ -152,7 +152,7 @@ static ldr_objects_state_t state_of(rig_t *r)
 {
     char reason[160];
 
-    return ldr_lanes_state(r->lanes, reason, sizeof(reason));
+    return ldr_workers_state(r->workers, reason, sizeof(reason));
 }
 
 /* ---- tests ---- */
@@ -165,16 +165,16 @@ static void test_starts_off(void **state)
     (void)state;
     rig_open(&r, true, 1);
     assert_int_equal(state_of(&r), LDR_OBJECTS_OFF);
-    assert_false(add(r.lanes, &t, LDR_JOB_READ, 0, 2 * SECOND));
+    assert_false(add(r.workers, &t, LDR_JOB_READ, 0, 2 * SECOND));
     assert_int_equal(t.job.error, -ESHUTDOWN);
-    assert_true(ldr_lanes_step(r.lanes)); /* health() */
+    assert_true(ldr_workers_step(r.workers)); /* health() */
     assert_int_equal(state_of(&r), LDR_OBJECTS_ON);
     assert_int_equal(r.changes, 1);
-    assert_true(add(r.lanes, &t, LDR_JOB_READ, 0, 2 * SECOND));
-    assert_true(ldr_lanes_step(r.lanes));
+    assert_true(add(r.workers, &t, LDR_JOB_READ, 0, 2 * SECOND));
+    assert_true(ldr_workers_step(r.workers));
     assert_int_equal(t.ended, 1);
     assert_int_equal(t.job.error, 0);
-    assert_false(ldr_lanes_step(r.lanes));
+    assert_false(ldr_workers_step(r.workers));
     rig_close(&r);
 }
 
@@ -187,12 +187,12 @@ static void test_order(void **state)
     (void)state;
     rig_open(&r, true, 1);
     run_out(&r);
-    add(r.lanes, &chore, LDR_JOB_CHORE, 0, 9 * SECOND);
+    add(r.workers, &chore, LDR_JOB_CHORE, 0, 9 * SECOND);
     for (unsigned i = 0; i < 3; i++) {
-        add(r.lanes, &writes[i], LDR_JOB_WRITE, 0, 9 * SECOND);
+        add(r.workers, &writes[i], LDR_JOB_WRITE, 0, 9 * SECOND);
     }
     for (unsigned i = 0; i < 8; i++) {
-        add(r.lanes, &reads[i], LDR_JOB_READ, 0, 9 * SECOND);
+        add(r.workers, &reads[i], LDR_JOB_READ, 0, 9 * SECOND);
     }
     run_out(&r);
     assert_int_equal(reads[0].order, 1);
@@ -209,22 +209,22 @@ static void test_bounds(void **state)
 {
     rig_t r;
     task_t t[9] = {0}, read = {0};
-    ldr_lanes_stats_t stats;
+    ldr_workers_stats_t stats;
 
     (void)state;
     rig_open(&r, true, 1);
     run_out(&r);
     for (unsigned i = 0; i < 8; i++) {
-        assert_true(add(r.lanes, &t[i], LDR_JOB_WRITE, 0, 9 * SECOND));
+        assert_true(add(r.workers, &t[i], LDR_JOB_WRITE, 0, 9 * SECOND));
     }
-    assert_false(add(r.lanes, &t[8], LDR_JOB_WRITE, 0, 9 * SECOND));
+    assert_false(add(r.workers, &t[8], LDR_JOB_WRITE, 0, 9 * SECOND));
     assert_int_equal(t[8].job.error, -EBUSY);
-    assert_true(add(r.lanes, &read, LDR_JOB_READ, 0, 9 * SECOND));
-    ldr_lanes_stats(r.lanes, &stats);
+    assert_true(add(r.workers, &read, LDR_JOB_READ, 0, 9 * SECOND));
+    ldr_workers_stats(r.workers, &stats);
     assert_int_equal(stats.waiting[LDR_JOB_WRITE], 8);
     assert_int_equal(stats.refused, 1);
     /* What waits at close is ended. */
-    assert_true(ldr_lanes_close(r.lanes, UINT64_MAX));
+    assert_true(ldr_workers_close(r.workers, UINT64_MAX));
     for (unsigned i = 0; i < 8; i++) {
         assert_int_equal(t[i].ended, 1);
         assert_int_equal(t[i].job.error, -ECANCELED);
@@ -246,32 +246,32 @@ static void test_breaker(void **state)
     /* A miss between failures says that the medium is well. */
     const int results[] = {-EIO, -EIO, -ENOENT, -EIO, -ETIMEDOUT};
     for (unsigned i = 0; i < 5; i++) {
-        add(r.lanes, &t[0], LDR_JOB_READ, results[i], 9 * SECOND);
+        add(r.workers, &t[0], LDR_JOB_READ, results[i], 9 * SECOND);
         run_out(&r);
         assert_int_equal(state_of(&r), LDR_OBJECTS_ON);
     }
-    add(r.lanes, &t[0], LDR_JOB_READ, -EIO, 9 * SECOND);
-    add(r.lanes, &t[1], LDR_JOB_READ, 0, 9 * SECOND);
-    add(r.lanes, &t[2], LDR_JOB_WRITE, 0, 9 * SECOND);
+    add(r.workers, &t[0], LDR_JOB_READ, -EIO, 9 * SECOND);
+    add(r.workers, &t[1], LDR_JOB_READ, 0, 9 * SECOND);
+    add(r.workers, &t[2], LDR_JOB_WRITE, 0, 9 * SECOND);
     simstore_fail(r.backend, SIMSTORE_HEALTH, 1, 1, -ECONNREFUSED);
-    assert_true(ldr_lanes_step(r.lanes));
-    assert_int_equal(ldr_lanes_state(r.lanes, reason, sizeof(reason)),
+    assert_true(ldr_workers_step(r.workers));
+    assert_int_equal(ldr_workers_state(r.workers, reason, sizeof(reason)),
                      LDR_OBJECTS_OFF);
     assert_true(reason[0] != '\0');
-    assert_int_equal(ldr_lanes_error(r.lanes), -EIO);
+    assert_int_equal(ldr_workers_error(r.workers), -EIO);
     /* Nobody is left waiting. */
     assert_int_equal(t[1].ended, 1);
     assert_int_equal(t[1].job.error, -ESHUTDOWN);
     assert_int_equal(t[2].job.error, -ESHUTDOWN);
-    assert_false(ldr_lanes_step(r.lanes)); /* not before retry_ns */
+    assert_false(ldr_workers_step(r.workers)); /* not before retry_ns */
     time_ns += 5 * SECOND;
     run_out(&r);
     assert_int_equal(state_of(&r), LDR_OBJECTS_OFF);
-    assert_int_equal(ldr_lanes_error(r.lanes), -ECONNREFUSED);
+    assert_int_equal(ldr_workers_error(r.workers), -ECONNREFUSED);
     time_ns += 5 * SECOND;
     run_out(&r);
     assert_int_equal(state_of(&r), LDR_OBJECTS_ON);
-    assert_int_equal(ldr_lanes_error(r.lanes), 0);
+    assert_int_equal(ldr_workers_error(r.workers), 0);
     rig_close(&r);
 }
 
@@ -283,7 +283,7 @@ static void test_away(void **state)
     (void)state;
     rig_open(&r, true, 1);
     run_out(&r);
-    add(r.lanes, &t, LDR_JOB_CHORE, -ENODEV, 9 * SECOND);
+    add(r.workers, &t, LDR_JOB_CHORE, -ENODEV, 9 * SECOND);
     run_out(&r);
     assert_int_equal(state_of(&r), LDR_OBJECTS_OFF);
     time_ns += 5 * SECOND;
@@ -318,28 +318,28 @@ static void test_read_only(void **state)
     run_out(&r);
     /* Even a hundred times, a full disk is no reason not to read. */
     for (unsigned i = 0; i < 100; i++) {
-        add(r.lanes, &t, LDR_JOB_WRITE, -ENOSPC, time_ns + SECOND);
+        add(r.workers, &t, LDR_JOB_WRITE, -ENOSPC, time_ns + SECOND);
         run_out(&r);
         assert_int_equal(state_of(&r), LDR_OBJECTS_READONLY);
-        assert_false(ldr_lanes_writable(r.lanes));
-        assert_false(add(r.lanes, &t, LDR_JOB_WRITE, 0, time_ns + SECOND));
+        assert_false(ldr_workers_writable(r.workers));
+        assert_false(add(r.workers, &t, LDR_JOB_WRITE, 0, time_ns + SECOND));
         assert_int_equal(t.job.error, -EROFS);
-        assert_true(add(r.lanes, &read, LDR_JOB_READ, 0, time_ns + SECOND));
+        assert_true(add(r.workers, &read, LDR_JOB_READ, 0, time_ns + SECOND));
         run_out(&r);
         assert_int_equal(read.job.error, 0);
         time_ns += 5 * SECOND;
-        assert_true(ldr_lanes_writable(r.lanes));
+        assert_true(ldr_workers_writable(r.workers));
     }
     assert_int_equal(r.changes, 2);
     /* One write is let through, and a second only once that is back. */
-    assert_true(add(r.lanes, &t, LDR_JOB_WRITE, 0, time_ns + SECOND));
-    assert_false(add(r.lanes, &read, LDR_JOB_WRITE, 0, time_ns + SECOND));
-    assert_false(ldr_lanes_writable(r.lanes));
+    assert_true(add(r.workers, &t, LDR_JOB_WRITE, 0, time_ns + SECOND));
+    assert_false(add(r.workers, &read, LDR_JOB_WRITE, 0, time_ns + SECOND));
+    assert_false(ldr_workers_writable(r.workers));
     run_out(&r);
     assert_int_equal(state_of(&r), LDR_OBJECTS_ON);
-    assert_true(ldr_lanes_writable(r.lanes));
+    assert_true(ldr_workers_writable(r.workers));
     /* A chore whose put failed says the same. */
-    add(r.lanes, &t, LDR_JOB_CHORE, 0, time_ns + SECOND);
+    add(r.workers, &t, LDR_JOB_CHORE, 0, time_ns + SECOND);
     t.job.work = chore_wrote;
     run_out(&r);
     assert_int_equal(state_of(&r), LDR_OBJECTS_READONLY);
@@ -350,20 +350,20 @@ static void test_late(void **state)
 {
     rig_t r;
     task_t t = {0}, other = {0};
-    ldr_lanes_stats_t stats;
+    ldr_workers_stats_t stats;
 
     (void)state;
     rig_open(&r, true, 1);
     run_out(&r);
-    add(r.lanes, &t, LDR_JOB_READ, 0, time_ns + SECOND);
-    add(r.lanes, &other, LDR_JOB_READ, 0, time_ns + 3 * SECOND);
+    add(r.workers, &t, LDR_JOB_READ, 0, time_ns + SECOND);
+    add(r.workers, &other, LDR_JOB_READ, 0, time_ns + 3 * SECOND);
     time_ns += 2 * SECOND;
-    assert_true(ldr_lanes_look(r.lanes));
+    assert_true(ldr_workers_look(r.workers));
     assert_int_equal(t.ended, 1);
     assert_int_equal(t.job.error, -ETIMEDOUT);
     assert_int_equal(t.order, 0);
     assert_int_equal(other.ended, 0);
-    ldr_lanes_stats(r.lanes, &stats);
+    ldr_workers_stats(r.workers, &stats);
     assert_int_equal(stats.overdue, 1);
     run_out(&r);
     assert_int_equal(other.job.error, 0);
@@ -404,7 +404,7 @@ static void test_many(void **state)
     for (unsigned i = 0; i < COUNT; i++) {
         t[i].call = get_id;
         uint64_t deadline_ns = ldr_now_ns(&ldr_clock_real) + 60 * SECOND;
-        taken += add(r.lanes, &t[i], (ldr_job_kind_t)(i % 3), 0, deadline_ns);
+        taken += add(r.workers, &t[i], (ldr_job_kind_t)(i % 3), 0, deadline_ns);
     }
     assert_true(taken > 0);
     rig_close(&r);
@@ -429,12 +429,12 @@ static void await_hanging(rig_t *r, unsigned count)
 
 static void await_stuck(rig_t *r, unsigned count)
 {
-    ldr_lanes_stats_t stats;
+    ldr_workers_stats_t stats;
     uint64_t until_ms = real_now_ms() + 20000;
 
     do {
-        ldr_lanes_look(r->lanes);
-        ldr_lanes_stats(r->lanes, &stats);
+        ldr_workers_look(r->workers);
+        ldr_workers_stats(r->workers, &stats);
         real_pause();
     } while (stats.stuck < count && real_now_ms() < until_ms);
     assert_int_equal(stats.stuck, count);
@@ -446,7 +446,7 @@ static void test_hang(void **state)
 {
     rig_t r;
     static task_t t, next;
-    ldr_lanes_stats_t stats;
+    ldr_workers_stats_t stats;
 
     (void)state;
     rig_open(&r, false, 2);
@@ -454,16 +454,17 @@ static void test_hang(void **state)
     simstore_hang(r.backend, SIMSTORE_GET, true);
     simstore_hang(r.backend, SIMSTORE_HEALTH, true);
     t.call = get_id;
-    assert_true(add(r.lanes, &t, LDR_JOB_READ, 0, ldr_now_ns(&ldr_clock_real)));
-    await_hanging(&r, 2); /* health() as well: both lanes */
+    assert_true(
+        add(r.workers, &t, LDR_JOB_READ, 0, ldr_now_ns(&ldr_clock_real)));
+    await_hanging(&r, 2); /* health() as well: both workers */
     await_stuck(&r, 2);
     assert_int_equal(state_of(&r), LDR_OBJECTS_OFF);
-    assert_int_equal(t.ended, 0); /* its memory is the lane's */
+    assert_int_equal(t.ended, 0); /* its memory is the worker's */
     simstore_hang(r.backend, SIMSTORE_GET, false);
     simstore_hang(r.backend, SIMSTORE_HEALTH, false);
     wait_for_state(&r, LDR_OBJECTS_ON);
     next.call = get_id;
-    assert_true(add(r.lanes, &next, LDR_JOB_READ, 0,
+    assert_true(add(r.workers, &next, LDR_JOB_READ, 0,
                     ldr_now_ns(&ldr_clock_real) + 60 * SECOND));
     uint64_t until_ms = real_now_ms() + 20000;
     while (!(has_ended(&next) && has_ended(&t)) && real_now_ms() < until_ms) {
@@ -471,7 +472,7 @@ static void test_hang(void **state)
     }
     assert_int_equal(t.ended, 1);
     assert_int_equal(next.ended, 1);
-    ldr_lanes_stats(r.lanes, &stats);
+    ldr_workers_stats(r.workers, &stats);
     assert_int_equal(stats.stuck, 0);
     rig_close(&r);
 }
@@ -488,7 +489,7 @@ static int counting_work(ldr_backend_t *b)
            !__atomic_compare_exchange_n(&at_once_most, &most, now, false,
                                         __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
     }
-    /* None ends before all lanes have one. */
+    /* None ends before all workers have one. */
     while (__atomic_load_n(&at_once_most, __ATOMIC_SEQ_CST) < 3 &&
            real_now_ms() < until_ms) {
         real_pause();
@@ -498,7 +499,7 @@ static int counting_work(ldr_backend_t *b)
     return error;
 }
 
-/* Three lanes are three jobs at once, no fewer and no more. */
+/* Three workers are three jobs at once, no fewer and no more. */
 static void test_at_once(void **state)
 {
     enum { COUNT = 8 };
@@ -511,7 +512,7 @@ static void test_at_once(void **state)
     wait_for_state(&r, LDR_OBJECTS_ON);
     for (unsigned i = 0; i < COUNT; i++) {
         t[i].call = counting_work;
-        assert_true(add(r.lanes, &t[i], LDR_JOB_READ, 0,
+        assert_true(add(r.workers, &t[i], LDR_JOB_READ, 0,
                         ldr_now_ns(&ldr_clock_real) + 60 * SECOND));
     }
     for (unsigned i = 0; i < COUNT; i++) {
@@ -553,15 +554,15 @@ static int gate_work(ldr_backend_t *b)
 }
 
 /* A health() hangs (a mount that is no more), and so many reads do. */
-static void hang_some(rig_t *r, unsigned lanes, task_t *read, unsigned reads)
+static void hang_some(rig_t *r, unsigned workers, task_t *read, unsigned reads)
 {
     probes = 0;
     __atomic_store_n(&probe_may_go, false, __ATOMIC_SEQ_CST);
     __atomic_store_n(&gate_open, false, __ATOMIC_SEQ_CST);
-    open_with(r, false, lanes, probe_hangs);
+    open_with(r, false, workers, probe_hangs);
     wait_for_state(r, LDR_OBJECTS_ON);
     read->call = gate_work;
-    assert_true(reads == 0 || add(r->lanes, read, LDR_JOB_READ, 0,
+    assert_true(reads == 0 || add(r->workers, read, LDR_JOB_READ, 0,
                                   ldr_now_ns(&ldr_clock_real)));
     while (__atomic_load_n(&worked, __ATOMIC_SEQ_CST) < reads) {
         real_pause();
@@ -569,29 +570,29 @@ static void hang_some(rig_t *r, unsigned lanes, task_t *read, unsigned reads)
     await_stuck(r, reads + 1);
 }
 
-/* That does not keep another lane from finding that the medium is well: nor if
- * half of them hang, nor if all do and one comes back. */
+/* That does not keep another worker from finding that the medium is well: nor
+ * if half of them hang, nor if all do and one comes back. */
 static void test_probe_hangs(void **state)
 {
     static const struct {
-        unsigned lanes, reads, left;
+        unsigned workers, reads, left;
         bool back;
     } table[] = {{4, 0, 1, false}, {4, 1, 2, false}, {2, 1, 1, true}};
-    ldr_lanes_stats_t stats;
+    ldr_workers_stats_t stats;
     task_t read = {0};
     rig_t r;
 
     (void)state;
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
-        hang_some(&r, table[i].lanes, &read, table[i].reads);
+        hang_some(&r, table[i].workers, &read, table[i].reads);
         __atomic_store_n(&gate_open, table[i].back, __ATOMIC_SEQ_CST);
         uint64_t until_ms = real_now_ms() + 20000;
         while (state_of(&r) != LDR_OBJECTS_ON && real_now_ms() < until_ms) {
-            ldr_lanes_look(r.lanes);
+            ldr_workers_look(r.workers);
             real_pause();
         }
         assert_int_equal(state_of(&r), LDR_OBJECTS_ON);
-        ldr_lanes_stats(r.lanes, &stats);
+        ldr_workers_stats(r.workers, &stats);
         assert_int_equal(stats.stuck, table[i].left);
         assert_int_equal(stats.times_off, 1);
         __atomic_store_n(&gate_open, true, __ATOMIC_SEQ_CST);
@@ -621,7 +622,7 @@ static void test_last_word(void **state)
     rig_open(&r, false, 2);
     wait_for_state(&r, LDR_OBJECTS_ON);
     for (unsigned i = 0; i < 2; i++) {
-        assert_true(add(r.lanes, &busy[i], LDR_JOB_READ, 0, far_ns));
+        assert_true(add(r.workers, &busy[i], LDR_JOB_READ, 0, far_ns));
     }
     while (__atomic_load_n(&worked, __ATOMIC_SEQ_CST) < 2 &&
            ldr_now_ns(&ldr_clock_real) < far_ns) {
@@ -634,8 +635,8 @@ static void test_last_word(void **state)
         .done = gate_done,
         .arg = &last,
     };
-    assert_true(ldr_lanes_add(r.lanes, &last.job));
-    ldr_lanes_failed(r.lanes, false, -ENODEV, "away");
+    assert_true(ldr_workers_add(r.workers, &last.job));
+    ldr_workers_failed(r.workers, false, -ENODEV, "away");
     assert_int_equal(last.job.error, -ESHUTDOWN);
     uint64_t until_ms = real_now_ms() + 20000;
     while (!(has_ended(&busy[0]) && has_ended(&busy[1])) &&
@@ -659,14 +660,14 @@ static void test_close_hanging(void **state)
     wait_for_state(&r, LDR_OBJECTS_ON);
     simstore_hang(r.backend, SIMSTORE_GET, true);
     t.call = get_id;
-    add(r.lanes, &t, LDR_JOB_READ, 0,
+    add(r.workers, &t, LDR_JOB_READ, 0,
         ldr_now_ns(&ldr_clock_real) + 60 * SECOND);
     await_hanging(&r, 1);
     begin_ms = real_now_ms();
-    assert_false(
-        ldr_lanes_close(r.lanes, ldr_now_ns(&ldr_clock_real) + SECOND / 10));
+    assert_false(ldr_workers_close(r.workers,
+                                   ldr_now_ns(&ldr_clock_real) + SECOND / 10));
     assert_true(real_now_ms() - begin_ms < 20000);
-    /* The lane that was left behind frees the rest, and the back end. */
+    /* The worker that was left behind frees the rest, and the back end. */
     simstore_hang(r.backend, SIMSTORE_GET, false);
     uint64_t until_ms = real_now_ms() + 20000;
     while (simstore_backends(r.store) > 0 && real_now_ms() < until_ms) {

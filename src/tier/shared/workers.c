@@ -5,18 +5,18 @@
  * may call.
  *
  * Invariants
- *  1. A job is in a queue, or with exactly one lane (`taken`), or its owner's
+ *  1. A job is in a queue, or with exactly one worker (`taken`), or its owner's
  *     again (from done() on). A queue has at most params.queue jobs.
- *  2. `low` jobs under way are no reads: fewer than there are lanes, where
- *     there are several. stats.stuck lanes are stuck.
+ *  2. `low` jobs under way are no reads: fewer than there are workers, where
+ *     there are several. stats.stuck workers are stuck.
  *  3. There is an error exactly while the medium is not on, and fewer failures
  *     in a row than turn it off while it is not off.
  *
- * Hanging calls: a lane whose job is past its deadline by a second is `stuck`.
- * It is not waited for at close: then the last lane to come back, if any ever
- * does, frees the rest.
+ * Hanging calls: a worker whose job is past its deadline by a second is
+ * `stuck`. It is not waited for at close: then the last worker to come back, if
+ * any ever does, frees the rest.
  */
-#include "tier/shared/lanes.h"
+#include "tier/shared/workers.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -26,23 +26,23 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "tier/shared/lanes_int.h"
+#include "tier/shared/workers_int.h"
 
-#define LANES_MAX 256u
+#define WORKERS_MAX 256u
 #define PASSED_MAX 4u /* how often a kind is passed over in a row */
 
 /* ---- queues ---- */
 
-static bool may_run(const ldr_lanes_t *l, unsigned kind)
+static bool may_run(const ldr_workers_t *l, unsigned kind)
 {
-    unsigned most = l->params.lanes > 1 ? l->params.lanes - 1 : 1;
+    unsigned most = l->params.workers > 1 ? l->params.workers - 1 : 1;
 
     LDR_HELD(&l->lock);
     return l->queues[kind].count > 0 && (kind == LDR_JOB_READ || l->low < most);
 }
 
 /* The next job to do; NULL: none. */
-static ldr_job_t *take(ldr_lanes_t *l)
+static ldr_job_t *take(ldr_workers_t *l)
 {
     unsigned best = LDR_JOB_KINDS;
 
@@ -63,12 +63,12 @@ static ldr_job_t *take(ldr_lanes_t *l)
     }
     l->queues[best].passed = 0;
     l->low += best != LDR_JOB_READ;
-    LDR_ASSERT(l->low <= l->params.lanes);
+    LDR_ASSERT(l->low <= l->params.workers);
     return ldr_job_pop(&l->queues[best]);
 }
 
 /* Takes all that wait, of those late only where late_ns is not 0. */
-ldr_job_t *ldr_lanes_take_waiting(ldr_lanes_t *l, uint64_t late_ns)
+ldr_job_t *ldr_workers_take_waiting(ldr_workers_t *l, uint64_t late_ns)
 {
     ldr_job_t *list = NULL, **end = &list;
 
@@ -96,7 +96,7 @@ ldr_job_t *ldr_lanes_take_waiting(ldr_lanes_t *l, uint64_t late_ns)
 }
 
 /* No lock held. */
-void ldr_lanes_end_all(ldr_lanes_t *l, ldr_job_t *list, int error)
+void ldr_workers_end_all(ldr_workers_t *l, ldr_job_t *list, int error)
 {
     while (list != NULL) {
         ldr_job_t *job = list;
@@ -114,9 +114,9 @@ void ldr_lanes_end_all(ldr_lanes_t *l, ldr_job_t *list, int error)
     }
 }
 
-/* ---- lanes ---- */
+/* ---- workers ---- */
 
-static bool probe_due(const ldr_lanes_t *l)
+static bool probe_due(const ldr_workers_t *l)
 {
     LDR_HELD(&l->lock);
     return l->prober == NULL && ldr_now_ns(l->params.clock) >= l->probe_at_ns;
@@ -124,14 +124,14 @@ static bool probe_due(const ldr_lanes_t *l)
 
 /* A call that hung has ended: the medium may be well, although one that probes
  * still hangs. */
-static void come_back(ldr_lane_t *lane)
+static void come_back(ldr_worker_t *worker)
 {
-    ldr_lanes_t *l = lane->lanes;
+    ldr_workers_t *l = worker->workers;
 
     LDR_HELD(&l->lock);
-    if (lane->stuck) {
+    if (worker->stuck) {
         LDR_ASSERT(l->stats.stuck > 0);
-        lane->stuck = false;
+        worker->stuck = false;
         l->stats.stuck--;
         if (l->prober != NULL && l->prober->stuck) {
             l->prober = NULL;
@@ -140,15 +140,15 @@ static void come_back(ldr_lane_t *lane)
 }
 
 /* With the lock, which is given up meanwhile. */
-static void probe(ldr_lanes_t *l, ldr_lane_t *lane)
+static void probe(ldr_workers_t *l, ldr_worker_t *worker)
 {
     ldr_turn_t turn = {0};
     uint64_t deadline_ns = ldr_now_ns(l->params.clock) + l->params.timeout_ns;
 
     LDR_HELD(&l->lock);
-    l->prober = lane;
-    lane->busy = true;
-    lane->probe_ns = deadline_ns;
+    l->prober = worker;
+    worker->busy = true;
+    worker->probe_ns = deadline_ns;
     ldr_mutex_unlock(&l->lock);
     ldr_fail_clear();
     int error =
@@ -156,15 +156,15 @@ static void probe(ldr_lanes_t *l, ldr_lane_t *lane)
             ? l->params.probe(l->params.arg, l->params.backend, deadline_ns)
             : l->params.backend->ops->health(l->params.backend, deadline_ns);
     ldr_mutex_lock(&l->lock);
-    lane->probe_ns = 0;
-    come_back(lane);
-    bool counts = l->prober == lane;
+    worker->probe_ns = 0;
+    come_back(worker);
+    bool counts = l->prober == worker;
     if (counts) {
         l->prober = NULL;
     }
     if (!l->abandoned && counts) {
         l->probe_at_ns = ldr_now_ns(l->params.clock) + l->params.retry_ns;
-        lane->finishing = true;
+        worker->finishing = true;
         if (error != 0 && l->state == LDR_OBJECTS_OFF) {
             ldr_breaker_reason(l, error, ldr_fail_text());
             turn.changed = !l->looked; /* the reason is known now */
@@ -177,16 +177,16 @@ static void probe(ldr_lanes_t *l, ldr_lane_t *lane)
         }
         l->looked = true;
         ldr_mutex_unlock(&l->lock);
-        ldr_breaker_told(l, &turn);
+        ldr_breaker_announce(l, &turn);
         ldr_mutex_lock(&l->lock);
-        lane->finishing = false;
+        worker->finishing = false;
     }
-    lane->busy = false;
+    worker->busy = false;
     pthread_cond_broadcast(&l->ended);
     pthread_cond_signal(&l->work); /* who watches for the next probe? */
 }
 
-static void finish(ldr_lanes_t *l, const ldr_job_t *job, uint64_t took_ns,
+static void finish(ldr_workers_t *l, const ldr_job_t *job, uint64_t took_ns,
                    ldr_turn_t *turn)
 {
     bool writing = job->kind == LDR_JOB_WRITE;
@@ -208,37 +208,37 @@ static void finish(ldr_lanes_t *l, const ldr_job_t *job, uint64_t took_ns,
 }
 
 /* With the lock, which is given up meanwhile. */
-static void run(ldr_lanes_t *l, ldr_lane_t *lane, ldr_job_t *job)
+static void run(ldr_workers_t *l, ldr_worker_t *worker, ldr_job_t *job)
 {
     ldr_turn_t turn = {0};
     bool low = job->kind != LDR_JOB_READ;
     uint64_t began_ns = ldr_now_ns(l->params.clock);
 
     LDR_HELD(&l->lock);
-    LDR_ASSERT(!lane->busy && lane->job == NULL && job->taken);
-    lane->job = job;
-    lane->busy = true;
+    LDR_ASSERT(!worker->busy && worker->job == NULL && job->taken);
+    worker->job = job;
+    worker->busy = true;
     ldr_mutex_unlock(&l->lock);
     ldr_fail_clear();
     int error = job->work(job, l->params.backend);
     ldr_mutex_lock(&l->lock);
-    LDR_ASSERT(lane->job == job && job->taken);
+    LDR_ASSERT(worker->job == job && job->taken);
     LDR_ASSERT(l->low >= low);
-    lane->job = NULL;
-    come_back(lane);
+    worker->job = NULL;
+    come_back(worker);
     l->low -= low;
     if (!l->abandoned) {
-        lane->finishing = true;
+        worker->finishing = true;
         job->taken = false;
         job->error = error;
         finish(l, job, ldr_now_ns(l->params.clock) - began_ns, &turn);
         ldr_mutex_unlock(&l->lock);
-        ldr_breaker_told(l, &turn);
+        ldr_breaker_announce(l, &turn);
         job->done(job);
         ldr_mutex_lock(&l->lock);
-        lane->finishing = false;
+        worker->finishing = false;
     }
-    lane->busy = false;
+    worker->busy = false;
     pthread_cond_broadcast(&l->ended);
     if (low) { /* others were kept from such jobs */
         pthread_cond_signal(&l->work);
@@ -246,22 +246,22 @@ static void run(ldr_lanes_t *l, ldr_lane_t *lane, ldr_job_t *job)
 }
 
 /* One thing; false: there is none. */
-static bool turn_once(ldr_lanes_t *l, ldr_lane_t *lane)
+static bool turn_once(ldr_workers_t *l, ldr_worker_t *worker)
 {
     LDR_HELD(&l->lock);
     if (probe_due(l)) {
-        probe(l, lane);
+        probe(l, worker);
         return true;
     }
     ldr_job_t *job = take(l);
     if (job == NULL) {
         return false;
     }
-    run(l, lane, job);
+    run(l, worker, job);
     return true;
 }
 
-static void destroy(ldr_lanes_t *l)
+static void destroy(ldr_workers_t *l)
 {
     l->params.backend->ops->destroy(l->params.backend);
     pthread_cond_destroy(&l->work);
@@ -271,14 +271,14 @@ static void destroy(ldr_lanes_t *l)
     ldr_free(l);
 }
 
-static void *lane_main(void *arg)
+static void *worker_main(void *arg)
 {
-    ldr_lane_t *lane = arg;
-    ldr_lanes_t *l = lane->lanes;
+    ldr_worker_t *worker = arg;
+    ldr_workers_t *l = worker->workers;
 
     ldr_mutex_lock(&l->lock);
     while (!l->closing) {
-        if (!turn_once(l, lane)) {
+        if (!turn_once(l, worker)) {
             uint64_t now_ns = ldr_now_ns(l->params.clock);
 
             /* Whoever probes may hang, and somebody must be awake then. */
@@ -297,12 +297,12 @@ static void *lane_main(void *arg)
     return NULL;
 }
 
-bool ldr_lanes_step(ldr_lanes_t *l)
+bool ldr_workers_step(ldr_workers_t *l)
 {
-    bool some = ldr_lanes_look(l);
+    bool some = ldr_workers_look(l);
 
     ldr_mutex_lock(&l->lock);
-    some = turn_once(l, &l->lane[0]) || some;
+    some = turn_once(l, &l->worker[0]) || some;
     ldr_mutex_unlock(&l->lock);
     return some;
 }
@@ -310,7 +310,7 @@ bool ldr_lanes_step(ldr_lanes_t *l)
 /* ---- what others call ---- */
 
 /* 0, or why the job is not taken. */
-static int refuse(ldr_lanes_t *l, ldr_job_t *job)
+static int refuse(ldr_workers_t *l, ldr_job_t *job)
 {
     LDR_HELD(&l->lock);
     if (l->closing || l->state == LDR_OBJECTS_OFF) {
@@ -329,15 +329,15 @@ static int refuse(ldr_lanes_t *l, ldr_job_t *job)
     return 0;
 }
 
-bool ldr_lanes_add(ldr_lanes_t *l, ldr_job_t *job)
+bool ldr_workers_add(ldr_workers_t *l, ldr_job_t *job)
 {
     LDR_ASSERT(job->kind < LDR_JOB_KINDS && job->work != NULL);
     ldr_mutex_lock(&l->lock);
-    if (!LDR_HOLDS(!job->taken)) { /* it is in a queue, or with a lane */
+    if (!LDR_HOLDS(!job->taken)) { /* it is in a queue, or with a worker */
         ldr_mutex_unlock(&l->lock);
         return false;
     }
-    LDR_DEBUG_ASSERT(ldr_lanes_check(l));
+    LDR_DEBUG_ASSERT(ldr_workers_check(l));
     job->trial = false;
     job->wrote = false;
     job->error = refuse(l, job);
@@ -353,7 +353,7 @@ bool ldr_lanes_add(ldr_lanes_t *l, ldr_job_t *job)
     return taken;
 }
 
-bool ldr_lanes_writable(ldr_lanes_t *l)
+bool ldr_workers_writable(ldr_workers_t *l)
 {
     ldr_mutex_lock(&l->lock);
     bool yes = l->state == LDR_OBJECTS_ON ||
@@ -363,7 +363,7 @@ bool ldr_lanes_writable(ldr_lanes_t *l)
     return yes;
 }
 
-int ldr_lanes_error(ldr_lanes_t *l)
+int ldr_workers_error(ldr_workers_t *l)
 {
     ldr_mutex_lock(&l->lock);
     int error = l->error;
@@ -371,8 +371,8 @@ int ldr_lanes_error(ldr_lanes_t *l)
     return error;
 }
 
-ldr_objects_state_t ldr_lanes_state(ldr_lanes_t *l, char *reason,
-                                    size_t reason_size)
+ldr_objects_state_t ldr_workers_state(ldr_workers_t *l, char *reason,
+                                      size_t reason_size)
 {
     ldr_mutex_lock(&l->lock);
     ldr_objects_state_t state = l->state;
@@ -383,7 +383,7 @@ ldr_objects_state_t ldr_lanes_state(ldr_lanes_t *l, char *reason,
     return state;
 }
 
-void ldr_lanes_stats(ldr_lanes_t *l, ldr_lanes_stats_t *out)
+void ldr_workers_stats(ldr_workers_t *l, ldr_workers_stats_t *out)
 {
     ldr_mutex_lock(&l->lock);
     *out = l->stats;
@@ -395,7 +395,7 @@ void ldr_lanes_stats(ldr_lanes_t *l, ldr_lanes_stats_t *out)
 
 /* ---- what must hold ---- */
 
-bool ldr_lanes_check(const ldr_lanes_t *l)
+bool ldr_workers_check(const ldr_workers_t *l)
 {
     unsigned low = 0, stuck = 0;
 
@@ -416,11 +416,11 @@ bool ldr_lanes_check(const ldr_lanes_t *l)
         }
     }
     for (unsigned i = 0; i < l->count; i++) {
-        const ldr_lane_t *lane = &l->lane[i];
+        const ldr_worker_t *worker = &l->worker[i];
 
-        low += lane->job != NULL && lane->job->kind != LDR_JOB_READ;
-        stuck += lane->stuck;
-        if ((lane->job != NULL || lane->probe_ns != 0) && !lane->busy) {
+        low += worker->job != NULL && worker->job->kind != LDR_JOB_READ;
+        stuck += worker->stuck;
+        if ((worker->job != NULL || worker->probe_ns != 0) && !worker->busy) {
             return false;
         }
     }
@@ -430,41 +430,41 @@ bool ldr_lanes_check(const ldr_lanes_t *l)
 
 /* ---- life ---- */
 
-static bool start(ldr_lanes_t *l)
+static bool start(ldr_workers_t *l)
 {
     for (unsigned i = 0; i < l->count; i++) {
-        ldr_lane_t *lane = &l->lane[i];
+        ldr_worker_t *worker = &l->worker[i];
 
-        lane->lanes = l;
+        worker->workers = l;
         if (l->params.manual) {
             continue;
         }
         ldr_mutex_lock(&l->lock);
-        lane->up =
-            ldr_thread_start(&lane->thread, "larder-lane", lane_main, lane);
-        l->alive += lane->up;
+        worker->up = ldr_thread_start(&worker->thread, "larder-worker",
+                                      worker_main, worker);
+        l->alive += worker->up;
         ldr_mutex_unlock(&l->lock);
-        if (!lane->up) {
+        if (!worker->up) {
             return false;
         }
     }
     return true;
 }
 
-larder_status_t ldr_lanes_open(const ldr_lanes_params_t *params,
-                               ldr_lanes_t **lanes_p)
+larder_status_t ldr_workers_open(const ldr_workers_params_t *params,
+                                 ldr_workers_t **workers_p)
 {
-    unsigned lanes = (unsigned)ldr_min64(
-        ldr_max64(params->manual ? 1 : params->lanes, 1), LANES_MAX);
-    unsigned count = lanes;
-    ldr_lanes_t *l = ldr_alloc(sizeof(*l) + count * sizeof(l->lane[0]));
+    unsigned workers = (unsigned)ldr_min64(
+        ldr_max64(params->manual ? 1 : params->workers, 1), WORKERS_MAX);
+    unsigned count = workers;
+    ldr_workers_t *l = ldr_alloc(sizeof(*l) + count * sizeof(l->worker[0]));
 
     if (l == NULL) {
         params->backend->ops->destroy(params->backend);
         return ldr_fail(LARDER_E_NO_MEMORY, "no memory for the shared tier");
     }
     l->params = *params;
-    l->params.lanes = lanes;
+    l->params.workers = workers;
     l->count = count;
     if (l->params.timeout_ns == 0) {
         l->params.timeout_ns = 5000000000u;
@@ -475,40 +475,41 @@ larder_status_t ldr_lanes_open(const ldr_lanes_params_t *params,
     ldr_cond_init(&l->work);
     ldr_cond_init(&l->ended);
     if (!start(l)) {
-        ldr_lanes_close(l, UINT64_MAX);
+        ldr_workers_close(l, UINT64_MAX);
         return ldr_fail(LARDER_E_NO_MEMORY,
                         "no more threads for the shared tier");
     }
-    *lanes_p = l;
+    *workers_p = l;
     return LARDER_OK;
 }
 
-/* Whether some lane is busy, but for those that hang where that is allowed. */
-static bool is_busy(const ldr_lanes_t *l, bool hanging_too)
+/* Whether some worker is busy, but for those that hang where that is allowed.
+ */
+static bool is_busy(const ldr_workers_t *l, bool hanging_too)
 {
     LDR_HELD(&l->lock);
     for (unsigned i = 0; i < l->count; i++) {
-        const ldr_lane_t *lane = &l->lane[i];
+        const ldr_worker_t *worker = &l->worker[i];
 
-        if (lane->finishing || (hanging_too && lane->busy)) {
+        if (worker->finishing || (hanging_too && worker->busy)) {
             return true;
         }
     }
     return false;
 }
 
-bool ldr_lanes_close(ldr_lanes_t *l, uint64_t deadline_ns)
+bool ldr_workers_close(ldr_workers_t *l, uint64_t deadline_ns)
 {
-    bool join[LANES_MAX];
+    bool join[WORKERS_MAX];
     unsigned count = l->count, left = 0;
 
-    LDR_ASSERT(count <= LANES_MAX);
+    LDR_ASSERT(count <= WORKERS_MAX);
     ldr_mutex_lock(&l->lock);
     l->closing = true;
-    ldr_job_t *waiting = ldr_lanes_take_waiting(l, 0);
+    ldr_job_t *waiting = ldr_workers_take_waiting(l, 0);
     pthread_cond_broadcast(&l->work);
     ldr_mutex_unlock(&l->lock);
-    ldr_lanes_end_all(l, waiting, -ECANCELED);
+    ldr_workers_end_all(l, waiting, -ECANCELED);
 
     ldr_mutex_lock(&l->lock);
     bool in_time = true;
@@ -520,20 +521,20 @@ bool ldr_lanes_close(ldr_lanes_t *l, uint64_t deadline_ns)
         }
     }
     for (unsigned i = 0; i < count; i++) {
-        join[i] = l->lane[i].up && !l->lane[i].busy;
-        left += l->lane[i].up && l->lane[i].busy;
-        if (l->lane[i].up && l->lane[i].busy) {
-            pthread_detach(l->lane[i].thread);
+        join[i] = l->worker[i].up && !l->worker[i].busy;
+        left += l->worker[i].up && l->worker[i].busy;
+        if (l->worker[i].up && l->worker[i].busy) {
+            pthread_detach(l->worker[i].thread);
         }
     }
     l->abandoned = left > 0;
-    pthread_t threads[LANES_MAX];
+    pthread_t threads[WORKERS_MAX];
     for (unsigned i = 0; i < count; i++) {
-        threads[i] = l->lane[i].thread;
+        threads[i] = l->worker[i].thread;
     }
     ldr_log_t log = l->params.log;
     ldr_mutex_unlock(&l->lock);
-    /* From here on the last one that is left behind may free the lanes. */
+    /* From here on the last one that is left behind may free the workers. */
     for (unsigned i = 0; i < count; i++) {
         if (join[i]) {
             pthread_join(threads[i], NULL);

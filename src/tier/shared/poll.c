@@ -9,7 +9,7 @@
  * merged its manifests. A name is forgotten when three listings in a row lack
  * it, so that one that flickers is not read again.
  *
- * Manifests may be read in any order, by several lanes at once: what they say
+ * Manifests may be read in any order, by several workers at once: what they say
  * is applied so that the order does not matter. An object that was said to be
  * gone stays so (ids are never used again), removals are remembered by the
  * map, and of two copies of a shard all nodes choose the same.
@@ -34,7 +34,7 @@
 
 /* ---- what is known ---- */
 
-int ldr_known_order(const ldr_known_t *a, const ldr_known_t *b)
+static int known_order(const ldr_known_t *a, const ldr_known_t *b)
 {
     int order = memcmp(a->node, b->node, LDR_NODE_BYTES);
 
@@ -44,7 +44,7 @@ int ldr_known_order(const ldr_known_t *a, const ldr_known_t *b)
     return a->sequence < b->sequence ? -1 : a->sequence > b->sequence;
 }
 
-bool ldr_known_named(const char *name, ldr_known_t *k)
+static bool known_named(const char *name, ldr_known_t *k)
 {
     return strlen(name) == 2 * LDR_NODE_BYTES + 17 &&
            ldr_unhex(name, LDR_NODE_BYTES, k->node) &&
@@ -60,13 +60,13 @@ static size_t known_at(const ldr_part_t *p, const ldr_known_t *k, bool *found)
     while (low < high) {
         size_t mid = (low + high) / 2;
 
-        if (ldr_known_order(&p->known[mid], k) < 0) {
+        if (known_order(&p->known[mid], k) < 0) {
             low = mid + 1;
         } else {
             high = mid;
         }
     }
-    *found = low < p->known_count && ldr_known_order(&p->known[low], k) == 0;
+    *found = low < p->known_count && known_order(&p->known[low], k) == 0;
     return low;
 }
 
@@ -74,17 +74,15 @@ void ldr_part_know(ldr_part_t *p, const ldr_known_t *k)
 {
     bool found;
     size_t at = known_at(p, k, &found);
-    void *known = p->known;
 
     LDR_HELD(&p->tier->lock);
     if (found) {
         p->known[at] = *k;
         return;
     }
-    if (!ldr_grow(&known, &p->known_room, p->known_count + 1, sizeof(*k))) {
+    if (!ldr_grow(&p->known, &p->known_room, p->known_count + 1, sizeof(*k))) {
         return; /* then it is read, for nothing */
     }
-    p->known = known;
     memmove(&p->known[at + 1], &p->known[at],
             (p->known_count - at) * sizeof(*k));
     p->known[at] = *k;
@@ -137,34 +135,23 @@ static struct ldr_ids_item *forget_gone(ldr_part_t *p)
 
 static bool apply_object(ldr_part_t *p, const ldr_manifest_entry_t *e)
 {
-    ldr_objects_t *t = p->tier;
     uint32_t number;
     bool ok = true;
 
-    ldr_mutex_lock(&t->lock);
+    ldr_mutex_lock(&p->tier->lock);
     if (ldr_part_gone_since(p, e->object.id) == 0) {
-        ok = ldr_part_space(p, e->object.space_id, &number) != NULL;
-        if (ok) {
-            bool is_new = ldr_map_object(p->map, e->object.id) == LDR_NIL;
+        uint32_t used_s = (uint32_t)ldr_max64(
+            e->used_s, ldr_ids_find(&p->early, e->object.id));
 
-            uint64_t before = ldr_map_shards(p->map, number);
-            uint32_t used_s = (uint32_t)ldr_max64(
-                e->used_s, ldr_ids_find(&p->early, e->object.id));
-            ok = ldr_map_add(p->map, &e->object, used_s, e->rows);
-            if (is_new && e->object.epoch == ldr_map_epoch(p->map, number)) {
-                uint64_t found = ldr_map_shards(p->map, number) - before;
-
-                t->n.duplicates +=
-                    e->object.rows > found ? e->object.rows - found : 0;
-            }
-        }
+        ok = ldr_part_space(p, e->object.space_id, &number) != NULL &&
+             ldr_map_add(p->map, &e->object, used_s, e->rows);
     }
-    ldr_mutex_unlock(&t->lock);
+    ldr_mutex_unlock(&p->tier->lock);
     return ok;
 }
 
-bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
-                    uint32_t written_s)
+static bool apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
+                  uint32_t written_s)
 {
     ldr_objects_t *t = p->tier;
     uint32_t number;
@@ -204,9 +191,8 @@ bool ldr_part_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
 
 /* ---- one manifest ---- */
 
-int ldr_manifest_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
-                     const char *tenant, const ldr_known_t *k, uint8_t **data_p,
-                     size_t *bytes_p)
+int ldr_manifest_get(ldr_job_t *job, const char *tenant, const ldr_known_t *k,
+                     uint8_t **data_p, size_t *bytes_p)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint64_t bytes = k->bytes;
@@ -214,7 +200,7 @@ int ldr_manifest_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
 
     ldr_name_manifest(tenant, k, name);
     if (bytes == 0) {
-        error = ldr_call_size(t, job, b, name, &bytes);
+        error = ldr_call_size(job, name, &bytes);
     }
     if (error != 0) {
         return error;
@@ -226,7 +212,7 @@ int ldr_manifest_get(ldr_objects_t *t, ldr_job_t *job, ldr_backend_t *b,
     if (data == NULL) {
         return -ENOMEM;
     }
-    error = ldr_call_get(t, job, b, name, 0, data, (size_t)bytes);
+    error = ldr_call_get(job, name, 0, data, (size_t)bytes);
     if (error != 0) {
         ldr_free(data);
         return error == -ENODATA ? -EBADMSG : error;
@@ -248,20 +234,19 @@ static void read_entry(void *arg, const ldr_manifest_entry_t *e)
     reading_t *r = arg;
 
     r->objects += e->kind == LDR_MANIFEST_OBJECT;
-    if (!ldr_part_apply(r->part, e, r->head->written_s)) {
+    if (!apply(r->part, e, r->head->written_s)) {
         r->failed = true;
     }
 }
 
 /* -EBADMSG: not a manifest of this tenant, or not the one of that name. */
-static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
-                         ldr_known_t *k)
+static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_known_t *k)
 {
     ldr_manifest_head_t head = {.sequence = 0};
     reading_t r = {.part = p, .head = &head};
     uint8_t *data;
     size_t bytes;
-    int error = ldr_manifest_get(p->tier, job, b, p->hex, k, &data, &bytes);
+    int error = ldr_manifest_get(job, p->hex, k, &data, &bytes);
 
     if (error != 0) {
         return error;
@@ -281,23 +266,22 @@ static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b,
 /* ---- a turn ---- */
 
 /* Reads what is to be read, until nothing is left or the medium fails. */
-static int read_todo(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int read_todo(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     int error = 0;
 
     ldr_mutex_lock(&t->lock);
-    while (p->todo_next < p->todo_count && !t->closing &&
-           p->follow_error == 0) {
+    while (p->todo_next < p->todo_count && !t->closing && p->poll_error == 0) {
         ldr_known_t k = p->todo[p->todo_next++];
         bool found;
 
         ldr_mutex_unlock(&t->lock);
-        error = read_manifest(p, job, b, &k);
+        error = read_manifest(p, job, &k);
         ldr_mutex_lock(&t->lock);
         size_t at = known_at(p, &k, &found);
         if (error == -ENOENT) {
-            p->follow_again = true;
+            p->poll_again = true;
             ldr_part_unknow(p, &k);
         } else if (error == 0 || error == -EBADMSG) {
             k.tries += error != 0;
@@ -311,7 +295,7 @@ static int read_todo(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
                 p->known[at] = k;
             }
         } else {
-            p->follow_error = error;
+            p->poll_error = error;
             break;
         }
         error = 0;
@@ -324,7 +308,8 @@ static int helper_work(ldr_job_t *job, ldr_backend_t *b)
 {
     ldr_chore_t *c = job->arg;
 
-    return read_todo(c->part, job, b);
+    job->backend = b;
+    return read_todo(c->part, job);
 }
 
 static void helper_done(ldr_job_t *job)
@@ -334,7 +319,7 @@ static void helper_done(ldr_job_t *job)
 
     ldr_mutex_lock(&t->lock);
     c->busy = false;
-    ldr_follow_ended(c->part, job->error);
+    ldr_poll_ended(c->part, job->error);
     pthread_cond_broadcast(&t->changed);
     ldr_objects_wake(t);
     ldr_mutex_unlock(&t->lock);
@@ -346,7 +331,7 @@ static void call_helpers(ldr_part_t *p)
     ldr_objects_t *t = p->tier;
 
     LDR_HELD(&p->tier->lock);
-    for (size_t i = 0; i + 1 < LDR_FOLLOWERS && i + 1 < p->todo_count; i++) {
+    for (size_t i = 0; i + 1 < LDR_READERS && i + 1 < p->todo_count; i++) {
         ldr_chore_t *c = &p->helpers[i];
 
         LDR_ASSERT(!c->busy);
@@ -358,9 +343,9 @@ static void call_helpers(ldr_part_t *p)
             .done = helper_done,
             .arg = c,
         };
-        c->busy = ldr_lanes_add(t->lanes, &c->job);
-        p->followers += c->busy;
-        LDR_ASSERT(p->followers <= LDR_FOLLOWERS);
+        c->busy = ldr_workers_add(t->workers, &c->job);
+        p->readers += c->busy;
+        LDR_ASSERT(p->readers <= LDR_READERS);
     }
 }
 
@@ -368,24 +353,20 @@ typedef struct names {
     size_t skip;
     ldr_known_t *at;
     size_t count, room;
-    bool failed;
 } names_t;
 
 static int list_one(void *arg, const char *name, uint64_t bytes)
 {
     names_t *n = arg;
     ldr_known_t k = {.bytes = bytes};
-    void *at = n->at;
 
-    if (!ldr_known_named(name + n->skip, &k)) {
+    if (!known_named(name + n->skip, &k)) {
         return 0; /* somebody else's */
     }
     if (n->count >= KNOWN_MAX ||
-        !ldr_grow(&at, &n->room, n->count + 1, sizeof(k))) {
-        n->failed = true;
+        !ldr_grow(&n->at, &n->room, n->count + 1, sizeof(k))) {
         return -ENOMEM;
     }
-    n->at = at;
     n->at[n->count++] = k;
     return 0;
 }
@@ -396,20 +377,18 @@ static bool compare(ldr_part_t *p, const names_t *n)
     ldr_known_t *next =
         ldr_alloc((p->known_count + n->count + 1) * sizeof(ldr_known_t));
     size_t i = 0, k = 0, count = 0, news = 0;
-    void *todo = p->todo;
 
     LDR_HELD(&p->tier->lock);
     if (next == NULL ||
-        !ldr_grow(&todo, &p->todo_room, n->count, sizeof(ldr_known_t))) {
+        !ldr_grow(&p->todo, &p->todo_room, n->count, sizeof(ldr_known_t))) {
         ldr_free(next);
         return false;
     }
-    p->todo = todo;
     while (i < n->count || k < p->known_count) {
         int order = i == n->count ? 1
                     : k == p->known_count
                         ? -1
-                        : ldr_known_order(&n->at[i], &p->known[k]);
+                        : known_order(&n->at[i], &p->known[k]);
         ldr_known_t one = order < 0 ? n->at[i] : p->known[k];
 
         if (order > 0 && ++one.missed >= MISSED_MAX) {
@@ -438,51 +417,33 @@ static bool compare(ldr_part_t *p, const names_t *n)
 
 /* ---- resets ---- */
 
-/* All resets that are news: every space has one for ever, so a node that joins
- * may have thousands to read, and none may be left out. */
-typedef struct news {
-    ldr_part_t *part;
-    struct news_at {
-        uint8_t space[LDR_ID_BYTES];
-        uint32_t epoch;
-        uint32_t lost; /* what is listed and not there; 0: it is */
-    } * at;
-    size_t count, room;
-    bool failed;
-} news_t;
-
-/* In the order of names: the last of a space is its highest. */
-static void note_epoch(void *arg, const uint8_t space[LDR_ID_BYTES],
-                       uint32_t epoch)
+/* Keeps the resets that are news: every space has one for ever, so a node that
+ * joins may have thousands to read, and none may be left out. */
+static void keep_news(ldr_part_t *p, ldr_resets_t *list)
 {
-    news_t *n = arg;
-    ldr_part_t *p = n->part;
+    size_t kept = 0;
 
-    ldr_mutex_lock(&p->tier->lock);
-    uint32_t number = ldr_map_space_find(p->map, space);
-    bool is_new = number == LDR_NIL || ldr_map_epoch(p->map, number) < epoch;
-    if (number < p->space_count) {
-        p->spaces[number].listed = epoch;
+    LDR_HELD(&p->tier->lock);
+    for (size_t i = 0; i < list->count; i++) {
+        uint32_t number = ldr_map_space_find(p->map, list->at[i].space);
+
+        /* In the order of names: the last of a space is its highest. */
+        if (number < p->space_count) {
+            p->spaces[number].listed = list->at[i].epoch;
+        }
+        if (number == LDR_NIL ||
+            ldr_map_epoch(p->map, number) < list->at[i].epoch) {
+            list->at[kept++] = list->at[i];
+        }
     }
-    ldr_mutex_unlock(&p->tier->lock);
-    void *at = n->at;
-    if (!is_new || n->failed) {
-        return;
-    }
-    n->failed = n->count >= KNOWN_MAX ||
-                !ldr_grow(&at, &n->room, n->count + 1, sizeof(n->at[0]));
-    if (!n->failed) {
-        n->at = at;
-        n->at[n->count] = (struct news_at){.epoch = epoch};
-        memcpy(n->at[n->count++].space, space, LDR_ID_BYTES);
-    }
+    list->count = kept;
 }
 
 /* A reset that is listed and not there: the storage has lost it. Its name alone
  * proves nothing, so the epoch is not raised; but nothing of the space is used
  * until there is a higher one, or a listing lacks it. True: there are more than
  * before. */
-static bool note_lost(ldr_part_t *p, const news_t *n)
+static bool note_lost(ldr_part_t *p, const ldr_resets_t *n)
 {
     unsigned before = p->lost;
     uint32_t number;
@@ -529,10 +490,10 @@ static void miss_resets(ldr_part_t *p, uint32_t count)
     }
 }
 
-static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int poll_resets(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
-    news_t n = {.part = p};
+    ldr_resets_t n = {.count = 0};
     uint32_t written_s;
     bool again = false;
 
@@ -542,14 +503,12 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         p->spaces[i].listed = 0;
     }
     ldr_mutex_unlock(&t->lock);
-    int error = ldr_reset_list(p, job, b, note_epoch, &n);
-    if (error == 0 && !n.failed) {
+    int error = ldr_reset_list(p, job, &n);
+    if (error == 0) {
         ldr_mutex_lock(&t->lock);
+        keep_news(p, &n);
         miss_resets(p, spaces);
         ldr_mutex_unlock(&t->lock);
-    }
-    if (error == 0 && n.failed) {
-        error = -ENOMEM;
     }
     for (size_t i = n.count; i-- > 0 && error == 0;) {
         bool below =
@@ -562,7 +521,7 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
             continue;
         }
         error =
-            ldr_reset_read(p, job, b, n.at[i].space, n.at[i].epoch, &written_s);
+            ldr_reset_read(p, job, n.at[i].space, n.at[i].epoch, &written_s);
         if (error == 0 && !ldr_part_raise(p, n.at[i].space, n.at[i].epoch)) {
             error = -ENOMEM;
         } else if (error == -ENOENT || error == -EBADMSG) {
@@ -576,7 +535,7 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         }
     }
     ldr_mutex_lock(&t->lock);
-    p->follow_again = p->follow_again || again;
+    p->poll_again = p->poll_again || again;
     /* One that is gone from the next listing was superseded. */
     bool last = p->ready || p->rounds + 1 >= ROUNDS_MAX;
     bool lost = error == 0 && (last || !again) && note_lost(p, &n);
@@ -594,7 +553,7 @@ static int follow_resets(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 
 /* ---- the chore ---- */
 
-static int follow_manifests(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+static int poll_manifests(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char prefix[LDR_OBJECT_NAME_MAX + 1];
@@ -602,7 +561,7 @@ static int follow_manifests(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
 
     ldr_name_of(p->hex, "m/", prefix);
     n.skip = strlen(prefix);
-    int error = ldr_call_list(t, job, b, prefix, NULL, list_one, &n);
+    int error = ldr_call_list(job, prefix, NULL, list_one, &n);
     if (error == 0) {
         ldr_mutex_lock(&t->lock);
         if (compare(p, &n)) {
@@ -613,43 +572,43 @@ static int follow_manifests(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
         ldr_mutex_unlock(&t->lock);
     }
     ldr_free(n.at);
-    return error != 0 ? error : read_todo(p, job, b);
+    return error != 0 ? error : read_todo(p, job);
 }
 
-int ldr_follow_work(ldr_part_t *p, ldr_job_t *job, ldr_backend_t *b)
+int ldr_poll_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
 
     ldr_mutex_lock(&t->lock);
     struct ldr_ids_item *old = forget_gone(p);
-    p->followers = 1;
-    p->follow_began_ns = ldr_now_ns(t->params.clock);
+    p->readers = 1;
+    p->poll_began_ns = ldr_now_ns(t->params.clock);
     p->distrusted = false;
-    p->follow_error = 0;
-    p->follow_again = false;
+    p->poll_error = 0;
+    p->poll_again = false;
     p->todo_count = p->todo_next = 0;
     ldr_mutex_unlock(&t->lock);
     ldr_free(old);
-    int error = follow_resets(p, job, b);
+    int error = poll_resets(p, job);
     if (error == 0) {
-        error = follow_manifests(p, job, b);
+        error = poll_manifests(p, job);
     }
     if (error == 0) {
-        ldr_part_tell(p);
+        ldr_part_notify(p);
     }
     return error;
 }
 
-bool ldr_follow_old(const ldr_part_t *p, uint64_t now_ns)
+bool ldr_poll_old(const ldr_part_t *p, uint64_t now_ns)
 {
     const ldr_objects_t *t = p->tier;
 
     LDR_HELD(&p->tier->lock);
     /* Two turns of slow calls, of which the second has not ended yet. */
-    return now_ns - p->followed_ns > 10 * t->poll_ns + 4 * t->timeout_ns;
+    return now_ns - p->polled_ns > 10 * t->poll_ns + 4 * t->timeout_ns;
 }
 
-void ldr_follow_distrust(ldr_part_t *p)
+void ldr_poll_distrust(ldr_part_t *p)
 {
     LDR_HELD(&p->tier->lock);
     p->ready = false;
@@ -657,41 +616,41 @@ void ldr_follow_distrust(ldr_part_t *p)
     p->rounds = 0;
 }
 
-void ldr_follow_ended(ldr_part_t *p, int error)
+void ldr_poll_ended(ldr_part_t *p, int error)
 {
     ldr_objects_t *t = p->tier;
     uint64_t now_ns = ldr_now_ns(t->params.clock);
-    ldr_chore_t *c = &p->chores[LDR_CHORE_FOLLOW];
+    ldr_chore_t *c = &p->chores[LDR_CHORE_POLL];
 
     LDR_HELD(&p->tier->lock);
-    if (p->followers == 0) {
+    if (p->readers == 0) {
         return; /* it was not begun */
     }
-    if (p->follow_error == 0) {
-        p->follow_error = error;
+    if (p->poll_error == 0) {
+        p->poll_error = error;
     }
-    if (--p->followers > 0) {
+    if (--p->readers > 0) {
         return;
     }
     /* A turn that others ended, or that was ended, reads on in the next. */
-    bool whole = p->todo_next >= p->todo_count && p->follow_error == 0;
+    bool whole = p->todo_next >= p->todo_count && p->poll_error == 0;
     if (!whole) {
         c->at_ns = ldr_max64(c->at_ns, now_ns + t->poll_ns);
         if (!p->ready) {
             snprintf(p->reason, sizeof(p->reason),
                      "tenant %s: its manifests cannot be read: %s", p->name,
-                     strerror(-p->follow_error));
+                     strerror(-p->poll_error));
         }
         return;
     }
     ldr_ids_clear(&p->early); /* of what is gone */
-    p->followed_ns = p->follow_began_ns;
+    p->polled_ns = p->poll_began_ns;
     c->at_ns = now_ns + t->poll_ns;
     if (p->ready) {
         return;
     }
-    if (p->distrusted || ldr_follow_old(p, now_ns) ||
-        (p->follow_again && ++p->rounds < ROUNDS_MAX)) {
+    if (p->distrusted || ldr_poll_old(p, now_ns) ||
+        (p->poll_again && ++p->rounds < ROUNDS_MAX)) {
         c->at_ns = now_ns;
         return;
     }

@@ -107,17 +107,17 @@ static uint32_t next(fixture_t *f)
     uint64_t wake;
 
     ldr_node_lock(f->rig.node);
-    while (s->offers_flying == 0 && ldr_shared_write(s, &wake)) {
+    while (s->uploads_flying == 0 && ldr_shared_write(s, &wake)) {
     }
-    bool some = s->offers_flying > 0;
+    bool some = s->uploads_flying > 0;
     ldr_node_unlock(f->rig.node);
     for (uint32_t i = 0; i < RIG_SPACES && some; i++) {
-        space = f->rig.spaces[i]->number == s->offers[0].space ? i : space;
+        space = f->rig.spaces[i]->number == s->uploads[0].space ? i : space;
     }
-    for (unsigned i = 0; s->offers_flying > 0 && i < STEPS_MAX; i++) {
+    for (unsigned i = 0; s->uploads_flying > 0 && i < STEPS_MAX; i++) {
         ldr_objects_step(s->tier);
     }
-    assert_int_equal(s->offers_flying, 0);
+    assert_int_equal(s->uploads_flying, 0);
     return space;
 }
 
@@ -314,15 +314,15 @@ static void test_one_under_way(void **state)
     uint64_t wake;
 
     save(f, A, 100);
-    s->offers_flying = 1; /* a slow one */
-    s->offer_count = 2;
+    s->uploads_flying = 1; /* a slow one */
+    s->upload_count = 2;
     rig_sleep(&f->rig, 100);
     save(f, A, 1);
     ldr_node_lock(f->rig.node);
     assert_false(ldr_shared_write(s, &wake));
     ldr_node_unlock(f->rig.node);
-    s->offers_flying = 0;
-    s->offer_count = 1;
+    s->uploads_flying = 0;
+    s->upload_count = 1;
     assert_int_equal(next(f), A);
 }
 

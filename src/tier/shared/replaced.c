@@ -9,7 +9,7 @@
  *
  * All that is known is then forgotten, part by part, but for the epochs of
  * spaces and removals that were not published yet. The resets that the new tier
- * lacks are put again by following (follow.c). What is there is followed as by
+ * lacks are put again by following (poll.c). What is there is followed as by
  * a node that joins.
  */
 #include <errno.h>
@@ -28,13 +28,12 @@ static void replace(ldr_objects_t *t)
 {
     LDR_HELD(&t->lock);
     t->replaced++;
-    ldr_sizes_forget(t);
     for (size_t i = 0; i < t->part_count; i++) {
         ldr_part_t *p = t->parts[i];
 
-        p->anew = true;
+        p->outdated = true;
         p->checked = false;
-        ldr_follow_distrust(p);
+        ldr_poll_distrust(p);
         for (unsigned k = 0; k < LDR_CHORES; k++) {
             p->chores[k].at_ns = 0;
         }
@@ -90,7 +89,7 @@ bool ldr_part_idle(const ldr_part_t *p)
             return false;
         }
     }
-    return p->followers == 0;
+    return p->readers == 0;
 }
 
 typedef struct rest {
@@ -150,7 +149,6 @@ static void end_role(ldr_part_t *p)
     LDR_HELD(&p->tier->lock);
     c->lease = LDR_LEASE_NONE;
     c->lease_at_ns = 0;
-    ldr_idle_end(p);
     c->victim_count = 0;
     c->victims_after = 0;
     c->group_space = c->group_start = c->suspect_start = 0;
@@ -184,23 +182,22 @@ static void swap(ldr_part_t *p, rest_t *r)
     p->known_count = 0;
     p->todo_count = p->todo_next = 0;
     p->lost = 0;
-    p->told_bytes = 0;
     for (size_t i = 0; i < p->space_count; i++) {
         p->spaces[i].lost = 0;
         p->spaces[i].dead_s = p->spaces[i].dead_next_s = 0;
     }
     end_role(p);
-    p->refused = p->garbled = p->anew = false;
+    p->refused = p->garbled = p->outdated = false;
 }
 
-bool ldr_part_anew(ldr_part_t *p)
+bool ldr_part_forget(ldr_part_t *p)
 {
     ldr_objects_t *t = p->tier;
     rest_t r = {.part = p};
     bool ok = true;
 
     ldr_mutex_lock(&t->lock);
-    if (p->anew) {
+    if (p->outdated) {
         ok = begin_map(&r);
         if (ok) {
             swap(p, &r);
