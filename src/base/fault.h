@@ -37,7 +37,7 @@
     X(extent_map)        /* a client cannot map what it was handed */          \
     X(seg_short)         /* it names fewer bytes than there are */             \
     X(seg_outside)       /* it names pages that are not there */               \
-    X(dir_read)          /* EIO, in the back end dir */                        \
+    X(dir_read)          /* EIO, in the back ends dir and 3fs */               \
     X(dir_write)         /* EIO */                                             \
     X(dir_full)          /* ENOSPC */                                          \
     X(dir_short)         /* fewer bytes than asked for */                      \

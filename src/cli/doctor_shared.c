@@ -227,7 +227,8 @@ static bool lists(probe_t *p)
 
 static bool is_mount(const probe_t *p)
 {
-    return strcmp(p->b->ops->name, "dir") == 0;
+    return strcmp(p->b->ops->name, "dir") == 0 ||
+           strcmp(p->b->ops->name, "3fs") == 0;
 }
 
 static const char *mount_path(const probe_t *p)

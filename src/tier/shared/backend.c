@@ -11,7 +11,7 @@ static const struct {
     larder_status_t (*open)(const ldr_backend_params_t *p, const char *rest,
                             ldr_backend_t **backend_p);
 } schemes[] = {
-    {"dir:", ldr_dir_open},          {"3fs:", ldr_dir_open},
+    {"dir:", ldr_dir_open},          {"3fs:", ldr_3fs_open},
     {"s3://", ldr_s3_open},          {"valkey://", ldr_valkey_open},
     {"valkeys://", ldr_valkey_open}, {NULL, NULL},
 };

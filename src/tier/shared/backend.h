@@ -48,7 +48,7 @@ typedef struct ldr_backend ldr_backend_t;
 enum { LDR_OBJECT_NEW = 1 }; /* put: only if there is none of that name */
 
 typedef struct ldr_backend_ops {
-    const char *name; /* "dir", "s3", "valkey" */
+    const char *name; /* "dir", "3fs", "s3", "valkey" */
     /* Whether an empty place may be made a tier without being asked: not where
      * it could be a mount point without its mount. */
     bool makes_itself;
@@ -94,8 +94,10 @@ typedef struct ldr_backend_params {
 larder_status_t ldr_backend_open(const ldr_backend_params_t *params,
                                  ldr_backend_t **backend_p);
 
-/* Each is called with what follows its scheme. */
+/* The four, each called with what follows its scheme. */
 larder_status_t ldr_dir_open(const ldr_backend_params_t *p, const char *rest,
+                             ldr_backend_t **backend_p);
+larder_status_t ldr_3fs_open(const ldr_backend_params_t *p, const char *rest,
                              ldr_backend_t **backend_p);
 larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
                             ldr_backend_t **backend_p);

@@ -1,9 +1,8 @@
-/* dir:/PATH and 3fs:/PATH: the root, and the calls but listing. */
+/* dir:/PATH: the root, and the calls but listing. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -208,7 +207,7 @@ static bool root_same(ldr_dir_t *dir, const ldr_dir_root_t *fresh,
     return same;
 }
 
-static int dir_health(ldr_backend_t *b, uint64_t deadline_ns)
+int ldr_dir_health(ldr_backend_t *b, uint64_t deadline_ns)
 {
     ldr_dir_t *dir = (ldr_dir_t *)b;
     ldr_dir_root_t *fresh = NULL, *old = NULL;
@@ -244,6 +243,9 @@ static int dir_health(ldr_backend_t *b, uint64_t deadline_ns)
     }
     atomic_store(&dir->cached, false);
     root_set(dir, old, fresh);
+    if (dir->via != NULL) {
+        dir->via->attach(dir->via_arg, dir->path);
+    }
     return 0;
 }
 
@@ -264,7 +266,7 @@ int ldr_dir_enter(ldr_dir_t *dir, const char *name, uint64_t deadline_ns,
         if (strcmp(name, LDR_OBJECTS_ID_NAME) == 0) {
             return root_open(dir, root_p);
         }
-        int error = found < 2 ? dir_health(&dir->backend, deadline_ns)
+        int error = found < 2 ? ldr_dir_health(&dir->backend, deadline_ns)
                               : ldr_dir_says(dir, -EAGAIN, "use", name);
         if (error != 0) {
             return error;
@@ -305,8 +307,8 @@ static int carry_out(ldr_backend_t *b, call_fn fn, const char *what,
     }
 }
 
-static int dir_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
-                   unsigned count, unsigned flags, uint64_t deadline_ns)
+int ldr_dir_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
+                unsigned count, unsigned flags, uint64_t deadline_ns)
 {
     ldr_dir_call_t call = {.name = name,
                            .iov = iov,
@@ -317,9 +319,8 @@ static int dir_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
     return carry_out(b, ldr_dir_write, "put", &call);
 }
 
-static int dir_get(ldr_backend_t *b, const char *name, uint64_t offset,
-                   const struct iovec *iov, unsigned count,
-                   uint64_t deadline_ns)
+int ldr_dir_get(ldr_backend_t *b, const char *name, uint64_t offset,
+                const struct iovec *iov, unsigned count, uint64_t deadline_ns)
 {
     ldr_dir_call_t call = {.name = name,
                            .iov = iov,
@@ -347,8 +348,8 @@ static int size_of(ldr_dir_t *dir, ldr_dir_root_t *root,
     return error == 0 && !S_ISREG(st.st_mode) ? -ENOENT : error;
 }
 
-static int dir_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
-                    uint64_t deadline_ns)
+int ldr_dir_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
+                 uint64_t deadline_ns)
 {
     ldr_dir_call_t call = {
         .name = name, .bytes_p = bytes_p, .deadline_ns = deadline_ns};
@@ -379,7 +380,7 @@ static int remove_one(ldr_dir_t *dir, ldr_dir_root_t *root,
     return error == -EISDIR ? -ENOENT : error;
 }
 
-static int dir_remove(ldr_backend_t *b, const char *name, uint64_t deadline_ns)
+int ldr_dir_remove(ldr_backend_t *b, const char *name, uint64_t deadline_ns)
 {
     ldr_dir_call_t call = {.name = name, .deadline_ns = deadline_ns};
 
@@ -388,7 +389,7 @@ static int dir_remove(ldr_backend_t *b, const char *name, uint64_t deadline_ns)
 
 /* ---- opening ---- */
 
-static void dir_destroy(ldr_backend_t *b)
+void ldr_dir_destroy(ldr_backend_t *b)
 {
     ldr_dir_t *dir = (ldr_dir_t *)b;
 
@@ -396,48 +397,56 @@ static void dir_destroy(ldr_backend_t *b)
     if (dir->root != NULL) {
         ldr_dir_leave(dir, dir->root);
     }
+    if (dir->via != NULL) {
+        dir->via->destroy(dir->via_arg);
+    }
     pthread_mutex_destroy(&dir->lock);
     ldr_free(dir);
 }
 
-static const ldr_backend_ops_t dir_ops = {
-    .name = "dir",
-    .makes_itself = false,
-    .put = dir_put,
-    .get = dir_get,
-    .size = dir_size,
-    .list = ldr_dir_list,
-    .remove = dir_remove,
-    .health = dir_health,
-    .destroy = dir_destroy,
-};
-
-larder_status_t ldr_dir_open(const ldr_backend_params_t *p, const char *rest,
-                             ldr_backend_t **backend_p)
+larder_status_t ldr_dir_create(const ldr_backend_params_t *p, const char *path,
+                               const ldr_backend_ops_t *ops,
+                               const ldr_dir_via_t *via, void *via_arg,
+                               ldr_dir_t **dir_p)
 {
-    size_t length = strlen(rest);
+    size_t length = strlen(path);
 
-    if (rest[0] != '/' || length >= LDR_DIR_PATH_MAX) {
+    if (path[0] != '/' || length >= LDR_DIR_PATH_MAX) {
         return ldr_fail(LARDER_E_INVALID,
                         "shared=%s: give the whole path of a directory, as in "
-                        "%.4s/mnt/kv",
-                        p->url, p->url);
+                        "%s:/mnt/kv",
+                        p->url, ops->name);
     }
     ldr_dir_t *dir = ldr_alloc(sizeof(*dir));
     if (dir == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "shared=%s: out of memory", p->url);
     }
     ldr_mutex_init(&dir->lock);
-    dir->backend.ops = &dir_ops;
+    dir->backend.ops = ops;
     dir->clock = p->clock;
     dir->log = p->log;
-    memcpy(dir->path, rest, length + 1);
-    snprintf(dir->url, sizeof(dir->url), "%s", p->url);
-    if (strncmp(p->url, "3fs:", 4) == 0 && getenv("LARDER_HF3FS") != NULL) {
-        ldr_warn(&dir->log,
-                 "LARDER_HF3FS is not used any more: 3FS is read and "
-                 "written through its mount, without its rings");
-    }
-    *backend_p = &dir->backend;
+    dir->via = via;
+    dir->via_arg = via_arg;
+    memcpy(dir->path, path, length + 1);
+    snprintf(dir->url, sizeof(dir->url), "%s:%s", ops->name, path);
+    *dir_p = dir;
     return LARDER_OK;
+}
+
+static const ldr_backend_ops_t dir_ops = {
+    .name = "dir",
+    .makes_itself = false,
+    LDR_DIR_OPS,
+};
+
+larder_status_t ldr_dir_open(const ldr_backend_params_t *p, const char *rest,
+                             ldr_backend_t **backend_p)
+{
+    ldr_dir_t *dir = NULL;
+    larder_status_t st = ldr_dir_create(p, rest, &dir_ops, NULL, NULL, &dir);
+
+    if (st == LARDER_OK) {
+        *backend_p = &dir->backend;
+    }
+    return st;
 }

@@ -339,8 +339,16 @@ static int fill(ldr_dir_t *dir, int fd, bool direct, const ldr_dir_call_t *call)
                 .writing = true,
                 .direct = direct,
                 .left = {call->iov, call->count, 0}};
-    int error = move_all(&m);
+    int error = 1;
 
+    if (dir->via != NULL && dir->via->opened(dir->via_arg, fd)) {
+        error = dir->via->move(dir->via_arg, fd, true, call->iov, call->count,
+                               0, call->deadline_ns);
+        dir->via->closed(dir->via_arg, fd);
+    }
+    if (error == 1) {
+        error = move_all(&m);
+    }
     return error == 0 ? sync_fd(fd) : error;
 }
 
@@ -414,6 +422,9 @@ static void file_leave(ldr_dir_t *dir, ldr_dir_file_t *file)
     bool last = --file->refs == 0;
     ldr_mutex_unlock(&dir->lock);
     if (last) {
+        if (file->via) {
+            dir->via->closed(dir->via_arg, file->fd);
+        }
         close(file->fd);
         ldr_free(file);
     }
@@ -519,6 +530,7 @@ static int file_open(ldr_dir_t *dir, const ldr_dir_root_t *root,
                          .refs = 1,
                          .used_ns = ldr_now_ns(dir->clock)};
     snprintf(file->name, sizeof(file->name), "%s", name);
+    file->via = dir->via != NULL && dir->via->opened(dir->via_arg, fd);
     *file_p = file;
     return 0;
 }
@@ -544,7 +556,13 @@ static int read_once(ldr_dir_t *dir, ldr_dir_root_t *root,
                 .fd = file->fd,
                 .direct = file->direct,
                 .left = {call->iov, call->count, 0}};
-    error = move_all(&m);
+    error = file->via
+                ? dir->via->move(dir->via_arg, file->fd, false, call->iov,
+                                 call->count, call->offset, call->deadline_ns)
+                : 1;
+    if (error == 1) {
+        error = move_all(&m);
+    }
     file_leave(dir, file);
     return error;
 }

@@ -1,6 +1,5 @@
 /*
- * Objects as files below a directory: the back end dir:, and 3fs:, which is the
- * same on a mount of 3FS.
+ * Objects as files below a directory: what the back ends dir: and 3fs: share.
  *
  * The root is a descriptor of the directory, opened by health() and good only
  * while the path still leads to the directory that it was opened from and that
@@ -25,6 +24,22 @@
 #define LDR_DIR_PATH_MAX 1024u
 #define LDR_DIR_FILES 64u
 
+/* Another way to move the bytes of an open file, next to the kernel's: 3FS's
+ * rings. Called from any thread. */
+typedef struct ldr_dir_via {
+    /* The directory was found, or another one in its place. */
+    void (*attach)(void *arg, const char *path);
+    /* Whether bytes of this descriptor can go that way; then it is closed()
+     * before it is closed. */
+    bool (*opened)(void *arg, int fd);
+    void (*closed)(void *arg, int fd);
+    /* All of it: 0 or a negative errno. 1: nothing was done, take the kernel's
+     * way. */
+    int (*move)(void *arg, int fd, bool writing, const struct iovec *iov,
+                unsigned count, uint64_t offset, uint64_t deadline_ns);
+    void (*destroy)(void *arg);
+} ldr_dir_via_t;
+
 typedef struct ldr_dir_root {
     int fd;
     dev_t dev;
@@ -41,6 +56,7 @@ typedef struct ldr_dir_file {
     char name[LDR_OBJECT_NAME_MAX + 1];
     int fd;
     bool direct;
+    bool via;
     bool kept;     /* in the table, which has one of the references */
     unsigned refs; /* under dir->lock */
     uint64_t used_ns;
@@ -52,6 +68,8 @@ typedef struct ldr_dir {
     char path[LDR_DIR_PATH_MAX];
     const ldr_clock_t *clock;
     ldr_log_t log;
+    const ldr_dir_via_t *via; /* NULL: none */
+    void *via_arg;
     atomic_bool cached; /* the file system has no O_DIRECT */
     atomic_bool plain;  /* the kernel has no openat2() for us */
 
@@ -78,11 +96,30 @@ typedef struct ldr_dir_call {
     uint64_t deadline_ns;
 } ldr_dir_call_t;
 
-/* ---- listing (dir_list.c) ---- */
+larder_status_t ldr_dir_create(const ldr_backend_params_t *p, const char *path,
+                               const ldr_backend_ops_t *ops,
+                               const ldr_dir_via_t *via, void *via_arg,
+                               ldr_dir_t **dir_p);
 
+/* ---- the calls (dir.c) ---- */
+
+int ldr_dir_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
+                unsigned count, unsigned flags, uint64_t deadline_ns);
+int ldr_dir_get(ldr_backend_t *b, const char *name, uint64_t offset,
+                const struct iovec *iov, unsigned count, uint64_t deadline_ns);
+int ldr_dir_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
+                 uint64_t deadline_ns);
 int ldr_dir_list(ldr_backend_t *b, const char *prefix, const char *after,
                  int (*fn)(void *arg, const char *name, uint64_t bytes),
                  void *arg, uint64_t deadline_ns);
+int ldr_dir_remove(ldr_backend_t *b, const char *name, uint64_t deadline_ns);
+int ldr_dir_health(ldr_backend_t *b, uint64_t deadline_ns);
+void ldr_dir_destroy(ldr_backend_t *b);
+
+#define LDR_DIR_OPS                                                            \
+    .put = ldr_dir_put, .get = ldr_dir_get, .size = ldr_dir_size,              \
+    .list = ldr_dir_list, .remove = ldr_dir_remove, .health = ldr_dir_health,  \
+    .destroy = ldr_dir_destroy
 
 /* ---- the root (dir.c) ---- */
 

@@ -414,42 +414,6 @@ static void test_folders_stay_durable(void **state)
     ldr_fault_disarm_all();
 }
 
-static unsigned lines;
-
-static void count_line(void *arg, larder_log_level_t level, const char *line)
-{
-    (void)arg;
-    (void)level;
-    lines += strstr(line, "LARDER_HF3FS is not used any more") != NULL;
-}
-
-/* 3fs: is dir: on such a mount. Who names its library is told that it is not
- * used. */
-static void test_3fs(void **state)
-{
-    dir_rig_t *r = *state;
-    contract_t c = {.open = dir_rig_open, .arg = r, .many = 50, .kills = 4};
-    char url[600];
-    ldr_backend_t *b = NULL;
-    ldr_backend_params_t p = {.url = url,
-                              .lanes = 2,
-                              .clock = &ldr_clock_real,
-                              .log = {.fn = count_line}};
-
-    r->scheme = "3fs";
-    contract_bytes(&c);
-    contract_errors(&c);
-    contract_list(&c);
-    snprintf(url, sizeof(url), "3fs:%s", r->path);
-    for (unsigned i = 0; i < 2; i++) {
-        assert_int_equal(ldr_backend_open(&p, &b), LARDER_OK);
-        b->ops->destroy(b);
-        assert_int_equal(lines, i);
-        setenv("LARDER_HF3FS", "/no/such/library.so", 1);
-    }
-    unsetenv("LARDER_HF3FS");
-}
-
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, setup, teardown)
@@ -461,7 +425,6 @@ int main(void)
         TEST(late),       TEST(hostile),
         TEST(temporary),  TEST(modes),
         TEST(open_files), TEST(folders_stay_durable),
-        TEST(3fs),
     };
 
     return cmocka_run_group_tests_name("shared/dir", tests, NULL, NULL);
