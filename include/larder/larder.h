@@ -331,6 +331,11 @@ typedef struct larder_key {
     uint8_t hash[LARDER_KEY_BYTES];
 } larder_key_t;
 
+/* Stands for a lease: larder_lease_token(). */
+typedef struct larder_token {
+    uint8_t bytes[16];
+} larder_token_t;
+
 enum {
     LARDER_CHAIN_PARENT = 1u << 0,
     LARDER_CHAIN_SALT = 1u << 1,
@@ -362,6 +367,16 @@ LARDER_API larder_status_t larder_chain(const larder_space_t *space,
                                         larder_key_t *keys, size_t keys_max,
                                         size_t *count_p);
 
+/* Why a stage did not try all that it found. */
+typedef enum larder_limit {
+    LARDER_LIMIT_NONE,
+    LARDER_LIMIT_TIER,   /* it lies in a tier that shall not be used */
+    LARDER_LIMIT_SLOWER, /* to compute it is faster than to load it */
+    LARDER_LIMIT_BYTES,  /* it is more than bytes_max: nothing was tried */
+    LARDER_LIMIT_OTHER,  /* one that only the daemon knows */
+    LARDER_LIMIT_COUNT
+} larder_limit_t;
+
 typedef struct larder_match {
     uint64_t struct_bytes; /* in: sizeof, out: bytes filled */
     uint32_t chunks;       /* usable, from the first on */
@@ -369,6 +384,14 @@ typedef struct larder_match {
     uint64_t load_us; /* expected time to load all of it, from measured speed */
     uint32_t tier_chunks[LARDER_TIERS_MAX]; /* by the slowest tier needed */
     uint64_t tier_bytes[LARDER_TIERS_MAX];
+    /* Of a stage, else 0: how many chunks were there, how many of them it was
+     * worth to stage (larder_stage_params_t), and why not all; and of those:
+     * the time and the bytes that loading them was expected to take, and how
+     * many of these bytes lay below dram. */
+    uint32_t found, tried;
+    larder_limit_t limit;
+    uint32_t reserved;
+    uint64_t tried_us, tried_bytes, tried_below_bytes;
 } larder_match_t;
 
 /* The longest prefix of the chain that could be loaded now. A lookup in
@@ -774,13 +797,42 @@ LARDER_API larder_status_t larder_prefix_match(larder_space_t *space,
                                                uint32_t timeout_ms,
                                                larder_match_t *out);
 
-/* The same, brought into DRAM, checked and held: one lease for each group in
- * leases[0...group_count - 1], to be released each. LARDER_MISS: nothing, and
- * all of them are NULL. */
-LARDER_API larder_status_t
-larder_prefix_stage(larder_space_t *space, const larder_layout_t *layout,
-                    const larder_key_t *keys, size_t count, uint32_t timeout_ms,
-                    larder_lease_t **leases, larder_match_t *out);
+enum {
+    LARDER_STAGE_TIERS = 1u << 0,
+    LARDER_STAGE_BELOW_PERCENT = 1u << 1,
+    LARDER_STAGE_BYTES_MAX = 1u << 2,
+    LARDER_STAGE_CHUNK_NS = 1u << 3,
+    LARDER_STAGE_DRAM_SPEED = 1u << 4,
+};
+
+/* What is worth staging: what is not, is found and left where it is. */
+typedef struct larder_stage_params {
+    uint64_t field_mask;
+    uint32_t tiers;         /* 1 << tier for each that may be used; all */
+    uint32_t below_percent; /* what lies below dram takes so much of the time
+                               that the node expects; 100 */
+    uint64_t bytes_max;     /* nothing is staged if it were more; no bound */
+    uint64_t chunk_ns;      /* to compute a chunk takes so long: only what loads
+                               faster is staged. 0: whatever is there */
+    uint64_t dram_speed;    /* bytes a second of loads from dram, as the caller
+                               has measured them; as the node has */
+} larder_stage_params_t;
+
+/* The same, brought into DRAM and held until the lease is released: in one
+ * round trip, which waits for disks if need be. With chunk_ns it does not wait
+ * longer than to compute half of it takes, or twice what was expected. params:
+ * NULL: whatever is there. LARDER_MISS: nothing is held, *lease_p is NULL, and
+ * *out says what was found. The bytes are checked when they are loaded. */
+LARDER_API larder_status_t larder_prefix_stage(
+    larder_space_t *space, const larder_layout_t *layout,
+    const larder_key_t *keys, size_t count, const larder_stage_params_t *params,
+    uint32_t timeout_ms, larder_lease_t **lease_p, larder_match_t *out);
+
+/* What stands for a lease in other processes of the tenant: who has it loads
+ * what is held without looking for it again (larder_move_t.token), until the
+ * lease ends. All zeros: none, as of a lease in an embedded node. */
+LARDER_API larder_status_t larder_lease_token(const larder_lease_t *lease,
+                                              larder_token_t *token);
 
 /* What is to be moved, and what came of it. */
 typedef struct larder_move {
@@ -806,6 +858,10 @@ typedef struct larder_move {
     uint64_t bytes;       /* of those that were moved */
     larder_status_t item; /* LARDER_OK: none failed */
     larder_cause_t cause;
+
+    /* load: of the lease under which the prefix is staged; zeros: it is looked
+     * for by its keys */
+    larder_token_t token;
 } larder_move_t;
 
 /* Saves every chunk that ends after token `begin` and not after `end`. Blocks
@@ -962,9 +1018,9 @@ LARDER_API larder_status_t larder_layers_wait(larder_layers_t *layers,
  * all that it needs is fetched and checked first, into memory that the engine's
  * processes share (a memfd), and only placed later. Placing needs no node.
  *
- *   st = larder_prefix_fetch(space, layout, leases, keys, chunks, NULL, 0,
+ *   st = larder_prefix_fetch(space, layout, lease, keys, chunks, NULL, 0,
  *                            timeout_ms, &bytes);           how much it needs
- *   st = larder_prefix_fetch(space, layout, leases, keys, chunks, memory,
+ *   st = larder_prefix_fetch(space, layout, lease, keys, chunks, memory,
  *                            bytes, timeout_ms, &bytes);
  *   st = larder_prefix_place(layout, &move, memory, bytes); in each rank
  */
@@ -975,7 +1031,7 @@ LARDER_API larder_status_t larder_layers_wait(larder_layers_t *layers,
  * gone. */
 LARDER_API larder_status_t larder_prefix_fetch(
     larder_space_t *space, const larder_layout_t *layout,
-    larder_lease_t *const *leases, const larder_key_t *keys, uint32_t chunks,
+    const larder_lease_t *lease, const larder_key_t *keys, uint32_t chunks,
     void *memory, size_t size, uint32_t timeout_ms, size_t *bytes_p);
 
 /* What larder_prefix_load() does, from such memory: move->end is a multiple of

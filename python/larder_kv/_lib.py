@@ -20,7 +20,8 @@ from larder_kv._structs import (LOG_FN, AnnounceParams, ChainParams, DiskStats,
                                 Extra, GpuParams, GpuStats, Group, Item,
                                 Layer, LayoutParams, Move, OpenParams,
                                 OpParams, Region, SharedStats, SpaceParams,
-                                Table, constant, match_type, stats_type)
+                                StageParams, Table, TOKEN_BYTES, constant,
+                                match_type, stats_type)
 
 OK, PRESENT, MISS = 0, 1, 2
 E_FULL, E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -5, -6, -68, -69, -64
@@ -32,6 +33,7 @@ SHORT_TOKENS = 8192  # chains that are hashed without letting go of the GIL
 SHARDS_MAX = 64
 ABI = 2  # LARDER_ABI of the header that the structures below are from
 RULE_ALL, RULE_TRAILING, RULE_LAST = 0, 1, 2
+LIMIT_NONE, LIMIT_TIER, LIMIT_SLOWER, LIMIT_BYTES = 0, 1, 2, 3
 NULL_BLOCK = 0  # vLLM's: a block id that stands for none
 # Of a request: a class is 1 to 3.
 HINT_CLASS, HINT_CLOSED, HINT_TEMPLATE, HINT_OVER = 3, 4, 8, 16
@@ -83,8 +85,10 @@ _SIGNATURES = {
                         c_uint32],
     "larder_prefix_match": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
                             c_void_p],
-    "larder_prefix_stage": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
-                            POINTER(c_void_p), c_void_p],
+    "larder_prefix_stage": [c_void_p, c_void_p, c_void_p, c_size_t,
+                            POINTER(StageParams), c_uint32, POINTER(c_void_p),
+                            c_void_p],
+    "larder_lease_token": [c_void_p, c_void_p],
     "larder_release": [POINTER(c_void_p)],
     "larder_prefix_save": [c_void_p, c_void_p, POINTER(Move)],
     "larder_prefix_reserve": [c_void_p, c_void_p, POINTER(Move),
@@ -96,8 +100,8 @@ _SIGNATURES = {
                                  POINTER(c_uint32), c_uint32],
     "larder_gate_open": [POINTER(c_uint32)],
     "larder_gate_close": [POINTER(c_uint32)],
-    "larder_prefix_fetch": [c_void_p, c_void_p, POINTER(c_void_p), c_void_p,
-                            c_uint32, c_void_p, c_size_t, c_uint32,
+    "larder_prefix_fetch": [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32,
+                            c_void_p, c_size_t, c_uint32,
                             POINTER(c_size_t)],
     "larder_prefix_place": [c_void_p, POINTER(Move), c_void_p, c_size_t],
     "larder_layers_create": [c_void_p, c_uint32, POINTER(c_void_p)],
@@ -349,9 +353,13 @@ class Layers:
 class Lease:
     """What larder_prefix_stage() or larder_stage() holds; released once."""
 
-    def __init__(self, handles: ctypes.Array, match: Match):
-        self._handles = handles
+    def __init__(self, handle: c_void_p, match: Match):
+        self._handle = handle
         self.match = match
+        token = (c_uint8 * TOKEN_BYTES)()
+        check(library().larder_lease_token(handle, token))
+        # Workers load by it; b"": they look for what is held by its keys.
+        self.token = bytes(token) if any(token) else b""
 
     def segments(self, chunk: int, shard: int) -> list[tuple[int, int]]:
         """Addresses and sizes, of what Space.stage_group() staged."""
@@ -360,7 +368,7 @@ class Lease:
             room = (c_uint64 * (2 * count.value))()
             most = count.value
             status = library().larder_lease_segments(
-                self._handles[0], chunk, shard, room, most, byref(count))
+                self._handle, chunk, shard, room, most, byref(count))
             if status == OK:
                 return [(room[2 * i], room[2 * i + 1])
                         for i in range(count.value)]
@@ -368,10 +376,7 @@ class Lease:
                 raise fail(status)
 
     def release(self) -> None:
-        for i in range(len(self._handles)):
-            one = c_void_p(self._handles[i])
-            self._handles[i] = None
-            library().larder_release(byref(one))
+        library().larder_release(byref(self._handle))
 
 
 GATE_OPEN = 1  # what larder_gate_open() makes of it
@@ -491,12 +496,12 @@ class Space:
     def stage_group(self, keys: bytes, chunks: int, group: int,
                     timeout_ms: int) -> tuple[Lease | None, Match]:
         """As stage(), of one group, whatever a layout needs."""
-        handles = (c_void_p * 1)()
+        handle = c_void_p()
         out = Match()
         st = check(library().larder_stage(
-            self._handle, keys, chunks, group, timeout_ms,
-            ctypes.cast(handles, POINTER(c_void_p)), byref(out)))
-        return (Lease(handles, out) if st == OK else None), out
+            self._handle, keys, chunks, group, timeout_ms, byref(handle),
+            byref(out)))
+        return (Lease(handle, out) if st == OK else None), out
 
     def run(self, op: int, items: ctypes.Array, timeout_ms: int) -> None:
         """Each item has its own status then."""
@@ -505,21 +510,23 @@ class Space:
                                    byref(params)))
 
     def stage(self, layout: Layout, keys: bytes, chunks: int,
-              timeout_ms: int) -> tuple[Lease | None, Match]:
-        """The longest prefix of the first chunks, held; None: nothing."""
-        handles = (c_void_p * layout.group_count)()
+              timeout_ms: int, worth: StageParams | None = None,
+              ) -> tuple[Lease | None, Match]:
+        """The longest prefix of the first chunks that is worth it, held; None:
+        nothing."""
+        handle = c_void_p()
         out = Match()
         st = check(library().larder_prefix_stage(
-            self._handle, layout._handle, keys, chunks, timeout_ms,
-            handles, byref(out)))
-        return (Lease(handles, out) if st == OK else None), out
+            self._handle, layout._handle, keys, chunks, worth, timeout_ms,
+            byref(handle), byref(out)))
+        return (Lease(handle, out) if st == OK else None), out
 
     def fetch(self, layout: Layout, lease: Lease, keys: bytes, chunks: int,
               timeout_ms: int, most: int) -> Memory:
         """What is staged, copied and checked, if it is not more than most
         bytes."""
         need = c_size_t()
-        arguments = [self._handle, layout._handle, lease._handles, keys,
+        arguments = [self._handle, layout._handle, lease._handle, keys,
                      chunks]
         st = library().larder_prefix_fetch(*arguments, None, 0, timeout_ms,
                                            byref(need))

@@ -5,6 +5,7 @@ import ctypes
 from ctypes import (CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_size_t,
                     c_uint16, c_uint32, c_uint64, c_void_p)
 
+TOKEN_BYTES = 16
 LOG_FN = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
@@ -89,7 +90,7 @@ class Move(_Sized, Structure):
                 ("shards", c_uint32), ("present", c_uint32),
                 ("skipped", c_uint32),
                 ("failed", c_uint32), ("bytes", c_uint64), ("item", c_int),
-                ("cause", c_int)]
+                ("cause", c_int), ("token", ctypes.c_uint8 * TOKEN_BYTES)]
 
 
 class Item(Structure):
@@ -105,6 +106,17 @@ class Item(Structure):
 class OpParams(Structure):
     _fields_ = [("field_mask", c_uint64), ("timeout_ms", c_uint32),
                 ("flags", c_uint32), ("user", c_void_p)]
+
+
+class StageParams(Structure):
+    _fields_ = [("field_mask", c_uint64), ("tiers", c_uint32),
+                ("below_percent", c_uint32), ("bytes_max", c_uint64),
+                ("chunk_ns", c_uint64), ("dram_speed", c_uint64)]
+
+    def __init__(self, **fields: int):
+        names = [name for name, _ in self._fields_[1:]]
+        super().__init__(field_mask=sum(1 << names.index(n) for n in fields),
+                         **fields)
 
 
 class AnnounceParams(Structure):
@@ -146,7 +158,11 @@ def match_type(lib: ctypes.CDLL) -> type[Structure]:
         _fields_ = [("struct_bytes", c_uint64), ("chunks", c_uint32),
                     ("cause", c_int), ("load_us", c_uint64),
                     ("tier_chunks", c_uint32 * tiers_max),
-                    ("tier_bytes", c_uint64 * tiers_max)]
+                    ("tier_bytes", c_uint64 * tiers_max),
+                    ("found", c_uint32), ("tried", c_uint32),
+                    ("limit", c_int), ("reserved", c_uint32),
+                    ("tried_us", c_uint64), ("tried_bytes", c_uint64),
+                    ("tried_below_bytes", c_uint64)]
 
         @property
         def below(self) -> int:

@@ -44,6 +44,18 @@ typedef struct ldr_op_gpu {
     void *arg;
 } ldr_op_gpu_t;
 
+/* A get of what is staged. */
+typedef struct ldr_op_load {
+    /* By shared memory it is asked for by this, and by each item's depth, which
+     * is its chunk's number; otherwise by its keys. */
+    const larder_token_t *token;
+    /* By shared memory, in the host's memory: makes an item's list of buffers,
+     * when it is its turn to be copied, as in ldr_op_gpu_t. NULL: the lists are
+     * there. */
+    larder_status_t (*list)(void *arg, larder_item_t *item);
+    void *arg;
+} ldr_op_load_t;
+
 typedef struct ldr_op {
     larder_t *lar;
     larder_op_t kind;
@@ -54,7 +66,8 @@ typedef struct ldr_op {
     uint32_t flags;
     uint64_t deadline_ns;
     bool canceled;
-    const ldr_op_gpu_t *gpu; /* NULL: buffers are in the host's memory */
+    const ldr_op_gpu_t *gpu;   /* NULL: buffers are in the host's memory */
+    const ldr_op_load_t *load; /* NULL: nothing more is known of it */
 
     /* Of an embedded node (local.c) */
     size_t next;         /* first item not begun */
@@ -133,15 +146,18 @@ struct larder_lease {
     ldr_space_ref_t space;
     uint32_t number; /* an embedded node's number of the space */
     uint32_t chunks, shards;
+    uint32_t total;    /* shards that it holds */
     uint32_t capacity; /* of ids */
-    bool reserved;     /* for writing: rooms; otherwise chunks * shards */
-    bool silent;       /* reserved: its commit waits for no answer, if it can */
+    bool in_place;     /* of one group, from its first chunk: to be read */
+    larder_token_t token;
+    bool reserved; /* for writing: rooms; otherwise chunks * shards */
+    bool silent;   /* reserved: its commit waits for no answer, if it can */
     ldr_room_t *rooms;
     uint32_t room_count;
     uint32_t booked; /* shards that count against option leases */
     void *held;      /* what a remote backend keeps */
     larder_lease_t *prev, *next;
-    uint32_t ids[]; /* resident shards: chunk * shards + shard */
+    uint32_t ids[]; /* an embedded node's: resident shards */
 };
 
 struct larder {
@@ -213,11 +229,11 @@ larder_status_t ldr_item_check(larder_op_t kind, uint32_t shards,
                                larder_item_t *item);
 
 /* larder_run(), by buffers in a GPU's memory if gpu is not NULL: then only by
- * shared memory (gpu.c does it otherwise). */
+ * shared memory (gpu.c does it otherwise). load: NULL, or more of a get. */
 larder_status_t ldr_run(larder_space_t *space, larder_op_t kind,
                         larder_item_t *items, size_t count,
                         const larder_op_params_t *params,
-                        const ldr_op_gpu_t *gpu);
+                        const ldr_op_gpu_t *gpu, const ldr_op_load_t *load);
 
 /* ---- GPU memory (gpu.c) ---- */
 
@@ -225,7 +241,7 @@ larder_status_t ldr_run(larder_space_t *space, larder_op_t kind,
 larder_status_t ldr_run_gpu(larder_space_t *space, larder_op_t kind,
                             larder_item_t *items, size_t count,
                             const larder_op_params_t *params,
-                            const ldr_op_gpu_t *gpu);
+                            const ldr_op_gpu_t *gpu, const ldr_op_load_t *load);
 /* Ends what larder_gpu_attach() began. */
 void ldr_gpu_detach(larder_t *lar);
 
@@ -270,10 +286,16 @@ larder_status_t ldr_remote_list(larder_t *lar, uint32_t *cursor_p,
 
 /* ---- leases (lease.c) ---- */
 
-/* larder_stage(), of which the node is told by somebody else; asks: as in
- * ldr_handle_ops_t. */
-larder_status_t ldr_stage(larder_space_t *space, const larder_key_t *keys,
-                          size_t count, uint16_t group, bool asks,
+typedef struct ldr_prefix ldr_prefix_t; /* node/stage.h */
+
+/* A lease with room for so many ids, of nothing yet; NULL: no memory. */
+larder_lease_t *ldr_lease_new(larder_t *lar, uint32_t ids);
+/* It holds nothing, and is none of the handle's: keeps it for the next. */
+void ldr_lease_unused(larder_t *lar, larder_lease_t *lease);
+/* Stages a prefix, of which the node is told by somebody else. MISS: *lease_p
+ * is NULL. */
+larder_status_t ldr_stage(larder_space_t *space, const ldr_prefix_t *prefix,
+                          const larder_stage_params_t *worth,
                           uint64_t deadline_ns, larder_lease_t **lease_p,
                           larder_match_t *match_p);
 

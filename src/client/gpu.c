@@ -177,12 +177,12 @@ static void bounce_one(const bounce_t *b, larder_op_t kind, larder_item_t *item)
 larder_status_t ldr_run_gpu(larder_space_t *space, larder_op_t kind,
                             larder_item_t *items, size_t count,
                             const larder_op_params_t *params,
-                            const ldr_op_gpu_t *gpu)
+                            const ldr_op_gpu_t *gpu, const ldr_op_load_t *load)
 {
     size_t most = 0;
 
     if (space->lar->data_path == &ldr_data_path_shm) {
-        return ldr_run(space, kind, items, count, params, gpu);
+        return ldr_run(space, kind, items, count, params, gpu, load);
     }
     ldr_op_gpu_t own = *gpu;
     bounce_t b = {.space = space, .gpu = &own};

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "client/client.h"
+#include "node/stage.h"
 #include "client/remote.h"
 
 #define DESCRIPTOR_MAX 65536u
@@ -519,8 +520,13 @@ larder_status_t larder_match(larder_space_t *space, const larder_key_t *keys,
         lar->node != NULL ? UINT64_MAX : ldr_deadline(lar, 0);
     bool asks =
         count > 0 && !ldr_asked_before(space, keys, count, group, false);
-    st = lar->backend->match(space, keys, count, group, asks, deadline_ns,
-                             &match);
+    ldr_need_t need = {LDR_NEED_ALL, group};
+    ldr_prefix_t prefix = {.needs = &need,
+                           .need_count = 1,
+                           .keys = keys,
+                           .count = (uint32_t)count,
+                           .asks = asks};
+    st = lar->backend->match(space, &prefix, deadline_ns, &match);
     if (st == LARDER_OK) {
         ldr_out_fill(out, &match, sizeof(match));
     }

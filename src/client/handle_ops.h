@@ -17,6 +17,7 @@
 
 struct ldr_op;
 struct ldr_announce;
+struct ldr_prefix;
 
 typedef struct ldr_handle_ops {
     /* Ends it; what the handle still holds has been given up before. */
@@ -26,13 +27,10 @@ typedef struct ldr_handle_ops {
     larder_status_t (*space_open)(larder_t *lar, larder_space_t *space,
                                   const char *tenant);
     larder_status_t (*reset)(larder_space_t *space, uint64_t deadline_ns);
-    /* asks: it counts as asked for (asked.c). */
-    larder_status_t (*match)(larder_space_t *space, const larder_key_t *keys,
-                             size_t count, uint16_t group, bool asks,
+    /* The prefix's space and shards are the backend's to set. */
+    larder_status_t (*match)(larder_space_t *space,
+                             const struct ldr_prefix *prefix,
                              uint64_t deadline_ns, larder_match_t *out);
-    /* Counts what several matches asked for and found. */
-    void (*asked)(larder_space_t *space, uint32_t asked, uint32_t found,
-                  uint64_t deadline_ns);
 
     /* Tells the node of a request, if it can be told. */
     void (*announce)(larder_space_t *space, const struct ldr_announce *a,
@@ -44,12 +42,19 @@ typedef struct ldr_handle_ops {
     /* After false, in a blocking call: waits until it is worth a step. */
     void (*wait)(struct ldr_op *op);
 
-    /* Stages the first match->chunks chunks, or as many of them as come;
-     * lease->shards is set. Sets lease->chunks (0: nothing is held) and makes
-     * match say what was staged. */
-    larder_status_t (*stage)(larder_space_t *space, const larder_key_t *keys,
-                             uint16_t group, uint64_t deadline_ns,
-                             larder_lease_t *lease, larder_match_t *match);
+    /* Stages what is worth it of the longest prefix, or as much of that as
+     * comes. *lease_p: with chunks, total and token, or NULL: nothing is
+     * held. */
+    larder_status_t (*stage)(larder_space_t *space,
+                             const struct ldr_prefix *prefix,
+                             const larder_stage_params_t *worth,
+                             uint64_t deadline_ns, larder_lease_t **lease_p,
+                             larder_match_t *match);
+    /* Makes it possible to read a lease in place, of one group that needs all,
+     * and checks it: lease->chunks and match are what is right. NULL: it is. */
+    larder_status_t (*map)(larder_space_t *space, larder_lease_t *lease,
+                           const larder_key_t *keys, uint16_t group,
+                           uint64_t deadline_ns, larder_match_t *match);
     /* As larder_lease_segments(), of shard number `at` of the lease, or of
      * reserved item `at`. */
     larder_status_t (*segments)(const larder_lease_t *lease, uint32_t at,

@@ -56,7 +56,7 @@ ldr_save_row_t ldr_row_save(const larder_item_t *item, size_t length)
     return row;
 }
 
-larder_status_t ldr_staged(larder_status_t st, larder_cause_t cause,
+larder_status_t ldr_mapped(larder_status_t st, larder_cause_t cause,
                            uint32_t chunks, uint64_t bytes, larder_match_t *m)
 {
     uint32_t all = m->chunks;
@@ -75,17 +75,16 @@ larder_status_t ldr_staged(larder_status_t st, larder_cause_t cause,
         *m = (larder_match_t){.cause = cause};
         return st;
     }
-    /* The match knows how all of it lay before; of a part, about. */
-    if (chunks < all) {
-        m->load_us = m->load_us * chunks / all;
-        m->cause = cause;
+    if (chunks == all) {
+        return st;
     }
+    /* The match knows how all of it lay before; of a part, about. */
+    m->load_us = m->load_us * chunks / all;
+    m->cause = cause;
     m->chunks = chunks;
     for (int i = LARDER_TIER_SSD; i < LARDER_TIERS_MAX; i++) {
-        if (chunks < all) {
-            m->tier_chunks[i] =
-                (uint32_t)((uint64_t)m->tier_chunks[i] * chunks / all);
-        }
+        m->tier_chunks[i] =
+            (uint32_t)((uint64_t)m->tier_chunks[i] * chunks / all);
         m->tier_bytes[i] = bytes * m->tier_chunks[i] / chunks;
         below += m->tier_chunks[i];
         below_bytes += m->tier_bytes[i];
@@ -108,4 +107,25 @@ void ldr_report(ldr_talk_t *v, larder_item_t *const *items, uint32_t count)
     /* It answers once it has looked for itself: whoever asks next finds what
      * it made of that. */
     ldr_talk_call(v, LDR_OP_REPORT, bytes);
+}
+
+size_t ldr_put_places(uint8_t *at, const ldr_talk_t *v,
+                      const larder_lease_t *lease, uint16_t group,
+                      uint32_t first, uint32_t count)
+{
+    ldr_batch_msg_t batch = {
+        .space = v->space, .count = count, .flags = LDR_BATCH_AGAIN};
+    size_t bytes = ldr_put_redeem(at, &batch, &lease->token);
+
+    for (uint32_t i = first; i < first + count; i++) {
+        ldr_place_row_t place = {
+            .group = group,
+            .shard = (uint16_t)(i % lease->shards),
+            .chunk = i / lease->shards,
+        };
+
+        ldr_put_place(at + bytes, &place);
+        bytes += LDR_PLACE_BYTES;
+    }
+    return bytes;
 }

@@ -12,11 +12,12 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "client/client.h"
+#include "node/stage.h"
 
 #define CACHE_MAX 32u
 
-/* A lease with room for so many shards, from the cache or new. */
-static larder_lease_t *lease_new(larder_t *lar, uint32_t need)
+/* From the cache, or new. */
+larder_lease_t *ldr_lease_new(larder_t *lar, uint32_t need)
 {
     larder_lease_t **link = &lar->lease_cache;
 
@@ -44,7 +45,9 @@ static larder_lease_t *lease_new(larder_t *lar, uint32_t need)
     }
     lease->lar = lar;
     lease->chunks = lease->shards = lease->booked = lease->room_count = 0;
-    lease->reserved = lease->silent = false;
+    lease->total = 0;
+    lease->reserved = lease->silent = lease->in_place = false;
+    lease->token = (larder_token_t){{0}};
     lease->rooms = NULL;
     lease->held = NULL;
     lease->prev = lease->next = NULL;
@@ -64,6 +67,13 @@ static void lease_free(larder_t *lar, larder_lease_t *lease)
     lease->next = lar->lease_cache;
     lar->lease_cache = lease;
     lar->lease_cached++;
+}
+
+void ldr_lease_unused(larder_t *lar, larder_lease_t *lease)
+{
+    ldr_mutex_lock(&lar->lock);
+    lease_free(lar, lease);
+    ldr_mutex_unlock(&lar->lock);
 }
 
 /* Books so many shards; false: that would be more than option leases. */
@@ -103,6 +113,23 @@ static void enter(larder_t *lar, larder_lease_t *lease, uint64_t booked,
 
 /* ---- staging ---- */
 
+/* Makes it readable where it lies; what is not right ends the prefix. */
+static larder_status_t map(larder_space_t *space, larder_lease_t **lease_p,
+                           const larder_key_t *keys, uint16_t group,
+                           uint64_t deadline_ns, larder_match_t *match)
+{
+    larder_status_t st = space->lar->backend->map(space, *lease_p, keys, group,
+                                                  deadline_ns, match);
+
+    if (st == LARDER_OK && (*lease_p)->chunks == 0) {
+        st = LARDER_MISS;
+    }
+    if (st != LARDER_OK) {
+        larder_release(lease_p);
+    }
+    return st;
+}
+
 larder_status_t larder_stage(larder_space_t *space, const larder_key_t *keys,
                              size_t count, uint16_t group, uint32_t timeout_ms,
                              larder_lease_t **lease_p, larder_match_t *match_p)
@@ -124,10 +151,22 @@ larder_status_t larder_stage(larder_space_t *space, const larder_key_t *keys,
     uint64_t deadline_ns = ldr_deadline(space->lar, timeout_ms);
     ldr_announce(space, keys, count, false, 0, deadline_ns);
     bool asks = !ldr_asked_before(space, keys, count, group, true);
-    st = ldr_stage(space, keys, count, group, asks, deadline_ns, lease_p,
-                   &match);
+    ldr_need_t need = {LDR_NEED_ALL, group};
+    ldr_prefix_t prefix = {.needs = &need,
+                           .need_count = 1,
+                           .keys = keys,
+                           .count = (uint32_t)count,
+                           .asks = asks};
+    larder_stage_params_t worth = {0};
+    st = ldr_stage(space, &prefix, &worth, deadline_ns, lease_p, &match);
+    if (st == LARDER_OK && space->lar->backend->map != NULL) {
+        st = map(space, lease_p, keys, group, deadline_ns, &match);
+    }
     if (st >= 0) {
         ldr_out_fill(match_p, &match, sizeof(match));
+    }
+    if (st == LARDER_OK) {
+        (*lease_p)->in_place = true;
     }
     if (st >= 0 && asks) {
         ldr_asked_note(space, keys, count, group,
@@ -136,43 +175,47 @@ larder_status_t larder_stage(larder_space_t *space, const larder_key_t *keys,
     return st;
 }
 
-larder_status_t ldr_stage(larder_space_t *space, const larder_key_t *keys,
-                          size_t count, uint16_t group, bool asks,
+larder_status_t ldr_stage(larder_space_t *space, const ldr_prefix_t *prefix,
+                          const larder_stage_params_t *worth,
                           uint64_t deadline_ns, larder_lease_t **lease_p,
                           larder_match_t *match_p)
 {
     larder_t *lar = space->lar;
-    larder_status_t st;
+    larder_lease_t *lease = NULL;
     larder_match_t match;
+    larder_status_t st =
+        lar->backend->stage(space, prefix, worth, deadline_ns, &lease, &match);
 
-    /* A lease is no larger than what could be held. */
-    st = lar->backend->match(space, keys, count, group, asks, deadline_ns,
-                             &match);
     if (st != LARDER_OK) {
         return st;
     }
-    uint32_t booked = match.chunks * space->shards;
-    if (!book(lar, booked)) {
-        return LARDER_E_LIMIT;
-    }
-    larder_lease_t *lease = lease_new(lar, lar->node != NULL ? booked : 0);
-    if (lease == NULL) {
-        st = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a lease");
-    } else if (match.chunks > 0) {
+    if (lease != NULL) {
         lease->shards = space->shards;
         lease->space = space->ref;
-        st =
-            lar->backend->stage(space, keys, group, deadline_ns, lease, &match);
-    }
-    uint32_t holds =
-        lease != NULL && st == LARDER_OK ? lease->chunks * space->shards : 0;
-    enter(lar, lease, booked, holds);
-    if (st != LARDER_OK) {
-        return st;
+        if (!book(lar, lease->total)) {
+            lar->backend->drop(lease);
+            ldr_lease_unused(lar, lease);
+            return LARDER_E_LIMIT;
+        }
+        enter(lar, lease, lease->total, lease->total);
     }
     *match_p = match;
-    *lease_p = holds > 0 ? lease : NULL;
-    return holds > 0 ? LARDER_OK : LARDER_MISS;
+    *lease_p = lease;
+    return lease != NULL ? LARDER_OK : LARDER_MISS;
+}
+
+larder_status_t larder_lease_token(const larder_lease_t *lease,
+                                   larder_token_t *token)
+{
+    if (lease == NULL || token == NULL || lease->reserved) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "token is NULL, or this is no lease for reading");
+    }
+    if (lease->lar == NULL) {
+        return ldr_fail(LARDER_E_CLOSED, "the lease's handle is closed");
+    }
+    *token = lease->token;
+    return LARDER_OK;
 }
 
 /* ---- in place ---- */
@@ -229,7 +272,7 @@ larder_status_t larder_reserve(larder_space_t *space, larder_item_t *items,
     if (!book(lar, count)) {
         return LARDER_E_LIMIT;
     }
-    larder_lease_t *lease = lease_new(lar, 0);
+    larder_lease_t *lease = ldr_lease_new(lar, 0);
     st = lease == NULL
              ? ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a lease")
              : reserve(space, items, lengths, count,
@@ -274,6 +317,10 @@ larder_status_t larder_lease_segments(const larder_lease_t *lease,
     if (lease->reserved) {
         return ldr_fail(LARDER_E_INVALID,
                         "a reservation: use larder_reserve_segments()");
+    }
+    if (!lease->in_place) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "a lease of larder_prefix_stage(): load what it holds");
     }
     if (chunk >= lease->chunks || shard >= lease->shards) {
         return ldr_fail(LARDER_E_INVALID, "chunk %u of %u, shard %u of %u",

@@ -12,6 +12,7 @@
 #include "client/client.h"
 #include "client/local.h"
 #include "node/metrics.h"
+#include "node/stage.h"
 
 /* ---- loads ---- */
 
@@ -304,21 +305,15 @@ static larder_status_t local_reset(larder_space_t *space, uint64_t deadline_ns)
 }
 
 static larder_status_t local_match(larder_space_t *space,
-                                   const larder_key_t *keys, size_t count,
-                                   uint16_t group, bool asks,
+                                   const ldr_prefix_t *prefix,
                                    uint64_t deadline_ns, larder_match_t *out)
 {
-    (void)deadline_ns;
-    ldr_node_match(space->lar->node, space->number, space->shards, group, keys,
-                   count, asks, out);
-    return LARDER_OK;
-}
+    ldr_prefix_t p = *prefix;
 
-static void local_asked(larder_space_t *space, uint32_t asked, uint32_t found,
-                        uint64_t deadline_ns)
-{
     (void)deadline_ns;
-    ldr_node_asked(space->lar->node, space->number, asked, found);
+    p.space = space->number;
+    p.shards = space->shards;
+    return ldr_prefix_match(space->lar->node, &p, out);
 }
 
 static void local_announce(larder_space_t *space, const ldr_announce_t *a,
@@ -359,7 +354,6 @@ const ldr_handle_ops_t ldr_handle_local = {
     .space_open = local_space_open,
     .reset = local_reset,
     .match = local_match,
-    .asked = local_asked,
     .announce = local_announce,
     .step = local_step,
     .wait = local_wait,

@@ -3,9 +3,11 @@
 
 #include "client/client.h"
 
-larder_status_t ldr_local_stage(larder_space_t *space, const larder_key_t *keys,
-                                uint16_t group, uint64_t deadline_ns,
-                                larder_lease_t *lease, larder_match_t *match);
+larder_status_t ldr_local_stage(larder_space_t *space,
+                                const ldr_prefix_t *prefix,
+                                const larder_stage_params_t *worth,
+                                uint64_t deadline_ns, larder_lease_t **lease_p,
+                                larder_match_t *match);
 larder_status_t ldr_local_segments(const larder_lease_t *lease, uint32_t at,
                                    struct iovec *seg, uint32_t seg_max,
                                    uint32_t *seg_count_p);

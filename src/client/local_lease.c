@@ -5,150 +5,52 @@
 #include "base/copy.h"
 #include "client/client.h"
 #include "client/local.h"
+#include "node/stage.h"
 
 /* ---- staging ---- */
 
-typedef struct stage {
-    larder_t *lar;
-    larder_space_t *space;
-    const larder_key_t *keys;
-    uint16_t group;
-    uint64_t deadline_ns;
-    uint32_t total; /* shards of the whole chain */
-    uint32_t begun; /* shards, in order */
-    larder_lease_t *lease;
-    larder_match_t match;
-    larder_item_t items[LDR_WINDOW];
-    ldr_load_t loads[LDR_WINDOW];
-} stage_t;
-
-/* Begins loads ahead of the one that is looked at next. */
-static void stage_ahead(stage_t *s, uint32_t at)
+larder_status_t ldr_local_stage(larder_space_t *space,
+                                const ldr_prefix_t *prefix,
+                                const larder_stage_params_t *worth,
+                                uint64_t deadline_ns, larder_lease_t **lease_p,
+                                larder_match_t *match)
 {
-    ldr_node_t *node = s->lar->node;
-    bool waits = false;
-
-    while (s->begun < s->total && s->begun - at < LDR_WINDOW) {
-        unsigned slot = s->begun % LDR_WINDOW;
-
-        s->items[slot] = (larder_item_t){
-            .key = &s->keys[s->begun / s->space->shards],
-            .group = s->group,
-            .shard = (uint16_t)(s->begun % s->space->shards),
-        };
-        s->loads[slot] = (ldr_load_t){
-            .target = {s->space->number, s->space->shards, &s->items[slot]},
-        };
-        ldr_load_t *load = &s->loads[slot];
-        bool settled = ldr_load_begin(node, load);
-        if (settled && load->cause == LARDER_CAUSE_FULL && s->begun > at) {
-            break; /* reads before it hold the room: after them */
-        }
-        waits |= !settled;
-        s->begun++;
-        /* Behind a miss nothing is of use. */
-        if (settled && load->status == LARDER_MISS) {
-            s->total = s->begun;
-        }
-    }
-    if (waits) {
-        ldr_node_reads_go(node);
-    }
-}
-
-/* Waits for one shard, checks it, and keeps it in the lease. What is in DRAM
- * is not waited for, but takes its time to be checked. */
-static bool stage_one(stage_t *s, uint32_t at)
-{
-    ldr_node_t *node = s->lar->node;
-    ldr_load_t *load = &s->loads[at % LDR_WINDOW];
-    const ldr_stop_t stop = {NULL, s->deadline_ns};
-
-    ldr_load_wait(node, load, s->deadline_ns);
-    if (load->status == LARDER_OK) {
-        load->status = ldr_host_stopped(&node->host, &stop);
-    }
-    if (load->status == LARDER_OK) {
-        ldr_load_check(node, load);
-    }
-    ldr_load_end(node, load, true);
-    if (load->status != LARDER_OK) {
-        s->match.cause = load->cause;
-        return false;
-    }
-    s->lease->ids[at] = load->shard;
-    return true;
-}
-
-/* Gives back what was begun or kept beyond whole chunks. */
-static void stage_trim(stage_t *s, uint32_t kept, uint32_t at)
-{
-    ldr_node_t *node = s->lar->node;
-    uint32_t whole = s->lease->chunks * s->space->shards;
-
-    for (uint32_t i = at; i < s->begun; i++) {
-        ldr_load_t *load = &s->loads[i % LDR_WINDOW];
-
-        ldr_load_abandon(node, load, LARDER_E_CANCELED);
-        load->status = LARDER_E_CANCELED; /* not a load that anybody got */
-        ldr_load_end(node, load, false);
-    }
-    ldr_node_lock(node);
-    for (uint32_t i = whole; i < kept; i++) {
-        ldr_store_release(&node->store,
-                          node->store.shards[s->lease->ids[i]].chunk);
-    }
-    ldr_node_unlock(node);
-}
-
-static void stage_run(stage_t *s)
-{
-    uint32_t shards = s->space->shards;
-    uint32_t at = 0;
-    uint64_t bytes[LARDER_TIERS_MAX] = {0};
-    larder_tier_t slowest = LARDER_TIER_DRAM;
-
-    for (;; at++) {
-        stage_ahead(s, at);
-        if (at == s->begun || !stage_one(s, at)) {
-            break;
-        }
-        const ldr_load_t *load = &s->loads[at % LDR_WINDOW];
-        slowest = load->tier > slowest ? load->tier : slowest;
-        bytes[load->tier] += load->length;
-        if ((at + 1) % shards == 0) { /* a whole chunk */
-            for (int i = 0; i < LARDER_TIERS_MAX; i++) {
-                s->match.tier_bytes[i] += bytes[i];
-                bytes[i] = 0;
-            }
-            s->match.tier_chunks[slowest]++;
-            s->lease->chunks++;
-            slowest = LARDER_TIER_DRAM;
-        }
-    }
-    stage_trim(s, at, at < s->begun ? at + 1 : at);
-    s->match.chunks = s->lease->chunks;
-}
-
-larder_status_t ldr_local_stage(larder_space_t *space, const larder_key_t *keys,
-                                uint16_t group, uint64_t deadline_ns,
-                                larder_lease_t *lease, larder_match_t *match)
-{
-    stage_t s = {
-        .lar = space->lar,
-        .space = space,
-        .keys = keys,
-        .group = group,
+    larder_t *lar = space->lar;
+    ldr_staging_t s = {
+        .node = lar->node,
+        .prefix = *prefix,
+        .worth = *worth,
+        .check = true,
         .deadline_ns = deadline_ns,
-        .total = match->chunks * space->shards,
-        .lease = lease,
-        .match = {.cause = match->cause},
     };
+    ldr_staging_state_t state;
 
-    stage_run(&s);
-    s.match.load_us = ldr_node_expect_us(s.lar->node, s.match.tier_bytes);
+    s.prefix.space = space->number;
+    s.prefix.shards = space->shards;
+    larder_status_t st = ldr_staging_begin(&s);
+    if (st == LARDER_OK && s.total > 0) {
+        larder_lease_t *lease = ldr_lease_new(lar, s.total);
+
+        if (lease == NULL) {
+            return ldr_fail(LARDER_E_NO_MEMORY,
+                            "not enough memory for a lease");
+        }
+        s.ids = lease->ids;
+        while ((state = ldr_staging_step(&s)) != LDR_STAGING_DONE) {
+            if (state == LDR_STAGING_WAITS) {
+                ldr_staging_wait(&s);
+            }
+        }
+        lease->chunks = s.match.chunks;
+        lease->total = s.total;
+        if (s.total > 0) {
+            *lease_p = lease;
+        } else {
+            ldr_lease_unused(lar, lease);
+        }
+    }
     *match = s.match;
-    return LARDER_OK;
+    return st;
 }
 
 /* ---- using and ending ---- */
@@ -168,7 +70,6 @@ larder_status_t ldr_local_segments(const larder_lease_t *lease, uint32_t at,
 void ldr_local_drop(larder_lease_t *lease)
 {
     ldr_node_t *node = lease->lar->node;
-    ldr_store_t *store = &node->store;
 
     for (uint32_t i = 0; i < lease->room_count; i++) {
         if (lease->rooms[i].status == LARDER_OK) {
@@ -176,14 +77,7 @@ void ldr_local_drop(larder_lease_t *lease)
             ldr_node_count_save(node, lease->number, LARDER_E_CANCELED);
         }
     }
-    if (lease->chunks == 0) {
-        return;
-    }
-    ldr_node_lock(node);
-    for (uint32_t i = 0; i < lease->chunks * lease->shards; i++) {
-        ldr_store_release(store, store->shards[lease->ids[i]].chunk);
-    }
-    ldr_node_unlock(node);
+    ldr_staged_release(node, lease->ids, lease->total);
 }
 
 /* ---- in place ---- */

@@ -216,7 +216,7 @@ static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
 larder_status_t ldr_run(larder_space_t *space, larder_op_t kind,
                         larder_item_t *items, size_t count,
                         const larder_op_params_t *params,
-                        const ldr_op_gpu_t *gpu)
+                        const ldr_op_gpu_t *gpu, const ldr_op_load_t *load)
 {
     ldr_op_t op;
     pthread_cond_t wake;
@@ -228,6 +228,7 @@ larder_status_t ldr_run(larder_space_t *space, larder_op_t kind,
     ldr_cond_init(&wake);
     op.wake = &wake;
     op.gpu = gpu;
+    op.load = load;
     while (!op.lar->backend->step(&op)) {
         op.lar->backend->wait(&op);
     }
@@ -242,7 +243,7 @@ larder_status_t larder_run(larder_space_t *space, larder_op_t kind,
                            larder_item_t *items, size_t count,
                            const larder_op_params_t *params)
 {
-    return ldr_run(space, kind, items, count, params, NULL);
+    return ldr_run(space, kind, items, count, params, NULL, NULL);
 }
 
 /* ---- tickets ---- */

@@ -12,9 +12,9 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "client/prefix.h"
+#include "client/remote.h"
+#include "node/stage.h"
 #include "gpu/layers.h"
-
-#define ATTEMPTS 8u /* to stage what others are evicting */
 
 uint32_t ldr_prefix_left_ms(const larder_t *lar, uint64_t deadline_ns)
 {
@@ -45,196 +45,46 @@ larder_status_t ldr_prefix_check(const larder_space_t *space,
                           layout->chunk_tokens, space->chunk_tokens);
 }
 
-/* ---- matching ---- */
+/* ---- matching and staging ---- */
 
-/* A search for the longest prefix. */
-typedef struct search {
-    larder_space_t *space;
-    const larder_layout_t *layout;
-    const larder_key_t *keys;
-    uint64_t deadline_ns;
-    bool asks;                        /* the next match counts as asking */
-    uint32_t chunks;                  /* the longest that is possible still */
-    uint8_t *here[LARDER_GROUPS_MAX]; /* where it was asked for */
-    larder_match_t sum;
-} search_t;
-
-static void search_end(search_t *s)
-{
-    for (uint32_t g = 0; g < s->layout->group_count; g++) {
-        ldr_free(s->here[g]);
-    }
-}
-
-/* Asks for every chunk of a group whose shards are all there. */
-static larder_status_t look(search_t *s, uint32_t group)
-{
-    uint32_t shards = s->space->shards;
-    uint32_t step = LARDER_BATCH_MAX / shards;
-    uint8_t *here = ldr_alloc(s->chunks);
-    larder_item_t *items = ldr_alloc(LARDER_BATCH_MAX * sizeof(*items));
-    larder_status_t st =
-        here != NULL && items != NULL
-            ? LARDER_OK
-            : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a match");
-
-    for (uint32_t at = 0; at < s->chunks && st == LARDER_OK; at += step) {
-        uint32_t count = (uint32_t)ldr_min64(step, s->chunks - at) * shards;
-        larder_op_params_t params = {
-            .field_mask = LARDER_OP_TIMEOUT | LARDER_OP_FLAGS,
-            .timeout_ms = ldr_prefix_left_ms(s->space->lar, s->deadline_ns),
-            .flags = LDR_BATCH_AGAIN};
-
-        for (uint32_t i = 0; i < count; i++) {
-            items[i] = (larder_item_t){.key = &s->keys[at + i / shards],
-                                       .group = (uint16_t)group,
-                                       .shard = (uint16_t)(i % shards)};
-        }
-        st = larder_run(s->space, LARDER_OP_EXISTS, items, count, &params);
-        for (uint32_t i = 0; i < count && st == LARDER_OK; i++) {
-            uint8_t ok = items[i].status == LARDER_OK;
-
-            here[at + i / shards] =
-                i % shards == 0 ? ok : here[at + i / shards] & ok;
-        }
-    }
-    ldr_free(items);
-    if (st != LARDER_OK) {
-        ldr_free(here);
-        return st;
-    }
-    ldr_free(s->here[group]);
-    s->here[group] = here;
-    return LARDER_OK;
-}
-
-/* A group has only `got` of the chunks it needs: what is possible at most. */
-static larder_status_t shorten(search_t *s, uint32_t group, ldr_span_t needs,
-                               uint32_t got)
-{
-    uint32_t most = needs.first + got;
-
-    if (s->layout->group[group].rule != LARDER_RULE_ALL &&
-        s->here[group] == NULL) {
-        larder_status_t st = look(s, group);
-
-        if (st != LARDER_OK) {
-            return st;
-        }
-    }
-    s->chunks =
-        ldr_layout_longest(s->layout, most, (const uint8_t *const *)s->here);
-    return LARDER_OK;
-}
-
-/* Of nothing, but for the reason. */
-static void clear(larder_match_t *sum)
-{
-    *sum = (larder_match_t){.cause = sum->cause};
-}
-
-static void add(larder_match_t *sum, const larder_match_t *one)
-{
-    for (unsigned t = 0; t < LARDER_TIERS_MAX; t++) {
-        sum->tier_chunks[t] += one->tier_chunks[t];
-        sum->tier_bytes[t] += one->tier_bytes[t];
-    }
-    sum->load_us += one->load_us;
-}
-
-/* Whether all groups have what a prefix of s->chunks needs. MISS: no, and it
- * was shortened. */
-static larder_status_t try_chunks(search_t *s)
-{
-    clear(&s->sum);
-    for (uint32_t g = 0; g < s->layout->group_count; g++) {
-        ldr_span_t needs = ldr_layout_needs(s->layout, g, s->chunks);
-        uint32_t count = needs.end - needs.first;
-        larder_match_t one;
-        larder_status_t st = s->space->lar->backend->match(
-            s->space, s->keys + needs.first, count, (uint16_t)g, s->asks,
-            s->deadline_ns, &one);
-
-        s->asks = false;
-        if (st != LARDER_OK) {
-            return st;
-        }
-        if (one.chunks < count) {
-            s->sum.cause = one.cause;
-            st = shorten(s, g, needs, one.chunks);
-            return st == LARDER_OK ? LARDER_MISS : st;
-        }
-        add(&s->sum, &one);
-    }
-    return LARDER_OK;
-}
-
-static larder_status_t search_run(search_t *s)
-{
-    larder_status_t st = LARDER_MISS;
-
-    while (st == LARDER_MISS && s->chunks > 0) {
-        st = try_chunks(s);
-    }
-    if (st == LARDER_MISS) {
-        clear(&s->sum);
-    }
-    s->sum.chunks = s->chunks;
-    return st == LARDER_MISS ? LARDER_OK : st;
-}
-
-/* The longest prefix, as *out. asks: as in ldr_handle_ops_t. */
-static larder_status_t match(larder_space_t *space,
-                             const larder_layout_t *layout,
-                             const larder_key_t *keys, size_t count, bool asks,
-                             uint64_t deadline_ns, larder_match_t *out)
-{
-    /* Of one group that needs all, the first match asks for all there is. */
-    bool one = layout->group_count == 1 && layout->all;
-    search_t s = {.space = space,
-                  .layout = layout,
-                  .keys = keys,
-                  .deadline_ns = deadline_ns,
-                  .asks = asks && one,
-                  .chunks = (uint32_t)count};
-    larder_status_t st = search_run(&s);
-
-    search_end(&s);
-    if (st == LARDER_OK) {
-        *out = s.sum;
-    }
-    if (st == LARDER_OK && asks && !one) {
-        space->lar->backend->asked(space, (uint32_t)count, s.sum.chunks,
-                                   deadline_ns);
-        ldr_fail_clear();
-    }
-    return st;
-}
-
-/* The same, counted unless it is part of what was asked for just now. */
-static larder_status_t match_counted(larder_space_t *space,
-                                     const larder_layout_t *layout,
-                                     const larder_key_t *keys, size_t count,
-                                     bool holds, uint64_t deadline_ns,
-                                     larder_match_t *out)
-{
-    bool asks = !ldr_asked_before(space, keys, count, LDR_ASKED_GROUPS, holds);
-    larder_status_t st =
-        match(space, layout, keys, count, asks, deadline_ns, out);
-
-    if (st == LARDER_OK && asks) {
-        ldr_asked_note(space, keys, count, LDR_ASKED_GROUPS, out->chunks,
-                       holds);
-    }
-    return st;
-}
-
-static larder_status_t check_keys(const larder_key_t *keys, size_t count,
+static larder_status_t check_keys(const larder_space_t *space,
+                                  const larder_layout_t *layout,
+                                  const larder_key_t *keys, size_t count,
                                   const larder_match_t *out)
 {
+    larder_status_t st = ldr_prefix_check(space, layout);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
     return keys != NULL && count > 0 && count <= UINT32_MAX / LARDER_SHARDS_MAX
                ? ldr_out_check(out)
                : ldr_fail(LARDER_E_INVALID, "keys or count");
+}
+
+/* What is asked for; needs: room for the groups'. It counts as asked for unless
+ * it is part of what was just now. */
+static ldr_prefix_t prefix_of(larder_space_t *space,
+                              const larder_layout_t *layout,
+                              const larder_key_t *keys, size_t count,
+                              bool holds, ldr_need_t *needs)
+{
+    return (ldr_prefix_t){
+        .needs = needs,
+        .need_count = ldr_layout_list_needs(layout, needs),
+        .keys = keys,
+        .count = (uint32_t)count,
+        .asks = !ldr_asked_before(space, keys, count, LDR_ASKED_GROUPS, holds),
+    };
+}
+
+static void note_asked(larder_space_t *space, const ldr_prefix_t *p,
+                       uint32_t found, bool holds)
+{
+    if (p->asks) {
+        ldr_asked_note(space, p->keys, p->count, LDR_ASKED_GROUPS, found,
+                       holds);
+    }
 }
 
 larder_status_t larder_prefix_match(larder_space_t *space,
@@ -242,122 +92,51 @@ larder_status_t larder_prefix_match(larder_space_t *space,
                                     const larder_key_t *keys, size_t count,
                                     uint32_t timeout_ms, larder_match_t *out)
 {
-    larder_status_t st = ldr_prefix_check(space, layout);
+    larder_status_t st = check_keys(space, layout, keys, count, out);
+    ldr_need_t needs[LARDER_GROUPS_MAX];
     larder_match_t found;
 
-    st = st == LARDER_OK ? check_keys(keys, count, out) : st;
-    if (st == LARDER_OK) {
-        st = match_counted(space, layout, keys, count, false,
-                           ldr_deadline(space->lar, timeout_ms), &found);
+    if (st != LARDER_OK) {
+        return st;
     }
+    ldr_prefix_t p = prefix_of(space, layout, keys, count, false, needs);
+    st = space->lar->backend->match(
+        space, &p, ldr_deadline(space->lar, timeout_ms), &found);
     if (st == LARDER_OK) {
+        note_asked(space, &p, found.chunks, false);
         ldr_out_fill(out, &found, sizeof(found));
     }
     return st;
 }
 
-/* ---- staging ---- */
-
-/* Stages what a prefix of *chunks_p needs. MISS: a group got less; nothing is
- * held, and *chunks_p is what may be possible. With one group that needs all,
- * what it got is a prefix as well, and *chunks_p is its length. */
-static larder_status_t stage(larder_space_t *space,
-                             const larder_layout_t *layout,
-                             const larder_key_t *keys, uint64_t deadline_ns,
-                             uint32_t *chunks_p, larder_lease_t **leases,
-                             larder_match_t *sum)
+larder_status_t larder_prefix_stage(
+    larder_space_t *space, const larder_layout_t *layout,
+    const larder_key_t *keys, size_t count, const larder_stage_params_t *params,
+    uint32_t timeout_ms, larder_lease_t **lease_p, larder_match_t *out)
 {
-    uint32_t chunks = *chunks_p;
-    larder_status_t st = LARDER_OK;
+    larder_status_t st = check_keys(space, layout, keys, count, out);
+    larder_stage_params_t worth = {0};
+    ldr_need_t needs[LARDER_GROUPS_MAX];
+    larder_match_t match;
 
-    clear(sum);
-    for (uint32_t g = 0; g < layout->group_count && st == LARDER_OK; g++) {
-        ldr_span_t needs = ldr_layout_needs(layout, g, chunks);
-        uint32_t count = needs.end - needs.first;
-        larder_match_t one = {0};
-
-        st = ldr_stage(space, keys + needs.first, count, (uint16_t)g, false,
-                       deadline_ns, &leases[g], &one);
-        if (st == LARDER_MISS || (st == LARDER_OK && one.chunks < count)) {
-            bool whole = layout->group_count == 1 && layout->all;
-
-            *chunks_p = needs.first + one.chunks;
-            sum->cause = one.cause;
-            st = whole && one.chunks > 0 ? LARDER_OK : LARDER_MISS;
-        }
-        add(sum, &one);
+    if (st == LARDER_OK && params != NULL) {
+        st = ldr_mask_check(params->field_mask, LARDER_STAGE_DRAM_SPEED);
+        worth = *params;
     }
-    if (st == LARDER_OK) {
-        sum->chunks = *chunks_p;
-        return LARDER_OK;
-    }
-    for (uint32_t g = 0; g < layout->group_count; g++) {
-        larder_release(&leases[g]);
-    }
-    clear(sum);
-    if (st == LARDER_MISS && sum->cause == LARDER_CAUSE_FULL) {
-        /* The groups before it had the room: with less each gets its part. */
-        *chunks_p = (uint32_t)ldr_max64(*chunks_p, chunks / 2);
-    }
-    return st;
-}
-
-/* As larder_prefix_stage(); leases are NULL, and sum is empty. */
-static larder_status_t stage_longest(larder_space_t *space,
-                                     const larder_layout_t *layout,
-                                     const larder_key_t *keys, uint32_t chunks,
-                                     uint64_t deadline_ns,
-                                     larder_lease_t **leases,
-                                     larder_match_t *sum)
-{
-    for (unsigned i = 0; i < ATTEMPTS && chunks > 0; i++) {
-        larder_match_t found;
-        larder_status_t st = i == 0 ? match_counted(space, layout, keys, chunks,
-                                                    true, deadline_ns, &found)
-                                    : match(space, layout, keys, chunks, false,
-                                            deadline_ns, &found);
-
-        if (st != LARDER_OK) {
-            return st;
-        }
-        chunks = found.chunks;
-        if (found.cause != LARDER_CAUSE_NONE) {
-            sum->cause = found.cause;
-        }
-        if (chunks > 0) {
-            st = stage(space, layout, keys, deadline_ns, &chunks, leases, sum);
-            if (st != LARDER_MISS) {
-                return st;
-            }
-        }
-    }
-    return LARDER_MISS;
-}
-
-larder_status_t larder_prefix_stage(larder_space_t *space,
-                                    const larder_layout_t *layout,
-                                    const larder_key_t *keys, size_t count,
-                                    uint32_t timeout_ms,
-                                    larder_lease_t **leases,
-                                    larder_match_t *out)
-{
-    larder_status_t st = ldr_prefix_check(space, layout);
-    larder_match_t sum = {0};
-
-    st = st == LARDER_OK ? check_keys(keys, count, out) : st;
     if (st != LARDER_OK) {
         return st;
     }
-    if (leases == NULL) {
-        return ldr_fail(LARDER_E_INVALID, "leases is NULL");
+    if (lease_p == NULL) {
+        return ldr_fail(LARDER_E_INVALID, "lease_p is NULL");
     }
-    memset(leases, 0, layout->group_count * sizeof(*leases));
+    *lease_p = NULL;
     uint64_t deadline_ns = ldr_deadline(space->lar, timeout_ms);
     ldr_announce(space, keys, count, false, 0, deadline_ns);
-    st = stage_longest(space, layout, keys, (uint32_t)count, deadline_ns,
-                       leases, &sum);
+    ldr_prefix_t p = prefix_of(space, layout, keys, count, true, needs);
+    st = ldr_stage(space, &p, &worth, deadline_ns, lease_p, &match);
     if (st >= 0) {
-        ldr_out_fill(out, &sum, sizeof(sum));
+        note_asked(space, &p, match.found, true);
+        ldr_out_fill(out, &match, sizeof(match));
     }
     return st;
 }
@@ -537,11 +316,21 @@ typedef struct gated {
     uint64_t until_ns;
 } gated_t;
 
+/* Whether the move names what is staged; only by shared memory it is asked for
+ * so. */
+static bool has_token(const larder_space_t *space, const larder_move_t *m)
+{
+    static const larder_token_t none;
+
+    return space->lar->data_path == &ldr_data_path_shm &&
+           memcmp(&m->token, &none, sizeof(none)) != 0;
+}
+
 /* layers, gated: see larder_prefix_load_layers() and _early(); or NULL. */
 static larder_status_t move_run(larder_space_t *space,
                                 const larder_layout_t *layout, larder_move_t *m,
-                                larder_op_t op, larder_layers_t *layers,
-                                const gated_t *gated,
+                                larder_op_t op, bool by_token,
+                                larder_layers_t *layers, const gated_t *gated,
                                 larder_status_t (*gather)(ldr_batch_t *))
 {
     larder_status_t st = ldr_prefix_check(space, layout);
@@ -561,6 +350,7 @@ static larder_status_t move_run(larder_space_t *space,
         b.gate = gated->gate;
         b.gate_ns = gated->until_ns;
     }
+    b.token = by_token && has_token(space, m) ? &m->token : NULL;
     if (op == LARDER_OP_PUT) {
         ldr_move_announce(space, m, b.deadline_ns);
     }
@@ -579,17 +369,33 @@ larder_status_t larder_prefix_save(larder_space_t *space,
                                    const larder_layout_t *layout,
                                    larder_move_t *move)
 {
-    return move_run(space, layout, move, LARDER_OP_PUT, NULL, NULL, save_all);
+    return move_run(space, layout, move, LARDER_OP_PUT, false, NULL, NULL,
+                    save_all);
+}
+
+/* By its token, if it has one. A lease that is over, or a daemon that is
+ * another one by now, makes it a miss: then by its keys. */
+static larder_status_t load_run(larder_space_t *space,
+                                const larder_layout_t *layout, larder_move_t *m,
+                                larder_layers_t *layers, const gated_t *gated)
+{
+    larder_status_t st = move_run(space, layout, m, LARDER_OP_GET, true, layers,
+                                  gated, load_all);
+
+    if (st == LARDER_OK && m->failed > 0 && m->item == LARDER_MISS &&
+        m->cause == LARDER_CAUSE_ABSENT && layers == NULL &&
+        has_token(space, m)) {
+        st = move_run(space, layout, m, LARDER_OP_GET, false, layers, gated,
+                      load_all);
+    }
+    return st == LARDER_OK && m->failed > 0 ? m->item : st;
 }
 
 larder_status_t larder_prefix_load(larder_space_t *space,
                                    const larder_layout_t *layout,
                                    larder_move_t *move)
 {
-    larder_status_t st =
-        move_run(space, layout, move, LARDER_OP_GET, NULL, NULL, load_all);
-
-    return st == LARDER_OK && move->failed > 0 ? move->item : st;
+    return load_run(space, layout, move, NULL, NULL);
 }
 
 larder_status_t larder_prefix_load_layers(larder_space_t *space,
@@ -598,11 +404,9 @@ larder_status_t larder_prefix_load_layers(larder_space_t *space,
                                           larder_layers_t *layers)
 {
     larder_status_t st = layers != NULL
-                             ? move_run(space, layout, move, LARDER_OP_GET,
-                                        layers, NULL, load_all)
+                             ? load_run(space, layout, move, layers, NULL)
                              : ldr_fail(LARDER_E_INVALID, "layers is NULL");
 
-    st = st == LARDER_OK && move->failed > 0 ? move->item : st;
     if (layers != NULL) {
         larder_layers_end(layers, st);
     }
@@ -680,9 +484,8 @@ larder_status_t larder_prefix_load_early(larder_space_t *space,
         st = ldr_gate_pass(gate, gated.until_ns);
     }
     if (st == LARDER_OK) {
-        st = move_run(space, layout, move, LARDER_OP_GET, NULL,
-                      gpu ? &gated : NULL, load_all);
+        st = load_run(space, layout, move, NULL, gpu ? &gated : NULL);
     }
     larder_gate_close(gate); /* where it failed before anybody asked */
-    return st == LARDER_OK && move->failed > 0 ? move->item : st;
+    return st;
 }

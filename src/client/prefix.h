@@ -56,9 +56,10 @@ typedef struct ldr_batch {
     uint8_t *scratch; /* load: for pages that are not wanted */
     size_t scratch_bytes;
     bool scratch_used;
-    bool late;               /* save: its deadline has passed */
-    larder_layers_t *layers; /* load: layer by layer, if it is one batch */
-    bool later; /* load to a GPU: segments are listed while it copies */
+    bool late;                   /* save: its deadline has passed */
+    larder_layers_t *layers;     /* load: layer by layer, if it is one batch */
+    bool later;                  /* load: segments are listed while it copies */
+    const larder_token_t *token; /* load: of what is staged, or NULL */
     /* load to a GPU: the tables are there when this is open; NULL: they are */
     uint32_t *gate;
     uint64_t gate_ns; /* it is waited for until then */

@@ -4,7 +4,7 @@
 #include "client/prefix.h"
 #include "gpu/gpu.h"
 
-#define BATCH_ITEMS 512u
+#define BATCH_ITEMS 1024u
 #define BATCH_SEGMENTS 32768u /* at least LARDER_IOV_MAX */
 /* Of a GPU's: the link is idle between batches, so there are few. */
 #define GPU_SEGMENTS 262144u
@@ -32,8 +32,12 @@ larder_status_t ldr_batch_begin(ldr_batch_t *b)
     if (items > b->item_max || items * pages > b->iov_max) {
         b->layers = NULL;
     }
-    b->later =
-        b->layout->gpu != NULL && b->op == LARDER_OP_GET && b->layers == NULL;
+    bool staged = b->token != NULL && b->layout->gpu == NULL;
+    if (staged) { /* one list, of the shard that is being copied */
+        b->iov_max = (uint32_t)(b->item_max + pages);
+    }
+    b->later = (b->layout->gpu != NULL || staged) && b->op == LARDER_OP_GET &&
+               b->layers == NULL;
     if (b->op == LARDER_OP_GET) { /* seldom written: zeroing it would cost */
         b->scratch = ldr_reserve(b->scratch_bytes);
     }
@@ -85,17 +89,19 @@ ldr_span_t ldr_batch_written(const ldr_batch_t *b, uint32_t group)
     return blocks;
 }
 
-/* The item's segments, in the room that add_later() kept for them. */
+/* The item's segments, in the room that add_later() kept for them; in the
+ * host's memory, where shards are copied one by one, in the one behind all. */
 static larder_status_t list_later(void *arg, larder_item_t *item)
 {
     ldr_batch_t *b = arg;
-    ldr_segments_t segments = {.iov = b->iov + (item->iov - b->iov),
-                               .max =
-                                   b->layout->group[item->group].shard_pages};
+    ptrdiff_t at = b->layout->gpu != NULL ? item->iov - b->iov : b->item_max;
+    ldr_segments_t segments = {
+        .iov = b->iov + at, .max = b->layout->group[item->group].shard_pages};
     larder_status_t st = ldr_layout_segments(
         b->layout, item->group, item->depth, &b->move->tables[item->group],
         ldr_batch_written(b, item->group), b->scratch, &segments);
 
+    item->iov = segments.iov;
     item->iov_count = segments.count;
     return st;
 }
@@ -136,6 +142,10 @@ larder_status_t ldr_batch_flush(ldr_batch_t *b)
         /* A prefix is staged before it is loaded, perhaps by another process
          * of the engine. */
         .flags = b->op == LARDER_OP_GET ? LDR_BATCH_AGAIN : 0};
+    ldr_op_load_t load = {
+        .token = b->token,
+        .list = b->later && b->layout->gpu == NULL ? list_later : NULL,
+        .arg = b};
     larder_status_t st = LARDER_OK;
 
     if (b->item_count > 0 && late(b)) {
@@ -153,9 +163,10 @@ larder_status_t ldr_batch_flush(ldr_batch_t *b)
                             .arg = b};
 
         st = ldr_run_gpu(b->space, b->op, b->items, b->item_count, &params,
-                         &gpu);
+                         &gpu, &load);
     } else if (b->item_count > 0) {
-        st = larder_run(b->space, b->op, b->items, b->item_count, &params);
+        st = ldr_run(b->space, b->op, b->items, b->item_count, &params, NULL,
+                     &load);
     }
     for (uint32_t i = 0; i < b->item_count && st == LARDER_OK; i++) {
         const larder_item_t *item = &b->items[i];
@@ -198,7 +209,8 @@ static larder_status_t add_later(ldr_batch_t *b, uint32_t group, uint32_t chunk,
     *room = (struct iovec){b->scratch, b->layout->group[group].shard_bytes};
     item->iov = room;
     item->iov_count = 1;
-    b->iov_count += b->layout->group[group].shard_pages;
+    b->iov_count +=
+        b->layout->gpu != NULL ? b->layout->group[group].shard_pages : 1;
     return LARDER_OK;
 }
 

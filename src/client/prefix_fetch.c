@@ -180,25 +180,9 @@ static larder_status_t fetch_run(fetch_t *f, uint8_t *memory, size_t size,
     return LARDER_OK;
 }
 
-/* The leases are what keeps all of it where it is. */
-static larder_status_t check_leases(const larder_layout_t *layout,
-                                    larder_lease_t *const *leases,
-                                    uint32_t chunks)
-{
-    for (uint32_t g = 0; g < layout->group_count; g++) {
-        ldr_span_t needs = ldr_layout_needs(layout, g, chunks);
-
-        if (leases[g] == NULL || leases[g]->chunks < needs.end - needs.first) {
-            return ldr_fail(LARDER_E_INVALID,
-                            "group %u: not staged for %u chunks", g, chunks);
-        }
-    }
-    return LARDER_OK;
-}
-
 larder_status_t larder_prefix_fetch(larder_space_t *space,
                                     const larder_layout_t *layout,
-                                    larder_lease_t *const *leases,
+                                    const larder_lease_t *lease,
                                     const larder_key_t *keys, uint32_t chunks,
                                     void *memory, size_t size,
                                     uint32_t timeout_ms, size_t *bytes_p)
@@ -208,14 +192,15 @@ larder_status_t larder_prefix_fetch(larder_space_t *space,
     if (st != LARDER_OK) {
         return st;
     }
-    if (layout == NULL || leases == NULL || keys == NULL || chunks == 0 ||
+    if (layout == NULL || lease == NULL || keys == NULL || chunks == 0 ||
         bytes_p == NULL || layout->chunk_tokens != space->chunk_tokens) {
         return ldr_fail(LARDER_E_INVALID,
-                        "layout, leases, keys, chunks or bytes_p");
+                        "layout, lease, keys, chunks or bytes_p");
     }
-    st = check_leases(layout, leases, chunks);
-    if (st != LARDER_OK) {
-        return st;
+    /* The lease is what keeps all of it where it is. */
+    if (layout->all ? lease->chunks < chunks : lease->chunks != chunks) {
+        return ldr_fail(LARDER_E_INVALID, "%u chunks are staged, not %u",
+                        lease->chunks, chunks);
     }
     fetch_t f = {.space = space,
                  .layout = layout,

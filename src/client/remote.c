@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "node/stage.h"
 
 /* ---- batches of names ---- */
 
@@ -162,91 +163,77 @@ static larder_status_t malformed(const ldr_remote_t *r)
                     r->options.address);
 }
 
-static larder_status_t match_piece(ldr_talk_t *v, const larder_key_t *keys,
-                                   size_t count, uint16_t group, bool asks,
-                                   larder_match_t *out)
+/* As a MATCH: what is asked for, of the chunks from `first` on. */
+static size_t put_prefix(uint8_t *at, const ldr_talk_t *v,
+                         const ldr_prefix_t *p, uint32_t first, uint32_t count)
 {
-    uint8_t *at = ldr_body(v->call.buffer);
+    uint8_t needs[LARDER_GROUPS_MAX * LDR_NEED_BYTES];
     ldr_match_msg_t m = {
         .space = v->space,
-        .group = group,
-        .flags = asks ? 0 : LDR_MATCH_AGAIN,
-        .count = (uint32_t)count,
-        .keys = (const uint8_t *)keys,
+        .flags = p->asks ? 0 : LDR_MATCH_AGAIN,
+        .count = count,
+        .groups = p->need_count,
+        .needs = needs,
+        .keys = p->keys[first].hash,
     };
-    larder_status_t st = ldr_talk_call(v, LDR_OP_MATCH, ldr_put_match(at, &m));
 
-    if (st == LARDER_OK && !ldr_get_matched(at, v->call.reply.body, out)) {
-        st = malformed(v->remote);
+    for (uint32_t i = 0; i < p->need_count; i++) {
+        ldr_put_need(needs + (size_t)i * LDR_NEED_BYTES, p->needs[i].group,
+                     p->needs[i].chunks);
     }
-    return st;
+    return ldr_put_match(at, &m);
 }
 
-static void tell_asked(ldr_talk_t *v, uint32_t asked, uint32_t found)
+/* A node that cannot be asked has nothing, for that cause. */
+static larder_status_t unasked(larder_status_t st, larder_match_t *out)
 {
-    ldr_asked_msg_t m = {.space = v->space,
-                         .asked = (uint32_t)ldr_min64(asked, LDR_ASKED_MOST)};
-
-    m.found = (uint32_t)ldr_min64(found, m.asked);
-    ldr_talk_call(v, LDR_OP_ASKED, ldr_put_asked(ldr_body(v->call.buffer), &m));
-}
-
-static void remote_asked(larder_space_t *space, uint32_t asked, uint32_t found,
-                         uint64_t deadline_ns)
-{
-    ldr_talk_t v;
-    ldr_stop_t stop = {NULL, deadline_ns};
-
-    if (ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop) ==
-        LARDER_OK) {
-        tell_asked(&v, asked, found);
-        ldr_talk_end(&v, LARDER_OK);
+    if (st != LARDER_E_OFFLINE && st != LARDER_E_DEADLINE) {
+        return st;
     }
+    *out = (larder_match_t){.cause = st == LARDER_E_OFFLINE
+                                         ? LARDER_CAUSE_OFFLINE
+                                         : LARDER_CAUSE_DEADLINE};
+    return LARDER_OK;
 }
 
+/* A chain of which all is needed may be longer than a request: it goes in
+ * pieces. */
 static larder_status_t remote_match(larder_space_t *space,
-                                    const larder_key_t *keys, size_t count,
-                                    uint16_t group, bool asks,
+                                    const ldr_prefix_t *prefix,
                                     uint64_t deadline_ns, larder_match_t *out)
 {
-    /* A piece does not know of those after it. */
-    bool pieces = count > LDR_MATCH_PIECE;
     ldr_talk_t v;
     ldr_stop_t stop = {NULL, deadline_ns};
+    bool one =
+        prefix->need_count == 1 && prefix->needs[0].chunks == LDR_NEED_ALL;
     larder_status_t st =
         ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
 
     *out = (larder_match_t){.cause = LARDER_CAUSE_NONE};
-    if (st == LARDER_OK) {
-        bool more = count > 0;
-
-        for (size_t at = 0; st == LARDER_OK && more;) {
-            size_t take = ldr_min64(count - at, LDR_MATCH_PIECE);
-            larder_match_t m = {0};
-
-            st = match_piece(&v, keys + at, take, group, asks && !pieces, &m);
-            out->chunks += m.chunks;
-            for (int i = 0; i < LARDER_TIERS_MAX; i++) {
-                out->tier_chunks[i] += m.tier_chunks[i];
-                out->tier_bytes[i] += m.tier_bytes[i];
-            }
-            out->load_us += m.load_us;
-            out->cause = m.cause;
-            at += take;
-            more = m.chunks == take && at < count;
-        }
-        if (st == LARDER_OK && asks && pieces) {
-            tell_asked(&v, (uint32_t)count, out->chunks);
-        }
-        ldr_talk_end(&v, st);
+    if (st != LARDER_OK) {
+        return unasked(st, out);
     }
-    if (st == LARDER_E_OFFLINE || st == LARDER_E_DEADLINE) {
-        *out = (larder_match_t){.cause = st == LARDER_E_OFFLINE
-                                             ? LARDER_CAUSE_OFFLINE
-                                             : LARDER_CAUSE_DEADLINE};
-        st = LARDER_OK;
+    for (uint32_t at = 0; st == LARDER_OK && at < prefix->count;) {
+        uint32_t take = (uint32_t)ldr_min64(prefix->count - at, LDR_MATCH_KEYS);
+        uint8_t *body = ldr_body(v.call.buffer);
+        larder_match_t m = {0};
+
+        st = ldr_talk_call(&v, LDR_OP_MATCH,
+                           put_prefix(body, &v, prefix, at, take));
+        if (st == LARDER_OK && !ldr_get_matched(body, v.call.reply.body, &m)) {
+            st = malformed(v.remote);
+        }
+        out->chunks += m.chunks;
+        for (int i = 0; i < LARDER_TIERS_MAX; i++) {
+            out->tier_chunks[i] += m.tier_chunks[i];
+            out->tier_bytes[i] += m.tier_bytes[i];
+        }
+        out->load_us += m.load_us;
+        out->cause = m.cause;
+        at = one && m.chunks == take ? at + take : prefix->count;
     }
-    return st;
+    ldr_talk_end(&v, st);
+    return unasked(st, out);
 }
 
 static void remote_announce(larder_space_t *space, const ldr_announce_t *a,
@@ -364,12 +351,60 @@ static larder_status_t remote_metrics(larder_t *lar, uint64_t deadline_ns,
 /* ---- what the data path does ---- */
 
 static larder_status_t remote_stage(larder_space_t *space,
-                                    const larder_key_t *keys, uint16_t group,
-                                    uint64_t deadline_ns, larder_lease_t *lease,
+                                    const ldr_prefix_t *prefix,
+                                    const larder_stage_params_t *worth,
+                                    uint64_t deadline_ns,
+                                    larder_lease_t **lease_p,
                                     larder_match_t *match)
 {
-    return space->lar->data_path->stage(space, keys, group, deadline_ns, lease,
-                                        match);
+    larder_t *lar = space->lar;
+    ldr_talk_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    ldr_staged_t staged = {.lease = 0};
+    larder_status_t st = ldr_talk_begin(&v, lar->remote, &space->ref, &stop);
+
+    if (st != LARDER_OK) {
+        return unasked(st, match);
+    }
+    uint8_t *at = ldr_body(v.call.buffer);
+    size_t bytes = ldr_put_worth(at, worth);
+    bytes += put_prefix(at + bytes, &v, prefix, 0,
+                        (uint32_t)ldr_min64(prefix->count, LDR_MATCH_KEYS));
+    st = ldr_talk_call(&v, LDR_OP_STAGE, bytes);
+    if (st == LARDER_OK && !ldr_get_staged(at, v.call.reply.body, &staged)) {
+        st = malformed(v.remote);
+    }
+    if (st == LARDER_OK && staged.match.chunks > 0) {
+        larder_lease_t *lease = ldr_lease_new(lar, 0);
+
+        st = lease != NULL ? lar->data_path->keep(&v, lease, staged.lease)
+                           : LARDER_E_NO_MEMORY;
+        if (st == LARDER_OK) {
+            uint32_t chunks = staged.match.chunks;
+
+            lease->chunks = chunks;
+            lease->token = staged.token;
+            for (uint32_t i = 0; i < prefix->need_count; i++) {
+                ldr_span_t span = ldr_need_span(&prefix->needs[i], chunks);
+
+                lease->total += (span.end - span.first) * space->shards;
+            }
+            *lease_p = lease;
+        } else if (lease != NULL) {
+            ldr_lease_unused(lar, lease);
+        }
+    }
+    ldr_talk_end(&v, st == LARDER_E_NO_MEMORY ? LARDER_OK : st);
+    *match = staged.match;
+    return unasked(st, match);
+}
+
+static larder_status_t remote_map(larder_space_t *space, larder_lease_t *lease,
+                                  const larder_key_t *keys, uint16_t group,
+                                  uint64_t deadline_ns, larder_match_t *match)
+{
+    return space->lar->data_path->map(space, lease, keys, group, deadline_ns,
+                                      match);
 }
 
 static larder_status_t remote_segments(const larder_lease_t *lease, uint32_t at,
@@ -463,11 +498,11 @@ const ldr_handle_ops_t ldr_handle_remote = {
     .space_open = remote_space_open,
     .reset = remote_reset,
     .match = remote_match,
-    .asked = remote_asked,
     .announce = remote_announce,
     .step = remote_step,
     .wait = remote_wait,
     .stage = remote_stage,
+    .map = remote_map,
     .segments = remote_segments,
     .drop = remote_drop,
     .reserve = remote_reserve,

@@ -7,15 +7,17 @@
 #include "client/client.h"
 #include "net/session.h"
 
-#define LDR_MATCH_PIECE 8192u /* keys in one request */
-
 typedef struct ldr_data_path {
     const ldr_links_t *links;
     void (*get)(ldr_op_t *op);
     void (*put)(ldr_op_t *op);
-    larder_status_t (*stage)(larder_space_t *space, const larder_key_t *keys,
-                             uint16_t group, uint64_t deadline_ns,
-                             larder_lease_t *lease, larder_match_t *match);
+    /* The lease keeps a STAGE's hold of this number, which is the session's.
+     * E_NO_MEMORY: it was released. */
+    larder_status_t (*keep)(ldr_talk_t *v, larder_lease_t *lease,
+                            uint64_t number);
+    larder_status_t (*map)(larder_space_t *space, larder_lease_t *lease,
+                           const larder_key_t *keys, uint16_t group,
+                           uint64_t deadline_ns, larder_match_t *match);
     larder_status_t (*segments)(const larder_lease_t *lease, uint32_t at,
                                 struct iovec *seg, uint32_t seg_max,
                                 uint32_t *seg_count_p);
@@ -45,11 +47,16 @@ void ldr_op_refuse(ldr_op_t *op, larder_status_t why);
 void ldr_row_name(uint8_t *at, const larder_item_t *item, uint64_t room);
 ldr_save_row_t ldr_row_save(const larder_item_t *item, size_t length);
 
-/* What came of a stage of match's chunks: as many as `chunks` are held, with so
- * many bytes. A deadline or a daemon that died ends a prefix like any cause. */
-larder_status_t ldr_staged(larder_status_t st, larder_cause_t cause,
+/* Of a lease of match's chunks so many are right, with so many bytes. A
+ * deadline or a daemon that died ends a prefix like any cause. */
+larder_status_t ldr_mapped(larder_status_t st, larder_cause_t cause,
                            uint32_t chunks, uint64_t bytes,
                            larder_match_t *match);
+/* LEASE of shards first, first + 1, ... of what a lease for reading in place
+ * holds; gives the bytes of the request. */
+size_t ldr_put_places(uint8_t *at, const ldr_talk_t *v,
+                      const larder_lease_t *lease, uint16_t group,
+                      uint32_t first, uint32_t count);
 
 /* Tells the daemon that these shards' bytes were wrong. */
 void ldr_report(ldr_talk_t *v, larder_item_t *const *items, uint32_t count);

@@ -35,7 +35,8 @@
 #include "net/ring.h"
 
 #define LDR_SHM_BUCKETS 64u
-#define LDR_SHM_ITEMS 64u               /* of one LEASE or RESERVE */
+#define LDR_SHM_ITEMS 1024u /* of one LEASE or RESERVE, at most, */
+#define LDR_SHM_NAMES 64u   /* and where all may not be there at once */
 #define LDR_SHM_LEASE_BYTES (64u << 20) /* of buffers, in one LEASE */
 #define LDR_SHM_SAVE_BYTES (8u << 20)   /* in one RESERVE */
 /* After so many the daemon is told what is done with: meanwhile more is copied,
@@ -220,9 +221,11 @@ void ldr_map_await_gpu(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
 
 void ldr_shm_get(ldr_op_t *op);
 void ldr_shm_put(ldr_op_t *op);
-larder_status_t ldr_shm_stage(larder_space_t *space, const larder_key_t *keys,
-                              uint16_t group, uint64_t deadline_ns,
-                              larder_lease_t *lease, larder_match_t *match);
+larder_status_t ldr_shm_keep(ldr_talk_t *v, larder_lease_t *lease,
+                             uint64_t number);
+larder_status_t ldr_shm_map(larder_space_t *space, larder_lease_t *lease,
+                            const larder_key_t *keys, uint16_t group,
+                            uint64_t deadline_ns, larder_match_t *match);
 larder_status_t ldr_shm_segments(const larder_lease_t *lease, uint32_t at,
                                  struct iovec *seg, uint32_t seg_max,
                                  uint32_t *seg_count_p);

@@ -94,10 +94,30 @@ static void release_from(ldr_held_t *h, uint32_t first)
 
 /* ---- staging ---- */
 
+larder_status_t ldr_shm_keep(ldr_talk_t *v, larder_lease_t *lease,
+                             uint64_t number)
+{
+    ldr_shm_session_t *s = ldr_shm_of(v->link);
+    ldr_held_t *h = ldr_held_new(s, 1);
+
+    if (h == NULL) {
+        ldr_end_row_t end = {.lease = number};
+
+        ldr_shm_ends(s, LDR_OP_RELEASE, &end, 1);
+        return LARDER_E_NO_MEMORY;
+    }
+    h->staged = true;
+    h->stage = number;
+    lease->held = h;
+    return LARDER_OK;
+}
+
+/* ---- reading in place ---- */
+
 typedef struct stage {
     ldr_talk_t talk;
     ldr_shm_session_t *session;
-    const larder_space_t *space;
+    const larder_lease_t *lease;
     const larder_key_t *keys;
     uint16_t group;
     uint32_t total; /* shards to be leased */
@@ -115,9 +135,9 @@ typedef struct stage {
 static larder_item_t stage_item(const stage_t *s, uint32_t at)
 {
     return (larder_item_t){
-        .key = &s->keys[at / s->space->shards],
+        .key = &s->keys[at / s->lease->shards],
         .group = s->group,
-        .shard = (uint16_t)(at % s->space->shards),
+        .shard = (uint16_t)(at % s->lease->shards),
     };
 }
 
@@ -132,17 +152,10 @@ static void stage_ask(stage_t *s, ldr_shm_window_t *w)
         s->status = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
         return;
     }
-    uint8_t *at = ldr_body(buffer);
     w->count = (uint32_t)ldr_min64(LDR_SHM_ITEMS, s->total - s->asked);
-    ldr_batch_msg_t batch = {.space = s->talk.space, .count = w->count};
-    size_t bytes = ldr_put_batch(at, &batch);
-    for (uint32_t i = 0; i < w->count; i++, bytes += LDR_NAME_BYTES) {
-        larder_item_t item = stage_item(s, s->asked + i);
-
-        ldr_row_name(at + bytes, &item, 0);
-    }
     w->call.opcode = LDR_OP_LEASE;
-    w->call.bytes = (uint32_t)bytes;
+    w->call.bytes = (uint32_t)ldr_put_places(
+        ldr_body(buffer), &s->talk, s->lease, s->group, s->asked, w->count);
     s->status = ldr_shm_send(s->session, &w->call, &s->talk.stop);
     w->sent = s->status == LARDER_OK;
     s->asked += w->sent ? w->count : 0;
@@ -197,7 +210,7 @@ static bool stage_keep(stage_t *s, const ldr_result_row_t *row,
         return false;
     }
     s->part += row->length;
-    if (h->count % s->space->shards == 0) {
+    if (h->count % s->lease->shards == 0) {
         s->bytes += s->part;
         s->part = 0;
     }
@@ -308,44 +321,46 @@ static void stage_run(stage_t *s)
     }
 }
 
-larder_status_t ldr_shm_stage(larder_space_t *space, const larder_key_t *keys,
-                              uint16_t group, uint64_t deadline_ns,
-                              larder_lease_t *lease, larder_match_t *match)
+larder_status_t ldr_shm_map(larder_space_t *space, larder_lease_t *lease,
+                            const larder_key_t *keys, uint16_t group,
+                            uint64_t deadline_ns, larder_match_t *match)
 {
     ldr_stop_t stop = {NULL, deadline_ns};
+    ldr_held_t *h = lease->held;
     stage_t s = {
-        .space = space,
+        .lease = lease,
         .keys = keys,
         .group = group,
-        .total = match->chunks * space->shards,
+        .total = lease->total,
         .cause = LARDER_CAUSE_NONE,
+        .held = h,
+        .session = h->session,
     };
     larder_status_t st =
         ldr_talk_begin(&s.talk, space->lar->remote, &space->ref, &stop);
 
     if (st != LARDER_OK) {
-        return ldr_staged(st, LARDER_CAUSE_NONE, 0, 0, match);
+        lease->chunks = 0;
+        return ldr_mapped(st, LARDER_CAUSE_NONE, 0, 0, match);
     }
-    s.session = ldr_shm_of(s.talk.link);
-    s.held = ldr_held_new(s.session, s.total);
-    if (s.held == NULL) {
-        ldr_talk_end(&s.talk, LARDER_OK);
-        return LARDER_E_NO_MEMORY;
+    ldr_free(h->shards);
+    h->shards = ldr_alloc(s.total * sizeof(*h->shards));
+    if (h->shards == NULL) {
+        s.status =
+            ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a lease");
+    } else if (ldr_shm_of(s.talk.link) != h->session) {
+        s.status = LARDER_E_OFFLINE; /* the daemon that held it is gone */
     }
     stage_run(&s);
-    uint32_t chunks = s.held->count / space->shards;
+    uint32_t chunks = h->count / lease->shards;
     if (s.status < 0 && s.status != LARDER_E_DEADLINE) {
         chunks = 0; /* a daemon that died holds nothing */
     }
-    release_from(s.held, chunks * space->shards);
-    ldr_talk_end(&s.talk, s.status);
-    if (chunks == 0) {
-        ldr_held_free(s.held);
-    } else {
-        lease->held = s.held;
-        lease->chunks = chunks;
-    }
-    return ldr_staged(s.status, s.cause, chunks, s.bytes, match);
+    release_from(h, chunks * lease->shards);
+    ldr_talk_end(&s.talk,
+                 s.status == LARDER_E_NO_MEMORY ? LARDER_OK : s.status);
+    lease->chunks = chunks;
+    return ldr_mapped(s.status, s.cause, chunks, s.bytes, match);
 }
 
 /* ---- using and ending ---- */
@@ -390,6 +405,11 @@ void ldr_shm_drop(larder_lease_t *lease)
         }
     }
     release_from(h, 0);
+    if (h->staged) {
+        ldr_end_row_t end = {.lease = h->stage};
+
+        ldr_shm_ends(h->session, LDR_OP_RELEASE, &end, 1);
+    }
     ldr_held_free(h);
     lease->held = NULL;
 }

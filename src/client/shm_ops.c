@@ -249,15 +249,42 @@ void ldr_shm_run_whole(ldr_op_t *op, ldr_shm_ask_t ask, ldr_shm_work_t work,
 
 /* ---- loading ---- */
 
+/* What is staged is there: all of it is asked for at once. */
+static void ask_staged(ldr_shm_batch_t *b, ldr_shm_window_t *w)
+{
+    uint8_t *at = ldr_body(w->call.buffer);
+    size_t bytes = LDR_BATCH_HEAD_BYTES + sizeof(larder_token_t);
+
+    while (b->todo.count > 0 && w->count < LDR_SHM_ITEMS) {
+        const larder_item_t *item = &b->op->items[b->todo.item[b->todo.head]];
+        ldr_place_row_t place = {
+            .group = item->group, .shard = item->shard, .chunk = item->depth};
+
+        w->item[w->count++] = (uint16_t)ldr_todo_pop(&b->todo);
+        ldr_put_place(at + bytes, &place);
+        bytes += LDR_PLACE_BYTES;
+    }
+    ldr_batch_msg_t batch = {.space = b->talk.space,
+                             .count = w->count,
+                             .flags = b->op->flags & LDR_BATCH_AGAIN};
+    ldr_put_redeem(at, &batch, b->op->load->token);
+    w->call.opcode = LDR_OP_LEASE;
+    w->call.bytes = (uint32_t)bytes;
+}
+
 void ldr_shm_ask_lease(ldr_shm_batch_t *b, ldr_shm_window_t *w)
 {
+    if (b->op->load != NULL && b->op->load->token != NULL) {
+        ask_staged(b, w);
+        return;
+    }
     const uint64_t most = ldr_shm_window_bytes(
         b, b->op->gpu != NULL ? LDR_SHM_GPU_LEASE_BYTES : LDR_SHM_LEASE_BYTES);
     uint8_t *at = ldr_body(w->call.buffer);
     size_t bytes = LDR_BATCH_HEAD_BYTES;
     uint64_t room = 0;
 
-    while (b->todo.count > 0 && w->count < LDR_SHM_ITEMS) {
+    while (b->todo.count > 0 && w->count < LDR_SHM_NAMES) {
         const larder_item_t *item = &b->op->items[b->todo.item[b->todo.head]];
         size_t one = ldr_item_bytes(item);
 
@@ -360,8 +387,13 @@ static ldr_end_how_t load_one(ldr_shm_batch_t *b, larder_item_t *item,
         item->status = LARDER_E_SIZE;
         return LDR_END_PLAIN;
     }
-    larder_status_t st =
-        ldr_map_segs(b->session, row, segs, &b->talk.stop, pieces);
+    larder_status_t st = LARDER_OK;
+    if (b->op->load != NULL && b->op->load->list != NULL) {
+        st = b->op->load->list(b->op->load->arg, item);
+    }
+    if (st == LARDER_OK) {
+        st = ldr_map_segs(b->session, row, segs, &b->talk.stop, pieces);
+    }
     if (st == LARDER_OK) {
         if (LDR_FAULT(copy_out)) {
             pieces[0].map->write[pieces[0].offset + pieces[0].bytes / 2] ^= 4;

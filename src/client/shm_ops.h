@@ -102,6 +102,8 @@ typedef struct ldr_held_shard {
 /* What a lease holds; rooms of a reservation have their numbers themselves. */
 typedef struct ldr_held {
     ldr_shm_session_t *session; /* a reference */
+    bool staged;                /* it has a STAGE's hold, of this number */
+    uint64_t stage;
     ldr_held_shard_t *shards;
     uint32_t count;
     ldr_piece_map_t *pieces;

@@ -18,7 +18,7 @@ void ldr_shm_ask_reserve(ldr_shm_batch_t *b, ldr_shm_window_t *w)
     size_t bytes = LDR_BATCH_HEAD_BYTES;
     uint64_t sum = 0;
 
-    while (b->todo.count > 0 && w->count < LDR_SHM_ITEMS) {
+    while (b->todo.count > 0 && w->count < LDR_SHM_NAMES) {
         const larder_item_t *item = &b->op->items[b->todo.item[b->todo.head]];
         size_t one = ldr_item_bytes(item);
 

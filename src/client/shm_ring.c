@@ -222,7 +222,15 @@ static void late_reply(ldr_shm_session_t *s, const ldr_frame_t *frame,
     uint32_t n = 0;
     bool lease = frame->opcode == LDR_OP_LEASE;
 
+    ldr_staged_t staged;
+
     ldr_tally(&s->link.remote->late, 1);
+    if (frame->opcode == LDR_OP_STAGE && ldr_frame_status(frame) >= 0 &&
+        ldr_get_staged(body, frame->body, &staged) && staged.match.chunks > 0) {
+        ends[0] = (ldr_end_row_t){.lease = staged.lease};
+        ldr_shm_ends(s, LDR_OP_RELEASE, ends, 1);
+        return;
+    }
     if ((!lease && frame->opcode != LDR_OP_RESERVE) ||
         ldr_frame_status(frame) < 0 ||
         !ldr_get_results(body, frame->body, &results)) {

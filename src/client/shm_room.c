@@ -16,7 +16,10 @@ static size_t room_ask(ldr_talk_t *v, const larder_item_t *items,
     size_t bytes = LDR_BATCH_HEAD_BYTES;
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < lease->room_count && n < LDR_SHM_ITEMS; i++) {
+    bool strict = ldr_shm_of(v->link)->strict; /* in a window that is small */
+    uint32_t most = strict ? LDR_SHM_NAMES : LDR_SHM_ITEMS;
+
+    for (uint32_t i = 0; i < lease->room_count && n < most; i++) {
         if (lease->rooms[i].status == LARDER_PENDING) {
             ldr_save_row_t row =
                 ldr_row_save(&items[i], lease->rooms[i].length);

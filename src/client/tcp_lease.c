@@ -11,12 +11,9 @@
 #include "base/thread.h"
 #include "client/tcp_ops.h"
 
-#define TRIES_MAX 3u   /* for what had no room, with nothing coming of it */
-#define NAP_NS 1000000 /* in between */
 #define SUM_BYTES ((size_t)1 << 20) /* between looks at the clock */
 
 typedef struct held_shard {
-    uint64_t lease;
     uint64_t length;
     uint8_t *memory; /* once it was fetched */
     bool fetching;   /* somebody does */
@@ -25,6 +22,7 @@ typedef struct held_shard {
 typedef struct held {
     ldr_conn_t *conn;
     uint64_t session; /* of the connection, whose the leases are */
+    uint64_t stage;   /* the STAGE's hold, in that session */
     larder_key_t *keys;
     uint16_t group;
     uint32_t count;
@@ -33,45 +31,31 @@ typedef struct held {
     pthread_cond_t fetched;
 } held_t;
 
-static held_t *held_new(uint32_t chunks, uint32_t shards,
-                        const larder_key_t *keys, uint16_t group)
+larder_status_t ldr_tcp_keep(ldr_talk_t *v, larder_lease_t *lease,
+                             uint64_t number)
 {
+    ldr_conn_t *conn = ldr_conn_of(v->link);
     held_t *h = ldr_alloc(sizeof(*h));
 
-    if (h != NULL) {
-        h->shards = ldr_alloc((size_t)chunks * shards * sizeof(*h->shards));
-        h->keys = ldr_alloc(chunks * sizeof(*h->keys));
+    if (h == NULL) {
+        ldr_conn_release(conn, conn->session, &number, 1);
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a lease");
     }
-    if (h == NULL || h->shards == NULL || h->keys == NULL) {
-        if (h != NULL) {
-            ldr_free(h->shards);
-            ldr_free(h->keys);
-        }
-        ldr_free(h);
-        ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a lease");
-        return NULL;
-    }
-    memcpy(h->keys, keys, chunks * sizeof(*keys));
-    h->group = group;
+    h->conn = conn;
+    h->session = conn->session;
+    h->stage = number;
     ldr_mutex_init(&h->lock);
     ldr_cond_init(&h->fetched);
-    return h;
-}
-
-/* Releases the shards from this one on. */
-static void release_from(held_t *h, uint32_t first)
-{
-    for (uint32_t i = first; i < h->count; i++) {
-        ldr_conn_release(h->conn, h->session, &h->shards[i].lease, 1);
-        ldr_free(h->shards[i].memory);
-        h->shards[i].memory = NULL;
-    }
-    h->count = first;
+    lease->held = h;
+    return LARDER_OK;
 }
 
 static void held_free(held_t *h)
 {
-    release_from(h, 0);
+    for (uint32_t i = 0; i < h->count; i++) {
+        ldr_free(h->shards[i].memory);
+    }
+    ldr_conn_release(h->conn, h->session, &h->stage, 1);
     pthread_mutex_destroy(&h->lock);
     pthread_cond_destroy(&h->fetched);
     ldr_free(h->shards);
@@ -79,19 +63,7 @@ static void held_free(held_t *h)
     ldr_free(h);
 }
 
-/* ---- staging ---- */
-
-typedef struct stage {
-    ldr_talk_t talk;
-    ldr_conn_t *conn;
-    const larder_space_t *space;
-    held_t *held;
-    uint32_t total;
-    uint64_t bytes, part; /* of whole chunks, and of the one that is not */
-    larder_cause_t cause;
-    larder_status_t status;
-    bool cut;
-} stage_t;
+/* ---- reading in place ---- */
 
 static larder_item_t held_item(const held_t *h, uint32_t shards, uint32_t at)
 {
@@ -102,115 +74,77 @@ static larder_item_t held_item(const held_t *h, uint32_t shards, uint32_t at)
     };
 }
 
-/* Takes a reply's rows in order. False: to be asked again from there on. */
-static bool stage_rows(stage_t *s, const ldr_results_t *results)
-{
-    held_t *h = s->held;
-    bool again = false;
-
-    for (uint32_t i = 0; i < results->count; i++) {
-        ldr_result_row_t row;
-        bool ended = s->cut || again;
-
-        if (!ldr_get_result(results->rows + (size_t)i * LDR_RESULT_BYTES,
-                            &row)) {
-            s->conn->broken = true;
-            s->status = LARDER_E_OFFLINE;
-            return true;
-        }
-        if (row.status == LARDER_OK && ended) {
-            ldr_conn_release(s->conn, h->session, &row.lease, 1);
-        } else if (row.status == LARDER_OK) {
-            h->shards[h->count++] =
-                (held_shard_t){.lease = row.lease, .length = row.length};
-            s->part += row.length;
-            if (h->count % s->space->shards == 0) {
-                s->bytes += s->part;
-                s->part = 0;
-            }
-        } else if (!ended && row.status == LARDER_PENDING) {
-            again = true;
-        } else if (!ended) {
-            s->cut = true;
-            s->cause = row.cause;
-            if (row.status < 0 && h->count > 0) {
-                s->cause = LARDER_CAUSE_FULL; /* a limit */
-            } else if (row.status < 0) {
-                s->status = row.status;
-            }
-        }
-    }
-    return !again;
-}
-
-static void stage_run(stage_t *s)
+/* Asks how long the shards are; the first that is gone ends the prefix. */
+static larder_status_t ask_lengths(ldr_talk_t *v, held_t *h,
+                                   const larder_lease_t *lease,
+                                   larder_cause_t *cause_p)
 {
     larder_item_t items[LDR_TCP_ITEMS];
     const larder_item_t *rows[LDR_TCP_ITEMS];
-    ldr_results_t results;
-    unsigned tries = 0;
+    larder_status_t st = LARDER_OK;
+    bool cut = false;
 
-    while (s->status == LARDER_OK && !s->cut && s->held->count < s->total) {
-        uint32_t before = s->held->count;
-        uint32_t n = (uint32_t)ldr_min64(LDR_TCP_ITEMS, s->total - before);
+    while (st == LARDER_OK && !cut && h->count < lease->total) {
+        uint32_t n =
+            (uint32_t)ldr_min64(LDR_TCP_ITEMS, lease->total - h->count);
+        ldr_results_t results;
 
         for (uint32_t i = 0; i < n; i++) {
-            items[i] = held_item(s->held, s->space->shards, before + i);
+            items[i] = held_item(h, lease->shards, h->count + i);
             rows[i] = &items[i];
         }
-        s->status = ldr_tcp_ask(&s->talk, LDR_OP_LEASE, 0, rows, n, &results);
-        if (s->status == LARDER_OK && !stage_rows(s, &results)) {
-            tries = s->held->count > before ? 0 : tries + 1;
-            if (tries == TRIES_MAX) {
-                s->cut = true;
-                s->cause = LARDER_CAUSE_FULL;
-            } else if (tries > 0) {
-                ldr_nap(s->talk.remote, NAP_NS);
+        st = ldr_tcp_ask(v, LDR_OP_EXISTS, LDR_BATCH_AGAIN, rows, n, &results);
+        for (uint32_t i = 0; st == LARDER_OK && i < n && !cut; i++) {
+            ldr_result_row_t row = {.status = LARDER_MISS};
+
+            cut = !ldr_get_result(results.rows + (size_t)i * LDR_RESULT_BYTES,
+                                  &row) ||
+                  row.status != LARDER_OK;
+            if (cut) {
+                *cause_p = row.cause;
+            } else {
+                h->shards[h->count++] = (held_shard_t){.length = row.length};
             }
         }
     }
+    return st;
 }
 
-larder_status_t ldr_tcp_stage(larder_space_t *space, const larder_key_t *keys,
-                              uint16_t group, uint64_t deadline_ns,
-                              larder_lease_t *lease, larder_match_t *match)
+static bool held_room(held_t *h, uint32_t chunks, uint32_t shards)
+{
+    h->shards = ldr_alloc((size_t)chunks * shards * sizeof(*h->shards));
+    h->keys = ldr_alloc(chunks * sizeof(*h->keys));
+    return h->shards != NULL && h->keys != NULL;
+}
+
+larder_status_t ldr_tcp_map(larder_space_t *space, larder_lease_t *lease,
+                            const larder_key_t *keys, uint16_t group,
+                            uint64_t deadline_ns, larder_match_t *match)
 {
     ldr_stop_t stop = {NULL, deadline_ns};
-    stage_t s = {
-        .space = space,
-        .total = match->chunks * space->shards,
-        .cause = LARDER_CAUSE_NONE,
-    };
+    held_t *h = lease->held;
+    larder_cause_t cause = LARDER_CAUSE_NONE;
+    uint64_t bytes = 0;
+    ldr_talk_t v;
+
+    if (!held_room(h, lease->chunks, lease->shards)) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a lease");
+    }
+    memcpy(h->keys, keys, lease->chunks * sizeof(*keys));
+    h->group = group;
     larder_status_t st =
-        ldr_talk_begin(&s.talk, space->lar->remote, &space->ref, &stop);
-
+        ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
     if (st == LARDER_OK) {
-        s.held = held_new(match->chunks, space->shards, keys, group);
-        st = s.held != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
-        if (st != LARDER_OK) {
-            ldr_talk_end(&s.talk, LARDER_OK);
-        }
+        st = ask_lengths(&v, h, lease, &cause);
+        ldr_talk_end(&v, st);
     }
-    if (st == LARDER_OK) {
-        s.conn = s.held->conn = ldr_conn_of(s.talk.link);
-        s.held->session = s.conn->session;
-        stage_run(&s);
-        st = s.status;
-        ldr_talk_end(&s.talk, st);
+    uint32_t chunks = h->count / lease->shards;
+    lease->chunks = st < 0 && st != LARDER_E_DEADLINE ? 0 : chunks;
+    h->count = lease->chunks * lease->shards;
+    for (uint32_t i = 0; i < h->count; i++) {
+        bytes += h->shards[i].length;
     }
-    if (s.held != NULL) {
-        uint32_t chunks = s.held->count / space->shards;
-
-        chunks = st < 0 && st != LARDER_E_DEADLINE ? 0 : chunks;
-        release_from(s.held, chunks * space->shards);
-        if (chunks > 0) {
-            lease->held = s.held;
-            lease->chunks = chunks;
-        } else {
-            held_free(s.held);
-        }
-    }
-    return ldr_staged(st, s.cause, lease->chunks, s.bytes, match);
+    return ldr_mapped(st, cause, lease->chunks, bytes, match);
 }
 
 /* ---- using and ending ---- */

@@ -427,7 +427,7 @@ static void put_compare(ldr_tcp_batch_t *b, larder_item_t *item)
     ldr_result_row_t row;
 
     larder_status_t st =
-        ldr_tcp_ask(&b->talk, LDR_OP_LEASE, 0, &one, 1, &results);
+        ldr_tcp_ask(&b->talk, LDR_OP_LEASE, LDR_BATCH_AGAIN, &one, 1, &results);
     if (st == LARDER_E_DEADLINE || st == LARDER_E_CANCELED ||
         st == LARDER_E_OFFLINE) {
         b->status = st;
@@ -479,7 +479,8 @@ const ldr_data_path_t ldr_data_path_tcp = {
     .links = &ldr_links_pool,
     .get = ldr_tcp_get,
     .put = ldr_tcp_put,
-    .stage = ldr_tcp_stage,
+    .keep = ldr_tcp_keep,
+    .map = ldr_tcp_map,
     .segments = ldr_tcp_segments,
     .drop = ldr_tcp_drop,
     .reserve = ldr_tcp_reserve,

@@ -47,9 +47,11 @@ larder_status_t ldr_tcp_ask(ldr_talk_t *v, uint16_t opcode, uint32_t flags,
 /* The data path (tcp_ops.c, tcp_lease.c). */
 void ldr_tcp_get(ldr_op_t *op);
 void ldr_tcp_put(ldr_op_t *op);
-larder_status_t ldr_tcp_stage(larder_space_t *space, const larder_key_t *keys,
-                              uint16_t group, uint64_t deadline_ns,
-                              larder_lease_t *lease, larder_match_t *match);
+larder_status_t ldr_tcp_keep(ldr_talk_t *v, larder_lease_t *lease,
+                             uint64_t number);
+larder_status_t ldr_tcp_map(larder_space_t *space, larder_lease_t *lease,
+                            const larder_key_t *keys, uint16_t group,
+                            uint64_t deadline_ns, larder_match_t *match);
 larder_status_t ldr_tcp_segments(const larder_lease_t *lease, uint32_t at,
                                  struct iovec *seg, uint32_t seg_max,
                                  uint32_t *seg_count_p);

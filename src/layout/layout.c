@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 
+#include "base/bytes.h"
 #include "base/grow.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -202,6 +203,14 @@ static larder_status_t group_make(larder_layout_t *layout, uint32_t number,
     g->window_tokens = from->window_tokens;
     g->chunk_blocks = p->chunk_tokens / from->block_tokens;
     g->first_block = (uint32_t)first_needed(g, p->chunk_tokens);
+    g->need = (ldr_need_t){
+        .chunks =
+            g->rule == LARDER_RULE_ALL ? LDR_NEED_ALL
+            : g->rule == LARDER_RULE_LAST
+                ? 1
+                : (uint32_t)ldr_div_up(g->window_tokens - 1, p->chunk_tokens),
+        .group = (uint16_t)number,
+    };
     g->layer = *layer_p;
     for (uint32_t i = 0; i < from->layer_count; i++) {
         const larder_layer_t *l = &from->layers[i];
@@ -306,13 +315,25 @@ uint32_t larder_layout_first_block(const larder_layout_t *layout,
 
 /* ---- the enumeration ---- */
 
+ldr_span_t ldr_need_span(const ldr_need_t *need, uint32_t chunks)
+{
+    return (ldr_span_t){chunks > need->chunks ? chunks - need->chunks : 0,
+                        chunks};
+}
+
 ldr_span_t ldr_layout_needs(const larder_layout_t *layout, uint32_t group,
                             uint32_t chunks)
 {
-    const ldr_group_t *g = &layout->group[group];
-    uint64_t first = first_needed(g, (uint64_t)chunks * layout->chunk_tokens);
+    return ldr_need_span(&layout->group[group].need, chunks);
+}
 
-    return (ldr_span_t){(uint32_t)(first / g->chunk_blocks), chunks};
+uint32_t ldr_layout_list_needs(const larder_layout_t *layout,
+                               ldr_need_t needs[LARDER_GROUPS_MAX])
+{
+    for (uint32_t g = 0; g < layout->group_count; g++) {
+        needs[g] = layout->group[g].need;
+    }
+    return layout->group_count;
 }
 
 ldr_span_t ldr_layout_reads(const larder_layout_t *layout, uint32_t group,
@@ -334,14 +355,14 @@ ldr_span_t ldr_layout_blocks(const larder_layout_t *layout, uint32_t group,
 }
 
 /* What ends below the missing chunk, or the same if none is missing. */
-static uint32_t without_missing(const larder_layout_t *layout, uint32_t group,
-                                uint32_t chunks, const uint8_t *here)
+static uint32_t without_missing(const ldr_need_t *need, uint32_t chunks,
+                                const uint8_t *here)
 {
-    ldr_span_t needs = ldr_layout_needs(layout, group, chunks);
+    ldr_span_t span = ldr_need_span(need, chunks);
 
     /* The first that is missing: a prefix that does not need it ends before
      * it, with rule all and trailing; with rule last before the only one. */
-    for (uint32_t i = needs.first; i < needs.end; i++) {
+    for (uint32_t i = span.first; i < span.end; i++) {
         if (here[i] == 0) {
             return i;
         }
@@ -349,14 +370,14 @@ static uint32_t without_missing(const larder_layout_t *layout, uint32_t group,
     return chunks;
 }
 
-uint32_t ldr_layout_longest(const larder_layout_t *layout, uint32_t chunks,
-                            const uint8_t *const *here)
+uint32_t ldr_needs_longest(const ldr_need_t *needs, uint32_t need_count,
+                           uint32_t chunks, const uint8_t *const *here)
 {
     for (bool again = true; again && chunks > 0;) {
         again = false;
-        for (uint32_t g = 0; g < layout->group_count; g++) {
-            if (here[g] != NULL) {
-                uint32_t now = without_missing(layout, g, chunks, here[g]);
+        for (uint32_t i = 0; i < need_count; i++) {
+            if (here[i] != NULL) {
+                uint32_t now = without_missing(&needs[i], chunks, here[i]);
 
                 again = again || now < chunks;
                 chunks = now;

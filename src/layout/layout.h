@@ -4,7 +4,7 @@
  * the memory itself is never touched here.
  *
  * There is one enumeration. A prefix of n chunks needs, of each group, the
- * chunks of ldr_layout_needs(group, n); the shard of a chunk holds the blocks
+ * chunks of ldr_need_span(need, n); the shard of a chunk holds the blocks
  * of ldr_layout_blocks(group), whichever chunk it is. Saving, loading and
  * matching all go by these two, so that what one stored is what the others
  * look for:
@@ -34,7 +34,22 @@ typedef struct ldr_layer {
     uint64_t bytes;
 } ldr_layer_t;
 
+/* Numbers from first to end - 1. */
+typedef struct ldr_span {
+    uint32_t first, end;
+} ldr_span_t;
+
+/* What a prefix needs of a group, for those who know nothing of its memory: its
+ * last chunks. This much of a layout travels to a daemon. */
+typedef struct ldr_need {
+    uint32_t chunks; /* at most; LDR_NEED_ALL: every one */
+    uint16_t group;
+} ldr_need_t;
+
+#define LDR_NEED_ALL UINT32_MAX
+
 typedef struct ldr_group {
+    ldr_need_t need;
     larder_rule_t rule;
     uint32_t block_tokens, window_tokens;
     uint32_t chunk_blocks;     /* in a chunk */
@@ -56,14 +71,13 @@ struct larder_layout {
     ldr_layer_t *layers;
 };
 
-/* Numbers from first to end - 1. */
-typedef struct ldr_span {
-    uint32_t first, end;
-} ldr_span_t;
-
 /* The chunks that a prefix of so many chunks needs of a group. */
+ldr_span_t ldr_need_span(const ldr_need_t *need, uint32_t chunks);
 ldr_span_t ldr_layout_needs(const larder_layout_t *layout, uint32_t group,
                             uint32_t chunks);
+/* Those of all groups; gives their number. */
+uint32_t ldr_layout_list_needs(const larder_layout_t *layout,
+                               ldr_need_t needs[LARDER_GROUPS_MAX]);
 
 /* The blocks that chunk's shard holds, as places in the block table. */
 ldr_span_t ldr_layout_blocks(const larder_layout_t *layout, uint32_t group,
@@ -75,11 +89,12 @@ ldr_span_t ldr_layout_blocks(const larder_layout_t *layout, uint32_t group,
 ldr_span_t ldr_layout_reads(const larder_layout_t *layout, uint32_t group,
                             uint32_t tokens);
 
-/* The longest prefix of at most `chunks` chunks that can be loaded. here[g] is
- * one byte for each chunk, not 0 if the group has it; NULL: it has them all.
- * (A group with rule all that has a prefix of n is better told by n.) */
-uint32_t ldr_layout_longest(const larder_layout_t *layout, uint32_t chunks,
-                            const uint8_t *const *here);
+/* The longest prefix of at most `chunks` chunks that can be loaded. here[i] is
+ * of needs[i] one byte for each chunk, not 0 if the group has it; NULL: it has
+ * them all. (A group with rule all that has a prefix of n is better told by n.)
+ */
+uint32_t ldr_needs_longest(const ldr_need_t *needs, uint32_t need_count,
+                           uint32_t chunks, const uint8_t *const *here);
 
 /* A list of buffers, each the next part of a shard. */
 typedef struct ldr_segments {

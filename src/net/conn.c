@@ -388,6 +388,12 @@ static void late_reply(ldr_conn_t *c, unsigned at, const ldr_frame_t *frame,
     c->late[at] = c->late[--c->late_count];
     c->skip = frame->payload;
     ldr_tally(&c->link.remote->late, 1);
+    ldr_staged_t staged;
+    if (frame->opcode == LDR_OP_STAGE && ldr_frame_status(frame) >= 0 &&
+        ldr_get_staged(body, frame->body, &staged) && staged.match.chunks > 0) {
+        ldr_conn_release(c, c->session, &staged.lease, 1);
+        return;
+    }
     if (frame->opcode != LDR_OP_LEASE || ldr_frame_status(frame) < 0 ||
         !ldr_get_results(body, frame->body, &results)) {
         return;

@@ -6,8 +6,7 @@
  *  1. Of the hold_room places hold_count are taken; the others are FREE, and in
  *     the list from hold_free. A place's generation grows when its hold goes,
  *     so that a lease that was given back leads nowhere.
- *  2. A hold that has paid for a name is in the chain of that name, once; all
- *     others are in none.
+ *  2. staged is the number of shards that those of kind STAGE hold.
  *  3. The first map_count of map_room maps are extents that the node counts as
  *     mapped by this session, each once.
  */
@@ -16,51 +15,10 @@
 #include "base/mem.h"
 #include "node/handover.h"
 #include "server/session.h"
+#include "server/stage.h"
 #include "server/window.h"
 
 #define HOLD_ROOM 64u
-
-/* ---- what was staged, and so paid for ---- */
-
-static uint32_t *paid_head(ldr_session_t *s, uint64_t name)
-{
-    return &s->paid[name % s->hold_room];
-}
-
-void ldr_hold_pay(ldr_session_t *s, ldr_hold_t *hold, uint64_t name)
-{
-    uint32_t *head = paid_head(s, name);
-
-    LDR_ASSERT(hold->kind == LDR_HOLD_LEASE && name != 0);
-    hold->paid = name;
-    hold->next = *head;
-    *head = (uint32_t)(hold - s->holds);
-}
-
-static void paid_remove(ldr_session_t *s, ldr_hold_t *hold)
-{
-    uint32_t *link = paid_head(s, hold->paid);
-
-    while (LDR_HOLDS(*link < s->hold_room) && &s->holds[*link] != hold) {
-        link = &s->holds[*link].next;
-    }
-    *link = hold->next;
-    hold->paid = 0;
-}
-
-bool ldr_hold_paid(ldr_session_t *s, uint64_t name)
-{
-    uint32_t at = s->hold_count > 0 ? *paid_head(s, name) : LDR_NIL;
-
-    while (at != LDR_NIL && s->holds[at].paid != name) {
-        at = s->holds[at].next;
-    }
-    if (at == LDR_NIL) {
-        return false;
-    }
-    paid_remove(s, &s->holds[at]);
-    return true;
-}
 
 /* ---- leases and reservations ---- */
 
@@ -74,10 +32,7 @@ static bool grow(ldr_session_t *s)
         return false;
     }
     ldr_hold_t *holds = ldr_alloc(room * sizeof(*holds));
-    uint32_t *paid = ldr_alloc(room * sizeof(*paid));
-    if (holds == NULL || paid == NULL) {
-        ldr_free(holds);
-        ldr_free(paid);
+    if (holds == NULL) {
         return false;
     }
     for (uint32_t i = 0; i < s->hold_room; i++) {
@@ -89,26 +44,16 @@ static bool grow(ldr_session_t *s)
     }
     s->hold_free = s->hold_room; /* it was empty, or it would not grow */
     ldr_free(s->holds);
-    ldr_free(s->paid);
     s->holds = holds;
-    s->paid = paid;
     s->hold_room = room;
-    for (uint32_t i = 0; i < room; i++) {
-        paid[i] = LDR_NIL;
-    }
-    for (uint32_t i = 0; i < s->hold_count; i++) { /* all are in use */
-        if (holds[i].paid != 0) {
-            ldr_hold_pay(s, &holds[i], holds[i].paid);
-        }
-    }
     return true;
 }
 
 static void count_hold(ldr_session_t *s, const ldr_hold_t *hold, int by)
 {
     ldr_metrics_level(s->server->metrics,
-                      hold->kind == LDR_HOLD_LEASE ? LDR_LEVEL_LEASES
-                                                   : LDR_LEVEL_RESERVATIONS,
+                      hold->kind == LDR_HOLD_RESERVE ? LDR_LEVEL_RESERVATIONS
+                                                     : LDR_LEVEL_LEASES,
                       by);
     if (s->state == LDR_SESSION_QUARANTINE) {
         ldr_metrics_level(s->server->metrics, LDR_LEVEL_QUARANTINED, by);
@@ -122,7 +67,7 @@ uint64_t ldr_hold_add(ldr_session_t *s, const ldr_hold_t *hold)
     }
     uint32_t at = s->hold_free;
     LDR_ASSERT(at < s->hold_room && s->holds[at].kind == LDR_HOLD_FREE);
-    LDR_ASSERT(hold->kind != LDR_HOLD_FREE && hold->paid == 0);
+    LDR_ASSERT(hold->kind != LDR_HOLD_FREE);
     ldr_hold_t *h = &s->holds[at];
     uint32_t generation = h->generation;
 
@@ -130,6 +75,7 @@ uint64_t ldr_hold_add(ldr_session_t *s, const ldr_hold_t *hold)
     *h = *hold;
     h->generation = generation;
     s->hold_count++;
+    s->staged += hold->stage != NULL ? hold->stage->total : 0;
     count_hold(s, hold, 1);
     return (uint64_t)generation << 32 | at;
 }
@@ -151,9 +97,6 @@ void ldr_hold_remove(ldr_session_t *s, ldr_hold_t *hold)
     LDR_ASSERT(hold >= s->holds && hold < s->holds + s->hold_room);
     LDR_ASSERT(hold->kind != LDR_HOLD_FREE && s->hold_count > 0);
     count_hold(s, hold, -1);
-    if (hold->paid != 0) {
-        paid_remove(s, hold);
-    }
     hold->kind = LDR_HOLD_FREE;
     hold->generation++;
     hold->next = s->hold_free;
@@ -174,7 +117,10 @@ void ldr_hold_undo(ldr_session_t *s, ldr_hold_t *hold)
     ldr_node_t *node = s->server->node;
 
     LDR_ASSERT(hold->kind != LDR_HOLD_FREE);
-    if (hold->kind == LDR_HOLD_RESERVE) {
+    if (hold->kind == LDR_HOLD_STAGE) {
+        s->staged -= hold->stage->total;
+        ldr_stage_unref(s->server, hold->stage);
+    } else if (hold->kind == LDR_HOLD_RESERVE) {
         ldr_node_abort(node, hold->shard);
     } else if (hold->strict == NULL) { /* a lease in a window has nothing */
         ldr_node_release(node, hold->chunk);
@@ -185,45 +131,51 @@ void ldr_hold_undo(ldr_session_t *s, ldr_hold_t *hold)
     ldr_hold_remove(s, hold);
 }
 
-void ldr_holds_stay(ldr_session_t *s)
+uint64_t ldr_holds_left(const ldr_session_t *s)
 {
-    for (uint32_t i = 0; i < s->hold_room && s->map_count > 0; i++) {
-        if (s->holds[i].kind != LDR_HOLD_FREE && s->holds[i].strict == NULL) {
-            ldr_node_stays(s->server->node, s->holds[i].shard);
-        }
-    }
+    uint64_t most = s->server->config->options.session_leases;
+    uint64_t held = s->hold_count + s->staged;
+
+    return most > held ? most - held : 0;
 }
 
-/* Places from `at` on, of free ones or of a chain: at most `most`. */
-static bool chain_check(const ldr_session_t *s, uint32_t at, bool paid,
-                        uint32_t *left)
+void ldr_holds_stay(ldr_session_t *s)
 {
-    for (; at != LDR_NIL; at = s->holds[at].next) {
-        if (at >= s->hold_room || *left == 0 ||
-            (paid ? s->holds[at].paid == 0 || s->holds[at].kind == LDR_HOLD_FREE
-                  : s->holds[at].kind != LDR_HOLD_FREE)) {
-            return false;
+    ldr_node_t *node = s->server->node;
+
+    for (uint32_t i = 0; i < s->hold_room && s->map_count > 0; i++) {
+        const ldr_hold_t *hold = &s->holds[i];
+
+        for (uint32_t k = 0;
+             hold->kind == LDR_HOLD_STAGE && k < hold->stage->total; k++) {
+            ldr_node_stays(node, hold->stage->ids[k]);
         }
-        --*left;
+        if (hold->kind != LDR_HOLD_FREE && hold->kind != LDR_HOLD_STAGE &&
+            hold->strict == NULL) {
+            ldr_node_stays(node, hold->shard);
+        }
     }
-    return true;
 }
 
 bool ldr_holds_check(const ldr_session_t *s)
 {
-    uint32_t taken = 0, paid = 0;
+    uint32_t taken = 0, not_taken = 0;
+    uint64_t staged = 0;
 
     for (uint32_t i = 0; i < s->hold_room; i++) {
         taken += s->holds[i].kind != LDR_HOLD_FREE;
-        paid += s->holds[i].paid != 0;
+        staged +=
+            s->holds[i].kind == LDR_HOLD_STAGE ? s->holds[i].stage->total : 0;
     }
-    uint32_t not_taken = s->hold_room - taken;
-    bool right = taken == s->hold_count && s->map_count <= s->map_room &&
-                 chain_check(s, s->hold_free, false, &not_taken);
-    for (uint32_t i = 0; right && i < s->hold_room; i++) {
-        right = chain_check(s, s->paid[i], true, &paid);
+    for (uint32_t at = s->hold_count < s->hold_room ? s->hold_free : LDR_NIL;
+         at != LDR_NIL; at = s->holds[at].next) {
+        if (at >= s->hold_room || s->holds[at].kind != LDR_HOLD_FREE ||
+            not_taken++ == s->hold_room) {
+            return false;
+        }
     }
-    return right && not_taken == 0 && paid == 0;
+    return taken == s->hold_count && taken + not_taken == s->hold_room &&
+           staged == s->staged && s->map_count <= s->map_room;
 }
 
 void ldr_holds_give_all(ldr_session_t *s)

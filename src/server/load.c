@@ -1,16 +1,18 @@
 /*
- * LEASE, GET, RELEASE: shards on their way out. Both begin loads for all their
- * names and answer once every one of them is settled; a lease then keeps the
- * hold in the session's table, a GET's reply keeps it until it is sent.
+ * LEASE, GET, RELEASE: shards on their way out. LEASE names them, or places in
+ * what is staged, by its token. LEASE and GET begin loads for all their names
+ * and answer once every one of them is settled; a lease then keeps the hold in
+ * the session's table, a GET's reply keeps it until it is sent.
  *
  * `pending` counts the loads of a request that have begun and are not settled,
  * and one more until all have begun: whoever takes the last one away has the
  * request settled, in its loop.
  */
 #include "server/session.h"
+#include "server/stage.h"
 #include "server/window.h"
 
-#define LEASE_MAX 1024u /* names looked at in one request; the rest: later */
+#define LEASE_MAX LARDER_BATCH_MAX /* names looked at in one request */
 
 /* One load has come to its end. */
 static void load_ready(ldr_load_t *load)
@@ -80,29 +82,6 @@ static void lease(ldr_request_t *r, uint32_t i)
         r->results[i] = (ldr_result_row_t){.status = i > 0 ? LARDER_PENDING
                                                            : LARDER_E_LIMIT};
     }
-}
-
-/* By TCP a lease hands nothing over: the GETs do, and are charged. In shared
- * memory what is staged may be used where it is, so it is charged at once; the
- * load that copies it, if that is what it was staged for, is not. */
-void ldr_load_handed(ldr_request_t *r, uint32_t i)
-{
-    ldr_session_t *s = r->session;
-    const larder_item_t *item = &r->items[i];
-    ldr_name_row_t row = {.room = 0};
-    uint64_t name = ldr_store_name(&s->server->node->store, r->space,
-                                   item->group, item->key)
-                        .fingerprint;
-
-    name = (name ^ (uint64_t)item->shard << 40) | 1; /* alike: one in 2^63 */
-    ldr_get_name(r->rows + (size_t)i * LDR_NAME_BYTES, &row);
-    ldr_hold_t *hold = ldr_hold_find(s, r->results[i].lease, LDR_HOLD_LEASE);
-    if (row.room == 0 && hold != NULL) {
-        ldr_hold_pay(s, hold, name);
-    } else if (ldr_hold_paid(s, name)) {
-        return;
-    }
-    r->bytes_out += r->results[i].length;
 }
 
 static void measure(ldr_request_t *r)
@@ -226,8 +205,7 @@ static void begin(ldr_request_t *r)
             .target = {r->space, r->shards, item},
             .ready = load_ready,
             .arg = r,
-            /* What is to stay was matched before. */
-            .asks = asks && (r->frame.opcode == LDR_OP_GET || name.room > 0),
+            .asks = asks,
         };
         __atomic_add_fetch(&r->pending, 1, __ATOMIC_RELAXED);
         if (ldr_load_begin(node, load)) {
@@ -244,7 +222,7 @@ static void begin(ldr_request_t *r)
     }
 }
 
-static bool may_move(ldr_request_t *r)
+bool ldr_request_may_move(ldr_request_t *r)
 {
     if (ldr_guest_may(r->guest, r->begin_ns)) {
         return true;
@@ -254,9 +232,64 @@ static bool may_move(ldr_request_t *r)
     return false;
 }
 
+/* Writes the names of the places behind the request, as if it had come with
+ * them: a shard that is held keeps its key. False: it was answered. */
+static bool redeem(ldr_request_t *r)
+{
+    ldr_server_t *server = r->home->server;
+    const ldr_store_t *store = &server->node->store;
+    ldr_batch_msg_t batch;
+    larder_token_t token;
+
+    if (!ldr_get_redeem(r->body, r->frame.body, &batch, &token)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed lease");
+        return false;
+    }
+    if (!ldr_request_space(r, batch.space)) {
+        return false;
+    }
+    size_t head = LDR_FRAME_BYTES + r->frame.body, at = head;
+    size_t places = (size_t)(batch.rows - r->bytes);
+    ldr_stage_t *stage = ldr_stage_find(server, &token, r->guest->tenant);
+    bool made =
+        ldr_request_room(r, head + (size_t)batch.count * LDR_NAME_BYTES) &&
+        ldr_request_batch(r, batch.count);
+    for (uint32_t i = 0; made && i < batch.count; i++, at += LDR_NAME_BYTES) {
+        ldr_place_row_t place;
+        ldr_name_row_t name = {.room = 1};
+
+        ldr_get_place(r->bytes + places + (size_t)i * LDR_PLACE_BYTES, &place);
+        uint32_t shard = stage != NULL && stage->space == r->space
+                             ? ldr_stage_at(stage, &place)
+                             : LDR_NIL;
+        name.group = place.group;
+        name.shard = place.shard;
+        if (shard != LDR_NIL) {
+            name.key = store->chunks[store->shards[shard].chunk].key;
+        } /* else zeros: nothing has such a key, and it is a miss */
+        ldr_put_name(r->bytes + at, &name);
+    }
+    if (stage != NULL) {
+        ldr_stage_unref(server, stage);
+    }
+    if (!made) {
+        ldr_reply_fail(
+            r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
+        return false;
+    }
+    r->body = r->bytes + LDR_FRAME_BYTES;
+    r->flags = batch.flags;
+    r->rows = r->bytes + head;
+    return true;
+}
+
 void ldr_handle_lease(ldr_request_t *r)
 {
-    if (ldr_request_names(r, LDR_NAME_BYTES) && may_move(r)) {
+    bool token = r->frame.body >= LDR_BATCH_HEAD_BYTES &&
+                 (ldr_get_batch_flags(r->body) & LDR_BATCH_TOKEN) != 0;
+
+    if ((token ? redeem(r) : ldr_request_names(r, LDR_NAME_BYTES)) &&
+        ldr_request_may_move(r)) {
         begin(r);
     }
 }
@@ -265,7 +298,8 @@ void ldr_handle_get(ldr_request_t *r)
 {
     if (r->via->stream.ops->messages) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "GET by ring");
-    } else if (ldr_request_names(r, LDR_NAME_BYTES) && may_move(r)) {
+    } else if (ldr_request_names(r, LDR_NAME_BYTES) &&
+               ldr_request_may_move(r)) {
         begin(r);
     }
 }
@@ -286,12 +320,15 @@ void ldr_handle_release(ldr_request_t *r)
 
         if (ldr_get_end(ends.rows + (size_t)i * LDR_END_BYTES, &row)) {
             hold = ldr_hold_find(s, row.lease, LDR_HOLD_LEASE);
+            hold = hold != NULL ? hold
+                                : ldr_hold_find(s, row.lease, LDR_HOLD_STAGE);
         }
         if (hold == NULL) {
             st = LARDER_E_INVALID;
             continue;
         }
-        if (row.how == LDR_END_CHECKED && hold->strict == NULL) {
+        if (row.how == LDR_END_CHECKED && hold->kind == LDR_HOLD_LEASE &&
+            hold->strict == NULL) {
             ldr_node_checked(s->server->node, hold->shard);
         }
         ldr_hold_give(s, hold);

@@ -43,9 +43,7 @@ static void finish_results(ldr_request_t *r)
     ldr_reply_results(r, false, false);
 }
 
-/* The session's space of this number: false: there is none, and the request
- * was answered. */
-static bool space_of(ldr_request_t *r, uint32_t space)
+bool ldr_request_space(ldr_request_t *r, uint32_t space)
 {
     ldr_session_t *s = r->session;
 
@@ -138,47 +136,12 @@ void ldr_handle_reset(ldr_request_t *r)
 
     if (!ldr_get_number(r->body, r->frame.body, &space)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed reset");
-    } else if (space_of(r, space)) {
+    } else if (ldr_request_space(r, space)) {
         job(r, job_reset, finish_status);
     }
 }
 
 /* ---- looking ---- */
-
-void ldr_handle_match(ldr_request_t *r)
-{
-    ldr_match_msg_t m;
-    larder_match_t out = {0};
-    uint8_t body[LDR_MATCHED_BYTES];
-
-    if (!ldr_get_match(r->body, r->frame.body, &m)) {
-        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed match");
-        return;
-    }
-    if (!space_of(r, m.space)) {
-        return;
-    }
-    if (m.group >= LARDER_GROUPS_MAX) {
-        ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID, "group %u", m.group));
-        return;
-    }
-    ldr_node_match(r->home->server->node, r->space, r->shards, m.group,
-                   (const larder_key_t *)m.keys, m.count,
-                   (m.flags & LDR_MATCH_AGAIN) == 0, &out);
-    ldr_reply(r, LARDER_OK, body, ldr_put_matched(body, &out));
-}
-
-void ldr_handle_asked(ldr_request_t *r)
-{
-    ldr_asked_msg_t m;
-
-    if (!ldr_get_asked(r->body, r->frame.body, &m)) {
-        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed asked");
-    } else if (space_of(r, m.space)) {
-        ldr_node_asked(r->home->server->node, r->space, m.asked, m.found);
-        ldr_reply(r, LARDER_OK, NULL, 0);
-    }
-}
 
 void ldr_handle_announce(ldr_request_t *r)
 {
@@ -188,7 +151,7 @@ void ldr_handle_announce(ldr_request_t *r)
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed announce");
         return;
     }
-    if (!space_of(r, m.space)) {
+    if (!ldr_request_space(r, m.space)) {
         return;
     }
     ldr_announce_t a = {

@@ -39,6 +39,8 @@ ldr_request_t *ldr_request_new(ldr_session_t *s)
     r->count = r->next = r->pending = 0;
     r->space = LDR_NIL;
     r->bytes_in = r->bytes_out = 0;
+    r->staging = NULL;
+    r->stage = NULL;
     r->job = NULL;
     r->finish = NULL;
     r->window = NULL;
@@ -404,7 +406,7 @@ void ldr_reply_results(ldr_request_t *r, bool segs, bool payload)
         if (full) {
             take_back(r, i);
         } else if (r->frame.opcode == LDR_OP_LEASE) {
-            ldr_load_handed(r, i);
+            r->bytes_out += r->results[i].length;
         } else {
             r->bytes_in += r->results[i].length;
         }
@@ -447,7 +449,7 @@ static const ldr_handler_t handlers[] = {
     [LDR_OP_RESET] = ldr_handle_reset,
     [LDR_OP_MATCH] = ldr_handle_match,
     [LDR_OP_ANNOUNCE] = ldr_handle_announce,
-    [LDR_OP_ASKED] = ldr_handle_asked,
+    [LDR_OP_STAGE] = ldr_handle_stage,
     [LDR_OP_LIST] = ldr_handle_list,
     [LDR_OP_EXISTS] = ldr_handle_exists,
     [LDR_OP_REMOVE] = ldr_handle_remove,
@@ -485,6 +487,7 @@ static bool reply_matters(unsigned opcode)
     case LDR_OP_SPACE:
     case LDR_OP_GET:
     case LDR_OP_LEASE:
+    case LDR_OP_STAGE:
     case LDR_OP_RESERVE:
         return true;
     default:
@@ -535,17 +538,13 @@ void ldr_request_begin(ldr_request_t *r)
 
 bool ldr_request_names(ldr_request_t *r, uint32_t row_bytes)
 {
-    ldr_session_t *s = r->session;
     ldr_batch_msg_t batch;
 
     if (!ldr_get_batch(r->body, r->frame.body, row_bytes, &batch)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed batch");
         return false;
     }
-    if (batch.space >= s->space_count) {
-        ldr_reply_fail(r, ldr_fail(LARDER_E_SPACE,
-                                   "space %u was not opened in this session",
-                                   batch.space));
+    if (!ldr_request_space(r, batch.space)) {
         return false;
     }
     if (!ldr_request_batch(r, batch.count)) {
@@ -553,8 +552,6 @@ bool ldr_request_names(ldr_request_t *r, uint32_t row_bytes)
             r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
         return false;
     }
-    r->space = s->spaces[batch.space].number;
-    r->shards = s->spaces[batch.space].shards;
     r->flags = batch.flags;
     r->rows = batch.rows;
     return true;
@@ -625,6 +622,8 @@ void ldr_request_expire(ldr_request_t *r, larder_status_t why)
     }
     if (r->frame.opcode == LDR_OP_LEASE || r->frame.opcode == LDR_OP_GET) {
         ldr_loads_expire(r, why);
+    } else if (r->frame.opcode == LDR_OP_STAGE) {
+        ldr_stage_expire(r, why);
     } else {
         r->status = why;
         ldr_save_again(r);

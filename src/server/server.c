@@ -504,6 +504,7 @@ larder_status_t ldr_server_open(const ldr_server_params_t *params,
     server->job_end = &server->job_head;
     ldr_mutex_init(&server->config_lock);
     ldr_mutex_init(&server->guest_lock);
+    ldr_mutex_init(&server->stage_lock);
     ldr_mutex_init(&server->revoke_lock);
     ldr_mutex_init(&server->job_lock);
     ldr_cond_init(&server->job_wake);
@@ -661,6 +662,7 @@ static void free_all(ldr_server_t *server)
     pthread_mutex_destroy(&server->job_lock);
     pthread_mutex_destroy(&server->revoke_lock);
     pthread_mutex_destroy(&server->guest_lock);
+    pthread_mutex_destroy(&server->stage_lock);
     pthread_mutex_destroy(&server->config_lock);
     ldr_free(server);
 }

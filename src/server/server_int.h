@@ -131,6 +131,9 @@ struct ldr_server {
     ldr_guest_t *guests[LDR_GUESTS_MAX];
     unsigned guest_count; /* jobs look at it without the lock */
 
+    pthread_mutex_t stage_lock;
+    struct ldr_stage *stages[256]; /* by token: stage.h */
+
     ldr_listener_t listeners[LDR_LISTENERS_MAX];
     unsigned listener_count;
     int ports[LDR_LISTENERS_MAX]; /* bound: of option listen, in its order */

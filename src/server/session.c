@@ -221,6 +221,8 @@ static void drop_requests(ldr_session_t *s)
         r->session = NULL;
         if (r->job == NULL && loads) {
             ldr_loads_expire(r, LARDER_E_CANCELED);
+        } else if (r->frame.opcode == LDR_OP_STAGE) {
+            ldr_stage_expire(r, LARDER_E_CANCELED);
         } else if (r->job == NULL) {
             ldr_request_free(r); /* a RESERVE that waits has nothing yet */
         }
@@ -270,7 +272,6 @@ static void bury(ldr_task_t *task)
     ldr_free(s->buffer);
     ldr_free(s->spaces);
     ldr_free(s->holds);
-    ldr_free(s->paid);
     ldr_free(s->maps);
     ldr_window_destroy(s->window);
     ldr_free(s);

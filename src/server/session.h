@@ -54,14 +54,14 @@ typedef struct ldr_hold {
     uint32_t shard, chunk;
     uint32_t space; /* the node's number, for counting */
     uint32_t length;
-    uint32_t generation; /* makes an old lease's number invalid */
-    uint32_t next;       /* of the free ones, or of those paid for */
-    uint64_t paid;       /* what it has paid for; 0: nothing */
-    uint8_t kind;        /* LDR_HOLD_* */
-    void *strict;        /* what a private window needs to know of it */
+    uint32_t generation;     /* makes an old lease's number invalid */
+    uint32_t next;           /* of the free ones */
+    uint8_t kind;            /* LDR_HOLD_* */
+    void *strict;            /* what a private window needs to know of it */
+    struct ldr_stage *stage; /* of a STAGE: all that it holds */
 } ldr_hold_t;
 
-enum { LDR_HOLD_FREE, LDR_HOLD_LEASE, LDR_HOLD_RESERVE };
+enum { LDR_HOLD_FREE, LDR_HOLD_LEASE, LDR_HOLD_RESERVE, LDR_HOLD_STAGE };
 
 /* A space that the session has opened. */
 typedef struct ldr_session_space {
@@ -162,7 +162,7 @@ struct ldr_session {
     uint32_t space_count;
     ldr_hold_t *holds;
     uint32_t hold_room, hold_free, hold_count;
-    uint32_t *paid; /* hold_room chains of those that have paid */
+    uint64_t staged; /* shards that its stages hold */
     struct {
         uint32_t extent, generation;
         bool revoking;
@@ -202,7 +202,9 @@ struct ldr_request {
     ldr_window_t *window; /* while a job works in it */
     uint32_t item_room;
     void (*go_on)(ldr_request_t *r);
-    uint32_t next;      /* the first not begun, or the one being received */
+    uint32_t next; /* the first not begun, or the one being received */
+    struct ldr_staging *staging; /* a STAGE, and where what comes is kept */
+    struct ldr_stage *stage;
     uint32_t pending;   /* loads that wait, atomic */
     ldr_task_t settled; /* all loads are */
 
@@ -280,11 +282,8 @@ void ldr_hold_give(ldr_session_t *s, ldr_hold_t *hold);
 /* The same before anybody has heard of it. */
 void ldr_hold_undo(ldr_session_t *s, ldr_hold_t *hold);
 void ldr_holds_give_all(ldr_session_t *s);
-/* What is staged is charged then: so it has paid for the next load of its
- * name, which is nonzero. */
-void ldr_hold_pay(ldr_session_t *s, ldr_hold_t *hold, uint64_t name);
-/* True: a lease has paid for this load, and for no other. */
-bool ldr_hold_paid(ldr_session_t *s, uint64_t name);
+/* How many shards it may still hold. */
+uint64_t ldr_holds_left(const ldr_session_t *s);
 /* What it holds cannot be handed to another daemon. */
 void ldr_holds_stay(ldr_session_t *s);
 /* Extents the session has mapped. */
@@ -401,11 +400,11 @@ void ldr_handle_release(ldr_request_t *r);
 void ldr_handle_reserve(ldr_request_t *r); /* save.c */
 void ldr_handle_commit(ldr_request_t *r);
 void ldr_handle_put(ldr_request_t *r);
+void ldr_handle_match(ldr_request_t *r); /* stage.c */
+void ldr_handle_stage(ldr_request_t *r);
 void ldr_handle_space(ldr_request_t *r); /* ops.c */
 void ldr_handle_reset(ldr_request_t *r);
-void ldr_handle_match(ldr_request_t *r);
 void ldr_handle_announce(ldr_request_t *r);
-void ldr_handle_asked(ldr_request_t *r);
 void ldr_handle_list(ldr_request_t *r);
 void ldr_handle_exists(ldr_request_t *r);
 void ldr_handle_remove(ldr_request_t *r);
@@ -438,7 +437,12 @@ void ldr_save_again(ldr_request_t *r);
 void ldr_put_late(ldr_request_t *r);
 /* Gives back what an unfinished PUT or RESERVE has. */
 void ldr_save_undo(ldr_request_t *r);
-/* load.c: the item's bytes are handed over in shared memory: counts them. */
-void ldr_load_handed(ldr_request_t *r, uint32_t i);
+/* The session's space of this number: false: there is none, and the request
+ * was answered (ops.c). */
+bool ldr_request_space(ldr_request_t *r, uint32_t space);
+/* Whether its tenant is within its rate; false: it was answered (load.c). */
+bool ldr_request_may_move(ldr_request_t *r);
+/* A STAGE ends, with what it has (stage.c). */
+void ldr_stage_expire(ldr_request_t *r, larder_status_t why);
 /* The loads of a request end, whatever became of them. */
 void ldr_loads_expire(ldr_request_t *r, larder_status_t why);

@@ -8,53 +8,119 @@
 
 /* ---- match ---- */
 
-#define MATCH_HEAD 12u
-
 size_t ldr_put_match(uint8_t *at, const ldr_match_msg_t *m)
 {
+    size_t needs = (size_t)m->groups * LDR_NEED_BYTES;
     size_t keys = (size_t)m->count * LARDER_KEY_BYTES;
 
     ldr_put32(at, m->space);
-    ldr_put16(at + 4, m->group);
-    ldr_put16(at + 6, m->flags);
+    ldr_put32(at + 4, m->flags);
     ldr_put32(at + 8, m->count);
+    ldr_put32(at + 12, m->groups);
+    at += LDR_MATCH_HEAD_BYTES;
+    memcpy(at, m->needs, needs);
     if (keys > 0) {
-        memcpy(at + MATCH_HEAD, m->keys, keys);
+        memcpy(at + needs, m->keys, keys);
     }
-    return MATCH_HEAD + keys;
+    return LDR_MATCH_HEAD_BYTES + needs + keys;
 }
 
 bool ldr_get_match(const uint8_t *at, size_t bytes, ldr_match_msg_t *m)
 {
-    if (bytes < MATCH_HEAD) {
+    if (bytes < LDR_MATCH_HEAD_BYTES) {
         return false;
     }
     m->space = ldr_get32(at);
-    m->group = ldr_get16(at + 4);
-    m->flags = ldr_get16(at + 6);
+    m->flags = ldr_get32(at + 4);
     m->count = ldr_get32(at + 8);
-    m->keys = at + MATCH_HEAD;
-    return (m->flags & ~LDR_MATCH_AGAIN) == 0 &&
-           (uint64_t)m->count * LARDER_KEY_BYTES == bytes - MATCH_HEAD;
-}
-
-size_t ldr_put_asked(uint8_t *at, const ldr_asked_msg_t *m)
-{
-    ldr_put32(at, m->space);
-    ldr_put32(at + 4, m->asked);
-    ldr_put32(at + 8, m->found);
-    return LDR_ASKED_MSG_BYTES;
-}
-
-bool ldr_get_asked(const uint8_t *at, size_t bytes, ldr_asked_msg_t *m)
-{
-    if (bytes != LDR_ASKED_MSG_BYTES) {
+    m->groups = ldr_get32(at + 12);
+    m->needs = at + LDR_MATCH_HEAD_BYTES;
+    if ((m->flags & ~LDR_MATCH_AGAIN) != 0 || m->groups < 1 ||
+        m->groups > LARDER_GROUPS_MAX) {
         return false;
     }
-    m->space = ldr_get32(at);
-    m->asked = ldr_get32(at + 4);
-    m->found = ldr_get32(at + 8);
-    return m->asked <= LDR_ASKED_MOST && m->found <= m->asked;
+    size_t needs = (size_t)m->groups * LDR_NEED_BYTES;
+    m->keys = m->needs + needs;
+    return (uint64_t)m->count * LARDER_KEY_BYTES + needs ==
+           bytes - LDR_MATCH_HEAD_BYTES;
+}
+
+void ldr_put_need(uint8_t *at, uint16_t group, uint32_t chunks)
+{
+    ldr_put16(at, group);
+    ldr_put16(at + 2, 0);
+    ldr_put32(at + 4, chunks);
+}
+
+bool ldr_get_need(const uint8_t *at, uint16_t *group_p, uint32_t *chunks_p)
+{
+    *group_p = ldr_get16(at);
+    *chunks_p = ldr_get32(at + 4);
+    return ldr_get16(at + 2) == 0 && *group_p < LARDER_GROUPS_MAX;
+}
+
+/* ---- staging ---- */
+
+size_t ldr_put_worth(uint8_t *at, const larder_stage_params_t *m)
+{
+    ldr_put64(at, m->field_mask);
+    ldr_put32(at + 8, m->tiers);
+    ldr_put32(at + 12, m->below_percent);
+    ldr_put64(at + 16, m->bytes_max);
+    ldr_put64(at + 24, m->chunk_ns);
+    ldr_put64(at + 32, m->dram_speed);
+    return LDR_WORTH_BYTES;
+}
+
+bool ldr_get_worth(const uint8_t *at, size_t bytes, larder_stage_params_t *m)
+{
+    if (bytes < LDR_WORTH_BYTES) {
+        return false;
+    }
+    *m = (larder_stage_params_t){
+        .field_mask = ldr_get64(at),
+        .tiers = ldr_get32(at + 8),
+        .below_percent = ldr_get32(at + 12),
+        .bytes_max = ldr_get64(at + 16),
+        .chunk_ns = ldr_get64(at + 24),
+        .dram_speed = ldr_get64(at + 32),
+    };
+    return true;
+}
+
+size_t ldr_put_staged(uint8_t *at, const ldr_staged_t *m)
+{
+    ldr_put64(at, m->lease);
+    memcpy(at + 8, m->token.bytes, sizeof(m->token.bytes));
+    ldr_put32(at + 24, m->match.found);
+    ldr_put32(at + 28, m->match.tried);
+    ldr_put32(at + 32, (uint32_t)m->match.limit);
+    ldr_put32(at + 36, 0);
+    ldr_put64(at + 40, m->match.tried_us);
+    ldr_put64(at + 48, m->match.tried_bytes);
+    ldr_put64(at + 56, m->match.tried_below_bytes);
+    return LDR_STAGED_HEAD_BYTES +
+           ldr_put_matched(at + LDR_STAGED_HEAD_BYTES, &m->match);
+}
+
+bool ldr_get_staged(const uint8_t *at, size_t bytes, ldr_staged_t *m)
+{
+    if (bytes < LDR_STAGED_HEAD_BYTES ||
+        !ldr_get_matched(at + LDR_STAGED_HEAD_BYTES,
+                         bytes - LDR_STAGED_HEAD_BYTES, &m->match)) {
+        return false;
+    }
+    m->lease = ldr_get64(at);
+    memcpy(m->token.bytes, at + 8, sizeof(m->token.bytes));
+    m->match.found = ldr_get32(at + 24);
+    m->match.tried = ldr_get32(at + 28);
+    m->match.limit = ldr_get32(at + 32) < LARDER_LIMIT_COUNT
+                         ? (larder_limit_t)ldr_get32(at + 32)
+                         : LARDER_LIMIT_OTHER;
+    m->match.tried_us = ldr_get64(at + 40);
+    m->match.tried_bytes = ldr_get64(at + 48);
+    m->match.tried_below_bytes = ldr_get64(at + 56);
+    return ldr_get32(at + 36) == 0;
 }
 
 #define LIST_LABEL_AT 72u
@@ -238,6 +304,50 @@ bool ldr_get_name(const uint8_t *at, ldr_name_row_t *row)
     row->shard = ldr_get16(at + 34);
     row->room = ldr_get64(at + 40);
     return ldr_get32(at + 36) == 0;
+}
+
+size_t ldr_put_redeem(uint8_t *at, const ldr_batch_msg_t *m,
+                      const larder_token_t *token)
+{
+    ldr_batch_msg_t batch = *m;
+
+    batch.flags |= LDR_BATCH_TOKEN;
+    size_t head = ldr_put_batch(at, &batch);
+    memcpy(at + head, token->bytes, sizeof(token->bytes));
+    return head + sizeof(token->bytes);
+}
+
+uint32_t ldr_get_batch_flags(const uint8_t *at)
+{
+    return ldr_get32(at + 8);
+}
+
+bool ldr_get_redeem(const uint8_t *at, size_t bytes, ldr_batch_msg_t *m,
+                    larder_token_t *token)
+{
+    if (bytes < LDR_BATCH_HEAD_BYTES + sizeof(token->bytes) ||
+        !ldr_get_batch(at, bytes - sizeof(token->bytes), LDR_PLACE_BYTES, m)) {
+        return false;
+    }
+    memcpy(token->bytes, m->rows, sizeof(token->bytes));
+    m->rows += sizeof(token->bytes);
+    return (m->flags & LDR_BATCH_TOKEN) != 0;
+}
+
+void ldr_put_place(uint8_t *at, const ldr_place_row_t *row)
+{
+    ldr_put16(at, row->group);
+    ldr_put16(at + 2, row->shard);
+    ldr_put32(at + 4, row->chunk);
+}
+
+void ldr_get_place(const uint8_t *at, ldr_place_row_t *row)
+{
+    *row = (ldr_place_row_t){
+        .group = ldr_get16(at),
+        .shard = ldr_get16(at + 2),
+        .chunk = ldr_get32(at + 4),
+    };
 }
 
 void ldr_put_save(uint8_t *at, const ldr_save_row_t *row)

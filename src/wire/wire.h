@@ -63,8 +63,8 @@
     X(RESET, 17, 0, "reset")                                                   \
     X(MATCH, 18, 0, "match")                                                   \
     X(ANNOUNCE, 25, 0, "announce")                                             \
-    X(ASKED, 26, 0, "asked") /* what a search over groups came to */           \
-    X(LIST, 27, 0, "list")   /* what the tenant has, page by page */           \
+    X(LIST, 27, 0, "list") /* what the tenant has, page by page */             \
+    X(STAGE, 28, 0, "stage")                                                   \
     X(EXISTS, 19, 0, "exists")                                                 \
     X(REMOVE, 20, 0, "remove")                                                 \
     X(FLUSH, 21, 0, "flush")                                                   \
@@ -216,21 +216,51 @@ bool ldr_get_space(const uint8_t *at, size_t bytes, ldr_space_msg_t *m);
 size_t ldr_put_number(uint8_t *at, uint32_t number);
 bool ldr_get_number(const uint8_t *at, size_t bytes, uint32_t *number_p);
 
+/* A chain, and what a prefix of it needs of each group: MATCH and STAGE. */
 typedef struct ldr_match_msg {
     uint32_t space;
-    uint16_t group;
-    uint16_t flags; /* LDR_MATCH_* */
-    uint32_t count;
-    const uint8_t *keys; /* count * LARDER_KEY_BYTES */
+    uint32_t flags;       /* LDR_MATCH_* */
+    uint32_t count;       /* of keys */
+    uint32_t groups;      /* 1...LARDER_GROUPS_MAX */
+    const uint8_t *needs; /* groups * LDR_NEED_BYTES */
+    const uint8_t *keys;  /* count * LARDER_KEY_BYTES */
 } ldr_match_msg_t;
 
-/* It was asked for before, or ASKED will tell: it does not count as such. */
+/* It was asked for before: it does not count as such. */
 #define LDR_MATCH_AGAIN 1u
 
-#define LDR_MATCH_BYTES(count) (12u + (size_t)(count)*LARDER_KEY_BYTES)
-/* keys of m are copied. */
+#define LDR_MATCH_HEAD_BYTES 16u
+#define LDR_NEED_BYTES 8u
+/* Keys that a request has room for. */
+#define LDR_MATCH_KEYS                                                         \
+    ((LDR_BODY_MAX - LDR_WORTH_BYTES - LDR_MATCH_HEAD_BYTES -                  \
+      LARDER_GROUPS_MAX * LDR_NEED_BYTES) /                                    \
+     LARDER_KEY_BYTES)
+/* needs and keys of m are copied. */
 size_t ldr_put_match(uint8_t *at, const ldr_match_msg_t *m);
 bool ldr_get_match(const uint8_t *at, size_t bytes, ldr_match_msg_t *m);
+
+/* A group, and how many of its last chunks a prefix needs (ldr_need_t). */
+void ldr_put_need(uint8_t *at, uint16_t group, uint32_t chunks);
+bool ldr_get_need(const uint8_t *at, uint16_t *group_p, uint32_t *chunks_p);
+
+/* STAGE: what is worth it, then as a MATCH. */
+#define LDR_WORTH_BYTES 40u
+size_t ldr_put_worth(uint8_t *at, const larder_stage_params_t *m);
+bool ldr_get_worth(const uint8_t *at, size_t bytes, larder_stage_params_t *m);
+
+/* STAGE's reply: the lease, its token, and what was staged. lease: of this
+ * session, to be released; without chunks there is none. */
+typedef struct ldr_staged {
+    uint64_t lease;
+    larder_token_t token;
+    larder_match_t match;
+} ldr_staged_t;
+
+#define LDR_STAGED_HEAD_BYTES 64u
+#define LDR_STAGED_BYTES (LDR_STAGED_HEAD_BYTES + LDR_MATCHED_BYTES)
+size_t ldr_put_staged(uint8_t *at, const ldr_staged_t *m);
+bool ldr_get_staged(const uint8_t *at, size_t bytes, ldr_staged_t *m);
 
 /* A request that is about to use a chain; no body in the reply. */
 typedef struct ldr_announce_msg {
@@ -248,17 +278,6 @@ typedef struct ldr_announce_msg {
     ((LDR_BODY_MAX - LDR_ANNOUNCE_HEAD_BYTES) / LARDER_KEY_BYTES)
 size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m);
 bool ldr_get_announce(const uint8_t *at, size_t bytes, ldr_announce_msg_t *m);
-
-/* So many chunks were asked for, by several matches, and so many of them found;
- * no body in the reply. */
-typedef struct ldr_asked_msg {
-    uint32_t space, asked, found;
-} ldr_asked_msg_t;
-
-#define LDR_ASKED_MSG_BYTES 12u
-#define LDR_ASKED_MOST (1u << 24) /* chunks; a prompt of 4 G tokens */
-size_t ldr_put_asked(uint8_t *at, const ldr_asked_msg_t *m);
-bool ldr_get_asked(const uint8_t *at, size_t bytes, ldr_asked_msg_t *m);
 
 /* The next rows of what the session's tenant has; cursor 0: the first. In the
  * reply where to go on, LDR_LIST_END: nowhere, and rows. */
@@ -322,8 +341,12 @@ typedef struct ldr_batch_msg {
 /* In flags: EXISTS, GET and LEASE of what was asked for before: loads of what
  * was matched or staged. */
 #define LDR_BATCH_AGAIN 0x40000000u
+/* In flags: LEASE of what was staged, in whatever session of the tenant. A
+ * token follows the head, and rows are places in what it stands for. */
+#define LDR_BATCH_TOKEN 0x20000000u
 
 #define LDR_BATCH_HEAD_BYTES 16u
+#define LDR_PLACE_BYTES 8u
 #define LDR_NAME_BYTES 48u
 #define LDR_SAVE_BYTES 96u
 /* Writes the head; the rows follow with ldr_put_name() or _save(). */
@@ -341,6 +364,22 @@ typedef struct ldr_name_row {
 
 void ldr_put_name(uint8_t *at, const ldr_name_row_t *row);
 bool ldr_get_name(const uint8_t *at, ldr_name_row_t *row);
+
+/* A batch with LDR_BATCH_TOKEN. */
+size_t ldr_put_redeem(uint8_t *at, const ldr_batch_msg_t *m,
+                      const larder_token_t *token);
+uint32_t ldr_get_batch_flags(const uint8_t *at); /* of its head */
+bool ldr_get_redeem(const uint8_t *at, size_t bytes, ldr_batch_msg_t *m,
+                    larder_token_t *token);
+
+/* A shard of a staged prefix: of chunk number `chunk` of the chain. */
+typedef struct ldr_place_row {
+    uint16_t group, shard;
+    uint32_t chunk;
+} ldr_place_row_t;
+
+void ldr_put_place(uint8_t *at, const ldr_place_row_t *row);
+void ldr_get_place(const uint8_t *at, ldr_place_row_t *row);
 
 typedef struct ldr_save_row {
     larder_key_t key, parent; /* parent: zeros without has_parent */

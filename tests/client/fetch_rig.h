@@ -7,27 +7,20 @@ enum { FIXED = CHUNKS * 8 }; /* tokens of a prompt of model_fixed() */
 
 /* A prefix that was staged and fetched. */
 typedef struct fetched {
-    larder_lease_t *leases[GROUPS];
+    larder_lease_t *lease;
     uint8_t *memory;
     size_t bytes;
 } fetched_t;
 
 static inline void stage_all(pair_t *p, uint32_t chunks,
-                             larder_lease_t **leases)
+                             larder_lease_t **lease_p)
 {
     larder_match_t m = {.struct_bytes = sizeof(m)};
 
     assert_status(larder_prefix_stage(p->space, p->to[0].layout, p->keys,
-                                      chunks, 0, leases, &m),
+                                      chunks, NULL, 0, lease_p, &m),
                   LARDER_OK);
     assert_int_equal(m.chunks, chunks);
-}
-
-static inline void release_all(pair_t *p, larder_lease_t **leases)
-{
-    for (uint32_t g = 0; g < p->model.group_count; g++) {
-        larder_release(&leases[g]);
-    }
 }
 
 /* Memory of exactly so many bytes, so that a sanitizer sees what is not in
@@ -66,13 +59,13 @@ static inline fetched_t fetch_all(pair_t *p, uint32_t chunks)
     fetched_t f = {0};
     size_t need = 0;
 
-    stage_all(p, chunks, f.leases);
-    assert_status(larder_prefix_fetch(p->space, rules, f.leases, p->keys,
-                                      chunks, NULL, 0, 0, &f.bytes),
+    stage_all(p, chunks, &f.lease);
+    assert_status(larder_prefix_fetch(p->space, rules, f.lease, p->keys, chunks,
+                                      NULL, 0, 0, &f.bytes),
                   LARDER_OK);
     f.memory = room(f.bytes);
-    assert_status(larder_prefix_fetch(p->space, rules, f.leases, p->keys,
-                                      chunks, f.memory, f.bytes, 0, &need),
+    assert_status(larder_prefix_fetch(p->space, rules, f.lease, p->keys, chunks,
+                                      f.memory, f.bytes, 0, &need),
                   LARDER_OK);
     assert_int_equal(need, f.bytes);
     larder_layout_destroy(&rules);

@@ -23,13 +23,6 @@ static void assert_more(fix_t *f, count_t *before, uint64_t asked,
     *before = now;
 }
 
-static void release(larder_lease_t **leases, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        larder_release(&leases[i]);
-    }
-}
-
 /* Matched, perhaps a part of it again, staged and loaded: one request. Layouts
  * of any groups and rules. */
 static void test_prefix(void **state)
@@ -43,12 +36,12 @@ static void test_prefix(void **state)
     fix_open(f, "dram=64M");
     count_t n = count_of(f);
     for (uint64_t i = 0; i < PAIRS; i++) {
-        larder_lease_t *leases[GROUPS];
+        larder_lease_t *lease = NULL;
         larder_match_t m = {.struct_bytes = sizeof(m)};
 
         pair_make(p, f->lar, &r, i, 1);
         const larder_layout_t *layout = p->to[0].layout;
-        uint32_t tokens = p->model.chunk_tokens, groups = p->model.group_count;
+        uint32_t tokens = p->model.chunk_tokens;
 
         assert_status(
             larder_prefix_match(p->space, layout, p->keys, CHUNKS, 0, &m), 0);
@@ -64,20 +57,20 @@ static void test_prefix(void **state)
         assert_status(
             larder_prefix_match(p->space, layout, p->keys, SAVED - 1, 0, &m),
             0);
-        assert_status(larder_prefix_stage(p->space, layout, p->keys, SAVED, 0,
-                                          leases, &m),
+        assert_status(larder_prefix_stage(p->space, layout, p->keys, SAVED,
+                                          NULL, 0, &lease, &m),
                       0);
         engine_load(&p->to[0], p->space, p->keys, 0, SAVED * tokens);
-        release(leases, groups);
+        larder_release(&lease);
         assert_more(f, &n, 0, 0);
 
         /* The same prompt, staged at once, twice. */
         for (int k = 0; k < 2; k++) {
             assert_status(larder_prefix_stage(p->space, layout, p->keys, CHUNKS,
-                                              0, leases, &m),
+                                              NULL, 0, &lease, &m),
                           0);
             engine_load(&p->to[0], p->space, p->keys, 0, SAVED * tokens);
-            release(leases, groups);
+            larder_release(&lease);
             assert_more(f, &n, CHUNKS, SAVED);
         }
         pair_free(p);

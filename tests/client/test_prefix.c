@@ -56,7 +56,7 @@ static void check_lengths(fix_t *f, pair_t *p, bool dram)
     const larder_layout_t *layout = p->to[0].layout;
 
     for (uint32_t n = 1; n <= CHUNKS; n++) {
-        larder_lease_t *leases[GROUPS];
+        larder_lease_t *lease = NULL;
         uint32_t want = longest(p, n);
         larder_match_t m = {.struct_bytes = sizeof(m)};
 
@@ -64,17 +64,15 @@ static void check_lengths(fix_t *f, pair_t *p, bool dram)
                       LARDER_OK);
         check_match(p, &m, want, dram);
         assert_int_equal(m.cause == LARDER_CAUSE_NONE, want == n);
-        memset(leases, 0xee, sizeof(leases));
+        memset(&lease, 0xee, sizeof(lease));
         memset(&m, 0xee, sizeof(m));
-        assert_status(
-            larder_prefix_stage(p->space, layout, p->keys, n, 0, leases, &m),
-            want > 0 ? LARDER_OK : LARDER_MISS);
+        assert_status(larder_prefix_stage(p->space, layout, p->keys, n, NULL, 0,
+                                          &lease, &m),
+                      want > 0 ? LARDER_OK : LARDER_MISS);
         check_match(p, &m, want, true);
         assert_int_equal(m.cause == LARDER_CAUSE_NONE, want == n);
-        for (uint32_t g = 0; g < p->model.group_count; g++) {
-            assert_int_equal(leases[g] != NULL, want > 0);
-            larder_release(&leases[g]);
-        }
+        assert_int_equal(lease != NULL, want > 0);
+        larder_release(&lease);
     }
     /* What is being written down is held too. */
     larder_flush(f->lar, LARDER_TIER_SSD, LARDER_FOREVER);
@@ -362,7 +360,7 @@ static void test_refused_searches(void **state)
 {
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
-    larder_lease_t *leases[GROUPS];
+    larder_lease_t *lease = NULL;
     larder_match_t m = {.struct_bytes = sizeof(m)},
                    none = {.struct_bytes = sizeof(none)};
     ldr_rand_t r;
@@ -386,11 +384,11 @@ static void test_refused_searches(void **state)
     MATCH(p->space, layout, p->keys, 1, 0, NULL);
     MATCH(f->space, layout, p->keys, 1, 0, &m); /* other chunks */
     assert_non_null(strstr(larder_last_error(), "8 tokens"));
-    STAGE(p->space, NULL, p->keys, 1, 0, leases, &m);
-    STAGE(p->space, layout, NULL, 1, 0, leases, &m);
-    STAGE(p->space, layout, p->keys, 0, 0, leases, &m);
-    STAGE(p->space, layout, p->keys, 1, 0, NULL, &m);
-    STAGE(p->space, layout, p->keys, 1, 0, leases, NULL);
+    STAGE(p->space, NULL, p->keys, 1, NULL, 0, &lease, &m);
+    STAGE(p->space, layout, NULL, 1, NULL, 0, &lease, &m);
+    STAGE(p->space, layout, p->keys, 0, NULL, 0, &lease, &m);
+    STAGE(p->space, layout, p->keys, 1, NULL, 0, NULL, &m);
+    STAGE(p->space, layout, p->keys, 1, NULL, 0, &lease, NULL);
     assert_memory_equal(&m, &none, sizeof(m));
     pair_free(p);
     free(p);

@@ -95,7 +95,7 @@ static void test_late_stage(void **state)
 
         f->clock.tick_ns = 1000000;
         assert_status(
-            larder_prefix_stage(space, e.layout, keys, LONG,
+            larder_prefix_stage(space, e.layout, keys, LONG, NULL,
                                 i == 0 ? 100000 : (uint32_t)(ms * 3 / 4),
                                 &lease, &match),
             LARDER_OK);

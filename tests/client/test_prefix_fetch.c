@@ -14,7 +14,7 @@ static void check_pair(pair_t *p)
     for (uint32_t n = 1; n <= CHUNKS; n++) {
         fetched_t f = fetch_all(p, n);
 
-        release_all(p, f.leases); /* placing does not need them */
+        larder_release(&f.lease); /* placing does not need them */
         for (uint32_t i = 0; i < 3 * p->shards; i++) {
             engine_t *to = &p->to[i % p->shards];
             uint32_t steps = n * m->chunk_tokens / m->step;
@@ -159,7 +159,7 @@ static void test_many(void **state)
 {
     fix_t *f = fix(state);
     many_t *m = calloc(1, sizeof(*m));
-    larder_lease_t *leases[2];
+    larder_lease_t *lease = NULL;
     larder_match_t match = {.struct_bytes = sizeof(match)};
     fetched_t got = {0};
 
@@ -168,12 +168,12 @@ static void test_many(void **state)
     many_make(m, f->lar);
     many_save(m, 0);
     many_save(m, 1);
-    assert_status(larder_prefix_stage(m->space, m->layout, m->keys, LONG, 0,
-                                      leases, &match),
+    assert_status(larder_prefix_stage(m->space, m->layout, m->keys, LONG, NULL,
+                                      0, &lease, &match),
                   LARDER_OK);
     assert_int_equal(match.chunks, LONG);
     for (unsigned i = 0; i < 2; i++) {
-        assert_status(larder_prefix_fetch(m->space, m->layout, leases, m->keys,
+        assert_status(larder_prefix_fetch(m->space, m->layout, lease, m->keys,
                                           LONG, got.memory, got.bytes, 0,
                                           &got.bytes),
                       LARDER_OK);
@@ -181,8 +181,7 @@ static void test_many(void **state)
     }
     many_place(m, &got, 0);
     many_place(m, &got, 1);
-    larder_release(&leases[0]);
-    larder_release(&leases[1]);
+    larder_release(&lease);
     larder_layout_destroy(&m->layout);
     larder_space_close(&m->space);
     free(got.memory);
@@ -219,7 +218,7 @@ static void test_sizes(void **state)
         uint8_t *memory = room(size + 1);
 
         need = 0;
-        assert_status(larder_prefix_fetch(p->space, p->to[0].layout, got.leases,
+        assert_status(larder_prefix_fetch(p->space, p->to[0].layout, got.lease,
                                           p->keys, CHUNKS, memory, size, 0,
                                           &need),
                       LARDER_E_SIZE);
@@ -232,7 +231,7 @@ static void test_sizes(void **state)
     /* More room: what is behind it is left alone, and does no harm. */
     fetched_t wide = {.bytes = got.bytes + 5000};
     wide.memory = room(wide.bytes);
-    assert_status(larder_prefix_fetch(p->space, p->to[0].layout, got.leases,
+    assert_status(larder_prefix_fetch(p->space, p->to[0].layout, got.lease,
                                       p->keys, CHUNKS, wide.memory, wide.bytes,
                                       0, &need),
                   LARDER_OK);
@@ -244,7 +243,7 @@ static void test_sizes(void **state)
     place(p, &wide, 1, 0, CHUNKS);
     free(wide.memory);
     free(got.memory);
-    release_all(p, got.leases);
+    larder_release(&got.lease);
     pair_free(p);
     free(p);
 }
@@ -267,12 +266,12 @@ static void test_closed(void **state)
     fetched_t got = fetch_all(p, CHUNKS);
     assert_status(transport_close(&f->lar, LARDER_FOREVER), LARDER_OK);
     place(p, &got, 0, 0, CHUNKS);
-    assert_status(larder_prefix_fetch(p->space, p->to[0].layout, got.leases,
+    assert_status(larder_prefix_fetch(p->space, p->to[0].layout, got.lease,
                                       p->keys, CHUNKS, got.memory, got.bytes, 0,
                                       &need),
                   LARDER_E_CLOSED);
     assert_int_equal(need, 9);
-    release_all(p, got.leases);
+    larder_release(&got.lease);
     larder_space_close(&p->space);
     place(p, &got, 1, 0, CHUNKS);
     place(p, &got, 0, 16, CHUNKS);
@@ -290,7 +289,7 @@ static void check_away(pair_t *p, fetched_t *got)
 
     for (unsigned i = 0; i < 2; i++) {
         larder_status_t st = larder_prefix_fetch(
-            p->space, p->to[0].layout, got->leases, p->keys, CHUNKS,
+            p->space, p->to[0].layout, got->lease, p->keys, CHUNKS,
             i == 0 ? NULL : got->memory, got->bytes, TIMEOUT_MS, &need);
 
         assert_true(st == LARDER_E_DEADLINE || st == LARDER_E_OFFLINE);
@@ -335,8 +334,8 @@ static void test_away(void **state)
     place(p, &again, 1, 0, CHUNKS);
     check_away(p, &got);
     place(p, &again, 1, 0, CHUNKS);
-    release_all(p, got.leases);
-    release_all(p, again.leases);
+    larder_release(&got.lease);
+    larder_release(&again.lease);
     free(got.memory);
     free(again.memory);
     larder_close(&the_daemon.admin, 0);
@@ -364,7 +363,7 @@ static void test_late(void **state)
         memset(got.memory, 0, got.bytes);
         f->clock.tick_ns = tick_ms * 1000000;
         larder_status_t st =
-            larder_prefix_fetch(p->space, p->to[0].layout, got.leases, p->keys,
+            larder_prefix_fetch(p->space, p->to[0].layout, got.lease, p->keys,
                                 CHUNKS, got.memory, got.bytes, 15, &need);
         f->clock.tick_ns = 0;
         if (st == LARDER_OK) {
@@ -377,7 +376,7 @@ static void test_late(void **state)
         }
     }
     assert_true(late > 5 && done > 0);
-    release_all(p, got.leases);
+    larder_release(&got.lease);
     free(got.memory);
     pair_free(p);
     free(p);
@@ -395,15 +394,15 @@ static void test_missing(void **state)
     ldr_rand_seed(&r, 89);
     fix_open_dram(f, "dram=32M");
     for (uint32_t i = 0; i < 6; i++) {
-        larder_lease_t *leases[GROUPS];
+        larder_lease_t *lease = NULL;
         size_t need = 9;
 
         pair_fixed(p, f->lar, &r, 8700 + i, 2);
         pair_save(p, 0);
         pair_save(p, 1);
         fetched_t got = fetch_all(p, CHUNKS);
-        release_all(p, got.leases);
-        stage_all(p, CHUNKS, leases);
+        larder_release(&got.lease);
+        stage_all(p, CHUNKS, &lease);
         larder_item_t item = {.key = &p->keys[CHUNKS - 1],
                               .group = (uint16_t)(i / 2),
                               .shard = (uint16_t)(i % 2)};
@@ -412,15 +411,14 @@ static void test_missing(void **state)
         assert_status(item.status, LARDER_OK);
         memset(got.memory, 0, got.bytes);
         for (unsigned k = 0; k < 2; k++) {
-            assert_status(larder_prefix_fetch(p->space, p->to[0].layout, leases,
-                                              p->keys, CHUNKS,
-                                              k == 0 ? NULL : got.memory,
-                                              got.bytes, 0, &need),
+            assert_status(larder_prefix_fetch(
+                              p->space, p->to[0].layout, lease, p->keys, CHUNKS,
+                              k == 0 ? NULL : got.memory, got.bytes, 0, &need),
                           LARDER_MISS);
         }
         assert_int_equal(need, 9);
         check_refused(p, got.memory, got.bytes, CHUNKS, LARDER_E_CORRUPT);
-        release_all(p, leases);
+        larder_release(&lease);
         free(got.memory);
         pair_free(p);
     }
@@ -462,7 +460,7 @@ static void test_wrong_length(void **state)
         fetched_t got = fetch_all(p, CHUNKS);
         check_refused(p, got.memory, got.bytes, CHUNKS, LARDER_E_CORRUPT);
         place(p, &got, 1, 0, CHUNKS); /* the other rank's are right */
-        release_all(p, got.leases);
+        larder_release(&got.lease);
         free(got.memory);
         pair_free(p);
     }
@@ -483,8 +481,8 @@ static void test_refused_fetches(void **state)
     pair_fixed(p, f->lar, &r, 9100, 1);
     pair_save(p, 0);
     const larder_layout_t *layout = p->to[0].layout;
-    larder_lease_t *l[GROUPS], *none[GROUPS] = {NULL};
-    stage_all(p, 4, l);
+    larder_lease_t *l = NULL;
+    stage_all(p, 4, &l);
 #define FETCH(...)                                                             \
     assert_status(larder_prefix_fetch(__VA_ARGS__), LARDER_E_INVALID)
     FETCH(NULL, layout, l, p->keys, 4, NULL, 0, 0, &need);
@@ -494,7 +492,6 @@ static void test_refused_fetches(void **state)
     FETCH(p->space, layout, l, p->keys, 0, NULL, 0, 0, &need);
     FETCH(p->space, layout, l, p->keys, 4, NULL, 0, 0, NULL);
     FETCH(f->space, layout, l, p->keys, 4, NULL, 0, 0, &need);
-    FETCH(p->space, layout, none, p->keys, 4, NULL, 0, 0, &need);
     /* More than was staged, of a group that needs all of it. */
     FETCH(p->space, layout, l, p->keys, 5, NULL, 0, 0, &need);
     FETCH(p->space, layout, l, p->keys, UINT32_MAX, NULL, 0, 0, &need);
@@ -506,7 +503,7 @@ static void test_refused_fetches(void **state)
         LARDER_E_NO_MEMORY);
     ldr_fault_disarm_all();
     assert_int_equal(need, 9);
-    release_all(p, l);
+    larder_release(&l);
     pair_free(p);
     free(p);
 }

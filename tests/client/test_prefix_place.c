@@ -121,7 +121,7 @@ static void test_garbage(void **state)
     check_changed(p, &wide, AT_BYTES, 8, got.bytes + 8192);
     place(p, &wide, 0, 0, CHUNKS); /* it was the changes, after all */
     free(wide.memory);
-    release_all(p, got.leases);
+    larder_release(&got.lease);
     free(got.memory);
     pair_free(p);
     free(p);
@@ -158,7 +158,7 @@ static void test_no_such_rank(void **state)
         larder_prefix_place(p->to[0].layout, &m, got.memory, got.bytes),
         LARDER_E_CORRUPT);
     place(p, &got, 0, 0, CHUNKS);
-    release_all(p, got.leases);
+    larder_release(&got.lease);
     free(got.memory);
     pair_free(p);
     free(p);
@@ -230,8 +230,8 @@ static void test_another(void **state)
     check_refused(p, got.memory, got.bytes, 6, LARDER_E_CORRUPT);
     place(p, &got, 0, 0, 5);
     place(q, &other, 0, 8, 5);
-    release_all(p, got.leases);
-    release_all(q, other.leases);
+    larder_release(&got.lease);
+    larder_release(&other.lease);
     free(got.memory);
     free(other.memory);
     pair_free(p);
@@ -265,7 +265,7 @@ static void test_another_prompt(void **state)
     check_refused_as(p, p->keys, CHUNKS, got.memory, got.bytes, CHUNKS,
                      LARDER_E_CORRUPT); /* they begin after its end */
     place(p, &got, 0, 0, CHUNKS);
-    release_all(p, got.leases);
+    larder_release(&got.lease);
     free(got.memory);
     pair_free(p);
     free(p);
@@ -291,13 +291,13 @@ static void test_used_again(void **state)
     fetched_t got = fetch_all(p, CHUNKS);
     place(p, &got, 0, 0, CHUNKS);
     ldr_fault_arm(LDR_FAULT_copy_out, 2, 1);
-    assert_status(larder_prefix_fetch(p->space, p->to[0].layout, got.leases,
+    assert_status(larder_prefix_fetch(p->space, p->to[0].layout, got.lease,
                                       p->keys, CHUNKS, got.memory, got.bytes, 0,
                                       &need),
                   LARDER_MISS);
     ldr_fault_disarm_all();
     check_refused(p, got.memory, got.bytes, CHUNKS, LARDER_E_CORRUPT);
-    release_all(p, got.leases);
+    larder_release(&got.lease);
     free(got.memory);
     pair_free(p);
     free(p);
@@ -369,7 +369,7 @@ static void test_refused_places(void **state)
     place(p, &got, 0, 0, CHUNKS);
     place(p, &got, 0, FIXED, CHUNKS); /* nothing is left to place */
     larder_layout_destroy(&rules);
-    release_all(p, got.leases);
+    larder_release(&got.lease);
     free(got.memory);
     pair_free(p);
     free(p);

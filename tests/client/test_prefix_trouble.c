@@ -56,7 +56,7 @@ static void test_many_chunks(void **state)
                                   {LARDER_RULE_LAST, 4, 0, NULL, 0}}};
     fix_t *f = fix(state);
     larder_key_t *keys = malloc(LONG * sizeof(*keys));
-    larder_lease_t *leases[3];
+    larder_lease_t *lease = NULL;
     larder_match_t match = {.struct_bytes = sizeof(match)},
                    staged = {.struct_bytes = sizeof(staged)};
     wide_t a, b;
@@ -71,20 +71,13 @@ static void test_many_chunks(void **state)
     /* 6000 - 2500 + 1 tokens are out of the window. */
     assert_int_equal(match.tier_chunks[LARDER_TIER_DRAM],
                      1500 + (1500 - 3501 / 4) + 1);
-    assert_status(
-        larder_prefix_stage(space, b.layout, keys, LONG, 0, leases, &staged),
-        LARDER_OK);
-    if (transport_is("strict")) { /* as much as the window has room for */
-        assert_in_range(staged.chunks, LONG / 8, LONG - 1);
-        assert_int_equal(staged.cause, LARDER_CAUSE_FULL);
-    } else {
-        assert_int_equal(staged.chunks, LONG);
-        assert_int_equal(staged.tier_chunks[LARDER_TIER_DRAM],
-                         match.tier_chunks[LARDER_TIER_DRAM]);
-    }
-    for (uint32_t g = 0; g < 3; g++) {
-        larder_release(&leases[g]);
-    }
+    assert_status(larder_prefix_stage(space, b.layout, keys, LONG, NULL, 0,
+                                      &lease, &staged),
+                  LARDER_OK);
+    assert_int_equal(staged.chunks, LONG);
+    assert_int_equal(staged.tier_chunks[LARDER_TIER_DRAM],
+                     match.tier_chunks[LARDER_TIER_DRAM]);
+    larder_release(&lease);
     assert_int_equal(stats_of(f->lar).dram_leased_chunks, 0);
     /* The window of any longer prefix, up to 1250 + 624, has chunk 1250. */
     larder_item_t item = {.key = &keys[1250], .group = 1};
@@ -137,7 +130,7 @@ static void test_beyond_arena(void **state)
                        .groups = {{.block_tokens = 4}, {.block_tokens = 4}}};
     fix_t *f = fix(state);
     larder_key_t keys[LONG];
-    larder_lease_t *leases[2];
+    larder_lease_t *lease = NULL;
     larder_match_t match = {.struct_bytes = sizeof(match)};
     wide_t a, b;
     ldr_rand_t r;
@@ -156,21 +149,15 @@ static void test_beyond_arena(void **state)
                   LARDER_OK);
     assert_int_equal(match.chunks, LONG);
     for (unsigned i = 0; i < 2; i++) {
-        assert_status(
-            larder_prefix_stage(space, b.layout, keys, LONG, 0, leases, &match),
-            LARDER_OK);
-        if (transport_is("strict")) { /* they lie in the window */
-            assert_int_equal(match.chunks, LONG);
-        } else {
-            assert_in_range(match.chunks, 4, 8);
-            assert_int_equal(match.cause, LARDER_CAUSE_FULL);
-        }
+        assert_status(larder_prefix_stage(space, b.layout, keys, LONG, NULL, 0,
+                                          &lease, &match),
+                      LARDER_OK);
+        assert_in_range(match.chunks, 4, 8);
+        assert_int_equal(match.cause, LARDER_CAUSE_FULL);
         assert_int_equal(match.tier_chunks[0] + match.tier_chunks[1],
                          2 * match.chunks);
-        for (uint32_t g = 0; g < 2; g++) {
-            assert_non_null(leases[g]);
-            larder_release(&leases[g]);
-        }
+        assert_non_null(lease);
+        larder_release(&lease);
     }
     larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
                           .keys = keys,
@@ -208,15 +195,15 @@ static void test_beyond_window(void **state)
     larder_space_t *space = model_space(f->lar, &m, 1);
     move_all(space, &a, &b, keys, &match);
     assert_status(put_n(f->space, 1, LARGE), LARDER_OK);
-    assert_status(
-        larder_prefix_stage(space, b.layout, keys, LONG, 2000, &lease, &match),
-        LARDER_OK);
+    assert_status(larder_prefix_stage(space, b.layout, keys, LONG, NULL, 2000,
+                                      &lease, &match),
+                  LARDER_OK);
     uint8_t *memory = malloc(2 * LONG * BYTES);
-    assert_status(larder_prefix_fetch(space, b.layout, &lease, keys,
+    assert_status(larder_prefix_fetch(space, b.layout, lease, keys,
                                       match.chunks, memory, 2 * LONG * BYTES,
                                       2000, &bytes),
                   LARDER_OK);
-    assert_int_equal(match.chunks, strict ? (1 << 20) / BYTES : LONG);
+    assert_int_equal(match.chunks, LONG);
     larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
                           .keys = keys,
                           .tables = b.tables,
@@ -234,9 +221,8 @@ static void test_beyond_window(void **state)
     assert_status(larder_run(space, LARDER_OP_PUT, &item, 1, &params), 0);
     assert_status(item.status, LARDER_E_MISMATCH);
     assert_status(larder_stage(f->space, &large, 1, 0, 2000, &other, &match),
-                  strict ? LARDER_MISS : LARDER_OK);
-    assert_int_equal(match.cause,
-                     strict ? LARDER_CAUSE_FULL : LARDER_CAUSE_NONE);
+                  LARDER_OK);
+    assert_int_equal(match.cause, LARDER_CAUSE_NONE);
     larder_release(&lease);
     larder_release(&other);
     assert_status(larder_stage(f->space, &large, 1, 0, 2000, &other, &match),
@@ -253,7 +239,7 @@ static void test_lease_limit(void **state)
 {
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
-    larder_lease_t *leases[GROUPS];
+    larder_lease_t *lease = NULL;
     larder_match_t none = {.struct_bytes = sizeof(none)},
                    m = {.struct_bytes = sizeof(m)};
     ldr_rand_t r;
@@ -263,30 +249,26 @@ static void test_lease_limit(void **state)
     fix_open_dram(f, "dram=32M&leases=10");
     pair_fixed(p, f->lar, &r, 7003, 1);
     pair_save(p, 0);
-    memset(leases, 0xee, sizeof(leases));
+    memset(&lease, 0xee, sizeof(lease));
     m = none;
     assert_status(larder_prefix_stage(p->space, p->to[0].layout, p->keys,
-                                      CHUNKS, 0, leases, &m),
+                                      CHUNKS, NULL, 0, &lease, &m),
                   LARDER_E_LIMIT);
     assert_memory_equal(&m, &none, sizeof(m)); /* set only on success */
-    for (uint32_t g = 0; g < 3; g++) {
-        assert_null(leases[g]);
-    }
+    assert_null(lease);
     assert_int_equal(stats_of(f->lar).dram_leased_chunks, 0);
-    assert_status(larder_prefix_stage(p->space, p->to[0].layout, p->keys, 5, 0,
-                                      leases, &m),
+    assert_status(larder_prefix_stage(p->space, p->to[0].layout, p->keys, 5,
+                                      NULL, 0, &lease, &m),
                   LARDER_OK);
     assert_int_equal(m.chunks, 5);
-    for (uint32_t g = 0; g < 3; g++) {
-        larder_release(&leases[g]);
-    }
+    larder_release(&lease);
     pair_free(p);
     free(p);
 }
 
 /* ---- no memory ---- */
 
-static larder_status_t call(pair_t *p, unsigned which, larder_lease_t **leases)
+static larder_status_t call(pair_t *p, unsigned which, larder_lease_t **lease_p)
 {
     const larder_layout_t *layout = p->to[0].layout;
     larder_table_t tables[GROUPS];
@@ -296,8 +278,8 @@ static larder_status_t call(pair_t *p, unsigned which, larder_lease_t **leases)
         return larder_prefix_match(p->space, layout, p->keys, CHUNKS, 0, &m);
     }
     if (which == 1) {
-        return larder_prefix_stage(p->space, layout, p->keys, CHUNKS, 0, leases,
-                                   &m);
+        return larder_prefix_stage(p->space, layout, p->keys, CHUNKS, NULL, 0,
+                                   lease_p, &m);
     }
     larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
                           .keys = p->keys,
@@ -339,23 +321,20 @@ static void test_no_memory(void **state)
         larder_run(p->space, which < 2 ? LARDER_OP_REMOVE : LARDER_OP_EXISTS,
                    &item, 1, NULL);
         do {
-            larder_lease_t *leases[GROUPS] = {NULL};
+            larder_lease_t *lease = NULL;
 
             ldr_fault_arm(LDR_FAULT_alloc, failures + 1, 1);
-            st = call(p, which, leases);
+            st = call(p, which, &lease);
             ldr_fault_disarm_all();
             failures += st != LARDER_OK;
-            for (uint32_t g = 0; g < 3; g++) {
-                assert_int_equal(leases[g] != NULL,
-                                 st == LARDER_OK && which == 1);
-                larder_release(&leases[g]);
-            }
+            assert_int_equal(lease != NULL, st == LARDER_OK && which == 1);
+            larder_release(&lease);
             if (st != LARDER_OK) {
                 assert_status(st, LARDER_E_NO_MEMORY);
             }
             assert_int_equal(stats_of(f->lar).dram_leased_chunks, 0);
         } while (st != LARDER_OK && failures < 30);
-        assert_in_range(failures, 2, 20);
+        assert_in_range(failures, 1, 20);
     }
     pair_free(p);
     free(p);
@@ -367,7 +346,7 @@ static void test_closed(void **state)
 {
     fix_t *f = fix(state);
     pair_t *p = calloc(1, sizeof(*p));
-    larder_lease_t *held[GROUPS] = {NULL}, *leases[GROUPS] = {NULL};
+    larder_lease_t *held = NULL, *lease = NULL;
     larder_match_t m = {.struct_bytes = sizeof(m)};
     ldr_rand_t r;
 
@@ -376,16 +355,14 @@ static void test_closed(void **state)
     pair_fixed(p, f->lar, &r, 7005, 1);
     pair_save(p, 0);
     assert_status(larder_prefix_stage(p->space, p->to[0].layout, p->keys,
-                                      CHUNKS, 0, held, &m),
+                                      CHUNKS, NULL, 0, &held, &m),
                   LARDER_OK);
     assert_status(transport_close(&f->lar, LARDER_FOREVER), LARDER_OK);
     for (unsigned which = 0; which < 4; which++) {
-        assert_status(call(p, which, leases), LARDER_E_CLOSED);
+        assert_status(call(p, which, &lease), LARDER_E_CLOSED);
     }
-    for (uint32_t g = 0; g < 3; g++) {
-        assert_null(leases[g]);
-        larder_release(&held[g]);
-    }
+    assert_null(lease);
+    larder_release(&held);
     pair_free(p);
     free(p);
 }
@@ -455,7 +432,7 @@ static void check_away(pair_t *p)
     enum { TIMEOUT_MS = 200 };
     engine_t *from = &p->from[0], *to = &p->to[0];
     larder_table_t tables[GROUPS];
-    larder_lease_t *leases[GROUPS];
+    larder_lease_t *lease = NULL;
     larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
                           .keys = p->keys,
                           .tables = tables,
@@ -471,12 +448,12 @@ static void check_away(pair_t *p)
     assert_true(m.cause == LARDER_CAUSE_DEADLINE ||
                 m.cause == LARDER_CAUSE_OFFLINE);
     assert_status(larder_prefix_stage(p->space, to->layout, p->keys, CHUNKS,
-                                      TIMEOUT_MS, leases, &m),
+                                      NULL, TIMEOUT_MS, &lease, &m),
                   LARDER_MISS);
     assert_int_equal(m.chunks, 0);
     assert_true(m.cause == LARDER_CAUSE_DEADLINE ||
                 m.cause == LARDER_CAUSE_OFFLINE);
-    assert_true(leases[0] == NULL && leases[1] == NULL && leases[2] == NULL);
+    assert_true(lease == NULL);
     engine_tables(from, tables);
     assert_status(larder_prefix_save(p->space, from->layout, &move), LARDER_OK);
     /* By shared memory some may get there without an answer. */
@@ -542,7 +519,7 @@ static void *job_main(void *arg)
     for (unsigned i = 0; i < 30 && j->failed == NULL; i++) {
         uint32_t n = 1 + below(&j->rand, CHUNKS);
         larder_table_t tables[GROUPS];
-        larder_lease_t *leases[GROUPS] = {NULL};
+        larder_lease_t *lease = NULL;
         larder_move_t move = {.struct_bytes = sizeof(larder_move_t),
                               .keys = p->keys,
                               .tables = tables,
@@ -550,17 +527,15 @@ static void *job_main(void *arg)
         larder_match_t m = {.struct_bytes = sizeof(m)};
 
         engine_expect(&j->to, 0, move.end, tables);
-        if (larder_prefix_stage(p->space, j->to.layout, p->keys, n, 0, leases,
-                                &m) != LARDER_OK ||
+        if (larder_prefix_stage(p->space, j->to.layout, p->keys, n, NULL, 0,
+                                &lease, &m) != LARDER_OK ||
             m.chunks != n) {
             j->failed = "stage";
         }
         if (larder_prefix_load(p->space, j->to.layout, &move) != LARDER_OK) {
             j->failed = "load";
         }
-        for (uint32_t g = 0; g < p->model.group_count; g++) {
-            larder_release(&leases[g]);
-        }
+        larder_release(&lease);
         for (uint32_t k = 0; k < j->to.region_count; k++) {
             if (memcmp(j->to.regions[k].base, j->to.expected[k],
                        j->to.regions[k].bytes) != 0) {

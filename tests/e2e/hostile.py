@@ -7,7 +7,8 @@ import pytest
 
 import wireclient as w
 from wireclient import (batch_body, crc32c, ends_body, extent_body, hello_body,
-                        key_of, match_body, name_row, save_row, space_body)
+                        key_of, match_body, name_row, save_row, space_body,
+                        stage_body)
 
 BOTH = ("unix", "tcp")
 both = pytest.mark.parametrize("transport", BOTH)
@@ -41,6 +42,7 @@ def plausible(space=0):
         w.REVOKE: extent_body(0, 1), w.REVOKED: extent_body(0, 1),
         w.SPACE: space_body("space"), w.RESET: struct.pack("<I", space),
         w.MATCH: match_body(space, [key]), w.EXISTS: names, w.REMOVE: names,
+        w.STAGE: stage_body(space, [key]),
         w.FLUSH: struct.pack("<I", 0), w.STATS: b"", w.METRICS: b"",
         w.REPORT: names, w.GET: names, w.PUT: save, w.LEASE: names,
         w.RELEASE: ends_body([(0, 0, 0)]), w.RESERVE: save,

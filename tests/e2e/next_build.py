@@ -44,15 +44,16 @@ EDITS = (
      "        frame->arg == (uint32_t)LARDER_E_TIER_OFF\n"
      "        ? (uint32_t)LARDER_E_NEXT : frame->arg);\n"),
     # All that is in dram is in the new tier.
-    ("src/server/ops.c",
-     "    ldr_reply(r, LARDER_OK, body, ldr_put_matched(body, &out));\n",
-     "    out.tier_chunks[LARDER_TIER_NEXT] = out.tier_chunks[0];\n"
-     "    out.tier_bytes[LARDER_TIER_NEXT] = out.tier_bytes[0];\n"
-     "    out.tier_chunks[0] = 0, out.tier_bytes[0] = 0;\n"
-     "    if (out.cause == LARDER_CAUSE_ABSENT) {\n"
-     "        out.cause = LARDER_CAUSE_NEXT;\n"
-     "    }\n"
-     "    ldr_reply(r, LARDER_OK, body, ldr_put_matched(body, &out));\n"),
+    ("src/wire/batch.c",
+     "size_t ldr_put_matched(uint8_t *at, const larder_match_t *m)\n{\n",
+     "size_t ldr_put_matched(uint8_t *at, const larder_match_t *from)\n{\n"
+     "    larder_match_t own = *from, *m = &own;\n"
+     "    own.tier_chunks[LARDER_TIER_NEXT] = own.tier_chunks[0];\n"
+     "    own.tier_bytes[LARDER_TIER_NEXT] = own.tier_bytes[0];\n"
+     "    own.tier_chunks[0] = 0, own.tier_bytes[0] = 0;\n"
+     "    if (own.cause == LARDER_CAUSE_ABSENT) {\n"
+     "        own.cause = LARDER_CAUSE_NEXT;\n"
+     "    }\n"),
     ("src/server/ops.c",
      "    ldr_reply(r, LARDER_OK, body, ldr_put_stats(body, &stats));\n",
      "    stats.misses[LARDER_CAUSE_NEXT] =\n"

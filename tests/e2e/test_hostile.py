@@ -13,6 +13,7 @@ from daemon import in_child, until
 from hostile import (K, SEED, TOKEN, both, plausible, value_of, with_token)
 from wireclient import (Ended, batch_body, crc32c, ends_body, extent_body,
                         frame, hello_body, key_of, match_body, name_row,
+                        places_body, stage_body,
                         save_row, space_body)
 
 
@@ -455,26 +456,46 @@ def other_cases():
         yield Case(f"reset with {len(body)} bytes", w.RESET, body, ENDS)
         yield Case(f"flush with {len(body)} bytes", w.FLUSH, body, ENDS)
         yield Case(f"list with {len(body)} bytes", w.LIST, body, ENDS)
-        yield Case(f"asked with {len(body)} bytes", w.ASKED, body, ENDS)
+        yield Case(f"stage with {len(body)} bytes", w.STAGE, body, ENDS)
     for cursor in BIG:
         yield Case(f"list from {cursor}", w.LIST, number(cursor), w.OK)
-    for asked, found in ((2**24 + 1, 0), (2**32 - 1, 2**32 - 1), (1, 2)):
-        yield Case(f"asked {asked}, found {found}", w.ASKED,
-                   struct.pack("<III", 0, asked, found), ENDS)
-    yield Case("asked in no space", w.ASKED, struct.pack("<III", 9, 1, 1),
-               w.E_SPACE)
     for tier in (n for n in BIG if n > 2):
         yield Case(f"flush tier {tier}", w.FLUSH, number(tier),
                    w.E_UNSUPPORTED)
     for group in (64, 65535):
         yield Case(f"match group {group}", w.MATCH,
-                   match_body(0, [K], group), w.E_INVALID)
-    yield Case("match reserved", w.MATCH, match_body(0, [K], reserved=2), ENDS)
-    for count in (0, 2, 2**27 + 1, 2**32 - 1):
-        yield Case(f"match count {count}", w.MATCH,
-                   match_body(0, [K], count=count), ENDS)
-    yield Case("match head", w.MATCH, bytes(11), ENDS)
-    yield Case("match of nothing", w.MATCH, match_body(0, []), w.OK)
+                   match_body(0, [K], group), ENDS)
+        yield Case(f"stage group {group}", w.STAGE,
+                   stage_body(0, [K], group), ENDS)
+    for opcode, body in ((w.MATCH, match_body), (w.STAGE, stage_body)):
+        name = {w.MATCH: "match", w.STAGE: "stage"}[opcode]
+        yield Case(f"{name} reserved", opcode, body(0, [K], reserved=2), ENDS)
+        yield Case(f"{name} flags", opcode, body(0, [K], flags=2), ENDS)
+        for count in (0, 2, 2**27 + 1, 2**32 - 1):
+            yield Case(f"{name} count {count}", opcode,
+                       body(0, [K], count=count), ENDS)
+        for groups in (0, 2, 65, 2**32 - 1):
+            yield Case(f"{name} of {groups} groups", opcode,
+                       body(0, [K], groups=groups), ENDS)
+        yield Case(f"{name} head", opcode, body(0, [])[:11], ENDS)
+        yield Case(f"{name} of nothing", opcode, body(0, []), w.OK)
+        yield Case(f"{name} needs nothing", opcode, body(0, [K], needs=0), w.OK)
+    yield Case("stage in no space", w.STAGE, stage_body(9, [K]), w.E_SPACE)
+    for mask in (32, 2**63):
+        yield Case(f"stage mask {mask}", w.STAGE,
+                   stage_body(0, [K], mask=mask), w.E_UNSUPPORTED)
+    token = bytes(range(16))
+    for places in ([(0, 0, 0)], [(65535, 65535, 2**32 - 1)] * 4096):
+        yield Case(f"{len(places)} places of no token", w.LEASE,
+                   places_body(0, token, places),
+                   [w.E_INVALID if p[0] > 63 else w.MISS for p in places])
+    yield Case("places in no space", w.LEASE,
+               places_body(9, token, [(0, 0, 0)]), w.E_SPACE)
+    for count in (0, 2, 2**32 - 1):
+        yield Case(f"{count} places", w.LEASE,
+                   places_body(0, token, [(0, 0, 0)], count=count), ENDS)
+    yield Case("half a token", w.LEASE,
+               places_body(0, token, [])[:24], ENDS)
     for opcode, name in ((w.PING, "ping"), (w.STATS, "stats"),
                          (w.METRICS, "metrics")):
         yield Case(f"{name} with a body", opcode, b"x", ENDS)

@@ -32,10 +32,11 @@ PLAIN, CHECKED, ABORT = 0, 1, 2
  EXISTS, REMOVE, FLUSH, STATS, METRICS, REPORT, GET, PUT, LEASE, RELEASE,
  RESERVE, COMMIT, ADMIN) = (1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 20, 21, 22,
                             23, 24, 32, 33, 48, 49, 50, 51, 64)
-ASKED, LIST = 26, 27
+LIST, STAGE = 27, 28
+BATCH_TOKEN = 0x20000000
 OPCODES = (HELLO, AUTH, PING, ATTACH, EXTENT, REVOKE, REVOKED, SPACE, RESET,
            MATCH, EXISTS, REMOVE, FLUSH, STATS, METRICS, REPORT, GET, PUT,
-           LEASE, RELEASE, RESERVE, COMMIT, ADMIN)
+           LEASE, RELEASE, RESERVE, COMMIT, ADMIN, STAGE)
 
 OK, PRESENT, MISS, PENDING = 0, 1, 2, 3
 E_INVALID, E_SIZE, E_SPACE, E_FULL = -1, -2, -4, -5
@@ -159,9 +160,33 @@ def key_of(name):
     return hashlib.sha256(name.encode()).digest()
 
 
-def match_body(space, keys, group=0, *, reserved=0, count=None):
-    return struct.pack("<IHHI", space, group, reserved,
-                       len(keys) if count is None else count) + b"".join(keys)
+def match_body(space, keys, group=0, *, flags=0, count=None, groups=1,
+               reserved=0, needs=0xffffffff):
+    """Of one group of which all is needed."""
+    return (struct.pack("<IIIIHHI", space, flags,
+                        len(keys) if count is None else count, groups,
+                        group, reserved, needs) + b"".join(keys))
+
+
+def stage_body(space, keys, group=0, *, mask=0, tiers=0, percent=0,
+               bytes_max=0, chunk_ns=0, speed=0, **more):
+    return (struct.pack("<QIIQQQ", mask, tiers, percent, bytes_max, chunk_ns,
+                        speed) + match_body(space, keys, group, **more))
+
+
+def places_body(space, token, places, *, flags=0, count=None):
+    """LEASE of what is staged: (group, shard, chunk)."""
+    return (struct.pack("<IIII16s", space,
+                        len(places) if count is None else count,
+                        flags | BATCH_TOKEN, 0, token)
+            + b"".join(struct.pack("<HHI", *place) for place in places))
+
+
+def staged(reply):
+    """Lease, token, chunks found, tried and staged."""
+    lease, token, found, tried = struct.unpack_from("<Q16sII", reply.body)
+    return lease, token, found, tried, struct.unpack_from("<I", reply.body,
+                                                          64)[0]
 
 
 def name_row(key, group=0, shard=0, room=VALUE_MAX, reserved=0):

@@ -197,7 +197,7 @@ static void test_after(void **state)
             larder_prefix_place(to->layout, &move, got.memory, got.bytes), 0);
         engine_check(to);
         put_end(later);
-        release_all(p, got.leases);
+        larder_release(&got.lease);
         free(got.memory);
         pair_free(p);
     }

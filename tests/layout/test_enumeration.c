@@ -383,7 +383,9 @@ static void check_longest(const model_t *m, uint32_t chunks,
                           const uint8_t *const *here)
 {
     uint32_t want = longest(m, chunks, here);
-    uint32_t got = ldr_layout_longest(m->layout, chunks, here);
+    ldr_need_t needs[LARDER_GROUPS_MAX];
+    uint32_t count = ldr_layout_list_needs(m->layout, needs);
+    uint32_t got = ldr_needs_longest(needs, count, chunks, here);
 
     require(got == want, "%u of %u chunks instead of %u", got, chunks, want);
 }

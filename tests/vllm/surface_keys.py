@@ -381,37 +381,25 @@ def test_switches_that_are_none(given):
 
 
 def on_disk(tokens, load_us):
-    return _lib.Match(chunks=tokens // 256, load_us=load_us,
-                      tier_bytes=(0, tokens * 2048, 0))
+    return _lib.Match(tried=tokens // 256, tried_us=load_us,
+                      tried_below_bytes=tokens * 2048)
 
 
-def test_what_is_never_there_in_time_is_not_tried():
-    """Prefill is slower than the time that a request may wait, the disk is
-    faster than prefill and slower than that time: trying it would only cost
-    that time, again and again."""
-    rate, box = lookup.Rate(), 0.5
-    rate.tokens_per_second = 2000.0
-    match = on_disk(2560, 20000)
-    assert rate.wins(2560, match, box)
-    rate.staged(match, 2560, box, late=True)
-    assert not rate.wins(2560, match, box)
-    rate.staged(on_disk(512, 4000), 512, 0.01)  # it is fast again
-    rate.staged(on_disk(512, 4000), 512, 0.01)
-    assert rate.wins(2560, match, box)
-    # From memory nothing is waited for.
-    in_dram = _lib.Match(load_us=600000, tier_bytes=(1, 0, 0))
-    assert rate.wins(2560, in_dram, box)
-    assert not rate.wins(2560, on_disk(2560, 600000), box)
-
-
-def test_what_hardly_wins_is_not_tried():
-    """From a disk: it might as well lose. From memory it is known."""
+def test_what_the_node_is_told_of_the_engine():
+    """How long a chunk takes to compute, how fast loads from memory were, and
+    how much longer disks took than the node expected. (tests/python/test_stage
+    has what it makes of that.)"""
     rate = lookup.Rate()
-    rate.tokens_per_second = 10000.0  # 256 ms for these
-    assert rate.wins(2560, on_disk(2560, 200000), 0.5)
-    assert not rate.wins(2560, on_disk(2560, 210000), 0.5)
-    assert rate.wins(2560, _lib.Match(load_us=250000, tier_bytes=(1, 0, 0)),
-                     0.5)
+    assert rate.worth(256) == {}  # what is not known does not decide
+    rate.tokens_per_second = 2000.0
+    assert rate.worth(256) == {"chunk_ns": 128000000, "below_percent": 100}
+    rate.staged(on_disk(2560, 20000), 2560, 0.5, late=True)
+    assert rate.worth(256)["below_percent"] > 2000  # not done by then
+    for _ in range(2):
+        rate.staged(on_disk(512, 4000), 512, 0.01)  # it is fast again
+    assert rate.worth(256)["below_percent"] < 1000
+    rate.loaded(1 << 30, 0.5)
+    assert rate.worth(256)["dram_speed"] == 1 << 31
 
 
 def test_a_load_that_was_slow_is_not_for_ever():
@@ -421,21 +409,17 @@ def test_a_load_that_was_slow_is_not_for_ever():
     rate.tokens_per_second = 2000.0
     match = _lib.Match(chunks=10, tier_bytes=(2560 * 8192, 0, 0))
     rate.loaded(match.tier_bytes[0], 100.0)
-    assert not rate.wins(2560, match, 0.5)
+    slow = rate.worth(256)["dram_speed"]
     finder = lookup.Finder.__new__(lookup.Finder)
     finder.rate, finder.layout = rate, None
     finder._options = SimpleNamespace(lookup_ms=500)
     finder._space = SimpleNamespace(match=lambda *_: match)
     look = SimpleNamespace(matched=10, keys=b"")
-    tries = 0
-    while not rate.wins(2560, match, 0.5):
+    for tries in range(1, 5):
         finder._probed = float("-inf")
         finder._probe(look)
         finder._probe(look)  # not twice in a while
-        tries += 1
-    assert 4 < tries < 10
-    rate.loaded(match.tier_bytes[0], 0.01)
-    assert rate.wins(2560, match, 0.5)
+        assert rate.worth(256)["dram_speed"] == slow << tries
 
 
 @pytest.mark.parametrize("cause, staged, stored", [
@@ -450,11 +434,11 @@ def test_what_is_lost_is_saved_again(cause, staged, stored):
     finder._hold_known = True
     finder._options = SimpleNamespace(lookup_ms=500, load="auto")
     finder._events, finder._eagle, finder._size = None, False, 256
+    finder._whole = True
     lease = object() if staged else None
-    finder._space = SimpleNamespace(
-        match=lambda *_: _lib.Match(chunks=4, tier_bytes=(4 << 20, 0, 0)),
-        stage=lambda *_: (lease, _lib.Match(
-            chunks=staged, cause=_lib.CAUSES.index(cause))))
+    finder._space = SimpleNamespace(stage=lambda *_: (lease, _lib.Match(
+        chunks=staged, found=4, tried=4, tried_bytes=4 << 20,
+        cause=_lib.CAUSES.index(cause))))
     look = lookup.Lookup("r", b"", 4, None, 0.5)
     finder._find(look)
     assert (look.matched, look.chunks, look.stored) == (4, staged, stored)

@@ -38,10 +38,12 @@ class Early:
         self._entered = threading.Lock()
         self._entered.acquire()
 
-    def begin(self, keys: bytes, begin: int, end: int) -> None:
-        """keys: from the first chunk on."""
+    def begin(self, keys: bytes, token: bytes, begin: int, end: int) -> None:
+        """keys: from the first chunk on; token: of the lease on them."""
         self.request.keys = keys
         self.request.begin, self.request.end = begin, end
+        if token:
+            self.request.token[:] = token
         self.begun = True
         self._jobs.put(self)
 

@@ -1,9 +1,9 @@
 """Looking prompts up: in threads, so that the scheduler never waits.
 
-A lookup matches a prompt's chunks, decides how many of them are worth loading,
-stages these and holds them until the load is done. What all lookups hold
-together is bounded: one that finds too much held already only matches, and is
-made again when there is room.
+A lookup stages a prompt's chunks, as many as are worth loading, in one round
+trip, and holds them until the load is done. What all lookups hold together is
+bounded: one that finds too much held already stages nothing, and is made again
+when there is room.
 """
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ LINK_SPEED = 2e10  # bytes a second: of a GPU's link, until it is known
 JOIN_SECONDS = 5
 RELEASE_CHUNKS = 64  # more than this: a thread gives them back
 LOOKS_MAX = 256  # requests that wait for adapters' files
-WORTH = 0.8  # of what computing takes: a disk is not that well known
+LIMITS = {_lib.LIMIT_TIER: "tier", _lib.LIMIT_SLOWER: "slower",
+          _lib.LIMIT_BYTES: "crowded"}  # why not all that was found
 LOST = ("absent", "evicted", "corrupt", "stale", "io")  # causes
 
 
@@ -136,6 +137,11 @@ class Lookup:
         if not self.waited:
             self.waited = True
             self.over.acquire(timeout=seconds)
+
+    @property
+    def token(self) -> bytes:
+        """What workers load by."""
+        return self.lease.token if self.lease is not None else b""
 
     def left_ms(self) -> int:
         return max(1, int((self.deadline - time.monotonic()) * 1000))
@@ -240,7 +246,7 @@ class Finder:
         end = look.chunks * self._size
         if self._eagle and self._whole and end > 0:
             # As the engine's own lookup does: the drafter needs the last
-            # block's hidden states. (Other models: see _worth.)
+            # block's hidden states. (Other models: see _find.)
             end -= self._block
         return end
 
@@ -347,6 +353,7 @@ class Finder:
                 or self._held + sum(look.tier_bytes) <= self._hold_max)
 
     def _book(self, look: Lookup) -> bool:
+        """Others may have taken the room meanwhile."""
         with self.lock:
             if not self.fits(look):
                 return False
@@ -354,54 +361,89 @@ class Finder:
             self._held += look.booked
         return True
 
+    def _limits(self, look: Lookup) -> dict[str, int]:
+        """What is worth staging, for the node to go by."""
+        found: dict[str, int] = {}
+        held = self._held
+        if held > 0:
+            found["bytes_max"] = max(0, self._hold_max - held)
+        elif self.fetches:
+            found["bytes_max"] = FETCH_MAX
+        if look.tiers_wanted is not None:
+            found["tiers"] = sum(1 << i for i, name in enumerate(_lib.TIERS)
+                                 if name in look.tiers_wanted)
+        if self._options.load != "always":
+            found.update(self.rate.worth(self._size))
+        return found
+
     def _find(self, look: Lookup) -> None:
-        match = self._space.match(self.layout, look.keys, look.limit,
-                                  look.left_ms())
-        look.found = time.monotonic()
-        look.matched = look.stored = match.chunks
-        look.reason = _lib.CAUSES[match.cause]
-        if match.chunks > 0 and not self._hold_known:
-            self._learn_room()
         if self._events is not None:
+            match = self._space.match(self.layout, look.keys, look.limit,
+                                      look.left_ms())
             look.tiers = self._events.survey(
                 self._space.match_group, look.keys, look.limit, match)
-        chunks, match = self._worth(look, match)
-        if chunks == 0:
-            return
-        look.tier_bytes = tuple(match.tier_bytes[:len(_lib.TIERS)])
-        if not self._book(look):
-            look.crowded = True
-            look.reason = "crowded"
-            return
-        if self._options.load != "always":
-            # A wrong guess shall cost little. It is known when it is staged.
-            look.until = min(look.until, time.monotonic()
-                             + self.rate.patience(chunks * self._size, match))
-        lease, staged = self._stage(look.keys, chunks, match,
-                                    look.left_ms())
-        if staged.chunks < chunks and _lib.CAUSES[staged.cause] in LOST:
-            look.stored = staged.chunks
+        limits = self._limits(look)
+        lease, match = self._stage(look.keys, look.limit, look.left_ms(),
+                                   limits)
+        look.found = time.monotonic()
+        look.matched = look.stored = match.found
+        if match.found > 0 and not self._hold_known:
+            self._learn_room()
+        if (self._eagle and not self._whole and lease is not None
+                and match.chunks == match.found):
+            # The drafter needs hidden states before the first token that is
+            # computed; here a hit ends with a chunk.
+            lease.release()
+            lease = None
+            if match.chunks > 1:
+                lease, match = self._stage(look.keys, match.chunks - 1,
+                                           look.left_ms(), limits)
+        if (self.fetches and match.limit == _lib.LIMIT_BYTES
+                and match.tried_bytes > FETCH_MAX):
+            lease, match = self._stage_less(look, match, limits)
+        if match.chunks < match.tried and _lib.CAUSES[match.cause] in LOST:
+            look.stored = match.chunks
+        look.reason = LIMITS.get(match.limit, _lib.CAUSES[match.cause])
+        below = match.tried_below_bytes
+        look.tier_bytes = (
+            tuple(match.tier_bytes[:len(_lib.TIERS)]) if lease is not None
+            else (match.tried_bytes - below, below) + (0,) * (
+                len(_lib.TIERS) - 2))
+        look.crowded = match.limit == _lib.LIMIT_BYTES
         if lease is None:
-            look.reason = _lib.CAUSES[staged.cause]
+            return
+        if not self._book(look):
+            lease.release()
+            look.crowded, look.reason = True, "crowded"
             return
         look.lease = lease
         if self.fetches:
-            self._fetch(look, lease, staged.chunks)
-        look.chunks = staged.chunks
+            self._fetch(look, lease, match.chunks)
+        look.chunks = match.chunks
 
-    def _stage(self, keys: bytes, chunks: int, match: _lib.Match,
-               timeout_ms: int) -> tuple[_lib.Lease | None, _lib.Match]:
+    def _stage_less(self, look: Lookup, match: _lib.Match,
+                    limits: dict[str, int],
+                    ) -> tuple[_lib.Lease | None, _lib.Match]:
+        """As many chunks as may be fetched."""
+        chunks = match.tried * FETCH_MAX // match.tried_bytes
+        lease = None
+        if chunks > 0:
+            lease, match = self._stage(look.keys, chunks, look.left_ms(),
+                                       limits)
+        match.limit = _lib.LIMIT_NONE
+        match.cause = _lib.CAUSES.index("full")
+        return lease, match
+
+    def _stage(self, keys: bytes, chunks: int, timeout_ms: int,
+               limits: dict[str, int],
+               ) -> tuple[_lib.Lease | None, _lib.Match]:
         began = time.monotonic()
-        late = True
-        try:
-            lease, staged = self._space.stage(self.layout, keys, chunks,
-                                              timeout_ms)
-            late = (lease is None
-                    and _lib.CAUSES[staged.cause] == "deadline")
-            return lease, staged
-        finally:
-            self.rate.staged(match, chunks * self._size,
-                             time.monotonic() - began, late)
+        lease, match = self._space.stage(self.layout, keys, chunks, timeout_ms,
+                                         _lib.StageParams(**limits))
+        late = lease is None and _lib.CAUSES[match.cause] == "deadline"
+        self.rate.staged(match, match.tried * self._size,
+                         time.monotonic() - began, late)
+        return lease, match
 
     def _probe(self, look: Lookup) -> None:
         """Stages a little of what was declined, for nobody: else a disk that
@@ -420,11 +462,9 @@ class Finder:
                 self.rate.load_speed *= 2
                 return
             chunks = min(match.chunks, match.tier_chunks[0] + PROBE_CHUNKS)
-            match = self._space.match(self.layout, look.keys, chunks, ms)
-            if match.chunks > 0:
-                lease, _ = self._stage(look.keys, match.chunks, match, ms)
-                if lease is not None:
-                    lease.release()
+            lease, _ = self._stage(look.keys, chunks, ms, {})
+            if lease is not None:
+                lease.release()
         except _lib.LarderError as error:
             logger.debug("larder: probe: %s", error)
 
@@ -437,41 +477,6 @@ class Finder:
         finally:
             look.lease = None
             lease.release()
-
-    def _worth(self, look: Lookup,
-               match: _lib.Match) -> tuple[int, _lib.Match]:
-        """How many of the matched chunks to load: where loading them is
-        expected to be faster than computing them."""
-        chunks = match.chunks
-        if self._eagle and not self._whole and chunks > 0:
-            # The drafter needs hidden states before the first token that is
-            # computed; here a hit ends with a chunk.
-            chunks -= 1
-        while chunks > 0:
-            if chunks != match.chunks:
-                match = self._space.match(self.layout, look.keys, chunks,
-                                          look.left_ms())
-                chunks = match.chunks
-                if chunks == 0:
-                    look.reason = _lib.CAUSES[match.cause]
-                    break
-            size = sum(match.tier_bytes)
-            if self.fetches and size > FETCH_MAX:
-                look.reason = "full"
-                chunks = chunks * FETCH_MAX // size
-                continue
-            if look.tiers_wanted is not None and any(
-                    match.tier_bytes[i] > 0 and name not in look.tiers_wanted
-                    for i, name in enumerate(_lib.TIERS)):
-                look.reason = "tier"
-            elif self._options.load == "always" or self.rate.wins(
-                    chunks * self._size, match,
-                    self._options.lookup_ms / 1000):
-                break
-            else:
-                look.reason = "slower"
-            chunks //= 2
-        return chunks, match
 
 
 class Rate:
@@ -512,8 +517,9 @@ class Rate:
                late: bool = False) -> None:
         """Staging it took so long; late: and was not done then. What lost is
         believed at once, the rest by halves."""
-        if match.below > 0 and match.load_us > 0:
-            times = max(0.0, took - STAGE_SECONDS) * 1e6 / match.load_us
+        if (match.tried_below_bytes > 0 and match.tried_us > 0
+                and match.limit != _lib.LIMIT_BYTES):
+            times = max(0.0, took - STAGE_SECONDS) * 1e6 / match.tried_us
             times *= 2 if late else 1
             lost = late or took * self.tokens_per_second > tokens
             self.doubt = max(1.0, times if lost and times > self.doubt
@@ -525,28 +531,21 @@ class Rate:
             known = self.load_speed or size / took
             self.load_speed = known + (size / took - known) / 4
 
-    def expects(self, match: _lib.Match) -> float:
-        """Seconds: from what the node expects of disks, and from loads that
-        were seen."""
-        if match.below > 0:
-            return match.load_us * 1e-6 * self.doubt
-        return (match.tier_bytes[0] / self.load_speed if self.load_speed > 0
-                else match.load_us * 1e-6)
-
-    def wins(self, tokens: int, match: _lib.Match, seconds: float) -> bool:
-        """Whether loading beats computing; what is on disk, by some, and is
-        there in so many seconds. Unknown rates do not decide."""
-        rate, takes = self.tokens_per_second, self.expects(match)
-        if match.below > 0:
-            return rate == 0 or (takes * rate < tokens * WORTH
-                                 and takes < seconds)
-        return rate == 0 or takes * rate < tokens
+    def worth(self, chunk_tokens: int) -> dict[str, int]:
+        """For the node, which loads only what is faster than to compute it.
+        Unknown rates do not decide."""
+        if self.tokens_per_second == 0:
+            return {}
+        found = {
+            "chunk_ns": max(1, int(1e9 * chunk_tokens
+                                   / self.tokens_per_second)),
+            # so many times longer than the node expects
+            "below_percent": min(int(100 * self.doubt), (1 << 31) - 1)}
+        if self.load_speed > 0:
+            found["dram_speed"] = int(self.load_speed)
+        return found
 
     def computes(self, tokens: int) -> float:
         """Seconds that computing them takes."""
         rate = self.tokens_per_second
         return tokens / rate if rate > 0 else float("inf")
-
-    def patience(self, tokens: int, match: _lib.Match) -> float:
-        """Seconds that waiting for it may take."""
-        return max(2 * self.expects(match), self.computes(tokens) / 2)

@@ -302,6 +302,8 @@ class Mover:
         request.first_key = move.first_key
         request.begin, request.end = move.begin, move.end
         request.ttl_ms = move.ttl_ms
+        if move.token:
+            request.token[:] = move.token
         if isinstance(move.after, Exception):
             raise move.after
         if move.after is not None:

@@ -235,7 +235,7 @@ class Scheduler:
         def begin() -> None:  # in the lookup's thread
             end = self.finder.claimable(look)
             if end > local and not look.crowded:
-                begun.begin(look.keys, local, end)
+                begun.begin(look.keys, look.token, local, end)
 
         look.then = begin
 
@@ -349,7 +349,8 @@ class Scheduler:
         move = Move(
             request.request_id, t.prompt.keys.data(first, last), first, begin,
             end, self._tables(ids, begin, end),
-            memory=t.lookup.memory.path if t.lookup.memory else "")
+            memory=t.lookup.memory.path if t.lookup.memory else "",
+            token=t.lookup.token)
         t.blocks = move.tables
         if t.layered:
             first = begin // self._blocks[0]
