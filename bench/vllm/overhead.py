@@ -74,11 +74,9 @@ def load():
 
 
 def added(step, cost):
-    """Microseconds of the connector's in a step, without those of timing, and
-    without its wait for a load in an engine that has nothing else to do: vLLM
-    would sleep then."""
+    """Microseconds of the connector's in a step, without those of timing."""
     calls = [v for k, v in step.items() if k not in MEMBERS_OF_STEP]
-    took = sum(calls) - cost * len(calls) - 2 * step.get("waited", 0)
+    took = sum(calls) - cost * len(calls)
     return max(0.0, took) / 1000
 
 
@@ -155,7 +153,6 @@ def hits(one, cost, chunk, times=10):
         found.append(max(steps, key=lambda s: added(s, cost)))
     return {"chunk": chunk, "tokens": tokens, "load": load(),
             "step": _two([added(s, cost) for s in alone]),
-            "waited": _two([s.get("waited", 0) / 1000 for s in alone]),
             "members": _members(alone),
             "beside": _two([added(s, cost) for s in beside]),
             "beside_members": _members(beside)}

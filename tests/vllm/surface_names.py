@@ -18,7 +18,7 @@ import rig
 import torch
 import vllm
 from larder_kv import _lib
-from larder_kv.vllm import (LarderConnector, connector, model, plugin,
+from larder_kv.vllm import (LarderConnector, connector, model, patches, plugin,
                             versions, worker)
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import (KVConnectorRole,
@@ -411,6 +411,7 @@ def untested_worker(config, kv, monkeypatch):
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
     one = worker.Worker.__new__(worker.Worker)
     one.model, one._kv = described(config, kv), kv
+    one._layout, one._gpu, one._closing = None, None, False
     monkeypatch.setattr(one, "start", lambda *_: None)
     return one
 
@@ -467,22 +468,48 @@ def test_states_of_an_old_version(dense, monkeypatch, old, caches, fits):
         refused(make, "wrong tokens", "use vLLM 0.27 or later")
 
 
-@pytest.mark.parametrize("policy", ["fail", "recompute"])
-def test_a_failed_load_is_computed(dense, monkeypatch, policy):
-    """Whatever the policy was; that it was another is said."""
+@pytest.mark.parametrize("policy, keeps, becomes, word", [
+    ("fail", "", "recompute", "taken for recompute"),
+    ("fail", "1", "fail", "is kept"), ("recompute", "", "recompute", None),
+    ("recompute", "1", "recompute", None)])
+def test_a_failed_load_is_computed(dense, monkeypatch, policy, keeps, becomes,
+                                   word):
+    """Unless the operator says that vLLM's policy shall stay. Whatever is not
+    as it was written is said."""
+    monkeypatch.setenv("VLLM_LARDER_KEEP_POLICY", keeps)
     config = config_of(dense, kv_transfer_config={
         "kv_connector": "LarderConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "larder_kv.vllm",
         "kv_load_failure_policy": policy,
         "kv_connector_extra_config": {"url": "unix:/nowhere/sock"}})
     said = []
-    monkeypatch.setattr(connector.logger, "info",
-                        lambda line, *_: said.append(line))
+    monkeypatch.setattr(connector.logger, "warning",
+                        lambda line, *of: said.append(line % of))
     LarderConnector(config, KVConnectorRole.SCHEDULER,
                     kv_of(full_of(config))).shutdown()
-    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
-    assert any("failure_policy" in line for line in said) == (
-        policy == "fail")
+    assert config.kv_transfer_config.kv_load_failure_policy == becomes
+    assert [word in line for line in said if "failure_policy" in line] == (
+        [True] if word else [])
+
+
+def test_the_layout_that_connectors_ask_for(dense):
+    """Only where the KV cache does not say what it became."""
+    config = config_of(dense)
+
+    class Asks:
+        _vllm_config = config
+
+        @staticmethod
+        def get_required_kvcache_layout(of):
+            assert of is config
+            return "HND"
+
+    kv = kv_of(full_of(config))
+    old = not hasattr(kv, "kv_cache_layout")
+    number = tuple(int(n) for n in vllm.__version__.split(".")[:2])
+    assert old == (number < (0, 29))
+    assert patches.asked_layout([None, Asks], kv) == ("HND" if old else None)
+    assert patches.asked_layout([None, Asks], object()) == "HND"
 
 
 def run_alone(text):

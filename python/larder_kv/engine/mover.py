@@ -5,11 +5,9 @@ blocks the scheduler holds (see hold). Others are copied in wait_for_save(),
 after the forward that computed them, into room that was reserved meanwhile (see
 ahead), by the threads that computed them (see cores).
 
-The end of a load comes to the scheduler with a step's output. Steps that
-compute nothing wait a moment for one, in place of the engine's sleep (see
-goes_on). Outputs are looked at a step later where steps overlap; so a scheduler
-in the worker's own process looks by itself, and counts the report that follows
-as seen.
+The end of a load comes to the scheduler with a step's output, and in no other
+way. Steps that compute nothing wait a moment for one, in place of the engine's
+sleep (see goes_on).
 
 On a GPU a copy follows what the engine's stream had to do when it was ordered:
 a load the zeroing of its blocks, a save the forward. An event says when that
@@ -73,9 +71,6 @@ class Mover:
         self.early = False  # begin_now() may be called
         self._loading = 0  # loads under way
         self.news = False  # a load has ended, and the engine shall go on
-        self._looks = False  # wait_load() was called since the last step
-        self.watched = False  # somebody looks at this:
-        self._loaded: set[str] = set()  # well, and not known to be reported
         self._done: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
@@ -277,10 +272,7 @@ class Mover:
         with self._lock:
             self._loading -= 1
             self._done.add(move.request_id)
-            if good:
-                if self.watched:
-                    self._loaded.add(move.request_id)
-            else:
+            if not good:
                 self._failed.add(move.request_id)
                 for _, ids in move.tables:
                     self._bad_blocks.update(ids)
@@ -489,9 +481,8 @@ class Mover:
     def finished(self) -> tuple[set[str], set[str], set[int]]:
         """Loads that ended since the last call, those of them that failed, and
         the blocks these were for."""
-        if self._empty and not self._looks:
+        if self._empty:
             self._wait()
-        self._looks = False
         with self._lock:
             found = self._done, self._failed, self._bad_blocks
             # Never one that a load may still add to: an id that is given
@@ -501,17 +492,10 @@ class Mover:
         self.news = self.news or bool(found[0])
         return found
 
-    def wait_load(self) -> None:
-        """For who looks by itself: what the next step would wait for, sooner.
-        That one does not wait then."""
-        self._looks = True
-        if self._empty:
-            self._wait()
-
     def _wait(self) -> None:
         """Waits a moment for the end of a load, if there is one."""
         with self._lock:
-            if self._loading and not (self._done or self._loaded):
+            if self._loading and not self._done:
                 left = self._until - time.monotonic()
                 self._ended.wait(max(LOAD_SECONDS, left + LOAD_SECONDS / 2)
                                  if left < LOAD_MOST else LOAD_SECONDS)
@@ -523,14 +507,8 @@ class Mover:
         return news or self._empty and bool(self._loading or self._done)
 
     def report(self) -> reports.Saved | None:
-        """What became of saves. For who looks by itself there is one of each
-        step that computes nothing while loads are under way: vLLM shows its
-        scheduler no output that is empty."""
-        found = self.reports.take()
-        if (found is None and self._empty and self.watched
-                and (self._loading or self._loaded)):
-            found = self.reports.kind()
-        return found
+        """What became of saves."""
+        return self.reports.take()
 
     def hurry(self) -> None:
         """A load begins: an engine whose steps would sleep meanwhile can be

@@ -63,14 +63,13 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning(versions.warning())
         transfer = vllm_config.kv_transfer_config
         owners = patches.owners(self)
-        if (patches.recompute_failed(owners)
-                and role == KVConnectorRole.SCHEDULER):
-            logger.info("larder: kv_load_failure_policy=fail is taken for "
-                        "recompute: a load that fails is computed")
+        policy = patches.recompute_failed(owners)
+        if policy and role == KVConnectorRole.SCHEDULER:
+            logger.warning("larder: %s", policy)
         options = Options(transfer.kv_connector_extra_config)
-        asked = owners[-1].get_required_kvcache_layout(owners[-1]._vllm_config)
-        described = model.describe(vllm_config, kv_cache_config,
-                                   options.chunk, asked, options.weights)
+        described = model.describe(
+            vllm_config, kv_cache_config, options.chunk,
+            patches.asked_layout(owners, kv_cache_config), options.weights)
         _check_model(vllm_config, described)
         url = _node.node_url(options, logger.info)
         # A GPU checks what it loads as fast as it loads it; a CPU that did so

@@ -70,7 +70,6 @@ class Scheduler:
         self._alone = config.parallel_config.data_parallel_size == 1
         self._caches = config.cache_config.enable_prefix_caching
         self._waits = gpu  # for a lookup
-        self._sooner: set[str] = set()  # loads seen before their report
         self.explain = Explain(
             self.counts, described.chunk_tokens,
             pathlib.Path(_lib.default_socket()).parent / "explain")
@@ -366,7 +365,6 @@ class Scheduler:
         beside = worker.here(self._engine)
         begun, t.early = t.early, None
         if beside is not None:
-            beside.watched = True  # see _look_sooner
             if beside.early and not t.layered and self._idle():
                 if (begun is not None and begun.fits(move)
                         and beside.go_on(begun, move)):
@@ -551,25 +549,6 @@ class Scheduler:
             t.behind = False
             self.counts.add("saves_dropped:busy")
 
-    def _look_sooner(self, output: KVConnectorOutput) -> None:
-        """Adds loads that have ended since, where the worker is in this
-        process, and takes out those that were added before. vLLM looks at what
-        has finished after it has shown us. One is waited for here, and not in
-        the step: this is the last place before the next is scheduled."""
-        beside = worker.here(self._engine)
-        if beside is None or not beside.watched:
-            return
-        beside.wait_load()
-        if not (output.finished_recving or self._sooner or beside.loaded()):
-            return
-        told = set(output.finished_recving or ())
-        ended = beside.take_loaded(told)
-        if output.invalid_block_ids:
-            ended = set()  # loads that failed are sorted out alone
-        output.finished_recving = (told | ended) - self._sooner
-        beside.news = beside.news or bool(output.finished_recving)
-        self._sooner = (self._sooner | ended) - told
-
     def _layered(self, output: KVConnectorOutput | None) -> None:
         """The step whose output this is has made its load: see layers."""
         t, failed = self.layers.over(output and output.invalid_block_ids)
@@ -584,7 +563,6 @@ class Scheduler:
     def finished_step(self, output: KVConnectorOutput) -> None:
         if self.layers.on:
             self._layered(output)
-        self._look_sooner(output)
         failed = getattr(output, "failed_recving", ())
         if output.invalid_block_ids:
             self._lose(output.invalid_block_ids)
