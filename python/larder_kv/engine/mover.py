@@ -59,7 +59,8 @@ class Mover:
         self.counts = Counts()
         self.space = node.space(described.descriptor, described.shards,
                                 described.chunk_tokens, described.label)
-        self._layout: _lib.Layout | None = None
+        self._layout: _lib.Layout | None = None  # between start() and stop()
+        self._gpu: _lib.Gpu | None = None  # the node's memory is registered
         self._caches: dict[str, Any] = {}  # keeps the memory alive
         self._max_tokens = max_tokens
         self._rank = rank
@@ -99,8 +100,9 @@ class Mover:
         self.early = self._cuda and not zeroes
         if not self._cuda:
             self._huge = pages.Huge(_memory(caches))
-        if self._layout.gpu is not None:
-            self._layout.gpu.attach(self.node)
+        if layout.gpu is not self._gpu:
+            self._gpu = layout.gpu
+            self._gpu.attach(self.node)
         if self.layer_parts > 0:
             self._layers = layers.Loads(
                 self.options, self.counts, self.space, self._layout,
@@ -514,20 +516,10 @@ class Mover:
         """A load begins: an engine whose steps would sleep meanwhile can be
         kept from that (goes_on)."""
 
-    def loaded(self) -> bool:
-        """Whether take_loaded() has something to tell."""
-        return bool(self._loaded)
-
-    def take_loaded(self, told: set[str]) -> set[str]:
-        """For who looks by itself: loads that ended well; told: those whose
-        report has come."""
-        with self._lock:
-            found = set(self._loaded)
-            self._loaded -= told
-        return found
-
-    def close(self) -> None:
-        """What is queued to be saved is, as far as its deadline goes."""
+    def stop(self) -> bool:
+        """Lets go of the engine's memory, until start() is called again. What
+        is queued to be saved is, as far as its deadline goes. False: a copy is
+        still under way."""
         if self._huge is not None:
             self._huge.close()
         for _ in self._savers:
@@ -543,16 +535,25 @@ class Mover:
             self.options.save_ms / 1000 + 1)
         if self._layers is not None:
             ended = self._layers.close(self.options.load_ms / 1000) and ended
-        if ended and not any(thread.is_alive()
-                             for thread in [*self._savers, *self._threads]):
-            self._say_copies()
+        if not ended or any(thread.is_alive()
+                            for thread in [*self._savers, *self._threads]):
+            return False
+        self._say_copies()
+        self._savers, self._threads, self._closing = [], [], False
+        self._ahead = self._layers = self._huge = None
+        if self._layout is not None:
+            self._layout.close()
+        self._layout, self._caches = None, {}
+        return True
+
+    def close(self) -> None:
+        if self.stop():
             self.space.close()
             self.node.close()
 
     def _say_copies(self) -> None:
-        gpu = self._layout.gpu if self._layout is not None else None
-        if gpu is not None:
-            stats = gpu.stats()
+        if self._gpu is not None:
+            stats = self._gpu.stats()
             logger.info(
                 "larder: copies by the GPU: %d staged, %d direct, %d by way "
                 "of the CPU, %d page by page, %d failed", stats.staged,

@@ -105,6 +105,12 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._worker.register(kv_caches)
 
+    def unregister_kv_caches(self) -> None:
+        self._worker.unregister()
+
+    def restore_kv_caches(self) -> None:
+        self._worker.restore()
+
     def bind_connector_metadata(
             self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -208,10 +214,6 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.reset()
 
     # ---- both ----
-
-    @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        return False  # the memory that was registered would be gone
 
     def get_kv_connector_stats(self) -> LarderStats | None:
         data = (self._scheduler.stats() if self._worker is None

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 LOOK_SECONDS = 0.003  # that a GPU engine with nothing else to do waits
+SOURCES = {"ssd": "disk", "peer": "p2p"}  # vLLM's words for tiers below dram
 
 
 class Scheduler:
@@ -636,12 +637,15 @@ class Scheduler:
     def hit_sources(self, request: Request, tokens: int) -> dict[str, int]:
         """Tokens that are loaded, by where they were found."""
         t = self.requests.get(request.request_id)
-        found = (t.lookup.tier_bytes
-                 if t is not None and t.lookup is not None else (0,))
-        below = sum(found[1:])
-        disk = tokens * below // sum(found) if below else 0
-        return {name: count for name, count in
-                (("host", tokens - disk), ("disk", disk)) if count}
+        sizes = (t.lookup.tier_bytes
+                 if t is not None and t.lookup is not None else ())
+        found = {"host": tokens}
+        for tier, size in list(zip(_lib.TIERS, sizes))[1:]:
+            name = SOURCES.get(tier, "external_unspecified")
+            part = tokens * size // sum(sizes) if size else 0
+            found[name] = found.get(name, 0) + part
+            found["host"] -= part
+        return {name: count for name, count in found.items() if count}
 
     def take_events(self) -> list[Any]:
         return [] if self.events is None else self.events.take(self.requests)
