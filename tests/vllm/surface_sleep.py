@@ -3,6 +3,7 @@ of a worker with real pages and a real node, without an engine
 (test_surface.py). Where vLLM has no sleep mode nobody calls these members; they
 are there all the same."""
 import threading
+import time
 from array import array
 
 import pytest
@@ -62,7 +63,10 @@ class Engine:
         """The requests whose loads ended, and those that failed."""
         self.step(loads=[self.move(first)])
         done, failed = set(), set()
+        end = time.monotonic() + 60
         while not done:
+            assert time.monotonic() < end
+            time.sleep(0.001)
             found = self.mover.finished()
             done |= found[0]
             failed |= found[1]

@@ -522,9 +522,9 @@ class Mover:
         still under way."""
         if self._huge is not None:
             self._huge.close()
-        for _ in self._savers:
+        for _ in self._savers if not self._closing else ():  # else it was
             self._saves.put(None)
-        for _ in self._threads:
+        for _ in self._threads if not self._closing else ():
             self._jobs.put(None)
         seconds = hold.deadline_ms(self.options) / 1000
         _join(self._savers, seconds)

@@ -1,7 +1,6 @@
 """The class that vLLM loads: each member hands on to one of the two sides."""
 from __future__ import annotations
 
-import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +34,6 @@ _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
 def _log(level: int, line: str) -> None:
     logger.log(_LEVELS[level], "larder: %s", line)
-
-
-@functools.cache
-def _source(name: str) -> Any:
-    """Only a vLLM that asks for sources has them."""
-    from vllm.v1.metrics.cache_hit_source import CacheHitSource
-
-    return CacheHitSource(name)
 
 
 def _check_model(config: VllmConfig, described: Model) -> None:
@@ -204,8 +195,10 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def get_external_cache_hit_sources(
             self, request: Request,
             num_external_tokens: int) -> dict[Any, int]:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
         found = self._scheduler.hit_sources(request, num_external_tokens)
-        return {_source(name): count for name, count in found.items()}
+        return {CacheHitSource(name): count for name, count in found.items()}
 
     def take_events(self) -> list[Any]:
         return self._scheduler.take_events()
