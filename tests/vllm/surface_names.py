@@ -505,11 +505,11 @@ def test_the_layout_that_connectors_ask_for(dense):
             return "HND"
 
     kv = kv_of(full_of(config))
-    old = not hasattr(kv, "kv_cache_layout")
     number = tuple(int(n) for n in vllm.__version__.split(".")[:2])
-    assert old == (number < (0, 29))
-    assert patches.asked_layout([None, Asks], kv) == ("HND" if old else None)
-    assert patches.asked_layout([None, Asks], object()) == "HND"
+    assert hasattr(kv, "kv_cache_layout") == (number >= (0, 29))
+    assert patches.asked_layout([None, Asks], kv) == "HND"
+    kv.kv_cache_layout = "LBHNC"
+    assert patches.asked_layout([None, Asks], kv) is None
 
 
 def run_alone(text):

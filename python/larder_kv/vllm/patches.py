@@ -59,7 +59,7 @@ def asked_layout(found: list[KVConnectorBase_V1],
                  kv: KVCacheConfig) -> str | None:
     """Up to 0.28: the layout of KV that the connectors ask for, which is the
     outermost's to say. Since 0.29 the KV cache says what it became."""
-    if hasattr(kv, "kv_cache_layout"):
+    if getattr(kv, "kv_cache_layout", None) is not None:
         return None
     return found[-1].get_required_kvcache_layout(found[-1]._vllm_config)
 
