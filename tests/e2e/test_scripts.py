@@ -132,7 +132,8 @@ def test_releases_that_are_run(releases):
         assert (ROOT / "tests/vllm" / name).exists()
 
 
-RESULT = """<testsuites><testsuite tests="4" failures="1" errors="0" skipped="1">
+RESULT = """<testsuites>
+<testsuite tests="4" failures="1" errors="0" skipped="1">
 <testcase name="a"/><testcase name="b"><failure/></testcase>
 <testcase name="c"/><testcase name="d"><skipped/></testcase>
 </testsuite></testsuites>"""

@@ -18,8 +18,9 @@ import rig
 import torch
 import vllm
 from larder_kv import _lib
-from larder_kv.vllm import (LarderConnector, connector, model, patches, plugin,
-                            versions, worker)
+from larder_kv._options import Options
+from larder_kv.vllm import (LarderConnector, connector, limits, model, patches,
+                            plugin, versions, worker)
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import (KVConnectorRole,
                                                           base)
@@ -510,6 +511,21 @@ def test_the_layout_that_connectors_ask_for(dense):
     assert patches.asked_layout([None, Asks], kv) == "HND"
     kv.kv_cache_layout = "LBHNC"
     assert patches.asked_layout([None, Asks], kv) is None
+
+
+@pytest.mark.parametrize("load, misplaces, mla, refused", [
+    ("auto", True, True, True), ("always", True, True, False),
+    ("auto", False, True, False), ("auto", True, False, False)])
+def test_mla_on_the_cpu(dense, monkeypatch, load, misplaces, mla, refused):
+    """Its KV depends on the step that computes it, in vLLM itself: nothing is
+    loaded, unless that is wanted by name."""
+    assert versions.misplaces_tokens()  # if not: vLLM has mended it
+    monkeypatch.setattr(versions, "misplaces_tokens", lambda: misplaces)
+    config = config_of(dense)
+    monkeypatch.setattr(type(config.model_config), "use_mla", mla)
+    why = limits.refuses_hits(config, Options({"load": load}))
+    assert ("positions" in why and "load=always" in why) == refused
+    assert bool(why) == refused
 
 
 def run_alone(text):

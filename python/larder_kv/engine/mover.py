@@ -508,10 +508,6 @@ class Mover:
         news, self.news = self.news, False
         return news or self._empty and bool(self._loading or self._done)
 
-    def report(self) -> reports.Saved | None:
-        """What became of saves."""
-        return self.reports.take()
-
     def hurry(self) -> None:
         """A load begins: an engine whose steps would sleep meanwhile can be
         kept from that (goes_on)."""
@@ -571,7 +567,7 @@ def _shared(stats: _lib.Stats, per_token: float) -> str:
 
 
 def say(level: int, line: str) -> None:
-    """What the library says of the GPU."""
+    """What the library says."""
     logger.log((logging.ERROR, logging.WARNING, logging.INFO,
                 logging.DEBUG)[level], "larder: %s", line)
 

@@ -14,6 +14,7 @@ from larder_kv import _node
 from larder_kv._options import Options
 from larder_kv.engine.kv import Model
 from larder_kv.engine.layers import wanted
+from larder_kv.engine.mover import say
 from larder_kv.vllm import events, layers, model, patches, versions
 from larder_kv.vllm.scheduler import Scheduler
 from larder_kv.vllm.stats import LarderProm, LarderStats
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.larder")
-_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
-
-
-def _log(level: int, line: str) -> None:
-    logger.log(_LEVELS[level], "larder: %s", line)
 
 
 def _check_model(config: VllmConfig, described: Model) -> None:
@@ -67,7 +63,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         # before, when it is staged, would be slower than the link.
         later = (current_platform.is_cuda()
                  and role == KVConnectorRole.SCHEDULER)
-        node = _node.open_node(url, _log, logger.warning,
+        node = _node.open_node(url, say, logger.warning,
                                "get" if later else "", options.secret_file)
         parts = wanted(
             options, layers.refusal(vllm_config, kv_cache_config, described,
@@ -141,7 +137,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         return bad
 
     def build_connector_worker_meta(self) -> events.Saved | None:
-        return self._worker.report()
+        return self._worker.reports.take()
 
     # ---- the scheduler ----
 

@@ -11,7 +11,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1)
@@ -19,6 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from larder_kv.engine.mover import Mover
 
 # ---- resets ----
 
@@ -98,25 +100,20 @@ def handled() -> BaseException | None:
 # ---- the engine's sleep between two steps ----
 #
 # All releases. vLLM's engine sleeps for a millisecond after each step that
-# computes nothing, so that other threads get on. A step has waited for the load
-# by then (see Mover), and the sleep only makes its end seen later, and its
-# request scheduled later still: on a GPU that is a tenth of a short hit. So
-# where the only worker runs in the engine's own thread, the engine's module
-# gets a `time` of its own, whose sleep() asks the worker first.
+# computes nothing. A step has waited for the load by then (see Mover), and the
+# sleep only delays its request: on a GPU by a tenth of a short hit. So where the
+# only worker runs in the engine's own thread, the engine's module gets a `time`
+# of its own, whose sleep() asks the worker first.
 
 NAP_SECONDS = 0.001  # as vLLM sleeps; what is longer is another sleep
 
 _thread = threading.local()
 
 
-class Awake(Protocol):
-    def goes_on(self) -> bool:
-        """Whether the engine's next step is to come at once."""
-
-
-def watch(worker: Awake) -> None:
-    """From now on the worker is asked before this thread, the engine's, sleeps
-    after a step. Does nothing with a vLLM that sleeps otherwise."""
+def watch(worker: Mover) -> None:
+    """From now on the worker is asked (goes_on) before this thread, the
+    engine's, sleeps after a step. Does nothing with a vLLM that sleeps
+    otherwise."""
     _thread.worker = worker
     core = sys.modules.get("vllm.v1.engine.core")
     if getattr(core, "time", None) is time:
@@ -126,7 +123,7 @@ def watch(worker: Awake) -> None:
         core.time = own  # type: ignore[union-attr]
 
 
-def leave(worker: Awake) -> None:
+def leave(worker: Mover) -> None:
     if getattr(_thread, "worker", None) is worker:
         _thread.worker = None
 

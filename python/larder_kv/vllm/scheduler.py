@@ -22,6 +22,8 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from vllm.platforms import current_platform
+
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.engine import hold
@@ -61,7 +63,7 @@ class Scheduler:
                                 described.chunk_tokens, described.label)
         self.counts = Counts()
         self.events = events
-        gpu = versions.on_gpu()
+        gpu = current_platform.is_cuda()
         self.holds = hold.Holds(
             options, described, self.counts, config.parallel_config.world_size,
             limits.holds(config, options, gpu), not limits.spread(config))
@@ -91,16 +93,17 @@ class Scheduler:
         self._indexes = [g.index for g in described.groups]
         self._windows = [g.window_tokens for g in described.groups]
         self._numbered = limits.numbers_images(config)
+        drafts = config.speculative_config
         self.finder = Finder(options, described, node, self.space, events,
                              gpu, versions.reports_failed_requests(),
-                             versions.uses_eagle(config))
+                             drafts is not None and bool(drafts.use_eagle()))
         self.drop = Drop(self.space, events, self.finder.later)
         if self.finder.fetches and (why := limits.unfit(config)):
             logger.warning("larder: this vLLM cannot report a failed load of "
                            "this model, and %s: nothing is loaded; use vLLM "
                            "0.30 or later", why)
             self.loads = False
-        if self.loads and (why := limits.refuses_hits(config)):
+        if self.loads and (why := limits.refuses_hits(config, options)):
             logger.warning("larder: nothing is loaded: %s", why)
             self.loads = False
 
