@@ -19,6 +19,7 @@ import torch
 import vllm
 from larder_kv import _lib
 from larder_kv._options import Options
+from larder_kv.engine import mover
 from larder_kv.vllm import (LarderConnector, connector, limits, model, patches,
                             plugin, versions, worker)
 from vllm.distributed import parallel_state
@@ -486,8 +487,9 @@ def test_a_failed_load_is_computed(dense, monkeypatch, policy, keeps, becomes,
     said = []
     monkeypatch.setattr(connector.logger, "warning",
                         lambda line, *of: said.append(line % of))
-    LarderConnector(config, KVConnectorRole.SCHEDULER,
-                    kv_of(full_of(config))).shutdown()
+    monkeypatch.setattr(worker, "_rank", lambda *_: mover.Rank(0, 0, 0))
+    for role in (KVConnectorRole.WORKER, KVConnectorRole.SCHEDULER):
+        LarderConnector(config, role, kv_of(full_of(config))).shutdown()
     assert config.kv_transfer_config.kv_load_failure_policy == becomes
     assert [word in line for line in said if "failure_policy" in line] == (
         [True] if word else [])

@@ -50,8 +50,8 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning(versions.warning())
         transfer = vllm_config.kv_transfer_config
         owners = patches.owners(self)
-        policy = patches.recompute_failed(owners)
-        if policy and role == KVConnectorRole.SCHEDULER:
+        if (role == KVConnectorRole.SCHEDULER  # the only one that vLLM asks
+                and (policy := patches.recompute_failed(owners))):
             logger.warning("larder: %s", policy)
         options = Options(transfer.kv_connector_extra_config)
         described = model.describe(
