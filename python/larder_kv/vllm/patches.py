@@ -101,9 +101,9 @@ def handled() -> BaseException | None:
 #
 # All releases. vLLM's engine sleeps for a millisecond after each step that
 # computes nothing. A step has waited for the load by then (see Mover), and the
-# sleep only delays its request: on a GPU by a tenth of a short hit. So where the
-# only worker runs in the engine's own thread, the engine's module gets a `time`
-# of its own, whose sleep() asks the worker first.
+# sleep only delays its request: on a GPU by a tenth of a short hit. So where
+# the only worker runs in the engine's own thread, the engine's module gets a
+# `time` of its own, whose sleep() asks the worker first.
 
 NAP_SECONDS = 0.001  # as vLLM sleeps; what is longer is another sleep
 
