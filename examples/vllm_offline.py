@@ -13,7 +13,8 @@ from vllm import LLM, SamplingParams
 
 LARDER = {"kv_connector": "LarderConnector",
           "kv_connector_module_path": "larder_kv.vllm",
-          "kv_role": "kv_both"}
+          "kv_role": "kv_both",
+          "kv_load_failure_policy": "recompute"}
 PROMPT = "A larder is a cool room where food is kept for later. " * 100
 
 

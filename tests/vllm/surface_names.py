@@ -18,8 +18,10 @@ import rig
 import torch
 import vllm
 from larder_kv import _lib
-from larder_kv.vllm import (LarderConnector, connector, model, plugin,
-                            versions, worker)
+from larder_kv._options import Options
+from larder_kv.engine import mover
+from larder_kv.vllm import (LarderConnector, connector, limits, model, patches,
+                            plugin, versions, worker)
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import (KVConnectorRole,
                                                           base)
@@ -411,6 +413,7 @@ def untested_worker(config, kv, monkeypatch):
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
     one = worker.Worker.__new__(worker.Worker)
     one.model, one._kv = described(config, kv), kv
+    one._layout, one._gpu, one._closing = None, None, False
     monkeypatch.setattr(one, "start", lambda *_: None)
     return one
 
@@ -467,22 +470,64 @@ def test_states_of_an_old_version(dense, monkeypatch, old, caches, fits):
         refused(make, "wrong tokens", "use vLLM 0.27 or later")
 
 
-@pytest.mark.parametrize("policy", ["fail", "recompute"])
-def test_a_failed_load_is_computed(dense, monkeypatch, policy):
-    """Whatever the policy was; that it was another is said."""
+@pytest.mark.parametrize("policy, keeps, becomes, word", [
+    ("fail", "", "recompute", "taken for recompute"),
+    ("fail", "1", "fail", "is kept"), ("recompute", "", "recompute", None),
+    ("recompute", "1", "recompute", None)])
+def test_a_failed_load_is_computed(dense, monkeypatch, policy, keeps, becomes,
+                                   word):
+    """Unless the operator says that vLLM's policy shall stay. Whatever is not
+    as it was written is said."""
+    monkeypatch.setenv("VLLM_LARDER_KEEP_POLICY", keeps)
     config = config_of(dense, kv_transfer_config={
         "kv_connector": "LarderConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "larder_kv.vllm",
         "kv_load_failure_policy": policy,
         "kv_connector_extra_config": {"url": "unix:/nowhere/sock"}})
     said = []
-    monkeypatch.setattr(connector.logger, "info",
-                        lambda line, *_: said.append(line))
-    LarderConnector(config, KVConnectorRole.SCHEDULER,
-                    kv_of(full_of(config))).shutdown()
-    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
-    assert any("failure_policy" in line for line in said) == (
-        policy == "fail")
+    monkeypatch.setattr(connector.logger, "warning",
+                        lambda line, *of: said.append(line % of))
+    monkeypatch.setattr(worker, "_rank", lambda *_: mover.Rank(0, 0, 0))
+    for role in (KVConnectorRole.WORKER, KVConnectorRole.SCHEDULER):
+        LarderConnector(config, role, kv_of(full_of(config))).shutdown()
+    assert config.kv_transfer_config.kv_load_failure_policy == becomes
+    assert [word in line for line in said if "failure_policy" in line] == (
+        [True] if word else [])
+
+
+def test_the_layout_that_connectors_ask_for(dense):
+    """Only where the KV cache does not say what it became."""
+    config = config_of(dense)
+
+    class Asks:
+        _vllm_config = config
+
+        @staticmethod
+        def get_required_kvcache_layout(of):
+            assert of is config
+            return "HND"
+
+    kv = kv_of(full_of(config))
+    number = tuple(int(n) for n in vllm.__version__.split(".")[:2])
+    assert hasattr(kv, "kv_cache_layout") == (number >= (0, 29))
+    assert patches.asked_layout([None, Asks], kv) == "HND"
+    kv.kv_cache_layout = "LBHNC"
+    assert patches.asked_layout([None, Asks], kv) is None
+
+
+@pytest.mark.parametrize("load, misplaces, mla, refused", [
+    ("auto", True, True, True), ("always", True, True, False),
+    ("auto", False, True, False), ("auto", True, False, False)])
+def test_mla_on_the_cpu(dense, monkeypatch, load, misplaces, mla, refused):
+    """Its KV depends on the step that computes it, in vLLM itself: nothing is
+    loaded, unless that is wanted by name."""
+    assert versions.misplaces_tokens()  # if not: vLLM has mended it
+    monkeypatch.setattr(versions, "misplaces_tokens", lambda: misplaces)
+    config = config_of(dense)
+    monkeypatch.setattr(type(config.model_config), "use_mla", mla)
+    why = limits.refuses_hits(config, Options({"load": load}))
+    assert ("positions" in why and "load=always" in why) == refused
+    assert bool(why) == refused
 
 
 def run_alone(text):

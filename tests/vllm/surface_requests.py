@@ -615,3 +615,19 @@ def test_routed_experts(dense, side):
     if outputs is not None:
         outputs.enable_return_routed_experts = True
     assert side(config=config).loads == (outputs is None)
+
+
+@pytest.mark.parametrize("sizes, found", [
+    ({"dram": 10}, {"host": 1000}),
+    ({"ssd": 7}, {"disk": 1000}),
+    ({"dram": 30, "ssd": 10}, {"host": 750, "disk": 250}),
+    ({"dram": 1, "ssd": 1, "shared": 1},
+     {"host": 334, "disk": 333, "external_unspecified": 333}),
+    ({}, {"host": 1000})])
+def test_where_a_hit_came_from(side, sizes, found):
+    one = side()
+    request = asked(TOKENS)
+    came(one, request).lookup.tier_bytes = tuple(
+        sizes.get(name, 0) for name in _lib.TIERS)
+    assert one.hit_sources(request, 1000) == found
+    assert one.hit_sources(asked(TOKENS, "nobody"), 1000) == {"host": 1000}

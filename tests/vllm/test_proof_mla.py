@@ -1,8 +1,10 @@
 """Proof 3, an MLA model (DeepSeek V2's shape). The CPU build has neither a
-prefix cache of its own nor chunked prefill for it, and computes a part of a
-prompt a little differently from the whole: a hit after the restart is compared
-with a Larder hit inside the engine that computed it."""
+prefix cache of its own nor chunked prefill for it, and what a token's KV
+becomes depends there on the step that computes it (see rotary.py): so a hit
+after the restart is compared with a Larder hit inside the engine that computed
+it. And, with rotary embeddings that are right, with the cold run."""
 import contextlib
+import pathlib
 
 import pytest
 
@@ -70,3 +72,44 @@ def test_sees_one_bit(told, tokens):
         with told.store.flipped(LONG, chunk):
             assert not rig.same(hit(told, tokens), told.first[tokens])
     rig.check_same(hit(told, tokens), told.first[tokens])
+
+
+def values(answer):
+    return [{token: float.fromhex(value) for token, value in step}
+            for step in answer["logprobs"]]
+
+
+def test_equal_to_the_cold_run(version, tmp_path, figure):
+    """Where a token's KV does not depend on its step, a hit is the cold run but
+    for the rounding of float32."""
+    given = rig.transfer(None)
+    with rig.node(tmp_path) as node:
+        given["kv_connector_extra_config"]["url"] = node.url()
+        given["kv_connector_module_path"] = "rotary"
+        with rig.engine(version, "mla", kv_transfer_config=given,
+                        dtype="float32", env={"PYTHONPATH": str(
+                            pathlib.Path(__file__).parent)}) as engine:
+            for n in LENGTHS[:3]:
+                cold = engine.ask_one(LONG[:n], kv_transfer_params={
+                    "larder": {"skip_load": True}})
+                assert cold["cached"] == 0
+                warm = rig.hit(engine, LONG[:n], rig.whole(n - 1, CHUNK))
+                off = [abs(one[token] - other[token])
+                       for one, other in zip(values(cold), values(warm))
+                       for token in one]
+                figure(f"MLA, {n} tokens: a hit is {max(off):.1e} off the "
+                       "cold run, with rotary embeddings by torch")
+                assert max(off) < 1e-4
+
+
+def test_not_loaded_by_default(version, tmp_path):
+    """A hit would change the answer, by vLLM's own kernel."""
+    with rig.node(tmp_path) as node:
+        with rig.engine(version, "mla", node.url(),
+                        options={"load": None}) as engine:
+            engine.ask_one(LONG[:1000])
+            rig.fresh(engine)
+            assert engine.ask_one(LONG[:1000])["cached"] == 0
+            [line] = [line for line in engine.larder_lines()
+                      if "nothing is loaded" in line]
+            assert "positions" in line and "WARNING" in line

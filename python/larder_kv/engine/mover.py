@@ -5,11 +5,9 @@ blocks the scheduler holds (see hold). Others are copied in wait_for_save(),
 after the forward that computed them, into room that was reserved meanwhile (see
 ahead), by the threads that computed them (see cores).
 
-The end of a load comes to the scheduler with a step's output. Steps that
-compute nothing wait a moment for one, in place of the engine's sleep (see
-goes_on). Outputs are looked at a step later where steps overlap; so a scheduler
-in the worker's own process looks by itself, and counts the report that follows
-as seen.
+The end of a load comes to the scheduler with a step's output, and in no other
+way. Steps that compute nothing wait a moment for one, in place of the engine's
+sleep (see goes_on).
 
 On a GPU a copy follows what the engine's stream had to do when it was ordered:
 a load the zeroing of its blocks, a save the forward. An event says when that
@@ -61,7 +59,8 @@ class Mover:
         self.counts = Counts()
         self.space = node.space(described.descriptor, described.shards,
                                 described.chunk_tokens, described.label)
-        self._layout: _lib.Layout | None = None
+        self._layout: _lib.Layout | None = None  # between start() and stop()
+        self._gpu: _lib.Gpu | None = None  # the node's memory is registered
         self._caches: dict[str, Any] = {}  # keeps the memory alive
         self._max_tokens = max_tokens
         self._rank = rank
@@ -73,9 +72,6 @@ class Mover:
         self.early = False  # begin_now() may be called
         self._loading = 0  # loads under way
         self.news = False  # a load has ended, and the engine shall go on
-        self._looks = False  # wait_load() was called since the last step
-        self.watched = False  # somebody looks at this:
-        self._loaded: set[str] = set()  # well, and not known to be reported
         self._done: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
@@ -104,8 +100,9 @@ class Mover:
         self.early = self._cuda and not zeroes
         if not self._cuda:
             self._huge = pages.Huge(_memory(caches))
-        if self._layout.gpu is not None:
-            self._layout.gpu.attach(self.node)
+        if layout.gpu is not self._gpu:
+            self._gpu = layout.gpu
+            self._gpu.attach(self.node)
         if self.layer_parts > 0:
             self._layers = layers.Loads(
                 self.options, self.counts, self.space, self._layout,
@@ -277,10 +274,7 @@ class Mover:
         with self._lock:
             self._loading -= 1
             self._done.add(move.request_id)
-            if good:
-                if self.watched:
-                    self._loaded.add(move.request_id)
-            else:
+            if not good:
                 self._failed.add(move.request_id)
                 for _, ids in move.tables:
                     self._bad_blocks.update(ids)
@@ -491,9 +485,8 @@ class Mover:
     def finished(self) -> tuple[set[str], set[str], set[int]]:
         """Loads that ended since the last call, those of them that failed, and
         the blocks these were for."""
-        if self._empty and not self._looks:
+        if self._empty:
             self._wait()
-        self._looks = False
         with self._lock:
             found = self._done, self._failed, self._bad_blocks
             # Never one that a load may still add to: an id that is given
@@ -503,17 +496,10 @@ class Mover:
         self.news = self.news or bool(found[0])
         return found
 
-    def wait_load(self) -> None:
-        """For who looks by itself: what the next step would wait for, sooner.
-        That one does not wait then."""
-        self._looks = True
-        if self._empty:
-            self._wait()
-
     def _wait(self) -> None:
         """Waits a moment for the end of a load, if there is one."""
         with self._lock:
-            if self._loading and not (self._done or self._loaded):
+            if self._loading and not self._done:
                 left = self._until - time.monotonic()
                 self._ended.wait(max(LOAD_SECONDS, left + LOAD_SECONDS / 2)
                                  if left < LOAD_MOST else LOAD_SECONDS)
@@ -524,39 +510,19 @@ class Mover:
         news, self.news = self.news, False
         return news or self._empty and bool(self._loading or self._done)
 
-    def report(self) -> reports.Saved | None:
-        """What became of saves. For who looks by itself there is one of each
-        step that computes nothing while loads are under way: vLLM shows its
-        scheduler no output that is empty."""
-        found = self.reports.take()
-        if (found is None and self._empty and self.watched
-                and (self._loading or self._loaded)):
-            found = self.reports.kind()
-        return found
-
     def hurry(self) -> None:
         """A load begins: an engine whose steps would sleep meanwhile can be
         kept from that (goes_on)."""
 
-    def loaded(self) -> bool:
-        """Whether take_loaded() has something to tell."""
-        return bool(self._loaded)
-
-    def take_loaded(self, told: set[str]) -> set[str]:
-        """For who looks by itself: loads that ended well; told: those whose
-        report has come."""
-        with self._lock:
-            found = set(self._loaded)
-            self._loaded -= told
-        return found
-
-    def close(self) -> None:
-        """What is queued to be saved is, as far as its deadline goes."""
+    def stop(self) -> bool:
+        """Lets go of the engine's memory, until start() is called again. What
+        is queued to be saved is, as far as its deadline goes. False: a copy is
+        still under way."""
         if self._huge is not None:
             self._huge.close()
-        for _ in self._savers:
+        for _ in self._savers if not self._closing else ():  # else it was
             self._saves.put(None)
-        for _ in self._threads:
+        for _ in self._threads if not self._closing else ():
             self._jobs.put(None)
         seconds = hold.deadline_ms(self.options) / 1000
         _join(self._savers, seconds)
@@ -567,16 +533,25 @@ class Mover:
             self.options.save_ms / 1000 + 1)
         if self._layers is not None:
             ended = self._layers.close(self.options.load_ms / 1000) and ended
-        if ended and not any(thread.is_alive()
-                             for thread in [*self._savers, *self._threads]):
-            self._say_copies()
+        if not ended or any(thread.is_alive()
+                            for thread in [*self._savers, *self._threads]):
+            return False
+        self._say_copies()
+        self._savers, self._threads, self._closing = [], [], False
+        self._ahead = self._layers = self._huge = None
+        if self._layout is not None:
+            self._layout.close()
+        self._layout, self._caches = None, {}
+        return True
+
+    def close(self) -> None:
+        if self.stop():
             self.space.close()
             self.node.close()
 
     def _say_copies(self) -> None:
-        gpu = self._layout.gpu if self._layout is not None else None
-        if gpu is not None:
-            stats = gpu.stats()
+        if self._gpu is not None:
+            stats = self._gpu.stats()
             logger.info(
                 "larder: copies by the GPU: %d staged, %d direct, %d by way "
                 "of the CPU, %d page by page, %d failed", stats.staged,
@@ -594,7 +569,7 @@ def _shared(stats: _lib.Stats, per_token: float) -> str:
 
 
 def say(level: int, line: str) -> None:
-    """What the library says of the GPU."""
+    """What the library says."""
     logger.log((logging.ERROR, logging.WARNING, logging.INFO,
                 logging.DEBUG)[level], "larder: %s", line)
 

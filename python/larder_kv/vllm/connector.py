@@ -1,7 +1,6 @@
 """The class that vLLM loads: each member hands on to one of the two sides."""
 from __future__ import annotations
 
-import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from larder_kv import _node
 from larder_kv._options import Options
 from larder_kv.engine.kv import Model
 from larder_kv.engine.layers import wanted
+from larder_kv.engine.mover import say
 from larder_kv.vllm import events, layers, model, patches, versions
 from larder_kv.vllm.scheduler import Scheduler
 from larder_kv.vllm.stats import LarderProm, LarderStats
@@ -30,19 +30,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.larder")
-_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
-
-
-def _log(level: int, line: str) -> None:
-    logger.log(_LEVELS[level], "larder: %s", line)
-
-
-@functools.cache
-def _source(name: str) -> Any:
-    """Only a vLLM that asks for sources has them."""
-    from vllm.v1.metrics.cache_hit_source import CacheHitSource
-
-    return CacheHitSource(name)
 
 
 def _check_model(config: VllmConfig, described: Model) -> None:
@@ -63,21 +50,20 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning(versions.warning())
         transfer = vllm_config.kv_transfer_config
         owners = patches.owners(self)
-        if (patches.recompute_failed(owners)
-                and role == KVConnectorRole.SCHEDULER):
-            logger.info("larder: kv_load_failure_policy=fail is taken for "
-                        "recompute: a load that fails is computed")
+        if (role == KVConnectorRole.SCHEDULER  # the only one that vLLM asks
+                and (policy := patches.recompute_failed(owners))):
+            logger.warning("larder: %s", policy)
         options = Options(transfer.kv_connector_extra_config)
-        asked = owners[-1].get_required_kvcache_layout(owners[-1]._vllm_config)
-        described = model.describe(vllm_config, kv_cache_config,
-                                   options.chunk, asked, options.weights)
+        described = model.describe(
+            vllm_config, kv_cache_config, options.chunk,
+            patches.asked_layout(owners, kv_cache_config), options.weights)
         _check_model(vllm_config, described)
         url = _node.node_url(options, logger.info)
         # A GPU checks what it loads as fast as it loads it; a CPU that did so
         # before, when it is staged, would be slower than the link.
         later = (current_platform.is_cuda()
                  and role == KVConnectorRole.SCHEDULER)
-        node = _node.open_node(url, _log, logger.warning,
+        node = _node.open_node(url, say, logger.warning,
                                "get" if later else "", options.secret_file)
         parts = wanted(
             options, layers.refusal(vllm_config, kv_cache_config, described,
@@ -105,6 +91,12 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._worker.register(kv_caches)
+
+    def unregister_kv_caches(self) -> None:
+        self._worker.unregister()
+
+    def restore_kv_caches(self) -> None:
+        self._worker.restore()
 
     def bind_connector_metadata(
             self, connector_metadata: KVConnectorMetadata) -> None:
@@ -145,7 +137,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         return bad
 
     def build_connector_worker_meta(self) -> events.Saved | None:
-        return self._worker.report()
+        return self._worker.reports.take()
 
     # ---- the scheduler ----
 
@@ -199,8 +191,10 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def get_external_cache_hit_sources(
             self, request: Request,
             num_external_tokens: int) -> dict[Any, int]:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
         found = self._scheduler.hit_sources(request, num_external_tokens)
-        return {_source(name): count for name, count in found.items()}
+        return {CacheHitSource(name): count for name, count in found.items()}
 
     def take_events(self) -> list[Any]:
         return self._scheduler.take_events()
@@ -209,10 +203,6 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.reset()
 
     # ---- both ----
-
-    @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        return False  # the memory that was registered would be gone
 
     def get_kv_connector_stats(self) -> LarderStats | None:
         data = (self._scheduler.stats() if self._worker is None

@@ -5,6 +5,8 @@ import ctypes
 import logging
 from typing import TYPE_CHECKING
 
+from vllm.platforms import current_platform
+
 from larder_kv._options import Options
 from larder_kv.engine import hold
 from larder_kv.vllm import versions
@@ -17,9 +19,15 @@ logger = logging.getLogger("vllm.larder")
 PR_GET_DUMPABLE = 3
 
 
-def refuses_hits(config: VllmConfig) -> str:
-    """Why vLLM would end at a hit, though it asks for one; or ""."""
+def refuses_hits(config: VllmConfig, options: Options) -> str:
+    """Why vLLM would end at a hit, though it asks for one, or answer otherwise
+    than without; or ""."""
     of = config.model_config
+    if (of.use_mla and current_platform.is_cpu() and options.load != "always"
+            and versions.misplaces_tokens()):
+        return ("this vLLM's CPU kernel mixes up the positions of models with "
+                "MLA, so that a hit changes the answer; load=always loads all "
+                "the same")
     if of.runner_type == "pooling" and not of.is_prefix_caching_supported:
         return "this model's way of pooling needs the whole prompt computed"
     if getattr(getattr(config, "aux_output_config", None), "enabled", False):

@@ -323,8 +323,8 @@ def _gpu(device: torch.device, log: Log | None) -> _lib.Gpu | None:
 
 
 def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
-           log: Log | None = None) -> _lib.Layout:
-    """The worker's memory, each allocation once."""
+           log: Log | None = None, gpu: _lib.Gpu | None = None) -> _lib.Layout:
+    """The worker's memory, each allocation once. gpu: if it was opened."""
     regions: dict[int, int] = {}  # base to index
     devices = set()
     found: list[_lib.Region] = []
@@ -352,7 +352,8 @@ def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
         raise versions.Unsupported(
             "larder: a worker's KV cache on several devices "
             f"({', '.join(sorted(map(str, devices)))}) is not supported")
-    gpu = _gpu(devices.pop(), log) if devices else None
+    if gpu is None and devices:
+        gpu = _gpu(devices.pop(), log)
     return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks, gpu)
 
 

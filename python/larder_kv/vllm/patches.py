@@ -1,30 +1,35 @@
 """What vLLM does not offer, and is changed or looked up in its own objects:
-here and nowhere else. Each says for which releases, and why.
-
-No release from 0.24 to 0.33 offers any of it.
+here and nowhere else. Each says for which releases it is needed, and why; where
+a release offers the same, that is used. Releases are told apart by what they
+have. Read for this: 0.24 to 0.33.
 """
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1)
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from larder_kv.engine.mover import Mover
 
 # ---- resets ----
 
 
 def settle_resets(pool: BlockPool, settle: Callable[[], object]) -> None:
-    """All releases. vLLM refuses a reset while references are out, and asks
-    nobody to give them back; the connector is asked after that. So the pool
-    waits for the saves under way first."""
+    """All releases. vLLM refuses a reset while references are out, and asks the
+    connector (reset_cache) only after that. So the pool waits for the saves
+    under way first. has_pending_push_work() helps only where the engine goes on
+    stepping: not in a program's own process, after its last request."""
     reset = pool.reset_prefix_cache
 
     def settled() -> bool:
@@ -40,7 +45,8 @@ def settle_resets(pool: BlockPool, settle: Callable[[], object]) -> None:
 def owners(connector: KVConnectorBase_V1) -> list[KVConnectorBase_V1]:
     """All releases. It, and those that it is a child of, as of a
     MultiConnector; the outermost last. A child is given a configuration of its
-    own, and what vLLM goes by is its owner's, whom only the call shows."""
+    own, which does not name its owner's; vLLM goes by the owner's. Only the
+    call shows that one."""
     found = [connector]
     frame = sys._getframe(1)
     while frame is not None:
@@ -51,15 +57,32 @@ def owners(connector: KVConnectorBase_V1) -> list[KVConnectorBase_V1]:
     return found
 
 
-def recompute_failed(found: list[KVConnectorBase_V1]) -> bool:
+def asked_layout(found: list[KVConnectorBase_V1],
+                 kv: KVCacheConfig) -> str | None:
+    """Up to 0.28: the layout of KV that the connectors ask for, which is the
+    outermost's to say. Since 0.29 the KV cache says what it became."""
+    if getattr(kv, "kv_cache_layout", None) is not None:
+        return None
+    return found[-1].get_required_kvcache_layout(found[-1]._vllm_config)
+
+
+def recompute_failed(found: list[KVConnectorBase_V1]) -> str:
     """All releases. A load that fails is computed: the default, "fail", would
     end the request. vLLM does not tell a default from an operator's word, and
-    reads this after the connector was made. Gives whether that was changed."""
+    reads it after the connector was made. So it is changed, unless the operator
+    says that it shall stay. Gives what to say of that; or ""."""
     configs = [one._kv_transfer_config for one in found]
-    changed = configs[-1].kv_load_failure_policy != "recompute"
+    if configs[-1].kv_load_failure_policy == "recompute":
+        return ""
+    if os.environ.get("VLLM_LARDER_KEEP_POLICY") == "1":
+        return ("kv_load_failure_policy=fail is kept: a request whose load "
+                "fails ends with an error")
     for config in configs:
         config.kv_load_failure_policy = "recompute"
-    return changed
+    return ("kv_load_failure_policy=fail, which is also vLLM's default, is "
+            "taken for recompute: a request whose load fails is computed. "
+            "Write recompute there, or set VLLM_LARDER_KEEP_POLICY=1 to keep "
+            "fail")
 
 
 # ---- a forward that failed ----
@@ -68,33 +91,29 @@ def recompute_failed(found: list[KVConnectorBase_V1]) -> bool:
 def handled() -> BaseException | None:
     """All releases, runner V1: it asks for saves in a `finally`, also when an
     error or a signal has ended the forward, and does not say so. What is being
-    handled then, and was not when the step began, is that. (finish_forward(),
-    since 0.30, is called by runner V2 only, which asks for no saves then.)"""
+    handled then, and was not when the step began, is that. Runner V2 asks for
+    no saves then. finish_forward(), since 0.30, is called by runner V2 only;
+    save_kv_layer() not for layers with a recurrent state, nor from a graph."""
     return sys.exc_info()[1]
 
 
 # ---- the engine's sleep between two steps ----
 #
 # All releases. vLLM's engine sleeps for a millisecond after each step that
-# computes nothing, so that other threads get on. A step has waited for the load
-# by then (see Mover), and the sleep only makes its end seen later, and its
-# request scheduled later still: on a GPU that is a tenth of a short hit. So
-# where the only worker runs in the engine's own thread, the engine's module
-# gets a `time` of its own, whose sleep() asks the worker first.
+# computes nothing. A step has waited for the load by then (see Mover), and the
+# sleep only delays its request: on a GPU by a tenth of a short hit. So where
+# the only worker runs in the engine's own thread, the engine's module gets a
+# `time` of its own, whose sleep() asks the worker first.
 
 NAP_SECONDS = 0.001  # as vLLM sleeps; what is longer is another sleep
 
 _thread = threading.local()
 
 
-class Awake(Protocol):
-    def goes_on(self) -> bool:
-        """Whether the engine's next step is to come at once."""
-
-
-def watch(worker: Awake) -> None:
-    """From now on the worker is asked before this thread, the engine's, sleeps
-    after a step. Does nothing with a vLLM that sleeps otherwise."""
+def watch(worker: Mover) -> None:
+    """From now on the worker is asked (goes_on) before this thread, the
+    engine's, sleeps after a step. Does nothing with a vLLM that sleeps
+    otherwise."""
     _thread.worker = worker
     core = sys.modules.get("vllm.v1.engine.core")
     if getattr(core, "time", None) is time:
@@ -104,7 +123,7 @@ def watch(worker: Awake) -> None:
         core.time = own  # type: ignore[union-attr]
 
 
-def leave(worker: Awake) -> None:
+def leave(worker: Mover) -> None:
     if getattr(_thread, "worker", None) is worker:
         _thread.worker = None
 

@@ -1,6 +1,8 @@
 """Registers the connector by name, in every process of vLLM's."""
 from __future__ import annotations
 
+import contextlib
+
 
 def register() -> None:
     from larder_kv.engine import cores
@@ -8,6 +10,6 @@ def register() -> None:
         KVConnectorFactory)
 
     cores.remember()
-    if "LarderConnector" not in KVConnectorFactory._registry:
+    with contextlib.suppress(ValueError):  # it is already
         KVConnectorFactory.register_connector(
             "LarderConnector", "larder_kv.vllm", "LarderConnector")

@@ -22,6 +22,8 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from vllm.platforms import current_platform
+
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.engine import hold
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 LOOK_SECONDS = 0.003  # that a GPU engine with nothing else to do waits
+SOURCES = {"ssd": "disk", "peer": "p2p"}  # vLLM's words for tiers below dram
 
 
 class Scheduler:
@@ -60,7 +63,7 @@ class Scheduler:
                                 described.chunk_tokens, described.label)
         self.counts = Counts()
         self.events = events
-        gpu = versions.on_gpu()
+        gpu = current_platform.is_cuda()
         self.holds = hold.Holds(
             options, described, self.counts, config.parallel_config.world_size,
             limits.holds(config, options, gpu), not limits.spread(config))
@@ -70,7 +73,6 @@ class Scheduler:
         self._alone = config.parallel_config.data_parallel_size == 1
         self._caches = config.cache_config.enable_prefix_caching
         self._waits = gpu  # for a lookup
-        self._sooner: set[str] = set()  # loads seen before their report
         self.explain = Explain(
             self.counts, described.chunk_tokens,
             pathlib.Path(_lib.default_socket()).parent / "explain")
@@ -91,16 +93,17 @@ class Scheduler:
         self._indexes = [g.index for g in described.groups]
         self._windows = [g.window_tokens for g in described.groups]
         self._numbered = limits.numbers_images(config)
+        drafts = config.speculative_config
         self.finder = Finder(options, described, node, self.space, events,
                              gpu, versions.reports_failed_requests(),
-                             versions.uses_eagle(config))
+                             drafts is not None and bool(drafts.use_eagle()))
         self.drop = Drop(self.space, events, self.finder.later)
         if self.finder.fetches and (why := limits.unfit(config)):
             logger.warning("larder: this vLLM cannot report a failed load of "
                            "this model, and %s: nothing is loaded; use vLLM "
                            "0.30 or later", why)
             self.loads = False
-        if self.loads and (why := limits.refuses_hits(config)):
+        if self.loads and (why := limits.refuses_hits(config, options)):
             logger.warning("larder: nothing is loaded: %s", why)
             self.loads = False
 
@@ -367,7 +370,6 @@ class Scheduler:
         beside = worker.here(self._engine)
         begun, t.early = t.early, None
         if beside is not None:
-            beside.watched = True  # see _look_sooner
             if beside.early and not t.layered and self._idle():
                 if (begun is not None and begun.fits(move)
                         and beside.go_on(begun, move)):
@@ -552,25 +554,6 @@ class Scheduler:
             t.behind = False
             self.counts.add("saves_dropped:busy")
 
-    def _look_sooner(self, output: KVConnectorOutput) -> None:
-        """Adds loads that have ended since, where the worker is in this
-        process, and takes out those that were added before. vLLM looks at what
-        has finished after it has shown us. One is waited for here, and not in
-        the step: this is the last place before the next is scheduled."""
-        beside = worker.here(self._engine)
-        if beside is None or not beside.watched:
-            return
-        beside.wait_load()
-        if not (output.finished_recving or self._sooner or beside.loaded()):
-            return
-        told = set(output.finished_recving or ())
-        ended = beside.take_loaded(told)
-        if output.invalid_block_ids:
-            ended = set()  # loads that failed are sorted out alone
-        output.finished_recving = (told | ended) - self._sooner
-        beside.news = beside.news or bool(output.finished_recving)
-        self._sooner = (self._sooner | ended) - told
-
     def _layered(self, output: KVConnectorOutput | None) -> None:
         """The step whose output this is has made its load: see layers."""
         t, failed = self.layers.over(output and output.invalid_block_ids)
@@ -585,7 +568,6 @@ class Scheduler:
     def finished_step(self, output: KVConnectorOutput) -> None:
         if self.layers.on:
             self._layered(output)
-        self._look_sooner(output)
         failed = getattr(output, "failed_recving", ())
         if output.invalid_block_ids:
             self._lose(output.invalid_block_ids)
@@ -659,12 +641,15 @@ class Scheduler:
     def hit_sources(self, request: Request, tokens: int) -> dict[str, int]:
         """Tokens that are loaded, by where they were found."""
         t = self.requests.get(request.request_id)
-        found = (t.lookup.tier_bytes
-                 if t is not None and t.lookup is not None else (0,))
-        below = sum(found[1:])
-        disk = tokens * below // sum(found) if below else 0
-        return {name: count for name, count in
-                (("host", tokens - disk), ("disk", disk)) if count}
+        sizes = (t.lookup.tier_bytes
+                 if t is not None and t.lookup is not None else ())
+        found = {"host": tokens}
+        for tier, size in list(zip(_lib.TIERS, sizes))[1:]:
+            name = SOURCES.get(tier, "external_unspecified")
+            part = tokens * size // sum(sizes) if size else 0
+            found[name] = found.get(name, 0) + part
+            found["host"] -= part
+        return {name: count for name, count in found.items() if count}
 
     def take_events(self) -> list[Any]:
         return [] if self.events is None else self.events.take(self.requests)

@@ -103,4 +103,4 @@ def _try(one: Model, kv: KVCacheConfig, caches: dict[str, Any],
 def _refuse(why: str) -> None:
     raise versions.Unsupported(
         f"larder: vLLM {versions.vllm.__version__} was not tested, and {why}; "
-        "use one of " + ", ".join(f"{v}.x" for v in versions.TESTED))
+        + versions.ADVICE)

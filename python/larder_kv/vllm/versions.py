@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FIRST = (0, 24)
 TESTED = ("0.24", "0.29", "0.32")  # with real engines
+ADVICE = "use one of " + ", ".join(f"{v}.x" for v in TESTED)
 NAMED = 3  # things that are missing, in a message
 
 
@@ -39,28 +40,28 @@ def check() -> None:
     tested is looked at: it has to have all that is used."""
     if tested():
         return
-    advice = "use one of " + ", ".join(f"{v}.x" for v in TESTED)
     numbers = re.match(r"(\d+)\.(\d+)", vllm.__version__)
     # A build from a source tree without tags calls itself 0.1.dev.
     if (numbers is not None and "dev" not in vllm.__version__
             and (int(numbers[1]), int(numbers[2])) < FIRST):
         raise Unsupported(f"larder: vLLM {vllm.__version__} is too old; "
-                          + advice)
+                          + ADVICE)
     if os.environ.get("VLLM_LARDER_STRICT") == "1":
         raise Unsupported(f"larder: vLLM {vllm.__version__} was not tested, "
                           "and VLLM_LARDER_STRICT=1 asks for one that was; "
-                          + advice)
+                          + ADVICE)
     if lacks := missing():
         more = len(lacks) - NAMED
         raise Unsupported(
             f"larder: vLLM {vllm.__version__} was not tested, and is not as "
             f"the connector needs it: {'; '.join(lacks[:NAMED])}"
-            + (f"; and {more} more" if more > 0 else "") + f"; {advice}")
+            + (f"; and {more} more" if more > 0 else "") + f"; {ADVICE}")
 
 
 @functools.cache
 def missing() -> list[str]:
-    return selfcheck.missing(selfcheck.surroundings(_root()))
+    root = pathlib.Path(vllm.__file__).resolve().parents[1]
+    return selfcheck.missing(selfcheck.surroundings(root))
 
 
 def warning() -> str:
@@ -70,10 +71,6 @@ def warning() -> str:
             f"to refuse all but {', '.join(f'{v}.x' for v in TESTED)}")
 
 
-def _root() -> pathlib.Path:
-    return pathlib.Path(vllm.__file__).resolve().parents[1]
-
-
 def reports_failed_requests() -> bool:
     """Whether a failed load can be reported by request, for any model. Before,
     it is reported by blocks, which ends the engine with more than one group."""
@@ -81,12 +78,6 @@ def reports_failed_requests() -> bool:
         KVConnectorBase_V1)
 
     return hasattr(KVConnectorBase_V1, "get_transfer_results")
-
-
-def on_gpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return current_platform.is_cuda()
 
 
 def counts_references(config: VllmConfig) -> bool:
@@ -108,6 +99,16 @@ def mistakes_states() -> bool:
     return "num_new_local_computed_tokens = max(per_group_hits)" in text
 
 
-def uses_eagle(config: VllmConfig) -> bool:
-    speculative = config.speculative_config
-    return speculative is not None and bool(speculative.use_eagle())
+def misplaces_tokens() -> bool:
+    """Whether the CPU's rotary kernel takes heads for tokens where it is not
+    given flat tensors, as for MLA: until 0.33 at least. What a token's KV
+    becomes then depends on which others are computed in the same step."""
+    import torch
+
+    heads = torch.ones(2, 2, 2)  # two tokens', each to be turned by a quarter
+    try:
+        torch.ops._C.rotary_embedding(torch.tensor([1, 1]), heads, None, 2,
+                                      torch.eye(2), False)
+    except (AttributeError, RuntimeError):
+        return True  # nobody knows
+    return bool((heads[..., 0] != -1).any())

@@ -28,6 +28,7 @@ class Worker(Mover):
         super().__init__(options, described, node, _rank(config, described),
                          config.model_config.max_model_len, events.Saved)
         self._kv = kv
+        self._registered: dict[str, Any] = {}
         # What somebody handles who calls vLLM: no error of the forward's.
         self._handled: BaseException | None = None
         self._engine = config.kv_transfer_config.engine_id
@@ -37,9 +38,26 @@ class Worker(Mover):
     def register(self, caches: dict[str, Any]) -> None:
         if not versions.tested():
             trial.run(self.model, self._kv, caches)
-        self.start(model.layout(self.model, self._kv, caches, say), caches,
-                   model.layer_names(self.model, self._kv, caches),
-                   getattr(self._kv, "needs_kv_cache_zeroing", True))
+        self._registered = caches
+        self.restore()
+
+    def unregister(self) -> None:
+        """The pages are taken from under their addresses. Nobody but this
+        process has those: what is registered with the GPU is the node's
+        memory, which stays."""
+        if not self.stop():
+            raise RuntimeError("larder: a copy of KV is still under way")
+
+    def restore(self) -> None:
+        """They are back, at the same addresses."""
+        caches = self._registered
+        if self._closing:
+            self.unregister()  # which did not end well
+        if self._layout is None:
+            self.start(model.layout(self.model, self._kv, caches, say,
+                                    self._gpu),
+                       caches, model.layer_names(self.model, self._kv, caches),
+                       getattr(self._kv, "needs_kv_cache_zeroing", True))
 
     def hurry(self) -> None:
         if here(self._engine) is self:
