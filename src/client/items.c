@@ -113,8 +113,9 @@ size_t ldr_put_places(uint8_t *at, const ldr_talk_t *v,
                       const larder_lease_t *lease, uint16_t group,
                       uint32_t first, uint32_t count)
 {
-    ldr_batch_msg_t batch = {
-        .space = v->space, .count = count, .flags = LDR_BATCH_AGAIN};
+    ldr_batch_msg_t batch = {.space = v->space,
+                             .count = count,
+                             .flags = LDR_BATCH_AGAIN | LDR_BATCH_STAYS};
     size_t bytes = ldr_put_redeem(at, &batch, &lease->token);
 
     for (uint32_t i = first; i < first + count; i++) {

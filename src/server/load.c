@@ -256,7 +256,7 @@ static bool redeem(ldr_request_t *r)
         ldr_request_batch(r, batch.count);
     for (uint32_t i = 0; made && i < batch.count; i++, at += LDR_NAME_BYTES) {
         ldr_place_row_t place;
-        ldr_name_row_t name = {.room = 1};
+        ldr_name_row_t name = {.room = (batch.flags & LDR_BATCH_STAYS) == 0};
 
         ldr_get_place(r->bytes + places + (size_t)i * LDR_PLACE_BYTES, &place);
         uint32_t shard = stage != NULL && stage->space == r->space

@@ -344,6 +344,9 @@ typedef struct ldr_batch_msg {
 /* In flags: LEASE of what was staged, in whatever session of the tenant. A
  * token follows the head, and rows are places in what it stands for. */
 #define LDR_BATCH_TOKEN 0x20000000u
+/* With it: they are to be read in place, and stay; else they end with a copy.
+ */
+#define LDR_BATCH_STAYS 0x10000000u
 
 #define LDR_BATCH_HEAD_BYTES 16u
 #define LDR_PLACE_BYTES 8u

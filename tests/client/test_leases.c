@@ -241,6 +241,33 @@ static void test_stage_beyond_arena(void **state)
     larder_release(&lease);
 }
 
+/* What is read in place lies in the session's window: half of that is left to
+ * loads and saves. */
+static void test_stage_in_window(void **state)
+{
+    enum { CHUNKS = 40, BYTES = 64 << 10, PAGES = 32 };
+    fix_t *f = fix(state);
+    larder_key_t keys[CHUNKS];
+    larder_lease_t *lease = NULL;
+    larder_match_t m = {.struct_bytes = sizeof(m)};
+
+    if (!transport_is("strict")) {
+        return;
+    }
+    fix_open_dram(f, "dram=32M&strict_window=2M");
+    put_chain(f->space, 0, CHUNKS, BYTES, keys);
+    assert_status(larder_stage(f->space, keys, CHUNKS, 0, 0, &lease, &m), 0);
+    assert_in_range(m.chunks, 2, PAGES / 2);
+    assert_int_equal(m.cause, LARDER_CAUSE_FULL);
+    assert_int_equal(m.found, CHUNKS);
+    for (uint32_t i = 0; i < m.chunks; i++) {
+        check_segments(lease, i, 0, i, BYTES);
+    }
+    assert_status(get_n(f->space, CHUNKS - 1, BYTES).status, LARDER_OK);
+    assert_status(put_n(f->space, CHUNKS, BYTES), LARDER_OK);
+    larder_release(&lease);
+}
+
 static void test_lease_limit(void **state)
 {
     fix_t *f = fix(state);
@@ -338,6 +365,7 @@ int main(void)
         ONE(test_held_under_pressure, "plain"),
         BOTH(test_all_leased),
         BOTH(test_stage_beyond_arena),
+        ONE(test_stage_in_window, "plain"),
         ONE(test_lease_limit, "plain"),
         EMBED_ONE(test_stage_corrupt, "plain"),
         EMBED_ONE(test_stage_late, "plain"),
