@@ -25,6 +25,11 @@ static ldr_asked_chunk_t *place_of(larder_space_t *space, uint64_t head)
     return &space->asked_chunks[head % LDR_ASKED_CHUNKS];
 }
 
+static uint16_t mark_of(uint64_t head)
+{
+    return head / LDR_ASKED_CHUNKS & 0x3fff;
+}
+
 static uint64_t head_of(const larder_key_t *key)
 {
     return ldr_get64(key->hash); /* a hash: any part of it will do */
@@ -40,8 +45,9 @@ static ldr_asked_t *who_asked(larder_space_t *space, const larder_key_t *key,
 
     *chunk = *place_of(space, head);
     ldr_asked_t *a = &space->asked[chunk->number % LDR_ASKED_MAX];
-    return chunk->head == head && chunk->number != 0 &&
-                   a->number == chunk->number && now - a->s <= within_s
+    return chunk->head == mark_of(head) && chunk->number != 0 &&
+                   (uint16_t)a->number == chunk->number &&
+                   now - a->s <= within_s
                ? a
                : NULL;
 }
@@ -76,7 +82,8 @@ static uint32_t number_new(larder_space_t *space, uint32_t group, bool used)
 {
     uint32_t number = ++space->asked_number;
 
-    number = number == 0 ? ++space->asked_number : number;
+    /* 0 is none, also of the part that chunks keep. */
+    number = (uint16_t)number == 0 ? ++space->asked_number : number;
     space->asked[number % LDR_ASKED_MAX] = (ldr_asked_t){
         .number = number,
         .s = now_s(space),
@@ -95,8 +102,8 @@ void ldr_asked_note(larder_space_t *space, const larder_key_t *keys,
         uint64_t head = head_of(&keys[i]);
 
         *place_of(space, head) = (ldr_asked_chunk_t){
-            .head = head,
-            .number = number,
+            .head = mark_of(head),
+            .number = (uint16_t)number,
             .found = i < found,
             .last = i + 1 == count,
         };
@@ -140,8 +147,10 @@ void ldr_asked_existed(larder_space_t *space, const larder_item_t *items,
         if (items[i].key != NULL && items[i].status == LARDER_OK) {
             uint64_t head = head_of(items[i].key);
 
-            *place_of(space, head) = (ldr_asked_chunk_t){
-                .head = head, .number = number, .found = true};
+            *place_of(space, head) =
+                (ldr_asked_chunk_t){.head = mark_of(head),
+                                    .number = (uint16_t)number,
+                                    .found = true};
         }
     }
     ldr_mutex_unlock(&space->asked_lock);
