@@ -52,11 +52,16 @@ class Rank:
         return move
 
     def save(self, keys, chunks):
+        """The node hears of it before it hears of this session's next request;
+        those of others may come before."""
         move = self.move(keys, chunks)
         status, rooms = self.space.reserve(self.layout, move)
         assert status == _lib.OK
         assert rooms.fill(move, None) == _lib.OK
         assert move.failed == 0
+
+    def settle(self, keys):
+        self.space.match(self.layout, keys.data(0, 1), 1, MS)
 
     def load(self, keys, chunks, token):
         move = self.move(keys, chunks, token)
@@ -133,8 +138,11 @@ def test_round_trips(engine, daemon, kind, ranks, chunks):
     before = requests(daemon)
     for w in workers:
         w.save(keys, chunks)
+    for w in workers:
+        w.settle(keys)
     asked = more(daemon, before)
     asked.pop("extent", 0)  # an extent is mapped once
+    assert asked.pop("match") == ranks  # settle()
     rooms = -(-shards // 512)  # rooms are made by so many
     assert asked == {"reserve": ranks * rooms, "commit": ranks * rooms}
 
@@ -149,8 +157,10 @@ def test_round_trips(engine, daemon, kind, ranks, chunks):
         w.fill(9)
         status, move = w.load(keys, chunks, lease.token)
         assert (status, move.failed) == (_lib.OK, 0)
+        w.settle(keys)
     asked = more(daemon, before)
     asked.pop("extent", 0)
+    assert asked.pop("match") == ranks
     most = -(-shards // 1024)
     assert asked.pop("lease") <= ranks * most
     assert asked.pop("release") <= ranks * max(most, shards)
@@ -181,6 +191,7 @@ def test_token_of_a_lease_that_is_over(engine, daemon):
     worker.fill(1)
     was = bytes(worker.map)
     worker.save(keys, 6)
+    worker.settle(keys)
     lease, _ = space.stage(rules, keys.data(0, 6), 6, MS)
     token = lease.token
     assert len(token) == 16
@@ -197,6 +208,7 @@ def test_token_of_a_lease_that_is_over(engine, daemon):
 def test_a_reset_ends_what_a_token_gives(engine):
     (worker,), space, rules, keys = engine(HYBRID[:1], 4, 1)
     worker.save(keys, 4)
+    worker.settle(keys)
     lease, _ = space.stage(rules, keys.data(0, 4), 4, MS)
     space.reset(MS)
     status, move = worker.load(keys, 4, lease.token)
@@ -209,6 +221,7 @@ def test_a_reset_ends_what_a_token_gives(engine):
 def test_what_is_worth_it(engine, transport, kind):
     (worker,), space, rules, keys = engine(GROUPS[kind], 8, 1, transport)
     worker.save(keys, 8)
+    worker.settle(keys)
     data = keys.data(0, 8)
 
     def stage(**worth):
