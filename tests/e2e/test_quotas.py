@@ -9,7 +9,7 @@ import wireclient as w
 from daemon import PATIENCE_S, Child, hear, in_child, until
 from tenants import A, B, BOTH, K, both, config, fill, value_of
 from wireclient import (batch_body, crc32c, ends_body, key_of, name_row,
-                        save_row)
+                        save_row, stage_body)
 
 
 @pytest.mark.parametrize("dirs", [0, 1])
@@ -145,9 +145,8 @@ def test_rate_quota(serve, tmp_path, transport):
 @pytest.mark.parametrize("transport, isolation", (
     ("unix", "shared"), ("unix", "strict"), ("tcp", "shared")))
 def test_staged_bytes_are_charged_once(serve, tmp_path, transport, isolation):
-    """Staged and then loaded is one load, for the rate and for the metrics:
-    in shared memory it is charged when it is staged, and can be used in place;
-    by TCP when it is sent."""
+    """Staged and then loaded is one load, for the rate and for the metrics: it
+    is charged when it is handed over."""
     daemon = serve(config=config(tmp_path), isolation=isolation)
     value = value_of("a", 200000)
 
