@@ -179,7 +179,6 @@ static void test_join(void **state)
 {
     enum { COUNT = 200, RUNS = 20000 };
     ldr_member_t m[COUNT + 1];
-    double sum = 0;
     ldr_rand_t r;
 
     (void)state;
@@ -187,7 +186,6 @@ static void test_join(void **state)
     for (uint32_t i = 0; i <= COUNT; i++) {
         m[i].id = ldr_rand_next(&r);
         m[i].weight = 1 + (uint32_t)ldr_rand_below(&r, i % 3 == 0 ? 1000 : 8);
-        sum += m[i].weight;
     }
     for (uint32_t count = 1; count <= COUNT; count = count * 3 + 1) {
         ldr_placement_t *less = make(m, count, OWNERS),

@@ -622,8 +622,8 @@ static void test_rude(void **state)
         "\r\n\r\n\r\n",
         "GET\r\n\r\n",
         "\x16\x03\x01\x02",
-        "GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
-        "99999999999999999999\r\n\r\n",
+        ("GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+         "99999999999999999999\r\n\r\n"),
     };
     fix_t *f = fix(state);
     enum { IDLE = 200 };
