@@ -154,7 +154,8 @@ def test_an_early_load(opened, status):
     one.counts, one.space = Counts(), Store(status)
     begun = one.early_load()
     begun.wait_entered()  # it has not begun: nothing to wait for
-    begun.begin(b"k" * 32, 16, 32)
+    begun.begin(b"k" * 32, b"t" * 16, 16, 32)
+    assert bytes(begun.request.token) == b"t" * 16
     thread = threading.Thread(target=one._work_early,
                               args=(one._jobs.get(), time.monotonic()))
     thread.start()

@@ -367,8 +367,9 @@ class Finder:
         held = self._held
         if held > 0:
             found["bytes_max"] = max(0, self._hold_max - held)
-        elif self.fetches:
-            found["bytes_max"] = FETCH_MAX
+        if self.fetches:
+            found["bytes_max"] = min(found.get("bytes_max", FETCH_MAX),
+                                     FETCH_MAX)
         if look.tiers_wanted is not None:
             found["tiers"] = sum(1 << i for i, name in enumerate(_lib.TIERS)
                                  if name in look.tiers_wanted)
@@ -430,8 +431,9 @@ class Finder:
         if chunks > 0:
             lease, match = self._stage(look.keys, chunks, look.left_ms(),
                                        limits)
-        match.limit = _lib.LIMIT_NONE
-        match.cause = _lib.CAUSES.index("full")
+        if chunks == 0 or match.limit != _lib.LIMIT_BYTES:
+            match.limit = _lib.LIMIT_NONE
+            match.cause = _lib.CAUSES.index("full")
         return lease, match
 
     def _stage(self, keys: bytes, chunks: int, timeout_ms: int,
