@@ -211,5 +211,10 @@ bool ldr_filling_fits(const ldr_disk_t *d, const ldr_filling_t *f,
 void ldr_filling_start(ldr_disk_t *d, ldr_filling_t *f, uint32_t segment);
 /* Gives the record its place and its row; the caller writes it there. */
 void ldr_filling_add(ldr_filling_t *f, ldr_record_t *record);
-/* Writes table and footer and syncs: OPEN -> CLOSED. 0 or a negative errno. */
+/* Writes table and footer and syncs: OPEN -> CLOSED. 0 or a negative errno, and
+ * it is LOST. */
 int ldr_filling_close(ldr_disk_t *d, ldr_filling_t *f);
+/* The same in two parts, where others read the segment: the first needs no lock
+ * and changes nothing that they look at, the second is for who has it. */
+int ldr_filling_finish(ldr_disk_t *d, ldr_filling_t *f);
+void ldr_filling_finished(ldr_disk_t *d, ldr_filling_t *f, int error);

@@ -32,9 +32,9 @@ void ldr_filling_add(ldr_filling_t *f, ldr_record_t *record)
     f->row_count++;
 }
 
-int ldr_filling_close(ldr_disk_t *d, ldr_filling_t *f)
+int ldr_filling_finish(ldr_disk_t *d, ldr_filling_t *f)
 {
-    ldr_segment_t *s = &d->segments[f->segment];
+    const ldr_segment_t *s = &d->segments[f->segment];
     ldr_segment_header_t header = ldr_disk_header(d, f->segment);
     size_t rows_bytes = (size_t)f->row_count * LDR_ROW_BYTES;
     uint32_t blocks = ldr_table_blocks(f->row_count);
@@ -58,11 +58,25 @@ int ldr_filling_close(ldr_disk_t *d, ldr_filling_t *f)
     if (error == 0) {
         error = ldr_io_sync(d->io, s->file);
     }
-    s->used_blocks = f->next_block;
-    s->state = error == 0 ? LDR_SEGMENT_CLOSED : LDR_SEGMENT_LOST;
     if (error == 0) {
         ldr_ledger_closed(&d->ledger, f->segment);
     }
+    return error;
+}
+
+void ldr_filling_finished(ldr_disk_t *d, ldr_filling_t *f, int error)
+{
+    ldr_segment_t *s = &d->segments[f->segment];
+
+    s->used_blocks = f->next_block;
+    s->state = error == 0 ? LDR_SEGMENT_CLOSED : LDR_SEGMENT_LOST;
     f->segment = LDR_NIL;
+}
+
+int ldr_filling_close(ldr_disk_t *d, ldr_filling_t *f)
+{
+    int error = ldr_filling_finish(d, f);
+
+    ldr_filling_finished(d, f, error);
     return error;
 }

@@ -513,12 +513,14 @@ static bool close_filling(ldr_ssd_t *ssd, ldr_filling_t *f)
         ldr_ssd_lose(ssd, f);
         return true;
     }
-    ldr_filling_t closing = *f; /* the lock is dropped; nobody else looks */
+    /* The lock is dropped: nobody else looks at the filling, but loads read the
+     * segment. */
     ldr_host_unlock(ssd->host);
-    int error = ldr_filling_close(&ssd->disk, f);
+    int error = ldr_filling_finish(&ssd->disk, f);
     ldr_host_lock(ssd->host);
-    if (error != 0) {
-        *f = closing;
+    if (error == 0) {
+        ldr_filling_finished(&ssd->disk, f, 0);
+    } else {
         ldr_ssd_lose(ssd, f);
         write_failed(ssd, "close a segment", error);
     }
