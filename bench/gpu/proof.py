@@ -111,7 +111,8 @@ class Proof:
 
     def engine_args(self, name):
         given = dict(
-            model=self.model(name), dtype="bfloat16", enforce_eager=True,
+            model=self.model(name), dtype="bfloat16",
+            enforce_eager=self.cpu or not self.args.default,
             skip_tokenizer_init=True, seed=0, enable_prefix_caching=True,
             worker_extension_cls="inside.Asked", max_num_batched_tokens=8192,
             max_model_len=16384 if self.cpu else 51200)
@@ -132,7 +133,7 @@ class Proof:
             kv_cache_memory_bytes=int(gib * GIB), gpu_memory_utilization=0.3)
 
     def graphs(self):
-        return {} if self.cpu else GRAPHS
+        return {} if self.cpu or self.args.default else GRAPHS
 
     def node(self, name, dram, ssd=None):
         """A node of its own; its folder is deleted with folder()."""

@@ -17,7 +17,6 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent / "vllm")]
 
 import faults
-import layers
 import load
 import nohit
 import plot
@@ -130,22 +129,6 @@ def ttft_lines(results):
                 lines += ["", f"{name}, first hit after an engine's start "
                           f"{hits[0] * 1000:.0f} ms, the tenth "
                           f"{hits[ttft.HITS - 1] * 1000:.0f} ms."]
-    return lines
-
-
-def layers_lines(results):
-    """First tokens of hits from DRAM, by when they are loaded."""
-    lines = head("hits from DRAM, first token, ms", "", "tokens", "own hit",
-                 "hit", "beyond own", "GB ÷ 50 GB/s")
-    for short, name in SIZES.items():
-        found = results.get(f"layers-{short}", {})
-        for cells in layers.figures(found) if "kinds" in found else ():
-            text, tokens, own, hit, link, _, _ = cells
-            lines.append(row(
-                name, text, f"{tokens:,}", f"{middle(own) * 1000:.0f}",
-                f"{middle(hit) * 1000:.0f}",
-                round((middle(hit) - middle(own)) * 1000),
-                f"{link * 1000:.0f}"))
     return lines
 
 
@@ -273,16 +256,12 @@ PARTS = {"copy": copies_lines, "equality": equality_lines,
 
 def markdown(results):
     lines = []
-    for stage in ("copy", "equality", "ttft", "layers", "nohit", "load",
-                  "faults", "pressure"):
+    for stage in ("copy", "equality", "ttft", "nohit", "load", "faults",
+                 , "pressure"):
         if stage == "ttft":
             keys = [f"ttft-{s}" for s in SIZES if f"ttft-{s}" in results]
             if keys:
                 lines += ttft_lines(results) + [""]
-        elif stage == "layers":
-            keys = [k for k in results if k.startswith("layers-")]
-            if keys:
-                lines += layers_lines(results) + [""]
         else:
             keys = [stage] if stage in results else []
             needed = {"copy": "figures", "nohit": "rounds", "load": "passes"}

@@ -23,7 +23,6 @@ import copies
 import equality
 import faults
 import host
-import layers
 import load
 import nohit
 import pressure
@@ -34,9 +33,7 @@ STAGES = {"copy": copies.run, "equality": equality.run,
           "ttft-8b": lambda proof: ttft.run(proof, "8b"),
           "ttft-32b": lambda proof: ttft.run(proof, "32b"),
           "nohit": nohit.run, "load": load.run, "faults": faults.run,
-          "pressure": pressure.run,
-          "layers": layers.run,
-          "layers-32b": lambda proof: layers.measure(proof, "32b")}
+          "pressure": pressure.run}
 SETS = {"ttft": ["ttft-8b", "ttft-32b"], "all": list(STAGES)}
 
 
@@ -66,6 +63,8 @@ def arguments():
                         help="of the stage load: 1 is 24 groups, 3 queries")
     parser.add_argument("--only", nargs="*", metavar="CASE",
                         help="of equality, faults, pressure: these models")
+    parser.add_argument("--default", action="store_true",
+                        help="compiled and with graphs, as vllm serve has it")
     parser.add_argument("--compiled", action="store_true",
                         help="equality with torch.compile too")
     parser.add_argument("--times", type=int, default=5,

@@ -37,6 +37,7 @@ static const struct {
     {"tcp-small", ldr_bench_tcp_small, "loads of 4 KiB over TCP"},
     {"tls-get", ldr_bench_tls_get, "loads over TCP with TLS"},
     {"serve-idle", ldr_bench_idle, "a daemon with nothing to do"},
+    {"layout", ldr_bench_layout, "shards of engines' pages, in every order"},
     {"gpu-copy", ldr_bench_gpu_copy, "a GPU's pages to and from the arena"},
 };
 

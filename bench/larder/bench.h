@@ -356,5 +356,6 @@ bool ldr_bench_tls_get(ldr_bench_t *b);
 bool ldr_bench_shm_match(ldr_bench_t *b);
 bool ldr_bench_tcp_match(ldr_bench_t *b);
 bool ldr_bench_tcp_small(ldr_bench_t *b);
+bool ldr_bench_layout(ldr_bench_t *b);
 bool ldr_bench_gpu_copy(ldr_bench_t *b);
 bool ldr_bench_idle(ldr_bench_t *b);

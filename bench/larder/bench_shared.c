@@ -91,7 +91,7 @@ static bool put_object(ldr_sharing_t *s, putting_t *p, unsigned object)
                                .space = s->space,
                                .count = s->records,
                                .iov = p->iov,
-                               .deadline_ns = ldr_sharing_soon(),
+                               .deadline_ns = ldr_sharing_deadline(),
                                .done = put_done,
                                .arg = s};
     for (uint32_t i = 0; i < s->records; i++) {
@@ -215,7 +215,7 @@ static bool get_record(ldr_sharing_t *s, getting_t *g, size_t at)
                                    .iov = &g->iov,
                                    .iov_count = 1,
                                    .block = s->blocks + at * LDR_BLOCK,
-                                   .deadline_ns = ldr_sharing_soon(),
+                                   .deadline_ns = ldr_sharing_deadline(),
                                    .done = get_done,
                                    .arg = g};
     g->read.error = -ENOENT;
@@ -273,7 +273,7 @@ static int remove_one(void *arg, const char *name, uint64_t bytes)
     ldr_backend_t *b = arg;
 
     (void)bytes;
-    b->ops->remove(b, name, ldr_sharing_soon());
+    b->ops->remove(b, name, ldr_sharing_deadline());
     return 0;
 }
 
@@ -452,7 +452,7 @@ static bool tier_open(ldr_sharing_t *s)
     uint8_t space_id[LDR_ID_BYTES];
     ldr_objects_params_t params = {.url = s->url,
                                    .login = "",
-                                   .lanes = LDR_SHARING_LANES + !s->get,
+                                   .threads = LDR_SHARING_LANES + !s->get,
                                    .timeout_ms = 30000,
                                    .retry_ms = 1000,
                                    .poll_ms = 1000,
@@ -460,10 +460,10 @@ static bool tier_open(ldr_sharing_t *s)
                                    .clock = &ldr_clock_real};
     ldr_backend_params_t backend = {.url = s->url,
                                     .login = "",
-                                    .lanes = LDR_SHARING_LANES,
+                                    .threads = LDR_SHARING_LANES,
                                     .clock = &ldr_clock_real};
     const struct timespec pause = {.tv_nsec = 5000000};
-    larder_status_t st = ldr_objects_make(s->url, "", ldr_sharing_soon());
+    larder_status_t st = ldr_objects_make(s->url, "", ldr_sharing_deadline());
 
     s->why = "cannot make the tier";
     for (unsigned i = 0; i < LDR_ID_BYTES; i += 8) {
@@ -475,7 +475,7 @@ static bool tier_open(ldr_sharing_t *s)
         ldr_backend_open(&backend, &s->bare) != LARDER_OK ||
         ldr_objects_open(&params, &s->tier) != LARDER_OK ||
         ldr_objects_tenant(s->tier, s->tenant_id, "bench", &seal,
-                           ldr_sharing_soon(), &s->tenant) != LARDER_OK) {
+                           ldr_sharing_deadline(), &s->tenant) != LARDER_OK) {
         return false;
     }
     s->space = ldr_objects_space(s->tier, s->tenant, space_id, 0);
@@ -528,7 +528,7 @@ static bool one(ldr_bench_t *b, const char *name, bool get, uint64_t size)
         ldr_bench_fail(b, name, s.why);
     }
     if (s.tier != NULL) {
-        ldr_objects_close(s.tier, ldr_sharing_soon());
+        ldr_objects_close(s.tier, ldr_sharing_deadline());
     }
     ldr_sharing_remove(&s);
     if (s.bare != NULL) {

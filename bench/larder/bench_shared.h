@@ -53,7 +53,7 @@ typedef struct ldr_sharing {
     int error;         /* of the first that failed */
 } ldr_sharing_t;
 
-static inline uint64_t ldr_sharing_soon(void)
+static inline uint64_t ldr_sharing_deadline(void)
 {
     return ldr_now_ns(&ldr_clock_real) + LDR_SHARING_CALL_NS;
 }

@@ -134,8 +134,8 @@ static bool bare_write(const ldr_sharing_t *s, unsigned object)
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     bare_name(s, object, name);
-    return s->bare->ops->put(s->bare, name, &iov, 1, 0, ldr_sharing_soon()) ==
-           0;
+    return s->bare->ops->put(s->bare, name, &iov, 1, 0,
+                             ldr_sharing_deadline()) == 0;
 }
 
 static bool bare_read(const ldr_sharing_t *s, unsigned object, unsigned record)
@@ -145,8 +145,8 @@ static bool bare_read(const ldr_sharing_t *s, unsigned object, unsigned record)
     struct iovec iov = {s->target + object * LDR_SHARING_BYTES + at, s->size};
 
     bare_name(s, object, name);
-    return s->bare->ops->get(s->bare, name, at, &iov, 1, ldr_sharing_soon()) ==
-           0;
+    return s->bare->ops->get(s->bare, name, at, &iov, 1,
+                             ldr_sharing_deadline()) == 0;
 }
 
 static void note_error(ldr_sharing_t *s, int error)

@@ -263,7 +263,7 @@ static void lookups(const ldr_map_t *map, uint64_t chunks, uint32_t prompt,
     static double spent[ROUNDS];
     static uint8_t ids[PROMPT_MAX][LDR_ID_BYTES];
     char what[80];
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     for (unsigned round = 0; round < ROUNDS; round++) {
         uint64_t first = ldr_rand_below(&rnd, chunks - prompt);

@@ -94,7 +94,7 @@ static ldr_objects_t *open_tier(const char *url, unsigned lanes, uint32_t *tenan
     ldr_objects_t *tier;
     ldr_objects_params_t p = {
         .url = url,
-        .lanes = lanes,
+        .threads = lanes,
         .timeout_ms = 30000,
         .retry_ms = 5000,
         .poll_ms = 1000,
@@ -139,7 +139,7 @@ static void make(const char *dir, const char *url, uint64_t chunks,
 static void join(const char *url, uint64_t chunks, unsigned lanes)
 {
     ldr_objects_stats_t s;
-    ldr_place_t place;
+    ldr_object_place_t place;
     larder_key_t key;
     uint32_t tenant;
     unsigned found = 0;

@@ -119,7 +119,7 @@ int main(int argc, char **argv)
     size_t size = strtoull(argv[3], NULL, 10);
     unsigned count = (unsigned)strtoul(argv[4], NULL, 10);
     ldr_backend_params_t params = {
-        .url = argv[1], .login = "", .lanes = count, .clock = &ldr_clock_real};
+        .url = argv[1], .login = "", .threads = count, .clock = &ldr_clock_real};
     must(count > 0 && count <= 256 && size >= 4096 && size % 8 == 0, "usage");
     must(ldr_backend_open(&params, &backend) == LARDER_OK, "open");
     pthread_barrier_init(&start, NULL, count + 1);

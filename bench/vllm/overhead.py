@@ -4,9 +4,9 @@
     bench/vllm/overhead.py [--json FILE] [--docs] [PART...]
 
 Parts: steps (scheduler time on a miss, on a hit of 1,000 chunks, and at an
-arrival), copies (saves and loads beside `larder bench`), rounds (a load without
-hits, `vllm serve` with and without the connector in turns). Needs
-bench/vllm/setup and make build.
+arrival), copies (saves and loads beside `larder bench`), turns (requests that
+need nothing of Larder, by engines with and without the connector in turns).
+Needs scripts/vllm-env and make build.
 """
 import argparse
 import contextlib
@@ -19,16 +19,13 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from array import array
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests/vllm")]
 
-import multi_turn
 import rig
-import server
 from larder_kv import _lib
 from run import put, row, say
 
@@ -36,13 +33,13 @@ VERSION = "0.32.0"
 STEP = 4096  # tokens that a step computes, and saves, at most
 MEMBERS_OF_STEP = ("schedule", "tokens", "requests", "new")
 CHUNKS, COPY_ROUNDS = (128, 256, 512), 5
-ROUNDS, BATCHES = 4, 6
-SERVE = ("--max-model-len", "16384")
+TURNS = int(os.environ.get("LARDER_TURNS", "60"))
+TURN_TOKENS, TURN_BATCH, TURN_ANSWER = 2900, 8, 8
 
 
 def engine(url, larder=True, options=None, **args):
     given = dict(max_num_seqs=16, max_num_batched_tokens=4096,
-                 max_model_len=32768)
+                 max_model_len=32768, threads=None)
     given.update(args)
     one = rig.engine(VERSION, "dense", url, larder=larder,
                      options=dict(options or {}, load=None), **given)
@@ -365,71 +362,89 @@ def copies_table(found):
                     f"{max(loads)}."]
 
 
-# ---- rounds ----
+# ---- turns ----
 
 
-def batch(url, name):
-    """Eight prompts that nobody has, two at a time: tokens a second, and the
-    mean time to the first token."""
-    args = argparse.Namespace(url=url, model="small", answer=16, first=2000,
-                              more=0, at_once=2, seed=name)
-    return multi_turn.turn(args, [[] for _ in range(8)], 0)
+def turn(one, kind, number):
+    """One turn of an engine: a request alone, and a batch, of prompts that it
+    has whole in its own cache or that nobody has. Milliseconds to the first
+    token, and tokens a second."""
+    def ids(i):
+        return (rig.prompt(f"own {i}", TURN_TOKENS) if kind == "own"
+                else rig.prompt(f"new {number} {i}", TURN_TOKENS))
+
+    alone = one.generate([ids(0)], max_tokens=1, logprobs=None)[0]
+    wanted = TURN_TOKENS - 1 if kind == "own" else 0
+    assert alone["cached"] == rig.whole(wanted, 128), alone
+    batch = [ids(i) for i in range(1, 1 + TURN_BATCH)]
+    began = time.perf_counter()
+    one.generate(batch, max_tokens=TURN_ANSWER, logprobs=None, timeout=300)
+    took = time.perf_counter() - began
+    return {"ttft_ms": alone["ttft"] * 1000,
+            "tokens_per_s": TURN_BATCH * (TURN_TOKENS + TURN_ANSWER) / took}
 
 
-def part_rounds():
-    """Servers in turns, each a new one; a round is one of each."""
-    found = {"without": [], "with Larder": []}
+def part_turns():
+    """Two engines that live at once, one without the connector, take turns: who
+    is first changes. Neither computes while the other does."""
+    found = {kind: {"without": [], "with Larder": []}
+             for kind in ("own", "new")}
+    # One thread computes: two would wait for each other where anything else
+    # runs, and that differs from turn to turn.
+    args = dict(max_num_batched_tokens=STEP, max_model_len=16384, threads=1)
     loads = []
-    model = rig.model(VERSION, "dense")
-    with tempfile.TemporaryDirectory(prefix="larder-bench-") as folder:
-        host = server.Host(folder)
-        try:
-            for number in range(ROUNDS):
-                order = list(found)[::1 if number % 2 else -1]
-                for name in order:
-                    with server.Server(host, model, f"{folder}/serve.log",
-                                       name != "without", SERVE) as one:
-                        batch(one.url, f"warm up {number}")
-                        before = one.counters()
-                        mine = [batch(one.url, f"{number} {i}")
-                                for i in range(BATCHES)]
-                        after = one.counters()
-                    assert before["external"] == after["external"]
-                    assert name == "without" or (
-                        after["saved_bytes"] > before["saved_bytes"])
-                    found[name].append({
-                        "tokens_per_s": middle([b["tokens_per_s"]
-                                                for b in mine]),
-                        "ttft_ms": middle([b["ttft_ms_mean"]
-                                           for b in mine])})
-                    loads.append(load())
-                    say(f"{name}: {found[name][-1]}, load {loads[-1]}")
-        finally:
-            host.end_node()
-    return {"rounds": found, "load": loads}
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(rig.node(dram="1G"))
+        engines = {
+            "without": stack.enter_context(engine(None, False, **args)),
+            "with Larder": stack.enter_context(engine(
+                node.url(), options=dict.fromkeys(rig.PATIENT), **args))}
+        for number in range(-2, TURNS):
+            for kind, rounds in found.items():
+                for name in list(rounds)[::1 if number % 2 else -1]:
+                    if kind == "own" and number == -2:  # computed, then had
+                        for i in range(1 + TURN_BATCH):
+                            engines[name].ask_one(
+                                rig.prompt(f"own {i}", TURN_TOKENS))
+                    one = turn(engines[name], kind, number)
+                    if number >= 0:
+                        rounds[name].append(one)
+            loads.append(load())
+        counters = engines["with Larder"].counters()
+        assert counters["vllm:larder_saved_bytes"] > 0
+        assert not counters.get("vllm:larder_hits")
+    return {"turns": found, "load": loads}
 
 
-def rounds_table(found):
-    lines = [row("8 prompts of 2,000 tokens that nobody has", "tokens/s",
-                 "from – to", "TTFT", "from – to"),
-             row("---", *["---:"] * 4)]
-    for name, rounds in found["rounds"].items():
-        rates = [r["tokens_per_s"] for r in rounds]
-        firsts = [r["ttft_ms"] for r in rounds]
+def turns_table(found):
+    lines = [row("prompts of 2,900 tokens", "", "without", "with Larder",
+                 "with − without, in pairs", "goal"),
+             row("---", "---", *["---:"] * 4)]
+    for kind, text in (("own", "whole in vLLM's own cache"),
+                       ("new", "that nobody has")):
+        pairs = [found["turns"][kind][name]
+                 for name in ("without", "with Larder")]
+        first = [[t["ttft_ms"] for t in one] for one in pairs]
+        more = sorted(b - a for a, b in zip(*first))
         lines.append(row(
-            name, f"{middle(rates):,.0f}",
-            f"{min(rates):,.0f} – {max(rates):,.0f}",
-            f"{middle(firsts):,.0f} ms",
-            f"{min(firsts):,.0f} – {max(firsts):,.0f} ms"))
-    lines += ["", f"{len(rates)} rounds, each with a new server of both kinds, "
-              f"{BATCHES} batches a server (medians). Load of the machine "
-              f"meanwhile: {min(found['load'])} to {max(found['load'])}."]
-    return lines
+            text, "first token", *(f"{middle(f):.1f} ms" for f in first),
+            f"{middle(more):+.2f} ms ({more[len(more) // 4]:+.1f} … "
+            f"{more[3 * len(more) // 4]:+.1f})", "≤ 1 ms"))
+        rate = [[t["tokens_per_s"] for t in one] for one in pairs]
+        less = sorted(100 * (b / a - 1) for a, b in zip(*rate))
+        lines.append(row(
+            "", f"{TURN_BATCH} at once", *(f"{middle(r):,.0f} tokens/s"
+                                           for r in rate),
+            f"{middle(less):+.1f} % ({less[len(less) // 4]:+.1f} … "
+            f"{less[3 * len(less) // 4]:+.1f})", "≥ −2 %"))
+    return lines + ["", f"Medians of {TURNS} turns of each; in brackets the "
+                    "middle half. Load of the machine meanwhile: "
+                    f"{min(found['load'])} to {max(found['load'])}."]
 
 
 PARTS = {"steps": (part_steps, steps_table),
          "copies": (part_copies, copies_table),
-         "rounds": (part_rounds, rounds_table)}
+         "turns": (part_turns, turns_table)}
 
 
 def main():

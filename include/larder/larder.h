@@ -91,7 +91,7 @@ extern "C" {
 #endif
 
 #define LARDER_KEY_BYTES 32
-#define LARDER_SHARDS_MAX 64
+#define LARDER_SHARDS_MAX 128
 #define LARDER_GROUPS_MAX 64
 #define LARDER_VALUE_MAX ((size_t)60 << 20) /* bytes in one shard */
 #define LARDER_BATCH_MAX 4096               /* items in one call */
@@ -111,6 +111,7 @@ extern "C" {
     X(LARDER_MISS, 2, "miss")                                                  \
     X(LARDER_PENDING, 3, "in progress")                                        \
     X(LARDER_DECLINED, 4, "not kept: what is there is worth more")             \
+    X(LARDER_PARTIAL, 5, "done here, but not on every node of the cluster")    \
     X(LARDER_E_INVALID, -1, "invalid argument")                                \
     X(LARDER_E_SIZE, -2, "size does not fit")                                  \
     X(LARDER_E_OVERLAP, -3, "buffers overlap")                                 \
@@ -179,7 +180,8 @@ LARDER_API const char *larder_cause_text(larder_cause_t cause);
 #define LARDER_TIER_MAP(X)                                                     \
     X(LARDER_TIER_DRAM, "dram")                                                \
     X(LARDER_TIER_SSD, "ssd")                                                  \
-    X(LARDER_TIER_SHARED, "shared") /* storage that several nodes use */
+    X(LARDER_TIER_SHARED, "shared") /* storage that several nodes use */       \
+    X(LARDER_TIER_PEER, "peer")     /* other nodes of the cluster */
 
 typedef enum larder_tier {
 #define X(name, text) name,
@@ -295,7 +297,7 @@ typedef struct larder_space_params {
                            another one here is LARDER_E_DENIED */
     const void *secret; /* default: a documented constant */
     size_t secret_bytes;
-    uint32_t shards;       /* per chunk, 1...64; default 1 */
+    uint32_t shards;       /* per chunk, 1...128; default 1 */
     uint32_t chunk_tokens; /* tokens per chunk, 1...65536; default 256 */
     const char *label;     /* what people call it, such as "Qwen3-8B bf16" */
 } larder_space_params_t;
@@ -659,10 +661,16 @@ LARDER_API larder_status_t larder_memory_deregister(larder_t *lar, void *base);
  *             all       every chunk
  *             trailing  those that the last window_tokens - 1 tokens lie in
  *             last      only the last: a state that has seen all before it
- *   shard   here: one rank's part of a chunk. It holds, layer by layer, the
- *           pages of the chunk's blocks: all of them (all), those that a
- *           prefix that ends with the chunk can need (trailing), or the last
- *           (last).
+ *   shard   one slice of a chunk. It holds the chunk's tokens: all of them
+ *           (all), those that a prefix that ends with the chunk can need
+ *           (trailing), or the last block's (last).
+ *
+ * If the layout says what is inside a page (larder_pages_t), the space fixes
+ * the slices: ranges of the model's KV heads and layers. Then any engine reads
+ * what any other saved, whatever their tensor and pipeline parallel sizes,
+ * block sizes and orders of bytes in a page (docs/layout.md). If it does not, a
+ * page is opaque: a shard is one rank's pages of the chunk's blocks, layer by
+ * layer, and only a rank with the same memory can use it.
  *
  * A layout is never changed and may be used by any number of threads, with any
  * number of spaces of its chunk_tokens, until it is destroyed. The memory it
@@ -744,9 +752,58 @@ typedef struct larder_group {
     uint32_t layer_count; /* 0: for matching and staging only */
 } larder_group_t;
 
+/*
+ * What is inside a page.
+ *
+ * A model's layer has parts (K, V, scales...), a part has the model's KV heads,
+ * and a head has rows: one for each token, or, where the engine packs a block's
+ * tokens in a way of its own, one for each block. What is stored has one order,
+ * whoever computed it: slice, layer, part, head, row, byte.
+ *
+ * A slice is a range of heads and of layers. The model's heads are cut into as
+ * many equal ranges as there are heads, at most 16; its layers at the borders
+ * that pipelines of 2 and 4 ranks have (larder_layout_slices()). A rank loads
+ * every slice of which it holds some, and saves those that it holds whole.
+ */
+
+/* Where a part lies: byte i of row r of this rank's head h at
+ * offset + h * head_stride + r * row_stride + i of a block's page. */
+typedef struct larder_part {
+    uint32_t layer; /* of larder_group_t.layers: whose pages these are */
+    uint32_t reserved;
+    uint64_t offset;
+    uint64_t head_stride;
+    uint64_t row_stride;
+    uint64_t bytes; /* of a row of one head */
+} larder_part_t;
+
+/* One of the model's layers that this rank holds. All of a group's have the
+ * same number of parts, of the same bytes, in the same order. */
+typedef struct larder_page {
+    uint32_t layer; /* its index in the model */
+    uint32_t part_count;
+    const larder_part_t *parts;
+} larder_page_t;
+
+typedef struct larder_pages {
+    uint32_t heads;      /* of the model; 1: what all ranks hold alike (MLA) */
+    uint32_t head_first; /* that this rank holds, ... */
+    uint32_t head_count; /* ... and how many */
+    /* Tokens in a row: 1, or the group's block_tokens where a block is opaque.
+     * With rule last: block_tokens. */
+    uint32_t row_tokens;
+    /* The indexes in the model of all the group's layers, ascending, whichever
+     * rank holds them. */
+    const uint32_t *model_layers;
+    uint32_t model_layer_count;
+    uint32_t page_count;        /* 0: for matching and staging only */
+    const larder_page_t *pages; /* by ascending layer */
+} larder_pages_t;
+
 enum {
     LARDER_LAYOUT_NULL_BLOCK = 1u << 0,
     LARDER_LAYOUT_GPU = 1u << 1,
+    LARDER_LAYOUT_PAGES = 1u << 2,
 };
 
 typedef struct larder_layout_params {
@@ -759,6 +816,8 @@ typedef struct larder_layout_params {
     uint32_t group_count;
     uint32_t null_block; /* a block id that stands for none */
     larder_gpu_t *gpu;   /* whose memory the regions are; it outlives this */
+    const larder_pages_t *pages; /* one for each group; NULL: opaque */
+    uint32_t model_layers;       /* PAGES: layers of the whole model */
 } larder_layout_params_t;
 
 typedef struct larder_layout larder_layout_t;
@@ -772,7 +831,21 @@ LARDER_API larder_status_t larder_layout_create(
 /* NULL is fine. No transfer with it may be under way. */
 LARDER_API void larder_layout_destroy(larder_layout_t **layout_p);
 
-/* Bytes of a group's shard of one chunk. 0: no such group, or no layers. */
+/* Shards of a chunk: what larder_space_params_t.shards has to be for spaces
+ * that are used with this layout. It follows from the model alone: heads,
+ * model_layers of all groups. 1: its pages are opaque, and the space's shards
+ * are the caller's to number (larder_move_t.shard). 0: layout is NULL. */
+LARDER_API uint32_t larder_layout_slices(const larder_layout_t *layout);
+/* Of those, how many this rank saves, and how many it loads. They differ where
+ * it holds a part of a slice only, which another rank may not have whole
+ * either: then nothing that needs that slice is ever usable. */
+LARDER_API uint32_t larder_layout_saves(const larder_layout_t *layout,
+                                        uint16_t group);
+LARDER_API uint32_t larder_layout_loads(const larder_layout_t *layout,
+                                        uint16_t group);
+
+/* Bytes of a group's shards of one chunk that this rank loads; of one that is
+ * opaque, its shard. 0: no such group, or no layers. */
 LARDER_API size_t larder_layout_bytes(const larder_layout_t *layout,
                                       uint16_t group);
 /* Of a chunk's blocks in a group: how many at its front no shard holds, since
@@ -841,7 +914,7 @@ typedef struct larder_move {
     const larder_table_t *tables; /* one for each group */
     uint32_t first_key;           /* the chunk that keys[0] names */
     uint32_t begin, end;          /* tokens */
-    uint16_t shard;               /* this rank's */
+    uint16_t shard;               /* this rank's; 0 where pages are described */
     uint16_t writers, writer;     /* save: of several ranks with the same bytes
                                      each saves every writers-th chunk */
     uint32_t timeout_ms;
@@ -970,48 +1043,10 @@ LARDER_API larder_status_t larder_prefix_load(larder_space_t *space,
 LARDER_API larder_status_t
 larder_prefix_load_early(larder_space_t *space, const larder_layout_t *layout,
                          larder_move_t *move, uint32_t *gate, uint32_t wait_ms);
-/* LARDER_MISS: it is closed, and the load is to be made anew. */
+/* LARDER_MISS: it is closed, and the load is to be made again. */
 LARDER_API larder_status_t larder_gate_open(uint32_t *gate);
 /* Does nothing to one that is open. */
 LARDER_API void larder_gate_close(uint32_t *gate);
-
-/*
- * Loading layer by layer, for a layout in GPU memory with one group whose rule
- * is all: an engine begins to compute while the load is under way, and its
- * stream waits for the layers where it needs them.
- *
- *   larder_layers_begin(layers);                    the engine's thread
- *   st = larder_prefix_load_layers(space, layout, &move, layers);   another one
- *   ...
- *   st = larder_layers_wait(layers, i, stream, timeout_ms);   before layer i
- *   ... the engine queues the layer's work in the stream ...
- *
- * The bytes are checked when all of them are there: whatever was computed from
- * them counts only if the load returns LARDER_OK. One load at a time.
- */
-typedef struct larder_layers larder_layers_t;
-
-/* For so many parts: layers that come together. Fewer layers, fewer parts. It
- * is destroyed before the layout, and while no load is under way. */
-LARDER_API larder_status_t larder_layers_create(const larder_layout_t *layout,
-                                                uint32_t parts,
-                                                larder_layers_t **layers_p);
-LARDER_API void larder_layers_destroy(larder_layers_t **layers_p);
-/* Before the load, and before the first wait for it. */
-LARDER_API void larder_layers_begin(larder_layers_t *layers);
-/* In place of the load, if it is not made after all: who waits is told st. */
-LARDER_API void larder_layers_end(larder_layers_t *layers, larder_status_t st);
-/* As larder_prefix_load(), in the order of the layers if the node is reached by
- * shared memory; else all of them come at its end. */
-LARDER_API larder_status_t
-larder_prefix_load_layers(larder_space_t *space, const larder_layout_t *layout,
-                          larder_move_t *move, larder_layers_t *layers);
-/* Blocks until the copies of the group's layer number `layer` are queued, then
- * makes the stream, a CUstream, wait for them. The load's status, if it has
- * ended. */
-LARDER_API larder_status_t larder_layers_wait(larder_layers_t *layers,
-                                              uint32_t layer, void *stream,
-                                              uint32_t timeout_ms);
 
 /*
  * A load that cannot fail, for engines that cannot be told of one that did:
@@ -1166,7 +1201,7 @@ LARDER_API const char *larder_version(void);
 /* Structures and calls are those of this header, or have grown as said at its
  * top, while the number is the same; the library's SONAME ends with it. A
  * binding that no compiler has checked compares them before anything else. */
-#define LARDER_ABI 2
+#define LARDER_ABI 3
 LARDER_API uint32_t larder_abi(void);
 
 /* For such a binding: what a constant of this header is in the library, by its

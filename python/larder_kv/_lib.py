@@ -19,7 +19,8 @@ from larder_kv._status import LarderError, error_of
 from larder_kv._structs import (LOG_FN, AnnounceParams, ChainParams, DiskStats,
                                 Extra, GpuParams, GpuStats, Group, Item,
                                 Layer, LayoutParams, Move, OpenParams,
-                                OpParams, Region, SharedStats, SpaceParams,
+                                OpParams, Page, Pages, Part, Region,
+                                SharedStats, SpaceParams,
                                 StageParams, Table, TOKEN_BYTES, constant,
                                 match_type, stats_type)
 
@@ -30,8 +31,8 @@ E_INVALID, E_SIZE, E_UNSUPPORTED = -1, -2, -12
 KEY_BYTES = 32
 VALUE_MAX = 60 << 20
 SHORT_TOKENS = 8192  # chains that are hashed without letting go of the GIL
-SHARDS_MAX = 64
-ABI = 2  # LARDER_ABI of the header that the structures below are from
+SHARDS_MAX = 128
+ABI = 3  # LARDER_ABI of the header that the structures below are from
 RULE_ALL, RULE_TRAILING, RULE_LAST = 0, 1, 2
 LIMIT_NONE, LIMIT_TIER, LIMIT_SLOWER, LIMIT_BYTES = 0, 1, 2, 3
 NULL_BLOCK = 0  # vLLM's: a block id that stands for none
@@ -80,6 +81,9 @@ _SIGNATURES = {
     "larder_layout_destroy": [POINTER(c_void_p)],
     "larder_layout_bytes": [c_void_p, c_uint16],
     "larder_layout_first_block": [c_void_p, c_uint16],
+    "larder_layout_slices": [c_void_p],
+    "larder_layout_saves": [c_void_p, c_uint16],
+    "larder_layout_loads": [c_void_p, c_uint16],
     "larder_match": [c_void_p, c_void_p, c_size_t, c_uint16, c_void_p],
     "larder_announce": [c_void_p, c_void_p, c_size_t, POINTER(AnnounceParams),
                         c_uint32],
@@ -104,13 +108,6 @@ _SIGNATURES = {
                             c_void_p, c_size_t, c_uint32,
                             POINTER(c_size_t)],
     "larder_prefix_place": [c_void_p, POINTER(Move), c_void_p, c_size_t],
-    "larder_layers_create": [c_void_p, c_uint32, POINTER(c_void_p)],
-    "larder_layers_destroy": [POINTER(c_void_p)],
-    "larder_layers_begin": [c_void_p],
-    "larder_layers_end": [c_void_p, c_int],
-    "larder_layers_wait": [c_void_p, c_uint32, c_void_p, c_uint32],
-    "larder_prefix_load_layers": [c_void_p, c_void_p, POINTER(Move),
-                                  c_void_p],
     "larder_gpu_open": [POINTER(GpuParams), POINTER(c_void_p)],
     "larder_gpu_close": [POINTER(c_void_p)],
     "larder_gpu_attach": [c_void_p, c_void_p],
@@ -162,12 +159,10 @@ def library() -> ctypes.CDLL:
         lib.chain_short.restype = c_int
         lib.larder_abi.restype = c_uint32
         lib.larder_layout_bytes.restype = c_size_t
-        lib.larder_layout_first_block.restype = c_uint32
+        for name in ("first_block", "slices", "saves", "loads"):
+            getattr(lib, f"larder_layout_{name}").restype = c_uint32
         lib.larder_space_close.restype = None
         lib.larder_gpu_close.restype = None
-        lib.larder_layers_destroy.restype = None
-        lib.larder_layers_begin.restype = None
-        lib.larder_layers_end.restype = None
         lib.larder_layout_destroy.restype = None
         lib.larder_release.restype = None
         lib.larder_rooms_release.restype = None
@@ -298,14 +293,16 @@ class Layout:
 
     def __init__(self, chunk_tokens: int, groups: Sequence[Group],
                  regions: Sequence[Region] = (), block_count: int = 0,
-                 gpu: Gpu | None = None):
+                 gpu: Gpu | None = None, pages: Sequence[Pages] = (),
+                 model_layers: int = 0):
         params = LayoutParams(
-            field_mask=1 | (2 if gpu is not None else 0),
+            field_mask=1 | (2 if gpu is not None else 0) | (4 if pages else 0),
             gpu=gpu._handle if gpu is not None else None,
             chunk_tokens=chunk_tokens, block_count=block_count,
             regions=(Region * len(regions))(*regions),
             region_count=len(regions), groups=(Group * len(groups))(*groups),
-            group_count=len(groups), null_block=NULL_BLOCK)
+            group_count=len(groups), null_block=NULL_BLOCK,
+            pages=(Pages * len(pages))(*pages), model_layers=model_layers)
         self._handle = c_void_p()
         check(library().larder_layout_create(byref(params),
                                              byref(self._handle)))
@@ -316,38 +313,22 @@ class Layout:
     def bytes(self, group: int) -> int:
         return library().larder_layout_bytes(self._handle, group)
 
+    def slices(self) -> int:
+        """Shards of a chunk."""
+        return library().larder_layout_slices(self._handle)
+
+    def saves(self, group: int) -> int:
+        """Of those that this rank loads, how many it saves."""
+        return library().larder_layout_saves(self._handle, group)
+
+    def loads(self, group: int) -> int:
+        return library().larder_layout_loads(self._handle, group)
+
     def first_block(self, group: int) -> int:
         return library().larder_layout_first_block(self._handle, group)
 
     def close(self) -> None:
         library().larder_layout_destroy(byref(self._handle))
-
-
-class Layers:
-    """A load layer by layer: see larder_layers_create(). One at a time."""
-
-    def __init__(self, layout: Layout, parts: int):
-        self._handle = c_void_p()
-        check(library().larder_layers_create(layout._handle, parts,
-                                             byref(self._handle)))
-
-    def begin(self) -> None:
-        library().larder_layers_begin(self._handle)
-
-    def load(self, space: Space, layout: Layout, move: Move) -> int:
-        return library().larder_prefix_load_layers(
-            space._handle, layout._handle, byref(move), self._handle)
-
-    def fail(self) -> None:
-        """A load that is not made after all."""
-        library().larder_layers_end(self._handle, E_IO)
-
-    def wait(self, layer: int, stream: int, timeout_ms: int) -> int:
-        return library().larder_layers_wait(self._handle, layer, stream,
-                                            timeout_ms)
-
-    def close(self) -> None:
-        library().larder_layers_destroy(byref(self._handle))
 
 
 class Lease:
@@ -582,8 +563,8 @@ class Space:
                 finally:
                     del view
 
-    def reset(self, timeout_ms: int = 10000) -> None:
-        check(library().larder_space_reset(self._handle, timeout_ms))
+    def reset(self, timeout_ms: int = 10000) -> int:
+        return check(library().larder_space_reset(self._handle, timeout_ms))
 
     def close(self) -> None:
         library().larder_space_close(byref(self._handle))

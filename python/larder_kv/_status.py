@@ -13,6 +13,7 @@ class Status(enum.IntEnum):
     MISS = 2
     PENDING = 3
     DECLINED = 4
+    PARTIAL = 5
     E_INVALID = -1
     E_SIZE = -2
     E_OVERLAP = -3

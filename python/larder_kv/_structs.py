@@ -55,12 +55,32 @@ class Group(Structure):
                 ("layer_count", c_uint32)]
 
 
+class Part(Structure):
+    _fields_ = [("layer", c_uint32), ("reserved", c_uint32),
+                ("offset", c_uint64), ("head_stride", c_uint64),
+                ("row_stride", c_uint64), ("bytes", c_uint64)]
+
+
+class Page(Structure):
+    _fields_ = [("layer", c_uint32), ("part_count", c_uint32),
+                ("parts", POINTER(Part))]
+
+
+class Pages(Structure):
+    _fields_ = [("heads", c_uint32), ("head_first", c_uint32),
+                ("head_count", c_uint32), ("row_tokens", c_uint32),
+                ("model_layers", POINTER(c_uint32)),
+                ("model_layer_count", c_uint32), ("page_count", c_uint32),
+                ("pages", POINTER(Page))]
+
+
 class LayoutParams(Structure):
     _fields_ = [("field_mask", c_uint64), ("chunk_tokens", c_uint32),
                 ("block_count", c_uint32), ("regions", POINTER(Region)),
                 ("region_count", c_uint32), ("groups", POINTER(Group)),
                 ("group_count", c_uint32), ("null_block", c_uint32),
-                ("gpu", c_void_p)]
+                ("gpu", c_void_p), ("pages", POINTER(Pages)),
+                ("model_layers", c_uint32)]
 
 
 class GpuParams(Structure):

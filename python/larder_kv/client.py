@@ -231,14 +231,17 @@ class Space(_Closes):
     def remove(self, chain: Chain, *, group: int = 0, shard: int = 0,
                timeout_ms: int = 0) -> int:
         """How many were there. They do not come back, not even after a loss of
-        power."""
+        power; in a cluster only once the members that could not be reached
+        have heard of it."""
         items = self._run(_lib.OP_REMOVE, chain, None, group, shard,
                           timeout_ms)
-        return sum(item.status == Status.OK for item in items)
+        return sum(item.status in (Status.OK, Status.PARTIAL)
+                   for item in items)
 
-    def reset(self, timeout_ms: int = 10000) -> None:
-        """Drops everything in the space."""
-        self._space.reset(timeout_ms)
+    def reset(self, timeout_ms: int = 10000) -> Status:
+        """Drops everything in the space. PARTIAL: some members of the cluster
+        could not be reached, and may give old bytes until they are."""
+        return Status(self._space.reset(timeout_ms))
 
     def close(self) -> None:
         """Frees the handle, never the data."""

@@ -6,12 +6,10 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/config_int.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/text.h"
 
 #define ENVIRONMENT "LARDER_"
 #define NAME_MAX_BYTES 32
@@ -87,8 +85,7 @@ ldr_config_t *ldr_config_new(void)
     if (c == NULL) {
         return NULL;
     }
-    c->tenants = ldr_alloc(sizeof(*c->tenants));
-    if (c->tenants == NULL) {
+    if (!ldr_grow(&c->tenants, &c->tenant_room, 1, sizeof(*c->tenants))) {
         ldr_free(c);
         return NULL;
     }

@@ -9,7 +9,6 @@
 #include "base/config_int.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/text.h"
 
 #define SHOWN_MAX 60
 
@@ -50,7 +49,7 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\r';
 }
 
-static piece_t trim(const char *text, size_t length)
+static piece_t piece_trim(const char *text, size_t length)
 {
     while (length > 0 && is_space(text[0])) {
         text++;
@@ -66,25 +65,14 @@ static piece_t trim(const char *text, size_t length)
 
 static larder_status_t tenant_add(ldr_config_t *c, piece_t name)
 {
-    unsigned room = 1;
-
     if (c->tenant_count == LDR_CONFIG_TENANTS_MAX) {
         return ldr_fail(LARDER_E_INVALID, "tenant '%.*s': at most %u tenants",
                         SHOW(name), LDR_CONFIG_TENANTS_MAX);
     }
-    /* The array has room for the next power of two. */
-    while (room < c->tenant_count) {
-        room *= 2;
-    }
-    if (c->tenant_count == room) {
-        ldr_tenant_config_t *more = ldr_alloc(2 * room * sizeof(*more));
-        if (more == NULL) {
-            return ldr_fail(LARDER_E_NO_MEMORY, "no memory for tenant '%.*s'",
-                            SHOW(name));
-        }
-        memcpy(more, c->tenants, c->tenant_count * sizeof(*more));
-        ldr_free(c->tenants);
-        c->tenants = more;
+    if (!ldr_grow(&c->tenants, &c->tenant_room, c->tenant_count + 1u,
+                  sizeof(*c->tenants))) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "no memory for tenant '%.*s'",
+                        SHOW(name));
     }
     memcpy(c->tenants[c->tenant_count++].name, name.text, name.length);
     return LARDER_OK;
@@ -94,7 +82,8 @@ static larder_status_t section(reader_t *r, piece_t line)
 {
     static const char word[] = "tenant";
     const size_t word_bytes = strlen(word);
-    piece_t inner = trim(line.text + 1, line.length > 2 ? line.length - 2 : 0);
+    piece_t inner =
+        piece_trim(line.text + 1, line.length > 2 ? line.length - 2 : 0);
     char text[64] = "";
 
     if (line.text[line.length - 1] != ']' || inner.length <= word_bytes ||
@@ -104,7 +93,8 @@ static larder_status_t section(reader_t *r, piece_t line)
                         "unknown section '%.*s': write [tenant NAME]",
                         SHOW(line));
     }
-    piece_t name = trim(inner.text + word_bytes, inner.length - word_bytes);
+    piece_t name =
+        piece_trim(inner.text + word_bytes, inner.length - word_bytes);
     if (name.length < sizeof(text)) {
         memcpy(text, name.text, name.length);
     }
@@ -168,9 +158,8 @@ static larder_status_t key_set(ldr_tenant_config_t *t, size_t k,
                                const char *value)
 {
     char *field = (char *)t + keys[k].offset;
-    char min[24], max[24];
+    char who[128];
     uint64_t number = 0;
-    bool is_size = keys[k].kind[0] == 'S';
 
     if (keys[k].kind[0] == 'T') {
         if (strlen(value) > keys[k].max) {
@@ -189,23 +178,13 @@ static larder_status_t key_set(ldr_tenant_config_t *t, size_t k,
         memcpy(field, value, strlen(value) + 1);
         return LARDER_OK;
     }
-    if (!(is_size ? ldr_parse_size(value, &number)
-                  : ldr_parse_uint(value, &number))) {
-        return ldr_fail(LARDER_E_INVALID, "%s of tenant %s: '%.*s' is no %s",
-                        keys[k].name, t->name, SHOWN_MAX, value,
-                        is_size ? "size; write bytes, or a number with K, M, "
-                                  "G or T, like 64M"
-                                : "number");
+    snprintf(who, sizeof(who), "%s of tenant %s", keys[k].name, t->name);
+    larder_status_t st = ldr_parse_value(who, keys[k].kind, keys[k].min,
+                                         keys[k].max, value, &number);
+    if (st == LARDER_OK) {
+        memcpy(field, &number, sizeof(number));
     }
-    if (number < keys[k].min || number > keys[k].max) {
-        ldr_size_text(keys[k].min, min, sizeof(min));
-        ldr_size_text(keys[k].max, max, sizeof(max));
-        return ldr_fail(LARDER_E_INVALID,
-                        "%s of tenant %s: %.*s is not in the range of %s to %s",
-                        keys[k].name, t->name, SHOWN_MAX, value, min, max);
-    }
-    memcpy(field, &number, sizeof(number));
-    return LARDER_OK;
+    return st;
 }
 
 static larder_status_t tenant_key(reader_t *r, piece_t name, const char *value)
@@ -257,7 +236,7 @@ static larder_status_t value_copy(piece_t v, char *value, size_t size)
         piece_t rest = {NULL, 0};
 
         if (end != NULL) {
-            rest = trim(end + 1, (size_t)(v.text + v.length - end) - 1);
+            rest = piece_trim(end + 1, (size_t)(v.text + v.length - end) - 1);
         }
         if (end == NULL || (rest.length > 0 && rest.text[0] != '#')) {
             return ldr_fail(LARDER_E_INVALID,
@@ -268,7 +247,7 @@ static larder_status_t value_copy(piece_t v, char *value, size_t size)
     } else {
         for (size_t i = 0; i < v.length; i++) {
             if (v.text[i] == '#' && (i == 0 || is_space(v.text[i - 1]))) {
-                v = trim(v.text, i);
+                v = piece_trim(v.text, i);
             }
         }
     }
@@ -290,7 +269,7 @@ static larder_status_t value_copy(piece_t v, char *value, size_t size)
 static larder_status_t read_line(reader_t *r, const char *text, size_t length)
 {
     char value[LDR_CONFIG_LINE_MAX];
-    piece_t line = trim(text, length);
+    piece_t line = piece_trim(text, length);
     const char *equals;
     larder_status_t st;
 
@@ -314,9 +293,9 @@ static larder_status_t read_line(reader_t *r, const char *text, size_t length)
                         "comment",
                         SHOW(line));
     }
-    piece_t name = trim(line.text, (size_t)(equals - line.text));
+    piece_t name = piece_trim(line.text, (size_t)(equals - line.text));
     size_t left = (size_t)(line.text + line.length - equals) - 1;
-    st = value_copy(trim(equals + 1, left), value, sizeof(value));
+    st = value_copy(piece_trim(equals + 1, left), value, sizeof(value));
     if (st != LARDER_OK) {
         return st;
     }

@@ -18,7 +18,7 @@
 #define CRC_POLY 0x82f63b78u /* P without x^32, reflected */
 #define CRC_ONE 0x80000000u  /* x^0 */
 #define PAGE 4096u
-#define SOON_MAX (16 * PAGE) /* more would push out the first of it */
+#define PREFETCH_MAX (16 * PAGE) /* more would push out the first of it */
 
 ldr_crc_tables_t ldr_crc_tables;
 
@@ -165,7 +165,7 @@ static const ldr_copy_ops_t portable = {
 
 /* ---- the choice --------------------------------------------------------- */
 
-static void choose(void)
+static void kernel_choose(void)
 {
     static const ldr_copy_ops_t *const known[] = {
 #if defined(__x86_64__)
@@ -195,7 +195,7 @@ static inline const ldr_copy_ops_t *ops(void)
     const ldr_copy_ops_t *o = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
 
     if (__builtin_expect(o == NULL, 0)) {
-        pthread_once(&once, choose);
+        pthread_once(&once, kernel_choose);
         o = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
     }
     return o;
@@ -239,9 +239,9 @@ uint32_t ldr_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes)
     return crc_a ^ crc_b;
 }
 
-void ldr_copy_soon(const void *at, size_t bytes)
+void ldr_copy_prefetch(const void *at, size_t bytes)
 {
-    bytes = bytes < SOON_MAX ? bytes : SOON_MAX;
+    bytes = bytes < PREFETCH_MAX ? bytes : PREFETCH_MAX;
     for (size_t i = 0; i < bytes; i += PAGE) {
         __builtin_prefetch((const void *)((uintptr_t)at + i), 0, 1);
     }
@@ -269,6 +269,11 @@ void ldr_copy_piece_plain(void *to, const void *from, size_t bytes,
     }
 }
 
+void ldr_copy_row(void *to, const void *from, size_t bytes)
+{
+    ops()->copy(to, from, bytes, NULL);
+}
+
 void ldr_copy(void *to, const void *from, size_t bytes)
 {
     ldr_copy_piece_plain(to, from, bytes, NULL);
@@ -277,8 +282,9 @@ void ldr_copy(void *to, const void *from, size_t bytes)
     }
 }
 
-static inline uint32_t piece(const ldr_copy_ops_t *o, uint32_t crc, void *to,
-                             const void *from, size_t bytes, const void *next)
+static inline uint32_t copy_piece(const ldr_copy_ops_t *o, uint32_t crc,
+                                  void *to, const void *from, size_t bytes,
+                                  const void *next)
 {
     if (bytes >= LDR_COPY_NT_MIN) {
         return ~o->copy_crc(~crc, to, from, bytes, next);
@@ -292,14 +298,14 @@ static inline uint32_t piece(const ldr_copy_ops_t *o, uint32_t crc, void *to,
 uint32_t ldr_copy_piece(uint32_t crc, void *to, const void *from, size_t bytes,
                         const void *next)
 {
-    return piece(ops(), crc, to, from, bytes, next);
+    return copy_piece(ops(), crc, to, from, bytes, next);
 }
 
 uint32_t ldr_copy_crc32c(uint32_t crc, void *to, const void *from, size_t bytes)
 {
     const ldr_copy_ops_t *o = ops();
 
-    crc = piece(o, crc, to, from, bytes, NULL);
+    crc = copy_piece(o, crc, to, from, bytes, NULL);
     if (bytes >= LDR_COPY_NT_MIN) {
         fence(o);
     }

@@ -37,12 +37,15 @@ uint32_t ldr_copy_piece(uint32_t crc, void *to, const void *from, size_t bytes,
 /* The same without the checksum. */
 void ldr_copy_piece_plain(void *to, const void *from, size_t bytes,
                           const void *next);
+/* The same of a row of 128 bytes or more that begins at a line's begin, past
+ * the caches however small it is. */
+void ldr_copy_row(void *to, const void *from, size_t bytes);
 void ldr_copy_fence(void);
 
 /* Of a piece that is copied from, or to, after this one: its pages are looked
  * up meanwhile. Asked for too early it costs little, too late it does not
  * help. */
-void ldr_copy_soon(const void *at, size_t bytes);
+void ldr_copy_prefetch(const void *at, size_t bytes);
 
 /* "avx512-vpclmul-amd", "avx512-vpclmul", "avx2-vpclmul", "sse4.2",
  * "armv8-crc", "portable" */

@@ -33,7 +33,7 @@
     J(asked, n.asked_chunks)                                                   \
     M(loads_total, COUNTER, "tenant,tier",                                     \
       "Shards loaded, by the tier that had them.")                             \
-    E(tier_label, "", n.loads)                                                 \
+    E(ldr_tier_label, "", n.loads)                                             \
     J(hits, sum.hits)                                                          \
     M(misses_total, COUNTER, "tenant,cause",                                   \
       "Shards that could not be loaded, by cause.")                            \
@@ -70,8 +70,8 @@
     S(, "failed", n.offers_failed)                                             \
     M(moved_bytes_total, COUNTER, "tenant,direction,tier",                     \
       "Payload saved and loaded, by tier.")                                    \
-    E(tier_label, "save", n.saved_bytes)                                       \
-    E(tier_label, "load", n.loaded_from)                                       \
+    E(ldr_tier_label, "save", n.saved_bytes)                                   \
+    E(ldr_tier_label, "load", n.loaded_from)                                   \
     J(saved_bytes, n.saved_bytes)                                              \
     J(loaded_bytes, n.loaded_bytes)                                            \
     V(evicted_chunks_total, COUNTER, "tenant", , n.evicted_chunks,             \
@@ -85,8 +85,8 @@
     E(policy_label, "", ranks)                                                 \
     V(policy_switches_total, COUNTER, "tenant", , policy.switches,             \
       "Times that has changed.")                                               \
-    V(policy_requests_total, COUNTER, "tenant", , policy.told,                 \
-      "Requests that the policy was told of.")                                 \
+    V(policy_requests_total, COUNTER, "tenant", , policy.announced,            \
+      "Requests that were announced to the policy.")                           \
     M(policy_shadow_hits_total, COUNTER, "tenant,policy",                      \
       "Chunks of these requests that dram had since it was full (learned), "   \
       "and that lru would have had in its place (lru).")                       \
@@ -203,6 +203,36 @@
     S(, "read", reads)                                                         \
     S(, "write", writes)
 
+#define LDR_PEER_FIGURES(M, V, S, E, J)                                        \
+    V(peer_well, GAUGE, "member", , well,                                      \
+      "1 while this node has met the member and it answers.")                  \
+    V(peer_behind, GAUGE, "member", , behind,                                  \
+      "1 while the member has not heard of every reset and removal.")          \
+    M(peer_asks_total, COUNTER, "member,outcome",                              \
+      "Times the member was asked what it has: answered or unanswered.")       \
+    S(, "answered", n.answered)                                                \
+    S(, "unanswered", n.unanswered)                                            \
+    M(peer_shards_total, COUNTER, "member,event",                              \
+      "Shards fetched from and sent to the member, and that it fetched from "  \
+      "and sent to this node.")                                                \
+    S(, "fetched", n.fetched)                                                  \
+    S(, "fetch_failed", n.fetch_failed)                                        \
+    S(, "fetch_wrong", n.wrong)                                                \
+    S(, "sent", n.sent)                                                        \
+    S(, "present", n.present)                                                  \
+    S(, "send_failed", n.send_failed)                                          \
+    S(, "served", n.served)                                                    \
+    S(, "taken", n.taken)                                                      \
+    M(peer_bytes_total, COUNTER, "member,direction", "Bytes of them.")         \
+    S(, "fetch", n.fetched_bytes)                                              \
+    S(, "send", n.sent_bytes)                                                  \
+    S(, "serve", n.served_bytes)                                               \
+    S(, "take", n.taken_bytes)                                                 \
+    M(peer_meets_total, COUNTER, "member,outcome",                             \
+      "Times epochs and removals were exchanged with the member.")             \
+    S(, "ok", n.met)                                                           \
+    S(, "failed", n.meet_failed)
+
 #define LDR_SHARED_FIGURES(M, V, S, E, J)                                      \
     M(shared_on, GAUGE, "operation",                                           \
       "1 while the shared tier can be read, and written to.")                  \
@@ -244,7 +274,7 @@
     S(, "write", writes)                                                       \
     V(shared_stuck_calls, GAUGE, "", , stuck,                                  \
       "Calls of the shared tier that hang beyond their deadline.")             \
-    V(shared_followed_seconds, GAUGE, "", , followed,                          \
+    V(shared_followed_seconds, GAUGE, "", , polled,                            \
       "How long ago the shared tier was last asked what is new.")              \
     V(shared_cleaner, GAUGE, "", , s.cleaner,                                  \
       "1 while this node cleans up the shared tier.")                          \
@@ -346,6 +376,51 @@
       "has the port.")                                                         \
     M(build_info, GAUGE, "version,build", "1, with what this daemon is.")
 
+/* The cluster, as this node sees it: ldr_cluster_figures_t, and each member of
+ * its view: ldr_member_figures_t. */
+#define LDR_CLUSTER_FIGURES(M, V, S, E, J)                                     \
+    M(cluster_info, GAUGE, "source,cluster,member,view",                       \
+      "1, with where members come from, the cluster's name, this node's name " \
+      "and the hash of its view.")                                             \
+    M(cluster_trouble, GAUGE, "reason",                                        \
+      "1, with the reason, while this node is no member as it should be; 0, "  \
+      "with none, while all is well.")                                         \
+    M(cluster_members, GAUGE, "state",                                         \
+      "Members in this node's view: those that own chunks, those that leave, " \
+      "and those that lend nothing.")                                          \
+    S(owners, "owner", s.owners)                                               \
+    S(leaving, "leaving", s.leaving)                                           \
+    S(weightless, "weightless", weightless)                                    \
+    V(cluster_views_total, COUNTER, "", views, s.views,                        \
+      "Views that this node has believed in.")                                 \
+    V(cluster_held_total, COUNTER, "", held, s.held,                           \
+      "Views that were held back, since more than half of the members were "   \
+      "gone.")                                                                 \
+    V(cluster_held_seconds, GAUGE, "", held_s, held,                           \
+      "How long the last of these has been held back; 0: none is.")            \
+    V(cluster_refused_members, GAUGE, "", refused, s.refused,                  \
+      "Members that are refused: another secret, another major version, or "   \
+      "an address that a newer one has.")                                      \
+    V(cluster_registered, GAUGE, "", registered, s.registered,                 \
+      "1 while this node is published to the others; with a static list or "   \
+      "DNS while it is in it.")                                                \
+    V(cluster_source_up, GAUGE, "", , s.source_ok,                             \
+      "1 while etcd or DNS answers. While it does not, the last view stands.") \
+    V(cluster_source_failures_total, COUNTER, "", source_failures,             \
+      s.source_failures, "Calls of etcd or DNS that failed.")                  \
+    V(cluster_source_age_seconds, GAUGE, "", source_age_s, age,                \
+      "How long ago etcd or DNS last answered.")
+#define LDR_MEMBER_FIGURES(M, V, S, E, J)                                      \
+    M(member_info, GAUGE, "member,address,zone,version",                       \
+      "1 for each member of this node's view.")                                \
+    V(member_weight, GAUGE, "member", weight, weight,                          \
+      "What the member lends, against the others.")                            \
+    V(member_share, GAUGE, "member", share, share,                             \
+      "Part of that weight that counts: a new member's grows to 1; 0: it "     \
+      "leaves.")                                                               \
+    V(member_owned, GAUGE, "member", owned, owned,                             \
+      "Part of all chunks that the member owns.")
+
 /* The process: ldr_process_t. These names begin with process_, all others with
  * larder_. */
 #define LDR_PROCESS_FIGURES(M, V, S, E, J)                                     \
@@ -368,12 +443,15 @@
     LDR_SPACE_FIGURES(M, V, S, E, J)                                           \
     LDR_NODE_FIGURES(M, V, S, E, J)                                            \
     LDR_DISK_FIGURES(M, V, S, E, J)                                            \
-    LDR_SHARED_FIGURES(M, V, S, E, J)
+    LDR_SHARED_FIGURES(M, V, S, E, J)                                          \
+    LDR_PEER_FIGURES(M, V, S, E, J)
 #define LDR_DAEMON_FIGURES(M, V, S, E, J)                                      \
     LDR_OP_FIGURES(M, V, S, E, J)                                              \
     LDR_CLIENT_FIGURES(M, V, S, E, J)                                          \
     LDR_TRANSPORT_FIGURES(M, V, S, E, J)                                       \
-    LDR_SERVER_FIGURES(M, V, S, E, J)
+    LDR_SERVER_FIGURES(M, V, S, E, J)                                          \
+    LDR_CLUSTER_FIGURES(M, V, S, E, J)                                         \
+    LDR_MEMBER_FIGURES(M, V, S, E, J)
 
 /*
  * ---- larder_stats() ----

@@ -313,7 +313,7 @@ void ldr_posix_next(const ldr_io_req_t *req, ldr_posix_part_t *part)
 }
 
 /* Takes n bytes off the front of what is still to be moved. */
-static void advance(ldr_io_req_t *req, size_t bytes)
+static void iov_advance(ldr_io_req_t *req, size_t bytes)
 {
     req->moved_bytes += bytes;
     if (req->iov_at < req->iov_count) {
@@ -355,7 +355,7 @@ bool ldr_posix_again(ldr_io_req_t *req, ssize_t result)
     }
     req->stalls = 0;
     req->error = 0;
-    advance(req, (size_t)result);
+    iov_advance(req, (size_t)result);
     if (req->iov_at == req->iov_count) {
         return false;
     }

@@ -59,7 +59,7 @@ typedef struct uring {
 /* In the reaper, while it calls done(): the engine that it belongs to. */
 static _Thread_local const uring_t *finishing;
 
-static void prepare(struct io_uring_sqe *sqe, ldr_io_req_t *req)
+static void request_prepare(struct io_uring_sqe *sqe, ldr_io_req_t *req)
 {
     ldr_posix_part_t part;
 
@@ -85,7 +85,7 @@ static void prepare(struct io_uring_sqe *sqe, ldr_io_req_t *req)
 
 /* Offers the SQ ring to the kernel. Gives how many it took, or a negative
  * errno. */
-static int offer(uring_t *u)
+static int enter_ring(uring_t *u)
 {
     unsigned held = 0;
 
@@ -118,12 +118,12 @@ static void withdraw(uring_t *u, int error, ldr_io_list_t *failed)
     sq->sqe_tail = head;
 }
 
-static void flush(uring_t *u, ldr_io_list_t *failed)
+static void ring_flush(uring_t *u, ldr_io_list_t *failed)
 {
     unsigned refusals = 0;
 
     while (io_uring_sq_ready(&u->ring) > 0) {
-        int result = offer(u);
+        int result = enter_ring(u);
         if (result > 0) {
             refusals = 0;
             continue;
@@ -148,15 +148,16 @@ static void pump(uring_t *u, ldr_io_list_t *failed)
     do {
         while (u->ring_count < u->depth && u->queue.head != NULL) {
             u->ring_count++;
-            prepare(io_uring_get_sqe(&u->ring), ldr_io_list_take(&u->queue));
+            request_prepare(io_uring_get_sqe(&u->ring),
+                            ldr_io_list_take(&u->queue));
         }
-        flush(u, failed);
+        ring_flush(u, failed);
     } while (u->ring_count == 0 && u->queue.head != NULL);
 }
 
 /* Wakes the reaper when there is nothing in flight that would. Under the
  * mutex. */
-static void wake(uring_t *u)
+static void ring_wake(uring_t *u)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
 
@@ -192,7 +193,7 @@ static void uring_submit(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
         ldr_mutex_lock(&u->mutex);
         u->pending_count -= failed_count;
         if (u->stopping && u->pending_count == 0) {
-            wake(u);
+            ring_wake(u);
         }
         ldr_mutex_unlock(&u->mutex);
     }
@@ -201,7 +202,7 @@ static void uring_submit(ldr_io_t *io, ldr_io_req_t **reqs, unsigned count)
 /* Takes what the ring has completed: requests that ended to finished, the
  * others to the head of the queue. Under the mutex, which is also how the
  * reaper comes to see what the submitter wrote. */
-static void reap(uring_t *u, ldr_io_list_t *finished)
+static void ring_reap(uring_t *u, ldr_io_list_t *finished)
 {
     struct io_uring_cqe *cqes[REAP_MAX];
     unsigned count = io_uring_peek_batch_cqe(&u->ring, cqes, REAP_MAX);
@@ -236,7 +237,7 @@ static void *uring_run(void *arg)
         }
         /* What waits goes to the disk first, then the owners hear. */
         ldr_mutex_lock(&u->mutex);
-        reap(u, &finished);
+        ring_reap(u, &finished);
         do {
             pump(u, &finished);
             unsigned count = finished.count;
@@ -263,7 +264,7 @@ static void uring_destroy(ldr_io_t *io)
     ldr_mutex_lock(&u->mutex);
     u->stopping = true;
     if (u->pending_count == 0) {
-        wake(u);
+        ring_wake(u);
     }
     ldr_mutex_unlock(&u->mutex);
     pthread_join(u->reaper, NULL);

@@ -4,7 +4,7 @@
 
 /* Enters the object that the name is of, and leaves the one before; gives the
  * rest of the name. */
-static const char *enter(ldr_json_t *j, const char *name)
+static const char *name_enter(ldr_json_t *j, const char *name)
 {
     const char *dot = name != NULL ? strchr(name, '.') : NULL;
     size_t length = dot != NULL ? (size_t)(dot - name) : 0;
@@ -28,7 +28,7 @@ static const char *enter(ldr_json_t *j, const char *name)
 
 void ldr_json_key(ldr_json_t *j, const char *name)
 {
-    name = enter(j, name);
+    name = name_enter(j, name);
     if (j->comma) {
         ldr_text_char(&j->t, ',');
     }
@@ -47,7 +47,7 @@ void ldr_json_begin(ldr_json_t *j, const char *name, char brace)
 
 void ldr_json_end(ldr_json_t *j, char brace)
 {
-    enter(j, NULL);
+    name_enter(j, NULL);
     ldr_text_char(&j->t, brace);
     j->comma = true;
 }

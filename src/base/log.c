@@ -9,7 +9,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 static __thread char fail_text[512];
 
@@ -41,6 +40,11 @@ void ldr_log_line(const ldr_log_t *log, larder_log_level_t level,
         fprintf(stderr, "larder: %s: %s\n",
                 level == LARDER_LOG_ERROR ? "error" : "warning", line);
     }
+}
+
+void ldr_log_silent(void *arg, larder_log_level_t level, const char *line)
+{
+    (void)arg, (void)level, (void)line;
 }
 
 larder_status_t ldr_fail(larder_status_t status, const char *format, ...)

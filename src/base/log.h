@@ -22,6 +22,9 @@ void ldr_log(const ldr_log_t *log, larder_log_level_t level, const char *format,
 void ldr_log_line(const ldr_log_t *log, larder_log_level_t level,
                   const char *format, const char *line);
 
+/* A larder_log_fn that drops every line. */
+void ldr_log_silent(void *arg, larder_log_level_t level, const char *line);
+
 #define ldr_error(log, ...) ldr_log(log, LARDER_LOG_ERROR, __VA_ARGS__)
 #define ldr_warn(log, ...) ldr_log(log, LARDER_LOG_WARN, __VA_ARGS__)
 #define ldr_info(log, ...) ldr_log(log, LARDER_LOG_INFO, __VA_ARGS__)

@@ -1,4 +1,16 @@
-/* Log lines of the daemon: format, rate, one write. */
+/*
+ * Log lines of the daemon: format, rate, one write each.
+ *
+ * Any thread may call it. s->lock guards everything but the level, and is held
+ * while a line is written to a pipe or a terminal, which never waits: a line
+ * that would wait is lost and counted. Lines for a file go through a ring to a
+ * thread, since a file may hang; a caller waits for its line for at most
+ * LDR_LOG_WAIT_MS, and for none after one has waited in vain.
+ *
+ * Invariants: gone <= taken <= added, and added - taken <= RING_BYTES. A kind
+ * of line that is remembered began within the last second, or is swept with the
+ * next line.
+ */
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
@@ -267,8 +279,8 @@ static void add_escaped(ldr_text_t *out, const char *text)
     }
 }
 
-static void compose(const ldr_log_sink_t *s, ldr_text_t *out,
-                    larder_log_level_t level, const char *text)
+static void line_compose(const ldr_log_sink_t *s, ldr_text_t *out,
+                         larder_log_level_t level, const char *text)
 {
     uint64_t now = ldr_now_ns(s->clock);
     unsigned long long mono_s = now / SECOND_NS;
@@ -296,14 +308,15 @@ static void compose(const ldr_log_sink_t *s, ldr_text_t *out,
 }
 
 /* False: it could not be written at once. */
-static bool put(ldr_log_sink_t *s, larder_log_level_t level, const char *text)
+static bool line_put(ldr_log_sink_t *s, larder_log_level_t level,
+                     const char *text)
 {
     char line[PIPE_BUF];
     ldr_text_t out = ldr_text(line, sizeof(line));
     struct pollfd ready = {.fd = s->fd, .events = POLLOUT};
     ssize_t n;
 
-    compose(s, &out, level, text);
+    line_compose(s, &out, level, text);
     if (s->threaded) {
         return ring_add(s, line, out.length);
     }
@@ -319,7 +332,8 @@ static bool put(ldr_log_sink_t *s, larder_log_level_t level, const char *text)
 }
 
 /* With the lock held. */
-static void say(ldr_log_sink_t *s, larder_log_level_t level, const char *text)
+static void line_say(ldr_log_sink_t *s, larder_log_level_t level,
+                     const char *text)
 {
     char note[96];
 
@@ -327,11 +341,11 @@ static void say(ldr_log_sink_t *s, larder_log_level_t level, const char *text)
         snprintf(note, sizeof(note),
                  "%llu lines were lost: standard error was not read",
                  (unsigned long long)s->dropped);
-        if (put(s, LARDER_LOG_WARN, note)) {
+        if (line_put(s, LARDER_LOG_WARN, note)) {
             s->dropped = 0;
         }
     }
-    if (!put(s, level, text)) {
+    if (!line_put(s, level, text)) {
         s->dropped++;
     }
 }
@@ -361,11 +375,11 @@ static void kind_tell(ldr_log_sink_t *s, kind_t *k)
     snprintf(text, sizeof(text), "%llu similar lines suppressed, the last: %s",
              (unsigned long long)k->left_out, k->hint);
     k->left_out = 0;
-    say(s, k->level, text);
+    line_say(s, k->level, text);
 }
 
 /* Tells of all whose second is over, and frees them. */
-static void sweep(ldr_log_sink_t *s, uint64_t now, bool all)
+static void kinds_sweep(ldr_log_sink_t *s, uint64_t now, bool all)
 {
     for (unsigned i = 0; i < KINDS; i++) {
         kind_t *k = &s->kinds[i];
@@ -415,7 +429,7 @@ void ldr_log_sink_line(ldr_log_sink_t *s, larder_log_level_t level,
 
     ldr_mutex_lock(&s->lock);
     now = ldr_now_ns(s->clock);
-    sweep(s, now, false);
+    kinds_sweep(s, now, false);
     k = kind_find(s, id);
     if (k->id == 0) {
         k->id = id;
@@ -423,7 +437,7 @@ void ldr_log_sink_line(ldr_log_sink_t *s, larder_log_level_t level,
         k->level = level;
     }
     if (k->count++ < s->rate) {
-        say(s, level, text);
+        line_say(s, level, text);
     } else {
         k->left_out++;
         snprintf(k->hint, sizeof(k->hint), "%s", text);
@@ -440,7 +454,7 @@ void ldr_log_sink_fn(void *sink, larder_log_level_t level, const char *line)
 void ldr_log_sink_tick(ldr_log_sink_t *s)
 {
     ldr_mutex_lock(&s->lock);
-    sweep(s, ldr_now_ns(s->clock), false);
+    kinds_sweep(s, ldr_now_ns(s->clock), false);
     ldr_mutex_unlock(&s->lock);
 }
 
@@ -450,7 +464,7 @@ void ldr_log_sink_close(ldr_log_sink_t *s)
         return;
     }
     ldr_mutex_lock(&s->lock);
-    sweep(s, 0, true);
+    kinds_sweep(s, 0, true);
     bool whole = !s->threaded || file_close(s);
     ldr_mutex_unlock(&s->lock);
     if (!whole) {

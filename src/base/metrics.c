@@ -26,6 +26,9 @@ const ldr_row_t ldr_rows_disk[] = {LDR_ROWS(LDR_DISK_FIGURES)};
 #define LDR_ROW ldr_shared_figures_t
 const ldr_row_t ldr_rows_shared[] = {LDR_ROWS(LDR_SHARED_FIGURES)};
 #undef LDR_ROW
+#define LDR_ROW ldr_peer_figures_t
+const ldr_row_t ldr_rows_peer[] = {LDR_ROWS(LDR_PEER_FIGURES)};
+#undef LDR_ROW
 
 const char *ldr_metric_type_text(ldr_metric_type_t type)
 {
@@ -43,7 +46,7 @@ void ldr_exposition_init(ldr_exposition_t *e, char *text, size_t size)
 
 /* Writes the head before the first value. False: this metric has had its
  * turn. */
-static bool begin(ldr_exposition_t *e, ldr_metric_t id)
+static bool metric_begin(ldr_exposition_t *e, ldr_metric_t id)
 {
     const ldr_metric_info_t *m = &ldr_metric_table[id];
 
@@ -115,15 +118,16 @@ void ldr_metric_put_fixed(ldr_exposition_t *e, ldr_metric_t id,
                           const char *const *labels, uint64_t value,
                           unsigned decimals)
 {
-    if (begin(e, id)) {
+    if (metric_begin(e, id)) {
         series(e, id, "", labels, 0);
         ldr_text_fixed(&e->text, value, decimals);
         ldr_text_char(&e->text, '\n');
     }
 }
 
-static void bucket(ldr_exposition_t *e, ldr_metric_t id,
-                   const char *const *labels, uint64_t bound_ns, uint64_t count)
+static void metric_bucket(ldr_exposition_t *e, ldr_metric_t id,
+                          const char *const *labels, uint64_t bound_ns,
+                          uint64_t count)
 {
     series(e, id, "_bucket", labels, bound_ns);
     ldr_text_u64(&e->text, count);
@@ -144,10 +148,10 @@ static void put_histogram(ldr_exposition_t *e, ldr_metric_t id,
         for (; ldr_histogram_bound_ns(i) <= bound; i++) {
             count += now.buckets[i];
         }
-        bucket(e, id, labels, bound, count);
+        metric_bucket(e, id, labels, bound, count);
     }
     count = ldr_histogram_count(&now);
-    bucket(e, id, labels, UINT64_MAX, count);
+    metric_bucket(e, id, labels, UINT64_MAX, count);
     series(e, id, "_sum", labels, 0);
     ldr_text_fixed(&e->text, now.sum_ns, 9);
     ldr_text_char(&e->text, '\n');
@@ -216,7 +220,8 @@ void ldr_figures_put(ldr_exposition_t *e, const ldr_row_t *rows,
         while (rows->kind > LDR_KIND_METRIC) {
             rows++;
         }
-        for (size_t i = 0; i < count && rows > first && begin(e, id); i++) {
+        for (size_t i = 0; i < count && rows > first && metric_begin(e, id);
+             i++) {
             for (const ldr_row_t *row = first; row < rows; row++) {
                 if (row->label != NULL) {
                     put_row(e, id, row, &subjects[i]);

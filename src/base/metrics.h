@@ -151,7 +151,23 @@ typedef struct ldr_shared_figures {
     larder_shared_stats_t s;
     const ldr_histogram_t *reads, *writes;
     uint64_t live_bytes, open, stuck;
-    ldr_milli_t followed;
+    ldr_milli_t polled;
 } ldr_shared_figures_t;
 
-extern const ldr_row_t ldr_rows_disk[], ldr_rows_shared[];
+/* What this node did with another member of its cluster. */
+typedef struct ldr_peer_counts {
+    uint64_t asked, answered, unanswered; /* parts of asks */
+    uint64_t fetched, fetched_bytes, fetch_failed;
+    uint64_t sent, sent_bytes, present, send_failed;
+    uint64_t served, served_bytes; /* shards that it got of this node */
+    uint64_t taken, taken_bytes;   /* and brought to it */
+    uint64_t met, meet_failed;
+    uint64_t wrong; /* shards whose bytes were not right */
+} ldr_peer_counts_t;
+
+typedef struct ldr_peer_figures {
+    ldr_peer_counts_t n;
+    uint64_t well, behind;
+} ldr_peer_figures_t;
+
+extern const ldr_row_t ldr_rows_disk[], ldr_rows_shared[], ldr_rows_peer[];

@@ -55,6 +55,7 @@ static const struct {
     {LDR_OPTION_log_level, {"error", "warn", "info", "debug"}},
     {LDR_OPTION_load, {"auto", "always", "never"}},
     {LDR_OPTION_save, {"all", "prompt", "never"}},
+    {LDR_OPTION_peer_save, {"all", "reused", "never"}},
 };
 
 static const struct {
@@ -141,25 +142,62 @@ static const char *list_gap(unsigned done, bool last, const char *word)
     return done == 0 ? "" : last ? word : ", ";
 }
 
+/* "1 to 64", or of sizes "2M to 16T". */
+static void add_range(ldr_text_t *out, const char *kind, uint64_t min,
+                      uint64_t max)
+{
+    char from[24], to[24];
+
+    if (kind[0] == 'S') {
+        ldr_size_text(min, from, sizeof(from));
+        ldr_size_text(max, to, sizeof(to));
+        ldr_text_add(out, "%s to %s", from, to);
+    } else {
+        ldr_text_add(out, "%llu to %llu", (unsigned long long)min,
+                     (unsigned long long)max);
+    }
+}
+
+larder_status_t ldr_parse_value(const char *who, const char *kind, uint64_t min,
+                                uint64_t max, const char *text,
+                                uint64_t *value_p)
+{
+    bool is_size = kind[0] == 'S';
+    uint64_t value;
+    char range[64];
+
+    if (!(is_size ? ldr_parse_size(text, &value)
+                  : ldr_parse_uint(text, &value))) {
+        return ldr_fail(LARDER_E_INVALID, "%s: '%.*s' is no %s", who, SHOWN_MAX,
+                        text,
+                        is_size ? "size; write bytes, or a number with K, M, "
+                                  "G or T, like 64M"
+                                : "number");
+    }
+    if (value < min || value > max) {
+        ldr_text_t out = ldr_text(range, sizeof(range));
+
+        add_range(&out, kind, min, max);
+        return ldr_fail(LARDER_E_INVALID, "%s: %.*s is not in the range of %s",
+                        who, SHOWN_MAX, text, range);
+    }
+    *value_p = value;
+    return LARDER_OK;
+}
+
 size_t ldr_option_range(size_t index, char *text, size_t size)
 {
     const ldr_option_info_t *info = &ldr_option_table[index];
     const char *const *words = ldr_option_words(index);
     ldr_text_t out = ldr_text(text, size);
-    char min[24], max[24];
 
     if (words != NULL) {
         for (unsigned i = 0; words[i] != NULL; i++) {
             ldr_text_add(&out, "%s%s",
                          list_gap(i, words[i + 1] == NULL, " or "), words[i]);
         }
-    } else if (info->kind[0] == 'S') {
-        ldr_size_text(info->min, min, sizeof(min));
-        ldr_size_text(info->max, max, sizeof(max));
-        ldr_text_add(&out, "%s to %s", min, max);
-    } else if (info->kind[0] == 'U') {
-        ldr_text_add(&out, "%llu to %llu", (unsigned long long)info->min,
-                     (unsigned long long)info->max);
+    } else if (info->kind[0] != 'T') {
+        add_range(&out, info->kind, info->min, info->max);
     } else {
         ldr_text_add(&out, "at most %llu bytes", (unsigned long long)info->max);
     }
@@ -294,32 +332,19 @@ static larder_status_t text_set(ldr_options_t *o, size_t index,
 larder_status_t ldr_option_set(ldr_options_t *o, size_t index, const char *text)
 {
     const ldr_option_info_t *info = &ldr_option_table[index];
-    larder_status_t st;
     uint64_t value = 0;
-    char range[128];
+    char who[64];
 
     if (info->kind[0] == 'T') {
         return text_set(o, index, text);
     }
-    if (info->kind[0] == 'E') {
-        st = enum_set(index, text, &value);
-        if (st != LARDER_OK) {
-            return st;
-        }
-    } else if (info->kind[0] == 'S' && !ldr_parse_size(text, &value)) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "option %s: '%.*s' is no size; write bytes, or a "
-                        "number with K, M, G or T, like 64M",
-                        info->name, SHOWN_MAX, text);
-    } else if (info->kind[0] == 'U' && !ldr_parse_uint(text, &value)) {
-        return ldr_fail(LARDER_E_INVALID, "option %s: '%.*s' is no number",
-                        info->name, SHOWN_MAX, text);
-    }
-    if (value < info->min || value > info->max) {
-        ldr_option_range(index, range, sizeof(range));
-        return ldr_fail(LARDER_E_INVALID,
-                        "option %s: %.*s is not in the range of %s", info->name,
-                        SHOWN_MAX, text, range);
+    snprintf(who, sizeof(who), "option %s", info->name);
+    larder_status_t st = info->kind[0] == 'E'
+                             ? enum_set(index, text, &value)
+                             : ldr_parse_value(who, info->kind, info->min,
+                                               info->max, text, &value);
+    if (st != LARDER_OK) {
+        return st;
     }
     memcpy((char *)o + offsets[index], &value, sizeof(value));
     return LARDER_OK;
@@ -366,48 +391,26 @@ uint64_t ldr_option_number(const ldr_options_t *o, size_t index)
 
 /* ---- the URL ------------------------------------------------------------ */
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* Decodes percent escapes into out, with a NUL. what names the part. */
 static larder_status_t part_decode(part_t p, const char *what, char *out,
                                    size_t out_bytes)
 {
-    size_t used = 0;
-
-    for (size_t i = 0; i < p.length; i++) {
-        char c = p.text[i];
-        if (c == '%') {
-            int high = i + 1 < p.length ? hex_digit(p.text[i + 1]) : -1;
-            int low = i + 2 < p.length ? hex_digit(p.text[i + 2]) : -1;
-            if (high < 0 || low < 0) {
-                return ldr_fail(LARDER_E_INVALID,
-                                "%s '%.*s': '%%' must be followed by two hex "
-                                "digits; write %%25 for the character itself",
-                                what, SHOW(p));
-            }
-            c = (char)(high << 4 | low);
-            i += 2;
-            if (c == '\0') {
-                return ldr_fail(LARDER_E_INVALID, "%s '%.*s': %%00 in it", what,
-                                SHOW(p));
-            }
-        }
-        if (used + 1 >= out_bytes) {
-            return ldr_fail(LARDER_E_INVALID,
-                            "%s '%.*s...' is longer than %zu bytes", what,
-                            SHOW(p), out_bytes - 1);
-        }
-        out[used++] = c;
+    switch (ldr_url_unescape(p.text, p.length, out, out_bytes)) {
+    case LDR_UNESCAPED_BAD:
+        return ldr_fail(LARDER_E_INVALID,
+                        "%s '%.*s': '%%' must be followed by two hex digits; "
+                        "write %%25 for the character itself",
+                        what, SHOW(p));
+    case LDR_UNESCAPED_ZERO:
+        return ldr_fail(LARDER_E_INVALID, "%s '%.*s': %%00 in it", what,
+                        SHOW(p));
+    case LDR_UNESCAPED_LONG:
+        return ldr_fail(LARDER_E_INVALID,
+                        "%s '%.*s...' is longer than %zu bytes", what, SHOW(p),
+                        out_bytes - 1);
+    default:
+        return LARDER_OK;
     }
-    memset(out + used, 0, out_bytes - used);
-    return LARDER_OK;
 }
 
 larder_status_t ldr_options_add_dir(ldr_options_t *o, const char *dir)

@@ -81,8 +81,46 @@
       "turned off for a while; 0: any time")                                   \
     X(shared_poll_ms, UINT, EMBED | SERVE, "1000", 10, 3600000,                \
       "how often it is asked what others have written or reset")               \
+    X(cluster, TEXT, SERVE, "", 0, 255,                                        \
+      "members: static:NAME=HOST:PORT,... or static:/FILE, dns:NAME, or "      \
+      "etcd://HOST:PORT,.../NAME; empty: this node is alone")                  \
+    X(cluster_secret, TEXT, SERVE, "", 0, 255,                                 \
+      "file with the secret that all members of the cluster have")             \
+    X(cluster_login, TEXT, SERVE, "", 0, 255,                                  \
+      "file with user= and password= for etcd; empty: from the environment, "  \
+      "or none")                                                               \
+    X(cluster_ramp_s, UINT, SERVE, "240", 0, 86400,                            \
+      "seconds over which the weight of a new member grows; 0: none")          \
+    X(member_name, TEXT, SERVE, "", 0, 63,                                     \
+      "this node's name in the cluster, its identity; empty: the host's, up "  \
+      "to its first dot")                                                      \
+    X(member_address, TEXT, SERVE, "", 0, 255,                                 \
+      "HOST:PORT at which other members reach this one, with etcd; a static "  \
+      "list and SRV records have it")                                          \
+    X(member_zone, TEXT, SERVE, "", 0, 63,                                     \
+      "where this node stands, as a rack: copies go to different zones")       \
+    X(member_weight, TEXT, SERVE | RELOAD, "auto", 1, 7,                       \
+      "what this node lends to the cluster, against the others; 0: nothing; "  \
+      "auto: 1 for each GiB of ssd, or of dram where it has no disk")          \
     X(leases, UINT, EMBED | CLIENT, "65536", 1, 1u << 24,                      \
       "shards a handle may hold leased")                                       \
+    X(peer_listen, TEXT, SERVE, "", 0, 255,                                    \
+      "where this node listens for the other members, host:port; empty: "      \
+      "member_address")                                                        \
+    X(peer_match_ms, UINT, SERVE, "50", 1, 60000,                              \
+      "how long a match or a load waits for other members to say what they "   \
+      "have")                                                                  \
+    X(peer_timeout_ms, UINT, SERVE, "2000", 10, 600000,                        \
+      "deadline of one call to another member, which is left alone for as "    \
+      "long if it does not answer")                                            \
+    X(peer_dram, SIZE, SERVE, "256M", 1u << 20, (uint64_t)1 << 40,             \
+      "bytes of dram that may be under way from other members at once")        \
+    X(peer_lanes, UINT, SERVE, "4", 2, 16, "connections to each other member") \
+    X(peer_save, ENUM, SERVE, "all", 0, 2,                                     \
+      "what is brought to the member that owns it: all; reused: what is used " \
+      "a second time; never")                                                  \
+    X(copies, UINT, SERVE, "1", 1, 3,                                          \
+      "members that keep each chunk, in different zones if they can")          \
     X(tenant, TEXT, CLIENT, "default", 1, 63, "whose session it is")           \
     X(token_file, TEXT, CLIENT, "", 0, 255,                                    \
       "file with the tenant's token; empty: none")                             \
@@ -173,8 +211,7 @@
     X(load_threads, UINT, CONNECTOR, "2", 1, 64,                               \
       "loads at once, in each worker")                                         \
     X(load_layers, UINT, CONNECTOR, "0", 0, 64,                                \
-      "on a GPU: a load is made in the step that needs it, layers in so many " \
-      "parts one after the other; 0: before the step")                         \
+      "gone, and does nothing: a load is made before the step that needs it")  \
     X(save, ENUM, CONNECTOR, "all", 0, 2,                                      \
       "all; prompt: not what was generated; never")                            \
     X(save_ms, UINT, CONNECTOR, "250", 1, 600000,                              \
@@ -221,6 +258,7 @@ enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };
 enum { LDR_LOG_TEXT, LDR_LOG_JSON };
 enum { LDR_LOAD_AUTO, LDR_LOAD_ALWAYS, LDR_LOAD_NEVER };
 enum { LDR_SAVE_ALL, LDR_SAVE_PROMPT, LDR_SAVE_NEVER };
+enum { LDR_PEER_SAVE_ALL, LDR_PEER_SAVE_REUSED, LDR_PEER_SAVE_NEVER };
 
 enum { LDR_SCHEME_EMBED, LDR_SCHEME_UNIX, LDR_SCHEME_TCP };
 
@@ -321,6 +359,12 @@ bool ldr_host_is_loopback(const char *host);
 
 /* 1 to 63 of [A-Za-z0-9._-]. */
 bool ldr_tenant_name_ok(const char *name);
+
+/* A number or a size, by its kind ("UINT", "SIZE"), from min to max. who: what
+ * an error text calls it. */
+larder_status_t ldr_parse_value(const char *who, const char *kind, uint64_t min,
+                                uint64_t max, const char *text,
+                                uint64_t *value_p);
 
 /* A list of uids: "", "any", or numbers with commas. */
 bool ldr_uids_ok(const char *list);

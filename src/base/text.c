@@ -135,13 +135,12 @@ void ldr_hex(const uint8_t *data, size_t bytes, char *text)
     *text = '\0';
 }
 
-/* Small letters only: a value has one form. */
-static int digit_of(char c)
+int ldr_hex_digit(char c)
 {
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
 }
 
 bool ldr_unhex64(const char *text, unsigned digits, uint64_t *value)
@@ -149,9 +148,9 @@ bool ldr_unhex64(const char *text, unsigned digits, uint64_t *value)
     uint64_t v = 0;
 
     for (unsigned i = 0; i < digits; i++) {
-        int d = digit_of(text[i]);
+        int d = ldr_hex_digit(text[i]);
 
-        if (d < 0) {
+        if (d < 0 || (text[i] >= 'A' && text[i] <= 'F')) {
             return false;
         }
         v = v << 4 | (unsigned)d;
@@ -171,4 +170,44 @@ bool ldr_unhex(const char *text, size_t count, uint8_t *bytes)
         bytes[i] = (uint8_t)v;
     }
     return true;
+}
+
+bool ldr_unhex_any(const char *text, size_t count, uint8_t *bytes)
+{
+    for (size_t i = 0; i < count; i++) {
+        int high = ldr_hex_digit(text[2 * i]);
+        int low = high >= 0 ? ldr_hex_digit(text[2 * i + 1]) : -1;
+
+        if (low < 0) {
+            return false;
+        }
+        bytes[i] = (uint8_t)(high << 4 | low);
+    }
+    return true;
+}
+
+ldr_unescaped_t ldr_url_unescape(const char *text, size_t length, char *to,
+                                 size_t size)
+{
+    size_t used = 0;
+
+    for (size_t i = 0; i < length; i++) {
+        uint8_t c = (uint8_t)text[i];
+
+        if (c == '%') {
+            if (length - i < 3 || !ldr_unhex_any(text + i + 1, 1, &c)) {
+                return LDR_UNESCAPED_BAD;
+            }
+            i += 2;
+        }
+        if (c == 0) {
+            return LDR_UNESCAPED_ZERO;
+        }
+        if (used + 1 >= size) {
+            return LDR_UNESCAPED_LONG;
+        }
+        to[used++] = (char)c;
+    }
+    memset(to + used, 0, size - used);
+    return LDR_UNESCAPED;
 }

@@ -45,6 +45,21 @@ void ldr_label_clean(const char *from, size_t bytes,
 /* Lower-case hex digits and a NUL. */
 void ldr_hex(const uint8_t *data, size_t bytes, char *text);
 /* The way back: so many bytes, or a number of so many digits; small letters
- * only. False: it is none. */
+ * only, so that a value has one form. False: it is none. */
 bool ldr_unhex(const char *text, size_t count, uint8_t *bytes);
 bool ldr_unhex64(const char *text, unsigned digits, uint64_t *value);
+/* So many bytes that a person may have written: letters of either size. */
+bool ldr_unhex_any(const char *text, size_t count, uint8_t *bytes);
+/* 0 to 15, letters of either size; -1: it is no such digit. */
+int ldr_hex_digit(char c);
+
+typedef enum ldr_unescaped {
+    LDR_UNESCAPED,
+    LDR_UNESCAPED_BAD,  /* a '%' without two digits behind it */
+    LDR_UNESCAPED_ZERO, /* a byte 0 */
+    LDR_UNESCAPED_LONG  /* it does not fit */
+} ldr_unescaped_t;
+
+/* Decodes the percent escapes of a URL; the rest of `to` becomes zero. */
+ldr_unescaped_t ldr_url_unescape(const char *text, size_t length, char *to,
+                                 size_t size);

@@ -45,6 +45,8 @@
     X(ONCE, "once", NULL, "prints it once and ends, also in a terminal")       \
     X(INTERVAL, "interval", "SECONDS", "between two looks; default: 2")        \
     X(DIR, "dir", "DIR", "look there; default: explain/ beside the socket")    \
+    X(UNDO, "undo", NULL, "the member takes its place again")                  \
+    X(TIMEOUT, "timeout", "SECONDS", "how long to wait; default: 60")          \
     X(PROMETHEUS, "prometheus", NULL, "as metrics in Prometheus' format")      \
     X(JSON, "json", NULL, "for scripts: one JSON object per line")
 
@@ -103,23 +105,24 @@ void ldr_human_bytes(uint64_t bytes, char *text, size_t size);
 
 #define LDR_URL_MAX 8192
 
-typedef struct ldr_place {
+typedef struct ldr_cli_place {
     ldr_io_t *io; /* for looking at it without a node */
     ldr_options_t options;
     char url[LDR_URL_MAX];
     ldr_fsck_look_t look[LDR_DISKS_MAX];
     uint64_t ssd_bytes; /* enough for all that each directory holds */
-} ldr_place_t;
+} ldr_cli_place_t;
 
 /*
  * Takes the first operand apart and looks at its directories. With `make` set
  * they may be missing; otherwise each must be a directory of Larder's. An exit
  * code; the place is to be closed whatever it is.
  */
-int ldr_place_open(const ldr_args_t *args, bool make, ldr_place_t **place_p);
+int ldr_place_open(const ldr_args_t *args, bool make,
+                   ldr_cli_place_t **place_p);
 /* The first part of that: what is in the directories is not asked. */
-int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p);
-void ldr_place_close(ldr_place_t **place_p);
+int ldr_place_parse(const ldr_args_t *args, ldr_cli_place_t **place_p);
+void ldr_place_close(ldr_cli_place_t **place_p);
 /* Whether it is the URL of a daemon: unix: or tcp:// */
 bool ldr_place_remote(const char *text);
 
@@ -137,13 +140,13 @@ typedef struct ldr_dir_owner {
 
 /* False: it cannot be seen from here. */
 bool ldr_cli_owner(const char *dir, ldr_dir_owner_t *owner);
+/* The process that listens at a socket; 0: none, or it cannot be seen. */
+int ldr_cli_listener(const char *path);
 /* The directory is in use: who has it, and what to type. A failure. */
 int ldr_cli_in_use(const ldr_args_t *args, const char *dir);
 /* A daemon's URL was given to what needs a directory: a usage error, which says
  * what to type. */
 int ldr_cli_no_dir(const ldr_args_t *args, const char *url);
-/* A log for nobody. */
-void ldr_cli_quiet(void *arg, larder_log_level_t level, const char *line);
 
 /* ---- ls ---- */
 
@@ -162,7 +165,7 @@ int ldr_cli_dirs_on(const ldr_args_t *args, larder_t *lar);
 
 /* A node on the place, and the space that the flags name. */
 typedef struct ldr_session {
-    ldr_place_t *place;
+    ldr_cli_place_t *place;
     larder_t *lar;
     larder_space_t *space; /* only if it was asked for */
 } ldr_session_t;
@@ -188,6 +191,7 @@ int ldr_cmd_top(const ldr_args_t *args);
 int ldr_cmd_tier(const ldr_args_t *args);
 int ldr_cmd_secret(const ldr_args_t *args);
 int ldr_cmd_explain(const ldr_args_t *args);
+int ldr_cmd_cluster(const ldr_args_t *args);
 /* pause and resume: the command is the verb. */
 int ldr_cmd_verb(const ldr_args_t *args);
 /* Reads its own command line. */

@@ -25,7 +25,8 @@
 
 /* ---- messages ---- */
 
-static void say(const ldr_args_t *args, const char *format, va_list list)
+static void message_say(const ldr_args_t *args, const char *format,
+                        va_list list)
 {
     fflush(stdout);
     fprintf(stderr, "larder %s: ", args->command);
@@ -37,7 +38,7 @@ int ldr_cli_fail(const ldr_args_t *args, const char *format, ...)
     va_list list;
 
     va_start(list, format);
-    say(args, format, list);
+    message_say(args, format, list);
     va_end(list);
     fputc('\n', stderr);
     return LDR_EXIT_FAILED;
@@ -48,7 +49,7 @@ int ldr_cli_usage(const ldr_args_t *args, const char *format, ...)
     va_list list;
 
     va_start(list, format);
-    say(args, format, list);
+    message_say(args, format, list);
     va_end(list);
     fprintf(stderr, "\n`larder %s --help` says more\n", args->command);
     return LDR_EXIT_USAGE;
@@ -159,7 +160,7 @@ static bool is_address(const char *text)
 }
 
 /* Adds a string to the URL; false: it does not fit. */
-static bool url_add(ldr_place_t *p, const char *text)
+static bool url_add(ldr_cli_place_t *p, const char *text)
 {
     size_t used = strlen(p->url);
 
@@ -168,7 +169,7 @@ static bool url_add(ldr_place_t *p, const char *text)
 }
 
 /* A path as a DIR of a URL: what has a meaning there is escaped. */
-static bool url_add_path(ldr_place_t *p, const char *path)
+static bool url_add_path(ldr_cli_place_t *p, const char *path)
 {
     bool ok = true;
 
@@ -183,7 +184,7 @@ static bool url_add_path(ldr_place_t *p, const char *path)
     return ok;
 }
 
-static bool url_has(const ldr_place_t *p, const char *option)
+static bool url_has(const ldr_cli_place_t *p, const char *option)
 {
     const char *at = strchr(p->url, '?');
 
@@ -198,7 +199,8 @@ static bool url_has(const ldr_place_t *p, const char *option)
 }
 
 /* Sets an option that the URL leaves open. */
-static bool url_default(ldr_place_t *p, const char *option, const char *value)
+static bool url_default(ldr_cli_place_t *p, const char *option,
+                        const char *value)
 {
     if (url_has(p, option)) {
         return true;
@@ -207,10 +209,10 @@ static bool url_default(ldr_place_t *p, const char *option, const char *value)
            url_add(p, option) && url_add(p, "=") && url_add(p, value);
 }
 
-int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p)
+int ldr_place_parse(const ldr_args_t *args, ldr_cli_place_t **place_p)
 {
     const char *text = args->operands[0];
-    ldr_place_t *p = ldr_alloc(sizeof(*p));
+    ldr_cli_place_t *p = ldr_alloc(sizeof(*p));
 
     *place_p = p;
     if (ldr_place_remote(text)) {
@@ -247,7 +249,7 @@ int ldr_place_parse(const ldr_args_t *args, ldr_place_t **place_p)
     return LDR_EXIT_OK;
 }
 
-static int dir_look(const ldr_args_t *args, ldr_place_t *p, unsigned i,
+static int dir_look(const ldr_args_t *args, ldr_cli_place_t *p, unsigned i,
                     bool make)
 {
     const char *dir = p->options.dirs[i];
@@ -275,11 +277,11 @@ static int dir_look(const ldr_args_t *args, ldr_place_t *p, unsigned i,
     return LDR_EXIT_OK;
 }
 
-int ldr_place_open(const ldr_args_t *args, bool make, ldr_place_t **place_p)
+int ldr_place_open(const ldr_args_t *args, bool make, ldr_cli_place_t **place_p)
 {
     char ssd[32];
     int code = ldr_place_parse(args, place_p);
-    ldr_place_t *p = *place_p;
+    ldr_cli_place_t *p = *place_p;
 
     for (unsigned i = 0; code == LDR_EXIT_OK && i < p->options.dir_count; i++) {
         code = dir_look(args, p, i, make);
@@ -296,9 +298,9 @@ int ldr_place_open(const ldr_args_t *args, bool make, ldr_place_t **place_p)
     return LDR_EXIT_OK;
 }
 
-void ldr_place_close(ldr_place_t **place_p)
+void ldr_place_close(ldr_cli_place_t **place_p)
 {
-    ldr_place_t *p = *place_p;
+    ldr_cli_place_t *p = *place_p;
 
     if (p != NULL && p->io != NULL) {
         p->io->ops->destroy(p->io);
@@ -418,11 +420,6 @@ static int space_params(const ldr_args_t *args, uint8_t *buffer,
         }
     }
     return code;
-}
-
-void ldr_cli_quiet(void *arg, larder_log_level_t level, const char *line)
-{
-    (void)arg, (void)level, (void)line;
 }
 
 /* Warnings to stderr, but for one that the command is about to fail with. */

@@ -13,7 +13,6 @@
 #include "base/config_int.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/text.h"
 #include "cli/cli.h"
 #include "cli/doctor.h"
@@ -136,7 +135,7 @@ static bool is_kept(const char *check, const record_t *r)
            (strcmp(check, "disk") == 0 || strcmp(check, "memory") == 0);
 }
 
-static void show(session_t *s, const record_t *r)
+static void record_show(session_t *s, const record_t *r)
 {
     const char *check = s->doctor.check;
     char line[JSON_MAX];
@@ -157,14 +156,14 @@ static void show(session_t *s, const record_t *r)
 
 /* ---- running ---- */
 
-static uint64_t now(void)
+static uint64_t now_ns(void)
 {
     return ldr_now_ns(&ldr_clock_real);
 }
 
 static int left_ms(uint64_t deadline)
 {
-    uint64_t at = now();
+    uint64_t at = now_ns();
 
     return at >= deadline ? 0 : (int)((deadline - at) / 1000000 + 1);
 }
@@ -182,7 +181,7 @@ static bool listen_to(session_t *s, int fd, uint64_t deadline, unsigned *said)
         }
         ssize_t n = ready > 0 ? read(fd, &record, sizeof(record)) : -1;
         if (n == (ssize_t)sizeof(record)) {
-            show(s, &record);
+            record_show(s, &record);
             (*said)++;
         } else if (n >= 0 || errno != EINTR) {
             return true;
@@ -191,9 +190,9 @@ static bool listen_to(session_t *s, int fd, uint64_t deadline, unsigned *said)
 }
 
 /* The child's end. One that hangs in the kernel is left to it. */
-static int reap(pid_t child, bool wait_for_it)
+static int child_reap(pid_t child, bool wait_for_it)
 {
-    uint64_t deadline = now() + REAP_NS;
+    uint64_t deadline = now_ns() + REAP_NS;
     int status = 0;
 
     if (wait_for_it) {
@@ -207,7 +206,7 @@ static int reap(pid_t child, bool wait_for_it)
     return status;
 }
 
-static void run(session_t *s, const check_t *check, const char *subject)
+static void check_run(session_t *s, const check_t *check, const char *subject)
 {
     record_t problem = {.verdict = LDR_VERDICT_BAD};
     unsigned said = 0;
@@ -219,7 +218,7 @@ static void run(session_t *s, const check_t *check, const char *subject)
     if (pipe2(fds, O_CLOEXEC) != 0) {
         snprintf(problem.found, sizeof(problem.found), "no pipe: %s",
                  strerror(errno));
-        show(s, &problem);
+        record_show(s, &problem);
         return;
     }
     pid_t child = fork();
@@ -229,20 +228,20 @@ static void run(session_t *s, const check_t *check, const char *subject)
         _exit(0);
     }
     close(fds[1]);
-    bool ended = child > 0 && listen_to(s, fds[0], now() + CHECK_NS, &said);
+    bool ended = child > 0 && listen_to(s, fds[0], now_ns() + CHECK_NS, &said);
     close(fds[0]);
     if (child < 0) {
         snprintf(problem.found, sizeof(problem.found), "no process: %s",
                  strerror(errno));
     } else if (!ended) {
         kill(child, SIGKILL);
-        reap(child, false);
+        child_reap(child, false);
         snprintf(problem.found, sizeof(problem.found),
                  "%s%sdid not end within %llu s and was given up",
                  subject != NULL ? subject : "", subject != NULL ? ": " : "",
                  (unsigned long long)(CHECK_NS / 1000000000));
     } else {
-        int status = reap(child, true);
+        int status = child_reap(child, true);
         if (WIFSIGNALED(status)) {
             snprintf(problem.found, sizeof(problem.found),
                      "the check was ended by signal %d", WTERMSIG(status));
@@ -252,7 +251,7 @@ static void run(session_t *s, const check_t *check, const char *subject)
         }
     }
     if (problem.found[0] != '\0') {
-        show(s, &problem);
+        record_show(s, &problem);
     }
 }
 
@@ -263,22 +262,22 @@ static void run_all(session_t *s)
     char address[LDR_OPTION_TEXT];
 
     for (size_t i = 0; i < sizeof(host_checks) / sizeof(host_checks[0]); i++) {
-        run(s, &host_checks[i], NULL);
+        check_run(s, &host_checks[i], NULL);
     }
-    run(s, &shared_check, o->shared[0] != '\0' ? o->shared : NULL);
-    run(s, &port_check, o->admin);
+    check_run(s, &shared_check, o->shared[0] != '\0' ? o->shared : NULL);
+    check_run(s, &port_check, o->admin);
     while (at[0] != '\0') {
         size_t length = strcspn(at, ",");
 
         snprintf(address, sizeof(address), "%.*s", (int)length, at);
-        run(s, &port_check, address);
+        check_run(s, &port_check, address);
         at += length + (at[length] == ',' ? 1 : 0);
     }
     for (unsigned i = 0; i < o->dir_count; i++) {
-        run(s, &disk_check, o->dirs[i]);
+        check_run(s, &disk_check, o->dirs[i]);
     }
     if (o->dir_count == 0) {
-        run(s, &disk_check, NULL);
+        check_run(s, &disk_check, NULL);
     }
 }
 
@@ -337,7 +336,7 @@ static int shared_apply(const ldr_args_t *args, ldr_config_t *c)
 }
 
 /* Only with a disk that was measured: another may have been before. */
-static void keep(const session_t *s)
+static void speeds_keep(const session_t *s)
 {
     char path[LDR_MEASURED_PATH];
 
@@ -375,7 +374,7 @@ int ldr_cmd_doctor(const ldr_args_t *args)
     if (code == LDR_EXIT_OK) {
         s.doctor.config = c;
         run_all(&s);
-        keep(&s);
+        speeds_keep(&s);
         if (!ldr_args_has(args, LDR_FLAG_JSON)) {
             printf("%u ok, %u to improve, %u bad, %u skipped\n",
                    s.counts[LDR_VERDICT_OK], s.counts[LDR_VERDICT_WARN],

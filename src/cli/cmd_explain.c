@@ -16,6 +16,7 @@
 
 #include "base/config.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "cli/cli.h"
 
 #define FILE_BYTES_MAX (4u << 20) /* engines write 1 MiB at most */
@@ -107,42 +108,12 @@ typedef struct records {
     bool no_memory;
 } records_t;
 
-static uint64_t number(const record_t *r, field_t field)
+static uint64_t field_number(const record_t *r, field_t field)
 {
     return r->values[field] != NULL ? strtoull(r->values[field], NULL, 10) : 0;
 }
 
 /* ---- reading ---- */
-
-/* One more of `size` bytes; false: no memory. */
-static bool grow(void **items_p, size_t count, size_t *room_p, size_t size)
-{
-    size_t room = *room_p == 0 ? 64 : *room_p * 2;
-    void *more;
-
-    if (count < *room_p) {
-        return true;
-    }
-    more = ldr_alloc(room * size);
-    if (more == NULL) {
-        return false;
-    }
-    if (count > 0) {
-        memcpy(more, *items_p, count * size);
-    }
-    ldr_free(*items_p);
-    *items_p = more;
-    *room_p = room;
-    return true;
-}
-
-static int hex_digit(char c)
-{
-    const char *digits = "0123456789abcdef";
-    const char *at = c != '\0' ? strchr(digits, c) : NULL;
-
-    return at != NULL ? (int)(at - digits) : -1;
-}
 
 /* \xNN into its character, in place. One that could do things to a terminal
  * stays as it is written. */
@@ -151,8 +122,9 @@ static void unescape(char *text)
     char *to = text;
 
     for (; *text != '\0'; text++) {
-        int high = text[0] == '\\' && text[1] == 'x' ? hex_digit(text[2]) : -1;
-        int low = high >= 0 ? hex_digit(text[3]) : -1;
+        int high =
+            text[0] == '\\' && text[1] == 'x' ? ldr_hex_digit(text[2]) : -1;
+        int low = high >= 0 ? ldr_hex_digit(text[3]) : -1;
         int c = low >= 0 ? high * 16 + low : 0;
 
         if (c >= 0x20 && c < 0x7f) {
@@ -230,7 +202,7 @@ static void parse_text(records_t *out, char *text, const char *wanted)
         if (strncmp(r.values[FIELD_ID], wanted, strlen(wanted)) != 0) {
             continue;
         }
-        if (!grow((void **)&out->all, out->count, &out->room, sizeof(r))) {
+        if (!ldr_grow(&out->all, &out->room, out->count + 1, sizeof(r))) {
             out->no_memory = true;
             return;
         }
@@ -297,8 +269,8 @@ static bool read_all(const char *path, const char *wanted, records_t *out)
         if (text == NULL) {
             continue;
         }
-        if (!grow((void **)&out->texts, out->text_count, &out->text_room,
-                  sizeof(*out->texts))) {
+        if (!ldr_grow(&out->texts, &out->text_room, out->text_count + 1,
+                      sizeof(*out->texts))) {
             ldr_free(text);
             out->no_memory = true;
             break;
@@ -322,7 +294,7 @@ static void records_free(records_t *r)
 static int by_time(const void *left, const void *right)
 {
     const record_t *a = left, *b = right;
-    uint64_t ta = number(a, FIELD_TIME), tb = number(b, FIELD_TIME);
+    uint64_t ta = field_number(a, FIELD_TIME), tb = field_number(b, FIELD_TIME);
 
     if (ta != tb) {
         return ta < tb ? -1 : 1;
@@ -366,7 +338,7 @@ static void show_json(const record_t *r)
 
 static void when(const record_t *r, const char *format, char *text, size_t size)
 {
-    time_t seconds = (time_t)(number(r, FIELD_TIME) / 1000);
+    time_t seconds = (time_t)(field_number(r, FIELD_TIME) / 1000);
     struct tm parts;
 
     if (localtime_r(&seconds, &parts) == NULL ||
@@ -397,24 +369,24 @@ static const char *plural(uint64_t count)
 
 static void show_store(const record_t *r)
 {
-    uint64_t size = number(r, FIELD_CHUNK_TOKENS);
-    uint64_t matched = number(r, FIELD_MATCHED);
+    uint64_t size = field_number(r, FIELD_CHUNK_TOKENS);
+    uint64_t matched = field_number(r, FIELD_MATCHED);
     char dram[32], ssd[32], shared[32];
 
     if (r->values[FIELD_MATCHED] == NULL) {
         printf("  matched   not looked up\n");
         return;
     }
-    ldr_human_bytes(number(r, FIELD_DRAM), dram, sizeof(dram));
-    ldr_human_bytes(number(r, FIELD_SSD), ssd, sizeof(ssd));
-    ldr_human_bytes(number(r, FIELD_SHARED), shared, sizeof(shared));
+    ldr_human_bytes(field_number(r, FIELD_DRAM), dram, sizeof(dram));
+    ldr_human_bytes(field_number(r, FIELD_SSD), ssd, sizeof(ssd));
+    ldr_human_bytes(field_number(r, FIELD_SHARED), shared, sizeof(shared));
     printf("  matched   %" PRIu64 " chunk%s in the store, %" PRIu64 " tokens",
            matched, plural(matched), matched * size);
-    if (number(r, FIELD_STAGED) > 0) {
-        bool any = number(r, FIELD_SHARED) > 0;
+    if (field_number(r, FIELD_STAGED) > 0) {
+        bool any = field_number(r, FIELD_SHARED) > 0;
 
         printf("; %" PRIu64 " staged (%s from dram, %s from ssd%s%s%s)",
-               number(r, FIELD_STAGED), dram, ssd, any ? ", " : "",
+               field_number(r, FIELD_STAGED), dram, ssd, any ? ", " : "",
                any ? shared : "", any ? " from the shared tier" : "");
     }
     printf("\n");
@@ -440,32 +412,34 @@ static void show_times(const record_t *r)
     printf("\n");
 }
 
-static void show(const record_t *r)
+static void record_show(const record_t *r)
 {
-    uint64_t size = number(r, FIELD_CHUNK_TOKENS);
-    uint64_t limit = number(r, FIELD_LIMIT);
-    uint64_t saved = number(r, FIELD_SAVED);
-    uint64_t again = number(r, FIELD_PREEMPTIONS);
+    uint64_t size = field_number(r, FIELD_CHUNK_TOKENS);
+    uint64_t limit = field_number(r, FIELD_LIMIT);
+    uint64_t saved = field_number(r, FIELD_SAVED);
+    uint64_t again = field_number(r, FIELD_PREEMPTIONS);
     const char *reason = reason_of(r);
     char at[32];
 
     when(r, "%F %T", at, sizeof(at));
     printf("request %s\n", r->values[FIELD_ID]);
     printf("  came      %s, to vLLM's engine process %" PRIu64 "\n", at,
-           number(r, FIELD_ENGINE));
+           field_number(r, FIELD_ENGINE));
     printf("  prompt    %" PRIu64 " tokens; %" PRIu64 " chunk%s of %" PRIu64
            " could be loaded, %" PRIu64 " tokens\n",
-           number(r, FIELD_PROMPT), limit, plural(limit), size, limit * size);
+           field_number(r, FIELD_PROMPT), limit, plural(limit), size,
+           limit * size);
     printf("  local     %" PRIu64 " tokens in vLLM's own cache\n",
-           number(r, FIELD_LOCAL));
+           field_number(r, FIELD_LOCAL));
     show_store(r);
-    printf("  loaded    %" PRIu64 " tokens\n", number(r, FIELD_LOADED));
-    if (number(r, FIELD_FAILED) > 0) {
-        printf("  failed    %" PRIu64 " tokens\n", number(r, FIELD_FAILED));
+    printf("  loaded    %" PRIu64 " tokens\n", field_number(r, FIELD_LOADED));
+    if (field_number(r, FIELD_FAILED) > 0) {
+        printf("  failed    %" PRIu64 " tokens\n",
+               field_number(r, FIELD_FAILED));
     }
     if (reason[0] != '\0') {
         printf("  missed    %" PRIu64 " tokens: %s (%s)\n",
-               number(r, FIELD_MISSED), reason, reason_text(reason));
+               field_number(r, FIELD_MISSED), reason, reason_text(reason));
     } else {
         printf("  missed    nothing\n");
     }
@@ -489,8 +463,8 @@ static void show_list(const record_t *all, size_t count)
         when(r, "%T", at, sizeof(at));
         printf("%-8s  %7" PRIu64 "  %7" PRIu64 "  %7" PRIu64 "  %7" PRIu64
                "  %-8s  %s\n",
-               at, number(r, FIELD_PROMPT), number(r, FIELD_LOCAL),
-               number(r, FIELD_LOADED), number(r, FIELD_MISSED),
+               at, field_number(r, FIELD_PROMPT), field_number(r, FIELD_LOCAL),
+               field_number(r, FIELD_LOADED), field_number(r, FIELD_MISSED),
                reason_of(r)[0] != '\0' ? reason_of(r) : "-",
                r->values[FIELD_ID]);
     }
@@ -512,7 +486,7 @@ static void show_all(const ldr_args_t *args, const records_t *r)
             show_json(&r->all[i]);
         } else {
             printf("%s", i > first ? "\n" : "");
-            show(&r->all[i]);
+            record_show(&r->all[i]);
         }
     }
 }

@@ -1,4 +1,4 @@
-/* fsck: src/store/fsck.h, told to people and scripts. */
+/* fsck: src/store/fsck.h, shown to people and scripts. */
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ typedef struct watch {
     const char *dir;
     bool json, repair;
     bool bar; /* stderr is a terminal */
-    uint64_t told_ns;
+    uint64_t shown_ns;
 } watch_t;
 
 static void bar_clear(const watch_t *w)
@@ -29,7 +29,7 @@ static void on_progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
     watch_t *w = arg;
     uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
 
-    if (!w->bar || now_ns - w->told_ns < TICK_NS) {
+    if (!w->bar || now_ns - w->shown_ns < TICK_NS) {
         return;
     }
     char done[32], total[32];
@@ -38,7 +38,7 @@ static void on_progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
     fprintf(stderr, "\r%s: %s of %s (%.0f %%)\033[K", w->dir, done, total,
             total_bytes > 0 ? 100.0 * (double)done_bytes / (double)total_bytes
                             : 100.0);
-    w->told_ns = now_ns;
+    w->shown_ns = now_ns;
 }
 
 static void finding_json(const watch_t *w, const ldr_fsck_finding_t *f)
@@ -135,7 +135,7 @@ static void summary(const watch_t *w, const ldr_fsck_report_t *r)
     }
 }
 
-static int fsck_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
+static int fsck_dir(const ldr_args_t *args, ldr_cli_place_t *place, unsigned i)
 {
     ldr_fsck_report_t report;
     watch_t w = {
@@ -165,7 +165,7 @@ static int fsck_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
 
 int ldr_cmd_fsck(const ldr_args_t *args)
 {
-    ldr_place_t *place;
+    ldr_cli_place_t *place;
     int worst = ldr_place_parse(args, &place);
 
     for (unsigned i = 0; worst < LDR_EXIT_USAGE && i < place->options.dir_count;

@@ -41,35 +41,19 @@ typedef struct row {
 typedef struct list {
     const ldr_disk_t *disk;
     row_t *rows;
-    uint64_t count, room;
+    size_t count, room;
     bool no_memory;
 } list_t;
 
 /* ---- gathering ---- */
 
-static bool list_grow(list_t *list)
-{
-    uint64_t room = list->room > 0 ? list->room * 2 : 1024;
-    row_t *rows = ldr_alloc(room * sizeof(*rows));
-
-    if (rows == NULL) {
-        list->no_memory = true;
-        return false;
-    }
-    if (list->count > 0) {
-        memcpy(rows, list->rows, list->count * sizeof(*rows));
-    }
-    ldr_free(list->rows);
-    list->rows = rows;
-    list->room = room;
-    return true;
-}
-
 static bool list_add(void *arg, uint32_t segment, const ldr_record_t *record)
 {
     list_t *list = arg;
 
-    if (list->no_memory || (list->count == list->room && !list_grow(list))) {
+    if (!ldr_grow(&list->rows, &list->room, list->count + 1,
+                  sizeof(*list->rows))) {
+        list->no_memory = true;
         return false;
     }
     row_t *row = &list->rows[list->count];
@@ -146,8 +130,8 @@ static uint32_t epoch_of(const ldr_super_t *super, const list_t *list,
 }
 
 /* after: the next row of the same shard, or NULL. */
-static row_state_t judge(const row_t *row, const row_t *after, uint32_t epoch,
-                         uint32_t now_s)
+static row_state_t row_judge(const row_t *row, const row_t *after,
+                             uint32_t epoch, uint32_t now_s)
 {
     const ldr_record_t *r = &row->record;
 
@@ -182,7 +166,7 @@ static void list_judge(list_t *list, const ldr_super_t *super, uint32_t now_s)
         if (after != NULL && compare_names(&row->record, &after->record) != 0) {
             after = NULL;
         }
-        row->state = judge(row, after, epoch, now_s);
+        row->state = row_judge(row, after, epoch, now_s);
     }
     qsort(list->rows, list->count, sizeof(*list->rows), by_order);
 }
@@ -273,7 +257,7 @@ static void list_show(const ldr_args_t *args, const list_t *list,
 
 /* ---- all of it ---- */
 
-static int ls_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
+static int ls_dir(const ldr_args_t *args, ldr_cli_place_t *place, unsigned i)
 {
     static const ldr_log_t log;
     uint32_t now_s = ldr_wall_s(&ldr_clock_real);
@@ -317,7 +301,7 @@ int ldr_cmd_ls(const ldr_args_t *args)
 {
     char url[LDR_CLI_URL];
     const char *where = ldr_cli_place(args, url);
-    ldr_place_t *place;
+    ldr_cli_place_t *place;
 
     if (ldr_place_remote(where)) {
         return ldr_ls_node(args, where);

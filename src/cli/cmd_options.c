@@ -1,6 +1,5 @@
 /* options: the table, for people, for scripts and for the manual. */
 #include <inttypes.h>
-#include <string.h>
 
 #include "base/config.h"
 #include "cli/cli.h"
@@ -127,7 +126,7 @@ static void json_option(const ldr_option_info_t *o, const char *const *words)
 
 /* ---- for the manual ---- */
 
-static void markdown(void)
+static void options_markdown(void)
 {
     char span[72], where[64];
 
@@ -159,7 +158,7 @@ int ldr_cmd_options(const ldr_args_t *args)
         if (serve || ldr_args_has(args, LDR_FLAG_JSON)) {
             return ldr_cli_usage(args, "--markdown stands alone");
         }
-        markdown();
+        options_markdown();
     } else if (ldr_args_has(args, LDR_FLAG_JSON)) {
         for (size_t i = 0; i < ldr_option_count; i++) {
             if ((ldr_option_table[i].where & wanted) != 0) {

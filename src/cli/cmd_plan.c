@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/plan.h"
@@ -217,7 +216,7 @@ static int run_all(const ldr_args_t *args, watch_t *w, ldr_tape_t *tape,
     return book->point_count > 0 ? run_curve(args, w, tape, book) : LDR_EXIT_OK;
 }
 
-static int report(const ldr_args_t *args, const ldr_plan_book_t *book)
+static int plan_report(const ldr_args_t *args, const ldr_plan_book_t *book)
 {
     const ldr_plan_args_t *p = book->args;
 
@@ -260,7 +259,7 @@ static int run_plan(const ldr_args_t *args, ldr_plan_args_t *p)
                    : ldr_cli_fail(args, "not enough memory");
     }
     if (code == LDR_EXIT_OK) {
-        code = report(args, &book);
+        code = plan_report(args, &book);
     }
     ldr_curve_free(&book.lru);
     ldr_free(book.results);

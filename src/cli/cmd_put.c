@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "cli/cli.h"
 
 /* One shard named on the command line. */
@@ -29,30 +30,11 @@ static bool is_standard(const char *file)
 
 /* ---- names ---- */
 
-static int hex_value(char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* 64 hex digits are the key itself. */
 static bool key_parse(const char *text, larder_key_t *key)
 {
-    if (strlen(text) != 2 * LARDER_KEY_BYTES) {
-        return false;
-    }
-    for (size_t i = 0; i < LARDER_KEY_BYTES; i++) {
-        int high = hex_value(text[2 * i]), low = hex_value(text[2 * i + 1]);
-
-        if (high < 0 || low < 0) {
-            return false;
-        }
-        key->hash[i] = (uint8_t)(high << 4 | low);
-    }
-    return true;
+    return strlen(text) == 2 * LARDER_KEY_BYTES &&
+           ldr_unhex_any(text, LARDER_KEY_BYTES, key->hash);
 }
 
 /* Any other text is a name: the extra bytes of a chain of one chunk with the

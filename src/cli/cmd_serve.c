@@ -147,7 +147,8 @@ static int serve(ldr_config_t *config, int signals)
         return LDR_EXIT_FAILED;
     }
     ldr_log_t log = {ldr_log_sink_fn, sink};
-    ldr_server_params_t params = {config, log, config->takeover};
+    ldr_server_params_t params = {
+        .config = config, .log = log, .takeover = config->takeover};
     larder_status_t st = ldr_server_open(&params, &server);
     if (st != LARDER_OK) {
         fprintf(stderr, "larder serve: %s\n", larder_last_error());

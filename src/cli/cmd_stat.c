@@ -38,7 +38,7 @@ static uint64_t value(const row_t *row, const void *at)
     return *(const uint64_t *)(const void *)((const char *)at + row->offset);
 }
 
-static void show(const row_t *rows, const void *at, bool zeros)
+static void stats_show(const row_t *rows, const void *at, bool zeros)
 {
     for (; rows->name != NULL; rows++) {
         uint64_t v = value(rows, at);
@@ -55,7 +55,7 @@ static void show(const row_t *rows, const void *at, bool zeros)
     }
 }
 
-static void put(ldr_json_t *j, const row_t *rows, const void *at)
+static void figure_put(ldr_json_t *j, const row_t *rows, const void *at)
 {
     for (; rows->name != NULL; rows++) {
         ldr_json_number(j, rows->name, value(rows, at));
@@ -66,19 +66,19 @@ static void stat_table(const larder_stats_t *s)
 {
     const larder_shared_stats_t *t = &s->shared_tier;
 
-    show(states, s, true);
+    stats_show(states, s, true);
     if (s->asked_chunks > 0) { /* none found of many is worth a line */
         printf("%-30s %" PRIu64 " of %" PRIu64 " asked for, %.1f %%\n",
                "chunks found", s->found_chunks, s->asked_chunks,
                100 * (double)s->found_chunks / (double)s->asked_chunks);
     }
-    show(events, s, false);
+    stats_show(events, s, false);
     for (uint64_t i = 0; i < s->disks; i++) {
         const larder_disk_stats_t *d = &s->disk[i];
 
         printf("ssd %s: %s%s%s\n", d->path, d->on ? "on" : "off",
                d->reason[0] != '\0' ? ", " : "", d->reason);
-        show(disk_rows, d, true);
+        stats_show(disk_rows, d, true);
     }
     if (s->shared != 0) {
         printf("shared %s: %s%s%s\n", t->url,
@@ -86,7 +86,7 @@ static void stat_table(const larder_stats_t *s)
                : t->on     ? "only read"
                            : "off",
                t->reason[0] != '\0' ? ", " : "", t->reason);
-        show(shared_rows, t, true);
+        stats_show(shared_rows, t, true);
     }
 }
 
@@ -94,8 +94,8 @@ static void stat_json(ldr_json_t *j, const larder_stats_t *s)
 {
     const larder_shared_stats_t *t = &s->shared_tier;
 
-    put(j, states, s);
-    put(j, events, s);
+    figure_put(j, states, s);
+    figure_put(j, events, s);
     ldr_json_begin(j, "misses", '{');
     for (int i = LARDER_CAUSE_ABSENT; i < LARDER_CAUSE_COUNT; i++) {
         ldr_json_number(j, larder_cause_text((larder_cause_t)i), s->misses[i]);
@@ -107,7 +107,7 @@ static void stat_json(ldr_json_t *j, const larder_stats_t *s)
         ldr_json_text(j, "path", s->disk[i].path);
         ldr_json_truth(j, "on", s->disk[i].on != 0);
         ldr_json_text(j, "reason", s->disk[i].reason);
-        put(j, disk_rows, &s->disk[i]);
+        figure_put(j, disk_rows, &s->disk[i]);
         ldr_json_end(j, '}');
     }
     ldr_json_end(j, ']');
@@ -117,7 +117,7 @@ static void stat_json(ldr_json_t *j, const larder_stats_t *s)
         ldr_json_truth(j, "on", t->on != 0);
         ldr_json_truth(j, "writable", t->writable != 0);
         ldr_json_text(j, "reason", t->reason);
-        put(j, shared_rows, t);
+        figure_put(j, shared_rows, t);
         ldr_json_end(j, '}');
     }
 }
@@ -234,7 +234,7 @@ static int stat_run(const ldr_args_t *args, larder_t *lar)
 }
 
 /* A table of docs/metrics.md. */
-static void markdown(int first, int end)
+static void figures_markdown(int first, int end)
 {
     printf("| metric | type | labels | meaning |\n|---|---|---|---|\n");
     for (int i = first; i < end; i++) {
@@ -262,9 +262,9 @@ int ldr_cmd_stat(const ldr_args_t *args)
         return ldr_cli_usage(args, "give --json or --prometheus or --markdown");
     }
     if (ldr_args_has(args, LDR_FLAG_MARKDOWN)) {
-        markdown(0, LDR_METRIC_DAEMON);
+        figures_markdown(0, LDR_METRIC_DAEMON);
         printf("\n");
-        markdown(LDR_METRIC_DAEMON, LDR_METRIC_COUNT);
+        figures_markdown(LDR_METRIC_DAEMON, LDR_METRIC_COUNT);
         return LDR_EXIT_OK;
     }
     int code = ldr_session_open(args, false, false, &session);

@@ -87,7 +87,7 @@ static int try_write(tier_t *t)
     return error;
 }
 
-static int check(tier_t *t)
+static int tier_check(tier_t *t)
 {
     int error = t->backend->ops->health(t->backend, deadline());
 
@@ -107,7 +107,7 @@ static int check(tier_t *t)
 /* ---- ls ---- */
 
 /* What follows the tenant's id in the name says what it is. */
-static void count(tier_t *t, const char *name, uint64_t bytes)
+static void tier_count(tier_t *t, const char *name, uint64_t bytes)
 {
     const char *slash = strchr(name, '/');
 
@@ -121,7 +121,7 @@ static void count(tier_t *t, const char *name, uint64_t bytes)
     t->bytes += bytes;
 }
 
-static int show(void *arg, const char *name, uint64_t bytes)
+static int tier_show(void *arg, const char *name, uint64_t bytes)
 {
     tier_t *t = arg;
 
@@ -133,7 +133,7 @@ static int show(void *arg, const char *name, uint64_t bytes)
             return error == -ENOENT ? 0 : error; /* gone meanwhile */
         }
     }
-    count(t, name, bytes);
+    tier_count(t, name, bytes);
     if (t->json) {
         printf("{\"name\":\"%s\",\"bytes\":%llu}\n", name,
                (unsigned long long)bytes);
@@ -143,14 +143,14 @@ static int show(void *arg, const char *name, uint64_t bytes)
     return ferror(stdout) ? -EPIPE : 0;
 }
 
-static int list(tier_t *t)
+static int tier_list(tier_t *t)
 {
     char total[32];
     int error = t->backend->ops->health(t->backend, deadline());
 
     if (error == 0) {
-        error =
-            t->backend->ops->list(t->backend, "", NULL, show, t, UINT64_MAX);
+        error = t->backend->ops->list(t->backend, "", NULL, tier_show, t,
+                                      UINT64_MAX);
     }
     if (error != 0) {
         ldr_cli_fail(t->args, "%s", ldr_fail_text());
@@ -196,7 +196,7 @@ static int in_use(const sweep_t *w, bool *used_p)
     return error == -ENOENT || error == -ENODATA ? 0 : error;
 }
 
-static int gather(void *arg, const char *name, uint64_t bytes)
+static int name_gather(void *arg, const char *name, uint64_t bytes)
 {
     sweep_t *w = arg;
 
@@ -217,7 +217,7 @@ static int take_away(sweep_t *w, const char *name)
 }
 
 /* Nodes keep off until its check value is gone: that is the last. */
-static int sweep(sweep_t *w)
+static int tenant_sweep(sweep_t *w)
 {
     ldr_backend_t *b = w->tier->backend;
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -226,7 +226,7 @@ static int sweep(sweep_t *w)
     do {
         w->count = 0;
         snprintf(name, sizeof(name), "%s/", w->hex);
-        error = b->ops->list(b, name, NULL, gather, w, UINT64_MAX);
+        error = b->ops->list(b, name, NULL, name_gather, w, UINT64_MAX);
         error = error > 0 ? 0 : error;
         for (unsigned i = 0; i < w->count && error == 0; i++) {
             error = take_away(w, w->names[i]);
@@ -256,7 +256,7 @@ static int wipe_part(sweep_t *w, const char *tenant)
                             t->url, tenant);
     }
     if (error == 0) {
-        error = sweep(w);
+        error = tenant_sweep(w);
     }
     if (error != 0) {
         ldr_cli_fail(t->args, "%s", ldr_fail_text());
@@ -312,12 +312,12 @@ int ldr_cmd_tier(const ldr_args_t *args)
                 .json = ldr_args_has(args, LDR_FLAG_JSON)};
     ldr_backend_params_t p = {.url = t.url,
                               .login = login(args),
-                              .lanes = 1,
+                              .threads = 1,
                               .clock = &ldr_clock_real};
     static const struct {
         const char *name;
         int (*run)(tier_t *t);
-    } verbs[] = {{"check", check}, {"ls", list}, {"wipe", wipe}};
+    } verbs[] = {{"check", tier_check}, {"ls", tier_list}, {"wipe", wipe}};
     unsigned i = 0;
 
     if (strcmp(verb, "create") == 0) {

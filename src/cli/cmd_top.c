@@ -8,14 +8,12 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/config.h"
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/top.h"
@@ -84,7 +82,7 @@ larder_status_t ldr_top_fetch(larder_t *lar, char **text_p)
 }
 
 /* One reading more. What was there stays when none is to be had. */
-static void look(watch_t *w)
+static void metrics_read(watch_t *w)
 {
     uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
     ldr_prom_t fresh;
@@ -209,7 +207,7 @@ static int run_terminal(watch_t *w, ldr_top_screen_t *s, uint64_t interval_ns)
 
         resized = 0;
         if (now_ns >= next_ns) {
-            look(w);
+            metrics_read(w);
             next_ns = now_ns + interval_ns;
         }
         terminal_size(s);
@@ -225,10 +223,10 @@ static int run_once(watch_t *w, ldr_top_screen_t *s, uint64_t interval_ns)
     struct timespec pause = {(time_t)(interval_ns / 1000000000u),
                              (long)(interval_ns % 1000000000u)};
 
-    look(w);
+    metrics_read(w);
     if (w->top.last == LARDER_OK) {
         nanosleep(&pause, NULL); /* there are no rates without two readings */
-        look(w);
+        metrics_read(w);
     }
     if (w->top.last != LARDER_OK) {
         return ldr_cli_status(w->args, w->top.last);

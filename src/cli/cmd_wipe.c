@@ -11,7 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/bytes.h"
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "node/node.h"
@@ -69,7 +68,7 @@ static int confirm(const wipe_t *w, const ldr_fsck_look_t *look)
                         look->segments);
 }
 
-static int lock(const wipe_t *w, int *file_p)
+static int dir_lock(const wipe_t *w, int *file_p)
 {
     char path[LDR_PATH_MAX];
     int error = -ENAMETOOLONG;
@@ -130,7 +129,7 @@ static int delete_all(wipe_t *w)
     return code;
 }
 
-static void report(const wipe_t *w, const ldr_fsck_look_t *look)
+static void wipe_report(const wipe_t *w, const ldr_fsck_look_t *look)
 {
     if (ldr_args_has(w->args, LDR_FLAG_JSON)) {
         printf("{\"status\":\"wiped\",\"dir\":");
@@ -146,7 +145,7 @@ static void report(const wipe_t *w, const ldr_fsck_look_t *look)
     printf("\n");
 }
 
-static int wipe_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
+static int wipe_dir(const ldr_args_t *args, ldr_cli_place_t *place, unsigned i)
 {
     wipe_t w = {args, place->io, place->options.dirs[i], 0};
     ldr_fsck_look_t look;
@@ -158,7 +157,7 @@ static int wipe_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
     }
     int code = may_wipe(&w, &look);
     if (code == LDR_EXIT_OK) {
-        code = lock(&w, &lock_file);
+        code = dir_lock(&w, &lock_file);
     }
     if (code == LDR_EXIT_OK) {
         code = confirm(&w, &look);
@@ -167,7 +166,7 @@ static int wipe_dir(const ldr_args_t *args, ldr_place_t *place, unsigned i)
         code = delete_all(&w);
     }
     if (code == LDR_EXIT_OK) {
-        report(&w, &look);
+        wipe_report(&w, &look);
     }
     if (lock_file >= 0) {
         w.io->ops->close(w.io, lock_file);
@@ -196,7 +195,8 @@ static void report_tenant(const ldr_args_t *args, const char *dir,
     }
 }
 
-static int wipe_tenant(const ldr_args_t *args, ldr_place_t *place, unsigned i)
+static int wipe_tenant(const ldr_args_t *args, ldr_cli_place_t *place,
+                       unsigned i)
 {
     const char *tenant = args->values[LDR_FLAG_TENANT];
     const char *dir = place->options.dirs[i];
@@ -234,7 +234,7 @@ static int wipe_tenant(const ldr_args_t *args, ldr_place_t *place, unsigned i)
 
 static int wipe_tenants(const ldr_args_t *args)
 {
-    ldr_place_t *place = NULL;
+    ldr_cli_place_t *place = NULL;
     int code = ldr_cli_tenant(args, args->values[LDR_FLAG_TENANT]);
 
     if (code == LDR_EXIT_OK) {
@@ -256,7 +256,7 @@ static int wipe_tenants(const ldr_args_t *args)
 
 int ldr_cmd_wipe(const ldr_args_t *args)
 {
-    ldr_place_t *place;
+    ldr_cli_place_t *place;
 
     if (ldr_args_has(args, LDR_FLAG_TENANT)) {
         return wipe_tenants(args);

@@ -137,18 +137,18 @@ static int nameless(disk_t *k, int flags)
     return fd;
 }
 
-static uint64_t now(void)
+static uint64_t now_ns(void)
 {
     return ldr_now_ns(&ldr_clock_real);
 }
 
 /* Moves up to max bytes for a while. Gives them, or 0 after an error. */
-static uint64_t move(int fd, uint8_t *part, uint64_t max, bool writing,
-                     uint64_t *rate_p)
+static uint64_t file_move(int fd, uint8_t *part, uint64_t max, bool writing,
+                          uint64_t *rate_p)
 {
-    uint64_t begin = now(), done = 0;
+    uint64_t begin = now_ns(), done = 0;
 
-    while (done < max && now() - begin < TEST_NS) {
+    while (done < max && now_ns() - begin < TEST_NS) {
         size_t bytes = (size_t)ldr_min64(PART_BYTES, max - done);
         ssize_t n = writing ? pwrite(fd, part, bytes, (off_t)done)
                             : pread(fd, part, bytes, (off_t)done);
@@ -163,12 +163,12 @@ static uint64_t move(int fd, uint8_t *part, uint64_t max, bool writing,
     if (writing && fdatasync(fd) != 0) {
         return 0;
     }
-    *rate_p = done * 1000000000 / (now() - begin + 1);
+    *rate_p = done * 1000000000 / (now_ns() - begin + 1);
     return done;
 }
 
 /* 0, or the errno of what failed. */
-static int measure(disk_t *k)
+static int disk_measure(disk_t *k)
 {
     uint64_t free_bytes = k->fs.f_bavail * (uint64_t)k->fs.f_bsize;
     uint64_t max =
@@ -191,12 +191,12 @@ static int measure(disk_t *k)
         for (size_t i = 0; i < PART_BYTES; i += 8) {
             ldr_put64(part + i, ldr_rand_next(&random));
         }
-        max = move(fd, part, max, true, &k->write_rate);
+        max = file_move(fd, part, max, true, &k->write_rate);
         error = max == 0 ? errno : 0;
         if (error == 0 && !k->direct) {
             posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         }
-        if (error == 0 && move(fd, part, max, false, &k->read_rate) == 0) {
+        if (error == 0 && file_move(fd, part, max, false, &k->read_rate) == 0) {
             error = errno != 0 ? errno : EIO;
         }
     }
@@ -270,7 +270,7 @@ void ldr_doctor_disk(const ldr_doctor_t *d)
                        d->subject, strerror(errno));
         return;
     }
-    error = measure(&k);
+    error = disk_measure(&k);
     if (error != 0) {
         ldr_doctor_say(d, LDR_VERDICT_BAD, "choose another --dir",
                        "%s: cannot be written: %s", k.path, strerror(error));

@@ -5,7 +5,7 @@
  * lockd): they are killed when their time is up, and one that the kernel keeps
  * is left behind.
  *
- * The first process takes the lock; the second, its child, opens the file anew
+ * The first process takes the lock; the second, its child, opens the file again
  * and tries the same. No call asks to wait.
  */
 #include <errno.h>
@@ -102,7 +102,7 @@ static int second_tries(const kind_t *kind, const char *path)
 /* ---- the check ---- */
 
 /* Waits for it as long as it may take. False: it is still there. */
-static bool reap(pid_t child, uint64_t wait_ns, int *status_p)
+static bool child_reap(pid_t child, uint64_t wait_ns, int *status_p)
 {
     uint64_t deadline = ldr_now_ns(&ldr_clock_real) + wait_ns;
     pid_t got;
@@ -130,10 +130,10 @@ static int try_kind(const ldr_doctor_t *d, const kind_t *kind, const char *path)
         return NO_PROCESS;
     }
     setpgid(child, child); /* whoever is first */
-    bool ended = reap(child, KIND_NS, &status);
+    bool ended = child_reap(child, KIND_NS, &status);
     kill(-child, SIGKILL); /* with the second, if there is one */
     if (!ended) {
-        reap(child, REAP_NS, &status);
+        child_reap(child, REAP_NS, &status);
         return NO_ANSWER;
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : NO_PROCESS;

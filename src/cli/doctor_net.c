@@ -1,7 +1,6 @@
 /* doctor: ports, congestion control, TLS in the kernel and its key. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -9,11 +8,13 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
+#include "base/log.h"
+#include "cli/cli.h"
 #include "cli/doctor.h"
 #include "net/holder.h"
+#include "net/socket.h"
 
 #ifndef TCP_ULP
 #define TCP_ULP 31
@@ -152,55 +153,6 @@ void ldr_doctor_key(const ldr_doctor_t *d)
 
 /* ---- addresses ---- */
 
-/* The process that listens there; 0: unknown; -errno. */
-static int connect_to(const char *path)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    struct ucred peer = {0};
-    socklen_t bytes = sizeof(peer);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int result;
-
-    if (fd < 0) {
-        return -errno;
-    }
-    memcpy(a.sun_path, path, strlen(path) + 1);
-    if (connect(fd, (struct sockaddr *)&a, sizeof(a)) != 0) {
-        result = -errno;
-    } else {
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
-        result = (int)peer.pid;
-    }
-    close(fd);
-    return result;
-}
-
-/* Binds and listens as the daemon would. 0, an errno, or -1: no such name. */
-static int try_listen(const char *host, unsigned port)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
-                             .ai_flags = AI_PASSIVE};
-    struct addrinfo *list;
-    char service[8];
-    int one = 1, error = 0;
-
-    snprintf(service, sizeof(service), "%u", port);
-    if (getaddrinfo(host, service, &hints, &list) != 0) {
-        return -1;
-    }
-    int fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 ||
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) != 0 ||
-        bind(fd, list->ai_addr, list->ai_addrlen) != 0 || listen(fd, 1) != 0) {
-        error = errno;
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-    freeaddrinfo(list);
-    return error;
-}
-
 /* Larder's own daemon, the one of this configuration, may have it. Another one,
  * or anybody else, keeps the daemon from starting, or from its dashboard where
  * nobody has asked for this very port. */
@@ -214,7 +166,8 @@ static void say_held(const ldr_doctor_t *d, const char *option, unsigned port)
     ldr_holder_of_port(port, &holder);
     ldr_holder_text(&holder, who, sizeof(who));
     if (holder.pid != 0 && strcmp(holder.name, "larder") == 0 &&
-        ldr_config_socket(d->config, path) && connect_to(path) == holder.pid) {
+        ldr_config_socket(d->config, path) &&
+        ldr_cli_listener(path) == holder.pid) {
         ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
                        "%s: in use by this configuration's own daemon, process "
                        "%d",
@@ -240,33 +193,31 @@ void ldr_doctor_port(const ldr_doctor_t *d)
 {
     bool admin = d->subject == d->config->options.admin;
     const char *option = admin ? "--admin" : "--listen";
-    char host[LDR_HOST_MAX], cure[80];
-    uint16_t port;
+    ldr_address_t address;
+    char cure[80];
 
     if (admin && strcmp(d->subject, "none") == 0) {
         ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL, "admin is none");
         return;
     }
-    if (!ldr_parse_address(d->subject, strlen(d->subject), host, &port)) {
+    if (!ldr_address_parse(d->subject, strlen(d->subject), &address)) {
         return; /* options refused it before */
     }
-    int error = try_listen(host, port);
-    snprintf(cure, sizeof(cure),
-             "choose another %s; ip address shows what "
-             "there is",
-             option);
-    if (error == 0) {
+    int fd = ldr_bind_tcp(&address, ""); /* as the daemon would */
+    if (fd >= 0) {
+        close(fd);
         ldr_doctor_say(d, LDR_VERDICT_OK, NULL, "%s: free, for %s", d->subject,
                        option);
-    } else if (error == EADDRINUSE) {
-        say_held(d, option, port);
-    } else if (error == EACCES) {
+    } else if (fd == -EADDRINUSE) {
+        say_held(d, option, (unsigned)strtoul(address.port, NULL, 10));
+    } else if (fd == -EACCES) {
         ldr_doctor_say(d, LDR_VERDICT_BAD,
                        "choose a port above 1023, or "
                        "AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit",
                        "%s: not allowed", d->subject);
     } else {
-        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s: %s", d->subject,
-                       error < 0 ? "the name is not known" : strerror(error));
+        snprintf(cure, sizeof(cure),
+                 "choose another %s; ip address shows what there is", option);
+        ldr_doctor_say(d, LDR_VERDICT_BAD, cure, "%s", ldr_fail_text());
     }
 }

@@ -23,7 +23,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "cli/cli.h"
 #include "cli/doctor.h"
 #include "tier/shared/backend.h"
 
@@ -50,7 +49,7 @@ typedef struct probe {
     unsigned problems;
 } probe_t;
 
-static uint64_t now(void)
+static uint64_t now_ns(void)
 {
     return ldr_now_ns(&ldr_clock_real);
 }
@@ -61,21 +60,21 @@ static const char *name_of(probe_t *p, const char *what, unsigned n)
     return p->name;
 }
 
-static int put(probe_t *p, const char *name, size_t bytes, unsigned flags)
+static int probe_put(probe_t *p, const char *name, size_t bytes, unsigned flags)
 {
     struct iovec iov = {p->data, bytes};
 
     return p->b->ops->put(p->b, name, &iov, 1, flags, p->deadline_ns);
 }
 
-static int get(probe_t *p, const char *name, size_t bytes)
+static int probe_get(probe_t *p, const char *name, size_t bytes)
 {
     struct iovec iov = {p->data, bytes};
 
     return p->b->ops->get(p->b, name, 0, &iov, 1, p->deadline_ns);
 }
 
-static void bad(probe_t *p, const char *cure, const char *what)
+static void probe_bad(probe_t *p, const char *cure, const char *what)
 {
     const char *url = p->d->subject;
     bool named = strncmp(what, url, strlen(url)) == 0;
@@ -144,15 +143,16 @@ static bool exclusive(probe_t *p)
         winner = racers[i].error == 0 ? racers[i].mark : winner;
     }
     if (off) {
-        bad(p, NULL, "cannot start a thread");
+        probe_bad(p, NULL, "cannot start a thread");
         return false;
     }
     snprintf(name, sizeof(name), "%sonce", p->area);
-    if (won == 1 && lost == RACERS - 1 && get(p, name, 64) == 0 &&
+    if (won == 1 && lost == RACERS - 1 && probe_get(p, name, 64) == 0 &&
         p->data[0] == winner && p->data[63] == winner) {
         return true;
     }
-    bad(p,
+    probe_bad(
+        p,
         "use storage that knows exclusive creation (link() or renameat2() "
         "on a mount, If-None-Match on S3)",
         "does not keep to \"only if there is none of that name\": nodes could "
@@ -167,20 +167,21 @@ static bool replaces(probe_t *p)
     uint64_t bytes = 0;
 
     memset(p->data, 1, SMALL);
-    int error = put(p, name, SMALL, 0);
+    int error = probe_put(p, name, SMALL, 0);
     memset(p->data, 2, 100);
     if (error == 0) {
-        error = put(p, name, 100, 0);
+        error = probe_put(p, name, 100, 0);
     }
     if (error == 0) {
         error = p->b->ops->size(p->b, name, &bytes, p->deadline_ns);
     }
     memset(p->data, 0, 100);
-    if (error == 0 && bytes == 100 && get(p, name, 100) == 0 &&
+    if (error == 0 && bytes == 100 && probe_get(p, name, 100) == 0 &&
         p->data[0] == 2 && p->data[99] == 2) {
         return true;
     }
-    bad(p, "mount it with stricter caching (NFS: actimeo=1, lookupcache=none)",
+    probe_bad(
+        p, "mount it with stricter caching (NFS: actimeo=1, lookupcache=none)",
         "an object that was replaced can still be seen");
     return false;
 }
@@ -196,20 +197,20 @@ static int found(void *arg, const char *name, uint64_t bytes)
 /* What was put is listed at once, and what was removed no more. */
 static bool lists(probe_t *p)
 {
-    uint64_t begin = now();
+    uint64_t begin = now_ns();
 
     name_of(p, "listed", 0);
-    if (put(p, p->name, SMALL, 0) != 0) {
-        bad(p, NULL, ldr_fail_text());
+    if (probe_put(p, p->name, SMALL, 0) != 0) {
+        probe_bad(p, NULL, ldr_fail_text());
         return false;
     }
-    begin = now();
+    begin = now_ns();
     int seen = p->b->ops->list(p->b, p->area, NULL, found, p, p->deadline_ns);
-    p->list_ns = now() - begin;
+    p->list_ns = now_ns() - begin;
     int removed = p->b->ops->remove(p->b, p->name, p->deadline_ns);
     int after = p->b->ops->list(p->b, p->area, NULL, found, p, p->deadline_ns);
     if (seen < 0 || removed < 0 || after < 0) {
-        bad(p, NULL, ldr_fail_text());
+        probe_bad(p, NULL, ldr_fail_text());
     } else if (seen != 1 || after != 0) {
         p->problems++;
         ldr_doctor_say(p->d, LDR_VERDICT_WARN,
@@ -264,7 +265,7 @@ static void skew(probe_t *p)
     long long off;
 
     name_of(p, "clock", 0);
-    if (put(p, p->name, 64, 0) != 0) {
+    if (probe_put(p, p->name, 64, 0) != 0) {
         return;
     }
     snprintf(path, sizeof(path), "%s/%s", mount_path(p), p->name);
@@ -288,7 +289,7 @@ static void locks(probe_t *p)
     char path[LDR_PATH_MAX];
 
     name_of(p, "lock", 0);
-    if (put(p, p->name, 64, 0) != 0) {
+    if (probe_put(p, p->name, 64, 0) != 0) {
         return;
     }
     snprintf(path, sizeof(path), "%s/%s", mount_path(p), p->name);
@@ -311,15 +312,15 @@ static int latency(probe_t *p)
     int error = 0;
 
     for (unsigned i = 0; i < TURNS && error == 0; i++) {
-        uint64_t begin = now();
+        uint64_t begin = now_ns();
 
-        error = put(p, name_of(p, "small", i), SMALL, LDR_OBJECT_NEW);
-        puts[i] = now() - begin;
-        begin = now();
+        error = probe_put(p, name_of(p, "small", i), SMALL, LDR_OBJECT_NEW);
+        puts[i] = now_ns() - begin;
+        begin = now_ns();
         if (error == 0) {
-            error = get(p, p->name, SMALL);
+            error = probe_get(p, p->name, SMALL);
         }
-        gets[i] = now() - begin;
+        gets[i] = now_ns() - begin;
     }
     if (error == 0) {
         qsort(puts, TURNS, sizeof(puts[0]), by_size);
@@ -341,18 +342,20 @@ static int bandwidth(probe_t *p)
     for (size_t i = 0; i < LARGE; i += 8) {
         ldr_put64(p->data + i, ldr_rand_next(&random));
     }
-    begin = now();
-    while (error == 0 && p->large < LARGE_MAX && now() - begin < PART_NS) {
-        error = put(p, name_of(p, "large", p->large), LARGE, LDR_OBJECT_NEW);
+    begin = now_ns();
+    while (error == 0 && p->large < LARGE_MAX && now_ns() - begin < PART_NS) {
+        error =
+            probe_put(p, name_of(p, "large", p->large), LARGE, LDR_OBJECT_NEW);
         p->large += error == 0;
     }
-    p->put_rate = p->large * LARGE * (uint64_t)1000000000 / (now() - begin + 1);
-    begin = now();
-    while (error == 0 && n < p->large && now() - begin < PART_NS) {
-        error = get(p, name_of(p, "large", n), LARGE);
+    p->put_rate =
+        p->large * LARGE * (uint64_t)1000000000 / (now_ns() - begin + 1);
+    begin = now_ns();
+    while (error == 0 && n < p->large && now_ns() - begin < PART_NS) {
+        error = probe_get(p, name_of(p, "large", n), LARGE);
         n += error == 0;
     }
-    p->get_rate = n * LARGE * (uint64_t)1000000000 / (now() - begin + 1);
+    p->get_rate = n * LARGE * (uint64_t)1000000000 / (now_ns() - begin + 1);
     return error;
 }
 
@@ -376,7 +379,7 @@ static void say_speed(probe_t *p)
 static void examine(probe_t *p)
 {
     if (latency(p) != 0) {
-        bad(p, NULL, ldr_fail_text()); /* it says what to do */
+        probe_bad(p, NULL, ldr_fail_text()); /* it says what to do */
         return;
     }
     if (!exclusive(p) || !replaces(p)) {
@@ -389,7 +392,7 @@ static void examine(probe_t *p)
         locks(p);
     }
     if (bandwidth(p) != 0) {
-        bad(p, NULL, ldr_fail_text());
+        probe_bad(p, NULL, ldr_fail_text());
         return;
     }
     say_speed(p);
@@ -400,13 +403,13 @@ static int remove_one(void *arg, const char *name, uint64_t bytes)
     probe_t *p = arg;
 
     (void)bytes;
-    p->b->ops->remove(p->b, name, now() + PART_NS);
+    p->b->ops->remove(p->b, name, now_ns() + PART_NS);
     return 0;
 }
 
 static void clean_up(probe_t *p)
 {
-    p->b->ops->list(p->b, p->area, NULL, remove_one, p, now() + PART_NS);
+    p->b->ops->list(p->b, p->area, NULL, remove_one, p, now_ns() + PART_NS);
     if (is_mount(p)) {
         char path[LDR_PATH_MAX];
 
@@ -420,10 +423,10 @@ static void clean_up(probe_t *p)
 void ldr_doctor_shared(const ldr_doctor_t *d)
 {
     const ldr_options_t *o = &d->config->options;
-    probe_t p = {.d = d, .deadline_ns = now() + CHECK_NS};
+    probe_t p = {.d = d, .deadline_ns = now_ns() + CHECK_NS};
     ldr_backend_params_t params = {.url = d->subject,
                                    .login = o->shared_login,
-                                   .lanes = RACERS,
+                                   .threads = RACERS,
                                    .clock = &ldr_clock_real};
 
     if (d->subject == NULL) {
@@ -436,15 +439,15 @@ void ldr_doctor_shared(const ldr_doctor_t *d)
     snprintf(p.area, sizeof(p.area), "probe/%016llx/",
              (unsigned long long)ldr_rand_entropy());
     if (p.data == NULL || ldr_backend_open(&params, &p.b) != LARDER_OK) {
-        bad(&p, NULL, p.data == NULL ? "out of memory" : ldr_fail_text());
+        probe_bad(&p, NULL, p.data == NULL ? "out of memory" : ldr_fail_text());
         ldr_free(p.data);
         return;
     }
     int error = p.b->ops->health(p.b, p.deadline_ns);
     if (error != 0 && !(error == -ENODEV && p.b->ops->makes_itself)) {
         /* The text has what is to be done for a new one. */
-        bad(&p, error == -ENODEV ? "mount it, if there is one" : "",
-            ldr_fail_text());
+        probe_bad(&p, error == -ENODEV ? "mount it, if there is one" : "",
+                  ldr_fail_text());
     } else {
         examine(&p);
         clean_up(&p);

@@ -1,6 +1,5 @@
 /* ls: what a running node has of one's tenant, asked page by page. */
 #include <inttypes.h>
-#include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -55,9 +54,9 @@ static void row_line(const ldr_list_row_t *r)
 }
 
 /* One page; somebody else may be listing. */
-static larder_status_t page(larder_t *lar, uint32_t *cursor_p,
-                            ldr_list_row_t rows[LDR_LIST_ROWS],
-                            uint32_t *count_p)
+static larder_status_t page_read(larder_t *lar, uint32_t *cursor_p,
+                                 ldr_list_row_t rows[LDR_LIST_ROWS],
+                                 uint32_t *count_p)
 {
     uint64_t until = ldr_now_ns(&ldr_clock_real) + BUSY_NS;
     const struct timespec pause = {.tv_nsec = 20000000};
@@ -71,7 +70,7 @@ static larder_status_t page(larder_t *lar, uint32_t *cursor_p,
     return st;
 }
 
-static int list(const ldr_args_t *args, larder_t *lar, const char *url)
+static int node_list(const ldr_args_t *args, larder_t *lar, const char *url)
 {
     static ldr_list_row_t rows[LDR_LIST_ROWS];
     bool json = ldr_args_has(args, LDR_FLAG_JSON);
@@ -80,7 +79,7 @@ static int list(const ldr_args_t *args, larder_t *lar, const char *url)
     char human[32];
 
     while (cursor != LDR_LIST_END) {
-        larder_status_t st = page(lar, &cursor, rows, &count);
+        larder_status_t st = page_read(lar, &cursor, rows, &count);
 
         if (st == LARDER_E_UNSUPPORTED) {
             return ldr_cli_fail(args,
@@ -122,7 +121,7 @@ int ldr_ls_node(const ldr_args_t *args, const char *url)
     }
     int code = ldr_cli_open(args, url, &lar);
     if (code == LDR_EXIT_OK) {
-        code = list(args, lar, url);
+        code = node_list(args, lar, url);
     }
     larder_close(&lar, 1000);
     return code;

@@ -12,8 +12,7 @@
 
 #define ASK_NS 1000000000u
 
-/* Who listens there; 0: nobody, or it cannot be seen. */
-static int listener_of(const char *path)
+int ldr_cli_listener(const char *path)
 {
     ldr_peer_t peer = {.pid_fd = -1};
     int fd = ldr_connect_unix(path, ldr_now_ns(&ldr_clock_real) + ASK_NS);
@@ -48,7 +47,7 @@ bool ldr_cli_owner(const char *dir, ldr_dir_owner_t *o)
     }
     /* Another user's: its descriptors are not shown, but it may answer. */
     ldr_socket_default(path);
-    if (listener_of(path) == o->pid) {
+    if (ldr_cli_listener(path) == o->pid) {
         snprintf(o->url, sizeof(o->url), "unix:%s", path);
     }
     return true;
@@ -102,7 +101,7 @@ int ldr_cli_no_dir(const ldr_args_t *args, const char *url)
     larder_t *lar = NULL;
     char dir[LDR_PATH_MAX] = "DIR", stop[128] = "stop it first";
     larder_open_params_t quiet = {.field_mask = LARDER_OPEN_LOG,
-                                  .log = ldr_cli_quiet};
+                                  .log = ldr_log_silent};
     larder_stats_t room = {.struct_bytes = sizeof(room)};
 
     if (strncmp(url, "unix:", 5) == 0) {
@@ -110,7 +109,7 @@ int ldr_cli_no_dir(const ldr_args_t *args, const char *url)
 
         snprintf(path, sizeof(path), "%.*s", (int)strcspn(url + 5, "?"),
                  url + 5);
-        int pid = listener_of(path);
+        int pid = ldr_cli_listener(path);
 
         if (pid != 0) {
             how_to_stop(pid, url, stop, sizeof(stop));

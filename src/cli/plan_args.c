@@ -67,9 +67,9 @@ static bool to_size(const char *text, ldr_plan_size_t *size)
 
 /* Calls take for each word of a list. False: one was refused, and is in word.
  */
-static bool each(const char *list, char *word, size_t size,
-                 bool (*take)(ldr_plan_args_t *p, const char *word),
-                 ldr_plan_args_t *p)
+static bool each_word(const char *list, char *word, size_t size,
+                      bool (*take)(ldr_plan_args_t *p, const char *word),
+                      ldr_plan_args_t *p)
 {
     while (*list != '\0') {
         size_t length = strcspn(list, ",");
@@ -240,7 +240,7 @@ static bool to_latency(const char *text, double *s_p)
 }
 
 /* The flag's value into its place. False: it is no value for it. */
-static bool take(given_t *g, const struct flag *f, const char *text)
+static bool take_flag(given_t *g, const struct flag *f, const char *text)
 {
     void *at = (char *)g + f->at;
 
@@ -256,11 +256,11 @@ static bool take(given_t *g, const struct flag *f, const char *text)
         return to_size(text, at);
     case SIZES:
         g->p.size_count = 0;
-        return each(text, g->bad, sizeof(g->bad), take_size, &g->p) &&
+        return each_word(text, g->bad, sizeof(g->bad), take_size, &g->p) &&
                g->p.size_count > 0;
     case SIMS:
         g->p.sim_count = 0;
-        return each(text, g->bad, sizeof(g->bad), take_sim, &g->p) &&
+        return each_word(text, g->bad, sizeof(g->bad), take_sim, &g->p) &&
                g->p.sim_count > 0;
     case ADMIT:
         *(bool *)at = strcmp(text, "second") == 0;
@@ -296,8 +296,8 @@ static void want_of(const struct flag *f, char *text, size_t size)
     }
 }
 
-static int refuse(const ldr_args_t *args, const struct flag *f,
-                  const char *value)
+static int refuse_value(const ldr_args_t *args, const struct flag *f,
+                        const char *value)
 {
     char want[80];
 
@@ -370,7 +370,7 @@ static void take_kept(ldr_measured_t *m)
     } else if (error != ENOENT) {
         fprintf(stderr,
                 "larder: plan: %s: %s; `larder doctor DIR` writes it "
-                "anew\n",
+                "again\n",
                 path, error == ENODATA ? "no disk in it" : strerror(error));
     }
 }
@@ -420,14 +420,14 @@ static void complete(ldr_plan_args_t *p, const given_t *g)
                : p->html != NULL ? CURVE_HTML
                                  : 0;
     if (p->size_count == 0) {
-        each("1%,5%,10%,25%,50%", word, sizeof(word), take_size, p);
+        each_word("1%,5%,10%,25%,50%", word, sizeof(word), take_size, p);
     }
     p->nodes = (uint32_t)g->nodes;
     p->run_blocks = g->node_run > 0 ? (uint32_t)g->node_run : 1;
     if (p->sim_count == 0) {
-        each(p->nodes > 1 ? "lru,default,optimal"
-                          : "lru,s3fifo,default,optimal",
-             word, sizeof(word), take_sim, p);
+        each_word(p->nodes > 1 ? "lru,default,optimal"
+                               : "lru,s3fifo,default,optimal",
+                  word, sizeof(word), take_sim, p);
     }
 }
 
@@ -462,8 +462,8 @@ int ldr_plan_parse(const ldr_args_t *args, int argc, char **argv,
             }
             return LDR_EXIT_OK;
         }
-        if (!take(&g, f, optarg)) {
-            return refuse(args, f, g.bad[0] != '\0' ? g.bad : optarg);
+        if (!take_flag(&g, f, optarg)) {
+            return refuse_value(args, f, g.bad[0] != '\0' ? g.bad : optarg);
         }
         g.bad[0] = '\0';
     }

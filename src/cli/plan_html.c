@@ -153,7 +153,7 @@ static ldr_series_t *series_new(ldr_series_t *s, const ldr_sim_ops_t *sim,
     return s;
 }
 
-static void add(ldr_series_t *s, double blocks, double value)
+static void point_add(ldr_series_t *s, double blocks, double value)
 {
     if (s->count < LDR_SERIES_POINTS) {
         s->blocks[s->count] = blocks;
@@ -172,7 +172,8 @@ static void lru_series(const ldr_plan_book_t *book, const ldr_axes_t *a,
         uint64_t on_tape = (uint64_t)(blocks * book->tape->sample);
         double hits = (double)ldr_curve_hits(&book->lru, on_tape);
 
-        add(s, blocks,
+        point_add(
+            s, blocks,
             rate(ldr_plan_hits(book->tape, hits), (double)book->tape->all));
     }
 }
@@ -203,7 +204,7 @@ static void hit_chart(FILE *f, const ldr_plan_book_t *book,
             const ldr_plan_result_t *r =
                 &book->points[i * book->point_count + j];
 
-            add(s, (double)r->what.blocks, rate(r->hits, r->references));
+            point_add(s, (double)r->what.blocks, rate(r->hits, r->references));
         }
         for (unsigned j = 0; j < s->count; j++) {
             a.value_max = fmax(a.value_max, s->values[j] * 1.05);
@@ -241,7 +242,7 @@ static void time_chart(FILE *f, const ldr_plan_book_t *book,
             const ldr_plan_result_t *r = &book->results[i * p->size_count + j];
             unsigned at = s->count;
 
-            add(s, (double)r->what.blocks, r->with.mean_s);
+            point_add(s, (double)r->what.blocks, r->with.mean_s);
             for (; at > 0 && s->blocks[at - 1] > s->blocks[at]; at--) {
                 double blocks = s->blocks[at], value = s->values[at];
 
@@ -254,13 +255,13 @@ static void time_chart(FILE *f, const ldr_plan_book_t *book,
     }
     ldr_series_t *none = &series[p->sim_count];
     *none = (ldr_series_t){.name = "no cache", .color = 5, .dashed = true};
-    add(none, a.blocks_min, book->results[0].without.mean_s);
-    add(none, a.blocks_max, book->results[0].without.mean_s);
+    point_add(none, a.blocks_min, book->results[0].without.mean_s);
+    point_add(none, a.blocks_max, book->results[0].without.mean_s);
     ldr_plan_chart(f, &a, series, p->sim_count + 1,
                    "Mean time to the first token, ms");
 }
 
-static void table(FILE *f, const ldr_plan_book_t *book)
+static void table_write(FILE *f, const ldr_plan_book_t *book)
 {
     bool ssd = book->results[0].what.ssd_blocks > 0;
     bool limited = ssd && ldr_plan_limited(book->args);
@@ -327,7 +328,7 @@ bool ldr_plan_html(const ldr_plan_book_t *book, const char *path)
     intro(f, book);
     hit_chart(f, book, series);
     time_chart(f, book, series);
-    table(f, book);
+    table_write(f, book);
     ldr_free(series);
     bool ok = ferror(f) == 0;
     return fclose(f) == 0 && ok;

@@ -1,7 +1,6 @@
 /* larder plan: its tables, for people and for scripts. */
 #include <stdio.h>
 
-#include "cli/cli.h"
 #include "cli/plan.h"
 
 const char *ldr_plan_bytes(double bytes, char *text, size_t size)

@@ -34,5 +34,5 @@ typedef struct ldr_top {
 /* The text of a node's metrics, from ldr_alloc. */
 larder_status_t ldr_top_fetch(larder_t *lar, char **text_p);
 
-/* Writes all lines anew. */
+/* Rewrites all lines. */
 void ldr_top_compose(const ldr_top_t *t, ldr_top_screen_t *s);

@@ -179,12 +179,11 @@ static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
 {
     double dram = RATE(loads_total, "tier", "dram");
     double ssd = RATE(loads_total, "tier", "ssd");
-    double shared = RATE(loads_total, "tier", "shared");
     double misses = RATE(misses_total, NULL);
     double found = RATE(asked_chunks_total, "outcome", "found");
     double asked = RATE(asked_chunks_total, NULL);
     double all = LEVEL(asked_chunks_total, NULL);
-    double hits = dram + ssd + shared, loads = hits + misses;
+    double hits = RATE(loads_total, NULL), loads = hits + misses;
 
     line(s, true, "hit rate %7s of %7s chunks/s asked for;  %7s since start",
          PERCENT(found, asked), COUNT(asked),

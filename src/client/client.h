@@ -32,7 +32,6 @@ typedef struct ldr_op_gpu {
     void *after;            /* a CUevent that comes first; NULL: none */
     const uint8_t *nowhere; /* get: buffers in this range are not written */
     size_t nowhere_bytes;
-    larder_layers_t *layers; /* get, by shared memory: layer by layer */
     /* get: makes an item's list of buffers, when it is its turn to be copied.
      * Until then one buffer of as many bytes stands for them. NULL: the lists
      * are there */
@@ -230,6 +229,9 @@ void ldr_ops_destroy(larder_t *lar);
 /* Sets the item's results to nothing, and checks what is given. */
 larder_status_t ldr_item_check(larder_op_t kind, uint32_t shards,
                                larder_item_t *item);
+/* The same of a request's. Those of a layout's moves (op->load is not NULL) may
+ * have more buffers than LARDER_IOV_MAX. */
+larder_status_t ldr_op_check(const ldr_op_t *op, larder_item_t *item);
 
 /* larder_run(), by buffers in a GPU's memory if gpu is not NULL: then only by
  * shared memory (gpu.c does it otherwise). load: NULL, or more of a get. */

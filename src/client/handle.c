@@ -209,8 +209,12 @@ larder_status_t larder_open(const char *url, const larder_open_params_t *params,
     if (options == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a handle");
     }
-    const ldr_net_env_t env = {log, &ldr_clock_real, &ldr_threads_real, NULL,
-                               ldr_rand_entropy()};
+    const ldr_net_env_t env = {
+        .log = log,
+        .clock = &ldr_clock_real,
+        .threads = &ldr_threads_real,
+        .seed = ldr_rand_entropy(),
+    };
     st = ldr_options_parse(url, options);
     if (st == LARDER_OK) {
         st = options->scheme == LDR_SCHEME_EMBED

@@ -18,7 +18,7 @@ void ldr_op_refuse(ldr_op_t *op, larder_status_t why)
     for (size_t i = 0; i < op->count; i++) {
         larder_item_t *item = &op->items[i];
 
-        item->status = ldr_item_check(op->kind, op->shards, item);
+        item->status = ldr_op_check(op, item);
         if (item->status == LARDER_OK) {
             ldr_item_refuse(op->kind, item, why);
         }

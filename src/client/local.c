@@ -25,7 +25,7 @@ static larder_status_t stopped(const ldr_op_t *op)
 
 static larder_status_t check_item(const ldr_op_t *op, larder_item_t *item)
 {
-    return ldr_item_check(op->kind, op->shards, item);
+    return ldr_op_check(op, item);
 }
 
 static void load_ready(ldr_load_t *load)
@@ -73,6 +73,7 @@ static uint64_t loads_begin(ldr_op_t *op)
             load->ready = load_ready;
             load->arg = op;
             load->asks = (op->flags & LDR_BATCH_AGAIN) == 0;
+            load->own = false;
             op->load_item[slot] = op->next;
             op->used_mask |= (uint64_t)1 << slot;
             if (!ldr_load_begin(op->lar->node, load)) {

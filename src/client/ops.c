@@ -42,12 +42,12 @@ static bool overlaps(const struct iovec *iov, uint32_t count)
     return false;
 }
 
-static larder_status_t check_buffers(const larder_item_t *item, bool written)
+static larder_status_t check_buffers(const larder_item_t *item, bool written,
+                                     uint32_t most)
 {
     size_t bytes = 0;
 
-    if (item->iov == NULL || item->iov_count == 0 ||
-        item->iov_count > LARDER_IOV_MAX) {
+    if (item->iov == NULL || item->iov_count == 0 || item->iov_count > most) {
         return ldr_fail(LARDER_E_INVALID, "an item has 1 to %u buffers",
                         LARDER_IOV_MAX);
     }
@@ -68,8 +68,8 @@ static larder_status_t check_buffers(const larder_item_t *item, bool written)
                : LARDER_OK;
 }
 
-larder_status_t ldr_item_check(larder_op_t kind, uint32_t shards,
-                               larder_item_t *item)
+static larder_status_t check_item(larder_op_t kind, uint32_t shards,
+                                  larder_item_t *item, uint32_t most)
 {
     item->cause = LARDER_CAUSE_NONE;
     item->length = 0;
@@ -80,9 +80,21 @@ larder_status_t ldr_item_check(larder_op_t kind, uint32_t shards,
                         item->group, item->shard, shards, item->depth);
     }
     if (kind == LARDER_OP_PUT || kind == LARDER_OP_GET) {
-        return check_buffers(item, kind == LARDER_OP_GET);
+        return check_buffers(item, kind == LARDER_OP_GET, most);
     }
     return LARDER_OK;
+}
+
+larder_status_t ldr_item_check(larder_op_t kind, uint32_t shards,
+                               larder_item_t *item)
+{
+    return check_item(kind, shards, item, LARDER_IOV_MAX);
+}
+
+larder_status_t ldr_op_check(const ldr_op_t *op, larder_item_t *item)
+{
+    return check_item(op->kind, op->shards, item,
+                      op->load != NULL ? UINT32_MAX : LARDER_IOV_MAX);
 }
 
 /* ---- lists of tickets ---- */
@@ -210,6 +222,7 @@ static larder_status_t op_prepare(ldr_op_t *op, larder_space_t *space,
     op->wake = NULL;
     op->again = false;
     op->gpu = NULL;
+    op->load = NULL;
     return LARDER_OK;
 }
 

@@ -14,7 +14,6 @@
 #include "client/prefix.h"
 #include "client/remote.h"
 #include "node/stage.h"
-#include "gpu/layers.h"
 
 uint32_t ldr_prefix_left_ms(const larder_t *lar, uint64_t deadline_ns)
 {
@@ -38,11 +37,17 @@ larder_status_t ldr_prefix_check(const larder_space_t *space,
     if (layout == NULL) {
         return ldr_fail(LARDER_E_INVALID, "layout is NULL");
     }
-    return layout->chunk_tokens == space->chunk_tokens
+    if (layout->chunk_tokens != space->chunk_tokens) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "a layout with chunks of %u tokens, a space of %u",
+                        layout->chunk_tokens, space->chunk_tokens);
+    }
+    return !layout->described || layout->slices == space->shards
                ? LARDER_OK
                : ldr_fail(LARDER_E_INVALID,
-                          "a layout with chunks of %u tokens, a space of %u",
-                          layout->chunk_tokens, space->chunk_tokens);
+                          "a layout with %u slices, a space with %u shards: "
+                          "open it with larder_layout_slices()",
+                          layout->slices, space->shards);
 }
 
 /* ---- matching and staging ---- */
@@ -159,32 +164,67 @@ void ldr_move_note(larder_move_t *m, larder_status_t st, larder_cause_t cause,
     }
 }
 
-larder_item_t ldr_move_item(const larder_move_t *m, uint32_t group,
-                            uint32_t chunk)
+larder_item_t ldr_move_item(const larder_layout_t *layout,
+                            const larder_move_t *m, ldr_shard_at_t at)
 {
-    const larder_key_t *key = &m->keys[chunk - m->first_key];
+    const larder_key_t *key = &m->keys[at.chunk - m->first_key];
 
     return (larder_item_t){
         .key = key,
-        .parent = chunk > m->first_key ? key - 1 : NULL,
-        .depth = chunk,
-        .group = (uint16_t)group,
-        .shard = m->shard,
+        .parent = at.chunk > m->first_key ? key - 1 : NULL,
+        .depth = at.chunk,
+        .group = (uint16_t)at.group,
+        .shard = (uint16_t)(m->shard + layout->slice[at.slice].number),
         .flags = m->flags & LARDER_PUT_PIN,
         .ttl_ms = m->ttl_ms,
     };
 }
 
+ldr_shard_at_t ldr_move_at(const larder_layout_t *layout,
+                           const larder_move_t *m, const larder_item_t *item)
+{
+    ldr_shard_at_t at = {item->group, item->depth,
+                         layout->group[item->group].slice};
+
+    while (m->shard + layout->slice[at.slice].number != item->shard) {
+        at.slice++;
+    }
+    return at;
+}
+
+/* The next slice from this one on that is saved, or the end. */
+static uint32_t next_whole(const larder_layout_t *layout, uint32_t group,
+                           uint32_t slice)
+{
+    uint32_t end = layout->group[group].slice_end;
+
+    while (slice < end && !layout->slice[slice].whole) {
+        slice++;
+    }
+    return slice;
+}
+
 bool ldr_saves_next(ldr_saves_t *s)
 {
     const larder_move_t *m = s->move;
-    uint32_t tokens = s->layout->chunk_tokens, end = m->end / tokens;
+    const larder_layout_t *layout = s->layout;
+    uint32_t tokens = layout->chunk_tokens, end = m->end / tokens;
+    ldr_shard_at_t *at = &s->at;
 
-    for (; s->group < s->layout->group_count; s->group++, s->begun = false) {
-        s->chunk = s->begun ? s->chunk + 1 : m->begin / tokens;
+    for (; at->group < layout->group_count; at->group++, s->begun = false) {
+        const ldr_group_t *g = &layout->group[at->group];
+
+        if (!s->begun) {
+            at->chunk = m->begin / tokens;
+            at->slice = g->slice;
+        } else {
+            at->slice++;
+        }
         s->begun = true;
-        for (; s->chunk < end; s->chunk++) {
-            if (m->writers <= 1 || s->chunk % m->writers == m->writer) {
+        for (; at->chunk < end; at->chunk++, at->slice = g->slice) {
+            at->slice = next_whole(layout, at->group, at->slice);
+            if (at->slice < g->slice_end &&
+                (m->writers <= 1 || at->chunk % m->writers == m->writer)) {
                 return true;
             }
         }
@@ -198,12 +238,24 @@ static larder_status_t save_all(ldr_batch_t *b)
     larder_status_t st = LARDER_OK;
 
     while (st == LARDER_OK && ldr_saves_next(&saves)) {
-        st = ldr_batch_add(b, saves.group, saves.chunk,
-                           (ldr_span_t){0, UINT32_MAX});
+        st = ldr_batch_add(b, saves.at, (ldr_span_t){0, UINT32_MAX});
         if (st == LARDER_MISS) {
             b->move->skipped++;
             st = LARDER_OK;
         }
+    }
+    return st;
+}
+
+/* The chunk's shards of which the rank holds something. */
+static larder_status_t load_chunk(ldr_batch_t *b, uint32_t group,
+                                  uint32_t chunk, ldr_span_t wanted)
+{
+    const ldr_group_t *g = &b->layout->group[group];
+    larder_status_t st = LARDER_OK;
+
+    for (uint32_t i = g->slice; i < g->slice_end && st == LARDER_OK; i++) {
+        st = ldr_batch_add(b, (ldr_shard_at_t){group, chunk, i}, wanted);
     }
     return st;
 }
@@ -221,7 +273,7 @@ static larder_status_t load_group(ldr_batch_t *b, uint32_t group)
 
         if (ldr_max64(blocks.first, wanted.first) <
             ldr_min64(blocks.end, wanted.end)) {
-            st = ldr_batch_add(b, group, i, wanted);
+            st = load_chunk(b, group, i, wanted);
         }
         if (st == LARDER_OK && m->failed > 0) {
             break; /* the rest is of no use */
@@ -253,14 +305,15 @@ static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
     }
     if (m->keys == NULL || m->tables == NULL || m->begin > m->end ||
         m->begin / layout->chunk_tokens < m->first_key ||
-        (m->writers > 0 && m->writer >= m->writers)) {
+        (m->writers > 0 && m->writer >= m->writers) ||
+        (layout->described && m->shard != 0)) {
         return ldr_fail(LARDER_E_INVALID,
-                        "keys, tables, begin and end, or writer");
+                        "keys, tables, begin and end, shard or writer");
     }
     for (uint32_t g = 0; g < layout->group_count; g++) {
         const ldr_group_t *group = &layout->group[g];
 
-        if (group->shard_pages == 0) {
+        if (group->slice == group->slice_end) {
             return ldr_fail(LARDER_E_INVALID, "group %u has no layers", g);
         }
         if (known && m->tables[g].ids == NULL && m->tables[g].count > 0) {
@@ -326,11 +379,11 @@ static bool has_token(const larder_space_t *space, const larder_move_t *m)
            memcmp(&m->token, &none, sizeof(none)) != 0;
 }
 
-/* layers, gated: see larder_prefix_load_layers() and _early(); or NULL. */
+/* gated: see larder_prefix_load_early(); or NULL. */
 static larder_status_t move_run(larder_space_t *space,
                                 const larder_layout_t *layout, larder_move_t *m,
                                 larder_op_t op, bool by_token,
-                                larder_layers_t *layers, const gated_t *gated,
+                                const gated_t *gated,
                                 larder_status_t (*gather)(ldr_batch_t *))
 {
     larder_status_t st = ldr_prefix_check(space, layout);
@@ -344,7 +397,6 @@ static larder_status_t move_run(larder_space_t *space,
                      .layout = layout,
                      .move = m,
                      .op = op,
-                     .layers = layers,
                      .deadline_ns = ldr_deadline(space->lar, m->timeout_ms)};
     if (gated != NULL) {
         b.gate = gated->gate;
@@ -369,24 +421,21 @@ larder_status_t larder_prefix_save(larder_space_t *space,
                                    const larder_layout_t *layout,
                                    larder_move_t *move)
 {
-    return move_run(space, layout, move, LARDER_OP_PUT, false, NULL, NULL,
-                    save_all);
+    return move_run(space, layout, move, LARDER_OP_PUT, false, NULL, save_all);
 }
 
 /* By its token, if it has one. A lease that is over, or a daemon that is
  * another one by now, makes it a miss: then by its keys. */
 static larder_status_t load_run(larder_space_t *space,
                                 const larder_layout_t *layout, larder_move_t *m,
-                                larder_layers_t *layers, const gated_t *gated)
+                                const gated_t *gated)
 {
-    larder_status_t st = move_run(space, layout, m, LARDER_OP_GET, true, layers,
-                                  gated, load_all);
+    larder_status_t st =
+        move_run(space, layout, m, LARDER_OP_GET, true, gated, load_all);
 
     if (st == LARDER_OK && m->failed > 0 && m->item == LARDER_MISS &&
-        m->cause == LARDER_CAUSE_ABSENT && layers == NULL &&
-        has_token(space, m)) {
-        st = move_run(space, layout, m, LARDER_OP_GET, false, layers, gated,
-                      load_all);
+        m->cause == LARDER_CAUSE_ABSENT && has_token(space, m)) {
+        st = move_run(space, layout, m, LARDER_OP_GET, false, gated, load_all);
     }
     return st == LARDER_OK && m->failed > 0 ? m->item : st;
 }
@@ -395,22 +444,7 @@ larder_status_t larder_prefix_load(larder_space_t *space,
                                    const larder_layout_t *layout,
                                    larder_move_t *move)
 {
-    return load_run(space, layout, move, NULL, NULL);
-}
-
-larder_status_t larder_prefix_load_layers(larder_space_t *space,
-                                          const larder_layout_t *layout,
-                                          larder_move_t *move,
-                                          larder_layers_t *layers)
-{
-    larder_status_t st = layers != NULL
-                             ? load_run(space, layout, move, layers, NULL)
-                             : ldr_fail(LARDER_E_INVALID, "layers is NULL");
-
-    if (layers != NULL) {
-        larder_layers_end(layers, st);
-    }
-    return st;
+    return load_run(space, layout, move, NULL);
 }
 
 /* ---- gates ---- */
@@ -484,7 +518,7 @@ larder_status_t larder_prefix_load_early(larder_space_t *space,
         st = ldr_gate_pass(gate, gated.until_ns);
     }
     if (st == LARDER_OK) {
-        st = load_run(space, layout, move, NULL, gpu ? &gated : NULL);
+        st = load_run(space, layout, move, gpu ? &gated : NULL);
     }
     larder_gate_close(gate); /* where it failed before anybody asked */
     return st;

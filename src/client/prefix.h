@@ -27,17 +27,21 @@ void ldr_move_clear(larder_move_t *m);
 /* Adds what became of one shard. */
 void ldr_move_note(larder_move_t *m, larder_status_t st, larder_cause_t cause,
                    size_t bytes);
-/* The name of a chunk's shard, and how it is to be kept; no buffers. */
-larder_item_t ldr_move_item(const larder_move_t *m, uint32_t group,
-                            uint32_t chunk);
+/* The name of a shard, and how it is to be kept; no buffers. */
+larder_item_t ldr_move_item(const larder_layout_t *layout,
+                            const larder_move_t *m, ldr_shard_at_t at);
+/* Which shard has that name. */
+ldr_shard_at_t ldr_move_at(const larder_layout_t *layout,
+                           const larder_move_t *m, const larder_item_t *item);
 
 /* The shards that a save has, one after the other: group by group, in each by
- * chunk. Begins with layout and move set and the rest zero. */
+ * chunk, and of that the slices that the rank holds whole. Begins with layout
+ * and move set and the rest zero. */
 typedef struct ldr_saves {
     const larder_layout_t *layout;
     const larder_move_t *move;
-    uint32_t group, chunk;
-    bool begun;
+    ldr_shard_at_t at;
+    bool begun; /* `at` is of the group's chunks */
 } ldr_saves_t;
 
 /* False: there are no more. */
@@ -57,7 +61,6 @@ typedef struct ldr_batch {
     size_t scratch_bytes;
     bool scratch_used;
     bool late;                   /* save: its deadline has passed */
-    larder_layers_t *layers;     /* load: layer by layer, if it is one batch */
     bool later;                  /* load: segments are listed while it copies */
     const larder_token_t *token; /* load: of what is staged, or NULL */
     /* load to a GPU: the tables are there when this is open; NULL: they are */
@@ -69,15 +72,15 @@ typedef struct ldr_batch {
  * because the time has come. */
 larder_status_t ldr_gate_pass(uint32_t *gate, uint64_t until_ns);
 
-/* Begins with space, layout, move, op and deadline_ns set, with gate and layers
- * where there are any, and the rest zero:
- * room for as much as there is to move, or for a good part of it. */
+/* Begins with space, layout, move, op and deadline_ns set, with gate
+ * where there is one, and the rest zero: room for as much as there is to move,
+ * or for a good part of it. */
 larder_status_t ldr_batch_begin(ldr_batch_t *b);
 /* Load: the blocks of a group that are written. */
 ldr_span_t ldr_batch_written(const ldr_batch_t *b, uint32_t group);
 /* Adds one shard. MISS: it cannot be saved, since blocks are not there. One of
  * a save that is late is noted as such at once. */
-larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
+larder_status_t ldr_batch_add(ldr_batch_t *b, ldr_shard_at_t at,
                               ldr_span_t wanted);
 /* Carries out what was added, and notes in move what came of it. */
 larder_status_t ldr_batch_flush(ldr_batch_t *b);

@@ -8,36 +8,30 @@
 #define BATCH_SEGMENTS 32768u /* at least LARDER_IOV_MAX */
 /* Of a GPU's: the link is idle between batches, so there are few. */
 #define GPU_SEGMENTS 262144u
-#define LAYER_SEGMENTS 1048576u /* a load layer by layer is one batch */
 
 larder_status_t ldr_batch_begin(ldr_batch_t *b)
 {
     const larder_move_t *m = b->move;
     uint32_t tokens = b->layout->chunk_tokens;
     uint64_t chunks = ldr_div_up(m->end, tokens) - m->begin / tokens;
-    uint64_t items = chunks * b->layout->group_count;
-    uint64_t pages = 1;
+    uint64_t items = 0, pages = 1;
 
     for (uint32_t g = 0; g < b->layout->group_count; g++) {
         const ldr_group_t *group = &b->layout->group[g];
 
-        pages = ldr_max64(pages, group->shard_pages);
-        b->scratch_bytes = ldr_max64(b->scratch_bytes, group->shard_bytes);
+        items += chunks * (group->slice_end - group->slice);
+        pages = ldr_max64(pages, group->pieces_max);
+        b->scratch_bytes = ldr_max64(b->scratch_bytes, group->bytes_max);
     }
     b->item_max = (uint32_t)ldr_min64(ldr_max64(items, 1), BATCH_ITEMS);
-    uint64_t most = b->layers != NULL        ? LAYER_SEGMENTS
-                    : b->layout->gpu != NULL ? GPU_SEGMENTS
-                                             : BATCH_SEGMENTS;
-    b->iov_max = (uint32_t)ldr_min64(b->item_max * pages, most);
-    if (items > b->item_max || items * pages > b->iov_max) {
-        b->layers = NULL;
-    }
+    uint64_t most = b->layout->gpu != NULL ? GPU_SEGMENTS : BATCH_SEGMENTS;
+    b->iov_max =
+        (uint32_t)ldr_min64(b->item_max * pages, ldr_max64(most, pages));
     bool staged = b->token != NULL && b->layout->gpu == NULL;
     if (staged) { /* one list, of the shard that is being copied */
         b->iov_max = (uint32_t)(b->item_max + pages);
     }
-    b->later = (b->layout->gpu != NULL || staged) && b->op == LARDER_OP_GET &&
-               b->layers == NULL;
+    b->later = (b->layout->gpu != NULL || staged) && b->op == LARDER_OP_GET;
     if (b->op == LARDER_OP_GET) { /* seldom written: zeroing it would cost */
         b->scratch = ldr_reserve(b->scratch_bytes);
     }
@@ -71,7 +65,8 @@ void ldr_batch_end(ldr_batch_t *b)
 
 static void note(const ldr_batch_t *b, const larder_item_t *item)
 {
-    size_t bytes = b->layout->group[item->group].shard_bytes;
+    ldr_shard_at_t at = ldr_move_at(b->layout, b->move, item);
+    size_t bytes = b->layout->slice[at.slice].bytes;
     larder_status_t st = item->status;
 
     if (st == LARDER_OK && b->op == LARDER_OP_GET && item->length != bytes) {
@@ -94,11 +89,12 @@ ldr_span_t ldr_batch_written(const ldr_batch_t *b, uint32_t group)
 static larder_status_t list_later(void *arg, larder_item_t *item)
 {
     ldr_batch_t *b = arg;
-    ptrdiff_t at = b->layout->gpu != NULL ? item->iov - b->iov : b->item_max;
-    ldr_segments_t segments = {
-        .iov = b->iov + at, .max = b->layout->group[item->group].shard_pages};
+    ptrdiff_t room = b->layout->gpu != NULL ? item->iov - b->iov : b->item_max;
+    ldr_shard_at_t at = ldr_move_at(b->layout, b->move, item);
+    ldr_segments_t segments = {.iov = b->iov + room,
+                               .max = b->layout->slice[at.slice].pieces};
     larder_status_t st = ldr_layout_segments(
-        b->layout, item->group, item->depth, &b->move->tables[item->group],
+        b->layout, at, &b->move->tables[item->group],
         ldr_batch_written(b, item->group), b->scratch, &segments);
 
     item->iov = segments.iov;
@@ -157,7 +153,6 @@ larder_status_t ldr_batch_flush(ldr_batch_t *b)
                             .after = b->gate == NULL ? b->move->after : NULL,
                             .nowhere = b->scratch,
                             .nowhere_bytes = b->scratch_bytes,
-                            .layers = b->layers,
                             .list = b->later ? list_later : NULL,
                             .ready = b->gate != NULL ? await_tables : NULL,
                             .arg = b};
@@ -192,33 +187,33 @@ static bool in_scratch(const ldr_batch_t *b, const ldr_segments_t *segments)
 
 /* A GPU's lists are long: while they were made the link would be idle. What
  * the tables lack is found before anything is copied all the same. */
-static larder_status_t add_later(ldr_batch_t *b, uint32_t group, uint32_t chunk,
+static larder_status_t add_later(ldr_batch_t *b, ldr_shard_at_t at,
                                  ldr_span_t wanted)
 {
+    const ldr_layout_slice_t *slice = &b->layout->slice[at.slice];
     struct iovec *room = b->iov + b->iov_count;
     larder_status_t st =
         b->gate != NULL ? LARDER_OK /* see await_tables() */
-                        : ldr_layout_places(b->layout, group, chunk,
-                                            &b->move->tables[group], wanted);
+                        : ldr_layout_places(b->layout, at.group, at.chunk,
+                                            &b->move->tables[at.group], wanted);
 
     if (st != LARDER_OK) {
         return st;
     }
     larder_item_t *item = &b->items[b->item_count++];
-    *item = ldr_move_item(b->move, group, chunk);
-    *room = (struct iovec){b->scratch, b->layout->group[group].shard_bytes};
+    *item = ldr_move_item(b->layout, b->move, at);
+    *room = (struct iovec){b->scratch, slice->bytes};
     item->iov = room;
     item->iov_count = 1;
-    b->iov_count +=
-        b->layout->gpu != NULL ? b->layout->group[group].shard_pages : 1;
+    b->iov_count += b->layout->gpu != NULL ? slice->pieces : 1;
     return LARDER_OK;
 }
 
-larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
+larder_status_t ldr_batch_add(ldr_batch_t *b, ldr_shard_at_t at,
                               ldr_span_t wanted)
 {
     const larder_move_t *m = b->move;
-    uint32_t pages = b->layout->group[group].shard_pages;
+    uint32_t pages = b->layout->slice[at.slice].pieces;
     larder_status_t st = LARDER_OK;
 
     if (b->item_count == b->item_max || b->iov_count + pages > b->iov_max) {
@@ -229,15 +224,15 @@ larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
         return LARDER_OK;
     }
     if (st == LARDER_OK && b->later) {
-        return add_later(b, group, chunk, wanted);
+        return add_later(b, at, wanted);
     }
     for (bool again = true; again && st == LARDER_OK;) {
         ldr_segments_t segments = {.iov = b->iov + b->iov_count,
                                    .max = b->iov_max - b->iov_count};
 
         again = false;
-        st = ldr_layout_segments(b->layout, group, chunk, &m->tables[group],
-                                 wanted, b->scratch, &segments);
+        st = ldr_layout_segments(b->layout, at, &m->tables[at.group], wanted,
+                                 b->scratch, &segments);
         if (st != LARDER_OK) {
             return st;
         }
@@ -250,7 +245,7 @@ larder_status_t ldr_batch_add(ldr_batch_t *b, uint32_t group, uint32_t chunk,
         }
         b->scratch_used = b->scratch_used || scratch;
         larder_item_t *item = &b->items[b->item_count++];
-        *item = ldr_move_item(m, group, chunk);
+        *item = ldr_move_item(b->layout, m, at);
         item->iov = segments.iov;
         item->iov_count = segments.count;
         b->iov_count += segments.count;

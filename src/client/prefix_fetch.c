@@ -260,20 +260,20 @@ static larder_status_t place_gpu(place_t *p, struct iovec from)
 }
 
 /* One shard; write: not only checked. */
-static larder_status_t place_one(place_t *p, uint32_t group, uint32_t chunk,
+static larder_status_t place_one(place_t *p, ldr_shard_at_t at,
                                  ldr_span_t wanted, uint64_t slot, bool write)
 {
-    const ldr_group_t *g = &p->layout->group[group];
+    const ldr_layout_slice_t *slice = &p->layout->slice[at.slice];
     slot_t s = slot_at(p, slot);
 
-    if (s.bytes != g->shard_bytes) {
-        return ldr_fail(LARDER_E_CORRUPT,
-                        "chunk %u of group %u has %llu bytes, not %zu", chunk,
-                        group, (unsigned long long)s.bytes, g->shard_bytes);
+    if (s.bytes != slice->bytes) {
+        return ldr_fail(
+            LARDER_E_CORRUPT, "chunk %u of group %u has %llu bytes, not %zu",
+            at.chunk, at.group, (unsigned long long)s.bytes, slice->bytes);
     }
     larder_status_t st =
-        ldr_layout_segments(p->layout, group, chunk, &p->move->tables[group],
-                            wanted, p->scratch, &p->segments);
+        ldr_layout_segments(p->layout, at, &p->move->tables[at.group], wanted,
+                            p->scratch, &p->segments);
     const uint8_t *from = p->memory + s.offset;
     if (st == LARDER_OK && write && p->layout->gpu != NULL) {
         st = place_gpu(p, (struct iovec){(void *)(uintptr_t)from, s.bytes});
@@ -287,6 +287,20 @@ static larder_status_t place_one(place_t *p, uint32_t group, uint32_t chunk,
     if (st == LARDER_OK && write) {
         p->move->shards++;
         p->move->bytes += s.bytes;
+    }
+    return st;
+}
+
+/* Its shards; slot: the first of all that the chunk has. */
+static larder_status_t place_chunk(place_t *p, uint32_t group, uint32_t chunk,
+                                   ldr_span_t wanted, uint64_t slot, bool write)
+{
+    const ldr_group_t *g = &p->layout->group[group];
+    larder_status_t st = LARDER_OK;
+
+    for (uint32_t i = g->slice; i < g->slice_end && st == LARDER_OK; i++) {
+        st = place_one(p, (ldr_shard_at_t){group, chunk, i}, wanted,
+                       slot + p->layout->slice[i].number, write);
     }
     return st;
 }
@@ -308,7 +322,7 @@ static larder_status_t place_all(place_t *p, bool write)
 
             if (ldr_max64(blocks.first, wanted.first) <
                 ldr_min64(blocks.end, wanted.end)) {
-                st = place_one(p, g, i, wanted, slot, write);
+                st = place_chunk(p, g, i, wanted, slot, write);
             }
             slot += p->head.shards;
         }
@@ -333,6 +347,8 @@ static larder_status_t check_memory(const place_t *p)
     uint64_t count = 0, at = 0;
     bool good = h->magic == MAGIC && h->groups == p->layout->group_count &&
                 h->shards <= LARDER_SHARDS_MAX && p->move->shard < h->shards &&
+                (!p->layout->described ||
+                 (h->shards == p->layout->slices && p->move->shard == 0)) &&
                 h->bytes <= p->size &&
                 p->move->end == (uint64_t)h->chunks * p->layout->chunk_tokens &&
                 is_prefix(h, p->move);
@@ -362,7 +378,8 @@ static larder_status_t check_place(const larder_layout_t *layout,
     for (uint32_t g = 0; g < layout->group_count; g++) {
         const ldr_group_t *group = &layout->group[g];
 
-        if (group->shard_pages == 0 || m->begin % group->block_tokens != 0) {
+        if (group->slice == group->slice_end ||
+            m->begin % group->block_tokens != 0) {
             return ldr_fail(LARDER_E_INVALID,
                             "group %u has no layers, or blocks of %u", g,
                             group->block_tokens);
@@ -400,13 +417,15 @@ larder_status_t larder_prefix_place(const larder_layout_t *layout,
     if (st != LARDER_OK) {
         return st;
     }
+    p.segments.max = 1;
     for (uint32_t g = 0; g < layout->group_count; g++) {
-        scratch = ldr_max64(scratch, layout->group[g].shard_bytes);
+        scratch = ldr_max64(scratch, layout->group[g].bytes_max);
+        p.segments.max =
+            (uint32_t)ldr_max64(p.segments.max, layout->group[g].pieces_max);
     }
     p.scratch_bytes = scratch;
     p.scratch = ldr_reserve(scratch);
-    p.segments.max = LARDER_IOV_MAX;
-    p.segments.iov = ldr_alloc(LARDER_IOV_MAX * sizeof(*p.segments.iov));
+    p.segments.iov = ldr_alloc(p.segments.max * sizeof(*p.segments.iov));
     move->shards = move->present = move->skipped = move->failed = 0;
     move->bytes = 0;
     move->item = LARDER_OK;

@@ -18,6 +18,7 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "base/fault.h"
+#include "base/gather.h"
 #include "base/mem.h"
 #include "client/prefix.h"
 
@@ -30,8 +31,7 @@
 #define SHARE_MIN ((size_t)1 << 20)
 
 typedef struct part {
-    uint32_t chunk;
-    uint16_t group;
+    ldr_shard_at_t at;
     larder_status_t status;
 } part_t;
 
@@ -52,6 +52,11 @@ struct larder_rooms {
     lane_t lanes[LANES_MAX];
     struct iovec *lists; /* of all lanes */
 };
+
+static size_t part_bytes(const larder_rooms_t *r, const part_t *p)
+{
+    return r->layout->slice[p->at.slice].bytes;
+}
 
 /* Frees it; its leases are gone or nobody's. */
 static void rooms_free(larder_rooms_t *r)
@@ -81,21 +86,22 @@ static larder_rooms_t *rooms_new(larder_space_t *space,
                                  const larder_move_t *m)
 {
     larder_rooms_t *r = ldr_alloc(sizeof(*r));
-    size_t parts = m->end / layout->chunk_tokens;
+    size_t chunks = m->end / layout->chunk_tokens, parts = 0;
     size_t bytes = 0;
 
     if (r == NULL) {
         return NULL;
     }
-    parts -= ldr_min64(parts, m->begin / layout->chunk_tokens);
-    parts = ldr_max64(parts, 1) * layout->group_count;
+    chunks -= ldr_min64(chunks, m->begin / layout->chunk_tokens);
     r->space = space;
     r->layout = layout;
     for (uint32_t g = 0; g < layout->group_count; g++) {
         r->from_max =
-            (uint32_t)ldr_max64(r->from_max, layout->group[g].shard_pages);
-        bytes = ldr_max64(bytes, layout->group[g].shard_bytes);
+            (uint32_t)ldr_max64(r->from_max, layout->group[g].pieces_max);
+        bytes = ldr_max64(bytes, layout->group[g].bytes_max);
+        parts += chunks * layout->group[g].whole_count;
     }
+    parts = ldr_max64(parts, 1);
     r->to_max = (uint32_t)(bytes / SEGMENT_MIN) + 1;
     r->parts = ldr_alloc(parts * sizeof(*r->parts));
     r->leases = ldr_alloc(ldr_div_up(parts, BATCH) * sizeof(larder_lease_t *));
@@ -129,9 +135,9 @@ static larder_status_t list(larder_rooms_t *r, const larder_move_t *m)
 
     while (ldr_saves_next(&saves)) {
         ldr_segments_t segments = {.iov = r->lanes[0].from, .max = r->from_max};
-        larder_status_t st = ldr_layout_segments(
-            r->layout, saves.group, saves.chunk, &m->tables[saves.group],
-            (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
+        larder_status_t st =
+            ldr_layout_segments(r->layout, saves.at, &m->tables[saves.at.group],
+                                (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
 
         if (st == LARDER_MISS) {
             r->skipped++;
@@ -139,8 +145,7 @@ static larder_status_t list(larder_rooms_t *r, const larder_move_t *m)
             return st;
         } else {
             r->parts[r->count++] = (part_t){
-                .chunk = saves.chunk,
-                .group = (uint16_t)saves.group,
+                .at = saves.at,
                 .status = LARDER_E_DEADLINE,
             };
         }
@@ -158,8 +163,8 @@ static larder_status_t reserve(larder_rooms_t *r, const larder_move_t *m,
     part_t *parts = &r->parts[first];
 
     for (uint32_t i = 0; i < count; i++) {
-        items[i] = ldr_move_item(m, parts[i].group, parts[i].chunk);
-        lengths[i] = r->layout->group[parts[i].group].shard_bytes;
+        items[i] = ldr_move_item(r->layout, m, parts[i].at);
+        lengths[i] = part_bytes(r, &parts[i]);
     }
     larder_status_t st =
         larder_reserve(r->space, items, lengths, count,
@@ -235,8 +240,7 @@ larder_status_t larder_prefix_reserve(larder_space_t *space,
     for (uint32_t i = 0; i < r->count; i++) {
         const part_t *p = &r->parts[i];
 
-        ldr_move_note(move, p->status, LARDER_CAUSE_NONE,
-                      layout->group[p->group].shard_bytes);
+        ldr_move_note(move, p->status, LARDER_CAUSE_NONE, part_bytes(r, p));
     }
     *rooms_p = r;
     return LARDER_OK;
@@ -250,38 +254,25 @@ static larder_status_t copy(const larder_t *lar, const lane_t *lane,
                             uint32_t from_count, uint32_t to_count,
                             uint64_t deadline_ns, uint32_t *crc_p)
 {
-    const struct iovec *from = lane->from, *end = lane->from + from_count;
-    size_t used = 0, looked = RUN_MAX; /* of *from; since a look at the clock */
+    ldr_list_t from = ldr_list(lane->from, from_count);
+    size_t looked = RUN_MAX; /* bytes since a look at the clock */
     uint32_t crc = 0;
 
     for (uint32_t i = 0; i < to_count; i++) {
         uint8_t *to = lane->to[i].iov_base;
 
         for (size_t at = 0; at < lane->to[i].iov_len;) {
-            size_t take =
-                ldr_min64(lane->to[i].iov_len - at, from->iov_len - used);
+            size_t take = ldr_min64(lane->to[i].iov_len - at, RUN_MAX);
 
-            take = ldr_min64(take, RUN_MAX);
             if (looked >= RUN_MAX) {
                 if (ldr_now_ns(lar->clock) >= deadline_ns) {
                     return LARDER_E_DEADLINE;
                 }
                 looked = 0;
             }
-            bool last = used + take == from->iov_len && from + 1 < end;
-            if (used == 0 && from + 1 < end) {
-                ldr_copy_soon(from[1].iov_base, from[1].iov_len);
-            }
-            crc = ldr_copy_piece(crc, to + at,
-                                 (const uint8_t *)from->iov_base + used, take,
-                                 last ? from[1].iov_base : NULL);
+            crc = ldr_gather(crc, to + at, &from, take);
             at += take;
-            used += take;
             looked += take;
-            if (used == from->iov_len) {
-                from++;
-                used = 0;
-            }
         }
         if (LDR_FAULT(crc_in)) {
             to[0] ^= 1;
@@ -316,9 +307,9 @@ static larder_status_t fill_one(const filling_t *f, const lane_t *lane,
     const part_t *p = &f->parts[i];
     ldr_segments_t segments = {.iov = lane->from, .max = r->from_max};
     uint32_t count = 0;
-    larder_status_t st = ldr_layout_segments(
-        r->layout, p->group, p->chunk, &f->move->tables[p->group],
-        (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
+    larder_status_t st =
+        ldr_layout_segments(r->layout, p->at, &f->move->tables[p->at.group],
+                            (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
 
     if (st != LARDER_OK) {
         return st;
@@ -340,7 +331,7 @@ static bool within(const larder_rooms_t *r, const larder_move_t *m,
 {
     uint32_t tokens = r->layout->chunk_tokens;
 
-    return p->chunk >= m->begin / tokens && p->chunk < m->end / tokens;
+    return p->at.chunk >= m->begin / tokens && p->at.chunk < m->end / tokens;
 }
 
 /* One thread's part: whatever is left, shard by shard. */
@@ -370,7 +361,7 @@ static bool shared(const filling_t *f)
 
     for (uint32_t i = 0; i < f->count && bytes < SHARE_MIN; i++) {
         bytes += f->parts[i].status == LARDER_OK
-                     ? f->rooms->layout->group[f->parts[i].group].shard_bytes
+                     ? part_bytes(f->rooms, &f->parts[i])
                      : 0;
     }
     return bytes >= SHARE_MIN;
@@ -428,8 +419,7 @@ static larder_status_t put_rest(larder_rooms_t *r, larder_move_t *m,
 
         if ((p->status == LARDER_E_FULL || p->status == LARDER_E_LIMIT) &&
             within(r, m, p)) {
-            st = ldr_batch_add(&b, p->group, p->chunk,
-                               (ldr_span_t){0, UINT32_MAX});
+            st = ldr_batch_add(&b, p->at, (ldr_span_t){0, UINT32_MAX});
             if (st == LARDER_MISS) {
                 m->skipped++;
                 st = LARDER_OK;
@@ -465,8 +455,7 @@ static larder_status_t fill_all(larder_rooms_t *r, larder_move_t *m,
         } else if (p->status == LARDER_E_FULL || p->status == LARDER_E_LIMIT) {
             rest = true;
         } else {
-            ldr_move_note(m, p->status, LARDER_CAUSE_NONE,
-                          r->layout->group[p->group].shard_bytes);
+            ldr_move_note(m, p->status, LARDER_CAUSE_NONE, part_bytes(r, p));
         }
     }
     return rest ? put_rest(r, m, deadline_ns) : LARDER_OK;

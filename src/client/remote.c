@@ -2,6 +2,7 @@
  * The backend on a daemon: what does not depend on how its bytes travel.
  */
 #include "client/remote.h"
+#include "client/transfer.h"
 
 #include <string.h>
 
@@ -15,6 +16,7 @@
 /* EXISTS and REMOVE: all good items in one request. */
 static void run_names(ldr_op_t *op, uint16_t opcode)
 {
+    const larder_item_t *good[LARDER_BATCH_MAX];
     ldr_talk_t v;
     ldr_stop_t stop = ldr_op_stop(op);
     ldr_results_t results;
@@ -26,42 +28,23 @@ static void run_names(ldr_op_t *op, uint16_t opcode)
         ldr_op_refuse(op, st);
         return;
     }
-    uint8_t *at = ldr_body(v.call.buffer);
     for (size_t i = 0; i < op->count; i++) {
         larder_item_t *item = &op->items[i];
 
-        item->status = ldr_item_check(op->kind, op->shards, item);
+        item->status = ldr_op_check(op, item);
         if (item->status == LARDER_OK) {
-            item->status = LARDER_PENDING;
-            ldr_row_name(at + LDR_BATCH_HEAD_BYTES +
-                             (size_t)count++ * LDR_NAME_BYTES,
-                         item, 0);
+            good[count++] = item;
         }
     }
     if (count > 0) {
-        ldr_batch_msg_t batch = {.space = v.space,
-                                 .count = count,
-                                 .flags = op->flags & LDR_BATCH_AGAIN};
-
-        ldr_put_batch(at, &batch);
-        st = ldr_talk_call(
-            &v, opcode, LDR_BATCH_HEAD_BYTES + (size_t)count * LDR_NAME_BYTES);
-        if (st == LARDER_OK &&
-            (!ldr_get_results(at, v.call.reply.body, &results) ||
-             results.count != count)) {
-            st = LARDER_E_OFFLINE;
-        }
+        st = ldr_ask_names(&v, opcode, op->flags & LDR_BATCH_AGAIN, good, count,
+                           &results);
     }
-    count = 0;
-    for (size_t i = 0; i < op->count; i++) {
-        larder_item_t *item = &op->items[i];
+    for (uint32_t i = 0; i < count; i++) {
+        larder_item_t *item = &op->items[good[i] - op->items];
 
-        if (item->status != LARDER_PENDING) {
-            continue;
-        }
         if (st == LARDER_OK &&
-            ldr_get_result(results.rows + (size_t)count++ * LDR_RESULT_BYTES,
-                           &row)) {
+            ldr_get_result(results.rows + (size_t)i * LDR_RESULT_BYTES, &row)) {
             item->status = row.status;
             item->cause = row.cause;
             item->length = row.length;
@@ -84,10 +67,10 @@ static bool remote_step(ldr_op_t *op)
     }
     switch (op->kind) {
     case LARDER_OP_PUT:
-        op->lar->data_path->put(op);
+        ldr_remote_put(op);
         break;
     case LARDER_OP_GET:
-        op->lar->data_path->get(op);
+        ldr_remote_get(op);
         break;
     case LARDER_OP_EXISTS:
         run_names(op, LDR_OP_EXISTS);
@@ -122,8 +105,13 @@ static larder_status_t call_number(ldr_remote_t *r,
     uint8_t *at = ldr_body(v.call.buffer);
     st = ldr_talk_call(&v, opcode,
                        ldr_put_number(at, space != NULL ? v.space : number));
+    larder_status_t said =
+        st == LARDER_OK ? ldr_frame_status(&v.call.reply) : st;
+    if (said == LARDER_PARTIAL) { /* the text names the members */
+        ldr_reply_failed(&v.call.reply, at);
+    }
     ldr_talk_end(&v, st);
-    return st;
+    return said;
 }
 
 static larder_status_t remote_space_open(larder_t *lar, larder_space_t *space,

@@ -1,16 +1,59 @@
 /*
- * The backend on a daemon, on sessions of net/session.h. A data path (shm.c,
- * tcp_ops.c) moves payload.
+ * The backend on a daemon, on sessions of net/session.h. Shards are moved by
+ * transfers (transfer.h), over the row of their transport (shm_path.c,
+ * tcp_path.c).
  */
 #pragma once
 
 #include "client/client.h"
 #include "net/session.h"
 
+struct ldr_transfer; /* transfer.h */
+struct ldr_ask;
+
+/* How shards travel: a row for each transport. */
 typedef struct ldr_data_path {
     const ldr_links_t *links;
-    void (*get)(ldr_op_t *op);
-    void (*put)(ldr_op_t *op);
+    /* Payload travels with requests and replies. Otherwise replies name
+     * segments, which are copied here and given back by end(). */
+    bool carries;
+    uint16_t get, put; /* opcodes: GET and PUT, or LEASE and RESERVE */
+
+    /* Sets what the transport wants of a transfer. */
+    void (*begin)(struct ldr_transfer *t);
+    larder_status_t (*send)(struct ldr_transfer *t, struct ldr_ask *q);
+    /* Waits for a reply to one of the requests under way. *q_p: the one that is
+     * over, also if it failed; NULL: none is. */
+    larder_status_t (*recv)(struct ldr_transfer *t, struct ldr_ask **q_p);
+    /* The reply is not needed any more. */
+    void (*done)(struct ldr_transfer *t, struct ldr_ask *q);
+    /* Nobody waits for the reply. */
+    void (*forget)(struct ldr_transfer *t, struct ldr_ask *q);
+    /* The daemon sent what cannot be: the session is over. */
+    void (*breaks)(ldr_link_t *link);
+
+    /* Copies a shard out of its segments or the reply's payload. check: *crc_p
+     * is the checksum of its bytes. */
+    larder_status_t (*copy_out)(struct ldr_transfer *t, struct ldr_ask *q,
+                                const larder_item_t *item,
+                                const ldr_result_row_t *row,
+                                const uint8_t *segs, bool check,
+                                uint32_t *crc_p);
+    /* Without carries: copies one into its segments; and the checksum of what
+     * lies there. */
+    larder_status_t (*copy_in)(struct ldr_transfer *t,
+                               const larder_item_t *item,
+                               const ldr_result_row_t *row, const uint8_t *segs,
+                               uint32_t *crc_p);
+    larder_status_t (*sum)(struct ldr_transfer *t, const ldr_result_row_t *row,
+                           const uint8_t *segs, uint32_t *crc_p);
+    /* RELEASE or COMMIT, which nobody waits for. E_OFFLINE: the session is
+     * over, and nobody knows if the daemon has heard of it. */
+    larder_status_t (*end)(ldr_link_t *link, uint16_t opcode,
+                           const ldr_end_row_t *rows, uint32_t count);
+
+    /* ---- what stays: as ldr_handle_ops_t ---- */
+
     /* The lease keeps a STAGE's hold of this number, which is the session's.
      * E_NO_MEMORY: it was released. */
     larder_status_t (*keep)(ldr_talk_t *v, larder_lease_t *lease,

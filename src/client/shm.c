@@ -620,7 +620,7 @@ static bool shm_heard(ldr_remote_t *r, uint64_t since_ns)
     return heard;
 }
 
-static const ldr_links_t links = {
+const ldr_links_t ldr_links_shm = {
     .create = shm_create,
     .settle = shm_settle,
     .destroy = shm_destroy,
@@ -629,16 +629,4 @@ static const ldr_links_t links = {
     .connect = shm_connect,
     .call = ldr_shm_call,
     .heard = shm_heard,
-};
-
-const ldr_data_path_t ldr_data_path_shm = {
-    .links = &links,
-    .get = ldr_shm_get,
-    .put = ldr_shm_put,
-    .keep = ldr_shm_keep,
-    .map = ldr_shm_map,
-    .segments = ldr_shm_segments,
-    .drop = ldr_shm_drop,
-    .reserve = ldr_shm_reserve,
-    .commit = ldr_shm_commit,
 };

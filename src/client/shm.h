@@ -35,16 +35,6 @@
 #include "net/ring.h"
 
 #define LDR_SHM_BUCKETS 64u
-#define LDR_SHM_ITEMS 1024u /* of one LEASE or RESERVE, at most, */
-#define LDR_SHM_NAMES 64u   /* and where all may not be there at once */
-#define LDR_SHM_LEASE_BYTES (64u << 20) /* of buffers, in one LEASE */
-#define LDR_SHM_SAVE_BYTES (8u << 20)   /* in one RESERVE */
-/* After so many the daemon is told what is done with: meanwhile more is copied,
- * whereas the next batch would have to wait until it has heard it all. */
-#define LDR_SHM_END_BYTES (512u << 10)
-/* With a GPU: each window is a copy of its own, which has to begin and end. */
-#define LDR_SHM_GPU_LEASE_BYTES ((uint64_t)2 << 30)
-#define LDR_SHM_GPU_SAVE_BYTES ((uint64_t)512 << 20)
 
 typedef struct ldr_shm_session ldr_shm_session_t;
 
@@ -149,6 +139,8 @@ static inline bool ldr_shm_dead(const ldr_shm_session_t *s)
 
 /* ---- sessions (shm.c) ---- */
 
+extern const ldr_links_t ldr_links_shm;
+
 /* It cannot be used any more: wakes everybody. From any thread, no locks. */
 void ldr_shm_die(ldr_shm_session_t *s);
 /* Wakes the watcher. */
@@ -216,22 +208,3 @@ void ldr_unmap_segs(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
 void ldr_map_await_gpu(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
                        uint32_t count, const ldr_stop_t *stop,
                        uint64_t until_ns);
-
-/* ---- items and leases (shm_ops.c, shm_put.c, shm_lease.c) ---- */
-
-void ldr_shm_get(ldr_op_t *op);
-void ldr_shm_put(ldr_op_t *op);
-larder_status_t ldr_shm_keep(ldr_talk_t *v, larder_lease_t *lease,
-                             uint64_t number);
-larder_status_t ldr_shm_map(larder_space_t *space, larder_lease_t *lease,
-                            const larder_key_t *keys, uint16_t group,
-                            uint64_t deadline_ns, larder_match_t *match);
-larder_status_t ldr_shm_segments(const larder_lease_t *lease, uint32_t at,
-                                 struct iovec *seg, uint32_t seg_max,
-                                 uint32_t *seg_count_p);
-void ldr_shm_drop(larder_lease_t *lease);
-larder_status_t ldr_shm_reserve(larder_space_t *space, larder_item_t *items,
-                                size_t count, uint64_t deadline_ns,
-                                larder_lease_t *lease);
-larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
-                               const uint32_t *crcs, uint64_t deadline_ns);

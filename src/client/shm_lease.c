@@ -1,13 +1,11 @@
-/* Leases and reservations by shared memory. */
+/* Leases by shared memory: what is read in place. */
 #include <string.h>
-#include <time.h>
 
 #include "base/bytes.h"
 #include "base/mem.h"
-#include "client/shm_ops.h"
+#include "client/shm_path.h"
 
-#define TRIES_MAX 3u   /* for what had no room, with nothing coming of it */
-#define NAP_NS 1000000 /* in between */
+#define TRIES_MAX 3u /* for what had no room, with nothing coming of it */
 
 ldr_held_t *ldr_held_new(ldr_shm_session_t *s, uint32_t shards)
 {
@@ -70,7 +68,7 @@ larder_status_t ldr_held_map(ldr_held_t *h, const ldr_result_row_t *row,
 /* Releases the shards from this one on. */
 static void release_from(ldr_held_t *h, uint32_t first)
 {
-    ldr_end_row_t ends[LDR_SHM_ITEMS];
+    ldr_end_row_t ends[LDR_ASK_ITEMS];
     uint32_t n = 0;
 
     for (uint32_t i = first; i < h->count; i++) {
@@ -78,7 +76,7 @@ static void release_from(ldr_held_t *h, uint32_t first)
             .lease = h->shards[i].lease,
             .how = h->shards[i].checked ? LDR_END_CHECKED : LDR_END_PLAIN,
         };
-        if (n == LDR_SHM_ITEMS || i + 1 == h->count) {
+        if (n == LDR_ASK_ITEMS || i + 1 == h->count) {
             ldr_shm_ends(h->session, LDR_OP_RELEASE, ends, n);
             n = 0;
         }
@@ -114,210 +112,153 @@ larder_status_t ldr_shm_keep(ldr_talk_t *v, larder_lease_t *lease,
 
 /* ---- reading in place ---- */
 
-typedef struct stage {
-    ldr_talk_t talk;
-    ldr_shm_session_t *session;
+/* Shards of one group, leased in order by their places in what is staged. */
+typedef struct in_place {
     const larder_lease_t *lease;
     const larder_key_t *keys;
     uint16_t group;
-    uint32_t total; /* shards to be leased */
-    uint32_t
-        asked; /* of them: in a request that was answered or is under way */
+    uint32_t asked; /* shards in a request that was answered or is under way */
+    unsigned tries;
     ldr_held_t *held;
     uint64_t bytes; /* of whole chunks */
     uint64_t part;  /* of the chunk that is not whole yet */
     larder_cause_t cause;
-    larder_status_t status;
-    bool cut; /* a shard is missing: the prefix ends */
-    ldr_shm_window_t window[2];
-} stage_t;
+} in_place_t;
 
-static larder_item_t stage_item(const stage_t *s, uint32_t at)
+/* The next ones are asked for while these are checked, if all are there. */
+static bool place_more(const ldr_transfer_t *t, const ldr_results_t *answered)
 {
-    return (larder_item_t){
-        .key = &s->keys[at / s->lease->shards],
-        .group = s->group,
-        .shard = (uint16_t)(at % s->lease->shards),
-    };
+    const in_place_t *p = t->own;
+
+    return p->asked < p->lease->total &&
+           (answered == NULL || ldr_rows_ok(answered) == answered->count);
 }
 
-static void stage_ask(stage_t *s, ldr_shm_window_t *w)
+static void place_ask(ldr_transfer_t *t, ldr_ask_t *q)
 {
-    ldr_buffer_t *buffer = w->call.buffer;
+    in_place_t *p = t->own;
 
-    if (buffer == NULL) {
-        buffer = w->call.buffer = ldr_buffer_take(s->talk.remote);
-    }
-    if (buffer == NULL) {
-        s->status = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
-        return;
-    }
-    w->count = (uint32_t)ldr_min64(LDR_SHM_ITEMS, s->total - s->asked);
-    w->call.opcode = LDR_OP_LEASE;
-    w->call.bytes = (uint32_t)ldr_put_places(
-        ldr_body(buffer), &s->talk, s->lease, s->group, s->asked, w->count);
-    s->status = ldr_shm_send(s->session, &w->call, &s->talk.stop);
-    w->sent = s->status == LARDER_OK;
-    s->asked += w->sent ? w->count : 0;
+    q->count = (uint32_t)ldr_min64(LDR_ASK_ITEMS, p->lease->total - p->asked);
+    q->call.opcode = LDR_OP_LEASE;
+    q->call.bytes =
+        (uint32_t)ldr_put_places(ldr_body(q->call.buffer), &t->talk, p->lease,
+                                 p->group, p->asked, q->count);
+    p->asked += q->count;
 }
 
 /* The bytes of a leased shard are right. */
-static bool stage_check(stage_t *s, const ldr_result_row_t *row,
+static bool place_check(ldr_transfer_t *t, const ldr_result_row_t *row,
                         ldr_held_shard_t *shard)
 {
+    in_place_t *p = t->own;
+    uint64_t verify = t->talk.remote->options.verify;
     uint32_t crc = 0;
 
-    if (s->talk.remote->options.verify == LDR_VERIFY_GET ||
-        (s->talk.remote->options.verify == LDR_VERIFY_ENTRY &&
-         (row->flags & LDR_RESULT_CHECKED) != 0)) {
+    if (verify == LDR_VERIFY_GET || (verify == LDR_VERIFY_ENTRY &&
+                                     (row->flags & LDR_RESULT_CHECKED) != 0)) {
         return true;
     }
-    s->status =
-        ldr_pieces_crc(s->talk.remote->clock, s->held->pieces + shard->piece,
-                       row->seg_count, &s->talk.stop, &crc);
-    if (s->status != LARDER_OK) {
-        return false;
-    }
-    shard->checked = crc == row->crc;
-    if (!shard->checked) {
-        s->cause = LARDER_CAUSE_CORRUPT;
+    t->status =
+        ldr_pieces_crc(t->talk.remote->clock, p->held->pieces + shard->piece,
+                       row->seg_count, &t->talk.stop, &crc);
+    shard->checked = t->status == LARDER_OK && crc == row->crc;
+    if (t->status == LARDER_OK && !shard->checked) {
+        p->cause = LARDER_CAUSE_CORRUPT;
     }
     return shard->checked;
 }
 
 /* Keeps a leased shard; false: the prefix ends before it. */
-static bool stage_keep(stage_t *s, const ldr_result_row_t *row,
+static bool place_keep(ldr_transfer_t *t, const ldr_result_row_t *row,
                        const uint8_t *segs)
 {
-    ldr_held_t *h = s->held;
-    ldr_held_shard_t *shard = &h->shards[h->count];
+    in_place_t *p = t->own;
+    ldr_held_t *h = p->held;
+    uint32_t at = h->count;
+    ldr_held_shard_t *shard = &h->shards[at];
 
     *shard =
         (ldr_held_shard_t){.lease = row->lease, .piece_count = row->seg_count};
-    s->status = ldr_held_map(h, row, segs, &s->talk.stop, &shard->piece);
-    if (s->status != LARDER_OK) {
+    t->status = ldr_held_map(h, row, segs, &t->talk.stop, &shard->piece);
+    if (t->status != LARDER_OK) {
         return false;
     }
     h->count++;
-    if (!stage_check(s, row, shard)) {
-        uint32_t at = h->count - 1;
-        larder_item_t item = stage_item(s, at), *wrong = &item;
+    if (!place_check(t, row, shard)) {
+        larder_item_t item = {.key = &p->keys[at / p->lease->shards],
+                              .group = p->group,
+                              .shard = (uint16_t)(at % p->lease->shards)};
+        larder_item_t *wrong = &item;
 
         release_from(h, at);
-        if (s->cause == LARDER_CAUSE_CORRUPT) {
-            ldr_report(&s->talk, &wrong, 1);
+        if (p->cause == LARDER_CAUSE_CORRUPT) {
+            ldr_report(&t->talk, &wrong, 1);
         }
         return false;
     }
-    s->part += row->length;
-    if (h->count % s->lease->shards == 0) {
-        s->bytes += s->part;
-        s->part = 0;
+    p->part += row->length;
+    if (h->count % p->lease->shards == 0) {
+        p->bytes += p->part;
+        p->part = 0;
     }
     return true;
 }
 
-/* Takes a reply's rows in order. False: it has to be asked again from the
- * first that was not taken. */
-static bool stage_rows(stage_t *s, const ldr_shm_window_t *w,
+/* The prefix ends before a shard that could not be leased. */
+static void place_cut(ldr_transfer_t *t, const ldr_result_row_t *row)
+{
+    in_place_t *p = t->own;
+
+    t->over = true;
+    p->cause = row->cause;
+    if (row->status < 0 && p->held->count > 0) {
+        p->cause = LARDER_CAUSE_FULL; /* a limit: what is held stays */
+    } else if (row->status < 0) {
+        t->status = row->status;
+    }
+}
+
+/* Takes a reply's rows in order; from the first that is pending on it is asked
+ * again. */
+static void place_take(ldr_transfer_t *t, ldr_ask_t *q,
                        const ldr_results_t *results)
 {
+    in_place_t *p = t->own;
     ldr_rows_t rows = {.results = results};
+    uint32_t before = p->held->count;
     bool again = false;
 
-    for (uint32_t i = 0; i < w->count; i++) {
+    for (uint32_t i = 0; i < q->count; i++) {
         ldr_result_row_t row;
         const uint8_t *segs;
-        bool ended = s->cut || again || s->status != LARDER_OK;
+        bool ended = t->over || again || t->status != LARDER_OK;
 
-        if (!ldr_rows_next(&rows, &row, &segs)) {
-            ldr_shm_die(s->session);
-            s->status = LARDER_E_OFFLINE;
-            return true;
+        if (!ldr_transfer_row(t, NULL, &rows, &row, &segs)) {
+            return;
         }
         if (row.status == LARDER_OK) {
-            uint32_t had = s->held->count;
+            uint32_t had = p->held->count;
 
-            if (!ended && !stage_keep(s, &row, segs)) {
-                s->cut = true;
+            if (!ended && !place_keep(t, &row, segs)) {
+                t->over = true;
             }
-            if (s->held->count == had) {
+            if (p->held->count == had) {
                 ldr_end_row_t end = {.lease = row.lease};
 
-                ldr_shm_ends(s->session, LDR_OP_RELEASE, &end, 1);
+                ldr_shm_ends(p->held->session, LDR_OP_RELEASE, &end, 1);
             }
         } else if (!ended && row.status == LARDER_PENDING) {
             again = true;
         } else if (!ended) {
-            s->cut = true;
-            s->cause = row.cause;
-            if (row.status < 0 && s->held->count > 0) {
-                s->cause = LARDER_CAUSE_FULL; /* a limit: what is held stays */
-            } else if (row.status < 0) {
-                s->status = row.status;
-            }
+            place_cut(t, &row);
         }
     }
-    return !again;
-}
-
-static bool stage_reply(stage_t *s, ldr_shm_window_t *w, ldr_results_t *results)
-{
-    s->status = ldr_shm_wait(s->session, &w->call, &s->talk.stop);
-    w->sent = false;
-    if (s->status != LARDER_OK) {
-        return false;
-    }
-    s->talk.heard = true;
-    if (ldr_frame_status(&w->call.reply) < 0) {
-        s->status = ldr_reply_failed(&w->call.reply, ldr_body(w->call.buffer));
-    } else if (!ldr_get_results(ldr_body(w->call.buffer), w->call.reply.body,
-                                results) ||
-               results->count != w->count) {
-        ldr_shm_die(s->session);
-        s->status = LARDER_E_OFFLINE;
-    }
-    return s->status == LARDER_OK;
-}
-
-static void stage_run(stage_t *s)
-{
-    ldr_results_t results;
-    unsigned now = 0, tries = 0;
-
-    while (s->status == LARDER_OK && !s->cut &&
-           (s->asked < s->total || s->window[now].sent)) {
-        ldr_shm_window_t *w = &s->window[now];
-        uint32_t before = s->held->count;
-
-        if (!w->sent) {
-            stage_ask(s, w);
-        }
-        if (s->status != LARDER_OK || !stage_reply(s, w, &results)) {
-            break;
-        }
-        /* The next ones are read from disk while these are checked. */
-        if (s->asked < s->total && ldr_rows_ok(&results) == w->count) {
-            stage_ask(s, &s->window[1 - now]);
-        }
-        if (!stage_rows(s, w, &results)) {
-            s->asked = s->held->count;
-            tries = s->held->count > before ? 0 : tries + 1;
-            if (tries == TRIES_MAX) {
-                s->cut = true;
-                s->cause = LARDER_CAUSE_FULL;
-            } else if (tries > 0) {
-                ldr_nap(s->talk.remote, NAP_NS);
-            }
-        } else {
-            now = 1 - now;
-        }
-    }
-    for (unsigned i = 0; i < 2; i++) {
-        if (s->window[i].sent) {
-            ldr_shm_abandon(s->session, &s->window[i].call);
-        }
-        ldr_buffer_give(s->talk.remote, s->window[i].call.buffer);
+    t->progress = p->held->count > before;
+    p->asked = again ? p->held->count : p->asked;
+    p->tries = t->progress || !again ? 0 : p->tries + 1;
+    if (p->tries == TRIES_MAX) {
+        t->over = true;
+        p->cause = LARDER_CAUSE_FULL;
     }
 }
 
@@ -325,42 +266,38 @@ larder_status_t ldr_shm_map(larder_space_t *space, larder_lease_t *lease,
                             const larder_key_t *keys, uint16_t group,
                             uint64_t deadline_ns, larder_match_t *match)
 {
+    static const ldr_transfer_ops_t ops = {
+        .more = place_more, .ask = place_ask, .take = place_take};
     ldr_stop_t stop = {NULL, deadline_ns};
     ldr_held_t *h = lease->held;
-    stage_t s = {
-        .lease = lease,
-        .keys = keys,
-        .group = group,
-        .total = lease->total,
-        .cause = LARDER_CAUSE_NONE,
-        .held = h,
-        .session = h->session,
-    };
+    in_place_t p = {.lease = lease, .keys = keys, .group = group, .held = h};
+    ldr_transfer_t t;
     larder_status_t st =
-        ldr_talk_begin(&s.talk, space->lar->remote, &space->ref, &stop);
+        ldr_transfer_begin(&t, space->lar, NULL, &space->ref, &stop, &ops);
 
     if (st != LARDER_OK) {
         lease->chunks = 0;
         return ldr_mapped(st, LARDER_CAUSE_NONE, 0, 0, match);
     }
+    t.own = &p;
     ldr_free(h->shards);
-    h->shards = ldr_alloc(s.total * sizeof(*h->shards));
+    h->shards = ldr_alloc(lease->total * sizeof(*h->shards));
     if (h->shards == NULL) {
-        s.status =
+        t.status =
             ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a lease");
-    } else if (ldr_shm_of(s.talk.link) != h->session) {
-        s.status = LARDER_E_OFFLINE; /* the daemon that held it is gone */
+    } else if (ldr_transfer_shm(&t) != h->session) {
+        t.status = LARDER_E_OFFLINE; /* the daemon that held it is gone */
     }
-    stage_run(&s);
+    ldr_transfer_run(&t);
+    st = t.status;
     uint32_t chunks = h->count / lease->shards;
-    if (s.status < 0 && s.status != LARDER_E_DEADLINE) {
+    if (st < 0 && st != LARDER_E_DEADLINE) {
         chunks = 0; /* a daemon that died holds nothing */
     }
     release_from(h, chunks * lease->shards);
-    ldr_talk_end(&s.talk,
-                 s.status == LARDER_E_NO_MEMORY ? LARDER_OK : s.status);
+    ldr_transfer_end(&t, st == LARDER_E_NO_MEMORY ? LARDER_OK : st);
     lease->chunks = chunks;
-    return ldr_mapped(s.status, s.cause, chunks, s.bytes, match);
+    return ldr_mapped(st, p.cause, chunks, p.bytes, match);
 }
 
 /* ---- using and ending ---- */

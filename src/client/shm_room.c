@@ -1,99 +1,82 @@
 /* Saving in place by shared memory. */
-#include <time.h>
+#include "client/shm_path.h"
 
-#include "base/bytes.h"
-#include "client/shm_ops.h"
+#define TRIES_MAX 3u /* for what had no room, with nothing coming of it */
 
-#define TRIES_MAX 3u   /* for what had no room, with nothing coming of it */
-#define NAP_NS 1000000 /* in between */
+/* ---- reserving ---- */
 
-/* Composes a request for the next items that have no answer yet. */
-static size_t room_ask(ldr_talk_t *v, const larder_item_t *items,
-                       const larder_lease_t *lease, uint32_t *index,
-                       uint32_t *count_p)
+typedef struct rooms {
+    const larder_item_t *items;
+    larder_lease_t *lease;
+    unsigned tries;
+} rooms_t;
+
+static void rooms_ask(ldr_transfer_t *t, ldr_ask_t *q)
 {
-    uint8_t *at = ldr_body(v->call.buffer);
+    const rooms_t *r = t->own;
+    uint8_t *at = ldr_body(q->call.buffer);
     size_t bytes = LDR_BATCH_HEAD_BYTES;
-    uint32_t n = 0;
+    /* A private window is small. */
+    uint32_t most = t->answers ? LDR_ASK_FEW : LDR_ASK_ITEMS;
 
-    bool strict = ldr_shm_of(v->link)->strict; /* in a window that is small */
-    uint32_t most = strict ? LDR_SHM_NAMES : LDR_SHM_ITEMS;
+    while (t->todo.count > 0 && q->count < most) {
+        uint32_t i = ldr_todo_pop(&t->todo);
+        ldr_save_row_t row =
+            ldr_row_save(&r->items[i], r->lease->rooms[i].length);
 
-    for (uint32_t i = 0; i < lease->room_count && n < most; i++) {
-        if (lease->rooms[i].status == LARDER_PENDING) {
-            ldr_save_row_t row =
-                ldr_row_save(&items[i], lease->rooms[i].length);
-
-            ldr_put_save(at + bytes, &row);
-            bytes += LDR_SAVE_BYTES;
-            index[n++] = i;
-        }
+        ldr_put_save(at + bytes, &row);
+        bytes += LDR_SAVE_BYTES;
+        q->item[q->count++] = (uint16_t)i;
     }
-    ldr_batch_msg_t batch = {.space = v->space, .count = n};
+    ldr_batch_msg_t batch = {.space = t->talk.space, .count = q->count};
     ldr_put_batch(at, &batch);
-    *count_p = n;
-    return bytes;
+    q->call.opcode = LDR_OP_RESERVE;
+    q->call.bytes = (uint32_t)bytes;
 }
 
-/* Takes one answer. True: something came of it. */
-static bool room_take(ldr_talk_t *v, ldr_held_t *h, ldr_room_t *room,
+/* Takes an answer that is final. */
+static void room_take(ldr_transfer_t *t, ldr_held_t *h, ldr_room_t *room,
                       const ldr_result_row_t *row, const uint8_t *segs)
 {
-    if (row->status == LARDER_PENDING) {
-        return false;
-    }
     room->status = row->status;
-    if (row->status == LARDER_OK) {
-        room->lease = row->lease;
-        room->seg_count = row->seg_count;
-        room->status = row->length == room->length
-                           ? ldr_held_map(h, row, segs, &v->stop, &room->seg)
-                           : LARDER_E_OFFLINE;
-        if (room->status != LARDER_OK) {
-            ldr_end_row_t end = {.lease = row->lease, .how = LDR_END_ABORT};
-
-            ldr_shm_ends(h->session, LDR_OP_COMMIT, &end, 1);
-        }
+    if (row->status != LARDER_OK) {
+        return;
     }
-    return true;
+    room->lease = row->lease;
+    room->seg_count = row->seg_count;
+    room->status = row->length == room->length
+                       ? ldr_held_map(h, row, segs, &t->talk.stop, &room->seg)
+                       : LARDER_E_OFFLINE;
+    if (room->status != LARDER_OK) {
+        ldr_end_row_t end = {.lease = row->lease, .how = LDR_END_ABORT};
+
+        ldr_shm_ends(h->session, LDR_OP_COMMIT, &end, 1);
+    }
 }
 
-static larder_status_t room_round(ldr_talk_t *v, const larder_item_t *items,
-                                  larder_lease_t *lease, bool *any_p,
-                                  bool *more_p)
+static void rooms_take(ldr_transfer_t *t, ldr_ask_t *q,
+                       const ldr_results_t *results)
 {
-    uint32_t index[LDR_SHM_ITEMS], count;
-    ldr_results_t results;
-    size_t bytes = room_ask(v, items, lease, index, &count);
+    rooms_t *r = t->own;
+    ldr_rows_t rows = {.results = results};
 
-    *more_p = count > 0;
-    *any_p = false;
-    if (count == 0) {
-        return LARDER_OK;
-    }
-    larder_status_t st = ldr_talk_call(v, LDR_OP_RESERVE, bytes);
-    if (st != LARDER_OK) {
-        return st;
-    }
-    if (!ldr_get_results(ldr_body(v->call.buffer), v->call.reply.body,
-                         &results) ||
-        results.count != count) {
-        ldr_shm_die(ldr_shm_of(v->link));
-        return LARDER_E_OFFLINE;
-    }
-    ldr_rows_t rows = {.results = &results};
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < q->count; i++) {
         ldr_result_row_t row;
         const uint8_t *segs;
 
-        if (!ldr_rows_next(&rows, &row, &segs)) {
-            ldr_shm_die(ldr_shm_of(v->link));
-            return LARDER_E_OFFLINE;
+        if (!ldr_transfer_row(t, NULL, &rows, &row, &segs)) {
+            return;
         }
-        *any_p |=
-            room_take(v, lease->held, &lease->rooms[index[i]], &row, segs);
+        if (row.status == LARDER_PENDING) {
+            ldr_todo_push(&t->todo, q->item[i]);
+        } else {
+            room_take(t, r->lease->held, &r->lease->rooms[q->item[i]], &row,
+                      segs);
+            t->progress = true;
+        }
     }
-    return LARDER_OK;
+    r->tries = t->progress ? 0 : r->tries + 1;
+    t->over = r->tries == TRIES_MAX;
 }
 
 /* Every room that waits gets this for an answer. */
@@ -114,41 +97,43 @@ larder_status_t ldr_shm_reserve(larder_space_t *space, larder_item_t *items,
                                 size_t count, uint64_t deadline_ns,
                                 larder_lease_t *lease)
 {
+    static const ldr_transfer_ops_t ops = {.ask = rooms_ask,
+                                           .take = rooms_take};
     ldr_stop_t stop = {NULL, deadline_ns};
-    ldr_talk_t v;
-    unsigned tries = 0;
-    bool any = true, more = true;
+    rooms_t r = {.items = items, .lease = lease};
+    ldr_transfer_t t;
     larder_status_t st =
-        ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
+        ldr_transfer_begin(&t, space->lar, NULL, &space->ref, &stop, &ops);
 
     for (size_t i = 0; i < count; i++) {
         if (lease->rooms[i].status == LARDER_OK) {
             lease->rooms[i].status = LARDER_PENDING;
+        }
+        if (st == LARDER_OK && lease->rooms[i].status == LARDER_PENDING) {
+            ldr_todo_push(&t.todo, (uint32_t)i);
         }
     }
     if (st != LARDER_OK) {
         rooms_settle(lease, st);
         return LARDER_OK;
     }
-    lease->held = ldr_held_new(ldr_shm_of(v.link), 1);
+    t.own = &r;
+    lease->held = ldr_held_new(ldr_transfer_shm(&t), 1);
     if (lease->held == NULL) {
-        ldr_talk_end(&v, LARDER_OK);
+        ldr_transfer_end(&t, LARDER_OK);
         return LARDER_E_NO_MEMORY;
     }
-    while (st == LARDER_OK && more && tries < TRIES_MAX) {
-        st = room_round(&v, items, lease, &any, &more);
-        tries = any ? 0 : tries + 1;
-        if (!any && more && st == LARDER_OK) {
-            ldr_nap(v.remote, NAP_NS);
-        }
-    }
-    ldr_talk_end(&v, st);
+    ldr_transfer_run(&t);
+    st = t.status;
+    ldr_transfer_end(&t, st);
     if (rooms_settle(lease, st != LARDER_OK ? st : LARDER_E_FULL) == 0) {
         ldr_held_free(lease->held);
         lease->held = NULL;
     }
     return LARDER_OK;
 }
+
+/* ---- committing ---- */
 
 /* How a room ends; sets its status if it is not kept. */
 static ldr_end_row_t room_end(larder_lease_t *lease, uint32_t i,
@@ -208,14 +193,14 @@ static larder_status_t commit_silently(larder_lease_t *lease,
                                        const ldr_stop_t *stop)
 {
     const ldr_held_t *h = lease->held;
-    ldr_end_row_t ends[LDR_SHM_ITEMS];
+    ldr_end_row_t ends[LDR_ASK_ITEMS];
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < lease->room_count; i++) {
         if (lease->rooms[i].status == LARDER_OK) {
             ends[n++] = room_end(lease, i, keep, crcs, stop);
         }
-        if (n == LDR_SHM_ITEMS || i + 1 == lease->room_count) {
+        if (n == LDR_ASK_ITEMS || i + 1 == lease->room_count) {
             ldr_shm_ends(h->session, LDR_OP_COMMIT, ends, n);
             n = 0;
         }

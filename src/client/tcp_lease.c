@@ -9,7 +9,8 @@
 #include "base/copy.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "client/tcp_ops.h"
+#include "client/tcp_path.h"
+#include "client/transfer.h"
 
 #define SUM_BYTES ((size_t)1 << 20) /* between looks at the clock */
 
@@ -79,21 +80,21 @@ static larder_status_t ask_lengths(ldr_talk_t *v, held_t *h,
                                    const larder_lease_t *lease,
                                    larder_cause_t *cause_p)
 {
-    larder_item_t items[LDR_TCP_ITEMS];
-    const larder_item_t *rows[LDR_TCP_ITEMS];
+    larder_item_t items[LDR_ASK_FEW];
+    const larder_item_t *rows[LDR_ASK_FEW];
     larder_status_t st = LARDER_OK;
     bool cut = false;
 
     while (st == LARDER_OK && !cut && h->count < lease->total) {
-        uint32_t n =
-            (uint32_t)ldr_min64(LDR_TCP_ITEMS, lease->total - h->count);
+        uint32_t n = (uint32_t)ldr_min64(LDR_ASK_FEW, lease->total - h->count);
         ldr_results_t results;
 
         for (uint32_t i = 0; i < n; i++) {
             items[i] = held_item(h, lease->shards, h->count + i);
             rows[i] = &items[i];
         }
-        st = ldr_tcp_ask(v, LDR_OP_EXISTS, LDR_BATCH_AGAIN, rows, n, &results);
+        st =
+            ldr_ask_names(v, LDR_OP_EXISTS, LDR_BATCH_AGAIN, rows, n, &results);
         for (uint32_t i = 0; st == LARDER_OK && i < n && !cut; i++) {
             ldr_result_row_t row = {.status = LARDER_MISS};
 
@@ -174,7 +175,7 @@ static larder_status_t fetch(const larder_lease_t *lease, const held_t *h,
     }
     item.iov = &iov;
     item.iov_count = 1;
-    ldr_tcp_get(&op);
+    ldr_remote_get(&op);
     if (item.status == LARDER_OK && item.length == shard->length) {
         *memory_p = memory;
         return LARDER_OK;
@@ -269,8 +270,8 @@ void ldr_tcp_drop(larder_lease_t *lease)
 static larder_status_t rooms_ask(ldr_talk_t *v, const larder_item_t *items,
                                  larder_lease_t *lease)
 {
-    const larder_item_t *rows[LDR_TCP_ASK];
-    uint32_t index[LDR_TCP_ASK], n = 0;
+    const larder_item_t *rows[LDR_ASK_ITEMS];
+    uint32_t index[LDR_ASK_ITEMS], n = 0;
     ldr_results_t results;
     larder_status_t st = LARDER_OK;
 
@@ -279,10 +280,11 @@ static larder_status_t rooms_ask(ldr_talk_t *v, const larder_item_t *items,
             rows[n] = &items[i];
             index[n++] = i;
         }
-        if (n == 0 || (n < LDR_TCP_ASK && i + 1 < lease->room_count)) {
+        if (n == 0 || (n < LDR_ASK_ITEMS && i + 1 < lease->room_count)) {
             continue;
         }
-        st = ldr_tcp_ask(v, LDR_OP_EXISTS, LDR_BATCH_QUIET, rows, n, &results);
+        st =
+            ldr_ask_names(v, LDR_OP_EXISTS, LDR_BATCH_QUIET, rows, n, &results);
         for (uint32_t k = 0; k < n && st == LARDER_OK; k++) {
             ldr_result_row_t row;
 
@@ -412,7 +414,7 @@ larder_status_t ldr_tcp_commit(larder_lease_t *lease, const uint8_t *keep,
         };
 
         if (n > 0) {
-            ldr_tcp_put(&op);
+            ldr_remote_put(&op);
         }
         for (uint32_t i = 0; i < n; i++) {
             lease->rooms[index[i]].status = items[i].status;

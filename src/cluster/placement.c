@@ -73,7 +73,7 @@ static int by_id(const void *a, const void *b)
 }
 
 /* False: members that cannot be, with the text of ldr_fail(). */
-static bool take_members(ldr_placement_t *p, const ldr_member_t *members)
+static bool take_members(ldr_placement_t *p, const ldr_placed_t *members)
 {
     for (uint32_t i = 0; i < p->count; i++) {
         p->nodes[i] = (node_t){mix(members[i].id), members[i].weight, i};
@@ -94,7 +94,7 @@ static bool take_members(ldr_placement_t *p, const ldr_member_t *members)
     return true;
 }
 
-ldr_placement_t *ldr_placement_create(const ldr_member_t *members,
+ldr_placement_t *ldr_placement_create(const ldr_placed_t *members,
                                       uint32_t count, uint32_t owners)
 {
     if (count > LDR_MEMBERS_MAX || owners < 1 || owners > LDR_OWNERS_MAX) {

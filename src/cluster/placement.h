@@ -27,16 +27,16 @@
 #define LDR_OWNERS_MAX 8u
 #define LDR_MEMBERS_MAX 65535u
 
-typedef struct ldr_member {
+typedef struct ldr_placed {
     uint64_t id;     /* of the node; no two have the same */
     uint32_t weight; /* its share, over the sum of all; not 0 */
-} ldr_member_t;
+} ldr_placed_t;
 
 typedef struct ldr_placement ldr_placement_t;
 
 /* owners: how many of each run will be asked for, up to LDR_OWNERS_MAX. NULL:
  * with the text of ldr_fail(). */
-ldr_placement_t *ldr_placement_create(const ldr_member_t *members,
+ldr_placement_t *ldr_placement_create(const ldr_placed_t *members,
                                       uint32_t count, uint32_t owners);
 void ldr_placement_destroy(ldr_placement_t *p);
 

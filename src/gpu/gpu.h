@@ -69,9 +69,6 @@ typedef struct ldr_gpu_copy {
     size_t nowhere_bytes;
     void *after;          /* a CUevent; NULL: at once */
     uint64_t deadline_ns; /* E_DEADLINE: some was copied, or nothing */
-    /* load: layer by layer (layers.h); parts are marked, and the whole is not
-     * ended. Every shard has the layers' bytes. NULL: shard by shard */
-    larder_layers_t *layers;
     /* Sets a shard's pages when it is begun, while those before it move. NULL:
      * they are set */
     larder_status_t (*list)(void *arg, uint32_t shard);

@@ -14,18 +14,11 @@
 #include "base/iov.h"
 #include "base/mem.h"
 #include "gpu/gpu_int.h"
-#include "gpu/layers.h"
 
 #define SPIN_NS 20000u /* a look at the device is cheap for so long, */
 #define SPIN_END_NS                                                            \
     500000u          /* or so long, for the end: somebody waits for it; */
 #define NAP_NS 20000 /* then this long between two */
-
-/* Where a shard goes on, with the next part of its layers. */
-typedef struct kept {
-    ldr_cursor_t page, host;
-    uint64_t left;
-} kept_t;
 
 typedef struct move {
     larder_gpu_t *gpu;
@@ -34,11 +27,7 @@ typedef struct move {
     ldr_gpu_way_t way;
     uint32_t shard; /* the one that is cut up */
     uint64_t left;  /* bytes of it */
-    uint64_t stop;  /* of these, behind the part that is cut up */
     ldr_cursor_t page, host;
-    kept_t *kept;  /* layer by layer: one for each shard; else NULL */
-    uint32_t part; /* that is cut up; as many were marked, or one more */
-    uint32_t marked;
     size_t reach;       /* bytes from the host's cursor on, registered as one */
     ldr_cu_ptr_t there; /* the cursor's address on the device */
     unsigned next;      /* slot */
@@ -102,11 +91,6 @@ static larder_status_t choose(move_t *m)
     uint64_t bytes = 0, runs = 0;
     bool kernel = m->gpu->kernel != NULL && !m->odd, reach = true;
 
-    /* A part may end inside a host's run, and the next begins there. */
-    for (uint32_t i = 0; m->kept != NULL && i < copy->layers->part_count; i++) {
-        kernel = kernel && copy->layers->ends[i] % 16 == 0;
-    }
-
     for (uint32_t i = 0; i < copy->count; i++) {
         const ldr_gpu_shard_t *s = &copy->shards[i];
         look_t host = look_at(s->host, s->host_count);
@@ -114,12 +98,6 @@ static larder_status_t choose(move_t *m)
         if (host.bytes == 0 || host.bytes > LARDER_VALUE_MAX || host.gap) {
             return ldr_fail(LARDER_E_SIZE, "shard %u: %llu bytes here", i,
                             (unsigned long long)host.bytes);
-        }
-        if (m->kept != NULL && host.bytes != ldr_layers_bytes(copy->layers)) {
-            return ldr_fail(LARDER_E_SIZE,
-                            "shard %u: %llu bytes, its layers have %llu", i,
-                            (unsigned long long)host.bytes,
-                            (unsigned long long)ldr_layers_bytes(copy->layers));
         }
         kernel = kernel && host.bits % 16 == 0;
         reach = reach && reached(m->gpu, s->host, s->host_count);
@@ -144,14 +122,6 @@ static bool by_cpu(const move_t *m)
 
 /* ---- cutting up ---- */
 
-/* Bytes of a shard that lie behind a part of its layers. */
-static uint64_t behind(const move_t *m, uint32_t part)
-{
-    const larder_layers_t *l = m->copy->layers;
-
-    return m->kept != NULL ? ldr_layers_bytes(l) - l->ends[part] : 0;
-}
-
 /* m->odd: this way it cannot be moved, but by another. */
 static larder_status_t begin_shard(move_t *m)
 {
@@ -167,7 +137,6 @@ static larder_status_t begin_shard(move_t *m)
     m->page = (ldr_cursor_t){s->pages, 0};
     m->host = (ldr_cursor_t){s->host, 0};
     m->left = look_at(s->host, s->host_count).bytes;
-    m->stop = behind(m, 0);
     m->reach = 0;
     if (pages.bytes != m->left || pages.gap) {
         return ldr_fail(LARDER_E_SIZE,
@@ -179,31 +148,16 @@ static larder_status_t begin_shard(move_t *m)
     return m->odd ? LARDER_E_INVALID : LARDER_OK;
 }
 
-/* Goes on with the next shard, or with the first one's next part. False: there
- * is none, or m->status says why not. */
+/* Goes on with the next shard. False: there is none, or m->status says why
+ * not. */
 static bool next_shard(move_t *m)
 {
-    if (m->kept != NULL) {
-        m->kept[m->shard] = (kept_t){m->page, m->host, m->left};
-    }
-    if (m->shard + 1 < m->copy->count) {
-        m->shard++;
-    } else if (m->kept != NULL && m->left > 0) {
-        m->part++;
-        m->shard = 0;
-    } else {
+    if (m->shard + 1 == m->copy->count) {
         return false;
     }
-    if (m->part == 0) {
-        m->status = begin_shard(m);
-        return m->status == LARDER_OK;
-    }
-    m->page = m->kept[m->shard].page;
-    m->host = m->kept[m->shard].host;
-    m->left = m->kept[m->shard].left;
-    m->stop = behind(m, m->part);
-    m->reach = 0;
-    return true;
+    m->shard++;
+    m->status = begin_shard(m);
+    return m->status == LARDER_OK;
 }
 
 /* The next bytes on the host are the last run's, or a new run's; other: they
@@ -289,7 +243,7 @@ static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
 {
     ldr_gpu_run_t *run = NULL;
 
-    if (m->left == m->stop && !next_shard(m)) {
+    if (m->left == 0 && !next_shard(m)) {
         return false;
     }
     if (slot->unit_count == LDR_GPU_UNITS ||
@@ -298,7 +252,7 @@ static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
     }
     uint8_t *host = ldr_cursor_here(&m->host);
     size_t n = ldr_min64(ldr_cursor_left(&m->host), piece - slot->bytes);
-    n = ldr_min64(n, m->left - m->stop);
+    n = ldr_min64(n, m->left);
     bool other = !by_cpu(m) && m->reach == 0;
     if (other) {
         m->reach =
@@ -376,20 +330,6 @@ static ldr_cu_t kernel(move_t *m, ldr_gpu_slot_t *slot)
                              m->lane->kernel, arguments, NULL);
 }
 
-/* Tells who waits of the parts whose last piece has been set going, in that
- * stream. */
-static ldr_cu_t mark(move_t *m, ldr_cu_stream_t last)
-{
-    bool whole = m->shard + 1 == m->copy->count && m->left == m->stop;
-    ldr_cu_t result = 0;
-
-    for (; m->kept != NULL && m->marked < m->part + whole && result == 0;
-         m->marked++) {
-        result = ldr_layers_mark(m->copy->layers, last);
-    }
-    return result;
-}
-
 /* Sets the piece going: both parts, the second after the first. */
 static ldr_cu_t start(move_t *m, ldr_gpu_slot_t *slot)
 {
@@ -420,10 +360,7 @@ static ldr_cu_t start(move_t *m, ldr_gpu_slot_t *slot)
             result = load ? kernel(m, slot) : engine(m, slot);
         }
     }
-    if (result == 0) {
-        result = cuda->event_record(slot->done, last);
-    }
-    return result != 0 ? result : mark(m, last);
+    return result != 0 ? result : cuda->event_record(slot->done, last);
 }
 
 /* Waits until the slot's piece is done. */
@@ -551,7 +488,7 @@ static larder_status_t begin(move_t *m)
 
     do {
         st = choose(m);
-        m->shard = m->part = 0;
+        m->shard = 0;
         m->done = m->piece = 0;
         m->status = LARDER_OK;
         m->odd = false;
@@ -621,16 +558,9 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
     if (__atomic_load_n(&gpu->broken, __ATOMIC_RELAXED)) {
         return ldr_fail(LARDER_E_IO, "the GPU does not answer any more");
     }
-    if (copy->layers != NULL) {
-        m.kept = ldr_alloc(copy->count * sizeof(*m.kept));
-        if (m.kept == NULL) {
-            return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory to load");
-        }
-    }
     st = copy->ready == NULL ? begin(&m) : choose(&m);
     st = st == LARDER_OK ? ldr_gpu_enter(gpu) : st;
     if (st != LARDER_OK) {
-        ldr_free(m.kept);
         return st;
     }
     slack = prctl(PR_GET_TIMERSLACK);
@@ -641,7 +571,6 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
     }
     prctl(PR_SET_TIMERSLACK, slack > 0 ? (long)slack : 0L);
     ldr_gpu_leave(gpu);
-    ldr_free(m.kept);
     larder_gpu_stats_t *stats = &gpu->stats;
     uint64_t *ways[] = {&stats->staged, &stats->direct, &stats->bounced,
                         &stats->plain};

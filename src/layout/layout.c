@@ -1,7 +1,8 @@
-/* What an engine described, checked; the one enumeration; segment lists. */
+/* What an engine described: checked, and made a layout. */
 #include "layout/layout.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 #include "base/bytes.h"
 #include "base/grow.h"
@@ -156,6 +157,179 @@ static larder_status_t check_group(const larder_layout_params_t *p, uint32_t i)
     return LARDER_OK;
 }
 
+/* ---- checking what is inside pages ---- */
+
+#define PARTS_MAX 64u
+#define MODEL_LAYERS_MAX 65536u
+#define PIECES_MAX ((uint64_t)1 << 20) /* of one layer's page */
+
+/* A row of one head, in the page at a place. */
+typedef struct piece {
+    uint32_t place;
+    uint64_t first, end;
+} piece_t;
+
+static int piece_order(const void *a, const void *b)
+{
+    const piece_t *x = a, *y = b;
+
+    if (x->place != y->place) {
+        return x->place < y->place ? -1 : 1;
+    }
+    return (x->first > y->first) - (x->first < y->first);
+}
+
+/* Whether the part's rows lie inside its page. */
+static bool part_inside(const larder_group_t *g, const larder_pages_t *d,
+                        const larder_part_t *part)
+{
+    uint64_t rows = g->block_tokens / d->row_tokens, heads, last;
+
+    return part->layer < g->layer_count && part->bytes > 0 &&
+           !__builtin_mul_overflow(part->head_stride,
+                                   (uint64_t)d->head_count - 1, &heads) &&
+           !__builtin_mul_overflow(part->row_stride, rows - 1, &last) &&
+           !__builtin_add_overflow(last, heads, &last) &&
+           !__builtin_add_overflow(last, part->offset, &last) &&
+           !__builtin_add_overflow(last, part->bytes, &last) &&
+           last <= g->layers[part->layer].bytes;
+}
+
+/* Whether no byte of the layer's pages is in two rows. */
+static larder_status_t check_rows(const larder_group_t *g,
+                                  const larder_pages_t *d,
+                                  const larder_page_t *page, uint32_t group)
+{
+    uint32_t rows = g->block_tokens / d->row_tokens;
+    uint64_t count = (uint64_t)page->part_count * d->head_count * rows, n = 0;
+    bool apart = true;
+
+    if (count > PIECES_MAX) {
+        return ldr_fail(LARDER_E_SIZE,
+                        "layer %u of group %u: %" PRIu64 " rows in a page",
+                        page->layer, group, count);
+    }
+    piece_t *pieces = ldr_alloc(count * sizeof(*pieces));
+    if (pieces == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a layout");
+    }
+    for (uint32_t i = 0; i < page->part_count; i++) {
+        const larder_part_t *part = &page->parts[i];
+
+        for (uint64_t k = 0; k < (uint64_t)d->head_count * rows; k++) {
+            uint64_t at = part->offset + k / rows * part->head_stride +
+                          k % rows * part->row_stride;
+
+            pieces[n++] = (piece_t){part->layer, at, at + part->bytes};
+        }
+    }
+    qsort(pieces, n, sizeof(*pieces), piece_order);
+    for (uint64_t i = 1; i < n; i++) {
+        apart = apart && (pieces[i].place != pieces[i - 1].place ||
+                          pieces[i].first >= pieces[i - 1].end);
+    }
+    ldr_free(pieces);
+    return apart ? LARDER_OK
+                 : ldr_fail(LARDER_E_OVERLAP,
+                            "layer %u of group %u: two rows of a page share "
+                            "bytes: check the strides of its parts",
+                            page->layer, group);
+}
+
+static larder_status_t check_page(const larder_layout_params_t *p,
+                                  uint32_t group, const larder_page_t *page)
+{
+    const larder_group_t *g = &p->groups[group];
+    const larder_pages_t *d = &p->pages[group];
+    const larder_page_t *first = &d->pages[0];
+
+    if (page->parts == NULL || page->part_count == 0 ||
+        page->part_count > PARTS_MAX || page->part_count != first->part_count) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "layer %u of group %u: a page has 1 to %u parts, as "
+                        "many as every layer of the group",
+                        page->layer, group, PARTS_MAX);
+    }
+    for (uint32_t i = 0; i < page->part_count; i++) {
+        const larder_part_t *part = &page->parts[i];
+
+        if (!part_inside(g, d, part)) {
+            return ldr_fail(LARDER_E_SIZE,
+                            "part %u of layer %u of group %u does not lie "
+                            "inside its page",
+                            i, page->layer, group);
+        }
+        if (part->bytes != first->parts[i].bytes) {
+            return ldr_fail(LARDER_E_INVALID,
+                            "part %u of layer %u of group %u has rows of "
+                            "%" PRIu64 " bytes, other layers of %" PRIu64,
+                            i, page->layer, group, part->bytes,
+                            first->parts[i].bytes);
+        }
+    }
+    return check_rows(g, d, page, group);
+}
+
+/* Layers come in ascending order, and are the model's. */
+static larder_status_t check_model_layers(const larder_layout_params_t *p,
+                                          uint32_t group)
+{
+    const larder_pages_t *d = &p->pages[group];
+    bool good = d->model_layers != NULL && d->model_layer_count > 0;
+
+    for (uint32_t i = 0; good && i < d->model_layer_count; i++) {
+        good = d->model_layers[i] < p->model_layers &&
+               (i == 0 || d->model_layers[i] > d->model_layers[i - 1]);
+    }
+    for (uint32_t i = 0, k = 0; good && i < d->page_count; i++, k++) {
+        while (k < d->model_layer_count &&
+               d->model_layers[k] < d->pages[i].layer) {
+            k++;
+        }
+        good =
+            k < d->model_layer_count && d->model_layers[k] == d->pages[i].layer;
+    }
+    return good ? LARDER_OK
+                : ldr_fail(LARDER_E_INVALID,
+                           "group %u: model_layers and pages come in ascending "
+                           "order, each once, of a model of %u layers",
+                           group, p->model_layers);
+}
+
+static larder_status_t check_pages(const larder_layout_params_t *p,
+                                   uint32_t group)
+{
+    const larder_group_t *g = &p->groups[group];
+    const larder_pages_t *d = &p->pages[group];
+
+    if (d->heads == 0 || d->heads > MODEL_LAYERS_MAX || d->row_tokens == 0 ||
+        g->block_tokens % d->row_tokens != 0 ||
+        (g->rule == LARDER_RULE_LAST && d->row_tokens != g->block_tokens)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "group %u: %u heads, rows of %u tokens, blocks of %u",
+                        group, d->heads, d->row_tokens, g->block_tokens);
+    }
+    if (d->page_count > 0 &&
+        (d->pages == NULL || d->head_count == 0 || d->head_first >= d->heads ||
+         d->head_count > d->heads - d->head_first)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "group %u: pages is NULL, or %u heads from %u on are "
+                        "not among %u",
+                        group, d->head_count, d->head_first, d->heads);
+    }
+    larder_status_t st = check_model_layers(p, group);
+
+    for (uint32_t i = 0; i < d->page_count && st == LARDER_OK; i++) {
+        st = check_page(p, group, &d->pages[i]);
+    }
+    return st;
+}
+
+static bool described(const larder_layout_params_t *p)
+{
+    return (p->field_mask & LARDER_LAYOUT_PAGES) != 0 && p->pages != NULL;
+}
+
 static larder_status_t check(const larder_layout_params_t *p)
 {
     if (p->chunk_tokens == 0 || p->groups == NULL || p->group_count == 0 ||
@@ -171,103 +345,66 @@ static larder_status_t check(const larder_layout_params_t *p)
     for (uint32_t i = 0; i < p->group_count && st == LARDER_OK; i++) {
         st = check_group(p, i);
     }
+    if (st == LARDER_OK && described(p) &&
+        (p->model_layers == 0 || p->model_layers > MODEL_LAYERS_MAX)) {
+        st = ldr_fail(LARDER_E_INVALID, "a model has 1 to %u layers, not %u",
+                      MODEL_LAYERS_MAX, p->model_layers);
+    }
+    for (uint32_t i = 0; i < p->group_count && st == LARDER_OK && described(p);
+         i++) {
+        st = check_pages(p, i);
+    }
     return st;
 }
 
 /* ---- making ---- */
 
-/* The first block that a prefix of so many tokens, whole blocks, needs. All
- * else about who needs what follows from this. */
-static uint64_t first_needed(const ldr_group_t *g, uint64_t tokens)
+_Static_assert(LDR_HEAD_SLICES_MAX *LDR_LAYER_RANGES_MAX <= LARDER_SHARDS_MAX,
+               "every model's slices have numbers");
+
+/* Room for all groups' slices and strips. */
+static larder_layout_t *layout_new(const larder_layout_params_t *p,
+                                   const ldr_cut_t *cut)
 {
-    if (g->rule == LARDER_RULE_LAST && tokens > 0) {
-        return tokens / g->block_tokens - 1;
+    larder_layout_t *layout = ldr_alloc(sizeof(*layout));
+    uint64_t slices = 0, strips = 0;
+
+    for (uint32_t i = 0; i < p->group_count; i++) {
+        slices += ldr_group_slices(p, i, cut);
+        strips += ldr_group_strips(p, i, cut);
     }
-    if (g->rule == LARDER_RULE_TRAILING && tokens >= g->window_tokens) {
-        return (tokens - g->window_tokens + 1) / g->block_tokens;
-    }
-    return 0;
-}
-
-/* Sets what follows from the description. */
-static larder_status_t group_make(larder_layout_t *layout, uint32_t number,
-                                  const larder_layout_params_t *p,
-                                  uint32_t *layer_p)
-{
-    const larder_group_t *from = &p->groups[number];
-    ldr_group_t *g = &layout->group[number];
-    uint64_t bytes = 0, more;
-
-    g->rule = from->rule;
-    g->block_tokens = from->block_tokens;
-    g->window_tokens = from->window_tokens;
-    g->chunk_blocks = p->chunk_tokens / from->block_tokens;
-    g->first_block = (uint32_t)first_needed(g, p->chunk_tokens);
-    g->need = (ldr_need_t){
-        .chunks =
-            g->rule == LARDER_RULE_ALL ? LDR_NEED_ALL
-            : g->rule == LARDER_RULE_LAST
-                ? 1
-                : (uint32_t)ldr_div_up(g->window_tokens - 1, p->chunk_tokens),
-        .group = (uint16_t)number,
-    };
-    g->layer = *layer_p;
-    for (uint32_t i = 0; i < from->layer_count; i++) {
-        const larder_layer_t *l = &from->layers[i];
-
-        layout->layers[(*layer_p)++] = (ldr_layer_t){
-            .base = (uint8_t *)p->regions[l->region].base + l->offset,
-            .stride = l->stride,
-            .bytes = l->bytes,
-        };
-        if (__builtin_mul_overflow(
-                l->bytes, (uint64_t)g->chunk_blocks - g->first_block, &more) ||
-            __builtin_add_overflow(bytes, more, &bytes) ||
-            bytes > LARDER_VALUE_MAX) {
-            return ldr_fail(LARDER_E_SIZE,
-                            "group %u: a chunk of %u tokens has more than %zu "
-                            "bytes: use smaller chunks",
-                            number, p->chunk_tokens, LARDER_VALUE_MAX);
+    if (layout != NULL) {
+        layout->slice = ldr_alloc((slices + 1) * sizeof(*layout->slice));
+        layout->strips = ldr_alloc((strips + 1) * sizeof(*layout->strips));
+        if (layout->slice == NULL || layout->strips == NULL) {
+            larder_layout_destroy(&layout);
         }
     }
-    g->layer_end = *layer_p;
-    uint64_t pages =
-        (uint64_t)from->layer_count * (g->chunk_blocks - g->first_block);
-    if (pages > LARDER_IOV_MAX) {
-        return ldr_fail(LARDER_E_SIZE,
-                        "group %u: a chunk of %u tokens has %" PRIu64
-                        " pages, more than %u: use smaller chunks",
-                        number, p->chunk_tokens, pages, LARDER_IOV_MAX);
-    }
-    g->shard_bytes = (size_t)bytes;
-    g->shard_pages = (uint32_t)pages;
-    layout->all = layout->all && g->rule == LARDER_RULE_ALL;
-    return LARDER_OK;
+    return layout;
 }
 
 larder_status_t larder_layout_create(const larder_layout_params_t *params,
                                      larder_layout_t **layout_p)
 {
-    uint64_t layers = 0;
-    uint32_t next = 0;
+    uint32_t slice = 0, strip = 0;
+    ldr_cut_t made = {.heads = 1, .ranges = 1}, *cut = NULL;
 
     if (params == NULL || layout_p == NULL) {
         return ldr_fail(LARDER_E_INVALID, "params or layout_p is NULL");
     }
-    larder_status_t st = ldr_mask_check(params->field_mask, LARDER_LAYOUT_GPU);
+    larder_status_t st =
+        ldr_mask_check(params->field_mask, LARDER_LAYOUT_PAGES);
     st = st == LARDER_OK ? check(params) : st;
     if (st != LARDER_OK) {
         return st;
     }
-    for (uint32_t i = 0; i < params->group_count; i++) {
-        layers += params->groups[i].layer_count;
+    if (described(params)) {
+        made = ldr_cut_make(params->pages, params->group_count,
+                            params->model_layers);
+        cut = &made;
     }
-    larder_layout_t *layout = ldr_alloc(sizeof(*layout));
-    if (layout != NULL) {
-        layout->layers = ldr_alloc((layers + 1) * sizeof(*layout->layers));
-    }
-    if (layout == NULL || layout->layers == NULL) {
-        ldr_free(layout);
+    larder_layout_t *layout = layout_new(params, cut);
+    if (layout == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a layout");
     }
     layout->chunk_tokens = params->chunk_tokens;
@@ -277,9 +414,11 @@ larder_status_t larder_layout_create(const larder_layout_params_t *params,
     layout->gpu =
         (params->field_mask & LARDER_LAYOUT_GPU) != 0 ? params->gpu : NULL;
     layout->group_count = params->group_count;
+    layout->described = cut != NULL;
+    layout->slices = made.heads * made.ranges;
     layout->all = true;
     for (uint32_t i = 0; i < params->group_count && st == LARDER_OK; i++) {
-        st = group_make(layout, i, params, &next);
+        st = ldr_group_make(layout, i, params, cut, &slice, &strip);
     }
     if (st != LARDER_OK) {
         larder_layout_destroy(&layout);
@@ -292,209 +431,51 @@ larder_status_t larder_layout_create(const larder_layout_params_t *params,
 void larder_layout_destroy(larder_layout_t **layout_p)
 {
     if (layout_p != NULL && *layout_p != NULL) {
-        ldr_free((*layout_p)->layers);
+        ldr_free((*layout_p)->slice);
+        ldr_free((*layout_p)->strips);
         ldr_free(*layout_p);
         *layout_p = NULL;
     }
 }
 
+/* NULL: there is no such group. */
+static const ldr_group_t *group_of(const larder_layout_t *layout,
+                                   uint16_t group)
+{
+    return layout != NULL && group < layout->group_count ? &layout->group[group]
+                                                         : NULL;
+}
+
+uint32_t larder_layout_slices(const larder_layout_t *layout)
+{
+    return layout != NULL ? layout->slices : 0;
+}
+
+uint32_t larder_layout_saves(const larder_layout_t *layout, uint16_t group)
+{
+    const ldr_group_t *g = group_of(layout, group);
+
+    return g != NULL ? g->whole_count : 0;
+}
+
+uint32_t larder_layout_loads(const larder_layout_t *layout, uint16_t group)
+{
+    const ldr_group_t *g = group_of(layout, group);
+
+    return g != NULL ? g->slice_end - g->slice : 0;
+}
+
 size_t larder_layout_bytes(const larder_layout_t *layout, uint16_t group)
 {
-    return layout != NULL && group < layout->group_count
-               ? layout->group[group].shard_bytes
-               : 0;
+    const ldr_group_t *g = group_of(layout, group);
+
+    return g != NULL ? g->bytes : 0;
 }
 
 uint32_t larder_layout_first_block(const larder_layout_t *layout,
                                    uint16_t group)
 {
-    return layout != NULL && group < layout->group_count
-               ? layout->group[group].first_block
-               : 0;
-}
+    const ldr_group_t *g = group_of(layout, group);
 
-/* ---- the enumeration ---- */
-
-ldr_span_t ldr_need_span(const ldr_need_t *need, uint32_t chunks)
-{
-    return (ldr_span_t){chunks > need->chunks ? chunks - need->chunks : 0,
-                        chunks};
-}
-
-ldr_span_t ldr_layout_needs(const larder_layout_t *layout, uint32_t group,
-                            uint32_t chunks)
-{
-    return ldr_need_span(&layout->group[group].need, chunks);
-}
-
-uint32_t ldr_layout_list_needs(const larder_layout_t *layout,
-                               ldr_need_t needs[LARDER_GROUPS_MAX])
-{
-    for (uint32_t g = 0; g < layout->group_count; g++) {
-        needs[g] = layout->group[g].need;
-    }
-    return layout->group_count;
-}
-
-ldr_span_t ldr_layout_reads(const larder_layout_t *layout, uint32_t group,
-                            uint32_t tokens)
-{
-    const ldr_group_t *g = &layout->group[group];
-
-    return (ldr_span_t){(uint32_t)first_needed(g, tokens),
-                        tokens / g->block_tokens};
-}
-
-ldr_span_t ldr_layout_blocks(const larder_layout_t *layout, uint32_t group,
-                             uint32_t chunk)
-{
-    const ldr_group_t *g = &layout->group[group];
-    uint32_t begin = chunk * g->chunk_blocks;
-
-    return (ldr_span_t){begin + g->first_block, begin + g->chunk_blocks};
-}
-
-/* What ends below the missing chunk, or the same if none is missing. */
-static uint32_t without_missing(const ldr_need_t *need, uint32_t chunks,
-                                const uint8_t *here)
-{
-    ldr_span_t span = ldr_need_span(need, chunks);
-
-    /* The first that is missing: a prefix that does not need it ends before
-     * it, with rule all and trailing; with rule last before the only one. */
-    for (uint32_t i = span.first; i < span.end; i++) {
-        if (here[i] == 0) {
-            return i;
-        }
-    }
-    return chunks;
-}
-
-uint32_t ldr_needs_longest(const ldr_need_t *needs, uint32_t need_count,
-                           uint32_t chunks, const uint8_t *const *here)
-{
-    for (bool again = true; again && chunks > 0;) {
-        again = false;
-        for (uint32_t i = 0; i < need_count; i++) {
-            if (here[i] != NULL) {
-                uint32_t now = without_missing(&needs[i], chunks, here[i]);
-
-                again = again || now < chunks;
-                chunks = now;
-            }
-        }
-    }
-    return chunks;
-}
-
-/* ---- segments ---- */
-
-static void append(ldr_segments_t *out, uint8_t *base, uint64_t bytes)
-{
-    struct iovec *last = out->count > 0 ? &out->iov[out->count - 1] : NULL;
-
-    if (last != NULL && (uint8_t *)last->iov_base + last->iov_len == base) {
-        last->iov_len += bytes;
-        return;
-    }
-    out->iov[out->count++] = (struct iovec){base, bytes};
-}
-
-/* The page of the block at a place of the table; NULL: the null block, which
- * has none. MISS: the table does not reach there. */
-static larder_status_t page_at(const larder_layout_t *layout,
-                               const ldr_layer_t *layer,
-                               const larder_table_t *table, uint32_t place,
-                               uint8_t **page_p)
-{
-    if (place < table->first || place - table->first >= table->count) {
-        return LARDER_MISS;
-    }
-    uint32_t id = table->ids[place - table->first];
-
-    *page_p = NULL;
-    if (layout->has_null && id == layout->null_block) {
-        return LARDER_OK;
-    }
-    if (id >= layout->block_count) {
-        return ldr_fail(LARDER_E_INVALID, "block %u of %u, at place %u", id,
-                        layout->block_count, place);
-    }
-    *page_p = layer->base + id * layer->stride;
-    return LARDER_OK;
-}
-
-/* The same for a load, which needs the place. */
-static larder_status_t load_page(const larder_layout_t *layout, uint32_t group,
-                                 const ldr_layer_t *layer,
-                                 const larder_table_t *table, uint32_t place,
-                                 uint8_t **page_p)
-{
-    larder_status_t st = page_at(layout, layer, table, place, page_p);
-
-    return st != LARDER_MISS ? st
-                             : ldr_fail(LARDER_E_INVALID,
-                                        "the table of group %u has no place %u",
-                                        group, place);
-}
-
-larder_status_t ldr_layout_places(const larder_layout_t *layout, uint32_t group,
-                                  uint32_t chunk, const larder_table_t *table,
-                                  ldr_span_t wanted)
-{
-    const ldr_layer_t *layer = &layout->layers[layout->group[group].layer];
-    ldr_span_t blocks = ldr_layout_blocks(layout, group, chunk);
-    larder_status_t st = LARDER_OK;
-
-    for (uint32_t place = blocks.first; place < blocks.end && st == LARDER_OK;
-         place++) {
-        uint8_t *page = NULL;
-
-        if (place >= wanted.first && place < wanted.end) {
-            st = load_page(layout, group, layer, table, place, &page);
-        }
-    }
-    return st;
-}
-
-larder_status_t ldr_layout_segments(const larder_layout_t *layout,
-                                    uint32_t group, uint32_t chunk,
-                                    const larder_table_t *table,
-                                    ldr_span_t wanted, uint8_t *scratch,
-                                    ldr_segments_t *out)
-{
-    const ldr_group_t *g = &layout->group[group];
-    ldr_span_t blocks = ldr_layout_blocks(layout, group, chunk);
-    bool load = scratch != NULL;
-
-    out->count = 0;
-    if (out->max < g->shard_pages) {
-        return ldr_fail(LARDER_E_SIZE, "room for %u segments of %u", out->max,
-                        g->shard_pages);
-    }
-    for (uint32_t l = g->layer; l < g->layer_end; l++) {
-        const ldr_layer_t *layer = &layout->layers[l];
-
-        for (uint32_t place = blocks.first; place < blocks.end; place++) {
-            bool want = place >= wanted.first && place < wanted.end;
-            uint8_t *page = NULL;
-            larder_status_t st = LARDER_OK;
-
-            if (!load) {
-                st = page_at(layout, layer, table, place, &page);
-                st = st == LARDER_OK && page == NULL ? LARDER_MISS : st;
-            } else if (want) {
-                st = load_page(layout, group, layer, table, place, &page);
-            }
-            if (st != LARDER_OK) {
-                return st;
-            }
-            if (page == NULL) {
-                page = scratch;
-                scratch += layer->bytes;
-            }
-            append(out, page, layer->bytes);
-        }
-    }
-    return LARDER_OK;
+    return g != NULL ? g->first_block : 0;
 }

@@ -18,7 +18,8 @@
 /* Two tokens, and blank lines around them. */
 #define FILE_MAX (4u * LDR_TOKEN_MAX)
 
-static larder_status_t check_mode(const char *path, const char *what, int fd)
+static larder_status_t check_mode(const char *path, const char *what, int fd,
+                                  bool secret)
 {
     struct stat st;
 
@@ -29,7 +30,7 @@ static larder_status_t check_mode(const char *path, const char *what, int fd)
         return ldr_fail(LARDER_E_INVALID, "%s: a %s is a plain file", path,
                         what);
     }
-    if ((st.st_mode & S_IRWXO) != 0) {
+    if (secret && (st.st_mode & S_IRWXO) != 0) {
         return ldr_fail(LARDER_E_INVALID,
                         "%s: everybody may read or change it (mode %03o): "
                         "chmod o-rwx %s",
@@ -38,8 +39,9 @@ static larder_status_t check_mode(const char *path, const char *what, int fd)
     return LARDER_OK;
 }
 
-larder_status_t ldr_secret_read(const char *path, const char *what, char *text,
-                                size_t size, size_t *bytes_p)
+static larder_status_t read_file(const char *path, const char *what,
+                                 bool secret, char *text, size_t size,
+                                 size_t *bytes_p)
 {
     /* Not blocking: the path may be a pipe, which is refused only then. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -50,7 +52,7 @@ larder_status_t ldr_secret_read(const char *path, const char *what, char *text,
         return ldr_fail(LARDER_E_INVALID, "%s: cannot read the %s: %s", path,
                         what, strerror(errno));
     }
-    larder_status_t st = check_mode(path, what, fd);
+    larder_status_t st = check_mode(path, what, fd, secret);
     while (st == LARDER_OK && have < size) {
         got = read(fd, text + have, size - have);
         if (got > 0) {
@@ -65,6 +67,18 @@ larder_status_t ldr_secret_read(const char *path, const char *what, char *text,
     close(fd);
     *bytes_p = have;
     return st;
+}
+
+larder_status_t ldr_secret_read(const char *path, const char *what, char *text,
+                                size_t size, size_t *bytes_p)
+{
+    return read_file(path, what, true, text, size, bytes_p);
+}
+
+larder_status_t ldr_list_read(const char *path, const char *what, char *text,
+                              size_t size, size_t *bytes_p)
+{
+    return read_file(path, what, false, text, size, bytes_p);
 }
 
 larder_status_t ldr_tenant_secret_read(const char *path,

@@ -30,6 +30,10 @@ typedef struct ldr_token {
 larder_status_t ldr_secret_read(const char *path, const char *what, char *text,
                                 size_t size, size_t *bytes_p);
 
+/* The same of a file that everybody may read. */
+larder_status_t ldr_list_read(const char *path, const char *what, char *text,
+                              size_t size, size_t *bytes_p);
+
 /* Reads a tenant's secret: the bytes of the file, less one newline at the end.
  * As for what it may be, see ldr_tokens_read(); of any bytes. Wherever it fails
  * *bytes_p is 0. The caller wipes it. */

@@ -33,6 +33,18 @@ larder_status_t ldr_breaker_enter(ldr_remote_t *r, bool *trying_p)
     return st;
 }
 
+bool ldr_breaker_shut(ldr_remote_t *r)
+{
+    if (!__atomic_load_n(&r->open, __ATOMIC_ACQUIRE)) {
+        return true;
+    }
+    ldr_mutex_lock(&r->breaker_lock);
+    bool shut =
+        !r->open || (!r->trying && ldr_now_ns(r->clock) >= r->open_until_ns);
+    ldr_mutex_unlock(&r->breaker_lock);
+    return shut;
+}
+
 void ldr_breaker_good(ldr_remote_t *r)
 {
     if (!__atomic_load_n(&r->open, __ATOMIC_ACQUIRE)) {

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "net/session.h"
+#include "wire/peer.h"
 
 /* ---- buffers ---- */
 
@@ -91,8 +92,12 @@ static larder_status_t space_number(ldr_talk_t *v, const ldr_space_ref_t *space)
     memcpy(m.check, space->check, sizeof(m.check));
     memcpy(m.key, space->key, sizeof(m.key));
     memcpy(m.label, space->label, sizeof(m.label));
-    larder_status_t st = ldr_talk_call(
-        v, LDR_OP_SPACE, ldr_put_space(ldr_body(v->call.buffer), &m));
+    uint8_t *body = ldr_body(v->call.buffer);
+    larder_status_t st =
+        space->tenant == NULL
+            ? ldr_talk_call(v, LDR_OP_SPACE, ldr_put_space(body, &m))
+            : ldr_talk_call(v, LDR_OP_PEER_SPACE,
+                            ldr_put_peer_space(body, space->tenant, &m));
     if (st != LARDER_OK) {
         return st;
     }

@@ -100,6 +100,8 @@ larder_status_t ldr_remote_create(const ldr_options_t *options,
                                                   : &ldr_transport_tcp;
     }
     r->links = links;
+    r->meet = env->meet;
+    r->meet_arg = env->meet_arg;
     ldr_rand_seed(&r->rand, env->seed);
     ldr_mutex_init(&r->breaker_lock);
     ldr_mutex_init(&r->buffer_lock);

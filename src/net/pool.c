@@ -79,6 +79,12 @@ static larder_status_t connect_to(ldr_conn_t *c, const ldr_address_t *address,
         st = ldr_hello_say(r, &c->stream, stop, &c->link);
     }
     c->heard_ns = ldr_conn_now(c);
+    if (st == LARDER_OK && r->meet != NULL) {
+        st = r->meet(r->meet_arg, &c->link, stop);
+        if (c->waiting != NULL || c->broken) {
+            st = st == LARDER_OK ? LARDER_E_OFFLINE : st;
+        }
+    }
     if (st != LARDER_OK) {
         conn_close(c);
     }

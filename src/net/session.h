@@ -83,6 +83,7 @@ typedef struct ldr_space_ref {
     uint64_t uid;  /* of this space alone, for ever */
     uint32_t slot; /* its place in a session's table */
     uint32_t shards;
+    const char *tenant; /* between nodes: whose it is; NULL: the session's */
     uint8_t id[LDR_WIRE_ID_BYTES], check[LDR_WIRE_ID_BYTES];
     uint8_t key[LDR_WIRE_KEY_BYTES]; /* the tenant's, for the shared tier */
     char label[LARDER_LABEL_MAX + 1];
@@ -120,6 +121,11 @@ typedef struct ldr_net_env {
     const ldr_threads_t *threads;
     const ldr_transport_ops_t *transport; /* NULL: as the options say */
     uint64_t seed;                        /* of chance */
+    /* What is said on each new session after the hello; NULL: nothing. In the
+     * connecting thread; without OK the session is closed. */
+    larder_status_t (*meet)(void *arg, ldr_link_t *link,
+                            const ldr_stop_t *stop);
+    void *meet_arg;
 } ldr_net_env_t;
 
 struct ldr_remote {
@@ -130,6 +136,9 @@ struct ldr_remote {
     const ldr_transport_ops_t *transport; /* the pool's */
     const ldr_links_t *links;
     void *state; /* the links' */
+    larder_status_t (*meet)(void *arg, ldr_link_t *link,
+                            const ldr_stop_t *stop);
+    void *meet_arg;
 
     /* The breaker */
     pthread_mutex_t breaker_lock;
@@ -193,6 +202,8 @@ static inline larder_status_t ldr_tally_refused(ldr_remote_t *r,
 /* OK, or what to tell the caller at once. After OK the call must end with one
  * of the next three, with *trying_p as it was set here. */
 larder_status_t ldr_breaker_enter(ldr_remote_t *r, bool *trying_p);
+/* Whether a call would be let through now. */
+bool ldr_breaker_shut(ldr_remote_t *r);
 void ldr_breaker_good(ldr_remote_t *r);               /* it has answered */
 void ldr_breaker_leave(ldr_remote_t *r, bool trying); /* neither good nor bad */
 /* It could not be reached (st, with the thread's error text), or, late, did

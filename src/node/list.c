@@ -35,7 +35,7 @@ typedef struct page {
 static ldr_tier_t *recording_tier(const ldr_node_t *node)
 {
     for (unsigned i = 0; i < node->tier_count; i++) {
-        if (node->order[i]->ops->records != NULL) {
+        if (node->order[i]->ops->read_records != NULL) {
             return node->order[i];
         }
     }
@@ -130,7 +130,7 @@ static void read_keys(page_t *p, const ldr_stop_t *stop)
     ldr_tier_t *tier = recording_tier(p->node);
 
     if (p->looked_count > 0) {
-        tier->ops->records(tier, p->looked, p->looked_count, stop);
+        tier->ops->read_records(tier, p->looked, p->looked_count, stop);
     }
     for (uint32_t i = 0; i < p->looked_count; i++) {
         const ldr_looked_t *l = &p->looked[i];

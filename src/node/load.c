@@ -68,7 +68,7 @@ static bool begin_fetch(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
         .now_s = ldr_wall_s(node->clock),
         .state = LDR_SHARD_READING,
     };
-    ldr_sought_t sought = {&r.name, entry, r.number};
+    ldr_sought_t sought = {&r.name, entry, r.number, load->own};
     ldr_tier_t *tier = ldr_node_find(node, &sought, &r.length, &why);
     uint32_t shard;
 
@@ -213,7 +213,7 @@ void ldr_node_reads_go(ldr_node_t *node)
     for (unsigned i = 0; i < node->tier_count; i++) {
         ldr_tier_t *tier = node->order[i];
 
-        tier->ops->go(tier);
+        tier->ops->submit(tier);
     }
 }
 
@@ -233,14 +233,16 @@ void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_status_t why)
     if (load->status == LARDER_PENDING) {
         ldr_load_t **link = &node->store.shards[load->shard].waiters;
 
-        while (*link != load) {
+        while (*link != NULL && *link != load) {
             link = &(*link)->next;
         }
-        *link = load->next;
+        if (LDR_HOLDS(*link == load)) {
+            *link = load->next;
+        }
         ldr_tier_t *tier = node->tiers[load->tier - 1];
 
-        if (why == LARDER_E_DEADLINE && tier->ops->late != NULL) {
-            tier->ops->late(tier, load->shard);
+        if (why == LARDER_E_DEADLINE && tier->ops->timed_out != NULL) {
+            tier->ops->timed_out(tier, load->shard);
         }
         load->shard = LDR_NIL;
         settle(load, why, LARDER_CAUSE_NONE);

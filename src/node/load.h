@@ -21,6 +21,7 @@ struct ldr_load {
     void (*ready)(ldr_load_t *load);
     void *arg;
     bool asks; /* nobody has asked for it before: this counts as asking */
+    bool own;  /* another node asks: from own tiers, and not counted */
 
     /* What came of it, once settled */
     larder_status_t status; /* OK: held; MISS; PENDING: it waits */

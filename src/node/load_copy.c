@@ -2,27 +2,8 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "base/fault.h"
-#include "base/iov.h"
+#include "base/gather.h"
 #include "node/load.h"
-
-/* Copies so many bytes into the caller's next buffers. */
-static uint32_t copy_out(ldr_cursor_t *to, const uint8_t *from, size_t bytes,
-                         bool check, uint32_t crc)
-{
-    while (bytes > 0) {
-        size_t take = ldr_min64(bytes, ldr_cursor_left(to));
-
-        if (check) {
-            crc = ldr_copy_crc32c(crc, ldr_cursor_here(to), from, take);
-        } else {
-            ldr_copy(ldr_cursor_here(to), from, take);
-        }
-        from += take;
-        bytes -= take;
-        ldr_cursor_go(to, take);
-    }
-    return crc;
-}
 
 /* What a tier has of the shard is not right; from 0: nobody knows which. With
  * the lock. */
@@ -41,7 +22,7 @@ static void forget_below(ldr_node_t *node, const ldr_target_t *target,
         bool there = false;
 
         if (from == 0 || from == (unsigned)t->ops->number) {
-            t->ops->forget(t, target->space, entry, target->item, &token,
+            t->ops->remove(t, target->space, entry, target->item, &token,
                            &there);
         }
     }
@@ -74,7 +55,8 @@ void ldr_load_copy(ldr_node_t *node, ldr_load_t *load, const ldr_stop_t *stop)
     const ldr_shard_t *sh = &node->store.shards[load->shard];
     bool check = node->options.verify != LDR_VERIFY_ENTRY ||
                  !__atomic_load_n(&sh->checked, __ATOMIC_RELAXED);
-    ldr_cursor_t to = {load->target.item->iov, 0};
+    ldr_list_t to =
+        ldr_list(load->target.item->iov, load->target.item->iov_count);
     size_t left = load->length;
     uint32_t crc = 0;
 
@@ -92,11 +74,13 @@ void ldr_load_copy(ldr_node_t *node, ldr_load_t *load, const ldr_stop_t *stop)
 
         load->status = ldr_host_stopped(&node->host, stop);
         if (load->status != LARDER_OK) {
+            ldr_copy_fence();
             return;
         }
-        crc = copy_out(&to, from, take, check, crc);
+        crc = ldr_scatter(crc, &to, from, take, check);
         left -= take;
     }
+    ldr_copy_fence();
     if (check && crc != sh->crc) {
         corrupt(node, load);
         return;
@@ -140,23 +124,23 @@ void ldr_load_end(ldr_node_t *node, ldr_load_t *load, bool keep)
     ldr_store_t *store = &node->store;
 
     ldr_node_lock(node);
-    if (load->status == LARDER_OK) {
+    LDR_ASSERT(load->status != LARDER_PENDING); /* load.c, 1 */
+    if (load->status == LARDER_E_DEADLINE) {
+        load->status = LARDER_MISS;
+        load->cause = LARDER_CAUSE_DEADLINE;
+    }
+    if (load->status == LARDER_OK && load->checked) {
+        __atomic_store_n(&store->shards[load->shard].checked, 1,
+                         __ATOMIC_RELAXED);
+    }
+    if (load->status == LARDER_OK && LDR_HOLDS(load->chunk != LDR_NIL) &&
+        !load->own) {
         LDR_COUNT(store, load->target.space, loaded_bytes, load->length);
         LDR_COUNT(store, load->target.space, loads[load->tier], 1);
         LDR_COUNT(store, load->target.space, loaded_from[load->tier],
                   load->length);
-        if (load->checked) {
-            __atomic_store_n(&store->shards[load->shard].checked, 1,
-                             __ATOMIC_RELAXED);
-        }
-    } else {
-        if (load->status == LARDER_E_DEADLINE) {
-            load->status = LARDER_MISS;
-            load->cause = LARDER_CAUSE_DEADLINE;
-        }
-        if (load->status == LARDER_MISS) {
-            LDR_COUNT(store, load->target.space, misses[load->cause], 1);
-        }
+    } else if (load->status == LARDER_MISS && !load->own) {
+        LDR_COUNT(store, load->target.space, misses[load->cause], 1);
     }
     if (load->asks &&
         (load->status == LARDER_OK || load->status == LARDER_MISS)) {

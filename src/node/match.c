@@ -11,6 +11,9 @@ ldr_tier_t *ldr_node_find(ldr_node_t *node, const ldr_sought_t *sought,
     for (unsigned i = 0; i < node->tier_count; i++) {
         ldr_tier_t *t = node->order[i];
 
+        if (sought->own && t->ops->others) {
+            continue;
+        }
         *bytes_p = t->ops->find(t, sought, cause_p);
         if (*bytes_p > 0) {
             return t;
@@ -51,7 +54,7 @@ static bool match_chunk(ldr_node_t *node, const ldr_name_t *name,
 {
     larder_tier_t tiers[LARDER_SHARDS_MAX], dearest = LARDER_TIER_DRAM;
     uint32_t bytes[LARDER_SHARDS_MAX];
-    ldr_sought_t sought = {name, entry, 0};
+    ldr_sought_t sought = {name, entry, 0, false};
 
     for (; sought.number < shards; sought.number++) {
         uint32_t i = sought.number;
@@ -89,14 +92,14 @@ void ldr_node_asked(ldr_node_t *node, uint32_t space, uint64_t asked,
     ldr_node_unlock(node);
 }
 
-static void tell_soon(ldr_node_t *node, const ldr_name_t *first, size_t count,
-                      uint32_t shards)
+static void prefetch_rest(ldr_node_t *node, const ldr_name_t *first,
+                          size_t count, uint32_t shards)
 {
     for (unsigned i = 0; i < node->tier_count; i++) {
         ldr_tier_t *t = node->order[i];
 
-        if (t->ops->soon != NULL) {
-            t->ops->soon(t, first, first->key, count, shards);
+        if (t->ops->prefetch != NULL) {
+            t->ops->prefetch(t, first, first->key, count, shards);
         }
     }
 }
@@ -120,16 +123,16 @@ void ldr_node_match(ldr_node_t *node, uint32_t space, uint32_t shards,
     }
     for (size_t i = 0; i < count && more;) {
         size_t end = ldr_min64(count, i + MATCH_SLICE);
-        bool soon = false; /* tiers below know what will be looked for */
+        bool prefetched = false; /* tiers below know what will be looked for */
 
         ldr_node_lock(node);
         for (; i < end && more; i++) {
             ldr_name_t name = ldr_store_name(store, space, group, &keys[i]);
 
             entry = ldr_store_find(store, &name, entry, now_s, &out->cause);
-            if (entry == LDR_NIL && !soon) {
-                soon = true;
-                tell_soon(node, &name, end - i, shards);
+            if (entry == LDR_NIL && !prefetched) {
+                prefetched = true;
+                prefetch_rest(node, &name, end - i, shards);
             }
             more = match_chunk(node, &name, entry, shards, out);
             if (more && entry != LDR_NIL) {
@@ -156,7 +159,7 @@ void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t, bool asks)
 
     ldr_node_lock(node);
     ldr_name_t name = ldr_store_name(store, t->space, item->group, item->key);
-    ldr_sought_t sought = {&name, LDR_NIL, item->shard};
+    ldr_sought_t sought = {&name, LDR_NIL, item->shard, false};
     sought.entry = ldr_store_find(store, &name, LDR_NIL,
                                   ldr_wall_s(node->clock), &item->cause);
     bool found = false;

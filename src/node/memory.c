@@ -6,7 +6,7 @@
  * tenants own, then those that nobody does yet; all of it, or (dram_start) so
  * much that this is free for each tenant before it asks. Whoever needs pages
  * before they are there helps itself, a slice at a time. The thread sleeps when
- * it is done, and wakes when there is less, or to make extents anew that have
+ * it is done, and wakes when there is less, or to make extents again that have
  * left their tenant: nobody else does, since the kernel takes a tenth of a
  * second to free a gigabyte of small pages, and who needs one may serve others.
  * A large arena has helpers: the kernel zeroes pages at less than 2 GB/s in one
@@ -194,7 +194,7 @@ static void keep_ahead(ldr_node_t *node, uint32_t tenant)
 }
 
 /* The same for an extent that has left its tenant. */
-static made_t make_anew(ldr_node_t *node)
+static made_t remake_extent(ldr_node_t *node)
 {
     ldr_arena_t *arena = &node->store.arena;
     uint32_t extent;
@@ -207,7 +207,7 @@ static made_t make_anew(ldr_node_t *node)
     bool ok = ldr_arena_renew_make(arena, extent);
     ldr_node_lock(node);
     ldr_arena_renew_give(arena, extent, ok);
-    node->anew_failed = !ok;
+    node->remake_failed = !ok;
     pthread_cond_broadcast(&node->changed);
     if (ok) {
         ldr_memory_wake(&node->host); /* it is to be made resident */
@@ -215,7 +215,7 @@ static made_t make_anew(ldr_node_t *node)
     return ok ? MADE : MADE_NONE_TO_HAVE;
 }
 
-bool ldr_memory_anew(const ldr_node_t *node, uint32_t tenant, size_t bytes)
+bool ldr_memory_remakes(const ldr_node_t *node, uint32_t tenant, size_t bytes)
 {
     ldr_node_held(node);
 
@@ -223,7 +223,7 @@ bool ldr_memory_anew(const ldr_node_t *node, uint32_t tenant, size_t bytes)
     const ldr_owner_t *owner = &arena->owners[tenant];
     uint32_t pages = ldr_arena_pages(bytes);
 
-    return !node->manual && !node->anew_failed && owner->free_count < pages &&
+    return !node->manual && !node->remake_failed && owner->free_count < pages &&
            (owner->pages_max == 0 ||
             owner->used_count + pages <= owner->pages_max) &&
            ldr_arena_renewing(arena, tenant);
@@ -231,7 +231,7 @@ bool ldr_memory_anew(const ldr_node_t *node, uint32_t tenant, size_t bytes)
 
 bool ldr_memory_step(ldr_node_t *node)
 {
-    return make_anew(node) == MADE;
+    return remake_extent(node) == MADE;
 }
 
 /* What others have not let go of in time is not waited for any longer: memory
@@ -340,7 +340,7 @@ bool ldr_node_populate(ldr_node_t *node, uint32_t tenant, size_t bytes)
             ldr_memory_wake(&node->host); /* also if it has failed before */
             break;
         }
-        made = node->manual ? make_anew(node) : MADE_NOTHING;
+        made = node->manual ? remake_extent(node) : MADE_NOTHING;
         if (made == MADE_NONE_TO_HAVE ||
             (made == MADE_NOTHING && !ask_for_extent(node, tenant, pages))) {
             dropped |= made != MADE_NOTHING;
@@ -379,8 +379,8 @@ static void *populate_main(void *arg)
 
     ldr_node_lock(node);
     while (!node->populate_stop) {
-        made_t anew = make_anew(node);
-        if (anew == MADE) {
+        made_t remade = remake_extent(node);
+        if (remade == MADE) {
             node->populate_tired = false;
             continue;
         }
@@ -392,7 +392,7 @@ static void *populate_main(void *arg)
             node->populate_tired = true;
             tell_short(node);
         }
-        bool emptied = anew == MADE_NOTHING && arena->empty_count > 0;
+        bool emptied = remade == MADE_NOTHING && arena->empty_count > 0;
         if (node->populate_stop || emptied) {
             continue;
         }
@@ -401,7 +401,7 @@ static void *populate_main(void *arg)
             ldr_node_lock(node);
             continue;
         }
-        /* An extent that could not be made anew is tried again by whoever
+        /* An extent that could not be made again is tried again by whoever
          * needs it. */
         await_work(node);
     }

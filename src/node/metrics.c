@@ -67,8 +67,7 @@ const char *ldr_cause_label(unsigned cause)
                : NULL;
 }
 
-/* Those that this program has. */
-static const char *tier_label(unsigned tier)
+const char *ldr_tier_label(unsigned tier)
 {
     const char *name = tier == LARDER_TIER_DRAM ? "dram" : NULL;
 

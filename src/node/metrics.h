@@ -53,6 +53,7 @@ bool ldr_node_tenant_label(ldr_node_t *node, uint32_t tenant,
 /* Names of places in arrays; NULL: nothing is counted there. */
 const char *ldr_mode_label(unsigned mode);
 const char *ldr_cause_label(unsigned cause);
+const char *ldr_tier_label(unsigned tier); /* of those in the table */
 
 #define LDR_SPACES_SHOWN 50u
 /* The busiest spaces, busiest first, and before all others those that were

@@ -148,13 +148,6 @@ static bool tiers_destroy(ldr_node_t *node, unsigned ended)
     return node->tier_count == 0;
 }
 
-static void silent(void *arg, larder_log_level_t level, const char *line)
-{
-    (void)arg;
-    (void)level;
-    (void)line;
-}
-
 /* Frees what is there; the node may be half open. h: NULL: nobody takes its
  * memory. */
 static void node_free(ldr_node_t *node, uint64_t deadline_ns, ldr_handover_t *h)
@@ -167,7 +160,7 @@ static void node_free(ldr_node_t *node, uint64_t deadline_ns, ldr_handover_t *h)
         /* What comes back finds all that it may touch, and tells nobody. A call
          * that hangs may still read or fill pages: those stay as well. */
         ldr_node_lock(node);
-        node->log.fn = silent;
+        node->log.fn = ldr_log_silent;
         ldr_node_unlock(node);
         ldr_handover_stay(node);
     }
@@ -198,6 +191,9 @@ larder_status_t ldr_node_open(const ldr_options_t *options,
     node->clock = env->clock != NULL ? env->clock : &ldr_clock_real;
     node->io = env->io;
     node->manual = env->manual;
+    node->cluster = env->cluster;
+    node->threads = env->threads;
+    node->transport = env->transport;
     node->successor = env->successor;
     node->revoke = env->revoke;
     node->revoke_arg = env->revoke_arg;

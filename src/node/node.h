@@ -34,6 +34,11 @@ typedef struct ldr_node_env {
     const ldr_clock_t *clock;
     uint64_t seed; /* 0: from the kernel */
     bool manual;   /* no threads: the caller drives ldr_node_step() */
+    /* The cluster that the node is a member of; NULL: none. It stays open
+     * until the node is closed. Threads and transport: see ldr_host_t. */
+    struct ldr_cluster *cluster;
+    const ldr_threads_t *threads;
+    const struct ldr_transport_ops *transport;
     ldr_log_t log;
     /* An extent that sessions have mapped has to leave its tenant: they must
      * unmap it. Called with the node's lock held: note it and wake somebody.
@@ -67,7 +72,7 @@ struct ldr_node {
     bool populate_tired;  /* there was no memory: who needs some tries */
     uint32_t ahead_pages; /* resident and free: as many are aimed at, */
     uint32_t low_pages;   /* and with fewer than these more are made */
-    bool anew_failed;     /* there was no memory for the last extent */
+    bool remake_failed;   /* there was no memory for the last extent */
     pthread_t helpers[LDR_HELPERS_MAX];
     unsigned helper_count;
     bool left; /* somebody hangs in a call: nothing is freed */
@@ -122,9 +127,9 @@ bool ldr_node_populate(ldr_node_t *node, uint32_t tenant, size_t bytes);
 
 /* An extent is being made for the tenant that lacks room for so many bytes:
  * until it is there nothing of the tenant's need be evicted. With the lock. */
-bool ldr_memory_anew(const ldr_node_t *node, uint32_t tenant, size_t bytes);
+bool ldr_memory_remakes(const ldr_node_t *node, uint32_t tenant, size_t bytes);
 
-/* In a manual node: makes an empty extent anew. False: there is none. */
+/* In a manual node: makes an empty extent again. False: there is none. */
 bool ldr_memory_step(ldr_node_t *node);
 
 /* An extent, for sessions that map it. */
@@ -148,7 +153,7 @@ bool ldr_node_extent_map(ldr_node_t *node, uint32_t tenant, uint32_t extent,
 larder_status_t ldr_node_extent_owned(ldr_node_t *node, uint32_t tenant,
                                       uint32_t extent, uint32_t *generation_p);
 /* One fewer. Once the last is gone and nothing in it is held, an extent that
- * was leaving is made anew for another tenant: new memory, next generation. */
+ * was leaving is made again for another tenant: new memory, next generation. */
 void ldr_node_extent_unmap(ldr_node_t *node, uint32_t extent,
                            uint32_t generation);
 
@@ -319,6 +324,29 @@ larder_status_t ldr_node_flush(ldr_node_t *node, larder_tier_t tier,
                                const ldr_stop_t *stop);
 
 /* ---- tiers below ---- */
+
+/*
+ * What other nodes may have of chunks that are not found here. Before a match
+ * or a load: adds the chunks of a group that have to be asked for, then asks
+ * for all of them.
+ *
+ *   ldr_node_ask_add()    E_NO_MEMORY
+ *   ldr_node_ask()        false: there is nothing to ask, or nobody: it is over
+ *                         and freed. True: ready() follows, or, where that is
+ *                         NULL, ldr_node_ask_wait()
+ *   ldr_node_ask_end()    once it is over, or nobody wants it any more: frees
+ *                         it
+ *
+ * None of them waits but ldr_node_ask_wait(). NULL from begin: nobody is asked.
+ */
+ldr_query_t *ldr_node_ask_begin(ldr_node_t *node, uint32_t space,
+                                uint32_t shards, uint64_t deadline_ns);
+larder_status_t ldr_node_ask_add(ldr_node_t *node, ldr_query_t *ask,
+                                 uint32_t group, const larder_key_t *keys,
+                                 size_t count);
+bool ldr_node_ask(ldr_node_t *node, ldr_query_t *ask);
+void ldr_node_ask_wait(ldr_node_t *node, ldr_query_t *ask);
+void ldr_node_ask_end(ldr_node_t *node, ldr_query_t *ask);
 
 /* The first tier, in order of cost, that has the shard, and what a load has to
  * reserve; NULL: none, and why if one knows better. With the lock. */

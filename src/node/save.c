@@ -4,35 +4,21 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "base/fault.h"
-#include "base/iov.h"
+#include "base/gather.h"
 #include "node/load.h"
 #include "node/node.h"
 
 /* ---- copying in ---- */
 
-/* Copies the next bytes of the caller's buffers into one page. */
-static uint32_t copy_into(uint8_t *page, size_t bytes, ldr_cursor_t *from,
-                          uint32_t crc)
-{
-    while (bytes > 0) {
-        size_t take = ldr_min64(bytes, ldr_cursor_left(from));
-
-        crc = ldr_copy_crc32c(crc, page, ldr_cursor_here(from), take);
-        page += take;
-        bytes -= take;
-        ldr_cursor_go(from, take);
-    }
-    return crc;
-}
-
-/* Fills a reserved shard from the item's buffers, without the lock. */
+/* Fills a reserved shard from the item's buffers, without the lock. The caller
+ * fences. */
 static larder_status_t fill(ldr_node_t *node, uint32_t shard,
                             const larder_item_t *item, const ldr_stop_t *stop,
                             uint32_t *crc_p)
 {
     const ldr_arena_t *arena = &node->store.arena;
     const ldr_shard_t *sh = &node->store.shards[shard];
-    ldr_cursor_t from = {item->iov, 0};
+    ldr_list_t from = ldr_list(item->iov, item->iov_count);
     size_t left = sh->length;
     uint32_t crc = 0;
 
@@ -44,7 +30,7 @@ static larder_status_t fill(ldr_node_t *node, uint32_t shard,
         if (st != LARDER_OK) {
             return st;
         }
-        crc = copy_into(to, take, &from, crc);
+        crc = ldr_gather(crc, to, &from, take);
         /* What the disk gets beyond the payload must not be somebody's. */
         memset(to + take, 0, (LDR_BLOCK - take % LDR_BLOCK) % LDR_BLOCK);
         if (LDR_FAULT(crc_in)) {
@@ -71,7 +57,7 @@ static bool is_present(ldr_node_t *node, const ldr_reserve_t *r,
         ldr_store_resident(store, *entry_p, r->number) != LDR_NIL) {
         return true;
     }
-    ldr_sought_t sought = {&r->name, *entry_p, r->number};
+    ldr_sought_t sought = {&r->name, *entry_p, r->number, false};
     for (unsigned i = 0; i < node->tier_count; i++) {
         ldr_tier_t *t = node->order[i];
 
@@ -138,7 +124,7 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
         }
         return LARDER_PRESENT;
     }
-    if (ldr_memory_anew(node, tenant, bytes)) {
+    if (ldr_memory_remakes(node, tenant, bytes)) {
         return LARDER_E_FULL; /* for a moment: room_coming() */
     }
     ldr_node_tick(node);
@@ -146,7 +132,7 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
         ldr_tier_t *tier = node->order[i];
 
         store->queues[ldr_tier_queue(tier->ops)].takes =
-            tier->ops->takes(tier, t->space);
+            tier->ops->accepts(tier, t->space);
     }
     return ldr_store_reserve(store, entry, &r, shard_p);
 }
@@ -211,7 +197,7 @@ larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
         if (ns != 0) {
             ldr_histogram_add(&node->save_times, ns);
         }
-        ldr_host_offer(&node->host, shard, NULL);
+        ldr_host_queue(&node->host, shard, NULL);
         ldr_store_release(store, sh->chunk);
     } else {
         ldr_store_abort(store, shard);
@@ -265,6 +251,7 @@ static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
     }
     uint64_t begin_ns = ldr_now_ns(node->clock);
     st = fill(node, shard, t->item, stop, &crc);
+    ldr_copy_fence();
     if (st != LARDER_OK) {
         ldr_node_abort(node, shard);
         return st;
@@ -362,9 +349,10 @@ void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
 /* ---- remove ---- */
 
 /* Takes one shard out of memory, and out of all tiers. With the lock. tokens,
- * statuses: by tier. */
+ * statuses: by tier. from: the tier that has told of it; NULL: none. */
 static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item,
-                       uint64_t *tokens, larder_status_t *statuses)
+                       const ldr_tier_t *from, uint64_t *tokens,
+                       larder_status_t *statuses)
 {
     ldr_store_t *store = &node->store;
     ldr_name_t name = ldr_store_name(store, space, item->group, item->key);
@@ -385,8 +373,9 @@ static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item,
     for (unsigned i = 0; i < node->tier_count; i++) {
         ldr_tier_t *t = node->order[i];
         bool there = false;
-        larder_status_t st =
-            t->ops->forget(t, space, entry, item, &tokens[i], &there);
+        larder_status_t st = t != from ? t->ops->remove(t, space, entry, item,
+                                                        &tokens[i], &there)
+                                       : LARDER_OK;
 
         statuses[i] = st != LARDER_OK ? st : statuses[i];
         found = found || there;
@@ -405,21 +394,23 @@ static void remove_one(ldr_node_t *node, uint32_t space, larder_item_t *item,
     }
 }
 
-void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
-                     size_t count, const ldr_stop_t *stop)
+static void remove_items(ldr_node_t *node, const ldr_tier_t *from,
+                         uint32_t space, larder_item_t *items, size_t count,
+                         const ldr_stop_t *stop)
 {
     uint64_t tokens[LDR_QUEUES_MAX] = {0};
     larder_status_t statuses[LDR_QUEUES_MAX] = {LARDER_OK};
 
     ldr_node_lock(node);
-    larder_status_t secret = ldr_secret_settle(node, space);
+    larder_status_t secret =
+        from == NULL ? ldr_secret_settle(node, space) : LARDER_OK;
     for (size_t i = 0; i < count; i++) {
         if (secret != LARDER_OK) {
             items[i].status = secret;
         } else {
             /* In one hold of the lock: a load in between would bring it
              * back. */
-            remove_one(node, space, &items[i], tokens, statuses);
+            remove_one(node, space, &items[i], from, tokens, statuses);
         }
     }
     /* A tier is told of keys that are not known, too: there may be a record
@@ -427,7 +418,9 @@ void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
     for (unsigned i = 0; i < node->tier_count && secret == LARDER_OK; i++) {
         ldr_tier_t *t = node->order[i];
         larder_status_t st =
-            t->ops->removed(t, space, items, count, tokens[i], stop);
+            t != from
+                ? t->ops->remove_wait(t, space, items, count, tokens[i], stop)
+                : LARDER_OK;
 
         st = statuses[i] != LARDER_OK ? statuses[i] : st;
         for (size_t k = 0; k < count && st != LARDER_OK; k++) {
@@ -437,9 +430,42 @@ void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
     ldr_node_unlock(node);
 }
 
+void ldr_node_remove(ldr_node_t *node, uint32_t space, larder_item_t *items,
+                     size_t count, const ldr_stop_t *stop)
+{
+    remove_items(node, NULL, space, items, count, stop);
+}
+
+larder_status_t ldr_host_remove(ldr_host_t *host, const ldr_tier_t *from,
+                                uint32_t space, larder_item_t *items,
+                                size_t count, const ldr_stop_t *stop)
+{
+    larder_status_t st = LARDER_OK;
+
+    remove_items((ldr_node_t *)host, from, space, items, count, stop);
+    for (size_t i = 0; i < count; i++) {
+        st = items[i].status < 0 ? items[i].status : st;
+    }
+    return st;
+}
+
 /* ---- tiers below ---- */
 
-void ldr_host_offer(ldr_host_t *host, uint32_t shard, const ldr_tier_t *from)
+/* Whether another node keeps the shard on its disk, instead of this one. */
+static bool kept_elsewhere(ldr_host_t *host, uint32_t shard)
+{
+    for (unsigned i = 0; i < host->tier_count; i++) {
+        ldr_tier_t *t = host->order[i];
+
+        if (t->ops->kept_elsewhere != NULL &&
+            t->ops->kept_elsewhere(t, shard)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void ldr_host_queue(ldr_host_t *host, uint32_t shard, const ldr_tier_t *from)
 {
     ldr_host_held(host);
     for (unsigned i = 0; i < host->tier_count; i++) {
@@ -448,7 +474,9 @@ void ldr_host_offer(ldr_host_t *host, uint32_t shard, const ldr_tier_t *from)
         if (t == from) {
             return; /* it has it, and so have those that cost more */
         }
-        t->ops->offer(t, shard);
+        if (!t->ops->keeps || !kept_elsewhere(host, shard)) {
+            t->ops->queue(t, shard);
+        }
     }
 }
 

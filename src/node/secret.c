@@ -117,8 +117,8 @@ bool ldr_secret_refused(const ldr_node_t *node, uint32_t space)
 /* Said once: whoever has a token could fill the log. */
 void ldr_secret_tell_refused(ldr_host_t *host, ldr_tenant_t *t)
 {
-    if (!t->refused_told) {
-        t->refused_told = true;
+    if (!t->refused_logged) {
+        t->refused_logged = true;
         ldr_host_say(host, LARDER_LOG_WARN,
                      "tenant '%s': a client with another secret was refused; "
                      "the next ones are only counted",
@@ -160,8 +160,8 @@ larder_status_t ldr_secret_meet(ldr_node_t *node, uint32_t tenant,
 
     for (unsigned i = 0; i < node->tier_count; i++) {
         ldr_tier_t *tier = node->order[i];
-        larder_status_t st = tier->ops->meet != NULL
-                                 ? tier->ops->meet(tier, tenant, secret)
+        larder_status_t st = tier->ops->check_secret != NULL
+                                 ? tier->ops->check_secret(tier, tenant, secret)
                                  : LARDER_OK;
 
         if (st != LARDER_OK) {
@@ -217,7 +217,7 @@ larder_status_t ldr_secret_settle(ldr_node_t *node, uint32_t space)
     if (!t->secret_recorded) {
         t->secret_recorded = true;
         for (unsigned i = 0; i < node->tier_count; i++) {
-            node->order[i]->ops->settle(node->order[i], space);
+            node->order[i]->ops->adopt_secret(node->order[i], space);
         }
     }
     return LARDER_OK;
@@ -327,10 +327,10 @@ void ldr_secret_give(ldr_node_t *node, uint32_t tenant,
     t->secret = *secret;
     t->secret_known = true;
     t->secret_recorded = t->secret_recorded && !another;
-    t->refused_told = false;
+    t->refused_logged = false;
     for (unsigned i = 0; i < node->tier_count; i++) {
-        if (node->order[i]->ops->given != NULL) {
-            node->order[i]->ops->given(node->order[i], tenant);
+        if (node->order[i]->ops->replace_secret != NULL) {
+            node->order[i]->ops->replace_secret(node->order[i], tenant);
         }
     }
 }

@@ -154,8 +154,8 @@ larder_status_t ldr_node_space(ldr_node_t *node, const ldr_space_info_t *info,
     for (unsigned i = 0; i < node->tier_count && st == LARDER_OK; i++) {
         ldr_tier_t *t = node->order[i];
 
-        if (t->ops->space != NULL) {
-            st = t->ops->space(t, *space_p, info);
+        if (t->ops->use_space != NULL) {
+            st = t->ops->use_space(t, *space_p, info);
         }
     }
     return st;
@@ -165,7 +165,7 @@ bool ldr_node_space_known(ldr_node_t *node, const ldr_space_info_t *info,
                           uint32_t *space_p)
 {
     for (unsigned i = 0; i < node->tier_count; i++) {
-        if (node->order[i]->ops->space != NULL) {
+        if (node->order[i]->ops->use_space != NULL) {
             return false; /* it is to hear of the tenant */
         }
     }
@@ -248,7 +248,11 @@ larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,
     if (limit == LARDER_OK) {
         /* From here on nothing that was put before is found. */
         ldr_space_t *s = &node->store.spaces[space];
-        ldr_store_set_epoch(&node->store, space, s->epoch + 1);
+        ldr_store_set_epoch(
+            &node->store, space,
+            node->cluster == NULL
+                ? s->epoch + 1
+                : ldr_epoch_next(s->epoch, ldr_rand_next(&node->rand)));
         s->above = node->store.disks_absent == 0 ? 0 : s->epoch;
         LDR_COUNT(&node->store, space, resets, 1);
     }

@@ -312,6 +312,8 @@ static void begin_ahead(ldr_staging_t *s)
             }
         }
     }
+    LDR_ASSERT(s->at <= s->begun && s->begun - s->at <= LDR_STAGE_WINDOW);
+    LDR_ASSERT(s->begun <= s->end && s->end <= s->total);
     if (waits) {
         ldr_node_reads_go(s->node);
     }
@@ -437,7 +439,7 @@ ldr_staging_state_t ldr_staging_step(ldr_staging_t *s)
             }
         }
         ldr_load_end(s->node, load, true);
-        if (load->status == LARDER_OK) {
+        if (load->status == LARDER_OK && LDR_HOLDS(load->shard != LDR_NIL)) {
             keep(s, load);
         } else {
             drop_ahead(s);

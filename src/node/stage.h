@@ -13,8 +13,11 @@
  * does not come ends the prefix where one group needs all its chunks; else a
  * shorter prefix may need others, and it begins again with that.
  *
- * One thread at a time uses a staging. ids[0...at) are held, by this staging,
- * until it is done: then they are the caller's.
+ * One thread at a time uses a staging. Invariants:
+ *  1. ids[0...at) are held by this staging until it is done; then the caller
+ *     holds them.
+ *  2. The loads at...begun have been begun and not ended, each in a slot of its
+ *     own: at most LDR_STAGE_WINDOW. begun <= end <= total.
  */
 #pragma once
 

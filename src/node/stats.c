@@ -227,8 +227,8 @@ void ldr_node_queues(ldr_node_t *node, ldr_queues_t *out)
     for (unsigned i = 0; i < node->tier_count; i++) {
         ldr_tier_t *t = node->order[i];
 
-        if (t->ops->queues != NULL) {
-            t->ops->queues(t, out);
+        if (t->ops->queue_lengths != NULL) {
+            t->ops->queue_lengths(t, out);
         }
     }
     ldr_node_unlock(node);

@@ -12,7 +12,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "store/index.h"
 
 #define CHUNK 512u /* moments that one sum stands for */
 #define WORDS (CHUNK / 64)
@@ -21,7 +20,7 @@
 /*
  * The line of time. Each block that was seen has one moment, that of its last
  * use, and its bit there is set. When the line is used up, moments are
- * numbered anew without gaps.
+ * numbered again without gaps.
  */
 typedef struct line {
     uint32_t distinct;

@@ -24,7 +24,7 @@ typedef struct ldr_id {
 
 _Static_assert(sizeof(ldr_id_t) == 12, "part of the memory promise");
 
-uint64_t ldr_ids_hash(uint64_t x)
+uint64_t ldr_id_map_hash(uint64_t x)
 {
     x ^= x >> 31;
     x *= 0x7fb5d329728ea185u;
@@ -34,10 +34,10 @@ uint64_t ldr_ids_hash(uint64_t x)
 }
 
 /* The slot with this id, or the free one where it would go. */
-static ldr_id_t *find(const ldr_ids_t *ids, uint64_t id)
+static ldr_id_t *slot_find(const ldr_id_map_t *ids, uint64_t id)
 {
     uint64_t mask = ids->slots - 1;
-    uint64_t i = ldr_ids_hash(id) & mask;
+    uint64_t i = ldr_id_map_hash(id) & mask;
     uint32_t low = (uint32_t)id, high = (uint32_t)(id >> 32);
 
     while (ids->table[i].number != 0 &&
@@ -47,14 +47,14 @@ static ldr_id_t *find(const ldr_ids_t *ids, uint64_t id)
     return &ids->table[i];
 }
 
-static void drop_table(ldr_ids_t *ids)
+static void drop_table(ldr_id_map_t *ids)
 {
     ldr_unreserve(ids->table, ids->slots * sizeof(*ids->table));
 }
 
-static bool grow(ldr_ids_t *ids)
+static bool table_grow(ldr_id_map_t *ids)
 {
-    ldr_ids_t more = *ids;
+    ldr_id_map_t more = *ids;
 
     more.slots = ids->slots == 0 ? SLOTS_MIN : ids->slots * 2;
     more.table = ldr_reserve_huge(more.slots * sizeof(*more.table));
@@ -65,7 +65,7 @@ static bool grow(ldr_ids_t *ids)
         const ldr_id_t *from = &ids->table[i];
 
         if (from->number != 0) {
-            *find(&more, (uint64_t)from->high << 32 | from->low) = *from;
+            *slot_find(&more, (uint64_t)from->high << 32 | from->low) = *from;
         }
     }
     drop_table(ids);
@@ -73,7 +73,7 @@ static bool grow(ldr_ids_t *ids)
     return true;
 }
 
-uint32_t ldr_ids_get(ldr_ids_t *ids, uint64_t id)
+uint32_t ldr_id_map_get(ldr_id_map_t *ids, uint64_t id)
 {
     if (id < ids->plain) {
         return (uint32_t)id;
@@ -86,25 +86,25 @@ uint32_t ldr_ids_get(ldr_ids_t *ids, uint64_t id)
         return ids->count++;
     }
     uint64_t used = ids->count - ids->plain;
-    if (used >= ids->slots / 10 * 7 && !grow(ids)) {
+    if (used >= ids->slots / 10 * 7 && !table_grow(ids)) {
         return LDR_NIL;
     }
-    ldr_id_t *at = find(ids, id);
+    ldr_id_t *at = slot_find(ids, id);
     if (at->number == 0) {
         *at = (ldr_id_t){(uint32_t)id, (uint32_t)(id >> 32), ++ids->count};
     }
     return at->number - 1;
 }
 
-void ldr_ids_soon(const ldr_ids_t *ids, uint64_t id)
+void ldr_id_map_prefetch(const ldr_id_map_t *ids, uint64_t id)
 {
     if (id >= ids->plain && ids->slots > 0) {
-        __builtin_prefetch(&ids->table[ldr_ids_hash(id) & (ids->slots - 1)]);
+        __builtin_prefetch(&ids->table[ldr_id_map_hash(id) & (ids->slots - 1)]);
     }
 }
 
-void ldr_ids_free(ldr_ids_t *ids)
+void ldr_id_map_free(ldr_id_map_t *ids)
 {
     drop_table(ids);
-    *ids = (ldr_ids_t){0};
+    *ids = (ldr_id_map_t){0};
 }

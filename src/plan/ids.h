@@ -8,18 +8,18 @@
 
 #include <stdint.h>
 
-typedef struct ldr_ids {
+typedef struct ldr_id_map {
     uint32_t plain; /* ids below this are their own numbers */
     uint32_t count; /* numbers given */
     uint64_t slots; /* of the table: 0 or a power of two */
     struct ldr_id *table;
-} ldr_ids_t;
+} ldr_id_map_t;
 
 /* The number of an id, a new one if it is new. LDR_NIL: no memory, or there
  * are 2^32 - 2 already. */
-uint32_t ldr_ids_get(ldr_ids_t *ids, uint64_t id);
+uint32_t ldr_id_map_get(ldr_id_map_t *ids, uint64_t id);
 /* It will be asked for soon: so that its memory is near then. */
-void ldr_ids_soon(const ldr_ids_t *ids, uint64_t id);
+void ldr_id_map_prefetch(const ldr_id_map_t *ids, uint64_t id);
 /* 64 bits that look random. */
-uint64_t ldr_ids_hash(uint64_t id);
-void ldr_ids_free(ldr_ids_t *ids);
+uint64_t ldr_id_map_hash(uint64_t id);
+void ldr_id_map_free(ldr_id_map_t *ids);

@@ -48,7 +48,7 @@ struct ldr_input {
 };
 
 /* Fills raw if all of it was used. False: an error. */
-static bool fill(ldr_input_t *in)
+static bool read_raw(ldr_input_t *in)
 {
     if (in->from < in->to || in->ended) {
         return true;
@@ -93,7 +93,7 @@ static ssize_t read_gzip(ldr_input_t *in, void *to, size_t bytes)
     in->gzip.next_out = to;
     in->gzip.avail_out = (uInt)bytes;
     while (in->gzip.avail_out == bytes) {
-        if (!fill(in)) {
+        if (!read_raw(in)) {
             return -1;
         }
         if (in->from == in->to) {
@@ -133,7 +133,7 @@ static ssize_t read_zstd(ldr_input_t *in, void *to, size_t bytes)
     ZSTD_outBuffer out = {to, bytes, 0};
 
     while (out.pos == 0) {
-        if (!fill(in)) {
+        if (!read_raw(in)) {
             return -1;
         }
         if (in->from == in->to && !in->inside) {
@@ -246,7 +246,7 @@ ssize_t ldr_input_read(ldr_input_t *in, void *to, size_t bytes)
         return read_zstd(in, to, bytes);
     }
 #endif
-    if (!fill(in)) {
+    if (!read_raw(in)) {
         return -1;
     }
     size_t n = in->to - in->from < bytes ? in->to - in->from : bytes;

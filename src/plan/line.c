@@ -30,7 +30,7 @@ static inline void skip_space(cursor_t *c)
 }
 
 /* Past this character and the space before it. */
-static inline bool take(cursor_t *c, char what)
+static inline bool take_char(cursor_t *c, char what)
 {
     skip_space(c);
     if (c->at < c->end && *c->at == what) {
@@ -91,7 +91,7 @@ static bool take_amount(cursor_t *c, uint64_t max, uint64_t *value_p)
 /* The text between the quotes, escapes as they stand. */
 static bool take_string(cursor_t *c, const char **text_p, size_t *bytes_p)
 {
-    if (!take(c, '"')) {
+    if (!take_char(c, '"')) {
         return wrong(c, "a string is expected");
     }
     const char *at = c->at, *end = c->end;
@@ -154,37 +154,21 @@ static bool skip_value(cursor_t *c)
     return true;
 }
 
-static bool grow(ldr_line_t *line)
-{
-    uint32_t room = line->room == 0 ? 256 : line->room * 2;
-    uint64_t *ids = ldr_alloc((size_t)room * sizeof(*ids));
-
-    if (ids == NULL) {
-        return false;
-    }
-    if (line->count > 0) {
-        memcpy(ids, line->ids, (size_t)line->count * sizeof(*ids));
-    }
-    ldr_free(line->ids);
-    line->ids = ids;
-    line->room = room;
-    return true;
-}
-
 static bool take_ids(cursor_t *c, ldr_line_t *line)
 {
     line->count = 0;
-    if (!take(c, '[')) {
+    if (!take_char(c, '[')) {
         return wrong(c, "hash_ids is no array");
     }
-    if (take(c, ']')) {
+    if (take_char(c, ']')) {
         return true;
     }
     do {
         if (line->count == LDR_LINE_IDS_MAX) {
             return wrong(c, "hash_ids has too many");
         }
-        if (line->count == line->room && !grow(line)) {
+        if (!ldr_grow(&line->ids, &line->room, line->count + 1u,
+                      sizeof(*line->ids))) {
             return wrong(c, "no memory for hash_ids");
         }
         skip_space(c);
@@ -192,8 +176,8 @@ static bool take_ids(cursor_t *c, ldr_line_t *line)
             return false;
         }
         line->count++;
-    } while (take(c, ','));
-    return take(c, ']') || wrong(c, "hash_ids has no end");
+    } while (take_char(c, ','));
+    return take_char(c, ']') || wrong(c, "hash_ids has no end");
 }
 
 enum { HAS_TIME = 1, HAS_INPUT = 2, HAS_IDS = 4, HAS_ALL = 7 };
@@ -208,7 +192,7 @@ static bool take_field(cursor_t *c, ldr_line_t *line, unsigned *has)
     if (!take_string(c, &name, &bytes)) {
         return false;
     }
-    if (!take(c, ':')) {
+    if (!take_char(c, ':')) {
         return wrong(c, "a field has no value");
     }
     if (IS("hash_ids")) {
@@ -245,16 +229,16 @@ const char *ldr_line_parse(ldr_line_t *line, const char *text, size_t bytes)
     line->output_tokens = 0;
     line->hint = 0;
     line->block_tokens = 0;
-    if (!take(&c, '{')) {
+    if (!take_char(&c, '{')) {
         return "it is no JSON object";
     }
-    if (!take(&c, '}')) {
+    if (!take_char(&c, '}')) {
         do {
             if (!take_field(&c, line, &has)) {
                 return c.why;
             }
-        } while (take(&c, ','));
-        if (!take(&c, '}')) {
+        } while (take_char(&c, ','));
+        if (!take_char(&c, '}')) {
             return "the object has no end";
         }
     }

@@ -24,7 +24,7 @@ typedef struct ldr_line {
     uint32_t hint;          /* the same */
     uint32_t block_tokens;  /* the same */
     uint32_t count;
-    uint32_t room; /* of ids */
+    size_t room;   /* of ids */
     uint64_t *ids; /* grows as needed; ldr_line_free() */
 } ldr_line_t;
 

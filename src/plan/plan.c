@@ -15,8 +15,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "plan/queue.h"
-#include "plan/ssd.h"
+#include "plan/engines.h"
+#include "plan/sim_ssd.h"
 #include "store/index.h"
 
 #define PROGRESS_EVERY 4096u
@@ -34,7 +34,7 @@ typedef struct run {
     uint32_t coming[AHEAD - 1]; /* first blocks, of the last request first */
     ldr_plan_result_t *result;
     ldr_times_t with, without;
-    ldr_queue_t queue_with, queue_without;
+    ldr_engines_t engines_with, engines_without;
 } run_t;
 
 static double cpu_now(void)
@@ -72,9 +72,9 @@ static uint32_t scaled(const ldr_tape_t *tape, uint64_t blocks)
 }
 
 /* What a request finds in DRAM and an SSD, from its first block on. */
-static ldr_found_t look(run_t *r, const ldr_ssd_sim_t *ssd,
-                        const ldr_tape_request_t *request,
-                        const uint32_t *blocks)
+static ldr_found_t request_lookup(run_t *r, const ldr_ssd_sim_t *ssd,
+                                  const ldr_tape_request_t *request,
+                                  const uint32_t *blocks)
 {
     const ldr_sim_ops_t *ops = r->dram->ops;
     ldr_found_t found = {0};
@@ -109,8 +109,8 @@ static void count_hits(run_t *r, const ldr_found_t *found,
     r->late += on_tape - (hits < on_tape ? hits : on_tape);
 }
 
-static void count(run_t *r, const ldr_tape_request_t *request,
-                  ldr_found_t found)
+static void request_count(run_t *r, const ldr_tape_request_t *request,
+                          ldr_found_t found)
 {
     ldr_plan_result_t *sum = r->result;
     double at_s = (double)request->at_ms * 1e-3;
@@ -143,9 +143,9 @@ static void count(run_t *r, const ldr_tape_request_t *request,
     sum->prefill_s += t.without_s;
     sum->saved_s += t.saved_s;
     sum->load_tokens += t.tokens;
-    double waits = ldr_queue_wait(&r->queue_with, at_s, t.with_s);
+    double waits = ldr_engines_wait(&r->engines_with, at_s, t.with_s);
     ldr_times_add(&r->with, waits + t.with_s);
-    waits = ldr_queue_wait(&r->queue_without, at_s, t.without_s);
+    waits = ldr_engines_wait(&r->engines_without, at_s, t.without_s);
     ldr_times_add(&r->without, waits + t.without_s);
 }
 
@@ -156,15 +156,15 @@ static void ask_ahead(run_t *r, ldr_player_t *player)
     uint32_t block;
 
     while (ldr_player_ahead(player, AHEAD, &block)) {
-        ops->soon(r->dram, r->coming[1], 0);
-        ops->soon(r->dram, r->coming[0], 1);
-        ops->soon(r->dram, block, 2);
+        ops->prefetch(r->dram, r->coming[1], 0);
+        ops->prefetch(r->dram, r->coming[0], 1);
+        ops->prefetch(r->dram, block, 2);
         r->coming[1] = r->coming[0];
         r->coming[0] = block;
     }
 }
 
-static larder_status_t play(run_t *r, const ldr_plan_watch_t *watch)
+static larder_status_t tape_play(run_t *r, const ldr_plan_watch_t *watch)
 {
     const ldr_tape_request_t *request;
     const uint32_t *blocks;
@@ -177,12 +177,13 @@ static larder_status_t play(run_t *r, const ldr_plan_watch_t *watch)
         return st;
     }
     while ((more = ldr_player_next(&player, &request, &blocks)) > 0) {
-        if (r->dram->ops->soon != NULL) {
+        if (r->dram->ops->prefetch != NULL) {
             ask_ahead(r, &player);
         }
-        count(r, request, look(r, r->ssd, request, blocks));
+        request_count(r, request, request_lookup(r, r->ssd, request, blocks));
         if (r->unlimited != NULL) {
-            r->unlimited_hits += look(r, r->unlimited, request, blocks).blocks;
+            r->unlimited_hits +=
+                request_lookup(r, r->unlimited, request, blocks).blocks;
             ldr_ssd_sim_use(r->unlimited, request, blocks);
         }
         if (!r->dram->ops->use(r->dram, request, blocks)) {
@@ -216,16 +217,15 @@ static void finish_ssd(run_t *r)
     const ldr_tape_t *tape = r->tape;
     double bytes = r->model->bytes_per_token * r->model->block_tokens;
     double days = (double)tape->duration_ms / 86400e3;
+    const ldr_ssd_sim_counts_t *n = ldr_ssd_sim_counts(r->ssd);
 
-    sum->ssd_written = (double)ldr_ssd_sim_written(r->ssd) / tape->sample;
-    sum->ssd_carried = (double)ldr_ssd_sim_carried(r->ssd) / tape->sample;
+    sum->ssd_written = (double)n->written / tape->sample;
+    sum->ssd_carried = (double)n->carried / tape->sample;
     sum->ssd_bytes_a_day =
         days > 0 ? (sum->ssd_written + sum->ssd_carried) * bytes / days : 0;
-    sum->ssd_refused_first =
-        (double)ldr_ssd_sim_refused_first(r->ssd) / tape->sample;
-    sum->ssd_refused_budget =
-        (double)ldr_ssd_sim_refused_budget(r->ssd) / tape->sample;
-    sum->ssd_dropped = (double)ldr_ssd_sim_dropped(r->ssd) / tape->sample;
+    sum->ssd_refused_first = (double)n->refused_first / tape->sample;
+    sum->ssd_refused_budget = (double)n->refused_budget / tape->sample;
+    sum->ssd_dropped = (double)n->dropped / tape->sample;
     if (r->unlimited != NULL) {
         sum->ssd_lost_hits =
             ((double)r->unlimited_hits - (double)(r->hits + r->late)) /
@@ -233,7 +233,7 @@ static void finish_ssd(run_t *r)
     }
 }
 
-static void finish(run_t *r)
+static void result_finish(run_t *r)
 {
     ldr_plan_result_t *sum = r->result;
     const ldr_tape_t *tape = r->tape;
@@ -299,19 +299,19 @@ larder_status_t ldr_plan_run(ldr_tape_t *tape, const ldr_model_t *model,
     ldr_sim_params_t params = {scaled(tape, what->blocks), what->nodes,
                                what->run_blocks};
     r->dram = what->sim->create(what->sim, tape, &params);
-    if (!ldr_queue_open(&r->queue_with, model->engines) ||
-        !ldr_queue_open(&r->queue_without, model->engines)) {
+    if (!ldr_engines_open(&r->engines_with, model->engines) ||
+        !ldr_engines_open(&r->engines_without, model->engines)) {
         ldr_fail(st, "no memory for %u engines", model->engines);
     } else if (r->dram != NULL && make_ssd(r, what)) {
-        st = play(r, watch);
+        st = tape_play(r, watch);
     }
     if (st == LARDER_OK) {
-        finish(r);
+        result_finish(r);
         result->busiest =
             what->sim->busiest != NULL ? what->sim->busiest(r->dram) : 0;
     }
-    ldr_queue_close(&r->queue_with);
-    ldr_queue_close(&r->queue_without);
+    ldr_engines_close(&r->engines_with);
+    ldr_engines_close(&r->engines_without);
     ldr_ssd_sim_destroy(r->ssd);
     ldr_ssd_sim_destroy(r->unlimited);
     if (r->dram != NULL) {

@@ -47,7 +47,7 @@ typedef struct ldr_sim_ops {
     /* False: it cannot go on, with the text of ldr_fail(). */
     bool (*use)(ldr_sim_t *sim, const ldr_tape_request_t *request,
                 const uint32_t *blocks);
-    void (*soon)(const ldr_sim_t *sim, uint32_t block, unsigned step);
+    void (*prefetch)(const ldr_sim_t *sim, uint32_t block, unsigned step);
     /* How many times as much as the mean the busiest node had to do. NULL:
      * it knows no nodes. */
     double (*busiest)(const ldr_sim_t *sim);

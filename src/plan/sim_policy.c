@@ -97,12 +97,12 @@ static bool make_placement(policy_sim_t *s)
     if (s->nodes == 1) {
         return true;
     }
-    ldr_member_t *members = ldr_alloc(s->nodes * sizeof(*members));
+    ldr_placed_t *members = ldr_alloc(s->nodes * sizeof(*members));
     if (members == NULL) {
         return false;
     }
     for (uint32_t i = 0; i < s->nodes; i++) {
-        members[i] = (ldr_member_t){.id = i, .weight = 1};
+        members[i] = (ldr_placed_t){.id = i, .weight = 1};
     }
     s->placement = ldr_placement_create(members, s->nodes, 1);
     ldr_free(members);
@@ -162,7 +162,7 @@ static uint32_t node_of(const policy_sim_t *s, uint32_t block)
 {
     uint32_t owner = 0;
 
-    ldr_placement_owners(s->placement, ldr_ids_hash(block), &owner);
+    ldr_placement_owners(s->placement, ldr_id_map_hash(block), &owner);
     return owner;
 }
 
@@ -202,7 +202,7 @@ static uint32_t make_room(policy_sim_t *s, part_t *p, uint32_t parent,
 }
 
 /* Tells the policy of a request, as a node does when one comes. */
-static void tell(policy_sim_t *s, part_t *p)
+static void request_announce(policy_sim_t *s, part_t *p)
 {
     for (uint32_t i = 0; i < p->count; i++) {
         uint32_t slot = s->slot_of[p->blocks[i]];
@@ -233,7 +233,7 @@ static bool use_part(policy_sim_t *s, part_t *p)
 {
     uint32_t parent = LDR_NIL;
 
-    tell(s, p);
+    request_announce(s, p);
     for (uint32_t i = 0; i < p->count; i++) {
         uint32_t slot = s->slot_of[p->blocks[i]];
 
@@ -277,7 +277,7 @@ static bool policy_use(ldr_sim_t *sim, const ldr_tape_request_t *request,
     return true;
 }
 
-static void policy_soon(const ldr_sim_t *sim, uint32_t block, unsigned step)
+static void policy_prefetch(const ldr_sim_t *sim, uint32_t block, unsigned step)
 {
     const policy_sim_t *s = (const policy_sim_t *)sim;
 
@@ -286,8 +286,8 @@ static void policy_soon(const ldr_sim_t *sim, uint32_t block, unsigned step)
     } else if (step == 1 && s->slot_of[block] != 0) {
         __builtin_prefetch(&s->held[s->slot_of[block] - 1]);
     }
-    if (s->ops->soon != NULL && s->nodes == 1) {
-        s->ops->soon(s->node->policy, print_of(block), step);
+    if (s->ops->prefetch != NULL && s->nodes == 1) {
+        s->ops->prefetch(s->node->policy, print_of(block), step);
     }
 }
 
@@ -311,7 +311,7 @@ const ldr_sim_ops_t ldr_sim_lru = {
     .destroy = policy_destroy,
     .prefix = policy_prefix,
     .use = policy_use,
-    .soon = policy_soon,
+    .prefetch = policy_prefetch,
     .busiest = policy_busiest,
 };
 
@@ -323,7 +323,7 @@ const ldr_sim_ops_t ldr_sim_learned = {
     .destroy = policy_destroy,
     .prefix = policy_prefix,
     .use = policy_use,
-    .soon = policy_soon,
+    .prefetch = policy_prefetch,
     .busiest = policy_busiest,
 };
 
@@ -335,6 +335,6 @@ const ldr_sim_ops_t ldr_sim_default = {
     .destroy = policy_destroy,
     .prefix = policy_prefix,
     .use = policy_use,
-    .soon = policy_soon,
+    .prefetch = policy_prefetch,
     .busiest = policy_busiest,
 };

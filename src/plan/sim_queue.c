@@ -1,5 +1,4 @@
 /* Caches made of queues: FIFO and S3-FIFO. */
-#include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"

@@ -113,7 +113,7 @@ typedef struct reader {
     const ldr_tape_watch_t *watch;
     uint64_t hash_max; /* blocks above are not on the tape */
     ldr_input_t *input;
-    ldr_ids_t ids;
+    ldr_id_map_t ids;
     ldr_line_t line;
     uint64_t first_ms, last_ms;
     char *text;
@@ -145,9 +145,9 @@ static bool number_ids(reader_t *r)
 {
     for (uint32_t i = 0; i < r->block_count; i++) {
         if (i + IDS_AHEAD < r->block_count) {
-            ldr_ids_soon(&r->ids, r->ids_in_hand[i + IDS_AHEAD]);
+            ldr_id_map_prefetch(&r->ids, r->ids_in_hand[i + IDS_AHEAD]);
         }
-        r->blocks[i] = ldr_ids_get(&r->ids, r->ids_in_hand[i]);
+        r->blocks[i] = ldr_id_map_get(&r->ids, r->ids_in_hand[i]);
         if (r->blocks[i] == LDR_NIL) {
             ldr_fail(LARDER_E_NO_MEMORY,
                      "no memory for more than %u different blocks",
@@ -194,7 +194,7 @@ static bool keep_request(reader_t *r)
     uint32_t count = 0;
     for (uint32_t i = 0; i < line->count; i++) {
         if (r->hash_max != UINT64_MAX &&
-            ldr_ids_hash(~line->ids[i]) > r->hash_max) {
+            ldr_id_map_hash(~line->ids[i]) > r->hash_max) {
             continue;
         }
         count++;
@@ -373,7 +373,7 @@ larder_status_t ldr_tape_read(const ldr_tape_params_t *params, ldr_tape_t *tape)
     bool ok = tape->block_fd >= 0 && read_all(&r);
     tape->took_s = (double)(ldr_now_ns(&ldr_clock_real) - began) * 1e-9;
     ldr_input_close(r.input);
-    ldr_ids_free(&r.ids);
+    ldr_id_map_free(&r.ids);
     ldr_line_free(&r.line);
     ldr_free(r.text);
     ldr_free(r.requests);

@@ -72,8 +72,8 @@ static enum MHD_Result send_response(struct MHD_Connection *c, unsigned status,
     return sent;
 }
 
-static enum MHD_Result say(struct MHD_Connection *c, unsigned status,
-                           const char *text)
+static enum MHD_Result status_say(struct MHD_Connection *c, unsigned status,
+                                  const char *text)
 {
     size_t bytes = strlen(text) + 1;
     char *copy = ldr_alloc(bytes + 1);
@@ -113,7 +113,7 @@ static enum MHD_Result send_text(ldr_admin_t *a, struct MHD_Connection *c,
         ldr_free(text);
         size = length + 65536;
     }
-    return say(c, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory");
+    return status_say(c, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory");
 }
 
 static size_t metrics_text(ldr_admin_t *a, uint64_t since_ms, char *text,
@@ -161,7 +161,7 @@ static enum MHD_Result page_metrics(ldr_admin_t *a, struct MHD_Connection *c)
 static enum MHD_Result page_healthz(ldr_admin_t *a, struct MHD_Connection *c)
 {
     (void)a;
-    return say(c, MHD_HTTP_OK, "ok");
+    return status_say(c, MHD_HTTP_OK, "ok");
 }
 
 static enum MHD_Result page_readyz(ldr_admin_t *a, struct MHD_Connection *c)
@@ -169,9 +169,9 @@ static enum MHD_Result page_readyz(ldr_admin_t *a, struct MHD_Connection *c)
     char why[256] = "";
 
     if (a->source.ready(a->source.arg, why, sizeof(why))) {
-        return say(c, MHD_HTTP_OK, "ready");
+        return status_say(c, MHD_HTTP_OK, "ready");
     }
-    return say(c, MHD_HTTP_SERVICE_UNAVAILABLE, why);
+    return status_say(c, MHD_HTTP_SERVICE_UNAVAILABLE, why);
 }
 
 static enum MHD_Result page_config(ldr_admin_t *a, struct MHD_Connection *c)
@@ -282,10 +282,11 @@ static void noticed(void *arg, struct MHD_Connection *c, void **state,
     *state = stranger;
 }
 
-static enum MHD_Result answer(void *arg, struct MHD_Connection *c,
-                              const char *path, const char *method,
-                              const char *version, const char *upload,
-                              size_t *upload_bytes, void **state)
+static enum MHD_Result connection_answer(void *arg, struct MHD_Connection *c,
+                                         const char *path, const char *method,
+                                         const char *version,
+                                         const char *upload,
+                                         size_t *upload_bytes, void **state)
 {
     ldr_admin_t *a = arg;
     const char *host = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Host");
@@ -293,26 +294,27 @@ static enum MHD_Result answer(void *arg, struct MHD_Connection *c,
 
     (void)version, (void)upload, (void)upload_bytes, (void)state;
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
-        return say(c, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET");
+        return status_say(c, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET");
     }
     if (here && host != NULL && !host_is_ours(a, host)) {
-        return say(c, MHD_HTTP_MISDIRECTED_REQUEST,
-                   "this host is not called that: use 127.0.0.1 or localhost");
+        return status_say(
+            c, MHD_HTTP_MISDIRECTED_REQUEST,
+            "this host is not called that: use 127.0.0.1 or localhost");
     }
     for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
         if (strcmp(path, pages[i].path) != 0) {
             continue;
         }
         if (!here && !pages[i].anybody) {
-            return say(c, MHD_HTTP_FORBIDDEN,
-                       "only from the daemon's own host: use ssh -L or "
-                       "kubectl port-forward");
+            return status_say(c, MHD_HTTP_FORBIDDEN,
+                              "only from the daemon's own host: use ssh -L or "
+                              "kubectl port-forward");
         }
         return pages[i].page(a, c);
     }
-    return say(c, MHD_HTTP_NOT_FOUND,
-               "there are /, /metrics, /healthz, /readyz, /config and "
-               "/status.json");
+    return status_say(c, MHD_HTTP_NOT_FOUND,
+                      "there are /, /metrics, /healthz, /readyz, /config and "
+                      "/status.json");
 }
 
 /* ---- the page's policy ---- */
@@ -388,7 +390,7 @@ static bool learn_port(ldr_admin_t *a, int fd)
 /* The library makes its thread itself. It inherits the mask of signals, which
  * as in all our threads are somebody else's. poll() and not epoll: with the
  * latter it does not see a peer close that has just sent something. */
-static larder_status_t start(ldr_admin_t *a, int fd)
+static larder_status_t connection_start(ldr_admin_t *a, int fd)
 {
     sigset_t all, before;
 
@@ -404,11 +406,11 @@ static larder_status_t start(ldr_admin_t *a, int fd)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     a->daemon = MHD_start_daemon(MHD_USE_POLL_INTERNAL_THREAD, 0, NULL, NULL,
-                                 answer, a, MHD_OPTION_LISTEN_SOCKET, fd,
-                                 MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS_MAX,
-                                 MHD_OPTION_NOTIFY_CONNECTION, noticed, a,
-                                 MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S,
-                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                                 connection_answer, a, MHD_OPTION_LISTEN_SOCKET,
+                                 fd, MHD_OPTION_CONNECTION_LIMIT,
+                                 CONNECTIONS_MAX, MHD_OPTION_NOTIFY_CONNECTION,
+                                 noticed, a, MHD_OPTION_CONNECTION_TIMEOUT,
+                                 TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
                                  (size_t)REQUEST_BYTES, MHD_OPTION_END);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (a->daemon == NULL) {
@@ -455,7 +457,7 @@ larder_status_t ldr_admin_open_at(const char *address, int fd,
     a->source = *source;
     a->log = *log;
     snprintf(a->host, sizeof(a->host), "%s", parsed.host);
-    larder_status_t st = start(a, fd);
+    larder_status_t st = connection_start(a, fd);
     if (st != LARDER_OK) {
         ldr_admin_close(a);
         return st;

@@ -25,11 +25,11 @@ static void denied(ldr_request_t *r, ldr_auth_fail_t why, const char *what)
                     s->tenant_name));
 }
 
-static void let_in(ldr_request_t *r, ldr_guest_t *guest, const void *body,
-                   size_t bytes)
+static void let_in(ldr_request_t *r, ldr_server_tenant_t *tenant,
+                   const void *body, size_t bytes)
 {
     ldr_session_t *s = r->session;
-    larder_status_t st = ldr_session_enter(s, guest);
+    larder_status_t st = ldr_session_enter(s, tenant);
 
     if (st != LARDER_OK) {
         ldr_warn(&s->server->log, "%s: refused as tenant '%s': %s", s->from,
@@ -38,23 +38,23 @@ static void let_in(ldr_request_t *r, ldr_guest_t *guest, const void *body,
         ldr_reply_fail(r, st);
         return;
     }
-    r->guest = guest;
+    r->tenant = tenant;
     ldr_reply(r, LARDER_OK, body, bytes);
 }
 
 /* Who may come in without a token; *why_p otherwise. */
-static bool by_itself(ldr_session_t *s, const ldr_guest_t *guest,
+static bool by_itself(ldr_session_t *s, const ldr_server_tenant_t *tenant,
                       ldr_auth_fail_t *why_p, const char **what_p)
 {
     char name[LDR_TENANT_MAX + 1];
 
-    LDR_HELD(&s->server->guest_lock);
+    LDR_HELD(&s->server->tenant_lock);
     *why_p = LDR_AUTH_FAIL_TENANT;
     *what_p = "there is no such tenant in the configuration";
-    if (guest == NULL) {
+    if (tenant == NULL) {
         return false;
     }
-    if (guest->token_count > 0) {
+    if (tenant->token_count > 0) {
         *why_p = LDR_AUTH_FAIL_TOKEN;
         *what_p = "the token is not right: none of the tenant's token_file";
         return false;
@@ -62,20 +62,20 @@ static bool by_itself(ldr_session_t *s, const ldr_guest_t *guest,
     if (s->local) {
         *why_p = LDR_AUTH_FAIL_UID;
         *what_p = "its uid is none of the tenant's (option uids)";
-        return s->admin || ldr_guest_has_uid(guest, s->peer.uid);
+        return s->admin || ldr_uids_has(tenant->config.uids, s->peer.uid);
     }
     if (s->server->config->options.tls_client_ca[0] != '\0') {
         ldr_stream_peer_name(&s->socket.stream, name, sizeof(name));
         *why_p = LDR_AUTH_FAIL_CERTIFICATE;
         *what_p = "its certificate is none of the tenant's (key cert)";
-        return guest->config.cert[0] != '\0' &&
-               strcmp(guest->config.cert, name) == 0;
+        return tenant->config.cert[0] != '\0' &&
+               strcmp(tenant->config.cert, name) == 0;
     }
     /* Nobody can say which user of this host a connection is of. */
     *why_p = LDR_AUTH_FAIL_TOKEN;
     *what_p = "by tcp it needs a token (key token_file)";
-    return s->loopback && strcmp(guest->config.name, "default") == 0 &&
-           ldr_guests_open(s->server);
+    return s->loopback && strcmp(tenant->config.name, "default") == 0 &&
+           ldr_server_tenants_open(s->server);
 }
 
 static void version_refused(ldr_request_t *r, const ldr_hello_t *hello)
@@ -114,10 +114,11 @@ void ldr_handle_hello(ldr_request_t *r)
     s->greeted = true;
     memcpy(s->client_nonce, hello.nonce, LDR_NONCE_BYTES);
     memcpy(s->tenant_name, hello.tenant, sizeof(s->tenant_name));
-    ldr_guest_t *guest = ldr_guest_find(s->server, s->tenant_name);
-    ldr_mutex_lock(&s->server->guest_lock);
-    bool open = by_itself(s, guest, &why, &what);
-    ldr_mutex_unlock(&s->server->guest_lock);
+    ldr_server_tenant_t *tenant =
+        ldr_server_tenant_find(s->server, s->tenant_name);
+    ldr_mutex_lock(&s->server->tenant_lock);
+    bool open = by_itself(s, tenant, &why, &what);
+    ldr_mutex_unlock(&s->server->tenant_lock);
     ldr_welcome_t welcome = {
         .version = hello.version_max < LDR_WIRE_VERSION_MAX
                        ? hello.version_max
@@ -134,18 +135,18 @@ void ldr_handle_hello(ldr_request_t *r)
     strncpy(welcome.program, larder_version(), sizeof(welcome.program) - 1);
     size_t bytes = ldr_put_welcome(body, &welcome);
     if (open) {
-        let_in(r, guest, body, bytes);
+        let_in(r, tenant, body, bytes);
     } else {
         ldr_reply(r, LARDER_OK, body, bytes);
     }
 }
 
 /* A tenant's uids, where it has any, are asked for besides its token. */
-static bool uid_allowed(const ldr_session_t *s, const ldr_guest_t *guest)
+static bool uid_allowed(const ldr_session_t *s,
+                        const ldr_server_tenant_t *tenant)
 {
-    return !s->local || s->admin ||
-           (guest->uid_count == 0 && !guest->uid_any) ||
-           ldr_guest_has_uid(guest, s->peer.uid);
+    return !s->local || s->admin || tenant->config.uids[0] == '\0' ||
+           ldr_uids_has(tenant->config.uids, s->peer.uid);
 }
 
 /* What a client sends that has no token to prove. */
@@ -172,20 +173,21 @@ void ldr_handle_auth(ldr_request_t *r)
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed auth");
         return;
     }
-    ldr_guest_t *guest = ldr_guest_find(s->server, s->tenant_name);
-    ldr_mutex_lock(&s->server->guest_lock);
-    if (guest != NULL && guest->enabled) {
-        count = guest->token_count;
-        memcpy(tokens, guest->tokens, sizeof(tokens));
-        uid = uid_allowed(s, guest);
+    ldr_server_tenant_t *tenant =
+        ldr_server_tenant_find(s->server, s->tenant_name);
+    ldr_mutex_lock(&s->server->tenant_lock);
+    if (tenant != NULL && tenant->enabled) {
+        count = tenant->token_count;
+        memcpy(tokens, tenant->tokens, sizeof(tokens));
+        uid = uid_allowed(s, tenant);
     }
-    ldr_mutex_unlock(&s->server->guest_lock);
+    ldr_mutex_unlock(&s->server->tenant_lock);
     bool right = ldr_proof_check(tokens, count, &proof, false, r->body, &which);
     if (!right || count == 0 ||
         !ldr_proof_make(&tokens[which], &proof, true, mac)) {
-        ldr_mutex_lock(&s->server->guest_lock);
-        by_itself(s, guest, &why, &what);
-        ldr_mutex_unlock(&s->server->guest_lock);
+        ldr_mutex_lock(&s->server->tenant_lock);
+        by_itself(s, tenant, &why, &what);
+        ldr_mutex_unlock(&s->server->tenant_lock);
         denied(r, why,
                count > 0 && is_blank(r->body)
                    ? "it sent no token (token_file= in the client's URL)"
@@ -193,7 +195,7 @@ void ldr_handle_auth(ldr_request_t *r)
     } else if (!uid) {
         denied(r, why, what);
     } else {
-        let_in(r, guest, mac, sizeof(mac));
+        let_in(r, tenant, mac, sizeof(mac));
     }
     explicit_bzero(tokens, sizeof(tokens));
 }

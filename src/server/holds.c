@@ -228,7 +228,7 @@ larder_status_t ldr_session_map(ldr_session_t *s, const ldr_extent_msg_t *want,
     if (!map_room(s)) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon");
     }
-    if (!ldr_node_extent_map(s->server->node, s->guest->tenant, want->extent,
+    if (!ldr_node_extent_map(s->server->node, s->tenant->number, want->extent,
                              want->generation, view)) {
         return ldr_fail(LARDER_E_STALE, "extent %u is not this session's",
                         want->extent);
@@ -304,7 +304,7 @@ void ldr_handle_extent(ldr_request_t *r)
     }
     larder_status_t st = LARDER_OK;
     if (s->window == NULL && m.generation == LDR_EXTENT_NOW) {
-        st = ldr_node_extent_owned(s->server->node, s->guest->tenant, m.extent,
+        st = ldr_node_extent_owned(s->server->node, s->tenant->number, m.extent,
                                    &m.generation);
         if (st == LARDER_MISS) {
             st = ldr_fail(LARDER_E_STALE, "extent %u is not this session's",

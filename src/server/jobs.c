@@ -22,7 +22,7 @@ static void job_done(ldr_task_t *task)
         (ldr_request_t *)((char *)task - offsetof(ldr_request_t, done));
 
     ldr_session_t *s = r->session;
-    uint64_t begin_ns = ldr_server_now();
+    uint64_t begin_ns = ldr_server_now(r->home->server);
     bool ran = r->ran;
 
     LDR_ASSERT(r->queued);
@@ -40,7 +40,7 @@ static void job_done(ldr_task_t *task)
         return;
     }
     r->finish(r);
-    ldr_turn_used(s, ldr_server_now() - begin_ns);
+    ldr_turn_used(s, ldr_server_now(s->server) - begin_ns);
 }
 
 /* Whether it may wait for a disk, for as long as that takes. */
@@ -71,8 +71,8 @@ static bool may_run(const ldr_server_t *server, const ldr_request_t *r)
     }
     return server->job_waiting < server->job_count - 1 &&
            (r->frame.opcode != LDR_OP_FLUSH || server->job_flushes < half) &&
-           (r->guest == NULL || r->guest->jobs_waiting < half ||
-            !ldr_guests_several(server));
+           (r->tenant == NULL || r->tenant->jobs_waiting < half ||
+            !ldr_server_tenants_several(server));
 }
 
 /* The job that is next, of those that may run: the first of the tenant that had
@@ -84,8 +84,8 @@ static ldr_request_t **next_job(ldr_server_t *server)
 
     for (ldr_request_t **link = &server->job_head; *link != NULL;
          link = &(*link)->job_next) {
-        const ldr_guest_t *guest = (*link)->guest;
-        uint64_t turn = guest != NULL ? guest->job_turn : 0;
+        const ldr_server_tenant_t *tenant = (*link)->tenant;
+        uint64_t turn = tenant != NULL ? tenant->job_turn : 0;
 
         if (turn < best_turn && may_run(server, *link)) {
             best = link;
@@ -102,10 +102,10 @@ bool ldr_jobs_check(const ldr_server_t *server)
 
     LDR_HELD(&server->job_lock);
     while (*link != NULL && count < QUEUE_MAX) {
-        const ldr_guest_t *guest = (*link)->guest;
+        const ldr_server_tenant_t *tenant = (*link)->tenant;
 
         if ((*link)->job == NULL ||
-            (guest != NULL && guest->jobs_queued == 0)) {
+            (tenant != NULL && tenant->jobs_queued == 0)) {
             return false;
         }
         link = &(*link)->job_next;
@@ -135,23 +135,24 @@ static ldr_request_t *take(ldr_server_t *server)
     }
     LDR_ASSERT(server->job_queued > 0);
     server->job_queued--;
-    if (r->guest != NULL) {
-        LDR_ASSERT(r->guest->jobs_queued > 0);
-        r->guest->jobs_queued--;
-        r->guest->job_turn = ++server->job_turn;
+    if (r->tenant != NULL) {
+        LDR_ASSERT(r->tenant->jobs_queued > 0);
+        r->tenant->jobs_queued--;
+        r->tenant->job_turn = ++server->job_turn;
     }
     return r;
 }
 
 /* One that waits begins, or ends: by then the request is its loop's. */
-static void count(ldr_server_t *server, ldr_guest_t *guest, bool flush, int by)
+static void count(ldr_server_t *server, ldr_server_tenant_t *tenant, bool flush,
+                  int by)
 {
     LDR_HELD(&server->job_lock);
     server->job_waiting += (unsigned)by;
     server->job_flushes += (unsigned)(flush ? by : 0);
-    if (guest != NULL) {
-        guest->jobs_waiting += (unsigned)by;
-        LDR_ASSERT(guest->jobs_waiting <= server->job_waiting);
+    if (tenant != NULL) {
+        tenant->jobs_waiting += (unsigned)by;
+        LDR_ASSERT(tenant->jobs_waiting <= server->job_waiting);
     }
     LDR_ASSERT(server->job_waiting <=
                sizeof(server->job_threads) / sizeof(server->job_threads[0]));
@@ -174,9 +175,9 @@ static void *job_main(void *arg)
             continue;
         }
         bool waiting = waits(r), flush = r->frame.opcode == LDR_OP_FLUSH;
-        ldr_guest_t *guest = r->guest;
+        ldr_server_tenant_t *tenant = r->tenant;
         if (waiting) {
-            count(server, guest, flush, 1);
+            count(server, tenant, flush, 1);
         }
         r->ran = !server->job_stop; /* at the end those that wait do not */
         ldr_mutex_unlock(&server->job_lock);
@@ -189,7 +190,7 @@ static void *job_main(void *arg)
         ldr_loop_post(&r->home->loop, &r->done); /* its loop's from here on */
         ldr_mutex_lock(&server->job_lock);
         if (waiting) { /* one that could not run may now */
-            count(server, guest, flush, -1);
+            count(server, tenant, flush, -1);
             pthread_cond_broadcast(&server->job_wake);
         }
     }
@@ -207,8 +208,8 @@ static bool has_room(const ldr_server_t *server, const ldr_request_t *r)
     LDR_HELD(&server->job_lock);
     LDR_ASSERT(server->job_queued <= QUEUE_MAX);
     return !server->job_stop && server->job_queued < QUEUE_MAX &&
-           (r->guest == NULL ||
-            r->guest->jobs_queued < QUEUE_MAX - server->job_queued);
+           (r->tenant == NULL ||
+            r->tenant->jobs_queued < QUEUE_MAX - server->job_queued);
 }
 
 bool ldr_job(ldr_request_t *r)
@@ -222,8 +223,8 @@ bool ldr_job(ldr_request_t *r)
     bool room = has_room(server, r);
     if (room) {
         r->queued = true;
-        if (r->guest != NULL) {
-            r->guest->jobs_queued++;
+        if (r->tenant != NULL) {
+            r->tenant->jobs_queued++;
         }
         *server->job_end = r;
         server->job_end = &r->job_next;

@@ -56,7 +56,7 @@ static ldr_server_loop_t *home_of_next(ldr_server_t *server)
             best_ns = ns;
         }
     }
-    __atomic_store_n(&best->asked_ns, ldr_server_now(), __ATOMIC_RELAXED);
+    __atomic_store_n(&best->asked_ns, ldr_server_now(server), __ATOMIC_RELAXED);
     return best;
 }
 
@@ -96,7 +96,7 @@ static void take_in(ldr_listener_t *l, int fd)
     c->home = home_of_next(server);
     c->arrival.fd = fd;
     c->arrival.local = l->local;
-    c->arrival.begin_ns = ldr_server_now();
+    c->arrival.begin_ns = ldr_server_now(server);
     ldr_loop_post(&c->home->loop, &c->task);
 }
 
@@ -104,7 +104,7 @@ static void take_in(ldr_listener_t *l, int fd)
 static void pause_listener(ldr_listener_t *l, uint64_t ns)
 {
     ldr_loop_rewatch(&l->home->loop, &l->watch, 0);
-    l->pause_ns = ldr_server_now() + ns;
+    l->pause_ns = ldr_server_now(l->home->server) + ns;
     ldr_server_due(l->home, l->pause_ns);
 }
 
@@ -204,7 +204,8 @@ static larder_status_t taken(const char *path)
 larder_status_t ldr_listen_probe(const ldr_server_t *server)
 {
     const char *path = server->socket_path;
-    int fd = path[0] != '\0' ? ldr_connect_unix(path, ldr_server_now()) : -1;
+    int fd =
+        path[0] != '\0' ? ldr_connect_unix(path, ldr_server_now(server)) : -1;
 
     if (fd < 0) {
         ldr_fail_clear(); /* opening the socket says it, if it is wrong */
@@ -411,13 +412,14 @@ static larder_status_t listen_one(ldr_server_t *server, unsigned i,
 void ldr_listen_judge(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
-    const ldr_guest_t *guest = ldr_guest_find(server, "default");
+    const ldr_server_tenant_t *tenant =
+        ldr_server_tenant_find(server, "default");
 
-    ldr_mutex_lock(&server->guest_lock);
+    ldr_mutex_lock(&server->tenant_lock);
     bool open = o->listen[0] != '\0' && o->tls_client_ca[0] == '\0' &&
-                o->listen_open == LDR_LISTEN_OPEN_OFF && guest != NULL &&
-                guest->token_count == 0 && ldr_guests_open(server);
-    ldr_mutex_unlock(&server->guest_lock);
+                o->listen_open == LDR_LISTEN_OPEN_OFF && tenant != NULL &&
+                tenant->token_count == 0 && ldr_server_tenants_open(server);
+    ldr_mutex_unlock(&server->tenant_lock);
     if (open && !server->open_told) {
         server->open_told = true;
         ldr_warn(&server->log,

@@ -94,7 +94,8 @@ static void measure(ldr_request_t *r)
             bytes[r->loads[i].tier] += r->loads[i].length;
         }
     }
-    ldr_node_measured_loads(node, bytes, ldr_server_now() - r->begin_ns);
+    ldr_node_measured_loads(node, bytes,
+                            ldr_server_now(r->home->server) - r->begin_ns);
 }
 
 /* All loads are settled. */
@@ -141,7 +142,7 @@ static void settled(ldr_task_t *task)
     ldr_request_t *r =
         (ldr_request_t *)((char *)task - offsetof(ldr_request_t, settled));
     ldr_session_t *s = r->session;
-    uint64_t begin_ns = ldr_server_now();
+    uint64_t begin_ns = ldr_server_now(r->home->server);
 
     if (s == NULL) { /* it ended while this was posted */
         ldr_node_t *node = r->home->server->node;
@@ -156,7 +157,7 @@ static void settled(ldr_task_t *task)
     }
     ldr_request_unwait(r);
     finish(r);
-    ldr_turn_used(s, ldr_server_now() - begin_ns);
+    ldr_turn_used(s, ldr_server_now(s->server) - begin_ns);
 }
 
 void ldr_loads_expire(ldr_request_t *r, larder_status_t why)
@@ -224,11 +225,11 @@ static void begin(ldr_request_t *r)
 
 bool ldr_request_may_move(ldr_request_t *r)
 {
-    if (ldr_guest_may(r->guest, r->begin_ns)) {
+    if (ldr_server_tenant_may(r->tenant, r->begin_ns)) {
         return true;
     }
-    ldr_metrics_throttled(r->session->server->metrics, r->guest->tenant);
-    ldr_reply_fail(r, ldr_guest_busy(r->guest));
+    ldr_metrics_throttled(r->session->server->metrics, r->tenant->number);
+    ldr_reply_fail(r, ldr_server_tenant_busy(r->tenant));
     return false;
 }
 
@@ -250,7 +251,7 @@ static bool redeem(ldr_request_t *r)
     }
     size_t head = LDR_FRAME_BYTES + r->frame.body, at = head;
     size_t places = (size_t)(batch.rows - r->bytes);
-    ldr_stage_t *stage = ldr_stage_find(server, &token, r->guest->tenant);
+    ldr_stage_t *stage = ldr_stage_find(server, &token, r->tenant->number);
     bool made =
         ldr_request_room(r, head + (size_t)batch.count * LDR_NAME_BYTES) &&
         ldr_request_batch(r, batch.count);

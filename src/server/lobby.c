@@ -174,7 +174,7 @@ static bool list_check(const origin_list_t *list, unsigned *sum)
     return count > 0 && count == list->count && before == list->last;
 }
 
-static bool check(const ldr_lobby_t *lobby)
+static bool lobby_check(const ldr_lobby_t *lobby)
 {
     unsigned sum = 0;
 
@@ -194,7 +194,7 @@ static bool check(const ldr_lobby_t *lobby)
 bool ldr_lobby_check(ldr_lobby_t *lobby)
 {
     ldr_mutex_lock(&lobby->lock);
-    bool right = check(lobby);
+    bool right = lobby_check(lobby);
     ldr_mutex_unlock(&lobby->lock);
     return right;
 }
@@ -223,13 +223,13 @@ static origin_list_t *crowded(ldr_lobby_t *lobby, ldr_origin_t origin)
     return lobby->count >= lobby->max ? most_crowded(lobby) : NULL;
 }
 
-static ldr_lobby_found_t enter(ldr_lobby_t *lobby, ldr_origin_t origin,
-                               ldr_stranger_t *s)
+static ldr_lobby_found_t origin_enter(ldr_lobby_t *lobby, ldr_origin_t origin,
+                                      ldr_stranger_t *s)
 {
     origin_list_t *full = crowded(lobby, origin);
 
     lobby->entered++;
-    LDR_DEBUG_ASSERT(lobby->entered % CHECK_EVERY != 0 || check(lobby));
+    LDR_DEBUG_ASSERT(lobby->entered % CHECK_EVERY != 0 || lobby_check(lobby));
     if (full != NULL) {
         if (lobby->leaving >= lobby->max) {
             return LDR_LOBBY_FULL;
@@ -262,7 +262,7 @@ ldr_lobby_found_t ldr_lobby_enter(ldr_lobby_t *lobby, ldr_origin_t origin,
     if (s != NULL) {
         s->fd = -1;
         ldr_mutex_lock(&lobby->lock);
-        found = enter(lobby, origin, s);
+        found = origin_enter(lobby, origin, s);
         ldr_mutex_unlock(&lobby->lock);
     }
     if (found == LDR_LOBBY_FULL) {

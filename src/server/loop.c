@@ -20,11 +20,13 @@
 static __thread const ldr_loop_t *here; /* whose thread this is */
 
 larder_status_t ldr_loop_init(ldr_loop_t *loop, void *owner,
-                              const ldr_loop_hooks_t *hooks, uint64_t spin_ns)
+                              const ldr_loop_hooks_t *hooks,
+                              const ldr_clock_t *clock, uint64_t spin_ns)
 {
     struct epoll_event event = {.events = EPOLLIN};
 
-    *loop = (ldr_loop_t){.owner = owner, .hooks = hooks, .spin_ns = spin_ns};
+    *loop = (ldr_loop_t){
+        .owner = owner, .hooks = hooks, .clock = clock, .spin_ns = spin_ns};
     loop->tasks_end = &loop->tasks;
     ldr_mutex_init(&loop->lock);
     loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -161,7 +163,7 @@ static void wait_events(ldr_loop_t *loop, uint64_t next_ns, bool sleep)
     int timeout_ms = 0;
 
     if (sleep) {
-        uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+        uint64_t now_ns = ldr_now_ns(loop->clock);
 
         timeout_ms = next_ns == UINT64_MAX ? -1
                      : next_ns <= now_ns
@@ -250,7 +252,7 @@ static void *loop_main(void *arg)
     while (!stopping(loop)) {
         bool tasks = run_tasks(loop);
         ldr_loop_found_t found = loop->hooks->poll(loop);
-        uint64_t now_ns = ldr_now_ns(&ldr_clock_real);
+        uint64_t now_ns = ldr_now_ns(loop->clock);
         uint64_t next_ns = loop->hooks->tick(loop, now_ns);
 
         if (tasks || found == LDR_LOOP_BUSY) {

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/clock.h"
 #include "larder/larder.h"
 
 typedef struct ldr_loop ldr_loop_t;
@@ -56,6 +57,7 @@ typedef struct ldr_loop_hooks {
 struct ldr_loop {
     void *owner; /* the server */
     const ldr_loop_hooks_t *hooks;
+    const ldr_clock_t *clock;
     int epoll_fd, wake_fd;
     uint64_t spin_ns; /* how long to poll before sleeping, at least */
     uint64_t gaps[LDR_LOOP_GAPS]; /* the last short breaks between messages */
@@ -72,7 +74,8 @@ struct ldr_loop {
 };
 
 larder_status_t ldr_loop_init(ldr_loop_t *loop, void *owner,
-                              const ldr_loop_hooks_t *hooks, uint64_t spin_ns);
+                              const ldr_loop_hooks_t *hooks,
+                              const ldr_clock_t *clock, uint64_t spin_ns);
 bool ldr_loop_start(ldr_loop_t *loop, const char *name);
 /* Ends the thread, once the tasks posted so far have run. */
 void ldr_loop_stop(ldr_loop_t *loop);

@@ -13,11 +13,16 @@
 #include "larder/larder.h"
 #include "wire/wire.h"
 
-#define LDR_METRICS_OPCODES 65u   /* 0 counts what is no opcode */
+#define LDR_METRICS_OPCODES 80u   /* 0 counts what is no opcode */
 #define LDR_METRICS_TENANTS 4096u /* as many as a node has */
 #define LDR_METRICS_SLOW 32u
 #define LDR_METRICS_SLOW_S 600u /* how long a slow operation is remembered */
 #define LDR_METRICS_STATUSES 128u
+
+#define X(name, value, before, text)                                           \
+    _Static_assert((value) < LDR_METRICS_OPCODES, "opcodes are counted");
+LDR_OPCODE_MAP(X)
+#undef X
 
 /* How a session came: X(NAME, label) */
 #define LDR_TRANSPORT_MAP(X)                                                   \
@@ -149,6 +154,7 @@ typedef struct ldr_server_metrics {
     uint64_t start_ms;   /* since 1970 */
     char admin_url[320]; /* "": none. These two are set before it serves */
     bool admin_on;       /* it answers there */
+    struct ldr_cluster *cluster; /* NULL: the node is alone. As these two */
     ldr_op_count_t ops[LDR_METRICS_OPCODES];
     uint64_t statuses[LDR_METRICS_STATUSES]; /* [-status] of failed ones */
     ldr_transport_count_t transports[LDR_TRANSPORT_COUNT];

@@ -4,7 +4,7 @@
 #include "base/mem.h"
 #include "node/list.h"
 #include "server/session.h"
-#include "server/status.h"
+#include "server/monitor.h"
 #include "server/trace.h"
 
 #define METRICS_ROOM ((size_t)256 << 10)
@@ -25,7 +25,7 @@ static void keep_text(ldr_request_t *r)
 {
     size_t bytes = strlen(ldr_fail_text());
 
-    r->text = r->status < 0 && bytes > 0 ? ldr_alloc(bytes) : NULL;
+    r->text = r->status != LARDER_OK && bytes > 0 ? ldr_alloc(bytes) : NULL;
     if (r->text != NULL) {
         memcpy(r->text, ldr_fail_text(), bytes);
         r->text_bytes = bytes;
@@ -107,7 +107,7 @@ void ldr_handle_space(ldr_request_t *r)
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed space");
         return;
     }
-    r->info = (ldr_space_info_t){.tenant = r->guest->config.name};
+    r->info = (ldr_space_info_t){.tenant = r->tenant->config.name};
     memcpy(r->info.space_id, m.id, sizeof(r->info.space_id));
     memcpy(r->info.tenant_check, m.check, sizeof(r->info.tenant_check));
     r->info.has_key = true;
@@ -205,7 +205,7 @@ bool ldr_save_present(ldr_request_t *r, uint32_t i)
     ldr_name_t name = ldr_store_name(store, r->space, item->group, item->key);
     uint32_t entry =
         ldr_store_find(store, &name, LDR_NIL, ldr_wall_s(node->clock), &cause);
-    ldr_sought_t sought = {&name, entry, item->shard};
+    ldr_sought_t sought = {&name, entry, item->shard, false};
     bool present =
         node->mode == LDR_MODE_ON &&
         ldr_node_usable(node, &sought, &tier, &bytes, &cause) &&
@@ -376,7 +376,7 @@ void ldr_handle_flush(ldr_request_t *r)
 /* Figures of the whole node are the operator's; others see their own. */
 static uint32_t sees(const ldr_request_t *r)
 {
-    return r->session->admin ? LDR_NIL : r->guest->tenant;
+    return r->session->admin ? LDR_NIL : r->tenant->number;
 }
 
 void ldr_handle_stats(ldr_request_t *r)
@@ -435,7 +435,7 @@ static void job_list(ldr_request_t *r)
     ldr_fail_clear();
     r->text = rows != NULL ? ldr_alloc(room) : NULL;
     r->status = r->text != NULL
-                    ? ldr_node_list(node, r->guest->tenant, &r->number, rows,
+                    ? ldr_node_list(node, r->tenant->number, &r->number, rows,
                                     &count, &stop)
                     : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
     if (r->status != LARDER_OK) {

@@ -33,7 +33,7 @@ ldr_request_t *ldr_request_new(ldr_session_t *s)
         r->home = home;
     }
     r->session = s;
-    r->guest = s->guest;
+    r->tenant = s->tenant;
     r->parked = false;
     r->via = &s->socket;
     r->count = r->next = r->pending = 0;
@@ -41,6 +41,7 @@ ldr_request_t *ldr_request_new(ldr_session_t *s)
     r->bytes_in = r->bytes_out = 0;
     r->staging = NULL;
     r->stage = NULL;
+    r->ask = NULL;
     r->job = NULL;
     r->finish = NULL;
     r->window = NULL;
@@ -48,7 +49,7 @@ ldr_request_t *ldr_request_new(ldr_session_t *s)
     r->text_bytes = 0;
     r->status = LARDER_OK;
     r->prev = r->next_waiting = NULL;
-    r->begin_ns = ldr_server_now();
+    r->begin_ns = ldr_server_now(s->server);
     s->requests++;
     __atomic_add_fetch(&s->server->request_count, 1, __ATOMIC_RELAXED);
     return r;
@@ -169,17 +170,17 @@ static void note(ldr_request_t *r, larder_status_t st)
     ldr_request_note_t n = {
         .opcode = r->frame.opcode,
         .transport = (uint8_t)ldr_session_transport(s),
-        .tenant = r->guest != NULL ? r->guest->tenant : LDR_NIL,
+        .tenant = r->tenant != NULL ? r->tenant->number : LDR_NIL,
         .space = r->space,
         .status = st,
         .bytes_in = r->bytes_in,
         .bytes_out = r->bytes_out,
-        .ns = ldr_server_now() - r->begin_ns,
+        .ns = ldr_server_now(s->server) - r->begin_ns,
     };
 
     ldr_metrics_request(s->server->metrics, &n);
-    if (r->guest != NULL) {
-        ldr_guest_moved(r->guest, r->bytes_in + r->bytes_out);
+    if (r->tenant != NULL) {
+        ldr_server_tenant_moved(r->tenant, r->bytes_in + r->bytes_out);
     }
 }
 
@@ -531,7 +532,7 @@ void ldr_request_begin(ldr_request_t *r)
     } else if ((f->flags & LDR_FRAME_SILENT) != 0 && reply_matters(f->opcode)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED,
                         "a silent request whose reply matters");
-    } else {
+    } else if (!ldr_ask_first(r, handler)) {
         handler(r);
     }
 }
@@ -596,8 +597,8 @@ void ldr_request_wait(ldr_request_t *r)
         s->waiting->prev = r;
     }
     s->waiting = r;
-    ldr_server_due(s->home,
-                   r->parked ? ldr_server_now() + LDR_PARK_NS : r->deadline_ns);
+    ldr_server_due(s->home, r->parked ? ldr_server_now(s->server) + LDR_PARK_NS
+                                      : r->deadline_ns);
 }
 
 void ldr_request_unwait(ldr_request_t *r)
@@ -619,6 +620,10 @@ void ldr_request_expire(ldr_request_t *r, larder_status_t why)
 {
     if (r->job != NULL) {
         return; /* it ends by its own deadline */
+    }
+    if (r->ask != NULL) {
+        ldr_ask_expire(r);
+        return;
     }
     if (r->frame.opcode == LDR_OP_LEASE || r->frame.opcode == LDR_OP_GET) {
         ldr_loads_expire(r, why);

@@ -71,7 +71,7 @@ static void note_recent(ldr_session_t *s)
 {
     ldr_server_loop_t *home = s->home;
 
-    s->ring_used_ns = ldr_server_now();
+    s->ring_used_ns = ldr_server_now(s->server);
     for (unsigned i = 0; i < LDR_LOOP_RECENT; i++) {
         if (home->recent[i] == s) {
             return;
@@ -96,7 +96,7 @@ static void forget_recent(ldr_session_t *s)
  * woken on that of a client, and not always of the one who woke it. */
 static bool is_beside(const ldr_server_loop_t *home)
 {
-    uint64_t now_ns = ldr_server_now();
+    uint64_t now_ns = ldr_server_now(home->server);
 
     for (unsigned i = 0; i < LDR_LOOP_RECENT; i++) {
         const ldr_session_t *s = home->recent[i];
@@ -135,7 +135,7 @@ static ldr_loop_found_t poll_one(ldr_session_t *s)
     if (!ldr_turn_ring(s)) {
         return LDR_LOOP_WARM;
     }
-    uint64_t begin_ns = ldr_server_now();
+    uint64_t begin_ns = ldr_server_now(s->server);
     if (!ldr_session_ring(s)) {
         return LDR_LOOP_COLD;
     }
@@ -148,7 +148,7 @@ static ldr_loop_found_t poll_one(ldr_session_t *s)
 ldr_loop_found_t ldr_rings_poll(ldr_server_loop_t *home)
 {
     ldr_loop_found_t found = home->hot != NULL ? LDR_LOOP_WARM : LDR_LOOP_COLD;
-    bool any = false, several = ldr_guests_several(home->server);
+    bool any = false, several = ldr_server_tenants_several(home->server);
     ldr_session_t *next;
 
     for (ldr_session_t *s = home->hot; s != NULL && s->hot; s = next) {
@@ -295,7 +295,7 @@ static void attach(ldr_request_t *r)
 /* Making a window resident takes a while: not in the loop. */
 static void job_window(ldr_request_t *r)
 {
-    r->status = ldr_window_create(r->home->server, r->guest, &r->window);
+    r->status = ldr_window_create(r->home->server, r->tenant, &r->window);
 }
 
 static void finish_window(ldr_request_t *r)
@@ -311,7 +311,7 @@ static void finish_window(ldr_request_t *r)
                                    "no more windows for tenant '%s': they are "
                                    "of %llu bytes each (strict_window), and "
                                    "their memory is a quarter of dram",
-                                   r->guest->config.name,
+                                   r->tenant->config.name,
                                    (unsigned long long)o->strict_window));
         return;
     }
@@ -425,7 +425,7 @@ void ldr_session_ring_send(ldr_session_t *s)
         ssize_t n = ldr_stream_write(&s->rings.stream, &piece, 1);
 
         if (n == -EAGAIN) {
-            ldr_server_due(s->home, ldr_server_now() + LDR_PARK_NS);
+            ldr_server_due(s->home, ldr_server_now(s->server) + LDR_PARK_NS);
             return;
         }
         if (n < 0) {

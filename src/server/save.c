@@ -62,7 +62,7 @@ static larder_status_t reserve(ldr_request_t *r, uint32_t i)
 
 static void park(ldr_request_t *r)
 {
-    r->parked_ns = ldr_server_now();
+    r->parked_ns = ldr_server_now(r->home->server);
     if (!r->parked) {
         r->pulse_ns = r->parked_ns;
         r->parked = true;
@@ -178,10 +178,10 @@ static void reserve_on(ldr_request_t *r)
  * the payload of a PUT still comes. */
 static bool may_move(ldr_request_t *r)
 {
-    if (ldr_guest_may(r->guest, r->begin_ns)) {
+    if (ldr_server_tenant_may(r->tenant, r->begin_ns)) {
         return true;
     }
-    ldr_metrics_throttled(r->session->server->metrics, r->guest->tenant);
+    ldr_metrics_throttled(r->session->server->metrics, r->tenant->number);
     for (uint32_t i = 0; i < r->count; i++) {
         ldr_node_count_save(r->home->server->node, r->space, LARDER_E_BUSY);
     }
@@ -200,7 +200,7 @@ void ldr_handle_reserve(ldr_request_t *r)
     if (may_move(r)) {
         reserve_on(r);
     } else {
-        ldr_reply_fail(r, ldr_guest_busy(r->guest));
+        ldr_reply_fail(r, ldr_server_tenant_busy(r->tenant));
     }
 }
 
@@ -318,7 +318,7 @@ static void item_end(ldr_request_t *r)
 static void put_reply(ldr_request_t *r)
 {
     if (r->status == LARDER_E_BUSY) {
-        ldr_reply_fail(r, ldr_guest_busy(r->guest));
+        ldr_reply_fail(r, ldr_server_tenant_busy(r->tenant));
     } else {
         ldr_reply_results(r, false, false);
     }

@@ -11,11 +11,13 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "base/thread.h"
+#include "cluster/cluster.h"
 #include "server/session.h"
-#include "server/status.h"
+#include "server/monitor.h"
 #include "server/trace.h"
 #include "store/disk.h"
 
+#define LEAVE_NS UINT64_C(2000000000) /* that the source may take */
 #define DRAIN_LOOK_NS 5000000u
 #define CHECK_NS 50000000u  /* between looks at all sessions of a loop */
 #define JOBS_NS 1000000000u /* that jobs have at least, at the end */
@@ -149,7 +151,7 @@ static larder_status_t loops_open(ldr_server_t *server)
     for (unsigned i = 0; i < count; i++) {
         ldr_server_loop_t *home = &server->loops[i];
         larder_status_t st =
-            ldr_loop_init(&home->loop, server, &hooks, spin_ns);
+            ldr_loop_init(&home->loop, server, &hooks, server->clock, spin_ns);
 
         if (st != LARDER_OK) {
             return st;
@@ -161,7 +163,8 @@ static larder_status_t loops_open(ldr_server_t *server)
         home->reply = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
         home->in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
         home->dump = ldr_alloc(LDR_DUMP_BYTES);
-        home->shares = ldr_alloc((LDR_GUESTS_MAX + 1) * sizeof(ldr_share_t));
+        home->shares =
+            ldr_alloc((LDR_SERVER_TENANTS_MAX + 1) * sizeof(ldr_share_t));
         if (home->reply == NULL || home->in == NULL || home->dump == NULL ||
             home->shares == NULL) {
             return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for loops");
@@ -228,6 +231,7 @@ static larder_status_t admin_open(ldr_server_t *server)
         .metrics = server->metrics,
         .ready = show_ready,
         .arg = server,
+        .clock = server->clock,
     };
 
     larder_status_t st = ldr_monitor_open(&monitor, &server->monitor);
@@ -342,6 +346,7 @@ static larder_status_t node_open(ldr_server_t *server)
         ldr_alloc(config->tenant_count * sizeof(*tenants));
     ldr_node_env_t env = {
         .log = server->log,
+        .clock = server->clock,
         .revoke = on_revoke,
         .revoke_arg = server,
         .tenants = tenants,
@@ -349,6 +354,7 @@ static larder_status_t node_open(ldr_server_t *server)
         .handover =
             server->handover.list.base != NULL ? &server->handover : NULL,
         .successor = server->took_over,
+        .cluster = server->cluster,
     };
 
     if (tenants == NULL) {
@@ -367,6 +373,38 @@ static larder_status_t node_open(ldr_server_t *server)
     return st;
 }
 
+/* The cluster that the node is to be a member of, if there is one. */
+static larder_status_t cluster_open(ldr_server_t *server)
+{
+    ldr_cluster_params_t params = {
+        .options = &server->config->options,
+        .log = server->log,
+        .seed = ldr_rand_entropy(),
+    };
+
+    larder_status_t st = params.options->cluster[0] != '\0'
+                             ? ldr_cluster_open(&params, &server->cluster)
+                             : LARDER_OK;
+    server->metrics->cluster = server->cluster;
+    return st;
+}
+
+/* A node that has its disk from before is no newcomer. */
+static void cluster_return(ldr_server_t *server)
+{
+    larder_stats_t *stats =
+        server->cluster != NULL ? ldr_alloc(sizeof(*stats)) : NULL;
+
+    if (stats != NULL) {
+        stats->struct_bytes = sizeof(*stats);
+        ldr_node_stats(server->node, LDR_NIL, stats);
+        if (stats->entries > 0) {
+            ldr_cluster_returns(server->cluster);
+        }
+        ldr_free(stats);
+    }
+}
+
 static larder_status_t trace_open(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
@@ -375,6 +413,7 @@ static larder_status_t trace_open(ldr_server_t *server)
         .bytes_max = o->trace_max,
         .metrics = server->metrics,
         .log = &server->log,
+        .clock = server->clock,
     };
 
     return o->trace[0] != '\0' ? ldr_trace_open(&params, &server->trace)
@@ -408,14 +447,21 @@ static larder_status_t open_parts(ldr_server_t *server)
         st = loops_open(server);
     }
     if (st == LARDER_OK) {
+        st = cluster_open(server);
+    }
+    if (st == LARDER_OK) {
         st = node_open(server);
     }
     if (st == LARDER_OK) {
+        cluster_return(server);
         ldr_server_pause(server, server->paused); /* as the one before it */
-        st = ldr_guests_load(server, server->config);
+        st = ldr_server_tenants_load(server, server->config);
     }
     if (st == LARDER_OK) {
         st = ldr_jobs_start(server, (unsigned)o->jobs);
+    }
+    if (st == LARDER_OK) {
+        st = ldr_peers_listen(server);
     }
     if (st == LARDER_OK) {
         st = ldr_listen_all(server);
@@ -434,10 +480,13 @@ static larder_status_t open_checked(ldr_server_t *server)
     larder_status_t st = tls_open(o, &server->tls);
 
     if (st == LARDER_OK) {
-        st = ldr_guests_check(server->config);
+        st = ldr_server_tenants_check(server->config);
     }
     if (st == LARDER_OK) {
         st = ldr_listen_check(server->config);
+    }
+    if (st == LARDER_OK && o->cluster[0] != '\0') {
+        st = ldr_cluster_check(o);
     }
     if (st == LARDER_OK && o->trace[0] != '\0') {
         st = ldr_trace_check(o->trace);
@@ -499,11 +548,12 @@ larder_status_t ldr_server_open(const ldr_server_params_t *params,
     }
     server->config = server->latest = params->config;
     server->log = params->log;
-    server->begin_ns = ldr_server_now();
+    server->clock = params->clock != NULL ? params->clock : &ldr_clock_real;
+    server->begin_ns = ldr_server_now(server);
     server->end_fd = server->takeover_fd = server->admin_fd = -1;
     server->job_end = &server->job_head;
     ldr_mutex_init(&server->config_lock);
-    ldr_mutex_init(&server->guest_lock);
+    ldr_mutex_init(&server->tenant_lock);
     ldr_mutex_init(&server->stage_lock);
     ldr_mutex_init(&server->revoke_lock);
     ldr_mutex_init(&server->job_lock);
@@ -535,9 +585,9 @@ bool ldr_server_is_idle(ldr_server_t *server)
         opened += __atomic_load_n(&server->metrics->transports[i].opened,
                                   __ATOMIC_RELAXED);
     }
-    ldr_mutex_lock(&server->guest_lock);
+    ldr_mutex_lock(&server->tenant_lock);
     bool idle = opened == server->opened_seen && server->session_count == 0;
-    ldr_mutex_unlock(&server->guest_lock);
+    ldr_mutex_unlock(&server->tenant_lock);
     server->opened_seen = opened;
     return idle;
 }
@@ -562,7 +612,7 @@ bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
     larder_status_t st = tls_open(&config->options, &tls);
 
     if (st == LARDER_OK) {
-        st = ldr_guests_load(server, config);
+        st = ldr_server_tenants_load(server, config);
     }
     if (st != LARDER_OK) {
         ldr_server_reload_failed(server);
@@ -580,6 +630,11 @@ bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
         ldr_config_free(old);
     }
     ldr_listen_judge(server);
+    if (server->cluster != NULL &&
+        ldr_cluster_reload(server->cluster, &config->options) != LARDER_OK) {
+        ldr_warn(&server->log, "reload: the members stay as they were: %s",
+                 ldr_fail_text());
+    }
     ldr_metrics_event(server->metrics, LDR_EVENT_RELOADS, 1);
     ldr_info(&server->log, "reloaded");
     return true;
@@ -611,7 +666,8 @@ static void drain(ldr_server_t *server, uint64_t deadline_ns)
     } else {
         ldr_listen_stop(server);
     }
-    while (requests_under_way(server) > 0 && ldr_server_now() < deadline_ns) {
+    while (requests_under_way(server) > 0 &&
+           ldr_server_now(server) < deadline_ns) {
         nanosleep(&pause, NULL);
     }
 }
@@ -643,14 +699,17 @@ static void free_all(ldr_server_t *server)
         ldr_loop_destroy(&home->loop);
     }
     ldr_free(server->loops);
-    for (unsigned i = 0; i < server->guest_count; i++) {
-        explicit_bzero(server->guests[i], sizeof(*server->guests[i]));
-        ldr_free(server->guests[i]);
+    for (unsigned i = 0; i < server->tenant_count; i++) {
+        explicit_bzero(server->tenants[i], sizeof(*server->tenants[i]));
+        ldr_free(server->tenants[i]);
     }
     if (server->latest != server->config) {
         ldr_config_free(server->latest);
     }
     ldr_config_free(server->config);
+    if (server->cluster != NULL) {
+        ldr_cluster_close(server->cluster);
+    }
     ldr_tls_destroy(server->tls);
     ldr_lobby_destroy(server->lobbies[0]);
     ldr_lobby_destroy(server->lobbies[1]);
@@ -661,7 +720,7 @@ static void free_all(ldr_server_t *server)
     pthread_cond_destroy(&server->job_wake);
     pthread_mutex_destroy(&server->job_lock);
     pthread_mutex_destroy(&server->revoke_lock);
-    pthread_mutex_destroy(&server->guest_lock);
+    pthread_mutex_destroy(&server->tenant_lock);
     pthread_mutex_destroy(&server->stage_lock);
     pthread_mutex_destroy(&server->config_lock);
     ldr_free(server);
@@ -670,18 +729,28 @@ static void free_all(ldr_server_t *server)
 larder_status_t ldr_server_close(ldr_server_t *server)
 {
     uint64_t drain_ns = server->latest->options.drain_ms * 1000000u;
-    uint64_t deadline_ns = ldr_server_now() + drain_ns;
+    uint64_t deadline_ns = ldr_server_now(server) + drain_ns;
     larder_status_t st = LARDER_OK;
     larder_stats_t stats = {0};
     ldr_handover_t handover = {0};
 
+    /* The ring first: from here on others own what this node owned. Whoever
+     * takes over from it is the same member. */
+    if (server->cluster != NULL && !server->hands_over &&
+        ldr_cluster_leave(server->cluster, false,
+                          ldr_server_now(server) +
+                              ldr_min64(LEAVE_NS, drain_ns)) != LARDER_OK) {
+        ldr_warn(&server->log, "cluster: %s", ldr_fail_text());
+    }
     drain(server, deadline_ns - drain_ns / 2);
-    bool whole = ldr_jobs_stop(server, ldr_max64(deadline_ns - drain_ns / 4,
-                                                 ldr_server_now() + JOBS_NS));
+    bool whole =
+        ldr_jobs_stop(server, ldr_max64(deadline_ns - drain_ns / 4,
+                                        ldr_server_now(server) + JOBS_NS));
     ldr_admin_close(server->admin);
     ldr_monitor_close(server->monitor);
     loops_close(server);
     ldr_trace_close(server->trace);
+    ldr_peers_unlisten(server);
     if (server->node != NULL && !whole) {
         ldr_node_leave(server->node);
     }

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "larder/larder.h"
@@ -22,6 +23,7 @@ typedef struct ldr_server_params {
     ldr_config_t *config; /* the server's from here on, also after a failure */
     ldr_log_t log;
     bool takeover; /* asks the daemon on the same socket to hand over */
+    const ldr_clock_t *clock; /* NULL: the real one */
 } ldr_server_params_t;
 
 /* Opens the node, then the listeners: once this returned it serves. */

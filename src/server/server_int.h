@@ -17,12 +17,11 @@
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/server.h"
-#include "server/status.h"
+#include "server/monitor.h"
 #include "wire/wire.h"
 
 #define LDR_LISTENERS_MAX 17u /* all of option listen, and the unix socket */
 #define LDR_LOOPS_MAX 64u
-#define LDR_UIDS_MAX 64u
 #define LDR_REVOKES 256u
 
 struct ldr_session;
@@ -31,20 +30,17 @@ typedef struct ldr_server_loop ldr_server_loop_t;
 
 /* A tenant as sessions see it: who may be it, and what it may use. Never
  * freed while the server runs; one that is gone from the configuration lets
- * nobody in any more. Under server->guest_lock, but for the atomics. The
+ * nobody in any more. Under server->tenant_lock, but for the atomics. The
  * server's session_count is the sum of all sessions, its window_bytes of
  * theirs. */
-typedef struct ldr_guest {
+typedef struct ldr_server_tenant {
     ldr_tenant_config_t config;
     bool enabled;
-    uint32_t tenant; /* the node's number; LDR_NIL: not yet */
+    uint32_t number; /* the node's; LDR_NIL: not yet */
     unsigned index;  /* for the metrics */
     ldr_token_t tokens[LDR_TOKENS_MAX];
     unsigned token_count;
-    uid_t uids[LDR_UIDS_MAX];
-    unsigned uid_count;
-    bool uid_any;
-    uint64_t sessions;     /* let in, and not gone; guest_lock */
+    uint64_t sessions;     /* let in, and not gone; tenant_lock */
     uint64_t window_bytes; /* atomic: of its sessions' windows */
     /* Under job_lock; waiting: under way, and may wait for a disk. */
     uint64_t jobs_queued;
@@ -53,19 +49,20 @@ typedef struct ldr_guest {
     /* Bytes that may move now, filled with time; below zero: wait. */
     int64_t bucket; /* atomic */
     uint64_t bucket_ns;
-} ldr_guest_t;
+} ldr_server_tenant_t;
 
-#define LDR_GUESTS_MAX 1024u
+#define LDR_SERVER_TENANTS_MAX 1024u
 
 /* Both may change at a reload. */
-static inline uint64_t ldr_guest_rate(const ldr_guest_t *guest)
+static inline uint64_t ldr_server_tenant_rate(const ldr_server_tenant_t *tenant)
 {
-    return __atomic_load_n(&guest->config.rate, __ATOMIC_RELAXED);
+    return __atomic_load_n(&tenant->config.rate, __ATOMIC_RELAXED);
 }
 
-static inline uint64_t ldr_guest_connections(const ldr_guest_t *guest)
+static inline uint64_t ldr_server_tenant_connections(
+    const ldr_server_tenant_t *tenant)
 {
-    return __atomic_load_n(&guest->config.connections, __ATOMIC_RELAXED);
+    return __atomic_load_n(&tenant->config.connections, __ATOMIC_RELAXED);
 }
 
 typedef struct ldr_listener {
@@ -98,7 +95,7 @@ struct ldr_server_loop {
         *recent[LDR_LOOP_RECENT]; /* who wrote to a ring lately */
     unsigned recent_next;
     uint64_t round;      /* of its turns */
-    ldr_share_t *shares; /* by the guest's index, then who is none yet */
+    ldr_share_t *shares; /* by the tenant's index, then who is none yet */
     ldr_share_t *turns;  /* for which sessions wait */
     struct ldr_request *free_requests;
     unsigned free_count;
@@ -119,7 +116,10 @@ struct ldr_server {
     pthread_mutex_t config_lock; /* for others who look at the latest */
     bool paused; /* by an operator, until one resumes it. config_lock */
     ldr_log_t log;
+    const ldr_clock_t *clock;
     ldr_node_t *node;
+    struct ldr_cluster *cluster;         /* NULL: the node is alone */
+    struct ldr_peer_listen *peer_listen; /* peer_listen.c */
     ldr_server_metrics_t *metrics;
     ldr_monitor_t *monitor;
     ldr_admin_t *admin;
@@ -127,9 +127,9 @@ struct ldr_server {
     struct ldr_trace *trace; /* NULL: none */
     uint64_t begin_ns;
 
-    pthread_mutex_t guest_lock;
-    ldr_guest_t *guests[LDR_GUESTS_MAX];
-    unsigned guest_count; /* jobs look at it without the lock */
+    pthread_mutex_t tenant_lock;
+    ldr_server_tenant_t *tenants[LDR_SERVER_TENANTS_MAX];
+    unsigned tenant_count; /* jobs look at it without the lock */
 
     pthread_mutex_t stage_lock;
     struct ldr_stage *stages[256]; /* by token: stage.h */
@@ -146,7 +146,7 @@ struct ldr_server {
     unsigned loop_count;
     ldr_lobby_t *lobbies[2]; /* who is not authenticated: tcp, unix socket */
     uint64_t sessions_max;   /* option sessions, or what files allow */
-    uint64_t session_count;  /* let in; guest_lock */
+    uint64_t session_count;  /* let in; tenant_lock */
     uint64_t opened_seen;    /* the program's: see ldr_server_is_idle() */
     uint64_t window_bytes;   /* atomic: of all private windows */
     uint64_t request_count;  /* atomic: under way */
@@ -181,38 +181,40 @@ struct ldr_server {
     ldr_handover_t handover; /* what came from the daemon before, until open */
 };
 
-/* guests.c */
-larder_status_t ldr_guests_load(ldr_server_t *server,
-                                const ldr_config_t *config);
+/* tenants.c */
+larder_status_t ldr_server_tenants_load(ldr_server_t *server,
+                                        const ldr_config_t *config);
 /* Whether their files can be read. */
-larder_status_t ldr_guests_check(const ldr_config_t *config);
+larder_status_t ldr_server_tenants_check(const ldr_config_t *config);
 /* NULL: there is none of this name. */
-ldr_guest_t *ldr_guest_find(ldr_server_t *server, const char *name);
-ldr_guest_t *ldr_guest_by_cert(ldr_server_t *server, const char *cert);
+ldr_server_tenant_t *ldr_server_tenant_find(ldr_server_t *server,
+                                            const char *name);
 /* Whether every user of this host may be tenant default by TCP, as long as that
  * has no token: where it is the only tenant, or the configuration says so.
- * Under guest_lock. */
-bool ldr_guests_open(const ldr_server_t *server);
+ * Under tenant_lock. */
+bool ldr_server_tenants_open(const ldr_server_t *server);
 /* Whether there is more than one that could be kept out by another. */
-static inline bool ldr_guests_several(const ldr_server_t *server)
+static inline bool ldr_server_tenants_several(const ldr_server_t *server)
 {
-    return __atomic_load_n(&server->guest_count, __ATOMIC_RELAXED) > 1;
+    return __atomic_load_n(&server->tenant_count, __ATOMIC_RELAXED) > 1;
 }
-bool ldr_guest_has_uid(const ldr_guest_t *guest, uid_t uid);
 /* One session more, or LARDER_E_LIMIT with its text. admin: of the operator's,
  * for whom there are some more. */
-larder_status_t ldr_guest_enter(ldr_server_t *server, ldr_guest_t *guest,
-                                bool admin);
-void ldr_guest_leave(ldr_server_t *server, ldr_guest_t *guest);
+larder_status_t ldr_server_tenant_enter(ldr_server_t *server,
+                                        ldr_server_tenant_t *tenant,
+                                        bool admin);
+void ldr_server_tenant_leave(ldr_server_t *server, ldr_server_tenant_t *tenant);
 /* A window of so many bytes more for one of its sessions, and one less; false:
  * there are as many as there may be. */
-bool ldr_guest_window(ldr_server_t *server, ldr_guest_t *guest, uint64_t bytes);
-void ldr_guest_window_gone(ldr_server_t *server, ldr_guest_t *guest,
-                           uint64_t bytes);
+bool ldr_server_tenant_window(ldr_server_t *server, ldr_server_tenant_t *tenant,
+                              uint64_t bytes);
+void ldr_server_tenant_window_gone(ldr_server_t *server,
+                                   ldr_server_tenant_t *tenant, uint64_t bytes);
 /* Whether it may move bytes now, and that it did. */
-bool ldr_guest_may(ldr_guest_t *guest, uint64_t now_ns);
-larder_status_t ldr_guest_busy(const ldr_guest_t *guest); /* with its text */
-void ldr_guest_moved(ldr_guest_t *guest, uint64_t bytes);
+bool ldr_server_tenant_may(ldr_server_tenant_t *tenant, uint64_t now_ns);
+larder_status_t ldr_server_tenant_busy(
+    const ldr_server_tenant_t *tenant); /* with its text */
+void ldr_server_tenant_moved(ldr_server_tenant_t *tenant, uint64_t bytes);
 
 /* jobs.c: what waits for disks, in threads of its own. */
 larder_status_t ldr_jobs_start(ldr_server_t *server, unsigned count);
@@ -265,6 +267,10 @@ larder_status_t ldr_ports_refuse(const char *option, const char *address,
 /* Those that are still nobody's. */
 void ldr_ports_close(ldr_server_t *server);
 
+/* peer_listen.c */
+larder_status_t ldr_peers_listen(ldr_server_t *server);
+void ldr_peers_unlisten(ldr_server_t *server);
+
 /* listen.c */
 larder_status_t ldr_listen_all(ldr_server_t *server);
 /* What of it can be wrong whoever listens there now. */
@@ -276,9 +282,14 @@ void ldr_listen_judge(ldr_server_t *server);
 void ldr_listen_stop(ldr_server_t *server);
 uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns);
 
-static inline uint64_t ldr_server_now(void)
+/* Verbs about the cluster (cluster.c): whether this is one; what came of it in
+ * *st_p, with a text. cluster NULL: the node is alone. Waits for nobody. */
+bool ldr_cluster_verb(struct ldr_cluster *cluster, const char *verb, char *text,
+                      size_t size, larder_status_t *st_p);
+
+static inline uint64_t ldr_server_now(const ldr_server_t *server)
 {
-    return ldr_now_ns(&ldr_clock_real);
+    return ldr_now_ns(server->clock);
 }
 
 #define LDR_PARK_NS 1000000u /* between two tries of what waits for room */

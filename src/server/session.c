@@ -164,25 +164,25 @@ ldr_transport_t ldr_session_transport(const ldr_session_t *s)
     return s->server->tls != NULL ? LDR_TRANSPORT_TLS : LDR_TRANSPORT_TCP;
 }
 
-larder_status_t ldr_session_enter(ldr_session_t *s, ldr_guest_t *guest)
+larder_status_t ldr_session_enter(ldr_session_t *s, ldr_server_tenant_t *tenant)
 {
     ldr_server_metrics_t *m = s->server->metrics;
-    larder_status_t st = ldr_guest_enter(s->server, guest, s->admin);
+    larder_status_t st = ldr_server_tenant_enter(s->server, tenant, s->admin);
 
-    LDR_ASSERT(s->state == LDR_SESSION_NEW && s->guest == NULL);
+    LDR_ASSERT(s->state == LDR_SESSION_NEW && s->tenant == NULL);
     LDR_ASSERT(!s->waits_turn); /* its share becomes another */
     if (st != LARDER_OK) {
         return st;
     }
-    s->guest = guest;
+    s->tenant = tenant;
     s->state = LDR_SESSION_OPEN;
     s->strict_transport = s->local && s->server->config->options.isolation ==
                                           LDR_ISOLATION_STRICT;
     leave_lobby(s->server, s->local, s->stranger);
     s->stranger = NULL;
-    ldr_metrics_session(m, ldr_session_transport(s), guest->tenant, 1);
+    ldr_metrics_session(m, ldr_session_transport(s), tenant->number, 1);
     ldr_log(&s->server->log, LARDER_LOG_DEBUG, "%s: in as tenant '%s'", s->from,
-            guest->config.name);
+            tenant->config.name);
     return LARDER_OK;
 }
 
@@ -219,7 +219,9 @@ static void drop_requests(ldr_session_t *s)
         LDR_ASSERT(s->requests > 0);
         s->requests--;
         r->session = NULL;
-        if (r->job == NULL && loads) {
+        if (r->ask != NULL) {
+            ldr_ask_expire(r);
+        } else if (r->job == NULL && loads) {
             ldr_loads_expire(r, LARDER_E_CANCELED);
         } else if (r->frame.opcode == LDR_OP_STAGE) {
             ldr_stage_expire(r, LARDER_E_CANCELED);
@@ -240,8 +242,8 @@ static void hang_up(ldr_session_t *s)
     LDR_ASSERT(s->requests == 0);
     ldr_session_detach(s);
     ldr_loop_unwatch(&s->home->loop, &s->watch);
-    if (s->guest != NULL) {
-        ldr_metrics_session(m, ldr_session_transport(s), s->guest->tenant, -1);
+    if (s->tenant != NULL) {
+        ldr_metrics_session(m, ldr_session_transport(s), s->tenant->number, -1);
     } else {
         leave_lobby(s->server, s->local, s->stranger);
         s->stranger = NULL;
@@ -293,8 +295,8 @@ static void close_session(ldr_session_t *s)
         close(s->peer.pid_fd);
         s->peer.pid_fd = -1;
     }
-    if (s->guest != NULL) {
-        ldr_guest_leave(s->server, s->guest);
+    if (s->tenant != NULL) {
+        ldr_server_tenant_leave(s->server, s->tenant);
     }
     if (s->prev != NULL) {
         LDR_ASSERT(s->prev->next == s);
@@ -413,7 +415,7 @@ static bool session_check(const ldr_session_t *s)
         before = r;
     }
     return s->state != LDR_SESSION_CLOSED &&
-           (s->state == LDR_SESSION_NEW) == (s->guest == NULL) &&
+           (s->state == LDR_SESSION_NEW) == (s->tenant == NULL) &&
            s->buffer_at <= s->buffer_have && s->buffer_have <= LDR_IN_BYTES &&
            queue_check(s->socket.head, &s->socket.head, s->socket.end,
                        &bytes) &&

@@ -15,8 +15,8 @@
  *  3. A shard that is only reserved is never seen by anybody: only COMMIT of
  *     the session that reserved it makes it visible.
  *  4. A session is in its loop's list from its arrival until it is CLOSED; it
- *     has a stranger while it is NEW, then a guest. Once it is CLOSED it has no
- *     requests, holds or maps, and only its task `bury` touches it.
+ *     has a stranger while it is NEW, then a tenant. Once it is CLOSED it has
+ * no requests, holds or maps, and only its task `bury` touches it.
  *  5. A request that is under way is one of its session's `requests`, and is
  *     `in`, `begun`, `put` or in the list `waiting`, or is being carried out
  *     now. One that has been given back is `idle`, in the loop's list of those.
@@ -128,8 +128,8 @@ struct ldr_session {
     uint8_t client_nonce[LDR_NONCE_BYTES], server_nonce[LDR_NONCE_BYTES];
     char tenant_name[LDR_TENANT_MAX + 1]; /* as the hello says */
     bool greeted;
-    ldr_guest_t *guest;       /* the tenant, once it is open */
-    ldr_stranger_t *stranger; /* in the lobby, until then */
+    ldr_server_tenant_t *tenant; /* the tenant, once it is open */
+    ldr_stranger_t *stranger;    /* in the lobby, until then */
 
     /* The socket */
     ldr_watch_t watch;
@@ -179,7 +179,7 @@ struct ldr_request {
     bool idle;              /* given back: nobody's until it is new again */
     bool queued;            /* it is a job, until its `done` has begun */
     ldr_server_loop_t *home;
-    ldr_guest_t *guest; /* its session's */
+    ldr_server_tenant_t *tenant; /* its session's */
     ldr_frame_t frame;
     ldr_channel_t *via; /* it came by, and its reply goes */
     /* Payload that was handed over: counted and charged with the reply. */
@@ -205,8 +205,11 @@ struct ldr_request {
     uint32_t next; /* the first not begun, or the one being received */
     struct ldr_staging *staging; /* a STAGE, and where what comes is kept */
     struct ldr_stage *stage;
-    uint32_t pending;   /* loads that wait, atomic */
-    ldr_task_t settled; /* all loads are */
+    struct ldr_query *ask; /* other members are asked first (peer_ask.c) */
+    void (*ask_handler)(ldr_request_t *r);
+    uint64_t ask_deadline_ns; /* the request's own */
+    uint32_t pending;         /* loads that wait, atomic */
+    ldr_task_t settled;       /* all loads are */
 
     /* The payload of a PUT */
     struct iovec *iov; /* where the item's bytes go */
@@ -264,7 +267,8 @@ static inline bool ldr_session_speaks(const ldr_session_t *s)
  * in the loop's thread. Every so often, in debug builds. */
 bool ldr_sessions_check(const ldr_server_loop_t *home);
 /* The session is let in as this tenant. */
-larder_status_t ldr_session_enter(ldr_session_t *s, ldr_guest_t *guest);
+larder_status_t ldr_session_enter(ldr_session_t *s,
+                                  ldr_server_tenant_t *tenant);
 
 /* ---- holds.c: what sessions hold ---- */
 
@@ -414,6 +418,12 @@ void ldr_handle_stats(ldr_request_t *r);
 void ldr_handle_metrics(ldr_request_t *r);
 void ldr_handle_ping(ldr_request_t *r);
 void ldr_handle_admin(ldr_request_t *r); /* admin_verbs.c */
+
+/* peer_ask.c: whether other members are asked before the request is carried
+ * out; the handler follows then. */
+bool ldr_ask_first(ldr_request_t *r, ldr_handler_t handler);
+/* No more waiting for them: its time has come, or its session ends. */
+void ldr_ask_expire(ldr_request_t *r);
 
 /* Reads the batch's head and checks its space: false: it was answered. */
 bool ldr_request_names(ldr_request_t *r, uint32_t row_bytes);

@@ -214,10 +214,10 @@ static void settled(ldr_task_t *task)
         give_up(r);
         return;
     }
-    uint64_t begin_ns = ldr_server_now();
+    uint64_t begin_ns = ldr_server_now(s->server);
     ldr_request_unwait(r);
     step(r);
-    ldr_turn_used(s, ldr_server_now() - begin_ns);
+    ldr_turn_used(s, ldr_server_now(s->server) - begin_ns);
 }
 
 void ldr_stage_expire(ldr_request_t *r, larder_status_t why)
@@ -299,7 +299,7 @@ static bool make_stage(ldr_request_t *r)
     if (stage == NULL) {
         return false;
     }
-    stage->tenant = r->guest->tenant;
+    stage->tenant = r->tenant->number;
     stage->space = r->space;
     stage->shards = r->shards;
     stage->need_count = p->need_count;

@@ -175,11 +175,11 @@ static bool send_queued(ldr_session_t *s)
 
 bool ldr_session_send(ldr_session_t *s)
 {
-    uint64_t begin_ns = ldr_server_now();
+    uint64_t begin_ns = ldr_server_now(s->server);
     LDR_ASSERT(ldr_session_speaks(s));
     bool lives = send_queued(s);
 
-    ldr_turn_used(s, ldr_server_now() - begin_ns);
+    ldr_turn_used(s, ldr_server_now(s->server) - begin_ns);
     return lives;
 }
 
@@ -213,7 +213,7 @@ void ldr_session_queue(ldr_session_t *s, ldr_channel_t *via, ldr_out_t *out)
     via->bytes += out->left;
     s->out_fds += out->fd_count;
     if (via->stream.ops->messages) { /* nothing tells us when there is room */
-        ldr_server_due(s->home, ldr_server_now() + LDR_PARK_NS);
+        ldr_server_due(s->home, ldr_server_now(s->server) + LDR_PARK_NS);
         return;
     }
     ldr_metrics_level(s->server->metrics, LDR_LEVEL_REPLY_BYTES,
@@ -401,7 +401,7 @@ static ssize_t take_frame(ldr_session_t *s)
     }
     if (s->in_headed && s->in_have == LDR_FRAME_BYTES + r->frame.body) {
         s->in = NULL;
-        r->begin_ns = ldr_server_now();
+        r->begin_ns = ldr_server_now(s->server);
         if (!ldr_frame_check(r->bytes, &r->frame)) {
             ldr_request_bad(r, LDR_REFUSAL_MALFORMED,
                             "a frame whose checksum is wrong");
@@ -474,7 +474,7 @@ static bool read_until(ldr_session_t *s, uint64_t end_ns)
             break; /* it goes on when replies have gone out */
         }
         if (budget == 0 || turns++ == FRAME_BUDGET ||
-            ldr_server_now() >= end_ns) {
+            ldr_server_now(s->server) >= end_ns) {
             ldr_turn_wait(s);
             break;
         }
@@ -515,10 +515,10 @@ bool ldr_session_read(ldr_session_t *s)
         rewatch(s);
         return true;
     }
-    uint64_t begin_ns = ldr_server_now();
+    uint64_t begin_ns = ldr_server_now(s->server);
     bool any = read_until(s, begin_ns + (uint64_t)left_ns);
 
-    ldr_turn_used(s, ldr_server_now() - begin_ns);
+    ldr_turn_used(s, ldr_server_now(s->server) - begin_ns);
     return any;
 }
 

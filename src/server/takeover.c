@@ -95,7 +95,7 @@ void ldr_server_handed_over(ldr_server_t *server, const larder_stats_t *stats,
 {
     uint8_t out[LDR_FRAME_BYTES + 200];
     char *text = (char *)out + LDR_FRAME_BYTES;
-    uint64_t deadline_ns = ldr_server_now() + SEND_NS;
+    uint64_t deadline_ns = ldr_server_now(server) + SEND_NS;
 
     if (server->takeover_fd < 0) {
         return;
@@ -211,14 +211,15 @@ static bool is_nobody(int fd)
 
 /* Whether the daemon at the other end is gone: it hung up, and nobody listens
  * there any more. One that is merely late still has its directories. */
-static bool is_gone(int fd, const char *path, uint64_t deadline_ns)
+static bool is_gone(const ldr_server_t *server, int fd, const char *path,
+                    uint64_t deadline_ns)
 {
-    if (ldr_poll(fd, POLLIN, ldr_server_now()) <= 0) {
+    if (ldr_poll(fd, POLLIN, ldr_server_now(server)) <= 0) {
         return false;
     }
     int again = ldr_connect_unix(path, deadline_ns);
     if (again >= 0) { /* the kernel may be about to close that one, too */
-        ldr_poll(again, POLLIN, ldr_server_now() + GONE_NS);
+        ldr_poll(again, POLLIN, ldr_server_now(server) + GONE_NS);
         close(again);
         again = ldr_connect_unix(path, deadline_ns);
     }
@@ -245,7 +246,8 @@ static larder_status_t ask_for_all(ldr_server_t *server, int fd,
     if (st == LARDER_OK) {
         server->took_over = true;
         ldr_info(&server->log, "took over: %s", text);
-    } else if (st == LARDER_E_OFFLINE && is_gone(fd, path, deadline_ns)) {
+    } else if (st == LARDER_E_OFFLINE &&
+               is_gone(server, fd, path, deadline_ns)) {
         server->took_over = true; /* its directories may be locked a little */
         ldr_warn(&server->log,
                  "%s: the daemon was gone before it answered, and its memory "
@@ -264,7 +266,7 @@ static larder_status_t ask_if_there(ldr_server_t *server, int fd,
 {
     char text[LDR_TEXT_MAX + 1];
     larder_status_t st = ldr_admin_ask(fd, path, "ping", text, sizeof(text),
-                                       ldr_server_now() + PING_NS);
+                                       ldr_server_now(server) + PING_NS);
 
     if (st == LARDER_E_OFFLINE) {
         return ldr_fail(LARDER_E_OFFLINE,
@@ -286,7 +288,7 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
 {
     char path[LDR_UNIX_PATH_MAX];
     uint64_t ms = TAKEOVER_MS + server->config->options.drain_ms;
-    uint64_t deadline_ns = ldr_server_now() + ms * 1000000u;
+    uint64_t deadline_ns = ldr_server_now(server) + ms * 1000000u;
     int fd;
 
     if (!ldr_config_socket(server->config, path)) {
@@ -304,7 +306,7 @@ larder_status_t ldr_server_take_over(ldr_server_t *server)
     }
     /* A look at disks that hang may have taken longer than a daemon listens to
      * somebody who says nothing: then it has hung up. */
-    if (st == LARDER_OK && ldr_poll(fd, POLLIN, ldr_server_now()) > 0) {
+    if (st == LARDER_OK && ldr_poll(fd, POLLIN, ldr_server_now(server)) > 0) {
         close(fd);
         st = connect_old(path, deadline_ns, &fd);
     }

@@ -35,11 +35,11 @@ typedef struct row {
     uint32_t saves;
 } row_t;
 
-/* A request that was told of, by the number of its last chunk. */
-typedef struct told {
+/* A request that came lately, by the number of its last chunk. */
+typedef struct recent {
     uint64_t id, last;
     uint64_t at_ms;
-} told_t;
+} recent_t;
 
 struct ldr_trace {
     ldr_trace_params_t p;
@@ -59,8 +59,8 @@ struct ldr_trace {
     uint64_t line_at; /* where in it the last line begins */
     uint64_t *ids;    /* of the request at hand */
     uint32_t id_room;
-    told_t told[RECENT];        /* by id, or by the last chunk's number */
-    told_t told_chains[RECENT]; /* by that in any case */
+    recent_t recent[RECENT];        /* by id, or by the last chunk's number */
+    recent_t recent_chains[RECENT]; /* by that in any case */
     char text[TEXT_BYTES];
     size_t text_bytes;
 };
@@ -119,7 +119,7 @@ void ldr_trace_request(ldr_trace_t *t, uint32_t space, const ldr_announce_t *a)
 
 /* ---- by the thread: the file ---- */
 
-static void end(ldr_trace_t *t)
+static void trace_end(ldr_trace_t *t)
 {
     t->text_bytes = 0;
     if (!__atomic_exchange_n(&t->ended, true, __ATOMIC_RELAXED)) {
@@ -128,7 +128,7 @@ static void end(ldr_trace_t *t)
 }
 
 /* Writes the lines in hand: all of them, or the trace ends. */
-static void flush(ldr_trace_t *t)
+static void trace_flush(ldr_trace_t *t)
 {
     size_t done = 0;
 
@@ -145,7 +145,7 @@ static void flush(ldr_trace_t *t)
                 0) {
                 /* A line without an end stays, which `larder plan` names. */
             }
-            end(t);
+            trace_end(t);
             return;
         }
         done += (size_t)n;
@@ -180,16 +180,16 @@ static void write_line(ldr_trace_t *t, const row_t *row)
         row->tokens > 0 ? row->tokens : (uint64_t)row->count * block;
 
     if (t->written + t->text_bytes + line_bytes(row->count) > t->p.bytes_max) {
-        flush(t);
+        trace_flush(t);
         ldr_info(t->p.log,
                  "trace: %s has all the %llu bytes of trace_max; no "
                  "more is written",
                  t->p.path, (unsigned long long)t->p.bytes_max);
-        end(t);
+        trace_end(t);
         return;
     }
     if (t->text_bytes + HEAD_TEXT > sizeof(t->text)) {
-        flush(t);
+        trace_flush(t);
     }
     t->line_at = t->written + t->text_bytes;
     t->text_bytes += (size_t)snprintf(
@@ -202,7 +202,7 @@ static void write_line(ldr_trace_t *t, const row_t *row)
             (LARDER_HINT_CLASS | LARDER_HINT_CLOSED | LARDER_HINT_TEMPLATE));
     for (uint32_t i = 0; i < row->count; i++) {
         if (t->text_bytes + 2 * ID_TEXT > sizeof(t->text)) {
-            flush(t);
+            trace_flush(t);
             if (t->ended) {
                 return;
             }
@@ -219,14 +219,14 @@ static void write_line(ldr_trace_t *t, const row_t *row)
 
 /* ---- by the thread: requests ---- */
 
-/* Whether a request was told of before; if not it is from now on. */
-static bool is_told(ldr_trace_t *t, const row_t *row)
+/* Whether a request came before; if not, it is remembered from now on. */
+static bool is_repeated(ldr_trace_t *t, const row_t *row)
 {
     uint64_t last = t->ids[row->count - 1];
-    told_t *e = &t->told[(row->id != 0 ? row->id : last) % RECENT];
+    recent_t *e = &t->recent[(row->id != 0 ? row->id : last) % RECENT];
 
     for (uint32_t i = row->count; row->saves != 0 && i-- > 0;) {
-        const told_t *c = &t->told_chains[t->ids[i] % RECENT];
+        const recent_t *c = &t->recent_chains[t->ids[i] % RECENT];
 
         if (c->last == t->ids[i] && row->at_ms - c->at_ms <= SAVED_MS) {
             return true;
@@ -234,13 +234,13 @@ static bool is_told(ldr_trace_t *t, const row_t *row)
     }
     bool same = e->id == row->id && e->last == last &&
                 (row->id != 0 || row->at_ms - e->at_ms <= AGAIN_MS);
-    *e = (told_t){row->id, last, row->at_ms};
-    t->told_chains[last % RECENT] = *e;
+    *e = (recent_t){row->id, last, row->at_ms};
+    t->recent_chains[last % RECENT] = *e;
     return same;
 }
 
 /* The numbers of its chunks. False: no memory, or no libcrypto. */
-static bool number(ldr_trace_t *t, const row_t *row, const uint8_t *keys)
+static bool chunk_number(ldr_trace_t *t, const row_t *row, const uint8_t *keys)
 {
     if (row->count > t->id_room) {
         ldr_free(t->ids);
@@ -271,8 +271,8 @@ static void take_row(ldr_trace_t *t, const row_t *row, const uint8_t *keys)
 {
     ldr_event_t event = LDR_EVENT_TRACE_DROPPED;
 
-    if (!t->ended && number(t, row, keys)) {
-        if (!is_told(t, row)) {
+    if (!t->ended && chunk_number(t, row, keys)) {
+        if (!is_repeated(t, row)) {
             write_line(t, row);
             event = LDR_EVENT_COUNT;
         } else {
@@ -295,7 +295,7 @@ static void take_rows(ldr_trace_t *t, size_t bytes)
         at += (size_t)row.count * KEY_BYTES;
     }
     if (!t->ended) {
-        flush(t);
+        trace_flush(t);
     }
 }
 
@@ -308,7 +308,7 @@ static void *trace_main(void *arg)
         ldr_mutex_lock(&t->lock);
         if (!t->stop && t->in_bytes < BUFFER_BYTES / 2) {
             ldr_cond_wait_until(&t->wake, &t->lock,
-                                ldr_now_ns(&ldr_clock_real) + LOOK_NS);
+                                ldr_now_ns(t->p.clock) + LOOK_NS);
         }
         size_t bytes = t->in_bytes;
         uint8_t *in = t->in;

@@ -28,6 +28,7 @@ typedef struct ldr_trace_params {
     uint64_t bytes_max;            /* of the file, with what is in it */
     ldr_server_metrics_t *metrics; /* the caller's, as is the log */
     const ldr_log_t *log;
+    const ldr_clock_t *clock;
 } ldr_trace_params_t;
 
 /* Whether the file can be written. */

@@ -22,10 +22,11 @@
 
 static ldr_share_t *share_of(const ldr_session_t *s)
 {
-    unsigned index = s->guest != NULL ? s->guest->index : LDR_GUESTS_MAX;
+    unsigned index =
+        s->tenant != NULL ? s->tenant->index : LDR_SERVER_TENANTS_MAX;
 
     LDR_DEBUG_ASSERT(ldr_loop_is_here(&s->home->loop));
-    LDR_ASSERT(index <= LDR_GUESTS_MAX);
+    LDR_ASSERT(index <= LDR_SERVER_TENANTS_MAX);
     return &s->home->shares[index];
 }
 

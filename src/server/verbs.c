@@ -11,12 +11,13 @@
 #include "base/log.h"
 #include "server/session.h"
 
-#define VERB_MAX 32u
+#define VERB_MAX 96u /* a member's name may be in it */
 
 void ldr_handle_admin(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
-    char verb[VERB_MAX];
+    char verb[VERB_MAX], text[LDR_TEXT_MAX];
+    larder_status_t st;
 
     if (r->frame.body == 0 || r->frame.body >= VERB_MAX ||
         memchr(r->body, '\0', r->frame.body) != NULL) {
@@ -32,24 +33,31 @@ void ldr_handle_admin(ldr_request_t *r)
                                    verb));
     } else if (strcmp(verb, "pause") == 0 || strcmp(verb, "resume") == 0) {
         bool pause = strcmp(verb, "pause") == 0;
-        const char *text = pause ? LDR_PAUSED_TEXT : "resumed";
+        const char *said = pause ? LDR_PAUSED_TEXT : "resumed";
 
         ldr_server_pause(s->server, pause);
-        ldr_reply(r, LARDER_OK, text, strlen(text));
+        ldr_reply(r, LARDER_OK, said, strlen(said));
     } else if (strcmp(verb, "ping") == 0) {
         /* A daemon that takes over is paused if this one is. */
-        const char *text =
+        const char *said =
             ldr_server_paused(s->server) ? LDR_PAUSED_TEXT : "here";
 
-        ldr_reply(r, LARDER_OK, text, strlen(text));
+        ldr_reply(r, LARDER_OK, said, strlen(said));
+    } else if (ldr_cluster_verb(s->server->metrics->cluster, verb, text,
+                                sizeof(text), &st)) {
+        if (st == LARDER_OK) {
+            ldr_reply(r, st, text, strlen(text));
+        } else {
+            ldr_reply_fail(r, st);
+        }
     } else if (strcmp(verb, "handover") == 0) {
         ldr_takeover_begin(r, true);
     } else if (strcmp(verb, "takeover") == 0) {
         ldr_takeover_begin(r, false);
     } else {
         ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID,
-                                   "'%s' is none of pause, resume, "
-                                   "ping, handover, takeover",
+                                   "'%s' is none of pause, resume, leave, "
+                                   "return, ping, handover, takeover",
                                    verb));
     }
 }

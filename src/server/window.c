@@ -15,7 +15,7 @@
  * its session: users counts the jobs and the session. */
 struct ldr_window {
     ldr_server_t *server;
-    ldr_guest_t *guest; /* who is charged for it */
+    ldr_server_tenant_t *tenant; /* who is charged for it */
     ldr_extent_t extent;
     uint32_t page_count, free_count, free_head;
     uint32_t *next; /* per page */
@@ -33,7 +33,8 @@ typedef struct strict {
 
 /* ---- the window ---- */
 
-larder_status_t ldr_window_create(ldr_server_t *server, ldr_guest_t *guest,
+larder_status_t ldr_window_create(ldr_server_t *server,
+                                  ldr_server_tenant_t *tenant,
                                   ldr_window_t **window_p)
 {
     uint64_t bytes = server->config->options.strict_window;
@@ -42,12 +43,12 @@ larder_status_t ldr_window_create(ldr_server_t *server, ldr_guest_t *guest,
     if (w == NULL) {
         return LARDER_E_NO_MEMORY;
     }
-    if (!ldr_guest_window(server, guest, bytes)) {
+    if (!ldr_server_tenant_window(server, tenant, bytes)) {
         ldr_free(w);
         return LARDER_E_LIMIT;
     }
     w->server = server;
-    w->guest = guest;
+    w->tenant = tenant;
     w->page_count = w->free_count = (uint32_t)(bytes / LDR_PAGE);
     w->next = ldr_alloc(w->page_count * sizeof(*w->next));
     w->users = 1;
@@ -85,8 +86,8 @@ void ldr_window_destroy(ldr_window_t *w)
         LDR_ASSERT(w->free_count == w->page_count);
         empty(w);
         ldr_extent_destroy(&w->extent);
-        ldr_guest_window_gone(w->server, w->guest,
-                              w->server->config->options.strict_window);
+        ldr_server_tenant_window_gone(w->server, w->tenant,
+                                      w->server->config->options.strict_window);
         ldr_free(w->next);
         ldr_free(w);
     }
@@ -430,7 +431,7 @@ static larder_status_t bring_in(ldr_request_t *r, uint32_t i)
     ldr_node_t *node = r->home->server->node;
     struct iovec iov[LDR_READ_IOV];
     uint32_t shard = r->shard_of[i], crc = r->results[i].crc;
-    uint64_t begin_ns = ldr_server_now();
+    uint64_t begin_ns = ldr_server_now(r->home->server);
 
     r->shard_of[i] = LDR_NIL; /* committed or aborted from here on */
     ldr_node_iov(node, shard, iov, LDR_READ_IOV);
@@ -440,7 +441,8 @@ static larder_status_t bring_in(ldr_request_t *r, uint32_t i)
                           1);
         return LARDER_E_CORRUPT;
     }
-    return ldr_node_commit(node, shard, crc, ldr_server_now() - begin_ns);
+    return ldr_node_commit(node, shard, crc,
+                           ldr_server_now(r->home->server) - begin_ns);
 }
 
 static void job_commit(ldr_request_t *r)

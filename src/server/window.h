@@ -24,7 +24,7 @@
 
 typedef struct ldr_window ldr_window_t;
 struct ldr_server;
-struct ldr_guest;
+struct ldr_server_tenant;
 struct ldr_session;
 struct ldr_request;
 struct ldr_hold;
@@ -32,7 +32,7 @@ struct ldr_hold;
 /* strict_window bytes, charged to the tenant until it is destroyed. E_LIMIT:
  * there are as many as there may be; E_NO_MEMORY. */
 larder_status_t ldr_window_create(struct ldr_server *server,
-                                  struct ldr_guest *guest,
+                                  struct ldr_server_tenant *tenant,
                                   ldr_window_t **window_p);
 void ldr_window_destroy(ldr_window_t *w); /* NULL is fine */
 

@@ -12,7 +12,7 @@
  * Budget: bytes flow into a bucket at an even pace, up to an hour's share, and
  * whatever is written is taken out of it. While there is any left a record may
  * be written, whatever its size, so the bucket can be below zero. It begins
- * empty, or a node that keeps starting anew would write more than it may.
+ * empty, or a node that keeps starting again would write more than it may.
  */
 #pragma once
 

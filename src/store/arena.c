@@ -13,7 +13,7 @@
  *  3. A tenant's counts of extents and of blank, free and in-hand pages are the
  *     sums over its OWNED extents; what is leaving or overdue is counted apart.
  *  4. An extent's generation grows by one each time that its memory is made
- *     anew, and an extent is made anew only when no page, no slice and no
+ *     again, and an extent is made again only when no page, no slice and no
  *     mapper is left.
  */
 #include "store/arena.h"
@@ -357,7 +357,7 @@ void ldr_arena_trim(const ldr_arena_t *a, const ldr_slice_t *run)
     const ldr_arena_extent_t *x =
         &a->extents[ldr_arena_extent_of(a, run->first)];
 
-    /* What cannot be given back now is when the extent is made anew. */
+    /* What cannot be given back now is when the extent is made again. */
     (void)ldr_extent_empty(&x->memory,
                            (size_t)(run->first - x->first) * LDR_PAGE,
                            (size_t)run->count * LDR_PAGE);

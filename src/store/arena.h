@@ -12,7 +12,7 @@
  *                      `--- RENEWING: other memory, next generation <--------'
  *
  * The memory of an extent that belonged to a tenant is never seen by another:
- * on its way it is given back, whoever still has it mapped, and made anew. A
+ * on its way it is given back, whoever still has it mapped, and made again. A
  * tenant is a number below LDR_TENANTS_MAX; limits and shares are the store's
  * affair, but for the limit of pages in use.
  *
@@ -35,7 +35,7 @@
  *       ldr_arena_slice_give(a, &s, ok);        with the lock
  *   }
  *
- * and so is making an extent anew (ldr_arena_renew_*). Everything else needs
+ * and so is making an extent again (ldr_arena_renew_*). Everything else needs
  * the node's lock, but for what concerns the pages of a shard that the caller
  * holds: their links, their place, and their extent's generation do not change
  * while it is held.
@@ -60,7 +60,7 @@ typedef enum ldr_extent_state {
     LDR_EXTENT_OWNED,    /* its tenant takes pages from it */
     LDR_EXTENT_LEAVING,  /* still its tenant's, but gives no more pages */
     LDR_EXTENT_OVERDUE,  /* the same, and nobody waits for it any more */
-    LDR_EXTENT_EMPTY,    /* nobody uses or maps it: to be made anew */
+    LDR_EXTENT_EMPTY,    /* nobody uses or maps it: to be made again */
     LDR_EXTENT_RENEWING, /* in somebody's hands for that */
     LDR_EXTENT_SPARE     /* has no memory */
 } ldr_extent_state_t;
@@ -162,13 +162,13 @@ bool ldr_arena_overdue(ldr_arena_t *a, uint32_t extent);
 bool ldr_arena_trim_take(ldr_arena_t *a, ldr_slice_t *run);
 void ldr_arena_trim(const ldr_arena_t *a, const ldr_slice_t *run);
 
-/* An extent that is EMPTY, to be made anew. */
+/* An extent that is EMPTY, to be made again. */
 bool ldr_arena_renew_take(ldr_arena_t *a, uint32_t *extent_p);
 bool ldr_arena_renew_make(ldr_arena_t *a, uint32_t extent);
 /* It is its heir's now, or spare; or, if not ok, EMPTY again. */
 void ldr_arena_renew_give(ldr_arena_t *a, uint32_t extent, bool ok);
 
-/* Whether one is being made anew for this tenant, or is empty and about to be.
+/* Whether one is being made again for this tenant, or is empty and about to be.
  */
 bool ldr_arena_renewing(const ldr_arena_t *a, uint32_t heir);
 

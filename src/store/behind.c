@@ -1,66 +1,67 @@
 /*
  * The queues of write-behind. All with the node's lock.
  *
- * Invariants: a lane is in line exactly while it has shards; a queue's counts
- * are the sums over its lanes; waiting[t] are the shards in lanes that are of
- * turn t, and hands[t] those that the tier writes. A shard's bit in `turns` is
- * set when it is pushed, and is the same when the tier hands it back.
+ * Invariants: a subqueue is in line exactly while it has shards; a queue's
+ * counts are the sums over its subqueues; waiting[t] are the shards in
+ * subqueues that are of turn t, and hands[t] those that the tier writes. A
+ * shard's bit in `turns` is set when it is pushed, and is the same when the
+ * tier hands it back.
  */
 #include "store/behind.h"
 
 #include "base/mem.h"
 #include "store/store.h"
 
-/* ---- the line of lanes ---- */
+/* ---- the line of subqueues ---- */
 
-static void line_enter(ldr_behind_t *q, uint32_t lane)
+static void line_enter(ldr_behind_t *q, uint32_t subqueue)
 {
-    ldr_lane_t *l = &q->lanes[lane];
+    ldr_subqueue_t *l = &q->subqueues[subqueue];
 
     l->before = q->last;
     l->after = LDR_NIL;
     if (q->last != LDR_NIL) {
-        q->lanes[q->last].after = lane;
+        q->subqueues[q->last].after = subqueue;
     } else {
-        q->first = lane;
+        q->first = subqueue;
     }
-    q->last = lane;
+    q->last = subqueue;
 }
 
-static void line_leave(ldr_behind_t *q, uint32_t lane)
+static void line_leave(ldr_behind_t *q, uint32_t subqueue)
 {
-    ldr_lane_t *l = &q->lanes[lane];
+    ldr_subqueue_t *l = &q->subqueues[subqueue];
 
     if (l->before != LDR_NIL) {
-        q->lanes[l->before].after = l->after;
+        q->subqueues[l->before].after = l->after;
     } else {
         q->first = l->after;
     }
     if (l->after != LDR_NIL) {
-        q->lanes[l->after].before = l->before;
+        q->subqueues[l->after].before = l->before;
     } else {
         q->last = l->before;
     }
     l->since_ns = 0;
 }
 
-void ldr_behind_next(ldr_store_t *s, unsigned queue, uint32_t lane,
+void ldr_behind_next(ldr_store_t *s, unsigned queue, uint32_t subqueue,
                      uint64_t now_ns)
 {
     ldr_behind_t *q = &s->queues[queue];
 
     ldr_store_held(s);
-    if (LDR_HOLDS(q->lanes[lane].count > 0)) {
-        line_leave(q, lane);
-        line_enter(q, lane);
-        q->lanes[lane].since_ns = now_ns;
+    if (LDR_HOLDS(q->subqueues[subqueue].count > 0)) {
+        line_leave(q, subqueue);
+        line_enter(q, subqueue);
+        q->subqueues[subqueue].since_ns = now_ns;
     }
 }
 
 /* ---- shards ---- */
 
-static uint32_t lane_of(const ldr_store_t *s, const ldr_behind_t *q,
-                        const ldr_shard_t *sh)
+static uint32_t subqueue_of(const ldr_store_t *s, const ldr_behind_t *q,
+                            const ldr_shard_t *sh)
 {
     return q->by_space ? s->chunks[sh->chunk].space : 0;
 }
@@ -70,13 +71,13 @@ static unsigned turn_of(const ldr_shard_t *sh, unsigned queue)
     return sh->turns >> queue & 1u;
 }
 
-/* Joins the end of its lane, in the turn that it is of. */
+/* Joins the end of its subqueue, in the turn that it is of. */
 static void join(ldr_store_t *s, unsigned queue, uint32_t shard)
 {
     ldr_behind_t *q = &s->queues[queue];
     ldr_shard_t *sh = &s->shards[shard];
-    uint32_t lane = lane_of(s, q, sh);
-    ldr_lane_t *l = &q->lanes[lane];
+    uint32_t subqueue = subqueue_of(s, q, sh);
+    ldr_subqueue_t *l = &q->subqueues[subqueue];
 
     LDR_ASSERT(sh->state == LDR_SHARD_READY &&
                s->chunks[sh->chunk].entry != LDR_NIL);
@@ -85,7 +86,7 @@ static void join(ldr_store_t *s, unsigned queue, uint32_t shard)
     if (l->count == 0) {
         sh->links[queue].prev = LDR_NIL;
         l->head = shard;
-        line_enter(q, lane);
+        line_enter(q, subqueue);
     } else {
         sh->links[queue].prev = l->tail;
         s->shards[l->tail].links[queue].next = shard;
@@ -104,7 +105,7 @@ void ldr_behind_push(ldr_store_t *s, unsigned queue, uint32_t shard)
     ldr_shard_t *sh = &s->shards[shard];
 
     ldr_store_held(s);
-    if (q->lanes != NULL && (sh->queued >> queue & 1u) == 0) {
+    if (q->subqueues != NULL && (sh->queued >> queue & 1u) == 0) {
         sh->turns = (uint8_t)((sh->turns & ~(1u << queue)) |
                               (unsigned)(q->turn & 1u) << queue);
         join(s, queue, shard);
@@ -115,8 +116,8 @@ void ldr_behind_remove(ldr_store_t *s, unsigned queue, uint32_t shard)
 {
     ldr_behind_t *q = &s->queues[queue];
     ldr_shard_t *sh = &s->shards[shard];
-    uint32_t lane = lane_of(s, q, sh);
-    ldr_lane_t *l = &q->lanes[lane];
+    uint32_t subqueue = subqueue_of(s, q, sh);
+    ldr_subqueue_t *l = &q->subqueues[subqueue];
     const ldr_queued_t *link = &sh->links[queue];
 
     ldr_store_held(s);
@@ -138,7 +139,7 @@ void ldr_behind_remove(ldr_store_t *s, unsigned queue, uint32_t shard)
     l->count--;
     l->bytes -= sh->length;
     if (l->count == 0) {
-        line_leave(q, lane);
+        line_leave(q, subqueue);
     }
     q->count--;
     q->bytes -= sh->length;
@@ -215,9 +216,9 @@ bool ldr_behind_drained(ldr_store_t *s, unsigned queue, uint64_t start)
 
 /* ---- open and close ---- */
 
-static size_t lanes_bytes(const ldr_behind_t *q)
+static size_t subqueues_bytes(const ldr_behind_t *q)
 {
-    return (q->by_space ? LDR_SPACES_MAX : 1) * sizeof(*q->lanes);
+    return (q->by_space ? LDR_SPACES_MAX : 1) * sizeof(*q->subqueues);
 }
 
 larder_status_t ldr_behind_open(ldr_store_t *s, unsigned queue, bool by_space)
@@ -226,14 +227,14 @@ larder_status_t ldr_behind_open(ldr_store_t *s, unsigned queue, bool by_space)
 
     *q =
         (ldr_behind_t){.by_space = by_space, .first = LDR_NIL, .last = LDR_NIL};
-    q->lanes = ldr_reserve(lanes_bytes(q));
-    return q->lanes != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
+    q->subqueues = ldr_reserve(subqueues_bytes(q));
+    return q->subqueues != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
 }
 
 void ldr_behind_close(ldr_store_t *s, unsigned queue)
 {
     ldr_behind_t *q = &s->queues[queue];
 
-    ldr_unreserve(q->lanes, lanes_bytes(q));
-    q->lanes = NULL;
+    ldr_unreserve(q->subqueues, subqueues_bytes(q));
+    q->subqueues = NULL;
 }

@@ -8,9 +8,9 @@
  * queues. While the tier writes a shard, the shard is held and counted as in
  * the tier's hands; ldr_behind_done() ends that.
  *
- * A queue has one lane, in the order of saves, or one for each space: then the
- * lanes that have something stand in line, and none waits for more than one
- * turn of each other.
+ * A queue has one subqueue, in the order of saves, or one for each space: then
+ * the subqueues that have something stand in line, and none waits for more than
+ * one turn of each other.
  *
  * Flushing: what is queued belongs to a turn. A flush begins the next turn once
  * nothing of the one before is left, so that it can tell what was queued before
@@ -30,20 +30,20 @@
 struct ldr_store;
 
 /* All zero: nothing is in it. */
-typedef struct ldr_lane {
+typedef struct ldr_subqueue {
     uint32_t head, tail;    /* shards */
-    uint32_t before, after; /* lanes, in line */
+    uint32_t before, after; /* subqueues, in line */
     uint64_t count, bytes;
     uint64_t since_ns; /* when it took that place; the tier's */
     uint64_t asked;    /* the last look in which it was asked; the tier's */
-} ldr_lane_t;
+} ldr_subqueue_t;
 
 typedef struct ldr_behind {
-    ldr_lane_t *lanes; /* NULL: no tier uses the queue */
-    bool by_space;     /* a lane for each; else one */
+    ldr_subqueue_t *subqueues; /* NULL: no tier uses the queue */
+    bool by_space;             /* a subqueue for each; else one */
     /* The tier takes what is saved, now: what the policy refuses goes there. */
     bool takes;
-    uint32_t first, last; /* lanes with shards, in line */
+    uint32_t first, last; /* subqueues with shards, in line */
     uint64_t count, bytes;
     uint64_t turn;
     uint64_t waiting[2], hands[2]; /* shards of either turn */
@@ -58,8 +58,8 @@ larder_status_t ldr_behind_open(struct ldr_store *s, unsigned queue,
                                 bool by_space);
 void ldr_behind_close(struct ldr_store *s, unsigned queue);
 
-/* A shard that is ready and attached joins the end of its lane, unless it is in
- * the queue already. */
+/* A shard that is ready and attached joins the end of its subqueue, unless it
+ * is in the queue already. */
 void ldr_behind_push(struct ldr_store *s, unsigned queue, uint32_t shard);
 /* It is not wanted any more. */
 void ldr_behind_remove(struct ldr_store *s, unsigned queue, uint32_t shard);
@@ -75,8 +75,8 @@ void ldr_behind_done(struct ldr_store *s, unsigned queue, uint32_t shard,
 /* Whether a tier has something in its hands: memory will be let go. */
 bool ldr_behind_in_hand(const struct ldr_store *s);
 
-/* A lane that has shards goes to the end of the line. */
-void ldr_behind_next(struct ldr_store *s, unsigned queue, uint32_t lane,
+/* A subqueue that has shards goes to the end of the line. */
+void ldr_behind_next(struct ldr_store *s, unsigned queue, uint32_t subqueue,
                      uint64_t now_ns);
 
 /* Whether nothing is left of what was queued when it was turn `start`. The next

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
-#include "base/copy.h"
 #include "base/mem.h"
 #include "base/options.h"
 

@@ -2,7 +2,7 @@
  * hears of. */
 #include "store/store_int.h"
 
-#define PASSING_LOOK 8u
+#define TRANSIENT_LOOK 8u
 
 /* Pins within the tenant's budget; over it the chunk is simply not pinned. */
 void ldr_pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes)
@@ -58,45 +58,45 @@ void ldr_unpin(ldr_store_t *s, ldr_chunk_t *c)
  * be written is worth less than what it drives out: so it has a quarter of the
  * tenant's pages at most, and more is refused for good. */
 
-void ldr_passing_add(ldr_store_t *s, uint32_t chunk)
+void ldr_transient_add(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
     ldr_tenant_t *t = ldr_tenant_of(s, c);
 
-    c->passing = 1;
-    c->pin_prev = t->passing_tail;
+    c->transient = 1;
+    c->pin_prev = t->transient_tail;
     c->pin_next = LDR_NIL;
-    if (t->passing_tail != LDR_NIL) {
-        s->chunks[t->passing_tail].pin_next = chunk;
+    if (t->transient_tail != LDR_NIL) {
+        s->chunks[t->transient_tail].pin_next = chunk;
     } else {
-        t->passing_head = chunk;
+        t->transient_head = chunk;
     }
-    t->passing_tail = chunk;
+    t->transient_tail = chunk;
     s->policy->hold(t->policy, chunk);
 }
 
 /* The policy still has it for held. */
-void ldr_passing_remove(ldr_store_t *s, ldr_chunk_t *c)
+void ldr_transient_remove(ldr_store_t *s, ldr_chunk_t *c)
 {
     ldr_tenant_t *t = ldr_tenant_of(s, c);
 
-    if (!c->passing) {
+    if (!c->transient) {
         return;
     }
     if (c->pin_prev != LDR_NIL) {
         s->chunks[c->pin_prev].pin_next = c->pin_next;
     } else {
-        t->passing_head = c->pin_next;
+        t->transient_head = c->pin_next;
     }
     if (c->pin_next != LDR_NIL) {
         s->chunks[c->pin_next].pin_prev = c->pin_prev;
     } else {
-        t->passing_tail = c->pin_prev;
+        t->transient_tail = c->pin_prev;
     }
     for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
-        t->passing_pages -= ldr_arena_pages(s->shards[i].length);
+        t->transient_pages -= ldr_arena_pages(s->shards[i].length);
     }
-    c->passing = 0;
+    c->transient = 0;
 }
 
 /* Whether a shard of it is not written yet, and is going to be; then its pages
@@ -116,12 +116,12 @@ static bool is_needed(const ldr_store_t *s, const ldr_chunk_t *c)
 
 /* One of them that nobody holds; written: and that is on a disk by now, if
  * that is seen soon. LDR_NIL: there is none. */
-static uint32_t passing_victim(const ldr_store_t *s, const ldr_tenant_t *t,
-                               bool written)
+static uint32_t transient_victim(const ldr_store_t *s, const ldr_tenant_t *t,
+                                 bool written)
 {
-    uint32_t chunk = t->passing_head;
+    uint32_t chunk = t->transient_head;
 
-    for (uint32_t i = 0; chunk != LDR_NIL && i < PASSING_LOOK; i++) {
+    for (uint32_t i = 0; chunk != LDR_NIL && i < TRANSIENT_LOOK; i++) {
         const ldr_chunk_t *c = &s->chunks[chunk];
 
         if (c->holds == 0 && !(written && is_needed(s, c))) {
@@ -132,7 +132,7 @@ static uint32_t passing_victim(const ldr_store_t *s, const ldr_tenant_t *t,
     return LDR_NIL;
 }
 
-bool ldr_passing_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages)
+bool ldr_transient_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages)
 {
     const ldr_tenant_t *t = &s->tenants[tenant];
     uint32_t most = s->arena.owners[tenant].used_count / 4;
@@ -143,8 +143,8 @@ bool ldr_passing_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages)
         takes = takes || s->queues[q].takes;
     }
     return takes &&
-           (t->passing_pages == 0 || t->passing_pages + pages <= most ||
-            passing_victim(s, t, true) != LDR_NIL);
+           (t->transient_pages == 0 || t->transient_pages + pages <= most ||
+            transient_victim(s, t, true) != LDR_NIL);
 }
 
 static uint32_t oldest_pinned(const ldr_store_t *s, const ldr_tenant_t *t)
@@ -160,14 +160,14 @@ static uint32_t oldest_pinned(const ldr_store_t *s, const ldr_tenant_t *t)
 bool ldr_store_evict(ldr_store_t *s, uint32_t tenant)
 {
     const ldr_tenant_t *t = &s->tenants[tenant];
-    uint32_t chunk = passing_victim(s, t, true);
+    uint32_t chunk = transient_victim(s, t, true);
 
     ldr_store_held(s);
     if (chunk == LDR_NIL) {
         chunk = s->policy->victim(t->policy);
     }
     if (chunk == LDR_NIL) {
-        chunk = passing_victim(s, t, false);
+        chunk = transient_victim(s, t, false);
     }
     if (chunk == LDR_NIL) {
         chunk = oldest_pinned(s, t);
@@ -188,7 +188,7 @@ void ldr_store_used(ldr_store_t *s, uint32_t chunk)
     if (!LDR_HOLDS(c->holds > 0) || c->entry == LDR_NIL) {
         return;
     }
-    ldr_passing_remove(s, c); /* the hold it has now ends like any other's */
+    ldr_transient_remove(s, c); /* the hold it has now ends like any other's */
     s->policy->time(t->policy, s->now_ds);
     s->policy->used(t->policy, chunk);
 }

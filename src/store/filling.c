@@ -1,4 +1,11 @@
-/* Filling a segment: places for records, and the table that closes it. */
+/*
+ * Filling a segment: places for records, and the table that closes it.
+ *
+ * By the disk's thread. Records are added in the order of their blocks, so that
+ * rows[0..row_count) are sorted by place and next_block is behind the last.
+ * ldr_filling_finish() needs no lock and changes nothing that others look at;
+ * ldr_filling_finished() needs the node's lock where others read the segment.
+ */
 #include <string.h>
 
 #include "base/copy.h"

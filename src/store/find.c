@@ -1,4 +1,5 @@
-/* Names, and looking them up. */
+/* Names, and looking them up. With the node's lock: a lookup forgets an entry
+ * that it finds stale, and evicts a chunk whose extent has to leave. */
 #include <string.h>
 
 #include "store/store.h"

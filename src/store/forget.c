@@ -47,7 +47,7 @@ static uint32_t row_of(walk_t *w, const uint8_t *id)
     return i;
 }
 
-static bool look(void *arg, uint32_t segment, const ldr_record_t *record)
+static bool record_look(void *arg, uint32_t segment, const ldr_record_t *record)
 {
     walk_t *w = arg;
 
@@ -82,7 +82,7 @@ static bool is_alone(const ldr_super_t *super, const uint8_t *tenant)
     return true;
 }
 
-static void drop(walk_t *w)
+static void segment_drop(walk_t *w)
 {
     ldr_super_t *super = w->super;
 
@@ -114,7 +114,7 @@ larder_status_t ldr_disk_forget(ldr_disk_t *d,
     w->super = d->super;
     w->tenant = tenant;
     w->out = out;
-    larder_status_t st = ldr_disk_recover(d, false, look, w, &found);
+    larder_status_t st = ldr_disk_recover(d, false, record_look, w, &found);
     if (st == LARDER_OK && (w->full || !is_alone(d->super, tenant))) {
         st = ldr_fail(LARDER_E_LIMIT,
                       w->full ? "%s: its superblock has no room for the resets "
@@ -124,7 +124,7 @@ larder_status_t ldr_disk_forget(ldr_disk_t *d,
                       d->path);
     }
     if (st == LARDER_OK) {
-        drop(w);
+        segment_drop(w);
         if (out->secret || out->spaces > 0) {
             st = ldr_disk_super_write(d);
         }

@@ -74,8 +74,8 @@ static uint32_t ledger_seed(const ldr_ledger_header_t *header)
     uint8_t identity[LEDGER_SEQUENCE - AT_BODY];
 
     memcpy(identity, header->dir_id, LDR_ID_BYTES);
-    ldr_put64(identity + LEDGER_GENERATION - AT_BODY, header->generation);
-    ldr_put64(identity + LEDGER_NONCE - AT_BODY, header->nonce);
+    ldr_put64(identity + (LEDGER_GENERATION - AT_BODY), header->generation);
+    ldr_put64(identity + (LEDGER_NONCE - AT_BODY), header->nonce);
     return ldr_crc32c(0, identity, sizeof(identity));
 }
 

@@ -40,7 +40,7 @@
     X(TABLE_NONE, "table-none", false, "the segment was not closed",           \
       "the table is made")                                                     \
     X(TABLE_BAD, "table-bad", true, "the table is damaged or gone",            \
-      "the table is made anew from the records")                               \
+      "the table is made again from the records")                              \
     X(ROW_BAD, "row-bad", true, "a row of the table makes no sense",           \
       "the row is dropped")                                                    \
     X(RECORD_BAD, "record-bad", true, "the descriptor is damaged",             \

@@ -85,7 +85,7 @@ int ldr_fsck_segment_open(ldr_fsck_t *f, uint32_t segment);
 void ldr_fsck_segment_check(ldr_fsck_t *f, uint32_t segment);
 
 /* Reads the ledger; then, with all headers seen, says what is not as it says;
- * then, with all segments seen, writes it anew if it has to be. */
+ * then, with all segments seen, rewrites it if it has to be. */
 larder_status_t ldr_fsck_ledger_open(ldr_fsck_t *f);
 void ldr_fsck_ledger_check(ldr_fsck_t *f);
 void ldr_fsck_ledger_repair(ldr_fsck_t *f);

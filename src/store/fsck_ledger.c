@@ -2,7 +2,6 @@
  * The ledger, and what it says that there ought to be: segments that are gone
  * or of another use, and removals that no segment has.
  */
-#include <string.h>
 
 #include "base/bytes.h"
 #include "store/fsck_int.h"

@@ -1,4 +1,11 @@
-/* Writing the list of what is handed over. */
+/*
+ * Writing the list of what one daemon hands over to the next (handover.h;
+ * handover_int.h has its form).
+ *
+ * In two steps: ldr_handover_plan() counts what goes, ldr_handover_write() puts
+ * it into memory of that size. By the thread that closes the node, when nobody
+ * else uses the store any more: no lock is needed.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -208,7 +215,7 @@ static uint32_t *write_shard(const ldr_store_t *s,
         .crc = sh->crc,
         .number = sh->number,
         .flags = (sh->refused ? LDR_HO_REFUSED : 0u) |
-                 (sh->queued & LDR_HO_QUEUES ? LDR_HO_OFFERED : 0u),
+                 (sh->queued & LDR_HO_QUEUES ? LDR_HO_QUEUED : 0u),
     };
     for (uint32_t page = sh->page; page != LDR_NIL; page = a->next[page]) {
         *pages++ = plan->extent_row[ldr_arena_extent_of(a, page)]

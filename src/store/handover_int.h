@@ -54,7 +54,7 @@ typedef struct ldr_ho_chunk {
     uint8_t pinned;
 } ldr_ho_chunk_t;
 
-enum { LDR_HO_REFUSED = 1, LDR_HO_OFFERED = 2 };
+enum { LDR_HO_REFUSED = 1, LDR_HO_QUEUED = 2 };
 
 /* Bits: the queues that OFFERED stands for. Whether a shard is to be written to
  * a directory follows from where its chunk lies. */

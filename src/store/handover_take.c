@@ -1,4 +1,11 @@
-/* Checking the list of what is handed over, and taking it. */
+/*
+ * Checking the list that another daemon wrote, and taking what is in it. By the
+ * thread that opens the node, before anybody else uses the store.
+ *
+ * The list is not trusted: ldr_handover_check() compares every number in it
+ * with the sizes of the tables, and nothing is taken from a list that fails.
+ * After that, what does not fit here is left out.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -308,7 +315,7 @@ static uint32_t take_shard(taking_t *t, const ldr_ho_chunk_t *c,
     }
     s->shards[shard].refused = refused && !on_disk;
     for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
-        if (LDR_HO_QUEUES >> i & 1u ? (sh->flags & LDR_HO_OFFERED) != 0
+        if (LDR_HO_QUEUES >> i & 1u ? (sh->flags & LDR_HO_QUEUED) != 0
                                     : !refused && !on_disk) {
             ldr_behind_push(s, i, shard);
         }

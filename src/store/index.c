@@ -30,7 +30,7 @@
  * each finds the next one free. */
 #define RUN 32u
 
-/* 1 + 2 + ... + 63: however the sizes come and go, an index of few entries
+/* 1 + 2 + ... + 127: however the sizes come and go, an index of few entries
  * does not run out of cells. Large ones are bounded by 32-bit indices. */
 #define CELLS_PER_ENTRY (LARDER_SHARDS_MAX * (LARDER_SHARDS_MAX - 1) / 2)
 

@@ -1,4 +1,9 @@
-/* Reading the ledger: which of its two files counts, and what it says. */
+/*
+ * Reading the ledger: which of its two files counts, and what it says. By the
+ * thread that opens the directory; writes nothing. Damage is no failure: what
+ * cannot be read is missing, and `trusted` says whether the list of segments is
+ * whole.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -121,7 +126,7 @@ static ldr_ledger_file_t header_load(ldr_ledger_t *l, int i,
                : LDR_LEDGER_BAD;
 }
 
-static void load(ldr_ledger_t *l, const uint8_t *dir_id)
+static void ledger_load(ldr_ledger_t *l, const uint8_t *dir_id)
 {
     for (int i = 0; i < LDR_LEDGERS; i++) {
         ldr_ledger_header_t header;
@@ -173,7 +178,7 @@ larder_status_t ldr_ledger_open(ldr_ledger_t *l,
     if (l->uses == NULL || l->rows == NULL || l->piece == NULL) {
         return LARDER_E_NO_MEMORY;
     }
-    load(l, params->dir_id);
+    ledger_load(l, params->dir_id);
     l->want = (uint32_t)ldr_max64(l->header.blocks,
                                   LDR_LEDGER_BYTES_LEAST / LDR_BLOCK);
     return LARDER_OK;

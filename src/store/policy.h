@@ -51,13 +51,13 @@
  * the runs a chain consists of, a sixteenth of its chunks and one for each
  * turn: a run that is not the newest of its class is put in its place by
  * looking at no more than some hundred others. Every 50 requests, later every
- * 3200, it works its tables out anew, a pass over a bounded number of cells and
- * runs. admit and victim look at the oldest of each class, some sixty, or 250
- * with all kinds of application. Each slot in use takes 16 bytes, each run 96
- * and 4 to find it. Ghosts are about one run and four chunks for each slot in
- * use, at most. The tables take 0.3 MB. All is reserved at create and becomes
- * memory as it is used. Whatever goes wrong in it costs hits: victim gives a
- * slot as long as there is one that is not held, and no other.
+ * 3200, it works its tables out again, a pass over a bounded number of cells
+ * and runs. admit and victim look at the oldest of each class, some sixty, or
+ * 250 with all kinds of application. Each slot in use takes 16 bytes, each run
+ * 96 and 4 to find it. Ghosts are about one run and four chunks for each slot
+ * in use, at most. The tables take 0.3 MB. All is reserved at create and
+ * becomes memory as it is used. Whatever goes wrong in it costs hits: victim
+ * gives a slot as long as there is one that is not held, and no other.
  *
  * Hold and release do not nest. Nothing allocates after create. Not
  * thread-safe.
@@ -118,7 +118,7 @@ typedef struct ldr_policy_ops {
                   uint32_t depth, uint64_t print);
     void (*close)(ldr_policy_t *policy, const ldr_policy_request_t *request);
     void (*used)(ldr_policy_t *policy, uint32_t slot);
-    void (*soon)(const ldr_policy_t *policy, uint64_t print, unsigned step);
+    void (*prefetch)(const ldr_policy_t *policy, uint64_t print, unsigned step);
 } ldr_policy_ops_t;
 
 struct ldr_policy {
@@ -137,14 +137,12 @@ bool ldr_policy_lru_check(const ldr_policy_t *policy);
  * runs unless it is told otherwise, and `larder plan` calls the default. */
 extern const ldr_policy_ops_t ldr_policy_default;
 
-bool ldr_policy_default_check(const ldr_policy_t *policy);
-
 typedef struct ldr_policy_stats {
     uint64_t runs; /* ghosts are those with nothing resident anywhere */
     uint64_t ghosts, ghost_chunks;
     uint64_t bytes;       /* in use, that grow with what is resident */
     uint64_t fixed_bytes; /* and that do not: tables */
-    uint64_t told;        /* requests */
+    uint64_t announced;   /* requests */
     /* Since the cache was full: requests seen, chunks hit, and chunks that LRU
      * would have hit in its place. */
     uint64_t requests, hits, hits_lru;

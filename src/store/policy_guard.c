@@ -58,7 +58,7 @@ static void widen(ldr_stack_t *k)
 }
 
 /* The request is in a new span. */
-static void advance(ldr_stack_t *k, uint32_t stamp)
+static void stack_advance(ldr_stack_t *k, uint32_t stamp)
 {
     uint32_t span = stamp >> k->shift;
 
@@ -82,7 +82,7 @@ void ldr_stack_use(ldr_stack_t *k, uint32_t was, uint32_t stamp,
                    uint32_t chunks)
 {
     if (stamp >> k->shift != k->newest) {
-        advance(k, stamp);
+        stack_advance(k, stamp);
     }
     uint32_t span = was >> k->shift;
     if (span == k->newest && was != 0) {
@@ -196,7 +196,7 @@ static void rank_by(ldr_learned_t *d, bool lru)
     d->noise = 0;
 }
 
-static void judge(ldr_learned_t *d, const ldr_guard_hits_t *hits)
+static void shadow_judge(ldr_learned_t *d, const ldr_guard_hits_t *hits)
 {
     float by = (float)hits->real - (float)hits->lru;
     float chance = (float)(LOSS_LEAST + d->room / LOSS_PART);
@@ -234,7 +234,7 @@ void ldr_guard_judge(ldr_learned_t *d, const ldr_guard_hits_t *hits)
 {
     learn_room(d);
     if (d->room > 0) {
-        judge(d, hits);
+        shadow_judge(d, hits);
     }
     uint64_t room = d->room > 0 ? d->room : d->t.slot_max;
     ldr_stack_room(&d->stack, room);

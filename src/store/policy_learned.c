@@ -18,22 +18,22 @@ static bool is_present(const ldr_learned_t *d, uint32_t slot)
 /* ---- requests that were told ---- */
 
 /* Late requests, the last one first; NULL: that is all. */
-static ldr_told_t *told_at(ldr_learned_t *d, uint32_t back)
+static ldr_announced_t *announced_at(ldr_learned_t *d, uint32_t back)
 {
-    if (back >= LDR_TOLD_REQUESTS || back >= d->told_next) {
+    if (back >= LDR_ANNOUNCED_MAX || back >= d->announced_next) {
         return NULL;
     }
-    return &d->told[(d->told_next - 1 - back) % LDR_TOLD_REQUESTS];
+    return &d->announced[(d->announced_next - 1 - back) % LDR_ANNOUNCED_MAX];
 }
 
 /* The request that used a run last, if it is a late one. */
-static ldr_told_t *told_of(ldr_learned_t *d, uint32_t run)
+static ldr_announced_t *announced_of(ldr_learned_t *d, uint32_t run)
 {
-    ldr_told_t *told;
+    ldr_announced_t *announced;
 
-    for (uint32_t i = 0; (told = told_at(d, i)) != NULL; i++) {
-        if (told->stamp == d->t.runs[run].stamp) {
-            return told;
+    for (uint32_t i = 0; (announced = announced_at(d, i)) != NULL; i++) {
+        if (announced->stamp == d->t.runs[run].stamp) {
+            return announced;
         }
     }
     return NULL;
@@ -42,13 +42,14 @@ static ldr_told_t *told_of(ldr_learned_t *d, uint32_t run)
 /* The run of a late request in which the chunk has its place, or LDR_NIL: for
  * chunks without a parent, of groups that need only the end of a chain, or that
  * several save at once. */
-static uint32_t locate_told(ldr_learned_t *d, uint32_t depth, uint32_t print)
+static uint32_t locate_announced(ldr_learned_t *d, uint32_t depth,
+                                 uint32_t print)
 {
     const ldr_run_t *runs = d->t.runs;
-    const ldr_told_t *told;
+    const ldr_announced_t *announced;
 
-    for (uint32_t i = 0; (told = told_at(d, i)) != NULL; i++) {
-        uint32_t run = told->tail;
+    for (uint32_t i = 0; (announced = announced_at(d, i)) != NULL; i++) {
+        uint32_t run = announced->tail;
 
         /* One that was forgotten since may be another's: prints say so. */
         while (run != LDR_NIL && (runs[run].flags & LDR_RUN_USED) != 0 &&
@@ -84,7 +85,8 @@ static uint32_t locate(ldr_learned_t *d, uint32_t parent, uint32_t depth,
     if (above != LDR_NIL || depth == 0) {
         run = ldr_run_find(&d->t, above, depth, print);
     }
-    return run != LDR_NIL || depth == 0 ? run : locate_told(d, depth, print);
+    return run != LDR_NIL || depth == 0 ? run
+                                        : locate_announced(d, depth, print);
 }
 
 /* Younger, with all above it, but nothing is learned from it. */
@@ -98,7 +100,7 @@ static void touch_run(ldr_learned_t *d, uint32_t run)
 }
 
 /* One more chunk for the run. */
-static bool append(ldr_learned_t *d, uint32_t run, uint32_t print)
+static bool run_append(ldr_learned_t *d, uint32_t run, uint32_t print)
 {
     ldr_run_t *r = &d->t.runs[run];
 
@@ -128,7 +130,7 @@ static uint32_t make_place(ldr_learned_t *d, uint32_t parent, uint32_t depth,
         (above != LDR_NIL && depth != runs[above].depth + runs[above].length)) {
         above = LDR_NIL;
     }
-    if (above != LDR_NIL && append(d, above, ldr_print_fold(print))) {
+    if (above != LDR_NIL && run_append(d, above, ldr_print_fold(print))) {
         ldr_stack_use(&d->stack, 0, d->t.stamp, 1);
         return above;
     }
@@ -250,8 +252,8 @@ static void learned_used(ldr_policy_t *policy, uint32_t slot)
 
     if (run == LDR_NIL || run == LDR_RUN_STRAY ||
         t->runs[run].stamp == t->stamp ||
-        ((t->runs[run].flags & LDR_RUN_TOLD) != 0 &&
-         t->now_ds - t->runs[run].used_ds <= LDR_TOLD_DS)) {
+        ((t->runs[run].flags & LDR_RUN_ANNOUNCED) != 0 &&
+         t->now_ds - t->runs[run].used_ds <= LDR_ANNOUNCED_DS)) {
         return;
     }
     t->stamp++;
@@ -269,15 +271,15 @@ static void learned_used(ldr_policy_t *policy, uint32_t slot)
         }
         ldr_run_count_wait(t, run);
         ldr_learned_use(d, run, r->class);
-        r->flags &= (uint8_t)~LDR_RUN_TOLD;
+        r->flags &= (uint8_t)~LDR_RUN_ANNOUNCED;
         run = r->parent;
         first = false;
     }
 }
 
 /* First where its run is listed, then the run. */
-static void learned_soon(const ldr_policy_t *policy, uint64_t print,
-                         unsigned step)
+static void learned_prefetch(const ldr_policy_t *policy, uint64_t print,
+                             unsigned step)
 {
     const ldr_tree_t *t = &((const ldr_learned_t *)policy)->t;
 
@@ -316,8 +318,8 @@ static bool learned_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
         return true;
     }
     d->wanted = t->runs[run].stamp;
-    ldr_told_t *told = told_of(d, run);
-    if (told != NULL && depth >= told->refused) {
+    ldr_announced_t *announced = announced_of(d, run);
+    if (announced != NULL && depth >= announced->refused) {
         return false; /* of no use without those above it */
     }
     uint32_t above =
@@ -334,8 +336,8 @@ static bool learned_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
         (t->lru ||
          ldr_hazard_worth(t->hazard, t->runs[v].class, ldr_run_age(t, v)) <=
              ldr_hazard_worth(t->hazard, t->runs[run].class, 0));
-    if (!good && told != NULL) {
-        told->refused = depth;
+    if (!good && announced != NULL) {
+        announced->refused = depth;
     }
     return good;
 }
@@ -406,7 +408,7 @@ void ldr_policy_default_stats(const ldr_policy_t *policy,
                  t->resident * sizeof(ldr_run_slot_t) +
                  (uint64_t)t->bucket_count * sizeof(uint32_t),
         .fixed_bytes = sizeof(*d) + sizeof(*t->hazard),
-        .told = d->told_next,
+        .announced = d->announced_next,
         .requests = d->judged,
         .hits = d->hits,
         .hits_lru = d->hits_lru,
@@ -432,5 +434,5 @@ const ldr_policy_ops_t ldr_policy_default = {
     .place = learned_place,
     .close = ldr_learned_close,
     .used = learned_used,
-    .soon = learned_soon,
+    .prefetch = learned_prefetch,
 };

@@ -12,7 +12,7 @@
  * ends. A chain that is longer goes on in the next run. What was evicted stays
  * known as a run without chunks, in the ghost list, until there are too many.
  *
- * Invariants; ldr_policy_default_check() tests them:
+ * Invariants; tests/support/policycheck.c tests them:
  *  1. A run begins right below its parent's last chunk, and is in its parent's
  *     list of children. Runs in use are found by parent and first print.
  *  2. kids is how many children have resident chunks.
@@ -45,11 +45,11 @@ enum {
     LDR_RUN_BLOCKED = 0x02,
     LDR_RUN_GHOST = 0x04,
     LDR_RUN_LISTS = LDR_RUN_QUEUED | LDR_RUN_BLOCKED | LDR_RUN_GHOST,
-    LDR_RUN_USED = 0x08,     /* not free */
-    LDR_RUN_SHORT = 0x10,    /* of its first print only 16 bits are known */
-    LDR_RUN_LAST = 0x20,     /* one chunk, not full */
-    LDR_RUN_TEMPLATE = 0x40, /* hinted: shared from the start */
-    LDR_RUN_TOLD = 0x80,     /* a request used it last, and not just a read */
+    LDR_RUN_USED = 0x08,      /* not free */
+    LDR_RUN_SHORT = 0x10,     /* of its first print only 16 bits are known */
+    LDR_RUN_LAST = 0x20,      /* one chunk, not full */
+    LDR_RUN_TEMPLATE = 0x40,  /* hinted: shared from the start */
+    LDR_RUN_ANNOUNCED = 0x80, /* a request used it last, and not just a read */
 };
 
 #define LDR_RUN_CHUNKS 16u
@@ -141,9 +141,9 @@ typedef struct ldr_stack {
 
 #define LDR_PATH_MAX 8192u    /* runs of one chain that are looked at */
 #define LDR_RECENT 16u        /* requests that would be noticed again */
-#define LDR_TOLD_REQUESTS 64u /* requests whose chunks may still come */
+#define LDR_ANNOUNCED_MAX 64u /* requests whose chunks may still come */
 /* A chain that was told of so lately: reads and saves of it are no news. */
-#define LDR_TOLD_DS 600u
+#define LDR_ANNOUNCED_DS 600u
 #define LDR_AGAIN_DS 10u /* the same request without an id: for so long */
 
 typedef struct ldr_recent {
@@ -154,11 +154,11 @@ typedef struct ldr_recent {
 } ldr_recent_t;
 
 /* A request, until so many others came after it. */
-typedef struct ldr_told {
+typedef struct ldr_announced {
     uint32_t stamp;
     uint32_t tail;    /* the last run of its chain */
     uint32_t refused; /* from that depth on; LDR_NIL: nothing was */
-} ldr_told_t;
+} ldr_announced_t;
 
 typedef struct ldr_learned {
     ldr_policy_t base;
@@ -175,8 +175,8 @@ typedef struct ldr_learned {
     uint32_t switches;
     uint64_t made_up; /* prints for slots that come without */
     ldr_recent_t recent[LDR_RECENT];
-    ldr_told_t told[LDR_TOLD_REQUESTS];
-    uint64_t told_next;
+    ldr_announced_t announced[LDR_ANNOUNCED_MAX];
+    uint64_t announced_next;
     uint32_t path_count;
     uint32_t path[LDR_PATH_MAX];
 } ldr_learned_t;

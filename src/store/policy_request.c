@@ -106,8 +106,8 @@ static traits_t traits_of(const ldr_learned_t *d, const ldr_policy_request_t *r)
 /* The runs of the chain that are known go into path. Split: the last one is cut
  * where the chain leaves it; else it is in the path if nothing follows it, as
  * is so when it has grown by what was decoded. Gives the number of chunks. */
-static uint32_t walk(ldr_learned_t *d, const ldr_policy_request_t *r,
-                     bool split)
+static uint32_t chain_walk(ldr_learned_t *d, const ldr_policy_request_t *r,
+                           bool split)
 {
     ldr_tree_t *t = &d->t;
     uint32_t parent = LDR_NIL;
@@ -172,7 +172,7 @@ static void path_used(ldr_learned_t *d, const traits_t *traits)
         r->uses = (uint8_t)(r->uses < 255 ? r->uses + 1 : 255);
         r->turn = (uint8_t)(r->uses > traits->turn ? r->uses : traits->turn);
         r->tokens = traits->tokens & LDR_RUN_TOKENS_MAX;
-        r->flags |= LDR_RUN_TOLD;
+        r->flags |= LDR_RUN_ANNOUNCED;
         ldr_learned_use(d, run, class_of(r, traits, ldr_run_age(&d->t, run)));
     }
 }
@@ -202,7 +202,7 @@ static bool add_run(ldr_learned_t *d, const ldr_policy_request_t *r,
     if (last) { /* these are elsewhere among the ghosts */
         ldr_run_lift(&d->t, run);
     }
-    at->flags |= like.flags | LDR_RUN_TOLD;
+    at->flags |= like.flags | LDR_RUN_ANNOUNCED;
     ldr_run_settle(&d->t, run);
     if (parent != LDR_NIL && !last && d->t.runs[parent].fan < 255) {
         d->t.runs[parent].fan++;
@@ -235,11 +235,11 @@ static void path_extend(ldr_learned_t *d, const ldr_policy_request_t *r,
 }
 
 /* Nobody will come for it: but it was not used, only left. */
-static void leave(ldr_learned_t *d, uint32_t run, uint32_t class)
+static void run_leave(ldr_learned_t *d, uint32_t run, uint32_t class)
 {
     ldr_run_count_wait(&d->t, run);
     ldr_run_restamp(&d->t, run, class, d->t.stamp - 1);
-    d->t.runs[run].flags &= (uint8_t)~LDR_RUN_TOLD;
+    d->t.runs[run].flags &= (uint8_t)~LDR_RUN_ANNOUNCED;
 }
 
 /* A session goes on from here in another way than before: what it left behind
@@ -253,7 +253,7 @@ static void supersede(ldr_learned_t *d, uint32_t tail, uint32_t keep)
         bool known = at == keep || runs[at].class == LDR_CLASS_SUPERSEDED;
 
         if (!known) {
-            leave(d, at, LDR_CLASS_SUPERSEDED);
+            run_leave(d, at, LDR_CLASS_SUPERSEDED);
         }
         if (!known && runs[at].child != LDR_NIL) {
             at = runs[at].child;
@@ -282,19 +282,19 @@ static bool is_repeated(ldr_learned_t *d, const ldr_policy_request_t *r)
 
 /* A save of a chain that somebody has told of lately, if perhaps not of its
  * end: what goes on from no other's run is that session's. */
-static bool is_told(ldr_learned_t *d, const ldr_policy_request_t *r)
+static bool is_announced(ldr_learned_t *d, const ldr_policy_request_t *r)
 {
-    walk(d, r, false);
+    chain_walk(d, r, false);
     if (d->path_count == 0) {
         return false;
     }
     const ldr_run_t *tail = &d->t.runs[d->path[d->path_count - 1]];
 
-    return (tail->flags & LDR_RUN_TOLD) != 0 && tail->child == LDR_NIL &&
-           d->t.now_ds - tail->used_ds <= LDR_TOLD_DS;
+    return (tail->flags & LDR_RUN_ANNOUNCED) != 0 && tail->child == LDR_NIL &&
+           d->t.now_ds - tail->used_ds <= LDR_ANNOUNCED_DS;
 }
 
-static void rebuild(ldr_learned_t *d)
+static void tables_rebuild(ldr_learned_t *d)
 {
     uint32_t period = d->t.stamp / 32;
     float fade = 1;
@@ -316,14 +316,15 @@ void ldr_learned_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
     ldr_learned_t *d = (ldr_learned_t *)policy;
     ldr_tree_t *t = &d->t;
 
-    if (r->count == 0 || (r->saves && is_told(d, r)) || is_repeated(d, r)) {
+    if (r->count == 0 || (r->saves && is_announced(d, r)) ||
+        is_repeated(d, r)) {
         return;
     }
     t->stamp++;
-    uint32_t known = walk(d, r, true);
+    uint32_t known = chain_walk(d, r, true);
     path_teach(d);
     if (d->rebuild_left-- == 0) {
-        rebuild(d);
+        tables_rebuild(d);
     }
     uint32_t count = d->path_count;
     uint32_t tail = count > 0 ? d->path[count - 1] : LDR_NIL;
@@ -336,7 +337,7 @@ void ldr_learned_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
         supersede(d, tail, d->path[count]);
     }
     d->wanted = t->stamp;
-    d->told[d->told_next++ % LDR_TOLD_REQUESTS] = (ldr_told_t){
+    d->announced[d->announced_next++ % LDR_ANNOUNCED_MAX] = (ldr_announced_t){
         .stamp = t->stamp,
         .tail = d->path_count > 0 ? d->path[d->path_count - 1] : LDR_NIL,
         .refused = LDR_NIL,
@@ -348,7 +349,7 @@ void ldr_learned_close(ldr_policy_t *policy, const ldr_policy_request_t *r)
 {
     ldr_learned_t *d = (ldr_learned_t *)policy;
 
-    if (r->count == 0 || walk(d, r, false) == 0) {
+    if (r->count == 0 || chain_walk(d, r, false) == 0) {
         return;
     }
     for (uint32_t i = d->path_count; i-- > 0;) {
@@ -357,6 +358,6 @@ void ldr_learned_close(ldr_policy_t *policy, const ldr_policy_request_t *r)
         if (at->fan > 1 || (at->flags & LDR_RUN_TEMPLATE) != 0) {
             break;
         }
-        leave(d, d->path[i], LDR_CLASS_CLOSED);
+        run_leave(d, d->path[i], LDR_CLASS_CLOSED);
     }
 }

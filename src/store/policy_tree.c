@@ -312,7 +312,7 @@ static void run_give(ldr_tree_t *t, uint32_t run)
 
 /* An old ghost goes; false: none was found. Those that have children go round,
  * and come when these are gone. */
-static bool forget(ldr_tree_t *t)
+static bool ghost_forget(ldr_tree_t *t)
 {
     uint32_t run = t->lists[LDR_LIST_GHOSTS].oldest;
 
@@ -339,7 +339,8 @@ static bool forget(ldr_tree_t *t)
 
 void ldr_tree_trim(ldr_tree_t *t, uint64_t runs, uint64_t chunks)
 {
-    while ((t->ghost_count > runs || t->ghost_chunks > chunks) && forget(t)) {
+    while ((t->ghost_count > runs || t->ghost_chunks > chunks) &&
+           ghost_forget(t)) {
     }
 }
 
@@ -348,7 +349,7 @@ static uint32_t run_take(ldr_tree_t *t, uint32_t busy)
 {
     if (t->run_free == LDR_NIL && t->run_top == t->run_max) {
         t->busy = busy;
-        forget(t);
+        ghost_forget(t);
         t->busy = LDR_NIL;
     }
     uint32_t run = t->run_free;

@@ -19,7 +19,6 @@
  * file that is of another use counts for nothing; and if that file was damaged,
  * or put there, the tombstones that were lost with it are the ledger's.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

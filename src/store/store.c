@@ -12,7 +12,6 @@
 
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/mem.h"
 #include "store/store_int.h"
 
@@ -171,7 +170,7 @@ static void chunk_detach(ldr_store_t *s, uint32_t chunk)
         ldr_behind_remove_all(s, i);
     }
     ldr_unpin(s, c);
-    ldr_passing_remove(s, c);
+    ldr_transient_remove(s, c);
     s->policy->remove(ldr_tenant_of(s, c)->policy, chunk);
     ldr_index_at(&s->index, c->entry)->resident = LDR_NIL;
     c->entry = LDR_NIL;
@@ -212,7 +211,7 @@ void ldr_store_hold(ldr_store_t *s, uint32_t chunk)
 
         s->held_chunks++;
         t->held_chunks++;
-        if (c->entry != LDR_NIL && !c->pinned && !c->passing) {
+        if (c->entry != LDR_NIL && !c->pinned && !c->transient) {
             s->policy->hold(t->policy, chunk);
         }
     }
@@ -234,7 +233,7 @@ void ldr_store_release(ldr_store_t *s, uint32_t chunk)
         chunk_free(s, chunk);
     } else if (c->leaving) {
         ldr_store_evict_chunk(s, chunk);
-    } else if (!c->pinned && !c->passing) {
+    } else if (!c->pinned && !c->transient) {
         s->policy->release(t->policy, chunk);
     }
 }
@@ -409,7 +408,7 @@ void ldr_store_pin(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
 
-    if (c->entry == LDR_NIL || c->pinned || c->passing || c->holds > 0) {
+    if (c->entry == LDR_NIL || c->pinned || c->transient || c->holds > 0) {
         return;
     }
     ldr_pin(s, chunk, c->bytes);
@@ -455,7 +454,7 @@ static uint32_t pages_for(ldr_store_t *s, making_t *m, const ldr_reserve_t *r)
             continue;
         }
         if (m->ask && !is_worth(s, m->tenant, m->entry, r)) {
-            m->refused = ldr_passing_fits(s, m->tenant, count);
+            m->refused = ldr_transient_fits(s, m->tenant, count);
             m->declined = !m->refused;
             if (m->declined) {
                 break;
@@ -477,7 +476,7 @@ static void shard_attach(ldr_store_t *s, uint32_t chunk, uint32_t shard,
     ldr_shard_t *sh = &s->shards[shard];
     ldr_entry_t *e = ldr_index_at(&s->index, c->entry);
 
-    e->expires_s = ldr_store_sooner(e->expires_s, r->expires_s);
+    e->expires_s = ldr_store_earlier(e->expires_s, r->expires_s);
     c->expires_s = e->expires_s;
     if (c->pinned &&
         ldr_tenant_of(s, c)->pinned_bytes + r->length > s->pin_max) {
@@ -494,8 +493,8 @@ static void shard_attach(ldr_store_t *s, uint32_t chunk, uint32_t shard,
     s->spaces[c->space].dram_pages += ldr_arena_pages(r->length);
     ldr_arena_hand(&s->arena, page, shard);
     count_bytes(s, c, r->length);
-    if (c->passing) {
-        ldr_tenant_of(s, c)->passing_pages += ldr_arena_pages(r->length);
+    if (c->transient) {
+        ldr_tenant_of(s, c)->transient_pages += ldr_arena_pages(r->length);
     }
 }
 
@@ -549,7 +548,7 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
         chunk_attach(s, chunk, entry, r);
         if (making.refused) {
             LDR_COUNT(s, r->name.space, passed_chunks, 1);
-            ldr_passing_add(s, chunk);
+            ldr_transient_add(s, chunk);
         }
         ldr_store_hold(s, chunk);
     }
@@ -578,6 +577,44 @@ void ldr_store_set_length(ldr_store_t *s, uint32_t shard, uint32_t length)
     sh->length = length;
 }
 
+static uint64_t removed_print(uint64_t fingerprint, uint32_t number)
+{
+    return fingerprint ^ (uint64_t)number << 57;
+}
+
+void ldr_store_removed(ldr_store_t *s, uint64_t fingerprint, uint32_t number)
+{
+    uint64_t at = s->removed_count++ % LDR_REMOVED_MAX;
+
+    ldr_store_held(s);
+    s->removed[at].print = removed_print(fingerprint, number);
+    s->removed[at].at_ds = s->now_ds;
+}
+
+bool ldr_store_admit(const ldr_store_t *s, uint32_t space, uint32_t epoch,
+                     uint64_t fingerprint, uint32_t number, uint32_t saved_ds)
+{
+    uint64_t print = removed_print(fingerprint, number);
+
+    if (epoch != s->spaces[space].epoch) {
+        return false;
+    }
+    for (uint64_t i = s->removed_count; saved_ds != UINT32_MAX && i > 0; i--) {
+        uint64_t at = (i - 1) % LDR_REMOVED_MAX;
+
+        if (i + LDR_REMOVED_MAX == s->removed_count) {
+            return false; /* more were removed than are remembered */
+        }
+        if (s->removed[at].at_ds + LDR_ARRIVAL_DS < s->now_ds) {
+            break; /* and so are all before it */
+        }
+        if (s->removed[at].print == print && s->removed[at].at_ds >= saved_ds) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
                       bool checked)
 {
@@ -588,7 +625,11 @@ bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
     LDR_ASSERT(c->holds > 0);
     if (!LDR_HOLDS(sh->state == LDR_SHARD_FILLING ||
                    sh->state == LDR_SHARD_READING) ||
-        c->entry == LDR_NIL || c->epoch != s->spaces[c->space].epoch) {
+        c->entry == LDR_NIL ||
+        !ldr_store_admit(s, c->space, c->epoch,
+                         ldr_index_at(&s->index, c->entry)->fingerprint,
+                         sh->number,
+                         sh->tier == LARDER_TIER_PEER ? 0 : UINT32_MAX)) {
         return false;
     }
     sh->crc = crc;
@@ -614,8 +655,8 @@ void ldr_store_abort(ldr_store_t *s, uint32_t shard)
     }
     *link = sh->next;
     count_bytes(s, c, -(int64_t)sh->length);
-    if (c->passing) {
-        ldr_tenant_of(s, c)->passing_pages -= ldr_arena_pages(sh->length);
+    if (c->transient) {
+        ldr_tenant_of(s, c)->transient_pages -= ldr_arena_pages(sh->length);
     }
     shard_free(s, shard);
     /* A chunk with nothing in DRAM goes, and its entry with it if it was only

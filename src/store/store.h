@@ -12,7 +12,7 @@
  *     entry leads to it any more, nobody finds it; it is freed when its last
  *     hold ends).
  *  2. An attached chunk is in the policy; it is a candidate for eviction
- *     exactly while nobody holds it and it is neither pinned nor passing.
+ *     exactly while nobody holds it and it is neither pinned nor transient.
  *     Passing chunks are evicted before all others once they are written down,
  *     or cannot be, and after them until then; pinned ones, oldest first, when
  *     there is no other. None is both.
@@ -64,7 +64,8 @@ typedef struct ldr_shard {
     uint8_t checked; /* the bytes in DRAM have matched crc */
     uint8_t queued;  /* bits: the queues it is in */
     uint8_t turns;   /* bits: its turn in each (behind.h) */
-    uint8_t tier;    /* while reading: from which */
+    uint8_t tier;    /* while reading or filling: from which */
+    uint8_t given;   /* another member has it, or was told of it */
     uint8_t refused; /* not to be written down, until it is used again */
     ldr_queued_t links[LDR_QUEUES_MAX];
     uint32_t fetch_next; /* while reading: the next that waits for that tier */
@@ -86,9 +87,9 @@ typedef struct ldr_chunk {
     uint8_t group;
     uint8_t pinned : 1;
     uint8_t leaving : 1; /* in an extent that leaves: goes with its last hold */
-    uint8_t passing : 1; /* refused: it goes first once it is written down */
-    uint32_t bytes;      /* of its shards, for the pin budget */
-    uint32_t pin_prev, pin_next; /* of the pinned, or of the passing */
+    uint8_t transient : 1; /* refused: it goes first once it is written down */
+    uint32_t bytes;        /* of its shards, for the pin budget */
+    uint32_t pin_prev, pin_next; /* of the pinned, or of the transient ones */
 } ldr_chunk_t;
 
 /* Counters of events; every field is shown by name in the metrics. */
@@ -174,14 +175,14 @@ typedef struct ldr_tenant {
     bool secret_known;
     bool secret_given;    /* by the operator: nothing else counts */
     bool secret_recorded; /* disks and the shared tier were told of it */
-    bool refused_told;    /* that a client with another one came */
+    bool refused_logged;  /* that a client with another one came */
     uint32_t space_count;
     uint64_t dram_max, ssd_max; /* 0: no limit of its own */
 
-    ldr_policy_t *policy;                /* over its chunks */
-    uint32_t pin_head, pin_tail;         /* pinned chunks, oldest first */
-    uint32_t passing_head, passing_tail; /* likewise */
-    uint32_t passing_pages;              /* of the passing */
+    ldr_policy_t *policy;                    /* over its chunks */
+    uint32_t pin_head, pin_tail;             /* pinned chunks, oldest first */
+    uint32_t transient_head, transient_tail; /* likewise */
+    uint32_t transient_pages;                /* of the transient ones */
     uint64_t pinned_bytes;
     uint32_t held_chunks;
     bool asks;         /* it has asked for memory, and so has a share */
@@ -194,6 +195,8 @@ typedef struct ldr_tenant {
     uint32_t ssd_safe;    /* bits: disks on which what it has is kept */
     uint32_t *ssd_blocks; /* found in each segment, by ldr_store_segment() */
 } ldr_tenant_t;
+
+#define LDR_REMOVED_MAX 4096u
 
 typedef struct ldr_store {
     pthread_mutex_t *lock; /* the node's; NULL: the store is nobody else's */
@@ -220,6 +223,12 @@ typedef struct ldr_store {
     uint32_t disks;    /* that locations may lead to */
     uint64_t pin_max;
     ldr_behind_t queues[LDR_QUEUES_MAX];
+    /* The last shards that were removed: a ring. */
+    struct {
+        uint64_t print;
+        uint32_t at_ds;
+    } removed[LDR_REMOVED_MAX];
+    uint64_t removed_count;
     bool queue_left;  /* one left a queue: who waits for it may look */
     ldr_counters_t n; /* of all spaces, and of none */
 } ldr_store_t;
@@ -275,6 +284,34 @@ uint32_t ldr_store_tenant(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES]);
 void ldr_store_space_of(ldr_store_t *s, uint32_t space, uint32_t tenant);
 void ldr_store_limits(ldr_store_t *s, uint32_t tenant, uint64_t dram_max,
                       uint64_t ssd_max);
+
+/*
+ * Epochs of nodes that are members of a cluster: a number, and in the lower
+ * bits a random id, so that two resets at once on two members are not taken for
+ * one. Nodes that stand alone count on by one, which is a number as well.
+ */
+#define LDR_EPOCH_ID_BITS 14u
+#define LDR_EPOCH_ID_MASK ((1u << LDR_EPOCH_ID_BITS) - 1)
+
+/* The epoch of the next reset. */
+static inline uint32_t ldr_epoch_next(uint32_t epoch, uint64_t random)
+{
+    return ((epoch >> LDR_EPOCH_ID_BITS) + 1) << LDR_EPOCH_ID_BITS |
+           (uint32_t)(random & LDR_EPOCH_ID_MASK);
+}
+
+/* What two members that meet go on with: the higher one; of two with the same
+ * number both give way to the next, for what was saved between the two resets
+ * is stale for one of them. All who meet come to the same. */
+static inline uint32_t ldr_epoch_merge(uint32_t a, uint32_t b)
+{
+    uint32_t low = a < b ? a : b, high = a < b ? b : a;
+
+    return low == high || low == 0 ||
+                   low >> LDR_EPOCH_ID_BITS != high >> LDR_EPOCH_ID_BITS
+               ? high
+               : ldr_epoch_next(high, (uint64_t)low * 31 + high);
+}
 
 /* Raises the epoch: everything put before is stale. */
 void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch);
@@ -362,7 +399,7 @@ void ldr_store_drop_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
 /* ---- DRAM ---- */
 
 /* A chunk ends with the first of its shards to expire. 0: never. */
-static inline uint32_t ldr_store_sooner(uint32_t a_s, uint32_t b_s)
+static inline uint32_t ldr_store_earlier(uint32_t a_s, uint32_t b_s)
 {
     return a_s == 0 || (b_s != 0 && b_s < a_s) ? b_s : a_s;
 }
@@ -395,6 +432,24 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
 /* A shard being read turns out to be this long: no longer than reserved. */
 void ldr_store_set_length(ldr_store_t *s, uint32_t shard, uint32_t length);
 
+/* Bytes from another node under way to this one arrive within this time, or
+ * not at all. */
+#define LDR_ARRIVAL_DS 600u
+
+/* A shard was removed here: what is under way to this node is not to bring it
+ * back. */
+void ldr_store_removed(ldr_store_t *s, uint64_t fingerprint, uint32_t number);
+
+/*
+ * The one question that is asked before bytes become visible, whichever way
+ * they came into the node: a save, a peer's save, a fetch from a peer, from the
+ * shared tier or from a disk. All of them end in ldr_store_commit(), which asks
+ * it. epoch: that they were saved in. saved_ds: not before this time, by the
+ * node's clock; 0: not known, since another node says so.
+ */
+bool ldr_store_admit(const ldr_store_t *s, uint32_t space, uint32_t epoch,
+                     uint64_t fingerprint, uint32_t number, uint32_t saved_ds);
+
 /* A filled or read shard becomes visible. False: its space was reset or its
  * chunk removed meanwhile; the caller ends it with ldr_store_abort(). */
 bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
@@ -410,7 +465,7 @@ void ldr_store_release(ldr_store_t *s, uint32_t chunk);
 void ldr_store_used(ldr_store_t *s, uint32_t chunk);
 
 /* Pins a chunk that was saved without, within the tenant's budget. One that is
- * held or passing is left as it is. */
+ * held or transient is left as it is. */
 void ldr_store_pin(ldr_store_t *s, uint32_t chunk);
 
 /* Somebody is about to use a chain, or, over, its session has ended: for the

@@ -15,7 +15,7 @@ void ldr_pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes);
 /* The chunk is held, or about to leave the policy: which stays as it is. */
 void ldr_unpin(ldr_store_t *s, ldr_chunk_t *c);
 /* The same for chunks on their way to the disk. */
-void ldr_passing_add(ldr_store_t *s, uint32_t chunk);
-void ldr_passing_remove(ldr_store_t *s, ldr_chunk_t *c);
+void ldr_transient_add(ldr_store_t *s, uint32_t chunk);
+void ldr_transient_remove(ldr_store_t *s, ldr_chunk_t *c);
 /* Whether there is room for so many pages more of them. */
-bool ldr_passing_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages);
+bool ldr_transient_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages);

@@ -1,4 +1,12 @@
-/* Spaces, tenants, and what each may have of memory and disks. */
+/*
+ * Spaces and tenants by number, and what each tenant may have of memory and
+ * disks. With the node's lock.
+ *
+ * Invariants: a space or a tenant keeps its number for the life of the store,
+ * and a space belongs to one tenant at most. Shares of memory are whole
+ * extents, at least one for each tenant that ever asked for memory; they are
+ * worked out when one is looked at and shares_stale is set.
+ */
 #include <string.h>
 
 #include "base/bytes.h"
@@ -75,7 +83,7 @@ uint32_t ldr_store_tenant(ldr_store_t *s, const uint8_t id[LDR_ID_BYTES])
     memset(t, 0, sizeof(*t));
     memcpy(t->id, id, LDR_ID_BYTES);
     t->pin_head = t->pin_tail = LDR_NIL;
-    t->passing_head = t->passing_tail = LDR_NIL;
+    t->transient_head = t->transient_tail = LDR_NIL;
     t->policy = s->policy->create((uint32_t)ldr_arena_table_pages(&s->arena));
     if (t->policy == NULL) {
         return LDR_NIL;

@@ -1,3 +1,11 @@
+/*
+ * What a node does for its tiers without knowing them: waiting with the lock,
+ * log lines that are said once the lock is given up, the table of tiers. Every
+ * function needs the node's lock, except ldr_host_add_tier(), which takes it.
+ *
+ * Invariant: said[0..said_count) are lines nobody has written yet; whoever
+ * gives up the lock writes them.
+ */
 #include "tier/host.h"
 
 #include <stdarg.h>
@@ -7,11 +15,27 @@
 #include "base/bytes.h"
 
 #define CANCEL_LOOK_NS 10000000u
+#define OTHERS_NS 1000000u
+
+/* In a manual node whose peers have threads, in a simulation: lets them go on
+ * for a moment. False: it has none, or it is late. */
+static bool wait_others(ldr_host_t *host, uint64_t deadline_ns)
+{
+    uint64_t now_ns = ldr_now_ns(host->clock);
+
+    if (host->threads == NULL || now_ns >= deadline_ns) {
+        return false;
+    }
+    ldr_host_tell(host);
+    host->threads->wait(host->threads->arg, &host->changed, &host->lock,
+                        ldr_min64(deadline_ns, now_ns + OTHERS_NS));
+    return true;
+}
 
 bool ldr_host_wait(ldr_host_t *host, uint64_t deadline_ns)
 {
     if (host->manual) {
-        return ldr_host_step(host);
+        return ldr_host_step(host) || wait_others(host, deadline_ns);
     }
     return ldr_host_pause(host, deadline_ns);
 }
@@ -32,7 +56,7 @@ bool ldr_host_wait_stop(ldr_host_t *host, const ldr_stop_t *stop)
         return false;
     }
     if (host->manual) {
-        return ldr_host_step(host);
+        return ldr_host_step(host) || wait_others(host, stop->deadline_ns);
     }
     /* Nobody who cancels takes the lock, so look now and then. */
     uint64_t look_ns = ldr_now_ns(host->clock) + CANCEL_LOOK_NS;

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "base/thread.h"
+#include "base/wait.h"
 #include "larder/larder.h"
 #include "store/store.h"
 #include "tier/tier.h"
@@ -41,6 +42,11 @@ struct ldr_host {
     bool manual;    /* no threads: whoever waits does the work */
     bool successor; /* see ldr_node_env_t */
     ldr_io_t *io;   /* NULL: a tier that reads files makes one */
+    /* NULL: the node is alone. Threads and transport are for tests: NULL: the
+     * real ones. */
+    struct ldr_cluster *cluster;
+    const ldr_threads_t *threads;
+    const struct ldr_transport_ops *transport;
     ldr_rand_t rand;
 
     pthread_mutex_t lock;
@@ -173,10 +179,10 @@ void ldr_host_add_tier(ldr_host_t *host, ldr_tier_t *tier);
 /* In a manual node: does one thing that a thread would do. With the lock. */
 bool ldr_host_step(ldr_host_t *host);
 
-/* A shard became ready: tiers that take it are offered it. from: the tier it
- * came from, which has it, as those that cost more; NULL: a save. With the
- * lock. */
-void ldr_host_offer(ldr_host_t *host, uint32_t shard, const ldr_tier_t *from);
+/* A shard became ready: calls queue() of the tiers that may want it. from: the
+ * tier it came from, which has it, as have those that cost more; NULL: a save.
+ * With the lock. */
+void ldr_host_queue(ldr_host_t *host, uint32_t shard, const ldr_tier_t *from);
 
 /* A shard that was being read, from wherever, came and is ready, or did not:
  * ends the wait of its loads and the reservation. With the lock. */
@@ -189,6 +195,12 @@ void ldr_load_lost(ldr_host_t *host, uint32_t shard, larder_cause_t cause);
  * is that of the shard that was asked for. With the lock. */
 bool ldr_load_fits(const ldr_store_t *store, uint32_t shard,
                    const ldr_record_t *record, uint32_t blocks);
+
+/* Shards were removed on another node, of which `from` has heard: removes them
+ * from memory and all other tiers. Without the lock. */
+larder_status_t ldr_host_remove(ldr_host_t *host, const ldr_tier_t *from,
+                                uint32_t space, larder_item_t *items,
+                                size_t count, const ldr_stop_t *stop);
 
 /* This tier has raised epochs: brings them to the others, or, with the lock,
  * has them brought later. */

@@ -2,8 +2,9 @@
  * table of its own. */
 #include <stddef.h>
 
+#include "tier/peer/peer.h"
 #include "tier/shared/shared.h"
 #include "tier/ssd/ssd.h"
 
 const ldr_tier_ops_t *const ldr_tier_rows[] = {&ldr_tier_ssd, &ldr_tier_shared,
-                                               NULL};
+                                               &ldr_tier_peer, NULL};

@@ -32,7 +32,34 @@ typedef struct ldr_sought {
     const ldr_name_t *name;
     uint32_t entry;  /* LDR_NIL: the index has none */
     uint32_t number; /* of the shard */
+    bool own;        /* another node asks: only in this node's own tiers */
 } ldr_sought_t;
+
+/* Chunks that a tier has to ask somebody for before it can find them. What it
+ * points to stays until it is over. */
+typedef struct ldr_query ldr_query_t;
+struct ldr_query {
+    uint32_t space, shards;
+    uint64_t until_ns; /* it is over then, whatever came */
+    /* Called once when it is over, with the lock; NULL: somebody waits. It must
+     * only note the fact and wake somebody. */
+    void (*ready)(ldr_query_t *ask);
+    void *arg;
+    /* The tier's; rows are added by ldr_node_ask(). */
+    struct ldr_query_row *rows;
+    uint32_t count, room;
+    uint32_t pending; /* who has not answered */
+    uint32_t refs;
+    bool over;
+};
+
+typedef struct ldr_query_row {
+    larder_key_t key;
+    uint64_t fingerprint;
+    uint16_t group;
+    uint8_t asked, answered; /* members */
+    uint8_t found;           /* all shards of it */
+} ldr_query_row_t;
 
 /* One whose record is looked at. */
 typedef struct ldr_looked {
@@ -61,8 +88,9 @@ typedef struct ldr_tier_ops {
     const char *name;
     larder_tier_t number; /* as clients know it; its queue is the one before */
     double speed; /* bytes a second, until it was measured: the order of cost */
-    bool by_space; /* its queue has a lane for each space */
+    bool by_space; /* its queue takes spaces in turns */
     bool keeps;    /* a save of what it has is answered PRESENT */
+    bool others;   /* it has what other nodes have: not for them to ask */
 
     /* ---- life; without the lock, but for step ---- */
 
@@ -85,41 +113,51 @@ typedef struct ldr_tier_ops {
      * and *cause_p becomes why, if the tier knows better. In memory only. */
     uint32_t (*find)(ldr_tier_t *t, const ldr_sought_t *s,
                      larder_cause_t *cause_p);
-    /* These chunks are looked for next: names of one group of a space. */
-    void (*soon)(ldr_tier_t *t, const ldr_name_t *first,
-                 const larder_key_t *keys, size_t count, uint32_t shards);
-    /* A reserved shard is to be brought up. It comes after go(), and ends with
-     * ldr_load_came() or ldr_load_failed(). */
+    /* The caller will look for these chunks next: keys of one group of a
+     * space. The tier may read what it knows about them ahead of that. */
+    void (*prefetch)(ldr_tier_t *t, const ldr_name_t *first,
+                     const larder_key_t *keys, size_t count, uint32_t shards);
+    /* Whether the tier has to ask other nodes for this chunk before it knows.
+     * In memory only. */
+    bool (*must_ask)(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards);
+    /* Asks for all rows at once. False: there is nobody to ask, it is over. */
+    bool (*ask)(ldr_tier_t *t, ldr_query_t *ask);
+    /* Reads a shard into its reserved pages. The read begins at submit(), and
+     * ends with ldr_load_came() or ldr_load_failed(). */
     void (*fetch)(ldr_tier_t *t, uint32_t shard);
-    /* Sends off what was asked for; without the lock. */
-    void (*go)(ldr_tier_t *t);
-    /* A load could not wait for this shard any longer. */
-    void (*late)(ldr_tier_t *t, uint32_t shard);
+    /* Begins all reads that fetch() was called for; without the lock. */
+    void (*submit)(ldr_tier_t *t);
+    /* A load's deadline passed while it waited for this shard. */
+    void (*timed_out)(ldr_tier_t *t, uint32_t shard);
 
     /* ---- what was saved ---- */
 
-    /* Whether it takes what is saved in a space now. */
-    bool (*takes)(ldr_tier_t *t, uint32_t space);
-    /* A shard became ready, by a save or from a dearer tier. */
-    void (*offer)(ldr_tier_t *t, uint32_t shard);
-    /* It is used again. */
+    /* Whether the tier would write what is saved in this space now. */
+    bool (*accepts)(ldr_tier_t *t, uint32_t space);
+    /* A shard became ready, by a save or from a tier that costs more: adds
+     * it to the tier's queue, if the tier wants it. */
+    void (*queue)(ldr_tier_t *t, uint32_t shard);
+    /* Whether another node keeps the shard: then the disks here do not. */
+    bool (*kept_elsewhere)(ldr_tier_t *t, uint32_t shard);
+    /* A save or a load used a shard that is in DRAM already. */
     void (*used)(ldr_tier_t *t, uint32_t shard);
-    /* Until all that was saved before is there and will stay. Without the
-     * lock. */
+    /* Returns once all that was saved before the call is in the tier for
+     * good. Without the lock. */
     larder_status_t (*flush)(ldr_tier_t *t, const ldr_stop_t *stop);
 
     /* ---- removing and resetting ---- */
 
-    /* It is not found there from now on. *there_p: whether it was. */
-    larder_status_t (*forget)(ldr_tier_t *t, uint32_t space, uint32_t entry,
+    /* From now on find() does not find this item. *there_p: whether it did. */
+    larder_status_t (*remove)(ldr_tier_t *t, uint32_t space, uint32_t entry,
                               const larder_item_t *item, uint64_t *token_p,
                               bool *there_p);
-    /* Returns once all of them will stay removed. In the same hold of the lock,
-     * which it drops to wait. token: the last one that forget() gave. Callers
-     * give LDR_REMOVE_MAX at a time, so that others have their turn. */
-    larder_status_t (*removed)(ldr_tier_t *t, uint32_t space,
-                               const larder_item_t *items, size_t count,
-                               uint64_t token, const ldr_stop_t *stop);
+    /* Returns once the removal of these items is durable. The caller calls it
+     * in the same hold of the lock as remove(); it drops the lock to wait.
+     * token: the last one that remove() returned. Callers pass at most
+     * LDR_REMOVE_MAX items, so that others have their turn. */
+    larder_status_t (*remove_wait)(ldr_tier_t *t, uint32_t space,
+                                   const larder_item_t *items, size_t count,
+                                   uint64_t token, const ldr_stop_t *stop);
     /* Whether a reset could be recorded. */
     larder_status_t (*can_reset)(ldr_tier_t *t, uint32_t space);
     /* The node's epochs have changed: records them, until the deadline. Without
@@ -132,16 +170,16 @@ typedef struct ldr_tier_ops {
 
     /* ---- tenants ---- */
 
-    /* A space is used by somebody; without the lock. */
-    larder_status_t (*space)(ldr_tier_t *t, uint32_t space,
-                             const ldr_space_info_t *info);
-    /* Whether a tenant can have this secret, as far as the tier knows. */
-    larder_status_t (*meet)(ldr_tier_t *t, uint32_t tenant,
-                            const ldr_secret_check_t *secret);
-    /* The space's secret is its tenant's from now on. */
-    void (*settle)(ldr_tier_t *t, uint32_t space);
-    /* The operator has given the tenant another secret. */
-    void (*given)(ldr_tier_t *t, uint32_t tenant);
+    /* A client opened a space; without the lock. */
+    larder_status_t (*use_space)(ldr_tier_t *t, uint32_t space,
+                                 const ldr_space_info_t *info);
+    /* Whether a tenant can have this secret, by what the tier recorded. */
+    larder_status_t (*check_secret)(ldr_tier_t *t, uint32_t tenant,
+                                    const ldr_secret_check_t *secret);
+    /* From now on the secret of this space is its tenant's: records it. */
+    void (*adopt_secret)(ldr_tier_t *t, uint32_t space);
+    /* The operator gave the tenant another secret: records that one. */
+    void (*replace_secret)(ldr_tier_t *t, uint32_t tenant);
 
     /* ---- what people see ---- */
 
@@ -151,8 +189,8 @@ typedef struct ldr_tier_ops {
                              const ldr_predecessor_t *owner);
     /* Its part of larder_stats(). whole: false: only what it can hold. */
     void (*stats)(ldr_tier_t *t, bool whole, larder_stats_t *out);
-    /* Adds what waits and what is under way. */
-    void (*queues)(ldr_tier_t *t, ldr_queues_t *out);
+    /* Adds what waits in the tier's queues, and what is under way. */
+    void (*queue_lengths)(ldr_tier_t *t, ldr_queues_t *out);
     /* How long its reads and writes took. Needs no lock. */
     void (*times)(ldr_tier_t *t, ldr_histogram_t *reads,
                   ldr_histogram_t *writes);
@@ -160,8 +198,8 @@ typedef struct ldr_tier_ops {
     void (*metrics)(ldr_tier_t *t, ldr_exposition_t *e);
     /* Reads what it recorded of these shards, until it has to stop. Without
      * the lock. Only a tier that the index knows places in has it. */
-    void (*records)(ldr_tier_t *t, ldr_looked_t *rows, uint32_t count,
-                    const ldr_stop_t *stop);
+    void (*read_records)(ldr_tier_t *t, ldr_looked_t *rows, uint32_t count,
+                         const ldr_stop_t *stop);
 } ldr_tier_ops_t;
 
 /* A tier's own state begins with it. */

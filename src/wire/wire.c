@@ -78,7 +78,8 @@ static bool payload_allowed(const ldr_frame_t *f)
 {
     bool reply = (f->flags & LDR_FRAME_REPLY) != 0;
 
-    return f->opcode == (reply ? LDR_OP_GET : LDR_OP_PUT);
+    return f->opcode == (reply ? LDR_OP_GET : LDR_OP_PUT) ||
+           f->opcode == (reply ? LDR_OP_PEER_GET : LDR_OP_PEER_PUT);
 }
 
 ldr_frame_verdict_t ldr_frame_get(const uint8_t *at, uint32_t body_max,
@@ -122,7 +123,7 @@ bool ldr_frame_check(const uint8_t *at, const ldr_frame_t *frame)
  * NUL and zeros after it up to the width. No control characters: it is shown
  * in logs and metrics. */
 
-static void put_text(uint8_t *at, const char *text, size_t width)
+void ldr_wire_put_text(uint8_t *at, const char *text, size_t width)
 {
     size_t length = strnlen(text, width - 1);
 
@@ -130,7 +131,7 @@ static void put_text(uint8_t *at, const char *text, size_t width)
     memset(at + length, 0, width - length);
 }
 
-static bool get_text(const uint8_t *at, size_t width, char *text)
+bool ldr_wire_get_text(const uint8_t *at, size_t width, char *text)
 {
     size_t length = strnlen((const char *)at, width);
 
@@ -162,8 +163,8 @@ size_t ldr_put_hello(uint8_t *at, const ldr_hello_t *m)
     ldr_put16(at + 2, m->version_max);
     ldr_put64(at + 4, m->features);
     memcpy(at + 12, m->nonce, LDR_NONCE_BYTES);
-    put_text(at + 44, m->tenant, sizeof(m->tenant));
-    put_text(at + 108, m->program, sizeof(m->program));
+    ldr_wire_put_text(at + 44, m->tenant, sizeof(m->tenant));
+    ldr_wire_put_text(at + 108, m->program, sizeof(m->program));
     return LDR_HELLO_BYTES;
 }
 
@@ -177,8 +178,8 @@ bool ldr_get_hello(const uint8_t *at, size_t bytes, ldr_hello_t *m)
     m->features = ldr_get64(at + 4);
     memcpy(m->nonce, at + 12, LDR_NONCE_BYTES);
     return m->version_min >= 1 && m->version_min <= m->version_max &&
-           get_text(at + 44, sizeof(m->tenant), m->tenant) &&
-           get_text(at + 108, sizeof(m->program), m->program);
+           ldr_wire_get_text(at + 44, sizeof(m->tenant), m->tenant) &&
+           ldr_wire_get_text(at + 108, sizeof(m->program), m->program);
 }
 
 size_t ldr_put_welcome(uint8_t *at, const ldr_welcome_t *m)
@@ -188,7 +189,7 @@ size_t ldr_put_welcome(uint8_t *at, const ldr_welcome_t *m)
     ldr_put64(at + 4, m->features);
     ldr_put64(at + 12, m->epoch);
     memcpy(at + 20, m->nonce, LDR_NONCE_BYTES);
-    put_text(at + 52, m->program, sizeof(m->program));
+    ldr_wire_put_text(at + 52, m->program, sizeof(m->program));
     return LDR_WELCOME_BYTES;
 }
 
@@ -203,7 +204,7 @@ bool ldr_get_welcome(const uint8_t *at, size_t bytes, ldr_welcome_t *m)
     m->epoch = ldr_get64(at + 12);
     memcpy(m->nonce, at + 20, LDR_NONCE_BYTES);
     return m->version >= 1 && m->auth <= 1 &&
-           get_text(at + 52, sizeof(m->program), m->program);
+           ldr_wire_get_text(at + 52, sizeof(m->program), m->program);
 }
 
 /* ---- shared memory ---- */

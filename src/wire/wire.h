@@ -77,7 +77,13 @@
     X(RELEASE, 49, 0, "release")                                               \
     X(RESERVE, 50, 0, "reserve")                                               \
     X(COMMIT, 51, 0, "commit")                                                 \
-    X(ADMIN, 64, 0, "admin")
+    X(ADMIN, 64, 0, "admin")                                                   \
+    /* Between members of a cluster only: wire/peer.h. */                      \
+    X(MEET, 72, 0, "meet")                                                     \
+    X(PEER_SPACE, 73, 0, "peer_space")                                         \
+    X(PEER_ASK, 74, 0, "peer_ask")                                             \
+    X(PEER_GET, 75, 0, "peer_get")                                             \
+    X(PEER_PUT, 76, 0, "peer_put")
 
 typedef enum ldr_opcode {
 #define X(name, value, before, text) LDR_OP_##name = (value),

@@ -63,7 +63,7 @@ static void check_copy(size_t to, size_t from, size_t bytes)
     /* Where the source goes on is only asked for: it may be anywhere. */
     const void *next[] = {NULL, source, source + AREA - 1, (void *)8};
     memset(target + first, 0xa5, all);
-    ldr_copy_soon(next[crc % 4], bytes);
+    ldr_copy_prefetch(next[crc % 4], bytes);
     assert_int_equal(
         ldr_copy_piece(crc, target + to, source + from, bytes, next[crc % 4]),
         want);

@@ -18,7 +18,7 @@
 
 #define OWNERS 5u
 
-static ldr_placement_t *make(const ldr_member_t *members, uint32_t count,
+static ldr_placement_t *make(const ldr_placed_t *members, uint32_t count,
                              uint32_t owners)
 {
     ldr_placement_t *p = ldr_placement_create(members, count, owners);
@@ -37,7 +37,7 @@ static uint32_t owner(const ldr_placement_t *p, uint64_t run)
 
 static void test_few(void **state)
 {
-    ldr_member_t m[] = {{7, 1}, {8, 1}, {9, 3}};
+    ldr_placed_t m[] = {{7, 1}, {8, 1}, {9, 3}};
     uint32_t owners[LDR_OWNERS_MAX], again[LDR_OWNERS_MAX];
     ldr_placement_t *none = make(m, 0, 2), *one = make(m, 1, 2),
                     *all = make(m, 3, OWNERS);
@@ -61,8 +61,8 @@ static void test_few(void **state)
 
 static void test_refused(void **state)
 {
-    ldr_member_t weightless[] = {{1, 0}};
-    ldr_member_t twice[] = {{4, 1}, {3, 1}, {4, 2}};
+    ldr_placed_t weightless[] = {{1, 0}};
+    ldr_placed_t twice[] = {{4, 1}, {3, 1}, {4, 2}};
 
     (void)state;
     assert_null(ldr_placement_create(weightless, 1, 1));
@@ -80,11 +80,11 @@ static void test_fixed(void **state)
 {
     static const uint32_t want[] = {9, 9, 9, 5, 8, 9, 5, 8, 8, 7, 7, 9,
                                     7, 4, 8, 7, 7, 9, 7, 8, 2, 9, 9, 9};
-    ldr_member_t m[10];
+    ldr_placed_t m[10];
 
     (void)state;
     for (uint32_t i = 0; i < 10; i++) {
-        m[i] = (ldr_member_t){i * 1000003u + 17, 1 + i * i};
+        m[i] = (ldr_placed_t){i * 1000003u + 17, 1 + i * i};
     }
     ldr_placement_t *p = make(m, 10, 1);
     for (uint32_t run = 0; run < 24; run++) {
@@ -111,12 +111,12 @@ static void test_weights(void **state)
     enum { COUNT = sizeof(weights) / sizeof(weights[0]), RUNS = 200000 };
     uint64_t got[COUNT] = {0}, second[COUNT] = {0};
     uint32_t owners[LDR_OWNERS_MAX];
-    ldr_member_t m[COUNT];
+    ldr_placed_t m[COUNT];
     double sum = 0;
 
     (void)state;
     for (uint32_t i = 0; i < COUNT; i++) {
-        m[i] = (ldr_member_t){i, weights[i]};
+        m[i] = (ldr_placed_t){i, weights[i]};
         sum += weights[i];
     }
     ldr_placement_t *p = make(m, COUNT, 2);
@@ -140,7 +140,7 @@ static void test_weights(void **state)
 static void test_scale(void **state)
 {
     for (uint32_t unit = 1; unit <= 30000; unit *= 7) {
-        ldr_member_t m[] = {{1, unit}, {2, unit}, {3, 2 * unit}};
+        ldr_placed_t m[] = {{1, unit}, {2, unit}, {3, 2 * unit}};
         uint64_t got[3] = {0};
         ldr_placement_t *p = make(m, 3, 1);
 
@@ -178,7 +178,7 @@ static bool same_but(const ldr_placement_t *larger,
 static void test_join(void **state)
 {
     enum { COUNT = 200, RUNS = 20000 };
-    ldr_member_t m[COUNT + 1];
+    ldr_placed_t m[COUNT + 1];
     ldr_rand_t r;
 
     (void)state;
@@ -209,11 +209,11 @@ static void test_join(void **state)
 static void test_heavier(void **state)
 {
     enum { COUNT = 50, RUNS = 20000 };
-    ldr_member_t m[COUNT];
+    ldr_placed_t m[COUNT];
 
     (void)state;
     for (uint32_t i = 0; i < COUNT; i++) {
-        m[i] = (ldr_member_t){i + 100, 10};
+        m[i] = (ldr_placed_t){i + 100, 10};
     }
     for (uint32_t weight = 11; weight < 100; weight += 22) {
         ldr_placement_t *before = make(m, COUNT, 1);
@@ -237,11 +237,11 @@ static void test_heavier(void **state)
 static void test_any_order(void **state)
 {
     enum { COUNT = 30 };
-    ldr_member_t m[COUNT], turned[COUNT];
+    ldr_placed_t m[COUNT], turned[COUNT];
 
     (void)state;
     for (uint32_t i = 0; i < COUNT; i++) {
-        m[i] = (ldr_member_t){i * 77, 1 + i % 5};
+        m[i] = (ldr_placed_t){i * 77, 1 + i % 5};
         turned[COUNT - 1 - i] = m[i];
     }
     ldr_placement_t *p = make(m, COUNT, 1), *q = make(turned, COUNT, 1);
@@ -257,7 +257,7 @@ static void test_any_order(void **state)
 static void test_many(void **state)
 {
     enum { COUNT = 10000, RUNS = 20000 };
-    ldr_member_t *m = calloc(COUNT, sizeof(*m));
+    ldr_placed_t *m = calloc(COUNT, sizeof(*m));
     uint32_t *got = calloc(COUNT, sizeof(*got));
     uint32_t most = 0, least = UINT32_MAX;
     double square = 0;
@@ -265,7 +265,7 @@ static void test_many(void **state)
     (void)state;
     assert_true(m != NULL && got != NULL);
     for (uint32_t i = 0; i < COUNT; i++) {
-        m[i] = (ldr_member_t){i, 64};
+        m[i] = (ldr_placed_t){i, 64};
     }
     ldr_placement_t *all = make(m, COUNT, 1), *less = make(m, COUNT - 1, 1);
     for (uint64_t run = 0; run < RUNS; run++) {

@@ -37,6 +37,14 @@ def free_port():
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
+
+def secret_file(path, text="0123456789abcdef0123456789abcdef\n"):
+    """A file with a cluster's secret."""
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
 USAGE, FAILED = 2, 3  # exit codes
 # How long a test waits for what must come. It costs nothing where it comes, so
 # it is far more than a slow, busy machine needs.

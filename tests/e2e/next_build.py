@@ -23,8 +23,8 @@ EDITS = (
      '    X(LARDER_CAUSE_OTHER, "other")',
      '    X(LARDER_CAUSE_OTHER, "other") X(LARDER_CAUSE_NEXT, "next")'),
     ("include/larder/larder.h",
-     '    X(LARDER_TIER_SHARED, "shared")',
-     '    X(LARDER_TIER_SHARED, "shared") X(LARDER_TIER_NEXT, "next")'),
+     '    X(LARDER_TIER_PEER, "peer")',
+     '    X(LARDER_TIER_PEER, "peer") X(LARDER_TIER_NEXT, "next")'),
     # What is absent, is so for the new reason and by the new status.
     ("src/wire/batch.c",
      "    ldr_put32(at, (uint32_t)row->status);\n"

@@ -74,7 +74,7 @@ def test_help_lists_every_command(larder):
     (["put", "a", "k", "f", "--ttl", "1x"], "--ttl 1x"),
     (["put", "a", "k", "f", "--ttl", "99999999"], "--ttl 99999999"),
     (["put", "a", "k", "f", "--shard", "1"], "--shard 1"),
-    (["put", "a", "k", "f", "--shards", "65"], "--shards 65"),
+    (["put", "a", "k", "f", "--shards", "129"], "--shards 129"),
     (["put", "a", "k", "f", "--group", "64"], "--group 64"),
     (["put", "a", "", "f"], "KEY is empty"),
     (["ls", "embed:"], "names no directory"),

@@ -352,6 +352,9 @@ def test_hostile_names(browser, serve, tmp_path):
     folder = tmp_path / hurt.replace("/", "")
     folder.mkdir()
     daemon = serve(admin="127.0.0.1:0", flags=("--dir", folder))
+    # The last test's page would complain that its daemon is gone.
+    browser.call("Page.navigate", url="about:blank")
+    browser.wait("location.href === 'about:blank'")
     browser.complaints.clear()
     browser.requests.clear()
     browser.open(daemon.admin + "/")

@@ -388,12 +388,13 @@ def test_image_as_two_pods(image):
 # ---- Kubernetes ------------------------------------------------------------
 
 K8S = DEPLOY / "k8s"
+POOL = DEPLOY / "k8s-cluster"
 
 
-def yaml_of(name):
+def yaml_of(name, folder=K8S):
     yaml = pytest.importorskip("yaml", reason="no yaml: apt-get install "
                                "python3-yaml")
-    return list(yaml.safe_load_all((K8S / name).read_text()))
+    return list(yaml.safe_load_all((folder / name).read_text()))
 
 
 def manifests():
@@ -425,13 +426,14 @@ def schemas():
 @pytest.mark.parametrize("version", K8S_VERSIONS)
 def test_manifests_against_the_schemas(schemas, version):
     """Strictly: a field that Kubernetes does not know is an error."""
+    paths = [str(p) for p in (*K8S.glob("*.yaml"), *POOL.glob("*.yaml"))
+             if p.name != "kustomization.yaml"]
     done = subprocess.run(
-        [str(schemas), "--strict", "-k", version,
-         *[str(K8S / name) for name in manifests()]],
+        [str(schemas), "--strict", "-k", version, *paths],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         text=True)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("passed") >= len(manifests())
+    assert done.stdout.count("passed") >= len(paths)
 
 
 def test_the_schemas_can_fail(schemas, tmp_path):
@@ -450,6 +452,54 @@ def test_kustomization_names_all():
     assert k["namespace"] == yaml_of("namespace.yaml")[0]["metadata"]["name"]
     images = {c["image"] for pod in k8s_pods() for c in containers(pod)}
     assert images == {image["name"] for image in k["images"]}
+
+
+def test_pool():
+    """A StatefulSet whose pods are members by their names: what DNS, the
+    service, the options and the probes say of each other fits."""
+    (k,) = yaml_of("kustomization.yaml", POOL)
+    assert sorted(k["resources"]) == sorted(
+        p.name for p in POOL.glob("*.yaml") if p.name != "kustomization.yaml")
+    (service,) = yaml_of("service.yaml", POOL)
+    (pool,) = yaml_of("statefulset.yaml", POOL)
+    (budget,) = yaml_of("poddisruptionbudget.yaml", POOL)
+    (policy,) = yaml_of("networkpolicy.yaml", POOL)
+    (config,) = yaml_of("config.yaml", POOL)
+    name, labels = pool["metadata"]["name"], pool["spec"]["selector"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert pool["spec"]["serviceName"] == service["metadata"]["name"] == name
+    assert labels["matchLabels"] == service["spec"]["selector"]
+    assert labels == budget["spec"]["selector"] == policy["spec"]["podSelector"]
+    assert budget["spec"]["maxUnavailable"] == 1
+    options = dict(re.findall(r"^(\w+) *= *(.*)$",
+                              config["data"]["larder.conf"], re.M))
+    (port,) = service["spec"]["ports"]
+    assert options["cluster"] == (
+        f"dns:_{port['name']}._tcp.{name}.{k['namespace']}"
+        ".svc.cluster.local")
+    assert options["peer_listen"].endswith(f":{port['port']}")
+    pod = pool["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == [
+        "/usr/bin/larder", "cluster", "drain", options["socket"]]
+    assert (pod["terminationGracePeriodSeconds"]
+            > 2 * int(options["drain_ms"]) / 1000)
+    mounts = {m["mountPath"] for m in container["volumeMounts"]}
+    assert os.path.dirname(options["cluster_secret"]) in mounts
+    for probe in ("startupProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["path"] == "/readyz"
+
+
+def test_five_hosts():
+    """The systemd example: the list and the options fit each other."""
+    folder = DEPLOY / "systemd/cluster"
+    members = [line for line in (folder / "members").read_text().splitlines()
+               if not line.startswith("#")]
+    assert len(members) == 5
+    assert all(re.fullmatch(r"kv\d=10\.0\.0\.\d:9500/rack\d", m)
+               for m in members)
+    assert "static:/etc/larder/members" in (folder / "larder.conf").read_text()
 
 
 def test_nobody_is_more_than_he_must_be():

@@ -443,7 +443,7 @@ def ends_cases():
 
 def other_cases():
     number = struct.Struct("<I").pack
-    for shards in (0, 65, 2**32 - 1):
+    for shards in (0, 129, 2**32 - 1):
         yield Case(f"space of {shards} shards", w.SPACE,
                    space_body("s", shards=shards), ENDS)
     yield Case("space short", w.SPACE, space_body("s")[:-1], ENDS)
@@ -529,7 +529,7 @@ def other_cases():
     yield Case("admin verb", w.ADMIN, b"frobnicate", w.E_INVALID, only="unix")
     yield Case("admin verb with a zero in it", w.ADMIN, b"pause\0x", ENDS)
     yield Case("admin nothing", w.ADMIN, b"", ENDS)
-    yield Case("admin too much", w.ADMIN, b"a" * 32, ENDS)
+    yield Case("admin too much", w.ADMIN, b"a" * 96, ENDS)
 
 
 @pytest.mark.parametrize("cases", [names_cases, put_cases, ends_cases,

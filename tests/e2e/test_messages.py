@@ -314,7 +314,7 @@ def test_shard_beyond_the_shards(larder, place):
     larder("put", place, "k", "-", "--shard", 5, "--shards", 6, stdin=b"v")
     done = larder("put", place, "k", "-", "--shard", "x", stdin=b"v",
                   code=USAGE)
-    assert "--shard x: give a number from 0 to 63" in done.err
+    assert "--shard x: give a number from 0 to 127" in done.err
 
 
 def test_figure_that_bench_has_not(larder):

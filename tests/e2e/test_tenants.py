@@ -364,9 +364,11 @@ root = pytest.mark.skipif(os.geteuid() != 0,
 
 @root
 def test_uids(open_folder, serve, tmp_path):
-    """The kernel says who it is."""
+    """The kernel says who it is. A long list counts to its end."""
+    many = ",".join(map(str, [*range(1, 70), 54321]))
     daemon = serve(config=config(
         tmp_path, more="[tenant u]\nuids = 54321,54322\n"
+        f"[tenant many]\nuids = {many}\n"
         "[tenant all]\nuids = any\n"
         "[tenant both]\nuids = 54321\n"
         f"token_file = {token_file(tmp_path, 'both', 'both-' * 5)}\n"),
@@ -379,6 +381,7 @@ def test_uids(open_folder, serve, tmp_path):
     for uid, tenant, token, want in (
             (54321, "u", None, w.OK), (54322, "u", None, w.OK),
             (54323, "u", None, w.E_DENIED), (54323, "all", None, w.OK),
+            (54321, "many", None, w.OK), (54322, "many", None, w.E_DENIED),
             (54321, "default", None, w.E_DENIED),
             (54321, "a", None, w.E_DENIED), (54321, "a", A, w.OK),
             (54321, "both", None, w.E_DENIED),

@@ -4,6 +4,7 @@ so; what engines get is right or missing all the same, and nobody waits beyond
 its deadline.
 """
 import itertools
+import json
 import os
 import pathlib
 import time
@@ -62,7 +63,7 @@ def keep(node, names):
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
 def test_what_dram_lost_comes_from_it(serve, transport):
-    daemon = serve(dram="16M")
+    daemon = serve(dram="16M", admin="127.0.0.1:0")
     names = [f"kept {i}" for i in range(40)]
     with capi.Node(daemon.url(transport)) as node:
         keep(node, names)
@@ -70,7 +71,17 @@ def test_what_dram_lost_comes_from_it(serve, transport):
         for name in names:
             node.remove(name)
         assert all(node.get(name)[0] == capi.MISS for name in names)
-    assert daemon.metrics().sum("larder_loads_total", tier="slow") > 0
+    loads = daemon.metrics().sum("larder_loads_total", tier="slow")
+    assert loads > 0
+    # The dashboard knows of it, too.
+    until(lambda: history(daemon, "hits_slow") == loads)
+    assert history(daemon, "loaded_slow_bytes") > 0
+
+
+def history(daemon, column):
+    status = json.loads(daemon.http("/status.json"))
+    place = status["columns"].index(column) + 1
+    return sum(row[place] for row in status["rows"])
 
 
 def test_it_hangs(serve, tier):

@@ -27,7 +27,7 @@ static void require(bool ok)
 static void told(void *arg, const ldr_manifest_entry_t *e)
 {
     ldr_map_t *map = arg;
-    ldr_place_t place;
+    ldr_object_place_t place;
     uint32_t space;
 
     switch (e->kind) {

@@ -70,7 +70,7 @@ static void check_names(ldr_resp_t *r)
     static ldr_valkey_name_t names[LDR_VALKEY_PAGE];
     unsigned count = 0;
 
-    if (ldr_resp_names(r, "t/", "t/b", names, &count) == 0) {
+    if (ldr_resp_names(r, "t/", "t/b", names, LDR_VALKEY_PAGE, &count) == 0) {
         require(count <= LDR_VALKEY_PAGE);
         for (unsigned i = 0; i < count; i++) {
             require(ldr_object_name_ok(names[i]));
@@ -78,6 +78,14 @@ static void check_names(ldr_resp_t *r)
             require(strcmp(i > 0 ? names[i - 1] : "t/b", names[i]) < 0);
         }
     }
+}
+
+static void check_server(void *arg, const ldr_valkey_range_t *range)
+{
+    (void)arg;
+    require(range->from <= range->to && range->to < LDR_VALKEY_SLOTS);
+    require(strlen(range->address.host) < sizeof(range->address.host));
+    require(strlen(range->address.port) < sizeof(range->address.port));
 }
 
 static void check_line(const uint8_t *data, size_t bytes)
@@ -109,7 +117,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     r.fill = fill;
     r.arg = &source;
     ldr_resp_begin(&r);
-    switch (data[0] % 6) {
+    switch (data[0] % 7) {
     case 0:
         check_range(&r);
         break;
@@ -126,6 +134,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         break;
     case 4:
         (void)ldr_resp_word(&r, "OK");
+        break;
+    case 5:
+        (void)ldr_resp_slots(&r, check_server, NULL);
         break;
     default:
         check_line(data + 2, bytes - 2);

@@ -189,9 +189,9 @@ static bool save(engine_t *e, uint32_t group, uint32_t chunk, uint32_t end)
     struct iovec iov[CHUNK_TOKENS];
     ldr_segments_t segments = {.iov = iov, .max = CHUNK_TOKENS};
     size_t bytes = 0;
-    larder_status_t st =
-        ldr_layout_segments(e->model->layout, group, chunk, &table,
-                            (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
+    larder_status_t st = ldr_layout_segments(
+        e->model->layout, (ldr_shard_at_t){group, chunk, group}, &table,
+        (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
 
     if (st == LARDER_MISS) {
         return false;

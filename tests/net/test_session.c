@@ -43,11 +43,11 @@ static void rig_begin(rig_t *r, uint64_t seed, const char *options)
     r->net = sim_net_new(seed);
     r->peer = sim_peer_new(r->net, PORT);
     ldr_net_env_t env = {
-        {log_nothing, NULL},
-        sim_clock(r->net),
-        sim_threads(r->net),
-        sim_transport(r->net),
-        seed,
+        .log = {log_nothing, NULL},
+        .clock = sim_clock(r->net),
+        .threads = sim_threads(r->net),
+        .transport = sim_transport(r->net),
+        .seed = seed,
     };
     snprintf(url, sizeof(url), "tcp://peer:%d?spin_us=0&%s", PORT, options);
     assert_int_equal(ldr_options_parse(url, o), LARDER_OK);

@@ -365,9 +365,9 @@ static bool run_pass(fixture_t *f, ldr_fault_t point, uint64_t nth,
 
 /* ---- cases ---- */
 
-/* Points that other tests have: those of a daemon's client (client/test_lies.c)
- * and of back ends (shared/test_dir.c), and those that hang (node/test_hang.c,
- * base/test_log_sink.c). */
+/* Points that other tests have: those of a daemon's client
+ * (client/test_false_replies.c) and of back ends (shared/test_dir.c), and those
+ * that hang (node/test_hang.c, base/test_log_sink.c). */
 static bool is_elsewhere(int point)
 {
     return point == LDR_FAULT_extent_share || point == LDR_FAULT_extent_map ||
@@ -436,7 +436,7 @@ static void test_uring(void **state)
 
 /* A segment is lost while nobody waits: the next flush has to say so, or it
  * would vouch for what is not there. */
-static void test_lost_is_told(void **state)
+static void test_lost_is_reported(void **state)
 {
     pass_t p = {.f = *state, .io = "plain", .point = LDR_FAULT_io_sync};
     uint64_t late = real_now_ms() + ON_AGAIN_MS;
@@ -490,7 +490,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lost_is_told),
+        cmocka_unit_test(test_lost_is_reported),
         cmocka_unit_test(test_plain),
         cmocka_unit_test(test_uring),
     };

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "plan/ssd.h"
+#include "plan/sim_ssd.h"
 #include "support/rig.h"
 #include "support/storecheck.h"
 
@@ -100,10 +100,12 @@ static void drive(both_t *b)
         }
     }
     const ldr_counters_t *n = &b->rig.node->store.n;
-    assert_int_equal(n->refused_first, ldr_ssd_sim_refused_first(b->sim));
-    assert_int_equal(n->refused_budget, ldr_ssd_sim_refused_budget(b->sim));
+    assert_int_equal(n->refused_first,
+                     ldr_ssd_sim_counts(b->sim)->refused_first);
+    assert_int_equal(n->refused_budget,
+                     ldr_ssd_sim_counts(b->sim)->refused_budget);
     assert_int_equal(disks_of(b->rig.node)[0].written_bytes,
-                     2 * LDR_BLOCK * ldr_ssd_sim_written(b->sim));
+                     2 * LDR_BLOCK * ldr_ssd_sim_counts(b->sim)->written);
     assert_int_equal(disks_of(b->rig.node)[0].carried_bytes, 0);
 }
 
@@ -114,8 +116,8 @@ static void test_second(void **state)
     (void)state;
     both_open(&b, true, 0, 0);
     drive(&b);
-    assert_true(ldr_ssd_sim_refused_first(b.sim) > 50);
-    assert_true(ldr_ssd_sim_written(b.sim) > 50);
+    assert_true(ldr_ssd_sim_counts(b.sim)->refused_first > 50);
+    assert_true(ldr_ssd_sim_counts(b.sim)->written > 50);
     both_close(&b);
 }
 
@@ -126,8 +128,8 @@ static void test_budget(void **state)
     (void)state;
     both_open(&b, false, 3000, 3000 * 2 * LDR_BLOCK);
     drive(&b);
-    assert_true(ldr_ssd_sim_refused_budget(b.sim) > 50);
-    assert_in_range(ldr_ssd_sim_written(b.sim), 40, 55);
+    assert_true(ldr_ssd_sim_counts(b.sim)->refused_budget > 50);
+    assert_in_range(ldr_ssd_sim_counts(b.sim)->written, 40, 55);
     both_close(&b);
 }
 
@@ -138,8 +140,8 @@ static void test_both(void **state)
     (void)state;
     both_open(&b, true, 2000, 2000 * 2 * LDR_BLOCK);
     drive(&b);
-    assert_true(ldr_ssd_sim_refused_first(b.sim) > 50);
-    assert_true(ldr_ssd_sim_refused_budget(b.sim) > 50);
+    assert_true(ldr_ssd_sim_counts(b.sim)->refused_first > 50);
+    assert_true(ldr_ssd_sim_counts(b.sim)->refused_budget > 50);
     both_close(&b);
 }
 

@@ -6,6 +6,7 @@
 #include "plan/rig.h"
 
 #include "support/rig.h"
+#include "support/policycheck.h"
 
 #define TOKENS 512u /* of a block, and of a chunk */
 #define REQUESTS 2500u

@@ -3,7 +3,7 @@
 
 #include "plan/model.h"
 #include "plan/plan.h"
-#include "plan/queue.h"
+#include "plan/engines.h"
 #include "plan/rig.h"
 
 static void assert_near(double got, double want)
@@ -116,30 +116,30 @@ static void test_times(void **state)
 
 static void test_queue(void **state)
 {
-    ldr_queue_t q;
+    ldr_engines_t q;
 
     (void)state;
-    assert_true(ldr_queue_open(&q, 0));
-    assert_near(ldr_queue_wait(&q, 0, 100), 0);
-    assert_near(ldr_queue_wait(&q, 0, 100), 0);
-    ldr_queue_close(&q);
-    assert_true(ldr_queue_open(&q, 2));
-    assert_near(ldr_queue_wait(&q, 1, 10), 0); /* until 11 */
-    assert_near(ldr_queue_wait(&q, 2, 3), 0);  /* until 5 */
-    assert_near(ldr_queue_wait(&q, 3, 1), 2);  /* from 5 until 6 */
-    assert_near(ldr_queue_wait(&q, 3, 9), 3);  /* from 6 until 15 */
-    assert_near(ldr_queue_wait(&q, 4, 1), 7);  /* from 11 until 12 */
-    assert_near(ldr_queue_wait(&q, 20, 1), 0);
-    ldr_queue_close(&q);
+    assert_true(ldr_engines_open(&q, 0));
+    assert_near(ldr_engines_wait(&q, 0, 100), 0);
+    assert_near(ldr_engines_wait(&q, 0, 100), 0);
+    ldr_engines_close(&q);
+    assert_true(ldr_engines_open(&q, 2));
+    assert_near(ldr_engines_wait(&q, 1, 10), 0); /* until 11 */
+    assert_near(ldr_engines_wait(&q, 2, 3), 0);  /* until 5 */
+    assert_near(ldr_engines_wait(&q, 3, 1), 2);  /* from 5 until 6 */
+    assert_near(ldr_engines_wait(&q, 3, 9), 3);  /* from 6 until 15 */
+    assert_near(ldr_engines_wait(&q, 4, 1), 7);  /* from 11 until 12 */
+    assert_near(ldr_engines_wait(&q, 20, 1), 0);
+    ldr_engines_close(&q);
     /* Many engines: the one that is free first is always found. */
-    assert_true(ldr_queue_open(&q, 37));
+    assert_true(ldr_engines_open(&q, 37));
     for (int i = 0; i < 37; i++) {
-        assert_near(ldr_queue_wait(&q, 0, 1 + (i * 17) % 37), 0);
+        assert_near(ldr_engines_wait(&q, 0, 1 + (i * 17) % 37), 0);
     }
     for (int i = 0; i < 37; i++) {
-        assert_near(ldr_queue_wait(&q, 0, 1000), 1 + i);
+        assert_near(ldr_engines_wait(&q, 0, 1000), 1 + i);
     }
-    ldr_queue_close(&q);
+    ldr_engines_close(&q);
 }
 
 /* What is on SSD counts if it is up in time: half of it, or none. */

@@ -3,7 +3,7 @@
 #include "plan/curve.h"
 #include "plan/plan.h"
 #include "plan/rig.h"
-#include "plan/ssd.h"
+#include "plan/sim_ssd.h"
 
 #define NEVER UINT64_MAX
 
@@ -340,15 +340,15 @@ static void test_ssd(void **state)
     for (uint32_t i = 1; i < 64; i++) {
         ssd_use(ssd, 2, 8 * i, 8);
     }
-    assert_int_equal(ldr_ssd_sim_written(ssd), 512);
-    assert_int_equal(ldr_ssd_sim_carried(ssd), 0);
+    assert_int_equal(ldr_ssd_sim_counts(ssd)->written, 512);
+    assert_int_equal(ldr_ssd_sim_counts(ssd)->carried, 0);
     for (uint32_t b = 0; b < 512; b++) {
         assert_true(ldr_ssd_sim_holds(ssd, b));
     }
     assert_false(ldr_ssd_sim_holds(ssd, 512));
     ssd_use(ssd, 3, 512, 1); /* the oldest segment makes room */
-    assert_int_equal(ldr_ssd_sim_written(ssd), 513);
-    assert_int_equal(ldr_ssd_sim_carried(ssd), 2);
+    assert_int_equal(ldr_ssd_sim_counts(ssd)->written, 513);
+    assert_int_equal(ldr_ssd_sim_counts(ssd)->carried, 2);
     assert_true(ldr_ssd_sim_holds(ssd, 0));
     assert_true(ldr_ssd_sim_holds(ssd, 1));
     for (uint32_t b = 2; b < 8; b++) {
@@ -370,13 +370,13 @@ static void test_ssd_behind(void **state)
     (void)state;
     assert_non_null(ssd);
     ssd_use(ssd, 0, 0, 10);
-    assert_int_equal(ldr_ssd_sim_written(ssd), 4);
-    assert_int_equal(ldr_ssd_sim_dropped(ssd), 6);
+    assert_int_equal(ldr_ssd_sim_counts(ssd)->written, 4);
+    assert_int_equal(ldr_ssd_sim_counts(ssd)->dropped, 6);
     ssd_use(ssd, 1, 10, 10); /* two are done */
-    assert_int_equal(ldr_ssd_sim_written(ssd), 6);
+    assert_int_equal(ldr_ssd_sim_counts(ssd)->written, 6);
     ssd_use(ssd, 100, 20, 3);
-    assert_int_equal(ldr_ssd_sim_written(ssd), 9);
-    assert_int_equal(ldr_ssd_sim_dropped(ssd), 14);
+    assert_int_equal(ldr_ssd_sim_counts(ssd)->written, 9);
+    assert_int_equal(ldr_ssd_sim_counts(ssd)->dropped, 14);
     assert_true(ldr_ssd_sim_holds(ssd, 11));
     assert_false(ldr_ssd_sim_holds(ssd, 12));
     ldr_ssd_sim_destroy(ssd);

@@ -146,25 +146,25 @@ static void test_large_requests(void **state)
 static void test_ids(void **state)
 {
     enum { PLAIN = 1000, OTHERS = 200000 };
-    ldr_ids_t ids = {0};
+    ldr_id_map_t ids = {0};
 
     (void)state;
     for (uint32_t i = 0; i < PLAIN; i++) {
-        assert_int_equal(ldr_ids_get(&ids, i), i);
+        assert_int_equal(ldr_id_map_get(&ids, i), i);
     }
     assert_int_equal(ids.slots, 0); /* they need no table */
     for (int round = 0; round < 2; round++) {
         for (uint64_t i = 0; i < OTHERS; i++) {
             uint64_t id = UINT64_MAX - i * i;
 
-            assert_int_equal(ldr_ids_get(&ids, id), PLAIN + i);
+            assert_int_equal(ldr_id_map_get(&ids, id), PLAIN + i);
         }
         /* Would be next in line, had there been no others. */
-        assert_int_equal(ldr_ids_get(&ids, PLAIN), PLAIN + OTHERS);
-        assert_int_equal(ldr_ids_get(&ids, 7), 7);
+        assert_int_equal(ldr_id_map_get(&ids, PLAIN), PLAIN + OTHERS);
+        assert_int_equal(ldr_id_map_get(&ids, 7), 7);
     }
     assert_int_equal(ids.count, PLAIN + OTHERS + 1);
-    ldr_ids_free(&ids);
+    ldr_id_map_free(&ids);
 }
 
 static void test_future(void **state)

@@ -526,6 +526,13 @@ def test_every_option_can_be_set():
     assert Options({"lookup_ms": None}).lookup_ms == Options().lookup_ms
 
 
+def test_options_that_are_gone_are_named():
+    lines = Options({"load_layers": 8}).gone()
+    assert len(lines) == 1
+    assert "load_layers is gone" in lines[0] and "before the step" in lines[0]
+    assert Options().gone() == Options({"load_layers": 0}).gone() == []
+
+
 @pytest.mark.parametrize("given, hint", [
     ({"lookup": 1}, "did you mean lookup_ms?"),
     ({"lod_threads": 1}, "did you mean load_threads?"),

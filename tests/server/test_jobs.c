@@ -26,10 +26,11 @@ typedef struct rig {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
-static bool held;                          /* jobs that wait do so */
-static unsigned begun[256];                /* by opcode */
-static unsigned over, running;             /* of all */
-static const ldr_guest_t *order[REQUESTS]; /* whose began, one after another */
+static bool held;              /* jobs that wait do so */
+static unsigned begun[256];    /* by opcode */
+static unsigned over, running; /* of all */
+static const ldr_server_tenant_t
+    *order[REQUESTS]; /* whose began, one after another */
 static unsigned order_count;
 
 static void job(ldr_request_t *r)
@@ -38,7 +39,7 @@ static void job(ldr_request_t *r)
 
     pthread_mutex_lock(&lock);
     begun[r->frame.opcode]++;
-    order[order_count++] = r->guest;
+    order[order_count++] = r->tenant;
     running++;
     pthread_cond_broadcast(&changed);
     while (held && waits) {
@@ -61,7 +62,7 @@ static void let_go(void)
 /* Waits until so many are there. */
 static void until(const unsigned *what, unsigned count)
 {
-    uint64_t end_ns = ldr_server_now() + WAIT_NS;
+    uint64_t end_ns = ldr_now_ns(&ldr_clock_real) + WAIT_NS;
 
     pthread_mutex_lock(&lock);
     while (*what < count && ldr_cond_wait_until(&changed, &lock, end_ns)) {
@@ -73,6 +74,7 @@ static void until(const unsigned *what, unsigned count)
 static void open_rig(rig_t *rig, unsigned threads)
 {
     *rig = (rig_t){.server = ldr_alloc(sizeof(*rig->server))};
+    rig->server->clock = &ldr_clock_real;
     ldr_mutex_init(&rig->server->job_lock);
     ldr_cond_init(&rig->server->job_wake);
     assert_true(ldr_metrics_create(&rig->server->metrics));
@@ -109,13 +111,13 @@ static void close_rig(rig_t *rig)
 }
 
 /* False: too many are queued. */
-static bool add_by(rig_t *rig, unsigned opcode, ldr_guest_t *guest)
+static bool add_by(rig_t *rig, unsigned opcode, ldr_server_tenant_t *tenant)
 {
     ldr_request_t *r = ldr_alloc(sizeof(*r));
 
     assert_non_null(r);
     assert_in_range(rig->count, 0, REQUESTS - 1);
-    r->guest = guest;
+    r->tenant = tenant;
     r->home = &rig->home;
     r->session = &rig->session;
     r->frame.opcode = (uint16_t)opcode;
@@ -200,7 +202,7 @@ static void test_end(void **state)
  * queued has run it may queue as much again. */
 static void test_tenants_share_the_queue(void **state)
 {
-    static ldr_guest_t greedy, too, modest;
+    static ldr_server_tenant_t greedy, too, modest;
     rig_t rig;
 
     (void)state;
@@ -227,12 +229,12 @@ static void test_tenants_share_the_queue(void **state)
  * may have all but one. */
 static void test_tenants_share_the_threads(void **state)
 {
-    static ldr_guest_t greedy, modest;
+    static ldr_server_tenant_t greedy, modest;
     rig_t rig;
 
     (void)state;
     open_rig(&rig, 4);
-    rig.server->guest_count = 2;
+    rig.server->tenant_count = 2;
     for (unsigned i = 0; i < 5; i++) {
         assert_true(add_by(&rig, LDR_OP_REMOVE, &greedy));
     }
@@ -246,7 +248,7 @@ static void test_tenants_share_the_threads(void **state)
     assert_int_equal(greedy.jobs_waiting + modest.jobs_waiting, 0);
 
     open_rig(&rig, 4);
-    rig.server->guest_count = 1;
+    rig.server->tenant_count = 1;
     for (unsigned i = 0; i < 5; i++) {
         assert_true(add_by(&rig, LDR_OP_REMOVE, &greedy));
     }
@@ -259,12 +261,12 @@ static void test_tenants_share_the_threads(void **state)
 /* Tenants take turns, however much one has queued before. */
 static void test_tenants_take_turns(void **state)
 {
-    static ldr_guest_t greedy, modest;
+    static ldr_server_tenant_t greedy, modest;
     rig_t rig;
 
     (void)state;
     open_rig(&rig, 1);
-    rig.server->guest_count = 2;
+    rig.server->tenant_count = 2;
     for (unsigned i = 0; i < 100; i++) {
         assert_true(add_by(&rig, LDR_OP_METRICS, &greedy));
     }

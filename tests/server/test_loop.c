@@ -61,7 +61,8 @@ static void rig_open(rig_t *rig)
     *rig = (rig_t){0};
     pthread_mutex_init(&rig->lock, NULL);
     pthread_cond_init(&rig->changed, NULL);
-    assert_int_equal(ldr_loop_init(&rig->loop, rig, &hooks, 0), LARDER_OK);
+    assert_int_equal(ldr_loop_init(&rig->loop, rig, &hooks, &ldr_clock_real, 0),
+                     LARDER_OK);
     assert_true(ldr_loop_start(&rig->loop, "test-loop"));
 }
 
@@ -149,7 +150,8 @@ static void test_once(void **state)
     (void)state;
     pthread_mutex_init(&rig.lock, NULL);
     pthread_cond_init(&rig.changed, NULL);
-    assert_int_equal(ldr_loop_init(&rig.loop, &rig, &hooks, 0), LARDER_OK);
+    assert_int_equal(ldr_loop_init(&rig.loop, &rig, &hooks, &ldr_clock_real, 0),
+                     LARDER_OK);
     ldr_loop_post(&rig.loop, &a.task);
     ldr_loop_post(&rig.loop, &a.task);
     ldr_loop_post(&rig.loop, &b.task);

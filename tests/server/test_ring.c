@@ -62,6 +62,7 @@ static int setup(void **state)
     rig_t *rig = calloc(1, sizeof(*rig));
 
     rig->server = ldr_alloc(sizeof(*rig->server));
+    rig->server->clock = &ldr_clock_real;
     assert_true(ldr_metrics_create(&rig->server->metrics));
     rig->home.server = rig->server;
     rig->home.in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);

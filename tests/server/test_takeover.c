@@ -114,6 +114,7 @@ static ldr_server_t *server_new(char dir[80])
     ldr_options_t *o = &config->options;
 
     server->config = config;
+    server->clock = &ldr_clock_real;
     server->log.fn = real_log_none;
     ldr_options_default(o);
     snprintf(o->admin, sizeof(o->admin), "none");

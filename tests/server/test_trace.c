@@ -43,7 +43,8 @@ static int setup(void **state)
     close(fd);
     f->log = (ldr_log_t){quiet, NULL};
     assert_true(ldr_metrics_create(&f->metrics));
-    ldr_trace_params_t p = {f->path, (uint64_t)1 << 30, f->metrics, &f->log};
+    ldr_trace_params_t p = {f->path, (uint64_t)1 << 30, f->metrics, &f->log,
+                            &ldr_clock_real};
     assert_int_equal(ldr_trace_open(&p, &f->trace), LARDER_OK);
     for (uint32_t i = 0; i < LONG; i++) {
         memcpy(&f->keys[i], &i, sizeof(i));

@@ -24,7 +24,7 @@
 typedef struct rig {
     ldr_server_t *server;
     ldr_server_loop_t home;
-    ldr_guest_t guests[2];
+    ldr_server_tenant_t tenants[2];
     ldr_session_t sessions[SESSIONS];
     int peers[SESSIONS];
 } rig_t;
@@ -42,7 +42,7 @@ static void session_open(rig_t *rig, unsigned i)
         .state = LDR_SESSION_OPEN,
         .local = true,
         .shaken = true,
-        .guest = &rig->guests[i == SESSIONS - 1],
+        .tenant = &rig->tenants[i == SESSIONS - 1],
         .watch = {.fd = fds[0], .ready = ldr_session_readable},
         .buffer = ldr_alloc(LDR_IN_BYTES),
     };
@@ -59,18 +59,21 @@ static int setup(void **state)
     rig_t *rig = calloc(1, sizeof(*rig));
 
     rig->server = ldr_alloc(sizeof(*rig->server));
+    rig->server->clock = &ldr_clock_real;
     rig->server->config = ldr_alloc(sizeof(*rig->server->config));
     rig->server->config->options.window = 1 << 20;
-    rig->server->guest_count = 2;
+    rig->server->tenant_count = 2;
     assert_true(ldr_metrics_create(&rig->server->metrics));
-    rig->guests[1].index = 1;
+    rig->tenants[1].index = 1;
     rig->home.server = rig->server;
     rig->home.reply = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
     rig->home.in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
-    rig->home.shares = ldr_alloc((LDR_GUESTS_MAX + 1) * sizeof(ldr_share_t));
+    rig->home.shares =
+        ldr_alloc((LDR_SERVER_TENANTS_MAX + 1) * sizeof(ldr_share_t));
     rig->home.due_ns = UINT64_MAX;
-    assert_int_equal(ldr_loop_init(&rig->home.loop, rig->server, NULL, 0),
-                     LARDER_OK);
+    assert_int_equal(
+        ldr_loop_init(&rig->home.loop, rig->server, NULL, &ldr_clock_real, 0),
+        LARDER_OK);
     for (unsigned i = 0; i < SESSIONS; i++) {
         session_open(rig, i);
     }
@@ -130,9 +133,9 @@ static bool answered(rig_t *rig, unsigned i)
 }
 
 /* What the real clock has charged: a test may be stopped for a while. */
-static void forgive(rig_t *rig, unsigned guest)
+static void forgive(rig_t *rig, unsigned tenant)
 {
-    rig->home.shares[guest].used_ns = 0;
+    rig->home.shares[tenant].used_ns = 0;
 }
 
 /* a owes ten turns: in ten rounds it is not read from, b is. */
@@ -202,7 +205,7 @@ static void test_strangers(void **state)
 {
     rig_t *rig = *state;
 
-    rig->sessions[0].guest = rig->sessions[1].guest = NULL;
+    rig->sessions[0].tenant = rig->sessions[1].tenant = NULL;
     ldr_turn_used(&rig->sessions[0], 1u << 30);
     assert_true(ldr_turn_left(&rig->sessions[1]) <= 0);
     assert_true(ldr_turn_left(&rig->sessions[2]) > 0);

@@ -9,8 +9,8 @@
 #include "base/bytes.h"
 #include "base/log.h"
 
-#define THREADS_MAX 512u
-#define STREAMS_MAX 4096u
+#define THREADS_MAX 4096u
+#define STREAMS_MAX 16384u
 #define READ_NS 50u
 #define BACKLOG 64u
 #define PIECE 4096u /* a kernel takes no less than that if it has room */
@@ -21,7 +21,7 @@ typedef struct thread {
     pthread_cond_t go;
     void *(*run)(void *);
     void *arg;
-    bool ready, done;
+    bool ready, done, joined;
     const void *channel; /* what wakes it */
     uint64_t until_ns, stopped_ns;
 } thread_t;
@@ -51,6 +51,7 @@ struct wire {
     sim_net_t *net;
     wire_end_t client, server;
     unsigned port;
+    unsigned from; /* the client's place; 0: not said */
     pipe_one_t to_server, to_client;
     bool broken, client_closed, server_closed;
 };
@@ -74,6 +75,8 @@ struct sim_net {
     ldr_clock_t clock;
     ldr_threads_t ops;
     ldr_transport_ops_t transport;
+    ldr_transport_ops_t places[SIM_PLACES];
+    bool cuts[SIM_PLACES][SIM_PLACES]; /* from, to */
     sim_path_t path;
     sim_listener_t *listeners;
     wire_t *wires[STREAMS_MAX];
@@ -199,6 +202,7 @@ static void join(sim_net_t *net, thread_t *t)
     while (!t->done) {
         block(net, t, UINT64_MAX);
     }
+    t->joined = true;
     pthread_mutex_unlock(&net->lock);
     pthread_join(t->id, NULL);
 }
@@ -208,8 +212,10 @@ static void op_join(void *arg, pthread_t id)
     sim_net_t *net = arg;
 
     for (unsigned i = 1; i < net->thread_count; i++) {
-        if (pthread_equal(net->threads[i].id, id)) {
+        /* An id comes again once its thread has been joined. */
+        if (!net->threads[i].joined && pthread_equal(net->threads[i].id, id)) {
             join(net, &net->threads[i]);
+            return;
         }
     }
 }
@@ -317,9 +323,20 @@ static pipe_one_t *pipe_out(const ldr_stream_t *s)
     return is_server(s) ? &w->to_client : &w->to_server;
 }
 
-static bool is_cut(const sim_net_t *net, bool to_server)
+static bool places_cut(const sim_net_t *net, unsigned from, unsigned to)
 {
-    return to_server ? net->path.cut_to_server : net->path.cut_to_client;
+    return from > 0 && from < SIM_PLACES && to < SIM_PLACES &&
+           net->cuts[from][to];
+}
+
+static bool is_cut(const wire_t *w, bool to_server)
+{
+    const sim_net_t *net = w->net;
+
+    return to_server
+               ? net->path.cut_to_server || places_cut(net, w->from, w->port)
+               : net->path.cut_to_client ||
+                     (w->from > 0 && places_cut(net, w->port, w->from));
 }
 
 static bool peer_closed(const ldr_stream_t *s)
@@ -338,7 +355,7 @@ static uint64_t readable_ns(const ldr_stream_t *s)
     if (w->broken) {
         return 0;
     }
-    if (is_cut(w->net, is_server(s))) {
+    if (is_cut(w, is_server(s))) {
         return UINT64_MAX;
     }
     return in->head != NULL ? in->head->at_ns : peer_closed(s) ? 0 : UINT64_MAX;
@@ -433,7 +450,7 @@ static ssize_t sim_write(ldr_stream_t *s, const struct iovec *iov,
     pthread_mutex_lock(&net->lock);
     if (w->broken) {
         sent = -ECONNRESET;
-    } else if (peer_closed(s) && !is_cut(net, !is_server(s))) {
+    } else if (peer_closed(s) && !is_cut(wire_of(s), !is_server(s))) {
         sent = -EPIPE;
     } else if (!writable(s)) {
         sent = -EAGAIN;
@@ -533,13 +550,18 @@ static int sim_connect(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
                        ldr_stop_t *stop, ldr_stream_t *s)
 {
     sim_net_t *net = ops->arg;
+    unsigned from = ops >= net->places && ops < net->places + SIM_PLACES
+                        ? (unsigned)(ops - net->places)
+                        : 0;
     unsigned port = (unsigned)strtoul(to->address->port, NULL, 10);
     int error = 0;
 
     pthread_mutex_lock(&net->lock);
     uint64_t there_ns = net->now_ns + 2 * net->path.delay_min_ns;
-    while (error == 0 && (net->now_ns < there_ns || net->path.cut_to_server ||
-                          net->path.cut_to_client)) {
+    while (error == 0 &&
+           (net->now_ns < there_ns || net->path.cut_to_server ||
+            net->path.cut_to_client || places_cut(net, from, port) ||
+            (from > 0 && places_cut(net, port, from)))) {
         uint64_t look_ns = net->now_ns + 10 * SIM_MS;
 
         if (stop->canceled != NULL &&
@@ -561,6 +583,7 @@ static int sim_connect(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
     if (error == 0) {
         wire_t *w = wire_new(net, port);
 
+        w->from = from;
         l->backlog[l->count++] = w;
         wake(net, l);
         *s = (ldr_stream_t){
@@ -638,6 +661,18 @@ void sim_break_all(sim_net_t *net)
     pthread_mutex_lock(&net->lock);
     break_wires(net, 0);
     pthread_mutex_unlock(&net->lock);
+}
+
+const ldr_transport_ops_t *sim_transport_at(sim_net_t *net, unsigned place)
+{
+    net->places[place] = net->transport;
+    return &net->places[place];
+}
+
+void sim_cut(sim_net_t *net, unsigned from, unsigned to, bool cut)
+{
+    net->cuts[from][to] = cut;
+    sim_path_changed(net);
 }
 
 sim_path_t *sim_path(sim_net_t *net)

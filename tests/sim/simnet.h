@@ -58,6 +58,13 @@ bool sim_accept(sim_listener_t *l, ldr_stream_t *s);
  * process. Another can listen there then. */
 void sim_listener_close(sim_listener_t *l);
 
+/* The network as one place sees it, 1 to SIM_PLACES - 1: who connects with it
+ * is there, and who listens at the port of the same number. */
+#define SIM_PLACES 32u
+const ldr_transport_ops_t *sim_transport_at(sim_net_t *net, unsigned place);
+/* What one place sends to another does not arrive, until it is mended. */
+void sim_cut(sim_net_t *net, unsigned from, unsigned to, bool cut);
+
 sim_path_t *sim_path(sim_net_t *net);
 /* Who waits looks again: after a change of the path. */
 void sim_path_changed(sim_net_t *net);

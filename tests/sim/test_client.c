@@ -188,11 +188,11 @@ static void run_seed(uint64_t seed, rig_t *r)
     *r = (rig_t){.net = sim_net_new(seed)};
     r->peer = sim_peer_new(r->net, PORT);
     ldr_net_env_t env = {
-        {log_nothing, NULL},
-        sim_clock(r->net),
-        sim_threads(r->net),
-        sim_transport(r->net),
-        seed,
+        .log = {log_nothing, NULL},
+        .clock = sim_clock(r->net),
+        .threads = sim_threads(r->net),
+        .transport = sim_transport(r->net),
+        .seed = seed,
     };
     assert_int_equal(
         ldr_options_parse("tcp://peer:7?spin_us=0&timeout_ms=200&breaker_ms=100"

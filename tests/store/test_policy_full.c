@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "store/policy.h"
 #include "store/policy_learned.h"
+#include "support/policycheck.h"
 
 #define COMB 1200u   /* chunks of the prompt that all leave */
 #define CHAIN 10u    /* of those that come and go */

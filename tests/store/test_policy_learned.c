@@ -14,6 +14,7 @@
 #include "store/index.h"
 #include "store/policy.h"
 #include "store/policy_learned.h"
+#include "support/policycheck.h"
 
 static const ldr_policy_ops_t *const def = &ldr_policy_default;
 static uint64_t seed_base;

@@ -12,6 +12,7 @@
 
 #include "store/index.h"
 #include "store/policy.h"
+#include "support/policycheck.h"
 
 enum { CAPACITY = 16, MINUTE = 600 };
 
@@ -83,7 +84,7 @@ static void test_reads(void **state)
     assert_int_equal(def->victim(p), 2);
     def->used(p, 0); /* gone */
     def->used(p, LDR_NIL);
-    assert_int_equal(stats_of(p).told, 0);
+    assert_int_equal(stats_of(p).announced, 0);
 }
 
 /* Those before it become younger too: they are needed as well. */
@@ -111,7 +112,7 @@ static void test_reads_of_chains(void **state)
 }
 
 /* Whoever reads what was told of is the one who told. */
-static void test_reads_of_the_told(void **state)
+static void test_reads_of_announced_requests(void **state)
 {
     ldr_policy_t *p = *state;
 
@@ -126,7 +127,7 @@ static void test_reads_of_the_told(void **state)
     def->time(p, 1040 + 2 * MINUTE); /* that is too long for a prefill */
     def->used(p, 0);
     assert_int_equal(def->victim(p), 1);
-    assert_int_equal(stats_of(p).told, 2);
+    assert_int_equal(stats_of(p).announced, 2);
 }
 
 static void test_saves(void **state)
@@ -138,14 +139,14 @@ static void test_saves(void **state)
     ask(p, 10, 8, true);
     ask(p, 10, 9, true); /* with a chunk that was not asked for */
     ask(p, 10, 5, true); /* a part of it */
-    assert_int_equal(stats_of(p).told, 1);
+    assert_int_equal(stats_of(p).announced, 1);
     ask(p, 20, 8, true); /* never told of */
-    assert_int_equal(stats_of(p).told, 2);
+    assert_int_equal(stats_of(p).announced, 2);
     ask(p, 11, 8, true); /* begins alike, and is another */
-    assert_int_equal(stats_of(p).told, 3);
+    assert_int_equal(stats_of(p).announced, 3);
     def->time(p, 1020 + 2 * MINUTE);
     ask(p, 10, 8, true);
-    assert_int_equal(stats_of(p).told, 4);
+    assert_int_equal(stats_of(p).announced, 4);
 }
 
 /* Groups that need only the end of a chain, or several who save it together. */
@@ -205,7 +206,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_reads),
         TEST(test_reads_of_chains),
-        TEST(test_reads_of_the_told),
+        TEST(test_reads_of_announced_requests),
         TEST(test_saves),
         TEST(test_orphans),
         TEST(test_groups),

@@ -13,6 +13,7 @@
 #include "store/index.h"
 #include "store/policy.h"
 #include "store/policy_learned.h"
+#include "support/policycheck.h"
 
 static const ldr_policy_ops_t *const def = &ldr_policy_default;
 static uint64_t seed_base;
@@ -195,13 +196,14 @@ static void test_learns(void **state)
     for (uint32_t capacity = 500; capacity <= 2000; capacity *= 2) {
         uint64_t lru = session_hits(&ldr_policy_lru, capacity, false);
         uint64_t learned = session_hits(def, capacity, false);
-        uint64_t told = session_hits(def, capacity, true);
+        uint64_t announced = session_hits(def, capacity, true);
 
-        print_message("%u chunks: lru %llu, default %llu, told %llu\n",
+        print_message("%u chunks: lru %llu, default %llu, announced %llu\n",
                       capacity, (unsigned long long)lru,
-                      (unsigned long long)learned, (unsigned long long)told);
+                      (unsigned long long)learned,
+                      (unsigned long long)announced);
         assert_true(learned > lru + lru / 10);
-        assert_true(told > learned);
+        assert_true(announced > learned);
     }
 }
 

@@ -667,7 +667,7 @@ static bool listen_to(void *arg)
 
 /* Whoever waits hears of every answer, and can end it after any of them: then
  * the directory is free, and holds what it held. */
-static void test_told_to_stop(void **state)
+static void test_stops_when_asked(void **state)
 {
     static const uint32_t keys[] = {0, 1, 2};
     fixture_t *f = *state;
@@ -794,7 +794,7 @@ int main(void)
         TEST(test_same_sequence),
         TEST(test_strange_files),
         TEST(test_unreadable),
-        TEST(test_told_to_stop),
+        TEST(test_stops_when_asked),
         TEST(test_failing_changes),
         TEST(test_failing_repair),
     };

@@ -296,10 +296,10 @@ static void test_expires(void **state)
                          LDR_NIL);
     assert_int_equal(ldr_store_find(s, &name, LDR_NIL, 102, &cause), LDR_NIL);
     assert_int_equal(cause, LARDER_CAUSE_STALE);
-    assert_int_equal(ldr_store_sooner(0, 0), 0);
-    assert_int_equal(ldr_store_sooner(0, 5), 5);
-    assert_int_equal(ldr_store_sooner(5, 0), 5);
-    assert_int_equal(ldr_store_sooner(5, 4), 4);
+    assert_int_equal(ldr_store_earlier(0, 0), 0);
+    assert_int_equal(ldr_store_earlier(0, 5), 5);
+    assert_int_equal(ldr_store_earlier(5, 0), 5);
+    assert_int_equal(ldr_store_earlier(5, 4), 4);
 }
 
 static void test_pins(void **state)
@@ -549,7 +549,7 @@ static void test_passes_on(void **state)
     s->queues[0].takes = false;
     traffic(s, 0, 4000);
     while (s->queues[0].count > 0) {
-        ldr_behind_remove(s, 0, s->queues[0].lanes[0].head);
+        ldr_behind_remove(s, 0, s->queues[0].subqueues[0].head);
     }
     s->queues[0].takes = true;
     request(s, 800, 4, false, false);
@@ -559,7 +559,7 @@ static void test_passes_on(void **state)
 
         assert_int_not_equal(shard, LDR_NIL);
         assert_int_equal(s->n.passed_chunks, i + 1);
-        assert_true(s->chunks[s->shards[shard].chunk].passing);
+        assert_true(s->chunks[s->shards[shard].chunk].transient);
         /* It is written: then it is the first to make room. */
         uint32_t entry = find(s, p.key, &cause);
         ldr_behind_remove(s, 0, shard);
@@ -573,12 +573,12 @@ static void test_passes_on(void **state)
     ldr_store_hold(s, chunk);
     ldr_store_used(s, chunk);
     ldr_store_release(s, chunk);
-    assert_false(s->chunks[chunk].passing);
+    assert_false(s->chunks[chunk].transient);
     store_check(s);
 }
 
 /* A disk that does not keep up, and then is off. */
-static void test_passing_waits(void **state)
+static void test_transient_waits(void **state)
 {
     ldr_store_t *s = *state;
     const ldr_tenant_t *t = &s->tenants[0];
@@ -591,23 +591,23 @@ static void test_passing_waits(void **state)
     /* What waits to be written has a quarter at most. */
     s->queues[0].takes = true;
     traffic(s, 4000, 4400);
-    assert_int_equal(t->passing_pages, PAGES / 4);
+    assert_int_equal(t->transient_pages, PAGES / 4);
     assert_int_equal(s->n.passed_chunks, PAGES / 4);
     for (uint32_t key = 0; key < 24; key++) {
         assert_true(is_there(s, key, 0));
     }
     /* As one is written there is room for the next. */
-    ldr_behind_remove(s, 0, s->chunks[t->passing_head].shards);
+    ldr_behind_remove(s, 0, s->chunks[t->transient_head].shards);
     traffic(s, 4400, 4404);
     assert_int_equal(s->n.passed_chunks, PAGES / 4 + 1);
-    assert_int_equal(t->passing_pages, PAGES / 4);
+    assert_int_equal(t->transient_pages, PAGES / 4);
     /* Nothing will be written: they go before what comes back. */
     s->queues[0].takes = false;
     traffic(s, 4404, 4500);
     assert_int_equal(s->n.passed_chunks, PAGES / 4 + 1);
     assert_int_not_equal(
         put(s, (put_t){.key = 100, .pages = PAGES / 4, .pin = true}), LDR_NIL);
-    assert_int_equal(t->passing_pages, 0);
+    assert_int_equal(t->transient_pages, 0);
     for (uint32_t key = 0; key < 24; key++) {
         assert_true(is_there(s, key, 0));
     }
@@ -669,14 +669,22 @@ static void test_failed_puts_give_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_put_and_find),  TEST(test_evicts_and_says_so),
-        TEST(test_held_stays),    TEST(test_reservations_come_back),
-        TEST(test_overtaken),     TEST(test_expires),
-        TEST(test_pins),          TEST(test_locations),
-        TEST(test_index_full),    TEST(test_spaces_and_tenants),
-        TEST(test_random),        cmocka_unit_test(test_failed_puts_give_back),
-        TEST(test_declines),      TEST(test_passes_on),
-        TEST(test_passing_waits), TEST(test_shards_of_a_chunk),
+        TEST(test_put_and_find),
+        TEST(test_evicts_and_says_so),
+        TEST(test_held_stays),
+        TEST(test_reservations_come_back),
+        TEST(test_overtaken),
+        TEST(test_expires),
+        TEST(test_pins),
+        TEST(test_locations),
+        TEST(test_index_full),
+        TEST(test_spaces_and_tenants),
+        TEST(test_random),
+        cmocka_unit_test(test_failed_puts_give_back),
+        TEST(test_declines),
+        TEST(test_passes_on),
+        TEST(test_transient_waits),
+        TEST(test_shards_of_a_chunk),
     };
     int failed = cmocka_run_group_tests_name("lru", tests, NULL, NULL);
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "support/values.h"
+#include "support/policycheck.h"
 
 /* How often something was come across, by its number. */
 typedef struct tally {
@@ -92,8 +93,8 @@ static void check_chunk(const ldr_store_t *s, tally_t *t, uint32_t chunk)
     if (c->entry == LDR_NIL) {
         require(c->holds > 0, "chunk %u is detached, and nobody holds it",
                 chunk);
-        require(!c->pinned && !c->passing,
-                "chunk %u is detached and pinned or passing", chunk);
+        require(!c->pinned && !c->transient,
+                "chunk %u is detached and pinned or transient", chunk);
     } else {
         require(ldr_index_at(&s->index, c->entry)->resident == chunk,
                 "chunk %u is not its entry's", chunk);
@@ -224,10 +225,11 @@ static void check_lists(const ldr_store_t *s, tally_t *t)
     }
 }
 
-/* One lane; gives how many shards it has. */
-static uint64_t check_lane(const ldr_store_t *s, unsigned queue, uint32_t lane)
+/* One subqueue; gives how many shards it has. */
+static uint64_t check_subqueue(const ldr_store_t *s, unsigned queue,
+                               uint32_t subqueue)
 {
-    const ldr_lane_t *l = &s->queues[queue].lanes[lane];
+    const ldr_subqueue_t *l = &s->queues[queue].subqueues[subqueue];
     uint64_t count = 0, bytes = 0;
     uint32_t prev = LDR_NIL;
 
@@ -237,14 +239,14 @@ static uint64_t check_lane(const ldr_store_t *s, unsigned queue, uint32_t lane)
                     s->shards[i].links[queue].prev == prev,
                 "shard %u is in queue %u, but does not know it", i, queue);
         require(!s->queues[queue].by_space ||
-                    s->chunks[s->shards[i].chunk].space == lane,
-                "shard %u is in another space's lane", i);
+                    s->chunks[s->shards[i].chunk].space == subqueue,
+                "shard %u is in another space's subqueue", i);
         prev = i;
         bytes += s->shards[i].length;
         count++;
     }
-    require(prev == l->tail && bytes == l->bytes, "lane %u of queue %u: end",
-            lane, queue);
+    require(prev == l->tail && bytes == l->bytes,
+            "subqueue %u of queue %u: end", subqueue, queue);
     return count;
 }
 
@@ -254,10 +256,10 @@ static void check_queue(const ldr_store_t *s, unsigned queue)
     uint64_t count = 0, marked = 0, waiting[2] = {0};
     uint32_t before = LDR_NIL;
 
-    for (uint32_t i = q->first; i != LDR_NIL; i = q->lanes[i].after) {
-        require(q->lanes[i].before == before && q->lanes[i].count > 0,
-                "lane %u of queue %u stands in line", i, queue);
-        count += check_lane(s, queue, i);
+    for (uint32_t i = q->first; i != LDR_NIL; i = q->subqueues[i].after) {
+        require(q->subqueues[i].before == before && q->subqueues[i].count > 0,
+                "subqueue %u of queue %u stands in line", i, queue);
+        count += check_subqueue(s, queue, i);
         before = i;
     }
     for (uint32_t i = 0; i < s->shard_top; i++) {
@@ -294,37 +296,37 @@ static void check_pins(const ldr_store_t *s, uint32_t tenant)
 }
 
 /* Chunks on their way to the disk: in the list exactly if they say so. */
-static void check_passing(const ldr_store_t *s, uint32_t tenant)
+static void check_transient(const ldr_store_t *s, uint32_t tenant)
 {
     const ldr_tenant_t *t = &s->tenants[tenant];
     uint32_t listed = 0, pages = 0, prev = LDR_NIL;
 
-    for (uint32_t i = t->passing_head; i != LDR_NIL;
+    for (uint32_t i = t->transient_head; i != LDR_NIL;
          i = s->chunks[i].pin_next) {
         const ldr_chunk_t *c = &s->chunks[i];
 
-        require(c->passing && !c->pinned && c->entry != LDR_NIL &&
+        require(c->transient && !c->pinned && c->entry != LDR_NIL &&
                     c->pin_prev == prev && s->spaces[c->space].tenant == tenant,
-                "chunk %u is listed, not passing or another's", i);
+                "chunk %u is listed, not transient or another's", i);
         for (uint32_t k = c->shards; k != LDR_NIL; k = s->shards[k].next) {
             pages += ldr_arena_pages(s->shards[k].length);
         }
         listed++;
         prev = i;
     }
-    require(prev == t->passing_tail, "the passing of tenant %u do not end",
+    require(prev == t->transient_tail, "the transient of tenant %u do not end",
             tenant);
-    require(pages == t->passing_pages, "%u pages passing, %u counted", pages,
-            t->passing_pages);
+    require(pages == t->transient_pages, "%u pages transient, %u counted",
+            pages, t->transient_pages);
     for (uint32_t i = 0; i < s->index.entry_top; i++) {
         const ldr_entry_t *e = ldr_index_at(&s->index, i);
 
         if (e->shards != 0 && e->resident != LDR_NIL &&
             s->spaces[e->space].tenant == tenant) {
-            listed -= s->chunks[e->resident].passing;
+            listed -= s->chunks[e->resident].transient;
         }
     }
-    require(listed == 0, "tenant %u: chunks are passing and not listed",
+    require(listed == 0, "tenant %u: chunks are transient and not listed",
             tenant);
 }
 
@@ -426,7 +428,7 @@ static void check_tenants(const ldr_store_t *s, const tally_t *t)
                     "the policy of tenant %u is broken", i);
         }
         check_pins(s, i);
-        check_passing(s, i);
+        check_transient(s, i);
         require(tenant->held_chunks == t->held[i],
                 "tenant %u: %llu chunks held, %u counted", i,
                 (unsigned long long)t->held[i], tenant->held_chunks);
@@ -480,7 +482,7 @@ void store_check(const ldr_store_t *s)
             s->arena.ready_count - seen, s->arena.ready_count);
     check_tenants(s, &t);
     for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
-        if (s->queues[i].lanes != NULL) {
+        if (s->queues[i].subqueues != NULL) {
             check_queue(s, i);
         }
     }

@@ -167,12 +167,12 @@ static void read_one(slow_t *t, uint32_t shard)
     c->parent = record.parent;
     c->written_s = record.written_s;
     ldr_entry_t *e = ldr_index_at(&store->index, c->entry);
-    e->expires_s = ldr_store_sooner(e->expires_s, record.expires_s);
+    e->expires_s = ldr_store_earlier(e->expires_s, record.expires_s);
     c->expires_s = e->expires_s;
     ldr_store_set_length(store, shard, record.length);
     if (ldr_store_commit(store, shard, record.payload_crc, false)) {
         if (!slow_control.apart) {
-            ldr_host_offer(host, shard, &t->base);
+            ldr_host_queue(host, shard, &t->base);
         }
         ldr_load_came(host, shard);
     } else {
@@ -186,7 +186,7 @@ static void write_one(slow_t *t)
     ldr_host_t *host = t->base.host;
     ldr_store_t *store = &host->store;
     unsigned queue = ldr_tier_queue(t->base.ops);
-    uint32_t shard = store->queues[queue].lanes[0].head;
+    uint32_t shard = store->queues[queue].subqueues[0].head;
     ldr_record_t record = ldr_store_record(store, shard);
     struct iovec iov[LDR_READ_IOV];
 
@@ -278,7 +278,7 @@ static void *slow_main(void *arg)
 
 /* ---- the row ---- */
 
-__attribute__((constructor)) static void begin_anew(void)
+__attribute__((constructor)) static void reset_control(void)
 {
     simdisk_fresh = slow_wipe;
 }
@@ -402,7 +402,7 @@ static void slow_fetch(ldr_tier_t *tier, uint32_t shard)
     t->tail = shard;
 }
 
-static void slow_go(ldr_tier_t *tier)
+static void slow_submit(ldr_tier_t *tier)
 {
     slow_t *t = (slow_t *)tier;
 
@@ -411,14 +411,14 @@ static void slow_go(ldr_tier_t *tier)
     ldr_host_unlock(tier->host);
 }
 
-static bool slow_takes(ldr_tier_t *tier, uint32_t space)
+static bool slow_accepts(ldr_tier_t *tier, uint32_t space)
 {
     (void)tier;
     (void)space;
     return !hangs();
 }
 
-static void slow_offer(ldr_tier_t *tier, uint32_t shard)
+static void slow_queue(ldr_tier_t *tier, uint32_t shard)
 {
     ldr_behind_push(&tier->host->store, ldr_tier_queue(tier->ops), shard);
 }
@@ -441,7 +441,7 @@ static larder_status_t slow_flush(ldr_tier_t *tier, const ldr_stop_t *stop)
     return st;
 }
 
-static larder_status_t slow_forget(ldr_tier_t *tier, uint32_t space,
+static larder_status_t slow_remove(ldr_tier_t *tier, uint32_t space,
                                    uint32_t entry, const larder_item_t *item,
                                    uint64_t *token_p, bool *there_p)
 {
@@ -457,9 +457,9 @@ static larder_status_t slow_forget(ldr_tier_t *tier, uint32_t space,
     return LARDER_OK;
 }
 
-static larder_status_t slow_removed(ldr_tier_t *tier, uint32_t space,
-                                    const larder_item_t *items, size_t n,
-                                    uint64_t token, const ldr_stop_t *stop)
+static larder_status_t slow_remove_wait(ldr_tier_t *tier, uint32_t space,
+                                        const larder_item_t *items, size_t n,
+                                        uint64_t token, const ldr_stop_t *stop)
 {
     (void)tier;
     (void)space;
@@ -493,7 +493,7 @@ static larder_status_t slow_epochs(ldr_tier_t *tier, uint32_t space,
     return LARDER_OK;
 }
 
-static void slow_settle(ldr_tier_t *tier, uint32_t space)
+static void slow_adopt_secret(ldr_tier_t *tier, uint32_t space)
 {
     (void)tier;
     (void)space;
@@ -511,15 +511,15 @@ static const ldr_tier_ops_t slow_ops = {
     .destroy = slow_destroy,
     .find = slow_find,
     .fetch = slow_fetch,
-    .go = slow_go,
-    .takes = slow_takes,
-    .offer = slow_offer,
+    .submit = slow_submit,
+    .accepts = slow_accepts,
+    .queue = slow_queue,
     .flush = slow_flush,
-    .forget = slow_forget,
-    .removed = slow_removed,
+    .remove = slow_remove,
+    .remove_wait = slow_remove_wait,
     .epochs = slow_epochs,
     .epochs_later = slow_epochs_later,
-    .settle = slow_settle,
+    .adopt_secret = slow_adopt_secret,
 };
 
 const ldr_tier_ops_t *const ldr_tier_rows[] = {&ldr_tier_ssd, &ldr_tier_shared,

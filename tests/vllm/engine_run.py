@@ -10,6 +10,7 @@ As a program it is run by Engine with the Python of a vLLM environment
 """
 import contextlib
 import importlib
+import inspect
 import json
 import math
 import os
@@ -267,7 +268,8 @@ class _Session:
         self.peak = 0
         self._watch_blocks()
         self._pause_when_idle(core)
-        if vllm.__version__.startswith("0.24."):
+        if "len(outputs.outputs) > 0" in inspect.getsource(
+                type(self.engine).step):
             self._count_all_steps()
         self.live, self.count = {}, 0
         self.about = {"version": vllm.__version__,
@@ -302,8 +304,9 @@ class _Session:
         core.step_fn = paused
 
     def _count_all_steps(self):
-        """The offline LLM of 0.24 forgets the numbers of a step that has no
-        output, such as one that orders a load; its server does not."""
+        """The offline LLM of old releases (0.24, 0.27) forgets the numbers of
+        a step that has no output, such as one that orders a load; their
+        servers do not."""
         client = self.engine.engine_core
         get_output = client.get_output
 

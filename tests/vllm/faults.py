@@ -30,11 +30,30 @@ LONG = {fault: rig.prompt(fault, 6000) for fault in FAULTS}
 PROMPTS = dict(STORED, **NEW, **LONG)
 
 
-@functools.cache
-def answers(version, kind):
-    """{name: answer} to PROMPTS of an engine without Larder, one at a time."""
-    with rig.engine(version, kind, larder=False) as engine:
-        return {name: ask(engine, ids) for name, ids in PROMPTS.items()}
+class Answers(dict):
+    """{name: answer} to PROMPTS of an engine without Larder, one at a time;
+    each is made when it is first asked for."""
+
+    def __init__(self, version, kind):
+        self._start = lambda: rig.engine(version, kind, larder=False)
+        self._engine = None
+
+    @contextlib.contextmanager
+    def used(self):
+        try:
+            yield self
+        finally:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                engine.close()
+
+    def __missing__(self, name):
+        self._engine = self._engine or self._start()
+        self[name] = ask(self._engine, PROMPTS[name])
+        return self[name]
+
+
+answers = functools.cache(Answers)
 
 
 def ask(engine, ids, **args):
@@ -111,7 +130,7 @@ class Told:
     def __init__(self, version, kind, folder, stack, **options):
         self.version, self.kind = version, kind
         self.prompts = PROMPTS
-        self.wanted = answers(version, kind)
+        self.wanted = stack.enter_context(answers(version, kind).used())
         self.node = stack.enter_context(rig.node(
             folder, **dict(dict(dirs=1), **options)))
         self.engine = stack.enter_context(rig.engine(
@@ -130,7 +149,7 @@ class Told:
         self.check(name, answer)
         return answer
 
-    def hits(self, name, seconds=30, times=40):
+    def hits(self, name, seconds=30, times=320):
         """It hits, all of it. It is asked until it does: for so long, since
         the library makes a pause after the node came back (breaker_ms), and
         so often, since each time finds one damaged shard and saves it

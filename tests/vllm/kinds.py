@@ -171,7 +171,8 @@ class Kind(faults.Told):
         ids = self.prompts[name]
         chunk %= self.whole(name) // self.chunk
         with rig.Store(self.node.url(), self.about) as store:
-            return [needle(store.get(ids, chunk, group, rank))
+            each = max(1, store.shards // len(self.ranks))
+            return [needle(store.get(ids, chunk, group, rank * each))
                     for rank in ranks]
 
     def damage(self, name, ranks, **where):

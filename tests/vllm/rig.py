@@ -129,12 +129,18 @@ def settings(kind):
 
 
 def engine(version, kind, url=None, *, role="kv_both", options=None, seed=1,
-           larder=True, **args):
+           larder=True, threads=1, **args):
     """A real vLLM engine with the connector (larder=False: without). options
     are the connector's; args go to Engine and to vllm.LLM. Its log is
-    engine.log, its own words are in what EngineError says."""
+    engine.log, its own words are in what EngineError says. threads: that
+    compute, None: as many as vLLM takes. These wait for each other in a loop,
+    many times a step: where others need the cores, two are a hundred times
+    slower than one."""
     given = dict(settings(kind), max_model_len=LENGTH)
     given.update(args)
+    if threads is not None:
+        given["env"] = dict(given.get("env") or {},
+                            OMP_NUM_THREADS=str(threads))
     if larder:
         given.setdefault("kv_transfer_config",
                          transfer(url, role, **(options or {})))

@@ -87,10 +87,9 @@ def move_of(name="a"):
     return Move(name, b"", 0, 0, 1, [])
 
 
-@pytest.mark.parametrize("early, layered, idle, now", [
-    (True, False, True, True), (False, False, True, False),
-    (True, True, True, False), (True, False, False, False)])
-def test_which_loads_begin_at_once(monkeypatch, early, layered, idle, now):
+@pytest.mark.parametrize("early, idle, now", [
+    (True, True, True), (False, True, False), (True, False, False)])
+def test_which_loads_begin_at_once(monkeypatch, early, idle, now):
     begun = []
     beside = SimpleNamespace(early=early, begin_now=begun.append)
     monkeypatch.setitem(worker._here, "an engine", beside)
@@ -98,7 +97,7 @@ def test_which_loads_begin_at_once(monkeypatch, early, layered, idle, now):
     one._engine, one.step = "an engine", meta.Step()
     one._idle = lambda: idle
     move = move_of()
-    one._load(SimpleNamespace(layered=layered, early=None), move)
+    one._load(SimpleNamespace(early=None), move)
     assert (begun, one.step.loads) == (([move], []) if now else ([], [move]))
 
 
@@ -118,7 +117,7 @@ def test_which_loads_go_on(monkeypatch, idle, fits, goes, how):
     closed, move = [], move_of()
     begun = SimpleNamespace(fits=lambda move: fits,
                             close=lambda: closed.append(True))
-    t = SimpleNamespace(layered=False, early=begun)
+    t = SimpleNamespace(early=begun)
     one._load(t, move)
     assert t.early is None
     assert bool(closed) == (how != "early")
@@ -324,7 +323,7 @@ class Pool:
 @pytest.fixture
 def holds():
     described = SimpleNamespace(
-        chunk_tokens=32, groups=[SimpleNamespace(
+        chunk_tokens=32, slices=None, groups=[SimpleNamespace(
             block_tokens=16, rule=_lib.RULE_ALL, window_tokens=0)])
     options = SimpleNamespace(save_ms=250)
     counts = SimpleNamespace(set=lambda *_: None, time=lambda *_: None)
@@ -345,7 +344,7 @@ def test_held_of_a_short_window(holds, window, ids, wanted):
     chunk's end: that is held, though vLLM has the front of the chunk back."""
     holds._size = 128
     holds._stored = kv.stored_blocks(SimpleNamespace(
-        chunk_tokens=128, groups=[SimpleNamespace(
+        chunk_tokens=128, slices=None, groups=[SimpleNamespace(
             block_tokens=16, rule=_lib.RULE_TRAILING, window_tokens=window)]))
     move = Move("a", b"", 0, 128, 256, [(8, array("I", ids))])
     assert list(holds.needed(move)) == wanted

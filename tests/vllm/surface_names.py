@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.engine import mover
 from larder_kv.vllm import (LarderConnector, connector, limits, model, patches,
-                            plugin, versions, worker)
+                            plugin, selfcheck, versions, worker)
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import (KVConnectorRole,
                                                           base)
@@ -377,35 +378,62 @@ def test_weights_that_cannot_be_looked_at(dense, tmp_path):
 # ---- refused ----
 
 
-def test_versions(monkeypatch):
-    """A release from the first on is not refused for its number."""
-    for version in ("0.20.2", "0.23.9"):
-        monkeypatch.setattr(vllm, "__version__", version)
-        refused(versions.check, version, "too old", "0.24.x", "0.32.x")
-    for version in ("0.32.0", "0.32.1.dev3+cpu", "0.29.7", "0.24.0", "0.25.1",
-                    "0.33.0", "1.0.0", "dev", "0.1.dev1+gabc"):
-        monkeypatch.setattr(vllm, "__version__", version)
-        versions.check()
-    assert not versions.tested() and "0.1.dev1" in versions.warning()
-
-
-def test_strict(monkeypatch):
-    monkeypatch.setenv("VLLM_LARDER_STRICT", "1")
+@pytest.mark.parametrize("name, tested", [
+    ("0.24.0", True), ("0.25.1", False), ("0.29.7", True), ("0.32.0+cpu", True),
+    ("0.32.1.dev3", True), ("0.33.0", False), ("0.33.0rc1", False),
+    ("1.0.0", False), ("dev", False), ("0.1.dev1+gabc", False),
+    ("0.12.dev7", False)])
+def test_versions(monkeypatch, name, tested):
+    """A release from the first on is not refused for its number. One that no
+    engine ran with is told; and refused, if that is wanted."""
+    monkeypatch.setattr(vllm, "__version__", name)
     versions.check()
-    monkeypatch.setattr(vllm, "__version__", "0.99.0")
-    refused(versions.check, "0.99.0 was not tested", "VLLM_LARDER_STRICT=1")
+    assert versions.tested() == tested
+    monkeypatch.setenv("VLLM_LARDER_STRICT", "1")
+    if tested:
+        versions.check()
+    else:
+        assert name in versions.warning()
+        refused(versions.check, f"{name} was not tested",
+                "VLLM_LARDER_STRICT=1", "0.24.x")
     monkeypatch.setenv("VLLM_LARDER_STRICT", "0")
     versions.check()
 
 
-def test_what_is_missing_is_named(monkeypatch):
-    """Only of a release that was not tested, which it makes unfit."""
+@pytest.mark.parametrize("name", ["0.20.2", "0.23.9"])
+def test_old_versions(monkeypatch, name):
+    monkeypatch.setattr(vllm, "__version__", name)
+    refused(versions.check, name, "too old", "0.24.x")
+
+
+@pytest.mark.parametrize("name", ["0.32.0", "0.99.0"])
+def test_what_is_missing_is_named(monkeypatch, name):
+    """Whatever it is called."""
+    monkeypatch.setattr(vllm, "__version__", name)
+    versions.check()
     monkeypatch.setattr(versions, "missing", lambda: [
         "a.b is not there", "c takes (self)", "d is gone", "e", "f"])
-    versions.check()
-    monkeypatch.setattr(vllm, "__version__", "0.99.0")
-    refused(versions.check, "0.99.0", "a.b is not there; c takes (self)",
-            "and 2 more", "0.32.x")
+    refused(versions.check, name, "a.b is not there; c takes (self)",
+            "and 2 more", "0.24.x")
+
+
+def test_the_vllm_that_runs_is_looked_at(monkeypatch, tmp_path):
+    """By its files: in its place one with another parameter."""
+    shutil.copytree(pathlib.Path(vllm.__file__).parent, tmp_path / "vllm",
+                    copy_function=os.symlink)
+    base_py = (tmp_path / "vllm").joinpath(
+        *selfcheck.BASE.split(".")[1:]).with_suffix(".py")
+    for path in (base_py, tmp_path / "vllm/__init__.py"):
+        text = path.read_text()
+        path.unlink()
+        path.write_text(text.replace("num_computed_tokens: int,",
+                                     "num_computed_tokens: int, more: int,"))
+    monkeypatch.setattr(vllm, "__file__", str(tmp_path / "vllm/__init__.py"))
+    versions.missing.cache_clear()
+    try:
+        refused(versions.check, "get_num_new_matched_tokens takes (self, ")
+    finally:
+        versions.missing.cache_clear()
 
 
 def untested_worker(config, kv, monkeypatch):
@@ -563,13 +591,31 @@ def test_registered_by_name():
     assert found.__name__ == "LarderConnector"
 
 
-def test_a_child_of_a_multi_connector_without_a_plug_in():
+IMPORTED = "import vllm\nimport larder_kv.vllm\n"
+FRONT_END = """
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorLogging)
+from vllm.engine.arg_utils import EngineArgs
+config = EngineArgs(model=%r, skip_tokenizer_init=True, kv_transfer_config={
+    "kv_connector": "MultiConnector", "kv_role": "kv_both",
+    "kv_connector_extra_config": {"connectors": [{
+        "kv_connector": "LarderConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "larder_kv.vllm"}]}}
+    ).create_engine_config().kv_transfer_config
+KVConnectorLogging(config).observe({"LarderConnector": {"hits": 3}})
+"""
+
+
+@pytest.mark.parametrize("first", [IMPORTED, FRONT_END],
+                         ids=["imported", "front end"])
+def test_a_child_of_a_multi_connector_without_a_plug_in(dense, first):
     """What its front end gets from the engine's process is put together by the
     child's name; the child was found by its module's path."""
+    if "%r" in first:
+        first %= str(dense)
     done = run_alone(
-        "from larder_kv.vllm import LarderConnector\n"
-        "from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector "
-        "import MultiConnector\n"
+        first + "from vllm.distributed.kv_transfer.kv_connector.v1."
+        "multi_connector import MultiConnector\n"
         "found = MultiConnector.build_kv_connector_stats("
         "{'LarderConnector': {'hits': 3}})\n"
         "assert found['LarderConnector'].reduce() == {'hits': 3}, found\n")

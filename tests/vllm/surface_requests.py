@@ -575,6 +575,79 @@ def test_what_vllm_has_itself_is_not_waited_for(side, monkeypatch):
     assert one.matched(request, 0) == (end, True)  # if vLLM has lost it since
 
 
+@pytest.fixture
+def staged(monkeypatch):
+    """Chunks of every prefix that was asked to be staged."""
+    found, real = [], _lib.Space.stage
+
+    def stage(self, layout, keys, chunks, *more):
+        found.append(chunks)
+        return real(self, layout, keys, chunks, *more)
+
+    monkeypatch.setattr(_lib.Space, "stage", stage)
+    return found
+
+
+def hashed(one, tokens):
+    """With a hash for each block, as vLLM's own cache names them."""
+    block = one.model.groups[0].block_tokens
+    return asked(tokens, block_hasher=lambda request: [
+        bytes([i]) for i in range(request.num_tokens // block)])
+
+
+def cached(one, blocks):
+    """vLLM's own cache has the first so many blocks of any prompt."""
+    one.pool = SimpleNamespace(get_cached_block=lambda block, groups: (
+        [None] if groups == [0] and block[0] < blocks else None))
+
+
+def test_what_vllm_has_itself_is_not_staged(side, staged):
+    """Only which chunks need not be saved is asked for. If vLLM has less when
+    it is scheduled, it is looked up."""
+    one = side()
+    end = store(one, TOKENS)
+    blocks = end // one.model.groups[0].block_tokens
+    cached(one, blocks)
+    request = hashed(one, TOKENS)
+    t = came(one, request)
+    assert not staged and t.lookup.lease is None
+    assert one.matched(request, end) == (0, False)
+    assert saves(one, request) == []
+    # Not all of it is there any more.
+    assert one.matched(request, end - 256) == (None, False)
+    looked(t.lookup)
+    assert staged == [end // one.model.chunk_tokens]
+    assert one.matched(request, 0) == (end, True)
+    assert one.matched(request, end) == (0, False)
+
+
+@pytest.mark.parametrize("why", ["less", "off", "unbound", "hashes"])
+def test_what_vllm_may_not_have_is_staged(side, staged, why):
+    one = side()
+    end = store(one, TOKENS)
+    cached(one, end // one.model.groups[0].block_tokens - (why == "less"))
+    one._caches = why != "off"
+    if why == "unbound":
+        one.pool = None
+    request = hashed(one, TOKENS)
+    if why == "hashes":  # of blocks of another size
+        request = asked(TOKENS, block_hasher=lambda _: [bytes([0])] * 99)
+    came(one, request)
+    assert staged and one.matched(request, 0) == (end, True)
+
+
+def test_what_the_store_has_lost_is_saved_again(side, staged):
+    """Also where vLLM has it: the store may have it after a restart."""
+    one = side()
+    end = len(TOKENS) // one.model.chunk_tokens
+    cached(one, BLOCKS)
+    request = hashed(one, TOKENS)
+    came(one, request)
+    [move] = saves(one, request)
+    assert (move.begin, move.end) == (0, end * one.model.chunk_tokens)
+    assert not staged
+
+
 def test_a_node_that_comes_later_says_how_much_it_has(side, monkeypatch):
     stats = _lib.Node.stats
     monkeypatch.setattr(_lib.Node, "stats", gone)

@@ -14,8 +14,6 @@ pytest.register_assert_rewrite("faults")
 import faults
 import rig
 
-pytestmark = pytest.mark.core
-
 
 @pytest.fixture(scope="module")
 def told(version, tmp_path_factory):
@@ -30,11 +28,14 @@ def well(told):
         yield
 
 
-@pytest.mark.parametrize("fault", ["kill", "restart", "stop", "end"])
+@pytest.mark.parametrize("fault", [
+    pytest.param("kill", marks=pytest.mark.core), "restart",
+    pytest.param("stop", marks=pytest.mark.core), "end"])
 def test_fault(told, fault):
     getattr(told, fault)()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_between_claim_and_load(told, number):
     """The load fails, at once or by its deadline, and the request is

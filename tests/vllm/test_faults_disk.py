@@ -32,14 +32,7 @@ def small_file_system(folder):
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def of_models(core):
-    """core: with one of them in `make test` too."""
-    return pytest.mark.parametrize("told", [
-        pytest.param("dense", marks=[pytest.mark.core] * core), "gemma3"],
-        indirect=True, scope="module")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["dense", "gemma3"])
 def told(request, version, tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
     disk = folder / "dir0"
@@ -57,7 +50,6 @@ def well(told):
         yield
 
 
-@of_models(core=False)
 def test_damaged(told):
     """Files are overwritten in places while a request runs: what is damaged
     is missed, computed and saved again. (DRAM holds what was used last.)"""
@@ -73,7 +65,6 @@ def test_damaged(told):
         told.hits(name)
 
 
-@of_models(core=True)
 def test_damaged_and_restarted(told):
     """The same, found by the node that is started on it."""
     with faults.asking(told.engine, [told.prompts["restart"]]) as found:
@@ -86,7 +77,6 @@ def test_damaged_and_restarted(told):
         told.ask(name)
 
 
-@of_models(core=True)
 def test_full(told):
     """Another fills the file system while a request runs, and later goes: the
     node keeps to the room it has, and then takes more again."""

@@ -92,7 +92,6 @@ def dropped(engine, reason):
     return engine.counters().get(name, 0)
 
 
-@pytest.mark.core
 def test_references_come_back(told, engine):
     """The engine idles, and is idle only when nothing is held."""
     ids = rig.prompt(f"back {id(engine)}", 2000)

@@ -7,12 +7,12 @@ import pytest
 import rig
 from engine_run import EngineError
 
-pytestmark = pytest.mark.core
-
 CHUNK = 256
 
 
-@pytest.mark.parametrize("threads", [0, 1], ids=["in the step", "beside it"])
+@pytest.mark.parametrize("threads", [
+    pytest.param(0, marks=pytest.mark.core, id="in the step"),
+    pytest.param(1, id="beside it")])
 def test_nothing_is_saved(version, tmp_path, threads):
     ids = rig.prompt("interrupted", 1100)
     with rig.node(tmp_path) as node, rig.engine(

@@ -15,8 +15,6 @@ import rig
 import watch
 from daemon import until
 
-pytestmark = pytest.mark.core
-
 BLOCKS = 128  # of 128 tokens
 SETTINGS = dict(max_num_seqs=8, max_num_batched_tokens=128,
                 num_gpu_blocks_override=BLOCKS, max_model_len=4096,

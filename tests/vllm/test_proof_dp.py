@@ -13,8 +13,6 @@ import pytest
 
 import rig
 
-pytestmark = pytest.mark.core
-
 CHUNK = 256
 START_SECONDS = 500
 

@@ -11,8 +11,6 @@ import pytest
 
 import rig
 
-pytestmark = pytest.mark.core
-
 CHUNK = 256
 LONG = {"2k": rig.prompt("2k", 2100), "8k": rig.prompt("8k", 8300)}
 QUESTION = rig.prompt("question", 500)
@@ -67,6 +65,7 @@ def hit(engine, ids):
     return rig.hit(engine, ids, rig.whole(len(ids) - 1, CHUNK))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", LONG)
 def test_restart(told, name, version, figure):
     """Cold, restart, warm: the same answer, and the prefill is skipped."""
@@ -84,6 +83,7 @@ def test_restart(told, name, version, figure):
            "(dram)")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("at", [0.1, 0.9])
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
@@ -101,6 +101,7 @@ def test_restart_sees_one_bit(told, name, place, at):
     pytest.fail("none of four bits was seen")
 
 
+@pytest.mark.core
 def test_nothing_else_is_loaded(told):
     """What was flipped is as it was: the hits above failed for that bit. And
     a bit in a chunk that the hit does not load changes nothing."""
@@ -112,6 +113,7 @@ def test_nothing_else_is_loaded(told):
         rig.check_same(hit(told.engine, ids), told.own[name])
 
 
+@pytest.mark.core
 def test_another_token_is_another_prompt(told):
     """One early token changed: nothing is loaded, and the answer is another."""
     ids = list(LONG["2k"])
@@ -123,6 +125,7 @@ def test_another_token_is_another_prompt(told):
     assert not rig.same(answer, told.own["2k"])
 
 
+@pytest.mark.core
 def test_turn_two_hits_the_answer_of_turn_one(told):
     """Generated tokens are saved too: the hit is longer than the question."""
     assert len(QUESTION) < 768 < len(QUESTION) + ANSWER
@@ -132,6 +135,7 @@ def test_turn_two_hits_the_answer_of_turn_one(told):
                             told.own["turn two"])
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("tokens", [100, 256, 257, 512, 600, 1024, 1025])
 def test_lengths(told, tokens):
     """The external tokens are the largest chunk multiple below the prompt's
@@ -141,6 +145,7 @@ def test_lengths(told, tokens):
     rig.check_same(told.engine.ask_one(ids), answer)  # now in its own cache
 
 
+@pytest.mark.core
 def test_prompt_logprobs_are_computed(told):
     """Of a prompt that the store has: they need every token's forward, so
     nothing is loaded, and they are those of the run that found nothing."""
@@ -165,7 +170,8 @@ def test_prompt_logprobs_are_computed(told):
 # ---- proof 2 ----
 
 
-@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("transport", [
+    pytest.param("unix", marks=pytest.mark.core), "tcp"])
 def test_second_engine(told, version, transport):
     """Another process, while the first one runs, gets what was computed
     before it was there, and what the first computes meanwhile. The first gets

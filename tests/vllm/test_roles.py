@@ -45,7 +45,7 @@ def test_roles(version, tmp_path):
             assert store.stats().loads_dram == loads
             mine = ours(producer)
             assert mine["hits"] == mine["loads"] == mine["loaded_bytes"] == 0
-            assert mine["saved_shards"] == CHUNKS
+            assert mine["saved_shards"] == CHUNKS * store.shards
         before = stored(store)
         with rig.engine(version, "dense", node.url(),
                         role="kv_consumer") as consumer:

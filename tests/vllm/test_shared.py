@@ -9,8 +9,6 @@ import pytest
 import rig
 from larder_kv import _lib
 
-pytestmark = pytest.mark.core
-
 CHUNK = 256
 LONG = {"2k": rig.prompt("2k", 2100), "5k": rig.prompt("5k", 5300)}
 

@@ -5,17 +5,19 @@ import pathlib
 import pytest
 import rig
 
-pytestmark = pytest.mark.core
 IDS = rig.prompt("untested", 1300)
 
 
 def engine(version, url, **env):
+    """As many threads compute, and copy what is saved, as vLLM takes."""
     given = rig.transfer(url)
     given["kv_connector_module_path"] = "untested"
-    return rig.engine(version, "gemma3", kv_transfer_config=given, env={
-        "PYTHONPATH": str(pathlib.Path(__file__).parent), **env})
+    return rig.engine(
+        version, "gemma3", kv_transfer_config=given, threads=None, env={
+            "PYTHONPATH": str(pathlib.Path(__file__).parent), **env})
 
 
+@pytest.mark.core
 def test_it_runs_with_one_warning(version, tmp_path):
     with rig.node(tmp_path) as node, engine(version, node.url()) as one:
         one.ask_one(IDS)

@@ -37,7 +37,6 @@ COUNTERS = {
     "waited": "times a request waited for another that loads the same",
     "skipped_numbered_images": "requests whose images have no lasting name",
     "loads": "loads that were done",
-    "loads_layered": "of these, layer by layer in the step (load_layers)",
     "loaded_bytes": "bytes loaded",
     "load_failures": "loads that failed: the request was computed",
     "saved_shards": "shards saved",

@@ -19,6 +19,15 @@ class GroupInfo:
 
 
 @dataclass(frozen=True)
+class Slices:
+    """How a model is cut, where what is inside its pages is known."""
+
+    heads: int  # KV heads
+    model_layers: int
+    layers: tuple[tuple[int, ...], ...]  # of each group, by index
+
+
+@dataclass(frozen=True)
 class Model:
     """What the scheduler's and the workers' side must agree on."""
 
@@ -28,6 +37,9 @@ class Model:
     shards: int
     replicas: int
     label: str = ""  # of the space, for people: no part of its name
+    slices: Slices | None = None  # None: a shard is a rank's,
+    opaque: str = ""  # for this reason
+    ranks: int = 0  # with bytes of their own; 0: as many as shards
 
     @property
     def name(self) -> str:
@@ -39,11 +51,27 @@ class Model:
         return any(g.rule == _lib.RULE_LAST for g in self.groups)
 
 
+def _pages(slices: Slices, groups: tuple[GroupInfo, ...]) -> list[_lib.Pages]:
+    """Without memory. A block's rows are opaque."""
+    return [_lib.Pages(heads=slices.heads, row_tokens=group.block_tokens,
+                       model_layers=(_lib.c_uint32 * len(layers))(*layers),
+                       model_layer_count=len(layers))
+            for group, layers in zip(groups, slices.layers)]
+
+
+def lookup_layout(chunk_tokens: int, groups: tuple[GroupInfo, ...],
+                  slices: Slices | None) -> _lib.Layout:
+    """A layout without memory."""
+    return _lib.Layout(
+        chunk_tokens, [_lib.Group(g.rule, g.block_tokens, g.window_tokens)
+                       for g in groups],
+        pages=_pages(slices, groups) if slices else (),
+        model_layers=slices.model_layers if slices else 0)
+
+
 def rules(model: Model) -> _lib.Layout:
-    """A layout without memory: for lookups."""
-    return _lib.Layout(model.chunk_tokens,
-                       [_lib.Group(g.rule, g.block_tokens, g.window_tokens)
-                        for g in model.groups])
+    """For lookups."""
+    return lookup_layout(model.chunk_tokens, model.groups, model.slices)
 
 
 def stored_blocks(model: Model) -> list[tuple[int, int]]:
@@ -59,4 +87,5 @@ def stored_blocks(model: Model) -> list[tuple[int, int]]:
 def bytes_per_token(model: Model, layout_: _lib.Layout) -> float:
     """Of all shards, of groups that need every chunk."""
     return sum(layout_.bytes(i) for i, g in enumerate(model.groups)
-               if g.rule == _lib.RULE_ALL) * model.shards / model.chunk_tokens
+               if g.rule == _lib.RULE_ALL) * (
+                   model.ranks or model.shards) / model.chunk_tokens

@@ -100,7 +100,7 @@ class Lookup:
                  "until", "deadline", "done", "left", "lease", "memory",
                  "booked", "crowded", "chunks", "matched", "stored",
                  "reason", "tier_bytes", "found", "ended", "tiers", "claimed",
-                 "over", "waited", "then")
+                 "over", "waited", "then", "own")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float):
@@ -131,6 +131,9 @@ class Lookup:
         self.waited = False
         # Called in the thread when it is done, before anybody hears of that.
         self.then: Callable[[], None] | None = None
+        # The engine has all of it: nothing is staged, only what the store has
+        # is found out, which need not be saved again.
+        self.own = False
 
     def wait(self, seconds: float) -> None:
         """For its end, once: who asks again has waited."""
@@ -158,10 +161,10 @@ class Finder:
         self.rate = Rate(LINK_SPEED if gpu else 0.0)
         self.layout = kv.rules(described)
         groups = described.groups
-        self._whole = len(groups) == 1 and groups[0].rule == _lib.RULE_ALL
+        self.whole = len(groups) == 1 and groups[0].rule == _lib.RULE_ALL
         # An engine that cannot be told of a failed load: only of one group
         # whose blocks are all there can it compute the rest.
-        self.fetches = not self._whole and not reports
+        self.fetches = not self.whole and not reports
         self._eagle = eagle
         self._options = options
         self._block = groups[0].block_tokens
@@ -200,10 +203,11 @@ class Finder:
 
     def begin(self, request_id: str, keys: bytes, limit: int,
               tiers: frozenset[str] | None, seconds: float,
-              told: Told | None = None) -> Lookup:
-        """seconds: that the request has left to wait."""
+              told: Told | None = None, own: bool = False) -> Lookup:
+        """seconds: that the request has left to wait. own: the engine seems to
+        have all of it already."""
         look = Lookup(request_id, keys, limit, tiers, seconds)
-        look.told = told
+        look.told, look.own = told, own
         self._put(look, told)
         return look
 
@@ -244,7 +248,7 @@ class Finder:
     def claimable(self, look: Lookup) -> int:
         """Tokens of the prefix that can be claimed."""
         end = look.chunks * self._size
-        if self._eagle and self._whole and end > 0:
+        if self._eagle and self.whole and end > 0:
             # As the engine's own lookup does: the drafter needs the last
             # block's hidden states. (Other models: see _find.)
             end -= self._block
@@ -378,11 +382,17 @@ class Finder:
         return found
 
     def _find(self, look: Lookup) -> None:
-        if self._events is not None:
+        if self._events is not None or look.own:
             match = self._space.match(self.layout, look.keys, look.limit,
                                       look.left_ms())
+            look.matched = look.stored = match.chunks
+        if self._events is not None:
             look.tiers = self._events.survey(
                 self._space.match_group, look.keys, look.limit, match)
+        if look.own:
+            look.found = time.monotonic()
+            look.reason = _lib.CAUSES[match.cause]
+            return
         limits = self._limits(look)
         lease, match = self._stage(look.keys, look.limit, look.left_ms(),
                                    limits)
@@ -390,7 +400,7 @@ class Finder:
         look.matched = look.stored = match.found
         if match.found > 0 and not self._hold_known:
             self._learn_room()
-        if (self._eagle and not self._whole and lease is not None
+        if (self._eagle and not self.whole and lease is not None
                 and match.chunks == match.found):
             # The drafter needs hidden states before the first token that is
             # computed; here a hit ends with a chunk.

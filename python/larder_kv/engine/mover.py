@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.engine import (ahead, cores, early, hold, kv, layers, pages,
-                               reports)
+from larder_kv.engine import ahead, cores, early, hold, kv, pages, reports
 from larder_kv.engine.counts import Counts
 from larder_kv.engine.moves import Move, Step
 
@@ -41,11 +40,13 @@ PLACE_SECONDS, PLACE_MOST = 0.1, 1.0  # pauses, the first and the longest
 
 class Rank(NamedTuple):
     """A worker's place: its number among an engine's, the shard that it
-    holds, and its number among those that hold the same."""
+    holds (0: its layout says which), its number among those that hold the
+    same, and of how many that divide the heads it is which."""
 
     number: int
     shard: int
     writer: int
+    tensor: tuple[int, int] = (1, 0)
 
 
 class Mover:
@@ -86,14 +87,12 @@ class Mover:
         self._unsaved: list[Move] = []  # held, and not handed over yet
         self._board = ""
         self._ahead: ahead.Ahead | None = None
-        self.layer_parts = 0  # set before register(): see layers
-        self._layers: layers.Loads | None = None
         self._huge: pages.Huge | None = None
 
     def start(self, layout: _lib.Layout, caches: dict[str, Any],
-              names: list[str], zeroes: bool) -> None:
-        """caches: the memory of the layout. names: of its layers. zeroes: a
-        step may zero the blocks that it allocates; loads come after that."""
+              zeroes: bool) -> None:
+        """caches: the memory of the layout. zeroes: a step may zero the blocks
+        that it allocates; loads come after that."""
         self._layout = layout
         self._caches = caches
         self._cuda = _on_cuda(caches)
@@ -103,10 +102,6 @@ class Mover:
         if layout.gpu is not self._gpu:
             self._gpu = layout.gpu
             self._gpu.attach(self.node)
-        if self.layer_parts > 0:
-            self._layers = layers.Loads(
-                self.options, self.counts, self.space, self._layout,
-                self._request, self.layer_parts, names)
         self._threads = _start("load", self.options.load_threads, self._work)
         self._savers = _start("save", hold.threads(self.options, self._cuda),
                               self._save_work)
@@ -145,16 +140,12 @@ class Mover:
         if not step.loads:
             return
         self.hurry()
-        now = [move for move in step.loads if move.layered]
         with self._lock:
-            self._loading += len(step.loads) - len(now)
+            self._loading += len(step.loads)
         event = self._event()
         for move in step.loads:
             move.after = event
-            if not move.layered:
-                self._jobs.put(move)
-        for move in now:  # one, at most
-            self._layers.start(move)
+            self._jobs.put(move)
 
     def begin_now(self, move: Move) -> None:
         """For a scheduler in this process, on its thread: begins a load at
@@ -196,16 +187,6 @@ class Mover:
         with self._lock:
             self._loading -= 1
         return False
-
-    def wait_layer(self, name: str) -> None:
-        """Before a layer of the forward."""
-        if self._layers is not None:
-            self._layers.wait(name)
-
-    def layer_errors(self) -> set[int]:
-        """The blocks of a load of this step that failed."""
-        return (self._layers.bad_blocks() if self._layers is not None
-                else set())
 
     def _event(self) -> Any:
         """What the engine's stream has to do up to now. None: nothing, it is
@@ -421,8 +402,6 @@ class Mover:
     def save(self, step: Step, whole: bool = True) -> None:
         """whole: the forward came to its end. If not, layers that were not
         reached have what was in their blocks before."""
-        if self._layers is not None and not self._layers.finish():
-            whole = False  # it was computed from what is wrong
         if not whole:
             self._save_nothing(step)
             return
@@ -531,14 +510,12 @@ class Mover:
         _join(self._threads, self.options.load_ms / 1000 + 1)
         ended = self._ahead is None or self._ahead.close(
             self.options.save_ms / 1000 + 1)
-        if self._layers is not None:
-            ended = self._layers.close(self.options.load_ms / 1000) and ended
         if not ended or any(thread.is_alive()
                             for thread in [*self._savers, *self._threads]):
             return False
         self._say_copies()
         self._savers, self._threads, self._closing = [], [], False
-        self._ahead = self._layers = self._huge = None
+        self._ahead = self._huge = None
         if self._layout is not None:
             self._layout.close()
         self._layout, self._caches = None, {}

@@ -13,9 +13,8 @@ from vllm.platforms import current_platform
 from larder_kv import _node
 from larder_kv._options import Options
 from larder_kv.engine.kv import Model
-from larder_kv.engine.layers import wanted
 from larder_kv.engine.mover import say
-from larder_kv.vllm import events, layers, model, patches, versions
+from larder_kv.vllm import events, model, patches, versions
 from larder_kv.vllm.scheduler import Scheduler
 from larder_kv.vllm.stats import LarderProm, LarderStats
 from larder_kv.vllm.worker import Worker
@@ -58,6 +57,10 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config, kv_cache_config, options.chunk,
             patches.asked_layout(owners, kv_cache_config), options.weights)
         _check_model(vllm_config, described)
+        if role == KVConnectorRole.SCHEDULER and described.opaque:
+            logger.info("larder: KV is stored by rank (%s): engines of other "
+                        "tensor or pipeline parallel sizes do not share it",
+                        described.opaque)
         url = _node.node_url(options, logger.info)
         # A GPU checks what it loads as fast as it loads it; a CPU that did so
         # before, when it is staged, would be slower than the link.
@@ -65,10 +68,9 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                  and role == KVConnectorRole.SCHEDULER)
         node = _node.open_node(url, say, logger.warning,
                                "get" if later else "", options.secret_file)
-        parts = wanted(
-            options, layers.refusal(vllm_config, kv_cache_config, described,
-                                    url, current_platform.is_cuda()),
-            role == KVConnectorRole.SCHEDULER)
+        if role == KVConnectorRole.SCHEDULER:
+            for line in options.gone():
+                logger.warning("larder: %s", line)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -77,11 +79,9 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                          if events.enabled(vllm_config) else None)
             self._scheduler = Scheduler(vllm_config, options, described, node,
                                         announced)
-            self._scheduler.layers.on = parts > 0
         else:
             self._worker = Worker(vllm_config, options, described,
                                   kv_cache_config, node)
-            self._worker.layer_parts = parts
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -108,7 +108,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.start_loads(self._get_connector_metadata())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        self._worker.wait_layer(layer_name)
+        return  # a load ends before its request is scheduled
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any,
                       attn_metadata: Any, **kwargs: Any) -> None:
@@ -120,13 +120,11 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(
             self, finished_req_ids: set[str]
     ) -> tuple[set[str] | None, set[str] | None]:
-        done, _, bad = self._worker.finished()
-        self._bad_blocks = bad | self._worker.layer_errors()
+        done, _, self._bad_blocks = self._worker.finished()
         return None, done or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         done, failed, _ = self._worker.finished()
-        self._bad_blocks = self._worker.layer_errors()
         return base.KVConnectorTransferResults(finished_recving=set(done),
                                                failed_recving=set(failed))
 
@@ -146,7 +144,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         holds.bind(gpu_block_pool)
         if holds.wanted:
             patches.settle_resets(gpu_block_pool, holds.settle)
-        self._scheduler.layers.pool = gpu_block_pool
+        self._scheduler.pool = gpu_block_pool
 
     def has_pending_push_work(self) -> bool:
         """An engine that is idle goes on until nothing is held."""

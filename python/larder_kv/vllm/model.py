@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from larder_kv import _lib
 from larder_kv._find import nvrtc_path
 from larder_kv.vllm.label import label_of
-from larder_kv.engine.kv import GroupInfo, Model
+from larder_kv.engine.kv import GroupInfo, Model, Slices, lookup_layout
 from larder_kv.engine.weights import snapshot, weights_digest
-from larder_kv.vllm import versions
+from larder_kv.vllm import pages, versions
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,7 @@ Log = Callable[[int, str], None]  # level, line
 
 CHUNK_MIN = 256  # tokens
 FORMAT = 1  # of the descriptor
+SLICED = 1  # likewise, of one whose shards are slices
 
 
 # ---- groups ----
@@ -77,10 +78,12 @@ def _block_bytes(config: KVCacheConfig, group: GroupInfo) -> int:
 
 
 def chunk_of(config: KVCacheConfig, groups: tuple[GroupInfo, ...],
-             wanted: int) -> int:
+             wanted: int, sliced: bool = False) -> int:
     """Tokens in a chunk: a multiple of every block, and a shard of it fits
-    the store."""
+    the store. sliced: whatever a rank holds."""
     unit = math.lcm(*(g.block_tokens for g in groups))
+    if wanted == 0 and sliced:
+        return unit * math.ceil(CHUNK_MIN / unit)
     if wanted == 0:
         count = math.ceil(CHUNK_MIN / unit)
         most = max(_block_bytes(config, g) * (unit // g.block_tokens)
@@ -133,7 +136,6 @@ def _packing(config: VllmConfig, kv: KVCacheConfig,
              asked: str | None) -> list[str]:
     """Who decides the order of bytes inside a page. asked: the order that
     connectors want, ours or others beside it."""
-    import torch
     from vllm.platforms import current_platform
 
     named = [current_platform.device_type, versions.minor(),
@@ -149,6 +151,15 @@ def _packing(config: VllmConfig, kv: KVCacheConfig,
         invariant = os.environ.get("VLLM_BATCH_INVARIANT")
         named += [f"invariant={invariant}"] if invariant else []
     named += [f"asked={asked}"] if asked else []
+    return named + _instructions()[2:]
+
+
+def _instructions() -> list[str]:
+    """What packs the tokens of a block, head by head."""
+    import torch
+    from vllm.platforms import current_platform
+
+    named = [current_platform.device_type, versions.minor()]
     if current_platform.is_cpu():
         amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
         named += [torch.backends.cpu.get_cpu_capability(), f"amx={amx}"]
@@ -249,19 +260,10 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
     if not groups:
         raise versions.Unsupported(
             "larder: this model has no KV cache that can be stored")
-    replicas = _replicas(config, groups)
-    shards = (parallel.tensor_parallel_size // replicas
-              * parallel.pipeline_parallel_size)
-    if shards > _lib.SHARDS_MAX:
-        raise versions.Unsupported(
-            f"larder: {shards} ranks with KV of their own are more than "
-            f"{_lib.SHARDS_MAX}")
     draft = _draft(config)
+    slices = pages.slices_of(config, kv, groups, draft is not None)
     known = bool(weights) or config.load_config.load_format == "dummy"
     described = {
-        "format": FORMAT,
-        "engine": "vllm",
-        "packing": _packing(config, kv, asked),
         "model": fingerprint(config.model_config, known),
         "draft": fingerprint(draft, known) if draft is not None else None,
         "load_format": str(config.load_config.load_format),
@@ -270,6 +272,31 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
         "quantization": str(config.model_config.quantization),
         "long": _long(config.model_config),
         "images": _images(config.model_config),
+    }
+    described.update(_formats(config))
+    if weights:
+        described["weights"] = weights
+    return (_by_rank(config, kv, groups, chunk, asked, described, slices)
+            if isinstance(slices, str) else
+            _by_slice(config, kv, groups, chunk, described, slices))
+
+
+def _by_rank(config: VllmConfig, kv: KVCacheConfig,
+             groups: tuple[GroupInfo, ...], chunk: int, asked: str | None,
+             described: dict[str, Any], why: str) -> Model:
+    """A shard is a rank's pages as they are: all that shapes them counts."""
+    parallel = config.parallel_config
+    replicas = _replicas(config, groups)
+    shards = (parallel.tensor_parallel_size // replicas
+              * parallel.pipeline_parallel_size)
+    if shards > _lib.SHARDS_MAX:
+        raise versions.Unsupported(
+            f"larder: {shards} ranks with KV of their own are more than "
+            f"{_lib.SHARDS_MAX}")
+    described |= {
+        "format": FORMAT,
+        "engine": "vllm",
+        "packing": _packing(config, kv, asked),
         "tensor_parallel": parallel.tensor_parallel_size,
         "pipeline_parallel": parallel.pipeline_parallel_size,
         "partition": (os.environ.get("VLLM_PP_LAYER_PARTITION")
@@ -277,12 +304,40 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
         "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
                    for g in groups],
     }
-    described.update(_formats(config))
-    if weights:
-        described["weights"] = weights
     return Model(groups, chunk_of(kv, groups, chunk),
                  json.dumps(described, sort_keys=True).encode(), shards,
-                 replicas, label_of(config))
+                 replicas, label_of(config), opaque=why)
+
+
+def _by_slice(config: VllmConfig, kv: KVCacheConfig,
+              groups: tuple[GroupInfo, ...], chunk: int,
+              described: dict[str, Any], slices: Slices) -> Model:
+    """A shard is a slice of the model: no rank's shape counts. A head's bytes
+    of a block are opaque, so what packed them does, and the block's size."""
+    parallel = config.parallel_config
+    tp = parallel.tensor_parallel_size
+    here = max(1, slices.heads // tp)
+    replicas = max(1, tp // slices.heads)
+    tokens = chunk_of(kv, groups, chunk, sliced=True)
+    lookup = lookup_layout(tokens, groups, slices)
+    described |= {
+        "sliced": SLICED,
+        "engine": "vllm",
+        "packing": _instructions(),
+        "heads": slices.heads,
+        "layers": slices.model_layers,
+        "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens, layers,
+                    kv.kv_cache_groups[g.index].kv_cache_spec.page_size_bytes
+                    // here]
+                   for g, layers in zip(groups, slices.layers)],
+    }
+    try:
+        return Model(groups, tokens,
+                     json.dumps(described, sort_keys=True).encode(),
+                     lookup.slices(), replicas, label_of(config), slices,
+                     ranks=tp // replicas * parallel.pipeline_parallel_size)
+    finally:
+        lookup.close()
 
 
 # ---- memory ----
@@ -323,17 +378,22 @@ def _gpu(device: torch.device, log: Log | None) -> _lib.Gpu | None:
 
 
 def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
-           log: Log | None = None, gpu: _lib.Gpu | None = None) -> _lib.Layout:
-    """The worker's memory, each allocation once. gpu: if it was opened."""
+           log: Log | None = None, gpu: _lib.Gpu | None = None,
+           tp: int = 1, rank: int = 0) -> _lib.Layout:
+    """The worker's memory, each allocation once. gpu: if it was opened. tp,
+    rank: of the tensor-parallel ranks this is one."""
     regions: dict[int, int] = {}  # base to index
     devices = set()
     found: list[_lib.Region] = []
     groups = []
+    tensors: list[list[tuple[str, torch.Tensor]]] = []
     for info in model.groups:
         layers = []
+        tensors.append([])
         for name in kv.kv_cache_groups[info.index].layer_names:
             for tensor in pieces(name, caches[name], kv.num_blocks):
                 devices.add(tensor.device)
+                tensors[-1].append((name, tensor))
                 storage = tensor.untyped_storage()
                 base = storage.data_ptr()
                 if base not in regions:
@@ -354,12 +414,8 @@ def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
             f"({', '.join(sorted(map(str, devices)))}) is not supported")
     if gpu is None and devices:
         gpu = _gpu(devices.pop(), log)
-    return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks, gpu)
-
-
-def layer_names(model: Model, kv: KVCacheConfig,
-                caches: dict[str, Any]) -> list[str]:
-    """Of the layers of layout(), in its order: a name may come twice."""
-    return [name for info in model.groups
-            for name in kv.kv_cache_groups[info.index].layer_names
-            for _ in pieces(name, caches[name], kv.num_blocks)]
+    inside = (pages.described(model.slices, model.groups, tensors,
+                              kv.num_blocks, tp, rank)
+              if model.slices else ())
+    return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks, gpu,
+                       inside, model.slices.model_layers if inside else 0)

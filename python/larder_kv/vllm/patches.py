@@ -68,9 +68,11 @@ def asked_layout(found: list[KVConnectorBase_V1],
 
 def recompute_failed(found: list[KVConnectorBase_V1]) -> str:
     """All releases. A load that fails is computed: the default, "fail", would
-    end the request. vLLM does not tell a default from an operator's word, and
-    reads it after the connector was made. So it is changed, unless the operator
-    says that it shall stay. Gives what to say of that; or ""."""
+    end the request. vLLM reads it after the connector was made, and does not
+    tell a default from an operator's word: its object has the same fields in
+    the same order, and no record of those that were given. So it is changed,
+    unless the operator says that it shall stay. Gives what to say of that; or
+    ""."""
     configs = [one._kv_transfer_config for one in found]
     if configs[-1].kv_load_failure_policy == "recompute":
         return ""

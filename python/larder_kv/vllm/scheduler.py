@@ -35,12 +35,12 @@ from larder_kv.engine.lookup import Finder, Told, Unnamed
 from larder_kv.engine.moves import Move
 from larder_kv.vllm import adapters, limits, meta, versions, worker
 from larder_kv.vllm.events import Events, Saved
-from larder_kv.vllm.layers import Claims
 from larder_kv.vllm.request import switches_of
 from larder_kv.vllm.tracked import Tracked
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
@@ -67,7 +67,7 @@ class Scheduler:
         self.holds = hold.Holds(
             options, described, self.counts, config.parallel_config.world_size,
             limits.holds(config, options, gpu), not limits.spread(config))
-        self.layers = Claims()
+        self.pool: BlockPool | None = None  # vLLM's
         self._job = 0  # the last one's number
         self._engine = config.kv_transfer_config.engine_id
         self._alone = config.parallel_config.data_parallel_size == 1
@@ -157,23 +157,35 @@ class Scheduler:
 
     def _look_up(self, t: Tracked, told: Told | None = None) -> None:
         """Begins a lookup of as much as may be claimed: the last token is
-        always computed. told: the node is told of the request before."""
+        always computed. told: the node is told of the request, which has just
+        arrived."""
         limit = (t.request.num_tokens - 1) // self.model.chunk_tokens
         now = time.monotonic()
         t.until = t.until or now + self.options.lookup_ms / 1000
         if t.loads and limit > 0:
             t.lookup = self.finder.begin(
                 t.request.request_id, t.prompt.keys.data(0, limit), limit,
-                t.switches.tiers, t.until - now, told)
+                t.switches.tiers, t.until - now, told,
+                told is not None and self._own(t.request, limit))
             t.record.look = t.lookup
         elif told is not None:
             self.finder.tell(told)
 
+    def _own(self, request: Request, chunks: int) -> bool:
+        """Whether vLLM's own cache has the last block of so many chunks, of a
+        model with one group: it gives the last ones away first, so it has all
+        of them then, most likely."""
+        hashes, block = request.block_hashes, self._blocks[0]
+        if (not self._caches or self.pool is None or not self.finder.whole
+                or len(hashes) != request.num_tokens // block):
+            return False
+        last = chunks * self.model.chunk_tokens // block - 1
+        return self.pool.get_cached_block(hashes[last],
+                                          self._indexes) is not None
+
     # ---- what the scheduler asks ----
 
     def matched(self, request: Request, local: int) -> tuple[int | None, bool]:
-        if self.layers.alone():
-            return None, False
         t = self.requests.get(request.request_id)
         if t is None:
             return 0, False
@@ -188,6 +200,10 @@ class Scheduler:
         if (local >= look.limit * self.model.chunk_tokens
                 and not t.prompt.waits()):
             return 0, False  # vLLM has all that could be claimed
+        if look.own:  # it had, and has less now
+            self._leave(t)
+            self._look_up(t)
+            return None, False
         if not look.done and self._waits and self._idle():
             self._early(t, local)
             look.wait(LOOK_SECONDS)
@@ -209,10 +225,7 @@ class Scheduler:
         if self._sibling(t, local):
             return None, False
         t.local = local
-        if self.layers.unseen():
-            self._layered(None)
-        t.layered = self.layers.wants(request.request_id)
-        return end - local, not t.layered
+        return end - local, True
 
     def _unnamed(self, t: Tracked) -> bool:
         """Whether it still waits for its names, and not for a lookup: vLLM
@@ -228,7 +241,7 @@ class Scheduler:
         look = t.lookup
         beside = worker.here(self._engine)
         if (beside is None or t.early is not None or self.loading
-                or self.landed or self.layers.on or self.finder.fetches
+                or self.landed or self.finder.fetches
                 or look.limit * self.model.chunk_tokens <= local):
             return
         begun = t.early = beside.early_load()
@@ -329,7 +342,6 @@ class Scheduler:
 
     def allocated(self, request: Request, blocks: KVCacheBlocks,
                   external: int) -> None:
-        self.layers.begins(request.request_id)
         t = self.requests.get(request.request_id)
         if t is None:
             return
@@ -337,7 +349,7 @@ class Scheduler:
         if t.claimed:
             return
         if external == 0:
-            if t.lookup is not None and t.lookup.chunks > 0:
+            if t.lookup is not None and (t.lookup.own or t.lookup.chunks > 0):
                 self.counts.add("local")
             self._leave(t)
             return
@@ -355,9 +367,6 @@ class Scheduler:
             memory=t.lookup.memory.path if t.lookup.memory else "",
             token=t.lookup.token)
         t.blocks = move.tables
-        if t.layered:
-            first = begin // self._blocks[0]
-            self.layers.claim(t, move, ids[self._indexes[0]][first:])
         t.lookup.claimed = time.monotonic()
         t.record.claim(begin, external)
         self.counts.add("hit_tokens", external)
@@ -370,7 +379,7 @@ class Scheduler:
         beside = worker.here(self._engine)
         begun, t.early = t.early, None
         if beside is not None:
-            if beside.early and not t.layered and self._idle():
+            if beside.early and self._idle():
                 if (begun is not None and begun.fits(move)
                         and beside.go_on(begun, move)):
                     return
@@ -397,10 +406,6 @@ class Scheduler:
         no cache holds any of this, and every call more costs."""
         tokens = out.total_num_scheduled_tokens
         self.finder.rate.begins(tokens)
-        if self.layers.on:
-            if self.layers.unseen():
-                self._layered(None)
-            self.layers.step(out)
         if (out.scheduled_new_reqs
                 or out.scheduled_cached_reqs.resumed_req_ids):
             self._resumed(out)
@@ -554,20 +559,7 @@ class Scheduler:
             t.behind = False
             self.counts.add("saves_dropped:busy")
 
-    def _layered(self, output: KVConnectorOutput | None) -> None:
-        """The step whose output this is has made its load: see layers."""
-        t, failed = self.layers.over(output and output.invalid_block_ids)
-        if t is None:
-            return
-        if failed:  # what is lost is saved again
-            t.lookup.stored = 0
-            t.saved = min(t.saved, t.local // self.model.chunk_tokens)
-        t.record.report(failed)
-        self._leave(t)
-
     def finished_step(self, output: KVConnectorOutput) -> None:
-        if self.layers.on:
-            self._layered(output)
         failed = getattr(output, "failed_recving", ())
         if output.invalid_block_ids:
             self._lose(output.invalid_block_ids)
@@ -605,14 +597,13 @@ class Scheduler:
                                     time.monotonic() - look.claimed)
 
     def finished(self, request: Request) -> None:
-        self.layers.gone(request.request_id)
         t = self.requests.pop(request.request_id, None)
         if t is None:
             return
         self.explain.end(t.record)
         self._give_up(t)
         self._land(t, None)
-        if t.loading is not None and not t.layered:
+        if t.loading is not None:
             self.ended[request.request_id] = t  # its load needs what it holds
         else:
             self._leave(t)

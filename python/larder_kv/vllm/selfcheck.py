@@ -66,7 +66,8 @@ FIELDS = {
         new_block_ids num_computed_tokens""",
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "get_block_ids",
     "vllm.v1.core.block_pool.BlockPool": """blocks num_gpu_blocks touch
-        free_blocks get_num_free_blocks evict_blocks reset_prefix_cache""",
+        free_blocks get_num_free_blocks get_cached_block evict_blocks
+        reset_prefix_cache""",
     "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_id ref_cnt block_hash",
     "vllm.v1.outputs.KVConnectorOutput": """finished_recving invalid_block_ids
         kv_connector_worker_meta""",

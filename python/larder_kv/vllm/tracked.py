@@ -20,7 +20,7 @@ class Tracked:
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
                  "local", "loading", "landed", "record", "until", "asked",
-                 "turn", "layered", "early", "blocks", "lost")
+                 "turn", "early", "blocks", "lost")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -43,7 +43,6 @@ class Tracked:
         self.asked = 0.0  # when vLLM first wanted to know
         self.turn = 0.0  # it waits so long for its turn; 0: not crowded out
         self.local = 0
-        self.layered = False  # its load is made in its step: see layers
         self.blocks: list[tuple[int, array]] = []  # that it loads
         self.lost = False  # and a rank could not
         self.lookup: Lookup | None = None

@@ -27,7 +27,8 @@ def run(described: Model, kv: KVCacheConfig, caches: dict[str, Any]) -> None:
     """Raises Unsupported if a block does not come back as it was."""
     for group in described.groups if kv.num_blocks > TO else ():
         one = dataclasses.replace(described, groups=(group,), shards=1,
-                                  replicas=1, chunk_tokens=group.block_tokens)
+                                  replicas=1, slices=None, ranks=0,
+                                  chunk_tokens=group.block_tokens)
         names = kv.kv_cache_groups[group.index].layer_names
         pages = {name: _pages(name, caches[name], kv.num_blocks)
                  for name in names}

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 FIRST = (0, 24)
-TESTED = ("0.24", "0.29", "0.32")  # with real engines
-ADVICE = "use one of " + ", ".join(f"{v}.x" for v in TESTED)
+# Real engines ran with these. Others run as well, if they have all that is
+# used: then one block is tried, and a warning says so.
+TESTED = ((0, 24), (0, 27), (0, 29), (0, 30), (0, 31), (0, 32))
+ADVICE = "use one of " + ", ".join(f"{a}.{b}.x" for a, b in TESTED)
 NAMED = 3  # things that are missing, in a message
 
 
@@ -31,30 +33,32 @@ def minor() -> str:
     return found.group() if found else vllm.__version__
 
 
+def _numbers() -> tuple[int, ...] | None:
+    """None: of a source tree without tags, which calls itself 0.1.dev."""
+    found = re.match(r"(\d+)\.(\d+)(?!\d|\.dev)", vllm.__version__)
+    return tuple(map(int, found.groups())) if found else None
+
+
 def tested() -> bool:
-    return minor() in TESTED
+    return _numbers() in TESTED
 
 
 def check() -> None:
-    """Raises Unsupported if this release cannot be used. One that was not
-    tested is looked at: it has to have all that is used."""
-    if tested():
-        return
-    numbers = re.match(r"(\d+)\.(\d+)", vllm.__version__)
-    # A build from a source tree without tags calls itself 0.1.dev.
-    if (numbers is not None and "dev" not in vllm.__version__
-            and (int(numbers[1]), int(numbers[2])) < FIRST):
+    """Raises Unsupported if this release cannot be used: it has to have all
+    that is used. What it is called decides only if it is too old."""
+    numbers = _numbers()
+    if numbers is not None and numbers < FIRST:
         raise Unsupported(f"larder: vLLM {vllm.__version__} is too old; "
                           + ADVICE)
-    if os.environ.get("VLLM_LARDER_STRICT") == "1":
+    if not tested() and os.environ.get("VLLM_LARDER_STRICT") == "1":
         raise Unsupported(f"larder: vLLM {vllm.__version__} was not tested, "
                           "and VLLM_LARDER_STRICT=1 asks for one that was; "
                           + ADVICE)
     if lacks := missing():
         more = len(lacks) - NAMED
         raise Unsupported(
-            f"larder: vLLM {vllm.__version__} was not tested, and is not as "
-            f"the connector needs it: {'; '.join(lacks[:NAMED])}"
+            f"larder: vLLM {vllm.__version__} is not as the connector needs "
+            f"it: {'; '.join(lacks[:NAMED])}"
             + (f"; and {more} more" if more > 0 else "") + f"; {ADVICE}")
 
 
@@ -68,7 +72,7 @@ def warning() -> str:
     """What to say of a release that runs without having been tested."""
     return (f"larder: vLLM {vllm.__version__} was not tested with Larder: it "
             "has all that is used of it, and runs; set VLLM_LARDER_STRICT=1 "
-            f"to refuse all but {', '.join(f'{v}.x' for v in TESTED)}")
+            f"to refuse it, or {ADVICE}")
 
 
 def reports_failed_requests() -> bool:

@@ -22,12 +22,15 @@ def here(engine: str) -> Worker | None:
 
 
 class Worker(Mover):
+    _tensor = (1, 0)
+
     def __init__(self, config: VllmConfig, options: Options,
                  described: Model, kv: KVCacheConfig,
                  node: _lib.Node):
         super().__init__(options, described, node, _rank(config, described),
                          config.model_config.max_model_len, events.Saved)
         self._kv = kv
+        self._tensor = self._rank.tensor
         self._registered: dict[str, Any] = {}
         # What somebody handles who calls vLLM: no error of the forward's.
         self._handled: BaseException | None = None
@@ -55,8 +58,8 @@ class Worker(Mover):
             self.unregister()  # which did not end well
         if self._layout is None:
             self.start(model.layout(self.model, self._kv, caches, say,
-                                    self._gpu),
-                       caches, model.layer_names(self.model, self._kv, caches),
+                                    self._gpu, *self._tensor),
+                       caches,
                        getattr(self._kv, "needs_kv_cache_zeroing", True))
 
     def hurry(self) -> None:
@@ -84,6 +87,7 @@ def _rank(config: VllmConfig, described: Model) -> Rank:
     tp = config.parallel_config.tensor_parallel_size
     rank = get_tp_group().rank_in_group
     pp_rank = get_pp_group().rank_in_group
-    return Rank(pp_rank * tp + rank,
-                pp_rank * (tp // described.replicas)
-                + rank // described.replicas, rank % described.replicas)
+    shard = (pp_rank * (tp // described.replicas) + rank // described.replicas
+             if described.slices is None else 0)
+    return Rank(pp_rank * tp + rank, shard, rank % described.replicas,
+                (tp, rank))

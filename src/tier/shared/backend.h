@@ -17,9 +17,9 @@
  * An object is visible whole or not at all, and once put() has answered 0 it
  * survives what the medium survives: on a file system the file is synced,
  * renamed into place and its directory synced. Objects do not change but for
- * those that are put over again without LDR_OBJECT_NEW (leases), which are
- * smaller than LDR_OBJECT_LEASE_MAX: of larger ones a back end may give bytes
- * that it has seen before.
+ * those that are put over again without LDR_OBJECT_NEW (the files of roles),
+ * which are smaller than LDR_OBJECT_REPLACED_MAX: of larger ones a back end may
+ * give bytes that it has seen before.
  *
  * Names have 1 to LDR_OBJECT_NAME_MAX bytes of a-z 0-9 . - and '/' between
  * parts; no part is empty or begins with a dot. list() gives them in the order
@@ -38,7 +38,7 @@
 
 #define LDR_OBJECT_NAME_MAX 120u
 #define LDR_OBJECT_BYTES_MAX ((uint64_t)128 << 20)
-#define LDR_OBJECT_LEASE_MAX ((uint64_t)1 << 20)
+#define LDR_OBJECT_REPLACED_MAX ((uint64_t)1 << 20)
 #define LDR_OBJECTS_ID_NAME                                                    \
     "larder.tier" /* the object that makes it a tier                           \
                    */
@@ -84,7 +84,7 @@ typedef struct ldr_backend_params {
     const char *url; /* the option shared: "dir:/mnt/kv", ... */
     /* File with secrets of the back end; "" or NULL: the environment. */
     const char *login;
-    unsigned lanes; /* threads that will call at once */
+    unsigned threads; /* threads that will call at once */
     ldr_log_t log;
     const ldr_clock_t *clock;
 } ldr_backend_params_t;

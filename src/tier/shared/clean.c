@@ -1,5 +1,5 @@
 /*
- * The cleaner: one node does this for a tenant's part, whoever holds the lease
+ * The cleaner: one node does this for a tenant's part, whoever holds the role:
  * T/cleaner: "NODE EXPIRY\n" in hex, by the wall clock. It is taken when there
  * is none, or when it has expired by a margin; it is written over, and read
  * back after a moment. Two that take it at once, or whose clocks differ, are
@@ -12,7 +12,7 @@
  * miss it as seldom as can be. Only on a medium that is full, where nothing
  * can be published, the order is the other way round.
  *
- * The chore does one bounded piece at a time: the lease, then removing what is
+ * The chore does one bounded piece at a time: the role, then removing what is
  * doomed, then, in turns,
  *   - a pass over the map (in slices, the lock given up between them): what is
  *     dead or too old goes, what is of least value goes while the tenant holds
@@ -27,18 +27,16 @@
  * A removal must not be forgotten while an object still has the record: whoever
  * joins would find it again. So a pass notes the oldest object of each space
  * with records that are not found, manifests keep what was removed since then,
- * and old objects are written anew for a single such record. Each node's map
+ * and old objects are rewritten for a single such record. Each node's map
  * keeps removals by the same rule.
  *
  * Value: by last use, or by age where there was none; what was never read
  * counts as idle for twice as long, and dead blocks weigh as much again.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/objects_int.h"
 #include "store/index.h"
@@ -50,27 +48,27 @@
 #define THOROUGH_NS (60 * SECOND_NS) /* between two looks at single records */
 #define FORGET_NS (3600 * SECOND_NS)
 
-/* ---- the lease ---- */
+/* ---- the role ---- */
 
-int ldr_lease_read(ldr_job_t *job, const char *name, ldr_lease_text_t *l)
+int ldr_role_read(ldr_job_t *job, const char *name, ldr_role_file_t *l)
 {
     const ldr_objects_t *t = ldr_tier_of(job);
     uint64_t node = 0, until_s = 0;
     uint32_t now_s = ldr_wall_s(t->params.clock);
     int error = ldr_call_get_pair(job, name, &node, &until_s);
 
-    *l = (ldr_lease_text_t){.there = error == 0 || error == -EBADMSG};
+    *l = (ldr_role_file_t){.there = error == 0 || error == -EBADMSG};
     if (error == 0) {
         l->mine = node == t->node_number;
         l->others = !l->mine && until_s != 0 &&
-                    now_s <= until_s + LDR_LEASE_MARGIN_S &&
-                    until_s <= now_s + 10 * LDR_LEASE_S;
+                    now_s <= until_s + LDR_ROLE_MARGIN_S &&
+                    until_s <= now_s + 10 * LDR_ROLE_S;
     }
     return error == -ENOENT || error == -EBADMSG ? 0 : error;
 }
 
-int ldr_lease_write(ldr_job_t *job, const char *name, bool over,
-                    uint32_t seconds)
+int ldr_role_write(ldr_job_t *job, const char *name, bool over,
+                   uint32_t seconds)
 {
     const ldr_objects_t *t = ldr_tier_of(job);
 
@@ -80,10 +78,10 @@ int ldr_lease_write(ldr_job_t *job, const char *name, bool over,
 }
 
 /* Stats show it: so it changes with the lock, which nobody here holds. */
-static void set_lease(ldr_part_t *p, ldr_lease_t lease)
+static void set_role(ldr_part_t *p, ldr_role_t role)
 {
     ldr_mutex_lock(&p->tier->lock);
-    p->cleaner.lease = lease;
+    p->cleaner.role = role;
     ldr_mutex_unlock(&p->tier->lock);
 }
 
@@ -93,7 +91,7 @@ static void begin_role(ldr_part_t *p, uint64_t now_ns)
     ldr_cleaner_t *c = &p->cleaner;
     uint32_t now_s = ldr_wall_s(p->tier->params.clock);
 
-    set_lease(p, LDR_LEASE_HELD);
+    set_role(p, LDR_ROLE_HELD);
     c->cycle = 0;
     c->cycle_s[0] = c->cycle_s[1] = now_s;
     c->prefix = 0;
@@ -106,62 +104,62 @@ static void begin_role(ldr_part_t *p, uint64_t now_ns)
              p->name);
 }
 
-int ldr_lease_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_role_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
     char name[LDR_OBJECT_NAME_MAX + 1];
-    ldr_lease_text_t l;
+    ldr_role_file_t l;
     uint64_t now_ns = ldr_now_ns(t->params.clock);
 
     ldr_name_of(p->hex, "cleaner", name);
-    int error = ldr_lease_read(job, name, &l);
+    int error = ldr_role_read(job, name, &l);
     if (error != 0) {
         return error;
     }
-    if (l.others || (c->lease == LDR_LEASE_TAKING && !l.mine)) {
-        set_lease(p, LDR_LEASE_NONE);
-        c->lease_at_ns = now_ns + LDR_LEASE_S / 4 * SECOND_NS;
+    if (l.others || (c->role == LDR_ROLE_TAKING && !l.mine)) {
+        set_role(p, LDR_ROLE_NONE);
+        c->role_at_ns = now_ns + LDR_ROLE_S / 4 * SECOND_NS;
         return 0;
     }
-    if (c->lease == LDR_LEASE_TAKING) {
+    if (c->role == LDR_ROLE_TAKING) {
         begin_role(p, now_ns);
-        c->lease_at_ns = now_ns + LDR_LEASE_S / 3 * SECOND_NS;
+        c->role_at_ns = now_ns + LDR_ROLE_S / 3 * SECOND_NS;
         return 0;
     }
-    error = ldr_lease_write(job, name, l.there, LDR_LEASE_S);
+    error = ldr_role_write(job, name, l.there, LDR_ROLE_S);
     if (error == -ENOSPC || error == -EDQUOT) {
         /* Somebody has to make room. */
         ldr_workers_failed(t->workers, true, error, ldr_fail_text());
-        if (c->lease == LDR_LEASE_NONE) {
+        if (c->role == LDR_ROLE_NONE) {
             begin_role(p, now_ns);
         }
-        c->lease_at_ns = now_ns + LDR_LEASE_S / 3 * SECOND_NS;
+        c->role_at_ns = now_ns + LDR_ROLE_S / 3 * SECOND_NS;
         return 0;
     }
     if (error == -EEXIST) {
-        c->lease_at_ns = now_ns + SECOND_NS;
+        c->role_at_ns = now_ns + SECOND_NS;
         return 0;
     }
-    if (error == 0 && c->lease == LDR_LEASE_NONE) {
-        set_lease(p, LDR_LEASE_TAKING);
-        c->lease_at_ns = now_ns + SECOND_NS;
+    if (error == 0 && c->role == LDR_ROLE_NONE) {
+        set_role(p, LDR_ROLE_TAKING);
+        c->role_at_ns = now_ns + SECOND_NS;
     } else if (error == 0) {
-        c->lease_at_ns = now_ns + LDR_LEASE_S / 3 * SECOND_NS;
+        c->role_at_ns = now_ns + LDR_ROLE_S / 3 * SECOND_NS;
     }
     return error;
 }
 
-void ldr_lease_end(ldr_part_t *p, ldr_job_t *job)
+void ldr_role_end(ldr_part_t *p, ldr_job_t *job)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
-    ldr_lease_text_t l;
+    ldr_role_file_t l;
 
     ldr_name_of(p->hex, "cleaner", name);
-    if (ldr_lease_read(job, name, &l) == 0 && l.mine) {
+    if (ldr_role_read(job, name, &l) == 0 && l.mine) {
         ldr_call_remove(job, name);
     }
-    set_lease(p, LDR_LEASE_NONE);
+    set_role(p, LDR_ROLE_NONE);
 }
 
 /* ---- what goes ---- */
@@ -234,7 +232,7 @@ static void note_worst(ldr_pass_t *pass, const ldr_map_object_t *o,
     pass->worst[at].weight = weight;
 }
 
-static void add_to(ldr_group_t *g, uint64_t live, bool holes)
+static void add_to(ldr_compactable_t *g, uint64_t live, bool holes)
 {
     g->count++;
     g->blocks += live;
@@ -245,7 +243,7 @@ static void add_to(ldr_group_t *g, uint64_t live, bool holes)
  * should have, or many that have little. Between that they wait for more: one
  * that is just not small any more is not touched again, and one file for each 8
  * MiB is to be had with all the others that there are. */
-static bool is_enough(const ldr_group_t *g)
+static bool is_enough(const ldr_compactable_t *g)
 {
     uint64_t bytes = g->blocks * LDR_BLOCK;
 
@@ -254,8 +252,8 @@ static bool is_enough(const ldr_group_t *g)
 }
 
 /* Whether it should be made one with others, and can be with those so far. */
-static void note_group(ldr_part_t *p, const ldr_map_object_t *o,
-                       uint32_t number, uint32_t now_s)
+static void note_compactable(ldr_part_t *p, const ldr_map_object_t *o,
+                             uint32_t number, uint32_t now_s)
 {
     const ldr_cleaner_t *c = &p->cleaner;
     ldr_pass_t *pass = &p->cleaner.pass;
@@ -269,29 +267,29 @@ static void note_group(ldr_part_t *p, const ldr_map_object_t *o,
     if ((!holes && !small) || now_s < o->written_s + COMPACT_AGE_S) {
         return;
     }
-    add_to(&p->spaces[o->space].group, live, holes);
-    if (o->space != c->group_space || number < c->group_start ||
-        (pass->sum.count > 0 && pass->group_epoch != o->epoch)) {
+    add_to(&p->spaces[o->space].compactable, live, holes);
+    if (o->space != c->compact_space || number < c->compact_start ||
+        (pass->sum.count > 0 && pass->input_epoch != o->epoch)) {
         return; /* it was reset while we looked */
     }
-    bool fits = pass->sum.count < LDR_GROUP &&
+    bool fits = pass->sum.count < LDR_COMPACT_MAX &&
                 (pass->sum.blocks + live) * LDR_BLOCK <= LDR_OBJECTS_BYTES &&
-                pass->group_rows + o->rows <= LDR_OBJECT_ROWS_MAX;
+                pass->input_rows + o->rows <= LDR_OBJECT_ROWS_MAX;
     if (pass->sum.count > 0 && !fits && (!holes || pass->sum.holes)) {
         pass->sum.full = true;
         return;
     }
     if (!fits) { /* the only one that is worth it by itself: without others */
-        pass->sum = (ldr_group_t){0};
-        pass->group_rows = 0;
+        pass->sum = (ldr_compactable_t){0};
+        pass->input_rows = 0;
     }
     if (pass->sum.count == 0) {
-        pass->group_first = number;
-        pass->group_epoch = o->epoch;
+        pass->input_first = number;
+        pass->input_epoch = o->epoch;
     }
-    memcpy(pass->group[pass->sum.count], o->id, LDR_ID_BYTES);
+    memcpy(pass->inputs[pass->sum.count], o->id, LDR_ID_BYTES);
     add_to(&pass->sum, live, holes);
-    pass->group_rows += o->rows;
+    pass->input_rows += o->rows;
 }
 
 /* The next space, after the one whose turn it was, that has enough, if there is
@@ -304,14 +302,14 @@ static void next_space(ldr_part_t *p)
 
     ldr_mutex_lock(&p->tier->lock);
     for (size_t i = 1; i <= p->space_count; i++) {
-        size_t at = (c->group_space + i) % p->space_count;
+        size_t at = (c->compact_space + i) % p->space_count;
 
-        if (is_enough(&p->spaces[at].group)) {
-            c->group_space = (uint32_t)at;
+        if (is_enough(&p->spaces[at].compactable)) {
+            c->compact_space = (uint32_t)at;
             break;
         }
     }
-    c->group_start = 0;
+    c->compact_start = 0;
     ldr_mutex_unlock(&p->tier->lock);
 }
 
@@ -361,7 +359,7 @@ static void look_at(ldr_part_t *p, uint32_t number, uint32_t now_s)
     }
     uint64_t weight = (idle_s + 1) * (o->used_s > o->written_s ? 1 : 2);
     note_worst(pass, o, weight + weight * o->dead_blocks / o->blocks);
-    note_group(p, o, number, now_s);
+    note_compactable(p, o, number, now_s);
 }
 
 static void look_over(ldr_part_t *p)
@@ -377,7 +375,7 @@ static void look_over(ldr_part_t *p)
     size_t spaces = p->space_count;
     for (size_t i = 0; i < spaces; i++) {
         p->spaces[i].dead_next_s = UINT32_MAX;
-        p->spaces[i].group = (ldr_group_t){0};
+        p->spaces[i].compactable = (ldr_compactable_t){0};
     }
     ldr_mutex_unlock(&t->lock);
     do {
@@ -459,7 +457,7 @@ static uint32_t doom_worst(ldr_part_t *p)
  * took, with the pass before it: half of the time goes to compaction at most,
  * and others have their turn between. Where calls are slow a second is enough;
  * so it is where nothing came of it. */
-static void rest(ldr_part_t *p, uint64_t began_ns)
+static void compact_rest(ldr_part_t *p, uint64_t began_ns)
 {
     ldr_cleaner_t *c = &p->cleaner;
     uint64_t now_ns = ldr_now_ns(p->tier->params.clock);
@@ -506,7 +504,7 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job)
     }
     /* If these do not become one, the next group begins after the first of
      * them: one that cannot be read must not keep others from their turn. */
-    c->group_start = pass->group_first + 1;
+    c->compact_start = pass->input_first + 1;
     if (pass->thorough) {
         c->thorough_at_ns = now_ns + THOROUGH_NS;
     }
@@ -514,7 +512,7 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job)
     if (c->victim_count > 0) {
         next_space(p);
     }
-    rest(p, now_ns);
+    compact_rest(p, now_ns);
     return error;
 }
 
@@ -523,7 +521,7 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job)
 /* Every node does so for itself, cleaner or not, and by the rule by which they
  * go from manifests (clean_merge.c): so it knows no less than one that joins
  * now. A bounded piece; needs no call. */
-static void forget(ldr_part_t *p, uint64_t now_ns)
+static void removals_forget(ldr_part_t *p, uint64_t now_ns)
 {
     ldr_objects_t *t = p->tier;
     uint32_t now_s = ldr_wall_s(t->params.clock);
@@ -549,22 +547,22 @@ uint64_t ldr_clean_at(const ldr_part_t *p)
 
     LDR_HELD(&p->tier->lock);
     if (t->closing) {
-        return c->lease != LDR_LEASE_NONE ? 0 : UINT64_MAX;
+        return c->role != LDR_ROLE_NONE ? 0 : UINT64_MAX;
     }
     if (!p->ready) {
         return UINT64_MAX;
     }
-    if (c->lease != LDR_LEASE_HELD) {
-        return c->lease_at_ns;
+    if (c->role != LDR_ROLE_HELD) {
+        return c->role_at_ns;
     }
     if (c->victim_count > 0) {
         return p->published >= c->victims_after ||
                        t->state == LDR_OBJECTS_READONLY
                    ? 0
-                   : c->lease_at_ns;
+                   : c->role_at_ns;
     }
     return ldr_min64(
-        ldr_min64(ldr_min64(c->lease_at_ns, c->pass_at_ns),
+        ldr_min64(ldr_min64(c->role_at_ns, c->pass_at_ns),
                   ldr_min64(c->scan_at_ns, c->merge_at_ns)),
         ldr_min64(ldr_min64(c->epochs_at_ns, c->figure_at_ns), ldr_idle_at(t)));
 }
@@ -605,23 +603,23 @@ int ldr_clean_work(ldr_part_t *p, ldr_job_t *job)
 
     ldr_mutex_lock(&t->lock);
     bool closing = t->closing;
-    bool told = p->published >= c->victims_after;
+    bool published = p->published >= c->victims_after;
     ldr_mutex_unlock(&t->lock);
     if (closing) {
-        ldr_lease_end(p, job);
+        ldr_role_end(p, job);
         return 0;
     }
     if (now_ns >= c->forget_at_ns) {
-        forget(p, now_ns);
+        removals_forget(p, now_ns);
     }
-    if (now_ns >= c->lease_at_ns) {
-        return ldr_lease_work(p, job);
+    if (now_ns >= c->role_at_ns) {
+        return ldr_role_work(p, job);
     }
-    if (c->lease != LDR_LEASE_HELD) {
+    if (c->role != LDR_ROLE_HELD) {
         return 0;
     }
     if (c->victim_count > 0) {
-        if (told || is_full(t)) {
+        if (published || is_full(t)) {
             return remove_victims(p, job);
         }
         ldr_mutex_lock(&t->lock);

@@ -1,6 +1,6 @@
 /*
  * Making one object of several: their live records are read, authenticated,
- * sealed anew for the new object and put; then one manifest says that the old
+ * sealed again for the new object and put; then one manifest says that the old
  * ones are gone, and after that, that the new one is there, in this order: of
  * two copies of a shard the map keeps one, and it must not be one that goes.
  *
@@ -39,7 +39,7 @@ typedef struct work {
     uint32_t bad; /* records that are lost with their object */
     uint8_t *data;
     /* Those that were read, or whose records are all dead. */
-    uint8_t done[LDR_GROUP][LDR_ID_BYTES];
+    uint8_t done[LDR_COMPACT_MAX][LDR_ID_BYTES];
     uint32_t done_count;
 } work_t;
 
@@ -48,7 +48,7 @@ static bool is_live(const ldr_part_t *p, uint32_t space,
                     const uint8_t id[LDR_ID_BYTES], const ldr_record_t *r,
                     uint32_t now_s)
 {
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     LDR_HELD(&p->tier->lock);
     return (r->expires_s == 0 || r->expires_s > now_s) &&
@@ -67,8 +67,8 @@ static uint32_t removed_at(const ldr_part_t *p, uint32_t space,
 }
 
 /* Adds what is live in one object. 1: it does not fit. */
-static int gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
-                  ldr_record_t *table)
+static int object_gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
+                         ldr_record_t *table)
 {
     ldr_part_t *p = w->part;
     ldr_objects_t *t = p->tier;
@@ -87,15 +87,15 @@ static int gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
         (uint32_t)ldr_min64(w->object.written_s, object.written_s);
     uint32_t removed_s = w->removed_s;
     bool fits = number != LDR_NIL &&
-                object.epoch == ldr_map_epoch(p->map, p->cleaner.group_space);
+                object.epoch == ldr_map_epoch(p->map, p->cleaner.compact_space);
     for (uint32_t i = 0; i < object.rows && fits; i++) {
-        if (!is_live(p, p->cleaner.group_space, id, &table[i], now_s)) {
+        if (!is_live(p, p->cleaner.compact_space, id, &table[i], now_s)) {
             continue;
         }
         fits = count < LDR_OBJECT_ROWS_MAX;
         if (fits) {
             removed_s = (uint32_t)ldr_max64(
-                removed_s, removed_at(p, p->cleaner.group_space, &table[i]));
+                removed_s, removed_at(p, p->cleaner.compact_space, &table[i]));
             w->records[count] = table[i];
             memcpy(w->from[count].id, id, LDR_ID_BYTES);
             w->from[count++].block = table[i].block;
@@ -121,7 +121,8 @@ static int gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
 }
 
 /* Reads one record to its new place and seals it there. 1: it is bad. */
-static int move(work_t *w, const source_t *from, ldr_record_t *r, uint32_t at)
+static int record_move(work_t *w, const source_t *from, ldr_record_t *r,
+                       uint32_t at)
 {
     ldr_part_t *p = w->part;
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -159,17 +160,17 @@ static int move(work_t *w, const source_t *from, ldr_record_t *r, uint32_t at)
                : -ENOMEM;
 }
 
-static int move_all(work_t *w)
+static int records_move(work_t *w)
 {
     uint32_t at = 0, count = 0;
 
     for (uint32_t i = 0; i < w->count; i++) {
         ldr_record_t r = w->records[i];
         source_t from = w->from[i];
-        int error = move(w, &from, &r, at);
+        int error = record_move(w, &from, &r, at);
 
         if (error == 1) {
-            error = move(w, &from, &r, at); /* was it the way here? */
+            error = record_move(w, &from, &r, at); /* was it the way here? */
         }
         if (error < 0) {
             return error;
@@ -204,7 +205,7 @@ static int put_new(work_t *w)
     return ldr_call_put(w->job, name, w->data, used + tail, LDR_OBJECT_NEW);
 }
 
-static int commit(work_t *w)
+static int compact_commit(work_t *w)
 {
     ldr_part_t *p = w->part;
     ldr_objects_t *t = p->tier;
@@ -225,7 +226,7 @@ static int commit(work_t *w)
         ldr_part_add(p, &e, true); /* else it is an orphan for a while */
     }
     p->cleaner.victims_after = p->added; /* not before the new one is known */
-    p->cleaner.group_start = 0;
+    p->cleaner.compact_start = 0;
     t->n.compacted += w->done_count;
     t->n.corrupt += w->bad;
     ldr_mutex_unlock(&t->lock);
@@ -247,7 +248,7 @@ static int compact(work_t *w)
     int error = table == NULL ? -ENOMEM : 0;
 
     for (uint32_t i = 0; i < pass->sum.count && error == 0; i++) {
-        error = gather(w, pass->group[i], table);
+        error = object_gather(w, pass->inputs[i], table);
         if (error == 1 || error == -ENOENT || error == -EBADMSG) {
             error = 0; /* that one is left as it is */
         }
@@ -266,11 +267,11 @@ static int compact(work_t *w)
     if (w->data == NULL) {
         return -ENOMEM;
     }
-    error = move_all(w);
+    error = records_move(w);
     if (error == 0) {
         error = put_new(w);
     }
-    return error == 0 ? commit(w) : error;
+    return error == 0 ? compact_commit(w) : error;
 }
 
 int ldr_compact_work(ldr_part_t *p, ldr_job_t *job)
@@ -282,8 +283,8 @@ int ldr_compact_work(ldr_part_t *p, ldr_job_t *job)
     ldr_mutex_lock(&t->lock);
     bool busy = t->compacting;
     t->compacting = true;
-    w.object.epoch = pass->group_epoch;
-    memcpy(w.object.space_id, p->spaces[p->cleaner.group_space].id,
+    w.object.epoch = pass->input_epoch;
+    memcpy(w.object.space_id, p->spaces[p->cleaner.compact_space].id,
            LDR_ID_BYTES);
     ldr_mutex_unlock(&t->lock);
     if (busy) {

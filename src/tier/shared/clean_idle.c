@@ -10,14 +10,14 @@
  * still have what was reset. None of this takes the tenant's key. A node that
  * opens the tenant later finds it empty.
  *
- * One node does this for the whole tier: the one that holds the lease
+ * One node does this for the whole tier: the one that holds the role
  * larder.cleaner, which it takes and renews once a minute. It works only if the
- * lease was its own before it was renewed, so that of two nodes that take it at
+ * role was its own before it was renewed, so that of two nodes that take it at
  * once only one does.
  *
  * A wrong clock must not cost a tenant that is in use its data. So the same
  * content of the file must have been seen for WATCH_S, by a clock that nobody
- * sets: a node that has the tenant open would have written it anew. Names are
+ * sets: a node that has the tenant open would have rewritten it. Names are
  * listed, then file and T/cleaner are read once more, and only then are they
  * removed. Who opens the tenant at that moment loses some objects at most,
  * which is a miss. But a manifest that was written after WHEN stays: it may
@@ -33,12 +33,12 @@
 #include "base/thread.h"
 #include "tier/shared/objects_int.h"
 
-#define LEASE "larder.cleaner"
+#define ROLE_FILE "larder.cleaner"
 #define FOLDER "sizes/"
 #define SECOND_NS ((uint64_t)1000000000u)
 #define MINUTE_NS (60 * SECOND_NS)
 #define WATCH_S 150u /* twice as long as a file of an open tenant is left */
-#define LEASE_S 150u /* two minutes, and a bit */
+#define ROLE_S 150u  /* two minutes, and a bit */
 #define IDLE_S 600u  /* that a tenant is left, at least */
 #define SEEN_S 3600u /* that a file's content is remembered */
 #define PIECE 64u    /* names listed and removed in one piece */
@@ -211,7 +211,7 @@ static int remove_piece(ldr_job_t *job)
 {
     ldr_idle_t *idle = &ldr_tier_of(job)->idle;
     char name[LDR_OBJECT_NAME_MAX + 1];
-    ldr_lease_text_t lease = {.there = false};
+    ldr_role_file_t role = {.there = false};
     uint64_t bytes = 0, when_s = 0;
     page_t page = {.most = PIECE};
     bool due = false;
@@ -223,12 +223,12 @@ static int remove_piece(ldr_job_t *job)
     }
     if (error == 0 && due) {
         ldr_name_of(idle->hex, "cleaner", name);
-        error = ldr_lease_read(job, name, &lease);
+        error = ldr_role_read(job, name, &role);
     }
     if (error != 0) {
         return error;
     }
-    if (!due || lease.others) { /* somebody has opened it */
+    if (!due || role.others) { /* somebody has opened it */
         idle->hex[0] = '\0';
     } else if (page.count > 0) {
         return remove_page(job, &page, when_s);
@@ -244,7 +244,7 @@ static int remove_piece(ldr_job_t *job)
 /* ---- a round over all files ---- */
 
 /* Looks at some of them. True: there are more. */
-static bool look(ldr_job_t *job, int *error_p)
+static bool tenant_look(ldr_job_t *job, int *error_p)
 {
     ldr_idle_t *idle = &ldr_tier_of(job)->idle;
     uint64_t bytes, when_s;
@@ -276,12 +276,12 @@ static int take_lease(ldr_job_t *job)
 {
     ldr_objects_t *t = ldr_tier_of(job);
     ldr_idle_t *idle = &t->idle;
-    ldr_lease_text_t l;
-    int error = ldr_lease_read(job, LEASE, &l);
+    ldr_role_file_t l;
+    int error = ldr_role_read(job, ROLE_FILE, &l);
 
     idle->mine = false;
     if (error == 0 && !l.others) {
-        error = ldr_lease_write(job, LEASE, l.there, LEASE_S);
+        error = ldr_role_write(job, ROLE_FILE, l.there, ROLE_S);
         idle->mine = error == 0 && l.mine;
     }
     if (error == -EEXIST || error == -ENOSPC || error == -EDQUOT ||
@@ -313,14 +313,14 @@ static int work_once(ldr_job_t *job, uint64_t *at_ns)
     ldr_idle_t *idle = &t->idle;
     int error = 0;
 
-    if (*at_ns >= idle->lease_ns) {
-        idle->lease_ns = *at_ns + MINUTE_NS;
+    if (*at_ns >= idle->role_ns) {
+        idle->role_ns = *at_ns + MINUTE_NS;
         error = take_lease(job);
-        *at_ns = error == 0 && idle->mine ? *at_ns : idle->lease_ns;
+        *at_ns = error == 0 && idle->mine ? *at_ns : idle->role_ns;
     } else if (idle->hex[0] != '\0') {
         error = remove_piece(job);
-    } else if (!look(job, &error)) {
-        *at_ns = idle->lease_ns;
+    } else if (!tenant_look(job, &error)) {
+        *at_ns = idle->role_ns;
     }
     if (error == -EACCES || error == -EPERM || error == -EROFS ||
         error == -ENOSPC || error == -EDQUOT) {
@@ -334,7 +334,7 @@ static int work_once(ldr_job_t *job, uint64_t *at_ns)
         idle->hex[0] = '\0';
     } else if (error != 0) {
         idle->hex[0] = idle->after[0] = '\0';
-        *at_ns = idle->lease_ns;
+        *at_ns = idle->role_ns;
     }
     return error;
 }

@@ -13,7 +13,7 @@
  * between finds both, which say the same.
  *
  * Where manifests hold twice as many objects as there are, the largest are
- * written anew one by one, so that what is gone goes from them too.
+ * rewritten one by one, so that what is gone goes from them too.
  */
 #include <errno.h>
 #include <string.h>
@@ -126,7 +126,7 @@ static bool keep_object(merge_t *m, ldr_manifest_entry_t *e)
     return true;
 }
 
-static bool keep(merge_t *m, ldr_manifest_entry_t *e)
+static bool entry_keep(merge_t *m, ldr_manifest_entry_t *e)
 {
     ldr_part_t *p = m->part;
     uint32_t now_s = ldr_wall_s(p->tier->params.clock), number;
@@ -171,7 +171,7 @@ static void take_entry(void *arg, const ldr_manifest_entry_t *entry)
         return;
     }
     ldr_mutex_lock(&m->part->tier->lock);
-    bool kept = keep(m, &e);
+    bool kept = entry_keep(m, &e);
     ldr_mutex_unlock(&m->part->tier->lock);
     if (kept && !ldr_manifest_add(&m->out, &e)) {
         m->failed = true;
@@ -190,7 +190,7 @@ static void mark_bad(ldr_part_t *p, const ldr_known_t *input)
     ldr_mutex_unlock(&p->tier->lock);
 }
 
-static int compose(merge_t *m)
+static int merge_compose(merge_t *m)
 {
     ldr_part_t *p = m->part;
     ldr_manifest_head_t head;
@@ -306,7 +306,7 @@ int ldr_merge_work(ldr_part_t *p, ldr_job_t *job)
     ldr_mutex_unlock(&t->lock);
     int error = get_inputs(m, job);
     if (error == 0 && m->count > 0) {
-        error = compose(m);
+        error = merge_compose(m);
         if (error == 0) {
             error = put_merged(m, job);
         }

@@ -1,5 +1,9 @@
-/* dir:/PATH: the root, and the calls but listing. */
-#include <dirent.h>
+/*
+ * dir:/PATH: the root, and the calls but listing. dir_int.h says what holds.
+ *
+ * Any worker calls it, several at once. dir->lock guards the root, the id and
+ * the tables, for bookkeeping only: no call to the kernel is made with it.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,7 +19,7 @@
 
 /* ---- texts ---- */
 
-static const char *advice(int error)
+static const char *error_advice(int error)
 {
     switch (error) {
     case -EACCES:
@@ -46,7 +50,7 @@ int ldr_dir_says(const ldr_dir_t *dir, int error, const char *what,
         ldr_fail(LARDER_E_IO, "%s: cannot %s %s: %s%s", dir->url, what, name,
                  error == -ENODATA ? "it is shorter than that"
                                    : strerror(-error),
-                 advice(error));
+                 error_advice(error));
     }
     return error;
 }

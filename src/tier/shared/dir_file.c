@@ -13,7 +13,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +24,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/dir_int.h"
-#include "tier/shared/iov.h"
+#include "base/iov.h"
 
 #define PARTS_MAX 1024u /* the kernel's IOV_MAX */
 /* Of one call, so that a deadline is looked at now and then. */
@@ -331,7 +330,8 @@ static int rename_in(int folder, int fd, const char *temp, const char *base,
     return error;
 }
 
-static int fill(ldr_dir_t *dir, int fd, bool direct, const ldr_dir_call_t *call)
+static int read_whole(ldr_dir_t *dir, int fd, bool direct,
+                      const ldr_dir_call_t *call)
 {
     move_t m = {.dir = dir,
                 .call = call,
@@ -393,7 +393,7 @@ int ldr_dir_write(ldr_dir_t *dir, ldr_dir_root_t *root,
     if (mode_of(root, 0060) != 0) {
         allow(fd, mode_of(root, 0660) | 0600);
     }
-    error = fill(dir, fd, direct, call);
+    error = read_whole(dir, fd, direct, call);
     if (error == 0) {
         error = rename_in(folder, fd, temp, base,
                           (call->flags & LDR_OBJECT_NEW) != 0);
@@ -523,12 +523,12 @@ static int file_open(ldr_dir_t *dir, const ldr_dir_root_t *root,
         close(fd);
         return error != 0 ? error : -ENOMEM;
     }
-    *file =
-        (ldr_dir_file_t){.fd = fd,
-                         .direct = direct,
-                         .kept = (uint64_t)st.st_size >= LDR_OBJECT_LEASE_MAX,
-                         .refs = 1,
-                         .used_ns = ldr_now_ns(dir->clock)};
+    *file = (ldr_dir_file_t){.fd = fd,
+                             .direct = direct,
+                             .kept = (uint64_t)st.st_size >=
+                                     LDR_OBJECT_REPLACED_MAX,
+                             .refs = 1,
+                             .used_ns = ldr_now_ns(dir->clock)};
     snprintf(file->name, sizeof(file->name), "%s", name);
     file->via = dir->via != NULL && dir->via->opened(dir->via_arg, fd);
     *file_p = file;

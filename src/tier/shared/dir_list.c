@@ -164,7 +164,7 @@ static bool all_before(const walk_t *w, const char *path)
 
 /* prefix: "" or with a '/' at its end. Deep enough for every name there can
  * be, and no deeper. */
-static int walk(walk_t *w, const char *prefix)
+static int folder_walk(walk_t *w, const char *prefix)
 {
     char path[LDR_OBJECT_NAME_MAX + 2];
     names_t names = {0};
@@ -187,7 +187,7 @@ static int walk(walk_t *w, const char *prefix)
         memcpy(path, prefix, length);
         memcpy(path + length, sorted[i], n + 1);
         if (path[length + n - 1] == '/') {
-            error = all_before(w, path) ? 0 : walk(w, path);
+            error = all_before(w, path) ? 0 : folder_walk(w, path);
         } else if (ldr_object_name_ok(path) &&
                    (w->after == NULL || strcmp(path, w->after) > 0)) {
             memcpy(w->last, path, length + n + 1);
@@ -231,7 +231,7 @@ int ldr_dir_list(ldr_backend_t *b, const char *prefix, const char *after,
                     .fn = fn,
                     .arg = arg,
                     .deadline_ns = deadline_ns};
-        error = walk(&w, prefix);
+        error = folder_walk(&w, prefix);
         if (error == -ESTALE && !w.ended) {
             ldr_dir_forget(dir, root);
         }

@@ -4,7 +4,6 @@
  * its library is here and takes us.
  */
 #include <dlfcn.h>
-#include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -22,7 +21,7 @@
 
 /* ---- the library ---- */
 
-static const char *fill(void *library, ldr_hf3fs_t *api)
+static const char *fill_slots(void *library, ldr_hf3fs_t *api)
 {
     void *at;
 
@@ -50,7 +49,8 @@ const ldr_hf3fs_t *ldr_hf3fs(void)
         const char *path = named != NULL ? named : LIBRARY;
         /* Never closed: it starts threads of its own. */
         void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-        const char *missing = library != NULL ? fill(library, &table) : NULL;
+        const char *missing =
+            library != NULL ? fill_slots(library, &table) : NULL;
 
         if (library == NULL) {
             ldr_fail(LARDER_E_UNSUPPORTED, "%s", dlerror());
@@ -82,7 +82,7 @@ typedef struct fs3 {
     unsigned count; /* of all that there are, also of older generations */
 } fs3_t;
 
-static void say(fs3_t *f, const char *what, const char *why)
+static void log_once(fs3_t *f, const char *what, const char *why)
 {
     ldr_mutex_lock(&f->lock);
     bool said = f->said;
@@ -125,7 +125,7 @@ static bool find_mount(const char *path, char *mount, size_t size)
     return (size_t)snprintf(mount, size, "%s", at) < size;
 }
 
-static void attach(void *arg, const char *path)
+static void fs3_attach(void *arg, const char *path)
 {
     fs3_t *f = arg;
     char mount[LDR_HF3FS_MOUNT_MAX];
@@ -140,13 +140,14 @@ static void attach(void *arg, const char *path)
     snprintf(f->mount, sizeof(f->mount), "%s", found ? mount : "");
     ldr_mutex_unlock(&f->lock);
     if (!found) {
-        say(f, path, "its mount point cannot be found, or has a long name");
+        log_once(f, path,
+                 "its mount point cannot be found, or has a long name");
     }
 }
 
 /* One that can be used now, or NULL. What is of an older mount is closed; what
  * has I/O in flight is left in the list. */
-static ldr_fs3_ring_t *take(fs3_t *f)
+static ldr_fs3_ring_t *ring_take(fs3_t *f)
 {
     ldr_fs3_ring_t *ring = NULL, *old = NULL, **at;
     char mount[LDR_HF3FS_MOUNT_MAX];
@@ -189,13 +190,13 @@ static ldr_fs3_ring_t *take(fs3_t *f)
             ldr_mutex_lock(&f->lock);
             f->count--;
             ldr_mutex_unlock(&f->lock);
-            say(f, mount, strerror(-error));
+            log_once(f, mount, strerror(-error));
         }
     }
     return ring;
 }
 
-static void give(fs3_t *f, ldr_fs3_ring_t *ring)
+static void ring_give(fs3_t *f, ldr_fs3_ring_t *ring)
 {
     ldr_mutex_lock(&f->lock);
     ring->next = f->free;
@@ -221,7 +222,7 @@ static bool opened(void *arg, int fd)
     }
     error = f->api->reg_fd(fd, 0); /* above 0: it did not work */
     if (error > 0) {
-        say(f, "a file cannot be registered", strerror(error));
+        log_once(f, "a file cannot be registered", strerror(error));
     }
     return error <= 0;
 }
@@ -233,8 +234,8 @@ static void closed(void *arg, int fd)
     f->api->dereg_fd(fd);
 }
 
-static int move(void *arg, int fd, bool writing, const struct iovec *iov,
-                unsigned count, uint64_t offset, uint64_t deadline_ns)
+static int fs3_move(void *arg, int fd, bool writing, const struct iovec *iov,
+                    unsigned count, uint64_t offset, uint64_t deadline_ns)
 {
     fs3_t *f = arg;
     ldr_fs3_transfer_t t = {.fd = fd,
@@ -248,18 +249,18 @@ static int move(void *arg, int fd, bool writing, const struct iovec *iov,
     for (unsigned i = 0; i < count; i++) {
         t.total += iov[i].iov_len;
     }
-    ldr_fs3_ring_t *ring = t.total >= LARGE ? take(f) : NULL;
+    ldr_fs3_ring_t *ring = t.total >= LARGE ? ring_take(f) : NULL;
     if (ring == NULL) {
         return 1;
     }
     int error = ldr_fs3_ring_move(ring, &t);
-    give(f, ring);
+    ring_give(f, ring);
     return error;
 }
 
 /* A ring whose I/O does not come back is left behind: its memory is not ours
  * alone. */
-static void destroy(void *arg)
+static void fs3_destroy(void *arg)
 {
     fs3_t *f = arg;
     uint64_t end = ldr_now_ns(&ldr_clock_real) + END_NS;
@@ -288,11 +289,11 @@ static void destroy(void *arg)
 }
 
 static const ldr_dir_via_t via = {
-    .attach = attach,
+    .attach = fs3_attach,
     .opened = opened,
     .closed = closed,
-    .move = move,
-    .destroy = destroy,
+    .move = fs3_move,
+    .destroy = fs3_destroy,
 };
 
 static const ldr_backend_ops_t fs3_ops = {
@@ -313,15 +314,15 @@ larder_status_t ldr_3fs_open(const ldr_backend_params_t *p, const char *rest,
     ldr_mutex_init(&f->lock);
     f->clock = p->clock;
     f->log = p->log;
-    f->max = p->lanes > 0 ? p->lanes : 1;
+    f->max = p->threads > 0 ? p->threads : 1;
     larder_status_t st = ldr_dir_create(p, rest, &fs3_ops, &via, f, &dir);
     if (st != LARDER_OK) {
-        destroy(f);
+        fs3_destroy(f);
         return st;
     }
     f->api = ldr_hf3fs();
     if (f->api == NULL) {
-        say(f, LIBRARY " cannot be loaded", ldr_fail_text());
+        log_once(f, LIBRARY " cannot be loaded", ldr_fail_text());
         ldr_fail_clear();
     }
     *backend_p = &dir->backend;

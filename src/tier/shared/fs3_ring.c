@@ -64,8 +64,8 @@ ldr_fs3_ring_t *ldr_fs3_ring_open(const ldr_hf3fs_t *api, const char *mount,
 /* ---- moving ---- */
 
 /* Between a slot and what the transfer's bytes from `at` on lie in. */
-static void copy(const ldr_fs3_transfer_t *t, uint64_t at, uint8_t *slot,
-                 size_t bytes)
+static void ring_copy(const ldr_fs3_transfer_t *t, uint64_t at, uint8_t *slot,
+                      size_t bytes)
 {
     unsigned i = 0;
 
@@ -127,7 +127,7 @@ static int issue_more(ldr_fs3_ring_t *r, const ldr_fs3_transfer_t *t,
             .at = *next_p,
             .bytes = (uint32_t)ldr_min64(LDR_FS3_SLOT, t->total - *next_p)};
         if (t->writing) {
-            copy(t, slot->at, slot_base(r, i), slot->bytes);
+            ring_copy(t, slot->at, slot_base(r, i), slot->bytes);
         }
         error = issue(r, t, i);
         if (error != 0) {
@@ -164,14 +164,15 @@ static int landed(ldr_fs3_ring_t *r, const ldr_fs3_transfer_t *t,
         return error;
     }
     if (!t->writing) {
-        copy(t, slot->at, slot_base(r, (unsigned)number), slot->bytes);
+        ring_copy(t, slot->at, slot_base(r, (unsigned)number), slot->bytes);
     }
     slot->busy = false;
     return 0;
 }
 
 /* Takes in what comes within `ns`; a negative errno, or how many. */
-static int reap(ldr_fs3_ring_t *r, int way, uint64_t ns, ldr_hf3fs_cqe_t *cqes)
+static int ring_reap(ldr_fs3_ring_t *r, int way, uint64_t ns,
+                     ldr_hf3fs_cqe_t *cqes)
 {
     struct timespec until;
 
@@ -212,7 +213,8 @@ int ldr_fs3_ring_move(ldr_fs3_ring_t *r, const ldr_fs3_transfer_t *t)
         if (now >= t->deadline_ns) {
             return -ETIMEDOUT;
         }
-        int n = reap(r, way, ldr_min64(WAIT_NS, t->deadline_ns - now), cqes);
+        int n =
+            ring_reap(r, way, ldr_min64(WAIT_NS, t->deadline_ns - now), cqes);
         if (n < 0) {
             return n;
         }
@@ -229,7 +231,7 @@ bool ldr_fs3_ring_idle(ldr_fs3_ring_t *r)
 
     for (int way = 0; way < 2; way++) {
         while (r->flying[way] > 0) {
-            if (reap(r, way, 0, cqes) <= 0) {
+            if (ring_reap(r, way, 0, cqes) <= 0) {
                 return false;
             }
         }

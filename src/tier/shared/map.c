@@ -66,7 +66,7 @@ static bool cell_counts(void *arg, const ldr_cell_t *cell)
 
 /* ---- hashes ---- */
 
-static uint64_t fold(uint64_t a, uint64_t b)
+static uint64_t key_fold(uint64_t a, uint64_t b)
 {
     __extension__ unsigned __int128 product = (unsigned __int128)a * b;
 
@@ -76,10 +76,10 @@ static uint64_t fold(uint64_t a, uint64_t b)
 static uint64_t hash16(const ldr_map_t *map, const uint8_t bytes[16],
                        uint64_t more)
 {
-    uint64_t hash = fold(ldr_get64(bytes) ^ map->salt[0],
-                         ldr_get64(bytes + 8) ^ map->salt[1]);
+    uint64_t hash = key_fold(ldr_get64(bytes) ^ map->salt[0],
+                             ldr_get64(bytes + 8) ^ map->salt[1]);
 
-    hash = fold(hash ^ more ^ map->salt[2], map->salt[3]);
+    hash = key_fold(hash ^ more ^ map->salt[2], map->salt[3]);
     return hash != 0 ? hash : 1;
 }
 
@@ -219,7 +219,7 @@ static void remember_from(ldr_map_t *map, uint32_t when_s)
 
 /* Looks at one segment if there is anything to sweep, and lets the numbers go
  * that may be used again. */
-static void step(ldr_map_t *map)
+static void grow_step(ldr_map_t *map)
 {
     if (map->cells.rounds >= map->cells.sweep_until) {
         return;
@@ -240,7 +240,7 @@ static void step(ldr_map_t *map)
 }
 
 /* Sums of an object that became old since it was last looked at. */
-static void settle(const ldr_map_t *map, ldr_map_item_t *o)
+static void shard_settle(const ldr_map_t *map, ldr_map_item_t *o)
 {
     if (ldr_map_is_old(map, o)) {
         o->public.dead_blocks = o->public.blocks;
@@ -386,7 +386,7 @@ void ldr_map_drop(ldr_map_t *map, uint32_t object)
         ldr_map_item(map, map->dropped_to)->next = object;
     }
     map->dropped_to = object;
-    step(map);
+    grow_step(map);
 }
 
 ldr_map_object_t *ldr_map_at(ldr_map_t *map, uint32_t object)
@@ -399,7 +399,7 @@ ldr_map_object_t *ldr_map_at(ldr_map_t *map, uint32_t object)
     if (!o->in_use) {
         return NULL;
     }
-    settle(map, o);
+    shard_settle(map, o);
     return &o->public;
 }
 
@@ -431,7 +431,7 @@ bool ldr_map_forget(ldr_map_t *map, uint32_t before_s)
         map->forget_s = map->look_s;
         map->cells.sweep_until = map->cells.rounds + 2;
     }
-    step(map);
+    grow_step(map);
     bool more = map->cells.rounds < map->cells.sweep_until;
     map->looked = more ? map->looked : 0;
     return more;
@@ -525,7 +525,7 @@ bool ldr_map_add(ldr_map_t *map, const ldr_object_t *object, uint32_t used_s,
     if (LDR_DEBUG && ++map->added % CHECK_EVERY == 0) {
         LDR_ASSERT(ldr_map_check(map));
     }
-    step(map);
+    grow_step(map);
     if (number == LDR_NIL) {
         uint32_t space = ldr_map_space(map, object->space_id);
 
@@ -538,7 +538,7 @@ bool ldr_map_add(ldr_map_t *map, const ldr_object_t *object, uint32_t used_s,
     ldr_map_item_t *o = ldr_map_item(map, number);
     o->public.used_s = (uint32_t)ldr_max64(o->public.used_s, used_s);
     ldr_map_set_epoch(map, o->public.space, o->public.epoch);
-    settle(map, o);
+    shard_settle(map, o);
     if (ldr_map_is_old(map, o) || o->public.epoch != object->epoch ||
         memcmp(map->spaces[o->public.space].id, object->space_id,
                LDR_ID_BYTES) != 0) {
@@ -599,7 +599,7 @@ uint32_t ldr_map_removed_s(const ldr_map_t *map, uint32_t space,
 
 bool ldr_map_find(const ldr_map_t *map, uint32_t space,
                   const uint8_t key[LDR_MANIFEST_KEY], uint8_t group,
-                  uint8_t shard, ldr_place_t *place)
+                  uint8_t shard, ldr_object_place_t *place)
 {
     uint64_t hash = shard_hash(map, space, key, group, shard);
     const ldr_cell_t *cell = NULL;
@@ -661,7 +661,7 @@ bool ldr_map_check(const ldr_map_t *map)
         if (!o.in_use) {
             continue;
         }
-        settle(map, &o);
+        shard_settle(map, &o);
         objects++;
         blocks += o.public.blocks;
         dead += o.public.dead_blocks;

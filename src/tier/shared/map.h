@@ -44,11 +44,11 @@ typedef struct ldr_map_object {
     bool use_waits; /* used_s is newer than what was published */
 } ldr_map_object_t;
 
-typedef struct ldr_place {
+typedef struct ldr_object_place {
     uint8_t id[LDR_ID_BYTES]; /* of the object */
     uint32_t object;          /* its number */
     uint16_t block, blocks;
-} ldr_place_t;
+} ldr_object_place_t;
 
 ldr_map_t *ldr_map_create(uint64_t seed); /* NULL: no memory */
 void ldr_map_destroy(ldr_map_t *map);
@@ -97,7 +97,7 @@ uint32_t ldr_map_top(const ldr_map_t *map);
 /* Where the shard lies. TTLs are the reader's to check. */
 bool ldr_map_find(const ldr_map_t *map, uint32_t space,
                   const uint8_t key[LDR_MANIFEST_KEY], uint8_t group,
-                  uint8_t shard, ldr_place_t *place);
+                  uint8_t shard, ldr_object_place_t *place);
 /* Brings the table's line for a later ldr_map_find() near. */
 void ldr_map_prefetch(const ldr_map_t *map, uint32_t space,
                       const uint8_t key[LDR_MANIFEST_KEY], uint8_t group,

@@ -1,4 +1,7 @@
-/* See map_int.h. */
+/*
+ * The cells of the map: 16 bytes for each shard, in segments that grow one by
+ * one. map_int.h has their form and the invariants. With the tier's lock.
+ */
 #include "tier/shared/map_int.h"
 
 #include <string.h>
@@ -131,7 +134,7 @@ void ldr_cells_destroy(ldr_cells_t *t)
     memset(t, 0, sizeof(*t));
 }
 
-static ldr_cell_t *insert(ldr_cells_t *t, ldr_segment_t *s, uint64_t hash)
+static ldr_cell_t *cell_insert(ldr_cells_t *t, ldr_segment_t *s, uint64_t hash)
 {
     uint32_t slot = ldr_cells_slot(hash);
 
@@ -148,12 +151,12 @@ static ldr_cell_t *insert(ldr_cells_t *t, ldr_segment_t *s, uint64_t hash)
 static void insert_copy(ldr_cells_t *t, ldr_segment_t *s,
                         const ldr_cell_t *cell)
 {
-    *insert(t, s, cell->hash) = *cell;
+    *cell_insert(t, s, cell->hash) = *cell;
 }
 
-/* Drops the cells of a segment that no longer count. Building it anew is no
+/* Drops the cells of a segment that no longer count. Rebuilding it is no
  * more work than closing the gaps one by one. */
-static void sweep(ldr_cells_t *t, ldr_segment_t *s)
+static void segment_sweep(ldr_cells_t *t, ldr_segment_t *s)
 {
     uint32_t left = 0;
 
@@ -195,7 +198,7 @@ static bool double_directory(ldr_cells_t *t)
 }
 
 /* Lets all entries of the segment's depth around that hash lead to it. */
-static void enter(ldr_cells_t *t, ldr_segment_t *s, uint64_t hash)
+static void cell_enter(ldr_cells_t *t, ldr_segment_t *s, uint64_t hash)
 {
     uint64_t count = (uint64_t)1 << (t->depth - s->depth);
     uint64_t at = t->depth == 0 ? 0 : hash >> (64 - t->depth);
@@ -225,7 +228,7 @@ static bool split(ldr_cells_t *t, ldr_segment_t *s, uint64_t hash)
     t->used -= s->used;
     s->used = 0;
     half->depth = ++s->depth;
-    enter(t, half, hash | bit);
+    cell_enter(t, half, hash | bit);
     for (uint32_t i = 0; i < LDR_SEGMENT_SLOTS; i++) {
         if (t->scratch[i].hash != 0) {
             insert_copy(t, (t->scratch[i].hash & bit) != 0 ? half : s,
@@ -241,7 +244,7 @@ ldr_cell_t *ldr_cells_add(ldr_cells_t *t, uint64_t hash)
 
     if (s->used == LDR_SEGMENT_FULL) {
         if (t->rounds < t->sweep_until) {
-            sweep(t, s);
+            segment_sweep(t, s);
         }
         if (s->used > SPLIT_FROM && !split(t, s, hash) &&
             s->used == LDR_SEGMENT_FULL) {
@@ -252,7 +255,7 @@ ldr_cell_t *ldr_cells_add(ldr_cells_t *t, uint64_t hash)
             return NULL; /* all in one half: not with hashes of ours */
         }
     }
-    return insert(t, s, hash);
+    return cell_insert(t, s, hash);
 }
 
 /* Closes the gap: a cell behind it moves up unless that brought it before its
@@ -296,7 +299,7 @@ static void merge(ldr_cells_t *t, ldr_segment_t *s, uint64_t hash)
         }
     }
     s->depth--;
-    enter(t, s, hash);
+    cell_enter(t, s, hash);
     segment_free(t, other);
 }
 
@@ -304,7 +307,7 @@ void ldr_cells_sweep(ldr_cells_t *t)
 {
     ldr_segment_t *s = ldr_cells_segment(t, t->cursor);
 
-    sweep(t, s);
+    segment_sweep(t, s);
     merge(t, s, t->cursor);
     if (s->depth == 0) {
         t->cursor = 0;

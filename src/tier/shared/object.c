@@ -18,7 +18,7 @@
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "tier/shared/backend.h"
-#include "tier/shared/iov.h"
+#include "base/iov.h"
 #include "tier/shared/seal.h"
 
 enum { MAGIC_BYTES = 8, CRC_BYTES = 4 };
@@ -69,8 +69,8 @@ static bool all_zero(const uint8_t *p, size_t bytes)
     return p[0] == 0 && memcmp(p, p + 1, bytes - 1) == 0;
 }
 
-static void begin(uint8_t *block, const char *magic, const ldr_seal_t *seal,
-                  const uint8_t id[LDR_ID_BYTES])
+static void mac_begin(uint8_t *block, const char *magic, const ldr_seal_t *seal,
+                      const uint8_t id[LDR_ID_BYTES])
 {
     memset(block, 0, LDR_BLOCK);
     memcpy(block + AT_MAGIC, magic, MAGIC_BYTES);
@@ -85,7 +85,8 @@ static void put_crc(uint8_t *block)
 }
 
 /* Whether it is such a block at all. */
-static bool check(const uint8_t *block, const char *magic, size_t zero_from)
+static bool descriptor_check(const uint8_t *block, const char *magic,
+                             size_t zero_from)
 {
     return memcmp(block + AT_MAGIC, magic, MAGIC_BYTES) == 0 &&
            ldr_get32(block + AT_VERSION) == LDR_OBJECT_VERSION &&
@@ -158,7 +159,7 @@ bool ldr_object_seal(const ldr_seal_t *seal, const ldr_object_t *object,
         !iov_fits(iov, iov_count, r.length)) {
         return false;
     }
-    begin(block, record_magic, seal, object->id);
+    mac_begin(block, record_magic, seal, object->id);
     ldr_row_compose(&r, block + RECORD_ROW);
     ldr_put32(block + RECORD_PAYLOAD_CRC, r.payload_crc);
     ldr_gcm_begin(&gcm, seal, object->id, LDR_SEALING_RECORD, r.block, false);
@@ -176,7 +177,7 @@ bool ldr_object_seal(const ldr_seal_t *seal, const ldr_object_t *object,
 static bool descriptor_parse(const uint8_t *block, const ldr_object_t *object,
                              uint32_t at, ldr_record_t *r)
 {
-    if (!check(block, record_magic, RECORD_ZERO) ||
+    if (!descriptor_check(block, record_magic, RECORD_ZERO) ||
         memcmp(block + AT_ID, object->id, LDR_ID_BYTES) != 0 ||
         !ldr_row_fields(block + RECORD_ROW, r)) {
         return false;
@@ -235,7 +236,7 @@ static bool counts_ok(uint32_t rows, uint32_t used_blocks)
 
 /* Whether it lies after those before it, which end at *end_p, in the object,
  * and is of the same space and epoch. */
-static bool record_follows(const ldr_object_t *object, const ldr_record_t *r,
+static bool record_is_next(const ldr_object_t *object, const ldr_record_t *r,
                            uint64_t *end_p)
 {
     bool ok = r->kind == LDR_RECORD_SHARD && r->block >= *end_p &&
@@ -276,11 +277,11 @@ bool ldr_object_tail_compose(const ldr_seal_t *seal, const ldr_object_t *object,
         r.epoch = object->epoch;
         ldr_row_compose(&r, row);
         if (!ldr_row_fields(row, &same) ||
-            !record_follows(object, &same, &end)) {
+            !record_is_next(object, &same, &end)) {
             return false;
         }
     }
-    begin(footer, footer_magic, seal, object->id);
+    mac_begin(footer, footer_magic, seal, object->id);
     memcpy(footer + FOOTER_SPACE_ID, object->space_id, LDR_ID_BYTES);
     ldr_put32(footer + FOOTER_EPOCH, object->epoch);
     ldr_put32(footer + FOOTER_WRITTEN_S, object->written_s);
@@ -298,7 +299,7 @@ size_t ldr_object_tail_find(const uint8_t *last_block)
 {
     uint32_t rows = ldr_get32(last_block + FOOTER_ROWS);
 
-    if (!check(last_block, footer_magic, FOOTER_ZERO) ||
+    if (!descriptor_check(last_block, footer_magic, FOOTER_ZERO) ||
         !counts_ok(rows, ldr_get32(last_block + FOOTER_USED_BLOCKS))) {
         return 0;
     }
@@ -334,7 +335,7 @@ bool ldr_object_tail_parse(const ldr_seal_t *seal, const uint8_t *tail,
         const uint8_t *row = tail + (size_t)i * LDR_ROW_BYTES;
 
         if (!ldr_row_fields(row, &records[i]) ||
-            !record_follows(object, &records[i], &end)) {
+            !record_is_next(object, &records[i], &end)) {
             return false;
         }
     }

@@ -1,9 +1,15 @@
-/* Opening and closing, the clockwork, the state of the medium. */
+/*
+ * Opening and closing the tier, the clockwork that adds chores when they are
+ * due, and the state of the medium. objects_int.h has the locks and invariants.
+ *
+ * The clockwork is a thread of its own, which never calls the back end; in a
+ * manual tier ldr_objects_step() does its work. A tier whose calls hang at
+ * close is kept in left_behind for ever, under left_lock.
+ */
 #include "tier/shared/objects.h"
 
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/bytes.h"
 #include "base/mem.h"
@@ -61,8 +67,9 @@ static bool part_check(const ldr_part_t *p)
     /* Not what a chore has for itself while it is busy. */
     return p->published <= p->added && p->sending_added <= p->added &&
            helpers <= p->readers && p->readers <= helpers + 1 &&
-           p->known_count <= p->known_room && p->todo_count <= p->todo_room &&
-           p->todo_next <= p->todo_count && p->use_count <= p->use_room &&
+           p->known_count <= p->known_room &&
+           p->unread_count <= p->unread_room &&
+           p->unread_next <= p->unread_count && p->use_count <= p->use_room &&
            p->space_count <= p->space_room;
 }
 
@@ -91,7 +98,7 @@ static void distrust_old(ldr_part_t *p, uint64_t now_ns)
 }
 
 /* The time when something is due next. */
-static uint64_t turn(ldr_objects_t *t, bool *some_p)
+static uint64_t chores_turn(ldr_objects_t *t, bool *some_p)
 {
     uint64_t now_ns = ldr_now_ns(t->params.clock);
     uint64_t next_ns = now_ns + LOOK_NS;
@@ -132,7 +139,7 @@ bool ldr_objects_turn(ldr_objects_t *t)
     bool some;
 
     ldr_mutex_lock(&t->lock);
-    turn(t, &some);
+    chores_turn(t, &some);
     ldr_mutex_unlock(&t->lock);
     return some;
 }
@@ -144,7 +151,7 @@ static void *clockwork_main(void *arg)
 
     ldr_mutex_lock(&t->lock);
     while (!t->stopping) {
-        uint64_t next_ns = turn(t, &some);
+        uint64_t next_ns = chores_turn(t, &some);
 
         ldr_mutex_unlock(&t->lock);
         ldr_workers_look(t->workers);
@@ -252,7 +259,7 @@ static int write_id(ldr_backend_t *b, uint64_t deadline_ns)
                        deadline_ns);
 }
 
-static int probe(void *arg, ldr_backend_t *b, uint64_t deadline_ns)
+static int medium_probe(void *arg, ldr_backend_t *b, uint64_t deadline_ns)
 {
     ldr_objects_t *t = arg;
     int error = b->ops->health(b, deadline_ns);
@@ -278,7 +285,7 @@ larder_status_t ldr_objects_make(const char *url, const char *login,
     ldr_backend_params_t params = {
         .url = url,
         .login = login,
-        .lanes = 1,
+        .threads = 1,
         .clock = &ldr_clock_real,
     };
     larder_status_t st = ldr_backend_open(&params, &b);
@@ -363,7 +370,7 @@ static larder_status_t open_backend(const ldr_objects_params_t *p,
     ldr_backend_params_t params = {
         .url = p->url,
         .login = p->login,
-        .lanes = p->lanes,
+        .threads = p->threads,
         .log = *log,
         .clock = p->clock,
     };
@@ -425,7 +432,7 @@ larder_status_t ldr_objects_open(const ldr_objects_params_t *params,
     snprintf(t->kind, sizeof(t->kind), "%s", b->ops->name);
     ldr_workers_params_t workers = {
         .backend = b,
-        .workers = params->lanes,
+        .workers = params->threads,
         .queue = QUEUE,
         .retry_ns = t->retry_ns,
         .timeout_ns = t->timeout_ns,
@@ -433,7 +440,7 @@ larder_status_t ldr_objects_open(const ldr_objects_params_t *params,
         .clock = params->clock,
         .log = t->params.log,
         .manual = params->manual,
-        .probe = probe,
+        .probe = medium_probe,
         .changed = state_changed,
         .arg = t,
     };
@@ -469,7 +476,7 @@ static bool is_settled(const void *arg)
             }
         }
         if (p->checked && !p->refused &&
-            (p->published != p->added || p->cleaner.lease != LDR_LEASE_NONE ||
+            (p->published != p->added || p->cleaner.role != LDR_ROLE_NONE ||
              ldr_reset_wanted(p) != LDR_NIL)) {
             return false;
         }
@@ -478,7 +485,7 @@ static bool is_settled(const void *arg)
 }
 
 /* The last turns: publishing, and giving up roles. */
-static void settle(ldr_objects_t *t, uint64_t deadline_ns)
+static void objects_settle(ldr_objects_t *t, uint64_t deadline_ns)
 {
     ldr_mutex_lock(&t->lock);
     t->closing = true;
@@ -510,7 +517,7 @@ bool ldr_objects_close(ldr_objects_t *t, uint64_t deadline_ns)
     if (t == NULL) {
         return true;
     }
-    settle(t, deadline_ns);
+    objects_settle(t, deadline_ns);
     if (t->has_clockwork) {
         pthread_join(t->clockwork, NULL);
     }

@@ -46,7 +46,7 @@ typedef struct ldr_objects ldr_objects_t;
 typedef struct ldr_objects_params {
     const char *url, *login;
     ldr_backend_t *backend; /* instead of them; the tier's own from here on */
-    unsigned lanes;
+    unsigned threads;
     uint32_t timeout_ms; /* of one call of the back end */
     uint32_t slow_ms;    /* see ldr_workers_params.slow_ns; 0: any time */
     uint32_t retry_ms;
@@ -150,7 +150,7 @@ larder_status_t ldr_objects_reset(ldr_objects_t *tier, uint32_t tenant,
  * them has yet to hear of a reset, and nothing is found. */
 bool ldr_objects_find(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
                       uint32_t epoch, const larder_key_t *key, uint32_t group,
-                      uint32_t shard, ldr_place_t *place);
+                      uint32_t shard, ldr_object_place_t *place);
 
 /* A copy that the node has elsewhere was used at that time (wall clock): a use
  * of the object that holds the shard, if the tier has it. */
@@ -167,7 +167,7 @@ void ldr_objects_prefetch(ldr_objects_t *tier, uint32_t tenant, uint32_t space,
 typedef struct ldr_objects_read ldr_objects_read_t;
 struct ldr_objects_read {
     uint32_t tenant, space;
-    ldr_place_t place;
+    ldr_object_place_t place;
     struct iovec *iov; /* (blocks - 1) * LDR_BLOCK bytes, the payload's */
     unsigned iov_count;
     uint8_t *block; /* LDR_BLOCK bytes, aligned: the descriptor's */

@@ -254,7 +254,7 @@ uint32_t ldr_ids_find(const ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES])
 }
 
 /* Into a table of that many places, without what is older. */
-static bool rebuild(ldr_ids_t *ids, size_t room, uint32_t before_s)
+static bool ids_rebuild(ldr_ids_t *ids, size_t room, uint32_t before_s)
 {
     ldr_ids_t next = {.room = room};
 
@@ -279,7 +279,7 @@ bool ldr_ids_add(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
                  uint32_t time_s)
 {
     if (2 * (ids->count + 1) > ids->room &&
-        !rebuild(ids, ids->room == 0 ? 64 : 2 * ids->room, 0)) {
+        !ids_rebuild(ids, ids->room == 0 ? 64 : 2 * ids->room, 0)) {
         return false;
     }
     struct ldr_ids_item *item = &ids->items[slot_of(ids, id)];
@@ -305,7 +305,7 @@ bool ldr_ids_latest(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
 void ldr_ids_prune(ldr_ids_t *ids, uint32_t before_s)
 {
     if (ids->count > 0) {
-        rebuild(ids, ids->room, before_s);
+        ids_rebuild(ids, ids->room, before_s);
     }
 }
 

@@ -29,12 +29,12 @@
 #define LDR_READERS 8u         /* jobs that read manifests at once */
 #define LDR_TRIES_MAX 3u       /* before a manifest is called bad */
 #define LDR_VICTIMS 64u
-#define LDR_GROUP 64u    /* objects made one */
-#define LDR_SUSPECTS 16u /* asked for by name in one pass */
+#define LDR_COMPACT_MAX 64u /* objects made one */
+#define LDR_SUSPECTS 16u    /* asked for by name in one pass */
 
 /* Seconds. */
-#define LDR_LEASE_S 60u
-#define LDR_LEASE_MARGIN_S 10u
+#define LDR_ROLE_S 60u
+#define LDR_ROLE_MARGIN_S 10u
 #define LDR_USED_S 60u   /* between two tellings of a use */
 #define LDR_USES_S 10u   /* that uses are gathered */
 #define LDR_GONE_S 3600u /* that a removal is remembered */
@@ -86,11 +86,11 @@ typedef struct ldr_known {
 
 /* ---- the cleaner of a part ---- */
 
-typedef enum ldr_lease {
-    LDR_LEASE_NONE,
-    LDR_LEASE_TAKING, /* written; to be read back */
-    LDR_LEASE_HELD
-} ldr_lease_t;
+typedef enum ldr_role {
+    LDR_ROLE_NONE,
+    LDR_ROLE_TAKING, /* written; to be read back */
+    LDR_ROLE_HELD
+} ldr_role_t;
 
 typedef struct ldr_candidate {
     uint8_t id[LDR_ID_BYTES];
@@ -99,12 +99,12 @@ typedef struct ldr_candidate {
 } ldr_candidate_t;
 
 /* Objects that should be made one with others. */
-typedef struct ldr_group {
+typedef struct ldr_compactable {
     uint32_t count;
     uint64_t blocks; /* that live */
     bool holes;      /* one is worth it for its dead blocks alone */
     bool full;       /* another did not fit into one object with them */
-} ldr_group_t;
+} ldr_compactable_t;
 
 /* What one look over the map gathers. */
 typedef struct ldr_pass {
@@ -114,20 +114,20 @@ typedef struct ldr_pass {
     uint32_t dead_count;
     uint8_t suspects[LDR_SUSPECTS][LDR_ID_BYTES]; /* perhaps not there */
     uint32_t suspect_count, suspect_last;         /* a number */
-    /* Objects of cleaner.group_space that could be one. */
-    uint8_t group[LDR_GROUP][LDR_ID_BYTES];
-    uint32_t group_epoch, group_first;
-    ldr_group_t sum; /* of them */
-    uint64_t group_rows;
+    /* Objects of cleaner.compact_space that could be one. */
+    uint8_t inputs[LDR_COMPACT_MAX][LDR_ID_BYTES];
+    uint32_t input_epoch, input_first;
+    ldr_compactable_t sum; /* of them */
+    uint64_t input_rows;
     bool thorough; /* a single dead record is enough in an old object */
 } ldr_pass_t;
 
 /* Touched by the part's chore CLEAN only, and read with the lock where no such
- * chore is under way; but stats read the lease at any time, so the chore
+ * chore is under way; but stats read the role at any time, so the chore
  * changes that with the lock. */
 typedef struct ldr_cleaner {
-    ldr_lease_t lease;
-    uint64_t lease_at_ns;
+    ldr_role_t role;
+    uint64_t role_at_ns;
     uint64_t pass_at_ns, scan_at_ns, merge_at_ns, compact_at_ns, rewrite_at_ns;
     uint64_t thorough_at_ns, epochs_at_ns, figure_at_ns, forget_at_ns;
     unsigned turn; /* whose it is, of those that take turns: clean.c */
@@ -146,7 +146,7 @@ typedef struct ldr_cleaner {
     ldr_ids_t bad; /* objects that do not authenticate, since when */
     /* The space whose objects are made one next, and the objects from which on
      * those, and suspects, are looked for. */
-    uint32_t group_space, group_start, suspect_start;
+    uint32_t compact_space, compact_start, suspect_start;
     ldr_pass_t pass;
 } ldr_cleaner_t;
 
@@ -183,7 +183,8 @@ typedef struct ldr_part_space {
     /* The oldest object with a record that is not found: as the cleaner's last
      * pass has seen it, and so far in this one. UINT32_MAX: none. */
     uint32_t dead_s, dead_next_s;
-    ldr_group_t group; /* all that could be made one, as the last pass saw */
+    ldr_compactable_t
+        compactable; /* all that could be made one, as the last pass saw */
 } ldr_part_space_t;
 
 struct ldr_part {
@@ -221,8 +222,8 @@ struct ldr_part {
     /* Following. */
     ldr_known_t *known;
     size_t known_count, known_room;
-    ldr_known_t *todo; /* read one by one by all readers of this turn */
-    size_t todo_count, todo_room, todo_next;
+    ldr_known_t *unread; /* read one by one by all readers of this turn */
+    size_t unread_count, unread_room, unread_next;
     ldr_chore_t helpers[LDR_READERS - 1];
     unsigned readers; /* of this turn, that have not ended */
     int poll_error;
@@ -256,9 +257,9 @@ struct ldr_part {
  * rest belongs to the chore that has set `busy`. */
 typedef struct ldr_idle {
     bool busy;
-    uint64_t at_ns;    /* of the next piece */
-    uint64_t lease_ns; /* when the lease is to be taken or renewed */
-    bool mine;         /* the lease was this node's when it was renewed last */
+    uint64_t at_ns;   /* of the next piece */
+    uint64_t role_ns; /* when the role is to be taken or renewed */
+    bool mine;        /* the role was this node's when it was renewed last */
     /* Contents of files sizes/T, since when they were seen: by the tenant's id
      * and WHEN. */
     ldr_ids_t seen;
@@ -328,7 +329,7 @@ bool ldr_objects_turn(ldr_objects_t *t);
 /* Has the clockwork look now. With the lock. */
 void ldr_objects_wake(ldr_objects_t *t);
 /* An id for an object: random after as many zero bits as it is old, and a one.
- * The age is how often its records were written anew. Of two copies of a shard
+ * The age is how often its records were rewritten. Of two copies of a shard
  * the map keeps that with the lower id: the one that was made of others, so
  * that whoever hears in whatever order that those are gone finds it. Takes the
  * lock. */
@@ -354,7 +355,7 @@ ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
  * than before, all that is known is forgotten. */
 int ldr_objects_recognize(ldr_objects_t *t, ldr_backend_t *b,
                           uint64_t deadline_ns);
-/* Whether the part may be begun anew: no chore of it is under way but, maybe,
+/* Whether the part may be begun again: no chore of it is under way but, maybe,
  * CHECK. With the lock. */
 bool ldr_part_idle(const ldr_part_t *p);
 /* Forgets what is known of the tier that was there. By CHECK, while the part is
@@ -494,19 +495,19 @@ void ldr_rows_of(const ldr_record_t *records, uint32_t count,
 
 /* ---- clean*.c ---- */
 
-typedef struct ldr_lease_text {
+typedef struct ldr_role_file {
     bool there, mine;
     bool others; /* another node has it, and it has not expired */
-} ldr_lease_text_t;
+} ldr_role_file_t;
 
-/* A lease of that name. Junk is none that holds. */
-int ldr_lease_read(ldr_job_t *job, const char *name, ldr_lease_text_t *l);
-int ldr_lease_write(ldr_job_t *job, const char *name, bool over,
-                    uint32_t seconds);
-/* Sees to the lease; whether the part has the role. */
-int ldr_lease_work(ldr_part_t *p, ldr_job_t *job);
+/* The file of a role. Junk in it holds none. */
+int ldr_role_read(ldr_job_t *job, const char *name, ldr_role_file_t *l);
+int ldr_role_write(ldr_job_t *job, const char *name, bool over,
+                   uint32_t seconds);
+/* Takes or renews the role. */
+int ldr_role_work(ldr_part_t *p, ldr_job_t *job);
 /* Gives it up if it is held; at close. */
-void ldr_lease_end(ldr_part_t *p, ldr_job_t *job);
+void ldr_role_end(ldr_part_t *p, ldr_job_t *job);
 /* Each does a bounded piece. */
 int ldr_scan_work(ldr_part_t *p, ldr_job_t *job);
 int ldr_merge_work(ldr_part_t *p, ldr_job_t *job);

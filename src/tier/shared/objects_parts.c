@@ -1,6 +1,11 @@
-/* Tenants and spaces, their chores, finding, figures. */
+/*
+ * Tenants and spaces of the tier, their chores, finding, figures.
+ *
+ * A part is made by the first ldr_objects_enter() and lives as long as the
+ * tier, so that its number and a pointer to it stay good without the lock. All
+ * else needs tier->lock, which functions of objects.h take.
+ */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <openssl/crypto.h>
 #include <stdio.h>
 #include <string.h>
@@ -61,7 +66,7 @@ void ldr_part_destroy(ldr_part_t *p)
     ldr_ids_clear(&p->gone_old);
     ldr_ids_clear(&p->early);
     ldr_free(p->known);
-    ldr_free(p->todo);
+    ldr_free(p->unread);
     ldr_free(p->uses);
     ldr_manifest_clear(&p->pending);
     ldr_manifest_clear(&p->sending);
@@ -313,9 +318,9 @@ static bool is_usable(const ldr_part_t *p, uint32_t space)
            ldr_map_epoch(p->map, space) >= p->spaces[space].lost;
 }
 
-static bool find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
-                 const larder_key_t *key, uint32_t group, uint32_t shard,
-                 ldr_place_t *place)
+static bool shard_find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
+                       const larder_key_t *key, uint32_t group, uint32_t shard,
+                       ldr_object_place_t *place)
 {
     const ldr_part_t *p = ldr_objects_part(t, tenant);
 
@@ -327,10 +332,10 @@ static bool find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
 
 bool ldr_objects_find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
                       uint32_t epoch, const larder_key_t *key, uint32_t group,
-                      uint32_t shard, ldr_place_t *place)
+                      uint32_t shard, ldr_object_place_t *place)
 {
     ldr_mutex_lock(&t->lock);
-    bool found = find(t, tenant, space, key, group, shard, place) &&
+    bool found = shard_find(t, tenant, space, key, group, shard, place) &&
                  ldr_map_epoch(t->parts[tenant]->map, space) == epoch;
     ldr_mutex_unlock(&t->lock);
     return found;
@@ -340,10 +345,10 @@ void ldr_objects_used(ldr_objects_t *t, uint32_t tenant, uint32_t space,
                       const larder_key_t *key, uint32_t group, uint32_t shard,
                       uint32_t used_s)
 {
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     ldr_mutex_lock(&t->lock);
-    if (find(t, tenant, space, key, group, shard, &place)) {
+    if (shard_find(t, tenant, space, key, group, shard, &place)) {
         ldr_part_used(ldr_objects_part(t, tenant), place.id, used_s);
     }
     ldr_mutex_unlock(&t->lock);
@@ -394,7 +399,7 @@ static void part_stats(const ldr_part_t *p, uint64_t now_ns,
     out->dead_bytes += m.dead_blocks * LDR_BLOCK;
     out->map_bytes += m.bytes;
     out->unpublished += p->pending_objects + p->sending_objects;
-    out->cleaner = out->cleaner || p->cleaner.lease == LDR_LEASE_HELD;
+    out->cleaner = out->cleaner || p->cleaner.role == LDR_ROLE_HELD;
     if (p->polled_ns != 0) {
         out->polled_ms =
             ldr_max64(out->polled_ms, (now_ns - p->polled_ns) / MS);

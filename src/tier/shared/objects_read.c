@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/objects_int.h"
@@ -44,7 +43,7 @@ static bool is_current(const ldr_part_t *p, const ldr_objects_read_t *r,
                        const ldr_object_t *object)
 {
     const ldr_record_t *rec = &r->record;
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     LDR_HELD(&p->tier->lock);
     return object->epoch == ldr_map_epoch(p->map, r->space) &&

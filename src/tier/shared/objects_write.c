@@ -5,11 +5,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/objects_int.h"
-#include "store/index.h"
 
 /* ---- composing ---- */
 
@@ -130,7 +128,7 @@ static bool leave_out_damaged(ldr_objects_write_t *w)
 
 /* The object's parts in w->iov, how many of them; 0: it cannot be sealed,
  * whatever is left out. */
-static unsigned compose(ldr_objects_write_t *w, const ldr_seal_t *seal)
+static unsigned object_compose(ldr_objects_write_t *w, const ldr_seal_t *seal)
 {
     unsigned count;
 
@@ -198,7 +196,7 @@ void ldr_rows_of(const ldr_record_t *records, uint32_t count,
 
 /* It is there: everybody may know, unless the space was reset meanwhile, or the
  * tier is another now. */
-static int commit(ldr_part_t *p, ldr_objects_write_t *w)
+static int write_commit(ldr_part_t *p, ldr_objects_write_t *w)
 {
     ldr_objects_t *t = p->tier;
     ldr_manifest_row_t rows[LDR_OBJECTS_RECORDS];
@@ -259,7 +257,7 @@ static int write_object(ldr_part_t *p, ldr_objects_write_t *w, ldr_backend_t *b)
     }
     uint32_t records = w->count;
     seal_begin(p->tier, p->seal.encrypts);
-    unsigned count = compose(w, &p->seal);
+    unsigned count = object_compose(w, &p->seal);
     seal_end(p->tier);
     begin_call(w);
     if (w->count < records) {
@@ -273,7 +271,7 @@ static int write_object(ldr_part_t *p, ldr_objects_write_t *w, ldr_backend_t *b)
     int error =
         b->ops->put(b, name, w->iov, count, LDR_OBJECT_NEW, w->deadline_ns);
     if (error == 0) {
-        error = commit(p, w);
+        error = write_commit(p, w);
         if (error != 0) {
             b->ops->remove(b, name, w->deadline_ns); /* nobody knows it */
         }
@@ -323,7 +321,7 @@ static void write_done(ldr_job_t *job)
 }
 
 /* 0, or why it is not taken. */
-static int prepare(ldr_objects_t *t, ldr_objects_write_t *w)
+static int write_prepare(ldr_objects_t *t, ldr_objects_write_t *w)
 {
     ldr_part_t *p = ldr_objects_part(t, w->tenant);
 
@@ -363,7 +361,7 @@ bool ldr_objects_write(ldr_objects_t *t, ldr_objects_write_t *w)
         .arg = w,
     };
     ldr_mutex_lock(&t->lock);
-    w->error = prepare(t, w);
+    w->error = write_prepare(t, w);
     ldr_mutex_unlock(&t->lock);
     if (w->error != 0) {
         return false;

@@ -4,9 +4,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* 0 to 15; -1: it is none. */
-int ldr_hex_digit(int c);
-
 typedef struct ldr_url_param {
     const char *name;
     char *value; /* "" before it was read */

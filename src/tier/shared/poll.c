@@ -150,8 +150,8 @@ static bool apply_object(ldr_part_t *p, const ldr_manifest_entry_t *e)
     return ok;
 }
 
-static bool apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
-                  uint32_t written_s)
+static bool entry_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
+                        uint32_t written_s)
 {
     ldr_objects_t *t = p->tier;
     uint32_t number;
@@ -234,7 +234,7 @@ static void read_entry(void *arg, const ldr_manifest_entry_t *e)
     reading_t *r = arg;
 
     r->objects += e->kind == LDR_MANIFEST_OBJECT;
-    if (!apply(r->part, e, r->head->written_s)) {
+    if (!entry_apply(r->part, e, r->head->written_s)) {
         r->failed = true;
     }
 }
@@ -266,14 +266,15 @@ static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_known_t *k)
 /* ---- a turn ---- */
 
 /* Reads what is to be read, until nothing is left or the medium fails. */
-static int read_todo(ldr_part_t *p, ldr_job_t *job)
+static int read_unread(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     int error = 0;
 
     ldr_mutex_lock(&t->lock);
-    while (p->todo_next < p->todo_count && !t->closing && p->poll_error == 0) {
-        ldr_known_t k = p->todo[p->todo_next++];
+    while (p->unread_next < p->unread_count && !t->closing &&
+           p->poll_error == 0) {
+        ldr_known_t k = p->unread[p->unread_next++];
         bool found;
 
         ldr_mutex_unlock(&t->lock);
@@ -309,7 +310,7 @@ static int helper_work(ldr_job_t *job, ldr_backend_t *b)
     ldr_chore_t *c = job->arg;
 
     job->backend = b;
-    return read_todo(c->part, job);
+    return read_unread(c->part, job);
 }
 
 static void helper_done(ldr_job_t *job)
@@ -331,7 +332,7 @@ static void call_helpers(ldr_part_t *p)
     ldr_objects_t *t = p->tier;
 
     LDR_HELD(&p->tier->lock);
-    for (size_t i = 0; i + 1 < LDR_READERS && i + 1 < p->todo_count; i++) {
+    for (size_t i = 0; i + 1 < LDR_READERS && i + 1 < p->unread_count; i++) {
         ldr_chore_t *c = &p->helpers[i];
 
         LDR_ASSERT(!c->busy);
@@ -372,7 +373,7 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
 }
 
 /* The listing against what is known. Both are in order. */
-static bool compare(ldr_part_t *p, const names_t *n)
+static bool known_compare(ldr_part_t *p, const names_t *n)
 {
     ldr_known_t *next =
         ldr_alloc((p->known_count + n->count + 1) * sizeof(ldr_known_t));
@@ -380,7 +381,7 @@ static bool compare(ldr_part_t *p, const names_t *n)
 
     LDR_HELD(&p->tier->lock);
     if (next == NULL ||
-        !ldr_grow(&p->todo, &p->todo_room, n->count, sizeof(ldr_known_t))) {
+        !ldr_grow(&p->unread, &p->unread_room, n->count, sizeof(ldr_known_t))) {
         ldr_free(next);
         return false;
     }
@@ -400,7 +401,7 @@ static bool compare(ldr_part_t *p, const names_t *n)
         }
         if (order <= 0 && one.state == LDR_KNOWN_NEW) {
             one.bytes = n->at[i].bytes;
-            p->todo[news++] = one;
+            p->unread[news++] = one;
         }
         next[count++] = one;
         i += order <= 0;
@@ -410,8 +411,8 @@ static bool compare(ldr_part_t *p, const names_t *n)
     p->known_room = p->known_count + n->count + 1;
     p->known = next;
     p->known_count = count;
-    p->todo_count = news;
-    p->todo_next = 0;
+    p->unread_count = news;
+    p->unread_next = 0;
     return true;
 }
 
@@ -564,7 +565,7 @@ static int poll_manifests(ldr_part_t *p, ldr_job_t *job)
     int error = ldr_call_list(job, prefix, NULL, list_one, &n);
     if (error == 0) {
         ldr_mutex_lock(&t->lock);
-        if (compare(p, &n)) {
+        if (known_compare(p, &n)) {
             call_helpers(p);
         } else {
             error = -ENOMEM;
@@ -572,7 +573,7 @@ static int poll_manifests(ldr_part_t *p, ldr_job_t *job)
         ldr_mutex_unlock(&t->lock);
     }
     ldr_free(n.at);
-    return error != 0 ? error : read_todo(p, job);
+    return error != 0 ? error : read_unread(p, job);
 }
 
 int ldr_poll_work(ldr_part_t *p, ldr_job_t *job)
@@ -586,7 +587,7 @@ int ldr_poll_work(ldr_part_t *p, ldr_job_t *job)
     p->distrusted = false;
     p->poll_error = 0;
     p->poll_again = false;
-    p->todo_count = p->todo_next = 0;
+    p->unread_count = p->unread_next = 0;
     ldr_mutex_unlock(&t->lock);
     ldr_free(old);
     int error = poll_resets(p, job);
@@ -633,7 +634,7 @@ void ldr_poll_ended(ldr_part_t *p, int error)
         return;
     }
     /* A turn that others ended, or that was ended, reads on in the next. */
-    bool whole = p->todo_next >= p->todo_count && p->poll_error == 0;
+    bool whole = p->unread_next >= p->unread_count && p->poll_error == 0;
     if (!whole) {
         c->at_ns = ldr_max64(c->at_ns, now_ns + t->poll_ns);
         if (!p->ready) {

@@ -4,13 +4,12 @@
  * becomes `sending`, sealed under the next number, and is put under that name
  * until it succeeds: the same bytes each time, so that a put that was thought
  * to have failed does no harm. Meanwhile `pending` grows up to a bound; objects
- * beyond that are told by nobody until the cleaner finds them.
+ * beyond that are published by nobody until the cleaner finds them.
  *
- * Uses are told with what is published anyway, and by themselves ten seconds
- * after the first; the use of one object at most once a minute.
+ * Uses are published with what is published anyway, and by themselves ten
+ * seconds after the first; the use of one object at most once a minute.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -27,7 +26,7 @@
 bool ldr_part_publish(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent)
 {
     ldr_objects_t *t = p->tier;
-    bool told = e->kind != LDR_MANIFEST_USED;
+    bool lasting = e->kind != LDR_MANIFEST_USED;
 
     LDR_HELD(&p->tier->lock);
     if (p->pending.bytes > (urgent ? 2 * PENDING_MAX : PENDING_MAX) ||
@@ -37,7 +36,7 @@ bool ldr_part_publish(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent)
     if (p->pending.entries == 1) {
         p->pending_since_ns = ldr_now_ns(t->params.clock);
     }
-    p->added += told;
+    p->added += lasting;
     p->pending_objects += e->kind == LDR_MANIFEST_OBJECT;
     p->urgent = p->urgent || urgent;
     ldr_objects_wake(t);
@@ -141,7 +140,7 @@ uint64_t ldr_publish_at(const ldr_part_t *p)
 
 /* ---- the chore ---- */
 
-static void begin(ldr_part_t *p)
+static void manifest_begin(ldr_part_t *p)
 {
     LDR_HELD(&p->tier->lock);
     add_uses(p);
@@ -186,7 +185,7 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job)
     ldr_mutex_lock(&t->lock);
     bool fresh = p->sending.bytes == 0;
     if (fresh) {
-        begin(p);
+        manifest_begin(p);
     }
     bool some = p->sending.bytes > 0;
     k.sequence = head.sequence = p->sending_sequence;
@@ -283,7 +282,7 @@ larder_status_t ldr_objects_remove(ldr_objects_t *t, uint32_t tenant,
                                    const ldr_manifest_row_t *rows, size_t count,
                                    uint64_t *token_p)
 {
-    bool told = true;
+    bool ok = true;
 
     ldr_mutex_lock(&t->lock);
     ldr_part_t *p = ldr_objects_part(t, tenant);
@@ -303,14 +302,14 @@ larder_status_t ldr_objects_remove(ldr_objects_t *t, uint32_t tenant,
         memcpy(e.object.space_id, p->spaces[space].id, LDR_ID_BYTES);
         e.object.written_s = when_s;
         ldr_map_remove(p->map, space, &row, when_s);
-        told = ldr_part_publish(p, &e, true) && told;
+        ok = ldr_part_publish(p, &e, true) && ok;
     }
     *token_p = p->added;
     ldr_mutex_unlock(&t->lock);
-    return told ? LARDER_OK
-                : ldr_fail(LARDER_E_BUSY,
-                           "too much waits to be published in the shared tier: "
-                           "try again");
+    return ok ? LARDER_OK
+              : ldr_fail(LARDER_E_BUSY,
+                         "too much waits to be published in the shared tier: "
+                         "try again");
 }
 
 larder_status_t ldr_objects_removed(ldr_objects_t *t, uint32_t tenant,

@@ -17,7 +17,6 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/objects_int.h"
 #include "store/index.h"
@@ -147,11 +146,11 @@ static void end_role(ldr_part_t *p)
     ldr_cleaner_t *c = &p->cleaner;
 
     LDR_HELD(&p->tier->lock);
-    c->lease = LDR_LEASE_NONE;
-    c->lease_at_ns = 0;
+    c->role = LDR_ROLE_NONE;
+    c->role_at_ns = 0;
     c->victim_count = 0;
     c->victims_after = 0;
-    c->group_space = c->group_start = c->suspect_start = 0;
+    c->compact_space = c->compact_start = c->suspect_start = 0;
     if (c->marks_room > 0) {
         memset(c->marks, 0, c->marks_room);
     }
@@ -180,7 +179,7 @@ static void swap(ldr_part_t *p, rest_t *r)
     p->use_count = 0;
     ldr_ids_clear(&p->early);
     p->known_count = 0;
-    p->todo_count = p->todo_next = 0;
+    p->unread_count = p->unread_next = 0;
     p->lost = 0;
     for (size_t i = 0; i < p->space_count; i++) {
         p->spaces[i].lost = 0;

@@ -19,16 +19,16 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "base/thread.h"
-#include "tier/shared/iov.h"
+#include "base/iov.h"
 #include "tier/shared/params.h"
 #include "tier/shared/s3.h"
-#include "tier/shared/s3_curl.h"
+#include "net/curl.h"
 
 #define PROBE_NAME "larder.probe"
 #define PAGE_KEYS 1000u
 #define CONFLICTS_MAX 4 /* of puts at once, before it is busy */
 
-static ldr_s3_t *of(ldr_backend_t *b)
+static ldr_s3_t *s3_of(ldr_backend_t *b)
 {
     return (ldr_s3_t *)b;
 }
@@ -64,7 +64,7 @@ static int put_once(ldr_s3_t *s3, const char *name, const struct iovec *iov,
 
 /* Puts the probe as a new one, twice if need be: at the latest the second time
  * it is none. */
-static int find_out(ldr_s3_t *s3, uint64_t deadline_ns)
+static int puts_find_out(ldr_s3_t *s3, uint64_t deadline_ns)
 {
     static const char text[] = "larder: may a put be conditional?\n";
     struct iovec iov = {(void *)(uintptr_t)text, sizeof(text) - 1};
@@ -94,8 +94,8 @@ static int find_out(ldr_s3_t *s3, uint64_t deadline_ns)
     return error;
 }
 
-static int head(ldr_s3_t *s3, const char *name, uint64_t *bytes_p,
-                uint64_t deadline_ns)
+static int object_head(ldr_s3_t *s3, const char *name, uint64_t *bytes_p,
+                       uint64_t deadline_ns)
 {
     ldr_s3_request_t r = {
         .verb = LDR_S3_HEAD,
@@ -111,7 +111,7 @@ static int head(ldr_s3_t *s3, const char *name, uint64_t *bytes_p,
 static int s3_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
                   unsigned count, unsigned flags, uint64_t deadline_ns)
 {
-    ldr_s3_t *s3 = of(b);
+    ldr_s3_t *s3 = s3_of(b);
     bool new = (flags & LDR_OBJECT_NEW) != 0;
     uint64_t bytes;
     long status;
@@ -120,9 +120,9 @@ static int s3_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
         ldr_iov_bytes(iov, count) > LDR_OBJECT_BYTES_MAX) {
         return ldr_object_wrong(name);
     }
-    int error = new ? find_out(s3, deadline_ns) : 0;
+    int error = new ? puts_find_out(s3, deadline_ns) : 0;
     if (error == 0 && new &&atomic_load(&s3->conditional) == LDR_S3_NOT) {
-        error = head(s3, name, &bytes, deadline_ns);
+        error = object_head(s3, name, &bytes, deadline_ns);
         if (error == 0) {
             ldr_fail(LARDER_E_IO, "%s: exists already", name);
             return -EEXIST;
@@ -140,7 +140,7 @@ static int s3_put(ldr_backend_t *b, const char *name, const struct iovec *iov,
 static int s3_size(ldr_backend_t *b, const char *name, uint64_t *bytes_p,
                    uint64_t deadline_ns)
 {
-    return head(of(b), name, bytes_p, deadline_ns);
+    return object_head(s3_of(b), name, bytes_p, deadline_ns);
 }
 
 static int s3_get(ldr_backend_t *b, const char *name, uint64_t offset,
@@ -161,9 +161,9 @@ static int s3_get(ldr_backend_t *b, const char *name, uint64_t offset,
         return ldr_object_wrong(name);
     }
     if (r.bytes > 0) {
-        return ldr_s3_do(of(b), &r);
+        return ldr_s3_do(s3_of(b), &r);
     }
-    int error = head(of(b), name, &bytes, deadline_ns);
+    int error = object_head(s3_of(b), name, &bytes, deadline_ns);
     if (error == 0 && bytes < offset) {
         ldr_fail(LARDER_E_IO, "%s: it is shorter than that", name);
         return -ENODATA;
@@ -179,7 +179,7 @@ static int s3_remove(ldr_backend_t *b, const char *name, uint64_t deadline_ns)
         .deadline_ns = deadline_ns,
     };
 
-    return ldr_s3_do(of(b), &r);
+    return ldr_s3_do(s3_of(b), &r);
 }
 
 /* ---- list ---- */
@@ -281,7 +281,7 @@ static int s3_list(ldr_backend_t *b, const char *prefix, const char *after,
                    int (*fn)(void *arg, const char *name, uint64_t bytes),
                    void *arg, uint64_t deadline_ns)
 {
-    ldr_s3_t *s3 = of(b);
+    ldr_s3_t *s3 = s3_of(b);
     listing_t l = {s3, prefix, after, fn, arg};
     ldr_s3_page_t page = {.fn = list_key, .arg = &l, .truncated = true};
 
@@ -312,7 +312,7 @@ static int s3_list(ldr_backend_t *b, const char *prefix, const char *after,
  * putting, and has no need to. */
 static int s3_health(ldr_backend_t *b, uint64_t deadline_ns)
 {
-    ldr_s3_t *s3 = of(b);
+    ldr_s3_t *s3 = s3_of(b);
     ldr_s3_request_t r = {
         .verb = LDR_S3_GET,
         .name = LDR_OBJECTS_ID_NAME,
@@ -334,7 +334,7 @@ static int s3_health(ldr_backend_t *b, uint64_t deadline_ns)
         return -ENODEV;
     }
     if (error == 0) {
-        error = find_out(s3, deadline_ns);
+        error = puts_find_out(s3, deadline_ns);
         error =
             error == -EACCES || error == -EROFS || error == -ENOSPC ? 0 : error;
     }
@@ -343,7 +343,7 @@ static int s3_health(ldr_backend_t *b, uint64_t deadline_ns)
 
 static void s3_destroy(ldr_backend_t *b)
 {
-    ldr_s3_t *s3 = of(b);
+    ldr_s3_t *s3 = s3_of(b);
 
     ldr_s3_close_handles(s3);
     pthread_mutex_destroy(&s3->lock);
@@ -466,7 +466,7 @@ larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
     }
     s3->base.ops = &ops;
     s3->log = p->log;
-    s3->idle_max = (unsigned)ldr_min64(p->lanes + 1, LDR_S3_IDLE_MAX);
+    s3->idle_max = (unsigned)ldr_min64(p->threads + 1, LDR_S3_IDLE_MAX);
     atomic_init(&s3->conditional, LDR_S3_UNKNOWN);
     ldr_mutex_init(&s3->lock);
     larder_status_t st = take_bucket(s3, rest);
@@ -474,7 +474,7 @@ larder_status_t ldr_s3_open(const ldr_backend_params_t *p, const char *rest,
         st = take_params(s3, rest);
     }
     if (st == LARDER_OK) {
-        st = ldr_curl_load();
+        st = ldr_curl_load("S3", LDR_CURL_SIGNS);
     }
     if (st != LARDER_OK) {
         s3_destroy(&s3->base);

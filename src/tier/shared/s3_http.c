@@ -21,10 +21,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "tier/shared/iov.h"
-#include "tier/shared/login.h"
+#include "base/iov.h"
+#include "net/login.h"
 #include "tier/shared/s3.h"
-#include "tier/shared/s3_curl.h"
+#include "net/curl.h"
 
 #define BUFFER_BYTES (512L << 10) /* of libcurl, each way */
 #define LOW_SPEED_BYTES 1024L     /* a second ... */
@@ -288,7 +288,7 @@ static void set_limits(transfer_t *t, uint64_t left_ms)
     ldr_curl.easy_setopt(curl, LDR_CURLOPT_ERRORBUFFER, t->error_text);
 }
 
-static int compose(transfer_t *t, uint64_t left_ms)
+static int request_compose(transfer_t *t, uint64_t left_ms)
 {
     const ldr_s3_t *s3 = t->s3;
     const ldr_s3_request_t *r = t->request;
@@ -353,7 +353,7 @@ static int errno_of_curl(const transfer_t *t, int code)
     }
 }
 
-static int fail(const transfer_t *t, int error, const char *what)
+static int request_fail(const transfer_t *t, int error, const char *what)
 {
     char text[300];
 
@@ -364,7 +364,7 @@ static int fail(const transfer_t *t, int error, const char *what)
     return error;
 }
 
-static const char *advice(int error)
+static const char *error_advice(int error)
 {
     switch (error) {
     case -ENOENT:
@@ -388,7 +388,7 @@ static const char *advice(int error)
 }
 
 /* What the server said. */
-static int judge(transfer_t *t)
+static int answer_judge(transfer_t *t)
 {
     ldr_s3_request_t *r = t->request;
     char code[64], text[200];
@@ -403,9 +403,9 @@ static int judge(transfer_t *t)
         error = -ENODATA;
     }
     if (error != 0) {
-        snprintf(text, sizeof(text), "%s (%ld%s%s)", advice(error), r->status,
-                 code[0] != '\0' ? " " : "", code);
-        return fail(t, error, text);
+        snprintf(text, sizeof(text), "%s (%ld%s%s)", error_advice(error),
+                 r->status, code[0] != '\0' ? " " : "", code);
+        return request_fail(t, error, text);
     }
     return 0;
 }
@@ -440,17 +440,19 @@ static int carry_out(transfer_t *t)
     (void)ldr_curl.easy_getinfo(t->curl, LDR_CURLINFO_CONTENT_LENGTH, &length);
     r->length = length > 0 ? (uint64_t)length : 0;
     if (t->broken != 0) {
-        return fail(t, t->broken, "the answer is not what was asked for");
+        return request_fail(t, t->broken,
+                            "the answer is not what was asked for");
     }
     if (code != LDR_CURLE_OK) {
-        return fail(t, errno_of_curl(t, code),
-                    t->error_text[0] != '\0' ? t->error_text
-                                             : ldr_curl.easy_strerror(code));
+        return request_fail(t, errno_of_curl(t, code),
+                            t->error_text[0] != '\0'
+                                ? t->error_text
+                                : ldr_curl.easy_strerror(code));
     }
     if (r->status < 200) {
-        return fail(t, -EPROTO, "no answer in HTTP");
+        return request_fail(t, -EPROTO, "no answer in HTTP");
     }
-    return judge(t);
+    return answer_judge(t);
 }
 
 int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
@@ -467,7 +469,7 @@ int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
         ldr_free(t);
         return ldr_object_wrong(request->name);
     }
-    if (t == NULL || ldr_curl_load() != LARDER_OK ||
+    if (t == NULL || ldr_curl_load("S3", LDR_CURL_SIGNS) != LARDER_OK ||
         (curl = take_handle(s3)) == NULL) {
         error = t == NULL || curl != NULL ? -ENOMEM : -ENOTSUP;
         ldr_free(t);
@@ -478,10 +480,11 @@ int ldr_s3_do(ldr_s3_t *s3, ldr_s3_request_t *request)
     rewind_iov(t);
     t->curl = curl;
     if (request->deadline_ns <= now + 1000000u) {
-        error = fail(t, -ETIMEDOUT, "no time left");
+        error = request_fail(t, -ETIMEDOUT, "no time left");
     } else {
-        error = compose(t, (request->deadline_ns - now) / 1000000u);
-        error = error != 0 ? fail(t, error, ldr_fail_text()) : carry_out(t);
+        error = request_compose(t, (request->deadline_ns - now) / 1000000u);
+        error =
+            error != 0 ? request_fail(t, error, ldr_fail_text()) : carry_out(t);
     }
     ldr_curl.slist_free_all(t->headers);
     give_handle(s3, curl);

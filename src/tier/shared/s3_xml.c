@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "tier/shared/params.h"
+#include "base/text.h"
 #include "tier/shared/s3.h"
 
 /* A tag and the text behind it, up to the next one. */

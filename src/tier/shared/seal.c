@@ -63,7 +63,7 @@ void ldr_gcm_data(ldr_gcm_t *g, uint8_t *to, const uint8_t *from, size_t bytes)
     }
 }
 
-static void end(ldr_gcm_t *g)
+static void cipher_end(ldr_gcm_t *g)
 {
     EVP_CIPHER_CTX_free(g->ctx);
     g->ctx = NULL;
@@ -77,7 +77,7 @@ bool ldr_gcm_tag(ldr_gcm_t *g, uint8_t tag[LDR_TAG_BYTES])
               EVP_CIPHER_CTX_ctrl(g->ctx, EVP_CTRL_AEAD_GET_TAG, LDR_TAG_BYTES,
                                   tag) == 1;
 
-    end(g);
+    cipher_end(g);
     return ok;
 }
 
@@ -95,6 +95,6 @@ bool ldr_gcm_check(ldr_gcm_t *g, const uint8_t tag[LDR_TAG_BYTES],
                                         LDR_TAG_BYTES, copy) != 1;
         same = !*failed_p && EVP_CipherFinal_ex(g->ctx, none, &got) == 1;
     }
-    end(g);
+    cipher_end(g);
     return same;
 }

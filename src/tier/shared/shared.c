@@ -1,13 +1,20 @@
-/* The shared tier: opening, tenants and spaces, resets, removes, flushing. */
+/*
+ * The row of the shared tier: opening, tenants and spaces, resets, removals,
+ * flushing. shared.h has the invariants.
+ *
+ * The node's lock guards ldr_shared_t, but for what is fixed at open and the
+ * histograms. The tier's own lock (objects_int.h) is taken inside it. Calls
+ * that wait for storage are made without the node's lock.
+ */
 #include "tier/shared/shared.h"
 
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "base/thread.h"
 #include "net/auth.h"
-#include "tier/shared/params.h"
 
 #define PUBLISH_MS 500u
 #define ORPHAN_S 600u
@@ -20,19 +27,8 @@
 
 static bool parse_key(const ldr_token_t *token, uint8_t *key)
 {
-    if (token->bytes != 2 * LDR_SEAL_KEY_BYTES) {
-        return false;
-    }
-    for (size_t i = 0; i < LDR_SEAL_KEY_BYTES; i++) {
-        int high = ldr_hex_digit(token->data[2 * i]);
-        int low = ldr_hex_digit(token->data[2 * i + 1]);
-
-        if (high < 0 || low < 0) {
-            return false;
-        }
-        key[i] = (uint8_t)(high << 4 | low);
-    }
-    return true;
+    return token->bytes == 2 * LDR_SEAL_KEY_BYTES &&
+           ldr_unhex_any((const char *)token->data, LDR_SEAL_KEY_BYTES, key);
 }
 
 /* A file like those of tokens, under the same rules, with one line. */
@@ -161,7 +157,7 @@ static larder_status_t shared_open(ldr_host_t *host)
     ldr_objects_params_t params = {
         .url = o->shared,
         .login = o->shared_login,
-        .lanes = (unsigned)o->shared_lanes,
+        .threads = (unsigned)o->shared_lanes,
         .timeout_ms = (uint32_t)o->shared_timeout_ms,
         .slow_ms = (uint32_t)o->shared_slow_ms,
         .retry_ms = (uint32_t)o->retry_ms,
@@ -371,8 +367,8 @@ static void judge_secret(ldr_shared_t *s, uint32_t space,
 /* Enters the tenant with this space's key. Spaces under another one, with which
  * nothing was done, lose the tier: what is written for them would be sealed
  * with this one. With the lock. */
-static larder_status_t enter(ldr_shared_t *s, uint32_t space,
-                             uint32_t *number_p, uint32_t *turn_p)
+static larder_status_t tenant_enter(ldr_shared_t *s, uint32_t space,
+                                    uint32_t *number_p, uint32_t *turn_p)
 {
     const ldr_store_t *store = &s->host->store;
     uint32_t tenant = store->spaces[space].tenant;
@@ -422,8 +418,8 @@ static bool enter_space(ldr_shared_t *s, uint32_t space, uint32_t turn)
     return raised;
 }
 
-static larder_status_t shared_space(ldr_tier_t *t, uint32_t space,
-                                    const ldr_space_info_t *info)
+static larder_status_t shared_use_space(ldr_tier_t *t, uint32_t space,
+                                        const ldr_space_info_t *info)
 {
     ldr_shared_t *s = (ldr_shared_t *)t;
     ldr_host_t *host = s->host;
@@ -439,7 +435,7 @@ static larder_status_t shared_space(ldr_tier_t *t, uint32_t space,
                  !ldr_objects_refused(s->tier, known);
     if (!there) {
         memcpy(s->keys[space], info->key, sizeof(s->keys[space]));
-        st = enter(s, space, &known, &turn);
+        st = tenant_enter(s, space, &known, &turn);
     }
     ldr_host_unlock(host);
     if (there || st == LARDER_E_SECRET) {
@@ -463,7 +459,7 @@ static larder_status_t shared_space(ldr_tier_t *t, uint32_t space,
     return LARDER_OK;
 }
 
-static void shared_settle(ldr_tier_t *t, uint32_t space)
+static void shared_adopt_secret(ldr_tier_t *t, uint32_t space)
 {
     ldr_shared_t *s = (ldr_shared_t *)t;
     ldr_host_t *host = s->host;
@@ -474,7 +470,7 @@ static void shared_settle(ldr_tier_t *t, uint32_t space)
     }
     if (ldr_shared_numbers(s, space, &tenant, &number)) {
         ldr_objects_claim(s->tier, tenant);
-    } else if (enter(s, space, &tenant, &turn) == LARDER_OK &&
+    } else if (tenant_enter(s, space, &tenant, &turn) == LARDER_OK &&
                enter_space(s, space, turn)) {
         s->telling--; /* nobody can wait for them here */
         ldr_host_epochs_later(host, t);
@@ -539,7 +535,7 @@ static uint32_t shared_find(ldr_tier_t *t, const ldr_sought_t *sought,
     const ldr_shared_t *s = (ldr_shared_t *)t;
     const ldr_name_t *name = sought->name;
     uint32_t tenant, at;
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     (void)cause_p;
     if (!ldr_shared_numbers(s, name->space, &tenant, &at) ||
@@ -564,13 +560,13 @@ static void shared_prefetch(ldr_tier_t *t, const ldr_name_t *first,
     }
 }
 
-static larder_status_t shared_forget(ldr_tier_t *t, uint32_t space,
+static larder_status_t shared_remove(ldr_tier_t *t, uint32_t space,
                                      uint32_t entry, const larder_item_t *item,
                                      uint64_t *token_p, bool *there_p)
 {
     ldr_shared_t *s = (ldr_shared_t *)t;
     ldr_name_t name = {.key = item->key, .space = space, .group = item->group};
-    ldr_sought_t sought = {&name, entry, item->shard};
+    ldr_sought_t sought = {&name, entry, item->shard, false};
     larder_cause_t cause;
     uint32_t tenant, number;
     ldr_manifest_row_t row = {.group = (uint8_t)item->group,
@@ -586,9 +582,10 @@ static larder_status_t shared_forget(ldr_tier_t *t, uint32_t space,
 }
 
 /* Other nodes are told as well. */
-static larder_status_t shared_removed(ldr_tier_t *t, uint32_t space,
-                                      const larder_item_t *items, size_t count,
-                                      uint64_t token, const ldr_stop_t *stop)
+static larder_status_t shared_remove_wait(ldr_tier_t *t, uint32_t space,
+                                          const larder_item_t *items,
+                                          size_t count, uint64_t token,
+                                          const ldr_stop_t *stop)
 {
     const ldr_shared_t *s = (const ldr_shared_t *)t;
     ldr_host_t *host = t->host;
@@ -609,8 +606,8 @@ static larder_status_t shared_removed(ldr_tier_t *t, uint32_t space,
 
 /* Until nothing is left of that turn. OK too where that is of no use: the tier
  * is off, or takes nothing for as long as a call may take. With the lock. */
-static larder_status_t drain(ldr_shared_t *s, uint64_t start,
-                             const ldr_stop_t *stop)
+static larder_status_t fetches_drain(ldr_shared_t *s, uint64_t start,
+                                     const ldr_stop_t *stop)
 {
     ldr_host_t *host = s->host;
     const ldr_counters_t *n = &host->store.n;
@@ -649,7 +646,7 @@ static larder_status_t shared_flush(ldr_tier_t *t, const ldr_stop_t *stop)
     uint64_t start = host->store.queues[LDR_SHARED_QUEUE].turn;
     s->hurry++;
     ldr_shared_wake(s);
-    larder_status_t st = drain(s, start, stop);
+    larder_status_t st = fetches_drain(s, start, stop);
     s->hurry--;
     bool left = !ldr_behind_drained(&host->store, LDR_SHARED_QUEUE, start);
     failed = host->store.n.offers_failed - failed;
@@ -673,24 +670,25 @@ const ldr_tier_ops_t ldr_tier_shared = {
     .number = LARDER_TIER_SHARED,
     .speed = 5e8,
     .by_space = true,
+    .others = true,
     .open = shared_open,
     .start = shared_start,
     .step = shared_step,
     .end = shared_end,
     .destroy = shared_destroy,
     .find = shared_find,
-    .soon = shared_prefetch,
+    .prefetch = shared_prefetch,
     .fetch = ldr_shared_fetch,
-    .go = ldr_shared_go,
-    .takes = ldr_shared_takes,
-    .offer = ldr_shared_offer,
+    .submit = ldr_shared_submit,
+    .accepts = ldr_shared_accepts,
+    .queue = ldr_shared_queue,
     .flush = shared_flush,
-    .forget = shared_forget,
-    .removed = shared_removed,
+    .remove = shared_remove,
+    .remove_wait = shared_remove_wait,
     .epochs = shared_epochs,
     .epochs_later = shared_epochs_later,
-    .space = shared_space,
-    .settle = shared_settle,
+    .use_space = shared_use_space,
+    .adopt_secret = shared_adopt_secret,
     .check = ldr_shared_check,
     .stats = ldr_shared_stats,
     .times = ldr_shared_times,

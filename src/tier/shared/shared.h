@@ -135,9 +135,9 @@ bool ldr_shared_numbers(const ldr_shared_t *s, uint32_t space,
 /* ---- parts of the row ---- */
 
 void ldr_shared_fetch(ldr_tier_t *t, uint32_t shard);
-void ldr_shared_go(ldr_tier_t *t);
-bool ldr_shared_takes(ldr_tier_t *t, uint32_t space);
-void ldr_shared_offer(ldr_tier_t *t, uint32_t shard);
+void ldr_shared_submit(ldr_tier_t *t);
+bool ldr_shared_accepts(ldr_tier_t *t, uint32_t space);
+void ldr_shared_queue(ldr_tier_t *t, uint32_t shard);
 larder_status_t ldr_shared_check(const ldr_options_t *o,
                                  const ldr_predecessor_t *owner);
 void ldr_shared_stats(ldr_tier_t *t, bool whole, larder_stats_t *out);

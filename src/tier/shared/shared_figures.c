@@ -71,20 +71,13 @@ void ldr_shared_metrics(ldr_tier_t *tier, ldr_exposition_t *e)
     ldr_host_unlock(shared->host);
     f.live_bytes = o.bytes - o.dead_bytes;
     f.stuck = o.workers.stuck;
-    f.followed.value = o.polled_ms;
+    f.polled.value = o.polled_ms;
     ldr_metric_put(e, LDR_METRIC_shared_reason, LDR_LABELS(f.s.reason),
                    f.s.reason[0] != '\0');
     ldr_figures_put(e, ldr_rows_shared, &(ldr_subject_t){&f, {NULL}}, 1);
 }
 
 /* ---- options ---- */
-
-static void silent(void *arg, larder_log_level_t level, const char *line)
-{
-    (void)arg;
-    (void)level;
-    (void)line;
-}
 
 /* Its URL and the files with its secrets; the storage is not asked. */
 larder_status_t ldr_shared_check(const ldr_options_t *o,
@@ -93,8 +86,8 @@ larder_status_t ldr_shared_check(const ldr_options_t *o,
     ldr_backend_params_t params = {
         .url = o->shared,
         .login = o->shared_login,
-        .lanes = (unsigned)o->shared_lanes,
-        .log = {silent, NULL},
+        .threads = (unsigned)o->shared_lanes,
+        .log = {ldr_log_silent, NULL},
         .clock = &ldr_clock_real,
     };
     ldr_token_t tokens[LDR_TOKENS_MAX];

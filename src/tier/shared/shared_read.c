@@ -1,8 +1,13 @@
-/* Fetching: bringing shards up from the shared tier. */
+/*
+ * Fetching: bringing shards up from the shared tier.
+ *
+ * With the node's lock, but for fetch_done(), which a worker calls and which
+ * takes it. Shards wait in the order of fetch() (head to tail, linked by
+ * fetch_next) until one of the slots is free; `waiting` and `flying` count
+ * them.
+ */
 #include <errno.h>
-#include <string.h>
 
-#include "base/bytes.h"
 #include "tier/shared/shared.h"
 
 static larder_cause_t cause_of(int error)
@@ -22,7 +27,7 @@ static larder_cause_t cause_of(int error)
 }
 
 /* With the lock: it is back, as good or bad as it is. */
-static void settle(ldr_host_t *host, ldr_fetch_t *f)
+static void fetch_settle(ldr_host_t *host, ldr_fetch_t *f)
 {
     ldr_store_t *store = &host->store;
     const ldr_record_t *r = &f->read.record;
@@ -50,21 +55,21 @@ static void settle(ldr_host_t *host, ldr_fetch_t *f)
     if (c->entry != LDR_NIL) {
         ldr_entry_t *e = ldr_index_at(&store->index, c->entry);
 
-        e->expires_s = ldr_store_sooner(e->expires_s, r->expires_s);
+        e->expires_s = ldr_store_earlier(e->expires_s, r->expires_s);
         c->expires_s = e->expires_s;
     }
     ldr_store_set_length(store, shard, r->length);
     /* Its tag has been checked over what lies there now, and whoever sealed it
      * checked what was saved: the checksum is that of these bytes. */
     if (ldr_store_commit(store, shard, r->payload_crc, true)) {
-        ldr_host_offer(host, shard, &f->shared->base);
+        ldr_host_queue(host, shard, &f->shared->base);
         ldr_load_came(host, shard);
     } else {
         ldr_load_failed(host, shard, LARDER_CAUSE_STALE);
     }
 }
 
-static void go(ldr_shared_t *s);
+static void fetch_waiting(ldr_shared_t *s);
 
 static void fetch_done(ldr_objects_read_t *read)
 {
@@ -75,11 +80,11 @@ static void fetch_done(ldr_objects_read_t *read)
     ldr_histogram_add(&s->read_times, read->end_ns - read->begin_ns);
     ldr_host_lock(host);
     LDR_ASSERT(s->flying > 0);
-    settle(host, f);
+    fetch_settle(host, f);
     f->next = s->fetch_free;
     s->fetch_free = f;
     s->flying--;
-    go(s);
+    fetch_waiting(s);
     pthread_cond_broadcast(&host->changed);
     ldr_host_unlock(host);
 }
@@ -123,7 +128,7 @@ static bool fetch_begin(ldr_shared_t *s, ldr_fetch_t *f, uint32_t shard)
 }
 
 /* As many of those that wait as there are slots for. With the lock. */
-static void go(ldr_shared_t *s)
+static void fetch_waiting(ldr_shared_t *s)
 {
     ldr_store_t *store = &s->host->store;
 
@@ -161,13 +166,13 @@ void ldr_shared_fetch(ldr_tier_t *t, uint32_t shard)
     s->waiting++;
 }
 
-void ldr_shared_go(ldr_tier_t *t)
+void ldr_shared_submit(ldr_tier_t *t)
 {
     ldr_shared_t *s = (ldr_shared_t *)t;
 
     ldr_host_lock(t->host);
     if (s->waiting > 0) {
-        go(s);
+        fetch_waiting(s);
     }
     ldr_host_unlock(t->host);
 }

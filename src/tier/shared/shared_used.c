@@ -35,7 +35,8 @@ static uint32_t used_at(const ldr_shared_t *s, const ldr_chunk_t *c)
 }
 
 /* Tells of the shards of one chunk; how many. */
-static uint32_t tell(ldr_shared_t *s, const ldr_chunk_t *c, uint32_t used_s)
+static uint32_t chunk_used(ldr_shared_t *s, const ldr_chunk_t *c,
+                           uint32_t used_s)
 {
     const ldr_store_t *store = &s->host->store;
     uint32_t tenant, space, count = 0;
@@ -70,11 +71,11 @@ static void walk_on(ldr_shared_t *s)
     uint64_t end =
         ldr_min64(store->chunk_top, (uint64_t)s->walk_chunk + PIECE_CHUNKS);
 
-    for (uint32_t told = 0; s->walk_chunk < end && told < PIECE_SHARDS;) {
+    for (uint32_t count = 0; s->walk_chunk < end && count < PIECE_SHARDS;) {
         const ldr_chunk_t *c = &store->chunks[s->walk_chunk++];
         uint32_t used_s = used_at(s, c);
 
-        told += used_s != 0 ? tell(s, c, used_s) : 0;
+        count += used_s != 0 ? chunk_used(s, c, used_s) : 0;
     }
     s->walking = s->walk_chunk < store->chunk_top;
 }

@@ -1,6 +1,11 @@
-/* Offers: gathering what was saved into objects of the shared tier. */
+/*
+ * Write-behind of the shared tier: gathers what was saved into objects.
+ *
+ * With the node's lock, but for upload_done(), which a worker calls and which
+ * takes it. A shard that is part of an upload is held until that has ended; an
+ * upload that is not `flying` holds none.
+ */
 #include <errno.h>
-#include <string.h>
 
 #include "base/bytes.h"
 #include "tier/shared/shared.h"
@@ -31,14 +36,15 @@ static ldr_behind_t *queue_of(const ldr_shared_t *s)
 /* The space has an offer: if it is new in line, since now. */
 static void keep_time(ldr_store_t *store, uint32_t space, uint64_t now_ns)
 {
-    ldr_lane_t *lane = &store->queues[LDR_SHARED_QUEUE].lanes[space];
+    ldr_subqueue_t *subqueue =
+        &store->queues[LDR_SHARED_QUEUE].subqueues[space];
 
-    if (lane->count > 0 && lane->since_ns == 0) {
-        lane->since_ns = now_ns;
+    if (subqueue->count > 0 && subqueue->since_ns == 0) {
+        subqueue->since_ns = now_ns;
     }
 }
 
-bool ldr_shared_takes(ldr_tier_t *t, uint32_t space)
+bool ldr_shared_accepts(ldr_tier_t *t, uint32_t space)
 {
     const ldr_shared_t *s = (ldr_shared_t *)t;
     uint32_t tenant, number;
@@ -47,7 +53,7 @@ bool ldr_shared_takes(ldr_tier_t *t, uint32_t space)
            ldr_objects_takes(s->tier, tenant, LDR_NIL);
 }
 
-void ldr_shared_offer(ldr_tier_t *t, uint32_t shard)
+void ldr_shared_queue(ldr_tier_t *t, uint32_t shard)
 {
     ldr_shared_t *s = (ldr_shared_t *)t;
     ldr_host_t *host = s->host;
@@ -76,7 +82,7 @@ static bool is_over(ldr_shared_t *s, uint32_t shard, uint32_t tenant,
     ldr_store_t *store = &host->store;
     const ldr_shard_t *sh = &store->shards[shard];
     const ldr_chunk_t *c = &store->chunks[sh->chunk];
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     if (c->epoch != store->spaces[c->space].epoch ||
         (c->expires_s != 0 && ldr_wall_s(host->clock) >= c->expires_s)) {
@@ -127,15 +133,16 @@ typedef struct pick {
 
 /* Gathers what the space offers, unless the tier would not take the first of it
  * now; what is of no use leaves the queue on the way. */
-static void gather(ldr_shared_t *s, uint32_t space, pick_t *p)
+static void upload_gather(ldr_shared_t *s, uint32_t space, pick_t *p)
 {
     ldr_store_t *store = &s->host->store;
-    const ldr_lane_t *lane = &store->queues[LDR_SHARED_QUEUE].lanes[space];
+    const ldr_subqueue_t *subqueue =
+        &store->queues[LDR_SHARED_QUEUE].subqueues[space];
     bool known = ldr_shared_numbers(s, space, &p->tenant, &p->number);
-    uint32_t next, i = lane->head;
+    uint32_t next, i = subqueue->head;
 
     p->space = space;
-    for (uint64_t left = ldr_min64(lane->count, LOOK_MAX);
+    for (uint64_t left = ldr_min64(subqueue->count, LOOK_MAX);
          left > 0 && p->count < LDR_OBJECTS_RECORDS &&
          p->bytes < LDR_OBJECTS_BYTES;
          left--, i = next) {
@@ -222,7 +229,7 @@ static ldr_upload_t *free_upload(ldr_shared_t *s)
 }
 
 /* Sends off what was picked. False: the tier did not take it. */
-static bool send(ldr_shared_t *s, ldr_upload_t *o, const pick_t *p)
+static bool upload_send(ldr_shared_t *s, ldr_upload_t *o, const pick_t *p)
 {
     ldr_host_t *host = s->host;
     uint64_t now_ns = ldr_now_ns(host->clock);
@@ -242,7 +249,7 @@ static bool send(ldr_shared_t *s, ldr_upload_t *o, const pick_t *p)
     o->flying = true;
     s->uploads_flying++;
     s->pace_ns = now_ns + o->write.bytes * 1000000000u / PACE_BYTES_S;
-    if (queue_of(s)->lanes[p->space].count > 0) {
+    if (queue_of(s)->subqueues[p->space].count > 0) {
         ldr_behind_next(&host->store, LDR_SHARED_QUEUE, p->space, now_ns);
     }
     if (!ldr_objects_write(s->tier, &o->write)) {
@@ -259,7 +266,7 @@ static bool send(ldr_shared_t *s, ldr_upload_t *o, const pick_t *p)
 static bool is_due(const ldr_shared_t *s, uint32_t space, uint64_t now_ns)
 {
     return s->hurry > 0 ||
-           now_ns >= queue_of(s)->lanes[space].since_ns + LINGER_NS;
+           now_ns >= queue_of(s)->subqueues[space].since_ns + LINGER_NS;
 }
 
 /* Whether saves are under way, for which the tier has to make room. */
@@ -286,13 +293,13 @@ static uint32_t whose_turn(const ldr_shared_t *s, uint64_t now_ns)
     uint32_t i = q->first;
 
     for (uint32_t seen = 0; i != LDR_NIL && seen < SPACES_MAX; seen++) {
-        const ldr_lane_t *lane = &q->lanes[i];
+        const ldr_subqueue_t *subqueue = &q->subqueues[i];
 
-        if (lane->asked != s->look &&
-            (lane->bytes >= LDR_OBJECTS_MIN || is_due(s, i, now_ns))) {
+        if (subqueue->asked != s->look &&
+            (subqueue->bytes >= LDR_OBJECTS_MIN || is_due(s, i, now_ns))) {
             return i;
         }
-        i = lane->after;
+        i = subqueue->after;
     }
     return LDR_NIL;
 }
@@ -304,7 +311,7 @@ static uint64_t next_look(const ldr_shared_t *s, uint64_t now_ns)
     uint64_t look_ns = UINT64_MAX;
 
     if (q->first != LDR_NIL) {
-        look_ns = q->lanes[q->first].since_ns + LINGER_NS;
+        look_ns = q->subqueues[q->first].since_ns + LINGER_NS;
         look_ns = look_ns > now_ns ? look_ns : now_ns + LINGER_NS;
     }
     if (s->last_ns != 0 && now_ns < s->last_ns + LINGER_NS) {
@@ -326,14 +333,14 @@ static bool write_next(ldr_shared_t *s, ldr_upload_t *o, uint64_t now_ns)
         bool due = is_due(s, space, now_ns);
         pick_t p = {.count = 0};
 
-        queue_of(s)->lanes[space].asked = s->look;
-        gather(s, space, &p);
+        queue_of(s)->subqueues[space].asked = s->look;
+        upload_gather(s, space, &p);
         if (p.count == 0 && !p.ended) {
             ldr_behind_next(store, LDR_SHARED_QUEUE, space,
                             now_ns); /* asked again later */
         } else if (p.count > 0 && (due || p.bytes >= LDR_OBJECTS_MIN ||
                                    p.count == LDR_OBJECTS_RECORDS)) {
-            return send(s, o, &p);
+            return upload_send(s, o, &p);
         } else {
             return true; /* there is less to look at */
         }

@@ -1,6 +1,6 @@
 /*
- * Connections to a Valkey server: one for each call under way; those that are
- * idle wait in a stack, at most as many as there are workers.
+ * Connections to Valkey servers: one for each call under way; those that are
+ * idle wait in a stack of their server's, at most as many as there are workers.
  *
  * A connection that has failed, or whose answers were not read to their end, is
  * closed and never used again, and a call is not repeated: a server that died
@@ -23,8 +23,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "tier/shared/iov.h"
-#include "tier/shared/login.h"
+#include "base/iov.h"
+#include "net/login.h"
 #include "tier/shared/valkey.h"
 
 #define LOWAT_BYTES ((uint64_t)128 << 10)
@@ -255,7 +255,8 @@ static int shake_hands(ldr_valkey_conn_t *conn)
     return error;
 }
 
-static int dial(ldr_valkey_t *v, ldr_valkey_conn_t *conn)
+static int dial(ldr_valkey_t *v, const ldr_address_t *address,
+                ldr_valkey_conn_t *conn)
 {
     ldr_tls_t *tls;
     int error = tls_of(v, &tls);
@@ -263,11 +264,11 @@ static int dial(ldr_valkey_t *v, ldr_valkey_conn_t *conn)
     if (error != 0) {
         return error;
     }
-    int fd = ldr_connect_tcp(&v->address, "", conn->deadline_ns);
+    int fd = ldr_connect_tcp(address, "", conn->deadline_ns);
     if (fd < 0) {
         return fd;
     }
-    if (ldr_stream_init(&conn->stream, fd, tls, false, v->address.host) !=
+    if (ldr_stream_init(&conn->stream, fd, tls, false, address->host) !=
         LARDER_OK) {
         conn->stream.fd = -1;
         return -ENOMEM;
@@ -276,7 +277,7 @@ static int dial(ldr_valkey_t *v, ldr_valkey_conn_t *conn)
     return error == 0 ? log_in(v, conn) : error;
 }
 
-static int connect_new(ldr_valkey_t *v, uint64_t deadline_ns,
+static int connect_new(ldr_valkey_t *v, unsigned node, uint64_t deadline_ns,
                        ldr_valkey_conn_t **conn_p)
 {
     ldr_valkey_conn_t *conn = ldr_alloc(sizeof(*conn));
@@ -289,10 +290,12 @@ static int connect_new(ldr_valkey_t *v, uint64_t deadline_ns,
     conn->deadline_ns = deadline_ns;
     conn->resp.fill = fill;
     conn->resp.arg = conn;
+    conn->node = node;
     ldr_mutex_lock(&v->lock);
-    conn->era = v->era;
+    const ldr_valkey_node_t *server = v->nodes[node];
+    conn->era = server->era;
     ldr_mutex_unlock(&v->lock);
-    int error = dial(v, conn);
+    int error = dial(v, &server->address, conn);
     if (error != 0) {
         ldr_valkey_give(v, conn, false);
         return error;
@@ -314,20 +317,21 @@ static bool is_quiet(ldr_valkey_conn_t *conn)
            ldr_stream_read(&conn->stream, &iov, 1) == -EAGAIN;
 }
 
-int ldr_valkey_take(ldr_valkey_t *v, uint64_t deadline_ns,
+int ldr_valkey_take(ldr_valkey_t *v, unsigned node, uint64_t deadline_ns,
                     ldr_valkey_conn_t **conn_p)
 {
     for (;;) {
         ldr_mutex_lock(&v->lock);
-        ldr_valkey_conn_t *conn = v->idle;
+        ldr_valkey_node_t *server = v->nodes[node];
+        ldr_valkey_conn_t *conn = server->idle;
         if (conn != NULL) {
-            v->idle = conn->next;
-            LDR_ASSERT(v->idle_count > 0 && conn->era == v->era);
-            v->idle_count--;
+            server->idle = conn->next;
+            LDR_ASSERT(server->idle_count > 0 && conn->era == server->era);
+            server->idle_count--;
         }
         ldr_mutex_unlock(&v->lock);
         if (conn == NULL) {
-            return connect_new(v, deadline_ns, conn_p);
+            return connect_new(v, node, deadline_ns, conn_p);
         }
         if (is_quiet(conn)) {
             conn->deadline_ns = deadline_ns;
@@ -342,11 +346,12 @@ void ldr_valkey_give(ldr_valkey_t *v, ldr_valkey_conn_t *conn, bool good)
 {
     if (good) {
         ldr_mutex_lock(&v->lock);
-        good = v->idle_count < v->idle_max && conn->era == v->era;
+        ldr_valkey_node_t *server = v->nodes[conn->node];
+        good = server->idle_count < v->idle_max && conn->era == server->era;
         if (good) {
-            conn->next = v->idle;
-            v->idle = conn;
-            v->idle_count++;
+            conn->next = server->idle;
+            server->idle = conn;
+            server->idle_count++;
         }
         ldr_mutex_unlock(&v->lock);
     }
@@ -356,13 +361,14 @@ void ldr_valkey_give(ldr_valkey_t *v, ldr_valkey_conn_t *conn, bool good)
     }
 }
 
-void ldr_valkey_leave(ldr_valkey_t *v)
+void ldr_valkey_leave(ldr_valkey_t *v, unsigned node)
 {
     ldr_mutex_lock(&v->lock);
-    ldr_valkey_conn_t *conn = v->idle, *next;
-    v->era++;
-    v->idle = NULL;
-    v->idle_count = 0;
+    ldr_valkey_node_t *server = v->nodes[node];
+    ldr_valkey_conn_t *conn = server->idle, *next;
+    server->era++;
+    server->idle = NULL;
+    server->idle_count = 0;
     ldr_mutex_unlock(&v->lock);
     for (; conn != NULL; conn = next) {
         next = conn->next;

@@ -1,11 +1,12 @@
 /* RESP: questions are composed, answers read. No call to the kernel here. */
 #include <errno.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/log.h"
-#include "tier/shared/iov.h"
+#include "base/iov.h"
 #include "tier/shared/valkey.h"
 
 /* ---- lines ---- */
@@ -319,7 +320,7 @@ static int take_name(ldr_resp_t *r, const char *prefix, const char *before,
 }
 
 int ldr_resp_names(ldr_resp_t *r, const char *prefix, const char *after,
-                   ldr_valkey_name_t *names, unsigned *count_p)
+                   ldr_valkey_name_t *names, unsigned most, unsigned *count_p)
 {
     ldr_resp_item_t item;
     int error = ldr_resp_next(r, &item);
@@ -328,14 +329,136 @@ int ldr_resp_names(ldr_resp_t *r, const char *prefix, const char *after,
     if (error != 0 || item.kind == '-') {
         return error;
     }
-    if (item.kind != '*' || item.value < 0 ||
-        item.value > (int64_t)LDR_VALKEY_PAGE) {
+    if (item.kind != '*' || item.value < 0 || item.value > (int64_t)most) {
         return proto("no list");
     }
     for (unsigned i = 0; i < (unsigned)item.value && error == 0; i++) {
         error = take_name(r, prefix, i > 0 ? names[i - 1] : after, names[i]);
     }
     *count_p = error == 0 ? (unsigned)item.value : 0;
+    return error;
+}
+
+/* ---- a cluster's slots ---- */
+
+#define DEPTH_MAX 4u  /* of lists in lists, in what is passed over */
+#define LIST_MAX 1024 /* servers of a range, and what is said of one */
+
+/* One item, whatever it is. */
+static int pass_over(ldr_resp_t *r, unsigned depth)
+{
+    uint8_t text[LDR_RESP_LINE];
+    ldr_resp_item_t item;
+    int error = ldr_resp_next(r, &item);
+
+    if (error == 0 && item.kind == '$' && item.value >= 0) {
+        struct iovec iov = {text, sizeof(text)};
+        error = ldr_resp_payload(r, &iov, 1, (uint64_t)item.value);
+    } else if (error == 0 && item.kind == '*') {
+        if (depth == 0 || item.value > LIST_MAX) {
+            return proto("a list that is too long");
+        }
+        for (int64_t i = 0; i < item.value && error == 0; i++) {
+            error = pass_over(r, depth - 1);
+        }
+    }
+    return error;
+}
+
+static int take_host(ldr_resp_t *r, char host[LDR_HOST_MAX])
+{
+    ldr_resp_item_t item;
+    int error = ldr_resp_next(r, &item);
+
+    host[0] = '\0';
+    if (error != 0 || (item.kind == '$' && item.value == -1)) {
+        return error;
+    }
+    if (item.kind != '$' || item.value >= (int64_t)LDR_HOST_MAX) {
+        return proto("no host of a cluster");
+    }
+    struct iovec iov = {host, (size_t)item.value};
+    error = ldr_resp_payload(r, &iov, 1, (uint64_t)item.value);
+    host[item.value] = '\0';
+    for (int64_t i = 0; i < item.value && error == 0; i++) {
+        if (host[i] <= ' ' || host[i] > '~') {
+            return proto("no host of a cluster");
+        }
+    }
+    return error;
+}
+
+/* A whole number from low to high. */
+static int take_number(ldr_resp_t *r, int64_t low, int64_t high,
+                       int64_t *value_p)
+{
+    int error = ldr_resp_number(r, value_p);
+
+    return error != 0 ? error
+           : r->error != 0 || *value_p < low || *value_p > high
+               ? proto("a number of a cluster")
+               : 0;
+}
+
+/* The head of a list of so many items or more. */
+static int take_list(ldr_resp_t *r, int64_t low, int64_t high, int64_t *count_p)
+{
+    ldr_resp_item_t item = {0};
+    int error = ldr_resp_next(r, &item);
+
+    *count_p = item.value;
+    return error != 0 ? error
+           : item.kind != '*' || item.value < low || item.value > high
+               ? proto("no list of a cluster")
+               : 0;
+}
+
+static int take_server(ldr_resp_t *r, ldr_address_t *address)
+{
+    int64_t items, port = 0;
+    int error = take_list(r, 2, LIST_MAX, &items);
+
+    error = error != 0 ? error : take_host(r, address->host);
+    error = error != 0 ? error : take_number(r, 0, 65535, &port);
+    for (int64_t i = 2; i < items && error == 0; i++) {
+        error = pass_over(r, DEPTH_MAX);
+    }
+    snprintf(address->port, sizeof(address->port), "%u", (unsigned)port);
+    return error;
+}
+
+int ldr_resp_slots(ldr_resp_t *r,
+                   void (*fn)(void *arg, const ldr_valkey_range_t *range),
+                   void *arg)
+{
+    ldr_resp_item_t item;
+    int error = ldr_resp_next(r, &item);
+
+    if (error != 0 || item.kind == '-') {
+        return error;
+    }
+    if (item.kind != '*' || item.value < 0 ||
+        item.value > (int64_t)LDR_VALKEY_SLOTS) {
+        return proto("no list of slots");
+    }
+    for (int64_t i = 0; i < item.value && error == 0; i++) {
+        ldr_valkey_range_t range = {0};
+        int64_t items = 0, from = 0, to = 0;
+
+        error = take_list(r, 3, LIST_MAX, &items);
+        error =
+            error != 0 ? error : take_number(r, 0, LDR_VALKEY_SLOTS - 1, &from);
+        error = error != 0 ? error
+                           : take_number(r, from, LDR_VALKEY_SLOTS - 1, &to);
+        range.from = (unsigned)from;
+        range.to = (unsigned)to;
+        for (; range.replica + 2 < items && error == 0; range.replica++) {
+            error = take_server(r, &range.address);
+            if (error == 0) {
+                fn(arg, &range);
+            }
+        }
+    }
     return error;
 }
 

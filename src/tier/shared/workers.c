@@ -1,8 +1,8 @@
 /*
- * One mutex guards everything; it is never held across work(), done(), probe()
- * or changed(). A second one, taken before it, is held while changed() is
- * called: so that the last state it is told is the last there was. Any thread
- * may call.
+ * One mutex guards everything; it is never held across work(), done(),
+ * medium_probe() or changed(). A second one, taken before it, is held while
+ * changed() is called: so that the last state it is told is the last there was.
+ * Any thread may call.
  *
  * Invariants
  *  1. A job is in a queue, or with exactly one worker (`taken`), or its owner's
@@ -42,7 +42,7 @@ static bool may_run(const ldr_workers_t *l, unsigned kind)
 }
 
 /* The next job to do; NULL: none. */
-static ldr_job_t *take(ldr_workers_t *l)
+static ldr_job_t *job_take(ldr_workers_t *l)
 {
     unsigned best = LDR_JOB_KINDS;
 
@@ -140,7 +140,7 @@ static void come_back(ldr_worker_t *worker)
 }
 
 /* With the lock, which is given up meanwhile. */
-static void probe(ldr_workers_t *l, ldr_worker_t *worker)
+static void medium_probe(ldr_workers_t *l, ldr_worker_t *worker)
 {
     ldr_turn_t turn = {0};
     uint64_t deadline_ns = ldr_now_ns(l->params.clock) + l->params.timeout_ns;
@@ -186,8 +186,8 @@ static void probe(ldr_workers_t *l, ldr_worker_t *worker)
     pthread_cond_signal(&l->work); /* who watches for the next probe? */
 }
 
-static void finish(ldr_workers_t *l, const ldr_job_t *job, uint64_t took_ns,
-                   ldr_turn_t *turn)
+static void job_finish(ldr_workers_t *l, const ldr_job_t *job, uint64_t took_ns,
+                       ldr_turn_t *turn)
 {
     bool writing = job->kind == LDR_JOB_WRITE;
     bool wrote = writing || job->wrote;
@@ -208,7 +208,7 @@ static void finish(ldr_workers_t *l, const ldr_job_t *job, uint64_t took_ns,
 }
 
 /* With the lock, which is given up meanwhile. */
-static void run(ldr_workers_t *l, ldr_worker_t *worker, ldr_job_t *job)
+static void job_run(ldr_workers_t *l, ldr_worker_t *worker, ldr_job_t *job)
 {
     ldr_turn_t turn = {0};
     bool low = job->kind != LDR_JOB_READ;
@@ -231,7 +231,7 @@ static void run(ldr_workers_t *l, ldr_worker_t *worker, ldr_job_t *job)
         worker->finishing = true;
         job->taken = false;
         job->error = error;
-        finish(l, job, ldr_now_ns(l->params.clock) - began_ns, &turn);
+        job_finish(l, job, ldr_now_ns(l->params.clock) - began_ns, &turn);
         ldr_mutex_unlock(&l->lock);
         ldr_breaker_announce(l, &turn);
         job->done(job);
@@ -250,18 +250,18 @@ static bool turn_once(ldr_workers_t *l, ldr_worker_t *worker)
 {
     LDR_HELD(&l->lock);
     if (probe_due(l)) {
-        probe(l, worker);
+        medium_probe(l, worker);
         return true;
     }
-    ldr_job_t *job = take(l);
+    ldr_job_t *job = job_take(l);
     if (job == NULL) {
         return false;
     }
-    run(l, worker, job);
+    job_run(l, worker, job);
     return true;
 }
 
-static void destroy(ldr_workers_t *l)
+static void workers_destroy(ldr_workers_t *l)
 {
     l->params.backend->ops->destroy(l->params.backend);
     pthread_cond_destroy(&l->work);
@@ -292,7 +292,7 @@ static void *worker_main(void *arg)
     bool last = l->abandoned && l->alive == 0;
     ldr_mutex_unlock(&l->lock);
     if (last) {
-        destroy(l);
+        workers_destroy(l);
     }
     return NULL;
 }
@@ -310,7 +310,7 @@ bool ldr_workers_step(ldr_workers_t *l)
 /* ---- what others call ---- */
 
 /* 0, or why the job is not taken. */
-static int refuse(ldr_workers_t *l, ldr_job_t *job)
+static int job_refuse(ldr_workers_t *l, ldr_job_t *job)
 {
     LDR_HELD(&l->lock);
     if (l->closing || l->state == LDR_OBJECTS_OFF) {
@@ -340,7 +340,7 @@ bool ldr_workers_add(ldr_workers_t *l, ldr_job_t *job)
     LDR_DEBUG_ASSERT(ldr_workers_check(l));
     job->trial = false;
     job->wrote = false;
-    job->error = refuse(l, job);
+    job->error = job_refuse(l, job);
     bool taken = job->error == 0;
     if (taken) {
         job->taken = true;
@@ -430,7 +430,7 @@ bool ldr_workers_check(const ldr_workers_t *l)
 
 /* ---- life ---- */
 
-static bool start(ldr_workers_t *l)
+static bool threads_start(ldr_workers_t *l)
 {
     for (unsigned i = 0; i < l->count; i++) {
         ldr_worker_t *worker = &l->worker[i];
@@ -474,7 +474,7 @@ larder_status_t ldr_workers_open(const ldr_workers_params_t *params,
     ldr_mutex_init(&l->telling);
     ldr_cond_init(&l->work);
     ldr_cond_init(&l->ended);
-    if (!start(l)) {
+    if (!threads_start(l)) {
         ldr_workers_close(l, UINT64_MAX);
         return ldr_fail(LARDER_E_NO_MEMORY,
                         "no more threads for the shared tier");
@@ -547,6 +547,6 @@ bool ldr_workers_close(ldr_workers_t *l, uint64_t deadline_ns)
                  left);
         return false;
     }
-    destroy(l);
+    workers_destroy(l);
     return true;
 }

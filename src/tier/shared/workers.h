@@ -39,7 +39,7 @@ typedef enum ldr_job_kind {
 struct ldr_job {
     ldr_job_kind_t kind;
     /* Of its calls; one that waited too long: ETIMEDOUT. Work with several
-     * calls sets it anew before each: ldr_job_extend(). */
+     * calls sets it again before each: ldr_job_extend(). */
     uint64_t deadline_ns;
     /* Does the calls, in a worker, no lock held; gives 0 or a negative errno.
      */

@@ -1,13 +1,14 @@
 /*
- * Inside the workers: what workers.c (queues, threads) and breaker.c (when the
- * medium is on, only read or off) share. The lock is ldr_workers.lock.
+ * Inside the workers: what workers.c (queues, threads) and workers_breaker.c
+ * (when the medium is on, only read or off) share. The lock is
+ * ldr_workers.lock.
  */
 #pragma once
 
 #include <pthread.h>
 
 #include "tier/shared/workers.h"
-#include "tier/shared/queue.h"
+#include "tier/shared/job_queue.h"
 
 typedef struct ldr_worker {
     ldr_workers_t *workers;
@@ -64,7 +65,7 @@ void ldr_workers_end_all(ldr_workers_t *l, ldr_job_t *list, int error);
 /* Whether the invariants hold: looks at all queues and workers. */
 bool ldr_workers_check(const ldr_workers_t *l);
 
-/* ---- breaker.c ---- */
+/* ---- workers_breaker.c ---- */
 
 bool ldr_breaker_check(const ldr_workers_t *l);
 

@@ -363,7 +363,7 @@ static bool carry(void *arg, uint32_t segment, const ldr_record_t *row)
     return !r->stuck && r->error == 0;
 }
 
-static bool drop(void *arg, uint32_t segment, const ldr_record_t *record)
+static bool record_drop(void *arg, uint32_t segment, const ldr_record_t *record)
 {
     reclaim_t *r = arg;
     ldr_store_t *store = &r->ssd->host->store;
@@ -593,7 +593,7 @@ static int empty_segment(reclaim_t *r)
         r->error = ldr_io_sync(d->io, d->segments[f->segment].file);
     }
     if (r->error == 0 && !r->stuck) {
-        ldr_disk_rows(d, drop, r);
+        ldr_disk_rows(d, record_drop, r);
     }
     return r->error;
 }

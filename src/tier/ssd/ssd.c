@@ -1,3 +1,14 @@
+/*
+ * Write-behind of one disk: batches, the segments that they fill, syncs, and
+ * going off and on again. ssd.h has the invariants.
+ *
+ * The disk's thread (in a manual node, whoever steps) does all of this through
+ * ldr_ssd_step(), with the node's lock, which it drops around every call that
+ * waits for the disk. The fillings and `ready` are its own; the states and
+ * readers of segments change with the lock, since loads look at them.
+ * batch_done() runs in a thread of the I/O and takes the lock. Any thread with
+ * the lock may wake the disk, count a failure or turn it off.
+ */
 #include "tier/ssd/ssd.h"
 
 #include <errno.h>
@@ -5,8 +16,6 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/fault.h"
-#include "base/mem.h"
 #include "store/arena.h"
 
 #define FAILURES_MAX 3u /* in a row: then the disk is off */
@@ -29,7 +38,7 @@ static uint32_t first_queued(const ldr_store_t *store)
 {
     const ldr_behind_t *q = &store->queues[LDR_SSD_QUEUE];
 
-    return q->count > 0 ? q->lanes[0].head : LDR_NIL;
+    return q->count > 0 ? q->subqueues[0].head : LDR_NIL;
 }
 
 static ldr_filling_t *other(ldr_ssd_t *ssd)
@@ -278,7 +287,7 @@ static void batch_finish(ldr_ssd_t *ssd, ldr_flight_t *batch)
     pthread_cond_broadcast(&ssd->host->changed);
 }
 
-static bool reap(ldr_ssd_t *ssd)
+static bool batches_reap(ldr_ssd_t *ssd)
 {
     bool any = false;
 
@@ -299,7 +308,7 @@ bool ldr_ssd_land(ldr_ssd_t *ssd, uint64_t deadline_ns)
 
     while (whole && (current(ssd)->flying > 0 || other(ssd)->flying > 0 ||
                      ssd->super_busy)) {
-        whole = reap(ssd) || ldr_host_pause(ssd->host, deadline_ns);
+        whole = batches_reap(ssd) || ldr_host_pause(ssd->host, deadline_ns);
     }
     return whole;
 }
@@ -649,7 +658,7 @@ static bool create_ready(ldr_ssd_t *ssd)
 
 /* Keeps one segment prepared ahead. But while none is being filled, what there
  * is goes only for something that is to be written. */
-static bool prepare(ldr_ssd_t *ssd)
+static bool segment_prepare(ldr_ssd_t *ssd)
 {
     if (ssd->disk.file_count > ssd->disk.segment_max) {
         return delete_surplus(ssd) || ldr_ssd_reclaim(ssd);
@@ -736,7 +745,7 @@ static bool sync_step(ldr_ssd_t *ssd)
 bool ldr_ssd_step(ldr_ssd_t *ssd)
 {
     ldr_host_held(ssd->host);
-    if (reap(ssd)) {
+    if (batches_reap(ssd)) {
         return true;
     }
     if (ssd->super_missed && !ssd->super_busy && ssd->opened) {
@@ -755,7 +764,7 @@ bool ldr_ssd_step(ldr_ssd_t *ssd)
      * room for what it carries. */
     return (current(ssd)->failed && close_filling(ssd, current(ssd))) ||
            (ssd->crowded && relieve(ssd)) ||
-           (ssd->ready == LDR_NIL && prepare(ssd)) ||
+           (ssd->ready == LDR_NIL && segment_prepare(ssd)) ||
            (!drain && write_batch(ssd)) || close_filling(ssd, other(ssd)) ||
-           prepare(ssd) || sync_step(ssd) || close_only(ssd);
+           segment_prepare(ssd) || sync_step(ssd) || close_only(ssd);
 }

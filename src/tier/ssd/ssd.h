@@ -150,8 +150,8 @@ struct ldr_ssds {
     bool io_owned; /* host->io is this tier's, to be ended with it */
     ldr_ssd_t *disks;
     unsigned count;
-    ldr_admit_t admit;   /* what may be written down */
-    uint64_t drops_told; /* how many a flush has answered for */
+    ldr_admit_t admit;       /* what may be written down */
+    uint64_t drops_reported; /* how many a flush has answered for */
 
     ldr_read_t *reads; /* slots for reads, of all disks */
     ldr_read_t *read_free;
@@ -291,9 +291,9 @@ bool ldr_reads_drain(ldr_ssds_t *t, uint64_t deadline_ns);
 /* ---- parts of the row: see tier.h ---- */
 
 void ldr_ssd_fetch(ldr_tier_t *tier, uint32_t shard);
-void ldr_ssd_go_reads(ldr_tier_t *tier);
-void ldr_ssd_late(ldr_tier_t *tier, uint32_t shard);
-void ldr_ssd_offer(ldr_tier_t *tier, uint32_t shard);
+void ldr_ssd_submit_reads(ldr_tier_t *tier);
+void ldr_ssd_timed_out(ldr_tier_t *tier, uint32_t shard);
+void ldr_ssd_queue(ldr_tier_t *tier, uint32_t shard);
 void ldr_ssd_used(ldr_tier_t *tier, uint32_t shard);
 /* A disk that cannot write its superblock goes off. */
 larder_status_t ldr_ssd_epochs(ldr_tier_t *tier, uint32_t space,
@@ -302,7 +302,7 @@ larder_status_t ldr_ssd_can_reset(ldr_tier_t *tier, uint32_t space);
 larder_status_t ldr_ssd_check(const ldr_options_t *o,
                               const ldr_predecessor_t *owner);
 void ldr_ssd_stats(ldr_tier_t *tier, bool whole, larder_stats_t *out);
-void ldr_ssd_queues(ldr_tier_t *tier, ldr_queues_t *out);
+void ldr_ssd_queue_lengths(ldr_tier_t *tier, ldr_queues_t *out);
 void ldr_ssd_times(ldr_tier_t *tier, ldr_histogram_t *reads,
                    ldr_histogram_t *writes);
 void ldr_ssd_metrics(ldr_tier_t *tier, ldr_exposition_t *e);

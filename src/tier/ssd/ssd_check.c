@@ -8,14 +8,7 @@
 #include "base/thread.h"
 #include "tier/ssd/ssd.h"
 
-static void silent(void *arg, larder_log_level_t level, const char *line)
-{
-    (void)arg;
-    (void)level;
-    (void)line;
-}
-
-static const ldr_log_t no_log = {silent, NULL};
+static const ldr_log_t no_log = {ldr_log_silent, NULL};
 
 larder_status_t ldr_ssd_no_uring(larder_status_t st, int error)
 {

@@ -46,7 +46,7 @@ void ldr_ssd_stats(ldr_tier_t *tier, bool whole, larder_stats_t *out)
     out->io_uring = strcmp(t->host->io->ops->name, "io_uring") == 0;
 }
 
-void ldr_ssd_queues(ldr_tier_t *tier, ldr_queues_t *out)
+void ldr_ssd_queue_lengths(ldr_tier_t *tier, ldr_queues_t *out)
 {
     const ldr_ssds_t *t = (const ldr_ssds_t *)tier;
 

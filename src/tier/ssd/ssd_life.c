@@ -1,9 +1,15 @@
-/* Opening, recovering, starting and closing one disk of the SSD tier. */
+/*
+ * Opening, recovering, starting and closing one disk of the SSD tier.
+ *
+ * The disk's thread opens it, since a disk may hang: while `opening` is set,
+ * ssd->disk is that thread's alone and no one else looks at it. The index is
+ * filled record by record, each with the node's lock. ldr_ssd_open(),
+ * _reopen(), _stop() and _close() are called without the lock.
+ */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/fault.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "tier/ssd/ssd.h"
@@ -22,7 +28,7 @@ static uint32_t entry_for(ldr_store_t *store, const ldr_record_t *record,
         ldr_entry_t *e = ldr_index_at(&store->index, entry);
 
         if (e->epoch == record->epoch && e->shards == record->shards) {
-            e->expires_s = ldr_store_sooner(e->expires_s, record->expires_s);
+            e->expires_s = ldr_store_earlier(e->expires_s, record->expires_s);
             return entry;
         }
         ldr_store_forget(store, entry);
@@ -98,7 +104,8 @@ static void meet_epoch(const ldr_ssd_t *ssd, uint32_t space, uint32_t epoch)
     ldr_store_set_epoch(store, space, epoch);
 }
 
-static void apply(ldr_ssd_t *ssd, uint32_t segment, const ldr_record_t *record)
+static void record_apply(ldr_ssd_t *ssd, uint32_t segment,
+                         const ldr_record_t *record)
 {
     ldr_store_t *store = &ssd->host->store;
     uint32_t space = ldr_store_space(store, record->space_id);
@@ -132,7 +139,7 @@ bool ldr_ssd_apply(void *arg, uint32_t segment, const ldr_record_t *record)
     ldr_ssd_t *ssd = arg;
 
     ldr_host_lock(ssd->host);
-    apply(ssd, segment, record);
+    record_apply(ssd, segment, record);
     ldr_host_unlock(ssd->host);
     return true;
 }

@@ -1,7 +1,13 @@
-/* Reads from the disks of the SSD tier: slots that all disks share. */
-#include <string.h>
+/*
+ * Reads from the disks of the SSD tier: slots that all disks share.
+ *
+ * With the node's lock, but for read_done(), which a thread of the I/O calls
+ * and which takes it. A shard waits in its disk's list (read_head to read_tail)
+ * until a slot is free; reads get slots in the order in which they were asked
+ * for. While a read is in flight, its segment's `readers` keeps that from being
+ * used again.
+ */
 
-#include "base/bytes.h"
 #include "base/mem.h"
 #include "tier/ssd/ssd.h"
 
@@ -222,7 +228,7 @@ static void read_done(ldr_io_req_t *req)
     }
 }
 
-void ldr_ssd_go_reads(ldr_tier_t *tier)
+void ldr_ssd_submit_reads(ldr_tier_t *tier)
 {
     ldr_ssds_t *t = (ldr_ssds_t *)tier;
     ldr_io_req_t *reqs[GO_MAX];
@@ -238,7 +244,7 @@ void ldr_ssd_go_reads(ldr_tier_t *tier)
     } while (count == GO_MAX);
 }
 
-void ldr_ssd_late(ldr_tier_t *tier, uint32_t shard)
+void ldr_ssd_timed_out(ldr_tier_t *tier, uint32_t shard)
 {
     ldr_ssds_t *t = (ldr_ssds_t *)tier;
     const ldr_shard_t *sh = &t->host->store.shards[shard];

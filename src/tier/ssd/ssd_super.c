@@ -97,7 +97,7 @@ static bool take_over_epochs(ldr_ssd_t *ssd, bool *full_p)
 
 /* ---- writing it ---- */
 
-static larder_status_t late(const ldr_ssd_t *ssd)
+static larder_status_t is_late(const ldr_ssd_t *ssd)
 {
     return ldr_fail(LARDER_E_DEADLINE, "%s: the disk does not answer",
                     ssd->params.path);
@@ -183,7 +183,7 @@ static larder_status_t write_super(ldr_ssd_t *ssd, uint64_t deadline_ns)
     /* One that was begun later has all of this one in it. */
     while (ssd->super_ended < mine) {
         if (!ldr_host_wait(host, deadline_ns)) {
-            return late(ssd); /* it ends by itself */
+            return is_late(ssd); /* it ends by itself */
         }
     }
     return ssd->super_error == 0
@@ -198,7 +198,7 @@ static larder_status_t await_super(ldr_ssd_t *ssd, uint64_t deadline_ns)
     while (ssd->super_busy) {
         if (!ldr_host_wait(ssd->host, deadline_ns)) {
             ssd->super_missed = true; /* the disk's thread does it then */
-            return late(ssd);
+            return is_late(ssd);
         }
     }
     return LARDER_OK;

@@ -1,4 +1,10 @@
-/* The row of the SSD tier: all disks together. */
+/*
+ * The row of the SSD tier: all disks together. See tier.h for which functions
+ * have the node's lock; ssd.h for the invariants.
+ *
+ * A removal is durable once each disk that could hold the shard has synced its
+ * tombstone, and the ledger's word of it.
+ */
 #include <errno.h>
 #include <openssl/crypto.h>
 #include <string.h>
@@ -228,7 +234,7 @@ void ldr_ssds_wake(ldr_ssds_t *t)
     }
 }
 
-static bool ssd_takes(ldr_tier_t *tier, uint32_t space)
+static bool ssd_accepts(ldr_tier_t *tier, uint32_t space)
 {
     (void)space;
     return ldr_ssds_on((const ldr_ssds_t *)tier);
@@ -241,7 +247,7 @@ static uint64_t drops(const ldr_counters_t *n)
 }
 
 /* With the lock. What is saved meanwhile is not waited for. */
-static larder_status_t flush(ldr_ssds_t *t, const ldr_stop_t *stop)
+static larder_status_t disks_flush(ldr_ssds_t *t, const ldr_stop_t *stop)
 {
     ldr_host_t *host = t->host;
     uint64_t start = host->store.queues[LDR_SSD_QUEUE].turn;
@@ -275,22 +281,22 @@ static larder_status_t flush(ldr_ssds_t *t, const ldr_stop_t *stop)
         return LARDER_E_TIER_OFF;
     }
     /* What was dropped since the last flush had been accepted before this. */
-    failed |= drops(&host->store.n) > t->drops_told;
-    t->drops_told = drops(&host->store.n);
+    failed |= drops(&host->store.n) > t->drops_reported;
+    t->drops_reported = drops(&host->store.n);
     return failed ? LARDER_E_DROPPED : LARDER_OK;
 }
 
 static larder_status_t ssd_flush(ldr_tier_t *t, const ldr_stop_t *stop)
 {
     ldr_host_lock(t->host);
-    larder_status_t st = flush((ldr_ssds_t *)t, stop);
+    larder_status_t st = disks_flush((ldr_ssds_t *)t, stop);
     ldr_host_unlock(t->host);
     return st;
 }
 
 /* ---- removing and resetting ---- */
 
-static larder_status_t ssd_forget(ldr_tier_t *t, uint32_t space, uint32_t entry,
+static larder_status_t ssd_remove(ldr_tier_t *t, uint32_t space, uint32_t entry,
                                   const larder_item_t *item, uint64_t *token_p,
                                   bool *there_p)
 {
@@ -366,9 +372,9 @@ static larder_status_t remove_on(ldr_ssd_t *ssd, uint32_t space,
     return LARDER_E_TIER_OFF;
 }
 
-static larder_status_t ssd_removed(ldr_tier_t *tier, uint32_t space,
-                                   const larder_item_t *items, size_t count,
-                                   uint64_t token, const ldr_stop_t *stop)
+static larder_status_t ssd_remove_wait(ldr_tier_t *tier, uint32_t space,
+                                       const larder_item_t *items, size_t count,
+                                       uint64_t token, const ldr_stop_t *stop)
 {
     ldr_ssds_t *t = (ldr_ssds_t *)tier;
     larder_status_t st = LARDER_OK;
@@ -395,7 +401,7 @@ static void ssd_epochs_later(ldr_tier_t *tier)
 
 /* ---- tenants ---- */
 
-static larder_status_t refuse(const ldr_ssd_t *ssd, ldr_tenant_t *t)
+static larder_status_t secret_refuse(const ldr_ssd_t *ssd, ldr_tenant_t *t)
 {
     const char *path = ssd->params.path;
 
@@ -409,8 +415,8 @@ static larder_status_t refuse(const ldr_ssd_t *ssd, ldr_tenant_t *t)
                     path, t->name, t->name, t->name, path);
 }
 
-static larder_status_t ssd_meet(ldr_tier_t *tier, uint32_t tenant,
-                                const ldr_secret_check_t *secret)
+static larder_status_t ssd_check_secret(ldr_tier_t *tier, uint32_t tenant,
+                                        const ldr_secret_check_t *secret)
 {
     const ldr_ssds_t *ssds = (const ldr_ssds_t *)tier;
     ldr_tenant_t *t = &tier->host->store.tenants[tenant];
@@ -429,14 +435,14 @@ static larder_status_t ssd_meet(ldr_tier_t *tier, uint32_t tenant,
         }
         if (row != NULL && !t->secret_given &&
             CRYPTO_memcmp(row->check, secret->check, LDR_ID_BYTES) != 0) {
-            return refuse(ssd, t);
+            return secret_refuse(ssd, t);
         }
     }
     return LARDER_OK;
 }
 
 /* Disks that have not recorded it do so next. */
-static void ssd_settle(ldr_tier_t *tier, uint32_t space)
+static void ssd_adopt_secret(ldr_tier_t *tier, uint32_t space)
 {
     const ldr_ssds_t *ssds = (const ldr_ssds_t *)tier;
     const ldr_store_t *store = &tier->host->store;
@@ -474,7 +480,7 @@ void ldr_ssd_learn(const ldr_ssd_t *ssd, const ldr_super_tenant_t *row)
     }
 }
 
-static void ssd_given(ldr_tier_t *tier, uint32_t tenant)
+static void ssd_replace_secret(ldr_tier_t *tier, uint32_t tenant)
 {
     const ldr_ssds_t *t = (const ldr_ssds_t *)tier;
 
@@ -503,24 +509,24 @@ const ldr_tier_ops_t ldr_tier_ssd = {
     .destroy = ssd_destroy,
     .find = ssd_find,
     .fetch = ldr_ssd_fetch,
-    .go = ldr_ssd_go_reads,
-    .late = ldr_ssd_late,
-    .takes = ssd_takes,
-    .offer = ldr_ssd_offer,
+    .submit = ldr_ssd_submit_reads,
+    .timed_out = ldr_ssd_timed_out,
+    .accepts = ssd_accepts,
+    .queue = ldr_ssd_queue,
     .used = ldr_ssd_used,
     .flush = ssd_flush,
-    .forget = ssd_forget,
-    .removed = ssd_removed,
+    .remove = ssd_remove,
+    .remove_wait = ssd_remove_wait,
     .can_reset = ldr_ssd_can_reset,
     .epochs = ldr_ssd_epochs,
     .epochs_later = ssd_epochs_later,
-    .meet = ssd_meet,
-    .settle = ssd_settle,
-    .given = ssd_given,
+    .check_secret = ssd_check_secret,
+    .adopt_secret = ssd_adopt_secret,
+    .replace_secret = ssd_replace_secret,
     .check = ldr_ssd_check,
     .stats = ldr_ssd_stats,
-    .queues = ldr_ssd_queues,
+    .queue_lengths = ldr_ssd_queue_lengths,
     .times = ldr_ssd_times,
     .metrics = ldr_ssd_metrics,
-    .records = ldr_ssd_records,
+    .read_records = ldr_ssd_records,
 };

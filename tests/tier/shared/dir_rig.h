@@ -44,7 +44,7 @@ static inline ldr_backend_t *dir_rig_open(void *arg)
     char url[600];
     ldr_backend_t *b = NULL;
     ldr_backend_params_t p = {
-        .url = url, .login = "", .lanes = 2, .clock = &ldr_clock_real};
+        .url = url, .login = "", .threads = 2, .clock = &ldr_clock_real};
 
     snprintf(url, sizeof(url), "%s:%s", r->scheme, r->path);
     return ldr_backend_open(&p, &b) == LARDER_OK ? b : NULL;

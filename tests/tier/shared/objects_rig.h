@@ -157,7 +157,7 @@ static inline void world_open(world_t *w, uint64_t seed, unsigned nodes)
     memset(w->seal.mac, 7, sizeof(w->seal.mac));
     rig_clock = (ldr_clock_t){rig_now, rig_wall, w};
     w->params = (ldr_objects_params_t){
-        .lanes = 1,
+        .threads = 1,
         .timeout_ms = 1000,
         .retry_ms = 500,
         .poll_ms = 100,
@@ -308,7 +308,7 @@ static inline void world_pass(world_t *w, uint64_t total_ns, uint64_t step_ns)
 static inline bool tier_wants(ldr_objects_t *tier, uint32_t tenant,
                               uint32_t space, const larder_key_t *key)
 {
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     return ldr_objects_takes(tier, tenant, space) &&
            !ldr_objects_find(tier, tenant, space,
@@ -538,4 +538,30 @@ static inline larder_status_t node_remove(node_t *n, unsigned space,
     n->running = false;
     n->kfloor[space][key] = ldr_max64(n->kfloor[space][key], upto);
     return st;
+}
+
+static const unsigned rig_eight[] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+static inline ldr_objects_stats_t stats_of(const node_t *n)
+{
+    ldr_objects_stats_t s;
+
+    ldr_objects_stats(n->tier, &s);
+    return s;
+}
+
+/* The first so many nodes are opened, and have read what there is. */
+static inline void nodes_open(world_t *w, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        node_open(&w->nodes[i]);
+    }
+    world_run(w);
+}
+
+/* A world of so many nodes, of which the first `count` are opened. */
+static inline void world_start(world_t *w, unsigned nodes, unsigned count)
+{
+    world_open(w, 1, nodes);
+    nodes_open(w, count);
 }

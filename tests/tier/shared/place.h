@@ -7,7 +7,7 @@
 /* Where the tier has a shard of group 0. With the lock. */
 static inline bool shared_place(const ldr_node_t *node, uint32_t space,
                                 const larder_key_t *key, uint32_t number,
-                                ldr_place_t *place)
+                                ldr_object_place_t *place)
 {
     uint32_t tenant, at;
 

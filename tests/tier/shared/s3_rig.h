@@ -18,7 +18,7 @@ static inline ldr_backend_t *open_url(const char *url, const char *login)
     const ldr_backend_params_t p = {
         .url = url,
         .login = login,
-        .lanes = 4,
+        .threads = 4,
         .log = {real_log_none, NULL},
         .clock = &ldr_clock_real,
     };

@@ -238,7 +238,7 @@ static int without(void)
     dir_rig_make(&r, "3fs");
     snprintf(url, sizeof(url), "3fs:%s", r.path);
     ldr_backend_params_t p = {.url = url,
-                              .lanes = 2,
+                              .threads = 2,
                               .clock = &ldr_clock_real,
                               .log = {.fn = log_line}};
     bool ok = ldr_backend_open(&p, &b) == LARDER_OK;

@@ -24,22 +24,6 @@
 #define OBJECTS RIG_TENANT "/o/"
 #define MANIFESTS RIG_TENANT "/m/"
 
-static ldr_objects_stats_t stats_of(const node_t *n)
-{
-    ldr_objects_stats_t s;
-
-    ldr_objects_stats(n->tier, &s);
-    return s;
-}
-
-static void open_nodes(world_t *w, unsigned count)
-{
-    for (unsigned i = 0; i < count; i++) {
-        node_open(&w->nodes[i]);
-    }
-    world_run(w);
-}
-
 /* Long enough for every rule of the cleaner to have had its turn. */
 static void settle(world_t *w)
 {
@@ -76,7 +60,7 @@ static void test_lease(void **state)
 
     (void)state;
     world_open(&w, 1, 3);
-    open_nodes(&w, 3);
+    nodes_open(&w, 3);
     world_pass(&w, 5 * RIG_SECOND, 100 * RIG_MS);
     assert_int_equal(cleaners_of(&w), 1);
     /* It is kept up. */
@@ -106,7 +90,7 @@ static void test_budget(void **state)
     (void)state;
     world_open(&w, 1, 2);
     w.params.max_bytes = 40 * LDR_BLOCK;
-    open_nodes(&w, 2);
+    nodes_open(&w, 2);
     for (unsigned k = 0; k < RIG_KEYS; k++) {
         assert_int_equal(node_put(&w.nodes[k % 2], 0, &k, 1), 0);
         world_pass(&w, 20 * RIG_SECOND, 500 * RIG_MS);
@@ -136,7 +120,7 @@ static void test_age(void **state)
     (void)state;
     world_open(&w, 1, 2);
     w.params.max_age_s = 100;
-    open_nodes(&w, 2);
+    nodes_open(&w, 2);
     for (unsigned k = 0; k < 2; k++) {
         assert_int_equal(node_put(&w.nodes[0], 0, &k, 1), 0);
     }
@@ -160,7 +144,7 @@ static void test_orphan(void **state)
 
     (void)state;
     world_open(&w, 1, 2);
-    open_nodes(&w, 2);
+    nodes_open(&w, 2);
     node_t *a = &w.nodes[0], *b = &w.nodes[1];
     assert_int_equal(node_put(a, 0, keys, 3), 0);
     simstore_crash_at(a->backend, 1);
@@ -188,7 +172,7 @@ static void test_duplicates(void **state)
 
     (void)state;
     world_open(&w, 1, 2);
-    open_nodes(&w, 2);
+    nodes_open(&w, 2);
     assert_int_equal(node_put(&w.nodes[0], 0, keys, 4), 0);
     assert_int_equal(node_put(&w.nodes[1], 0, keys, 4), 0);
     assert_int_equal(simstore_count(w.store, OBJECTS), 2);
@@ -207,7 +191,7 @@ static void compact(bool encrypts)
 
     world_open(&w, 1, 2);
     w.seal.encrypts = encrypts;
-    open_nodes(&w, 2);
+    nodes_open(&w, 2);
     /* Small objects become one. */
     for (unsigned k = 0; k < 16; k++) {
         assert_int_equal(node_put(&w.nodes[k % 2], 0, &k, 1), 0);
@@ -253,7 +237,7 @@ static void test_reset_frees(void **state)
 
     (void)state;
     world_open(&w, 1, 2);
-    open_nodes(&w, 2);
+    nodes_open(&w, 2);
     for (unsigned i = 0; i < 5; i++) {
         for (unsigned k = 0; k < 8; k++) {
             assert_int_equal(node_put(&w.nodes[0], 0, &k, 1), 0);
@@ -279,7 +263,7 @@ static void test_merge(void **state)
 
     (void)state;
     world_open(&w, 1, 3);
-    open_nodes(&w, 2);
+    nodes_open(&w, 2);
     for (unsigned i = 0; i < 200; i++) {
         unsigned k = i % RIG_KEYS;
 
@@ -305,7 +289,7 @@ static void test_merge(void **state)
 }
 
 /* Nothing is removed before all can know. */
-static void test_told_first(void **state)
+static void test_published_before_removed(void **state)
 {
     world_t w;
     unsigned k = 1;
@@ -313,7 +297,7 @@ static void test_told_first(void **state)
     (void)state;
     world_open(&w, 1, 1);
     w.params.max_age_s = 5;
-    open_nodes(&w, 1);
+    nodes_open(&w, 1);
     world_pass(&w, 3 * RIG_SECOND, 100 * RIG_MS);
     assert_true(stats_of(&w.nodes[0]).cleaner);
     assert_int_equal(node_put(&w.nodes[0], 0, &k, 1), 0);
@@ -338,7 +322,7 @@ static void test_join(void **state)
     for (uint64_t seed = 1; seed <= 8; seed++) {
         world_open(&w, seed, 3);
         w.params.max_age_s = 5;
-        open_nodes(&w, 2);
+        nodes_open(&w, 2);
         world_pass(&w, 3 * RIG_SECOND, 100 * RIG_MS);
         for (unsigned k = 0; k < 4; k++) {
             assert_int_equal(node_put(&w.nodes[0], 0, &k, 1), 0);
@@ -362,7 +346,7 @@ static void test_lost(void **state)
 
     (void)state;
     world_open(&w, 1, 2);
-    open_nodes(&w, 2);
+    nodes_open(&w, 2);
     for (unsigned k = 0; k < 4; k++) {
         assert_int_equal(node_put(&w.nodes[0], 0, &k, 1), 0);
     }
@@ -385,7 +369,7 @@ static void test_full(void **state)
     (void)state;
     world_open(&w, 1, 1);
     w.params.max_bytes = 30 * LDR_BLOCK;
-    open_nodes(&w, 1);
+    nodes_open(&w, 1);
     node_t *a = &w.nodes[0];
     world_pass(&w, 5 * RIG_SECOND, 100 * RIG_MS);
     assert_true(stats_of(a).cleaner);
@@ -416,7 +400,7 @@ static void test_no_memory(void **state)
     (void)state;
     for (uint64_t nth = 1; fired; nth += REAL_SANITIZED ? 7 : 1) {
         world_open(&w, nth, 2);
-        open_nodes(&w, 2);
+        nodes_open(&w, 2);
         ldr_fault_arm(LDR_FAULT_alloc, nth, 1);
         for (unsigned i = 0; i < 12; i++) {
             node_put(&w.nodes[i % 2], i % 3 == 0, keys, 1 + i % 4);
@@ -619,7 +603,7 @@ static void schedule(uint64_t seed, sums_t *sums)
     w.params.max_bytes = seed % 5 == 0 ? 60 * LDR_BLOCK : 0;
     w.params.max_age_s = seed % 11 == 0 ? 40 : 0;
     w.seal.encrypts = seed % 6 == 0;
-    open_nodes(&w, w.node_count);
+    nodes_open(&w, w.node_count);
     w.nests = true;
     for (unsigned i = 0; i < w.node_count; i++) {
         simstore_noise(w.nodes[i].backend, faults);
@@ -675,13 +659,20 @@ static void test_schedules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lease),       cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_age),         cmocka_unit_test(test_orphan),
-        cmocka_unit_test(test_duplicates),  cmocka_unit_test(test_compact),
-        cmocka_unit_test(test_reset_frees), cmocka_unit_test(test_merge),
-        cmocka_unit_test(test_join),        cmocka_unit_test(test_told_first),
-        cmocka_unit_test(test_lost),        cmocka_unit_test(test_full),
-        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_lease),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_age),
+        cmocka_unit_test(test_orphan),
+        cmocka_unit_test(test_duplicates),
+        cmocka_unit_test(test_compact),
+        cmocka_unit_test(test_reset_frees),
+        cmocka_unit_test(test_merge),
+        cmocka_unit_test(test_join),
+        cmocka_unit_test(test_published_before_removed),
+        cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_schedules),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,14 +11,6 @@
 
 #define OBJECTS RIG_TENANT "/o/"
 
-static ldr_objects_stats_t stats_of(const node_t *n)
-{
-    ldr_objects_stats_t s;
-
-    ldr_objects_stats(n->tier, &s);
-    return s;
-}
-
 /* The first becomes the cleaner. */
 static void begin(world_t *w, unsigned nodes, bool evicts)
 {
@@ -40,7 +32,7 @@ static void save(world_t *w, unsigned keys)
     world_pass(w, RIG_SECOND, 100 * RIG_MS);
 }
 
-static bool find(const node_t *n, unsigned key, ldr_place_t *place)
+static bool find(const node_t *n, unsigned key, ldr_object_place_t *place)
 {
     larder_key_t k = rig_key(key);
 
@@ -53,7 +45,7 @@ static const char *object_of(const node_t *n, unsigned key)
 {
     static char name[LDR_OBJECT_NAME_MAX + 1];
     char hex[2 * LDR_ID_BYTES + 1];
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     assert_true(find(n, key, &place));
     ldr_hex(place.id, LDR_ID_BYTES, hex);

@@ -92,7 +92,7 @@ static void begin(slow_t *s, unsigned nodes)
 static bool finds(const node_t *n, unsigned key)
 {
     larder_key_t k = rig_key(key);
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     return ldr_objects_find(n->tier, n->tenant, n->space[0], 0, &k, 0, 0,
                             &place);

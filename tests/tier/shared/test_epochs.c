@@ -5,26 +5,12 @@
  */
 #include <errno.h>
 #include <glob.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
-#include "tier/shared/shared.h"
+#include "tier/shared/node_rig.h"
 #include "tier/shared/place.h"
-#include "support/real.h"
-#include "support/rig.h"
-
-#define STEPS_MAX 100000u
 
 typedef struct fixture {
-    simdisk_t *disk;
-    rig_t rig;
-    char path[256], url[300];
+    node_rig_t;
     bool looked; /* while a reset was under way */
 } fixture_t;
 
@@ -34,45 +20,28 @@ static int setup(void **state)
 {
     fixture_t *f = calloc(1, sizeof(*f));
 
-    assert_true(real_dir_make(f->path, sizeof(f->path), "epochs"));
-    snprintf(f->url, sizeof(f->url), "dir:%s", f->path);
-    assert_int_equal(ldr_objects_make(f->url, "", UINT64_MAX), LARDER_OK);
-    f->disk = simdisk_create(7, 0);
-    rig_init(&f->rig, f->disk, 7, 8, 256 * LDR_BLOCK);
+    node_rig_init((node_rig_t *)f, "epochs");
     *state = f;
     return 0;
 }
 
 static int teardown(void **state)
 {
-    fixture_t *f = *state;
-    char command[400];
-
-    assert_int_equal(rig_close(&f->rig), LARDER_OK);
-    rig_free(&f->rig);
-    simdisk_destroy(f->disk);
-    snprintf(command, sizeof(command), "rm -rf '%s'", f->path);
-    assert_int_equal(system(command), 0);
-    free(f);
+    node_rig_free(*state);
+    free(*state);
     return 0;
 }
 
 static void open_with(fixture_t *f, bool disk, bool tier)
 {
     f->rig.options.dir_count = disk;
-    snprintf(f->rig.options.shared, sizeof(f->rig.options.shared), "%.255s",
-             tier ? f->url : "");
+    node_rig_use_tier((node_rig_t *)f, tier);
     assert_int_equal(rig_open(&f->rig), LARDER_OK);
 }
 
 static void pass(fixture_t *f, uint64_t ms)
 {
-    for (uint64_t t = 0; t < ms; t += 500) {
-        rig_sleep(&f->rig, 500);
-        for (unsigned i = 0; rig_step(&f->rig, 1) > 0; i++) {
-            assert_true(i < STEPS_MAX);
-        }
-    }
+    node_rig_pass((node_rig_t *)f, ms, 500);
 }
 
 static const ldr_counters_t *counted(const fixture_t *f)
@@ -84,7 +53,7 @@ static const ldr_counters_t *counted(const fixture_t *f)
 static bool is_there(fixture_t *f, name_t name)
 {
     larder_key_t key = test_key(name.key);
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     ldr_node_lock(f->rig.node);
     bool there = shared_place(f->rig.node, f->rig.spaces[name.space]->number,
@@ -190,7 +159,7 @@ static void move(const char *from, const char *to)
 
 /* A reset that the tier could not be told of, and another node's meanwhile: the
  * first is one still when its node comes back. */
-static void test_untold(void **state)
+static void test_reset_not_published(void **state)
 {
     fixture_t *f = *state;
     char away[300];
@@ -233,7 +202,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_reset_under_way, setup, teardown),
         cmocka_unit_test_setup_teardown(test_disk_comes_late, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_untold, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_reset_not_published, setup,
+                                        teardown),
     };
 
     return cmocka_run_group_tests_name("shared/epochs", tests, NULL, NULL);

@@ -415,7 +415,7 @@ static void test_killed(void **state)
         save_objects(&w.nodes[1]);
         uint64_t theirs = leave(&w, 2 * DAY_S);
         node_open(&w.nodes[0]);
-        /* It has the lease by then, and begins any moment. */
+        /* It has the role by then, and begins any moment. */
         wait_s(&w, 235);
         simstore_crash_at(w.nodes[0].backend, call);
         wait_s(&w, 60);

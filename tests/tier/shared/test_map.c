@@ -210,7 +210,7 @@ static void check_name(const world_t *w, ldr_map_t *map, uint32_t name)
     uint32_t space = space_number(map, space_of(name));
     ldr_manifest_row_t row = row_of(name);
     const fact_t *f = &w->fact[name];
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     ldr_map_prefetch(map, space, row.key, row.group, row.shard);
     bool found =
@@ -421,7 +421,7 @@ static void test_orders(void **arg)
         }
         for (uint32_t i = 0; i < w.names; i++) {
             ldr_manifest_row_t row = row_of(i);
-            ldr_place_t place[2];
+            ldr_object_place_t place[2];
             bool found[2];
 
             for (unsigned m = 0; m < 2; m++) {
@@ -458,7 +458,7 @@ static void make_rows(thing_t *t) /* two at least */
 static bool is_found(const ldr_map_t *map, uint32_t space,
                      const ldr_manifest_row_t *row)
 {
-    ldr_place_t place;
+    ldr_object_place_t place;
     return ldr_map_find(map, space, row->key, row->group, row->shard, &place);
 }
 
@@ -470,7 +470,7 @@ static void test_times(void **arg)
 {
     ldr_map_t *map = ldr_map_create(1);
     thing_t t;
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     (void)arg;
     make_rows(&t);

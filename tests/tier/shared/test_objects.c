@@ -10,23 +10,6 @@
 
 static const unsigned four[] = {1, 2, 3, 4};
 
-static ldr_objects_stats_t stats_of(const node_t *n)
-{
-    ldr_objects_stats_t s;
-
-    ldr_objects_stats(n->tier, &s);
-    return s;
-}
-
-static void open_nodes(world_t *w, unsigned count)
-{
-    world_open(w, 1, count);
-    for (unsigned i = 0; i < count; i++) {
-        node_open(&w->nodes[i]);
-    }
-    world_run(w);
-}
-
 static void share(bool encrypts)
 {
     world_t w;
@@ -74,7 +57,7 @@ static void test_cold_start(void **state)
     ldr_objects_stats_t s;
 
     (void)state;
-    open_nodes(&w, 2);
+    world_start(&w, 2, 2);
     for (unsigned k = 0; k < RIG_KEYS; k++) {
         assert_int_equal(node_put(&w.nodes[0], 0, &k, 1), 0);
         world_pass(&w, 60 * RIG_MS, 60 * RIG_MS); /* a manifest each */
@@ -127,7 +110,7 @@ static void test_reset(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 3);
+    world_start(&w, 3, 3);
     node_t *a = &w.nodes[0], *b = &w.nodes[1];
     assert_int_equal(node_put(a, 0, four, 4), 0);
     assert_int_equal(node_put(a, 1, four, 4), 0);
@@ -169,7 +152,7 @@ static void test_epoch_of_node(void **state)
     uint8_t id[LDR_ID_BYTES];
 
     (void)state;
-    open_nodes(&w, 2);
+    world_start(&w, 2, 2);
     assert_int_equal(node_put(&w.nodes[0], 0, four, 4), 0);
     world_pass(&w, 300 * RIG_MS, 10 * RIG_MS);
     rig_space_id(0, id);
@@ -188,7 +171,7 @@ static void test_reset_late(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 2);
+    world_start(&w, 2, 2);
     node_t *a = &w.nodes[0];
     assert_int_equal(node_put(a, 0, four, 4), 0);
     world_pass(&w, 300 * RIG_MS, 10 * RIG_MS);
@@ -210,7 +193,7 @@ static void test_remove(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 2);
+    world_start(&w, 2, 2);
     node_t *a = &w.nodes[0], *b = &w.nodes[1];
     assert_int_equal(node_put(a, 0, four, 4), 0);
     world_pass(&w, 300 * RIG_MS, 10 * RIG_MS);
@@ -243,7 +226,7 @@ static void test_secret(void **state)
     ldr_objects_t *tier;
 
     (void)state;
-    open_nodes(&w, 1);
+    world_start(&w, 1, 1);
     rig_tenant_id(id);
     for (unsigned i = 0; i < 3; i++) {
         ldr_objects_params_t p = w.params;
@@ -304,7 +287,7 @@ static void test_damage(void **state)
     int error;
 
     (void)state;
-    open_nodes(&w, 1);
+    world_start(&w, 1, 1);
     node_t *a = &w.nodes[0];
     assert_int_equal(node_put(a, 0, four, 4), 0);
     const char *name = simstore_name(w.store, RIG_TENANT "/o/", 0);
@@ -368,7 +351,7 @@ static void test_away(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 2);
+    world_start(&w, 2, 2);
     assert_int_equal(node_put(&w.nodes[0], 0, four, 4), 0);
     world_pass(&w, 300 * RIG_MS, 10 * RIG_MS);
     simstore_away(w.store, true);
@@ -397,7 +380,7 @@ static void test_stale(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 1);
+    world_start(&w, 1, 1);
     node_t *a = &w.nodes[0];
     assert_int_equal(node_put(a, 0, four, 4), 0);
     world_pass(&w, 300 * RIG_MS, 10 * RIG_MS);
@@ -419,7 +402,7 @@ static void test_publish_again(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 2);
+    world_start(&w, 2, 2);
     simstore_fail(w.nodes[0].backend, SIMSTORE_PUT, 2, 1, -ETIMEDOUT);
     assert_int_equal(node_put(&w.nodes[0], 0, four, 4), 0);
     world_pass(&w, 200 * RIG_MS, 10 * RIG_MS);
@@ -437,7 +420,7 @@ static void test_flush_and_close(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 2);
+    world_start(&w, 2, 2);
     w.params.publish_ms = 3600000;
     node_t *a = &w.nodes[0];
     node_close(a);
@@ -467,7 +450,7 @@ static void test_old_epoch(void **state)
     static rig_put_t p;
 
     (void)state;
-    open_nodes(&w, 1);
+    world_start(&w, 1, 1);
     node_t *a = &w.nodes[0];
     assert_true(put_begin(a, &p, 0, four, 4));
     assert_int_equal(node_reset(a, 0), LARDER_OK);
@@ -497,7 +480,7 @@ static void test_reset_meanwhile(void **state)
     int error;
 
     (void)state;
-    open_nodes(&w, 1);
+    world_start(&w, 1, 1);
     node_t *a = &w.nodes[0];
     simstore_before(a->backend, raise_epoch, a);
     assert_int_equal(node_put(a, 0, four, 4), -ECANCELED);
@@ -544,7 +527,7 @@ static void test_two_resets(void **state)
 
     (void)state;
     for (unsigned call = 1; call <= 4; call++) {
-        open_nodes(&w, 2);
+        world_start(&w, 2, 2);
         between_t b = {&w, &w.nodes[0], call};
         simstore_before(w.nodes[0].backend, other_resets, &b);
         assert_int_equal(node_reset(&w.nodes[0], 0), LARDER_OK);
@@ -571,7 +554,7 @@ static void test_reset_unaware(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 2);
+    world_start(&w, 2, 2);
     for (unsigned i = 0; i < 3; i++) {
         assert_int_equal(node_reset(&w.nodes[0], 0), LARDER_OK);
     }
@@ -605,7 +588,7 @@ static void test_join_gap(void **state)
 
     (void)state;
     for (unsigned call = 1; call <= 8; call++) {
-        open_nodes(&w, 1);
+        world_start(&w, 1, 1);
         w.node_count = 2;
         w.nodes[1].world = &w;
         assert_int_equal(node_put(&w.nodes[0], 0, four, 4), 0);
@@ -625,7 +608,7 @@ static void test_waiting_is_no_failure(void **state)
     static rig_put_t put;
 
     (void)state;
-    open_nodes(&w, 1);
+    world_start(&w, 1, 1);
     assert_true(put_begin(&w.nodes[0], &put, 0, four, 4));
     w.now_ns += 900 * RIG_MS;
     while (put.result == 1) {

@@ -34,7 +34,7 @@ static void on_epoch(void *arg, const uint8_t id[LDR_ID_BYTES], uint32_t epoch)
     __atomic_store_n(&n->epoch, epoch, __ATOMIC_SEQ_CST);
 }
 
-static void open_node(simstore_t *store, real_node_t *n, unsigned lanes)
+static void open_node(simstore_t *store, real_node_t *n, unsigned threads)
 {
     uint8_t id[LDR_ID_BYTES];
     ldr_seal_t seal = {.encrypts = false};
@@ -43,7 +43,7 @@ static void open_node(simstore_t *store, real_node_t *n, unsigned lanes)
     n->epoch = 0;
     ldr_objects_params_t p = {
         .backend = n->backend,
-        .lanes = lanes,
+        .threads = threads,
         .timeout_ms = 5000,
         .retry_ms = 50,
         .poll_ms = 5,
@@ -425,7 +425,7 @@ static void test_silent_after_close(void **state)
     (void)state;
     ldr_objects_params_t p = {
         .backend = b,
-        .lanes = 2,
+        .threads = 2,
         .timeout_ms = 5000,
         .retry_ms = 50,
         .clock = &ldr_clock_real,
@@ -515,7 +515,7 @@ static void test_looked_at(void **state)
     open_node(store, &a, 4);
     await_ready(&a);
     simstore_hang(a.backend, SIMSTORE_SIZE, true);
-    /* One that probes, and the chore that looks whether the lease is ours. */
+    /* One that probes, and the chore that looks whether the role is ours. */
     while (simstore_hanging(a.backend) < 2 && real_now_ms() < until_ms) {
         real_pause();
     }

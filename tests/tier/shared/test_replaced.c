@@ -10,33 +10,14 @@
 #define ID_1 "larder tier 1\n11111111111111111111111111111111\n"
 #define RESETS RIG_TENANT "/e/"
 
-static const unsigned eight[] = {1, 2, 3, 4, 5, 6, 7, 8};
-
-static ldr_objects_stats_t stats_of(const node_t *n)
-{
-    ldr_objects_stats_t s;
-
-    ldr_objects_stats(n->tier, &s);
-    return s;
-}
-
-static void open_nodes(world_t *w, unsigned nodes, unsigned count)
-{
-    world_open(w, 1, nodes);
-    for (unsigned i = 0; i < count; i++) {
-        node_open(&w->nodes[i]);
-    }
-    world_run(w);
-}
-
 static unsigned found_by(node_t *n, unsigned space)
 {
     unsigned count = 0;
     larder_key_t k;
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     for (unsigned i = 0; i < 8; i++) {
-        k = rig_key(eight[i]);
+        k = rig_key(rig_eight[i]);
         count += ldr_objects_find(n->tier, n->tenant, n->space[space],
                                   n->epoch[space], &k, 0, 0, &place);
     }
@@ -73,10 +54,10 @@ static void test_emptied(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 3, 2);
+    world_start(&w, 3, 2);
     node_t *a = &w.nodes[0], *b = &w.nodes[1], *c = &w.nodes[2];
     assert_int_equal(node_reset(a, 1), LARDER_OK);
-    assert_int_equal(node_put(a, 0, eight, 8), 0);
+    assert_int_equal(node_put(a, 0, rig_eight, 8), 0);
     world_pass(&w, 5 * RIG_SECOND, 100 * RIG_MS);
     assert_int_equal(found_by(a, 0), 8);
     assert_int_equal(found_by(b, 0), 8);
@@ -97,7 +78,7 @@ static void test_emptied(void **state)
     /* What is saved is wanted, and found by all. */
     larder_key_t k = rig_key(1);
     assert_true(tier_wants(b->tier, b->tenant, b->space[0], &k));
-    assert_int_equal(node_put(b, 0, eight, 8), 0);
+    assert_int_equal(node_put(b, 0, rig_eight, 8), 0);
     world_pass(&w, 5 * RIG_SECOND, 100 * RIG_MS);
     for (unsigned i = 0; i < 3; i++) {
         assert_int_equal(found_by(&w.nodes[i], 0), 8);
@@ -120,10 +101,10 @@ static void test_replaced(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 2, 2);
+    world_start(&w, 2, 2);
     node_t *a = &w.nodes[0], *b = &w.nodes[1];
-    assert_int_equal(node_put(a, 0, eight, 4), 0);
-    assert_int_equal(node_put(a, 1, eight + 4, 4), 0);
+    assert_int_equal(node_put(a, 0, rig_eight, 4), 0);
+    assert_int_equal(node_put(a, 1, rig_eight + 4, 4), 0);
     world_pass(&w, 5 * RIG_SECOND, 100 * RIG_MS);
     node_close(b);
     /* Only the id is another: all that is published is read anew. */
@@ -135,7 +116,7 @@ static void test_replaced(void **state)
     assert_int_equal(found_by(a, 0), 4);
     assert_int_equal(found_by(a, 1), 4);
     for (unsigned i = 0; i < 4; i++) {
-        assert_int_not_equal(node_get(a, 0, eight[i], NULL), 0);
+        assert_int_not_equal(node_get(a, 0, rig_eight[i], NULL), 0);
     }
     /* It is not forgotten again and again. */
     before = stats_of(a).manifests_read;
@@ -151,10 +132,10 @@ static void test_unpublished(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 2, 2);
+    world_start(&w, 2, 2);
     node_t *a = &w.nodes[0], *b = &w.nodes[1];
     simstore_fail(a->backend, SIMSTORE_PUT, 2, 0, -EIO);
-    assert_int_equal(node_put(a, 0, eight, 4), 0);
+    assert_int_equal(node_put(a, 0, rig_eight, 4), 0);
     world_pass(&w, 100 * RIG_MS, 20 * RIG_MS); /* for nothing */
     assert_int_equal(stats_of(a).unpublished, 1);
     assert_int_not_equal(node_remove(a, 0, 9), LARDER_OK);
@@ -169,7 +150,7 @@ static void test_unpublished(void **state)
                      LARDER_OK);
     assert_int_not_equal(removed_of(a, 9), 0);
     assert_int_not_equal(removed_of(b, 9), 0); /* b has heard of it there */
-    assert_int_equal(node_put(b, 0, eight, 4), 0);
+    assert_int_equal(node_put(b, 0, rig_eight, 4), 0);
     world_pass(&w, 3 * RIG_SECOND, 100 * RIG_MS);
     assert_int_not_equal(node_get(a, 0, 2, NULL), 0);
     world_close(&w);
@@ -182,7 +163,7 @@ static void test_lost_resets(void **state)
     world_t w;
 
     (void)state;
-    open_nodes(&w, 2, 1);
+    world_start(&w, 2, 1);
     node_t *a = &w.nodes[0], *b = &w.nodes[1];
     assert_int_equal(node_reset(a, 0), LARDER_OK);
     assert_int_equal(node_reset(a, 0), LARDER_OK);
@@ -219,7 +200,7 @@ static void server_tier(served_t *r)
     ldr_objects_params_t p = {
         .url = r->url,
         .login = "",
-        .lanes = 4,
+        .threads = 4,
         .timeout_ms = 5000,
         .retry_ms = 50,
         .poll_ms = 5,
@@ -242,7 +223,7 @@ static void server_tier(served_t *r)
 
 static bool finds_object(served_t *r)
 {
-    ldr_place_t place;
+    ldr_object_place_t place;
 
     return ldr_objects_find(r->tier, r->tenant, r->space, r->epoch, &r->key, 0,
                             0, &place);
@@ -272,7 +253,7 @@ static void tell_object(served_t *r)
 /* Until the reset is in the server. */
 static void await_reset(const served_t *r, uint64_t until_ms)
 {
-    ldr_backend_params_t p = {.url = r->url, .login = "", .lanes = 1};
+    ldr_backend_params_t p = {.url = r->url, .login = "", .threads = 1};
     ldr_backend_t *b;
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint64_t bytes = 0;

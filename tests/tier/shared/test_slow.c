@@ -49,12 +49,12 @@ static void done(ldr_job_t *job)
 
 typedef struct rig {
     simstore_t *store;
-    ldr_workers_t *lanes;
+    ldr_workers_t *workers;
 } rig_t;
 
 static void run_out(rig_t *r)
 {
-    while (ldr_workers_step(r->lanes)) {
+    while (ldr_workers_step(r->workers)) {
     }
 }
 
@@ -73,13 +73,13 @@ static void begin(rig_t *r, unsigned slow_ms)
         .log = {.fn = quiet},
         .manual = true,
     };
-    assert_int_equal(ldr_workers_open(&p, &r->lanes), LARDER_OK);
+    assert_int_equal(ldr_workers_open(&p, &r->workers), LARDER_OK);
     run_out(r);
 }
 
 static void end(rig_t *r)
 {
-    assert_true(ldr_workers_close(r->lanes, time_ns));
+    assert_true(ldr_workers_close(r->workers, time_ns));
     simstore_destroy(r->store);
 }
 
@@ -97,7 +97,7 @@ static bool calls(rig_t *r, ldr_job_kind_t kind, unsigned count, unsigned ms,
             .bytes = bytes,
         };
 
-        if (!ldr_workers_add(r->lanes, &job)) {
+        if (!ldr_workers_add(r->workers, &job)) {
             return false;
         }
         run_out(r);
@@ -107,7 +107,7 @@ static bool calls(rig_t *r, ldr_job_kind_t kind, unsigned count, unsigned ms,
 
 static ldr_objects_state_t state_of(rig_t *r, char reason[160])
 {
-    return ldr_workers_state(r->lanes, reason, 160);
+    return ldr_workers_state(r->workers, reason, 160);
 }
 
 static void test_off_and_on(void **state)
@@ -127,7 +127,7 @@ static void test_off_and_on(void **state)
     assert_int_equal(state_of(&r, reason), LDR_OBJECTS_OFF);
     assert_non_null(strstr(reason, "slow"));
     assert_non_null(strstr(reason, "100"));
-    assert_int_equal(ldr_workers_error(r.lanes), -ETIME);
+    assert_int_equal(ldr_workers_error(r.workers), -ETIME);
     /* Its health says nothing of that: it is left alone for longer. */
     time_ns += 11 * RETRY;
     run_out(&r);

@@ -2,19 +2,9 @@
  * Whose turn it is to be written to the shared tier: a node without threads
  * over a directory, one object at a time.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
-#include "tier/shared/shared.h"
+#include "tier/shared/node_rig.h"
 #include "tier/shared/objects_int.h"
-#include "support/real.h"
-#include "support/rig.h"
 
 #define MIB ((size_t)1 << 20)
 #define STEPS_MAX 10000u
@@ -23,9 +13,7 @@
 #define C 2u
 
 typedef struct fixture {
-    simdisk_t *disk;
-    rig_t rig;
-    char path[512];
+    node_rig_t;
     uint8_t *value;
     uint32_t keys;
 } fixture_t;
@@ -33,20 +21,13 @@ typedef struct fixture {
 static int setup(void **state)
 {
     fixture_t *f = calloc(1, sizeof(*f));
-    char url[600];
 
-    assert_true(real_dir_make(f->path, sizeof(f->path), "offers"));
-    snprintf(url, sizeof(url), "dir:%s", f->path);
-    assert_int_equal(ldr_objects_make(url, "", UINT64_MAX), LARDER_OK);
-    f->disk = simdisk_create(7, 0);
+    node_rig_init((node_rig_t *)f, "uploads");
+    node_rig_use_tier((node_rig_t *)f, true);
     f->value = calloc(1, MIB);
-    rig_init(&f->rig, f->disk, 7, 8, 256 * LDR_BLOCK);
     f->rig.tenants = true;
-    f->rig.options.dir_count = 0;
     f->rig.options.dram = 160 * MIB;
     f->rig.options.shared_lanes = 2; /* one writes */
-    snprintf(f->rig.options.shared, sizeof(f->rig.options.shared), "%.255s",
-             url);
     assert_int_equal(rig_open(&f->rig), LARDER_OK);
     /* As after a first save: the tier is made the tenants'. */
     ldr_node_lock(f->rig.node);
@@ -65,13 +46,8 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     fixture_t *f = *state;
-    char command[600];
 
-    assert_int_equal(rig_close(&f->rig), LARDER_OK);
-    rig_free(&f->rig);
-    simdisk_destroy(f->disk);
-    snprintf(command, sizeof(command), "rm -rf '%s'", f->path);
-    assert_int_equal(system(command), 0);
+    node_rig_free((node_rig_t *)f);
     free(f->value);
     free(f);
     return 0;
@@ -157,7 +133,7 @@ static void test_few(void **state)
     assert_int_equal(next(f), B);
     assert_int_equal(next(f), A);
     assert_int_equal(f->rig.node->store.queues[LDR_SHARED_QUEUE]
-                         .lanes[f->rig.spaces[B]->number]
+                         .subqueues[f->rig.spaces[B]->number]
                          .count,
                      0);
 }

@@ -19,7 +19,7 @@ static ldr_backend_t *open_url(const char *url, const char *login)
     const ldr_backend_params_t p = {
         .url = url,
         .login = login,
-        .lanes = 4,
+        .threads = 4,
         .log = {real_log_none, NULL},
         .clock = &ldr_clock_real,
     };
@@ -40,6 +40,15 @@ static ldr_backend_t *open_port(unsigned port)
 }
 
 /* Makes the server there a tier. */
+/* One of which is known that it is no cluster's. */
+static ldr_backend_t *open_single(unsigned port)
+{
+    ldr_backend_t *b = open_port(port);
+
+    ((ldr_valkey_t *)b)->kind = LDR_VALKEY_SINGLE;
+    return b;
+}
+
 static void make_tier(const char *url, const char *login)
 {
     ldr_backend_t *b = open_url(url, login);
@@ -113,6 +122,7 @@ static void test_urls(void **s)
         "valkey://me@10.0.0.1:6379/0",
         "valkey://[::1]:6379",
         "valkey://[::1]",
+        "valkey://me@a:1,b,[::1]:2",
         "valkeys://h:1?ca=/a",
         "valkeys://h/2?ca=/a&cert=%2Fb&key=/c",
     };
@@ -124,6 +134,7 @@ static void test_urls(void **s)
         "valkeys://h?ca=/a&", "valkeys://h?ca=/a&ca=/b",
         "valkeys://h?ca=%2",  "valkey://@h:1",
         "valkey://[::1",      "valkey://me:" SECRET "@h:1",
+        "valkey://a:1,",      "valkey://,a:1",
     };
 
     (void)s;
@@ -586,15 +597,15 @@ static void test_nonsense(void **s)
         fake_t f = {0};
         fake_start(&f, table[i].answer, table[i].bytes);
         /* Each on a connection of its own: this server closes what it had. */
-        ldr_backend_t *b = open_port(f.port);
+        ldr_backend_t *b = open_single(f.port);
         check_says(b->ops->get(b, "t/a", 0, &iov, 1, in_ms(30000)),
                    table[i].get);
         b->ops->destroy(b);
-        b = open_port(f.port);
+        b = open_single(f.port);
         check_says(b->ops->list(b, "t/", NULL, count_one, NULL, in_ms(30000)),
                    table[i].list);
         b->ops->destroy(b);
-        b = open_port(f.port);
+        b = open_single(f.port);
         if (table[i].put != 0) {
             check_says(
                 b->ops->put(b, "t/a", &iov, 1, LDR_OBJECT_NEW, in_ms(30000)),
@@ -617,14 +628,14 @@ static void test_slow(void **s)
     memset(endless, 'x', sizeof(endless));
     endless[0] = '+';
     fake_start(&f, endless, sizeof(endless));
-    ldr_backend_t *b = open_port(f.port);
+    ldr_backend_t *b = open_single(f.port);
     check_says(b->ops->get(b, "t/a", 0, &iov, 1, in_ms(30000)), -EPROTO);
     b->ops->destroy(b);
     fake_end(&f);
 
     f.dribble = true;
     fake_start(&f, endless, sizeof(endless)); /* it would take 100 s */
-    b = open_port(f.port);
+    b = open_single(f.port);
     uint64_t before = real_now_ms();
     check_says(b->ops->get(b, "t/a", 0, &iov, 1, in_ms(300)), -ETIMEDOUT);
     assert_true(real_now_ms() - before < 20000);
@@ -632,7 +643,7 @@ static void test_slow(void **s)
     fake_end(&f);
 
     fake_start(&f, ANSWER("$4\r\nabcd\r\n"));
-    b = open_port(f.port);
+    b = open_single(f.port);
     assert_int_equal(b->ops->get(b, "t/a", 0, &iov, 1, in_ms(30000)), 0);
     assert_memory_equal(data, "abcd", 4);
     b->ops->destroy(b);

@@ -27,7 +27,12 @@ static void answer(standin_t *s, int fd, bool is_new)
     const char *text = failed && !is_new ? s->refusal : DONE;
 
     /* A small put comes in one piece. */
-    if (read(fd, question, sizeof(question)) > 0) {
+    ssize_t bytes = read(fd, question, sizeof(question) - 1);
+    question[bytes > 0 ? bytes : 0] = '\0';
+    if (strstr(question, "CLUSTER") != NULL) {
+        text = "-ERR This instance has cluster support disabled\r\n";
+        (void)!send(fd, text, strlen(text), MSG_NOSIGNAL);
+    } else if (bytes > 0) {
         *(is_new ? &s->current : &s->old) += 1;
         (void)!send(fd, text, strlen(text), MSG_NOSIGNAL);
     }
@@ -75,7 +80,7 @@ static void fail_over(const char *refusal, int error)
 {
     standin_t s = {.refusal = refusal};
     char url[64];
-    ldr_backend_params_t p = {.url = url, .login = "", .lanes = 4};
+    ldr_backend_params_t p = {.url = url, .login = "", .threads = 4};
     ldr_backend_t *b;
     ldr_valkey_conn_t *conns[3];
 
@@ -86,7 +91,7 @@ static void fail_over(const char *refusal, int error)
     ldr_valkey_t *v = (ldr_valkey_t *)b;
     /* Two that are idle, and one that is in use meanwhile. */
     for (unsigned i = 0; i < 3; i++) {
-        assert_int_equal(ldr_valkey_take(v, in_ms(30000), &conns[i]), 0);
+        assert_int_equal(ldr_valkey_take(v, 0, in_ms(30000), &conns[i]), 0);
     }
     ldr_valkey_give(v, conns[0], true);
     ldr_valkey_give(v, conns[1], true);

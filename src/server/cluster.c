@@ -1,0 +1,181 @@
+/* What people see and ask of the cluster that this node is in. */
+#include "cluster/cluster.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "server/server_int.h"
+#include "server/monitor_int.h"
+
+#define SAMPLES 4096u /* runs that owned parts are worked out from */
+#define GOLDEN 0x9e3779b97f4a7c15u
+
+typedef struct ldr_cluster_figures {
+    ldr_cluster_stats_t s;
+    uint64_t weightless;
+    ldr_milli_t held, age;
+} ldr_cluster_figures_t;
+
+typedef struct ldr_member_figures {
+    uint64_t weight;
+    ldr_milli_t share, owned;
+} ldr_member_figures_t;
+
+#define LDR_ROW ldr_cluster_figures_t
+static const ldr_row_t cluster_rows[] = {LDR_ROWS(LDR_CLUSTER_FIGURES)};
+#undef LDR_ROW
+#define LDR_ROW ldr_member_figures_t
+static const ldr_row_t member_rows[] = {LDR_ROWS(LDR_MEMBER_FIGURES)};
+#undef LDR_ROW
+
+static void look(ldr_cluster_t *c, ldr_cluster_figures_t *f)
+{
+    memset(f, 0, sizeof(*f));
+    ldr_cluster_stats(c, &f->s);
+    f->weightless = f->s.members - f->s.owners - f->s.leaving;
+    f->held.value = f->s.held_ms;
+    f->age.value = f->s.source_age_ms;
+}
+
+/* One for each member of the view. NULL: no memory. */
+static ldr_member_figures_t *look_members(const ldr_view_t *v)
+{
+    ldr_member_figures_t *f = ldr_alloc((v->count + 1u) * sizeof(*f));
+    uint32_t owner;
+
+    if (f == NULL) {
+        return NULL;
+    }
+    for (uint32_t i = 0; i < v->count; i++) {
+        const ldr_member_t *m = &v->members[i];
+
+        f[i].weight = m->weight;
+        f[i].share.value = m->leaving ? 0 : m->share * 1000 / LDR_SHARE_FULL;
+    }
+    for (uint64_t run = 0; run < SAMPLES; run++) {
+        if (ldr_view_owners(v, run * GOLDEN, 1, &owner) == 1) {
+            f[owner].owned.value++;
+        }
+    }
+    for (uint32_t i = 0; i < v->count; i++) {
+        f[i].owned.value = f[i].owned.value * 1000 / SAMPLES;
+    }
+    return f;
+}
+
+static void hash_text(const ldr_view_t *v, char text[LDR_HEX_BYTES(8)])
+{
+    ldr_hex(v->hash, 8, text);
+}
+
+static void expose_members(const ldr_view_t *v, ldr_exposition_t *e)
+{
+    ldr_member_figures_t *f = look_members(v);
+    ldr_subject_t *subjects = ldr_alloc((v->count + 1u) * sizeof(*subjects));
+
+    for (uint32_t i = 0; i < v->count; i++) {
+        const ldr_member_t *m = &v->members[i];
+
+        ldr_metric_put(e, LDR_METRIC_member_info,
+                       LDR_LABELS(m->name, m->address, m->zone, m->version), 1);
+        if (f != NULL && subjects != NULL) {
+            subjects[i] = (ldr_subject_t){&f[i], {m->name}};
+        }
+    }
+    if (f != NULL && subjects != NULL) {
+        ldr_figures_put(e, member_rows, subjects, v->count);
+    }
+    ldr_free(subjects);
+    ldr_free(f);
+}
+
+void ldr_cluster_expose(ldr_cluster_t *c, ldr_exposition_t *e)
+{
+    ldr_cluster_figures_t f;
+    char hash[LDR_HEX_BYTES(8)];
+
+    if (c == NULL) {
+        return;
+    }
+    const ldr_view_t *v = ldr_cluster_view(c);
+    ldr_self_t self = ldr_cluster_self(c);
+    look(c, &f);
+    hash_text(v, hash);
+    ldr_metric_put(e, LDR_METRIC_cluster_info,
+                   LDR_LABELS(f.s.source, self.cluster, self.name, hash), 1);
+    ldr_metric_put(e, LDR_METRIC_cluster_trouble, LDR_LABELS(f.s.trouble),
+                   f.s.trouble[0] != '\0');
+    ldr_figures_put(e, cluster_rows, &(ldr_subject_t){&f, {NULL}}, 1);
+    expose_members(v, e);
+    ldr_view_give(v);
+}
+
+void ldr_cluster_json(ldr_cluster_t *c, ldr_json_t *j)
+{
+    ldr_cluster_figures_t f;
+    char hash[LDR_HEX_BYTES(8)];
+
+    if (c == NULL) {
+        ldr_json_key(j, "cluster");
+        ldr_text_add(&j->t, "null");
+        return;
+    }
+    const ldr_view_t *v = ldr_cluster_view(c);
+    ldr_self_t self = ldr_cluster_self(c);
+    ldr_member_figures_t *members = look_members(v);
+    look(c, &f);
+    hash_text(v, hash);
+    ldr_json_begin(j, "cluster", '{');
+    ldr_json_text(j, "source", f.s.source);
+    ldr_json_text(j, "name", self.cluster);
+    ldr_json_text(j, "member", self.name);
+    ldr_json_text(j, "view", hash);
+    ldr_json_truth(j, "source_up", f.s.source_ok != 0);
+    ldr_json_text(j, "trouble", f.s.trouble);
+    ldr_figures_json(j, cluster_rows, &f);
+    ldr_json_begin(j, "members", '[');
+    for (uint32_t i = 0; members != NULL && i < v->count; i++) {
+        const ldr_member_t *m = &v->members[i];
+
+        ldr_json_begin(j, NULL, '{');
+        ldr_json_text(j, "name", m->name);
+        ldr_json_text(j, "address", m->address);
+        ldr_json_text(j, "zone", m->zone);
+        ldr_json_text(j, "version", m->version);
+        ldr_json_truth(j, "leaving", m->leaving);
+        ldr_json_truth(j, "self", i == v->self);
+        ldr_figures_json(j, member_rows, &members[i]);
+        ldr_json_end(j, '}');
+    }
+    ldr_json_end(j, ']');
+    ldr_json_end(j, '}');
+    ldr_free(members);
+    ldr_view_give(v);
+}
+
+/* "leave" and "return", of this node or with the name of another member. */
+bool ldr_cluster_verb(ldr_cluster_t *c, const char *verb, char *text,
+                      size_t size, larder_status_t *st_p)
+{
+    bool back = strncmp(verb, "return", 6) == 0;
+    const char *rest = verb + (back ? 6 : 5);
+
+    if ((!back && strncmp(verb, "leave", 5) != 0) ||
+        (rest[0] != '\0' && rest[0] != ' ')) {
+        return false;
+    }
+    if (c == NULL) {
+        *st_p = ldr_fail(LARDER_E_INVALID,
+                         "this node is in no cluster (option cluster)");
+        return true;
+    }
+    ldr_self_t self = ldr_cluster_self(c);
+    const char *name = rest[0] == ' ' ? rest + 1 : self.name;
+    *st_p = ldr_cluster_drain(c, name, back);
+    snprintf(text, size, "%s %s", name,
+             back ? "takes its place again"
+                  : "leaves: it owns nothing more, and still serves what it "
+                    "has");
+    return true;
+}

@@ -1,0 +1,83 @@
+/*
+ * The far side of peers' sessions: what other members ask of this node. Each
+ * connection has a thread of its own and takes one request after the other; it
+ * is no session of server/session.h, and a client's session knows none of what
+ * is said here.
+ *
+ * Life of a connection: HELLO, AUTH with the cluster's secret, MEET, in that
+ * order, by hello_ms; then ASK, GET, PUT, PEER_SPACE, PING and MEET again. What
+ * is asked for out of order, or malformed, ends it.
+ *
+ * What a peer asks for is looked for in this node's own tiers only: a request
+ * never travels further.
+ *
+ * Nothing here knows a socket: connections come as streams, so that the tests
+ * bring them from a simulated network.
+ */
+#pragma once
+
+#include "net/transport.h"
+#include "node/node.h"
+
+typedef struct ldr_peer_server ldr_peer_server_t;
+
+typedef struct ldr_peer_server_params {
+    ldr_node_t *node; /* a member of a cluster */
+    ldr_log_t log;
+    const ldr_clock_t *clock;
+    const ldr_threads_t *threads;
+    uint64_t hello_ms;
+} ldr_peer_server_params_t;
+
+larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
+                                     ldr_peer_server_t **server_p);
+/* Breaks all connections and waits for their threads. */
+void ldr_peer_server_close(ldr_peer_server_t *s);
+/* Takes a connection over, from: for the log. False: there are too many, and it
+ * is closed. */
+bool ldr_peer_serve(ldr_peer_server_t *s, const ldr_stream_t *stream,
+                    const char *from);
+
+/* ---- between the files of it ---- */
+
+typedef struct ldr_peer_conn {
+    struct ldr_peer_conn *next;
+    ldr_peer_server_t *server;
+    struct ldr_peer_node *peer; /* once it is met */
+    ldr_stream_t stream;
+    char from[80];
+    pthread_t thread;
+    bool over; /* its thread ends; server->lock */
+    uint64_t epoch;
+    ldr_frame_t frame; /* of the request */
+    ldr_stop_t stop;   /* of the request */
+    uint8_t *in, *out; /* a frame and its body each */
+} ldr_peer_conn_t;
+
+struct ldr_peer_server {
+    ldr_node_t *node;
+    struct ldr_peers *peers;
+    ldr_log_t log;
+    const ldr_clock_t *clock;
+    const ldr_threads_t *threads;
+    uint64_t hello_ms;
+    pthread_mutex_t lock;
+    ldr_peer_conn_t *conns;
+    unsigned count;
+    bool stop; /* atomic */
+};
+
+/* Whole bytes in or out, until the deadline; false: the connection is over. */
+bool ldr_peer_move(ldr_peer_conn_t *c, const struct iovec *iov, uint32_t count,
+                   bool in, uint64_t deadline_ns);
+/* Answers: the body lies in c->out behind the frame, payload follows. */
+bool ldr_peer_reply(ldr_peer_conn_t *c, larder_status_t st, size_t body,
+                    const struct iovec *payload, uint32_t count,
+                    uint64_t bytes);
+bool ldr_peer_refuse(ldr_peer_conn_t *c, larder_status_t st); /* with a text */
+
+/* peer_ops.c: false: the connection is to be closed. */
+bool ldr_peer_do_space(ldr_peer_conn_t *c);
+bool ldr_peer_do_ask(ldr_peer_conn_t *c);
+bool ldr_peer_do_get(ldr_peer_conn_t *c);
+bool ldr_peer_do_put(ldr_peer_conn_t *c);

@@ -1,0 +1,435 @@
+/* What members ask of this node: see peer.h. */
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/copy.h"
+#include "base/mem.h"
+#include "node/load.h"
+#include "server/peer.h"
+#include "tier/peer/peer.h"
+
+#define ROWS_MAX 256u /* of a GET or a PUT */
+#define SLICE 64u     /* chunks looked up before others get the lock */
+#define PIECE ((size_t)256 << 10)
+
+static const uint8_t *body_of(const ldr_peer_conn_t *c)
+{
+    return c->in + LDR_FRAME_BYTES;
+}
+
+bool ldr_peer_do_space(ldr_peer_conn_t *c)
+{
+    char tenant[LDR_TENANT_MAX + 1];
+    ldr_space_msg_t m;
+    uint32_t space = 0;
+
+    if (!ldr_get_peer_space(body_of(c), c->frame.body, tenant, &m) ||
+        tenant[0] == '\0') {
+        return false;
+    }
+    ldr_space_info_t info = {.tenant = tenant, .has_key = true};
+    memcpy(info.space_id, m.id, sizeof(info.space_id));
+    memcpy(info.tenant_check, m.check, sizeof(info.tenant_check));
+    memcpy(info.key, m.key, sizeof(info.key));
+    memcpy(info.label, m.label, sizeof(info.label));
+    larder_status_t st = ldr_node_space(c->server->node, &info, &space);
+    if (st != LARDER_OK) {
+        return ldr_peer_refuse(c, st);
+    }
+    return ldr_peer_reply(c, LARDER_OK,
+                          ldr_put_number(c->out + LDR_FRAME_BYTES, space), NULL,
+                          0, 0);
+}
+
+/* Reads the head, and whether both know the same epoch of the space. OK; MISS:
+ * it was refused; E_INVALID: it is malformed. */
+static larder_status_t take_head(ldr_peer_conn_t *c, uint32_t row_bytes,
+                                 ldr_peer_head_t *head)
+{
+    ldr_node_t *node = c->server->node;
+
+    if (!ldr_get_peer_head(body_of(c), c->frame.body, row_bytes, head) ||
+        head->count == 0) {
+        return LARDER_E_INVALID;
+    }
+    ldr_node_lock(node);
+    bool known = head->space < node->store.space_count &&
+                 node->store.spaces[head->space].tenant != LDR_NIL;
+    bool same = known && node->store.spaces[head->space].epoch == head->epoch;
+    ldr_node_unlock(node);
+    if (!known) {
+        return LARDER_E_INVALID;
+    }
+    if (!same) {
+        ldr_fail(LARDER_E_STALE, "the space has another epoch here");
+        return LARDER_MISS;
+    }
+    return LARDER_OK;
+}
+
+/* ---- ASK ---- */
+
+bool ldr_peer_do_ask(ldr_peer_conn_t *c)
+{
+    ldr_node_t *node = c->server->node;
+    ldr_store_t *store = &node->store;
+    ldr_peer_head_t head;
+    larder_status_t st = take_head(c, LDR_PEER_NAME_BYTES, &head);
+    uint8_t *out = c->out + LDR_FRAME_BYTES;
+    uint32_t now_s = ldr_wall_s(node->clock), entry = LDR_NIL;
+
+    if (st == LARDER_MISS) {
+        return ldr_peer_refuse(c, LARDER_E_STALE);
+    }
+    if (st != LARDER_OK || head.shards == 0 ||
+        head.count > ldr_peer_ask_rows(head.shards)) {
+        return false;
+    }
+    size_t at = ldr_put_peer_head(out, &head);
+    for (uint32_t i = 0; i < head.count;) {
+        uint32_t end = (uint32_t)ldr_min64(head.count, i + SLICE);
+
+        ldr_node_lock(node);
+        for (; i < end; i++) {
+            const uint8_t *row = head.rows + (size_t)i * LDR_PEER_NAME_BYTES;
+            ldr_peer_name_t name;
+            larder_cause_t cause;
+            larder_tier_t tier;
+
+            if (!ldr_get_peer_name(row, &name) || node->mode != LDR_MODE_ON) {
+                memset(out + at, 0, 4 * head.shards);
+                at += 4 * head.shards;
+                continue;
+            }
+            ldr_name_t n =
+                ldr_store_name(store, head.space, name.group, &name.key);
+            entry = ldr_store_find(store, &n, entry, now_s, &cause);
+            ldr_sought_t sought = {&n, entry, 0, true};
+            for (; sought.number < head.shards; sought.number++, at += 4) {
+                uint32_t bytes = 0;
+                bool has =
+                    entry != LDR_NIL &&
+                    sought.number <
+                        ldr_index_at(&store->index, entry)->shards &&
+                    ldr_node_usable(node, &sought, &tier, &bytes, &cause);
+
+                ldr_put32(out + at, has ? bytes : 0);
+            }
+        }
+        ldr_node_unlock(node);
+    }
+    return ldr_peer_reply(c, LARDER_OK, at, NULL, 0, 0);
+}
+
+/* ---- GET ---- */
+
+typedef struct getting {
+    ldr_peer_name_t names[ROWS_MAX];
+    larder_item_t items[ROWS_MAX];
+    ldr_load_t loads[ROWS_MAX];
+    struct iovec *iov;
+    uint32_t iov_count;
+    uint64_t bytes;
+} getting_t;
+
+static bool begin_loads(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
+                        getting_t *g)
+{
+    ldr_node_t *node = c->server->node;
+    bool waits = false;
+
+    for (uint32_t i = 0; i < head->count; i++) {
+        if (!ldr_get_peer_name(head->rows + (size_t)i * LDR_PEER_NAME_BYTES,
+                               &g->names[i])) {
+            return false;
+        }
+    }
+    for (uint32_t i = 0; i < head->count; i++) {
+        g->items[i] = (larder_item_t){.key = &g->names[i].key,
+                                      .group = g->names[i].group,
+                                      .shard = g->names[i].shard};
+        g->loads[i] = (ldr_load_t){
+            .target = {head->space, LARDER_SHARDS_MAX, &g->items[i]},
+            .own = true,
+        };
+        waits |= !ldr_load_begin(node, &g->loads[i]);
+    }
+    if (waits) {
+        ldr_node_reads_go(node);
+    }
+    return true;
+}
+
+/* The row of a shard that was found and is held, or of one that was not. */
+static void fill_row(ldr_peer_conn_t *c, const getting_t *g, uint32_t i,
+                     ldr_peer_shard_t *row)
+{
+    ldr_node_t *node = c->server->node;
+    const ldr_load_t *load = &g->loads[i];
+
+    *row = (ldr_peer_shard_t){
+        .key = g->names[i].key,
+        .group = g->names[i].group,
+        .shard = g->names[i].shard,
+        .shards = g->names[i].shard + 1u,
+        .status = load->status == LARDER_OK ? LARDER_OK : LARDER_MISS,
+    };
+    if (load->status != LARDER_OK) {
+        return;
+    }
+    ldr_node_lock(node);
+    const ldr_shard_t *sh = &node->store.shards[load->shard];
+    const ldr_chunk_t *k = &node->store.chunks[sh->chunk];
+
+    if (k->entry == LDR_NIL) { /* removed or reset meanwhile */
+        row->status = LARDER_MISS;
+    } else {
+        row->shards = ldr_index_at(&node->store.index, k->entry)->shards;
+        row->parent = k->parent;
+        row->length = sh->length;
+        row->crc = sh->crc;
+        row->written_s = k->written_s;
+        row->expires_s = k->expires_s;
+        row->depth = k->depth;
+        row->pinned = k->pinned;
+    }
+    ldr_node_unlock(node);
+}
+
+/* Waits for a load and checks its bytes: what was damaged here is not passed
+ * on. */
+static void settle(ldr_peer_conn_t *c, ldr_load_t *load)
+{
+    ldr_node_t *node = c->server->node;
+
+    if (load->status == LARDER_PENDING) {
+        ldr_load_wait(node, load, c->stop.deadline_ns);
+    }
+    if (load->status == LARDER_OK) {
+        ldr_load_check(node, load);
+    }
+}
+
+static size_t collect(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
+                      getting_t *g)
+{
+    ldr_node_t *node = c->server->node;
+    uint8_t *out = c->out + LDR_FRAME_BYTES;
+    size_t at = ldr_put_peer_head(out, head);
+    uint32_t room = 0;
+
+    for (uint32_t i = 0; i < head->count; i++) {
+        settle(c, &g->loads[i]);
+        if (g->loads[i].status == LARDER_OK) {
+            room += ldr_node_iov(node, g->loads[i].shard, NULL, 0);
+        }
+    }
+    g->iov = ldr_alloc((room + 1) * sizeof(*g->iov));
+    for (uint32_t i = 0; i < head->count; i++) {
+        ldr_peer_shard_t row;
+
+        fill_row(c, g, i, &row);
+        if (row.status == LARDER_OK &&
+            (g->iov == NULL || row.length > g->names[i].room ||
+             g->bytes + row.length > LDR_PAYLOAD_MAX)) {
+            row.status = LARDER_E_BUSY;
+            row.length = 0;
+        }
+        if (row.status == LARDER_OK) {
+            g->iov_count +=
+                ldr_node_iov(node, g->loads[i].shard, g->iov + g->iov_count,
+                             room - g->iov_count);
+            g->bytes += row.length;
+        }
+        ldr_put_peer_shard(out + at, &row);
+        at += LDR_PEER_SHARD_BYTES;
+    }
+    return at;
+}
+
+bool ldr_peer_do_get(ldr_peer_conn_t *c)
+{
+    ldr_node_t *node = c->server->node;
+    ldr_peer_head_t head;
+    larder_status_t st = take_head(c, LDR_PEER_NAME_BYTES, &head);
+
+    if (st == LARDER_MISS) {
+        return ldr_peer_refuse(c, LARDER_E_STALE);
+    }
+    getting_t *g = st == LARDER_OK && head.count <= ROWS_MAX
+                       ? ldr_alloc(sizeof(*g))
+                       : NULL;
+    if (g == NULL || !begin_loads(c, &head, g)) {
+        ldr_free(g);
+        return false;
+    }
+    size_t bytes = collect(c, &head, g);
+    bool good =
+        ldr_peer_reply(c, LARDER_OK, bytes, g->iov, g->iov_count, g->bytes);
+    ldr_node_lock(node);
+    c->peer->n.served_bytes += g->bytes;
+    for (uint32_t i = 0; i < head.count; i++) {
+        c->peer->n.served += g->loads[i].status == LARDER_OK;
+    }
+    ldr_node_unlock(node);
+    for (uint32_t i = 0; i < head.count; i++) {
+        ldr_load_end(node, &g->loads[i], false);
+    }
+    ldr_free(g->iov);
+    ldr_free(g);
+    return good;
+}
+
+/* ---- PUT ---- */
+
+/* Payload that is not wanted. */
+static bool dump(ldr_peer_conn_t *c, uint64_t bytes)
+{
+    uint8_t *waste = ldr_alloc(PIECE);
+    bool good = waste != NULL;
+
+    while (good && bytes > 0) {
+        struct iovec iov = {waste, ldr_min64(bytes, PIECE)};
+
+        good = ldr_peer_move(c, &iov, 1, true, c->stop.deadline_ns);
+        bytes -= iov.iov_len;
+    }
+    ldr_free(waste);
+    return good;
+}
+
+/* Whether this shard may come in now, and room for it. With PRESENT and the
+ * like its payload is dumped. */
+static larder_status_t reserve(ldr_peer_conn_t *c, uint32_t space,
+                               const ldr_peer_shard_t *row, uint32_t *shard_p)
+{
+    ldr_node_t *node = c->server->node;
+    ldr_store_t *store = &node->store;
+    uint32_t now_s = ldr_wall_s(node->clock);
+    larder_item_t item = {
+        .key = &row->key,
+        .parent = &row->parent,
+        .group = row->group,
+        .shard = row->shard,
+        .depth = row->depth,
+        .flags = row->pinned ? LARDER_PUT_PIN : 0,
+        .ttl_ms = row->expires_s > now_s
+                      ? (row->expires_s - now_s) * (uint64_t)1000
+                      : 0,
+    };
+    ldr_target_t target = {space, row->shards, &item};
+
+    if (row->expires_s != 0 && row->expires_s <= now_s) {
+        return LARDER_E_STALE;
+    }
+    ldr_node_lock(node);
+    bool owes = ldr_peer_owes(c->peer, store->spaces[space].id, &row->key,
+                              row->group, row->shard);
+    bool room = !owes && ldr_peers_fly(c->server->peers, row->length);
+    ldr_node_unlock(node);
+    if (owes || !room) {
+        return owes ? LARDER_E_STALE : LARDER_E_BUSY;
+    }
+    larder_status_t st = ldr_node_reserve(node, &target, row->length, shard_p);
+    ldr_node_lock(node);
+    if (st == LARDER_OK) {
+        store->shards[*shard_p].tier = LARDER_TIER_PEER;
+        store->chunks[store->shards[*shard_p].chunk].written_s = row->written_s;
+    } else {
+        ldr_peers_land(c->server->peers, row->length);
+    }
+    ldr_node_unlock(node);
+    return st == LARDER_PENDING ? LARDER_E_BUSY : st;
+}
+
+/* Its bytes, straight into its pages, and summed. */
+static bool fill(ldr_peer_conn_t *c, const ldr_peer_shard_t *row,
+                 uint32_t shard, uint32_t *crc_p)
+{
+    const ldr_node_t *node = c->server->node;
+    struct iovec *iov = ldr_alloc(LDR_READ_IOV * sizeof(*iov));
+    uint32_t crc = 0;
+    uint32_t n = iov != NULL ? ldr_arena_iov(&node->store.arena,
+                                             node->store.shards[shard].page,
+                                             row->length, iov, LDR_READ_IOV)
+                             : 0;
+    bool good = n > 0;
+
+    for (uint32_t i = 0; i < n && good; i++) {
+        for (size_t at = 0; at < iov[i].iov_len && good;) {
+            struct iovec piece = {(uint8_t *)iov[i].iov_base + at,
+                                  ldr_min64(iov[i].iov_len - at, PIECE)};
+
+            good = ldr_peer_move(c, &piece, 1, true, c->stop.deadline_ns);
+            crc = good ? ldr_crc32c(crc, piece.iov_base, piece.iov_len) : crc;
+            at += piece.iov_len;
+        }
+    }
+    ldr_free(iov);
+    *crc_p = crc;
+    return good;
+}
+
+/* One shard of a PUT. False: the connection is over. */
+static bool take_shard(ldr_peer_conn_t *c, uint32_t space, uint32_t epoch,
+                       const ldr_peer_shard_t *row, larder_status_t *st_p)
+{
+    ldr_node_t *node = c->server->node;
+    uint32_t shard = LDR_NIL, crc = 0;
+
+    *st_p = reserve(c, space, row, &shard);
+    if (*st_p != LARDER_OK) {
+        return dump(c, row->length);
+    }
+    bool good = fill(c, row, shard, &crc);
+    ldr_node_lock(node);
+    bool right =
+        good && crc == row->crc &&
+        node->store.chunks[node->store.shards[shard].chunk].epoch == epoch;
+    ldr_peers_land(c->server->peers, row->length);
+    node->store.now_ds = (uint32_t)(ldr_now_ns(node->clock) / 100000000u);
+    c->peer->n.wrong += good && crc != row->crc;
+    ldr_node_unlock(node);
+    if (!right) {
+        ldr_node_abort(node, shard);
+        *st_p = crc != row->crc ? LARDER_E_CORRUPT : LARDER_E_STALE;
+        return good;
+    }
+    *st_p = ldr_node_commit(node, shard, crc, 0);
+    ldr_node_lock(node);
+    c->peer->n.taken += *st_p == LARDER_OK;
+    c->peer->n.taken_bytes += *st_p == LARDER_OK ? row->length : 0;
+    ldr_node_unlock(node);
+    return true;
+}
+
+bool ldr_peer_do_put(ldr_peer_conn_t *c)
+{
+    uint8_t *out = c->out + LDR_FRAME_BYTES;
+    ldr_peer_head_t head;
+    larder_status_t st = take_head(c, LDR_PEER_SHARD_BYTES, &head);
+    uint64_t payload = 0;
+    size_t at = 0;
+
+    if (st == LARDER_MISS) {
+        return dump(c, c->frame.payload) && ldr_peer_refuse(c, LARDER_E_STALE);
+    }
+    if (st != LARDER_OK || head.count > ROWS_MAX) {
+        return false;
+    }
+    at = ldr_put_peer_head(out, &head);
+    for (uint32_t i = 0; i < head.count; i++) {
+        ldr_peer_shard_t row;
+
+        if (!ldr_get_peer_shard(head.rows + (size_t)i * LDR_PEER_SHARD_BYTES,
+                                &row) ||
+            row.length == 0 || (payload += row.length) > c->frame.payload ||
+            !take_shard(c, head.space, head.epoch, &row, &st)) {
+            return false;
+        }
+        ldr_put32(out + at, (uint32_t)(int32_t)st);
+        at += 4;
+    }
+    return payload == c->frame.payload &&
+           ldr_peer_reply(c, LARDER_OK, at, NULL, 0, 0);
+}

@@ -1,0 +1,260 @@
+/*
+ * Asking members what they have: one request to each for all chunks of a
+ * request. An answer becomes locations; no answer is remembered as such, and
+ * the chunk is asked for again the next time.
+ */
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "tier/peer/peer.h"
+
+#define KNOWN_NS 10000000000u /* how long a location is believed */
+#define ABSENT_NS 500000000u  /* ... and that nobody has it */
+#define RANKS 2u
+
+bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+    uint32_t epoch = p->host->store.spaces[name->space].epoch;
+    uint64_t now_ns = ldr_peers_now(p);
+    ldr_location_t at;
+
+    if (p->node_count == 0 || p->spaces[name->space] == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < shards; i++) {
+        if (!ldr_where_find(p->where, name->fingerprint, i, epoch, now_ns,
+                            &at) ||
+            (at.length == 0 && at.holder == LDR_PEER_UNKNOWN)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void ldr_query_unref(ldr_query_t *ask)
+{
+    if (--ask->refs == 0) {
+        ldr_free(ask->rows);
+        ldr_free(ask);
+    }
+}
+
+/* ---- handing out ---- */
+
+/* The part of this member in an ask that is being handed out. NULL: no memory.
+ */
+static ldr_query_part_t *part_of(ldr_query_t *ask, ldr_query_part_t **parts,
+                                 uint16_t number)
+{
+    if (parts[number] == NULL) {
+        parts[number] =
+            ldr_alloc(sizeof(ldr_query_part_t) + ask->count * sizeof(uint32_t));
+        if (parts[number] != NULL) {
+            parts[number]->ask = ask;
+        }
+    }
+    return parts[number];
+}
+
+/* Nobody answers for these chunks now. */
+static void note(ldr_peers_t *p, const ldr_query_t *ask,
+                 const ldr_query_row_t *row, uint16_t holder)
+{
+    uint32_t epoch = p->host->store.spaces[ask->space].epoch;
+    uint64_t now_ns = ldr_peers_now(p);
+    ldr_location_t at, none = {.holder = holder, .second = LDR_PEER_NONE};
+
+    for (uint32_t i = 0; i < ask->shards; i++) {
+        if (!ldr_where_find(p->where, row->fingerprint, i, epoch, now_ns,
+                            &at) ||
+            at.length == 0) {
+            ldr_where_put(p->where, row->fingerprint, i, epoch,
+                          now_ns + ABSENT_NS, &none);
+        }
+    }
+}
+
+bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+    ldr_query_part_t **parts = ldr_alloc(LDR_PEERS_MAX * sizeof(*parts));
+
+    ldr_host_held(p->host);
+    ask->until_ns =
+        ldr_min64(ask->until_ns,
+                  ldr_peers_now(p) + p->host->options.peer_match_ms * 1000000u);
+    for (uint32_t i = 0; parts != NULL && i < ask->count; i++) {
+        ldr_query_row_t *row = &ask->rows[i];
+        ldr_peer_node_t *nodes[RANKS + 1];
+        uint32_t mine;
+        unsigned n = ldr_peers_owners(p, &row->key, false, RANKS, nodes, &mine);
+
+        for (unsigned k = 0; k < n; k++) {
+            ldr_query_part_t *part =
+                nodes[k]->remote != NULL && ldr_breaker_shut(nodes[k]->remote)
+                    ? part_of(ask, parts, nodes[k]->number)
+                    : NULL;
+
+            row->asked++;
+            if (part != NULL) {
+                part->rows[part->count++] = i;
+            } else {
+                nodes[k]->n.unanswered++;
+            }
+        }
+        if (n == 0) { /* it is this node's, and nobody else's */
+            note(p, ask, row, LDR_PEER_NONE);
+        } else {
+            note(p, ask, row, LDR_PEER_UNKNOWN);
+        }
+    }
+    for (unsigned i = 0; parts != NULL && i < p->node_count; i++) {
+        ldr_peer_node_t *n = p->nodes[i];
+
+        if (parts[i] != NULL) {
+            *n->asks_end = parts[i];
+            n->asks_end = &parts[i]->next;
+            ask->pending++;
+            ask->refs++;
+            n->n.asked++;
+            ldr_lane_wake(n, false);
+        }
+    }
+    ldr_free(parts);
+    ask->over = ask->pending == 0;
+    return !ask->over;
+}
+
+/* ---- asking ---- */
+
+/* A part has come to its end. With the lock. */
+static void part_done(ldr_peers_t *p, ldr_query_part_t *part)
+{
+    ldr_query_t *ask = part->ask;
+
+    ldr_host_held(p->host);
+    if (--ask->pending == 0 && !ask->over) {
+        ask->over = true;
+        if (ask->ready != NULL) {
+            ask->ready(ask);
+        }
+        p->threads->wake(p->threads->arg, &p->host->changed, true);
+    }
+    ldr_query_unref(ask);
+    ldr_free(part);
+}
+
+void ldr_peer_unask_part(ldr_peer_node_t *n, ldr_query_part_t *part)
+{
+    n->n.unanswered++;
+    part_done(n->tier, part);
+}
+
+/* What a member has of one chunk: lengths of its shards. With the lock. */
+static void take_answer(ldr_peer_node_t *n, ldr_query_t *ask,
+                        ldr_query_row_t *row, uint32_t epoch,
+                        const uint8_t *lengths)
+{
+    ldr_peers_t *p = n->tier;
+    uint64_t now_ns = ldr_peers_now(p);
+    ldr_location_t at;
+
+    row->answered++;
+    for (uint32_t i = 0; i < ask->shards; i++) {
+        uint32_t length = ldr_get32(lengths + 4 * i);
+        bool known =
+            ldr_where_find(p->where, row->fingerprint, i, epoch, now_ns, &at) &&
+            at.length > 0;
+
+        if (length == 0 || length > LARDER_VALUE_MAX) {
+            continue;
+        }
+        if (!known || at.holder == n->number) {
+            at = (ldr_location_t){length, n->number, LDR_PEER_NONE};
+        } else if (at.length == length) {
+            at.second = n->number;
+        }
+        ldr_where_put(p->where, row->fingerprint, i, epoch, now_ns + KNOWN_NS,
+                      &at);
+    }
+    if (row->answered == row->asked) { /* all have, so it is known */
+        note(p, ask, row, LDR_PEER_NONE);
+    }
+}
+
+/* Up to so many rows in one call. Gives how many were answered. */
+static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
+                         uint32_t at, uint32_t count, ldr_talk_t *v,
+                         larder_status_t *st_p)
+{
+    ldr_peers_t *p = n->tier;
+    ldr_query_t *ask = part->ask;
+    uint8_t *body = ldr_body(v->call.buffer);
+    ldr_peer_head_t head = {
+        .space = v->space, .count = count, .shards = ask->shards};
+
+    ldr_host_lock(p->host);
+    head.epoch = p->host->store.spaces[ask->space].epoch;
+    ldr_host_unlock(p->host);
+    size_t bytes = ldr_put_peer_head(body, &head);
+    for (uint32_t i = 0; i < count; i++) {
+        const ldr_query_row_t *row = &ask->rows[part->rows[at + i]];
+        ldr_peer_name_t name = {.key = row->key, .group = row->group};
+
+        ldr_put_peer_name(body + bytes, &name);
+        bytes += LDR_PEER_NAME_BYTES;
+    }
+    *st_p = ldr_talk_call(v, LDR_OP_PEER_ASK, bytes);
+    ldr_peer_head_t reply;
+    if (*st_p == LARDER_OK &&
+        (!ldr_get_peer_head(body, v->call.reply.body, 0, &reply) ||
+         reply.count != count || reply.shards != ask->shards)) {
+        *st_p = ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer", n->name);
+    }
+    ldr_host_lock(p->host);
+    if (*st_p == LARDER_OK &&
+        head.epoch == p->host->store.spaces[ask->space].epoch) {
+        for (uint32_t i = 0; i < count; i++) {
+            take_answer(n, ask, &ask->rows[part->rows[at + i]], head.epoch,
+                        reply.rows + (size_t)i * 4 * ask->shards);
+        }
+    } else if (*st_p == LARDER_E_STALE) {
+        n->tried = n->informed = 0; /* they meet again */
+    }
+    ldr_host_unlock(p->host);
+    return *st_p == LARDER_OK ? count : 0;
+}
+
+void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part)
+{
+    ldr_peers_t *p = n->tier;
+    ldr_query_t *ask = part->ask;
+    ldr_stop_t stop = {&p->stop, ask->until_ns};
+    uint32_t most = ldr_peer_ask_rows(ask->shards), at = 0;
+    ldr_talk_t v = {0};
+    larder_status_t st = LARDER_E_DEADLINE;
+
+    ldr_host_lock(p->host);
+    bool wanted = !ask->over && ldr_peers_now(p) < ask->until_ns;
+    const ldr_peer_space_t *space = p->spaces[ask->space];
+    ldr_remote_t *remote = n->remote;
+    ldr_host_unlock(p->host);
+    if (wanted) {
+        st = ldr_talk_begin(&v, remote, &space->ref, &stop);
+    }
+    if (st == LARDER_OK) {
+        while (st == LARDER_OK && at < part->count) {
+            uint32_t count = (uint32_t)ldr_min64(part->count - at, most);
+
+            at += ask_some(n, part, at, count, &v, &st);
+        }
+        ldr_talk_end(&v, st);
+    }
+    ldr_host_lock(p->host);
+    n->n.answered += st == LARDER_OK;
+    n->n.unanswered += st != LARDER_OK;
+    part_done(p, part);
+    ldr_host_unlock(p->host);
+}

@@ -1,0 +1,172 @@
+/*
+ * Lanes: the threads of a member. A lane is begun when there is work and none
+ * idle. Its loop holds the node's lock but while it calls the member.
+ */
+#include "base/bytes.h"
+#include "tier/peer/peer.h"
+
+#define LOOK_NS 1000000000u /* for room, and for a new view */
+
+static unsigned lane_count(const ldr_peers_t *p)
+{
+    return (unsigned)p->host->options.peer_lanes;
+}
+
+static bool meets_now(const ldr_peer_node_t *n, uint64_t now_ns)
+{
+    return n->remote != NULL && n->in_view &&
+           (n->tried < n->tier->wanted || now_ns >= n->again_ns);
+}
+
+static ldr_query_part_t *take_ask(ldr_peer_node_t *n)
+{
+    ldr_query_part_t *part = n->asks;
+
+    if (part != NULL) {
+        n->asks = part->next;
+        n->asks_end = n->asks == NULL ? &n->asks : n->asks_end;
+    }
+    return part;
+}
+
+static ldr_peer_batch_t *take_save(ldr_peer_node_t *n)
+{
+    ldr_peer_batch_t *b = n->saves;
+
+    n->saves = b->next;
+    n->saves_end = n->saves == NULL ? &n->saves : n->saves_end;
+    return b;
+}
+
+/* Saves leave one lane to fetches, if there are two. */
+static bool may_save(const ldr_peer_node_t *n)
+{
+    unsigned lanes = lane_count(n->tier);
+
+    return n->saves != NULL && n->saving < (lanes > 2 ? lanes - 2 : 1);
+}
+
+/* Does one thing. False: there is nothing. With the lock, which it drops. */
+static bool work(struct ldr_peer_lane *lane)
+{
+    ldr_peer_node_t *n = lane->node;
+    ldr_peers_t *p = n->tier;
+
+    if (lane->number == 0 && meets_now(n, ldr_peers_now(p))) {
+        ldr_host_unlock(p->host);
+        ldr_peer_tell(n);
+        ldr_host_lock(p->host);
+        return true;
+    }
+    ldr_query_part_t *part = take_ask(n);
+    if (part != NULL) {
+        ldr_host_unlock(p->host);
+        ldr_peer_ask_part(n, part);
+        ldr_host_lock(p->host);
+        return true;
+    }
+    if (lane->number == 0) {
+        return false;
+    }
+    if (n->fetch_head != LDR_NIL && ldr_peer_fetch_some(n)) {
+        return true;
+    }
+    if (may_save(n)) {
+        n->saving++;
+        ldr_peer_save_batch(n, take_save(n));
+        n->saving--;
+        return true;
+    }
+    return false;
+}
+
+static void *lane_main(void *arg)
+{
+    struct ldr_peer_lane *lane = arg;
+    ldr_peer_node_t *n = lane->node;
+    ldr_peers_t *p = n->tier;
+
+    ldr_host_lock(p->host);
+    while (!p->stop) {
+        if (work(lane)) {
+            continue;
+        }
+        uint64_t until_ns = ldr_peers_now(p) + LOOK_NS;
+
+        if (lane->number == 0) {
+            ldr_peers_look(p);
+            until_ns = ldr_min64(
+                until_ns, ldr_max64(n->again_ns, until_ns - LOOK_NS + 1));
+        }
+        lane->idle = true;
+        ldr_host_tell(p->host);
+        p->threads->wait(p->threads->arg, &n->work, &p->host->lock, until_ns);
+        lane->idle = false;
+    }
+    ldr_host_unlock(p->host);
+    return NULL;
+}
+
+/* With the lock. */
+static void begin(ldr_peer_node_t *n, unsigned number)
+{
+    ldr_peers_t *p = n->tier;
+    struct ldr_peer_lane *lane = &n->lanes[number];
+
+    if (!lane->runs && !p->stop) {
+        lane->node = n;
+        lane->number = number;
+        lane->runs = p->threads->start(p->threads->arg, &lane->thread,
+                                       "larder-peer", lane_main, lane);
+    }
+}
+
+void ldr_lane_wake(ldr_peer_node_t *n, bool moves)
+{
+    ldr_peers_t *p = n->tier;
+    unsigned at = moves ? 1 : 0, end = moves ? lane_count(p) : 1;
+
+    ldr_host_held(p->host);
+    while (at < end && n->lanes[at].runs && !n->lanes[at].idle) {
+        at++;
+    }
+    if (at < end) {
+        begin(n, at);
+    }
+    p->threads->wake(p->threads->arg, &n->work, true);
+}
+
+void ldr_lanes_end(ldr_peers_t *p)
+{
+    ldr_host_lock(p->host);
+    p->stop = true;
+    p->threads->wake(p->threads->arg, &p->work, true);
+    unsigned count = p->node_count;
+    for (unsigned i = 0; i < count; i++) {
+        p->threads->wake(p->threads->arg, &p->nodes[i]->work, true);
+    }
+    ldr_host_unlock(p->host);
+    if (p->saver_runs) {
+        p->threads->join(p->threads->arg, p->saver);
+    }
+    for (unsigned i = 0; i < count; i++) {
+        ldr_peer_node_t *n = p->nodes[i];
+
+        for (unsigned k = 0; k < LDR_PEER_LANES; k++) {
+            if (n->lanes[k].runs) {
+                p->threads->join(p->threads->arg, n->lanes[k].thread);
+                n->lanes[k].runs = false;
+            }
+        }
+        ldr_query_part_t *part;
+        ldr_host_lock(p->host);
+        while ((part = take_ask(n)) != NULL) {
+            ldr_peer_unask_part(n, part);
+        }
+        while (n->saves != NULL) {
+            ldr_peer_save_back(n, take_save(n));
+        }
+        ldr_peer_fetch_none(n, LARDER_CAUSE_DEADLINE);
+        ldr_host_unlock(p->host);
+    }
+}

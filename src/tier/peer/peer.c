@@ -1,0 +1,381 @@
+/* The peer tier's row: its life, its members, and finding. */
+#include "tier/peer/peer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/grow.h"
+#include "base/mem.h"
+
+/* ---- members ---- */
+
+static larder_status_t remote_open(ldr_peer_node_t *n)
+{
+    ldr_peers_t *p = n->tier;
+    ldr_host_t *host = p->host;
+    ldr_options_t *o = ldr_alloc(sizeof(*o));
+    ldr_net_env_t env = {
+        .log = host->log,
+        .clock = host->clock,
+        .threads = p->threads,
+        .transport = host->transport,
+        .seed = ldr_rand_next(&host->rand),
+        .meet = ldr_peer_meet,
+        .meet_arg = n,
+    };
+
+    if (o == NULL) {
+        return LARDER_E_NO_MEMORY;
+    }
+    *o = host->options;
+    o->scheme = LDR_SCHEME_TCP;
+    snprintf(o->address, sizeof(o->address), "%s", n->address);
+    snprintf(o->tenant, sizeof(o->tenant), "%s", LDR_PEER_TENANT);
+    snprintf(o->token_file, sizeof(o->token_file), "%s", o->cluster_secret);
+    o->connections = o->peer_lanes;
+    o->timeout_ms = o->breaker_ms = o->peer_timeout_ms;
+    o->spin_us = 0;
+    o->tls = LDR_TLS_OFF;
+    larder_status_t st =
+        ldr_remote_create(o, &ldr_links_pool, &env, &n->remote);
+    ldr_free(o);
+    return st;
+}
+
+ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
+{
+    ldr_host_held(p->host);
+    for (unsigned i = 0; i < p->node_count; i++) {
+        if (strcmp(p->nodes[i]->name, name) == 0) {
+            return p->nodes[i];
+        }
+    }
+    ldr_peer_node_t *n =
+        p->node_count < LDR_PEERS_MAX ? ldr_alloc(sizeof(*n)) : NULL;
+    if (n == NULL || !ldr_cond_init(&n->work)) {
+        ldr_free(n);
+        return NULL;
+    }
+    n->tier = p;
+    n->number = (uint16_t)p->node_count;
+    n->id = ldr_member_id(name);
+    snprintf(n->name, sizeof(n->name), "%s", name);
+    n->asks_end = &n->asks;
+    n->saves_end = &n->saves;
+    n->fetch_head = n->fetch_tail = LDR_NIL;
+    p->nodes[p->node_count++] = n;
+    return n;
+}
+
+/* A member that is at another address now is called there; calls under way end
+ * where they are. */
+static void move_to(ldr_peer_node_t *n, const char *address)
+{
+    ldr_peers_t *p = n->tier;
+
+    if (strcmp(n->address, address) == 0 ||
+        (n->remote != NULL && p->retired_count == LDR_PEERS_MAX)) {
+        return;
+    }
+    if (n->remote != NULL) {
+        p->retired[p->retired_count++] = n->remote;
+        n->remote = NULL;
+    }
+    snprintf(n->address, sizeof(n->address), "%s", address);
+    if (remote_open(n) != LARDER_OK) {
+        ldr_host_say(p->host, LARDER_LOG_ERROR, "member %s at %s: %s", n->name,
+                     address, ldr_fail_text());
+    }
+}
+
+void ldr_peers_look(ldr_peers_t *p)
+{
+    ldr_host_held(p->host);
+    if (p->view != NULL &&
+        p->view->generation == ldr_cluster_generation(p->cluster)) {
+        return;
+    }
+    const ldr_view_t *view = ldr_cluster_view(p->cluster);
+    uint16_t *by_place = ldr_alloc((view->count + 1) * sizeof(*by_place));
+    if (by_place == NULL) { /* the last one stands */
+        ldr_view_give(view);
+        return;
+    }
+    for (unsigned i = 0; i < p->node_count; i++) {
+        p->nodes[i]->in_view = false;
+    }
+    for (uint32_t i = 0; i < view->count; i++) {
+        const ldr_member_t *m = &view->members[i];
+        ldr_peer_node_t *n =
+            i != view->self ? ldr_peers_node(p, m->name) : NULL;
+
+        by_place[i] = n != NULL ? n->number : LDR_PEER_NONE;
+        if (n != NULL) {
+            n->in_view = true;
+            move_to(n, m->address);
+        }
+    }
+    if (p->view != NULL) {
+        ldr_view_give(p->view);
+    }
+    ldr_free(p->by_place);
+    p->view = view;
+    p->by_place = by_place;
+    for (unsigned i = 0; i < p->node_count; i++) {
+        ldr_lane_wake(p->nodes[i], false); /* those that are new are met */
+    }
+}
+
+bool ldr_peer_well(const ldr_peer_node_t *n)
+{
+    return n->remote != NULL && n->in_view && ldr_breaker_shut(n->remote);
+}
+
+unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
+                          unsigned max, ldr_peer_node_t **nodes,
+                          uint32_t *mine_p)
+{
+    uint32_t places[LDR_RANKS_MAX];
+    unsigned count = 0;
+
+    ldr_peers_look(p);
+    *mine_p = LDR_NOBODY;
+    if (p->view == NULL) {
+        return 0;
+    }
+    uint64_t run = ldr_run_hash(key);
+    uint32_t n = copies ? ldr_view_copies(p->view, run, max, places)
+                        : ldr_view_owners(p->view, run, max, places);
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t at = p->by_place[places[i]];
+
+        if (places[i] == p->view->self) {
+            *mine_p = i;
+        } else if (at != LDR_PEER_NONE) {
+            nodes[count++] = p->nodes[at];
+        }
+    }
+    return count;
+}
+
+bool ldr_peers_fly(ldr_peers_t *p, uint64_t bytes)
+{
+    ldr_host_held(p->host);
+    if (p->flying > 0 && p->flying + bytes > p->host->options.peer_dram) {
+        return false;
+    }
+    p->flying += bytes;
+    return true;
+}
+
+void ldr_peers_land(ldr_peers_t *p, uint64_t bytes)
+{
+    ldr_host_held(p->host);
+    LDR_ASSERT(p->flying >= bytes);
+    p->flying -= bytes;
+    for (unsigned i = 0; i < p->node_count; i++) {
+        if (p->nodes[i]->fetch_head != LDR_NIL) { /* it may wait for room */
+            ldr_lane_wake(p->nodes[i], true);
+        }
+    }
+}
+
+/* ---- life ---- */
+
+static void peer_destroy(ldr_tier_t *t)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+
+    for (unsigned i = 0; i < p->node_count; i++) {
+        ldr_peer_node_t *n = p->nodes[i];
+
+        if (n->remote != NULL) {
+            ldr_remote_destroy(n->remote);
+        }
+        pthread_cond_destroy(&n->work);
+        ldr_free(n);
+    }
+    for (unsigned i = 0; i < p->retired_count; i++) {
+        ldr_remote_destroy(p->retired[i]);
+    }
+    for (uint32_t i = 0; p->spaces != NULL && i < LDR_SPACES_MAX; i++) {
+        ldr_free(p->spaces[i]);
+    }
+    if (p->spaces != NULL) {
+        ldr_unreserve(p->spaces, LDR_SPACES_MAX * sizeof(*p->spaces));
+    }
+    if (p->view != NULL) {
+        ldr_view_give(p->view);
+    }
+    ldr_where_close(p->where);
+    ldr_free(p->by_place);
+    ldr_free(p->nodes);
+    ldr_free(p->retired);
+    ldr_free(p->removals);
+    ldr_free(p->removal_ids);
+    ldr_free(p->lost);
+    pthread_cond_destroy(&p->work);
+    ldr_free(p);
+}
+
+static larder_status_t peer_open(ldr_host_t *host)
+{
+    ldr_peers_t *p = host->cluster != NULL ? ldr_alloc(sizeof(*p)) : NULL;
+
+    if (host->cluster == NULL) {
+        return LARDER_OK;
+    }
+    if (p == NULL || !ldr_cond_init(&p->work)) {
+        ldr_free(p);
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
+    }
+    p->base = (ldr_tier_t){&ldr_tier_peer, host};
+    p->cluster = host->cluster;
+    p->threads = host->threads != NULL ? host->threads : &ldr_threads_real;
+    p->self = ldr_cluster_self(p->cluster);
+    p->removal_first = 1;
+    p->wanted = 1;
+    p->nodes = ldr_alloc(LDR_PEERS_MAX * sizeof(*p->nodes));
+    p->retired = ldr_alloc(LDR_PEERS_MAX * sizeof(ldr_remote_t *));
+    p->where = ldr_where_open();
+    p->spaces = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->spaces));
+    p->removals = ldr_alloc(LDR_REMOVALS_MAX * sizeof(*p->removals));
+    p->removal_ids = ldr_alloc(2 * LDR_REMOVALS_MAX * sizeof(uint64_t));
+    p->lost = ldr_alloc(LDR_SPACES_MAX * sizeof(*p->lost));
+    if (p->nodes == NULL || p->retired == NULL || p->where == NULL ||
+        p->spaces == NULL || p->removals == NULL || p->removal_ids == NULL ||
+        p->lost == NULL) {
+        peer_destroy(&p->base);
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
+    }
+    ldr_host_add_tier(host, &p->base);
+    return LARDER_OK;
+}
+
+static larder_status_t peer_start(ldr_tier_t *t)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+
+    p->saver_runs = p->threads->start(p->threads->arg, &p->saver,
+                                      "larder-peers", ldr_peer_saver, p);
+    if (!p->saver_runs) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+    }
+    ldr_host_lock(p->host);
+    ldr_peers_look(p);
+    ldr_host_unlock(p->host);
+    return LARDER_OK;
+}
+
+static bool peer_step(ldr_tier_t *t)
+{
+    (void)t; /* its threads are its own, in a simulation as well */
+    return false;
+}
+
+static bool peer_end(ldr_tier_t *t, uint64_t deadline_ns)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+
+    (void)deadline_ns; /* a call ends by itself: peer_timeout_ms */
+    ldr_lanes_end(p);
+    return true;
+}
+
+/* ---- spaces ---- */
+
+static larder_status_t peer_use_space(ldr_tier_t *t, uint32_t space,
+                                      const ldr_space_info_t *info)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+    ldr_peer_space_t *s = ldr_alloc(sizeof(*s));
+
+    if (s == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a space");
+    }
+    s->ref = (ldr_space_ref_t){
+        .uid = space + 1, .slot = space, .shards = LARDER_SHARDS_MAX};
+    memcpy(s->ref.id, info->space_id, sizeof(s->ref.id));
+    memcpy(s->ref.check, info->tenant_check, sizeof(s->ref.check));
+    memcpy(s->ref.key, info->key, sizeof(s->ref.key));
+    memcpy(s->ref.label, info->label, sizeof(s->ref.label));
+    snprintf(s->tenant, sizeof(s->tenant), "%s", info->tenant);
+    s->ref.tenant = s->tenant;
+    ldr_host_lock(p->host);
+    if (p->spaces[space] == NULL && info->has_key) {
+        p->spaces[space] = s; /* lanes use it without the lock from now on */
+        s = NULL;
+    }
+    ldr_host_unlock(p->host);
+    ldr_free(s);
+    return LARDER_OK;
+}
+
+static void peer_adopt_secret(ldr_tier_t *t, uint32_t space)
+{
+    (void)t;
+    (void)space;
+}
+
+/* ---- finding ---- */
+
+static uint32_t peer_find(ldr_tier_t *t, const ldr_sought_t *s,
+                          larder_cause_t *cause_p)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+    ldr_location_t at;
+
+    if (!ldr_where_find(p->where, s->name->fingerprint, s->number,
+                        p->host->store.spaces[s->name->space].epoch,
+                        ldr_peers_now(p), &at)) {
+        return 0;
+    }
+    if (at.length == 0 && at.holder == LDR_PEER_UNKNOWN) {
+        *cause_p = LARDER_CAUSE_OFFLINE;
+    }
+    return at.length;
+}
+
+static void peer_submit(ldr_tier_t *t)
+{
+    (void)t; /* fetch() has woken a lane */
+}
+
+static bool peer_accepts(ldr_tier_t *t, uint32_t space)
+{
+    const ldr_peers_t *p = (const ldr_peers_t *)t;
+
+    (void)space;
+    return p->node_count > 0 &&
+           p->host->options.peer_save != LDR_PEER_SAVE_NEVER;
+}
+
+const ldr_tier_ops_t ldr_tier_peer = {
+    .name = "peer",
+    .number = LARDER_TIER_PEER,
+    .speed = 7e8,
+    .others = true,
+    .open = peer_open,
+    .start = peer_start,
+    .step = peer_step,
+    .end = peer_end,
+    .destroy = peer_destroy,
+    .find = peer_find,
+    .must_ask = ldr_peer_must_ask,
+    .ask = ldr_peer_ask,
+    .fetch = ldr_peer_fetch,
+    .submit = peer_submit,
+    .accepts = peer_accepts,
+    .queue = ldr_peer_queue,
+    .kept_elsewhere = ldr_peer_kept_elsewhere,
+    .used = ldr_peer_used,
+    .flush = ldr_peer_flush,
+    .remove = ldr_peer_remove,
+    .remove_wait = ldr_peer_remove_wait,
+    .epochs = ldr_peer_epochs,
+    .epochs_later = ldr_peer_epochs_later,
+    .use_space = peer_use_space,
+    .adopt_secret = peer_adopt_secret,
+    .metrics = ldr_peer_metrics,
+};

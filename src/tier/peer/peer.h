@@ -1,0 +1,279 @@
+/*
+ * The peer tier: what other members of the cluster have. A row of the tier
+ * table (tier.h); the far side of its sessions is server/peer.h.
+ *
+ * Reading. A chunk that this node lacks is asked for at the members of rank 1
+ * and 2, all chunks of a request at once, one request to each member (ask.c).
+ * What they answer is kept for a while as locations (where.c): find() looks
+ * there and nowhere else. Bytes are fetched by lanes, straight into the pages
+ * that the node reserved, and checked as they come (fetch.c).
+ *
+ * Writing. What is saved is brought to the member that owns it: what it lacks,
+ * in batches (save.c). A member among the first `copies` passes it on to the
+ * next of them, any other node to the first that answers.
+ *
+ * Resets and removals. Members meet (meet.c): each tells the other its epochs
+ * and the removals that the other has not heard of, and takes over the other's,
+ * before anything else is said in a session and again after each reset and
+ * removal.
+ *
+ * Threads. Each member has lanes: threads of this tier's own, one connection
+ * each, begun when there is work (lane.c). The first lane of a member meets and
+ * asks, and never moves bytes; of the others at least one fetches. No thread of
+ * the node ever waits for a member but those that reset, remove or flush.
+ *
+ * Invariants, all with the node's lock:
+ *  1. A member that has been met stays in `nodes` until the tier is destroyed;
+ *     its place there is its number.
+ *  2. A shard in state READING whose tier is PEER is in exactly one list
+ *     `fetch`, or in the hands of one lane, which ends it with
+ *     ldr_load_came() or ldr_load_failed().
+ *  3. An ask is over once: by its last answer, or by whoever gives it up.
+ *     Then `over` is set, and ready() is not called any more.
+ *  4. A node has not heard of removals beyond `sent` of its. Bytes of a shard
+ *     among those are neither taken from it nor by it.
+ *  5. Bytes under way into this node from others are at most peer_dram, or one
+ *     shard.
+ *
+ * What fails. A member that does not answer: its part of an ask is unknown,
+ * which is no answer and is not remembered as one; its fetches are misses, or
+ * go to a second holder; its saves go to the next rank, or wait. The breaker of
+ * net/session.h leaves it alone for a while, so that it costs one deadline per
+ * pause. Errors have a scope: no memory here, a full peer, a load that was
+ * given up are not the member's fault and do not count against it.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cluster/cluster.h"
+#include "net/session.h"
+#include "tier/host.h"
+#include "wire/peer.h"
+
+#define LDR_PEER_QUEUE 2u
+#define LDR_PEERS_MAX 1024u
+#define LDR_PEER_LANES 16u
+#define LDR_PEER_BATCH 32u                       /* shards moved at once */
+#define LDR_PEER_BATCH_BYTES ((uint64_t)8 << 20) /* or the first alone */
+#define LDR_PEER_NONE UINT16_MAX                 /* no member */
+#define LDR_PEER_UNKNOWN (UINT16_MAX - 1)        /* some have not answered */
+#define LDR_REMOVALS_MAX 16384u
+#define LDR_REMOVALS_KEPT_S 86400u
+#define LDR_PEER_TENANT "larder peer" /* what a member says hello as */
+
+typedef struct ldr_peers ldr_peers_t;
+typedef struct ldr_peer_node ldr_peer_node_t;
+
+/* One member's part of an ask. */
+typedef struct ldr_query_part {
+    ldr_query_t *ask;
+    struct ldr_query_part *next;
+    uint32_t count;
+    uint32_t rows[]; /* places in ask->rows */
+} ldr_query_part_t;
+
+/* Shards of one space on their way to one member; they are held. */
+typedef struct ldr_peer_batch {
+    struct ldr_peer_batch *next;
+    uint32_t space, count;
+    uint32_t shards[LDR_PEER_BATCH];
+} ldr_peer_batch_t;
+
+/* A space as other nodes are informed of it. */
+typedef struct ldr_peer_space {
+    ldr_space_ref_t ref;
+    char tenant[LDR_TENANT_MAX + 1];
+} ldr_peer_space_t;
+
+struct ldr_peer_node {
+    ldr_peers_t *tier;
+    uint16_t number;
+    uint64_t id;
+    char name[LDR_MEMBER_NAME];
+    char address[LDR_MEMBER_ADDRESS];
+    bool in_view;
+    ldr_remote_t *remote; /* NULL: no address is known */
+
+    /* Meeting. Counts of peers->wanted: */
+    uint64_t tried, informed; /* begun and ended; and well */
+    uint64_t again_ns;        /* when it is tried again */
+    uint64_t run;             /* of its process */
+    uint64_t sent, got;       /* removals: of ours that it has, of its in run */
+    unsigned live;            /* sessions of its with this node */
+    uint64_t heard_ns;        /* when one of them said something */
+
+    /* Work */
+    pthread_cond_t work;
+    ldr_query_part_t *asks, **asks_end;
+    uint32_t fetch_head, fetch_tail; /* shards, by fetch_next */
+    ldr_peer_batch_t *saves, **saves_end;
+    unsigned save_count; /* batches, those in hand too */
+    unsigned saving;     /* lanes that have one in hand */
+    struct ldr_peer_lane {
+        ldr_peer_node_t *node;
+        pthread_t thread;
+        unsigned number;
+        bool runs, idle;
+    } lanes[LDR_PEER_LANES];
+    ldr_peer_counts_t n;
+};
+
+typedef struct ldr_where ldr_where_t; /* where.c */
+
+typedef struct ldr_peer_removal {
+    ldr_removal_row_t row;
+    uint32_t at_s; /* by this node's wall clock */
+} ldr_peer_removal_t;
+
+struct ldr_peers {
+    union {
+        ldr_tier_t base;
+        struct ldr_tier;
+    };
+    ldr_cluster_t *cluster;
+    const ldr_threads_t *threads;
+    ldr_self_t self;
+    ldr_peer_node_t **nodes;
+    unsigned node_count;
+    const ldr_view_t *view; /* that nodes were made of */
+    uint16_t *by_place;     /* nodes by their places in it */
+    ldr_remote_t **retired; /* of addresses that members have left */
+    unsigned retired_count;
+    ldr_where_t *where;
+    ldr_peer_space_t **spaces; /* by the store's number; NULL: not known */
+    bool stop;                 /* atomic: lanes end */
+
+    /* Removals, numbered from 1: [first, first + removal_count). */
+    ldr_peer_removal_t *removals; /* a ring */
+    uint64_t removal_first;
+    uint32_t removal_count;
+    uint64_t *removal_ids; /* a set of the ids of all of them */
+    uint64_t wanted;       /* counts what members are to be informed of */
+    bool *lost;            /* spaces of removals that were dropped */
+
+    uint64_t flying; /* bytes on their way into this node */
+
+    /* The thread that hands out what is queued. */
+    pthread_cond_t work;
+    pthread_t saver;
+    bool saver_runs;
+};
+
+extern const ldr_tier_ops_t ldr_tier_peer;
+
+/* The node's, or NULL if it is alone. */
+static inline ldr_peers_t *ldr_peers_of(const ldr_host_t *host)
+{
+    return (ldr_peers_t *)host->tiers[LDR_PEER_QUEUE];
+}
+
+static inline uint64_t ldr_peers_now(const ldr_peers_t *p)
+{
+    return ldr_now_ns(p->host->clock);
+}
+
+/* ---- members (peer.c), with the lock ---- */
+
+/* Takes a new view up, if there is one. */
+void ldr_peers_look(ldr_peers_t *p);
+/* The node with this name, added if it is new; NULL: too many, no memory. */
+ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name);
+/* Whether it can be called now: it has an address, and its breaker is shut. */
+bool ldr_peer_well(const ldr_peer_node_t *n);
+/* The nodes that own a chunk, this one left out; *mine_p: its own rank, or
+ * LDR_NOBODY. Gives how many. copies: those that keep it; else by rank. */
+unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
+                          unsigned max, ldr_peer_node_t **nodes,
+                          uint32_t *mine_p);
+/* Bytes on their way in: false: too many, wait. And less. */
+bool ldr_peers_fly(ldr_peers_t *p, uint64_t bytes);
+void ldr_peers_land(ldr_peers_t *p, uint64_t bytes);
+
+/* ---- lanes (lane.c), with the lock ---- */
+
+/* There is work for the first lane, or for those that move bytes. */
+void ldr_lane_wake(ldr_peer_node_t *n, bool moves);
+/* Ends all, without the lock. */
+void ldr_lanes_end(ldr_peers_t *p);
+
+/* ---- locations (where.c), with the lock ---- */
+
+ldr_where_t *ldr_where_open(void);
+void ldr_where_close(ldr_where_t *w);
+
+typedef struct ldr_location {
+    uint32_t length; /* 0: not to be had: holder says what is known */
+    uint16_t holder, second;
+} ldr_location_t;
+
+bool ldr_where_find(const ldr_where_t *w, uint64_t fingerprint, uint32_t number,
+                    uint32_t epoch, uint64_t now_ns, ldr_location_t *out);
+void ldr_where_put(ldr_where_t *w, uint64_t fingerprint, uint32_t number,
+                   uint32_t epoch, uint64_t until_ns,
+                   const ldr_location_t *location);
+void ldr_where_drop(ldr_where_t *w, uint64_t fingerprint, uint32_t number);
+
+/* ---- asking (ask.c) ---- */
+
+bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards);
+bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask);
+/* In a lane, without the lock: one part, and then it is gone. */
+void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part);
+/* Nobody will ask for it. With the lock. */
+void ldr_peer_unask_part(ldr_peer_node_t *n, ldr_query_part_t *part);
+void ldr_query_unref(ldr_query_t *ask); /* with the lock */
+
+/* ---- fetching (fetch.c) ---- */
+
+void ldr_peer_fetch(ldr_tier_t *t, uint32_t shard);
+/* In a lane, with the lock, which it drops. False: there is nothing, or no
+ * room. */
+bool ldr_peer_fetch_some(ldr_peer_node_t *n);
+/* Ends those that wait. */
+void ldr_peer_fetch_none(ldr_peer_node_t *n, larder_cause_t cause);
+
+/* ---- saving (save.c) ---- */
+
+void ldr_peer_queue(ldr_tier_t *t, uint32_t shard);
+void ldr_peer_used(ldr_tier_t *t, uint32_t shard);
+bool ldr_peer_kept_elsewhere(ldr_tier_t *t, uint32_t shard);
+larder_status_t ldr_peer_flush(ldr_tier_t *t, const ldr_stop_t *stop);
+void *ldr_peer_saver(void *peers);
+/* In a lane, with the lock, which it drops. */
+void ldr_peer_save_batch(ldr_peer_node_t *n, ldr_peer_batch_t *batch);
+/* It will not be sent: back into the queue. With the lock. */
+void ldr_peer_save_back(ldr_peer_node_t *n, ldr_peer_batch_t *batch);
+
+/* ---- meeting (meet.c) ---- */
+
+/* Says it on a new session; see ldr_net_env_t. */
+larder_status_t ldr_peer_meet(void *node, ldr_link_t *link,
+                              const ldr_stop_t *stop);
+/* In the first lane, without the lock: tells a member what is wanted. */
+void ldr_peer_tell(ldr_peer_node_t *n);
+/* What this node says to that one, into a body; gives its bytes. *upto_p: the
+ * last removal in it. from: that the other has those before it. With the
+ * lock. */
+size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
+                     uint8_t *body, uint64_t *upto_p);
+/* Takes over what the other says. Without the lock; it waits for disks. */
+larder_status_t ldr_peers_hear(ldr_peers_t *p, ldr_peer_node_t *n,
+                               const ldr_meet_t *m, const ldr_stop_t *stop);
+/* Whether this member has not heard yet that the shard was removed. With the
+ * lock. */
+bool ldr_peer_owes(const ldr_peer_node_t *n, const uint8_t *space_id,
+                   const larder_key_t *key, uint32_t group, uint32_t number);
+larder_status_t ldr_peer_remove(ldr_tier_t *t, uint32_t space, uint32_t entry,
+                                const larder_item_t *item, uint64_t *token_p,
+                                bool *there_p);
+larder_status_t ldr_peer_remove_wait(ldr_tier_t *t, uint32_t space,
+                                     const larder_item_t *items, size_t count,
+                                     uint64_t token, const ldr_stop_t *stop);
+larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
+                                uint64_t deadline_ns, bool *raised_p);
+void ldr_peer_epochs_later(ldr_tier_t *t);
+
+void ldr_peer_metrics(ldr_tier_t *t, ldr_exposition_t *e); /* figures.c */

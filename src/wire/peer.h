@@ -1,0 +1,124 @@
+/*
+ * Frames between members of a cluster: what one node asks another. They travel
+ * on sessions of their own, after a HELLO and an AUTH with the cluster's
+ * secret; a client's session knows none of them. Rules as in wire.h.
+ *
+ *   MEET        who I am, my epochs, my removals; the reply has the other's.
+ *               The first request of every session, and again after each reset
+ *               and removal.
+ *   PEER_SPACE  a tenant's space, by what its clients said of it; the reply is
+ *               the other node's number of it
+ *   PEER_ASK    which shards of these chunks are in the other's own tiers
+ *   PEER_GET    their bytes
+ *   PEER_PUT    bytes for the other to keep
+ *
+ * ASK, GET and PUT carry the space's epoch as the sender knows it. Where the
+ * two differ nothing is done (LARDER_E_STALE): they meet again first.
+ */
+#pragma once
+
+#include "wire/wire.h"
+
+#define LDR_PEER_NAME 64u
+
+/* ---- MEET, both ways ---- */
+
+typedef struct ldr_meet {
+    uint32_t version_major;
+    uint64_t run; /* of the sender's process */
+    char name[LDR_PEER_NAME], cluster[LDR_PEER_NAME];
+    /* Removals are numbered by who tells of them, from 1 on, in each run. */
+    uint64_t have; /* those of the other, in its run have_run, up to here */
+    uint64_t have_run;
+    uint64_t first; /* number of the first that follows */
+    uint64_t last;  /* of all that there are: more follow in another MEET */
+    uint32_t epochs, removals; /* rows */
+    const uint8_t *rows;
+} ldr_meet_t;
+
+#define LDR_MEET_HEAD_BYTES (52u + 2 * LDR_PEER_NAME)
+
+typedef struct ldr_epoch_row {
+    uint8_t space[LDR_WIRE_ID_BYTES]; /* as nodes know it */
+    uint32_t epoch;
+} ldr_epoch_row_t;
+
+#define LDR_EPOCH_BYTES 20u
+
+typedef struct ldr_removal_row {
+    uint8_t space[LDR_WIRE_ID_BYTES];
+    larder_key_t key;
+    uint16_t group, shard;
+    uint64_t id; /* of the removal, wherever it is told of */
+    uint32_t age_s;
+} ldr_removal_row_t;
+
+#define LDR_REMOVAL_BYTES 64u
+
+/* Writes the head; rows follow, epochs first. */
+size_t ldr_put_meet(uint8_t *at, const ldr_meet_t *m);
+bool ldr_get_meet(const uint8_t *at, size_t bytes, ldr_meet_t *m);
+void ldr_put_epoch(uint8_t *at, const ldr_epoch_row_t *row);
+void ldr_get_epoch(const uint8_t *at, ldr_epoch_row_t *row);
+void ldr_put_removal(uint8_t *at, const ldr_removal_row_t *row);
+bool ldr_get_removal(const uint8_t *at, ldr_removal_row_t *row);
+
+/* ---- PEER_SPACE: the tenant's name, then as SPACE ---- */
+
+#define LDR_PEER_SPACE_BYTES (LDR_TENANT_MAX + 1 + LDR_SPACE_MSG_BYTES)
+size_t ldr_put_peer_space(uint8_t *at, const char *tenant,
+                          const ldr_space_msg_t *m);
+bool ldr_get_peer_space(const uint8_t *at, size_t bytes,
+                        char tenant[LDR_TENANT_MAX + 1], ldr_space_msg_t *m);
+
+/* ---- ASK, GET, PUT: a head and rows, in requests and replies ---- */
+
+typedef struct ldr_peer_head {
+    uint32_t space; /* the other node's number of it */
+    uint32_t epoch;
+    uint32_t count;  /* of rows */
+    uint32_t shards; /* ASK: of a chunk */
+    const uint8_t *rows;
+} ldr_peer_head_t;
+
+#define LDR_PEER_HEAD_BYTES 16u
+size_t ldr_put_peer_head(uint8_t *at, const ldr_peer_head_t *m);
+/* row_bytes: of one row; 0: 4 bytes for each shard, as in ASK's reply. */
+bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
+                       ldr_peer_head_t *m);
+
+/* ASK and GET: a chunk or a shard. */
+typedef struct ldr_peer_name {
+    larder_key_t key;
+    uint16_t group, shard;
+    uint32_t room; /* GET: bytes that the asker has for it */
+} ldr_peer_name_t;
+
+#define LDR_PEER_NAME_BYTES 40u
+void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row);
+bool ldr_get_peer_name(const uint8_t *at, ldr_peer_name_t *row);
+
+/* PUT's request and GET's reply: a shard whose payload follows. */
+typedef struct ldr_peer_shard {
+    larder_key_t key, parent;
+    uint16_t group, shard;
+    uint32_t shards; /* of the chunk */
+    uint32_t length, crc;
+    uint32_t written_s, expires_s, depth;
+    uint32_t pinned;
+    larder_status_t status; /* GET: others than OK have no payload */
+} ldr_peer_shard_t;
+
+#define LDR_PEER_SHARD_BYTES 100u
+void ldr_put_peer_shard(uint8_t *at, const ldr_peer_shard_t *row);
+bool ldr_get_peer_shard(const uint8_t *at, ldr_peer_shard_t *row);
+
+/* Rows of a chunk of so many shards that one ASK and its reply have room for.
+ */
+static inline uint32_t ldr_peer_ask_rows(uint32_t shards)
+{
+    uint32_t row =
+        4 * shards > LDR_PEER_NAME_BYTES ? 4 * shards : LDR_PEER_NAME_BYTES;
+
+    return (LDR_BODY_MAX - LDR_PEER_HEAD_BYTES) / row;
+}

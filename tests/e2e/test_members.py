@@ -1,0 +1,182 @@
+"""Members and views of real daemons, and what people see of them: `larder
+cluster`, the metrics, status.json; with a list, and with a real etcd."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from daemon import Daemon, free_port, refused, secret_file, until
+
+ROOT = pathlib.Path(__file__).parents[2]
+NO = 1  # exit codes
+USAGE = 2
+
+
+def static_list(count):
+    return ",".join(f"n{i}=127.0.0.1:{free_port()}/z{i % 2}/{i + 1}"
+                    for i in range(count))
+
+
+@pytest.fixture
+def three(serve, tmp_path):
+    members = "static:" + static_list(3)
+    secret = secret_file(tmp_path / "secret")
+    return [serve(name=f"n{i}", member_name=f"n{i}", cluster=members,
+                  cluster_secret=secret, admin="127.0.0.1:0")
+            for i in range(3)]
+
+
+def cluster_of(larder, node, *what):
+    return larder.json("cluster", *what, node.url())
+
+
+def test_what_is_seen(larder, three):
+    status = cluster_of(larder, three[1], "status")[0]
+    assert status["member"] == "n1" and status["source"] == "static"
+    assert status["owners"] == 3 and status["healthy"] is True
+    views = {cluster_of(larder, node, "status")[0]["view"] for node in three}
+    assert len(views) == 1  # all have the same
+    members = cluster_of(larder, three[1], "members")
+    assert {m["member"] for m in members} == {"n0", "n1", "n2"}
+    assert [m["member"] for m in members if m["self"]] == ["n1"]
+    by_name = {m["member"]: m for m in members}
+    assert by_name["n2"]["weight"] == 3 and by_name["n2"]["zone"] == "z0"
+    assert abs(by_name["n2"]["owned"] - 0.5) < 0.05
+    assert sum(m["owned"] for m in members) > 0.99
+    text = larder("cluster", "weights", three[0].url()).out
+    assert "n2" in text and "100.0 %" in text
+    assert "(this node)" in larder("cluster", "members", three[0].url()).out
+    page = json.loads(three[2].http("/status.json"))["cluster"]
+    assert page["member"] == "n2" and len(page["members"]) == 3
+    assert page["view"] in views and page["owners"] == 3
+    larder("cluster", "wait-healthy", three[0].url(), "--timeout", "20")
+
+
+def test_drain(larder, three):
+    """A member that leaves owns nothing, by its own word; and is back."""
+    sock = str(three[1].given["socket"])
+    out = larder("cluster", "drain", "n1", sock).out
+    assert "n1 leaves" in out
+
+    def state(name):
+        return {m["member"]: m["state"] for m in
+                cluster_of(larder, three[1], "members")}[name]
+    assert state("n1") == "leaving"
+    larder("cluster", "drain", sock, "--undo")
+    assert state("n1") == "owner"
+    assert "say it on the host of 'n2'" in larder(
+        "cluster", "drain", "n2", sock, code=3).err
+    assert "which member" in larder("cluster", "drain", code=USAGE).err
+    assert "none of" in larder("cluster", "frobnicate", code=USAGE).err
+
+
+def test_alone(larder, serve):
+    node = serve()
+    assert "in no cluster" in larder("cluster", "status", node.url(),
+                                     code=NO).err
+    assert "in no cluster" in larder(
+        "cluster", "drain", "a", str(node.given["socket"]), code=3).err
+
+
+def test_refused(binary, tmp_path):
+    """What cannot be is said before anything starts, by option."""
+    secret = secret_file(tmp_path / "secret")
+    for options, text in (
+            ({"cluster": "static:a=h:1"}, "cluster_secret"),
+            ({"cluster": "static:a=h:1", "cluster_secret": secret,
+              "member_name": "b"}, "'b'"),
+            ({"cluster": "etcd://127.0.0.1:2379/x", "cluster_secret": secret,
+              "member_name": "b"}, "member_address"),
+            ({"cluster": "etcd://127.0.0.1:2379/", "cluster_secret": secret,
+              "member_name": "b", "member_address": "127.0.0.1:1"},
+             "etcd://HOST:PORT")):
+        text_out = refused(Daemon(binary, tmp_path / "node", **options),
+                           code=USAGE)
+        assert text in text_out, text_out
+
+
+def test_reload(larder, serve, tmp_path):
+    """A list in a file is read again, and a broken one changes nothing."""
+    members = tmp_path / "members"
+    first = f"n0=127.0.0.1:{free_port()}\n"
+    members.write_text(first)
+    node = serve(member_name="n0", cluster=f"static:{members}",
+                 cluster_secret=secret_file(tmp_path / "secret"),
+                 admin="127.0.0.1:0")
+    members.write_text(first + f"n1=127.0.0.1:{free_port()}\n")
+    node.process.send_signal(signal.SIGHUP)
+    until(lambda: len(cluster_of(larder, node, "members")) == 2)
+    by_name = {m["member"]: m for m in cluster_of(larder, node, "members")}
+    assert by_name["n1"]["state"] == "new"
+    members.write_text("n0=nonsense\n")
+    node.process.send_signal(signal.SIGHUP)
+    until(lambda: "the members stay as they were" in node.log())
+    assert len(cluster_of(larder, node, "members")) == 2
+
+
+# ---- etcd ------------------------------------------------------------------
+
+@pytest.fixture
+def etcd(tmp_path):
+    places = [shutil.which("etcd"), ROOT / "build/tools/etcd"]
+    program = next((str(p) for p in places if p and os.path.exists(p)), None)
+    if program is None:
+        pytest.skip("NOT TESTED: there is no etcd (scripts/install-deps test)")
+    url, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    with open(tmp_path / "etcd.log", "w", encoding="utf-8") as log:
+        child = subprocess.Popen(
+            [program, "--data-dir", str(tmp_path / "etcd"),
+             "--listen-client-urls", url, "--advertise-client-urls", url,
+             "--listen-peer-urls", peers, "--initial-advertise-peer-urls",
+             peers, "--initial-cluster", f"default={peers}"],
+            stdout=log, stderr=log)
+    yield url.removeprefix("http://"), child
+    child.send_signal(signal.SIGCONT)
+    child.kill()
+    child.wait()
+
+
+def test_etcd(larder, serve, tmp_path, etcd):
+    address, server = etcd
+    secret = secret_file(tmp_path / "secret")
+    ports = [free_port() for _ in range(3)]
+
+    def start(i, **more):
+        return serve(name=f"n{i}", member_name=f"n{i}", dirs=1,
+                     cluster=f"etcd://{address}/e2e", cluster_secret=secret,
+                     member_address=f"127.0.0.1:{ports[i]}",
+                     cluster_ramp_s=0, admin="127.0.0.1:0", **more)
+    nodes = [start(i) for i in range(3)]
+
+    def names(node):
+        return sorted(m["member"] for m in cluster_of(larder, node, "members"))
+    for node in nodes:
+        until(lambda node=node: names(node) == ["n0", "n1", "n2"])
+        larder("cluster", "wait-healthy", node.url())
+    # By another member, and back.
+    sock = str(nodes[0].given["socket"])
+    larder("cluster", "drain", "n1", sock)
+
+    def states():
+        return {m["member"]: m["state"]
+                for m in cluster_of(larder, nodes[2], "members")}
+    until(lambda: states()["n1"] == "leaving")
+    larder("cluster", "drain", "n1", sock, "--undo")
+    until(lambda: states()["n1"] == "owner")
+    # Stopped: nothing changes, requests go on, and it says so.
+    server.send_signal(signal.SIGSTOP)
+    until(lambda: not cluster_of(larder, nodes[0], "status")[0]["healthy"])
+    assert names(nodes[0]) == ["n0", "n1", "n2"]
+    assert nodes[0].http("/readyz")
+    assert "does not answer" in larder("cluster", "wait-healthy",
+                                       nodes[0].url(), "--timeout", "1",
+                                       code=NO).err
+    server.send_signal(signal.SIGCONT)
+    larder("cluster", "wait-healthy", nodes[0].url())
+    # SIGTERM leaves first: the others know before its lease ends.
+    nodes[2].end()
+    until(lambda: names(nodes[0]) == ["n0", "n1"])

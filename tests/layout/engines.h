@@ -1,0 +1,518 @@
+/*
+ * Models and engines of every shape, for the tests of canonical shards. A
+ * model's KV is a function of (group, layer, part, head, token, byte), ref():
+ * the reference tensor. An engine is one rank of one shape (tensor and pipeline
+ * parallel size, block size, order of bytes in its pages) with memory of its
+ * own. Nothing here uses the code under test but the layout that is described.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "larder/larder.h"
+#include "layout/principles.h"
+#include "support/values.h"
+
+enum {
+    E_GROUPS = 3,
+    E_LAYERS = 12,
+    E_PARTS = 3,
+    E_CHUNKS = 4,
+    E_PLACES = E_LAYERS * E_PARTS,
+    E_RANKS = 16,
+};
+
+typedef struct e_group {
+    larder_rule_t rule;
+    uint32_t window, heads, parts, bytes[E_PARTS];
+    bool opaque; /* by head: a row is a block */
+    uint32_t layers[E_LAYERS], layer_count;
+} e_group_t;
+
+typedef struct e_model {
+    uint64_t seed;
+    uint32_t chunk_tokens, layers, group_count;
+    uint32_t fixed_block; /* not 0: every engine's, since rows depend on it */
+    e_group_t group[E_GROUPS];
+} e_model_t;
+
+/* What all ranks of an engine have in common. */
+typedef struct e_shape {
+    uint32_t tp, pp, block[E_GROUPS];
+    bool token_outer, parts_inner, parts_apart, page_first;
+    uint32_t gap; /* bytes between rows, heads, pages */
+} e_shape_t;
+
+typedef struct e_part {
+    uint32_t place;
+    uint64_t offset, head_stride, row_stride;
+} e_part_t;
+
+typedef struct e_rank {
+    const e_model_t *model;
+    e_shape_t shape;
+    uint32_t head_first[E_GROUPS], head_count[E_GROUPS];
+    uint32_t writers, writer;
+    uint32_t blocks; /* ids; 0 is the null block */
+    uint32_t *ids[E_GROUPS], count[E_GROUPS];
+    uint8_t *memory;
+    uint8_t *may; /* of a reader: what each byte may be, see e_check() */
+    uint64_t bytes;
+    larder_region_t regions[E_GROUPS];
+    larder_layer_t places[E_GROUPS][E_PLACES];
+    uint32_t here[E_GROUPS][E_LAYERS], here_count[E_GROUPS];
+    e_part_t parts[E_GROUPS][E_LAYERS][E_PARTS];
+    larder_layout_t *layout;
+} e_rank_t;
+
+static inline uint32_t e_below(ldr_rand_t *r, uint64_t bound)
+{
+    return (uint32_t)ldr_rand_below(r, bound);
+}
+
+/* The reference tensor. Of a row of several tokens, token is its last. */
+static inline uint8_t e_ref(const e_model_t *m, uint32_t group, uint32_t layer,
+                            uint32_t part, uint32_t head, uint32_t token,
+                            uint32_t byte)
+{
+    uint64_t x = m->seed * 31 + group;
+
+    x = test_mix(x * 131 + layer);
+    x = test_mix(x * 131 + part);
+    x = test_mix(x * 131 + head);
+    x = test_mix(x + token);
+    return (uint8_t)(test_mix(x + byte / 8) >> 8 * (byte % 8));
+}
+
+/* ---- models ---- */
+
+static inline void e_model_make(e_model_t *m, ldr_rand_t *r, uint64_t seed)
+{
+    static const uint32_t heads[] = {1, 2, 4, 6, 8, 16, 24, 32, 3, 5};
+    static const uint32_t chunks[] = {64, 128, 192, 256};
+
+    memset(m, 0, sizeof(*m));
+    m->seed = seed;
+    m->chunk_tokens = chunks[e_below(r, 4)];
+    m->layers = 1 + e_below(r, E_LAYERS);
+    m->group_count =
+        1 + e_below(r, m->layers < E_GROUPS ? m->layers : E_GROUPS);
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        e_group_t *group = &m->group[g];
+
+        group->rule = (larder_rule_t)e_below(r, 3);
+        group->window = 2 + e_below(r, 2 * m->chunk_tokens);
+        group->heads = heads[e_below(r, 10)];
+        group->parts = 1 + e_below(r, E_PARTS);
+        group->opaque = group->rule == LARDER_RULE_LAST || e_below(r, 5) == 0;
+        for (uint32_t i = 0; i < group->parts; i++) {
+            group->bytes[i] = 1 + e_below(r, e_below(r, 8) == 0 ? 96 : 8);
+        }
+        if (group->opaque) {
+            m->fixed_block = 16u << e_below(r, 3);
+        }
+    }
+    for (uint32_t l = 0; l < m->layers; l++) { /* each group has one at least */
+        uint32_t g = l < m->group_count ? l : e_below(r, m->group_count);
+
+        m->group[g].layers[m->group[g].layer_count++] = l;
+    }
+}
+
+/* ---- shapes ---- */
+
+/* The layers before a rank, as vLLM divides them. */
+static inline uint32_t e_border(uint32_t layers, uint32_t pp, uint32_t rank)
+{
+    uint32_t sizes[8], sum = 0;
+
+    for (uint32_t i = 0; i < pp; i++) {
+        sizes[i] = layers / pp;
+    }
+    for (uint32_t i = 2; i < layers % pp + 2; i++) {
+        sizes[pp - i]++;
+    }
+    for (uint32_t i = 0; i < rank; i++) {
+        sum += sizes[i];
+    }
+    return sum;
+}
+
+/* Whether every rank has something of every group. */
+static inline bool e_shape_fits(const e_model_t *m, const e_shape_t *s)
+{
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        const e_group_t *group = &m->group[g];
+
+        if (group->heads % s->tp != 0 && s->tp % group->heads != 0) {
+            return false;
+        }
+        for (uint32_t rank = 0; rank < s->pp; rank++) {
+            uint32_t first = e_border(m->layers, s->pp, rank);
+            uint32_t end = e_border(m->layers, s->pp, rank + 1);
+            bool has = false;
+
+            for (uint32_t i = 0; i < group->layer_count; i++) {
+                has = has ||
+                      (group->layers[i] >= first && group->layers[i] < end);
+            }
+            if (!has) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static inline void e_shape_make(e_shape_t *s, ldr_rand_t *r, const e_model_t *m)
+{
+    do {
+        s->tp = 1u << e_below(r, 5);
+        s->pp = 1u << e_below(r, 3);
+    } while (s->tp * s->pp > E_RANKS || s->pp > m->layers ||
+             !e_shape_fits(m, s));
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        do { /* some larger than what a window's shards are a multiple of */
+            s->block[g] =
+                m->fixed_block != 0 ? m->fixed_block : 8u << e_below(r, 5);
+        } while (m->chunk_tokens % s->block[g] != 0);
+    }
+    s->token_outer = e_below(r, 2) != 0;
+    s->parts_inner = e_below(r, 3) == 0;
+    s->parts_apart = !s->parts_inner && e_below(r, 3) == 0;
+    s->page_first = e_below(r, 2) != 0;
+    s->gap = e_below(r, 3) == 0 ? e_below(r, 40) : 0;
+}
+
+/* ---- memory ---- */
+
+static inline uint32_t e_row_tokens(const e_rank_t *e, uint32_t group)
+{
+    return e->model->group[group].opaque ? e->shape.block[group] : 1;
+}
+
+/* Where the parts of a page lie; gives the bytes of one at each place. */
+static inline uint64_t e_page_make(const e_rank_t *e, uint32_t g, e_part_t *p)
+{
+    const e_group_t *group = &e->model->group[g];
+    const e_shape_t *s = &e->shape;
+    uint64_t rows = s->block[g] / e_row_tokens(e, g);
+    uint64_t heads = e->head_count[g], at = 0, most = 0;
+
+    for (uint32_t i = 0; i < group->parts; i++) {
+        uint64_t row = group->bytes[i] + s->gap; /* one row of one head */
+        uint64_t all = 0;
+
+        for (uint32_t k = 0; k < group->parts; k++) {
+            all += group->bytes[k] + s->gap;
+        }
+        uint64_t inner = s->parts_inner ? all : row;
+        p[i].place = s->parts_apart ? i : 0;
+        p[i].head_stride = s->token_outer ? inner : inner * rows;
+        p[i].row_stride = s->token_outer ? inner * heads : inner;
+        p[i].offset = s->parts_apart ? 0 : at;
+        at += s->parts_inner ? row : row * rows * heads;
+        uint64_t end = p[i].offset + (heads - 1) * p[i].head_stride +
+                       (rows - 1) * p[i].row_stride + group->bytes[i];
+        most = end > most ? end : most;
+    }
+    return most + s->gap;
+}
+
+/* Lays a group's pages out in memory from `at` on; gives the end. */
+static inline uint64_t e_group_place(e_rank_t *e, uint32_t g, uint64_t at)
+{
+    const e_group_t *group = &e->model->group[g];
+    uint32_t apart = e->shape.parts_apart ? group->parts : 1;
+    uint32_t places = e->here_count[g] * apart;
+    uint64_t page = 0;
+
+    for (uint32_t i = 0; i < e->here_count[g]; i++) {
+        page = e_page_make(e, g, e->parts[g][i]);
+        for (uint32_t k = 0; k < group->parts; k++) {
+            e->parts[g][i][k].place += i * apart;
+        }
+    }
+    for (uint32_t i = 0; i < places; i++) {
+        e->places[g][i] = (larder_layer_t){
+            .region = g,
+            .offset = e->shape.page_first ? i * page : i * page * e->blocks,
+            .stride = e->shape.page_first ? places * page : page,
+            .bytes = page};
+    }
+    e->regions[g] = (larder_region_t){NULL, (void *)(uintptr_t)at,
+                                      places * page * e->blocks};
+    return at + e->regions[g].bytes;
+}
+
+static inline uint64_t e_at(const e_rank_t *e, uint32_t g, uint32_t layer,
+                            uint32_t part, uint32_t head, uint32_t id,
+                            uint32_t row)
+{
+    const e_part_t *p = &e->parts[g][layer][part];
+    const larder_layer_t *l = &e->places[g][p->place];
+
+    return (uint64_t)((uint8_t *)e->regions[g].base - e->memory) + l->offset +
+           id * l->stride + p->offset + head * p->head_stride +
+           row * p->row_stride;
+}
+
+static inline void e_tables_make(e_rank_t *e, ldr_rand_t *r, uint32_t tokens)
+{
+    uint32_t next = 1, *pool = malloc(e->blocks * sizeof(*pool));
+
+    for (uint32_t i = 0; i < e->blocks; i++) {
+        pool[i] = i;
+    }
+    bool mixed = e_below(r, 4) != 0;
+    for (uint32_t i = e->blocks - 1; i > 1 && mixed; i--) { /* 0 stays */
+        uint32_t k = 1 + e_below(r, i), was = pool[i];
+
+        pool[i] = pool[k];
+        pool[k] = was;
+    }
+    for (uint32_t g = 0; g < e->model->group_count; g++) {
+        e->count[g] = tokens / e->shape.block[g];
+        e->ids[g] = malloc((e->count[g] + 1) * sizeof(uint32_t));
+        memcpy(e->ids[g], pool + next, e->count[g] * sizeof(uint32_t));
+        next += e->count[g];
+    }
+    free(pool);
+}
+
+static inline larder_status_t e_layout_make(e_rank_t *e)
+{
+    const e_model_t *m = e->model;
+    larder_group_t groups[E_GROUPS];
+    larder_pages_t pages[E_GROUPS];
+    larder_page_t page[E_GROUPS][E_LAYERS];
+    larder_part_t parts[E_GROUPS][E_LAYERS][E_PARTS];
+
+    memset(parts, 0, sizeof(parts));
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        const e_group_t *group = &m->group[g];
+
+        for (uint32_t i = 0; i < e->here_count[g]; i++) {
+            for (uint32_t k = 0; k < group->parts; k++) {
+                const e_part_t *p = &e->parts[g][i][k];
+
+                parts[g][i][k] = (larder_part_t){.layer = p->place,
+                                                 .offset = p->offset,
+                                                 .head_stride = p->head_stride,
+                                                 .row_stride = p->row_stride,
+                                                 .bytes = group->bytes[k]};
+            }
+            page[g][i] = (larder_page_t){.layer = e->here[g][i],
+                                         .part_count = group->parts,
+                                         .parts = parts[g][i]};
+        }
+        groups[g] = (larder_group_t){
+            .rule = group->rule,
+            .block_tokens = e->shape.block[g],
+            .window_tokens = group->window,
+            .layers = e->places[g],
+            .layer_count =
+                e->here_count[g] * (e->shape.parts_apart ? group->parts : 1)};
+        pages[g] = (larder_pages_t){.heads = group->heads,
+                                    .head_first = e->head_first[g],
+                                    .head_count = e->head_count[g],
+                                    .row_tokens = e_row_tokens(e, g),
+                                    .model_layers = group->layers,
+                                    .model_layer_count = group->layer_count,
+                                    .page_count = e->here_count[g],
+                                    .pages = page[g]};
+    }
+    larder_layout_params_t p = {.field_mask = LARDER_LAYOUT_NULL_BLOCK |
+                                              LARDER_LAYOUT_PAGES,
+                                .chunk_tokens = m->chunk_tokens,
+                                .block_count = e->blocks,
+                                .regions = e->regions,
+                                .region_count = m->group_count,
+                                .groups = groups,
+                                .group_count = m->group_count,
+                                .null_block = 0,
+                                .pages = pages,
+                                .model_layers = m->layers};
+    return larder_layout_create(&p, &e->layout);
+}
+
+/* Rank number `rank` of the shape, with room for so many tokens. Its memory is
+ * noise. */
+static inline void e_rank_make(e_rank_t *e, const e_model_t *m,
+                               const e_shape_t *s, uint32_t rank,
+                               uint32_t tokens, ldr_rand_t *r)
+{
+    uint32_t tp = rank % s->tp,
+             first = e_border(m->layers, s->pp, rank / s->tp);
+    uint32_t end = e_border(m->layers, s->pp, rank / s->tp + 1);
+    uint64_t at = 0;
+
+    memset(e, 0, sizeof(*e));
+    e->model = m;
+    e->shape = *s;
+    e->blocks = 1;
+    e->writers = 1;
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        const e_group_t *group = &m->group[g];
+
+        e->head_count[g] = group->heads >= s->tp ? group->heads / s->tp : 1;
+        e->head_first[g] = group->heads >= s->tp ? tp * e->head_count[g]
+                                                 : tp / (s->tp / group->heads);
+        if (m->group_count == 1 && s->tp > group->heads) {
+            e->writers = s->tp / group->heads;
+            e->writer = tp % e->writers;
+        }
+        for (uint32_t i = 0; i < group->layer_count; i++) {
+            if (group->layers[i] >= first && group->layers[i] < end) {
+                e->here[g][e->here_count[g]++] = group->layers[i];
+            }
+        }
+        e->blocks += tokens / s->block[g] + 2;
+    }
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        at = e_group_place(e, g, at);
+    }
+    e->bytes = at;
+    e->memory = malloc(at);
+    for (uint64_t i = 0; i < at; i++) {
+        e->memory[i] = (uint8_t)(test_mix(i / 8 + rank) >> 8 * (i % 8));
+    }
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        e->regions[g].base = e->memory + (uintptr_t)e->regions[g].base;
+    }
+    e_tables_make(e, r, tokens);
+    require(e_layout_make(e) == LARDER_OK, "%s", larder_last_error());
+}
+
+static inline void e_rank_free(e_rank_t *e)
+{
+    larder_layout_destroy(&e->layout);
+    for (uint32_t g = 0; g < e->model->group_count; g++) {
+        free(e->ids[g]);
+    }
+    free(e->memory);
+    free(e->may);
+}
+
+static inline larder_table_t e_table(const e_rank_t *e, uint32_t group)
+{
+    return (larder_table_t){e->ids[group], 0, e->count[group]};
+}
+
+typedef void (*e_row_fn)(e_rank_t *e, uint32_t group, uint32_t place,
+                         uint32_t token, uint64_t at, uint32_t bytes,
+                         uint32_t layer, uint32_t part, uint32_t head);
+
+/* Every row of every block in the tables. */
+static inline void e_rows(e_rank_t *e, e_row_fn row)
+{
+    const e_model_t *m = e->model;
+
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        uint32_t tokens = e_row_tokens(e, g), rows = e->shape.block[g] / tokens;
+
+        for (uint32_t n = 0; n < e->here_count[g] * m->group[g].parts *
+                                     e->head_count[g] * e->count[g] * rows;
+             n++) {
+            uint32_t i = n, k = i % rows, place, head, part;
+
+            i /= rows;
+            place = i % e->count[g];
+            i /= e->count[g];
+            head = i % e->head_count[g];
+            i /= e->head_count[g];
+            part = i % m->group[g].parts;
+            i /= m->group[g].parts;
+            row(e, g, place, place * e->shape.block[g] + (k + 1) * tokens - 1,
+                e_at(e, g, i, part, head, e->ids[g][place], k),
+                m->group[g].bytes[part], e->here[g][i], part,
+                e->head_first[g] + head);
+        }
+    }
+}
+
+static inline void e_compute_row(e_rank_t *e, uint32_t group, uint32_t place,
+                                 uint32_t token, uint64_t at, uint32_t bytes,
+                                 uint32_t layer, uint32_t part, uint32_t head)
+{
+    (void)place;
+    for (uint32_t b = 0; b < bytes; b++) {
+        e->memory[at + b] = e_ref(e->model, group, layer, part, head, token, b);
+    }
+}
+
+/* A writer's pages hold the reference. */
+static inline void e_compute(e_rank_t *e)
+{
+    e_rows(e, e_compute_row);
+}
+
+/* ---- judging a load of tokens `begin` to `end` ---- */
+
+enum { E_NOISE, E_REF, E_EITHER };
+
+static uint32_t e_begin, e_end;
+
+static inline void e_expect_row(e_rank_t *e, uint32_t group, uint32_t place,
+                                uint32_t token, uint64_t at, uint32_t bytes,
+                                uint32_t layer, uint32_t part, uint32_t head)
+{
+    const e_group_t *from = &e->model->group[group];
+    larder_group_t g = {.rule = from->rule,
+                        .block_tokens = e->shape.block[group],
+                        .window_tokens = from->window};
+    uint32_t tokens = e_row_tokens(e, group);
+    bool block =
+        needs_block(&g, e_end, place) && place * g.block_tokens >= e_begin;
+    bool seen = from->rule != LARDER_RULE_TRAILING;
+
+    for (uint32_t t = token + 1 - tokens; t <= token && !seen; t++) {
+        seen = sees(&g, e_end, t);
+    }
+    uint8_t may = !block ? E_NOISE : seen ? E_REF : E_EITHER;
+
+    (void)layer, (void)part, (void)head;
+    memset(e->may + at, may, bytes);
+}
+
+static inline void e_check_row(e_rank_t *e, uint32_t group, uint32_t place,
+                               uint32_t token, uint64_t at, uint32_t bytes,
+                               uint32_t layer, uint32_t part, uint32_t head)
+{
+    bool is_ref = true;
+
+    for (uint32_t b = 0; b < bytes; b++) {
+        is_ref = is_ref && e->memory[at + b] == e_ref(e->model, group, layer,
+                                                      part, head, token, b);
+    }
+    require(is_ref || e->may[at] != E_REF,
+            "group %u layer %u part %u head %u token %u (place %u) is not "
+            "the reference",
+            group, layer, part, head, token, place);
+    if (is_ref && e->may[at] == E_EITHER) { /* then all of it is */
+        memset(e->may + at, E_REF, bytes);
+    }
+}
+
+/* Every byte of the reader's memory: what the load needs is the reference, all
+ * else is the noise that was there, except rows in the same blocks that no
+ * token sees, which may be either. */
+static inline void e_check(e_rank_t *e, uint32_t rank, uint32_t begin,
+                           uint32_t end)
+{
+    e_begin = begin;
+    e_end = end;
+    e->may = calloc(1, e->bytes);
+    e_rows(e, e_expect_row);
+    e_rows(e, e_check_row);
+    for (uint64_t i = 0; i < e->bytes; i++) {
+        uint8_t noise = (uint8_t)(test_mix(i / 8 + rank) >> 8 * (i % 8));
+
+        require(e->may[i] == E_REF || e->memory[i] == noise,
+                "byte %llu was written", (unsigned long long)i);
+    }
+}
