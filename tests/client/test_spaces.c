@@ -412,7 +412,8 @@ static void test_chain(void **state)
     assert_status(larder_chain(f->space, NULL, 0, NULL, NULL, 0, &count), 0);
 }
 
-/* Small chunks are named in runs, large ones as if their size were not known. */
+/* Small chunks are named in runs, large ones as if their size were not known.
+ */
 static void test_chain_runs(void **state)
 {
     enum { LONG = 80 };
@@ -578,6 +579,7 @@ int main(void)
         EMBED_BOTH(test_two_directories),
         BOTH(test_reset_reaches_all),
         ONE(test_chain, "plain"),
+        ONE(test_chain_runs, "plain"),
         ONE(test_chain_salt_extra, "plain"),
         ONE(test_chain_misuse, "plain"),
         BOTH(test_match),
