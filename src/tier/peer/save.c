@@ -195,6 +195,13 @@ static bool hand_out(ldr_peers_t *p)
     return did;
 }
 
+static bool queue_empty(const ldr_peers_t *p)
+{
+    const ldr_behind_t *q = &p->host->store.queues[LDR_PEER_QUEUE];
+
+    return q->count + q->hands[0] + q->hands[1] == 0;
+}
+
 void *ldr_peer_saver(void *arg)
 {
     ldr_peers_t *p = arg;
@@ -203,6 +210,9 @@ void *ldr_peer_saver(void *arg)
     while (!p->stop) {
         if (ldr_peers_leave_step(p) || hand_out(p)) {
             continue;
+        }
+        if (queue_empty(p)) {
+            p->caught_up_ns = ldr_peers_now(p);
         }
         ldr_host_tell(p->host);
         p->threads->wait(p->threads->arg, &p->work, &p->host->lock,
