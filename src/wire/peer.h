@@ -8,9 +8,9 @@
  *               and removal.
  *   PEER_SPACE  a tenant's space, by what its clients said of it; the reply is
  *               the other node's number of it
- *   PEER_ASK    which shards of these chunks are in the other's own tiers
- *   PEER_GET    their bytes
- *   PEER_PUT    bytes for the other to keep
+ *   PEER_ASK    which shards of these chunks are in the other's own tiers;
+ * those in DRAM stay there for a while, for the asker to fetch PEER_GET their
+ * bytes PEER_PUT    bytes for the other to keep
  *
  * ASK, GET and PUT carry the space's epoch as the sender knows it. Where the
  * two differ nothing is done (LARDER_E_STALE): they meet again first.
@@ -91,7 +91,9 @@ bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
 typedef struct ldr_peer_name {
     larder_key_t key;
     uint16_t group, shard;
-    uint32_t room; /* GET: bytes that the asker has for it */
+    /* GET: bytes that the asker has for it. ASK: milliseconds for which it is
+     * to stay; 0: the asker does not mean to fetch it. */
+    uint32_t room;
 } ldr_peer_name_t;
 
 #define LDR_PEER_NAME_BYTES 40u

@@ -5,8 +5,10 @@
  * Reading. A chunk that this node lacks is asked for at the members of rank 1
  * and 2, all chunks of a request at once, one request to each member (ask.c).
  * What they answer is kept for a while as locations (where.c): find() looks
- * there and nowhere else. Bytes are fetched by lanes, straight into the pages
- * that the node reserved, and checked as they come (fetch.c).
+ * there and nowhere else. A member that says it has a chunk keeps it in DRAM
+ * for whoever asked, until it was fetched (lease.c). Bytes are fetched by
+ * lanes, straight into the pages that the node reserved, and checked as they
+ * come (fetch.c).
  *
  * Writing. What is saved is brought to the member that owns it: what it lacks,
  * in batches (save.c). A member among the first `copies` passes it on to the
@@ -67,12 +69,14 @@
 typedef struct ldr_peers ldr_peers_t;
 typedef struct ldr_peer_node ldr_peer_node_t;
 
+#define LDR_QUERY_SECOND (1u << 31) /* the member is of rank 2 for this row */
+
 /* One member's part of an ask. */
 typedef struct ldr_query_part {
     ldr_query_t *ask;
     struct ldr_query_part *next;
     uint32_t count;
-    uint32_t rows[]; /* places in ask->rows */
+    uint32_t rows[]; /* places in ask->rows, and LDR_QUERY_SECOND */
 } ldr_query_part_t;
 
 /* Shards of one space on their way to one member; they are held. */
@@ -104,11 +108,13 @@ struct ldr_peer_node {
     uint64_t sent, got;       /* removals: of ours that it has, of its in run */
     unsigned live;            /* sessions of its with this node */
     uint64_t heard_ns;        /* when one of them said something */
+    uint64_t leased;          /* bytes of this node's that it has leases on */
 
     /* Work */
     pthread_cond_t work;
     ldr_query_part_t *asks, **asks_end;
     uint32_t fetch_head, fetch_tail; /* shards, by fetch_next */
+    uint64_t renew_ns; /* when those that still wait are asked for again */
     ldr_peer_batch_t *saves, **saves_end;
     unsigned save_count; /* batches, those in hand too */
     unsigned saving;     /* lanes that have one in hand */
@@ -121,7 +127,8 @@ struct ldr_peer_node {
     ldr_peer_counts_t n;
 };
 
-typedef struct ldr_where ldr_where_t; /* where.c */
+typedef struct ldr_where ldr_where_t;   /* where.c */
+typedef struct ldr_leases ldr_leases_t; /* lease.c */
 
 typedef struct ldr_peer_removal {
     ldr_removal_row_t row;
@@ -143,6 +150,7 @@ struct ldr_peers {
     ldr_remote_t **retired; /* of addresses that members have left */
     unsigned retired_count;
     ldr_where_t *where;
+    ldr_leases_t *leases;
     ldr_peer_space_t **spaces; /* by the store's number; NULL: not known */
     bool stop;                 /* atomic: lanes end */
 
@@ -216,12 +224,31 @@ void ldr_where_put(ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                    const ldr_location_t *location);
 void ldr_where_drop(ldr_where_t *w, uint64_t fingerprint, uint32_t number);
 
+/* ---- leases that others have here (lease.c), with the lock ---- */
+
+#define LDR_LEASE_MS 5000u        /* without renewal */
+#define LDR_LEASE_SECOND_MS 1000u /* of rank 2: in case rank 1 fails */
+
+ldr_leases_t *ldr_peer_leases_open(void);
+void ldr_peer_leases_close(ldr_leases_t *l);
+/* This member was told that the chunk is here: what of its first shards is in
+ * DRAM stays there for so long. If it has a lease, it is renewed. */
+void ldr_peer_lease_take(ldr_peer_node_t *n, uint32_t chunk, uint32_t shards,
+                         uint32_t ms);
+/* The shard was sent to it. */
+void ldr_peer_lease_sent(ldr_peer_node_t *n, uint32_t chunk, uint32_t number);
+/* Ends those whose time is over. UINT64_MAX: all. */
+void ldr_peer_leases_end(ldr_peers_t *p, uint64_t now_ns);
+
 /* ---- asking (ask.c) ---- */
 
 bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards);
 bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask);
 /* In a lane, without the lock: one part, and then it is gone. */
 void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part);
+/* In the first lane, with the lock, which it drops: asks again for what waits
+ * to be fetched from this member, so that its leases do not end. */
+void ldr_peer_renew(ldr_peer_node_t *n);
 /* Nobody will ask for it. With the lock. */
 void ldr_peer_unask_part(ldr_peer_node_t *n, ldr_query_part_t *part);
 void ldr_query_unref(ldr_query_t *ask); /* with the lock */
