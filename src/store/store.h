@@ -301,19 +301,6 @@ static inline uint32_t ldr_epoch_next(uint32_t epoch, uint64_t random)
            (uint32_t)(random & LDR_EPOCH_ID_MASK);
 }
 
-/* What two members that meet go on with: the higher one; of two with the same
- * number both give way to the next, for what was saved between the two resets
- * is stale for one of them. All who meet come to the same. */
-static inline uint32_t ldr_epoch_merge(uint32_t a, uint32_t b)
-{
-    uint32_t low = a < b ? a : b, high = a < b ? b : a;
-
-    return low == high || low == 0 ||
-                   low >> LDR_EPOCH_ID_BITS != high >> LDR_EPOCH_ID_BITS
-               ? high
-               : ldr_epoch_next(high, (uint64_t)low * 31 + high);
-}
-
 /* Raises the epoch: everything put before is stale. */
 void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch);
 

@@ -14,7 +14,7 @@
 
 #include "sim/cluster/world.h"
 
-enum { SEEDS = 60, ROUNDS = 10 };
+enum { SEEDS = 60, ROUNDS = 10, JOINS = 8 };
 
 static world_t world;
 
@@ -97,13 +97,99 @@ static void run_seed(uint64_t seed)
 /* ---- tests ---- */
 
 /* Seeds that found a bug once, and which. */
-static const uint64_t kept[] = {1};
+static const uint64_t kept[] = {
+    1,   /* a lane of a member that was out of the view never slept */
+    100, /* a reset on a member that came back empty was lost */
+};
 
 static void test_kept_seeds(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++) {
         run_seed(kept[i]);
+    }
+}
+
+/* Nodes that have met, all with disks, and keys that are where they belong. */
+static void open_calm(world_t *w, uint64_t seed, unsigned nodes, unsigned up,
+                      unsigned keys)
+{
+    uint8_t *data = malloc(BYTES_MAX);
+
+    world_open(w, seed, nodes, true);
+    w->keys = keys;
+    for (unsigned i = 0; i < up; i++) {
+        node_up(&w->nodes[i], true);
+    }
+    sim_sleep(w->net, 20 * SECOND);
+    for (unsigned key = 0; key < keys; key++) {
+        do_save(&w->nodes[key % up], key, data);
+        sim_sleep(w->net, 5 * SIM_MS);
+    }
+    sim_sleep(w->net, 2 * SECOND);
+    free(data);
+}
+
+/* A node that comes back empty knows of no reset. One that it carries out then
+ * counts all the same for those who know of many. */
+static void test_reset_by_an_empty_node(void **state)
+{
+    world_t *w = &world;
+    uint8_t *data = malloc(BYTES_MAX);
+
+    (void)state;
+    open_calm(w, 3, 3, 3, 24);
+    do_reset(&w->nodes[0]);
+    do_reset(&w->nodes[1]);
+    for (unsigned key = 0; key < w->keys; key++) {
+        do_save(&w->nodes[1], key, data);
+    }
+    node_crash(&w->nodes[2], false);
+    node_up(&w->nodes[2], true);
+    do_reset(&w->nodes[2]);
+    settle(w); /* checks every key on every node */
+    end_world(w);
+    free(data);
+}
+
+/* A member joins, without faults: no load is a miss, while its share grows or
+ * after it. Each key is loaded by nodes that do not have it. */
+static void run_join(uint64_t seed)
+{
+    world_t *w = &world;
+    uint8_t *data = malloc(BYTES_MAX);
+    ldr_rand_t rand;
+
+    ldr_rand_seed(&rand, seed);
+    unsigned nodes = 4 + (unsigned)ldr_rand_below(&rand, 6);
+    open_calm(w, seed, nodes, nodes - 1, KEYS_MAX);
+    node_up(&w->nodes[nodes - 1], true);
+    for (unsigned i = 0; i < 400; i++) {
+        sim_node_t *n = &w->nodes[some(w, nodes)];
+        unsigned key = (unsigned)some(w, w->keys);
+
+        if (ldr_cluster_generation(n->cluster) > 0 && !node_holds(n, key) &&
+            !do_load(n, key, data)) {
+            for (unsigned k = 0; k < nodes; k++) {
+                tell(w, "n%u: rank %d, holds %d", k + 1,
+                     (int)node_rank(&w->nodes[k], key),
+                     node_holds(&w->nodes[k], key));
+            }
+            world_fail(w, "a join costs hits: n%u misses key %u: %s", n->place,
+                       key, larder_cause_text(w->cause));
+        }
+        sim_sleep(w->net, 50 * SIM_MS);
+    }
+    assert_true(w->n.from_peers > 20);
+    end_world(w);
+    free(data);
+}
+
+static void test_join_costs_nothing(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= JOINS; seed++) {
+        run_join(seed);
     }
 }
 
@@ -142,6 +228,8 @@ static void test_seeds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reset_by_an_empty_node),
+        cmocka_unit_test(test_join_costs_nothing),
         cmocka_unit_test(test_kept_seeds),
         cmocka_unit_test(test_seeds),
     };

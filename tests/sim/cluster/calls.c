@@ -144,6 +144,7 @@ static bool load_one(sim_node_t *n, unsigned key, uint8_t *data,
     ldr_load_end(n->node, &load, false);
     w->n.loads++;
     if (load.status != LARDER_OK) {
+        w->cause = load.cause;
         return false;
     }
     check_bytes(n, key, data, length, floor);

@@ -105,6 +105,7 @@ struct world {
     unsigned event_count;
     bool over, quiet; /* clients end; they wait */
     uint64_t pace_ns; /* between a client's calls, on average */
+    larder_cause_t cause; /* of the last load that was a miss */
     struct {
         unsigned loads, hits, from_peers, saves, partial, resets, removals;
         unsigned crashes, cuts, joins, leaves, stops, stalls;
