@@ -422,6 +422,10 @@ bool ldr_peer_do_put(ldr_peer_conn_t *c)
     uint64_t payload = 0;
     size_t at = 0;
 
+    if (st == LARDER_OK && ldr_peers_leaving(c->server->peers)) {
+        st = LARDER_MISS; /* its sender meets this node again, and hears it */
+        ldr_fail(LARDER_E_STALE, "this member is leaving: it takes nothing");
+    }
     if (st == LARDER_MISS) {
         return dump(c, c->frame.payload) && ldr_peer_refuse(c, LARDER_E_STALE);
     }

@@ -33,10 +33,18 @@ typedef struct ldr_meet {
     uint64_t first; /* number of the first that follows */
     uint64_t last;  /* of all that there are: more follow in another MEET */
     uint32_t epochs, removals; /* rows */
+    uint32_t flags;            /* LDR_MEET_... */
+    uint64_t view;             /* the sender's: the first bytes of its hash */
+    uint64_t wall_s;           /* the sender's clock */
     const uint8_t *rows;
 } ldr_meet_t;
 
-#define LDR_MEET_HEAD_BYTES (52u + 2 * LDR_PEER_NAME)
+#define LDR_MEET_HEAD_BYTES (72u + 2 * LDR_PEER_NAME)
+/* Flags; a receiver ignores those that it does not know. */
+#define LDR_MEET_LEAVING 1u /* the sender leaves: it owns nothing */
+#define LDR_MEET_KNOWN 2u   /* the receiver is in the sender's view */
+#define LDR_MEET_LEAVE 4u   /* an operator wants the receiver to leave ... */
+#define LDR_MEET_RETURN 8u  /* ... or to take its place again */
 
 typedef struct ldr_epoch_row {
     uint8_t space[LDR_WIRE_ID_BYTES]; /* as nodes know it */

@@ -122,6 +122,7 @@ void ldr_peers_look(ldr_peers_t *p)
     ldr_free(p->by_place);
     p->view = view;
     p->by_place = by_place;
+    ldr_peers_leave_look(p);
     for (unsigned i = 0; i < p->node_count; i++) {
         ldr_lane_wake(p->nodes[i], false); /* those that are new are met */
     }

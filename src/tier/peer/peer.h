@@ -100,6 +100,7 @@ struct ldr_peer_node {
     char name[LDR_MEMBER_NAME];
     char address[LDR_MEMBER_ADDRESS];
     bool in_view;
+    bool leaving;         /* by its own word, in this run of it */
     ldr_remote_t *remote; /* NULL: no address is known */
 
     /* Meeting. Counts of peers->wanted: */
@@ -109,6 +110,8 @@ struct ldr_peer_node {
     uint64_t sent, got;       /* removals: of ours that it has, of its in run */
     unsigned live;            /* sessions of its with this node */
     uint64_t heard_ns;        /* when one of them said something */
+    uint32_t order;           /* LDR_MEET_LEAVE, _RETURN: to be told; 0 */
+    uint64_t order_ns;        /* ... until then */
     uint64_t leased;          /* bytes of this node's that it has leases on */
 
     /* Work */
@@ -164,7 +167,10 @@ struct ldr_peers {
     bool *lost;            /* spaces of removals that were dropped */
     uint32_t (*lineage)[LDR_LINEAGE]; /* by space: see lineage_of() */
 
-    uint64_t flying; /* bytes on their way into this node */
+    uint64_t flying;      /* bytes on their way into this node */
+    bool leaving;         /* this node, by the view */
+    uint32_t leave_at;    /* shards before it were looked at (leave.c) */
+    uint64_t leave_given; /* shards that members had been given before */
 
     /* The thread that hands out what is queued. */
     pthread_cond_t work;
@@ -276,6 +282,29 @@ void ldr_peer_save_batch(ldr_peer_node_t *n, ldr_peer_batch_t *batch);
 /* It will not be sent: back into the queue. With the lock. */
 void ldr_peer_save_back(ldr_peer_node_t *n, ldr_peer_batch_t *batch);
 
+/* ---- leaving (leave.c) ---- */
+
+/* Whether this node leaves: it takes nothing of other members. Without the
+ * lock. */
+bool ldr_peers_leaving(ldr_peers_t *p);
+/* In ldr_peers_look(): whether this node leaves by the view. With the lock. */
+void ldr_peers_leave_look(ldr_peers_t *p);
+/* Queues the next of what only this node has. False: there is no more. With the
+ * lock. */
+bool ldr_peers_leave_step(ldr_peers_t *p);
+/* The cluster says that this node leaves: informs the members that answer.
+ * Without the lock. */
+void ldr_peers_leave(ldr_peers_t *p, const ldr_stop_t *stop);
+/* Gives what only this node has to those that own it now, until it has to stop.
+ * *given_p: shards that were given since it leaves; *left_p: that were not.
+ * Without the lock. */
+larder_status_t ldr_peers_hand_on(ldr_peers_t *p, const ldr_stop_t *stop,
+                                  uint64_t *given_p, uint64_t *left_p);
+/* Has another member leave, or take its place again, by telling it. Waits for
+ * nobody; what it could not be told within 10 s is dropped. E_INVALID: there is
+ * no such member. Without the lock. */
+larder_status_t ldr_peers_order(ldr_peers_t *p, const char *name, bool back);
+
 /* ---- meeting (meet.c) ---- */
 
 /* Says it on a new session; see ldr_net_env_t. */
@@ -288,6 +317,10 @@ void ldr_peer_tell(ldr_peer_node_t *n);
  * lock. */
 size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
                      uint8_t *body, uint64_t *upto_p);
+/* Waits until every member was informed of what was wanted, or could not be.
+ * With the lock, which it drops. */
+void ldr_peers_wait_met(ldr_peers_t *p, uint64_t wanted,
+                        const ldr_stop_t *stop);
 /* Takes over what the other says. Without the lock; it waits for disks. */
 larder_status_t ldr_peers_hear(ldr_peers_t *p, ldr_peer_node_t *n,
                                const ldr_meet_t *m, const ldr_stop_t *stop);
