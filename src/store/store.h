@@ -149,7 +149,6 @@ typedef struct ldr_space {
     /* That of the last reset, if a disk was not open yet: all that the disk
      * holds is from before it, whatever its number. 0: they all were. */
     uint32_t above;
-    uint32_t reset;  /* of the last reset here; it may have been raised since */
     uint32_t tenant; /* LDR_NIL: only seen on disk so far, and nobody's */
     /* Under which it was opened. It is the tenant's only once something was
      * done under it: ldr_secret_settle(). */

@@ -22,6 +22,7 @@ bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards)
     uint64_t now_ns = ldr_peers_now(p);
     ldr_location_t at;
 
+    ldr_peers_look(p); /* the first view may have come just now */
     if (p->node_count == 0 || p->spaces[name->space] == NULL) {
         return false;
     }

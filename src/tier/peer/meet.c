@@ -572,34 +572,6 @@ larder_status_t ldr_peer_remove_wait(ldr_tier_t *t, uint32_t space,
     return token > 0 ? tell_all((ldr_peers_t *)t, "removal", stop) : LARDER_OK;
 }
 
-/* Informs the members of a reset. One of them may be ahead by a reset that this
- * node had not heard of: this one then counts for nothing there, where chunks
- * were saved since, and the epoch is raised above that member's. With the lock,
- * which it drops. */
-static larder_status_t tell_reset(ldr_peers_t *p, uint32_t space,
-                                  const ldr_stop_t *stop, bool *raised_p)
-{
-    ldr_store_t *store = &p->host->store;
-    ldr_space_t *s = &store->spaces[space];
-    larder_status_t st;
-
-    do {
-        if (s->epoch != s->reset) {
-            ldr_store_set_epoch(
-                store, space,
-                ldr_epoch_next(s->epoch, ldr_rand_next(&p->host->rand)));
-            s->reset = s->epoch;
-            *raised_p = true;
-        }
-        st = tell_all(p, "reset", stop);
-    } while (st >= 0 && s->epoch != s->reset &&
-             ldr_host_stopped(p->host, stop) == LARDER_OK);
-    return st == LARDER_OK && s->epoch != s->reset
-               ? ldr_fail(LARDER_PARTIAL, "reset: done, but another member "
-                                          "resets as well: try again")
-               : st;
-}
-
 larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
                                 uint64_t deadline_ns, bool *raised_p)
 {
@@ -610,7 +582,7 @@ larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
     *raised_p = false;
     ldr_host_lock(p->host);
     if (space != LDR_NIL) {
-        st = tell_reset(p, space, &stop, raised_p);
+        st = tell_all(p, "reset", &stop);
     } else {
         ldr_peer_epochs_later(t);
     }

@@ -71,8 +71,7 @@ static void check_key(world_t *w, unsigned key, uint8_t *data)
             w->n.found += held;
         } else if (held && !w->pressure) {
             world_fail(w, "not found: n%u holds key %u, and n%u misses it: %s",
-                       from->place, key, n->place,
-                       larder_cause_text(w->cause));
+                       from->place, key, n->place, larder_cause_text(w->cause));
         } else {
             w->n.hidden += any;
         }

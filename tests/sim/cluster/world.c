@@ -302,17 +302,48 @@ void node_crash(sim_node_t *n, bool power)
     n->ghost = false;
 }
 
+/* What is only in the DRAM of a node without a disk is handed on before it
+ * ends. */
+static void check_handed_on(sim_node_t *n)
+{
+    world_t *w = n->world;
+
+    for (unsigned key = 0; key < w->keys && n->disk == NULL; key++) {
+        bool other = w->key[key].removing || !node_holds(n, key);
+
+        for (unsigned i = 0; i < w->count && !other; i++) {
+            other = w->nodes[i].up && node_holds(&w->nodes[i], key);
+        }
+        if (!other && !w->pressure) {
+            world_fail(w,
+                       "lost: n%u left and said that it has handed on all; "
+                       "nobody else holds key %u",
+                       n->place, key);
+        }
+    }
+}
+
 void node_leave(sim_node_t *n)
 {
     world_t *w = n->world;
+    ldr_peers_t *p = ldr_peers_of(&n->node->host);
+    uint64_t given = 0, left = 0;
 
     tell(w, "n%u leaves", n->place);
     w->n.leaves++;
     ldr_cluster_leave(n->cluster, false, sim_now(w->net) + SECOND);
-    sim_sleep(w->net, 500 * SIM_MS);
+    ldr_stop_t stop = {NULL, sim_now(w->net) + SECOND};
+    ldr_peers_leave(p, &stop);
     note_death(n);
     n->up = false;
     await_users(n);
+    stop.deadline_ns = sim_now(w->net) + 2 * SECOND;
+    larder_status_t st = ldr_peers_hand_on(p, &stop, &given, &left);
+    tell(w, "n%u has handed on %u, and %u are left: %s", n->place,
+         (unsigned)given, (unsigned)left, larder_status_text(st));
+    if (st == LARDER_OK && left == 0) {
+        check_handed_on(n);
+    }
     take_down(n);
     tell(w, "n%u has left", n->place);
 }

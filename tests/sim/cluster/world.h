@@ -103,8 +103,8 @@ struct world {
     key_state_t key[KEYS_MAX];
     event_t events[EVENTS_MAX];
     unsigned event_count;
-    bool over, quiet; /* clients end; they wait */
-    uint64_t pace_ns; /* between a client's calls, on average */
+    bool over, quiet;     /* clients end; they wait */
+    uint64_t pace_ns;     /* between a client's calls, on average */
     larder_cause_t cause; /* of the last load that was a miss */
     struct {
         unsigned loads, hits, from_peers, saves, partial, resets, removals;
