@@ -76,7 +76,7 @@ static void run_seed(uint64_t seed)
     world_open(w, seed, nodes, ldr_rand_below(&rand, 3) > 0);
     w->pressure = ldr_rand_below(&rand, 5) == 0;
     w->copies = ldr_rand_below(&rand, 3) == 0 ? 2 : 1;
-    w->pace_ns = (4 + ldr_rand_below(&rand, 20)) * nodes / 2 * SIM_MS;
+    w->pace_ns = (8 + ldr_rand_below(&rand, 30)) * nodes / 2 * SIM_MS;
     for (unsigned i = 0; i < nodes; i++) {
         /* With etcd the others join later. */
         if (w->etcd == NULL || i < 3 || ldr_rand_below(&rand, 4) > 0) {

@@ -220,7 +220,7 @@ static bool is_named(const char *text, unsigned place)
     return false;
 }
 
-static void bind(world_t *w, const event_t *e, unsigned at)
+static void bind_floor(world_t *w, const event_t *e, unsigned at)
 {
     for (unsigned i = e->first; i < e->end; i++) {
         uint32_t *floor = &w->key[i].floor[at];
@@ -271,7 +271,7 @@ static void keep_event(world_t *w, event_t *e)
     for (unsigned i = 0; i < w->count; i++) {
         e->knows[i] = e->knows[i] && w->nodes[i].up;
         if (e->knows[i]) {
-            bind(w, e, i);
+            bind_floor(w, e, i);
         }
     }
     w->events[w->event_count++] = *e;
@@ -332,9 +332,24 @@ void forget_events(sim_node_t *n, bool disk_lost)
 
         e->knows[at] = e->knows[at] && e->reset && !disk_lost;
         if (e->knows[at]) {
-            bind(w, e, at);
+            bind_floor(w, e, at);
         }
     }
+}
+
+/* Whether it may still be told of a removal of the key: that drops what it
+ * holds, however new it is. */
+static bool hears_later(const sim_node_t *n, unsigned key)
+{
+    const world_t *w = n->world;
+    bool later = false;
+
+    for (unsigned i = 0; i < w->event_count; i++) {
+        const event_t *e = &w->events[i];
+
+        later = later || (e->first == key && !e->knows[n->place - 1]);
+    }
+    return later;
 }
 
 void note_death(sim_node_t *n)
@@ -347,7 +362,8 @@ void note_death(sim_node_t *n)
         for (unsigned i = 0; i < w->count && !other; i++) {
             sim_node_t *o = &w->nodes[i];
 
-            other = o != n && o->up && node_holds(o, key);
+            other =
+                o != n && o->up && node_holds(o, key) && !hears_later(o, key);
         }
         w->key[key].must = other && !w->key[key].removing &&
                            (w->key[key].must || node_holds(n, key));
