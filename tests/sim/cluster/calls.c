@@ -400,7 +400,8 @@ void *client_main(void *arg)
         } else {
             load_chain(n, keys, count, data);
         }
-        sim_sleep(w->net, some(w, 2 * w->pace_ns));
+        sim_sleep(w->net,
+                  some(w, 2 * (w->idle > 0 ? 400 * SIM_MS : w->pace_ns)));
     }
     free(data);
     return NULL;

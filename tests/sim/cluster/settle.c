@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "sim/cluster/world.h"
+#include "tier/peer/peer.h"
 
 #define CALM_NS (65 * SECOND)        /* lease, guard and ramp */
 #define CALM_STATIC_NS (61 * SECOND) /* a removal is certain after 60 s */
@@ -78,6 +79,28 @@ static void check_key(world_t *w, unsigned key, uint8_t *data)
     }
 }
 
+/* Nobody has asked for anything for a minute: nothing is held for anybody, and
+ * nothing is under way. */
+static void check_rest(sim_node_t *n)
+{
+    world_t *w = n->world;
+    ldr_peers_t *p = ldr_peers_of(&n->node->host);
+
+    ldr_node_lock(n->node);
+    for (unsigned i = 0; i < p->node_count; i++) {
+        if (p->nodes[i]->leased > 0) {
+            world_fail(w, "n%u still holds %llu bytes for %s", n->place,
+                       (unsigned long long)p->nodes[i]->leased,
+                       p->nodes[i]->name);
+        }
+    }
+    if (p->flying > 0) {
+        world_fail(w, "n%u counts %llu bytes that are under way", n->place,
+                   (unsigned long long)p->flying);
+    }
+    ldr_node_unlock(n->node);
+}
+
 void settle(world_t *w)
 {
     uint8_t *data = malloc(BYTES_MAX);
@@ -86,6 +109,11 @@ void settle(world_t *w)
     tell(w, "all is mended");
     sim_sleep(w->net, w->etcd != NULL ? CALM_NS : CALM_STATIC_NS);
     bind_all(w);
+    for (unsigned i = 0; i < w->count; i++) {
+        if (w->nodes[i].up) {
+            check_rest(&w->nodes[i]);
+        }
+    }
     for (unsigned key = 0; key < w->keys; key++) {
         check_key(w, key, data);
     }

@@ -20,11 +20,9 @@ static void wait_ms(world_t *w, uint64_t most)
 /* A time in which little is done, so that it costs little. */
 static void wait_long(world_t *w, uint64_t ns)
 {
-    uint64_t pace_ns = w->pace_ns;
-
-    w->pace_ns = 400 * SIM_MS;
+    w->idle++;
     sim_sleep(w->net, ns);
-    w->pace_ns = pace_ns;
+    w->idle--;
 }
 
 /* For how long something is away: mostly short, and now and then for longer
@@ -45,7 +43,7 @@ static void wait_away(world_t *w)
 
 static void crash(world_t *w)
 {
-    sim_node_t *n = some_node_up(w);
+    sim_node_t *n = take_node(w, true);
 
     if (n != NULL) {
         bool wipe = some(w, 4) == 0;
@@ -53,25 +51,27 @@ static void crash(world_t *w)
         node_crash(n, some(w, 3) == 0);
         wait_away(w);
         node_up(n, wipe);
+        n->busy = false;
     }
 }
 
 static void crash_two(world_t *w)
 {
-    sim_node_t *a = some_node_up(w);
+    sim_node_t *a = take_node(w, true), *b = take_node(w, true);
 
     if (a != NULL) {
         node_crash(a, false);
     }
-    sim_node_t *b = some_node_up(w);
     if (b != NULL) {
         node_crash(b, some(w, 2) == 0);
         wait_away(w);
         node_up(b, some(w, 4) == 0);
+        b->busy = false;
     }
     if (a != NULL) {
         wait_ms(w, 300);
         node_up(a, false);
+        a->busy = false;
     }
 }
 
@@ -134,19 +134,20 @@ static void slow(world_t *w)
 
 static void stop(world_t *w)
 {
-    sim_node_t *n = some_node_up(w);
+    sim_node_t *n = take_node(w, true);
 
     if (n != NULL) {
         uint64_t ns = some(w, 1500) * SIM_MS;
 
         node_stop(n, ns);
         sim_sleep(w->net, ns);
+        n->busy = false;
     }
 }
 
 static void jump(world_t *w)
 {
-    sim_node_t *n = some_node_up(w);
+    sim_node_t *n = take_node(w, true);
     static const int64_t by_s[] = {-3600, -5, 5, 3600, 100000};
     int64_t s = by_s[some(w, 5)];
 
@@ -155,6 +156,7 @@ static void jump(world_t *w)
              (long long)s);
         n->wall_s += s;
         w->forgetful = w->forgetful || s > 86400;
+        n->busy = false;
         wait_ms(w, 300);
     }
 }
@@ -201,26 +203,29 @@ static void etcd_trouble(world_t *w)
 /* One more member, or one fewer. */
 static void change(world_t *w)
 {
-    sim_node_t *n = &w->nodes[some(w, w->count)];
+    bool join = some(w, 2) == 0;
     unsigned up = 0;
 
     for (unsigned i = 0; i < w->count; i++) {
-        up += w->nodes[i].up;
+        up += w->nodes[i].up && !w->nodes[i].busy;
     }
-    if (w->etcd == NULL) {
+    sim_node_t *n =
+        w->etcd != NULL && (join || up > 3) ? take_node(w, !join) : NULL;
+    if (n == NULL) {
         return;
     }
-    if (!n->up) {
+    if (join) {
         w->n.joins++;
         node_up(n, some(w, 2) == 0);
         wait_ms(w, 3000);
-    } else if (up > 3) {
+    } else {
         node_leave(n);
         wait_ms(w, 1000);
     }
+    n->busy = false;
 }
 
-void trouble(world_t *w)
+static void trouble(world_t *w)
 {
     static void (*const kinds[])(world_t * w) = {
         crash, crash, crash_two, cut_pair,     cut_pair, partition, partition,
@@ -235,4 +240,11 @@ void trouble(world_t *w)
         sim_break_all(w->net);
     }
     wait_ms(w, 200);
+}
+
+void troubles(world_t *w, unsigned rounds)
+{
+    for (unsigned i = 0; i < rounds; i++) {
+        trouble(w);
+    }
 }

@@ -302,14 +302,35 @@ void node_crash(sim_node_t *n, bool power)
     n->ghost = false;
 }
 
-/* What is only in the DRAM of a node without a disk is handed on before it
- * ends. */
-static void check_handed_on(sim_node_t *n)
+/* Whether another member has, or had, what this node has in DRAM. */
+static bool was_given(sim_node_t *n, unsigned key)
+{
+    ldr_store_t *store = &n->node->store;
+    larder_key_t name = key_name(key);
+    larder_cause_t cause;
+    bool given = false;
+
+    ldr_node_lock(n->node);
+    ldr_name_t full = ldr_store_name(store, n->space, 0, &name);
+    uint32_t entry = ldr_store_find(store, &full, LDR_NIL,
+                                    ldr_wall_s(n->node->clock), &cause);
+    uint32_t chunk = entry != LDR_NIL
+                         ? ldr_index_at(&store->index, entry)->resident
+                         : LDR_NIL;
+    if (chunk != LDR_NIL && store->chunks[chunk].shards != LDR_NIL) {
+        given = store->shards[store->chunks[chunk].shards].given;
+    }
+    ldr_node_unlock(n->node);
+    return given;
+}
+
+/* What no member had been given is with another one after it was handed on. */
+static void check_handed_on(sim_node_t *n, const bool *alone)
 {
     world_t *w = n->world;
 
-    for (unsigned key = 0; key < w->keys && n->disk == NULL; key++) {
-        bool other = w->key[key].removing || !node_holds(n, key);
+    for (unsigned key = 0; key < w->keys; key++) {
+        bool other = !alone[key] || w->key[key].removing || !node_holds(n, key);
 
         for (unsigned i = 0; i < w->count && !other; i++) {
             other = w->nodes[i].up && node_holds(&w->nodes[i], key);
@@ -328,6 +349,7 @@ void node_leave(sim_node_t *n)
     world_t *w = n->world;
     ldr_peers_t *p = ldr_peers_of(&n->node->host);
     uint64_t given = 0, left = 0;
+    bool alone[KEYS_MAX];
 
     tell(w, "n%u leaves", n->place);
     w->n.leaves++;
@@ -337,12 +359,16 @@ void node_leave(sim_node_t *n)
     note_death(n);
     n->up = false;
     await_users(n);
+    for (unsigned key = 0; key < w->keys; key++) {
+        alone[key] =
+            n->disk == NULL && node_holds(n, key) && !was_given(n, key);
+    }
     stop.deadline_ns = sim_now(w->net) + 2 * SECOND;
     larder_status_t st = ldr_peers_hand_on(p, &stop, &given, &left);
     tell(w, "n%u has handed on %u, and %u are left: %s", n->place,
          (unsigned)given, (unsigned)left, larder_status_text(st));
     if (st == LARDER_OK && left == 0) {
-        check_handed_on(n);
+        check_handed_on(n, alone);
     }
     take_down(n);
     tell(w, "n%u has left", n->place);
@@ -392,14 +418,15 @@ uint32_t node_rank(sim_node_t *n, unsigned key)
     return rank;
 }
 
-sim_node_t *some_node_up(world_t *w)
+sim_node_t *take_node(world_t *w, bool up)
 {
     unsigned at = (unsigned)some(w, w->count);
 
     for (unsigned i = 0; i < w->count; i++) {
         sim_node_t *n = &w->nodes[(at + i) % w->count];
 
-        if (n->up) {
+        if (n->up == up && !n->busy) {
+            n->busy = true;
             return n;
         }
     }

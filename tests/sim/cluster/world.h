@@ -19,6 +19,7 @@
  *  4. What some member still remembers of (3) holds for all.
  *  5. What two members held when one of them died is still held.
  *  6. What a member holds that others ask for it is found by every member.
+ *  7. Nothing is held for anybody, and nothing is under way.
  */
 #pragma once
 
@@ -72,6 +73,7 @@ typedef struct sim_node {
     world_t *world;
     unsigned place; /* from 1; also its name: n1, n2... */
     bool up, ghost; /* ghost: killed, its threads are still to end */
+    bool busy;      /* some trouble has taken it and will bring it back */
     unsigned users; /* calls under way */
     unsigned clients[CLIENTS];
     ldr_cluster_t *cluster;
@@ -105,6 +107,7 @@ struct world {
     unsigned event_count;
     bool over, quiet;     /* clients end; they wait */
     uint64_t pace_ns;     /* between a client's calls, on average */
+    unsigned idle;        /* not 0: 400 ms instead */
     larder_cause_t cause; /* of the last load that was a miss */
     struct {
         unsigned loads, hits, from_peers, saves, partial, resets, removals;
@@ -146,7 +149,9 @@ void node_stop(sim_node_t *n, uint64_t ns);
 bool node_holds(sim_node_t *n, unsigned key);
 /* The node's rank for the key in its own view; UINT32_MAX: beyond 2. */
 uint32_t node_rank(sim_node_t *n, unsigned key);
-sim_node_t *some_node_up(world_t *w); /* NULL: none is */
+/* One that is up, or is not, and that no other trouble has; it is busy then.
+ * NULL: there is none. */
+sim_node_t *take_node(world_t *w, bool up);
 
 /* ---- calls.c ---- */
 
@@ -164,7 +169,8 @@ void note_death(sim_node_t *n);
 
 /* ---- trouble.c ---- */
 
-void trouble(world_t *w);
+/* So many troubles, one after the other. Two threads may do that at once. */
+void troubles(world_t *w, unsigned rounds);
 
 /* ---- settle.c ---- */
 
