@@ -262,6 +262,17 @@ static void end_removal(sim_node_t *n, event_t *e, larder_status_t st)
          st == LARDER_PARTIAL ? text : larder_status_text(st));
 }
 
+bool was_removed(const world_t *w, unsigned key)
+{
+    bool removed = w->key[key].removing;
+
+    for (unsigned i = 0; i < w->event_count; i++) {
+        removed = removed ||
+                  (!w->events[i].reset && w->events[i].first == key);
+    }
+    return removed;
+}
+
 /* A member that is dead by now has forgotten it again, maybe. */
 static void keep_event(world_t *w, event_t *e)
 {

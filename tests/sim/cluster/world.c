@@ -330,7 +330,7 @@ static void check_handed_on(sim_node_t *n, const bool *alone)
     world_t *w = n->world;
 
     for (unsigned key = 0; key < w->keys; key++) {
-        bool other = !alone[key] || w->key[key].removing || !node_holds(n, key);
+        bool other = !alone[key] || was_removed(w, key) || !node_holds(n, key);
 
         for (unsigned i = 0; i < w->count && !other; i++) {
             other = w->nodes[i].up && node_holds(&w->nodes[i], key);

@@ -162,6 +162,9 @@ void do_save(sim_node_t *n, unsigned key, uint8_t *data);
 bool do_load(sim_node_t *n, unsigned key, uint8_t *data);
 void do_remove(sim_node_t *n, unsigned key);
 void do_reset(sim_node_t *n);
+/* Whether it was removed at any time: members do not take it from each other
+ * for a minute then. */
+bool was_removed(const world_t *w, unsigned key);
 /* A node begins again: what it has forgotten of removals and resets. */
 void forget_events(sim_node_t *n, bool disk_lost);
 /* A node dies: what two hold is to stay, and what no other holds is gone. */
