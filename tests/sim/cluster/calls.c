@@ -267,8 +267,7 @@ bool was_removed(const world_t *w, unsigned key)
     bool removed = w->key[key].removing;
 
     for (unsigned i = 0; i < w->event_count; i++) {
-        removed = removed ||
-                  (!w->events[i].reset && w->events[i].first == key);
+        removed = removed || (!w->events[i].reset && w->events[i].first == key);
     }
     return removed;
 }
