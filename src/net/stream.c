@@ -15,6 +15,7 @@
 #include <limits.h>
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -499,6 +500,38 @@ static int socket_connect(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
                : -ENOMEM;
 }
 
+static int socket_listen(const ldr_transport_ops_t *ops, const ldr_dest_t *at,
+                         ldr_listening_t *l)
+{
+    int fd = ldr_listen_tcp(at->address, at->congestion);
+
+    *l = (ldr_listening_t){.ops = ops, .fd = fd, .tls = at->tls};
+    return fd < 0 ? fd : 0;
+}
+
+static int socket_accept(ldr_listening_t *l, uint64_t until_ns, ldr_stream_t *s)
+{
+    int fd = ldr_accept(l->fd);
+
+    if (fd == -EAGAIN && until_ns > 0) {
+        ldr_poll(l->fd, POLLIN, until_ns);
+        fd = ldr_accept(l->fd);
+    }
+    if (fd < 0) {
+        return fd;
+    }
+    return ldr_stream_init(s, fd, l->tls, true, NULL) == LARDER_OK ? 0
+                                                                   : -ENOMEM;
+}
+
+static void socket_unlisten(ldr_listening_t *l)
+{
+    if (l->fd >= 0) {
+        close(l->fd);
+    }
+    l->fd = -1;
+}
+
 static int socket_poll(ldr_stream_t *s, short events, uint64_t until_ns)
 {
     return ldr_poll(s->fd, events, until_ns);
@@ -512,6 +545,9 @@ static bool socket_speaks_http(const ldr_stream_t *s, uint64_t until_ns)
 const ldr_transport_ops_t ldr_transport_tcp = {
     .name = "tcp",
     .connect = socket_connect,
+    .listen = socket_listen,
+    .accept = socket_accept,
+    .unlisten = socket_unlisten,
     .read = plain_read,
     .write = plain_write,
     .poll = socket_poll,
@@ -523,6 +559,9 @@ const ldr_transport_ops_t ldr_transport_tls = {
     .name = "tls",
     .holds = true,
     .connect = socket_connect,
+    .listen = socket_listen,
+    .accept = socket_accept,
+    .unlisten = socket_unlisten,
     .handshake = tls_handshake,
     .read = tls_read,
     .write = tls_write,
