@@ -248,7 +248,8 @@ void ldr_peer_leases_end(ldr_peers_t *p, uint64_t now_ns);
 
 /* ---- asking (ask.c) ---- */
 
-bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards);
+bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_query_t *ask,
+                       const ldr_name_t *name);
 bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask);
 /* In a lane, without the lock: one part, and then it is gone. */
 void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part);
