@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <limits.h>
+#include <netdb.h>
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
 #include <poll.h>
@@ -537,6 +538,17 @@ static int socket_poll(ldr_stream_t *s, short events, uint64_t until_ns)
     return ldr_poll(s->fd, events, until_ns);
 }
 
+static void socket_host(const ldr_stream_t *s, char *text, size_t size)
+{
+    struct sockaddr_storage a;
+    socklen_t length = sizeof(a);
+
+    if (getpeername(s->fd, (struct sockaddr *)&a, &length) == 0) {
+        getnameinfo((struct sockaddr *)&a, length, text, (socklen_t)size, NULL,
+                    0, NI_NUMERICHOST);
+    }
+}
+
 static bool socket_speaks_http(const ldr_stream_t *s, uint64_t until_ns)
 {
     return ldr_speaks_http(s->fd, until_ns);
@@ -552,6 +564,7 @@ const ldr_transport_ops_t ldr_transport_tcp = {
     .write = plain_write,
     .poll = socket_poll,
     .close = socket_close,
+    .host = socket_host,
     .speaks_http = socket_speaks_http,
 };
 
@@ -567,6 +580,7 @@ const ldr_transport_ops_t ldr_transport_tls = {
     .write = tls_write,
     .poll = socket_poll,
     .close = socket_close,
+    .host = socket_host,
     .speaks_http = socket_speaks_http,
 };
 

@@ -62,6 +62,9 @@ struct ldr_transport_ops {
     ssize_t (*write)(ldr_stream_t *s, const struct iovec *iov, unsigned count);
     int (*poll)(ldr_stream_t *s, short events, uint64_t until_ns);
     void (*close)(ldr_stream_t *s);
+    /* The other end's host, for logs; unchanged where it is not known. NULL:
+     * there is no such thing. */
+    void (*host)(const ldr_stream_t *s, char *text, size_t size);
     /* Whether a web server is at the other end. NULL: cannot be. */
     bool (*speaks_http)(const ldr_stream_t *s, uint64_t until_ns);
     void *arg; /* the row's own */

@@ -4,6 +4,9 @@
  * is no session of server/session.h, and a client's session knows none of what
  * is said here.
  *
+ * Where TLS is required a connection begins with its handshake. One that begins
+ * with a frame may say who it is, and is then refused by its name.
+ *
  * Life of a connection: HELLO, AUTH with the cluster's secret, MEET, in that
  * order, by hello_ms; then ASK, GET, PUT, PEER_SPACE, PING and MEET again. What
  * is asked for out of order, or malformed, ends it.
@@ -27,6 +30,7 @@ typedef struct ldr_peer_server_params {
     const ldr_clock_t *clock;
     const ldr_threads_t *threads;
     ldr_listening_t from; /* where they connect */
+    ldr_tls_t *tls;       /* NULL: members come without; the caller's */
     uint64_t hello_ms;
 } ldr_peer_server_params_t;
 
@@ -47,6 +51,7 @@ typedef struct ldr_peer_conn {
     char from[80];
     pthread_t thread;
     bool over; /* its thread ends; server->lock */
+    bool open; /* it came without TLS, where that is required */
     uint64_t epoch;
     ldr_frame_t frame; /* of the request */
     ldr_stop_t stop;   /* of the request */
@@ -61,6 +66,7 @@ struct ldr_peer_server {
     const ldr_threads_t *threads;
     ldr_listening_t from;
     pthread_t acceptor;
+    ldr_tls_t *tls;
     uint64_t hello_ms;
     pthread_mutex_t lock;
     ldr_peer_conn_t *conns;

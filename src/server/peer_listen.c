@@ -29,6 +29,7 @@ larder_status_t ldr_peers_listen(ldr_server_t *server)
         .log = server->log,
         .clock = server->clock,
         .threads = &ldr_threads_real,
+        .tls = server->peer_tls,
         .hello_ms = o->hello_ms,
     };
     ldr_dest_t at = {.address = &address, .congestion = o->congestion};
