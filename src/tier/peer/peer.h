@@ -193,6 +193,9 @@ static inline uint64_t ldr_peers_now(const ldr_peers_t *p)
 
 /* Takes a new view up, if there is one. */
 void ldr_peers_look(ldr_peers_t *p);
+/* Reads this member's certificates again, for connections that begin from here
+ * on. Without the lock. */
+larder_status_t ldr_peers_renew(ldr_peers_t *p);
 /* The node with this name, added if it is new; NULL: too many, no memory. */
 ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name);
 /* Whether it can be called now: it has an address, and its breaker is shut. */
