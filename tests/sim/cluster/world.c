@@ -78,22 +78,11 @@ static uint64_t node_wall(void *arg)
 {
     const sim_node_t *n = arg;
 
-    return (uint64_t)(WALL_BASE_S + n->wall_s +
-                      (int64_t)(sim_now(n->world->net) / SECOND));
+    return (uint64_t)(WALL_BASE_S + n->wall_s) * 1000 +
+           sim_now(n->world->net) / SIM_MS;
 }
 
 /* ---- a node ---- */
-
-static void *accept_main(void *arg)
-{
-    sim_node_t *n = arg;
-    ldr_stream_t s;
-
-    while (sim_accept(n->listener, &s)) {
-        ldr_peer_serve(n->server, &s, "sim");
-    }
-    return NULL;
-}
 
 /* Does what a real node's threads do. Whoever waits for a disk does it too, so
  * this one is only for what nobody waits for. */
@@ -217,6 +206,7 @@ void node_up(sim_node_t *n, bool wipe)
         .log = log,
         .clock = &n->clock,
         .threads = sim_threads(w->net),
+        .from = sim_listen(w->net, n->place),
         .hello_ms = 500,
     };
     ldr_space_info_t info = {.tenant = "default", .has_key = true};
@@ -225,8 +215,6 @@ void node_up(sim_node_t *n, bool wipe)
         world_fail(w, "n%u: %s", n->place, ldr_fail_text());
     }
     n->stop = false;
-    n->listener = sim_listen(w->net, n->place);
-    n->acceptor = sim_start(w->net, accept_main, n);
     n->pump = sim_start(w->net, pump_main, n);
     n->up = true;
     sim_place(w->net, 0);
@@ -242,8 +230,7 @@ static void take_down(sim_node_t *n)
     world_t *w = n->world;
 
     n->stop = true;
-    sim_listener_close(n->listener);
-    sim_join(w->net, n->acceptor);
+    sim_kill(w->net, n->place);
     sim_join(w->net, n->pump);
     ldr_peer_server_close(n->server);
     ldr_node_close(n->node, 0);

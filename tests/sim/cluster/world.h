@@ -79,8 +79,7 @@ typedef struct sim_node {
     ldr_cluster_t *cluster;
     ldr_node_t *node;
     ldr_peer_server_t *server;
-    sim_listener_t *listener;
-    unsigned acceptor, pump;
+    unsigned pump;
     bool stop;
     uint32_t space;
     uint64_t starts;
