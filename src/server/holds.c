@@ -270,7 +270,7 @@ void ldr_session_revoke(ldr_session_t *s, uint32_t extent, uint32_t generation)
     if (at != LDR_NIL && !s->maps[at].revoking &&
         s->state == LDR_SESSION_OPEN) {
         s->maps[at].revoking = true;
-        ldr_session_tell(s, LDR_OP_REVOKE, body, ldr_put_extent(body, &m));
+        ldr_session_notify(s, LDR_OP_REVOKE, body, ldr_put_extent(body, &m));
     }
 }
 

@@ -143,7 +143,7 @@ typedef struct ldr_stack {
 #define LDR_PATH_MAX 8192u    /* runs of one chain that are looked at */
 #define LDR_RECENT 16u        /* requests that would be noticed again */
 #define LDR_ANNOUNCED_MAX 64u /* requests whose chunks may still come */
-/* A chain that was told of so lately: reads and saves of it are no news. */
+/* A chain that was announced so lately: reads and saves of it are no news. */
 #define LDR_ANNOUNCED_DS 600u
 #define LDR_AGAIN_DS 10u /* the same request without an id: for so long */
 

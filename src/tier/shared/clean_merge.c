@@ -1,12 +1,12 @@
 /*
  * Few manifests instead of many, so that a node that joins has little to list
- * and those that follow read little twice: eight of about the same size become
+ * and those that poll read little twice: eight of about the same size become
  * one of the next size, up to a bound. Each entry is thus read again a few
  * times at most, however many are written.
  *
  * The cleaner only merges what it has read itself. Of the entries it keeps
  * objects that its map still has, once each and with their last use; that an
- * object is gone for an hour, since by then nobody follows who has not heard,
+ * object is gone for an hour, since by then every node that polls has read it,
  * and whoever joins later finds out by a miss or from the walk over the names;
  * removals for a month, and as long as they may matter; and uses that are the
  * last. The new manifest is put, then the old ones are removed: whoever reads
@@ -178,7 +178,7 @@ static void take_entry(void *arg, const ldr_manifest_entry_t *entry)
     }
 }
 
-/* It does not parse, although it did when it was followed: it is to be read
+/* It does not parse, although it did when it was polled: it is to be read
  * once more. */
 static void mark_bad(ldr_part_t *p, const ldr_known_t *input)
 {

@@ -35,7 +35,7 @@
 /* Seconds. */
 #define LDR_ROLE_S 60u
 #define LDR_ROLE_MARGIN_S 10u
-#define LDR_USED_S 60u   /* between two tellings of a use */
+#define LDR_USED_S 60u   /* between two announcements of a use */
 #define LDR_USES_S 10u   /* that uses are gathered */
 #define LDR_GONE_S 3600u /* that a removal is remembered */
 /* That manifests carry a removal, and maps remember it, at least: it stays
@@ -219,7 +219,7 @@ struct ldr_part {
     ldr_ids_t gone, gone_old;
     uint32_t gone_s;
 
-    /* Following. */
+    /* Polling. */
     ldr_known_t *known;
     size_t known_count, known_room;
     ldr_known_t *unread; /* read one by one by all readers of this turn */
@@ -228,7 +228,7 @@ struct ldr_part {
     unsigned readers; /* of this turn, that have not ended */
     int poll_error;
     bool poll_again; /* something went while it was read */
-    ldr_ids_t early; /* uses of objects that this turn may still tell of */
+    ldr_ids_t early; /* uses of objects that this turn may still read of */
     unsigned rounds; /* before it was ready */
     unsigned lost;   /* spaces with a reset that is */
     uint64_t poll_began_ns;
@@ -308,7 +308,7 @@ struct ldr_objects {
     bool woken;      /* the clockwork is to look once more */
     bool compacting; /* some part is: it takes memory */
     ldr_idle_t idle;
-    /* Lanes that seal what they are to write, and those that wait for their
+    /* Workers that seal what they are to write, and those that wait for their
      * turn: see objects_write.c. */
     unsigned cpus, sealing, to_seal;
     pthread_cond_t sealed;

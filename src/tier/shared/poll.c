@@ -1,5 +1,5 @@
 /*
- * Following: how a node hears what others have written.
+ * Polling: how a node learns what other nodes have written.
  *
  * A turn lists T/e/ and reads the resets that are news, then lists T/m/ and
  * reads the manifests that are. What was read is kept as a sorted list of
