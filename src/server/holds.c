@@ -337,7 +337,7 @@ void ldr_handle_revoked(ldr_request_t *r)
     }
     if (m.extent == UINT32_MAX) { /* a client that is about to leave */
         ldr_session_unmap_all(s);
-        ldr_window_unshared(s->window);
+        ldr_window_unmapped(s->window);
     } else {
         ldr_session_unmap(s, m.extent, m.generation);
     }

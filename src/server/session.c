@@ -340,7 +340,7 @@ static void session_end(ldr_session_t *s, const char *why, bool process_lives)
         hang_up(s);
         /* Without a mapping it cannot touch what it holds. With that of a
          * window it keeps its memory, but cannot touch the arena. */
-        bool window = ldr_window_shared(s->window);
+        bool window = ldr_window_mapped(s->window);
         if (process_lives && s->peer.pid_fd >= 0 &&
             (s->map_count > 0 || window)) {
             if (window) {
@@ -386,7 +386,7 @@ static void process_gone(ldr_watch_t *watch, uint32_t events)
                           s->hold_count);
     }
     ldr_metrics_event(s->server->metrics, LDR_EVENT_SESSIONS_DIED, 1);
-    ldr_window_unshared(s->window);
+    ldr_window_unmapped(s->window);
     session_end(s, NULL, false);
 }
 

@@ -22,7 +22,7 @@ struct ldr_window {
     uint32_t page_count, free_count, free_head;
     uint32_t *next; /* per page */
     unsigned users; /* atomic */
-    bool shared;    /* its client may have it mapped */
+    bool mapped;    /* by its client, perhaps */
 };
 
 /* What a hold in a window is: its pages. */
@@ -72,7 +72,7 @@ larder_status_t ldr_window_create(ldr_server_t *server,
  * nothing is taken. */
 static void window_empty(const ldr_window_t *w)
 {
-    if (!w->shared && !ldr_extent_empty(&w->extent, 0, w->extent.bytes)) {
+    if (!w->mapped && !ldr_extent_empty(&w->extent, 0, w->extent.bytes)) {
         ldr_warn(&w->server->log, "a window's memory is not given back: %s",
                  strerror(errno));
     }
@@ -107,20 +107,20 @@ larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
         .bytes = w->extent.bytes,
         .ready_bytes = w->extent.bytes,
     };
-    w->shared = w->shared || view->fd >= 0;
+    w->mapped = w->mapped || view->fd >= 0;
     return view->fd >= 0 ? LARDER_OK
                          : ldr_fail(LARDER_E_NO_MEMORY, "no descriptor left");
 }
 
-bool ldr_window_shared(const ldr_window_t *w)
+bool ldr_window_mapped(const ldr_window_t *w)
 {
-    return w != NULL && w->shared;
+    return w != NULL && w->mapped;
 }
 
-void ldr_window_unshared(ldr_window_t *w)
+void ldr_window_unmapped(ldr_window_t *w)
 {
     if (w != NULL) {
-        w->shared = false;
+        w->mapped = false;
     }
 }
 

@@ -24,7 +24,7 @@ void ldr_name_object(const char *tenant, const uint8_t id[LDR_ID_BYTES],
     snprintf(name, LDR_OBJECT_NAME_MAX + 1, "%s/o/%.2s/%s", tenant, hex, hex);
 }
 
-void ldr_name_manifest(const char *tenant, const ldr_known_t *k,
+void ldr_name_manifest(const char *tenant, const ldr_known_manifest_t *k,
                        char name[LDR_OBJECT_NAME_MAX + 1])
 {
     char hex[2 * LDR_NODE_BYTES + 1];

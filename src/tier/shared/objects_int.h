@@ -74,7 +74,7 @@ typedef enum ldr_known_state {
     LDR_KNOWN_BAD   /* not under this key, or broken */
 } ldr_known_state_t;
 
-typedef struct ldr_known {
+typedef struct ldr_known_manifest {
     uint8_t node[LDR_NODE_BYTES];
     uint64_t sequence;
     uint64_t bytes;   /* 0: not known */
@@ -82,7 +82,7 @@ typedef struct ldr_known {
     uint8_t state;
     uint8_t missed; /* listings in a row that lacked it */
     uint8_t tries;  /* for nothing: it may have been a lack of memory */
-} ldr_known_t;
+} ldr_known_manifest_t;
 
 /* ---- the cleaner of a part ---- */
 
@@ -220,9 +220,10 @@ struct ldr_part {
     uint32_t gone_s;
 
     /* Polling. */
-    ldr_known_t *known;
+    ldr_known_manifest_t *known;
     size_t known_count, known_room;
-    ldr_known_t *unread; /* read one by one by all readers of this turn */
+    ldr_known_manifest_t
+        *unread; /* read one by one by all readers of this turn */
     size_t unread_count, unread_room, unread_next;
     ldr_chore_t helpers[LDR_READERS - 1];
     unsigned readers; /* of this turn, that have not ended */
@@ -367,7 +368,7 @@ bool ldr_part_forget(ldr_part_t *p);
 /* tenant: its id in hex. */
 void ldr_name_object(const char *tenant, const uint8_t id[LDR_ID_BYTES],
                      char name[LDR_OBJECT_NAME_MAX + 1]);
-void ldr_name_manifest(const char *tenant, const ldr_known_t *k,
+void ldr_name_manifest(const char *tenant, const ldr_known_manifest_t *k,
                        char name[LDR_OBJECT_NAME_MAX + 1]);
 void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
                     uint32_t epoch, char name[LDR_OBJECT_NAME_MAX + 1]);
@@ -467,11 +468,12 @@ uint32_t ldr_part_gone_since(const ldr_part_t *p,
                              const uint8_t id[LDR_ID_BYTES]);
 
 /* With the lock: there is such a manifest, all of which is known. */
-void ldr_part_know(ldr_part_t *p, const ldr_known_t *k);
-void ldr_part_unknow(ldr_part_t *p, const ldr_known_t *k);
+void ldr_part_know(ldr_part_t *p, const ldr_known_manifest_t *k);
+void ldr_part_unknow(ldr_part_t *p, const ldr_known_manifest_t *k);
 /* All of a tenant's manifest, to be freed. */
-int ldr_manifest_get(ldr_job_t *job, const char *tenant, const ldr_known_t *k,
-                     uint8_t **data_p, size_t *bytes_p);
+int ldr_manifest_get(ldr_job_t *job, const char *tenant,
+                     const ldr_known_manifest_t *k, uint8_t **data_p,
+                     size_t *bytes_p);
 
 /* ---- publish.c ---- */
 
