@@ -240,13 +240,13 @@ struct ldr_request {
 
 /* A connection that was accepted. */
 typedef struct ldr_arrival {
-    int fd;
+    ldr_stream_t stream;
     bool local;
     uint64_t begin_ns;        /* its time to authenticate begins */
     ldr_stranger_t *stranger; /* its place in the lobby */
 } ldr_arrival_t;
 
-/* Takes the socket over. False: refused, and closed. */
+/* Takes the stream over. False: refused, and closed. */
 bool ldr_session_accept(ldr_server_loop_t *home, const ldr_arrival_t *arrival);
 /* Ends the session as far as its peer is concerned; what it holds stays while
  * its process lives. why: for the log, NULL: it went in peace. */
