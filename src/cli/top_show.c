@@ -467,33 +467,34 @@ static void put_members(const ldr_top_t *t, ldr_top_screen_t *s)
     char why[LDR_PROM_VALUE];
 
     if (n > 0) {
-        line(s, true, "%-20s %-7s %6s %9s %9s %9s %9s", "MEMBER", "STATE",
-             "OWNS", "FETCH", "SERVE", "SEND", "TAKE");
+        screen_line(s, true, "%-20s %-7s %6s %9s %9s %9s %9s", "MEMBER",
+                    "STATE", "OWNS", "FETCH", "SERVE", "SEND", "TAKE");
     }
     for (size_t i = 0; i < n; i++) {
         const char *m = names[i];
 
-        line(s, false, "%-20.20s %-7s %6s %7s/s %7s/s %7s/s %7s/s", m,
-             LEVEL(member_share, "member", m) == 0  ? "leaves"
-             : LEVEL(cluster_info, "member", m) > 0 ? "here"
-             : LEVEL(peer_well, "member", m) > 0    ? "well"
-                                                    : "OFF",
-             PERCENT(LEVEL(member_owned, "member", m), 1),
-             BYTES(RATE(peer_bytes_total, "member", m, "direction", "fetch")),
-             BYTES(RATE(peer_bytes_total, "member", m, "direction", "serve")),
-             BYTES(RATE(peer_bytes_total, "member", m, "direction", "send")),
-             BYTES(RATE(peer_bytes_total, "member", m, "direction", "take")));
+        screen_line(
+            s, false, "%-20.20s %-7s %6s %7s/s %7s/s %7s/s %7s/s", m,
+            LEVEL(member_share, "member", m) == 0  ? "leaves"
+            : LEVEL(cluster_info, "member", m) > 0 ? "here"
+            : LEVEL(peer_well, "member", m) > 0    ? "well"
+                                                   : "OFF",
+            PERCENT(LEVEL(member_owned, "member", m), 1),
+            BYTES(RATE(peer_bytes_total, "member", m, "direction", "fetch")),
+            BYTES(RATE(peer_bytes_total, "member", m, "direction", "serve")),
+            BYTES(RATE(peer_bytes_total, "member", m, "direction", "send")),
+            BYTES(RATE(peer_bytes_total, "member", m, "direction", "take")));
         ldr_prom_text(&t->now, NAME(peer_reason), LDR_WHERE("member", m),
                       "reason", why);
         if (why[0] != '\0') {
-            line(s, false, "  %s", why);
+            screen_line(s, false, "  %s", why);
         }
     }
     if (LEVEL(peer_queue_shards, NULL) > 0) {
-        line(s, false, "  %s shards (%s) wait for their owners, for %s",
-             COUNT(LEVEL(peer_queue_shards, NULL)),
-             BYTES(LEVEL(peer_queue_bytes, NULL)),
-             SECONDS(LEVEL(peer_lag_seconds, NULL)));
+        screen_line(s, false, "  %s shards (%s) wait for their owners, for %s",
+                    COUNT(LEVEL(peer_queue_shards, NULL)),
+                    BYTES(LEVEL(peer_queue_bytes, NULL)),
+                    SECONDS(LEVEL(peer_lag_seconds, NULL)));
     }
 }
 
