@@ -125,7 +125,7 @@ larder_status_t larder_prefix_stage(
     larder_match_t match;
 
     if (st == LARDER_OK && params != NULL) {
-        st = ldr_mask_check(params->field_mask, LARDER_STAGE_DRAM_SPEED);
+        st = ldr_mask_check(params->field_mask, LARDER_STAGE_PROMISED);
         worth = *params;
     }
     if (st != LARDER_OK) {

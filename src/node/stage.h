@@ -54,6 +54,9 @@ typedef struct ldr_staging {
     void (*ready)(ldr_load_t *load);
     void *arg;
     uint64_t deadline_ns; /* begin brings it forward where patience is less */
+    /* Before begin, in a daemon: it waits for what is promised (promise.h). */
+    bool promised;
+    ldr_promise_wait_t promise;
     uint32_t *ids;        /* room for `total`, set after begin */
 
     /* What comes of it */
