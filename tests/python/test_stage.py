@@ -249,6 +249,6 @@ def test_what_is_worth_it(engine, transport, kind):
     assert stage(tiers=1).chunks == 8
     with pytest.raises(_lib.LarderError) as caught:
         params = _lib.StageParams(tiers=1)
-        params.field_mask = 32
+        params.field_mask = 64
         space.stage(rules, data, 8, MS, params)
     assert caught.value.status == _lib.E_UNSUPPORTED

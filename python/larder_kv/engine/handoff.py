@@ -81,6 +81,10 @@ class Tails:
         self.layout.close()
 
 
+def _token_of(keys: bytes) -> bytes:
+    return os.urandom(TOKEN_BYTES) if keys else b""
+
+
 class Handoff:
     """One prompt, on either side: its keys, those of its tail, and the tokens
     of the two promises. b"": there is none of it."""
@@ -90,8 +94,8 @@ class Handoff:
         self.keys = keys
         self.tail = tail
         self.tokens = tokens
-        self.token = token or (os.urandom(TOKEN_BYTES) if keys else b"")
-        self.tail_token = tail_token or (os.urandom(TOKEN_BYTES) if tail else b"")
+        self.token = token or _token_of(keys)
+        self.tail_token = tail_token or _token_of(tail)
         self.tail_saved = False  # prefill: the order was given
         self.promised = threading.Event()  # prefill: or it could not be
 
