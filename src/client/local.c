@@ -335,8 +335,7 @@ static larder_status_t local_promise(larder_space_t *space,
     (void)deadline_ns; /* nothing here waits */
     p.space = space->number;
     p.shards = space->shards;
-    return ldr_promise_make(space->lar->node, &p, token,
-                            (uintptr_t)space->lar);
+    return ldr_promise_make(space->lar->node, &p, token, (uintptr_t)space->lar);
 }
 
 static larder_status_t local_handoff(larder_space_t *space,

@@ -295,8 +295,8 @@ static larder_status_t remote_handoff(larder_space_t *space,
         ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
 
     if (st == LARDER_OK) {
-        st = say_handoff(
-            &v, ldr_put_handoff(ldr_body(v.call.buffer), what, token));
+        st = say_handoff(&v,
+                         ldr_put_handoff(ldr_body(v.call.buffer), what, token));
         ldr_talk_end(&v, st);
     }
     return st;

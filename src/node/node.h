@@ -410,6 +410,7 @@ typedef struct ldr_tenant_stats {
     uint64_t dram_used_bytes;     /* pages in use */
     uint64_t ssd_share, ssd_bytes; /* ssd_share: 0 while it is alone */
     uint64_t chunks, held_chunks, pinned_bytes;
+    uint64_t promised_bytes;   /* held for hand-offs */
     ldr_policy_stats_t policy; /* lru: that it ranks, and nothing more */
     uint64_t ranks[2];         /* 1: what the policy learned ranks, or lru */
     ldr_counters_t n;

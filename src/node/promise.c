@@ -129,11 +129,10 @@ static bool is_there(ldr_node_t *node, const slot_t *slot, uint32_t *chunk_p)
 {
     ldr_store_t *store = &node->store;
     const promise_t *p = slot->promise;
-    ldr_name_t name =
-        ldr_store_name(store, p->space, slot->group, &slot->key);
+    ldr_name_t name = ldr_store_name(store, p->space, slot->group, &slot->key);
     larder_cause_t cause;
-    uint32_t entry = ldr_store_find(store, &name, LDR_NIL,
-                                    ldr_wall_s(node->clock), &cause);
+    uint32_t entry =
+        ldr_store_find(store, &name, LDR_NIL, ldr_wall_s(node->clock), &cause);
     ldr_sought_t sought = {&name, entry, 0, false};
 
     *chunk_p = LDR_NIL;
@@ -223,8 +222,7 @@ static uint32_t count_slots(const ldr_prefix_t *p)
     return (uint32_t)ldr_min64(count, UINT32_MAX);
 }
 
-static void make_slots(ldr_node_t *node, promise_t *made,
-                       const ldr_prefix_t *p)
+static void make_slots(ldr_node_t *node, promise_t *made, const ldr_prefix_t *p)
 {
     for (uint32_t i = 0; i < p->need_count; i++) {
         ldr_span_t span = ldr_need_span(&p->needs[i], p->count);
@@ -353,9 +351,10 @@ larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t tenant,
 
 void ldr_promise_owner_gone(ldr_node_t *node, uint64_t owner)
 {
+    uint64_t now_ns = ldr_now_ns(node->clock);
+
     ldr_node_lock(node);
-    promise_t **link =
-        node->promises != NULL ? &node->promises->first : NULL;
+    promise_t **link = node->promises != NULL ? &node->promises->first : NULL;
     while (link != NULL && *link != NULL) {
         promise_t *p = *link;
 
@@ -364,7 +363,8 @@ void ldr_promise_owner_gone(ldr_node_t *node, uint64_t owner)
             continue;
         }
         if (p->owner == owner) {
-            fail_open(node, p);
+            p->owner = 0;
+            p->late_ns = ldr_min64(p->late_ns, now_ns + LDR_PROMISE_GONE_NS);
         }
         link = &p->next;
     }
@@ -376,8 +376,7 @@ uint64_t ldr_promise_expire(ldr_node_t *node)
     uint64_t now_ns = ldr_now_ns(node->clock), next_ns = UINT64_MAX;
 
     ldr_node_lock(node);
-    promise_t **link =
-        node->promises != NULL ? &node->promises->first : NULL;
+    promise_t **link = node->promises != NULL ? &node->promises->first : NULL;
     while (link != NULL && *link != NULL) {
         promise_t *p = *link;
 
@@ -443,8 +442,8 @@ bool ldr_promise_await(ldr_node_t *node, const ldr_prefix_t *p,
         /* The last first: engines compute in order, so it is the last to come,
          * and the wait is over when it is there. */
         for (uint32_t k = span.end; slot == NULL && k > span.first; k--) {
-            slot = open_slot(node, p->space, p->needs[i].group,
-                             &p->keys[k - 1]);
+            slot =
+                open_slot(node, p->space, p->needs[i].group, &p->keys[k - 1]);
         }
     }
     if (slot != NULL) {

@@ -7,7 +7,7 @@
  * its prefix is open. A slot is closed when
  *   - its chunk is committed: the promise holds the chunk from then on;
  *   - its save is refused or given up, or the promiser says that it failed;
- *   - the promiser's session is gone;
+ *   - the promiser's session is gone, and 250 ms have passed;
  *   - LATE_NS have passed since the prefill engine has answered.
  *
  * What is held is not evicted. The hold ends when the lease ends: somebody says
@@ -27,6 +27,7 @@
 
 #define LDR_PROMISE_LEASE_NS ((uint64_t)30 * 1000000000) /* without renewal */
 #define LDR_PROMISE_LATE_NS ((uint64_t)5 * 1000000000)   /* after the answer */
+#define LDR_PROMISE_GONE_NS ((uint64_t)250 * 1000000)    /* see owner_gone() */
 #define LDR_PROMISE_LIFE_NS ((uint64_t)600 * 1000000000) /* before it */
 #define LDR_PROMISE_SLOTS_MAX 65536u                     /* of one tenant */
 #define LDR_PROMISE_DRAM_PART 4u /* one in so many bytes may be held */
@@ -45,7 +46,9 @@ larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t tenant,
                                  const larder_token_t *token,
                                  larder_handoff_t what);
 
-/* Who promised is gone. What was not answered is over at once. */
+/* Who promised is gone. What was not answered is over at once. Of what was,
+ * commits of the engine's other sessions may still be on their way: open slots
+ * are closed 250 ms later. */
 void ldr_promise_owner_gone(ldr_node_t *node, uint64_t owner);
 
 /* Ends what is due. Gives when to look next; UINT64_MAX: there is nothing. */

@@ -72,7 +72,7 @@ static bool is_present(ldr_node_t *node, const ldr_reserve_t *r,
 /* Looks the item up and reserves room if it is absent. With the lock, which it
  * may drop to make memory resident. */
 static larder_status_t try_reserve(ldr_node_t *node, const ldr_target_t *t,
-                               size_t bytes, uint32_t *shard_p)
+                                   size_t bytes, uint32_t *shard_p)
 {
     ldr_store_t *store = &node->store;
     const larder_item_t *item = t->item;
@@ -107,8 +107,7 @@ static larder_status_t try_reserve(ldr_node_t *node, const ldr_target_t *t,
                          ? 0
                          : now_s + (uint32_t)ldr_div_up(item->ttl_ms, 1000),
         .pin = (item->flags & LARDER_PUT_PIN) != 0,
-        .wanted =
-            ldr_promise_wants(node, t->space, item->group, item->key),
+        .wanted = ldr_promise_wants(node, t->space, item->group, item->key),
         .state = LDR_SHARD_FILLING,
     };
     /* Populating may drop the lock: then it is looked up again. */

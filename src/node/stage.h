@@ -57,7 +57,7 @@ typedef struct ldr_staging {
     /* Before begin, in a daemon: it waits for what is promised (promise.h). */
     bool promised;
     ldr_promise_wait_t promise;
-    uint32_t *ids;        /* room for `total`, set after begin */
+    uint32_t *ids; /* room for `total`, set after begin */
 
     /* What comes of it */
     larder_match_t match;

@@ -240,6 +240,7 @@ static void hang_up(ldr_session_t *s)
 
     if (s->promises) {
         ldr_promise_owner_gone(s->server->node, s->epoch);
+        ldr_server_due(s->home, ldr_promise_expire(s->server->node));
     }
     ldr_turn_quit(s);
     drop_requests(s);

@@ -343,9 +343,8 @@ static void begin(ldr_request_t *r)
 {
     ldr_staging_t *g = r->staging;
 
-    g->promised =
-        (g->worth.field_mask & LARDER_STAGE_PROMISED) != 0 &&
-        ldr_promise_await(g->node, &g->prefix, &g->promise);
+    g->promised = (g->worth.field_mask & LARDER_STAGE_PROMISED) != 0 &&
+                  ldr_promise_await(g->node, &g->prefix, &g->promise);
     if (g->promised) {
         ldr_request_wait(r);
         return;

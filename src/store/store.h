@@ -422,7 +422,7 @@ typedef struct ldr_reserve {
     uint32_t now_s;
     uint32_t expires_s;
     bool pin;
-    bool wanted; /* somebody waits for it: it is not declined */
+    bool wanted;             /* somebody waits for it: it is not declined */
     ldr_shard_state_t state; /* FILLING or READING */
     const uint32_t *pages;   /* those that were handed over; NULL: any */
 } ldr_reserve_t;

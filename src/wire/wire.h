@@ -13,9 +13,9 @@
  * well-formed but wrong (a space nobody opened) are the handler's to refuse.
  *
  * Versions: both sides say which they speak; the highest in common is used.
- * What one side may lack beyond that is a feature bit. Within a version the sides may differ in how many statuses, causes,
- * tiers and figures they know, because those are only ever added at the end of
- * their lists:
+ * What one side may lack beyond that is a feature bit. Within a version the
+ * sides may differ in how many statuses, causes, tiers and figures they know,
+ * because those are only ever added at the end of their lists:
  *  - what has a place for each says how many places it has. Who reads it finds
  *    zeros in those that it knows and were not sent, and leaves out the others,
  *    or adds them to the place that larder.h names (LARDER_CAUSE_OTHER, the
@@ -100,7 +100,8 @@ enum {
 };
 
 /* That not every peer of this version has. */
-#define LDR_FEATURE_HANDOFF 1u /* HANDOFF, and a STAGE that waits for promises */
+#define LDR_FEATURE_HANDOFF                                                    \
+    1u /* HANDOFF, and a STAGE that waits for promises */
 #define LDR_FEATURES LDR_FEATURE_HANDOFF
 
 typedef struct ldr_frame {
