@@ -390,3 +390,43 @@ def test_tails_are_no_part_of_reuse(memory):
     assert claimed == 512 and move.tail is None
     assert one.finder.tails.unit == memory.block
     assert array("I", [handoff.PAD])[0] == 0xFFFFFFFF
+
+
+EARLY = {"do_remote_prefill": True, "do_remote_decode": False}
+
+
+@pytest.mark.parametrize("first", ["decode", "prefill"])
+def test_both_at_once(memory, first):
+    """A proxy that asks both sides together: the decode side waits for the
+    promise, then for the KV."""
+    one, tokens = memory.one, tokens_of(22, 700)
+    prefill = request_of(tokens, "p", dict(PREFILL))
+    decode = request_of(tokens, "d", dict(EARLY))
+    for request in (decode, prefill) if first == "decode" else (prefill,
+                                                                decode):
+        one.arrive(request)
+        time.sleep(0.05)
+    assert one.matched(decode, 0) == (None, False)
+    looked(one.requests["p"].lookup)
+    for move in compute(one, prefill):
+        assert one.matched(decode, 0) == (None, False)
+        memory.run(move, False)
+    looked(one.requests["d"].lookup)
+    assert one.matched(decode, 0) == (700, True)
+    finish(one, prefill)
+
+
+def test_nobody_prefills(memory, monkeypatch):
+    """It waits a moment, and is computed."""
+    one = memory.one
+    monkeypatch.setattr(handoff, "EARLY_SECONDS", 0.1)
+    request, _ = arrived(one, tokens_of(23, 700), dict(EARLY))
+    assert one.matched(request, 0) == (0, False)
+
+
+def test_beside_another_connector(memory):
+    """do_remote_prefill is the other's word."""
+    one = memory.one
+    one.handoffs._alone = False
+    request, t = arrived(one, tokens_of(24, 700), dict(EARLY))
+    assert t.lookup.taken is None

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,9 @@ TAIL_MS = 120000  # a tail is of no use for longer
 # The decode side waits so long. (The node gives up 5 s after the answer what
 # has not come by then.)
 WAIT_SECONDS = 10.0
+# It is asked together with the prefill side: it waits so long for the promise,
+# asking again after each pause, and then for what was promised.
+EARLY_SECONDS, EARLY_PAUSE, EARLY_WAIT_SECONDS = 1.0, 0.005, 60.0
 VERSION = 1
 FIELDS = {"v": int, "space": str, "tokens": int, "key": str, "token": str,
           "tail": str, "seal": str}
@@ -96,6 +100,7 @@ class Handoff:
         self.tokens = tokens
         self.token = token or _token_of(keys)
         self.tail_token = tail_token or _token_of(tail)
+        self.early = False  # decode: the prefill side has not answered yet
         self.tail_saved = False  # prefill: the order was given
         self.promised = threading.Event()  # prefill: or it could not be
 
@@ -108,11 +113,18 @@ class Handoff:
         return len(self.tail) // _lib.KEY_BYTES
 
     @property
+    def wait_seconds(self) -> float:
+        return EARLY_WAIT_SECONDS if self.early else WAIT_SECONDS
+
+    @property
     def last(self) -> bytes:
         return (self.tail or self.keys)[-_lib.KEY_BYTES:]
 
     def tell(self, space: _lib.Space, tails: Tails, what: int) -> None:
-        """Of both parts. A node that cannot be told forgets them by itself."""
+        """Of both parts. A node that cannot be told forgets them by itself.
+        Who was not told the tokens says nothing: the lease ends by time."""
+        if self.early:
+            return
         for where, token in ((space, self.token),
                              (tails.space, self.tail_token)):
             if token:
@@ -184,8 +196,22 @@ class Taken:
         self.whole = False  # all of it is staged
 
     def stage(self, space: _lib.Space, layout: _lib.Layout, tails: Tails,
-              left_ms: Callable[[], int],
+              left_ms: Callable[[], int], left: Callable[[], bool],
               ) -> tuple[_lib.Lease | None, _lib.Match]:
+        """As _stage(). Early, the prefill side may not have promised it yet;
+        left: nobody waits for it any more."""
+        end = time.monotonic() + (EARLY_SECONDS if self.hand.early else 0)
+        while True:
+            lease, match = self._stage(space, layout, tails, left_ms)
+            if self.whole or left() or time.monotonic() >= end:
+                return lease, match
+            if lease is not None:
+                lease.release()
+            time.sleep(EARLY_PAUSE)
+
+    def _stage(self, space: _lib.Space, layout: _lib.Layout, tails: Tails,
+               left_ms: Callable[[], int],
+               ) -> tuple[_lib.Lease | None, _lib.Match]:
         """Waits for what is promised; the chunks' lease, and what was found of
         them. What is held here needs the other side's lease no more."""
         hand, lease, match = self.hand, None, _lib.Match()

@@ -216,11 +216,11 @@ class Finder:
         return look
 
     def take(self, request_id: str, hand: handoff.Handoff,
-             tails: handoff.Tails, seconds: float,
-             told: Told | None) -> Lookup:
+             tails: handoff.Tails, told: Told | None) -> Lookup:
         """A hand-off's decode side. It may wait for the prefill side, so it
         gets a thread of its own: lookups of others do not wait for it."""
-        look = Lookup(request_id, hand.keys, hand.chunks, None, seconds)
+        look = Lookup(request_id, hand.keys, hand.chunks, None,
+                      hand.wait_seconds)
         look.told, look.taken = told, handoff.Taken(hand)
         self.tails = tails
         self._takers = [one for one in self._takers if one.is_alive()]
@@ -375,7 +375,7 @@ class Finder:
         """Stages a hand-off, whatever it costs: the engine was chosen so as
         not to compute it."""
         lease, match = look.taken.stage(self._space, self.layout, self.tails,
-                                        look.left_ms)
+                                        look.left_ms, lambda: look.left)
         look.found = time.monotonic()
         look.matched = look.stored = match.found
         look.reason = _lib.CAUSES[match.cause]

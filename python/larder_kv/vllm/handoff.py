@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from larder_kv.engine.counts import Counts
     from larder_kv.engine.kv import Model
     from larder_kv.engine.lookup import Finder
+    from larder_kv.vllm.request import Switches
     from larder_kv.vllm.tracked import Tracked
 
 logger = logging.getLogger("vllm.larder")
@@ -151,17 +152,25 @@ class Handoffs:
 
     # ---- decode ----
 
+    def wants_prefill(self, params: dict[str, Any] | None,
+                      switches: Switches) -> bool:
+        """It has a hand-off; or it came together with the request for the
+        prefill side. Beside another connector that is for that one to say."""
+        return switches.handoff is not None or bool(
+            self._alone and params and params.get("do_remote_prefill"))
+
     def take(self, t: Tracked) -> handoff.Handoff | None:
-        """It has arrived with a hand-off. None: it is served without."""
+        """It has arrived. None: it is served without its hand-off."""
         given = t.switches.handoff
-        if given is None:
-            return None
         if not self.possible() or not t.loads or t.prompt.waits():
             self._counts.add("handoffs_refused:unable")
             return None
+        hand = self._named(t)
+        if given is None:
+            hand.early = True
+            return hand
         try:
-            return handoff.check(given, self._space, self._model.name,
-                                 self._named(t))
+            return handoff.check(given, self._space, self._model.name, hand)
         except handoff.Refused as why:
             self._counts.add(f"handoffs_refused:{why}")
             logger.warning("larder: request %s goes without its hand-off: %s",

@@ -146,8 +146,9 @@ class Scheduler:
                 return
         params = request.kv_transfer_params
         gives = self.handoffs.wants_decode(params)
-        names = (None if (gives or switches.handoff is not None)
-                 and t.prompt.seen() else t.prompt.later(chunks))
+        takes = self.handoffs.wants_prefill(params, switches)
+        names = (None if (gives or takes) and t.prompt.seen()
+                 else t.prompt.later(chunks))
         if names is None:
             t.prompt.extend(self.space, request.num_tokens)
         self.requests[request.request_id] = t
@@ -157,12 +158,11 @@ class Scheduler:
                         chunks, request.num_tokens, switches.hint, names)
         if gives:
             self.handoffs.give(t)
-        taken = self.handoffs.take(t)
+        taken = self.handoffs.take(t) if takes else None
         if taken is not None:
-            t.until = time.monotonic() + handoff.WAIT_SECONDS
+            t.until = time.monotonic() + taken.wait_seconds
             t.lookup = t.record.look = self.finder.take(
-                request.request_id, taken, self.handoffs.tails(),
-                handoff.WAIT_SECONDS, told)
+                request.request_id, taken, self.handoffs.tails(), told)
             return
         self._look_up(t, told)
 
