@@ -12,8 +12,6 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.request import RequestStatus
-
 from larder_kv import _lib
 from larder_kv.engine import handoff
 from larder_kv.engine.moves import Move
@@ -32,7 +30,7 @@ logger = logging.getLogger("vllm.larder")
 # The block tables of these tokens, one for each group.
 Tables = Callable[[int, int], list[tuple[int, array]]]
 PROMISED_SECONDS = 2.0  # a promise that takes longer is not waited for
-HANDED = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+HANDED = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED")  # RequestStatus
 
 
 class Handoffs:
@@ -121,7 +119,7 @@ class Handoffs:
         if hand is None:
             return None
         tails = self.tails()
-        good = (request.status in HANDED and hand.tail_saved
+        good = (request.status.name in HANDED and hand.tail_saved
                 and not t.behind)
         said = ((_lib.HANDOFF_ANSWERED,) if good
                 else (_lib.HANDOFF_FAILED, _lib.HANDOFF_OVER))
