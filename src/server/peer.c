@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/bytes.h"
 #include "base/iov.h"
@@ -16,12 +17,17 @@
 #define LOOK_NS 200000000u     /* for the end */
 #define SILENT_NS 60000000000u /* a member says something more often */
 #define MOVE_IOV 64u
+#define TLS_HANDSHAKE 22 /* the first byte of a TLS connection */
 
 /* ---- bytes ---- */
 
 static bool wait_stream(ldr_peer_conn_t *c, bool in, uint64_t deadline_ns)
 {
     uint64_t now_ns = ldr_now_ns(c->server->clock);
+
+    if (c->stream.ssl != NULL) {
+        in = !c->stream.wants_write;
+    }
 
     if (now_ns >= deadline_ns ||
         __atomic_load_n(&c->server->stop, __ATOMIC_RELAXED)) {
@@ -209,6 +215,13 @@ static bool do_meet(ldr_peer_conn_t *c)
     larder_status_t st = n != NULL
                              ? ldr_peers_hear(p, n, &m, &c->stop)
                              : ldr_fail(LARDER_E_LIMIT, "too many members");
+    if (st >= 0 && c->open) {
+        st = ldr_fail(LARDER_E_DENIED,
+                      "member '%s' comes without TLS, which '%s' requires: set "
+                      "cluster_tls = on there, with cluster_cert, cluster_key "
+                      "and cluster_ca",
+                      m.name, p->self.name);
+    }
     if (st < 0) {
         ldr_warn(&c->server->log, "%s: peer '%s' was refused: %s", c->from,
                  m.name, ldr_fail_text());
@@ -227,6 +240,54 @@ static bool do_meet(ldr_peer_conn_t *c)
     return ldr_peer_reply(c, LARDER_OK, bytes, NULL, 0, 0);
 }
 
+/* Waits for the first byte and leaves it there. -1: the connection is over. */
+static int first_byte(ldr_peer_conn_t *c, uint64_t deadline_ns)
+{
+    uint8_t byte;
+    ssize_t n;
+
+    do {
+        n = recv(c->stream.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    } while (n < 0 && (errno == EAGAIN || errno == EINTR) &&
+             wait_stream(c, true, deadline_ns));
+    return n == 1 ? byte : -1;
+}
+
+/* The handshake, if there is one. Only sockets can have one. */
+static bool shake_hands(ldr_peer_conn_t *c, uint64_t deadline_ns)
+{
+    ldr_peer_server_t *s = c->server;
+    int error = -EAGAIN;
+
+    if (c->stream.ops != &ldr_transport_tcp) {
+        return true;
+    }
+    int byte = first_byte(c, deadline_ns);
+    if (byte != TLS_HANDSHAKE) {
+        c->open = s->tls != NULL;
+        return byte >= 0;
+    }
+    if (s->tls == NULL) {
+        ldr_warn(&s->log,
+                 "%s: a peer was refused: it speaks TLS, and this member does "
+                 "not: set cluster_tls alike on all members",
+                 c->from);
+        return false;
+    }
+    if (ldr_stream_init(&c->stream, c->stream.fd, s->tls, true, NULL) ==
+        LARDER_OK) {
+        do {
+            error = ldr_stream_handshake(&c->stream);
+        } while (error == -EAGAIN && wait_stream(c, true, deadline_ns));
+    }
+    if (error != 0) {
+        ldr_warn(&s->log, "%s: a peer was refused: %s", c->from,
+                 error == -EAGAIN ? "no whole TLS handshake in hello_ms"
+                                  : ldr_fail_text());
+    }
+    return error == 0;
+}
+
 static bool let_in(ldr_peer_conn_t *c)
 {
     uint64_t deadline_ns =
@@ -234,7 +295,8 @@ static bool let_in(ldr_peer_conn_t *c)
     uint8_t client[LDR_NONCE_BYTES], server[LDR_NONCE_BYTES];
     ldr_proof_t proof = {client, server, LDR_PEER_TENANT, c->epoch};
 
-    return take_request(c, LDR_BODY_HELLO_MAX, deadline_ns) &&
+    return shake_hands(c, deadline_ns) &&
+           take_request(c, LDR_BODY_HELLO_MAX, deadline_ns) &&
            say_welcome(c, client, server) &&
            take_request(c, LDR_BODY_HELLO_MAX, deadline_ns) &&
            authenticate(c, &proof) &&
@@ -343,6 +405,7 @@ larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
     s->log = params->log;
     s->clock = params->clock;
     s->threads = params->threads;
+    s->tls = params->tls;
     s->hello_ms = params->hello_ms;
     ldr_mutex_init(&s->lock);
     *server_p = s;

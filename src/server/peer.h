@@ -4,6 +4,9 @@
  * is no session of server/session.h, and a client's session knows none of what
  * is said here.
  *
+ * Where TLS is required a connection begins with its handshake. One that begins
+ * with a frame may say who it is, and is then refused by its name.
+ *
  * Life of a connection: HELLO, AUTH with the cluster's secret, MEET, in that
  * order, by hello_ms; then ASK, GET, PUT, PEER_SPACE, PING and MEET again. What
  * is asked for out of order, or malformed, ends it.
@@ -26,6 +29,7 @@ typedef struct ldr_peer_server_params {
     ldr_log_t log;
     const ldr_clock_t *clock;
     const ldr_threads_t *threads;
+    ldr_tls_t *tls; /* NULL: members come without; the caller's */
     uint64_t hello_ms;
 } ldr_peer_server_params_t;
 
@@ -48,6 +52,7 @@ typedef struct ldr_peer_conn {
     char from[80];
     pthread_t thread;
     bool over; /* its thread ends; server->lock */
+    bool open; /* it came without TLS, where that is required */
     uint64_t epoch;
     ldr_frame_t frame; /* of the request */
     ldr_stop_t stop;   /* of the request */
@@ -60,6 +65,7 @@ struct ldr_peer_server {
     ldr_log_t log;
     const ldr_clock_t *clock;
     const ldr_threads_t *threads;
+    ldr_tls_t *tls;
     uint64_t hello_ms;
     pthread_mutex_t lock;
     ldr_peer_conn_t *conns;

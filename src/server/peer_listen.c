@@ -1,5 +1,6 @@
 /* Where other members connect: one thread takes connections in. */
 #include <errno.h>
+#include <netdb.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,6 +25,20 @@ struct ldr_peer_listen {
     pthread_t thread;
 };
 
+/* Where it comes from, for the log. */
+static void from_text(int fd, char *text, size_t size)
+{
+    struct sockaddr_storage a;
+    socklen_t length = sizeof(a);
+    char host[64] = "?";
+
+    if (getpeername(fd, (struct sockaddr *)&a, &length) == 0) {
+        getnameinfo((struct sockaddr *)&a, length, host, sizeof(host), NULL, 0,
+                    NI_NUMERICHOST);
+    }
+    snprintf(text, size, "peer at %s, connection %d", host, fd);
+}
+
 static void *listen_main(void *arg)
 {
     struct ldr_peer_listen *l = arg;
@@ -44,7 +59,7 @@ static void *listen_main(void *arg)
             continue;
         }
         ldr_socket_tune(fd, l->server->config->options.congestion);
-        snprintf(from, sizeof(from), "peer connection %d", fd);
+        from_text(fd, from, sizeof(from));
         if (ldr_stream_init(&stream, fd, NULL, true, NULL) == LARDER_OK) {
             ldr_peer_serve(l->peers, &stream, from);
         }
@@ -86,6 +101,7 @@ larder_status_t ldr_peers_listen(ldr_server_t *server)
         .log = server->log,
         .clock = &ldr_clock_real,
         .threads = &ldr_threads_real,
+        .tls = server->peer_tls,
         .hello_ms = o->hello_ms,
     };
     larder_status_t st = ldr_peer_server_open(&params, &l->peers);

@@ -489,6 +489,9 @@ static larder_status_t open_checked(ldr_server_t *server)
     if (st == LARDER_OK && o->cluster[0] != '\0') {
         st = ldr_cluster_check(o);
     }
+    if (st == LARDER_OK && o->cluster[0] != '\0') {
+        st = ldr_cluster_tls(o, &server->peer_tls);
+    }
     if (st == LARDER_OK && o->trace[0] != '\0') {
         st = ldr_trace_check(o->trace);
     }
@@ -631,6 +634,7 @@ bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
         ldr_config_free(old);
     }
     ldr_listen_judge(server);
+    ldr_cluster_tls_renew(server);
     if (server->cluster != NULL &&
         ldr_cluster_reload(server->cluster, &config->options) != LARDER_OK) {
         ldr_warn(&server->log, "reload: the members stay as they were: %s",
@@ -712,6 +716,7 @@ static void free_all(ldr_server_t *server)
         ldr_cluster_close(server->cluster);
     }
     ldr_tls_destroy(server->tls);
+    ldr_tls_destroy(server->peer_tls);
     ldr_lobby_destroy(server->lobbies[0]);
     ldr_lobby_destroy(server->lobbies[1]);
     ldr_metrics_destroy(server->metrics);

@@ -120,6 +120,7 @@ struct ldr_server {
     ldr_node_t *node;
     struct ldr_cluster *cluster;         /* NULL: the node is alone */
     struct ldr_peer_listen *peer_listen; /* peer_listen.c */
+    ldr_tls_t *peer_tls;                 /* NULL: members come without */
     ldr_server_metrics_t *metrics;
     ldr_monitor_t *monitor;
     ldr_admin_t *admin;
@@ -286,6 +287,12 @@ uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns);
  * *st_p, with a text. Waits for nobody. */
 bool ldr_cluster_verb(ldr_server_t *server, const char *verb, char *text,
                       size_t size, larder_status_t *st_p);
+
+/* The certificates that members show each other, as they are now (cluster.c).
+ * *tls_p NULL: none. */
+larder_status_t ldr_cluster_tls(const ldr_options_t *o, ldr_tls_t **tls_p);
+/* ... read again. */
+void ldr_cluster_tls_renew(ldr_server_t *server);
 
 /* The end of a member (cluster.c). First it leaves: the source and the other
  * members are told, so that they neither ask it nor save to it. Once no request

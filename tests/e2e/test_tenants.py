@@ -2,13 +2,13 @@
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 
 import pytest
 
 import capi
 import wireclient as w
+from certificates import make_certificate
 from daemon import in_child, until
 from tenants import A, B, K, both, config, token_file, value_of
 from wireclient import (batch_body, crc32c, ends_body, extent_body, key_of,
@@ -174,25 +174,6 @@ def test_token_rotation(serve, tmp_path, transport):
     until(lambda: "nothing was changed" in daemon.log())  # its own thread's
     # Who is in stays in.
     assert old_session.ask(w.PING).status == w.OK
-
-
-def make_certificate(folder, name, ca=None):
-    """NAME.pem and NAME.key: of a common name, by an authority or its own."""
-    def openssl(*args):
-        subprocess.run(["openssl", *map(str, args)], cwd=folder, check=True,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                       timeout=300)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-           "-nodes", "-keyout", f"{name}.key", "-subj", f"/CN={name}")
-    if ca is None:
-        openssl("req", "-x509", *key, "-out", f"{name}.pem", "-days", 1)
-        return
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    openssl("req", *key, "-out", f"{name}.csr")
-    openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem",
-            "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", 1, "-extfile",
-            "names", "-out", f"{name}.pem")
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")

@@ -258,14 +258,19 @@ static larder_status_t save(member_t *m, unsigned key, size_t bytes)
     return item.status;
 }
 
-/* Asks for keys [first, first + count). True: somebody was asked. */
-static bool ask(member_t *m, unsigned first, unsigned count, bool lease)
+/* Asks for keys [first, first + count). member: whom besides; NULL: nobody.
+ * True: somebody was asked. */
+static bool ask_with(member_t *m, unsigned first, unsigned count, bool lease,
+                     const char *member)
 {
     rig_t *r = m->rig;
     ldr_query_t *q = ldr_node_ask_begin(m->node, m->space, 1,
                                         sim_now(r->net) + 500 * SIM_MS);
 
     q->lease = lease;
+    if (member != NULL) {
+        snprintf(q->member, sizeof(q->member), "%s", member);
+    }
     for (unsigned i = 0; i < count; i++) {
         larder_key_t name = name_of(first + i);
 
@@ -277,6 +282,11 @@ static bool ask(member_t *m, unsigned first, unsigned count, bool lease)
     ldr_node_ask_wait(m->node, q);
     ldr_node_ask_end(m->node, q);
     return true;
+}
+
+static bool ask(member_t *m, unsigned first, unsigned count, bool lease)
+{
+    return ask_with(m, first, count, lease, NULL);
 }
 
 /* Loads without asking; *tier_p: where it came from. The bytes are compared. */

@@ -181,6 +181,40 @@ static void test_lease_renewed(void **state)
     peers_free(r);
 }
 
+/* ---- hints ---- */
+
+/* What a member has that does not own it is found if a hint names that member;
+ * a name that is none, or one that lacks it, changes nothing. */
+static void test_hint(void **state)
+{
+    rig_t *r = peers_new(4, no_saves);
+    unsigned key = key_of(r, 1, 2, 3), owned = key_of(r, key + 1, 2, 3);
+    larder_tier_t tier;
+
+    (void)state;
+    need(save(&r->members[4], key, 65536) == LARDER_OK);
+    need(save(&r->members[2], owned, 65536) == LARDER_OK);
+    need(ask_with(&r->members[1], key, 1, true, "nobody"));
+    need(fetch(&r->members[1], key, 500, &tier) == LARDER_MISS);
+    need(ask_with(&r->members[1], key, 1, true, "n4")); /* although absent */
+    need(leased(&r->members[4], 1) == 65536);
+    need(fetch(&r->members[1], key, 500, &tier) == LARDER_OK);
+    need(tier == LARDER_TIER_PEER);
+    uint64_t began_ns = sim_now(r->net);
+    need(ask_with(&r->members[1], owned, 1, true, "n4"));
+    need(sim_now(r->net) - began_ns < 5 * SIM_MS); /* all at once */
+    need(fetch(&r->members[1], owned, 500, &tier) == LARDER_OK);
+    /* Bytes come from the one that is named, if it has them. */
+    owned = key_of(r, owned + 1, 2, 3);
+    need(save(&r->members[2], owned, 65536) == LARDER_OK);
+    need(save(&r->members[4], owned, 65536) == LARDER_OK);
+    need(ask_with(&r->members[1], owned, 1, true, "n4"));
+    need(fetch(&r->members[1], owned, 500, &tier) == LARDER_OK);
+    need(leased(&r->members[4], 1) == 0);
+    need(leased(&r->members[2], 1) == 65536);
+    peers_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +223,7 @@ int main(void)
         cmocka_unit_test(test_lease_ends),
         cmocka_unit_test(test_lease_bounds),
         cmocka_unit_test(test_lease_renewed),
+        cmocka_unit_test(test_hint),
     };
 
     return rig_main(tests, sizeof(tests) / sizeof(tests[0]));

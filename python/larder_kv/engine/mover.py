@@ -60,7 +60,8 @@ class Mover:
         self.node = node
         self.counts = Counts()
         self.space = node.space(described.descriptor, described.shards,
-                                described.chunk_tokens, described.label)
+                                described.chunk_tokens, described.label,
+                                chunk_bytes=described.chunk_bytes)
         self._layout: _lib.Layout | None = None  # between start() and stop()
         # For tails; made with the first one, by whichever thread has it.
         self._tail: tuple[_lib.Space, _lib.Layout] | None = None
