@@ -1,5 +1,5 @@
 """examples/pd as a user has it: one command, two `vllm serve` and the proxy.
-Whole prompts are handed off, in turn and at once; streams come through; and with
+"""examples/pd as a user has it: one command, two `vllm serve`, the proxy. Whole
 one engine down the other one serves."""
 import contextlib
 import json
