@@ -1,6 +1,6 @@
-"""examples/pd as a user has it: one command, two `vllm serve` and the proxy.
-"""examples/pd as a user has it: one command, two `vllm serve`, the proxy. Whole
-one engine down the other one serves."""
+"""examples/pd as a user has it: one command, two `vllm serve` and a proxy.
+Whole prompts are handed off, in turn and at once; streams come through; with
+the prefill engine down the decode engine serves alone."""
 import contextlib
 import json
 import os
