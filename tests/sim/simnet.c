@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -14,14 +16,23 @@
 #define READ_NS 50u
 #define BACKLOG 64u
 #define PIECE 4096u /* a kernel takes no less than that if it has room */
+#define STACK_BYTES ((size_t)512 << 10)
+#define TEXT_BYTES 512u
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 typedef struct thread {
     sim_net_t *net;
-    pthread_t id;
-    pthread_cond_t go;
+    ucontext_t context;
+    void *stack;           /* stays with its place in the table */
+    uint64_t id;           /* never the same again */
+    char text[TEXT_BYTES]; /* the thread's last error, while others run */
     void *(*run)(void *);
     void *arg;
     bool ready, done, joined;
+    unsigned place;      /* its process: that of the thread that began it */
     const void *channel; /* what wakes it */
     uint64_t until_ns, stopped_ns;
 } thread_t;
@@ -71,12 +82,13 @@ struct sim_net {
     ldr_rand_t rand;
     thread_t threads[THREADS_MAX];
     unsigned thread_count;
-    thread_t *running;
+    uint64_t started;
     ldr_clock_t clock;
     ldr_threads_t ops;
     ldr_transport_ops_t transport;
     ldr_transport_ops_t places[SIM_PLACES];
-    bool cuts[SIM_PLACES][SIM_PLACES]; /* from, to */
+    unsigned cuts[SIM_PLACES][SIM_PLACES]; /* from, to: how often */
+    uint64_t stopped_ns[SIM_PLACES];       /* places that do nothing until */
     sim_path_t path;
     sim_listener_t *listeners;
     wire_t *wires[STREAMS_MAX];
@@ -89,10 +101,39 @@ static __thread thread_t *me;
 
 static uint64_t due_ns(const thread_t *t)
 {
-    return t->ready ? t->stopped_ns : ldr_max64(t->until_ns, t->stopped_ns);
+    uint64_t stopped_ns =
+        ldr_max64(t->stopped_ns, t->net->stopped_ns[t->place]);
+
+    return t->ready ? stopped_ns : ldr_max64(t->until_ns, stopped_ns);
 }
 
-/* Lets another run, chosen by chance among those that can. With the lock. */
+/* Each thread is a context of its own on the one thread of the process: what a
+ * test does at once does not depend on the kernel, and to change to another
+ * costs less than a microsecond. A lock is only ever waited for by a thread of
+ * the simulation that holds none, so that none is ever contended. */
+static void change_to(thread_t *to)
+{
+    thread_t *from = me;
+
+    if (to == from) {
+        return;
+    }
+    snprintf(from->text, sizeof(from->text), "%s", ldr_fail_text());
+    me = to;
+#if defined(__SANITIZE_ADDRESS__)
+    void *fake = NULL;
+    __sanitizer_start_switch_fiber(from->done ? NULL : &fake, to->stack,
+                                   to->stack != NULL ? STACK_BYTES : 0);
+#endif
+    swapcontext(&from->context, &to->context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake, NULL, NULL);
+#endif
+    ldr_fail(LARDER_E_INVALID, "%s", from->text);
+}
+
+/* Lets another run, chosen by chance among those that can. With the lock, which
+ * goes with it. */
 static void pass_on(sim_net_t *net)
 {
     thread_t *can[THREADS_MAX];
@@ -116,18 +157,7 @@ static void pass_on(sim_net_t *net)
             can[count++] = t;
         }
     }
-    net->running = can[ldr_rand_below(&net->rand, count)];
-    pthread_cond_signal(&net->running->go);
-}
-
-static void await_turn(thread_t *t)
-{
-    while (t->net->running != t) {
-        pthread_cond_wait(&t->go, &t->net->lock);
-    }
-    t->ready = true;
-    t->channel = NULL;
-    t->until_ns = UINT64_MAX;
+    change_to(can[ldr_rand_below(&net->rand, count)]);
 }
 
 /* Waits for the channel or the time. With the lock. */
@@ -137,7 +167,9 @@ static void block(sim_net_t *net, const void *channel, uint64_t until_ns)
     me->until_ns = until_ns;
     me->ready = false;
     pass_on(net);
-    await_turn(me);
+    me->ready = true;
+    me->channel = NULL;
+    me->until_ns = UINT64_MAX;
 }
 
 static void wake(sim_net_t *net, const void *channel)
@@ -149,51 +181,77 @@ static void wake(sim_net_t *net, const void *channel)
     }
 }
 
-static void *thread_main(void *arg)
+static void thread_main(void)
 {
-    thread_t *t = arg;
+    thread_t *t = me;
 
-    me = t;
-    pthread_mutex_lock(&t->net->lock);
-    await_turn(t);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+#endif
     pthread_mutex_unlock(&t->net->lock);
     t->run(t->arg);
     pthread_mutex_lock(&t->net->lock);
     t->done = true;
     wake(t->net, t);
-    pass_on(t->net);
-    pthread_mutex_unlock(&t->net->lock);
-    return NULL;
+    pass_on(t->net); /* and never comes back */
+    abort();
 }
 
 static thread_t *thread_new(sim_net_t *net)
 {
-    if (net->thread_count == THREADS_MAX) {
+    unsigned at = 0;
+
+    while (at < net->thread_count && !net->threads[at].joined) {
+        at++;
+    }
+    if (at == THREADS_MAX) {
         return NULL;
     }
-    thread_t *t = &net->threads[net->thread_count++];
-    *t = (thread_t){.net = net, .ready = true, .until_ns = UINT64_MAX};
-    pthread_cond_init(&t->go, NULL);
+    thread_t *t = &net->threads[at];
+    net->thread_count += at == net->thread_count;
+    t->net = net;
+    t->id = ++net->started;
+    t->text[0] = '\0';
+    t->ready = true;
+    t->done = t->joined = false;
+    t->place = me != NULL ? me->place : 0;
+    t->channel = NULL;
+    t->until_ns = UINT64_MAX;
+    t->stopped_ns = 0;
+    return t;
+}
+
+static thread_t *start(sim_net_t *net, void *(*run)(void *), void *run_arg)
+{
+    pthread_mutex_lock(&net->lock);
+    thread_t *t = thread_new(net);
+    if (t != NULL && t->stack == NULL) {
+        t->stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    if (t == NULL || t->stack == MAP_FAILED) {
+        fprintf(stderr, "simulation: too many threads\n");
+        abort();
+    }
+    t->run = run;
+    t->arg = run_arg;
+    getcontext(&t->context);
+    t->context.uc_stack.ss_sp = t->stack;
+    t->context.uc_stack.ss_size = STACK_BYTES;
+    t->context.uc_link = NULL;
+    makecontext(&t->context, thread_main, 0);
+    pthread_mutex_unlock(&net->lock);
     return t;
 }
 
 static bool op_start(void *arg, pthread_t *thread, const char *name,
                      void *(*run)(void *), void *run_arg)
 {
-    sim_net_t *net = arg;
+    thread_t *t = start(arg, run, run_arg);
 
     (void)name;
-    pthread_mutex_lock(&net->lock);
-    thread_t *t = thread_new(net);
-    bool ok = t != NULL;
-    if (ok) {
-        t->run = run;
-        t->arg = run_arg;
-        ok = pthread_create(&t->id, NULL, thread_main, t) == 0;
-        *thread = t->id;
-    }
-    pthread_mutex_unlock(&net->lock);
-    return ok;
+    *thread = (pthread_t)t->id;
+    return true;
 }
 
 static void join(sim_net_t *net, thread_t *t)
@@ -204,7 +262,6 @@ static void join(sim_net_t *net, thread_t *t)
     }
     t->joined = true;
     pthread_mutex_unlock(&net->lock);
-    pthread_join(t->id, NULL);
 }
 
 static void op_join(void *arg, pthread_t id)
@@ -212,8 +269,7 @@ static void op_join(void *arg, pthread_t id)
     sim_net_t *net = arg;
 
     for (unsigned i = 1; i < net->thread_count; i++) {
-        /* An id comes again once its thread has been joined. */
-        if (!net->threads[i].joined && pthread_equal(net->threads[i].id, id)) {
+        if (!net->threads[i].joined && net->threads[i].id == (uint64_t)id) {
             join(net, &net->threads[i]);
             return;
         }
@@ -271,10 +327,9 @@ static uint64_t op_wall(void *arg)
 
 unsigned sim_start(sim_net_t *net, void *(*run)(void *), void *arg)
 {
-    pthread_t id;
-    unsigned number = net->thread_count;
+    thread_t *t = start(net, run, arg);
 
-    return op_start(net, &id, "", run, arg) ? number : 0;
+    return (unsigned)(t - net->threads);
 }
 
 void sim_join(sim_net_t *net, unsigned thread)
@@ -285,6 +340,17 @@ void sim_join(sim_net_t *net, unsigned thread)
 void sim_stop(sim_net_t *net, unsigned thread, uint64_t until_ns)
 {
     net->threads[thread].stopped_ns = until_ns;
+}
+
+void sim_place(sim_net_t *net, unsigned place)
+{
+    (void)net;
+    me->place = place;
+}
+
+void sim_stop_place(sim_net_t *net, unsigned place, uint64_t until_ns)
+{
+    net->stopped_ns[place] = until_ns;
 }
 
 void sim_sleep(sim_net_t *net, uint64_t ns)
@@ -326,7 +392,7 @@ static pipe_one_t *pipe_out(const ldr_stream_t *s)
 static bool places_cut(const sim_net_t *net, unsigned from, unsigned to)
 {
     return from > 0 && from < SIM_PLACES && to < SIM_PLACES &&
-           net->cuts[from][to];
+           net->cuts[from][to] > 0;
 }
 
 static bool is_cut(const wire_t *w, bool to_server)
@@ -664,7 +730,8 @@ static int accept_one(ldr_listening_t *from, uint64_t until_ns, ldr_stream_t *s)
 static void break_wires(sim_net_t *net, unsigned port)
 {
     for (unsigned i = 0; i < net->wire_count; i++) {
-        if (port == 0 || net->wires[i]->port == port) {
+        if (!net->wires[i]->broken &&
+            (port == 0 || net->wires[i]->port == port)) {
             net->wires[i]->broken = true;
             wake(net, net->wires[i]);
         }
@@ -680,6 +747,20 @@ static void unlisten(ldr_listening_t *from)
     l->count = 0;
     wake(l->net, l);
     pthread_mutex_unlock(&l->net->lock);
+}
+
+void sim_break_place(sim_net_t *net, unsigned place)
+{
+    pthread_mutex_lock(&net->lock);
+    for (unsigned i = 0; i < net->wire_count; i++) {
+        wire_t *w = net->wires[i];
+
+        if (!w->broken && (w->port == place || w->from == place)) {
+            w->broken = true;
+            wake(net, w);
+        }
+    }
+    pthread_mutex_unlock(&net->lock);
 }
 
 void sim_kill(sim_net_t *net, unsigned port)
@@ -710,7 +791,7 @@ const ldr_transport_ops_t *sim_transport_at(sim_net_t *net, unsigned place)
 
 void sim_cut(sim_net_t *net, unsigned from, unsigned to, bool cut)
 {
-    net->cuts[from][to] = cut;
+    net->cuts[from][to] += cut ? 1u : -1u;
     sim_path_changed(net);
 }
 
@@ -724,7 +805,9 @@ void sim_path_changed(sim_net_t *net)
     pthread_mutex_lock(&net->lock);
     wake(net, &net->path);
     for (unsigned i = 0; i < net->wire_count; i++) {
-        wake(net, net->wires[i]);
+        if (!net->wires[i]->broken) {
+            wake(net, net->wires[i]);
+        }
     }
     pthread_mutex_unlock(&net->lock);
 }
@@ -759,7 +842,7 @@ sim_net_t *sim_net_new(uint64_t seed)
     net->path = (sim_path_t){.delay_min_ns = 20000,
                              .delay_max_ns = 200000,
                              .window = (size_t)256 << 10};
-    me = net->running = thread_new(net);
+    me = thread_new(net);
     return net;
 }
 
@@ -787,7 +870,9 @@ void sim_net_free(sim_net_t *net)
         free(l);
     }
     for (unsigned i = 0; i < net->thread_count; i++) {
-        pthread_cond_destroy(&net->threads[i].go);
+        if (net->threads[i].stack != NULL) {
+            munmap(net->threads[i].stack, STACK_BYTES);
+        }
     }
     pthread_mutex_destroy(&net->lock);
     me = NULL;
