@@ -212,7 +212,7 @@ static void give_up(ldr_request_t *r)
     ldr_request_free(r);
 }
 
-static void begin(ldr_request_t *r);
+static void stage_begin(ldr_request_t *r);
 
 static void settled(ldr_task_t *task)
 {
@@ -227,7 +227,7 @@ static void settled(ldr_task_t *task)
     uint64_t begin_ns = ldr_server_now(s->server);
     ldr_request_unwait(r);
     if (r->staging->promised) {
-        begin(r);
+        stage_begin(r);
     } else {
         step(r);
     }
@@ -339,7 +339,7 @@ static void promise_ready(ldr_promise_wait_t *wait)
 }
 
 /* Begins, or waits for what is promised. */
-static void begin(ldr_request_t *r)
+static void stage_begin(ldr_request_t *r)
 {
     ldr_staging_t *g = r->staging;
 
@@ -367,8 +367,8 @@ static void begin(ldr_request_t *r)
     }
 }
 
-static void prepare(ldr_request_t *r, const ldr_prefix_t *p,
-                    const larder_stage_params_t *worth)
+static void stage_prepare(ldr_request_t *r, const ldr_prefix_t *p,
+                          const larder_stage_params_t *worth)
 {
     ldr_staging_t *g = r->staging;
 
@@ -411,8 +411,8 @@ void ldr_handle_stage(ldr_request_t *r)
             r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
         return;
     }
-    prepare(r, &p, &worth);
-    begin(r);
+    stage_prepare(r, &p, &worth);
+    stage_begin(r);
 }
 
 /* ---- hand-offs ---- */
