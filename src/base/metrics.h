@@ -168,6 +168,8 @@ typedef struct ldr_peer_counts {
 typedef struct ldr_peer_figures {
     ldr_peer_counts_t n;
     uint64_t well, behind, leased;
+    uint64_t same_view, knows, skew_s;
+    ldr_micro_t trip;
 } ldr_peer_figures_t;
 
 extern const ldr_row_t ldr_rows_disk[], ldr_rows_shared[], ldr_rows_peer[];
