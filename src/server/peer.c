@@ -392,36 +392,19 @@ static void sweep(ldr_peer_server_t *s, bool all)
     }
 }
 
-larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
-                                     ldr_peer_server_t **server_p)
+static void name_peer(ldr_peer_conn_t *c)
 {
-    ldr_peer_server_t *s = ldr_alloc(sizeof(*s));
+    char host[64] = "?";
 
-    if (s == NULL) {
-        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
+    if (c->stream.ops->host != NULL) {
+        c->stream.ops->host(&c->stream, host, sizeof(host));
     }
-    s->node = params->node;
-    s->peers = ldr_peers_of(&params->node->host);
-    s->log = params->log;
-    s->clock = params->clock;
-    s->threads = params->threads;
-    s->tls = params->tls;
-    s->hello_ms = params->hello_ms;
-    ldr_mutex_init(&s->lock);
-    *server_p = s;
-    return LARDER_OK;
+    snprintf(c->from, sizeof(c->from), "peer at %s, connection %d", host,
+             c->stream.fd);
 }
 
-void ldr_peer_server_close(ldr_peer_server_t *s)
-{
-    __atomic_store_n(&s->stop, true, __ATOMIC_RELAXED);
-    sweep(s, true);
-    pthread_mutex_destroy(&s->lock);
-    ldr_free(s);
-}
-
-bool ldr_peer_serve(ldr_peer_server_t *s, const ldr_stream_t *stream,
-                    const char *from)
+/* Takes a connection over. Where there are too many, it is closed. */
+static void take_in(ldr_peer_server_t *s, const ldr_stream_t *stream)
 {
     ldr_peer_conn_t *c = ldr_alloc(sizeof(*c));
     ldr_stream_t mine = *stream;
@@ -430,7 +413,7 @@ bool ldr_peer_serve(ldr_peer_server_t *s, const ldr_stream_t *stream,
     if (c != NULL) {
         c->server = s;
         c->stream = mine;
-        snprintf(c->from, sizeof(c->from), "%s", from);
+        name_peer(c);
         c->in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
         c->out = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
     }
@@ -454,5 +437,64 @@ bool ldr_peer_serve(ldr_peer_server_t *s, const ldr_stream_t *stream,
         }
         ldr_free(c);
     }
-    return made;
+}
+
+static void *accept_main(void *arg)
+{
+    ldr_peer_server_t *s = arg;
+
+    while (!__atomic_load_n(&s->stop, __ATOMIC_RELAXED)) {
+        uint64_t until_ns = ldr_now_ns(s->clock) + LOOK_NS;
+        ldr_stream_t stream;
+        int error = s->from.ops->accept(&s->from, until_ns, &stream);
+
+        if (error == 0) {
+            take_in(s, &stream);
+        } else if (error != -EAGAIN && error != -ECONNABORTED) {
+            ldr_warn(&s->log, "a peer's connection cannot be accepted: %s",
+                     strerror(-error));
+            s->threads->sleep(s->threads->arg, LOOK_NS);
+        }
+    }
+    return NULL;
+}
+
+larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
+                                     ldr_peer_server_t **server_p)
+{
+    ldr_peer_server_t *s = ldr_alloc(sizeof(*s));
+    ldr_listening_t from = params->from;
+
+    if (s == NULL) {
+        from.ops->unlisten(&from);
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
+    }
+    s->from = from;
+    s->tls = params->tls;
+    s->node = params->node;
+    s->peers = ldr_peers_of(&params->node->host);
+    s->log = params->log;
+    s->clock = params->clock;
+    s->threads = params->threads;
+    s->hello_ms = params->hello_ms;
+    ldr_mutex_init(&s->lock);
+    if (!s->threads->start(s->threads->arg, &s->acceptor, "larder-peers-in",
+                           accept_main, s)) {
+        from.ops->unlisten(&from);
+        pthread_mutex_destroy(&s->lock);
+        ldr_free(s);
+        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+    }
+    *server_p = s;
+    return LARDER_OK;
+}
+
+void ldr_peer_server_close(ldr_peer_server_t *s)
+{
+    __atomic_store_n(&s->stop, true, __ATOMIC_RELAXED);
+    s->threads->join(s->threads->arg, s->acceptor);
+    s->from.ops->unlisten(&s->from);
+    sweep(s, true);
+    pthread_mutex_destroy(&s->lock);
+    ldr_free(s);
 }

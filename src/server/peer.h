@@ -14,8 +14,8 @@
  * What a peer asks for is looked for in this node's own tiers only: a request
  * never travels further.
  *
- * Nothing here knows a socket: connections come as streams, so that the tests
- * bring them from a simulated network.
+ * Nothing here knows a socket: connections come from a row of the transport
+ * table, which is a simulated network in tests.
  */
 #pragma once
 
@@ -29,18 +29,17 @@ typedef struct ldr_peer_server_params {
     ldr_log_t log;
     const ldr_clock_t *clock;
     const ldr_threads_t *threads;
-    ldr_tls_t *tls; /* NULL: members come without; the caller's */
+    ldr_listening_t from; /* where they connect */
+    ldr_tls_t *tls;       /* NULL: members come without; the caller's */
     uint64_t hello_ms;
 } ldr_peer_server_params_t;
 
+/* One thread takes connections in. params->from is the server's from here on,
+ * also after a failure. */
 larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
                                      ldr_peer_server_t **server_p);
 /* Breaks all connections and waits for their threads. */
 void ldr_peer_server_close(ldr_peer_server_t *s);
-/* Takes a connection over, from: for the log. False: there are too many, and it
- * is closed. */
-bool ldr_peer_serve(ldr_peer_server_t *s, const ldr_stream_t *stream,
-                    const char *from);
 
 /* ---- between the files of it ---- */
 
@@ -65,6 +64,8 @@ struct ldr_peer_server {
     ldr_log_t log;
     const ldr_clock_t *clock;
     const ldr_threads_t *threads;
+    ldr_listening_t from;
+    pthread_t acceptor;
     ldr_tls_t *tls;
     uint64_t hello_ms;
     pthread_mutex_t lock;

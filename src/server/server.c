@@ -378,7 +378,7 @@ static larder_status_t cluster_open(ldr_server_t *server)
     ldr_cluster_params_t params = {
         .options = &server->config->options,
         .log = server->log,
-        .seed = ldr_rand_entropy(),
+        .clock = server->clock,
     };
 
     larder_status_t st = params.options->cluster[0] != '\0'
@@ -424,7 +424,8 @@ static larder_status_t open_parts(ldr_server_t *server)
     ldr_options_t *o = &server->config->options;
 
     server->end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (server->end_fd < 0 || !ldr_metrics_create(&server->metrics) ||
+    if (server->end_fd < 0 ||
+        !ldr_metrics_create(server->clock, &server->metrics) ||
         !ldr_nonce(&server->next_epoch, sizeof(server->next_epoch))) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
     }
@@ -660,8 +661,6 @@ static void stop_listening(ldr_task_t *task)
 
 static void drain(ldr_server_t *server, uint64_t deadline_ns)
 {
-    struct timespec pause = {.tv_nsec = DRAIN_LOOK_NS};
-
     __atomic_store_n(&server->draining, true, __ATOMIC_RELAXED);
     if (server->loop_count > 0 && server->loops[0].loop.started) {
         server->unlisten.run = stop_listening;
@@ -671,7 +670,7 @@ static void drain(ldr_server_t *server, uint64_t deadline_ns)
     }
     while (requests_under_way(server) > 0 &&
            ldr_server_now(server) < deadline_ns) {
-        nanosleep(&pause, NULL);
+        ldr_threads_real.sleep(ldr_threads_real.arg, DRAIN_LOOK_NS);
     }
 }
 

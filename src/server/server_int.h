@@ -9,7 +9,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "net/auth.h"
-#include "net/socket.h"
+#include "net/transport.h"
 #include "node/handover.h"
 #include "node/node.h"
 #include "server/admin.h"
@@ -66,7 +66,8 @@ static inline uint64_t ldr_server_tenant_connections(
 }
 
 typedef struct ldr_listener {
-    ldr_watch_t watch;
+    ldr_watch_t watch; /* of its fd, which is from's too */
+    ldr_listening_t from;
     ldr_server_loop_t *home;
     bool local;
     bool unlinked;     /* its socket's file is gone */
@@ -118,9 +119,9 @@ struct ldr_server {
     ldr_log_t log;
     const ldr_clock_t *clock;
     ldr_node_t *node;
-    struct ldr_cluster *cluster;         /* NULL: the node is alone */
-    struct ldr_peer_listen *peer_listen; /* peer_listen.c */
-    ldr_tls_t *peer_tls;                 /* NULL: members come without */
+    struct ldr_cluster *cluster;   /* NULL: the node is alone */
+    struct ldr_peer_server *peers; /* likewise */
+    ldr_tls_t *peer_tls;           /* NULL: members come without */
     ldr_server_metrics_t *metrics;
     ldr_monitor_t *monitor;
     ldr_admin_t *admin;

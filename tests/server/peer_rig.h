@@ -38,8 +38,7 @@ typedef struct member {
     ldr_node_t *node;
     ldr_peers_t *peers;
     ldr_peer_server_t *server;
-    sim_listener_t *listener;
-    unsigned acceptor, pump;
+    unsigned pump;
     uint32_t space;
     simdisk_t *disk; /* NULL: it has none */
 } member_t;
@@ -76,17 +75,6 @@ static void quiet(void *arg, larder_log_level_t level, const char *text)
             abort();                                                           \
         }                                                                      \
     } while (0)
-
-static void *accept_main(void *arg)
-{
-    member_t *m = arg;
-    ldr_stream_t s;
-
-    while (sim_accept(m->listener, &s)) {
-        ldr_peer_serve(m->server, &s, "sim");
-    }
-    return NULL;
-}
 
 static void *pump_main(void *arg)
 {
@@ -163,13 +151,12 @@ static void member_up(rig_t *r, unsigned place, const setting_t *settings)
         .log = log,
         .clock = sim_clock(r->net),
         .threads = sim_threads(r->net),
+        .from = sim_listen(r->net, place),
         .hello_ms = 500,
     };
     need(ldr_peer_server_open(&params, &m->server) == LARDER_OK);
     ldr_space_info_t info = {.tenant = "default", .has_key = true};
     need(ldr_node_space(m->node, &info, &m->space) == LARDER_OK);
-    m->listener = sim_listen(r->net, place);
-    m->acceptor = sim_start(r->net, accept_main, m);
     m->pump = sim_start(r->net, pump_main, m);
     m->up = true;
 }
@@ -180,8 +167,7 @@ static void member_down(member_t *m)
 
     m->up = false;
     m->stop = true;
-    sim_listener_close(m->listener);
-    sim_join(r->net, m->acceptor);
+    sim_kill(r->net, m->place);
     sim_join(r->net, m->pump);
     ldr_peer_server_close(m->server);
     ldr_node_close(m->node, 0);
