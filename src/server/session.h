@@ -379,8 +379,8 @@ void ldr_reply_fds(ldr_request_t *r, const void *body, size_t bytes,
  * meanwhile: the reply to a PING of id 0. */
 void ldr_session_pulse(ldr_session_t *s);
 /* A frame that answers nothing. */
-void ldr_session_tell(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
-                      size_t bytes);
+void ldr_session_notify(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
+                        size_t bytes);
 
 void ldr_request_wait(ldr_request_t *r);   /* joins the session's list */
 void ldr_request_unwait(ldr_request_t *r); /* leaves it */

@@ -150,7 +150,6 @@ typedef struct ldr_space {
     /* That of the last reset, if a disk was not open yet: all that the disk
      * holds is from before it, whatever its number. 0: they all were. */
     uint32_t above;
-    uint32_t reset;  /* of the last reset here; it may have been raised since */
     uint32_t tenant; /* LDR_NIL: only seen on disk so far, and nobody's */
     /* Under which it was opened. It is the tenant's only once something was
      * done under it: ldr_secret_settle(). */
@@ -301,19 +300,6 @@ static inline uint32_t ldr_epoch_next(uint32_t epoch, uint64_t random)
 {
     return ((epoch >> LDR_EPOCH_ID_BITS) + 1) << LDR_EPOCH_ID_BITS |
            (uint32_t)(random & LDR_EPOCH_ID_MASK);
-}
-
-/* What two members that meet go on with: the higher one; of two with the same
- * number both give way to the next, for what was saved between the two resets
- * is stale for one of them. All who meet come to the same. */
-static inline uint32_t ldr_epoch_merge(uint32_t a, uint32_t b)
-{
-    uint32_t low = a < b ? a : b, high = a < b ? b : a;
-
-    return low == high || low == 0 ||
-                   low >> LDR_EPOCH_ID_BITS != high >> LDR_EPOCH_ID_BITS
-               ? high
-               : ldr_epoch_next(high, (uint64_t)low * 31 + high);
 }
 
 /* Raises the epoch: everything put before is stale. */
