@@ -32,7 +32,7 @@ static const ldr_row_t cluster_rows[] = {LDR_ROWS(LDR_CLUSTER_FIGURES)};
 static const ldr_row_t member_rows[] = {LDR_ROWS(LDR_MEMBER_FIGURES)};
 #undef LDR_ROW
 
-static void look(ldr_cluster_t *c, ldr_cluster_figures_t *f)
+static void cluster_look(ldr_cluster_t *c, ldr_cluster_figures_t *f)
 {
     memset(f, 0, sizeof(*f));
     ldr_cluster_stats(c, &f->s);
@@ -103,7 +103,7 @@ void ldr_cluster_expose(ldr_cluster_t *c, ldr_exposition_t *e)
     }
     const ldr_view_t *v = ldr_cluster_view(c);
     ldr_self_t self = ldr_cluster_self(c);
-    look(c, &f);
+    cluster_look(c, &f);
     hash_text(v, hash);
     ldr_metric_put(e, LDR_METRIC_cluster_info,
                    LDR_LABELS(f.s.source, self.cluster, self.name, hash), 1);
@@ -127,7 +127,7 @@ void ldr_cluster_json(ldr_cluster_t *c, ldr_json_t *j)
     const ldr_view_t *v = ldr_cluster_view(c);
     ldr_self_t self = ldr_cluster_self(c);
     ldr_member_figures_t *members = look_members(v);
-    look(c, &f);
+    cluster_look(c, &f);
     hash_text(v, hash);
     ldr_json_begin(j, "cluster", '{');
     ldr_json_text(j, "source", f.s.source);
@@ -185,6 +185,50 @@ bool ldr_cluster_verb(ldr_server_t *server, const char *verb, char *text,
                   : "leaves: it owns nothing more, and still serves what it "
                     "has");
     return true;
+}
+
+/* ---- TLS ---- */
+
+larder_status_t ldr_cluster_tls(const ldr_options_t *o, ldr_tls_t **tls_p)
+{
+    ldr_tls_params_t params = {
+        .server = true,
+        .cert = o->cluster_cert,
+        .key = o->cluster_key,
+        .ca = o->cluster_ca,
+    };
+
+    *tls_p = NULL;
+    if (o->cluster_tls == LDR_TLS_OFF) {
+        return LARDER_OK;
+    }
+    if (o->cluster_cert[0] == '\0' || o->cluster_key[0] == '\0' ||
+        o->cluster_ca[0] == '\0') {
+        return ldr_fail(LARDER_E_INVALID,
+                        "cluster_tls = on needs cluster_cert, "
+                        "cluster_key and cluster_ca");
+    }
+    return ldr_tls_create(&params, tls_p);
+}
+
+void ldr_cluster_tls_renew(ldr_server_t *server)
+{
+    ldr_tls_t *fresh = NULL;
+    larder_status_t st = LARDER_OK;
+
+    if (server->peer_tls != NULL) {
+        st = ldr_cluster_tls(&server->config->options, &fresh);
+    }
+    if (st == LARDER_OK && fresh != NULL) {
+        ldr_tls_renew(server->peer_tls, fresh);
+        st = ldr_peers_renew(ldr_peers_of(&server->node->host));
+    }
+    if (st != LARDER_OK) {
+        ldr_warn(&server->log,
+                 "reload: the certificates of the cluster stay as they were: "
+                 "%s",
+                 ldr_fail_text());
+    }
 }
 
 /* ---- the end ---- */

@@ -162,7 +162,7 @@ void ldr_requests_destroy(ldr_server_loop_t *home)
 /* ---- replies ---- */
 
 /* Counts the request, and charges its tenant for the payload. */
-static void note(ldr_request_t *r, larder_status_t st)
+static void request_record(ldr_request_t *r, larder_status_t st)
 {
     ldr_session_t *s = r->session;
 
@@ -225,7 +225,7 @@ void ldr_reply(ldr_request_t *r, larder_status_t st, const void *body,
 {
     ldr_session_t *s = r->session;
 
-    note(r, st);
+    request_record(r, st);
     if ((r->frame.flags & LDR_FRAME_SILENT) == 0) {
         send_frame(s, r->via, compose(r, st, body, bytes, 0), NULL);
     }
@@ -249,7 +249,7 @@ void ldr_reply_fds(ldr_request_t *r, const void *body, size_t bytes,
     ldr_out_t *out = ldr_alloc(sizeof(*out));
     size_t all = compose(r, LARDER_OK, body, bytes, 0);
 
-    note(r, LARDER_OK);
+    request_record(r, LARDER_OK);
     if (out != NULL) {
         out->head = ldr_alloc(all);
     }
@@ -270,8 +270,8 @@ void ldr_reply_fds(ldr_request_t *r, const void *body, size_t bytes,
     ldr_request_free(r);
 }
 
-void ldr_session_tell(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
-                      size_t bytes)
+void ldr_session_notify(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
+                        size_t bytes)
 {
     uint8_t *reply = s->home->reply;
     ldr_frame_t frame = {
@@ -363,11 +363,13 @@ static ldr_out_t *payload_out(ldr_request_t *r, uint64_t *payload_p)
         ldr_out_free(r->session, out);
         return NULL;
     }
+    out->unsent.at = out->pieces;
     for (uint32_t i = 0; i < r->count; i++) {
         if (r->shard_of[i] != LDR_NIL) {
-            out->piece_count += ldr_node_iov(node, r->shard_of[i],
-                                             out->pieces + out->piece_count,
-                                             pieces - out->piece_count);
+            uint32_t had = out->unsent.count;
+
+            out->unsent.count += ldr_node_iov(node, r->shard_of[i],
+                                              out->pieces + had, pieces - had);
             out->chunks[out->chunk_count++] = r->loads[i].chunk;
             *payload_p += r->results[i].length;
         }
@@ -422,7 +424,7 @@ void ldr_reply_results(ldr_request_t *r, bool segs, bool payload)
         ldr_reply(r, LARDER_OK, body, at);
         return;
     }
-    note(r, LARDER_OK);
+    request_record(r, LARDER_OK);
     out->head_bytes = compose(r, LARDER_OK, body, at, (uint32_t)bytes_out);
     out->head = ldr_alloc(out->head_bytes);
     if (out->head == NULL) {

@@ -5,8 +5,8 @@
  * was refused goes to the loop's dump. One whose room is still to come (writes
  * under way will free it) parks: its connection is not read meanwhile.
  *
- * Of a PUT: the items before `next` are done; iov_count buffers of the arena
- * take the bytes of that one, iov_used of that at iov_at are filled, and `got`
+ * Of a PUT: the items before `next` are done; `unfilled` is what of the arena
+ * takes the bytes of that one that have not come yet, and `got`
  * of its bytes came. What is parked is in the session's list `waiting`.
  */
 #include <string.h>
@@ -39,7 +39,7 @@ bool ldr_save_item(ldr_request_t *r, uint32_t i, ldr_save_row_t *row)
 }
 
 /* OK: shard_of[i] is reserved. PENDING: room is to come. */
-static larder_status_t reserve(ldr_request_t *r, uint32_t i)
+static larder_status_t item_reserve(ldr_request_t *r, uint32_t i)
 {
     ldr_node_t *node = r->home->server->node;
     ldr_target_t target = {r->space, r->shards, &r->items[i]};
@@ -112,7 +112,7 @@ static bool has_pages(ldr_request_t *r, uint32_t i)
 
 /* Enters what was reserved in the session's table. False: it holds too much,
  * and so nothing of it was reserved. */
-static bool enter(ldr_request_t *r, uint32_t i)
+static bool item_enter(ldr_request_t *r, uint32_t i)
 {
     ldr_session_t *s = r->session;
     ldr_node_t *node = s->server->node;
@@ -150,7 +150,7 @@ static void reserve_on(ldr_request_t *r)
         if (!has_pages(r, i)) {
             continue;
         }
-        larder_status_t st = reserve(r, i);
+        larder_status_t st = item_reserve(r, i);
         if (st == LARDER_PENDING) {
             if (i > 0) {
                 break; /* the client has work: it asks again for the rest */
@@ -161,7 +161,7 @@ static void reserve_on(ldr_request_t *r)
         r->results[i].status = st;
         if (st != LARDER_OK) {
             ldr_node_count_save(r->home->server->node, r->space, st);
-        } else if (!enter(r, i)) {
+        } else if (!item_enter(r, i)) {
             break;
         }
     }
@@ -259,7 +259,7 @@ static bool item_begin(ldr_request_t *r)
     larder_status_t st = r->results[i].status;
 
     if (st == LARDER_OK) {
-        st = r->status == LARDER_OK ? reserve(r, i) : r->status;
+        st = r->status == LARDER_OK ? item_reserve(r, i) : r->status;
     }
     if (st == LARDER_PENDING) {
         park(r);
@@ -267,11 +267,12 @@ static bool item_begin(ldr_request_t *r)
     }
     unpark(r);
     r->results[i].status = st;
-    r->got = r->iov_used = 0;
-    r->iov_at = r->iov_count = 0;
+    r->got = 0;
+    r->unfilled = (ldr_iov_t){.at = r->iov};
     r->crc = 0;
     if (st == LARDER_OK) {
-        r->iov_count = ldr_node_iov(node, r->shard_of[i], r->iov, LDR_READ_IOV);
+        r->unfilled.count =
+            ldr_node_iov(node, r->shard_of[i], r->iov, LDR_READ_IOV);
     }
     return true;
 }
@@ -311,7 +312,7 @@ static void item_end(ldr_request_t *r)
         ldr_node_count_save(node, r->space, st);
     }
     r->next++;
-    r->iov_count = 0;
+    r->unfilled.count = 0;
     r->got = 0;
 }
 
@@ -363,7 +364,7 @@ void ldr_handle_put(ldr_request_t *r)
     if (!may_move(r)) {
         r->status = LARDER_E_BUSY; /* every item; the payload is dumped */
     }
-    r->iov_count = 0;
+    r->unfilled.count = 0;
     r->got = 0;
     if (payload == 0) {
         put_reply(r);
@@ -373,9 +374,10 @@ void ldr_handle_put(ldr_request_t *r)
     }
 }
 
-uint32_t ldr_put_iov(ldr_request_t *r, struct iovec *iov, uint32_t max)
+uint32_t ldr_put_iov(ldr_request_t *r, uint64_t bytes, struct iovec *iov,
+                     uint32_t max)
 {
-    while (r->got == 0 && r->iov_count == 0) {
+    while (r->got == 0 && r->unfilled.count == 0) {
         if (item_bytes(r, r->next) == 0) {
             item_end(r); /* nothing comes for it */
             continue;
@@ -387,39 +389,24 @@ uint32_t ldr_put_iov(ldr_request_t *r, struct iovec *iov, uint32_t max)
     }
     LDR_ASSERT(r->next < r->count && r->got < item_bytes(r, r->next));
     uint64_t left = item_bytes(r, r->next) - r->got;
-    if (r->iov_count == 0) {
+    if (r->unfilled.count == 0) {
         iov[0].iov_base = r->home->dump;
         iov[0].iov_len = left < LDR_DUMP_BYTES ? left : LDR_DUMP_BYTES;
         return 1;
     }
-    uint32_t n = 0;
-    for (uint32_t i = r->iov_at; i < r->iov_count && n < max; i++, n++) {
-        iov[n] = r->iov[i];
-        if (n == 0) {
-            iov[0].iov_base = (uint8_t *)iov[0].iov_base + r->iov_used;
-            iov[0].iov_len -= r->iov_used;
-        }
-    }
-    return n;
+    return ldr_iov_next(&r->unfilled, bytes, iov, max);
 }
 
 bool ldr_put_got(ldr_request_t *r, size_t bytes)
 {
+    struct iovec part;
+
     r->got += bytes;
     LDR_ASSERT(r->next < r->count && r->got <= item_bytes(r, r->next));
-    while (bytes > 0 && r->iov_count > 0 &&
-           LDR_HOLDS(r->iov_at < r->iov_count)) {
-        struct iovec *v = &r->iov[r->iov_at];
-        size_t left = v->iov_len - r->iov_used;
-        size_t take = bytes < left ? bytes : left;
-
-        r->crc = ldr_crc32c(r->crc, (uint8_t *)v->iov_base + r->iov_used, take);
-        bytes -= take;
-        r->iov_used += take;
-        if (r->iov_used == v->iov_len) {
-            r->iov_at++;
-            r->iov_used = 0;
-        }
+    while (ldr_iov_next(&r->unfilled, bytes, &part, 1) > 0) {
+        r->crc = ldr_crc32c(r->crc, part.iov_base, part.iov_len);
+        ldr_iov_skip(&r->unfilled, part.iov_len);
+        bytes -= part.iov_len;
     }
     if (r->got == item_bytes(r, r->next)) {
         item_end(r);
@@ -444,7 +431,7 @@ void ldr_save_undo(ldr_request_t *r)
         ldr_node_abort(node, r->shard_of[r->next]);
         r->shard_of[r->next] = LDR_NIL;
         r->results[r->next].status = r->status;
-        r->iov_count = 0;
+        r->unfilled.count = 0;
     }
 }
 

@@ -77,7 +77,8 @@ static ldr_session_t *session_new(ldr_server_loop_t *home,
     s->begin_ns = arrival->begin_ns;
     s->stranger = arrival->stranger;
     s->epoch = __atomic_add_fetch(&server->next_epoch, 1, __ATOMIC_RELAXED);
-    s->watch = (ldr_watch_t){.fd = arrival->fd, .ready = ldr_session_readable};
+    s->watch =
+        (ldr_watch_t){.fd = arrival->stream.fd, .ready = ldr_session_readable};
     s->pid_watch = (ldr_watch_t){.fd = -1, .ready = process_gone};
     s->bell.fd = -1;
     s->peer.pid_fd = -1;
@@ -103,13 +104,14 @@ bool ldr_session_accept(ldr_server_loop_t *home, const ldr_arrival_t *arrival)
 {
     ldr_server_t *server = home->server;
     ldr_session_t *s = session_new(home, arrival);
-    int fd = arrival->fd;
+    ldr_stream_t stream = arrival->stream;
+    int fd = stream.fd;
     bool local = arrival->local;
 
     ldr_metrics_level(server->metrics, LDR_LEVEL_CONNECTING, 1);
     if (s == NULL) {
         leave_lobby(server, local, arrival->stranger);
-        close(fd);
+        ldr_stream_close(&stream);
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
         return false;
     }
@@ -118,12 +120,12 @@ bool ldr_session_accept(ldr_server_loop_t *home, const ldr_arrival_t *arrival)
         s->next->prev = s;
     }
     home->sessions = s;
-    larder_status_t st = ldr_stream_init(
-        &s->socket.stream, fd, local ? NULL : server->tls, true, NULL);
+    larder_status_t st = LARDER_OK;
+    s->socket.stream = stream;
     if (local) {
         ldr_socket_bound(fd); /* what moves bytes goes by ring */
         /* Who cannot be known is nobody. */
-        if (st == LARDER_OK && ldr_peer_of(fd, &s->peer) != 0) {
+        if (ldr_peer_of(fd, &s->peer) != 0) {
             s->peer.uid = (uid_t)-1;
             st = LARDER_E_DENIED;
         }
@@ -323,7 +325,7 @@ static void quarantine(ldr_session_t *s)
             s->from, s->hold_count, s->map_count);
 }
 
-static void end(ldr_session_t *s, const char *why, bool process_lives)
+static void session_end(ldr_session_t *s, const char *why, bool process_lives)
 {
     LDR_DEBUG_ASSERT(ldr_loop_is_here(&s->home->loop));
     if (s->state == LDR_SESSION_CLOSED || s->ending) {
@@ -340,7 +342,7 @@ static void end(ldr_session_t *s, const char *why, bool process_lives)
         hang_up(s);
         /* Without a mapping it cannot touch what it holds. With that of a
          * window it keeps its memory, but cannot touch the arena. */
-        bool window = ldr_window_shared(s->window);
+        bool window = ldr_window_mapped(s->window);
         if (process_lives && s->peer.pid_fd >= 0 &&
             (s->map_count > 0 || window)) {
             if (window) {
@@ -364,13 +366,13 @@ static void end(ldr_session_t *s, const char *why, bool process_lives)
 
 void ldr_session_end(ldr_session_t *s, const char *why)
 {
-    end(s, why, true);
+    session_end(s, why, true);
 }
 
 void ldr_session_drop(ldr_session_t *s)
 {
     s->lives_on = true;
-    end(s, NULL, false);
+    session_end(s, NULL, false);
 }
 
 /* Whatever it held is nobody's now, even if a child of its still has the
@@ -386,8 +388,8 @@ static void process_gone(ldr_watch_t *watch, uint32_t events)
                           s->hold_count);
     }
     ldr_metrics_event(s->server->metrics, LDR_EVENT_SESSIONS_DIED, 1);
-    ldr_window_unshared(s->window);
-    end(s, NULL, false);
+    ldr_window_unmapped(s->window);
+    session_end(s, NULL, false);
 }
 
 /* ---- what must hold ---- */

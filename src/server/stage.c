@@ -309,8 +309,8 @@ static bool make_stage(ldr_request_t *r)
     return true;
 }
 
-static void begin(ldr_request_t *r, const ldr_prefix_t *p,
-                  const larder_stage_params_t *worth)
+static void stage_begin(ldr_request_t *r, const ldr_prefix_t *p,
+                        const larder_stage_params_t *worth)
 {
     ldr_staging_t *g = r->staging;
 
@@ -367,5 +367,5 @@ void ldr_handle_stage(ldr_request_t *r)
             r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
         return;
     }
-    begin(r, &p, &worth);
+    stage_begin(r, &p, &worth);
 }

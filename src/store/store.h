@@ -88,9 +88,10 @@ typedef struct ldr_chunk {
     uint8_t group;
     uint8_t pinned : 1;
     uint8_t leaving : 1; /* in an extent that leaves: goes with its last hold */
-    uint8_t transient : 1; /* refused: it goes first once it is written down */
-    uint32_t bytes;        /* of its shards, for the pin budget */
+    uint8_t transient : 1;       /* it goes first once it is written down */
+    uint32_t bytes;              /* of its shards, for the pin budget */
     uint32_t pin_prev, pin_next; /* of the pinned, or of the transient ones */
+    uint32_t cold_ds; /* when it was fetched, while it is cold; 0: it is not */
 } ldr_chunk_t;
 
 /* Counters of events; every field is shown by name in the metrics. */
@@ -149,7 +150,6 @@ typedef struct ldr_space {
     /* That of the last reset, if a disk was not open yet: all that the disk
      * holds is from before it, whatever its number. 0: they all were. */
     uint32_t above;
-    uint32_t reset;  /* of the last reset here; it may have been raised since */
     uint32_t tenant; /* LDR_NIL: only seen on disk so far, and nobody's */
     /* Under which it was opened. It is the tenant's only once something was
      * done under it: ldr_secret_settle(). */
@@ -300,19 +300,6 @@ static inline uint32_t ldr_epoch_next(uint32_t epoch, uint64_t random)
 {
     return ((epoch >> LDR_EPOCH_ID_BITS) + 1) << LDR_EPOCH_ID_BITS |
            (uint32_t)(random & LDR_EPOCH_ID_MASK);
-}
-
-/* What two members that meet go on with: the higher one; of two with the same
- * number both give way to the next, for what was saved between the two resets
- * is stale for one of them. All who meet come to the same. */
-static inline uint32_t ldr_epoch_merge(uint32_t a, uint32_t b)
-{
-    uint32_t low = a < b ? a : b, high = a < b ? b : a;
-
-    return low == high || low == 0 ||
-                   low >> LDR_EPOCH_ID_BITS != high >> LDR_EPOCH_ID_BITS
-               ? high
-               : ldr_epoch_next(high, (uint64_t)low * 31 + high);
 }
 
 /* Raises the epoch: everything put before is stale. */
@@ -468,6 +455,15 @@ void ldr_store_release(ldr_store_t *s, uint32_t chunk);
 
 /* Whoever holds the chunk reads it. */
 void ldr_store_used(ldr_store_t *s, uint32_t chunk);
+
+/* A use in this time after a fetch is of the request that it was fetched for:
+ * engines stage first, and load then. */
+#define LDR_COLD_DS 50u
+
+/* The chunk goes before all others once it is written down, or need not be,
+ * until it is used. fetched: not by its first use. A pinned one is left as it
+ * is. */
+void ldr_store_cool(ldr_store_t *s, uint32_t chunk, bool fetched);
 
 /* Pins a chunk that was saved without, within the tenant's budget. One that is
  * held or transient is left as it is. */
