@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "cluster/cluster.h"
+#include "node/promise.h"
 #include "server/session.h"
 #include "server/monitor.h"
 #include "server/trace.h"
@@ -70,6 +71,7 @@ static uint64_t hook_tick(ldr_loop_t *loop, uint64_t now_ns)
         ldr_server_due(home, ldr_session_tick(s, now_ns));
     }
     ldr_server_due(home, ldr_listen_tick(home, now_ns));
+    ldr_server_due(home, ldr_promise_expire(home->server->node));
     return home->due_ns;
 }
 

@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "node/promise.h"
 
 /* ---- in ---- */
 
@@ -239,6 +240,10 @@ static void hang_up(ldr_session_t *s)
 {
     ldr_server_metrics_t *m = s->server->metrics;
 
+    if (s->promises) {
+        ldr_promise_owner_gone(s->server->node, s->epoch);
+        ldr_server_due(s->home, ldr_promise_expire(s->server->node));
+    }
     ldr_turn_quit(s);
     drop_requests(s);
     LDR_ASSERT(s->requests == 0);

@@ -162,6 +162,7 @@ struct ldr_session {
     ldr_hold_t *holds;
     uint32_t hold_room, hold_free, hold_count;
     uint64_t staged; /* shards that its stages hold */
+    bool promises;   /* it has made some: its epoch is their owner */
     struct {
         uint32_t extent, generation;
         bool revoking;
@@ -404,6 +405,7 @@ void ldr_handle_commit(ldr_request_t *r);
 void ldr_handle_put(ldr_request_t *r);
 void ldr_handle_match(ldr_request_t *r); /* stage.c */
 void ldr_handle_stage(ldr_request_t *r);
+void ldr_handle_handoff(ldr_request_t *r);
 void ldr_handle_space(ldr_request_t *r); /* ops.c */
 void ldr_handle_reset(ldr_request_t *r);
 void ldr_handle_announce(ldr_request_t *r);

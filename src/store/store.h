@@ -121,6 +121,11 @@ typedef struct ldr_chunk {
     X(asked_chunks, "chunks that engines asked for, once each")                \
     X(found_chunks, "chunks of those that were found")                         \
     X(matched_chunks, "chunks that matches found, however often")              \
+    X(handoffs, "promises of hand-offs, for each chain and tail")              \
+    X(handoff_kept, "promised chunks that came, or were there")                \
+    X(handoff_failed, "promised chunks that did not come")                     \
+    X(handoff_unheld, "promised chunks not held: a quarter of dram is")        \
+    X(handoffs_expired, "hand-off leases that nobody renewed")                 \
     X(removes, "shards removed")                                               \
     X(resets, "spaces reset")
 
@@ -190,6 +195,9 @@ typedef struct ldr_tenant {
     bool asks;         /* it has asked for memory, and so has a share */
     uint32_t share;    /* extents that others cannot ask it for */
     uint64_t asked_ns; /* when it last asked another for one; the node's */
+    /* Of hand-offs: chunks promised, and bytes held for them; the node's. */
+    uint32_t promised_slots;
+    uint64_t promised_bytes;
 
     uint64_t ssd_bytes; /* of its counted spaces: on all disks, and on each */
     uint64_t disk_bytes[LDR_DISKS_MAX];
@@ -403,6 +411,7 @@ typedef struct ldr_reserve {
     uint32_t now_s;
     uint32_t expires_s;
     bool pin;
+    bool wanted;             /* somebody waits for it: it is not declined */
     ldr_shard_state_t state; /* FILLING or READING */
     const uint32_t *pages;   /* those that were handed over; NULL: any */
 } ldr_reserve_t;
