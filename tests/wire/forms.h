@@ -774,6 +774,7 @@ static inline bool form_read_ends(const uint8_t *at, size_t bytes,
     X(ends)                                                                    \
     X(announce)                                                                \
     X(stage)                                                                   \
+    X(handoff)                                                                 \
     X(staged)                                                                  \
     X(places)                                                                  \
     X(list)                                                                    \
