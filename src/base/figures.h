@@ -254,6 +254,7 @@
     S(, "present", n.present)                                                  \
     S(send_failed, "send_failed", n.send_failed)                               \
     S(, "served", n.served)                                                    \
+    S(, "sent_on", n.sent_on)                                                  \
     S(, "taken", n.taken)                                                      \
     M(peer_bytes_total, COUNTER, "member,direction", "Bytes of them.")         \
     S(fetched_bytes, "fetch", n.fetched_bytes)                                 \

@@ -136,6 +136,7 @@ struct ldr_peer_node {
 
 typedef struct ldr_where ldr_where_t;   /* where.c */
 typedef struct ldr_leases ldr_leases_t; /* lease.c */
+typedef struct ldr_hot ldr_hot_t;       /* hot.c */
 
 typedef struct ldr_peer_removal {
     ldr_removal_row_t row;
@@ -158,6 +159,7 @@ struct ldr_peers {
     unsigned retired_count;
     ldr_where_t *where;
     ldr_leases_t *leases;
+    ldr_hot_t *hot;
     ldr_peer_space_t **spaces; /* by the store's number; NULL: not known */
     bool stop;                 /* atomic: lanes end */
 
@@ -254,6 +256,16 @@ void ldr_peer_lease_take(ldr_peer_node_t *n, uint32_t chunk, uint32_t shards,
 void ldr_peer_lease_sent(ldr_peer_node_t *n, uint32_t chunk, uint32_t number);
 /* Ends those whose time is over. UINT64_MAX: all. */
 void ldr_peer_leases_end(ldr_peers_t *p, uint64_t now_ns);
+
+/* ---- what several members want at once (hot.c), with the lock ---- */
+
+ldr_hot_t *ldr_hot_open(void);
+void ldr_hot_close(ldr_hot_t *h);
+/* A member fetched this shard here. */
+void ldr_hot_sent(ldr_peer_node_t *to, uint64_t fingerprint, uint32_t number);
+/* A member that this one should fetch it from instead; NULL: from here. */
+ldr_peer_node_t *ldr_hot_other(ldr_peer_node_t *asks, uint64_t fingerprint,
+                               uint32_t number);
 
 /* ---- asking (ask.c) ---- */
 
