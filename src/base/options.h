@@ -164,6 +164,11 @@
     X(admin_open, ENUM, SERVE, "off", 0, 1,                                    \
       "off: that address must be loopback; on: other hosts may read metrics "  \
       "and health there")                                                      \
+    X(query, ENUM, SERVE, "off", 0, 1,                                         \
+      "on: engines describe their chunks, and POST /query on the admin "       \
+      "address says where a prompt is; this keeps prompts in memory")          \
+    X(describe_memory, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 40,        \
+      "bytes of what engines describe, of all tenants")                        \
     X(loops, UINT, SERVE, "0", 0, 64,                                          \
       "event loop threads; 0: one for every four cores, up to four")           \
     X(jobs, UINT, SERVE, "4", 1, 64,                                           \
@@ -203,6 +208,9 @@
     X(weights, TEXT, CONNECTOR, "", 0, 255,                                    \
       "a name for the model's weights, where they cannot be looked at, as in " \
       "object storage; a new one with other weights")                          \
+    X(pod, TEXT, CONNECTOR, "", 0, 63,                                         \
+      "what routers call this engine; empty: as in its KV events' topic "      \
+      "kv@POD@MODEL, else the host's name")                                    \
     X(lookup_ms, UINT, CONNECTOR, "500", 0, 60000,                             \
       "how long after its arrival a request may wait for the store")           \
     X(load, ENUM, CONNECTOR, "auto", 0, 2,                                     \
@@ -254,6 +262,7 @@ enum { LDR_CONNECT_NOW, LDR_CONNECT_LAZY };
 enum { LDR_TLS_OFF, LDR_TLS_ON };
 enum { LDR_ADMIN_OPEN_OFF, LDR_ADMIN_OPEN_ON };
 enum { LDR_LISTEN_OPEN_OFF, LDR_LISTEN_OPEN_ON };
+enum { LDR_QUERY_OFF, LDR_QUERY_ON };
 enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };
 enum { LDR_LOG_TEXT, LDR_LOG_JSON };
 enum { LDR_LOAD_AUTO, LDR_LOAD_ALWAYS, LDR_LOAD_NEVER };

@@ -289,6 +289,7 @@ larder_status_t ldr_hello_say(ldr_remote_t *r, ldr_stream_t *stream,
                         LDR_WIRE_VERSION_MAX);
     }
     link->epoch = welcome.epoch;
+    link->features = welcome.features & LDR_FEATURES;
     if (welcome.auth == 0 && o->token_file[0] != '\0') {
         /* Whoever answers there has not shown that it knows the token. */
         return ldr_fail(LARDER_E_DENIED,

@@ -12,6 +12,8 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "cluster/cluster.h"
+#include "server/catalog.h"
+#include "server/query.h"
 #include "server/session.h"
 #include "server/monitor.h"
 #include "server/trace.h"
@@ -220,11 +222,33 @@ static size_t show_status(void *arg, uint64_t since_ms, char *text, size_t size)
     return ldr_server_status_json(server->monitor, since_ms, text, size);
 }
 
+static larder_status_t query_tenant(void *arg, const char *authorization,
+                                    bool here, uint32_t *tenant_p)
+{
+    return ldr_query_tenant(arg, authorization, here, tenant_p);
+}
+
+static larder_status_t query_answer(void *arg, uint32_t tenant,
+                                    const char *body, size_t bytes,
+                                    char **text_p, size_t *length_p)
+{
+    ldr_server_t *server = arg;
+    char name[256] = "";
+
+    snprintf(name, sizeof(name), "%s", server->config->options.member_name);
+    if (name[0] == '\0' && gethostname(name, sizeof(name) - 1) == 0) {
+        name[strcspn(name, ".")] = '\0';
+    }
+    return ldr_query_answer(server->catalog, name, tenant, body, bytes, text_p,
+                            length_p);
+}
+
 static larder_status_t admin_open(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
-    ldr_admin_source_t source = {show_metrics, show_ready, show_config,
-                                 show_status, server};
+    ldr_admin_source_t source = {show_metrics, show_ready,   show_config,
+                                 show_status,  query_tenant, query_answer,
+                                 server};
 
     ldr_monitor_params_t monitor = {
         .node = server->node,
@@ -420,6 +444,21 @@ static larder_status_t trace_open(ldr_server_t *server)
                                : LARDER_OK;
 }
 
+/* What engines describe, for whom it is wanted. */
+static larder_status_t catalog_open(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+
+    if (o->query == LDR_QUERY_OFF) {
+        return LARDER_OK;
+    }
+    server->catalog = ldr_catalog_open(server->node, o->describe_memory);
+    return server->catalog != NULL
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_NO_MEMORY,
+                          "not enough memory for descriptions");
+}
+
 static larder_status_t open_parts(ldr_server_t *server)
 {
     ldr_options_t *o = &server->config->options;
@@ -456,6 +495,9 @@ static larder_status_t open_parts(ldr_server_t *server)
         cluster_return(server);
         ldr_server_pause(server, server->paused); /* as the one before it */
         st = ldr_server_tenants_load(server, server->config);
+    }
+    if (st == LARDER_OK) {
+        st = catalog_open(server);
     }
     if (st == LARDER_OK) {
         st = ldr_jobs_start(server, (unsigned)o->jobs);
@@ -751,6 +793,7 @@ larder_status_t ldr_server_close(ldr_server_t *server)
     loops_close(server);
     ldr_trace_close(server->trace);
     ldr_peers_unlisten(server);
+    ldr_catalog_close(server->catalog);
     if (server->node != NULL && !whole) {
         ldr_node_leave(server->node);
     }

@@ -13,10 +13,9 @@
  * well-formed but wrong (a space nobody opened) are the handler's to refuse.
  *
  * Versions: both sides say which they speak; the highest in common is used.
- * What one side may lack beyond that is a feature bit, of which there are none
- * yet. Within a version the sides may differ in how many statuses, causes,
- * tiers and figures they know, because those are only ever added at the end of
- * their lists:
+ * What one side may lack beyond that is a feature bit (LDR_FEATURES). Within a
+ * version the sides may differ in how many statuses, causes, tiers and figures
+ * they know, because those are only ever added at the end of their lists:
  *  - what has a place for each says how many places it has. Who reads it finds
  *    zeros in those that it knows and were not sent, and leaves out the others,
  *    or adds them to the place that larder.h names (LARDER_CAUSE_OTHER, the
@@ -65,6 +64,7 @@
     X(ANNOUNCE, 25, 0, "announce")                                             \
     X(LIST, 27, 0, "list") /* what the tenant has, page by page */             \
     X(STAGE, 28, 0, "stage")                                                   \
+    X(DESCRIBE, 29, 0, "describe") /* wire/describe.h */                       \
     X(EXISTS, 19, 0, "exists")                                                 \
     X(REMOVE, 20, 0, "remove")                                                 \
     X(FLUSH, 21, 0, "flush")                                                   \
@@ -99,7 +99,10 @@ enum {
     LDR_FRAME_SILENT = 1u << 1, /* no reply is wanted, not even of a failure */
 };
 
-#define LDR_FEATURES 0u /* that not every peer of this version has */
+/* What not every peer of this version has. DESCRIBE: a daemon says so only if
+ * it wants to know what engines call their chunks. */
+#define LDR_FEATURE_DESCRIBE 1u
+#define LDR_FEATURES LDR_FEATURE_DESCRIBE
 
 typedef struct ldr_frame {
     uint16_t opcode;
