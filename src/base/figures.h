@@ -208,6 +208,8 @@
       "1 while this node has met the member and it answers.")                  \
     V(peer_behind, GAUGE, "member", , behind,                                  \
       "1 while the member has not heard of every reset and removal.")          \
+    V(peer_leased_bytes, GAUGE, "member", , leased,                            \
+      "Bytes of dram held for the member until it has fetched them.")          \
     M(peer_asks_total, COUNTER, "member,outcome",                              \
       "Times the member was asked what it has: answered or unanswered.")       \
     S(, "answered", n.answered)                                                \

@@ -167,7 +167,7 @@ typedef struct ldr_peer_counts {
 
 typedef struct ldr_peer_figures {
     ldr_peer_counts_t n;
-    uint64_t well, behind;
+    uint64_t well, behind, leased;
 } ldr_peer_figures_t;
 
 extern const ldr_row_t ldr_rows_disk[], ldr_rows_shared[], ldr_rows_peer[];

@@ -224,6 +224,47 @@ static int wait_healthy(const ldr_args_t *args, larder_t *lar, uint64_t wait_s)
     }
 }
 
+/* Waits until the daemon behind the socket sees the member leave, or be back:
+ * a member that is drained from elsewhere confirms it by its session. */
+static int wait_member(const ldr_args_t *args, const char *path,
+                       const char *name, const char *text)
+{
+    const struct timespec pause = {0, LOOK_NS};
+    bool back = ldr_args_has(args, LDR_FLAG_UNDO), done = false;
+    uint64_t until_ns = ldr_now_ns(&ldr_clock_real) + VERB_NS;
+    char url[LDR_UNIX_PATH_MAX + 8];
+    larder_t *lar = NULL;
+    seen_t s;
+
+    snprintf(url, sizeof(url), "unix:%s", path);
+    int code = ldr_cli_open(args, url, &lar);
+    while (code == LDR_EXIT_OK && !done) {
+        code = look(args, lar, &s);
+        if (code == LDR_EXIT_OK) {
+            done = (of_member(&s, "larder_member_share", name) > 0) == back;
+            ldr_prom_free(&s.prom);
+        }
+        if (code == LDR_EXIT_OK && !done &&
+            ldr_now_ns(&ldr_clock_real) >= until_ns) {
+            ldr_cli_fail(args,
+                         "%s has not confirmed it within %llu s: is it up, and "
+                         "does `larder cluster status` call this node healthy?",
+                         name, (unsigned long long)(VERB_NS / 1000000000u));
+            code = LDR_EXIT_NO;
+        }
+        if (!done) {
+            nanosleep(&pause, NULL);
+        }
+    }
+    if (lar != NULL) {
+        larder_close(&lar, 1000);
+    }
+    if (code == LDR_EXIT_OK) {
+        printf("%s\n", text);
+    }
+    return code;
+}
+
 /* drain NODE [SOCKET], or SOCKET alone: the node behind it. No name of a member
  * has a slash. */
 static int drain(const ldr_args_t *args)
@@ -261,6 +302,9 @@ static int drain(const ldr_args_t *args)
                                        ldr_now_ns(&ldr_clock_real) + VERB_NS);
     if (st != LARDER_OK) {
         return ldr_cli_status(args, st);
+    }
+    if (name != NULL) {
+        return wait_member(args, path, name, text);
     }
     printf("%s\n", text);
     return LDR_EXIT_OK;

@@ -489,10 +489,7 @@ larder_status_t ldr_cluster_drain(ldr_cluster_t *c, const char *name, bool back)
         return LARDER_OK;
     }
     if (!c->source->shares) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "this node is '%s': with cluster=%s, say it on the "
-                        "host of '%.64s'",
-                        c->self.name, c->source->name, name);
+        return LARDER_PENDING;
     }
     if (!known) {
         return ldr_fail(LARDER_E_INVALID, "no member is named '%.64s'", name);

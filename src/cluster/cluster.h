@@ -147,8 +147,9 @@ void ldr_cluster_returns(ldr_cluster_t *c);
 
 /* Has a member leave the ring, or come back; this node, or with etcd any other
  * one. Waits for nobody. Of another one it is recorded in etcd and stands until
- * it is taken back. E_INVALID with a text: nobody of that name, or it must be
- * said on that member's host. */
+ * it is taken back. LARDER_PENDING: the source cannot record it (static, DNS):
+ * tell that member by its session. E_INVALID with a text: nobody of that name.
+ */
 larder_status_t ldr_cluster_drain(ldr_cluster_t *c, const char *name,
                                   bool back);
 

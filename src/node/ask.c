@@ -28,6 +28,7 @@ ldr_query_t *ldr_node_ask_begin(ldr_node_t *node, uint32_t space,
         ask->shards = shards;
         ask->until_ns = deadline_ns;
         ask->refs = 1;
+        ask->lease = true;
     }
     return ask;
 }

@@ -27,7 +27,8 @@ static bool settle_held(ldr_node_t *node, ldr_load_t *load, uint32_t shard)
 {
     ldr_store_t *store = &node->store;
 
-    LDR_ASSERT(store->shards[shard].state == LDR_SHARD_READY);
+    LDR_ASSERT(store->shards[shard].state == LDR_SHARD_READY &&
+               store->shards[shard].admitted);
     load->shard = shard;
     load->chunk = store->shards[shard].chunk;
     load->length = store->shards[shard].length;

@@ -4,12 +4,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/mem.h"
 #include "server/server_int.h"
 #include "server/monitor_int.h"
+#include "tier/peer/peer.h"
 
 #define SAMPLES 4096u /* runs that owned parts are worked out from */
 #define GOLDEN 0x9e3779b97f4a7c15u
+#define LEAVE_NS 2000000000u /* that the source may take, and the members */
 
 typedef struct ldr_cluster_figures {
     ldr_cluster_stats_t s;
@@ -155,9 +158,10 @@ void ldr_cluster_json(ldr_cluster_t *c, ldr_json_t *j)
 }
 
 /* "leave" and "return", of this node or with the name of another member. */
-bool ldr_cluster_verb(ldr_cluster_t *c, const char *verb, char *text,
+bool ldr_cluster_verb(ldr_server_t *server, const char *verb, char *text,
                       size_t size, larder_status_t *st_p)
 {
+    ldr_cluster_t *c = server->cluster;
     bool back = strncmp(verb, "return", 6) == 0;
     const char *rest = verb + (back ? 6 : 5);
 
@@ -173,9 +177,47 @@ bool ldr_cluster_verb(ldr_cluster_t *c, const char *verb, char *text,
     ldr_self_t self = ldr_cluster_self(c);
     const char *name = rest[0] == ' ' ? rest + 1 : self.name;
     *st_p = ldr_cluster_drain(c, name, back);
+    if (*st_p == LARDER_PENDING) {
+        *st_p = ldr_peers_order(ldr_peers_of(&server->node->host), name, back);
+    }
     snprintf(text, size, "%s %s", name,
              back ? "takes its place again"
                   : "leaves: it owns nothing more, and still serves what it "
                     "has");
     return true;
+}
+
+/* ---- the end ---- */
+
+void ldr_cluster_depart(ldr_server_t *server, uint64_t deadline_ns)
+{
+    uint64_t now_ns = ldr_server_now(server);
+    ldr_stop_t stop = {NULL, ldr_min64(deadline_ns, now_ns + LEAVE_NS)};
+
+    if (ldr_cluster_leave(server->cluster, false, stop.deadline_ns) !=
+        LARDER_OK) {
+        ldr_warn(&server->log, "cluster: %s", ldr_fail_text());
+    }
+    if (server->node != NULL) {
+        stop.deadline_ns =
+            ldr_min64(deadline_ns, ldr_server_now(server) + LEAVE_NS);
+        ldr_peers_leave(ldr_peers_of(&server->node->host), &stop);
+    }
+}
+
+void ldr_cluster_hand_on(ldr_server_t *server, uint64_t deadline_ns)
+{
+    ldr_stop_t stop = {NULL, deadline_ns};
+    uint64_t given = 0, left = 0;
+
+    if (server->node == NULL) {
+        return;
+    }
+    ldr_peers_hand_on(ldr_peers_of(&server->node->host), &stop, &given, &left);
+    if (given > 0 || left > 0) {
+        ldr_info(&server->log,
+                 "cluster: handed on %llu shards that only this member had; "
+                 "%llu were left",
+                 (unsigned long long)given, (unsigned long long)left);
+    }
 }

@@ -141,6 +141,7 @@ bool ldr_ask_first(ldr_request_t *r, ldr_handler_t handler)
         return false;
     }
     bool good = chain.count > 0 ? add_chain(r, &chain) : add_names(r, &names);
+    r->ask->lease = r->frame.opcode != LDR_OP_EXISTS; /* which loads nothing */
     r->ask->ready = ask_ready;
     r->ask->arg = r;
     r->settled.run = settled;

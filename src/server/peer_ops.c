@@ -115,6 +115,12 @@ bool ldr_peer_do_ask(ldr_peer_conn_t *c)
 
                 ldr_put32(out + at, has ? bytes : 0);
             }
+            uint32_t chunk = entry != LDR_NIL
+                                 ? ldr_index_at(&store->index, entry)->resident
+                                 : LDR_NIL;
+            if (chunk != LDR_NIL && name.room > 0) {
+                ldr_peer_lease_take(c->peer, chunk, head.shards, name.room);
+            }
         }
         ldr_node_unlock(node);
     }
@@ -269,7 +275,12 @@ bool ldr_peer_do_get(ldr_peer_conn_t *c)
     ldr_node_lock(node);
     c->peer->n.served_bytes += g->bytes;
     for (uint32_t i = 0; i < head.count; i++) {
-        c->peer->n.served += g->loads[i].status == LARDER_OK;
+        bool sent = good && g->loads[i].status == LARDER_OK;
+
+        c->peer->n.served += sent;
+        if (sent) {
+            ldr_peer_lease_sent(c->peer, g->loads[i].chunk, g->names[i].shard);
+        }
     }
     ldr_node_unlock(node);
     for (uint32_t i = 0; i < head.count; i++) {
@@ -411,6 +422,10 @@ bool ldr_peer_do_put(ldr_peer_conn_t *c)
     uint64_t payload = 0;
     size_t at = 0;
 
+    if (st == LARDER_OK && ldr_peers_leaving(c->server->peers)) {
+        st = LARDER_MISS; /* its sender meets this node again, and hears it */
+        ldr_fail(LARDER_E_STALE, "this member is leaving: it takes nothing");
+    }
     if (st == LARDER_MISS) {
         return dump(c, c->frame.payload) && ldr_peer_refuse(c, LARDER_E_STALE);
     }

@@ -19,7 +19,6 @@
 #include "server/trace.h"
 #include "store/disk.h"
 
-#define LEAVE_NS UINT64_C(2000000000) /* that the source may take */
 #define DRAIN_LOOK_NS 5000000u
 #define CHECK_NS 50000000u  /* between looks at all sessions of a loop */
 #define JOBS_NS 1000000000u /* that jobs have at least, at the end */
@@ -778,11 +777,9 @@ larder_status_t ldr_server_close(ldr_server_t *server)
 
     /* The ring first: from here on others own what this node owned. Whoever
      * takes over from it is the same member. */
-    if (server->cluster != NULL && !server->hands_over &&
-        ldr_cluster_leave(server->cluster, false,
-                          ldr_server_now(server) +
-                              ldr_min64(LEAVE_NS, drain_ns)) != LARDER_OK) {
-        ldr_warn(&server->log, "cluster: %s", ldr_fail_text());
+    bool leaves = server->cluster != NULL && !server->hands_over;
+    if (leaves) {
+        ldr_cluster_depart(server, deadline_ns - drain_ns / 2);
     }
     drain(server, deadline_ns - drain_ns / 2);
     bool whole =
@@ -792,6 +789,9 @@ larder_status_t ldr_server_close(ldr_server_t *server)
     ldr_monitor_close(server->monitor);
     loops_close(server);
     ldr_trace_close(server->trace);
+    if (leaves) {
+        ldr_cluster_hand_on(server, deadline_ns - drain_ns / 8);
+    }
     ldr_peers_unlisten(server);
     ldr_catalog_close(server->catalog);
     if (server->node != NULL && !whole) {

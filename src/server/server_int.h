@@ -284,9 +284,15 @@ void ldr_listen_stop(ldr_server_t *server);
 uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns);
 
 /* Verbs about the cluster (cluster.c): whether this is one; what came of it in
- * *st_p, with a text. cluster NULL: the node is alone. Waits for nobody. */
-bool ldr_cluster_verb(struct ldr_cluster *cluster, const char *verb, char *text,
+ * *st_p, with a text. Waits for nobody. */
+bool ldr_cluster_verb(ldr_server_t *server, const char *verb, char *text,
                       size_t size, larder_status_t *st_p);
+
+/* The end of a member (cluster.c). First it leaves: the source and the other
+ * members are told, so that they neither ask it nor save to it. Once no request
+ * is under way it hands on what only it has. */
+void ldr_cluster_depart(ldr_server_t *server, uint64_t deadline_ns);
+void ldr_cluster_hand_on(ldr_server_t *server, uint64_t deadline_ns);
 
 static inline uint64_t ldr_server_now(const ldr_server_t *server)
 {

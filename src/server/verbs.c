@@ -43,8 +43,7 @@ void ldr_handle_admin(ldr_request_t *r)
             ldr_server_paused(s->server) ? LDR_PAUSED_TEXT : "here";
 
         ldr_reply(r, LARDER_OK, said, strlen(said));
-    } else if (ldr_cluster_verb(s->server->metrics->cluster, verb, text,
-                                sizeof(text), &st)) {
+    } else if (ldr_cluster_verb(s->server, verb, text, sizeof(text), &st)) {
         if (st == LARDER_OK) {
             ldr_reply(r, st, text, strlen(text));
         } else {

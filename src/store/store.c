@@ -592,14 +592,17 @@ void ldr_store_removed(ldr_store_t *s, uint64_t fingerprint, uint32_t number)
     s->removed[at].at_ds = s->now_ds;
 }
 
-bool ldr_store_admit(const ldr_store_t *s, uint32_t space, uint32_t epoch,
-                     uint64_t fingerprint, uint32_t number, uint32_t saved_ds)
+bool ldr_store_admit(ldr_store_t *s, uint32_t shard, uint32_t epoch,
+                     uint32_t saved_ds)
 {
-    uint64_t print = removed_print(fingerprint, number);
+    ldr_shard_t *sh = &s->shards[shard];
+    const ldr_chunk_t *c = &s->chunks[sh->chunk];
 
-    if (epoch != s->spaces[space].epoch) {
+    if (c->entry == LDR_NIL || epoch != s->spaces[c->space].epoch) {
         return false;
     }
+    uint64_t print = removed_print(
+        ldr_index_at(&s->index, c->entry)->fingerprint, sh->number);
     for (uint64_t i = s->removed_count; saved_ds != UINT32_MAX && i > 0; i--) {
         uint64_t at = (i - 1) % LDR_REMOVED_MAX;
 
@@ -613,6 +616,7 @@ bool ldr_store_admit(const ldr_store_t *s, uint32_t space, uint32_t epoch,
             return false;
         }
     }
+    sh->admitted = 1;
     return true;
 }
 
@@ -620,17 +624,17 @@ bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
                       bool checked)
 {
     ldr_shard_t *sh = &s->shards[shard];
-    ldr_chunk_t *c = &s->chunks[sh->chunk];
+    const ldr_chunk_t *c = &s->chunks[sh->chunk];
+    /* What other nodes saved may have been on its way here when it was removed:
+     * a member may hear of a removal before it is done in the shared tier. */
+    bool others =
+        sh->tier == LARDER_TIER_PEER || sh->tier == LARDER_TIER_SHARED;
 
     ldr_store_held(s);
     LDR_ASSERT(c->holds > 0);
     if (!LDR_HOLDS(sh->state == LDR_SHARD_FILLING ||
                    sh->state == LDR_SHARD_READING) ||
-        c->entry == LDR_NIL ||
-        !ldr_store_admit(s, c->space, c->epoch,
-                         ldr_index_at(&s->index, c->entry)->fingerprint,
-                         sh->number,
-                         sh->tier == LARDER_TIER_PEER ? 0 : UINT32_MAX)) {
+        !ldr_store_admit(s, shard, c->epoch, others ? 0 : UINT32_MAX)) {
         return false;
     }
     sh->crc = crc;
@@ -679,7 +683,8 @@ ldr_record_t ldr_store_record(const ldr_store_t *store, uint32_t shard)
     const ldr_shard_t *sh = &store->shards[shard];
     const ldr_chunk_t *c = &store->chunks[sh->chunk];
 
-    LDR_ASSERT(sh->state == LDR_SHARD_READY && c->entry != LDR_NIL);
+    LDR_ASSERT(sh->state == LDR_SHARD_READY && sh->admitted &&
+               c->entry != LDR_NIL);
     ldr_record_t record = {
         .kind = LDR_RECORD_SHARD,
         .key = c->key,

@@ -61,12 +61,13 @@ typedef struct ldr_shard {
     uint32_t crc;
     uint8_t number; /* which shard of the chunk */
     uint8_t state;
-    uint8_t checked; /* the bytes in DRAM have matched crc */
-    uint8_t queued;  /* bits: the queues it is in */
-    uint8_t turns;   /* bits: its turn in each (behind.h) */
-    uint8_t tier;    /* while reading or filling: from which */
-    uint8_t given;   /* another member has it, or was told of it */
-    uint8_t refused; /* not to be written down, until it is used again */
+    uint8_t checked;      /* the bytes in DRAM have matched crc */
+    uint8_t queued;       /* bits: the queues it is in */
+    uint8_t turns;        /* bits: its turn in each (behind.h) */
+    uint8_t tier;         /* while reading or filling: from which */
+    uint8_t given : 1;    /* another member has it, or was told of it */
+    uint8_t admitted : 1; /* ldr_store_admit() let it in */
+    uint8_t refused;      /* not to be written down, until it is used again */
     ldr_queued_t links[LDR_QUEUES_MAX];
     uint32_t fetch_next; /* while reading: the next that waits for that tier */
     uint64_t fetch_seq;  /* ... and the order of those that wait */
@@ -148,6 +149,7 @@ typedef struct ldr_space {
     /* That of the last reset, if a disk was not open yet: all that the disk
      * holds is from before it, whatever its number. 0: they all were. */
     uint32_t above;
+    uint32_t reset;  /* of the last reset here; it may have been raised since */
     uint32_t tenant; /* LDR_NIL: only seen on disk so far, and nobody's */
     /* Under which it was opened. It is the tenant's only once something was
      * done under it: ldr_secret_settle(). */
@@ -471,12 +473,15 @@ void ldr_store_removed(ldr_store_t *s, uint64_t fingerprint, uint32_t number);
 /*
  * The one question that is asked before bytes become visible, whichever way
  * they came into the node: a save, a peer's save, a fetch from a peer, from the
- * shared tier or from a disk. All of them end in ldr_store_commit(), which asks
- * it. epoch: that they were saved in. saved_ds: not before this time, by the
- * node's clock; 0: not known, since another node says so.
+ * shared tier or from a disk, a takeover. All of them end in
+ * ldr_store_commit(), which asks it and sets `admitted`. A ready shard without
+ * it is a broken invariant: loads and queues assert it, and so does the walk
+ * over all tables. epoch: that they were saved in. saved_ds: not before this
+ * time, by the node's clock; 0: not known, since another node saved them;
+ * UINT32_MAX: a removal takes the shard itself away, so it need not be asked.
  */
-bool ldr_store_admit(const ldr_store_t *s, uint32_t space, uint32_t epoch,
-                     uint64_t fingerprint, uint32_t number, uint32_t saved_ds);
+bool ldr_store_admit(ldr_store_t *s, uint32_t shard, uint32_t epoch,
+                     uint32_t saved_ds);
 
 /* A filled or read shard becomes visible. False: its space was reset or its
  * chunk removed meanwhile; the caller ends it with ldr_store_abort(). */

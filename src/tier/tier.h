@@ -50,6 +50,7 @@ struct ldr_query {
     uint32_t count, room;
     uint32_t pending; /* who has not answered */
     uint32_t refs;
+    bool lease; /* who has it keeps it until it was fetched */
     bool over;
 };
 

@@ -18,8 +18,11 @@ size_t ldr_put_meet(uint8_t *at, const ldr_meet_t *m)
     ldr_put64(at + 36, m->last);
     ldr_put32(at + 44, m->epochs);
     ldr_put32(at + 48, m->removals);
-    ldr_wire_put_text(at + 52, m->name, LDR_PEER_NAME);
-    ldr_wire_put_text(at + 52 + LDR_PEER_NAME, m->cluster, LDR_PEER_NAME);
+    ldr_put32(at + 52, m->flags);
+    ldr_put64(at + 56, m->view);
+    ldr_put64(at + 64, m->wall_s);
+    ldr_wire_put_text(at + 72, m->name, LDR_PEER_NAME);
+    ldr_wire_put_text(at + 72 + LDR_PEER_NAME, m->cluster, LDR_PEER_NAME);
     return LDR_MEET_HEAD_BYTES;
 }
 
@@ -36,12 +39,15 @@ bool ldr_get_meet(const uint8_t *at, size_t bytes, ldr_meet_t *m)
     m->last = ldr_get64(at + 36);
     m->epochs = ldr_get32(at + 44);
     m->removals = ldr_get32(at + 48);
+    m->flags = ldr_get32(at + 52);
+    m->view = ldr_get64(at + 56);
+    m->wall_s = ldr_get64(at + 64);
     m->rows = at + LDR_MEET_HEAD_BYTES;
     return bytes == LDR_MEET_HEAD_BYTES +
                         (uint64_t)m->epochs * LDR_EPOCH_BYTES +
                         (uint64_t)m->removals * LDR_REMOVAL_BYTES &&
-           ldr_wire_get_text(at + 52, LDR_PEER_NAME, m->name) &&
-           ldr_wire_get_text(at + 52 + LDR_PEER_NAME, LDR_PEER_NAME,
+           ldr_wire_get_text(at + 72, LDR_PEER_NAME, m->name) &&
+           ldr_wire_get_text(at + 72 + LDR_PEER_NAME, LDR_PEER_NAME,
                              m->cluster);
 }
 

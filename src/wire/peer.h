@@ -8,9 +8,9 @@
  *               and removal.
  *   PEER_SPACE  a tenant's space, by what its clients said of it; the reply is
  *               the other node's number of it
- *   PEER_ASK    which shards of these chunks are in the other's own tiers
- *   PEER_GET    their bytes
- *   PEER_PUT    bytes for the other to keep
+ *   PEER_ASK    which shards of these chunks are in the other's own tiers;
+ * those in DRAM stay there for a while, for the asker to fetch PEER_GET their
+ * bytes PEER_PUT    bytes for the other to keep
  *
  * ASK, GET and PUT carry the space's epoch as the sender knows it. Where the
  * two differ nothing is done (LARDER_E_STALE): they meet again first.
@@ -33,10 +33,18 @@ typedef struct ldr_meet {
     uint64_t first; /* number of the first that follows */
     uint64_t last;  /* of all that there are: more follow in another MEET */
     uint32_t epochs, removals; /* rows */
+    uint32_t flags;            /* LDR_MEET_... */
+    uint64_t view;             /* the sender's: the first bytes of its hash */
+    uint64_t wall_s;           /* the sender's clock */
     const uint8_t *rows;
 } ldr_meet_t;
 
-#define LDR_MEET_HEAD_BYTES (52u + 2 * LDR_PEER_NAME)
+#define LDR_MEET_HEAD_BYTES (72u + 2 * LDR_PEER_NAME)
+/* Flags; a receiver ignores those that it does not know. */
+#define LDR_MEET_LEAVING 1u /* the sender leaves: it owns nothing */
+#define LDR_MEET_KNOWN 2u   /* the receiver is in the sender's view */
+#define LDR_MEET_LEAVE 4u   /* an operator wants the receiver to leave ... */
+#define LDR_MEET_RETURN 8u  /* ... or to take its place again */
 
 typedef struct ldr_epoch_row {
     uint8_t space[LDR_WIRE_ID_BYTES]; /* as nodes know it */
@@ -91,7 +99,9 @@ bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
 typedef struct ldr_peer_name {
     larder_key_t key;
     uint16_t group, shard;
-    uint32_t room; /* GET: bytes that the asker has for it */
+    /* GET: bytes that the asker has for it. ASK: milliseconds for which it is
+     * to stay; 0: the asker does not mean to fetch it. */
+    uint32_t room;
 } ldr_peer_name_t;
 
 #define LDR_PEER_NAME_BYTES 40u

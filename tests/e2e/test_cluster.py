@@ -13,7 +13,7 @@ COUNT = 24
 
 
 class Cluster:
-    def __init__(self, serve, tmp_path, count=3, **options):
+    def __init__(self, serve, tmp_path, count=3, dirs=1, **options):
         self.ports = [free_port() for _ in range(count)]
         self.options = {
             "cluster": "static:" + ",".join(
@@ -21,7 +21,7 @@ class Cluster:
             "cluster_secret": secret_file(tmp_path / "secret"),
             "peer_timeout_ms": 1000, "peer_match_ms": 500,
             "cluster_ramp_s": 0, **options}
-        self.nodes = [serve(name=f"n{i}", member_name=f"n{i}", dirs=1,
+        self.nodes = [serve(name=f"n{i}", member_name=f"n{i}", dirs=dirs,
                             **self.options) for i in range(count)]
         for node in self.nodes:
             self.met(node)
@@ -186,6 +186,52 @@ def test_kill_and_stop_each_in_turn(cluster):
         assert load(victim, names) > 0, f"n{i} has nothing"
     for daemon in cluster.nodes:
         until(lambda d=daemon: load(d, names) > COUNT // 2)
+
+
+def share(daemon, name):
+    """What of its weight a member has, as this node sees it; 0: it leaves."""
+    return daemon.value("larder_member_share", member=name)
+
+
+def test_a_member_that_ends_leaves_first(serve, tmp_path):
+    """With a list: the others know at once that it owns nothing, and have what
+    only it had, in DRAM. When it is back it takes its place again."""
+    cluster = Cluster(serve, tmp_path, dirs=0)
+    first, second, third = cluster.nodes
+    names = names_of("leave")
+    save(first, names)
+    written_behind(cluster)
+    sent = first.value("larder_peer_shards_total", event="sent")
+    assert sent < COUNT  # it owns some, and nobody else has them
+    first.end()
+    assert share(second, "n0") == share(third, "n0") == 0
+    assert share(second, "n1") == 1
+    assert f"handed on {COUNT - sent:.0f} shards" in first.log()
+    assert load(second, names) == load(third, names) == COUNT
+    first.start()
+    for daemon in cluster.nodes:
+        cluster.met(daemon)
+        until(lambda d=daemon: share(d, "n0") == 1)
+
+
+def test_a_drained_member_is_given_nothing(cluster, larder):
+    first, second, third = cluster.nodes
+    larder("cluster", "drain", "n1", str(first.given["socket"]))
+    for daemon in cluster.nodes:
+        until(lambda d=daemon: share(d, "n1") == 0)
+    names = names_of("drained")
+    save(first, names)
+    written_behind(cluster)
+    assert second.value("larder_peer_shards_total", event="taken") == 0
+    assert third.value("larder_peer_shards_total", event="taken") > 0
+    # It still uses the pool.
+    assert load(second, names) == COUNT
+    larder("cluster", "drain", "n1", str(third.given["socket"]), "--undo")
+    for daemon in cluster.nodes:
+        until(lambda d=daemon: share(d, "n1") == 1)
+    save(first, names_of("again"))
+    until(lambda: second.value("larder_peer_shards_total",
+                               event="taken") > 0)
 
 
 def test_local_hits_do_not_notice_stopped_peers(cluster):

@@ -57,7 +57,8 @@ def test_what_is_seen(larder, three):
 
 
 def test_drain(larder, three):
-    """A member that leaves owns nothing, by its own word; and is back."""
+    """A member that leaves owns nothing, by its own word; and is back. Any
+    member can be asked for it, and all know of it."""
     sock = str(three[1].given["socket"])
     out = larder("cluster", "drain", "n1", sock).out
     assert "n1 leaves" in out
@@ -68,8 +69,14 @@ def test_drain(larder, three):
     assert state("n1") == "leaving"
     larder("cluster", "drain", sock, "--undo")
     assert state("n1") == "owner"
-    assert "say it on the host of 'n2'" in larder(
-        "cluster", "drain", "n2", sock, code=3).err
+    for undo, name in ((), "leaving"), (("--undo",), "owner"):
+        assert "n2" in larder("cluster", "drain", "n2", sock, *undo).out
+        for node in three:
+            until(lambda n=node, want=name: {
+                m["member"]: m["state"] for m in
+                cluster_of(larder, n, "members")}["n2"] == want)
+    assert "no member is named 'n9'" in larder(
+        "cluster", "drain", "n9", sock, code=3).err
     assert "which member" in larder("cluster", "drain", code=USAGE).err
     assert "none of" in larder("cluster", "frobnicate", code=USAGE).err
 

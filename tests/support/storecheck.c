@@ -70,6 +70,8 @@ static void check_shard(const ldr_store_t *s, tally_t *t, uint32_t shard,
     check_owner(s, shard, s->spaces[c->space].tenant);
     t->used[s->spaces[c->space].tenant] += pages;
     t->pages_of[c->space] += pages;
+    require(sh->state != LDR_SHARD_READY || sh->admitted,
+            "shard %u is ready, and admit() was not asked", shard);
     if (sh->queued != 0) {
         require(sh->state == LDR_SHARD_READY && c->entry != LDR_NIL,
                 "shard %u is queued, but not ready or not attached", shard);

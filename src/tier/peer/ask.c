@@ -9,9 +9,11 @@
 #include "base/mem.h"
 #include "tier/peer/peer.h"
 
-#define KNOWN_NS 10000000000u /* how long a location is believed */
-#define ABSENT_NS 500000000u  /* ... and that nobody has it */
+/* How long a location is believed: as long as its lease. */
+#define KNOWN_NS (LDR_LEASE_MS * UINT64_C(1000000))
+#define ABSENT_NS 500000000u /* ... and that nobody has it */
 #define RANKS 2u
+#define RENEW_MAX 1024u
 
 bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards)
 {
@@ -99,7 +101,7 @@ bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
 
             row->asked++;
             if (part != NULL) {
-                part->rows[part->count++] = i;
+                part->rows[part->count++] = i | (k > 0 ? LDR_QUERY_SECOND : 0);
             } else {
                 nodes[k]->n.unanswered++;
             }
@@ -184,6 +186,11 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_t *ask,
     }
 }
 
+static ldr_query_row_t *row_at(const ldr_query_part_t *part, uint32_t at)
+{
+    return &part->ask->rows[part->rows[at] & ~LDR_QUERY_SECOND];
+}
+
 /* Up to so many rows in one call. Gives how many were answered. */
 static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
                          uint32_t at, uint32_t count, ldr_talk_t *v,
@@ -200,9 +207,14 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
     ldr_host_unlock(p->host);
     size_t bytes = ldr_put_peer_head(body, &head);
     for (uint32_t i = 0; i < count; i++) {
-        const ldr_query_row_t *row = &ask->rows[part->rows[at + i]];
+        const ldr_query_row_t *row = row_at(part, at + i);
         ldr_peer_name_t name = {.key = row->key, .group = row->group};
 
+        if (ask->lease) {
+            name.room = part->rows[at + i] & LDR_QUERY_SECOND
+                            ? LDR_LEASE_SECOND_MS
+                            : LDR_LEASE_MS;
+        }
         ldr_put_peer_name(body + bytes, &name);
         bytes += LDR_PEER_NAME_BYTES;
     }
@@ -217,7 +229,7 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
     if (*st_p == LARDER_OK &&
         head.epoch == p->host->store.spaces[ask->space].epoch) {
         for (uint32_t i = 0; i < count; i++) {
-            take_answer(n, ask, &ask->rows[part->rows[at + i]], head.epoch,
+            take_answer(n, ask, row_at(part, at + i), head.epoch,
                         reply.rows + (size_t)i * 4 * ask->shards);
         }
     } else if (*st_p == LARDER_E_STALE) {
@@ -257,4 +269,71 @@ void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part)
     n->n.unanswered += st != LARDER_OK;
     part_done(p, part);
     ldr_host_unlock(p->host);
+}
+
+/* What waits to be fetched, of the first one's space. NULL: no memory. */
+static ldr_query_part_t *renewal(ldr_peer_node_t *n)
+{
+    ldr_peers_t *p = n->tier;
+    const ldr_store_t *store = &p->host->store;
+    ldr_query_t *ask = ldr_alloc(sizeof(*ask));
+    ldr_query_part_t *part =
+        ldr_alloc(sizeof(*part) + RENEW_MAX * sizeof(uint32_t));
+    ldr_query_row_t *rows = ldr_alloc(RENEW_MAX * sizeof(*rows));
+    uint32_t last = LDR_NIL;
+
+    if (ask == NULL || part == NULL || rows == NULL) {
+        ldr_free(ask);
+        ldr_free(part);
+        ldr_free(rows);
+        return NULL;
+    }
+    *ask = (ldr_query_t){
+        .space = store->chunks[store->shards[n->fetch_head].chunk].space,
+        .until_ns =
+            ldr_peers_now(p) + p->host->options.peer_timeout_ms * 1000000u,
+        .rows = rows,
+        .pending = 1,
+        .refs = 1,
+        .lease = true,
+    };
+    part->ask = ask;
+    for (uint32_t i = n->fetch_head; i != LDR_NIL && ask->count < RENEW_MAX;
+         i = store->shards[i].fetch_next) {
+        uint32_t chunk = store->shards[i].chunk;
+        const ldr_chunk_t *c = &store->chunks[chunk];
+
+        if (c->space != ask->space) {
+            break;
+        }
+        ask->shards =
+            (uint32_t)ldr_max64(ask->shards, store->shards[i].number + 1u);
+        if (chunk != last) {
+            ask->rows[ask->count] = (ldr_query_row_t){
+                .key = c->key,
+                .fingerprint =
+                    ldr_store_name(store, c->space, c->group, &c->key)
+                        .fingerprint,
+                .group = c->group,
+                .asked = 2, /* what one lacks is not absent */
+            };
+            part->rows[part->count++] = ask->count++;
+        }
+        last = chunk;
+    }
+    return part;
+}
+
+void ldr_peer_renew(ldr_peer_node_t *n)
+{
+    ldr_peers_t *p = n->tier;
+    ldr_query_part_t *part = renewal(n);
+
+    ldr_host_held(p->host);
+    n->renew_ns = ldr_peers_now(p) + LDR_LEASE_MS / 2 * UINT64_C(1000000);
+    if (part != NULL) {
+        ldr_host_unlock(p->host);
+        ldr_peer_ask_part(n, part);
+        ldr_host_lock(p->host);
+    }
 }

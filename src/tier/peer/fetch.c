@@ -31,6 +31,8 @@ static void push(ldr_peer_node_t *n, uint32_t shard)
         shards[n->fetch_tail].fetch_next = shard;
     } else {
         n->fetch_head = shard;
+        n->renew_ns =
+            ldr_peers_now(n->tier) + LDR_LEASE_MS / 2 * UINT64_C(1000000);
     }
     n->fetch_tail = shard;
     ldr_lane_wake(n, true);

@@ -18,6 +18,7 @@ void ldr_peer_metrics(ldr_tier_t *t, ldr_exposition_t *e)
         rows[i].n = n->n;
         rows[i].well = ldr_peer_well(n) && n->informed > 0;
         rows[i].behind = n->informed < p->wanted;
+        rows[i].leased = n->leased;
         subjects[i] = (ldr_subject_t){&rows[i], {n->name}};
     }
     ldr_host_unlock(p->host);

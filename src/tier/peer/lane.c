@@ -58,6 +58,11 @@ static bool work(struct ldr_peer_lane *lane)
         ldr_host_lock(p->host);
         return true;
     }
+    if (lane->number == 0 && n->fetch_head != LDR_NIL && n->remote != NULL &&
+        ldr_peers_now(p) >= n->renew_ns) {
+        ldr_peer_renew(n);
+        return true;
+    }
     ldr_query_part_t *part = take_ask(n);
     if (part != NULL) {
         ldr_host_unlock(p->host);
@@ -95,6 +100,7 @@ static void *lane_main(void *arg)
 
         if (lane->number == 0) {
             ldr_peers_look(p);
+            ldr_peer_leases_end(p, until_ns - LOOK_NS);
             until_ns = ldr_min64(
                 until_ns, ldr_max64(n->again_ns, until_ns - LOOK_NS + 1));
         }
@@ -149,6 +155,9 @@ void ldr_lanes_end(ldr_peers_t *p)
     if (p->saver_runs) {
         p->threads->join(p->threads->arg, p->saver);
     }
+    ldr_host_lock(p->host);
+    ldr_peer_leases_end(p, UINT64_MAX);
+    ldr_host_unlock(p->host);
     for (unsigned i = 0; i < count; i++) {
         ldr_peer_node_t *n = p->nodes[i];
 

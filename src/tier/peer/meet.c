@@ -123,6 +123,14 @@ static void reset_lost(ldr_peers_t *p, const ldr_peer_node_t *n)
     }
 }
 
+/* What this node says of itself, and of the other. */
+static uint32_t flags_for(const ldr_peers_t *p, const ldr_peer_node_t *n)
+{
+    return (p->leaving ? LDR_MEET_LEAVING : 0) |
+           (n->in_view ? LDR_MEET_KNOWN : 0) |
+           (ldr_peers_now(p) < n->order_ns ? n->order : 0);
+}
+
 size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
                      uint8_t *body, uint64_t *upto_p)
 {
@@ -139,6 +147,9 @@ size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
         .have_run = n->run,
         .first = ldr_max64(from, p->removal_first),
         .last = end - 1,
+        .flags = flags_for(p, n),
+        .view = p->view != NULL ? ldr_get64(p->view->hash) : 0,
+        .wall_s = now_s,
     };
     snprintf(m.name, sizeof(m.name), "%s", p->self.name);
     snprintf(m.cluster, sizeof(m.cluster), "%s", p->self.cluster);
@@ -256,6 +267,30 @@ static larder_status_t hear_removal(ldr_peers_t *p,
     return st < 0 ? st : LARDER_OK;
 }
 
+/* Whether the other leaves, and whether an operator wants this node to. With
+ * the lock, which it drops: the cluster makes a view of it. */
+static void hear_leaving(ldr_peers_t *p, ldr_peer_node_t *n,
+                         const ldr_meet_t *m)
+{
+    bool leaving = (m->flags & LDR_MEET_LEAVING) != 0;
+    bool fresh = leaving != n->leaving;
+    uint32_t order = m->flags & (LDR_MEET_LEAVE | LDR_MEET_RETURN);
+
+    n->leaving = leaving;
+    if (!fresh && order == 0) {
+        return;
+    }
+    ldr_host_unlock(p->host);
+    if (fresh) {
+        ldr_cluster_peer_says(p->cluster, n->id, m->run, leaving);
+    }
+    if (order != 0) {
+        (void)ldr_cluster_leave(p->cluster, order == LDR_MEET_RETURN, 0);
+    }
+    ldr_host_lock(p->host);
+    ldr_peers_look(p);
+}
+
 larder_status_t ldr_peers_hear(ldr_peers_t *p, ldr_peer_node_t *n,
                                const ldr_meet_t *m, const ldr_stop_t *stop)
 {
@@ -263,6 +298,9 @@ larder_status_t ldr_peers_hear(ldr_peers_t *p, ldr_peer_node_t *n,
 
     ldr_host_lock(p->host);
     larder_status_t st = claim(p, n, m);
+    if (st == LARDER_OK) {
+        hear_leaving(p, n, m);
+    }
     bool raised = st == LARDER_OK && hear_epochs(p, m);
     if (st == LARDER_OK && m->have_run == p->self.run &&
         m->have < p->removal_first + p->removal_count) {
@@ -300,6 +338,7 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
 
     ldr_host_lock(p->host);
     uint64_t wanted = p->wanted;
+    uint32_t order = n->order;
     ldr_host_unlock(p->host);
     while (st == LARDER_OK && more) {
         uint8_t *body = ldr_body(call->buffer);
@@ -332,6 +371,7 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
     n->n.meet_failed += st != LARDER_OK;
     if (st == LARDER_OK) {
         n->informed = ldr_max64(n->informed, wanted);
+        n->order = n->order == order ? 0 : n->order; /* it has heard it */
     }
     ldr_host_unlock(p->host);
     return st;
@@ -378,22 +418,11 @@ void ldr_peer_tell(ldr_peer_node_t *n)
 
 /* ---- the node's own resets and removals ---- */
 
-/* Informs every member of the view of what is wanted now, and waits for them.
- * With the lock, which it drops. LARDER_PARTIAL: some were not reached. */
-static larder_status_t tell_all(ldr_peers_t *p, const char *what,
-                                const ldr_stop_t *stop)
+void ldr_peers_wait_met(ldr_peers_t *p, uint64_t wanted, const ldr_stop_t *stop)
 {
-    char names[300];
-    ldr_text_t out = ldr_text(names, sizeof(names));
-    uint64_t wanted = ++p->wanted;
-    unsigned missing = 0;
+    unsigned count = p->node_count;
     bool waits = true;
 
-    ldr_peers_look(p);
-    unsigned count = p->node_count;
-    for (unsigned i = 0; i < count; i++) {
-        ldr_lane_wake(p->nodes[i], false);
-    }
     while (waits) {
         waits = false;
         for (unsigned i = 0; i < count; i++) {
@@ -406,6 +435,24 @@ static larder_status_t tell_all(ldr_peers_t *p, const char *what,
             break;
         }
     }
+}
+
+/* Informs every member of the view of what is wanted now, and waits for them.
+ * With the lock, which it drops. LARDER_PARTIAL: some were not reached. */
+static larder_status_t tell_all(ldr_peers_t *p, const char *what,
+                                const ldr_stop_t *stop)
+{
+    char names[300];
+    ldr_text_t out = ldr_text(names, sizeof(names));
+    uint64_t wanted = ++p->wanted;
+    unsigned missing = 0;
+
+    ldr_peers_look(p);
+    unsigned count = p->node_count;
+    for (unsigned i = 0; i < count; i++) {
+        ldr_lane_wake(p->nodes[i], false);
+    }
+    ldr_peers_wait_met(p, wanted, stop);
     for (unsigned i = 0; i < count; i++) {
         if (p->nodes[i]->in_view && p->nodes[i]->informed < wanted) {
             ldr_text_add(&out, "%s%s", missing++ > 0 ? ", " : "",
@@ -465,6 +512,34 @@ larder_status_t ldr_peer_remove_wait(ldr_tier_t *t, uint32_t space,
     return token > 0 ? tell_all((ldr_peers_t *)t, "removal", stop) : LARDER_OK;
 }
 
+/* Informs the members of a reset. One of them may be ahead by a reset that this
+ * node had not heard of: this one then counts for nothing there, where chunks
+ * were saved since, and the epoch is raised above that member's. With the lock,
+ * which it drops. */
+static larder_status_t tell_reset(ldr_peers_t *p, uint32_t space,
+                                  const ldr_stop_t *stop, bool *raised_p)
+{
+    ldr_store_t *store = &p->host->store;
+    ldr_space_t *s = &store->spaces[space];
+    larder_status_t st;
+
+    do {
+        if (s->epoch != s->reset) {
+            ldr_store_set_epoch(
+                store, space,
+                ldr_epoch_next(s->epoch, ldr_rand_next(&p->host->rand)));
+            s->reset = s->epoch;
+            *raised_p = true;
+        }
+        st = tell_all(p, "reset", stop);
+    } while (st >= 0 && s->epoch != s->reset &&
+             ldr_host_stopped(p->host, stop) == LARDER_OK);
+    return st == LARDER_OK && s->epoch != s->reset
+               ? ldr_fail(LARDER_PARTIAL, "reset: done, but another member "
+                                          "resets as well: try again")
+               : st;
+}
+
 larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
                                 uint64_t deadline_ns, bool *raised_p)
 {
@@ -475,7 +550,7 @@ larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
     *raised_p = false;
     ldr_host_lock(p->host);
     if (space != LDR_NIL) {
-        st = tell_all(p, "reset", &stop);
+        st = tell_reset(p, space, &stop, raised_p);
     } else {
         ldr_peer_epochs_later(t);
     }

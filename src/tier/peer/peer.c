@@ -122,6 +122,7 @@ void ldr_peers_look(ldr_peers_t *p)
     ldr_free(p->by_place);
     p->view = view;
     p->by_place = by_place;
+    ldr_peers_leave_look(p);
     for (unsigned i = 0; i < p->node_count; i++) {
         ldr_lane_wake(p->nodes[i], false); /* those that are new are met */
     }
@@ -209,6 +210,7 @@ static void peer_destroy(ldr_tier_t *t)
         ldr_view_give(p->view);
     }
     ldr_where_close(p->where);
+    ldr_peer_leases_close(p->leases);
     ldr_free(p->by_place);
     ldr_free(p->nodes);
     ldr_free(p->retired);
@@ -239,13 +241,14 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->nodes = ldr_alloc(LDR_PEERS_MAX * sizeof(*p->nodes));
     p->retired = ldr_alloc(LDR_PEERS_MAX * sizeof(ldr_remote_t *));
     p->where = ldr_where_open();
+    p->leases = ldr_peer_leases_open();
     p->spaces = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->spaces));
     p->removals = ldr_alloc(LDR_REMOVALS_MAX * sizeof(*p->removals));
     p->removal_ids = ldr_alloc(2 * LDR_REMOVALS_MAX * sizeof(uint64_t));
     p->lost = ldr_alloc(LDR_SPACES_MAX * sizeof(*p->lost));
     if (p->nodes == NULL || p->retired == NULL || p->where == NULL ||
-        p->spaces == NULL || p->removals == NULL || p->removal_ids == NULL ||
-        p->lost == NULL) {
+        p->leases == NULL || p->spaces == NULL || p->removals == NULL ||
+        p->removal_ids == NULL || p->lost == NULL) {
         peer_destroy(&p->base);
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
     }

@@ -5,8 +5,10 @@
  * Reading. A chunk that this node lacks is asked for at the members of rank 1
  * and 2, all chunks of a request at once, one request to each member (ask.c).
  * What they answer is kept for a while as locations (where.c): find() looks
- * there and nowhere else. Bytes are fetched by lanes, straight into the pages
- * that the node reserved, and checked as they come (fetch.c).
+ * there and nowhere else. A member that says it has a chunk keeps it in DRAM
+ * for whoever asked, until it was fetched (lease.c). Bytes are fetched by
+ * lanes, straight into the pages that the node reserved, and checked as they
+ * come (fetch.c).
  *
  * Writing. What is saved is brought to the member that owns it: what it lacks,
  * in batches (save.c). A member among the first `copies` passes it on to the
@@ -67,12 +69,14 @@
 typedef struct ldr_peers ldr_peers_t;
 typedef struct ldr_peer_node ldr_peer_node_t;
 
+#define LDR_QUERY_SECOND (1u << 31) /* the member is of rank 2 for this row */
+
 /* One member's part of an ask. */
 typedef struct ldr_query_part {
     ldr_query_t *ask;
     struct ldr_query_part *next;
     uint32_t count;
-    uint32_t rows[]; /* places in ask->rows */
+    uint32_t rows[]; /* places in ask->rows, and LDR_QUERY_SECOND */
 } ldr_query_part_t;
 
 /* Shards of one space on their way to one member; they are held. */
@@ -95,6 +99,7 @@ struct ldr_peer_node {
     char name[LDR_MEMBER_NAME];
     char address[LDR_MEMBER_ADDRESS];
     bool in_view;
+    bool leaving;         /* by its own word, in this run of it */
     ldr_remote_t *remote; /* NULL: no address is known */
 
     /* Meeting. Counts of peers->wanted: */
@@ -104,11 +109,15 @@ struct ldr_peer_node {
     uint64_t sent, got;       /* removals: of ours that it has, of its in run */
     unsigned live;            /* sessions of its with this node */
     uint64_t heard_ns;        /* when one of them said something */
+    uint32_t order;           /* LDR_MEET_LEAVE, _RETURN: to be told; 0 */
+    uint64_t order_ns;        /* ... until then */
+    uint64_t leased;          /* bytes of this node's that it has leases on */
 
     /* Work */
     pthread_cond_t work;
     ldr_query_part_t *asks, **asks_end;
     uint32_t fetch_head, fetch_tail; /* shards, by fetch_next */
+    uint64_t renew_ns; /* when those that still wait are asked for again */
     ldr_peer_batch_t *saves, **saves_end;
     unsigned save_count; /* batches, those in hand too */
     unsigned saving;     /* lanes that have one in hand */
@@ -121,7 +130,8 @@ struct ldr_peer_node {
     ldr_peer_counts_t n;
 };
 
-typedef struct ldr_where ldr_where_t; /* where.c */
+typedef struct ldr_where ldr_where_t;   /* where.c */
+typedef struct ldr_leases ldr_leases_t; /* lease.c */
 
 typedef struct ldr_peer_removal {
     ldr_removal_row_t row;
@@ -143,6 +153,7 @@ struct ldr_peers {
     ldr_remote_t **retired; /* of addresses that members have left */
     unsigned retired_count;
     ldr_where_t *where;
+    ldr_leases_t *leases;
     ldr_peer_space_t **spaces; /* by the store's number; NULL: not known */
     bool stop;                 /* atomic: lanes end */
 
@@ -154,7 +165,10 @@ struct ldr_peers {
     uint64_t wanted;       /* counts what members are to be informed of */
     bool *lost;            /* spaces of removals that were dropped */
 
-    uint64_t flying; /* bytes on their way into this node */
+    uint64_t flying;      /* bytes on their way into this node */
+    bool leaving;         /* this node, by the view */
+    uint32_t leave_at;    /* shards before it were looked at (leave.c) */
+    uint64_t leave_given; /* shards that members had been given before */
 
     /* The thread that hands out what is queued. */
     pthread_cond_t work;
@@ -216,12 +230,31 @@ void ldr_where_put(ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                    const ldr_location_t *location);
 void ldr_where_drop(ldr_where_t *w, uint64_t fingerprint, uint32_t number);
 
+/* ---- leases that others have here (lease.c), with the lock ---- */
+
+#define LDR_LEASE_MS 5000u        /* without renewal */
+#define LDR_LEASE_SECOND_MS 1000u /* of rank 2: in case rank 1 fails */
+
+ldr_leases_t *ldr_peer_leases_open(void);
+void ldr_peer_leases_close(ldr_leases_t *l);
+/* This member was told that the chunk is here: what of its first shards is in
+ * DRAM stays there for so long. If it has a lease, it is renewed. */
+void ldr_peer_lease_take(ldr_peer_node_t *n, uint32_t chunk, uint32_t shards,
+                         uint32_t ms);
+/* The shard was sent to it. */
+void ldr_peer_lease_sent(ldr_peer_node_t *n, uint32_t chunk, uint32_t number);
+/* Ends those whose time is over. UINT64_MAX: all. */
+void ldr_peer_leases_end(ldr_peers_t *p, uint64_t now_ns);
+
 /* ---- asking (ask.c) ---- */
 
 bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards);
 bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask);
 /* In a lane, without the lock: one part, and then it is gone. */
 void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part);
+/* In the first lane, with the lock, which it drops: asks again for what waits
+ * to be fetched from this member, so that its leases do not end. */
+void ldr_peer_renew(ldr_peer_node_t *n);
 /* Nobody will ask for it. With the lock. */
 void ldr_peer_unask_part(ldr_peer_node_t *n, ldr_query_part_t *part);
 void ldr_query_unref(ldr_query_t *ask); /* with the lock */
@@ -247,6 +280,29 @@ void ldr_peer_save_batch(ldr_peer_node_t *n, ldr_peer_batch_t *batch);
 /* It will not be sent: back into the queue. With the lock. */
 void ldr_peer_save_back(ldr_peer_node_t *n, ldr_peer_batch_t *batch);
 
+/* ---- leaving (leave.c) ---- */
+
+/* Whether this node leaves: it takes nothing of other members. Without the
+ * lock. */
+bool ldr_peers_leaving(ldr_peers_t *p);
+/* In ldr_peers_look(): whether this node leaves by the view. With the lock. */
+void ldr_peers_leave_look(ldr_peers_t *p);
+/* Queues the next of what only this node has. False: there is no more. With the
+ * lock. */
+bool ldr_peers_leave_step(ldr_peers_t *p);
+/* The cluster says that this node leaves: informs the members that answer.
+ * Without the lock. */
+void ldr_peers_leave(ldr_peers_t *p, const ldr_stop_t *stop);
+/* Gives what only this node has to those that own it now, until it has to stop.
+ * *given_p: shards that were given since it leaves; *left_p: that were not.
+ * Without the lock. */
+larder_status_t ldr_peers_hand_on(ldr_peers_t *p, const ldr_stop_t *stop,
+                                  uint64_t *given_p, uint64_t *left_p);
+/* Has another member leave, or take its place again, by telling it. Waits for
+ * nobody; what it could not be told within 10 s is dropped. E_INVALID: there is
+ * no such member. Without the lock. */
+larder_status_t ldr_peers_order(ldr_peers_t *p, const char *name, bool back);
+
 /* ---- meeting (meet.c) ---- */
 
 /* Says it on a new session; see ldr_net_env_t. */
@@ -259,6 +315,10 @@ void ldr_peer_tell(ldr_peer_node_t *n);
  * lock. */
 size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
                      uint8_t *body, uint64_t *upto_p);
+/* Waits until every member was informed of what was wanted, or could not be.
+ * With the lock, which it drops. */
+void ldr_peers_wait_met(ldr_peers_t *p, uint64_t wanted,
+                        const ldr_stop_t *stop);
 /* Takes over what the other says. Without the lock; it waits for disks. */
 larder_status_t ldr_peers_hear(ldr_peers_t *p, ldr_peer_node_t *n,
                                const ldr_meet_t *m, const ldr_stop_t *stop);

@@ -201,7 +201,7 @@ void *ldr_peer_saver(void *arg)
 
     ldr_host_lock(p->host);
     while (!p->stop) {
-        if (hand_out(p)) {
+        if (ldr_peers_leave_step(p) || hand_out(p)) {
             continue;
         }
         ldr_host_tell(p->host);

@@ -1,0 +1,195 @@
+/* What members of a cluster hold for each other, and take from each other. */
+#include "server/peer_rig.h"
+
+static const setting_t no_saves[] = {{"peer_save", "never"}, {NULL, NULL}};
+
+/* ---- admit ---- */
+
+/* Reserves as a fetch from that tier does, and commits. */
+static bool arrives(member_t *m, unsigned key, larder_tier_t tier,
+                    uint32_t *shard_p)
+{
+    ldr_store_t *s = &m->node->store;
+    larder_key_t name = name_of(key);
+    ldr_reserve_t r = {
+        .name = ldr_store_name(s, m->space, 0, &name),
+        .shards = 1,
+        .length = 4096,
+        .state = LDR_SHARD_READING,
+    };
+
+    need(ldr_store_reserve(s, LDR_NIL, &r, shard_p) == LARDER_OK);
+    s->shards[*shard_p].tier = (uint8_t)tier;
+    return ldr_store_commit(s, *shard_p, 0, true);
+}
+
+/* What was removed comes back neither from a member nor from the shared tier,
+ * for a minute; what is read from a disk was not removed there. */
+static void test_admit(void **state)
+{
+    static const larder_tier_t tiers[] = {LARDER_TIER_PEER, LARDER_TIER_SHARED,
+                                          LARDER_TIER_SSD};
+    rig_t *r = peers_new(2, no_saves);
+    member_t *m = &r->members[1];
+    ldr_store_t *s = &m->node->store;
+
+    (void)state;
+    need(save(m, 99, 4096) == LARDER_OK); /* makes memory resident */
+    for (unsigned i = 0; i < 3; i++) {
+        larder_key_t name = name_of(i);
+        uint32_t shard;
+
+        ldr_host_lock(&m->node->host);
+        s->now_ds = (uint32_t)(sim_now(r->net) / 100000000u);
+        ldr_store_removed(s, ldr_store_name(s, m->space, 0, &name).fingerprint,
+                          0);
+        bool came = arrives(m, i, tiers[i], &shard);
+        need(came == (tiers[i] == LARDER_TIER_SSD));
+        need(s->shards[shard].admitted == came);
+        if (came) {
+            ldr_store_release(s, s->shards[shard].chunk);
+        } else {
+            ldr_store_abort(s, shard);
+            s->now_ds += LDR_ARRIVAL_DS + 1;
+            need(arrives(m, i, tiers[i], &shard));
+            ldr_store_release(s, s->shards[shard].chunk);
+        }
+        ldr_host_unlock(&m->node->host);
+    }
+    peers_free(r);
+}
+
+/* ---- leases ---- */
+
+/* What a member said it has is there when it is fetched, whatever is saved
+ * there in between; without a lease it is gone. */
+static void test_lease(void **state)
+{
+    rig_t *r = peers_new(2, no_saves);
+    unsigned key = key_of(r, 1, 2, 1);
+    larder_tier_t tier;
+
+    (void)state;
+    for (unsigned lease = 0; lease < 2; lease++) {
+        need(save(&r->members[2], key, 65536) == LARDER_OK);
+        need(ask(&r->members[1], key, 1, lease));
+        need((leased(&r->members[2], 1) > 0) == lease);
+        churn(&r->members[2], 100 * lease);
+        larder_status_t st = fetch(&r->members[1], key, 500, &tier);
+        need(st == (lease ? LARDER_OK : LARDER_MISS));
+        need(!lease || tier == LARDER_TIER_PEER);
+        need(leased(&r->members[2], 1) == 0); /* the fetch ends it */
+        key = key_of(r, key + 1, 2, 1);
+    }
+    peers_free(r);
+}
+
+/* A lease ends 5 s after it was last asked for, also if its member is gone. */
+static void test_lease_ends(void **state)
+{
+    rig_t *r = peers_new(2, no_saves);
+    unsigned key = key_of(r, 1, 2, 1), other = key_of(r, key + 1, 1, 2);
+
+    (void)state;
+    need(save(&r->members[2], key, 65536) == LARDER_OK);
+    need(save(&r->members[2], other, 65536) == LARDER_OK);
+    need(ask(&r->members[1], key, 1, true));
+    sim_sleep(r->net, 4000 * SIM_MS);
+    need(leased(&r->members[2], 1) == 65536);
+    need(ask(&r->members[1], other, 1, true));
+    need(leased(&r->members[2], 1) == 131072);
+    sim_sleep(r->net, 3000 * SIM_MS);
+    need(leased(&r->members[2], 1) == 65536);
+    sim_sleep(r->net, 4000 * SIM_MS);
+    need(leased(&r->members[2], 1) == 0);
+    need(ask(&r->members[1], key, 1, true));
+    need(leased(&r->members[2], 1) == 65536);
+    member_down(&r->members[1]);
+    sim_sleep(r->net, 6500 * SIM_MS);
+    need(leased(&r->members[2], 1) == 0);
+    peers_free(r);
+}
+
+/* A member has leases on a quarter of another's DRAM at most, all on half. */
+static void test_lease_bounds(void **state)
+{
+    enum { KEYS = 10, BYTES = 524288 };
+    rig_t *r = peers_new(4, no_saves);
+    member_t *m = &r->members[4];
+    unsigned key = 1;
+    uint64_t sum = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < KEYS; i++) {
+        key = key_of(r, key + 1, 4, 0);
+        need(save(m, key, BYTES) == LARDER_OK);
+        for (unsigned k = 1; k <= 3; k++) {
+            need(ask(&r->members[k], key, 1, true));
+        }
+    }
+    for (unsigned k = 1; k <= 3; k++) {
+        need(leased(m, k) <= (8u << 20) / 4);
+        sum += leased(m, k);
+    }
+    need(leased(m, 1) >= (8u << 20) / 4 - BYTES);
+    need(sum <= (8u << 20) / 2 && sum > (8u << 20) / 2 - BYTES);
+    churn(m, 0);
+    peers_free(r);
+}
+
+typedef struct waiting {
+    member_t *member;
+    unsigned key;
+    larder_status_t status;
+    larder_tier_t tier;
+} waiting_t;
+
+static void *fetch_main(void *arg)
+{
+    waiting_t *w = arg;
+
+    w->status = fetch(w->member, w->key, 20000, &w->tier);
+    return NULL;
+}
+
+/* What waits for its turn to be fetched is asked for again before the lease
+ * ends. */
+static void test_lease_renewed(void **state)
+{
+    rig_t *r = peers_new(2, no_saves);
+    unsigned key = key_of(r, 1, 2, 1);
+    waiting_t w = {.member = &r->members[1], .key = key};
+    ldr_peers_t *p = r->members[1].peers;
+    uint64_t room = p->host->options.peer_dram;
+
+    (void)state;
+    need(save(&r->members[2], key, 65536) == LARDER_OK);
+    need(ask(&r->members[1], key, 1, true));
+    ldr_host_lock(p->host);
+    need(ldr_peers_fly(p, room)); /* so the fetch has to wait */
+    ldr_host_unlock(p->host);
+    unsigned thread = sim_start(r->net, fetch_main, &w);
+    for (unsigned i = 0; i < 12; i++) {
+        sim_sleep(r->net, 1000 * SIM_MS);
+        churn(&r->members[2], 100 * i);
+    }
+    ldr_host_lock(p->host);
+    ldr_peers_land(p, room);
+    ldr_host_unlock(p->host);
+    sim_join(r->net, thread);
+    need(w.status == LARDER_OK && w.tier == LARDER_TIER_PEER);
+    peers_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_admit),
+        cmocka_unit_test(test_lease),
+        cmocka_unit_test(test_lease_ends),
+        cmocka_unit_test(test_lease_bounds),
+        cmocka_unit_test(test_lease_renewed),
+    };
+
+    return rig_main(tests, sizeof(tests) / sizeof(tests[0]));
+}
