@@ -185,7 +185,7 @@ void ldr_handle_describe(ldr_request_t *r)
         server->catalog != NULL
             ? ldr_catalog_describe(server->catalog, r->tenant->number, r->space,
                                    r->shards, &m)
-            : ldr_fail(LARDER_E_UNSUPPORTED, "query = off");
+            : ldr_fail(LARDER_E_UNSUPPORTED, "neither query nor events is on");
     if (st != LARDER_OK) {
         ldr_reply_fail(r, st);
         return;

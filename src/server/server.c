@@ -13,6 +13,7 @@
 #include "base/thread.h"
 #include "cluster/cluster.h"
 #include "server/catalog.h"
+#include "server/events.h"
 #include "server/query.h"
 #include "server/session.h"
 #include "server/monitor.h"
@@ -443,19 +444,43 @@ static larder_status_t trace_open(ldr_server_t *server)
                                : LARDER_OK;
 }
 
+static larder_status_t events_open(ldr_server_t *server)
+{
+    const ldr_options_t *o = &server->config->options;
+    const ldr_server_tenant_t *tenant =
+        ldr_server_tenant_find(server, o->events_tenant);
+    ldr_events_params_t params = {
+        .url = o->events,
+        .replay = o->events_replay,
+        .keep_bytes = o->describe_memory,
+        .catalog = server->catalog,
+        .clock = server->clock,
+        .log = server->log,
+    };
+
+    if (tenant == NULL) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "events_tenant: there is no tenant '%s'",
+                        o->events_tenant);
+    }
+    params.tenant = tenant->number;
+    return ldr_events_open(&params, &server->events);
+}
+
 /* What engines describe, for whom it is wanted. */
 static larder_status_t catalog_open(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
 
-    if (o->query == LDR_QUERY_OFF) {
+    if (o->query == LDR_QUERY_OFF && o->events[0] == '\0') {
         return LARDER_OK;
     }
     server->catalog = ldr_catalog_open(server->node, o->describe_memory);
-    return server->catalog != NULL
-               ? LARDER_OK
-               : ldr_fail(LARDER_E_NO_MEMORY,
-                          "not enough memory for descriptions");
+    if (server->catalog == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY,
+                        "not enough memory for descriptions");
+    }
+    return o->events[0] != '\0' ? events_open(server) : LARDER_OK;
 }
 
 static larder_status_t open_parts(ldr_server_t *server)
@@ -793,6 +818,7 @@ larder_status_t ldr_server_close(ldr_server_t *server)
         ldr_cluster_hand_on(server, deadline_ns - drain_ns / 8);
     }
     ldr_peers_unlisten(server);
+    ldr_events_close(server->events);
     ldr_catalog_close(server->catalog);
     if (server->node != NULL && !whole) {
         ldr_node_leave(server->node);

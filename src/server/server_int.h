@@ -125,6 +125,7 @@ struct ldr_server {
     ldr_admin_t *admin;
     ldr_tls_t *tls;
     struct ldr_trace *trace;     /* NULL: none */
+    struct ldr_events *events;   /* NULL: none are published */
     struct ldr_catalog *catalog; /* NULL: nobody wants descriptions */
     uint64_t begin_ns;
 

@@ -180,8 +180,8 @@ static larder_status_t query(void *arg, uint32_t tenant, const char *body,
     }
     *text_p = ldr_alloc(64);
     assert_non_null(*text_p);
-    *length_p =
-        (size_t)snprintf(*text_p, 64, "{\"tenant\":%u,\"bytes\":%zu}", tenant, bytes);
+    *length_p = (size_t)snprintf(*text_p, 64, "{\"tenant\":%u,\"bytes\":%zu}",
+                                 tenant, bytes);
     return LARDER_OK;
 }
 
@@ -443,8 +443,8 @@ static void test_questions(void **state)
     assert_int_equal(status_of(answer), 401);
     assert_non_null(strstr(answer, "WWW-Authenticate: Bearer"));
     assert_int_equal(status_of(post(f, good, "text/plain", "{}", 2, 2)), 415);
-    assert_int_equal(
-        status_of(post(f, good, "application/jsonx", "{}", 2, 2)), 415);
+    assert_int_equal(status_of(post(f, good, "application/jsonx", "{}", 2, 2)),
+                     415);
     answer = post(f, good, json, "!", 1, 1);
     assert_int_equal(status_of(answer), 400);
     assert_string_equal(body_of(answer), "that is wrong\n");
@@ -793,9 +793,10 @@ static void test_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ONE(test_pages), ONE(test_questions), ONE(test_refusals),   ONE(test_ready),
-        ONE(test_metrics), ONE(test_one_tenant), ONE(test_status),
-        ONE(test_slowest), ONE(test_rude),       ONE(test_open),
+        ONE(test_pages),  ONE(test_questions), ONE(test_refusals),
+        ONE(test_ready),  ONE(test_metrics),   ONE(test_one_tenant),
+        ONE(test_status), ONE(test_slowest),   ONE(test_rude),
+        ONE(test_open),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

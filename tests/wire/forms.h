@@ -542,7 +542,7 @@ static inline bool form_read_announce(const uint8_t *at, size_t bytes,
     return true;
 }
 
-static inline void form_text(ldr_rand_t *r, char *text, size_t size)
+static inline void form_word(ldr_rand_t *r, char *text, size_t size)
 {
     size_t length = 1 + ldr_rand_below(r, size - 1);
 
@@ -578,9 +578,9 @@ static inline size_t form_make_describe(ldr_rand_t *r, uint8_t *at)
     if ((m.flags & LDR_DESCRIBE_PARENT) != 0) {
         form_random(r, m.parent, m.hash_bytes);
     }
-    form_text(r, m.pod, sizeof(m.pod));
-    form_text(r, m.model, sizeof(m.model));
-    form_text(r, m.kind, sizeof(m.kind));
+    form_word(r, m.pod, sizeof(m.pod));
+    form_word(r, m.model, sizeof(m.model));
+    form_word(r, m.kind, sizeof(m.kind));
     return ldr_put_describe(at, &m);
 }
 
