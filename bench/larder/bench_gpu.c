@@ -1,7 +1,9 @@
 /*
  * gpu-copy: scattered pages in a GPU's memory to and from a shard's segments in
  * memory of the arena's kind, by each of the ways there are, against the
- * driver's own copy of the same bytes, contiguous and registered.
+ * driver's own copy of the same bytes, contiguous and registered. Pages whose
+ * inside is known are in every order that they have; their shards are slices
+ * of the model, and each one's list is made when it is copied, as in a load.
  *
  * A machine without a GPU says so; that is no failure unless the figure was
  * asked for by name.
@@ -13,6 +15,7 @@
 #include "base/clock.h"
 #include "base/copy.h"
 #include "bench.h"
+#include "bench_pages.h"
 #include "gpu/gpu_int.h"
 
 #define POOL ((uint64_t)1 << 30)
@@ -27,10 +30,22 @@ typedef struct rig {
     ldr_cu_ptr_t pages;      /* POOL bytes */
     ldr_extent_t from, back; /* what is loaded, and what is saved again */
     ldr_cu_stream_t stream;
-    struct iovec *page, *host;
+    ldr_page_rows_t *page;
+    struct iovec *host;
     ldr_gpu_parts_t *parts;
-    ldr_gpu_shard_t shards[SHARDS];
+    uint64_t bytes;             /* that are moved, of the pool */
+    ldr_bench_pages_t pages_in; /* of an order */
+    uint32_t count;             /* shards */
+    ldr_gpu_shard_t shards[LDR_GPU_SHARDS_MAX];
 } rig_t;
+
+/* What is measured. */
+typedef struct trial {
+    const char *name;
+    ldr_gpu_way_t way;
+    uint64_t size, segment;         /* of pages, of parts on the host; or */
+    const ldr_bench_order_t *order; /* of pages whose inside is known */
+} trial_t;
 
 static bool rig_extent(rig_t *r, ldr_extent_t *e)
 {
@@ -89,8 +104,8 @@ static void rig_cut(rig_t *r, uint64_t size, uint64_t segment,
         uint64_t other = ldr_rand_below(&rand, i + 1);
 
         r->page[i] = r->page[other];
-        r->page[other] =
-            (struct iovec){(void *)(uintptr_t)(r->pages + i * size), size};
+        r->page[other] = (ldr_page_rows_t){
+            (void *)(uintptr_t)(r->pages + i * size), size, size, 1};
     }
     for (uint64_t i = 0; i < segments; i++) {
         /* Of small ones every second comes first: neighbours are none. */
@@ -100,6 +115,8 @@ static void rig_cut(rig_t *r, uint64_t size, uint64_t segment,
 
         r->host[i] = (struct iovec){host->base + at * segment, segment};
     }
+    r->bytes = POOL;
+    r->count = SHARDS;
     for (uint64_t i = 0; i < SHARDS; i++) {
         r->shards[i] = (ldr_gpu_shard_t){
             .pages = r->page + i * (count / SHARDS),
@@ -108,6 +125,38 @@ static void rig_cut(rig_t *r, uint64_t size, uint64_t segment,
             .host_count = (uint32_t)(segments / SHARDS),
         };
     }
+}
+
+/* The shards of an order, one after the other on the host. */
+static void rig_cut_order(rig_t *r, const ldr_extent_t *host)
+{
+    const larder_layout_t *layout = r->pages_in.layout;
+    uint8_t *at = host->base;
+
+    r->count = r->pages_in.chunks * layout->slices;
+    for (uint32_t i = 0; i < r->count; i++) {
+        size_t bytes = layout->slice[i % layout->slices].bytes;
+
+        r->host[i] = (struct iovec){at, bytes};
+        r->shards[i] = (ldr_gpu_shard_t){.host = &r->host[i], .host_count = 1};
+        at += bytes;
+    }
+    r->bytes = (uint64_t)(at - host->base);
+}
+
+static larder_status_t list_shard(void *arg, uint32_t shard)
+{
+    rig_t *r = arg;
+    const larder_layout_t *layout = r->pages_in.layout;
+    larder_table_t table = ldr_bench_pages_table(&r->pages_in);
+    ldr_page_list_t list = {.rows = r->page, .max = POOL / 2048};
+    ldr_shard_at_t at = {0, shard / layout->slices, shard % layout->slices};
+    larder_status_t st = ldr_layout_rows(
+        layout, at, &table, (ldr_span_t){0, UINT32_MAX}, NULL, &list);
+
+    r->shards[shard].pages = list.rows;
+    r->shards[shard].page_count = list.count;
+    return st;
 }
 
 /* GB/s of the driver's contiguous copy. */
@@ -140,7 +189,7 @@ static double batched(rig_t *r, bool load)
 {
     const ldr_cuda_t *cuda = r->gpu->cuda;
     ldr_gpu_parts_t *p = r->parts;
-    uint64_t size = r->page[0].iov_len, at = 0;
+    uint64_t size = r->page[0].bytes, at = 0;
     uint8_t *host = r->host[0].iov_base;
     ldr_cu_t result = 0;
 
@@ -150,7 +199,7 @@ static double batched(rig_t *r, bool load)
     double begin = ldr_bench_now();
     while (at < POOL && result == 0) {
         for (p->count = 0; at < POOL && p->count < LDR_GPU_UNITS; at += size) {
-            p->device[p->count] = (uintptr_t)r->page[at / size].iov_base;
+            p->device[p->count] = (uintptr_t)r->page[at / size].base;
             p->host[p->count] = (uintptr_t)host + at;
             p->bytes[p->count++] = size;
         }
@@ -162,29 +211,31 @@ static double batched(rig_t *r, bool load)
     return result == 0 && over == 0 ? (double)POOL * 1e-9 / seconds : 0;
 }
 
-static double scattered(rig_t *r, bool load, ldr_gpu_way_t way)
+static double scattered(rig_t *r, bool load, const trial_t *t)
 {
-    if (way == BATCHED) {
+    if (t->way == BATCHED) {
         return batched(r, load);
     }
     ldr_gpu_copy_t copy = {.load = load,
                            .shards = r->shards,
-                           .count = SHARDS,
+                           .count = r->count,
                            .deadline_ns = UINT64_MAX,
+                           .list = t->order != NULL ? list_shard : NULL,
+                           .arg = r,
                            .forced = true,
-                           .way = way};
+                           .way = t->way};
     double begin = ldr_bench_now();
 
     if (ldr_gpu_move(r->gpu, &copy) != LARDER_OK) {
         return 0;
     }
-    return (double)POOL * 1e-9 / (ldr_bench_now() - begin);
+    return (double)r->bytes * 1e-9 / (ldr_bench_now() - begin);
 }
 
 /* Every shard's checksum, and after a way there and back every byte. */
 static bool verified(rig_t *r, bool load, ldr_gpu_way_t way)
 {
-    for (uint64_t i = 0; i < SHARDS && way != BATCHED; i++) {
+    for (uint64_t i = 0; i < r->count && way != BATCHED; i++) {
         uint32_t crc = 0;
 
         for (uint32_t k = 0; k < r->shards[i].host_count; k++) {
@@ -195,11 +246,46 @@ static bool verified(rig_t *r, bool load, ldr_gpu_way_t way)
             return false;
         }
     }
-    return load || memcmp(r->from.base, r->back.base, POOL) == 0;
+    return load || memcmp(r->from.base, r->back.base, r->bytes) == 0;
 }
 
-static bool measure(rig_t *r, uint64_t size, uint64_t segment,
-                    ldr_gpu_way_t way, const char *name)
+static double goal_of(const trial_t *t)
+{
+    return t->order != NULL ? t->order->gpu_goal
+           : t->size >= 4096 && t->segment == SHARD && t->way == LDR_GPU_STAGED
+               ? GOAL
+               : 0;
+}
+
+static void report(rig_t *r, const trial_t *t, bool save, double value,
+                   double limit)
+{
+    char variant[80];
+    ldr_figure_t f = {.name = "gpu-copy",
+                      .variant = variant,
+                      .bytes = t->order != NULL ? t->order->row : t->size,
+                      .value = value,
+                      .unit = "GB/s",
+                      .limit = limit,
+                      .goal_kind =
+                          goal_of(t) > 0 ? LDR_GOAL_RATIO : LDR_GOAL_NONE,
+                      .goal = goal_of(t)};
+
+    snprintf(variant, sizeof(variant), "%s %s%s", save ? "save" : "load",
+             t->name, t->segment == SHARD ? "" : ", arena in 64K");
+    ldr_bench_report(r->bench, &f);
+}
+
+static void cut(rig_t *r, const trial_t *t, const ldr_extent_t *host)
+{
+    if (t->order != NULL) {
+        rig_cut_order(r, host);
+    } else {
+        rig_cut(r, t->size, t->segment, host);
+    }
+}
+
+static bool measure_trial(rig_t *r, const trial_t *t)
 {
     ldr_samples_t here[2] = {0}, limit[2] = {0};
     double end = ldr_bench_now() +
@@ -207,19 +293,19 @@ static bool measure(rig_t *r, uint64_t size, uint64_t segment,
 
     do {
         for (unsigned save = 0; save < 2; save++) {
-            rig_cut(r, size, segment, save ? &r->back : &r->from);
+            cut(r, t, save ? &r->back : &r->from);
             if (save) {
                 ldr_pool_stamp(r->back.base, POOL, here[0].count);
             }
-            double gbs = scattered(r, !save, way);
-            if (gbs == 0 || !verified(r, !save, way)) {
+            double gbs = scattered(r, !save, t);
+            if (gbs == 0 || !verified(r, !save, t->way)) {
                 return ldr_bench_fail(r->bench, "gpu-copy",
                                       gbs == 0 ? "the copy failed"
                                                : "wrong bytes or checksum");
             }
             if (here[save].count == 0 && limit[save].count == 0) {
                 contiguous(r, !save); /* warm, as the other is now */
-                gbs = scattered(r, !save, way);
+                gbs = scattered(r, !save, t);
             }
             ldr_samples_add(&here[save], gbs);
         }
@@ -229,24 +315,31 @@ static bool measure(rig_t *r, uint64_t size, uint64_t segment,
         ldr_samples_add(&limit[0], contiguous(r, true));
     } while (ldr_bench_now() < end);
     for (unsigned save = 0; save < 2; save++) {
-        char variant[80];
-
-        snprintf(variant, sizeof(variant), "%s %s%s", save ? "save" : "load",
-                 name, segment == SHARD ? "" : ", arena in 64K");
-        ldr_figure_t f = {.name = "gpu-copy",
-                          .variant = variant,
-                          .bytes = size,
-                          .value = ldr_samples_median(&here[save]),
-                          .unit = "GB/s",
-                          .limit = ldr_samples_median(&limit[save]),
-                          .goal_kind = size >= 4096 && segment == SHARD &&
-                                               way == LDR_GPU_STAGED
-                                           ? LDR_GOAL_RATIO
-                                           : LDR_GOAL_NONE,
-                          .goal = GOAL};
-        ldr_bench_report(r->bench, &f);
+        report(r, t, save != 0, ldr_samples_median(&here[save]),
+               ldr_samples_median(&limit[save]));
     }
     return true;
+}
+
+static bool measure(rig_t *r, uint64_t size, uint64_t segment,
+                    ldr_gpu_way_t way, const char *name)
+{
+    return measure_trial(
+        r,
+        &(trial_t){.name = name, .way = way, .size = size, .segment = segment});
+}
+
+static bool measure_order(rig_t *r, const ldr_bench_order_t *o)
+{
+    trial_t t = {
+        .name = o->name, .way = LDR_GPU_STAGED, .segment = SHARD, .order = o};
+    bool ok = ldr_bench_pages_make(&r->pages_in, o, LDR_BENCH_LAYERS_MAX,
+                                   (void *)(uintptr_t)r->pages, POOL, r->gpu);
+
+    ok = ok ? measure_trial(r, &t)
+            : ldr_bench_fail(r->bench, "gpu-copy", larder_last_error());
+    ldr_bench_pages_free(&r->pages_in);
+    return ok;
 }
 
 bool ldr_bench_gpu_copy(ldr_bench_t *b)
@@ -298,6 +391,11 @@ bool ldr_bench_gpu_copy(ldr_bench_t *b)
                                 batch ? "plain, no batch" : "plain, batch")));
             r->gpu->batch = batch;
         }
+    }
+    for (unsigned i = 0; ok && i < LDR_BENCH_ORDERS; i++) {
+        const ldr_bench_order_t *o = &ldr_bench_orders[i];
+
+        ok = (b->size != 0 && b->size != o->row) || measure_order(r, o);
     }
     rig_free(r);
     larder_gpu_close(&r->gpu);

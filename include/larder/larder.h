@@ -278,6 +278,7 @@ enum {
     LARDER_SPACE_SHARDS = 1u << 2,
     LARDER_SPACE_CHUNK_TOKENS = 1u << 3,
     LARDER_SPACE_LABEL = 1u << 4,
+    LARDER_SPACE_CHUNK_BYTES = 1u << 5,
 };
 
 /*
@@ -300,6 +301,12 @@ typedef struct larder_space_params {
     uint32_t shards;       /* per chunk, 1...128; default 1 */
     uint32_t chunk_tokens; /* tokens per chunk, 1...65536; default 256 */
     const char *label;     /* what people call it, such as "Qwen3-8B bf16" */
+    /* What a chunk of all shards and groups has, where all who use the space
+     * say the same: a cluster then keeps runs of consecutive chunks, of 16 MiB
+     * together at most, on one member. It goes into the keys of larder_chain(),
+     * not into the space's name: other figures give other keys. 0: each chunk
+     * is kept by itself. */
+    uint64_t chunk_bytes;
 } larder_space_params_t;
 
 /* Opens a space; the same parameters give the same space on every node. A node
@@ -913,6 +920,7 @@ enum {
     LARDER_STAGE_BYTES_MAX = 1u << 2,
     LARDER_STAGE_CHUNK_NS = 1u << 3,
     LARDER_STAGE_DRAM_SPEED = 1u << 4,
+    LARDER_STAGE_MEMBER = 1u << 5,
 };
 
 /* What is worth staging: what is not, is found and left where it is. */
@@ -926,6 +934,11 @@ typedef struct larder_stage_params {
                                faster is staged. 0: whatever is there */
     uint64_t dram_speed;    /* bytes a second of loads from dram, as the caller
                                has measured them; as the node has */
+    /* The node's cluster: this member is asked for what the node lacks, besides
+     * those that own it, and bytes come from it if it has them. Advice: a name
+     * that is no member's is ignored, and a wrong one costs nothing but the
+     * question. 1 to 63 bytes */
+    const char *member;
 } larder_stage_params_t;
 
 /* The same, brought into DRAM and held until the lease is released: in one

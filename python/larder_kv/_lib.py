@@ -33,6 +33,7 @@ KEY_BYTES = 32
 VALUE_MAX = 60 << 20
 SHORT_TOKENS = 8192  # chains that are hashed without letting go of the GIL
 SHARDS_MAX = 128
+MEMBER_MAX = 63  # bytes of a member's name
 ABI = 3  # LARDER_ABI of the header that the structures below are from
 RULE_ALL, RULE_TRAILING, RULE_LAST = 0, 1, 2
 LIMIT_NONE, LIMIT_TIER, LIMIT_SLOWER, LIMIT_BYTES = 0, 1, 2, 3
@@ -233,11 +234,15 @@ class Node:
 
     def space(self, descriptor: bytes, shards: int, chunk_tokens: int,
               label: str = "", tenant: str = "",
-              secret: bytes = b"") -> Space:
-        """label: what people call it. tenant, secret: if not the default."""
+              secret: bytes = b"", chunk_bytes: int = 0) -> Space:
+        """label: what people call it. tenant, secret: if not the default.
+        chunk_bytes: of all shards and groups, where all who use it agree."""
         params = SpaceParams(field_mask=4 | 8 | 16, descriptor=descriptor,
                              descriptor_bytes=len(descriptor), shards=shards,
                              chunk_tokens=chunk_tokens, label=label.encode())
+        if chunk_bytes:
+            params.field_mask |= 32
+            params.chunk_bytes = chunk_bytes
         if tenant:
             params.field_mask |= 1
             params.tenant = tenant.encode()

@@ -26,7 +26,7 @@ class SpaceParams(Structure):
                 ("descriptor_bytes", c_size_t), ("tenant", c_char_p),
                 ("secret", c_char_p), ("secret_bytes", c_size_t),
                 ("shards", c_uint32), ("chunk_tokens", c_uint32),
-                ("label", c_char_p)]
+                ("label", c_char_p), ("chunk_bytes", c_uint64)]
 
 
 class Extra(Structure):
@@ -131,9 +131,10 @@ class OpParams(Structure):
 class StageParams(Structure):
     _fields_ = [("field_mask", c_uint64), ("tiers", c_uint32),
                 ("below_percent", c_uint32), ("bytes_max", c_uint64),
-                ("chunk_ns", c_uint64), ("dram_speed", c_uint64)]
+                ("chunk_ns", c_uint64), ("dram_speed", c_uint64),
+                ("member", c_char_p)]
 
-    def __init__(self, **fields: int):
+    def __init__(self, **fields: int | bytes):
         names = [name for name, _ in self._fields_[1:]]
         super().__init__(field_mask=sum(1 << names.index(n) for n in fields),
                          **fields)

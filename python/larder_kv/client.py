@@ -295,15 +295,17 @@ class Node(_Closes):
 
     def space(self, descriptor: bytes | str, *, chunk_tokens: int = 256,
               shards: int = 1, label: str = "", tenant: str = "",
-              secret: bytes = b"") -> Space:
+              secret: bytes = b"", chunk_bytes: int = 0) -> Space:
         """Opens a space. descriptor: all that changes what the bytes mean
         (model, dtype, layout); equal ones are the same space on every node.
-        label: what people call it."""
+        label: what people call it. chunk_bytes: of all shards and groups, the
+        same for all who use the space: a cluster then places small chunks in
+        runs."""
         self._check()
         if isinstance(descriptor, str):
             descriptor = descriptor.encode()
         return Space(self._node.space(descriptor, shards, chunk_tokens, label,
-                                      tenant, secret))
+                                      tenant, secret, chunk_bytes))
 
     def stats(self) -> dict[str, int]:
         """The node's figures, by their names in larder_stats_t; of a daemon,

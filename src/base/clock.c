@@ -12,16 +12,16 @@ static uint64_t real_now_ns(void *arg)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static uint64_t real_wall_s(void *arg)
+static uint64_t real_wall_ms(void *arg)
 {
     struct timespec t;
 
     (void)arg;
     clock_gettime(CLOCK_REALTIME, &t);
-    return (uint64_t)t.tv_sec;
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-const ldr_clock_t ldr_clock_real = {real_now_ns, real_wall_s, NULL};
+const ldr_clock_t ldr_clock_real = {real_now_ns, real_wall_ms, NULL};
 
 static uint64_t rotl(uint64_t x, int k)
 {
@@ -66,7 +66,7 @@ uint64_t ldr_rand_entropy(void)
 
     if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed)) {
         /* Only before the kernel's pool is ready: the clock must do. */
-        seed = real_now_ns(NULL) ^ (real_wall_s(NULL) << 32);
+        seed = real_now_ns(NULL) ^ (real_wall_ms(NULL) << 32);
     }
     return seed;
 }

@@ -1,14 +1,15 @@
 /*
- * The clock and randomness seam. Nothing in store/ and node/ asks the kernel
- * for either; tests pass their own.
+ * The clock and randomness seam. Nothing above net/ asks the kernel for
+ * the time; tests pass their own. Secrets (nonces, tokens) are the kernel's in
+ * every build: one that follows from a seed could be guessed.
  */
 #pragma once
 
 #include <stdint.h>
 
 typedef struct ldr_clock {
-    uint64_t (*now_ns)(void *arg); /* monotonic */
-    uint64_t (*wall_s)(void *arg); /* seconds since 1970 */
+    uint64_t (*now_ns)(void *arg);  /* monotonic */
+    uint64_t (*wall_ms)(void *arg); /* since 1970 */
     void *arg;
 } ldr_clock_t;
 
@@ -20,9 +21,14 @@ static inline uint64_t ldr_now_ns(const ldr_clock_t *clock)
     return clock->now_ns(clock->arg);
 }
 
+static inline uint64_t ldr_wall_ms(const ldr_clock_t *clock)
+{
+    return clock->wall_ms(clock->arg);
+}
+
 static inline uint32_t ldr_wall_s(const ldr_clock_t *clock)
 {
-    return (uint32_t)clock->wall_s(clock->arg);
+    return (uint32_t)(ldr_wall_ms(clock) / 1000);
 }
 
 /* xoshiro256**: fast, seeded, not for secrets. */

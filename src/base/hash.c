@@ -101,9 +101,47 @@ static bool update_tokens(SHA256_CTX *ctx, const uint32_t *tokens, size_t count)
 #endif
 }
 
+#define RUN_TAG_BYTES 8u
+#define RUN_SHARE 32u /* of the depth: the longest run there */
+
+/* Beyond 16 bits a depth counts in circles. They begin at a multiple of the
+ * longest run, and all runs there have their full length. */
+static uint32_t depth_after(uint32_t depth)
+{
+    return depth < UINT16_MAX ? depth + 1 : UINT16_MAX + 1 - LDR_RUN_CHUNKS;
+}
+
+uint32_t ldr_run_next(const larder_key_t *key)
+{
+    return depth_after(ldr_get16(key->hash + RUN_TAG_BYTES));
+}
+
+/* Puts its run and its depth into a key. */
+static void mark_run(uint8_t *key, const uint8_t *parent, uint32_t depth,
+                     uint32_t most)
+{
+    uint32_t length = 1;
+
+    while (2 * length <= most && 2 * length * RUN_SHARE <= depth) {
+        length *= 2;
+    }
+    if (depth % length != 0) { /* in the run of the one before it */
+        memcpy(key, parent, RUN_TAG_BYTES);
+    }
+    ldr_put16(key + RUN_TAG_BYTES, (uint16_t)depth);
+}
+
 bool ldr_chain(const uint8_t root[32], const uint32_t *tokens,
                uint32_t chunk_tokens, const larder_extra_t *extra,
                larder_key_t *keys, size_t count)
+{
+    return ldr_chain_runs(root, tokens, chunk_tokens, extra, 1, 0, keys, count);
+}
+
+bool ldr_chain_runs(const uint8_t root[32], const uint32_t *tokens,
+                    uint32_t chunk_tokens, const larder_extra_t *extra,
+                    uint32_t most, uint32_t depth, larder_key_t *keys,
+                    size_t count)
 {
     const uint8_t *parent = root;
 
@@ -119,6 +157,10 @@ bool ldr_chain(const uint8_t root[32], const uint32_t *tokens,
             (extra_bytes > 0 && !update(&ctx, extra[i].data, extra_bytes)) ||
             SHA256_Final(keys[i].hash, &ctx) != 1) {
             return false;
+        }
+        if (most > 1) {
+            mark_run(keys[i].hash, parent, depth, most);
+            depth = depth_after(depth);
         }
         parent = keys[i].hash;
         tokens += chunk_tokens;

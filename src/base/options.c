@@ -47,6 +47,7 @@ static const struct {
     {LDR_OPTION_policy, {"learned", "lru"}},
     {LDR_OPTION_connect, {"now", "lazy"}},
     {LDR_OPTION_tls, {"off", "on"}},
+    {LDR_OPTION_cluster_tls, {"off", "on"}},
     {LDR_OPTION_admin_open, {"off", "on"}},
     {LDR_OPTION_query, {"off", "on"}},
     {LDR_OPTION_events_open, {"off", "on"}},

@@ -86,6 +86,17 @@
       "etcd://HOST:PORT,.../NAME; empty: this node is alone")                  \
     X(cluster_secret, TEXT, SERVE, "", 0, 255,                                 \
       "file with the secret that all members of the cluster have")             \
+    X(cluster_tls, ENUM, SERVE, "off", 0, 1,                                   \
+      "off or on: members talk to each other by TLS 1.3, and both show a "     \
+      "certificate")                                                           \
+    X(cluster_cert, TEXT, SERVE, "", 0, 255,                                   \
+      "PEM file of this member's certificate, with its chain")                 \
+    X(cluster_key, TEXT, SERVE, "", 0, 255, "PEM file of its private key")     \
+    X(cluster_ca, TEXT, SERVE, "", 0, 255,                                     \
+      "PEM file: who signs the certificates of members")                       \
+    X(cluster_cert_name, TEXT, SERVE, "", 0, 253,                              \
+      "name that the certificates of all members have; empty: the host of "    \
+      "each one's address")                                                    \
     X(cluster_login, TEXT, SERVE, "", 0, 255,                                  \
       "file with user= and password= for etcd; empty: from the environment, "  \
       "or none")                                                               \

@@ -32,7 +32,8 @@ static uint16_t mark_of(uint64_t head)
 
 static uint64_t head_of(const larder_key_t *key)
 {
-    return ldr_get64(key->hash); /* a hash: any part of it will do */
+    /* A hash: any part of it will do that its run does not share. */
+    return ldr_get64(key->hash + 16);
 }
 
 /* The request that asked for this chunk, and the chunk. NULL: none did, or too

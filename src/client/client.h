@@ -16,6 +16,7 @@
 #include "base/options.h"
 #include "client/handle_ops.h"
 #include "larder/larder.h"
+#include "layout/layout.h"
 #include "net/session.h"
 #include "node/load.h"
 #include "node/node.h"
@@ -26,17 +27,18 @@
 
 /* A request: a batch of items. A blocking call has it on its stack, a ticket
  * in the handle's pool. One thread at a time steps it. */
-/* Buffers in a GPU's memory. */
+/* Pages in a GPU's memory. An item's one buffer is only as long as they are:
+ * nobody reads or writes it. */
 typedef struct ldr_op_gpu {
     larder_gpu_t *gpu;
     void *after;            /* a CUevent that comes first; NULL: none */
-    const uint8_t *nowhere; /* get: buffers in this range are not written */
+    const uint8_t *nowhere; /* get: pages in this range are not written */
     size_t nowhere_bytes;
-    /* get: makes an item's list of buffers, when it is its turn to be copied.
-     * Until then one buffer of as many bytes stands for them. NULL: the lists
-     * are there */
-    larder_status_t (*list)(void *arg, larder_item_t *item);
-    /* get, with list: waits until lists can be made, and tells what comes first
+    /* Lists an item's pages when it is its turn to be copied. The list is the
+     * caller's, and holds until the next is made. */
+    larder_status_t (*list)(void *arg, const larder_item_t *item,
+                            ldr_page_list_t *list_p);
+    /* get: waits until lists can be made, and tells what comes first
      * (after). Nothing is written before. NULL: they can. It may be asked more
      * than once */
     larder_status_t (*ready)(void *arg, void **after_p);
@@ -49,8 +51,8 @@ typedef struct ldr_op_load {
      * is its chunk's number; otherwise by its keys. */
     const larder_token_t *token;
     /* By shared memory, in the host's memory: makes an item's list of buffers,
-     * when it is its turn to be copied, as in ldr_op_gpu_t. NULL: the lists are
-     * there. */
+     * when it is its turn to be copied. Until then one buffer of as many bytes
+     * stands for them. NULL: the lists are there. */
     larder_status_t (*list)(void *arg, larder_item_t *item);
     void *arg;
 } ldr_op_load_t;
@@ -123,6 +125,7 @@ struct larder_space {
     uint32_t number; /* an embedded node's */
     uint32_t shards;
     uint32_t chunk_tokens;
+    uint32_t run;   /* chunks that a cluster places as one; 1: each by itself */
     bool announces; /* atomic: its caller does it, other calls need not */
     uint8_t root[32];
     ldr_space_ref_t ref;

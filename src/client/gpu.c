@@ -101,8 +101,10 @@ static larder_status_t bounce_move(const bounce_t *b, const larder_item_t *item,
                                    bool load, size_t bytes)
 {
     struct iovec host = {b->buffer, bytes};
-    ldr_gpu_shard_t shard = {.pages = item->iov,
-                             .page_count = item->iov_count,
+    ldr_page_list_t pages = {0};
+    larder_status_t st = b->gpu->list(b->gpu->arg, item, &pages);
+    ldr_gpu_shard_t shard = {.pages = pages.rows,
+                             .page_count = pages.count,
                              .host = &host,
                              .host_count = 1};
     ldr_gpu_copy_t copy = {.load = load,
@@ -113,7 +115,7 @@ static larder_status_t bounce_move(const bounce_t *b, const larder_item_t *item,
                            .after = b->gpu->after,
                            .deadline_ns = b->deadline_ns};
 
-    return ldr_gpu_move(b->gpu->gpu, &copy);
+    return st == LARDER_OK ? ldr_gpu_move(b->gpu->gpu, &copy) : st;
 }
 
 /* The item with the buffer in the place of its pages. */
@@ -154,9 +156,7 @@ static void bounce_one(const bounce_t *b, larder_op_t kind, larder_item_t *item)
     if (kind == LARDER_OP_GET) {
         bounce_run(b, kind, item, bytes);
         if (item->status == LARDER_OK && item->length == bytes) {
-            st = b->gpu->list != NULL ? b->gpu->list(b->gpu->arg, item)
-                                      : LARDER_OK;
-            st = st == LARDER_OK ? bounce_move(b, item, true, bytes) : st;
+            st = bounce_move(b, item, true, bytes);
         }
     } else {
         bounce_run(b, LARDER_OP_EXISTS, item, bytes);

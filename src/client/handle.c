@@ -16,6 +16,7 @@
 #define DESCRIPTOR_MAX 65536u
 #define TENANT_MAX 63u
 #define CHUNK_TOKENS_MAX 65536u
+#define RUN_BYTES ((uint64_t)16 << 20) /* that a cluster places as one */
 #define CHUNK_TOKENS_DEFAULT 256u
 
 /* ---- checks ---- */
@@ -263,7 +264,8 @@ static larder_status_t space_params(const larder_t *lar,
                         "a space needs a descriptor of 1 to %u bytes",
                         DESCRIPTOR_MAX);
     }
-    larder_status_t st = ldr_mask_check(p->field_mask, LARDER_SPACE_LABEL);
+    larder_status_t st =
+        ldr_mask_check(p->field_mask, LARDER_SPACE_CHUNK_BYTES);
     if (st != LARDER_OK) {
         return st;
     }
@@ -291,6 +293,9 @@ static larder_status_t space_params(const larder_t *lar,
     }
     if ((p->field_mask & LARDER_SPACE_LABEL) != 0) {
         out->label = p->label;
+    }
+    if ((p->field_mask & LARDER_SPACE_CHUNK_BYTES) != 0) {
+        out->chunk_bytes = p->chunk_bytes;
     }
     if (out->tenant == NULL || out->tenant[0] == '\0' ||
         strlen(out->tenant) > TENANT_MAX) {
@@ -380,6 +385,18 @@ static void space_unlink(larder_t *lar, larder_space_t *space)
     ldr_mutex_unlock(&lar->lock);
 }
 
+/* The chunks of a run, at most. */
+static uint32_t run_of(uint64_t chunk_bytes)
+{
+    uint32_t run = 1;
+
+    while (chunk_bytes > 0 && run < LDR_RUN_CHUNKS &&
+           chunk_bytes <= RUN_BYTES / (2 * run)) {
+        run *= 2;
+    }
+    return run;
+}
+
 larder_status_t larder_space_open(larder_t *lar,
                                   const larder_space_params_t *params,
                                   larder_space_t **space_p)
@@ -402,6 +419,7 @@ larder_status_t larder_space_open(larder_t *lar,
     space->lar = lar;
     space->shards = space->ref.shards = p.shards;
     space->chunk_tokens = p.chunk_tokens;
+    space->run = run_of(p.chunk_bytes);
     if (!space_names(&p, space)) {
         ldr_free(space);
         return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
@@ -495,7 +513,8 @@ larder_status_t larder_chain(const larder_space_t *space,
     memcpy(root, parent ? p->parent->hash : space->root, 32);
     ldr_piece_t piece = {salt ? p->salt : NULL, salt ? p->salt_bytes : 0};
     if ((salt && !ldr_hmac_sha256(space->root, 32, &piece, 1, root)) ||
-        !ldr_chain(root, tokens, space->chunk_tokens, extra, keys, count)) {
+        !ldr_chain_runs(root, tokens, space->chunk_tokens, extra, space->run,
+                        parent ? ldr_run_next(p->parent) : 0, keys, count)) {
         return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
     }
     *count_p = count;

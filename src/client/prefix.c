@@ -114,6 +114,27 @@ larder_status_t larder_prefix_match(larder_space_t *space,
     return st;
 }
 
+/* An older caller's struct ends where its fields do. */
+static larder_status_t take_params(const larder_stage_params_t *params,
+                                   larder_stage_params_t *out)
+{
+    larder_status_t st =
+        ldr_mask_check(params->field_mask, LARDER_STAGE_MEMBER);
+
+    memcpy(out, params, offsetof(larder_stage_params_t, member));
+    if (st != LARDER_OK || (params->field_mask & LARDER_STAGE_MEMBER) == 0) {
+        return st;
+    }
+    out->member = params->member;
+    size_t bytes =
+        out->member != NULL ? strnlen(out->member, LDR_WORTH_NAME) : 0;
+    return bytes > 0 && bytes < LDR_WORTH_NAME
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_INVALID,
+                          "the name of a member has 1 to %u bytes",
+                          LDR_WORTH_NAME - 1);
+}
+
 larder_status_t larder_prefix_stage(
     larder_space_t *space, const larder_layout_t *layout,
     const larder_key_t *keys, size_t count, const larder_stage_params_t *params,
@@ -125,8 +146,7 @@ larder_status_t larder_prefix_stage(
     larder_match_t match;
 
     if (st == LARDER_OK && params != NULL) {
-        st = ldr_mask_check(params->field_mask, LARDER_STAGE_DRAM_SPEED);
-        worth = *params;
+        st = take_params(params, &worth);
     }
     if (st != LARDER_OK) {
         return st;

@@ -56,12 +56,13 @@ typedef struct ldr_batch {
     uint64_t deadline_ns;
     larder_item_t *items;
     struct iovec *iov;
-    uint32_t item_count, iov_count, item_max, iov_max, iov_room;
+    ldr_page_list_t rows; /* of a GPU: the shard that is being copied */
+    uint32_t item_count, iov_count, item_max, iov_max;
     uint8_t *scratch; /* load: for pages that are not wanted */
     size_t scratch_bytes;
     bool scratch_used;
     bool late;                   /* save: its deadline has passed */
-    bool later;                  /* load: segments are listed while it copies */
+    bool later;                  /* segments are listed while it copies */
     const larder_token_t *token; /* load: of what is staged, or NULL */
     /* load to a GPU: the tables are there when this is open; NULL: they are */
     uint32_t *gate;

@@ -6,47 +6,45 @@
 
 #define BATCH_ITEMS 1024u
 #define BATCH_SEGMENTS 32768u /* at least LARDER_IOV_MAX */
-/* Of a GPU's: the link is idle between batches, so there are few. */
-#define GPU_SEGMENTS 262144u
 
 larder_status_t ldr_batch_begin(ldr_batch_t *b)
 {
     const larder_move_t *m = b->move;
     uint32_t tokens = b->layout->chunk_tokens;
     uint64_t chunks = ldr_div_up(m->end, tokens) - m->begin / tokens;
-    uint64_t items = 0, pages = 1;
+    uint64_t items = 0, pages = 1, runs = 1;
+    bool gpu = b->layout->gpu != NULL;
 
     for (uint32_t g = 0; g < b->layout->group_count; g++) {
         const ldr_group_t *group = &b->layout->group[g];
 
         items += chunks * (group->slice_end - group->slice);
         pages = ldr_max64(pages, group->pieces_max);
+        runs = ldr_max64(runs, group->runs_max);
         b->scratch_bytes = ldr_max64(b->scratch_bytes, group->bytes_max);
     }
     b->item_max = (uint32_t)ldr_min64(ldr_max64(items, 1), BATCH_ITEMS);
-    uint64_t most = b->layout->gpu != NULL ? GPU_SEGMENTS : BATCH_SEGMENTS;
-    b->iov_max =
-        (uint32_t)ldr_min64(b->item_max * pages, ldr_max64(most, pages));
-    bool staged = b->token != NULL && b->layout->gpu == NULL;
-    if (staged) { /* one list, of the shard that is being copied */
-        b->iov_max = (uint32_t)(b->item_max + pages);
+    b->later = gpu || (b->token != NULL && b->op == LARDER_OP_GET);
+    if (b->later) { /* one list, of the shard that is being copied */
+        b->iov_max = (uint32_t)(b->item_max + (gpu ? 0 : pages));
+    } else {
+        b->iov_max = (uint32_t)ldr_min64(b->item_max * pages,
+                                         ldr_max64(BATCH_SEGMENTS, pages));
     }
-    b->later = (b->layout->gpu != NULL || staged) && b->op == LARDER_OP_GET;
-    if (b->op == LARDER_OP_GET) { /* seldom written: zeroing it would cost */
+    bool scratch = b->op == LARDER_OP_GET || gpu;
+    if (scratch) { /* seldom written: zeroing it would cost */
         b->scratch = ldr_reserve(b->scratch_bytes);
     }
     b->items = ldr_alloc(b->item_max * sizeof(*b->items));
-    b->iov_room = b->iov_max;
-    if (b->layout->gpu != NULL) {
-        ldr_gpu_list_t list = ldr_gpu_list_take(b->layout->gpu, b->iov_max);
+    b->iov = ldr_alloc(b->iov_max * sizeof(*b->iov));
+    if (gpu) {
+        ldr_gpu_list_t list = ldr_gpu_list_take(b->layout->gpu, (uint32_t)runs);
 
-        b->iov = list.iov;
-        b->iov_room = list.room;
-    } else {
-        b->iov = ldr_alloc(b->iov_max * sizeof(*b->iov));
+        b->rows = (ldr_page_list_t){.rows = list.rows, .max = list.room};
     }
     return b->items != NULL && b->iov != NULL &&
-                   (b->scratch != NULL || b->op != LARDER_OP_GET)
+                   (b->scratch != NULL || !scratch) &&
+                   (b->rows.rows != NULL || !gpu)
                ? LARDER_OK
                : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a move");
 }
@@ -54,11 +52,10 @@ larder_status_t ldr_batch_begin(ldr_batch_t *b)
 void ldr_batch_end(ldr_batch_t *b)
 {
     ldr_free(b->items);
+    ldr_free(b->iov);
     if (b->layout->gpu != NULL) {
         ldr_gpu_list_give(b->layout->gpu,
-                          (ldr_gpu_list_t){b->iov, b->iov_room});
-    } else {
-        ldr_free(b->iov);
+                          (ldr_gpu_list_t){b->rows.rows, b->rows.max});
     }
     ldr_unreserve(b->scratch, b->scratch_bytes);
 }
@@ -84,21 +81,45 @@ ldr_span_t ldr_batch_written(const ldr_batch_t *b, uint32_t group)
     return blocks;
 }
 
-/* The item's segments, in the room that add_later() kept for them; in the
- * host's memory, where shards are copied one by one, in the one behind all. */
+/* Where a load puts what is not wanted; a save has no such place. */
+static uint8_t *scratch_of(const ldr_batch_t *b)
+{
+    return b->op == LARDER_OP_GET ? b->scratch : NULL;
+}
+
+static ldr_span_t wanted_of(const ldr_batch_t *b, uint32_t group)
+{
+    return b->op == LARDER_OP_GET ? ldr_batch_written(b, group)
+                                  : (ldr_span_t){0, UINT32_MAX};
+}
+
+/* The item's segments, in the room behind those of all items. */
 static larder_status_t list_later(void *arg, larder_item_t *item)
 {
     ldr_batch_t *b = arg;
-    ptrdiff_t room = b->layout->gpu != NULL ? item->iov - b->iov : b->item_max;
     ldr_shard_at_t at = ldr_move_at(b->layout, b->move, item);
-    ldr_segments_t segments = {.iov = b->iov + room,
+    ldr_segments_t segments = {.iov = b->iov + b->item_max,
                                .max = b->layout->slice[at.slice].pieces};
     larder_status_t st = ldr_layout_segments(
-        b->layout, at, &b->move->tables[item->group],
-        ldr_batch_written(b, item->group), b->scratch, &segments);
+        b->layout, at, &b->move->tables[item->group], wanted_of(b, item->group),
+        scratch_of(b), &segments);
 
     item->iov = segments.iov;
     item->iov_count = segments.count;
+    return st;
+}
+
+/* The item's pages on a GPU. */
+static larder_status_t list_pages(void *arg, const larder_item_t *item,
+                                  ldr_page_list_t *list_p)
+{
+    ldr_batch_t *b = arg;
+    ldr_shard_at_t at = ldr_move_at(b->layout, b->move, item);
+    larder_status_t st =
+        ldr_layout_rows(b->layout, at, &b->move->tables[item->group],
+                        wanted_of(b, item->group), scratch_of(b), &b->rows);
+
+    *list_p = b->rows;
     return st;
 }
 
@@ -113,9 +134,9 @@ static larder_status_t await_tables(void *arg, void **after_p)
     for (uint32_t i = 0; i < b->item_count && st == LARDER_OK; i++) {
         const larder_item_t *item = &b->items[i];
 
-        st = ldr_layout_places(b->layout, item->group, item->depth,
+        st = ldr_layout_places(b->layout, ldr_move_at(b->layout, b->move, item),
                                &b->move->tables[item->group],
-                               ldr_batch_written(b, item->group));
+                               ldr_batch_written(b, item->group), true);
     }
     *after_p = b->move->after;
     return st;
@@ -151,9 +172,9 @@ larder_status_t ldr_batch_flush(ldr_batch_t *b)
     } else if (b->item_count > 0 && b->layout->gpu != NULL) {
         ldr_op_gpu_t gpu = {.gpu = b->layout->gpu,
                             .after = b->gate == NULL ? b->move->after : NULL,
-                            .nowhere = b->scratch,
+                            .nowhere = scratch_of(b),
                             .nowhere_bytes = b->scratch_bytes,
-                            .list = b->later ? list_later : NULL,
+                            .list = list_pages,
                             .ready = b->gate != NULL ? await_tables : NULL,
                             .arg = b};
 
@@ -193,9 +214,10 @@ static larder_status_t add_later(ldr_batch_t *b, ldr_shard_at_t at,
     const ldr_layout_slice_t *slice = &b->layout->slice[at.slice];
     struct iovec *room = b->iov + b->iov_count;
     larder_status_t st =
-        b->gate != NULL ? LARDER_OK /* see await_tables() */
-                        : ldr_layout_places(b->layout, at.group, at.chunk,
-                                            &b->move->tables[at.group], wanted);
+        b->gate != NULL
+            ? LARDER_OK /* see await_tables() */
+            : ldr_layout_places(b->layout, at, &b->move->tables[at.group],
+                                wanted, b->op == LARDER_OP_GET);
 
     if (st != LARDER_OK) {
         return st;
@@ -205,7 +227,7 @@ static larder_status_t add_later(ldr_batch_t *b, ldr_shard_at_t at,
     *room = (struct iovec){b->scratch, slice->bytes};
     item->iov = room;
     item->iov_count = 1;
-    b->iov_count += b->layout->gpu != NULL ? slice->pieces : 1;
+    b->iov_count++;
     return LARDER_OK;
 }
 
@@ -213,7 +235,7 @@ larder_status_t ldr_batch_add(ldr_batch_t *b, ldr_shard_at_t at,
                               ldr_span_t wanted)
 {
     const larder_move_t *m = b->move;
-    uint32_t pages = b->layout->slice[at.slice].pieces;
+    uint32_t pages = b->later ? 1 : b->layout->slice[at.slice].pieces;
     larder_status_t st = LARDER_OK;
 
     if (b->item_count == b->item_max || b->iov_count + pages > b->iov_max) {
@@ -236,8 +258,7 @@ larder_status_t ldr_batch_add(ldr_batch_t *b, ldr_shard_at_t at,
         if (st != LARDER_OK) {
             return st;
         }
-        /* A GPU writes nothing there. */
-        bool scratch = b->layout->gpu == NULL && in_scratch(b, &segments);
+        bool scratch = in_scratch(b, &segments);
         if (scratch && b->scratch_used) {
             st = ldr_batch_flush(b); /* it is another shard's */
             again = true;

@@ -228,6 +228,7 @@ typedef struct place {
     size_t size;
     head_t head;
     ldr_segments_t segments;
+    ldr_page_list_t rows; /* of a GPU, in place of segments */
     uint8_t *scratch;
     size_t scratch_bytes;
 } place_t;
@@ -242,8 +243,8 @@ static slot_t slot_at(const place_t *p, uint64_t i)
 
 static larder_status_t place_gpu(place_t *p, struct iovec from)
 {
-    ldr_gpu_shard_t shard = {.pages = p->segments.iov,
-                             .page_count = p->segments.count,
+    ldr_gpu_shard_t shard = {.pages = p->rows.rows,
+                             .page_count = p->rows.count,
                              .host = &from,
                              .host_count = 1};
     ldr_gpu_copy_t copy = {
@@ -271,15 +272,17 @@ static larder_status_t place_one(place_t *p, ldr_shard_at_t at,
             LARDER_E_CORRUPT, "chunk %u of group %u has %llu bytes, not %zu",
             at.chunk, at.group, (unsigned long long)s.bytes, slice->bytes);
     }
-    larder_status_t st =
-        ldr_layout_segments(p->layout, at, &p->move->tables[at.group], wanted,
-                            p->scratch, &p->segments);
+    const larder_table_t *table = &p->move->tables[at.group];
+    bool gpu = p->layout->gpu != NULL;
+    larder_status_t st = gpu ? ldr_layout_rows(p->layout, at, table, wanted,
+                                               p->scratch, &p->rows)
+                             : ldr_layout_segments(p->layout, at, table, wanted,
+                                                   p->scratch, &p->segments);
     const uint8_t *from = p->memory + s.offset;
-    if (st == LARDER_OK && write && p->layout->gpu != NULL) {
+    if (st == LARDER_OK && write && gpu) {
         st = place_gpu(p, (struct iovec){(void *)(uintptr_t)from, s.bytes});
     }
-    for (uint32_t i = 0; i < p->segments.count && st == LARDER_OK && write &&
-                         p->layout->gpu == NULL;
+    for (uint32_t i = 0; i < p->segments.count && st == LARDER_OK && write;
          i++) {
         memcpy(p->segments.iov[i].iov_base, from, p->segments.iov[i].iov_len);
         from += p->segments.iov[i].iov_len;
@@ -417,20 +420,26 @@ larder_status_t larder_prefix_place(const larder_layout_t *layout,
     if (st != LARDER_OK) {
         return st;
     }
-    p.segments.max = 1;
+    p.segments.max = p.rows.max = 1;
     for (uint32_t g = 0; g < layout->group_count; g++) {
-        scratch = ldr_max64(scratch, layout->group[g].bytes_max);
-        p.segments.max =
-            (uint32_t)ldr_max64(p.segments.max, layout->group[g].pieces_max);
+        const ldr_group_t *group = &layout->group[g];
+
+        scratch = ldr_max64(scratch, group->bytes_max);
+        p.segments.max = (uint32_t)ldr_max64(p.segments.max, group->pieces_max);
+        p.rows.max = (uint32_t)ldr_max64(p.rows.max, group->runs_max);
     }
     p.scratch_bytes = scratch;
     p.scratch = ldr_reserve(scratch);
-    p.segments.iov = ldr_alloc(p.segments.max * sizeof(*p.segments.iov));
+    if (layout->gpu != NULL) {
+        p.rows.rows = ldr_alloc(p.rows.max * sizeof(*p.rows.rows));
+    } else {
+        p.segments.iov = ldr_alloc(p.segments.max * sizeof(*p.segments.iov));
+    }
     move->shards = move->present = move->skipped = move->failed = 0;
     move->bytes = 0;
     move->item = LARDER_OK;
     move->cause = LARDER_CAUSE_NONE;
-    st = p.scratch != NULL && p.segments.iov != NULL
+    st = p.scratch != NULL && (p.segments.iov != NULL || p.rows.rows != NULL)
              ? place_all(&p, false)
              : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory to place");
     if (st == LARDER_OK) {
@@ -438,5 +447,6 @@ larder_status_t larder_prefix_place(const larder_layout_t *layout,
     }
     ldr_unreserve(p.scratch, scratch);
     ldr_free(p.segments.iov);
+    ldr_free(p.rows.rows);
     return st;
 }

@@ -79,9 +79,7 @@ static void bulk_map(ldr_transfer_t *t, ldr_bulk_t *k, larder_item_t *item,
         k->host[first + i] =
             (struct iovec){p->map->write + p->offset, p->bytes};
     }
-    k->shards[n] = (ldr_gpu_shard_t){.pages = item->iov,
-                                     .page_count = item->iov_count,
-                                     .host = k->host + first,
+    k->shards[n] = (ldr_gpu_shard_t){.host = k->host + first,
                                      .host_count = row->seg_count};
 }
 
@@ -132,11 +130,11 @@ static void bulk_await(ldr_transfer_t *t, const ldr_bulk_t *k, bool load)
 static larder_status_t bulk_list(void *arg, uint32_t shard)
 {
     ldr_bulk_t *k = arg;
-    larder_item_t *item = k->items[shard];
-    larder_status_t st = k->gpu->list(k->gpu->arg, item);
+    ldr_page_list_t pages = {0};
+    larder_status_t st = k->gpu->list(k->gpu->arg, k->items[shard], &pages);
 
-    k->shards[shard].pages = item->iov;
-    k->shards[shard].page_count = item->iov_count;
+    k->shards[shard].pages = pages.rows;
+    k->shards[shard].page_count = pages.count;
     return st;
 }
 
@@ -158,7 +156,7 @@ static larder_status_t bulk_copy(ldr_transfer_t *t, ldr_bulk_t *k, bool load)
                            .nowhere_bytes = gpu->nowhere_bytes,
                            .after = gpu->after,
                            .deadline_ns = t->talk.stop.deadline_ns,
-                           .list = gpu->list != NULL ? bulk_list : NULL,
+                           .list = bulk_list,
                            .ready = gpu->ready != NULL ? bulk_ready : NULL,
                            .arg = k};
     larder_status_t st = t->status;

@@ -197,14 +197,15 @@ static larder_status_t fetched(const larder_lease_t *lease, held_t *h,
                                uint32_t at, uint8_t **memory_p)
 {
     held_shard_t *shard = &h->shards[at];
-    uint64_t deadline_ns = ldr_deadline(lease->lar, 0);
+    const ldr_threads_t *threads = lease->lar->remote->threads;
+    ldr_stop_t stop = {NULL, ldr_deadline(lease->lar, 0)};
     larder_status_t st = LARDER_OK;
 
     ldr_mutex_lock(&h->lock);
     while (shard->fetching && st == LARDER_OK) {
-        if (!ldr_cond_wait_until(&h->fetched, &h->lock, deadline_ns) &&
-            shard->fetching) {
-            st = LARDER_E_DEADLINE;
+        threads->wait(threads->arg, &h->fetched, &h->lock, stop.deadline_ns);
+        if (shard->fetching) {
+            st = ldr_stopped(lease->lar->clock, &stop);
         }
     }
     if (st == LARDER_OK && shard->memory == NULL) {
@@ -212,11 +213,11 @@ static larder_status_t fetched(const larder_lease_t *lease, held_t *h,
 
         shard->fetching = true;
         ldr_mutex_unlock(&h->lock);
-        st = fetch(lease, h, at, deadline_ns, &memory);
+        st = fetch(lease, h, at, stop.deadline_ns, &memory);
         ldr_mutex_lock(&h->lock);
         shard->fetching = false;
         shard->memory = memory;
-        pthread_cond_broadcast(&h->fetched);
+        threads->wake(threads->arg, &h->fetched, true);
     }
     *memory_p = shard->memory;
     ldr_mutex_unlock(&h->lock);

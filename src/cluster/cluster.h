@@ -84,11 +84,11 @@ uint32_t ldr_view_copies(const ldr_view_t *view, uint64_t run, uint32_t copies,
 /* A member's place, or LDR_NOBODY. */
 uint32_t ldr_view_find(const ldr_view_t *view, uint64_t id);
 
-/* How a run is named for the two above: by the key of its first chunk. A run is
- * one chunk now: longer ones would put all continuations of a shared prompt, up
- * to the end of the run in which they begin, on one member, and would save
- * questions only where there are more members than a chain has chunks. */
-uint64_t ldr_run_hash(const larder_key_t *first);
+/* How the run of a chunk is named for the two above: by the key of its first
+ * chunk, of which every key of the run begins with 8 bytes (base/hash.h). So no
+ * node has to know a chunk's place in its chain, and all come to the same
+ * owner: a save, a load by name and a removal say only the key. */
+uint64_t ldr_run_hash(const larder_key_t *key);
 
 /* ---- the cluster ---- */
 

@@ -224,7 +224,7 @@ void larder_gpu_close(larder_gpu_t **gpu_p)
         ldr_free(gpu->lanes[i]);
     }
     for (unsigned i = 0; i < LDR_GPU_LISTS; i++) {
-        ldr_free(gpu->lists[i].iov);
+        ldr_free(gpu->lists[i].rows);
     }
     ldr_free(gpu->ranges);
     ldr_free(gpu->powers);

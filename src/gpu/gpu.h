@@ -7,6 +7,8 @@
  * the buffer, and a small kernel moves it between the buffer and the pages and
  * sums up the checksum. So the link runs at the speed of contiguous copies,
  * whatever the pages' size, and the kernel needs few multiprocessors, briefly.
+ * Where a page's rows lie apart, the kernel steps from row to row: a list has
+ * an entry for rows of equal size that are equally far apart, not for each row.
  *
  *   load   host ==copy engine==> buffer ==kernel==> pages
  *   save   pages ==kernel==> buffer ==copy engine==> host
@@ -17,7 +19,7 @@
  *   bounce   the host's memory is not registered: the CPU copies, with the
  *            checksum, through registered memory of ours
  *   plain    no kernel can be had (no libnvrtc), or something is not aligned
- *            to 16 bytes: bounce, and the copy engine moves page by page
+ *            to 16 bytes: bounce, and the copy engine moves row by row
  *
  * A lane is what one copy needs: two streams, the pieces' buffers, and events.
  * A call takes a lane, and another one that comes meanwhile takes the next.
@@ -41,10 +43,11 @@
 #include <sys/uio.h>
 
 #include "larder/larder.h"
+#include "layout/layout.h"
 
 /* One shard: the same bytes in two places. */
 typedef struct ldr_gpu_shard {
-    const struct iovec *pages; /* on the device, in order */
+    const ldr_page_rows_t *pages; /* on the device, in order */
     uint32_t page_count;
     const struct iovec *host; /* the same number of bytes, in order */
     uint32_t host_count;
@@ -87,8 +90,8 @@ typedef struct ldr_gpu_copy {
 /* A list of pages, for a copy. It is long, and memory that is new or given back
  * takes longer than filling it: so a few are kept. */
 typedef struct ldr_gpu_list {
-    struct iovec *iov; /* NULL: there is not enough memory */
-    uint32_t room;     /* at least as many as were asked for */
+    ldr_page_rows_t *rows; /* NULL: there is not enough memory */
+    uint32_t room;         /* at least as many as were asked for */
 } ldr_gpu_list_t;
 ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t room);
 void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list);

@@ -14,7 +14,7 @@
 #define LDR_GPU_PIECE ((size_t)16 << 20)
 #define LDR_GPU_PIECE_MIN ((size_t)1 << 20)
 #define LDR_GPU_UNITS 4096u /* of a piece */
-#define LDR_GPU_UNIT ((size_t)16 << 10)
+#define LDR_GPU_UNIT ((size_t)16 * LDR_GPU_WORDS)
 #define LDR_GPU_RUNS 256u /* of a piece: contiguous parts on the host */
 #define LDR_GPU_AHEAD_RUNS 16u
 

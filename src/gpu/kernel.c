@@ -15,7 +15,8 @@ typedef unsigned long long u64;
 
 struct unit {
     u64 from, to;
-    u32 bytes, shard, factor, unused;
+    unsigned short words, row;
+    u32 shard, factor, gap;
 };
 
 /* x * t, where t's tables are those of a constant. */
@@ -38,11 +39,16 @@ __device__ __forceinline__ u32 product(u32 a, u32 b)
 
 /* A warp moves a unit. */
 __device__ __forceinline__ void move_unit(const struct unit *u, const u32 *t,
-                                          u32 lane, u32 *sums, u32 check)
+                                          u32 lane, u32 *sums, u32 flags)
 {
     const uint4 *from = (const uint4 *)u->from;
     uint4 *to = (uint4 *)u->to;
-    const int words = (int)(u->bytes >> 4);
+    const int words = u->words;
+    const u32 check = flags & 1u;
+    const u32 gap_from = (flags & 2u) ? 0u : u->gap;
+    const u32 gap_to = (flags & 2u) ? u->gap : 0u;
+    /* i / row is i * inverse >> 20, for i and row up to 1024. */
+    const u32 inverse = u->gap ? (1u << 20) / u->row + 1 : 0u;
     u32 sum = 0;
     /* The last row is whole: what lacks in the first counts as zeros. */
     for (int at = (int)lane - ((32 - (words & 31)) & 31); at < words;
@@ -50,13 +56,16 @@ __device__ __forceinline__ void move_unit(const struct unit *u, const u32 *t,
         uint4 v[8];
         for (int k = 0; k < 8; k++) {
             const int i = at + 32 * k;
-            v[k] = i >= 0 && i < words ? from[i] : make_uint4(0u, 0u, 0u, 0u);
+            const u64 before = ((u32)i * inverse) >> 20;
+            v[k] = i >= 0 && i < words ? from[i + before * gap_from]
+                                       : make_uint4(0u, 0u, 0u, 0u);
         }
         for (int k = 0; k < 8; k++) {
             const int i = at + 32 * k;
             if (i < words) {
                 if (i >= 0 && to) {
-                    to[i] = v[k];
+                    const u64 before = ((u32)i * inverse) >> 20;
+                    to[i + before * gap_to] = v[k];
                 }
                 if (check) {
                     u32 c = times(t, v[k].x);
@@ -81,7 +90,7 @@ __device__ __forceinline__ void move_unit(const struct unit *u, const u32 *t,
 
 extern "C" __global__ void __launch_bounds__(256)
 larder_move(const struct unit *units, u32 count, const u32 *tables, u32 *sums,
-            u32 check)
+            u32 flags)
 {
     __shared__ u32 t[2080];
     __shared__ uint4 list[128];
@@ -100,7 +109,7 @@ larder_move(const struct unit *units, u32 count, const u32 *tables, u32 *sums,
         __syncthreads();
         for (u32 k = threadIdx.x >> 5; k < here; k += blockDim.x >> 5) {
             move_unit((const struct unit *)(list + 2 * k), t, threadIdx.x & 31,
-                      sums, check);
+                      sums, flags);
         }
         __syncthreads();
     }

@@ -1,5 +1,5 @@
 /*
- * The one kernel: moves units, each a run of bytes from one place to another,
+ * The one kernel: moves units, each a run of bytes between a page and a buffer,
  * and sums up the CRC-32C of the shards they belong to.
  *
  * A warp moves a unit, 16 bytes a lane. The checksum is linear: the unit's is
@@ -12,17 +12,20 @@
 
 #include <stdint.h>
 
-/* As the kernel reads it. */
+/* As the kernel reads it. Its bytes have no gap in the buffer; in the page they
+ * may be rows with a gap between two. Sizes are in words of 16 bytes. */
 typedef struct ldr_gpu_unit {
     uint64_t from, to; /* device addresses; to 0: is only summed up */
-    uint32_t bytes;    /* a multiple of 16 */
+    uint16_t words;    /* in all, at most LDR_GPU_WORDS */
+    uint16_t row;      /* in a row */
     uint32_t shard;    /* where its sum goes */
     uint32_t factor;
-    uint32_t unused;
+    uint32_t gap;
 } ldr_gpu_unit_t;
 
 enum {
     LDR_GPU_THREADS = 256,
+    LDR_GPU_WORDS = 1024, /* of a unit: the kernel divides by multiplying */
     /* For a word, for a row of 32 lanes, and one for each lane. */
     LDR_GPU_TABLES = 4 * 256 + 4 * 256 + 32,
     LDR_GPU_POWER = 1024,   /* bytes: pages of a multiple cost no product */
@@ -30,9 +33,13 @@ enum {
 };
 
 /* Its source, and the name of its entry:
- *   larder_move(units, count, tables, sums, check) */
+ *   larder_move(units, count, tables, sums, flags) */
 extern const char ldr_gpu_source[];
 #define LDR_GPU_ENTRY "larder_move"
+enum {
+    LDR_GPU_CHECK = 1, /* sums are made */
+    LDR_GPU_LOAD = 2,  /* `to` is the page, otherwise `from` is */
+};
 
 /* Fills what the kernel reads from; and powers: of 16 bytes, and of
  * LDR_GPU_POWER. */

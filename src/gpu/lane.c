@@ -204,15 +204,15 @@ ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t room)
     ldr_gpu_list_t found = {NULL, 0};
 
     ldr_mutex_lock(&gpu->lock);
-    for (unsigned i = 0; i < LDR_GPU_LISTS && found.iov == NULL; i++) {
-        if (gpu->lists[i].iov != NULL && gpu->lists[i].room >= room) {
+    for (unsigned i = 0; i < LDR_GPU_LISTS && found.rows == NULL; i++) {
+        if (gpu->lists[i].rows != NULL && gpu->lists[i].room >= room) {
             found = gpu->lists[i];
             gpu->lists[i] = (ldr_gpu_list_t){NULL, 0};
         }
     }
     ldr_mutex_unlock(&gpu->lock);
-    if (found.iov == NULL) {
-        found = (ldr_gpu_list_t){ldr_alloc(room * sizeof(*found.iov)), room};
+    if (found.rows == NULL) {
+        found = (ldr_gpu_list_t){ldr_alloc(room * sizeof(*found.rows)), room};
     }
     return found;
 }
@@ -226,12 +226,12 @@ void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list)
     for (unsigned i = 1; i < LDR_GPU_LISTS; i++) {
         least = gpu->lists[i].room < gpu->lists[least].room ? i : least;
     }
-    if (list.iov != NULL && gpu->lists[least].room < list.room) {
+    if (list.rows != NULL && gpu->lists[least].room < list.room) {
         ldr_gpu_list_t other = gpu->lists[least];
 
         gpu->lists[least] = list;
         list = other;
     }
     ldr_mutex_unlock(&gpu->lock);
-    ldr_free(list.iov);
+    ldr_free(list.rows);
 }

@@ -20,6 +20,13 @@
     500000u          /* or so long, for the end: somebody waits for it; */
 #define NAP_NS 20000 /* then this long between two */
 
+/* A place in a list of pages. */
+typedef struct place {
+    const ldr_page_rows_t *rows;
+    uint32_t row;
+    uint64_t at; /* in the row */
+} place_t;
+
 typedef struct move {
     larder_gpu_t *gpu;
     ldr_gpu_lane_t *lane;
@@ -27,7 +34,8 @@ typedef struct move {
     ldr_gpu_way_t way;
     uint32_t shard; /* the one that is cut up */
     uint64_t left;  /* bytes of it */
-    ldr_cursor_t page, host;
+    place_t page;
+    ldr_cursor_t host;
     size_t reach;       /* bytes from the host's cursor on, registered as one */
     ldr_cu_ptr_t there; /* the cursor's address on the device */
     unsigned next;      /* slot */
@@ -62,6 +70,24 @@ static look_t look_at(const struct iovec *iov, uint32_t count)
         l.bytes += bytes;
         l.bits |= at | bytes;
         l.gap |= (at == 0) | (bytes == 0);
+    }
+    return l;
+}
+
+/* The same for pages. A gap too wide for the kernel counts as not aligned. */
+static look_t look_at_pages(const ldr_page_rows_t *rows, uint32_t count)
+{
+    look_t l = {0, 0, false};
+
+    for (uint32_t i = 0; i < count; i++) {
+        const ldr_page_rows_t *r = &rows[i];
+
+        l.bytes += r->bytes * r->count;
+        l.bits |= (uintptr_t)r->base | r->bytes;
+        if (r->count != 1) {
+            l.bits |= r->stride | ((r->stride - r->bytes) / 16 > UINT32_MAX);
+        }
+        l.gap |= (r->base == NULL) | (r->bytes == 0) | (r->count == 0);
     }
     return l;
 }
@@ -133,8 +159,8 @@ static larder_status_t begin_shard(move_t *m)
     if (st != LARDER_OK) {
         return st;
     }
-    look_t pages = look_at(s->pages, s->page_count);
-    m->page = (ldr_cursor_t){s->pages, 0};
+    look_t pages = look_at_pages(s->pages, s->page_count);
+    m->page = (place_t){s->pages, 0, 0};
     m->host = (ldr_cursor_t){s->host, 0};
     m->left = look_at(s->host, s->host_count).bytes;
     m->reach = 0;
@@ -187,6 +213,44 @@ static bool nowhere(const ldr_gpu_copy_t *copy, const uint8_t *page)
            page < copy->nowhere + copy->nowhere_bytes;
 }
 
+static uint8_t *page_here(const move_t *m)
+{
+    const place_t *p = &m->page;
+
+    return p->rows->base + p->row * p->rows->stride + p->at;
+}
+
+/* Bytes that are taken next, of at most so many: of a row, or whole rows if
+ * `rows` and there are some. */
+static size_t page_take(const move_t *m, size_t most, bool rows)
+{
+    const place_t *p = &m->page;
+    const ldr_page_rows_t *r = p->rows;
+    uint64_t left = r->bytes * (r->count - p->row);
+
+    if (!rows || r->count == 1 || p->at > 0 || most < r->bytes) {
+        return ldr_min64(r->bytes - p->at, most);
+    }
+    return left <= most ? left : most / r->bytes * r->bytes;
+}
+
+/* Goes on by so many bytes, as page_take() gave them. */
+static void page_go(move_t *m, size_t bytes)
+{
+    place_t *p = &m->page;
+    const ldr_page_rows_t *r = p->rows;
+
+    if (bytes + p->at == r->bytes * (r->count - p->row)) {
+        *p = (place_t){r + 1, 0, 0};
+        return;
+    }
+    p->at += bytes;
+    if (p->at >= r->bytes) {
+        p->row += (uint32_t)(p->at / r->bytes);
+        p->at = 0;
+    }
+}
+
 /* Cuts so many bytes, contiguous on the host, into units for the kernel; gives
  * how many found room. This is all that the CPU does for a byte: it has to keep
  * up with the link when pages are small. */
@@ -200,39 +264,42 @@ static size_t cut_units(move_t *m, ldr_gpu_slot_t *slot, size_t bytes)
     size_t done = 0;
 
     while (done < bytes && slot->unit_count < LDR_GPU_UNITS) {
-        uint8_t *page = ldr_cursor_here(&m->page);
-        size_t n = ldr_min64(ldr_cursor_left(&m->page), bytes - done);
+        const ldr_page_rows_t *rows = m->page.rows;
+        uint8_t *page = page_here(m);
+        size_t n = page_take(m, ldr_min64(bytes - done, LDR_GPU_UNIT), true);
 
-        n = ldr_min64(n, LDR_GPU_UNIT);
         left -= n;
         ldr_gpu_unit_t *u = &slot->units[slot->unit_count++];
         bool skip = copy->load && nowhere(copy, page);
+        bool apart = n > rows->bytes;
         u->from = copy->load ? near + done : (uintptr_t)page;
         u->to = skip ? 0 : copy->load ? (uintptr_t)page : near + done;
-        u->bytes = (uint32_t)n;
+        u->words = (uint16_t)(n / 16);
+        u->row = apart ? (uint16_t)(rows->bytes / 16) : u->words;
+        u->gap = apart ? (uint32_t)((rows->stride - rows->bytes) / 16) : 0;
         u->shard = m->shard;
         u->factor = powers != NULL ? ldr_gpu_factor(powers, left) : 0;
         done += n;
-        ldr_cursor_go(&m->page, n);
+        page_go(m, n);
     }
     return done;
 }
 
-/* The same, for copies page by page. */
+/* The same, for copies row by row. */
 static size_t cut_leaves(move_t *m, ldr_gpu_slot_t *slot, size_t bytes)
 {
     size_t done = 0;
 
     while (done < bytes && slot->leaf_count < LDR_GPU_UNITS) {
-        uint8_t *page = ldr_cursor_here(&m->page);
-        size_t n = ldr_min64(ldr_cursor_left(&m->page), bytes - done);
+        uint8_t *page = page_here(m);
+        size_t n = page_take(m, bytes - done, false);
 
         if (!m->copy->load || !nowhere(m->copy, page)) {
             slot->leaves[slot->leaf_count++] =
                 (ldr_gpu_leaf_t){(uintptr_t)page, slot->bytes + done, n};
         }
         done += n;
-        ldr_cursor_go(&m->page, n);
+        page_go(m, n);
     }
     return done;
 }
@@ -320,11 +387,13 @@ static ldr_cu_t engine(move_t *m, const ldr_gpu_slot_t *slot)
 static ldr_cu_t kernel(move_t *m, ldr_gpu_slot_t *slot)
 {
     larder_gpu_t *gpu = m->gpu;
-    uint32_t count = slot->unit_count, check = !by_cpu(m);
+    uint32_t count = slot->unit_count;
+    uint32_t flags =
+        (by_cpu(m) ? 0 : LDR_GPU_CHECK) | (m->copy->load ? LDR_GPU_LOAD : 0);
     unsigned warps = LDR_GPU_THREADS / 32;
     unsigned grid = (unsigned)ldr_min64(gpu->grid, ldr_div_up(count, warps));
     void *arguments[] = {&slot->units_there, &count, &gpu->tables,
-                         &m->lane->sums, &check};
+                         &m->lane->sums, &flags};
 
     return gpu->cuda->launch(gpu->kernel, grid, 1, 1, LDR_GPU_THREADS, 1, 1, 0,
                              m->lane->kernel, arguments, NULL);

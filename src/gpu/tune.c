@@ -32,9 +32,9 @@ static ldr_cu_t try_one(const tune_t *t, trial_t trial)
     size_t run = trial == WHOLE ? LDR_GPU_PIECE : RUN;
 
     if (trial == BY_KERNEL) {
-        uint32_t count = LDR_GPU_PIECE / LDR_GPU_UNIT, check = 1;
+        uint32_t count = LDR_GPU_PIECE / LDR_GPU_UNIT, flags = LDR_GPU_CHECK;
         void *arguments[] = {&slot->units_there, &count, &gpu->tables,
-                             &t->lane->sums, &check};
+                             &t->lane->sums, &flags};
 
         return gpu->cuda->launch(gpu->kernel, gpu->grid, 1, 1, LDR_GPU_THREADS,
                                  1, 1, 0, t->lane->copy, arguments, NULL);
@@ -114,7 +114,7 @@ static larder_status_t prepare(tune_t *t)
          i++) {
         slot->units[i] = (ldr_gpu_unit_t){.from = there + i * LDR_GPU_UNIT,
                                           .to = t->buffer + i * LDR_GPU_UNIT,
-                                          .bytes = LDR_GPU_UNIT};
+                                          .words = LDR_GPU_WORDS};
     }
     return st;
 }

@@ -68,6 +68,7 @@ typedef struct ldr_layout_slice {
     uint32_t strip, strip_end; /* in the layout's strips */
     size_t bytes;              /* of its shard */
     uint32_t pieces;           /* segments of its shard, if none are merged */
+    uint32_t runs;             /* the same for ldr_layout_rows() */
     uint16_t number;           /* of the shard */
     bool whole;                /* the rank holds all of it */
 } ldr_layout_slice_t;
@@ -84,6 +85,7 @@ typedef struct ldr_group {
     uint32_t slice, slice_end; /* in the layout's slices */
     size_t bytes_max;          /* the largest shard's */
     uint32_t pieces_max;       /* likewise */
+    uint32_t runs_max;         /* likewise */
     size_t bytes;              /* of all its slices */
     uint32_t whole_count;      /* slices that are saved */
 } ldr_group_t;
@@ -198,8 +200,30 @@ larder_status_t ldr_layout_segments(const larder_layout_t *layout,
                                     ldr_span_t wanted, uint8_t *scratch,
                                     ldr_segments_t *out);
 
-/* Whether a load would find the wanted places of the chunk in the table: OK, or
- * what ldr_layout_segments() would say. */
-larder_status_t ldr_layout_places(const larder_layout_t *layout, uint32_t group,
-                                  uint32_t chunk, const larder_table_t *table,
-                                  ldr_span_t wanted);
+/* Rows of as many bytes each, the first at base, each the next `stride` bytes
+ * behind the one before. Bytes without a gap are one row. */
+typedef struct ldr_page_rows {
+    uint8_t *base;
+    uint64_t bytes, stride;
+    uint32_t count;
+} ldr_page_rows_t;
+
+typedef struct ldr_page_list {
+    ldr_page_rows_t *rows;
+    uint32_t count, max;
+} ldr_page_list_t;
+
+/* The same for those who can step from row to row (the GPU's kernel): what a
+ * strip has in a block is one entry, or a part of one. The list must have room
+ * for ldr_layout_slice_t.runs. */
+larder_status_t ldr_layout_rows(const larder_layout_t *layout,
+                                ldr_shard_at_t at, const larder_table_t *table,
+                                ldr_span_t wanted, uint8_t *scratch,
+                                ldr_page_list_t *out);
+
+/* What ldr_layout_segments() and _rows() would return, without a list. load:
+ * they would be given scratch. */
+larder_status_t ldr_layout_places(const larder_layout_t *layout,
+                                  ldr_shard_at_t at,
+                                  const larder_table_t *table,
+                                  ldr_span_t wanted, bool load);

@@ -40,25 +40,57 @@ static larder_status_t load_block(const larder_layout_t *layout, uint32_t group,
                                         group, place);
 }
 
-larder_status_t ldr_layout_places(const larder_layout_t *layout, uint32_t group,
-                                  uint32_t chunk, const larder_table_t *table,
-                                  ldr_span_t wanted)
+/* A shard's list while it is made: of segments, or of rows. */
+typedef struct making {
+    const larder_layout_t *layout;
+    const larder_table_t *table;
+    ldr_shard_at_t at;
+    ldr_span_t wanted;
+    uint8_t *scratch; /* the rest of it; NULL: a save */
+    ldr_segments_t *segments;
+    ldr_page_list_t *rows;
+} making_t;
+
+/* The block at a place, for a strip. NULL_BLOCK: its rows go to scratch. */
+static larder_status_t block_for(const making_t *m, bool load,
+                                 const ldr_strip_t *strip, uint32_t place,
+                                 uint32_t *id_p)
 {
-    ldr_span_t blocks = ldr_layout_blocks(layout, group, chunk);
     larder_status_t st = LARDER_OK;
+
+    *id_p = NULL_BLOCK;
+    if (load) {
+        bool want = place >= m->wanted.first && place < m->wanted.end;
+
+        return want ? load_block(m->layout, m->at.group, m->table, place, id_p)
+                    : LARDER_OK;
+    }
+    st = block_at(m->layout, m->table, place, id_p);
+    return st == LARDER_OK && (*id_p == NULL_BLOCK || strip->base == NULL)
+               ? LARDER_MISS
+               : st;
+}
+
+larder_status_t ldr_layout_places(const larder_layout_t *layout,
+                                  ldr_shard_at_t at,
+                                  const larder_table_t *table,
+                                  ldr_span_t wanted, bool load)
+{
+    const ldr_layout_slice_t *slice = &layout->slice[at.slice];
+    ldr_span_t blocks = ldr_layout_blocks(layout, at.group, at.chunk);
+    making_t m = {.layout = layout, .table = table, .at = at, .wanted = wanted};
+    larder_status_t st = load || slice->whole ? LARDER_OK : LARDER_MISS;
 
     for (uint32_t place = blocks.first; place < blocks.end && st == LARDER_OK;
          place++) {
         uint32_t id;
 
-        if (place >= wanted.first && place < wanted.end) {
-            st = load_block(layout, group, table, place, &id);
-        }
+        st = block_for(&m, load, &layout->strips[slice->strip], place, &id);
     }
     return st;
 }
 
-static void append(ldr_segments_t *out, uint8_t *base, uint64_t bytes)
+static void append_bytes(ldr_segments_t *out, uint8_t *base, uint64_t bytes)
 {
     struct iovec *last = out->count > 0 ? &out->iov[out->count - 1] : NULL;
 
@@ -69,53 +101,95 @@ static void append(ldr_segments_t *out, uint8_t *base, uint64_t bytes)
     out->iov[out->count++] = (struct iovec){base, bytes};
 }
 
-/* A shard's list while it is made. */
-typedef struct making {
-    const larder_layout_t *layout;
-    const larder_table_t *table;
-    ldr_shard_at_t at;
-    ldr_span_t wanted;
-    uint8_t *scratch; /* the rest of it; NULL: a save */
-    ldr_segments_t *out;
-} making_t;
+static void append_segments(ldr_segments_t *out, const ldr_page_rows_t *rows)
+{
+    struct iovec *iov = &out->iov[out->count];
+    uint8_t *row = rows->base;
+
+    if (rows->count == 1) {
+        append_bytes(out, row, rows->bytes);
+        return;
+    }
+    for (uint32_t i = 0; i < rows->count; i++, row += rows->stride) {
+        *iov++ = (struct iovec){row, rows->bytes};
+    }
+    out->count += rows->count;
+}
+
+static void append_run(ldr_page_list_t *out, const ldr_page_rows_t *rows)
+{
+    ldr_page_rows_t *last = out->count > 0 ? &out->rows[out->count - 1] : NULL;
+
+    if (last != NULL && last->count == 1 && rows->count == 1 &&
+        last->base + last->bytes == rows->base) {
+        last->bytes = last->stride = last->bytes + rows->bytes;
+        return;
+    }
+    if (last != NULL && last->count > 1 && last->bytes == rows->bytes &&
+        last->stride == rows->stride &&
+        last->base + last->count * last->stride == rows->base) {
+        last->count += rows->count;
+        return;
+    }
+    out->rows[out->count++] = *rows;
+}
 
 /* Rows first to end - 1 of the block at a place. */
 static larder_status_t append_rows(making_t *m, const ldr_strip_t *strip,
                                    uint32_t place, uint32_t first, uint32_t end)
 {
-    bool want = place >= m->wanted.first && place < m->wanted.end;
     uint64_t bytes = strip->bytes * (end - first);
-    larder_status_t st = LARDER_OK;
-    uint32_t id = NULL_BLOCK;
+    ldr_page_rows_t rows = {.bytes = bytes, .stride = bytes, .count = 1};
+    uint32_t id;
+    larder_status_t st = block_for(m, m->scratch != NULL, strip, place, &id);
 
-    if (m->scratch == NULL) {
-        st = block_at(m->layout, m->table, place, &id);
-        if (st == LARDER_OK && (id == NULL_BLOCK || strip->base == NULL)) {
-            st = LARDER_MISS;
-        }
-    } else if (want) {
-        st = load_block(m->layout, m->at.group, m->table, place, &id);
-    }
     if (st != LARDER_OK) {
         return st;
     }
     if (id == NULL_BLOCK || strip->base == NULL) {
-        append(m->out, m->scratch, bytes);
+        rows.base = m->scratch;
         m->scratch += bytes;
-        return LARDER_OK;
+    } else {
+        rows.base =
+            strip->base + id * strip->block_stride + first * strip->row_stride;
+        if (strip->row_stride != strip->bytes && end - first > 1) {
+            rows.bytes = strip->bytes;
+            rows.stride = strip->row_stride;
+            rows.count = end - first;
+        }
     }
-    uint8_t *row =
-        strip->base + id * strip->block_stride + first * strip->row_stride;
-    if (strip->row_stride == strip->bytes || end - first == 1) {
-        append(m->out, row, bytes);
-        return LARDER_OK;
+    if (m->segments != NULL) {
+        append_segments(m->segments, &rows);
+    } else {
+        append_run(m->rows, &rows);
     }
-    struct iovec *iov = &m->out->iov[m->out->count];
-    for (uint32_t i = first; i < end; i++, row += strip->row_stride) {
-        *iov++ = (struct iovec){row, strip->bytes};
-    }
-    m->out->count += end - first;
     return LARDER_OK;
+}
+
+static larder_status_t list(making_t *m)
+{
+    const larder_layout_t *layout = m->layout;
+    const ldr_group_t *g = &layout->group[m->at.group];
+    const ldr_layout_slice_t *slice = &layout->slice[m->at.slice];
+    ldr_span_t blocks = ldr_layout_blocks(layout, m->at.group, m->at.chunk);
+    larder_status_t st = LARDER_OK;
+
+    for (uint32_t i = slice->strip; i < slice->strip_end; i++) {
+        /* Of the first block, the rows before first_row are not stored. */
+        uint32_t first = g->first_row % g->block_rows;
+
+        for (uint32_t place = blocks.first;
+             place < blocks.end && st == LARDER_OK; place++, first = 0) {
+            st =
+                append_rows(m, &layout->strips[i], place, first, g->block_rows);
+        }
+    }
+    return st;
+}
+
+static larder_status_t no_room(uint32_t max, uint32_t need)
+{
+    return ldr_fail(LARDER_E_SIZE, "room for %u segments of %u", max, need);
 }
 
 larder_status_t ldr_layout_segments(const larder_layout_t *layout,
@@ -124,31 +198,31 @@ larder_status_t ldr_layout_segments(const larder_layout_t *layout,
                                     ldr_span_t wanted, uint8_t *scratch,
                                     ldr_segments_t *out)
 {
-    const ldr_group_t *g = &layout->group[at.group];
-    const ldr_layout_slice_t *slice = &layout->slice[at.slice];
-    ldr_span_t blocks = ldr_layout_blocks(layout, at.group, at.chunk);
     making_t m = {.layout = layout,
                   .table = table,
                   .at = at,
                   .wanted = wanted,
                   .scratch = scratch,
-                  .out = out};
-    larder_status_t st = LARDER_OK;
+                  .segments = out};
+    uint32_t need = layout->slice[at.slice].pieces;
 
     out->count = 0;
-    if (out->max < slice->pieces) {
-        return ldr_fail(LARDER_E_SIZE, "room for %u segments of %u", out->max,
-                        slice->pieces);
-    }
-    for (uint32_t i = slice->strip; i < slice->strip_end; i++) {
-        /* Of the first block, the rows before first_row are not stored. */
-        uint32_t first = g->first_row % g->block_rows;
+    return out->max < need ? no_room(out->max, need) : list(&m);
+}
 
-        for (uint32_t place = blocks.first;
-             place < blocks.end && st == LARDER_OK; place++, first = 0) {
-            st = append_rows(&m, &layout->strips[i], place, first,
-                             g->block_rows);
-        }
-    }
-    return st;
+larder_status_t ldr_layout_rows(const larder_layout_t *layout,
+                                ldr_shard_at_t at, const larder_table_t *table,
+                                ldr_span_t wanted, uint8_t *scratch,
+                                ldr_page_list_t *out)
+{
+    making_t m = {.layout = layout,
+                  .table = table,
+                  .at = at,
+                  .wanted = wanted,
+                  .scratch = scratch,
+                  .rows = out};
+    uint32_t need = layout->slice[at.slice].runs;
+
+    out->count = 0;
+    return out->max < need ? no_room(out->max, need) : list(&m);
 }

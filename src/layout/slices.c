@@ -196,12 +196,13 @@ static larder_status_t measure(const making_t *m, ldr_layout_slice_t *slice)
 {
     const ldr_group_t *g = m->g;
     uint64_t rows = g->chunk_rows - g->first_row, bytes = 0, pieces = 0, more;
+    uint64_t blocks = g->chunk_blocks - g->first_block;
 
     for (uint32_t i = slice->strip; i < slice->strip_end; i++) {
         const ldr_strip_t *s = &m->layout->strips[i];
         bool apart = s->base != NULL && s->row_stride != s->bytes;
 
-        pieces += apart ? rows : g->chunk_blocks - g->first_block;
+        pieces += apart ? rows : blocks;
         if (__builtin_mul_overflow(s->bytes, rows, &more) ||
             __builtin_add_overflow(bytes, more, &bytes) ||
             bytes > LARDER_VALUE_MAX) {
@@ -219,6 +220,7 @@ static larder_status_t measure(const making_t *m, ldr_layout_slice_t *slice)
     }
     slice->bytes = (size_t)bytes;
     slice->pieces = (uint32_t)pieces;
+    slice->runs = (uint32_t)(blocks * (slice->strip_end - slice->strip));
     return LARDER_OK;
 }
 
@@ -238,6 +240,7 @@ static larder_status_t add_slice(making_t *m, ldr_layout_slice_t slice)
         g->bytes += slice.bytes;
         g->bytes_max = ldr_max64(g->bytes_max, slice.bytes);
         g->pieces_max = (uint32_t)ldr_max64(g->pieces_max, slice.pieces);
+        g->runs_max = (uint32_t)ldr_max64(g->runs_max, slice.runs);
         g->whole_count += slice.whole;
     }
     return st;

@@ -431,6 +431,31 @@ static const char *or_null(const char *text)
     return text[0] != '\0' ? text : NULL;
 }
 
+/* *tls_p NULL: the options want none. */
+static larder_status_t make_tls(const ldr_options_t *o, ldr_tls_t **tls_p)
+{
+    ldr_tls_params_t params = {
+        .cert = or_null(o->tls_cert),
+        .key = or_null(o->tls_key),
+        .ca = or_null(o->tls_ca),
+    };
+
+    *tls_p = NULL;
+    return o->tls == LDR_TLS_ON ? ldr_tls_create(&params, tls_p) : LARDER_OK;
+}
+
+larder_status_t ldr_pool_renew(ldr_remote_t *r)
+{
+    const ldr_pool_t *pool = r->state;
+    ldr_tls_t *fresh;
+    larder_status_t st = make_tls(&r->options, &fresh);
+
+    if (st == LARDER_OK && fresh != NULL) {
+        ldr_tls_renew(pool->tls, fresh);
+    }
+    return st;
+}
+
 static larder_status_t pool_create(ldr_remote_t *r)
 {
     const ldr_options_t *o = &r->options;
@@ -444,14 +469,8 @@ static larder_status_t pool_create(ldr_remote_t *r)
     ldr_mutex_init(&pool->lock);
     ldr_cond_init(&pool->freed);
     larder_status_t st = addresses_parse(pool, o->address);
-    if (st == LARDER_OK && o->tls == LDR_TLS_ON) {
-        ldr_tls_params_t params = {
-            .cert = or_null(o->tls_cert),
-            .key = or_null(o->tls_key),
-            .ca = or_null(o->tls_ca),
-        };
-
-        st = ldr_tls_create(&params, &pool->tls);
+    if (st == LARDER_OK) {
+        st = make_tls(o, &pool->tls);
     }
     if (st == LARDER_OK) {
         pool->conns = ldr_alloc(o->connections * sizeof(*pool->conns));

@@ -124,6 +124,10 @@ void ldr_conn_send_ends(ldr_conn_t *c);
 
 /* ---- the pool (pool.c) ---- */
 
+/* Reads the certificates again, for connections that begin from here on. A
+ * failure changes nothing. */
+larder_status_t ldr_pool_renew(ldr_remote_t *r);
+
 /* A lease of this connection, in that session of it, is to be released. */
 void ldr_conn_release(ldr_conn_t *c, uint64_t session, const uint64_t *leases,
                       uint32_t count);

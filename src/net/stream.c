@@ -13,8 +13,10 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <limits.h>
+#include <netdb.h>
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -499,9 +501,52 @@ static int socket_connect(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
                : -ENOMEM;
 }
 
+static int socket_listen(const ldr_transport_ops_t *ops, const ldr_dest_t *at,
+                         ldr_listening_t *l)
+{
+    int fd = ldr_listen_tcp(at->address, at->congestion);
+
+    *l = (ldr_listening_t){.ops = ops, .fd = fd, .tls = at->tls};
+    return fd < 0 ? fd : 0;
+}
+
+static int socket_accept(ldr_listening_t *l, uint64_t until_ns, ldr_stream_t *s)
+{
+    int fd = ldr_accept(l->fd);
+
+    if (fd == -EAGAIN && until_ns > 0) {
+        ldr_poll(l->fd, POLLIN, until_ns);
+        fd = ldr_accept(l->fd);
+    }
+    if (fd < 0) {
+        return fd;
+    }
+    return ldr_stream_init(s, fd, l->tls, true, NULL) == LARDER_OK ? 0
+                                                                   : -ENOMEM;
+}
+
+static void socket_unlisten(ldr_listening_t *l)
+{
+    if (l->fd >= 0) {
+        close(l->fd);
+    }
+    l->fd = -1;
+}
+
 static int socket_poll(ldr_stream_t *s, short events, uint64_t until_ns)
 {
     return ldr_poll(s->fd, events, until_ns);
+}
+
+static void socket_host(const ldr_stream_t *s, char *text, size_t size)
+{
+    struct sockaddr_storage a;
+    socklen_t length = sizeof(a);
+
+    if (getpeername(s->fd, (struct sockaddr *)&a, &length) == 0) {
+        getnameinfo((struct sockaddr *)&a, length, text, (socklen_t)size, NULL,
+                    0, NI_NUMERICHOST);
+    }
 }
 
 static bool socket_speaks_http(const ldr_stream_t *s, uint64_t until_ns)
@@ -512,10 +557,14 @@ static bool socket_speaks_http(const ldr_stream_t *s, uint64_t until_ns)
 const ldr_transport_ops_t ldr_transport_tcp = {
     .name = "tcp",
     .connect = socket_connect,
+    .listen = socket_listen,
+    .accept = socket_accept,
+    .unlisten = socket_unlisten,
     .read = plain_read,
     .write = plain_write,
     .poll = socket_poll,
     .close = socket_close,
+    .host = socket_host,
     .speaks_http = socket_speaks_http,
 };
 
@@ -523,11 +572,15 @@ const ldr_transport_ops_t ldr_transport_tls = {
     .name = "tls",
     .holds = true,
     .connect = socket_connect,
+    .listen = socket_listen,
+    .accept = socket_accept,
+    .unlisten = socket_unlisten,
     .handshake = tls_handshake,
     .read = tls_read,
     .write = tls_write,
     .poll = socket_poll,
     .close = socket_close,
+    .host = socket_host,
     .speaks_http = socket_speaks_http,
 };
 

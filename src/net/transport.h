@@ -9,7 +9,7 @@
  * Invariants
  *  1. A stream is connected exactly while its fd is not negative: from its
  *     beginning to ldr_stream_close(). Nothing is read or written after.
- *  2. No call blocks but poll(), which ends at its time.
+ *  2. No call blocks but poll() and accept(), which end at their time.
  */
 #pragma once
 
@@ -19,13 +19,21 @@
 typedef struct ldr_stream ldr_stream_t;
 typedef struct ldr_transport_ops ldr_transport_ops_t;
 
-/* Where to connect to. */
+/* Where to connect to, or to listen at. */
 typedef struct ldr_dest {
     const ldr_address_t *address;
     const char *congestion;
     ldr_tls_t *tls;   /* NULL: plain */
     const char *name; /* whom the certificate must be for */
 } ldr_dest_t;
+
+/* Where connections come in: from listen() to unlisten(). */
+typedef struct ldr_listening {
+    const ldr_transport_ops_t *ops;
+    int fd;         /* what poll() of the kernel looks at; negative: closed */
+    ldr_tls_t *tls; /* of its connections; NULL: plain */
+    void *state;    /* of other transports */
+} ldr_listening_t;
 
 struct ldr_transport_ops {
     const char *name;
@@ -40,11 +48,23 @@ struct ldr_transport_ops {
      * resolved. 0, or a negative errno with a text (-ETIMEDOUT, -ECANCELED). */
     int (*connect)(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
                    ldr_stop_t *stop, ldr_stream_t *s);
-    int (*handshake)(ldr_stream_t *s); /* NULL: there is none */
+    /* 0, or a negative errno with a text. NULL: the transport begins on a
+     * connection of another one (rings). */
+    int (*listen)(const ldr_transport_ops_t *ops, const ldr_dest_t *at,
+                  ldr_listening_t *l);
+    /* Waits for a connection until then (0: does not wait) and gives its
+     * stream, before any handshake. 0, -EAGAIN: none came, or another negative
+     * errno. */
+    int (*accept)(ldr_listening_t *l, uint64_t until_ns, ldr_stream_t *s);
+    void (*unlisten)(ldr_listening_t *l); /* twice is fine */
+    int (*handshake)(ldr_stream_t *s);    /* NULL: there is none */
     ssize_t (*read)(ldr_stream_t *s, const struct iovec *iov, unsigned count);
     ssize_t (*write)(ldr_stream_t *s, const struct iovec *iov, unsigned count);
     int (*poll)(ldr_stream_t *s, short events, uint64_t until_ns);
     void (*close)(ldr_stream_t *s);
+    /* The other end's host, for logs; unchanged where it is not known. NULL:
+     * there is no such thing. */
+    void (*host)(const ldr_stream_t *s, char *text, size_t size);
     /* Whether a web server is at the other end. NULL: cannot be. */
     bool (*speaks_http)(const ldr_stream_t *s, uint64_t until_ns);
     void *arg; /* the row's own */

@@ -94,7 +94,7 @@ larder_status_t ldr_node_ask_add(ldr_node_t *node, ldr_query_t *ask,
 
             entry = ldr_store_find(store, &name, entry, now_s, &cause);
             if (lacks(node, &name, entry, ask->shards) &&
-                t->ops->must_ask(t, &name, ask->shards)) {
+                t->ops->must_ask(t, ask, &name)) {
                 ok = add(ask, &name);
             }
         }

@@ -6,8 +6,8 @@
  *
  *   prefix  the first of a request's blocks, from `from` on, that is not here
  *   use     all blocks of a request, once, in the order of the tape
- *   soon    a request that begins with this block comes soon: asks for memory,
- *           in steps 2, 1, 0, some requests apart. NULL: it has no use for it
+ *   prefetch a request that begins with this block is expected: asks for
+ *           memory, in steps 2, 1, 0, some requests apart. NULL: not needed
  *
  * Memory: at most 4 bytes for each different block of the trace, and what the
  * table below says for each block of capacity; nothing grows with the length of
@@ -57,7 +57,7 @@ struct ldr_sim {
     const ldr_sim_ops_t *ops;
 };
 
-/* lru      the store's own leaf-first LRU          40 bytes a block
+/* lru      the store's own leaf-first LRU          30 to 125 bytes a block
  * default  what the store runs                     as that needs
  * learned  the store's policy that learns          40 to 150
  * fifo     first in, first out                      4

@@ -303,38 +303,17 @@ static double policy_busiest(const ldr_sim_t *sim)
     return all > 0 ? (double)most * s->nodes / (double)all : 0;
 }
 
-const ldr_sim_ops_t ldr_sim_lru = {
-    .name = "lru",
-    .text = "least recently used, leaves first",
-    .policy = &ldr_policy_lru,
-    .create = policy_create,
-    .destroy = policy_destroy,
-    .prefix = policy_prefix,
-    .use = policy_use,
-    .prefetch = policy_prefetch,
-    .busiest = policy_busiest,
-};
+/* One of the store's policies, under a name that users know. */
+#define POLICY_SIM(shown, what, table)                                         \
+    {                                                                          \
+        .name = shown, .text = what, .policy = table, .create = policy_create, \
+        .destroy = policy_destroy, .prefix = policy_prefix, .use = policy_use, \
+        .prefetch = policy_prefetch, .busiest = policy_busiest,                \
+    }
 
-const ldr_sim_ops_t ldr_sim_learned = {
-    .name = "learned",
-    .text = "learns what comes back (docs/policy.md)",
-    .policy = &ldr_policy_default,
-    .create = policy_create,
-    .destroy = policy_destroy,
-    .prefix = policy_prefix,
-    .use = policy_use,
-    .prefetch = policy_prefetch,
-    .busiest = policy_busiest,
-};
-
-const ldr_sim_ops_t ldr_sim_default = {
-    .name = "default",
-    .text = "what a node runs",
-    .policy = &DEFAULT_POLICY,
-    .create = policy_create,
-    .destroy = policy_destroy,
-    .prefix = policy_prefix,
-    .use = policy_use,
-    .prefetch = policy_prefetch,
-    .busiest = policy_busiest,
-};
+const ldr_sim_ops_t ldr_sim_lru =
+    POLICY_SIM("lru", "least recently used, leaves first", &ldr_policy_lru);
+const ldr_sim_ops_t ldr_sim_learned = POLICY_SIM(
+    "learned", "learns what comes back (docs/policy.md)", &ldr_policy_default);
+const ldr_sim_ops_t ldr_sim_default =
+    POLICY_SIM("default", "what a node runs", &DEFAULT_POLICY);

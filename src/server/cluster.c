@@ -187,6 +187,50 @@ bool ldr_cluster_verb(ldr_server_t *server, const char *verb, char *text,
     return true;
 }
 
+/* ---- TLS ---- */
+
+larder_status_t ldr_cluster_tls(const ldr_options_t *o, ldr_tls_t **tls_p)
+{
+    ldr_tls_params_t params = {
+        .server = true,
+        .cert = o->cluster_cert,
+        .key = o->cluster_key,
+        .ca = o->cluster_ca,
+    };
+
+    *tls_p = NULL;
+    if (o->cluster_tls == LDR_TLS_OFF) {
+        return LARDER_OK;
+    }
+    if (o->cluster_cert[0] == '\0' || o->cluster_key[0] == '\0' ||
+        o->cluster_ca[0] == '\0') {
+        return ldr_fail(LARDER_E_INVALID,
+                        "cluster_tls = on needs cluster_cert, "
+                        "cluster_key and cluster_ca");
+    }
+    return ldr_tls_create(&params, tls_p);
+}
+
+void ldr_cluster_tls_renew(ldr_server_t *server)
+{
+    ldr_tls_t *fresh = NULL;
+    larder_status_t st = LARDER_OK;
+
+    if (server->peer_tls != NULL) {
+        st = ldr_cluster_tls(&server->config->options, &fresh);
+    }
+    if (st == LARDER_OK && fresh != NULL) {
+        ldr_tls_renew(server->peer_tls, fresh);
+        st = ldr_peers_renew(ldr_peers_of(&server->node->host));
+    }
+    if (st != LARDER_OK) {
+        ldr_warn(&server->log,
+                 "reload: the certificates of the cluster stay as they were: "
+                 "%s",
+                 ldr_fail_text());
+    }
+}
+
 /* ---- the end ---- */
 
 void ldr_cluster_depart(ldr_server_t *server, uint64_t deadline_ns)

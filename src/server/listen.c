@@ -61,7 +61,7 @@ static ldr_server_loop_t *home_of_next(ldr_server_t *server)
 }
 
 /* Gives a new connection to a loop, or closes it. */
-static void take_in(ldr_listener_t *l, int fd)
+static void take_in(ldr_listener_t *l, ldr_stream_t *stream)
 {
     ldr_server_t *server = l->home->server;
     coming_t *c = ldr_alloc(sizeof(*c));
@@ -70,12 +70,13 @@ static void take_in(ldr_listener_t *l, int fd)
     if (__atomic_load_n(&server->draining, __ATOMIC_RELAXED)) {
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_DRAINING);
         ldr_free(c);
-        close(fd);
+        ldr_stream_close(stream);
         return;
     }
     if (c != NULL) {
-        found = ldr_lobby_enter(server->lobbies[l->local], ldr_origin_of(fd),
-                                &c->arrival.stranger);
+        found =
+            ldr_lobby_enter(server->lobbies[l->local],
+                            ldr_origin_of(stream->fd), &c->arrival.stranger);
     }
     if (found != LDR_LOBBY_ROOM) {
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_STRANGERS);
@@ -89,12 +90,12 @@ static void take_in(ldr_listener_t *l, int fd)
     }
     if (found == LDR_LOBBY_FULL) {
         ldr_free(c);
-        close(fd);
+        ldr_stream_close(stream);
         return;
     }
     c->task.run = arrive;
     c->home = home_of_next(server);
-    c->arrival.fd = fd;
+    c->arrival.stream = *stream;
     c->arrival.local = l->local;
     c->arrival.begin_ns = ldr_server_now(server);
     ldr_loop_post(&c->home->loop, &c->task);
@@ -113,7 +114,7 @@ static void knock(ldr_watch_t *watch, uint32_t events)
     ldr_listener_t *l =
         (ldr_listener_t *)((char *)watch - offsetof(ldr_listener_t, watch));
     ldr_server_t *server = l->home->server;
-    int fd = -EAGAIN;
+    int error = 0;
 
     (void)events;
     for (unsigned i = 0; i < ACCEPTS_MAX; i++) {
@@ -121,21 +122,23 @@ static void knock(ldr_watch_t *watch, uint32_t events)
             pause_listener(l, BEHIND_NS);
             return;
         }
-        fd = ldr_accept(watch->fd);
-        if (fd < 0) {
+        ldr_stream_t stream;
+
+        error = l->from.ops->accept(&l->from, 0, &stream);
+        if (error != 0) {
             break;
         }
-        take_in(l, fd);
+        take_in(l, &stream);
     }
-    if (fd >= 0) {
+    if (error == 0) {
         return; /* there may be more: it stays readable */
     }
-    if (fd != -EAGAIN && fd != -ECONNABORTED) {
+    if (error != -EAGAIN && error != -ECONNABORTED) {
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
         ldr_warn(&server->log,
                  "a connection cannot be accepted (%s): raise the limit of "
                  "open files (LimitNOFILE, ulimit -n) or give it memory",
-                 strerror(-fd));
+                 strerror(-error));
         pause_listener(l, FILES_NS);
     }
 }
@@ -169,6 +172,8 @@ static larder_status_t add(ldr_server_t *server, int fd, bool local,
     /* ldr_listen_check() has counted them. */
     ldr_listener_t *l = &server->listeners[server->listener_count++];
     l->watch = (ldr_watch_t){.fd = fd, .ready = knock};
+    l->from = (ldr_listening_t){
+        .ops = &ldr_transport_tcp, .fd = fd, .tls = local ? NULL : server->tls};
     l->home = &server->loops[0];
     l->local = local;
     snprintf(l->text, sizeof(l->text), "%s", text);
@@ -473,7 +478,7 @@ void ldr_listen_stop(ldr_server_t *server)
         }
         if (l->watch.fd >= 0) {
             ldr_loop_unwatch(&l->home->loop, &l->watch);
-            close(l->watch.fd);
+            l->from.ops->unlisten(&l->from);
             l->watch.fd = -1;
         }
     }

@@ -1,27 +1,20 @@
 #include "server/metrics.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "base/mem.h"
 #include "base/thread.h"
 
-uint64_t ldr_metrics_wall_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-bool ldr_metrics_create(ldr_server_metrics_t **metrics_p)
+bool ldr_metrics_create(const ldr_clock_t *clock,
+                        ldr_server_metrics_t **metrics_p)
 {
     ldr_server_metrics_t *m = ldr_alloc(sizeof(*m));
 
     if (m == NULL) {
         return false;
     }
-    m->start_ms = ldr_metrics_wall_ms();
+    m->clock = clock;
+    m->start_ms = ldr_wall_ms(clock);
     ldr_mutex_init(&m->slow_lock);
     *metrics_p = m;
     return true;
@@ -77,7 +70,7 @@ static void slow_settle(ldr_server_metrics_t *m, uint64_t now_ms)
 
 void ldr_metrics_slow(ldr_server_metrics_t *m, const ldr_request_note_t *r)
 {
-    uint64_t now_ms = ldr_metrics_wall_ms();
+    uint64_t now_ms = ldr_wall_ms(m->clock);
 
     ldr_mutex_lock(&m->slow_lock);
     slow_settle(m, now_ms);
@@ -107,7 +100,7 @@ unsigned ldr_metrics_slowest(ldr_server_metrics_t *m,
                              ldr_slow_t out[LDR_METRICS_SLOW])
 {
     ldr_mutex_lock(&m->slow_lock);
-    slow_settle(m, ldr_metrics_wall_ms());
+    slow_settle(m, ldr_wall_ms(m->clock));
     unsigned count = m->slow_count;
     memcpy(out, m->slow, count * sizeof(*out));
     ldr_mutex_unlock(&m->slow_lock);

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/clock.h"
 #include "base/histogram.h"
 #include "larder/larder.h"
 #include "wire/wire.h"
@@ -151,6 +152,7 @@ typedef struct ldr_transport_count {
 } ldr_transport_count_t;
 
 typedef struct ldr_server_metrics {
+    const ldr_clock_t *clock;
     uint64_t start_ms;   /* since 1970 */
     char admin_url[320]; /* "": none. These two are set before it serves */
     bool admin_on;       /* it answers there */
@@ -172,7 +174,8 @@ typedef struct ldr_server_metrics {
 } ldr_server_metrics_t;
 
 /* False: no memory. */
-bool ldr_metrics_create(ldr_server_metrics_t **metrics_p);
+bool ldr_metrics_create(const ldr_clock_t *clock,
+                        ldr_server_metrics_t **metrics_p);
 void ldr_metrics_destroy(ldr_server_metrics_t *m); /* NULL is fine */
 
 static inline void ldr_count(uint64_t *counter, uint64_t n)
@@ -187,7 +190,6 @@ static inline ldr_tenant_count_t *ldr_metrics_tenant(ldr_server_metrics_t *m,
                                                     : LDR_METRICS_TENANTS];
 }
 
-uint64_t ldr_metrics_wall_ms(void); /* since 1970 */
 ldr_outcome_t ldr_metrics_outcome(larder_status_t status);
 /* Enters it among the slowest, if it is. */
 void ldr_metrics_slow(ldr_server_metrics_t *m, const ldr_request_note_t *r);

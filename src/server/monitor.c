@@ -91,7 +91,7 @@ void ldr_monitor_snapshot(ldr_monitor_t *monitor)
 
     LDR_HELD(&monitor->lock);
     memset(now, 0, sizeof(*now));
-    now->when_ms = ldr_metrics_wall_ms();
+    now->when_ms = ldr_wall_ms(monitor->params.metrics->clock);
     look_node(monitor, now);
     look_metrics(monitor->params.metrics, now);
 }

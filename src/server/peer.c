@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/bytes.h"
 #include "base/iov.h"
@@ -16,12 +17,17 @@
 #define LOOK_NS 200000000u     /* for the end */
 #define SILENT_NS 60000000000u /* a member says something more often */
 #define MOVE_IOV 64u
+#define TLS_HANDSHAKE 22 /* the first byte of a TLS connection */
 
 /* ---- bytes ---- */
 
 static bool wait_stream(ldr_peer_conn_t *c, bool in, uint64_t deadline_ns)
 {
     uint64_t now_ns = ldr_now_ns(c->server->clock);
+
+    if (c->stream.ssl != NULL) {
+        in = !c->stream.wants_write;
+    }
 
     if (now_ns >= deadline_ns ||
         __atomic_load_n(&c->server->stop, __ATOMIC_RELAXED)) {
@@ -209,6 +215,13 @@ static bool do_meet(ldr_peer_conn_t *c)
     larder_status_t st = n != NULL
                              ? ldr_peers_hear(p, n, &m, &c->stop)
                              : ldr_fail(LARDER_E_LIMIT, "too many members");
+    if (st >= 0 && c->open) {
+        st = ldr_fail(LARDER_E_DENIED,
+                      "member '%s' comes without TLS, which '%s' requires: set "
+                      "cluster_tls = on there, with cluster_cert, cluster_key "
+                      "and cluster_ca",
+                      m.name, p->self.name);
+    }
     if (st < 0) {
         ldr_warn(&c->server->log, "%s: peer '%s' was refused: %s", c->from,
                  m.name, ldr_fail_text());
@@ -227,6 +240,54 @@ static bool do_meet(ldr_peer_conn_t *c)
     return ldr_peer_reply(c, LARDER_OK, bytes, NULL, 0, 0);
 }
 
+/* Waits for the first byte and leaves it there. -1: the connection is over. */
+static int first_byte(ldr_peer_conn_t *c, uint64_t deadline_ns)
+{
+    uint8_t byte;
+    ssize_t n;
+
+    do {
+        n = recv(c->stream.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    } while (n < 0 && (errno == EAGAIN || errno == EINTR) &&
+             wait_stream(c, true, deadline_ns));
+    return n == 1 ? byte : -1;
+}
+
+/* The handshake, if there is one. Only sockets can have one. */
+static bool shake_hands(ldr_peer_conn_t *c, uint64_t deadline_ns)
+{
+    ldr_peer_server_t *s = c->server;
+    int error = -EAGAIN;
+
+    if (c->stream.ops != &ldr_transport_tcp) {
+        return true;
+    }
+    int byte = first_byte(c, deadline_ns);
+    if (byte != TLS_HANDSHAKE) {
+        c->open = s->tls != NULL;
+        return byte >= 0;
+    }
+    if (s->tls == NULL) {
+        ldr_warn(&s->log,
+                 "%s: a peer was refused: it speaks TLS, and this member does "
+                 "not: set cluster_tls alike on all members",
+                 c->from);
+        return false;
+    }
+    if (ldr_stream_init(&c->stream, c->stream.fd, s->tls, true, NULL) ==
+        LARDER_OK) {
+        do {
+            error = ldr_stream_handshake(&c->stream);
+        } while (error == -EAGAIN && wait_stream(c, true, deadline_ns));
+    }
+    if (error != 0) {
+        ldr_warn(&s->log, "%s: a peer was refused: %s", c->from,
+                 error == -EAGAIN ? "no whole TLS handshake in hello_ms"
+                                  : ldr_fail_text());
+    }
+    return error == 0;
+}
+
 static bool let_in(ldr_peer_conn_t *c)
 {
     uint64_t deadline_ns =
@@ -234,7 +295,8 @@ static bool let_in(ldr_peer_conn_t *c)
     uint8_t client[LDR_NONCE_BYTES], server[LDR_NONCE_BYTES];
     ldr_proof_t proof = {client, server, LDR_PEER_TENANT, c->epoch};
 
-    return take_request(c, LDR_BODY_HELLO_MAX, deadline_ns) &&
+    return shake_hands(c, deadline_ns) &&
+           take_request(c, LDR_BODY_HELLO_MAX, deadline_ns) &&
            say_welcome(c, client, server) &&
            take_request(c, LDR_BODY_HELLO_MAX, deadline_ns) &&
            authenticate(c, &proof) &&
@@ -330,35 +392,19 @@ static void sweep(ldr_peer_server_t *s, bool all)
     }
 }
 
-larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
-                                     ldr_peer_server_t **server_p)
+static void name_peer(ldr_peer_conn_t *c)
 {
-    ldr_peer_server_t *s = ldr_alloc(sizeof(*s));
+    char host[64] = "?";
 
-    if (s == NULL) {
-        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
+    if (c->stream.ops->host != NULL) {
+        c->stream.ops->host(&c->stream, host, sizeof(host));
     }
-    s->node = params->node;
-    s->peers = ldr_peers_of(&params->node->host);
-    s->log = params->log;
-    s->clock = params->clock;
-    s->threads = params->threads;
-    s->hello_ms = params->hello_ms;
-    ldr_mutex_init(&s->lock);
-    *server_p = s;
-    return LARDER_OK;
+    snprintf(c->from, sizeof(c->from), "peer at %s, connection %d", host,
+             c->stream.fd);
 }
 
-void ldr_peer_server_close(ldr_peer_server_t *s)
-{
-    __atomic_store_n(&s->stop, true, __ATOMIC_RELAXED);
-    sweep(s, true);
-    pthread_mutex_destroy(&s->lock);
-    ldr_free(s);
-}
-
-bool ldr_peer_serve(ldr_peer_server_t *s, const ldr_stream_t *stream,
-                    const char *from)
+/* Takes a connection over. Where there are too many, it is closed. */
+static void take_in(ldr_peer_server_t *s, const ldr_stream_t *stream)
 {
     ldr_peer_conn_t *c = ldr_alloc(sizeof(*c));
     ldr_stream_t mine = *stream;
@@ -367,7 +413,7 @@ bool ldr_peer_serve(ldr_peer_server_t *s, const ldr_stream_t *stream,
     if (c != NULL) {
         c->server = s;
         c->stream = mine;
-        snprintf(c->from, sizeof(c->from), "%s", from);
+        name_peer(c);
         c->in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
         c->out = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
     }
@@ -391,5 +437,64 @@ bool ldr_peer_serve(ldr_peer_server_t *s, const ldr_stream_t *stream,
         }
         ldr_free(c);
     }
-    return made;
+}
+
+static void *accept_main(void *arg)
+{
+    ldr_peer_server_t *s = arg;
+
+    while (!__atomic_load_n(&s->stop, __ATOMIC_RELAXED)) {
+        uint64_t until_ns = ldr_now_ns(s->clock) + LOOK_NS;
+        ldr_stream_t stream;
+        int error = s->from.ops->accept(&s->from, until_ns, &stream);
+
+        if (error == 0) {
+            take_in(s, &stream);
+        } else if (error != -EAGAIN && error != -ECONNABORTED) {
+            ldr_warn(&s->log, "a peer's connection cannot be accepted: %s",
+                     strerror(-error));
+            s->threads->sleep(s->threads->arg, LOOK_NS);
+        }
+    }
+    return NULL;
+}
+
+larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
+                                     ldr_peer_server_t **server_p)
+{
+    ldr_peer_server_t *s = ldr_alloc(sizeof(*s));
+    ldr_listening_t from = params->from;
+
+    if (s == NULL) {
+        from.ops->unlisten(&from);
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
+    }
+    s->from = from;
+    s->tls = params->tls;
+    s->node = params->node;
+    s->peers = ldr_peers_of(&params->node->host);
+    s->log = params->log;
+    s->clock = params->clock;
+    s->threads = params->threads;
+    s->hello_ms = params->hello_ms;
+    ldr_mutex_init(&s->lock);
+    if (!s->threads->start(s->threads->arg, &s->acceptor, "larder-peers-in",
+                           accept_main, s)) {
+        from.ops->unlisten(&from);
+        pthread_mutex_destroy(&s->lock);
+        ldr_free(s);
+        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+    }
+    *server_p = s;
+    return LARDER_OK;
+}
+
+void ldr_peer_server_close(ldr_peer_server_t *s)
+{
+    __atomic_store_n(&s->stop, true, __ATOMIC_RELAXED);
+    s->threads->join(s->threads->arg, s->acceptor);
+    s->from.ops->unlisten(&s->from);
+    sweep(s, true);
+    pthread_mutex_destroy(&s->lock);
+    ldr_free(s);
 }

@@ -4,6 +4,9 @@
  * is no session of server/session.h, and a client's session knows none of what
  * is said here.
  *
+ * Where TLS is required a connection begins with its handshake. One that begins
+ * with a frame may say who it is, and is then refused by its name.
+ *
  * Life of a connection: HELLO, AUTH with the cluster's secret, MEET, in that
  * order, by hello_ms; then ASK, GET, PUT, PEER_SPACE, PING and MEET again. What
  * is asked for out of order, or malformed, ends it.
@@ -11,8 +14,8 @@
  * What a peer asks for is looked for in this node's own tiers only: a request
  * never travels further.
  *
- * Nothing here knows a socket: connections come as streams, so that the tests
- * bring them from a simulated network.
+ * Nothing here knows a socket: connections come from a row of the transport
+ * table, which is a simulated network in tests.
  */
 #pragma once
 
@@ -26,17 +29,17 @@ typedef struct ldr_peer_server_params {
     ldr_log_t log;
     const ldr_clock_t *clock;
     const ldr_threads_t *threads;
+    ldr_listening_t from; /* where they connect */
+    ldr_tls_t *tls;       /* NULL: members come without; the caller's */
     uint64_t hello_ms;
 } ldr_peer_server_params_t;
 
+/* One thread takes connections in. params->from is the server's from here on,
+ * also after a failure. */
 larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
                                      ldr_peer_server_t **server_p);
 /* Breaks all connections and waits for their threads. */
 void ldr_peer_server_close(ldr_peer_server_t *s);
-/* Takes a connection over, from: for the log. False: there are too many, and it
- * is closed. */
-bool ldr_peer_serve(ldr_peer_server_t *s, const ldr_stream_t *stream,
-                    const char *from);
 
 /* ---- between the files of it ---- */
 
@@ -48,6 +51,7 @@ typedef struct ldr_peer_conn {
     char from[80];
     pthread_t thread;
     bool over; /* its thread ends; server->lock */
+    bool open; /* it came without TLS, where that is required */
     uint64_t epoch;
     ldr_frame_t frame; /* of the request */
     ldr_stop_t stop;   /* of the request */
@@ -60,6 +64,9 @@ struct ldr_peer_server {
     ldr_log_t log;
     const ldr_clock_t *clock;
     const ldr_threads_t *threads;
+    ldr_listening_t from;
+    pthread_t acceptor;
+    ldr_tls_t *tls;
     uint64_t hello_ms;
     pthread_mutex_t lock;
     ldr_peer_conn_t *conns;

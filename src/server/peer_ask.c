@@ -8,6 +8,8 @@
  * request is carried out; whoever takes the ask away before (ldr_ask_expire)
  * carries it out itself, or drops it with its session.
  */
+#include <stdio.h>
+
 #include "base/bytes.h"
 #include "server/session.h"
 
@@ -92,16 +94,21 @@ static bool add_names(ldr_request_t *r, const ldr_batch_msg_t *m)
     return ok;
 }
 
-/* Which of the two it is, and its space. */
+/* Which of the two it is, and its space. *member_p: the one that a stage names.
+ */
 static bool look_at(ldr_request_t *r, ldr_match_msg_t *chain,
-                    ldr_batch_msg_t *names, uint32_t *space_p)
+                    ldr_batch_msg_t *names, uint32_t *space_p,
+                    const char **member_p)
 {
-    size_t head = r->frame.opcode == LDR_OP_STAGE ? (size_t)LDR_WORTH_BYTES : 0;
+    bool stage = r->frame.opcode == LDR_OP_STAGE;
+    larder_stage_params_t worth = {0};
+    size_t head = stage ? ldr_get_worth(r->body, r->frame.body, &worth) : 0;
 
+    *member_p = worth.member;
     switch (r->frame.opcode) {
     case LDR_OP_STAGE:
     case LDR_OP_MATCH:
-        if (r->frame.body < head ||
+        if ((stage && head == 0) ||
             !ldr_get_match(r->body + head, r->frame.body - head, chain)) {
             return false;
         }
@@ -129,16 +136,21 @@ bool ldr_ask_first(ldr_request_t *r, ldr_handler_t handler)
     ldr_node_t *node = r->home->server->node;
     ldr_match_msg_t chain = {0};
     ldr_batch_msg_t names = {0};
+    const char *member;
     uint32_t space;
 
     if (r->home->server->cluster == NULL || s->state != LDR_SESSION_OPEN ||
-        !look_at(r, &chain, &names, &space) || space >= s->space_count) {
+        !look_at(r, &chain, &names, &space, &member) ||
+        space >= s->space_count) {
         return false;
     }
     r->ask = ldr_node_ask_begin(node, s->spaces[space].number,
                                 s->spaces[space].shards, r->deadline_ns);
     if (r->ask == NULL) {
         return false;
+    }
+    if (member != NULL) {
+        snprintf(r->ask->member, sizeof(r->ask->member), "%s", member);
     }
     bool good = chain.count > 0 ? add_chain(r, &chain) : add_names(r, &names);
     r->ask->lease = r->frame.opcode != LDR_OP_EXISTS; /* which loads nothing */

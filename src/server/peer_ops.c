@@ -381,6 +381,23 @@ static bool fill(ldr_peer_conn_t *c, const ldr_peer_shard_t *row,
     return good;
 }
 
+/* What was saved for others goes first once it is on disk. Where no disk is to
+ * write it, it stays as long as anything else. With the lock. */
+static void cool(ldr_store_t *store, uint32_t shard,
+                 const ldr_peer_shard_t *row)
+{
+    const ldr_shard_t *sh = &store->shards[shard];
+    const ldr_chunk_t *k = &store->chunks[sh->chunk];
+
+    /* The lock was dropped since it was committed. */
+    if (sh->state == LDR_SHARD_READY && k->holds == 0 &&
+        memcmp(&k->key, &row->key, sizeof(k->key)) == 0 && k->shards == shard &&
+        sh->next == LDR_NIL &&
+        (sh->queued >> (LARDER_TIER_SSD - 1) & 1u) != 0) {
+        ldr_store_cool(store, sh->chunk, false);
+    }
+}
+
 /* One shard of a PUT. False: the connection is over. */
 static bool take_shard(ldr_peer_conn_t *c, uint32_t space, uint32_t epoch,
                        const ldr_peer_shard_t *row, larder_status_t *st_p)
@@ -408,6 +425,9 @@ static bool take_shard(ldr_peer_conn_t *c, uint32_t space, uint32_t epoch,
     }
     *st_p = ldr_node_commit(node, shard, crc, 0);
     ldr_node_lock(node);
+    if (*st_p == LARDER_OK) {
+        cool(&node->store, shard, row);
+    }
     c->peer->n.taken += *st_p == LARDER_OK;
     c->peer->n.taken_bytes += *st_p == LARDER_OK ? row->length : 0;
     ldr_node_unlock(node);

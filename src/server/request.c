@@ -363,11 +363,13 @@ static ldr_out_t *payload_out(ldr_request_t *r, uint64_t *payload_p)
         ldr_out_free(r->session, out);
         return NULL;
     }
+    out->unsent.at = out->pieces;
     for (uint32_t i = 0; i < r->count; i++) {
         if (r->shard_of[i] != LDR_NIL) {
-            out->piece_count += ldr_node_iov(node, r->shard_of[i],
-                                             out->pieces + out->piece_count,
-                                             pieces - out->piece_count);
+            uint32_t had = out->unsent.count;
+
+            out->unsent.count += ldr_node_iov(node, r->shard_of[i],
+                                              out->pieces + had, pieces - had);
             out->chunks[out->chunk_count++] = r->loads[i].chunk;
             *payload_p += r->results[i].length;
         }

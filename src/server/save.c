@@ -5,8 +5,8 @@
  * was refused goes to the loop's dump. One whose room is still to come (writes
  * under way will free it) parks: its connection is not read meanwhile.
  *
- * Of a PUT: the items before `next` are done; iov_count buffers of the arena
- * take the bytes of that one, iov_used of that at iov_at are filled, and `got`
+ * Of a PUT: the items before `next` are done; `unfilled` is what of the arena
+ * takes the bytes of that one that have not come yet, and `got`
  * of its bytes came. What is parked is in the session's list `waiting`.
  */
 #include <string.h>
@@ -267,11 +267,12 @@ static bool item_begin(ldr_request_t *r)
     }
     unpark(r);
     r->results[i].status = st;
-    r->got = r->iov_used = 0;
-    r->iov_at = r->iov_count = 0;
+    r->got = 0;
+    r->unfilled = (ldr_iov_t){.at = r->iov};
     r->crc = 0;
     if (st == LARDER_OK) {
-        r->iov_count = ldr_node_iov(node, r->shard_of[i], r->iov, LDR_READ_IOV);
+        r->unfilled.count =
+            ldr_node_iov(node, r->shard_of[i], r->iov, LDR_READ_IOV);
     }
     return true;
 }
@@ -311,7 +312,7 @@ static void item_end(ldr_request_t *r)
         ldr_node_count_save(node, r->space, st);
     }
     r->next++;
-    r->iov_count = 0;
+    r->unfilled.count = 0;
     r->got = 0;
 }
 
@@ -363,7 +364,7 @@ void ldr_handle_put(ldr_request_t *r)
     if (!may_move(r)) {
         r->status = LARDER_E_BUSY; /* every item; the payload is dumped */
     }
-    r->iov_count = 0;
+    r->unfilled.count = 0;
     r->got = 0;
     if (payload == 0) {
         put_reply(r);
@@ -373,9 +374,10 @@ void ldr_handle_put(ldr_request_t *r)
     }
 }
 
-uint32_t ldr_put_iov(ldr_request_t *r, struct iovec *iov, uint32_t max)
+uint32_t ldr_put_iov(ldr_request_t *r, uint64_t bytes, struct iovec *iov,
+                     uint32_t max)
 {
-    while (r->got == 0 && r->iov_count == 0) {
+    while (r->got == 0 && r->unfilled.count == 0) {
         if (item_bytes(r, r->next) == 0) {
             item_end(r); /* nothing comes for it */
             continue;
@@ -387,39 +389,24 @@ uint32_t ldr_put_iov(ldr_request_t *r, struct iovec *iov, uint32_t max)
     }
     LDR_ASSERT(r->next < r->count && r->got < item_bytes(r, r->next));
     uint64_t left = item_bytes(r, r->next) - r->got;
-    if (r->iov_count == 0) {
+    if (r->unfilled.count == 0) {
         iov[0].iov_base = r->home->dump;
         iov[0].iov_len = left < LDR_DUMP_BYTES ? left : LDR_DUMP_BYTES;
         return 1;
     }
-    uint32_t n = 0;
-    for (uint32_t i = r->iov_at; i < r->iov_count && n < max; i++, n++) {
-        iov[n] = r->iov[i];
-        if (n == 0) {
-            iov[0].iov_base = (uint8_t *)iov[0].iov_base + r->iov_used;
-            iov[0].iov_len -= r->iov_used;
-        }
-    }
-    return n;
+    return ldr_iov_next(&r->unfilled, bytes, iov, max);
 }
 
 bool ldr_put_got(ldr_request_t *r, size_t bytes)
 {
+    struct iovec part;
+
     r->got += bytes;
     LDR_ASSERT(r->next < r->count && r->got <= item_bytes(r, r->next));
-    while (bytes > 0 && r->iov_count > 0 &&
-           LDR_HOLDS(r->iov_at < r->iov_count)) {
-        struct iovec *v = &r->iov[r->iov_at];
-        size_t left = v->iov_len - r->iov_used;
-        size_t take = bytes < left ? bytes : left;
-
-        r->crc = ldr_crc32c(r->crc, (uint8_t *)v->iov_base + r->iov_used, take);
-        bytes -= take;
-        r->iov_used += take;
-        if (r->iov_used == v->iov_len) {
-            r->iov_at++;
-            r->iov_used = 0;
-        }
+    while (ldr_iov_next(&r->unfilled, bytes, &part, 1) > 0) {
+        r->crc = ldr_crc32c(r->crc, part.iov_base, part.iov_len);
+        ldr_iov_skip(&r->unfilled, part.iov_len);
+        bytes -= part.iov_len;
     }
     if (r->got == item_bytes(r, r->next)) {
         item_end(r);
@@ -444,7 +431,7 @@ void ldr_save_undo(ldr_request_t *r)
         ldr_node_abort(node, r->shard_of[r->next]);
         r->shard_of[r->next] = LDR_NIL;
         r->results[r->next].status = r->status;
-        r->iov_count = 0;
+        r->unfilled.count = 0;
     }
 }
 

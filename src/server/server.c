@@ -403,7 +403,7 @@ static larder_status_t cluster_open(ldr_server_t *server)
     ldr_cluster_params_t params = {
         .options = &server->config->options,
         .log = server->log,
-        .seed = ldr_rand_entropy(),
+        .clock = server->clock,
     };
 
     larder_status_t st = params.options->cluster[0] != '\0'
@@ -488,7 +488,8 @@ static larder_status_t open_parts(ldr_server_t *server)
     ldr_options_t *o = &server->config->options;
 
     server->end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (server->end_fd < 0 || !ldr_metrics_create(&server->metrics) ||
+    if (server->end_fd < 0 ||
+        !ldr_metrics_create(server->clock, &server->metrics) ||
         !ldr_nonce(&server->next_epoch, sizeof(server->next_epoch))) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
     }
@@ -553,6 +554,9 @@ static larder_status_t open_checked(ldr_server_t *server)
     }
     if (st == LARDER_OK && o->cluster[0] != '\0') {
         st = ldr_cluster_check(o);
+    }
+    if (st == LARDER_OK && o->cluster[0] != '\0') {
+        st = ldr_cluster_tls(o, &server->peer_tls);
     }
     if (st == LARDER_OK && o->trace[0] != '\0') {
         st = ldr_trace_check(o->trace);
@@ -696,6 +700,7 @@ bool ldr_server_reload(ldr_server_t *server, ldr_config_t *config)
         ldr_config_free(old);
     }
     ldr_listen_judge(server);
+    ldr_cluster_tls_renew(server);
     if (server->cluster != NULL &&
         ldr_cluster_reload(server->cluster, &config->options) != LARDER_OK) {
         ldr_warn(&server->log, "reload: the members stay as they were: %s",
@@ -723,8 +728,6 @@ static void stop_listening(ldr_task_t *task)
 
 static void drain(ldr_server_t *server, uint64_t deadline_ns)
 {
-    struct timespec pause = {.tv_nsec = DRAIN_LOOK_NS};
-
     __atomic_store_n(&server->draining, true, __ATOMIC_RELAXED);
     if (server->loop_count > 0 && server->loops[0].loop.started) {
         server->unlisten.run = stop_listening;
@@ -734,7 +737,7 @@ static void drain(ldr_server_t *server, uint64_t deadline_ns)
     }
     while (requests_under_way(server) > 0 &&
            ldr_server_now(server) < deadline_ns) {
-        nanosleep(&pause, NULL);
+        ldr_threads_real.sleep(ldr_threads_real.arg, DRAIN_LOOK_NS);
     }
 }
 
@@ -777,6 +780,7 @@ static void free_all(ldr_server_t *server)
         ldr_cluster_close(server->cluster);
     }
     ldr_tls_destroy(server->tls);
+    ldr_tls_destroy(server->peer_tls);
     ldr_lobby_destroy(server->lobbies[0]);
     ldr_lobby_destroy(server->lobbies[1]);
     ldr_metrics_destroy(server->metrics);

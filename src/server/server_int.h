@@ -9,7 +9,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "net/auth.h"
-#include "net/socket.h"
+#include "net/transport.h"
 #include "node/handover.h"
 #include "node/node.h"
 #include "server/admin.h"
@@ -66,7 +66,8 @@ static inline uint64_t ldr_server_tenant_connections(
 }
 
 typedef struct ldr_listener {
-    ldr_watch_t watch;
+    ldr_watch_t watch; /* of its fd, which is from's too */
+    ldr_listening_t from;
     ldr_server_loop_t *home;
     bool local;
     bool unlinked;     /* its socket's file is gone */
@@ -118,8 +119,9 @@ struct ldr_server {
     ldr_log_t log;
     const ldr_clock_t *clock;
     ldr_node_t *node;
-    struct ldr_cluster *cluster;         /* NULL: the node is alone */
-    struct ldr_peer_listen *peer_listen; /* peer_listen.c */
+    struct ldr_cluster *cluster;   /* NULL: the node is alone */
+    struct ldr_peer_server *peers; /* likewise */
+    ldr_tls_t *peer_tls;           /* NULL: members come without */
     ldr_server_metrics_t *metrics;
     ldr_monitor_t *monitor;
     ldr_admin_t *admin;
@@ -288,6 +290,12 @@ uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns);
  * *st_p, with a text. Waits for nobody. */
 bool ldr_cluster_verb(ldr_server_t *server, const char *verb, char *text,
                       size_t size, larder_status_t *st_p);
+
+/* The certificates that members show each other, as they are now (cluster.c).
+ * *tls_p NULL: none. */
+larder_status_t ldr_cluster_tls(const ldr_options_t *o, ldr_tls_t **tls_p);
+/* ... read again. */
+void ldr_cluster_tls_renew(ldr_server_t *server);
 
 /* The end of a member (cluster.c). First it leaves: the source and the other
  * members are told, so that they neither ask it nor save to it. Once no request

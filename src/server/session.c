@@ -77,7 +77,8 @@ static ldr_session_t *session_new(ldr_server_loop_t *home,
     s->begin_ns = arrival->begin_ns;
     s->stranger = arrival->stranger;
     s->epoch = __atomic_add_fetch(&server->next_epoch, 1, __ATOMIC_RELAXED);
-    s->watch = (ldr_watch_t){.fd = arrival->fd, .ready = ldr_session_readable};
+    s->watch =
+        (ldr_watch_t){.fd = arrival->stream.fd, .ready = ldr_session_readable};
     s->pid_watch = (ldr_watch_t){.fd = -1, .ready = process_gone};
     s->bell.fd = -1;
     s->peer.pid_fd = -1;
@@ -103,13 +104,14 @@ bool ldr_session_accept(ldr_server_loop_t *home, const ldr_arrival_t *arrival)
 {
     ldr_server_t *server = home->server;
     ldr_session_t *s = session_new(home, arrival);
-    int fd = arrival->fd;
+    ldr_stream_t stream = arrival->stream;
+    int fd = stream.fd;
     bool local = arrival->local;
 
     ldr_metrics_level(server->metrics, LDR_LEVEL_CONNECTING, 1);
     if (s == NULL) {
         leave_lobby(server, local, arrival->stranger);
-        close(fd);
+        ldr_stream_close(&stream);
         ldr_metrics_refused(server->metrics, LDR_REFUSAL_MEMORY);
         return false;
     }
@@ -118,12 +120,12 @@ bool ldr_session_accept(ldr_server_loop_t *home, const ldr_arrival_t *arrival)
         s->next->prev = s;
     }
     home->sessions = s;
-    larder_status_t st = ldr_stream_init(
-        &s->socket.stream, fd, local ? NULL : server->tls, true, NULL);
+    larder_status_t st = LARDER_OK;
+    s->socket.stream = stream;
     if (local) {
         ldr_socket_bound(fd); /* what moves bytes goes by ring */
         /* Who cannot be known is nobody. */
-        if (st == LARDER_OK && ldr_peer_of(fd, &s->peer) != 0) {
+        if (ldr_peer_of(fd, &s->peer) != 0) {
             s->peer.uid = (uid_t)-1;
             st = LARDER_E_DENIED;
         }

@@ -29,6 +29,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/iov.h"
 #include "net/auth.h"
 #include "net/ring.h"
 #include "net/transport.h"
@@ -76,12 +77,10 @@ typedef struct ldr_out {
     uint8_t *head;
     size_t head_bytes;
     struct iovec *pieces;
-    uint32_t piece_count;
+    ldr_iov_t unsent; /* of the pieces */
     uint32_t *chunks; /* held */
     uint32_t chunk_count;
     size_t left; /* bytes of head and pieces not sent yet */
-    uint32_t piece_at;
-    size_t piece_sent; /* of the head, if head_sent is not all of it */
     size_t head_sent;
     int fds[LDR_FDS_MAX]; /* to go with the head; closed then */
     unsigned fd_count;
@@ -212,10 +211,9 @@ struct ldr_request {
     ldr_task_t settled;       /* all loads are */
 
     /* The payload of a PUT */
-    struct iovec *iov; /* where the item's bytes go */
-    uint32_t iov_count, iov_at;
-    size_t iov_used; /* of the one at iov_at */
-    uint64_t got;    /* bytes of the item received */
+    struct iovec *iov;  /* where the item's bytes go */
+    ldr_iov_t unfilled; /* of it; empty: they go nowhere */
+    uint64_t got;       /* bytes of the item received */
     uint32_t crc;
     bool parked;        /* waits for room */
     uint64_t pulse_ns;  /* when it last heard of us */
@@ -242,13 +240,13 @@ struct ldr_request {
 
 /* A connection that was accepted. */
 typedef struct ldr_arrival {
-    int fd;
+    ldr_stream_t stream;
     bool local;
     uint64_t begin_ns;        /* its time to authenticate begins */
     ldr_stranger_t *stranger; /* its place in the lobby */
 } ldr_arrival_t;
 
-/* Takes the socket over. False: refused, and closed. */
+/* Takes the stream over. False: refused, and closed. */
 bool ldr_session_accept(ldr_server_loop_t *home, const ldr_arrival_t *arrival);
 /* Ends the session as far as its peer is concerned; what it holds stays while
  * its process lives. why: for the log, NULL: it went in peace. */
@@ -433,8 +431,10 @@ bool ldr_request_names(ldr_request_t *r, uint32_t row_bytes);
 bool ldr_request_asks(const ldr_request_t *r);
 
 /* save.c: the payload of a PUT arrives. Where the next bytes go: up to max
- * buffers; 0: it waits for room. */
-uint32_t ldr_put_iov(ldr_request_t *r, struct iovec *iov, uint32_t max);
+ * buffers, and up to so many bytes unless they are dropped; 0: it waits until
+ * there is memory. */
+uint32_t ldr_put_iov(ldr_request_t *r, uint64_t bytes, struct iovec *iov,
+                     uint32_t max);
 /* So many bytes came. True: the PUT is complete and was answered. */
 bool ldr_put_got(ldr_request_t *r, size_t bytes);
 /* The row's fields as an item; false: they cannot be. */

@@ -347,14 +347,12 @@ void ldr_handle_stage(ldr_request_t *r)
     ldr_match_msg_t m;
     ldr_prefix_t p;
 
-    if (!ldr_get_worth(r->body, r->frame.body, &worth) ||
-        !ldr_get_match(r->body + LDR_WORTH_BYTES,
-                       r->frame.body - LDR_WORTH_BYTES, &m)) {
+    size_t head = ldr_get_worth(r->body, r->frame.body, &worth);
+    if (head == 0 || !ldr_get_match(r->body + head, r->frame.body - head, &m)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed stage");
         return;
     }
-    larder_status_t st =
-        ldr_mask_check(worth.field_mask, LARDER_STAGE_DRAM_SPEED);
+    larder_status_t st = ldr_mask_check(worth.field_mask, LARDER_STAGE_MEMBER);
     if (st != LARDER_OK) {
         ldr_reply_fail(r, st);
         return;

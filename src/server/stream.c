@@ -47,19 +47,13 @@ void ldr_out_free(ldr_session_t *s, ldr_out_t *out)
 static unsigned out_iov(const ldr_out_t *out, struct iovec *iov)
 {
     unsigned n = 0;
-    size_t sent = out->piece_sent;
 
     if (out->head_sent < out->head_bytes) {
         iov[n++] = (struct iovec){out->head + out->head_sent,
                                   out->head_bytes - out->head_sent};
     }
-    for (uint32_t i = out->piece_at; i < out->piece_count && n < LDR_WRITE_IOV;
-         i++) {
-        iov[n++] = (struct iovec){(uint8_t *)out->pieces[i].iov_base + sent,
-                                  out->pieces[i].iov_len - sent};
-        sent = 0;
-    }
-    return n;
+    return n +
+           ldr_iov_next(&out->unsent, UINT64_MAX, iov + n, LDR_WRITE_IOV - n);
 }
 
 static void out_sent(ldr_out_t *out, size_t bytes)
@@ -71,18 +65,7 @@ static void out_sent(ldr_out_t *out, size_t bytes)
     }
     out->left -= bytes;
     out->head_sent += head;
-    bytes -= head;
-    while (bytes > 0 && LDR_HOLDS(out->piece_at < out->piece_count)) {
-        size_t left = out->pieces[out->piece_at].iov_len - out->piece_sent;
-        size_t take = bytes < left ? bytes : left;
-
-        out->piece_sent += take;
-        bytes -= take;
-        if (out->piece_sent == out->pieces[out->piece_at].iov_len) {
-            out->piece_at++;
-            out->piece_sent = 0;
-        }
-    }
+    ldr_iov_skip(&out->unsent, bytes - head);
 }
 
 /* Bytes sent, or a negative errno. */
@@ -304,27 +287,18 @@ static ssize_t take_payload(ldr_session_t *s)
 {
     struct iovec iov[PUT_IOV];
     uint32_t ahead = s->buffer_have - s->buffer_at;
-    uint32_t n = ldr_put_iov(s->put, iov, PUT_IOV);
+    /* With TLS a read goes on until all is there. */
+    uint32_t n = ldr_put_iov(s->put, READ_BUDGET, iov, PUT_IOV);
     ssize_t got = 0;
 
     if (n == 0) {
         return 0;
     }
-    size_t all = 0; /* with TLS a read goes on until all is there */
-    for (uint32_t i = 0; i < n; i++) {
-        iov[i].iov_len = ldr_min64(iov[i].iov_len, READ_BUDGET - all);
-        all += iov[i].iov_len;
-        n = all == READ_BUDGET ? i + 1 : n;
-    }
     if (ahead > 0) {
-        for (uint32_t i = 0; i < n && ahead > 0; i++) {
-            size_t some = ldr_min64(iov[i].iov_len, ahead);
+        ldr_iov_t to = {iov, n, 0};
 
-            memcpy(iov[i].iov_base, s->buffer + s->buffer_at, some);
-            s->buffer_at += (uint32_t)some;
-            ahead -= (uint32_t)some;
-            got += (ssize_t)some;
-        }
+        got = (ssize_t)ldr_iov_copy(&to, s->buffer + s->buffer_at, ahead, true);
+        s->buffer_at += (uint32_t)got;
     } else {
         got = ldr_stream_read(&s->socket.stream, iov, n);
     }
@@ -441,13 +415,9 @@ static void set_lowat(ldr_session_t *s)
         return;
     }
     if (s->put != NULL && !s->put->parked) {
-        uint32_t n = ldr_put_iov(s->put, iov, PUT_IOV);
+        uint32_t n = ldr_put_iov(s->put, LOWAT_BYTES, iov, PUT_IOV);
 
-        want = 0;
-        for (uint32_t i = 0; i < n; i++) {
-            want += iov[i].iov_len;
-        }
-        want = ldr_max64(1, ldr_min64(want, LOWAT_BYTES));
+        want = ldr_max64(1, ldr_iov_bytes(iov, n));
     }
     if (want != s->lowat) {
         int value = (int)want;

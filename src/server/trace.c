@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -67,21 +66,13 @@ struct ldr_trace {
 
 /* ---- by whoever has the request ---- */
 
-static uint64_t wall_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 void ldr_trace_request(ldr_trace_t *t, uint32_t space, const ldr_announce_t *a)
 {
     if (t == NULL || a->count == 0 || (a->hint & LARDER_HINT_OVER) != 0) {
         return;
     }
     row_t row = {
-        .at_ms = wall_ms(),
+        .at_ms = ldr_wall_ms(t->p.clock),
         .id = a->id,
         .space = space,
         .count = a->count,

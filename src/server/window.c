@@ -210,24 +210,21 @@ uint32_t ldr_window_segs(ldr_session_t *s, uint64_t lease, ldr_seg_t *segs,
 static uint32_t copy(const strict_t *x, const struct iovec *iov, bool out)
 {
     uint32_t page = x->page, crc = 0;
-    size_t left = x->length, at = 0;
+    size_t left = x->length;
+    ldr_cursor_t at = {iov, 0};
 
     while (left > 0) {
         uint8_t *mine = x->window->extent.base + (size_t)page * LDR_PAGE;
         size_t page_left = left < LDR_PAGE ? left : LDR_PAGE;
 
         for (size_t done = 0; done < page_left;) {
-            uint8_t *theirs = (uint8_t *)iov->iov_base + at;
-            size_t some = ldr_min64(page_left - done, iov->iov_len - at);
+            uint8_t *theirs = ldr_cursor_here(&at);
+            size_t some = ldr_min64(page_left - done, ldr_cursor_left(&at));
 
             crc = out ? ldr_copy_crc32c(crc, mine + done, theirs, some)
                       : ldr_copy_crc32c(crc, theirs, mine + done, some);
             done += some;
-            at += some;
-            if (at == iov->iov_len) {
-                iov++;
-                at = 0;
-            }
+            ldr_cursor_go(&at, some);
         }
         left -= page_left;
         page = x->window->next[page];

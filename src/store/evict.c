@@ -58,7 +58,7 @@ void ldr_unpin(ldr_store_t *s, ldr_chunk_t *c)
  * be written is worth less than what it drives out: so it has a quarter of the
  * tenant's pages at most, and more is refused for good. */
 
-void ldr_transient_add(ldr_store_t *s, uint32_t chunk)
+static void transient_list(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];
     ldr_tenant_t *t = ldr_tenant_of(s, c);
@@ -72,7 +72,31 @@ void ldr_transient_add(ldr_store_t *s, uint32_t chunk)
         t->transient_head = chunk;
     }
     t->transient_tail = chunk;
-    s->policy->hold(t->policy, chunk);
+}
+
+void ldr_transient_add(ldr_store_t *s, uint32_t chunk)
+{
+    transient_list(s, chunk);
+    s->policy->hold(ldr_tenant_of(s, &s->chunks[chunk])->policy, chunk);
+}
+
+void ldr_store_cool(ldr_store_t *s, uint32_t chunk, bool fetched)
+{
+    ldr_chunk_t *c = &s->chunks[chunk];
+
+    ldr_store_held(s);
+    if (c->entry == LDR_NIL || c->pinned || c->transient) {
+        return;
+    }
+    if (c->holds == 0) { /* else the policy has it for held */
+        s->policy->hold(ldr_tenant_of(s, c)->policy, chunk);
+    }
+    transient_list(s, chunk);
+    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
+        ldr_tenant_of(s, c)->transient_pages +=
+            ldr_arena_pages(s->shards[i].length);
+    }
+    c->cold_ds = fetched ? s->now_ds + (s->now_ds == 0) : 0;
 }
 
 /* The policy still has it for held. */
@@ -96,6 +120,7 @@ void ldr_transient_remove(ldr_store_t *s, ldr_chunk_t *c)
     for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
         t->transient_pages -= ldr_arena_pages(s->shards[i].length);
     }
+    c->cold_ds = 0;
     c->transient = 0;
 }
 
@@ -136,15 +161,18 @@ bool ldr_transient_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages)
 {
     const ldr_tenant_t *t = &s->tenants[tenant];
     uint32_t most = s->arena.owners[tenant].used_count / 4;
-
+    uint32_t victim = transient_victim(s, t, true);
     bool takes = false;
 
     for (unsigned q = 0; q < LDR_QUEUES_MAX; q++) {
         takes = takes || s->queues[q].takes;
     }
+    /* What was fetched is worth less than any save. */
+    if (victim != LDR_NIL && (takes || s->chunks[victim].cold_ds != 0)) {
+        return true;
+    }
     return takes &&
-           (t->transient_pages == 0 || t->transient_pages + pages <= most ||
-            transient_victim(s, t, true) != LDR_NIL);
+           (t->transient_pages == 0 || t->transient_pages + pages <= most);
 }
 
 static uint32_t oldest_pinned(const ldr_store_t *s, const ldr_tenant_t *t)
@@ -188,7 +216,9 @@ void ldr_store_used(ldr_store_t *s, uint32_t chunk)
     if (!LDR_HOLDS(c->holds > 0) || c->entry == LDR_NIL) {
         return;
     }
-    ldr_transient_remove(s, c); /* the hold it has now ends like any other's */
+    if (c->cold_ds == 0 || s->now_ds - c->cold_ds > LDR_COLD_DS) {
+        ldr_transient_remove(s, c); /* its hold ends like any other's */
+    }
     s->policy->time(t->policy, s->now_ds);
     s->policy->used(t->policy, chunk);
 }

@@ -3,61 +3,53 @@
  * code. A policy orders slots: small numbers below its capacity, that stand
  * for chunks resident in DRAM. It knows nothing of bytes, keys or locks.
  *
- *   add     a chunk became resident; parent is the slot of the chunk before
+ *   place   a chunk became resident; parent is the slot of the chunk before
  *           it, or LDR_NIL
  *   hold    it must not be chosen until release (leased, or under I/O)
- *   touch   a request used these slots, given in chain order
  *   victim  the slot to evict next, or LDR_NIL; it stays until removed
  *   remove  it is no longer resident, held or not
  *   keep    for the SSD tier: how much a record is worth carrying when its
  *           segment is reclaimed; 0: nothing. Pure.
- *
- * A policy that learns needs to see whole requests, and time. LRU takes these
- * calls too, and makes of them what it can:
- *
- *   time    what time it is, in tenths of a second from anywhere: only to know
- *           what was told lately. A step back counts as none. LRU: nothing
- *   request somebody is about to use this chain: once per request, before the
+ *   time    the time in tenths of a second from anywhere. It only says what
+ *           was announced lately. A step back counts as none.
+ *   request a client is about to use this chain: once per request, before the
  *           chunks it lacks are placed, and never for probes (exists, match
- *           without a use). The same request told again (ranks, groups of
- *           layers, a scheduler that asks at every step) changes nothing: it
- *           is known by its id, or without one by its chain within a second.
- *           One that a save tells of (saves) counts only if nobody else has
- *           told of it within a minute. LRU: touch of what is resident
+ *           without a use). The same request announced again (by ranks, groups
+ *           of layers, a scheduler that asks at every step) changes nothing:
+ *           it is known by its id, or without one by its chain within a
+ *           second. One that a save announces (saves) counts only if nobody
+ *           else has announced it within a minute.
  *   admit   whether a chunk that is not resident should become so although
- *           something must go for it. False: victim() is worth more, or is of
+ *           another must go for it. False: victim() is worth more, or is of
  *           the same request; then those below it in the chain should not come
  *           either, and they are not admitted. A chunk of which another group
  *           of layers is resident always is. True: the next victim() is not of
  *           that request, unless there is no other. LRU: true
- *   place   add, by somebody who knows the chunk's print. LRU: add
  *   close   the session whose last request this was is over. LRU: nothing
- *   soon    a request that begins with this print is expected: asks for the
+ *   prefetch a request that begins with this print is expected: asks for the
  *           memory it will need, in steps 2, 1, 0, some time apart. Changes
- *           nothing. NULL: it has no use for it
- *   used    somebody reads this slot. Of a chain that was told of lately that
- *           is no news; else it makes it and all before it younger. Call it
- *           for every read. LRU: nothing, hold and release have done it
+ *           nothing.
+ *   used    a client reads this slot. Of a chain that was announced lately
+ *           that is no news; else it makes it and all before it younger. Call
+ *           it for every read.
  *
  * A print is 64 bits that tell a chunk with all that is before it from others;
  * it need not be secret or collision-free: two that are equal cost order, never
  * bytes. Groups of layers may share prints, then they share a fate.
  *
- * LRU: all are O(1) but touch, which is O(slots + their ancestors that lie
- * outside them), and add and release, which may cost O(ancestors) for the first
- * slot of a chain and O(1) for the next in its order, up or down.
- *
- * Default (docs/policy.md): request compares prints, and costs O(1) for each of
+ * Cost (docs/policy.md): request compares prints, and costs O(1) for each of
  * the runs a chain consists of, a sixteenth of its chunks and one for each
  * turn: a run that is not the newest of its class is put in its place by
  * looking at no more than some hundred others. Every 50 requests, later every
  * 3200, it works its tables out again, a pass over a bounded number of cells
  * and runs. admit and victim look at the oldest of each class, some sixty, or
- * 250 with all kinds of application. Each slot in use takes 16 bytes, each run
- * 96 and 4 to find it. Ghosts are about one run and four chunks for each slot
- * in use, at most. The tables take 0.3 MB. All is reserved at create and
- * becomes memory as it is used. Whatever goes wrong in it costs hits: victim
- * gives a slot as long as there is one that is not held, and no other.
+ * 250 with all kinds of application; LRU has one class. place costs O(runs
+ * above) for a chunk of no announced chain. Each slot in use takes 16 bytes,
+ * each run 96 and 4 to find it. Ghosts are about one run and four chunks for
+ * each slot in use, at most; of LRU 1,024 runs. The tables take 0.3 MB. All is
+ * reserved at create and becomes memory as it is used. Whatever goes wrong in
+ * it costs hits: victim gives a slot as long as there is one that is not held,
+ * and no other.
  *
  * Hold and release do not nest. Nothing allocates after create. Not
  * thread-safe.
@@ -95,18 +87,15 @@ typedef struct ldr_policy_request {
     uint32_t chunk_tokens; /* 0: not known. A last chunk that is not full will
                             * not be in the chain of the next turn */
     uint32_t hint;
-    bool saves; /* told by a save, for want of anybody else */
+    bool saves; /* a save announces it, since nobody else did */
 } ldr_policy_request_t;
 
 typedef struct ldr_policy_ops {
     const char *name;
     ldr_policy_t *(*create)(uint32_t capacity); /* NULL: out of memory */
     void (*destroy)(ldr_policy_t *policy);
-    void (*add)(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
-                uint32_t depth);
     void (*hold)(ldr_policy_t *policy, uint32_t slot);
     void (*release)(ldr_policy_t *policy, uint32_t slot);
-    void (*touch)(ldr_policy_t *policy, const uint32_t *slots, uint32_t count);
     void (*remove)(ldr_policy_t *policy, uint32_t slot);
     uint32_t (*victim)(ldr_policy_t *policy);
     uint32_t (*keep)(const ldr_policy_record_t *record);
@@ -126,15 +115,12 @@ struct ldr_policy {
 };
 
 /* LRU in which every chunk is more recent than its children, so that chains
- * are evicted from their leaves. */
+ * are evicted from their leaves: the tree of the other, ranked by age alone. */
 extern const ldr_policy_ops_t ldr_policy_lru;
 
-/* Whether its invariants hold; for tests, it looks at everything. */
-bool ldr_policy_lru_check(const ldr_policy_t *policy);
-
 /* Learns which runs of chunks come back, and when, and evicts what is least
- * likely to for the room it takes; LRU while that would do better. What a node
- * runs unless it is told otherwise, and `larder plan` calls the default. */
+ * likely to for the memory it takes; LRU while that would do better. A node
+ * runs it by default, and `larder plan` calls it the default. */
 extern const ldr_policy_ops_t ldr_policy_default;
 
 typedef struct ldr_policy_stats {

@@ -232,6 +232,10 @@ static void shadow_judge(ldr_learned_t *d, const ldr_guard_hits_t *hits)
 
 void ldr_guard_judge(ldr_learned_t *d, const ldr_guard_hits_t *hits)
 {
+    if (!d->learns) {
+        ldr_tree_trim(&d->t, GHOSTS_LEAST, GHOST_CHUNKS_LEAST);
+        return;
+    }
     learn_room(d);
     if (d->room > 0) {
         shadow_judge(d, hits);

@@ -1,6 +1,6 @@
 /*
- * The learned policy's table of functions: where a chunk has its place in the
- * prefix tree, whether it is let in, and who goes for it.
+ * The two tables of functions, learned and LRU: where a chunk has its place in
+ * the prefix tree, whether it is let in, and who goes for it.
  */
 #include "store/policy_learned.h"
 
@@ -182,15 +182,6 @@ static void learned_place(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
                  is_present(d, parent) ? parent : LDR_NIL);
 }
 
-static void learned_add(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
-                        uint32_t depth)
-{
-    ldr_learned_t *d = (ldr_learned_t *)policy;
-
-    d->made_up += 0x9e3779b97f4a7c15u;
-    learned_place(policy, slot, parent, depth, d->made_up);
-}
-
 static void set_held(ldr_policy_t *policy, uint32_t slot, uint32_t held)
 {
     ldr_learned_t *d = (ldr_learned_t *)policy;
@@ -224,19 +215,6 @@ static void learned_time(ldr_policy_t *policy, uint32_t now_ds)
     if ((int32_t)(now_ds - d->t.now_ds) > 0 || !d->timed) {
         d->t.now_ds = now_ds;
         d->timed = true;
-    }
-}
-
-static void learned_touch(ldr_policy_t *policy, const uint32_t *slots,
-                          uint32_t count)
-{
-    ldr_learned_t *d = (ldr_learned_t *)policy;
-
-    d->t.stamp++;
-    while (count > 0) {
-        uint32_t slot = slots[--count];
-
-        touch_run(d, is_present(d, slot) ? d->t.slots[slot].run : LDR_NIL);
     }
 }
 
@@ -364,9 +342,19 @@ static uint32_t learned_victim(ldr_policy_t *policy)
 
 /* ---- the table ---- */
 
-static uint32_t learned_keep(const ldr_policy_record_t *record)
+/* Of what was never used again nothing says that it will be; of the rest, the
+ * longer ago the less: half as much for twice the time. */
+static uint32_t record_keep(const ldr_policy_record_t *record)
 {
-    return ldr_policy_lru.keep(record);
+    if (record->pinned) {
+        return UINT32_MAX;
+    }
+    if (record->orphan || record->used_s <= record->written_s) {
+        return 0;
+    }
+    uint32_t age_s =
+        record->now_s > record->used_s ? record->now_s - record->used_s : 0;
+    return age_s < UINT32_MAX / 2 ? (UINT32_MAX - 1) / (age_s + 1) : 1;
 }
 
 static void learned_destroy(ldr_policy_t *policy)
@@ -379,19 +367,48 @@ static void learned_destroy(ldr_policy_t *policy)
     }
 }
 
-static ldr_policy_t *learned_create(uint32_t capacity)
+static ldr_policy_t *tree_create(const ldr_policy_ops_t *ops, bool learns,
+                                 uint32_t capacity)
 {
     ldr_learned_t *d = ldr_alloc(sizeof(*d));
 
     if (d == NULL) {
         return NULL;
     }
-    d->base.ops = &ldr_policy_default;
+    d->base.ops = ops;
+    d->learns = learns;
     if (!ldr_tree_init(&d->t, capacity < SLOTS_MAX ? capacity : SLOTS_MAX)) {
         ldr_free(d);
         return NULL;
     }
     return &d->base;
+}
+
+static ldr_policy_t *learned_create(uint32_t capacity)
+{
+    return tree_create(&ldr_policy_default, true, capacity);
+}
+
+static ldr_policy_t *lru_create(uint32_t capacity)
+{
+    return tree_create(&ldr_policy_lru, false, capacity);
+}
+
+/* LRU keeps what comes, and does not know that a session is over. */
+static bool lru_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
+                      uint64_t print)
+{
+    (void)policy;
+    (void)parent;
+    (void)depth;
+    (void)print;
+    return true;
+}
+
+static void lru_close(ldr_policy_t *policy, const ldr_policy_request_t *request)
+{
+    (void)policy;
+    (void)request;
 }
 
 void ldr_policy_default_stats(const ldr_policy_t *policy,
@@ -421,18 +438,34 @@ const ldr_policy_ops_t ldr_policy_default = {
     .name = "learned",
     .create = learned_create,
     .destroy = learned_destroy,
-    .add = learned_add,
     .hold = learned_hold,
     .release = learned_release,
-    .touch = learned_touch,
     .remove = learned_remove,
     .victim = learned_victim,
-    .keep = learned_keep,
+    .keep = record_keep,
     .time = learned_time,
     .request = ldr_learned_request,
     .admit = learned_admit,
     .place = learned_place,
     .close = ldr_learned_close,
+    .used = learned_used,
+    .prefetch = learned_prefetch,
+};
+
+const ldr_policy_ops_t ldr_policy_lru = {
+    .name = "lru",
+    .create = lru_create,
+    .destroy = learned_destroy,
+    .hold = learned_hold,
+    .release = learned_release,
+    .remove = learned_remove,
+    .victim = learned_victim,
+    .keep = record_keep,
+    .time = learned_time,
+    .request = ldr_learned_request,
+    .admit = lru_admit,
+    .place = learned_place,
+    .close = lru_close,
     .used = learned_used,
     .prefetch = learned_prefetch,
 };

@@ -1,5 +1,6 @@
 /*
- * The learned policy. What it does and why: docs/policy.md. Its parts:
+ * The learned policy, and LRU, which is the same tree ranked by age alone. What
+ * it does and why: docs/policy.md. Its parts:
  *
  *   policy_hazard   what classes of runs are worth, by age
  *   policy_tree     the prefix tree: runs, the ghost list, queues, slots
@@ -164,7 +165,8 @@ typedef struct ldr_learned {
     ldr_policy_t base;
     ldr_tree_t t;
     ldr_stack_t stack;
-    bool timed;      /* now_ds was told */
+    bool learns;     /* false: it is LRU, for ever */
+    bool timed;      /* now_ds was set */
     uint32_t wanted; /* victims are not of the request with this stamp */
     uint32_t rebuild_left;
     uint64_t room; /* chunks of the real cache, smoothed; 0: not known */
@@ -173,7 +175,6 @@ typedef struct ldr_learned {
     float noise;   /* the sum of squares of its steps */
     uint64_t judged, hits, hits_lru; /* since there was no room */
     uint32_t switches;
-    uint64_t made_up; /* prints for slots that come without */
     ldr_recent_t recent[LDR_RECENT];
     ldr_announced_t announced[LDR_ANNOUNCED_MAX];
     uint64_t announced_next;

@@ -21,6 +21,7 @@ typedef struct traits {
     uint32_t growth; /* level */
     uint32_t tokens;
     bool closed, template;
+    bool ranked; /* false: all are of one class, since LRU knows no other */
 } traits_t;
 
 /* ---- classes ---- */
@@ -58,6 +59,9 @@ static uint32_t class_shared(uint32_t gap, uint32_t uses)
 static uint32_t class_of(const ldr_run_t *r, const traits_t *traits,
                          uint32_t gap)
 {
+    if (!traits->ranked) {
+        return ldr_class_session(0, 0, 0);
+    }
     if (r->fan >= SHARED_FAN || (r->flags & LDR_RUN_TEMPLATE) != 0) {
         return class_shared(gap, r->uses);
     }
@@ -79,6 +83,7 @@ static traits_t traits_of(const ldr_learned_t *d, const ldr_policy_request_t *r)
         .turn = 1,
         .closed = (r->hint & LDR_HINT_CLOSED) != 0,
         .template = (r->hint & LDR_HINT_TEMPLATE) != 0,
+        .ranked = d->learns,
     };
 
     if (tokens == 0) {
@@ -322,8 +327,10 @@ void ldr_learned_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
     }
     t->stamp++;
     uint32_t known = chain_walk(d, r, true);
-    path_teach(d);
-    if (d->rebuild_left-- == 0) {
+    if (d->learns) {
+        path_teach(d);
+    }
+    if (d->learns && d->rebuild_left-- == 0) {
         tables_rebuild(d);
     }
     uint32_t count = d->path_count;
@@ -333,7 +340,8 @@ void ldr_learned_request(ldr_policy_t *policy, const ldr_policy_request_t *r)
 
     path_used(d, &traits);
     path_extend(d, r, &traits, known);
-    if (count > 0 && d->path_count > count && t->runs[tail].fan <= 2) {
+    if (d->learns && count > 0 && d->path_count > count &&
+        t->runs[tail].fan <= 2) {
         supersede(d, tail, d->path[count]);
     }
     d->wanted = t->stamp;

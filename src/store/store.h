@@ -88,9 +88,10 @@ typedef struct ldr_chunk {
     uint8_t group;
     uint8_t pinned : 1;
     uint8_t leaving : 1; /* in an extent that leaves: goes with its last hold */
-    uint8_t transient : 1; /* refused: it goes first once it is written down */
-    uint32_t bytes;        /* of its shards, for the pin budget */
+    uint8_t transient : 1;       /* it goes first once it is written down */
+    uint32_t bytes;              /* of its shards, for the pin budget */
     uint32_t pin_prev, pin_next; /* of the pinned, or of the transient ones */
+    uint32_t cold_ds; /* when it was fetched, while it is cold; 0: it is not */
 } ldr_chunk_t;
 
 /* Counters of events; every field is shown by name in the metrics. */
@@ -496,6 +497,15 @@ void ldr_store_release(ldr_store_t *s, uint32_t chunk);
 
 /* Whoever holds the chunk reads it. */
 void ldr_store_used(ldr_store_t *s, uint32_t chunk);
+
+/* A use in this time after a fetch is of the request that it was fetched for:
+ * engines stage first, and load then. */
+#define LDR_COLD_DS 50u
+
+/* The chunk goes before all others once it is written down, or need not be,
+ * until it is used. fetched: not by its first use. A pinned one is left as it
+ * is. */
+void ldr_store_cool(ldr_store_t *s, uint32_t chunk, bool fetched);
 
 /* Pins a chunk that was saved without, within the tenant's budget. One that is
  * held or transient is left as it is. */

@@ -50,7 +50,8 @@ struct ldr_query {
     uint32_t count, room;
     uint32_t pending; /* who has not answered */
     uint32_t refs;
-    bool lease; /* who has it keeps it until it was fetched */
+    char member[64]; /* who is asked besides; "": nobody */
+    bool lease;      /* who has it keeps it until it was fetched */
     bool over;
 };
 
@@ -120,7 +121,8 @@ typedef struct ldr_tier_ops {
                      const larder_key_t *keys, size_t count, uint32_t shards);
     /* Whether the tier has to ask other nodes for this chunk before it knows.
      * In memory only. */
-    bool (*must_ask)(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards);
+    bool (*must_ask)(ldr_tier_t *t, const ldr_query_t *ask,
+                     const ldr_name_t *name);
     /* Asks for all rows at once. False: there is nobody to ask, it is over. */
     bool (*ask)(ldr_tier_t *t, ldr_query_t *ask);
     /* Reads a shard into its reserved pages. The read begins at submit(), and

@@ -61,6 +61,8 @@ bool ldr_get_need(const uint8_t *at, uint16_t *group_p, uint32_t *chunks_p)
 
 /* ---- staging ---- */
 
+#define WORTH_FIXED (LDR_WORTH_BYTES - LDR_WORTH_NAME)
+
 size_t ldr_put_worth(uint8_t *at, const larder_stage_params_t *m)
 {
     ldr_put64(at, m->field_mask);
@@ -69,13 +71,19 @@ size_t ldr_put_worth(uint8_t *at, const larder_stage_params_t *m)
     ldr_put64(at + 16, m->bytes_max);
     ldr_put64(at + 24, m->chunk_ns);
     ldr_put64(at + 32, m->dram_speed);
+    if ((m->field_mask & LARDER_STAGE_MEMBER) == 0) {
+        return WORTH_FIXED;
+    }
+    ldr_wire_put_text(at + WORTH_FIXED, m->member, LDR_WORTH_NAME);
     return LDR_WORTH_BYTES;
 }
 
-bool ldr_get_worth(const uint8_t *at, size_t bytes, larder_stage_params_t *m)
+size_t ldr_get_worth(const uint8_t *at, size_t bytes, larder_stage_params_t *m)
 {
-    if (bytes < LDR_WORTH_BYTES) {
-        return false;
+    char name[LDR_WORTH_NAME];
+
+    if (bytes < WORTH_FIXED) {
+        return 0;
     }
     *m = (larder_stage_params_t){
         .field_mask = ldr_get64(at),
@@ -85,7 +93,15 @@ bool ldr_get_worth(const uint8_t *at, size_t bytes, larder_stage_params_t *m)
         .chunk_ns = ldr_get64(at + 24),
         .dram_speed = ldr_get64(at + 32),
     };
-    return true;
+    if ((m->field_mask & LARDER_STAGE_MEMBER) == 0) {
+        return WORTH_FIXED;
+    }
+    if (bytes < LDR_WORTH_BYTES ||
+        !ldr_wire_get_text(at + WORTH_FIXED, LDR_WORTH_NAME, name)) {
+        return 0;
+    }
+    m->member = (const char *)at + WORTH_FIXED;
+    return LDR_WORTH_BYTES;
 }
 
 size_t ldr_put_staged(uint8_t *at, const ldr_staged_t *m)

@@ -253,10 +253,13 @@ bool ldr_get_match(const uint8_t *at, size_t bytes, ldr_match_msg_t *m);
 void ldr_put_need(uint8_t *at, uint16_t group, uint32_t chunks);
 bool ldr_get_need(const uint8_t *at, uint16_t *group_p, uint32_t *chunks_p);
 
-/* STAGE: what is worth it, then as a MATCH. */
-#define LDR_WORTH_BYTES 40u
+/* STAGE: what is worth it, then as a MATCH. A member's name is there only if
+ * the mask has its bit. Both give the bytes of it; get: 0: malformed, and
+ * m->member points into the message. */
+#define LDR_WORTH_NAME 64u
+#define LDR_WORTH_BYTES (40u + LDR_WORTH_NAME) /* at most */
 size_t ldr_put_worth(uint8_t *at, const larder_stage_params_t *m);
-bool ldr_get_worth(const uint8_t *at, size_t bytes, larder_stage_params_t *m);
+size_t ldr_get_worth(const uint8_t *at, size_t bytes, larder_stage_params_t *m);
 
 /* STAGE's reply: the lease, its token, and what was staged. lease: of this
  * session, to be released; without chunks there is none. */

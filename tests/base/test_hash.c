@@ -176,6 +176,47 @@ static void test_chain_definition(void **s)
     assert_true(ldr_chain(root, NULL, 64, NULL, keys, 0));
 }
 
+/* The keys of a run begin alike, no run is longer than it may be, and a chain
+ * that goes on after any key is the rest of the whole one. */
+static void test_chain_runs(void **s)
+{
+    enum { LONG = 70000, MOST = 16 };
+    uint32_t *tokens = malloc(LONG * sizeof(*tokens));
+    larder_key_t *keys = malloc(LONG * sizeof(*keys)), next[40];
+    uint8_t root[32];
+
+    (void)s;
+    fill(tokens, LONG * sizeof(*tokens));
+    fill(root, sizeof(root));
+    assert_true(ldr_chain_runs(root, tokens, 1, NULL, MOST, 0, keys, LONG));
+    for (uint32_t i = 0, first = 0; i < LONG; i++) {
+        uint32_t length = 1;
+
+        while (length < MOST && 64 * length <= i) {
+            length *= 2;
+        }
+        if (i % length == 0) {
+            first = i;
+        }
+        assert_int_equal(memcmp(&keys[i], &keys[first], 8), 0);
+        assert_true(i == first || memcmp(&keys[i], &keys[first], 32) != 0);
+        assert_true(i == 0 || i != first ||
+                    memcmp(&keys[i], &keys[i - 1], 8) != 0);
+        assert_true(i - first < MOST && i - first <= i / 32);
+    }
+    for (uint32_t at = 1; at < LONG - 40; at += 1 + at / 3) {
+        assert_true(ldr_chain_runs(keys[at - 1].hash, tokens + at, 1, NULL,
+                                   MOST, ldr_run_next(&keys[at - 1]), next,
+                                   40));
+        assert_memory_equal(keys + at, next, sizeof(next));
+    }
+    assert_true(ldr_chain_runs(root, tokens, 1, NULL, 1, 0, next, 40));
+    assert_true(ldr_chain(root, tokens, 1, NULL, keys, 40));
+    assert_memory_equal(keys, next, sizeof(next));
+    free(tokens);
+    free(keys);
+}
+
 /* Each key names its own tokens and all before, and nothing after. */
 static void test_chain_prefix(void **s)
 {
@@ -241,6 +282,7 @@ int main(void)
         cmocka_unit_test(test_hmac_vectors),
         cmocka_unit_test(test_hmac_random),
         cmocka_unit_test(test_chain_definition),
+        cmocka_unit_test(test_chain_runs),
         cmocka_unit_test(test_chain_prefix),
         cmocka_unit_test(test_chain_separation),
     };

@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "client/support.h"
 #include "layout/principles.h"
+#include "support/memory.h"
 
 enum {
     GROUPS = 4,
@@ -20,35 +21,6 @@ enum {
     REGIONS = GROUPS * LAYERS,
     NONE = 0, /* the null block */
 };
-
-/*
- * An engine's memory is the host's, unless a test has put it elsewhere
- * (tests/gpu/prefix_memory.h): what the engine sees of it, and what its layout
- * is told; and what all sizes and places in it are multiples of.
- */
-#ifndef RIG_ELSEWHERE
-static inline uint8_t *rig_memory(uint64_t bytes, void **there)
-{
-    *there = malloc(bytes);
-    return *there;
-}
-
-static inline void rig_memory_free(void *memory)
-{
-    free(memory);
-}
-
-static inline void rig_layout(larder_layout_params_t *params)
-{
-    (void)params;
-}
-
-static inline uint32_t rig_grain(uint64_t seed)
-{
-    (void)seed;
-    return 1;
-}
-#endif
 
 /* What engines of one model have in common. */
 typedef struct model {

@@ -116,7 +116,8 @@ MAYBE_UNUSED static uint64_t fake_now(void *arg)
 
 MAYBE_UNUSED static uint64_t fake_wall(void *arg)
 {
-    return __atomic_load_n(&((fake_clock_t *)arg)->wall_s, __ATOMIC_RELAXED);
+    return 1000 *
+           __atomic_load_n(&((fake_clock_t *)arg)->wall_s, __ATOMIC_RELAXED);
 }
 
 MAYBE_UNUSED static int fix_setup(void **state)

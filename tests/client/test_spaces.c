@@ -412,6 +412,42 @@ static void test_chain(void **state)
     assert_status(larder_chain(f->space, NULL, 0, NULL, NULL, 0, &count), 0);
 }
 
+/* Small chunks are named in runs, large ones as if their size were not known.
+ */
+static void test_chain_runs(void **state)
+{
+    enum { LONG = 80 };
+    fix_t *f = fix(state);
+    uint32_t tokens[LONG] = {0};
+    larder_key_t plain[LONG], keys[LONG];
+    size_t count;
+    larder_space_params_t p = {
+        .field_mask = LARDER_SPACE_CHUNK_TOKENS | LARDER_SPACE_CHUNK_BYTES,
+        .descriptor = "runs",
+        .descriptor_bytes = 4,
+        .chunk_tokens = 1,
+    };
+
+    fix_open_dram(f, "dram=8M");
+    for (uint64_t bytes = 0; bytes <= 9 << 20; bytes += 3 << 20) {
+        larder_space_t *space = NULL;
+
+        p.chunk_bytes = bytes;
+        assert_status(larder_space_open(f->lar, &p, &space), LARDER_OK);
+        assert_status(
+            larder_chain(space, tokens, LONG, NULL, keys, LONG, &count),
+            LARDER_OK);
+        if (bytes == 0) {
+            memcpy(plain, keys, sizeof(keys));
+        }
+        bool runs = bytes > 0 && bytes <= 8 << 20;
+        assert_int_equal(memcmp(keys, plain, sizeof(keys)) != 0, runs);
+        assert_int_equal(memcmp(&keys[64], &keys[65], 8) == 0, runs);
+        assert_true(memcmp(&keys[65], &keys[66], 8) != 0);
+        larder_space_close(&space);
+    }
+}
+
 static void test_chain_salt_extra(void **state)
 {
     fix_t *f = fix(state);
@@ -543,6 +579,7 @@ int main(void)
         EMBED_BOTH(test_two_directories),
         BOTH(test_reset_reaches_all),
         ONE(test_chain, "plain"),
+        ONE(test_chain_runs, "plain"),
         ONE(test_chain_salt_extra, "plain"),
         ONE(test_chain_misuse, "plain"),
         BOTH(test_match),

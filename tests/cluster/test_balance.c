@@ -57,23 +57,22 @@ static ldr_cluster_t *open_many(unsigned count, const char *ramp_s)
     return c;
 }
 
-/* The keys of a chain as any engine's are made. */
-static void make_chain(uint64_t seed, const larder_key_t *parent,
-                       larder_key_t *keys, size_t count)
+/* The keys of a chain as any engine's are made, in runs of so many at most.
+ * depth: of the first; before: the key before it, or the root. */
+static void make_chain(uint64_t seed, uint32_t run, uint32_t depth,
+                       const larder_key_t *before, larder_key_t *keys,
+                       size_t count)
 {
-    uint32_t tokens[32];
-    uint8_t root[32];
+    uint32_t *tokens = malloc(count * 32 * sizeof(*tokens));
     ldr_rand_t rand;
 
     ldr_rand_seed(&rand, seed);
-    memcpy(root, parent, sizeof(root));
-    for (size_t i = 0; i < count; i++) {
-        for (unsigned t = 0; t < 32; t++) {
-            tokens[t] = (uint32_t)ldr_rand_below(&rand, 128000);
-        }
-        assert_true(ldr_chain(root, tokens, 32, NULL, &keys[i], 1));
-        memcpy(root, &keys[i], sizeof(root));
+    for (size_t i = 0; i < count * 32; i++) {
+        tokens[i] = (uint32_t)ldr_rand_below(&rand, 128000);
     }
+    assert_true(ldr_chain_runs(before->hash, tokens, 32, NULL, run, depth, keys,
+                               count));
+    free(tokens);
 }
 
 static double fullest(const uint64_t *owned, unsigned members)
@@ -99,32 +98,72 @@ static void count_owners(const ldr_view_t *v, const larder_key_t *keys,
     }
 }
 
+/* Runs of 16, as chunks of 1 MiB are placed, and of one. */
 static void test_balance(void **state)
 {
     enum { SHARED = 20, OWN = 12, CHAINS = 10000, LONG = 100 };
     larder_key_t root = {{1}}, shared[SHARED], keys[LONG];
-    uint64_t random[8] = {0}, common[8] = {0};
     ldr_cluster_t *c = open_many(8, "0");
     const ldr_view_t *v = ldr_cluster_view(c);
 
     (void)state;
-    for (uint64_t seed = 1; seed <= 1000; seed++) {
-        make_chain(seed, &root, keys, LONG);
-        count_owners(v, keys, LONG, random);
+    for (uint32_t run = 1; run <= 16; run += 15) {
+        uint64_t random[8] = {0}, common[8] = {0};
+
+        for (uint64_t seed = 1; seed <= 1000; seed++) {
+            make_chain(seed, run, 0, &root, keys, LONG);
+            count_owners(v, keys, LONG, random);
+        }
+        make_chain(99, run, 0, &root, shared, SHARED);
+        count_owners(v, shared, SHARED, common);
+        for (uint64_t seed = 1; seed <= CHAINS; seed++) {
+            make_chain(seed, run, SHARED, &shared[SHARED - 1], keys, OWN);
+            count_owners(v, keys, OWN, common);
+        }
+        print_message("8 members, runs of %u: fullest / mean %.3f with random "
+                      "chains, %.3f with %u that share %u chunks\n",
+                      run, fullest(random, 8), fullest(common, 8), CHAINS,
+                      SHARED);
+        assert_true(fullest(random, 8) <= 1.1);
+        assert_true(fullest(common, 8) <= 1.2);
     }
-    make_chain(99, &root, shared, SHARED);
-    count_owners(v, shared, SHARED, common);
-    for (uint64_t seed = 1; seed <= CHAINS; seed++) {
-        make_chain(seed, &shared[SHARED - 1], keys, OWN);
-        count_owners(v, keys, OWN, common);
-    }
-    print_message("8 members: fullest / mean %.3f with random chains, %.3f "
-                  "with %u that share %u chunks\n",
-                  fullest(random, 8), fullest(common, 8), CHAINS, SHARED);
-    assert_true(fullest(random, 8) <= 1.1);
-    assert_true(fullest(common, 8) <= 1.2);
     ldr_view_give(v);
     ldr_cluster_close(c);
+}
+
+/* How many of 1,000 members a chain of 1,000 chunks is asked of. */
+static void test_few_owners(void **state)
+{
+    enum { LONG = 1000 };
+    larder_key_t root = {{1}}, *keys = malloc(LONG * sizeof(*keys));
+    ldr_cluster_t *c = open_many(1000, "0");
+    const ldr_view_t *v = ldr_cluster_view(c);
+    unsigned asked[2] = {0};
+
+    (void)state;
+    for (unsigned way = 0; way < 2; way++) {
+        bool *seen = calloc(1000, sizeof(*seen));
+
+        make_chain(5, way == 0 ? 1 : 16, 0, &root, keys, LONG);
+        for (unsigned i = 0; i < LONG; i++) {
+            uint32_t owners[2];
+
+            ldr_view_owners(v, ldr_run_hash(&keys[i]), 2, owners);
+            for (unsigned k = 0; k < 2; k++) {
+                asked[way] += !seen[owners[k]];
+                seen[owners[k]] = true;
+            }
+        }
+        free(seen);
+    }
+    print_message("1,000 members: a chain of 1,000 chunks asks %u of them, and "
+                  "%u in runs of 16\n",
+                  asked[0], asked[1]);
+    assert_true(asked[0] > 800);
+    assert_true(asked[1] < asked[0] / 2);
+    ldr_view_give(v);
+    ldr_cluster_close(c);
+    free(keys);
 }
 
 static void test_join(void **state)
@@ -204,6 +243,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_balance),
+        cmocka_unit_test(test_few_owners),
         cmocka_unit_test(test_join),
         cmocka_unit_test(test_thousand),
     };

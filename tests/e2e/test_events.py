@@ -129,7 +129,7 @@ def test_requests_for_replays(node):
 
 
 def test_refused(serve, tmp_path):
-    """Prompts are shown to nobody beyond this host unless that was asked for."""
+    """Prompts are shown to nobody beyond this host unless that was asked."""
     daemon = serve(start=False)
     for name in ("events", "events_replay"):
         text = refused(daemon, f"--{name}", "tcp://0.0.0.0:5557")

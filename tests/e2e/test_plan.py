@@ -120,7 +120,9 @@ def test_default_figures(larder):
 
 
 def test_known_curve(larder):
-    """The curve that one pass gives, at capacities simulated one by one."""
+    """The curve that one pass gives, at capacities simulated one by one. These
+    are exact but for runs that come back to the middle of the queue, which are
+    put near their place (policy_tree.c)."""
     trace = known_trace()
     rows = larder.json("plan", trace, "--policy", "lru", "--capacity", "5%",
                        "--curve", "30")
@@ -130,7 +132,8 @@ def test_known_curve(larder):
     rows = larder.json("plan", trace, "--policy", "lru", "--block-tokens", 1,
                        "--bytes-per-token", 1024, "--capacity", sizes)
     assert [r["blocks"] for r in rows] == [p["blocks"] for p in points]
-    assert [r["hit_rate"] for r in rows] == [p["hit_rate"] for p in points]
+    for row, point in zip(rows, points):
+        assert abs(row["hit_rate"] - point["hit_rate"]) < .0003, row
 
 
 def test_lru_against_python(larder, trace, chats):

@@ -2,14 +2,14 @@
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 
 import pytest
 
 import capi
 import wireclient as w
-from daemon import in_child, until
+from certificates import make_certificate
+from daemon import in_child, refused, until
 from tenants import A, B, K, both, config, token_file, value_of
 from wireclient import (batch_body, crc32c, ends_body, extent_body, key_of,
                         match_body, name_row, save_row)
@@ -176,23 +176,30 @@ def test_token_rotation(serve, tmp_path, transport):
     assert old_session.ask(w.PING).status == w.OK
 
 
-def make_certificate(folder, name, ca=None):
-    """NAME.pem and NAME.key: of a common name, by an authority or its own."""
-    def openssl(*args):
-        subprocess.run(["openssl", *map(str, args)], cwd=folder, check=True,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                       timeout=300)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-           "-nodes", "-keyout", f"{name}.key", "-subj", f"/CN={name}")
-    if ca is None:
-        openssl("req", "-x509", *key, "-out", f"{name}.pem", "-days", 1)
-        return
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    openssl("req", *key, "-out", f"{name}.csr")
-    openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem",
-            "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", 1, "-extfile",
-            "names", "-out", f"{name}.pem")
+@pytest.mark.parametrize("wrong", ["certificate", "key", "token"])
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_proofs_of_no_use(serve, tmp_path, wrong):
+    """A key of another certificate, a key in place of the certificate, a token
+    that is too short: the file and the reason are named, before anything is
+    opened."""
+    for name in ("node", "other"):
+        make_certificate(tmp_path, name)
+    token = "0123456789abcde" if wrong == "token" else A
+    token_file(tmp_path, "a", token)
+    daemon = serve(
+        start=False, dirs=1, tls="on",
+        tls_cert=tmp_path / ("node.key" if wrong == "certificate"
+                             else "node.pem"),
+        tls_key=tmp_path / ("other.key" if wrong == "key" else "node.key"),
+        config=f"[tenant a]\ntoken_file = {tmp_path}/a\n")
+    text = refused(daemon)
+    hints = {"certificate": ["node.key", "not usable as the TLS certificate"],
+             "key": ["other.key", "not usable as the TLS key", "mismatch"],
+             "token": ["line 1", "16 to ", "not 15"]}
+    for hint in hints[wrong]:
+        assert hint in text, text
+    assert token not in text
+    assert not (daemon.dirs[0] / "larder.super").exists()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")

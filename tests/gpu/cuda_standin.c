@@ -638,7 +638,7 @@ ldr_cu_t cuLaunchKernel(ldr_cu_function_t f, unsigned grid_x, unsigned grid_y,
         memcpy(&op.count, arguments[1], 4);
         memcpy(&op.tables, arguments[2], 8);
         memcpy(&op.sums, arguments[3], 8);
-        memcpy(&op.check, arguments[4], 4);
+        memcpy(&op.flags, arguments[4], 4);
         if (f != &the_function || !is_stream(s, "cuLaunchKernel") ||
             grid_x == 0 || grid_y != 1 || grid_z != 1 ||
             block_x != LDR_GPU_THREADS || block_y != 1 || block_z != 1 ||

@@ -25,11 +25,12 @@ typedef struct world {
     uint8_t *device_model, *arena, *arena_model;
     uint8_t *fresh; /* the engine's, registered: what it writes to the pages */
     uint8_t *nowhere;
-    uint32_t shard_count, iov_count;
+    uint32_t shard_count, iov_count, row_count;
     size_t device_used, arena_used;
     ldr_gpu_shard_t shards[SHARDS];
     uint32_t crc[SHARDS];
     struct iovec iov[IOVS];
+    ldr_page_rows_t rows[IOVS];
 } world_t;
 
 /* What a case is like. */
@@ -38,6 +39,7 @@ typedef struct shape {
     size_t page, part; /* on the device, on the host */
     size_t odd;        /* not aligned, but to this; 0: aligned */
     bool holes;        /* some pages are nowhere */
+    bool apart;        /* pages are of rows that lie apart */
     bool after;        /* the engine is not done with the pages yet */
 } shape_t;
 
@@ -141,10 +143,61 @@ static inline struct iovec *parts(world_t *w, uint8_t *base, size_t *used,
     return iov;
 }
 
-static inline bool is_nowhere(const world_t *w, const struct iovec *page)
+static inline bool is_nowhere(const world_t *w, const ldr_page_rows_t *page)
 {
-    return (uint8_t *)page->iov_base >= w->nowhere &&
-           (uint8_t *)page->iov_base < w->nowhere + 2 * PAGE_MAX;
+    return page->base >= w->nowhere && page->base < w->nowhere + 2 * PAGE_MAX;
+}
+
+static inline void add_rows(world_t *w, size_t *used, size_t bytes, size_t gap,
+                            uint32_t count)
+{
+    w->rows[w->row_count++] = (ldr_page_rows_t){
+        (uint8_t *)(uintptr_t)w->device + *used, bytes, bytes + gap, count};
+    *used += (bytes + gap) * count;
+}
+
+/* The shard's pages: what parts() gives; or rows apart, and of each page what
+ * is left behind the last whole one, all in any order. */
+static inline void pages(world_t *w, const shape_t *shape, size_t bytes,
+                         ldr_gpu_shard_t *s)
+{
+    ldr_page_rows_t *first = w->rows + w->row_count;
+    size_t grain = shape->odd > 0 ? shape->odd : 16;
+    uint32_t iov_count = w->iov_count, count = 0;
+
+    s->pages = first;
+    if (!shape->apart) {
+        const struct iovec *iov =
+            parts(w, (uint8_t *)(uintptr_t)w->device, &w->device_used, bytes,
+                  shape->page, shape->odd, &count);
+
+        for (uint32_t i = 0; i < count; i++) {
+            w->rows[w->row_count++] = (ldr_page_rows_t){
+                iov[i].iov_base, iov[i].iov_len, iov[i].iov_len, 1};
+        }
+        w->iov_count = iov_count;
+    }
+    for (size_t n; bytes > 0 && shape->apart; bytes -= n) {
+        size_t row = grain * (1 + below(w, 80));
+
+        n = ldr_min64(shape->page, bytes);
+        if (n / row > 0) {
+            add_rows(w, &w->device_used, row, grain * below(w, 3),
+                     (uint32_t)(n / row));
+        }
+        if (n % row > 0) {
+            add_rows(w, &w->device_used, n % row, 0, 1);
+        }
+    }
+    w->device_used = (w->device_used + 15) / 16 * 16;
+    s->page_count = (uint32_t)(w->rows + w->row_count - first);
+    for (uint32_t i = s->page_count; shape->apart && i > 1; i--) {
+        uint32_t other = (uint32_t)below(w, i);
+        ldr_page_rows_t r = first[i - 1];
+
+        first[i - 1] = first[other];
+        first[other] = r;
+    }
 }
 
 /* One shard more; false: there is no room. */
@@ -152,24 +205,24 @@ static inline bool add_shard(world_t *w, const shape_t *shape, size_t bytes,
                              bool load)
 {
     ldr_gpu_shard_t *s = &w->shards[w->shard_count];
-    size_t pages = bytes / shape->page + 1, hosts = bytes / shape->part + 1;
+    size_t count = bytes / shape->page + 1, hosts = bytes / shape->part + 1;
     size_t gap = ldr_max64(64, 20 * shape->odd);
+    size_t apart = shape->apart ? 2 : 0; /* gaps are at most two rows each */
 
-    if (w->shard_count == SHARDS || w->iov_count + pages + hosts > IOVS ||
-        w->device_used + bytes + gap * pages > w->bytes ||
+    if (w->shard_count == SHARDS || w->row_count + 2 * count > IOVS ||
+        w->iov_count + count + hosts > IOVS ||
+        w->device_used + bytes * (1 + apart) + gap * count > w->bytes ||
         w->arena_used + bytes + gap * hosts > w->bytes) {
         return false;
     }
-    struct iovec *page =
-        parts(w, (uint8_t *)(uintptr_t)w->device, &w->device_used, bytes,
-              shape->page, shape->odd, &s->page_count);
-    s->pages = page;
+    pages(w, shape, bytes, s);
     s->host = parts(w, w->arena, &w->arena_used, bytes, shape->part, shape->odd,
                     &s->host_count);
     s->crc = 0x55;
+    ldr_page_rows_t *page = w->rows + (s->pages - w->rows);
     for (uint32_t i = 0; load && shape->holes && i < s->page_count; i++) {
-        if (below(w, 3) == 0) {
-            page[i].iov_base = w->nowhere + 16 * below(w, PAGE_MAX / 16);
+        if (below(w, 3) == 0 && page[i].count == 1) {
+            page[i].base = w->nowhere + 16 * below(w, PAGE_MAX / 16);
         }
     }
     w->shard_count++;
@@ -206,12 +259,26 @@ static inline void set_pages(world_t *w, bool load, bool after)
     rig_out(e);
 }
 
-/* A page, in the model. */
-static inline uint8_t *page_model(const world_t *w, const struct iovec *page)
+/* The model's side of a copy: pages to data, or data to pages. */
+static inline size_t model_pages(world_t *w, const ldr_gpu_shard_t *s,
+                                 uint8_t *data, bool load)
 {
-    return is_nowhere(w, page)
-               ? NULL
-               : w->device_model + ((uintptr_t)page->iov_base - w->device);
+    size_t at = 0;
+
+    for (uint32_t k = 0; k < s->page_count; k++) {
+        const ldr_page_rows_t *r = &s->pages[k];
+        uint8_t *row = w->device_model + ((uintptr_t)r->base - w->device);
+
+        for (uint32_t i = 0; i < r->count; i++, row += r->stride) {
+            if (!load) {
+                memcpy(data + at, row, r->bytes);
+            } else if (!is_nowhere(w, r)) {
+                memcpy(row, data + at, r->bytes);
+            }
+            at += r->bytes;
+        }
+    }
+    return at;
 }
 
 /* The model makes the copy. */
@@ -220,28 +287,22 @@ static inline void model_move(world_t *w, bool load)
     uint8_t *data = malloc(w->bytes);
     for (uint32_t i = 0; i < w->shard_count; i++) {
         const ldr_gpu_shard_t *s = &w->shards[i];
-        size_t at = 0;
+        size_t at = load ? 0 : model_pages(w, s, data, false), bytes = 0;
 
-        for (uint32_t k = 0; k < (load ? s->host_count : s->page_count); k++) {
-            const struct iovec *v = load ? &s->host[k] : &s->pages[k];
+        for (uint32_t k = 0; k < s->host_count; k++) {
+            const struct iovec *v = &s->host[k];
 
-            memcpy(data + at, load ? v->iov_base : page_model(w, v),
-                   v->iov_len);
-            at += v->iov_len;
-        }
-        w->crc[i] = ldr_crc32c(0, data, at);
-        at = 0;
-        for (uint32_t k = 0; k < (load ? s->page_count : s->host_count); k++) {
-            const struct iovec *v = load ? &s->pages[k] : &s->host[k];
-            uint8_t *to =
-                load ? page_model(w, v)
-                     : w->arena_model + ((uint8_t *)v->iov_base - w->arena);
-
-            if (to != NULL) {
-                memcpy(to, data + at, v->iov_len);
+            if (load) {
+                memcpy(data + bytes, v->iov_base, v->iov_len);
+            } else {
+                memcpy(w->arena_model + ((uint8_t *)v->iov_base - w->arena),
+                       data + bytes, v->iov_len);
             }
-            at += v->iov_len;
+            bytes += v->iov_len;
         }
+        at = load ? model_pages(w, s, data, true) : at;
+        assert_int_equal(at, bytes);
+        w->crc[i] = ldr_crc32c(0, data, bytes);
     }
     free(data);
 }
@@ -250,7 +311,7 @@ static inline void make_case(world_t *w, const shape_t *shape, bool load)
 {
     size_t left = shape->bytes;
 
-    w->shard_count = w->iov_count = 0;
+    w->shard_count = w->iov_count = w->row_count = 0;
     w->device_used = 16 * below(w, 10);
     w->arena_used = 16 * below(w, 10);
     while (left > 0) {

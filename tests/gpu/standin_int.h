@@ -40,7 +40,7 @@ typedef struct op {
     uint32_t value;
     /* OP_KERNEL */
     uint64_t units, tables, sums;
-    uint32_t count, check, first, stride;
+    uint32_t count, flags, first, stride;
     size_t at; /* bytes or units that are done */
     record_t *record;
 } op_t;

@@ -248,21 +248,24 @@ static void do_unit(const op_t *op, const ldr_gpu_unit_t *u,
                     const uint32_t *tables)
 {
     const char *what = "the kernel";
-    uint8_t *from = standin_resolve(u->from, u->bytes, true, what);
+    bool load = (op->flags & LDR_GPU_LOAD) != 0;
+    uint8_t *from =
+        standin_resolve(u->from, emulate_reach(u, !load), true, what);
     uint8_t *to =
-        u->to != 0 ? standin_resolve(u->to, u->bytes, true, what) : NULL;
+        u->to != 0 ? standin_resolve(u->to, emulate_reach(u, load), true, what)
+                   : NULL;
     uint32_t *sums = (uint32_t *)(void *)standin_resolve(
         op->sums, ((size_t)u->shard + 1) * sizeof(*sums), false, "sums");
 
     if (from == NULL || sums == NULL || (u->to != 0 && to == NULL)) {
         return;
     }
-    if ((u->from | u->to | u->bytes) % 16 != 0 || u->bytes == 0) {
-        standin_error("the kernel: a unit is not aligned");
+    if ((u->from | u->to) % 16 != 0 || u->words == 0 ||
+        u->words > LDR_GPU_WORDS || (u->gap != 0 && u->row == 0)) {
+        standin_error("the kernel: a unit is not aligned, or none");
         return;
     }
-    uint32_t sum =
-        emulate_unit(tables, to, from, u->bytes, u->factor, op->check != 0);
+    uint32_t sum = emulate_unit(tables, to, from, u, op->flags);
     sums[u->shard] ^= sum;
 }
 
@@ -454,8 +457,11 @@ static uint64_t touched_by(const op_t *op, uint64_t at, size_t bytes)
             overlap(op->tables, 4, at, bytes);
         for (uint32_t i = 0; units != NULL && i < op->count && n == 0; i++) {
             memcpy(&u, units + i * sizeof(u), sizeof(u));
-            n = overlap(u.from & ~STANDIN_THERE, u.bytes, at, bytes) ||
-                overlap(u.to & ~STANDIN_THERE, u.bytes, at, bytes);
+            bool load = (op->flags & LDR_GPU_LOAD) != 0;
+            n = overlap(u.from & ~STANDIN_THERE, emulate_reach(&u, !load), at,
+                        bytes) ||
+                overlap(u.to & ~STANDIN_THERE, emulate_reach(&u, load), at,
+                        bytes);
         }
     }
     return n;

@@ -11,6 +11,8 @@
 
 #include <cmocka.h>
 #include <dlfcn.h>
+#include <limits.h>
+#include <stdlib.h>
 
 #include "base/copy.h"
 #include "gpu/emulate.h"
@@ -86,7 +88,7 @@ static uint32_t cut(ldr_gpu_unit_t *units, size_t bytes, size_t most)
         assert_true(count < UNITS);
         units[count++] = (ldr_gpu_unit_t){
             .from = at,
-            .bytes = (uint32_t)n,
+            .words = (uint16_t)(n / 16),
             .factor = ldr_gpu_factor(&powers, bytes - at - n),
         };
     }
@@ -111,7 +113,7 @@ static void check_shard(size_t bytes, size_t most)
         const ldr_gpu_unit_t *u = &units[i];
 
         sum ^= emulate_unit(tables, i % 5 == 0 ? NULL : copy + u->from,
-                            data + u->from, u->bytes, u->factor, true);
+                            data + u->from, u, LDR_GPU_CHECK);
     }
     assert_int_equal(ldr_gpu_crc(&powers, sum, bytes),
                      ldr_crc32c(0, data, bytes));
@@ -119,10 +121,8 @@ static void check_shard(size_t bytes, size_t most)
         const ldr_gpu_unit_t *u = &units[i];
 
         if (i % 5 == 0) { /* only summed up: now without the sum */
-            assert_int_equal(emulate_unit(tables, copy + u->from,
-                                          data + u->from, u->bytes, u->factor,
-                                          false),
-                             0);
+            assert_int_equal(
+                emulate_unit(tables, copy + u->from, data + u->from, u, 0), 0);
         }
     }
     assert_memory_equal(copy, data, bytes);
@@ -163,14 +163,14 @@ static void test_large(void **state)
 
 /* Behind the source, with block.h before it. */
 static const char after[] =
-    "\nstatic const struct unit *units; static u32 count, check, *sums;\n"
+    "\nstatic const struct unit *units; static u32 count, flags, *sums;\n"
     "static const u32 *tables;\n"
     "static void body(void)\n"
-    "{ larder_move(units, count, tables, sums, check); }\n"
+    "{ larder_move(units, count, tables, sums, flags); }\n"
     "int run(const struct unit *u, u32 n, const u32 *t, u32 *s, u32 c,"
     " u32 grid)\n"
     "{ int ok = 1;\n"
-    "  units = u; count = n; tables = t; sums = s; check = c;\n"
+    "  units = u; count = n; tables = t; sums = s; flags = c;\n"
     "  block_main = body; blockDim.x = BLOCK_THREADS; gridDim.x = grid;\n"
     "  block_threads = calloc(BLOCK_THREADS, sizeof(*block_threads));\n"
     "  for (u32 b = 0; b < grid; b++) { blockIdx.x = b; ok &= block_run(); }\n"
@@ -178,22 +178,22 @@ static const char after[] =
     "  return ok; }\n";
 
 typedef int (*run_fn)(const ldr_gpu_unit_t *units, uint32_t count,
-                      const uint32_t *tables, uint32_t *sums, uint32_t check,
+                      const uint32_t *tables, uint32_t *sums, uint32_t flags,
                       uint32_t grid);
 
 static run_fn build(const char *dir)
 {
-    char path[300], object[300], command[1200], here[300] = __FILE__;
+    char path[300], object[300], command[1200], here[PATH_MAX];
     void *at = NULL;
 
-    *strrchr(here, '/') = 0;
+    assert_non_null(realpath("tests/gpu/block.h", here)); /* ctest's folder */
     snprintf(path, sizeof(path), "%s/move.c", dir);
     snprintf(object, sizeof(object), "%s/move.so", dir);
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     const char *linkage = strstr(ldr_gpu_source, "extern \"C\"");
     assert_non_null(linkage);
-    fprintf(file, "#include \"%s/block.h\"\n%.*s%s%s", here,
+    fprintf(file, "#include \"%s\"\n%.*s%s%s", here,
             (int)(linkage - ldr_gpu_source), ldr_gpu_source,
             linkage + strlen("extern \"C\""), after);
     fclose(file);
@@ -214,7 +214,7 @@ enum { MANY = 700, AREA = 1 << 20, SUMS = 4 };
  * by the source, on the right by the emulation. */
 typedef struct both {
     ldr_gpu_unit_t units[MANY] __attribute__((aligned(16)));
-    uint32_t count, check, sums[2][SUMS];
+    uint32_t count, flags, sums[2][SUMS];
     uint8_t *data, *copy[2];
 } both_t;
 
@@ -226,21 +226,30 @@ static void both_make(both_t *b, uint32_t count, size_t most)
     memset(b->sums, 0, sizeof(b->sums));
     memset(b->copy[0], 0, AREA);
     memset(b->copy[1], 0, AREA);
-    while (b->count < count && at + most <= AREA) {
-        ldr_gpu_unit_t *u = &b->units[b->count++];
-        size_t n = 16 * (1 + below(most / 16));
-        uint8_t *to = below(5) == 0 ? NULL : b->copy[1] + at;
-
-        *u = (ldr_gpu_unit_t){
-            .from = (uintptr_t)b->data + at,
-            .to = to != NULL ? (uintptr_t)b->copy[0] + at : 0,
-            .bytes = (uint32_t)n,
+    while (b->count < count) {
+        size_t words = 1 + below(most / 16);
+        ldr_gpu_unit_t u = {
+            .words = (uint16_t)words,
+            .row = (uint16_t)words,
             .shard = (uint32_t)below(SUMS),
             .factor = (uint32_t)ldr_rand_next(&rnd),
         };
-        b->sums[1][u->shard] ^= emulate_unit(tables, to, b->data + at, u->bytes,
-                                             u->factor, b->check);
-        at += n;
+
+        if (below(3) > 0) { /* rows of any size, the last one whole or not */
+            u.row = (uint16_t)(1 + below(words));
+            u.gap = (uint32_t)below(1 + AREA / 64 / words);
+        }
+        size_t reach = emulate_reach(&u, true);
+        if (at + reach > AREA) {
+            break;
+        }
+        uint8_t *to = below(5) == 0 ? NULL : b->copy[1] + at;
+        u.from = (uintptr_t)b->data + at;
+        u.to = to != NULL ? (uintptr_t)b->copy[0] + at : 0;
+        b->sums[1][u.shard] ^=
+            emulate_unit(tables, to, b->data + at, &u, b->flags);
+        b->units[b->count++] = u;
+        at += reach;
     }
 }
 
@@ -262,9 +271,10 @@ static void test_source(void **state)
         /* Few large ones, or so many that a block turns more than once. */
         bool few = round % 3 == 0;
 
-        b.check = round % 7 != 0;
+        b.flags = (round % 7 != 0 ? LDR_GPU_CHECK : 0) |
+                  (below(2) == 0 ? LDR_GPU_LOAD : 0);
         both_make(&b, 1 + (uint32_t)below(few ? 20 : MANY), few ? UNIT : 1024);
-        assert_true(run(b.units, b.count, tables, b.sums[0], b.check,
+        assert_true(run(b.units, b.count, tables, b.sums[0], b.flags,
                         1 + (uint32_t)below(4)));
         assert_memory_equal(b.sums[0], b.sums[1], sizeof(b.sums[0]));
         assert_memory_equal(b.copy[0], b.copy[1], AREA);

@@ -38,6 +38,7 @@ static shape_t any_shape(world_t *w)
         .part = below(w, 2) == 0 ? (size_t)64 << 10 : page_of(w) * 4,
         .odd = below(w, 8) == 0 ? (size_t)1 << below(w, 4) : 0,
         .holes = below(w, 2) == 0,
+        .apart = below(w, 2) == 0,
         .after = below(w, 2) == 0,
     };
     size_t least = s.page < s.part ? s.page : s.part;
@@ -45,6 +46,7 @@ static shape_t any_shape(world_t *w)
 
     s.page = ldr_min64(s.page, PAGE_MAX);
     s.bytes = 1 + below(w, below(w, 4) == 0 ? most : most / 20 + 64);
+    s.bytes = s.apart ? s.bytes / 4 + 1 : s.bytes; /* gaps need room too */
     if (s.odd > 0) {
         s.page += s.odd * below(w, 16);
         s.part += s.odd * below(w, 16);
@@ -201,9 +203,9 @@ static void test_refused(void **state)
     copy.count = LDR_GPU_SHARDS_MAX + 1;
     assert_gpu(ldr_gpu_move(gpu, &copy), LARDER_E_INVALID);
     copy.count = 1;
-    w->iov[0].iov_len += 16; /* not the same here and there */
+    w->rows[0].bytes += 16; /* not the same here and there */
     assert_gpu(ldr_gpu_move(gpu, &copy), LARDER_E_SIZE);
-    w->iov[0].iov_len -= 16;
+    w->rows[0].bytes -= 16;
     w->shards[0].page_count = w->shards[0].host_count = 0;
     assert_gpu(ldr_gpu_move(gpu, &copy), LARDER_E_SIZE);
     copy.count = 0;
@@ -222,7 +224,8 @@ static void test_refused(void **state)
 static void test_found_late(void **state)
 {
     enum { COUNT = 4, BYTES = 3 << 20 };
-    struct iovec page[COUNT][2], host[COUNT];
+    ldr_page_rows_t page[COUNT][2];
+    struct iovec host[COUNT];
     ldr_gpu_shard_t shards[COUNT];
     larder_gpu_t *gpu = NULL;
 
@@ -242,8 +245,8 @@ static void test_found_late(void **state)
             size_t first = i != wrong ? BYTES : size ? BYTES - 16 : 7;
 
             host[i] = (struct iovec){w->arena + at, BYTES};
-            page[i][0] = (struct iovec){there, first};
-            page[i][1] = (struct iovec){there + first, BYTES - first};
+            page[i][0] = (ldr_page_rows_t){there, first, first, 1};
+            page[i][1] = (ldr_page_rows_t){there + first, BYTES - first, 0, 1};
             shards[i] =
                 (ldr_gpu_shard_t){page[i], first == 7 ? 2 : 1, &host[i], 1, 0};
         }
@@ -274,7 +277,8 @@ static void test_found_late(void **state)
 static void test_many_shards(void **state)
 {
     static ldr_gpu_shard_t shards[LDR_GPU_SHARDS_MAX];
-    static struct iovec iov[2 * LDR_GPU_SHARDS_MAX];
+    static struct iovec iov[LDR_GPU_SHARDS_MAX];
+    static ldr_page_rows_t rows[LDR_GPU_SHARDS_MAX];
     larder_gpu_t *gpu = NULL;
 
     (void)state;
@@ -286,9 +290,10 @@ static void test_many_shards(void **state)
     for (uint32_t i = 0; i < LDR_GPU_SHARDS_MAX; i++) {
         size_t n = 16 * (1 + below(w, 60));
 
-        iov[2 * i] = (struct iovec){(uint8_t *)(uintptr_t)w->device + at, n};
-        iov[2 * i + 1] = (struct iovec){w->arena + at, n};
-        shards[i] = (ldr_gpu_shard_t){&iov[2 * i], 1, &iov[2 * i + 1], 1, 0};
+        rows[i] =
+            (ldr_page_rows_t){(uint8_t *)(uintptr_t)w->device + at, n, n, 1};
+        iov[i] = (struct iovec){w->arena + at, n};
+        shards[i] = (ldr_gpu_shard_t){&rows[i], 1, &iov[i], 1, 0};
         at += n;
     }
     for (int way = LDR_GPU_STAGED; way < LDR_GPU_WAYS; way++) {
@@ -303,9 +308,8 @@ static void test_many_shards(void **state)
         assert_gpu(ldr_gpu_move(gpu, &copy), LARDER_OK);
         assert_int_equal(memcmp(seen, w->arena, at), 0);
         for (uint32_t i = 0; i < LDR_GPU_SHARDS_MAX; i++) {
-            assert_int_equal(
-                shards[i].crc,
-                ldr_crc32c(0, iov[2 * i + 1].iov_base, iov[2 * i + 1].iov_len));
+            assert_int_equal(shards[i].crc,
+                             ldr_crc32c(0, iov[i].iov_base, iov[i].iov_len));
         }
         ldr_gpu_unregister(gpu, w->arena, w->bytes);
     }
@@ -465,16 +469,16 @@ static void test_lists(void **state)
     assert_gpu(rig_gpu_open(&gpu), LARDER_OK);
     for (uint32_t i = 0; i < 4; i++) {
         list[i] = ldr_gpu_list_take(gpu, 100 + 10 * i);
-        assert_non_null(list[i].iov);
+        assert_non_null(list[i].rows);
         assert_int_equal(list[i].room, 100 + 10 * i);
-        list[i].iov[99 + 10 * i].iov_len = 1;
+        list[i].rows[99 + 10 * i].bytes = 1;
     }
     for (uint32_t i = 0; i < 4; i++) {
         ldr_gpu_list_give(gpu, list[i]); /* the smallest is not kept */
     }
     ldr_gpu_list_give(gpu, (ldr_gpu_list_t){NULL, 1000});
     ldr_gpu_list_t again = ldr_gpu_list_take(gpu, 121);
-    assert_ptr_equal(again.iov, list[3].iov);
+    assert_ptr_equal(again.rows, list[3].rows);
     assert_int_equal(again.room, 130);
     ldr_gpu_list_t fresh = ldr_gpu_list_take(gpu, 121);
     assert_int_equal(fresh.room, 121);

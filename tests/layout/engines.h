@@ -1,6 +1,6 @@
 /*
  * Models and engines of every shape, for the tests of canonical shards. A
- * model's KV is a function of (group, layer, part, head, token, byte), ref():
+ * model's KV is a function of (group, layer, part, head, token, byte):
  * the reference tensor. An engine is one rank of one shape (tensor and pipeline
  * parallel size, block size, order of bytes in its pages) with memory of its
  * own. Nothing here uses the code under test but the layout that is described.
@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "larder/larder.h"
 #include "layout/principles.h"
+#include "support/memory.h"
 #include "support/values.h"
 
 enum {
@@ -24,6 +25,7 @@ enum {
     E_CHUNKS = 4,
     E_PLACES = E_LAYERS * E_PARTS,
     E_RANKS = 16,
+    E_ROW_MAX = 4096,
 };
 
 typedef struct e_group {
@@ -35,6 +37,7 @@ typedef struct e_group {
 
 typedef struct e_model {
     uint64_t seed;
+    uint32_t grain; /* sizes are multiples of it */
     uint32_t chunk_tokens, layers, group_count;
     uint32_t fixed_block; /* not 0: every engine's, since rows depend on it */
     e_group_t group[E_GROUPS];
@@ -59,8 +62,9 @@ typedef struct e_rank {
     uint32_t writers, writer;
     uint32_t blocks; /* ids; 0 is the null block */
     uint32_t *ids[E_GROUPS], count[E_GROUPS];
-    uint8_t *memory;
-    uint8_t *may; /* of a reader: what each byte may be, see e_check() */
+    uint8_t *memory; /* as the engine sees it, */
+    void *there;     /* and as its layout knows it */
+    uint8_t *may;    /* of a reader: what each byte may be, see e_check() */
     uint64_t bytes;
     larder_region_t regions[E_GROUPS];
     larder_layer_t places[E_GROUPS][E_PLACES];
@@ -74,18 +78,29 @@ static inline uint32_t e_below(ldr_rand_t *r, uint64_t bound)
     return (uint32_t)ldr_rand_below(r, bound);
 }
 
-/* The reference tensor. Of a row of several tokens, token is its last. */
-static inline uint8_t e_ref(const e_model_t *m, uint32_t group, uint32_t layer,
-                            uint32_t part, uint32_t head, uint32_t token,
-                            uint32_t byte)
+/* The reference tensor: what a row of one head holds, as a seed of e_bytes().
+ * Of a row of several tokens, token is its last. */
+static inline uint64_t e_row_ref(const e_model_t *m, uint32_t group,
+                                 uint32_t layer, uint32_t part, uint32_t head,
+                                 uint32_t token)
 {
     uint64_t x = m->seed * 31 + group;
 
     x = test_mix(x * 131 + layer);
     x = test_mix(x * 131 + part);
     x = test_mix(x * 131 + head);
-    x = test_mix(x + token);
-    return (uint8_t)(test_mix(x + byte / 8) >> 8 * (byte % 8));
+    return test_mix(x + token);
+}
+
+/* Bytes of a stream of words: of the reference from e_row_ref(), of noise from
+ * the rank. */
+static inline void e_bytes(uint8_t *to, uint64_t from, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes; i += 8) {
+        uint64_t word = test_mix(from + i / 8);
+
+        memcpy(to + i, &word, bytes - i < 8 ? bytes - i : 8);
+    }
 }
 
 /* ---- models ---- */
@@ -97,6 +112,7 @@ static inline void e_model_make(e_model_t *m, ldr_rand_t *r, uint64_t seed)
 
     memset(m, 0, sizeof(*m));
     m->seed = seed;
+    m->grain = rig_grain(seed);
     m->chunk_tokens = chunks[e_below(r, 4)];
     m->layers = 1 + e_below(r, E_LAYERS);
     m->group_count =
@@ -110,7 +126,10 @@ static inline void e_model_make(e_model_t *m, ldr_rand_t *r, uint64_t seed)
         group->parts = 1 + e_below(r, E_PARTS);
         group->opaque = group->rule == LARDER_RULE_LAST || e_below(r, 5) == 0;
         for (uint32_t i = 0; i < group->parts; i++) {
-            group->bytes[i] = 1 + e_below(r, e_below(r, 8) == 0 ? 96 : 8);
+            uint32_t most = e_below(r, 8) == 0 ? 96 : 8;
+
+            group->bytes[i] =
+                m->grain * (1 + e_below(r, m->grain > 1 ? most / 4 : most));
         }
         if (group->opaque) {
             m->fixed_block = 16u << e_below(r, 3);
@@ -185,7 +204,7 @@ static inline void e_shape_make(e_shape_t *s, ldr_rand_t *r, const e_model_t *m)
     s->parts_inner = e_below(r, 3) == 0;
     s->parts_apart = !s->parts_inner && e_below(r, 3) == 0;
     s->page_first = e_below(r, 2) != 0;
-    s->gap = e_below(r, 3) == 0 ? e_below(r, 40) : 0;
+    s->gap = e_below(r, 3) == 0 ? m->grain * e_below(r, 40 / m->grain) : 0;
 }
 
 /* ---- memory ---- */
@@ -291,10 +310,15 @@ static inline larder_status_t e_layout_make(e_rank_t *e)
     larder_pages_t pages[E_GROUPS];
     larder_page_t page[E_GROUPS][E_LAYERS];
     larder_part_t parts[E_GROUPS][E_LAYERS][E_PARTS];
+    larder_region_t regions[E_GROUPS];
 
     memset(parts, 0, sizeof(parts));
     for (uint32_t g = 0; g < m->group_count; g++) {
         const e_group_t *group = &m->group[g];
+
+        regions[g] = e->regions[g];
+        regions[g].base =
+            (uint8_t *)e->there + ((uint8_t *)e->regions[g].base - e->memory);
 
         for (uint32_t i = 0; i < e->here_count[g]; i++) {
             for (uint32_t k = 0; k < group->parts; k++) {
@@ -330,13 +354,14 @@ static inline larder_status_t e_layout_make(e_rank_t *e)
                                               LARDER_LAYOUT_PAGES,
                                 .chunk_tokens = m->chunk_tokens,
                                 .block_count = e->blocks,
-                                .regions = e->regions,
+                                .regions = regions,
                                 .region_count = m->group_count,
                                 .groups = groups,
                                 .group_count = m->group_count,
                                 .null_block = 0,
                                 .pages = pages,
                                 .model_layers = m->layers};
+    rig_layout(&p);
     return larder_layout_create(&p, &e->layout);
 }
 
@@ -377,10 +402,8 @@ static inline void e_rank_make(e_rank_t *e, const e_model_t *m,
         at = e_group_place(e, g, at);
     }
     e->bytes = at;
-    e->memory = malloc(at);
-    for (uint64_t i = 0; i < at; i++) {
-        e->memory[i] = (uint8_t)(test_mix(i / 8 + rank) >> 8 * (i % 8));
-    }
+    e->memory = rig_memory(at, &e->there);
+    e_bytes(e->memory, rank, at);
     for (uint32_t g = 0; g < m->group_count; g++) {
         e->regions[g].base = e->memory + (uintptr_t)e->regions[g].base;
     }
@@ -394,7 +417,7 @@ static inline void e_rank_free(e_rank_t *e)
     for (uint32_t g = 0; g < e->model->group_count; g++) {
         free(e->ids[g]);
     }
-    free(e->memory);
+    rig_memory_free(e->memory);
     free(e->may);
 }
 
@@ -440,9 +463,8 @@ static inline void e_compute_row(e_rank_t *e, uint32_t group, uint32_t place,
                                  uint32_t layer, uint32_t part, uint32_t head)
 {
     (void)place;
-    for (uint32_t b = 0; b < bytes; b++) {
-        e->memory[at + b] = e_ref(e->model, group, layer, part, head, token, b);
-    }
+    e_bytes(e->memory + at,
+            e_row_ref(e->model, group, layer, part, head, token), bytes);
 }
 
 /* A writer's pages hold the reference. */
@@ -483,12 +505,11 @@ static inline void e_check_row(e_rank_t *e, uint32_t group, uint32_t place,
                                uint32_t token, uint64_t at, uint32_t bytes,
                                uint32_t layer, uint32_t part, uint32_t head)
 {
-    bool is_ref = true;
+    uint8_t ref[E_ROW_MAX];
 
-    for (uint32_t b = 0; b < bytes; b++) {
-        is_ref = is_ref && e->memory[at + b] == e_ref(e->model, group, layer,
-                                                      part, head, token, b);
-    }
+    require(bytes <= sizeof(ref), "rows of %u bytes", bytes);
+    e_bytes(ref, e_row_ref(e->model, group, layer, part, head, token), bytes);
+    bool is_ref = memcmp(e->memory + at, ref, bytes) == 0;
     require(is_ref || e->may[at] != E_REF,
             "group %u layer %u part %u head %u token %u (place %u) is not "
             "the reference",
@@ -509,10 +530,11 @@ static inline void e_check(e_rank_t *e, uint32_t rank, uint32_t begin,
     e->may = calloc(1, e->bytes);
     e_rows(e, e_expect_row);
     e_rows(e, e_check_row);
+    uint8_t *noise = malloc(e->bytes + 1);
+    e_bytes(noise, rank, e->bytes);
     for (uint64_t i = 0; i < e->bytes; i++) {
-        uint8_t noise = (uint8_t)(test_mix(i / 8 + rank) >> 8 * (i % 8));
-
-        require(e->may[i] == E_REF || e->memory[i] == noise,
+        require(e->may[i] == E_REF || e->memory[i] == noise[i],
                 "byte %llu was written", (unsigned long long)i);
     }
+    free(noise);
 }

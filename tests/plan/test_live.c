@@ -152,12 +152,8 @@ static void live_close(live_t *l)
     const ldr_tenant_t *t = &l->rig.node->store.tenants[0];
 
     assert_int_equal(l->rig.node->store.tenant_count, 1);
-    if (l->rig.node->store.policy == &ldr_policy_default) {
-        assert_true(ldr_policy_default_check(t->policy));
-        ldr_policy_default_stats(t->policy, &l->stats);
-    } else {
-        assert_true(ldr_policy_lru_check(t->policy));
-    }
+    assert_true(ldr_policy_default_check(t->policy));
+    ldr_policy_default_stats(t->policy, &l->stats);
     larder_space_close(&l->space);
     assert_int_equal(rig_close(&l->rig), LARDER_OK);
     rig_free(&l->rig);

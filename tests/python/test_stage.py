@@ -247,8 +247,13 @@ def test_what_is_worth_it(engine, transport, kind):
     m = stage(tiers=2)  # of the disk only
     assert (m.chunks, m.found, m.limit) == (0, 8, _lib.LIMIT_TIER)
     assert stage(tiers=1).chunks == 8
+    assert stage(member=b"of no cluster").chunks == 8
+    for name in (b"", b"x" * 64):
+        with pytest.raises(_lib.LarderError) as caught:
+            stage(member=name)
+        assert caught.value.status == _lib.E_INVALID
     with pytest.raises(_lib.LarderError) as caught:
         params = _lib.StageParams(tiers=1)
-        params.field_mask = 32
+        params.field_mask = 64
         space.stage(rules, data, 8, MS, params)
     assert caught.value.status == _lib.E_UNSUPPORTED

@@ -21,6 +21,7 @@
 #include "cluster/cluster.h"
 #include "node/load.h"
 #include "server/peer.h"
+#include "sim/simdisk.h"
 #include "sim/simnet.h"
 #include "tier/peer/peer.h"
 
@@ -37,9 +38,9 @@ typedef struct member {
     ldr_node_t *node;
     ldr_peers_t *peers;
     ldr_peer_server_t *server;
-    sim_listener_t *listener;
-    unsigned acceptor, pump;
+    unsigned pump;
     uint32_t space;
+    simdisk_t *disk; /* NULL: it has none */
 } member_t;
 
 /* What a member is started with, over what all have. */
@@ -50,6 +51,7 @@ typedef struct setting {
 struct rig {
     sim_net_t *net;
     unsigned count;
+    bool disks;                        /* each has one */
     member_t members[MEMBERS_MAX + 1]; /* by place */
     uint8_t data[VALUE_MAX];
 };
@@ -73,17 +75,6 @@ static void quiet(void *arg, larder_log_level_t level, const char *text)
             abort();                                                           \
         }                                                                      \
     } while (0)
-
-static void *accept_main(void *arg)
-{
-    member_t *m = arg;
-    ldr_stream_t s;
-
-    while (sim_accept(m->listener, &s)) {
-        ldr_peer_serve(m->server, &s, "sim");
-    }
-    return NULL;
-}
 
 static void *pump_main(void *arg)
 {
@@ -127,6 +118,13 @@ static void member_up(rig_t *r, unsigned place, const setting_t *settings)
     for (; settings != NULL && settings->name != NULL; settings++) {
         set(o, settings->name, settings->value);
     }
+    if (r->disks) {
+        m->disk = simdisk_create(place, 512);
+        snprintf(o->dirs[0], LDR_PATH_MAX, "/ssd");
+        o->dir_count = 1;
+        set(o, "ssd", "64M");
+        set(o, "segment", "4M");
+    }
     ldr_cluster_params_t cluster = {
         .options = o,
         .log = log,
@@ -138,6 +136,7 @@ static void member_up(rig_t *r, unsigned place, const setting_t *settings)
     ldr_node_env_t env = {
         .clock = sim_clock(r->net),
         .seed = place,
+        .io = m->disk != NULL ? simdisk_io(m->disk) : NULL,
         .manual = true,
         .cluster = m->cluster,
         .threads = sim_threads(r->net),
@@ -152,13 +151,12 @@ static void member_up(rig_t *r, unsigned place, const setting_t *settings)
         .log = log,
         .clock = sim_clock(r->net),
         .threads = sim_threads(r->net),
+        .from = sim_listen(r->net, place),
         .hello_ms = 500,
     };
     need(ldr_peer_server_open(&params, &m->server) == LARDER_OK);
     ldr_space_info_t info = {.tenant = "default", .has_key = true};
     need(ldr_node_space(m->node, &info, &m->space) == LARDER_OK);
-    m->listener = sim_listen(r->net, place);
-    m->acceptor = sim_start(r->net, accept_main, m);
     m->pump = sim_start(r->net, pump_main, m);
     m->up = true;
 }
@@ -169,25 +167,33 @@ static void member_down(member_t *m)
 
     m->up = false;
     m->stop = true;
-    sim_listener_close(m->listener);
-    sim_join(r->net, m->acceptor);
+    sim_kill(r->net, m->place);
     sim_join(r->net, m->pump);
     ldr_peer_server_close(m->server);
     ldr_node_close(m->node, 0);
     ldr_cluster_close(m->cluster);
+    if (m->disk != NULL) {
+        simdisk_destroy(m->disk);
+    }
 }
 
-static rig_t *peers_new(unsigned count, const setting_t *settings)
+static rig_t *peers_with(unsigned count, bool disks, const setting_t *settings)
 {
     rig_t *r = calloc(1, sizeof(*r));
 
     r->net = sim_net_new(7);
     r->count = count;
+    r->disks = disks;
     for (unsigned i = 1; i <= count; i++) {
         member_up(r, i, settings);
     }
     sim_sleep(r->net, 500 * SIM_MS); /* they meet */
     return r;
+}
+
+static rig_t *peers_new(unsigned count, const setting_t *settings)
+{
+    return peers_with(count, false, settings);
 }
 
 static void peers_free(rig_t *r)
@@ -258,14 +264,19 @@ static larder_status_t save(member_t *m, unsigned key, size_t bytes)
     return item.status;
 }
 
-/* Asks for keys [first, first + count). True: somebody was asked. */
-static bool ask(member_t *m, unsigned first, unsigned count, bool lease)
+/* Asks for keys [first, first + count). member: whom besides; NULL: nobody.
+ * True: somebody was asked. */
+static bool ask_with(member_t *m, unsigned first, unsigned count, bool lease,
+                     const char *member)
 {
     rig_t *r = m->rig;
     ldr_query_t *q = ldr_node_ask_begin(m->node, m->space, 1,
                                         sim_now(r->net) + 500 * SIM_MS);
 
     q->lease = lease;
+    if (member != NULL) {
+        snprintf(q->member, sizeof(q->member), "%s", member);
+    }
     for (unsigned i = 0; i < count; i++) {
         larder_key_t name = name_of(first + i);
 
@@ -277,6 +288,11 @@ static bool ask(member_t *m, unsigned first, unsigned count, bool lease)
     ldr_node_ask_wait(m->node, q);
     ldr_node_ask_end(m->node, q);
     return true;
+}
+
+static bool ask(member_t *m, unsigned first, unsigned count, bool lease)
+{
+    return ask_with(m, first, count, lease, NULL);
 }
 
 /* Loads without asking; *tier_p: where it came from. The bytes are compared. */
@@ -320,6 +336,22 @@ static uint64_t leased(member_t *at, unsigned by)
     uint64_t bytes = ldr_peers_node(at->peers, name)->leased;
     ldr_host_unlock(&at->node->host);
     return bytes;
+}
+
+/* The chunk of this key in a member's DRAM, or LDR_NIL. */
+static uint32_t chunk_of(member_t *m, unsigned key)
+{
+    ldr_store_t *s = &m->node->store;
+    larder_key_t name = name_of(key);
+    larder_cause_t cause;
+
+    ldr_host_lock(&m->node->host);
+    ldr_name_t n = ldr_store_name(s, m->space, 0, &name);
+    uint32_t entry = ldr_store_find(s, &n, LDR_NIL, 1, &cause);
+    uint32_t chunk =
+        entry != LDR_NIL ? ldr_index_at(&s->index, entry)->resident : LDR_NIL;
+    ldr_host_unlock(&m->node->host);
+    return chunk;
 }
 
 /* Saves so much of no interest that all else has to make room. */

@@ -234,7 +234,7 @@ static int setup(void **state)
                                      &f->tenant),
                      LARDER_OK);
     assert_int_equal(ldr_node_space(f->node, &info, &f->space), LARDER_OK);
-    assert_true(ldr_metrics_create(&f->metrics));
+    assert_true(ldr_metrics_create(&ldr_clock_real, &f->metrics));
     snprintf(f->metrics->admin_url, sizeof(f->metrics->admin_url), "%s",
              "http://127.0.0.1:1/");
     open_cluster(f);

@@ -93,7 +93,7 @@ static int setup(void **state)
     assert_true(real_dir_make(rig->dir, sizeof(rig->dir), "flush"));
     ldr_mutex_init(&rig->server->job_lock);
     ldr_cond_init(&rig->server->job_wake);
-    assert_true(ldr_metrics_create(&rig->server->metrics));
+    assert_true(ldr_metrics_create(&ldr_clock_real, &rig->server->metrics));
     ldr_mutex_init(&rig->home.loop.lock);
     rig->home.loop.tasks_end = &rig->home.loop.tasks;
     rig->home.server = rig->session.server = rig->server;

@@ -77,7 +77,7 @@ static void open_rig(rig_t *rig, unsigned threads)
     rig->server->clock = &ldr_clock_real;
     ldr_mutex_init(&rig->server->job_lock);
     ldr_cond_init(&rig->server->job_wake);
-    assert_true(ldr_metrics_create(&rig->server->metrics));
+    assert_true(ldr_metrics_create(&ldr_clock_real, &rig->server->metrics));
     ldr_mutex_init(&rig->home.loop.lock);
     rig->home.loop.tasks_end = &rig->home.loop.tasks;
     rig->home.server = rig->server;

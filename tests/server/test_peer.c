@@ -181,6 +181,105 @@ static void test_lease_renewed(void **state)
     peers_free(r);
 }
 
+/* ---- hints ---- */
+
+/* What a member has that does not own it is found if a hint names that member;
+ * a name that is none, or one that lacks it, changes nothing. */
+static void test_hint(void **state)
+{
+    rig_t *r = peers_new(4, no_saves);
+    unsigned key = key_of(r, 1, 2, 3), owned = key_of(r, key + 1, 2, 3);
+    larder_tier_t tier;
+
+    (void)state;
+    need(save(&r->members[4], key, 65536) == LARDER_OK);
+    need(save(&r->members[2], owned, 65536) == LARDER_OK);
+    need(ask_with(&r->members[1], key, 1, true, "nobody"));
+    need(fetch(&r->members[1], key, 500, &tier) == LARDER_MISS);
+    need(ask_with(&r->members[1], key, 1, true, "n4")); /* although absent */
+    need(leased(&r->members[4], 1) == 65536);
+    need(fetch(&r->members[1], key, 500, &tier) == LARDER_OK);
+    need(tier == LARDER_TIER_PEER);
+    uint64_t began_ns = sim_now(r->net);
+    need(ask_with(&r->members[1], owned, 1, true, "n4"));
+    need(sim_now(r->net) - began_ns < 5 * SIM_MS); /* all at once */
+    need(fetch(&r->members[1], owned, 500, &tier) == LARDER_OK);
+    /* Bytes come from the one that is named, if it has them. */
+    owned = key_of(r, owned + 1, 2, 3);
+    need(save(&r->members[2], owned, 65536) == LARDER_OK);
+    need(save(&r->members[4], owned, 65536) == LARDER_OK);
+    need(ask_with(&r->members[1], owned, 1, true, "n4"));
+    need(fetch(&r->members[1], owned, 500, &tier) == LARDER_OK);
+    need(leased(&r->members[4], 1) == 0);
+    need(leased(&r->members[2], 1) == 65536);
+    peers_free(r);
+}
+
+/* ---- what is cold ---- */
+
+/* Saves until the key has left the member's DRAM, and one that is older is
+ * still there. */
+static void leaves_before(member_t *m, unsigned key, unsigned older)
+{
+    for (unsigned i = 0; i < 256 && chunk_of(m, key) != LDR_NIL; i++) {
+        need(chunk_of(m, older) != LDR_NIL);
+        larder_status_t st = save(m, 2000000 + 1000 * key + i, 65536);
+        need(st == LARDER_OK || st == LARDER_DECLINED);
+    }
+    need(chunk_of(m, key) == LDR_NIL && chunk_of(m, older) != LDR_NIL);
+}
+
+/* What was fetched goes before what was saved here, until it is used again. A
+ * use right after the fetch is of the same request. */
+static void test_fetched_is_cold(void **state)
+{
+    rig_t *r = peers_new(2, no_saves);
+    member_t *m = &r->members[1];
+    unsigned own = key_of(r, 1, 1, 2), one = key_of(r, 1, 2, 1),
+             two = key_of(r, one + 1, 2, 1);
+    larder_tier_t tier;
+
+    (void)state;
+    need(save(m, own, 65536) == LARDER_OK);
+    need(save(&r->members[2], one, 65536) == LARDER_OK);
+    need(save(&r->members[2], two, 65536) == LARDER_OK);
+    need(ask(m, one, 1, true) && ask(m, two, 1, true));
+    need(fetch(m, one, 500, &tier) == LARDER_OK);
+    need(fetch(m, two, 500, &tier) == LARDER_OK);
+    need(fetch(m, one, 500, &tier) == LARDER_OK && tier == LARDER_TIER_DRAM);
+    need(m->node->store.chunks[chunk_of(m, one)].transient);
+    sim_sleep(r->net, 6000 * SIM_MS);
+    need(fetch(m, two, 500, &tier) == LARDER_OK && tier == LARDER_TIER_DRAM);
+    need(!m->node->store.chunks[chunk_of(m, two)].transient);
+    leaves_before(m, one, own);
+    need(chunk_of(m, two) != LDR_NIL);
+    peers_free(r);
+}
+
+/* What was saved for others goes first once it is on this member's disk; what
+ * is read is like anything else from then on. */
+static void test_taken_leaves(void **state)
+{
+    rig_t *r = peers_with(2, true, NULL);
+    member_t *m = &r->members[2];
+    unsigned own = key_of(r, 1, 2, 1), one = key_of(r, own + 1, 2, 1),
+             two = key_of(r, one + 1, 2, 1);
+    larder_tier_t tier;
+
+    (void)state;
+    need(save(m, own, 65536) == LARDER_OK);
+    need(save(&r->members[1], one, 65536) == LARDER_OK);
+    need(save(&r->members[1], two, 65536) == LARDER_OK);
+    sim_sleep(r->net, 3000 * SIM_MS); /* it is brought, and written */
+    need(!m->node->store.chunks[chunk_of(m, own)].transient);
+    need(m->node->store.chunks[chunk_of(m, one)].transient);
+    need(fetch(m, two, 500, &tier) == LARDER_OK && tier == LARDER_TIER_DRAM);
+    need(!m->node->store.chunks[chunk_of(m, two)].transient);
+    leaves_before(m, one, own);
+    need(fetch(m, one, 500, &tier) == LARDER_OK && tier == LARDER_TIER_SSD);
+    peers_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +288,9 @@ int main(void)
         cmocka_unit_test(test_lease_ends),
         cmocka_unit_test(test_lease_bounds),
         cmocka_unit_test(test_lease_renewed),
+        cmocka_unit_test(test_hint),
+        cmocka_unit_test(test_fetched_is_cold),
+        cmocka_unit_test(test_taken_leaves),
     };
 
     return rig_main(tests, sizeof(tests) / sizeof(tests[0]));

@@ -63,7 +63,7 @@ static int setup(void **state)
 
     rig->server = ldr_alloc(sizeof(*rig->server));
     rig->server->clock = &ldr_clock_real;
-    assert_true(ldr_metrics_create(&rig->server->metrics));
+    assert_true(ldr_metrics_create(&ldr_clock_real, &rig->server->metrics));
     rig->home.server = rig->server;
     rig->home.in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
     rig->session.server = rig->server;

@@ -21,8 +21,21 @@ typedef struct fixture {
     ldr_server_metrics_t *metrics;
     ldr_log_t log;
     ldr_trace_t *trace;
+    ldr_clock_t clock;
+    uint64_t wall_ms;
     larder_key_t keys[LONG];
 } fixture_t;
+
+static uint64_t now_ns(void *arg)
+{
+    (void)arg;
+    return ldr_now_ns(&ldr_clock_real);
+}
+
+static uint64_t wall_ms(void *arg)
+{
+    return ((fixture_t *)arg)->wall_ms;
+}
 
 static void quiet(void *arg, larder_log_level_t level, const char *line)
 {
@@ -42,9 +55,11 @@ static int setup(void **state)
     assert_true(fd >= 0);
     close(fd);
     f->log = (ldr_log_t){quiet, NULL};
-    assert_true(ldr_metrics_create(&f->metrics));
+    assert_true(ldr_metrics_create(&ldr_clock_real, &f->metrics));
+    f->clock = (ldr_clock_t){now_ns, wall_ms, f};
+    f->wall_ms = 1700000000123;
     ldr_trace_params_t p = {f->path, (uint64_t)1 << 30, f->metrics, &f->log,
-                            &ldr_clock_real};
+                            &f->clock};
     assert_int_equal(ldr_trace_open(&p, &f->trace), LARDER_OK);
     for (uint32_t i = 0; i < LONG; i++) {
         memcpy(&f->keys[i], &i, sizeof(i));
@@ -178,6 +193,32 @@ static void test_saves(void **state)
     assert_int_equal(event(f, LDR_EVENT_TRACE_DROPPED), 0);
 }
 
+/* A chain without an id is the same request within a second, and another one
+ * after it. */
+static void test_times(void **state)
+{
+    fixture_t *f = *state;
+    ldr_announce_t a = {.keys = f->keys, .count = 3};
+    FILE *file;
+    unsigned chunks;
+    char line[256] = "";
+
+    ldr_trace_request(f->trace, 0, &a);
+    f->wall_ms += 1000;
+    ldr_trace_request(f->trace, 0, &a);
+    f->wall_ms += 1001;
+    ldr_trace_request(f->trace, 0, &a);
+    ldr_trace_close(f->trace);
+    assert_int_equal(event(f, LDR_EVENT_TRACE_REPEATED), 1);
+    assert_int_equal(lines(f, &chunks), 2);
+    file = fopen(f->path, "r");
+    assert_non_null(fgets(line, sizeof(line), file));
+    assert_non_null(strstr(line, "\"timestamp\":1700000000123,"));
+    assert_non_null(fgets(line, sizeof(line), file));
+    assert_non_null(strstr(line, "\"timestamp\":1700000002124,"));
+    fclose(file);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -186,6 +227,7 @@ int main(void)
         TEST(test_at_once),
         TEST(test_too_many),
         TEST(test_saves),
+        TEST(test_times),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -63,7 +63,7 @@ static int setup(void **state)
     rig->server->config = ldr_alloc(sizeof(*rig->server->config));
     rig->server->config->options.window = 1 << 20;
     rig->server->tenant_count = 2;
-    assert_true(ldr_metrics_create(&rig->server->metrics));
+    assert_true(ldr_metrics_create(&ldr_clock_real, &rig->server->metrics));
     rig->tenants[1].index = 1;
     rig->home.server = rig->server;
     rig->home.reply = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);

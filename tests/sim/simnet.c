@@ -56,14 +56,14 @@ struct wire {
     bool broken, client_closed, server_closed;
 };
 
-struct sim_listener {
+typedef struct sim_listener {
     sim_net_t *net;
     unsigned port;
     bool closed;
     wire_t *backlog[BACKLOG];
     unsigned count;
-    sim_listener_t *next;
-};
+    struct sim_listener *next;
+} sim_listener_t;
 
 struct sim_net {
     pthread_mutex_t lock;
@@ -266,7 +266,7 @@ static uint64_t op_now(void *arg)
 
 static uint64_t op_wall(void *arg)
 {
-    return op_now(arg) / 1000000000u;
+    return op_now(arg) / SIM_MS;
 }
 
 unsigned sim_start(sim_net_t *net, void *(*run)(void *), void *arg)
@@ -599,8 +599,10 @@ static int sim_connect(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
 
 /* ---- listeners ---- */
 
-sim_listener_t *sim_listen(sim_net_t *net, unsigned port)
+static int listen_at(const ldr_transport_ops_t *ops, const ldr_dest_t *at,
+                     ldr_listening_t *out)
 {
+    sim_net_t *net = ops->arg;
     sim_listener_t *l = calloc(1, sizeof(*l));
 
     if (l == NULL) {
@@ -608,23 +610,46 @@ sim_listener_t *sim_listen(sim_net_t *net, unsigned port)
     }
     pthread_mutex_lock(&net->lock);
     l->net = net;
-    l->port = port;
-    l->next = net->listeners;
-    net->listeners = l;
+    l->port = (unsigned)strtoul(at->address->port, NULL, 10);
+    bool taken = find_listener(net, l->port) != NULL;
+    if (!taken) {
+        l->next = net->listeners;
+        net->listeners = l;
+    }
     pthread_mutex_unlock(&net->lock);
+    if (taken) {
+        free(l);
+        return -EADDRINUSE;
+    }
+    *out = (ldr_listening_t){.ops = ops, .state = l};
+    return 0;
+}
+
+ldr_listening_t sim_listen(sim_net_t *net, unsigned port)
+{
+    ldr_listening_t l;
+    ldr_address_t address = {.host = "sim"};
+    ldr_dest_t at = {.address = &address};
+
+    snprintf(address.port, sizeof(address.port), "%u", port);
+    if (net->transport.listen(&net->transport, &at, &l) != 0) {
+        fprintf(stderr, "simulation: port %u is taken\n", port);
+        abort();
+    }
     return l;
 }
 
-bool sim_accept(sim_listener_t *l, ldr_stream_t *s)
+static int accept_one(ldr_listening_t *from, uint64_t until_ns, ldr_stream_t *s)
 {
+    sim_listener_t *l = from->state;
     sim_net_t *net = l->net;
 
     pthread_mutex_lock(&net->lock);
-    while (l->count == 0 && !l->closed) {
-        block(net, l, UINT64_MAX);
+    while (l->count == 0 && !l->closed && net->now_ns < until_ns) {
+        block(net, l, until_ns);
     }
-    bool any = !l->closed;
-    if (any) {
+    int error = l->closed ? -EPIPE : l->count == 0 ? -EAGAIN : 0;
+    if (error == 0) {
         wire_t *w = l->backlog[0];
 
         memmove(l->backlog, l->backlog + 1, --l->count * sizeof(w));
@@ -633,7 +658,7 @@ bool sim_accept(sim_listener_t *l, ldr_stream_t *s)
                             .state = &w->server};
     }
     pthread_mutex_unlock(&net->lock);
-    return any;
+    return error;
 }
 
 static void break_wires(sim_net_t *net, unsigned port)
@@ -646,14 +671,28 @@ static void break_wires(sim_net_t *net, unsigned port)
     }
 }
 
-void sim_listener_close(sim_listener_t *l)
+static void unlisten(ldr_listening_t *from)
 {
+    sim_listener_t *l = from->state;
+
     pthread_mutex_lock(&l->net->lock);
     l->closed = true;
     l->count = 0;
-    break_wires(l->net, l->port);
     wake(l->net, l);
     pthread_mutex_unlock(&l->net->lock);
+}
+
+void sim_kill(sim_net_t *net, unsigned port)
+{
+    pthread_mutex_lock(&net->lock);
+    sim_listener_t *l = find_listener(net, port);
+    if (l != NULL) {
+        l->closed = true;
+        l->count = 0;
+        wake(net, l);
+    }
+    break_wires(net, port);
+    pthread_mutex_unlock(&net->lock);
 }
 
 void sim_break_all(sim_net_t *net)
@@ -708,6 +747,9 @@ sim_net_t *sim_net_new(uint64_t seed)
     net->transport = (ldr_transport_ops_t){
         .name = "sim",
         .connect = sim_connect,
+        .listen = listen_at,
+        .accept = accept_one,
+        .unlisten = unlisten,
         .read = sim_read,
         .write = sim_write,
         .poll = sim_poll,

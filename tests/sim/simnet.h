@@ -24,7 +24,6 @@
 #define SIM_MS UINT64_C(1000000)
 
 typedef struct sim_net sim_net_t;
-typedef struct sim_listener sim_listener_t;
 
 /* How a path behaves; all may change at any time. */
 typedef struct sim_path {
@@ -49,14 +48,12 @@ unsigned sim_start(sim_net_t *net, void *(*run)(void *), void *arg);
 void sim_join(sim_net_t *net, unsigned thread);
 void sim_stop(sim_net_t *net, unsigned thread, uint64_t until_ns);
 
-/* Who may be connected to; the backlog holds connections that nobody has
+/* The row's listen(), at a port: its backlog holds connections that nobody has
  * accepted, also while its threads are stopped. */
-sim_listener_t *sim_listen(sim_net_t *net, unsigned port);
-/* The next connection; false: closed. */
-bool sim_accept(sim_listener_t *l, ldr_stream_t *s);
-/* Nobody can connect any more, and its connections break: the end of a
- * process. Another can listen there then. */
-void sim_listener_close(sim_listener_t *l);
+ldr_listening_t sim_listen(sim_net_t *net, unsigned port);
+/* The end of the process that listens there: its connections break, nobody can
+ * connect, and accept() gives -EPIPE. Another can listen there then. */
+void sim_kill(sim_net_t *net, unsigned port);
 
 /* The network as one place sees it, 1 to SIM_PLACES - 1: who connects with it
  * is there, and who listens at the port of the same number. */

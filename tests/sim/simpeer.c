@@ -29,7 +29,7 @@ typedef struct conn {
 struct sim_peer {
     sim_net_t *net;
     unsigned port;
-    sim_listener_t *listener;
+    ldr_listening_t from;
     unsigned acceptor;
     conn_t conns[SIM_PEER_CONNS];
     unsigned conn_count;
@@ -274,7 +274,7 @@ static void *accept_main(void *arg)
     sim_peer_t *peer = arg;
     ldr_stream_t s;
 
-    while (sim_accept(peer->listener, &s)) {
+    while (peer->from.ops->accept(&peer->from, UINT64_MAX, &s) == 0) {
         if (peer->conn_count == SIM_PEER_CONNS) {
             abort();
         }
@@ -290,7 +290,7 @@ static void *accept_main(void *arg)
 
 void sim_peer_restart(sim_peer_t *peer)
 {
-    peer->listener = sim_listen(peer->net, peer->port);
+    peer->from = sim_listen(peer->net, peer->port);
     peer->acceptor = sim_start(peer->net, accept_main, peer);
 }
 
@@ -322,7 +322,7 @@ void sim_peer_pace(sim_peer_t *peer, uint64_t min_ns, uint64_t max_ns)
 void sim_peer_kill(sim_peer_t *peer)
 {
     sim_peer_stop(peer, 0);
-    sim_listener_close(peer->listener);
+    sim_kill(peer->net, peer->port);
     sim_join(peer->net, peer->acceptor);
     for (unsigned i = 0; i < peer->conn_count; i++) {
         sim_join(peer->net, peer->conns[i].thread);

@@ -59,8 +59,7 @@ typedef struct sim_node {
     ldr_cluster_t *cluster;
     ldr_node_t *node;
     ldr_peer_server_t *server;
-    sim_listener_t *listener;
-    unsigned acceptor, pump;
+    unsigned pump;
     bool stop;
     uint32_t space;
     uint64_t starts;
@@ -142,17 +141,6 @@ static larder_key_t name_of(unsigned key)
 
 /* ---- nodes ---- */
 
-static void *accept_main(void *arg)
-{
-    sim_node_t *n = arg;
-    ldr_stream_t s;
-
-    while (sim_accept(n->listener, &s)) {
-        ldr_peer_serve(n->server, &s, "sim");
-    }
-    return NULL;
-}
-
 /* Does what a real node's threads do. */
 static void *pump_main(void *arg)
 {
@@ -221,14 +209,13 @@ static void node_up(sim_node_t *n)
         .log = log,
         .clock = sim_clock(r->net),
         .threads = sim_threads(r->net),
+        .from = sim_listen(r->net, n->place),
         .hello_ms = 500,
     };
     require(ldr_peer_server_open(&params, &n->server) == LARDER_OK, "no peers");
     ldr_space_info_t info = {.tenant = "default", .has_key = true};
     require(ldr_node_space(n->node, &info, &n->space) == LARDER_OK, "no space");
     n->stop = false;
-    n->listener = sim_listen(r->net, n->place);
-    n->acceptor = sim_start(r->net, accept_main, n);
     n->pump = sim_start(r->net, pump_main, n);
     n->up = true;
     tell(r, "n%u is up", n->place);
@@ -244,8 +231,7 @@ static void node_down(sim_node_t *n)
     }
     tell(r, "n%u is killed", n->place);
     n->stop = true;
-    sim_listener_close(n->listener);
-    sim_join(r->net, n->acceptor);
+    sim_kill(r->net, n->place);
     sim_join(r->net, n->pump);
     ldr_peer_server_close(n->server);
     ldr_node_close(n->node, 0);

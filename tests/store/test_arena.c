@@ -505,19 +505,13 @@ static void any_hold(ldr_policy_t *policy, uint32_t slot)
     }
 }
 
-static void any_add(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
-                    uint32_t depth)
-{
-    (void)parent;
-    (void)depth;
-    any_put((any_t *)policy, slot);
-}
-
 static void any_place(ldr_policy_t *policy, uint32_t slot, uint32_t parent,
                       uint32_t depth, uint64_t print)
 {
+    (void)parent;
+    (void)depth;
     (void)print;
-    any_add(policy, slot, parent, depth);
+    any_put((any_t *)policy, slot);
 }
 
 static bool any_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
@@ -564,7 +558,6 @@ static const ldr_policy_ops_t any_policy = {
     .name = "any",
     .create = any_create,
     .destroy = any_destroy,
-    .add = any_add,
     .hold = any_hold,
     .release = any_release,
     .remove = any_hold,

@@ -16,7 +16,8 @@
 #include "store/policy_learned.h"
 #include "support/policycheck.h"
 
-static const ldr_policy_ops_t *const def = &ldr_policy_default;
+/* test_model runs LRU too, which is the same tree. */
+static const ldr_policy_ops_t *def = &ldr_policy_default;
 static uint64_t seed_base;
 
 /* ---- anything at all, against a plain model ---- */
@@ -115,8 +116,9 @@ static void model_place(model_t *m, uint32_t chunk)
     }
     above = above == slot ? LDR_NIL : above;
     switch (below(m, 8)) {
-    case 0: /* nobody said what it is */
-        def->add(m->policy, slot, above, m->depth[chunk]);
+    case 0: /* one that no request has named */
+        def->place(m->policy, slot, above, m->depth[chunk],
+                   ldr_rand_next(&m->rand));
         break;
     case 1: /* a wrong hint */
         def->place(m->policy, slot, below(m, SLOTS + 9), below(m, 9),
@@ -161,7 +163,6 @@ static void model_request(model_t *m, uint32_t chunk)
 static void model_op(model_t *m)
 {
     uint32_t slot = below(m, SLOTS), chunk = below(m, CHUNKS);
-    uint32_t slots[20];
 
     switch (below(m, 10)) {
     case 0:
@@ -187,11 +188,7 @@ static void model_op(model_t *m)
         model_remove(m, slot);
         break;
     case 8:
-        for (uint32_t i = 0; i < 20; i++) {
-            slots[i] = below(m, SLOTS + 5);
-        }
-        def->touch(m->policy, slots, below(m, 20));
-        def->used(m->policy, slot);
+        def->used(m->policy, below(m, SLOTS + 5));
         break;
     default: /* sometimes back, sometimes far */
         m->now_ds += below(m, 50) == 0   ? 0u - below(m, 100)
@@ -245,8 +242,10 @@ static void test_model(void **state)
 {
     (void)state;
     for (uint64_t i = 0; i < 8; i++) {
+        def = i % 4 == 3 ? &ldr_policy_lru : &ldr_policy_default;
         run_model(seed_base + i);
     }
+    def = &ldr_policy_default;
 }
 
 static uint64_t print_of(uint32_t chunk)
@@ -436,7 +435,6 @@ static void test_no_runs_left(void **state)
 static void test_misuse(void **state)
 {
     ldr_policy_t *policy = def->create(4);
-    uint32_t slots[] = {9, LDR_NIL, 3, 0, 0};
     uint64_t prints[] = {1, 2};
     ldr_policy_request_t r = {.prints = prints};
 
@@ -445,19 +443,19 @@ static void test_misuse(void **state)
     def->close(policy, &r);
     r.count = 2;
     def->close(policy, &r); /* never seen */
-    def->add(policy, 4, LDR_NIL, 0);
+    def->place(policy, 4, LDR_NIL, 0, print_of(1));
     def->remove(policy, 4);
     def->hold(policy, LDR_NIL);
     def->release(policy, 2);
     def->remove(policy, 2);
     assert_int_equal(def->victim(policy), LDR_NIL);
-    def->touch(policy, slots, 5);
-    def->touch(policy, NULL, 0);
-    def->add(policy, 0, 0, 0);
-    def->add(policy, 1, 0, 0);
-    def->add(policy, 0, 1, 0);
-    def->add(policy, 2, 99, 7);
-    def->add(policy, 3, 2, 6);
+    def->used(policy, 9);
+    def->used(policy, LDR_NIL);
+    def->place(policy, 0, 0, 0, print_of(2));
+    def->place(policy, 1, 0, 0, print_of(3));
+    def->place(policy, 0, 1, 0, print_of(4));
+    def->place(policy, 2, 99, 7, print_of(5));
+    def->place(policy, 3, 2, 6, print_of(6));
     assert_true(ldr_policy_default_check(policy));
     def->hold(policy, 1);
     def->hold(policy, 1);
@@ -473,7 +471,7 @@ static void test_misuse(void **state)
     policy = def->create(0);
     assert_non_null(policy);
     def->request(policy, &r);
-    def->add(policy, 0, LDR_NIL, 0);
+    def->place(policy, 0, LDR_NIL, 0, print_of(7));
     assert_int_equal(def->victim(policy), LDR_NIL);
     def->destroy(policy);
     def->destroy(NULL);

@@ -1,3 +1,5 @@
+/* LRU is the tree of the policy that learns, ranked by age alone: what is its
+ * own is tested here, the rest by test_policy_learned.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,273 +11,96 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "base/fault.h"
 #include "base/mem.h"
 #include "store/index.h"
 #include "store/policy.h"
+#include "support/policycheck.h"
 
 static const ldr_policy_ops_t *const lru = &ldr_policy_lru;
 static uint64_t seed_base;
 
-/*
- * The model: the order as a plain vector, most recent first; every move shifts
- * it, every walk goes to the root.
- */
-enum { SLOTS = 200, MODEL_OPS = 20000, TOUCH_MAX = 40 };
+static uint64_t print_of(uint32_t chunk)
+{
+    return (chunk + 1) * 0x9e3779b97f4a7c15u;
+}
 
-typedef struct model_slot {
-    bool present, held, moved;
-    uint32_t parent; /* LDR_NIL also once the parent was removed */
-    uint32_t depth;
-} model_slot_t;
+/*
+ * The model: chains are the ways from the root in a tree of chunks, and the
+ * order is a plain vector, most recent first. A request moves all its chunks to
+ * the front, the first of the chain ahead.
+ */
+enum { CHUNKS = 600, SLOTS = 200, REQUESTS = 4000, CHAIN_MAX = 40 };
 
 typedef struct model {
     ldr_policy_t *policy;
     ldr_rand_t rand;
-    model_slot_t slots[SLOTS];
-    uint32_t order[SLOTS];
-    uint32_t count;
-    uint32_t last; /* where the next operation is likely to go on */
+    uint32_t parent[CHUNKS], depth[CHUNKS];
+    uint32_t slot_of[CHUNKS]; /* LDR_NIL: not resident */
+    uint32_t chunk_of[SLOTS];
+    uint32_t order[SLOTS + 1], count; /* chunks */
 } model_t;
 
-static uint32_t order_find(const model_t *m, uint32_t slot)
+static void model_front(model_t *m, uint32_t chunk)
 {
-    uint32_t i = 0;
-
-    while (i < m->count && m->order[i] != slot) {
-        i++;
-    }
-    return i;
-}
-
-static void order_remove(model_t *m, uint32_t slot)
-{
-    uint32_t i = order_find(m, slot);
-
-    assert_true(i < m->count);
-    m->count--;
-    memmove(&m->order[i], &m->order[i + 1],
-            (m->count - i) * sizeof(m->order[0]));
-}
-
-static void order_insert(model_t *m, uint32_t at, uint32_t slot)
-{
-    memmove(&m->order[at + 1], &m->order[at],
-            (m->count - at) * sizeof(m->order[0]));
-    m->order[at] = slot;
-    m->count++;
-}
-
-/* To the front, or behind the first listed ancestor that has moved already;
- * ancestors go the same way, each ahead of the one before. */
-static void model_lift(model_t *m, uint32_t slot)
-{
-    uint32_t path[SLOTS];
-    uint32_t path_count = 0;
     uint32_t at = 0;
-    uint32_t i = slot;
 
-    for (; i != LDR_NIL; i = m->slots[i].parent) {
-        bool listed = !m->slots[i].held;
-
-        if (listed && m->slots[i].moved) {
-            break;
-        }
-        m->slots[i].moved = true;
-        if (listed) {
-            path[path_count++] = i;
-            order_remove(m, i);
-        }
+    while (at < m->count && m->order[at] != chunk) {
+        at++;
     }
-    if (i != LDR_NIL) {
-        at = order_find(m, i) + 1;
-    }
-    for (uint32_t p = 0; p < path_count; p++) {
-        order_insert(m, at, path[p]);
-    }
+    m->count += at == m->count;
+    memmove(&m->order[1], &m->order[0], at * sizeof(m->order[0]));
+    m->order[0] = chunk;
 }
 
-static void model_still(model_t *m)
+/* A slot for one more; LDR_NIL: only this request's own could go for it. */
+static uint32_t model_slot(model_t *m, uint32_t chain_first, uint32_t depth)
 {
-    for (uint32_t i = 0; i < SLOTS; i++) {
-        m->slots[i].moved = false;
+    if (m->count < SLOTS) {
+        return m->count;
     }
-}
-
-static void model_remove(model_t *m, uint32_t slot)
-{
-    if (!m->slots[slot].held) {
-        order_remove(m, slot);
-    }
-    m->slots[slot] = (model_slot_t){.parent = LDR_NIL};
-    for (uint32_t i = 0; i < SLOTS; i++) {
-        if (m->slots[i].parent == slot) {
-            m->slots[i].parent = LDR_NIL;
-        }
-    }
+    uint32_t oldest = m->order[m->count - 1];
+    assert_true(lru->admit(m->policy, chain_first, depth, 0));
+    uint32_t slot = lru->victim(m->policy);
+    assert_int_equal(m->chunk_of[slot], oldest);
     lru->remove(m->policy, slot);
+    m->slot_of[oldest] = LDR_NIL;
+    m->count--;
+    return slot;
 }
 
-static void model_add(model_t *m, uint32_t slot, uint32_t parent,
-                      uint32_t depth)
+static void model_request(model_t *m, uint32_t chunk, uint64_t id)
 {
-    bool linked = parent < SLOTS && m->slots[parent].present &&
-                  m->slots[parent].depth < depth;
+    uint32_t count = m->depth[chunk] + 1, chain[CHAIN_MAX];
+    uint64_t prints[CHAIN_MAX];
+    ldr_policy_request_t r = {.id = id, .prints = prints, .count = count};
 
-    m->slots[slot] = (model_slot_t){
-        .present = true,
-        .parent = linked ? parent : LDR_NIL,
-        .depth = depth,
-    };
-    order_insert(m, 0, slot);
-    model_still(m);
-    model_lift(m, slot);
-    lru->add(m->policy, slot, parent, depth);
-}
-
-static void model_hold(model_t *m, uint32_t slot)
-{
-    if (!m->slots[slot].held) {
-        order_remove(m, slot);
-        m->slots[slot].held = true;
+    for (uint32_t i = count; i-- > 0; chunk = m->parent[chunk]) {
+        chain[i] = chunk;
+        prints[i] = print_of(chunk);
     }
-    lru->hold(m->policy, slot);
-}
-
-static void model_release(model_t *m, uint32_t slot)
-{
-    if (m->slots[slot].held) {
-        m->slots[slot].held = false;
-        order_insert(m, 0, slot);
-        model_still(m);
-        model_lift(m, slot);
+    lru->request(m->policy, &r);
+    for (uint32_t i = count; i-- > 0;) { /* what is here is used */
+        if (m->slot_of[chain[i]] != LDR_NIL) {
+            model_front(m, chain[i]);
+        }
     }
-    lru->release(m->policy, slot);
-}
+    for (uint32_t i = 0; i < count; i++) { /* and what is not is saved */
+        uint32_t above = i > 0 ? m->slot_of[chain[i - 1]] : LDR_NIL;
 
-static void model_touch(model_t *m, const uint32_t *slots, uint32_t count)
-{
-    model_still(m);
+        if (m->slot_of[chain[i]] == LDR_NIL) {
+            uint32_t slot = model_slot(m, above, i);
+
+            lru->place(m->policy, slot, above, i, prints[i]);
+            m->slot_of[chain[i]] = slot;
+            m->chunk_of[slot] = chain[i];
+            model_front(m, chain[i]);
+        }
+    }
     for (uint32_t i = count; i-- > 0;) {
-        if (m->slots[slots[i]].present && !m->slots[slots[i]].moved) {
-            model_lift(m, slots[i]);
-        }
+        model_front(m, chain[i]);
     }
-    lru->touch(m->policy, slots, count);
-}
-
-/* A slot's chain, its root first. */
-static uint32_t chain_of(const model_t *m, uint32_t slot, uint32_t *slots)
-{
-    uint32_t count = 0;
-
-    for (uint32_t i = slot; i != LDR_NIL; i = m->slots[i].parent) {
-        count++;
-    }
-    for (uint32_t i = slot, n = count; n > 0; i = m->slots[i].parent) {
-        slots[--n] = i;
-    }
-    return count;
-}
-
-static void model_check(model_t *m)
-{
-    assert_true(ldr_policy_lru_check(m->policy));
-    assert_int_equal(lru->victim(m->policy),
-                     m->count > 0 ? m->order[m->count - 1] : LDR_NIL);
-    for (uint32_t i = 0; i < m->count; i++) {
-        uint32_t parent = m->slots[m->order[i]].parent;
-
-        while (parent != LDR_NIL) {
-            assert_true(m->slots[parent].held || order_find(m, parent) < i);
-            parent = m->slots[parent].parent;
-        }
-    }
-}
-
-/* Most operations go on where the one before was: down or up a chain. */
-static uint32_t model_choose(model_t *m)
-{
-    uint32_t near = m->slots[m->last].parent;
-
-    switch (ldr_rand_below(&m->rand, 4)) {
-    case 0:
-        return near != LDR_NIL ? near : m->last;
-    case 1:
-        for (uint32_t i = 0; i < SLOTS; i++) {
-            if (m->slots[i].parent == m->last) {
-                return i;
-            }
-        }
-        return m->last;
-    default:
-        return (uint32_t)ldr_rand_below(&m->rand, SLOTS);
-    }
-}
-
-static void model_grow(model_t *m, uint32_t slot)
-{
-    uint32_t parent = ldr_rand_below(&m->rand, 4) > 0
-                          ? m->last
-                          : (uint32_t)ldr_rand_below(&m->rand, SLOTS + 50);
-    uint32_t depth = 0;
-
-    if (parent == slot || parent >= SLOTS) {
-        parent = LDR_NIL;
-    } else {
-        depth = m->slots[parent].depth + 1;
-    }
-    if (ldr_rand_below(&m->rand, 20) == 0) {
-        depth = (uint32_t)ldr_rand_below(&m->rand, 5); /* a wrong hint */
-    }
-    model_add(m, slot, parent, depth);
-    if (ldr_rand_below(&m->rand, 3) == 0) {
-        model_hold(m, slot);
-    }
-}
-
-/* One operation on a slot that is there. */
-static void model_use(model_t *m, uint32_t slot)
-{
-    uint32_t slots[SLOTS + TOUCH_MAX];
-    uint32_t count = 0;
-
-    switch (ldr_rand_below(&m->rand, 8)) {
-    case 0:
-        model_remove(m, slot);
-        break;
-    case 1:
-        model_hold(m, slot);
-        break;
-    case 2:
-    case 3:
-        model_release(m, slot);
-        break;
-    case 4: /* a stage: lease the chain */
-        count = chain_of(m, slot, slots);
-        model_touch(m, slots, count);
-        for (uint32_t i = 0; i < count; i++) {
-            model_hold(m, slots[i]);
-        }
-        break;
-    case 5: /* the end of a lease, from either end */
-        count = chain_of(m, slot, slots);
-        for (uint32_t i = 0; i < count; i++) {
-            model_release(m, slots[count % 2 == 0 ? i : count - 1 - i]);
-        }
-        break;
-    case 6:
-        count = chain_of(m, slot, slots);
-        model_touch(m, slots, count);
-        break;
-    default: /* anything at all */
-        for (uint32_t n = (uint32_t)ldr_rand_below(&m->rand, TOUCH_MAX); n > 0;
-             n--) {
-            slots[count++] = (uint32_t)ldr_rand_below(&m->rand, SLOTS);
-        }
-        model_touch(m, slots, count);
-        break;
-    }
+    assert_int_equal(m->chunk_of[lru->victim(m->policy)],
+                     m->order[m->count - 1]);
 }
 
 static void run_model(uint64_t seed)
@@ -284,32 +109,33 @@ static void run_model(uint64_t seed)
 
     assert_non_null(m);
     ldr_rand_seed(&m->rand, seed);
-    for (uint32_t i = 0; i < SLOTS; i++) {
-        m->slots[i].parent = LDR_NIL;
+    memset(m->slot_of, 0xff, sizeof(m->slot_of));
+    for (uint32_t i = 1; i < CHUNKS; i++) {
+        /* Mostly chains; now and then a branch or a root. */
+        uint64_t dice = ldr_rand_below(&m->rand, 16);
+        uint32_t parent =
+            dice > 2 ? i - 1 : (uint32_t)ldr_rand_below(&m->rand, i);
+
+        m->parent[i] = parent;
+        if (dice > 0 && m->depth[parent] + 1 < CHAIN_MAX) {
+            m->depth[i] = m->depth[parent] + 1;
+        }
     }
     m->policy = lru->create(SLOTS);
     assert_non_null(m->policy);
-    for (int op = 0; op < MODEL_OPS; op++) {
-        uint32_t slot = model_choose(m);
-
-        if (!m->slots[slot].present) {
-            model_grow(m, slot);
-        } else {
-            model_use(m, slot);
-        }
-        m->last = slot;
-        model_check(m);
-        if (op % 1000 == 999) { /* the whole order, by taking it apart */
-            uint32_t keep = (uint32_t)ldr_rand_below(&m->rand, SLOTS);
-
-            while (m->count > keep) {
-                uint32_t victim = lru->victim(m->policy);
-
-                assert_int_equal(victim, m->order[m->count - 1]);
-                model_remove(m, victim);
-            }
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        model_request(m, (uint32_t)ldr_rand_below(&m->rand, CHUNKS), i + 1);
+        if (i % 64 == 0) {
+            assert_true(ldr_policy_default_check(m->policy));
         }
     }
+    while (m->count > 0) { /* the whole order, by taking it apart */
+        uint32_t slot = lru->victim(m->policy);
+
+        assert_int_equal(m->chunk_of[slot], m->order[--m->count]);
+        lru->remove(m->policy, slot);
+    }
+    assert_int_equal(lru->victim(m->policy), LDR_NIL);
     lru->destroy(m->policy);
     free(m);
 }
@@ -317,86 +143,25 @@ static void run_model(uint64_t seed)
 static void test_model(void **state)
 {
     (void)state;
-    for (uint64_t i = 0; i < 8; i++) {
+    for (uint64_t i = 0; i < 4; i++) {
         run_model(seed_base + i);
     }
 }
 
-/* A forest whose touches were whole chains: what victim() gives never has a
- * child that is still there. */
-static void test_leaf_first(void **state)
-{
-    enum { COUNT = 50000, CHAIN = 300 };
-    static uint32_t parents[COUNT], depths[COUNT], children[COUNT];
-    static uint32_t chain[COUNT];
-    ldr_policy_t *policy = lru->create(COUNT);
-    ldr_rand_t r;
-
-    (void)state;
-    assert_non_null(policy);
-    ldr_rand_seed(&r, seed_base);
-    memset(children, 0, sizeof(children));
-    for (uint32_t i = 0; i < COUNT; i++) {
-        /* Mostly the next of its chain; else a branch, or a new root. */
-        uint64_t dice = ldr_rand_below(&r, CHAIN);
-        uint32_t parent = i == 0 || dice == 0 ? LDR_NIL
-                          : dice < 4          ? (uint32_t)ldr_rand_below(&r, i)
-                                              : i - 1;
-
-        parents[i] = parent;
-        depths[i] = parent == LDR_NIL ? 0 : depths[parent] + 1;
-        if (parent != LDR_NIL) {
-            children[parent]++;
-        }
-        lru->add(policy, i, parent, depths[i]);
-    }
-    for (int n = 0; n < 300; n++) {
-        uint32_t leaf = (uint32_t)ldr_rand_below(&r, COUNT);
-        uint32_t count = depths[leaf] + 1;
-
-        for (uint32_t i = leaf, at = count; at > 0; i = parents[i]) {
-            chain[--at] = i;
-        }
-        lru->touch(policy, chain, count);
-        if (n % 3 == 0) {
-            for (uint32_t i = 0; i < count; i++) {
-                lru->hold(policy, chain[i]);
-            }
-            for (uint32_t i = 0; i < count; i++) {
-                lru->release(policy, chain[n % 2 == 0 ? i : count - 1 - i]);
-            }
-        }
-        assert_true(ldr_policy_lru_check(policy));
-    }
-    for (uint32_t n = 0; n < COUNT; n++) {
-        uint32_t victim = lru->victim(policy);
-
-        assert_true(victim < COUNT);
-        assert_int_equal(children[victim], 0);
-        if (parents[victim] != LDR_NIL) {
-            children[parents[victim]]--;
-        }
-        lru->remove(policy, victim);
-    }
-    assert_int_equal(lru->victim(policy), LDR_NIL);
-    lru->destroy(policy);
-}
-
-/* A touch of some chunks takes along the ancestors it does not name. */
-static void test_touch_lifts_ancestors(void **state)
+/* A read that no request has announced takes along the chunks before it. */
+static void test_read_lifts_ancestors(void **state)
 {
     static const uint32_t expected[] = {4, 3, 2, 1, 0};
     ldr_policy_t *policy = lru->create(10);
-    uint32_t leaf = 2;
 
     (void)state;
-    lru->add(policy, 0, LDR_NIL, 0);
-    lru->add(policy, 1, 0, 1);
-    lru->add(policy, 2, 1, 2);
-    lru->add(policy, 3, LDR_NIL, 0);
-    lru->add(policy, 4, 3, 1);
+    for (uint32_t i = 0; i < 5; i++) { /* two chains: 0 1 2 and 3 4 */
+        lru->place(policy, i, i == 0 || i == 3 ? LDR_NIL : i - 1, i % 3,
+                   print_of(i));
+    }
     assert_int_equal(lru->victim(policy), 2);
-    lru->touch(policy, &leaf, 1);
+    lru->time(policy, 1000);
+    lru->used(policy, 2);
     for (size_t i = 0; i < 5; i++) {
         assert_int_equal(lru->victim(policy), expected[i]);
         lru->remove(policy, expected[i]);
@@ -405,93 +170,51 @@ static void test_touch_lifts_ancestors(void **state)
     lru->destroy(policy);
 }
 
-/* A slot used again for another chunk is nobody's parent. */
-static void test_reused_parent(void **state)
+/* Saves, leases and evictions of long chains, several at once, as clients
+ * announce them: no more than so many steps, and nothing allocates. */
+static void test_many(void **state)
 {
-    ldr_policy_t *policy = lru->create(10);
-    uint32_t child = 1;
-
-    (void)state;
-    lru->add(policy, 0, LDR_NIL, 0);
-    lru->add(policy, 1, 0, 1);
-    lru->remove(policy, 0);
-    lru->add(policy, 0, LDR_NIL, 0);
-    lru->add(policy, 2, LDR_NIL, 0);
-    lru->touch(policy, &child, 1);
-    assert_int_equal(lru->victim(policy), 0);
-    lru->destroy(policy);
-}
-
-static void test_misuse(void **state)
-{
-    ldr_policy_t *policy = lru->create(4);
-    uint32_t slots[] = {9, LDR_NIL, 3, 0, 0};
-
-    (void)state;
-    lru->add(policy, 4, LDR_NIL, 0);
-    lru->remove(policy, 4);
-    lru->hold(policy, LDR_NIL);
-    lru->release(policy, 2);
-    lru->remove(policy, 2);
-    assert_int_equal(lru->victim(policy), LDR_NIL);
-    lru->touch(policy, slots, 5);
-    lru->touch(policy, NULL, 0);
-    /* Parents that are themselves, each other, or not there. */
-    lru->add(policy, 0, 0, 0);
-    lru->add(policy, 1, 0, 0);
-    lru->add(policy, 0, 1, 0);
-    lru->add(policy, 2, 99, 7);
-    lru->add(policy, 3, 2, 6);
-    lru->touch(policy, slots, 5);
-    assert_true(ldr_policy_lru_check(policy));
-    lru->hold(policy, 1);
-    lru->hold(policy, 1);
-    assert_int_not_equal(lru->victim(policy), 1);
-    lru->remove(policy, 1); /* held or not */
-    lru->release(policy, 1);
-    for (int left = 3; left > 0; left--) {
-        assert_int_not_equal(lru->victim(policy), 1);
-        lru->remove(policy, lru->victim(policy));
-    }
-    assert_int_equal(lru->victim(policy), LDR_NIL);
-    lru->destroy(policy);
-    lru->destroy(NULL);
-}
-
-/* Saves, leases and evictions of a million slots; long chains, of several
- * groups at once, are no more than that many steps. */
-static void test_million(void **state)
-{
-    enum { COUNT = 1000000, GROUPS = 4, LENGTH = COUNT / GROUPS };
+    enum { AT_ONCE = 4, LENGTH = 1000, ROUNDS = 50 };
+    enum { COUNT = AT_ONCE * LENGTH * ROUNDS };
     ldr_policy_t *policy = lru->create(COUNT);
+    static uint64_t prints[LENGTH];
+    uint32_t next[AT_ONCE * ROUNDS];
 
     (void)state;
     assert_non_null(policy);
     uint64_t allocs = ldr_alloc_count();
     for (uint32_t i = 0; i < COUNT; i++) {
-        lru->add(policy, i, i < GROUPS ? LDR_NIL : i - GROUPS, i / GROUPS);
+        uint32_t chain = i / (AT_ONCE * LENGTH) * AT_ONCE + i % AT_ONCE;
+        uint32_t depth = i / AT_ONCE % LENGTH;
+
+        if (depth == 0) {
+            ldr_policy_request_t r = {
+                .id = chain + 1, .prints = prints, .count = LENGTH};
+
+            for (uint32_t k = 0; k < LENGTH; k++) {
+                prints[k] = print_of(chain * LENGTH + k);
+            }
+            lru->request(policy, &r);
+        }
+        lru->place(policy, i, depth == 0 ? LDR_NIL : i - AT_ONCE, depth,
+                   print_of(chain * LENGTH + depth));
         lru->hold(policy, i);
     }
     assert_int_equal(lru->victim(policy), LDR_NIL);
     for (uint32_t i = 0; i < COUNT; i++) {
         lru->release(policy, i);
     }
-    for (uint32_t i = 0; i < COUNT; i++) {
-        lru->hold(policy, COUNT - 1 - i);
+    assert_true(ldr_policy_default_check(policy));
+    for (uint32_t i = 0; i < AT_ONCE * ROUNDS; i++) {
+        next[i] = LENGTH;
     }
-    for (uint32_t i = 0; i < COUNT; i++) {
-        lru->release(policy, COUNT - 1 - i);
-    }
-    assert_true(ldr_policy_lru_check(policy));
-    uint32_t next[GROUPS];
-    for (uint32_t g = 0; g < GROUPS; g++) {
-        next[g] = LENGTH;
-    }
-    for (uint32_t i = 0; i < COUNT; i++) {
+    for (uint32_t i = 0; i < COUNT; i++) { /* each from its end */
         uint32_t victim = lru->victim(policy);
 
         assert_true(victim < COUNT);
-        assert_int_equal(victim / GROUPS, --next[victim % GROUPS]);
+        assert_int_equal(
+            victim / AT_ONCE % LENGTH,
+            --next[victim / (AT_ONCE * LENGTH) * AT_ONCE + victim % AT_ONCE]);
         lru->remove(policy, victim);
     }
     assert_int_equal(lru->victim(policy), LDR_NIL);
@@ -521,33 +244,13 @@ static void test_keep(void **state)
     assert_int_equal(lru->keep(&r), 1);
 }
 
-static void test_no_memory(void **state)
-{
-    ldr_policy_t *policy;
-    uint64_t nth = 0;
-
-    (void)state;
-    do {
-        ldr_fault_arm(LDR_FAULT_alloc, ++nth, 1);
-        policy = lru->create(1000);
-        assert_true((ldr_fault_fired(LDR_FAULT_alloc) > 0) == (policy == NULL));
-    } while (policy == NULL);
-    ldr_fault_disarm_all();
-    assert_true(nth > 1);
-    lru->destroy(policy);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model),
-        cmocka_unit_test(test_leaf_first),
-        cmocka_unit_test(test_touch_lifts_ancestors),
-        cmocka_unit_test(test_reused_parent),
-        cmocka_unit_test(test_misuse),
-        cmocka_unit_test(test_million),
+        cmocka_unit_test(test_read_lifts_ancestors),
+        cmocka_unit_test(test_many),
         cmocka_unit_test(test_keep),
-        cmocka_unit_test(test_no_memory),
     };
     const char *text = getenv("LARDER_SEED");
 

@@ -12,9 +12,9 @@ static uint64_t rig_now_ns(void *arg)
     return ((rig_t *)arg)->now_ns;
 }
 
-static uint64_t rig_wall_s(void *arg)
+static uint64_t rig_wall_ms(void *arg)
 {
-    return WALL_BASE_S + ((rig_t *)arg)->now_ns / 1000000000u;
+    return WALL_BASE_S * 1000 + ((rig_t *)arg)->now_ns / 1000000u;
 }
 
 static void quiet(void *arg, larder_log_level_t level, const char *line)
@@ -42,7 +42,7 @@ void rig_init(rig_t *rig, simdisk_t *disk, uint64_t seed, uint32_t segments,
     rig->disk = disk;
     rig->seed = seed;
     rig->now_ns = 1000000000u;
-    rig->clock = (ldr_clock_t){rig_now_ns, rig_wall_s, rig};
+    rig->clock = (ldr_clock_t){rig_now_ns, rig_wall_ms, rig};
     ldr_options_default(&rig->options);
     snprintf(rig->options.dirs[0], LDR_PATH_MAX, "/ssd");
     rig->options.dir_count = 1;

@@ -422,10 +422,7 @@ static void check_tenants(const ldr_store_t *s, const tally_t *t)
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         const ldr_tenant_t *tenant = &s->tenants[i];
 
-        if (s->policy == &ldr_policy_lru) {
-            require(ldr_policy_lru_check(tenant->policy),
-                    "the policy of tenant %u is broken", i);
-        } else if (s->policy == &ldr_policy_default) {
+        if (s->policy == &ldr_policy_lru || s->policy == &ldr_policy_default) {
             require(ldr_policy_default_check(tenant->policy),
                     "the policy of tenant %u is broken", i);
         }

@@ -339,9 +339,10 @@ def test_switches():
     assert request.Switches(None).skip_save is False
     assert request.Switches({"other": {"x": 1}}).tiers is None
     one = request.Switches({"larder": {
-        "skip_save": True, "skip_load": True, "ttl_ms": 5,
+        "skip_save": True, "skip_load": True, "ttl_ms": 5, "member": "kv3",
         "tiers": ["dram"]}})
     assert (one.skip_save, one.skip_load, one.ttl_ms) == (True, True, 5)
+    assert one.member == "kv3" and request.Switches(None).member == ""
     assert one.tiers == {"dram"} and one.hint == 0
     one = request.Switches({"larder": {"class": 2, "closed": True}})
     assert one.hint == 2 | 4
@@ -355,6 +356,8 @@ def test_switches():
     ({"ttl_ms": -1}, "ttl_ms"),
     ({"ttl_ms": 1 << 40}, "ttl_ms"),
     ({"ttl_ms": "soon"}, "ttl_ms"),
+    ({"member": 7}, "member"),
+    ({"member": "x" * 64}, "member"),
     ({"tiers": []}, "tiers"),
     ({"tiers": "dram"}, "tiers"),
     ({"tiers": ["dram", "tape"]}, "tape"),

@@ -40,6 +40,9 @@ def test_shapes_share_a_space(dense, name, monkeypatch):
     assert one.opaque == other.opaque == ""
     assert space_of(one) == space_of(other)
     assert one.shards == 2 * 4  # heads, and ranges of layers
+    # Or they would make other keys: a head has 256 bytes a token.
+    assert one.chunk_bytes == other.chunk_bytes == 2 * 4 * 256 * (
+        one.chunk_tokens)
     assert other.replicas == (2 if "more" in name else 1)
 
 

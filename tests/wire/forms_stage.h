@@ -11,6 +11,7 @@ static inline size_t form_make_stage(ldr_rand_t *r, uint8_t *at)
         .bytes_max = ldr_rand_next(r),
         .chunk_ns = ldr_rand_next(r),
         .dram_speed = ldr_rand_next(r),
+        .member = "node-7",
     };
     size_t n = ldr_put_worth(at, &m);
 
@@ -21,10 +22,10 @@ static inline bool form_read_stage(const uint8_t *at, size_t bytes,
                                    uint8_t *again, size_t *again_bytes)
 {
     larder_stage_params_t m;
+    size_t head = ldr_get_worth(at, bytes, &m);
 
-    if (!ldr_get_worth(at, bytes, &m) ||
-        !form_read_match(at + LDR_WORTH_BYTES, bytes - LDR_WORTH_BYTES,
-                         again + LDR_WORTH_BYTES, again_bytes)) {
+    if (head == 0 ||
+        !form_read_match(at + head, bytes - head, again + head, again_bytes)) {
         return false;
     }
     *again_bytes += ldr_put_worth(again, &m);

@@ -573,9 +573,13 @@ static size_t pin_rows(uint8_t *at)
 {
     uint8_t need[LDR_NEED_BYTES];
     ldr_match_msg_t match = {0x01020304, 0, 1, 1, need, pin_key.hash};
-    larder_stage_params_t worth = {0x0102030405060708u, 0x11121314,
-                                   0x15161718,          0x2122232425262728u,
-                                   0x3132333435363738u, 0x4142434445464748u};
+    larder_stage_params_t worth = {0x0102030405060708u,
+                                   0x11121314,
+                                   0x15161718,
+                                   0x2122232425262728u,
+                                   0x3132333435363738u,
+                                   0x4142434445464748u,
+                                   NULL};
     ldr_staged_t staged = {.lease = 0x0102030405060708u,
                            .token = {{1, 2, 3, 4, 5, 6, 7, 8, 9}},
                            .match = {.chunks = 0x01020304,

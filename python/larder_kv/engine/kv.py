@@ -40,6 +40,7 @@ class Model:
     slices: Slices | None = None  # None: a shard is a rank's,
     opaque: str = ""  # for this reason
     ranks: int = 0  # with bytes of their own; 0: as many as shards
+    chunk_bytes: int = 0  # of all shards; follows from the descriptor
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from larder_kv import _lib
 from larder_kv._options import Options
@@ -100,11 +100,13 @@ class Lookup:
                  "until", "deadline", "done", "left", "lease", "memory",
                  "booked", "crowded", "chunks", "matched", "stored",
                  "reason", "tier_bytes", "found", "ended", "tiers", "claimed",
-                 "over", "waited", "then", "own")
+                 "over", "waited", "then", "own", "member")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
-                 tiers: frozenset[str] | None, seconds: float):
+                 tiers: frozenset[str] | None, seconds: float,
+                 member: str = ""):
         self.request_id = request_id
+        self.member = member  # of the node's cluster: is asked first
         self.told: Told | None = None  # to be announced before it
         self.keys = keys
         self.limit = limit  # chunks that could be claimed at all
@@ -203,10 +205,11 @@ class Finder:
 
     def begin(self, request_id: str, keys: bytes, limit: int,
               tiers: frozenset[str] | None, seconds: float,
-              told: Told | None = None, own: bool = False) -> Lookup:
+              told: Told | None = None, own: bool = False,
+              member: str = "") -> Lookup:
         """seconds: that the request has left to wait. own: the engine seems to
-        have all of it already."""
-        look = Lookup(request_id, keys, limit, tiers, seconds)
+        have all of it already. member: of the cluster, that may have it."""
+        look = Lookup(request_id, keys, limit, tiers, seconds, member)
         look.told, look.own = told, own
         self._put(look, told)
         return look
@@ -365,9 +368,11 @@ class Finder:
             self._held += look.booked
         return True
 
-    def _limits(self, look: Lookup) -> dict[str, int]:
+    def _limits(self, look: Lookup) -> dict[str, Any]:
         """What is worth staging, for the node to go by."""
-        found: dict[str, int] = {}
+        found: dict[str, Any] = {}
+        if look.member:
+            found["member"] = look.member.encode()
         held = self._held
         if held > 0:
             found["bytes_max"] = max(0, self._hold_max - held)
@@ -433,7 +438,7 @@ class Finder:
         look.chunks = match.chunks
 
     def _stage_less(self, look: Lookup, match: _lib.Match,
-                    limits: dict[str, int],
+                    limits: dict[str, Any],
                     ) -> tuple[_lib.Lease | None, _lib.Match]:
         """As many chunks as may be fetched."""
         chunks = match.tried * FETCH_MAX // match.tried_bytes
@@ -447,7 +452,7 @@ class Finder:
         return lease, match
 
     def _stage(self, keys: bytes, chunks: int, timeout_ms: int,
-               limits: dict[str, int],
+               limits: dict[str, Any],
                ) -> tuple[_lib.Lease | None, _lib.Match]:
         began = time.monotonic()
         lease, match = self._space.stage(self.layout, keys, chunks, timeout_ms,

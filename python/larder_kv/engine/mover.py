@@ -59,7 +59,8 @@ class Mover:
         self.node = node
         self.counts = Counts()
         self.space = node.space(described.descriptor, described.shards,
-                                described.chunk_tokens, described.label)
+                                described.chunk_tokens, described.label,
+                                chunk_bytes=described.chunk_bytes)
         self._layout: _lib.Layout | None = None  # between start() and stop()
         self._gpu: _lib.Gpu | None = None  # the node's memory is registered
         self._caches: dict[str, Any] = {}  # keeps the memory alive

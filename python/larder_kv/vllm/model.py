@@ -320,6 +320,8 @@ def _by_slice(config: VllmConfig, kv: KVCacheConfig,
     replicas = max(1, tp // slices.heads)
     tokens = chunk_of(kv, groups, chunk, sliced=True)
     lookup = lookup_layout(tokens, groups, slices)
+    head_bytes = [kv.kv_cache_groups[g.index].kv_cache_spec.page_size_bytes
+                  // here for g in groups]
     described |= {
         "sliced": SLICED,
         "engine": "vllm",
@@ -327,15 +329,18 @@ def _by_slice(config: VllmConfig, kv: KVCacheConfig,
         "heads": slices.heads,
         "layers": slices.model_layers,
         "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens, layers,
-                    kv.kv_cache_groups[g.index].kv_cache_spec.page_size_bytes
-                    // here]
-                   for g, layers in zip(groups, slices.layers)],
+                    of_head] for g, layers, of_head
+                   in zip(groups, slices.layers, head_bytes)],
     }
     try:
         return Model(groups, tokens,
                      json.dumps(described, sort_keys=True).encode(),
                      lookup.slices(), replicas, label_of(config), slices,
-                     ranks=tp // replicas * parallel.pipeline_parallel_size)
+                     ranks=tp // replicas * parallel.pipeline_parallel_size,
+                     chunk_bytes=sum(
+                         of_head * slices.heads * len(layers)
+                         * (tokens // g.block_tokens) for g, layers, of_head
+                         in zip(groups, slices.layers, head_bytes)))
     finally:
         lookup.close()
 

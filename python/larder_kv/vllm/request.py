@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 SWITCHES = ("skip_save", "skip_load", "ttl_ms", "tiers", "class", "closed",
-            "template")
+            "template", "member")
 
 
 class Switches:
     """`larder` in a request's kv_transfer_params."""
 
-    __slots__ = ("skip_save", "skip_load", "ttl_ms", "tiers", "hint")
+    __slots__ = ("skip_save", "skip_load", "ttl_ms", "tiers", "hint", "member")
 
     def __init__(self, params: dict[str, Any] | None):
         given = (params or {}).get("larder") or {}
@@ -45,6 +45,11 @@ class Switches:
             raise ValueError(f"tiers is a list of {_lib.TIERS}, "
                              f"not {tiers!r}")
         self.tiers = frozenset(tiers) if tiers is not None else None
+        self.member = given.get("member", "")
+        if (not isinstance(self.member, str) or "\0" in self.member
+                or len(self.member.encode()) > _lib.MEMBER_MAX):
+            raise ValueError(f"member is the name of a node of the cluster, "
+                             f"not {self.member!r}")
         self.hint = _hint(given)
 
 

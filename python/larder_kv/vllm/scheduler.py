@@ -61,7 +61,8 @@ class Scheduler:
         self.model = described
         self.node = node
         self.space = node.space(described.descriptor, described.shards,
-                                described.chunk_tokens, described.label)
+                                described.chunk_tokens, described.label,
+                                chunk_bytes=described.chunk_bytes)
         self.counts = Counts()
         self.events = events
         self.describer: Describer | None = None
@@ -168,7 +169,8 @@ class Scheduler:
             t.lookup = self.finder.begin(
                 t.request.request_id, t.prompt.keys.data(0, limit), limit,
                 t.switches.tiers, t.until - now, told,
-                told is not None and self._own(t.request, limit))
+                told is not None and self._own(t.request, limit),
+                t.switches.member)
             t.record.look = t.lookup
         elif told is not None:
             self.finder.tell(told)

@@ -15,7 +15,20 @@
 #define RANKS 2u
 #define RENEW_MAX 1024u
 
-bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards)
+/* The member that the ask names, if it is one. With the lock. */
+static ldr_peer_node_t *hinted(const ldr_peers_t *p, const ldr_query_t *ask)
+{
+    for (unsigned i = 0; ask->member[0] != '\0' && i < p->node_count; i++) {
+        if (p->nodes[i]->in_view &&
+            strcmp(p->nodes[i]->name, ask->member) == 0) {
+            return p->nodes[i];
+        }
+    }
+    return NULL;
+}
+
+bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_query_t *ask,
+                       const ldr_name_t *name)
 {
     ldr_peers_t *p = (ldr_peers_t *)t;
     uint32_t epoch = p->host->store.spaces[name->space].epoch;
@@ -25,10 +38,12 @@ bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards)
     if (p->node_count == 0 || p->spaces[name->space] == NULL) {
         return false;
     }
-    for (uint32_t i = 0; i < shards; i++) {
+    /* That the owners lack it says nothing of another member. */
+    bool more = hinted(p, ask) != NULL;
+    for (uint32_t i = 0; i < ask->shards; i++) {
         if (!ldr_where_find(p->where, name->fingerprint, i, epoch, now_ns,
                             &at) ||
-            (at.length == 0 && at.holder == LDR_PEER_UNKNOWN)) {
+            (at.length == 0 && (more || at.holder == LDR_PEER_UNKNOWN))) {
             return true;
         }
     }
@@ -78,6 +93,40 @@ static void note(ldr_peers_t *p, const ldr_query_t *ask,
     }
 }
 
+/* Adds one row to the part of each member that is asked for it: the one that
+ * the ask names, then those of rank 1 and 2. */
+static void hand_row(ldr_peers_t *p, ldr_query_t *ask, ldr_query_part_t **parts,
+                     ldr_peer_node_t *first, uint32_t at)
+{
+    ldr_query_row_t *row = &ask->rows[at];
+    ldr_peer_node_t *nodes[RANKS + 2] = {first};
+    unsigned known = first != NULL, count = 0;
+    uint32_t mine;
+    unsigned n =
+        ldr_peers_owners(p, &row->key, false, RANKS, nodes + known, &mine);
+
+    for (unsigned k = 0; k < known + n; k++) {
+        ldr_peer_node_t *node = nodes[k];
+
+        if (k >= known && node == first) {
+            continue;
+        }
+        ldr_query_part_t *part =
+            node->remote != NULL && ldr_breaker_shut(node->remote)
+                ? part_of(ask, parts, node->number)
+                : NULL;
+        row->asked++;
+        if (part != NULL) {
+            part->rows[part->count++] = at | (count > 0 ? LDR_QUERY_SECOND : 0);
+        } else {
+            node->n.unanswered++;
+        }
+        count++;
+    }
+    /* With nobody asked it is this node's, and nobody else's. */
+    note(p, ask, row, count == 0 ? LDR_PEER_NONE : LDR_PEER_UNKNOWN);
+}
+
 bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
 {
     ldr_peers_t *p = (ldr_peers_t *)t;
@@ -87,30 +136,9 @@ bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
     ask->until_ns =
         ldr_min64(ask->until_ns,
                   ldr_peers_now(p) + p->host->options.peer_match_ms * 1000000u);
+    ldr_peer_node_t *first = hinted(p, ask);
     for (uint32_t i = 0; parts != NULL && i < ask->count; i++) {
-        ldr_query_row_t *row = &ask->rows[i];
-        ldr_peer_node_t *nodes[RANKS + 1];
-        uint32_t mine;
-        unsigned n = ldr_peers_owners(p, &row->key, false, RANKS, nodes, &mine);
-
-        for (unsigned k = 0; k < n; k++) {
-            ldr_query_part_t *part =
-                nodes[k]->remote != NULL && ldr_breaker_shut(nodes[k]->remote)
-                    ? part_of(ask, parts, nodes[k]->number)
-                    : NULL;
-
-            row->asked++;
-            if (part != NULL) {
-                part->rows[part->count++] = i | (k > 0 ? LDR_QUERY_SECOND : 0);
-            } else {
-                nodes[k]->n.unanswered++;
-            }
-        }
-        if (n == 0) { /* it is this node's, and nobody else's */
-            note(p, ask, row, LDR_PEER_NONE);
-        } else {
-            note(p, ask, row, LDR_PEER_UNKNOWN);
-        }
+        hand_row(p, ask, parts, first, i);
     }
     for (unsigned i = 0; parts != NULL && i < p->node_count; i++) {
         ldr_peer_node_t *n = p->nodes[i];
@@ -175,6 +203,9 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_t *ask,
         }
         if (!known || at.holder == n->number) {
             at = (ldr_location_t){length, n->number, LDR_PEER_NONE};
+        } else if (at.length == length && n == hinted(p, ask)) {
+            at.second = at.holder;
+            at.holder = n->number;
         } else if (at.length == length) {
             at.second = n->number;
         }

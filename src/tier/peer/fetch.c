@@ -221,6 +221,17 @@ static larder_status_t call(ldr_peer_node_t *n, batch_t *b)
 
 /* ---- what came ---- */
 
+/* Whether nothing of the chunk was saved here. */
+static bool all_fetched(const ldr_store_t *store, uint32_t chunk)
+{
+    uint32_t i = store->chunks[chunk].shards;
+
+    while (i != LDR_NIL && store->shards[i].tier == LARDER_TIER_PEER) {
+        i = store->shards[i].next;
+    }
+    return i == LDR_NIL;
+}
+
 /* The shard is ready: it is entered as whoever saved it had it. With the lock.
  */
 static bool enter(ldr_peer_node_t *n, uint32_t shard,
@@ -228,7 +239,8 @@ static bool enter(ldr_peer_node_t *n, uint32_t shard,
 {
     ldr_peers_t *p = n->tier;
     ldr_store_t *store = &p->host->store;
-    ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
+    uint32_t chunk = store->shards[shard].chunk;
+    ldr_chunk_t *c = &store->chunks[chunk];
 
     if (c->entry == LDR_NIL ||
         ldr_index_at(&store->index, c->entry)->shards != row->shards ||
@@ -249,7 +261,12 @@ static bool enter(ldr_peer_node_t *n, uint32_t shard,
     }
     store->shards[shard].given = 1;
     ldr_host_queue(p->host, shard, &p->base);
+    ldr_store_hold(store, chunk);
     ldr_load_came(p->host, shard);
+    if (all_fetched(store, chunk)) {
+        ldr_store_cool(store, chunk, true);
+    }
+    ldr_store_release(store, chunk);
     return true;
 }
 

@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "base/grow.h"
 #include "base/mem.h"
+#include "net/pool.h"
 
 /* ---- members ---- */
 
@@ -36,7 +37,11 @@ static larder_status_t remote_open(ldr_peer_node_t *n)
     o->connections = o->peer_lanes;
     o->timeout_ms = o->breaker_ms = o->peer_timeout_ms;
     o->spin_us = 0;
-    o->tls = LDR_TLS_OFF;
+    o->tls = o->cluster_tls;
+    memcpy(o->tls_cert, o->cluster_cert, sizeof(o->tls_cert));
+    memcpy(o->tls_key, o->cluster_key, sizeof(o->tls_key));
+    memcpy(o->tls_ca, o->cluster_ca, sizeof(o->tls_ca));
+    memcpy(o->tls_name, o->cluster_cert_name, sizeof(o->tls_name));
     larder_status_t st =
         ldr_remote_create(o, &ldr_links_pool, &env, &n->remote);
     ldr_free(o);
@@ -87,6 +92,19 @@ static void move_to(ldr_peer_node_t *n, const char *address)
         ldr_host_say(p->host, LARDER_LOG_ERROR, "member %s at %s: %s", n->name,
                      address, ldr_fail_text());
     }
+}
+
+larder_status_t ldr_peers_renew(ldr_peers_t *p)
+{
+    larder_status_t st = LARDER_OK;
+
+    ldr_host_lock(p->host);
+    for (unsigned i = 0; i < p->node_count && st == LARDER_OK; i++) {
+        st = p->nodes[i]->remote != NULL ? ldr_pool_renew(p->nodes[i]->remote)
+                                         : LARDER_OK;
+    }
+    ldr_host_unlock(p->host);
+    return st;
 }
 
 void ldr_peers_look(ldr_peers_t *p)

@@ -193,6 +193,9 @@ static inline uint64_t ldr_peers_now(const ldr_peers_t *p)
 
 /* Takes a new view up, if there is one. */
 void ldr_peers_look(ldr_peers_t *p);
+/* Reads this member's certificates again, for connections that begin from here
+ * on. Without the lock. */
+larder_status_t ldr_peers_renew(ldr_peers_t *p);
 /* The node with this name, added if it is new; NULL: too many, no memory. */
 ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name);
 /* Whether it can be called now: it has an address, and its breaker is shut. */
@@ -248,7 +251,8 @@ void ldr_peer_leases_end(ldr_peers_t *p, uint64_t now_ns);
 
 /* ---- asking (ask.c) ---- */
 
-bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_name_t *name, uint32_t shards);
+bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_query_t *ask,
+                       const ldr_name_t *name);
 bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask);
 /* In a lane, without the lock: one part, and then it is gone. */
 void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part);

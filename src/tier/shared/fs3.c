@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/iov.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "tier/shared/dir_int.h"
@@ -244,11 +245,8 @@ static int fs3_move(void *arg, int fd, bool writing, const struct iovec *iov,
                             .count = count,
                             .offset = offset,
                             .deadline_ns = deadline_ns,
+                            .total = ldr_iov_bytes(iov, count),
                             .clock = f->clock};
-
-    for (unsigned i = 0; i < count; i++) {
-        t.total += iov[i].iov_len;
-    }
     ldr_fs3_ring_t *ring = t.total >= LARGE ? ring_take(f) : NULL;
     if (ring == NULL) {
         return 1;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/iov.h"
 #include "base/mem.h"
 #include "tier/shared/fs3_int.h"
 
@@ -67,23 +68,10 @@ ldr_fs3_ring_t *ldr_fs3_ring_open(const ldr_hf3fs_t *api, const char *mount,
 static void ring_copy(const ldr_fs3_transfer_t *t, uint64_t at, uint8_t *slot,
                       size_t bytes)
 {
-    unsigned i = 0;
+    ldr_iov_t pieces = {t->iov, t->count, 0};
 
-    while (at >= t->iov[i].iov_len) {
-        at -= t->iov[i++].iov_len;
-    }
-    while (bytes > 0) {
-        size_t n = (size_t)ldr_min64(bytes, t->iov[i].iov_len - at);
-        uint8_t *data = (uint8_t *)t->iov[i].iov_base + at;
-
-        if (n > 0) {
-            memcpy(t->writing ? slot : data, t->writing ? data : slot, n);
-        }
-        slot += n;
-        bytes -= n;
-        at = 0;
-        i++;
-    }
+    ldr_iov_skip(&pieces, at);
+    ldr_iov_copy(&pieces, slot, bytes, !t->writing);
 }
 
 static uint8_t *slot_base(const ldr_fs3_ring_t *r, unsigned number)

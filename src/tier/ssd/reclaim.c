@@ -23,6 +23,7 @@
 
 #include "base/bytes.h"
 #include "base/copy.h"
+#include "base/iov.h"
 #include "base/mem.h"
 #include "tier/ssd/ssd.h"
 
@@ -242,11 +243,8 @@ static bool carry_write(reclaim_t *r, struct iovec *iov, unsigned count,
         .iov = iov,
         .iov_count = count,
     };
-    uint64_t bytes = 0;
+    uint64_t bytes = ldr_iov_bytes(iov, count);
 
-    for (unsigned i = 0; i < count; i++) {
-        bytes += iov[i].iov_len;
-    }
     r->error = ldr_io_run(ssd->host->io, &req);
     if (r->error != 0) {
         return false;

@@ -133,7 +133,7 @@ static inline uint64_t rig_now(void *arg)
 
 static inline uint64_t rig_wall(void *arg)
 {
-    return 1700000000u + ((world_t *)arg)->now_ns / RIG_SECOND;
+    return 1700000000000u + ((world_t *)arg)->now_ns / 1000000u;
 }
 
 static inline void rig_quiet(void *arg, larder_log_level_t level,

@@ -30,7 +30,7 @@ static uint64_t sim_now(void *arg)
 static uint64_t sim_wall(void *arg)
 {
     (void)arg;
-    return 1700000000u + time_ns / SECOND;
+    return 1700000000000u + time_ns / 1000000u;
 }
 
 static const ldr_clock_t sim_clock = {sim_now, sim_wall, NULL};

@@ -1,0 +1,58 @@
+"""Four real daemons of one cluster: a stage that names the member which has a
+prompt finds it there, although that member owns little of it."""
+import os
+import random
+from array import array
+
+import pytest
+
+from daemon import Daemon, free_port, secret_file, until
+from larder_kv import _lib
+from test_stage import CHUNK, MS, Rank
+
+CHUNKS = 24
+
+
+@pytest.fixture
+def members(tmp_path):
+    ports = [free_port() for _ in range(4)]
+    made = [Daemon(
+        os.environ["LARDER_PROGRAM"], tmp_path / f"n{i}", member_name=f"n{i}",
+        cluster="static:" + ",".join(f"n{k}=127.0.0.1:{port}"
+                                     for k, port in enumerate(ports)),
+        cluster_secret=secret_file(tmp_path / "secret"), cluster_ramp_s=0,
+        peer_match_ms=2000, peer_save="never") for i in range(4)]
+    for one in made:
+        one.start()
+    for one in made:
+        until(lambda n=one: n.value("larder_peer_well") == 3)
+    yield made
+    for one in made:
+        one.end()
+
+
+def test_a_member_that_is_named(members):
+    keys = _lib.Keys()
+    rank = Rank(members[3].url("unix"), ((_lib.RULE_ALL, 0),), CHUNKS, 1, 0)
+    rank.space.chain(array("I", random.Random(1).choices(
+        range(2048), k=CHUNKS * CHUNK)), keys)
+    rank.save(keys, CHUNKS)
+    rank.settle(keys)
+    data = keys.data(0, CHUNKS)
+    rules = _lib.Layout(CHUNK, [_lib.Group(_lib.RULE_ALL, rank.layout.
+                                           chunk_tokens // 2, 0)])
+    node = _lib.Node(members[0].url("unix"))
+    space = node.space(b"a model", 1, CHUNK)
+
+    def found(**worth):
+        lease, match = space.stage(rules, data, CHUNKS, MS,
+                                   _lib.StageParams(**worth))
+        if lease is not None:
+            lease.release()
+        return match.chunks
+
+    assert found() < CHUNKS
+    assert found(member=b"n9") < CHUNKS
+    assert found(member=b"n3") == CHUNKS
+    for one in (rules, space, node, rank):
+        one.close()
