@@ -13,7 +13,6 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "server/metrics.h"
 #include "server/pack.h"
 
 #define TOPICS_MAX LDR_SOURCES_MAX
@@ -55,6 +54,7 @@ struct ldr_events {
     unsigned topic_count;
     uint64_t kept_bytes;
     uint64_t look_ns; /* the next look at all descriptions */
+    uint64_t begun;   /* the last number_begin() */
     pthread_t thread;
     bool started;
     bool stop; /* atomic */
@@ -96,6 +96,14 @@ static void put_number(uint8_t at[8], uint64_t number)
     }
 }
 
+/* A number beyond those of any run before, and beyond all that this one has
+ * given for topics that had not begun. */
+static uint64_t number_begin(ldr_events_t *e)
+{
+    e->begun = ldr_max64(ldr_wall_ms(e->p.clock) * 1000, e->begun + 1);
+    return e->begun;
+}
+
 static void kept_drop(ldr_events_t *e, topic_t *t)
 {
     message_t *m = t->oldest;
@@ -133,7 +141,7 @@ static void flush(ldr_events_t *e, topic_t *t)
     }
     ldr_pack_t head = {0};
     ldr_pack_array(&head, 3);
-    ldr_pack_double(&head, (double)ldr_metrics_wall_ms() / 1000);
+    ldr_pack_double(&head, (double)ldr_wall_ms(e->p.clock) / 1000);
     ldr_pack_array(&head, t->count);
     ldr_pack_uint(&t->pack, 0); /* data_parallel_rank, behind the events */
     size_t bytes = head.bytes + t->pack.bytes;
@@ -216,7 +224,7 @@ static topic_t *topic_of(ldr_events_t *e, const ldr_source_t *s)
     memcpy(t->pod, s->pod, sizeof(t->pod));
     memcpy(t->model, s->model, sizeof(t->model));
     snprintf(t->name, sizeof(t->name), "kv@%s@%s", t->pod, t->model);
-    t->next = ldr_metrics_wall_ms() * 1000; /* beyond those of any run before */
+    t->next = number_begin(e);
     e->topics[e->topic_count++] = t;
     topic_clear(t);
     return t;
@@ -362,7 +370,7 @@ static void reply_cleared(ldr_events_t *e, const void *who, size_t who_bytes)
     ldr_pack_t p = {0};
 
     ldr_pack_array(&p, 3);
-    ldr_pack_double(&p, (double)ldr_metrics_wall_ms() / 1000);
+    ldr_pack_double(&p, (double)ldr_wall_ms(e->p.clock) / 1000);
     ldr_pack_array(&p, 1);
     pack_cleared(&p);
     ldr_pack_uint(&p, 0);
@@ -371,7 +379,7 @@ static void reply_cleared(ldr_events_t *e, const void *who, size_t who_bytes)
         m->refs = 1;
         m->bytes = p.bytes;
         memcpy(m->data, p.at, p.bytes);
-        reply(e, who, who_bytes, ldr_metrics_wall_ms() * 1000, m);
+        reply(e, who, who_bytes, number_begin(e), m);
         message_drop(NULL, m);
     }
     ldr_free(p.at);

@@ -12,9 +12,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "cluster/cluster.h"
-#include "server/catalog.h"
-#include "server/events.h"
-#include "server/query.h"
+#include "server/routing.h"
 #include "server/session.h"
 #include "server/monitor.h"
 #include "server/trace.h"
@@ -222,33 +220,12 @@ static size_t show_status(void *arg, uint64_t since_ms, char *text, size_t size)
     return ldr_server_status_json(server->monitor, since_ms, text, size);
 }
 
-static larder_status_t query_tenant(void *arg, const char *authorization,
-                                    bool here, uint32_t *tenant_p)
-{
-    return ldr_query_tenant(arg, authorization, here, tenant_p);
-}
-
-static larder_status_t query_answer(void *arg, uint32_t tenant,
-                                    const char *body, size_t bytes,
-                                    char **text_p, size_t *length_p)
-{
-    ldr_server_t *server = arg;
-    char name[256] = "";
-
-    snprintf(name, sizeof(name), "%s", server->config->options.member_name);
-    if (name[0] == '\0' && gethostname(name, sizeof(name) - 1) == 0) {
-        name[strcspn(name, ".")] = '\0';
-    }
-    return ldr_query_answer(server->catalog, name, tenant, body, bytes, text_p,
-                            length_p);
-}
-
 static larder_status_t admin_open(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
-    ldr_admin_source_t source = {show_metrics, show_ready,   show_config,
-                                 show_status,  query_tenant, query_answer,
-                                 server};
+    ldr_admin_source_t source = {
+        show_metrics,       show_ready,         show_config, show_status,
+        ldr_routing_tenant, ldr_routing_answer, server};
 
     ldr_monitor_params_t monitor = {
         .node = server->node,
@@ -444,45 +421,6 @@ static larder_status_t trace_open(ldr_server_t *server)
                                : LARDER_OK;
 }
 
-static larder_status_t events_open(ldr_server_t *server)
-{
-    const ldr_options_t *o = &server->config->options;
-    const ldr_server_tenant_t *tenant =
-        ldr_server_tenant_find(server, o->events_tenant);
-    ldr_events_params_t params = {
-        .url = o->events,
-        .replay = o->events_replay,
-        .keep_bytes = o->describe_memory,
-        .catalog = server->catalog,
-        .clock = server->clock,
-        .log = server->log,
-    };
-
-    if (tenant == NULL) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "events_tenant: there is no tenant '%s'",
-                        o->events_tenant);
-    }
-    params.tenant = tenant->number;
-    return ldr_events_open(&params, &server->events);
-}
-
-/* What engines describe, for whom it is wanted. */
-static larder_status_t catalog_open(ldr_server_t *server)
-{
-    const ldr_options_t *o = &server->config->options;
-
-    if (o->query == LDR_QUERY_OFF && o->events[0] == '\0') {
-        return LARDER_OK;
-    }
-    server->catalog = ldr_catalog_open(server->node, o->describe_memory);
-    if (server->catalog == NULL) {
-        return ldr_fail(LARDER_E_NO_MEMORY,
-                        "not enough memory for descriptions");
-    }
-    return o->events[0] != '\0' ? events_open(server) : LARDER_OK;
-}
-
 static larder_status_t open_parts(ldr_server_t *server)
 {
     ldr_options_t *o = &server->config->options;
@@ -522,7 +460,7 @@ static larder_status_t open_parts(ldr_server_t *server)
         st = ldr_server_tenants_load(server, server->config);
     }
     if (st == LARDER_OK) {
-        st = catalog_open(server);
+        st = ldr_routing_open(server);
     }
     if (st == LARDER_OK) {
         st = ldr_jobs_start(server, (unsigned)o->jobs);
@@ -822,8 +760,7 @@ larder_status_t ldr_server_close(ldr_server_t *server)
         ldr_cluster_hand_on(server, deadline_ns - drain_ns / 8);
     }
     ldr_peers_unlisten(server);
-    ldr_events_close(server->events);
-    ldr_catalog_close(server->catalog);
+    ldr_routing_close(server);
     if (server->node != NULL && !whole) {
         ldr_node_leave(server->node);
     }

@@ -85,10 +85,13 @@ class Engine:
             hashes[first * PER - 1] if first else None, byref(params), 0)
 
     def save(self, tokens, chunks):
-        """Of these chunks of the prompt."""
-        return self.node.put_many([
+        """Of these chunks of the prompt; done when others can see it."""
+        statuses = self.node.put_many([
             (self.name(tokens, i), random.Random(i).randbytes(VALUE))
             for i in chunks])
+        for i in chunks:
+            self.node.exists(self.name(tokens, i))
+        return statuses
 
     def drop(self, tokens, chunk):
         return self.node.remove(self.name(tokens, chunk))
