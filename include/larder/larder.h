@@ -921,6 +921,9 @@ enum {
     LARDER_STAGE_CHUNK_NS = 1u << 3,
     LARDER_STAGE_DRAM_SPEED = 1u << 4,
     LARDER_STAGE_MEMBER = 1u << 5,
+    /* Has no field. Waits, until the deadline at most, for those chunks that
+     * are promised (larder_promise()) and have not come yet. */
+    LARDER_STAGE_PROMISED = 1u << 6,
 };
 
 /* What is worth staging: what is not, is found and left where it is. */
@@ -956,6 +959,55 @@ LARDER_API larder_status_t larder_prefix_stage(
  * lease ends. All zeros: none, as of a lease in an embedded node. */
 LARDER_API larder_status_t larder_lease_token(const larder_lease_t *lease,
                                               larder_token_t *token);
+
+/* ---- hand-offs ----------------------------------------------------------
+ *
+ * One engine computes a prompt (the prefill side), another goes on with the
+ * request (the decode side): docs/handoff.md.
+ *
+ *   prefill: larder_promise() when the request arrives; larder_prefix_save() as
+ *            it computes; larder_handoff(ANSWERED) when it answers, with the
+ *            token in its answer
+ *   decode:  larder_prefix_stage() with LARDER_STAGE_PROMISED, which waits for
+ *            what has not come yet; larder_handoff(RENEW) every few seconds
+ *            until it is staged; then larder_handoff(OVER)
+ *
+ * What is promised and there is held: it is not evicted, up to a quarter of the
+ * tenant's dram. The hold ends with OVER, or 30 s after the answer or the last
+ * renewal. A promise that was not answered ends with the session that made it.
+ */
+typedef enum larder_handoff {
+    LARDER_HANDOFF_ANSWERED = 1, /* all that was computed is being saved: what
+                                    has not come 5 s later will not come */
+    LARDER_HANDOFF_RENEW,        /* somebody still wants it: 30 s from now */
+    LARDER_HANDOFF_FAILED,       /* what has not come will not come */
+    LARDER_HANDOFF_OVER,         /* nobody needs it any more */
+    LARDER_HANDOFF_COUNT
+} larder_handoff_t;
+
+/* Promises that the chunks which a prefix of all these keys needs will be
+ * saved, by whichever session of the tenant. token: the caller's, and of this
+ * promise alone: it is made of randomness. E_LIMIT: the tenant has promised
+ * 65,536 chunks already. E_UNSUPPORTED: the daemon is older than this. */
+LARDER_API larder_status_t larder_promise(larder_space_t *space,
+                                          const larder_layout_t *layout,
+                                          const larder_key_t *keys,
+                                          size_t count,
+                                          const larder_token_t *token,
+                                          uint32_t timeout_ms);
+
+/* Says something of a promise; any session of the tenant may, any number of
+ * times. LARDER_MISS: there is no such promise, or not any more. */
+LARDER_API larder_status_t larder_handoff(larder_space_t *space,
+                                          const larder_token_t *token,
+                                          larder_handoff_t what,
+                                          uint32_t timeout_ms);
+
+/* Authenticates bytes under the secret of the space's tenant: an HMAC-SHA-256.
+ * Pure computation. Whoever has the secret and the same space gets the same. */
+LARDER_API larder_status_t larder_seal(const larder_space_t *space,
+                                       const void *data, size_t bytes,
+                                       uint8_t seal[LARDER_KEY_BYTES]);
 
 /* What is to be moved, and what came of it. */
 typedef struct larder_move {

@@ -43,6 +43,7 @@ HINT_CLASS, HINT_CLOSED, HINT_TEMPLATE, HINT_OVER = 3, 4, 8, 16
 PUT_ANNOUNCED = 2  # flag of a Move: somebody has announced its request
 PUT_PIN = 1
 OP_PUT, OP_GET, OP_EXISTS, OP_REMOVE = range(4)
+HANDOFF_ANSWERED, HANDOFF_RENEW, HANDOFF_FAILED, HANDOFF_OVER = range(1, 5)
 BATCH_MAX = 4096
 
 
@@ -96,6 +97,10 @@ _SIGNATURES = {
     "larder_prefix_stage": [c_void_p, c_void_p, c_void_p, c_size_t,
                             POINTER(StageParams), c_uint32, POINTER(c_void_p),
                             c_void_p],
+    "larder_promise": [c_void_p, c_void_p, c_void_p, c_size_t, c_char_p,
+                       c_uint32],
+    "larder_handoff": [c_void_p, c_char_p, c_int, c_uint32],
+    "larder_seal": [c_void_p, c_char_p, c_size_t, c_void_p],
     "larder_lease_token": [c_void_p, c_void_p],
     "larder_release": [POINTER(c_void_p)],
     "larder_prefix_save": [c_void_p, c_void_p, POINTER(Move)],
@@ -523,6 +528,24 @@ class Space:
             self._handle, layout._handle, keys, chunks, worth, timeout_ms,
             byref(handle), byref(out)))
         return (Lease(handle, out) if st == OK else None), out
+
+    def promise(self, layout: Layout, keys: bytes, chunks: int, token: bytes,
+                timeout_ms: int) -> None:
+        """These chunks will be saved: whoever stages them may wait for them.
+        token: the caller's, of randomness."""
+        check(library().larder_promise(self._handle, layout._handle, keys,
+                                       chunks, token, timeout_ms))
+
+    def handoff(self, token: bytes, what: int, timeout_ms: int) -> bool:
+        """Says something of a promise (HANDOFF_*). False: there is none."""
+        return check(library().larder_handoff(
+            self._handle, token, what, timeout_ms)) == OK
+
+    def seal(self, data: bytes) -> bytes:
+        """What only somebody with the tenant's secret can make of the data."""
+        out = ctypes.create_string_buffer(KEY_BYTES)
+        check(library().larder_seal(self._handle, data, len(data), out))
+        return out.raw
 
     def fetch(self, layout: Layout, lease: Lease, keys: bytes, chunks: int,
               timeout_ms: int, most: int) -> Memory:

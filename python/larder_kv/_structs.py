@@ -134,9 +134,13 @@ class StageParams(Structure):
                 ("chunk_ns", c_uint64), ("dram_speed", c_uint64),
                 ("member", c_char_p)]
 
-    def __init__(self, **fields: int | bytes):
+    PROMISED = 1 << 6  # has no field
+
+    def __init__(self, promised: bool = False, **fields: int | bytes):
+        """promised: waits for chunks that are promised."""
         names = [name for name, _ in self._fields_[1:]]
-        super().__init__(field_mask=sum(1 << names.index(n) for n in fields),
+        mask = sum(1 << names.index(n) for n in fields)
+        super().__init__(field_mask=mask | (self.PROMISED if promised else 0),
                          **fields)
 
 

@@ -15,7 +15,7 @@
 #define ROW_NT_MIN 128u
 
 /* Asks for the buffer that comes AHEAD buffers later. */
-static inline void ask(const ldr_list_t *list)
+static inline void prefetch_later(const ldr_list_t *list)
 {
     const struct iovec *later = list->at.iov + AHEAD;
 
@@ -55,7 +55,7 @@ static size_t collect(uint8_t *stage, ldr_list_t *from, size_t bytes)
         if (left >= LDR_COPY_NT_MIN) {
             break;
         }
-        ask(from);
+        prefetch_later(from);
         memcpy(stage + done, ldr_cursor_here(&from->at), take);
         done += take;
         ldr_cursor_go(&from->at, take);

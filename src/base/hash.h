@@ -37,13 +37,15 @@ bool ldr_token_digest(uint8_t digest[16], const void *tokens, size_t bytes);
  * The same, for chunks that are placed in runs: whoever has a key can tell
  * where a cluster keeps it, without the rest of its chain. Only the one who
  * makes a key knows the chunk's place in the chain, so it goes into the key:
- *   bytes 0 to 7   those of the hash of the first chunk of its run
- *   bytes 8 and 9  its depth in the chain, 16-bit little-endian, so that a
- * chain can be continued from a key the rest       of its own hash A run begins
- * at a multiple of its length, a power of two. It has at most `most` chunks,
- * and at most a 32nd of the depth at which it begins: chains that part from
- * each other inside a run go on with the same name until its end, so one prompt
- * with 10,000 continuations would otherwise have them all on one member.
+ *  - bytes 0 to 7: those of the hash of the first chunk of its run
+ *  - bytes 8 and 9: its depth in the chain, 16 bits, little-endian, so that a
+ *    chain can be continued from a key
+ *  - the rest: of its own hash
+ * A run begins at a multiple of its length, a power of two. It has at most
+ * `most` chunks, and at most a 32nd of the depth at which it begins: chains
+ * that part from each other inside a run go on with the same name until its
+ * end, so one prompt with 10,000 continuations would otherwise have them all on
+ * one member.
  *
  * most: 0 or 1: plain keys, as above. depth: of the first chunk; beyond 0 root
  * is the key before it.

@@ -98,7 +98,7 @@ static int fill_with_zeros(int file, uint64_t from, uint64_t to)
     return 0;
 }
 
-static int reserve(int file, uint64_t old_bytes, uint64_t bytes)
+static int file_reserve(int file, uint64_t old_bytes, uint64_t bytes)
 {
     int result;
     unsigned stalls = 0;
@@ -127,7 +127,7 @@ int ldr_posix_allocate(ldr_io_t *io, int file, uint64_t bytes)
         return result;
     }
     if (bytes > 0) {
-        result = reserve(file, old_bytes, bytes);
+        result = file_reserve(file, old_bytes, bytes);
     }
     if (result == 0 && ftruncate(file, (off_t)bytes) != 0) {
         result = -errno;

@@ -11,7 +11,7 @@ static bool broken(ldr_json_reader_t *r)
 }
 
 /* The next character that is no space; 0: the end. */
-static char look(ldr_json_reader_t *r)
+static char next_char(ldr_json_reader_t *r)
 {
     while (
         !r->broken && r->at < r->end &&
@@ -21,9 +21,9 @@ static char look(ldr_json_reader_t *r)
     return !r->broken && r->at < r->end ? *r->at : '\0';
 }
 
-static bool take(ldr_json_reader_t *r, char what)
+static bool char_take(ldr_json_reader_t *r, char what)
 {
-    if (look(r) != what) {
+    if (next_char(r) != what) {
         return false;
     }
     r->at++;
@@ -32,17 +32,17 @@ static bool take(ldr_json_reader_t *r, char what)
 
 bool ldr_json_open(ldr_json_reader_t *r, char brace)
 {
-    return take(r, brace) || broken(r);
+    return char_take(r, brace) || broken(r);
 }
 
 /* Past the comma before the next one; false: the end. */
 static bool more(ldr_json_reader_t *r, char end)
 {
-    if (take(r, end) || r->broken) {
+    if (char_take(r, end) || r->broken) {
         return false;
     }
-    (void)take(r, ','); /* the first has none before it */
-    return look(r) != '\0' || broken(r);
+    (void)char_take(r, ','); /* the first has none before it */
+    return next_char(r) != '\0' || broken(r);
 }
 
 /* ---- strings ---- */
@@ -53,7 +53,7 @@ typedef struct sink {
     bool cut; /* something did not fit */
 } sink_t;
 
-static bool put(sink_t *s, char c)
+static bool sink_put(sink_t *s, char c)
 {
     if (s->used + 1 < s->size) {
         s->to[s->used++] = c;
@@ -66,21 +66,21 @@ static bool put(sink_t *s, char c)
 static bool put_utf8(sink_t *s, uint32_t code)
 {
     if (code < 0x80) {
-        return put(s, (char)code);
+        return sink_put(s, (char)code);
     }
     if (code < 0x800) {
-        return put(s, (char)(0xc0 | code >> 6)) &&
-               put(s, (char)(0x80 | (code & 63)));
+        return sink_put(s, (char)(0xc0 | code >> 6)) &&
+               sink_put(s, (char)(0x80 | (code & 63)));
     }
     if (code < 0x10000) {
-        return put(s, (char)(0xe0 | code >> 12)) &&
-               put(s, (char)(0x80 | (code >> 6 & 63))) &&
-               put(s, (char)(0x80 | (code & 63)));
+        return sink_put(s, (char)(0xe0 | code >> 12)) &&
+               sink_put(s, (char)(0x80 | (code >> 6 & 63))) &&
+               sink_put(s, (char)(0x80 | (code & 63)));
     }
-    return put(s, (char)(0xf0 | code >> 18)) &&
-           put(s, (char)(0x80 | (code >> 12 & 63))) &&
-           put(s, (char)(0x80 | (code >> 6 & 63))) &&
-           put(s, (char)(0x80 | (code & 63)));
+    return sink_put(s, (char)(0xf0 | code >> 18)) &&
+           sink_put(s, (char)(0x80 | (code >> 12 & 63))) &&
+           sink_put(s, (char)(0x80 | (code >> 6 & 63))) &&
+           sink_put(s, (char)(0x80 | (code & 63)));
 }
 
 static bool hex4(ldr_json_reader_t *r, uint32_t *code_p)
@@ -115,7 +115,7 @@ static bool escape(ldr_json_reader_t *r, sink_t *s)
     uint32_t code, low;
 
     if (c != '\0' && found != NULL) {
-        return put(s, to[found - from]);
+        return sink_put(s, to[found - from]);
     }
     if (c != 'u' || !hex4(r, &code)) {
         return false;
@@ -133,7 +133,7 @@ static bool escape(ldr_json_reader_t *r, sink_t *s)
 
 static bool read_string(ldr_json_reader_t *r, sink_t *s)
 {
-    if (!take(r, '"')) {
+    if (!char_take(r, '"')) {
         return broken(r);
     }
     while (r->at < r->end && *r->at != '"') {
@@ -143,7 +143,7 @@ static bool read_string(ldr_json_reader_t *r, sink_t *s)
         if (c == '\\') {
             good = r->at < r->end && escape(r, s);
         } else if (good) {
-            good = put(s, c);
+            good = sink_put(s, c);
         }
         if (!good) {
             return broken(r);
@@ -152,7 +152,7 @@ static bool read_string(ldr_json_reader_t *r, sink_t *s)
     if (s->size > 0) {
         s->to[s->used] = '\0';
     }
-    return take(r, '"') || broken(r);
+    return char_take(r, '"') || broken(r);
 }
 
 /* ---- values ---- */
@@ -161,7 +161,8 @@ bool ldr_json_name(ldr_json_reader_t *r, char *name, size_t size)
 {
     sink_t s = {name, size, 0, false};
 
-    return more(r, '}') && read_string(r, &s) && (take(r, ':') || broken(r));
+    return more(r, '}') && read_string(r, &s) &&
+           (char_take(r, ':') || broken(r));
 }
 
 bool ldr_json_item(ldr_json_reader_t *r)
@@ -178,10 +179,10 @@ bool ldr_json_read_text(ldr_json_reader_t *r, char *text, size_t size)
 
 bool ldr_json_u64(ldr_json_reader_t *r, uint64_t *value_p)
 {
-    bool quoted = take(r, '"');
+    bool quoted = char_take(r, '"');
     uint64_t value = 0;
 
-    if (look(r) < '0' || look(r) > '9') {
+    if (next_char(r) < '0' || next_char(r) > '9') {
         return broken(r);
     }
     while (r->at < r->end && *r->at >= '0' && *r->at <= '9') {
@@ -193,12 +194,12 @@ bool ldr_json_u64(ldr_json_reader_t *r, uint64_t *value_p)
         value = value * 10 + digit;
     }
     *value_p = value;
-    return !quoted || take(r, '"') || broken(r);
+    return !quoted || char_take(r, '"') || broken(r);
 }
 
 bool ldr_json_bool(ldr_json_reader_t *r, bool *value_p)
 {
-    char first = look(r);
+    char first = next_char(r);
     const char *word = first == 't' ? "true" : "false";
     size_t bytes = strlen(word);
 
@@ -239,7 +240,7 @@ void ldr_json_skip(ldr_json_reader_t *r)
             depth--;
             continue;
         }
-        char c = look(r);
+        char c = next_char(r);
         if (c == '{' || c == '[') {
             if (depth == NESTING_MAX) {
                 broken(r);

@@ -365,7 +365,7 @@ static uint64_t text_id(const char *text)
     return id;
 }
 
-static void kind_tell(ldr_log_sink_t *s, kind_t *k)
+static void kind_summarize(ldr_log_sink_t *s, kind_t *k)
 {
     char text[HINT_MAX + 64];
 
@@ -378,14 +378,15 @@ static void kind_tell(ldr_log_sink_t *s, kind_t *k)
     line_say(s, k->level, text);
 }
 
-/* Tells of all whose second is over, and frees them. */
+/* Writes how many lines were left out of those whose second is over, and frees
+ * them. */
 static void kinds_sweep(ldr_log_sink_t *s, uint64_t now, bool all)
 {
     for (unsigned i = 0; i < KINDS; i++) {
         kind_t *k = &s->kinds[i];
 
         if (k->id != 0 && (all || now - k->begin_ns >= SECOND_NS)) {
-            kind_tell(s, k);
+            kind_summarize(s, k);
             k->id = 0;
         }
     }
@@ -407,7 +408,7 @@ static kind_t *kind_find(ldr_log_sink_t *s, uint64_t id)
             place = k;
         }
     }
-    kind_tell(s, place);
+    kind_summarize(s, place);
     memset(place, 0, sizeof(*place));
     return place;
 }

@@ -30,7 +30,7 @@ typedef struct seen {
 #define INFO "larder_cluster_info"
 
 /* An exit code; LDR_EXIT_NO: the node is in no cluster. */
-static int look(const ldr_args_t *args, larder_t *lar, seen_t *s)
+static int cluster_look(const ldr_args_t *args, larder_t *lar, seen_t *s)
 {
     char *text = NULL;
     larder_status_t st = ldr_top_fetch(lar, &text);
@@ -57,12 +57,12 @@ static int look(const ldr_args_t *args, larder_t *lar, seen_t *s)
     return LDR_EXIT_OK;
 }
 
-static uint64_t value(const seen_t *s, const char *name)
+static uint64_t metric_of(const seen_t *s, const char *name)
 {
     return (uint64_t)ldr_prom_sum(&s->prom, name, LDR_ANYWHERE);
 }
 
-static uint64_t count(const seen_t *s, const char *state)
+static uint64_t members_in(const seen_t *s, const char *state)
 {
     return (uint64_t)ldr_prom_sum(&s->prom, "larder_cluster_members",
                                   LDR_WHERE("state", state));
@@ -74,17 +74,17 @@ static const char *ill(const seen_t *s)
     if (s->trouble[0] != '\0') {
         return s->trouble;
     }
-    if (value(s, "larder_cluster_registered") == 0) {
+    if (metric_of(s, "larder_cluster_registered") == 0) {
         return "this node is not among the members";
     }
-    if (value(s, "larder_cluster_source_up") == 0) {
+    if (metric_of(s, "larder_cluster_source_up") == 0) {
         return "the source of members does not answer; the last view stands";
     }
     if (ldr_prom_sum(&s->prom, "larder_cluster_held_seconds", LDR_ANYWHERE) >
         0) {
         return "a view without most of the members is held back";
     }
-    return value(s, "larder_cluster_refused_members") > 0
+    return metric_of(s, "larder_cluster_refused_members") > 0
                ? "a member is refused; the log says which and why"
                : NULL;
 }
@@ -104,22 +104,23 @@ static void show_status(const ldr_args_t *args, const seen_t *s)
         ldr_json_string(stdout, s->self);
         printf(",\"view\":");
         ldr_json_string(stdout, s->view);
-        printf(",\"owners\":%llu,\"leaving\":%llu,\"weightless\":%llu,"
-               "\"refused\":%llu,\"healthy\":%s,\"why\":",
-               (unsigned long long)count(s, "owner"),
-               (unsigned long long)count(s, "leaving"),
-               (unsigned long long)count(s, "weightless"),
-               (unsigned long long)value(s, "larder_cluster_refused_members"),
-               why == NULL ? "true" : "false");
+        printf(
+            ",\"owners\":%llu,\"leaving\":%llu,\"weightless\":%llu,"
+            "\"refused\":%llu,\"healthy\":%s,\"why\":",
+            (unsigned long long)members_in(s, "owner"),
+            (unsigned long long)members_in(s, "leaving"),
+            (unsigned long long)members_in(s, "weightless"),
+            (unsigned long long)metric_of(s, "larder_cluster_refused_members"),
+            why == NULL ? "true" : "false");
         ldr_json_string(stdout, why != NULL ? why : "");
         printf("}\n");
         return;
     }
     printf("%s%s, by %s: %llu own chunks, %llu leave, %llu lend nothing\n",
            s->cluster[0] != '\0' ? "cluster " : "a cluster", s->cluster,
-           s->source, (unsigned long long)count(s, "owner"),
-           (unsigned long long)count(s, "leaving"),
-           (unsigned long long)count(s, "weightless"));
+           s->source, (unsigned long long)members_in(s, "owner"),
+           (unsigned long long)members_in(s, "leaving"),
+           (unsigned long long)members_in(s, "weightless"));
     printf("this node: %s; view %s\n", s->self, s->view);
     printf("%s%s\n",
            why == NULL ? "healthy" : "not healthy: ", why != NULL ? why : "");
@@ -201,7 +202,7 @@ static int wait_healthy(const ldr_args_t *args, larder_t *lar, uint64_t wait_s)
     seen_t s;
 
     for (;;) {
-        int code = look(args, lar, &s);
+        int code = cluster_look(args, lar, &s);
 
         if (code != LDR_EXIT_OK) {
             return code;
@@ -239,7 +240,7 @@ static int wait_member(const ldr_args_t *args, const char *path,
     snprintf(url, sizeof(url), "unix:%s", path);
     int code = ldr_cli_open(args, url, &lar);
     while (code == LDR_EXIT_OK && !done) {
-        code = look(args, lar, &s);
+        code = cluster_look(args, lar, &s);
         if (code == LDR_EXIT_OK) {
             done = (of_member(&s, "larder_member_share", name) > 0) == back;
             ldr_prom_free(&s.prom);
@@ -310,10 +311,10 @@ static int drain(const ldr_args_t *args)
     return LDR_EXIT_OK;
 }
 
-static int show(const ldr_args_t *args, larder_t *lar, const char *what)
+static int cluster_show(const ldr_args_t *args, larder_t *lar, const char *what)
 {
     seen_t s;
-    int code = look(args, lar, &s);
+    int code = cluster_look(args, lar, &s);
 
     if (code != LDR_EXIT_OK) {
         return code;
@@ -366,7 +367,7 @@ int ldr_cmd_cluster(const ldr_args_t *args)
         return code;
     }
     code = strcmp(what, "wait-healthy") == 0 ? wait_healthy(args, lar, wait_s)
-                                             : show(args, lar, what);
+                                             : cluster_show(args, lar, what);
     larder_close(&lar, 1000);
     return code;
 }

@@ -27,7 +27,7 @@ static const char *const verdict_names[LDR_VERDICT_COUNT] = {"ok", "warn",
 
 /* What a check says: one write to the pipe, so it comes whole. */
 typedef struct record {
-    ldr_verdict_t verdict;
+    ldr_doctor_verdict_t verdict;
     char found[700];
     char cure[500];
 } record_t;
@@ -62,7 +62,7 @@ typedef struct session {
 
 /* ---- what checks use ---- */
 
-void ldr_doctor_say(const ldr_doctor_t *d, ldr_verdict_t verdict,
+void ldr_doctor_say(const ldr_doctor_t *d, ldr_doctor_verdict_t verdict,
                     const char *cure, const char *format, ...)
 {
     record_t record = {.verdict = verdict};

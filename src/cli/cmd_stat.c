@@ -33,7 +33,7 @@ static const row_t shared_rows[] = {LDR_SHARED_STATS_MAP(X){0}};
 #undef STATS
 #undef X
 
-static uint64_t value(const row_t *row, const void *at)
+static uint64_t row_value(const row_t *row, const void *at)
 {
     return *(const uint64_t *)(const void *)((const char *)at + row->offset);
 }
@@ -41,7 +41,7 @@ static uint64_t value(const row_t *row, const void *at)
 static void stats_show(const row_t *rows, const void *at, bool zeros)
 {
     for (; rows->name != NULL; rows++) {
-        uint64_t v = value(rows, at);
+        uint64_t v = row_value(rows, at);
         char human[32];
 
         if (rows->text == NULL || (v == 0 && !zeros)) {
@@ -58,7 +58,7 @@ static void stats_show(const row_t *rows, const void *at, bool zeros)
 static void figure_put(ldr_json_t *j, const row_t *rows, const void *at)
 {
     for (; rows->name != NULL; rows++) {
-        ldr_json_number(j, rows->name, value(rows, at));
+        ldr_json_number(j, rows->name, row_value(rows, at));
     }
 }
 

@@ -46,7 +46,7 @@ static void say_result(const tier_t *t, const char *key, const char *text)
 
 /* ---- create ---- */
 
-static int create(tier_t *t)
+static int tier_make(tier_t *t)
 {
     larder_status_t st =
         larder_shared_create(t->url, login(t->args), TIMEOUT_MS);
@@ -321,7 +321,7 @@ int ldr_cmd_tier(const ldr_args_t *args)
     unsigned i = 0;
 
     if (strcmp(verb, "create") == 0) {
-        return create(&t);
+        return tier_make(&t);
     }
     while (i < sizeof(verbs) / sizeof(verbs[0]) &&
            strcmp(verb, verbs[i].name) != 0) {

@@ -11,13 +11,13 @@
 
 #include "base/config.h"
 
-typedef enum ldr_verdict {
+typedef enum ldr_doctor_verdict {
     LDR_VERDICT_OK,
     LDR_VERDICT_WARN, /* it works, but not as well as it could */
     LDR_VERDICT_BAD,  /* it will not work */
     LDR_VERDICT_SKIP, /* cannot be known here, or is not needed */
     LDR_VERDICT_COUNT
-} ldr_verdict_t;
+} ldr_doctor_verdict_t;
 
 typedef struct ldr_doctor {
     const ldr_config_t *config;
@@ -27,7 +27,7 @@ typedef struct ldr_doctor {
 } ldr_doctor_t;
 
 /* One line. cure: what to do, a command where there is one; NULL: nothing. */
-void ldr_doctor_say(const ldr_doctor_t *d, ldr_verdict_t verdict,
+void ldr_doctor_say(const ldr_doctor_t *d, ldr_doctor_verdict_t verdict,
                     const char *cure, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 

@@ -232,7 +232,7 @@ static void say_speed(const disk_t *k)
 {
     const char *problem, *name = system_name(k, &problem);
     bool slow = ldr_min64(k->write_rate, k->read_rate) < SLOW_BYTES;
-    ldr_verdict_t verdict = LDR_VERDICT_WARN;
+    ldr_doctor_verdict_t verdict = LDR_VERDICT_WARN;
     const char *cure = NULL;
 
     if (problem != NULL) {

@@ -39,7 +39,7 @@ static const command_t commands[] = {
      FLAG(TENANT) | FLAG(YES) | FLAG(FORCE) | FLAG(JSON),
      "deletes Larder's files in the directory; --tenant: one tenant's data"},
     {"fsck", ldr_cmd_fsck, "PLACE", 1, FLAG(REPAIR) | FLAG(JSON),
-     "reads and checks everything; mends it only when told to"},
+     "reads and checks everything; mends it only with --repair"},
     {"serve", NULL, "[FLAG...]", 0, 0,
      "runs a node for every engine on this host, and for others"},
     {"pause", ldr_cmd_verb, "[SOCKET]", -1, 0,

@@ -75,7 +75,7 @@ static void grid(FILE *f, const ldr_axes_t *a)
             HEIGHT - 12);
 }
 
-static void line(FILE *f, const ldr_axes_t *a, const ldr_series_t *s)
+static void curve_line(FILE *f, const ldr_axes_t *a, const ldr_series_t *s)
 {
     fprintf(f, "<polyline class=\"line c%u%s\" points=\"", s->color,
             s->dashed ? " dashed" : "");
@@ -141,7 +141,7 @@ void ldr_plan_chart(FILE *f, const ldr_axes_t *a, const ldr_series_t *series,
             title, WIDTH, HEIGHT, title);
     grid(f, a);
     for (unsigned i = 0; i < count; i++) {
-        line(f, a, &series[i]);
+        curve_line(f, a, &series[i]);
     }
     labels(f, a, series, count);
     fprintf(f, "</svg></figure>\n");

@@ -15,10 +15,10 @@
 
 /* ---- lines ---- */
 
-static void line(ldr_top_screen_t *s, bool head, const char *format, ...)
+static void screen_line(ldr_top_screen_t *s, bool head, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-static void line(ldr_top_screen_t *s, bool head, const char *format, ...)
+static void screen_line(ldr_top_screen_t *s, bool head, const char *format, ...)
 {
     va_list args;
 
@@ -150,17 +150,18 @@ static void put_title(const ldr_top_t *t, ldr_top_screen_t *s)
     if (LEVEL(mode, "mode", "paused") > 0) {
         mode = "PAUSED";
     }
-    line(s, true, "larder %s  %s", version, t->url);
+    screen_line(s, true, "larder %s  %s", version, t->url);
     if (t->last != LARDER_OK) {
-        line(s, true, "%s  GONE: %s; what is below is from before", wall,
-             larder_status_text(t->last));
+        screen_line(s, true, "%s  GONE: %s; what is below is from before", wall,
+                    larder_status_text(t->last));
     } else if (start > 0) {
         uint64_t up = (uint64_t)((double)now > start ? (double)now - start : 0);
 
-        line(s, false, "%s  mode %s  up %" PRIu64 " d %02" PRIu64 ":%02" PRIu64,
-             wall, mode, up / 86400, up / 3600 % 24, up / 60 % 60);
+        screen_line(s, false,
+                    "%s  mode %s  up %" PRIu64 " d %02" PRIu64 ":%02" PRIu64,
+                    wall, mode, up / 86400, up / 3600 % 24, up / 60 % 60);
     } else {
-        line(s, false, "%s  mode %s", wall, mode);
+        screen_line(s, false, "%s  mode %s", wall, mode);
     }
 }
 
@@ -171,7 +172,8 @@ static void put_admin(const ldr_top_t *t, ldr_top_screen_t *s)
 
     if (ldr_prom_values(&t->now, NAME(admin_on), "url", &url, 1) > 0 &&
         LEVEL(admin_on, NULL) == 0) {
-        line(s, true, "NO DASHBOARD: another program has the port of %s", url);
+        screen_line(s, true, "NO DASHBOARD: another program has the port of %s",
+                    url);
     }
 }
 
@@ -185,18 +187,21 @@ static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
     double all = LEVEL(asked_chunks_total, NULL);
     double hits = RATE(loads_total, NULL), loads = hits + misses;
 
-    line(s, true, "hit rate %7s of %7s chunks/s asked for;  %7s since start",
-         PERCENT(found, asked), COUNT(asked),
-         PERCENT(LEVEL(asked_chunks_total, "outcome", "found"), all));
-    line(s, false, "loads   %7s/s   loaded %7s   from dram %7s   ssd %7s",
-         COUNT(loads), PERCENT(hits, loads), PERCENT(dram, loads),
-         PERCENT(ssd, loads));
-    line(s, false, "loading  %6s/s  ssd %6s/s   saving %6s/s  to disks %6s/s",
-         BYTES(RATE(moved_bytes_total, "direction", "load")),
-         BYTES(RATE(moved_bytes_total, "direction", "load", "tier", "ssd")),
-         BYTES(RATE(moved_bytes_total, "direction", "save")),
-         BYTES(RATE(disk_written_bytes_total, NULL) +
-               RATE(disk_carried_bytes_total, NULL)));
+    screen_line(s, true,
+                "hit rate %7s of %7s chunks/s asked for;  %7s since start",
+                PERCENT(found, asked), COUNT(asked),
+                PERCENT(LEVEL(asked_chunks_total, "outcome", "found"), all));
+    screen_line(s, false,
+                "loads   %7s/s   loaded %7s   from dram %7s   ssd %7s",
+                COUNT(loads), PERCENT(hits, loads), PERCENT(dram, loads),
+                PERCENT(ssd, loads));
+    screen_line(
+        s, false, "loading  %6s/s  ssd %6s/s   saving %6s/s  to disks %6s/s",
+        BYTES(RATE(moved_bytes_total, "direction", "load")),
+        BYTES(RATE(moved_bytes_total, "direction", "load", "tier", "ssd")),
+        BYTES(RATE(moved_bytes_total, "direction", "save")),
+        BYTES(RATE(disk_written_bytes_total, NULL) +
+              RATE(disk_carried_bytes_total, NULL)));
 }
 
 static void put_levels(const ldr_top_t *t, ldr_top_screen_t *s)
@@ -209,24 +214,26 @@ static void put_levels(const ldr_top_t *t, ldr_top_screen_t *s)
 
     bar(used, dram, left);
     bar(disk_used, disk, right);
-    line(s, false, "dram [%s] %s of %s", left, BYTES(used), BYTES(dram));
+    screen_line(s, false, "dram [%s] %s of %s", left, BYTES(used), BYTES(dram));
     if (disk > 0) {
-        line(s, false, "ssd  [%s] %s of %s", right, BYTES(disk_used),
-             BYTES(disk));
+        screen_line(s, false, "ssd  [%s] %s of %s", right, BYTES(disk_used),
+                    BYTES(disk));
     }
     if (ldr_prom_values(&t->now, NAME(sessions), "transport", &shown, 1) == 0) {
-        line(s, false, "held %s  to be written %s  reads waiting %s",
-             COUNT(LEVEL(held_chunks, NULL)), COUNT(LEVEL(dirty_shards, NULL)),
-             COUNT(LEVEL(reads_waiting, NULL)));
+        screen_line(s, false, "held %s  to be written %s  reads waiting %s",
+                    COUNT(LEVEL(held_chunks, NULL)),
+                    COUNT(LEVEL(dirty_shards, NULL)),
+                    COUNT(LEVEL(reads_waiting, NULL)));
         return;
     }
-    line(s, false,
-         "sessions %s  leases %s  reserved %s  quarantined %s  jobs %s  to be "
-         "written %s",
-         COUNT(LEVEL(sessions, NULL)), COUNT(LEVEL(leases, NULL)),
-         COUNT(LEVEL(reservations, NULL)),
-         COUNT(LEVEL(quarantined_leases, NULL)),
-         COUNT(LEVEL(jobs_queued, NULL)), COUNT(LEVEL(dirty_shards, NULL)));
+    screen_line(
+        s, false,
+        "sessions %s  leases %s  reserved %s  quarantined %s  jobs %s  to be "
+        "written %s",
+        COUNT(LEVEL(sessions, NULL)), COUNT(LEVEL(leases, NULL)),
+        COUNT(LEVEL(reservations, NULL)),
+        COUNT(LEVEL(quarantined_leases, NULL)), COUNT(LEVEL(jobs_queued, NULL)),
+        COUNT(LEVEL(dirty_shards, NULL)));
 }
 
 /* One row for each operation that happened. */
@@ -246,19 +253,19 @@ static void put_ops(const ldr_top_t *t, ldr_top_screen_t *s)
             continue;
         }
         if (!head) {
-            line(s, true, "%-12s %9s %8s %8s %8s %8s %8s", "OPERATION", "RATE",
-                 "P50", "P90", "P99", "P99.9", "FAILED");
+            screen_line(s, true, "%-12s %9s %8s %8s %8s %8s %8s", "OPERATION",
+                        "RATE", "P50", "P90", "P99", "P99.9", "FAILED");
             head = true;
         }
         double failed = RATE(requests_total, "op", ops[i]) -
                         RATE(requests_total, "op", ops[i], "status", "ok") -
                         RATE(requests_total, "op", ops[i], "status", "miss");
-        line(s, false, "%-12.12s %7s/s %8s %8s %8s %8s %6s/s", ops[i],
-             COUNT(t->s > 0 ? ldr_buckets_count(&b) / t->s : 0),
-             SECONDS(ldr_buckets_quantile(&b, 0.5)),
-             SECONDS(ldr_buckets_quantile(&b, 0.9)),
-             SECONDS(ldr_buckets_quantile(&b, 0.99)),
-             SECONDS(ldr_buckets_quantile(&b, 0.999)), COUNT(failed));
+        screen_line(s, false, "%-12.12s %7s/s %8s %8s %8s %8s %6s/s", ops[i],
+                    COUNT(t->s > 0 ? ldr_buckets_count(&b) / t->s : 0),
+                    SECONDS(ldr_buckets_quantile(&b, 0.5)),
+                    SECONDS(ldr_buckets_quantile(&b, 0.9)),
+                    SECONDS(ldr_buckets_quantile(&b, 0.99)),
+                    SECONDS(ldr_buckets_quantile(&b, 0.999)), COUNT(failed));
     }
 }
 
@@ -269,22 +276,23 @@ static void put_tenants(const ldr_top_t *t, ldr_top_screen_t *s)
                                VALUES_MAX);
 
     if (n > 0) {
-        line(s, true, "%-16s %7s %8s %8s %8s %9s %9s", "TENANT", "HITS", "DRAM",
-             "LIMIT", "SSD", "LOADING", "EVICTING");
+        screen_line(s, true, "%-16s %7s %8s %8s %8s %9s %9s", "TENANT", "HITS",
+                    "DRAM", "LIMIT", "SSD", "LOADING", "EVICTING");
     }
     for (size_t i = 0; i < n; i++) {
         double found =
             RATE(asked_chunks_total, "tenant", names[i], "outcome", "found");
         double max = LEVEL(tenant_dram_max_bytes, "tenant", names[i]);
 
-        line(s, false, "%-16.16s %7s %8s %8s %8s %7s/s %7s/s", names[i],
-             PERCENT(found, RATE(asked_chunks_total, "tenant", names[i])),
-             BYTES(LEVEL(tenant_dram_bytes, "tenant", names[i])),
-             max > 0 ? BYTES(max) : "-",
-             BYTES(LEVEL(tenant_ssd_bytes, "tenant", names[i])),
-             BYTES(RATE(moved_bytes_total, "tenant", names[i], "direction",
-                        "load")),
-             BYTES(RATE(evicted_bytes_total, "tenant", names[i])));
+        screen_line(
+            s, false, "%-16.16s %7s %8s %8s %8s %7s/s %7s/s", names[i],
+            PERCENT(found, RATE(asked_chunks_total, "tenant", names[i])),
+            BYTES(LEVEL(tenant_dram_bytes, "tenant", names[i])),
+            max > 0 ? BYTES(max) : "-",
+            BYTES(LEVEL(tenant_ssd_bytes, "tenant", names[i])),
+            BYTES(RATE(moved_bytes_total, "tenant", names[i], "direction",
+                       "load")),
+            BYTES(RATE(evicted_bytes_total, "tenant", names[i])));
     }
 }
 
@@ -303,25 +311,26 @@ static void put_spaces(const ldr_top_t *t, ldr_top_screen_t *s)
             continue;
         }
         if (shown++ == 0) {
-            line(s, true, "%-9s %-16s %-7s %6s %6s %6s %6s %8s %8s", "SPACE",
-                 "LABEL", "TENANT", "HITS", "CHUNKS", "DRAM", "SSD", "LOADING",
-                 "SAVING");
+            screen_line(s, true, "%-9s %-16s %-7s %6s %6s %6s %6s %8s %8s",
+                        "SPACE", "LABEL", "TENANT", "HITS", "CHUNKS", "DRAM",
+                        "SSD", "LOADING", "SAVING");
         }
         const char *const *where = LDR_WHERE("tenant", tenant, "space", space);
         ldr_prom_text(&t->now, NAME(space_info), where, "label", label);
         double found = RATE(space_asked_chunks_total, "tenant", tenant, "space",
                             space, "outcome", "found");
-        line(s, false, "%-9.9s %-16.16s %-7.7s %6s %6s %6s %6s %6s/s %6s/s",
-             space, label, tenant,
-             PERCENT(found, RATE(space_asked_chunks_total, "tenant", tenant,
-                                 "space", space)),
-             COUNT(one->value),
-             BYTES(LEVEL(space_dram_bytes, "tenant", tenant, "space", space)),
-             BYTES(LEVEL(space_ssd_bytes, "tenant", tenant, "space", space)),
-             BYTES(RATE(space_moved_bytes_total, "tenant", tenant, "space",
-                        space, "direction", "load")),
-             BYTES(RATE(space_moved_bytes_total, "tenant", tenant, "space",
-                        space, "direction", "save")));
+        screen_line(
+            s, false, "%-9.9s %-16.16s %-7.7s %6s %6s %6s %6s %6s/s %6s/s",
+            space, label, tenant,
+            PERCENT(found, RATE(space_asked_chunks_total, "tenant", tenant,
+                                "space", space)),
+            COUNT(one->value),
+            BYTES(LEVEL(space_dram_bytes, "tenant", tenant, "space", space)),
+            BYTES(LEVEL(space_ssd_bytes, "tenant", tenant, "space", space)),
+            BYTES(RATE(space_moved_bytes_total, "tenant", tenant, "space",
+                       space, "direction", "load")),
+            BYTES(RATE(space_moved_bytes_total, "tenant", tenant, "space",
+                       space, "direction", "save")));
     }
 }
 
@@ -343,11 +352,11 @@ static void put_slowest(const ldr_top_t *t, ldr_top_screen_t *s)
             ldr_prom_label(one, labels[k], v[k]);
         }
         if (shown++ == 0) {
-            line(s, true, "%-12s %8s  %-5s %-16s %-9s %s", "SLOWEST", "TOOK",
-                 "BY", "TENANT", "SPACE", "STATUS");
+            screen_line(s, true, "%-12s %8s  %-5s %-16s %-9s %s", "SLOWEST",
+                        "TOOK", "BY", "TENANT", "SPACE", "STATUS");
         }
-        line(s, false, "%-12.12s %8s  %-5.5s %-16.16s %-9.9s %.16s", v[0],
-             SECONDS(one->value), v[1], v[2], v[3], v[4]);
+        screen_line(s, false, "%-12.12s %8s  %-5.5s %-16.16s %-9.9s %.16s",
+                    v[0], SECONDS(one->value), v[1], v[2], v[3], v[4]);
     }
 }
 
@@ -379,12 +388,13 @@ static void put_troubles(const ldr_top_t *t, ldr_top_screen_t *s)
                 continue;
             }
             if (!head) {
-                line(s, true, "%-12s %-16s %9s %9s", "TROUBLE", "CAUSE", "RATE",
-                     "ALL");
+                screen_line(s, true, "%-12s %-16s %9s %9s", "TROUBLE", "CAUSE",
+                            "RATE", "ALL");
                 head = true;
             }
-            line(s, false, "%-12s %-16.16s %7s/s %9s", kinds[k].what, values[i],
-                 COUNT(rate(t, kinds[k].name, where)), COUNT(all));
+            screen_line(s, false, "%-12s %-16.16s %7s/s %9s", kinds[k].what,
+                        values[i], COUNT(rate(t, kinds[k].name, where)),
+                        COUNT(all));
         }
     }
 }
@@ -395,8 +405,8 @@ static void put_disks(const ldr_top_t *t, ldr_top_screen_t *s)
     size_t n = ldr_prom_values(&t->now, NAME(disk_on), "path", paths, 16);
 
     if (n > 0) {
-        line(s, true, "%-5s %8s %8s %9s %9s %7s %8s  %s", "DISK", "USED", "OF",
-             "READ", "WRITE", "ERRORS", "READ P99", "DIRECTORY");
+        screen_line(s, true, "%-5s %8s %8s %9s %9s %7s %8s  %s", "DISK", "USED",
+                    "OF", "READ", "WRITE", "ERRORS", "READ P99", "DIRECTORY");
     }
     for (size_t i = 0; i < n; i++) {
         bool on = LEVEL(disk_on, "path", paths[i]) > 0;
@@ -404,14 +414,15 @@ static void put_disks(const ldr_top_t *t, ldr_top_screen_t *s)
 
         ldr_prom_buckets(&t->now, &t->before, NAME(disk_seconds),
                          LDR_WHERE("path", paths[i], "operation", "read"), &b);
-        line(s, false, "%-5s %8s %8s %7s/s %7s/s %7s %8s  %s",
-             on ? "on" : "OFF", BYTES(LEVEL(disk_used_bytes, "path", paths[i])),
-             BYTES(LEVEL(disk_max_bytes, "path", paths[i])),
-             BYTES(RATE(disk_read_bytes_total, "path", paths[i])),
-             BYTES(RATE(disk_written_bytes_total, "path", paths[i]) +
-                   RATE(disk_carried_bytes_total, "path", paths[i])),
-             COUNT(LEVEL(disk_errors_total, "path", paths[i])),
-             SECONDS(ldr_buckets_quantile(&b, 0.99)), paths[i]);
+        screen_line(s, false, "%-5s %8s %8s %7s/s %7s/s %7s %8s  %s",
+                    on ? "on" : "OFF",
+                    BYTES(LEVEL(disk_used_bytes, "path", paths[i])),
+                    BYTES(LEVEL(disk_max_bytes, "path", paths[i])),
+                    BYTES(RATE(disk_read_bytes_total, "path", paths[i])),
+                    BYTES(RATE(disk_written_bytes_total, "path", paths[i]) +
+                          RATE(disk_carried_bytes_total, "path", paths[i])),
+                    COUNT(LEVEL(disk_errors_total, "path", paths[i])),
+                    SECONDS(ldr_buckets_quantile(&b, 0.99)), paths[i]);
     }
 }
 
@@ -424,25 +435,26 @@ static void put_shared(const ldr_top_t *t, ldr_top_screen_t *s)
     }
     bool on = LEVEL(shared_on, "operation", "read") > 0;
     bool writable = LEVEL(shared_on, "operation", "write") > 0;
-    line(s, true, "%-9s %8s %8s %9s %9s %7s %8s", "SHARED", "HOLDS", "SHARDS",
-         "READ", "WRITE", "ERRORS", "WAITING");
-    line(s, false, "%-9s %8s %8s %7s/s %7s/s %7s %8s",
-         writable ? "on"
-         : on     ? "READ ONLY"
-                  : "OFF",
-         BYTES(LEVEL(shared_bytes, NULL)), COUNT(LEVEL(shared_shards, NULL)),
-         BYTES(RATE(shared_moved_bytes_total, "operation", "read")),
-         BYTES(RATE(shared_moved_bytes_total, "operation", "write")),
-         COUNT(LEVEL(shared_errors_total, NULL)),
-         COUNT(LEVEL(shared_waiting_shards, NULL)));
+    screen_line(s, true, "%-9s %8s %8s %9s %9s %7s %8s", "SHARED", "HOLDS",
+                "SHARDS", "READ", "WRITE", "ERRORS", "WAITING");
+    screen_line(s, false, "%-9s %8s %8s %7s/s %7s/s %7s %8s",
+                writable ? "on"
+                : on     ? "READ ONLY"
+                         : "OFF",
+                BYTES(LEVEL(shared_bytes, NULL)),
+                COUNT(LEVEL(shared_shards, NULL)),
+                BYTES(RATE(shared_moved_bytes_total, "operation", "read")),
+                BYTES(RATE(shared_moved_bytes_total, "operation", "write")),
+                COUNT(LEVEL(shared_errors_total, NULL)),
+                COUNT(LEVEL(shared_waiting_shards, NULL)));
     size_t reasons =
         ldr_prom_values(&t->now, NAME(shared_reason), "reason", kinds, 2);
     for (size_t i = 0; i < reasons && kinds[i][0] != '\0'; i++) {
-        line(s, false, "  %s", kinds[i]);
+        screen_line(s, false, "  %s", kinds[i]);
     }
     if (LEVEL(shared_open_tenants, NULL) > 0) {
-        line(s, false, "  %.0f tenants without a secret",
-             LEVEL(shared_open_tenants, NULL));
+        screen_line(s, false, "  %.0f tenants without a secret",
+                    LEVEL(shared_open_tenants, NULL));
     }
 }
 

@@ -43,6 +43,15 @@ typedef struct ldr_handle_ops {
                                 struct ldr_describe_msg *m,
                                 uint64_t deadline_ns);
 
+    /* Promises a prefix; says something of a promise. */
+    larder_status_t (*promise)(larder_space_t *space,
+                               const struct ldr_prefix *prefix,
+                               const larder_token_t *token,
+                               uint64_t deadline_ns);
+    larder_status_t (*handoff)(larder_space_t *space,
+                               const larder_token_t *token,
+                               larder_handoff_t what, uint64_t deadline_ns);
+
     /* Carries a request out. True: all items are done. False: some wait, and
      * ldr_op_ready() will be called; step it again then. */
     bool (*step)(struct ldr_op *op);

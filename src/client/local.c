@@ -12,6 +12,7 @@
 #include "client/client.h"
 #include "client/local.h"
 #include "node/metrics.h"
+#include "node/promise.h"
 #include "node/stage.h"
 
 /* ---- loads ---- */
@@ -324,6 +325,33 @@ static void local_announce(larder_space_t *space, const ldr_announce_t *a,
     ldr_node_announce(space->lar->node, space->number, a);
 }
 
+static larder_status_t local_promise(larder_space_t *space,
+                                     const ldr_prefix_t *prefix,
+                                     const larder_token_t *token,
+                                     uint64_t deadline_ns)
+{
+    ldr_prefix_t p = *prefix;
+
+    (void)deadline_ns; /* nothing here waits */
+    p.space = space->number;
+    p.shards = space->shards;
+    return ldr_promise_make(space->lar->node, &p, token, (uintptr_t)space->lar);
+}
+
+static larder_status_t local_handoff(larder_space_t *space,
+                                     const larder_token_t *token,
+                                     larder_handoff_t what,
+                                     uint64_t deadline_ns)
+{
+    ldr_node_t *node = space->lar->node;
+
+    (void)deadline_ns;
+    ldr_node_lock(node);
+    uint32_t tenant = node->store.spaces[space->number].tenant;
+    ldr_node_unlock(node);
+    return ldr_promise_tell(node, tenant, token, what);
+}
+
 static larder_status_t local_flush(larder_t *lar, larder_tier_t tier,
                                    uint64_t deadline_ns)
 {
@@ -356,6 +384,8 @@ const ldr_handle_ops_t ldr_handle_local = {
     .reset = local_reset,
     .match = local_match,
     .announce = local_announce,
+    .promise = local_promise,
+    .handoff = local_handoff,
     .step = local_step,
     .wait = local_wait,
     .stage = ldr_local_stage,

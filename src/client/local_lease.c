@@ -5,7 +5,7 @@
 #include "base/copy.h"
 #include "client/client.h"
 #include "client/local.h"
-#include "node/stage.h"
+#include "node/promise.h"
 
 /* ---- staging ---- */
 
@@ -27,6 +27,9 @@ larder_status_t ldr_local_stage(larder_space_t *space,
 
     s.prefix.space = space->number;
     s.prefix.shards = space->shards;
+    if ((worth->field_mask & LARDER_STAGE_PROMISED) != 0) {
+        ldr_promise_wait_all(lar->node, &s.prefix, deadline_ns);
+    }
     larder_status_t st = ldr_staging_begin(&s);
     if (st == LARDER_OK && s.total > 0) {
         larder_lease_t *lease = ldr_lease_new(lar, s.total);

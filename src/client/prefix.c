@@ -119,7 +119,7 @@ static larder_status_t take_params(const larder_stage_params_t *params,
                                    larder_stage_params_t *out)
 {
     larder_status_t st =
-        ldr_mask_check(params->field_mask, LARDER_STAGE_MEMBER);
+        ldr_mask_check(params->field_mask, LARDER_STAGE_PROMISED);
 
     memcpy(out, params, offsetof(larder_stage_params_t, member));
     if (st != LARDER_OK || (params->field_mask & LARDER_STAGE_MEMBER) == 0) {

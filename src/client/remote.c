@@ -251,6 +251,58 @@ static void remote_announce(larder_space_t *space, const ldr_announce_t *a,
     ldr_talk_end(&v, st);
 }
 
+/* The HANDOFF in the buffer. */
+static larder_status_t say_handoff(ldr_talk_t *v, size_t bytes)
+{
+    if ((v->link->features & LDR_FEATURE_HANDOFF) == 0) {
+        return ldr_fail(LARDER_E_UNSUPPORTED,
+                        "%s: the daemon knows no hand-offs: update it",
+                        v->remote->options.address);
+    }
+    larder_status_t st = ldr_talk_call(v, LDR_OP_HANDOFF, bytes);
+
+    return st == LARDER_OK ? ldr_frame_status(&v->call.reply) : st;
+}
+
+static larder_status_t remote_promise(larder_space_t *space,
+                                      const ldr_prefix_t *prefix,
+                                      const larder_token_t *token,
+                                      uint64_t deadline_ns)
+{
+    ldr_talk_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st =
+        ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    uint8_t *at = ldr_body(v.call.buffer);
+    size_t bytes = ldr_put_handoff(at, LDR_HANDOFF_PROMISE, token);
+    bytes += put_prefix(at + bytes, &v, prefix, 0, prefix->count);
+    st = say_handoff(&v, bytes);
+    ldr_talk_end(&v, st);
+    return st;
+}
+
+static larder_status_t remote_handoff(larder_space_t *space,
+                                      const larder_token_t *token,
+                                      larder_handoff_t what,
+                                      uint64_t deadline_ns)
+{
+    ldr_talk_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st =
+        ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
+
+    if (st == LARDER_OK) {
+        st = say_handoff(&v,
+                         ldr_put_handoff(ldr_body(v.call.buffer), what, token));
+        ldr_talk_end(&v, st);
+    }
+    return st;
+}
+
 static larder_status_t remote_describe(larder_space_t *space,
                                        ldr_describe_msg_t *m,
                                        uint64_t deadline_ns)
@@ -512,6 +564,8 @@ const ldr_handle_ops_t ldr_handle_remote = {
     .match = remote_match,
     .announce = remote_announce,
     .describe = remote_describe,
+    .promise = remote_promise,
+    .handoff = remote_handoff,
     .step = remote_step,
     .wait = remote_wait,
     .stage = remote_stage,

@@ -68,7 +68,7 @@ typedef struct ldr_call {
 struct ldr_link {
     ldr_remote_t *remote;
     uint64_t epoch;
-    uint64_t features; /* LDR_FEATURE_*, of both sides */
+    uint64_t features; /* that both sides have */
     bool sick; /* atomic: somebody waited for it in vain, see LDR_SICK_NS */
     pthread_mutex_t space_lock; /* never held across a call */
     struct {

@@ -18,6 +18,7 @@
 #include "node/handover.h"
 #include "node/load.h"
 #include "node/metrics.h"
+#include "node/promise.h"
 
 #define DRAM_SPEED 5e9 /* bytes a second, until it was measured */
 
@@ -152,6 +153,7 @@ static bool tiers_destroy(ldr_node_t *node, unsigned ended)
  * memory. */
 static void node_free(ldr_node_t *node, uint64_t deadline_ns, ldr_handover_t *h)
 {
+    ldr_promises_destroy(node);
     unsigned ended = tiers_end(node, deadline_ns);
 
     ldr_memory_stop(node);

@@ -21,6 +21,16 @@
 
 typedef struct ldr_node ldr_node_t;
 
+/* Somebody who waits for a promised chunk (promise.h). Zero: for none. */
+typedef struct ldr_promise_wait ldr_promise_wait_t;
+struct ldr_promise_wait {
+    /* With the lock: note it and wake somebody. NULL: whoever waits for the
+     * node's condition finds `on` NULL. */
+    void (*ready)(ldr_promise_wait_t *wait);
+    struct ldr_promise_slot *on;
+    ldr_promise_wait_t *next;
+};
+
 /* What the node does with requests. In all modes it removes and resets, since
  * what was dropped must stay dropped, and its disks go on writing down. */
 typedef enum ldr_mode {
@@ -76,6 +86,7 @@ struct ldr_node {
     pthread_t helpers[LDR_HELPERS_MAX];
     unsigned helper_count;
     bool left; /* somebody hangs in a call: nothing is freed */
+    struct ldr_promises *promises; /* promise.h; NULL: none were made */
 };
 
 /* What can be seen to be wrong with a node's options before it is opened, also
@@ -412,6 +423,7 @@ typedef struct ldr_tenant_stats {
     uint64_t dram_used_bytes;     /* pages in use */
     uint64_t ssd_share, ssd_bytes; /* ssd_share: 0 while it is alone */
     uint64_t chunks, held_chunks, pinned_bytes;
+    uint64_t promised_bytes;   /* held for hand-offs */
     ldr_policy_stats_t policy; /* lru: that it ranks, and nothing more */
     uint64_t ranks[2];         /* 1: what the policy learned ranks, or lru */
     ldr_counters_t n;

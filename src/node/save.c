@@ -7,6 +7,7 @@
 #include "base/gather.h"
 #include "node/load.h"
 #include "node/node.h"
+#include "node/promise.h"
 
 /* ---- copying in ---- */
 
@@ -70,8 +71,8 @@ static bool is_present(ldr_node_t *node, const ldr_reserve_t *r,
 
 /* Looks the item up and reserves room if it is absent. With the lock, which it
  * may drop to make memory resident. */
-static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
-                               size_t bytes, uint32_t *shard_p)
+static larder_status_t try_reserve(ldr_node_t *node, const ldr_target_t *t,
+                                   size_t bytes, uint32_t *shard_p)
 {
     ldr_store_t *store = &node->store;
     const larder_item_t *item = t->item;
@@ -106,6 +107,7 @@ static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
                          ? 0
                          : now_s + (uint32_t)ldr_div_up(item->ttl_ms, 1000),
         .pin = (item->flags & LARDER_PUT_PIN) != 0,
+        .wanted = ldr_promise_wants(node, t->space, item->group, item->key),
         .state = LDR_SHARD_FILLING,
     };
     /* Populating may drop the lock: then it is looked up again. */
@@ -163,20 +165,43 @@ static bool room_coming(const ldr_node_t *node, uint32_t space)
     return ldr_behind_in_hand(&node->store);
 }
 
+/* The same. PENDING: there is no room, but some is coming. A save that is
+ * refused will not keep a promise. */
+static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
+                               size_t bytes, uint32_t *shard_p)
+{
+    larder_status_t st = try_reserve(node, t, bytes, shard_p);
+
+    if (st == LARDER_E_FULL && room_coming(node, t->space)) {
+        return LARDER_PENDING;
+    }
+    if (st != LARDER_OK && st != LARDER_PRESENT) {
+        ldr_promise_failed(node, t->space, t->item->group, t->item->key);
+    }
+    return st;
+}
+
 larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
                                  size_t bytes, uint32_t *shard_p)
 {
     ldr_node_lock(node);
-    larder_status_t st = reserve(node, t, bytes, shard_p);
     /* With the same lock: room that comes in between is not missed. */
-    if (st == LARDER_E_FULL && room_coming(node, t->space)) {
-        st = LARDER_PENDING;
-    }
+    larder_status_t st = reserve(node, t, bytes, shard_p);
     ldr_node_unlock(node);
     if (st == LARDER_OK) {
         zero_tail(node, *shard_p); /* the caller fills the rest */
     }
     return st;
+}
+
+/* With the lock: a reservation that is not filled. */
+static void give_up(ldr_node_t *node, uint32_t shard)
+{
+    ldr_store_t *store = &node->store;
+    const ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
+
+    ldr_promise_failed(node, c->space, c->group, &c->key);
+    ldr_store_abort(store, shard);
 }
 
 larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
@@ -198,9 +223,10 @@ larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
             ldr_histogram_add(&node->save_times, ns);
         }
         ldr_host_queue(&node->host, shard, NULL);
+        ldr_promise_committed(node, sh->chunk);
         ldr_store_release(store, sh->chunk);
     } else {
-        ldr_store_abort(store, shard);
+        give_up(node, shard);
         st = st != LARDER_OK ? st : LARDER_E_STALE;
     }
     ldr_node_unlock(node);
@@ -210,7 +236,7 @@ larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
 void ldr_node_abort(ldr_node_t *node, uint32_t shard)
 {
     ldr_node_lock(node);
-    ldr_store_abort(&node->store, shard);
+    give_up(node, shard);
     ldr_node_unlock(node);
 }
 
@@ -241,13 +267,12 @@ static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
     /* A small arena may be full of shards that are being written down just
      * now, or an extent be on its way. That is not "everything is leased":
      * room comes as writes land and others let go. */
-    while (st == LARDER_E_FULL && room_coming(node, t->space) &&
-           ldr_host_wait_stop(&node->host, stop)) {
+    while (st == LARDER_PENDING && ldr_host_wait_stop(&node->host, stop)) {
         st = reserve(node, t, bytes, &shard);
     }
     ldr_node_unlock(node);
     if (st != LARDER_OK) {
-        return st;
+        return st == LARDER_PENDING ? LARDER_E_FULL : st;
     }
     uint64_t begin_ns = ldr_now_ns(node->clock);
     st = fill(node, shard, t->item, stop, &crc);

@@ -253,7 +253,6 @@ larder_status_t ldr_node_reset(ldr_node_t *node, uint32_t space,
             node->cluster == NULL
                 ? s->epoch + 1
                 : ldr_epoch_next(s->epoch, ldr_rand_next(&node->rand)));
-        s->reset = s->epoch;
         s->above = node->store.disks_absent == 0 ? 0 : s->epoch;
         LDR_COUNT(&node->store, space, resets, 1);
     }

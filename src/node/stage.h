@@ -54,7 +54,10 @@ typedef struct ldr_staging {
     void (*ready)(ldr_load_t *load);
     void *arg;
     uint64_t deadline_ns; /* begin brings it forward where patience is less */
-    uint32_t *ids;        /* room for `total`, set after begin */
+    /* Before begin, in a daemon: it waits for what is promised (promise.h). */
+    bool promised;
+    ldr_promise_wait_t promise;
+    uint32_t *ids; /* room for `total`, set after begin */
 
     /* What comes of it */
     larder_match_t match;

@@ -18,7 +18,7 @@ typedef struct ldr_id_map {
 /* The number of an id, a new one if it is new. LDR_NIL: no memory, or there
  * are 2^32 - 2 already. */
 uint32_t ldr_id_map_get(ldr_id_map_t *ids, uint64_t id);
-/* It will be asked for soon: so that its memory is near then. */
+/* Prefetches the memory that a search for it will need. */
 void ldr_id_map_prefetch(const ldr_id_map_t *ids, uint64_t id);
 /* 64 bits that look random. */
 uint64_t ldr_id_map_hash(uint64_t id);

@@ -64,7 +64,7 @@ double ldr_plan_hits(const ldr_tape_t *tape, double hits)
 }
 
 /* Blocks of a tier on the tape that stand for so many of the trace. */
-static uint32_t scaled(const ldr_tape_t *tape, uint64_t blocks)
+static uint32_t sampled_blocks(const ldr_tape_t *tape, uint64_t blocks)
 {
     double n = floor((double)blocks * tape->sample);
 
@@ -257,13 +257,13 @@ static bool make_ssd(run_t *r, const ldr_plan_case_t *what)
 {
     double bytes = r->model->bytes_per_token * r->model->block_tokens;
     ldr_ssd_sim_params_t p = {
-        .capacity = scaled(r->tape, what->ssd_blocks),
+        .capacity = sampled_blocks(r->tape, what->ssd_blocks),
         .policy =
             what->sim->policy != NULL ? what->sim->policy : &ldr_policy_lru,
         .second = what->ssd_second,
         .a_day = what->ssd_writes / bytes * r->tape->sample,
         .a_second = r->model->ssd_write_bytes_per_s / bytes * r->tape->sample,
-        .queue = scaled(r->tape, what->blocks),
+        .queue = sampled_blocks(r->tape, what->blocks),
     };
 
     if (what->ssd_blocks == 0) {
@@ -296,7 +296,7 @@ larder_status_t ldr_plan_run(ldr_tape_t *tape, const ldr_model_t *model,
     r->tape = tape;
     r->model = model;
     r->result = result;
-    ldr_sim_params_t params = {scaled(tape, what->blocks), what->nodes,
+    ldr_sim_params_t params = {sampled_blocks(tape, what->blocks), what->nodes,
                                what->run_blocks};
     r->dram = what->sim->create(what->sim, tape, &params);
     if (!ldr_engines_open(&r->engines_with, model->engines) ||

@@ -9,7 +9,7 @@
 #include "plan/sim.h"
 #include "store/index.h"
 
-/* What a node runs unless it is told otherwise (option policy). */
+/* What a node runs by default (option policy). */
 #define DEFAULT_POLICY ldr_policy_default
 
 typedef struct policy_node {
@@ -201,7 +201,7 @@ static uint32_t make_room(policy_sim_t *s, part_t *p, uint32_t parent,
     return slot;
 }
 
-/* Tells the policy of a request, as a node does when one comes. */
+/* Announces a request to the policy, as a node does when one comes. */
 static void request_announce(policy_sim_t *s, part_t *p)
 {
     for (uint32_t i = 0; i < p->count; i++) {

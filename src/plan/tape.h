@@ -58,7 +58,7 @@ typedef struct ldr_tape_params {
 } ldr_tape_params_t;
 
 /*
- * Reads a trace. Bad lines are told and counted and left out: whether that is
+ * Reads a trace. Bad lines are logged, counted and left out: whether that is
  * good enough is for the caller to say. Empty lines do not count.
  */
 larder_status_t ldr_tape_read(const ldr_tape_params_t *params,
@@ -78,7 +78,7 @@ typedef struct ldr_player {
     uint32_t requests_from, requests_to; /* in hand */
     uint32_t blocks_from, blocks_to;
     uint32_t block_room;
-    uint32_t ahead_request, ahead_block; /* next to be told of */
+    uint32_t ahead_request, ahead_block; /* next to be prefetched */
     ldr_tape_request_t *requests;
     uint32_t *blocks;
 } ldr_player_t;

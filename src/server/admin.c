@@ -1,3 +1,5 @@
+/* Admin HTTP by libmicrohttpd; admin.h says who may see what. All requests are
+ * answered in its one thread, so the pages need no lock of their own. */
 #include "server/admin.h"
 
 #if LDR_HAVE_MICROHTTPD

@@ -32,7 +32,7 @@ static const ldr_row_t cluster_rows[] = {LDR_ROWS(LDR_CLUSTER_FIGURES)};
 static const ldr_row_t member_rows[] = {LDR_ROWS(LDR_MEMBER_FIGURES)};
 #undef LDR_ROW
 
-static void look(ldr_cluster_t *c, ldr_cluster_figures_t *f)
+static void cluster_look(ldr_cluster_t *c, ldr_cluster_figures_t *f)
 {
     memset(f, 0, sizeof(*f));
     ldr_cluster_stats(c, &f->s);
@@ -103,7 +103,7 @@ void ldr_cluster_expose(ldr_cluster_t *c, ldr_exposition_t *e)
     }
     const ldr_view_t *v = ldr_cluster_view(c);
     ldr_self_t self = ldr_cluster_self(c);
-    look(c, &f);
+    cluster_look(c, &f);
     hash_text(v, hash);
     ldr_metric_put(e, LDR_METRIC_cluster_info,
                    LDR_LABELS(f.s.source, self.cluster, self.name, hash), 1);
@@ -127,7 +127,7 @@ void ldr_cluster_json(ldr_cluster_t *c, ldr_json_t *j)
     const ldr_view_t *v = ldr_cluster_view(c);
     ldr_self_t self = ldr_cluster_self(c);
     ldr_member_figures_t *members = look_members(v);
-    look(c, &f);
+    cluster_look(c, &f);
     hash_text(v, hash);
     ldr_json_begin(j, "cluster", '{');
     ldr_json_text(j, "source", f.s.source);

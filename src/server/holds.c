@@ -270,7 +270,7 @@ void ldr_session_revoke(ldr_session_t *s, uint32_t extent, uint32_t generation)
     if (at != LDR_NIL && !s->maps[at].revoking &&
         s->state == LDR_SESSION_OPEN) {
         s->maps[at].revoking = true;
-        ldr_session_tell(s, LDR_OP_REVOKE, body, ldr_put_extent(body, &m));
+        ldr_session_notify(s, LDR_OP_REVOKE, body, ldr_put_extent(body, &m));
     }
 }
 
@@ -337,7 +337,7 @@ void ldr_handle_revoked(ldr_request_t *r)
     }
     if (m.extent == UINT32_MAX) { /* a client that is about to leave */
         ldr_session_unmap_all(s);
-        ldr_window_unshared(s->window);
+        ldr_window_unmapped(s->window);
     } else {
         ldr_session_unmap(s, m.extent, m.generation);
     }

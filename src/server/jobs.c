@@ -118,7 +118,7 @@ bool ldr_jobs_check(const ldr_server_t *server)
 }
 
 /* Takes it; NULL: none. */
-static ldr_request_t *take(ldr_server_t *server)
+static ldr_request_t *job_take(ldr_server_t *server)
 {
     LDR_HELD(&server->job_lock);
     LDR_DEBUG_ASSERT(server->job_turn % CHECK_EVERY != 0 ||
@@ -144,8 +144,8 @@ static ldr_request_t *take(ldr_server_t *server)
 }
 
 /* One that waits begins, or ends: by then the request is its loop's. */
-static void count(ldr_server_t *server, ldr_server_tenant_t *tenant, bool flush,
-                  int by)
+static void job_account(ldr_server_t *server, ldr_server_tenant_t *tenant,
+                        bool flush, int by)
 {
     LDR_HELD(&server->job_lock);
     server->job_waiting += (unsigned)by;
@@ -165,7 +165,7 @@ static void *job_main(void *arg)
 
     ldr_mutex_lock(&server->job_lock);
     for (;;) {
-        ldr_request_t *r = take(server);
+        ldr_request_t *r = job_take(server);
 
         if (r == NULL) {
             if (server->job_stop) {
@@ -177,7 +177,7 @@ static void *job_main(void *arg)
         bool waiting = waits(r), flush = r->frame.opcode == LDR_OP_FLUSH;
         ldr_server_tenant_t *tenant = r->tenant;
         if (waiting) {
-            count(server, tenant, flush, 1);
+            job_account(server, tenant, flush, 1);
         }
         r->ran = !server->job_stop; /* at the end those that wait do not */
         ldr_mutex_unlock(&server->job_lock);
@@ -190,7 +190,7 @@ static void *job_main(void *arg)
         ldr_loop_post(&r->home->loop, &r->done); /* its loop's from here on */
         ldr_mutex_lock(&server->job_lock);
         if (waiting) { /* one that could not run may now */
-            count(server, tenant, flush, -1);
+            job_account(server, tenant, flush, -1);
             pthread_cond_broadcast(&server->job_wake);
         }
     }

@@ -166,8 +166,8 @@ uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns)
 
 /* ---- opening ---- */
 
-static larder_status_t add(ldr_server_t *server, int fd, bool local,
-                           const char *text)
+static larder_status_t listener_add(ldr_server_t *server, int fd, bool local,
+                                    const char *text)
 {
     /* ldr_listen_check() has counted them. */
     ldr_listener_t *l = &server->listeners[server->listener_count++];
@@ -268,7 +268,7 @@ static larder_status_t listen_unix(ldr_server_t *server)
         return ldr_fail(LARDER_E_IO, "%s: cannot listen: %s (option socket)",
                         path, strerror(-fd));
     }
-    return add(server, fd, true, path);
+    return listener_add(server, fd, true, path);
 }
 
 /* Whether there is a way to prove who one is. Without one of these proofs only
@@ -411,7 +411,7 @@ static larder_status_t listen_one(ldr_server_t *server, unsigned i,
     }
     bound_name(fd, shown, sizeof(shown));
     judge_congestion(server, fd);
-    return add(server, fd, false, shown);
+    return listener_add(server, fd, false, shown);
 }
 
 void ldr_listen_judge(ldr_server_t *server)
@@ -425,8 +425,8 @@ void ldr_listen_judge(ldr_server_t *server)
                 o->listen_open == LDR_LISTEN_OPEN_OFF && tenant != NULL &&
                 tenant->token_count == 0 && ldr_server_tenants_open(server);
     ldr_mutex_unlock(&server->tenant_lock);
-    if (open && !server->open_told) {
-        server->open_told = true;
+    if (open && !server->open_logged) {
+        server->open_logged = true;
         ldr_warn(&server->log,
                  "listen: every user of this host gets in by tcp as tenant "
                  "'default', whatever socket_mode says: add token_file = FILE "

@@ -28,7 +28,7 @@ static void load_ready(ldr_load_t *load)
 }
 
 /* Gives the load's results to its row; the hold stays with OK. */
-static void settle(ldr_request_t *r, uint32_t i, bool get)
+static void load_settle(ldr_request_t *r, uint32_t i, bool get)
 {
     ldr_node_t *node = r->session->server->node;
     ldr_load_t *load = &r->loads[i];
@@ -84,7 +84,7 @@ static void lease(ldr_request_t *r, uint32_t i)
     }
 }
 
-static void measure(ldr_request_t *r)
+static void stage_measure(ldr_request_t *r)
 {
     ldr_node_t *node = r->session->server->node;
     uint64_t bytes[LARDER_TIERS_MAX] = {0};
@@ -116,7 +116,7 @@ static void finish(ldr_request_t *r)
             r->results[i].status = LARDER_PENDING;
             continue;
         }
-        settle(r, i, get);
+        load_settle(r, i, get);
         payload += r->shard_of[i] != LDR_NIL ? r->results[i].length : 0;
         if (held && r->results[i].cause == LARDER_CAUSE_FULL) {
             r->results[i] = (ldr_result_row_t){.status = LARDER_PENDING};
@@ -126,7 +126,7 @@ static void finish(ldr_request_t *r)
     for (uint32_t i = r->next; i < r->count; i++) {
         r->results[i].status = LARDER_PENDING;
     }
-    measure(r);
+    stage_measure(r);
     if (!get && r->session->window != NULL) {
         ldr_window_lease(r); /* copies first, and answers then */
         return;
@@ -178,7 +178,7 @@ void ldr_loads_expire(ldr_request_t *r, larder_status_t why)
     }
 }
 
-static void begin(ldr_request_t *r)
+static void loads_begin(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
     ldr_node_t *node = s->server->node;
@@ -291,7 +291,7 @@ void ldr_handle_lease(ldr_request_t *r)
 
     if ((token ? redeem(r) : ldr_request_names(r, LDR_NAME_BYTES)) &&
         ldr_request_may_move(r)) {
-        begin(r);
+        loads_begin(r);
     }
 }
 
@@ -301,7 +301,7 @@ void ldr_handle_get(ldr_request_t *r)
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "GET by ring");
     } else if (ldr_request_names(r, LDR_NAME_BYTES) &&
                ldr_request_may_move(r)) {
-        begin(r);
+        loads_begin(r);
     }
 }
 

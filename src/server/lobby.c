@@ -1,3 +1,5 @@
+/* The lobby's lists; lobby.h has what they are for and their invariants. All of
+ * it under the lobby's own lock, inside which no other lock is taken. */
 #include "server/lobby.h"
 
 #include <netinet/in.h>

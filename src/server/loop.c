@@ -1,3 +1,11 @@
+/*
+ * An event loop: epoll, tasks from other threads, and polling. loop.h has the
+ * invariants. Any thread may post a task, which takes the loop's lock;
+ * descriptors are watched and tasks run in the loop's own thread.
+ *
+ * Polling: a loop that found work looks again for spin_ns before it sleeps, and
+ * for longer while the gaps between requests are short and come again.
+ */
 #include "server/loop.h"
 
 #include <errno.h>

@@ -1,3 +1,6 @@
+/* What the daemon counts, and its slowest requests. Counters are atomic; the
+ * list of slow requests, sorted with the slowest first, is under slow_lock, and
+ * slow_floor_ns says without it whether a request belongs there. */
 #include "server/metrics.h"
 
 #include <string.h>

@@ -106,7 +106,7 @@ typedef enum ldr_event {
     LDR_EVENT_CHECKSUM_MISMATCH, /* payload that did not match on arrival */
     LDR_EVENT_REPORTS,           /* shards that a client found wrong */
     LDR_EVENT_TRACE_WRITTEN,     /* requests: lines in the trace */
-    LDR_EVENT_TRACE_REPEATED,    /* told again */
+    LDR_EVENT_TRACE_REPEATED,    /* announced again */
     LDR_EVENT_TRACE_DROPPED,     /* left out */
     LDR_EVENT_COUNT
 } ldr_event_t;

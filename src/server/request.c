@@ -162,7 +162,7 @@ void ldr_requests_destroy(ldr_server_loop_t *home)
 /* ---- replies ---- */
 
 /* Counts the request, and charges its tenant for the payload. */
-static void note(ldr_request_t *r, larder_status_t st)
+static void request_record(ldr_request_t *r, larder_status_t st)
 {
     ldr_session_t *s = r->session;
 
@@ -225,7 +225,7 @@ void ldr_reply(ldr_request_t *r, larder_status_t st, const void *body,
 {
     ldr_session_t *s = r->session;
 
-    note(r, st);
+    request_record(r, st);
     if ((r->frame.flags & LDR_FRAME_SILENT) == 0) {
         send_frame(s, r->via, compose(r, st, body, bytes, 0), NULL);
     }
@@ -249,7 +249,7 @@ void ldr_reply_fds(ldr_request_t *r, const void *body, size_t bytes,
     ldr_out_t *out = ldr_alloc(sizeof(*out));
     size_t all = compose(r, LARDER_OK, body, bytes, 0);
 
-    note(r, LARDER_OK);
+    request_record(r, LARDER_OK);
     if (out != NULL) {
         out->head = ldr_alloc(all);
     }
@@ -270,8 +270,8 @@ void ldr_reply_fds(ldr_request_t *r, const void *body, size_t bytes,
     ldr_request_free(r);
 }
 
-void ldr_session_tell(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
-                      size_t bytes)
+void ldr_session_notify(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
+                        size_t bytes)
 {
     uint8_t *reply = s->home->reply;
     ldr_frame_t frame = {
@@ -424,7 +424,7 @@ void ldr_reply_results(ldr_request_t *r, bool segs, bool payload)
         ldr_reply(r, LARDER_OK, body, at);
         return;
     }
-    note(r, LARDER_OK);
+    request_record(r, LARDER_OK);
     out->head_bytes = compose(r, LARDER_OK, body, at, (uint32_t)bytes_out);
     out->head = ldr_alloc(out->head_bytes);
     if (out->head == NULL) {
@@ -453,6 +453,7 @@ static const ldr_handler_t handlers[] = {
     [LDR_OP_MATCH] = ldr_handle_match,
     [LDR_OP_ANNOUNCE] = ldr_handle_announce,
     [LDR_OP_STAGE] = ldr_handle_stage,
+    [LDR_OP_HANDOFF] = ldr_handle_handoff,
     [LDR_OP_LIST] = ldr_handle_list,
     [LDR_OP_DESCRIBE] = ldr_handle_describe,
     [LDR_OP_EXISTS] = ldr_handle_exists,

@@ -39,7 +39,7 @@ bool ldr_save_item(ldr_request_t *r, uint32_t i, ldr_save_row_t *row)
 }
 
 /* OK: shard_of[i] is reserved. PENDING: room is to come. */
-static larder_status_t reserve(ldr_request_t *r, uint32_t i)
+static larder_status_t item_reserve(ldr_request_t *r, uint32_t i)
 {
     ldr_node_t *node = r->home->server->node;
     ldr_target_t target = {r->space, r->shards, &r->items[i]};
@@ -112,7 +112,7 @@ static bool has_pages(ldr_request_t *r, uint32_t i)
 
 /* Enters what was reserved in the session's table. False: it holds too much,
  * and so nothing of it was reserved. */
-static bool enter(ldr_request_t *r, uint32_t i)
+static bool item_enter(ldr_request_t *r, uint32_t i)
 {
     ldr_session_t *s = r->session;
     ldr_node_t *node = s->server->node;
@@ -150,7 +150,7 @@ static void reserve_on(ldr_request_t *r)
         if (!has_pages(r, i)) {
             continue;
         }
-        larder_status_t st = reserve(r, i);
+        larder_status_t st = item_reserve(r, i);
         if (st == LARDER_PENDING) {
             if (i > 0) {
                 break; /* the client has work: it asks again for the rest */
@@ -161,7 +161,7 @@ static void reserve_on(ldr_request_t *r)
         r->results[i].status = st;
         if (st != LARDER_OK) {
             ldr_node_count_save(r->home->server->node, r->space, st);
-        } else if (!enter(r, i)) {
+        } else if (!item_enter(r, i)) {
             break;
         }
     }
@@ -259,7 +259,7 @@ static bool item_begin(ldr_request_t *r)
     larder_status_t st = r->results[i].status;
 
     if (st == LARDER_OK) {
-        st = r->status == LARDER_OK ? reserve(r, i) : r->status;
+        st = r->status == LARDER_OK ? item_reserve(r, i) : r->status;
     }
     if (st == LARDER_PENDING) {
         park(r);

@@ -1,3 +1,9 @@
+/*
+ * The daemon: its loops, its start and its end. The main thread starts and ends
+ * everything here; a loop's hooks run in that loop's thread, and only they
+ * touch its sessions. revoke_lock guards the ring of extents that sessions must
+ * give back, config_lock the configuration, which a reload replaces.
+ */
 #include "server/server.h"
 
 #include <errno.h>
@@ -12,6 +18,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "cluster/cluster.h"
+#include "node/promise.h"
 #include "server/routing.h"
 #include "server/session.h"
 #include "server/monitor.h"
@@ -65,13 +72,14 @@ static uint64_t hook_tick(ldr_loop_t *loop, uint64_t now_ns)
         ldr_server_due(home, ldr_session_tick(s, now_ns));
     }
     ldr_server_due(home, ldr_listen_tick(home, now_ns));
+    ldr_server_due(home, ldr_promise_expire(home->server->node));
     return home->due_ns;
 }
 
 static const ldr_loop_hooks_t hooks = {hook_poll, hook_sleep, hook_tick};
 
 /* Extents that the node wants back, or the end of all sessions. */
-static void look(ldr_task_t *task)
+static void sessions_look(ldr_task_t *task)
 {
     ldr_server_loop_t *home =
         (ldr_server_loop_t *)((char *)task - offsetof(ldr_server_loop_t, look));
@@ -159,7 +167,7 @@ static larder_status_t loops_open(ldr_server_t *server)
         server->loop_count++;
         home->server = server;
         home->due_ns = UINT64_MAX;
-        home->look.run = look;
+        home->look.run = sessions_look;
         home->reply = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
         home->in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
         home->dump = ldr_alloc(LDR_DUMP_BYTES);

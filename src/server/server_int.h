@@ -21,7 +21,6 @@
 #include "wire/wire.h"
 
 #define LDR_LISTENERS_MAX 17u /* all of option listen, and the unix socket */
-#define LDR_LOOPS_MAX 64u
 #define LDR_REVOKES 256u
 
 struct ldr_session;
@@ -143,7 +142,7 @@ struct ldr_server {
     int ports[LDR_LISTENERS_MAX]; /* bound: of option listen, in its order */
     unsigned port_count;
     int admin_fd;                        /* likewise; -1: none */
-    bool open_told;                      /* the main thread's */
+    bool open_logged;                    /* the main thread's */
     char socket_path[LDR_UNIX_PATH_MAX]; /* "": none */
 
     ldr_server_loop_t *loops;

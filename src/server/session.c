@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "node/promise.h"
 
 /* ---- in ---- */
 
@@ -239,6 +240,10 @@ static void hang_up(ldr_session_t *s)
 {
     ldr_server_metrics_t *m = s->server->metrics;
 
+    if (s->promises) {
+        ldr_promise_owner_gone(s->server->node, s->epoch);
+        ldr_server_due(s->home, ldr_promise_expire(s->server->node));
+    }
     ldr_turn_quit(s);
     drop_requests(s);
     LDR_ASSERT(s->requests == 0);
@@ -325,7 +330,7 @@ static void quarantine(ldr_session_t *s)
             s->from, s->hold_count, s->map_count);
 }
 
-static void end(ldr_session_t *s, const char *why, bool process_lives)
+static void session_end(ldr_session_t *s, const char *why, bool process_lives)
 {
     LDR_DEBUG_ASSERT(ldr_loop_is_here(&s->home->loop));
     if (s->state == LDR_SESSION_CLOSED || s->ending) {
@@ -342,7 +347,7 @@ static void end(ldr_session_t *s, const char *why, bool process_lives)
         hang_up(s);
         /* Without a mapping it cannot touch what it holds. With that of a
          * window it keeps its memory, but cannot touch the arena. */
-        bool window = ldr_window_shared(s->window);
+        bool window = ldr_window_mapped(s->window);
         if (process_lives && s->peer.pid_fd >= 0 &&
             (s->map_count > 0 || window)) {
             if (window) {
@@ -366,13 +371,13 @@ static void end(ldr_session_t *s, const char *why, bool process_lives)
 
 void ldr_session_end(ldr_session_t *s, const char *why)
 {
-    end(s, why, true);
+    session_end(s, why, true);
 }
 
 void ldr_session_drop(ldr_session_t *s)
 {
     s->lives_on = true;
-    end(s, NULL, false);
+    session_end(s, NULL, false);
 }
 
 /* Whatever it held is nobody's now, even if a child of its still has the
@@ -388,8 +393,8 @@ static void process_gone(ldr_watch_t *watch, uint32_t events)
                           s->hold_count);
     }
     ldr_metrics_event(s->server->metrics, LDR_EVENT_SESSIONS_DIED, 1);
-    ldr_window_unshared(s->window);
-    end(s, NULL, false);
+    ldr_window_unmapped(s->window);
+    session_end(s, NULL, false);
 }
 
 /* ---- what must hold ---- */

@@ -162,6 +162,7 @@ struct ldr_session {
     ldr_hold_t *holds;
     uint32_t hold_room, hold_free, hold_count;
     uint64_t staged; /* shards that its stages hold */
+    bool promises;   /* it has made some: its epoch is their owner */
     struct {
         uint32_t extent, generation;
         bool revoking;
@@ -379,8 +380,8 @@ void ldr_reply_fds(ldr_request_t *r, const void *body, size_t bytes,
  * meanwhile: the reply to a PING of id 0. */
 void ldr_session_pulse(ldr_session_t *s);
 /* A frame that answers nothing. */
-void ldr_session_tell(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
-                      size_t bytes);
+void ldr_session_notify(ldr_session_t *s, ldr_opcode_t opcode, const void *body,
+                        size_t bytes);
 
 void ldr_request_wait(ldr_request_t *r);   /* joins the session's list */
 void ldr_request_unwait(ldr_request_t *r); /* leaves it */
@@ -404,6 +405,7 @@ void ldr_handle_commit(ldr_request_t *r);
 void ldr_handle_put(ldr_request_t *r);
 void ldr_handle_match(ldr_request_t *r); /* stage.c */
 void ldr_handle_stage(ldr_request_t *r);
+void ldr_handle_handoff(ldr_request_t *r);
 void ldr_handle_space(ldr_request_t *r); /* ops.c */
 void ldr_handle_reset(ldr_request_t *r);
 void ldr_handle_announce(ldr_request_t *r);

@@ -6,6 +6,9 @@
  * `waiting`; its task `settled` takes it up again. `pending` is 1 while it
  * waits for a load: whoever takes that away posts the task, so that it is
  * posted once, and never for a request that is over.
+ *
+ * One that waits for what is promised (node/promise.h) has not begun: it has
+ * `promised` set, holds nothing, and its task begins it.
  */
 #include "server/stage.h"
 
@@ -18,7 +21,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/thread.h"
-#include "node/stage.h"
+#include "node/promise.h"
 #include "server/session.h"
 
 /* ---- what is staged ---- */
@@ -192,6 +195,11 @@ static void give_up(ldr_request_t *r)
 {
     ldr_stage_t *stage = r->stage;
 
+    if (r->staging->promised) {
+        staging_free(r);
+        ldr_request_free(r);
+        return;
+    }
     ldr_staging_stop(r->staging, LARDER_E_CANCELED);
     while (ldr_staging_step(r->staging) != LDR_STAGING_DONE) {
     }
@@ -203,6 +211,8 @@ static void give_up(ldr_request_t *r)
     staging_free(r);
     ldr_request_free(r);
 }
+
+static void stage_begin(ldr_request_t *r);
 
 static void settled(ldr_task_t *task)
 {
@@ -216,13 +226,22 @@ static void settled(ldr_task_t *task)
     }
     uint64_t begin_ns = ldr_server_now(s->server);
     ldr_request_unwait(r);
-    step(r);
+    if (r->staging->promised) {
+        stage_begin(r);
+    } else {
+        step(r);
+    }
     ldr_turn_used(s, ldr_server_now(s->server) - begin_ns);
 }
 
 void ldr_stage_expire(ldr_request_t *r, larder_status_t why)
 {
-    ldr_staging_stop(r->staging, why); /* no load is ready from here on */
+    if (r->staging->promised) { /* what is there by now is staged */
+        ldr_promise_unawait(r->home->server->node, &r->staging->promise);
+        r->staging->worth.field_mask &= ~(uint64_t)LARDER_STAGE_PROMISED;
+    } else {
+        ldr_staging_stop(r->staging, why); /* no load is ready from now on */
+    }
     __atomic_store_n(&r->pending, 0, __ATOMIC_RELAXED);
     if (ldr_loop_posted(&r->home->loop, &r->settled)) {
         return; /* it comes anyway */
@@ -309,20 +328,27 @@ static bool make_stage(ldr_request_t *r)
     return true;
 }
 
-static void begin(ldr_request_t *r, const ldr_prefix_t *p,
-                  const larder_stage_params_t *worth)
+/* With the node's lock: a promised chunk has come, or will not. */
+static void promise_ready(ldr_promise_wait_t *wait)
+{
+    ldr_staging_t *g =
+        (ldr_staging_t *)((char *)wait - offsetof(ldr_staging_t, promise));
+    ldr_request_t *r = g->arg;
+
+    ldr_loop_post(&r->home->loop, &r->settled);
+}
+
+/* Begins, or waits for what is promised. */
+static void stage_begin(ldr_request_t *r)
 {
     ldr_staging_t *g = r->staging;
 
-    g->node = r->home->server->node;
-    memcpy(g->needs, p->needs, p->need_count * sizeof(*p->needs));
-    g->prefix = *p;
-    g->prefix.needs = g->needs;
-    g->worth = *worth;
-    g->ready = load_ready;
-    g->arg = r;
-    g->deadline_ns = r->deadline_ns;
-    r->settled.run = settled;
+    g->promised = (g->worth.field_mask & LARDER_STAGE_PROMISED) != 0 &&
+                  ldr_promise_await(g->node, &g->prefix, &g->promise);
+    if (g->promised) {
+        ldr_request_wait(r);
+        return;
+    }
     larder_status_t st = ldr_staging_begin(g);
     r->deadline_ns = g->deadline_ns;
     if (st == LARDER_OK) {
@@ -341,6 +367,23 @@ static void begin(ldr_request_t *r, const ldr_prefix_t *p,
     }
 }
 
+static void stage_prepare(ldr_request_t *r, const ldr_prefix_t *p,
+                          const larder_stage_params_t *worth)
+{
+    ldr_staging_t *g = r->staging;
+
+    g->node = r->home->server->node;
+    memcpy(g->needs, p->needs, p->need_count * sizeof(*p->needs));
+    g->prefix = *p;
+    g->prefix.needs = g->needs;
+    g->worth = *worth;
+    g->ready = load_ready;
+    g->promise.ready = promise_ready;
+    g->arg = r;
+    g->deadline_ns = r->deadline_ns;
+    r->settled.run = settled;
+}
+
 void ldr_handle_stage(ldr_request_t *r)
 {
     larder_stage_params_t worth;
@@ -352,7 +395,8 @@ void ldr_handle_stage(ldr_request_t *r)
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed stage");
         return;
     }
-    larder_status_t st = ldr_mask_check(worth.field_mask, LARDER_STAGE_MEMBER);
+    larder_status_t st =
+        ldr_mask_check(worth.field_mask, LARDER_STAGE_PROMISED);
     if (st != LARDER_OK) {
         ldr_reply_fail(r, st);
         return;
@@ -367,5 +411,38 @@ void ldr_handle_stage(ldr_request_t *r)
             r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
         return;
     }
-    begin(r, &p, &worth);
+    stage_prepare(r, &p, &worth);
+    stage_begin(r);
+}
+
+/* ---- hand-offs ---- */
+
+void ldr_handle_handoff(ldr_request_t *r)
+{
+    ldr_session_t *s = r->session;
+    ldr_node_t *node = r->home->server->node;
+    ldr_need_t needs[LARDER_GROUPS_MAX];
+    ldr_handoff_msg_t m;
+    ldr_prefix_t p;
+    larder_status_t st;
+
+    if (!ldr_get_handoff(r->body, r->frame.body, &m)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed hand-off");
+        return;
+    }
+    if (m.what != LDR_HANDOFF_PROMISE) {
+        st = ldr_promise_tell(node, r->tenant->number, &m.token,
+                              (larder_handoff_t)m.what);
+    } else if (read_prefix(r, &m.chain, needs, &p)) {
+        s->promises = true;
+        st = ldr_promise_make(node, &p, &m.token, s->epoch);
+    } else {
+        return;
+    }
+    ldr_server_due(r->home, ldr_promise_expire(node));
+    if (st >= 0) {
+        ldr_reply(r, st, NULL, 0);
+    } else {
+        ldr_reply_fail(r, st);
+    }
 }

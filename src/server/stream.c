@@ -244,7 +244,7 @@ ldr_out_t *ldr_session_out(ldr_session_t *s, ldr_channel_t *via,
 /* ---- in ---- */
 
 /* Reads ahead. */
-static ssize_t fill(ldr_session_t *s)
+static ssize_t buffer_fill(ldr_session_t *s)
 {
     struct iovec iov = {s->buffer, LDR_IN_BYTES};
     ssize_t n = ldr_stream_read(&s->socket.stream, &iov, 1);
@@ -257,14 +257,14 @@ static ssize_t fill(ldr_session_t *s)
 }
 
 /* Up to so many bytes: from what was read ahead, or the socket. */
-static ssize_t take(ldr_session_t *s, void *to, size_t want)
+static ssize_t bytes_take(ldr_session_t *s, void *to, size_t want)
 {
     uint32_t ahead = s->buffer_have - s->buffer_at;
 
     LDR_ASSERT(s->buffer_at <= s->buffer_have &&
                s->buffer_have <= LDR_IN_BYTES);
     if (ahead == 0 && want < LDR_IN_BYTES) {
-        ssize_t n = fill(s);
+        ssize_t n = buffer_fill(s);
 
         if (n <= 0) {
             return n;
@@ -346,7 +346,7 @@ static ssize_t take_frame(ldr_session_t *s)
 {
     if (s->in == NULL) {
         /* An idle session has no request: first there must be bytes. */
-        ssize_t n = s->buffer_at < s->buffer_have ? 1 : fill(s);
+        ssize_t n = s->buffer_at < s->buffer_have ? 1 : buffer_fill(s);
 
         if (n <= 0) {
             return n;
@@ -364,7 +364,7 @@ static ssize_t take_frame(ldr_session_t *s)
     ssize_t n = 0;
     LDR_ASSERT(s->in_have <= want && want <= r->room);
     if (s->in_have < want) {
-        n = take(s, r->bytes + s->in_have, want - s->in_have);
+        n = bytes_take(s, r->bytes + s->in_have, want - s->in_have);
         if (n <= 0) {
             return n;
         }
@@ -504,7 +504,7 @@ void ldr_session_readable(ldr_watch_t *watch, uint32_t events)
     } else if ((events & (EPOLLHUP | EPOLLERR)) != 0 && !s->waits_turn) {
         /* It was not read for its replies, and may have said that it has
          * unmapped all before it left. As long as something is read we are
-         * called again: what it was asked for fills the queue anew. */
+         * called again: what it was asked for fills the queue again. */
         if (s->local && !s->doomed) {
             ldr_session_unqueue(s);
             if (ldr_session_read(s)) {

@@ -1,3 +1,9 @@
+/*
+ * The trace's buffer and the thread that writes it; trace.h says what a line
+ * is. Callers append rows to `in` under the lock, and never wait. The thread
+ * swaps `in` and `out` under the lock a few times a second and writes `out`
+ * without it.
+ */
 #include "server/trace.h"
 
 #include <errno.h>

@@ -8,9 +8,10 @@
  * thread of the trace's own does all the rest, a few times a second. What does
  * not fit is left out and counted, so that no request ever waits.
  *
- * One request gives one line: told again, by another rank or at the next step,
- * it is known by its id, or without one by its chain within a second. A save
- * that tells of a chain gives one only if nobody has within a minute.
+ * One request gives one line: announced again, by another rank or at the next
+ * step, it is known by its id, or without one by its chain within a second. A
+ * save that announces a chain gives a line only if there was none of that chain
+ * within a minute.
  */
 #pragma once
 

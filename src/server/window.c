@@ -1,3 +1,5 @@
+/* Windows of isolation=strict; window.h has their invariants, and which thread
+ * may touch what. */
 #include "server/window.h"
 
 #include <errno.h>
@@ -20,7 +22,7 @@ struct ldr_window {
     uint32_t page_count, free_count, free_head;
     uint32_t *next; /* per page */
     unsigned users; /* atomic */
-    bool shared;    /* its client may have it mapped */
+    bool mapped;    /* by its client, perhaps */
 };
 
 /* What a hold in a window is: its pages. */
@@ -68,9 +70,9 @@ larder_status_t ldr_window_create(ldr_server_t *server,
 /* Who says that it has unmapped it, and has not, keeps no memory that is not
  * counted any more: what it touches then is its own. From who did not say so
  * nothing is taken. */
-static void empty(const ldr_window_t *w)
+static void window_empty(const ldr_window_t *w)
 {
-    if (!w->shared && !ldr_extent_empty(&w->extent, 0, w->extent.bytes)) {
+    if (!w->mapped && !ldr_extent_empty(&w->extent, 0, w->extent.bytes)) {
         ldr_warn(&w->server->log, "a window's memory is not given back: %s",
                  strerror(errno));
     }
@@ -84,7 +86,7 @@ void ldr_window_destroy(ldr_window_t *w)
     LDR_ASSERT(w == NULL || users > 0);
     if (users == 1) {
         LDR_ASSERT(w->free_count == w->page_count);
-        empty(w);
+        window_empty(w);
         ldr_extent_destroy(&w->extent);
         ldr_server_tenant_window_gone(w->server, w->tenant,
                                       w->server->config->options.strict_window);
@@ -105,20 +107,20 @@ larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
         .bytes = w->extent.bytes,
         .ready_bytes = w->extent.bytes,
     };
-    w->shared = w->shared || view->fd >= 0;
+    w->mapped = w->mapped || view->fd >= 0;
     return view->fd >= 0 ? LARDER_OK
                          : ldr_fail(LARDER_E_NO_MEMORY, "no descriptor left");
 }
 
-bool ldr_window_shared(const ldr_window_t *w)
+bool ldr_window_mapped(const ldr_window_t *w)
 {
-    return w != NULL && w->shared;
+    return w != NULL && w->mapped;
 }
 
-void ldr_window_unshared(ldr_window_t *w)
+void ldr_window_unmapped(ldr_window_t *w)
 {
     if (w != NULL) {
-        w->shared = false;
+        w->mapped = false;
     }
 }
 
@@ -207,7 +209,8 @@ uint32_t ldr_window_segs(ldr_session_t *s, uint64_t lease, ldr_seg_t *segs,
 
 /* Copies between the window's pages and pieces of the arena; gives the
  * checksum of what was copied. */
-static uint32_t copy(const strict_t *x, const struct iovec *iov, bool out)
+static uint32_t window_copy(const strict_t *x, const struct iovec *iov,
+                            bool out)
 {
     uint32_t page = x->page, crc = 0;
     size_t left = x->length;
@@ -308,7 +311,7 @@ static void job_lease(ldr_request_t *r)
             continue;
         }
         ldr_node_iov(node, r->shard_of[i], iov, LDR_READ_IOV);
-        if (copy(x, iov, true) != r->results[i].crc) {
+        if (window_copy(x, iov, true) != r->results[i].crc) {
             /* Found wrong: dropped as a load would. */
             ldr_load_check(node, &r->loads[i]);
             r->results[i] = (ldr_result_row_t){.status = LARDER_MISS,
@@ -432,7 +435,7 @@ static larder_status_t bring_in(ldr_request_t *r, uint32_t i)
 
     r->shard_of[i] = LDR_NIL; /* committed or aborted from here on */
     ldr_node_iov(node, shard, iov, LDR_READ_IOV);
-    if (copy(r->works[i], iov, false) != crc) {
+    if (window_copy(r->works[i], iov, false) != crc) {
         ldr_node_abort(node, shard);
         ldr_metrics_event(r->home->server->metrics, LDR_EVENT_CHECKSUM_MISMATCH,
                           1);

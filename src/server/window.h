@@ -40,8 +40,8 @@ larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
                                 ldr_extent_view_t *view);
 /* Whether its client may have it mapped: it was handed out, and nobody has said
  * that it is unmapped again. NULL: no. */
-bool ldr_window_shared(const ldr_window_t *w);
-void ldr_window_unshared(ldr_window_t *w); /* NULL is fine */
+bool ldr_window_mapped(const ldr_window_t *w);
+void ldr_window_unmapped(ldr_window_t *w); /* NULL is fine */
 uint32_t ldr_window_segs(struct ldr_session *s, uint64_t lease, ldr_seg_t *segs,
                          uint32_t max);
 /* Whether it has pages for so many bytes now. */

@@ -25,7 +25,7 @@
 #define FADE (1.0f / 2048)     /* of a lead and of the noise, in a request */
 #define LOSS_SIGMAS 1.0f       /* what may be chance, */
 #define LOSS_LEAST 8u          /* with so many chunks, */
-#define LOSS_PART 1024u        /* and so much of the room */
+#define LOSS_PART 1024u        /* and so much of the capacity */
 #define PAID_PART (1.0f / 512) /* of the chunks asked for */
 
 /* ---- the LRU stack ---- */
@@ -102,19 +102,20 @@ void ldr_stack_use(ldr_stack_t *k, uint32_t was, uint32_t stamp,
 
 /* Then what is inside the edge is no more than that, and would be with what is
  * in the span of the edge. */
-void ldr_stack_room(ldr_stack_t *k, uint64_t room)
+void ldr_stack_resize(ldr_stack_t *k, uint64_t capacity)
 {
-    while (k->inside > room) {
+    while (k->inside > capacity) {
         k->edge++;
         k->inside -= *chunks_of(k, k->edge);
     }
-    while (k->edge > k->oldest && k->inside + *chunks_of(k, k->edge) <= room) {
+    while (k->edge > k->oldest &&
+           k->inside + *chunks_of(k, k->edge) <= capacity) {
         k->inside += *chunks_of(k, k->edge);
         k->edge--;
     }
     /* The younger ones of the span are in the cache. */
     uint64_t chunks = *chunks_of(k, k->edge);
-    uint64_t left = room - k->inside;
+    uint64_t left = capacity - k->inside;
     uint64_t all = (uint64_t)1 << k->shift;
 
     k->since = (k->edge << k->shift) +
@@ -178,13 +179,14 @@ ldr_guard_hits_t ldr_guard_look(const ldr_learned_t *d)
 }
 
 /* The size of the cache is what was resident when there was no room. */
-static void learn_room(ldr_learned_t *d)
+static void learn_capacity(ldr_learned_t *d)
 {
     if (d->seen > 0) {
-        int64_t by = (int64_t)d->seen - (int64_t)d->room;
+        int64_t by = (int64_t)d->seen - (int64_t)d->capacity;
 
-        d->room =
-            d->room > 0 ? (uint64_t)((int64_t)d->room + by / 16) : d->seen;
+        d->capacity = d->capacity > 0
+                          ? (uint64_t)((int64_t)d->capacity + by / 16)
+                          : d->seen;
         d->seen = 0;
     }
 }
@@ -199,7 +201,7 @@ static void rank_by(ldr_learned_t *d, bool lru)
 static void shadow_judge(ldr_learned_t *d, const ldr_guard_hits_t *hits)
 {
     float by = (float)hits->real - (float)hits->lru;
-    float chance = (float)(LOSS_LEAST + d->room / LOSS_PART);
+    float chance = (float)(LOSS_LEAST + d->capacity / LOSS_PART);
     uint32_t asked = 0;
 
     for (uint32_t i = 0; i < d->path_count; i++) {
@@ -236,12 +238,12 @@ void ldr_guard_judge(ldr_learned_t *d, const ldr_guard_hits_t *hits)
         ldr_tree_trim(&d->t, GHOSTS_LEAST, GHOST_CHUNKS_LEAST);
         return;
     }
-    learn_room(d);
-    if (d->room > 0) {
+    learn_capacity(d);
+    if (d->capacity > 0) {
         shadow_judge(d, hits);
     }
-    uint64_t room = d->room > 0 ? d->room : d->t.slot_max;
-    ldr_stack_room(&d->stack, room);
-    ldr_tree_trim(&d->t, room * GHOST_RUNS + GHOSTS_LEAST,
-                  room * GHOST_CHUNKS + GHOST_CHUNKS_LEAST);
+    uint64_t capacity = d->capacity > 0 ? d->capacity : d->t.slot_max;
+    ldr_stack_resize(&d->stack, capacity);
+    ldr_tree_trim(&d->t, capacity * GHOST_RUNS + GHOSTS_LEAST,
+                  capacity * GHOST_CHUNKS + GHOST_CHUNKS_LEAST);
 }

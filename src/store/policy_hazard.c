@@ -13,7 +13,7 @@
 #define PRIOR_SCALE 20.0f /* the same of a class beside the common curve */
 #define PRIOR_OVER 0.05f  /* the scale of classes said to be over */
 
-static float width(uint32_t bin)
+static float bin_width(uint32_t bin)
 {
     return (float)(1u << ldr_age_bits(bin));
 }
@@ -42,7 +42,7 @@ void ldr_hazard_wait(ldr_hazard_t *h, uint32_t class, uint32_t from,
 
 /* ---- hazards ---- */
 
-static float at(const float *row, int bin)
+static float bin_at(const float *row, int bin)
 {
     return bin < 0 || bin >= (int)LDR_AGES ? 0 : row[bin];
 }
@@ -54,12 +54,12 @@ static void smooth(const float *in, float *out, bool by_width)
     float part[LDR_AGES];
 
     for (uint32_t b = 0; b < LDR_AGES; b++) {
-        part[b] = by_width ? in[b] / width(b) : in[b];
+        part[b] = by_width ? in[b] / bin_width(b) : in[b];
     }
     for (int b = 0; b < (int)LDR_AGES; b++) {
-        out[b] = (at(part, b - 2) + 2 * at(part, b - 1) + 3 * part[b] +
-                  2 * at(part, b + 1) + at(part, b + 2)) /
-                 9 * (by_width ? width((uint32_t)b) : 1);
+        out[b] = (bin_at(part, b - 2) + 2 * bin_at(part, b - 1) + 3 * part[b] +
+                  2 * bin_at(part, b + 1) + bin_at(part, b + 2)) /
+                 9 * (by_width ? bin_width((uint32_t)b) : 1);
     }
 }
 
@@ -78,7 +78,8 @@ static void base_update(ldr_hazard_t *h)
     smooth(uses, uses_s, false);
     smooth(waits, waits_s, true);
     for (uint32_t b = 0; b < LDR_AGES; b++) {
-        float prior = PRIOR_RETURN / ((float)ldr_age_from(b) + width(b) / 2);
+        float prior =
+            PRIOR_RETURN / ((float)ldr_age_from(b) + bin_width(b) / 2);
 
         h->base[b] =
             (uses_s[b] + PRIOR_USES) / (waits_s[b] + PRIOR_USES / prior);
@@ -144,9 +145,9 @@ static void worth_update(const float *hazard, float *worth)
     uint32_t top = 0;
 
     for (uint32_t b = LDR_AGES; b-- > 0;) {
-        float x = hazard[b] * width(b);
+        float x = hazard[b] * bin_width(b);
         float stay = 1 / (1 + x);
-        float g = x * stay, t = width(b) * stay, l = stay;
+        float g = x * stay, t = bin_width(b) * stay, l = stay;
 
         while (top > 0 && gain[top - 1] * t > g * time[top - 1]) {
             top--;

@@ -15,7 +15,7 @@ static bool is_present(const ldr_learned_t *d, uint32_t slot)
     return slot < d->t.slot_max && d->t.slots[slot].present;
 }
 
-/* ---- requests that were told ---- */
+/* ---- requests that were announced ---- */
 
 /* Late requests, the last one first; NULL: that is all. */
 static ldr_announced_t *announced_at(ldr_learned_t *d, uint32_t back)
@@ -218,9 +218,9 @@ static void learned_time(ldr_policy_t *policy, uint32_t now_ds)
     }
 }
 
-/* A read that no request has told of: it is what there is to learn from. Those
- * above the run can only be victims once it is gone: they are told once in a
- * while. */
+/* A read that no request has announced is all there is to learn from. The runs
+ * above can only be victims once this one is gone: they are restamped only if
+ * they were not used within the last second. */
 static void learned_used(ldr_policy_t *policy, uint32_t slot)
 {
     ldr_learned_t *d = (ldr_learned_t *)policy;

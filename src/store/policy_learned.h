@@ -143,7 +143,7 @@ typedef struct ldr_stack {
 #define LDR_PATH_MAX 8192u    /* runs of one chain that are looked at */
 #define LDR_RECENT 16u        /* requests that would be noticed again */
 #define LDR_ANNOUNCED_MAX 64u /* requests whose chunks may still come */
-/* A chain that was told of so lately: reads and saves of it are no news. */
+/* A chain that was announced so lately: reads and saves of it are no news. */
 #define LDR_ANNOUNCED_DS 600u
 #define LDR_AGAIN_DS 10u /* the same request without an id: for so long */
 
@@ -169,10 +169,10 @@ typedef struct ldr_learned {
     bool timed;      /* now_ds was set */
     uint32_t wanted; /* victims are not of the request with this stamp */
     uint32_t rebuild_left;
-    uint64_t room; /* chunks of the real cache, smoothed; 0: not known */
-    uint64_t seen; /* resident when there last was no room; 0: not since */
-    float balance; /* hits beyond LRU's (policy_guard.c) */
-    float noise;   /* the sum of squares of its steps */
+    uint64_t capacity; /* chunks of the real cache, smoothed; 0: not known */
+    uint64_t seen;     /* resident when there last was no room; 0: not since */
+    float balance;     /* hits beyond LRU's (policy_guard.c) */
+    float noise;       /* the sum of squares of its steps */
     uint64_t judged, hits, hits_lru; /* since there was no room */
     uint32_t switches;
     ldr_recent_t recent[LDR_RECENT];
@@ -274,6 +274,6 @@ void ldr_guard_judge(ldr_learned_t *d, const ldr_guard_hits_t *hits);
  * at hand, `stamp`; 0: they are new. */
 void ldr_stack_use(ldr_stack_t *k, uint32_t was, uint32_t stamp,
                    uint32_t chunks);
-/* It has room for so many. */
-void ldr_stack_room(ldr_stack_t *k, uint64_t room);
+/* The cache has so many chunks. */
+void ldr_stack_resize(ldr_stack_t *k, uint64_t capacity);
 bool ldr_stack_check(const ldr_stack_t *k);

@@ -527,7 +527,7 @@ larder_status_t ldr_store_reserve(ldr_store_t *s, uint32_t entry,
      * waits for. */
     making_t making = {.tenant = space->tenant,
                        .entry = entry,
-                       .ask = chunk == LDR_NIL && !r->pin &&
+                       .ask = chunk == LDR_NIL && !r->pin && !r->wanted &&
                               r->state == LDR_SHARD_FILLING};
     page = pages_for(s, &making, r);
     if (page == LDR_NIL) {

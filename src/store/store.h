@@ -121,6 +121,11 @@ typedef struct ldr_chunk {
     X(asked_chunks, "chunks that engines asked for, once each")                \
     X(found_chunks, "chunks of those that were found")                         \
     X(matched_chunks, "chunks that matches found, however often")              \
+    X(handoffs, "promises of hand-offs, for each chain and tail")              \
+    X(handoff_kept, "promised chunks that came, or were there")                \
+    X(handoff_failed, "promised chunks that did not come")                     \
+    X(handoff_unheld, "promised chunks not held: a quarter of dram is")        \
+    X(handoffs_expired, "hand-off leases that nobody renewed")                 \
     X(removes, "shards removed")                                               \
     X(resets, "spaces reset")
 
@@ -150,7 +155,6 @@ typedef struct ldr_space {
     /* That of the last reset, if a disk was not open yet: all that the disk
      * holds is from before it, whatever its number. 0: they all were. */
     uint32_t above;
-    uint32_t reset;  /* of the last reset here; it may have been raised since */
     uint32_t tenant; /* LDR_NIL: only seen on disk so far, and nobody's */
     /* Under which it was opened. It is the tenant's only once something was
      * done under it: ldr_secret_settle(). */
@@ -191,6 +195,9 @@ typedef struct ldr_tenant {
     bool asks;         /* it has asked for memory, and so has a share */
     uint32_t share;    /* extents that others cannot ask it for */
     uint64_t asked_ns; /* when it last asked another for one; the node's */
+    /* Of hand-offs: chunks promised, and bytes held for them; the node's. */
+    uint32_t promised_slots;
+    uint64_t promised_bytes;
 
     uint64_t ssd_bytes; /* of its counted spaces: on all disks, and on each */
     uint64_t disk_bytes[LDR_DISKS_MAX];
@@ -331,19 +338,6 @@ static inline uint32_t ldr_epoch_next(uint32_t epoch, uint64_t random)
            (uint32_t)(random & LDR_EPOCH_ID_MASK);
 }
 
-/* What two members that meet go on with: the higher one; of two with the same
- * number both give way to the next, for what was saved between the two resets
- * is stale for one of them. All who meet come to the same. */
-static inline uint32_t ldr_epoch_merge(uint32_t a, uint32_t b)
-{
-    uint32_t low = a < b ? a : b, high = a < b ? b : a;
-
-    return low == high || low == 0 ||
-                   low >> LDR_EPOCH_ID_BITS != high >> LDR_EPOCH_ID_BITS
-               ? high
-               : ldr_epoch_next(high, (uint64_t)low * 31 + high);
-}
-
 /* Raises the epoch: everything put before is stale. */
 void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch);
 
@@ -445,6 +439,7 @@ typedef struct ldr_reserve {
     uint32_t now_s;
     uint32_t expires_s;
     bool pin;
+    bool wanted;             /* somebody waits for it: it is not declined */
     ldr_shard_state_t state; /* FILLING or READING */
     const uint32_t *pages;   /* those that were handed over; NULL: any */
 } ldr_reserve_t;

@@ -194,6 +194,28 @@ void ldr_get_listed(const uint8_t *at, ldr_list_row_t *row)
                     row->label);
 }
 
+size_t ldr_put_handoff(uint8_t *at, uint32_t what, const larder_token_t *token)
+{
+    ldr_put32(at, what);
+    ldr_put32(at + 4, 0);
+    memcpy(at + 8, token->bytes, sizeof(token->bytes));
+    return LDR_HANDOFF_HEAD_BYTES;
+}
+
+bool ldr_get_handoff(const uint8_t *at, size_t bytes, ldr_handoff_msg_t *m)
+{
+    if (bytes < LDR_HANDOFF_HEAD_BYTES || ldr_get32(at + 4) != 0) {
+        return false;
+    }
+    m->what = ldr_get32(at);
+    memcpy(m->token.bytes, at + 8, sizeof(m->token.bytes));
+    at += LDR_HANDOFF_HEAD_BYTES;
+    bytes -= LDR_HANDOFF_HEAD_BYTES;
+    return m->what == LDR_HANDOFF_PROMISE
+               ? ldr_get_match(at, bytes, &m->chain)
+               : m->what < LARDER_HANDOFF_COUNT && bytes == 0;
+}
+
 size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m)
 {
     size_t keys = (size_t)m->count * LARDER_KEY_BYTES;

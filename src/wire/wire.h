@@ -13,9 +13,9 @@
  * well-formed but wrong (a space nobody opened) are the handler's to refuse.
  *
  * Versions: both sides say which they speak; the highest in common is used.
- * What one side may lack beyond that is a feature bit (LDR_FEATURES). Within a
- * version the sides may differ in how many statuses, causes, tiers and figures
- * they know, because those are only ever added at the end of their lists:
+ * What one side may lack beyond that is a feature bit. Within a version the
+ * sides may differ in how many statuses, causes, tiers and figures they know,
+ * because those are only ever added at the end of their lists:
  *  - what has a place for each says how many places it has. Who reads it finds
  *    zeros in those that it knows and were not sent, and leaves out the others,
  *    or adds them to the place that larder.h names (LARDER_CAUSE_OTHER, the
@@ -64,7 +64,8 @@
     X(ANNOUNCE, 25, 0, "announce")                                             \
     X(LIST, 27, 0, "list") /* what the tenant has, page by page */             \
     X(STAGE, 28, 0, "stage")                                                   \
-    X(DESCRIBE, 29, 0, "describe") /* wire/describe.h */                       \
+    X(HANDOFF, 29, 0, "handoff")   /* only with LDR_FEATURE_HANDOFF */         \
+    X(DESCRIBE, 30, 0, "describe") /* only with LDR_FEATURE_DESCRIBE */        \
     X(EXISTS, 19, 0, "exists")                                                 \
     X(REMOVE, 20, 0, "remove")                                                 \
     X(FLUSH, 21, 0, "flush")                                                   \
@@ -99,10 +100,12 @@ enum {
     LDR_FRAME_SILENT = 1u << 1, /* no reply is wanted, not even of a failure */
 };
 
-/* What not every peer of this version has. DESCRIBE: a daemon says so only if
- * it wants to know what engines call their chunks. */
-#define LDR_FEATURE_DESCRIBE 1u
-#define LDR_FEATURES LDR_FEATURE_DESCRIBE
+/* That not every peer of this version has. */
+#define LDR_FEATURE_HANDOFF                                                    \
+    1u /* HANDOFF, and a STAGE that waits for promises */
+/* A daemon has it only if it wants to know what engines call their chunks. */
+#define LDR_FEATURE_DESCRIBE 2u
+#define LDR_FEATURES (LDR_FEATURE_HANDOFF | LDR_FEATURE_DESCRIBE)
 
 typedef struct ldr_frame {
     uint16_t opcode;
@@ -273,6 +276,23 @@ typedef struct ldr_staged {
 #define LDR_STAGED_BYTES (LDR_STAGED_HEAD_BYTES + LDR_MATCHED_BYTES)
 size_t ldr_put_staged(uint8_t *at, const ldr_staged_t *m);
 bool ldr_get_staged(const uint8_t *at, size_t bytes, ldr_staged_t *m);
+
+/* HANDOFF: what is said of a hand-off (larder_handoff_t), and its token.
+ * LDR_HANDOFF_PROMISE: as a MATCH follows. No body in the reply. */
+#define LDR_HANDOFF_PROMISE 0u
+
+typedef struct ldr_handoff_msg {
+    uint32_t what;
+    larder_token_t token;
+    ldr_match_msg_t chain; /* of a promise */
+} ldr_handoff_msg_t;
+
+#define LDR_HANDOFF_HEAD_BYTES 24u
+/* Keys that a promise has room for. */
+#define LDR_HANDOFF_KEYS (LDR_MATCH_KEYS - 1u)
+/* The head; the chain of a promise follows with ldr_put_match(). */
+size_t ldr_put_handoff(uint8_t *at, uint32_t what, const larder_token_t *token);
+bool ldr_get_handoff(const uint8_t *at, size_t bytes, ldr_handoff_msg_t *m);
 
 /* A request that is about to use a chain; no body in the reply. */
 typedef struct ldr_announce_msg {

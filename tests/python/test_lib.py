@@ -111,7 +111,8 @@ def test_constants(compiled):
 KINDS = {"uint16_t": c_uint16, "uint32_t": c_uint32, "uint64_t": c_uint64,
          "size_t": c_size_t, "int": c_int, "larder_status_t": c_int,
          "larder_cause_t": c_int, "larder_tier_t": c_int,
-         "larder_op_t": c_int, "larder_team_fn": c_void_p}
+         "larder_op_t": c_int, "larder_handoff_t": c_int,
+         "larder_team_fn": c_void_p}
 
 
 def is_pointer(kind) -> bool:

@@ -254,6 +254,6 @@ def test_what_is_worth_it(engine, transport, kind):
         assert caught.value.status == _lib.E_INVALID
     with pytest.raises(_lib.LarderError) as caught:
         params = _lib.StageParams(tiers=1)
-        params.field_mask = 64
+        params.field_mask = 128
         space.stage(rules, data, 8, MS, params)
     assert caught.value.status == _lib.E_UNSUPPORTED

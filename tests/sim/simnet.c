@@ -1,4 +1,4 @@
-#include "sim/simnet.h"
+#include "sim/simnet_int.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -9,293 +9,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 
-#define THREADS_MAX 4096u
-#define STREAMS_MAX 16384u
-#define READ_NS 50u
-#define BACKLOG 64u
 #define PIECE 4096u /* a kernel takes no less than that if it has room */
-
-typedef struct thread {
-    sim_net_t *net;
-    pthread_t id;
-    pthread_cond_t go;
-    void *(*run)(void *);
-    void *arg;
-    bool ready, done, joined;
-    const void *channel; /* what wakes it */
-    uint64_t until_ns, stopped_ns;
-} thread_t;
-
-/* Bytes on their way, of one direction. */
-typedef struct flight {
-    struct flight *next;
-    uint64_t at_ns; /* when they arrive */
-    size_t used, bytes;
-    uint8_t data[];
-} flight_t;
-
-typedef struct pipe_one {
-    flight_t *head, **end;
-    size_t bytes;     /* sent and not taken */
-    uint64_t last_ns; /* the last of them arrives */
-} pipe_one_t;
-
-typedef struct wire wire_t;
-
-typedef struct wire_end {
-    wire_t *wire;
-    bool server;
-} wire_end_t;
-
-struct wire {
-    sim_net_t *net;
-    wire_end_t client, server;
-    unsigned port;
-    unsigned from; /* the client's place; 0: not said */
-    pipe_one_t to_server, to_client;
-    bool broken, client_closed, server_closed;
-};
-
-typedef struct sim_listener {
-    sim_net_t *net;
-    unsigned port;
-    bool closed;
-    wire_t *backlog[BACKLOG];
-    unsigned count;
-    struct sim_listener *next;
-} sim_listener_t;
-
-struct sim_net {
-    pthread_mutex_t lock;
-    uint64_t now_ns;
-    ldr_rand_t rand;
-    thread_t threads[THREADS_MAX];
-    unsigned thread_count;
-    thread_t *running;
-    ldr_clock_t clock;
-    ldr_threads_t ops;
-    ldr_transport_ops_t transport;
-    ldr_transport_ops_t places[SIM_PLACES];
-    bool cuts[SIM_PLACES][SIM_PLACES]; /* from, to */
-    sim_path_t path;
-    sim_listener_t *listeners;
-    wire_t *wires[STREAMS_MAX];
-    unsigned wire_count;
-};
-
-static __thread thread_t *me;
-
-/* ---- threads ---- */
-
-static uint64_t due_ns(const thread_t *t)
-{
-    return t->ready ? t->stopped_ns : ldr_max64(t->until_ns, t->stopped_ns);
-}
-
-/* Lets another run, chosen by chance among those that can. With the lock. */
-static void pass_on(sim_net_t *net)
-{
-    thread_t *can[THREADS_MAX];
-    unsigned count = 0;
-    uint64_t next_ns = UINT64_MAX;
-
-    for (unsigned i = 0; i < net->thread_count; i++) {
-        if (!net->threads[i].done) {
-            next_ns = ldr_min64(next_ns, due_ns(&net->threads[i]));
-        }
-    }
-    if (next_ns == UINT64_MAX) {
-        fprintf(stderr, "simulation: all threads wait for ever\n");
-        abort();
-    }
-    net->now_ns = ldr_max64(net->now_ns, next_ns);
-    for (unsigned i = 0; i < net->thread_count; i++) {
-        thread_t *t = &net->threads[i];
-
-        if (!t->done && due_ns(t) <= net->now_ns) {
-            can[count++] = t;
-        }
-    }
-    net->running = can[ldr_rand_below(&net->rand, count)];
-    pthread_cond_signal(&net->running->go);
-}
-
-static void await_turn(thread_t *t)
-{
-    while (t->net->running != t) {
-        pthread_cond_wait(&t->go, &t->net->lock);
-    }
-    t->ready = true;
-    t->channel = NULL;
-    t->until_ns = UINT64_MAX;
-}
-
-/* Waits for the channel or the time. With the lock. */
-static void block(sim_net_t *net, const void *channel, uint64_t until_ns)
-{
-    me->channel = channel;
-    me->until_ns = until_ns;
-    me->ready = false;
-    pass_on(net);
-    await_turn(me);
-}
-
-static void wake(sim_net_t *net, const void *channel)
-{
-    for (unsigned i = 0; i < net->thread_count; i++) {
-        if (net->threads[i].channel == channel) {
-            net->threads[i].ready = true;
-        }
-    }
-}
-
-static void *thread_main(void *arg)
-{
-    thread_t *t = arg;
-
-    me = t;
-    pthread_mutex_lock(&t->net->lock);
-    await_turn(t);
-    pthread_mutex_unlock(&t->net->lock);
-    t->run(t->arg);
-    pthread_mutex_lock(&t->net->lock);
-    t->done = true;
-    wake(t->net, t);
-    pass_on(t->net);
-    pthread_mutex_unlock(&t->net->lock);
-    return NULL;
-}
-
-static thread_t *thread_new(sim_net_t *net)
-{
-    if (net->thread_count == THREADS_MAX) {
-        return NULL;
-    }
-    thread_t *t = &net->threads[net->thread_count++];
-    *t = (thread_t){.net = net, .ready = true, .until_ns = UINT64_MAX};
-    pthread_cond_init(&t->go, NULL);
-    return t;
-}
-
-static bool op_start(void *arg, pthread_t *thread, const char *name,
-                     void *(*run)(void *), void *run_arg)
-{
-    sim_net_t *net = arg;
-
-    (void)name;
-    pthread_mutex_lock(&net->lock);
-    thread_t *t = thread_new(net);
-    bool ok = t != NULL;
-    if (ok) {
-        t->run = run;
-        t->arg = run_arg;
-        ok = pthread_create(&t->id, NULL, thread_main, t) == 0;
-        *thread = t->id;
-    }
-    pthread_mutex_unlock(&net->lock);
-    return ok;
-}
-
-static void join(sim_net_t *net, thread_t *t)
-{
-    pthread_mutex_lock(&net->lock);
-    while (!t->done) {
-        block(net, t, UINT64_MAX);
-    }
-    t->joined = true;
-    pthread_mutex_unlock(&net->lock);
-    pthread_join(t->id, NULL);
-}
-
-static void op_join(void *arg, pthread_t id)
-{
-    sim_net_t *net = arg;
-
-    for (unsigned i = 1; i < net->thread_count; i++) {
-        /* An id comes again once its thread has been joined. */
-        if (!net->threads[i].joined && pthread_equal(net->threads[i].id, id)) {
-            join(net, &net->threads[i]);
-            return;
-        }
-    }
-}
-
-static void op_wait(void *arg, pthread_cond_t *cond, pthread_mutex_t *lock,
-                    uint64_t until_ns)
-{
-    sim_net_t *net = arg;
-
-    pthread_mutex_lock(&net->lock);
-    pthread_mutex_unlock(lock);
-    block(net, cond, until_ns);
-    pthread_mutex_unlock(&net->lock);
-    pthread_mutex_lock(lock);
-}
-
-static void op_wake(void *arg, pthread_cond_t *cond, bool all)
-{
-    sim_net_t *net = arg;
-
-    (void)all; /* who is woken for nothing looks and waits again */
-    pthread_mutex_lock(&net->lock);
-    wake(net, cond);
-    pthread_mutex_unlock(&net->lock);
-}
-
-static void op_sleep(void *arg, uint64_t ns)
-{
-    sim_net_t *net = arg;
-
-    pthread_mutex_lock(&net->lock);
-    block(net, NULL, net->now_ns + ns);
-    pthread_mutex_unlock(&net->lock);
-}
-
-static uint64_t op_now(void *arg)
-{
-    sim_net_t *net = arg;
-
-    pthread_mutex_lock(&net->lock);
-    if (me != NULL) { /* others look, and change nothing */
-        net->now_ns += READ_NS;
-    }
-    uint64_t now_ns = net->now_ns;
-    pthread_mutex_unlock(&net->lock);
-    return now_ns;
-}
-
-static uint64_t op_wall(void *arg)
-{
-    return op_now(arg) / SIM_MS;
-}
-
-unsigned sim_start(sim_net_t *net, void *(*run)(void *), void *arg)
-{
-    pthread_t id;
-    unsigned number = net->thread_count;
-
-    return op_start(net, &id, "", run, arg) ? number : 0;
-}
-
-void sim_join(sim_net_t *net, unsigned thread)
-{
-    join(net, &net->threads[thread]);
-}
-
-void sim_stop(sim_net_t *net, unsigned thread, uint64_t until_ns)
-{
-    net->threads[thread].stopped_ns = until_ns;
-}
-
-void sim_sleep(sim_net_t *net, uint64_t ns)
-{
-    op_sleep(net, ns);
-}
-
-uint64_t sim_now(sim_net_t *net)
-{
-    return net->now_ns;
-}
 
 /* ---- streams ---- */
 
@@ -326,7 +40,7 @@ static pipe_one_t *pipe_out(const ldr_stream_t *s)
 static bool places_cut(const sim_net_t *net, unsigned from, unsigned to)
 {
     return from > 0 && from < SIM_PLACES && to < SIM_PLACES &&
-           net->cuts[from][to];
+           net->cuts[from][to] > 0;
 }
 
 static bool is_cut(const wire_t *w, bool to_server)
@@ -411,7 +125,7 @@ static ssize_t sim_read(ldr_stream_t *s, const struct iovec *iov,
         }
     }
     if (got > 0) {
-        wake(net, w);
+        sim_wake(net, w);
     }
     pthread_mutex_unlock(&net->lock);
     return got;
@@ -470,7 +184,7 @@ static ssize_t sim_write(ldr_stream_t *s, const struct iovec *iov,
         }
     }
     if (sent > 0) {
-        wake(net, w);
+        sim_wake(net, w);
     }
     pthread_mutex_unlock(&net->lock);
     return sent;
@@ -493,7 +207,7 @@ static int sim_poll(ldr_stream_t *s, short events, uint64_t until_ns)
             break;
         }
         next_ns = (events & POLLIN) != 0 ? next_ns : UINT64_MAX;
-        block(net, w, ldr_min64(until_ns, next_ns));
+        sim_block(net, w, ldr_min64(until_ns, next_ns));
     }
     pthread_mutex_unlock(&net->lock);
     return ready;
@@ -513,7 +227,7 @@ static void sim_close(ldr_stream_t *s)
         w->client_closed = true;
     }
     s->fd = -1;
-    wake(w->net, w);
+    sim_wake(w->net, w);
     pthread_mutex_unlock(&w->net->lock);
 }
 
@@ -571,9 +285,9 @@ static int sim_connect(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
             error = -ETIMEDOUT;
         } else {
             look_ns = ldr_min64(look_ns, stop->deadline_ns);
-            block(net, &net->path,
-                  net->now_ns < there_ns ? ldr_min64(look_ns, there_ns)
-                                         : look_ns);
+            sim_block(net, &net->path,
+                      net->now_ns < there_ns ? ldr_min64(look_ns, there_ns)
+                                             : look_ns);
         }
     }
     sim_listener_t *l = find_listener(net, port);
@@ -585,7 +299,7 @@ static int sim_connect(const ldr_transport_ops_t *ops, const ldr_dest_t *to,
 
         w->from = from;
         l->backlog[l->count++] = w;
-        wake(net, l);
+        sim_wake(net, l);
         *s = (ldr_stream_t){
             .ops = ops, .fd = (int)net->wire_count, .state = &w->client};
     }
@@ -646,7 +360,7 @@ static int accept_one(ldr_listening_t *from, uint64_t until_ns, ldr_stream_t *s)
 
     pthread_mutex_lock(&net->lock);
     while (l->count == 0 && !l->closed && net->now_ns < until_ns) {
-        block(net, l, until_ns);
+        sim_block(net, l, until_ns);
     }
     int error = l->closed ? -EPIPE : l->count == 0 ? -EAGAIN : 0;
     if (error == 0) {
@@ -664,9 +378,10 @@ static int accept_one(ldr_listening_t *from, uint64_t until_ns, ldr_stream_t *s)
 static void break_wires(sim_net_t *net, unsigned port)
 {
     for (unsigned i = 0; i < net->wire_count; i++) {
-        if (port == 0 || net->wires[i]->port == port) {
+        if (!net->wires[i]->broken &&
+            (port == 0 || net->wires[i]->port == port)) {
             net->wires[i]->broken = true;
-            wake(net, net->wires[i]);
+            sim_wake(net, net->wires[i]);
         }
     }
 }
@@ -678,8 +393,22 @@ static void unlisten(ldr_listening_t *from)
     pthread_mutex_lock(&l->net->lock);
     l->closed = true;
     l->count = 0;
-    wake(l->net, l);
+    sim_wake(l->net, l);
     pthread_mutex_unlock(&l->net->lock);
+}
+
+void sim_break_place(sim_net_t *net, unsigned place)
+{
+    pthread_mutex_lock(&net->lock);
+    for (unsigned i = 0; i < net->wire_count; i++) {
+        wire_t *w = net->wires[i];
+
+        if (!w->broken && (w->port == place || w->from == place)) {
+            w->broken = true;
+            sim_wake(net, w);
+        }
+    }
+    pthread_mutex_unlock(&net->lock);
 }
 
 void sim_kill(sim_net_t *net, unsigned port)
@@ -689,7 +418,7 @@ void sim_kill(sim_net_t *net, unsigned port)
     if (l != NULL) {
         l->closed = true;
         l->count = 0;
-        wake(net, l);
+        sim_wake(net, l);
     }
     break_wires(net, port);
     pthread_mutex_unlock(&net->lock);
@@ -710,7 +439,7 @@ const ldr_transport_ops_t *sim_transport_at(sim_net_t *net, unsigned place)
 
 void sim_cut(sim_net_t *net, unsigned from, unsigned to, bool cut)
 {
-    net->cuts[from][to] = cut;
+    net->cuts[from][to] += cut ? 1u : -1u;
     sim_path_changed(net);
 }
 
@@ -722,9 +451,11 @@ sim_path_t *sim_path(sim_net_t *net)
 void sim_path_changed(sim_net_t *net)
 {
     pthread_mutex_lock(&net->lock);
-    wake(net, &net->path);
+    sim_wake(net, &net->path);
     for (unsigned i = 0; i < net->wire_count; i++) {
-        wake(net, net->wires[i]);
+        if (!net->wires[i]->broken) {
+            sim_wake(net, net->wires[i]);
+        }
     }
     pthread_mutex_unlock(&net->lock);
 }
@@ -741,9 +472,7 @@ sim_net_t *sim_net_new(uint64_t seed)
     pthread_mutex_init(&net->lock, NULL);
     net->now_ns = 1000 * SIM_MS;
     ldr_rand_seed(&net->rand, seed);
-    net->clock = (ldr_clock_t){op_now, op_wall, net};
-    net->ops =
-        (ldr_threads_t){op_start, op_join, op_wait, op_wake, op_sleep, net};
+    sim_threads_open(net);
     net->transport = (ldr_transport_ops_t){
         .name = "sim",
         .connect = sim_connect,
@@ -759,7 +488,6 @@ sim_net_t *sim_net_new(uint64_t seed)
     net->path = (sim_path_t){.delay_min_ns = 20000,
                              .delay_max_ns = 200000,
                              .window = (size_t)256 << 10};
-    me = net->running = thread_new(net);
     return net;
 }
 
@@ -786,11 +514,8 @@ void sim_net_free(sim_net_t *net)
         net->listeners = l->next;
         free(l);
     }
-    for (unsigned i = 0; i < net->thread_count; i++) {
-        pthread_cond_destroy(&net->threads[i].go);
-    }
+    sim_threads_close(net);
     pthread_mutex_destroy(&net->lock);
-    me = NULL;
     free(net);
 }
 

@@ -47,6 +47,10 @@ void sim_sleep(sim_net_t *net, uint64_t ns);
 unsigned sim_start(sim_net_t *net, void *(*run)(void *), void *arg);
 void sim_join(sim_net_t *net, unsigned thread);
 void sim_stop(sim_net_t *net, unsigned thread, uint64_t until_ns);
+/* A thread belongs to the place of the one that began it, or to that which it
+ * says itself. All threads of a place do nothing before this time. */
+void sim_place(sim_net_t *net, unsigned place);
+void sim_stop_place(sim_net_t *net, unsigned place, uint64_t until_ns);
 
 /* The row's listen(), at a port: its backlog holds connections that nobody has
  * accepted, also while its threads are stopped. */
@@ -59,8 +63,11 @@ void sim_kill(sim_net_t *net, unsigned port);
  * is there, and who listens at the port of the same number. */
 #define SIM_PLACES 32u
 const ldr_transport_ops_t *sim_transport_at(sim_net_t *net, unsigned place);
-/* What one place sends to another does not arrive, until it is mended. */
+/* What one place sends to another does not arrive, until it is mended as often
+ * as it was cut. */
 void sim_cut(sim_net_t *net, unsigned from, unsigned to, bool cut);
+/* All connections from and to this place break. */
+void sim_break_place(sim_net_t *net, unsigned place);
 
 sim_path_t *sim_path(sim_net_t *net);
 /* Who waits looks again: after a change of the path. */

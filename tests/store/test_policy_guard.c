@@ -77,7 +77,7 @@ static void test_is_lru(void **state)
                 in += has;
             }
             shelf_use(&s, thing);
-            ldr_stack_room(&s.stack, room);
+            ldr_stack_resize(&s.stack, room);
             assert_true(s.stack.inside <= room);
         }
         assert_true(ldr_stack_check(&s.stack));
@@ -100,14 +100,14 @@ static void test_odd(void **state)
         s.chunks[i % 100] = 3;
         s.used[i % 100] = s.stamp - 1;
         shelf_use(&s, i % 100);
-        ldr_stack_room(&s.stack, 150);
+        ldr_stack_resize(&s.stack, 150);
         assert_true(ldr_stack_check(&s.stack));
     }
     s.stamp = UINT32_MAX - 2000;
     for (uint32_t i = 0; i < 5000; i++) {
         s.stamp += 1 + (s.stamp == UINT32_MAX);
         shelf_use(&s, i % 100);
-        ldr_stack_room(&s.stack, 150);
+        ldr_stack_resize(&s.stack, 150);
         assert_true(ldr_stack_check(&s.stack));
     }
     /* The last half of those used in turn. */

@@ -835,6 +835,7 @@ static inline bool form_read_ends(const uint8_t *at, size_t bytes,
     X(announce)                                                                \
     X(describe)                                                                \
     X(stage)                                                                   \
+    X(handoff)                                                                 \
     X(staged)                                                                  \
     X(places)                                                                  \
     X(list)                                                                    \

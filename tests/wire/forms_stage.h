@@ -32,6 +32,32 @@ static inline bool form_read_stage(const uint8_t *at, size_t bytes,
     return true;
 }
 
+static inline size_t form_make_handoff(ldr_rand_t *r, uint8_t *at)
+{
+    uint32_t what = (uint32_t)ldr_rand_below(r, LARDER_HANDOFF_COUNT);
+    larder_token_t token;
+
+    form_random(r, token.bytes, sizeof(token.bytes));
+    size_t n = ldr_put_handoff(at, what, &token);
+    return what == LDR_HANDOFF_PROMISE ? n + form_make_match(r, at + n) : n;
+}
+
+static inline bool form_read_handoff(const uint8_t *at, size_t bytes,
+                                     uint8_t *again, size_t *again_bytes)
+{
+    ldr_handoff_msg_t m;
+
+    if (!ldr_get_handoff(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.what < LARDER_HANDOFF_COUNT);
+    *again_bytes = ldr_put_handoff(again, m.what, &m.token);
+    if (m.what == LDR_HANDOFF_PROMISE) {
+        *again_bytes += ldr_put_match(again + *again_bytes, &m.chain);
+    }
+    return true;
+}
+
 static inline size_t form_make_staged(ldr_rand_t *r, uint8_t *at)
 {
     ldr_staged_t m = {.lease = ldr_rand_next(r), .match = form_matched(r)};

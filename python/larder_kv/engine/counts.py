@@ -22,6 +22,7 @@ BY_REASON = {
                        "vLLM's own cache",
     "missed_tokens": "tokens of these chunks",
     "saves_dropped": "saves that were given up",
+    "handoffs_refused": "requests that went without their hand-off",
 }
 # As they are now, the largest of all ranks; in the log the largest of a while.
 GAUGES = {
@@ -34,6 +35,9 @@ COUNTERS = {
     "hit_tokens": "tokens whose KV was loaded instead of computed",
     "local": "lookups that vLLM's own prefix cache made needless",
     "late": "lookups that were not done in lookup_ms",
+    "handoffs_given": "prompts that were handed off, as the prefill side",
+    "handoffs_taken": "prompts that were loaded whole, as the decode side",
+    "handoffs_short": "prompts that were not all there, as the decode side",
     "waited": "times a request waited for another that loads the same",
     "skipped_numbered_images": "requests whose images have no lasting name",
     "loads": "loads that were done",

@@ -147,6 +147,10 @@ class Holds:
     def needed(self, move: Move) -> Iterator[int]:
         """The blocks that it reads. (A chunk of which one is not there is not
         saved; to hold the others is no harm.)"""
+        if move.in_tail:
+            for _, ids in move.tables:
+                yield from (i for i in ids if i != _lib.NULL_BLOCK)
+            return
         chunks = range(move.begin // self._size, move.end // self._size)
         for (begin, end), (first, ids) in zip(self._stored, move.tables):
             for chunk in chunks:

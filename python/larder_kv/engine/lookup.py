@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.engine import kv
+from larder_kv.engine import handoff, kv
 
 logger = logging.getLogger("larder")
 
@@ -36,6 +36,7 @@ LINK_SPEED = 2e10  # bytes a second: of a GPU's link, until it is known
 JOIN_SECONDS = 5
 RELEASE_CHUNKS = 64  # more than this: a thread gives them back
 LOOKS_MAX = 256  # requests that wait for adapters' files
+TAKES_MAX = 64  # hand-offs that are waited for; more go without waiting
 LIMITS = {_lib.LIMIT_TIER: "tier", _lib.LIMIT_SLOWER: "slower",
           _lib.LIMIT_BYTES: "crowded"}  # why not all that was found
 LOST = ("absent", "evicted", "corrupt", "stale", "io")  # causes
@@ -100,7 +101,7 @@ class Lookup:
                  "until", "deadline", "done", "left", "lease", "memory",
                  "booked", "crowded", "chunks", "matched", "stored",
                  "reason", "tier_bytes", "found", "ended", "tiers", "claimed",
-                 "over", "waited", "then", "own", "member")
+                 "over", "waited", "then", "own", "taken", "member")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float,
@@ -136,6 +137,7 @@ class Lookup:
         # The engine has all of it: nothing is staged, only what the store has
         # is found out, which need not be saved again.
         self.own = False
+        self.taken: handoff.Taken | None = None  # a hand-off's decode side
 
     def wait(self, seconds: float) -> None:
         """For its end, once: who asks again has waited."""
@@ -167,7 +169,7 @@ class Finder:
         # An engine that cannot be told of a failed load: only of one group
         # whose blocks are all there can it compute the rest.
         self.fetches = not self.whole and not reports
-        self._eagle = eagle
+        self.eagle = eagle
         self._options = options
         self._block = groups[0].block_tokens
         self._size = described.chunk_tokens
@@ -182,6 +184,8 @@ class Finder:
         self._jobs: queue.SimpleQueue[
             Lookup | Told | Callable[[], None] | None] = queue.SimpleQueue()
         self._left: deque[Lookup] = deque()  # with much to give back
+        self.tails: handoff.Tails | None = None  # once there were hand-offs
+        self._takers: list[threading.Thread] = []
         # Those whose files have to be looked at first: a disk may hang, and
         # shall hold up nobody else.
         self._looks: queue.SimpleQueue[Lookup | Told | None] = (
@@ -212,6 +216,25 @@ class Finder:
         look = Lookup(request_id, keys, limit, tiers, seconds, member)
         look.told, look.own = told, own
         self._put(look, told)
+        return look
+
+    def take(self, request_id: str, hand: handoff.Handoff,
+             tails: handoff.Tails, told: Told | None) -> Lookup:
+        """A hand-off's decode side. It may wait for the prefill side, so it
+        gets a thread of its own: lookups of others do not wait for it."""
+        look = Lookup(request_id, hand.keys, hand.chunks, None,
+                      hand.wait_seconds)
+        look.told, look.taken = told, handoff.Taken(hand)
+        self.tails = tails
+        self._takers = [one for one in self._takers if one.is_alive()]
+        if len(self._takers) >= TAKES_MAX:
+            look.deadline = look.began  # what is there by then
+            self._jobs.put(look)
+            return look
+        thread = threading.Thread(target=self._look, args=(look,),
+                                  name="larder-handoff", daemon=True)
+        self._takers.append(thread)
+        thread.start()
         return look
 
     def tell(self, told: Told) -> None:
@@ -250,23 +273,42 @@ class Finder:
 
     def claimable(self, look: Lookup) -> int:
         """Tokens of the prefix that can be claimed."""
+        if look.taken is not None:
+            return self._taken_tokens(look)
         end = look.chunks * self._size
-        if self._eagle and self.whole and end > 0:
+        if self.eagle and self.whole and end > 0:
             # As the engine's own lookup does: the drafter needs the last
             # block's hidden states. (Other models: see _find.)
             end -= self._block
         return end
+
+    def _taken_tokens(self, look: Lookup) -> int:
+        """All of the prompt: the engine computes its last token again by
+        itself. Or, if the tail did not come, chunks, and not the last token."""
+        hand = look.taken.hand
+        if look.taken.whole:
+            return hand.tokens
+        return min(look.chunks,
+                   (hand.tokens - 1) // self._size) * self._size
+
+    def most(self, look: Lookup) -> int:
+        """Tokens that could be claimed at all."""
+        return (look.taken.hand.tokens - 1 if look.taken is not None
+                else look.limit * self._size)
 
     def close(self) -> bool:
         """False: a thread is still at work, with the node and the space."""
         for _ in range(THREADS):
             self._jobs.put(None)
         self._looks.put(None)
-        for thread in self._threads:
+        threads = [*self._threads, *self._takers]
+        for thread in threads:
             thread.join(timeout=JOIN_SECONDS)
-        if any(thread.is_alive() for thread in self._threads):
+        if any(thread.is_alive() for thread in threads):
             return False
         self.layout.close()
+        if self.tails is not None:
+            self.tails.close()
         return True
 
     # ---- the threads' ----
@@ -287,45 +329,66 @@ class Finder:
             if not isinstance(look, Lookup):
                 look()
                 continue
-            if look.done:  # and left
-                continue
-            try:
-                if look.told is not None:
-                    look.told.name(self._space)
-                    look.keys = look.told.keys
-                if not look.left:
-                    self._find(look)
-            except Unnamed:  # which was said
-                look.reason = "error"
-            except _lib.LarderError as error:
-                # The library warns when the node begins to refuse it.
-                look.reason = {_lib.E_OFFLINE: "offline",
-                               _lib.E_DENIED: "denied",
-                               _lib.E_VERSION: "version",
-                               _lib.E_DEADLINE: "deadline",
-                               _lib.E_FULL: "full"}.get(error.status, "error")
-                logger.debug("larder: lookup of %s: %s", look.request_id,
-                             error)
-            except Exception:
-                look.reason = "error"
-                logger.exception("larder: lookup of %s", look.request_id)
-            look.ended = time.monotonic()
-            if look.chunks == 0:
-                self._release(look)  # others may have the room
-            with self.lock:
-                look.done = True
-                left = look.left
-            if look.then is not None and not left:
-                look.then()
-            look.over.release()
-            if left:
-                self._release(look)
+            if not look.done:  # else it was left
+                self._look(look)
+
+    def _look(self, look: Lookup) -> None:
+        try:
             if look.told is not None:
-                self._announce(look.told, self._options.lookup_ms)
-            if self._events is not None:
-                self._events.looked(look)
-            if look.reason == "slower":
-                self._probe(look)
+                look.told.name(self._space)
+                if look.taken is None:
+                    look.keys = look.told.keys
+            if not look.left:
+                if look.taken is not None:
+                    self._take(look)
+                else:
+                    self._find(look)
+        except Unnamed:  # which was said
+            look.reason = "error"
+        except _lib.LarderError as error:
+            # The library warns when the node begins to refuse it.
+            look.reason = {_lib.E_OFFLINE: "offline",
+                           _lib.E_DENIED: "denied",
+                           _lib.E_VERSION: "version",
+                           _lib.E_DEADLINE: "deadline",
+                           _lib.E_FULL: "full"}.get(error.status, "error")
+            logger.debug("larder: lookup of %s: %s", look.request_id, error)
+        except Exception:
+            look.reason = "error"
+            logger.exception("larder: lookup of %s", look.request_id)
+        look.ended = time.monotonic()
+        if look.chunks == 0 and not (look.taken and look.taken.whole):
+            self._release(look)  # others may have the room
+        with self.lock:
+            look.done = True
+            left = look.left
+        if look.then is not None and not left:
+            look.then()
+        look.over.release()
+        if left:
+            self._release(look)
+        if look.told is not None:
+            self._announce(look.told, self._options.lookup_ms)
+        if self._events is not None and look.taken is None:
+            self._events.looked(look)
+        if look.reason == "slower":
+            self._probe(look)
+
+    def _take(self, look: Lookup) -> None:
+        """Stages a hand-off, whatever it costs: the engine was chosen so as
+        not to compute it."""
+        lease, match = look.taken.stage(self._space, self.layout, self.tails,
+                                        look.left_ms, lambda: look.left)
+        look.found = time.monotonic()
+        look.matched = look.stored = match.found
+        look.reason = _lib.CAUSES[match.cause]
+        sizes = list(match.tier_bytes[:len(_lib.TIERS)])
+        sizes[0] += look.taken.tail_bytes
+        look.tier_bytes = tuple(sizes)
+        look.lease, look.chunks = lease, match.chunks
+        with self.lock:
+            look.booked = sum(look.tier_bytes)
+            self._held += look.booked
 
     def _release_left(self) -> None:
         with contextlib.suppress(IndexError):
@@ -345,6 +408,8 @@ class Finder:
     def _release(self, look: Lookup) -> None:
         lease, look.lease = look.lease, None
         memory, look.memory = look.memory, None
+        if look.taken is not None:
+            look.taken.release()
         if lease is not None:
             lease.release()
         if memory is not None:
@@ -405,7 +470,7 @@ class Finder:
         look.matched = look.stored = match.found
         if match.found > 0 and not self._hold_known:
             self._learn_room()
-        if (self._eagle and not self.whole and lease is not None
+        if (self.eagle and not self.whole and lease is not None
                 and match.chunks == match.found):
             # The drafter needs hidden states before the first token that is
             # computed; here a hit ends with a chunk.

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.engine import ahead, cores, early, hold, kv, pages, reports
+from larder_kv.engine import (ahead, cores, early, handoff, hold, kv, pages,
+                              reports)
 from larder_kv.engine.counts import Counts
 from larder_kv.engine.moves import Move, Step
 
@@ -62,6 +63,9 @@ class Mover:
                                 described.chunk_tokens, described.label,
                                 chunk_bytes=described.chunk_bytes)
         self._layout: _lib.Layout | None = None  # between start() and stop()
+        # For tails; made with the first one, by whichever thread has it.
+        self._tail: tuple[_lib.Space, _lib.Layout] | None = None
+        self._tail_lock = threading.Lock()
         self._gpu: _lib.Gpu | None = None  # the node's memory is registered
         self._caches: dict[str, Any] = {}  # keeps the memory alive
         self._max_tokens = max_tokens
@@ -258,8 +262,9 @@ class Mover:
             self._done.add(move.request_id)
             if not good:
                 self._failed.add(move.request_id)
-                for _, ids in move.tables:
-                    self._bad_blocks.update(ids)
+                for part in (move, move.tail):
+                    for _, ids in part.tables if part is not None else ():
+                        self._bad_blocks.update(ids)
                 self._bad_blocks.discard(_lib.NULL_BLOCK)
             self._ended.notify()
 
@@ -286,6 +291,23 @@ class Mover:
             request.after = move.after.cuda_event
         return request
 
+    def _where(self, move: Move) -> tuple[_lib.Space, _lib.Layout]:
+        """Where its chunks are, and how they lie in memory."""
+        if not move.in_tail:
+            return self.space, self._layout
+        with self._tail_lock:
+            if self._tail is None:
+                model = handoff.tail_model(self.model)
+                layout = self.layout_of(model)
+                self._tail = self.node.space(
+                    model.descriptor, model.shards, model.chunk_tokens,
+                    model.label), layout
+            return self._tail
+
+    def layout_of(self, model: kv.Model) -> _lib.Layout:
+        """The engine's memory, for chunks of another size."""
+        raise NotImplementedError
+
     def _run(self, move: Move, timeout_ms: int,
              load: bool) -> tuple[int, _lib.Move]:
         if move.ready is not None:
@@ -295,8 +317,17 @@ class Mover:
             move.entered.release()
         if move.memory:
             return self._place(move.memory, request), request
-        run = self.space.load if load else self.space.save
-        return run(self._layout, request), request
+        space, layout = self._where(move)
+        status = _lib.OK
+        if move.begin < move.end:  # else there is nothing before the tail
+            run = space.load if load else space.save
+            status = run(layout, request)
+        if move.tail is None or status != _lib.OK:
+            return status, request
+        move.tail.after = move.after
+        status, rest = self._run(move.tail, timeout_ms, load)
+        rest.bytes += request.bytes
+        return status, rest
 
     def _place(self, path: str, request: _lib.Move) -> int:
         """vLLM cannot be told of a failure here: it would end. Too many open
@@ -387,7 +418,8 @@ class Mover:
     def _reserve(self, move: Move
                  ) -> tuple[_lib.Move, int, _lib.Rooms | None]:
         request = self._request(move, self.options.save_ms)
-        return request, *self.space.reserve(self._layout, request)
+        space, layout = self._where(move)
+        return request, *space.reserve(layout, request)
 
     def _fill(self, move: Move,
               timeout_ms: int) -> tuple[int, _lib.Move]:
@@ -519,6 +551,9 @@ class Mover:
         self._ahead = self._huge = None
         if self._layout is not None:
             self._layout.close()
+        tail, self._tail = self._tail, None
+        for part in tail or ():
+            part.close()
         self._layout, self._caches = None, {}
         return True
 

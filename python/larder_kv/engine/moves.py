@@ -20,6 +20,8 @@ class Move:
     ttl_ms: int = 0
     memory: str = ""  # load: from here, where it was fetched to
     token: bytes = b""  # load: of the lease that holds it
+    in_tail: bool = False  # its chunks are a tail's (see handoff)
+    tail: Move | None = None  # load: after it
     job: int = 0  # save: its number, if one wants to know what became of it
     held: bool = False  # save: its blocks are, so that a thread may make it
     after: Any = None  # in a worker, on a GPU: the event that its copy awaits

@@ -78,7 +78,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                                        described, node.url)
                          if events.enabled(vllm_config) else None)
             self._scheduler = Scheduler(vllm_config, options, described, node,
-                                        announced)
+                                        announced, len(owners) == 1)
             self._scheduler.describer = describe.make(
                 vllm_config, kv_cache_config, described, self._scheduler.space,
                 self._scheduler.finder.later, options.pod)
@@ -180,14 +180,12 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
             self, request: Request,
             block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._scheduler.finished(request)
-        return False, None
+        return False, self._scheduler.finished(request)
 
     def request_finished_all_groups(
             self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._scheduler.finished(request)
-        return False, None
+        return False, self._scheduler.finished(request)
 
     def get_external_cache_hit_sources(
             self, request: Request,

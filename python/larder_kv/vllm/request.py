@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 SWITCHES = ("skip_save", "skip_load", "ttl_ms", "tiers", "class", "closed",
-            "template", "member")
+            "template", "member", "handoff")
 
 
 class Switches:
     """`larder` in a request's kv_transfer_params."""
 
-    __slots__ = ("skip_save", "skip_load", "ttl_ms", "tiers", "hint", "member")
+    __slots__ = ("skip_save", "skip_load", "ttl_ms", "tiers", "hint", "member",
+                 "handoff")
 
     def __init__(self, params: dict[str, Any] | None):
         given = (params or {}).get("larder") or {}
@@ -51,6 +52,8 @@ class Switches:
             raise ValueError(f"member is the name of a node of the cluster, "
                              f"not {self.member!r}")
         self.hint = _hint(given)
+        # What a prefill engine has answered: checked where it is used.
+        self.handoff: Any = given.get("handoff")
 
 
 def _hint(given: dict[str, Any]) -> int:
@@ -200,6 +203,16 @@ class Prompt:
         """What else than its tokens names its first chunks. Reads files."""
         self._adapter = adapters.look(self.request.lora_request)
         return self._extra(size, 0, chunks)
+
+    def extra_of(self, size: int, first: int,
+                 end: int) -> list[bytes] | None:
+        """What else than its tokens names these chunks of so many tokens."""
+        if self._plain():
+            return None
+        before, self._mm = self._mm, 0
+        found = self._extra(size, first, end)
+        self._mm = before
+        return found
 
     def extend(self, space: _lib.Space, tokens: int) -> None:
         """Names the chunks of the first so many tokens; not while waits()."""

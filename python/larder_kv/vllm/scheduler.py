@@ -26,7 +26,7 @@ from vllm.platforms import current_platform
 
 from larder_kv import _lib
 from larder_kv._options import Options
-from larder_kv.engine import hold
+from larder_kv.engine import handoff, hold
 from larder_kv.engine.counts import Counts
 from larder_kv.engine.drop import Drop
 from larder_kv.engine.explain import Explain
@@ -36,6 +36,7 @@ from larder_kv.engine.moves import Move
 from larder_kv.vllm import adapters, limits, meta, versions, worker
 from larder_kv.vllm.describe import Describer
 from larder_kv.vllm.events import Events, Saved
+from larder_kv.vllm.handoff import Handoffs
 from larder_kv.vllm.request import switches_of
 from larder_kv.vllm.tracked import Tracked
 
@@ -56,7 +57,8 @@ SOURCES = {"ssd": "disk", "peer": "p2p"}  # vLLM's words for tiers below dram
 class Scheduler:
     def __init__(self, config: VllmConfig, options: Options,
                  described: Model, node: _lib.Node,
-                 events: Events | None = None):
+                 events: Events | None = None, alone: bool = True):
+        """alone: it is no child of a MultiConnector."""
         self.options = options
         self.model = described
         self.node = node
@@ -101,6 +103,8 @@ class Scheduler:
                              gpu, versions.reports_failed_requests(),
                              drafts is not None and bool(drafts.use_eagle()))
         self.drop = Drop(self.space, events, self.finder.later)
+        self.handoffs = Handoffs(described, node, self.space, self.finder,
+                                 self.counts, alone)
         if self.finder.fetches and (why := limits.unfit(config)):
             logger.warning("larder: this vLLM cannot report a failed load of "
                            "this model, and %s: nothing is loaded; use vLLM "
@@ -143,7 +147,11 @@ class Scheduler:
             if t.prompt.seen():
                 self._without(request, t.record.why)
                 return
-        names = t.prompt.later(chunks)
+        params = request.kv_transfer_params
+        gives = self.handoffs.wants_decode(params)
+        takes = self.handoffs.wants_prefill(params, switches)
+        names = (None if (gives or takes) and t.prompt.seen()
+                 else t.prompt.later(chunks))
         if names is None:
             t.prompt.extend(self.space, request.num_tokens)
         self.requests[request.request_id] = t
@@ -151,6 +159,14 @@ class Scheduler:
         if chunks > 0 or names is not None:
             told = Told(request.request_id, t.prompt.keys.data(0, chunks),
                         chunks, request.num_tokens, switches.hint, names)
+        if gives:
+            self.handoffs.give(t)
+        taken = self.handoffs.take(t) if takes else None
+        if taken is not None:
+            t.until = time.monotonic() + taken.wait_seconds
+            t.lookup = t.record.look = self.finder.take(
+                request.request_id, taken, self.handoffs.tails(), told)
+            return
         self._look_up(t, told)
 
     def _without(self, request: Request, why: str) -> None:
@@ -201,8 +217,7 @@ class Scheduler:
             t.record.local_tokens = local
         if look is None or t.claimed or look.left:
             return (None if self._unnamed(t) else 0), False
-        if (local >= look.limit * self.model.chunk_tokens
-                and not t.prompt.waits()):
+        if local >= self.finder.most(look) and not t.prompt.waits():
             return 0, False  # vLLM has all that could be claimed
         if look.own:  # it had, and has less now
             self._leave(t)
@@ -228,7 +243,7 @@ class Scheduler:
         end = self.finder.claimable(look)
         if end <= local:
             return 0, False
-        if self._sibling(t, local):
+        if look.taken is None and self._sibling(t, local):
             return None, False
         t.local = local
         return end - local, True
@@ -248,6 +263,7 @@ class Scheduler:
         beside = worker.here(self._engine)
         if (beside is None or t.early is not None or self.loading
                 or self.landed or self.finder.fetches
+                or look.taken is not None
                 or look.limit * self.model.chunk_tokens <= local):
             return
         begun = t.early = beside.early_load()
@@ -360,24 +376,33 @@ class Scheduler:
             self._leave(t)
             return
         t.claimed = True
-        size = self.model.chunk_tokens
         begin, end = t.local, t.local + external
         ids = blocks.get_block_ids()
-        first = begin // size
-        last = -(-end // size)
-        t.loading = t.prompt.keys.data(first, first + 1)
+        taken = t.lookup.taken
+        move = (self.handoffs.load(t, begin, lambda a, b: self._tables(
+                    ids, a, b)) if taken is not None and taken.whole
+                else self._chunks(t, begin, end, ids))
+        t.loading = (move if move.keys else move.tail).keys[:_lib.KEY_BYTES]
         self.loading[t.loading] = t
-        move = Move(
-            request.request_id, t.prompt.keys.data(first, last), first, begin,
-            end, self._tables(ids, begin, end),
-            memory=t.lookup.memory.path if t.lookup.memory else "",
-            token=t.lookup.token)
-        t.blocks = move.tables
+        t.blocks = move.tables + (move.tail.tables if move.tail else [])
+        if taken is not None:
+            self.counts.add("handoffs_taken" if taken.whole
+                            else "handoffs_short")
         t.lookup.claimed = time.monotonic()
         t.record.claim(begin, external)
         self.counts.add("hit_tokens", external)
         self.counts.add("hits")
         self._load(t, move)
+
+    def _chunks(self, t: Tracked, begin: int, end: int, ids: Any) -> Move:
+        """The load of these tokens."""
+        size = self.model.chunk_tokens
+        first = begin // size
+        return Move(
+            t.request.request_id, t.prompt.keys.data(first, -(-end // size)),
+            first, begin, end, self._tables(ids, begin, end),
+            memory=t.lookup.memory.path if t.lookup.memory else "",
+            token=t.lookup.token)
 
     def _load(self, t: Tracked, move: Move) -> None:
         """With the step that is being made; or at once, where the worker is in
@@ -474,7 +499,8 @@ class Scheduler:
                 else:
                     for table, k in zip(t.tables, self._indexes):
                         table.extend(ids[k])
-            if computed + scheduled[req_id] >= (t.saved + 1) * size:
+            if (computed + scheduled[req_id] >= (t.saved + 1) * size
+                    or t.gives is not None):
                 self._save(t, computed, scheduled[req_id]
                            - len(drafts.get(req_id, ())))
         if self._has_state:
@@ -494,6 +520,8 @@ class Scheduler:
         if self.holds.on:
             end = min(end, t.saved + self.holds.room(self.holds.chunk_blocks))
         t.behind = end < whole  # a later step tries again
+        if t.gives is not None:
+            self._save_tail(t, computed, known)
         if end <= t.saved or not self._named(t, end * size):
             return
         tables = self._tables(dict(zip(self._indexes, t.tables)),
@@ -506,6 +534,25 @@ class Scheduler:
         self._emit(t, t.saved, end, tables, self.holds.on)
         t.record.saved_chunks += end - t.saved
         t.saved = end
+
+    def _save_tail(self, t: Tracked, computed: int, known: int) -> None:
+        """The last of a prompt that is handed off, with the step that computes
+        it."""
+        found = self.handoffs.tail_tokens(t, known)
+        if found is None:
+            return
+        begin, end = found
+        tables = self._tables(dict(zip(self._indexes, t.tables)), begin, end)
+        for i, rule in enumerate(self._rule):
+            if rule == _lib.RULE_TRAILING:
+                self._forget(tables[i], i, computed)
+        move = self.handoffs.tail_move(t, begin, end, tables)
+        move.ttl_ms, move.held = handoff.TAIL_MS, self.holds.on
+        self.step.saves.append(move)
+        if move.held:
+            self._job += 1
+            move.job = self._job
+            self.holds.take(move)
 
     def _forget(self, table: tuple[int, array], group: int,
                 computed: int) -> None:
@@ -604,10 +651,12 @@ class Scheduler:
             self.finder.rate.loaded(look.tier_bytes[0],
                                     time.monotonic() - look.claimed)
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        """What its answer carries for a decode engine."""
         t = self.requests.pop(request.request_id, None)
         if t is None:
-            return
+            return None
+        answer = self.handoffs.answer(request, t)
         self.explain.end(t.record)
         self._give_up(t)
         self._land(t, None)
@@ -615,6 +664,7 @@ class Scheduler:
             self.ended[request.request_id] = t  # its load needs what it holds
         else:
             self._leave(t)
+        return answer
 
     # ---- the rest ----
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from larder_kv.engine.early import Early
+    from larder_kv.engine.handoff import Handoff
     from larder_kv.engine.lookup import Lookup
 
 
@@ -20,7 +21,7 @@ class Tracked:
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
                  "local", "loading", "landed", "record", "until", "asked",
-                 "turn", "early", "blocks", "lost")
+                 "turn", "early", "blocks", "lost", "gives")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -29,6 +30,7 @@ class Tracked:
         self.loads = self.saves = True
         self.loading: bytes | None = None  # its entry in Scheduler.loading
         self.landed: bytes | None = None  # and in Scheduler.landed
+        self.gives: Handoff | None = None  # the prefill side's, until its end
         self.record = Record(request.request_id, request.num_tokens)
         self.reset()
 

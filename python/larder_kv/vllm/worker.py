@@ -57,10 +57,12 @@ class Worker(Mover):
         if self._closing:
             self.unregister()  # which did not end well
         if self._layout is None:
-            self.start(model.layout(self.model, self._kv, caches, say,
-                                    self._gpu, *self._tensor),
-                       caches,
+            self.start(self.layout_of(self.model), caches,
                        getattr(self._kv, "needs_kv_cache_zeroing", True))
+
+    def layout_of(self, described: Model) -> _lib.Layout:
+        return model.layout(described, self._kv, self._registered, say,
+                            self._gpu, *self._tensor)
 
     def hurry(self) -> None:
         if here(self._engine) is self:

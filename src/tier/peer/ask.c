@@ -35,6 +35,7 @@ bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_query_t *ask,
     uint64_t now_ns = ldr_peers_now(p);
     ldr_location_t at;
 
+    ldr_peers_look(p); /* the first view may have come just now */
     if (p->node_count == 0 || p->spaces[name->space] == NULL) {
         return false;
     }

@@ -12,10 +12,12 @@ static unsigned lane_count(const ldr_peers_t *p)
     return (unsigned)p->host->options.peer_lanes;
 }
 
-static bool meets_now(const ldr_peer_node_t *n, uint64_t now_ns)
+/* When the member is met next; UINT64_MAX: not before it is in the view. */
+static uint64_t meets_ns(const ldr_peer_node_t *n)
 {
-    return n->remote != NULL && n->in_view &&
-           (n->tried < n->tier->wanted || now_ns >= n->again_ns);
+    return n->remote == NULL || !n->in_view ? UINT64_MAX
+           : n->tried < n->tier->wanted     ? 0
+                                            : n->again_ns;
 }
 
 static ldr_query_part_t *take_ask(ldr_peer_node_t *n)
@@ -52,7 +54,7 @@ static bool work(struct ldr_peer_lane *lane)
     ldr_peer_node_t *n = lane->node;
     ldr_peers_t *p = n->tier;
 
-    if (lane->number == 0 && meets_now(n, ldr_peers_now(p))) {
+    if (lane->number == 0 && meets_ns(n) <= ldr_peers_now(p)) {
         ldr_host_unlock(p->host);
         ldr_peer_tell(n);
         ldr_host_lock(p->host);
@@ -101,8 +103,7 @@ static void *lane_main(void *arg)
         if (lane->number == 0) {
             ldr_peers_look(p);
             ldr_peer_leases_end(p, until_ns - LOOK_NS);
-            until_ns = ldr_min64(
-                until_ns, ldr_max64(n->again_ns, until_ns - LOOK_NS + 1));
+            until_ns = ldr_min64(until_ns, meets_ns(n));
         }
         lane->idle = true;
         ldr_host_tell(p->host);

@@ -113,6 +113,10 @@ void ldr_peers_leave(ldr_peers_t *p, const ldr_stop_t *stop)
 {
     ldr_host_lock(p->host);
     ldr_peers_look(p);
+    /* etcd has recorded it before this node's own view says so. */
+    while (!p->leaving && ldr_host_wait_stop(p->host, stop)) {
+        ldr_peers_look(p);
+    }
     ldr_peers_wait_met(p, p->wanted, stop);
     ldr_host_unlock(p->host);
 }

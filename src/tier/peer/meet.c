@@ -95,6 +95,55 @@ bool ldr_peer_owes(const ldr_peer_node_t *n, const uint8_t *space_id,
     return false;
 }
 
+/* ---- epochs, with the lock ---- */
+
+static bool has_epoch(const uint32_t *lineage, uint32_t epoch)
+{
+    bool has = false;
+
+    for (unsigned i = 0; i < LDR_LINEAGE; i++) {
+        has = has || lineage[i] == epoch;
+    }
+    return has;
+}
+
+/* The epochs that the space had here and that count as dropped, the one that it
+ * has now first. */
+static uint32_t *lineage_of(ldr_peers_t *p, uint32_t space)
+{
+    uint32_t *l = p->lineage[space], now = p->host->store.spaces[space].epoch;
+
+    if (l[0] != now) {
+        memmove(l + 1, l, (LDR_LINEAGE - 1) * sizeof(*l));
+        l[0] = now;
+    }
+    return l;
+}
+
+/* What two members that meet go on with, given those of the other. If one of
+ * them has been where the other is, the one that is ahead is right. Otherwise
+ * each was reset without the other's hearing of it, so that what the other has
+ * is to be dropped: both go on to the next number. Both come to the same. */
+static uint32_t epoch_of_both(ldr_peers_t *p, uint32_t space,
+                              const uint32_t *theirs)
+{
+    uint32_t *l = lineage_of(p, space), mine = l[0], high, low;
+
+    if (theirs[0] == 0 || has_epoch(l, theirs[0])) {
+        return mine;
+    }
+    if (theirs[0] > mine && (mine == 0 || has_epoch(theirs, mine))) {
+        memcpy(l, theirs, LDR_LINEAGE * sizeof(*l));
+        return theirs[0];
+    }
+    low = mine < theirs[0] ? mine : theirs[0];
+    high = mine < theirs[0] ? theirs[0] : mine;
+    /* The other's counts as dropped from here on, as mine does. */
+    memmove(l + 2, l + 1, (LDR_LINEAGE - 2) * sizeof(*l));
+    l[1] = theirs[0];
+    return ldr_epoch_next(high, (uint64_t)low * 31 + high);
+}
+
 /* ---- saying ---- */
 
 /* This member may have missed removals that are not kept any more. */
@@ -156,9 +205,11 @@ size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
     m.first = ldr_min64(m.first, end);
     size_t at = LDR_MEET_HEAD_BYTES;
     for (uint32_t i = 0; i < store->space_count && m.epochs < ROWS_MAX; i++) {
-        ldr_epoch_row_t row = {.epoch = store->spaces[i].epoch};
+        const uint32_t *lineage = lineage_of(p, i);
 
-        if (row.epoch > 0) {
+        for (unsigned k = 0; k < LDR_LINEAGE && lineage[k] > 0; k++) {
+            ldr_epoch_row_t row = {.epoch = lineage[k]};
+
             memcpy(row.space, store->spaces[i].id, LDR_ID_BYTES);
             ldr_put_epoch(body + at, &row);
             at += LDR_EPOCH_BYTES;
@@ -213,20 +264,29 @@ static bool hear_epochs(ldr_peers_t *p, const ldr_meet_t *m)
     ldr_store_t *store = &p->host->store;
     bool raised = false;
 
-    for (uint32_t i = 0; i < m->epochs; i++) {
-        ldr_epoch_row_t row;
+    for (uint32_t i = 0, end = 0; i < m->epochs; i = end) {
+        uint32_t theirs[LDR_LINEAGE] = {0}, count = 0;
+        ldr_epoch_row_t row, first;
 
-        ldr_get_epoch(m->rows + (size_t)i * LDR_EPOCH_BYTES, &row);
-        uint32_t space = ldr_store_space(store, row.space);
+        for (end = i; end < m->epochs && count < LDR_LINEAGE; end++) {
+            ldr_get_epoch(m->rows + (size_t)end * LDR_EPOCH_BYTES, &row);
+            first = end == i ? row : first;
+            if (memcmp(row.space, first.space, LDR_ID_BYTES) != 0) {
+                break;
+            }
+            theirs[count++] = row.epoch;
+        }
+        uint32_t space = ldr_store_space(store, first.space);
         if (space == LDR_NIL) {
             continue;
         }
-        uint32_t both = ldr_epoch_merge(store->spaces[space].epoch, row.epoch);
-        if (both > store->spaces[space].epoch) {
+        uint32_t mine = store->spaces[space].epoch;
+        uint32_t both = epoch_of_both(p, space, theirs);
+        if (both != mine) {
             ldr_store_set_epoch(store, space, both);
             raised = true;
         }
-        p->wanted += both > row.epoch; /* the others are to hear of it */
+        p->wanted += both != theirs[0]; /* the others are to hear of it */
     }
     return raised;
 }
@@ -512,34 +572,6 @@ larder_status_t ldr_peer_remove_wait(ldr_tier_t *t, uint32_t space,
     return token > 0 ? tell_all((ldr_peers_t *)t, "removal", stop) : LARDER_OK;
 }
 
-/* Informs the members of a reset. One of them may be ahead by a reset that this
- * node had not heard of: this one then counts for nothing there, where chunks
- * were saved since, and the epoch is raised above that member's. With the lock,
- * which it drops. */
-static larder_status_t tell_reset(ldr_peers_t *p, uint32_t space,
-                                  const ldr_stop_t *stop, bool *raised_p)
-{
-    ldr_store_t *store = &p->host->store;
-    ldr_space_t *s = &store->spaces[space];
-    larder_status_t st;
-
-    do {
-        if (s->epoch != s->reset) {
-            ldr_store_set_epoch(
-                store, space,
-                ldr_epoch_next(s->epoch, ldr_rand_next(&p->host->rand)));
-            s->reset = s->epoch;
-            *raised_p = true;
-        }
-        st = tell_all(p, "reset", stop);
-    } while (st >= 0 && s->epoch != s->reset &&
-             ldr_host_stopped(p->host, stop) == LARDER_OK);
-    return st == LARDER_OK && s->epoch != s->reset
-               ? ldr_fail(LARDER_PARTIAL, "reset: done, but another member "
-                                          "resets as well: try again")
-               : st;
-}
-
 larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
                                 uint64_t deadline_ns, bool *raised_p)
 {
@@ -550,7 +582,7 @@ larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
     *raised_p = false;
     ldr_host_lock(p->host);
     if (space != LDR_NIL) {
-        st = tell_reset(p, space, &stop, raised_p);
+        st = tell_all(p, "reset", &stop);
     } else {
         ldr_peer_epochs_later(t);
     }

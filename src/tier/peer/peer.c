@@ -235,6 +235,9 @@ static void peer_destroy(ldr_tier_t *t)
     ldr_free(p->removals);
     ldr_free(p->removal_ids);
     ldr_free(p->lost);
+    if (p->lineage != NULL) {
+        ldr_unreserve(p->lineage, LDR_SPACES_MAX * sizeof(*p->lineage));
+    }
     pthread_cond_destroy(&p->work);
     ldr_free(p);
 }
@@ -264,6 +267,7 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->removals = ldr_alloc(LDR_REMOVALS_MAX * sizeof(*p->removals));
     p->removal_ids = ldr_alloc(2 * LDR_REMOVALS_MAX * sizeof(uint64_t));
     p->lost = ldr_alloc(LDR_SPACES_MAX * sizeof(*p->lost));
+    p->lineage = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->lineage));
     if (p->nodes == NULL || p->retired == NULL || p->where == NULL ||
         p->leases == NULL || p->spaces == NULL || p->removals == NULL ||
         p->removal_ids == NULL || p->lost == NULL) {

@@ -63,6 +63,7 @@
 #define LDR_PEER_NONE UINT16_MAX                 /* no member */
 #define LDR_PEER_UNKNOWN (UINT16_MAX - 1)        /* some have not answered */
 #define LDR_REMOVALS_MAX 16384u
+#define LDR_LINEAGE 6u /* epochs of a space that members tell each other */
 #define LDR_REMOVALS_KEPT_S 86400u
 #define LDR_PEER_TENANT "larder peer" /* what a member says hello as */
 
@@ -164,6 +165,7 @@ struct ldr_peers {
     uint64_t *removal_ids; /* a set of the ids of all of them */
     uint64_t wanted;       /* counts what members are to be informed of */
     bool *lost;            /* spaces of removals that were dropped */
+    uint32_t (*lineage)[LDR_LINEAGE]; /* by space: see lineage_of() */
 
     uint64_t flying;      /* bytes on their way into this node */
     bool leaving;         /* this node, by the view */

@@ -83,6 +83,7 @@ static void push(ldr_peers_t *p, uint32_t shard)
     const ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
     ldr_peer_node_t *node;
 
+    ldr_peers_look(p);
     if (p->node_count > 0 && p->spaces[c->space] != NULL &&
         target(p, &c->key, &node) != NOBODY) {
         ldr_behind_push(store, LDR_PEER_QUEUE, shard);
@@ -201,6 +202,7 @@ void *ldr_peer_saver(void *arg)
 
     ldr_host_lock(p->host);
     while (!p->stop) {
+        ldr_peers_look(p); /* members meet, whether or not one is needed */
         if (ldr_peers_leave_step(p) || hand_out(p)) {
             continue;
         }

@@ -272,7 +272,7 @@ static bool tenant_look(ldr_job_t *job, int *error_p)
 }
 
 /* idle->mine: it was this node's before. */
-static int take_lease(ldr_job_t *job)
+static int role_take(ldr_job_t *job)
 {
     ldr_objects_t *t = ldr_tier_of(job);
     ldr_idle_t *idle = &t->idle;
@@ -315,7 +315,7 @@ static int work_once(ldr_job_t *job, uint64_t *at_ns)
 
     if (*at_ns >= idle->role_ns) {
         idle->role_ns = *at_ns + MINUTE_NS;
-        error = take_lease(job);
+        error = role_take(job);
         *at_ns = error == 0 && idle->mine ? *at_ns : idle->role_ns;
     } else if (idle->hex[0] != '\0') {
         error = remove_piece(job);

@@ -1,12 +1,12 @@
 /*
  * Few manifests instead of many, so that a node that joins has little to list
- * and those that follow read little twice: eight of about the same size become
+ * and those that poll read little twice: eight of about the same size become
  * one of the next size, up to a bound. Each entry is thus read again a few
  * times at most, however many are written.
  *
  * The cleaner only merges what it has read itself. Of the entries it keeps
  * objects that its map still has, once each and with their last use; that an
- * object is gone for an hour, since by then nobody follows who has not heard,
+ * object is gone for an hour, since by then every node that polls has read it,
  * and whoever joins later finds out by a miss or from the walk over the names;
  * removals for a month, and as long as they may matter; and uses that are the
  * last. The new manifest is put, then the old ones are removed: whoever reads
@@ -34,7 +34,7 @@
 
 typedef struct merge {
     ldr_part_t *part;
-    ldr_known_t inputs[INPUTS_MAX];
+    ldr_known_manifest_t inputs[INPUTS_MAX];
     uint32_t count;
     uint8_t *data[INPUTS_MAX];
     size_t bytes[INPUTS_MAX];
@@ -73,7 +73,7 @@ static void choose_small(const ldr_part_t *p, merge_t *m)
         level++;
     }
     for (size_t i = 0; level < LEVELS && i < p->known_count; i++) {
-        const ldr_known_t *k = &p->known[i];
+        const ldr_known_manifest_t *k = &p->known[i];
 
         if (k->state == LDR_KNOWN_READ && level_of(k->bytes) == level &&
             m->count < INPUTS_MAX && bytes + k->bytes <= MERGED_MAX) {
@@ -88,12 +88,12 @@ static void choose_full(ldr_part_t *p, merge_t *m)
 {
     ldr_map_stats_t stats;
     uint64_t objects = 0;
-    const ldr_known_t *most = NULL;
+    const ldr_known_manifest_t *most = NULL;
     uint64_t now_ns = ldr_now_ns(p->tier->params.clock);
 
     LDR_HELD(&p->tier->lock);
     for (size_t i = 0; i < p->known_count; i++) {
-        const ldr_known_t *k = &p->known[i];
+        const ldr_known_manifest_t *k = &p->known[i];
 
         if (k->state == LDR_KNOWN_READ) {
             objects += k->objects;
@@ -178,11 +178,11 @@ static void take_entry(void *arg, const ldr_manifest_entry_t *entry)
     }
 }
 
-/* It does not parse, although it did when it was followed: it is to be read
+/* It does not parse, although it did when it was polled: it is to be read
  * once more. */
-static void mark_bad(ldr_part_t *p, const ldr_known_t *input)
+static void mark_bad(ldr_part_t *p, const ldr_known_manifest_t *input)
 {
-    ldr_known_t k = *input;
+    ldr_known_manifest_t k = *input;
 
     k.state = LDR_KNOWN_NEW;
     ldr_mutex_lock(&p->tier->lock);
@@ -215,7 +215,7 @@ static int put_merged(merge_t *m, ldr_job_t *job)
     ldr_part_t *p = m->part;
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
-    ldr_known_t k = {.state = LDR_KNOWN_READ, .objects = m->objects};
+    ldr_known_manifest_t k = {.state = LDR_KNOWN_READ, .objects = m->objects};
     ldr_manifest_head_t head = {.written_s = ldr_wall_s(t->params.clock)};
 
     if (m->out.entries == 0) {
@@ -268,7 +268,7 @@ static int get_inputs(merge_t *m, ldr_job_t *job)
     int error = 0;
 
     for (uint32_t i = 0; i < m->count && error == 0; i++) {
-        ldr_known_t k = m->inputs[i];
+        ldr_known_manifest_t k = m->inputs[i];
 
         error = ldr_manifest_get(job, m->part->hex, &k, &m->data[kept],
                                  &m->bytes[kept]);

@@ -1,6 +1,6 @@
 /*
  * Manifests: what nodes tell each other about the objects of a tenant. Each
- * node publishes a sequence of them, the others follow by listing names and
+ * node publishes a sequence of them, the others poll, by listing names and
  * reading those that are new. The cleaner replaces many by few. A manifest
  * only ever says what was true: one that names an object that is gone costs a
  * miss. Pure functions; docs/shared.md describes the format.

@@ -1,6 +1,6 @@
 /*
  * The shared tier as a node uses it: what it holds (map.h), reading and writing
- * records in objects (object.h), following and publishing manifests
+ * records in objects (object.h), polling and publishing manifests
  * (manifest.h), resets, and the cleaner. Several nodes share one tier without a
  * coordinator; there is nothing to agree on but names.
  *
@@ -85,10 +85,10 @@ larder_status_t ldr_objects_make(const char *url, const char *login,
 
 /* ---- tenants and spaces ---- */
 
-/* The tenant's number; it is followed from now on. Waits until its check value
- * was looked at and all that is published was read once, but no longer than the
- * deadline: then that is done later, and what is wrong is the reason for the
- * tenant's part being off. Nor does it wait for a tier that is off.
+/* The tenant's number; its part is polled from now on. Waits until its check
+ * value was looked at and all that is published was read once, but no longer
+ * than the deadline: then that is done later, and what is wrong is the reason
+ * for the tenant's part being off. Nor does it wait for a tier that is off.
  * E_SECRET: the tier has data of this tenant under another secret or key: the
  * part (*tenant_p is its number all the same) is off, with that as its reason,
  * until T/check is another or a later call brings the right ones. A check
@@ -104,7 +104,7 @@ bool ldr_objects_refused(ldr_objects_t *tier, uint32_t tenant);
 
 /* The two halves of it. The first does not wait. claims: false: a tenant of
  * which there is nothing yet does not become that of this secret before
- * ldr_objects_claim(), though what others put there is followed if it is under
+ * ldr_objects_claim(), though what others put there is read if it is under
  * it. *resealed_p: somebody else had the part, and no use for it: what he knows
  * of its number is void. E_SECRET: the part is in use here under another secret
  * or key; *tenant_p is LDR_NIL. */
@@ -121,7 +121,7 @@ void ldr_objects_claim(ldr_objects_t *tier, uint32_t tenant);
  * than the tier's, that is a reset which the tier has yet to hear of. */
 uint32_t ldr_objects_space(ldr_objects_t *tier, uint32_t tenant,
                            const uint8_t id[LDR_ID_BYTES], uint32_t epoch);
-/* Its epoch, as far as is known here. The tier tells of each change by
+/* Its epoch, as far as is known here. The tier announces each change by
  * params.epoch, but this is where to look right after ldr_objects_space(). */
 uint32_t ldr_objects_epoch(ldr_objects_t *tier, uint32_t tenant,
                            uint32_t space);

@@ -24,7 +24,7 @@ void ldr_name_object(const char *tenant, const uint8_t id[LDR_ID_BYTES],
     snprintf(name, LDR_OBJECT_NAME_MAX + 1, "%s/o/%.2s/%s", tenant, hex, hex);
 }
 
-void ldr_name_manifest(const char *tenant, const ldr_known_t *k,
+void ldr_name_manifest(const char *tenant, const ldr_known_manifest_t *k,
                        char name[LDR_OBJECT_NAME_MAX + 1])
 {
     char hex[2 * LDR_NODE_BYTES + 1];
@@ -45,7 +45,7 @@ void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
 
 /* ---- calls ---- */
 
-static uint64_t until(ldr_job_t *job)
+static uint64_t call_deadline(ldr_job_t *job)
 {
     const ldr_objects_t *t = ldr_tier_of(job);
     uint64_t deadline_ns = ldr_now_ns(t->params.clock) + t->timeout_ns;
@@ -60,7 +60,7 @@ int ldr_call_get(ldr_job_t *job, const char *name, uint64_t offset, void *data,
     struct iovec iov = {data, bytes};
     ldr_backend_t *b = job->backend;
 
-    return b->ops->get(b, name, offset, &iov, 1, until(job));
+    return b->ops->get(b, name, offset, &iov, 1, call_deadline(job));
 }
 
 int ldr_call_put(ldr_job_t *job, const char *name, const void *data,
@@ -68,7 +68,7 @@ int ldr_call_put(ldr_job_t *job, const char *name, const void *data,
 {
     struct iovec iov = {(void *)(uintptr_t)data, bytes};
     ldr_backend_t *b = job->backend;
-    int error = b->ops->put(b, name, &iov, 1, flags, until(job));
+    int error = b->ops->put(b, name, &iov, 1, flags, call_deadline(job));
 
     job->wrote = error != 0;
     return error;
@@ -76,7 +76,8 @@ int ldr_call_put(ldr_job_t *job, const char *name, const void *data,
 
 int ldr_call_remove(ldr_job_t *job, const char *name)
 {
-    int error = job->backend->ops->remove(job->backend, name, until(job));
+    int error =
+        job->backend->ops->remove(job->backend, name, call_deadline(job));
 
     if (error == -ENOENT) {
         error = 0;
@@ -87,7 +88,8 @@ int ldr_call_remove(ldr_job_t *job, const char *name)
 
 int ldr_call_size(ldr_job_t *job, const char *name, uint64_t *bytes_p)
 {
-    return job->backend->ops->size(job->backend, name, bytes_p, until(job));
+    return job->backend->ops->size(job->backend, name, bytes_p,
+                                   call_deadline(job));
 }
 
 int ldr_call_exists(ldr_job_t *job, const char *name)
@@ -95,7 +97,7 @@ int ldr_call_exists(ldr_job_t *job, const char *name)
     ldr_backend_t *b = job->backend;
     uint64_t bytes;
 
-    return b->ops->exists != NULL ? b->ops->exists(b, name, until(job))
+    return b->ops->exists != NULL ? b->ops->exists(b, name, call_deadline(job))
                                   : ldr_call_size(job, name, &bytes);
 }
 
@@ -140,7 +142,8 @@ int ldr_call_list(ldr_job_t *job, const char *prefix, const char *after,
     do {
         l.more = false;
         l.first_ns = 0;
-        error = b->ops->list(b, prefix, after, list_one, &l, until(job));
+        error =
+            b->ops->list(b, prefix, after, list_one, &l, call_deadline(job));
         after = l.last;
     } while (l.more);
     return error;

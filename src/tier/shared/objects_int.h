@@ -35,7 +35,7 @@
 /* Seconds. */
 #define LDR_ROLE_S 60u
 #define LDR_ROLE_MARGIN_S 10u
-#define LDR_USED_S 60u   /* between two tellings of a use */
+#define LDR_USED_S 60u   /* between two announcements of a use */
 #define LDR_USES_S 10u   /* that uses are gathered */
 #define LDR_GONE_S 3600u /* that a removal is remembered */
 /* That manifests carry a removal, and maps remember it, at least: it stays
@@ -74,7 +74,7 @@ typedef enum ldr_known_state {
     LDR_KNOWN_BAD   /* not under this key, or broken */
 } ldr_known_state_t;
 
-typedef struct ldr_known {
+typedef struct ldr_known_manifest {
     uint8_t node[LDR_NODE_BYTES];
     uint64_t sequence;
     uint64_t bytes;   /* 0: not known */
@@ -82,7 +82,7 @@ typedef struct ldr_known {
     uint8_t state;
     uint8_t missed; /* listings in a row that lacked it */
     uint8_t tries;  /* for nothing: it may have been a lack of memory */
-} ldr_known_t;
+} ldr_known_manifest_t;
 
 /* ---- the cleaner of a part ---- */
 
@@ -219,16 +219,17 @@ struct ldr_part {
     ldr_ids_t gone, gone_old;
     uint32_t gone_s;
 
-    /* Following. */
-    ldr_known_t *known;
+    /* Polling. */
+    ldr_known_manifest_t *known;
     size_t known_count, known_room;
-    ldr_known_t *unread; /* read one by one by all readers of this turn */
+    ldr_known_manifest_t
+        *unread; /* read one by one by all readers of this turn */
     size_t unread_count, unread_room, unread_next;
     ldr_chore_t helpers[LDR_READERS - 1];
     unsigned readers; /* of this turn, that have not ended */
     int poll_error;
     bool poll_again; /* something went while it was read */
-    ldr_ids_t early; /* uses of objects that this turn may still tell of */
+    ldr_ids_t early; /* uses of objects that this turn may still read of */
     unsigned rounds; /* before it was ready */
     unsigned lost;   /* spaces with a reset that is */
     uint64_t poll_began_ns;
@@ -308,7 +309,7 @@ struct ldr_objects {
     bool woken;      /* the clockwork is to look once more */
     bool compacting; /* some part is: it takes memory */
     ldr_idle_t idle;
-    /* Lanes that seal what they are to write, and those that wait for their
+    /* Workers that seal what they are to write, and those that wait for their
      * turn: see objects_write.c. */
     unsigned cpus, sealing, to_seal;
     pthread_cond_t sealed;
@@ -367,7 +368,7 @@ bool ldr_part_forget(ldr_part_t *p);
 /* tenant: its id in hex. */
 void ldr_name_object(const char *tenant, const uint8_t id[LDR_ID_BYTES],
                      char name[LDR_OBJECT_NAME_MAX + 1]);
-void ldr_name_manifest(const char *tenant, const ldr_known_t *k,
+void ldr_name_manifest(const char *tenant, const ldr_known_manifest_t *k,
                        char name[LDR_OBJECT_NAME_MAX + 1]);
 void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
                     uint32_t epoch, char name[LDR_OBJECT_NAME_MAX + 1]);
@@ -467,11 +468,12 @@ uint32_t ldr_part_gone_since(const ldr_part_t *p,
                              const uint8_t id[LDR_ID_BYTES]);
 
 /* With the lock: there is such a manifest, all of which is known. */
-void ldr_part_know(ldr_part_t *p, const ldr_known_t *k);
-void ldr_part_unknow(ldr_part_t *p, const ldr_known_t *k);
+void ldr_part_know(ldr_part_t *p, const ldr_known_manifest_t *k);
+void ldr_part_unknow(ldr_part_t *p, const ldr_known_manifest_t *k);
 /* All of a tenant's manifest, to be freed. */
-int ldr_manifest_get(ldr_job_t *job, const char *tenant, const ldr_known_t *k,
-                     uint8_t **data_p, size_t *bytes_p);
+int ldr_manifest_get(ldr_job_t *job, const char *tenant,
+                     const ldr_known_manifest_t *k, uint8_t **data_p,
+                     size_t *bytes_p);
 
 /* ---- publish.c ---- */
 

@@ -1,5 +1,5 @@
 /*
- * Following: how a node hears what others have written.
+ * Polling: how a node learns what other nodes have written.
  *
  * A turn lists T/e/ and reads the resets that are news, then lists T/m/ and
  * reads the manifests that are. What was read is kept as a sorted list of
@@ -34,7 +34,8 @@
 
 /* ---- what is known ---- */
 
-static int known_order(const ldr_known_t *a, const ldr_known_t *b)
+static int known_order(const ldr_known_manifest_t *a,
+                       const ldr_known_manifest_t *b)
 {
     int order = memcmp(a->node, b->node, LDR_NODE_BYTES);
 
@@ -44,7 +45,7 @@ static int known_order(const ldr_known_t *a, const ldr_known_t *b)
     return a->sequence < b->sequence ? -1 : a->sequence > b->sequence;
 }
 
-static bool known_named(const char *name, ldr_known_t *k)
+static bool known_named(const char *name, ldr_known_manifest_t *k)
 {
     return strlen(name) == 2 * LDR_NODE_BYTES + 17 &&
            ldr_unhex(name, LDR_NODE_BYTES, k->node) &&
@@ -53,7 +54,8 @@ static bool known_named(const char *name, ldr_known_t *k)
 }
 
 /* Where it is, or would be. */
-static size_t known_at(const ldr_part_t *p, const ldr_known_t *k, bool *found)
+static size_t known_at(const ldr_part_t *p, const ldr_known_manifest_t *k,
+                       bool *found)
 {
     size_t low = 0, high = p->known_count;
 
@@ -70,7 +72,7 @@ static size_t known_at(const ldr_part_t *p, const ldr_known_t *k, bool *found)
     return low;
 }
 
-void ldr_part_know(ldr_part_t *p, const ldr_known_t *k)
+void ldr_part_know(ldr_part_t *p, const ldr_known_manifest_t *k)
 {
     bool found;
     size_t at = known_at(p, k, &found);
@@ -89,7 +91,7 @@ void ldr_part_know(ldr_part_t *p, const ldr_known_t *k)
     p->known_count++;
 }
 
-void ldr_part_unknow(ldr_part_t *p, const ldr_known_t *k)
+void ldr_part_unknow(ldr_part_t *p, const ldr_known_manifest_t *k)
 {
     bool found;
     size_t at = known_at(p, k, &found);
@@ -191,8 +193,9 @@ static bool entry_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
 
 /* ---- one manifest ---- */
 
-int ldr_manifest_get(ldr_job_t *job, const char *tenant, const ldr_known_t *k,
-                     uint8_t **data_p, size_t *bytes_p)
+int ldr_manifest_get(ldr_job_t *job, const char *tenant,
+                     const ldr_known_manifest_t *k, uint8_t **data_p,
+                     size_t *bytes_p)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint64_t bytes = k->bytes;
@@ -240,7 +243,7 @@ static void read_entry(void *arg, const ldr_manifest_entry_t *e)
 }
 
 /* -EBADMSG: not a manifest of this tenant, or not the one of that name. */
-static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_known_t *k)
+static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_known_manifest_t *k)
 {
     ldr_manifest_head_t head = {.sequence = 0};
     reading_t r = {.part = p, .head = &head};
@@ -274,7 +277,7 @@ static int read_unread(ldr_part_t *p, ldr_job_t *job)
     ldr_mutex_lock(&t->lock);
     while (p->unread_next < p->unread_count && !t->closing &&
            p->poll_error == 0) {
-        ldr_known_t k = p->unread[p->unread_next++];
+        ldr_known_manifest_t k = p->unread[p->unread_next++];
         bool found;
 
         ldr_mutex_unlock(&t->lock);
@@ -352,14 +355,14 @@ static void call_helpers(ldr_part_t *p)
 
 typedef struct names {
     size_t skip;
-    ldr_known_t *at;
+    ldr_known_manifest_t *at;
     size_t count, room;
 } names_t;
 
 static int list_one(void *arg, const char *name, uint64_t bytes)
 {
     names_t *n = arg;
-    ldr_known_t k = {.bytes = bytes};
+    ldr_known_manifest_t k = {.bytes = bytes};
 
     if (!known_named(name + n->skip, &k)) {
         return 0; /* somebody else's */
@@ -375,13 +378,13 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
 /* The listing against what is known. Both are in order. */
 static bool known_compare(ldr_part_t *p, const names_t *n)
 {
-    ldr_known_t *next =
-        ldr_alloc((p->known_count + n->count + 1) * sizeof(ldr_known_t));
+    ldr_known_manifest_t *next = ldr_alloc((p->known_count + n->count + 1) *
+                                           sizeof(ldr_known_manifest_t));
     size_t i = 0, k = 0, count = 0, news = 0;
 
     LDR_HELD(&p->tier->lock);
-    if (next == NULL ||
-        !ldr_grow(&p->unread, &p->unread_room, n->count, sizeof(ldr_known_t))) {
+    if (next == NULL || !ldr_grow(&p->unread, &p->unread_room, n->count,
+                                  sizeof(ldr_known_manifest_t))) {
         ldr_free(next);
         return false;
     }
@@ -390,7 +393,7 @@ static bool known_compare(ldr_part_t *p, const names_t *n)
                     : k == p->known_count
                         ? -1
                         : known_order(&n->at[i], &p->known[k]);
-        ldr_known_t one = order < 0 ? n->at[i] : p->known[k];
+        ldr_known_manifest_t one = order < 0 ? n->at[i] : p->known[k];
 
         if (order > 0 && ++one.missed >= MISSED_MAX) {
             k++;

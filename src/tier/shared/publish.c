@@ -178,7 +178,7 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
-    ldr_known_t k = {.state = LDR_KNOWN_READ};
+    ldr_known_manifest_t k = {.state = LDR_KNOWN_READ};
     ldr_manifest_head_t head = {.written_s = ldr_wall_s(t->params.clock)};
     int error = 0;
 

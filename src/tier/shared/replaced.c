@@ -1,15 +1,15 @@
 /*
  * A tier that is another than it was: a server that keeps nothing and was
  * restarted, a bucket that was emptied. Storage of that kind becomes a tier by
- * itself (backend.h: makes_itself), so it is soon one again, with another id;
- * whoever knows the old one's objects would find them for ever, and not write
- * them again. So the id is remembered, and compared at each probe. A directory
- * compares for itself, and is off while it is another's: it may be another
- * mount.
+ * itself (backend.h: makes_itself), so it is one again by the next probe, with
+ * another id; whoever knows the old one's objects would find them for ever, and
+ * not write them again. So the id is remembered, and compared at each probe. A
+ * directory compares for itself, and is off while it is another's: it may be
+ * another mount.
  *
  * All that is known is then forgotten, part by part, but for the epochs of
  * spaces and removals that were not published yet. The resets that the new tier
- * lacks are put again by following (poll.c). What is there is followed as by
+ * lacks are put again by polling (poll.c). What is there is read as by
  * a node that joins.
  */
 #include <errno.h>

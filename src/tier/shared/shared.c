@@ -49,8 +49,8 @@ static larder_status_t read_key(ldr_shared_t *s, const char *path)
     return st;
 }
 
-/* With the lock: others have reset a space. True: that is news, and the disks
- * are to be told: tell_tiers(). */
+/* With the lock: another node has reset a space. True: this node did not know,
+ * and the disks must record it: epochs_announce(). */
 static bool take_epoch(ldr_shared_t *s, const uint8_t space_id[LDR_ID_BYTES],
                        uint32_t epoch)
 {
@@ -65,17 +65,17 @@ static bool take_epoch(ldr_shared_t *s, const uint8_t space_id[LDR_ID_BYTES],
             raised = true;
         }
     }
-    s->telling += raised;
+    s->announcing += raised;
     return raised;
 }
 
-static void tell_tiers(ldr_shared_t *s)
+static void epochs_announce(ldr_shared_t *s)
 {
     ldr_host_t *host = s->host;
 
     ldr_host_epochs(host, &s->base); /* one that cannot goes off */
     ldr_host_lock(host);
-    s->telling--;
+    s->announcing--;
     pthread_cond_broadcast(&host->changed);
     ldr_host_unlock(host);
 }
@@ -90,7 +90,7 @@ static void on_epoch(void *arg, const uint8_t space_id[LDR_ID_BYTES],
     bool raised = take_epoch(s, space_id, epoch);
     ldr_host_unlock(s->host);
     if (raised) {
-        tell_tiers(s);
+        epochs_announce(s);
     }
 }
 
@@ -287,7 +287,7 @@ static bool shared_end(ldr_tier_t *t, uint64_t deadline_ns)
         /* A call that comes back after all may hear of a reset. */
         ldr_host_lock(host);
         s->left_behind = true;
-        while (s->telling > 0) {
+        while (s->announcing > 0) {
             pthread_cond_wait(&host->changed, &host->lock);
         }
         ldr_host_unlock(host);
@@ -454,7 +454,7 @@ static larder_status_t shared_use_space(ldr_tier_t *t, uint32_t space,
     bool raised = enter_space(s, space, turn);
     ldr_host_unlock(host);
     if (raised) {
-        tell_tiers(s);
+        epochs_announce(s);
     }
     return LARDER_OK;
 }
@@ -472,7 +472,7 @@ static void shared_adopt_secret(ldr_tier_t *t, uint32_t space)
         ldr_objects_claim(s->tier, tenant);
     } else if (tenant_enter(s, space, &tenant, &turn) == LARDER_OK &&
                enter_space(s, space, turn)) {
-        s->telling--; /* nobody can wait for them here */
+        s->announcing--; /* nobody can wait for them here */
         ldr_host_epochs_later(host, t);
     }
 }
@@ -581,7 +581,7 @@ static larder_status_t shared_remove(ldr_tier_t *t, uint32_t space,
     return ldr_objects_remove(s->tier, tenant, number, &row, 1, token_p);
 }
 
-/* Other nodes are told as well. */
+/* Other nodes learn of it as well. */
 static larder_status_t shared_remove_wait(ldr_tier_t *t, uint32_t space,
                                           const larder_item_t *items,
                                           size_t count, uint64_t token,

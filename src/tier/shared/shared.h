@@ -1,8 +1,8 @@
 /*
- * The shared tier as the node uses it: what is saved is offered to it, and what
+ * The shared tier as the node uses it: what is saved is queued for it, and what
  * it holds is read into DRAM like what lies on a disk.
  *
- * Offers wait in the store's queues, one for each space, in the order of saves,
+ * Shards wait in the store's queues, one for each space, in the order of saves,
  * and are gathered into objects of LDR_OBJECTS_BYTES: when half of that is
  * there of one space, or the first has waited for a second, and saves pause;
  * where they never do, objects go one by one, and not often. Spaces take turns,
@@ -14,7 +14,7 @@
  * Invariants, with the node's lock
  *  1. A shard in state READING belongs to a read from disk or to one of the
  *     slots here, or waits for either (sh->tier says which).
- *  2. What came from the tier is not offered again.
+ *  2. What came from the tier is not queued for it again.
  */
 #pragma once
 
@@ -84,7 +84,7 @@ struct ldr_shared {
 
     ldr_upload_t *uploads; /* objects being written */
     unsigned upload_count, uploads_flying;
-    uint64_t last_ns; /* when something was last offered */
+    uint64_t last_ns; /* when something was last queued */
     uint64_t pace_ns; /* while saves never cease, no object before it */
     uint64_t look;    /* counts those for something to write */
     uint64_t look_ns; /* when its thread looks by itself; 0: need not be
@@ -104,8 +104,8 @@ struct ldr_shared {
     pthread_t thread;
     pthread_cond_t work;
     bool thread_started, idle;
-    bool stop;        /* there is no tier yet, or no more */
-    unsigned telling; /* the disks of a reset, without the lock */
+    bool stop;           /* there is no tier yet, or no more */
+    unsigned announcing; /* resets that the disks are to record, lock free */
     /* Calls hang: what they name stays for ever, but the disks are gone. */
     bool left_behind;
 };

@@ -9,8 +9,8 @@
 
 /* ---- figures ---- */
 
-static void stats(const ldr_shared_t *shared, const ldr_objects_stats_t *o,
-                  larder_shared_stats_t *s)
+static void stats_fill(const ldr_shared_t *shared, const ldr_objects_stats_t *o,
+                       larder_shared_stats_t *s)
 {
     const ldr_host_t *host = shared->host;
 
@@ -43,7 +43,7 @@ void ldr_shared_stats(ldr_tier_t *t, bool whole, larder_stats_t *out)
 
     if (whole) {
         ldr_objects_stats(shared->tier, &o);
-        stats(shared, &o, &out->shared_tier);
+        stats_fill(shared, &o, &out->shared_tier);
         out->shared = 1;
     }
 }
@@ -66,7 +66,7 @@ void ldr_shared_metrics(ldr_tier_t *tier, ldr_exposition_t *e)
 
     ldr_objects_stats(shared->tier, &o);
     ldr_host_lock(shared->host);
-    stats(shared, &o, &f.s);
+    stats_fill(shared, &o, &f.s);
     f.open = shared->open_count;
     ldr_host_unlock(shared->host);
     f.live_bytes = o.bytes - o.dead_bytes;

@@ -14,7 +14,7 @@
 #define WALK_NS 60000000000u /* from one to the next */
 #define GAP_NS 10000000u     /* between two pieces, at least */
 #define PIECE_CHUNKS 256u    /* looked at in one */
-#define PIECE_SHARDS 256u    /* told in one, about */
+#define PIECE_SHARDS 256u    /* announced in one, about */
 
 static uint64_t uses(const ldr_store_t *store)
 {

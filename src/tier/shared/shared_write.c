@@ -24,7 +24,7 @@
 #define NAP_NS 50000000u
 #define SAVING_NAP_NS 10000000u
 #define LOOK_MAX                                                               \
-    (4 * LDR_OBJECTS_RECORDS) /* offers looked at for one object               \
+    (4 * LDR_OBJECTS_RECORDS) /* shards looked at for one object               \
                                */
 #define SPACES_MAX 256u       /* spaces, for who has enough for one */
 
@@ -33,7 +33,7 @@ static ldr_behind_t *queue_of(const ldr_shared_t *s)
     return &s->host->store.queues[LDR_SHARED_QUEUE];
 }
 
-/* The space has an offer: if it is new in line, since now. */
+/* The space has a shard to write: if it is new in line, since now. */
 static void keep_time(ldr_store_t *store, uint32_t space, uint64_t now_ns)
 {
     ldr_subqueue_t *subqueue =
@@ -122,7 +122,7 @@ static bool upload_add(ldr_upload_t *o, uint32_t shard)
     return true;
 }
 
-/* Offers of one space, for one object. */
+/* Queued shards of one space, for one object. */
 typedef struct pick {
     uint32_t space, tenant, number; /* number: the tier's of the space */
     uint32_t count;
@@ -131,8 +131,8 @@ typedef struct pick {
     bool ended; /* some were of no use, and are out of the queue */
 } pick_t;
 
-/* Gathers what the space offers, unless the tier would not take the first of it
- * now; what is of no use leaves the queue on the way. */
+/* Gathers what the space has queued, unless the tier would not take the first
+ * of it now; what is of no use leaves the queue on the way. */
 static void upload_gather(ldr_shared_t *s, uint32_t space, pick_t *p)
 {
     ldr_store_t *store = &s->host->store;

@@ -147,7 +147,7 @@ static int connect_call(ldr_valkey_call_t *call, bool asking)
 }
 
 /* Sends what was composed. */
-static int ask(ldr_valkey_call_t *call)
+static int call_server(ldr_valkey_call_t *call)
 {
     struct iovec iov = {call->text, call->ask.length};
 
@@ -158,7 +158,7 @@ static int ask(ldr_valkey_call_t *call)
 
 /* Gives the connection back. error: of the connection; what the server said
  * counts where there is none. */
-static int end(ldr_valkey_call_t *call, int error)
+static int call_end(ldr_valkey_call_t *call, int error)
 {
     bool good = error == 0;
 
@@ -204,7 +204,7 @@ static bool goes_on(ldr_valkey_call_t *call, unsigned hop, bool *asking_p)
 
 /* One call, to whichever server has the object. name: the object's, or what is
  * listed. */
-static int run(ldr_valkey_call_t *call, ldr_valkey_try_t *try, void *arg)
+static int call_run(ldr_valkey_call_t *call, ldr_valkey_try_t *try, void *arg)
 {
     bool asking = false, again = true;
     int error = 0;
@@ -236,7 +236,7 @@ static int run(ldr_valkey_call_t *call, ldr_valkey_try_t *try, void *arg)
             call->conn = NULL;
         } else {
             call->node = node;
-            error = end(call, error);
+            error = call_end(call, error);
         }
     }
     return error;
@@ -253,7 +253,7 @@ static int run_object(ldr_valkey_call_t *call, ldr_backend_t *b,
     call->name = name;
     call->tag = ldr_valkey_tag(name);
     call->deadline_ns = deadline_ns;
-    return run(call, try, arg);
+    return call_run(call, try, arg);
 }
 
 /* ---- put ---- */
@@ -339,7 +339,7 @@ static int try_size(ldr_valkey_call_t *call, void *arg)
     call->ask = ldr_text(call->text, sizeof(call->text));
     ldr_resp_command(&call->ask, "STRLEN", call->key, NULL);
     ldr_resp_command(&call->ask, "EXISTS", call->key, NULL);
-    int error = ask(call);
+    int error = call_server(call);
     if (error == 0) {
         error = ldr_resp_number(&call->conn->resp, &size->bytes);
     }
@@ -355,7 +355,7 @@ static int try_size(ldr_valkey_call_t *call, void *arg)
 static int try_exists(ldr_valkey_call_t *call, void *arg)
 {
     ldr_resp_command(&call->ask, "EXISTS", call->key, NULL);
-    int error = ask(call);
+    int error = call_server(call);
 
     return error != 0 ? error : ldr_resp_number(&call->conn->resp, arg);
 }
@@ -400,7 +400,7 @@ static int ask_range(ldr_valkey_call_t *call, uint64_t offset, uint64_t bytes)
     ldr_resp_arg(&call->ask, call->key);
     ldr_resp_arg_number(&call->ask, offset);
     ldr_resp_arg_number(&call->ask, offset + bytes - 1);
-    return ask(call);
+    return call_server(call);
 }
 
 static int try_get(ldr_valkey_call_t *call, void *arg)
@@ -482,7 +482,7 @@ static int try_page(ldr_valkey_call_t *call, void *arg)
     snprintf(most, sizeof(most), "%u", p->most);
     ldr_resp_command(&call->ask, "ZRANGEBYLEX", call->names, from, to, "LIMIT",
                      "0", most, NULL);
-    int error = ask(call);
+    int error = call_server(call);
     return error != 0 ? error
                       : ldr_resp_names(&call->conn->resp, p->prefix, p->after,
                                        p->names, p->most, &p->count);
@@ -505,7 +505,7 @@ static int turn_page(ldr_valkey_t *v, page_t *p, unsigned tag,
         memcpy(p->last, p->names[p->count - 1], sizeof(p->last));
         p->after = p->last;
     }
-    int error = run(&call, try_page, p);
+    int error = call_run(&call, try_page, p);
     p->at = 0;
     p->count = error == 0 ? p->count : 0;
     p->ended = p->count < p->most;
@@ -586,7 +586,7 @@ static int try_remove(ldr_valkey_call_t *call, void *arg)
     ldr_resp_command(&call->ask, "UNLINK", call->key, NULL);
     ldr_resp_command(&call->ask, "ZREM", call->names, call->name, NULL);
     ldr_resp_command(&call->ask, "EXEC", NULL);
-    int error = ask(call);
+    int error = call_server(call);
 
     return error != 0 ? error : ldr_resp_exec(&call->conn->resp, arg);
 }

@@ -81,7 +81,7 @@ static bool is_late(const ldr_valkey_conn_t *conn)
     return ldr_now_ns(&ldr_clock_real) >= conn->deadline_ns;
 }
 
-static ssize_t fill(void *arg, const struct iovec *iov, unsigned count)
+static ssize_t conn_receive(void *arg, const struct iovec *iov, unsigned count)
 {
     ldr_valkey_conn_t *conn = arg;
 
@@ -288,7 +288,7 @@ static int connect_new(ldr_valkey_t *v, unsigned node, uint64_t deadline_ns,
     }
     conn->stream.fd = -1;
     conn->deadline_ns = deadline_ns;
-    conn->resp.fill = fill;
+    conn->resp.fill = conn_receive;
     conn->resp.arg = conn;
     conn->node = node;
     ldr_mutex_lock(&v->lock);

@@ -1,7 +1,7 @@
 /*
  * One mutex guards everything; it is never held across work(), done(),
  * medium_probe() or changed(). A second one, taken before it, is held while
- * changed() is called: so that the last state it is told is the last there was.
+ * changed() is called: so that the last state announced is the last there was.
  * Any thread may call.
  *
  * Invariants
@@ -267,7 +267,7 @@ static void workers_destroy(ldr_workers_t *l)
     pthread_cond_destroy(&l->work);
     pthread_cond_destroy(&l->ended);
     pthread_mutex_destroy(&l->lock);
-    pthread_mutex_destroy(&l->telling);
+    pthread_mutex_destroy(&l->announce_lock);
     ldr_free(l);
 }
 
@@ -471,7 +471,7 @@ larder_status_t ldr_workers_open(const ldr_workers_params_t *params,
     }
     ldr_breaker_reason(l, -ENOTCONN, "not looked at yet");
     ldr_mutex_init(&l->lock);
-    ldr_mutex_init(&l->telling);
+    ldr_mutex_init(&l->announce_lock);
     ldr_cond_init(&l->work);
     ldr_cond_init(&l->ended);
     if (!threads_start(l)) {

@@ -3,8 +3,8 @@
  *
  * Functions that change the state need the workers' lock and note in an
  * ldr_turn_t what is to be said; ldr_breaker_announce() says it after the lock
- * was given up. The lock `telling` is held around the caller's changed(), and
- * the workers' lock is taken inside it.
+ * was given up. The lock `announce_lock` is held around the caller's changed(),
+ * and the workers' lock is taken inside it.
  *
  * Invariants (ldr_breaker_check()): the state is on exactly while there is no
  * error; and unless it is off, there were fewer than FAILURES_MAX failures in a
@@ -70,14 +70,14 @@ bool ldr_breaker_check(const ldr_workers_t *l)
            (l->state == LDR_OBJECTS_OFF || l->failures < FAILURES_MAX);
 }
 
-/* Two that tell at once may do so in the wrong order: each tells of the state
- * after its own as well. */
+/* Two threads that announce at once may do so in the wrong order: each
+ * announces the state after its own as well. */
 static void state_announce(ldr_workers_t *l, ldr_objects_state_t state)
 {
     if (l->params.changed == NULL) {
         return;
     }
-    ldr_mutex_lock(&l->telling);
+    ldr_mutex_lock(&l->announce_lock);
     l->params.changed(l->params.arg, state);
     ldr_mutex_lock(&l->lock);
     ldr_objects_state_t now = l->state;
@@ -85,7 +85,7 @@ static void state_announce(ldr_workers_t *l, ldr_objects_state_t state)
     if (now != state) {
         l->params.changed(l->params.arg, now);
     }
-    ldr_mutex_unlock(&l->telling);
+    ldr_mutex_unlock(&l->announce_lock);
 }
 
 /* No lock held. */

@@ -21,10 +21,10 @@ typedef struct ldr_worker {
 
 struct ldr_workers {
     ldr_workers_params_t params;
-    pthread_mutex_t telling; /* held around changed() */
-    pthread_mutex_t lock;    /* of all below */
-    pthread_cond_t work;     /* something may be to do */
-    pthread_cond_t ended;    /* a worker is not busy any more */
+    pthread_mutex_t announce_lock; /* held around changed() */
+    pthread_mutex_t lock;          /* of all below */
+    pthread_cond_t work;           /* something may be to do */
+    pthread_cond_t ended;          /* a worker is not busy any more */
     ldr_job_queue_t queues[LDR_JOB_KINDS];
     unsigned low;   /* jobs under way that are no reads */
     unsigned count; /* of worker[] */
@@ -45,7 +45,7 @@ struct ldr_workers {
     ldr_worker_t worker[];
 };
 
-/* What is to be told once the lock is given up. */
+/* What is to be announced once the lock is given up. */
 typedef struct ldr_turn {
     bool changed;
     ldr_objects_state_t state;

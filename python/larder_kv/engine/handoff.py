@@ -1,0 +1,238 @@
+"""Hand-offs between engines: what both sides need (docs/handoff.md).
+
+A prompt is handed off as the chunks that reuse has anyway, and a tail: the KV
+behind its last whole chunk. Tails are in a space of their own, whose chunks are
+blocks of the engine. Their keys follow the last whole chunk's; the last block's
+missing tokens are named PAD, which no token is. So a tail is part of no chain
+that an ordinary request asks for.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hmac
+import json
+import logging
+import math
+import os
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from larder_kv import _lib
+from larder_kv.engine import kv
+
+logger = logging.getLogger("larder")
+
+PAD = 0xFFFFFFFF
+TOKEN_BYTES = 16
+TELL_MS = 1000  # that the node has to answer
+TAIL_MS = 120000  # a tail is of no use for longer
+# The decode side waits so long. (The node gives up 5 s after the answer what
+# has not come by then.)
+WAIT_SECONDS = 10.0
+# It is asked together with the prefill side: it waits so long for the promise,
+# asking again after each pause, and then for what was promised.
+EARLY_SECONDS, EARLY_PAUSE, EARLY_WAIT_SECONDS = 1.0, 0.005, 60.0
+VERSION = 1
+FIELDS = {"v": int, "space": str, "tokens": int, "key": str, "token": str,
+          "tail": str, "seal": str}
+
+
+class Refused(Exception):
+    """What the decode side was given is not a hand-off of this prompt, or not
+    of this tenant. The text is the reason, in one word."""
+
+
+def tail_model(described: kv.Model) -> kv.Model:
+    unit = math.lcm(*(g.block_tokens for g in described.groups))
+    return dataclasses.replace(described, chunk_tokens=unit,
+                               descriptor=described.descriptor + b"\0tail")
+
+
+class Tails:
+    """The scheduler's side: where tails are kept."""
+
+    def __init__(self, node: _lib.Node, described: kv.Model):
+        model = tail_model(described)
+        self.unit = model.chunk_tokens
+        self._whole = described.chunk_tokens
+        self.space = node.space(model.descriptor, model.shards, self.unit,
+                                described.label)
+        self.layout = kv.rules(model)
+
+    def begin(self, tokens: int) -> int:
+        """The first token of a prompt's tail."""
+        return tokens // self._whole * self._whole
+
+    def name(self, keys: _lib.Keys, tokens: array,
+             extra: list[bytes] | None) -> bytes:
+        """The keys of a tail. keys: of the whole chunks before it; tokens:
+        those behind; extra: what else names each block."""
+        if not tokens:
+            return b""
+        padded = tokens + array("I", [PAD] * (-len(tokens) % self.unit))
+        chain = _lib.Keys()
+        chain.extend(keys.data(max(keys.count - 1, 0), keys.count))
+        first = chain.count
+        self.space.chain(padded, chain, extra)
+        return chain.data(first, chain.count)
+
+    def close(self) -> None:
+        self.space.close()
+        self.layout.close()
+
+
+def _token_of(keys: bytes) -> bytes:
+    return os.urandom(TOKEN_BYTES) if keys else b""
+
+
+class Handoff:
+    """One prompt, on either side: its keys, those of its tail, and the tokens
+    of the two promises. b"": there is none of it."""
+
+    def __init__(self, keys: bytes, tail: bytes, tokens: int,
+                 token: bytes = b"", tail_token: bytes = b""):
+        self.keys = keys
+        self.tail = tail
+        self.tokens = tokens
+        self.token = token or _token_of(keys)
+        self.tail_token = tail_token or _token_of(tail)
+        self.early = False  # decode: the prefill side has not answered yet
+        self.tail_saved = False  # prefill: the order was given
+        self.promised = threading.Event()  # prefill: or it could not be
+
+    @property
+    def chunks(self) -> int:
+        return len(self.keys) // _lib.KEY_BYTES
+
+    @property
+    def tail_blocks(self) -> int:
+        return len(self.tail) // _lib.KEY_BYTES
+
+    @property
+    def wait_seconds(self) -> float:
+        return EARLY_WAIT_SECONDS if self.early else WAIT_SECONDS
+
+    @property
+    def last(self) -> bytes:
+        return (self.tail or self.keys)[-_lib.KEY_BYTES:]
+
+    def tell(self, space: _lib.Space, tails: Tails, what: int) -> None:
+        """Of both parts. A node that cannot be told forgets them by itself.
+        Who was not told the tokens says nothing: the lease ends by time."""
+        if self.early:
+            return
+        for where, token in ((space, self.token),
+                             (tails.space, self.tail_token)):
+            if token:
+                with contextlib.suppress(_lib.LarderError):
+                    where.handoff(token, what, TELL_MS)
+
+
+def _sealed(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True,
+                      separators=(",", ":")).encode()
+
+
+def answer(hand: Handoff, space: _lib.Space, name: str) -> dict[str, Any]:
+    """What the prefill side's answer carries. name: the space's."""
+    fields = {"v": VERSION, "space": name, "tokens": hand.tokens,
+              "key": hand.last.hex(), "token": hand.token.hex(),
+              "tail": hand.tail_token.hex()}
+    return {**fields, "seal": space.seal(_sealed(fields)).hex()}
+
+
+def check(given: Any, space: _lib.Space, name: str,
+          hand: Handoff) -> Handoff:
+    """What the decode side was given, checked against its own prompt: the
+    keys are its own, so that nothing that was given can name other KV."""
+    if (not isinstance(given, dict) or set(given) != set(FIELDS)
+            or any(type(given[k]) is not kind for k, kind in FIELDS.items())):
+        raise Refused("malformed")
+    fields = {k: v for k, v in given.items() if k != "seal"}
+    if not hmac.compare_digest(space.seal(_sealed(fields)).hex().encode(),
+                               given["seal"].encode(errors="replace")):
+        raise Refused("forged")
+    if given["v"] != VERSION or given["space"] != name:
+        raise Refused("space")
+    if (given["tokens"] != hand.tokens or given["key"] != hand.last.hex()
+            or bool(given["token"]) != bool(hand.keys)
+            or bool(given["tail"]) != bool(hand.tail)):
+        raise Refused("prompt")
+    try:
+        tokens = [bytes.fromhex(given[name]) for name in ("token", "tail")]
+    except ValueError:
+        raise Refused("malformed") from None
+    if any(len(one) not in (0, TOKEN_BYTES) for one in tokens):
+        raise Refused("malformed")
+    return Handoff(hand.keys, hand.tail, hand.tokens, *tokens)
+
+
+def promise(hand: Handoff, space: _lib.Space, layout: _lib.Layout,
+            tails: Tails) -> None:
+    """Without one, the decode side does not wait: it finds what is there."""
+    try:
+        if hand.keys:
+            space.promise(layout, hand.keys, hand.chunks, hand.token, TELL_MS)
+        if hand.tail:
+            tails.space.promise(tails.layout, hand.tail, hand.tail_blocks,
+                                hand.tail_token, TELL_MS)
+    except _lib.LarderError as error:
+        logger.debug("larder: promise: %s", error)
+    finally:
+        hand.promised.set()
+
+
+class Taken:
+    """What the decode side holds of a hand-off."""
+
+    def __init__(self, hand: Handoff):
+        self.hand = hand
+        self.tail: _lib.Lease | None = None
+        self.tail_bytes = 0
+        self.whole = False  # all of it is staged
+
+    def stage(self, space: _lib.Space, layout: _lib.Layout, tails: Tails,
+              left_ms: Callable[[], int], left: Callable[[], bool],
+              ) -> tuple[_lib.Lease | None, _lib.Match]:
+        """As _stage(). Early, the prefill side may not have promised it yet;
+        left: nobody waits for it any more."""
+        end = time.monotonic() + (EARLY_SECONDS if self.hand.early else 0)
+        while True:
+            lease, match = self._stage(space, layout, tails, left_ms)
+            if self.whole or left() or time.monotonic() >= end:
+                return lease, match
+            if lease is not None:
+                lease.release()
+            time.sleep(EARLY_PAUSE)
+
+    def _stage(self, space: _lib.Space, layout: _lib.Layout, tails: Tails,
+               left_ms: Callable[[], int],
+               ) -> tuple[_lib.Lease | None, _lib.Match]:
+        """Waits for what is promised; the chunks' lease, and what was found of
+        them. What is held here needs the other side's lease no more."""
+        hand, lease, match = self.hand, None, _lib.Match()
+        wait = _lib.StageParams(promised=True)
+        hand.tell(space, tails, _lib.HANDOFF_RENEW)
+        if hand.keys:
+            lease, match = space.stage(layout, hand.keys, hand.chunks,
+                                       left_ms(), wait)
+        if hand.tail and match.chunks == hand.chunks:
+            self.tail, found = tails.space.stage(
+                tails.layout, hand.tail, hand.tail_blocks, left_ms(), wait)
+            if found.chunks == hand.tail_blocks:
+                self.tail_bytes = sum(found.tier_bytes)
+            else:
+                self.release()
+        self.whole = (match.chunks == hand.chunks
+                      and (self.tail is not None or not hand.tail))
+        hand.tell(space, tails, _lib.HANDOFF_OVER)
+        return lease, match
+
+    def release(self) -> None:
+        tail, self.tail = self.tail, None
+        if tail is not None:
+            tail.release()

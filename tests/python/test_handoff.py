@@ -1,0 +1,201 @@
+"""Hand-offs through a daemon: promises, and stages that wait for them."""
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from daemon import until
+from larder_kv import _lib
+from test_stage import CHUNK, GROUPS, MS, engine  # noqa: F401, a fixture
+
+CHUNKS = 6
+ENV = dict(os.environ, PYTHONPATH=str(
+    pathlib.Path(__file__).resolve().parents[2] / "python"))
+DENSE = GROUPS["dense"]
+WAIT = _lib.StageParams(promised=True)
+SOON = 10  # seconds: a wait that ends at once ends sooner, however slow it is
+
+PROMISER = """
+import sys, time
+from array import array
+from larder_kv import _lib
+_lib.library()
+url, keys, count, token = sys.argv[1:]
+node = _lib.Node(url)
+space = node.space(b"a model", 1, %d)
+rules = _lib.Layout(%d, [_lib.Group(_lib.RULE_ALL, 4, 0)])
+space.promise(rules, bytes.fromhex(keys), int(count), bytes.fromhex(token),
+              20000)
+print("promised", flush=True)
+time.sleep(600)
+""" % (CHUNK, CHUNK)
+
+STAGER = PROMISER.replace("space.promise(", '''print("stages", flush=True)
+space.stage(''').replace("bytes.fromhex(token),\n              20000",
+                        "600000, _lib.StageParams(promised=True)")
+
+
+class Stage(threading.Thread):
+    """A stage that waits, in a thread."""
+
+    def __init__(self, space, rules, keys, chunks, ms=MS):
+        super().__init__(daemon=True)
+        self.call = lambda: space.stage(rules, keys.data(0, chunks), chunks,
+                                        ms, WAIT)
+        self.took = 0.0
+        self.start()
+
+    def run(self):
+        began = time.monotonic()
+        self.lease, self.match = self.call()
+        self.took = time.monotonic() - began
+
+    def ended(self):
+        self.join(timeout=MS / 1000)
+        assert not self.is_alive()
+        if self.lease is not None:
+            self.lease.release()
+        return self.match.chunks
+
+
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_waits(engine, transport):
+    """A stage that comes before the saves has all of it."""
+    [rank], space, rules, keys = engine(DENSE, CHUNKS, 1, transport)
+    token = os.urandom(16)
+    space.promise(rules, keys.data(0, CHUNKS), CHUNKS, token, MS)
+    stage = Stage(space, rules, keys, CHUNKS)
+    rank.fill(1)
+    rank.save(keys, CHUNKS - 1)
+    rank.settle(keys)
+    stage.join(timeout=0.3)
+    assert stage.is_alive()
+    rank.save(keys, CHUNKS)
+    rank.settle(keys)
+    assert stage.ended() == CHUNKS
+    assert space.handoff(token, _lib.HANDOFF_OVER, MS)
+    assert not space.handoff(token, _lib.HANDOFF_RENEW, MS)
+
+
+def test_nothing_promised(engine):
+    """It does not wait for what nobody has promised, nor for what is there."""
+    [rank], space, rules, keys = engine(DENSE, CHUNKS, 1)
+    assert Stage(space, rules, keys, CHUNKS).ended() == 0
+    rank.fill(1)
+    rank.save(keys, 2)
+    rank.settle(keys)
+    space.promise(rules, keys.data(0, 2), 2, os.urandom(16), MS)
+    stage = Stage(space, rules, keys, CHUNKS)
+    assert stage.ended() == 2 and stage.took < SOON
+
+
+def test_deadline(engine):
+    """It waits so long and no longer, and has what is there by then."""
+    [rank], space, rules, keys = engine(DENSE, CHUNKS, 1)
+    rank.fill(1)
+    rank.save(keys, 2)
+    rank.settle(keys)
+    space.promise(rules, keys.data(0, CHUNKS), CHUNKS, os.urandom(16), MS)
+    stage = Stage(space, rules, keys, CHUNKS, 300)
+    assert stage.ended() == 2 and 0.25 < stage.took < SOON
+
+
+def test_failed(engine):
+    """The prefill engine says that no more will come."""
+    _, space, rules, keys = engine(DENSE, CHUNKS, 1)
+    token = os.urandom(16)
+    space.promise(rules, keys.data(0, CHUNKS), CHUNKS, token, MS)
+    stage = Stage(space, rules, keys, CHUNKS)
+    stage.join(timeout=0.2)
+    assert stage.is_alive()
+    assert space.handoff(token, _lib.HANDOFF_FAILED, MS)
+    assert stage.ended() == 0 and stage.took < SOON
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_killed(daemon, engine, answered):
+    """kill -9 of the prefill engine: nobody waits for what it promised. What
+    came stays held if it has answered."""
+    [rank], space, rules, keys = engine(DENSE, CHUNKS, 1)
+    token = os.urandom(16)
+    prefill = subprocess.Popen(
+        [sys.executable, "-c", PROMISER, daemon.url("unix"),
+         keys.data(0, CHUNKS).hex(), str(CHUNKS), token.hex()],
+        stdout=subprocess.PIPE, text=True, env=ENV)
+    try:
+        assert prefill.stdout.readline() == "promised\n"
+        rank.fill(1)
+        rank.save(keys, 2)
+        rank.settle(keys)
+        stage = Stage(space, rules, keys, CHUNKS)
+        stage.join(timeout=0.2)
+        assert stage.is_alive()
+        if answered:
+            assert space.handoff(token, _lib.HANDOFF_ANSWERED, MS)
+        prefill.send_signal(signal.SIGKILL)
+        assert stage.ended() == 2 and stage.took < SOON
+        held = space.handoff(token, _lib.HANDOFF_RENEW, MS)
+        assert held == answered
+        assert space.handoff(token, _lib.HANDOFF_OVER, MS) == answered
+    finally:
+        prefill.kill()
+        prefill.wait()
+        prefill.stdout.close()
+
+
+def test_gives_up(daemon, engine):
+    """The decode engine is killed while it waits: nothing is left of it."""
+    [rank], space, rules, keys = engine(DENSE, CHUNKS, 1)
+    token = os.urandom(16)
+    rank.fill(1)
+    rank.save(keys, 1)
+    rank.settle(keys)
+    space.promise(rules, keys.data(0, CHUNKS), CHUNKS, token, MS)
+    decode = subprocess.Popen(
+        [sys.executable, "-c", STAGER, daemon.url("unix"),
+         keys.data(0, CHUNKS).hex(), str(CHUNKS), token.hex()],
+        stdout=subprocess.PIPE, text=True, env=ENV)
+    try:
+        assert decode.stdout.readline() == "stages\n"
+        time.sleep(0.3)
+        decode.send_signal(signal.SIGKILL)
+        decode.wait()
+        assert space.handoff(token, _lib.HANDOFF_OVER, MS)
+        until(lambda: rank.node.stats().dram_leased_chunks == 0)
+        assert rank.node.stats().dram_leased_chunks == 0
+    finally:
+        decode.kill()
+        decode.wait()
+        decode.stdout.close()
+
+
+def test_seal(daemon):
+    """Who has the secret and the space makes the same of the same."""
+    nodes = [_lib.Node(daemon.url("unix")) for _ in range(2)]
+    spaces = [nodes[0].space(b"a model", 1, CHUNK),
+              nodes[1].space(b"a model", 1, CHUNK),
+              nodes[1].space(b"another", 1, CHUNK)]
+    first, second, other = (space.seal(b"data") for space in spaces)
+    assert first == second != other and len(first) == 32
+    assert first != spaces[0].seal(b"datb")
+    for one in (*spaces, *nodes):
+        one.close()
+
+
+def test_arguments(engine):
+    _, space, rules, keys = engine(DENSE, CHUNKS, 1)
+    for call in (lambda: space.promise(rules, b"", 0, os.urandom(16), MS),
+                 lambda: space.promise(rules, keys.data(0, 1), 1, bytes(16),
+                                       MS),
+                 lambda: space.handoff(os.urandom(16), 99, MS),
+                 lambda: space.handoff(bytes(16), _lib.HANDOFF_OVER, MS)):
+        with pytest.raises(_lib.LarderError) as caught:
+            call()
+        assert caught.value.status == _lib.E_INVALID

@@ -1,0 +1,121 @@
+/* What must hold once all is well: see world.h, 4 to 6. */
+#include <stdlib.h>
+
+#include "sim/cluster/world.h"
+#include "tier/peer/peer.h"
+
+#define CALM_NS (65 * SECOND)        /* lease, guard and ramp */
+#define CALM_STATIC_NS (61 * SECOND) /* a removal is certain after 60 s */
+
+static sim_node_t *knower(world_t *w, const event_t *e)
+{
+    for (unsigned i = 0; i < w->count; i++) {
+        if (e->knows[i] && w->nodes[i].up) {
+            return &w->nodes[i];
+        }
+    }
+    return NULL;
+}
+
+/* Everybody has met everybody by now: what one remembers holds for all. */
+static void bind_all(world_t *w)
+{
+    for (unsigned i = 0; i < w->event_count; i++) {
+        event_t *e = &w->events[i];
+
+        if (knower(w, e) == NULL) {
+            continue;
+        }
+        for (unsigned at = 0; at < w->count; at++) {
+            for (unsigned k = e->first; k < e->end; k++) {
+                uint32_t *floor = &w->key[k].floor[at];
+
+                *floor = *floor < e->floor ? e->floor : *floor;
+            }
+        }
+    }
+}
+
+/* A holder that others ask: the members of rank 1 and 2. */
+static sim_node_t *holder_of(world_t *w, unsigned key, bool *any_p)
+{
+    sim_node_t *found = NULL;
+
+    *any_p = false;
+    for (unsigned i = 0; i < w->count; i++) {
+        sim_node_t *n = &w->nodes[i];
+
+        if (n->up && node_holds(n, key)) {
+            *any_p = true;
+            found = node_rank(n, key) != UINT32_MAX ? n : found;
+        }
+    }
+    return found;
+}
+
+static void check_key(world_t *w, unsigned key, uint8_t *data)
+{
+    bool any, held;
+    sim_node_t *from = holder_of(w, key, &any);
+
+    if (w->key[key].must && !any && !w->pressure && !w->forgetful) {
+        world_fail(w, "lost: two held key %u when one died, and now none", key);
+    }
+    for (unsigned i = 0; i < w->count; i++) {
+        sim_node_t *n = &w->nodes[i];
+
+        if (!n->up) {
+            continue;
+        }
+        held = from != NULL;
+        if (do_load(n, key, data)) {
+            w->n.found += held;
+        } else if (held && !w->pressure) {
+            world_fail(w, "not found: n%u holds key %u, and n%u misses it: %s",
+                       from->place, key, n->place, larder_cause_text(w->cause));
+        } else {
+            w->n.hidden += any;
+        }
+    }
+}
+
+/* Nobody has asked for anything for a minute: nothing is held for anybody, and
+ * nothing is under way. */
+static void check_rest(sim_node_t *n)
+{
+    world_t *w = n->world;
+    ldr_peers_t *p = ldr_peers_of(&n->node->host);
+
+    ldr_node_lock(n->node);
+    for (unsigned i = 0; i < p->node_count; i++) {
+        if (p->nodes[i]->leased > 0) {
+            world_fail(w, "n%u still holds %llu bytes for %s", n->place,
+                       (unsigned long long)p->nodes[i]->leased,
+                       p->nodes[i]->name);
+        }
+    }
+    if (p->flying > 0) {
+        world_fail(w, "n%u counts %llu bytes that are under way", n->place,
+                   (unsigned long long)p->flying);
+    }
+    ldr_node_unlock(n->node);
+}
+
+void settle(world_t *w)
+{
+    uint8_t *data = malloc(BYTES_MAX);
+
+    w->quiet = true;
+    tell(w, "all is mended");
+    sim_sleep(w->net, w->etcd != NULL ? CALM_NS : CALM_STATIC_NS);
+    bind_all(w);
+    for (unsigned i = 0; i < w->count; i++) {
+        if (w->nodes[i].up) {
+            check_rest(&w->nodes[i]);
+        }
+    }
+    for (unsigned key = 0; key < w->keys; key++) {
+        check_key(w, key, data);
+    }
+    free(data);
+}
