@@ -1,6 +1,7 @@
 """What the proof asks of a worker, in the worker's own process: the class is
 given to vLLM as worker_extension_cls, its methods are called by
 collective_rpc."""
+import re
 import resource
 import time
 
@@ -17,6 +18,32 @@ class Asked:
                 "shards": model.shards, "chunk_tokens": model.chunk_tokens,
                 "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
                            for g in model.groups]}
+
+    def larder_digest(self):
+        """Notes from now on what is saved and loaded, head by head, by a walk
+        of its own over vLLM's tensors: see larder_digests. It shares nothing
+        with the layout that the connector made of them."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        worker = get_kv_transfer_group()._worker
+        self.larder_seen = {"saved": {}, "loaded": {}}
+        save, over = worker._save, worker._over
+
+        def saves(move, *more):
+            _digest(worker, move, self.larder_seen["saved"])
+            return save(move, *more)
+
+        def loads(move, status, *more):
+            if status == 0:
+                _digest(worker, move, self.larder_seen["loaded"])
+            return over(move, status, *more)
+
+        worker._save, worker._over = saves, loads
+
+    def larder_digests(self):
+        """Of chunks: {"saved", "loaded"}, each {"key layer part head":
+        digest} of all tokens of a head in a chunk, in their order."""
+        return self.larder_seen
 
     def larder_runner(self):
         """Which model runner and attention this is, for the record."""
@@ -99,6 +126,42 @@ class Asked:
         if any(s.device.type == "cuda" for s in found.values()):
             torch.cuda.synchronize()
         return sum(storage.nbytes() for storage in found.values())
+
+
+def _digest(worker, move, into):
+    import hashlib
+    import torch
+
+    model = worker.model
+    for g, info in enumerate(model.groups):
+        if info.rule != 0:
+            continue  # of a window not every token is there
+        first, ids = move.tables[g]
+        per = model.chunk_tokens // info.block_tokens
+        for chunk in range(-(-move.begin // model.chunk_tokens),
+                           move.end // model.chunk_tokens):
+            here = ids[chunk * per - first:(chunk + 1) * per - first]
+            at = chunk - move.first_key
+            key = bytes(move.keys[32 * at:32 * at + 32]).hex()
+            for name in worker._kv.kv_cache_groups[info.index].layer_names:
+                parts = _parts(worker._registered[name], worker._kv.num_blocks)
+                for p, part in enumerate(parts):
+                    t = part[torch.tensor(here, device=part.device).long()]
+                    t = t.flatten(0, 1).transpose(0, 1).contiguous()
+                    data = t.view(torch.uint8).cpu().numpy()
+                    for head, one in enumerate(data):
+                        layer = re.search(r"layers\.(\d+)\.", name)[1]
+                        into[f"{key} {layer} {p} {head}"] = hashlib.sha256(
+                            one.tobytes()).hexdigest()
+
+
+def _parts(cache, blocks):
+    """K and V as [block, token, head, number], of a tensor as vLLM has it."""
+    if cache.dim() == 5:  # before 0.29: [block, K and V, token, head, number]
+        return cache.unbind(1)
+    if cache.dim() == 4:  # [block, head, token, K and V]
+        return [cache.transpose(1, 2)]
+    return [cache.unsqueeze(2)]  # MLA: [block, token, number]
 
 
 def _spent():

@@ -3,8 +3,8 @@
 
     bench/gpu/run.py STAGE... --out DIR [--budget SECONDS]
 
-Stages: copy, equality, ttft-8b, ttft-32b, nohit, load, faults, pressure; ttft
-is both of its own, all is all. Each prints one table; figures go to
+Stages: copy, equality, ttft-8b, ttft-32b, nohit, load, faults, pressure, shapes;
+ttft is both of its own, all is all. Each prints one table; figures go to
 DIR/gpu.json as soon as they are there, and are added to what is in it. A stage
 that fails prints the end of its log, and the next one runs. See README.md
 beside this file.
@@ -26,6 +26,7 @@ import host
 import load
 import nohit
 import pressure
+import shapes
 import ttft
 from proof import Proof
 
@@ -33,7 +34,7 @@ STAGES = {"copy": copies.run, "equality": equality.run,
           "ttft-8b": lambda proof: ttft.run(proof, "8b"),
           "ttft-32b": lambda proof: ttft.run(proof, "32b"),
           "nohit": nohit.run, "load": load.run, "faults": faults.run,
-          "pressure": pressure.run}
+          "pressure": pressure.run, "shapes": shapes.run}
 SETS = {"ttft": ["ttft-8b", "ttft-32b"], "all": list(STAGES)}
 
 
@@ -62,7 +63,7 @@ def arguments():
     parser.add_argument("--scale", type=float, default=1.0,
                         help="of the stage load: 1 is 24 groups, 3 queries")
     parser.add_argument("--only", nargs="*", metavar="CASE",
-                        help="of equality, faults, pressure: these models")
+                        help="of equality, faults, pressure, shapes: these")
     parser.add_argument("--default", action="store_true",
                         help="compiled and with graphs, as vllm serve has it")
     parser.add_argument("--compiled", action="store_true",

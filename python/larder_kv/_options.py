@@ -22,6 +22,7 @@ class Options:
     chunk: int
     weights: str
     pod: str
+    pages: str
     lookup_ms: int
     load: str
     load_ms: int

@@ -217,7 +217,24 @@
     S(, "write", writes)
 
 #define LDR_PEER_FIGURES(M, V, S, E, J)                                        \
-    V(peer_well, GAUGE, "member", , well,                                      \
+    M(peer_reason, GAUGE, "member,reason",                                     \
+      "1, with the reason, while the member does not answer or one of the "    \
+      "two refuses the other; 0, with none, while it is well.")                \
+    M(peer_queue_shards, GAUGE, "",                                            \
+      "Shards that wait to be brought to the members that own them.")          \
+    M(peer_queue_bytes, GAUGE, "", "Bytes of them.")                           \
+    M(peer_lag_seconds, GAUGE, "",                                             \
+      "How long ago all that was saved had been brought to its owner; 0: it "  \
+      "is now.")                                                               \
+    V(peer_same_view, GAUGE, "member", same_view, same_view,                   \
+      "1 while the member has the same view as this node.")                    \
+    V(peer_knows, GAUGE, "member", knows, knows,                               \
+      "1 while this node is in the member's view.")                            \
+    V(peer_clock_seconds, GAUGE, "member", clock_s, skew_s,                    \
+      "How far the member's clock is from this node's.")                       \
+    V(peer_round_trip_seconds, GAUGE, "member", trip_us, trip,                 \
+      "How long the last exchange of epochs and removals took.")               \
+    V(peer_well, GAUGE, "member", well, well,                                  \
       "1 while this node has met the member and it answers.")                  \
     V(peer_behind, GAUGE, "member", , behind,                                  \
       "1 while the member has not heard of every reset and removal.")          \
@@ -231,18 +248,19 @@
       "Shards fetched from and sent to the member, and that it fetched from "  \
       "and sent to this node.")                                                \
     S(, "fetched", n.fetched)                                                  \
-    S(, "fetch_failed", n.fetch_failed)                                        \
-    S(, "fetch_wrong", n.wrong)                                                \
+    S(fetch_failed, "fetch_failed", n.fetch_failed)                            \
+    S(wrong, "fetch_wrong", n.wrong)                                           \
     S(, "sent", n.sent)                                                        \
     S(, "present", n.present)                                                  \
-    S(, "send_failed", n.send_failed)                                          \
+    S(send_failed, "send_failed", n.send_failed)                               \
     S(, "served", n.served)                                                    \
+    S(, "sent_on", n.sent_on)                                                  \
     S(, "taken", n.taken)                                                      \
     M(peer_bytes_total, COUNTER, "member,direction", "Bytes of them.")         \
-    S(, "fetch", n.fetched_bytes)                                              \
-    S(, "send", n.sent_bytes)                                                  \
-    S(, "serve", n.served_bytes)                                               \
-    S(, "take", n.taken_bytes)                                                 \
+    S(fetched_bytes, "fetch", n.fetched_bytes)                                 \
+    S(sent_bytes, "send", n.sent_bytes)                                        \
+    S(served_bytes, "serve", n.served_bytes)                                   \
+    S(taken_bytes, "take", n.taken_bytes)                                      \
     M(peer_meets_total, COUNTER, "member,outcome",                             \
       "Times epochs and removals were exchanged with the member.")             \
     S(, "ok", n.met)                                                           \

@@ -160,7 +160,8 @@ typedef struct ldr_peer_counts {
     uint64_t fetched, fetched_bytes, fetch_failed;
     uint64_t sent, sent_bytes, present, send_failed;
     uint64_t served, served_bytes; /* shards that it got of this node */
-    uint64_t taken, taken_bytes;   /* and brought to it */
+    uint64_t sent_on; /* that it was told to get from another member */
+    uint64_t taken, taken_bytes; /* and brought to it */
     uint64_t met, meet_failed;
     uint64_t wrong; /* shards whose bytes were not right */
 } ldr_peer_counts_t;
@@ -168,6 +169,8 @@ typedef struct ldr_peer_counts {
 typedef struct ldr_peer_figures {
     ldr_peer_counts_t n;
     uint64_t well, behind, leased;
+    uint64_t same_view, knows, skew_s;
+    ldr_micro_t trip;
 } ldr_peer_figures_t;
 
 extern const ldr_row_t ldr_rows_disk[], ldr_rows_shared[], ldr_rows_peer[];

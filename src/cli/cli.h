@@ -47,6 +47,8 @@
     X(DIR, "dir", "DIR", "look there; default: explain/ beside the socket")    \
     X(UNDO, "undo", NULL, "the member takes its place again")                  \
     X(TIMEOUT, "timeout", "SECONDS", "how long to wait; default: 60")          \
+    X(CLUSTER, "cluster", NULL,                                                \
+      "only the cluster: its members, and the way to each")                    \
     X(PROMETHEUS, "prometheus", NULL, "as metrics in Prometheus' format")      \
     X(JSON, "json", NULL, "for scripts: one JSON object per line")
 

@@ -51,6 +51,7 @@ static const check_t host_checks[] = {
 static const check_t shared_check = {"shared", ldr_doctor_shared};
 static const check_t disk_check = {"disk", ldr_doctor_disk};
 static const check_t port_check = {"port", ldr_doctor_port};
+static const check_t cluster_check = {"cluster", ldr_doctor_cluster};
 
 typedef struct session {
     const ldr_args_t *args;
@@ -373,8 +374,12 @@ int ldr_cmd_doctor(const ldr_args_t *args)
     }
     if (code == LDR_EXIT_OK) {
         s.doctor.config = c;
-        run_all(&s);
-        speeds_keep(&s);
+        if (ldr_args_has(args, LDR_FLAG_CLUSTER)) {
+            check_run(&s, &cluster_check, NULL);
+        } else {
+            run_all(&s);
+            speeds_keep(&s);
+        }
         if (!ldr_args_has(args, LDR_FLAG_JSON)) {
             printf("%u ok, %u to improve, %u bad, %u skipped\n",
                    s.counts[LDR_VERDICT_OK], s.counts[LDR_VERDICT_WARN],

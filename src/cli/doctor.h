@@ -63,6 +63,9 @@ void ldr_doctor_shared(const ldr_doctor_t *d);
  * at most, and says one line. */
 void ldr_doctor_locks(const ldr_doctor_t *d, const char *path);
 
+/* doctor_cluster.c: of the daemon that runs with this configuration. */
+void ldr_doctor_cluster(const ldr_doctor_t *d);
+
 /* doctor_net.c */
 void ldr_doctor_congestion(const ldr_doctor_t *d);
 void ldr_doctor_ktls(const ldr_doctor_t *d);

@@ -61,7 +61,7 @@ static const command_t commands[] = {
     {"explain", ldr_cmd_explain, "[REQUEST_ID]", -1, FLAG(DIR) | FLAG(JSON),
      "says what became of an engine's request, or lists the last"},
     {"doctor", ldr_cmd_doctor, "[PLACE]", -1,
-     FLAG(CONFIG) | FLAG(SHARED) | FLAG(LOGIN) | FLAG(JSON),
+     FLAG(CONFIG) | FLAG(SHARED) | FLAG(LOGIN) | FLAG(CLUSTER) | FLAG(JSON),
      "inspects this host, and says what to change and how"},
     {"options", ldr_cmd_options, "", 0,
      FLAG(SERVE) | FLAG(MARKDOWN) | FLAG(JSON),

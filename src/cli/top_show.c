@@ -458,6 +458,46 @@ static void put_shared(const ldr_top_t *t, ldr_top_screen_t *s)
     }
 }
 
+/* Who serves whom: what this node and each other member gave each other. */
+static void put_members(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    static char names[VALUES_MAX][LDR_PROM_VALUE];
+    size_t n = ldr_prom_values(&t->now, NAME(member_weight), "member", names,
+                               VALUES_MAX);
+    char why[LDR_PROM_VALUE];
+
+    if (n > 0) {
+        screen_line(s, true, "%-20s %-7s %6s %9s %9s %9s %9s", "MEMBER",
+                    "STATE", "OWNS", "FETCH", "SERVE", "SEND", "TAKE");
+    }
+    for (size_t i = 0; i < n; i++) {
+        const char *m = names[i];
+
+        screen_line(
+            s, false, "%-20.20s %-7s %6s %7s/s %7s/s %7s/s %7s/s", m,
+            LEVEL(member_share, "member", m) == 0  ? "leaves"
+            : LEVEL(cluster_info, "member", m) > 0 ? "here"
+            : LEVEL(peer_well, "member", m) > 0    ? "well"
+                                                   : "OFF",
+            PERCENT(LEVEL(member_owned, "member", m), 1),
+            BYTES(RATE(peer_bytes_total, "member", m, "direction", "fetch")),
+            BYTES(RATE(peer_bytes_total, "member", m, "direction", "serve")),
+            BYTES(RATE(peer_bytes_total, "member", m, "direction", "send")),
+            BYTES(RATE(peer_bytes_total, "member", m, "direction", "take")));
+        ldr_prom_text(&t->now, NAME(peer_reason), LDR_WHERE("member", m),
+                      "reason", why);
+        if (why[0] != '\0') {
+            screen_line(s, false, "  %s", why);
+        }
+    }
+    if (LEVEL(peer_queue_shards, NULL) > 0) {
+        screen_line(s, false, "  %s shards (%s) wait for their owners, for %s",
+                    COUNT(LEVEL(peer_queue_shards, NULL)),
+                    BYTES(LEVEL(peer_queue_bytes, NULL)),
+                    SECONDS(LEVEL(peer_lag_seconds, NULL)));
+    }
+}
+
 void ldr_top_compose(const ldr_top_t *t, ldr_top_screen_t *s)
 {
     s->count = 0;
@@ -470,6 +510,7 @@ void ldr_top_compose(const ldr_top_t *t, ldr_top_screen_t *s)
     put_spaces(t, s);
     put_disks(t, s);
     put_shared(t, s);
+    put_members(t, s);
     put_troubles(t, s);
     put_slowest(t, s);
 }

@@ -5,6 +5,8 @@
 #include "gpu/gpu.h"
 
 #define BATCH_ITEMS 1024u
+/* Of a GPU's: the link is idle between batches, so there are few. */
+#define GPU_ITEMS LARDER_BATCH_MAX
 #define BATCH_SEGMENTS 32768u /* at least LARDER_IOV_MAX */
 
 larder_status_t ldr_batch_begin(ldr_batch_t *b)
@@ -23,7 +25,8 @@ larder_status_t ldr_batch_begin(ldr_batch_t *b)
         runs = ldr_max64(runs, group->runs_max);
         b->scratch_bytes = ldr_max64(b->scratch_bytes, group->bytes_max);
     }
-    b->item_max = (uint32_t)ldr_min64(ldr_max64(items, 1), BATCH_ITEMS);
+    b->item_max =
+        (uint32_t)ldr_min64(ldr_max64(items, 1), gpu ? GPU_ITEMS : BATCH_ITEMS);
     b->later = gpu || (b->token != NULL && b->op == LARDER_OP_GET);
     if (b->later) { /* one list, of the shard that is being copied */
         b->iov_max = (uint32_t)(b->item_max + (gpu ? 0 : pages));

@@ -16,7 +16,7 @@
 #define LDR_GPU_UNITS 4096u /* of a piece */
 #define LDR_GPU_UNIT ((size_t)16 * LDR_GPU_WORDS)
 #define LDR_GPU_RUNS 256u /* of a piece: contiguous parts on the host */
-#define LDR_GPU_AHEAD_RUNS 16u
+#define LDR_GPU_AHEAD_RUNS 64u
 
 /* A contiguous part of a piece, on the host. */
 typedef struct ldr_gpu_run {

@@ -114,10 +114,11 @@ void ldr_cluster_expose(ldr_cluster_t *c, ldr_exposition_t *e)
     ldr_view_give(v);
 }
 
-void ldr_cluster_json(ldr_cluster_t *c, ldr_json_t *j)
+void ldr_cluster_json(ldr_cluster_t *c, ldr_node_t *node, ldr_json_t *j)
 {
     ldr_cluster_figures_t f;
-    char hash[LDR_HEX_BYTES(8)];
+    ldr_peer_figures_t peer;
+    char hash[LDR_HEX_BYTES(8)], why[200];
 
     if (c == NULL) {
         ldr_json_key(j, "cluster");
@@ -149,6 +150,11 @@ void ldr_cluster_json(ldr_cluster_t *c, ldr_json_t *j)
         ldr_json_truth(j, "leaving", m->leaving);
         ldr_json_truth(j, "self", i == v->self);
         ldr_figures_json(j, member_rows, &members[i]);
+        if (ldr_peers_figures(ldr_peers_of(&node->host), m->name, &peer, why,
+                              sizeof(why))) {
+            ldr_json_text(j, "why", why);
+            ldr_figures_json(j, ldr_rows_peer, &peer);
+        }
         ldr_json_end(j, '}');
     }
     ldr_json_end(j, ']');

@@ -47,7 +47,8 @@ extern const ldr_row_t ldr_rows_client[], ldr_rows_server[], ldr_rows_process[];
 
 /* The cluster's figures (cluster.c); NULL: there is none. */
 void ldr_cluster_expose(struct ldr_cluster *cluster, ldr_exposition_t *e);
-void ldr_cluster_json(struct ldr_cluster *cluster, ldr_json_t *j);
+void ldr_cluster_json(struct ldr_cluster *cluster, ldr_node_t *node,
+                      ldr_json_t *j);
 
 typedef struct ldr_slow_names {
     const char *op, *by; /* by: NULL: nobody knows */

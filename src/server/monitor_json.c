@@ -272,7 +272,7 @@ static void put_node(ldr_json_t *j, ldr_monitor_t *m)
         ldr_json_key(j, "shared");
         ldr_text_add(&j->t, "null");
     }
-    ldr_cluster_json(m->params.metrics->cluster, j);
+    ldr_cluster_json(m->params.metrics->cluster, m->params.node, j);
     ldr_json_begin(j, "sessions", '{');
     for (unsigned i = 0; i < LDR_TRANSPORT_COUNT; i++) {
         int64_t now = ldr_level(&m->params.metrics->transports[i].sessions);

@@ -69,14 +69,70 @@ static larder_status_t take_head(ldr_peer_conn_t *c, uint32_t row_bytes,
 
 /* ---- ASK ---- */
 
+/* A reply that is being written. */
+typedef struct finding {
+    uint8_t *out;
+    size_t at;
+    ldr_peer_node_t *others[LDR_OTHERS_MAX];
+    uint32_t other_count, other_max;
+} finding_t;
+
+/* The place of a member among the others of the reply, from 1 on; 0: there is
+ * no room for it. */
+static uint32_t place_of(finding_t *f, ldr_peer_node_t *other)
+{
+    for (uint32_t i = 0; i < f->other_count; i++) {
+        if (f->others[i] == other) {
+            return i + 1;
+        }
+    }
+    if (f->other_count == f->other_max) {
+        return 0;
+    }
+    f->others[f->other_count++] = other;
+    return f->other_count;
+}
+
+/* What of one chunk is here. Gives its entry. With the lock. */
+static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
+                         const ldr_peer_name_t *name, uint32_t after,
+                         finding_t *f)
+{
+    ldr_node_t *node = c->server->node;
+    ldr_store_t *store = &node->store;
+    ldr_name_t n = ldr_store_name(store, head->space, name->group, &name->key);
+    larder_cause_t cause;
+    larder_tier_t tier;
+    uint32_t entry =
+        ldr_store_find(store, &n, after, ldr_wall_s(node->clock), &cause);
+    ldr_sought_t sought = {&n, entry, 0, true};
+
+    for (; sought.number < head->shards; sought.number++, f->at += 4) {
+        uint32_t bytes = 0, place = 0;
+        bool has = entry != LDR_NIL &&
+                   sought.number < ldr_index_at(&store->index, entry)->shards &&
+                   ldr_node_usable(node, &sought, &tier, &bytes, &cause);
+
+        if (has && (name->room & LDR_ASK_OTHERS) != 0) {
+            ldr_peer_node_t *other =
+                ldr_hot_other(c->peer, n.fingerprint, sought.number);
+
+            place = other != NULL ? place_of(f, other) : 0;
+            c->peer->n.sent_on += place > 0;
+        }
+        ldr_put32(f->out + f->at, has ? place << LDR_FOUND_BITS | bytes : 0);
+    }
+    return entry;
+}
+
 bool ldr_peer_do_ask(ldr_peer_conn_t *c)
 {
     ldr_node_t *node = c->server->node;
     ldr_store_t *store = &node->store;
     ldr_peer_head_t head;
     larder_status_t st = take_head(c, LDR_PEER_NAME_BYTES, &head);
-    uint8_t *out = c->out + LDR_FRAME_BYTES;
-    uint32_t now_s = ldr_wall_s(node->clock), entry = LDR_NIL;
+    finding_t f = {.out = c->out + LDR_FRAME_BYTES};
+    uint32_t entry = LDR_NIL;
 
     if (st == LARDER_MISS) {
         return ldr_peer_refuse(c, LARDER_E_STALE);
@@ -85,7 +141,10 @@ bool ldr_peer_do_ask(ldr_peer_conn_t *c)
         head.count > ldr_peer_ask_rows(head.shards)) {
         return false;
     }
-    size_t at = ldr_put_peer_head(out, &head);
+    f.at = ldr_put_peer_head(f.out, &head);
+    f.other_max = (uint32_t)ldr_min64(
+        LDR_OTHERS_MAX,
+        (LDR_BODY_MAX - f.at - (size_t)head.count * 4 * head.shards) / 8);
     for (uint32_t i = 0; i < head.count;) {
         uint32_t end = (uint32_t)ldr_min64(head.count, i + SLICE);
 
@@ -93,38 +152,27 @@ bool ldr_peer_do_ask(ldr_peer_conn_t *c)
         for (; i < end; i++) {
             const uint8_t *row = head.rows + (size_t)i * LDR_PEER_NAME_BYTES;
             ldr_peer_name_t name;
-            larder_cause_t cause;
-            larder_tier_t tier;
 
             if (!ldr_get_peer_name(row, &name) || node->mode != LDR_MODE_ON) {
-                memset(out + at, 0, 4 * head.shards);
-                at += 4 * head.shards;
+                memset(f.out + f.at, 0, 4 * head.shards);
+                f.at += 4 * head.shards;
                 continue;
             }
-            ldr_name_t n =
-                ldr_store_name(store, head.space, name.group, &name.key);
-            entry = ldr_store_find(store, &n, entry, now_s, &cause);
-            ldr_sought_t sought = {&n, entry, 0, true};
-            for (; sought.number < head.shards; sought.number++, at += 4) {
-                uint32_t bytes = 0;
-                bool has =
-                    entry != LDR_NIL &&
-                    sought.number <
-                        ldr_index_at(&store->index, entry)->shards &&
-                    ldr_node_usable(node, &sought, &tier, &bytes, &cause);
-
-                ldr_put32(out + at, has ? bytes : 0);
-            }
+            entry = find_row(c, &head, &name, entry, &f);
             uint32_t chunk = entry != LDR_NIL
                                  ? ldr_index_at(&store->index, entry)->resident
                                  : LDR_NIL;
-            if (chunk != LDR_NIL && name.room > 0) {
-                ldr_peer_lease_take(c->peer, chunk, head.shards, name.room);
+            uint32_t ms = name.room & ~LDR_ASK_OTHERS;
+            if (chunk != LDR_NIL && ms > 0) {
+                ldr_peer_lease_take(c->peer, chunk, head.shards, ms);
             }
         }
         ldr_node_unlock(node);
     }
-    return ldr_peer_reply(c, LARDER_OK, at, NULL, 0, 0);
+    for (uint32_t i = 0; i < f.other_count; i++, f.at += 8) {
+        ldr_put64(f.out + f.at, f.others[i]->id);
+    }
+    return ldr_peer_reply(c, LARDER_OK, f.at, NULL, 0, 0);
 }
 
 /* ---- GET ---- */
@@ -279,7 +327,11 @@ bool ldr_peer_do_get(ldr_peer_conn_t *c)
 
         c->peer->n.served += sent;
         if (sent) {
+            ldr_name_t n = ldr_store_name(&node->store, head.space,
+                                          g->names[i].group, &g->names[i].key);
+
             ldr_peer_lease_sent(c->peer, g->loads[i].chunk, g->names[i].shard);
+            ldr_hot_sent(c->peer, n.fingerprint, g->names[i].shard);
         }
     }
     ldr_node_unlock(node);

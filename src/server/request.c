@@ -100,6 +100,7 @@ bool ldr_request_batch(ldr_request_t *r, uint32_t count)
     }
     memset(r->items, 0, count * sizeof(*r->items));
     memset(r->results, 0, count * sizeof(*r->results));
+    memset(r->works, 0, count * sizeof(*r->works));
     for (uint32_t i = 0; i < count; i++) {
         r->shard_of[i] = LDR_NIL;
     }

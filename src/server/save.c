@@ -219,11 +219,7 @@ void ldr_handle_commit(ldr_request_t *r)
             r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
         return;
     }
-    if (s->window != NULL) {
-        r->rows = ends.rows;
-        ldr_window_commit(r);
-        return;
-    }
+    bool copies = false; /* a job does, out of the session's window */
     for (uint32_t i = 0; i < ends.count; i++) {
         ldr_end_row_t row;
         ldr_hold_t *hold = NULL;
@@ -235,6 +231,12 @@ void ldr_handle_commit(ldr_request_t *r)
             r->results[i].status = LARDER_E_INVALID;
         } else if (row.how == LDR_END_ABORT) {
             ldr_hold_give(s, hold);
+        } else if (s->window != NULL) {
+            r->works[i] = hold->strict; /* the request's from here on */
+            r->shard_of[i] = hold->shard;
+            r->results[i].crc = row.crc;
+            ldr_hold_remove(s, hold);
+            copies = true;
         } else {
             /* How long the copy took only the client knows: it may hold its
              * room for a while before it fills it. */
@@ -245,7 +247,11 @@ void ldr_handle_commit(ldr_request_t *r)
             ldr_hold_remove(s, hold);
         }
     }
-    ldr_reply_results(r, false, false);
+    if (copies) {
+        ldr_window_commit(r);
+    } else {
+        ldr_reply_results(r, false, false);
+    }
 }
 
 /* ---- PUT ---- */

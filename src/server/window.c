@@ -375,7 +375,6 @@ void ldr_window_lease(ldr_request_t *r)
     bool some = false;
 
     for (uint32_t i = 0; i < r->count; i++) {
-        r->works[i] = NULL;
         if (r->shard_of[i] == LDR_NIL) {
             continue;
         }
@@ -472,32 +471,7 @@ static void finish_commit(ldr_request_t *r)
 
 void ldr_window_commit(ldr_request_t *r)
 {
-    ldr_session_t *s = r->session;
-    bool some = false;
-
-    for (uint32_t i = 0; i < r->count; i++) {
-        ldr_end_row_t row;
-        ldr_hold_t *hold = NULL;
-
-        r->works[i] = NULL;
-        if (ldr_get_end(r->rows + (size_t)i * LDR_END_BYTES, &row)) {
-            hold = ldr_hold_find(s, row.lease, LDR_HOLD_RESERVE);
-        }
-        if (hold == NULL) {
-            r->results[i].status = LARDER_E_INVALID;
-        } else if (row.how == LDR_END_ABORT) {
-            ldr_hold_give(s, hold);
-        } else {
-            r->works[i] = hold->strict; /* the request's from here on */
-            r->shard_of[i] = hold->shard;
-            r->results[i].crc = row.crc;
-            ldr_hold_remove(s, hold);
-            some = true;
-        }
-    }
-    if (!some) {
-        ldr_reply_results(r, false, false);
-    } else if (!works_begin(r, job_commit, finish_commit)) {
+    if (!works_begin(r, job_commit, finish_commit)) {
         for (uint32_t i = 0; i < r->count; i++) {
             if (r->works[i] != NULL) {
                 give_up(r, i, LARDER_E_BUSY);

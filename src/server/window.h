@@ -51,7 +51,8 @@ bool ldr_window_take(ldr_window_t *w, struct ldr_hold *hold);
 /* A hold's pages come back. */
 void ldr_window_give(ldr_window_t *w, struct ldr_hold *hold);
 
-/* What LEASE and COMMIT do: each answers its request. */
+/* What LEASE and COMMIT do: each answers its request. COMMIT brings in what
+ * r->works has, one entry for each shard of r->shard_of. */
 void ldr_window_lease(struct ldr_request *r);
 void ldr_window_commit(struct ldr_request *r);
 /* Its session ended while a job worked: gives back what it has. */

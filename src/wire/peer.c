@@ -125,8 +125,15 @@ bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
     m->shards = ldr_get32(at + 12);
     m->rows = at + LDR_PEER_HEAD_BYTES;
     uint64_t row = row_bytes > 0 ? row_bytes : 4 * (uint64_t)m->shards;
-    return m->shards <= LARDER_SHARDS_MAX &&
-           bytes == LDR_PEER_HEAD_BYTES + m->count * row;
+    uint64_t all = LDR_PEER_HEAD_BYTES + m->count * row;
+    if (m->shards > LARDER_SHARDS_MAX || bytes < all ||
+        (row_bytes > 0 && bytes > all) || (bytes - all) % 8 != 0 ||
+        (bytes - all) / 8 > LDR_OTHERS_MAX) {
+        return false;
+    }
+    m->others = at + all;
+    m->other_count = (uint32_t)((bytes - all) / 8);
+    return true;
 }
 
 void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row)

@@ -87,11 +87,23 @@ typedef struct ldr_peer_head {
     uint32_t count;  /* of rows */
     uint32_t shards; /* ASK: of a chunk */
     const uint8_t *rows;
+    /* ASK's reply: ids of other members, 8 bytes each, behind the rows. */
+    const uint8_t *others;
+    uint32_t other_count;
 } ldr_peer_head_t;
+
+/* In ASK's reply 4 bytes for each shard: its length, 0: the member lacks it;
+ * and in the upper bits, from 1 on, which of `others` it should be fetched from
+ * instead. Only who asked with LDR_ASK_OTHERS is told so. */
+#define LDR_FOUND_BITS 26u
+#define LDR_FOUND_LENGTH ((1u << LDR_FOUND_BITS) - 1)
+#define LDR_OTHERS_MAX ((1u << (32 - LDR_FOUND_BITS)) - 1)
+_Static_assert(LARDER_VALUE_MAX <= LDR_FOUND_LENGTH, "a length has its bits");
 
 #define LDR_PEER_HEAD_BYTES 16u
 size_t ldr_put_peer_head(uint8_t *at, const ldr_peer_head_t *m);
-/* row_bytes: of one row; 0: 4 bytes for each shard, as in ASK's reply. */
+/* row_bytes: of one row; 0: 4 bytes for each shard, as in ASK's reply, and
+ * others may follow. */
 bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
                        ldr_peer_head_t *m);
 
@@ -100,9 +112,11 @@ typedef struct ldr_peer_name {
     larder_key_t key;
     uint16_t group, shard;
     /* GET: bytes that the asker has for it. ASK: milliseconds for which it is
-     * to stay; 0: the asker does not mean to fetch it. */
+     * to stay, 0: the asker does not mean to fetch it; and LDR_ASK_OTHERS. */
     uint32_t room;
 } ldr_peer_name_t;
+
+#define LDR_ASK_OTHERS (1u << 31) /* the asker knows what others are */
 
 #define LDR_PEER_NAME_BYTES 40u
 void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row);

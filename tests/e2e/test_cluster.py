@@ -13,7 +13,8 @@ COUNT = 24
 
 
 class Cluster:
-    def __init__(self, serve, tmp_path, count=3, dirs=1, **options):
+    def __init__(self, serve, tmp_path, count=3, dirs=1, more=None,
+                 **options):
         self.ports = [free_port() for _ in range(count)]
         self.options = {
             "cluster": "static:" + ",".join(
@@ -22,7 +23,8 @@ class Cluster:
             "peer_timeout_ms": 1000, "peer_match_ms": 500,
             "cluster_ramp_s": 0, **options}
         self.nodes = [serve(name=f"n{i}", member_name=f"n{i}", dirs=dirs,
-                            **self.options) for i in range(count)]
+                            **self.options, **(more[i] if more else {}))
+                      for i in range(count)]
         for node in self.nodes:
             self.met(node)
 
@@ -232,6 +234,33 @@ def test_a_drained_member_is_given_nothing(cluster, larder):
     save(first, names_of("again"))
     until(lambda: second.value("larder_peer_shards_total",
                                event="taken") > 0)
+
+
+def test_several_members_as_gateways(serve, tmp_path):
+    """A client on a host without a node names two members. One ends and one is
+    killed: the other answers, with what the pool has."""
+    ports = free_port(), free_port(), free_port()
+    cluster = Cluster(serve, tmp_path, copies=2, more=[
+        {"listen": f"127.0.0.1:{port}"} for port in ports])
+    names = names_of("gate")
+    save(cluster.nodes[2], names)
+    written_behind(cluster)
+    url = (f"tcp://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}"
+           "?timeout_ms=2000&breaker_ms=20")
+    with Node(url) as node:
+        def all_there():
+            began = time.monotonic()
+            got = [node.get(name, timeout_ms=2000) for name in names[:4]]
+            assert time.monotonic() - began < 4 * 2 + 10
+            return all(status == OK and value == value_of(name)
+                       for name, (status, _, value) in zip(names, got))
+        until(all_there, 30)
+        cluster.nodes[0].stop()
+        until(all_there, 30)
+        cluster.nodes[0].start()
+        cluster.met(cluster.nodes[0])
+        cluster.nodes[1].kill()
+        until(all_there, 30)
 
 
 def test_local_hits_do_not_notice_stopped_peers(cluster):

@@ -12,7 +12,8 @@ import urllib.request
 import pytest
 
 import browser as chromium
-from daemon import Daemon, until
+from capi import OK, Node
+from daemon import Daemon, free_port, secret_file, until
 from engine import Load
 
 DESKTOP = (1280, 1480)
@@ -344,6 +345,41 @@ def test_shared_tier_off(browser, serve, tmp_path, larder):
     browser.wait("document.querySelector('#t-shared tbody td span')"
                  ".textContent === 'on'")
     assert daemon.metrics().sum("larder_shared_reason") == 0
+
+
+def test_members(browser, serve, tmp_path):
+    """A cluster: who owns what, what was exchanged with whom, and why one is
+    off; on a desktop and on a phone."""
+    ports = [free_port() for _ in range(3)]
+    options = {"cluster": "static:" + ",".join(
+        f"kv{i}=127.0.0.1:{port}/rack{i}" for i, port in enumerate(ports)),
+        "cluster_secret": secret_file(tmp_path / "secret")}
+    daemon = serve(name="kv0", member_name="kv0", admin="127.0.0.1:0",
+                   **options)
+    serve(name="kv1", member_name="kv1", **options)
+    until(lambda: daemon.value("larder_peer_well") == 1)
+    with Node(daemon.url()) as node:
+        for i in range(16):
+            assert node.put(f"k{i}", b"x" * 100000) == OK
+    until(lambda: daemon.value("larder_peer_bytes_total",
+                               direction="send") > 0)
+    browser.complaints.clear()
+    for width in (DESKTOP[0], 400):
+        browser.size(width, 900)
+        browser.open(daemon.admin + "/")
+        browser.wait("document.getElementById('live').textContent === 'live'")
+        shows(browser, "#t-members", "this node")
+        shows(browser, "#t-members", "off: ")
+        shows(browser, "#t-members", "cannot connect")
+        rows = browser.run("[...document.querySelectorAll("
+                           "'#t-members tbody tr')].map(r => r.textContent)")
+        assert len(rows) == 3 and "well" in rows[1]
+        assert "%" in rows[0] and re.search(r"[1-9]", rows[1])
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        picture = tmp_path / f"members-{width}.png"
+        browser.run("document.getElementById('t-members').scrollIntoView()")
+        browser.screenshot(str(picture))
+    assert not browser.complaints
 
 
 def test_hostile_names(browser, serve, tmp_path):

@@ -446,6 +446,43 @@ def test_the_schemas_can_fail(schemas, tmp_path):
     assert done.returncode != 0 and "readOnlyRootFileSystem" in done.stdout
 
 
+@pytest.fixture(scope="module")
+def kubectl():
+    places = [ROOT / "build/tools/kubectl", shutil.which("kubectl")]
+    program = next((str(p) for p in places if p and os.path.exists(p)), None)
+    if program is None:
+        pytest.skip("NOT TESTED: there is no kubectl (scripts/install-deps "
+                    "test)")
+    return program
+
+
+@pytest.mark.parametrize("folder", [K8S, POOL], ids=["k8s", "k8s-cluster"])
+def test_rendered(schemas, kubectl, tmp_path, folder):
+    """What `kubectl apply -k` would send: all of it, in the namespace, with a
+    version of the image; and Kubernetes would take it."""
+    yaml = pytest.importorskip("yaml")
+    done = subprocess.run([kubectl, "kustomize", str(folder)], check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True)
+    assert done.returncode == 0, done.stderr
+    (k,) = yaml_of("kustomization.yaml", folder)
+    objects = list(yaml.safe_load_all(done.stdout))
+    assert len(objects) == sum(
+        len([o for o in yaml_of(name, folder) if o]) for name in k["resources"])
+    for one in objects:
+        if one["kind"] != "Namespace":
+            assert one["metadata"]["namespace"] == k["namespace"]
+    tags = {f"{i['name']}:{i['newTag']}" for i in k["images"] if "newTag" in i}
+    used = set(re.findall(r"image: (\S+)", done.stdout))
+    assert tags and tags <= used and all(":" in image for image in used)
+    path = tmp_path / "rendered.yaml"
+    path.write_text(done.stdout)
+    done = subprocess.run([str(schemas), "--strict", "-k", K8S_VERSIONS[-1],
+                           str(path)], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, check=False, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 def test_kustomization_names_all():
     (k,) = yaml_of("kustomization.yaml")
     assert sorted(k["resources"]) == manifests()

@@ -187,3 +187,66 @@ def test_etcd(larder, serve, tmp_path, etcd):
     # SIGTERM leaves first: the others know before its lease ends.
     nodes[2].end()
     until(lambda: names(nodes[0]) == ["n0", "n1"])
+
+
+# ---- what is wrong between members -----------------------------------------
+
+def doctor(larder, node, code):
+    """{verdict: lines} of `larder doctor --cluster` with its configuration."""
+    lines = larder.json("doctor", "--cluster", "--config",
+                        str(node.given["config_file"]), code=code)
+    return {v: [line["found"] + " -> " + line["do"] for line in lines
+                if line["verdict"] == v] for v in ("ok", "warn", "bad")}
+
+
+def test_doctor_finds_what_keeps_members_apart(larder, serve, tmp_path):
+    """Another secret, one that is down, one that does not know this node, and
+    one that is well: each by name, with what to do."""
+    names = ("me", "well", "secret", "down", "stranger")
+    ports = {name: free_port() for name in names}
+    secret = secret_file(tmp_path / "same")
+    other = secret_file(tmp_path / "other",
+                        "fedcba9876543210fedcba9876543210\n")
+
+    def start(name, members, file):
+        return serve(name=name, member_name=name, cluster_secret=file,
+                     admin="127.0.0.1:0", cluster="static:" + ",".join(
+                         f"{n}=127.0.0.1:{ports[n]}" for n in members))
+    me = start("me", names, secret)
+    start("well", names, secret)
+    start("secret", names, other)
+    start("stranger", ("stranger", "well"), secret)
+    until(lambda: me.value("larder_peer_well") == 2)
+    until(lambda: me.value("larder_peer_reason") == 2)
+    config = tmp_path / "doctor.conf"
+    config.write_text(f"socket = {me.given['socket']}\n")
+    me.given["config_file"] = config
+    found = doctor(larder, me, NO)
+    assert "this node is the member me" in found["ok"][0]
+    assert any(line.startswith("well at") and "a bare socket connects in" in
+               line for line in found["ok"])
+    assert any("secret at" in line and "same file cluster_secret" in line
+               for line in found["bad"])
+    assert any("down at" in line and "no connection" in line
+               for line in found["bad"])
+    assert any("stranger does not count this node" in line
+               for line in found["bad"])
+    assert len(found["bad"]) == 3, found
+    top = larder("top", "--once", me.url()).out
+    assert "MEMBER" in top and "OFF" in top and "cluster_secret" in top
+    members = {m["name"]: m for m in
+               json.loads(me.http("/status.json"))["cluster"]["members"]}
+    assert members["well"]["well"] == 1 and members["down"]["well"] == 0
+    assert "cluster_secret" in members["secret"]["why"]
+
+
+def test_doctor_where_nothing_is_wrong(larder, three, tmp_path):
+    config = tmp_path / "doctor.conf"
+    config.write_text(f"socket = {three[0].given['socket']}\n")
+    three[0].given["config_file"] = config
+    until(lambda: three[0].value("larder_peer_same_view") == 2 and
+          three[0].value("larder_peer_well") == 2)
+    found = doctor(larder, three[0], 0)
+    assert len(found["ok"]) == 3 and not found["bad"] and not found["warn"]
+    config.write_text(f"socket = {tmp_path}/nobody\n")
+    assert "does not answer" in doctor(larder, three[0], NO)["bad"][0]

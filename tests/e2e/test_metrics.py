@@ -120,6 +120,7 @@ def test_docs(loaded):
 FREE = {"tenant", "space", "label", "path", "version", "build", "le",
         "url", "cluster", "member", "view", "address", "zone"}  # anything
 TEXT = (("larder_shared_reason", "reason"),
+        ("larder_peer_reason", "reason"),
         ("larder_cluster_trouble", "reason"))  # a sentence
 
 

@@ -120,7 +120,7 @@ def test_newer_client(serve, tier, tmp_path, transport):
         with Node(middle.url) as node:
             everything(node)
         assert set(middle.hellos) == {(2, 2, 3)}
-        assert set(middle.welcomes) == {(2, 0)}
+        assert set(middle.welcomes) == {(2, 1)}
     assert daemon.value("larder_version_refusals_total") == 0
 
 

@@ -215,6 +215,59 @@ static void test_hint(void **state)
     peers_free(r);
 }
 
+/* ---- what many want ---- */
+
+/* Shards that members asked others for in vain, and that the first one told
+ * them to get elsewhere. */
+static void count(rig_t *r, uint64_t *sent_on_p, uint64_t *failed_p)
+{
+    *sent_on_p = *failed_p = 0;
+    for (unsigned k = 1; k <= r->count; k++) {
+        const member_t *m = &r->members[k];
+
+        ldr_host_lock(&m->node->host);
+        for (unsigned i = 0; i < m->peers->node_count; i++) {
+            *sent_on_p += k == 1 ? m->peers->nodes[i]->n.sent_on : 0;
+            *failed_p += m->peers->nodes[i]->n.fetch_failed;
+        }
+        ldr_host_unlock(&m->node->host);
+    }
+}
+
+/* What three members have fetched, others are told to fetch from them; if they
+ * have it no more, it comes from the owner. */
+static void test_hot(void **state)
+{
+    enum { KEYS = 12 };
+    rig_t *r = peers_new(8, no_saves);
+    unsigned key = 1;
+    uint64_t sent_on, failed;
+    larder_tier_t tier;
+
+    (void)state;
+    for (unsigned i = 0; i < 2 * KEYS; i++) {
+        key = key_of(r, key + 1, 1, 0);
+        need(save(&r->members[1], key, 65536) == LARDER_OK);
+        for (unsigned k = 2; k <= 8; k++) {
+            member_t *m = &r->members[k];
+
+            if (k == 5 && i >= KEYS) { /* the first ones drop it again */
+                for (unsigned d = 2; d <= 4; d++) {
+                    churn(&r->members[d], 1000 * i);
+                }
+            }
+            need(ask(m, key, 1, true));
+            need(fetch(m, key, 500, &tier) == LARDER_OK);
+            need(tier == LARDER_TIER_PEER);
+        }
+        count(r, &sent_on, &failed);
+        need(i >= KEYS || failed == 0);
+        need(i != KEYS - 1 || sent_on > KEYS);
+    }
+    need(failed > 0); /* so it was tried, and none was a miss */
+    peers_free(r);
+}
+
 /* ---- what is cold ---- */
 
 /* Saves until the key has left the member's DRAM, and one that is older is
@@ -289,6 +342,7 @@ int main(void)
         cmocka_unit_test(test_lease_bounds),
         cmocka_unit_test(test_lease_renewed),
         cmocka_unit_test(test_hint),
+        cmocka_unit_test(test_hot),
         cmocka_unit_test(test_fetched_is_cold),
         cmocka_unit_test(test_taken_leaves),
     };

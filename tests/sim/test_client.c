@@ -27,6 +27,8 @@ typedef struct rig {
     sim_peer_t *peer;
     larder_t *lar;
     larder_space_t *space;
+    ldr_options_t options;
+    unsigned callers[THREADS];
     bool over;
     unsigned calls, hits, late, offline;
 } rig_t;
@@ -178,15 +180,10 @@ static void trouble(rig_t *r)
     }
 }
 
-static void run_seed(uint64_t seed, rig_t *r)
+/* A handle, and threads that use it. */
+static void begin(rig_t *r, uint64_t seed, const char *url)
 {
-    ldr_options_t *o = calloc(1, sizeof(*o));
     larder_space_params_t params = {.descriptor = "m", .descriptor_bytes = 1};
-    unsigned callers[THREADS];
-
-    current = seed;
-    *r = (rig_t){.net = sim_net_new(seed)};
-    r->peer = sim_peer_new(r->net, PORT);
     ldr_net_env_t env = {
         .log = {log_nothing, NULL},
         .clock = sim_clock(r->net),
@@ -194,16 +191,32 @@ static void run_seed(uint64_t seed, rig_t *r)
         .transport = sim_transport(r->net),
         .seed = seed,
     };
-    assert_int_equal(
-        ldr_options_parse("tcp://peer:7?spin_us=0&timeout_ms=200&breaker_ms=100"
-                          "&connections=2",
-                          o),
-        LARDER_OK);
-    assert_int_equal(ldr_handle_connect(o, &env, &r->lar), LARDER_OK);
+    assert_int_equal(ldr_options_parse(url, &r->options), LARDER_OK);
+    assert_int_equal(ldr_handle_connect(&r->options, &env, &r->lar), LARDER_OK);
     assert_int_equal(larder_space_open(r->lar, &params, &r->space), LARDER_OK);
     for (unsigned i = 0; i < THREADS; i++) {
-        callers[i] = sim_start(r->net, caller_main, r);
+        r->callers[i] = sim_start(r->net, caller_main, r);
     }
+}
+
+static void end(rig_t *r)
+{
+    r->over = true;
+    for (unsigned i = 0; i < THREADS; i++) {
+        sim_join(r->net, r->callers[i]);
+    }
+    larder_space_close(&r->space);
+    assert_int_equal(larder_close(&r->lar, 0), LARDER_OK);
+}
+
+static void run_seed(uint64_t seed, rig_t *r)
+{
+    current = seed;
+    *r = (rig_t){.net = sim_net_new(seed)};
+    r->peer = sim_peer_new(r->net, PORT);
+    begin(r, seed,
+          "tcp://peer:7?spin_us=0&timeout_ms=200&breaker_ms=100"
+          "&connections=2");
     for (unsigned i = 0; i < 8; i++) {
         sim_sleep(r->net, some(r, 100) * SIM_MS);
         trouble(r);
@@ -212,15 +225,9 @@ static void run_seed(uint64_t seed, rig_t *r)
     unsigned hits = r->hits;
     sim_sleep(r->net, 400 * SIM_MS);
     assert_true(r->hits > hits); /* all is well again */
-    r->over = true;
-    for (unsigned i = 0; i < THREADS; i++) {
-        sim_join(r->net, callers[i]);
-    }
-    larder_space_close(&r->space);
-    assert_int_equal(larder_close(&r->lar, 0), LARDER_OK);
+    end(r);
     sim_peer_free(r->peer);
     sim_net_free(r->net);
-    free(o);
     current = 0;
 }
 
@@ -264,6 +271,61 @@ static void test_repeats(void **state)
     assert_int_equal(a.offline, b.offline);
 }
 
+/* Calls are answered again within so much, whatever became of one gateway: two
+ * calls that hear nothing of it, a pause after each, and its part of the time
+ * to connect. */
+#define AGAIN_NS ((2 * TIMEOUT_MS + 2 * 100 + TIMEOUT_MS / 2 + 100) * SIM_MS)
+
+static void answered(rig_t *r, bool killed)
+{
+    sim_sleep(r->net, AGAIN_NS);
+    unsigned hits = r->hits, offline = r->offline;
+    sim_sleep(r->net, 300 * SIM_MS);
+    require(r->hits > hits + 5, "the other gateway is not used");
+    require(!killed || r->offline == offline,
+            "the gateway that is gone is still tried");
+}
+
+/* A handle that names two members of a cluster: one is killed or stopped, and
+ * the other one answers. one_call() checks that no call is late. */
+static void test_gateways(void **state)
+{
+    rig_t r;
+
+    (void)state;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        current = seed;
+        r = (rig_t){.net = sim_net_new(seed)};
+        sim_peer_t *peers[] = {sim_peer_new(r.net, PORT),
+                               sim_peer_new(r.net, PORT + 1)};
+
+        begin(&r, seed,
+              "tcp://peer:7,peer:8?spin_us=0&timeout_ms=200&breaker_ms=100"
+              "&connections=2");
+        for (unsigned i = 0; i < 4; i++) {
+            sim_peer_t *gone = peers[i % 2];
+
+            if (i < 2) {
+                sim_peer_kill(gone);
+            } else {
+                sim_peer_stop(gone, sim_now(r.net) + 2000 * SIM_MS);
+            }
+            answered(&r, i < 2);
+            if (i < 2) {
+                sim_peer_restart(gone);
+            } else {
+                sim_sleep(r.net, 2000 * SIM_MS);
+            }
+        }
+        assert_true(sim_peer_counts(peers[1]).hellos > 0);
+        end(&r);
+        sim_peer_free(peers[0]);
+        sim_peer_free(peers[1]);
+        sim_net_free(r.net);
+    }
+    current = 0;
+}
+
 static int say_seed(void **state)
 {
     (void)state;
@@ -278,6 +340,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_trouble, say_seed),
         cmocka_unit_test_teardown(test_repeats, say_seed),
+        cmocka_unit_test_teardown(test_gateways, say_seed),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

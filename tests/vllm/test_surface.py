@@ -10,8 +10,8 @@ import pytest
 import rig
 
 HERE = pathlib.Path(__file__).resolve().parent
-CASES = ("surface_client.py", "surface_cores.py", "surface_fetched.py",
-         "surface_handoff.py",
+CASES = ("surface_client.py", "surface_cores.py", "surface_cuda.py",
+         "surface_fetched.py", "surface_handoff.py",
          "surface_keys.py", "surface_loads.py", "surface_names.py",
          "surface_pages.py", "surface_requests.py", "surface_resets.py",
          "surface_sleep.py")

@@ -25,6 +25,9 @@ class Slices:
     heads: int  # KV heads
     model_layers: int
     layers: tuple[tuple[int, ...], ...]  # of each group, by index
+    # Of each group: the bytes that a token has in one head, part by part (K, V).
+    # Empty: what a head has in a block is opaque.
+    rows: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ class Model:
 
 
 def _pages(slices: Slices, groups: tuple[GroupInfo, ...]) -> list[_lib.Pages]:
-    """Without memory. A block's rows are opaque."""
-    return [_lib.Pages(heads=slices.heads, row_tokens=group.block_tokens,
+    """Without memory."""
+    return [_lib.Pages(heads=slices.heads,
+                       row_tokens=1 if slices.rows else group.block_tokens,
                        model_layers=(_lib.c_uint32 * len(layers))(*layers),
                        model_layer_count=len(layers))
             for group, layers in zip(groups, slices.layers)]

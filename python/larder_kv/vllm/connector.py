@@ -55,7 +55,8 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         options = Options(transfer.kv_connector_extra_config)
         described = model.describe(
             vllm_config, kv_cache_config, options.chunk,
-            patches.asked_layout(owners, kv_cache_config), options.weights)
+            patches.asked_layout(owners, kv_cache_config), options.weights,
+            options.pages == "rank")
         _check_model(vllm_config, described)
         if role == KVConnectorRole.SCHEDULER and described.opaque:
             logger.info("larder: KV is stored by rank (%s): engines of other "

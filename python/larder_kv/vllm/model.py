@@ -234,9 +234,11 @@ def _images(model: ModelConfig) -> list[str]:
 
 
 def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
-             asked: str | None = None, weights: str = "") -> Model:
+             asked: str | None = None, weights: str = "",
+             by_rank: bool = False) -> Model:
     """The model as both sides see it. asked: see _packing(); weights: their
-    name, where they cannot be looked at."""
+    name, where they cannot be looked at; by_rank: pages are stored as they
+    are."""
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size",
                  "prefill_context_parallel_size"):
@@ -261,7 +263,8 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
         raise versions.Unsupported(
             "larder: this model has no KV cache that can be stored")
     draft = _draft(config)
-    slices = pages.slices_of(config, kv, groups, draft is not None)
+    slices = ("the option pages asks for it" if by_rank else
+              pages.slices_of(config, kv, groups, draft is not None))
     known = bool(weights) or config.load_config.load_format == "dummy"
     described = {
         "model": fingerprint(config.model_config, known),
@@ -312,8 +315,8 @@ def _by_rank(config: VllmConfig, kv: KVCacheConfig,
 def _by_slice(config: VllmConfig, kv: KVCacheConfig,
               groups: tuple[GroupInfo, ...], chunk: int,
               described: dict[str, Any], slices: Slices) -> Model:
-    """A shard is a slice of the model: no rank's shape counts. A head's bytes
-    of a block are opaque, so what packed them does, and the block's size."""
+    """A shard is a slice of the model: no rank's shape counts. Where a head's
+    bytes of a block are opaque, what packed them does, and the block's size."""
     parallel = config.parallel_config
     tp = parallel.tensor_parallel_size
     here = max(1, slices.heads // tp)
@@ -324,14 +327,21 @@ def _by_slice(config: VllmConfig, kv: KVCacheConfig,
                   // here for g in groups]
     described |= {
         "sliced": SLICED,
-        "engine": "vllm",
-        "packing": _instructions(),
         "heads": slices.heads,
         "layers": slices.model_layers,
-        "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens, layers,
-                    of_head] for g, layers, of_head
-                   in zip(groups, slices.layers, head_bytes)],
     }
+    if slices.rows:
+        described["groups"] = [
+            [g.rule, g.window_tokens, layers, rows]
+            for g, layers, rows in zip(groups, slices.layers, slices.rows)]
+    else:
+        described |= {
+            "engine": "vllm",
+            "packing": _instructions(),
+            "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens,
+                        layers, of_head] for g, layers, of_head
+                       in zip(groups, slices.layers, head_bytes)],
+        }
     try:
         return Model(groups, tokens,
                      json.dumps(described, sort_keys=True).encode(),
@@ -382,11 +392,23 @@ def _gpu(device: torch.device, log: Log | None) -> _lib.Gpu | None:
             if device.type == "cuda" else None)
 
 
+def _backends(config: VllmConfig | None) -> tuple[Any, str]:
+    """A layer's attention backend, by the layer's name; and the cache's type,
+    which it wants to know."""
+    if config is None:
+        return None, "auto"
+    layers = config.compilation_config.static_forward_context
+    return (lambda name: layers[name].get_attn_backend()
+            if name in layers else None, str(config.cache_config.cache_dtype))
+
+
 def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
            log: Log | None = None, gpu: _lib.Gpu | None = None,
-           tp: int = 1, rank: int = 0) -> _lib.Layout:
+           tp: int = 1, rank: int = 0,
+           config: VllmConfig | None = None) -> _lib.Layout:
     """The worker's memory, each allocation once. gpu: if it was opened. tp,
-    rank: of the tensor-parallel ranks this is one."""
+    rank: of the tensor-parallel ranks this is one. config: it knows the
+    layers."""
     regions: dict[int, int] = {}  # base to index
     devices = set()
     found: list[_lib.Region] = []
@@ -420,7 +442,7 @@ def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
     if gpu is None and devices:
         gpu = _gpu(devices.pop(), log)
     inside = (pages.described(model.slices, model.groups, tensors,
-                              kv.num_blocks, tp, rank)
+                              kv.num_blocks, tp, rank, *_backends(config))
               if model.slices else ())
     return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks, gpu,
                        inside, model.slices.model_layers if inside else 0)

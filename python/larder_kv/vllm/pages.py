@@ -1,14 +1,22 @@
 """What is inside vLLM's pages, as far as it is known.
 
 Where it is, a chunk's shards are slices of the model (docs/layout.md), and
-engines of other tensor and pipeline parallel sizes share them. The CPU's pages
-are packed for its instructions, head by head: a head's bytes of a block are
-opaque. Elsewhere a page is opaque, and a shard is a rank's.
+engines of other tensor and pipeline parallel sizes share them. On CUDA the bytes
+of every token are known, so that engines of other block sizes and attention
+backends share them too. The CPU's pages are packed for its instructions, head by
+head: a head's bytes of a block are opaque. Elsewhere a page is opaque, and a
+shard is a rank's.
+
+What a CUDA page holds follows from the layer's KVCacheSpec, which both sides of
+a connector have. How its axes lie is a worker's matter: from 0.29 on vLLM says
+that a layer's tensor is [blocks, heads, tokens, K and V]; before, the layer's
+attention backend says what its shape means. Strides are the tensor's own.
 """
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
@@ -61,16 +69,57 @@ def _heads(config: VllmConfig, kv: KVCacheConfig,
     return heads if heads % tp == 0 or tp % heads == 0 else None
 
 
+def _spec_rows(spec: Any, here: int) -> tuple[int, ...] | str:
+    """What a token has in one head on CUDA, part by part, in bytes; or why that
+    is not known."""
+    names = [c.__name__ for c in type(spec).__mro__]
+    if names[0] not in ("FullAttentionSpec", "SlidingWindowSpec",
+                        "MLAAttentionSpec"):
+        return f"pages of kind {names[0]} are not described"
+    if (getattr(spec, "page_size_padded", None) is not None
+            or getattr(spec, "compress_ratio", 1) != 1
+            or getattr(spec, "tokens_per_state", 1) != 1):
+        return "pages with padding or compressed tokens are not described"
+    if names[0] == "MLAAttentionSpec":
+        return ((spec.page_size_bytes // spec.block_size,)
+                if spec.page_size_bytes % spec.block_size == 0
+                else "tokens of a page differ in size")
+    mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")
+    if (mode not in ("NONE", "FP8_PER_TENSOR")
+            or getattr(spec, "num_head_slots", None) is not None
+            or getattr(spec, "state_content_bytes", None) is not None):
+        return f"pages with scales inside ({mode}) are not described"
+    size = getattr(spec, "head_size", None)
+    value = getattr(spec, "head_size_v", None) or size
+    if size is None or (value != size and not hasattr(spec, "num_head_slots")):
+        return "K and V differ in size"
+    rows = tuple(n * spec.dtype.itemsize for n in (size, value))
+    if spec.page_size_bytes != spec.block_size * here * sum(rows):
+        return "pages hold more than K and V"
+    return rows
+
+
+def _cuda_rows(config: VllmConfig, kv: KVCacheConfig,
+               groups: tuple[GroupInfo, ...],
+               heads: int) -> tuple[tuple[int, ...], ...] | str:
+    here = max(1, heads // config.parallel_config.tensor_parallel_size)
+    found = [_spec_rows(kv.kv_cache_groups[g.index].kv_cache_spec, here)
+             for g in groups]
+    why = [one for one in found if isinstance(one, str)]
+    return why[0] if why else tuple(found)
+
+
 def slices_of(config: VllmConfig, kv: KVCacheConfig,
               groups: tuple[GroupInfo, ...], draft: bool) -> Slices | str:
     """How the model is cut; or why its pages stay opaque, in words. The same
     on the scheduler's side and the workers'. draft: there is one, a model."""
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
+    if not current_platform.is_cpu() and not current_platform.is_cuda():
         return f"pages of {current_platform.device_type} are not described yet"
     numbers = re.match(r"(\d+)\.(\d+)", versions.minor())
-    if numbers is None or (int(numbers[1]), int(numbers[2])) < FIRST:
+    if current_platform.is_cpu() and (
+            numbers is None or (int(numbers[1]), int(numbers[2])) < FIRST):
         return f"pages of vLLM {versions.minor()} are not described"
     if any(g.rule == _lib.RULE_LAST for g in groups):
         return "recurrent state is one rank's"
@@ -79,6 +128,10 @@ def slices_of(config: VllmConfig, kv: KVCacheConfig,
     heads = _heads(config, kv, groups)
     if heads is None:
         return "layers differ in KV heads"
+    rows = (_cuda_rows(config, kv, groups, heads)
+            if current_platform.is_cuda() else ())
+    if isinstance(rows, str):
+        return rows
     tp = config.parallel_config.tensor_parallel_size
     if 1 < _head_slices(heads) < min(tp, heads):
         return f"a rank of {tp} holds less than a slice of {heads} KV heads"
@@ -94,7 +147,7 @@ def slices_of(config: VllmConfig, kv: KVCacheConfig,
     if None in found or sorted(i for one in found for i in one) != (
             list(range(layers))):
         return "not every layer has KV of its own"
-    return Slices(heads, layers, tuple(found))
+    return Slices(heads, layers, tuple(found), rows)
 
 
 def _strides(name: str, tensor: torch.Tensor, blocks: int,
@@ -116,24 +169,89 @@ def _strides(name: str, tensor: torch.Tensor, blocks: int,
     return (stride[1] if tensor.dim() == 4 else step) * unit, step * unit
 
 
+Backend = Callable[[str], Any]  # of a layer, by name
+
+
+def _axes(name: str, tensor: torch.Tensor, backend: Backend | None,
+          tokens: int, here: int, size: int, cache_dtype: str) -> str:
+    """What each of the tensor's axes counts: b blocks, h heads, t tokens, c
+    bytes; p is K and V."""
+    shape = getattr(backend(name) if backend is not None else None,
+                    "get_kv_cache_shape", None)
+    if shape is None:  # from 0.29 on
+        return {4: "bhtc", 3: "btc"}.get(tensor.dim(), "")
+    # An axis is the one that grows with what it counts.
+    given = (tensor.shape[0], tokens, here, size)
+    plain, found = shape(*given, cache_dtype), {}
+    for letter, number in zip("bthc", range(4)):
+        more = shape(*(n * 2 if i == number else n
+                       for i, n in enumerate(given)), cache_dtype)
+        found |= {i: letter for i, (a, b) in enumerate(zip(plain, more))
+                  if a != b}
+    last = len(plain) - 1  # a row, also where its size is the backend's own
+    return "".join(found.get(i, "c" if i == last else "p" if n == 2 else "?")
+                   for i, n in enumerate(plain))
+
+
+def _parts(name: str, tensor: torch.Tensor, axes: str, blocks: int, block: int,
+           here: int, rows: tuple[int, ...], place: int) -> list[_lib.Part]:
+    """Where the rows of a layer's page lie."""
+    unit = tensor.element_size()
+    size = dict(zip(axes, tensor.shape))
+    stride = {axis: n * unit for axis, n in zip(axes, tensor.stride())}
+    split = size.get("b", 0) // blocks if blocks else 0
+    good = (sorted(axes) in (sorted("bhtc"), sorted("btc"), sorted("bhtcp"))
+            and split > 0 and size["b"] == split * blocks
+            and size["t"] * split == block and size.get("h", 1) == here
+            and (split == 1 or stride["b"] == size["t"] * stride["t"])
+            and stride["c"] == unit and size.get("p", len(rows)) == len(rows)
+            and size["c"] * unit == (rows[0] if "p" in axes else sum(rows)))
+    if not good:
+        raise versions.Unsupported(
+            f"larder: the KV cache of layer {name} has shape "
+            f"{tuple(tensor.shape)} and strides {tuple(tensor.stride())}, whose "
+            f"order is not known ({axes or 'no backend'}); store it as it is: "
+            '"kv_connector_extra_config": {"pages": "rank"}')
+    offsets = [stride["p"] * i if "p" in axes else sum(rows[:i])
+               for i in range(len(rows))]
+    return [_lib.Part(layer=place, offset=offset,
+                      head_stride=stride.get("h", 0), row_stride=stride["t"],
+                      bytes=row) for offset, row in zip(offsets, rows)]
+
+
+def _opaque_parts(name: str, tensor: torch.Tensor, blocks: int, here: int,
+                  place: int) -> list[_lib.Part]:
+    stride, size = _strides(name, tensor, blocks, here)
+    return [_lib.Part(layer=place, head_stride=stride, row_stride=size,
+                      bytes=size)]
+
+
 def described(slices: Slices, groups: tuple[GroupInfo, ...],
               tensors: list[list[tuple[str, torch.Tensor]]], blocks: int,
-              tp: int, rank: int) -> list[_lib.Pages]:
+              tp: int, rank: int, backend: Backend | None = None,
+              cache_dtype: str = "auto") -> list[_lib.Pages]:
     """For a rank's layout. tensors: of each group's layers here, by name, in
     the order of the layout's layers."""
     found = []
     here = max(1, slices.heads // tp)
-    for group, layers, places in zip(groups, slices.layers, tensors):
+    for i, (group, layers, places) in enumerate(
+            zip(groups, slices.layers, tensors)):
         pages: list[Any] = []
         for place, (name, tensor) in enumerate(places):
-            stride, size = _strides(name, tensor, blocks, here)
-            part = _lib.Part(layer=place, head_stride=stride, row_stride=size,
-                             bytes=size)
-            pages.append(_lib.Page(index_of(name), 1, (_lib.Part * 1)(part)))
+            if slices.rows:
+                axes = _axes(name, tensor, backend, group.block_tokens, here,
+                             tensor.shape[-1], cache_dtype)
+                parts = _parts(name, tensor, axes, blocks, group.block_tokens,
+                               here, slices.rows[i], place)
+            else:
+                parts = _opaque_parts(name, tensor, blocks, here, place)
+            pages.append(_lib.Page(index_of(name), len(parts),
+                                   (_lib.Part * len(parts))(*parts)))
         pages.sort(key=lambda page: page.layer)
         found.append(_lib.Pages(
             heads=slices.heads, head_first=rank * slices.heads // tp,
-            head_count=here, row_tokens=group.block_tokens,
+            head_count=here,
+            row_tokens=1 if slices.rows else group.block_tokens,
             model_layers=(_lib.c_uint32 * len(layers))(*layers),
             model_layer_count=len(layers), page_count=len(pages),
             pages=(_lib.Page * len(pages))(*pages)))

@@ -23,6 +23,7 @@ def here(engine: str) -> Worker | None:
 
 class Worker(Mover):
     _tensor = (1, 0)
+    _config: VllmConfig | None = None
 
     def __init__(self, config: VllmConfig, options: Options,
                  described: Model, kv: KVCacheConfig,
@@ -30,6 +31,7 @@ class Worker(Mover):
         super().__init__(options, described, node, _rank(config, described),
                          config.model_config.max_model_len, events.Saved)
         self._kv = kv
+        self._config = config
         self._tensor = self._rank.tensor
         self._registered: dict[str, Any] = {}
         # What somebody handles who calls vLLM: no error of the forward's.
@@ -62,7 +64,7 @@ class Worker(Mover):
 
     def layout_of(self, described: Model) -> _lib.Layout:
         return model.layout(described, self._kv, self._registered, say,
-                            self._gpu, *self._tensor)
+                            self._gpu, *self._tensor, self._config)
 
     def hurry(self) -> None:
         if here(self._engine) is self:

@@ -183,10 +183,28 @@ void ldr_peer_unask_part(ldr_peer_node_t *n, ldr_query_part_t *part)
     part_done(n->tier, part);
 }
 
+/* One of the others in a reply, from 1 on. NULL: 0, or none that is known here.
+ * With the lock. */
+static const ldr_peer_node_t *node_by_place(const ldr_peers_t *p,
+                                            const ldr_peer_head_t *reply,
+                                            uint32_t place)
+{
+    if (place == 0 || place > reply->other_count) {
+        return NULL;
+    }
+    uint64_t id = ldr_get64(reply->others + (size_t)(place - 1) * 8);
+    for (unsigned i = 0; i < p->node_count; i++) {
+        if (p->nodes[i]->id == id && ldr_peer_well(p->nodes[i])) {
+            return p->nodes[i];
+        }
+    }
+    return NULL;
+}
+
 /* What a member has of one chunk: lengths of its shards. With the lock. */
 static void take_answer(ldr_peer_node_t *n, ldr_query_t *ask,
                         ldr_query_row_t *row, uint32_t epoch,
-                        const uint8_t *lengths)
+                        const ldr_peer_head_t *reply, const uint8_t *lengths)
 {
     ldr_peers_t *p = n->tier;
     uint64_t now_ns = ldr_peers_now(p);
@@ -194,7 +212,10 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_t *ask,
 
     row->answered++;
     for (uint32_t i = 0; i < ask->shards; i++) {
-        uint32_t length = ldr_get32(lengths + 4 * i);
+        uint32_t found = ldr_get32(lengths + 4 * i);
+        uint32_t length = found & LDR_FOUND_LENGTH;
+        const ldr_peer_node_t *other =
+            node_by_place(p, reply, found >> LDR_FOUND_BITS);
         bool known =
             ldr_where_find(p->where, row->fingerprint, i, epoch, now_ns, &at) &&
             at.length > 0;
@@ -203,7 +224,9 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_t *ask,
             continue;
         }
         if (!known || at.holder == n->number) {
-            at = (ldr_location_t){length, n->number, LDR_PEER_NONE};
+            at = other != NULL
+                     ? (ldr_location_t){length, other->number, n->number}
+                     : (ldr_location_t){length, n->number, LDR_PEER_NONE};
         } else if (at.length == length && n == hinted(p, ask)) {
             at.second = at.holder;
             at.holder = n->number;
@@ -243,9 +266,9 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
         ldr_peer_name_t name = {.key = row->key, .group = row->group};
 
         if (ask->lease) {
-            name.room = part->rows[at + i] & LDR_QUERY_SECOND
-                            ? LDR_LEASE_SECOND_MS
-                            : LDR_LEASE_MS;
+            name.room = LDR_ASK_OTHERS | (part->rows[at + i] & LDR_QUERY_SECOND
+                                              ? LDR_LEASE_SECOND_MS
+                                              : LDR_LEASE_MS);
         }
         ldr_put_peer_name(body + bytes, &name);
         bytes += LDR_PEER_NAME_BYTES;
@@ -261,7 +284,7 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
     if (*st_p == LARDER_OK &&
         head.epoch == p->host->store.spaces[ask->space].epoch) {
         for (uint32_t i = 0; i < count; i++) {
-            take_answer(n, ask, row_at(part, at + i), head.epoch,
+            take_answer(n, ask, row_at(part, at + i), head.epoch, &reply,
                         reply.rows + (size_t)i * 4 * ask->shards);
         }
     } else if (*st_p == LARDER_E_STALE) {

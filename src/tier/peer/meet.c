@@ -335,8 +335,12 @@ static void hear_leaving(ldr_peers_t *p, ldr_peer_node_t *n,
     bool leaving = (m->flags & LDR_MEET_LEAVING) != 0;
     bool fresh = leaving != n->leaving;
     uint32_t order = m->flags & (LDR_MEET_LEAVE | LDR_MEET_RETURN);
+    uint64_t now_s = ldr_wall_s(p->host->clock);
 
     n->leaving = leaving;
+    n->knows = (m->flags & LDR_MEET_KNOWN) != 0;
+    n->same_view = p->view != NULL && m->view == ldr_get64(p->view->hash);
+    n->skew_s = now_s > m->wall_s ? now_s - m->wall_s : m->wall_s - now_s;
     if (!fresh && order == 0) {
         return;
     }
@@ -464,12 +468,18 @@ void ldr_peer_tell(ldr_peer_node_t *n)
     ldr_stop_t stop = {&p->stop,
                        now_ns + p->host->options.peer_timeout_ms * 1000000u};
     larder_status_t st = ldr_talk_begin(&v, remote, NULL, &stop);
+    uint64_t begin_ns = ldr_peers_now(p);
     if (st == LARDER_OK) {
         st = exchange(n, v.link, &v.call, &stop);
         v.heard = st == LARDER_OK;
         ldr_talk_end(&v, st);
     }
     ldr_host_lock(p->host);
+    snprintf(n->why, sizeof(n->why), "%s",
+             st == LARDER_OK ? "" : ldr_fail_text());
+    if (st == LARDER_OK) {
+        n->trip_us = (ldr_peers_now(p) - begin_ns) / 1000;
+    }
     n->tried = ldr_max64(n->tried, wanted);
     n->again_ns = ldr_peers_now(p) + (st == LARDER_OK ? KEEP_NS : AGAIN_NS);
     p->threads->wake(p->threads->arg, &p->host->changed, true);

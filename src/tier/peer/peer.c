@@ -229,6 +229,7 @@ static void peer_destroy(ldr_tier_t *t)
     }
     ldr_where_close(p->where);
     ldr_peer_leases_close(p->leases);
+    ldr_hot_close(p->hot);
     ldr_free(p->by_place);
     ldr_free(p->nodes);
     ldr_free(p->retired);
@@ -263,14 +264,15 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->retired = ldr_alloc(LDR_PEERS_MAX * sizeof(ldr_remote_t *));
     p->where = ldr_where_open();
     p->leases = ldr_peer_leases_open();
+    p->hot = ldr_hot_open();
     p->spaces = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->spaces));
     p->removals = ldr_alloc(LDR_REMOVALS_MAX * sizeof(*p->removals));
     p->removal_ids = ldr_alloc(2 * LDR_REMOVALS_MAX * sizeof(uint64_t));
     p->lost = ldr_alloc(LDR_SPACES_MAX * sizeof(*p->lost));
     p->lineage = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->lineage));
     if (p->nodes == NULL || p->retired == NULL || p->where == NULL ||
-        p->leases == NULL || p->spaces == NULL || p->removals == NULL ||
-        p->removal_ids == NULL || p->lost == NULL) {
+        p->leases == NULL || p->hot == NULL || p->spaces == NULL ||
+        p->removals == NULL || p->removal_ids == NULL || p->lost == NULL) {
         peer_destroy(&p->base);
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
     }

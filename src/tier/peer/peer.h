@@ -110,9 +110,12 @@ struct ldr_peer_node {
     uint64_t sent, got;       /* removals: of ours that it has, of its in run */
     unsigned live;            /* sessions of its with this node */
     uint64_t heard_ns;        /* when one of them said something */
-    uint32_t order;           /* LDR_MEET_LEAVE, _RETURN: to be told; 0 */
-    uint64_t order_ns;        /* ... until then */
-    uint64_t leased;          /* bytes of this node's that it has leases on */
+    bool same_view, knows;    /* by what it said last */
+    uint64_t skew_s, trip_us;
+    char why[200];     /* it could not be met; "": it was */
+    uint32_t order;    /* LDR_MEET_LEAVE, _RETURN: to be told; 0 */
+    uint64_t order_ns; /* ... until then */
+    uint64_t leased;   /* bytes of this node's that it has leases on */
 
     /* Work */
     pthread_cond_t work;
@@ -133,6 +136,7 @@ struct ldr_peer_node {
 
 typedef struct ldr_where ldr_where_t;   /* where.c */
 typedef struct ldr_leases ldr_leases_t; /* lease.c */
+typedef struct ldr_hot ldr_hot_t;       /* hot.c */
 
 typedef struct ldr_peer_removal {
     ldr_removal_row_t row;
@@ -155,6 +159,7 @@ struct ldr_peers {
     unsigned retired_count;
     ldr_where_t *where;
     ldr_leases_t *leases;
+    ldr_hot_t *hot;
     ldr_peer_space_t **spaces; /* by the store's number; NULL: not known */
     bool stop;                 /* atomic: lanes end */
 
@@ -167,10 +172,11 @@ struct ldr_peers {
     bool *lost;            /* spaces of removals that were dropped */
     uint32_t (*lineage)[LDR_LINEAGE]; /* by space: see lineage_of() */
 
-    uint64_t flying;      /* bytes on their way into this node */
-    bool leaving;         /* this node, by the view */
-    uint32_t leave_at;    /* shards before it were looked at (leave.c) */
-    uint64_t leave_given; /* shards that members had been given before */
+    uint64_t caught_up_ns; /* nothing was queued for other members then */
+    uint64_t flying;       /* bytes on their way into this node */
+    bool leaving;          /* this node, by the view */
+    uint32_t leave_at;     /* shards before it were looked at (leave.c) */
+    uint64_t leave_given;  /* shards that members had been given before */
 
     /* The thread that hands out what is queued. */
     pthread_cond_t work;
@@ -250,6 +256,16 @@ void ldr_peer_lease_take(ldr_peer_node_t *n, uint32_t chunk, uint32_t shards,
 void ldr_peer_lease_sent(ldr_peer_node_t *n, uint32_t chunk, uint32_t number);
 /* Ends those whose time is over. UINT64_MAX: all. */
 void ldr_peer_leases_end(ldr_peers_t *p, uint64_t now_ns);
+
+/* ---- what several members want at once (hot.c), with the lock ---- */
+
+ldr_hot_t *ldr_hot_open(void);
+void ldr_hot_close(ldr_hot_t *h);
+/* A member fetched this shard here. */
+void ldr_hot_sent(ldr_peer_node_t *to, uint64_t fingerprint, uint32_t number);
+/* A member that this one should fetch it from instead; NULL: from here. */
+ldr_peer_node_t *ldr_hot_other(ldr_peer_node_t *asks, uint64_t fingerprint,
+                               uint32_t number);
 
 /* ---- asking (ask.c) ---- */
 
@@ -343,3 +359,7 @@ larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
 void ldr_peer_epochs_later(ldr_tier_t *t);
 
 void ldr_peer_metrics(ldr_tier_t *t, ldr_exposition_t *e); /* figures.c */
+/* Of one member, by its name; why: "": it is well. False: there is none.
+ * Without the lock. */
+bool ldr_peers_figures(ldr_peers_t *p, const char *name,
+                       ldr_peer_figures_t *row, char *why, size_t size);

@@ -196,6 +196,13 @@ static bool hand_out(ldr_peers_t *p)
     return did;
 }
 
+static bool queue_empty(const ldr_peers_t *p)
+{
+    const ldr_behind_t *q = &p->host->store.queues[LDR_PEER_QUEUE];
+
+    return q->count + q->hands[0] + q->hands[1] == 0;
+}
+
 void *ldr_peer_saver(void *arg)
 {
     ldr_peers_t *p = arg;
@@ -205,6 +212,9 @@ void *ldr_peer_saver(void *arg)
         ldr_peers_look(p); /* members meet, whether or not one is needed */
         if (ldr_peers_leave_step(p) || hand_out(p)) {
             continue;
+        }
+        if (queue_empty(p)) {
+            p->caught_up_ns = ldr_peers_now(p);
         }
         ldr_host_tell(p->host);
         p->threads->wait(p->threads->arg, &p->work, &p->host->lock,
