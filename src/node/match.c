@@ -4,8 +4,9 @@
 
 #define MATCH_SLICE 64u /* chunks looked up before others get the lock */
 
-ldr_tier_t *ldr_node_find(ldr_node_t *node, const ldr_sought_t *sought,
-                          uint32_t *bytes_p, larder_cause_t *cause_p)
+/* A match looks at every shard of a chain: what it calls for each is inline. */
+static inline ldr_tier_t *find(ldr_node_t *node, const ldr_sought_t *sought,
+                               uint32_t *bytes_p, larder_cause_t *cause_p)
 {
     ldr_node_held(node);
     for (unsigned i = 0; i < node->tier_count; i++) {
@@ -22,9 +23,15 @@ ldr_tier_t *ldr_node_find(ldr_node_t *node, const ldr_sought_t *sought,
     return NULL;
 }
 
-bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
-                     larder_tier_t *tier_p, uint32_t *bytes_p,
-                     larder_cause_t *cause_p)
+ldr_tier_t *ldr_node_find(ldr_node_t *node, const ldr_sought_t *sought,
+                          uint32_t *bytes_p, larder_cause_t *cause_p)
+{
+    return find(node, sought, bytes_p, cause_p);
+}
+
+static inline bool usable(ldr_node_t *node, const ldr_sought_t *sought,
+                          larder_tier_t *tier_p, uint32_t *bytes_p,
+                          larder_cause_t *cause_p)
 {
     const ldr_store_t *store = &node->store;
 
@@ -39,7 +46,7 @@ bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
         }
         *cause_p = LARDER_CAUSE_ABSENT;
     }
-    const ldr_tier_t *t = ldr_node_find(node, sought, bytes_p, cause_p);
+    const ldr_tier_t *t = find(node, sought, bytes_p, cause_p);
     if (t == NULL) {
         return false;
     }
@@ -47,10 +54,18 @@ bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
     return true;
 }
 
+bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
+                     larder_tier_t *tier_p, uint32_t *bytes_p,
+                     larder_cause_t *cause_p)
+{
+    return usable(node, sought, tier_p, bytes_p, cause_p);
+}
+
 /* Adds the chunk to the match if every shard of it is to be had. entry:
  * LDR_NIL: none, then m->cause says why. */
-static bool match_chunk(ldr_node_t *node, const ldr_name_t *name,
-                        uint32_t entry, uint32_t shards, larder_match_t *m)
+static inline bool match_chunk(ldr_node_t *node, const ldr_name_t *name,
+                               uint32_t entry, uint32_t shards,
+                               larder_match_t *m)
 {
     larder_tier_t tiers[LARDER_SHARDS_MAX], dearest = LARDER_TIER_DRAM;
     uint32_t bytes[LARDER_SHARDS_MAX];
@@ -59,10 +74,11 @@ static bool match_chunk(ldr_node_t *node, const ldr_name_t *name,
     for (; sought.number < shards; sought.number++) {
         uint32_t i = sought.number;
 
-        if (!ldr_node_usable(node, &sought, &tiers[i], &bytes[i], &m->cause)) {
+        if (!usable(node, &sought, &tiers[i], &bytes[i], &m->cause)) {
             return false;
         }
-        if (node->speed[tiers[i]] < node->speed[dearest]) {
+        if (tiers[i] != dearest &&
+            node->speed[tiers[i]] < node->speed[dearest]) {
             dearest = tiers[i];
         }
     }

@@ -58,6 +58,13 @@ static larder_status_t try_chunks(ldr_node_t *node, const ldr_prefix_t *p,
             continue;
         }
         sum->cause = one.cause;
+        if (i == 0 && p->needs[i].chunks == LDR_NEED_ALL) {
+            /* What was found is what the shorter prefix needs of this group:
+             * it is not looked up again. */
+            add(sum, &one);
+            *chunks_p = one.chunks;
+            continue;
+        }
         if (p->needs[i].chunks != LDR_NEED_ALL && here[i] == NULL) {
             here[i] = look(node, p, group, *chunks_p);
             if (here[i] == NULL) {

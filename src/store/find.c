@@ -1,19 +1,8 @@
-/* Names, and looking them up. With the node's lock: a lookup forgets an entry
- * that it finds stale, and evicts a chunk whose extent has to leave. */
+/* Looking names up. With the node's lock: a lookup forgets an entry that it
+ * finds stale, and evicts a chunk whose extent has to leave. */
 #include <string.h>
 
 #include "store/store.h"
-
-ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space, uint32_t group,
-                          const larder_key_t *key)
-{
-    return (ldr_name_t){
-        .key = key,
-        .fingerprint = ldr_index_fingerprint(&s->index, space, group, key),
-        .space = space,
-        .group = group,
-    };
-}
 
 /* Whether a save copies into it: then its end is near. */
 static bool is_filling(const ldr_store_t *s, uint32_t chunk)

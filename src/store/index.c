@@ -248,22 +248,6 @@ void ldr_index_destroy(ldr_index_t *ix)
     memset(ix, 0, sizeof(*ix));
 }
 
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ x >> 32) * 0xd6e8feb86659fd93u;
-    x = (x ^ x >> 29) * 0x9fb21c651e98df25u;
-    return x ^ x >> 32;
-}
-
-uint64_t ldr_index_fingerprint(const ldr_index_t *ix, uint32_t space,
-                               uint32_t group, const larder_key_t *key)
-{
-    uint64_t x = mix(ix->seed ^ ((uint64_t)space << 32 | group));
-
-    x = mix(x ^ ldr_get64(key->hash));
-    return mix(x ^ ldr_get64(key->hash + 8)) ^ ix->seed;
-}
-
 static bool entry_is(const ldr_entry_t *e, uint64_t fingerprint, uint32_t space,
                      uint32_t group)
 {
@@ -368,16 +352,6 @@ void ldr_index_remove(ldr_index_t *ix, uint32_t entry)
     e->shards = 0; /* what ldr_index_find() tries may be a hole */
     map_clear(ix, entry);
     ix->entry_count--;
-}
-
-ldr_loc_t ldr_index_loc(const ldr_index_t *ix, uint32_t entry, uint32_t shard)
-{
-    const ldr_entry_t *e = &ix->entries[entry];
-
-    if (shard >= e->shards) {
-        return 0;
-    }
-    return shard == 0 ? e->loc0 : ix->cells[e->more + shard - 1];
 }
 
 void ldr_index_set_loc(ldr_index_t *ix, uint32_t entry, uint32_t shard,

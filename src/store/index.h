@@ -27,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/bytes.h"
 #include "larder/larder.h"
 
 #define LDR_NIL UINT32_MAX
@@ -110,8 +111,24 @@ larder_status_t ldr_index_init(ldr_index_t *ix, uint32_t entry_max,
                                uint64_t seed);
 void ldr_index_destroy(ldr_index_t *ix);
 
-uint64_t ldr_index_fingerprint(const ldr_index_t *ix, uint32_t space,
-                               uint32_t group, const larder_key_t *key);
+static inline uint64_t ldr_index_mix(uint64_t x)
+{
+    x = (x ^ x >> 32) * 0xd6e8feb86659fd93u;
+    x = (x ^ x >> 29) * 0x9fb21c651e98df25u;
+    return x ^ x >> 32;
+}
+
+/* Inline, as a match takes one of each chunk: what is the same for all of them
+ * is worked out once. */
+static inline uint64_t ldr_index_fingerprint(const ldr_index_t *ix,
+                                             uint32_t space, uint32_t group,
+                                             const larder_key_t *key)
+{
+    uint64_t x = ldr_index_mix(ix->seed ^ ((uint64_t)space << 32 | group));
+
+    x = ldr_index_mix(x ^ ldr_get64(key->hash));
+    return ldr_index_mix(x ^ ldr_get64(key->hash + 8)) ^ ix->seed;
+}
 
 /* The entry with this fingerprint, or LDR_NIL. after: the entry of the chunk
  * before, whose successor is tried first; LDR_NIL if there is none. */
@@ -133,7 +150,17 @@ static inline ldr_entry_t *ldr_index_at(const ldr_index_t *ix, uint32_t entry)
     return &ix->entries[entry];
 }
 
-ldr_loc_t ldr_index_loc(const ldr_index_t *ix, uint32_t entry, uint32_t shard);
+static inline ldr_loc_t ldr_index_loc(const ldr_index_t *ix, uint32_t entry,
+                                      uint32_t shard)
+{
+    const ldr_entry_t *e = &ix->entries[entry];
+
+    if (shard >= e->shards) {
+        return 0;
+    }
+    return shard == 0 ? e->loc0 : ix->cells[e->more + shard - 1];
+}
+
 void ldr_index_set_loc(ldr_index_t *ix, uint32_t entry, uint32_t shard,
                        ldr_loc_t loc);
 /* Whether any shard has a location. */

@@ -390,8 +390,16 @@ typedef struct ldr_name {
     uint32_t group;
 } ldr_name_t;
 
-ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space, uint32_t group,
-                          const larder_key_t *key);
+static inline ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space,
+                                        uint32_t group, const larder_key_t *key)
+{
+    return (ldr_name_t){
+        .key = key,
+        .fingerprint = ldr_index_fingerprint(&s->index, space, group, key),
+        .space = space,
+        .group = group,
+    };
+}
 
 /*
  * The one lookup: the entry, valid now (epoch, TTL, full key where it is

@@ -1,5 +1,7 @@
 /* What engines ask for is counted once, however they go about it. */
+#include "client/client.h"
 #include "client/prefix_rig.h"
+#include "node/node.h"
 
 typedef struct count {
     uint64_t asked, found;
@@ -178,6 +180,27 @@ static void test_calls(void **state)
     free(c);
 }
 
+/* A chain of one group, of which only the first half is here, is looked up
+ * once. */
+static void test_looked_up_once(void **state)
+{
+    fix_t *f = fix(state);
+    chain_t *c = calloc(1, sizeof(*c));
+
+    fix_open(f, "dram=64M");
+    c->space = open_space(f->lar, "asked", 1);
+    chain_new(c, 1);
+    if (f->lar->node != NULL) { /* a daemon's node cannot be looked into */
+        const uint64_t *matched = &f->lar->node->store.n.matched_chunks;
+        uint64_t before = *matched;
+
+        match(c, ALL, HERE);
+        assert_int_equal(*matched - before, HERE);
+    }
+    larder_space_close(&c->space);
+    free(c);
+}
+
 /* Two who ask for the same have asked twice. */
 static void test_handles(void **state)
 {
@@ -217,6 +240,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ONE(test_prefix, "plain"),
         ONE(test_calls, "plain"),
+        ONE(test_looked_up_once, "plain"),
         ONE(test_handles, "plain"),
     };
 
