@@ -176,7 +176,9 @@ void ldr_behind_done(ldr_store_t *s, unsigned queue, uint32_t shard, bool again)
     }
     (*hands)--;
     s->queue_left = true;
-    if (again && s->chunks[sh->chunk].entry != LDR_NIL) {
+    /* Somebody may have queued it once more while it was in hand. */
+    if (again && s->chunks[sh->chunk].entry != LDR_NIL &&
+        (sh->queued >> queue & 1u) == 0) {
         join(s, queue, shard);
     }
     ldr_store_release(s, sh->chunk);

@@ -39,10 +39,8 @@ void world_fail(world_t *w, const char *format, ...)
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     fprintf(stderr,
-            "%10.3f ms: %s\nfound by seed %llu; replay with LARDER_SEED=%llu "
-            "LARDER_LOG=1\n",
-            (double)sim_now(w->net) / 1e6, text, (unsigned long long)w->seed,
-            (unsigned long long)w->seed);
+            "%10.3f ms: %s\nreplay with LARDER_SEED=%llu LARDER_LOG=1\n",
+            (double)sim_now(w->net) / 1e6, text, (unsigned long long)w->seed);
     abort();
 }
 

@@ -56,7 +56,9 @@ typedef struct key_state {
     uint32_t next;  /* version that is saved */
     /* Nobody may see less, by the members that recorded a removal. */
     uint32_t floor[NODES_MAX];
-    bool must; /* two held it when one died */
+    bool must;      /* two held it when one died ... */
+    uint32_t epoch; /* ... in this epoch: members that restarted after a reset
+                     * may drop more than they need to */
 } key_state_t;
 
 /* A removal or a reset of keys [first, end), and which members recorded it. */
