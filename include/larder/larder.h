@@ -450,6 +450,43 @@ larder_announce(larder_space_t *space, const larder_key_t *keys, size_t count,
 
 /* ---- leases ------------------------------------------------------------- */
 
+enum {
+    LARDER_DESCRIBE_KIND = 1u << 0,
+    LARDER_DESCRIBE_WINDOW = 1u << 1,
+    LARDER_DESCRIBE_NUMBERS = 1u << 2,
+};
+
+/* What an engine calls its blocks, for routers. */
+typedef struct larder_describe_params {
+    uint64_t field_mask;
+    const char *pod;       /* the engine, 1 to 63 bytes without '@' */
+    const char *model;     /* as routers know it, 1 to 127 bytes */
+    uint32_t block_tokens; /* divides the space's chunk_tokens */
+    uint32_t hash_bytes;   /* of a block's hash, 1 to 32 */
+    uint16_t group;        /* the store's number of the group */
+    uint16_t reserved;
+    uint32_t group_idx;  /* the engine's number of it */
+    const char *kind;    /* the engine's word for it, up to 31 bytes */
+    uint32_t window;     /* tokens; 0: none */
+    uint32_t is_numbers; /* 1: hashes are numbers of 8 bytes, big-endian */
+} larder_describe_params_t;
+
+/*
+ * Tells a daemon which tokens chunks hold, and what the engine calls the blocks
+ * in them, so that it can say to routers where a prompt is. first: the number
+ * of the first chunk; keys: of count chunks from that one on; tokens: of the
+ * whole prompt up to their end; hashes: of all blocks in them, hash_bytes each;
+ * parent: the hash of the block before them, NULL with first 0. The chunks need
+ * not be there yet.
+ *
+ * LARDER_DECLINED: the node does not want to know (option query), which costs
+ * no round trip; nor does an embedded node.
+ */
+LARDER_API larder_status_t larder_describe(
+    larder_space_t *space, const larder_key_t *keys, size_t first, size_t count,
+    const uint32_t *tokens, const void *hashes, const void *parent,
+    const larder_describe_params_t *params, uint32_t timeout_ms);
+
 /*
  * Brings the longest prefix of the chain into DRAM, checks it, and holds it
  * there until larder_release() or larder_close(). What was staged is in

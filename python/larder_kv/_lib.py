@@ -16,7 +16,8 @@ from ctypes import (POINTER, byref, c_char_p, c_int, c_size_t, c_uint8,
 
 from larder_kv._find import library_path
 from larder_kv._status import LarderError, error_of
-from larder_kv._structs import (LOG_FN, AnnounceParams, ChainParams, DiskStats,
+from larder_kv._structs import (LOG_FN, AnnounceParams, ChainParams,
+                                DescribeParams, DiskStats,
                                 Extra, GpuParams, GpuStats, Group, Item,
                                 Layer, LayoutParams, Move, OpenParams,
                                 OpParams, Page, Pages, Part, Region,
@@ -89,6 +90,8 @@ _SIGNATURES = {
     "larder_match": [c_void_p, c_void_p, c_size_t, c_uint16, c_void_p],
     "larder_announce": [c_void_p, c_void_p, c_size_t, POINTER(AnnounceParams),
                         c_uint32],
+    "larder_describe": [c_void_p, c_void_p, c_size_t, c_size_t, c_void_p,
+                        c_void_p, c_void_p, POINTER(DescribeParams), c_uint32],
     "larder_prefix_match": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32,
                             c_void_p],
     "larder_prefix_stage": [c_void_p, c_void_p, c_void_p, c_size_t,
@@ -476,6 +479,20 @@ class Space:
         params = AnnounceParams(7, request, tokens, hint)
         check(library().larder_announce(self._handle, keys, chunks, params,
                                         timeout_ms))
+
+    def describe(self, keys: bytes, first: int, count: int, tokens: array,
+                 hashes: bytes, parent: bytes | None, pod: str, model: str,
+                 group: int, group_idx: int, block_tokens: int,
+                 hash_bytes: int, numbers: bool, timeout_ms: int) -> bool:
+        """What an engine calls chunks from the first on: tokens (array "I", of
+        all up to their end) and its own hashes of the blocks in them. False:
+        the node does not want to know."""
+        params = DescribeParams(
+            5, pod.encode(), model.encode(), block_tokens, hash_bytes, group, 0,
+            group_idx, b"full_attention", 0, numbers)
+        return check(library().larder_describe(
+            self._handle, keys, first, count, tokens.buffer_info()[0], hashes,
+            parent, params, timeout_ms)) == OK
 
     def match_group(self, keys: bytes, chunks: int, group: int) -> Match:
         """Of the first chunks of keys, whatever a layout needs."""

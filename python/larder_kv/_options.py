@@ -21,6 +21,7 @@ class Options:
     secret_file: str
     chunk: int
     weights: str
+    pod: str
     pages: str
     lookup_ms: int
     load: str

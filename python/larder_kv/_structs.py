@@ -149,6 +149,15 @@ class AnnounceParams(Structure):
                 ("tokens", c_uint32), ("hint", c_uint32)]
 
 
+class DescribeParams(Structure):
+    _fields_ = [("field_mask", c_uint64), ("pod", c_char_p),
+                ("model", c_char_p), ("block_tokens", c_uint32),
+                ("hash_bytes", c_uint32), ("group", c_uint16),
+                ("reserved", c_uint16), ("group_idx", c_uint32),
+                ("kind", c_char_p), ("window", c_uint32),
+                ("is_numbers", c_uint32)]
+
+
 class DiskStats(Structure):
     _fields_ = ([("path", ctypes.c_char * 256), ("on", c_uint32),
                  ("reason", ctypes.c_char * 128)] +

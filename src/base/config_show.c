@@ -112,6 +112,47 @@ static larder_status_t check_admin(const ldr_config_t *c)
                     o->admin, c->source[LDR_OPTION_admin], port);
 }
 
+/* Events contain prompts. */
+static larder_status_t check_events_at(const ldr_config_t *c, unsigned option,
+                                       const char *url)
+{
+    static const char tcp[] = "tcp://", ipc[] = "ipc://";
+    char host[LDR_HOST_MAX];
+    uint16_t port;
+
+    if (url[0] == '\0' || strncmp(url, ipc, sizeof(ipc) - 1) == 0) {
+        return LARDER_OK;
+    }
+    const char *address = url + sizeof(tcp) - 1;
+    if (strncmp(url, tcp, sizeof(tcp) - 1) != 0 ||
+        !ldr_parse_address(address, strlen(address), host, &port)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "option %s: %s (%s) is neither tcp://HOST:PORT nor "
+                        "ipc://PATH",
+                        ldr_option_table[option].name, url, c->source[option]);
+    }
+    if (c->options.events_open == LDR_EVENTS_OPEN_ON ||
+        ldr_host_is_loopback(host)) {
+        return LARDER_OK;
+    }
+    return ldr_fail(LARDER_E_INVALID,
+                    "option %s: %s (%s) can be reached from other hosts, who "
+                    "could read prompts there: add `events_open = on` "
+                    "(--events_open on) if they may, or use tcp://127.0.0.1:%u",
+                    ldr_option_table[option].name, url, c->source[option],
+                    port);
+}
+
+static larder_status_t check_events(const ldr_config_t *c)
+{
+    larder_status_t st =
+        check_events_at(c, LDR_OPTION_events, c->options.events);
+
+    return st == LARDER_OK ? check_events_at(c, LDR_OPTION_events_replay,
+                                             c->options.events_replay)
+                           : st;
+}
+
 /* What is tenant default's may be an option, or stand in its section. */
 static larder_status_t check_default(const ldr_config_t *c, size_t option,
                                      const char *own)
@@ -172,6 +213,9 @@ larder_status_t ldr_config_check(const ldr_config_t *c)
     }
     if (st == LARDER_OK) {
         st = check_admin(c);
+    }
+    if (st == LARDER_OK) {
+        st = check_events(c);
     }
     return st == LARDER_OK ? check_tenants(c) : st;
 }

@@ -167,3 +167,15 @@ bool ldr_chain_runs(const uint8_t root[32], const uint32_t *tokens,
     }
     return true;
 }
+
+bool ldr_token_digest(uint8_t digest[16], const void *tokens, size_t bytes)
+{
+    uint8_t whole[HASH_BYTES];
+    const ldr_piece_t pieces[] = {{digest, 16}, {tokens, bytes}};
+
+    if (!ldr_sha256(pieces, 2, whole)) {
+        return false;
+    }
+    memcpy(digest, whole, 16);
+    return true;
+}

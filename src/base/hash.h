@@ -27,6 +27,12 @@ bool ldr_chain(const uint8_t root[32], const uint32_t *tokens,
                uint32_t chunk_tokens, const larder_extra_t *extra,
                larder_key_t *keys, size_t count);
 
+/* A chain of tokens alone, without space, secret or extra bytes: digest becomes
+ * that of the block that follows those before it; zeros before the first. The
+ * first 16 bytes of SHA-256(digest || tokens, 32-bit little-endian). bytes: of
+ * the tokens. */
+bool ldr_token_digest(uint8_t digest[16], const void *tokens, size_t bytes);
+
 /*
  * The same, for chunks that are placed in runs: whoever has a key can tell
  * where a cluster keeps it, without the rest of its chain. Only the one who

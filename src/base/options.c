@@ -49,6 +49,8 @@ static const struct {
     {LDR_OPTION_tls, {"off", "on"}},
     {LDR_OPTION_cluster_tls, {"off", "on"}},
     {LDR_OPTION_admin_open, {"off", "on"}},
+    {LDR_OPTION_query, {"off", "on"}},
+    {LDR_OPTION_events_open, {"off", "on"}},
     {LDR_OPTION_listen_open, {"off", "on"}},
     {LDR_OPTION_isolation, {"shared", "strict"}},
     {LDR_OPTION_mode, {"on"}},

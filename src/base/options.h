@@ -175,6 +175,22 @@
     X(admin_open, ENUM, SERVE, "off", 0, 1,                                    \
       "off: that address must be loopback; on: other hosts may read metrics "  \
       "and health there")                                                      \
+    X(query, ENUM, SERVE, "off", 0, 1,                                         \
+      "on: engines describe their chunks, and POST /query on the admin "       \
+      "address says where a prompt is; this keeps prompts in memory")          \
+    X(events, TEXT, SERVE, "", 0, 255,                                         \
+      "where KV events are published, tcp://HOST:PORT or ipc://PATH; empty: "  \
+      "nowhere; events contain prompts")                                       \
+    X(events_replay, TEXT, SERVE, "", 0, 255,                                  \
+      "where subscribers ask for events that they have missed; empty: "        \
+      "nowhere")                                                               \
+    X(events_open, ENUM, SERVE, "off", 0, 1,                                   \
+      "off: these addresses must be loopback; on: other hosts may read what "  \
+      "is published")                                                          \
+    X(events_tenant, TEXT, SERVE, "default", 1, 63,                            \
+      "whose chunks are published")                                            \
+    X(describe_memory, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 40,        \
+      "bytes of what engines describe, of all tenants; as many of events")     \
     X(loops, UINT, SERVE, "0", 0, 64,                                          \
       "event loop threads; 0: one for every four cores, up to four")           \
     X(jobs, UINT, SERVE, "4", 1, 64,                                           \
@@ -214,6 +230,9 @@
     X(weights, TEXT, CONNECTOR, "", 0, 255,                                    \
       "a name for the model's weights, where they cannot be looked at, as in " \
       "object storage; a new one with other weights")                          \
+    X(pod, TEXT, CONNECTOR, "", 0, 63,                                         \
+      "what routers call this engine; empty: as in its KV events' topic "      \
+      "kv@POD@MODEL, else the host's name")                                    \
     X(pages, ENUM, CONNECTOR, "auto", 0, 2,                                    \
       "slices: KV is stored by slices of the model where the inside of pages " \
       "is known; rank: a rank's pages as they are; auto: slices on the CPU, "  \
@@ -269,6 +288,8 @@ enum { LDR_CONNECT_NOW, LDR_CONNECT_LAZY };
 enum { LDR_TLS_OFF, LDR_TLS_ON };
 enum { LDR_ADMIN_OPEN_OFF, LDR_ADMIN_OPEN_ON };
 enum { LDR_LISTEN_OPEN_OFF, LDR_LISTEN_OPEN_ON };
+enum { LDR_QUERY_OFF, LDR_QUERY_ON };
+enum { LDR_EVENTS_OPEN_OFF, LDR_EVENTS_OPEN_ON };
 enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };
 enum { LDR_LOG_TEXT, LDR_LOG_JSON };
 enum { LDR_LOAD_AUTO, LDR_LOAD_ALWAYS, LDR_LOAD_NEVER };

@@ -17,6 +17,7 @@
 
 struct ldr_op;
 struct ldr_announce;
+struct ldr_describe_msg;
 struct ldr_prefix;
 
 typedef struct ldr_handle_ops {
@@ -35,6 +36,12 @@ typedef struct ldr_handle_ops {
     /* Tells the node of a request, if it can be told. */
     void (*announce)(larder_space_t *space, const struct ldr_announce *a,
                      uint64_t deadline_ns);
+
+    /* Sends a description; its space is the backend's to set. DECLINED: the
+     * node does not want it. NULL: no node of this kind does. */
+    larder_status_t (*describe)(larder_space_t *space,
+                                struct ldr_describe_msg *m,
+                                uint64_t deadline_ns);
 
     /* Promises a prefix; says something of a promise. */
     larder_status_t (*promise)(larder_space_t *space,

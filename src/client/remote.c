@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "node/stage.h"
+#include "wire/describe.h"
 
 /* ---- batches of names ---- */
 
@@ -302,6 +303,29 @@ static larder_status_t remote_handoff(larder_space_t *space,
     return st;
 }
 
+static larder_status_t remote_describe(larder_space_t *space,
+                                       ldr_describe_msg_t *m,
+                                       uint64_t deadline_ns)
+{
+    ldr_talk_t v;
+    ldr_stop_t stop = {NULL, deadline_ns};
+    larder_status_t st =
+        ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
+
+    if (st != LARDER_OK) {
+        return st;
+    }
+    if ((v.link->features & LDR_FEATURE_DESCRIBE) == 0) {
+        ldr_talk_end(&v, LARDER_OK);
+        return LARDER_DECLINED;
+    }
+    m->space = v.space;
+    st = ldr_talk_call(&v, LDR_OP_DESCRIBE,
+                       ldr_put_describe(ldr_body(v.call.buffer), m));
+    ldr_talk_end(&v, st);
+    return st;
+}
+
 static larder_status_t remote_stats(larder_t *lar, uint64_t deadline_ns,
                                     larder_stats_t *out)
 {
@@ -539,6 +563,7 @@ const ldr_handle_ops_t ldr_handle_remote = {
     .reset = remote_reset,
     .match = remote_match,
     .announce = remote_announce,
+    .describe = remote_describe,
     .promise = remote_promise,
     .handoff = remote_handoff,
     .step = remote_step,

@@ -91,6 +91,63 @@ static inline bool match_chunk(ldr_node_t *node, const ldr_name_t *name,
     return true;
 }
 
+/* Whether a shard is ready in DRAM, and whether a disk has it. */
+static void places_of_shard(ldr_node_t *node, const ldr_sought_t *sought,
+                            bool *dram_p, bool *ssd_p)
+{
+    const ldr_store_t *store = &node->store;
+    larder_cause_t cause;
+
+    *dram_p = *ssd_p = false;
+    if (sought->entry == LDR_NIL) {
+        return;
+    }
+    uint32_t shard = ldr_store_resident(store, sought->entry, sought->number);
+    *dram_p = shard != LDR_NIL && store->shards[shard].state == LDR_SHARD_READY;
+    for (unsigned i = 0; i < node->tier_count; i++) {
+        ldr_tier_t *t = node->order[i];
+
+        if (t->ops->number == LARDER_TIER_SSD) {
+            *ssd_p = t->ops->find(t, sought, &cause) > 0;
+        }
+    }
+}
+
+void ldr_node_places(ldr_node_t *node, uint32_t space, uint32_t shards,
+                     uint32_t group, const larder_key_t *key, ldr_places_t *out)
+{
+    ldr_store_t *store = &node->store;
+    ldr_name_t name = ldr_store_name(store, space, group, key);
+    ldr_sought_t sought = {&name, LDR_NIL, 0, false};
+    larder_cause_t cause;
+    larder_tier_t tier;
+    uint32_t bytes;
+
+    ldr_node_held(node);
+    *out = (ldr_places_t){.tier = LARDER_TIER_DRAM};
+    if (node->mode != LDR_MODE_ON) {
+        return;
+    }
+    sought.entry =
+        ldr_store_find(store, &name, LDR_NIL, ldr_wall_s(node->clock), &cause);
+    out->dram = out->ssd = out->here = out->found = true;
+    for (; sought.number < shards && out->found; sought.number++) {
+        bool dram, ssd;
+
+        places_of_shard(node, &sought, &dram, &ssd);
+        out->dram = out->dram && dram;
+        out->ssd = out->ssd && ssd;
+        out->here = out->here && (dram || ssd);
+        out->found = ldr_node_usable(node, &sought, &tier, &bytes, &cause);
+        if (out->found && node->speed[tier] < node->speed[out->tier]) {
+            out->tier = tier;
+        }
+    }
+    out->dram = out->dram && out->found;
+    out->ssd = out->ssd && out->found;
+    out->here = out->here && out->found;
+}
+
 void ldr_node_count_asked(ldr_node_t *node, uint32_t space, uint64_t asked,
                           uint64_t found)
 {

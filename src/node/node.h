@@ -368,6 +368,19 @@ ldr_tier_t *ldr_node_find(ldr_node_t *node, const ldr_sought_t *sought,
 bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
                      larder_tier_t *tier_p, uint32_t *bytes_p,
                      larder_cause_t *cause_p);
+/* Where a chunk is now, without using it. dram, ssd: all of its shards are
+ * there; here: each is in one of the two. found: a load would find all of them,
+ * and this is the slowest tier that it needs. A paused node finds nothing. With
+ * the lock. */
+typedef struct ldr_places {
+    bool dram, ssd, here;
+    bool found;
+    larder_tier_t tier;
+} ldr_places_t;
+
+void ldr_node_places(ldr_node_t *node, uint32_t space, uint32_t shards,
+                     uint32_t group, const larder_key_t *key,
+                     ldr_places_t *out);
 /* It is used again. With the lock. */
 void ldr_node_used(ldr_node_t *node, uint32_t shard);
 

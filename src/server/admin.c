@@ -20,6 +20,7 @@
 #include "base/mem.h"
 #include "net/socket.h"
 #include "server/lobby.h"
+#include "server/query.h"
 
 #define PEERS_MAX 128u
 #define ORIGIN_MAX 64u
@@ -29,12 +30,14 @@
 #define REQUEST_BYTES 8192u /* memory for one connection's request */
 #define HASH_TEXT 64u
 #define TEXT_MAX ((size_t)64 << 20)
+#define BODIES_MAX (4 * (size_t)LDR_QUERY_BYTES) /* being received, of all */
 
 struct ldr_admin {
     ldr_admin_source_t source;
     ldr_log_t log;
     struct MHD_Daemon *daemon;
     ldr_lobby_t *lobby; /* all connections: nobody says who it is here */
+    size_t body_bytes;  /* rooms of all bodies; its thread's */
     uint16_t port;
     char host[LDR_HOST_MAX];
     char url[LDR_HOST_MAX + 32];
@@ -88,6 +91,9 @@ static enum MHD_Result status_say(struct MHD_Connection *c, unsigned status,
         response_of(copy, bytes, "text/plain; charset=utf-8");
     if (r != NULL && status == MHD_HTTP_METHOD_NOT_ALLOWED) {
         MHD_add_response_header(r, "Allow", "GET, HEAD");
+    }
+    if (r != NULL && status == MHD_HTTP_UNAUTHORIZED) {
+        MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     }
     return send_response(c, status, r);
 }
@@ -284,6 +290,133 @@ static void noticed(void *arg, struct MHD_Connection *c, void **state,
     *state = stranger;
 }
 
+/* ---- questions ---- */
+
+/* A POST whose body is being received. */
+typedef struct question {
+    uint32_t tenant;
+    char *body;
+    size_t bytes, room;
+    bool large; /* too large: the rest is read and dropped */
+} question_t;
+
+static bool is_json(struct MHD_Connection *c)
+{
+    static const char json[] = "application/json";
+    const char *type =
+        MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Type");
+    size_t length = sizeof(json) - 1;
+
+    return type != NULL && strncasecmp(type, json, length) == 0 &&
+           (type[length] == '\0' || type[length] == ';' || type[length] == ' ');
+}
+
+/* Who asks, before anything is received of what it asks. */
+static enum MHD_Result question_begin(ldr_admin_t *a, struct MHD_Connection *c,
+                                      bool here, void **state)
+{
+    const char *who =
+        MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Authorization");
+    uint32_t tenant = 0;
+
+    ldr_fail_clear();
+    larder_status_t st =
+        a->source.query_tenant(a->source.arg, who, here, &tenant);
+    if (st != LARDER_OK) {
+        return status_say(c,
+                          st == LARDER_E_DENIED ? MHD_HTTP_UNAUTHORIZED
+                                                : MHD_HTTP_NOT_FOUND,
+                          ldr_fail_text());
+    }
+    if (!is_json(c)) {
+        return status_say(c, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE,
+                          "send Content-Type: application/json");
+    }
+    question_t *q = ldr_alloc(sizeof(*q));
+    if (q == NULL) {
+        return MHD_NO;
+    }
+    q->tenant = tenant;
+    *state = q;
+    return MHD_YES;
+}
+
+static void question_add(ldr_admin_t *a, question_t *q, const char *data,
+                         size_t bytes)
+{
+    size_t room = q->room;
+
+    if (q->large || bytes > LDR_QUERY_BYTES - q->bytes ||
+        a->body_bytes + 2 * (q->bytes + bytes) > BODIES_MAX + q->room ||
+        !ldr_grow(&q->body, &q->room, q->bytes + bytes, 1)) {
+        q->large = true;
+        return;
+    }
+    a->body_bytes += q->room - room;
+    memcpy(q->body + q->bytes, data, bytes);
+    q->bytes += bytes;
+}
+
+static enum MHD_Result question_answer(ldr_admin_t *a, struct MHD_Connection *c,
+                                       const question_t *q)
+{
+    char *text = NULL;
+    size_t length = 0;
+
+    if (q->large) {
+        return status_say(c, MHD_HTTP_CONTENT_TOO_LARGE,
+                          "a question has 8 MiB at most, and all that are "
+                          "asked at once 32");
+    }
+    ldr_fail_clear();
+    larder_status_t st = a->source.query(a->source.arg, q->tenant,
+                                         q->body != NULL ? q->body : "",
+                                         q->bytes, &text, &length);
+    if (st == LARDER_OK) {
+        return send_response(c, MHD_HTTP_OK,
+                             response_of(text, length, "application/json"));
+    }
+    return status_say(c,
+                      st == LARDER_E_INVALID ? MHD_HTTP_BAD_REQUEST
+                                             : MHD_HTTP_SERVICE_UNAVAILABLE,
+                      ldr_fail_text());
+}
+
+/* The request is over, answered or not. */
+static void completed(void *arg, struct MHD_Connection *c, void **state,
+                      enum MHD_RequestTerminationCode why)
+{
+    ldr_admin_t *a = arg;
+    question_t *q = *state;
+
+    (void)c, (void)why;
+    if (q != NULL) {
+        a->body_bytes -= q->room;
+        ldr_free(q->body);
+        ldr_free(q);
+    }
+    *state = NULL;
+}
+
+/* POST: called once for the head, then for each part of the body, then for its
+ * end. */
+static enum MHD_Result question_go_on(ldr_admin_t *a, struct MHD_Connection *c,
+                                      bool here, const char *upload,
+                                      size_t *upload_bytes, void **state)
+{
+    question_t *q = *state;
+
+    if (q == NULL) {
+        return question_begin(a, c, here, state);
+    }
+    if (*upload_bytes > 0) {
+        question_add(a, q, upload, *upload_bytes);
+        *upload_bytes = 0;
+        return MHD_YES;
+    }
+    return question_answer(a, c, q);
+}
+
 static enum MHD_Result connection_answer(void *arg, struct MHD_Connection *c,
                                          const char *path, const char *method,
                                          const char *version,
@@ -294,14 +427,18 @@ static enum MHD_Result connection_answer(void *arg, struct MHD_Connection *c,
     const char *host = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Host");
     bool here = from_here(c);
 
-    (void)version, (void)upload, (void)upload_bytes, (void)state;
-    if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
+    (void)version;
+    bool asks = strcmp(path, "/query") == 0 && strcmp(method, "POST") == 0;
+    if (!asks && strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
         return status_say(c, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET");
     }
     if (here && host != NULL && !host_is_ours(a, host)) {
         return status_say(
             c, MHD_HTTP_MISDIRECTED_REQUEST,
             "this host is not called that: use 127.0.0.1 or localhost");
+    }
+    if (asks) {
+        return question_go_on(a, c, here, upload, upload_bytes, state);
     }
     for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
         if (strcmp(path, pages[i].path) != 0) {
@@ -315,8 +452,8 @@ static enum MHD_Result connection_answer(void *arg, struct MHD_Connection *c,
         return pages[i].page(a, c);
     }
     return status_say(c, MHD_HTTP_NOT_FOUND,
-                      "there are /, /metrics, /healthz, /readyz, /config and "
-                      "/status.json");
+                      "there are /, /metrics, /healthz, /readyz, /config, "
+                      "/status.json and, by POST, /query");
 }
 
 /* ---- the page's policy ---- */
@@ -411,7 +548,8 @@ static larder_status_t connection_start(ldr_admin_t *a, int fd)
                                  connection_answer, a, MHD_OPTION_LISTEN_SOCKET,
                                  fd, MHD_OPTION_CONNECTION_LIMIT,
                                  CONNECTIONS_MAX, MHD_OPTION_NOTIFY_CONNECTION,
-                                 noticed, a, MHD_OPTION_CONNECTION_TIMEOUT,
+                                 noticed, a, MHD_OPTION_NOTIFY_COMPLETED,
+                                 completed, a, MHD_OPTION_CONNECTION_TIMEOUT,
                                  TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
                                  (size_t)REQUEST_BYTES, MHD_OPTION_END);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

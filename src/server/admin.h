@@ -1,13 +1,15 @@
 /*
  * Admin HTTP: the dashboard, /metrics, /healthz, /readyz, /config and
- * /status.json. Only GET, nothing can be changed here. One thread, and few
- * connections: where there are more, the oldest give way (lobby.h).
+ * /status.json by GET, /query by POST. Nothing can be changed here. One thread,
+ * and few connections: where there are more, the oldest give way (lobby.h).
  *
  * Who may see what: a peer on this host (loopback) sees all, provided its Host
  * header names this host, or else a web page could have a browser read it for
  * it (DNS rebinding). A peer elsewhere, where the address is bound wider (which
  * ldr_config_check() refuses without admin_open), sees /metrics, /healthz and
- * /readyz, which is what scrapers and probes need.
+ * /readyz, which is what scrapers and probes need. /query asks who the caller
+ * is (ldr_admin_source_t) before it reads what it wants to know; and it wants a
+ * Content-Type that a page of another site cannot send.
  */
 #pragma once
 
@@ -29,6 +31,12 @@ typedef struct ldr_admin_source {
     size_t (*config)(void *arg, char *text, size_t size); /* JSON */
     /* JSON; of the history only what is younger than since_ms. */
     size_t (*status)(void *arg, uint64_t since_ms, char *text, size_t size);
+    /* Whose chunks may be asked for: E_DENIED, E_UNSUPPORTED. */
+    larder_status_t (*query_tenant)(void *arg, const char *authorization,
+                                    bool here, uint32_t *tenant_p);
+    /* JSON to JSON, which is the admin's to free. */
+    larder_status_t (*query)(void *arg, uint32_t tenant, const char *body,
+                             size_t bytes, char **text_p, size_t *length_p);
     void *arg;
 } ldr_admin_source_t;
 

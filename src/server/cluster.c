@@ -150,7 +150,8 @@ void ldr_cluster_json(ldr_cluster_t *c, ldr_node_t *node, ldr_json_t *j)
         ldr_json_truth(j, "leaving", m->leaving);
         ldr_json_truth(j, "self", i == v->self);
         ldr_figures_json(j, member_rows, &members[i]);
-        if (ldr_peers_figures(ldr_peers_of(&node->host), m->name, &peer, why,
+        if (ldr_peers_of(&node->host) != NULL &&
+            ldr_peers_figures(ldr_peers_of(&node->host), m->name, &peer, why,
                               sizeof(why))) {
             ldr_json_text(j, "why", why);
             ldr_figures_json(j, ldr_rows_peer, &peer);

@@ -124,7 +124,8 @@ void ldr_handle_hello(ldr_request_t *r)
                        ? hello.version_max
                        : LDR_WIRE_VERSION_MAX,
         .auth = !open,
-        .features = hello.features & LDR_FEATURES,
+        .features = hello.features & LDR_FEATURES &
+                    ~(s->server->catalog != NULL ? 0u : LDR_FEATURE_DESCRIBE),
         .epoch = s->epoch,
     };
     if (!ldr_nonce(s->server_nonce, sizeof(s->server_nonce))) {

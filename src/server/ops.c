@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "node/list.h"
+#include "server/catalog.h"
 #include "server/session.h"
 #include "server/monitor.h"
 #include "server/trace.h"
@@ -165,6 +166,30 @@ void ldr_handle_announce(ldr_request_t *r)
     };
     ldr_trace_request(r->home->server->trace, r->space, &a);
     ldr_node_announce(r->home->server->node, r->space, &a);
+    ldr_reply(r, LARDER_OK, NULL, 0);
+}
+
+void ldr_handle_describe(ldr_request_t *r)
+{
+    ldr_server_t *server = r->home->server;
+    ldr_describe_msg_t m;
+
+    if (!ldr_get_describe(r->body, r->frame.body, &m)) {
+        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed description");
+        return;
+    }
+    if (!ldr_request_space(r, m.space)) {
+        return;
+    }
+    larder_status_t st =
+        server->catalog != NULL
+            ? ldr_catalog_describe(server->catalog, r->tenant->number, r->space,
+                                   r->shards, &m)
+            : ldr_fail(LARDER_E_UNSUPPORTED, "neither query nor events is on");
+    if (st != LARDER_OK) {
+        ldr_reply_fail(r, st);
+        return;
+    }
     ldr_reply(r, LARDER_OK, NULL, 0);
 }
 

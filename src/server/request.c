@@ -456,6 +456,7 @@ static const ldr_handler_t handlers[] = {
     [LDR_OP_STAGE] = ldr_handle_stage,
     [LDR_OP_HANDOFF] = ldr_handle_handoff,
     [LDR_OP_LIST] = ldr_handle_list,
+    [LDR_OP_DESCRIBE] = ldr_handle_describe,
     [LDR_OP_EXISTS] = ldr_handle_exists,
     [LDR_OP_REMOVE] = ldr_handle_remove,
     [LDR_OP_FLUSH] = ldr_handle_flush,

@@ -19,6 +19,7 @@
 #include "base/thread.h"
 #include "cluster/cluster.h"
 #include "node/promise.h"
+#include "server/routing.h"
 #include "server/session.h"
 #include "server/monitor.h"
 #include "server/trace.h"
@@ -230,8 +231,9 @@ static size_t show_status(void *arg, uint64_t since_ms, char *text, size_t size)
 static larder_status_t admin_open(ldr_server_t *server)
 {
     const ldr_options_t *o = &server->config->options;
-    ldr_admin_source_t source = {show_metrics, show_ready, show_config,
-                                 show_status, server};
+    ldr_admin_source_t source = {
+        show_metrics,       show_ready,         show_config, show_status,
+        ldr_routing_tenant, ldr_routing_answer, server};
 
     ldr_monitor_params_t monitor = {
         .node = server->node,
@@ -464,6 +466,9 @@ static larder_status_t open_parts(ldr_server_t *server)
         cluster_return(server);
         ldr_server_pause(server, server->paused); /* as the one before it */
         st = ldr_server_tenants_load(server, server->config);
+    }
+    if (st == LARDER_OK) {
+        st = ldr_routing_open(server);
     }
     if (st == LARDER_OK) {
         st = ldr_jobs_start(server, (unsigned)o->jobs);
@@ -763,6 +768,7 @@ larder_status_t ldr_server_close(ldr_server_t *server)
         ldr_cluster_hand_on(server, deadline_ns - drain_ns / 8);
     }
     ldr_peers_unlisten(server);
+    ldr_routing_close(server);
     if (server->node != NULL && !whole) {
         ldr_node_leave(server->node);
     }

@@ -125,7 +125,9 @@ struct ldr_server {
     ldr_monitor_t *monitor;
     ldr_admin_t *admin;
     ldr_tls_t *tls;
-    struct ldr_trace *trace; /* NULL: none */
+    struct ldr_trace *trace;     /* NULL: none */
+    struct ldr_events *events;   /* NULL: none are published */
+    struct ldr_catalog *catalog; /* NULL: nobody wants descriptions */
     uint64_t begin_ns;
 
     pthread_mutex_t tenant_lock;

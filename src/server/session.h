@@ -409,6 +409,7 @@ void ldr_handle_handoff(ldr_request_t *r);
 void ldr_handle_space(ldr_request_t *r); /* ops.c */
 void ldr_handle_reset(ldr_request_t *r);
 void ldr_handle_announce(ldr_request_t *r);
+void ldr_handle_describe(ldr_request_t *r);
 void ldr_handle_list(ldr_request_t *r);
 void ldr_handle_exists(ldr_request_t *r);
 void ldr_handle_remove(ldr_request_t *r);

@@ -172,6 +172,7 @@ static void chunk_detach(ldr_store_t *s, uint32_t chunk)
     ldr_unpin(s, c);
     ldr_transient_remove(s, c);
     s->policy->remove(ldr_tenant_of(s, c)->policy, chunk);
+    ldr_store_changed(s, ldr_index_at(&s->index, c->entry)->fingerprint);
     ldr_index_at(&s->index, c->entry)->resident = LDR_NIL;
     c->entry = LDR_NIL;
     if (c->holds == 0) {
@@ -597,6 +598,7 @@ bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
     sh->crc = crc;
     sh->checked = checked;
     sh->state = LDR_SHARD_READY;
+    ldr_store_changed(s, ldr_index_at(&s->index, c->entry)->fingerprint);
     return true;
 }
 

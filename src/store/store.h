@@ -208,6 +208,18 @@ typedef struct ldr_tenant {
 
 #define LDR_REMOVED_MAX 4096u
 
+/* Chunks whose place has changed: a shard of them became ready, left DRAM, or
+ * has another location, or none. For a reader that looks at them again and then
+ * sets count to 0. missed: there was no room for some, or a space was reset:
+ * any chunk may have changed. */
+#define LDR_CHANGES_MAX 16384u
+
+typedef struct ldr_changes {
+    uint32_t count;
+    bool missed;
+    uint64_t prints[LDR_CHANGES_MAX]; /* fingerprints, with repeats */
+} ldr_changes_t;
+
 typedef struct ldr_store {
     pthread_mutex_t *lock; /* the node's; NULL: the store is nobody else's */
     ldr_index_t index;
@@ -239,8 +251,9 @@ typedef struct ldr_store {
         uint32_t at_ds;
     } removed[LDR_REMOVED_MAX];
     uint64_t removed_count;
-    bool queue_left;  /* one left a queue: who waits for it may look */
-    ldr_counters_t n; /* of all spaces, and of none */
+    ldr_changes_t *changes; /* the reader's; NULL: nobody reads them */
+    bool queue_left;        /* one left a queue: who waits for it may look */
+    ldr_counters_t n;       /* of all spaces, and of none */
 } ldr_store_t;
 
 /* Counts an event of a space; LDR_NIL: of none. */
@@ -270,6 +283,21 @@ static inline void ldr_store_held(const ldr_store_t *s)
 {
     if (LDR_DEBUG && s->lock != NULL) {
         LDR_HELD(s->lock);
+    }
+}
+
+/* The place of a chunk has changed. */
+static inline void ldr_store_changed(ldr_store_t *s, uint64_t fingerprint)
+{
+    ldr_changes_t *c = s->changes;
+
+    if (c == NULL) {
+        return;
+    }
+    if (c->count < LDR_CHANGES_MAX) {
+        c->prints[c->count++] = fingerprint;
+    } else {
+        c->missed = true;
     }
 }
 

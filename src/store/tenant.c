@@ -143,6 +143,9 @@ void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch)
         s->tenants[sp->tenant].disk_bytes[i] -= sp->disk_bytes[i];
     }
     sp->epoch = epoch;
+    if (s->changes != NULL) {
+        s->changes->missed = true;
+    }
     sp->ssd_bytes = sp->chunks = 0;
     memset(sp->disk_bytes, 0, sizeof(sp->disk_bytes));
 }
@@ -377,6 +380,7 @@ void ldr_store_set_loc(ldr_store_t *s, uint32_t entry, uint32_t number,
     count_loc(s, e, ldr_index_loc(&s->index, entry, number), -1);
     ldr_index_set_loc(&s->index, entry, number, loc);
     count_loc(s, e, loc, 1);
+    ldr_store_changed(s, e->fingerprint);
 }
 
 /* How much of its share it uses on the disk. */

@@ -64,7 +64,8 @@
     X(ANNOUNCE, 25, 0, "announce")                                             \
     X(LIST, 27, 0, "list") /* what the tenant has, page by page */             \
     X(STAGE, 28, 0, "stage")                                                   \
-    X(HANDOFF, 29, 0, "handoff") /* only with LDR_FEATURE_HANDOFF */           \
+    X(HANDOFF, 29, 0, "handoff")   /* only with LDR_FEATURE_HANDOFF */         \
+    X(DESCRIBE, 30, 0, "describe") /* only with LDR_FEATURE_DESCRIBE */        \
     X(EXISTS, 19, 0, "exists")                                                 \
     X(REMOVE, 20, 0, "remove")                                                 \
     X(FLUSH, 21, 0, "flush")                                                   \
@@ -102,7 +103,9 @@ enum {
 /* That not every peer of this version has. */
 #define LDR_FEATURE_HANDOFF                                                    \
     1u /* HANDOFF, and a STAGE that waits for promises */
-#define LDR_FEATURES LDR_FEATURE_HANDOFF
+/* A daemon has it only if it wants to know what engines call their chunks. */
+#define LDR_FEATURE_DESCRIBE 2u
+#define LDR_FEATURES (LDR_FEATURE_HANDOFF | LDR_FEATURE_DESCRIBE)
 
 typedef struct ldr_frame {
     uint16_t opcode;

@@ -19,7 +19,7 @@ from middle import Middle
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "python"))
 from larder_kv import _lib  # noqa: E402
 
-UNKNOWN = 2**64 - 1  # features: there are none yet
+UNKNOWN = 2**64 - 1  # features: ours, and many that we do not have
 SSD_TIER, SHARED_TIER = 1, 2
 WARNING = 1
 COUNT = 12
@@ -119,8 +119,8 @@ def test_newer_client(serve, tier, tmp_path, transport):
                 ) as middle:
         with Node(middle.url) as node:
             everything(node)
-        assert set(middle.hellos) == {(2, 2, 0)}
-        assert set(middle.welcomes) == {(2, 0)}
+        assert set(middle.hellos) == {(2, 2, 3)}
+        assert set(middle.welcomes) == {(2, 1)}
     assert daemon.value("larder_version_refusals_total") == 0
 
 

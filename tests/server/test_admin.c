@@ -21,6 +21,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "base/metrics.h"
 #include "cluster/cluster.h"
 #include "node/load.h"
@@ -159,6 +160,31 @@ static size_t show_status(void *arg, uint64_t since_ms, char *text, size_t size)
     return ldr_server_status_json(f->monitor, since_ms, text, size);
 }
 
+static larder_status_t query_tenant(void *arg, const char *authorization,
+                                    bool here, uint32_t *tenant_p)
+{
+    (void)arg, (void)here;
+    *tenant_p = 7;
+    return authorization != NULL && strcmp(authorization, "Bearer good") == 0
+               ? LARDER_OK
+               : ldr_fail(LARDER_E_DENIED, "who are you?");
+}
+
+/* Says how long the question was; a question that begins with '!' is wrong. */
+static larder_status_t query(void *arg, uint32_t tenant, const char *body,
+                             size_t bytes, char **text_p, size_t *length_p)
+{
+    (void)arg;
+    if (bytes > 0 && body[0] == '!') {
+        return ldr_fail(LARDER_E_INVALID, "that is wrong");
+    }
+    *text_p = ldr_alloc(64);
+    assert_non_null(*text_p);
+    *length_p = (size_t)snprintf(*text_p, 64, "{\"tenant\":%u,\"bytes\":%zu}",
+                                 tenant, bytes);
+    return LARDER_OK;
+}
+
 /* A cluster of three, for what is shown of it. */
 static void open_cluster(fix_t *f)
 {
@@ -188,8 +214,9 @@ static int setup(void **state)
     ldr_options_t options;
     char url[200];
     ldr_space_info_t info = {.tenant = "acme", .label = "a \"label\""};
-    ldr_admin_source_t source = {show_metrics, show_ready, show_config,
-                                 show_status, f};
+    ldr_admin_source_t source = {
+        show_metrics, show_ready, show_config, show_status, query_tenant,
+        query,        f};
 
     *state = f;
     f->ready = true;
@@ -377,6 +404,57 @@ static void test_pages(void **state)
                                    "'none'; script-src 'sha256-"));
     assert_null(strstr(answer, "unsafe-inline"));
     assert_int_equal(strlen(body_of(answer)), ldr_dashboard_bytes);
+}
+
+static const char *post(fix_t *f, const char *token, const char *type,
+                        const char *body, size_t bytes, size_t said)
+{
+    char *request = malloc(bytes + 1000);
+
+    assert_non_null(request);
+    int head = snprintf(request, 1000,
+                        "POST /query HTTP/1.1\r\nHost: localhost\r\n"
+                        "Authorization: %s\r\nContent-Type: %s\r\n"
+                        "Content-Length: %zu\r\nConnection: close\r\n\r\n",
+                        token, type, said);
+    memcpy(request + head, body, bytes);
+    const char *answer = raw(f, request, (size_t)head + bytes, said > bytes);
+    free(request);
+    return answer;
+}
+
+/* Who asks is asked first; then its question is read, up to a bound. */
+static void test_questions(void **state)
+{
+    static const char good[] = "Bearer good", json[] = "application/json";
+    const size_t most = 8u << 20;
+    fix_t *f = fix(state);
+    char *body = calloc(1, most + 1);
+
+    assert_non_null(body);
+    const char *answer = post(f, good, json, "{}", 2, 2);
+    assert_int_equal(status_of(answer), 200);
+    assert_string_equal(body_of(answer), "{\"tenant\":7,\"bytes\":2}");
+    answer = post(f, good, "application/json; charset=utf-8", body, most, most);
+    assert_string_equal(body_of(answer), "{\"tenant\":7,\"bytes\":8388608}");
+    answer = post(f, good, json, body, most + 1, most + 1);
+    assert_int_equal(status_of(answer), 413);
+    answer = post(f, "Bearer bad", json, "{}", 2, 2);
+    assert_int_equal(status_of(answer), 401);
+    assert_non_null(strstr(answer, "WWW-Authenticate: Bearer"));
+    assert_int_equal(status_of(post(f, good, "text/plain", "{}", 2, 2)), 415);
+    assert_int_equal(status_of(post(f, good, "application/jsonx", "{}", 2, 2)),
+                     415);
+    answer = post(f, good, json, "!", 1, 1);
+    assert_int_equal(status_of(answer), 400);
+    assert_string_equal(body_of(answer), "that is wrong\n");
+    /* One that ends in the middle gets no answer, and leaves nothing. */
+    for (int i = 0; i < 8; i++) {
+        post(f, good, json, body, most / 2, most);
+    }
+    answer = post(f, good, json, body, most, most);
+    assert_int_equal(status_of(answer), 200);
+    free(body);
 }
 
 static void test_refusals(void **state)
@@ -685,8 +763,9 @@ static void test_rude(void **state)
 static void test_open(void **state)
 {
     fix_t *f = fix(state);
-    ldr_admin_source_t source = {show_metrics, show_ready, show_config,
-                                 show_status, f};
+    ldr_admin_source_t source = {
+        show_metrics, show_ready, show_config, show_status, query_tenant,
+        query,        f};
     ldr_log_t log = {0};
     ldr_admin_t *other = NULL;
     char address[40];
@@ -714,9 +793,10 @@ static void test_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ONE(test_pages),   ONE(test_refusals),   ONE(test_ready),
-        ONE(test_metrics), ONE(test_one_tenant), ONE(test_status),
-        ONE(test_slowest), ONE(test_rude),       ONE(test_open),
+        ONE(test_pages),  ONE(test_questions), ONE(test_refusals),
+        ONE(test_ready),  ONE(test_metrics),   ONE(test_one_tenant),
+        ONE(test_status), ONE(test_slowest),   ONE(test_rude),
+        ONE(test_open),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

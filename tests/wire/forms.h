@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "wire/describe.h"
 #include "wire/wire.h"
 
 typedef struct form {
@@ -541,6 +542,65 @@ static inline bool form_read_announce(const uint8_t *at, size_t bytes,
     return true;
 }
 
+static inline void form_word(ldr_rand_t *r, char *text, size_t size)
+{
+    size_t length = 1 + ldr_rand_below(r, size - 1);
+
+    memset(text, 0, size);
+    for (size_t i = 0; i < length; i++) {
+        text[i] = (char)('a' + ldr_rand_below(r, 26));
+    }
+}
+
+static inline size_t form_make_describe(ldr_rand_t *r, uint8_t *at)
+{
+    uint8_t bytes[4096];
+    ldr_describe_msg_t m = {
+        .space = form_u32(r),
+        .count = 1 + (uint32_t)ldr_rand_below(r, 3),
+        .block_tokens = 1 + (uint32_t)ldr_rand_below(r, 8),
+        .group_idx = form_u32(r),
+        .window = form_u32(r),
+        .group = (uint16_t)ldr_rand_below(r, LARDER_GROUPS_MAX),
+        .hash_bytes = (uint8_t)(1 + ldr_rand_below(r, LDR_BLOCK_HASH_MAX)),
+        .flags = (uint8_t)ldr_rand_below(r, 2),
+        .keys = bytes,
+        .tokens = bytes,
+        .hashes = bytes,
+    };
+
+    m.chunk_tokens = m.block_tokens * (1 + (uint32_t)ldr_rand_below(r, 4));
+    form_random(r, bytes, sizeof(bytes));
+    form_random(r, m.digest, sizeof(m.digest));
+    if (m.hash_bytes == 8 && ldr_rand_below(r, 2) == 1) {
+        m.flags |= LDR_DESCRIBE_NUMBERS;
+    }
+    if ((m.flags & LDR_DESCRIBE_PARENT) != 0) {
+        form_random(r, m.parent, m.hash_bytes);
+    }
+    form_word(r, m.pod, sizeof(m.pod));
+    form_word(r, m.model, sizeof(m.model));
+    form_word(r, m.kind, sizeof(m.kind));
+    return ldr_put_describe(at, &m);
+}
+
+static inline bool form_read_describe(const uint8_t *at, size_t bytes,
+                                      uint8_t *again, size_t *again_bytes)
+{
+    ldr_describe_msg_t m;
+
+    if (!ldr_get_describe(at, bytes, &m)) {
+        return false;
+    }
+    form_require(m.count >= 1 && m.count <= LDR_DESCRIBE_CHUNKS);
+    form_require(m.chunk_tokens % m.block_tokens == 0);
+    form_require(m.hash_bytes <= LDR_BLOCK_HASH_MAX);
+    form_require(m.group < LARDER_GROUPS_MAX);
+    form_require(m.pod[0] != '\0' && strchr(m.pod, '@') == NULL);
+    *again_bytes = ldr_put_describe(again, &m);
+    return true;
+}
+
 static inline ldr_name_row_t form_name(ldr_rand_t *r)
 {
     ldr_name_row_t row = {
@@ -773,6 +833,7 @@ static inline bool form_read_ends(const uint8_t *at, size_t bytes,
     X(results)                                                                 \
     X(ends)                                                                    \
     X(announce)                                                                \
+    X(describe)                                                                \
     X(stage)                                                                   \
     X(handoff)                                                                 \
     X(staged)                                                                  \

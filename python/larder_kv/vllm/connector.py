@@ -14,7 +14,7 @@ from larder_kv import _node
 from larder_kv._options import Options
 from larder_kv.engine.kv import Model
 from larder_kv.engine.mover import say
-from larder_kv.vllm import events, model, patches, versions
+from larder_kv.vllm import describe, events, model, patches, versions
 from larder_kv.vllm.scheduler import Scheduler
 from larder_kv.vllm.stats import LarderProm, LarderStats
 from larder_kv.vllm.worker import Worker
@@ -80,6 +80,9 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                          if events.enabled(vllm_config) else None)
             self._scheduler = Scheduler(vllm_config, options, described, node,
                                         announced, len(owners) == 1)
+            self._scheduler.describer = describe.make(
+                vllm_config, kv_cache_config, described, self._scheduler.space,
+                self._scheduler.finder.later, options.pod)
         else:
             self._worker = Worker(vllm_config, options, described,
                                   kv_cache_config, node)

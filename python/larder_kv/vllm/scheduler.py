@@ -34,6 +34,7 @@ from larder_kv.engine.kv import Model
 from larder_kv.engine.lookup import Finder, Told, Unnamed
 from larder_kv.engine.moves import Move
 from larder_kv.vllm import adapters, limits, meta, versions, worker
+from larder_kv.vllm.describe import Describer
 from larder_kv.vllm.events import Events, Saved
 from larder_kv.vllm.handoff import Handoffs
 from larder_kv.vllm.request import switches_of
@@ -66,6 +67,7 @@ class Scheduler:
                                 chunk_bytes=described.chunk_bytes)
         self.counts = Counts()
         self.events = events
+        self.describer: Describer | None = None
         gpu = current_platform.is_cuda()
         self.holds = hold.Holds(
             options, described, self.counts, config.parallel_config.world_size,
@@ -234,6 +236,8 @@ class Scheduler:
             t.prompt.give_up()
             self._leave(t)
             return 0, False
+        if self.describer is not None:
+            self.describer.found(look, request)
         if look.crowded:
             return self._turn(t, local), False
         end = self.finder.claimable(look)
@@ -575,6 +579,8 @@ class Scheduler:
             self.holds.take(move)
         if self.events is not None:
             self.events.saving(move, t.request)
+        if self.describer is not None:
+            self.describer.saving(move, t.request)
 
     def _states(self, offers: dict[str, list[tuple[int, int, int]]]) -> None:
         """States that vLLM has at a boundary: (group, block, tokens)."""

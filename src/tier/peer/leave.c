@@ -73,17 +73,6 @@ bool ldr_peers_leave_step(ldr_peers_t *p)
 
 /* ---- whether this node leaves ---- */
 
-/* Shards that members have taken of this node, or had already. */
-static uint64_t given_count(const ldr_peers_t *p)
-{
-    uint64_t count = 0;
-
-    for (unsigned i = 0; i < p->node_count; i++) {
-        count += p->nodes[i]->n.sent + p->nodes[i]->n.present;
-    }
-    return count;
-}
-
 void ldr_peers_leave_look(ldr_peers_t *p)
 {
     const ldr_view_t *v = p->view;
@@ -94,7 +83,7 @@ void ldr_peers_leave_look(ldr_peers_t *p)
         return;
     }
     p->leaving = leaving;
-    p->leave_given = given_count(p);
+    p->leave_given = 0;
     p->leave_at =
         p->host->options.peer_save != LDR_PEER_SAVE_NEVER ? 0 : UINT32_MAX;
     p->wanted++; /* the caller wakes the lanes that inform the members */
@@ -146,7 +135,7 @@ larder_status_t ldr_peers_hand_on(ldr_peers_t *p, const ldr_stop_t *stop,
     }
     ldr_host_lock(host);
     const ldr_behind_t *q = &host->store.queues[LDR_PEER_QUEUE];
-    *given_p = given_count(p) - p->leave_given;
+    *given_p = p->leave_given;
     *left_p = q->count + q->hands[0] + q->hands[1];
     ldr_host_unlock(host);
     return st;

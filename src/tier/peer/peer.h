@@ -176,7 +176,7 @@ struct ldr_peers {
     uint64_t flying;       /* bytes on their way into this node */
     bool leaving;          /* this node, by the view */
     uint32_t leave_at;     /* shards before it were looked at (leave.c) */
-    uint64_t leave_given;  /* shards that members had been given before */
+    uint64_t leave_given;  /* shards that were given since it leaves */
 
     /* The thread that hands out what is queued. */
     pthread_cond_t work;

@@ -407,6 +407,7 @@ static void done(ldr_peer_node_t *n, uint32_t shard, uint32_t length,
     n->n.present += st == LARDER_PRESENT;
     n->n.send_failed += st != LARDER_OK && st != LARDER_PRESENT && !again;
     if (st == LARDER_OK || st == LARDER_PRESENT) {
+        p->leave_given += p->leaving && !store->shards[shard].given;
         store->shards[shard].given = 1;
     }
     ldr_behind_done(store, LDR_PEER_QUEUE, shard, again && !p->stop);

@@ -1,0 +1,193 @@
+/* Where a prompt is: questions of routers. */
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "server/catalog_int.h"
+
+/* One question to one source. */
+typedef struct walk {
+    ldr_catalog_t *c;
+    const ldr_catalog_ask_t *ask;
+    ldr_catalog_answer_t *out;
+    size_t blocks; /* of the prompt, in blocks of the source */
+    uint8_t digest[LDR_DIGEST_BYTES];
+    uint64_t looks;     /* that are left */
+    larder_key_t *keys; /* of chunks from the first on */
+    size_t key_room, key_count;
+} walk_t;
+
+/* The next block of the prompt, if the catalogue has it; in order. */
+static block_t *block_at(walk_t *w, size_t i)
+{
+    const ldr_source_t *s = &w->out->source;
+
+    if (w->ask->hashes != NULL) {
+        return ldr_catalog_block(w->c, s,
+                                 w->ask->hashes + i * LDR_BLOCK_HASH_MAX);
+    }
+    return ldr_token_digest(w->digest, w->ask->tokens + i * s->block_tokens,
+                            (size_t)s->block_tokens * 4)
+               ? ldr_catalog_digest(w->c, s, w->digest)
+               : NULL;
+}
+
+/* Bits: the media in which one of the block's chunks is. */
+static uint8_t media_of_block(walk_t *w, const block_t *b)
+{
+    const uint8_t all = (1u << LDR_MEDIA) - 1;
+    uint8_t found = 0;
+
+    for (use_t *u = b->uses; u != NULL && found != all; u = u->next) {
+        description_t *d = u->of;
+
+        if (w->looks == 0) {
+            w->out->cut = true;
+            break;
+        }
+        w->looks--;
+        if (d->asked != w->c->asks) {
+            ldr_node_lock(w->c->node);
+            d->asked_media = ldr_catalog_media(w->c, d);
+            ldr_node_unlock(w->c->node);
+            d->asked = w->c->asks;
+        }
+        found |= d->asked_media;
+    }
+    return found;
+}
+
+/* The chunk that ends with this block, if one does, is the next of the keys. */
+static bool note_key(walk_t *w, const block_t *b)
+{
+    uint32_t last = ldr_source_blocks(&w->out->source) - 1;
+
+    for (use_t *u = b->uses; u != NULL; u = u->next) {
+        if (u == &u->of->uses[last] && !u->of->gone) {
+            if (!ldr_grow(&w->keys, &w->key_room, w->key_count + 1,
+                          sizeof(*w->keys))) {
+                return false;
+            }
+            w->keys[w->key_count++] = u->of->key;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* With the catalogue's lock. */
+static void walk_blocks(walk_t *w)
+{
+    uint32_t per = ldr_source_blocks(&w->out->source);
+    bool in[LDR_MEDIA], any = true, chunks = true;
+
+    for (unsigned m = 0; m < LDR_MEDIA; m++) {
+        in[m] = true;
+    }
+    for (size_t i = 0; i < w->blocks && (any || chunks); i++) {
+        const block_t *b = block_at(w, i);
+
+        if (b == NULL) {
+            break;
+        }
+        uint8_t media = any ? media_of_block(w, b) : 0;
+        for (unsigned m = 0; m < LDR_MEDIA; m++) {
+            in[m] = in[m] && (media >> m & 1u) != 0;
+            w->out->blocks[m] += in[m];
+        }
+        any = any && media != 0;
+        w->out->any += any;
+        if (chunks && i % per == per - 1) {
+            chunks = note_key(w, b);
+        }
+    }
+}
+
+/* What of the chunks a load would find, here or elsewhere. Asks other nodes,
+ * and waits for them as long as a match does. */
+static void walk_chunks(walk_t *w, uint64_t deadline_ns)
+{
+    ldr_node_t *node = w->c->node;
+    const ldr_source_t *s = &w->out->source;
+    ldr_query_t *q = ldr_node_ask_begin(node, s->space, s->shards, deadline_ns);
+
+    if (q != NULL && ldr_node_ask_add(node, q, s->group, w->keys,
+                                      w->key_count) != LARDER_OK) {
+        ldr_node_ask_end(node, q);
+        q = NULL;
+    }
+    if (q != NULL && !ldr_node_ask(node, q)) {
+        q = NULL; /* it is over, and freed */
+    }
+    if (q != NULL) {
+        ldr_node_ask_wait(node, q);
+    }
+    for (size_t i = 0; i < w->key_count; i++) {
+        ldr_places_t p;
+
+        ldr_node_lock(node);
+        ldr_node_places(node, s->space, s->shards, s->group, &w->keys[i], &p);
+        ldr_node_unlock(node);
+        if (!p.found) {
+            break;
+        }
+        w->out->chunks++;
+        w->out->tiers[p.tier]++;
+    }
+    if (q != NULL) {
+        ldr_node_ask_end(node, q);
+    }
+}
+
+static bool source_fits(const ldr_source_t *s, const ldr_catalog_ask_t *ask,
+                        const char *label)
+{
+    return s->tenant == ask->tenant && s->descriptions > 0 &&
+           (ask->model == NULL || strcmp(s->model, ask->model) == 0) &&
+           (ask->pod == NULL || strcmp(s->pod, ask->pod) == 0) &&
+           (ask->label == NULL || strcmp(label, ask->label) == 0) &&
+           (ask->hashes == NULL || s->hash_bytes == ask->hash_bytes);
+}
+
+uint32_t ldr_catalog_ask(ldr_catalog_t *c, const ldr_catalog_ask_t *ask,
+                         ldr_catalog_answer_t *answers, uint32_t max)
+{
+    uint32_t count = 0;
+    uint64_t looks = LDR_ASK_LOOKS;
+    uint64_t deadline_ns = ldr_now_ns(c->node->clock) +
+                           c->node->options.peer_match_ms * (uint64_t)1000000;
+
+    for (uint32_t i = 0; count < max; i++) {
+        ldr_catalog_answer_t *out = &answers[count];
+        walk_t w = {.c = c, .ask = ask, .out = out, .looks = looks};
+
+        memset(out, 0, sizeof(*out));
+        ldr_mutex_lock(&c->lock);
+        if (i >= c->source_count) {
+            ldr_mutex_unlock(&c->lock);
+            break;
+        }
+        const ldr_source_t *s = c->sources[i];
+        ldr_node_lock(c->node);
+        memcpy(out->label, c->node->store.spaces[s->space].label,
+               sizeof(out->label));
+        ldr_node_unlock(c->node);
+        bool fits = source_fits(s, ask, out->label);
+        if (fits) {
+            out->source = *s;
+            w.blocks = ask->hashes != NULL ? ask->hash_count
+                                           : ask->token_count / s->block_tokens;
+            c->asks++;
+            walk_blocks(&w);
+        }
+        ldr_mutex_unlock(&c->lock);
+        if (fits) {
+            looks = w.looks;
+            walk_chunks(&w, deadline_ns);
+            count++;
+        }
+        ldr_free(w.keys);
+    }
+    return count;
+}

@@ -1,0 +1,591 @@
+#include "server/events.h"
+
+#if LDR_HAVE_ZMQ
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <zmq.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "server/pack.h"
+
+#define TOPICS_MAX LDR_SOURCES_MAX
+#define TOPIC_BYTES (LDR_DESCRIBE_POD + LDR_DESCRIBE_MODEL + 8u)
+#define BATCH_BYTES 65536u /* a message with so many goes out */
+#define BATCH_EVENTS 256u
+#define LOOKS 1024u     /* descriptions between two looks at the sockets */
+#define QUEUE_MAX 1000  /* messages that wait for one subscriber */
+#define REQUESTS_MAX 16 /* for replays, between two looks at the catalogue */
+#define AGAIN_NS                                                               \
+    UINT64_C(1000000000) /* between two complete republications                \
+                          */
+#define OWNER "larder"
+
+/* A message, shared by the sockets' queues and what is kept for replays. */
+typedef struct message {
+    uint32_t refs; /* atomic */
+    struct message *next;
+    uint64_t number;
+    size_t bytes;
+    uint8_t data[];
+} message_t;
+
+typedef struct topic {
+    char name[TOPIC_BYTES];
+    char pod[LDR_DESCRIBE_POD], model[LDR_DESCRIBE_MODEL];
+    uint64_t next; /* number of the next message */
+    ldr_pack_t pack;
+    uint32_t count; /* events in it */
+    message_t *oldest, *newest;
+    uint64_t kept_bytes;
+    uint64_t again_ns; /* when all of it was last published again */
+} topic_t;
+
+struct ldr_events {
+    ldr_events_params_t p;
+    void *context, *pub, *router;
+    topic_t *topics[TOPICS_MAX];
+    unsigned topic_count;
+    uint64_t kept_bytes;
+    uint64_t look_ns; /* the next look at all descriptions */
+    uint64_t begun;   /* the last number_begin() */
+    pthread_t thread;
+    bool started;
+    bool stop; /* atomic */
+};
+
+/* ---- messages ---- */
+
+static void message_drop(void *data, void *arg)
+{
+    message_t *m = arg;
+
+    (void)data;
+    if (__atomic_sub_fetch(&m->refs, 1, __ATOMIC_ACQ_REL) == 0) {
+        ldr_free(m);
+    }
+}
+
+/* A part of a multipart message, by reference. False: it was not taken. */
+static bool send_message(void *socket, message_t *m, int flags)
+{
+    zmq_msg_t part;
+
+    __atomic_add_fetch(&m->refs, 1, __ATOMIC_RELAXED);
+    if (zmq_msg_init_data(&part, m->data, m->bytes, message_drop, m) != 0) {
+        message_drop(NULL, m);
+        return false;
+    }
+    if (zmq_msg_send(&part, socket, flags | ZMQ_DONTWAIT) < 0) {
+        zmq_msg_close(&part);
+        return false;
+    }
+    return true;
+}
+
+static void put_number(uint8_t at[8], uint64_t number)
+{
+    for (unsigned i = 0; i < 8; i++) {
+        at[i] = (uint8_t)(number >> (56 - 8 * i));
+    }
+}
+
+/* A number beyond those of any run before, and beyond all that this one has
+ * given for topics that had not begun. */
+static uint64_t number_begin(ldr_events_t *e)
+{
+    e->begun = ldr_max64(ldr_wall_ms(e->p.clock) * 1000, e->begun + 1);
+    return e->begun;
+}
+
+static void kept_drop(ldr_events_t *e, topic_t *t)
+{
+    message_t *m = t->oldest;
+
+    t->oldest = m->next;
+    if (t->oldest == NULL) {
+        t->newest = NULL;
+    }
+    t->kept_bytes -= m->bytes;
+    e->kept_bytes -= m->bytes;
+    message_drop(NULL, m);
+}
+
+/* The topic with most gives up its oldest, until all of them fit. */
+static void kept_bound(ldr_events_t *e)
+{
+    while (e->kept_bytes > e->p.keep_bytes) {
+        topic_t *most = e->topics[0];
+
+        for (unsigned i = 1; i < e->topic_count; i++) {
+            if (e->topics[i]->kept_bytes > most->kept_bytes) {
+                most = e->topics[i];
+            }
+        }
+        kept_drop(e, most);
+    }
+}
+
+/* Publishes what was packed for a topic. Without memory the message is lost,
+ * but not its number: subscribers see that one is missing. */
+static void flush(ldr_events_t *e, topic_t *t)
+{
+    if (t->count == 0) {
+        return;
+    }
+    ldr_pack_t head = {0};
+    ldr_pack_array(&head, 3);
+    ldr_pack_double(&head, (double)ldr_wall_ms(e->p.clock) / 1000);
+    ldr_pack_array(&head, t->count);
+    ldr_pack_uint(&t->pack, 0); /* data_parallel_rank, behind the events */
+    size_t bytes = head.bytes + t->pack.bytes;
+    message_t *m =
+        head.failed || t->pack.failed ? NULL : ldr_alloc(sizeof(*m) + bytes);
+    uint64_t number = t->next++;
+    if (m != NULL) {
+        uint8_t text[8];
+
+        m->refs = 1;
+        m->number = number;
+        m->bytes = bytes;
+        memcpy(m->data, head.at, head.bytes);
+        memcpy(m->data + head.bytes, t->pack.at, t->pack.bytes);
+        put_number(text, number);
+        int more = ZMQ_SNDMORE | ZMQ_DONTWAIT;
+        if (zmq_send(e->pub, t->name, strlen(t->name), more) >= 0 &&
+            zmq_send(e->pub, text, sizeof(text), more) >= 0) {
+            send_message(e->pub, m, 0);
+        }
+        *(t->newest != NULL ? &t->newest->next : &t->oldest) = m;
+        t->newest = m;
+        t->kept_bytes += bytes;
+        e->kept_bytes += bytes;
+        kept_bound(e);
+    }
+    ldr_free(head.at);
+    t->pack.bytes = 0;
+    t->pack.failed = false;
+    t->count = 0;
+}
+
+static void flush_all(ldr_events_t *e)
+{
+    for (unsigned i = 0; i < e->topic_count; i++) {
+        flush(e, e->topics[i]);
+    }
+}
+
+/* ---- events ---- */
+
+static void pack_pair(ldr_pack_t *p, const char *name, const char *value)
+{
+    ldr_pack_text(p, name);
+    ldr_pack_text(p, value);
+}
+
+static void pack_number(ldr_pack_t *p, const char *name, uint64_t value)
+{
+    ldr_pack_text(p, name);
+    ldr_pack_uint(p, value);
+}
+
+static void pack_cleared(ldr_pack_t *p)
+{
+    ldr_pack_map(p, 2);
+    pack_pair(p, "type", "AllBlocksCleared");
+    pack_pair(p, "ownership", OWNER);
+}
+
+static void topic_clear(topic_t *t)
+{
+    pack_cleared(&t->pack);
+    t->count++;
+}
+
+/* NULL: there are too many. */
+static topic_t *topic_of(ldr_events_t *e, const ldr_source_t *s)
+{
+    for (unsigned i = 0; i < e->topic_count; i++) {
+        if (strcmp(e->topics[i]->pod, s->pod) == 0 &&
+            strcmp(e->topics[i]->model, s->model) == 0) {
+            return e->topics[i];
+        }
+    }
+    topic_t *t = e->topic_count < TOPICS_MAX ? ldr_alloc(sizeof(*t)) : NULL;
+    if (t == NULL) {
+        return NULL;
+    }
+    memcpy(t->pod, s->pod, sizeof(t->pod));
+    memcpy(t->model, s->model, sizeof(t->model));
+    snprintf(t->name, sizeof(t->name), "kv@%s@%s", t->pod, t->model);
+    t->next = number_begin(e);
+    e->topics[e->topic_count++] = t;
+    topic_clear(t);
+    return t;
+}
+
+static void pack_hash(ldr_pack_t *p, const ldr_source_t *s, const uint8_t *hash)
+{
+    uint64_t number = 0;
+
+    if (!s->numbers) {
+        ldr_pack_bytes(p, hash, s->hash_bytes);
+        return;
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        number = number << 8 | hash[i];
+    }
+    ldr_pack_uint(p, number);
+}
+
+/* What only BlockStored has. */
+static void pack_tokens(ldr_pack_t *p, const ldr_catalog_change_t *c)
+{
+    const ldr_source_t *s = c->source;
+    uint32_t tokens = c->count * s->block_tokens;
+
+    ldr_pack_text(p, "parent_block_hash");
+    if (c->parent != NULL) {
+        pack_hash(p, s, c->parent);
+    } else {
+        ldr_pack_nil(p);
+    }
+    ldr_pack_text(p, "token_ids");
+    ldr_pack_array(p, tokens);
+    for (uint32_t i = 0; i < tokens; i++) {
+        ldr_pack_uint(p, c->tokens[i]);
+    }
+    pack_number(p, "block_size", s->block_tokens);
+    ldr_pack_text(p, "lora_id");
+    ldr_pack_nil(p);
+    ldr_pack_text(p, "lora_name");
+    ldr_pack_nil(p);
+    pack_pair(p, "kv_cache_spec_kind", s->kind);
+}
+
+/* Called with the catalogue's lock. */
+static void on_change(void *arg, const ldr_catalog_change_t *c)
+{
+    ldr_events_t *e = arg;
+    topic_t *t =
+        c->source->tenant == e->p.tenant ? topic_of(e, c->source) : NULL;
+
+    if (t == NULL) {
+        return;
+    }
+    ldr_pack_t *p = &t->pack;
+    ldr_pack_map(p, c->stored ? 12 : 6);
+    pack_pair(p, "type", c->stored ? "BlockStored" : "BlockRemoved");
+    ldr_pack_text(p, "block_hashes");
+    ldr_pack_array(p, c->count);
+    for (uint32_t i = 0; i < c->count; i++) {
+        pack_hash(p, c->source, c->hashes + (size_t)i * LDR_BLOCK_HASH_MAX);
+    }
+    pack_pair(p, "medium", ldr_medium_names[c->medium]);
+    pack_number(p, "group_idx", c->source->group_idx);
+    pack_pair(p, "locality", "LOCAL");
+    pack_pair(p, "ownership", OWNER);
+    if (c->stored) {
+        pack_tokens(p, c);
+    }
+    t->count++;
+    if (t->count >= BATCH_EVENTS || p->bytes >= BATCH_BYTES) {
+        flush(e, t);
+    }
+}
+
+/* ---- replays ---- */
+
+/* The topic that a request names; without a name the only one. */
+static topic_t *topic_named(const ldr_events_t *e, const char *name,
+                            size_t bytes)
+{
+    if (bytes == 0) {
+        return e->topic_count == 1 ? e->topics[0] : NULL;
+    }
+    for (unsigned i = 0; i < e->topic_count; i++) {
+        if (strlen(e->topics[i]->name) == bytes &&
+            memcmp(e->topics[i]->name, name, bytes) == 0) {
+            return e->topics[i];
+        }
+    }
+    return NULL;
+}
+
+/* Everything is published again, after a message that clears it. */
+static void publish_again(ldr_events_t *e, topic_t *t)
+{
+    uint64_t now_ns = ldr_now_ns(e->p.clock);
+
+    if (t->again_ns != 0 && now_ns - t->again_ns < AGAIN_NS) {
+        return; /* that has just been done */
+    }
+    t->again_ns = now_ns;
+    flush(e, t);
+    ldr_catalog_republish(e->p.catalog, e->p.tenant, t->pod, t->model);
+    topic_clear(t);
+}
+
+/* One part of a request: up to size bytes of it; -1: there is none. */
+static int receive(void *socket, void *at, size_t size, bool *more_p)
+{
+    int bytes = zmq_recv(socket, at, size, ZMQ_DONTWAIT);
+    int more = 0;
+    size_t room = sizeof(more);
+
+    if (bytes < 0 || zmq_getsockopt(socket, ZMQ_RCVMORE, &more, &room) != 0) {
+        return -1;
+    }
+    *more_p = more != 0;
+    return bytes;
+}
+
+static void reply(ldr_events_t *e, const void *who, size_t who_bytes,
+                  uint64_t number, message_t *m)
+{
+    const int more = ZMQ_SNDMORE | ZMQ_DONTWAIT;
+    uint8_t text[8];
+
+    put_number(text, number);
+    if (zmq_send(e->router, who, who_bytes, more) < 0 ||
+        zmq_send(e->router, "", 0, more) < 0 ||
+        zmq_send(e->router, text, sizeof(text), more) < 0) {
+        return;
+    }
+    if (m == NULL || !send_message(e->router, m, 0)) {
+        zmq_send(e->router, "", 0, ZMQ_DONTWAIT);
+    }
+}
+
+/* The answer about a topic that has not begun: nothing is stored there, also if
+ * the node before this one has published something. */
+static void reply_cleared(ldr_events_t *e, const void *who, size_t who_bytes)
+{
+    ldr_pack_t p = {0};
+
+    ldr_pack_array(&p, 3);
+    ldr_pack_double(&p, (double)ldr_wall_ms(e->p.clock) / 1000);
+    ldr_pack_array(&p, 1);
+    pack_cleared(&p);
+    ldr_pack_uint(&p, 0);
+    message_t *m = p.failed ? NULL : ldr_alloc(sizeof(*m) + p.bytes);
+    if (m != NULL) {
+        m->refs = 1;
+        m->bytes = p.bytes;
+        memcpy(m->data, p.at, p.bytes);
+        reply(e, who, who_bytes, number_begin(e), m);
+        message_drop(NULL, m);
+    }
+    ldr_free(p.at);
+}
+
+/* [who, "", number, topic?]: all messages of the topic from that number on that
+ * are kept, then one with the number -1. The number -1 asks for everything. */
+static bool serve_replay(ldr_events_t *e)
+{
+    uint8_t who[256], empty[1], number[8];
+    char name[TOPIC_BYTES];
+    bool more = false;
+    uint64_t from = 0;
+    int who_bytes = receive(e->router, who, sizeof(who), &more);
+    int name_bytes = 0, number_bytes = 0;
+
+    if (who_bytes < 0) {
+        return false;
+    }
+    int empty_bytes = more ? receive(e->router, empty, 1, &more) : -1;
+    if (empty_bytes == 0 && more) {
+        number_bytes = receive(e->router, number, sizeof(number), &more);
+    }
+    if (number_bytes == 8 && more) {
+        name_bytes = receive(e->router, name, sizeof(name), &more);
+    }
+    bool good = who_bytes <= (int)sizeof(who) && number_bytes == 8 &&
+                name_bytes >= 0 && name_bytes <= (int)sizeof(name) && !more;
+    while (more && receive(e->router, empty, sizeof(empty), &more) >= 0) {
+    }
+    if (!good) {
+        return true;
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        from = from << 8 | number[i];
+    }
+    topic_t *t = topic_named(e, name, (size_t)name_bytes);
+    if (t == NULL && from != UINT64_MAX &&
+        (name_bytes > 0 || e->topic_count == 0)) {
+        reply_cleared(e, who, (size_t)who_bytes);
+    }
+    if (t != NULL && from == UINT64_MAX) {
+        publish_again(e, t);
+    }
+    for (message_t *m = t != NULL ? t->oldest : NULL; m != NULL; m = m->next) {
+        if (m->number >= from) {
+            reply(e, who, (size_t)who_bytes, m->number, m);
+        }
+    }
+    reply(e, who, (size_t)who_bytes, UINT64_MAX, NULL);
+    return true;
+}
+
+/* ---- the thread ---- */
+
+static void *events_main(void *arg)
+{
+    ldr_events_t *e = arg;
+    zmq_pollitem_t item = {.socket = e->router, .events = ZMQ_POLLIN};
+
+    while (!__atomic_load_n(&e->stop, __ATOMIC_ACQUIRE)) {
+        bool more = ldr_catalog_changes(e->p.catalog, LOOKS, on_change, e);
+
+        flush_all(e);
+        zmq_poll(&item, e->router != NULL ? 1 : 0, more ? 0 : LDR_EVENTS_MS);
+        for (int i = 0;
+             e->router != NULL && i < REQUESTS_MAX && serve_replay(e); i++) {
+        }
+        uint64_t now_ns = ldr_now_ns(e->p.clock);
+        if (now_ns >= e->look_ns) {
+            ldr_catalog_look_again(e->p.catalog);
+            e->look_ns = now_ns + LDR_EVENTS_LOOK_MS * UINT64_C(1000000);
+        }
+    }
+    return NULL;
+}
+
+/* ---- life ---- */
+
+static void *socket_open(ldr_events_t *e, int kind, const char *url)
+{
+    int most = QUEUE_MAX, none = 0, beat_ms = 10000, one = 1;
+    int64_t large = 4096; /* of what others may send here */
+    void *s = zmq_socket(e->context, kind);
+
+    if (s == NULL) {
+        return NULL;
+    }
+    zmq_setsockopt(s, ZMQ_SNDHWM, &most, sizeof(most));
+    zmq_setsockopt(s, ZMQ_RCVHWM, &most, sizeof(most));
+    zmq_setsockopt(s, ZMQ_LINGER, &none, sizeof(none));
+    zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &large, sizeof(large));
+    zmq_setsockopt(s, ZMQ_HEARTBEAT_IVL, &beat_ms, sizeof(beat_ms));
+    zmq_setsockopt(s, ZMQ_IPV6, &one, sizeof(one));
+    if (zmq_bind(s, url) != 0) {
+        zmq_close(s);
+        return NULL;
+    }
+    return s;
+}
+
+static larder_status_t sockets_open(ldr_events_t *e)
+{
+    sigset_t all, before;
+
+    /* Its threads inherit the mask: signals are the main thread's. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    e->context = zmq_ctx_new();
+    e->pub = e->context != NULL ? socket_open(e, ZMQ_PUB, e->p.url) : NULL;
+    const char *what = "events", *url = e->p.url;
+    if (e->pub != NULL && e->p.replay[0] != '\0') {
+        what = "events_replay";
+        url = e->p.replay;
+        e->router = socket_open(e, ZMQ_ROUTER, e->p.replay);
+    }
+    bool good = e->pub != NULL && (e->p.replay[0] == '\0' || e->router != NULL);
+    int error = zmq_errno();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return good ? LARDER_OK
+                : ldr_fail(LARDER_E_IO, "%s=%s: cannot listen: %s", what, url,
+                           zmq_strerror(error));
+}
+
+larder_status_t ldr_events_open(const ldr_events_params_t *params,
+                                ldr_events_t **events_p)
+{
+    ldr_events_t *e = ldr_alloc(sizeof(*e));
+
+    if (e == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for events");
+    }
+    e->p = *params;
+    larder_status_t st = sockets_open(e);
+    if (st == LARDER_OK && !ldr_catalog_watch(e->p.catalog)) {
+        st = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for events");
+    }
+    if (st == LARDER_OK) {
+        e->started =
+            ldr_thread_start(&e->thread, "larder-events", events_main, e);
+        st = e->started ? LARDER_OK
+                        : ldr_fail(LARDER_E_NO_MEMORY,
+                                   "the events' thread cannot be started");
+    }
+    if (st != LARDER_OK) {
+        ldr_events_close(e);
+        return st;
+    }
+    ldr_info(&e->p.log, "events: %s", e->p.url);
+    *events_p = e;
+    return LARDER_OK;
+}
+
+void ldr_events_close(ldr_events_t *e)
+{
+    if (e == NULL) {
+        return;
+    }
+    if (e->started) {
+        __atomic_store_n(&e->stop, true, __ATOMIC_RELEASE);
+        pthread_join(e->thread, NULL);
+    }
+    if (e->pub != NULL) {
+        zmq_close(e->pub);
+    }
+    if (e->router != NULL) {
+        zmq_close(e->router);
+    }
+    if (e->context != NULL) {
+        zmq_ctx_term(e->context);
+    }
+    for (unsigned i = 0; i < e->topic_count; i++) {
+        while (e->topics[i]->oldest != NULL) {
+            kept_drop(e, e->topics[i]);
+        }
+        ldr_free(e->topics[i]->pack.at);
+        ldr_free(e->topics[i]);
+    }
+    ldr_free(e);
+}
+
+larder_status_t ldr_events_check(const char *url)
+{
+    (void)url;
+    return LARDER_OK;
+}
+
+#else /* no libzmq */
+
+larder_status_t ldr_events_check(const char *url)
+{
+    return ldr_fail(LARDER_E_UNSUPPORTED,
+                    "events=%s: built without libzmq (Debian: libzmq3-dev)",
+                    url);
+}
+
+larder_status_t ldr_events_open(const ldr_events_params_t *params,
+                                ldr_events_t **events_p)
+{
+    (void)events_p;
+    return ldr_events_check(params->url);
+}
+
+void ldr_events_close(ldr_events_t *e)
+{
+    (void)e;
+}
+
+#endif

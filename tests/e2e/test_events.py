@@ -1,0 +1,282 @@
+"""KV events of the node: an index that is made of nothing else knows what the
+node knows."""
+import random
+import time
+
+import pytest
+
+import capi
+from daemon import LONG, free_port, refused, until
+from router import CHUNK, PER, Engine, ask, number, prompt
+from subscriber import DEALER, SUB, SUBSCRIBE, Router, Socket, unpack
+
+TOPIC = "kv@pod-a@m"
+
+
+def urls():
+    return {"events": f"tcp://127.0.0.1:{free_port()}",
+            "events_replay": f"tcp://127.0.0.1:{free_port()}"}
+
+
+@pytest.fixture
+def node(serve):
+    return serve(admin="127.0.0.1:0", query="on", dirs=1, **urls())
+
+
+@pytest.fixture
+def router(node):
+    made = Router(node.given["events"], node.given["events_replay"])
+    yield made
+    made.close()
+
+
+def settle(router, done, topic=TOPIC):
+    """Reads on until done(index)."""
+    def look():
+        router.read()
+        return done(router.index(topic))
+    return until(look)
+
+
+def test_stored_and_removed(node, router):
+    """With hashes, parents and tokens; each block once, in each medium."""
+    tokens = prompt("one", 3)
+    with Engine(node.url()) as engine:
+        hashes = [number(h) for h in engine.hashes(tokens)]
+        assert engine.describe(tokens) == capi.OK
+        router.read(200)
+        assert not router.index(TOPIC).blocks, "nothing can be loaded yet"
+        engine.save(tokens, [0, 1])
+        index = settle(router, lambda i: i.longest(hashes)[0] == 2 * PER
+                       and i)
+        assert [index.parents[h] for h in hashes[:2 * PER]] == (
+            [None] + hashes[:2 * PER - 1])
+        assert [t for h in hashes[:2 * PER] for t in index.tokens[h]] == (
+            tokens[:2 * CHUNK])
+        engine.node.flush()
+        settle(router, lambda i: i.longest(hashes) == (2 * PER,) * 3)
+        engine.drop(tokens, 1)
+        settle(router, lambda i: i.longest(hashes) == (PER,) * 3)
+        assert capi.library().larder_space_reset(engine.node.space,
+                                                 5000) == capi.OK
+        settle(router, lambda i: not any(i.blocks.values()))
+
+
+def test_shared_blocks(node, router):
+    """A block that two chunks have stays until both are gone."""
+    one, other = prompt("a", 1), prompt("a/b", 1, parts=PER - 1)
+    other = one[:3 * CHUNK // PER] + other[3 * CHUNK // PER:]
+    with Engine(node.url()) as engine:
+        for tokens in (one, other):
+            engine.describe(tokens)
+            engine.save(tokens, [0])
+        ours, theirs = ([number(h) for h in engine.hashes(t)]
+                        for t in (one, other))
+        assert ours[:PER - 1] == theirs[:PER - 1] and ours != theirs
+        settle(router, lambda i: i.longest(ours)[0] == PER
+               and i.longest(theirs)[0] == PER)
+        engine.drop(one, 0)
+        settle(router, lambda i: i.longest(ours)[2] == PER - 1)
+        assert router.index(TOPIC).longest(theirs)[0] == PER
+        engine.drop(other, 0)
+        settle(router, lambda i: i.longest(theirs)[2] == 0)
+
+
+def test_topics(node):
+    """Each engine has its own, with numbers of its own; who subscribes to one
+    gets no other."""
+    tokens = prompt("topics", 1)
+    mine = Socket(SUB, node.given["events"], set=((SUBSCRIBE, b"kv@b@"),))
+    time.sleep(0.3)  # a subscription takes effect some time after it is made
+    with Engine(node.url(), "a") as a, Engine(node.url(), "b") as b:
+        a.save(tokens, [0])
+        a.describe(tokens)
+        b.describe(tokens)
+        topic, first, payload = mine.receive(60000)
+        assert topic == b"kv@b@m"
+        # Numbers begin with the time, in microseconds.
+        assert abs(int.from_bytes(first, "big") / 1e6 - time.time()) < 600
+        types = [e["type"] for e in unpack(payload)[1]]
+        assert types[0] == "AllBlocksCleared"
+        assert set(types[1:]) == {"BlockStored"}
+    mine.close()
+
+
+def test_requests_for_replays(node):
+    """Whatever is asked, and however: an end, or nothing, and no harm."""
+    tokens = prompt("replay", 2)
+    with Engine(node.url()) as engine:
+        engine.describe(tokens)
+        engine.save(tokens, [0, 1])
+    asks = Router(node.given["events"], node.given["events_replay"])
+    until(lambda: asks.ask(TOPIC, 0))
+    [(_, payload)] = asks.ask("kv@nobody@m", 0)
+    assert [e["type"] for e in unpack(payload)[1]] == ["AllBlocksCleared"]
+    assert asks.ask(TOPIC, 1 << 60) == []
+    # As vLLM's subscribers ask, without a topic: there is only one.
+    asks.dealer.send(b"", bytes(8))
+    assert asks.dealer.receive(60000)[2]
+    wild = Socket(DEALER, node.given["events_replay"])
+    for parts in ((b"",), (b"x",), (b"", b"1"), (b"", bytes(9)),
+                  (b"", bytes(8), b"t" * 4000), (b"", bytes(8), b"", b""),
+                  (b"y" * 4000,), (b"", bytes(8), b"\xff")):
+        wild.send(*parts)
+    wild.send(b"", (1 << 63).to_bytes(8, "big"), TOPIC.encode())
+    assert wild.receive(60000) is not None
+    wild.close()
+    asks.close()
+    node.alive()
+
+
+def test_refused(serve, tmp_path):
+    """Prompts are shown to nobody beyond this host unless that was asked."""
+    daemon = serve(start=False)
+    for name in ("events", "events_replay"):
+        text = refused(daemon, f"--{name}", "tcp://0.0.0.0:5557")
+        assert f"option {name}: " in text and "events_open" in text
+    assert "tcp://HOST:PORT" in refused(daemon, "--events", "udp://x")
+    text = refused(daemon, "--events", "ipc:///tmp/x",
+                   "--events_tenant", "nobody")
+    assert "no tenant 'nobody'" in text
+
+
+def test_other_tenants_are_not_published(serve, tmp_path):
+    from tenants import config
+    daemon = serve(config=config(tmp_path), admin="127.0.0.1:0", **urls())
+    router = Router(daemon.given["events"], daemon.given["events_replay"])
+    tokens = prompt("secret", 1)
+    with Engine(daemon.url(tenant="a", token_file=tmp_path / "a"), "of-a",
+                tenant="a") as a, Engine(daemon.url(), "mine") as mine:
+        for engine in (a, mine):
+            assert engine.describe(tokens) == capi.OK
+            engine.save(tokens, [0])
+        settle(router, lambda i: i.blocks, "kv@mine@m")
+        assert list(router.indexes) == ["kv@mine@m"]
+    router.close()
+
+
+def test_a_subscriber_that_does_not_read(serve):
+    """It costs others nothing; what is not kept any more it asks for again."""
+    daemon = serve(admin="127.0.0.1:0", query="on", dram="256M",
+                   describe_memory="1M", **urls())
+    dead = Socket(SUB, daemon.given["events"], set=((SUBSCRIBE, b""),
+                                                    (24, 1)))
+    with Engine(daemon.url()) as engine:
+        first = prompt("first", 1)
+        engine.describe(first)
+        engine.save(first, [0])
+        for i in range(30):
+            tokens = prompt(f"more {i}", 32)
+            engine.describe(tokens)
+            engine.save(tokens, range(32))
+        hashes = [number(h) for h in engine.hashes(tokens)]
+        late = Router(daemon.given["events"], daemon.given["events_replay"])
+
+        def same():
+            late.read()
+            late.sync(TOPIC)
+            [match] = ask(daemon, block_hashes=hashes)
+            return (late.index(TOPIC).longest(hashes)[0]
+                    == match["blocks"]["CPU"] == 32 * PER)
+        until(same)
+        assert late.resets >= 1
+        # The oldest description is gone, and so is what was published of it.
+        old = [number(h) for h in engine.hashes(first)]
+        assert late.index(TOPIC).longest(old)[2] == 0
+        late.close()
+    dead.close()
+    assert daemon.status("VmRSS") < 600 * 1024
+
+
+# ---- an index against the node's own answers -------------------------------
+
+class World:
+    """Random saves, removals, resets, evictions and restarts, of prompts that
+    share prefixes down to the middle of a chunk."""
+
+    def __init__(self, node, seed):
+        self.rng = random.Random(seed)
+        self.node = node
+        self.prompts = [prompt(f"{seed} {i % 3}/{i % 7}/{i}", 4,
+                               parts=self.rng.randrange(1, 2 * PER))
+                        for i in range(14)]
+        self.engine = self.differs = None
+        self.connect()
+
+    def connect(self):
+        if self.engine is not None:
+            self.engine.node.close()
+        self.engine = Engine(self.node.url())
+
+    def step(self):
+        tokens = self.rng.choice(self.prompts)
+        chunk = self.rng.randrange(4)
+        what = self.rng.random()
+        if what < 0.55:
+            self.engine.describe(tokens, 0, chunk + 1)
+            self.engine.save(tokens, range(chunk + 1))
+        elif what < 0.7:
+            self.engine.drop(tokens, chunk)
+        elif what < 0.8:
+            self.engine.node.flush()
+        elif what < 0.85:
+            # More than dram holds: evictions.
+            self.engine.node.put_many([
+                (f"other {self.rng.random()}", self.rng.randbytes(400000))
+                for _ in range(30)])
+        elif what < 0.88:
+            capi.library().larder_space_reset(self.engine.node.space, 5000)
+        elif what < 0.90:
+            self.engine.node.close()
+            if self.rng.random() < 0.5:
+                self.node.stop()
+            else:
+                self.node.kill()
+            self.node.start()
+            self.engine = None
+            self.connect()
+
+    def same(self, router):
+        """Whether the index has what the node answers, for every prompt."""
+        router.read(20)
+        index = router.index(TOPIC)
+        for tokens in self.prompts:
+            hashes = [number(h) for h in self.engine.hashes(tokens)]
+            found = ask(self.node, model="m", pod="pod-a", block_hashes=hashes)
+            found = found[0]["blocks"] if found else {
+                "CPU": 0, "STORAGE": 0, "any": 0}
+            if index.longest(hashes) != (found["CPU"], found["STORAGE"],
+                                         found["any"]):
+                self.differs = (self.prompts.index(tokens), found,
+                                index.longest(hashes), [
+                                    sorted(index.blocks.get(h, ()))
+                                    for h in hashes])
+                return False
+        return True
+
+
+@pytest.mark.parametrize("seed", range(12 if LONG else 2))
+def test_index_is_what_the_node_answers(serve, seed):
+    """After every few steps; a fifth of the messages is lost on the way."""
+    node = serve(admin="127.0.0.1:0", query="on", dirs=1, dram="8M",
+                 ssd="16M", **urls())
+    rng = random.Random(f"loss {seed}")
+    router = Router(node.given["events"], node.given["events_replay"],
+                    lose=lambda number: rng.random() < 0.2)
+    world = World(node, seed)
+    checked = 0
+    for round_ in range(25):
+        for _ in range(world.rng.randrange(1, 8)):
+            world.step()
+
+        def look():
+            router.read(20)
+            if TOPIC in router.indexes:
+                router.sync(TOPIC, 5000)
+            return world.same(router)
+        until(look, text=lambda: f"seed {seed}, round {round_}: the index "
+              f"and the node differ: {world.differs}")
+        checked += any(router.index(TOPIC).blocks.values())
+    world.engine.node.close()
+    router.close()
+    assert checked >= 10 and router.replays > 10

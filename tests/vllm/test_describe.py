@@ -1,0 +1,105 @@
+"""What vLLM's connector describes, as a router sees it: the node's events, read
+with vLLM's own code, against vLLM's own events and against /query."""
+import contextlib
+import json
+import urllib.request
+
+import pytest
+
+import daemon
+import rig
+from subscribe import Subscriber
+
+CHUNK, BLOCK = 256, 128
+
+
+@pytest.fixture(scope="module")
+def world(version, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("describe")
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(rig.node(
+            folder / "node", dirs=1, admin="127.0.0.1:0", query="on",
+            events=f"ipc://{folder}/n"))
+        python = rig.python_of(version)
+        theirs = stack.enter_context(Subscriber(python, f"ipc://{folder}/n"))
+        own = stack.enter_context(Subscriber(python, f"ipc://{folder}/e"))
+        engine = stack.enter_context(rig.engine(
+            version, "dense", node.url(), kv_events_config={
+                "enable_kv_cache_events": True, "publisher": "zmq",
+                "topic": "kv@10.1.2.3@some-model",
+                "endpoint": f"ipc://{folder}/e"}))
+        yield node, engine, theirs, own
+
+
+def ask(node, **question):
+    asked = urllib.request.Request(
+        node.admin + "/query", json.dumps(question).encode(),
+        {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=60) as reply:
+        return json.load(reply)["matches"]
+
+
+def hashes_of(listener, medium, ids):
+    """Of blocks of this prompt that were announced: hash by first token."""
+    found = {}
+    for event in listener.events:
+        if event["type"] != "BlockStored" or event["medium"] != medium:
+            continue
+        for i, one in enumerate(event["block_hashes"]):
+            tokens = event["token_ids"][i * BLOCK:(i + 1) * BLOCK]
+            for at in range(0, len(ids) - BLOCK + 1, BLOCK):
+                if ids[at:at + BLOCK] == tokens:
+                    found[at] = one
+    return found
+
+
+def test_described(world):
+    """The node announces vLLM's own hashes, and answers for them."""
+    node, engine, theirs, own = world
+    ids = rig.prompt("described", 1100)
+    engine.ask_one(ids)
+    wanted = 4 * CHUNK // BLOCK
+    theirs.until(lambda: len(hashes_of(theirs, "CPU", ids)) == wanted)
+    own.until(lambda: len(hashes_of(own, "GPU", ids)) == 1100 // BLOCK)
+    mine = hashes_of(own, "GPU", ids)
+    found = hashes_of(theirs, "CPU", ids)
+    assert found == {at: mine[at] for at in found}
+    hashes = [found[at] for at in sorted(found)]
+    for question in ({"token_ids": ids}, {"block_hashes": hashes}):
+        [match] = ask(node, model="some-model", pod="10.1.2.3", **question)
+        assert match["blocks"]["any"] == wanted
+        assert match["loadable_tokens"] == 4 * CHUNK
+    [first] = [e for e in theirs.events if e["type"] == "BlockStored"
+               and e["token_ids"][:BLOCK] == ids[:BLOCK]
+               and e["medium"] == "CPU"]
+    assert first["parent_block_hash"] is None
+    if "ownership" in first:
+        assert (first["locality"], first["ownership"]) == ("LOCAL", "larder")
+
+
+def test_described_again_after_a_restart(world):
+    """What a lookup finds on the disk is described, and announced there."""
+    node, engine, theirs, _ = world
+    ids = rig.prompt("restart", 700)
+    engine.ask_one(ids)
+    theirs.until(lambda: len(hashes_of(theirs, "CPU", ids)) == 4)
+    node.stop()
+    node.start()
+    assert ask(node, token_ids=ids) == []
+
+    def answered():
+        rig.fresh(engine)
+        engine.ask_one(ids)
+        found = ask(node, token_ids=ids)
+        return found and found[0]["blocks"]["STORAGE"] == 4
+    daemon.until(answered, 200)
+
+
+def test_salted_prompts_are_not_described(world):
+    node, engine, *_ = world
+    ids = rig.prompt("salted", 700)
+    engine.ask_one(ids, cache_salt="pepper")
+    plain = rig.prompt("plain", 700)
+    engine.ask_one(plain)
+    daemon.until(lambda: ask(node, token_ids=plain)[0]["blocks"]["any"] == 4)
+    assert ask(node, token_ids=ids)[0]["blocks"]["any"] == 0
