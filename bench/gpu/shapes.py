@@ -38,7 +38,8 @@ class Case:
     def engine(self, node, number):
         one = host.Engine(self.proof, self.model,
                           f"{self.name} {self.shapes[number]}", node.url,
-                          OPTIONS, **self.shapes[number])
+                          dict(OPTIONS, pages="slices"),
+                          **self.shapes[number])
         one.call("rpc", method="larder_digest")
         return one
 

@@ -25,7 +25,7 @@ class Slices:
     heads: int  # KV heads
     model_layers: int
     layers: tuple[tuple[int, ...], ...]  # of each group, by index
-    # Of each group: the bytes that a token has in one head, part by part (K, V).
+    # Of each group: a token's bytes in one head, part by part (K, V).
     # Empty: what a head has in a block is opaque.
     rows: tuple[tuple[int, ...], ...] = ()
 

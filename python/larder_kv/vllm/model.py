@@ -235,10 +235,9 @@ def _images(model: ModelConfig) -> list[str]:
 
 def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
              asked: str | None = None, weights: str = "",
-             by_rank: bool = False) -> Model:
+             stored: str = "auto") -> Model:
     """The model as both sides see it. asked: see _packing(); weights: their
-    name, where they cannot be looked at; by_rank: pages are stored as they
-    are."""
+    name, where they cannot be looked at; stored: the option pages."""
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size",
                  "prefill_context_parallel_size"):
@@ -263,8 +262,8 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
         raise versions.Unsupported(
             "larder: this model has no KV cache that can be stored")
     draft = _draft(config)
-    slices = ("the option pages asks for it" if by_rank else
-              pages.slices_of(config, kv, groups, draft is not None))
+    slices = (pages.by_rank(stored)
+              or pages.slices_of(config, kv, groups, draft is not None))
     known = bool(weights) or config.load_config.load_format == "dummy"
     described = {
         "model": fingerprint(config.model_config, known),

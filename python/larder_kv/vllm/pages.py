@@ -1,16 +1,11 @@
 """What is inside vLLM's pages, as far as it is known.
 
 Where it is, a chunk's shards are slices of the model (docs/layout.md), and
-engines of other tensor and pipeline parallel sizes share them. On CUDA the bytes
-of every token are known, so that engines of other block sizes and attention
-backends share them too. The CPU's pages are packed for its instructions, head by
-head: a head's bytes of a block are opaque. Elsewhere a page is opaque, and a
+engines of other tensor and pipeline parallel sizes share them. On CUDA every
+token's bytes are known, so that engines of other block sizes and attention
+backends share them too. The CPU's pages are packed for its instructions, head
+by head: a head's bytes of a block are opaque. Elsewhere a page is opaque, and a
 shard is a rank's.
-
-What a CUDA page holds follows from the layer's KVCacheSpec, which both sides of
-a connector have. How its axes lie is a worker's matter: from 0.29 on vLLM says
-that a layer's tensor is [blocks, heads, tokens, K and V]; before, the layer's
-attention backend says what its shape means. Strides are the tensor's own.
 """
 from __future__ import annotations
 
@@ -107,6 +102,19 @@ def _cuda_rows(config: VllmConfig, kv: KVCacheConfig,
              for g in groups]
     why = [one for one in found if isinstance(one, str)]
     return why[0] if why else tuple(found)
+
+
+def by_rank(stored: str) -> str:
+    """Why pages are stored as they are, by the option pages; or "". No engine
+    has run by slices on a GPU yet: a wrong order of bytes would change its
+    answers, so there they have to be asked for."""
+    from vllm.platforms import current_platform
+
+    if stored == "rank":
+        return "the option pages asks for it"
+    if stored == "auto" and current_platform.is_cuda():
+        return "on a GPU the option pages=slices has to ask for more"
+    return ""
 
 
 def slices_of(config: VllmConfig, kv: KVCacheConfig,
@@ -209,8 +217,8 @@ def _parts(name: str, tensor: torch.Tensor, axes: str, blocks: int, block: int,
     if not good:
         raise versions.Unsupported(
             f"larder: the KV cache of layer {name} has shape "
-            f"{tuple(tensor.shape)} and strides {tuple(tensor.stride())}, whose "
-            f"order is not known ({axes or 'no backend'}); store it as it is: "
+            f"{tuple(tensor.shape)} and strides {tuple(tensor.stride())}, "
+            f"whose order is not known ({axes or 'no backend'}); store it as it is: "
             '"kv_connector_extra_config": {"pages": "rank"}')
     offsets = [stride["p"] * i if "p" in axes else sum(rows[:i])
                for i in range(len(rows))]
