@@ -6,6 +6,11 @@ token's bytes are known, so that engines of other block sizes and attention
 backends share them too. The CPU's pages are packed for its instructions, head
 by head: a head's bytes of a block are opaque. Elsewhere a page is opaque, and a
 shard is a rank's.
+
+What a CUDA page holds follows from the layer's KVCacheSpec, which both sides of
+a connector have. How its axes lie is a worker's matter: from 0.29 on vLLM says
+that a layer's tensor is [blocks, heads, tokens, K and V]; before, the layer's
+attention backend says what its shape means. Strides are the tensor's own.
 """
 from __future__ import annotations
 
@@ -218,7 +223,8 @@ def _parts(name: str, tensor: torch.Tensor, axes: str, blocks: int, block: int,
         raise versions.Unsupported(
             f"larder: the KV cache of layer {name} has shape "
             f"{tuple(tensor.shape)} and strides {tuple(tensor.stride())}, "
-            f"whose order is not known ({axes or 'no backend'}); store it as it is: "
+            f"whose order is not known ({axes or 'no backend'}); store it as "
+            "it is: "
             '"kv_connector_extra_config": {"pages": "rank"}')
     offsets = [stride["p"] * i if "p" in axes else sum(rows[:i])
                for i in range(len(rows))]
