@@ -13,7 +13,6 @@
  * chain, since answers are remembered.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -352,7 +351,7 @@ bool ldr_bench_peer_match(ldr_bench_t *b)
     static peers_t p; /* large */
     static chain_t c;
     uint8_t *pool = ldr_pool_create(CHAIN * SMALL);
-    uint8_t *to = malloc(CHAIN * SMALL);
+    uint8_t *to = ldr_pool_create(CHAIN * SMALL);
 
     p = (peers_t){.bench = b, .name = "peer-match", .others = OTHERS_MAX};
     c = (chain_t){0};
@@ -380,7 +379,7 @@ bool ldr_bench_peer_match(ldr_bench_t *b)
     }
     ldr_set_destroy(&c.set);
     stop(&p);
-    free(to);
+    ldr_pool_destroy(to, CHAIN * SMALL);
     ldr_pool_destroy(pool, CHAIN * SMALL);
     return ok || ldr_bench_fail(b, p.name, p.why);
 }
