@@ -16,6 +16,7 @@ class Asked:
         model = get_kv_transfer_group()._worker.model
         return {"descriptor": model.descriptor.decode(),
                 "shards": model.shards, "chunk_tokens": model.chunk_tokens,
+                "chunk_bytes": model.chunk_bytes,
                 "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
                            for g in model.groups]}
 

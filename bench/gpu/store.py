@@ -39,7 +39,8 @@ class Store:
         self._node = _lib.Node(url, lambda *_: None)
         self._space = self._node.space(about["descriptor"].encode(),
                                        about["shards"],
-                                       about["chunk_tokens"])
+                                       about["chunk_tokens"],
+                                       chunk_bytes=about["chunk_bytes"])
         self._run = _lib.library().larder_run
         self._run.argtypes = [c_void_p, c_int, POINTER(Item), c_size_t,
                               POINTER(OpParams)]

@@ -248,7 +248,7 @@ double ldr_moving_round(ldr_moving_t *m, const ldr_callers_t *c,
 
 /* ---- bare streams over loopback (bench_stream.c) ---- */
 
-#define LDR_STREAMS_MAX 2u
+#define LDR_STREAMS_MAX 4u
 
 /* Connected pairs of sockets with cubic; with TLS, its certificate. */
 typedef struct ldr_streams {
@@ -282,7 +282,10 @@ typedef struct ldr_echo {
 
 bool ldr_echo_open(ldr_echo_t *e); /* the lengths and the pool are set */
 void ldr_echo_close(ldr_echo_t *e);
-/* Asks once; the answer's `size` bytes go to `to`. Seconds; 0: it failed. */
+/* Asks; takes the answer, whose `size` bytes go to `to`. */
+bool ldr_echo_send(ldr_echo_t *e);
+bool ldr_echo_take(ldr_echo_t *e, uint8_t *to);
+/* Both. Seconds; 0: it failed. */
 double ldr_echo_ask(ldr_echo_t *e, uint8_t *to);
 
 /* ---- a daemon (bench_daemon.c) ---- */
@@ -301,7 +304,11 @@ typedef struct ldr_daemon_params {
     bool tls;
     const char *ssd_dir; /* NULL: none */
     uint64_t ssd;
+    const char *const *more; /* flags and their values, NULL at the end */
 } ldr_daemon_params_t;
+
+/* A port of loopback that nobody listens on now. */
+unsigned ldr_bench_port(void);
 
 /* Starts `larder serve`, by the program beside this one, in a directory of its
  * own, with a Unix socket and a port on loopback, and waits until it takes
@@ -356,6 +363,9 @@ bool ldr_bench_tls_get(ldr_bench_t *b);
 bool ldr_bench_shm_match(ldr_bench_t *b);
 bool ldr_bench_tcp_match(ldr_bench_t *b);
 bool ldr_bench_tcp_small(ldr_bench_t *b);
+bool ldr_bench_peer_get(ldr_bench_t *b);
+bool ldr_bench_peer_put(ldr_bench_t *b);
+bool ldr_bench_peer_match(ldr_bench_t *b);
 bool ldr_bench_layout(ldr_bench_t *b);
 bool ldr_bench_gpu_copy(ldr_bench_t *b);
 bool ldr_bench_idle(ldr_bench_t *b);

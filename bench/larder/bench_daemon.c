@@ -88,8 +88,7 @@ static bool make_certificate(const char *cert, const char *key)
 
 /* ---- starting ---- */
 
-/* A port that nobody listens on now. */
-static unsigned free_port(void)
+unsigned ldr_bench_port(void)
 {
     struct sockaddr_in a = {.sin_family = AF_INET,
                             .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -160,6 +159,9 @@ static void compose(command_t *c, const ldr_daemon_t *d,
     if (p->ssd_dir != NULL) {
         add_flag(c, "--dir", p->ssd_dir);
         add_number(c, "--ssd", p->ssd);
+    }
+    for (unsigned i = 0; p->more != NULL && p->more[i] != NULL; i++) {
+        add(c, p->more[i]);
     }
 }
 
@@ -238,7 +240,7 @@ bool ldr_daemon_start(ldr_daemon_t *d, ldr_bench_t *b,
     *d = (ldr_daemon_t){0};
     snprintf(d->dir, sizeof(d->dir), "%s/%s", b->dir, p->name);
     snprintf(d->local, sizeof(d->local), "unix:%s/larder.sock", d->dir);
-    snprintf(d->tcp, sizeof(d->tcp), "tcp://127.0.0.1:%u", free_port());
+    snprintf(d->tcp, sizeof(d->tcp), "tcp://127.0.0.1:%u", ldr_bench_port());
     snprintf(d->cert, sizeof(d->cert), "%s/cert.pem", d->dir);
     snprintf(d->key, sizeof(d->key), "%s/key.pem", d->dir);
     if (strlen(d->local) - strlen("unix:") >= LDR_UNIX_PATH_MAX) {

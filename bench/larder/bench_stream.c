@@ -243,7 +243,7 @@ double ldr_streams_pass(ldr_streams_t *s, uint8_t *to, const uint8_t *from,
 
 /* ---- questions and answers ---- */
 
-#define ECHO_HEAD_MAX 1024u
+#define ECHO_HEAD_MAX 65536u
 
 static void *echo_main(void *arg)
 {
@@ -288,17 +288,28 @@ void ldr_echo_close(ldr_echo_t *e)
     ldr_streams_close(&e->streams);
 }
 
-double ldr_echo_ask(ldr_echo_t *e, uint8_t *to)
+bool ldr_echo_send(ldr_echo_t *e)
 {
-    uint8_t head[ECHO_HEAD_MAX] = {0};
+    static const uint8_t ask[ECHO_HEAD_MAX];
+
+    return send(e->streams.to[0].fd, ask, e->ask, MSG_NOSIGNAL) ==
+           (ssize_t)e->ask;
+}
+
+bool ldr_echo_take(ldr_echo_t *e, uint8_t *to)
+{
+    uint8_t head[ECHO_HEAD_MAX];
     struct iovec iov[] = {{head, e->head}, {to, e->size}};
     struct msghdr message = {.msg_iov = iov, .msg_iovlen = 2};
-    int fd = e->streams.to[0].fd;
+
+    return recvmsg(e->streams.to[0].fd, &message, MSG_WAITALL) ==
+           (ssize_t)(e->head + e->size);
+}
+
+double ldr_echo_ask(ldr_echo_t *e, uint8_t *to)
+{
     double begin = ldr_bench_now();
 
-    if (send(fd, head, e->ask, MSG_NOSIGNAL) != (ssize_t)e->ask ||
-        recvmsg(fd, &message, MSG_WAITALL) != (ssize_t)(e->head + e->size)) {
-        return 0;
-    }
-    return ldr_bench_now() - begin;
+    return ldr_echo_send(e) && ldr_echo_take(e, to) ? ldr_bench_now() - begin
+                                                    : 0;
 }

@@ -162,6 +162,15 @@ def test_lookups(larder, place):
     assert not os.listdir(place) and gone(place)
 
 
+def test_members_of_a_cluster(larder, place):
+    rows = larder.json("bench", "peer-put", "peer-match", "--seconds", "0.1",
+                       "--dir", place)
+    assert [row["bench"] for row in rows] == ["peer-put", "peer-match"]
+    assert rows[0]["value"] > 0 and rows[0]["limit"] > 0
+    assert rows[1]["bytes"] == 1000 and rows[1]["echo_us"] > 0
+    assert not os.listdir(place) and gone(place)
+
+
 @pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
 def test_its_daemon_ends_with_it(binary, place, kill):
     process = subprocess.Popen(

@@ -160,7 +160,7 @@ def test_version_ranges_that_meet(daemon, transport):
         peer = daemon.connect(transport)
         reply = peer.hello(low=low, high=high, features=2**64 - 1)
         assert reply.status == w.OK and peer.version == 2
-        assert peer.features == 0, "features nobody knows"
+        assert peer.features == w.FEATURE_HANDOFF, "features nobody knows"
         assert peer.ask(w.PING).status == w.OK
 
 
@@ -481,7 +481,11 @@ def other_cases():
         yield Case(f"{name} of nothing", opcode, body(0, []), w.OK)
         yield Case(f"{name} needs nothing", opcode, body(0, [K], needs=0), w.OK)
     yield Case("stage in no space", w.STAGE, stage_body(9, [K]), w.E_SPACE)
-    for mask in (32, 2**63):
+    for name, want in ((b"n1".ljust(64, b"\0"), w.OK), (b"", ENDS),
+                       (b"n" * 63, ENDS), (b"n" * 64, ENDS)):
+        yield Case(f"stage names a member with {len(name)} bytes", w.STAGE,
+                   stage_body(0, [K], mask=w.STAGE_MEMBER, member=name), want)
+    for mask in (128, 2**63):
         yield Case(f"stage mask {mask}", w.STAGE,
                    stage_body(0, [K], mask=mask), w.E_UNSUPPORTED)
     token = bytes(range(16))

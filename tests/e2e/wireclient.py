@@ -33,6 +33,8 @@ PLAIN, CHECKED, ABORT = 0, 1, 2
  RESERVE, COMMIT, ADMIN) = (1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 20, 21, 22,
                             23, 24, 32, 33, 48, 49, 50, 51, 64)
 LIST, STAGE = 27, 28
+FEATURE_HANDOFF = 1
+STAGE_MEMBER = 32
 BATCH_TOKEN = 0x20000000
 OPCODES = (HELLO, AUTH, PING, ATTACH, EXTENT, REVOKE, REVOKED, SPACE, RESET,
            MATCH, EXISTS, REMOVE, FLUSH, STATS, METRICS, REPORT, GET, PUT,
@@ -169,9 +171,11 @@ def match_body(space, keys, group=0, *, flags=0, count=None, groups=1,
 
 
 def stage_body(space, keys, group=0, *, mask=0, tiers=0, percent=0,
-               bytes_max=0, chunk_ns=0, speed=0, **more):
+               bytes_max=0, chunk_ns=0, speed=0, member=b"", **more):
+    """member: STAGE_MEMBER in the mask, and 64 bytes."""
     return (struct.pack("<QIIQQQ", mask, tiers, percent, bytes_max, chunk_ns,
-                        speed) + match_body(space, keys, group, **more))
+                        speed) + member
+            + match_body(space, keys, group, **more))
 
 
 def places_body(space, token, places, *, flags=0, count=None):

@@ -137,6 +137,20 @@ static void test_lease_bounds(void **state)
     peers_free(r);
 }
 
+/* A small shard keeps a page from others. */
+static void test_lease_counts_pages(void **state)
+{
+    rig_t *r = peers_new(2, no_saves);
+    member_t *m = &r->members[2];
+    unsigned key = key_of(r, 1, 2, 0);
+
+    (void)state;
+    need(save(m, key, 4096) == LARDER_OK);
+    need(ask(&r->members[1], key, 1, true));
+    need(leased(m, 1) == LDR_PAGE);
+    peers_free(r);
+}
+
 typedef struct waiting {
     member_t *member;
     unsigned key;
@@ -340,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_lease),
         cmocka_unit_test(test_lease_ends),
         cmocka_unit_test(test_lease_bounds),
+        cmocka_unit_test(test_lease_counts_pages),
         cmocka_unit_test(test_lease_renewed),
         cmocka_unit_test(test_hint),
         cmocka_unit_test(test_hot),

@@ -11,6 +11,7 @@ def space(llm):
     model = _scheduler(llm).connector._scheduler.model
     return {"descriptor": model.descriptor.decode(), "shards": model.shards,
             "replicas": model.replicas, "chunk_tokens": model.chunk_tokens,
+            "chunk_bytes": model.chunk_bytes,
             "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
                        for g in model.groups]}
 

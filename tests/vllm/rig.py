@@ -260,7 +260,8 @@ class Store:
         self.shards = about["shards"]
         self._node = _lib.Node(url, lambda *_: None)
         self._space = self._node.space(about["descriptor"].encode(),
-                                       self.shards, self.chunk_tokens)
+                                       self.shards, self.chunk_tokens,
+                                       chunk_bytes=about["chunk_bytes"])
         self._run = _lib.library().larder_run
         self._run.argtypes = [c_void_p, c_int, POINTER(Item), c_size_t,
                               POINTER(OpParams)]

@@ -87,7 +87,7 @@ def test_a_changed_tail_is_seen(pair):
     params = pair.hand_over(ids)
     about = pair.prefill.ask("inside", "space")
     about = dict(about, descriptor=about["descriptor"] + "\0tail",
-                 chunk_tokens=BLOCK)
+                 chunk_tokens=BLOCK, chunk_bytes=0)
     with rig.Store(pair.node.url(), about) as store:
         data = bytearray(store.get(ids, 0))
         data[1] ^= 0x40

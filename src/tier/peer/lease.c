@@ -29,11 +29,11 @@
 
 typedef struct lease {
     uint32_t chunk;
-    uint32_t bytes;
     uint32_t next; /* of the bucket, or of the free ones */
     uint32_t older, newer;
     uint16_t node;
     uint8_t list;
+    uint64_t bytes; /* of its pages: what is kept from others */
     uint64_t until_ns;
     uint64_t shards[LARDER_SHARDS_MAX / 64];
 } lease_t;
@@ -158,14 +158,26 @@ void ldr_peer_lease_sent(ldr_peer_node_t *n, uint32_t chunk, uint32_t number)
 
 /* ---- beginning ---- */
 
+/* What a chunk takes of DRAM: small shards have a page each. */
+static uint64_t bytes_of(const ldr_store_t *store, uint32_t chunk)
+{
+    uint64_t pages = 0;
+
+    for (uint32_t i = store->chunks[chunk].shards; i != LDR_NIL;
+         i = store->shards[i].next) {
+        pages += ldr_arena_pages(store->shards[i].length);
+    }
+    return pages * LDR_PAGE;
+}
+
 /* A new one, without shards. LDR_NIL: there is no room for it. */
 static uint32_t begin(ldr_peer_node_t *n, uint32_t chunk)
 {
     ldr_peers_t *p = n->tier;
     ldr_leases_t *l = p->leases;
     ldr_store_t *store = &p->host->store;
-    uint32_t bytes = store->chunks[chunk].bytes, at = l->free;
-    uint64_t dram = p->host->options.dram;
+    uint32_t at = l->free;
+    uint64_t bytes = bytes_of(store, chunk), dram = p->host->options.dram;
 
     if (n->leased + bytes > dram / 4 || l->bytes + bytes > dram / 2 ||
         (at == LDR_NIL && l->top == LEASES)) {

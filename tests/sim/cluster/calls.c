@@ -295,6 +295,10 @@ void do_remove(sim_node_t *n, unsigned key)
     event_t e = {.first = key, .end = key + 1};
 
     begin_removal(w, key, key + 1);
+    if (!n->up) { /* it died while this waited for saves */
+        w->key[key].removing = false;
+        return;
+    }
     ldr_stop_t stop = stop_of(n);
     timing_t t = begin_call(n);
     ldr_node_remove(n->node, n->space, &item, 1, &stop);
@@ -310,6 +314,12 @@ void do_reset(sim_node_t *n)
     event_t e = {.end = w->keys, .reset = true};
 
     begin_removal(w, 0, w->keys);
+    if (!n->up) {
+        for (unsigned i = 0; i < w->keys; i++) {
+            w->key[i].removing = false;
+        }
+        return;
+    }
     timing_t t = begin_call(n);
     larder_status_t st = ldr_node_reset(n->node, n->space,
                                         sim_now(w->net) + TIMEOUT_MS * SIM_MS);

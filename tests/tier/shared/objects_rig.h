@@ -131,7 +131,7 @@ static inline uint64_t rig_now(void *arg)
     return ((world_t *)arg)->now_ns;
 }
 
-static inline uint64_t rig_wall(void *arg)
+static inline uint64_t rig_wall_ms(void *arg)
 {
     return 1700000000000u + ((world_t *)arg)->now_ns / 1000000u;
 }
@@ -155,7 +155,7 @@ static inline void world_open(world_t *w, uint64_t seed, unsigned nodes)
     w->now_ns = 100 * RIG_SECOND;
     w->store = simstore_create(seed);
     memset(w->seal.mac, 7, sizeof(w->seal.mac));
-    rig_clock = (ldr_clock_t){rig_now, rig_wall, w};
+    rig_clock = (ldr_clock_t){rig_now, rig_wall_ms, w};
     w->params = (ldr_objects_params_t){
         .threads = 1,
         .timeout_ms = 1000,

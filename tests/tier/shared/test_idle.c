@@ -175,7 +175,7 @@ static void test_expired(void **state)
     assert_int_equal(world_bytes(&w, RIG_OTHER), theirs);
     /* Somebody who had opened it would write such a one. */
     memset(head.tenant_id, RIG_OTHER_ID, sizeof(head.tenant_id));
-    head.written_s = (uint32_t)(rig_wall(&w));
+    head.written_s = ldr_wall_s(&rig_clock);
     assert_true(ldr_manifest_add(&m, &e));
     assert_true(ldr_manifest_finish(&m, &head, &w.seal));
     assert_true(simstore_write(w.store, name, m.data, m.bytes));
@@ -241,7 +241,7 @@ static void test_not_idle(void **state)
     /* Another node cleans up for it, and has not written its file. */
     for (unsigned i = 0; i < 10; i++) {
         snprintf(text, sizeof(text), "0123456789abcdef %08x\n",
-                 (uint32_t)(rig_wall(&w) + 60));
+                 ldr_wall_s(&rig_clock) + 60);
         simstore_write(w.store, RIG_OTHER "/cleaner", text, 26);
         if (i == 0) {
             node_open(&w.nodes[0]);
@@ -270,7 +270,7 @@ static void test_wrong_clock(void **state)
     for (unsigned i = 0; i < 20; i++) {
         snprintf(text, sizeof(text), "%016llx %08x\n",
                  (unsigned long long)theirs,
-                 (uint32_t)(rig_wall(&w) - 2 * DAY_S));
+                 (uint32_t)(ldr_wall_s(&rig_clock) - 2 * DAY_S));
         simstore_write(w.store, "sizes/" RIG_OTHER, text, 26);
         wait_s(&w, 60);
         assert_int_equal(world_bytes(&w, RIG_OTHER), theirs);
