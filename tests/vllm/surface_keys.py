@@ -437,8 +437,8 @@ def test_what_is_lost_is_saved_again(cause, staged, stored):
     finder.lock, finder._held, finder._hold_max = threading.Lock(), 0, 1 << 30
     finder._hold_known = True
     finder._options = SimpleNamespace(lookup_ms=500, load="auto")
-    finder._events, finder._eagle, finder._size = None, False, 256
-    finder._whole = True
+    finder._events, finder.eagle, finder._size = None, False, 256
+    finder.whole = True
     lease = object() if staged else None
     finder._space = SimpleNamespace(stage=lambda *_: (lease, _lib.Match(
         chunks=staged, found=4, tried=4, tried_bytes=4 << 20,
