@@ -5,7 +5,7 @@ export JOBS
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two installations at once would wait for one lock, or fail
-.PHONY: help run demo serve build test test-core test-vllm test-gpu \
+.PHONY: help run demo serve build test test-core test-one test-vllm test-gpu \
         test-shared vllm-drift \
         bench bench-gpu bench-vllm check coverage format tidy install wheel \
         clean deps-build deps-test deps-shared deps-check deps-wheel deps-vllm
@@ -32,6 +32,9 @@ test: deps-test deps-vllm ## all tests; ends with "N passed, N failed"
 
 test-core: deps-test ## the quick loop: tests of src/base and src/store
 	@scripts/run-tests dev --core
+
+test-one: deps-test ## T=store/model (by ctest), or T=tests/e2e/test_cli.py
+	@scripts/run-tests dev $(if $(filter %.py,$(T)),-R '^$$' --pytest,-R) $(T)
 
 test-vllm: deps-build deps-test deps-vllm ## real vLLM; VERSIONS=0.29.0 or =all
 ifeq ($(VERSIONS),all)
