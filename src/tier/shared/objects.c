@@ -279,8 +279,12 @@ static int medium_probe(void *arg, ldr_backend_t *b, uint64_t deadline_ns)
 }
 
 larder_status_t ldr_objects_make(const char *url, const char *login,
-                                 uint64_t deadline_ns)
+                                 uint32_t timeout_ms)
 {
+    uint64_t deadline_ns =
+        timeout_ms == LARDER_FOREVER
+            ? UINT64_MAX
+            : ldr_now_ns(&ldr_clock_real) + timeout_ms * UINT64_C(1000000);
     ldr_backend_t *b;
     ldr_backend_params_t params = {
         .url = url,

@@ -79,9 +79,10 @@ bool ldr_objects_close(ldr_objects_t *tier, uint64_t deadline_ns);
 bool ldr_objects_step(
     ldr_objects_t *tier); /* manual: false: nothing to do now */
 
-/* Makes the url a tier. E_EXISTS-like: PRESENT if it is one already. Waits. */
+/* Makes the url a tier; PRESENT: it is one already. Waits for the storage, at
+ * most timeout_ms (or LARDER_FOREVER). */
 larder_status_t ldr_objects_make(const char *url, const char *login,
-                                 uint64_t deadline_ns);
+                                 uint32_t timeout_ms);
 
 /* ---- tenants and spaces ---- */
 
