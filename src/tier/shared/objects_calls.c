@@ -34,7 +34,7 @@ void ldr_name_manifest(const char *tenant, const ldr_known_manifest_t *k,
              (unsigned long long)k->sequence);
 }
 
-void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
+void ldr_name_epoch(const ldr_volume_t *p, const uint8_t space[LDR_ID_BYTES],
                     uint32_t epoch, char name[LDR_OBJECT_NAME_MAX + 1])
 {
     char hex[2 * LDR_ID_BYTES + 1];
@@ -192,7 +192,7 @@ int ldr_call_put_pair(ldr_job_t *job, const char *name, uint64_t first,
     return ldr_call_put(job, name, text, PAIR_BYTES, flags);
 }
 
-int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_object_t *object,
+int ldr_call_tail(ldr_volume_t *p, ldr_job_t *job, ldr_object_t *object,
                   ldr_record_t *records)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
