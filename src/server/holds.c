@@ -16,7 +16,7 @@
 #include "node/handover.h"
 #include "server/session.h"
 #include "server/stage.h"
-#include "server/window.h"
+#include "server/bounce.h"
 
 #define HOLD_ROOM 64u
 
@@ -122,11 +122,12 @@ void ldr_hold_undo(ldr_session_t *s, ldr_hold_t *hold)
         ldr_stage_unref(s->server, hold->stage);
     } else if (hold->kind == LDR_HOLD_RESERVE) {
         ldr_node_abort(node, hold->shard);
-    } else if (hold->strict == NULL) { /* a lease in a window has nothing */
+    } else if (hold->strict ==
+               NULL) { /* a lease in a bounce buffer has nothing */
         ldr_node_release(node, hold->chunk);
     }
     if (hold->strict != NULL) {
-        ldr_window_give(s->window, hold);
+        ldr_bounce_give(s->bounce, hold);
     }
     ldr_hold_remove(s, hold);
 }
@@ -297,13 +298,13 @@ void ldr_handle_extent(ldr_request_t *r)
                                    "extents are handed out by unix socket"));
         return;
     }
-    if (s->strict_transport && s->window == NULL) {
+    if (s->strict_transport && s->bounce == NULL) {
         ldr_reply_fail(
             r, ldr_fail(LARDER_E_DENIED, "isolation is strict: attach first"));
         return;
     }
     larder_status_t st = LARDER_OK;
-    if (s->window == NULL && m.generation == LDR_EXTENT_NOW) {
+    if (s->bounce == NULL && m.generation == LDR_EXTENT_NOW) {
         st = ldr_node_extent_owned(s->server->node, s->tenant->number, m.extent,
                                    &m.generation);
         if (st == LARDER_MISS) {
@@ -314,7 +315,7 @@ void ldr_handle_extent(ldr_request_t *r)
         }
     }
     if (st == LARDER_OK) {
-        st = s->window != NULL ? ldr_window_view(s->window, &m, &view)
+        st = s->bounce != NULL ? ldr_bounce_view(s->bounce, &m, &view)
                                : ldr_session_map(s, &m, &view);
     }
     if (st != LARDER_OK) {
@@ -337,7 +338,7 @@ void ldr_handle_revoked(ldr_request_t *r)
     }
     if (m.extent == UINT32_MAX) { /* a client that is about to leave */
         ldr_session_unmap_all(s);
-        ldr_window_unmapped(s->window);
+        ldr_bounce_unmapped(s->bounce);
     } else {
         ldr_session_unmap(s, m.extent, m.generation);
     }

@@ -44,7 +44,7 @@ ldr_request_t *ldr_request_new(ldr_session_t *s)
     r->ask = NULL;
     r->job = NULL;
     r->finish = NULL;
-    r->window = NULL;
+    r->bounce = NULL;
     r->text = NULL;
     r->text_bytes = 0;
     r->status = LARDER_OK;
@@ -308,8 +308,8 @@ static bool put_segs(ldr_request_t *r, uint32_t i, uint32_t *segs_p)
     ldr_session_t *s = r->session;
     ldr_seg_t segs[LDR_READ_IOV];
     uint32_t n =
-        s->window != NULL
-            ? ldr_window_segs(s, r->results[i].lease, segs, LDR_READ_IOV)
+        s->bounce != NULL
+            ? ldr_bounce_segs(s, r->results[i].lease, segs, LDR_READ_IOV)
             : ldr_node_segs(s->server->node, r->shard_of[i], segs,
                             LDR_READ_IOV);
     size_t rows = LDR_FRAME_BYTES + LDR_RESULTS_HEAD_BYTES +

@@ -37,7 +37,7 @@
 #include "node/node.h"
 #include "server/loop.h"
 #include "server/server_int.h"
-#include "server/window.h"
+#include "server/bounce.h"
 #include "wire/wire.h"
 
 #define LDR_SESSION_SPACES 1024u
@@ -58,7 +58,7 @@ typedef struct ldr_hold {
     uint32_t generation;     /* makes an old lease's number invalid */
     uint32_t next;           /* of the free ones */
     uint8_t kind;            /* LDR_HOLD_* */
-    void *strict;            /* what a private window needs to know of it */
+    void *strict;            /* what a bounce buffer needs to know of it */
     struct ldr_stage *stage; /* of a STAGE: all that it holds */
 } ldr_hold_t;
 
@@ -110,7 +110,7 @@ struct ldr_session {
     bool loopback;         /* by tcp, from this machine */
     bool shaken;           /* TLS, if any, is set up */
     bool admin;            /* the daemon's own uid, or root, by unix socket */
-    bool strict_transport; /* it will get a window of its own */
+    bool strict_transport; /* it will get a bounce buffer of its own */
     bool ending;           /* on its way out */
     bool awaited;          /* by a daemon that takes over: see takeover.c */
     bool doomed;           /* close once what is queued has gone out */
@@ -168,7 +168,7 @@ struct ldr_session {
         bool revoking;
     } * maps;
     uint32_t map_count, map_room;
-    ldr_window_t *window;   /* isolation=strict */
+    ldr_bounce_t *bounce;   /* isolation=strict */
     uint32_t requests;      /* under way */
     ldr_request_t *waiting; /* of those: that wait for the node */
 };
@@ -198,8 +198,8 @@ struct ldr_request {
     ldr_result_row_t *results;
     ldr_load_t *loads;
     uint32_t *shard_of;   /* reserved or held, LDR_NIL: none */
-    void **works;         /* isolation=strict: pages of the window */
-    ldr_window_t *window; /* while a job works in it */
+    void **works;         /* isolation=strict: pages of the bounce buffer */
+    ldr_bounce_t *bounce; /* while a job works in it */
     uint32_t item_room;
     void (*go_on)(ldr_request_t *r);
     uint32_t next; /* the first not begun, or the one being received */
