@@ -291,9 +291,10 @@ static bool insert(larder_gpu_t *gpu, ldr_gpu_range_t range)
     bool ok = true;
 
     pthread_rwlock_wrlock(&gpu->range_lock);
-    if (gpu->range_count == gpu->range_room) {
-        uint32_t room = gpu->range_room == 0 ? 64 : 2 * gpu->range_room;
-        ldr_gpu_range_t *more = ldr_alloc(room * sizeof(*more));
+    if (gpu->range_count == gpu->range_capacity) {
+        uint32_t capacity =
+            gpu->range_capacity == 0 ? 64 : 2 * gpu->range_capacity;
+        ldr_gpu_range_t *more = ldr_alloc(capacity * sizeof(*more));
 
         ok = more != NULL;
         if (ok && gpu->range_count > 0) {
@@ -302,7 +303,7 @@ static bool insert(larder_gpu_t *gpu, ldr_gpu_range_t range)
         if (ok) {
             ldr_free(gpu->ranges);
             gpu->ranges = more;
-            gpu->range_room = room;
+            gpu->range_capacity = capacity;
         }
     }
     if (ok) {

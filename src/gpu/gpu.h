@@ -91,9 +91,9 @@ typedef struct ldr_gpu_copy {
  * takes longer than filling it: so a few are kept. */
 typedef struct ldr_gpu_list {
     ldr_page_rows_t *rows; /* NULL: there is not enough memory */
-    uint32_t room;         /* at least as many as were asked for */
+    uint32_t capacity;     /* at least as many as were asked for */
 } ldr_gpu_list_t;
-ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t room);
+ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t capacity);
 void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list);
 
 /* Moves all of it. LARDER_OK: every shard's crc is set. E_SIZE: the lists of a

@@ -101,7 +101,7 @@ struct larder_gpu {
 
     pthread_rwlock_t range_lock;
     ldr_gpu_range_t *ranges; /* by address */
-    uint32_t range_count, range_room;
+    uint32_t range_count, range_capacity;
 
     larder_gpu_stats_t stats; /* atomic */
 };

@@ -199,20 +199,21 @@ ldr_cu_t ldr_gpu_lane_sync(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
 
 /* ---- lists ---- */
 
-ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t room)
+ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t capacity)
 {
     ldr_gpu_list_t found = {NULL, 0};
 
     ldr_mutex_lock(&gpu->lock);
     for (unsigned i = 0; i < LDR_GPU_LISTS && found.rows == NULL; i++) {
-        if (gpu->lists[i].rows != NULL && gpu->lists[i].room >= room) {
+        if (gpu->lists[i].rows != NULL && gpu->lists[i].capacity >= capacity) {
             found = gpu->lists[i];
             gpu->lists[i] = (ldr_gpu_list_t){NULL, 0};
         }
     }
     ldr_mutex_unlock(&gpu->lock);
     if (found.rows == NULL) {
-        found = (ldr_gpu_list_t){ldr_alloc(room * sizeof(*found.rows)), room};
+        found = (ldr_gpu_list_t){ldr_alloc(capacity * sizeof(*found.rows)),
+                                 capacity};
     }
     return found;
 }
@@ -224,9 +225,9 @@ void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list)
 
     ldr_mutex_lock(&gpu->lock);
     for (unsigned i = 1; i < LDR_GPU_LISTS; i++) {
-        least = gpu->lists[i].room < gpu->lists[least].room ? i : least;
+        least = gpu->lists[i].capacity < gpu->lists[least].capacity ? i : least;
     }
-    if (list.rows != NULL && gpu->lists[least].room < list.room) {
+    if (list.rows != NULL && gpu->lists[least].capacity < list.capacity) {
         ldr_gpu_list_t other = gpu->lists[least];
 
         gpu->lists[least] = list;

@@ -253,7 +253,7 @@ static bool redeem(ldr_request_t *r)
     size_t places = (size_t)(batch.rows - r->bytes);
     ldr_stage_t *stage = ldr_stage_find(server, &token, r->tenant->number);
     bool made =
-        ldr_request_room(r, head + (size_t)batch.count * LDR_NAME_BYTES) &&
+        ldr_request_grow(r, head + (size_t)batch.count * LDR_NAME_BYTES) &&
         ldr_request_batch(r, batch.count);
     for (uint32_t i = 0; made && i < batch.count; i++, at += LDR_NAME_BYTES) {
         ldr_place_row_t place;

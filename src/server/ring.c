@@ -376,7 +376,7 @@ static bool ring_one(ldr_session_t *s, bool ends)
     if (n < (ssize_t)LDR_FRAME_BYTES || r == NULL ||
         ldr_frame_get(in, LDR_BODY_MAX, &r->frame) != LDR_FRAME_OK ||
         LDR_FRAME_BYTES + (size_t)r->frame.body != (size_t)n ||
-        !ldr_request_room(r, (size_t)n)) {
+        !ldr_request_grow(r, (size_t)n)) {
         if (r != NULL) {
             ldr_request_free(r);
         }

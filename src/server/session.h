@@ -160,14 +160,14 @@ struct ldr_session {
     ldr_session_space_t *spaces;
     uint32_t space_count;
     ldr_hold_t *holds;
-    uint32_t hold_room, hold_free, hold_count;
+    uint32_t hold_capacity, hold_free, hold_count;
     uint64_t staged; /* shards that its stages hold */
     bool promises;   /* it has made some: its epoch is their owner */
     struct {
         uint32_t extent, generation;
         bool revoking;
     } * maps;
-    uint32_t map_count, map_room;
+    uint32_t map_count, map_capacity;
     ldr_bounce_t *bounce;   /* isolation=strict */
     uint32_t requests;      /* under way */
     ldr_request_t *waiting; /* of those: that wait for the node */
@@ -187,7 +187,7 @@ struct ldr_request {
     uint64_t begin_ns, deadline_ns;
 
     uint8_t *bytes; /* frame and body, private */
-    size_t room;
+    size_t capacity;
     const uint8_t *body;
 
     /* A batch */
@@ -200,7 +200,7 @@ struct ldr_request {
     uint32_t *shard_of;   /* reserved or held, LDR_NIL: none */
     void **works;         /* isolation=strict: pages of the bounce buffer */
     ldr_bounce_t *bounce; /* while a job works in it */
-    uint32_t item_room;
+    uint32_t item_capacity;
     void (*go_on)(ldr_request_t *r);
     uint32_t next; /* the first not begun, or the one being received */
     struct ldr_staging *staging; /* a STAGE, and where what comes is kept */
@@ -352,7 +352,7 @@ void ldr_session_ring_send(ldr_session_t *s);
 
 ldr_request_t *ldr_request_new(ldr_session_t *s);
 /* Room for so many bytes of frame and body. */
-bool ldr_request_room(ldr_request_t *r, size_t bytes);
+bool ldr_request_grow(ldr_request_t *r, size_t bytes);
 bool ldr_request_batch(ldr_request_t *r, uint32_t count);
 void ldr_request_free(ldr_request_t *r);
 void ldr_requests_destroy(ldr_server_loop_t *home);

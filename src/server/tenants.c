@@ -17,8 +17,9 @@
 
 /* A tenant may move what its rate gives in this time at once. */
 #define BURST_S 0.25
-#define BOUNCE_BUFFERS_MIN 16u /* bounce buffers that any node has memory for  \
-                                */
+#define BOUNCE_BUFFERS_MIN                                                     \
+    16u                /* bounce buffers that any node has memory for          \
+                        */
 #define ADMIN_MORE 16u /* sessions beyond all: the operator shall get in */
 
 ldr_server_tenant_t *ldr_server_tenant_find(ldr_server_t *server,

@@ -319,7 +319,7 @@ static bool is_suspect(const ldr_volume_t *p, const ldr_map_object_t *o,
                        uint32_t number)
 {
     const ldr_cleaner_t *c = &p->cleaner;
-    uint8_t mark = number < c->marks_room ? c->marks[number] : 0;
+    uint8_t mark = number < c->marks_capacity ? c->marks[number] : 0;
 
     return c->cycle >= 2 && (uint8_t)(c->cycle - mark) >= 2 &&
            o->written_s + COMPACT_AGE_S < c->cycle_s[1];

@@ -42,7 +42,7 @@ typedef struct piece {
 
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number)
 {
-    if (ldr_grow(&c->marks, &c->marks_room, number + 1u, 1)) {
+    if (ldr_grow(&c->marks, &c->marks_capacity, number + 1u, 1)) {
         c->marks[number] = (uint8_t)c->cycle;
     }
 }

@@ -67,10 +67,11 @@ static bool volume_check(const ldr_volume_t *p)
     /* Not what a chore has for itself while it is busy. */
     return p->published <= p->added && p->sending_added <= p->added &&
            helpers <= p->readers && p->readers <= helpers + 1 &&
-           p->known_count <= p->known_room &&
-           p->unread_count <= p->unread_room &&
-           p->unread_next <= p->unread_count && p->use_count <= p->use_room &&
-           p->space_count <= p->space_room;
+           p->known_count <= p->known_capacity &&
+           p->unread_count <= p->unread_capacity &&
+           p->unread_next <= p->unread_count &&
+           p->use_count <= p->use_capacity &&
+           p->space_count <= p->space_capacity;
 }
 
 bool ldr_objects_check(const ldr_objects_t *t, bool maps)
@@ -82,7 +83,7 @@ bool ldr_objects_check(const ldr_objects_t *t, bool maps)
             return false;
         }
     }
-    return t->volume_count <= t->volume_room && t->sealing <= t->cpus;
+    return t->volume_count <= t->volume_capacity && t->sealing <= t->cpus;
 }
 
 static void distrust_old(ldr_volume_t *p, uint64_t now_ns)

@@ -46,7 +46,7 @@
 
 typedef struct ldr_ids {
     struct ldr_ids_item *items; /* a power of two of them, or none */
-    size_t room, count;
+    size_t capacity, count;
 } ldr_ids_t;
 
 struct ldr_ids_item {
@@ -142,7 +142,7 @@ typedef struct ldr_cleaner {
     uint32_t cycle_s[2]; /* when this one and the last began */
     uint8_t *marks;      /* by object: the cycle that saw it, low bits; where
                           * names say nothing, in which it was asked for */
-    size_t marks_room;
+    size_t marks_capacity;
     ldr_ids_t bad; /* objects that do not authenticate, since when */
     /* The space whose objects are made one next, and the objects from which on
      * those, and suspects, are looked for. */
@@ -213,7 +213,7 @@ struct ldr_volume {
     char reason[160];
     ldr_map_t *map;
     ldr_volume_space_t *spaces;
-    size_t space_count, space_room;
+    size_t space_count, space_capacity;
     /* Objects that were removed, or are bad: since gone_s, and those that were
      * before. Each is known for LDR_GONE_S at least. */
     ldr_ids_t gone, gone_old;
@@ -221,10 +221,10 @@ struct ldr_volume {
 
     /* Polling. */
     ldr_known_manifest_t *known;
-    size_t known_count, known_room;
+    size_t known_count, known_capacity;
     ldr_known_manifest_t
         *unread; /* read one by one by all readers of this turn */
-    size_t unread_count, unread_room, unread_next;
+    size_t unread_count, unread_capacity, unread_next;
     ldr_chore_t helpers[LDR_READERS - 1];
     unsigned readers; /* of this turn, that have not ended */
     int poll_error;
@@ -247,7 +247,7 @@ struct ldr_volume {
     bool urgent;
     bool sealed;                   /* `sending` is; the chore's own */
     uint8_t (*uses)[LDR_ID_BYTES]; /* objects whose `use_waits` is set */
-    size_t use_count, use_room;
+    size_t use_count, use_capacity;
     uint64_t uses_at_ns;
 
     ldr_cleaner_t cleaner;
@@ -302,7 +302,7 @@ struct ldr_objects {
     pthread_cond_t wheel;   /* the clockwork has something to do, or to end */
     ldr_rand_t rand;
     ldr_volume_t **volumes;
-    size_t volume_count, volume_room;
+    size_t volume_count, volume_capacity;
     ldr_objects_state_t state; /* the workers'; read without the lock */
     bool looked;               /* at the medium, once */
     bool closing, stopping;
@@ -397,7 +397,7 @@ int ldr_call_list(ldr_job_t *job, const char *prefix, const char *after,
                   void *arg);
 /* All of a small object (at most room bytes). */
 int ldr_call_get_all(ldr_job_t *job, const char *name, uint8_t *data,
-                     size_t room, size_t *bytes_p);
+                     size_t size, size_t *bytes_p);
 /* An object that is two numbers, "FIRST SECOND\n" in hex: 64 and 32 bits.
  * -EBADMSG: it is something else. */
 int ldr_call_get_pair(ldr_job_t *job, const char *name, uint64_t *first_p,
@@ -445,7 +445,7 @@ typedef struct ldr_reset {
 
 typedef struct ldr_resets {
     ldr_reset_t *at; /* to be freed */
-    size_t count, room;
+    size_t count, capacity;
     size_t skip; /* bytes of a name before SPACE */
 } ldr_resets_t;
 

@@ -172,7 +172,7 @@ larder_status_t ldr_objects_enter(ldr_objects_t *t,
         ok = volume_again(t->volumes[i], seal, claims, resealed_p);
         *tenant_p = ok ? (uint32_t)i : LDR_NIL;
     } else if (t->volume_count < VOLUMES_MAX &&
-               ldr_grow(&t->volumes, &t->volume_room, t->volume_count + 1,
+               ldr_grow(&t->volumes, &t->volume_capacity, t->volume_count + 1,
                         sizeof(t->volumes[0]))) {
         ldr_volume_t *p = volume_create(t, id, name, seal);
         t->volumes[t->volume_count] = p;
@@ -260,8 +260,8 @@ ldr_volume_space_t *ldr_volume_space(ldr_volume_t *p,
     uint32_t number = ldr_map_space(p->map, id);
 
     LDR_HELD(&p->tier->lock);
-    if (number == LDR_NIL || !ldr_grow(&p->spaces, &p->space_room, number + 1u,
-                                       sizeof(p->spaces[0]))) {
+    if (number == LDR_NIL || !ldr_grow(&p->spaces, &p->space_capacity,
+                                       number + 1u, sizeof(p->spaces[0]))) {
         return NULL;
     }
     if (number >= p->space_count) {

@@ -82,7 +82,8 @@ void ldr_volume_know(ldr_volume_t *p, const ldr_known_manifest_t *k)
         p->known[at] = *k;
         return;
     }
-    if (!ldr_grow(&p->known, &p->known_room, p->known_count + 1, sizeof(*k))) {
+    if (!ldr_grow(&p->known, &p->known_capacity, p->known_count + 1,
+                  sizeof(*k))) {
         return; /* then it is read, for nothing */
     }
     memmove(&p->known[at + 1], &p->known[at],
@@ -357,7 +358,7 @@ static void call_helpers(ldr_volume_t *p)
 typedef struct names {
     size_t skip;
     ldr_known_manifest_t *at;
-    size_t count, room;
+    size_t count, capacity;
 } names_t;
 
 static int list_one(void *arg, const char *name, uint64_t bytes)
@@ -369,7 +370,7 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
         return 0; /* somebody else's */
     }
     if (n->count >= KNOWN_MAX ||
-        !ldr_grow(&n->at, &n->room, n->count + 1, sizeof(k))) {
+        !ldr_grow(&n->at, &n->capacity, n->count + 1, sizeof(k))) {
         return -ENOMEM;
     }
     n->at[n->count++] = k;
@@ -384,7 +385,7 @@ static bool known_compare(ldr_volume_t *p, const names_t *n)
     size_t i = 0, k = 0, count = 0, news = 0;
 
     LDR_HELD(&p->tier->lock);
-    if (next == NULL || !ldr_grow(&p->unread, &p->unread_room, n->count,
+    if (next == NULL || !ldr_grow(&p->unread, &p->unread_capacity, n->count,
                                   sizeof(ldr_known_manifest_t))) {
         ldr_free(next);
         return false;
@@ -412,7 +413,7 @@ static bool known_compare(ldr_volume_t *p, const names_t *n)
         k += order >= 0;
     }
     ldr_free(p->known);
-    p->known_room = p->known_count + n->count + 1;
+    p->known_capacity = p->known_count + n->count + 1;
     p->known = next;
     p->known_count = count;
     p->unread_count = news;

@@ -60,7 +60,7 @@ void ldr_volume_used(ldr_volume_t *p, const uint8_t id[LDR_ID_BYTES],
     }
     o->used_s = used_s;
     if (o->use_waits || p->use_count >= USES_MAX ||
-        !ldr_grow(&p->uses, &p->use_room, p->use_count + 1, LDR_ID_BYTES)) {
+        !ldr_grow(&p->uses, &p->use_capacity, p->use_count + 1, LDR_ID_BYTES)) {
         return;
     }
     o->use_waits = true;

@@ -151,8 +151,8 @@ static void end_role(ldr_volume_t *p)
     c->victim_count = 0;
     c->victims_after = 0;
     c->compact_space = c->compact_start = c->suspect_start = 0;
-    if (c->marks_room > 0) {
-        memset(c->marks, 0, c->marks_room);
+    if (c->marks_capacity > 0) {
+        memset(c->marks, 0, c->marks_capacity);
     }
     ldr_ids_clear(&c->bad);
 }

@@ -266,7 +266,7 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
     }
     r.epoch = (uint32_t)epoch;
     if (l->count >= RESETS_MAX ||
-        !ldr_grow(&l->at, &l->room, l->count + 1, sizeof(r))) {
+        !ldr_grow(&l->at, &l->capacity, l->count + 1, sizeof(r))) {
         return -ENOMEM;
     }
     l->at[l->count++] = r;

@@ -579,7 +579,7 @@ static void test_uses_in_any_order(void **state)
         world_run(&w);
         assert_int_not_equal(used_of(&w.nodes[2]), 0);
         assert_int_equal(used_of(&w.nodes[2]), used_of(&w.nodes[1]));
-        assert_int_equal(w.nodes[2].tier->volumes[0]->early.room, 0);
+        assert_int_equal(w.nodes[2].tier->volumes[0]->early.capacity, 0);
         world_close(&w);
     }
 }
