@@ -43,7 +43,7 @@ larder_status_t ldr_batch_begin(ldr_batch_t *b)
     if (gpu) {
         ldr_gpu_list_t list = ldr_gpu_list_take(b->layout->gpu, (uint32_t)runs);
 
-        b->rows = (ldr_page_list_t){.rows = list.rows, .max = list.room};
+        b->rows = (ldr_page_list_t){.rows = list.rows, .max = list.capacity};
     }
     return b->items != NULL && b->iov != NULL &&
                    (b->scratch != NULL || !scratch) &&

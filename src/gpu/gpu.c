@@ -201,9 +201,9 @@ void larder_gpu_close(larder_gpu_t **gpu_p)
 
     *gpu_p = NULL;
     if (gpu->context != NULL && ldr_gpu_enter(gpu) == LARDER_OK) {
-        for (unsigned i = 0; i < LDR_GPU_LANES; i++) {
-            if (gpu->lanes[i] != NULL) {
-                ldr_gpu_lane_free(gpu, gpu->lanes[i]);
+        for (unsigned i = 0; i < LDR_GPU_COPIERS; i++) {
+            if (gpu->copiers[i] != NULL) {
+                ldr_gpu_copier_free(gpu, gpu->copiers[i]);
             }
         }
         if (gpu->tables != 0) {
@@ -220,8 +220,8 @@ void larder_gpu_close(larder_gpu_t **gpu_p)
     pthread_mutex_destroy(&gpu->lock);
     pthread_cond_destroy(&gpu->freed);
     pthread_rwlock_destroy(&gpu->range_lock);
-    for (unsigned i = 0; i < LDR_GPU_LANES; i++) {
-        ldr_free(gpu->lanes[i]);
+    for (unsigned i = 0; i < LDR_GPU_COPIERS; i++) {
+        ldr_free(gpu->copiers[i]);
     }
     for (unsigned i = 0; i < LDR_GPU_LISTS; i++) {
         ldr_free(gpu->lists[i].rows);

@@ -21,8 +21,9 @@
  *   plain    no kernel can be had (no libnvrtc), or something is not aligned
  *            to 16 bytes: bounce, and the copy engine moves row by row
  *
- * A lane is what one copy needs: two streams, the pieces' buffers, and events.
- * A call takes a lane, and another one that comes meanwhile takes the next.
+ * A copier is what one copy needs: two streams, the pieces' buffers, and
+ * events. A call takes a copier, and another one that comes meanwhile takes the
+ * next.
  *
  * Order against the engine: a copy begins after the event it was given. When
  * the call returns nothing of it is under way, whatever it returns: so pages
