@@ -339,7 +339,7 @@ static inline uint64_t new_save(world_t *w, unsigned space, unsigned key,
                                 uint32_t epoch)
 {
     if (w->save_count + 1 >= w->save_capacity) {
-        w->save_capacity = w->save_room * 2 + 64;
+        w->save_capacity = w->save_capacity * 2 + 64;
         w->saves = realloc(w->saves, w->save_capacity * sizeof(w->saves[0]));
     }
     w->saves[++w->save_count] =
