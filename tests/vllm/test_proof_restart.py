@@ -170,6 +170,26 @@ def test_prompt_logprobs_are_computed(told):
 
 
 @pytest.mark.core
+def test_own_hits_are_not_saved_again(told):
+    """vLLM's own cache has the prompt: nothing of it is ordered to be saved.
+    Unless the store has lost it: then it is, beside the answer."""
+    def saved():
+        counters = told.engine.counters()
+        return [counters.get(f"vllm:larder_{name}", 0)
+                for name in ("saved_shards", "saves_present")]
+
+    ids = rig.prompt("its own", 2100)
+    told.engine.ask_one(ids)
+    before = saved()
+    for _ in range(5):
+        assert told.engine.ask_one(ids)["cached"] == rig.whole(2099, 128)
+    assert saved() == before
+    told.store.remove(ids, 3)
+    told.engine.ask_one(ids, max_tokens=100)
+    assert told.store.has(ids, 3)
+
+
+@pytest.mark.core
 @pytest.mark.versions("0.32.0")  # see test_held_dense.py, which has more
 def test_sleep(told):
     """An engine is put to sleep while it loads: the load ends, then the memory
