@@ -92,15 +92,15 @@ static inline bool form_read_staged(const uint8_t *at, size_t bytes,
 
 static inline size_t form_make_places(ldr_rand_t *r, uint8_t *at)
 {
-    ldr_batch_msg_t m = {.space = form_u32(r),
-                         .count = 1 + (uint32_t)ldr_rand_below(r, FORM_ROWS),
-                         .flags = form_u32(r)};
+    uint32_t more[FORM_ROWS];
+    ldr_batch_msg_t m = form_batch(r, more);
     larder_token_t token;
 
     form_random(r, token.bytes, sizeof(token.bytes));
     size_t n = ldr_put_redeem(at, &m, &token);
     for (uint32_t i = 0; i < m.count; i++, n += LDR_PLACE_BYTES) {
-        ldr_place_row_t row = {form_u16(r), form_u16(r), form_u32(r)};
+        ldr_place_row_t row = {(uint8_t)form_u16(r), (uint8_t)more[i],
+                               form_u16(r), form_u32(r)};
 
         ldr_put_place(at + n, &row);
     }
