@@ -75,7 +75,7 @@ ldr_rows_out_t ldr_rows_begin(const ldr_talk_t *v, uint8_t *at,
 
 /* Whether the item is the next shard of the last one's chunk, and is to be kept
  * like it. */
-static bool follows(const ldr_rows_out_t *o, const larder_item_t *item)
+static bool is_next(const ldr_rows_out_t *o, const larder_item_t *item)
 {
     const larder_item_t *last = o->last;
 
@@ -108,7 +108,7 @@ static void put_row(const ldr_rows_out_t *o, uint8_t *at,
 void ldr_rows_add(ldr_rows_out_t *o, const larder_item_t *item, uint64_t bytes,
                   uint32_t crc)
 {
-    if (follows(o, item)) {
+    if (is_next(o, item)) {
         ldr_more_row_t more = {(uint32_t)ldr_min64(bytes, UINT32_MAX), crc};
 
         ldr_put_row_more(o->at + o->bytes - o->row_bytes, o->row_bytes,

@@ -286,11 +286,11 @@ larder_status_t ldr_staging_bound(ldr_staging_t *s, uint64_t shards)
 static uint32_t next_loads(ldr_staging_t *s)
 {
     const ldr_prefix_t *p = &s->prefix;
-    uint32_t slot = s->begun % LDR_STAGE_WINDOW;
-    uint32_t left = LDR_STAGE_WINDOW - (s->begun - s->at);
+    uint32_t slot = s->begun % LDR_STAGE_LOADS;
+    uint32_t left = LDR_STAGE_LOADS - (s->begun - s->at);
     uint32_t count = (uint32_t)ldr_min64(s->end - s->begun, left);
 
-    count = (uint32_t)ldr_min64(count, LDR_STAGE_WINDOW - slot);
+    count = (uint32_t)ldr_min64(count, LDR_STAGE_LOADS - slot);
     count = (uint32_t)ldr_min64(count, p->shards - s->next.shard);
     for (uint32_t i = 0; i < count; i++) {
         s->items[slot + i] = (larder_item_t){
@@ -325,9 +325,9 @@ static void step_over(ldr_staging_t *s, uint32_t count)
 static bool has_slots(const ldr_staging_t *s)
 {
     uint64_t rest =
-        ldr_min64(s->prefix.shards - s->next.shard, LDR_STAGE_WINDOW / 2);
+        ldr_min64(s->prefix.shards - s->next.shard, LDR_STAGE_LOADS / 2);
 
-    return s->begun < s->end && LDR_STAGE_WINDOW - (s->begun - s->at) >=
+    return s->begun < s->end && LDR_STAGE_LOADS - (s->begun - s->at) >=
                                     ldr_min64(rest, s->end - s->begun);
 }
 
@@ -338,7 +338,7 @@ static void begin_ahead(ldr_staging_t *s)
     uint32_t held = 1;
 
     while (has_slots(s)) {
-        unsigned slot = s->begun % LDR_STAGE_WINDOW;
+        unsigned slot = s->begun % LDR_STAGE_LOADS;
         ldr_load_t *load = &s->loads[slot];
         uint32_t count = next_loads(s);
 
@@ -362,7 +362,7 @@ static void begin_ahead(ldr_staging_t *s)
         }
         step_over(s, 1);
     }
-    LDR_ASSERT(s->at <= s->begun && s->begun - s->at <= LDR_STAGE_WINDOW);
+    LDR_ASSERT(s->at <= s->begun && s->begun - s->at <= LDR_STAGE_LOADS);
     LDR_ASSERT(s->begun <= s->end && s->end <= s->total);
     if (waits) {
         ldr_node_reads_go(s->node);
@@ -373,7 +373,7 @@ static void begin_ahead(ldr_staging_t *s)
 static void drop_ahead(ldr_staging_t *s)
 {
     for (uint32_t i = s->at + 1; i < s->begun; i++) {
-        ldr_load_t *load = &s->loads[i % LDR_STAGE_WINDOW];
+        ldr_load_t *load = &s->loads[i % LDR_STAGE_LOADS];
 
         ldr_load_abandon(s->node, load, LARDER_E_CANCELED);
         load->status = LARDER_E_CANCELED; /* not a load that anybody got */
@@ -476,7 +476,7 @@ ldr_staging_state_t ldr_staging_step(ldr_staging_t *s)
             done(s, s->chunks);
             return LDR_STAGING_DONE;
         }
-        ldr_load_t *load = &s->loads[s->at % LDR_STAGE_WINDOW];
+        ldr_load_t *load = &s->loads[s->at % LDR_STAGE_LOADS];
         if (pending(s, load)) {
             return LDR_STAGING_WAITS;
         }
@@ -504,12 +504,12 @@ ldr_staging_state_t ldr_staging_step(ldr_staging_t *s)
 
 bool ldr_staging_waits(ldr_staging_t *s)
 {
-    return s->at < s->begun && pending(s, &s->loads[s->at % LDR_STAGE_WINDOW]);
+    return s->at < s->begun && pending(s, &s->loads[s->at % LDR_STAGE_LOADS]);
 }
 
 void ldr_staging_wait(ldr_staging_t *s)
 {
-    ldr_load_wait(s->node, &s->loads[s->at % LDR_STAGE_WINDOW], s->deadline_ns);
+    ldr_load_wait(s->node, &s->loads[s->at % LDR_STAGE_LOADS], s->deadline_ns);
     if (ldr_now_ns(s->node->clock) >= s->deadline_ns) {
         ldr_staging_stop(s, LARDER_E_DEADLINE);
     }
@@ -519,7 +519,7 @@ void ldr_staging_stop(ldr_staging_t *s, larder_status_t why)
 {
     s->stopped = true;
     for (uint32_t i = s->at; i < s->begun; i++) {
-        ldr_load_abandon(s->node, &s->loads[i % LDR_STAGE_WINDOW], why);
+        ldr_load_abandon(s->node, &s->loads[i % LDR_STAGE_LOADS], why);
     }
     if (s->end > s->begun) {
         s->end = s->begun;

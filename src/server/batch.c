@@ -161,7 +161,7 @@ bool ldr_request_places(ldr_request_t *r)
     }
     size_t head = LDR_FRAME_BYTES + r->frame.body;
     size_t places = (size_t)(batch.rows - r->bytes);
-    if (!ldr_request_room(r, head + (size_t)batch.count * LARDER_KEY_BYTES) ||
+    if (!ldr_request_grow(r, head + (size_t)batch.count * LARDER_KEY_BYTES) ||
         !ldr_request_batch(r, batch.count + batch.more)) {
         return no_memory(r);
     }

@@ -10,7 +10,7 @@
  */
 #include "server/session.h"
 #include "server/stage.h"
-#include "server/window.h"
+#include "server/bounce.h"
 
 /* One load has come to its end. */
 static void load_ready(ldr_load_t *load)
@@ -123,8 +123,8 @@ static void finish(ldr_request_t *r)
         r->results[i].status = LARDER_PENDING;
     }
     stage_measure(r);
-    if (!get && r->session->window != NULL) {
-        ldr_window_lease(r); /* copies first, and answers then */
+    if (!get && r->session->bounce != NULL) {
+        ldr_bounce_lease(r); /* copies first, and answers then */
         return;
     }
     for (uint32_t i = 0; !get && i < r->next; i++) {
