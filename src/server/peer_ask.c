@@ -87,7 +87,8 @@ static bool add_names(ldr_request_t *r, const ldr_batch_msg_t *m)
         const uint8_t *at = m->rows + (size_t)i * LDR_NAME_BYTES;
         ldr_name_row_t name;
 
-        ok = ldr_get_name(at, &name) && name.group < LARDER_GROUPS_MAX &&
+        ldr_get_name(at, &name);
+        ok = name.group < LARDER_GROUPS_MAX &&
              ldr_node_ask_add(node, r->ask, name.group,
                               (const larder_key_t *)at, 1) == LARDER_OK;
     }

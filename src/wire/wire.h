@@ -105,7 +105,9 @@ enum {
     1u /* HANDOFF, and a STAGE that waits for promises */
 /* A daemon has it only if it wants to know what engines call their chunks. */
 #define LDR_FEATURE_DESCRIBE 2u
-#define LDR_FEATURES (LDR_FEATURE_HANDOFF | LDR_FEATURE_DESCRIBE)
+#define LDR_FEATURE_RANGES 4u /* rows of batches that name several shards */
+#define LDR_FEATURES                                                           \
+    (LDR_FEATURE_HANDOFF | LDR_FEATURE_DESCRIBE | LDR_FEATURE_RANGES)
 
 typedef struct ldr_frame {
     uint16_t opcode;
@@ -359,10 +361,14 @@ size_t ldr_put_stats(uint8_t *at, const larder_stats_t *m);
 bool ldr_get_stats(const uint8_t *at, size_t bytes, larder_stats_t *m);
 
 /* Batches: EXISTS, REMOVE, REPORT, GET, LEASE have names as rows; PUT and
- * RESERVE have saves. */
+ * RESERVE have saves. A row names a chunk, one of its shards, and with `more`
+ * (LDR_FEATURE_RANGES) as many of those that follow it. What a row says of the
+ * bytes of its first shard, the batch says of the others behind its rows, in
+ * their order (LDR_MORE_BYTES each; not of places). */
 typedef struct ldr_batch_msg {
     uint32_t space;
-    uint32_t count; /* 1...LARDER_BATCH_MAX */
+    uint32_t count; /* of rows */
+    uint32_t more;  /* of all rows; with count: 1...LARDER_BATCH_MAX */
     uint32_t flags; /* larder_op_params.flags; the handler knows which */
     const uint8_t *rows;
 } ldr_batch_msg_t;
@@ -384,21 +390,35 @@ typedef struct ldr_batch_msg {
 #define LDR_PLACE_BYTES 8u
 #define LDR_NAME_BYTES 48u
 #define LDR_SAVE_BYTES 96u
+#define LDR_MORE_BYTES 8u
 /* Writes the head; the rows follow with ldr_put_name() or _save(). */
 size_t ldr_put_batch(uint8_t *at, const ldr_batch_msg_t *m);
+/* What is read has rows whose `more` add up to all. */
 bool ldr_get_batch(const uint8_t *at, size_t bytes, uint32_t row_bytes,
                    ldr_batch_msg_t *m);
+
+/* What a batch says of a shard's bytes. */
+typedef struct ldr_more_row {
+    uint32_t bytes; /* a name's room, a save's length */
+    uint32_t crc;   /* PUT */
+} ldr_more_row_t;
+
+/* Sets `more` of a row that was put. */
+void ldr_put_row_more(uint8_t *at, uint32_t row_bytes, uint32_t more);
+void ldr_put_more(uint8_t *at, const ldr_more_row_t *row);
+void ldr_get_more(const uint8_t *at, ldr_more_row_t *row);
 
 typedef struct ldr_name_row {
     larder_key_t key;
     uint16_t group, shard;
+    uint32_t more;
     /* Bytes of the caller's buffers: GET. LEASE: 0 where it is to stay, else it
      * ends with a copy. */
     uint64_t room;
 } ldr_name_row_t;
 
 void ldr_put_name(uint8_t *at, const ldr_name_row_t *row);
-bool ldr_get_name(const uint8_t *at, ldr_name_row_t *row);
+void ldr_get_name(const uint8_t *at, ldr_name_row_t *row);
 
 /* A batch with LDR_BATCH_TOKEN. */
 size_t ldr_put_redeem(uint8_t *at, const ldr_batch_msg_t *m,
@@ -407,9 +427,10 @@ uint32_t ldr_get_batch_flags(const uint8_t *at); /* of its head */
 bool ldr_get_redeem(const uint8_t *at, size_t bytes, ldr_batch_msg_t *m,
                     larder_token_t *token);
 
-/* A shard of a staged prefix: of chunk number `chunk` of the chain. */
+/* Shards of a staged prefix: of chunk number `chunk` of the chain. */
 typedef struct ldr_place_row {
-    uint16_t group, shard;
+    uint8_t group, more;
+    uint16_t shard;
     uint32_t chunk;
 } ldr_place_row_t;
 
@@ -419,6 +440,7 @@ void ldr_get_place(const uint8_t *at, ldr_place_row_t *row);
 typedef struct ldr_save_row {
     larder_key_t key, parent; /* parent: zeros without has_parent */
     bool has_parent;
+    uint16_t more;
     uint32_t depth;
     uint16_t group, shard;
     uint32_t flags; /* LARDER_PUT_* */
