@@ -347,6 +347,61 @@ static void test_taken_leaves(void **state)
     peers_free(r);
 }
 
+/* ---- epochs ---- */
+
+#define SPACES 5000u /* more than one MEET has room for */
+
+static void open_spaces(member_t *m, uint32_t *spaces)
+{
+    ldr_space_info_t info = {.tenant = "default", .has_key = true};
+
+    for (uint32_t i = 0; i < SPACES; i++) {
+        ldr_put32(info.space_id, i + 1);
+        need(ldr_node_space(m->node, &info, &spaces[i]) == LARDER_OK);
+    }
+}
+
+static uint32_t epoch_of(member_t *m, uint32_t space)
+{
+    ldr_host_lock(&m->node->host);
+    uint32_t epoch = m->node->store.spaces[space].epoch;
+    ldr_host_unlock(&m->node->host);
+    return epoch;
+}
+
+/* A reset reaches the other member, however many spaces were reset before; in
+ * a request, and in the reply to one. */
+static void test_many_epochs(void **state)
+{
+    static uint32_t one[SPACES], two[SPACES];
+    rig_t *r = peers_new(2, no_saves);
+    member_t *a = &r->members[1], *b = &r->members[2];
+
+    (void)state;
+    open_spaces(a, one);
+    open_spaces(b, two);
+    ldr_host_lock(&a->node->host);
+    for (uint32_t i = 0; i + 1 < SPACES; i++) {
+        ldr_store_set_epoch(&a->node->store, one[i], 1000 + i);
+    }
+    ldr_host_unlock(&a->node->host);
+    need(ldr_node_reset(a->node, one[SPACES - 1],
+                        sim_now(r->net) + 2000 * SIM_MS) == LARDER_OK);
+    for (uint32_t i = 0; i < SPACES; i++) {
+        need(epoch_of(a, one[i]) > 0);
+        need(epoch_of(a, one[i]) == epoch_of(b, two[i]));
+    }
+    /* Nobody can connect to the first: it hears by its own calls only. */
+    ldr_peer_server_close(a->server);
+    a->server = NULL;
+    need(ldr_node_reset(b->node, two[SPACES - 1],
+                        sim_now(r->net) + 2000 * SIM_MS) == LARDER_PARTIAL);
+    need(epoch_of(a, one[SPACES - 1]) != epoch_of(b, two[SPACES - 1]));
+    sim_sleep(r->net, 6000 * SIM_MS);
+    need(epoch_of(a, one[SPACES - 1]) == epoch_of(b, two[SPACES - 1]));
+    peers_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -360,6 +415,7 @@ int main(void)
         cmocka_unit_test(test_hot),
         cmocka_unit_test(test_fetched_is_cold),
         cmocka_unit_test(test_taken_leaves),
+        cmocka_unit_test(test_many_epochs),
     };
 
     return rig_main(tests, sizeof(tests) / sizeof(tests[0]));
