@@ -282,6 +282,55 @@ static void test_hot(void **state)
     peers_free(r);
 }
 
+#define ROUND 32u /* chunks of a chain: a quarter of DRAM */
+
+static void save_chain(member_t *m, unsigned first)
+{
+    rig_t *r = m->rig;
+
+    for (unsigned i = 0; i < ROUND; i++) {
+        larder_key_t name = name_of(first + i), parent = name_of(first + i - 1);
+        struct iovec iov = {r->data, 65536};
+        larder_item_t item = {.key = &name,
+                              .parent = i > 0 ? &parent : NULL,
+                              .depth = i,
+                              .iov = &iov,
+                              .iov_count = 1};
+        ldr_target_t target = {m->space, 1, &item};
+        ldr_stop_t stop = {NULL, sim_now(r->net) + 500 * SIM_MS};
+
+        content(first + i, r->data, 65536);
+        ldr_node_put(m->node, &target, false, &stop);
+        need(item.status == LARDER_OK);
+    }
+}
+
+/* Leases are on some chunks of each chain that a member has. What it saves then
+ * drives out the others of these, and not itself before its owners have it. */
+static void test_lease_of_each_chain(void **state)
+{
+    static const setting_t lru[] = {{"policy", "lru"}, {NULL, NULL}};
+    larder_tier_t tier;
+
+    (void)state;
+    for (unsigned p = 0; p < 2; p++) {
+        rig_t *r = peers_new(5, p > 0 ? lru : NULL);
+
+        for (unsigned first = 1; first < 40 * ROUND; first += ROUND) {
+            ldr_stop_t stop = {NULL, sim_now(r->net) + 2000 * SIM_MS};
+
+            save_chain(&r->members[2], first);
+            need(ldr_peer_flush(&r->members[2].peers->base, &stop) ==
+                 LARDER_OK);
+            need(ask(&r->members[1], first, ROUND, true));
+            for (unsigned i = 0; i < ROUND; i++) {
+                need(fetch(&r->members[1], first + i, 500, &tier) == LARDER_OK);
+            }
+        }
+        peers_free(r);
+    }
+}
+
 /* ---- what is cold ---- */
 
 /* Saves until the key has left the member's DRAM, and one that is older is
@@ -412,6 +461,7 @@ int main(void)
         cmocka_unit_test(test_lease_counts_pages),
         cmocka_unit_test(test_lease_renewed),
         cmocka_unit_test(test_hint),
+        cmocka_unit_test(test_lease_of_each_chain),
         cmocka_unit_test(test_hot),
         cmocka_unit_test(test_fetched_is_cold),
         cmocka_unit_test(test_taken_leaves),

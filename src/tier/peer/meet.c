@@ -437,8 +437,8 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
         ldr_host_lock(p->host);
         call->bytes =
             (uint32_t)ldr_peers_say(p, n, n->sent + 1, &space, body, &upto);
-        more = space != LDR_NIL ||
-               upto + 1 < p->removal_first + p->removal_count;
+        more =
+            space != LDR_NIL || upto + 1 < p->removal_first + p->removal_count;
         ldr_host_unlock(p->host);
         call->opcode = LDR_OP_MEET;
         st = ldr_conn_call(link, call, stop);
