@@ -451,6 +451,133 @@ static void test_many_epochs(void **state)
     peers_free(r);
 }
 
+/* ---- members that do not answer, and no memory here ---- */
+
+#define HELD_MAX 256u
+#define BYTES 65536u
+
+static ldr_peer_node_t *node_of(member_t *m, unsigned place)
+{
+    char name[16];
+
+    snprintf(name, sizeof(name), "n%u", place);
+    ldr_host_lock(&m->node->host);
+    ldr_peer_node_t *n = ldr_peers_node(m->peers, name);
+    ldr_host_unlock(&m->node->host);
+    return n;
+}
+
+static larder_cause_t cause_of_miss(member_t *m, unsigned key)
+{
+    larder_key_t name = name_of(key);
+    larder_item_t item = {.key = &name};
+    ldr_load_t load = {.target = {m->space, 1, &item}};
+
+    need(ldr_load_begin(m->node, &load) && load.status == LARDER_MISS);
+    ldr_load_end(m->node, &load, false);
+    return load.cause;
+}
+
+/* Saves, and holds what was saved, until there is no memory left. */
+static unsigned hold_all(member_t *m, larder_key_t *names, larder_item_t *items,
+                         ldr_load_t *loads)
+{
+    unsigned count = 0;
+
+    while (count < HELD_MAX && save(m, 5000 + count, BYTES) == LARDER_OK) {
+        names[count] = name_of(5000 + count);
+        items[count] = (larder_item_t){.key = &names[count]};
+        loads[count] = (ldr_load_t){.target = {m->space, 1, &items[count]}};
+        need(ldr_load_begin(m->node, &loads[count]));
+        need(loads[count].status == LARDER_OK);
+        count++;
+    }
+    need(count > 0 && count < HELD_MAX);
+    return count;
+}
+
+/* A fetch for which this node has no memory is a miss that says so. The member
+ * is not blamed: its connections stay, and the next fetch uses them. */
+static void test_full_here(void **state)
+{
+    static larder_key_t names[HELD_MAX];
+    static larder_item_t items[HELD_MAX];
+    static ldr_load_t loads[HELD_MAX];
+    rig_t *r = peers_new(2, no_saves);
+    member_t *m = &r->members[1];
+    unsigned key = key_of(r, 1, 2, 1);
+    ldr_peer_node_t *peer = node_of(m, 2);
+    larder_tier_t tier;
+
+    (void)state;
+    need(save(&r->members[2], key, BYTES) == LARDER_OK);
+    unsigned held = hold_all(m, names, items, loads);
+    need(ask(m, key, 1, true));
+    uint64_t met = peer->n.met, failed = peer->n.fetch_failed;
+    need(cause_of_miss(m, key) == LARDER_CAUSE_FULL);
+    need(ldr_peer_well(peer) && peer->n.fetch_failed == failed);
+    for (unsigned i = 0; i < held; i++) {
+        ldr_load_end(m->node, &loads[i], false);
+    }
+    need(fetch(m, key, 500, &tier) == LARDER_OK && tier == LARDER_TIER_PEER);
+    need(peer->n.met == met); /* so nothing was connected again */
+    peers_free(r);
+}
+
+/* One of three owners falls silent. A request for a chunk of each ends in time:
+ * it has what the others own, and the third is unknown. The others are well. As
+ * soon as the third is heard it is asked again, because silence is no answer.
+ */
+static void test_one_is_silent(void **state)
+{
+    static const setting_t short_calls[] = {
+        {"peer_save", "never"}, {"peer_timeout_ms", "100"}, {NULL, NULL}};
+    rig_t *r = peers_new(4, short_calls);
+    member_t *m = &r->members[1];
+    unsigned keys[3] = {0}, first = 1;
+    larder_tier_t tier;
+
+    (void)state;
+    /* Three keys in a row that the three others own. */
+    for (;; first++) {
+        unsigned seen = 0;
+
+        for (unsigned i = 0; i < 3; i++) {
+            keys[i] = first + i;
+            seen |= 1u << member_of(r, keys[i], 0);
+        }
+        if (seen == (1u << 2 | 1u << 3 | 1u << 4)) {
+            break;
+        }
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        need(save(&r->members[member_of(r, keys[i], 0)], keys[i], BYTES) ==
+             LARDER_OK);
+    }
+    uint64_t begin_ns = sim_now(r->net);
+    sim_cut(r->net, 3, 1, true);
+    need(ask(m, first, 3, true));
+    need(sim_now(r->net) - begin_ns <= 100 * SIM_MS); /* peer_match_ms is 50 */
+    for (unsigned i = 0; i < 3; i++) {
+        if (member_of(r, keys[i], 0) == 3) {
+            need(cause_of_miss(m, keys[i]) == LARDER_CAUSE_OFFLINE);
+        } else {
+            need(fetch(m, keys[i], 100, &tier) == LARDER_OK);
+            need(tier == LARDER_TIER_PEER);
+        }
+    }
+    need(ldr_peer_well(node_of(m, 2)) && ldr_peer_well(node_of(m, 4)));
+    sim_sleep(r->net, 100 * SIM_MS); /* the call ends without an answer */
+    sim_cut(r->net, 3, 1, false);
+    sim_sleep(r->net, 110 * SIM_MS); /* and the pause after it */
+    need(sim_now(r->net) - begin_ns < 450 * SIM_MS); /* less than for absent */
+    for (unsigned i = 0; i < 3; i++) {
+        ask(m, keys[i], 1, true);
+        need(fetch(m, keys[i], 100, &tier) == LARDER_OK);
+    }
+    peers_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -466,6 +593,8 @@ int main(void)
         cmocka_unit_test(test_fetched_is_cold),
         cmocka_unit_test(test_taken_leaves),
         cmocka_unit_test(test_many_epochs),
+        cmocka_unit_test(test_full_here),
+        cmocka_unit_test(test_one_is_silent),
     };
 
     return rig_main(tests, sizeof(tests) / sizeof(tests[0]));
