@@ -219,12 +219,13 @@ class Finder:
         return look
 
     def take(self, request_id: str, hand: handoff.Handoff,
-             tails: handoff.Tails, told: Told | None) -> Lookup:
+             tails: handoff.Tails, told: Told | None,
+             refused: Callable[[str], None]) -> Lookup:
         """A hand-off's decode side. It may wait for the prefill side, so it
         gets a thread of its own: lookups of others do not wait for it."""
         look = Lookup(request_id, hand.keys, hand.chunks, None,
                       hand.wait_seconds)
-        look.told, look.taken = told, handoff.Taken(hand)
+        look.told, look.taken = told, handoff.Taken(hand, refused)
         self.tails = tails
         self._takers = [one for one in self._takers if one.is_alive()]
         if len(self._takers) >= TAKES_MAX:

@@ -16,6 +16,7 @@ ends in computing.
 """
 from __future__ import annotations
 
+import functools
 import logging
 import pathlib
 import time
@@ -165,7 +166,9 @@ class Scheduler:
         if taken is not None:
             t.until = time.monotonic() + taken.wait_seconds
             t.lookup = t.record.look = self.finder.take(
-                request.request_id, taken, self.handoffs.tails(), told)
+                request.request_id, taken, self.handoffs.tails(), told,
+                functools.partial(self.handoffs.refused,
+                                  request.request_id))
             return
         self._look_up(t, told)
 
