@@ -54,10 +54,10 @@ def test_another_node(pair):
         params = pair.hand_over(ids)
         assert params["larder"]["handoff"]["member"] == "p"
         before = pair.node.value("larder_peer_bytes_total",
-                                 direction="fetched")
+                                 direction="fetch")
         rig.check_same(pair.take(ids, params), own)
         assert pair.node.value("larder_peer_bytes_total",
-                               direction="fetched") > before
+                               direction="fetch") > before
         until(lambda: pair.nodes[0].value("larder_handoff_held_bytes") == 0)
 
 
