@@ -518,9 +518,12 @@ class Scheduler:
     def _begin_saving(self, t: Tracked) -> None:
         """Nobody waits for the lookup of a prompt that vLLM has itself. Until
         its end the store is taken to have it: this engine saved it before. A
-        later step saves what the store turns out to have lost."""
+        later step saves what the store turns out to have lost. A prompt that
+        is handed off may have no later step."""
         t.unsure = t.lookup is not None and t.lookup.own and not t.lookup.done
         t.saved = t.lookup.stored if t.lookup is not None else 0
+        if t.unsure and t.gives is not None:
+            t.unsure, t.saved = False, 0
 
     def _save(self, t: Tracked, computed: int, scheduled: int) -> None:
         """Saves what this step completes: it computes so many tokens after
