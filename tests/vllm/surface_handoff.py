@@ -310,7 +310,7 @@ def test_late(memory, clock):
     one.finder.tails.space.reset(20000)
     claimed, move = decoded(memory, tokens, answer)
     assert claimed == 512 and move.tail is None
-    assert one.counts.take()["handoffs_short"] == 1
+    assert one.counts.take()["handoffs_short:absent"] == 1
 
 
 def test_a_load_that_failed_is_computed(memory):

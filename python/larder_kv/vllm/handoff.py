@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from larder_kv.engine.counts import Counts
     from larder_kv.engine.kv import Model
-    from larder_kv.engine.lookup import Finder
+    from larder_kv.engine.lookup import Finder, Lookup
     from larder_kv.vllm.request import Switches
     from larder_kv.vllm.tracked import Tracked
 
@@ -186,6 +186,17 @@ class Handoffs:
         self._counts.add(f"handoffs_refused:{why}")
         logger.warning("larder: request %s goes without its hand-off: %s",
                        request_id, why)
+
+    def staged(self, look: Lookup) -> None:
+        """It waits no longer, and has all, a part or nothing. Of any
+        thread."""
+        if look.left:  # the request was given up
+            return
+        self._counts.time("handoff_ms", (look.ended - look.began) * 1000)
+        self._counts.add("handoff_bytes", sum(look.tier_bytes))
+        if not look.taken.whole:
+            why = look.reason if look.reason not in ("", "none") else "absent"
+            self._counts.add(f"handoffs_short:{why}")
 
     def load(self, t: Tracked, begin: int, tables: Tables) -> Move:
         """All of it from this token on: first the chunks, then the tail."""

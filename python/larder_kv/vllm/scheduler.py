@@ -168,7 +168,8 @@ class Scheduler:
             t.lookup = t.record.look = self.finder.take(
                 request.request_id, taken, self.handoffs.tails(), told,
                 functools.partial(self.handoffs.refused,
-                                  request.request_id))
+                                  request.request_id),
+                self.handoffs.staged)
             return
         self._look_up(t, told)
 
@@ -390,9 +391,8 @@ class Scheduler:
         t.loading = (move if move.keys else move.tail).keys[:_lib.KEY_BYTES]
         self.loading[t.loading] = t
         t.blocks = move.tables + (move.tail.tables if move.tail else [])
-        if taken is not None:
-            self.counts.add("handoffs_taken" if taken.whole
-                            else "handoffs_short")
+        if taken is not None and taken.whole:
+            self.counts.add("handoffs_taken")
         t.lookup.claimed = time.monotonic()
         t.record.claim(begin, external)
         self.counts.add("hit_tokens", external)
