@@ -967,10 +967,11 @@ LARDER_API larder_status_t larder_lease_token(const larder_lease_t *lease,
  *
  *   prefill: larder_promise() when the request arrives; larder_prefix_save() as
  *            it computes; larder_handoff(ANSWERED) when it answers, with the
- *            token in its answer
+ *            token and the member's name in its answer
  *   decode:  larder_prefix_stage() with LARDER_STAGE_PROMISED, which waits for
- *            what has not come yet; larder_handoff(RENEW) every few seconds
- *            until it is staged; then larder_handoff(OVER)
+ *            what has not come yet, and with LARDER_STAGE_MEMBER, if that is
+ * not its own node; larder_handoff(RENEW) every few seconds until it is staged;
+ * then larder_handoff(OVER)
  *
  * What is promised and there is held: it is not evicted, up to a quarter of the
  * tenant's dram. The hold ends with OVER, or 30 s after the answer or the last
@@ -987,20 +988,24 @@ typedef enum larder_handoff {
 
 /* Promises that the chunks which a prefix of all these keys needs will be
  * saved, by whichever session of the tenant. token: the caller's, and of this
- * promise alone: it is made of randomness. E_LIMIT: the tenant has promised
- * 65,536 chunks already. E_UNSUPPORTED: the daemon is older than this. */
-LARDER_API larder_status_t larder_promise(larder_space_t *space,
-                                          const larder_layout_t *layout,
-                                          const larder_key_t *keys,
-                                          size_t count,
-                                          const larder_token_t *token,
-                                          uint32_t timeout_ms);
+ * promise alone: it is made of randomness. member: NULL, or becomes the node's
+ * name among the members of its cluster; "": it is in none. E_LIMIT: the tenant
+ * has promised 65,536 chunks already. E_UNSUPPORTED: the daemon is older than
+ * this. */
+#define LARDER_MEMBER_BYTES 64u
+LARDER_API larder_status_t larder_promise(
+    larder_space_t *space, const larder_layout_t *layout,
+    const larder_key_t *keys, size_t count, const larder_token_t *token,
+    uint32_t timeout_ms, char member[LARDER_MEMBER_BYTES]);
 
 /* Says something of a promise; any session of the tenant may, any number of
- * times. LARDER_MISS: there is no such promise, or not any more. */
+ * times. LARDER_MISS: there is no such promise, or not any more. member: the
+ * one that was promised to, which the node tells without waiting for it; NULL
+ * or "": the node itself. E_INVALID: the node's cluster has no such member. */
 LARDER_API larder_status_t larder_handoff(larder_space_t *space,
                                           const larder_token_t *token,
                                           larder_handoff_t what,
+                                          const char *member,
                                           uint32_t timeout_ms);
 
 /* Authenticates bytes under the secret of the space's tenant: an HMAC-SHA-256.

@@ -98,8 +98,8 @@ _SIGNATURES = {
                             POINTER(StageParams), c_uint32, POINTER(c_void_p),
                             c_void_p],
     "larder_promise": [c_void_p, c_void_p, c_void_p, c_size_t, c_char_p,
-                       c_uint32],
-    "larder_handoff": [c_void_p, c_char_p, c_int, c_uint32],
+                       c_uint32, c_void_p],
+    "larder_handoff": [c_void_p, c_char_p, c_int, c_char_p, c_uint32],
     "larder_seal": [c_void_p, c_char_p, c_size_t, c_void_p],
     "larder_lease_token": [c_void_p, c_void_p],
     "larder_release": [POINTER(c_void_p)],
@@ -530,16 +530,21 @@ class Space:
         return (Lease(handle, out) if st == OK else None), out
 
     def promise(self, layout: Layout, keys: bytes, chunks: int, token: bytes,
-                timeout_ms: int) -> None:
+                timeout_ms: int) -> str:
         """These chunks will be saved: whoever stages them may wait for them.
-        token: the caller's, of randomness."""
+        token: the caller's, of randomness. Gives the node's name among the
+        members of its cluster; "": it is in none."""
+        member = ctypes.create_string_buffer(MEMBER_MAX + 1)
         check(library().larder_promise(self._handle, layout._handle, keys,
-                                       chunks, token, timeout_ms))
+                                       chunks, token, timeout_ms, member))
+        return member.value.decode()
 
-    def handoff(self, token: bytes, what: int, timeout_ms: int) -> bool:
-        """Says something of a promise (HANDOFF_*). False: there is none."""
+    def handoff(self, token: bytes, what: int, timeout_ms: int,
+                member: str = "") -> bool:
+        """Says something of a promise (HANDOFF_*). False: there is none.
+        member: that it was promised to; "": to this node."""
         return check(library().larder_handoff(
-            self._handle, token, what, timeout_ms)) == OK
+            self._handle, token, what, member.encode(), timeout_ms)) == OK
 
     def seal(self, data: bytes) -> bytes:
         """What only somebody with the tenant's secret can make of the data."""

@@ -27,6 +27,7 @@ struct ldr_promise_wait {
     /* With the lock: note it and wake somebody. NULL: whoever waits for the
      * node's condition finds `on` NULL. */
     void (*ready)(ldr_promise_wait_t *wait);
+    void *arg; /* ready()'s */
     struct ldr_promise_slot *on;
     ldr_promise_wait_t *next;
 };

@@ -41,6 +41,7 @@ typedef struct ldr_query ldr_query_t;
 struct ldr_query {
     uint32_t space, shards;
     uint64_t until_ns; /* it is over then, whatever came */
+    uint64_t match_ns; /* who does not wait for a promise answers by then */
     /* Called once when it is over, with the lock; NULL: somebody waits. It must
      * only note the fact and wake somebody. */
     void (*ready)(ldr_query_t *ask);
@@ -51,6 +52,7 @@ struct ldr_query {
     uint32_t pending; /* who has not answered */
     uint32_t refs;
     char member[64]; /* who is asked besides; "": nobody */
+    bool promised;   /* it is over when that member has what it promised */
     bool lease;      /* who has it keeps it until it was fetched */
     bool over;
 };

@@ -194,26 +194,54 @@ void ldr_get_listed(const uint8_t *at, ldr_list_row_t *row)
                     row->label);
 }
 
-size_t ldr_put_handoff(uint8_t *at, uint32_t what, const larder_token_t *token)
+#define HANDOFF_NAMED (1u << 31) /* in `what`: a member follows */
+
+size_t ldr_put_handoff(uint8_t *at, const ldr_handoff_msg_t *m)
 {
-    ldr_put32(at, what);
-    ldr_put32(at + 4, 0);
-    memcpy(at + 8, token->bytes, sizeof(token->bytes));
-    return LDR_HANDOFF_HEAD_BYTES;
+    bool named = m->member[0] != '\0';
+
+    ldr_put32(at, m->what | (named ? HANDOFF_NAMED : 0));
+    ldr_put32(at + 4, m->space);
+    memcpy(at + 8, m->token.bytes, sizeof(m->token.bytes));
+    if (!named) {
+        return LDR_HANDOFF_HEAD_BYTES;
+    }
+    ldr_wire_put_text(at + LDR_HANDOFF_HEAD_BYTES, m->member, LDR_WORTH_NAME);
+    return LDR_HANDOFF_HEAD_BYTES + LDR_WORTH_NAME;
 }
 
 bool ldr_get_handoff(const uint8_t *at, size_t bytes, ldr_handoff_msg_t *m)
 {
-    if (bytes < LDR_HANDOFF_HEAD_BYTES || ldr_get32(at + 4) != 0) {
+    if (bytes < LDR_HANDOFF_HEAD_BYTES) {
         return false;
     }
-    m->what = ldr_get32(at);
+    bool named = (ldr_get32(at) & HANDOFF_NAMED) != 0;
+    *m = (ldr_handoff_msg_t){.what = ldr_get32(at) & ~HANDOFF_NAMED,
+                             .space = ldr_get32(at + 4)};
     memcpy(m->token.bytes, at + 8, sizeof(m->token.bytes));
     at += LDR_HANDOFF_HEAD_BYTES;
     bytes -= LDR_HANDOFF_HEAD_BYTES;
-    return m->what == LDR_HANDOFF_PROMISE
-               ? ldr_get_match(at, bytes, &m->chain)
-               : m->what < LARDER_HANDOFF_COUNT && bytes == 0;
+    if (m->what == LDR_HANDOFF_PROMISE) {
+        return !named && ldr_get_match(at, bytes, &m->chain);
+    }
+    if (m->what >= LARDER_HANDOFF_COUNT || !named) {
+        return m->what < LARDER_HANDOFF_COUNT && bytes == 0;
+    }
+    return bytes == LDR_WORTH_NAME &&
+           ldr_wire_get_text(at, LDR_WORTH_NAME, m->member) &&
+           m->member[0] != '\0';
+}
+
+size_t ldr_put_promised(uint8_t *at, const char *name)
+{
+    ldr_wire_put_text(at, name, LDR_WORTH_NAME);
+    return LDR_WORTH_NAME;
+}
+
+bool ldr_get_promised(const uint8_t *at, size_t bytes, char *name)
+{
+    return bytes == LDR_WORTH_NAME &&
+           ldr_wire_get_text(at, LDR_WORTH_NAME, name);
 }
 
 size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m)

@@ -84,7 +84,8 @@
     X(PEER_SPACE, 73, 0, "peer_space")                                         \
     X(PEER_ASK, 74, 0, "peer_ask")                                             \
     X(PEER_GET, 75, 0, "peer_get")                                             \
-    X(PEER_PUT, 76, 0, "peer_put")
+    X(PEER_PUT, 76, 0, "peer_put")                                             \
+    X(PEER_HANDOFF, 77, 0, "peer_handoff")
 
 typedef enum ldr_opcode {
 #define X(name, value, before, text) LDR_OP_##name = (value),
@@ -279,22 +280,30 @@ typedef struct ldr_staged {
 size_t ldr_put_staged(uint8_t *at, const ldr_staged_t *m);
 bool ldr_get_staged(const uint8_t *at, size_t bytes, ldr_staged_t *m);
 
-/* HANDOFF: what is said of a hand-off (larder_handoff_t), and its token.
- * LDR_HANDOFF_PROMISE: as a MATCH follows. No body in the reply. */
+/* HANDOFF: what is said of a hand-off (larder_handoff_t), and its token; and
+ * the member that has the promise, if it is not this node.
+ * LDR_HANDOFF_PROMISE: as a MATCH follows; the reply is this node's name among
+ * the members of its cluster, or has no body if it is alone. */
 #define LDR_HANDOFF_PROMISE 0u
 
 typedef struct ldr_handoff_msg {
     uint32_t what;
+    uint32_t space; /* of the promise */
     larder_token_t token;
-    ldr_match_msg_t chain; /* of a promise */
+    char member[LDR_WORTH_NAME]; /* "": this node */
+    ldr_match_msg_t chain;       /* of a promise */
 } ldr_handoff_msg_t;
 
 #define LDR_HANDOFF_HEAD_BYTES 24u
 /* Keys that a promise has room for. */
 #define LDR_HANDOFF_KEYS (LDR_MATCH_KEYS - 1u)
-/* The head; the chain of a promise follows with ldr_put_match(). */
-size_t ldr_put_handoff(uint8_t *at, uint32_t what, const larder_token_t *token);
+/* The head, and the member; the chain of a promise follows with
+ * ldr_put_match(). */
+size_t ldr_put_handoff(uint8_t *at, const ldr_handoff_msg_t *m);
 bool ldr_get_handoff(const uint8_t *at, size_t bytes, ldr_handoff_msg_t *m);
+/* The reply to a promise. name has room for LDR_WORTH_NAME bytes. */
+size_t ldr_put_promised(uint8_t *at, const char *name);
+bool ldr_get_promised(const uint8_t *at, size_t bytes, char *name);
 
 /* A request that is about to use a chain; no body in the reply. */
 typedef struct ldr_announce_msg {

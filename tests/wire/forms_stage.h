@@ -34,12 +34,17 @@ static inline bool form_read_stage(const uint8_t *at, size_t bytes,
 
 static inline size_t form_make_handoff(ldr_rand_t *r, uint8_t *at)
 {
-    uint32_t what = (uint32_t)ldr_rand_below(r, LARDER_HANDOFF_COUNT);
-    larder_token_t token;
+    ldr_handoff_msg_t m = {
+        .what = (uint32_t)ldr_rand_below(r, LARDER_HANDOFF_COUNT),
+        .space = form_u32(r),
+    };
 
-    form_random(r, token.bytes, sizeof(token.bytes));
-    size_t n = ldr_put_handoff(at, what, &token);
-    return what == LDR_HANDOFF_PROMISE ? n + form_make_match(r, at + n) : n;
+    form_random(r, m.token.bytes, sizeof(m.token.bytes));
+    if (m.what != LDR_HANDOFF_PROMISE && ldr_rand_below(r, 2) == 1) {
+        form_text(r, m.member, sizeof(m.member));
+    }
+    size_t n = ldr_put_handoff(at, &m);
+    return m.what == LDR_HANDOFF_PROMISE ? n + form_make_match(r, at + n) : n;
 }
 
 static inline bool form_read_handoff(const uint8_t *at, size_t bytes,
@@ -51,7 +56,7 @@ static inline bool form_read_handoff(const uint8_t *at, size_t bytes,
         return false;
     }
     form_require(m.what < LARDER_HANDOFF_COUNT);
-    *again_bytes = ldr_put_handoff(again, m.what, &m.token);
+    *again_bytes = ldr_put_handoff(again, &m);
     if (m.what == LDR_HANDOFF_PROMISE) {
         *again_bytes += ldr_put_match(again + *again_bytes, &m.chain);
     }

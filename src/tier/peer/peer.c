@@ -67,10 +67,22 @@ ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
     n->id = ldr_member_id(name);
     snprintf(n->name, sizeof(n->name), "%s", name);
     n->asks_end = &n->asks;
+    n->words_end = &n->words;
     n->saves_end = &n->saves;
     n->fetch_head = n->fetch_tail = LDR_NIL;
     p->nodes[p->node_count++] = n;
     return n;
+}
+
+ldr_peer_node_t *ldr_peers_named(const ldr_peers_t *p, const char *name)
+{
+    ldr_host_held(p->host);
+    for (unsigned i = 0; i < p->node_count; i++) {
+        if (p->nodes[i]->in_view && strcmp(p->nodes[i]->name, name) == 0) {
+            return p->nodes[i];
+        }
+    }
+    return NULL;
 }
 
 /* A member that is at another address now is called there; calls under way end
