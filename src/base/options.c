@@ -1,3 +1,7 @@
+/*
+ * Parses URLs and option values by the table in options.h. No state: the caller
+ * owns the ldr_options_t, which nobody else may read until the call returns.
+ */
 #include "base/options.h"
 
 #include <limits.h>

@@ -1,4 +1,16 @@
-/* Extents of the arena, as they are mapped here. */
+/*
+ * Extents of the arena, as they are mapped in this process.
+ *
+ * map_lock guards the buckets, the asks and the users of a mapping. It is not
+ * held while the kernel maps or unmaps, or while a GPU registers memory.
+ *
+ * Invariants
+ *  1. Of a generation of an extent there is one mapping at most, and one ask.
+ *  2. A mapping with users stays mapped, also when it was revoked or the
+ *     session is dead. The watcher unmaps it after the last user.
+ *  3. REVOKED is sent only after munmap(): until then the daemon keeps the
+ *     memory.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -1,4 +1,18 @@
-/* Requests and replies through the rings. */
+/*
+ * Requests and replies through the rings of a session.
+ *
+ * Any thread may call. Only the holder of send_lock writes into the ring out;
+ * only the thread that leads (recv_lock sets `leads`) reads the ring in. The
+ * two locks are never held together.
+ *
+ * Invariants
+ *  1. A call is in s->waiting from before it is sent until its reply was handed
+ *     to it, or its caller gave it up (recv_lock).
+ *  2. A reply without a call is late: what it leased or reserved is given back
+ *     by the thread that read it.
+ *  3. An end (RELEASE, COMMIT) that found no room in the ring waits in
+ *     `unsent`, and goes before any later one.
+ */
 #include <errno.h>
 #include <sched.h>
 #include <string.h>

@@ -1,4 +1,15 @@
-/* Frames on a connection. */
+/*
+ * Frames on a connection of the pool.
+ *
+ * A connection belongs to whoever has taken it from the pool; nothing here
+ * takes a lock.
+ *
+ * Invariants
+ *  1. The stream is at the beginning of a frame, or `skip` bytes of payload
+ *     before one, whenever a call begins; else `broken` is set.
+ *  2. Every request that was sent is in `waiting` or in `late` until its reply
+ *     has come.
+ */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>

@@ -1,4 +1,10 @@
-/* Listening: who may even knock. */
+/*
+ * Listening: accepts connections, and decides whether they may come in at all.
+ *
+ * Runs in the loop that owns the listening sockets. A connection that was
+ * accepted is handed to its session's loop as a task (coming_t), which owns the
+ * socket from then on; if that fails it is closed here.
+ */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
