@@ -329,7 +329,7 @@ static larder_status_t check_one(const ldr_config_t *config, const char *text,
     snprintf(shown, SHOWN_BYTES, "%.*s", (int)length, text);
     if (!ldr_address_parse(text, length, address)) {
         return ldr_fail(LARDER_E_INVALID,
-                        "listen: '%s' is no host:port or [host]:port", shown);
+                        "listen: '%s' is not host:port or [host]:port", shown);
     }
     if (!ldr_address_loopback(address) && !authenticated(config)) {
         return ldr_fail(
