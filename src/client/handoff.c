@@ -61,7 +61,7 @@ larder_status_t larder_handoff(larder_space_t *space,
         return st;
     }
     if (what < LARDER_HANDOFF_ANSWERED || what >= LARDER_HANDOFF_COUNT) {
-        return ldr_fail(LARDER_E_INVALID, "%d is none of LARDER_HANDOFF_*",
+        return ldr_fail(LARDER_E_INVALID, "%d is not one of LARDER_HANDOFF_*",
                         (int)what);
     }
     member = member != NULL ? member : "";

@@ -1,4 +1,10 @@
-/* Saving in place by shared memory. */
+/*
+ * Saving in place by shared memory: reserve, hand out the segments, commit.
+ *
+ * A reservation belongs to its lease, and one thread at a time uses it. Its
+ * mappings are users of their extents from reserve to commit or drop. After a
+ * commit was sent nothing of the room may be written.
+ */
 #include "client/shm_path.h"
 
 #define TRIES_MAX 3u /* for what had no room, with nothing coming of it */

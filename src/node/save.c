@@ -1,4 +1,12 @@
-/* Saving, removing, flushing. */
+/*
+ * Saving, removing, flushing.
+ *
+ * Callers hold no lock. Bookkeeping is done with the node's lock, bytes are
+ * copied without it: a reserved shard (LDR_SHARD_FILLING) is its writer's alone
+ * until it is committed or given up, exactly once. The copies are fenced before
+ * the commit takes the lock, so that whoever finds the shard sees all its
+ * bytes.
+ */
 #include <string.h>
 
 #include "base/bytes.h"

@@ -1,3 +1,17 @@
+/*
+ * KV events by ZeroMQ: see events.h.
+ *
+ * Threads: all of ldr_events_t belongs to the events' thread, from start to
+ * join. Another thread may only set `stop`. Messages are counted by references,
+ * because ZeroMQ's own threads drop theirs.
+ *
+ * Invariants
+ *  1. A topic's messages are numbered without gaps, and `next` is above all of
+ *     them. A restart begins above the numbers of any run before (the wall
+ *     clock).
+ *  2. kept_bytes of all is the sum of the topics', and each topic's the sum of
+ *     its kept messages, oldest first.
+ */
 #include "server/events.h"
 
 #if LDR_HAVE_ZMQ
