@@ -98,9 +98,9 @@ class Engine:
                 "lmcache.mp.port": server.port}}
         more = [f"--{name.replace('_', '-')}={value}"
                 for name, value in rig.settings("dense").items()]
-        env = dict(environment(), **SETTINGS, OMP_NUM_THREADS="1",
-                   VLLM_ENABLE_V1_MULTIPROCESSING="1",
-                   VLLM_SERVER_DEV_MODE="1")
+        env = dict(environment(), **SETTINGS)
+        env.update(OMP_NUM_THREADS="1", VLLM_SERVER_DEV_MODE="1",
+                   VLLM_ENABLE_V1_MULTIPROCESSING="1")
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
                 [BIN / "python", "-m", "vllm.entrypoints.cli.main", "serve",
