@@ -371,8 +371,8 @@ bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
 /* Where a chunk is now, without using it. dram, ssd: all of its shards are
  * there; here: each is in one of the two. found: a load would find all of them,
  * and this is the slowest tier that it needs; member: who has the last of those
- * that other members have, NULL: none is elsewhere. A paused node finds nothing.
- * With the lock, and member is good while it is held. */
+ * that other members have, NULL: none is elsewhere. A paused node finds
+ * nothing. With the lock, and member is good while it is held. */
 typedef struct ldr_places {
     bool dram, ssd, here;
     bool found;
