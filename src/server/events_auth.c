@@ -6,6 +6,7 @@
 #include <zmq.h>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "net/auth.h"
 
