@@ -7,6 +7,7 @@ from ctypes import c_char_p, c_int, c_size_t, c_void_p
 
 SUB, DEALER = 2, 5
 SUBSCRIBE, RCVMORE, LINGER, RCVHWM, RCVTIMEO = 6, 13, 17, 24, 27
+SNDTIMEO = 28
 PUBLICKEY, SECRETKEY, SERVERKEY = 48, 49, 50
 END = (1 << 64) - 1
 
