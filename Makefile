@@ -6,9 +6,9 @@ export JOBS
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two installations at once would wait for one lock, or fail
 .PHONY: help run demo serve build test test-core test-one test-vllm test-gpu \
-        test-shared vllm-drift \
-        bench bench-gpu bench-vllm check coverage format tidy install wheel \
-        clean deps-build deps-test deps-shared deps-check deps-wheel deps-vllm
+        test-shared vllm-drift bench bench-gpu bench-vllm check coverage \
+        format tidy install wheel clean deps-build deps-test deps-shared \
+        deps-check deps-wheel deps-vllm test-lmcache bench-lmcache
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -51,6 +51,9 @@ test-gpu: build ## what needs a GPU, and PyTorch for CUDA; PYTHON=python3
 test-shared: deps-shared ## the shared tier, with servers that take minutes
 	@scripts/run-shared-tests
 
+test-lmcache: deps-build deps-test deps-vllm ## LMCache, with real vLLM
+	@scripts/run-lmcache-tests
+
 vllm-drift: ## has every release of vLLM what the connector uses? Renews lists
 	@scripts/vllm-drift
 
@@ -62,6 +65,10 @@ bench-vllm: build deps-vllm ## vllm serve with and without Larder; its costs
 	@bench/vllm/setup
 	@bench/vllm/run.py $(ARGS)
 	@bench/vllm/overhead.py $(ARGS)
+
+bench-lmcache: build deps-test deps-vllm ## LMCache's bench, beside two others
+	@scripts/lmcache-env
+	@bench/lmcache/run.py $(ARGS)
 
 bench-gpu: build ## on a GPU: copies, equality, first tokens; ARGS=STAGE...
 	@bench/gpu/run.py $(or $(ARGS),all)

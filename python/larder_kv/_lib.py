@@ -17,7 +17,7 @@ from ctypes import (POINTER, byref, c_char_p, c_int, c_size_t, c_uint8,
 from larder_kv._find import library_path
 from larder_kv._status import LarderError, error_of
 from larder_kv._structs import (LOG_FN, AnnounceParams, ChainParams,
-                                DescribeParams, DiskStats,
+                                Completion, DescribeParams, DiskStats,
                                 Extra, GpuParams, GpuStats, Group, Item,
                                 Layer, LayoutParams, Move, OpenParams,
                                 OpParams, Page, Pages, Part, Region,
@@ -45,6 +45,7 @@ PUT_PIN = 1
 OP_PUT, OP_GET, OP_EXISTS, OP_REMOVE = range(4)
 HANDOFF_ANSWERED, HANDOFF_RENEW, HANDOFF_FAILED, HANDOFF_OVER = range(1, 5)
 BATCH_MAX = 4096
+DRAIN_MAX = 64
 
 
 def _read_sizes(lib: ctypes.CDLL) -> None:
@@ -74,6 +75,11 @@ _SIGNATURES = {
                      c_void_p, c_size_t, POINTER(c_size_t)],
     "larder_run": [c_void_p, c_int, POINTER(Item), c_size_t,
                    POINTER(OpParams)],
+    "larder_submit": [c_void_p, c_int, POINTER(Item), c_size_t,
+                      POINTER(OpParams), POINTER(c_uint64)],
+    "larder_event_fd": [c_void_p],
+    "larder_drain": [c_void_p, POINTER(Completion), c_size_t, c_uint32,
+                     POINTER(c_size_t)],
     "larder_stage": [c_void_p, c_void_p, c_size_t, c_uint16, c_uint32,
                      POINTER(c_void_p), c_void_p],
     "larder_lease_segments": [c_void_p, c_uint32, c_uint16, c_void_p, c_uint32,
@@ -266,6 +272,22 @@ class Node:
 
     def flush(self, tier: int, timeout_ms: int) -> None:
         check(library().larder_flush(self._handle, tier, timeout_ms))
+
+    def event_fd(self) -> int:
+        """Readable while drain() has something. It is the node's."""
+        return library().larder_event_fd(self._handle)
+
+    def drain(self) -> list[tuple[int, int]]:
+        """What Space.submit() was given as user, and the status, of tickets
+        that are done. Each is given once; it does not wait."""
+        out = (Completion * DRAIN_MAX)()
+        count = c_size_t(DRAIN_MAX)
+        done: list[tuple[int, int]] = []
+        while count.value == DRAIN_MAX:
+            check(library().larder_drain(self._handle, out, DRAIN_MAX, 0,
+                                         byref(count)))
+            done += [(one.user, one.status) for one in out[:count.value]]
+        return done
 
     def close(self, timeout_ms: int = 1000) -> None:
         if self._handle:
@@ -516,6 +538,16 @@ class Space:
         params = OpParams(field_mask=1, timeout_ms=timeout_ms)
         check(library().larder_run(self._handle, op, items, len(items),
                                    byref(params)))
+
+    def submit(self, op: int, items: ctypes.Array, timeout_ms: int,
+               user: int) -> None:
+        """As run(), without waiting: Node.drain() gives user (not 0) when it is
+        done. Until then the items, and what they point to, stay as they
+        are."""
+        params = OpParams(field_mask=1 | 4, timeout_ms=timeout_ms, user=user)
+        ticket = c_uint64()
+        check(library().larder_submit(self._handle, op, items, len(items),
+                                      byref(params), byref(ticket)))
 
     def stage(self, layout: Layout, keys: bytes, chunks: int,
               timeout_ms: int, worth: StageParams | None = None,

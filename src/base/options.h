@@ -187,6 +187,11 @@
     X(events_open, ENUM, SERVE, "off", 0, 1,                                   \
       "off: these addresses must be loopback; on: other hosts may read what "  \
       "is published")                                                          \
+    X(events_key, TEXT, SERVE, "", 0, 255,                                     \
+      "file with the secret CURVE key of these addresses; empty: whoever "     \
+      "reaches them may read")                                                 \
+    X(events_clients, TEXT, SERVE, "", 0, 255,                                 \
+      "file with the public CURVE keys of those that may read, one a line")    \
     X(events_tenant, TEXT, SERVE, "default", 1, 63,                            \
       "whose chunks are published")                                            \
     X(describe_memory, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 40,        \

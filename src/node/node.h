@@ -398,12 +398,14 @@ bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
                      larder_cause_t *cause_p);
 /* Where a chunk is now, without using it. dram, ssd: all of its shards are
  * there; here: each is in one of the two. found: a load would find all of them,
- * and this is the slowest tier that it needs. A paused node finds nothing. With
- * the lock. */
+ * and this is the slowest tier that it needs; member: who has the last of those
+ * that other members have, NULL: none is elsewhere. A paused node finds
+ * nothing. With the lock, and member is good while it is held. */
 typedef struct ldr_places {
     bool dram, ssd, here;
     bool found;
     larder_tier_t tier;
+    const char *member;
 } ldr_places_t;
 
 void ldr_node_places(ldr_node_t *node, uint32_t space, uint32_t shards,

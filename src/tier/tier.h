@@ -117,6 +117,9 @@ typedef struct ldr_tier_ops {
      * and *cause_p becomes why, if the tier knows better. In memory only. */
     uint32_t (*find)(ldr_tier_t *t, const ldr_sought_t *s,
                      larder_cause_t *cause_p);
+    /* The member that a load would fetch from what find() finds. NULL: nobody
+     * is known. The text is good while the lock is held. */
+    const char *(*holder)(ldr_tier_t *t, const ldr_sought_t *s);
     /* The caller will look for these chunks next: keys of one group of a
      * space. The tier may read what it knows about them ahead of that. */
     void (*prefetch)(ldr_tier_t *t, const ldr_name_t *first,

@@ -13,10 +13,37 @@
 #define RANKS 2u
 #define RENEW_MAX 1024u
 
-/* The member that the ask names, if it is one. With the lock. */
+/* The member that the ask means: by its name, or by an address HOST:PORT. A
+ * router knows the port of an engine and not of its node, so the host alone is
+ * enough where only one member has it. NULL: no member is meant. With the lock.
+ */
 static ldr_peer_node_t *hinted(const ldr_peers_t *p, const ldr_query_t *ask)
 {
+<<<<<<< HEAD
     return ask->member[0] != '\0' ? ldr_peers_named(p, ask->member) : NULL;
+=======
+    const char *port = strrchr(ask->member, ':');
+    size_t host = port != NULL ? (size_t)(port - ask->member) + 1 : 0;
+    ldr_peer_node_t *there = NULL;
+    unsigned count = 0;
+
+    for (unsigned i = 0; ask->member[0] != '\0' && i < p->node_count; i++) {
+        ldr_peer_node_t *n = p->nodes[i];
+
+        if (!n->in_view) {
+            continue;
+        }
+        if (strcmp(n->name, ask->member) == 0 ||
+            strcmp(n->address, ask->member) == 0) {
+            return n;
+        }
+        if (host > 1 && strncmp(n->address, ask->member, host) == 0) {
+            there = n;
+            count++;
+        }
+    }
+    return count == 1 ? there : NULL;
+>>>>>>> lmc
 }
 
 bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_query_t *ask,

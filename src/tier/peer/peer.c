@@ -376,6 +376,19 @@ static uint32_t peer_find(ldr_tier_t *t, const ldr_sought_t *s,
     return at.length;
 }
 
+static const char *peer_holder(ldr_tier_t *t, const ldr_sought_t *s)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+    ldr_location_t at;
+
+    return ldr_where_find(p->where, s->name->fingerprint, s->number,
+                          p->host->store.spaces[s->name->space].epoch,
+                          ldr_peers_now(p), &at) &&
+                   at.length > 0
+               ? p->nodes[at.holder]->name
+               : NULL;
+}
+
 static void peer_submit(ldr_tier_t *t)
 {
     (void)t; /* fetch() has woken a lane */
@@ -401,6 +414,7 @@ const ldr_tier_ops_t ldr_tier_peer = {
     .end = peer_end,
     .destroy = peer_destroy,
     .find = peer_find,
+    .holder = peer_holder,
     .must_ask = ldr_peer_must_ask,
     .ask = ldr_peer_ask,
     .fetch = ldr_peer_fetch,
