@@ -40,7 +40,7 @@ class Pool:
         """flat: SGLang gives and takes pages as tensors, by itself."""
         self.pool, self.name = pool, name
         self.page_tokens = int(pool.page_size)
-        self._place = place
+        self.place = place
         sizes = [] if flat else self._probe()
         # Without pieces pages go by way of a flat tensor, made here.
         self.flat = flat or not sizes
@@ -78,7 +78,7 @@ class Pool:
 
     def exists(self, keys: Sequence[str], timeout_ms: int) -> list[bool]:
         """Of each page, whether this rank's part is there."""
-        found = Batch(keys, self._place.shard).run(
+        found = Batch(keys, self.place.shard).run(
             self.space, _lib.OP_EXISTS, timeout_ms)
         return [one.status == _lib.OK for one in found]
 
@@ -112,14 +112,14 @@ class Pool:
 
     def get_tensors(self, keys: Sequence[str], pages: Sequence[Any],
                     timeout_ms: int) -> list[Result]:
-        batch = Batch(keys, self._place.shard)
+        batch = Batch(keys, self.place.shard)
         return self._checked(batch, _lib.OP_GET, timeout_ms,
                              [tensor_piece(page) for page in pages])
 
     def put_tensors(self, keys: Sequence[str], pages: Sequence[Any],
                     before: tuple[int, bytes],
                     timeout_ms: int) -> list[Result]:
-        batch = Batch(keys, self._place.shard, before)
+        batch = Batch(keys, self.place.shard, before)
         return self._checked(batch, _lib.OP_PUT, timeout_ms,
                              [tensor_piece(page) for page in pages])
 
@@ -129,7 +129,7 @@ class Pool:
     def _run(self, op: int, keys: Sequence[str], indices: Any,
              before: tuple[int, bytes], timeout_ms: int) -> list[Result]:
         addresses, sizes = self.pool.get_page_buffer_meta(indices)
-        return self._checked(Batch(keys, self._place.shard, before), op,
+        return self._checked(Batch(keys, self.place.shard, before), op,
                              timeout_ms, list(zip(addresses, sizes)))
 
     def _checked(self, batch: Batch, op: int, timeout_ms: int,

@@ -107,7 +107,7 @@ class LarderStorage(HiCacheStorage):
         self._teller = threading.Thread(target=self._tell, daemon=True,
                                         name="larder-tell")
         self._teller.start()
-        if _numbers(names.version()) < SEEDED:
+        if (0, 0, 0) < _numbers(names.version()) < SEEDED:
             logger.warning(
                 "larder: SGLang %s leaves extra_key and cache_salt out of its "
                 "page hashes: requests with different salts share KV. Use "
@@ -142,10 +142,14 @@ class LarderStorage(HiCacheStorage):
         self._pools[name] = added
 
     def on_host_pools_registered(self) -> None:
-        logger.info("larder: %s, pools of SGLang: %s", self.node.url,
-                    ", ".join(f"{name} (pages of {pool.page_tokens} tokens, "
-                              f"{'flat' if pool.flat else 'in place'})"
-                              for name, pool in self._pools.items()))
+        """Engines share KV whose descriptors are equal to the letter."""
+        for name, pool in self._pools.items():
+            logger.info("larder: %s, pool %s: pages of %d tokens, %s, shard "
+                        "%d of %d of %s", self.node.url, name,
+                        pool.page_tokens,
+                        "by way of a tensor" if pool.flat else "in place",
+                        pool.place.shard, pool.place.shards,
+                        pool.descriptor.decode())
 
     # ---- lookups ----
 
