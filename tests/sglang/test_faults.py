@@ -106,7 +106,8 @@ def test_killed(told):
 
 def test_the_engine_lives(told):
     assert told.server.process.poll() is None
-    assert "Traceback" not in told.server.log()
+    # A traceback names files.
+    assert "larder_kv/sglang/" not in told.server.log()
 
 
 def test_sglangs_own_faults(tmp_path):

@@ -6,6 +6,7 @@ than to copy small pages.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import struct
@@ -25,13 +26,9 @@ _STATUS, _CAUSE, _LENGTH = 9, 10, 11
 def digests(keys: Sequence[str]) -> bytes:
     """The keys as Larder has them. SGLang's are SHA-256 in hex, of the page's
     tokens and all before it; whatever else it may use is hashed."""
-    try:
-        data = bytes.fromhex("".join(keys))
-    except ValueError:
-        data = b""
-    if len(data) == _lib.KEY_BYTES * len(keys) and all(
-            len(key) == 2 * _lib.KEY_BYTES for key in keys):
-        return data
+    if set(map(len, keys)) <= {2 * _lib.KEY_BYTES}:
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex("".join(keys))
     return b"".join(hashlib.sha256(key.encode()).digest() for key in keys)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from larder_kv import _lib
 from larder_kv.sglang import name as names
-from larder_kv.sglang.items import Batch, Result, digests, tensor_piece
+from larder_kv.sglang.items import Batch, Result, tensor_piece
 
 GOOD_PUT = (_lib.OK, _lib.PRESENT)
 
@@ -71,9 +71,10 @@ class Pool:
 
     # ---- lookups ----
 
-    def match(self, keys: Sequence[str], timeout_ms: int) -> int:
+    def match(self, keys: bytes, timeout_ms: int) -> int:
         """How many are there from the first on; one round trip."""
-        return int(self.space.match(self._layout, digests(keys), len(keys),
+        return int(self.space.match(self._layout, keys,
+                                    len(keys) // _lib.KEY_BYTES,
                                     timeout_ms).chunks)
 
     def exists(self, keys: Sequence[str], timeout_ms: int) -> list[bool]:

@@ -157,13 +157,14 @@ class LarderStorage(HiCacheStorage):
         with self._calls.one() as may:
             if not may or not keys:
                 return 0
-            self._remember(keys, extra_info)
-            return self._match(self._pools[KV], keys)
+            data = digests(keys)
+            self._remember(data, extra_info)
+            return self._match(self._pools[KV], data)
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
-    def _match(self, pool: Pool, keys: Sequence[str]) -> int:
+    def _match(self, pool: Pool, keys: bytes) -> int:
         try:
             found = pool.match(keys, self.options.lookup_ms)
         except _lib.LarderError as error:
@@ -179,8 +180,9 @@ class LarderStorage(HiCacheStorage):
         with self._calls.one() as may:
             if not may or not keys:
                 return PoolTransferResult(0, {}, [])
-            self._remember(keys, extra_info)
-            whole = self._match(self._pools[KV], keys)
+            data = digests(keys)
+            self._remember(data, extra_info)
+            whole = self._match(self._pools[KV], data)
             hits = {KV: whole} if whole else {}
             lengths = list(range(1, whole + 1))
             for transfer in pool_transfers or ():
@@ -200,7 +202,7 @@ class LarderStorage(HiCacheStorage):
         if pool is None or not keys:
             return set()
         if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-            return set(range(1, self._match(pool, keys) + 1))
+            return set(range(1, self._match(pool, digests(keys)) + 1))
         need = max(1, len(transfer.keys or ()))
         try:
             there = pool.exists(keys, self.options.lookup_ms)
@@ -214,14 +216,14 @@ class LarderStorage(HiCacheStorage):
                 found.add(i + 1)
         return found
 
-    def _remember(self, keys: Sequence[str], extra_info: Any) -> None:
+    def _remember(self, keys: bytes, extra_info: Any) -> None:
         """The node learns by requests what to keep: it is told of this one
         beside the lookup, once for all ranks."""
         if self._config.tp_rank or self._config.pp_rank:
             return
         before = getattr(extra_info, "prefix_keys", None) or []
         with contextlib.suppress(queue.Full):
-            self._requests.put_nowait(digests([*before, *keys]))
+            self._requests.put_nowait(digests(before) + keys)
 
     def _tell(self) -> None:
         while (keys := self._requests.get()) is not None:
