@@ -331,7 +331,8 @@ bool ldr_known_open(ldr_bench_node_t *n, ldr_node_t **inner_p, const char *dir,
                     const char *space, uint64_t entries);
 /* Matches the first `count` chunks of random chains, with nothing of the index
  * in the caches, 100 times (10 if --seconds is below 1) and for as long as it
- * says. The times are in microseconds. False: a chain did not match. */
+ * says; count 0: one chunk that is not known. The times are in microseconds.
+ * False: a chain did not match. */
 bool ldr_known_match(const ldr_bench_t *b, larder_space_t *space,
                      uint64_t entries, unsigned count, ldr_samples_t *us);
 

@@ -70,6 +70,7 @@ bool ldr_known_match(const ldr_bench_t *b, larder_space_t *space,
 {
     static larder_key_t keys[LDR_KNOWN_CHAIN];
     uint64_t bytes = ldr_bench_pool_bytes();
+    unsigned asked = count > 0 ? count : 1;
     uint8_t *pool = ldr_pool_create(bytes); /* to empty the caches with */
     double end = ldr_bench_now() + b->seconds;
     /* To empty large caches takes a third of a second each time. */
@@ -85,11 +86,13 @@ bool ldr_known_match(const ldr_bench_t *b, larder_space_t *space,
 
         ldr_bench_cool(pool, bytes);
         /* The caller has just hashed them: they are in the cache. */
-        for (unsigned c = 0; c < count; c++) {
-            ldr_bench_key(chain * LDR_KNOWN_CHAIN + c, &keys[c]);
+        for (unsigned c = 0; c < asked; c++) {
+            ldr_bench_key(count > 0 ? chain * LDR_KNOWN_CHAIN + c
+                                    : UINT64_MAX - i,
+                          &keys[c]);
         }
         double begin = ldr_bench_now();
-        larder_status_t st = larder_match(space, keys, count, 0, &found);
+        larder_status_t st = larder_match(space, keys, asked, 0, &found);
         ldr_samples_add(us, (ldr_bench_now() - begin) * 1e6);
         ok = st == LARDER_OK && found.chunks == count;
     }

@@ -43,7 +43,7 @@ typedef struct queue {
     pthread_mutex_t lock;
     pthread_cond_t filled;
     piece_t *ring;
-    uint64_t room, head, tail;
+    uint64_t capacity, head, tail;
 } queue_t;
 
 typedef struct relay {
@@ -52,9 +52,10 @@ typedef struct relay {
     pthread_t thread;
 } relay_t;
 
-static bool queue_init(queue_t *q, uint64_t room)
+static bool queue_init(queue_t *q, uint64_t capacity)
 {
-    *q = (queue_t){.ring = ldr_alloc(room * sizeof(*q->ring)), .room = room};
+    *q = (queue_t){.ring = ldr_alloc(capacity * sizeof(*q->ring)),
+                   .capacity = capacity};
     ldr_mutex_init(&q->lock);
     ldr_cond_init(&q->filled);
     return q->ring != NULL;
@@ -70,7 +71,7 @@ static void queue_destroy(queue_t *q)
 static void queue_push(queue_t *q, piece_t piece)
 {
     ldr_mutex_lock(&q->lock);
-    q->ring[q->tail++ % q->room] = piece;
+    q->ring[q->tail++ % q->capacity] = piece;
     pthread_cond_signal(&q->filled);
     ldr_mutex_unlock(&q->lock);
 }
@@ -83,7 +84,7 @@ static bool queue_pop(queue_t *q, bool wait, piece_t *piece_p)
     }
     bool any = q->head != q->tail;
     if (any) {
-        *piece_p = q->ring[q->head++ % q->room];
+        *piece_p = q->ring[q->head++ % q->capacity];
     }
     ldr_mutex_unlock(&q->lock);
     return any;

@@ -30,7 +30,7 @@ typedef struct way {
 
 /* Ways that are compared with the same limit. */
 typedef struct ways {
-    unsigned lanes; /* threads that copy, or streams */
+    unsigned threads; /* that copy; or streams */
     unsigned count;
     way_t way[WAYS_MAX];
 } ways_t;
@@ -139,14 +139,15 @@ static bool limit_round(remote_t *m, uint64_t size, result_t *out)
     return s > 0 && more > 0;
 }
 
-static bool limit_open(remote_t *m, unsigned lanes)
+static bool limit_open(remote_t *m, unsigned threads)
 {
-    m->moving.copying.threads = lanes;
+    m->moving.copying.threads = threads;
     m->plain = m->tls = (ldr_streams_t){0};
     return !m->figure->tcp ||
-           (ldr_streams_open(&m->plain, lanes, NULL, NULL) &&
+           (ldr_streams_open(&m->plain, threads, NULL, NULL) &&
             (!m->figure->tls ||
-             ldr_streams_open(&m->tls, lanes, m->daemon.cert, m->daemon.key)));
+             ldr_streams_open(&m->tls, threads, m->daemon.cert,
+                              m->daemon.key)));
 }
 
 static void limit_close(remote_t *m)
@@ -286,7 +287,7 @@ static bool one(remote_t *m, const ways_t *ways, uint64_t size)
     }
     if (ok) {
         m->why = "cannot make bare streams";
-        ok = limit_open(m, ways->lanes);
+        ok = limit_open(m, ways->threads);
     }
     if (ok) {
         m->why = "cannot fill the arena";

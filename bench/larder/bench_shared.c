@@ -340,7 +340,7 @@ static void report(ldr_sharing_t *s, ldr_way_t way)
     snprintf(variant, sizeof(variant), "%.*s, %s", (int)strcspn(s->url, ":"),
              s->url, names[way]);
     snprintf(more, sizeof(more), ",\"lanes\":%u,\"rounds\":%u",
-             LDR_SHARING_LANES, samples->count);
+             LDR_SHARING_THREADS, samples->count);
     ldr_figure_t f = {
         .name = s->name,
         .variant = variant,
@@ -452,7 +452,7 @@ static bool tier_open(ldr_sharing_t *s)
     uint8_t space_id[LDR_ID_BYTES];
     ldr_objects_params_t params = {.url = s->url,
                                    .login = "",
-                                   .threads = LDR_SHARING_LANES + !s->get,
+                                   .threads = LDR_SHARING_THREADS + !s->get,
                                    .timeout_ms = 30000,
                                    .retry_ms = 1000,
                                    .poll_ms = 1000,
@@ -460,7 +460,7 @@ static bool tier_open(ldr_sharing_t *s)
                                    .clock = &ldr_clock_real};
     ldr_backend_params_t backend = {.url = s->url,
                                     .login = "",
-                                    .threads = LDR_SHARING_LANES,
+                                    .threads = LDR_SHARING_THREADS,
                                     .clock = &ldr_clock_real};
     const struct timespec pause = {.tv_nsec = 5000000};
     larder_status_t st = ldr_objects_make(s->url, "", ldr_sharing_deadline());

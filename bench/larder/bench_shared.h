@@ -11,7 +11,9 @@
 #include "bench.h"
 #include "tier/shared/objects.h"
 
-#define LDR_SHARING_LANES 8u /* as many as a node has unless told otherwise */
+#define LDR_SHARING_THREADS                                                    \
+    8u /* as many as a node has unless told otherwise                          \
+        */
 #define LDR_SHARING_BYTES LDR_OBJECTS_BYTES
 #define LDR_SHARING_OBJECTS 24u /* of a round */
 #define LDR_SHARING_CALL_NS ((uint64_t)60 * 1000000000)

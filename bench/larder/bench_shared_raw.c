@@ -227,18 +227,18 @@ static void files_close(const int *files)
 
 double ldr_sharing_round(ldr_sharing_t *s, ldr_way_t how, bool write)
 {
-    part_t parts[LDR_SHARING_LANES];
+    part_t parts[LDR_SHARING_THREADS];
     int files[LDR_SHARING_OBJECTS];
     bool opened = !write && how != LDR_WAY_BACKEND;
     double seconds = 0;
 
-    for (unsigned i = 0; i < LDR_SHARING_LANES; i++) {
+    for (unsigned i = 0; i < LDR_SHARING_THREADS; i++) {
         parts[i] = (part_t){.s = s, .write = write, .how = how, .files = files};
     }
     atomic_store(&s->next, 0);
     if (!opened || files_open(s, files)) {
-        seconds = ldr_bench_together(LDR_SHARING_LANES, false, raw_part, parts,
-                                     sizeof(parts[0]));
+        seconds = ldr_bench_together(LDR_SHARING_THREADS, false, raw_part,
+                                     parts, sizeof(parts[0]));
     }
     if (opened) {
         files_close(files);
@@ -264,7 +264,7 @@ double ldr_sharing_redis(const ldr_sharing_t *s)
              "redis-benchmark -h %s -p %u -t %s -d %llu -c %u -n %llu --csv "
              "2>/dev/null",
              host, port, s->get ? "set,get" : "set", (unsigned long long)bytes,
-             LDR_SHARING_LANES,
+             LDR_SHARING_THREADS,
              (unsigned long long)(ldr_sharing_bytes() / bytes));
     FILE *out = popen(command, "re");
     while (out != NULL && fgets(line, sizeof(line), out) != NULL) {

@@ -85,7 +85,7 @@ ldr_config_t *ldr_config_new(void)
     if (c == NULL) {
         return NULL;
     }
-    if (!ldr_grow(&c->tenants, &c->tenant_room, 1, sizeof(*c->tenants))) {
+    if (!ldr_grow(&c->tenants, &c->tenant_capacity, 1, sizeof(*c->tenants))) {
         ldr_free(c);
         return NULL;
     }

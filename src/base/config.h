@@ -47,7 +47,7 @@ typedef struct ldr_config {
     char dir_source[LDR_SOURCE_MAX];
     ldr_tenant_config_t *tenants; /* "default" is always the first */
     unsigned tenant_count;
-    size_t tenant_room;
+    size_t tenant_capacity;
     char file[LDR_PATH_MAX]; /* empty: none */
 
     /* Flags that are not options. */

@@ -69,7 +69,7 @@ static larder_status_t tenant_add(ldr_config_t *c, piece_t name)
         return ldr_fail(LARDER_E_INVALID, "tenant '%.*s': at most %u tenants",
                         SHOW(name), LDR_CONFIG_TENANTS_MAX);
     }
-    if (!ldr_grow(&c->tenants, &c->tenant_room, c->tenant_count + 1u,
+    if (!ldr_grow(&c->tenants, &c->tenant_capacity, c->tenant_count + 1u,
                   sizeof(*c->tenants))) {
         return ldr_fail(LARDER_E_NO_MEMORY, "no memory for tenant '%.*s'",
                         SHOW(name));

@@ -73,12 +73,12 @@ void ldr_free(void *p)
     free(p);
 }
 
-bool ldr_grow(void *array_p, size_t *room, size_t need, size_t item_bytes)
+bool ldr_grow(void *array_p, size_t *capacity, size_t need, size_t item_bytes)
 {
     void *array, *larger;
-    size_t next = *room * 2 + 16;
+    size_t next = *capacity * 2 + 16;
 
-    if (need <= *room) {
+    if (need <= *capacity) {
         return true;
     }
     next = next > need ? next : need;
@@ -87,12 +87,12 @@ bool ldr_grow(void *array_p, size_t *room, size_t need, size_t item_bytes)
         return false;
     }
     memcpy(&array, array_p, sizeof(array)); /* a pointer of any type */
-    if (*room > 0) {
-        memcpy(larger, array, *room * item_bytes);
+    if (*capacity > 0) {
+        memcpy(larger, array, *capacity * item_bytes);
     }
     ldr_free(array);
     memcpy(array_p, &larger, sizeof(larger));
-    *room = next;
+    *capacity = next;
     return true;
 }
 

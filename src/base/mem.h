@@ -17,7 +17,7 @@ void ldr_free(void *p);
 /* Makes room for `need` items in an array from ldr_alloc(); array_p: where the
  * pointer to it lies. What is new is zero. False: no memory, and it is what it
  * was. */
-bool ldr_grow(void *array_p, size_t *room, size_t need, size_t item_bytes);
+bool ldr_grow(void *array_p, size_t *capacity, size_t need, size_t item_bytes);
 
 /* How often ldr_alloc*() were called in this process. */
 uint64_t ldr_alloc_count(void);

@@ -205,7 +205,7 @@
     X(isolation, ENUM, SERVE, "shared", 0, 1,                                  \
       "shared: one tenant's engines trust each other; strict: none does")      \
     X(strict_window, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 34,          \
-      "bytes of a client's private window when isolation is strict")           \
+      "bytes of a client's bounce buffer when isolation is strict")            \
     X(hello_ms, UINT, SERVE, "3000", 10, 600000,                               \
       "a peer that has not authenticated by then is dropped")                  \
     X(drain_ms, UINT, SERVE | RELOAD, "10000", 0, 3600000,                     \

@@ -101,9 +101,9 @@ typedef struct record {
 
 typedef struct records {
     record_t *all;
-    size_t count, room;
+    size_t count, capacity;
     char **texts; /* what the records point into */
-    size_t text_count, text_room;
+    size_t text_count, text_capacity;
     uint64_t lines; /* that were read, wanted or not */
     bool no_memory;
 } records_t;
@@ -202,7 +202,7 @@ static void parse_text(records_t *out, char *text, const char *wanted)
         if (strncmp(r.values[FIELD_ID], wanted, strlen(wanted)) != 0) {
             continue;
         }
-        if (!ldr_grow(&out->all, &out->room, out->count + 1, sizeof(r))) {
+        if (!ldr_grow(&out->all, &out->capacity, out->count + 1, sizeof(r))) {
             out->no_memory = true;
             return;
         }
@@ -269,7 +269,7 @@ static bool read_all(const char *path, const char *wanted, records_t *out)
         if (text == NULL) {
             continue;
         }
-        if (!ldr_grow(&out->texts, &out->text_room, out->text_count + 1,
+        if (!ldr_grow(&out->texts, &out->text_capacity, out->text_count + 1,
                       sizeof(*out->texts))) {
             ldr_free(text);
             out->no_memory = true;

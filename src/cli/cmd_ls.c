@@ -41,7 +41,7 @@ typedef struct row {
 typedef struct list {
     const ldr_disk_t *disk;
     row_t *rows;
-    size_t count, room;
+    size_t count, capacity;
     bool no_memory;
 } list_t;
 
@@ -51,7 +51,7 @@ static bool list_add(void *arg, uint32_t segment, const ldr_record_t *record)
 {
     list_t *list = arg;
 
-    if (!ldr_grow(&list->rows, &list->room, list->count + 1,
+    if (!ldr_grow(&list->rows, &list->capacity, list->count + 1,
                   sizeof(*list->rows))) {
         list->no_memory = true;
         return false;

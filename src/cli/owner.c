@@ -102,7 +102,7 @@ int ldr_cli_no_dir(const ldr_args_t *args, const char *url)
     char dir[LDR_PATH_MAX] = "DIR", stop[128] = "stop it first";
     larder_open_params_t quiet = {.field_mask = LARDER_OPEN_LOG,
                                   .log = ldr_log_silent};
-    larder_stats_t room = {.struct_bytes = sizeof(room)};
+    larder_stats_t own = {.struct_bytes = sizeof(own)};
 
     if (strncmp(url, "unix:", 5) == 0) {
         char path[LDR_UNIX_PATH_MAX];
@@ -116,8 +116,8 @@ int ldr_cli_no_dir(const ldr_args_t *args, const char *url)
         }
     }
     if (larder_open(url, &quiet, &lar) == LARDER_OK &&
-        larder_stats(lar, &room) == LARDER_OK) {
-        stats = &room;
+        larder_stats(lar, &own) == LARDER_OK) {
+        stats = &own;
     }
     if (stats != NULL && stats->disks > 0) {
         snprintf(dir, sizeof(dir), "%s", stats->disk[0].path);

@@ -40,6 +40,6 @@ bool ldr_program_beside(const char *name, char path[PATH_MAX])
 
     path[n > 0 ? n : 0] = '\0';
     char *slash = strrchr(path, '/');
-    size_t room = slash != NULL ? (size_t)(path + PATH_MAX - slash) : 0;
-    return slash != NULL && (size_t)snprintf(slash, room, "/%s", name) < room;
+    size_t size = slash != NULL ? (size_t)(path + PATH_MAX - slash) : 0;
+    return slash != NULL && (size_t)snprintf(slash, size, "/%s", name) < size;
 }

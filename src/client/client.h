@@ -22,7 +22,7 @@
 #include "node/node.h"
 #include "wire/wire.h"
 
-#define LDR_WINDOW 64u /* loads of one request in flight: bits of a mask */
+#define LDR_LOADS_MAX 64u /* loads of one request in flight: bits of a mask */
 #define LDR_MEMORY_MAX 1024u
 
 /* A request: a batch of items. A blocking call has it on its stack, a ticket
@@ -74,8 +74,8 @@ typedef struct ldr_op {
     size_t next;         /* first item not begun */
     uint64_t used_mask;  /* loads in use */
     uint64_t ready_mask; /* of those, settled; under lar->lock */
-    size_t load_item[LDR_WINDOW];
-    ldr_load_t loads[LDR_WINDOW];
+    size_t load_item[LDR_LOADS_MAX];
+    ldr_load_t loads[LDR_LOADS_MAX];
     uint64_t tier_bytes[LARDER_TIERS_MAX], begin_ns; /* for measuring */
 
     pthread_cond_t *wake; /* of a blocking call; NULL: a ticket */

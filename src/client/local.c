@@ -57,7 +57,7 @@ static void load_finish(ldr_op_t *op, unsigned slot)
     op->used_mask &= ~((uint64_t)1 << slot);
 }
 
-/* Begins as many gets as the window takes; gives those settled at once. */
+/* Begins as many gets as LDR_LOADS_MAX allows; gives those settled at once. */
 static uint64_t loads_begin(ldr_op_t *op)
 {
     uint64_t settled = 0;

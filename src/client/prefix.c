@@ -499,10 +499,11 @@ void larder_gate_close(uint32_t *gate)
     }
 }
 
-larder_status_t ldr_gate_pass(uint32_t *gate, uint64_t until_ns)
+larder_status_t ldr_gate_pass(const ldr_clock_t *clock, uint32_t *gate,
+                              uint64_t until_ns)
 {
     const struct timespec nap = {0, GATE_NAP_NS};
-    uint64_t begin_ns = ldr_now_ns(&ldr_clock_real), now_ns = begin_ns;
+    uint64_t begin_ns = ldr_now_ns(clock), now_ns = begin_ns;
     uint32_t is;
 
     while ((is = __atomic_load_n(gate, __ATOMIC_ACQUIRE)) == GATE_WAITS) {
@@ -515,7 +516,7 @@ larder_status_t ldr_gate_pass(uint32_t *gate, uint64_t until_ns)
         } else {
             nanosleep(&nap, NULL);
         }
-        now_ns = ldr_now_ns(&ldr_clock_real);
+        now_ns = ldr_now_ns(clock);
     }
     return is == GATE_OPEN
                ? LARDER_OK
@@ -527,18 +528,22 @@ larder_status_t larder_prefix_load_early(larder_space_t *space,
                                          larder_move_t *move, uint32_t *gate,
                                          uint32_t wait_ms)
 {
-    gated_t gated = {gate, ldr_now_ns(&ldr_clock_real) + wait_ms * 1000000ull};
-    larder_status_t st = LARDER_OK;
+    larder_status_t st = ldr_space_check(space);
+    bool gpu = layout != NULL && layout->gpu != NULL;
 
     if (gate == NULL) {
         return ldr_fail(LARDER_E_INVALID, "gate is NULL");
     }
-    bool gpu = layout != NULL && layout->gpu != NULL;
-    if (!gpu) { /* nothing can be done before */
-        st = ldr_gate_pass(gate, gated.until_ns);
-    }
     if (st == LARDER_OK) {
-        st = load_run(space, layout, move, gpu ? &gated : NULL);
+        const ldr_clock_t *clock = space->lar->clock;
+        gated_t gated = {gate, ldr_now_ns(clock) + wait_ms * 1000000ull};
+
+        if (!gpu) { /* nothing can be done before */
+            st = ldr_gate_pass(clock, gate, gated.until_ns);
+        }
+        if (st == LARDER_OK) {
+            st = load_run(space, layout, move, gpu ? &gated : NULL);
+        }
     }
     larder_gate_close(gate); /* where it failed before anybody asked */
     return st;

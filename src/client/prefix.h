@@ -71,7 +71,8 @@ typedef struct ldr_batch {
 
 /* Waits at a gate (larder_prefix_load_early()). E_CANCELED: it is closed, also
  * because the time has come. */
-larder_status_t ldr_gate_pass(uint32_t *gate, uint64_t until_ns);
+larder_status_t ldr_gate_pass(const ldr_clock_t *clock, uint32_t *gate,
+                              uint64_t until_ns);
 
 /* Begins with space, layout, move, op and deadline_ns set, with gate
  * where there is one, and the rest zero: room for as much as there is to move,

@@ -43,7 +43,7 @@ larder_status_t ldr_batch_begin(ldr_batch_t *b)
     if (gpu) {
         ldr_gpu_list_t list = ldr_gpu_list_take(b->layout->gpu, (uint32_t)runs);
 
-        b->rows = (ldr_page_list_t){.rows = list.rows, .max = list.room};
+        b->rows = (ldr_page_list_t){.rows = list.rows, .max = list.capacity};
     }
     return b->items != NULL && b->iov != NULL &&
                    (b->scratch != NULL || !scratch) &&
@@ -131,7 +131,8 @@ static larder_status_t list_pages(void *arg, const larder_item_t *item,
 static larder_status_t await_tables(void *arg, void **after_p)
 {
     ldr_batch_t *b = arg;
-    larder_status_t st = ldr_gate_pass(b->gate, b->gate_ns);
+    larder_status_t st =
+        ldr_gate_pass(b->space->lar->clock, b->gate, b->gate_ns);
 
     st = st == LARDER_OK ? ldr_move_check(b->layout, b->op, b->move) : st;
     for (uint32_t i = 0; i < b->item_count && st == LARDER_OK; i++) {

@@ -26,34 +26,34 @@
 /* Bytes copied between looks at the clock. */
 #define RUN_MAX ((size_t)1 << 20)
 #define SEGMENT_MIN 4096u /* what a reserved shard consists of */
-#define LANES_MAX 8u      /* threads that share the shards of a fill, */
+#define WORKERS_MAX 8u    /* threads that share the shards of a fill, */
 /* if it has so many bytes: less is copied before a thread would have come. */
 #define SHARE_MIN ((size_t)1 << 20)
 
-typedef struct part {
+typedef struct shard {
     ldr_shard_at_t at;
     larder_status_t status;
-} part_t;
+} shard_t;
 
 /* Lists for the shard that a thread is at. */
-typedef struct lane {
+typedef struct worker {
     struct iovec *from, *to;
-} lane_t;
+} worker_t;
 
 struct larder_rooms {
     larder_space_t *space;
     const larder_layout_t *layout;
     uint32_t skipped; /* had no blocks when they were reserved */
     uint32_t count;
-    part_t *parts;
+    shard_t *shards;
     larder_lease_t **leases;
-    uint32_t from_max, to_max; /* of each lane's lists */
-    uint32_t lane_count;
-    lane_t lanes[LANES_MAX];
-    struct iovec *lists; /* of all lanes */
+    uint32_t from_max, to_max; /* of each worker's lists */
+    uint32_t worker_count;
+    worker_t workers[WORKERS_MAX];
+    struct iovec *lists; /* of all workers */
 };
 
-static size_t part_bytes(const larder_rooms_t *r, const part_t *p)
+static size_t shard_bytes(const larder_rooms_t *r, const shard_t *p)
 {
     return r->layout->slice[p->at.slice].bytes;
 }
@@ -61,21 +61,21 @@ static size_t part_bytes(const larder_rooms_t *r, const part_t *p)
 /* Frees it; its leases are gone or nobody's. */
 static void rooms_free(larder_rooms_t *r)
 {
-    ldr_free(r->parts);
+    ldr_free(r->shards);
     ldr_free(r->leases);
     ldr_free(r->lists);
     ldr_free(r);
 }
 
-static bool lanes_new(larder_rooms_t *r, size_t count)
+static bool workers_new(larder_rooms_t *r, size_t count)
 {
     size_t each = (size_t)r->from_max + r->to_max;
 
-    r->lane_count = (uint32_t)ldr_min64(count, LANES_MAX);
-    r->lists = ldr_alloc(r->lane_count * each * sizeof(*r->lists));
-    for (uint32_t i = 0; i < r->lane_count && r->lists != NULL; i++) {
-        r->lanes[i].from = r->lists + i * each;
-        r->lanes[i].to = r->lanes[i].from + r->from_max;
+    r->worker_count = (uint32_t)ldr_min64(count, WORKERS_MAX);
+    r->lists = ldr_alloc(r->worker_count * each * sizeof(*r->lists));
+    for (uint32_t i = 0; i < r->worker_count && r->lists != NULL; i++) {
+        r->workers[i].from = r->lists + i * each;
+        r->workers[i].to = r->workers[i].from + r->from_max;
     }
     return r->lists != NULL;
 }
@@ -86,7 +86,7 @@ static larder_rooms_t *rooms_new(larder_space_t *space,
                                  const larder_move_t *m)
 {
     larder_rooms_t *r = ldr_alloc(sizeof(*r));
-    size_t chunks = m->end / layout->chunk_tokens, parts = 0;
+    size_t chunks = m->end / layout->chunk_tokens, shards = 0;
     size_t bytes = 0;
 
     if (r == NULL) {
@@ -99,13 +99,13 @@ static larder_rooms_t *rooms_new(larder_space_t *space,
         r->from_max =
             (uint32_t)ldr_max64(r->from_max, layout->group[g].pieces_max);
         bytes = ldr_max64(bytes, layout->group[g].bytes_max);
-        parts += chunks * layout->group[g].whole_count;
+        shards += chunks * layout->group[g].whole_count;
     }
-    parts = ldr_max64(parts, 1);
+    shards = ldr_max64(shards, 1);
     r->to_max = (uint32_t)(bytes / SEGMENT_MIN) + 1;
-    r->parts = ldr_alloc(parts * sizeof(*r->parts));
-    r->leases = ldr_alloc(ldr_div_up(parts, BATCH) * sizeof(larder_lease_t *));
-    if (r->parts == NULL || r->leases == NULL || !lanes_new(r, parts)) {
+    r->shards = ldr_alloc(shards * sizeof(*r->shards));
+    r->leases = ldr_alloc(ldr_div_up(shards, BATCH) * sizeof(larder_lease_t *));
+    if (r->shards == NULL || r->leases == NULL || !workers_new(r, shards)) {
         rooms_free(r);
         return NULL;
     }
@@ -134,7 +134,8 @@ static larder_status_t list(larder_rooms_t *r, const larder_move_t *m)
     ldr_saves_t saves = {.layout = r->layout, .move = m};
 
     while (ldr_saves_next(&saves)) {
-        ldr_segments_t segments = {.iov = r->lanes[0].from, .max = r->from_max};
+        ldr_segments_t segments = {.iov = r->workers[0].from,
+                                   .max = r->from_max};
         larder_status_t st =
             ldr_layout_segments(r->layout, saves.at, &m->tables[saves.at.group],
                                 (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
@@ -144,7 +145,7 @@ static larder_status_t list(larder_rooms_t *r, const larder_move_t *m)
         } else if (st != LARDER_OK) {
             return st;
         } else {
-            r->parts[r->count++] = (part_t){
+            r->shards[r->count++] = (shard_t){
                 .at = saves.at,
                 .status = LARDER_E_DEADLINE,
             };
@@ -160,11 +161,11 @@ static larder_status_t reserve(larder_rooms_t *r, const larder_move_t *m,
 {
     uint32_t count = (uint32_t)ldr_min64(BATCH, r->count - first);
     larder_lease_t **lease_p = &r->leases[first / BATCH];
-    part_t *parts = &r->parts[first];
+    shard_t *shards = &r->shards[first];
 
     for (uint32_t i = 0; i < count; i++) {
-        items[i] = ldr_move_item(r->layout, m, parts[i].at);
-        lengths[i] = part_bytes(r, &parts[i]);
+        items[i] = ldr_move_item(r->layout, m, shards[i].at);
+        lengths[i] = shard_bytes(r, &shards[i]);
     }
     larder_status_t st =
         larder_reserve(r->space, items, lengths, count,
@@ -176,7 +177,7 @@ static larder_status_t reserve(larder_rooms_t *r, const larder_move_t *m,
         (*lease_p)->silent = true;
     }
     for (uint32_t i = 0; i < count; i++) {
-        parts[i].status = st == LARDER_OK ? items[i].status : st;
+        shards[i].status = st == LARDER_OK ? items[i].status : st;
     }
     return LARDER_OK;
 }
@@ -238,9 +239,9 @@ larder_status_t larder_prefix_reserve(larder_space_t *space,
     ldr_move_clear(move);
     move->skipped = r->skipped;
     for (uint32_t i = 0; i < r->count; i++) {
-        const part_t *p = &r->parts[i];
+        const shard_t *p = &r->shards[i];
 
-        ldr_move_note(move, p->status, LARDER_CAUSE_NONE, part_bytes(r, p));
+        ldr_move_note(move, p->status, LARDER_CAUSE_NONE, shard_bytes(r, p));
     }
     *rooms_p = r;
     return LARDER_OK;
@@ -248,21 +249,21 @@ larder_status_t larder_prefix_reserve(larder_space_t *space,
 
 /* ---- filling ---- */
 
-/* Copies the shard that lies in a lane's `from` to its place in `to`. The
+/* Copies the shard that lies in a worker's `from` to its place in `to`. The
  * caller fences, whatever came of it: the room may be another's next. */
-static larder_status_t copy(const larder_t *lar, const lane_t *lane,
+static larder_status_t copy(const larder_t *lar, const worker_t *worker,
                             uint32_t from_count, uint32_t to_count,
                             uint64_t deadline_ns, uint32_t *crc_p)
 {
-    ldr_list_t from = ldr_list(lane->from, from_count);
+    ldr_list_t from = ldr_list(worker->from, from_count);
     size_t looked = RUN_MAX; /* bytes since a look at the clock */
     uint32_t crc = 0;
 
     for (uint32_t i = 0; i < to_count; i++) {
-        uint8_t *to = lane->to[i].iov_base;
+        uint8_t *to = worker->to[i].iov_base;
 
-        for (size_t at = 0; at < lane->to[i].iov_len;) {
-            size_t take = ldr_min64(lane->to[i].iov_len - at, RUN_MAX);
+        for (size_t at = 0; at < worker->to[i].iov_len;) {
+            size_t take = ldr_min64(worker->to[i].iov_len - at, RUN_MAX);
 
             if (looked >= RUN_MAX) {
                 if (ldr_now_ns(lar->clock) >= deadline_ns) {
@@ -290,22 +291,22 @@ typedef struct filling {
     const larder_move_t *move;
     const larder_lease_t *lease;
     uint64_t deadline_ns;
-    part_t *parts;
+    shard_t *shards;
     uint32_t count;
     uint32_t *crcs;
     uint8_t *keep;
-    uint32_t next; /* shard; atomic */
-    uint32_t lane; /* atomic */
+    uint32_t next;   /* shard; atomic */
+    uint32_t worker; /* atomic */
 } filling_t;
 
 /* Fills the room of item number i of the lease. MISS: its blocks are not there
  * any more. */
-static larder_status_t fill_one(const filling_t *f, const lane_t *lane,
+static larder_status_t fill_one(const filling_t *f, const worker_t *worker,
                                 uint32_t i)
 {
     const larder_rooms_t *r = f->rooms;
-    const part_t *p = &f->parts[i];
-    ldr_segments_t segments = {.iov = lane->from, .max = r->from_max};
+    const shard_t *p = &f->shards[i];
+    ldr_segments_t segments = {.iov = worker->from, .max = r->from_max};
     uint32_t count = 0;
     larder_status_t st =
         ldr_layout_segments(r->layout, p->at, &f->move->tables[p->at.group],
@@ -314,12 +315,12 @@ static larder_status_t fill_one(const filling_t *f, const lane_t *lane,
     if (st != LARDER_OK) {
         return st;
     }
-    st = larder_reserve_segments(f->lease, i, lane->to, r->to_max, &count);
+    st = larder_reserve_segments(f->lease, i, worker->to, r->to_max, &count);
     if (st == LARDER_E_STALE) {
         st = LARDER_E_OFFLINE; /* the daemon that had the room is gone */
     }
     if (st == LARDER_OK) {
-        st = copy(r->space->lar, lane, segments.count, count, f->deadline_ns,
+        st = copy(r->space->lar, worker, segments.count, count, f->deadline_ns,
                   &f->crcs[i]);
         ldr_copy_fence();
     }
@@ -327,28 +328,28 @@ static larder_status_t fill_one(const filling_t *f, const lane_t *lane,
 }
 
 static bool within(const larder_rooms_t *r, const larder_move_t *m,
-                   const part_t *p)
+                   const shard_t *p)
 {
     uint32_t tokens = r->layout->chunk_tokens;
 
     return p->at.chunk >= m->begin / tokens && p->at.chunk < m->end / tokens;
 }
 
-/* One thread's part: whatever is left, shard by shard. */
+/* One thread: whatever is left, shard by shard. */
 static void fill_some(void *arg)
 {
     filling_t *f = arg;
-    uint32_t lane = __atomic_fetch_add(&f->lane, 1, __ATOMIC_RELAXED);
+    uint32_t worker = __atomic_fetch_add(&f->worker, 1, __ATOMIC_RELAXED);
     uint32_t i;
 
-    if (lane >= f->rooms->lane_count) {
+    if (worker >= f->rooms->worker_count) {
         return;
     }
     while ((i = __atomic_fetch_add(&f->next, 1, __ATOMIC_RELAXED)) < f->count) {
-        part_t *p = &f->parts[i];
+        shard_t *p = &f->shards[i];
 
         if (p->status == LARDER_OK && within(f->rooms, f->move, p)) {
-            p->status = fill_one(f, &f->rooms->lanes[lane], i);
+            p->status = fill_one(f, &f->rooms->workers[worker], i);
             f->keep[i] = p->status == LARDER_OK;
         }
     }
@@ -360,8 +361,8 @@ static bool shared(const filling_t *f)
     size_t bytes = 0;
 
     for (uint32_t i = 0; i < f->count && bytes < SHARE_MIN; i++) {
-        bytes += f->parts[i].status == LARDER_OK
-                     ? part_bytes(f->rooms, &f->parts[i])
+        bytes += f->shards[i].status == LARDER_OK
+                     ? shard_bytes(f->rooms, &f->shards[i])
                      : 0;
     }
     return bytes >= SHARE_MIN;
@@ -380,7 +381,7 @@ static void fill(larder_rooms_t *r, const larder_move_t *m, larder_team_fn team,
                    .move = m,
                    .lease = *lease_p,
                    .deadline_ns = deadline_ns,
-                   .parts = &r->parts[first],
+                   .shards = &r->shards[first],
                    .count = (uint32_t)ldr_min64(BATCH, r->count - first),
                    .crcs = crcs,
                    .keep = keep};
@@ -390,7 +391,7 @@ static void fill(larder_rooms_t *r, const larder_move_t *m, larder_team_fn team,
     }
     if (team != NULL && shared(&f)) {
         team(fill_some, &f, 0, 0);
-        f.lane = 0;
+        f.worker = 0;
     }
     fill_some(&f); /* what nobody has taken */
     larder_status_t st =
@@ -398,7 +399,7 @@ static void fill(larder_rooms_t *r, const larder_move_t *m, larder_team_fn team,
                       ldr_prefix_left_ms(r->space->lar, deadline_ns));
     for (uint32_t i = 0; i < f.count; i++) {
         if (keep[i] != 0) {
-            f.parts[i].status = statuses[i] != LARDER_OK ? statuses[i] : st;
+            f.shards[i].status = statuses[i] != LARDER_OK ? statuses[i] : st;
         }
     }
 }
@@ -415,7 +416,7 @@ static larder_status_t put_rest(larder_rooms_t *r, larder_move_t *m,
     larder_status_t st = ldr_batch_begin(&b);
 
     for (uint32_t i = 0; i < r->count && st == LARDER_OK; i++) {
-        const part_t *p = &r->parts[i];
+        const shard_t *p = &r->shards[i];
 
         if ((p->status == LARDER_E_FULL || p->status == LARDER_E_LIMIT) &&
             within(r, m, p)) {
@@ -445,7 +446,7 @@ static larder_status_t fill_all(larder_rooms_t *r, larder_move_t *m,
         fill(r, m, team, deadline_ns, i);
     }
     for (uint32_t i = 0; i < r->count; i++) {
-        const part_t *p = &r->parts[i];
+        const shard_t *p = &r->shards[i];
 
         if (!within(r, m, p)) {
             continue;
@@ -455,7 +456,7 @@ static larder_status_t fill_all(larder_rooms_t *r, larder_move_t *m,
         } else if (p->status == LARDER_E_FULL || p->status == LARDER_E_LIMIT) {
             rest = true;
         } else {
-            ldr_move_note(m, p->status, LARDER_CAUSE_NONE, part_bytes(r, p));
+            ldr_move_note(m, p->status, LARDER_CAUSE_NONE, shard_bytes(r, p));
         }
     }
     return rest ? put_rest(r, m, deadline_ns) : LARDER_OK;

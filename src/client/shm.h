@@ -84,7 +84,7 @@ struct ldr_shm_session {
     pthread_mutex_t send_lock;
     struct {
         ldr_end_row_t *rows; /* that found no room in the ring */
-        uint32_t count, room;
+        uint32_t count, capacity;
     } unsent[2]; /* RELEASE, COMMIT */
 
     pthread_mutex_t recv_lock;

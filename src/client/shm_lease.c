@@ -41,9 +41,9 @@ larder_status_t ldr_held_map(ldr_held_t *h, const ldr_result_row_t *row,
 {
     uint32_t need = h->piece_count + row->seg_count;
 
-    if (need > h->piece_room) {
-        uint32_t room = need < 64 ? 64 : 2 * need;
-        ldr_piece_map_t *more = ldr_alloc(room * sizeof(*more));
+    if (need > h->piece_capacity) {
+        uint32_t capacity = need < 64 ? 64 : 2 * need;
+        ldr_piece_map_t *more = ldr_alloc(capacity * sizeof(*more));
 
         if (more == NULL) {
             return ldr_fail(LARDER_E_NO_MEMORY,
@@ -54,7 +54,7 @@ larder_status_t ldr_held_map(ldr_held_t *h, const ldr_result_row_t *row,
         }
         ldr_free(h->pieces);
         h->pieces = more;
-        h->piece_room = room;
+        h->piece_capacity = capacity;
     }
     larder_status_t st =
         ldr_map_segs(h->session, row, segs, stop, h->pieces + h->piece_count);

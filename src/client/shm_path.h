@@ -35,7 +35,7 @@ typedef struct ldr_held {
     ldr_held_shard_t *shards;
     uint32_t count;
     ldr_piece_map_t *pieces;
-    uint32_t piece_count, piece_room;
+    uint32_t piece_count, piece_capacity;
 } ldr_held_t;
 
 /* With a reference to the session, for so many shards; NULL: no memory. */

@@ -86,9 +86,9 @@ static bool keep_unsent(ldr_shm_session_t *s, unsigned which,
 {
     uint32_t need = s->unsent[which].count + count;
 
-    if (need > s->unsent[which].room) {
-        uint32_t room = need < 1024 ? 1024 : 2 * need;
-        ldr_end_row_t *more = ldr_alloc(room * sizeof(*more));
+    if (need > s->unsent[which].capacity) {
+        uint32_t capacity = need < 1024 ? 1024 : 2 * need;
+        ldr_end_row_t *more = ldr_alloc(capacity * sizeof(*more));
 
         if (more == NULL) {
             return false;
@@ -99,7 +99,7 @@ static bool keep_unsent(ldr_shm_session_t *s, unsigned which,
         }
         ldr_free(s->unsent[which].rows);
         s->unsent[which].rows = more;
-        s->unsent[which].room = room;
+        s->unsent[which].capacity = capacity;
     }
     memcpy(s->unsent[which].rows + s->unsent[which].count, rows,
            count * sizeof(*rows));

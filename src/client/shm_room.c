@@ -16,7 +16,7 @@ static void rooms_ask(ldr_transfer_t *t, ldr_ask_t *q)
     const rooms_t *r = t->own;
     uint8_t *at = ldr_body(q->call.buffer);
     size_t bytes = LDR_BATCH_HEAD_BYTES;
-    /* A private window is small. */
+    /* A bounce buffer is small. */
     uint32_t most = t->answers ? LDR_ASK_FEW : LDR_ASK_ITEMS;
 
     while (t->todo.count > 0 && q->count < most) {
@@ -269,7 +269,7 @@ larder_status_t ldr_shm_commit(larder_lease_t *lease, const uint8_t *keep,
     ldr_talk_t v;
     uint32_t index[LARDER_BATCH_MAX];
 
-    /* From a private window the daemon still has to copy: it is waited for. */
+    /* From a bounce buffer the daemon still has to copy: it is waited for. */
     if (lease->silent && !h->session->strict) {
         return commit_silently(lease, keep, crcs, &stop);
     }

@@ -111,7 +111,7 @@ static larder_status_t ask_lengths(ldr_talk_t *v, held_t *h,
     return st;
 }
 
-static bool held_room(held_t *h, uint32_t chunks, uint32_t shards)
+static bool held_alloc(held_t *h, uint32_t chunks, uint32_t shards)
 {
     h->shards = ldr_alloc((size_t)chunks * shards * sizeof(*h->shards));
     h->keys = ldr_alloc(chunks * sizeof(*h->keys));
@@ -128,7 +128,7 @@ larder_status_t ldr_tcp_map(larder_space_t *space, larder_lease_t *lease,
     uint64_t bytes = 0;
     ldr_talk_t v;
 
-    if (!held_room(h, lease->chunks, lease->shards)) {
+    if (!held_alloc(h, lease->chunks, lease->shards)) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a lease");
     }
     memcpy(h->keys, keys, lease->chunks * sizeof(*keys));

@@ -1,4 +1,4 @@
-/* The window of requests: transfer.h says what holds of it. */
+/* Requests in flight: transfer.h says what holds of it. */
 #include "client/transfer.h"
 
 #include "base/bytes.h"

@@ -1,5 +1,5 @@
 /*
- * Shards on their way to and from a daemon: one window of requests, whatever
+ * Shards on their way to and from a daemon: requests in flight, whatever
  * the transport.
  *
  * A get is lease, copy, release; a put is reserve, copy, commit. A transfer
@@ -109,7 +109,7 @@ static inline uint32_t ldr_todo_pop(ldr_todo_t *t)
     return item;
 }
 
-/* ---- the window (transfer.c) ---- */
+/* ---- requests in flight (transfer.c) ---- */
 
 /* A session for it. Not OK: there is none, and ldr_transfer_end() is not to be
  * called. todo is empty. op: whose items they are, or NULL. */

@@ -69,7 +69,7 @@ static bool gather(larder_gpu_t *gpu, const ldr_gpu_copy_t *copy, walk_t *w,
     return slot->ahead_count > 0;
 }
 
-ldr_cu_t ldr_gpu_ahead(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
+ldr_cu_t ldr_gpu_ahead(larder_gpu_t *gpu, ldr_gpu_copier_t *copier,
                        const ldr_gpu_copy_t *copy, uint64_t bytes)
 {
     const ldr_cuda_t *cuda = gpu->cuda;
@@ -77,7 +77,7 @@ ldr_cu_t ldr_gpu_ahead(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
     ldr_cu_t result = 0;
 
     for (unsigned i = 0; i < LDR_GPU_SLOTS && result == 0; i++) {
-        ldr_gpu_slot_t *slot = &lane->slot[i];
+        ldr_gpu_slot_t *slot = &copier->slot[i];
         size_t half = bytes / 2 / 4096 * 4096;
 
         /* Small ones last, as all of a move. */
@@ -86,15 +86,15 @@ ldr_cu_t ldr_gpu_ahead(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
                 ldr_min64(LDR_GPU_PIECE, ldr_max64(LDR_GPU_PIECE_MIN, half)))) {
             break;
         }
-        ldr_gpu_parts_begin(lane);
+        ldr_gpu_parts_begin(copier);
         for (uint32_t k = 0; k < slot->ahead_count; k++) {
             const ldr_gpu_run_t *r = &slot->ahead[k];
 
-            ldr_gpu_parts_add(lane, slot->buffer + r->at, r->host, r->bytes);
+            ldr_gpu_parts_add(copier, slot->buffer + r->at, r->host, r->bytes);
         }
-        result = ldr_gpu_parts_queue(gpu, lane, true);
+        result = ldr_gpu_parts_queue(gpu, copier, true);
         if (result == 0) {
-            result = cuda->event_record(slot->half, lane->copy);
+            result = cuda->event_record(slot->half, copier->copy);
         }
         bytes -= slot->ahead_bytes;
     }
@@ -114,9 +114,9 @@ bool ldr_gpu_is_ahead(ldr_gpu_slot_t *slot)
     return same;
 }
 
-void ldr_gpu_ahead_forget(ldr_gpu_lane_t *lane)
+void ldr_gpu_ahead_forget(ldr_gpu_copier_t *copier)
 {
     for (unsigned i = 0; i < LDR_GPU_SLOTS; i++) {
-        lane->slot[i].ahead_count = 0;
+        copier->slot[i].ahead_count = 0;
     }
 }

@@ -201,9 +201,9 @@ void larder_gpu_close(larder_gpu_t **gpu_p)
 
     *gpu_p = NULL;
     if (gpu->context != NULL && ldr_gpu_enter(gpu) == LARDER_OK) {
-        for (unsigned i = 0; i < LDR_GPU_LANES; i++) {
-            if (gpu->lanes[i] != NULL) {
-                ldr_gpu_lane_free(gpu, gpu->lanes[i]);
+        for (unsigned i = 0; i < LDR_GPU_COPIERS; i++) {
+            if (gpu->copiers[i] != NULL) {
+                ldr_gpu_copier_free(gpu, gpu->copiers[i]);
             }
         }
         if (gpu->tables != 0) {
@@ -220,8 +220,8 @@ void larder_gpu_close(larder_gpu_t **gpu_p)
     pthread_mutex_destroy(&gpu->lock);
     pthread_cond_destroy(&gpu->freed);
     pthread_rwlock_destroy(&gpu->range_lock);
-    for (unsigned i = 0; i < LDR_GPU_LANES; i++) {
-        ldr_free(gpu->lanes[i]);
+    for (unsigned i = 0; i < LDR_GPU_COPIERS; i++) {
+        ldr_free(gpu->copiers[i]);
     }
     for (unsigned i = 0; i < LDR_GPU_LISTS; i++) {
         ldr_free(gpu->lists[i].rows);
@@ -291,9 +291,10 @@ static bool insert(larder_gpu_t *gpu, ldr_gpu_range_t range)
     bool ok = true;
 
     pthread_rwlock_wrlock(&gpu->range_lock);
-    if (gpu->range_count == gpu->range_room) {
-        uint32_t room = gpu->range_room == 0 ? 64 : 2 * gpu->range_room;
-        ldr_gpu_range_t *more = ldr_alloc(room * sizeof(*more));
+    if (gpu->range_count == gpu->range_capacity) {
+        uint32_t capacity =
+            gpu->range_capacity == 0 ? 64 : 2 * gpu->range_capacity;
+        ldr_gpu_range_t *more = ldr_alloc(capacity * sizeof(*more));
 
         ok = more != NULL;
         if (ok && gpu->range_count > 0) {
@@ -302,7 +303,7 @@ static bool insert(larder_gpu_t *gpu, ldr_gpu_range_t range)
         if (ok) {
             ldr_free(gpu->ranges);
             gpu->ranges = more;
-            gpu->range_room = room;
+            gpu->range_capacity = capacity;
         }
     }
     if (ok) {

@@ -21,8 +21,9 @@
  *   plain    no kernel can be had (no libnvrtc), or something is not aligned
  *            to 16 bytes: bounce, and the copy engine moves row by row
  *
- * A lane is what one copy needs: two streams, the pieces' buffers, and events.
- * A call takes a lane, and another one that comes meanwhile takes the next.
+ * A copier is what one copy needs: two streams, the pieces' buffers, and
+ * events. A call takes a copier, and another one that comes meanwhile takes the
+ * next.
  *
  * Order against the engine: a copy begins after the event it was given. When
  * the call returns nothing of it is under way, whatever it returns: so pages
@@ -91,9 +92,9 @@ typedef struct ldr_gpu_copy {
  * takes longer than filling it: so a few are kept. */
 typedef struct ldr_gpu_list {
     ldr_page_rows_t *rows; /* NULL: there is not enough memory */
-    uint32_t room;         /* at least as many as were asked for */
+    uint32_t capacity;     /* at least as many as were asked for */
 } ldr_gpu_list_t;
-ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t room);
+ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t capacity);
 void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list);
 
 /* Moves all of it. LARDER_OK: every shard's crc is set. E_SIZE: the lists of a

@@ -8,7 +8,7 @@
 #include "gpu/gpu.h"
 #include "gpu/kernel.h"
 
-#define LDR_GPU_LANES 6u
+#define LDR_GPU_COPIERS 6u
 #define LDR_GPU_LISTS 3u
 #define LDR_GPU_SLOTS 3u
 #define LDR_GPU_PIECE ((size_t)16 << 20)
@@ -60,7 +60,7 @@ typedef struct ldr_gpu_slot {
     ldr_gpu_run_t ahead[LDR_GPU_AHEAD_RUNS];
 } ldr_gpu_slot_t;
 
-typedef struct ldr_gpu_lane {
+typedef struct ldr_gpu_copier {
     bool taken;                   /* under gpu->lock */
     bool made;                    /* its owner's, as is all below */
     ldr_cu_stream_t copy, kernel; /* streams */
@@ -68,7 +68,7 @@ typedef struct ldr_gpu_lane {
     uint32_t *sums_here;          /* registered memory */
     ldr_gpu_slot_t slot[LDR_GPU_SLOTS];
     ldr_gpu_parts_t parts; /* of the copy that is being handed over */
-} ldr_gpu_lane_t;
+} ldr_gpu_copier_t;
 
 /* Memory that is registered: [base, base + bytes), as one. */
 typedef struct ldr_gpu_range {
@@ -93,15 +93,15 @@ struct larder_gpu {
     size_t run_min; /* staged, if the host's parts are as large on average */
 
     pthread_mutex_t lock;
-    pthread_cond_t freed; /* a lane */
-    ldr_gpu_lane_t *lanes[LDR_GPU_LANES];
+    pthread_cond_t freed; /* a copier */
+    ldr_gpu_copier_t *copiers[LDR_GPU_COPIERS];
     ldr_gpu_list_t lists[LDR_GPU_LISTS]; /* that nobody has */
     bool broken; /* atomic: the device does not answer */
     bool told;   /* that memory could not be registered */
 
     pthread_rwlock_t range_lock;
     ldr_gpu_range_t *ranges; /* by address */
-    uint32_t range_count, range_room;
+    uint32_t range_count, range_capacity;
 
     larder_gpu_stats_t stats; /* atomic */
 };
@@ -127,21 +127,21 @@ larder_status_t ldr_gpu_tune(larder_gpu_t *gpu);
 /* ---- the copy engine's part of a piece (engine.c) ---- */
 
 /* Between the host's memory and the buffer; plain: and the pages. Queued in the
- * lane's stream for that. */
-ldr_cu_t ldr_gpu_engine(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
+ * copier's stream for that. */
+ldr_cu_t ldr_gpu_engine(larder_gpu_t *gpu, ldr_gpu_copier_t *copier,
                         const ldr_gpu_slot_t *slot, ldr_gpu_way_t way,
                         bool load);
 /* In one call. */
 ldr_cu_t ldr_gpu_batch(const ldr_cuda_t *cuda, ldr_gpu_parts_t *parts,
                        bool load, ldr_cu_stream_t s);
 /* Parts: none; one more; all are queued. */
-static inline void ldr_gpu_parts_begin(ldr_gpu_lane_t *lane)
+static inline void ldr_gpu_parts_begin(ldr_gpu_copier_t *copier)
 {
-    lane->parts.count = 0;
+    copier->parts.count = 0;
 }
-void ldr_gpu_parts_add(ldr_gpu_lane_t *lane, ldr_cu_ptr_t device,
+void ldr_gpu_parts_add(ldr_gpu_copier_t *copier, ldr_cu_ptr_t device,
                        const void *host, size_t bytes);
-ldr_cu_t ldr_gpu_parts_queue(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
+ldr_cu_t ldr_gpu_parts_queue(larder_gpu_t *gpu, ldr_gpu_copier_t *copier,
                              bool load);
 
 /* ---- before a copy (ahead.c) ---- */
@@ -150,24 +150,25 @@ ldr_cu_t ldr_gpu_parts_queue(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
  * queued there cannot be taken back at the deadline. In the context. */
 larder_status_t ldr_gpu_await(larder_gpu_t *gpu, const ldr_gpu_copy_t *copy);
 /* Sets the first pieces of a staged load of so many bytes going, as far as the
- * buffers of a lane where nothing is under way. */
-ldr_cu_t ldr_gpu_ahead(larder_gpu_t *gpu, ldr_gpu_lane_t *lane,
+ * buffers of a copier where nothing is under way. */
+ldr_cu_t ldr_gpu_ahead(larder_gpu_t *gpu, ldr_gpu_copier_t *copier,
                        const ldr_gpu_copy_t *copy, uint64_t bytes);
 /* Whether the slot's piece, as it was cut, is in its buffer or on the way. What
  * was sent ahead is forgotten. */
 bool ldr_gpu_is_ahead(ldr_gpu_slot_t *slot);
-/* The lane is new to its owner. */
-void ldr_gpu_ahead_forget(ldr_gpu_lane_t *lane);
+/* The copier is new to its owner. */
+void ldr_gpu_ahead_forget(ldr_gpu_copier_t *copier);
 
-/* ---- lanes (lane.c) ---- */
+/* ---- copiers (copier.c) ---- */
 
-/* A lane, made if need be; waits for one until the deadline. In the context. */
-larder_status_t ldr_gpu_lane_take(larder_gpu_t *gpu, uint64_t deadline_ns,
-                                  ldr_gpu_lane_t **lane_p);
-void ldr_gpu_lane_give(larder_gpu_t *gpu, ldr_gpu_lane_t *lane);
+/* A copier, made if need be; waits for one until the deadline. In the context.
+ */
+larder_status_t ldr_gpu_copier_take(larder_gpu_t *gpu, uint64_t deadline_ns,
+                                    ldr_gpu_copier_t **copier_p);
+void ldr_gpu_copier_give(larder_gpu_t *gpu, ldr_gpu_copier_t *copier);
 /* Gives back all that it has. In the context. */
-void ldr_gpu_lane_free(larder_gpu_t *gpu, ldr_gpu_lane_t *lane);
+void ldr_gpu_copier_free(larder_gpu_t *gpu, ldr_gpu_copier_t *copier);
 /* Waits for all that is under way in it; gives what came of that. */
-ldr_cu_t ldr_gpu_lane_sync(larder_gpu_t *gpu, ldr_gpu_lane_t *lane);
+ldr_cu_t ldr_gpu_copier_sync(larder_gpu_t *gpu, ldr_gpu_copier_t *copier);
 /* The slot's bounce buffer is there. */
 larder_status_t ldr_gpu_slot_bounce(larder_gpu_t *gpu, ldr_gpu_slot_t *slot);

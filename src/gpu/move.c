@@ -1,9 +1,9 @@
 /*
  * Moving shards, piece by piece.
  *
- * A piece takes the next slot of the lane, in turn. Before a slot is used again
- * the host waits until its last piece is done; so at most LDR_GPU_SLOTS pieces
- * are under way, and nothing that the device reads is changed under it.
+ * A piece takes the next slot of the copier, in turn. Before a slot is used
+ * again the host waits until its last piece is done; so at most LDR_GPU_SLOTS
+ * pieces are under way, and nothing that the device reads is changed under it.
  */
 #include <sys/prctl.h>
 #include <time.h>
@@ -29,7 +29,7 @@ typedef struct place {
 
 typedef struct move {
     larder_gpu_t *gpu;
-    ldr_gpu_lane_t *lane;
+    ldr_gpu_copier_t *copier;
     ldr_gpu_copy_t *copy;
     ldr_gpu_way_t way;
     uint32_t shard; /* the one that is cut up */
@@ -381,7 +381,7 @@ static void bounce(move_t *m, ldr_gpu_slot_t *slot)
 
 static ldr_cu_t engine(move_t *m, const ldr_gpu_slot_t *slot)
 {
-    return ldr_gpu_engine(m->gpu, m->lane, slot, m->way, m->copy->load);
+    return ldr_gpu_engine(m->gpu, m->copier, slot, m->way, m->copy->load);
 }
 
 static ldr_cu_t kernel(move_t *m, ldr_gpu_slot_t *slot)
@@ -393,17 +393,17 @@ static ldr_cu_t kernel(move_t *m, ldr_gpu_slot_t *slot)
     unsigned warps = LDR_GPU_THREADS / 32;
     unsigned grid = (unsigned)ldr_min64(gpu->grid, ldr_div_up(count, warps));
     void *arguments[] = {&slot->units_there, &count, &gpu->tables,
-                         &m->lane->sums, &flags};
+                         &m->copier->sums, &flags};
 
     return gpu->cuda->launch(gpu->kernel, grid, 1, 1, LDR_GPU_THREADS, 1, 1, 0,
-                             m->lane->kernel, arguments, NULL);
+                             m->copier->kernel, arguments, NULL);
 }
 
 /* Sets the piece going: both parts, the second after the first. */
 static ldr_cu_t start(move_t *m, ldr_gpu_slot_t *slot)
 {
     const ldr_cuda_t *cuda = m->gpu->cuda;
-    ldr_cu_stream_t copy = m->lane->copy, kern = m->lane->kernel;
+    ldr_cu_stream_t copy = m->copier->copy, kern = m->copier->kernel;
     bool load = m->copy->load;
     ldr_cu_stream_t last = load ? kern : copy;
     ldr_cu_t result = 0;
@@ -500,37 +500,37 @@ static larder_status_t piece(move_t *m, ldr_gpu_slot_t *slot, bool *more_p)
 static larder_status_t run(move_t *m)
 {
     const ldr_cuda_t *cuda = m->gpu->cuda;
-    ldr_gpu_lane_t *lane = m->lane;
+    ldr_gpu_copier_t *copier = m->copier;
     size_t count = m->copy->count;
     bool more = true;
     ldr_cu_t result = 0;
 
     if (!by_cpu(m)) {
-        result = cuda->set32(lane->sums, 0, count, lane->kernel);
+        result = cuda->set32(copier->sums, 0, count, copier->kernel);
     }
     larder_status_t st = ldr_cuda_status(cuda, result, "a copy");
     while (st == LARDER_OK && more) {
-        st = piece(m, &lane->slot[m->next], &more);
+        st = piece(m, &copier->slot[m->next], &more);
         m->next = (m->next + 1) % LDR_GPU_SLOTS;
     }
     if (st == LARDER_OK && !by_cpu(m)) { /* behind all kernels */
-        result = cuda->to_host(lane->sums_here, lane->sums,
-                               count * sizeof(uint32_t), lane->kernel);
+        result = cuda->to_host(copier->sums_here, copier->sums,
+                               count * sizeof(uint32_t), copier->kernel);
         st = ldr_cuda_status(cuda, result, "a copy's checksums");
     }
     for (unsigned i = 0; i < LDR_GPU_SLOTS && st == LARDER_OK; i++) {
-        st = finish(m, &lane->slot[m->next],
+        st = finish(m, &copier->slot[m->next],
                     m->copy->load ? SPIN_END_NS : SPIN_NS);
         m->next = (m->next + 1) % LDR_GPU_SLOTS;
     }
     if (st == LARDER_OK && !by_cpu(m)) {
-        st = ldr_cuda_status(cuda, cuda->stream_sync(lane->kernel),
+        st = ldr_cuda_status(cuda, cuda->stream_sync(copier->kernel),
                              "a copy's checksums");
     }
     for (uint32_t i = 0; st == LARDER_OK && !by_cpu(m) && i < count; i++) {
         ldr_gpu_shard_t *s = &m->copy->shards[i];
 
-        s->crc = ldr_gpu_crc(m->gpu->powers, lane->sums_here[i],
+        s->crc = ldr_gpu_crc(m->gpu->powers, copier->sums_here[i],
                              look_at(s->host, s->host_count).bytes);
     }
     return st;
@@ -539,7 +539,7 @@ static larder_status_t run(move_t *m)
 /* After a failure: nothing may be under way. */
 static void settle(move_t *m)
 {
-    ldr_cu_t result = ldr_gpu_lane_sync(m->gpu, m->lane);
+    ldr_cu_t result = ldr_gpu_copier_sync(m->gpu, m->copier);
 
     if (result != 0 &&
         !__atomic_exchange_n(&m->gpu->broken, true, __ATOMIC_RELAXED)) {
@@ -574,7 +574,7 @@ static larder_status_t early(move_t *m)
 {
     ldr_gpu_copy_t *copy = m->copy;
     ldr_cu_t result = m->way == LDR_GPU_STAGED
-                          ? ldr_gpu_ahead(m->gpu, m->lane, copy, m->bytes)
+                          ? ldr_gpu_ahead(m->gpu, m->copier, copy, m->bytes)
                           : 0;
     larder_status_t st = ldr_cuda_status(m->gpu->cuda, result, "a copy");
 
@@ -587,15 +587,16 @@ static larder_status_t early(move_t *m)
 static larder_status_t move(move_t *m)
 {
     ldr_gpu_copy_t *copy = m->copy;
-    larder_status_t st = ldr_gpu_lane_take(m->gpu, copy->deadline_ns, &m->lane);
+    larder_status_t st =
+        ldr_gpu_copier_take(m->gpu, copy->deadline_ns, &m->copier);
 
     if (st != LARDER_OK) {
         return st;
     }
-    ldr_gpu_ahead_forget(m->lane);
+    ldr_gpu_ahead_forget(m->copier);
     if (copy->ready != NULL && (st = early(m)) != LARDER_OK) {
         settle(m);
-        ldr_gpu_lane_give(m->gpu, m->lane);
+        ldr_gpu_copier_give(m->gpu, m->copier);
         return st;
     }
     do {
@@ -608,7 +609,7 @@ static larder_status_t move(move_t *m)
         }
         /* odd: all once more, by another way */
     } while (m->odd && (st = begin(m)) == LARDER_OK);
-    ldr_gpu_lane_give(m->gpu, m->lane);
+    ldr_gpu_copier_give(m->gpu, m->copier);
     return st;
 }
 

@@ -20,7 +20,7 @@ typedef enum trial { WHOLE, IN_RUNS, IN_BATCH, BY_KERNEL, TRIALS } trial_t;
 /* What is tried, and the best of each; UINT64_MAX: it cannot be done. */
 typedef struct tune {
     larder_gpu_t *gpu;
-    ldr_gpu_lane_t *lane;
+    ldr_gpu_copier_t *copier;
     ldr_cu_ptr_t buffer; /* on the device; a piece */
     uint64_t best_ns[TRIALS];
 } tune_t;
@@ -28,23 +28,23 @@ typedef struct tune {
 static ldr_cu_t try_one(const tune_t *t, trial_t trial)
 {
     larder_gpu_t *gpu = t->gpu;
-    ldr_gpu_slot_t *slot = &t->lane->slot[0];
+    ldr_gpu_slot_t *slot = &t->copier->slot[0];
     size_t run = trial == WHOLE ? LDR_GPU_PIECE : RUN;
 
     if (trial == BY_KERNEL) {
         uint32_t count = LDR_GPU_PIECE / LDR_GPU_UNIT, flags = LDR_GPU_CHECK;
         void *arguments[] = {&slot->units_there, &count, &gpu->tables,
-                             &t->lane->sums, &flags};
+                             &t->copier->sums, &flags};
 
         return gpu->cuda->launch(gpu->kernel, gpu->grid, 1, 1, LDR_GPU_THREADS,
-                                 1, 1, 0, t->lane->copy, arguments, NULL);
+                                 1, 1, 0, t->copier->copy, arguments, NULL);
     }
     gpu->batch = trial == IN_BATCH;
-    ldr_gpu_parts_begin(t->lane);
+    ldr_gpu_parts_begin(t->copier);
     for (size_t at = 0; at < LDR_GPU_PIECE; at += run) {
-        ldr_gpu_parts_add(t->lane, t->buffer + at, slot->bounce + at, run);
+        ldr_gpu_parts_add(t->copier, t->buffer + at, slot->bounce + at, run);
     }
-    return ldr_gpu_parts_queue(gpu, t->lane, true);
+    return ldr_gpu_parts_queue(gpu, t->copier, true);
 }
 
 static bool possible(const tune_t *t, trial_t trial)
@@ -74,7 +74,7 @@ static larder_status_t try_all(tune_t *t)
             refused = result != 0;
             result = 0;
         }
-        ldr_cu_t over = cuda->stream_sync(t->lane->copy);
+        ldr_cu_t over = cuda->stream_sync(t->copier->copy);
         result = result != 0 ? result : over;
         uint64_t took = ldr_now_ns(&ldr_clock_real) - begin_ns;
         if (result == 0) {
@@ -95,12 +95,12 @@ static larder_status_t try_all(tune_t *t)
 static larder_status_t prepare(tune_t *t)
 {
     larder_gpu_t *gpu = t->gpu;
-    ldr_gpu_slot_t *slot = &t->lane->slot[0];
+    ldr_gpu_slot_t *slot = &t->copier->slot[0];
     ldr_cu_ptr_t there;
     larder_status_t st = ldr_gpu_slot_bounce(gpu, slot);
 
     t->buffer = slot->buffer;
-    if (st == LARDER_OK && t->buffer == 0) { /* lanes without a kernel */
+    if (st == LARDER_OK && t->buffer == 0) { /* copiers without a kernel */
         st = ldr_cuda_status(gpu->cuda,
                              gpu->cuda->alloc(&t->buffer, LDR_GPU_PIECE),
                              "cuMemAlloc");
@@ -145,7 +145,7 @@ static void decide(const tune_t *t)
 larder_status_t ldr_gpu_tune(larder_gpu_t *gpu)
 {
     tune_t t = {.gpu = gpu};
-    larder_status_t st = ldr_gpu_lane_take(gpu, UINT64_MAX, &t.lane);
+    larder_status_t st = ldr_gpu_copier_take(gpu, UINT64_MAX, &t.copier);
 
     if (st != LARDER_OK) {
         return st;
@@ -157,10 +157,10 @@ larder_status_t ldr_gpu_tune(larder_gpu_t *gpu)
     if (st == LARDER_OK) {
         st = try_all(&t);
     }
-    if (t.buffer != 0 && t.buffer != t.lane->slot[0].buffer) {
+    if (t.buffer != 0 && t.buffer != t.copier->slot[0].buffer) {
         gpu->cuda->free(t.buffer);
     }
-    ldr_gpu_lane_give(gpu, t.lane);
+    ldr_gpu_copier_give(gpu, t.copier);
     if (st == LARDER_OK && gpu->kernel != NULL) {
         decide(&t);
     }

@@ -38,7 +38,7 @@ static bool space_known(ldr_link_t *link, const ldr_space_ref_t *space,
                         uint32_t *number_p)
 {
     ldr_mutex_lock(&link->space_lock);
-    bool known = space->slot < link->space_room &&
+    bool known = space->slot < link->space_capacity &&
                  link->spaces[space->slot].uid == space->uid;
     if (known) {
         *number_p = link->spaces[space->slot].number;
@@ -54,22 +54,22 @@ static bool space_note(ldr_link_t *link, const ldr_space_ref_t *space,
     bool ok = true;
 
     ldr_mutex_lock(&link->space_lock);
-    if (space->slot >= link->space_room) {
-        uint32_t room = 16;
+    if (space->slot >= link->space_capacity) {
+        uint32_t capacity = 16;
 
-        while (room <= space->slot) {
-            room *= 2;
+        while (capacity <= space->slot) {
+            capacity *= 2;
         }
-        void *more = ldr_alloc(room * sizeof(*link->spaces));
+        void *more = ldr_alloc(capacity * sizeof(*link->spaces));
         ok = more != NULL;
         if (ok) {
-            if (link->space_room > 0) {
+            if (link->space_capacity > 0) {
                 memcpy(more, link->spaces,
-                       link->space_room * sizeof(*link->spaces));
+                       link->space_capacity * sizeof(*link->spaces));
             }
             ldr_free(link->spaces);
             link->spaces = more;
-            link->space_room = room;
+            link->space_capacity = capacity;
         }
     }
     if (ok) {

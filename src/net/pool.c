@@ -32,7 +32,7 @@ static void conn_close(ldr_conn_t *c)
     ldr_mutex_lock(&c->link.space_lock);
     ldr_free(c->link.spaces);
     c->link.spaces = NULL;
-    c->link.space_room = 0;
+    c->link.space_capacity = 0;
     ldr_mutex_unlock(&c->link.space_lock);
 }
 
@@ -339,9 +339,9 @@ void ldr_conn_release(ldr_conn_t *c, uint64_t session, const uint64_t *leases,
 
     ldr_mutex_lock(&pool->lock);
     bool live = c->session == session;
-    if (live && c->end_count + count > c->end_room) {
-        uint32_t room = 2 * (c->end_count + count);
-        uint64_t *more = ldr_alloc(room * sizeof(*more));
+    if (live && c->end_count + count > c->end_capacity) {
+        uint32_t capacity = 2 * (c->end_count + count);
+        uint64_t *more = ldr_alloc(capacity * sizeof(*more));
 
         if (more == NULL) {
             live = false;
@@ -352,7 +352,7 @@ void ldr_conn_release(ldr_conn_t *c, uint64_t session, const uint64_t *leases,
             }
             ldr_free(c->ends);
             c->ends = more;
-            c->end_room = room;
+            c->end_capacity = capacity;
         }
     }
     if (live) {

@@ -36,7 +36,7 @@ typedef struct ldr_conn {
     uint64_t refused_ns; /* not to be connected before */
     uint64_t session;    /* counts connects: an old lease's is gone */
     uint64_t *ends;      /* leases to be released */
-    uint32_t end_count, end_room;
+    uint32_t end_count, end_capacity;
     bool doomed; /* close it when it is given back */
 
     ldr_stream_t stream; /* fd -1: not connected */

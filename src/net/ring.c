@@ -108,7 +108,7 @@ static void leave(ldr_ring_t *ring)
 
 /* Bytes that may be written now; UINT32_MAX: the consumer's position cannot
  * be. Acquire: what it has read, it has read before we overwrite it. */
-static uint32_t room(const ldr_ring_t *ring)
+static uint32_t bytes_free(const ldr_ring_t *ring)
 {
     uint32_t head = __atomic_load_n(ring->head, __ATOMIC_ACQUIRE);
     uint32_t used = ring->position - head;
@@ -133,7 +133,7 @@ static void copy_in(ldr_ring_t *ring, uint32_t at, const uint8_t *from,
 static bool write_message(ldr_ring_t *ring, const struct iovec *pieces,
                           unsigned count)
 {
-    uint32_t free_bytes = room(ring);
+    uint32_t free_bytes = bytes_free(ring);
     uint32_t at = ring->position;
     size_t bytes = 0;
 
@@ -192,7 +192,7 @@ bool ldr_ring_broken(const ldr_ring_t *ring)
 
 bool ldr_ring_fits(const ldr_ring_t *ring, size_t bytes)
 {
-    uint32_t free_bytes = room(ring);
+    uint32_t free_bytes = bytes_free(ring);
 
     return bytes <= LDR_RING_MESSAGE_MAX && free_bytes != UINT32_MAX &&
            record_bytes(bytes) <= free_bytes;

@@ -75,7 +75,7 @@ struct ldr_link {
         uint64_t uid;
         uint32_t number;
     } * spaces; /* by slot */
-    uint32_t space_room;
+    uint32_t space_capacity;
 };
 
 /* How a daemon knows a space, kept by value: requests and leases may outlive

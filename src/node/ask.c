@@ -35,9 +35,9 @@ ldr_query_t *ldr_node_ask_begin(ldr_node_t *node, uint32_t space,
 
 static bool add(ldr_query_t *ask, const ldr_name_t *name)
 {
-    if (ask->count == ask->room) {
-        uint32_t room = ask->room > 0 ? 2 * ask->room : SLICE;
-        ldr_query_row_t *more = ldr_alloc(room * sizeof(*more));
+    if (ask->count == ask->capacity) {
+        uint32_t capacity = ask->capacity > 0 ? 2 * ask->capacity : SLICE;
+        ldr_query_row_t *more = ldr_alloc(capacity * sizeof(*more));
 
         if (more == NULL) {
             return false;
@@ -47,7 +47,7 @@ static bool add(ldr_query_t *ask, const ldr_name_t *name)
         }
         ldr_free(ask->rows);
         ask->rows = more;
-        ask->room = room;
+        ask->capacity = capacity;
     }
     ask->rows[ask->count++] = (ldr_query_row_t){
         .key = *name->key,

@@ -201,11 +201,11 @@ static void by_tenant(ldr_node_t *node, uint32_t tenant, const ldr_more_t *more,
     uint32_t first = tenant != LDR_NIL ? tenant : 0, count = 0;
 
     ldr_node_lock(node);
-    uint32_t room = tenant != LDR_NIL ? 1 : node->store.tenant_count;
+    uint32_t max = tenant != LDR_NIL ? 1 : node->store.tenant_count;
     ldr_node_unlock(node);
-    ldr_tenant_stats_t *rows = ldr_alloc(room * sizeof(*rows));
-    ldr_subject_t *subjects = ldr_alloc(room * sizeof(*subjects));
-    while (rows != NULL && subjects != NULL && count < room &&
+    ldr_tenant_stats_t *rows = ldr_alloc(max * sizeof(*rows));
+    ldr_subject_t *subjects = ldr_alloc(max * sizeof(*subjects));
+    while (rows != NULL && subjects != NULL && count < max &&
            ldr_node_tenant_stats(node, first + count, &rows[count])) {
         name_by_id(rows[count].id, rows[count].name);
         subjects[count] = (ldr_subject_t){&rows[count], {rows[count].name}};

@@ -287,8 +287,8 @@ static void begin_ahead(ldr_staging_t *s)
     const ldr_prefix_t *p = &s->prefix;
     bool waits = false;
 
-    while (s->begun < s->end && s->begun - s->at < LDR_STAGE_WINDOW) {
-        unsigned slot = s->begun % LDR_STAGE_WINDOW;
+    while (s->begun < s->end && s->begun - s->at < LDR_STAGE_LOADS) {
+        unsigned slot = s->begun % LDR_STAGE_LOADS;
         ldr_load_t *load = &s->loads[slot];
 
         s->items[slot] = (larder_item_t){
@@ -319,7 +319,7 @@ static void begin_ahead(ldr_staging_t *s)
             }
         }
     }
-    LDR_ASSERT(s->at <= s->begun && s->begun - s->at <= LDR_STAGE_WINDOW);
+    LDR_ASSERT(s->at <= s->begun && s->begun - s->at <= LDR_STAGE_LOADS);
     LDR_ASSERT(s->begun <= s->end && s->end <= s->total);
     if (waits) {
         ldr_node_reads_go(s->node);
@@ -330,7 +330,7 @@ static void begin_ahead(ldr_staging_t *s)
 static void drop_ahead(ldr_staging_t *s)
 {
     for (uint32_t i = s->at + 1; i < s->begun; i++) {
-        ldr_load_t *load = &s->loads[i % LDR_STAGE_WINDOW];
+        ldr_load_t *load = &s->loads[i % LDR_STAGE_LOADS];
 
         ldr_load_abandon(s->node, load, LARDER_E_CANCELED);
         load->status = LARDER_E_CANCELED; /* not a load that anybody got */
@@ -433,7 +433,7 @@ ldr_staging_state_t ldr_staging_step(ldr_staging_t *s)
             done(s, s->chunks);
             return LDR_STAGING_DONE;
         }
-        ldr_load_t *load = &s->loads[s->at % LDR_STAGE_WINDOW];
+        ldr_load_t *load = &s->loads[s->at % LDR_STAGE_LOADS];
         if (pending(s, load)) {
             return LDR_STAGING_WAITS;
         }
@@ -461,12 +461,12 @@ ldr_staging_state_t ldr_staging_step(ldr_staging_t *s)
 
 bool ldr_staging_waits(ldr_staging_t *s)
 {
-    return s->at < s->begun && pending(s, &s->loads[s->at % LDR_STAGE_WINDOW]);
+    return s->at < s->begun && pending(s, &s->loads[s->at % LDR_STAGE_LOADS]);
 }
 
 void ldr_staging_wait(ldr_staging_t *s)
 {
-    ldr_load_wait(s->node, &s->loads[s->at % LDR_STAGE_WINDOW], s->deadline_ns);
+    ldr_load_wait(s->node, &s->loads[s->at % LDR_STAGE_LOADS], s->deadline_ns);
     if (ldr_now_ns(s->node->clock) >= s->deadline_ns) {
         ldr_staging_stop(s, LARDER_E_DEADLINE);
     }
@@ -476,7 +476,7 @@ void ldr_staging_stop(ldr_staging_t *s, larder_status_t why)
 {
     s->stopped = true;
     for (uint32_t i = s->at; i < s->begun; i++) {
-        ldr_load_abandon(s->node, &s->loads[i % LDR_STAGE_WINDOW], why);
+        ldr_load_abandon(s->node, &s->loads[i % LDR_STAGE_LOADS], why);
     }
     if (s->end > s->begun) {
         s->end = s->begun;

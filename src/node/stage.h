@@ -17,7 +17,7 @@
  *  1. ids[0...at) are held by this staging until it is done; then the caller
  *     holds them.
  *  2. The loads at...begun have been begun and not ended, each in a slot of its
- *     own: at most LDR_STAGE_WINDOW. begun <= end <= total.
+ *     own: at most LDR_STAGE_LOADS. begun <= end <= total.
  */
 #pragma once
 
@@ -25,7 +25,7 @@
 #include "node/load.h"
 #include "node/node.h"
 
-#define LDR_STAGE_WINDOW 64u /* loads under way at once */
+#define LDR_STAGE_LOADS 64u /* loads under way at once */
 
 /* A chain that somebody asks for. */
 typedef struct ldr_prefix {
@@ -74,9 +74,9 @@ typedef struct ldr_staging {
     uint64_t begin_ns;
     uint64_t part[LARDER_TIERS_MAX]; /* bytes of a chunk that is not whole */
     larder_tier_t slowest;
-    bool waits[LDR_STAGE_WINDOW]; /* it did, when it was begun */
-    larder_item_t items[LDR_STAGE_WINDOW];
-    ldr_load_t loads[LDR_STAGE_WINDOW];
+    bool waits[LDR_STAGE_LOADS]; /* it did, when it was begun */
+    larder_item_t items[LDR_STAGE_LOADS];
+    ldr_load_t loads[LDR_STAGE_LOADS];
 } ldr_staging_t;
 
 /* Matches. LARDER_OK: `total` shards are to be staged (0: none, it is done).

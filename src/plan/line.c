@@ -167,7 +167,7 @@ static bool take_ids(cursor_t *c, ldr_line_t *line)
         if (line->count == LDR_LINE_IDS_MAX) {
             return wrong(c, "hash_ids has too many");
         }
-        if (!ldr_grow(&line->ids, &line->room, line->count + 1u,
+        if (!ldr_grow(&line->ids, &line->capacity, line->count + 1u,
                       sizeof(*line->ids))) {
             return wrong(c, "no memory for hash_ids");
         }

@@ -24,8 +24,8 @@ typedef struct ldr_line {
     uint32_t hint;          /* the same */
     uint32_t block_tokens;  /* the same */
     uint32_t count;
-    size_t room;   /* of ids */
-    uint64_t *ids; /* grows as needed; ldr_line_free() */
+    size_t capacity; /* of ids */
+    uint64_t *ids;   /* grows as needed; ldr_line_free() */
 } ldr_line_t;
 
 /* NULL, or what is wrong with it: then the rest of *line means nothing. */

@@ -123,12 +123,12 @@ static int value_class(const ldr_ssd_sim_t *s, const place_t *p, uint32_t now_s)
 
 /* The least class of which all, with those above it, fit into what may be
  * carried; what is left is taken from the class below as it comes. */
-static int least_class(const uint32_t *counts, uint32_t room)
+static int least_class(const uint32_t *counts, uint32_t max)
 {
     int least = CLASSES;
 
-    while (least > 1 && counts[least - 1] <= room) {
-        room -= counts[--least];
+    while (least > 1 && counts[least - 1] <= max) {
+        max -= counts[--least];
     }
     return least;
 }
@@ -145,7 +145,7 @@ static void log_append(ldr_ssd_sim_t *s, const place_t *p)
 static void next_segment(ldr_ssd_sim_t *s, uint32_t now_s)
 {
     uint32_t counts[CLASSES] = {0};
-    uint32_t room = s->segment_blocks / 4;
+    uint32_t max = s->segment_blocks / 4;
     uint32_t count = 0;
 
     s->filling = (s->filling + 1) % s->segments;
@@ -157,9 +157,9 @@ static void next_segment(ldr_ssd_sim_t *s, uint32_t now_s)
             counts[value_class(s, &s->places[at], now_s)]++;
         }
     }
-    int least = least_class(counts, room);
+    int least = least_class(counts, max);
     for (int below = 0; below < 2; below++) {
-        for (uint32_t at = from; at < to && count < room; at++) {
+        for (uint32_t at = from; at < to && count < max; at++) {
             int class =
                 is_live(s, at) ? value_class(s, &s->places[at], now_s) : 0;
 

@@ -117,7 +117,7 @@ typedef struct reader {
     ldr_line_t line;
     uint64_t first_ms, last_ms;
     char *text;
-    size_t room, from, to; /* of text; from..to is not used yet */
+    size_t capacity, from, to; /* of text; from..to is not used yet */
     bool ended;
     bool skipping; /* inside a line that is too long */
     bool asked;    /* how many tokens a block has; else the lines say it */
@@ -269,13 +269,13 @@ static bool more_text(reader_t *r)
         r->to -= r->from;
         r->from = 0;
     }
-    if (r->to == r->room && r->room >= LINE_BYTES_MAX) {
+    if (r->to == r->capacity && r->capacity >= LINE_BYTES_MAX) {
         r->skipping = true;
         r->to = 0;
     }
-    if (r->to == r->room) {
-        size_t room = r->room == 0 ? LINE_BYTES_MIN : r->room * 2;
-        char *text = ldr_alloc(room);
+    if (r->to == r->capacity) {
+        size_t capacity = r->capacity == 0 ? LINE_BYTES_MIN : r->capacity * 2;
+        char *text = ldr_alloc(capacity);
 
         if (text == NULL) {
             ldr_fail(LARDER_E_NO_MEMORY, "no memory for a line of %zu bytes",
@@ -287,9 +287,9 @@ static bool more_text(reader_t *r)
         }
         ldr_free(r->text);
         r->text = text;
-        r->room = room;
+        r->capacity = capacity;
     }
-    ssize_t n = ldr_input_read(r->input, r->text + r->to, r->room - r->to);
+    ssize_t n = ldr_input_read(r->input, r->text + r->to, r->capacity - r->to);
     if (n < 0) {
         return false;
     }
@@ -406,10 +406,10 @@ void ldr_tape_close(ldr_tape_t *tape)
 larder_status_t ldr_player_open(const ldr_tape_t *tape, ldr_player_t *p)
 {
     *p = (ldr_player_t){.tape = tape};
-    p->block_room =
+    p->block_capacity =
         tape->longest > BLOCKS_AT_ONCE ? tape->longest : BLOCKS_AT_ONCE;
     p->requests = ldr_alloc(REQUESTS_AT_ONCE * sizeof(*p->requests));
-    p->blocks = ldr_alloc((size_t)p->block_room * sizeof(*p->blocks));
+    p->blocks = ldr_alloc((size_t)p->block_capacity * sizeof(*p->blocks));
     if (p->requests == NULL || p->blocks == NULL) {
         ldr_player_close(p);
         return ldr_fail(LARDER_E_NO_MEMORY, "no memory to play a trace");
@@ -440,7 +440,7 @@ static bool more_blocks(ldr_player_t *p)
 {
     uint32_t kept = p->blocks_to - p->blocks_from;
     uint64_t left = p->tape->references - p->block_at;
-    uint32_t count = p->block_room - kept;
+    uint32_t count = p->block_capacity - kept;
 
     memmove(p->blocks, p->blocks + p->blocks_from,
             (size_t)kept * sizeof(*p->blocks));

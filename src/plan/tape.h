@@ -77,7 +77,7 @@ typedef struct ldr_player {
     uint64_t block_at;
     uint32_t requests_from, requests_to; /* in hand */
     uint32_t blocks_from, blocks_to;
-    uint32_t block_room;
+    uint32_t block_capacity;
     uint32_t ahead_request, ahead_block; /* next to be prefetched */
     ldr_tape_request_t *requests;
     uint32_t *blocks;

@@ -296,7 +296,7 @@ static void noticed(void *arg, struct MHD_Connection *c, void **state,
 typedef struct question {
     uint32_t tenant;
     char *body;
-    size_t bytes, room;
+    size_t bytes, capacity;
     bool large; /* too large: the rest is read and dropped */
 } question_t;
 
@@ -344,15 +344,15 @@ static enum MHD_Result question_begin(ldr_admin_t *a, struct MHD_Connection *c,
 static void question_add(ldr_admin_t *a, question_t *q, const char *data,
                          size_t bytes)
 {
-    size_t room = q->room;
+    size_t before = q->capacity;
 
     if (q->large || bytes > LDR_QUERY_BYTES - q->bytes ||
-        a->body_bytes + 2 * (q->bytes + bytes) > BODIES_MAX + q->room ||
-        !ldr_grow(&q->body, &q->room, q->bytes + bytes, 1)) {
+        a->body_bytes + 2 * (q->bytes + bytes) > BODIES_MAX + q->capacity ||
+        !ldr_grow(&q->body, &q->capacity, q->bytes + bytes, 1)) {
         q->large = true;
         return;
     }
-    a->body_bytes += q->room - room;
+    a->body_bytes += q->capacity - before;
     memcpy(q->body + q->bytes, data, bytes);
     q->bytes += bytes;
 }
@@ -391,7 +391,7 @@ static void completed(void *arg, struct MHD_Connection *c, void **state,
 
     (void)c, (void)why;
     if (q != NULL) {
-        a->body_bytes -= q->room;
+        a->body_bytes -= q->capacity;
         ldr_free(q->body);
         ldr_free(q);
     }

@@ -169,7 +169,7 @@ static ldr_describer_t *describer(ldr_catalog_t *c, uint32_t tenant)
             return &c->tenants[i];
         }
     }
-    if (!ldr_grow(&c->tenants, &c->tenant_room, c->tenant_count + 1,
+    if (!ldr_grow(&c->tenants, &c->tenant_capacity, c->tenant_count + 1,
                   sizeof(*c->tenants))) {
         return NULL;
     }

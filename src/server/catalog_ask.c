@@ -15,7 +15,7 @@ typedef struct walk {
     uint8_t digest[LDR_DIGEST_BYTES];
     uint64_t looks;     /* that are left */
     larder_key_t *keys; /* of chunks from the first on */
-    size_t key_room, key_count;
+    size_t key_capacity, key_count;
 } walk_t;
 
 /* The next block of the prompt, if the catalogue has it; in order. */
@@ -65,7 +65,7 @@ static bool note_key(walk_t *w, const block_t *b)
 
     for (use_t *u = b->uses; u != NULL; u = u->next) {
         if (u == &u->of->uses[last] && !u->of->gone) {
-            if (!ldr_grow(&w->keys, &w->key_room, w->key_count + 1,
+            if (!ldr_grow(&w->keys, &w->key_capacity, w->key_count + 1,
                           sizeof(*w->keys))) {
                 return false;
             }

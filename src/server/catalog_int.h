@@ -59,7 +59,7 @@ struct ldr_catalog {
     ldr_source_t *sources[LDR_SOURCES_MAX];
     uint32_t source_count, source_next;
     ldr_describer_t *tenants;
-    size_t tenant_room, tenant_count;
+    size_t tenant_capacity, tenant_count;
     description_t **prints;
     block_t **hashes, **digests;
     uint32_t mask; /* of the three tables */

@@ -3,12 +3,12 @@
  * session's loop only.
  *
  * Invariants
- *  1. Of the hold_room places hold_count are taken; the others are FREE, and in
- *     the list from hold_free. A place's generation grows when its hold goes,
- *     so that a lease that was given back leads nowhere.
+ *  1. Of the hold_capacity places hold_count are taken; the others are FREE,
+ * and in the list from hold_free. A place's generation grows when its hold
+ * goes, so that a lease that was given back leads nowhere.
  *  2. staged is the number of shards that those of kind STAGE hold.
- *  3. The first map_count of map_room maps are extents that the node counts as
- *     mapped by this session, each once.
+ *  3. The first map_count of map_capacity maps are extents that the node counts
+ * as mapped by this session, each once.
  */
 #include <unistd.h>
 
@@ -16,36 +16,37 @@
 #include "node/handover.h"
 #include "server/session.h"
 #include "server/stage.h"
-#include "server/window.h"
+#include "server/bounce.h"
 
-#define HOLD_ROOM 64u
+#define HOLD_CAPACITY_MIN 64u
 
 /* ---- leases and reservations ---- */
 
 static bool grow(ldr_session_t *s)
 {
     uint32_t max = (uint32_t)s->server->config->options.session_leases;
-    uint32_t room = s->hold_room == 0 ? HOLD_ROOM : s->hold_room * 2;
+    uint32_t capacity =
+        s->hold_capacity == 0 ? HOLD_CAPACITY_MIN : s->hold_capacity * 2;
 
-    room = room < max ? room : max;
-    if (room <= s->hold_room) {
+    capacity = capacity < max ? capacity : max;
+    if (capacity <= s->hold_capacity) {
         return false;
     }
-    ldr_hold_t *holds = ldr_alloc(room * sizeof(*holds));
+    ldr_hold_t *holds = ldr_alloc(capacity * sizeof(*holds));
     if (holds == NULL) {
         return false;
     }
-    for (uint32_t i = 0; i < s->hold_room; i++) {
+    for (uint32_t i = 0; i < s->hold_capacity; i++) {
         holds[i] = s->holds[i];
     }
-    for (uint32_t i = s->hold_room; i < room; i++) {
+    for (uint32_t i = s->hold_capacity; i < capacity; i++) {
         holds[i].generation = 1;
-        holds[i].next = i + 1 < room ? i + 1 : LDR_NIL;
+        holds[i].next = i + 1 < capacity ? i + 1 : LDR_NIL;
     }
-    s->hold_free = s->hold_room; /* it was empty, or it would not grow */
+    s->hold_free = s->hold_capacity; /* it was empty, or it would not grow */
     ldr_free(s->holds);
     s->holds = holds;
-    s->hold_room = room;
+    s->hold_capacity = capacity;
     return true;
 }
 
@@ -62,11 +63,11 @@ static void count_hold(ldr_session_t *s, const ldr_hold_t *hold, int by)
 
 uint64_t ldr_hold_add(ldr_session_t *s, const ldr_hold_t *hold)
 {
-    if (s->hold_count == s->hold_room && !grow(s)) {
+    if (s->hold_count == s->hold_capacity && !grow(s)) {
         return UINT64_MAX;
     }
     uint32_t at = s->hold_free;
-    LDR_ASSERT(at < s->hold_room && s->holds[at].kind == LDR_HOLD_FREE);
+    LDR_ASSERT(at < s->hold_capacity && s->holds[at].kind == LDR_HOLD_FREE);
     LDR_ASSERT(hold->kind != LDR_HOLD_FREE);
     ldr_hold_t *h = &s->holds[at];
     uint32_t generation = h->generation;
@@ -84,7 +85,7 @@ ldr_hold_t *ldr_hold_find(ldr_session_t *s, uint64_t lease, unsigned kind)
 {
     uint32_t at = (uint32_t)lease;
 
-    if (at >= s->hold_room || s->holds[at].kind != kind ||
+    if (at >= s->hold_capacity || s->holds[at].kind != kind ||
         s->holds[at].generation != (uint32_t)(lease >> 32)) {
         return NULL;
     }
@@ -94,7 +95,7 @@ ldr_hold_t *ldr_hold_find(ldr_session_t *s, uint64_t lease, unsigned kind)
 void ldr_hold_remove(ldr_session_t *s, ldr_hold_t *hold)
 {
     LDR_DEBUG_ASSERT(ldr_loop_is_here(&s->home->loop));
-    LDR_ASSERT(hold >= s->holds && hold < s->holds + s->hold_room);
+    LDR_ASSERT(hold >= s->holds && hold < s->holds + s->hold_capacity);
     LDR_ASSERT(hold->kind != LDR_HOLD_FREE && s->hold_count > 0);
     count_hold(s, hold, -1);
     hold->kind = LDR_HOLD_FREE;
@@ -122,11 +123,12 @@ void ldr_hold_undo(ldr_session_t *s, ldr_hold_t *hold)
         ldr_stage_unref(s->server, hold->stage);
     } else if (hold->kind == LDR_HOLD_RESERVE) {
         ldr_node_abort(node, hold->shard);
-    } else if (hold->strict == NULL) { /* a lease in a window has nothing */
+    } else if (hold->strict ==
+               NULL) { /* a lease in a bounce buffer has nothing */
         ldr_node_release(node, hold->chunk);
     }
     if (hold->strict != NULL) {
-        ldr_window_give(s->window, hold);
+        ldr_bounce_give(s->bounce, hold);
     }
     ldr_hold_remove(s, hold);
 }
@@ -143,7 +145,7 @@ void ldr_holds_stay(ldr_session_t *s)
 {
     ldr_node_t *node = s->server->node;
 
-    for (uint32_t i = 0; i < s->hold_room && s->map_count > 0; i++) {
+    for (uint32_t i = 0; i < s->hold_capacity && s->map_count > 0; i++) {
         const ldr_hold_t *hold = &s->holds[i];
 
         for (uint32_t k = 0;
@@ -162,25 +164,26 @@ bool ldr_holds_check(const ldr_session_t *s)
     uint32_t taken = 0, not_taken = 0;
     uint64_t staged = 0;
 
-    for (uint32_t i = 0; i < s->hold_room; i++) {
+    for (uint32_t i = 0; i < s->hold_capacity; i++) {
         taken += s->holds[i].kind != LDR_HOLD_FREE;
         staged +=
             s->holds[i].kind == LDR_HOLD_STAGE ? s->holds[i].stage->total : 0;
     }
-    for (uint32_t at = s->hold_count < s->hold_room ? s->hold_free : LDR_NIL;
+    for (uint32_t at = s->hold_count < s->hold_capacity ? s->hold_free
+                                                        : LDR_NIL;
          at != LDR_NIL; at = s->holds[at].next) {
-        if (at >= s->hold_room || s->holds[at].kind != LDR_HOLD_FREE ||
-            not_taken++ == s->hold_room) {
+        if (at >= s->hold_capacity || s->holds[at].kind != LDR_HOLD_FREE ||
+            not_taken++ == s->hold_capacity) {
             return false;
         }
     }
-    return taken == s->hold_count && taken + not_taken == s->hold_room &&
-           staged == s->staged && s->map_count <= s->map_room;
+    return taken == s->hold_count && taken + not_taken == s->hold_capacity &&
+           staged == s->staged && s->map_count <= s->map_capacity;
 }
 
 void ldr_holds_give_all(ldr_session_t *s)
 {
-    for (uint32_t i = 0; i < s->hold_room; i++) {
+    for (uint32_t i = 0; i < s->hold_capacity; i++) {
         if (s->holds[i].kind != LDR_HOLD_FREE) {
             ldr_hold_give(s, &s->holds[i]);
         }
@@ -201,13 +204,13 @@ static uint32_t map_find(const ldr_session_t *s, uint32_t extent,
     return LDR_NIL;
 }
 
-static bool map_room(ldr_session_t *s)
+static bool maps_grow(ldr_session_t *s)
 {
-    if (s->map_count < s->map_room) {
+    if (s->map_count < s->map_capacity) {
         return true;
     }
-    uint32_t room = s->map_room == 0 ? 16 : s->map_room * 2;
-    void *maps = ldr_alloc(room * sizeof(*s->maps));
+    uint32_t capacity = s->map_capacity == 0 ? 16 : s->map_capacity * 2;
+    void *maps = ldr_alloc(capacity * sizeof(*s->maps));
     if (maps == NULL) {
         return false;
     }
@@ -216,7 +219,7 @@ static bool map_room(ldr_session_t *s)
     }
     ldr_free(s->maps);
     s->maps = maps;
-    s->map_room = room;
+    s->map_capacity = capacity;
     return true;
 }
 
@@ -225,7 +228,7 @@ larder_status_t ldr_session_map(ldr_session_t *s, const ldr_extent_msg_t *want,
 {
     bool known = map_find(s, want->extent, want->generation) != LDR_NIL;
 
-    if (!map_room(s)) {
+    if (!maps_grow(s)) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon");
     }
     if (!ldr_node_extent_map(s->server->node, s->tenant->number, want->extent,
@@ -233,7 +236,7 @@ larder_status_t ldr_session_map(ldr_session_t *s, const ldr_extent_msg_t *want,
         return ldr_fail(LARDER_E_STALE, "extent %u is not this session's",
                         want->extent);
     }
-    LDR_ASSERT(s->map_count < s->map_room);
+    LDR_ASSERT(s->map_count < s->map_capacity);
     if (known) { /* asked for twice: it counts once */
         ldr_node_extent_unmap(s->server->node, want->extent, want->generation);
         return LARDER_OK;
@@ -297,13 +300,13 @@ void ldr_handle_extent(ldr_request_t *r)
                                    "extents are handed out by unix socket"));
         return;
     }
-    if (s->strict_transport && s->window == NULL) {
+    if (s->strict_transport && s->bounce == NULL) {
         ldr_reply_fail(
             r, ldr_fail(LARDER_E_DENIED, "isolation is strict: attach first"));
         return;
     }
     larder_status_t st = LARDER_OK;
-    if (s->window == NULL && m.generation == LDR_EXTENT_NOW) {
+    if (s->bounce == NULL && m.generation == LDR_EXTENT_NOW) {
         st = ldr_node_extent_owned(s->server->node, s->tenant->number, m.extent,
                                    &m.generation);
         if (st == LARDER_MISS) {
@@ -314,7 +317,7 @@ void ldr_handle_extent(ldr_request_t *r)
         }
     }
     if (st == LARDER_OK) {
-        st = s->window != NULL ? ldr_window_view(s->window, &m, &view)
+        st = s->bounce != NULL ? ldr_bounce_view(s->bounce, &m, &view)
                                : ldr_session_map(s, &m, &view);
     }
     if (st != LARDER_OK) {
@@ -337,7 +340,7 @@ void ldr_handle_revoked(ldr_request_t *r)
     }
     if (m.extent == UINT32_MAX) { /* a client that is about to leave */
         ldr_session_unmap_all(s);
-        ldr_window_unmapped(s->window);
+        ldr_bounce_unmapped(s->bounce);
     } else {
         ldr_session_unmap(s, m.extent, m.generation);
     }

@@ -29,13 +29,13 @@ static void job_done(ldr_task_t *task)
     r->queued = false;
     r->job = NULL;
     if (s == NULL) { /* it ended meanwhile */
-        ldr_window_forget(r);
+        ldr_bounce_forget(r);
         ldr_request_free(r);
         return;
     }
     ldr_request_unwait(r);
     if (!ran) {
-        ldr_window_forget(r);
+        ldr_bounce_forget(r);
         ldr_job_refuse(r);
         return;
     }
@@ -47,7 +47,7 @@ static void job_done(ldr_task_t *task)
 static bool waits(const ldr_request_t *r)
 {
     switch (r->frame.opcode) {
-    case LDR_OP_LEASE: /* of a private window: copies */
+    case LDR_OP_LEASE: /* of a bounce buffer: copies */
     case LDR_OP_COMMIT:
     case LDR_OP_ATTACH:
     case LDR_OP_METRICS:

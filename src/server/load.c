@@ -10,7 +10,7 @@
  */
 #include "server/session.h"
 #include "server/stage.h"
-#include "server/window.h"
+#include "server/bounce.h"
 
 #define LEASE_MAX LARDER_BATCH_MAX /* names looked at in one request */
 
@@ -127,8 +127,8 @@ static void finish(ldr_request_t *r)
         r->results[i].status = LARDER_PENDING;
     }
     stage_measure(r);
-    if (!get && r->session->window != NULL) {
-        ldr_window_lease(r); /* copies first, and answers then */
+    if (!get && r->session->bounce != NULL) {
+        ldr_bounce_lease(r); /* copies first, and answers then */
         return;
     }
     for (uint32_t i = 0; !get && i < r->next; i++) {
@@ -253,7 +253,7 @@ static bool redeem(ldr_request_t *r)
     size_t places = (size_t)(batch.rows - r->bytes);
     ldr_stage_t *stage = ldr_stage_find(server, &token, r->tenant->number);
     bool made =
-        ldr_request_room(r, head + (size_t)batch.count * LDR_NAME_BYTES) &&
+        ldr_request_grow(r, head + (size_t)batch.count * LDR_NAME_BYTES) &&
         ldr_request_batch(r, batch.count);
     for (uint32_t i = 0; made && i < batch.count; i++, at += LDR_NAME_BYTES) {
         ldr_place_row_t place;

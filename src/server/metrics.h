@@ -47,7 +47,7 @@ LDR_OPCODE_MAP(X)
     X(SESSIONS, "sessions")         /* as many as there may be */              \
     X(STRANGERS, "unauthenticated") /* too many have not said who they are */  \
     X(QUOTA, "quota")               /* the tenant's connections */             \
-    X(WINDOWS, "windows")           /* its private windows, or all of them */  \
+    X(WINDOWS, "windows")           /* its bounce buffers, or all of them */   \
     X(DRAINING, "draining")         /* on the way down */                      \
     X(VERSION, "version")           /* no protocol version in common */        \
     X(NOT_LARDER, "not_larder")     /* the first bytes were something else */  \

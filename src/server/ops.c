@@ -8,7 +8,7 @@
 #include "server/monitor.h"
 #include "server/trace.h"
 
-#define METRICS_ROOM ((size_t)256 << 10)
+#define METRICS_BYTES_MAX ((size_t)256 << 10)
 #define ROWS_MAX 256u /* that one request looks at in one go */
 
 static void job(ldr_request_t *r, void (*run)(ldr_request_t *r),
@@ -421,15 +421,15 @@ static void job_metrics(ldr_request_t *r)
 {
     ldr_server_t *server = r->home->server;
 
-    r->text = ldr_alloc(METRICS_ROOM);
+    r->text = ldr_alloc(METRICS_BYTES_MAX);
     if (r->text == NULL) {
         r->status = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory");
         return;
     }
-    r->text_bytes = ldr_server_metrics_text(server->node, server->metrics,
-                                            r->number, r->text, METRICS_ROOM);
-    if (r->text_bytes > METRICS_ROOM - 1) {
-        r->text_bytes = METRICS_ROOM - 1;
+    r->text_bytes = ldr_server_metrics_text(
+        server->node, server->metrics, r->number, r->text, METRICS_BYTES_MAX);
+    if (r->text_bytes > METRICS_BYTES_MAX - 1) {
+        r->text_bytes = METRICS_BYTES_MAX - 1;
     }
 }
 

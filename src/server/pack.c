@@ -6,7 +6,7 @@
 
 static uint8_t *take(ldr_pack_t *p, size_t bytes)
 {
-    if (p->failed || !ldr_grow(&p->at, &p->room, p->bytes + bytes, 1)) {
+    if (p->failed || !ldr_grow(&p->at, &p->capacity, p->bytes + bytes, 1)) {
         p->failed = true;
         return NULL;
     }

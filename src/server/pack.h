@@ -8,7 +8,7 @@
 
 typedef struct ldr_pack {
     uint8_t *at;
-    size_t room, bytes;
+    size_t capacity, bytes;
     bool failed;
 } ldr_pack_t;
 

@@ -97,9 +97,9 @@ typedef struct question {
     char pod[LDR_DESCRIBE_POD];
     bool has_model, has_label, has_pod;
     uint32_t *tokens;
-    size_t token_room, token_count;
+    size_t token_capacity, token_count;
     uint8_t *hashes;
-    size_t hash_room, hash_count;
+    size_t hash_capacity, hash_count;
     uint8_t hash_bytes;
     const char *wrong; /* NULL: nothing so far */
 } question_t;
@@ -125,7 +125,7 @@ static void read_tokens(ldr_json_reader_t *r, question_t *q)
             q->wrong = "too many token_ids: 1048576 at most";
         } else if (!ldr_json_u64(r, &value) || value > UINT32_MAX) {
             q->wrong = "token_ids are numbers below 2^32";
-        } else if (!ldr_grow(&q->tokens, &q->token_room, q->token_count + 1,
+        } else if (!ldr_grow(&q->tokens, &q->token_capacity, q->token_count + 1,
                              sizeof(*q->tokens))) {
             q->wrong = "not enough memory";
         } else {
@@ -182,7 +182,7 @@ static void read_hashes(ldr_json_reader_t *r, question_t *q)
                    (q->hash_count > 0 && bytes != q->hash_bytes)) {
             q->wrong = "block_hashes are numbers below 2^64, or texts of 2 to "
                        "64 hexadecimal digits, all of one length";
-        } else if (!ldr_grow(&q->hashes, &q->hash_room,
+        } else if (!ldr_grow(&q->hashes, &q->hash_capacity,
                              (q->hash_count + 1) * LDR_BLOCK_HASH_MAX, 1)) {
             q->wrong = "not enough memory";
         } else {

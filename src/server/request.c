@@ -9,7 +9,7 @@
 
 #define FREE_MAX 64u           /* requests kept for the next */
 #define KEEP_BYTES (64u << 10) /* a larger buffer is not kept */
-#define ITEM_ROOM 64u
+#define ITEM_CAPACITY_MIN 64u
 
 /* ---- memory ---- */
 
@@ -44,7 +44,7 @@ ldr_request_t *ldr_request_new(ldr_session_t *s)
     r->ask = NULL;
     r->job = NULL;
     r->finish = NULL;
-    r->window = NULL;
+    r->bounce = NULL;
     r->text = NULL;
     r->text_bytes = 0;
     r->status = LARDER_OK;
@@ -55,46 +55,47 @@ ldr_request_t *ldr_request_new(ldr_session_t *s)
     return r;
 }
 
-bool ldr_request_room(ldr_request_t *r, size_t bytes)
+bool ldr_request_grow(ldr_request_t *r, size_t bytes)
 {
-    if (bytes <= r->room) {
+    if (bytes <= r->capacity) {
         return true;
     }
-    size_t room = ldr_max64(bytes, 4096);
-    uint8_t *more = ldr_alloc(room);
+    size_t capacity = ldr_max64(bytes, 4096);
+    uint8_t *more = ldr_alloc(capacity);
     if (more == NULL) {
         return false;
     }
-    if (r->room > 0) {
-        memcpy(more, r->bytes, r->room);
+    if (r->capacity > 0) {
+        memcpy(more, r->bytes, r->capacity);
     }
     ldr_free(r->bytes);
     r->bytes = more;
-    r->room = room;
+    r->capacity = capacity;
     return true;
 }
 
 bool ldr_request_batch(ldr_request_t *r, uint32_t count)
 {
-    if (count > r->item_room) {
-        uint32_t room = count < ITEM_ROOM ? ITEM_ROOM : count;
+    if (count > r->item_capacity) {
+        uint32_t capacity =
+            count < ITEM_CAPACITY_MIN ? ITEM_CAPACITY_MIN : count;
 
         ldr_free(r->items);
         ldr_free(r->results);
         ldr_free(r->loads);
         ldr_free(r->shard_of);
         ldr_free(r->works);
-        r->items = ldr_alloc(room * sizeof(*r->items));
-        r->results = ldr_alloc(room * sizeof(*r->results));
-        r->loads = ldr_alloc(room * sizeof(*r->loads));
-        r->shard_of = ldr_alloc(room * sizeof(*r->shard_of));
-        r->works = ldr_alloc(room * sizeof(*r->works));
-        r->item_room = r->items != NULL && r->results != NULL &&
-                               r->loads != NULL && r->shard_of != NULL &&
-                               r->works != NULL
-                           ? room
-                           : 0;
-        if (r->item_room == 0) {
+        r->items = ldr_alloc(capacity * sizeof(*r->items));
+        r->results = ldr_alloc(capacity * sizeof(*r->results));
+        r->loads = ldr_alloc(capacity * sizeof(*r->loads));
+        r->shard_of = ldr_alloc(capacity * sizeof(*r->shard_of));
+        r->works = ldr_alloc(capacity * sizeof(*r->works));
+        r->item_capacity = r->items != NULL && r->results != NULL &&
+                                   r->loads != NULL && r->shard_of != NULL &&
+                                   r->works != NULL
+                               ? capacity
+                               : 0;
+        if (r->item_capacity == 0) {
             return false;
         }
     }
@@ -138,8 +139,8 @@ void ldr_request_free(ldr_request_t *r)
     LDR_ASSERT(under_way > 0);
     ldr_free(r->text);
     r->text = NULL;
-    if (home->free_count >= FREE_MAX || r->room > KEEP_BYTES ||
-        r->item_room > ITEM_ROOM) {
+    if (home->free_count >= FREE_MAX || r->capacity > KEEP_BYTES ||
+        r->item_capacity > ITEM_CAPACITY_MIN) {
         request_destroy(r);
         return;
     }
@@ -308,8 +309,8 @@ static bool put_segs(ldr_request_t *r, uint32_t i, uint32_t *segs_p)
     ldr_session_t *s = r->session;
     ldr_seg_t segs[LDR_READ_IOV];
     uint32_t n =
-        s->window != NULL
-            ? ldr_window_segs(s, r->results[i].lease, segs, LDR_READ_IOV)
+        s->bounce != NULL
+            ? ldr_bounce_segs(s, r->results[i].lease, segs, LDR_READ_IOV)
             : ldr_node_segs(s->server->node, r->shard_of[i], segs,
                             LDR_READ_IOV);
     size_t rows = LDR_FRAME_BYTES + LDR_RESULTS_HEAD_BYTES +

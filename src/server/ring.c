@@ -292,38 +292,40 @@ static void attach(ldr_request_t *r)
     }
 }
 
-/* Making a window resident takes a while: not in the loop. */
-static void job_window(ldr_request_t *r)
+/* Making a bounce buffer resident takes a while: not in the loop. */
+static void job_bounce(ldr_request_t *r)
 {
-    r->status = ldr_window_create(r->home->server, r->tenant, &r->window);
+    r->status = ldr_bounce_create(r->home->server, r->tenant, &r->bounce);
 }
 
-static void finish_window(ldr_request_t *r)
+static void finish_bounce(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
     const ldr_options_t *o = &s->server->config->options;
-    ldr_window_t *window = r->window;
+    ldr_bounce_t *bounce = r->bounce;
 
-    r->window = NULL;
+    r->bounce = NULL;
     if (r->status == LARDER_E_LIMIT) {
         ldr_metrics_refused(s->server->metrics, LDR_REFUSAL_WINDOWS);
-        ldr_reply_fail(r, ldr_fail(LARDER_E_LIMIT,
-                                   "no more windows for tenant '%s': they are "
-                                   "of %llu bytes each (strict_window), and "
-                                   "their memory is a quarter of dram",
-                                   r->tenant->config.name,
-                                   (unsigned long long)o->strict_window));
+        ldr_reply_fail(
+            r, ldr_fail(LARDER_E_LIMIT,
+                        "no more bounce buffers for tenant '%s': they are "
+                        "of %llu bytes each (strict_window), and "
+                        "their memory is a quarter of dram",
+                        r->tenant->config.name,
+                        (unsigned long long)o->strict_window));
         return;
     }
-    if (window == NULL || s->window != NULL) {
-        ldr_window_destroy(window);
-        ldr_reply_fail(r, ldr_fail(LARDER_E_NO_MEMORY,
-                                   "no memory for a window of %llu bytes "
-                                   "(strict_window)",
-                                   (unsigned long long)o->strict_window));
+    if (bounce == NULL || s->bounce != NULL) {
+        ldr_bounce_destroy(bounce);
+        ldr_reply_fail(r,
+                       ldr_fail(LARDER_E_NO_MEMORY,
+                                "no memory for a bounce buffer of %llu bytes "
+                                "(strict_window)",
+                                (unsigned long long)o->strict_window));
         return;
     }
-    s->window = window;
+    s->bounce = bounce;
     attach(r);
 }
 
@@ -334,7 +336,7 @@ void ldr_handle_attach(ldr_request_t *r)
 
     if (!ldr_get_attach(r->body, r->frame.body, &m)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed attach");
-    } else if (!s->local || s->attached || s->window != NULL) {
+    } else if (!s->local || s->attached || s->bounce != NULL) {
         ldr_reply_fail(r, ldr_fail(LARDER_E_UNSUPPORTED,
                                    "rings are handed out once, by unix "
                                    "socket"));
@@ -348,8 +350,8 @@ void ldr_handle_attach(ldr_request_t *r)
     } else if (!s->strict_transport) {
         attach(r);
     } else {
-        r->job = job_window;
-        r->finish = finish_window;
+        r->job = job_bounce;
+        r->finish = finish_bounce;
         if (!ldr_job(r)) {
             ldr_job_refuse(r);
         }
@@ -374,7 +376,7 @@ static bool ring_one(ldr_session_t *s, bool ends)
     if (n < (ssize_t)LDR_FRAME_BYTES || r == NULL ||
         ldr_frame_get(in, LDR_BODY_MAX, &r->frame) != LDR_FRAME_OK ||
         LDR_FRAME_BYTES + (size_t)r->frame.body != (size_t)n ||
-        !ldr_request_room(r, (size_t)n)) {
+        !ldr_request_grow(r, (size_t)n)) {
         if (r != NULL) {
             ldr_request_free(r);
         }

@@ -14,7 +14,7 @@
 #include "base/copy.h"
 #include "base/mem.h"
 #include "server/session.h"
-#include "server/window.h"
+#include "server/bounce.h"
 
 #define PULSE_NS 5000000u /* clients think a silent daemon sick after 10 ms */
 
@@ -88,17 +88,17 @@ static void unpark(ldr_request_t *r)
 
 /* ---- RESERVE ---- */
 
-/* isolation=strict: whether the window has room for the item as well. It is
- * asked first: room that the arena makes in vain costs somebody's shard. False:
- * it has its answer. */
+/* isolation=strict: whether the bounce buffer has room for the item as well. It
+ * is asked first: room that the arena makes in vain costs somebody's shard.
+ * False: it has its answer. */
 static bool has_pages(ldr_request_t *r, uint32_t i)
 {
     ldr_session_t *s = r->session;
     ldr_save_row_t row;
 
-    if (s->window == NULL || !ldr_save_item(r, i, &row) ||
+    if (s->bounce == NULL || !ldr_save_item(r, i, &row) ||
         row.length > LARDER_VALUE_MAX ||
-        ldr_window_fits(s->window, row.length)) {
+        ldr_bounce_fits(s->bounce, row.length)) {
         return true;
     }
     r->results[i].status = ldr_save_present(r, i) ? LARDER_PRESENT
@@ -123,14 +123,14 @@ static bool item_enter(ldr_request_t *r, uint32_t i)
         .length = (uint32_t)r->results[i].length,
     };
 
-    r->results[i].lease = s->window == NULL || ldr_window_take(s->window, &hold)
+    r->results[i].lease = s->bounce == NULL || ldr_bounce_take(s->bounce, &hold)
                               ? ldr_hold_add(s, &hold)
                               : UINT64_MAX;
     if (r->results[i].lease != UINT64_MAX) {
         return true;
     }
     if (hold.strict != NULL) {
-        ldr_window_give(s->window, &hold);
+        ldr_bounce_give(s->bounce, &hold);
     }
     ldr_node_abort(node, hold.shard);
     r->shard_of[i] = LDR_NIL;
@@ -219,7 +219,7 @@ void ldr_handle_commit(ldr_request_t *r)
             r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
         return;
     }
-    bool copies = false; /* a job does, out of the session's window */
+    bool copies = false; /* a job does, out of the session's bounce buffer */
     for (uint32_t i = 0; i < ends.count; i++) {
         ldr_end_row_t row;
         ldr_hold_t *hold = NULL;
@@ -231,7 +231,7 @@ void ldr_handle_commit(ldr_request_t *r)
             r->results[i].status = LARDER_E_INVALID;
         } else if (row.how == LDR_END_ABORT) {
             ldr_hold_give(s, hold);
-        } else if (s->window != NULL) {
+        } else if (s->bounce != NULL) {
             r->works[i] = hold->strict; /* the request's from here on */
             r->shard_of[i] = hold->shard;
             r->results[i].crc = row.crc;
@@ -248,7 +248,7 @@ void ldr_handle_commit(ldr_request_t *r)
         }
     }
     if (copies) {
-        ldr_window_commit(r);
+        ldr_bounce_commit(r);
     } else {
         ldr_reply_results(r, false, false);
     }

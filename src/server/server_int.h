@@ -30,7 +30,7 @@ typedef struct ldr_server_loop ldr_server_loop_t;
 /* A tenant as sessions see it: who may be it, and what it may use. Never
  * freed while the server runs; one that is gone from the configuration lets
  * nobody in any more. Under server->tenant_lock, but for the atomics. The
- * server's session_count is the sum of all sessions, its window_bytes of
+ * server's session_count is the sum of all sessions, its bounce_bytes of
  * theirs. */
 typedef struct ldr_server_tenant {
     ldr_tenant_config_t config;
@@ -40,7 +40,7 @@ typedef struct ldr_server_tenant {
     ldr_token_t tokens[LDR_TOKENS_MAX];
     unsigned token_count;
     uint64_t sessions;     /* let in, and not gone; tenant_lock */
-    uint64_t window_bytes; /* atomic: of its sessions' windows */
+    uint64_t bounce_bytes; /* atomic: of its sessions' bounce buffers */
     /* Under job_lock; waiting: under way, and may wait for a disk. */
     uint64_t jobs_queued;
     unsigned jobs_waiting;
@@ -151,7 +151,7 @@ struct ldr_server {
     uint64_t sessions_max;   /* option sessions, or what files allow */
     uint64_t session_count;  /* let in; tenant_lock */
     uint64_t opened_seen;    /* the program's: see ldr_server_is_idle() */
-    uint64_t window_bytes;   /* atomic: of all private windows */
+    uint64_t bounce_bytes;   /* atomic: of all bounce buffers */
     uint64_t request_count;  /* atomic: under way */
     uint64_t next_epoch;     /* atomic; begins at random */
     bool draining;           /* atomic: nobody new comes in */
@@ -207,11 +207,11 @@ larder_status_t ldr_server_tenant_enter(ldr_server_t *server,
                                         ldr_server_tenant_t *tenant,
                                         bool admin);
 void ldr_server_tenant_leave(ldr_server_t *server, ldr_server_tenant_t *tenant);
-/* A window of so many bytes more for one of its sessions, and one less; false:
- * there are as many as there may be. */
-bool ldr_server_tenant_window(ldr_server_t *server, ldr_server_tenant_t *tenant,
+/* A bounce buffer of so many bytes more for one of its sessions, and one less;
+ * false: there are as many as there may be. */
+bool ldr_server_tenant_bounce(ldr_server_t *server, ldr_server_tenant_t *tenant,
                               uint64_t bytes);
-void ldr_server_tenant_window_gone(ldr_server_t *server,
+void ldr_server_tenant_bounce_gone(ldr_server_t *server,
                                    ldr_server_tenant_t *tenant, uint64_t bytes);
 /* Whether it may move bytes now, and that it did. */
 bool ldr_server_tenant_may(ldr_server_tenant_t *tenant, uint64_t now_ns);

@@ -282,7 +282,7 @@ static void bury(ldr_task_t *task)
     ldr_free(s->spaces);
     ldr_free(s->holds);
     ldr_free(s->maps);
-    ldr_window_destroy(s->window);
+    ldr_bounce_destroy(s->bounce);
     ldr_free(s);
 }
 
@@ -346,11 +346,11 @@ static void session_end(ldr_session_t *s, const char *why, bool process_lives)
         }
         hang_up(s);
         /* Without a mapping it cannot touch what it holds. With that of a
-         * window it keeps its memory, but cannot touch the arena. */
-        bool window = ldr_window_mapped(s->window);
+         * bounce buffer it keeps its memory, but cannot touch the arena. */
+        bool mapped = ldr_bounce_mapped(s->bounce);
         if (process_lives && s->peer.pid_fd >= 0 &&
-            (s->map_count > 0 || window)) {
-            if (window) {
+            (s->map_count > 0 || mapped)) {
+            if (mapped) {
                 ldr_holds_give_all(s);
             }
             quarantine(s);
@@ -393,7 +393,7 @@ static void process_gone(ldr_watch_t *watch, uint32_t events)
                           s->hold_count);
     }
     ldr_metrics_event(s->server->metrics, LDR_EVENT_SESSIONS_DIED, 1);
-    ldr_window_unmapped(s->window);
+    ldr_bounce_unmapped(s->bounce);
     session_end(s, NULL, false);
 }
 

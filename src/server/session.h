@@ -37,7 +37,7 @@
 #include "node/node.h"
 #include "server/loop.h"
 #include "server/server_int.h"
-#include "server/window.h"
+#include "server/bounce.h"
 #include "wire/wire.h"
 
 #define LDR_SESSION_SPACES 1024u
@@ -58,7 +58,7 @@ typedef struct ldr_hold {
     uint32_t generation;     /* makes an old lease's number invalid */
     uint32_t next;           /* of the free ones */
     uint8_t kind;            /* LDR_HOLD_* */
-    void *strict;            /* what a private window needs to know of it */
+    void *strict;            /* what a bounce buffer needs to know of it */
     struct ldr_stage *stage; /* of a STAGE: all that it holds */
 } ldr_hold_t;
 
@@ -110,7 +110,7 @@ struct ldr_session {
     bool loopback;         /* by tcp, from this machine */
     bool shaken;           /* TLS, if any, is set up */
     bool admin;            /* the daemon's own uid, or root, by unix socket */
-    bool strict_transport; /* it will get a window of its own */
+    bool strict_transport; /* it will get a bounce buffer of its own */
     bool ending;           /* on its way out */
     bool awaited;          /* by a daemon that takes over: see takeover.c */
     bool doomed;           /* close once what is queued has gone out */
@@ -160,15 +160,15 @@ struct ldr_session {
     ldr_session_space_t *spaces;
     uint32_t space_count;
     ldr_hold_t *holds;
-    uint32_t hold_room, hold_free, hold_count;
+    uint32_t hold_capacity, hold_free, hold_count;
     uint64_t staged; /* shards that its stages hold */
     bool promises;   /* it has made some: its epoch is their owner */
     struct {
         uint32_t extent, generation;
         bool revoking;
     } * maps;
-    uint32_t map_count, map_room;
-    ldr_window_t *window;   /* isolation=strict */
+    uint32_t map_count, map_capacity;
+    ldr_bounce_t *bounce;   /* isolation=strict */
     uint32_t requests;      /* under way */
     ldr_request_t *waiting; /* of those: that wait for the node */
 };
@@ -187,7 +187,7 @@ struct ldr_request {
     uint64_t begin_ns, deadline_ns;
 
     uint8_t *bytes; /* frame and body, private */
-    size_t room;
+    size_t capacity;
     const uint8_t *body;
 
     /* A batch */
@@ -198,9 +198,9 @@ struct ldr_request {
     ldr_result_row_t *results;
     ldr_load_t *loads;
     uint32_t *shard_of;   /* reserved or held, LDR_NIL: none */
-    void **works;         /* isolation=strict: pages of the window */
-    ldr_window_t *window; /* while a job works in it */
-    uint32_t item_room;
+    void **works;         /* isolation=strict: pages of the bounce buffer */
+    ldr_bounce_t *bounce; /* while a job works in it */
+    uint32_t item_capacity;
     void (*go_on)(ldr_request_t *r);
     uint32_t next; /* the first not begun, or the one being received */
     struct ldr_staging *staging; /* a STAGE, and where what comes is kept */
@@ -352,7 +352,7 @@ void ldr_session_ring_send(ldr_session_t *s);
 
 ldr_request_t *ldr_request_new(ldr_session_t *s);
 /* Room for so many bytes of frame and body. */
-bool ldr_request_room(ldr_request_t *r, size_t bytes);
+bool ldr_request_grow(ldr_request_t *r, size_t bytes);
 bool ldr_request_batch(ldr_request_t *r, uint32_t count);
 void ldr_request_free(ldr_request_t *r);
 void ldr_requests_destroy(ldr_server_loop_t *home);

@@ -333,7 +333,7 @@ static bool frame_head(ldr_session_t *s)
         return false;
     }
     s->in_headed = true;
-    if (!ldr_request_room(r, LDR_FRAME_BYTES + r->frame.body)) {
+    if (!ldr_request_grow(r, LDR_FRAME_BYTES + r->frame.body)) {
         s->in = NULL;
         ldr_request_bad(r, LDR_REFUSAL_MEMORY, "not enough memory");
         return false;
@@ -354,7 +354,7 @@ static ssize_t take_frame(ldr_session_t *s)
         s->in = ldr_request_new(s);
         s->in_have = 0;
         s->in_headed = false;
-        if (s->in == NULL || !ldr_request_room(s->in, LDR_FRAME_BYTES)) {
+        if (s->in == NULL || !ldr_request_grow(s->in, LDR_FRAME_BYTES)) {
             return -ENOMEM;
         }
     }
@@ -362,7 +362,7 @@ static ssize_t take_frame(ldr_session_t *s)
     size_t want =
         s->in_headed ? LDR_FRAME_BYTES + r->frame.body : LDR_FRAME_BYTES;
     ssize_t n = 0;
-    LDR_ASSERT(s->in_have <= want && want <= r->room);
+    LDR_ASSERT(s->in_have <= want && want <= r->capacity);
     if (s->in_have < want) {
         n = bytes_take(s, r->bytes + s->in_have, want - s->in_have);
         if (n <= 0) {

@@ -2,7 +2,7 @@
  * Tenants as sessions see them: tokens, uids, quotas.
  *
  * Invariants, with server->tenant_lock: session_count is the sum of all
- * tenants' sessions; window_bytes (atomic) that of their window_bytes. A
+ * tenants' sessions; bounce_bytes (atomic) that of their bounce_bytes. A
  * tenant is never freed, so that a pointer to one stays good without the lock;
  * one that is not in the configuration any more is not enabled.
  */
@@ -17,8 +17,10 @@
 
 /* A tenant may move what its rate gives in this time at once. */
 #define BURST_S 0.25
-#define WINDOWS_MIN 16u /* private windows that any node has memory for */
-#define ADMIN_MORE 16u  /* sessions beyond all: the operator shall get in */
+#define BOUNCE_BUFFERS_MIN                                                     \
+    16u                /* bounce buffers that any node has memory for          \
+                        */
+#define ADMIN_MORE 16u /* sessions beyond all: the operator shall get in */
 
 ldr_server_tenant_t *ldr_server_tenant_find(ldr_server_t *server,
                                             const char *name)
@@ -248,37 +250,37 @@ void ldr_server_tenant_leave(ldr_server_t *server, ldr_server_tenant_t *tenant)
 }
 
 /* Windows are resident and no part of dram: what all may have together. */
-static uint64_t windows_max(const ldr_options_t *o)
+static uint64_t bounce_max(const ldr_options_t *o)
 {
-    return ldr_max64(o->dram / 4, WINDOWS_MIN * o->strict_window);
+    return ldr_max64(o->dram / 4, BOUNCE_BUFFERS_MIN * o->strict_window);
 }
 
 /* Where there are several tenants one may have as much as is still free, and so
  * leaves half of it to the others. */
-bool ldr_server_tenant_window(ldr_server_t *server, ldr_server_tenant_t *tenant,
+bool ldr_server_tenant_bounce(ldr_server_t *server, ldr_server_tenant_t *tenant,
                               uint64_t bytes)
 {
-    uint64_t max = windows_max(&server->config->options);
+    uint64_t max = bounce_max(&server->config->options);
     uint64_t all =
-        __atomic_add_fetch(&server->window_bytes, bytes, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&server->bounce_bytes, bytes, __ATOMIC_RELAXED);
     uint64_t own =
-        __atomic_add_fetch(&tenant->window_bytes, bytes, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&tenant->bounce_bytes, bytes, __ATOMIC_RELAXED);
 
     if (all <= max &&
         (!ldr_server_tenants_several(server) || own <= max - (all - bytes))) {
         return true;
     }
-    ldr_server_tenant_window_gone(server, tenant, bytes);
+    ldr_server_tenant_bounce_gone(server, tenant, bytes);
     return false;
 }
 
-void ldr_server_tenant_window_gone(ldr_server_t *server,
+void ldr_server_tenant_bounce_gone(ldr_server_t *server,
                                    ldr_server_tenant_t *tenant, uint64_t bytes)
 {
     uint64_t all =
-        __atomic_fetch_sub(&server->window_bytes, bytes, __ATOMIC_RELAXED);
+        __atomic_fetch_sub(&server->bounce_bytes, bytes, __ATOMIC_RELAXED);
     uint64_t own =
-        __atomic_fetch_sub(&tenant->window_bytes, bytes, __ATOMIC_RELAXED);
+        __atomic_fetch_sub(&tenant->bounce_bytes, bytes, __ATOMIC_RELAXED);
 
     LDR_ASSERT(all >= bytes && own >= bytes);
 }

@@ -63,7 +63,7 @@ struct ldr_trace {
     uint64_t written; /* bytes of the file */
     uint64_t line_at; /* where in it the last line begins */
     uint64_t *ids;    /* of the request at hand */
-    uint32_t id_room;
+    uint32_t id_capacity;
     recent_t recent[RECENT];        /* by id, or by the last chunk's number */
     recent_t recent_chains[RECENT]; /* by that in any case */
     char text[TEXT_BYTES];
@@ -239,13 +239,13 @@ static bool is_repeated(ldr_trace_t *t, const row_t *row)
 /* The numbers of its chunks. False: no memory, or no libcrypto. */
 static bool chunk_number(ldr_trace_t *t, const row_t *row, const uint8_t *keys)
 {
-    if (row->count > t->id_room) {
+    if (row->count > t->id_capacity) {
         ldr_free(t->ids);
-        t->id_room = row->count;
-        t->ids = ldr_alloc(t->id_room * sizeof(*t->ids));
+        t->id_capacity = row->count;
+        t->ids = ldr_alloc(t->id_capacity * sizeof(*t->ids));
     }
     if (t->ids == NULL) {
-        t->id_room = 0;
+        t->id_capacity = 0;
         return false;
     }
     for (uint32_t i = 0; i < row->count; i++) {

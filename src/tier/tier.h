@@ -47,7 +47,7 @@ struct ldr_query {
     void *arg;
     /* The tier's; rows are added by ldr_node_ask(). */
     struct ldr_query_row *rows;
-    uint32_t count, room;
+    uint32_t count, capacity;
     uint32_t pending; /* who has not answered */
     uint32_t refs;
     char member[64]; /* who is asked besides; "": nobody */

@@ -190,7 +190,7 @@ bool ldr_get_welcome(const uint8_t *at, size_t bytes, ldr_welcome_t *m);
 typedef struct ldr_attach {
     uint32_t ring_bytes; /* of each direction; in the reply */
     uint32_t page_bytes;
-    uint32_t strict; /* 1: segments lie in the session's own window */
+    uint32_t strict; /* 1: segments lie in the session's own bounce buffer */
 } ldr_attach_t;
 
 #define LDR_ATTACH_BYTES 16u

@@ -114,7 +114,7 @@ static void test_no_room(void **state)
     fix_open_dram(f, "dram=8M&policy=lru");
     flat_make(&e, f->lar, 20600, PAGES, 1, 512 << 10);
     uint32_t roomless = flat_save(&e);
-    /* By TCP and in a private window it is room for the bytes alone. */
+    /* By TCP and in a bounce buffer it is room for the bytes alone. */
     assert_true(roomless > 0 || !(f->embedded || transport_is("shm")));
     flat_load(&e, PAGES - 1);
     assert_int_equal(stats_of(f->lar).dram_leased_chunks, 0);

@@ -169,7 +169,7 @@ static void test_beyond_arena(void **state)
     wide_free(&b);
 }
 
-/* More than a private window has room for: what is staged leaves enough of it
+/* More than a bounce buffer has room for: what is staged leaves enough of it
  * to be loaded, one shard that is larger than half of it is staged all the
  * same, and what is present is still compared. */
 static void test_beyond_window(void **state)

@@ -528,7 +528,7 @@ static void test_two_handles(void **state)
     assert_status(get_n(r->space, 0, BYTES).status, LARDER_OK);
 }
 
-/* A private window instead of the arena: the same, at the price of a copy. */
+/* A bounce buffer instead of the arena: the same, at the price of a copy. */
 static void test_strict(void **state)
 {
     enum { KEYS = 40 };

@@ -159,6 +159,11 @@ def test_lookups(larder, place):
         assert row["unit"] == "us" and row["value"] > 0
         assert row["bytes"] == (4096 if row["bench"] == "tcp-small"
                                 else 10000)
+    match = {row["variant"]: row for row in rows if row["bench"] == "shm-match"}
+    bound = (match["embedded, cold, median"]["value"] + 50 +
+             match["empty request, cold, median"]["value"])
+    goal = match["cold, median"]["goal"].removeprefix("value<=")
+    assert abs(float(goal) - bound) < 0.01 * bound
     assert not os.listdir(place) and gone(place)
 
 

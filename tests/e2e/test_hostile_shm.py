@@ -425,7 +425,7 @@ def test_commit_with_a_wrong_checksum(daemon):
 # ---- isolation=strict ------------------------------------------------------
 
 def test_strict_window(serve):
-    """A private window: what is scribbled there is checked by the daemon as
+    """A bounce buffer: what is scribbled there is checked by the daemon as
     it comes in, and nobody else's memory can be had."""
     daemon = serve(isolation="strict", strict_window="4M")
 

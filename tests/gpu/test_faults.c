@@ -1,9 +1,9 @@
 /*
  * Every call of the driver fails in turn: once, for good, or for good with all
- * that concerns the thread too; while memory is registered, lanes are made and
- * bytes are copied, by every way, and when the GPU is closed. Whatever comes of
- * it: a status, nothing under way, nothing lost, and no byte that is taken for
- * good and is not. LARDER_SEED repeats a run.
+ * that concerns the thread too; while memory is registered, copiers are made
+ * and bytes are copied, by every way, and when the GPU is closed. Whatever
+ * comes of it: a status, nothing under way, nothing lost, and no byte that is
+ * taken for good and is not. LARDER_SEED repeats a run.
  */
 #include "gpu/move_rig.h"
 
@@ -79,15 +79,15 @@ static larder_status_t try_move(world_t *w, const course_t *c)
     return st;
 }
 
-/* The lane is made anew by the next copy. */
-static void drop_lane(world_t *w)
+/* The copier is made anew by the next copy. */
+static void drop_copier(world_t *w)
 {
     rig_in(&w->engine);
-    ldr_gpu_lane_free(w->gpu, w->gpu->lanes[0]);
+    ldr_gpu_copier_free(w->gpu, w->gpu->copiers[0]);
     rig_out(&w->engine);
 }
 
-/* Registers, makes a lane, copies and unregisters, with the n-th call of the
+/* Registers, makes a copier, copies and unregisters, with the n-th call of the
  * driver failing; false: there were fewer. */
 static bool one_life(world_t *w, const course_t *c, uint64_t n)
 {
@@ -116,7 +116,7 @@ static bool one_life(world_t *w, const course_t *c, uint64_t n)
     ldr_gpu_unregister(w->gpu, w->arena, w->bytes); /* what could not be */
     assert_true(dead || !w->gpu->broken);
     w->gpu->broken = false;
-    drop_lane(w);
+    drop_copier(w);
     assert_no_errors();
     si.standin_counts(&after);
     rig_assert_same(&before, &after);
@@ -132,7 +132,7 @@ static void all_lives(const course_t *c)
     assert_gpu(rig_gpu_open(&gpu), LARDER_OK);
     world_t *w = world_make(gpu, (size_t)1 << 20, seed);
     assert_gpu(try_move(w, c), LARDER_OK);
-    drop_lane(w);
+    drop_copier(w);
     while (one_life(w, c, n)) {
         bool all = c->how == STANDIN_ONCE && !REAL_SANITIZED;
 

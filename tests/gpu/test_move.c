@@ -10,7 +10,7 @@
 #include "gpu/move_rig.h"
 
 enum {
-    THREADS = 8, /* more than there are lanes */
+    THREADS = 8, /* more than there are copiers */
     STEPS = REAL_SANITIZED ? 2 : 5,
 };
 
@@ -470,7 +470,7 @@ static void test_lists(void **state)
     for (uint32_t i = 0; i < 4; i++) {
         list[i] = ldr_gpu_list_take(gpu, 100 + 10 * i);
         assert_non_null(list[i].rows);
-        assert_int_equal(list[i].room, 100 + 10 * i);
+        assert_int_equal(list[i].capacity, 100 + 10 * i);
         list[i].rows[99 + 10 * i].bytes = 1;
     }
     for (uint32_t i = 0; i < 4; i++) {
@@ -479,9 +479,9 @@ static void test_lists(void **state)
     ldr_gpu_list_give(gpu, (ldr_gpu_list_t){NULL, 1000});
     ldr_gpu_list_t again = ldr_gpu_list_take(gpu, 121);
     assert_ptr_equal(again.rows, list[3].rows);
-    assert_int_equal(again.room, 130);
+    assert_int_equal(again.capacity, 130);
     ldr_gpu_list_t fresh = ldr_gpu_list_take(gpu, 121);
-    assert_int_equal(fresh.room, 121);
+    assert_int_equal(fresh.capacity, 121);
     ldr_gpu_list_give(gpu, fresh);
     ldr_gpu_list_give(gpu, again);
     larder_gpu_close(&gpu);

@@ -127,8 +127,8 @@ static void test_opened(void **state)
     free(p);
 }
 
-/* Closed, or forgotten: no block is written, and the lane's next load, of other
- * bytes, takes nothing of this one for its own. */
+/* Closed, or forgotten: no block is written, and the copier's next load, of
+ * other bytes, takes nothing of this one for its own. */
 static void test_given_up(void **state)
 {
     fix_t *f = fix(state);

@@ -1,12 +1,12 @@
 /*
- * The cleaner: one node does this for a tenant's part, whoever holds the role:
- * T/cleaner: "NODE EXPIRY\n" in hex, by the wall clock. It is taken when there
- * is none, or when it has expired by a margin; it is written over, and read
- * back after a moment. Two that take it at once, or whose clocks differ, are
- * both the cleaner for a while, and that is harmless: ids are never used again,
- * so that to say twice that an object is gone, to remove it twice, to adopt it
- * twice or to merge the same manifests twice comes to the same; and two that
- * compact the same objects make copies, of which one is dead for all.
+ * The cleaner: one node does this for a tenant's volume, whoever holds the
+ * role: T/cleaner: "NODE EXPIRY\n" in hex, by the wall clock. It is taken when
+ * there is none, or when it has expired by a margin; it is written over, and
+ * read back after a moment. Two that take it at once, or whose clocks differ,
+ * are both the cleaner for a while, and that is harmless: ids are never used
+ * again, so that to say twice that an object is gone, to remove it twice, to
+ * adopt it twice or to merge the same manifests twice comes to the same; and
+ * two that compact the same objects make copies, of which one is dead for all.
  *
  * Nothing is removed before a manifest that says so is out, so that readers
  * miss it as seldom as can be. Only on a medium that is full, where nothing
@@ -78,7 +78,7 @@ int ldr_role_write(ldr_job_t *job, const char *name, bool over,
 }
 
 /* Stats show it: so it changes with the lock, which nobody here holds. */
-static void set_role(ldr_part_t *p, ldr_role_t role)
+static void set_role(ldr_volume_t *p, ldr_role_t role)
 {
     ldr_mutex_lock(&p->tier->lock);
     p->cleaner.role = role;
@@ -86,7 +86,7 @@ static void set_role(ldr_part_t *p, ldr_role_t role)
 }
 
 /* The role begins: what was seen in another time counts for nothing. */
-static void begin_role(ldr_part_t *p, uint64_t now_ns)
+static void begin_role(ldr_volume_t *p, uint64_t now_ns)
 {
     ldr_cleaner_t *c = &p->cleaner;
     uint32_t now_s = ldr_wall_s(p->tier->params.clock);
@@ -104,7 +104,7 @@ static void begin_role(ldr_part_t *p, uint64_t now_ns)
              p->name);
 }
 
-int ldr_role_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_role_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
@@ -150,7 +150,7 @@ int ldr_role_work(ldr_part_t *p, ldr_job_t *job)
     return error;
 }
 
-void ldr_role_end(ldr_part_t *p, ldr_job_t *job)
+void ldr_role_end(ldr_volume_t *p, ldr_job_t *job)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
     ldr_role_file_t l;
@@ -164,7 +164,7 @@ void ldr_role_end(ldr_part_t *p, ldr_job_t *job)
 
 /* ---- what goes ---- */
 
-void ldr_clean_doom(ldr_part_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
+void ldr_clean_doom(ldr_volume_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
                     uint32_t count)
 {
     ldr_cleaner_t *c = &p->cleaner;
@@ -175,7 +175,7 @@ void ldr_clean_doom(ldr_part_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
         uint32_t blocks =
             number != LDR_NIL ? ldr_map_at(p->map, number)->blocks : 0;
 
-        if (ldr_part_gone(p, ids[i])) { /* else another time */
+        if (ldr_volume_gone(p, ids[i])) { /* else another time */
             memcpy(c->victims[c->victim_count++], ids[i], LDR_ID_BYTES);
             p->tier->n.cleaned_bytes += (uint64_t)blocks * LDR_BLOCK;
         }
@@ -190,7 +190,7 @@ static bool is_full(ldr_objects_t *t)
     return error == -ENOSPC || error == -EDQUOT;
 }
 
-static int remove_victims(ldr_part_t *p, ldr_job_t *job)
+static int remove_victims(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_cleaner_t *c = &p->cleaner;
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -252,7 +252,7 @@ static bool is_enough(const ldr_compactable_t *g)
 }
 
 /* Whether it should be made one with others, and can be with those so far. */
-static void note_compactable(ldr_part_t *p, const ldr_map_object_t *o,
+static void note_compactable(ldr_volume_t *p, const ldr_map_object_t *o,
                              uint32_t number, uint32_t now_s)
 {
     const ldr_cleaner_t *c = &p->cleaner;
@@ -296,7 +296,7 @@ static void note_compactable(ldr_part_t *p, const ldr_map_object_t *o,
  * one: its objects are gathered by the next pass. From the first on, however
  * many came meanwhile: where they trickle in, there is always a new one, and a
  * group that begins behind those before it never has enough. */
-static void next_space(ldr_part_t *p)
+static void next_space(ldr_volume_t *p)
 {
     ldr_cleaner_t *c = &p->cleaner;
 
@@ -315,17 +315,17 @@ static void next_space(ldr_part_t *p)
 
 /* Known, but two walks over the names have not seen it; where names say
  * nothing, it was not asked for as long. */
-static bool is_suspect(const ldr_part_t *p, const ldr_map_object_t *o,
+static bool is_suspect(const ldr_volume_t *p, const ldr_map_object_t *o,
                        uint32_t number)
 {
     const ldr_cleaner_t *c = &p->cleaner;
-    uint8_t mark = number < c->marks_room ? c->marks[number] : 0;
+    uint8_t mark = number < c->marks_capacity ? c->marks[number] : 0;
 
     return c->cycle >= 2 && (uint8_t)(c->cycle - mark) >= 2 &&
            o->written_s + COMPACT_AGE_S < c->cycle_s[1];
 }
 
-static void look_at(ldr_part_t *p, uint32_t number, uint32_t now_s)
+static void look_at(ldr_volume_t *p, uint32_t number, uint32_t now_s)
 {
     const ldr_objects_t *t = p->tier;
     const ldr_cleaner_t *c = &p->cleaner;
@@ -348,7 +348,7 @@ static void look_at(ldr_part_t *p, uint32_t number, uint32_t now_s)
         return;
     }
     if (o->dead_blocks > 0) {
-        ldr_part_space_t *s = &p->spaces[o->space];
+        ldr_volume_space_t *s = &p->spaces[o->space];
 
         s->dead_next_s = (uint32_t)ldr_min64(s->dead_next_s, o->written_s);
     }
@@ -362,7 +362,7 @@ static void look_at(ldr_part_t *p, uint32_t number, uint32_t now_s)
     note_compactable(p, o, number, now_s);
 }
 
-static void look_over(ldr_part_t *p)
+static void look_over(ldr_volume_t *p)
 {
     ldr_objects_t *t = p->tier;
     uint32_t now_s = ldr_wall_s(t->params.clock);
@@ -394,7 +394,7 @@ static void look_over(ldr_part_t *p)
 }
 
 /* Those that are known but not there, by asking for each. */
-static int check_suspects(ldr_part_t *p, ldr_job_t *job)
+static int check_suspects(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_cleaner_t *c = &p->cleaner;
     const ldr_pass_t *pass = &c->pass;
@@ -408,7 +408,7 @@ static int check_suspects(ldr_part_t *p, ldr_job_t *job)
         int error = ldr_call_exists(job, name);
         if (error == -ENOENT) {
             ldr_mutex_lock(&p->tier->lock);
-            ldr_part_gone(p, pass->suspects[i]);
+            ldr_volume_gone(p, pass->suspects[i]);
             ldr_mutex_unlock(&p->tier->lock);
         } else if (error != 0) {
             return error;
@@ -424,7 +424,7 @@ static int check_suspects(ldr_part_t *p, ldr_job_t *job)
     return 0;
 }
 
-uint64_t ldr_part_held(const ldr_part_t *p)
+uint64_t ldr_volume_held(const ldr_volume_t *p)
 {
     ldr_map_stats_t m;
 
@@ -435,11 +435,11 @@ uint64_t ldr_part_held(const ldr_part_t *p)
 
 /* Where the tenant holds more than shared_max, the least valuable objects go
  * until it holds 1/64 less than that. */
-static uint32_t doom_worst(ldr_part_t *p)
+static uint32_t doom_worst(ldr_volume_t *p)
 {
     ldr_pass_t *pass = &p->cleaner.pass;
     uint32_t count = 0;
-    uint64_t max = p->tier->params.max_bytes, held = ldr_part_held(p);
+    uint64_t max = p->tier->params.max_bytes, held = ldr_volume_held(p);
     uint64_t excess = max != 0 && held > max ? held - (max - max / 64) : 0;
     uint64_t freed = 0;
 
@@ -457,7 +457,7 @@ static uint32_t doom_worst(ldr_part_t *p)
  * took, with the pass before it: half of the time goes to compaction at most,
  * and others have their turn between. Where calls are slow a second is enough;
  * so it is where nothing came of it. */
-static void compact_rest(ldr_part_t *p, uint64_t began_ns)
+static void compact_rest(ldr_volume_t *p, uint64_t began_ns)
 {
     ldr_cleaner_t *c = &p->cleaner;
     uint64_t now_ns = ldr_now_ns(p->tier->params.clock);
@@ -469,7 +469,7 @@ static void compact_rest(ldr_part_t *p, uint64_t began_ns)
     c->pass_at_ns = c->compact_at_ns;
 }
 
-static int pass_work(ldr_part_t *p, ldr_job_t *job)
+static int pass_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
@@ -521,7 +521,7 @@ static int pass_work(ldr_part_t *p, ldr_job_t *job)
 /* Every node does so for itself, cleaner or not, and by the rule by which they
  * go from manifests (clean_merge.c): so it knows no less than one that joins
  * now. A bounded piece; needs no call. */
-static void removals_forget(ldr_part_t *p, uint64_t now_ns)
+static void removals_forget(ldr_volume_t *p, uint64_t now_ns)
 {
     ldr_objects_t *t = p->tier;
     uint32_t now_s = ldr_wall_s(t->params.clock);
@@ -540,7 +540,7 @@ static void removals_forget(ldr_part_t *p, uint64_t now_ns)
 
 /* ---- the chore ---- */
 
-uint64_t ldr_clean_at(const ldr_part_t *p)
+uint64_t ldr_clean_at(const ldr_volume_t *p)
 {
     const ldr_objects_t *t = p->tier;
     const ldr_cleaner_t *c = &p->cleaner;
@@ -569,7 +569,7 @@ uint64_t ldr_clean_at(const ldr_part_t *p)
 
 /* What is due, one after the other: on slow storage each may be due again by
  * the time it ends, and must not keep the others from their turn. */
-static int take_turn(ldr_part_t *p, ldr_job_t *job, uint64_t now_ns)
+static int take_turn(ldr_volume_t *p, ldr_job_t *job, uint64_t now_ns)
 {
     ldr_cleaner_t *c = &p->cleaner;
     ldr_mutex_lock(&p->tier->lock);
@@ -577,7 +577,7 @@ static int take_turn(ldr_part_t *p, ldr_job_t *job, uint64_t now_ns)
     ldr_mutex_unlock(&p->tier->lock);
     const struct {
         uint64_t at_ns;
-        int (*work)(ldr_part_t *p, ldr_job_t *job);
+        int (*work)(ldr_volume_t *p, ldr_job_t *job);
     } round[] = {
         {c->pass_at_ns, pass_work},         {c->merge_at_ns, ldr_merge_work},
         {c->epochs_at_ns, ldr_epochs_work}, {c->figure_at_ns, ldr_figure_work},
@@ -595,7 +595,7 @@ static int take_turn(ldr_part_t *p, ldr_job_t *job, uint64_t now_ns)
     return 0;
 }
 
-int ldr_clean_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_clean_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;

@@ -26,7 +26,7 @@ typedef struct source {
 } source_t;
 
 typedef struct work {
-    ldr_part_t *part;
+    ldr_volume_t *volume;
     ldr_job_t *job;
     ldr_object_t object; /* the new one */
     uint32_t used_s;
@@ -44,7 +44,7 @@ typedef struct work {
 } work_t;
 
 /* Whether the record is what is found under its name. */
-static bool is_live(const ldr_part_t *p, uint32_t space,
+static bool is_live(const ldr_volume_t *p, uint32_t space,
                     const uint8_t id[LDR_ID_BYTES], const ldr_record_t *r,
                     uint32_t now_s)
 {
@@ -58,7 +58,7 @@ static bool is_live(const ldr_part_t *p, uint32_t space,
            place.block == r->block && memcmp(place.id, id, LDR_ID_BYTES) == 0;
 }
 
-static uint32_t removed_at(const ldr_part_t *p, uint32_t space,
+static uint32_t removed_at(const ldr_volume_t *p, uint32_t space,
                            const ldr_record_t *r)
 {
     LDR_HELD(&p->tier->lock);
@@ -70,7 +70,7 @@ static uint32_t removed_at(const ldr_part_t *p, uint32_t space,
 static int object_gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
                          ldr_record_t *table)
 {
-    ldr_part_t *p = w->part;
+    ldr_volume_t *p = w->volume;
     ldr_objects_t *t = p->tier;
     ldr_object_t object = {.rows = 0};
     uint32_t now_s = ldr_wall_s(t->params.clock);
@@ -124,7 +124,7 @@ static int object_gather(work_t *w, const uint8_t id[LDR_ID_BYTES],
 static int record_move(work_t *w, const source_t *from, ldr_record_t *r,
                        uint32_t at)
 {
-    ldr_part_t *p = w->part;
+    ldr_volume_t *p = w->volume;
     char name[LDR_OBJECT_NAME_MAX + 1];
     uint8_t *data = w->data + (size_t)at * LDR_BLOCK;
     size_t payload = (size_t)(ldr_record_blocks(r->length) - 1) * LDR_BLOCK;
@@ -189,7 +189,7 @@ static int records_move(work_t *w)
 /* The new object, if there is anything left to put in it. */
 static int put_new(work_t *w)
 {
-    ldr_part_t *p = w->part;
+    ldr_volume_t *p = w->volume;
     char name[LDR_OBJECT_NAME_MAX + 1];
     size_t used = (size_t)w->object.used_blocks * LDR_BLOCK;
     size_t tail = ldr_object_tail_bytes(w->count);
@@ -207,7 +207,7 @@ static int put_new(work_t *w)
 
 static int compact_commit(work_t *w)
 {
-    ldr_part_t *p = w->part;
+    ldr_volume_t *p = w->volume;
     ldr_objects_t *t = p->tier;
     ldr_manifest_row_t *rows =
         ldr_alloc(ldr_max64(w->count, 1) * sizeof(*rows));
@@ -223,7 +223,7 @@ static int compact_commit(work_t *w)
     ldr_mutex_lock(&t->lock);
     ldr_clean_doom(p, w->done, w->done_count);
     if (w->count > 0) {
-        ldr_part_add(p, &e, true); /* else it is an orphan for a while */
+        ldr_volume_add(p, &e, true); /* else it is an orphan for a while */
     }
     p->cleaner.victims_after = p->added; /* not before the new one is known */
     p->cleaner.compact_start = 0;
@@ -242,7 +242,7 @@ static int compact_commit(work_t *w)
 
 static int compact(work_t *w)
 {
-    ldr_part_t *p = w->part;
+    ldr_volume_t *p = w->volume;
     const ldr_pass_t *pass = &p->cleaner.pass;
     ldr_record_t *table = ldr_alloc(LDR_OBJECT_ROWS_MAX * sizeof(*table));
     int error = table == NULL ? -ENOMEM : 0;
@@ -274,11 +274,11 @@ static int compact(work_t *w)
     return error == 0 ? compact_commit(w) : error;
 }
 
-int ldr_compact_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_compact_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     const ldr_pass_t *pass = &p->cleaner.pass;
-    work_t w = {.part = p, .job = job};
+    work_t w = {.volume = p, .job = job};
 
     ldr_mutex_lock(&t->lock);
     bool busy = t->compacting;

@@ -46,13 +46,13 @@
 
 /* ---- the file of a tenant ---- */
 
-int ldr_figure_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_figure_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     ldr_mutex_lock(&t->lock);
-    uint64_t bytes = ldr_part_held(p);
+    uint64_t bytes = ldr_volume_held(p);
     ldr_mutex_unlock(&t->lock);
     snprintf(name, sizeof(name), FOLDER "%s", p->hex);
     int error =
@@ -73,8 +73,8 @@ static bool is_open_here(ldr_objects_t *t, const char *hex)
     bool is = false;
 
     ldr_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->part_count && !is; i++) {
-        is = strcmp(t->parts[i]->hex, hex) == 0;
+    for (size_t i = 0; i < t->volume_count && !is; i++) {
+        is = strcmp(t->volumes[i]->hex, hex) == 0;
     }
     ldr_mutex_unlock(&t->lock);
     return is;
@@ -339,13 +339,14 @@ static int work_once(ldr_job_t *job, uint64_t *at_ns)
     return error;
 }
 
-int ldr_idle_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_idle_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint64_t at_ns = ldr_now_ns(t->params.clock);
 
     ldr_mutex_lock(&t->lock);
-    bool mine = at_ns >= ldr_idle_at(t); /* else another part's chore has it */
+    bool mine =
+        at_ns >= ldr_idle_at(t); /* else another volume's chore has it */
     t->idle.busy = t->idle.busy || mine;
     ldr_mutex_unlock(&t->lock);
     if (!mine) {

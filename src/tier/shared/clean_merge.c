@@ -33,7 +33,7 @@
 #define MERGED_MAX ((uint64_t)32 << 20)
 
 typedef struct merge {
-    ldr_part_t *part;
+    ldr_volume_t *volume;
     ldr_known_manifest_t inputs[INPUTS_MAX];
     uint32_t count;
     uint8_t *data[INPUTS_MAX];
@@ -57,7 +57,7 @@ static unsigned level_of(uint64_t bytes)
 }
 
 /* Eight or more of one size. */
-static void choose_small(const ldr_part_t *p, merge_t *m)
+static void choose_small(const ldr_volume_t *p, merge_t *m)
 {
     uint32_t counts[LEVELS + 1] = {0};
     unsigned level = 0;
@@ -84,7 +84,7 @@ static void choose_small(const ldr_part_t *p, merge_t *m)
 }
 
 /* The one with most objects, if much of what there is is gone. */
-static void choose_full(ldr_part_t *p, merge_t *m)
+static void choose_full(ldr_volume_t *p, merge_t *m)
 {
     ldr_map_stats_t stats;
     uint64_t objects = 0;
@@ -112,10 +112,10 @@ static void choose_full(ldr_part_t *p, merge_t *m)
 
 static bool keep_object(merge_t *m, ldr_manifest_entry_t *e)
 {
-    ldr_part_t *p = m->part;
+    ldr_volume_t *p = m->volume;
     uint32_t number = ldr_map_object(p->map, e->object.id);
 
-    LDR_HELD(&m->part->tier->lock);
+    LDR_HELD(&m->volume->tier->lock);
     if (number == LDR_NIL || ldr_ids_find(&m->seen, e->object.id) != 0) {
         return false;
     }
@@ -128,12 +128,12 @@ static bool keep_object(merge_t *m, ldr_manifest_entry_t *e)
 
 static bool entry_keep(merge_t *m, ldr_manifest_entry_t *e)
 {
-    ldr_part_t *p = m->part;
+    ldr_volume_t *p = m->volume;
     uint32_t now_s = ldr_wall_s(p->tier->params.clock), number;
 
     switch (e->kind) {
     case LDR_MANIFEST_GONE: {
-        uint32_t since_s = ldr_part_gone_since(p, e->object.id);
+        uint32_t since_s = ldr_volume_gone_since(p, e->object.id);
 
         if (since_s == 0 || now_s > since_s + LDR_GONE_S ||
             ldr_ids_find(&m->seen, e->object.id) != 0) {
@@ -170,9 +170,9 @@ static void take_entry(void *arg, const ldr_manifest_entry_t *entry)
     if (e.kind != order[m->pass] || m->failed) {
         return;
     }
-    ldr_mutex_lock(&m->part->tier->lock);
+    ldr_mutex_lock(&m->volume->tier->lock);
     bool kept = entry_keep(m, &e);
-    ldr_mutex_unlock(&m->part->tier->lock);
+    ldr_mutex_unlock(&m->volume->tier->lock);
     if (kept && !ldr_manifest_add(&m->out, &e)) {
         m->failed = true;
     }
@@ -180,19 +180,19 @@ static void take_entry(void *arg, const ldr_manifest_entry_t *entry)
 
 /* It does not parse, although it did when it was polled: it is to be read
  * once more. */
-static void mark_bad(ldr_part_t *p, const ldr_known_manifest_t *input)
+static void mark_bad(ldr_volume_t *p, const ldr_known_manifest_t *input)
 {
     ldr_known_manifest_t k = *input;
 
     k.state = LDR_KNOWN_NEW;
     ldr_mutex_lock(&p->tier->lock);
-    ldr_part_know(p, &k);
+    ldr_volume_know(p, &k);
     ldr_mutex_unlock(&p->tier->lock);
 }
 
 static int merge_compose(merge_t *m)
 {
-    ldr_part_t *p = m->part;
+    ldr_volume_t *p = m->volume;
     ldr_manifest_head_t head;
 
     for (m->pass = 0; m->pass < 4; m->pass++) {
@@ -212,7 +212,7 @@ static int merge_compose(merge_t *m)
 
 static int put_merged(merge_t *m, ldr_job_t *job)
 {
-    ldr_part_t *p = m->part;
+    ldr_volume_t *p = m->volume;
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
     ldr_known_manifest_t k = {.state = LDR_KNOWN_READ, .objects = m->objects};
@@ -236,7 +236,7 @@ static int put_merged(merge_t *m, ldr_job_t *job)
         ldr_call_put(job, name, m->out.data, m->out.bytes, LDR_OBJECT_NEW);
     if (error == 0) {
         ldr_mutex_lock(&t->lock);
-        ldr_part_know(p, &k);
+        ldr_volume_know(p, &k);
         t->n.manifests_written++;
         ldr_mutex_unlock(&t->lock);
     }
@@ -245,7 +245,7 @@ static int put_merged(merge_t *m, ldr_job_t *job)
 
 static int remove_inputs(merge_t *m, ldr_job_t *job)
 {
-    ldr_part_t *p = m->part;
+    ldr_volume_t *p = m->volume;
     char name[LDR_OBJECT_NAME_MAX + 1];
 
     for (uint32_t i = 0; i < m->count; i++) {
@@ -255,7 +255,7 @@ static int remove_inputs(merge_t *m, ldr_job_t *job)
             return error; /* what is left is merged once more */
         }
         ldr_mutex_lock(&p->tier->lock);
-        ldr_part_unknow(p, &m->inputs[i]);
+        ldr_volume_unknow(p, &m->inputs[i]);
         ldr_mutex_unlock(&p->tier->lock);
     }
     return 0;
@@ -270,17 +270,17 @@ static int get_inputs(merge_t *m, ldr_job_t *job)
     for (uint32_t i = 0; i < m->count && error == 0; i++) {
         ldr_known_manifest_t k = m->inputs[i];
 
-        error = ldr_manifest_get(job, m->part->hex, &k, &m->data[kept],
+        error = ldr_manifest_get(job, m->volume->hex, &k, &m->data[kept],
                                  &m->bytes[kept]);
         if (error == 0) {
             m->inputs[kept++] = k;
         } else if (error == -ENOENT) {
-            ldr_mutex_lock(&m->part->tier->lock);
-            ldr_part_unknow(m->part, &k);
-            ldr_mutex_unlock(&m->part->tier->lock);
+            ldr_mutex_lock(&m->volume->tier->lock);
+            ldr_volume_unknow(m->volume, &k);
+            ldr_mutex_unlock(&m->volume->tier->lock);
             error = 0;
         } else if (error == -EBADMSG) {
-            mark_bad(m->part, &k);
+            mark_bad(m->volume, &k);
             error = 0;
         }
     }
@@ -288,7 +288,7 @@ static int get_inputs(merge_t *m, ldr_job_t *job)
     return error;
 }
 
-int ldr_merge_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_merge_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     merge_t *m = ldr_alloc(sizeof(*m));
@@ -296,7 +296,7 @@ int ldr_merge_work(ldr_part_t *p, ldr_job_t *job)
     if (m == NULL) {
         return -ENOMEM;
     }
-    m->part = p;
+    m->volume = p;
     p->cleaner.merge_at_ns = ldr_now_ns(t->params.clock) + SECOND_NS;
     ldr_mutex_lock(&t->lock);
     choose_small(p, m);

@@ -29,7 +29,7 @@
 #define EPOCHS_NS ((uint64_t)60 * 1000000000u)
 
 typedef struct piece {
-    ldr_part_t *part;
+    ldr_volume_t *volume;
     size_t skip;
     uint32_t names;
     uint8_t strangers[STRANGERS_MAX][LDR_ID_BYTES];
@@ -42,7 +42,7 @@ typedef struct piece {
 
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number)
 {
-    if (ldr_grow(&c->marks, &c->marks_room, number + 1u, 1)) {
+    if (ldr_grow(&c->marks, &c->marks_capacity, number + 1u, 1)) {
         c->marks[number] = (uint8_t)c->cycle;
     }
 }
@@ -50,7 +50,7 @@ void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number)
 static int scan_one(void *arg, const char *name, uint64_t bytes)
 {
     piece_t *s = arg;
-    ldr_part_t *p = s->part;
+    ldr_volume_t *p = s->volume;
     uint8_t id[LDR_ID_BYTES];
     const char *rest = name + s->skip;
 
@@ -72,7 +72,7 @@ static int scan_one(void *arg, const char *name, uint64_t bytes)
         if (!s->evicts) {
             ldr_clean_mark(&p->cleaner, number);
         }
-    } else if (ldr_part_gone_since(p, id) != 0) {
+    } else if (ldr_volume_gone_since(p, id) != 0) {
         memcpy(s->gone[s->gone_count++], id, LDR_ID_BYTES);
     } else {
         memcpy(s->strangers[s->stranger_count++], id, LDR_ID_BYTES);
@@ -84,7 +84,7 @@ static int scan_one(void *arg, const char *name, uint64_t bytes)
 /* ---- orphans ---- */
 
 /* Takes it in as if a manifest had named it, and has one name it. */
-static int adopt(ldr_part_t *p, const ldr_object_t *object,
+static int adopt(ldr_volume_t *p, const ldr_object_t *object,
                  const ldr_record_t *records)
 {
     ldr_objects_t *t = p->tier;
@@ -97,10 +97,10 @@ static int adopt(ldr_part_t *p, const ldr_object_t *object,
         return -ENOMEM;
     }
     ldr_rows_of(records, object->rows, rows);
-    bool ok = ldr_part_raise(p, object->space_id, object->epoch);
+    bool ok = ldr_volume_raise(p, object->space_id, object->epoch);
     ldr_mutex_lock(&t->lock);
-    if (ok && ldr_part_gone_since(p, object->id) == 0) {
-        ok = ldr_part_add(p, &e, false);
+    if (ok && ldr_volume_gone_since(p, object->id) == 0) {
+        ok = ldr_volume_add(p, &e, false);
         t->n.adopted += ok;
     }
     ldr_mutex_unlock(&t->lock);
@@ -109,7 +109,7 @@ static int adopt(ldr_part_t *p, const ldr_object_t *object,
 }
 
 /* An object that cannot be read is given a day. */
-static void note_bad(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
+static void note_bad(ldr_volume_t *p, const uint8_t id[LDR_ID_BYTES],
                      uint32_t now_s)
 {
     ldr_ids_t *bad = &p->cleaner.bad;
@@ -123,7 +123,7 @@ static void note_bad(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
     }
 }
 
-static int look_at(ldr_part_t *p, ldr_job_t *job,
+static int look_at(ldr_volume_t *p, ldr_job_t *job,
                    const uint8_t id[LDR_ID_BYTES], ldr_record_t *records)
 {
     ldr_objects_t *t = p->tier;
@@ -173,13 +173,13 @@ static void next_prefix(ldr_cleaner_t *c, uint32_t now_s)
     }
 }
 
-int ldr_scan_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_scan_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_cleaner_t *c = &p->cleaner;
     char rest[8], prefix[LDR_OBJECT_NAME_MAX + 1];
     char after[LDR_OBJECT_NAME_MAX + 1];
-    piece_t s = {.part = p, .evicts = job->backend->ops->exists != NULL};
+    piece_t s = {.volume = p, .evicts = job->backend->ops->exists != NULL};
     uint64_t wait_ns =
         (uint64_t)ldr_max64(t->params.orphan_s, 1) * 1000000000u / 512;
 
@@ -223,7 +223,7 @@ int ldr_scan_work(ldr_part_t *p, ldr_job_t *job)
 
 /* ---- resets ---- */
 
-int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_epochs_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];

@@ -37,7 +37,7 @@ typedef struct walk {
 /* Names one after the other, each with its NUL; a directory's ends with '/'. */
 typedef struct names {
     char *text;
-    size_t bytes, room;
+    size_t bytes, capacity;
     size_t count;
 } names_t;
 
@@ -47,7 +47,7 @@ static bool names_add(names_t *n, const char *name, bool folder)
     size_t need = n->bytes + length + 2;
 
     if (need > NAMES_MAX ||
-        !ldr_grow(&n->text, &n->room, ldr_max64(need, NAMES_FIRST), 1)) {
+        !ldr_grow(&n->text, &n->capacity, ldr_max64(need, NAMES_FIRST), 1)) {
         return false;
     }
     memcpy(n->text + n->bytes, name, length);

@@ -78,13 +78,13 @@ static_assert(LDR_OBJECT_BYTES_MAX / LDR_BLOCK <= UINT16_MAX, "format");
 
 /* ---- composing ---- */
 
-static bool make_room(ldr_manifest_t *m, size_t more)
+static bool manifest_grow(ldr_manifest_t *m, size_t more)
 {
     size_t need = (m->bytes != 0 ? m->bytes : (size_t)HEAD_BYTES) + more;
 
     need = (size_t)ldr_max64(need + MAC_BYTES, ROOM_MIN);
     if (need > LDR_MANIFEST_BYTES_MAX ||
-        !ldr_grow(&m->data, &m->room, need, 1)) {
+        !ldr_grow(&m->data, &m->capacity, need, 1)) {
         return false;
     }
     if (m->bytes == 0) {
@@ -184,7 +184,7 @@ bool ldr_manifest_add(ldr_manifest_t *m, const ldr_manifest_entry_t *entry)
 {
     size_t bytes = entry_bytes((uint8_t)entry->kind, entry->object.rows);
 
-    if (bytes == 0 || !make_room(m, bytes)) {
+    if (bytes == 0 || !manifest_grow(m, bytes)) {
         return false;
     }
     uint8_t *p = m->data + m->bytes;
@@ -212,7 +212,7 @@ bool ldr_manifest_add(ldr_manifest_t *m, const ldr_manifest_entry_t *entry)
 bool ldr_manifest_finish(ldr_manifest_t *m, const ldr_manifest_head_t *head,
                          const ldr_seal_t *seal)
 {
-    if (!make_room(m, 0)) {
+    if (!manifest_grow(m, 0)) {
         return false;
     }
     uint8_t *p = m->data;

@@ -51,7 +51,7 @@ typedef struct ldr_manifest_entry {
 
 typedef struct ldr_manifest {
     uint8_t *data; /* ldr_alloc'ed; grows */
-    size_t bytes, room;
+    size_t bytes, capacity;
     uint32_t entries;
 } ldr_manifest_t;
 

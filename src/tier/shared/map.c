@@ -159,7 +159,7 @@ uint32_t ldr_map_space(ldr_map_t *map, const uint8_t id[LDR_ID_BYTES])
     if (number != LDR_NIL) {
         return number;
     }
-    if (!ldr_grow(&map->spaces, &map->space_room, map->space_count + 1u,
+    if (!ldr_grow(&map->spaces, &map->space_capacity, map->space_count + 1u,
                   sizeof(map->spaces[0]))) {
         return LDR_NIL;
     }
@@ -310,7 +310,7 @@ static uint32_t next_number(ldr_map_t *map)
     if (map->top / LDR_MAP_CHUNK < map->chunk_count) {
         return map->top;
     }
-    if (!ldr_grow(&map->chunks, &map->chunk_room, map->chunk_count + 1u,
+    if (!ldr_grow(&map->chunks, &map->chunk_capacity, map->chunk_count + 1u,
                   sizeof(map->chunks[0]))) {
         return LDR_NIL;
     }
@@ -644,9 +644,9 @@ void ldr_map_stats(const ldr_map_t *map, ldr_map_stats_t *out)
     }
     out->bytes =
         sizeof(*map) + ldr_cells_bytes(&map->cells) +
-        sizeof(ldr_map_item_t *) * map->chunk_room +
+        sizeof(ldr_map_item_t *) * map->chunk_capacity +
         (uint64_t)sizeof(ldr_map_item_t) * LDR_MAP_CHUNK * map->chunk_count +
-        sizeof(ldr_map_space_t) * map->space_room;
+        sizeof(ldr_map_space_t) * map->space_capacity;
 }
 
 bool ldr_map_check(const ldr_map_t *map)

@@ -1,5 +1,5 @@
 /*
- * What a tenant's part of the tier holds, in memory: objects, and where each
+ * What a tenant's volume of the tier holds, in memory: objects, and where each
  * shard lies in them. A lookup is one probe of a hash table; nothing in it
  * waits. Not thread-safe: the tier's lock is held around every call, which the
  * map asserts if it is told which lock that is (ldr_map_guard()).

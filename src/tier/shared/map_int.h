@@ -148,7 +148,7 @@ struct ldr_map {
     uint64_t salt[4];
     ldr_map_item_t **chunks;
     uint32_t chunk_count;
-    size_t chunk_room, space_room;
+    size_t chunk_capacity, space_capacity;
     uint32_t top; /* numbers ever given */
     uint32_t objects;
     uint32_t added;               /* so far */

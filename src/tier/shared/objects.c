@@ -29,8 +29,8 @@ static ldr_objects_t *left_behind;
 
 /* ---- chores ---- */
 
-/* When the part has such a chore, or UINT64_MAX. */
-static uint64_t due_at(const ldr_part_t *p, unsigned kind)
+/* When the volume has such a chore, or UINT64_MAX. */
+static uint64_t due_at(const ldr_volume_t *p, unsigned kind)
 {
     const ldr_objects_t *t = p->tier;
     uint64_t at_ns = UINT64_MAX;
@@ -40,7 +40,7 @@ static uint64_t due_at(const ldr_part_t *p, unsigned kind)
         return UINT64_MAX;
     }
     if (kind == LDR_CHORE_CHECK) {
-        bool due = p->outdated ? ldr_part_idle(p) : !p->checked;
+        bool due = p->outdated ? ldr_volume_idle(p) : !p->checked;
 
         at_ns = due && !t->closing ? 0 : UINT64_MAX;
     } else if (!p->checked || p->outdated) {
@@ -57,7 +57,7 @@ static uint64_t due_at(const ldr_part_t *p, unsigned kind)
     return ldr_max64(at_ns, p->chores[kind].at_ns);
 }
 
-static bool part_check(const ldr_part_t *p)
+static bool volume_check(const ldr_volume_t *p)
 {
     unsigned helpers = 0;
 
@@ -67,25 +67,26 @@ static bool part_check(const ldr_part_t *p)
     /* Not what a chore has for itself while it is busy. */
     return p->published <= p->added && p->sending_added <= p->added &&
            helpers <= p->readers && p->readers <= helpers + 1 &&
-           p->known_count <= p->known_room &&
-           p->unread_count <= p->unread_room &&
-           p->unread_next <= p->unread_count && p->use_count <= p->use_room &&
-           p->space_count <= p->space_room;
+           p->known_count <= p->known_capacity &&
+           p->unread_count <= p->unread_capacity &&
+           p->unread_next <= p->unread_count &&
+           p->use_count <= p->use_capacity &&
+           p->space_count <= p->space_capacity;
 }
 
 bool ldr_objects_check(const ldr_objects_t *t, bool maps)
 {
     LDR_HELD(&t->lock);
-    for (size_t i = 0; i < t->part_count; i++) {
-        if (!part_check(t->parts[i]) ||
-            (maps && !ldr_map_check(t->parts[i]->map))) {
+    for (size_t i = 0; i < t->volume_count; i++) {
+        if (!volume_check(t->volumes[i]) ||
+            (maps && !ldr_map_check(t->volumes[i]->map))) {
             return false;
         }
     }
-    return t->part_count <= t->part_room && t->sealing <= t->cpus;
+    return t->volume_count <= t->volume_capacity && t->sealing <= t->cpus;
 }
 
-static void distrust_old(ldr_part_t *p, uint64_t now_ns)
+static void distrust_old(ldr_volume_t *p, uint64_t now_ns)
 {
     LDR_HELD(&p->tier->lock);
     if (p->ready && ldr_poll_old(p, now_ns)) {
@@ -109,8 +110,9 @@ static uint64_t chores_turn(ldr_objects_t *t, bool *some_p)
     }
     LDR_HELD(&t->lock);
     *some_p = false;
-    for (size_t i = 0; i < t->part_count && t->state != LDR_OBJECTS_OFF; i++) {
-        ldr_part_t *p = t->parts[i];
+    for (size_t i = 0; i < t->volume_count && t->state != LDR_OBJECTS_OFF;
+         i++) {
+        ldr_volume_t *p = t->volumes[i];
 
         distrust_old(p, now_ns);
         for (unsigned kind = 0; kind < LDR_CHORES; kind++) {
@@ -228,8 +230,8 @@ static void state_changed(void *arg, ldr_objects_state_t state)
     ldr_objects_t *t = arg;
 
     ldr_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->part_count; i++) {
-        ldr_part_t *p = t->parts[i];
+    for (size_t i = 0; i < t->volume_count; i++) {
+        ldr_volume_t *p = t->volumes[i];
 
         if (t->state == LDR_OBJECTS_OFF && state != LDR_OBJECTS_OFF) {
             ldr_poll_distrust(p); /* much may have happened meanwhile */
@@ -279,8 +281,12 @@ static int medium_probe(void *arg, ldr_backend_t *b, uint64_t deadline_ns)
 }
 
 larder_status_t ldr_objects_make(const char *url, const char *login,
-                                 uint64_t deadline_ns)
+                                 uint32_t timeout_ms)
 {
+    uint64_t deadline_ns =
+        timeout_ms == LARDER_FOREVER
+            ? UINT64_MAX
+            : ldr_now_ns(&ldr_clock_real) + timeout_ms * UINT64_C(1000000);
     ldr_backend_t *b;
     ldr_backend_params_t params = {
         .url = url,
@@ -349,10 +355,10 @@ static void log_close(ldr_objects_log_t *log)
 
 static void tier_destroy(ldr_objects_t *t)
 {
-    for (size_t i = 0; i < t->part_count; i++) {
-        ldr_part_destroy(t->parts[i]);
+    for (size_t i = 0; i < t->volume_count; i++) {
+        ldr_volume_destroy(t->volumes[i]);
     }
-    ldr_free(t->parts);
+    ldr_free(t->volumes);
     ldr_ids_clear(&t->idle.seen);
     pthread_cond_destroy(&t->changed);
     pthread_cond_destroy(&t->wheel);
@@ -467,8 +473,8 @@ static bool is_settled(const void *arg)
 {
     const ldr_objects_t *t = arg;
 
-    for (size_t i = 0; i < t->part_count; i++) {
-        const ldr_part_t *p = t->parts[i];
+    for (size_t i = 0; i < t->volume_count; i++) {
+        const ldr_volume_t *p = t->volumes[i];
 
         for (unsigned k = 0; k < LDR_CHORES; k++) {
             if (p->chores[k].busy) {
@@ -489,9 +495,9 @@ static void objects_settle(ldr_objects_t *t, uint64_t deadline_ns)
 {
     ldr_mutex_lock(&t->lock);
     t->closing = true;
-    for (size_t i = 0; i < t->part_count; i++) {
+    for (size_t i = 0; i < t->volume_count; i++) {
         for (unsigned k = 0; k < LDR_CHORES; k++) {
-            t->parts[i]->chores[k].at_ns = 0;
+            t->volumes[i]->chores[k].at_ns = 0;
         }
     }
     ldr_objects_wake(t);

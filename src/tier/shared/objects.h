@@ -21,7 +21,7 @@
  *
  * Order of a write: object, then the own map, then (at the latest publish_ms
  * after) a manifest. A crash between them leaves an object that nobody knows;
- * the cleaner finds and publishes it. Nothing is found in a tenant's part
+ * the cleaner finds and publishes it. Nothing is found in a tenant's volume
  * before its manifests and resets were read once, nor written to it.
  *
  * Epochs: a space has one epoch, the same in every node of a tier. Whoever
@@ -79,35 +79,36 @@ bool ldr_objects_close(ldr_objects_t *tier, uint64_t deadline_ns);
 bool ldr_objects_step(
     ldr_objects_t *tier); /* manual: false: nothing to do now */
 
-/* Makes the url a tier. E_EXISTS-like: PRESENT if it is one already. Waits. */
+/* Makes the url a tier; PRESENT: it is one already. Waits for the storage, at
+ * most timeout_ms (or LARDER_FOREVER). */
 larder_status_t ldr_objects_make(const char *url, const char *login,
-                                 uint64_t deadline_ns);
+                                 uint32_t timeout_ms);
 
 /* ---- tenants and spaces ---- */
 
-/* The tenant's number; its part is polled from now on. Waits until its check
+/* The tenant's number; its volume is polled from now on. Waits until its check
  * value was looked at and all that is published was read once, but no longer
  * than the deadline: then that is done later, and what is wrong is the reason
- * for the tenant's part being off. Nor does it wait for a tier that is off.
+ * for the tenant's volume being off. Nor does it wait for a tier that is off.
  * E_SECRET: the tier has data of this tenant under another secret or key: the
- * part (*tenant_p is its number all the same) is off, with that as its reason,
- * until T/check is another or a later call brings the right ones. A check
- * value that is none of this
- * tenant's is a reason for being off, and looked at again. */
+ * volume (*tenant_p is its number all the same) is off, with that as its
+ * reason, until T/check is another or a later call brings the right ones. A
+ * check value that is none of this tenant's is a reason for being off, and
+ * looked at again. */
 larder_status_t ldr_objects_tenant(ldr_objects_t *tier,
                                    const uint8_t id[LDR_ID_BYTES],
                                    const char *name, const ldr_seal_t *seal,
                                    uint64_t deadline_ns, uint32_t *tenant_p);
 
-/* Whether that is so of the tenant's part: another call may put it right. */
+/* Whether that is so of the tenant's volume: another call may put it right. */
 bool ldr_objects_refused(ldr_objects_t *tier, uint32_t tenant);
 
 /* The two halves of it. The first does not wait. claims: false: a tenant of
  * which there is nothing yet does not become that of this secret before
  * ldr_objects_claim(), though what others put there is read if it is under
- * it. *resealed_p: somebody else had the part, and no use for it: what he knows
- * of its number is void. E_SECRET: the part is in use here under another secret
- * or key; *tenant_p is LDR_NIL. */
+ * it. *resealed_p: somebody else had the volume, and no use for it: what he
+ * knows of its number is void. E_SECRET: the volume is in use here under
+ * another secret or key; *tenant_p is LDR_NIL. */
 larder_status_t ldr_objects_enter(ldr_objects_t *tier,
                                   const uint8_t id[LDR_ID_BYTES],
                                   const char *name, const ldr_seal_t *seal,
@@ -117,7 +118,7 @@ larder_status_t ldr_objects_await(ldr_objects_t *tier, uint32_t tenant,
                                   uint64_t deadline_ns);
 void ldr_objects_claim(ldr_objects_t *tier, uint32_t tenant);
 
-/* The space's number in the tenant's part. epoch: the node's; if it is higher
+/* The space's number in the tenant's volume. epoch: the node's; if it is higher
  * than the tier's, that is a reset which the tier has yet to hear of. */
 uint32_t ldr_objects_space(ldr_objects_t *tier, uint32_t tenant,
                            const uint8_t id[LDR_ID_BYTES], uint32_t epoch);
@@ -137,7 +138,7 @@ static inline uint32_t ldr_epoch_far(uint32_t epoch)
     return epoch < UINT32_MAX / 2 ? epoch + 1024 : epoch;
 }
 
-/* Raises the epoch, in the tier and here. Waits. Without OK the tenant's part
+/* Raises the epoch, in the tier and here. Waits. Without OK the tenant's volume
  * is off until it could be written. *epoch_p: at least what it was before the
  * call, plus one; far above it without OK. */
 larder_status_t ldr_objects_reset(ldr_objects_t *tier, uint32_t tenant,
@@ -221,8 +222,8 @@ struct ldr_objects_write {
 
 bool ldr_objects_write(ldr_objects_t *tier, ldr_objects_write_t *write);
 
-/* Whether it takes writes in the tenant's part, as far as is known; space: in
- * that space, now. LDR_NIL: in any, once it is known what the part holds. */
+/* Whether it takes writes in the tenant's volume, as far as is known; space: in
+ * that space, now. LDR_NIL: in any, once it is known what the volume holds. */
 bool ldr_objects_takes(ldr_objects_t *tier, uint32_t tenant, uint32_t space);
 
 /* Takes shards out: from now on they are not found here, and what says so to

@@ -34,7 +34,7 @@ void ldr_name_manifest(const char *tenant, const ldr_known_manifest_t *k,
              (unsigned long long)k->sequence);
 }
 
-void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
+void ldr_name_epoch(const ldr_volume_t *p, const uint8_t space[LDR_ID_BYTES],
                     uint32_t epoch, char name[LDR_OBJECT_NAME_MAX + 1])
 {
     char hex[2 * LDR_ID_BYTES + 1];
@@ -150,12 +150,12 @@ int ldr_call_list(ldr_job_t *job, const char *prefix, const char *after,
 }
 
 int ldr_call_get_all(ldr_job_t *job, const char *name, uint8_t *data,
-                     size_t room, size_t *bytes_p)
+                     size_t size, size_t *bytes_p)
 {
     uint64_t bytes = 0;
     int error = ldr_call_size(job, name, &bytes);
 
-    if (error == 0 && (bytes == 0 || bytes > room)) {
+    if (error == 0 && (bytes == 0 || bytes > size)) {
         error = -EBADMSG;
     }
     if (error == 0) {
@@ -192,7 +192,7 @@ int ldr_call_put_pair(ldr_job_t *job, const char *name, uint64_t first,
     return ldr_call_put(job, name, text, PAIR_BYTES, flags);
 }
 
-int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_object_t *object,
+int ldr_call_tail(ldr_volume_t *p, ldr_job_t *job, ldr_object_t *object,
                   ldr_record_t *records)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -242,8 +242,8 @@ static size_t slot_of(const ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES])
     size_t at = (size_t)(ldr_get64(id) * 0x9e3779b97f4a7c15u >> 20);
 
     /* Ids are random; full at most to a half. */
-    for (at &= ids->room - 1; ids->items[at].time_s != 0;
-         at = (at + 1) & (ids->room - 1)) {
+    for (at &= ids->capacity - 1; ids->items[at].time_s != 0;
+         at = (at + 1) & (ids->capacity - 1)) {
         if (memcmp(ids->items[at].id, id, LDR_ID_BYTES) == 0) {
             break;
         }
@@ -253,19 +253,19 @@ static size_t slot_of(const ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES])
 
 uint32_t ldr_ids_find(const ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES])
 {
-    return ids->room == 0 ? 0 : ids->items[slot_of(ids, id)].time_s;
+    return ids->capacity == 0 ? 0 : ids->items[slot_of(ids, id)].time_s;
 }
 
 /* Into a table of that many places, without what is older. */
-static bool ids_rebuild(ldr_ids_t *ids, size_t room, uint32_t before_s)
+static bool ids_rebuild(ldr_ids_t *ids, size_t capacity, uint32_t before_s)
 {
-    ldr_ids_t next = {.room = room};
+    ldr_ids_t next = {.capacity = capacity};
 
-    next.items = ldr_alloc(room * sizeof(next.items[0]));
+    next.items = ldr_alloc(capacity * sizeof(next.items[0]));
     if (next.items == NULL) {
         return false;
     }
-    for (size_t i = 0; i < ids->room; i++) {
+    for (size_t i = 0; i < ids->capacity; i++) {
         const struct ldr_ids_item *item = &ids->items[i];
 
         if (item->time_s != 0 && item->time_s >= before_s) {
@@ -281,8 +281,8 @@ static bool ids_rebuild(ldr_ids_t *ids, size_t room, uint32_t before_s)
 bool ldr_ids_add(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
                  uint32_t time_s)
 {
-    if (2 * (ids->count + 1) > ids->room &&
-        !ids_rebuild(ids, ids->room == 0 ? 64 : 2 * ids->room, 0)) {
+    if (2 * (ids->count + 1) > ids->capacity &&
+        !ids_rebuild(ids, ids->capacity == 0 ? 64 : 2 * ids->capacity, 0)) {
         return false;
     }
     struct ldr_ids_item *item = &ids->items[slot_of(ids, id)];
@@ -308,7 +308,7 @@ bool ldr_ids_latest(ldr_ids_t *ids, const uint8_t id[LDR_ID_BYTES],
 void ldr_ids_prune(ldr_ids_t *ids, uint32_t before_s)
 {
     if (ids->count > 0) {
-        ids_rebuild(ids, ids->room, before_s);
+        ids_rebuild(ids, ids->capacity, before_s);
     }
 }
 

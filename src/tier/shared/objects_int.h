@@ -4,9 +4,9 @@
  * back end or out of the tier, and taken inside the node's lock. The workers'
  * lock is taken inside it.
  *
- * A part is what the tier knows of one tenant. Its work is done by chores: jobs
- * of which a part has one of each kind, so that no two of a kind run at once.
- * The clockwork (ldr_objects_turn()) adds those that are due.
+ * A volume is what the tier knows of one tenant. Its work is done by chores:
+ * jobs of which a volume has one of each kind, so that no two of a kind run at
+ * once. The clockwork (ldr_objects_turn()) adds those that are due.
  *
  * Invariants, which ldr_objects_check() looks at
  *  1. A chore is busy from when its job is added until that is done.
@@ -46,7 +46,7 @@
 
 typedef struct ldr_ids {
     struct ldr_ids_item *items; /* a power of two of them, or none */
-    size_t room, count;
+    size_t capacity, count;
 } ldr_ids_t;
 
 struct ldr_ids_item {
@@ -84,7 +84,7 @@ typedef struct ldr_known_manifest {
     uint8_t tries;  /* for nothing: it may have been a lack of memory */
 } ldr_known_manifest_t;
 
-/* ---- the cleaner of a part ---- */
+/* ---- the cleaner of a volume ---- */
 
 typedef enum ldr_role {
     LDR_ROLE_NONE,
@@ -122,8 +122,8 @@ typedef struct ldr_pass {
     bool thorough; /* a single dead record is enough in an old object */
 } ldr_pass_t;
 
-/* Touched by the part's chore CLEAN only, and read with the lock where no such
- * chore is under way; but stats read the role at any time, so the chore
+/* Touched by the volume's chore CLEAN only, and read with the lock where no
+ * such chore is under way; but stats read the role at any time, so the chore
  * changes that with the lock. */
 typedef struct ldr_cleaner {
     ldr_role_t role;
@@ -134,7 +134,7 @@ typedef struct ldr_cleaner {
     /* Removed once what says so is published. */
     uint8_t victims[LDR_VICTIMS][LDR_ID_BYTES];
     uint32_t victim_count;
-    uint64_t victims_after; /* part->added then */
+    uint64_t victims_after; /* volume->added then */
     /* The walk over names: T/o/XX/ after this one. */
     unsigned prefix;
     char after[LDR_OBJECT_NAME_MAX + 1];
@@ -142,7 +142,7 @@ typedef struct ldr_cleaner {
     uint32_t cycle_s[2]; /* when this one and the last began */
     uint8_t *marks;      /* by object: the cycle that saw it, low bits; where
                           * names say nothing, in which it was asked for */
-    size_t marks_room;
+    size_t marks_capacity;
     ldr_ids_t bad; /* objects that do not authenticate, since when */
     /* The space whose objects are made one next, and the objects from which on
      * those, and suspects, are looked for. */
@@ -150,7 +150,7 @@ typedef struct ldr_cleaner {
     ldr_pass_t pass;
 } ldr_cleaner_t;
 
-/* ---- a tenant's part ---- */
+/* ---- a tenant's volume ---- */
 
 typedef enum ldr_chore_kind {
     LDR_CHORE_CHECK,
@@ -161,17 +161,17 @@ typedef enum ldr_chore_kind {
     LDR_CHORES
 } ldr_chore_kind_t;
 
-typedef struct ldr_part ldr_part_t;
+typedef struct ldr_volume ldr_volume_t;
 
 typedef struct ldr_chore {
     ldr_job_t job; /* arg: the chore */
-    ldr_part_t *part;
+    ldr_volume_t *volume;
     bool busy;
     uint64_t at_ns; /* not before */
 } ldr_chore_t;
 
 /* By ldr_map_space()'s number. */
-typedef struct ldr_part_space {
+typedef struct ldr_volume_space {
     uint8_t id[LDR_ID_BYTES];
     bool used;           /* the node has asked for it */
     uint32_t node_epoch; /* the epoch that the node knows */
@@ -185,9 +185,9 @@ typedef struct ldr_part_space {
     uint32_t dead_s, dead_next_s;
     ldr_compactable_t
         compactable; /* all that could be made one, as the last pass saw */
-} ldr_part_space_t;
+} ldr_volume_space_t;
 
-struct ldr_part {
+struct ldr_volume {
     ldr_objects_t *tier;
     uint8_t id[LDR_ID_BYTES]; /* these four: fixed */
     char hex[2 * LDR_ID_BYTES + 1];
@@ -200,7 +200,7 @@ struct ldr_part {
 
     bool checked; /* T/check is ours */
     bool refused; /* ... or is not */
-    bool garbled; /* ... or is nobody's: the part is off until it is */
+    bool garbled; /* ... or is nobody's: the volume is off until it is */
     bool vacant;  /* ... or is not there, and is not put before it is claimed */
     bool claims;
     /* The tier is another than the one all below is about: it is forgotten
@@ -212,8 +212,8 @@ struct ldr_part {
     bool distrusted;
     char reason[160];
     ldr_map_t *map;
-    ldr_part_space_t *spaces;
-    size_t space_count, space_room;
+    ldr_volume_space_t *spaces;
+    size_t space_count, space_capacity;
     /* Objects that were removed, or are bad: since gone_s, and those that were
      * before. Each is known for LDR_GONE_S at least. */
     ldr_ids_t gone, gone_old;
@@ -221,10 +221,10 @@ struct ldr_part {
 
     /* Polling. */
     ldr_known_manifest_t *known;
-    size_t known_count, known_room;
+    size_t known_count, known_capacity;
     ldr_known_manifest_t
         *unread; /* read one by one by all readers of this turn */
-    size_t unread_count, unread_room, unread_next;
+    size_t unread_count, unread_capacity, unread_next;
     ldr_chore_t helpers[LDR_READERS - 1];
     unsigned readers; /* of this turn, that have not ended */
     int poll_error;
@@ -247,14 +247,14 @@ struct ldr_part {
     bool urgent;
     bool sealed;                   /* `sending` is; the chore's own */
     uint8_t (*uses)[LDR_ID_BYTES]; /* objects whose `use_waits` is set */
-    size_t use_count, use_room;
+    size_t use_count, use_capacity;
     uint64_t uses_at_ns;
 
     ldr_cleaner_t cleaner;
 };
 
 /* Removing the data of tenants that no node has open: see clean_idle.c. All
- * parts of a node share it. `busy` and at_ns change with the tier's lock; the
+ * volumes of a node share it. `busy` and at_ns change with the tier's lock; the
  * rest belongs to the chore that has set `busy`. */
 typedef struct ldr_idle {
     bool busy;
@@ -301,13 +301,13 @@ struct ldr_objects {
     pthread_cond_t changed; /* what somebody may wait for has happened */
     pthread_cond_t wheel;   /* the clockwork has something to do, or to end */
     ldr_rand_t rand;
-    ldr_part_t **parts;
-    size_t part_count, part_room;
+    ldr_volume_t **volumes;
+    size_t volume_count, volume_capacity;
     ldr_objects_state_t state; /* the workers'; read without the lock */
     bool looked;               /* at the medium, once */
     bool closing, stopping;
     bool woken;      /* the clockwork is to look once more */
-    bool compacting; /* some part is: it takes memory */
+    bool compacting; /* some volume is: it takes memory */
     ldr_idle_t idle;
     /* Workers that seal what they are to write, and those that wait for their
      * turn: see objects_write.c. */
@@ -322,7 +322,7 @@ struct ldr_objects {
 
 /* ---- objects.c ---- */
 
-/* Whether the invariants hold: looks at all parts, and with maps at all that
+/* Whether the invariants hold: looks at all volumes, and with maps at all that
  * they hold. With the lock. */
 bool ldr_objects_check(const ldr_objects_t *t, bool maps);
 /* Adds the chores that are due. True: some were. */
@@ -341,14 +341,15 @@ unsigned ldr_id_age(const uint8_t id[LDR_ID_BYTES]);
 bool ldr_objects_wait(ldr_objects_t *t, bool (*is)(const void *arg),
                       const void *arg, uint64_t deadline_ns);
 
-/* ---- objects_parts.c ---- */
+/* ---- objects_volumes.c ---- */
 
-ldr_part_t *ldr_objects_part(ldr_objects_t *t,
-                             uint32_t tenant); /* NULL: none */
-void ldr_part_destroy(ldr_part_t *p);
+ldr_volume_t *ldr_objects_volume(ldr_objects_t *t,
+                                 uint32_t tenant); /* NULL: none */
+void ldr_volume_destroy(ldr_volume_t *p);
 /* With the lock. The space's note, made if it is new; NULL: no memory. */
-ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
-                                 uint32_t *number_p);
+ldr_volume_space_t *ldr_volume_space(ldr_volume_t *p,
+                                     const uint8_t id[LDR_ID_BYTES],
+                                     uint32_t *number_p);
 
 /* ---- replaced.c ---- */
 
@@ -356,12 +357,12 @@ ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
  * than before, all that is known is forgotten. */
 int ldr_objects_recognize(ldr_objects_t *t, ldr_backend_t *b,
                           uint64_t deadline_ns);
-/* Whether the part may be begun again: no chore of it is under way but, maybe,
- * CHECK. With the lock. */
-bool ldr_part_idle(const ldr_part_t *p);
-/* Forgets what is known of the tier that was there. By CHECK, while the part is
- * idle; takes the lock. False: no memory. */
-bool ldr_part_forget(ldr_part_t *p);
+/* Whether the volume may be begun again: no chore of it is under way but,
+ * maybe, CHECK. With the lock. */
+bool ldr_volume_idle(const ldr_volume_t *p);
+/* Forgets what is known of the tier that was there. By CHECK, while the volume
+ * is idle; takes the lock. False: no memory. */
+bool ldr_volume_forget(ldr_volume_t *p);
 
 /* ---- objects_calls.c: names and calls of the back end from chores ---- */
 
@@ -370,7 +371,7 @@ void ldr_name_object(const char *tenant, const uint8_t id[LDR_ID_BYTES],
                      char name[LDR_OBJECT_NAME_MAX + 1]);
 void ldr_name_manifest(const char *tenant, const ldr_known_manifest_t *k,
                        char name[LDR_OBJECT_NAME_MAX + 1]);
-void ldr_name_epoch(const ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
+void ldr_name_epoch(const ldr_volume_t *p, const uint8_t space[LDR_ID_BYTES],
                     uint32_t epoch, char name[LDR_OBJECT_NAME_MAX + 1]);
 void ldr_name_of(const char *tenant, const char *rest,
                  char name[LDR_OBJECT_NAME_MAX + 1]);
@@ -378,7 +379,7 @@ void ldr_name_of(const char *tenant, const char *rest,
 /* The tier of a chore's job. */
 static inline ldr_objects_t *ldr_tier_of(const ldr_job_t *job)
 {
-    return ((const ldr_chore_t *)job->arg)->part->tier;
+    return ((const ldr_chore_t *)job->arg)->volume->tier;
 }
 
 /* job: a chore's, from its work(). Each call has timeout_ms, whatever the job
@@ -396,7 +397,7 @@ int ldr_call_list(ldr_job_t *job, const char *prefix, const char *after,
                   void *arg);
 /* All of a small object (at most room bytes). */
 int ldr_call_get_all(ldr_job_t *job, const char *name, uint8_t *data,
-                     size_t room, size_t *bytes_p);
+                     size_t size, size_t *bytes_p);
 /* An object that is two numbers, "FIRST SECOND\n" in hex: 64 and 32 bits.
  * -EBADMSG: it is something else. */
 int ldr_call_get_pair(ldr_job_t *job, const char *name, uint64_t *first_p,
@@ -405,36 +406,36 @@ int ldr_call_put_pair(ldr_job_t *job, const char *name, uint64_t first,
                       uint32_t second, unsigned flags);
 /* The tail of an object: what it is, and its records (room for
  * LDR_OBJECT_ROWS_MAX). -EBADMSG: not under this key, or none. */
-int ldr_call_tail(ldr_part_t *p, ldr_job_t *job, ldr_object_t *object,
+int ldr_call_tail(ldr_volume_t *p, ldr_job_t *job, ldr_object_t *object,
                   ldr_record_t *records);
 
 /* ---- the chores ---- */
 
-int ldr_check_work(ldr_part_t *p, ldr_job_t *job);
-int ldr_reset_work(ldr_part_t *p, ldr_job_t *job);
-int ldr_poll_work(ldr_part_t *p, ldr_job_t *job);
-int ldr_publish_work(ldr_part_t *p, ldr_job_t *job);
-int ldr_clean_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_check_work(ldr_volume_t *p, ldr_job_t *job);
+int ldr_reset_work(ldr_volume_t *p, ldr_job_t *job);
+int ldr_poll_work(ldr_volume_t *p, ldr_job_t *job);
+int ldr_publish_work(ldr_volume_t *p, ldr_job_t *job);
+int ldr_clean_work(ldr_volume_t *p, ldr_job_t *job);
 
 /* When there is something to do, or UINT64_MAX; with the lock. The chore's
  * at_ns is heeded besides. */
-uint64_t ldr_reset_at(const ldr_part_t *p);
-uint64_t ldr_publish_at(const ldr_part_t *p);
-uint64_t ldr_clean_at(const ldr_part_t *p);
+uint64_t ldr_reset_at(const ldr_volume_t *p);
+uint64_t ldr_publish_at(const ldr_volume_t *p);
+uint64_t ldr_clean_at(const ldr_volume_t *p);
 
 /* One of the readers has ended; with the lock. */
-void ldr_poll_ended(ldr_part_t *p, int error);
+void ldr_poll_ended(ldr_volume_t *p, int error);
 /* Whether the last whole turn is too old: who knows what was reset since. With
  * the lock. */
-bool ldr_poll_old(const ldr_part_t *p, uint64_t now_ns);
+bool ldr_poll_old(const ldr_volume_t *p, uint64_t now_ns);
 /* What is known is not to be believed before another turn. With the lock. */
-void ldr_poll_distrust(ldr_part_t *p);
+void ldr_poll_distrust(ldr_volume_t *p);
 
 /* ---- reset.c ---- */
 
 /* With the lock: the number of a space whose epoch is to be written, or
  * LDR_NIL. */
-uint32_t ldr_reset_wanted(const ldr_part_t *p);
+uint32_t ldr_reset_wanted(const ldr_volume_t *p);
 
 typedef struct ldr_reset {
     uint8_t space[LDR_ID_BYTES];
@@ -444,32 +445,32 @@ typedef struct ldr_reset {
 
 typedef struct ldr_resets {
     ldr_reset_t *at; /* to be freed */
-    size_t count, room;
+    size_t count, capacity;
     size_t skip; /* bytes of a name before SPACE */
 } ldr_resets_t;
 
 /* The resets that are listed, in the order of names. */
-int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_resets_t *list);
+int ldr_reset_list(ldr_volume_t *p, ldr_job_t *job, ldr_resets_t *list);
 /* Reads and checks one: -EBADMSG: not under this key. */
-int ldr_reset_read(ldr_part_t *p, ldr_job_t *job,
+int ldr_reset_read(ldr_volume_t *p, ldr_job_t *job,
                    const uint8_t space[LDR_ID_BYTES], uint32_t epoch,
                    uint32_t *written_s_p);
 /* The space has this epoch, if that is higher than what is known. Tells the
  * node. Takes the lock. False: no memory. */
-bool ldr_part_raise(ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
-                    uint32_t epoch);
+bool ldr_volume_raise(ldr_volume_t *p, const uint8_t space[LDR_ID_BYTES],
+                      uint32_t epoch);
 /* Tells the node what it does not know yet. Takes the lock. */
-void ldr_part_notify(ldr_part_t *p);
+void ldr_volume_notify(ldr_volume_t *p);
 
 /* ---- poll.c ---- */
 
 /* With the lock: since when the object is gone, or 0. */
-uint32_t ldr_part_gone_since(const ldr_part_t *p,
-                             const uint8_t id[LDR_ID_BYTES]);
+uint32_t ldr_volume_gone_since(const ldr_volume_t *p,
+                               const uint8_t id[LDR_ID_BYTES]);
 
 /* With the lock: there is such a manifest, all of which is known. */
-void ldr_part_know(ldr_part_t *p, const ldr_known_manifest_t *k);
-void ldr_part_unknow(ldr_part_t *p, const ldr_known_manifest_t *k);
+void ldr_volume_know(ldr_volume_t *p, const ldr_known_manifest_t *k);
+void ldr_volume_unknow(ldr_volume_t *p, const ldr_known_manifest_t *k);
 /* All of a tenant's manifest, to be freed. */
 int ldr_manifest_get(ldr_job_t *job, const char *tenant,
                      const ldr_known_manifest_t *k, uint8_t **data_p,
@@ -478,17 +479,18 @@ int ldr_manifest_get(ldr_job_t *job, const char *tenant,
 /* ---- publish.c ---- */
 
 /* With the lock: to be published. False: no memory, or too much waits. */
-bool ldr_part_publish(ldr_part_t *p, const ldr_manifest_entry_t *e,
-                      bool urgent);
+bool ldr_volume_publish(ldr_volume_t *p, const ldr_manifest_entry_t *e,
+                        bool urgent);
 /* With the lock: an object is new; in the map, and for all to hear. False: no
  * memory, and it is in neither: one that only we know helps nobody. */
-bool ldr_part_add(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent);
+bool ldr_volume_add(ldr_volume_t *p, const ldr_manifest_entry_t *e,
+                    bool urgent);
 /* With the lock: an object was used then, for all to hear. */
-void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
-                   uint32_t used_s);
+void ldr_volume_used(ldr_volume_t *p, const uint8_t id[LDR_ID_BYTES],
+                     uint32_t used_s);
 /* With the lock: an object is no more; from the map, and for all to hear.
  * False: no memory to say so. */
-bool ldr_part_gone(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES]);
+bool ldr_volume_gone(ldr_volume_t *p, const uint8_t id[LDR_ID_BYTES]);
 
 /* ---- objects_write.c ---- */
 
@@ -507,24 +509,24 @@ int ldr_role_read(ldr_job_t *job, const char *name, ldr_role_file_t *l);
 int ldr_role_write(ldr_job_t *job, const char *name, bool over,
                    uint32_t seconds);
 /* Takes or renews the role. */
-int ldr_role_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_role_work(ldr_volume_t *p, ldr_job_t *job);
 /* Gives it up if it is held; at close. */
-void ldr_role_end(ldr_part_t *p, ldr_job_t *job);
+void ldr_role_end(ldr_volume_t *p, ldr_job_t *job);
 /* Each does a bounded piece. */
-int ldr_scan_work(ldr_part_t *p, ldr_job_t *job);
-int ldr_merge_work(ldr_part_t *p, ldr_job_t *job);
-int ldr_compact_work(ldr_part_t *p, ldr_job_t *job);
-int ldr_epochs_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_scan_work(ldr_volume_t *p, ldr_job_t *job);
+int ldr_merge_work(ldr_volume_t *p, ldr_job_t *job);
+int ldr_compact_work(ldr_volume_t *p, ldr_job_t *job);
+int ldr_epochs_work(ldr_volume_t *p, ldr_job_t *job);
 /* Writes sizes/T: the tenant is open. */
-int ldr_figure_work(ldr_part_t *p, ldr_job_t *job);
-/* With the lock: bytes of a part's objects, tables and footers too, about. */
-uint64_t ldr_part_held(const ldr_part_t *p);
+int ldr_figure_work(ldr_volume_t *p, ldr_job_t *job);
+/* With the lock: bytes of a volume's objects, tables and footers too, about. */
+uint64_t ldr_volume_held(const ldr_volume_t *p);
 
 /* With the lock: when the next piece of ldr_idle_work() is due. */
 uint64_t ldr_idle_at(const ldr_objects_t *t);
-int ldr_idle_work(ldr_part_t *p, ldr_job_t *job);
+int ldr_idle_work(ldr_volume_t *p, ldr_job_t *job);
 /* With the lock: the object was there in this cycle. */
 void ldr_clean_mark(ldr_cleaner_t *c, uint32_t number);
 /* With the lock: removes these once all have heard; at most LDR_VICTIMS. */
-void ldr_clean_doom(ldr_part_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
+void ldr_clean_doom(ldr_volume_t *p, const uint8_t (*ids)[LDR_ID_BYTES],
                     uint32_t count);

@@ -10,7 +10,7 @@
 #define IOV_SMALL 64u
 
 /* Gets payload and descriptor, and checks them. */
-static int get_record(ldr_part_t *p, ldr_objects_read_t *r, ldr_backend_t *b,
+static int get_record(ldr_volume_t *p, ldr_objects_read_t *r, ldr_backend_t *b,
                       const struct iovec *iov, ldr_object_t *object)
 {
     static const int errors[] = {
@@ -39,7 +39,7 @@ static int get_record(ldr_part_t *p, ldr_objects_read_t *r, ldr_backend_t *b,
 
 /* Whether what was read is still to be found, there or in a
  * copy: not removed or reset meanwhile. */
-static bool is_current(const ldr_part_t *p, const ldr_objects_read_t *r,
+static bool is_current(const ldr_volume_t *p, const ldr_objects_read_t *r,
                        const ldr_object_t *object)
 {
     const ldr_record_t *rec = &r->record;
@@ -55,7 +55,7 @@ static bool is_current(const ldr_part_t *p, const ldr_objects_read_t *r,
 
 /* Nothing of the object is found any more. One that is bad
  * counts as gone: the cleaner removes it. */
-static void give_up(ldr_part_t *p, const ldr_objects_read_t *r, int error)
+static void give_up(ldr_volume_t *p, const ldr_objects_read_t *r, int error)
 {
     ldr_objects_t *t = p->tier;
     uint32_t number = ldr_map_object(p->map, r->place.id);
@@ -71,7 +71,7 @@ static void give_up(ldr_part_t *p, const ldr_objects_read_t *r, int error)
     }
 }
 
-static void account(ldr_part_t *p, ldr_objects_read_t *r,
+static void account(ldr_volume_t *p, ldr_objects_read_t *r,
                     const ldr_object_t *object, int *error_p)
 {
     ldr_objects_t *t = p->tier;
@@ -84,7 +84,7 @@ static void account(ldr_part_t *p, ldr_objects_read_t *r,
     } else if (error == 0) {
         t->n.reads++;
         t->n.read_bytes += (uint64_t)r->place.blocks * LDR_BLOCK;
-        ldr_part_used(p, r->place.id, ldr_wall_s(t->params.clock));
+        ldr_volume_used(p, r->place.id, ldr_wall_s(t->params.clock));
     } else {
         t->n.read_errors++;
         if (error == -ENOENT || error == -EBADMSG || error == -EKEYREJECTED) {
@@ -102,7 +102,7 @@ static int read_work(ldr_job_t *job, ldr_backend_t *b)
     ldr_object_t object = {.epoch = 0};
 
     ldr_mutex_lock(&t->lock);
-    ldr_part_t *p = ldr_objects_part(t, r->tenant);
+    ldr_volume_t *p = ldr_objects_volume(t, r->tenant);
     memcpy(object.space_id, p->spaces[r->space].id, LDR_ID_BYTES);
     ldr_mutex_unlock(&t->lock);
     memcpy(object.id, r->place.id, LDR_ID_BYTES);
@@ -157,7 +157,7 @@ bool ldr_objects_read(ldr_objects_t *t, ldr_objects_read_t *r)
         .bytes = (uint64_t)r->place.blocks * LDR_BLOCK,
     };
     ldr_mutex_lock(&t->lock);
-    ldr_part_t *p = ldr_objects_part(t, r->tenant);
+    ldr_volume_t *p = ldr_objects_volume(t, r->tenant);
     bool usable = p != NULL && p->ready && r->space < p->space_count;
     ldr_mutex_unlock(&t->lock);
     if (!usable) {

@@ -196,7 +196,7 @@ void ldr_rows_of(const ldr_record_t *records, uint32_t count,
 
 /* It is there: everybody may know, unless the space was reset meanwhile, or the
  * tier is another now. */
-static int write_commit(ldr_part_t *p, ldr_objects_write_t *w)
+static int write_commit(ldr_volume_t *p, ldr_objects_write_t *w)
 {
     ldr_objects_t *t = p->tier;
     ldr_manifest_row_t rows[LDR_OBJECTS_RECORDS];
@@ -209,7 +209,7 @@ static int write_commit(ldr_part_t *p, ldr_objects_write_t *w)
     if (ldr_map_epoch(p->map, w->space) != w->object.epoch ||
         p->spaces[w->space].resetting || t->replaced != w->replaced) {
         error = -ECANCELED;
-    } else if (!ldr_part_add(p, &e, false)) {
+    } else if (!ldr_volume_add(p, &e, false)) {
         error = -ENOMEM;
     }
     if (error == 0) {
@@ -220,7 +220,7 @@ static int write_commit(ldr_part_t *p, ldr_objects_write_t *w)
     return error;
 }
 
-static void note_damaged(ldr_part_t *p, uint32_t count)
+static void note_damaged(ldr_volume_t *p, uint32_t count)
 {
     ldr_objects_t *t = p->tier;
 
@@ -242,7 +242,8 @@ static void begin_call(ldr_objects_write_t *w)
     ldr_job_extend(&w->job, w->deadline_ns);
 }
 
-static int write_object(ldr_part_t *p, ldr_objects_write_t *w, ldr_backend_t *b)
+static int write_object(ldr_volume_t *p, ldr_objects_write_t *w,
+                        ldr_backend_t *b)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
     size_t more = lay_out(w, p->seal.encrypts);
@@ -285,7 +286,7 @@ static int write_work(ldr_job_t *job, ldr_backend_t *b)
     ldr_objects_t *t = w->tier;
 
     ldr_mutex_lock(&t->lock);
-    ldr_part_t *p = ldr_objects_part(t, w->tenant);
+    ldr_volume_t *p = ldr_objects_volume(t, w->tenant);
     w->replaced = t->replaced;
     ldr_mutex_unlock(&t->lock);
     ldr_objects_new_id(t, 0, w->object.id);
@@ -323,7 +324,7 @@ static void write_done(ldr_job_t *job)
 /* 0, or why it is not taken. */
 static int write_prepare(ldr_objects_t *t, ldr_objects_write_t *w)
 {
-    ldr_part_t *p = ldr_objects_part(t, w->tenant);
+    ldr_volume_t *p = ldr_objects_volume(t, w->tenant);
 
     LDR_HELD(&t->lock);
     if (p == NULL || w->space >= p->space_count || w->count == 0 ||

@@ -15,7 +15,7 @@
  * map, and of two copies of a shard all nodes choose the same.
  *
  * A manifest that goes while it is read was merged: its entries come with the
- * next listing. A part is not ready before a turn without such a gap.
+ * next listing. A volume is not ready before a turn without such a gap.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -54,7 +54,7 @@ static bool known_named(const char *name, ldr_known_manifest_t *k)
 }
 
 /* Where it is, or would be. */
-static size_t known_at(const ldr_part_t *p, const ldr_known_manifest_t *k,
+static size_t known_at(const ldr_volume_t *p, const ldr_known_manifest_t *k,
                        bool *found)
 {
     size_t low = 0, high = p->known_count;
@@ -72,7 +72,7 @@ static size_t known_at(const ldr_part_t *p, const ldr_known_manifest_t *k,
     return low;
 }
 
-void ldr_part_know(ldr_part_t *p, const ldr_known_manifest_t *k)
+void ldr_volume_know(ldr_volume_t *p, const ldr_known_manifest_t *k)
 {
     bool found;
     size_t at = known_at(p, k, &found);
@@ -82,7 +82,8 @@ void ldr_part_know(ldr_part_t *p, const ldr_known_manifest_t *k)
         p->known[at] = *k;
         return;
     }
-    if (!ldr_grow(&p->known, &p->known_room, p->known_count + 1, sizeof(*k))) {
+    if (!ldr_grow(&p->known, &p->known_capacity, p->known_count + 1,
+                  sizeof(*k))) {
         return; /* then it is read, for nothing */
     }
     memmove(&p->known[at + 1], &p->known[at],
@@ -91,7 +92,7 @@ void ldr_part_know(ldr_part_t *p, const ldr_known_manifest_t *k)
     p->known_count++;
 }
 
-void ldr_part_unknow(ldr_part_t *p, const ldr_known_manifest_t *k)
+void ldr_volume_unknow(ldr_volume_t *p, const ldr_known_manifest_t *k)
 {
     bool found;
     size_t at = known_at(p, k, &found);
@@ -106,8 +107,8 @@ void ldr_part_unknow(ldr_part_t *p, const ldr_known_manifest_t *k)
 
 /* ---- what is gone ---- */
 
-uint32_t ldr_part_gone_since(const ldr_part_t *p,
-                             const uint8_t id[LDR_ID_BYTES])
+uint32_t ldr_volume_gone_since(const ldr_volume_t *p,
+                               const uint8_t id[LDR_ID_BYTES])
 {
     uint32_t since_s = ldr_ids_find(&p->gone, id);
 
@@ -118,7 +119,7 @@ uint32_t ldr_part_gone_since(const ldr_part_t *p,
 /* Forgets what has been gone for long enough. Nothing is looked
  * through for that: there are two sets, and the older one goes as a whole. It
  * is the caller's to free, without the lock. */
-static struct ldr_ids_item *forget_gone(ldr_part_t *p)
+static struct ldr_ids_item *forget_gone(ldr_volume_t *p)
 {
     uint32_t now_s = ldr_wall_s(p->tier->params.clock);
     struct ldr_ids_item *items = p->gone_old.items;
@@ -135,24 +136,24 @@ static struct ldr_ids_item *forget_gone(ldr_part_t *p)
 
 /* ---- entries ---- */
 
-static bool apply_object(ldr_part_t *p, const ldr_manifest_entry_t *e)
+static bool apply_object(ldr_volume_t *p, const ldr_manifest_entry_t *e)
 {
     uint32_t number;
     bool ok = true;
 
     ldr_mutex_lock(&p->tier->lock);
-    if (ldr_part_gone_since(p, e->object.id) == 0) {
+    if (ldr_volume_gone_since(p, e->object.id) == 0) {
         uint32_t used_s = (uint32_t)ldr_max64(
             e->used_s, ldr_ids_find(&p->early, e->object.id));
 
-        ok = ldr_part_space(p, e->object.space_id, &number) != NULL &&
+        ok = ldr_volume_space(p, e->object.space_id, &number) != NULL &&
              ldr_map_add(p->map, &e->object, used_s, e->rows);
     }
     ldr_mutex_unlock(&p->tier->lock);
     return ok;
 }
 
-static bool entry_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
+static bool entry_apply(ldr_volume_t *p, const ldr_manifest_entry_t *e,
                         uint32_t written_s)
 {
     ldr_objects_t *t = p->tier;
@@ -160,19 +161,19 @@ static bool entry_apply(ldr_part_t *p, const ldr_manifest_entry_t *e,
     bool ok = true;
 
     if (e->kind == LDR_MANIFEST_OBJECT) {
-        return ldr_part_raise(p, e->object.space_id, e->object.epoch) &&
+        return ldr_volume_raise(p, e->object.space_id, e->object.epoch) &&
                apply_object(p, e);
     }
     ldr_mutex_lock(&t->lock);
     if (e->kind == LDR_MANIFEST_GONE) {
-        ok = ldr_part_gone_since(p, e->object.id) != 0 ||
+        ok = ldr_volume_gone_since(p, e->object.id) != 0 ||
              ldr_ids_add(&p->gone, e->object.id, written_s);
         number = ldr_map_object(p->map, e->object.id);
         if (number != LDR_NIL) {
             ldr_map_drop(p->map, number);
         }
     } else if (e->kind == LDR_MANIFEST_REMOVED) {
-        ok = ldr_part_space(p, e->object.space_id, &number) != NULL;
+        ok = ldr_volume_space(p, e->object.space_id, &number) != NULL;
         if (ok) {
             ldr_map_remove(p->map, number, e->rows, e->object.written_s);
         }
@@ -226,7 +227,7 @@ int ldr_manifest_get(ldr_job_t *job, const char *tenant,
 }
 
 typedef struct reading {
-    ldr_part_t *part;
+    ldr_volume_t *volume;
     const ldr_manifest_head_t *head;
     uint32_t objects;
     bool failed;
@@ -237,16 +238,17 @@ static void read_entry(void *arg, const ldr_manifest_entry_t *e)
     reading_t *r = arg;
 
     r->objects += e->kind == LDR_MANIFEST_OBJECT;
-    if (!entry_apply(r->part, e, r->head->written_s)) {
+    if (!entry_apply(r->volume, e, r->head->written_s)) {
         r->failed = true;
     }
 }
 
 /* -EBADMSG: not a manifest of this tenant, or not the one of that name. */
-static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_known_manifest_t *k)
+static int read_manifest(ldr_volume_t *p, ldr_job_t *job,
+                         ldr_known_manifest_t *k)
 {
     ldr_manifest_head_t head = {.sequence = 0};
-    reading_t r = {.part = p, .head = &head};
+    reading_t r = {.volume = p, .head = &head};
     uint8_t *data;
     size_t bytes;
     int error = ldr_manifest_get(job, p->hex, k, &data, &bytes);
@@ -269,7 +271,7 @@ static int read_manifest(ldr_part_t *p, ldr_job_t *job, ldr_known_manifest_t *k)
 /* ---- a turn ---- */
 
 /* Reads what is to be read, until nothing is left or the medium fails. */
-static int read_unread(ldr_part_t *p, ldr_job_t *job)
+static int read_unread(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     int error = 0;
@@ -286,7 +288,7 @@ static int read_unread(ldr_part_t *p, ldr_job_t *job)
         size_t at = known_at(p, &k, &found);
         if (error == -ENOENT) {
             p->poll_again = true;
-            ldr_part_unknow(p, &k);
+            ldr_volume_unknow(p, &k);
         } else if (error == 0 || error == -EBADMSG) {
             k.tries += error != 0;
             k.state = error == 0                ? LDR_KNOWN_READ
@@ -313,24 +315,24 @@ static int helper_work(ldr_job_t *job, ldr_backend_t *b)
     ldr_chore_t *c = job->arg;
 
     job->backend = b;
-    return read_unread(c->part, job);
+    return read_unread(c->volume, job);
 }
 
 static void helper_done(ldr_job_t *job)
 {
     ldr_chore_t *c = job->arg;
-    ldr_objects_t *t = c->part->tier;
+    ldr_objects_t *t = c->volume->tier;
 
     ldr_mutex_lock(&t->lock);
     c->busy = false;
-    ldr_poll_ended(c->part, job->error);
+    ldr_poll_ended(c->volume, job->error);
     pthread_cond_broadcast(&t->changed);
     ldr_objects_wake(t);
     ldr_mutex_unlock(&t->lock);
 }
 
 /* As many helpers as there is work for. */
-static void call_helpers(ldr_part_t *p)
+static void call_helpers(ldr_volume_t *p)
 {
     ldr_objects_t *t = p->tier;
 
@@ -339,7 +341,7 @@ static void call_helpers(ldr_part_t *p)
         ldr_chore_t *c = &p->helpers[i];
 
         LDR_ASSERT(!c->busy);
-        c->part = p;
+        c->volume = p;
         c->job = (ldr_job_t){
             .kind = LDR_JOB_CHORE,
             .deadline_ns = ldr_now_ns(t->params.clock) + t->timeout_ns,
@@ -356,7 +358,7 @@ static void call_helpers(ldr_part_t *p)
 typedef struct names {
     size_t skip;
     ldr_known_manifest_t *at;
-    size_t count, room;
+    size_t count, capacity;
 } names_t;
 
 static int list_one(void *arg, const char *name, uint64_t bytes)
@@ -368,7 +370,7 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
         return 0; /* somebody else's */
     }
     if (n->count >= KNOWN_MAX ||
-        !ldr_grow(&n->at, &n->room, n->count + 1, sizeof(k))) {
+        !ldr_grow(&n->at, &n->capacity, n->count + 1, sizeof(k))) {
         return -ENOMEM;
     }
     n->at[n->count++] = k;
@@ -376,14 +378,14 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
 }
 
 /* The listing against what is known. Both are in order. */
-static bool known_compare(ldr_part_t *p, const names_t *n)
+static bool known_compare(ldr_volume_t *p, const names_t *n)
 {
     ldr_known_manifest_t *next = ldr_alloc((p->known_count + n->count + 1) *
                                            sizeof(ldr_known_manifest_t));
     size_t i = 0, k = 0, count = 0, news = 0;
 
     LDR_HELD(&p->tier->lock);
-    if (next == NULL || !ldr_grow(&p->unread, &p->unread_room, n->count,
+    if (next == NULL || !ldr_grow(&p->unread, &p->unread_capacity, n->count,
                                   sizeof(ldr_known_manifest_t))) {
         ldr_free(next);
         return false;
@@ -411,7 +413,7 @@ static bool known_compare(ldr_part_t *p, const names_t *n)
         k += order >= 0;
     }
     ldr_free(p->known);
-    p->known_room = p->known_count + n->count + 1;
+    p->known_capacity = p->known_count + n->count + 1;
     p->known = next;
     p->known_count = count;
     p->unread_count = news;
@@ -423,7 +425,7 @@ static bool known_compare(ldr_part_t *p, const names_t *n)
 
 /* Keeps the resets that are news: every space has one for ever, so a node that
  * joins may have thousands to read, and none may be left out. */
-static void keep_news(ldr_part_t *p, ldr_resets_t *list)
+static void keep_news(ldr_volume_t *p, ldr_resets_t *list)
 {
     size_t kept = 0;
 
@@ -447,7 +449,7 @@ static void keep_news(ldr_part_t *p, ldr_resets_t *list)
  * proves nothing, so the epoch is not raised; but nothing of the space is used
  * until there is a higher one, or a listing lacks it. True: there are more than
  * before. */
-static bool note_lost(ldr_part_t *p, const ldr_resets_t *n)
+static bool note_lost(ldr_volume_t *p, const ldr_resets_t *n)
 {
     unsigned before = p->lost;
     uint32_t number;
@@ -458,9 +460,9 @@ static bool note_lost(ldr_part_t *p, const ldr_resets_t *n)
         p->spaces[i].lost = 0;
     }
     for (size_t i = 0; i < n->count; i++) {
-        ldr_part_space_t *s = n->at[i].lost != 0
-                                  ? ldr_part_space(p, n->at[i].space, &number)
-                                  : NULL;
+        ldr_volume_space_t *s =
+            n->at[i].lost != 0 ? ldr_volume_space(p, n->at[i].space, &number)
+                               : NULL;
 
         if (s != NULL && n->at[i].lost > ldr_map_epoch(p->map, number)) {
             p->lost += s->lost == 0;
@@ -475,7 +477,7 @@ static bool note_lost(ldr_part_t *p, const ldr_resets_t *n)
  * a node that was away when the space was reset would go on with what it has.
  * Where names are cached a listing is old for a while, and to try costs calls:
  * so it is now and then. */
-static void miss_resets(ldr_part_t *p, uint32_t count)
+static void miss_resets(ldr_volume_t *p, uint32_t count)
 {
     uint64_t now_ns = ldr_now_ns(p->tier->params.clock);
 
@@ -485,7 +487,7 @@ static void miss_resets(ldr_part_t *p, uint32_t count)
     }
     p->miss_at_ns = now_ns + MISS_NS;
     for (uint32_t i = 0; i < count; i++) {
-        ldr_part_space_t *s = &p->spaces[i];
+        ldr_volume_space_t *s = &p->spaces[i];
         uint32_t epoch = ldr_map_epoch(p->map, i);
 
         if (s->listed < epoch && s->wanted == 0) {
@@ -494,7 +496,7 @@ static void miss_resets(ldr_part_t *p, uint32_t count)
     }
 }
 
-static int poll_resets(ldr_part_t *p, ldr_job_t *job)
+static int poll_resets(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     ldr_resets_t n = {.count = 0};
@@ -526,7 +528,7 @@ static int poll_resets(ldr_part_t *p, ldr_job_t *job)
         }
         error =
             ldr_reset_read(p, job, n.at[i].space, n.at[i].epoch, &written_s);
-        if (error == 0 && !ldr_part_raise(p, n.at[i].space, n.at[i].epoch)) {
+        if (error == 0 && !ldr_volume_raise(p, n.at[i].space, n.at[i].epoch)) {
             error = -ENOMEM;
         } else if (error == -ENOENT || error == -EBADMSG) {
             n.at[i].lost = error == -ENOENT ? n.at[i].epoch : 0;
@@ -557,7 +559,7 @@ static int poll_resets(ldr_part_t *p, ldr_job_t *job)
 
 /* ---- the chore ---- */
 
-static int poll_manifests(ldr_part_t *p, ldr_job_t *job)
+static int poll_manifests(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char prefix[LDR_OBJECT_NAME_MAX + 1];
@@ -579,7 +581,7 @@ static int poll_manifests(ldr_part_t *p, ldr_job_t *job)
     return error != 0 ? error : read_unread(p, job);
 }
 
-int ldr_poll_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_poll_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
 
@@ -598,12 +600,12 @@ int ldr_poll_work(ldr_part_t *p, ldr_job_t *job)
         error = poll_manifests(p, job);
     }
     if (error == 0) {
-        ldr_part_notify(p);
+        ldr_volume_notify(p);
     }
     return error;
 }
 
-bool ldr_poll_old(const ldr_part_t *p, uint64_t now_ns)
+bool ldr_poll_old(const ldr_volume_t *p, uint64_t now_ns)
 {
     const ldr_objects_t *t = p->tier;
 
@@ -612,7 +614,7 @@ bool ldr_poll_old(const ldr_part_t *p, uint64_t now_ns)
     return now_ns - p->polled_ns > 10 * t->poll_ns + 4 * t->timeout_ns;
 }
 
-void ldr_poll_distrust(ldr_part_t *p)
+void ldr_poll_distrust(ldr_volume_t *p)
 {
     LDR_HELD(&p->tier->lock);
     p->ready = false;
@@ -620,7 +622,7 @@ void ldr_poll_distrust(ldr_part_t *p)
     p->rounds = 0;
 }
 
-void ldr_poll_ended(ldr_part_t *p, int error)
+void ldr_poll_ended(ldr_volume_t *p, int error)
 {
     ldr_objects_t *t = p->tier;
     uint64_t now_ns = ldr_now_ns(t->params.clock);

@@ -23,7 +23,8 @@
 
 /* ---- with the lock ---- */
 
-bool ldr_part_publish(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent)
+bool ldr_volume_publish(ldr_volume_t *p, const ldr_manifest_entry_t *e,
+                        bool urgent)
 {
     ldr_objects_t *t = p->tier;
     bool lasting = e->kind != LDR_MANIFEST_USED;
@@ -43,8 +44,8 @@ bool ldr_part_publish(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent)
     return true;
 }
 
-void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
-                   uint32_t used_s)
+void ldr_volume_used(ldr_volume_t *p, const uint8_t id[LDR_ID_BYTES],
+                     uint32_t used_s)
 {
     ldr_objects_t *t = p->tier;
     uint32_t number = ldr_map_object(p->map, id);
@@ -59,7 +60,7 @@ void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
     }
     o->used_s = used_s;
     if (o->use_waits || p->use_count >= USES_MAX ||
-        !ldr_grow(&p->uses, &p->use_room, p->use_count + 1, LDR_ID_BYTES)) {
+        !ldr_grow(&p->uses, &p->use_capacity, p->use_count + 1, LDR_ID_BYTES)) {
         return;
     }
     o->use_waits = true;
@@ -70,10 +71,10 @@ void ldr_part_used(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
     }
 }
 
-bool ldr_part_add(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent)
+bool ldr_volume_add(ldr_volume_t *p, const ldr_manifest_entry_t *e, bool urgent)
 {
     bool ok = ldr_map_add(p->map, &e->object, e->used_s, e->rows) &&
-              ldr_part_publish(p, e, urgent);
+              ldr_volume_publish(p, e, urgent);
     uint32_t number = ldr_map_object(p->map, e->object.id);
 
     LDR_HELD(&p->tier->lock);
@@ -83,7 +84,7 @@ bool ldr_part_add(ldr_part_t *p, const ldr_manifest_entry_t *e, bool urgent)
     return ok;
 }
 
-bool ldr_part_gone(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES])
+bool ldr_volume_gone(ldr_volume_t *p, const uint8_t id[LDR_ID_BYTES])
 {
     uint32_t number = ldr_map_object(p->map, id);
     ldr_manifest_entry_t e = {.kind = LDR_MANIFEST_GONE};
@@ -91,7 +92,7 @@ bool ldr_part_gone(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES])
     LDR_HELD(&p->tier->lock);
     memcpy(e.object.id, id, LDR_ID_BYTES);
     if (!ldr_ids_add(&p->gone, id, ldr_wall_s(p->tier->params.clock)) ||
-        !ldr_part_publish(p, &e, true)) {
+        !ldr_volume_publish(p, &e, true)) {
         return false;
     }
     if (number != LDR_NIL) {
@@ -100,7 +101,7 @@ bool ldr_part_gone(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES])
     return true;
 }
 
-static void add_uses(ldr_part_t *p)
+static void add_uses(ldr_volume_t *p)
 {
     LDR_HELD(&p->tier->lock);
     for (size_t i = 0; i < p->use_count; i++) {
@@ -114,12 +115,12 @@ static void add_uses(ldr_part_t *p)
         memcpy(e.object.id, p->uses[i], LDR_ID_BYTES);
         e.used_s = o->used_s;
         o->use_waits = false;
-        ldr_part_publish(p, &e, false);
+        ldr_volume_publish(p, &e, false);
     }
     p->use_count = 0;
 }
 
-uint64_t ldr_publish_at(const ldr_part_t *p)
+uint64_t ldr_publish_at(const ldr_volume_t *p)
 {
     const ldr_objects_t *t = p->tier;
     uint64_t at_ns = UINT64_MAX;
@@ -140,7 +141,7 @@ uint64_t ldr_publish_at(const ldr_part_t *p)
 
 /* ---- the chore ---- */
 
-static void manifest_begin(ldr_part_t *p)
+static void manifest_begin(ldr_volume_t *p)
 {
     LDR_HELD(&p->tier->lock);
     add_uses(p);
@@ -158,7 +159,7 @@ static void manifest_begin(ldr_part_t *p)
 
 /* A put that failed may be the first that is heard of another tier, which must
  * not be told what the last one had. 1: it is another. */
-static int recognize(ldr_part_t *p, ldr_job_t *job)
+static int recognize(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint64_t deadline_ns = ldr_now_ns(t->params.clock) + t->timeout_ns;
@@ -174,7 +175,7 @@ static int recognize(ldr_part_t *p, ldr_job_t *job)
     return error == 0 && outdated ? 1 : error;
 }
 
-int ldr_publish_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_publish_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -213,7 +214,7 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job)
     ldr_mutex_lock(&t->lock);
     k.bytes = p->sending.bytes;
     k.objects = p->sending_objects;
-    ldr_part_know(p, &k);
+    ldr_volume_know(p, &k);
     ldr_manifest_clear(&p->sending);
     p->sealed = false;
     p->sending_objects = 0;
@@ -229,11 +230,11 @@ int ldr_publish_work(ldr_part_t *p, ldr_job_t *job)
 
 typedef struct waited {
     const ldr_objects_t *tier;
-    const ldr_part_t *part; /* NULL: all */
+    const ldr_volume_t *volume; /* NULL: all */
     uint64_t added;
 } waited_t;
 
-static bool is_out(const ldr_part_t *p, uint64_t added)
+static bool is_out(const ldr_volume_t *p, uint64_t added)
 {
     return p->refused || p->garbled || p->published >= added;
 }
@@ -245,11 +246,11 @@ static bool is_published(const void *arg)
     if (w->tier->state == LDR_OBJECTS_OFF) {
         return true; /* it is of no use to wait */
     }
-    if (w->part != NULL) {
-        return is_out(w->part, w->added);
+    if (w->volume != NULL) {
+        return is_out(w->volume, w->added);
     }
-    for (size_t i = 0; i < w->tier->part_count; i++) {
-        if (!is_out(w->tier->parts[i], w->tier->parts[i]->added)) {
+    for (size_t i = 0; i < w->tier->volume_count; i++) {
+        if (!is_out(w->tier->volumes[i], w->tier->volumes[i]->added)) {
             return false;
         }
     }
@@ -257,7 +258,7 @@ static bool is_published(const void *arg)
 }
 
 /* With the lock, which it gives up. */
-static larder_status_t wait_published(ldr_objects_t *t, const ldr_part_t *p,
+static larder_status_t wait_published(ldr_objects_t *t, const ldr_volume_t *p,
                                       uint64_t added, uint64_t deadline_ns,
                                       const char *what)
 {
@@ -285,7 +286,7 @@ larder_status_t ldr_objects_remove(ldr_objects_t *t, uint32_t tenant,
     bool ok = true;
 
     ldr_mutex_lock(&t->lock);
-    ldr_part_t *p = ldr_objects_part(t, tenant);
+    ldr_volume_t *p = ldr_objects_volume(t, tenant);
     if (p == NULL || space >= p->space_count) {
         ldr_mutex_unlock(&t->lock);
         return ldr_fail(LARDER_E_INVALID, "no such space in the shared tier");
@@ -302,7 +303,7 @@ larder_status_t ldr_objects_remove(ldr_objects_t *t, uint32_t tenant,
         memcpy(e.object.space_id, p->spaces[space].id, LDR_ID_BYTES);
         e.object.written_s = when_s;
         ldr_map_remove(p->map, space, &row, when_s);
-        ok = ldr_part_publish(p, &e, true) && ok;
+        ok = ldr_volume_publish(p, &e, true) && ok;
     }
     *token_p = p->added;
     ldr_mutex_unlock(&t->lock);
@@ -316,7 +317,7 @@ larder_status_t ldr_objects_removed(ldr_objects_t *t, uint32_t tenant,
                                     uint64_t token, uint64_t deadline_ns)
 {
     ldr_mutex_lock(&t->lock);
-    const ldr_part_t *p = ldr_objects_part(t, tenant);
+    const ldr_volume_t *p = ldr_objects_volume(t, tenant);
     if (p == NULL) {
         ldr_mutex_unlock(&t->lock);
         return ldr_fail(LARDER_E_INVALID, "no such tenant in the shared tier");
@@ -327,8 +328,8 @@ larder_status_t ldr_objects_removed(ldr_objects_t *t, uint32_t tenant,
 larder_status_t ldr_objects_flush(ldr_objects_t *t, uint64_t deadline_ns)
 {
     ldr_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->part_count; i++) {
-        t->parts[i]->urgent = true;
+    for (size_t i = 0; i < t->volume_count; i++) {
+        t->volumes[i]->urgent = true;
     }
     return wait_published(t, NULL, 0, deadline_ns, "something that was saved");
 }

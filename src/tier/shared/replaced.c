@@ -7,7 +7,7 @@
  * directory compares for itself, and is off while it is another's: it may be
  * another mount.
  *
- * All that is known is then forgotten, part by part, but for the epochs of
+ * All that is known is then forgotten, volume by volume, but for the epochs of
  * spaces and removals that were not published yet. The resets that the new tier
  * lacks are put again by polling (poll.c). What is there is read as by
  * a node that joins.
@@ -27,8 +27,8 @@ static void replace(ldr_objects_t *t)
 {
     LDR_HELD(&t->lock);
     t->replaced++;
-    for (size_t i = 0; i < t->part_count; i++) {
-        ldr_part_t *p = t->parts[i];
+    for (size_t i = 0; i < t->volume_count; i++) {
+        ldr_volume_t *p = t->volumes[i];
 
         p->outdated = true;
         p->checked = false;
@@ -78,9 +78,9 @@ int ldr_objects_recognize(ldr_objects_t *t, ldr_backend_t *b,
     return 0;
 }
 
-/* ---- a part of it ---- */
+/* ---- a volume of it ---- */
 
-bool ldr_part_idle(const ldr_part_t *p)
+bool ldr_volume_idle(const ldr_volume_t *p)
 {
     LDR_HELD(&p->tier->lock);
     for (unsigned k = 0; k < LDR_CHORES; k++) {
@@ -92,7 +92,7 @@ bool ldr_part_idle(const ldr_part_t *p)
 }
 
 typedef struct rest {
-    ldr_part_t *part;
+    ldr_volume_t *volume;
     ldr_map_t *map; /* the new one */
     ldr_manifest_t pending;
     bool failed;
@@ -119,7 +119,7 @@ static void keep_removal(void *arg, const ldr_manifest_entry_t *e)
 /* An empty map with the same spaces under the same numbers. */
 static bool begin_map(rest_t *r)
 {
-    ldr_part_t *p = r->part;
+    ldr_volume_t *p = r->volume;
     ldr_objects_t *t = p->tier;
     bool ok = true;
 
@@ -141,7 +141,7 @@ static bool begin_map(rest_t *r)
 }
 
 /* Keeps what the cleaner has allocated, and when it forgets. */
-static void end_role(ldr_part_t *p)
+static void end_role(ldr_volume_t *p)
 {
     ldr_cleaner_t *c = &p->cleaner;
 
@@ -151,14 +151,14 @@ static void end_role(ldr_part_t *p)
     c->victim_count = 0;
     c->victims_after = 0;
     c->compact_space = c->compact_start = c->suspect_start = 0;
-    if (c->marks_room > 0) {
-        memset(c->marks, 0, c->marks_room);
+    if (c->marks_capacity > 0) {
+        memset(c->marks, 0, c->marks_capacity);
     }
     ldr_ids_clear(&c->bad);
 }
 
 /* What replaces it is `r`, which gets what is to be freed. */
-static void swap(ldr_part_t *p, rest_t *r)
+static void swap(ldr_volume_t *p, rest_t *r)
 {
     ldr_map_t *map = p->map;
 
@@ -189,10 +189,10 @@ static void swap(ldr_part_t *p, rest_t *r)
     p->refused = p->garbled = p->outdated = false;
 }
 
-bool ldr_part_forget(ldr_part_t *p)
+bool ldr_volume_forget(ldr_volume_t *p)
 {
     ldr_objects_t *t = p->tier;
-    rest_t r = {.part = p};
+    rest_t r = {.volume = p};
     bool ok = true;
 
     ldr_mutex_lock(&t->lock);

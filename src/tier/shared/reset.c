@@ -51,7 +51,7 @@ static bool check_value(const uint8_t key[LDR_SEAL_KEY_BYTES], const char *what,
     return true;
 }
 
-static bool check_compose(const ldr_part_t *p, uint8_t out[CHECK_BYTES])
+static bool check_compose(const ldr_volume_t *p, uint8_t out[CHECK_BYTES])
 {
     memset(out, 0, CHECK_BYTES);
     memcpy(out, "LARDERCK", 8);
@@ -68,7 +68,7 @@ static bool check_compose(const ldr_part_t *p, uint8_t out[CHECK_BYTES])
 /* What is wrong with it; NULL: nothing. Another secret or key is something to
  * tell whoever opens a space; what is no check value of this tenant at all says
  * nothing of its secret (anybody who can write to the storage could have put it
- * there), and only the part is off. */
+ * there), and only the volume is off. */
 static const char *check_compare(const uint8_t *ours, const uint8_t *theirs,
                                  size_t bytes, bool *garbled_p)
 {
@@ -97,7 +97,7 @@ static const char *check_compare(const uint8_t *ours, const uint8_t *theirs,
 
 /* Reads T/check, and puts it if there is none: unless that is to wait for a
  * claim. -ENOENT: it waits. */
-static int check_fetch(ldr_part_t *p, ldr_job_t *job, bool claims,
+static int check_fetch(ldr_volume_t *p, ldr_job_t *job, bool claims,
                        const uint8_t ours[CHECK_BYTES],
                        uint8_t theirs[CHECK_BYTES], size_t *bytes_p)
 {
@@ -119,7 +119,7 @@ static int check_fetch(ldr_part_t *p, ldr_job_t *job, bool claims,
 }
 
 /* Under which seal it is looked at; and whether that is claimed. */
-static bool check_begin(ldr_part_t *p)
+static bool check_begin(ldr_volume_t *p)
 {
     ldr_mutex_lock(&p->tier->lock);
     if (p->reseal) {
@@ -132,7 +132,7 @@ static bool check_begin(ldr_part_t *p)
 }
 
 /* Nothing of the tenant is there. */
-static void check_vacant(ldr_part_t *p)
+static void check_vacant(ldr_volume_t *p)
 {
     const ldr_objects_t *t = p->tier;
 
@@ -145,7 +145,7 @@ static void check_vacant(ldr_part_t *p)
 }
 
 /* What was found out; true: it is news. */
-static bool check_end(ldr_part_t *p, const char *wrong, bool garbled)
+static bool check_end(ldr_volume_t *p, const char *wrong, bool garbled)
 {
     const ldr_objects_t *t = p->tier;
     bool known = p->refused || p->garbled;
@@ -169,7 +169,7 @@ static bool check_end(ldr_part_t *p, const char *wrong, bool garbled)
     return wrong != NULL && !known;
 }
 
-int ldr_check_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_check_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint8_t ours[CHECK_BYTES], theirs[CHECK_BYTES];
@@ -177,7 +177,7 @@ int ldr_check_work(ldr_part_t *p, ldr_job_t *job)
     const char *wrong = NULL;
     bool garbled = false, news = false;
 
-    if (!ldr_part_forget(p)) {
+    if (!ldr_volume_forget(p)) {
         return -ENOMEM;
     }
     bool claims = check_begin(p);
@@ -213,7 +213,7 @@ int ldr_check_work(ldr_part_t *p, ldr_job_t *job)
 
 enum { EPOCH_VERSION = 8, EPOCH_WRITTEN_S = 12, EPOCH_MAC = 16 };
 
-static bool epoch_compose(const ldr_part_t *p,
+static bool epoch_compose(const ldr_volume_t *p,
                           const uint8_t space[LDR_ID_BYTES], uint32_t epoch,
                           uint32_t written_s, uint8_t out[EPOCH_BYTES])
 {
@@ -231,7 +231,7 @@ static bool epoch_compose(const ldr_part_t *p,
                            out + EPOCH_MAC);
 }
 
-int ldr_reset_read(ldr_part_t *p, ldr_job_t *job,
+int ldr_reset_read(ldr_volume_t *p, ldr_job_t *job,
                    const uint8_t space[LDR_ID_BYTES], uint32_t epoch,
                    uint32_t *written_s_p)
 {
@@ -266,14 +266,14 @@ static int list_one(void *arg, const char *name, uint64_t bytes)
     }
     r.epoch = (uint32_t)epoch;
     if (l->count >= RESETS_MAX ||
-        !ldr_grow(&l->at, &l->room, l->count + 1, sizeof(r))) {
+        !ldr_grow(&l->at, &l->capacity, l->count + 1, sizeof(r))) {
         return -ENOMEM;
     }
     l->at[l->count++] = r;
     return 0;
 }
 
-int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_resets_t *list)
+int ldr_reset_list(ldr_volume_t *p, ldr_job_t *job, ldr_resets_t *list)
 {
     char prefix[LDR_OBJECT_NAME_MAX + 1];
 
@@ -285,33 +285,33 @@ int ldr_reset_list(ldr_part_t *p, ldr_job_t *job, ldr_resets_t *list)
 
 /* ---- what this node knows ---- */
 
-bool ldr_part_raise(ldr_part_t *p, const uint8_t space[LDR_ID_BYTES],
-                    uint32_t epoch)
+bool ldr_volume_raise(ldr_volume_t *p, const uint8_t space[LDR_ID_BYTES],
+                      uint32_t epoch)
 {
     ldr_objects_t *t = p->tier;
     uint32_t number;
 
     ldr_mutex_lock(&t->lock);
-    ldr_part_space_t *s = ldr_part_space(p, space, &number);
+    ldr_volume_space_t *s = ldr_volume_space(p, space, &number);
     bool higher = s != NULL && epoch > ldr_map_epoch(p->map, number);
     if (higher) {
         ldr_map_set_epoch(p->map, number, epoch);
     }
     ldr_mutex_unlock(&t->lock);
     if (higher) {
-        ldr_part_notify(p);
+        ldr_volume_notify(p);
     }
     return s != NULL;
 }
 
-void ldr_part_notify(ldr_part_t *p)
+void ldr_volume_notify(ldr_volume_t *p)
 {
     ldr_objects_t *t = p->tier;
     uint8_t id[LDR_ID_BYTES];
 
     ldr_mutex_lock(&t->lock);
     for (size_t i = 0; i < p->space_count; i++) {
-        ldr_part_space_t *s = &p->spaces[i];
+        ldr_volume_space_t *s = &p->spaces[i];
         uint32_t epoch = ldr_map_epoch(p->map, (uint32_t)i);
 
         if (s->used && s->node_epoch < epoch) {
@@ -331,7 +331,7 @@ void ldr_part_notify(ldr_part_t *p)
 
 /* The highest that is there. What is not under this key is nobody's reset, but
  * would be in the way. */
-static int find_highest(ldr_part_t *p, ldr_job_t *job,
+static int find_highest(ldr_volume_t *p, ldr_job_t *job,
                         const uint8_t space[LDR_ID_BYTES], uint32_t *epoch_p)
 {
     char name[LDR_OBJECT_NAME_MAX + 1];
@@ -362,7 +362,7 @@ static int find_highest(ldr_part_t *p, ldr_job_t *job,
 }
 
 /* Puts an epoch that is wanted or, for a reset, higher and nobody else's. */
-static int write_epoch(ldr_part_t *p, ldr_job_t *job,
+static int write_epoch(ldr_volume_t *p, ldr_job_t *job,
                        const uint8_t space[LDR_ID_BYTES], bool own,
                        uint32_t *epoch_p)
 {
@@ -400,7 +400,7 @@ static int write_epoch(ldr_part_t *p, ldr_job_t *job,
     return error != 0 ? error : -EAGAIN;
 }
 
-uint32_t ldr_reset_wanted(const ldr_part_t *p)
+uint32_t ldr_reset_wanted(const ldr_volume_t *p)
 {
     LDR_HELD(&p->tier->lock);
     for (size_t i = 0; i < p->space_count; i++) {
@@ -411,13 +411,13 @@ uint32_t ldr_reset_wanted(const ldr_part_t *p)
     return LDR_NIL;
 }
 
-uint64_t ldr_reset_at(const ldr_part_t *p)
+uint64_t ldr_reset_at(const ldr_volume_t *p)
 {
     LDR_HELD(&p->tier->lock);
     return ldr_reset_wanted(p) != LDR_NIL ? 0 : UINT64_MAX;
 }
 
-int ldr_reset_work(ldr_part_t *p, ldr_job_t *job)
+int ldr_reset_work(ldr_volume_t *p, ldr_job_t *job)
 {
     ldr_objects_t *t = p->tier;
     uint8_t id[LDR_ID_BYTES];
@@ -429,7 +429,7 @@ int ldr_reset_work(ldr_part_t *p, ldr_job_t *job)
             ldr_mutex_unlock(&t->lock);
             return 0;
         }
-        ldr_part_space_t *s = &p->spaces[number];
+        ldr_volume_space_t *s = &p->spaces[number];
         uint32_t before = s->wanted, epoch = before;
         bool own = s->resetting;
         memcpy(id, s->id, LDR_ID_BYTES);
@@ -449,12 +449,12 @@ int ldr_reset_work(ldr_part_t *p, ldr_job_t *job)
             ldr_map_set_epoch(p->map, number, epoch);
         }
         ldr_mutex_unlock(&t->lock);
-        ldr_part_notify(p);
+        ldr_volume_notify(p);
     }
 }
 
 typedef struct waited {
-    const ldr_part_t *part;
+    const ldr_volume_t *volume;
     uint32_t space;
 } waited_t;
 
@@ -462,9 +462,9 @@ static bool is_reset(const void *arg)
 {
     const waited_t *w = arg;
 
-    return !w->part->spaces[w->space].resetting ||
-           w->part->tier->state == LDR_OBJECTS_OFF || w->part->refused ||
-           w->part->garbled; /* it is of no use to wait */
+    return !w->volume->spaces[w->space].resetting ||
+           w->volume->tier->state == LDR_OBJECTS_OFF || w->volume->refused ||
+           w->volume->garbled; /* it is of no use to wait */
 }
 
 larder_status_t ldr_objects_reset(ldr_objects_t *t, uint32_t tenant,
@@ -472,12 +472,12 @@ larder_status_t ldr_objects_reset(ldr_objects_t *t, uint32_t tenant,
                                   uint32_t *epoch_p)
 {
     ldr_mutex_lock(&t->lock);
-    ldr_part_t *p = ldr_objects_part(t, tenant);
+    ldr_volume_t *p = ldr_objects_volume(t, tenant);
     if (p == NULL || space >= p->space_count) {
         ldr_mutex_unlock(&t->lock);
         return ldr_fail(LARDER_E_INVALID, "no such space in the shared tier");
     }
-    ldr_part_space_t *s = &p->spaces[space];
+    ldr_volume_space_t *s = &p->spaces[space];
     uint32_t epoch = ldr_map_epoch(p->map, space) + 1;
     /* A reset under way took its epoch before this call: there must be another
      * one, so `wanted` changes and the chore goes round again. */

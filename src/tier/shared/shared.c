@@ -445,8 +445,8 @@ static larder_status_t shared_use_space(ldr_tier_t *t, uint32_t space,
         st = ldr_objects_await(s->tier, known, call_deadline(host));
     }
     /* Under another secret: anybody who can write to the storage could have
-     * said so there, and must not keep engines from starting. That part of the
-     * tier is off; log and status say why. */
+     * said so there, and must not keep engines from starting. The tenant's
+     * volume is off; log and status say why. */
     if (st != LARDER_OK && st != LARDER_E_SECRET) {
         return st;
     }

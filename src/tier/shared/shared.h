@@ -55,10 +55,10 @@ struct ldr_fetch {
 
 typedef struct ldr_shared_tenant {
     uint32_t number; /* the tier's; LDR_NIL: not known there */
-    uint32_t turn;   /* counts the keys with which its part was sealed */
+    uint32_t turn;   /* counts the keys with which its volume was sealed */
     /* Its data there is under LDR_PUBLIC_SECRET and no key; that was said. */
     bool open, open_warned;
-    bool other_warned; /* that its part has another key, and stays so */
+    bool other_warned; /* that its volume has another key, and stays so */
 } ldr_shared_tenant_t;
 
 struct ldr_shared {
@@ -70,7 +70,7 @@ struct ldr_shared {
     bool encrypts;
     uint8_t cipher[LDR_SEAL_KEY_BYTES]; /* if it does */
     /* By the store's numbers. A space has the tier's only while the tenant's
-     * part is sealed with the key that its client gave; LDR_NIL: it has none.
+     * volume is sealed with the key that its client gave; LDR_NIL: it has none.
      */
     ldr_shared_tenant_t *tenants;
     uint32_t *spaces;

@@ -163,7 +163,7 @@ static void upload_gather(ldr_shared_t *s, uint32_t space, pick_t *p)
             p->shards[p->count++] = i;
             p->bytes += sh->length;
         } else {
-            break; /* its part is off */
+            break; /* its volume is off */
         }
     }
 }

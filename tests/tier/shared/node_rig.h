@@ -31,7 +31,7 @@ static inline void node_rig_init(node_rig_t *r, const char *name)
 {
     assert_true(real_dir_make(r->path, sizeof(r->path), name));
     snprintf(r->url, sizeof(r->url), "dir:%s", r->path);
-    assert_int_equal(ldr_objects_make(r->url, "", UINT64_MAX), LARDER_OK);
+    assert_int_equal(ldr_objects_make(r->url, "", LARDER_FOREVER), LARDER_OK);
     r->disk = simdisk_create(7, 0);
     rig_init(&r->rig, r->disk, 7, 8, 256 * LDR_BLOCK);
     r->rig.options.dir_count = 0;

@@ -60,7 +60,7 @@ struct world {
     node_t nodes[RIG_NODES];
     unsigned node_count;
     save_t *saves; /* by number; the first is 1 */
-    uint64_t save_count, save_room;
+    uint64_t save_count, save_capacity;
     uint64_t seeds;
     unsigned depth; /* of nodes that run inside each other's calls */
     bool nests;
@@ -338,9 +338,9 @@ static inline void put_done(ldr_objects_write_t *w)
 static inline uint64_t new_save(world_t *w, unsigned space, unsigned key,
                                 uint32_t epoch)
 {
-    if (w->save_count + 1 >= w->save_room) {
-        w->save_room = w->save_room * 2 + 64;
-        w->saves = realloc(w->saves, w->save_room * sizeof(w->saves[0]));
+    if (w->save_count + 1 >= w->save_capacity) {
+        w->save_capacity = w->save_capacity * 2 + 64;
+        w->saves = realloc(w->saves, w->save_capacity * sizeof(w->saves[0]));
     }
     w->saves[++w->save_count] =
         (save_t){(uint8_t)space, (uint8_t)key, false, epoch, w->now_ns};

@@ -156,7 +156,7 @@ static void test_many_names(void **state)
 /* Those that are to be made one: small, and a minute old. */
 static unsigned backlog(const node_t *n)
 {
-    const ldr_part_t *p = n->tier->parts[n->tenant];
+    const ldr_volume_t *p = n->tier->volumes[n->tenant];
     uint32_t now_s = ldr_wall_s(&rig_clock);
     unsigned count = 0;
 

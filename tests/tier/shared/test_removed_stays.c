@@ -64,7 +64,7 @@ static void test_many_resets(void **state)
         uint32_t space = ldr_objects_space(b->tier, b->tenant, id, 1);
         assert_int_equal(ldr_objects_epoch(b->tier, b->tenant, space), 1);
         /* It was known already: there was nothing to be told by this node. */
-        assert_int_equal(b->tier->parts[b->tenant]->spaces[space].wanted, 0);
+        assert_int_equal(b->tier->volumes[b->tenant]->spaces[space].wanted, 0);
     }
     world_close(&w);
 }
@@ -108,7 +108,7 @@ static void test_removed_long_ago(void **state)
     assert_int_equal(node_remove(a, 0, 3), LARDER_OK);
     world_pass(&w, RIG_SECOND, 100 * RIG_MS);
     /* Nobody comes to write the object anew meanwhile. */
-    a->tier->parts[a->tenant]->cleaner.thorough_at_ns = UINT64_MAX;
+    a->tier->volumes[a->tenant]->cleaner.thorough_at_ns = UINT64_MAX;
     w.now_ns += 40 * DAY;
     world_pass(&w, 5 * RIG_SECOND, 100 * RIG_MS);
     /* Enough manifests to be merged, of another space. */
@@ -343,7 +343,7 @@ static void test_damaged_before(void **state)
 
 static size_t gone_of(const node_t *n)
 {
-    const ldr_part_t *p = n->tier->parts[n->tenant];
+    const ldr_volume_t *p = n->tier->volumes[n->tenant];
 
     return p->gone.count + p->gone_old.count;
 }
@@ -384,7 +384,7 @@ static uint32_t removed_of(const node_t *n, unsigned key)
 {
     larder_key_t k = rig_key(key);
 
-    return ldr_map_removed_s(n->tier->parts[n->tenant]->map, n->space[0],
+    return ldr_map_removed_s(n->tier->volumes[n->tenant]->map, n->space[0],
                              k.hash, 0, 0);
 }
 
@@ -401,14 +401,14 @@ static void test_removals_are_forgotten(void **state)
     assert_int_equal(node_remove(&w.nodes[0], 0, 3), LARDER_OK);
     world_pass(&w, 2 * RIG_SECOND, 100 * RIG_MS);
     for (unsigned i = 0; i < 2; i++) { /* nobody writes the object anew */
-        w.nodes[i].tier->parts[0]->cleaner.thorough_at_ns = UINT64_MAX;
+        w.nodes[i].tier->volumes[0]->cleaner.thorough_at_ns = UINT64_MAX;
     }
     w.now_ns += 40 * DAY;
     world_pass(&w, 60 * RIG_SECOND, RIG_SECOND);
     assert_int_not_equal(removed_of(&w.nodes[0], 3), 0);
     assert_int_not_equal(removed_of(&w.nodes[1], 3), 0);
     for (unsigned i = 0; i < 2; i++) {
-        w.nodes[i].tier->parts[0]->cleaner.thorough_at_ns = 0;
+        w.nodes[i].tier->volumes[0]->cleaner.thorough_at_ns = 0;
     }
     for (unsigned i = 0; i < 3; i++) {
         world_pass(&w, 120 * RIG_SECOND, RIG_SECOND);
@@ -438,7 +438,7 @@ static void takes_long(void *arg)
     long_turn_t *l = arg;
     world_t *w = l->world;
     ldr_objects_t *t = w->nodes[0].tier;
-    const ldr_part_t *p = t->parts[0];
+    const ldr_volume_t *p = t->volumes[0];
 
     if (l->over || p->readers == 0 || p->unread_next == 0) {
         return;
@@ -550,7 +550,7 @@ static void test_lost_reset(void **state)
 /* When the only object that the node knows was used. */
 static uint32_t used_of(const node_t *n)
 {
-    const ldr_part_t *p = n->tier->parts[n->tenant];
+    const ldr_volume_t *p = n->tier->volumes[n->tenant];
 
     ldr_mutex_lock(&p->tier->lock);
     assert_int_equal(ldr_map_top(p->map), 1);
@@ -579,7 +579,7 @@ static void test_uses_in_any_order(void **state)
         world_run(&w);
         assert_int_not_equal(used_of(&w.nodes[2]), 0);
         assert_int_equal(used_of(&w.nodes[2]), used_of(&w.nodes[1]));
-        assert_int_equal(w.nodes[2].tier->parts[0]->early.room, 0);
+        assert_int_equal(w.nodes[2].tier->volumes[0]->early.capacity, 0);
         world_close(&w);
     }
 }

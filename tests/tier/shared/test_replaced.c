@@ -29,7 +29,7 @@ static uint32_t removed_of(const node_t *n, unsigned key)
 {
     larder_key_t k = rig_key(key);
 
-    return ldr_map_removed_s(n->tier->parts[n->tenant]->map, n->space[0],
+    return ldr_map_removed_s(n->tier->volumes[n->tenant]->map, n->space[0],
                              k.hash, 0, 0);
 }
 
@@ -244,7 +244,7 @@ static void tell_object(served_t *r)
     e.object.used_blocks = 2;
     e.object.written_s = ldr_wall_s(&ldr_clock_real);
     pthread_mutex_lock(&r->tier->lock);
-    assert_true(ldr_part_add(r->tier->parts[r->tenant], &e, true));
+    assert_true(ldr_volume_add(r->tier->volumes[r->tenant], &e, true));
     pthread_mutex_unlock(&r->tier->lock);
     assert_int_equal(ldr_objects_flush(r->tier, in_ms(60000)), LARDER_OK);
     assert_true(finds_object(r));
@@ -259,7 +259,7 @@ static void await_reset(const served_t *r, uint64_t until_ms)
     uint64_t bytes = 0;
 
     assert_int_equal(ldr_backend_open(&p, &b), LARDER_OK);
-    ldr_name_epoch(r->tier->parts[r->tenant], r->space_id, r->epoch, name);
+    ldr_name_epoch(r->tier->volumes[r->tenant], r->space_id, r->epoch, name);
     while (b->ops->size(b, name, &bytes, in_ms(5000)) != 0 &&
            real_now_ms() < until_ms) {
         real_pause();

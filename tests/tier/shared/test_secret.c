@@ -47,7 +47,7 @@ static int setup(void **state)
     (void)state;
     assert_true(real_dir_make(path, sizeof(path), "secret"));
     snprintf(url, sizeof(url), "dir:%s", path);
-    assert_int_equal(ldr_objects_make(url, "", UINT64_MAX), LARDER_OK);
+    assert_int_equal(ldr_objects_make(url, "", LARDER_FOREVER), LARDER_OK);
     snprintf(secret_path, sizeof(secret_path), "%s.secret", path);
     write_text(secret_path, SECRET "\n");
     snprintf(key_path, sizeof(key_path), "%s.key", path);

@@ -143,17 +143,17 @@ static void test_part_off(void **state)
 {
     fixture_t *f = *state;
     ldr_objects_t *t = shared(f)->tier;
-    ldr_part_t *p = NULL;
+    ldr_volume_t *p = NULL;
 
     save(f, C, 20);
     save(f, A, 2);
     save(f, B, 20);
     rig_sleep(&f->rig, 1100); /* all are due */
-    for (size_t i = 0; i < t->part_count; i++) {
+    for (size_t i = 0; i < t->volume_count; i++) {
         uint32_t tenant =
             f->rig.node->store.spaces[f->rig.spaces[C]->number].tenant;
 
-        p = shared(f)->tenants[tenant].number == i ? t->parts[i] : p;
+        p = shared(f)->tenants[tenant].number == i ? t->volumes[i] : p;
     }
     assert_non_null(p);
     p->refused = true;
@@ -188,15 +188,15 @@ static void test_parts_off(void **state)
     save(f, A, 1);
     save(f, B, 9);
     rig_sleep(&f->rig, 1100);
-    assert_true(t->part_count <= 64);
-    for (size_t i = 0; i < t->part_count; i++) {
-        before[i] = t->parts[i]->ready;
-        t->parts[i]->ready = false;
+    assert_true(t->volume_count <= 64);
+    for (size_t i = 0; i < t->volume_count; i++) {
+        before[i] = t->volumes[i]->ready;
+        t->volumes[i]->ready = false;
     }
     assert_int_equal(next(f), RIG_SPACES);
     assert_int_equal(f->rig.node->store.queues[LDR_SHARED_QUEUE].count, 10);
-    for (size_t i = 0; i < t->part_count; i++) {
-        t->parts[i]->ready = before[i];
+    for (size_t i = 0; i < t->volume_count; i++) {
+        t->volumes[i]->ready = before[i];
     }
     rig_sleep(&f->rig, 1100);
     assert_int_equal(next(f), A);

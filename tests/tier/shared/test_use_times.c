@@ -57,7 +57,7 @@ static uint32_t object_of(fixture_t *f, uint32_t space, uint32_t *used_s_p)
     if (shared_place(f->rig.node, f->rig.spaces[space]->number, &key, 0,
                      &place) &&
         ldr_shared_numbers(s, f->rig.spaces[space]->number, &tenant, &at)) {
-        const ldr_part_t *p = s->tier->parts[tenant];
+        const ldr_volume_t *p = s->tier->volumes[tenant];
 
         ldr_mutex_lock(&s->tier->lock);
         number = ldr_map_object(p->map, place.id);

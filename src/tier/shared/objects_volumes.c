@@ -1,7 +1,7 @@
 /*
  * Tenants and spaces of the tier, their chores, finding, figures.
  *
- * A part is made by the first ldr_objects_enter() and lives as long as the
+ * A volume is made by the first ldr_objects_enter() and lives as long as the
  * tier, so that its number and a pointer to it stay good without the lock. All
  * else needs tier->lock, which functions of objects.h take.
  */
@@ -17,11 +17,11 @@
 #include "store/index.h"
 
 #define MS 1000000u
-#define PARTS_MAX 1000u
+#define VOLUMES_MAX 1000u
 
 /* ---- chores ---- */
 
-static int (*const works[LDR_CHORES])(ldr_part_t *p, ldr_job_t *job) = {
+static int (*const works[LDR_CHORES])(ldr_volume_t *p, ldr_job_t *job) = {
     [LDR_CHORE_CHECK] = ldr_check_work, [LDR_CHORE_RESET] = ldr_reset_work,
     [LDR_CHORE_POLL] = ldr_poll_work,   [LDR_CHORE_PUBLISH] = ldr_publish_work,
     [LDR_CHORE_CLEAN] = ldr_clean_work,
@@ -32,13 +32,13 @@ static int chore_work(ldr_job_t *job, ldr_backend_t *b)
     ldr_chore_t *c = job->arg;
 
     job->backend = b;
-    return works[c - c->part->chores](c->part, job);
+    return works[c - c->volume->chores](c->volume, job);
 }
 
 static void chore_done(ldr_job_t *job)
 {
     ldr_chore_t *c = job->arg;
-    ldr_part_t *p = c->part;
+    ldr_volume_t *p = c->volume;
     ldr_objects_t *t = p->tier;
 
     ldr_mutex_lock(&t->lock);
@@ -58,7 +58,7 @@ static void chore_done(ldr_job_t *job)
 
 /* ---- tenants and spaces ---- */
 
-void ldr_part_destroy(ldr_part_t *p)
+void ldr_volume_destroy(ldr_volume_t *p)
 {
     ldr_map_destroy(p->map);
     ldr_free(p->spaces);
@@ -77,16 +77,17 @@ void ldr_part_destroy(ldr_part_t *p)
     ldr_free(p);
 }
 
-ldr_part_t *ldr_objects_part(ldr_objects_t *t, uint32_t tenant)
+ldr_volume_t *ldr_objects_volume(ldr_objects_t *t, uint32_t tenant)
 {
     LDR_HELD(&t->lock);
-    return tenant < t->part_count ? t->parts[tenant] : NULL;
+    return tenant < t->volume_count ? t->volumes[tenant] : NULL;
 }
 
-static ldr_part_t *part_create(ldr_objects_t *t, const uint8_t id[LDR_ID_BYTES],
-                               const char *name, const ldr_seal_t *seal)
+static ldr_volume_t *volume_create(ldr_objects_t *t,
+                                   const uint8_t id[LDR_ID_BYTES],
+                                   const char *name, const ldr_seal_t *seal)
 {
-    ldr_part_t *p = ldr_alloc(sizeof(*p));
+    ldr_volume_t *p = ldr_alloc(sizeof(*p));
 
     if (p == NULL) {
         return NULL;
@@ -106,7 +107,7 @@ static ldr_part_t *part_create(ldr_objects_t *t, const uint8_t id[LDR_ID_BYTES],
              "tenant %s: its part was not looked at yet", name);
     p->seal = p->next = *seal;
     for (unsigned k = 0; k < LDR_CHORES; k++) {
-        p->chores[k].part = p;
+        p->chores[k].volume = p;
         p->chores[k].job = (ldr_job_t){
             .kind = LDR_JOB_CHORE,
             .work = chore_work,
@@ -125,10 +126,10 @@ static bool is_sealed_by(const ldr_seal_t *a, const ldr_seal_t *b)
             CRYPTO_memcmp(a->cipher, b->cipher, sizeof(a->cipher)) == 0);
 }
 
-/* The part of a tenant that is known, for whoever comes with this seal. False:
- * it is in use under another one. */
-static bool part_again(ldr_part_t *p, const ldr_seal_t *seal, bool claims,
-                       bool *resealed_p)
+/* The volume of a tenant that is known, for whoever comes with this seal.
+ * False: it is in use under another one. */
+static bool volume_again(ldr_volume_t *p, const ldr_seal_t *seal, bool claims,
+                         bool *resealed_p)
 {
     bool same = is_sealed_by(&p->next, seal);
 
@@ -163,21 +164,21 @@ larder_status_t ldr_objects_enter(ldr_objects_t *t,
     *tenant_p = LDR_NIL;
     *resealed_p = false;
     ldr_mutex_lock(&t->lock);
-    while (i < t->part_count &&
-           memcmp(t->parts[i]->id, id, LDR_ID_BYTES) != 0) {
+    while (i < t->volume_count &&
+           memcmp(t->volumes[i]->id, id, LDR_ID_BYTES) != 0) {
         i++;
     }
-    if (i < t->part_count) {
-        ok = part_again(t->parts[i], seal, claims, resealed_p);
+    if (i < t->volume_count) {
+        ok = volume_again(t->volumes[i], seal, claims, resealed_p);
         *tenant_p = ok ? (uint32_t)i : LDR_NIL;
-    } else if (t->part_count < PARTS_MAX &&
-               ldr_grow(&t->parts, &t->part_room, t->part_count + 1,
-                        sizeof(t->parts[0]))) {
-        ldr_part_t *p = part_create(t, id, name, seal);
-        t->parts[t->part_count] = p;
+    } else if (t->volume_count < VOLUMES_MAX &&
+               ldr_grow(&t->volumes, &t->volume_capacity, t->volume_count + 1,
+                        sizeof(t->volumes[0]))) {
+        ldr_volume_t *p = volume_create(t, id, name, seal);
+        t->volumes[t->volume_count] = p;
         if (p != NULL) {
             p->claims = claims;
-            *tenant_p = (uint32_t)t->part_count++;
+            *tenant_p = (uint32_t)t->volume_count++;
         }
     }
     ldr_mutex_unlock(&t->lock);
@@ -199,18 +200,18 @@ larder_status_t ldr_objects_enter(ldr_objects_t *t,
 void ldr_objects_claim(ldr_objects_t *t, uint32_t tenant)
 {
     ldr_mutex_lock(&t->lock);
-    ldr_part_t *p = ldr_objects_part(t, tenant);
+    ldr_volume_t *p = ldr_objects_volume(t, tenant);
     if (p != NULL) {
         bool resealed;
 
-        part_again(p, &p->next, true, &resealed);
+        volume_again(p, &p->next, true, &resealed);
     }
     ldr_mutex_unlock(&t->lock);
 }
 
 static bool is_looked_at(const void *arg)
 {
-    const ldr_part_t *p = arg;
+    const ldr_volume_t *p = arg;
     const ldr_objects_t *t = p->tier;
 
     /* One that is off is not waited for, once that is known. */
@@ -222,7 +223,7 @@ larder_status_t ldr_objects_await(ldr_objects_t *t, uint32_t tenant,
                                   uint64_t deadline_ns)
 {
     ldr_mutex_lock(&t->lock);
-    ldr_part_t *p = t->parts[tenant];
+    ldr_volume_t *p = t->volumes[tenant];
     ldr_objects_wait(t, is_looked_at, p, deadline_ns);
     char reason[sizeof(p->reason)];
     bool refused = p->refused;
@@ -246,20 +247,21 @@ larder_status_t ldr_objects_tenant(ldr_objects_t *t,
 bool ldr_objects_refused(ldr_objects_t *t, uint32_t tenant)
 {
     ldr_mutex_lock(&t->lock);
-    const ldr_part_t *p = ldr_objects_part(t, tenant);
+    const ldr_volume_t *p = ldr_objects_volume(t, tenant);
     bool refused = p != NULL && p->refused;
     ldr_mutex_unlock(&t->lock);
     return refused;
 }
 
-ldr_part_space_t *ldr_part_space(ldr_part_t *p, const uint8_t id[LDR_ID_BYTES],
-                                 uint32_t *number_p)
+ldr_volume_space_t *ldr_volume_space(ldr_volume_t *p,
+                                     const uint8_t id[LDR_ID_BYTES],
+                                     uint32_t *number_p)
 {
     uint32_t number = ldr_map_space(p->map, id);
 
     LDR_HELD(&p->tier->lock);
-    if (number == LDR_NIL || !ldr_grow(&p->spaces, &p->space_room, number + 1u,
-                                       sizeof(p->spaces[0]))) {
+    if (number == LDR_NIL || !ldr_grow(&p->spaces, &p->space_capacity,
+                                       number + 1u, sizeof(p->spaces[0]))) {
         return NULL;
     }
     if (number >= p->space_count) {
@@ -276,8 +278,8 @@ uint32_t ldr_objects_space(ldr_objects_t *t, uint32_t tenant,
     uint32_t number = LDR_NIL;
 
     ldr_mutex_lock(&t->lock);
-    ldr_part_t *p = ldr_objects_part(t, tenant);
-    ldr_part_space_t *s = p != NULL ? ldr_part_space(p, id, &number) : NULL;
+    ldr_volume_t *p = ldr_objects_volume(t, tenant);
+    ldr_volume_space_t *s = p != NULL ? ldr_volume_space(p, id, &number) : NULL;
     if (s != NULL) {
         s->used = true;
         s->node_epoch = epoch;
@@ -300,7 +302,7 @@ uint32_t ldr_objects_epoch(ldr_objects_t *t, uint32_t tenant, uint32_t space)
     uint32_t epoch = 0;
 
     ldr_mutex_lock(&t->lock);
-    ldr_part_t *p = ldr_objects_part(t, tenant);
+    ldr_volume_t *p = ldr_objects_volume(t, tenant);
     if (p != NULL && space < p->space_count) {
         epoch = ldr_map_epoch(p->map, space);
     }
@@ -310,7 +312,7 @@ uint32_t ldr_objects_epoch(ldr_objects_t *t, uint32_t tenant, uint32_t space)
 
 /* ---- finding ---- */
 
-static bool is_usable(const ldr_part_t *p, uint32_t space)
+static bool is_usable(const ldr_volume_t *p, uint32_t space)
 {
     LDR_HELD(&p->tier->lock);
     return p->tier->state != LDR_OBJECTS_OFF && p->ready &&
@@ -322,7 +324,7 @@ static bool shard_find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
                        const larder_key_t *key, uint32_t group, uint32_t shard,
                        ldr_object_place_t *place)
 {
-    const ldr_part_t *p = ldr_objects_part(t, tenant);
+    const ldr_volume_t *p = ldr_objects_volume(t, tenant);
 
     return p != NULL && is_usable(p, space) && group <= UINT8_MAX &&
            shard <= UINT8_MAX &&
@@ -336,7 +338,7 @@ bool ldr_objects_find(ldr_objects_t *t, uint32_t tenant, uint32_t space,
 {
     ldr_mutex_lock(&t->lock);
     bool found = shard_find(t, tenant, space, key, group, shard, place) &&
-                 ldr_map_epoch(t->parts[tenant]->map, space) == epoch;
+                 ldr_map_epoch(t->volumes[tenant]->map, space) == epoch;
     ldr_mutex_unlock(&t->lock);
     return found;
 }
@@ -349,7 +351,7 @@ void ldr_objects_used(ldr_objects_t *t, uint32_t tenant, uint32_t space,
 
     ldr_mutex_lock(&t->lock);
     if (shard_find(t, tenant, space, key, group, shard, &place)) {
-        ldr_part_used(ldr_objects_part(t, tenant), place.id, used_s);
+        ldr_volume_used(ldr_objects_volume(t, tenant), place.id, used_s);
     }
     ldr_mutex_unlock(&t->lock);
 }
@@ -362,7 +364,7 @@ void ldr_objects_prefetch(ldr_objects_t *t, uint32_t tenant, uint32_t space,
         return;
     }
     ldr_mutex_lock(&t->lock);
-    const ldr_part_t *p = ldr_objects_part(t, tenant);
+    const ldr_volume_t *p = ldr_objects_volume(t, tenant);
     if (p != NULL && p->ready && space < p->space_count) {
         for (size_t i = 0; i < count; i++) {
             for (uint32_t k = 0; k < shards; k++) {
@@ -377,7 +379,7 @@ void ldr_objects_prefetch(ldr_objects_t *t, uint32_t tenant, uint32_t space,
 bool ldr_objects_takes(ldr_objects_t *t, uint32_t tenant, uint32_t space)
 {
     ldr_mutex_lock(&t->lock);
-    const ldr_part_t *p = ldr_objects_part(t, tenant);
+    const ldr_volume_t *p = ldr_objects_volume(t, tenant);
     bool ready = p != NULL && (space == LDR_NIL ? p->ready || p->vacant
                                                 : is_usable(p, space));
     ldr_mutex_unlock(&t->lock);
@@ -386,8 +388,8 @@ bool ldr_objects_takes(ldr_objects_t *t, uint32_t tenant, uint32_t space)
 
 /* ---- figures ---- */
 
-static void part_stats(const ldr_part_t *p, uint64_t now_ns,
-                       ldr_objects_stats_t *out)
+static void volume_stats(const ldr_volume_t *p, uint64_t now_ns,
+                         ldr_objects_stats_t *out)
 {
     ldr_map_stats_t m;
 
@@ -425,8 +427,8 @@ void ldr_objects_stats(ldr_objects_t *t, ldr_objects_stats_t *out)
     s.workers = workers;
     memcpy(s.reason, reason, sizeof(reason));
     memcpy(s.kind, t->kind, sizeof(s.kind));
-    for (size_t i = 0; i < t->part_count; i++) {
-        part_stats(t->parts[i], now_ns, &s);
+    for (size_t i = 0; i < t->volume_count; i++) {
+        volume_stats(t->volumes[i], now_ns, &s);
     }
     ldr_mutex_unlock(&t->lock);
     *out = s;

@@ -1,4 +1,4 @@
-/* Lanes and lists: what a copy needs, made once and used again. */
+/* Copiers and lists: what a copy needs, made once and used again. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/thread.h"
@@ -54,45 +54,45 @@ larder_status_t ldr_gpu_slot_bounce(larder_gpu_t *gpu, ldr_gpu_slot_t *slot)
                : host_alloc(gpu, LDR_GPU_PIECE, (void **)&slot->bounce, NULL);
 }
 
-static larder_status_t lane_make(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
+static larder_status_t copier_make(larder_gpu_t *gpu, ldr_gpu_copier_t *copier)
 {
     const ldr_cuda_t *cuda = gpu->cuda;
     size_t sums = LDR_GPU_SHARDS_MAX * sizeof(uint32_t);
     larder_status_t st = ldr_cuda_status(
         cuda,
-        cuda->stream_create(&lane->copy, LDR_CU_STREAM_OWN, gpu->priority),
+        cuda->stream_create(&copier->copy, LDR_CU_STREAM_OWN, gpu->priority),
         "cuStreamCreate");
 
     if (st == LARDER_OK) {
         st = ldr_cuda_status(cuda,
-                             cuda->stream_create(&lane->kernel,
+                             cuda->stream_create(&copier->kernel,
                                                  LDR_CU_STREAM_OWN,
                                                  gpu->priority),
                              "cuStreamCreate");
     }
     if (st == LARDER_OK) {
-        st =
-            ldr_cuda_status(cuda, cuda->alloc(&lane->sums, sums), "cuMemAlloc");
+        st = ldr_cuda_status(cuda, cuda->alloc(&copier->sums, sums),
+                             "cuMemAlloc");
     }
     if (st == LARDER_OK) {
-        st = host_alloc(gpu, sums, (void **)&lane->sums_here, NULL);
+        st = host_alloc(gpu, sums, (void **)&copier->sums_here, NULL);
     }
     for (unsigned i = 0; i < LDR_GPU_SLOTS && st == LARDER_OK; i++) {
-        st = slot_make(gpu, &lane->slot[i]);
+        st = slot_make(gpu, &copier->slot[i]);
     }
     if (st != LARDER_OK) {
-        ldr_gpu_lane_free(gpu, lane);
+        ldr_gpu_copier_free(gpu, copier);
     }
-    lane->made = st == LARDER_OK;
+    copier->made = st == LARDER_OK;
     return st;
 }
 
-void ldr_gpu_lane_free(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
+void ldr_gpu_copier_free(larder_gpu_t *gpu, ldr_gpu_copier_t *copier)
 {
     const ldr_cuda_t *cuda = gpu->cuda;
 
     for (unsigned i = 0; i < LDR_GPU_SLOTS; i++) {
-        ldr_gpu_slot_t *slot = &lane->slot[i];
+        ldr_gpu_slot_t *slot = &copier->slot[i];
 
         if (slot->buffer != 0) {
             cuda->free(slot->buffer);
@@ -114,105 +114,106 @@ void ldr_gpu_lane_free(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
         slot->units = NULL;
         slot->half = slot->done = NULL;
     }
-    if (lane->sums != 0) {
-        cuda->free(lane->sums);
+    if (copier->sums != 0) {
+        cuda->free(copier->sums);
     }
-    if (lane->sums_here != NULL) {
-        cuda->host_free(lane->sums_here);
+    if (copier->sums_here != NULL) {
+        cuda->host_free(copier->sums_here);
     }
-    if (lane->copy != NULL) {
-        cuda->stream_destroy(lane->copy);
+    if (copier->copy != NULL) {
+        cuda->stream_destroy(copier->copy);
     }
-    if (lane->kernel != NULL) {
-        cuda->stream_destroy(lane->kernel);
+    if (copier->kernel != NULL) {
+        cuda->stream_destroy(copier->kernel);
     }
-    lane->sums = 0;
-    lane->sums_here = NULL;
-    lane->copy = lane->kernel = NULL;
-    lane->made = false;
+    copier->sums = 0;
+    copier->sums_here = NULL;
+    copier->copy = copier->kernel = NULL;
+    copier->made = false;
 }
 
 /* One that nobody has; NULL: all are taken, or there is no memory. With
  * gpu->lock. */
-static ldr_gpu_lane_t *find(larder_gpu_t *gpu, bool *full_p)
+static ldr_gpu_copier_t *find(larder_gpu_t *gpu, bool *full_p)
 {
     *full_p = true;
-    for (unsigned i = 0; i < LDR_GPU_LANES; i++) {
-        ldr_gpu_lane_t **lane = &gpu->lanes[i];
+    for (unsigned i = 0; i < LDR_GPU_COPIERS; i++) {
+        ldr_gpu_copier_t **copier = &gpu->copiers[i];
 
-        if (*lane == NULL) {
+        if (*copier == NULL) {
             *full_p = false;
-            *lane = ldr_alloc(sizeof(**lane));
+            *copier = ldr_alloc(sizeof(**copier));
         }
-        if (*lane != NULL && !(*lane)->taken) {
-            (*lane)->taken = true;
-            return *lane;
+        if (*copier != NULL && !(*copier)->taken) {
+            (*copier)->taken = true;
+            return *copier;
         }
     }
     return NULL;
 }
 
-larder_status_t ldr_gpu_lane_take(larder_gpu_t *gpu, uint64_t deadline_ns,
-                                  ldr_gpu_lane_t **lane_p)
+larder_status_t ldr_gpu_copier_take(larder_gpu_t *gpu, uint64_t deadline_ns,
+                                    ldr_gpu_copier_t **copier_p)
 {
     bool full, in_time = true;
-    ldr_gpu_lane_t *lane;
+    ldr_gpu_copier_t *copier;
 
     ldr_mutex_lock(&gpu->lock);
-    while ((lane = find(gpu, &full)) == NULL && full && in_time) {
+    while ((copier = find(gpu, &full)) == NULL && full && in_time) {
         in_time = ldr_cond_wait_until(&gpu->freed, &gpu->lock, deadline_ns);
     }
     ldr_mutex_unlock(&gpu->lock);
-    if (lane == NULL) {
-        return full ? ldr_fail(LARDER_E_DEADLINE, "all lanes of the GPU are "
+    if (copier == NULL) {
+        return full ? ldr_fail(LARDER_E_DEADLINE, "all copiers of the GPU are "
                                                   "taken")
                     : ldr_fail(LARDER_E_NO_MEMORY,
-                               "not enough memory for a lane");
+                               "not enough memory for a copier");
     }
-    larder_status_t st = lane->made ? LARDER_OK : lane_make(gpu, lane);
+    larder_status_t st = copier->made ? LARDER_OK : copier_make(gpu, copier);
     if (st != LARDER_OK) {
-        ldr_gpu_lane_give(gpu, lane);
+        ldr_gpu_copier_give(gpu, copier);
         return st;
     }
-    *lane_p = lane;
+    *copier_p = copier;
     return LARDER_OK;
 }
 
-void ldr_gpu_lane_give(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
+void ldr_gpu_copier_give(larder_gpu_t *gpu, ldr_gpu_copier_t *copier)
 {
     ldr_mutex_lock(&gpu->lock);
-    lane->taken = false;
+    copier->taken = false;
     pthread_cond_signal(&gpu->freed);
     ldr_mutex_unlock(&gpu->lock);
 }
 
-ldr_cu_t ldr_gpu_lane_sync(larder_gpu_t *gpu, ldr_gpu_lane_t *lane)
+ldr_cu_t ldr_gpu_copier_sync(larder_gpu_t *gpu, ldr_gpu_copier_t *copier)
 {
-    ldr_cu_t copy = gpu->cuda->stream_sync(lane->copy);
-    ldr_cu_t kern = gpu->cuda->stream_sync(lane->kernel);
+    ldr_cu_t copy = gpu->cuda->stream_sync(copier->copy);
+    ldr_cu_t kern = gpu->cuda->stream_sync(copier->kernel);
 
     for (unsigned i = 0; i < LDR_GPU_SLOTS; i++) {
-        lane->slot[i].busy = false;
+        copier->slot[i].busy = false;
     }
     return copy != 0 ? copy : kern;
 }
 
 /* ---- lists ---- */
 
-ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t room)
+ldr_gpu_list_t ldr_gpu_list_take(larder_gpu_t *gpu, uint32_t capacity)
 {
     ldr_gpu_list_t found = {NULL, 0};
 
     ldr_mutex_lock(&gpu->lock);
     for (unsigned i = 0; i < LDR_GPU_LISTS && found.rows == NULL; i++) {
-        if (gpu->lists[i].rows != NULL && gpu->lists[i].room >= room) {
+        if (gpu->lists[i].rows != NULL && gpu->lists[i].capacity >= capacity) {
             found = gpu->lists[i];
             gpu->lists[i] = (ldr_gpu_list_t){NULL, 0};
         }
     }
     ldr_mutex_unlock(&gpu->lock);
     if (found.rows == NULL) {
-        found = (ldr_gpu_list_t){ldr_alloc(room * sizeof(*found.rows)), room};
+        found = (ldr_gpu_list_t){ldr_alloc(capacity * sizeof(*found.rows)),
+                                 capacity};
     }
     return found;
 }
@@ -224,9 +225,9 @@ void ldr_gpu_list_give(larder_gpu_t *gpu, ldr_gpu_list_t list)
 
     ldr_mutex_lock(&gpu->lock);
     for (unsigned i = 1; i < LDR_GPU_LISTS; i++) {
-        least = gpu->lists[i].room < gpu->lists[least].room ? i : least;
+        least = gpu->lists[i].capacity < gpu->lists[least].capacity ? i : least;
     }
-    if (list.rows != NULL && gpu->lists[least].room < list.room) {
+    if (list.rows != NULL && gpu->lists[least].capacity < list.capacity) {
         ldr_gpu_list_t other = gpu->lists[least];
 
         gpu->lists[least] = list;

@@ -1,6 +1,6 @@
-/* Windows of isolation=strict; window.h has their invariants, and which thread
- * may touch what. */
-#include "server/window.h"
+/* Bounce buffers of isolation=strict; bounce.h has their invariants, and which
+ * thread may touch what. */
+#include "server/bounce.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,9 +13,9 @@
 #include "server/session.h"
 
 /* Touched by the session's loop only; job threads touch the bytes of pages
- * that a request or a hold has. A window that a job still works on outlives
- * its session: users counts the jobs and the session. */
-struct ldr_window {
+ * that a request or a hold has. A bounce buffer that a job still works on
+ * outlives its session: users counts the jobs and the session. */
+struct ldr_bounce {
     ldr_server_t *server;
     ldr_server_tenant_t *tenant; /* who is charged for it */
     ldr_extent_t extent;
@@ -25,27 +25,27 @@ struct ldr_window {
     bool mapped;    /* by its client, perhaps */
 };
 
-/* What a hold in a window is: its pages. */
+/* What a hold in a bounce buffer is: its pages. */
 typedef struct strict {
-    ldr_window_t *window;
+    ldr_bounce_t *bounce;
     uint32_t page; /* first of its list */
     uint32_t length;
     uint32_t space; /* of a reservation, for counting */
 } strict_t;
 
-/* ---- the window ---- */
+/* ---- the bounce buffer ---- */
 
-larder_status_t ldr_window_create(ldr_server_t *server,
+larder_status_t ldr_bounce_create(ldr_server_t *server,
                                   ldr_server_tenant_t *tenant,
-                                  ldr_window_t **window_p)
+                                  ldr_bounce_t **bounce_p)
 {
     uint64_t bytes = server->config->options.strict_window;
-    ldr_window_t *w = ldr_alloc(sizeof(*w));
+    ldr_bounce_t *w = ldr_alloc(sizeof(*w));
 
     if (w == NULL) {
         return LARDER_E_NO_MEMORY;
     }
-    if (!ldr_server_tenant_window(server, tenant, bytes)) {
+    if (!ldr_server_tenant_bounce(server, tenant, bytes)) {
         ldr_free(w);
         return LARDER_E_LIMIT;
     }
@@ -57,28 +57,29 @@ larder_status_t ldr_window_create(ldr_server_t *server,
     if (w->next == NULL ||
         !ldr_extent_create(&w->extent, (size_t)w->page_count * LDR_PAGE) ||
         !ldr_extent_populate(&w->extent, 0, w->extent.bytes)) {
-        ldr_window_destroy(w);
+        ldr_bounce_destroy(w);
         return LARDER_E_NO_MEMORY;
     }
     for (uint32_t i = 0; i < w->page_count; i++) {
         w->next[i] = i + 1 < w->page_count ? i + 1 : LDR_NIL;
     }
-    *window_p = w;
+    *bounce_p = w;
     return LARDER_OK;
 }
 
 /* Who says that it has unmapped it, and has not, keeps no memory that is not
  * counted any more: what it touches then is its own. From who did not say so
  * nothing is taken. */
-static void window_empty(const ldr_window_t *w)
+static void bounce_empty(const ldr_bounce_t *w)
 {
     if (!w->mapped && !ldr_extent_empty(&w->extent, 0, w->extent.bytes)) {
-        ldr_warn(&w->server->log, "a window's memory is not given back: %s",
+        ldr_warn(&w->server->log,
+                 "a bounce buffer's memory is not given back: %s",
                  strerror(errno));
     }
 }
 
-void ldr_window_destroy(ldr_window_t *w)
+void ldr_bounce_destroy(ldr_bounce_t *w)
 {
     unsigned users =
         w != NULL ? __atomic_fetch_sub(&w->users, 1, __ATOMIC_ACQ_REL) : 0;
@@ -86,19 +87,19 @@ void ldr_window_destroy(ldr_window_t *w)
     LDR_ASSERT(w == NULL || users > 0);
     if (users == 1) {
         LDR_ASSERT(w->free_count == w->page_count);
-        window_empty(w);
+        bounce_empty(w);
         ldr_extent_destroy(&w->extent);
-        ldr_server_tenant_window_gone(w->server, w->tenant,
+        ldr_server_tenant_bounce_gone(w->server, w->tenant,
                                       w->server->config->options.strict_window);
         ldr_free(w->next);
         ldr_free(w);
     }
 }
 
-larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
+larder_status_t ldr_bounce_view(ldr_bounce_t *w, const ldr_extent_msg_t *want,
                                 ldr_extent_view_t *view)
 {
-    if (want->extent != LDR_WINDOW_EXTENT || want->generation != 1) {
+    if (want->extent != LDR_BOUNCE_EXTENT || want->generation != 1) {
         return ldr_fail(LARDER_E_STALE, "extent %u is not this session's",
                         want->extent);
     }
@@ -112,20 +113,20 @@ larder_status_t ldr_window_view(ldr_window_t *w, const ldr_extent_msg_t *want,
                          : ldr_fail(LARDER_E_NO_MEMORY, "no descriptor left");
 }
 
-bool ldr_window_mapped(const ldr_window_t *w)
+bool ldr_bounce_mapped(const ldr_bounce_t *w)
 {
     return w != NULL && w->mapped;
 }
 
-void ldr_window_unmapped(ldr_window_t *w)
+void ldr_bounce_unmapped(ldr_bounce_t *w)
 {
     if (w != NULL) {
         w->mapped = false;
     }
 }
 
-/* NULL: the window is full, or there is no memory. */
-static strict_t *pages_take(ldr_window_t *w, uint32_t length)
+/* NULL: the bounce buffer is full, or there is no memory. */
+static strict_t *pages_take(ldr_bounce_t *w, uint32_t length)
 {
     uint32_t count = ldr_arena_pages(length);
     strict_t *x = count <= w->free_count ? ldr_alloc(sizeof(*x)) : NULL;
@@ -139,7 +140,7 @@ static strict_t *pages_take(ldr_window_t *w, uint32_t length)
         last = w->next[last];
     }
     LDR_ASSERT(last < w->page_count);
-    x->window = w;
+    x->bounce = w;
     x->page = w->free_head;
     x->length = length;
     w->free_head = w->next[last];
@@ -150,7 +151,7 @@ static strict_t *pages_take(ldr_window_t *w, uint32_t length)
 
 static void pages_give(strict_t *x)
 {
-    ldr_window_t *w = x->window;
+    ldr_bounce_t *w = x->bounce;
     uint32_t count = 1, last = x->page;
 
     LDR_ASSERT(last < w->page_count);
@@ -166,16 +167,16 @@ static void pages_give(strict_t *x)
     ldr_free(x);
 }
 
-void ldr_window_give(ldr_window_t *w, ldr_hold_t *hold)
+void ldr_bounce_give(ldr_bounce_t *w, ldr_hold_t *hold)
 {
     const strict_t *x = hold->strict;
 
-    LDR_ASSERT(x != NULL && x->window == w);
+    LDR_ASSERT(x != NULL && x->bounce == w);
     pages_give(hold->strict);
     hold->strict = NULL;
 }
 
-uint32_t ldr_window_segs(ldr_session_t *s, uint64_t lease, ldr_seg_t *segs,
+uint32_t ldr_bounce_segs(ldr_session_t *s, uint64_t lease, ldr_seg_t *segs,
                          uint32_t max)
 {
     ldr_hold_t *hold = ldr_hold_find(s, lease, LDR_HOLD_LEASE);
@@ -189,13 +190,13 @@ uint32_t ldr_window_segs(ldr_session_t *s, uint64_t lease, ldr_seg_t *segs,
     }
     const strict_t *x = hold->strict;
     uint32_t left = x->length;
-    for (uint32_t p = x->page; left > 0; p = x->window->next[p]) {
+    for (uint32_t p = x->page; left > 0; p = x->bounce->next[p]) {
         uint32_t take = left < LDR_PAGE ? left : LDR_PAGE;
 
         if (p != end) {
             n++;
             if (n <= max) {
-                segs[n - 1] = (ldr_seg_t){LDR_WINDOW_EXTENT, 1, p, 0};
+                segs[n - 1] = (ldr_seg_t){LDR_BOUNCE_EXTENT, 1, p, 0};
             }
         }
         if (n <= max) {
@@ -207,9 +208,9 @@ uint32_t ldr_window_segs(ldr_session_t *s, uint64_t lease, ldr_seg_t *segs,
     return n;
 }
 
-/* Copies between the window's pages and pieces of the arena; gives the
+/* Copies between the bounce buffer's pages and pieces of the arena; gives the
  * checksum of what was copied. */
-static uint32_t window_copy(const strict_t *x, const struct iovec *iov,
+static uint32_t bounce_copy(const strict_t *x, const struct iovec *iov,
                             bool out)
 {
     uint32_t page = x->page, crc = 0;
@@ -217,7 +218,7 @@ static uint32_t window_copy(const strict_t *x, const struct iovec *iov,
     ldr_cursor_t at = {iov, 0};
 
     while (left > 0) {
-        uint8_t *mine = x->window->extent.base + (size_t)page * LDR_PAGE;
+        uint8_t *mine = x->bounce->extent.base + (size_t)page * LDR_PAGE;
         size_t page_left = left < LDR_PAGE ? left : LDR_PAGE;
 
         for (size_t done = 0; done < page_left;) {
@@ -230,39 +231,40 @@ static uint32_t window_copy(const strict_t *x, const struct iovec *iov,
             ldr_cursor_go(&at, some);
         }
         left -= page_left;
-        page = x->window->next[page];
+        page = x->bounce->next[page];
     }
     return crc;
 }
 
-/* ---- what a request has of the window while a job works on it ---- */
+/* ---- what a request has of the bounce buffer while a job works on it ---- */
 
 static bool works_begin(ldr_request_t *r, void (*run)(ldr_request_t *r),
                         void (*finish)(ldr_request_t *r))
 {
-    ldr_window_t *w = r->session->window;
+    ldr_bounce_t *w = r->session->bounce;
 
-    LDR_ASSERT(r->window == NULL);
+    LDR_ASSERT(r->bounce == NULL);
     __atomic_add_fetch(&w->users, 1, __ATOMIC_RELAXED);
-    r->window = w;
+    r->bounce = w;
     r->job = run;
     r->finish = finish;
     if (ldr_job(r)) {
         return true;
     }
     r->job = NULL;
-    r->window = NULL;
-    ldr_window_destroy(w);
+    r->bounce = NULL;
+    ldr_bounce_destroy(w);
     return false;
 }
 
 static void works_end(ldr_request_t *r)
 {
-    ldr_window_destroy(r->window);
-    r->window = NULL;
+    ldr_bounce_destroy(r->bounce);
+    r->bounce = NULL;
 }
 
-/* What a COMMIT that nobody carries out has of the window and the arena. */
+/* What a COMMIT that nobody carries out has of the bounce buffer and the arena.
+ */
 static void give_up(ldr_request_t *r, uint32_t i, larder_status_t why)
 {
     ldr_node_t *node = r->home->server->node;
@@ -277,11 +279,11 @@ static void give_up(ldr_request_t *r, uint32_t i, larder_status_t why)
     r->works[i] = NULL;
 }
 
-void ldr_window_forget(ldr_request_t *r)
+void ldr_bounce_forget(ldr_request_t *r)
 {
     ldr_node_t *node = r->home->server->node;
 
-    if (r->window == NULL) {
+    if (r->bounce == NULL) {
         return;
     }
     for (uint32_t i = 0; r->frame.opcode != LDR_OP_ATTACH && i < r->count;
@@ -311,7 +313,7 @@ static void job_lease(ldr_request_t *r)
             continue;
         }
         ldr_node_iov(node, r->shard_of[i], iov, LDR_READ_IOV);
-        if (window_copy(x, iov, true) != r->results[i].crc) {
+        if (bounce_copy(x, iov, true) != r->results[i].crc) {
             /* Found wrong: dropped as a load would. */
             ldr_load_check(node, &r->loads[i]);
             r->results[i] = (ldr_result_row_t){.status = LARDER_MISS,
@@ -322,7 +324,7 @@ static void job_lease(ldr_request_t *r)
     }
 }
 
-/* A lease in the window holds nothing of the arena. */
+/* A lease in the bounce buffer holds nothing of the arena. */
 static void finish_lease(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
@@ -354,11 +356,12 @@ static void finish_lease(ldr_request_t *r)
 }
 
 /* What is staged (its name has no room) stays for as long as its holder likes:
- * it leaves half of the window to loads and saves, or the loads that it is
- * staged for would wait for it. A larger shard is staged where it is alone. */
+ * it leaves half of the bounce buffer to loads and saves, or the loads that it
+ * is staged for would wait for it. A larger shard is staged where it is alone.
+ */
 static bool leaves_room(const ldr_request_t *r, uint32_t i)
 {
-    const ldr_window_t *w = r->session->window;
+    const ldr_bounce_t *w = r->session->bounce;
     uint32_t count = ldr_arena_pages(r->results[i].length);
     ldr_name_row_t name;
 
@@ -367,11 +370,11 @@ static bool leaves_room(const ldr_request_t *r, uint32_t i)
            w->free_count >= count + w->page_count / 2;
 }
 
-void ldr_window_lease(ldr_request_t *r)
+void ldr_bounce_lease(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
     ldr_node_t *node = s->server->node;
-    ldr_window_t *w = s->window;
+    ldr_bounce_t *w = s->bounce;
     bool some = false;
 
     for (uint32_t i = 0; i < r->count; i++) {
@@ -408,12 +411,12 @@ void ldr_window_lease(ldr_request_t *r)
 
 /* ---- RESERVE and COMMIT ---- */
 
-bool ldr_window_fits(const ldr_window_t *w, uint64_t length)
+bool ldr_bounce_fits(const ldr_bounce_t *w, uint64_t length)
 {
     return ldr_arena_pages(length) <= w->free_count;
 }
 
-bool ldr_window_take(ldr_window_t *w, ldr_hold_t *hold)
+bool ldr_bounce_take(ldr_bounce_t *w, ldr_hold_t *hold)
 {
     strict_t *x = pages_take(w, hold->length);
 
@@ -424,7 +427,8 @@ bool ldr_window_take(ldr_window_t *w, ldr_hold_t *hold)
     return x != NULL;
 }
 
-/* From the window into the arena, if it is what the client says it is. */
+/* From the bounce buffer into the arena, if it is what the client says it is.
+ */
 static larder_status_t bring_in(ldr_request_t *r, uint32_t i)
 {
     ldr_node_t *node = r->home->server->node;
@@ -434,7 +438,7 @@ static larder_status_t bring_in(ldr_request_t *r, uint32_t i)
 
     r->shard_of[i] = LDR_NIL; /* committed or aborted from here on */
     ldr_node_iov(node, shard, iov, LDR_READ_IOV);
-    if (window_copy(r->works[i], iov, false) != crc) {
+    if (bounce_copy(r->works[i], iov, false) != crc) {
         ldr_node_abort(node, shard);
         ldr_metrics_event(r->home->server->metrics, LDR_EVENT_CHECKSUM_MISMATCH,
                           1);
@@ -469,7 +473,7 @@ static void finish_commit(ldr_request_t *r)
     ldr_reply_results(r, false, false);
 }
 
-void ldr_window_commit(ldr_request_t *r)
+void ldr_bounce_commit(ldr_request_t *r)
 {
     if (!works_begin(r, job_commit, finish_commit)) {
         for (uint32_t i = 0; i < r->count; i++) {
