@@ -92,7 +92,7 @@ def install(server_args):
     context = types.ModuleType("sglang.srt.runtime_context")
     context.get_server_args = lambda: server_args
     torch = types.ModuleType("torch")
-    torch.arange = lambda count: Indices(range(count))
+    torch.arange = lambda *bounds: Indices(range(*bounds))
     found = {"torch": torch, storage.__name__: storage,
              context.__name__: context}
     for name in ("sglang", "sglang.srt", "sglang.srt.mem_cache"):
@@ -107,24 +107,25 @@ class HostPool:
     out: page_first has [K V][token][layer][head], page_first_direct has
     [K V][page][layer][token][head], layer_first [K V][layer][token][head]."""
 
-    dtype, head_num, head_dim = "bf16", HEADS, WIDTH
+    dtype, head_dim = "bf16", WIDTH
 
-    def __init__(self, pages, layout="page_first", page=PAGE, layers=LAYERS):
+    def __init__(self, pages, layout="page_first", page=PAGE, layers=LAYERS,
+                 heads=HEADS):
         self.page_size, self.layout, self.layers = page, layout, layers
-        self.pages = pages
-        self.half = pages * page * layers * HEADS * WIDTH
+        self.pages, self.size, self.layer_num = pages, pages * page, layers
+        self.head_num, self.row = heads, heads * WIDTH
+        self.half = pages * page * layers * self.row
         self.kv_buffer = ctypes.create_string_buffer(2 * self.half)
 
     def _row(self, part, index, layer):
         """Where a token's row of a layer begins."""
-        row = HEADS * WIDTH
         page, token = divmod(index, self.page_size)
         at = {"page_first": index * self.layers + layer,
               "page_first_direct": (page * self.layers + layer)
               * self.page_size + token,
               "layer_first": layer * self.pages * self.page_size + index,
               }[self.layout]
-        return part * self.half + at * row
+        return part * self.half + at * self.row
 
     def fill(self, index, value_of):
         """One page: value_of(part, layer, token) is the byte of a row."""
@@ -134,18 +135,18 @@ class HostPool:
                     at = self._row(part, index + token, layer)
                     row = bytes([value_of(part, layer, token)])
                     ctypes.memmove(ctypes.addressof(self.kv_buffer) + at,
-                                   row * (HEADS * WIDTH), HEADS * WIDTH)
+                                   row * self.row, self.row)
 
     def read(self, index):
         """One page: {(part, layer, token): its row}."""
         return {(part, layer, token): self.kv_buffer.raw[
             (at := self._row(part, index + token, layer)):
-            at + HEADS * WIDTH]
+            at + self.row]
             for part in range(2) for layer in range(self.layers)
             for token in range(self.page_size)}
 
     def get_page_buffer_meta(self, indices):
-        base, row = ctypes.addressof(self.kv_buffer), HEADS * WIDTH
+        base, row = ctypes.addressof(self.kv_buffer), self.row
         starts = indices.tolist()[::self.page_size]
         if self.layout == "layer_first":
             found = [base + self._row(part, at, layer) for at in starts
@@ -162,7 +163,7 @@ class HostPool:
         return Tensor(b"".join(map(ctypes.string_at, addresses, sizes)))
 
     def get_dummy_flat_data_page(self):
-        return Tensor(bytes(2 * self.page_size * self.layers * HEADS * WIDTH))
+        return Tensor(bytes(2 * self.page_size * self.layers * self.row))
 
     def set_from_flat_data_page(self, index, data_page):
         addresses, sizes = self.get_page_buffer_meta(

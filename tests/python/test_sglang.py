@@ -26,7 +26,8 @@ def args(tmp_path):
     """Of a server, with a model in its place."""
     folder = tmp_path / "a model"
     folder.mkdir()
-    (folder / "config.json").write_text('{"hidden_size": 8}')
+    (folder / "config.json").write_text(
+        '{"hidden_size": 8, "num_key_value_heads": 2}')
     (folder / "model.safetensors").write_bytes(os.urandom(4096))
     return types.SimpleNamespace(
         model_path=str(folder), revision=None, dtype="bfloat16",
@@ -409,6 +410,85 @@ def test_what_all_ranks_hold_alike_is_saved_once(make):
     assert reader.mem_pool_host.read(0) == writer.mem_pool_host.read(0)
     # Other numbers of ranks hold the same bytes.
     assert make(HostPool(2), mla=True).batch_exists(keys) == 2
+
+
+# ---- described pages ----
+
+
+LAYOUTS = ["page_first", "page_first_direct", "layer_first"]
+
+
+def sliced(make, pool, **how):
+    return make(pool, pages="slices", **how)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("other", LAYOUTS)
+def test_slices_between_layouts(make, layout, other):
+    """What lies in memory in one order is loaded in the other: every row of
+    every layer, into pages 2 to 5, and nothing else is written."""
+    source, target = filled(4, layout), HostPool(8, other)
+    keys = keys_of(4)
+    writer = sliced(make, source)
+    assert writer.batch_set_v1(keys, indices(*range(4))) == [True] * 4
+    assert writer.batch_exists(keys) == 4
+    reader = sliced(make, target)
+    assert reader.batch_exists(keys) == 4
+    assert reader.batch_get_v1(keys, indices(2, 3, 4, 5)) == [True] * 4
+    for i in range(4):
+        assert target.read((i + 2) * PAGE) == source.read(i * PAGE)
+    for page in (0, 1, 6, 7):
+        assert not any(map(any, target.read(page * PAGE).values()))
+
+
+def test_slices_between_tensor_parallel_sizes(make):
+    """Two ranks with a head each, and one that has both."""
+    keys = keys_of(3)
+    halves = [filled(3, seed=1 + 50 * rank, heads=1) for rank in range(2)]
+    ranks = [sliced(make, halves[r], tp=(r, 2)) for r in range(2)]
+    assert all(ranks[0].batch_set_v1(keys, indices(0, 1, 2)))
+    assert ranks[0].batch_exists(keys) == 0  # half of it
+    assert all(ranks[1].batch_set_v1(keys, indices(0, 1, 2)))
+    assert ranks[1].batch_exists(keys) == 3
+    whole = HostPool(3, "page_first_direct")
+    one = sliced(make, whole)
+    assert one.batch_get_v1(keys, indices(0, 1, 2)) == [True] * 3
+    for page in range(3):
+        low, high = (half.read(page * PAGE) for half in halves)
+        assert whole.read(page * PAGE) == {
+            at: low[at] + high[at] for at in low}
+
+
+def test_a_slice_that_is_gone(make, shared, sglang):
+    source, target = filled(8), HostPool(8)
+    needle = os.urandom(16)
+    source.kv_buffer[5 * PAGE * 3 * 64:5 * PAGE * 3 * 64 + 16] = needle
+    keys = keys_of(8)
+    writer, reader = sliced(make, source), sliced(make, target)
+    about = sglang.HiCacheStorageExtraInfo(prefix_keys=keys_of(3, "before"))
+    assert all(writer.batch_set_v1(keys, indices(*range(8)), about))
+    assert writer.batch_exists(keys) == 8
+    assert all(reader.batch_get_v1(keys, indices(*range(8)), about))
+    assert flip(shared.pid, needle) == 1
+    got = reader.batch_get_v1(keys, indices(*range(8)), about)
+    assert got == [True] * 4 + [False] * 4  # page 5 is damaged
+    assert target.read(3 * PAGE) == source.read(3 * PAGE)
+    assert reader.batch_get_v1(keys_of(2, "x"), indices(0, 1)) == [False] * 2
+
+
+def test_slices_are_no_ranks_pages(make):
+    keys = keys_of(2)
+    save(make(filled(2)), keys, 0, 1)
+    assert sliced(make, HostPool(2)).batch_exists(keys) == 0
+
+
+@pytest.mark.parametrize("pool, how, text", [
+    (HostPool(2), dict(tp=(0, 2)), "2 KV heads each do not divide"),
+    (HostPool(2), dict(mla=True), "latent attention"),
+    (HostPool(2), dict(pp=(0, 2)), "pipeline")])
+def test_slices_that_cannot_be(make, pool, how, text):
+    with pytest.raises(_lib.LarderError, match=text):
+        sliced(make, pool, **how)
 
 
 # ---- several pools ----

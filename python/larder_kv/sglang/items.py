@@ -37,10 +37,8 @@ class Result:
 
     __slots__ = ("status", "cause", "length")
 
-    def __init__(self, item: tuple[int, ...]):
-        self.status = item[_STATUS]
-        self.cause = item[_CAUSE]
-        self.length = item[_LENGTH]
+    def __init__(self, status: int, cause: int, length: int = 0):
+        self.status, self.cause, self.length = status, cause, length
 
 
 class Batch:
@@ -86,7 +84,8 @@ class Batch:
                     self._depth + i, 0, self._shard,
                     at + 16 * each * i if each else 0, each, 0, 0, 0, 0, 0)
             space.run(op, items, timeout_ms)
-            found += map(Result, _ITEM.iter_unpack(items))
+            found += [Result(item[_STATUS], item[_CAUSE], item[_LENGTH])
+                      for item in _ITEM.iter_unpack(items)]
         return found
 
 

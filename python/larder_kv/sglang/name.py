@@ -81,6 +81,15 @@ def fingerprint(path: str, revision: str | None, named: str,
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def kv_heads(args: Any) -> int | None:
+    """Of the model, by its config.json."""
+    path, revision = args.model_path, getattr(args, "revision", None)
+    found = _config(path if os.path.exists(path) else snapshot(path, revision))
+    text = found.get("text_config", found)
+    heads = text.get("num_key_value_heads", text.get("num_attention_heads"))
+    return heads if isinstance(heads, int) else None
+
+
 def of_engine(args: Any, weights: str) -> dict[str, Any]:
     """What all pools of an engine have in common."""
     given = {name: str(value) for name in ARGUMENTS

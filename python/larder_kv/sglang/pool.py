@@ -40,7 +40,7 @@ class Pool:
         """flat: SGLang gives and takes pages as tensors, by itself."""
         self.pool, self.name = pool, name
         self.page_tokens = int(pool.page_size)
-        self.place = place
+        self.shard, self.shards = place.shard, place.shards
         sizes = [] if flat else self._probe()
         # Without pieces pages go by way of a flat tensor, made here.
         self.flat = flat or not sizes
@@ -79,7 +79,7 @@ class Pool:
 
     def exists(self, keys: Sequence[str], timeout_ms: int) -> list[bool]:
         """Of each page, whether this rank's part is there."""
-        found = Batch(keys, self.place.shard).run(
+        found = Batch(keys, self.shard).run(
             self.space, _lib.OP_EXISTS, timeout_ms)
         return [one.status == _lib.OK for one in found]
 
@@ -113,14 +113,14 @@ class Pool:
 
     def get_tensors(self, keys: Sequence[str], pages: Sequence[Any],
                     timeout_ms: int) -> list[Result]:
-        batch = Batch(keys, self.place.shard)
+        batch = Batch(keys, self.shard)
         return self._checked(batch, _lib.OP_GET, timeout_ms,
                              [tensor_piece(page) for page in pages])
 
     def put_tensors(self, keys: Sequence[str], pages: Sequence[Any],
                     before: tuple[int, bytes],
                     timeout_ms: int) -> list[Result]:
-        batch = Batch(keys, self.place.shard, before)
+        batch = Batch(keys, self.shard, before)
         return self._checked(batch, _lib.OP_PUT, timeout_ms,
                              [tensor_piece(page) for page in pages])
 
@@ -130,7 +130,7 @@ class Pool:
     def _run(self, op: int, keys: Sequence[str], indices: Any,
              before: tuple[int, bytes], timeout_ms: int) -> list[Result]:
         addresses, sizes = self.pool.get_page_buffer_meta(indices)
-        return self._checked(Batch(keys, self.place.shard, before), op,
+        return self._checked(Batch(keys, self.shard, before), op,
                              timeout_ms, list(zip(addresses, sizes)))
 
     def _checked(self, batch: Batch, op: int, timeout_ms: int,

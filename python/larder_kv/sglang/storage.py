@@ -25,6 +25,7 @@ from larder_kv.engine import hold, mover
 from larder_kv.sglang import name as names
 from larder_kv.sglang.items import Result, digests
 from larder_kv.sglang.pool import GOOD_PUT, Place, Pool
+from larder_kv.sglang.sliced import Sliced
 
 logger = logging.getLogger("larder")
 
@@ -34,8 +35,8 @@ PLACE = "larder: --hicache-storage-backend-extra-config"
 SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1",
            "allocator", "tp_lcm_size")
 SGLANGS_BEGIN = ("prefetch_", "hicache_")
-USED = ("url", "secret_file", "weights", "lookup_ms", "load_ms", "save_ms",
-        "node_dram", "node_dram_start", "node_ssd", "node_dir", "node_idle_s")
+USED = ("url", "secret_file", "weights", "pages", "lookup_ms", "load_ms",
+        "save_ms", "node_dram", "node_dram_start", "node_ssd", "node_dir", "node_idle_s")
 CLOSE_SECONDS = 15.0  # that close() waits for calls under way
 TOLD_MAX = 64  # requests of which the node has not been told yet
 QUIET_SECONDS = 10.0  # between two warnings of a kind
@@ -135,8 +136,13 @@ class LarderStorage(HiCacheStorage):
         # The state of Mamba layers is divided among the ranks even where
         # their KV is not.
         replicated = self._config.is_mla_model and name != MAMBA
-        added = Pool(pool, name, flat, Place(self._config, replicated),
-                     self._engine, names.label_of(self._args, name), self.node)
+        label = names.label_of(self._args, name)
+        if name == KV and not flat and self.options.pages == "slices":
+            added: Pool = Sliced(pool, self._config, self._engine,
+                                 names.kv_heads(self._args), label, self.node)
+        else:
+            added = Pool(pool, name, flat, Place(self._config, replicated),
+                         self._engine, label, self.node)
         if name in self._pools:
             self._pools[name].close()
         self._pools[name] = added
@@ -148,7 +154,7 @@ class LarderStorage(HiCacheStorage):
                         "%d of %d of %s", self.node.url, name,
                         pool.page_tokens,
                         "by way of a tensor" if pool.flat else "in place",
-                        pool.place.shard, pool.place.shards,
+                        pool.shard, pool.shards,
                         pool.descriptor.decode())
 
     # ---- lookups ----
