@@ -8,7 +8,8 @@ export JOBS
 .PHONY: help run demo serve build test test-core test-one test-vllm test-gpu \
         test-shared vllm-drift bench bench-gpu bench-vllm check coverage \
         format tidy install wheel clean deps-build deps-test deps-shared \
-        deps-check deps-wheel deps-vllm test-lmcache bench-lmcache
+        deps-check deps-wheel deps-vllm test-lmcache bench-lmcache \
+        test-sglang deps-sglang
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -43,6 +44,9 @@ ifeq ($(VERSIONS),all)
 else
 	@scripts/run-tests release --vllm $(VERSIONS)
 endif
+
+test-sglang: deps-test deps-sglang ## real SGLang on the CPU; ARGS=FILE
+	@scripts/run-sglang-tests $(ARGS)
 
 test-gpu: build ## what needs a GPU, and PyTorch for CUDA; PYTHON=python3
 	@LARDER_BUILD=$(CURDIR)/build/release $(or $(PYTHON),python3) -B -m pytest \
@@ -97,5 +101,6 @@ wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 clean: ## removes build/
 	rm -rf build
 
-deps-build deps-test deps-shared deps-check deps-wheel deps-vllm: deps-%:
+deps-build deps-test deps-shared deps-check deps-wheel deps-vllm \
+deps-sglang: deps-%:
 	@scripts/install-deps $*

@@ -25,7 +25,7 @@ from larder_kv._structs import (LOG_FN, AnnounceParams, ChainParams,
                                 StageParams, Table, TOKEN_BYTES, constant,
                                 match_type, stats_type)
 
-OK, PRESENT, MISS = 0, 1, 2
+OK, PRESENT, MISS, DECLINED = 0, 1, 2, 4
 E_FULL, E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -5, -6, -68, -69, -64
 E_NO_MEMORY, E_TIER_OFF, E_IO = -60, -61, -62
 E_INVALID, E_SIZE, E_UNSUPPORTED = -1, -2, -12
@@ -329,14 +329,18 @@ class Layout:
     def __init__(self, chunk_tokens: int, groups: Sequence[Group],
                  regions: Sequence[Region] = (), block_count: int = 0,
                  gpu: Gpu | None = None, pages: Sequence[Pages] = (),
-                 model_layers: int = 0):
+                 model_layers: int = 0,
+                 null_block: int | None = NULL_BLOCK):
+        """null_block: an id that stands for no block; None: there is none."""
         params = LayoutParams(
-            field_mask=1 | (2 if gpu is not None else 0) | (4 if pages else 0),
+            field_mask=((1 if null_block is not None else 0)
+                        | (2 if gpu is not None else 0)
+                        | (4 if pages else 0)),
             gpu=gpu._handle if gpu is not None else None,
             chunk_tokens=chunk_tokens, block_count=block_count,
             regions=(Region * len(regions))(*regions),
             region_count=len(regions), groups=(Group * len(groups))(*groups),
-            group_count=len(groups), null_block=NULL_BLOCK,
+            group_count=len(groups), null_block=null_block or 0,
             pages=(Pages * len(pages))(*pages), model_layers=model_layers)
         self._handle = c_void_p()
         check(library().larder_layout_create(byref(params),
