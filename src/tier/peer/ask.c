@@ -19,9 +19,6 @@
  */
 static ldr_peer_node_t *hinted(const ldr_peers_t *p, const ldr_query_t *ask)
 {
-<<<<<<< HEAD
-    return ask->member[0] != '\0' ? ldr_peers_named(p, ask->member) : NULL;
-=======
     const char *port = strrchr(ask->member, ':');
     size_t host = port != NULL ? (size_t)(port - ask->member) + 1 : 0;
     ldr_peer_node_t *there = NULL;
@@ -43,7 +40,6 @@ static ldr_peer_node_t *hinted(const ldr_peers_t *p, const ldr_query_t *ask)
         }
     }
     return count == 1 ? there : NULL;
->>>>>>> lmc
 }
 
 bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_query_t *ask,
