@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         size_t room = 200 + (size_t)line.count * 24;
         char *text = malloc(room);
 
-        require(line.count <= line.room && line.count <= LDR_LINE_IDS_MAX);
+        require(line.count <= line.capacity && line.count <= LDR_LINE_IDS_MAX);
         require(line.count <= bytes);
         require(text != NULL);
         require(ldr_line_parse(&again, text, compose(&line, text, room)) ==

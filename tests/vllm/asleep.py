@@ -48,8 +48,8 @@ def _call(name, *args):
 
 def sleep(llm, mode="abort", clear=True, soon=()):
     """soon: functions of other files, [file, name] each, that are called when
-    it has begun to let go of its memory. Answers what the worker still did
-    then, and what it does now."""
+    it has begun to let go of its memory. Answers the loads under way before
+    that, and those when the connector said that it has let go."""
     core, worker = _core(llm), watch._worker(llm)
     assert core.pause_scheduler(mode, clear_cache=clear) is None
     _gone[:] = _pages(worker)
@@ -57,12 +57,13 @@ def sleep(llm, mode="abort", clear=True, soon=()):
     timer = threading.Timer(0.3, _run, args=(llm, soon))
     timer.start()
     _connector().unregister_kv_caches()
+    found = {"busy": busy, "loading": worker._loading,
+             "pages": sum(size for _, size in _gone)}
     timer.join()
     for first, size in _gone:
         _call("madvise", first, size, MADV_DONTNEED)
         _call("mprotect", first, size, PROT_NONE)
-    return {"busy": busy, "loading": worker._loading,
-            "pages": sum(size for _, size in _gone)}
+    return found
 
 
 def _run(llm, calls):
