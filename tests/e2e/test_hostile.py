@@ -498,7 +498,7 @@ def other_cases():
         yield Case(f"stage mask {mask}", w.STAGE,
                    stage_body(0, [K], mask=mask), w.E_UNSUPPORTED)
     token = bytes(range(16))
-    for places in ([(0, 0, 0)], [(65535, 65535, 2**32 - 1)] * 4096):
+    for places in ([(0, 0, 0)], [(255, 65535, 2**32 - 1)] * 4096):
         yield Case(f"{len(places)} places of no token", w.LEASE,
                    places_body(0, token, places),
                    [w.E_INVALID if p[0] > 63 else w.MISS for p in places])
