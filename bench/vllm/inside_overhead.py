@@ -184,7 +184,7 @@ def mark(llm):
     import torch
 
     if _worker()._huge is not None:
-        _worker()._huge.wait(60)
+        _worker()._huge.wait(120)
     for t in {t.data_ptr(): t for t in _worker()._caches.values()}.values():
         flat = torch.arange(t.numel(), dtype=torch.int32).view(t.shape)
         t.copy_((flat * 2654435761 >> 12) % 4099)

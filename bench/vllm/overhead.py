@@ -5,12 +5,15 @@
 
 Parts: steps (scheduler time on a miss, on a hit of 1,000 chunks, and at an
 arrival), copies (saves and loads beside `larder bench`), turns (requests that
-need nothing of Larder, by engines with and without the connector in turns).
-Needs scripts/vllm-env and make build.
+need nothing of Larder, by engines with and without the connector in turns),
+starts (an engine's first seconds). turns takes LARDER_SECONDS (240) and the
+start of two engines, starts ten starts and two minutes. Needs scripts/vllm-env
+and make build.
 """
 import argparse
 import contextlib
 import ctypes
+import itertools
 import json
 import mmap
 import os
@@ -33,7 +36,9 @@ VERSION = "0.32.0"
 STEP = 4096  # tokens that a step computes, and saves, at most
 MEMBERS_OF_STEP = ("schedule", "tokens", "requests", "new")
 CHUNKS, COPY_ROUNDS = (128, 256, 512), 5
-TURNS = int(os.environ.get("LARDER_TURNS", "60"))
+TURN_SECONDS = int(os.environ.get("LARDER_SECONDS", "240"))
+NEW_EACH = 4  # turns: prompts that nobody has take ten times as long
+STARTS, START_SECONDS, EARLY_SECONDS = 3, 12, 3
 TURN_TOKENS, TURN_BATCH, TURN_ANSWER = 2900, 8, 8
 
 
@@ -399,8 +404,15 @@ def part_turns():
             "without": stack.enter_context(engine(None, False, **args)),
             "with Larder": stack.enter_context(engine(
                 node.url(), options=dict.fromkeys(rig.PATIENT), **args))}
-        for number in range(-2, TURNS):
+        end = None
+        for number in itertools.count(-2):
+            if number == 0:
+                end = time.monotonic() + TURN_SECONDS
+            if end is not None and time.monotonic() >= end:
+                break
             for kind, rounds in found.items():
+                if kind == "new" and number > 0 and number % NEW_EACH:
+                    continue
                 for name in list(rounds)[::1 if number % 2 else -1]:
                     if kind == "own" and number == -2:  # computed, then had
                         for i in range(1 + TURN_BATCH):
@@ -437,14 +449,69 @@ def turns_table(found):
                                            for r in rate),
             f"{middle(less):+.1f} % ({less[len(less) // 4]:+.1f} … "
             f"{less[3 * len(less) // 4]:+.1f})", "≥ −2 %"))
-    return lines + ["", f"Medians of {TURNS} turns of each; in brackets the "
-                    "middle half. Load of the machine meanwhile: "
-                    f"{min(found['load'])} to {max(found['load'])}."]
+    own, new = (len(found["turns"][kind]["without"])
+                for kind in ("own", "new"))
+    return lines + ["", f"Medians of {own} turns of each, of {new} with new "
+                    "prompts; in brackets the middle half. Load of the machine "
+                    f"meanwhile: {min(found['load'])} to "
+                    f"{max(found['load'])}."]
+
+
+# ---- an engine's first seconds ----
+
+
+def first_seconds(one, hits):
+    """Requests from the end of the engine's start on: (seconds since then,
+    milliseconds to the first token). hits: of a prompt that the store has and
+    vLLM's own cache has not; else of new ones."""
+    began, found = time.perf_counter(), []
+    for i in itertools.count():
+        at = time.perf_counter() - began
+        if at >= START_SECONDS:
+            return found
+        ids = rig.prompt("stored" if hits else f"{began} {i}", TURN_TOKENS)
+        answer = one.generate([ids], max_tokens=1, logprobs=None)[0]
+        wanted = rig.whole(TURN_TOKENS - 1, 256) if hits else 0
+        if answer["cached"] == wanted:  # else it was declined, and computed
+            found.append((at, answer["ttft"] * 1000))
+        one.reset_prefix_cache()
+
+
+def part_starts():
+    """Engines that have just been started, in turns: one that hits, one that
+    computes with the connector, one without it."""
+    found = {"hits": [], "new": [], "without": []}
+    args = dict(max_num_batched_tokens=STEP, max_model_len=16384)
+    with rig.node(dram="1G") as node:
+        with engine(node.url(), **args) as one:
+            one.ask_one(rig.prompt("stored", TURN_TOKENS))
+        for _ in range(STARTS):
+            for name, times in found.items():
+                with engine(node.url(), name != "without", **args) as one:
+                    times.append(first_seconds(one, name == "hits"))
+    return {"starts": found, "load": load()}
+
+
+def starts_table(found):
+    lines = [row("prompts of 2,900 tokens, first token",
+                 f"in the first {EARLY_SECONDS} s", "the slowest", "later"),
+             row("---", *["---:"] * 3)]
+    for name, text in (("hits", "a hit"), ("new", "computed, with Larder"),
+                       ("without", "computed, without")):
+        times = [one for rounds in found["starts"][name] for one in rounds]
+        early = [ms for at, ms in times if at < EARLY_SECONDS]
+        late = [ms for at, ms in times if at >= EARLY_SECONDS]
+        lines.append(row(text, *(f"{f(v):.0f} ms" for f, v in (
+            (middle, early), (lambda v: max(v, default=0), early),
+            (middle, late)))))
+    return lines + ["", f"{STARTS} starts of each, in turns. Load of the "
+                    f"machine: {found['load']}."]
 
 
 PARTS = {"steps": (part_steps, steps_table),
          "copies": (part_copies, copies_table),
-         "turns": (part_turns, turns_table)}
+         "turns": (part_turns, turns_table),
+         "starts": (part_starts, starts_table)}
 
 
 def main():

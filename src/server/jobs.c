@@ -4,7 +4,8 @@
  *
  * Invariants, all under job_lock
  *  1. The list from job_head has job_queued requests, QUEUE_MAX at most;
- *     job_end leads to its last link. A tenant's jobs_queued of them are its.
+ *     job_end leads to its last link. A tenant's jobs_queued of them are its,
+ *     and the metric larder_jobs_queued is job_queued.
  *  2. job_waiting of the job_count threads run what may wait for a disk, of
  *     which job_flushes are flushes; a tenant's jobs_waiting of them are its.
  *  3. A request is in the list, or with one thread, or its loop's again.
@@ -113,8 +114,20 @@ bool ldr_jobs_check(const ldr_server_t *server)
     }
     return *link == NULL && link == server->job_end &&
            count == server->job_queued &&
+           count == (uint64_t)__atomic_load_n(
+                        &server->metrics->levels[LDR_LEVEL_JOBS_QUEUED],
+                        __ATOMIC_RELAXED) &&
            server->job_waiting <= server->job_count &&
            server->job_flushes <= server->job_waiting;
+}
+
+/* The metric too: counted after the lock is released, a thread that takes the
+ * job at once would show -1 for a moment. */
+static void count_queued(ldr_server_t *server, int64_t by)
+{
+    LDR_HELD(&server->job_lock);
+    server->job_queued += (uint64_t)by;
+    ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, by);
 }
 
 /* Takes it; NULL: none. */
@@ -134,7 +147,7 @@ static ldr_request_t *job_take(ldr_server_t *server)
         server->job_end = link;
     }
     LDR_ASSERT(server->job_queued > 0);
-    server->job_queued--;
+    count_queued(server, -1);
     if (r->tenant != NULL) {
         LDR_ASSERT(r->tenant->jobs_queued > 0);
         r->tenant->jobs_queued--;
@@ -181,7 +194,6 @@ static void *job_main(void *arg)
         }
         r->ran = !server->job_stop; /* at the end those that wait do not */
         ldr_mutex_unlock(&server->job_lock);
-        ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, -1);
         if (r->ran) {
             ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_RUNNING, 1);
             r->job(r);
@@ -228,12 +240,11 @@ bool ldr_job(ldr_request_t *r)
         }
         *server->job_end = r;
         server->job_end = &r->job_next;
-        server->job_queued++;
+        count_queued(server, 1);
         pthread_cond_signal(&server->job_wake);
     }
     ldr_mutex_unlock(&server->job_lock);
     if (room) {
-        ldr_metrics_level(server->metrics, LDR_LEVEL_JOBS_QUEUED, 1);
         ldr_request_wait(r);
     }
     return room;

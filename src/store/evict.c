@@ -3,6 +3,7 @@
 #include "store/store_int.h"
 
 #define TRANSIENT_LOOK 8u
+#define VOID_LOOK 1024u
 
 /* Pins within the tenant's budget; over it the chunk is simply not pinned. */
 void ldr_pin(ldr_store_t *s, uint32_t chunk, uint32_t bytes)
@@ -185,12 +186,40 @@ static uint32_t oldest_pinned(const ldr_store_t *s, const ldr_tenant_t *t)
     return chunk;
 }
 
+/* Nobody finds again what a reset made void, so it goes before all that the
+ * policy has. Each slot is looked at once after a reset, VOID_LOOK of them a
+ * call. One that is held is freed with its last hold. */
+bool ldr_void_free(ldr_store_t *s, uint32_t tenant)
+{
+    ldr_tenant_t *t = &s->tenants[tenant];
+
+    ldr_store_held(s);
+    for (uint32_t i = 0; i < VOID_LOOK && t->void_next < t->void_end; i++) {
+        const ldr_chunk_t *c = &s->chunks[t->void_next++];
+        const ldr_space_t *space = &s->spaces[c->space];
+
+        if (c->entry != LDR_NIL && space->tenant == tenant &&
+            c->epoch != space->epoch) {
+            bool held = c->holds > 0;
+
+            ldr_store_forget(s, c->entry);
+            if (!held) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 bool ldr_store_evict(ldr_store_t *s, uint32_t tenant)
 {
     const ldr_tenant_t *t = &s->tenants[tenant];
-    uint32_t chunk = transient_victim(s, t, true);
 
     ldr_store_held(s);
+    if (ldr_void_free(s, tenant)) {
+        return true;
+    }
+    uint32_t chunk = transient_victim(s, t, true);
     if (chunk == LDR_NIL) {
         chunk = s->policy->victim(t->policy);
     }

@@ -451,7 +451,8 @@ static uint32_t pages_for(ldr_store_t *s, making_t *m, const ldr_reserve_t *r)
         return ldr_arena_keep(&s->arena, m->tenant, r->pages, count);
     }
     while ((page = ldr_arena_take(&s->arena, m->tenant, count)) == LDR_NIL) {
-        if (ldr_arena_claim(&s->arena, m->tenant, true)) {
+        if (ldr_arena_claim(&s->arena, m->tenant, true) ||
+            ldr_void_free(s, m->tenant)) {
             continue;
         }
         if (m->ask && !is_worth(s, m->tenant, m->entry, r)) {

@@ -192,6 +192,9 @@ typedef struct ldr_tenant {
     uint32_t transient_pages;                /* of the transient ones */
     uint64_t pinned_bytes;
     uint32_t held_chunks;
+    /* Slots of chunks among which a reset may have left some of the tenant's
+     * that are void, and were not looked at since. */
+    uint32_t void_next, void_end;
     bool asks;         /* it has asked for memory, and so has a share */
     uint32_t share;    /* extents that others cannot ask it for */
     uint64_t asked_ns; /* when it last asked another for one; the node's */

@@ -19,3 +19,5 @@ void ldr_transient_add(ldr_store_t *s, uint32_t chunk);
 void ldr_transient_remove(ldr_store_t *s, ldr_chunk_t *c);
 /* Whether there is room for so many pages more of them. */
 bool ldr_transient_fits(const ldr_store_t *s, uint32_t tenant, uint32_t pages);
+/* Frees a chunk of the tenant that a reset made void. False: none was seen. */
+bool ldr_void_free(ldr_store_t *s, uint32_t tenant);

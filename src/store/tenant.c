@@ -143,6 +143,10 @@ void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch)
         s->tenants[sp->tenant].disk_bytes[i] -= sp->disk_bytes[i];
     }
     sp->epoch = epoch;
+    if (sp->tenant != LDR_NIL) {
+        s->tenants[sp->tenant].void_next = 0;
+        s->tenants[sp->tenant].void_end = s->chunk_top;
+    }
     if (s->changes != NULL) {
         s->changes->missed = true;
     }

@@ -236,8 +236,10 @@ static inline int daemon_stop(test_daemon_t *d, int signal)
     int status = 0;
 
     if (d->pid > 0) {
-        kill(d->pid, signal);
+        /* Not after it: SIGCONT takes back the SIGSTOP by which LeakSanitizer
+         * stops a process that ends, and it would wait for ever. */
         kill(d->pid, SIGCONT);
+        kill(d->pid, signal);
         while (waitpid(d->pid, &status, 0) < 0 && errno == EINTR) {
         }
     }

@@ -28,7 +28,8 @@
 
 /* Of 4 MiB of DRAM: KEPT are all there at once, KEPT and MORE are not. */
 #define OPTIONS                                                                \
-    "dram=4M&ssd=48M&segment=2M&retry_ms=5&sync_ms=5&io_depth=4&io_threads=4"
+    "dram=4M&ssd=48M&segment=2M&retry_ms=5&sync_ms=5&io_depth=4&io_threads=4"  \
+    "&timeout_ms=120000" /* a busy machine is no failure */
 enum { OLD = 12, KEPT = 20, MORE = 40, REMOVED = 4, RESET = 4 };
 enum { OLD_AT = 100, KEPT_AT = 200, MORE_AT = 300, RESET_AT = 400, LAST_AT };
 #define BYTES_MIN 40000u

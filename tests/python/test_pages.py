@@ -3,6 +3,8 @@ import ctypes
 import mmap
 import pathlib
 import re
+import threading
+import types
 
 import pytest
 
@@ -65,6 +67,37 @@ def test_put_together(memory):
     first, end = pages._whole(memory.base, SIZE)
     assert memory.huge() >= (end - first) // 2  # memory may be short of them
     memory.check()
+    one.close()
+
+
+class Clock:
+    """Every look at it is a second later."""
+
+    def __init__(self):
+        self.now = 0
+
+    def monotonic(self):
+        self.now += 1
+        return self.now
+
+
+@pytest.mark.skipif(not can_collapse(), reason="not on this kernel")
+def test_rests(memory, monkeypatch):
+    """Nine times as long as each call took."""
+    rests = []
+
+    class Stop(threading.Event):
+        def wait(self, seconds):
+            rests.append(seconds)
+            return len(rests) == 3  # as if close() had come
+
+    monkeypatch.setattr(pages, "time", Clock())
+    monkeypatch.setattr(pages, "STEP", pages.HUGE)
+    monkeypatch.setattr(pages, "threading", types.SimpleNamespace(
+        Event=Stop, Thread=threading.Thread))
+    one = pages.Huge([(memory.base, SIZE)])
+    assert one.wait(60)
+    assert rests == [9, 9, 9]
     one.close()
 
 

@@ -12,6 +12,7 @@
 #define STACK_BYTES ((size_t)512 << 10)
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -138,6 +139,17 @@ static thread_t *thread_new(sim_net_t *net)
     return t;
 }
 
+/* A thread's last frames never return, and ASan would have their variables for
+ * poisoned, whatever is at these addresses next. */
+static void stack_clean(const thread_t *t)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(t->stack, STACK_BYTES);
+#else
+    (void)t;
+#endif
+}
+
 static thread_t *start(sim_net_t *net, void *(*run)(void *), void *run_arg)
 {
     pthread_mutex_lock(&net->lock);
@@ -150,6 +162,7 @@ static thread_t *start(sim_net_t *net, void *(*run)(void *), void *run_arg)
         fprintf(stderr, "simulation: too many threads\n");
         abort();
     }
+    stack_clean(t);
     t->run = run;
     t->arg = run_arg;
     getcontext(&t->context);
@@ -294,6 +307,7 @@ void sim_threads_close(sim_net_t *net)
 {
     for (unsigned i = 0; i < net->thread_count; i++) {
         if (net->threads[i].stack != NULL) {
+            stack_clean(&net->threads[i]);
             munmap(net->threads[i].stack, STACK_BYTES);
         }
     }

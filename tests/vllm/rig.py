@@ -158,19 +158,25 @@ def fresh(one):
 class Counted:
     """vLLM's own counters of what happened inside `with`: queries (tokens
     that the connector was asked for), external (of these: hits), local (hits
-    of the engine's own cache), computed (prompt tokens that were prefilled)."""
+    of the engine's own cache), computed (prompt tokens that were prefilled),
+    sources (of external, by tier; None: this vLLM does not count that)."""
 
     NAMES = {"queries": "vllm:external_prefix_cache_queries",
              "external": "vllm:external_prefix_cache_hits",
              "local": "vllm:prefix_cache_hits",
              "prompt": "vllm:prompt_tokens"}
+    SOURCE = 'vllm:prompt_tokens_cached_by_source{"source": "%s"}'
+    SOURCES = ("host", "disk", "p2p", "external_unspecified")
 
     def __init__(self, one):
         self._engine = one
 
     def _read(self):
         counters = self._engine.counters()
-        return {k: counters.get(v, 0) for k, v in self.NAMES.items()}
+        self._tells = self.SOURCE % "host" in counters
+        return {k: counters.get(v, 0) for k, v in [
+            *self.NAMES.items(),
+            *((source, self.SOURCE % source) for source in self.SOURCES)]}
 
     def __enter__(self):
         self._before = self._read()
@@ -178,18 +184,25 @@ class Counted:
 
     def __exit__(self, kind, *_):
         if kind is None:
-            for name, value in self._read().items():
-                setattr(self, name, int(value - self._before[name]))
+            found = {name: int(value - self._before[name])
+                     for name, value in self._read().items()}
+            for name in self.NAMES:
+                setattr(self, name, found[name])
             self.computed = self.prompt - self.external - self.local
+            self.sources = {name: found[name] for name in self.SOURCES
+                            if found[name]} if self._tells else None
 
 
-def hit(one, ids, wanted, **args):
+def hit(one, ids, wanted, source=None, **args):
     """The answer to a prompt of which `wanted` tokens come from Larder, and
-    none from what the engine itself had. Checked by vLLM's own counters."""
+    none from what the engine itself had. Checked by vLLM's own counters.
+    source: the tier that all of it comes from, in vLLM's words."""
     fresh(one)
     with Counted(one) as counted:
         answer = one.ask_one(ids, **args)
     assert counted.external == wanted, one.larder_lines()
+    if source is not None and counted.sources is not None:
+        assert counted.sources == {source: wanted}
     assert counted.local == 0
     assert counted.computed == len(ids) - wanted
     assert answer["cached"] == wanted

@@ -132,19 +132,28 @@ def came(one, request):
 TOKENS = tokens_of(1, 1100)
 
 
-def saves(one, request):
-    """Of a step that computes its whole prompt."""
+def saves(one, request, computed=0):
+    """Of a step that computes the rest of its prompt."""
     new = SimpleNamespace(
-        req_id=request.request_id, num_computed_tokens=0,
+        req_id=request.request_id, num_computed_tokens=computed,
         block_ids=(list(range(1, 1 + BLOCKS)),))
-    out = SimpleNamespace(
-        num_scheduled_tokens={new.req_id: request.num_tokens},
-        scheduled_spec_decode_tokens={}, scheduled_new_reqs=[new],
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[], new_block_ids=[], num_computed_tokens=[],
-            resumed_req_ids=set()),
-        total_num_scheduled_tokens=request.num_tokens)
-    return one.build(out).saves
+    return _step(one, request.request_id, request.num_tokens - computed, [new])
+
+
+def later(one, request):
+    """Of a step that computes one token more."""
+    return _step(one, request.request_id, 1, [], req_ids=[request.request_id],
+                 new_block_ids=[None],
+                 num_computed_tokens=[request.num_tokens])
+
+
+def _step(one, name, tokens, new, **cached):
+    return one.build(SimpleNamespace(
+        num_scheduled_tokens={name: tokens}, scheduled_spec_decode_tokens={},
+        scheduled_new_reqs=new, scheduled_cached_reqs=SimpleNamespace(
+            **dict(dict(req_ids=[], new_block_ids=[], num_computed_tokens=[],
+                        resumed_req_ids=set()), **cached)),
+        total_num_scheduled_tokens=tokens)).saves
 
 
 def scheduled(one, *names):
@@ -646,6 +655,44 @@ def test_what_the_store_has_lost_is_saved_again(side, staged):
     [move] = saves(one, request)
     assert (move.begin, move.end) == (0, end * one.model.chunk_tokens)
     assert not staged
+
+
+def test_what_vllm_has_is_not_saved_before_its_lookup_ends(side, monkeypatch):
+    """vLLM schedules such a request at once. A later step saves what the store
+    turns out to have lost; here all of it."""
+    one = side()
+    goes = threading.Event()
+    match = _lib.Space.match
+
+    def slow(*given):
+        assert goes.wait(LONG)
+        return match(*given)
+
+    monkeypatch.setattr(_lib.Space, "match", slow)
+    end = len(TOKENS) // one.model.chunk_tokens * one.model.chunk_tokens
+    cached(one, BLOCKS)
+    request = hashed(one, TOKENS)
+    one.arrive(request)
+    assert one.matched(request, end) == (0, False)
+    one.allocated(request, None, 0)
+    assert saves(one, request, computed=end) == []
+    assert later(one, request) == []
+    goes.set()
+    looked(one.requests["r"].lookup)
+    [move] = later(one, request)
+    assert (move.begin, move.end) == (0, end)
+    assert later(one, request) == []
+
+
+def test_what_vllm_and_the_store_have_is_never_saved(side):
+    one = side()
+    end = store(one, TOKENS)
+    cached(one, BLOCKS)
+    request = hashed(one, TOKENS)
+    t = came(one, request)
+    one.allocated(request, None, 0)
+    assert saves(one, request, computed=end) == [] == later(one, request)
+    assert t.lookup.matched == end // one.model.chunk_tokens
 
 
 def test_a_node_that_comes_later_says_how_much_it_has(side, monkeypatch):

@@ -245,3 +245,68 @@ def test_stopped_node(told, engine):
         return faults.ask(engine, ids)["cached"] > 0
 
     until(hits, 30, "it does not hit any more")
+
+
+# ---- sleep ----
+
+# The CPU build of 0.33, whose workers sleep, is not there. This one's engine
+# pauses in the same way.
+SLEEPS = pytest.mark.versions("0.32.0")
+
+
+def asleep(engine, **how):
+    """As vLLM 0.33 calls the connector around it; then it steps, and wakes."""
+    told = engine.ask("asleep", "sleep", **how)
+    assert told["pages"] > 1 << 20 and told["loading"] == 0
+    engine.run(steps=3)
+    engine.ask("asleep", "wake")
+    return told
+
+
+@SLEEPS
+def test_sleep_amid_copies(told, engine):
+    """A load and saves are under way. They end before the memory is gone, and
+    what the store has is loaded after it: every page as it was saved."""
+    ids, more = (rig.prompt(f"asleep {id(engine)} {i}", 2000)
+                 for i in range(2))
+    faults.ask(engine, ids)
+    back(engine)
+    rig.fresh(engine)
+    engine.ask("held", "shut")
+    faults.ask(engine, more)  # computed; its saves stand at the gate
+    assert held(engine)["saves"] > 0
+    engine.ask("watch", "hold_loads")
+    names = engine.add([ids])
+    until(lambda: engine.run(steps=1) is not None
+          and engine.ask("watch", "held"), seconds=faults.HANG)
+    engine.abort(*names)
+    found = asleep(engine, clear=False, soon=[["held", "open"],
+                                              ["watch", "let_go"]])
+    assert found["busy"] == 1
+    for one in (ids, more):
+        back(engine)
+        rig.fresh(engine)
+        answer = faults.ask(engine, one)
+        assert answer["cached"] == rig.whole(len(one) - 1, faults.CHUNK)
+    faults.right_pages(engine, 3)
+
+
+@SLEEPS
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+def test_sleep_empties_the_space(engine, mode):
+    """vLLM resets the connector when it sleeps. Requests that it keeps are
+    computed again, and not saved: the weights may be others."""
+    prompts = [rig.prompt(f"{mode} {id(engine)} {i}", 1500) for i in range(3)]
+    names = engine.add(prompts, max_tokens=40)
+    engine.run("first")
+    if mode == "abort":
+        engine.abort(*names)
+    asleep(engine, mode=mode)
+    kept = engine.run(timeout=faults.HANG)
+    assert [len(a["tokens"]) for a in kept.values()] == (
+        [40] * 3 if mode == "keep" else [])
+    for cached in (0, 1280):
+        back(engine)
+        rig.fresh(engine)
+        assert faults.ask(engine, prompts[0])["cached"] == cached
+    faults.right_pages(engine)

@@ -10,6 +10,7 @@ import contextlib
 import pytest
 
 import rig
+from daemon import until
 
 CHUNK = 256
 LONG = {"2k": rig.prompt("2k", 2100), "8k": rig.prompt("8k", 8300)}
@@ -60,21 +61,22 @@ def told(version, tmp_path_factory):
         yield told
 
 
-def hit(engine, ids):
+def hit(engine, ids, source=None):
     """A hit of all that can be had of a prompt."""
-    return rig.hit(engine, ids, rig.whole(len(ids) - 1, CHUNK))
+    return rig.hit(engine, ids, rig.whole(len(ids) - 1, CHUNK), source)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", LONG)
 def test_restart(told, name, version, figure):
-    """Cold, restart, warm: the same answer, and the prefill is skipped."""
+    """Cold, restart, warm: the same answer, and the prefill is skipped. vLLM
+    is told which tier each hit came from."""
     ids = LONG[name]
     loads = told.store.stats().loads_ssd
-    ssd = hit(told.engine, ids)
+    ssd = hit(told.engine, ids, "disk")
     rig.check_same(ssd, told.own[name])
     assert told.store.stats().loads_ssd - loads >= (len(ids) - 1) // CHUNK
-    dram = hit(told.engine, ids)
+    dram = hit(told.engine, ids, "host")
     rig.check_same(dram, told.own[name])
     figure(f"vLLM {version}, {len(ids)} tokens, first token after: "
            f"cold {told.cold[name]['ttft'] * 1e3:.0f} ms, own hit "
@@ -165,6 +167,46 @@ def test_prompt_logprobs_are_computed(told):
     assert all(float.fromhex(one) < 0 for token in cold[1:]
                for _, one in token)
     rig.check_same(hit(told.engine, ids), told.engine.ask_one(ids))
+
+
+@pytest.mark.core
+def test_own_hits_are_not_saved_again(told):
+    """vLLM's own cache has the prompt: nothing of it is ordered to be saved.
+    Unless the store has lost it: then it is, beside the answer."""
+    def saved():
+        counters = told.engine.counters()
+        return [counters.get(f"vllm:larder_{name}", 0)
+                for name in ("saved_shards", "saves_present")]
+
+    ids = rig.prompt("its own", 2100)
+    told.engine.ask_one(ids)
+    before = saved()
+    for _ in range(5):
+        assert told.engine.ask_one(ids)["cached"] == rig.whole(2099, 128)
+    assert saved() == before
+    told.store.remove(ids, 3)
+    told.engine.ask_one(ids, max_tokens=100)
+    assert told.store.has(ids, 3)
+
+
+@pytest.mark.core
+@pytest.mark.versions("0.32.0")  # see test_held_dense.py, which has more
+def test_sleep(told):
+    """An engine is put to sleep while it loads: the load ends, then the memory
+    is taken away. When it is back the same prompt hits, bit by bit."""
+    told.engine.ask("watch", "hold_loads")
+    rig.fresh(told.engine)
+    names = told.engine.add([LONG["2k"]])
+    until(lambda: told.engine.run(steps=1) is not None
+          and told.engine.ask("watch", "held"), seconds=60)
+    told.engine.abort(*names)
+    found = told.engine.ask("asleep", "sleep", clear=False,
+                            soon=[["watch", "let_go"]])
+    assert found["busy"] == 1 and found["loading"] == 0
+    told.engine.run(steps=3)
+    told.engine.ask("asleep", "wake")
+    told.engine.run(steps=3)  # vLLM hears that the load has ended
+    rig.check_same(hit(told.engine, LONG["2k"], "host"), told.own["2k"])
 
 
 # ---- proof 2 ----

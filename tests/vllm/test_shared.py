@@ -55,10 +55,10 @@ def test_cold_start(told, name, version, figure):
     ids = LONG[name]
     chunks = (len(ids) - 1) // CHUNK
     before = told.store.stats().loads_shared
-    cold = rig.hit(told.engine, ids, chunks * CHUNK)
+    cold = rig.hit(told.engine, ids, chunks * CHUNK, "external_unspecified")
     rig.check_same(cold, told.own[name])
     assert told.store.stats().loads_shared - before >= chunks
-    again = rig.hit(told.engine, ids, chunks * CHUNK)
+    again = rig.hit(told.engine, ids, chunks * CHUNK, "host")
     rig.check_same(again, told.own[name])
     figure(f"vLLM {version}, {len(ids)} tokens on a cold node, first token "
            f"after: own hit {told.own[name]['ttft'] * 1e3:.0f} ms, shared "

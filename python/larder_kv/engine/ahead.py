@@ -49,7 +49,7 @@ class Ahead:
         self._reserve = reserve
         self.team = team  # who fills it: see larder_prefix_fill_by()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._begun: dict[int, Job] = {}  # by the move's id()
+        self.begun: dict[int, Job] = {}  # by the move's id()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, daemon=True,
                                         name="larder-reserve")
@@ -60,13 +60,13 @@ class Ahead:
         self._drop()
         for move in moves:
             job = Job(move)
-            self._begun[id(move)] = job
+            self.begun[id(move)] = job
             self._jobs.put(job)
 
     def take(self, move: Move, ms: int) -> tuple[Job | None, int]:
         """The room of a move, waiting so long for it, and how long is left
         then (1 at least). None: there is none, or not in time."""
-        job = self._begun.pop(id(move), None)
+        job = self.begun.pop(id(move), None)
         if job is None or job.done:
             return job, ms
         end = time.monotonic() + ms / 1000
@@ -80,7 +80,7 @@ class Ahead:
         return job, max(1, int((end - time.monotonic()) * 1000))
 
     def _drop(self) -> None:
-        jobs, self._begun = self._begun, {}
+        jobs, self.begun = self.begun, {}
         for job in jobs.values():
             with self._changed:
                 job.dropped = True

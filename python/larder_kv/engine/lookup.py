@@ -215,6 +215,7 @@ class Finder:
         have all of it already. member: of the cluster, that may have it."""
         look = Lookup(request_id, keys, limit, tiers, seconds, member)
         look.told, look.own = told, own
+        look.stored = limit if own else 0  # until it is found out
         self._put(look, told)
         return look
 

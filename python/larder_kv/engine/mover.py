@@ -140,7 +140,8 @@ class Mover:
     # ---- loads ----
 
     def start_loads(self, step: Step) -> None:
-        self._begin_saves(step)
+        if step.saves or self._unsaved:
+            self._begin_saves(step)
         self._empty, self._until = step.empty, step.until
         if not step.loads:
             return
@@ -412,7 +413,7 @@ class Mover:
 
     def begin(self, step: Step) -> None:
         """Before the step's forward: room for what is saved after it."""
-        if self._ahead is not None:
+        if self._ahead is not None and (step.saves or self._ahead.begun):
             self._ahead.start([move for move in step.saves if not move.held])
 
     def _reserve(self, move: Move
@@ -499,13 +500,15 @@ class Mover:
         the blocks these were for."""
         if self._empty:
             self._wait()
+        if not self._done:  # what ends now comes with the next step
+            return set(), set(), set()
         with self._lock:
             found = self._done, self._failed, self._bad_blocks
             # Never one that a load may still add to: an id that is given
             # twice ends the engine.
             self._done, self._failed = set(), set()
             self._bad_blocks = set()
-        self.news = self.news or bool(found[0])
+        self.news = True
         return found
 
     def _wait(self) -> None:

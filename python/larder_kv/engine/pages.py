@@ -4,7 +4,9 @@ A copy between the store and scattered KV pages loses up to a third of its speed
 where the memory is in pages of 4 KiB: every page needs a walk through the page
 tables. Engines take what the system gives by default, so the worker asks for
 huge ones: of memory that is in use already they are put together by a thread,
-while the engine runs. Nothing is asked for where the system says `never`.
+while the engine runs. The thread rests nine times as long as it works: the
+kernel locks the engine's memory meanwhile, and an engine's first requests would
+wait for that. Nothing is asked for where the system says `never`.
 """
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ import logging
 import os
 import pathlib
 import threading
+import time
 from collections.abc import Iterable
 
 logger = logging.getLogger("larder")
 
 SETTING = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGE = 1 << 21
-STEP = 1 << 24  # bytes put together in one call: close() waits for one
+STEP = 1 << 23  # bytes put together in one call: close() waits for one
+REST = 9  # times as long as a call took
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 
 
@@ -42,7 +46,7 @@ class Huge:
     def __init__(self, regions: Iterable[tuple[int, int]]):
         self._ranges = [found for found in (_whole(*r) for r in regions)
                         if found[0] < found[1]]
-        self._stop = False
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if self._ranges and _allowed():
             self._thread = threading.Thread(target=self._work, daemon=True,
@@ -57,14 +61,15 @@ class Huge:
             if libc.madvise(first, end - first, MADV_HUGEPAGE) != 0:
                 return  # the kernel has none
             for at in range(first, end, STEP):
-                if self._stop:
-                    return
+                began = time.monotonic()
                 # Parts that cannot be now stay as they are. Before Linux 6.1
                 # the kernel does it by itself, some time.
                 if (libc.madvise(at, min(STEP, end - at), MADV_COLLAPSE) != 0
                         and ctypes.get_errno() == errno.ENOMEM):
                     logger.debug("larder: no huge pages for KV memory: %s",
                                  os.strerror(errno.ENOMEM))
+                    return
+                if self._stop.wait(REST * (time.monotonic() - began)):
                     return
 
     def wait(self, seconds: float) -> bool:
@@ -74,6 +79,6 @@ class Huge:
         return self._thread is None or not self._thread.is_alive()
 
     def close(self) -> None:
-        self._stop = True
+        self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -371,9 +371,11 @@ class Scheduler:
         if t.claimed:
             return
         if external == 0:
-            if t.lookup is not None and (t.lookup.own or t.lookup.chunks > 0):
+            own = t.lookup is not None and t.lookup.own
+            if own or t.lookup is not None and t.lookup.chunks > 0:
                 self.counts.add("local")
-            self._leave(t)
+            if not own:
+                self._leave(t)
             return
         t.claimed = True
         begin, end = t.local, t.local + external
@@ -480,7 +482,7 @@ class Scheduler:
             t = self.requests.get(new.req_id)
             if t is not None and t.saves:
                 t.tables = [list(new.block_ids[i]) for i in self._indexes]
-                t.saved = t.lookup.stored if t.lookup else 0
+                self._begin_saving(t)
                 self._save(t, new.num_computed_tokens,
                            scheduled[new.req_id]
                            - len(drafts.get(new.req_id, ())))
@@ -495,10 +497,12 @@ class Scheduler:
             if ids is not None:
                 if req_id in resumed:
                     t.tables = [list(ids[k]) for k in self._indexes]
-                    t.saved = t.lookup.stored if t.lookup else 0
+                    self._begin_saving(t)
                 else:
                     for table, k in zip(t.tables, self._indexes):
                         table.extend(ids[k])
+            if t.unsure and t.lookup.done:
+                t.unsure, t.saved = False, min(t.saved, t.lookup.stored)
             if (computed + scheduled[req_id] >= (t.saved + 1) * size
                     or t.gives is not None):
                 self._save(t, computed, scheduled[req_id]
@@ -507,6 +511,13 @@ class Scheduler:
             state = getattr(out, "kv_connector_block_state", None)
             if state is not None:
                 self._states(state.boundary_state_offloads)
+
+    def _begin_saving(self, t: Tracked) -> None:
+        """Nobody waits for the lookup of a prompt that vLLM has itself. Until
+        its end the store is taken to have it: this engine saved it before. A
+        later step saves what the store turns out to have lost."""
+        t.unsure = t.lookup is not None and t.lookup.own and not t.lookup.done
+        t.saved = t.lookup.stored if t.lookup is not None else 0
 
     def _save(self, t: Tracked, computed: int, scheduled: int) -> None:
         """Saves what this step completes: it computes so many tokens after

@@ -21,7 +21,7 @@ class Tracked:
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
                  "local", "loading", "landed", "record", "until", "asked",
-                 "turn", "early", "blocks", "lost", "gives")
+                 "turn", "early", "blocks", "lost", "gives", "unsure")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -39,6 +39,7 @@ class Tracked:
         self.preemptions = self.request.num_preemptions
         self.tables: list[list[int]] = []
         self.saved = 0  # chunks that need not be saved any more
+        self.unsure = False  # whether that is so: its lookup will say
         self.behind = False  # more could be, if less were held
         self.claimed = False
         self.until = 0.0  # it waits so long for the store, whatever for

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 FIRST = (0, 24)
 # Real engines ran with these. Others run as well, if they have all that is
 # used: then one block is tried, and a warning says so.
-TESTED = ((0, 24), (0, 27), (0, 28), (0, 29), (0, 30), (0, 31), (0, 32))
+TESTED = ((0, 24), (0, 25), (0, 26), (0, 27), (0, 28), (0, 29), (0, 30),
+          (0, 31), (0, 32))
 ADVICE = "use one of " + ", ".join(f"{a}.{b}.x" for a, b in TESTED)
 NAMED = 3  # things that are missing, in a message
 

@@ -71,10 +71,13 @@ class Worker(Mover):
             patches.watch(self)
 
     def begin(self, step: meta.Step) -> None:
-        self._handled = patches.handled()
+        if step.saves:
+            self._handled = patches.handled()
         super().begin(step)
 
     def save(self, step: meta.Step, whole: bool = True) -> None:
+        if not step.saves and not self._unsaved:
+            return
         before, self._handled = self._handled, None
         super().save(step, whole and patches.handled() is before)
 
