@@ -143,6 +143,8 @@ bool ldr_set_run(ldr_set_t *set, larder_space_t *space, larder_op_t op,
                  size_t begin, size_t end);
 bool ldr_set_run_by(ldr_set_t *set, larder_space_t *space, larder_op_t op,
                     size_t begin, size_t end, size_t each);
+/* Why a get of the set failed; the text is overwritten by the next call. */
+const char *ldr_set_missed(const ldr_set_t *set);
 
 /* ---- a node ---- */
 

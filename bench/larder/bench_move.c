@@ -100,7 +100,7 @@ static double round_get(ldr_moving_t *m, const ldr_callers_t *c, ldr_set_t *set)
 {
     double seconds = pass(m, c, set);
 
-    m->why = "a get missed";
+    m->why = seconds > 0 ? NULL : ldr_set_missed(set);
     if (seconds > 0 &&
         !ldr_pool_verify(m->pool, m->other, set->count * set->size)) {
         m->why = "a get gave wrong bytes";

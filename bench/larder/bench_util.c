@@ -326,6 +326,25 @@ bool ldr_set_run_by(ldr_set_t *set, larder_space_t *space, larder_op_t op,
     return ok;
 }
 
+const char *ldr_set_missed(const ldr_set_t *set)
+{
+    static char text[80];
+    size_t misses = 0, first = 0;
+
+    for (size_t i = set->count; i-- > 0;) {
+        if (set->items[i].status == LARDER_MISS) {
+            misses++;
+            first = i;
+        }
+    }
+    if (misses == 0) {
+        return "a get failed";
+    }
+    snprintf(text, sizeof(text), "%zu gets missed; the first: %s", misses,
+             larder_cause_text(set->items[first].cause));
+    return text;
+}
+
 /* ---- a node ---- */
 
 bool ldr_bench_open(ldr_bench_node_t *n, const char *url)

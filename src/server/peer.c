@@ -233,9 +233,10 @@ static bool do_meet(ldr_peer_conn_t *c)
         c->peer = n;
         n->live++;
     }
+    c->space = (m.flags & LDR_MEET_NEXT) != 0 ? c->space : 0;
     size_t bytes =
         ldr_peers_say(p, n, m.have_run == p->self.run ? m.have + 1 : 1,
-                      c->out + LDR_FRAME_BYTES, &upto);
+                      &c->space, c->out + LDR_FRAME_BYTES, &upto);
     ldr_host_unlock(host);
     return ldr_peer_reply(c, LARDER_OK, bytes, NULL, 0, 0);
 }

@@ -53,6 +53,7 @@ typedef struct ldr_peer_conn {
     bool over; /* its thread ends; server->lock */
     bool open; /* it came without TLS, where that is required */
     uint64_t epoch;
+    uint32_t space;    /* a MEET's next reply says epochs from this one on */
     ldr_frame_t frame; /* of the request */
     ldr_stop_t stop;   /* of the request */
     uint8_t *in, *out; /* a frame and its body each */

@@ -9,6 +9,7 @@
 #define SLOTS_MAX (LDR_NIL / 5) /* so that runs have numbers */
 #define RUN_SLOTS_MAX 60000u    /* they are counted in 16 bits */
 #define PREFETCH_LEAST 8192u    /* fewer runs are near anyway */
+#define BLOCKED_LOOK 256u       /* runs that are looked at */
 
 static bool is_present(const ldr_learned_t *d, uint32_t slot)
 {
@@ -282,6 +283,51 @@ static void note_full(ldr_learned_t *d)
     d->seen = chunks > 0 ? chunks : 1;
 }
 
+/* A run below it, not of that request, that has chunks which nobody holds. */
+static uint32_t free_below(const ldr_tree_t *t, uint32_t run, uint32_t except)
+{
+    uint32_t kid = t->runs[run].child;
+
+    for (unsigned i = 0; kid != LDR_NIL && i < BLOCKED_LOOK; i++) {
+        const ldr_run_t *r = &t->runs[kid];
+
+        if (r->resident > r->held && r->stamp != except) {
+            return kid;
+        }
+        kid = r->next;
+    }
+    return LDR_NIL;
+}
+
+/* The run that goes next, but for those of one request; LDR_NIL: none. If no
+ * queue has one, it is of the chain that has been blocked for longest, as deep
+ * as can be. Otherwise, where somebody holds a chunk of each chain, a chain
+ * that is being saved would drive out itself. */
+static uint32_t next_run(ldr_tree_t *t, uint32_t except)
+{
+    uint32_t run = ldr_tree_worst(t, except);
+
+    if (run != LDR_NIL) {
+        return run;
+    }
+    run = t->lists[LDR_LIST_BLOCKED].oldest;
+    for (unsigned i = 0; run != LDR_NIL && t->runs[run].stamp == except; i++) {
+        run = i < BLOCKED_LOOK ? t->runs[run].newer : LDR_NIL;
+    }
+    for (uint32_t kid = run; kid != LDR_NIL;) {
+        run = kid;
+        kid = free_below(t, run, except);
+    }
+    return run;
+}
+
+/* Of the chain that the parent is in; of nothing, if it is not here. */
+static uint32_t stamp_of(const ldr_learned_t *d, uint32_t parent)
+{
+    return is_present(d, parent) ? d->t.runs[d->t.slots[parent].run].stamp
+                                 : d->t.stamp + 1;
+}
+
 static bool learned_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
                           uint64_t print)
 {
@@ -292,7 +338,7 @@ static bool learned_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
     uint32_t run = locate(d, parent, depth, ldr_print_fold(print));
     note_full(d);
     if (run == LDR_NIL) {
-        d->wanted = t->stamp + 1; /* nobody's */
+        d->wanted = stamp_of(d, parent);
         return true;
     }
     d->wanted = t->runs[run].stamp;
@@ -305,7 +351,7 @@ static bool learned_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
     if (above != LDR_NIL && t->slots[above].depth == depth) {
         return true; /* and of no use without this one */
     }
-    uint32_t v = ldr_tree_worst(t, d->wanted);
+    uint32_t v = next_run(t, d->wanted);
     if (v == LDR_NIL && ldr_tree_worst(t, t->stamp + 1) == LDR_NIL) {
         return true; /* all is held: that may pass */
     }
@@ -324,14 +370,11 @@ static uint32_t learned_victim(ldr_policy_t *policy)
 {
     ldr_learned_t *d = (ldr_learned_t *)policy;
     ldr_tree_t *t = &d->t;
-    uint32_t run = ldr_tree_worst(t, d->wanted);
+    uint32_t run = next_run(t, d->wanted);
 
     note_full(d);
     if (run == LDR_NIL) {
-        run = ldr_tree_worst(t, t->stamp + 1);
-    }
-    if (run == LDR_NIL) { /* one that has others below it, or is held in part */
-        run = t->lists[LDR_LIST_BLOCKED].newest;
+        run = next_run(t, t->stamp + 1);
     }
     uint32_t slot = run != LDR_NIL ? t->runs[run].tail : LDR_NIL;
     while (slot != LDR_NIL && t->slots[slot].held) {
@@ -398,10 +441,11 @@ static ldr_policy_t *lru_create(uint32_t capacity)
 static bool lru_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
                       uint64_t print)
 {
-    (void)policy;
-    (void)parent;
+    ldr_learned_t *d = (ldr_learned_t *)policy;
+
     (void)depth;
     (void)print;
+    d->wanted = stamp_of(d, parent);
     return true;
 }
 

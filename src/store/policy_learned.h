@@ -27,7 +27,8 @@
  *  5. Slots of a run are in a list, the deepest last, as many as it has
  *     resident, each at a depth of the run.
  *  6. A victim is the deepest slot of a run in a queue: so chains go from their
- *     leaves. Only if no queue has any it is one of the blocked.
+ *     leaves. Only if no queue has any it is one of the blocked, as deep as
+ *     can be; and one of the request at hand only if there is no other.
  *
  * Failure: when there is no room for a run, ghosts go; without any the chunk
  * belongs to LDR_RUN_STRAY, which costs its place in the order. Two chains with

@@ -45,6 +45,8 @@ typedef struct ldr_meet {
 #define LDR_MEET_KNOWN 2u   /* the receiver is in the sender's view */
 #define LDR_MEET_LEAVE 4u   /* an operator wants the receiver to leave ... */
 #define LDR_MEET_RETURN 8u  /* ... or to take its place again */
+#define LDR_MEET_MORE 16u   /* more epochs follow in another MEET */
+#define LDR_MEET_NEXT 32u   /* a request: the reply goes on with epochs */
 
 typedef struct ldr_epoch_row {
     uint8_t space[LDR_WIRE_ID_BYTES]; /* as nodes know it */

@@ -169,7 +169,9 @@ static void member_down(member_t *m)
     m->stop = true;
     sim_kill(r->net, m->place);
     sim_join(r->net, m->pump);
-    ldr_peer_server_close(m->server);
+    if (m->server != NULL) {
+        ldr_peer_server_close(m->server);
+    }
     ldr_node_close(m->node, 0);
     ldr_cluster_close(m->cluster);
     if (m->disk != NULL) {

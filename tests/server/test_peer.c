@@ -282,6 +282,55 @@ static void test_hot(void **state)
     peers_free(r);
 }
 
+#define ROUND 32u /* chunks of a chain: a quarter of DRAM */
+
+static void save_chain(member_t *m, unsigned first)
+{
+    rig_t *r = m->rig;
+
+    for (unsigned i = 0; i < ROUND; i++) {
+        larder_key_t name = name_of(first + i), parent = name_of(first + i - 1);
+        struct iovec iov = {r->data, 65536};
+        larder_item_t item = {.key = &name,
+                              .parent = i > 0 ? &parent : NULL,
+                              .depth = i,
+                              .iov = &iov,
+                              .iov_count = 1};
+        ldr_target_t target = {m->space, 1, &item};
+        ldr_stop_t stop = {NULL, sim_now(r->net) + 500 * SIM_MS};
+
+        content(first + i, r->data, 65536);
+        ldr_node_put(m->node, &target, false, &stop);
+        need(item.status == LARDER_OK);
+    }
+}
+
+/* Leases are on some chunks of each chain that a member has. What it saves then
+ * drives out the others of these, and not itself before its owners have it. */
+static void test_lease_of_each_chain(void **state)
+{
+    static const setting_t lru[] = {{"policy", "lru"}, {NULL, NULL}};
+    larder_tier_t tier;
+
+    (void)state;
+    for (unsigned p = 0; p < 2; p++) {
+        rig_t *r = peers_new(5, p > 0 ? lru : NULL);
+
+        for (unsigned first = 1; first < 40 * ROUND; first += ROUND) {
+            ldr_stop_t stop = {NULL, sim_now(r->net) + 2000 * SIM_MS};
+
+            save_chain(&r->members[2], first);
+            need(ldr_peer_flush(&r->members[2].peers->base, &stop) ==
+                 LARDER_OK);
+            need(ask(&r->members[1], first, ROUND, true));
+            for (unsigned i = 0; i < ROUND; i++) {
+                need(fetch(&r->members[1], first + i, 500, &tier) == LARDER_OK);
+            }
+        }
+        peers_free(r);
+    }
+}
+
 /* ---- what is cold ---- */
 
 /* Saves until the key has left the member's DRAM, and one that is older is
@@ -347,6 +396,188 @@ static void test_taken_leaves(void **state)
     peers_free(r);
 }
 
+/* ---- epochs ---- */
+
+#define SPACES 5000u /* more than one MEET has room for */
+
+static void open_spaces(member_t *m, uint32_t *spaces)
+{
+    ldr_space_info_t info = {.tenant = "default", .has_key = true};
+
+    for (uint32_t i = 0; i < SPACES; i++) {
+        ldr_put32(info.space_id, i + 1);
+        need(ldr_node_space(m->node, &info, &spaces[i]) == LARDER_OK);
+    }
+}
+
+static uint32_t epoch_of(member_t *m, uint32_t space)
+{
+    ldr_host_lock(&m->node->host);
+    uint32_t epoch = m->node->store.spaces[space].epoch;
+    ldr_host_unlock(&m->node->host);
+    return epoch;
+}
+
+/* A reset reaches the other member, however many spaces were reset before; in
+ * a request, and in the reply to one. */
+static void test_many_epochs(void **state)
+{
+    static uint32_t one[SPACES], two[SPACES];
+    rig_t *r = peers_new(2, no_saves);
+    member_t *a = &r->members[1], *b = &r->members[2];
+
+    (void)state;
+    open_spaces(a, one);
+    open_spaces(b, two);
+    ldr_host_lock(&a->node->host);
+    for (uint32_t i = 0; i + 1 < SPACES; i++) {
+        ldr_store_set_epoch(&a->node->store, one[i], 1000 + i);
+    }
+    ldr_host_unlock(&a->node->host);
+    need(ldr_node_reset(a->node, one[SPACES - 1],
+                        sim_now(r->net) + 2000 * SIM_MS) == LARDER_OK);
+    for (uint32_t i = 0; i < SPACES; i++) {
+        need(epoch_of(a, one[i]) > 0);
+        need(epoch_of(a, one[i]) == epoch_of(b, two[i]));
+    }
+    /* Nobody can connect to the first: it hears by its own calls only. */
+    ldr_peer_server_close(a->server);
+    a->server = NULL;
+    need(ldr_node_reset(b->node, two[SPACES - 1],
+                        sim_now(r->net) + 2000 * SIM_MS) == LARDER_PARTIAL);
+    need(epoch_of(a, one[SPACES - 1]) != epoch_of(b, two[SPACES - 1]));
+    sim_sleep(r->net, 6000 * SIM_MS);
+    need(epoch_of(a, one[SPACES - 1]) == epoch_of(b, two[SPACES - 1]));
+    peers_free(r);
+}
+
+/* ---- members that do not answer, and no memory here ---- */
+
+#define HELD_MAX 256u
+#define BYTES 65536u
+
+static ldr_peer_node_t *node_of(member_t *m, unsigned place)
+{
+    char name[16];
+
+    snprintf(name, sizeof(name), "n%u", place);
+    ldr_host_lock(&m->node->host);
+    ldr_peer_node_t *n = ldr_peers_node(m->peers, name);
+    ldr_host_unlock(&m->node->host);
+    return n;
+}
+
+static larder_cause_t cause_of_miss(member_t *m, unsigned key)
+{
+    larder_key_t name = name_of(key);
+    larder_item_t item = {.key = &name};
+    ldr_load_t load = {.target = {m->space, 1, &item}};
+
+    need(ldr_load_begin(m->node, &load) && load.status == LARDER_MISS);
+    ldr_load_end(m->node, &load, false);
+    return load.cause;
+}
+
+/* Saves, and holds what was saved, until there is no memory left. */
+static unsigned hold_all(member_t *m, larder_key_t *names, larder_item_t *items,
+                         ldr_load_t *loads)
+{
+    unsigned count = 0;
+
+    while (count < HELD_MAX && save(m, 5000 + count, BYTES) == LARDER_OK) {
+        names[count] = name_of(5000 + count);
+        items[count] = (larder_item_t){.key = &names[count]};
+        loads[count] = (ldr_load_t){.target = {m->space, 1, &items[count]}};
+        need(ldr_load_begin(m->node, &loads[count]));
+        need(loads[count].status == LARDER_OK);
+        count++;
+    }
+    need(count > 0 && count < HELD_MAX);
+    return count;
+}
+
+/* A fetch for which this node has no memory is a miss that says so. The member
+ * is not blamed: its connections stay, and the next fetch uses them. */
+static void test_full_here(void **state)
+{
+    static larder_key_t names[HELD_MAX];
+    static larder_item_t items[HELD_MAX];
+    static ldr_load_t loads[HELD_MAX];
+    rig_t *r = peers_new(2, no_saves);
+    member_t *m = &r->members[1];
+    unsigned key = key_of(r, 1, 2, 1);
+    ldr_peer_node_t *peer = node_of(m, 2);
+    larder_tier_t tier;
+
+    (void)state;
+    need(save(&r->members[2], key, BYTES) == LARDER_OK);
+    unsigned held = hold_all(m, names, items, loads);
+    need(ask(m, key, 1, true));
+    uint64_t met = peer->n.met, failed = peer->n.fetch_failed;
+    need(cause_of_miss(m, key) == LARDER_CAUSE_FULL);
+    need(ldr_peer_well(peer) && peer->n.fetch_failed == failed);
+    for (unsigned i = 0; i < held; i++) {
+        ldr_load_end(m->node, &loads[i], false);
+    }
+    need(fetch(m, key, 500, &tier) == LARDER_OK && tier == LARDER_TIER_PEER);
+    need(peer->n.met == met); /* so nothing was connected again */
+    peers_free(r);
+}
+
+/* One of three owners falls silent. A request for a chunk of each ends in time:
+ * it has what the others own, and the third is unknown. The others are well. As
+ * soon as the third is heard it is asked again, because silence is no answer.
+ */
+static void test_one_is_silent(void **state)
+{
+    static const setting_t short_calls[] = {
+        {"peer_save", "never"}, {"peer_timeout_ms", "100"}, {NULL, NULL}};
+    rig_t *r = peers_new(4, short_calls);
+    member_t *m = &r->members[1];
+    unsigned keys[3] = {0}, first = 1;
+    larder_tier_t tier;
+
+    (void)state;
+    /* Three keys in a row that the three others own. */
+    for (;; first++) {
+        unsigned seen = 0;
+
+        for (unsigned i = 0; i < 3; i++) {
+            keys[i] = first + i;
+            seen |= 1u << member_of(r, keys[i], 0);
+        }
+        if (seen == (1u << 2 | 1u << 3 | 1u << 4)) {
+            break;
+        }
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        need(save(&r->members[member_of(r, keys[i], 0)], keys[i], BYTES) ==
+             LARDER_OK);
+    }
+    uint64_t begin_ns = sim_now(r->net);
+    sim_cut(r->net, 3, 1, true);
+    need(ask(m, first, 3, true));
+    need(sim_now(r->net) - begin_ns <= 100 * SIM_MS); /* peer_match_ms is 50 */
+    for (unsigned i = 0; i < 3; i++) {
+        if (member_of(r, keys[i], 0) == 3) {
+            need(cause_of_miss(m, keys[i]) == LARDER_CAUSE_OFFLINE);
+        } else {
+            need(fetch(m, keys[i], 100, &tier) == LARDER_OK);
+            need(tier == LARDER_TIER_PEER);
+        }
+    }
+    need(ldr_peer_well(node_of(m, 2)) && ldr_peer_well(node_of(m, 4)));
+    sim_sleep(r->net, 100 * SIM_MS); /* the call ends without an answer */
+    sim_cut(r->net, 3, 1, false);
+    sim_sleep(r->net, 110 * SIM_MS); /* and the pause after it */
+    need(sim_now(r->net) - begin_ns < 450 * SIM_MS); /* less than for absent */
+    for (unsigned i = 0; i < 3; i++) {
+        ask(m, keys[i], 1, true);
+        need(fetch(m, keys[i], 100, &tier) == LARDER_OK);
+    }
+    peers_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -357,9 +588,13 @@ int main(void)
         cmocka_unit_test(test_lease_counts_pages),
         cmocka_unit_test(test_lease_renewed),
         cmocka_unit_test(test_hint),
+        cmocka_unit_test(test_lease_of_each_chain),
         cmocka_unit_test(test_hot),
         cmocka_unit_test(test_fetched_is_cold),
         cmocka_unit_test(test_taken_leaves),
+        cmocka_unit_test(test_many_epochs),
+        cmocka_unit_test(test_full_here),
+        cmocka_unit_test(test_one_is_silent),
     };
 
     return rig_main(tests, sizeof(tests) / sizeof(tests[0]));

@@ -493,13 +493,51 @@ static void test_no_memory(void **state)
     def->destroy(policy);
 }
 
+/* Chains of which somebody holds one chunk each: the oldest one goes first,
+ * from its end, and the one that was placed last stays. */
+static void test_held_in_part(void **state)
+{
+    enum { CHAINS = 3, LONG = 4 };
+    static const ldr_policy_ops_t *const all[] = {&ldr_policy_default,
+                                                  &ldr_policy_lru};
+
+    (void)state;
+    for (unsigned p = 0; p < 2; p++) {
+        ldr_policy_t *policy = all[p]->create(CHAINS * LONG);
+
+        for (uint32_t i = 0; i < CHAINS * LONG; i++) {
+            uint32_t depth = i % LONG;
+
+            all[p]->place(policy, i, depth > 0 ? i - 1 : LDR_NIL, depth,
+                          print_of(i + 1));
+            if (depth == 1) {
+                all[p]->hold(policy, i);
+            }
+        }
+        for (uint32_t i = 0; i < CHAINS; i++) {
+            for (uint32_t depth = LONG - 1; depth > 1; depth--) {
+                assert_int_equal(all[p]->victim(policy), i * LONG + depth);
+                all[p]->remove(policy, i * LONG + depth);
+            }
+            assert_int_equal(all[p]->victim(policy), i * LONG);
+            all[p]->remove(policy, i * LONG);
+        }
+        assert_int_equal(all[p]->victim(policy), LDR_NIL);
+        all[p]->destroy(policy);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_model),        cmocka_unit_test(test_repeated),
-        cmocka_unit_test(test_time),         cmocka_unit_test(test_decoded),
-        cmocka_unit_test(test_no_runs_left), cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_model),
+        cmocka_unit_test(test_repeated),
+        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_decoded),
+        cmocka_unit_test(test_no_runs_left),
+        cmocka_unit_test(test_misuse),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_held_in_part),
     };
     const char *text = getenv("LARDER_SEED");
 

@@ -19,7 +19,7 @@
 #define AGAIN_NS 1000000000u /* after a member could not be informed */
 #define KEEP_NS 5000000000u  /* and if all is well */
 #define LIVE_NS 12000000000u
-#define ROWS_MAX 4000u /* removals in one message */
+#define ROWS_MAX 4000u /* removals in one message, and epochs */
 #define IDS (2 * LDR_REMOVALS_MAX)
 
 /* ---- the list of removals, with the lock ---- */
@@ -180,10 +180,31 @@ static uint32_t flags_for(const ldr_peers_t *p, const ldr_peer_node_t *n)
            (ldr_peers_now(p) < n->order_ns ? n->order : 0);
 }
 
-size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
-                     uint8_t *body, uint64_t *upto_p)
+/* The epochs of as many spaces as one message has room for, from *space_p on.
+ * Gives how many rows were written. */
+static uint32_t say_epochs(ldr_peers_t *p, uint32_t *space_p, uint8_t *at)
 {
     const ldr_store_t *store = &p->host->store;
+    uint32_t space = *space_p, rows = 0;
+
+    for (; space < store->space_count && rows + LDR_LINEAGE <= ROWS_MAX;
+         space++) {
+        const uint32_t *lineage = lineage_of(p, space);
+
+        for (unsigned k = 0; k < LDR_LINEAGE && lineage[k] > 0; k++) {
+            ldr_epoch_row_t row = {.epoch = lineage[k]};
+
+            memcpy(row.space, store->spaces[space].id, LDR_ID_BYTES);
+            ldr_put_epoch(at + (size_t)rows++ * LDR_EPOCH_BYTES, &row);
+        }
+    }
+    *space_p = space < store->space_count ? space : LDR_NIL;
+    return rows;
+}
+
+size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
+                     uint32_t *space_p, uint8_t *body, uint64_t *upto_p)
+{
     uint64_t end = p->removal_first + p->removal_count;
     uint32_t now_s = ldr_wall_s(p->host->clock);
 
@@ -203,19 +224,10 @@ size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
     snprintf(m.name, sizeof(m.name), "%s", p->self.name);
     snprintf(m.cluster, sizeof(m.cluster), "%s", p->self.cluster);
     m.first = ldr_min64(m.first, end);
-    size_t at = LDR_MEET_HEAD_BYTES;
-    for (uint32_t i = 0; i < store->space_count && m.epochs < ROWS_MAX; i++) {
-        const uint32_t *lineage = lineage_of(p, i);
-
-        for (unsigned k = 0; k < LDR_LINEAGE && lineage[k] > 0; k++) {
-            ldr_epoch_row_t row = {.epoch = lineage[k]};
-
-            memcpy(row.space, store->spaces[i].id, LDR_ID_BYTES);
-            ldr_put_epoch(body + at, &row);
-            at += LDR_EPOCH_BYTES;
-            m.epochs++;
-        }
-    }
+    m.flags |= *space_p > 0 ? LDR_MEET_NEXT : 0;
+    m.epochs = say_epochs(p, space_p, body + LDR_MEET_HEAD_BYTES);
+    m.flags |= *space_p != LDR_NIL ? LDR_MEET_MORE : 0;
+    size_t at = LDR_MEET_HEAD_BYTES + (size_t)m.epochs * LDR_EPOCH_BYTES;
     for (uint64_t i = m.first; i < end && m.removals < ROWS_MAX; i++) {
         ldr_peer_removal_t *r = removal_at(p, i);
 
@@ -258,10 +270,22 @@ static larder_status_t claim(ldr_peers_t *p, ldr_peer_node_t *n,
     return st;
 }
 
+/* The space with this id. Members have heard of their spaces in much the same
+ * order: the one after the last is likely. */
+static uint32_t space_after(ldr_store_t *store, uint32_t last,
+                            const uint8_t id[LDR_ID_BYTES])
+{
+    return last + 1 < store->space_count &&
+                   memcmp(store->spaces[last + 1].id, id, LDR_ID_BYTES) == 0
+               ? last + 1
+               : ldr_store_space(store, id);
+}
+
 /* True: epochs were raised here. With the lock. */
 static bool hear_epochs(ldr_peers_t *p, const ldr_meet_t *m)
 {
     ldr_store_t *store = &p->host->store;
+    uint32_t space = LDR_NIL;
     bool raised = false;
 
     for (uint32_t i = 0, end = 0; i < m->epochs; i = end) {
@@ -276,7 +300,7 @@ static bool hear_epochs(ldr_peers_t *p, const ldr_meet_t *m)
             }
             theirs[count++] = row.epoch;
         }
-        uint32_t space = ldr_store_space(store, first.space);
+        space = space_after(store, space, first.space);
         if (space == LDR_NIL) {
             continue;
         }
@@ -399,6 +423,7 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
     ldr_peers_t *p = n->tier;
     larder_status_t st = LARDER_OK;
     bool more = true;
+    uint32_t space = 0; /* the first whose epochs were not said */
 
     ldr_host_lock(p->host);
     uint64_t wanted = p->wanted;
@@ -410,8 +435,10 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
         ldr_meet_t m;
 
         ldr_host_lock(p->host);
-        call->bytes = (uint32_t)ldr_peers_say(p, n, n->sent + 1, body, &upto);
-        more = upto + 1 < p->removal_first + p->removal_count;
+        call->bytes =
+            (uint32_t)ldr_peers_say(p, n, n->sent + 1, &space, body, &upto);
+        more =
+            space != LDR_NIL || upto + 1 < p->removal_first + p->removal_count;
         ldr_host_unlock(p->host);
         call->opcode = LDR_OP_MEET;
         st = ldr_conn_call(link, call, stop);
@@ -426,7 +453,8 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
         if (st == LARDER_OK) {
             ldr_host_lock(p->host);
             n->sent = ldr_max64(n->sent, upto);
-            more = more || m.first + m.removals <= m.last;
+            more = more || m.first + m.removals <= m.last ||
+                   (m.flags & LDR_MEET_MORE) != 0;
             ldr_host_unlock(p->host);
         }
     }

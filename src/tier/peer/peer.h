@@ -333,10 +333,11 @@ larder_status_t ldr_peer_meet(void *node, ldr_link_t *link,
 /* In the first lane, without the lock: tells a member what is wanted. */
 void ldr_peer_tell(ldr_peer_node_t *n);
 /* What this node says to that one, into a body; gives its bytes. *upto_p: the
- * last removal in it. from: that the other has those before it. With the
- * lock. */
+ * last removal in it. from: that the other has those before it. *space_p: the
+ * first space whose epochs it says, then the first whose epochs follow in
+ * another message; LDR_NIL: all were said. With the lock. */
 size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
-                     uint8_t *body, uint64_t *upto_p);
+                     uint32_t *space_p, uint8_t *body, uint64_t *upto_p);
 /* Waits until every member was informed of what was wanted, or could not be.
  * With the lock, which it drops. */
 void ldr_peers_wait_met(ldr_peers_t *p, uint64_t wanted,

@@ -4,8 +4,9 @@
 #include "sim/cluster/world.h"
 #include "tier/peer/peer.h"
 
-#define CALM_NS (65 * SECOND)        /* lease, guard and ramp */
-#define CALM_STATIC_NS (61 * SECOND) /* a removal is certain after 60 s */
+/* With etcd: lease, guard and ramp. And a removal is certain 60 s after it was
+ * heard of, which is when members have met again: some seconds from now. */
+#define CALM_NS (65 * SECOND)
 
 static sim_node_t *knower(world_t *w, const event_t *e)
 {
@@ -113,7 +114,7 @@ void settle(world_t *w)
 
     w->quiet = true;
     tell(w, "all is mended");
-    sim_sleep(w->net, w->etcd != NULL ? CALM_NS : CALM_STATIC_NS);
+    sim_sleep(w->net, CALM_NS);
     bind_all(w);
     for (unsigned i = 0; i < w->count; i++) {
         if (w->nodes[i].up) {
