@@ -5,10 +5,11 @@ export JOBS
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two installations at once would wait for one lock, or fail
-.PHONY: help run demo serve build test test-core test-vllm test-gpu \
-        test-shared vllm-drift \
-        bench bench-gpu bench-vllm check coverage format tidy install wheel \
-        clean deps-build deps-test deps-shared deps-check deps-wheel deps-vllm
+.PHONY: help run demo serve build test test-core test-one test-vllm test-gpu \
+        test-shared vllm-drift bench bench-gpu bench-vllm check coverage \
+        format tidy install wheel clean deps-build deps-test deps-shared \
+        deps-check deps-wheel deps-vllm test-lmcache bench-lmcache \
+        test-sglang deps-sglang
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -33,6 +34,9 @@ test: deps-test deps-vllm ## all tests; ends with "N passed, N failed"
 test-core: deps-test ## the quick loop: tests of src/base and src/store
 	@scripts/run-tests dev --core
 
+test-one: deps-test ## T=store/model (by ctest), or T=tests/e2e/test_cli.py
+	@scripts/run-tests dev $(if $(filter %.py,$(T)),-R '^$$' --pytest,-R) $(T)
+
 test-vllm: deps-build deps-test deps-vllm ## real vLLM; VERSIONS=0.29.0 or =all
 ifeq ($(VERSIONS),all)
 	@scripts/build release
@@ -41,12 +45,18 @@ else
 	@scripts/run-tests release --vllm $(VERSIONS)
 endif
 
+test-sglang: deps-test deps-sglang ## real SGLang on the CPU; ARGS=FILE
+	@scripts/run-sglang-tests $(ARGS)
+
 test-gpu: build ## what needs a GPU, and PyTorch for CUDA; PYTHON=python3
 	@LARDER_BUILD=$(CURDIR)/build/release $(or $(PYTHON),python3) -B -m pytest \
 		-p no:cacheprovider -rs tests/cuda
 
 test-shared: deps-shared ## the shared tier, with servers that take minutes
 	@scripts/run-shared-tests
+
+test-lmcache: deps-build deps-test deps-vllm ## LMCache, with real vLLM
+	@scripts/run-lmcache-tests
 
 vllm-drift: ## has every release of vLLM what the connector uses? Renews lists
 	@scripts/vllm-drift
@@ -59,6 +69,10 @@ bench-vllm: build deps-vllm ## vllm serve with and without Larder; its costs
 	@bench/vllm/setup
 	@bench/vllm/run.py $(ARGS)
 	@bench/vllm/overhead.py $(ARGS)
+
+bench-lmcache: build deps-test deps-vllm ## LMCache's bench, beside two others
+	@scripts/lmcache-env
+	@bench/lmcache/run.py $(ARGS)
 
 bench-gpu: build ## on a GPU: copies, equality, first tokens; ARGS=STAGE...
 	@bench/gpu/run.py $(or $(ARGS),all)
@@ -87,5 +101,6 @@ wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 clean: ## removes build/
 	rm -rf build
 
-deps-build deps-test deps-shared deps-check deps-wheel deps-vllm: deps-%:
+deps-build deps-test deps-shared deps-check deps-wheel deps-vllm \
+deps-sglang: deps-%:
 	@scripts/install-deps $*

@@ -257,7 +257,7 @@ class Engine:
                 "kv_connector_module_path": "larder_kv.vllm",
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": dict(
-                    {"pages": bench.args.pages}, **options or {}, url=url)}
+                    options or {}, url=url, pages=bench.args.pages)}
         given = dict(bench.engine_args(model), **args)
         if transfer is not None:
             given["kv_transfer_config"] = transfer

@@ -77,8 +77,7 @@ def arguments():
     parser.add_argument("--tail", type=int, default=0,
                         help="tokens more in prompts of ttft")
     parser.add_argument("--dram", default="48G", help="of the nodes (48G)")
-    parser.add_argument("--pages", choices=["auto", "rank", "slices"],
-                        default="auto",
+    parser.add_argument("--pages", choices=["auto", "rank"], default="auto",
                         help="the connector's option pages")
     parser.add_argument("--python", default=sys.executable,
                         help="the Python that has vLLM")

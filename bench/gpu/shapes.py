@@ -38,8 +38,7 @@ class Case:
     def engine(self, node, number):
         one = host.Engine(self.proof, self.model,
                           f"{self.name} {self.shapes[number]}", node.url,
-                          dict(OPTIONS, pages="slices"),
-                          **self.shapes[number])
+                          OPTIONS, **self.shapes[number])
         one.call("rpc", method="larder_digest")
         return one
 

@@ -37,6 +37,7 @@ class Store:
 
     def __init__(self, url, about):
         self._node = _lib.Node(url, lambda *_: None)
+        self._count = about["shards"]
         self._space = self._node.space(about["descriptor"].encode(),
                                        about["shards"],
                                        about["chunk_tokens"],
@@ -57,9 +58,9 @@ class Store:
         self._space.chain(array("I", ids), keys)
         return [keys.data(i, i + 1) for i in range(keys.count)]
 
-    def _one(self, op, keys, chunk, group, buffer=None):
+    def _one(self, op, keys, chunk, group, shard=0, buffer=None):
         item = Item(key=keys[chunk], parent=keys[chunk - 1] if chunk else None,
-                    depth=chunk, group=group)
+                    depth=chunk, group=group, shard=shard)
         if buffer is not None:
             iov = Iovec(ctypes.addressof(buffer), ctypes.sizeof(buffer))
             item.iov, item.iov_count = ctypes.pointer(iov), 1
@@ -70,22 +71,36 @@ class Store:
             raise _lib.LarderError(item.status, _lib.status_text(item.status))
         return item
 
+    def _shards(self, keys, chunk, group):
+        """A chunk's shards, by number."""
+        found = {}
+        for shard in range(self._count):
+            item = self._one(EXISTS, keys, chunk, group, shard)
+            if item.status != _lib.OK or item.length == 0:
+                continue
+            buffer = (ctypes.c_uint8 * item.length)()
+            if self._one(GET, keys, chunk, group, shard,
+                         buffer).status == _lib.OK:
+                found[shard] = buffer
+        return found
+
     def flip(self, ids, chunk, group, at):
         """Turns one sign bit in a chunk: that of the number that lies `at`
-        this part of it. Done twice, it is as it was. False: the chunk is not
-        there."""
+        this part of its middle shard. Done twice, it is as it was. False: the
+        chunk is not there."""
         keys = self.keys(ids)
-        item = self._one(EXISTS, keys, chunk, group)
-        if item.status != _lib.OK or item.length == 0:
+        shards = self._shards(keys, chunk, group)
+        if not shards:
             return False
-        buffer = (ctypes.c_uint8 * item.length)()
-        if self._one(GET, keys, chunk, group, buffer).status != _lib.OK:
-            return False
+        one = shards[sorted(shards)[len(shards) // 2]]
         # The last byte of four has the sign of a float, of a bfloat16, and of
         # an fp8 number.
-        buffer[int(at * item.length) // 4 * 4 + 3] ^= 0x80
+        one[int(at * len(one)) // 4 * 4 + 3] ^= 0x80
+        # Removing takes all shards of a chunk: each is put again.
         self._one(REMOVE, keys, chunk, group)
-        return self._one(PUT, keys, chunk, group, buffer).status == _lib.OK
+        return all(self._one(PUT, keys, chunk, group, shard,
+                             buffer).status == _lib.OK
+                   for shard, buffer in shards.items())
 
 
 def prompt(parts, words):

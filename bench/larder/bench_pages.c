@@ -1,3 +1,4 @@
+/* Pages as engines lay them out, for the figures that copy them. One thread. */
 #include "bench_pages.h"
 
 #include <string.h>

@@ -13,8 +13,8 @@
  *           that is stored and moved. A chunk is usable when all its shards
  *           are present.
  *   chain   the keys of a prompt's chunks, each over its parent.
- *   lease   a hold on bytes while somebody reads or fills them.
- *   tier    a place where shards live: dram, ssd.
+ *   lease   a hold on bytes while a caller reads or fills them.
+ *   tier    a place where shards live: dram, ssd, peer, shared.
  *
  * RULES THAT HOLD FOR EVERY CALL
  *   - Memory passed in is the caller's. It is read or written only during the
@@ -22,45 +22,44 @@
  *     call returned or a ticket completed Larder never touches it again.
  *   - Outputs are set only on success, except per-item results, which are
  *     always set for every item of a batch that was accepted.
- *   - Every call may be made from any thread, except that nothing may run
- *     beside larder_close() of the same handle.
- *   - A wrong argument is answered LARDER_E_INVALID, never a crash.
+ *   - Any thread may make any call. Only larder_close() must be alone: no other
+ *     call on the same handle may be running.
+ *   - A wrong argument gives LARDER_E_INVALID, never a crash.
  *   - After fork() the child's copy of a handle answers LARDER_E_FORKED.
  *   - Times are relative, in milliseconds: timeout_ms. LARDER_FOREVER waits.
  *     0 means "the handle's default", option timeout_ms of the URL.
  *
  * STRUCTS THAT GROW
- *   While LARDER_ABI is the same, a program and the library may be of different
- *   builds, and so may a library and a daemon. Nothing moves, because:
+ *   While LARDER_ABI is the same, a program may use a library of another build,
+ *   and a library a daemon of another build. These rules make that possible:
  *   - Parameters begin with field_mask. A field that has a bit is read only if
  *     the bit is set. New fields come at the end, each with a new bit; a bit
  *     that the library does not know is LARDER_E_UNSUPPORTED, so that nothing
  *     that was asked for is left out in silence.
  *   - What Larder fills begins with struct_bytes: sizeof, set by the caller.
  *     Larder fills no more than that, and sets it to what it filled. New fields
- *     come at the end. larder_move_t is read and filled: what a newer caller
- *     has behind the fields that the library knows has to be 0, or it is
+ *     come at the end. larder_move_t is read and filled: if a newer caller sets
+ *     a field that the library does not know to anything but 0, the call gives
  *     LARDER_E_UNSUPPORTED.
- *   - Elements of arrays and structs inside others keep their size. Those that
- *     Larder fills have room left (reserved, 0). What is to be said of an
- *     element later comes in a second array, in the parameters.
+ *   - Elements of arrays, and structs inside other structs, keep their size.
+ *     Those that Larder fills have spare fields (reserved, 0). A new property
+ * of an element comes as a second array in the parameters.
  *   - An array with a place for each tier or cause has LARDER_TIERS_MAX or
  *     LARDER_CAUSES_MAX places, of which the first LARDER_TIER_COUNT or
  *     LARDER_CAUSE_COUNT are used and the others 0. A new tier takes a free
- *     place. (Calls that give one place each would do the same, but a caller
- *     could no longer copy or compare the struct.)
+ *     place.
  *   - Statuses, causes and tiers are added at the end, and no number is used
- *     twice. What a newer daemon says and the library does not know is given
- *     as LARDER_CAUSE_OTHER; LARDER_MISS for a status of an item above zero;
- *     LARDER_E_OTHER for any other status; the last tier for a tier. An unknown
- *     answer is never LARDER_OK.
+ *     twice. If a newer daemon answers with a number that the library does not
+ *     know, the caller gets LARDER_CAUSE_OTHER for a cause, the last tier for a
+ *     tier, LARDER_MISS for an item's status above zero, and LARDER_E_OTHER for
+ *     any other status. An unknown answer never becomes LARDER_OK.
  *
  * CAVEATS
  *   - It is a cache. A put may be forgotten at any time (eviction, a full
  *     disk, a restart before write-behind), and a get may answer
  *     LARDER_MISS for a key that was put. A get never gives other bytes.
- *   - Only the first put of a shard counts; a later one is answered
- *     LARDER_PRESENT and its bytes are not read.
+ *   - Only the first put of a shard counts. A later one gives LARDER_PRESENT,
+ *     and its bytes are not read.
  *   - Callers of one process trust each other, and so do the processes of one
  *     tenant on a daemon, unless it runs with isolation=strict.
  *   - A daemon that cannot be reached, or does not answer in time, means
@@ -148,23 +147,22 @@ typedef enum larder_status {
 /* A constant string, also for values that are no status. Never NULL. */
 LARDER_API const char *larder_status_text(larder_status_t status);
 
-/* What went wrong in this thread's last failed call on any handle, in words
- * with the object's name and what to do. "" if nothing did. Valid until the
- * thread's next call. */
+/* Why this thread's last call on any handle failed: the object, the cause and
+ * what to do. "" if it did not fail. Valid until the thread's next call. */
 LARDER_API const char *larder_last_error(void);
 
 /* Why a get, exists or stage of an item was a miss. */
 #define LARDER_CAUSE_MAP(X)                                                    \
     X(LARDER_CAUSE_NONE, "none")                                               \
     X(LARDER_CAUSE_ABSENT, "absent")     /* never seen here */                 \
-    X(LARDER_CAUSE_EVICTED, "evicted")   /* was here, made room */             \
+    X(LARDER_CAUSE_EVICTED, "evicted")   /* was here, and was evicted */       \
     X(LARDER_CAUSE_CORRUPT, "corrupt")   /* a check failed */                  \
     X(LARDER_CAUSE_STALE, "stale")       /* its space was reset, or its TTL */ \
     X(LARDER_CAUSE_DEADLINE, "deadline") /* not in time */                     \
     X(LARDER_CAUSE_TIER_OFF, "tier_off") /* only on a tier that is off */      \
     X(LARDER_CAUSE_FULL, "full")         /* no room in dram to stage it */     \
     X(LARDER_CAUSE_IO, "io")             /* the read failed */                 \
-    X(LARDER_CAUSE_OFFLINE, "offline")   /* the node was not to be reached */  \
+    X(LARDER_CAUSE_OFFLINE, "offline")   /* the node could not be reached */   \
     X(LARDER_CAUSE_PAUSED, "paused")     /* the node is paused */              \
     X(LARDER_CAUSE_OTHER, "other")       /* one that only the daemon knows */
 
@@ -208,8 +206,8 @@ typedef enum larder_log_level {
     LARDER_LOG_DEBUG
 } larder_log_level_t;
 
-/* Called from any thread, with locks of Larder's held: it must not call Larder,
- * and should return soon. */
+/* Larder calls it from any thread and may hold its locks meanwhile. So it must
+ * not call Larder, and must not block. */
 typedef void (*larder_log_fn)(void *arg, larder_log_level_t level,
                               const char *line);
 
@@ -229,9 +227,9 @@ typedef struct larder_open_params {
  * Opens a node. url says where it is:
  *
  *   embed:DIR[,DIR...]?option=value&...   in this process. Each DIR holds a
- *       part of the SSD tier, on its own disk if it shall help; it is created
- *       if it is missing, and locked until the handle is closed. "embed:"
- *       without a DIR is DRAM only.
+ *       part of the SSD tier; use one DIR for each disk. A DIR is created if it
+ *       does not exist, and locked until the handle is closed. "embed:" without
+ *       a DIR is DRAM only.
  *   unix:PATH?...            a daemon on this host, through shared memory
  *   tcp://HOST:PORT[,...]?...  a daemon elsewhere; several addresses are
  *       alternatives for the same one
@@ -244,14 +242,13 @@ typedef struct larder_open_params {
  *   st = larder_open("unix:/run/larder/larder.sock", NULL, &lar);
  *
  * Fails with LARDER_E_INVALID (a bad URL), _LOCKED, _VERSION, _CORRUPT (both
- * superblocks damaged), _NO_MEMORY, _IO, _DENIED (a directory that this process
- * cannot make or write in: no permission, no directory, read-only). A directory
- * that cannot be written because its disk is full or failing is no reason to
- * fail: it starts off.
+ * superblocks damaged), _NO_MEMORY, _IO, _DENIED (this process may not create
+ * or write the directory: no permission, not a directory, read-only). If a disk
+ * is full or failing, opening succeeds and that disk starts off.
  * With a daemon also _OFFLINE (it cannot be reached; not with connect=lazy),
- * _DENIED (the token, the uid or the certificate is not good), _VERSION (no
- * protocol version in common). It has timeout_ms for that, and where it fails
- * waits for the system's resolver, if HOST is a name that is being looked up.
+ * _DENIED (the daemon refuses the token, the uid or the certificate), _VERSION
+ * (no protocol version in common). Opening takes at most timeout_ms, plus the
+ * time that the system's resolver needs for HOST.
  */
 LARDER_API larder_status_t larder_open(const char *url,
                                        const larder_open_params_t *params,
@@ -260,13 +257,13 @@ LARDER_API larder_status_t larder_open(const char *url,
 /*
  * Writes down what it can within the timeout, ends every lease and ticket of
  * the handle, frees it and sets *lar_p to NULL. A NULL handle is fine, so that
- * a second close of the same variable does nothing. LARDER_E_DEADLINE: closed
- * all the same, with saves that were only in DRAM lost. What a disk was asked
- * for that does not answer two seconds later stays with it for good, with the
- * node's memory and threads; the log says so. Spaces and leases of the
- * handle answer LARDER_E_CLOSED from then on, and are still to be freed. A
- * daemon keeps what was saved and writes it down by itself: waited for is only
- * that it has heard of it.
+ * a second close of the same variable does nothing. LARDER_E_DEADLINE: the
+ * handle is closed, and saves that were only in DRAM are lost. If a disk still
+ * has not answered a request two seconds later, the node's memory and threads
+ * are left behind for good, and the log says so. Spaces and leases of the
+ * handle answer LARDER_E_CLOSED from then on; the caller still frees them. A
+ * daemon keeps what was saved and writes it down by itself: closing waits only
+ * until the daemon knows of every save.
  */
 LARDER_API larder_status_t larder_close(larder_t **lar_p, uint32_t timeout_ms);
 
@@ -284,10 +281,10 @@ enum {
 /*
  * Everything that changes what the bytes mean goes into the descriptor: model
  * fingerprint, dtype, layout, groups... Larder hashes it and does not read it.
- * Tenant, shards and chunk_tokens are hashed along. The label is not: it only
- * stands beside the space's id where people look. Its first LARDER_LABEL_MAX
- * bytes count, and what is no printable ASCII is shown as '?'. The last one
- * that was given stays until the node ends.
+ * Tenant, shards and chunk_tokens are hashed with it. The label is not: it is
+ * only shown beside the space's id. Its first LARDER_LABEL_MAX bytes count, and
+ * a byte that is not printable ASCII is shown as '?'. The node keeps the last
+ * label that it was given.
  */
 typedef struct larder_space_params {
     uint64_t field_mask;
@@ -301,19 +298,19 @@ typedef struct larder_space_params {
     uint32_t shards;       /* per chunk, 1...128; default 1 */
     uint32_t chunk_tokens; /* tokens per chunk, 1...65536; default 256 */
     const char *label;     /* what people call it, such as "Qwen3-8B bf16" */
-    /* What a chunk of all shards and groups has, where all who use the space
-     * say the same: a cluster then keeps runs of consecutive chunks, of 16 MiB
-     * together at most, on one member. It goes into the keys of larder_chain(),
-     * not into the space's name: other figures give other keys. 0: each chunk
-     * is kept by itself. */
+    /* Bytes of a chunk over all shards and groups. All users of the space must
+     * give the same number: it changes the keys of larder_chain(), not the
+     * space's name. A cluster then keeps runs of consecutive chunks, at most
+     * 16 MiB each, on one member. 0: it places every chunk by itself. */
     uint64_t chunk_bytes;
 } larder_space_params_t;
 
-/* Opens a space; the same parameters give the same space on every node. A node
- * and its directories remember a check value of each tenant's secret, the one
- * that its operator gave or under which something was first saved, removed or
- * reset: another one is refused with LARDER_E_SECRET, here, or, if the space
- * was open before, by those three. One that is off meanwhile is not asked. */
+/* Opens a space. The same parameters give the same space on every node. A node
+ * and its directories remember a check value of each tenant's secret: the
+ * secret that the operator configured, or else the one of the tenant's first
+ * save, remove or reset. Another secret gives LARDER_E_SECRET: here, or, if the
+ * space was open before, at the next save, remove or reset. A directory that is
+ * off is not asked. */
 LARDER_API larder_status_t
 larder_space_open(larder_t *lar, const larder_space_params_t *params,
                   larder_space_t **space_p);
@@ -321,16 +318,17 @@ larder_space_open(larder_t *lar, const larder_space_params_t *params,
 /* Frees the handle (never the data) and sets it to NULL. NULL is fine. */
 LARDER_API void larder_space_close(larder_space_t **space_p);
 
-/* Drops everything in the space, in O(1), durably: once this returned
- * LARDER_OK no get gives bytes that were put before it, not even after a loss
- * of power. LARDER_E_IO: dropped in this process, but a directory could not
- * record it and stays off until it can. LARDER_E_TIER_OFF: dropped on this
- * node, which uses nothing of the space in the shared tier until that has heard
- * of it; other nodes may. LARDER_E_LIMIT: a directory has no room to record one
- * more space (of 2,000; a tenant has half of them at most where there are
- * several), and nothing was dropped. LARDER_E_DEADLINE: in an embedded node
- * dropped in this process, and recorded as soon as the disk has answered; on a
- * daemon, and with _OFFLINE, the reset may or may not happen. */
+/* Drops everything in the space, in O(1) and durably: after LARDER_OK no get
+ * gives bytes that were put before the reset, not even after a loss of power.
+ *   LARDER_E_IO        dropped in this process, but a directory could not
+ * record it. That directory stays off until it can. LARDER_E_TIER_OFF  dropped
+ * on this node. The shared tier could not record it: until it has, this node
+ * uses nothing of the space there, but other nodes may. LARDER_E_LIMIT nothing
+ * was dropped: a directory records the resets of 2,000 spaces at most (a
+ * tenant's: of half of them, if there are several tenants). LARDER_E_DEADLINE
+ * in an embedded node: dropped in this process, and recorded as soon as the
+ * disk answers. On a daemon, and with LARDER_E_OFFLINE: it may or may not have
+ * happened. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 
@@ -340,7 +338,7 @@ typedef struct larder_key {
     uint8_t hash[LARDER_KEY_BYTES];
 } larder_key_t;
 
-/* Stands for a lease: larder_lease_token(). */
+/* Names a lease in other processes: larder_lease_token(). */
 typedef struct larder_token {
     uint8_t bytes[16];
 } larder_token_t;
@@ -367,8 +365,8 @@ typedef struct larder_chain_params {
 } larder_chain_params_t;
 
 /* Hashes the full chunks of token_count tokens into keys: token_count /
- * chunk_tokens of them, which must not exceed keys_max. A rest of tokens that
- * fills no chunk is ignored. Pure computation. */
+ * chunk_tokens of them, which must not exceed keys_max. Tokens after the last
+ * full chunk are ignored. Pure computation. */
 LARDER_API larder_status_t larder_chain(const larder_space_t *space,
                                         const uint32_t *tokens,
                                         size_t token_count,
@@ -379,10 +377,10 @@ LARDER_API larder_status_t larder_chain(const larder_space_t *space,
 /* Why a stage did not try all that it found. */
 typedef enum larder_limit {
     LARDER_LIMIT_NONE,
-    LARDER_LIMIT_TIER,   /* it lies in a tier that shall not be used */
-    LARDER_LIMIT_SLOWER, /* to compute it is faster than to load it */
-    LARDER_LIMIT_BYTES,  /* it is more than bytes_max: nothing was tried */
-    LARDER_LIMIT_OTHER,  /* one that only the daemon knows */
+    LARDER_LIMIT_TIER,   /* the rest is in a tier that `tiers` excludes */
+    LARDER_LIMIT_SLOWER, /* computing the rest is faster than loading it */
+    LARDER_LIMIT_BYTES,  /* more than bytes_max: nothing was tried */
+    LARDER_LIMIT_OTHER,  /* a reason that only a newer daemon knows */
     LARDER_LIMIT_COUNT
 } larder_limit_t;
 
@@ -393,10 +391,10 @@ typedef struct larder_match {
     uint64_t load_us; /* expected time to load all of it, from measured speed */
     uint32_t tier_chunks[LARDER_TIERS_MAX]; /* by the slowest tier needed */
     uint64_t tier_bytes[LARDER_TIERS_MAX];
-    /* Of a stage, else 0: how many chunks were there, how many of them it was
-     * worth to stage (larder_stage_params_t), and why not all; and of those:
-     * the time and the bytes that loading them was expected to take, and how
-     * many of these bytes lay below dram. */
+    /* Of a stage; 0 of a match. found: chunks that were there. tried: how many
+     * of them were worth staging (larder_stage_params_t), and limit: why not
+     * all. Then, of those that were tried: the expected time and bytes of
+     * loading them, and how many of these bytes were below dram. */
     uint32_t found, tried;
     larder_limit_t limit;
     uint32_t reserved;
@@ -411,20 +409,21 @@ LARDER_API larder_status_t larder_match(larder_space_t *space,
 
 /* ---- requests -----------------------------------------------------------
  *
- * What is kept in DRAM is chosen by what the node learns of requests: which
- * chains come back, and when. So it should hear of each request once, whole:
- * larder_stage(), larder_prefix_stage(), larder_prefix_save() and _reserve()
- * tell of the chain they are given by themselves, and if that is all of it
- * there is nothing to do. Whoever knows more says so with larder_announce();
- * from then on this space handle's other calls tell nothing.
+ * The node learns from requests which chains come back, and when, and keeps in
+ * DRAM what is likely to be used again. So it should see each request once,
+ * with its whole chain. larder_stage(), larder_prefix_stage(),
+ * larder_prefix_save() and _reserve() announce the chain that they are given;
+ * if that is the whole chain, there is nothing to do. A caller that knows more
+ * calls larder_announce(). From then on the other calls on this space handle
+ * announce nothing.
  */
 enum {
-    LARDER_HINT_CLASS = 0x03,    /* 1-3: kinds of application that come back in
-                                    different ways, whatever they are */
-    LARDER_HINT_CLOSED = 0x04,   /* nothing will follow in this session */
-    LARDER_HINT_TEMPLATE = 0x08, /* others will begin with this chain */
-    LARDER_HINT_OVER = 0x10,     /* no request: the session whose last request
-                                    this was is over */
+    LARDER_HINT_CLASS = 0x03,    /* 1-3: kinds of application whose requests
+                                    come back in different ways */
+    LARDER_HINT_CLOSED = 0x04,   /* the last request of its session */
+    LARDER_HINT_TEMPLATE = 0x08, /* other requests will begin with this chain */
+    LARDER_HINT_OVER = 0x10, /* not a request: the session whose last request
+                                had this chain is over */
 };
 
 enum {
@@ -435,20 +434,20 @@ enum {
 
 typedef struct larder_announce_params {
     uint64_t field_mask;
-    uint64_t id;     /* equal for one and the same request, told more than once;
-                        without one, the same chain within a second */
+    uint64_t id;     /* the same number means the same request, announced again;
+                        without one: the same chain within a second */
     uint32_t tokens; /* of the whole prompt; default: those of its chunks */
     uint32_t hint;   /* LARDER_HINT_*; a wrong one costs hits */
 } larder_announce_params_t;
 
-/* Somebody is about to use this chain: the whole of it, not what was found.
- * Before it is staged. Nothing is looked up, nothing held. A daemon that cannot
- * be told is no failure: LARDER_OK. */
+/* Announces a request: give the whole chain, not only what was found, before
+ * staging it. Nothing is looked up and nothing is held. If the daemon cannot be
+ * reached the call still gives LARDER_OK. */
 LARDER_API larder_status_t
 larder_announce(larder_space_t *space, const larder_key_t *keys, size_t count,
                 const larder_announce_params_t *params, uint32_t timeout_ms);
 
-/* ---- leases ------------------------------------------------------------- */
+/* ---- routers ------------------------------------------------------------ */
 
 enum {
     LARDER_DESCRIBE_KIND = 1u << 0,
@@ -472,25 +471,29 @@ typedef struct larder_describe_params {
 } larder_describe_params_t;
 
 /*
- * Tells a daemon which tokens chunks hold, and what the engine calls the blocks
- * in them, so that it can say to routers where a prompt is. first: the number
- * of the first chunk; keys: of count chunks from that one on; tokens: of the
- * whole prompt up to their end; hashes: of all blocks in them, hash_bytes each;
- * parent: the hash of the block before them, NULL with first 0. The chunks need
- * not be there yet.
+ * Tells a daemon which tokens the chunks hold and how the engine names the
+ * blocks in them, so that the daemon can tell routers where a prompt is.
+ *   first   the number of the first chunk
+ *   keys    the keys of `count` chunks from that one on
+ *   tokens  the tokens of the prompt up to the end of these chunks
+ *   hashes  the hashes of all blocks in these chunks, hash_bytes each
+ *   parent  the hash of the block before them; NULL if first is 0
+ * The chunks need not be saved yet.
  *
- * LARDER_DECLINED: the node does not want to know (option query), which costs
- * no round trip; nor does an embedded node.
+ * LARDER_DECLINED: the node does not collect this (option query, and every
+ * embedded node). That costs no round trip.
  */
 LARDER_API larder_status_t larder_describe(
     larder_space_t *space, const larder_key_t *keys, size_t first, size_t count,
     const uint32_t *tokens, const void *hashes, const void *parent,
     const larder_describe_params_t *params, uint32_t timeout_ms);
 
+/* ---- leases ------------------------------------------------------------- */
+
 /*
  * Brings the longest prefix of the chain into DRAM, checks it, and holds it
- * there until larder_release() or larder_close(). What was staged is in
- * match_p->chunks; zero chunks give LARDER_MISS and no lease.
+ * there until larder_release() or larder_close(). match_p->chunks says how many
+ * chunks were staged. If none was: LARDER_MISS, and no lease.
  */
 LARDER_API larder_status_t larder_stage(larder_space_t *space,
                                         const larder_key_t *keys, size_t count,
@@ -498,14 +501,14 @@ LARDER_API larder_status_t larder_stage(larder_space_t *space,
                                         larder_lease_t **lease_p,
                                         larder_match_t *match_p);
 
-/* Where a leased shard lies, for reading in place. Gives up to seg_max
- * segments and their number in *seg_count_p; LARDER_E_SIZE (with the number
- * set) if they are more. The memory is valid until the lease is released;
- * writing to it is forbidden, and impossible in that of a daemon.
+/* Where a leased shard is in memory, for reading in place. Fills up to seg_max
+ * segments and sets *seg_count_p to their number; LARDER_E_SIZE (the number is
+ * set) if there are more. The memory is valid until the lease is released. It
+ * must not be written; a daemon's memory is mapped read-only.
  *
- * Over TCP the shard is fetched at the first call. LARDER_E_STALE: the daemon
- * that held it is gone; addresses given before stay readable until the lease
- * is released, but what lies there is no longer kept as it is. */
+ * Over TCP the first call fetches the shard. LARDER_E_STALE: the daemon that
+ * held it is gone. Addresses that were given before stay readable until the
+ * lease is released, but the bytes there may change. */
 LARDER_API larder_status_t larder_lease_segments(const larder_lease_t *lease,
                                                  uint32_t chunk, uint16_t shard,
                                                  struct iovec *seg,
@@ -513,17 +516,17 @@ LARDER_API larder_status_t larder_lease_segments(const larder_lease_t *lease,
                                                  uint32_t *seg_count_p);
 
 /* Ends a lease and sets it to NULL. NULL is fine. A reservation that was not
- * committed is given back: nobody will have seen it. */
+ * committed is dropped, and no reader has seen its bytes. */
 LARDER_API void larder_release(larder_lease_t **lease_p);
 
 /* ---- shards ------------------------------------------------------------- */
 
 enum {
     LARDER_PUT_PIN = 1u << 0, /* soft pin: evict others first */
-    /* larder_move_t: the request was announced, by another process perhaps */
+    /* larder_move_t: this or another process has announced the request */
     LARDER_PUT_ANNOUNCED = 1u << 1,
 };
-/* larder_move_t: what a save that tells of its request says of it. */
+/* larder_move_t: the hint of a save that announces its request. */
 #define LARDER_PUT_HINT(hint) ((uint32_t)(hint) << 8)
 
 typedef struct larder_item {
@@ -540,14 +543,15 @@ typedef struct larder_item {
     /* results */
     larder_status_t status;
     larder_cause_t cause; /* of a LARDER_MISS */
-    size_t length;        /* get, exists: bytes of the shard; exists of one
-                             that is on ssd only: rounded up to a block */
+    size_t length;        /* get, exists: bytes of the shard; exists, if it is
+                             on ssd only: rounded up to a block */
 } larder_item_t;
 
 typedef enum larder_op {
-    LARDER_OP_PUT,    /* put if absent; item: OK, PRESENT, DECLINED (what is in
-                         dram is worth more, and no tier is below), E_FULL... */
-    LARDER_OP_GET,    /* item: OK, MISS with its cause, E_SIZE... */
+    LARDER_OP_PUT, /* put if absent; item: OK, PRESENT, DECLINED (other chunks
+                      in dram are worth more, and there is no lower tier),
+                      E_FULL... */
+    LARDER_OP_GET, /* item: OK, MISS with its cause, E_SIZE... */
     LARDER_OP_EXISTS, /* item: OK or MISS; no input or output */
     LARDER_OP_REMOVE, /* item: OK or MISS; durable when it returns */
     LARDER_OP_COUNT
@@ -571,15 +575,14 @@ typedef struct larder_op_params {
 } larder_op_params_t;
 
 /*
- * Blocking. The return value is that of the batch as a whole: LARDER_OK if it
- * was carried out, whatever became of its items; each item has its own status.
- * One bad item spares its siblings. E_INVALID: the batch itself was malformed
- * and no item was looked at.
+ * Runs a batch and waits for it. LARDER_OK means that the batch was carried
+ * out; each item has its own status. A bad item does not affect the others.
+ * E_INVALID: the batch itself was malformed, and no item was looked at.
  *
- * A get whose buffers are smaller than the shard gets E_SIZE and the length;
- * nothing is written. Larger buffers are filled up to the length.
- * A get that misses may have written to its buffers, which must not overlap
- * each other: E_OVERLAP where that is seen.
+ * A get whose buffers are smaller than the shard gets E_SIZE and the length,
+ * and nothing is written. Larger buffers are filled up to the length. A get
+ * that misses may have written to its buffers. Buffers must not overlap each
+ * other: E_OVERLAP if Larder notices.
  */
 LARDER_API larder_status_t larder_run(larder_space_t *space, larder_op_t op,
                                       larder_item_t *items, size_t count,
@@ -587,10 +590,10 @@ LARDER_API larder_status_t larder_run(larder_space_t *space, larder_op_t op,
 
 /* ---- saving in place ----------------------------------------------------
  *
- * For who makes the bytes where they shall lie (a GPU, a NIC): reserve room,
- * write into the arena, commit. What is reserved is seen by nobody until it is
- * committed, and is given back by larder_release(), larder_close() or the end
- * of the process. Reserved shards count against the handle's option leases.
+ * For devices that can write into the arena themselves (a GPU, a NIC): reserve
+ * memory, write into it, commit. No reader sees a reserved shard before it is
+ * committed. larder_release(), larder_close() and the end of the process drop
+ * it. Reserved shards count against the handle's option leases.
  *
  *   st = larder_reserve(space, items, lengths, n, 0, &lease);
  *   for each item with status LARDER_OK:
@@ -599,9 +602,9 @@ LARDER_API larder_status_t larder_run(larder_space_t *space, larder_op_t op,
  *   st = larder_commit(&lease, NULL, crcs, statuses, 0);
  */
 
-/* Reserves lengths[i] bytes for each item (its iov is not looked at). The item
- * says what came of it: LARDER_OK, LARDER_PRESENT, E_FULL, E_SIZE... *lease_p
- * is NULL when no item got room. */
+/* Reserves lengths[i] bytes for each item (its iov is not used). The item's
+ * status is LARDER_OK, LARDER_PRESENT, E_FULL, E_SIZE... *lease_p is NULL if
+ * nothing was reserved. */
 LARDER_API larder_status_t larder_reserve(larder_space_t *space,
                                           larder_item_t *items,
                                           const size_t *lengths, size_t count,
@@ -609,40 +612,40 @@ LARDER_API larder_status_t larder_reserve(larder_space_t *space,
                                           larder_lease_t **lease_p);
 
 /* Where the bytes of item number `item` go: as larder_lease_segments(), but
- * for writing. E_INVALID: it got no room. The memory is valid until the lease
- * is committed or released. */
+ * for writing. E_INVALID: nothing is reserved for it. The memory is valid until
+ * the lease is committed or released. */
 LARDER_API larder_status_t larder_reserve_segments(const larder_lease_t *lease,
                                                    size_t item,
                                                    struct iovec *seg,
                                                    uint32_t seg_max,
                                                    uint32_t *seg_count_p);
 
-/* Makes the shards visible and ends the lease, whatever comes of it. NULL or
- * an array of one for each item of the reserve:
- *   keep      zero: this one is given back instead; NULL: all are kept
- *   crcs      CRC-32C (Castagnoli) of the item's bytes as they were at their
- *             source: larder_crc32c(). NULL: computed here, by reading the
- *             memory; not with a daemon by shared memory (E_INVALID, nothing is
- *             kept), where other processes of the tenant could have written to
- *             it meanwhile, and their bytes would be taken for these
- *   statuses  what came of each: LARDER_OK, E_STALE (reset meanwhile),
- *             E_CANCELED (not kept), its status of the reserve (no room)...
- * Over TCP this is where the bytes are sent. */
+/* Makes the shards visible and ends the lease, also if it fails. Each array has
+ * one element for each item of the reserve, or is NULL:
+ *   keep      zero: this item is dropped; NULL: all are kept
+ *   crcs      CRC-32C (Castagnoli) of the item's bytes at their source:
+ *             larder_crc32c(). NULL: Larder reads the memory and computes it.
+ *             With a daemon by shared memory crcs are required (E_INVALID, and
+ *             nothing is kept), because another process of the tenant could
+ *             have changed that memory.
+ *   statuses  the result of each: LARDER_OK, E_STALE (the space was reset
+ *             meanwhile), E_CANCELED (not kept), or its status of the reserve
+ * Over TCP the commit sends the bytes. */
 LARDER_API larder_status_t larder_commit(larder_lease_t **lease_p,
                                          const uint8_t *keep,
                                          const uint32_t *crcs,
                                          larder_status_t *statuses,
                                          uint32_t timeout_ms);
 
-/* The CRC-32C of bytes that follow those of crc (0: none do). */
+/* The CRC-32C of bytes that come after those of crc; 0: there are none. */
 LARDER_API uint32_t larder_crc32c(uint32_t crc, const void *bytes,
                                   size_t count);
 
 /* ---- tickets ------------------------------------------------------------ */
 
 /* larder_run() without waiting. items, and all that they point to, belong to
- * Larder until the ticket completes. E_BUSY: too many tickets (option
- * tickets); drain some. */
+ * Larder until the ticket completes. E_BUSY: too many tickets are under way
+ * (option tickets); drain some. */
 typedef uint64_t larder_ticket_t;
 
 LARDER_API larder_status_t larder_submit(larder_space_t *space, larder_op_t op,
@@ -666,23 +669,23 @@ LARDER_API larder_status_t larder_drain(larder_t *lar, larder_completion_t *out,
                                         size_t max, uint32_t timeout_ms,
                                         size_t *count_p);
 
-/* Asks a ticket to end soon. It completes as always, its unfinished items with
- * E_CANCELED. Unknown or completed tickets: LARDER_MISS. */
+/* Cancels a ticket. It still completes; items that were not finished have
+ * E_CANCELED. LARDER_MISS: there is no such ticket, or it has completed. */
 LARDER_API larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket);
 
 /* ---- the rest ----------------------------------------------------------- */
 
-/* Returns when every save accepted before it has reached the tier (for ssd:
- * and is synced). E_DROPPED: some did not get there. For ssd: since the node's
- * last flush they had to make room before, or were lost; for shared: while this
- * flush ran a write failed (what makes room before its turn is only counted:
- * offers_evicted). E_TIER_OFF: the tier is off. */
+/* Waits until every save that was accepted before has reached the tier (ssd:
+ * and is synced). E_TIER_OFF: the tier is off. E_DROPPED: some saves did not
+ * reach it. For ssd: since the node's last flush, some were evicted before they
+ * were written, or a write failed. For shared: a write failed during this flush
+ * (evictions before the write are only counted: offers_evicted). */
 LARDER_API larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
                                         uint32_t timeout_ms);
 
-/* Tells the node about memory that will be used in items, so that transports
- * can prepare it. Embedded nodes only keep the record; using memory that was
- * not registered is fine. The range must not overlap another. */
+/* Announces memory that will be used in items, so that transports can prepare
+ * it. Memory that was not registered can be used, too. Embedded nodes only keep
+ * a record of it. Ranges must not overlap. */
 typedef enum larder_memory_kind {
     LARDER_MEMORY_HOST,
     LARDER_MEMORY_CUDA
@@ -722,9 +725,9 @@ LARDER_API larder_status_t larder_memory_deregister(larder_t *lar, void *base);
  */
 
 /*
- * Engine memory may be a GPU's. It is opened once in a process, given to the
- * layouts that lie in it, and attached to handles; it is closed after them.
- * Nothing of CUDA is needed to build Larder or to run it without a GPU.
+ * Engine memory may be a GPU's. Open the GPU once in a process, give it to the
+ * layouts in its memory, and attach it to handles. Close it after them. Larder
+ * builds, and runs without a GPU, without anything of CUDA.
  */
 typedef struct larder_gpu larder_gpu_t;
 
@@ -748,9 +751,9 @@ LARDER_API larder_status_t larder_gpu_open(const larder_gpu_params_t *params,
                                            larder_gpu_t **gpu_p);
 LARDER_API void larder_gpu_close(larder_gpu_t **gpu_p);
 
-/* From now on the memory that a daemon shares with this handle is registered
- * with the GPU, in the background: what is there already, and what comes. Once
- * for a handle, before its first use with such a layout. */
+/* Registers the memory that a daemon shares with this handle with the GPU: what
+ * is mapped now, and what will be mapped later, in the background. Call it once
+ * for a handle, before its first use with a layout in GPU memory. */
 LARDER_API larder_status_t larder_gpu_attach(larder_t *lar, larder_gpu_t *gpu);
 
 typedef struct larder_gpu_stats {
@@ -771,9 +774,9 @@ typedef struct larder_region {
     size_t bytes;
 } larder_region_t;
 
-/* Where a layer keeps its pages: block b's at offset + b * stride. Layers of
- * different groups may lie in the same place: a block is one group's at a
- * time. */
+/* Where a layer keeps its pages: that of block b at offset + b * stride. Layers
+ * of different groups may share memory, because a block belongs to one group at
+ * a time. */
 typedef struct larder_layer {
     const char *name; /* for messages */
     uint32_t region;
@@ -866,10 +869,10 @@ typedef struct larder_layout_params {
 
 typedef struct larder_layout larder_layout_t;
 
-/* Checks every region and layer, and copies what it needs. Whatever is out of
- * bounds refuses the whole: LARDER_E_INVALID or _SIZE, and larder_last_error()
- * names it. So do regions, or layers of one group, that share bytes:
- * LARDER_E_OVERLAP. */
+/* Checks every region and layer, and copies what it needs. If one of them is
+ * out of bounds, the call fails with LARDER_E_INVALID or _SIZE; if regions, or
+ * layers of one group, share bytes, with LARDER_E_OVERLAP. larder_last_error()
+ * names it. */
 LARDER_API larder_status_t larder_layout_create(
     const larder_layout_params_t *params, larder_layout_t **layout_p);
 /* NULL is fine. No transfer with it may be under way. */
@@ -880,9 +883,9 @@ LARDER_API void larder_layout_destroy(larder_layout_t **layout_p);
  * model_layers of all groups. 1: its pages are opaque, and the space's shards
  * are the caller's to number (larder_move_t.shard). 0: layout is NULL. */
 LARDER_API uint32_t larder_layout_slices(const larder_layout_t *layout);
-/* Of those, how many this rank saves, and how many it loads. They differ where
- * it holds a part of a slice only, which another rank may not have whole
- * either: then nothing that needs that slice is ever usable. */
+/* How many of these slices this rank saves, and how many it loads. The numbers
+ * differ if the rank holds only a part of a slice. If no rank holds a slice
+ * whole, nobody saves it, and no chunk that needs it is ever usable. */
 LARDER_API uint32_t larder_layout_saves(const larder_layout_t *layout,
                                         uint16_t group);
 LARDER_API uint32_t larder_layout_loads(const larder_layout_t *layout,
@@ -892,9 +895,9 @@ LARDER_API uint32_t larder_layout_loads(const larder_layout_t *layout,
  * opaque, its shard. 0: no such group, or no layers. */
 LARDER_API size_t larder_layout_bytes(const larder_layout_t *layout,
                                       uint16_t group);
-/* Of a chunk's blocks in a group: how many at its front no shard holds, since
- * the window, or the state, at the chunk's end does without. A save reads the
- * others, whatever these are. 0 also: no such group. */
+/* How many of a chunk's first blocks in a group no shard holds, because the
+ * window, or the state, at the chunk's end does not need them. A save does not
+ * read them. 0 also: no such group. */
 LARDER_API uint32_t larder_layout_first_block(const larder_layout_t *layout,
                                               uint16_t group);
 
@@ -926,37 +929,39 @@ enum {
     LARDER_STAGE_PROMISED = 1u << 6,
 };
 
-/* What is worth staging: what is not, is found and left where it is. */
+/* What is worth staging. The rest is reported as found, and stays where it is.
+ */
 typedef struct larder_stage_params {
     uint64_t field_mask;
-    uint32_t tiers;         /* 1 << tier for each that may be used; all */
-    uint32_t below_percent; /* what lies below dram takes so much of the time
-                               that the node expects; 100 */
-    uint64_t bytes_max;     /* nothing is staged if it were more; no bound */
-    uint64_t chunk_ns;      /* to compute a chunk takes so long: only what loads
-                               faster is staged. 0: whatever is there */
-    uint64_t dram_speed;    /* bytes a second of loads from dram, as the caller
-                               has measured them; as the node has */
-    /* The node's cluster: this member is asked for what the node lacks, besides
-     * those that own it, and bytes come from it if it has them. Advice: a name
-     * that is no member's is ignored, and a wrong one costs nothing but the
-     * question. 1 to 63 bytes */
+    uint32_t tiers; /* 1 << tier for each that may be used; default: all */
+    uint32_t below_percent; /* correction of the node's estimate for bytes below
+                               dram: they take this much of it; default 100 */
+    uint64_t bytes_max;     /* stage nothing if it is more; default: no limit */
+    uint64_t chunk_ns;   /* time to compute a chunk: only what loads faster is
+                            staged. Default 0: all that is there */
+    uint64_t dram_speed; /* bytes a second of loads from dram, measured by the
+                            caller; default: as the node measured */
+    /* In a cluster: asks this member, too, for what the node does not have, and
+     * takes the bytes from it if it has them. It is advice: the name of no
+     * member is ignored, and a member that does not have it costs one question.
+     * 1 to 63 bytes */
     const char *member;
 } larder_stage_params_t;
 
-/* The same, brought into DRAM and held until the lease is released: in one
- * round trip, which waits for disks if need be. With chunk_ns it does not wait
- * longer than to compute half of it takes, or twice what was expected. params:
- * NULL: whatever is there. LARDER_MISS: nothing is held, *lease_p is NULL, and
- * *out says what was found. The bytes are checked when they are loaded. */
+/* As larder_prefix_match(), and brings the prefix into DRAM and holds it until
+ * the lease is released, in one round trip. It waits for disks if it must; with
+ * chunk_ns at most half the time of computing the prefix, or twice the expected
+ * time of loading it. params NULL: stages all that is there. LARDER_MISS:
+ * nothing is held, *lease_p is NULL, and *out says what was found. The bytes
+ * are checked when they are loaded. */
 LARDER_API larder_status_t larder_prefix_stage(
     larder_space_t *space, const larder_layout_t *layout,
     const larder_key_t *keys, size_t count, const larder_stage_params_t *params,
     uint32_t timeout_ms, larder_lease_t **lease_p, larder_match_t *out);
 
-/* What stands for a lease in other processes of the tenant: who has it loads
- * what is held without looking for it again (larder_move_t.token), until the
- * lease ends. All zeros: none, as of a lease in an embedded node. */
+/* The token of a lease. With it (larder_move_t.token) any process of the tenant
+ * loads what the lease holds without another lookup, until the lease ends. All
+ * zeros: the lease has none, as in an embedded node. */
 LARDER_API larder_status_t larder_lease_token(const larder_lease_t *lease,
                                               larder_token_t *token);
 
@@ -967,10 +972,11 @@ LARDER_API larder_status_t larder_lease_token(const larder_lease_t *lease,
  *
  *   prefill: larder_promise() when the request arrives; larder_prefix_save() as
  *            it computes; larder_handoff(ANSWERED) when it answers, with the
- *            token in its answer
+ *            token and the member's name in its answer
  *   decode:  larder_prefix_stage() with LARDER_STAGE_PROMISED, which waits for
- *            what has not come yet; larder_handoff(RENEW) every few seconds
- *            until it is staged; then larder_handoff(OVER)
+ *            what has not come yet, and with LARDER_STAGE_MEMBER, if that is
+ * not its own node; larder_handoff(RENEW) every few seconds until it is staged;
+ * then larder_handoff(OVER)
  *
  * What is promised and there is held: it is not evicted, up to a quarter of the
  * tenant's dram. The hold ends with OVER, or 30 s after the answer or the last
@@ -987,20 +993,24 @@ typedef enum larder_handoff {
 
 /* Promises that the chunks which a prefix of all these keys needs will be
  * saved, by whichever session of the tenant. token: the caller's, and of this
- * promise alone: it is made of randomness. E_LIMIT: the tenant has promised
- * 65,536 chunks already. E_UNSUPPORTED: the daemon is older than this. */
-LARDER_API larder_status_t larder_promise(larder_space_t *space,
-                                          const larder_layout_t *layout,
-                                          const larder_key_t *keys,
-                                          size_t count,
-                                          const larder_token_t *token,
-                                          uint32_t timeout_ms);
+ * promise alone: it is made of randomness. member: NULL, or becomes the node's
+ * name among the members of its cluster; "": it is in none. E_LIMIT: the tenant
+ * has promised 65,536 chunks already. E_UNSUPPORTED: the daemon is older than
+ * this. */
+#define LARDER_MEMBER_BYTES 64u
+LARDER_API larder_status_t larder_promise(
+    larder_space_t *space, const larder_layout_t *layout,
+    const larder_key_t *keys, size_t count, const larder_token_t *token,
+    uint32_t timeout_ms, char member[LARDER_MEMBER_BYTES]);
 
 /* Says something of a promise; any session of the tenant may, any number of
- * times. LARDER_MISS: there is no such promise, or not any more. */
+ * times. LARDER_MISS: there is no such promise, or not any more. member: the
+ * one that was promised to, which the node tells without waiting for it; NULL
+ * or "": the node itself. E_INVALID: the node's cluster has no such member. */
 LARDER_API larder_status_t larder_handoff(larder_space_t *space,
                                           const larder_token_t *token,
                                           larder_handoff_t what,
+                                          const char *member,
                                           uint32_t timeout_ms);
 
 /* Authenticates bytes under the secret of the space's tenant: an HMAC-SHA-256.
@@ -1039,69 +1049,67 @@ typedef struct larder_move {
     larder_token_t token;
 } larder_move_t;
 
-/* Saves every chunk that ends after token `begin` and not after `end`. Blocks
- * that the table lacks or that are the null block: the shard is skipped. The
- * return value is that of the whole; LARDER_OK with failed > 0 means that some
- * shards were not kept. */
+/* Saves every chunk that ends after token `begin` and not after `end`. A shard
+ * is skipped if the table does not have one of its blocks, or has the null
+ * block for it. LARDER_OK with failed > 0: some shards were not kept. */
 LARDER_API larder_status_t larder_prefix_save(larder_space_t *space,
                                               const larder_layout_t *layout,
                                               larder_move_t *move);
 
 /*
- * The same in two halves, for an engine that knows what it will save before it
- * has computed it: room is reserved meanwhile, and then there is only a copy to
- * make.
+ * The same in two steps, for an engine that knows what it will save before it
+ * has computed it: memory is reserved while the engine computes, and afterwards
+ * there is only a copy to make.
  *
  *   st = larder_prefix_reserve(space, layout, &move, &rooms);   may wait
  *   ... the engine computes ...
  *   st = larder_prefix_fill(&rooms, &move);       copies; by shared memory it
  *                                                 waits for no answer
  *
- * Whatever happens in between, no save is worse than lost:
- *   - the daemon ends or is restarted: its shards are E_OFFLINE in move, and
- *     the fill neither waits for it nor connects;
- *   - the space is reset: the node drops what had room in its memory, and
- *     counts it (saves_stale). By shared memory nobody is told: it counts as
- *     moved here. By TCP, and with isolation=strict, bytes reach that memory
- *     with the fill, and are saved;
- *   - the step is given up: larder_rooms_release();
- *   - the handle is closed: E_CLOSED, and the rooms are still to be ended;
- *   - the process is killed: the node takes the room back.
- * Until then room that is reserved is room for nothing else, the shards count
- * against the handle's option leases, and another save of the same shard is
- * answered LARDER_PRESENT.
+ * Whatever happens in between, the worst result is that a save is lost:
+ *   - the daemon ends or is restarted: the shards are E_OFFLINE in move, and
+ * the fill neither waits for the daemon nor connects to it;
+ *   - the space is reset: the node drops the reserved shards and counts them
+ *     (saves_stale). By shared memory the caller does not learn of it: they
+ *     count as moved. By TCP, and with isolation=strict, the bytes only reach
+ *     the node with the fill, and are saved;
+ *   - the engine gives the step up: larder_rooms_release();
+ *   - the handle is closed: E_CLOSED, and the caller still ends the rooms;
+ *   - the process is killed: the node takes the memory back.
+ * Until then the reserved memory is used for nothing else, the shards count
+ * against the handle's option leases, and another save of the same shard gets
+ * LARDER_PRESENT.
  *
- * The space and the layout stay open, and one thread at a time uses the rooms,
- * until they are filled or released.
+ * The space and the layout must stay open, and only one thread at a time may
+ * use the rooms, until they are filled or released.
  */
 typedef struct larder_rooms larder_rooms_t;
 
-/* Reserves room for every shard that larder_prefix_save() would save; nothing
- * is read. move says how many have room (shards, bytes), are present, are
+/* Reserves memory for every shard that larder_prefix_save() would save; nothing
+ * is read. move says how many were reserved (shards, bytes), are present, were
  * skipped, or failed. Waits for the node, at most move->timeout_ms. On success
- * *rooms_p is always set, and is to be filled or released. LARDER_E_UNSUPPORTED
- * for a layout in GPU memory. */
+ * *rooms_p is set, and the caller must fill or release it.
+ * LARDER_E_UNSUPPORTED: the layout is in GPU memory. */
 LARDER_API larder_status_t larder_prefix_reserve(larder_space_t *space,
                                                  const larder_layout_t *layout,
                                                  larder_move_t *move,
                                                  larder_rooms_t **rooms_p);
 
-/* Copies the pages into their rooms and commits them. move as it was for the
- * reserve (its tables may be others); of a smaller `begin` to `end` the rest is
- * given back. Results as with larder_prefix_save(). What got no room because
- * all was leased (E_FULL, E_LIMIT) is saved as that would, last, and this may
- * wait. At move->timeout_ms the copying ends: what is left is given back,
- * E_DEADLINE. Ends the rooms and sets *rooms_p to NULL, whatever comes of it.
- */
+/* Copies the pages into the reserved memory and commits them. move is as it was
+ * for the reserve, but may have other tables, and a smaller range from `begin`
+ * to `end`: shards outside of that are dropped. Results as with
+ * larder_prefix_save(). Shards that could not be reserved because everything
+ * was leased (E_FULL, E_LIMIT) are saved last, as larder_prefix_save() does it,
+ * which may wait. After move->timeout_ms the rest is dropped: E_DEADLINE. The
+ * call always ends the rooms and sets *rooms_p to NULL. */
 LARDER_API larder_status_t larder_prefix_fill(larder_rooms_t **rooms_p,
                                               larder_move_t *move);
 
 /*
- * The same by several threads that the engine has and does not need just now.
- * team(work, arg, 0, 0) calls work(arg) in each of them at once, the calling
- * one among them, and returns when all have returned: OpenMP's GOMP_parallel()
- * is such a function. NULL: the calling thread copies alone, as it does what is
- * too little to share.
+ * The same with several idle threads of the engine. team(work, arg, 0, 0) calls
+ * work(arg) in all of them at once, the calling thread included, and returns
+ * when all have returned: OpenMP's GOMP_parallel() is such a function. NULL, or
+ * too few bytes to share: the calling thread copies alone.
  */
 typedef void (*larder_team_fn)(void (*work)(void *), void *arg,
                                unsigned threads, unsigned flags);
@@ -1110,50 +1118,50 @@ LARDER_API larder_status_t larder_prefix_fill_by(larder_rooms_t **rooms_p,
                                                  larder_move_t *move,
                                                  larder_team_fn team);
 
-/* Gives the room back unused: nobody will have seen it. NULL is fine. */
+/* Drops the reservation; no reader has seen it. NULL is fine. */
 LARDER_API void larder_rooms_release(larder_rooms_t **rooms_p);
 
-/* Loads what a prefix of `end` tokens needs into those of its blocks that lie
- * after token `begin`: both are multiples of every group's block_tokens, and
- * `end` of chunk_tokens too unless every rule is all. Null blocks are not
- * written; a block that is to be and that the table lacks: LARDER_E_INVALID.
- * LARDER_OK: all of it was loaded and checked. Anything else: those blocks may
- * hold anything, and no others were written. */
+/* Loads what a prefix of `end` tokens needs into those of its blocks that are
+ * after token `begin`. Both are multiples of every group's block_tokens, and
+ * `end` also of chunk_tokens, unless every rule is all. Null blocks are not
+ * written. LARDER_E_INVALID: the table does not have a block that would be
+ * written. LARDER_OK: everything was loaded and checked. Otherwise the contents
+ * of these blocks are undefined; other blocks are never written. */
 LARDER_API larder_status_t larder_prefix_load(larder_space_t *space,
                                               const larder_layout_t *layout,
                                               larder_move_t *move);
 
 /*
- * A load that begins before its blocks are known: while the engine allocates
- * them the node is asked, and for a layout in GPU memory the first bytes are on
- * their way, into memory that is no block.
+ * A load that begins before its blocks are known. While the engine allocates
+ * them, Larder asks the node and, for a layout in GPU memory, already copies
+ * the first bytes into a buffer of its own.
  *
  *   gate = 0;
  *   st = larder_prefix_load_early(space, layout, &move, &gate, wait_ms);
  *   ... meanwhile another thread sets what move.tables points to, and
  *       move.after ...
  *   st = larder_gate_open(&gate);    LARDER_OK: the load goes on with these
- *   larder_gate_close(&gate);        or: it shall not
+ *   larder_gate_close(&gate);        or: the load is canceled
  *
- * Until the gate is open the load reads neither, and writes to no block. Tables
- * are given from the beginning, and are empty until then.
+ * Until the gate is open the load reads neither of them, and writes no block.
+ * move.tables is set from the beginning; its tables are empty until then.
  */
 
-/* As larder_prefix_load(). A gate that is closed, or was not opened after
- * wait_ms: LARDER_E_CANCELED, and all that the load held is given back. When it
- * returns the gate is open or closed. */
+/* As larder_prefix_load(). If the gate is closed, or is not open after wait_ms:
+ * LARDER_E_CANCELED, and the load's leases are released. When the call returns
+ * the gate is open or closed. */
 LARDER_API larder_status_t
 larder_prefix_load_early(larder_space_t *space, const larder_layout_t *layout,
                          larder_move_t *move, uint32_t *gate, uint32_t wait_ms);
-/* LARDER_MISS: it is closed, and the load is to be made again. */
+/* LARDER_MISS: the gate is closed already; begin the load again. */
 LARDER_API larder_status_t larder_gate_open(uint32_t *gate);
-/* Does nothing to one that is open. */
+/* Does nothing if the gate is open. */
 LARDER_API void larder_gate_close(uint32_t *gate);
 
 /*
- * A load that cannot fail, for engines that cannot be told of one that did:
- * all that it needs is fetched and checked first, into memory that the engine's
- * processes share (a memfd), and only placed later. Placing needs no node.
+ * A load that cannot fail, for engines that cannot handle a failed one: first
+ * everything is fetched and checked, into memory that the engine's processes
+ * share (a memfd). Later each rank places it, which needs no node.
  *
  *   st = larder_prefix_fetch(space, layout, lease, keys, chunks, NULL, 0,
  *                            timeout_ms, &bytes);           how much it needs
@@ -1162,18 +1170,18 @@ LARDER_API void larder_gate_close(uint32_t *gate);
  *   st = larder_prefix_place(layout, &move, memory, bytes); in each rank
  */
 
-/* Copies what larder_prefix_stage() staged for `chunks` chunks, every shard of
- * it, to memory. *bytes_p is what that needs; LARDER_E_SIZE if size is less.
- * LARDER_OK: all of it is there and was checked. LARDER_MISS: some of it is
- * gone. */
+/* Copies all shards of `chunks` chunks that larder_prefix_stage() staged to
+ * memory. *bytes_p is set to the bytes that they need; LARDER_E_SIZE if size is
+ * less. LARDER_OK: everything was copied and checked. LARDER_MISS: some of it
+ * is gone. */
 LARDER_API larder_status_t larder_prefix_fetch(
     larder_space_t *space, const larder_layout_t *layout,
     const larder_lease_t *lease, const larder_key_t *keys, uint32_t chunks,
     void *memory, size_t size, uint32_t timeout_ms, size_t *bytes_p);
 
-/* What larder_prefix_load() does, from such memory: move->end is a multiple of
- * chunk_tokens. With keys (they reach to `end`) the memory has to be that of a
- * fetch of this very prefix; without, of one that is as long. If it is not:
+/* As larder_prefix_load(), but from the memory of a fetch. move->end is a
+ * multiple of chunk_tokens. With keys (up to `end`) the memory must be from a
+ * fetch of this prefix; without keys, of one of the same length. If it is not:
  * E_CORRUPT, and nothing is written. */
 LARDER_API larder_status_t larder_prefix_place(const larder_layout_t *layout,
                                                larder_move_t *move,
@@ -1234,11 +1242,11 @@ typedef struct larder_stats {
     larder_disk_stats_t disk[LARDER_STATS_DISKS_MAX];
     /* Of this handle, when it speaks to a daemon; 0 in an embedded one. */
     uint64_t client_calls;        /* calls that needed the daemon */
-    uint64_t client_offline;      /* of those: not carried out for its sake */
-    uint64_t client_breaker;      /* times it was left alone for a while */
+    uint64_t client_offline;      /* of those: failed, it was not reachable */
+    uint64_t client_breaker;      /* times that the breaker opened */
     uint64_t client_connects;     /* sessions begun, the first included */
-    uint64_t client_late_replies; /* came after nobody waited any more */
-    uint64_t client_crc_failures; /* bytes that were not those saved */
+    uint64_t client_late_replies; /* came after their call had ended */
+    uint64_t client_crc_failures; /* shards whose checksum was wrong */
     /* What the whole node or, with a daemon, the tenant may use at most. */
     uint64_t dram_max_bytes, ssd_max_bytes;
     uint64_t loads_shared;
@@ -1246,68 +1254,68 @@ typedef struct larder_stats {
     uint64_t offers_evicted, offers_failed;
     uint64_t shared; /* 1: there is one */
     larder_shared_stats_t shared_tier;
-    /* Of this handle, like client_*: connections that the daemon refused, since
-     * it does not let this client in; since they speak no common version. */
+    /* Of this handle: connections that the daemon refused, because this client
+     * is not allowed (denied), or has no common protocol version (version). */
     uint64_t client_denied, client_version;
     /* Chunks that engines asked for, each request once, and those found. */
     uint64_t asked_chunks, found_chunks;
 } larder_stats_t;
 
-/* With a daemon: of the session's tenant. LARDER_E_OFFLINE, LARDER_E_DENIED,
- * LARDER_E_VERSION...: not to be had; client_* are set all the same, and the
- * others 0. */
+/* With a daemon: the figures of the session's tenant. If the daemon cannot be
+ * asked (LARDER_E_OFFLINE, _DENIED, _VERSION...), client_* are still set, and
+ * the others are 0. */
 LARDER_API larder_status_t larder_stats(larder_t *lar, larder_stats_t *out);
 
-/* The same and more as Prometheus text. Writes at most size bytes with a
- * terminating NUL; *length_p is what all of it needs without the NUL. */
+/* The same figures and more, as Prometheus text. Writes at most size bytes with
+ * the terminating NUL. *length_p is the length of the whole text without it. */
 LARDER_API larder_status_t larder_metrics(larder_t *lar, char *text,
                                           size_t size, size_t *length_p);
 
 /* ---- the shared tier ----------------------------------------------------
  *
- * Storage that several nodes use (docs/shared.md); a node has one by its option
- * shared. Nothing is ever written to a directory that was not made one: it
- * could be a mount point without its mount.
+ * Storage that several nodes use (docs/shared.md); option shared gives a node
+ * one. Larder writes nothing to a directory before larder_shared_create() made
+ * it a tier: it could be a mount point without its mount.
  */
 
-/* Makes the storage at url, as in the option, a tier. login: as in the option
- * shared_login; NULL: none. LARDER_PRESENT: it is one already. */
+/* Makes the storage at url a tier. url: as option shared has it. login: as
+ * option shared_login has it, or NULL. LARDER_PRESENT: it is a tier already. */
 LARDER_API larder_status_t larder_shared_create(const char *url,
                                                 const char *login,
                                                 uint32_t timeout_ms);
 
 /* ---- options of connectors ----------------------------------------------
  *
- * What an engine's connector can be told (docs/options.md, place "connector")
- * is in the same table as everything else.
+ * The options of an engine's connector are in the table of all options
+ * (docs/options.md, place "connector").
  */
 
 /* The name of the index-th of them; NULL after the last. */
 LARDER_API const char *larder_connector_option_name(size_t index);
 
-/* Reads a value of one of them; value NULL: its default. A number (of a word:
- * its place among the words) goes to *number_p, a text to text, at most size
- * bytes with its NUL. LARDER_E_INVALID: there is no such option, or the value
- * is none of its; larder_last_error() says what could be meant. */
+/* Parses a value of one of them; value NULL: its default. A number (of a word:
+ * its index among the words) goes to *number_p; a text goes to text, at most
+ * size bytes with its NUL. LARDER_E_INVALID: there is no such option, or it
+ * cannot have this value; larder_last_error() says what is possible. */
 LARDER_API larder_status_t larder_connector_option(const char *name,
                                                    const char *value,
                                                    uint64_t *number_p,
                                                    char *text, size_t size);
 
-/* The socket of this host's node, if nobody says otherwise. */
+/* The default socket of this host's node. */
 LARDER_API larder_status_t larder_default_socket(char *text, size_t size);
 
 /* "0.1.0 (commit, build type, features)"; constant. */
 LARDER_API const char *larder_version(void);
 
-/* Structures and calls are those of this header, or have grown as said at its
- * top, while the number is the same; the library's SONAME ends with it. A
- * binding that no compiler has checked compares them before anything else. */
+/* While this number is the same, structs and calls are those of this header, or
+ * have grown as its top says. The library's SONAME ends with it. A binding that
+ * was not compiled with this header must compare it with larder_abi() first. */
 #define LARDER_ABI 3
 LARDER_API uint32_t larder_abi(void);
 
-/* For such a binding: what a constant of this header is in the library, by its
- * name ("LARDER_TIERS_MAX", "LARDER_TIER_COUNT"...). 0: not one of those. */
+/* For such a binding: the library's value of a constant of this header, by name
+ * ("LARDER_TIERS_MAX", "LARDER_TIER_COUNT"...). 0: it is not one of those. */
 LARDER_API uint64_t larder_constant(const char *name);
 
 #ifdef __cplusplus

@@ -5,7 +5,8 @@
             chain = space.chain(tokens)
             print(space.match(chain).chunks, "chunks are in the store")
 
-The connector of vLLM is larder_kv.vllm.LarderConnector.
+The connector of vLLM is larder_kv.vllm.LarderConnector, that of SGLang
+larder_kv.sglang.LarderStorage.
 """
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ctypes import (POINTER, byref, c_char_p, c_int, c_size_t, c_uint8,
 from larder_kv._find import library_path
 from larder_kv._status import LarderError, error_of
 from larder_kv._structs import (LOG_FN, AnnounceParams, ChainParams,
-                                DescribeParams, DiskStats,
+                                Completion, DescribeParams, DiskStats,
                                 Extra, GpuParams, GpuStats, Group, Item,
                                 Layer, LayoutParams, Move, OpenParams,
                                 OpParams, Page, Pages, Part, Region,
@@ -25,7 +25,7 @@ from larder_kv._structs import (LOG_FN, AnnounceParams, ChainParams,
                                 StageParams, Table, TOKEN_BYTES, constant,
                                 match_type, stats_type)
 
-OK, PRESENT, MISS = 0, 1, 2
+OK, PRESENT, MISS, DECLINED = 0, 1, 2, 4
 E_FULL, E_DEADLINE, E_OFFLINE, E_DENIED, E_VERSION = -5, -6, -68, -69, -64
 E_NO_MEMORY, E_TIER_OFF, E_IO = -60, -61, -62
 E_INVALID, E_SIZE, E_UNSUPPORTED = -1, -2, -12
@@ -45,6 +45,7 @@ PUT_PIN = 1
 OP_PUT, OP_GET, OP_EXISTS, OP_REMOVE = range(4)
 HANDOFF_ANSWERED, HANDOFF_RENEW, HANDOFF_FAILED, HANDOFF_OVER = range(1, 5)
 BATCH_MAX = 4096
+DRAIN_MAX = 64
 
 
 def _read_sizes(lib: ctypes.CDLL) -> None:
@@ -74,6 +75,11 @@ _SIGNATURES = {
                      c_void_p, c_size_t, POINTER(c_size_t)],
     "larder_run": [c_void_p, c_int, POINTER(Item), c_size_t,
                    POINTER(OpParams)],
+    "larder_submit": [c_void_p, c_int, POINTER(Item), c_size_t,
+                      POINTER(OpParams), POINTER(c_uint64)],
+    "larder_event_fd": [c_void_p],
+    "larder_drain": [c_void_p, POINTER(Completion), c_size_t, c_uint32,
+                     POINTER(c_size_t)],
     "larder_stage": [c_void_p, c_void_p, c_size_t, c_uint16, c_uint32,
                      POINTER(c_void_p), c_void_p],
     "larder_lease_segments": [c_void_p, c_uint32, c_uint16, c_void_p, c_uint32,
@@ -98,8 +104,8 @@ _SIGNATURES = {
                             POINTER(StageParams), c_uint32, POINTER(c_void_p),
                             c_void_p],
     "larder_promise": [c_void_p, c_void_p, c_void_p, c_size_t, c_char_p,
-                       c_uint32],
-    "larder_handoff": [c_void_p, c_char_p, c_int, c_uint32],
+                       c_uint32, c_void_p],
+    "larder_handoff": [c_void_p, c_char_p, c_int, c_char_p, c_uint32],
     "larder_seal": [c_void_p, c_char_p, c_size_t, c_void_p],
     "larder_lease_token": [c_void_p, c_void_p],
     "larder_release": [POINTER(c_void_p)],
@@ -267,6 +273,22 @@ class Node:
     def flush(self, tier: int, timeout_ms: int) -> None:
         check(library().larder_flush(self._handle, tier, timeout_ms))
 
+    def event_fd(self) -> int:
+        """Readable while drain() has something. It is the node's."""
+        return library().larder_event_fd(self._handle)
+
+    def drain(self) -> list[tuple[int, int]]:
+        """What Space.submit() was given as user, and the status, of tickets
+        that are done. Each is given once; it does not wait."""
+        out = (Completion * DRAIN_MAX)()
+        count = c_size_t(DRAIN_MAX)
+        done: list[tuple[int, int]] = []
+        while count.value == DRAIN_MAX:
+            check(library().larder_drain(self._handle, out, DRAIN_MAX, 0,
+                                         byref(count)))
+            done += [(one.user, one.status) for one in out[:count.value]]
+        return done
+
     def close(self, timeout_ms: int = 1000) -> None:
         if self._handle:
             library().larder_close(byref(self._handle), timeout_ms)
@@ -307,14 +329,18 @@ class Layout:
     def __init__(self, chunk_tokens: int, groups: Sequence[Group],
                  regions: Sequence[Region] = (), block_count: int = 0,
                  gpu: Gpu | None = None, pages: Sequence[Pages] = (),
-                 model_layers: int = 0):
+                 model_layers: int = 0,
+                 null_block: int | None = NULL_BLOCK):
+        """null_block: an id that stands for no block; None: there is none."""
         params = LayoutParams(
-            field_mask=1 | (2 if gpu is not None else 0) | (4 if pages else 0),
+            field_mask=((1 if null_block is not None else 0)
+                        | (2 if gpu is not None else 0)
+                        | (4 if pages else 0)),
             gpu=gpu._handle if gpu is not None else None,
             chunk_tokens=chunk_tokens, block_count=block_count,
             regions=(Region * len(regions))(*regions),
             region_count=len(regions), groups=(Group * len(groups))(*groups),
-            group_count=len(groups), null_block=NULL_BLOCK,
+            group_count=len(groups), null_block=null_block or 0,
             pages=(Pages * len(pages))(*pages), model_layers=model_layers)
         self._handle = c_void_p()
         check(library().larder_layout_create(byref(params),
@@ -517,6 +543,16 @@ class Space:
         check(library().larder_run(self._handle, op, items, len(items),
                                    byref(params)))
 
+    def submit(self, op: int, items: ctypes.Array, timeout_ms: int,
+               user: int) -> None:
+        """As run(), without waiting: Node.drain() gives user (not 0) when it is
+        done. Until then the items, and what they point to, stay as they
+        are."""
+        params = OpParams(field_mask=1 | 4, timeout_ms=timeout_ms, user=user)
+        ticket = c_uint64()
+        check(library().larder_submit(self._handle, op, items, len(items),
+                                      byref(params), byref(ticket)))
+
     def stage(self, layout: Layout, keys: bytes, chunks: int,
               timeout_ms: int, worth: StageParams | None = None,
               ) -> tuple[Lease | None, Match]:
@@ -530,16 +566,21 @@ class Space:
         return (Lease(handle, out) if st == OK else None), out
 
     def promise(self, layout: Layout, keys: bytes, chunks: int, token: bytes,
-                timeout_ms: int) -> None:
+                timeout_ms: int) -> str:
         """These chunks will be saved: whoever stages them may wait for them.
-        token: the caller's, of randomness."""
+        token: the caller's, of randomness. Gives the node's name among the
+        members of its cluster; "": it is in none."""
+        member = ctypes.create_string_buffer(MEMBER_MAX + 1)
         check(library().larder_promise(self._handle, layout._handle, keys,
-                                       chunks, token, timeout_ms))
+                                       chunks, token, timeout_ms, member))
+        return member.value.decode()
 
-    def handoff(self, token: bytes, what: int, timeout_ms: int) -> bool:
-        """Says something of a promise (HANDOFF_*). False: there is none."""
+    def handoff(self, token: bytes, what: int, timeout_ms: int,
+                member: str = "") -> bool:
+        """Says something of a promise (HANDOFF_*). False: there is none.
+        member: that it was promised to; "": to this node."""
         return check(library().larder_handoff(
-            self._handle, token, what, timeout_ms)) == OK
+            self._handle, token, what, member.encode(), timeout_ms)) == OK
 
     def seal(self, data: bytes) -> bytes:
         """What only somebody with the tenant's secret can make of the data."""

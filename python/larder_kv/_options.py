@@ -37,8 +37,11 @@ class Options:
     node_dir: str
     node_idle_s: int
 
-    def __init__(self, given: dict[str, Any] | None = None):
+    def __init__(self, given: dict[str, Any] | None = None,
+                 place: str = PLACE):
+        """place: where they were given, for messages."""
         given = given or {}
+        self._place = place
         missing = sorted(set(type(self).__annotations__) - set(names()))
         if missing:
             raise _lib.LarderError(
@@ -57,13 +60,14 @@ class Options:
         """Sets one; None: its default."""
         if not (value is None or isinstance(value, (str, int, float))):
             raise _lib.LarderError(
-                _lib.E_INVALID, f"{PLACE}: option {name}: a text or a number "
-                f"is wanted, not {value!r}")
+                _lib.E_INVALID, f"{self._place}: option {name}: a text or a "
+                f"number is wanted, not {value!r}")
         if value is not None:
             value = str(value)
         if "\0" in name or "\0" in (value or ""):
             raise _lib.LarderError(
-                _lib.E_INVALID, f"{PLACE}: option {name!r}: NUL in a text")
+                _lib.E_INVALID,
+                f"{self._place}: option {name!r}: NUL in a text")
         number = c_uint64()
         text = ctypes.create_string_buffer(512)
         status = _lib.library().larder_connector_option(
@@ -71,7 +75,7 @@ class Options:
             byref(number), text, len(text))
         if status < 0:
             error = _lib.fail(status)
-            raise _lib.LarderError(status, f"{PLACE}: {error}")
+            raise _lib.LarderError(status, f"{self._place}: {error}")
         kind = type(self).__annotations__.get(name)
         if kind is not None:
             setattr(self, name,

@@ -128,6 +128,11 @@ class OpParams(Structure):
                 ("flags", c_uint32), ("user", c_void_p)]
 
 
+class Completion(Structure):
+    _fields_ = [("ticket", c_uint64), ("status", c_int),
+                ("reserved", c_uint32), ("user", c_void_p)]
+
+
 class StageParams(Structure):
     _fields_ = [("field_mask", c_uint64), ("tiers", c_uint32),
                 ("below_percent", c_uint32), ("bytes_max", c_uint64),

@@ -1,3 +1,7 @@
+/*
+ * The real clock and random numbers. No state of its own: any thread may call,
+ * except that a generator (ldr_rand_t) belongs to one caller at a time.
+ */
 #include "base/clock.h"
 
 #include <sys/random.h>

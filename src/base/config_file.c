@@ -131,7 +131,7 @@ static larder_status_t key_unknown(piece_t name)
     if (option >= 0 &&
         (ldr_option_table[option].where & LDR_WHERE_SERVE) != 0) {
         return ldr_fail(LARDER_E_INVALID,
-                        "%s is no key of a tenant but an option: it has to "
+                        "%s is not a key of a tenant but an option: it has to "
                         "stand before the first section",
                         ldr_option_table[option].name);
     }
@@ -171,7 +171,7 @@ static larder_status_t key_set(ldr_tenant_config_t *t, size_t k,
         }
         if (strcmp(keys[k].name, "uids") == 0 && !ldr_uids_ok(value)) {
             return ldr_fail(LARDER_E_INVALID,
-                            "uids of tenant %s: '%.*s' is no list of uids: "
+                            "uids of tenant %s: '%.*s' is not a list of uids: "
                             "write numbers with commas, or any",
                             t->name, SHOWN_MAX, value);
         }

@@ -132,13 +132,14 @@ static larder_status_t check_events_at(const ldr_config_t *c, unsigned option,
                         ldr_option_table[option].name, url, c->source[option]);
     }
     if (c->options.events_open == LDR_EVENTS_OPEN_ON ||
-        ldr_host_is_loopback(host)) {
+        c->options.events_key[0] != '\0' || ldr_host_is_loopback(host)) {
         return LARDER_OK;
     }
     return ldr_fail(LARDER_E_INVALID,
                     "option %s: %s (%s) can be reached from other hosts, who "
-                    "could read prompts there: add `events_open = on` "
-                    "(--events_open on) if they may, or use tcp://127.0.0.1:%u",
+                    "could read prompts there: set `events_key` and "
+                    "`events_clients`, add `events_open = on` (--events_open "
+                    "on) if all of them may, or use tcp://127.0.0.1:%u",
                     ldr_option_table[option].name, url, c->source[option],
                     port);
 }
@@ -148,6 +149,12 @@ static larder_status_t check_events(const ldr_config_t *c)
     larder_status_t st =
         check_events_at(c, LDR_OPTION_events, c->options.events);
 
+    if ((c->options.events_key[0] != '\0') !=
+        (c->options.events_clients[0] != '\0')) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "options events_key and events_clients: set both, or "
+                        "none");
+    }
     return st == LARDER_OK ? check_events_at(c, LDR_OPTION_events_replay,
                                              c->options.events_replay)
                            : st;

@@ -402,6 +402,14 @@
     S(, "written", events[LDR_EVENT_TRACE_WRITTEN])                            \
     S(, "repeated", events[LDR_EVENT_TRACE_REPEATED])                          \
     S(, "dropped", events[LDR_EVENT_TRACE_DROPPED])                            \
+    M(events_total, COUNTER, "outcome",                                        \
+      "Events for routers: published, replayed (sent again to a subscriber "   \
+      "that had missed them), or dropped (no memory, or too many topics).")    \
+    S(, "published", events[LDR_EVENT_KV_PUBLISHED])                           \
+    S(, "replayed", events[LDR_EVENT_KV_REPLAYED])                             \
+    S(, "dropped", events[LDR_EVENT_KV_DROPPED])                               \
+    V(event_subscriptions, GAUGE, "", , levels[LDR_LEVEL_SUBSCRIPTIONS],       \
+      "Subscriptions to these events.")                                        \
     M(slowest_request_seconds, GAUGE, "op,transport,tenant,space,status",      \
       "The slowest requests of the last 10 minutes, one of each kind.")        \
     M(admin_on, GAUGE, "url",                                                  \

@@ -1,3 +1,7 @@
+/*
+ * Parameter structs and result structs of other sizes than ours. Pure
+ * functions.
+ */
 #include "base/grow.h"
 
 #include <string.h>

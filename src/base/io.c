@@ -1,3 +1,5 @@
+/* Requests to an I/O engine that the caller waits for. No state of its own: the
+ * requests are on the caller's stack. Any thread may call. */
 #include "base/io.h"
 
 #include <semaphore.h>

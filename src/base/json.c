@@ -1,3 +1,4 @@
+/* Writes JSON. A writer belongs to one caller; there is no other state. */
 #include "base/json.h"
 
 #include <string.h>

@@ -1,3 +1,7 @@
+/*
+ * Reads JSON. A reader belongs to one caller; there is no other state. Once it
+ * is broken every call fails.
+ */
 #include "base/json_read.h"
 
 #include <string.h>

@@ -1,3 +1,8 @@
+/*
+ * Writes figures as Prometheus text and as JSON, from the table in figures.h.
+ * No state of its own. Counters are read one by one (relaxed), while others
+ * count: their sum may be a little old.
+ */
 #include "base/metrics.h"
 
 #include <string.h>

@@ -1,3 +1,7 @@
+/*
+ * Parses URLs and option values by the table in options.h. No state: the caller
+ * owns the ldr_options_t, which nobody else may read until the call returns.
+ */
 #include "base/options.h"
 
 #include <limits.h>
@@ -56,7 +60,7 @@ static const struct {
     {LDR_OPTION_mode, {"on"}},
     {LDR_OPTION_log, {"text", "json"}},
     {LDR_OPTION_log_level, {"error", "warn", "info", "debug"}},
-    {LDR_OPTION_pages, {"auto", "rank", "slices"}},
+    {LDR_OPTION_pages, {"auto", "rank"}},
     {LDR_OPTION_load, {"auto", "always", "never"}},
     {LDR_OPTION_save, {"all", "prompt", "never"}},
     {LDR_OPTION_peer_save, {"all", "reused", "never"}},
@@ -280,11 +284,11 @@ static const char *text_wrong(size_t index, const char *text)
     case LDR_OPTION_uids:
         return ldr_uids_ok(text)
                    ? NULL
-                   : "is no list of uids: write numbers with commas, or any";
+                   : "is not a list of uids: write numbers with commas, or any";
     case LDR_OPTION_numa:
         return ldr_parse_numa(text, &nodes)
                    ? NULL
-                   : "is no list of NUMA nodes: write 0 to 63 with commas";
+                   : "is not a list of NUMA nodes: write 0 to 63 with commas";
     case LDR_OPTION_save_threads:
         return strcmp(text, "auto") == 0 ||
                        (ldr_parse_uint(text, &threads) && threads <= 16)
@@ -297,7 +301,7 @@ static const char *text_wrong(size_t index, const char *text)
     case LDR_OPTION_listen:
         return text[0] == '\0' || ldr_addresses_ok(text, LDR_ADDRESSES_MAX)
                    ? NULL
-                   : "is no list of addresses: write host:port with commas, "
+                   : "is not a list of addresses: write host:port with commas, "
                      "at most 16";
     default:
         return NULL;

@@ -187,6 +187,11 @@
     X(events_open, ENUM, SERVE, "off", 0, 1,                                   \
       "off: these addresses must be loopback; on: other hosts may read what "  \
       "is published")                                                          \
+    X(events_key, TEXT, SERVE, "", 0, 255,                                     \
+      "file with the secret CURVE key of these addresses; empty: whoever "     \
+      "reaches them may read")                                                 \
+    X(events_clients, TEXT, SERVE, "", 0, 255,                                 \
+      "file with the public CURVE keys of those that may read, one a line")    \
     X(events_tenant, TEXT, SERVE, "default", 1, 63,                            \
       "whose chunks are published")                                            \
     X(describe_memory, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 40,        \
@@ -233,10 +238,9 @@
     X(pod, TEXT, CONNECTOR, "", 0, 63,                                         \
       "what routers call this engine; empty: as in its KV events' topic "      \
       "kv@POD@MODEL, else the host's name")                                    \
-    X(pages, ENUM, CONNECTOR, "auto", 0, 2,                                    \
-      "slices: KV is stored by slices of the model where the inside of pages " \
-      "is known; rank: a rank's pages as they are; auto: slices on the CPU, "  \
-      "rank on a GPU")                                                         \
+    X(pages, ENUM, CONNECTOR, "auto", 0, 1,                                    \
+      "auto: KV is stored by slices of the model where the inside of pages "   \
+      "is known; rank: always a rank's pages as they are")                     \
     X(lookup_ms, UINT, CONNECTOR, "500", 0, 60000,                             \
       "how long after its arrival a request may wait for the store")           \
     X(load, ENUM, CONNECTOR, "auto", 0, 2,                                     \

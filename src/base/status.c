@@ -1,3 +1,4 @@
+/* The texts of statuses, causes and tiers. Constant tables only. */
 #include "larder/larder.h"
 
 const char *larder_status_text(larder_status_t status)

@@ -1,3 +1,7 @@
+/*
+ * Text into a buffer of fixed size. The buffer belongs to one caller; there is
+ * no other state.
+ */
 #include "base/text.h"
 
 #include <inttypes.h>

@@ -1,3 +1,7 @@
+/*
+ * Starts threads, and makes locks and conditions. In debug builds a lock knows
+ * its owner, so that LDR_HELD() can check it.
+ */
 #define _GNU_SOURCE
 #include "base/thread.h"
 

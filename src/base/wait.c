@@ -1,3 +1,7 @@
+/*
+ * Deadlines, and the real ldr_threads_t. No state of its own: locks and
+ * conditions are the caller's.
+ */
 #include "base/wait.h"
 
 #include <time.h>

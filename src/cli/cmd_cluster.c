@@ -345,7 +345,7 @@ int ldr_cmd_cluster(const ldr_args_t *args)
     }
     if (i == 5) {
         return ldr_cli_usage(args,
-                             "'%s' is none of status, members, weights, "
+                             "'%s' is not one of status, members, weights, "
                              "wait-healthy, drain",
                              what);
     }

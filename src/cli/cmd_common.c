@@ -221,7 +221,7 @@ int ldr_place_parse(const ldr_args_t *args, ldr_cli_place_t **place_p)
     if (is_mistyped(text)) {
         return ldr_cli_usage(
             args,
-            "%s: is no URL of a node: write a path, embed:DIR, "
+            "%s: is not the URL of a node: write a path, embed:DIR, "
             "unix:PATH or tcp://HOST:PORT (a directory of "
             "that name: ./%s)",
             text, text);
@@ -263,7 +263,7 @@ static int dir_look(const ldr_args_t *args, ldr_cli_place_t *p, unsigned i,
         return ldr_cli_status(args, st);
     }
     if (!make && !look->super && look->segments == 0) {
-        return ldr_cli_fail(args, "%s: is no directory of Larder's", dir);
+        return ldr_cli_fail(args, "%s: is not a directory of Larder's", dir);
     }
     uint64_t bytes =
         ldr_max64(look->segments, SEGMENTS_MIN) * look->segment_bytes +

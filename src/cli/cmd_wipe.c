@@ -42,7 +42,8 @@ static int may_wipe(const wipe_t *w, const ldr_fsck_look_t *look)
     bool force = ldr_args_has(w->args, LDR_FLAG_FORCE);
 
     if (!look->super && look->segments == 0) {
-        return ldr_cli_fail(w->args, "%s: is no directory of Larder's", w->dir);
+        return ldr_cli_fail(w->args, "%s: is not a directory of Larder's",
+                            w->dir);
     }
     if (look->version_unknown != 0 && !force) {
         return ldr_cli_fail(w->args,

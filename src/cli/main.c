@@ -23,7 +23,7 @@ typedef struct command {
 static const command_t commands[] = {
     {"put", ldr_cmd_put, "PLACE KEY FILE|-", 3,
      SHARD_FLAGS | FLAG(TTL) | FLAG(PIN) | FLAG(JSON),
-     "saves a file under a key; in a directory: and waits for the disk"},
+     "saves a file under a key; in a directory, waits for the disk"},
     {"get", ldr_cmd_get, "PLACE KEY FILE|-", 3, SHARD_FLAGS | FLAG(JSON),
      "loads what was saved under a key"},
     {"ls", ldr_cmd_ls, "[PLACE]", -1, FLAG(ALL) | FLAG(JSON),
@@ -44,7 +44,8 @@ static const command_t commands[] = {
      "runs a node for every engine on this host, and for others"},
     {"pause", ldr_cmd_verb, "[SOCKET]", -1, 0,
      "switches a running node off: everything misses, nothing is lost"},
-    {"resume", ldr_cmd_verb, "[SOCKET]", -1, 0, "and on again"},
+    {"resume", ldr_cmd_verb, "[SOCKET]", -1, 0,
+     "switches a paused node on again"},
     {"bench", NULL, "[NAME...]", 0, 0, "measures this machine and Larder"},
     {"plan", NULL, "TRACE", 0, 0,
      "says what a cache of some size would do for a trace"},

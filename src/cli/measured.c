@@ -1,3 +1,7 @@
+/*
+ * Reads and writes the file of measured speeds. It is replaced whole, so that a
+ * reader never sees half of it.
+ */
 #include "cli/measured.h"
 
 #include <errno.h>

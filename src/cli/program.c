@@ -1,3 +1,6 @@
+/*
+ * Exit codes, and where the other program is. The command line has one thread.
+ */
 #include "cli/program.h"
 
 #include <stdio.h>

@@ -1,3 +1,7 @@
+/*
+ * Draws the screen of `larder top` from two answers of a node, the last one and
+ * the one before. It keeps nothing; one thread.
+ */
 #include "cli/top.h"
 
 #include <inttypes.h>

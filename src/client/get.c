@@ -7,28 +7,22 @@
 /* What is staged is there: all of it is asked for at once. */
 static size_t ask_staged(ldr_transfer_t *t, ldr_ask_t *q, uint8_t *at)
 {
-    size_t bytes = LDR_BATCH_HEAD_BYTES + sizeof(larder_token_t);
+    ldr_rows_out_t rows =
+        ldr_rows_begin(&t->talk, at, LDR_PLACE_BYTES, t->op->load->token);
 
     while (t->todo.count > 0 && q->count < LDR_ASK_ITEMS) {
         const larder_item_t *item = &t->op->items[t->todo.item[t->todo.head]];
-        ldr_place_row_t place = {
-            .group = item->group, .shard = item->shard, .chunk = item->depth};
 
         q->item[q->count++] = (uint16_t)ldr_todo_pop(&t->todo);
-        ldr_put_place(at + bytes, &place);
-        bytes += LDR_PLACE_BYTES;
+        ldr_rows_add(&rows, item, 0, 0);
     }
-    ldr_batch_msg_t batch = {.space = t->talk.space,
-                             .count = q->count,
-                             .flags = t->op->flags & LDR_BATCH_AGAIN};
-    ldr_put_redeem(at, &batch, t->op->load->token);
-    return bytes;
+    return ldr_rows_end(&rows, t->op->flags & LDR_BATCH_AGAIN);
 }
 
 static size_t ask_names(ldr_transfer_t *t, ldr_ask_t *q, uint8_t *at)
 {
     uint64_t most = t->begun ? t->most_bytes : t->first_bytes, sum = 0;
-    size_t bytes = LDR_BATCH_HEAD_BYTES;
+    ldr_rows_out_t rows = ldr_rows_begin(&t->talk, at, LDR_NAME_BYTES, NULL);
 
     while (t->todo.count > 0 && q->count < LDR_ASK_FEW) {
         const larder_item_t *item = &t->op->items[t->todo.item[t->todo.head]];
@@ -38,16 +32,11 @@ static size_t ask_names(ldr_transfer_t *t, ldr_ask_t *q, uint8_t *at)
             break;
         }
         q->item[q->count++] = (uint16_t)ldr_todo_pop(&t->todo);
-        ldr_row_name(at + bytes, item, room);
-        bytes += LDR_NAME_BYTES;
+        ldr_rows_add(&rows, item, room, 0);
         sum += ldr_min64(room, LARDER_VALUE_MAX);
     }
     q->payload = sum;
-    ldr_batch_msg_t batch = {.space = t->talk.space,
-                             .count = q->count,
-                             .flags = t->op->flags & LDR_BATCH_AGAIN};
-    ldr_put_batch(at, &batch);
-    return bytes;
+    return ldr_rows_end(&rows, t->op->flags & LDR_BATCH_AGAIN);
 }
 
 static void get_ask(ldr_transfer_t *t, ldr_ask_t *q)

@@ -1,4 +1,16 @@
-/* Opening and closing; spaces, chains, matches, and the small calls. */
+/*
+ * Opening and closing a handle; spaces, chains, matches, and the small calls.
+ *
+ * State: larder_t (client.h). lar->lock guards its lists of spaces and leases;
+ * it is never held while the backend is called. fork_count is written by the
+ * child of a fork only, before it has a second thread.
+ *
+ * Invariants
+ *  1. A space is in lar->spaces from before the backend hears of it until after
+ *     it was closed, and has a slot that no other space of the handle has.
+ *  2. Closing a handle sets `lar` of its spaces and leases to NULL: they answer
+ *     E_CLOSED from then on, and are still freed by their owner.
+ */
 #include <stdlib.h>
 #include <string.h>
 

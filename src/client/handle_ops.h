@@ -47,10 +47,11 @@ typedef struct ldr_handle_ops {
     larder_status_t (*promise)(larder_space_t *space,
                                const struct ldr_prefix *prefix,
                                const larder_token_t *token,
-                               uint64_t deadline_ns);
+                               uint64_t deadline_ns, char *member);
     larder_status_t (*handoff)(larder_space_t *space,
                                const larder_token_t *token,
-                               larder_handoff_t what, uint64_t deadline_ns);
+                               larder_handoff_t what, const char *member,
+                               uint64_t deadline_ns);
 
     /* Carries a request out. True: all items are done. False: some wait, and
      * ldr_op_ready() will be called; step it again then. */

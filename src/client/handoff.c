@@ -17,8 +17,10 @@ static larder_status_t check_token(const larder_token_t *token)
 larder_status_t larder_promise(larder_space_t *space,
                                const larder_layout_t *layout,
                                const larder_key_t *keys, size_t count,
-                               const larder_token_t *token, uint32_t timeout_ms)
+                               const larder_token_t *token, uint32_t timeout_ms,
+                               char member[LARDER_MEMBER_BYTES])
 {
+    char name[LARDER_MEMBER_BYTES] = "";
     larder_status_t st = ldr_prefix_check(space, layout);
     ldr_need_t needs[LARDER_GROUPS_MAX];
 
@@ -39,13 +41,18 @@ larder_status_t larder_promise(larder_space_t *space,
         .keys = keys,
         .count = (uint32_t)count,
     };
-    return space->lar->backend->promise(space, &p, token,
-                                        ldr_deadline(space->lar, timeout_ms));
+    st = space->lar->backend->promise(
+        space, &p, token, ldr_deadline(space->lar, timeout_ms), name);
+    if (member != NULL) {
+        memcpy(member, name, sizeof(name));
+    }
+    return st;
 }
 
 larder_status_t larder_handoff(larder_space_t *space,
                                const larder_token_t *token,
-                               larder_handoff_t what, uint32_t timeout_ms)
+                               larder_handoff_t what, const char *member,
+                               uint32_t timeout_ms)
 {
     larder_status_t st = ldr_space_check(space);
 
@@ -54,10 +61,16 @@ larder_status_t larder_handoff(larder_space_t *space,
         return st;
     }
     if (what < LARDER_HANDOFF_ANSWERED || what >= LARDER_HANDOFF_COUNT) {
-        return ldr_fail(LARDER_E_INVALID, "%d is none of LARDER_HANDOFF_*",
+        return ldr_fail(LARDER_E_INVALID, "%d is not one of LARDER_HANDOFF_*",
                         (int)what);
     }
-    return space->lar->backend->handoff(space, token, what,
+    member = member != NULL ? member : "";
+    if (strnlen(member, LARDER_MEMBER_BYTES) == LARDER_MEMBER_BYTES) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "the name of a member has up to %u bytes",
+                        LARDER_MEMBER_BYTES - 1);
+    }
+    return space->lar->backend->handoff(space, token, what, member,
                                         ldr_deadline(space->lar, timeout_ms));
 }
 

@@ -1,4 +1,8 @@
 /* What a call to a daemon says of items. */
+#include <assert.h>
+#include <string.h>
+
+#include "base/bytes.h"
 #include "client/remote.h"
 
 void ldr_item_refuse(larder_op_t kind, larder_item_t *item, larder_status_t why)
@@ -25,18 +29,6 @@ void ldr_op_refuse(ldr_op_t *op, larder_status_t why)
     }
 }
 
-void ldr_row_name(uint8_t *at, const larder_item_t *item, uint64_t room)
-{
-    ldr_name_row_t row = {
-        .key = *item->key,
-        .group = item->group,
-        .shard = item->shard,
-        .room = room,
-    };
-
-    ldr_put_name(at, &row);
-}
-
 ldr_save_row_t ldr_row_save(const larder_item_t *item, size_t length)
 {
     ldr_save_row_t row = {
@@ -54,6 +46,94 @@ ldr_save_row_t ldr_row_save(const larder_item_t *item, size_t length)
         row.parent = *item->parent;
     }
     return row;
+}
+
+/* ---- rows ---- */
+
+/* What is said of the shards behind a row's first waits here, behind all that
+ * rows can need, until there are no more rows. */
+#define MORE_AT (LDR_BODY_MAX - LARDER_BATCH_MAX * LDR_MORE_BYTES)
+
+ldr_rows_out_t ldr_rows_begin(const ldr_talk_t *v, uint8_t *at,
+                              uint32_t row_bytes, const larder_token_t *token)
+{
+    static_assert(LDR_BATCH_HEAD_BYTES + LARDER_BATCH_MAX * LDR_SAVE_BYTES <=
+                      MORE_AT,
+                  "rows and what follows them fit a body");
+    ldr_rows_out_t o = {.at = at,
+                        .row_bytes = row_bytes,
+                        .ranges = (v->link->features & LDR_FEATURE_RANGES) != 0,
+                        .bytes = LDR_BATCH_HEAD_BYTES,
+                        .batch = {.space = v->space}};
+
+    if (token != NULL) {
+        o.bytes = ldr_put_redeem(at, &o.batch, token);
+        o.batch.flags = LDR_BATCH_TOKEN;
+    }
+    return o;
+}
+
+/* Whether the item is the next shard of the last one's chunk, and is to be kept
+ * like it. */
+static bool is_next(const ldr_rows_out_t *o, const larder_item_t *item)
+{
+    const larder_item_t *last = o->last;
+
+    return o->ranges && last != NULL && item->key == last->key &&
+           item->group == last->group && item->shard == last->shard + 1 &&
+           item->depth == last->depth && item->parent == last->parent &&
+           item->flags == last->flags && item->ttl_ms == last->ttl_ms;
+}
+
+static void put_row(const ldr_rows_out_t *o, uint8_t *at,
+                    const larder_item_t *item, uint64_t bytes, uint32_t crc)
+{
+    if (o->row_bytes == LDR_NAME_BYTES) {
+        ldr_put_name(at, &(ldr_name_row_t){.key = *item->key,
+                                           .group = item->group,
+                                           .shard = item->shard,
+                                           .room = bytes});
+    } else if (o->row_bytes == LDR_SAVE_BYTES) {
+        ldr_save_row_t row = ldr_row_save(item, bytes);
+
+        row.crc = crc;
+        ldr_put_save(at, &row);
+    } else {
+        ldr_put_place(at, &(ldr_place_row_t){.group = (uint8_t)item->group,
+                                             .shard = item->shard,
+                                             .chunk = item->depth});
+    }
+}
+
+void ldr_rows_add(ldr_rows_out_t *o, const larder_item_t *item, uint64_t bytes,
+                  uint32_t crc)
+{
+    if (is_next(o, item)) {
+        ldr_more_row_t more = {(uint32_t)ldr_min64(bytes, UINT32_MAX), crc};
+
+        ldr_put_row_more(o->at + o->bytes - o->row_bytes, o->row_bytes,
+                         ++o->row_more);
+        ldr_put_more(o->at + MORE_AT + (size_t)o->batch.more++ * LDR_MORE_BYTES,
+                     &more);
+    } else {
+        put_row(o, o->at + o->bytes, item, bytes, crc);
+        o->bytes += o->row_bytes;
+        o->batch.count++;
+        o->row_more = 0;
+    }
+    o->last = item;
+}
+
+size_t ldr_rows_end(ldr_rows_out_t *o, uint32_t flags)
+{
+    size_t more = o->row_bytes != LDR_PLACE_BYTES
+                      ? (size_t)o->batch.more * LDR_MORE_BYTES
+                      : 0;
+
+    o->batch.flags |= flags;
+    ldr_put_batch(o->at, &o->batch);
+    memmove(o->at + o->bytes, o->at + MORE_AT, more);
+    return o->bytes + more;
 }
 
 larder_status_t ldr_mapped(larder_status_t st, larder_cause_t cause,
@@ -96,37 +176,32 @@ larder_status_t ldr_mapped(larder_status_t st, larder_cause_t cause,
 
 void ldr_report(ldr_talk_t *v, larder_item_t *const *items, uint32_t count)
 {
-    uint8_t *at = ldr_body(v->call.buffer);
-    ldr_batch_msg_t batch = {.space = v->space, .count = count};
+    ldr_rows_out_t rows =
+        ldr_rows_begin(v, ldr_body(v->call.buffer), LDR_NAME_BYTES, NULL);
 
     ldr_tally(&v->remote->crc_failures, count);
-    size_t bytes = ldr_put_batch(at, &batch);
-    for (uint32_t i = 0; i < count; i++, bytes += LDR_NAME_BYTES) {
-        ldr_row_name(at + bytes, items[i], 0);
+    for (uint32_t i = 0; i < count; i++) {
+        ldr_rows_add(&rows, items[i], 0, 0);
     }
     /* It answers once it has looked for itself: whoever asks next finds what
      * it made of that. */
-    ldr_talk_call(v, LDR_OP_REPORT, bytes);
+    ldr_talk_call(v, LDR_OP_REPORT, ldr_rows_end(&rows, 0));
 }
 
 size_t ldr_put_places(uint8_t *at, const ldr_talk_t *v,
                       const larder_lease_t *lease, uint16_t group,
                       uint32_t first, uint32_t count)
 {
-    ldr_batch_msg_t batch = {.space = v->space,
-                             .count = count,
-                             .flags = LDR_BATCH_AGAIN | LDR_BATCH_STAYS};
-    size_t bytes = ldr_put_redeem(at, &batch, &lease->token);
+    ldr_rows_out_t rows = ldr_rows_begin(v, at, LDR_PLACE_BYTES, &lease->token);
+    larder_item_t item[2]; /* this one, and the one before it */
 
     for (uint32_t i = first; i < first + count; i++) {
-        ldr_place_row_t place = {
+        item[i % 2] = (larder_item_t){
             .group = group,
             .shard = (uint16_t)(i % lease->shards),
-            .chunk = i / lease->shards,
+            .depth = i / lease->shards,
         };
-
-        ldr_put_place(at + bytes, &place);
-        bytes += LDR_PLACE_BYTES;
+        ldr_rows_add(&rows, &item[i % 2], 0, 0);
     }
-    return bytes;
+    return ldr_rows_end(&rows, LDR_BATCH_AGAIN | LDR_BATCH_STAYS);
 }

@@ -328,11 +328,12 @@ static void local_announce(larder_space_t *space, const ldr_announce_t *a,
 static larder_status_t local_promise(larder_space_t *space,
                                      const ldr_prefix_t *prefix,
                                      const larder_token_t *token,
-                                     uint64_t deadline_ns)
+                                     uint64_t deadline_ns, char *member)
 {
     ldr_prefix_t p = *prefix;
 
     (void)deadline_ns; /* nothing here waits */
+    (void)member;      /* it is in no cluster */
     p.space = space->number;
     p.shards = space->shards;
     return ldr_promise_make(space->lar->node, &p, token, (uintptr_t)space->lar);
@@ -340,12 +341,17 @@ static larder_status_t local_promise(larder_space_t *space,
 
 static larder_status_t local_handoff(larder_space_t *space,
                                      const larder_token_t *token,
-                                     larder_handoff_t what,
+                                     larder_handoff_t what, const char *member,
                                      uint64_t deadline_ns)
 {
     ldr_node_t *node = space->lar->node;
 
     (void)deadline_ns;
+    if (member[0] != '\0') {
+        return ldr_fail(LARDER_E_INVALID,
+                        "'%s' is no member: an embedded node is in no cluster",
+                        member);
+    }
     ldr_node_lock(node);
     uint32_t tenant = node->store.spaces[space->number].tenant;
     ldr_node_unlock(node);

@@ -352,7 +352,7 @@ static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
     if (op == LARDER_OP_GET && !layout->all &&
         m->end % layout->chunk_tokens != 0) {
         return ldr_fail(LARDER_E_INVALID,
-                        "%u tokens are no multiple of a chunk of %u", m->end,
+                        "%u tokens are not a multiple of a chunk of %u", m->end,
                         layout->chunk_tokens);
     }
     return LARDER_OK;

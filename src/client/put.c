@@ -51,8 +51,8 @@ static void ask_present(ldr_transfer_t *t)
 static void put_ask(ldr_transfer_t *t, ldr_ask_t *q)
 {
     uint64_t most = t->begun ? t->most_bytes : t->first_bytes, sum = 0;
-    uint8_t *at = ldr_body(q->call.buffer);
-    size_t bytes = LDR_BATCH_HEAD_BYTES;
+    ldr_rows_out_t rows = ldr_rows_begin(&t->talk, ldr_body(q->call.buffer),
+                                         LDR_SAVE_BYTES, NULL);
     uint32_t pieces = 0;
 
     while (t->todo.count > 0 && q->count < LDR_ASK_FEW) {
@@ -63,17 +63,12 @@ static void put_ask(ldr_transfer_t *t, ldr_ask_t *q)
         if (q->count > 0 && (sum + one > most || pieces > LARDER_IOV_MAX)) {
             break;
         }
-        ldr_save_row_t row = ldr_row_save(item, one);
-        row.crc = t->path->carries ? item_crc(item) : 0;
         q->item[q->count++] = (uint16_t)ldr_todo_pop(&t->todo);
-        ldr_put_save(at + bytes, &row);
-        bytes += LDR_SAVE_BYTES;
+        ldr_rows_add(&rows, item, one, t->path->carries ? item_crc(item) : 0);
         sum += one;
     }
-    ldr_batch_msg_t batch = {.space = t->talk.space, .count = q->count};
-    ldr_put_batch(at, &batch);
     q->call.opcode = t->path->put;
-    q->call.bytes = (uint32_t)bytes;
+    q->call.bytes = (uint32_t)ldr_rows_end(&rows, 0);
 }
 
 /* ---- commit ---- */

@@ -4,6 +4,7 @@
 #include "client/remote.h"
 #include "client/transfer.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -267,7 +268,7 @@ static larder_status_t say_handoff(ldr_talk_t *v, size_t bytes)
 static larder_status_t remote_promise(larder_space_t *space,
                                       const ldr_prefix_t *prefix,
                                       const larder_token_t *token,
-                                      uint64_t deadline_ns)
+                                      uint64_t deadline_ns, char *member)
 {
     ldr_talk_t v;
     ldr_stop_t stop = {NULL, deadline_ns};
@@ -278,16 +279,23 @@ static larder_status_t remote_promise(larder_space_t *space,
         return st;
     }
     uint8_t *at = ldr_body(v.call.buffer);
-    size_t bytes = ldr_put_handoff(at, LDR_HANDOFF_PROMISE, token);
+    ldr_handoff_msg_t m = {
+        .what = LDR_HANDOFF_PROMISE, .space = v.space, .token = *token};
+    size_t bytes = ldr_put_handoff(at, &m);
     bytes += put_prefix(at + bytes, &v, prefix, 0, prefix->count);
     st = say_handoff(&v, bytes);
+    if (st == LARDER_OK && v.call.reply.body > 0 &&
+        !ldr_get_promised(at, v.call.reply.body, member)) {
+        st = ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer",
+                      v.remote->options.address);
+    }
     ldr_talk_end(&v, st);
     return st;
 }
 
 static larder_status_t remote_handoff(larder_space_t *space,
                                       const larder_token_t *token,
-                                      larder_handoff_t what,
+                                      larder_handoff_t what, const char *member,
                                       uint64_t deadline_ns)
 {
     ldr_talk_t v;
@@ -296,8 +304,10 @@ static larder_status_t remote_handoff(larder_space_t *space,
         ldr_talk_begin(&v, space->lar->remote, &space->ref, &stop);
 
     if (st == LARDER_OK) {
-        st = say_handoff(&v,
-                         ldr_put_handoff(ldr_body(v.call.buffer), what, token));
+        ldr_handoff_msg_t m = {.what = what, .space = v.space, .token = *token};
+
+        snprintf(m.member, sizeof(m.member), "%s", member);
+        st = say_handoff(&v, ldr_put_handoff(ldr_body(v.call.buffer), &m));
         ldr_talk_end(&v, st);
     }
     return st;

@@ -86,8 +86,27 @@ void ldr_item_refuse(larder_op_t kind, larder_item_t *item,
 /* A batch that did not get as far as its items. */
 void ldr_op_refuse(ldr_op_t *op, larder_status_t why);
 
-/* Rows of names or saves, behind a batch's head. */
-void ldr_row_name(uint8_t *at, const larder_item_t *item, uint64_t room);
+/* A batch of names, saves or places, while it is composed: items that follow
+ * each other and are shards of one chunk, one after the other, share a row. */
+typedef struct ldr_rows_out {
+    uint8_t *at; /* the body, which has room for LDR_BODY_MAX */
+    uint32_t row_bytes;
+    bool ranges;       /* the daemon knows them */
+    size_t bytes;      /* of head and rows */
+    uint32_t row_more; /* of the last row */
+    const larder_item_t *last;
+    ldr_batch_msg_t batch;
+} ldr_rows_out_t;
+
+/* token: of places, or NULL. */
+ldr_rows_out_t ldr_rows_begin(const ldr_talk_t *v, uint8_t *at,
+                              uint32_t row_bytes, const larder_token_t *token);
+/* bytes: a name's room, a save's length. The item stays until the next. */
+void ldr_rows_add(ldr_rows_out_t *o, const larder_item_t *item, uint64_t bytes,
+                  uint32_t crc);
+/* Gives the bytes of the request. */
+size_t ldr_rows_end(ldr_rows_out_t *o, uint32_t flags);
+
 ldr_save_row_t ldr_row_save(const larder_item_t *item, size_t length);
 
 /* Of a lease of match's chunks so many are right, with so many bytes. A

@@ -1,3 +1,4 @@
+/* Makes storage a shared tier. It needs no handle and keeps no state. */
 #include "tier/shared/objects.h"
 
 larder_status_t larder_shared_create(const char *url, const char *login,

@@ -1,4 +1,12 @@
-/* Sessions by shared memory: connecting, watching, ending. */
+/*
+ * Sessions by shared memory: connecting, watching, ending. shm.h has the
+ * threads, the locks and their order.
+ *
+ * Invariants
+ *  1. shm->session is NULL or a session that is not dead when it is handed out.
+ *  2. A session is freed by whoever finds, with shm->lock, that it is old, that
+ *     its watcher has ended, and that refs is 0.
+ */
 #include "client/shm.h"
 
 #include <errno.h>

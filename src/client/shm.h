@@ -137,6 +137,17 @@ static inline bool ldr_shm_dead(const ldr_shm_session_t *s)
     return __atomic_load_n(&s->dead, __ATOMIC_ACQUIRE);
 }
 
+/* LARDER_OK, or why whoever waits until last_ns stops now. */
+static inline larder_status_t ldr_shm_stopped(const ldr_shm_session_t *s,
+                                              const ldr_stop_t *stop,
+                                              uint64_t last_ns)
+{
+    const ldr_stop_t last = {stop->canceled, last_ns};
+
+    return ldr_shm_dead(s) ? LARDER_E_OFFLINE
+                           : ldr_stopped(s->link.remote->clock, &last);
+}
+
 /* ---- sessions (shm.c) ---- */
 
 extern const ldr_links_t ldr_links_shm;

@@ -1,4 +1,11 @@
-/* Leases by shared memory: what is read in place. */
+/*
+ * Leases by shared memory: what is read in place.
+ *
+ * An ldr_held_t belongs to its larder_lease_t, and is used by one thread at a
+ * time until the lease is published; from then on it does not change until the
+ * lease is dropped, so that any thread may read it without a lock. It is a user
+ * of each extent that its pieces lie in, and holds a reference to its session.
+ */
 #include <string.h>
 
 #include "base/bytes.h"

@@ -1,4 +1,16 @@
-/* Extents of the arena, as they are mapped here. */
+/*
+ * Extents of the arena, as they are mapped in this process.
+ *
+ * map_lock guards the buckets, the asks and the users of a mapping. It is not
+ * held while the kernel maps or unmaps, or while a GPU registers memory.
+ *
+ * Invariants
+ *  1. Of a generation of an extent there is one mapping at most, and one ask.
+ *  2. A mapping with users stays mapped, also when it was revoked or the
+ *     session is dead. The watcher unmaps it after the last user.
+ *  3. REVOKED is sent only after munmap(): until then the daemon keeps the
+ *     memory.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -313,20 +325,6 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
 
 /* ---- users ---- */
 
-/* Whether to go on waiting for an extent. */
-static larder_status_t still(const ldr_shm_session_t *s, const ldr_stop_t *stop,
-                             uint64_t last_ns)
-{
-    if (ldr_shm_dead(s)) {
-        return LARDER_E_OFFLINE;
-    }
-    if (stop->canceled != NULL &&
-        __atomic_load_n(stop->canceled, __ATOMIC_RELAXED)) {
-        return LARDER_E_CANCELED;
-    }
-    return ldr_shm_now(s) >= last_ns ? LARDER_E_DEADLINE : LARDER_OK;
-}
-
 /* With map_lock, which it drops meanwhile. */
 static void wait_mapped(ldr_shm_session_t *s, uint64_t last_ns)
 {
@@ -348,7 +346,7 @@ static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
 
     while ((s->sweeping || is_asked(s, extent)) && st == LARDER_OK) {
         wait_mapped(s, last_ns);
-        st = still(s, stop, last_ns);
+        st = ldr_shm_stopped(s, stop, last_ns);
     }
     if (st != LARDER_OK || find(s, extent, generation) != NULL) {
         return st;
@@ -372,7 +370,7 @@ static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
         return error == -EAGAIN ? LARDER_E_DEADLINE : LARDER_E_OFFLINE;
     }
     while (!ask->done && st == LARDER_OK) {
-        st = still(s, stop, last_ns);
+        st = ldr_shm_stopped(s, stop, last_ns);
         if (st == LARDER_OK) {
             wait_mapped(s, last_ns);
         }
@@ -549,7 +547,7 @@ larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
     ldr_mutex_unlock(&s->map_lock);
     if (st == LARDER_E_CORRUPT) {
         ldr_error(&s->link.remote->log,
-                  "%s: segments that cannot be: connecting anew",
+                  "%s: segments that cannot be: connecting again",
                   s->link.remote->options.address);
         ldr_shm_die(s);
         st = LARDER_E_OFFLINE;
@@ -574,7 +572,7 @@ void ldr_map_await_gpu(ldr_shm_session_t *s, const ldr_piece_map_t *pieces,
     ldr_mutex_lock(&s->map_lock);
     for (uint32_t i = 0; i < count; i++) {
         while (pieces[i].map->registering &&
-               still(s, stop, last_ns) == LARDER_OK) {
+               ldr_shm_stopped(s, stop, last_ns) == LARDER_OK) {
             wait_mapped(s, last_ns);
         }
     }

@@ -1,4 +1,18 @@
-/* Requests and replies through the rings. */
+/*
+ * Requests and replies through the rings of a session.
+ *
+ * Any thread may call. Only the holder of send_lock writes into the ring out;
+ * only the thread that leads (recv_lock sets `leads`) reads the ring in. The
+ * two locks are never held together.
+ *
+ * Invariants
+ *  1. A call is in s->waiting from before it is sent until its reply was handed
+ *     to it, or its caller gave it up (recv_lock).
+ *  2. A reply without a call is late: what it leased or reserved is given back
+ *     by the thread that read it.
+ *  3. An end (RELEASE, COMMIT) that found no room in the ring waits in
+ *     `unsent`, and goes before any later one.
+ */
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
@@ -310,7 +324,7 @@ static bool read_ring(ldr_shm_session_t *s)
         ldr_mutex_unlock(&s->send_lock);
         if (n < 0 || !dispatch(s, (size_t)n)) {
             ldr_error(&s->link.remote->log,
-                      "%s: the ring holds what cannot be: connecting anew",
+                      "%s: the ring holds what cannot be: connecting again",
                       s->link.remote->options.address);
             ldr_shm_die(s);
             return true;
@@ -385,20 +399,6 @@ static void hand_over(ldr_shm_session_t *s)
     }
 }
 
-/* Whether to go on waiting; with recv_lock. */
-static larder_status_t still(const ldr_shm_session_t *s, const ldr_stop_t *stop,
-                             uint64_t last_ns)
-{
-    if (ldr_shm_dead(s)) {
-        return LARDER_E_OFFLINE;
-    }
-    if (stop->canceled != NULL &&
-        __atomic_load_n(stop->canceled, __ATOMIC_RELAXED)) {
-        return LARDER_E_CANCELED;
-    }
-    return ldr_shm_now(s) >= last_ns ? LARDER_E_DEADLINE : LARDER_OK;
-}
-
 /* With recv_lock: it goes without its reply. */
 static void give_up(ldr_shm_session_t *s, ldr_call_t *call)
 {
@@ -452,7 +452,7 @@ larder_status_t ldr_shm_wait(ldr_shm_session_t *s, ldr_call_t *call,
 
     ldr_mutex_lock(&s->recv_lock);
     while (!call->done) {
-        st = still(s, stop, last_ns);
+        st = ldr_shm_stopped(s, stop, last_ns);
         if (st != LARDER_OK) {
             break;
         }

@@ -1,4 +1,10 @@
-/* Saving in place by shared memory. */
+/*
+ * Saving in place by shared memory: reserve, hand out the segments, commit.
+ *
+ * A reservation belongs to its lease, and one thread at a time uses it. Its
+ * mappings are users of their extents from reserve to commit or drop. After a
+ * commit was sent nothing of the room may be written.
+ */
 #include "client/shm_path.h"
 
 #define TRIES_MAX 3u /* for what had no room, with nothing coming of it */
@@ -14,24 +20,19 @@ typedef struct rooms {
 static void rooms_ask(ldr_transfer_t *t, ldr_ask_t *q)
 {
     const rooms_t *r = t->own;
-    uint8_t *at = ldr_body(q->call.buffer);
-    size_t bytes = LDR_BATCH_HEAD_BYTES;
+    ldr_rows_out_t rows = ldr_rows_begin(&t->talk, ldr_body(q->call.buffer),
+                                         LDR_SAVE_BYTES, NULL);
     /* A bounce buffer is small. */
     uint32_t most = t->answers ? LDR_ASK_FEW : LDR_ASK_ITEMS;
 
     while (t->todo.count > 0 && q->count < most) {
         uint32_t i = ldr_todo_pop(&t->todo);
-        ldr_save_row_t row =
-            ldr_row_save(&r->items[i], r->lease->rooms[i].length);
 
-        ldr_put_save(at + bytes, &row);
-        bytes += LDR_SAVE_BYTES;
+        ldr_rows_add(&rows, &r->items[i], r->lease->rooms[i].length, 0);
         q->item[q->count++] = (uint16_t)i;
     }
-    ldr_batch_msg_t batch = {.space = t->talk.space, .count = q->count};
-    ldr_put_batch(at, &batch);
     q->call.opcode = LDR_OP_RESERVE;
-    q->call.bytes = (uint32_t)bytes;
+    q->call.bytes = (uint32_t)ldr_rows_end(&rows, 0);
 }
 
 /* Takes an answer that is final. */

@@ -90,7 +90,7 @@ static larder_status_t tcp_copy_out(ldr_transfer_t *t, ldr_ask_t *q,
                                     const uint8_t *segs, bool check,
                                     uint32_t *crc_p)
 {
-    ldr_cursor_t to = {item->iov, item->iov_count, 0};
+    ldr_list_t to = ldr_list(item->iov, item->iov_count);
     uint64_t left = row->length;
 
     (void)segs;

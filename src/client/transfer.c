@@ -272,14 +272,13 @@ larder_status_t ldr_ask_names(ldr_talk_t *v, uint16_t opcode, uint32_t flags,
                               ldr_results_t *results)
 {
     uint8_t *at = ldr_body(v->call.buffer);
-    ldr_batch_msg_t batch = {.space = v->space, .count = count, .flags = flags};
-    size_t bytes = ldr_put_batch(at, &batch);
+    ldr_rows_out_t rows = ldr_rows_begin(v, at, LDR_NAME_BYTES, NULL);
 
-    for (uint32_t i = 0; i < count; i++, bytes += LDR_NAME_BYTES) {
-        ldr_row_name(at + bytes, items[i],
-                     opcode == LDR_OP_LEASE ? ldr_item_bytes(items[i]) : 0);
+    for (uint32_t i = 0; i < count; i++) {
+        ldr_rows_add(&rows, items[i],
+                     opcode == LDR_OP_LEASE ? ldr_item_bytes(items[i]) : 0, 0);
     }
-    larder_status_t st = ldr_talk_call(v, opcode, bytes);
+    larder_status_t st = ldr_talk_call(v, opcode, ldr_rows_end(&rows, flags));
     if (st == LARDER_OK && (!ldr_get_results(at, v->call.reply.body, results) ||
                             results->count != count)) {
         st = ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer",

@@ -1,3 +1,5 @@
+/* The library's version, its ABI's number and its constants, for callers that
+ * cannot read larder.h. Constants and pure functions only. */
 #include "larder/larder.h"
 
 #include <string.h>

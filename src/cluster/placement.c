@@ -1,3 +1,10 @@
+/*
+ * Owners of runs, by weighted rendezvous hashing: placement.h says how.
+ *
+ * Any thread may ask, without a lock. A set's owners are computed by whoever
+ * asks first, and published by the store of kept[0] (release); two threads that
+ * compute them at once store the same numbers.
+ */
 #include "cluster/placement.h"
 
 #include <stdbool.h>

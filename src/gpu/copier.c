@@ -1,4 +1,10 @@
-/* Copiers and lists: what a copy needs, made once and used again. */
+/*
+ * Copiers and lists: what a copy needs, made once and used again.
+ *
+ * gpu->lock guards who has a copier (`taken`) and the lists that nobody has.
+ * All else of a copier belongs to its owner, from take to give. A copier is
+ * given back only when nothing of it is under way on the device.
+ */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/thread.h"

@@ -1,4 +1,7 @@
-/* The driver, loaded at run time. */
+/*
+ * The driver, loaded at run time. The table is filled once, under `lock`, and
+ * constant after that; it is never unloaded.
+ */
 #include "gpu/cuda.h"
 
 #include <dlfcn.h>

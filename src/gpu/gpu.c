@@ -1,4 +1,10 @@
-/* Opening a GPU, and registering memory with it. */
+/*
+ * Opening a GPU, and registering memory with it.
+ *
+ * range_lock guards the registered ranges: copies read them, registering and
+ * unregistering write. Ranges are sorted by address and do not overlap. Memory
+ * may be unregistered only when no copy uses it, which is the caller's to know.
+ */
 #include "gpu/gpu.h"
 
 #include <string.h>

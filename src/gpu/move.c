@@ -545,7 +545,7 @@ static void settle(move_t *m)
         !__atomic_exchange_n(&m->gpu->broken, true, __ATOMIC_RELAXED)) {
         ldr_error(&m->gpu->log,
                   "GPU %d does not answer any more (%d): nothing is loaded or "
-                  "saved until the engine starts anew",
+                  "saved until the engine is restarted",
                   m->gpu->device, result);
     }
 }

@@ -1,4 +1,8 @@
-/* Kernels, compiled on the machine that runs them, and kept. */
+/*
+ * Kernels, compiled on the machine that runs them, and kept in a file for the
+ * next process. No state: the file is replaced whole, and its checksum says
+ * whether it is right.
+ */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

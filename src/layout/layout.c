@@ -133,10 +133,11 @@ static larder_status_t check_group(const larder_layout_params_t *p, uint32_t i)
                         (int)g->rule);
     }
     if (g->block_tokens == 0 || p->chunk_tokens % g->block_tokens != 0) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "group %u: a chunk of %u tokens is no multiple of its "
-                        "block of %u",
-                        i, p->chunk_tokens, g->block_tokens);
+        return ldr_fail(
+            LARDER_E_INVALID,
+            "group %u: a chunk of %u tokens is not a multiple of its "
+            "block of %u",
+            i, p->chunk_tokens, g->block_tokens);
     }
     if (g->rule == LARDER_RULE_TRAILING && g->window_tokens < 2) {
         return ldr_fail(LARDER_E_INVALID, "group %u: a window of %u tokens", i,

@@ -1,3 +1,7 @@
+/*
+ * Tokens: their files, and the proofs of a session. No state: keys are the
+ * caller's, who wipes them.
+ */
 #define _GNU_SOURCE
 #include "net/auth.h"
 

@@ -1,4 +1,15 @@
-/* The breaker: when a daemon is asked, and when it is left alone. */
+/*
+ * The breaker: when a daemon is asked, and when it is left alone.
+ *
+ * State: the breaker's fields of ldr_remote_t, under breaker_lock; `open` alone
+ * may also be read without it, so that a healthy daemon costs one load. Any
+ * thread may call.
+ *
+ * Invariants
+ *  1. While it is open, at most one call at a time is let through to try
+ *     (`trying`), and only after open_until_ns.
+ *  2. Whoever was let through ends that by exactly one of good, bad and leave.
+ */
 #include <stdio.h>
 #include <string.h>
 

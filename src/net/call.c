@@ -1,4 +1,10 @@
-/* What calls to a daemon begin and end with. */
+/*
+ * What calls to a daemon begin and end with: breaker, session, buffer, the
+ * space's number in the session.
+ *
+ * A talk belongs to one thread, from begin to end. The table of a session's
+ * spaces is guarded by link->space_lock, which is never held across a call.
+ */
 #include <string.h>
 
 #include "base/bytes.h"

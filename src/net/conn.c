@@ -1,4 +1,15 @@
-/* Frames on a connection. */
+/*
+ * Frames on a connection of the pool.
+ *
+ * A connection belongs to whoever has taken it from the pool; nothing here
+ * takes a lock.
+ *
+ * Invariants
+ *  1. The stream is at the beginning of a frame, or `skip` bytes of payload
+ *     before one, whenever a call begins; else `broken` is set.
+ *  2. Every request that was sent is in `waiting` or in `late` until its reply
+ *     has come.
+ */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -12,54 +23,37 @@
 #define SEND_IOV 64u
 #define SKIP_BYTES 65536u
 
-/* ---- cursors ---- */
+/* ---- lists of buffers ---- */
 
-uint32_t ldr_cursor_look(const ldr_cursor_t *c, size_t bytes, struct iovec *out,
-                         uint32_t max)
+/* Up to max of the next buffers, of so many bytes in all; gives their number.
+ * Does not advance. */
+static uint32_t list_look(const ldr_list_t *list, size_t bytes,
+                          struct iovec *out, uint32_t max)
 {
+    ldr_cursor_t c = list->at;
     uint32_t n = 0;
-    size_t at = c->at;
 
-    for (uint32_t i = 0; i < c->count && n < max && bytes > 0; i++) {
-        size_t take = ldr_min64(bytes, c->iov[i].iov_len - at);
+    for (; c.iov < list->end && n < max && bytes > 0; n++) {
+        size_t left = ldr_cursor_left(&c), take = ldr_min64(bytes, left);
 
-        out[n++] = (struct iovec){(uint8_t *)c->iov[i].iov_base + at, take};
+        out[n] = (struct iovec){ldr_cursor_here(&c), take};
         bytes -= take;
-        at = 0;
+        ldr_cursor_go(&c, left);
     }
     return n;
 }
 
-uint32_t ldr_cursor_sum(ldr_cursor_t *c, size_t bytes, uint32_t crc)
+/* Advances; with crc_p, adds what was passed to the checksum. */
+static void list_pass(ldr_list_t *list, size_t bytes, uint32_t *crc_p)
 {
     while (bytes > 0) {
-        size_t take = ldr_min64(bytes, c->iov->iov_len - c->at);
+        size_t take = ldr_min64(bytes, ldr_cursor_left(&list->at));
 
-        crc = ldr_crc32c(crc, (const uint8_t *)c->iov->iov_base + c->at, take);
-        bytes -= take;
-        c->at += take;
-        if (c->at == c->iov->iov_len) {
-            c->iov++;
-            c->count--;
-            c->at = 0;
+        if (crc_p != NULL) {
+            *crc_p = ldr_crc32c(*crc_p, ldr_cursor_here(&list->at), take);
         }
-    }
-    return crc;
-}
-
-/* Advances without looking at the bytes. */
-static void cursor_pass(ldr_cursor_t *c, size_t bytes)
-{
-    while (bytes > 0) {
-        size_t take = ldr_min64(bytes, c->iov->iov_len - c->at);
-
         bytes -= take;
-        c->at += take;
-        if (c->at == c->iov->iov_len) {
-            c->iov++;
-            c->count--;
-            c->at = 0;
-        }
+        ldr_cursor_go(&list->at, take);
     }
 }
 
@@ -245,7 +239,8 @@ larder_status_t ldr_conn_send(ldr_conn_t *c, ldr_call_t *call,
         .arg = ldr_left_ms(c->link.remote->clock, stop->deadline_ns),
     };
     struct iovec head = {call->buffer->data, LDR_FRAME_BYTES + call->bytes};
-    ldr_cursor_t heads = {&head, 1, 0}, rest = {payload, count, 0};
+    ldr_list_t heads = ldr_list(&head, 1),
+               rest = ldr_list(count > 0 ? payload : &head, count);
     size_t left = head.iov_len + bytes, all = left;
 
     ldr_frame_put(call->buffer->data, &frame, true);
@@ -254,9 +249,9 @@ larder_status_t ldr_conn_send(ldr_conn_t *c, ldr_call_t *call,
     call->sent_ns = ldr_conn_now(c);
     while (left > 0) {
         struct iovec iov[SEND_IOV];
-        uint32_t n = ldr_cursor_look(&heads, SIZE_MAX, iov, SEND_IOV);
+        uint32_t n = list_look(&heads, SIZE_MAX, iov, SEND_IOV);
 
-        n += ldr_cursor_look(&rest, SIZE_MAX, iov + n, SEND_IOV - n);
+        n += list_look(&rest, SIZE_MAX, iov + n, SEND_IOV - n);
         ssize_t sent = ldr_stream_write(&c->stream, iov, n);
         if (sent == -EAGAIN) {
             int error = wait_room(c, stop);
@@ -273,11 +268,11 @@ larder_status_t ldr_conn_send(ldr_conn_t *c, ldr_call_t *call,
         if (sent < 0) {
             return stopped_by(c, (int)sent);
         }
-        size_t first = heads.count > 0
-                           ? ldr_min64((size_t)sent, head.iov_len - heads.at)
+        size_t first = heads.at.iov < heads.end
+                           ? ldr_min64((size_t)sent, ldr_cursor_left(&heads.at))
                            : 0;
-        cursor_pass(&heads, first);
-        cursor_pass(&rest, (size_t)sent - first);
+        list_pass(&heads, first, NULL);
+        list_pass(&rest, (size_t)sent - first, NULL);
         left -= (size_t)sent;
     }
     call->next = c->waiting;
@@ -482,9 +477,9 @@ larder_status_t ldr_conn_recv(ldr_conn_t *c, const ldr_stop_t *stop,
     }
 }
 
-larder_status_t ldr_conn_payload(ldr_conn_t *c, ldr_cursor_t *to,
-                                 uint64_t bytes, const ldr_stop_t *stop,
-                                 uint32_t *crc_p, uint64_t *left_p)
+larder_status_t ldr_conn_payload(ldr_conn_t *c, ldr_list_t *to, uint64_t bytes,
+                                 const ldr_stop_t *stop, uint32_t *crc_p,
+                                 uint64_t *left_p)
 {
     uint64_t since_ns = ldr_conn_now(c);
     bool pinged = true; /* it is talking */
@@ -496,19 +491,18 @@ larder_status_t ldr_conn_payload(ldr_conn_t *c, ldr_cursor_t *to,
         struct iovec iov[SEND_IOV];
 
         if (ahead > 0) {
-            ahead = ldr_min64(ahead, to->iov->iov_len - to->at);
-            memcpy((uint8_t *)to->iov->iov_base + to->at,
-                   c->ahead + c->ahead_at, ahead);
+            ahead = ldr_min64(ahead, ldr_cursor_left(&to->at));
+            memcpy(ldr_cursor_here(&to->at), c->ahead + c->ahead_at, ahead);
             c->ahead_at += (uint32_t)ahead;
-            *crc_p = ldr_cursor_sum(to, ahead, *crc_p);
+            list_pass(to, ahead, crc_p);
             bytes -= ahead;
             continue;
         }
-        uint32_t n = ldr_cursor_look(to, ldr_min64(bytes, LDR_CONN_PIECE), iov,
-                                     SEND_IOV);
+        uint32_t n =
+            list_look(to, ldr_min64(bytes, LDR_CONN_PIECE), iov, SEND_IOV);
         ssize_t got = ldr_stream_read(&c->stream, iov, n);
         if (got > 0) {
-            *crc_p = ldr_cursor_sum(to, (size_t)got, *crc_p);
+            list_pass(to, (size_t)got, crc_p);
             bytes -= (uint64_t)got;
             c->heard_ns = ldr_conn_now(c);
             st = ldr_stopped(c->link.remote->clock, stop);

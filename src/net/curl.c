@@ -58,7 +58,7 @@ static larder_status_t library_load(const char *what)
     if (!symbols_find(library, &api)) {
         dlclose(library);
         return ldr_fail(LARDER_E_UNSUPPORTED,
-                        "libcurl.so.4 is no libcurl, or a broken one");
+                        "libcurl.so.4 is not libcurl, or is broken");
     }
     if (api.global_init(LDR_CURL_GLOBAL_DEFAULT) != LDR_CURLE_OK) {
         return ldr_fail(LARDER_E_UNSUPPORTED, "libcurl cannot be initialised");

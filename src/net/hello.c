@@ -35,33 +35,16 @@ int ldr_stream_wait(const ldr_remote_t *r, ldr_stream_t *s,
     }
 }
 
-static int send_all(const ldr_remote_t *r, ldr_stream_t *s, const void *data,
-                    size_t bytes, const ldr_stop_t *stop)
-{
-    struct iovec iov = {(void *)(uintptr_t)data, bytes};
-
-    while (iov.iov_len > 0) {
-        ssize_t n = ldr_stream_write(s, &iov, 1);
-
-        if (n == -EAGAIN) {
-            n = ldr_stream_wait(r, s, stop);
-        }
-        if (n < 0) {
-            return (int)n;
-        }
-        iov.iov_base = (uint8_t *)iov.iov_base + n;
-        iov.iov_len -= (size_t)n;
-    }
-    return 0;
-}
-
-static int recv_all(const ldr_remote_t *r, ldr_stream_t *s, void *data,
-                    size_t bytes, const ldr_stop_t *stop)
+/* Sends or receives all of it. 0 or a negative errno. */
+static int move_all(const ldr_remote_t *r, ldr_stream_t *s,
+                    ssize_t (*move)(ldr_stream_t *s, const struct iovec *iov,
+                                    unsigned count),
+                    uint8_t *data, size_t bytes, const ldr_stop_t *stop)
 {
     struct iovec iov = {data, bytes};
 
     while (iov.iov_len > 0) {
-        ssize_t n = ldr_stream_read(s, &iov, 1);
+        ssize_t n = move(s, &iov, 1);
 
         if (n == -EAGAIN) {
             n = ldr_stream_wait(r, s, stop);
@@ -103,7 +86,7 @@ larder_status_t ldr_lost(const ldr_remote_t *r, int error)
     }
     if (error == -EPROTO) {
         return ldr_fail(LARDER_E_VERSION,
-                        "%s: whoever listens there does not speak Larder's "
+                        "%s: what listens there does not speak Larder's "
                         "protocol",
                         name);
     }
@@ -126,7 +109,7 @@ static bool is_web_server(ldr_remote_t *r, const ldr_stream_t *stream,
         return false;
     }
     ldr_fail(LARDER_E_VERSION,
-             "%s: whoever listens there does not speak Larder's protocol but "
+             "%s: what listens there does not speak Larder's protocol but "
              "HTTP: a daemon's dashboard and metrics (its option admin)? "
              "Engines and commands need an address that its log calls "
              "`listening:`",
@@ -168,7 +151,8 @@ static larder_status_t ask(ldr_remote_t *r, ldr_stream_t *stream,
                          .arg = left_ms};
 
     ldr_frame_put(at, &frame, true);
-    int error = send_all(r, stream, at, LDR_FRAME_BYTES + bytes, stop);
+    int error = move_all(r, stream, ldr_stream_write, at,
+                         LDR_FRAME_BYTES + bytes, stop);
     if (error == 0 && opcode == LDR_OP_HELLO) {
         larder_status_t st = await_first(r, stream, stop, wait_ns);
 
@@ -177,7 +161,7 @@ static larder_status_t ask(ldr_remote_t *r, ldr_stream_t *stream,
         }
     }
     if (error == 0) {
-        error = recv_all(r, stream, at, LDR_FRAME_BYTES, stop);
+        error = move_all(r, stream, ldr_stream_read, at, LDR_FRAME_BYTES, stop);
     }
     if (error == 0) {
         ldr_frame_verdict_t v = ldr_frame_get(at, LDR_BODY_HELLO_MAX, reply);
@@ -188,7 +172,8 @@ static larder_status_t ask(ldr_remote_t *r, ldr_stream_t *stream,
         }
     }
     if (error == 0) {
-        error = recv_all(r, stream, at + LDR_FRAME_BYTES, reply->body, stop);
+        error = move_all(r, stream, ldr_stream_read, at + LDR_FRAME_BYTES,
+                         reply->body, stop);
     }
     if (error == 0 && !ldr_frame_check(at, reply)) {
         error = -EPROTO;
@@ -244,7 +229,7 @@ static larder_status_t prove(ldr_remote_t *r, ldr_stream_t *stream,
                             !ldr_proof_check(tokens, count, proof, true,
                                              at + LDR_FRAME_BYTES, &which))) {
         st = ldr_fail(LARDER_E_DENIED,
-                      "%s: whoever listens there does not know the token in "
+                      "%s: what listens there does not know the token in "
                       "%s",
                       o->address, o->token_file);
     }

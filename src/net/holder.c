@@ -1,3 +1,7 @@
+/*
+ * Finds the process that holds a port or a lock, in /proc. No state; what it
+ * finds may have changed by the time it is read.
+ */
 #define _GNU_SOURCE
 #include "net/holder.h"
 

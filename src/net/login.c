@@ -1,3 +1,4 @@
+/* Reads login files. No state; what was read is the caller's, who wipes it. */
 #define _GNU_SOURCE
 #include "net/login.h"
 

@@ -1,4 +1,13 @@
-/* The pool of connections. */
+/*
+ * The pool of connections: taking, giving back, connecting, ends of leases.
+ * pool.h has the locks.
+ *
+ * Invariants
+ *  1. A connection that is not busy has no call waiting, and is connected or
+ *     may be connected by the connecting thread.
+ *  2. Leases in `ends` are of the connection's current session: a new session
+ *     empties the list.
+ */
 #include "net/pool.h"
 
 #include <errno.h>

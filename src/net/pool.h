@@ -18,6 +18,7 @@
  */
 #pragma once
 
+#include "base/gather.h"
 #include "net/session.h"
 
 #define LDR_CONN_ADDRESSES 16u
@@ -87,20 +88,6 @@ static inline uint64_t ldr_conn_now(const ldr_conn_t *c)
 
 /* ---- frames (conn.c) ---- */
 
-/* Where bytes are in a list of buffers. */
-typedef struct ldr_cursor {
-    const struct iovec *iov;
-    uint32_t count;
-    size_t at; /* in the first of them */
-} ldr_cursor_t;
-
-/* Up to max of the next buffers, of so many bytes in all; gives their number.
- * Does not advance. */
-uint32_t ldr_cursor_look(const ldr_cursor_t *c, size_t bytes, struct iovec *out,
-                         uint32_t max);
-/* Advances, with the checksum of what was passed. */
-uint32_t ldr_cursor_sum(ldr_cursor_t *c, size_t bytes, uint32_t crc);
-
 /* Sends the request in the call's buffer, and payload behind it (NULL: none).
  * After a failure the connection is broken, if something was sent. */
 larder_status_t ldr_conn_send(ldr_conn_t *c, ldr_call_t *call,
@@ -111,9 +98,9 @@ larder_status_t ldr_conn_send(ldr_conn_t *c, ldr_call_t *call,
 larder_status_t ldr_conn_recv(ldr_conn_t *c, const ldr_stop_t *stop,
                               ldr_call_t **call_p);
 /* So many bytes of payload into the buffers, summed. */
-larder_status_t ldr_conn_payload(ldr_conn_t *c, ldr_cursor_t *to,
-                                 uint64_t bytes, const ldr_stop_t *stop,
-                                 uint32_t *crc_p, uint64_t *left_p);
+larder_status_t ldr_conn_payload(ldr_conn_t *c, ldr_list_t *to, uint64_t bytes,
+                                 const ldr_stop_t *stop, uint32_t *crc_p,
+                                 uint64_t *left_p);
 /* One call, with nothing else under way but calls without payload. */
 larder_status_t ldr_conn_call(ldr_link_t *link, ldr_call_t *call,
                               const ldr_stop_t *stop);

@@ -194,7 +194,7 @@ static int fail_listen(const char *path, int error)
         break;
     case -ENOTSOCK:
         ldr_fail(LARDER_E_INVALID,
-                 "%s: is there and is no socket: remove it, or choose another "
+                 "%s: exists and is not a socket: remove it, or choose another "
                  "path",
                  path);
         break;

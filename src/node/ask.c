@@ -57,7 +57,7 @@ static bool add(ldr_query_t *ask, const ldr_name_t *name)
     return true;
 }
 
-/* Whether something of the chunk is not to be had here. With the lock. */
+/* Whether something of the chunk is not available here. With the lock. */
 static bool lacks(ldr_node_t *node, const ldr_name_t *name, uint32_t entry,
                   uint32_t shards)
 {

@@ -168,7 +168,7 @@ larder_status_t ldr_node_list(ldr_node_t *node, uint32_t tenant,
     }
     if (!begin(node)) {
         ldr_free(p);
-        return ldr_fail(LARDER_E_BUSY, "somebody else lists: try again");
+        return ldr_fail(LARDER_E_BUSY, "another list is under way: try again");
     }
     p->node = node;
     p->tenant = tenant;

@@ -134,16 +134,59 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
     return begin_fetch(node, load, entry, LARDER_CAUSE_ABSENT);
 }
 
-bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load)
+static void clear(ldr_load_t *load)
 {
     load->shard = load->chunk = LDR_NIL;
     load->tier = LARDER_TIER_DRAM;
     load->checked = false;
+}
+
+bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load)
+{
+    clear(load);
     ldr_node_lock(node);
     ldr_node_tick(node);
     bool settled = begin(node, load);
     ldr_node_unlock(node);
     return settled;
+}
+
+/* With the lock. */
+static uint32_t begin_held(ldr_node_t *node, ldr_load_t *loads, uint32_t count)
+{
+    ldr_store_t *store = &node->store;
+    const ldr_target_t *t = &loads->target;
+    uint32_t resident[LARDER_SHARDS_MAX];
+    uint32_t now_s = ldr_wall_s(node->clock), i = 0;
+    ldr_name_t name =
+        ldr_store_name(store, t->space, t->item->group, t->item->key);
+    larder_cause_t cause;
+    uint32_t entry = ldr_store_find(store, &name, LDR_NIL, now_s, &cause);
+
+    if (entry == LDR_NIL) {
+        return 0;
+    }
+    ldr_index_at(&store->index, entry)->used_s = now_s;
+    ldr_store_residents(store, entry, t->item->shard, count, resident);
+    for (; i < count && resident[i] != LDR_NIL &&
+           store->shards[resident[i]].state == LDR_SHARD_READY;
+         i++) {
+        clear(&loads[i]);
+        settle_held(node, &loads[i], resident[i]);
+    }
+    return i;
+}
+
+uint32_t ldr_loads_begin_held(ldr_node_t *node, ldr_load_t *loads,
+                              uint32_t count)
+{
+    LDR_ASSERT(count >= 1 && count <= LARDER_SHARDS_MAX);
+    ldr_node_lock(node);
+    ldr_node_tick(node);
+    uint32_t held =
+        node->mode == LDR_MODE_ON ? begin_held(node, loads, count) : 0;
+    ldr_node_unlock(node);
+    return held;
 }
 
 /* ---- waiting ---- */

@@ -38,6 +38,11 @@ struct ldr_load {
 /* True: settled. False: it waits, and ready() will be called. After a few
  * begins call ldr_node_reads_go() to send the reads off together. */
 bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load);
+/* Begins loads of shards of one chunk whose numbers follow each other, as many
+ * from the first on as are ready in DRAM: with one lookup. They are settled;
+ * gives their number. The others are not begun. */
+uint32_t ldr_loads_begin_held(ldr_node_t *node, ldr_load_t *loads,
+                              uint32_t count);
 void ldr_node_reads_go(ldr_node_t *node);
 
 /* Waits for a load whose ready is NULL; late: E_DEADLINE. */

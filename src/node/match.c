@@ -142,6 +142,11 @@ void ldr_node_places(ldr_node_t *node, uint32_t space, uint32_t shards,
         if (out->found && node->speed[tier] < node->speed[out->tier]) {
             out->tier = tier;
         }
+        if (out->found && tier == LARDER_TIER_PEER) {
+            ldr_tier_t *t = find(node, &sought, &bytes, &cause);
+
+            out->member = t->ops->holder(t, &sought);
+        }
     }
     out->dram = out->dram && out->found;
     out->ssd = out->ssd && out->found;

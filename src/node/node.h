@@ -27,6 +27,7 @@ struct ldr_promise_wait {
     /* With the lock: note it and wake somebody. NULL: whoever waits for the
      * node's condition finds `on` NULL. */
     void (*ready)(ldr_promise_wait_t *wait);
+    void *arg; /* ready()'s */
     struct ldr_promise_slot *on;
     ldr_promise_wait_t *next;
 };
@@ -310,10 +311,30 @@ void ldr_node_put(ldr_node_t *node, const ldr_target_t *t, bool verify,
  */
 larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
                                  size_t bytes, uint32_t *shard_p);
+/* The same of several shards of one chunk: t->item is the first of as many
+ * items, whose numbers follow each other. One lookup, and one hold of the lock
+ * unless it populates. Behind one that is PENDING all are. */
+typedef struct ldr_reserving {
+    size_t bytes;
+    larder_status_t status; /* what came of it */
+    uint32_t shard;         /* with OK */
+} ldr_reserving_t;
+
+void ldr_node_reserve_run(ldr_node_t *node, const ldr_target_t *t,
+                          ldr_reserving_t *of, uint32_t count);
 /* Makes it visible and gives up the hold. E_STALE: reset or removed meanwhile;
  * it is gone. ns: how long the copy took, 0: not known. */
 larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
                                 uint64_t ns);
+/* The same of many, with their copies' times unknown; and counts them. */
+typedef struct ldr_committing {
+    uint32_t shard, crc;
+    uint32_t space; /* for counting */
+    larder_status_t status;
+} ldr_committing_t;
+
+void ldr_node_commit_all(ldr_node_t *node, ldr_committing_t *of,
+                         uint32_t count);
 void ldr_node_abort(ldr_node_t *node, uint32_t shard);
 
 /* Counts the outcome of a save; space LDR_NIL: none is known. */
@@ -321,6 +342,13 @@ void ldr_node_count_save(ldr_node_t *node, uint32_t space, larder_status_t st);
 
 /* Gives up the hold of a load that was ended with keep. */
 void ldr_node_release(ldr_node_t *node, uint32_t chunk);
+/* The same of many. Shards other than LDR_NIL were found right. */
+typedef struct ldr_releasing {
+    uint32_t chunk, shard;
+} ldr_releasing_t;
+
+void ldr_node_release_all(ldr_node_t *node, const ldr_releasing_t *of,
+                          uint32_t count);
 /* Whoever holds the shard has found its bytes right. */
 void ldr_node_checked(ldr_node_t *node, uint32_t shard);
 
@@ -370,12 +398,14 @@ bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
                      larder_cause_t *cause_p);
 /* Where a chunk is now, without using it. dram, ssd: all of its shards are
  * there; here: each is in one of the two. found: a load would find all of them,
- * and this is the slowest tier that it needs. A paused node finds nothing. With
- * the lock. */
+ * and this is the slowest tier that it needs; member: who has the last of those
+ * that other members have, NULL: none is elsewhere. A paused node finds
+ * nothing. With the lock, and member is good while it is held. */
 typedef struct ldr_places {
     bool dram, ssd, here;
     bool found;
     larder_tier_t tier;
+    const char *member;
 } ldr_places_t;
 
 void ldr_node_places(ldr_node_t *node, uint32_t space, uint32_t shards,

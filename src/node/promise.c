@@ -428,6 +428,13 @@ static slot_t *open_slot(ldr_node_t *node, uint32_t space, uint32_t group,
     return NULL;
 }
 
+static void add_wait(slot_t *slot, ldr_promise_wait_t *wait)
+{
+    wait->on = slot;
+    wait->next = slot->waits;
+    slot->waits = wait;
+}
+
 bool ldr_promise_await(ldr_node_t *node, const ldr_prefix_t *p,
                        ldr_promise_wait_t *wait)
 {
@@ -447,12 +454,36 @@ bool ldr_promise_await(ldr_node_t *node, const ldr_prefix_t *p,
         }
     }
     if (slot != NULL) {
-        wait->on = slot;
-        wait->next = slot->waits;
-        slot->waits = wait;
+        add_wait(slot, wait);
     }
     ldr_node_unlock(node);
     return slot != NULL;
+}
+
+bool ldr_promise_open(ldr_node_t *node, uint32_t space, uint32_t group,
+                      const larder_key_t *key)
+{
+    ldr_node_held(node);
+    return node->promises != NULL && open_slot(node, space, group, key) != NULL;
+}
+
+larder_status_t ldr_promise_watch(ldr_node_t *node, uint32_t space,
+                                  uint32_t group, const larder_key_t *key,
+                                  ldr_promise_wait_t *wait)
+{
+    ldr_node_held(node);
+    slot_t *slot =
+        node->promises != NULL ? open_slot(node, space, group, key) : NULL;
+    if (slot == NULL) {
+        return LARDER_MISS;
+    }
+    for (const ldr_promise_wait_t *w = slot->waits; w != NULL; w = w->next) {
+        if (w->ready == wait->ready && w->arg == wait->arg) {
+            return LARDER_PRESENT;
+        }
+    }
+    add_wait(slot, wait);
+    return LARDER_OK;
 }
 
 void ldr_promise_unawait(ldr_node_t *node, ldr_promise_wait_t *wait)

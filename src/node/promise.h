@@ -58,6 +58,15 @@ uint64_t ldr_promise_expire(ldr_node_t *node);
  * called. The caller asks again then. */
 bool ldr_promise_await(ldr_node_t *node, const ldr_prefix_t *p,
                        ldr_promise_wait_t *wait);
+/* The same for one chunk, with the lock. OK: it is open, and ready() will be
+ * called; PRESENT: it is open, and another wait has the same ready() and arg;
+ * MISS: it is not open. */
+larder_status_t ldr_promise_watch(ldr_node_t *node, uint32_t space,
+                                  uint32_t group, const larder_key_t *key,
+                                  ldr_promise_wait_t *wait);
+/* Whether somebody has promised it and it has not come. With the lock. */
+bool ldr_promise_open(ldr_node_t *node, uint32_t space, uint32_t group,
+                      const larder_key_t *key);
 /* ready() is not called from here on. */
 void ldr_promise_unawait(ldr_node_t *node, ldr_promise_wait_t *wait);
 /* For embedded nodes: waits until no slot is open, or the deadline. */

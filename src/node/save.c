@@ -1,4 +1,12 @@
-/* Saving, removing, flushing. */
+/*
+ * Saving, removing, flushing.
+ *
+ * Callers hold no lock. Bookkeeping is done with the node's lock, bytes are
+ * copied without it: a reserved shard (LDR_SHARD_FILLING) is its writer's alone
+ * until it is committed or given up, exactly once. The copies are fenced before
+ * the commit takes the lock, so that whoever finds the shard sees all its
+ * bytes.
+ */
 #include <string.h>
 
 #include "base/bytes.h"
@@ -45,20 +53,66 @@ static larder_status_t fill(ldr_node_t *node, uint32_t shard,
 
 /* ---- put ---- */
 
-/* Whether a save of the shard is of no use: it is here, on the way here, or in
- * a tier that keeps it. */
-static bool is_present(ldr_node_t *node, const ldr_reserve_t *r,
-                       uint32_t *entry_p)
+/* Shards of a chunk that are to be saved, while the lock is held. */
+typedef struct saving {
+    ldr_reserve_t r;
+    uint32_t tenant;
+    uint32_t first, count; /* the shards' numbers */
+    bool looked;           /* since the lock was dropped last, if it was: */
+    uint32_t entry, resident[LARDER_SHARDS_MAX];
+    bool asked; /* likewise: which tiers take the space's shards */
+} saving_t;
+
+static larder_status_t saving_begin(ldr_node_t *node, const ldr_target_t *t,
+                                    uint32_t count, saving_t *s)
 {
     ldr_store_t *store = &node->store;
+    const larder_item_t *item = t->item;
+    uint32_t now_s = ldr_wall_s(node->clock);
+
+    s->tenant = store->spaces[t->space].tenant;
+    s->first = item->shard;
+    s->count = count;
+    s->looked = s->asked = false;
+    if (s->tenant == LDR_NIL) {
+        return LARDER_E_SPACE;
+    }
+    if (ldr_secret_refused(node, t->space)) {
+        return ldr_secret_settle(node, t->space); /* which says why */
+    }
+    s->r = (ldr_reserve_t){
+        .name = ldr_store_name(store, t->space, item->group, item->key),
+        .parent = item->parent,
+        .depth = item->depth,
+        .shards = t->shards,
+        .now_s = now_s,
+        .expires_s = item->ttl_ms == 0
+                         ? 0
+                         : now_s + (uint32_t)ldr_div_up(item->ttl_ms, 1000),
+        .pin = (item->flags & LARDER_PUT_PIN) != 0,
+        .wanted = ldr_promise_wants(node, t->space, item->group, item->key),
+        .state = LDR_SHARD_FILLING,
+    };
+    return LARDER_OK;
+}
+
+/* Whether a save of the shard is of no use: it is here, on the way here, or in
+ * a tier that keeps it. */
+static bool is_present(ldr_node_t *node, saving_t *s)
+{
+    ldr_store_t *store = &node->store;
+    const ldr_reserve_t *r = &s->r;
     larder_cause_t cause;
 
-    *entry_p = ldr_store_find(store, &r->name, LDR_NIL, r->now_s, &cause);
-    if (*entry_p != LDR_NIL &&
-        ldr_store_resident(store, *entry_p, r->number) != LDR_NIL) {
+    if (!s->looked) {
+        s->entry = ldr_store_find(store, &r->name, LDR_NIL, r->now_s, &cause);
+        ldr_store_residents(store, s->entry, s->first, s->count, s->resident);
+        s->looked = true;
+    }
+    if (s->resident[r->number - s->first] != LDR_NIL) {
         return true;
     }
-    ldr_sought_t sought = {&r->name, *entry_p, r->number, false};
+    ldr_sought_t sought = {&r->name, s->entry, r->number, false};
     for (unsigned i = 0; i < node->tier_count; i++) {
         ldr_tier_t *t = node->order[i];
 
@@ -69,24 +123,39 @@ static bool is_present(ldr_node_t *node, const ldr_reserve_t *r,
     return false;
 }
 
-/* Looks the item up and reserves room if it is absent. With the lock, which it
- * may drop to make memory resident. */
-static larder_status_t try_reserve(ldr_node_t *node, const ldr_target_t *t,
-                                   size_t bytes, uint32_t *shard_p)
+/* A save that finds it there has used it. */
+static void use_present(ldr_node_t *node, const saving_t *s)
 {
     ldr_store_t *store = &node->store;
-    const larder_item_t *item = t->item;
-    uint32_t tenant = store->spaces[t->space].tenant;
-    uint32_t now_s = ldr_wall_s(node->clock);
-    uint32_t entry;
+    uint32_t shard = s->resident[s->r.number - s->first];
 
-    if (tenant == LDR_NIL) {
-        return LARDER_E_SPACE;
+    if (shard != LDR_NIL && s->r.pin) {
+        ldr_store_pin(store, store->shards[shard].chunk);
     }
-    if (ldr_secret_refused(node, t->space)) {
-        return ldr_secret_settle(node, t->space); /* which says why */
+    if (shard != LDR_NIL) {
+        ldr_node_used(node, shard);
     }
-    uint32_t pages_max = store->arena.owners[tenant].pages_max;
+}
+
+static void ask_tiers(ldr_node_t *node, saving_t *s)
+{
+    for (unsigned i = 0; i < node->tier_count && !s->asked; i++) {
+        ldr_tier_t *tier = node->order[i];
+
+        node->store.queues[ldr_tier_queue(tier->ops)].takes =
+            tier->ops->accepts(tier, s->r.name.space);
+    }
+    s->asked = true;
+}
+
+/* Looks a shard up and reserves room if it is absent. With the lock, which it
+ * may drop to make memory resident. */
+static larder_status_t try_reserve(ldr_node_t *node, saving_t *s, size_t bytes,
+                                   uint32_t *shard_p)
+{
+    ldr_store_t *store = &node->store;
+    uint32_t pages_max = store->arena.owners[s->tenant].pages_max;
+
     if (bytes == 0 || bytes > LARDER_VALUE_MAX ||
         ldr_arena_pages(bytes) >
             (pages_max != 0 ? pages_max : store->arena.page_count)) {
@@ -95,48 +164,27 @@ static larder_status_t try_reserve(ldr_node_t *node, const ldr_target_t *t,
     if (node->mode != LDR_MODE_ON) {
         return LARDER_E_TIER_OFF;
     }
-    ldr_reserve_t r = {
-        .name = ldr_store_name(store, t->space, item->group, item->key),
-        .parent = item->parent,
-        .depth = item->depth,
-        .shards = t->shards,
-        .number = item->shard,
-        .length = (uint32_t)bytes,
-        .now_s = now_s,
-        .expires_s = item->ttl_ms == 0
-                         ? 0
-                         : now_s + (uint32_t)ldr_div_up(item->ttl_ms, 1000),
-        .pin = (item->flags & LARDER_PUT_PIN) != 0,
-        .wanted = ldr_promise_wants(node, t->space, item->group, item->key),
-        .state = LDR_SHARD_FILLING,
-    };
-    /* Populating may drop the lock: then it is looked up again. */
-    if (is_present(node, &r, &entry) ||
-        (ldr_node_populate(node, tenant, bytes) &&
-         is_present(node, &r, &entry))) {
-        uint32_t shard = entry != LDR_NIL
-                             ? ldr_store_resident(store, entry, r.number)
-                             : LDR_NIL;
-
-        if (shard != LDR_NIL && r.pin) {
-            ldr_store_pin(store, store->shards[shard].chunk);
-        }
-        if (shard != LDR_NIL) {
-            ldr_node_used(node, shard);
-        }
+    s->r.length = (uint32_t)bytes;
+    bool present = is_present(node, s);
+    if (!present && ldr_node_populate(node, s->tenant, bytes)) {
+        s->looked = s->asked = false; /* the lock was dropped */
+        present = is_present(node, s);
+    }
+    if (present) {
+        use_present(node, s);
         return LARDER_PRESENT;
     }
-    if (ldr_memory_remakes(node, tenant, bytes)) {
+    if (ldr_memory_remakes(node, s->tenant, bytes)) {
         return LARDER_E_FULL; /* for a moment: room_coming() */
     }
     ldr_node_tick(node);
-    for (unsigned i = 0; i < node->tier_count; i++) {
-        ldr_tier_t *tier = node->order[i];
-
-        store->queues[ldr_tier_queue(tier->ops)].takes =
-            tier->ops->accepts(tier, t->space);
+    ask_tiers(node, s);
+    larder_status_t st = ldr_store_reserve(store, s->entry, &s->r, shard_p);
+    if (st == LARDER_OK) {
+        s->entry = store->chunks[store->shards[*shard_p].chunk].entry;
+        s->resident[s->r.number - s->first] = *shard_p;
     }
-    return ldr_store_reserve(store, entry, &r, shard_p);
+    return st;
 }
 
 /* What the disk gets beyond the payload must not be an older shard's. */
@@ -165,33 +213,56 @@ static bool room_coming(const ldr_node_t *node, uint32_t space)
     return ldr_behind_in_hand(&node->store);
 }
 
-/* The same. PENDING: there is no room, but some is coming. A save that is
- * refused will not keep a promise. */
-static larder_status_t reserve(ldr_node_t *node, const ldr_target_t *t,
-                               size_t bytes, uint32_t *shard_p)
+/* The same for all that are not PENDING: there is no room, but some is coming.
+ * A save that is refused will not keep a promise. */
+static void reserve(ldr_node_t *node, const ldr_target_t *t,
+                    ldr_reserving_t *of, uint32_t count)
 {
-    larder_status_t st = try_reserve(node, t, bytes, shard_p);
+    saving_t s;
+    larder_status_t all = saving_begin(node, t, count, &s);
 
-    if (st == LARDER_E_FULL && room_coming(node, t->space)) {
-        return LARDER_PENDING;
+    for (uint32_t i = 0; i < count; i++) {
+        larder_status_t st = all;
+
+        s.r.number = t->item[i].shard;
+        if (st == LARDER_OK) {
+            st = try_reserve(node, &s, of[i].bytes, &of[i].shard);
+        }
+        if (st == LARDER_E_FULL && room_coming(node, t->space)) {
+            st = all = LARDER_PENDING;
+        } else if (st != LARDER_OK && st != LARDER_PRESENT &&
+                   st != LARDER_PENDING) {
+            ldr_promise_failed(node, t->space, t->item->group, t->item->key);
+        }
+        of[i].status = st;
     }
-    if (st != LARDER_OK && st != LARDER_PRESENT) {
-        ldr_promise_failed(node, t->space, t->item->group, t->item->key);
+}
+
+void ldr_node_reserve_run(ldr_node_t *node, const ldr_target_t *t,
+                          ldr_reserving_t *of, uint32_t count)
+{
+    LDR_ASSERT(count <= LARDER_SHARDS_MAX);
+    ldr_node_lock(node);
+    /* With the same lock: room that comes in between is not missed. */
+    reserve(node, t, of, count);
+    ldr_node_unlock(node);
+    for (uint32_t i = 0; i < count; i++) {
+        if (of[i].status == LARDER_OK) {
+            zero_tail(node, of[i].shard); /* the caller fills the rest */
+        }
     }
-    return st;
 }
 
 larder_status_t ldr_node_reserve(ldr_node_t *node, const ldr_target_t *t,
                                  size_t bytes, uint32_t *shard_p)
 {
-    ldr_node_lock(node);
-    /* With the same lock: room that comes in between is not missed. */
-    larder_status_t st = reserve(node, t, bytes, shard_p);
-    ldr_node_unlock(node);
-    if (st == LARDER_OK) {
-        zero_tail(node, *shard_p); /* the caller fills the rest */
+    ldr_reserving_t of = {.bytes = bytes};
+
+    ldr_node_reserve_run(node, t, &of, 1);
+    if (of.status == LARDER_OK) {
+        *shard_p = of.shard;
     }
-    return st;
+    return of.status;
 }
 
 /* With the lock: a reservation that is not filled. */
@@ -204,17 +275,18 @@ static void give_up(ldr_node_t *node, uint32_t shard)
     ldr_store_abort(store, shard);
 }
 
-larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
-                                uint64_t ns)
+static void count_save(ldr_store_t *store, uint32_t space, larder_status_t st);
+
+/* With the lock. */
+static larder_status_t commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
+                              uint64_t ns)
 {
     ldr_store_t *store = &node->store;
-    larder_status_t st = LARDER_OK;
-
-    ldr_node_lock(node);
     const ldr_shard_t *sh = &store->shards[shard];
 
     LDR_ASSERT(sh->state == LDR_SHARD_FILLING);
-    st = ldr_secret_settle(node, store->chunks[sh->chunk].space);
+    larder_status_t st =
+        ldr_secret_settle(node, store->chunks[sh->chunk].space);
     if (st == LARDER_OK && ldr_store_commit(store, shard, crc, true)) {
         LDR_COUNT(store, store->chunks[sh->chunk].space, saved_bytes,
                   sh->length);
@@ -225,12 +297,33 @@ larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
         ldr_host_queue(&node->host, shard, NULL);
         ldr_promise_committed(node, sh->chunk);
         ldr_store_release(store, sh->chunk);
-    } else {
-        give_up(node, shard);
-        st = st != LARDER_OK ? st : LARDER_E_STALE;
+        return LARDER_OK;
     }
+    give_up(node, shard);
+    return st != LARDER_OK ? st : LARDER_E_STALE;
+}
+
+larder_status_t ldr_node_commit(ldr_node_t *node, uint32_t shard, uint32_t crc,
+                                uint64_t ns)
+{
+    ldr_node_lock(node);
+    larder_status_t st = commit(node, shard, crc, ns);
     ldr_node_unlock(node);
     return st;
+}
+
+void ldr_node_commit_all(ldr_node_t *node, ldr_committing_t *of, uint32_t count)
+{
+    for (uint32_t i = 0; i < count;) {
+        uint32_t end = i + (uint32_t)ldr_min64(count - i, LARDER_SHARDS_MAX);
+
+        ldr_node_lock(node);
+        for (; i < end; i++) {
+            of[i].status = commit(node, of[i].shard, of[i].crc, 0);
+            count_save(&node->store, of[i].space, of[i].status);
+        }
+        ldr_node_unlock(node);
+    }
 }
 
 void ldr_node_abort(ldr_node_t *node, uint32_t shard)
@@ -247,6 +340,24 @@ void ldr_node_release(ldr_node_t *node, uint32_t chunk)
     ldr_node_unlock(node);
 }
 
+void ldr_node_release_all(ldr_node_t *node, const ldr_releasing_t *of,
+                          uint32_t count)
+{
+    for (uint32_t i = 0; i < count;) {
+        uint32_t end = i + (uint32_t)ldr_min64(count - i, LARDER_SHARDS_MAX);
+
+        ldr_node_lock(node);
+        for (; i < end; i++) {
+            if (of[i].shard != LDR_NIL) {
+                __atomic_store_n(&node->store.shards[of[i].shard].checked, 1,
+                                 __ATOMIC_RELAXED);
+            }
+            ldr_store_release(&node->store, of[i].chunk);
+        }
+        ldr_node_unlock(node);
+    }
+}
+
 void ldr_node_checked(ldr_node_t *node, uint32_t shard)
 {
     /* Copies look at it without the lock; with it, others at what lies beside
@@ -259,29 +370,30 @@ void ldr_node_checked(ldr_node_t *node, uint32_t shard)
 static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
                            const ldr_stop_t *stop)
 {
-    size_t bytes = ldr_item_bytes(t->item);
-    uint32_t shard = LDR_NIL, crc = 0;
+    ldr_reserving_t of = {.bytes = ldr_item_bytes(t->item)};
+    uint32_t crc = 0;
 
     ldr_node_lock(node);
-    larder_status_t st = reserve(node, t, bytes, &shard);
+    reserve(node, t, &of, 1);
     /* A small arena may be full of shards that are being written down just
      * now, or an extent be on its way. That is not "everything is leased":
      * room comes as writes land and others let go. */
-    while (st == LARDER_PENDING && ldr_host_wait_stop(&node->host, stop)) {
-        st = reserve(node, t, bytes, &shard);
+    while (of.status == LARDER_PENDING &&
+           ldr_host_wait_stop(&node->host, stop)) {
+        reserve(node, t, &of, 1);
     }
     ldr_node_unlock(node);
-    if (st != LARDER_OK) {
-        return st == LARDER_PENDING ? LARDER_E_FULL : st;
+    if (of.status != LARDER_OK) {
+        return of.status == LARDER_PENDING ? LARDER_E_FULL : of.status;
     }
     uint64_t begin_ns = ldr_now_ns(node->clock);
-    st = fill(node, shard, t->item, stop, &crc);
+    larder_status_t st = fill(node, of.shard, t->item, stop, &crc);
     ldr_copy_fence();
     if (st != LARDER_OK) {
-        ldr_node_abort(node, shard);
+        ldr_node_abort(node, of.shard);
         return st;
     }
-    return ldr_node_commit(node, shard, crc,
+    return ldr_node_commit(node, of.shard, crc,
                            ldr_now_ns(node->clock) - begin_ns);
 }
 

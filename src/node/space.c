@@ -1,4 +1,10 @@
-/* Spaces, tenants, and epochs. */
+/*
+ * Spaces, tenants, and epochs.
+ *
+ * Under the node's lock, except while a tier records a reset. An epoch only
+ * grows; what was saved under a lower one is never found again. A tenant's
+ * secret check value is set once.
+ */
 #include <stdio.h>
 #include <string.h>
 

@@ -281,43 +281,86 @@ larder_status_t ldr_staging_bound(ldr_staging_t *s, uint64_t shards)
     return LARDER_OK;
 }
 
-/* Begins loads ahead of the one that is taken next. */
-static void begin_ahead(ldr_staging_t *s)
+/* Makes a load of the next shard, and of those of its chunk that follow it as
+ * far as there are slots without a gap. Gives their number. */
+static uint32_t next_loads(ldr_staging_t *s)
 {
     const ldr_prefix_t *p = &s->prefix;
-    bool waits = false;
+    uint32_t slot = s->begun % LDR_STAGE_LOADS;
+    uint32_t left = LDR_STAGE_LOADS - (s->begun - s->at);
+    uint32_t count = (uint32_t)ldr_min64(s->end - s->begun, left);
 
-    while (s->begun < s->end && s->begun - s->at < LDR_STAGE_LOADS) {
-        unsigned slot = s->begun % LDR_STAGE_LOADS;
-        ldr_load_t *load = &s->loads[slot];
-
-        s->items[slot] = (larder_item_t){
+    count = (uint32_t)ldr_min64(count, LDR_STAGE_LOADS - slot);
+    count = (uint32_t)ldr_min64(count, p->shards - s->next.shard);
+    for (uint32_t i = 0; i < count; i++) {
+        s->items[slot + i] = (larder_item_t){
             .key = &p->keys[s->next.chunk],
             .group = p->needs[s->next.need].group,
-            .shard = (uint16_t)s->next.shard,
+            .shard = (uint16_t)(s->next.shard + i),
         };
-        *load = (ldr_load_t){
-            .target = {p->space, p->shards, &s->items[slot]},
+        s->loads[slot + i] = (ldr_load_t){
+            .target = {p->space, p->shards, &s->items[slot + i]},
             .ready = s->ready,
             .arg = s->arg,
         };
+    }
+    return count;
+}
+
+/* So many loads were begun. */
+static void step_over(ldr_staging_t *s, uint32_t count)
+{
+    s->begun += count;
+    s->next.shard += count;
+    if (s->next.shard == s->prefix.shards) {
+        s->next.shard = 0;
+        if (++s->next.chunk == s->chunks) {
+            s->next.need++;
+            next_need(s);
+        }
+    }
+}
+
+/* Whether there are slots for the rest of the next shard's chunk, or many. */
+static bool has_slots(const ldr_staging_t *s)
+{
+    uint64_t rest =
+        ldr_min64(s->prefix.shards - s->next.shard, LDR_STAGE_LOADS / 2);
+
+    return s->begun < s->end && LDR_STAGE_LOADS - (s->begun - s->at) >=
+                                    ldr_min64(rest, s->end - s->begun);
+}
+
+/* Begins loads ahead of the one that is taken next. */
+static void begin_ahead(ldr_staging_t *s)
+{
+    bool waits = false;
+    uint32_t held = 1;
+
+    while (has_slots(s)) {
+        unsigned slot = s->begun % LDR_STAGE_LOADS;
+        ldr_load_t *load = &s->loads[slot];
+        uint32_t count = next_loads(s);
+
+        /* Where one is not held the chunk's others are not, as a rule. */
+        held = count > 1 && (held > 0 || s->next.shard == 0)
+                   ? ldr_loads_begin_held(s->node, load, count)
+                   : 0;
+        if (held > 0) {
+            __builtin_memset(&s->waits[slot], 0, held * sizeof(s->waits[0]));
+            step_over(s, held);
+            continue;
+        }
         bool settled = ldr_load_begin(s->node, load);
         if (settled && load->cause == LARDER_CAUSE_FULL && s->begun > s->at) {
             break; /* reads before it hold the room: after them */
         }
         s->waits[slot] = !settled;
         waits |= !settled;
-        s->begun++;
         if (settled && load->status == LARDER_MISS) {
-            s->end = s->begun; /* behind it nothing is of use */
+            s->end = s->begun + 1; /* behind it nothing is of use */
         }
-        if (++s->next.shard == p->shards) {
-            s->next.shard = 0;
-            if (++s->next.chunk == s->chunks) {
-                s->next.need++;
-                next_need(s);
-            }
-        }
+        step_over(s, 1);
     }
     LDR_ASSERT(s->at <= s->begun && s->begun - s->at <= LDR_STAGE_LOADS);
     LDR_ASSERT(s->begun <= s->end && s->end <= s->total);

@@ -1,3 +1,4 @@
+/* Parses one line of a trace. The line and its arrays belong to one caller. */
 #include "plan/line.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* The table of models, and what a token costs. Constants and pure functions. */
 #include "plan/model.h"
 
 #include <math.h>

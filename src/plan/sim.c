@@ -1,3 +1,4 @@
+/* The table of simulated caches. Constants only. */
 #include "plan/sim.h"
 
 #include <stddef.h>

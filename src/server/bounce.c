@@ -363,10 +363,8 @@ static bool leaves_room(const ldr_request_t *r, uint32_t i)
 {
     const ldr_bounce_t *w = r->session->bounce;
     uint32_t count = ldr_arena_pages(r->results[i].length);
-    ldr_name_row_t name;
 
-    return !ldr_get_name(r->rows + (size_t)i * LDR_NAME_BYTES, &name) ||
-           name.room > 0 || w->free_count == w->page_count ||
+    return r->wants[i].bytes > 0 || w->free_count == w->page_count ||
            w->free_count >= count + w->page_count / 2;
 }
 

@@ -90,6 +90,14 @@ typedef struct ldr_catalog_ask {
     size_t hash_count;
 } ldr_catalog_ask_t;
 
+#define LDR_ANSWER_MEMBERS 32u
+
+/* What of it a load would fetch from one member. */
+typedef struct ldr_answer_member {
+    char name[64];
+    uint64_t chunks;
+} ldr_answer_member_t;
+
 /* The longest prefix, as one source sees it. */
 typedef struct ldr_catalog_answer {
     ldr_source_t source;
@@ -99,6 +107,10 @@ typedef struct ldr_catalog_answer {
     /* Chunks from the first on that a load would find, also in tiers of other
      * nodes, by the slowest tier that each needs. */
     uint64_t chunks, tiers[LARDER_TIERS_MAX];
+    /* By the member that a chunk of another node's would come from; those of
+     * more members than there is room for are in tiers only. */
+    ldr_answer_member_t members[LDR_ANSWER_MEMBERS];
+    uint32_t member_count;
     bool cut; /* LDR_ASK_LOOKS was not enough: it may be longer */
 } ldr_catalog_answer_t;
 

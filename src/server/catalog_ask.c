@@ -1,4 +1,5 @@
 /* Where a prompt is: questions of routers. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -104,6 +105,25 @@ static void walk_blocks(walk_t *w)
     }
 }
 
+/* Counts a chunk that comes from this member. */
+static void count_member(ldr_catalog_answer_t *out, const char *name)
+{
+    uint32_t i = 0;
+
+    while (i < out->member_count && strcmp(out->members[i].name, name) != 0) {
+        i++;
+    }
+    if (i == LDR_ANSWER_MEMBERS) {
+        return;
+    }
+    if (i == out->member_count) {
+        snprintf(out->members[i].name, sizeof(out->members[i].name), "%s",
+                 name);
+        out->member_count++;
+    }
+    out->members[i].chunks++;
+}
+
 /* What of the chunks a load would find, here or elsewhere. Asks other nodes,
  * and waits for them as long as a match does. */
 static void walk_chunks(walk_t *w, uint64_t deadline_ns)
@@ -128,6 +148,9 @@ static void walk_chunks(walk_t *w, uint64_t deadline_ns)
 
         ldr_node_lock(node);
         ldr_node_places(node, s->space, s->shards, s->group, &w->keys[i], &p);
+        if (p.found && p.member != NULL) {
+            count_member(w->out, p.member);
+        }
         ldr_node_unlock(node);
         if (!p.found) {
             break;

@@ -1,3 +1,17 @@
+/*
+ * KV events by ZeroMQ: see events.h.
+ *
+ * Threads: all of ldr_events_t belongs to the events' thread, from start to
+ * join. Another thread may only set `stop`. Messages are counted by references,
+ * because ZeroMQ's own threads drop theirs.
+ *
+ * Invariants
+ *  1. A topic's messages are numbered without gaps, and `next` is above all of
+ *     them. A restart begins above the numbers of any run before (the wall
+ *     clock).
+ *  2. kept_bytes of all is the sum of the topics', and each topic's the sum of
+ *     its kept messages, oldest first.
+ */
 #include "server/events.h"
 
 #if LDR_HAVE_ZMQ
@@ -13,6 +27,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "server/events_auth.h"
 #include "server/pack.h"
 
 #define TOPICS_MAX LDR_SOURCES_MAX
@@ -32,6 +47,7 @@ typedef struct message {
     uint32_t refs; /* atomic */
     struct message *next;
     uint64_t number;
+    uint32_t count; /* of events */
     size_t bytes;
     uint8_t data[];
 } message_t;
@@ -50,6 +66,7 @@ typedef struct topic {
 struct ldr_events {
     ldr_events_params_t p;
     void *context, *pub, *router;
+    ldr_events_auth_t *auth; /* NULL: everybody may connect */
     topic_t *topics[TOPICS_MAX];
     unsigned topic_count;
     uint64_t kept_bytes;
@@ -132,6 +149,24 @@ static void kept_bound(ldr_events_t *e)
     }
 }
 
+/* Sends it to all who have subscribed, and keeps it for replays. */
+static void publish(ldr_events_t *e, topic_t *t, message_t *m)
+{
+    const int more = ZMQ_SNDMORE | ZMQ_DONTWAIT;
+    uint8_t text[8];
+
+    put_number(text, m->number);
+    if (zmq_send(e->pub, t->name, strlen(t->name), more) >= 0 &&
+        zmq_send(e->pub, text, sizeof(text), more) >= 0) {
+        send_message(e->pub, m, 0);
+    }
+    *(t->newest != NULL ? &t->newest->next : &t->oldest) = m;
+    t->newest = m;
+    t->kept_bytes += m->bytes;
+    e->kept_bytes += m->bytes;
+    kept_bound(e);
+}
+
 /* Publishes what was packed for a topic. Without memory the message is lost,
  * but not its number: subscribers see that one is missing. */
 static void flush(ldr_events_t *e, topic_t *t)
@@ -149,25 +184,17 @@ static void flush(ldr_events_t *e, topic_t *t)
         head.failed || t->pack.failed ? NULL : ldr_alloc(sizeof(*m) + bytes);
     uint64_t number = t->next++;
     if (m != NULL) {
-        uint8_t text[8];
-
         m->refs = 1;
         m->number = number;
+        m->count = t->count;
         m->bytes = bytes;
         memcpy(m->data, head.at, head.bytes);
         memcpy(m->data + head.bytes, t->pack.at, t->pack.bytes);
-        put_number(text, number);
-        int more = ZMQ_SNDMORE | ZMQ_DONTWAIT;
-        if (zmq_send(e->pub, t->name, strlen(t->name), more) >= 0 &&
-            zmq_send(e->pub, text, sizeof(text), more) >= 0) {
-            send_message(e->pub, m, 0);
-        }
-        *(t->newest != NULL ? &t->newest->next : &t->oldest) = m;
-        t->newest = m;
-        t->kept_bytes += bytes;
-        e->kept_bytes += bytes;
-        kept_bound(e);
+        publish(e, t, m);
     }
+    ldr_metrics_event(e->p.metrics,
+                      m != NULL ? LDR_EVENT_KV_PUBLISHED : LDR_EVENT_KV_DROPPED,
+                      t->count);
     ldr_free(head.at);
     t->pack.bytes = 0;
     t->pack.failed = false;
@@ -273,10 +300,13 @@ static void pack_tokens(ldr_pack_t *p, const ldr_catalog_change_t *c)
 static void on_change(void *arg, const ldr_catalog_change_t *c)
 {
     ldr_events_t *e = arg;
-    topic_t *t =
-        c->source->tenant == e->p.tenant ? topic_of(e, c->source) : NULL;
 
+    if (c->source->tenant != e->p.tenant) {
+        return;
+    }
+    topic_t *t = topic_of(e, c->source);
     if (t == NULL) {
+        ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_DROPPED, 1);
         return;
     }
     ldr_pack_t *p = &t->pack;
@@ -427,6 +457,7 @@ static bool serve_replay(ldr_events_t *e)
     for (message_t *m = t != NULL ? t->oldest : NULL; m != NULL; m = m->next) {
         if (m->number >= from) {
             reply(e, who, (size_t)who_bytes, m->number, m);
+            ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_REPLAYED, m->count);
         }
     }
     reply(e, who, (size_t)who_bytes, UINT64_MAX, NULL);
@@ -435,16 +466,44 @@ static bool serve_replay(ldr_events_t *e)
 
 /* ---- the thread ---- */
 
+/* Subscribers come and go: 1 or 0, and a topic. */
+static void count_subscriptions(ldr_events_t *e)
+{
+    bool more = false;
+    uint8_t at[1];
+    int bytes;
+
+    while ((bytes = receive(e->pub, at, sizeof(at), &more)) >= 0) {
+        if (bytes > 0 && at[0] <= 1) {
+            ldr_metrics_level(e->p.metrics, LDR_LEVEL_SUBSCRIPTIONS,
+                              at[0] == 1 ? 1 : -1);
+        }
+        while (more && receive(e->pub, at, sizeof(at), &more) >= 0) {
+        }
+    }
+}
+
 static void *events_main(void *arg)
 {
     ldr_events_t *e = arg;
-    zmq_pollitem_t item = {.socket = e->router, .events = ZMQ_POLLIN};
+    zmq_pollitem_t items[3] = {{.socket = e->pub, .events = ZMQ_POLLIN}};
+    int count = 1;
 
+    if (e->router != NULL) {
+        items[count++] =
+            (zmq_pollitem_t){.socket = e->router, .events = ZMQ_POLLIN};
+    }
+    if (e->auth != NULL) {
+        items[count++] = (zmq_pollitem_t){
+            .socket = ldr_events_auth_socket(e->auth), .events = ZMQ_POLLIN};
+    }
     while (!__atomic_load_n(&e->stop, __ATOMIC_ACQUIRE)) {
         bool more = ldr_catalog_changes(e->p.catalog, LOOKS, on_change, e);
 
         flush_all(e);
-        zmq_poll(&item, e->router != NULL ? 1 : 0, more ? 0 : LDR_EVENTS_MS);
+        zmq_poll(items, count, more ? 0 : LDR_EVENTS_MS);
+        ldr_events_auth_serve(e->auth);
+        count_subscriptions(e);
         for (int i = 0;
              e->router != NULL && i < REQUESTS_MAX && serve_replay(e); i++) {
         }
@@ -474,7 +533,10 @@ static void *socket_open(ldr_events_t *e, int kind, const char *url)
     zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &large, sizeof(large));
     zmq_setsockopt(s, ZMQ_HEARTBEAT_IVL, &beat_ms, sizeof(beat_ms));
     zmq_setsockopt(s, ZMQ_IPV6, &one, sizeof(one));
-    if (zmq_bind(s, url) != 0) {
+    if (kind == ZMQ_XPUB) { /* every subscription is told, not the first only */
+        zmq_setsockopt(s, ZMQ_XPUB_VERBOSER, &one, sizeof(one));
+    }
+    if (!ldr_events_auth_on(e->auth, s) || zmq_bind(s, url) != 0) {
         zmq_close(s);
         return NULL;
     }
@@ -489,7 +551,19 @@ static larder_status_t sockets_open(ldr_events_t *e)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     e->context = zmq_ctx_new();
-    e->pub = e->context != NULL ? socket_open(e, ZMQ_PUB, e->p.url) : NULL;
+    larder_status_t st =
+        e->context == NULL
+            ? ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for events")
+        : e->p.key[0] != '\0'
+            ? ldr_events_auth_open(e->context, e->p.key, e->p.clients,
+                                   e->p.metrics, &e->auth)
+            : LARDER_OK;
+    if (st != LARDER_OK) {
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return st;
+    }
+    /* XPUB is PUB that hears of subscriptions. */
+    e->pub = socket_open(e, ZMQ_XPUB, e->p.url);
     const char *what = "events", *url = e->p.url;
     if (e->pub != NULL && e->p.replay[0] != '\0') {
         what = "events_replay";
@@ -548,6 +622,7 @@ void ldr_events_close(ldr_events_t *e)
     if (e->router != NULL) {
         zmq_close(e->router);
     }
+    ldr_events_auth_close(e->auth);
     if (e->context != NULL) {
         zmq_ctx_term(e->context);
     }

@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "larder/larder.h"
 #include "server/catalog.h"
+#include "server/metrics.h"
 
 #define LDR_EVENTS_MS 20
 #define LDR_EVENTS_LOOK_MS 10000u
@@ -35,7 +36,11 @@ typedef struct ldr_events_params {
     uint64_t keep_bytes; /* of messages, for replays */
     ldr_catalog_t *catalog;
     const ldr_clock_t *clock;
+    ldr_server_metrics_t *metrics;
     ldr_log_t log;
+    /* Files: the secret key of both sockets, and the public keys of those that
+     * may connect. "": everybody that reaches the sockets may. */
+    const char *key, *clients;
 } ldr_events_params_t;
 
 /* E_UNSUPPORTED: built without libzmq. */

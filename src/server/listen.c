@@ -1,4 +1,10 @@
-/* Listening: who may even knock. */
+/*
+ * Listening: accepts connections, and decides whether they may come in at all.
+ *
+ * Runs in the loop that owns the listening sockets. A connection that was
+ * accepted is handed to its session's loop as a task (coming_t), which owns the
+ * socket from then on; if that fails it is closed here.
+ */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -323,7 +329,7 @@ static larder_status_t check_one(const ldr_config_t *config, const char *text,
     snprintf(shown, SHOWN_BYTES, "%.*s", (int)length, text);
     if (!ldr_address_parse(text, length, address)) {
         return ldr_fail(LARDER_E_INVALID,
-                        "listen: '%s' is no host:port or [host]:port", shown);
+                        "listen: '%s' is not host:port or [host]:port", shown);
     }
     if (!ldr_address_loopback(address) && !authenticated(config)) {
         return ldr_fail(

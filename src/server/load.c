@@ -12,8 +12,6 @@
 #include "server/stage.h"
 #include "server/bounce.h"
 
-#define LEASE_MAX LARDER_BATCH_MAX /* names looked at in one request */
-
 /* One load has come to its end. */
 static void load_ready(ldr_load_t *load)
 {
@@ -33,12 +31,10 @@ static void load_settle(ldr_request_t *r, uint32_t i, bool get)
     ldr_node_t *node = r->session->server->node;
     ldr_load_t *load = &r->loads[i];
     ldr_result_row_t *row = &r->results[i];
-    ldr_name_row_t name;
 
     if (load->status == LARDER_OK) {
         row->length = load->length;
-        if (get && ldr_get_name(r->rows + (size_t)i * LDR_NAME_BYTES, &name) &&
-            name.room < load->length) {
+        if (get && r->wants[i].bytes < load->length) {
             load->status = LARDER_E_SIZE;
         }
     }
@@ -178,40 +174,44 @@ void ldr_loads_expire(ldr_request_t *r, larder_status_t why)
     }
 }
 
+/* Loads of one chunk's shards. */
+static void begin_run(ldr_request_t *r, ldr_load_t *loads, uint32_t count)
+{
+    ldr_node_t *node = r->session->server->node;
+    uint32_t i = count > 1 ? ldr_loads_begin_held(node, loads, count) : 0;
+
+    for (; i < count; i++) {
+        __atomic_add_fetch(&r->pending, 1, __ATOMIC_RELAXED);
+        if (ldr_load_begin(node, &loads[i])) {
+            __atomic_sub_fetch(&r->pending, 1, __ATOMIC_RELAXED);
+        }
+    }
+}
+
 static void loads_begin(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
     ldr_node_t *node = s->server->node;
-    uint32_t max = r->count < LEASE_MAX ? r->count : LEASE_MAX;
     bool asks = ldr_request_asks(r);
 
     r->settled.run = settled;
     r->pending = 1; /* until all have begun */
-    for (r->next = 0; r->next < max; r->next++) {
-        uint32_t i = r->next;
-        const uint8_t *at = r->rows + (size_t)i * LDR_NAME_BYTES;
-        larder_item_t *item = &r->items[i];
-        ldr_load_t *load = &r->loads[i];
-        ldr_name_row_t name;
+    for (r->next = 0; r->next < r->count;) {
+        uint32_t run = ldr_request_run(r, r->next);
+        ldr_load_t *loads = &r->loads[r->next];
 
-        if (!ldr_get_name(at, &name) || name.group >= LARDER_GROUPS_MAX ||
-            name.shard >= r->shards) {
-            r->results[i].status = LARDER_E_INVALID;
-            continue;
+        for (uint32_t i = 0; i < run; i++) {
+            loads[i] = (ldr_load_t){
+                .target = {r->space, r->shards, &r->items[r->next + i]},
+                .ready = load_ready,
+                .arg = r,
+                .asks = asks,
+            };
         }
-        item->key = (const larder_key_t *)at; /* a row begins with its key */
-        item->group = name.group;
-        item->shard = name.shard;
-        *load = (ldr_load_t){
-            .target = {r->space, r->shards, item},
-            .ready = load_ready,
-            .arg = r,
-            .asks = asks,
-        };
-        __atomic_add_fetch(&r->pending, 1, __ATOMIC_RELAXED);
-        if (ldr_load_begin(node, load)) {
-            __atomic_sub_fetch(&r->pending, 1, __ATOMIC_RELAXED);
+        if (r->items[r->next].key != NULL) {
+            begin_run(r, loads, run);
         }
+        r->next += run;
     }
     if (__atomic_load_n(&r->pending, __ATOMIC_RELAXED) > 1) {
         ldr_node_reads_go(node);
@@ -233,63 +233,12 @@ bool ldr_request_may_move(ldr_request_t *r)
     return false;
 }
 
-/* Writes the names of the places behind the request, as if it had come with
- * them: a shard that is held keeps its key. False: it was answered. */
-static bool redeem(ldr_request_t *r)
-{
-    ldr_server_t *server = r->home->server;
-    const ldr_store_t *store = &server->node->store;
-    ldr_batch_msg_t batch;
-    larder_token_t token;
-
-    if (!ldr_get_redeem(r->body, r->frame.body, &batch, &token)) {
-        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed lease");
-        return false;
-    }
-    if (!ldr_request_space(r, batch.space)) {
-        return false;
-    }
-    size_t head = LDR_FRAME_BYTES + r->frame.body, at = head;
-    size_t places = (size_t)(batch.rows - r->bytes);
-    ldr_stage_t *stage = ldr_stage_find(server, &token, r->tenant->number);
-    bool made =
-        ldr_request_grow(r, head + (size_t)batch.count * LDR_NAME_BYTES) &&
-        ldr_request_batch(r, batch.count);
-    for (uint32_t i = 0; made && i < batch.count; i++, at += LDR_NAME_BYTES) {
-        ldr_place_row_t place;
-        ldr_name_row_t name = {.room = (batch.flags & LDR_BATCH_STAYS) == 0};
-
-        ldr_get_place(r->bytes + places + (size_t)i * LDR_PLACE_BYTES, &place);
-        uint32_t shard = stage != NULL && stage->space == r->space
-                             ? ldr_stage_at(stage, &place)
-                             : LDR_NIL;
-        name.group = place.group;
-        name.shard = place.shard;
-        if (shard != LDR_NIL) {
-            name.key = store->chunks[store->shards[shard].chunk].key;
-        } /* else zeros: nothing has such a key, and it is a miss */
-        ldr_put_name(r->bytes + at, &name);
-    }
-    if (stage != NULL) {
-        ldr_stage_unref(server, stage);
-    }
-    if (!made) {
-        ldr_reply_fail(
-            r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
-        return false;
-    }
-    r->body = r->bytes + LDR_FRAME_BYTES;
-    r->flags = batch.flags;
-    r->rows = r->bytes + head;
-    return true;
-}
-
 void ldr_handle_lease(ldr_request_t *r)
 {
     bool token = r->frame.body >= LDR_BATCH_HEAD_BYTES &&
                  (ldr_get_batch_flags(r->body) & LDR_BATCH_TOKEN) != 0;
 
-    if ((token ? redeem(r) : ldr_request_names(r, LDR_NAME_BYTES)) &&
+    if ((token ? ldr_request_places(r) : ldr_request_names(r)) &&
         ldr_request_may_move(r)) {
         loads_begin(r);
     }
@@ -299,8 +248,7 @@ void ldr_handle_get(ldr_request_t *r)
 {
     if (r->via->stream.ops->messages) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "GET by ring");
-    } else if (ldr_request_names(r, LDR_NAME_BYTES) &&
-               ldr_request_may_move(r)) {
+    } else if (ldr_request_names(r) && ldr_request_may_move(r)) {
         loads_begin(r);
     }
 }
@@ -309,6 +257,8 @@ void ldr_handle_release(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
     ldr_ends_t ends;
+    ldr_releasing_t of[LARDER_SHARDS_MAX];
+    uint32_t n = 0;
     larder_status_t st = LARDER_OK;
 
     if (!ldr_get_ends(r->body, r->frame.body, &ends)) {
@@ -328,11 +278,18 @@ void ldr_handle_release(ldr_request_t *r)
             st = LARDER_E_INVALID;
             continue;
         }
-        if (row.how == LDR_END_CHECKED && hold->kind == LDR_HOLD_LEASE &&
-            hold->strict == NULL) {
-            ldr_node_checked(s->server->node, hold->shard);
+        if (hold->kind != LDR_HOLD_LEASE || hold->strict != NULL) {
+            ldr_hold_give(s, hold);
+            continue;
         }
-        ldr_hold_give(s, hold);
+        of[n++] = (ldr_releasing_t){
+            hold->chunk, row.how == LDR_END_CHECKED ? hold->shard : LDR_NIL};
+        ldr_hold_remove(s, hold);
+        if (n == LARDER_SHARDS_MAX) {
+            ldr_node_release_all(s->server->node, of, n);
+            n = 0;
+        }
     }
+    ldr_node_release_all(s->server->node, of, n);
     ldr_reply(r, st, NULL, 0);
 }

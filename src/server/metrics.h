@@ -94,6 +94,7 @@ typedef enum ldr_level {
     LDR_LEVEL_REPLY_BYTES,     /* in replies that peers did not take yet */
     LDR_LEVEL_REVOKES_PENDING, /* extents that sessions were asked to unmap */
     LDR_LEVEL_TRACE_ON,        /* 1 while requests are traced */
+    LDR_LEVEL_SUBSCRIPTIONS,   /* to KV events */
     LDR_LEVEL_COUNT
 } ldr_level_t;
 
@@ -108,6 +109,9 @@ typedef enum ldr_event {
     LDR_EVENT_TRACE_WRITTEN,     /* requests: lines in the trace */
     LDR_EVENT_TRACE_REPEATED,    /* announced again */
     LDR_EVENT_TRACE_DROPPED,     /* left out */
+    LDR_EVENT_KV_PUBLISHED,      /* KV events for routers */
+    LDR_EVENT_KV_REPLAYED,       /* sent again, on request */
+    LDR_EVENT_KV_DROPPED,        /* not published */
     LDR_EVENT_COUNT
 } ldr_event_t;
 

@@ -193,23 +193,6 @@ void ldr_handle_describe(ldr_request_t *r)
     ldr_reply(r, LARDER_OK, NULL, 0);
 }
 
-/* False: the row's fields cannot be, and its result says so. */
-static bool name_item(ldr_request_t *r, uint32_t i)
-{
-    const uint8_t *at = r->rows + (size_t)i * LDR_NAME_BYTES;
-    ldr_name_row_t name;
-
-    if (!ldr_get_name(at, &name) || name.group >= LARDER_GROUPS_MAX ||
-        name.shard >= r->shards) {
-        r->results[i].status = LARDER_E_INVALID;
-        return false;
-    }
-    r->items[i].key = (const larder_key_t *)at;
-    r->items[i].group = name.group;
-    r->items[i].shard = name.shard;
-    return true;
-}
-
 static void take_result(ldr_request_t *r, uint32_t i)
 {
     r->results[i].status = r->items[i].status;
@@ -266,9 +249,12 @@ static void exists_on(ldr_request_t *r)
     for (; r->next < end; r->next++) {
         uint32_t i = r->next;
 
-        if (name_item(r, i) && (r->flags & LDR_BATCH_QUIET) != 0) {
+        if (r->items[i].key == NULL) {
+            continue; /* refused for its fields */
+        }
+        if ((r->flags & LDR_BATCH_QUIET) != 0) {
             ask_save(r, i);
-        } else if (r->items[i].key != NULL) {
+        } else {
             ldr_target_t target = {r->space, r->shards, &r->items[i]};
 
             ldr_node_exists(r->home->server->node, &target,
@@ -285,7 +271,7 @@ static void exists_on(ldr_request_t *r)
 
 void ldr_handle_exists(ldr_request_t *r)
 {
-    if (ldr_request_names(r, LDR_NAME_BYTES)) {
+    if (ldr_request_names(r)) {
         exists_on(r);
     }
 }
@@ -318,13 +304,9 @@ static void job_remove(ldr_request_t *r)
 
 void ldr_handle_remove(ldr_request_t *r)
 {
-    if (!ldr_request_names(r, LDR_NAME_BYTES)) {
-        return;
+    if (ldr_request_names(r)) {
+        job(r, job_remove, finish_results);
     }
-    for (uint32_t i = 0; i < r->count; i++) {
-        name_item(r, i);
-    }
-    job(r, job_remove, finish_results);
 }
 
 /* A client found these wrong: the daemon looks for itself, and drops what
@@ -359,11 +341,8 @@ static void job_report(ldr_request_t *r)
 
 void ldr_handle_report(ldr_request_t *r)
 {
-    if (!ldr_request_names(r, LDR_NAME_BYTES)) {
+    if (!ldr_request_names(r)) {
         return;
-    }
-    for (uint32_t i = 0; i < r->count; i++) {
-        name_item(r, i);
     }
     ldr_metrics_event(r->home->server->metrics, LDR_EVENT_REPORTS, r->count);
     job(r, job_report, finish_results);

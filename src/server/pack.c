@@ -1,3 +1,7 @@
+/*
+ * Writes msgpack. A buffer belongs to one caller; once it has failed nothing
+ * more is added.
+ */
 #include "server/pack.h"
 
 #include <string.h>

@@ -328,6 +328,8 @@ static bool carry_out(ldr_peer_conn_t *c)
         return ldr_peer_do_get(c);
     case LDR_OP_PEER_PUT:
         return ldr_peer_do_put(c);
+    case LDR_OP_PEER_HANDOFF:
+        return ldr_peer_do_handoff(c);
     default:
         return false;
     }

@@ -21,6 +21,7 @@
 
 #include "net/transport.h"
 #include "node/node.h"
+#include "wire/peer.h"
 
 typedef struct ldr_peer_server ldr_peer_server_t;
 
@@ -89,3 +90,8 @@ bool ldr_peer_do_space(ldr_peer_conn_t *c);
 bool ldr_peer_do_ask(ldr_peer_conn_t *c);
 bool ldr_peer_do_get(ldr_peer_conn_t *c);
 bool ldr_peer_do_put(ldr_peer_conn_t *c);
+/* peer_handoff.c: what was promised here and has not come. */
+bool ldr_peer_do_handoff(ldr_peer_conn_t *c);
+/* Tells the member once when this chunk has come or failed. With the lock. */
+void ldr_peer_watch(ldr_peer_conn_t *c, uint32_t space,
+                    const ldr_peer_name_t *name);

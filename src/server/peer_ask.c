@@ -1,7 +1,8 @@
 /*
  * Before a MATCH, a STAGE, an EXISTS, a GET or a LEASE is carried out, other
  * members are asked for what is not here. The request waits meanwhile like one
- * that waits for a disk, for peer_match_ms at most, and its loop serves others;
+ * that waits for a disk, and its loop serves others: for peer_match_ms at most,
+ * or by its own deadline if the member that it names has promised the rest;
  * one that needs nothing of peers does not notice.
  *
  * A request that waits so has an `ask`. Its end posts `settled`, in which the
@@ -87,24 +88,26 @@ static bool add_names(ldr_request_t *r, const ldr_batch_msg_t *m)
         const uint8_t *at = m->rows + (size_t)i * LDR_NAME_BYTES;
         ldr_name_row_t name;
 
-        ok = ldr_get_name(at, &name) && name.group < LARDER_GROUPS_MAX &&
+        ldr_get_name(at, &name);
+        ok = name.group < LARDER_GROUPS_MAX &&
              ldr_node_ask_add(node, r->ask, name.group,
                               (const larder_key_t *)at, 1) == LARDER_OK;
     }
     return ok;
 }
 
-/* Which of the two it is, and its space. *member_p: the one that a stage names.
- */
+/* Which of the two it is, and its space. *member_p: the one that a stage names;
+ * *promised_p: it waits for what that member has promised. */
 static bool look_at(ldr_request_t *r, ldr_match_msg_t *chain,
                     ldr_batch_msg_t *names, uint32_t *space_p,
-                    const char **member_p)
+                    const char **member_p, bool *promised_p)
 {
     bool stage = r->frame.opcode == LDR_OP_STAGE;
     larder_stage_params_t worth = {0};
     size_t head = stage ? ldr_get_worth(r->body, r->frame.body, &worth) : 0;
 
     *member_p = worth.member;
+    *promised_p = (worth.field_mask & LARDER_STAGE_PROMISED) != 0;
     switch (r->frame.opcode) {
     case LDR_OP_STAGE:
     case LDR_OP_MATCH:
@@ -137,10 +140,11 @@ bool ldr_ask_first(ldr_request_t *r, ldr_handler_t handler)
     ldr_match_msg_t chain = {0};
     ldr_batch_msg_t names = {0};
     const char *member;
+    bool promised;
     uint32_t space;
 
     if (r->home->server->cluster == NULL || s->state != LDR_SESSION_OPEN ||
-        !look_at(r, &chain, &names, &space, &member) ||
+        !look_at(r, &chain, &names, &space, &member, &promised) ||
         space >= s->space_count) {
         return false;
     }
@@ -154,6 +158,7 @@ bool ldr_ask_first(ldr_request_t *r, ldr_handler_t handler)
     }
     bool good = chain.count > 0 ? add_chain(r, &chain) : add_names(r, &names);
     r->ask->lease = r->frame.opcode != LDR_OP_EXISTS; /* which loads nothing */
+    r->ask->promised = promised;
     r->ask->ready = ask_ready;
     r->ask->arg = r;
     r->settled.run = settled;

@@ -5,6 +5,7 @@
 #include "base/copy.h"
 #include "base/mem.h"
 #include "node/load.h"
+#include "node/promise.h"
 #include "server/peer.h"
 #include "tier/peer/peer.h"
 
@@ -75,6 +76,8 @@ typedef struct finding {
     size_t at;
     ldr_peer_node_t *others[LDR_OTHERS_MAX];
     uint32_t other_count, other_max;
+    bool promised; /* chunks that have not come; this is the last */
+    ldr_peer_name_t awaited;
 } finding_t;
 
 /* The place of a member among the others of the reply, from 1 on; 0: there is
@@ -125,6 +128,30 @@ static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
     return entry;
 }
 
+/* The row was written last: what it lacks and is promised is said to be so.
+ * With the lock. */
+static void note_promised(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
+                          const ldr_peer_name_t *name, finding_t *f)
+{
+    uint8_t *row = f->out + f->at - 4 * (size_t)head->shards;
+    bool lacks = false;
+
+    for (uint32_t i = 0; i < head->shards; i++) {
+        lacks |= ldr_get32(row + 4 * i) == 0;
+    }
+    if (!lacks || !ldr_promise_open(c->server->node, head->space, name->group,
+                                    &name->key)) {
+        return;
+    }
+    for (uint32_t i = 0; i < head->shards; i++) {
+        if (ldr_get32(row + 4 * i) == 0) {
+            ldr_put32(row + 4 * i, LDR_FOUND_PROMISED);
+        }
+    }
+    f->promised = true;
+    f->awaited = *name;
+}
+
 bool ldr_peer_do_ask(ldr_peer_conn_t *c)
 {
     ldr_node_t *node = c->server->node;
@@ -162,11 +189,19 @@ bool ldr_peer_do_ask(ldr_peer_conn_t *c)
             uint32_t chunk = entry != LDR_NIL
                                  ? ldr_index_at(&store->index, entry)->resident
                                  : LDR_NIL;
-            uint32_t ms = name.room & ~LDR_ASK_OTHERS;
+            uint32_t ms = name.room & LDR_ASK_MS;
             if (chunk != LDR_NIL && ms > 0) {
                 ldr_peer_lease_take(c->peer, chunk, head.shards, ms);
             }
+            if ((name.room & LDR_ASK_PROMISED) != 0) {
+                note_promised(c, &head, &name, &f);
+            }
         }
+        ldr_node_unlock(node);
+    }
+    if (f.promised) {
+        ldr_node_lock(node);
+        ldr_peer_watch(c, head.space, &f.awaited);
         ldr_node_unlock(node);
     }
     for (uint32_t i = 0; i < f.other_count; i++, f.at += 8) {

@@ -1,3 +1,7 @@
+/*
+ * POST /query: parses a question, asks the catalogue, writes the answer. All of
+ * it lives for one call in the admin thread; the catalogue has its own lock.
+ */
 #include "server/query.h"
 
 #include <string.h>
@@ -11,7 +15,7 @@
 #include "server/server_int.h"
 
 #define ANSWERS_MAX 16u /* sources that one answer has */
-#define ANSWER_BYTES 2048u
+#define ANSWER_BYTES 6144u
 
 /* ---- who asks ---- */
 
@@ -247,6 +251,11 @@ static void answer_row(ldr_json_t *j, const ldr_catalog_answer_t *a)
     for (unsigned t = 0; t < LARDER_TIER_COUNT; t++) {
         ldr_json_number(j, larder_tier_text((larder_tier_t)t),
                         a->tiers[t] * size);
+    }
+    ldr_json_end(j, '}');
+    ldr_json_begin(j, "members", '{');
+    for (uint32_t i = 0; i < a->member_count; i++) {
+        ldr_json_number(j, a->members[i].name, a->members[i].chunks * size);
     }
     ldr_json_end(j, '}');
     ldr_json_truth(j, "partial", a->cut);

@@ -85,14 +85,16 @@ bool ldr_request_batch(ldr_request_t *r, uint32_t count)
         ldr_free(r->loads);
         ldr_free(r->shard_of);
         ldr_free(r->works);
+        ldr_free(r->wants);
         r->items = ldr_alloc(capacity * sizeof(*r->items));
         r->results = ldr_alloc(capacity * sizeof(*r->results));
         r->loads = ldr_alloc(capacity * sizeof(*r->loads));
         r->shard_of = ldr_alloc(capacity * sizeof(*r->shard_of));
         r->works = ldr_alloc(capacity * sizeof(*r->works));
+        r->wants = ldr_alloc(capacity * sizeof(*r->wants));
         r->item_capacity = r->items != NULL && r->results != NULL &&
                                    r->loads != NULL && r->shard_of != NULL &&
-                                   r->works != NULL
+                                   r->works != NULL && r->wants != NULL
                                ? capacity
                                : 0;
         if (r->item_capacity == 0) {
@@ -117,6 +119,7 @@ static void request_destroy(ldr_request_t *r)
     ldr_free(r->loads);
     ldr_free(r->shard_of);
     ldr_free(r->works);
+    ldr_free(r->wants);
     ldr_free(r->iov);
     ldr_free(r);
 }
@@ -541,27 +544,6 @@ void ldr_request_begin(ldr_request_t *r)
     } else if (!ldr_ask_first(r, handler)) {
         handler(r);
     }
-}
-
-bool ldr_request_names(ldr_request_t *r, uint32_t row_bytes)
-{
-    ldr_batch_msg_t batch;
-
-    if (!ldr_get_batch(r->body, r->frame.body, row_bytes, &batch)) {
-        ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed batch");
-        return false;
-    }
-    if (!ldr_request_space(r, batch.space)) {
-        return false;
-    }
-    if (!ldr_request_batch(r, batch.count)) {
-        ldr_reply_fail(
-            r, ldr_fail(LARDER_E_NO_MEMORY, "not enough memory in the daemon"));
-        return false;
-    }
-    r->flags = batch.flags;
-    r->rows = batch.rows;
-    return true;
 }
 
 bool ldr_request_asks(const ldr_request_t *r)

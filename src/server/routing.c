@@ -41,6 +41,9 @@ static larder_status_t events_open(ldr_server_t *server)
         .keep_bytes = o->describe_memory,
         .catalog = server->catalog,
         .clock = server->clock,
+        .metrics = server->metrics,
+        .key = o->events_key,
+        .clients = o->events_clients,
         .log = server->log,
     };
 

@@ -18,46 +18,32 @@
 
 #define PULSE_NS 5000000u /* clients think a silent daemon sick after 10 ms */
 
-bool ldr_save_item(ldr_request_t *r, uint32_t i, ldr_save_row_t *row)
+/* Reserves room for as many shards of one chunk. Gives how many have their
+ * answer in results: OK, shard_of is reserved; behind those room is to come. */
+static uint32_t reserve_some(ldr_request_t *r, uint32_t first, uint32_t count)
 {
-    const uint8_t *at = r->rows + (size_t)i * LDR_SAVE_BYTES;
-    larder_item_t *item = &r->items[i];
+    ldr_target_t target = {r->space, r->shards, &r->items[first]};
+    ldr_reserving_t of[LARDER_SHARDS_MAX];
 
-    if (!ldr_get_save(at, row) || row->group >= LARDER_GROUPS_MAX ||
-        row->shard >= r->shards || row->depth > LDR_DEPTH_MAX) {
-        return false;
+    if (target.item->key == NULL) {
+        return 1; /* refused for its fields */
     }
-    item->key = (const larder_key_t *)at; /* then comes the parent's */
-    item->parent =
-        row->has_parent ? (const larder_key_t *)(at + LARDER_KEY_BYTES) : NULL;
-    item->depth = row->depth;
-    item->group = row->group;
-    item->shard = row->shard;
-    item->flags = row->flags;
-    item->ttl_ms = row->ttl_ms;
-    return true;
-}
+    for (uint32_t i = 0; i < count; i++) {
+        of[i].bytes = r->wants[first + i].bytes;
+        r->results[first + i].length = of[i].bytes;
+    }
+    ldr_node_reserve_run(r->home->server->node, &target, of, count);
+    for (uint32_t i = 0; i < count; i++) {
+        larder_status_t st = of[i].status;
 
-/* OK: shard_of[i] is reserved. PENDING: room is to come. */
-static larder_status_t item_reserve(ldr_request_t *r, uint32_t i)
-{
-    ldr_node_t *node = r->home->server->node;
-    ldr_target_t target = {r->space, r->shards, &r->items[i]};
-    ldr_save_row_t row;
-
-    if (!ldr_save_item(r, i, &row)) {
-        return LARDER_E_INVALID;
+        if (st == LARDER_PENDING && r->status == LARDER_OK) {
+            return i;
+        }
+        r->results[first + i].status =
+            st == LARDER_PENDING ? LARDER_E_FULL : st;
+        r->shard_of[first + i] = st == LARDER_OK ? of[i].shard : LDR_NIL;
     }
-    if (row.length == 0 || row.length > LARDER_VALUE_MAX) {
-        return LARDER_E_SIZE;
-    }
-    r->results[i].length = row.length;
-    larder_status_t st =
-        ldr_node_reserve(node, &target, row.length, &r->shard_of[i]);
-    if (st != LARDER_OK) {
-        r->shard_of[i] = LDR_NIL;
-    }
-    return st == LARDER_PENDING && r->status != LARDER_OK ? LARDER_E_FULL : st;
+    return count;
 }
 
 static void park(ldr_request_t *r)
@@ -94,11 +80,10 @@ static void unpark(ldr_request_t *r)
 static bool has_pages(ldr_request_t *r, uint32_t i)
 {
     ldr_session_t *s = r->session;
-    ldr_save_row_t row;
+    uint32_t bytes = r->wants[i].bytes;
 
-    if (s->bounce == NULL || !ldr_save_item(r, i, &row) ||
-        row.length > LARDER_VALUE_MAX ||
-        ldr_bounce_fits(s->bounce, row.length)) {
+    if (s->bounce == NULL || r->items[i].key == NULL ||
+        bytes > LARDER_VALUE_MAX || ldr_bounce_fits(s->bounce, bytes)) {
         return true;
     }
     r->results[i].status = ldr_save_present(r, i) ? LARDER_PRESENT
@@ -142,28 +127,50 @@ static bool item_enter(ldr_request_t *r, uint32_t i)
     return false;
 }
 
+/* Enters what of these shards was reserved. False: the session holds too much,
+ * and r->next is the first without an answer. */
+static bool enter_some(ldr_request_t *r, uint32_t end)
+{
+    ldr_node_t *node = r->home->server->node;
+
+    for (; r->next < end; r->next++) {
+        uint32_t i = r->next;
+
+        if (r->results[i].status != LARDER_OK) {
+            ldr_node_count_save(node, r->space, r->results[i].status);
+        } else if (!item_enter(r, i)) {
+            for (uint32_t k = i + 1; k < end; k++) {
+                if (r->shard_of[k] != LDR_NIL) {
+                    ldr_node_abort(node, r->shard_of[k]);
+                    r->shard_of[k] = LDR_NIL;
+                }
+                r->results[k].status = LARDER_OK; /* and asked for again */
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
 static void reserve_on(ldr_request_t *r)
 {
-    for (; r->next < r->count; r->next++) {
+    bool strict = r->session->bounce != NULL, more = true;
+
+    while (more && r->next < r->count) {
         uint32_t i = r->next;
 
         if (!has_pages(r, i)) {
+            r->next++;
             continue;
         }
-        larder_status_t st = item_reserve(r, i);
-        if (st == LARDER_PENDING) {
-            if (i > 0) {
-                break; /* the client has work: it asks again for the rest */
-            }
+        uint32_t run = strict ? 1 : ldr_request_run(r, i);
+        uint32_t done = reserve_some(r, i, run);
+        if (done == 0 && i == 0) {
             park(r);
             return;
         }
-        r->results[i].status = st;
-        if (st != LARDER_OK) {
-            ldr_node_count_save(r->home->server->node, r->space, st);
-        } else if (!item_enter(r, i)) {
-            break;
-        }
+        /* Else the client has work: it asks again for the rest. */
+        more = enter_some(r, i + done) && done == run;
     }
     for (uint32_t i = r->next; i < r->count; i++) {
         if (r->results[i].status == LARDER_OK) {
@@ -194,7 +201,7 @@ void ldr_handle_reserve(ldr_request_t *r)
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "RESERVE without rings");
         return;
     }
-    if (!ldr_request_names(r, LDR_SAVE_BYTES)) {
+    if (!ldr_request_saves(r)) {
         return;
     }
     if (may_move(r)) {
@@ -204,12 +211,42 @@ void ldr_handle_reserve(ldr_request_t *r)
     }
 }
 
+/* Shards of a COMMIT that are there already, on their way to the node. */
+typedef struct commits {
+    ldr_committing_t of[LARDER_SHARDS_MAX];
+    uint32_t row[LARDER_SHARDS_MAX]; /* whose they are */
+    uint32_t count;
+} commits_t;
+
+static void commits_flush(ldr_request_t *r, commits_t *c)
+{
+    ldr_node_commit_all(r->home->server->node, c->of, c->count);
+    for (uint32_t i = 0; i < c->count; i++) {
+        r->results[c->row[i]].status = c->of[i].status;
+    }
+    c->count = 0;
+}
+
+/* How long the copy took only the client knows: it may hold its room for a
+ * while before it fills it. */
+static void commits_add(ldr_request_t *r, commits_t *c, uint32_t row,
+                        const ldr_hold_t *hold, uint32_t crc)
+{
+    c->of[c->count] = (ldr_committing_t){
+        .shard = hold->shard, .crc = crc, .space = hold->space};
+    c->row[c->count++] = row;
+    if (c->count == LARDER_SHARDS_MAX) {
+        commits_flush(r, c);
+    }
+}
+
 void ldr_handle_commit(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
-    ldr_node_t *node = s->server->node;
+    commits_t commits;
     ldr_ends_t ends;
 
+    commits.count = 0;
     if (!ldr_get_ends(r->body, r->frame.body, &ends)) {
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed commit");
         return;
@@ -238,15 +275,11 @@ void ldr_handle_commit(ldr_request_t *r)
             ldr_hold_remove(s, hold);
             copies = true;
         } else {
-            /* How long the copy took only the client knows: it may hold its
-             * room for a while before it fills it. */
-            larder_status_t st = ldr_node_commit(node, hold->shard, row.crc, 0);
-
-            ldr_node_count_save(node, hold->space, st);
-            r->results[i].status = st;
+            commits_add(r, &commits, i, hold, row.crc);
             ldr_hold_remove(s, hold);
         }
     }
+    commits_flush(r, &commits);
     if (copies) {
         ldr_bounce_commit(r);
     } else {
@@ -264,12 +297,14 @@ static bool item_begin(ldr_request_t *r)
     LDR_ASSERT(i < r->count && r->shard_of[i] == LDR_NIL);
     larder_status_t st = r->results[i].status;
 
-    if (st == LARDER_OK) {
-        st = r->status == LARDER_OK ? item_reserve(r, i) : r->status;
-    }
-    if (st == LARDER_PENDING) {
-        park(r);
-        return false;
+    if (st == LARDER_OK && r->status != LARDER_OK) {
+        st = r->status;
+    } else if (st == LARDER_OK) {
+        if (reserve_some(r, i, 1) == 0) {
+            park(r);
+            return false;
+        }
+        st = r->results[i].status;
     }
     unpark(r);
     r->results[i].status = st;
@@ -285,10 +320,7 @@ static bool item_begin(ldr_request_t *r)
 
 static uint64_t item_bytes(const ldr_request_t *r, uint32_t i)
 {
-    ldr_save_row_t row;
-
-    return ldr_get_save(r->rows + (size_t)i * LDR_SAVE_BYTES, &row) ? row.length
-                                                                    : 0;
+    return r->wants[i].bytes;
 }
 
 /* All bytes of the item are there. */
@@ -298,13 +330,11 @@ static void item_end(ldr_request_t *r)
     uint32_t i = r->next;
     LDR_ASSERT(i < r->count);
     larder_status_t st = r->results[i].status;
-    ldr_save_row_t row;
 
     if (r->shard_of[i] != LDR_NIL) {
-        ldr_get_save(r->rows + (size_t)i * LDR_SAVE_BYTES, &row);
-        if (r->crc == row.crc) {
+        if (r->crc == r->wants[i].crc) {
             st = ldr_node_commit(node, r->shard_of[i], r->crc, 0);
-            r->bytes_in += row.length;
+            r->bytes_in += r->wants[i].bytes;
         } else {
             ldr_metrics_event(r->home->server->metrics,
                               LDR_EVENT_CHECKSUM_MISMATCH, 1);
@@ -336,7 +366,7 @@ void ldr_handle_put(ldr_request_t *r)
     ldr_session_t *s = r->session;
     uint64_t payload = 0;
 
-    if (!ldr_request_names(r, LDR_SAVE_BYTES)) {
+    if (!ldr_request_saves(r)) {
         if (s->state == LDR_SESSION_OPEN) {
             /* It was answered, but its payload still comes. */
             ldr_session_end(s, "a save into a space that is not open");

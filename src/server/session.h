@@ -190,11 +190,12 @@ struct ldr_request {
     size_t capacity;
     const uint8_t *body;
 
-    /* A batch */
+    /* A batch: one of each for every shard that its rows name (batch.c) */
     uint32_t space, shards; /* the node's number */
     uint32_t count, flags;
-    const uint8_t *rows;
-    larder_item_t *items; /* as many as there is room for */
+    larder_item_t *items; /* as many as there is room for; those of a chunk have
+                             the same pointer for its key. key NULL: refused */
+    ldr_more_row_t *wants;
     ldr_result_row_t *results;
     ldr_load_t *loads;
     uint32_t *shard_of;   /* reserved or held, LDR_NIL: none */
@@ -426,8 +427,14 @@ bool ldr_ask_first(ldr_request_t *r, ldr_handler_t handler);
 /* No more waiting for them: its time has come, or its session ends. */
 void ldr_ask_expire(ldr_request_t *r);
 
-/* Reads the batch's head and checks its space: false: it was answered. */
-bool ldr_request_names(ldr_request_t *r, uint32_t row_bytes);
+/* batch.c: reads the batch, checks its space, and makes an item of every shard
+ * that it names: false: it was answered. Rows are names, saves, or places in
+ * what is staged, by its token. */
+bool ldr_request_names(ldr_request_t *r);
+bool ldr_request_saves(ldr_request_t *r);
+bool ldr_request_places(ldr_request_t *r);
+/* Items from this one on that are of the same chunk, itself included. */
+uint32_t ldr_request_run(const ldr_request_t *r, uint32_t first);
 /* Whether loads and EXISTS of this batch count as asking for something: they
  * are no part of what was asked for before. */
 bool ldr_request_asks(const ldr_request_t *r);
@@ -439,8 +446,6 @@ uint32_t ldr_put_iov(ldr_request_t *r, uint64_t bytes, struct iovec *iov,
                      uint32_t max);
 /* So many bytes came. True: the PUT is complete and was answered. */
 bool ldr_put_got(ldr_request_t *r, size_t bytes);
-/* The row's fields as an item; false: they cannot be. */
-bool ldr_save_item(ldr_request_t *r, uint32_t i, ldr_save_row_t *row);
 /* Whether the item is there, for who would save it: no load, so nothing is
  * missed (ops.c). */
 bool ldr_save_present(ldr_request_t *r, uint32_t i);

@@ -18,11 +18,10 @@
 #include "base/clock.h"
 #include "base/grow.h"
 #include "base/mem.h"
-#include "base/bytes.h"
-#include "base/clock.h"
 #include "base/thread.h"
 #include "node/promise.h"
 #include "server/session.h"
+#include "tier/peer/peer.h"
 
 /* ---- what is staged ---- */
 
@@ -417,9 +416,40 @@ void ldr_handle_stage(ldr_request_t *r)
 
 /* ---- hand-offs ---- */
 
+/* Says it to the node that has the promise: this one, or the member that the
+ * request names. */
+static larder_status_t tell_promiser(ldr_request_t *r,
+                                     const ldr_handoff_msg_t *m)
+{
+    ldr_node_t *node = r->home->server->node;
+    ldr_peers_t *peers = ldr_peers_of(&node->host);
+    larder_handoff_t what = (larder_handoff_t)m->what;
+
+    if (m->member[0] == '\0' ||
+        (peers != NULL && strcmp(m->member, peers->self.name) == 0)) {
+        return ldr_promise_tell(node, r->tenant->number, &m->token, what);
+    }
+    if (peers == NULL) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "'%s' is no member: this node is in no cluster",
+                        m->member);
+    }
+    return ldr_peers_handoff(peers, m->member, r->space, &m->token, what);
+}
+
+/* After a promise: this node's name among the members. */
+static size_t put_name(ldr_request_t *r, uint8_t *body)
+{
+    const ldr_peers_t *peers = ldr_peers_of(&r->home->server->node->host);
+
+    return peers != NULL ? ldr_put_promised(body, peers->self.name) : 0;
+}
+
 void ldr_handle_handoff(ldr_request_t *r)
 {
     ldr_session_t *s = r->session;
+    uint8_t body[LDR_WORTH_NAME];
+    size_t bytes = 0;
     ldr_node_t *node = r->home->server->node;
     ldr_need_t needs[LARDER_GROUPS_MAX];
     ldr_handoff_msg_t m;
@@ -430,18 +460,19 @@ void ldr_handle_handoff(ldr_request_t *r)
         ldr_request_bad(r, LDR_REFUSAL_MALFORMED, "a malformed hand-off");
         return;
     }
-    if (m.what != LDR_HANDOFF_PROMISE) {
-        st = ldr_promise_tell(node, r->tenant->number, &m.token,
-                              (larder_handoff_t)m.what);
-    } else if (read_prefix(r, &m.chain, needs, &p)) {
+    if (m.what != LDR_HANDOFF_PROMISE && ldr_request_space(r, m.space)) {
+        st = tell_promiser(r, &m);
+    } else if (m.what == LDR_HANDOFF_PROMISE &&
+               read_prefix(r, &m.chain, needs, &p)) {
         s->promises = true;
         st = ldr_promise_make(node, &p, &m.token, s->epoch);
+        bytes = put_name(r, body);
     } else {
         return;
     }
     ldr_server_due(r->home, ldr_promise_expire(node));
     if (st >= 0) {
-        ldr_reply(r, st, NULL, 0);
+        ldr_reply(r, st, body, bytes);
     } else {
         ldr_reply_fail(r, st);
     }

@@ -126,7 +126,7 @@ static larder_status_t check_one(const char *option, const char *text,
 
     if (!ldr_address_parse(text, length, &address)) {
         return ldr_fail(LARDER_E_INVALID,
-                        "%s: '%.*s' is no host:port or [host]:port", option,
+                        "%s: '%.*s' is not host:port or [host]:port", option,
                         (int)length, text);
     }
     int fd = ldr_listen_tcp(&address, "");

@@ -348,7 +348,7 @@ static larder_status_t file_open(const char *path, int *fd_p, uint64_t *bytes_p)
                         path, strerror(errno));
     }
     if (!S_ISREG(st.st_mode) && !S_ISCHR(st.st_mode)) {
-        return ldr_fail(LARDER_E_INVALID, "trace: %s is no file", path);
+        return ldr_fail(LARDER_E_INVALID, "trace: %s is not a file", path);
     }
     *bytes_p = (uint64_t)st.st_size;
     return LARDER_OK;

@@ -55,7 +55,7 @@ void ldr_handle_admin(ldr_request_t *r)
         ldr_takeover_begin(r, false);
     } else {
         ldr_reply_fail(r, ldr_fail(LARDER_E_INVALID,
-                                   "'%s' is none of pause, resume, leave, "
+                                   "'%s' is not one of pause, resume, leave, "
                                    "return, ping, handover, takeover",
                                    verb));
     }
@@ -122,7 +122,7 @@ larder_status_t ldr_admin_ask(int fd, const char *socket_path, const char *verb,
                         : error == -EPIPE
                             ? "it hung up (only root and the daemon's own user "
                               "may ask it that)"
-                            : "what came is no frame of Larder's");
+                            : "the answer is not a frame of Larder's");
     }
     buffer[LDR_FRAME_BYTES + frame.body] = '\0';
     snprintf(text, size, "%s", (char *)buffer + LDR_FRAME_BYTES);

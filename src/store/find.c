@@ -73,3 +73,20 @@ uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,
     }
     return LDR_NIL;
 }
+
+void ldr_store_residents(const ldr_store_t *s, uint32_t entry, uint32_t first,
+                         uint32_t count, uint32_t *shards)
+{
+    uint32_t chunk =
+        entry != LDR_NIL ? ldr_index_at(&s->index, entry)->resident : LDR_NIL;
+
+    for (uint32_t i = 0; i < count; i++) {
+        shards[i] = LDR_NIL;
+    }
+    for (uint32_t i = chunk != LDR_NIL ? s->chunks[chunk].shards : LDR_NIL;
+         i != LDR_NIL; i = s->shards[i].next) {
+        if (s->shards[i].number - first < count) {
+            shards[s->shards[i].number - first] = i;
+        }
+    }
+}

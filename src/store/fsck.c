@@ -134,7 +134,7 @@ static larder_status_t names_list(ldr_fsck_t *f)
     if (error == -ENOENT || error == -ENOTDIR) {
         return ldr_fail(LARDER_E_INVALID,
                         error == -ENOENT ? "%s: there is no such directory"
-                                         : "%s: is no directory",
+                                         : "%s: is not a directory",
                         f->path);
     }
     return error == 0 ? LARDER_OK : io_failed(f, "list the directory", error);
@@ -178,7 +178,7 @@ static larder_status_t super_open(ldr_fsck_t *f)
                         "makes the directory usable again",
                         f->path);
     }
-    return ldr_fail(LARDER_E_INVALID, "%s: is no directory of Larder's",
+    return ldr_fail(LARDER_E_INVALID, "%s: is not a directory of Larder's",
                     f->path);
 }
 

@@ -1,4 +1,7 @@
-/* Marks of the evicted, so that a miss can say why. */
+/*
+ * Marks of evicted chunks, so that a miss can say why. With the node's lock.
+ * Two chunks may share a mark: then a cause is wrong, and nothing else.
+ */
 #include "store/store.h"
 
 static uint32_t ghost_tag(uint64_t fingerprint)

@@ -415,6 +415,9 @@ uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
 /* The shard in DRAM in whatever state, or LDR_NIL. */
 uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,
                             uint32_t number);
+/* The same of so many, from number `first` on; entry LDR_NIL: none is. */
+void ldr_store_residents(const ldr_store_t *s, uint32_t entry, uint32_t first,
+                         uint32_t count, uint32_t *shards);
 
 /* Adds the entry of a chunk that has none, next to its parent's if that is
  * known. The caller sets when and for how long, and where its bytes are.

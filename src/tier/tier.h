@@ -41,6 +41,7 @@ typedef struct ldr_query ldr_query_t;
 struct ldr_query {
     uint32_t space, shards;
     uint64_t until_ns; /* it is over then, whatever came */
+    uint64_t match_ns; /* who does not wait for a promise answers by then */
     /* Called once when it is over, with the lock; NULL: somebody waits. It must
      * only note the fact and wake somebody. */
     void (*ready)(ldr_query_t *ask);
@@ -51,6 +52,7 @@ struct ldr_query {
     uint32_t pending; /* who has not answered */
     uint32_t refs;
     char member[64]; /* who is asked besides; "": nobody */
+    bool promised;   /* it is over when that member has what it promised */
     bool lease;      /* who has it keeps it until it was fetched */
     bool over;
 };
@@ -115,6 +117,9 @@ typedef struct ldr_tier_ops {
      * and *cause_p becomes why, if the tier knows better. In memory only. */
     uint32_t (*find)(ldr_tier_t *t, const ldr_sought_t *s,
                      larder_cause_t *cause_p);
+    /* The member that a load would fetch from what find() finds. NULL: nobody
+     * is known. The text is good while the lock is held. */
+    const char *(*holder)(ldr_tier_t *t, const ldr_sought_t *s);
     /* The caller will look for these chunks next: keys of one group of a
      * space. The tier may read what it knows about them ahead of that. */
     void (*prefetch)(ldr_tier_t *t, const ldr_name_t *first,

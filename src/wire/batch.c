@@ -194,26 +194,54 @@ void ldr_get_listed(const uint8_t *at, ldr_list_row_t *row)
                     row->label);
 }
 
-size_t ldr_put_handoff(uint8_t *at, uint32_t what, const larder_token_t *token)
+#define HANDOFF_NAMED (1u << 31) /* in `what`: a member follows */
+
+size_t ldr_put_handoff(uint8_t *at, const ldr_handoff_msg_t *m)
 {
-    ldr_put32(at, what);
-    ldr_put32(at + 4, 0);
-    memcpy(at + 8, token->bytes, sizeof(token->bytes));
-    return LDR_HANDOFF_HEAD_BYTES;
+    bool named = m->member[0] != '\0';
+
+    ldr_put32(at, m->what | (named ? HANDOFF_NAMED : 0));
+    ldr_put32(at + 4, m->space);
+    memcpy(at + 8, m->token.bytes, sizeof(m->token.bytes));
+    if (!named) {
+        return LDR_HANDOFF_HEAD_BYTES;
+    }
+    ldr_wire_put_text(at + LDR_HANDOFF_HEAD_BYTES, m->member, LDR_WORTH_NAME);
+    return LDR_HANDOFF_HEAD_BYTES + LDR_WORTH_NAME;
 }
 
 bool ldr_get_handoff(const uint8_t *at, size_t bytes, ldr_handoff_msg_t *m)
 {
-    if (bytes < LDR_HANDOFF_HEAD_BYTES || ldr_get32(at + 4) != 0) {
+    if (bytes < LDR_HANDOFF_HEAD_BYTES) {
         return false;
     }
-    m->what = ldr_get32(at);
+    bool named = (ldr_get32(at) & HANDOFF_NAMED) != 0;
+    *m = (ldr_handoff_msg_t){.what = ldr_get32(at) & ~HANDOFF_NAMED,
+                             .space = ldr_get32(at + 4)};
     memcpy(m->token.bytes, at + 8, sizeof(m->token.bytes));
     at += LDR_HANDOFF_HEAD_BYTES;
     bytes -= LDR_HANDOFF_HEAD_BYTES;
-    return m->what == LDR_HANDOFF_PROMISE
-               ? ldr_get_match(at, bytes, &m->chain)
-               : m->what < LARDER_HANDOFF_COUNT && bytes == 0;
+    if (m->what == LDR_HANDOFF_PROMISE) {
+        return !named && ldr_get_match(at, bytes, &m->chain);
+    }
+    if (m->what >= LARDER_HANDOFF_COUNT || !named) {
+        return m->what < LARDER_HANDOFF_COUNT && bytes == 0;
+    }
+    return bytes == LDR_WORTH_NAME &&
+           ldr_wire_get_text(at, LDR_WORTH_NAME, m->member) &&
+           m->member[0] != '\0';
+}
+
+size_t ldr_put_promised(uint8_t *at, const char *name)
+{
+    ldr_wire_put_text(at, name, LDR_WORTH_NAME);
+    return LDR_WORTH_NAME;
+}
+
+bool ldr_get_promised(const uint8_t *at, size_t bytes, char *name)
+{
+    return bytes == LDR_WORTH_NAME &&
+           ldr_wire_get_text(at, LDR_WORTH_NAME, name);
 }
 
 size_t ldr_put_announce(uint8_t *at, const ldr_announce_msg_t *m)
@@ -302,28 +330,79 @@ bool ldr_get_matched(const uint8_t *at, size_t bytes, larder_match_t *m)
 
 /* ---- batches ---- */
 
+#define NAME_MORE_AT 36u
+#define SAVE_MORE_AT 94u
+
 size_t ldr_put_batch(uint8_t *at, const ldr_batch_msg_t *m)
 {
     ldr_put32(at, m->space);
     ldr_put32(at + 4, m->count);
     ldr_put32(at + 8, m->flags);
-    ldr_put32(at + 12, 0);
+    ldr_put32(at + 12, m->more);
     return LDR_BATCH_HEAD_BYTES;
 }
 
-bool ldr_get_batch(const uint8_t *at, size_t bytes, uint32_t row_bytes,
-                   ldr_batch_msg_t *m)
+static uint32_t row_more(const uint8_t *at, uint32_t row_bytes)
 {
-    if (bytes < LDR_BATCH_HEAD_BYTES) {
+    return row_bytes == LDR_NAME_BYTES   ? ldr_get32(at + NAME_MORE_AT)
+           : row_bytes == LDR_SAVE_BYTES ? ldr_get16(at + SAVE_MORE_AT)
+                                         : at[1];
+}
+
+/* head: bytes before the rows. */
+static bool get_rows(const uint8_t *at, size_t bytes, size_t head,
+                     uint32_t row_bytes, ldr_batch_msg_t *m)
+{
+    uint32_t more_bytes = row_bytes != LDR_PLACE_BYTES ? LDR_MORE_BYTES : 0;
+    uint64_t more = 0;
+
+    if (bytes < head) {
         return false;
     }
     m->space = ldr_get32(at);
     m->count = ldr_get32(at + 4);
     m->flags = ldr_get32(at + 8);
-    m->rows = at + LDR_BATCH_HEAD_BYTES;
-    return ldr_get32(at + 12) == 0 && m->count >= 1 &&
-           m->count <= LARDER_BATCH_MAX &&
-           (uint64_t)m->count * row_bytes == bytes - LDR_BATCH_HEAD_BYTES;
+    m->more = ldr_get32(at + 12);
+    m->rows = at + head;
+    if (m->count < 1 || (uint64_t)m->count + m->more > LARDER_BATCH_MAX ||
+        (uint64_t)m->count * row_bytes + (uint64_t)m->more * more_bytes !=
+            bytes - head) {
+        return false;
+    }
+    /* So that who walks the rows never runs past what follows them. */
+    for (uint32_t i = 0; i < m->count; i++) {
+        more += row_more(m->rows + (size_t)i * row_bytes, row_bytes);
+    }
+    return more == m->more;
+}
+
+bool ldr_get_batch(const uint8_t *at, size_t bytes, uint32_t row_bytes,
+                   ldr_batch_msg_t *m)
+{
+    return get_rows(at, bytes, LDR_BATCH_HEAD_BYTES, row_bytes, m);
+}
+
+void ldr_put_row_more(uint8_t *at, uint32_t row_bytes, uint32_t more)
+{
+    if (row_bytes == LDR_NAME_BYTES) {
+        ldr_put32(at + NAME_MORE_AT, more);
+    } else if (row_bytes == LDR_SAVE_BYTES) {
+        ldr_put16(at + SAVE_MORE_AT, (uint16_t)more);
+    } else {
+        at[1] = (uint8_t)more;
+    }
+}
+
+void ldr_put_more(uint8_t *at, const ldr_more_row_t *row)
+{
+    ldr_put32(at, row->bytes);
+    ldr_put32(at + 4, row->crc);
+}
+
+void ldr_get_more(const uint8_t *at, ldr_more_row_t *row)
+{
+    row->bytes = ldr_get32(at);
+    row->crc = ldr_get32(at + 4);
 }
 
 void ldr_put_name(uint8_t *at, const ldr_name_row_t *row)
@@ -331,17 +410,17 @@ void ldr_put_name(uint8_t *at, const ldr_name_row_t *row)
     memcpy(at, row->key.hash, LARDER_KEY_BYTES);
     ldr_put16(at + 32, row->group);
     ldr_put16(at + 34, row->shard);
-    ldr_put32(at + 36, 0);
+    ldr_put32(at + NAME_MORE_AT, row->more);
     ldr_put64(at + 40, row->room);
 }
 
-bool ldr_get_name(const uint8_t *at, ldr_name_row_t *row)
+void ldr_get_name(const uint8_t *at, ldr_name_row_t *row)
 {
     memcpy(row->key.hash, at, LARDER_KEY_BYTES);
     row->group = ldr_get16(at + 32);
     row->shard = ldr_get16(at + 34);
+    row->more = ldr_get32(at + NAME_MORE_AT);
     row->room = ldr_get64(at + 40);
-    return ldr_get32(at + 36) == 0;
 }
 
 size_t ldr_put_redeem(uint8_t *at, const ldr_batch_msg_t *m,
@@ -363,18 +442,18 @@ uint32_t ldr_get_batch_flags(const uint8_t *at)
 bool ldr_get_redeem(const uint8_t *at, size_t bytes, ldr_batch_msg_t *m,
                     larder_token_t *token)
 {
-    if (bytes < LDR_BATCH_HEAD_BYTES + sizeof(token->bytes) ||
-        !ldr_get_batch(at, bytes - sizeof(token->bytes), LDR_PLACE_BYTES, m)) {
+    if (!get_rows(at, bytes, LDR_BATCH_HEAD_BYTES + sizeof(token->bytes),
+                  LDR_PLACE_BYTES, m)) {
         return false;
     }
-    memcpy(token->bytes, m->rows, sizeof(token->bytes));
-    m->rows += sizeof(token->bytes);
+    memcpy(token->bytes, at + LDR_BATCH_HEAD_BYTES, sizeof(token->bytes));
     return (m->flags & LDR_BATCH_TOKEN) != 0;
 }
 
 void ldr_put_place(uint8_t *at, const ldr_place_row_t *row)
 {
-    ldr_put16(at, row->group);
+    at[0] = row->group;
+    at[1] = row->more;
     ldr_put16(at + 2, row->shard);
     ldr_put32(at + 4, row->chunk);
 }
@@ -382,7 +461,8 @@ void ldr_put_place(uint8_t *at, const ldr_place_row_t *row)
 void ldr_get_place(const uint8_t *at, ldr_place_row_t *row)
 {
     *row = (ldr_place_row_t){
-        .group = ldr_get16(at),
+        .group = at[0],
+        .more = at[1],
         .shard = ldr_get16(at + 2),
         .chunk = ldr_get32(at + 4),
     };
@@ -403,13 +483,14 @@ void ldr_put_save(uint8_t *at, const ldr_save_row_t *row)
     ldr_put32(at + 76, row->ttl_ms);
     ldr_put64(at + 80, row->length);
     ldr_put32(at + 88, row->crc);
-    ldr_put32(at + 92, row->has_parent ? 1 : 0);
+    ldr_put16(at + 92, row->has_parent ? 1 : 0);
+    ldr_put16(at + SAVE_MORE_AT, row->more);
 }
 
 bool ldr_get_save(const uint8_t *at, ldr_save_row_t *row)
 {
     static const uint8_t none[LARDER_KEY_BYTES];
-    uint32_t has_parent = ldr_get32(at + 92);
+    uint16_t has_parent = ldr_get16(at + 92);
 
     memcpy(row->key.hash, at, LARDER_KEY_BYTES);
     memcpy(row->parent.hash, at + 32, LARDER_KEY_BYTES);
@@ -421,6 +502,7 @@ bool ldr_get_save(const uint8_t *at, ldr_save_row_t *row)
     row->length = ldr_get64(at + 80);
     row->crc = ldr_get32(at + 88);
     row->has_parent = has_parent == 1;
+    row->more = ldr_get16(at + SAVE_MORE_AT);
     return has_parent == 1 ||
            (has_parent == 0 && memcmp(at + 32, none, sizeof(none)) == 0);
 }

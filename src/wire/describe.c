@@ -1,3 +1,4 @@
+/* Bodies of DESCRIBE: parse and compose. Pure functions. */
 #include "wire/describe.h"
 
 #include <string.h>

@@ -191,3 +191,25 @@ bool ldr_get_peer_shard(const uint8_t *at, ldr_peer_shard_t *row)
            row->length <= LARDER_VALUE_MAX && row->pinned <= 1 &&
            (row->status != LARDER_OK || row->length > 0);
 }
+
+/* ---- HANDOFF ---- */
+
+size_t ldr_put_peer_handoff(uint8_t *at, const ldr_peer_handoff_t *m)
+{
+    ldr_put32(at, m->what);
+    ldr_put32(at + 4, m->space);
+    memcpy(at + 8, m->about, sizeof(m->about));
+    return LDR_PEER_HANDOFF_BYTES;
+}
+
+bool ldr_get_peer_handoff(const uint8_t *at, size_t bytes,
+                          ldr_peer_handoff_t *m)
+{
+    if (bytes != LDR_PEER_HANDOFF_BYTES) {
+        return false;
+    }
+    m->what = ldr_get32(at);
+    m->space = ldr_get32(at + 4);
+    memcpy(m->about, at + 8, sizeof(m->about));
+    return m->what < LARDER_HANDOFF_COUNT;
+}

@@ -9,8 +9,11 @@
  *   PEER_SPACE  a tenant's space, by what its clients said of it; the reply is
  *               the other node's number of it
  *   PEER_ASK    which shards of these chunks are in the other's own tiers;
- * those in DRAM stay there for a while, for the asker to fetch PEER_GET their
- * bytes PEER_PUT    bytes for the other to keep
+ *               those in DRAM stay there for a while, for the asker to fetch
+ *   PEER_GET    their bytes
+ *   PEER_PUT    bytes for the other to keep
+ *   PEER_HANDOFF  what a decode side says of a promise at the other; or that a
+ *               promised chunk which the other waits for has come, or failed
  *
  * ASK, GET and PUT carry the space's epoch as the sender knows it. Where the
  * two differ nothing is done (LARDER_E_STALE): they meet again first.
@@ -94,13 +97,17 @@ typedef struct ldr_peer_head {
     uint32_t other_count;
 } ldr_peer_head_t;
 
-/* In ASK's reply 4 bytes for each shard: its length, 0: the member lacks it;
- * and in the upper bits, from 1 on, which of `others` it should be fetched from
- * instead. Only who asked with LDR_ASK_OTHERS is told so. */
+/* In ASK's reply 4 bytes for each shard: its length, 0: the member lacks it,
+ * LDR_FOUND_PROMISED: it is promised there and has not come. Then the member
+ * says so once (LDR_PEER_CLOSED) when the last such chunk of the ask has come
+ * or failed; only who asked with LDR_ASK_PROMISED is told so. In the upper
+ * bits, from 1 on, which of `others` it should be fetched from instead. Only
+ * who asked with LDR_ASK_OTHERS is told so. */
 #define LDR_FOUND_BITS 26u
 #define LDR_FOUND_LENGTH ((1u << LDR_FOUND_BITS) - 1)
 #define LDR_OTHERS_MAX ((1u << (32 - LDR_FOUND_BITS)) - 1)
-_Static_assert(LARDER_VALUE_MAX <= LDR_FOUND_LENGTH, "a length has its bits");
+#define LDR_FOUND_PROMISED LDR_FOUND_LENGTH
+_Static_assert(LARDER_VALUE_MAX < LDR_FOUND_LENGTH, "a length has its bits");
 
 #define LDR_PEER_HEAD_BYTES 16u
 size_t ldr_put_peer_head(uint8_t *at, const ldr_peer_head_t *m);
@@ -114,11 +121,13 @@ typedef struct ldr_peer_name {
     larder_key_t key;
     uint16_t group, shard;
     /* GET: bytes that the asker has for it. ASK: milliseconds for which it is
-     * to stay, 0: the asker does not mean to fetch it; and LDR_ASK_OTHERS. */
+     * to stay, 0: the asker does not mean to fetch it; and LDR_ASK_*. */
     uint32_t room;
 } ldr_peer_name_t;
 
-#define LDR_ASK_OTHERS (1u << 31) /* the asker knows what others are */
+#define LDR_ASK_OTHERS (1u << 31)   /* the asker knows what others are */
+#define LDR_ASK_PROMISED (1u << 30) /* ... and waits for what is promised */
+#define LDR_ASK_MS (LDR_ASK_PROMISED - 1)
 
 #define LDR_PEER_NAME_BYTES 40u
 void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row);
@@ -138,6 +147,21 @@ typedef struct ldr_peer_shard {
 #define LDR_PEER_SHARD_BYTES 100u
 void ldr_put_peer_shard(uint8_t *at, const ldr_peer_shard_t *row);
 bool ldr_get_peer_shard(const uint8_t *at, ldr_peer_shard_t *row);
+
+/* ---- HANDOFF ---- */
+
+#define LDR_PEER_CLOSED 0u /* else a larder_handoff_t */
+
+typedef struct ldr_peer_handoff {
+    uint32_t what;
+    uint32_t space;                  /* the other node's number of it */
+    uint8_t about[LARDER_KEY_BYTES]; /* CLOSED: the key; else the token */
+} ldr_peer_handoff_t;
+
+#define LDR_PEER_HANDOFF_BYTES (8u + LARDER_KEY_BYTES)
+size_t ldr_put_peer_handoff(uint8_t *at, const ldr_peer_handoff_t *m);
+bool ldr_get_peer_handoff(const uint8_t *at, size_t bytes,
+                          ldr_peer_handoff_t *m);
 
 /* Rows of a chunk of so many shards that one ASK and its reply have room for.
  */

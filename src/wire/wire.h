@@ -84,7 +84,8 @@
     X(PEER_SPACE, 73, 0, "peer_space")                                         \
     X(PEER_ASK, 74, 0, "peer_ask")                                             \
     X(PEER_GET, 75, 0, "peer_get")                                             \
-    X(PEER_PUT, 76, 0, "peer_put")
+    X(PEER_PUT, 76, 0, "peer_put")                                             \
+    X(PEER_HANDOFF, 77, 0, "peer_handoff")
 
 typedef enum ldr_opcode {
 #define X(name, value, before, text) LDR_OP_##name = (value),
@@ -105,7 +106,9 @@ enum {
     1u /* HANDOFF, and a STAGE that waits for promises */
 /* A daemon has it only if it wants to know what engines call their chunks. */
 #define LDR_FEATURE_DESCRIBE 2u
-#define LDR_FEATURES (LDR_FEATURE_HANDOFF | LDR_FEATURE_DESCRIBE)
+#define LDR_FEATURE_RANGES 4u /* rows of batches that name several shards */
+#define LDR_FEATURES                                                           \
+    (LDR_FEATURE_HANDOFF | LDR_FEATURE_DESCRIBE | LDR_FEATURE_RANGES)
 
 typedef struct ldr_frame {
     uint16_t opcode;
@@ -277,22 +280,30 @@ typedef struct ldr_staged {
 size_t ldr_put_staged(uint8_t *at, const ldr_staged_t *m);
 bool ldr_get_staged(const uint8_t *at, size_t bytes, ldr_staged_t *m);
 
-/* HANDOFF: what is said of a hand-off (larder_handoff_t), and its token.
- * LDR_HANDOFF_PROMISE: as a MATCH follows. No body in the reply. */
+/* HANDOFF: what is said of a hand-off (larder_handoff_t), and its token; and
+ * the member that has the promise, if it is not this node.
+ * LDR_HANDOFF_PROMISE: as a MATCH follows; the reply is this node's name among
+ * the members of its cluster, or has no body if it is alone. */
 #define LDR_HANDOFF_PROMISE 0u
 
 typedef struct ldr_handoff_msg {
     uint32_t what;
+    uint32_t space; /* of the promise */
     larder_token_t token;
-    ldr_match_msg_t chain; /* of a promise */
+    char member[LDR_WORTH_NAME]; /* "": this node */
+    ldr_match_msg_t chain;       /* of a promise */
 } ldr_handoff_msg_t;
 
 #define LDR_HANDOFF_HEAD_BYTES 24u
 /* Keys that a promise has room for. */
 #define LDR_HANDOFF_KEYS (LDR_MATCH_KEYS - 1u)
-/* The head; the chain of a promise follows with ldr_put_match(). */
-size_t ldr_put_handoff(uint8_t *at, uint32_t what, const larder_token_t *token);
+/* The head, and the member; the chain of a promise follows with
+ * ldr_put_match(). */
+size_t ldr_put_handoff(uint8_t *at, const ldr_handoff_msg_t *m);
 bool ldr_get_handoff(const uint8_t *at, size_t bytes, ldr_handoff_msg_t *m);
+/* The reply to a promise. name has room for LDR_WORTH_NAME bytes. */
+size_t ldr_put_promised(uint8_t *at, const char *name);
+bool ldr_get_promised(const uint8_t *at, size_t bytes, char *name);
 
 /* A request that is about to use a chain; no body in the reply. */
 typedef struct ldr_announce_msg {
@@ -359,10 +370,14 @@ size_t ldr_put_stats(uint8_t *at, const larder_stats_t *m);
 bool ldr_get_stats(const uint8_t *at, size_t bytes, larder_stats_t *m);
 
 /* Batches: EXISTS, REMOVE, REPORT, GET, LEASE have names as rows; PUT and
- * RESERVE have saves. */
+ * RESERVE have saves. A row names a chunk, one of its shards, and with `more`
+ * (LDR_FEATURE_RANGES) as many of those that follow it. What a row says of the
+ * bytes of its first shard, the batch says of the others behind its rows, in
+ * their order (LDR_MORE_BYTES each; not of places). */
 typedef struct ldr_batch_msg {
     uint32_t space;
-    uint32_t count; /* 1...LARDER_BATCH_MAX */
+    uint32_t count; /* of rows */
+    uint32_t more;  /* of all rows; with count: 1...LARDER_BATCH_MAX */
     uint32_t flags; /* larder_op_params.flags; the handler knows which */
     const uint8_t *rows;
 } ldr_batch_msg_t;
@@ -384,21 +399,35 @@ typedef struct ldr_batch_msg {
 #define LDR_PLACE_BYTES 8u
 #define LDR_NAME_BYTES 48u
 #define LDR_SAVE_BYTES 96u
+#define LDR_MORE_BYTES 8u
 /* Writes the head; the rows follow with ldr_put_name() or _save(). */
 size_t ldr_put_batch(uint8_t *at, const ldr_batch_msg_t *m);
+/* What is read has rows whose `more` add up to all. */
 bool ldr_get_batch(const uint8_t *at, size_t bytes, uint32_t row_bytes,
                    ldr_batch_msg_t *m);
+
+/* What a batch says of a shard's bytes. */
+typedef struct ldr_more_row {
+    uint32_t bytes; /* a name's room, a save's length */
+    uint32_t crc;   /* PUT */
+} ldr_more_row_t;
+
+/* Sets `more` of a row that was put. */
+void ldr_put_row_more(uint8_t *at, uint32_t row_bytes, uint32_t more);
+void ldr_put_more(uint8_t *at, const ldr_more_row_t *row);
+void ldr_get_more(const uint8_t *at, ldr_more_row_t *row);
 
 typedef struct ldr_name_row {
     larder_key_t key;
     uint16_t group, shard;
+    uint32_t more;
     /* Bytes of the caller's buffers: GET. LEASE: 0 where it is to stay, else it
      * ends with a copy. */
     uint64_t room;
 } ldr_name_row_t;
 
 void ldr_put_name(uint8_t *at, const ldr_name_row_t *row);
-bool ldr_get_name(const uint8_t *at, ldr_name_row_t *row);
+void ldr_get_name(const uint8_t *at, ldr_name_row_t *row);
 
 /* A batch with LDR_BATCH_TOKEN. */
 size_t ldr_put_redeem(uint8_t *at, const ldr_batch_msg_t *m,
@@ -407,9 +436,10 @@ uint32_t ldr_get_batch_flags(const uint8_t *at); /* of its head */
 bool ldr_get_redeem(const uint8_t *at, size_t bytes, ldr_batch_msg_t *m,
                     larder_token_t *token);
 
-/* A shard of a staged prefix: of chunk number `chunk` of the chain. */
+/* Shards of a staged prefix: of chunk number `chunk` of the chain. */
 typedef struct ldr_place_row {
-    uint16_t group, shard;
+    uint8_t group, more;
+    uint16_t shard;
     uint32_t chunk;
 } ldr_place_row_t;
 
@@ -419,6 +449,7 @@ void ldr_get_place(const uint8_t *at, ldr_place_row_t *row);
 typedef struct ldr_save_row {
     larder_key_t key, parent; /* parent: zeros without has_parent */
     bool has_parent;
+    uint16_t more;
     uint32_t depth;
     uint16_t group, shard;
     uint32_t flags; /* LARDER_PUT_* */

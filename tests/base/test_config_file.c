@@ -42,7 +42,7 @@ static void test_refused_files(void **s)
         {"[tenant a]\nfrobnicate = 1", 2,
          "there are: token_file secret_file secret_check cert uids"},
         {"[tenant a]\nloops = 1", 2,
-         "loops is no key of a tenant but an "
+         "loops is not a key of a tenant but an "
          "option"},
         {"[tenant a]\ndram = 1x", 2, "dram of tenant a: '1x' is no size"},
         {"[tenant a]\ndram = 32T", 2,
@@ -54,7 +54,7 @@ static void test_refused_files(void **s)
         {"[tenant a]\nrate=1\nrate=2", 3,
          "rate is given twice, first in line "
          "2"},
-        {"[tenant a]\nuids = bob", 2, "uids of tenant a: 'bob' is no list"},
+        {"[tenant a]\nuids = bob", 2, "uids of tenant a: 'bob' is not a list"},
         {"socket = \"a", 1, "quotes are not closed"},
         {"socket = \"a\" b", 1, "quotes are not closed at its end"},
         {"socket = a\tb", 1, "control character"},

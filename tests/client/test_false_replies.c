@@ -33,7 +33,7 @@ static int setup_with(void **state, const char *options)
     fixture = (fixture_t){0};
     snprintf(url, sizeof(url), "embed:?dram=64M&retry_ms=10%s", options);
     assert_int_equal(transport_open(url, &params, &fixture.lar), LARDER_OK);
-    assert_int_equal(real_space(fixture.lar, "lies", &fixture.space),
+    assert_int_equal(real_space(fixture.lar, "false", &fixture.space),
                      LARDER_OK);
     *state = &fixture;
     return 0;
@@ -148,7 +148,7 @@ static void test_dies_in_an_unchecked_get(void **state)
     comes_back(f, LDR_FAULT_shm_die, 1);
 }
 
-static void lies(fixture_t *f, ldr_fault_t how)
+static void expect_refused(fixture_t *f, ldr_fault_t how)
 {
     larder_item_t item;
 
@@ -168,12 +168,12 @@ static void lies(fixture_t *f, ldr_fault_t how)
 
 static void test_too_few_bytes(void **state)
 {
-    lies(*state, LDR_FAULT_seg_short);
+    expect_refused(*state, LDR_FAULT_seg_short);
 }
 
 static void test_outside(void **state)
 {
-    lies(*state, LDR_FAULT_seg_outside);
+    expect_refused(*state, LDR_FAULT_seg_outside);
 }
 
 /* The session ends again and again and its process lives on: as nothing of it

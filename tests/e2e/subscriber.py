@@ -7,6 +7,8 @@ from ctypes import c_char_p, c_int, c_size_t, c_void_p
 
 SUB, DEALER = 2, 5
 SUBSCRIBE, RCVMORE, LINGER, RCVHWM, RCVTIMEO = 6, 13, 17, 24, 27
+SNDTIMEO = 28
+PUBLICKEY, SECRETKEY, SERVERKEY = 48, 49, 50
 END = (1 << 64) - 1
 
 _zmq = None
@@ -65,6 +67,18 @@ class Socket:
             zmq().zmq_getsockopt(self._socket, RCVMORE, ctypes.byref(more),
                                  ctypes.byref(size))
         return parts
+
+
+def keypair():
+    """(public, secret), 40 characters each."""
+    made = [ctypes.create_string_buffer(41) for _ in range(2)]
+    assert zmq().zmq_curve_keypair(*made) == 0
+    return tuple(one.value for one in made)
+
+
+def curve(server, mine):
+    """Options of a socket: the server's public key, a pair of one's own."""
+    return ((SERVERKEY, server), (PUBLICKEY, mine[0]), (SECRETKEY, mine[1]))
 
 
 def unpack(data):
@@ -183,9 +197,12 @@ class Router:
     """Subscribes to topics, and asks again for what it missed. lose(number):
     whether a message is lost on its way."""
 
-    def __init__(self, url, replay, topic=b"kv@", lose=lambda number: False):
-        self.sub = Socket(SUB, url, set=((RCVHWM, 100000), (SUBSCRIBE, topic)))
-        self.dealer = Socket(DEALER, replay) if replay else None
+    def __init__(self, url, replay, topic=b"kv@", lose=lambda number: False,
+                 keys=()):
+        """keys: as curve() gives them, where the node asks for some."""
+        self.sub = Socket(SUB, url, set=((RCVHWM, 100000), (SUBSCRIBE, topic),
+                                         *keys))
+        self.dealer = Socket(DEALER, replay, set=keys) if replay else None
         self.lose = lose
         self.indexes = {}
         self.replays = self.resets = 0

@@ -82,10 +82,10 @@ def test_help_lists_every_command(larder):
     (["ls", "embed:d?ssd=many"], "is no size"),
     (["stat", "d", "--json", "--prometheus"], "--json or --prometheus"),
     (["put", "tpc://127.0.0.1:9400", "k", "f"], "./tpc://127.0.0.1:9400"),
-    (["put", "http://x", "k", "f"], "is no URL of a node"),
-    (["put", "UNIX:/run/x", "k", "f"], "is no URL of a node"),
-    (["put", "Embed:d", "k", "f"], "is no URL of a node"),
-    (["put", "tcp:h:1", "k", "f"], "is no URL of a node"),
+    (["put", "http://x", "k", "f"], "is not the URL of a node"),
+    (["put", "UNIX:/run/x", "k", "f"], "is not the URL of a node"),
+    (["put", "Embed:d", "k", "f"], "is not the URL of a node"),
+    (["put", "tcp:h:1", "k", "f"], "is not the URL of a node"),
     (["put", "a", "k", "f", "--tenant", "a b"], "--tenant a b"),
     (["put", "tcp://127.0.0.1", "k", "f"], "127.0.0.1"),
     (["stat", "unix:"], "unix:"),
@@ -335,7 +335,7 @@ def test_no_directory_is_made(larder, tmp_path, command):
                                          code=FAILED).err
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine").write_text("x")
-    assert "is no directory of Larder's" in larder(command, "other", *flags,
+    assert "is not a directory of Larder's" in larder(command, "other", *flags,
                                                    code=FAILED).err
     assert not (tmp_path / "none").exists()
     assert os.listdir(tmp_path / "other") == ["mine"]

@@ -1,5 +1,6 @@
 """KV events of the node: an index that is made of nothing else knows what the
 node knows."""
+import contextlib
 import random
 import time
 
@@ -8,7 +9,8 @@ import pytest
 import capi
 from daemon import LONG, free_port, refused, until
 from router import CHUNK, PER, Engine, ask, number, prompt
-from subscriber import DEALER, SUB, SUBSCRIBE, Router, Socket, unpack
+from subscriber import (DEALER, SNDTIMEO, SUB, SUBSCRIBE, Router, Socket, curve,
+                        keypair, unpack)
 
 TOPIC = "kv@pod-a@m"
 
@@ -126,6 +128,100 @@ def test_requests_for_replays(node):
     wild.close()
     asks.close()
     node.alive()
+
+
+def test_counted(node, router):
+    """Events that went out, were sent again, and who has subscribed."""
+    def events(outcome):
+        return node.value("larder_events_total", outcome=outcome)
+
+    until(lambda: node.value("larder_event_subscriptions") == 1)
+    more = [Socket(SUB, node.given["events"], set=((SUBSCRIBE, b"kv@"),))
+            for _ in range(2)]
+    until(lambda: node.value("larder_event_subscriptions") == 3)
+    tokens = prompt("counted", 3)
+    with Engine(node.url()) as engine:
+        engine.describe(tokens)
+        engine.save(tokens, [0, 1, 2])
+        hashes = [number(h) for h in engine.hashes(tokens)]
+        settle(router, lambda i: i.longest(hashes)[0] == 3 * PER)
+    sent = [unpack(payload)[1] for _, payload in router.ask(TOPIC, 0)]
+    assert sum(map(len, sent)) <= events("published")
+    until(lambda: events("replayed") >= sum(map(len, sent)) > 0)
+    assert events("dropped") == 0
+    for one in more:
+        one.close()
+    until(lambda: node.value("larder_event_subscriptions") == 1)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Of the node, of one who may read, of one who may not; and the options
+    that say so."""
+    server, friend, stranger = (keypair() for _ in range(3))
+    key, clients = tmp_path / "events.key", tmp_path / "events.clients"
+    key.write_bytes(server[1] + b"\n")
+    key.chmod(0o600)
+    clients.write_bytes(b"# who may read\n\n" + friend[0] + b"\n")
+    return server, friend, stranger, {"events_key": key,
+                                      "events_clients": clients}
+
+
+def test_keys(serve, keys):
+    """Who is in the list reads; who is not, or has no key, or another key of
+    the node, does not, and is counted. The other sockets go on."""
+    server, friend, stranger, options = keys
+    at = urls()
+    at["events"] = at["events"].replace("127.0.0.1", "0.0.0.0")
+    node = serve(admin="127.0.0.1:0", query="on", **at, **options)
+    here = at["events"].replace("0.0.0.0", "127.0.0.1")
+    replay = at["events_replay"]
+    wrong = [Router(here, replay, keys=(*one, (SNDTIMEO, 300))) for one in (
+        curve(server[0], stranger), curve(stranger[0], friend), ())]
+    good = Router(here, replay, keys=curve(server[0], friend))
+    until(lambda: node.value("larder_event_subscriptions") == 1)
+    tokens = prompt("keys", 2)
+    with Engine(node.url()) as engine:
+        engine.describe(tokens)
+        engine.save(tokens, [0, 1])
+        hashes = [number(h) for h in engine.hashes(tokens)]
+        settle(good, lambda i: i.longest(hashes)[0] == 2 * PER)
+    assert good.ask(TOPIC, 0)
+    for one in wrong:
+        assert one.sub.receive(300) is None
+        with contextlib.suppress(AssertionError):  # it has no connection
+            one.dealer.send(b"", bytes(8), TOPIC.encode())
+        assert one.dealer.receive(300) is None
+    assert node.value("larder_event_subscriptions") == 1
+    assert node.value("larder_auth_failures_total", reason="certificate") > 0
+    for one in (good, *wrong):
+        one.close()
+    node.alive()
+
+
+def test_keys_that_are_wrong(serve, keys, tmp_path):
+    server, friend, _, options = keys
+    daemon = serve(start=False, **urls())
+    bad = tmp_path / "bad"
+    bad.write_bytes(friend[0] + b"x\n")
+    empty = tmp_path / "empty"
+    empty.write_bytes(b"# nobody\n")
+    short = tmp_path / "short"
+    short.write_bytes(server[1][:39] + b"\n")
+    short.chmod(0o600)
+    for given, text in (
+            ({"events_key": options["events_key"]}, "set both"),
+            ({"events_clients": bad}, "set both"),
+            (dict(options, events_clients=bad), "line 1: not a public"),
+            (dict(options, events_clients=empty), "no key in it"),
+            (dict(options, events_key=empty), "everybody may read"),
+            (dict(options, events_key=short), "40 characters"),
+            (dict(options, events_key=tmp_path / "none"), "none")):
+        flags = [word for name, value in given.items()
+                 for word in (f"--{name}", value)]
+        said = refused(daemon, *flags)
+        assert text in said, said
+        assert server[1].decode() not in said
 
 
 def test_refused(serve, tmp_path):

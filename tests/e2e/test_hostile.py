@@ -160,7 +160,8 @@ def test_version_ranges_that_meet(daemon, transport):
         peer = daemon.connect(transport)
         reply = peer.hello(low=low, high=high, features=2**64 - 1)
         assert reply.status == w.OK and peer.version == 2
-        assert peer.features == w.FEATURE_HANDOFF, "features nobody knows"
+        assert peer.features == w.FEATURE_HANDOFF | w.FEATURE_RANGES, \
+            "features nobody knows"
         assert peer.ask(w.PING).status == w.OK
 
 
@@ -376,16 +377,24 @@ def names_cases():
         yield Case(f"{name} without rows", opcode, batch_body(0, []), ENDS)
         yield Case(f"{name} too many rows", opcode,
                    batch_body(0, [row] * (w.BATCH_MAX + 1)), ENDS)
-        yield Case(f"{name} reserved", opcode,
-                   batch_body(0, [row], reserved=1), ENDS)
+        for more in (1, 2**32 - 1):
+            yield Case(f"{name} {more} more than rows have", opcode,
+                       batch_body(0, [row], more=more), ENDS)
+            yield Case(f"{name} {more} more than the batch has", opcode,
+                       batch_body(0, [name_row(K, more=more)]), ENDS)
+        yield Case(f"{name} more that is not there", opcode,
+                   batch_body(0, [name_row(K, more=1)], more=1), ENDS)
         yield Case(f"{name} half a row", opcode,
                    batch_body(0, [row])[:-1], ENDS)
         yield Case(f"{name} no head", opcode, bytes(15), ENDS)
         yield Case(f"{name} bad rows spare the others", opcode, batch_body(0, [
             name_row(K, group=64), name_row(K, group=65535),
             name_row(K, shard=2), name_row(K, shard=65535),
-            name_row(K, reserved=1), name_row(K)]),
-            [w.E_INVALID] * 5 + [w.MISS])
+            name_row(K)]), [w.E_INVALID] * 4 + [w.MISS])
+        yield Case(f"{name} a range beyond the last shard", opcode, batch_body(
+            0, [name_row(K, shard=1, more=3), name_row(K, shard=65535, more=1),
+                name_row(K)], more=4) + bytes(32),
+            [w.MISS] + [w.E_INVALID] * 5 + [w.MISS])
         yield Case(f"{name} no room at all", opcode,
                    batch_body(0, [name_row(K, room=0)]), [w.MISS])
 
@@ -401,7 +410,7 @@ def put_cases():
     for space in BIG:
         yield put(f"space {space}", [good], ENDS, b"abc", space=space)
     yield put("count", [good], ENDS, b"abc", count=2)
-    yield put("reserved", [good], ENDS, b"abc", reserved=7)
+    yield put("more than rows have", [good], ENDS, b"abc", more=7)
     yield put("less payload than rows", [good], ENDS, b"ab")
     yield put("more payload than rows", [good], ENDS, b"abcd")
     yield put("no payload", [good], ENDS, b"")
@@ -489,7 +498,7 @@ def other_cases():
         yield Case(f"stage mask {mask}", w.STAGE,
                    stage_body(0, [K], mask=mask), w.E_UNSUPPORTED)
     token = bytes(range(16))
-    for places in ([(0, 0, 0)], [(65535, 65535, 2**32 - 1)] * 4096):
+    for places in ([(0, 0, 0)], [(255, 65535, 2**32 - 1)] * 4096):
         yield Case(f"{len(places)} places of no token", w.LEASE,
                    places_body(0, token, places),
                    [w.E_INVALID if p[0] > 63 else w.MISS for p in places])

@@ -6,7 +6,7 @@ import time
 import pytest
 
 import capi
-from daemon import until
+from daemon import free_port, secret_file, until
 from router import (BLOCK, CHUNK, PER, Engine, ask, number, post,
                     prompt)
 from tenants import A, B, config
@@ -102,6 +102,30 @@ def test_engines_that_hash_differently(node):
                                                      block_hashes=theirs)}
         assert found == {"a": 0, "b": PER}
         assert [m["pod"] for m in ask(node, pod="b", token_ids=tokens)] == ["b"]
+
+
+def test_which_member_has_it(serve, tmp_path):
+    """Chunks of another member are counted by its name."""
+    ports = [free_port(), free_port()]
+    cluster = "static:" + ",".join(
+        f"n{i}=127.0.0.1:{port}" for i, port in enumerate(ports))
+    one, other = (serve(
+        admin="127.0.0.1:0", query="on", member_name=f"n{i}", cluster=cluster,
+        cluster_secret=secret_file(tmp_path / "secret"), cluster_ramp_s=0,
+        peer_match_ms=5000, peer_save="never") for i in range(2))
+    for daemon in (one, other):
+        until(lambda d=daemon: d.value("larder_peer_well") == 1)
+    tokens = prompt("members", 4)
+    with Engine(one.url()) as near, Engine(other.url()) as far:
+        near.describe(tokens)
+        near.save(tokens, [0])
+        far.save(tokens, [1, 2])
+        [match] = ask(one, token_ids=tokens)
+        assert match["loadable_tokens"] == 3 * CHUNK
+        assert match["tiers"]["dram"] == CHUNK
+        assert match["tiers"]["peer"] == 2 * CHUNK
+        assert match["members"] == {"n1": 2 * CHUNK}
+        assert blocks(match)[2] == PER  # of the node itself
 
 
 def test_off_by_default(serve):

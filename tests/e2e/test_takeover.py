@@ -226,7 +226,7 @@ def test_takeover_with_a_pipe(serve, tmp_path):
     second = serve(start=False, socket=first.socket, trace=pipe)
     assert "cannot be written" in refused(second, "--takeover")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert "is no file" in refused(second, "--takeover")
+    assert "is not a file" in refused(second, "--takeover")
     os.close(reader)
     first.alive()
 

@@ -34,6 +34,7 @@ PLAIN, CHECKED, ABORT = 0, 1, 2
                             23, 24, 32, 33, 48, 49, 50, 51, 64)
 LIST, STAGE = 27, 28
 FEATURE_HANDOFF = 1
+FEATURE_RANGES = 4
 STAGE_MEMBER = 32
 BATCH_TOKEN = 0x20000000
 OPCODES = (HELLO, AUTH, PING, ATTACH, EXTENT, REVOKE, REVOKED, SPACE, RESET,
@@ -178,11 +179,11 @@ def stage_body(space, keys, group=0, *, mask=0, tiers=0, percent=0,
             + match_body(space, keys, group, **more))
 
 
-def places_body(space, token, places, *, flags=0, count=None):
-    """LEASE of what is staged: (group, shard, chunk)."""
+def places_body(space, token, places, *, flags=0, more=0, count=None):
+    """LEASE of what is staged: (group + 256 * more, shard, chunk)."""
     return (struct.pack("<IIII16s", space,
                         len(places) if count is None else count,
-                        flags | BATCH_TOKEN, 0, token)
+                        flags | BATCH_TOKEN, more, token)
             + b"".join(struct.pack("<HHI", *place) for place in places))
 
 
@@ -193,19 +194,21 @@ def staged(reply):
                                                           64)[0]
 
 
-def name_row(key, group=0, shard=0, room=VALUE_MAX, reserved=0):
-    return struct.pack("<32sHHIQ", key, group, shard, reserved, room)
+def name_row(key, group=0, shard=0, room=VALUE_MAX, more=0):
+    return struct.pack("<32sHHIQ", key, group, shard, more, room)
 
 
 def save_row(key, length, crc=0, *, parent=bytes(32), has_parent=0, depth=0,
-             group=0, shard=0, flags=0, ttl_ms=0):
-    return struct.pack("<32s32sIHHIIQII", key, parent, depth, group, shard,
-                       flags, ttl_ms, length, crc, has_parent)
+             group=0, shard=0, flags=0, ttl_ms=0, more=0):
+    return struct.pack("<32s32sIHHIIQIHH", key, parent, depth, group, shard,
+                       flags, ttl_ms, length, crc, has_parent, more)
 
 
-def batch_body(space, rows, flags=0, *, reserved=0, count=None):
+def batch_body(space, rows, flags=0, *, more=0, count=None, sizes=()):
+    """sizes: (bytes, crc) of the shards behind each row's first."""
     return struct.pack("<IIII", space, len(rows) if count is None else count,
-                       flags, reserved) + b"".join(rows)
+                       flags, more) + b"".join(rows) + b"".join(
+                           struct.pack("<II", *size) for size in sizes)
 
 
 def ends_body(rows, *, reserved=0, count=None):

@@ -47,7 +47,8 @@ typedef struct e_model {
 typedef struct e_shape {
     uint32_t tp, pp, block[E_GROUPS];
     bool token_outer, parts_inner, parts_apart, page_first;
-    uint32_t gap; /* bytes between rows, heads, pages */
+    bool layers_inner; /* a row of one layer lies beside that of the next */
+    uint32_t gap;      /* bytes between rows, heads, pages */
 } e_shape_t;
 
 typedef struct e_part {
@@ -68,6 +69,7 @@ typedef struct e_rank {
     uint64_t bytes;
     larder_region_t regions[E_GROUPS];
     larder_layer_t places[E_GROUPS][E_PLACES];
+    uint32_t place_count[E_GROUPS];
     uint32_t here[E_GROUPS][E_LAYERS], here_count[E_GROUPS];
     e_part_t parts[E_GROUPS][E_LAYERS][E_PARTS];
     larder_layout_t *layout;
@@ -205,6 +207,42 @@ static inline void e_shape_make(e_shape_t *s, ldr_rand_t *r, const e_model_t *m)
     s->parts_apart = !s->parts_inner && e_below(r, 3) == 0;
     s->page_first = e_below(r, 2) != 0;
     s->gap = e_below(r, 3) == 0 ? m->grain * e_below(r, 40 / m->grain) : 0;
+    s->layers_inner = e_below(r, 4) == 0;
+}
+
+/* Orders that engines have, by their names. */
+typedef struct e_order {
+    const char *name;
+    bool token_outer, parts_inner, parts_apart, page_first, layers_inner;
+} e_order_t;
+
+static const e_order_t e_orders[] = {
+    {"vLLM, NHD", .token_outer = true},
+    {"vLLM, HND", .token_outer = false},
+    {"vLLM, K and V in a row", .token_outer = true, .parts_inner = true},
+    {"vLLM, layers in a block", .token_outer = true, .page_first = true},
+    /* [K V][layer][token][head] */
+    {"SGLang, layer_first", .token_outer = true, .parts_apart = true},
+    /* [K V][token][layer][head] */
+    {"SGLang, page_first", .token_outer = true, .parts_apart = true,
+     .layers_inner = true},
+    /* [K V][page][layer][token][head] */
+    {"SGLang, page_first_direct", .token_outer = true, .parts_apart = true,
+     .page_first = true},
+    /* [K V][page][head][token][layer] */
+    {"SGLang, page_head", .parts_apart = true, .layers_inner = true},
+};
+
+enum { E_ORDERS = sizeof(e_orders) / sizeof(e_orders[0]) };
+
+static inline void e_shape_order(e_shape_t *s, const e_order_t *o)
+{
+    s->token_outer = o->token_outer;
+    s->parts_inner = o->parts_inner;
+    s->parts_apart = o->parts_apart;
+    s->page_first = o->page_first;
+    s->layers_inner = o->layers_inner;
+    s->gap = 0;
 }
 
 /* ---- memory ---- */
@@ -214,29 +252,35 @@ static inline uint32_t e_row_tokens(const e_rank_t *e, uint32_t group)
     return e->model->group[group].opaque ? e->shape.block[group] : 1;
 }
 
-/* Where the parts of a page lie; gives the bytes of one at each place. */
-static inline uint64_t e_page_make(const e_rank_t *e, uint32_t g, e_part_t *p)
+/* Where the parts of layer number i lie in a page; gives the bytes of one at
+ * each place. */
+static inline uint64_t e_page_make(const e_rank_t *e, uint32_t g, uint32_t i,
+                                   e_part_t *p)
 {
     const e_group_t *group = &e->model->group[g];
     const e_shape_t *s = &e->shape;
     uint64_t rows = s->block[g] / e_row_tokens(e, g);
-    uint64_t heads = e->head_count[g], at = 0, most = 0;
+    uint64_t heads = e->head_count[g], at = 0, most = 0, all = 0;
+    uint64_t layers = s->layers_inner ? e->here_count[g] : 1;
+    uint32_t apart = s->parts_apart ? group->parts : 1;
 
-    for (uint32_t i = 0; i < group->parts; i++) {
-        uint64_t row = group->bytes[i] + s->gap; /* one row of one head */
-        uint64_t all = 0;
-
-        for (uint32_t k = 0; k < group->parts; k++) {
-            all += group->bytes[k] + s->gap;
-        }
+    for (uint32_t k = 0; k < group->parts; k++) {
+        all += group->bytes[k] + s->gap;
+    }
+    for (uint32_t k = 0; k < group->parts; k++) {
+        uint64_t row = group->bytes[k] + s->gap; /* one row of one head */
         uint64_t inner = s->parts_inner ? all : row;
-        p[i].place = s->parts_apart ? i : 0;
-        p[i].head_stride = s->token_outer ? inner : inner * rows;
-        p[i].row_stride = s->token_outer ? inner * heads : inner;
-        p[i].offset = s->parts_apart ? 0 : at;
-        at += s->parts_inner ? row : row * rows * heads;
-        uint64_t end = p[i].offset + (heads - 1) * p[i].head_stride +
-                       (rows - 1) * p[i].row_stride + group->bytes[i];
+        uint64_t beside = s->token_outer ? inner * heads : inner;
+
+        p[k].place =
+            (s->parts_apart ? k : 0) + (s->layers_inner ? 0 : i * apart);
+        p[k].head_stride = s->token_outer ? inner : inner * layers * rows;
+        p[k].row_stride = beside * layers;
+        p[k].offset =
+            (s->parts_apart ? 0 : at) + (s->layers_inner ? i * beside : 0);
+        at += s->parts_inner ? row : row * rows * heads * layers;
+        uint64_t end = p[k].offset + (heads - 1) * p[k].head_stride +
+                       (rows - 1) * p[k].row_stride + group->bytes[k];
         most = end > most ? end : most;
     }
     return most + s->gap;
@@ -247,15 +291,15 @@ static inline uint64_t e_group_place(e_rank_t *e, uint32_t g, uint64_t at)
 {
     const e_group_t *group = &e->model->group[g];
     uint32_t apart = e->shape.parts_apart ? group->parts : 1;
-    uint32_t places = e->here_count[g] * apart;
+    uint32_t places = apart * (e->shape.layers_inner ? 1 : e->here_count[g]);
     uint64_t page = 0;
 
     for (uint32_t i = 0; i < e->here_count[g]; i++) {
-        page = e_page_make(e, g, e->parts[g][i]);
-        for (uint32_t k = 0; k < group->parts; k++) {
-            e->parts[g][i][k].place += i * apart;
-        }
+        uint64_t one = e_page_make(e, g, i, e->parts[g][i]);
+
+        page = one > page ? one : page;
     }
+    e->place_count[g] = places;
     for (uint32_t i = 0; i < places; i++) {
         e->places[g][i] = (larder_layer_t){
             .region = g,
@@ -334,13 +378,11 @@ static inline larder_status_t e_layout_make(e_rank_t *e)
                                          .part_count = group->parts,
                                          .parts = parts[g][i]};
         }
-        groups[g] = (larder_group_t){
-            .rule = group->rule,
-            .block_tokens = e->shape.block[g],
-            .window_tokens = group->window,
-            .layers = e->places[g],
-            .layer_count =
-                e->here_count[g] * (e->shape.parts_apart ? group->parts : 1)};
+        groups[g] = (larder_group_t){.rule = group->rule,
+                                     .block_tokens = e->shape.block[g],
+                                     .window_tokens = group->window,
+                                     .layers = e->places[g],
+                                     .layer_count = e->place_count[g]};
         pages[g] = (larder_pages_t){.heads = group->heads,
                                     .head_first = e->head_first[g],
                                     .head_count = e->head_count[g],

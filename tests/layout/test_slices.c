@@ -217,6 +217,33 @@ static void test_any_to_any(void **state)
 
 /* Shards that begin in the middle of a block: the last 64 or 192 tokens of a
  * chunk, with blocks of 128. */
+/* What an engine with pages in one of the named orders saved, one with any
+ * other of them reads. */
+static void test_named_orders(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < (uint64_t)E_ORDERS * E_ORDERS; i++) {
+        const e_order_t *from = &e_orders[i / E_ORDERS];
+        const e_order_t *to = &e_orders[i % E_ORDERS];
+        ldr_rand_t r;
+        e_model_t m;
+        e_shape_t writer, reader;
+
+        test_seed(i);
+        ldr_rand_seed(&r, i);
+        do {
+            e_model_make(&m, &r, i);
+        } while (m.layers < 2 || m.fixed_block != 0);
+        writer_make(&writer, &r, &m);
+        e_shape_make(&reader, &r, &m);
+        e_shape_order(&writer, from);
+        e_shape_order(&reader, to);
+        write_chunks(&m, &writer, &r, 2 * m.chunk_tokens, 0, 1);
+        read_prefix(&m, &reader, &r, 2 * m.chunk_tokens);
+        store_clear();
+    }
+}
+
 static void test_parts_of_blocks(void **state)
 {
     static const uint32_t windows[] = {40, 64, 65, 150, 190};
@@ -300,6 +327,7 @@ int main(void)
         cmocka_unit_test(test_cut),
         cmocka_unit_test(test_parts_of_blocks),
         cmocka_unit_test(test_any_to_any),
+        cmocka_unit_test(test_named_orders),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,33 +20,8 @@
 
 #include "base/log.h"
 #include "net/socket.h"
+#include "net/socket_rig.h"
 #include "support/real.h"
-
-#define WATCHDOG_NS (60ull * 1000000000u)
-
-static char dir[256], path[300];
-
-static uint64_t in_time(void)
-{
-    return ldr_now_ns(&ldr_clock_real) + WATCHDOG_NS;
-}
-
-static int setup(void **s)
-{
-    (void)s;
-    if (!real_dir_make(dir, sizeof(dir), "socket")) {
-        return -1;
-    }
-    snprintf(path, sizeof(path), "%s/s", dir);
-    return 0;
-}
-
-static int teardown(void **s)
-{
-    (void)s;
-    real_dir_remove(dir);
-    return 0;
-}
 
 static int fd_count(void)
 {

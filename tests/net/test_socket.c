@@ -22,38 +22,14 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "net/transport.h"
+#include "net/socket_rig.h"
 #include "support/real.h"
 
-#define WATCHDOG_NS (60ull * 1000000000u)
 #define SLOW_NS 50000000
-
-static char dir[256], path[300];
 
 static uint64_t in_ms(uint64_t ms)
 {
     return ldr_now_ns(&ldr_clock_real) + ms * 1000000u;
-}
-
-static uint64_t in_time(void)
-{
-    return ldr_now_ns(&ldr_clock_real) + WATCHDOG_NS;
-}
-
-static int setup(void **s)
-{
-    (void)s;
-    if (!real_dir_make(dir, sizeof(dir), "socket")) {
-        return -1;
-    }
-    snprintf(path, sizeof(path), "%s/s", dir);
-    return 0;
-}
-
-static int teardown(void **s)
-{
-    (void)s;
-    real_dir_remove(dir);
-    return 0;
 }
 
 /* ---- addresses ---- */

@@ -219,6 +219,106 @@ static void test_refused(void **state)
     ldr_node_abort(f->rig.node, shard);
 }
 
+/* Several shards of one chunk at once. */
+static void test_run(void **state)
+{
+    enum { SHARDS = 5, FIRST = 1, COUNT = 4 };
+    fixture_t *f = *state;
+    ldr_node_t *node = f->rig.node;
+    larder_item_t items[COUNT];
+    ldr_reserving_t of[COUNT];
+    ldr_committing_t commits[COUNT];
+    ldr_load_t loads[COUNT];
+    ldr_target_t t = target(f, 1);
+
+    t.shards = SHARDS;
+    t.item = items;
+    for (uint32_t i = 0; i < COUNT; i++) {
+        items[i] =
+            (larder_item_t){.key = &f->key, .shard = (uint16_t)(FIRST + i)};
+        of[i].bytes = i == 1 ? 0 : 60000;
+    }
+    ldr_node_reserve_run(node, &t, of, COUNT);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        assert_int_equal(of[i].status, i == 1 ? LARDER_E_SIZE : LARDER_OK);
+        if (i != 1) {
+            const ldr_shard_t *sh = &node->store.shards[of[i].shard];
+
+            assert_int_equal(sh->number, FIRST + i);
+            assert_int_equal(sh->length, 60000);
+        }
+    }
+    /* Number FIRST + 2 is given back, the others are committed. */
+    ldr_node_abort(node, of[2].shard);
+    commits[0] = (ldr_committing_t){.shard = of[0].shard, .space = t.space};
+    commits[1] = (ldr_committing_t){.shard = of[3].shard, .space = t.space};
+    ldr_node_commit_all(node, commits, 2);
+    assert_int_equal(commits[0].status, LARDER_OK);
+    assert_int_equal(commits[1].status, LARDER_OK);
+    assert_int_equal(node->store.n.saves_stored, 2);
+    of[1].bytes = 60000;
+    ldr_node_reserve_run(node, &t, of, COUNT);
+    assert_int_equal(of[0].status, LARDER_PRESENT);
+    assert_int_equal(of[1].status, LARDER_OK);
+    assert_int_equal(of[2].status, LARDER_OK);
+    assert_int_equal(of[3].status, LARDER_PRESENT);
+    /* What is being filled is not ready: held are those before it. */
+    for (uint32_t i = 0; i < COUNT; i++) {
+        loads[i] = (ldr_load_t){.target = {t.space, SHARDS, &items[i]}};
+    }
+    assert_int_equal(ldr_loads_begin_held(node, loads, COUNT), 1);
+    ldr_load_end(node, &loads[0], false);
+    commits[0].shard = of[1].shard;
+    commits[1].shard = of[2].shard;
+    ldr_node_commit_all(node, commits, 2);
+    assert_int_equal(ldr_loads_begin_held(node, loads, COUNT), COUNT);
+    ldr_releasing_t gives[COUNT];
+    for (uint32_t i = 0; i < COUNT; i++) {
+        assert_int_equal(loads[i].status, LARDER_OK);
+        assert_int_equal(node->store.shards[loads[i].shard].number, FIRST + i);
+        ldr_load_end(node, &loads[i], true);
+        node->store.shards[loads[i].shard].checked = 0;
+        gives[i] = (ldr_releasing_t){loads[i].chunk,
+                                     i == 2 ? loads[i].shard : LDR_NIL};
+    }
+    assert_int_equal(node->store.held_chunks, 1);
+    ldr_node_release_all(node, gives, COUNT);
+    assert_int_equal(node->store.held_chunks, 0);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        assert_int_equal(node->store.shards[loads[i].shard].checked, i == 2);
+    }
+}
+
+/* A run that does not fit ends with one that is full, and keeps what it has. */
+static void test_run_full(void **state)
+{
+    enum { COUNT = 16 };
+    fixture_t *f = *state;
+    larder_item_t items[COUNT];
+    ldr_reserving_t of[COUNT];
+    ldr_target_t t = target(f, 1);
+    uint32_t ok = 0;
+
+    t.shards = COUNT;
+    t.item = items;
+    for (uint32_t i = 0; i < COUNT; i++) {
+        items[i] = (larder_item_t){.key = &f->key, .shard = (uint16_t)i};
+        of[i].bytes = BYTES;
+    }
+    ldr_node_reserve_run(f->rig.node, &t, of, COUNT);
+    while (ok < COUNT && of[ok].status == LARDER_OK) {
+        ok++;
+    }
+    assert_in_range(ok, 6, 10);
+    for (uint32_t i = ok; i < COUNT; i++) {
+        assert_int_equal(of[i].status, LARDER_E_FULL);
+    }
+    while (ok > 0) {
+        ldr_node_abort(f->rig.node, of[--ok].shard);
+    }
+    assert_int_equal(f->rig.node->store.index.entry_count, 0);
+}
+
 /* A load that is kept is a hold, and what was found right stays so. */
 static void test_held_load(void **state)
 {
@@ -249,9 +349,9 @@ static void test_held_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_commit),    TEST(test_tail),      TEST(test_scribbled),
-        TEST(test_abort),     TEST(test_overtaken), TEST(test_refused),
-        TEST(test_held_load),
+        TEST(test_commit), TEST(test_tail),      TEST(test_scribbled),
+        TEST(test_abort),  TEST(test_overtaken), TEST(test_refused),
+        TEST(test_run),    TEST(test_run_full),  TEST(test_held_load),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,6 +11,7 @@ from larder_kv import _lib
 from test_stage import CHUNK, MS, Rank
 
 CHUNKS = 24
+HOSTS = (1, 1, 1, 4)  # the last one has a host for itself
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def members(tmp_path):
     ports = [free_port() for _ in range(4)]
     made = [Daemon(
         os.environ["LARDER_PROGRAM"], tmp_path / f"n{i}", member_name=f"n{i}",
-        cluster="static:" + ",".join(f"n{k}=127.0.0.1:{port}"
+        cluster="static:" + ",".join(f"n{k}=127.0.0.{HOSTS[k]}:{port}"
                                      for k, port in enumerate(ports)),
         cluster_secret=secret_file(tmp_path / "secret"), cluster_ramp_s=0,
         peer_match_ms=2000, peer_save="never") for i in range(4)]
@@ -31,7 +32,12 @@ def members(tmp_path):
         one.end()
 
 
-def test_a_member_that_is_named(members):
+@pytest.mark.parametrize("named", [
+    b"n3", b"address", b"127.0.0.4:5600"])
+def test_a_member_that_is_named(members, named):
+    """By its name, its address, or its host, where no other has that."""
+    if named == b"address":
+        named = members[3].given["cluster"].rpartition("=")[2].encode()
     keys = _lib.Keys()
     rank = Rank(members[3].url("unix"), ((_lib.RULE_ALL, 0),), CHUNKS, 1, 0)
     rank.space.chain(array("I", random.Random(1).choices(
@@ -53,6 +59,9 @@ def test_a_member_that_is_named(members):
 
     assert found() < CHUNKS
     assert found(member=b"n9") < CHUNKS
-    assert found(member=b"n3") == CHUNKS
+    # A host of three members, a port that none of them has; a host of none.
+    assert found(member=b"127.0.0.1:5600") < CHUNKS
+    assert found(member=b"127.0.0.9:5600") < CHUNKS
+    assert found(member=named) == CHUNKS
     for one in (rules, space, node, rank):
         one.close()

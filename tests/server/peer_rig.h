@@ -58,7 +58,7 @@ struct rig {
 
 static char secret_path[64];
 
-static void quiet(void *arg, larder_log_level_t level, const char *text)
+static inline void quiet(void *arg, larder_log_level_t level, const char *text)
 {
     (void)arg;
     if (getenv("LARDER_LOG") != NULL && level <= LARDER_LOG_INFO) {
@@ -76,7 +76,7 @@ static void quiet(void *arg, larder_log_level_t level, const char *text)
         }                                                                      \
     } while (0)
 
-static void *pump_main(void *arg)
+static inline void *pump_main(void *arg)
 {
     member_t *m = arg;
 
@@ -88,7 +88,7 @@ static void *pump_main(void *arg)
     return NULL;
 }
 
-static void set(ldr_options_t *o, const char *name, const char *value)
+static inline void set(ldr_options_t *o, const char *name, const char *value)
 {
     int at = ldr_option_find(name, strlen(name));
 
@@ -96,7 +96,8 @@ static void set(ldr_options_t *o, const char *name, const char *value)
 }
 
 /* settings: ended by one without a name; NULL: none. */
-static void member_up(rig_t *r, unsigned place, const setting_t *settings)
+static inline void member_up(rig_t *r, unsigned place,
+                             const setting_t *settings)
 {
     member_t *m = &r->members[place];
     ldr_options_t *o = calloc(1, sizeof(*o));
@@ -161,7 +162,7 @@ static void member_up(rig_t *r, unsigned place, const setting_t *settings)
     m->up = true;
 }
 
-static void member_down(member_t *m)
+static inline void member_down(member_t *m)
 {
     rig_t *r = m->rig;
 
@@ -179,7 +180,8 @@ static void member_down(member_t *m)
     }
 }
 
-static rig_t *peers_with(unsigned count, bool disks, const setting_t *settings)
+static inline rig_t *peers_with(unsigned count, bool disks,
+                                const setting_t *settings)
 {
     rig_t *r = calloc(1, sizeof(*r));
 
@@ -193,12 +195,12 @@ static rig_t *peers_with(unsigned count, bool disks, const setting_t *settings)
     return r;
 }
 
-static rig_t *peers_new(unsigned count, const setting_t *settings)
+static inline rig_t *peers_new(unsigned count, const setting_t *settings)
 {
     return peers_with(count, false, settings);
 }
 
-static void peers_free(rig_t *r)
+static inline void peers_free(rig_t *r)
 {
     for (unsigned i = 1; i <= r->count; i++) {
         if (r->members[i].up) {
@@ -211,7 +213,7 @@ static void peers_free(rig_t *r)
 
 /* ---- names and contents ---- */
 
-static larder_key_t name_of(unsigned key)
+static inline larder_key_t name_of(unsigned key)
 {
     larder_key_t k = {{0}};
 
@@ -221,7 +223,7 @@ static larder_key_t name_of(unsigned key)
 }
 
 /* Which member is of this rank for it, from 0. */
-static unsigned member_of(rig_t *r, unsigned key, unsigned rank)
+static inline unsigned member_of(rig_t *r, unsigned key, unsigned rank)
 {
     larder_key_t name = name_of(key);
     const ldr_view_t *v = ldr_cluster_view(r->members[1].cluster);
@@ -235,7 +237,8 @@ static unsigned member_of(rig_t *r, unsigned key, unsigned rank)
 }
 
 /* The next key, from this one on, whose rank 1 and 2 are these. */
-static unsigned key_of(rig_t *r, unsigned from, unsigned first, unsigned second)
+static inline unsigned key_of(rig_t *r, unsigned from, unsigned first,
+                              unsigned second)
 {
     while (member_of(r, from, 0) != first ||
            (second != 0 && member_of(r, from, 1) != second)) {
@@ -244,7 +247,7 @@ static unsigned key_of(rig_t *r, unsigned from, unsigned first, unsigned second)
     return from;
 }
 
-static void content(unsigned key, uint8_t *data, size_t bytes)
+static inline void content(unsigned key, uint8_t *data, size_t bytes)
 {
     memset(data, (int)(key * 31 + 7), bytes);
     ldr_put32(data, key);
@@ -252,7 +255,7 @@ static void content(unsigned key, uint8_t *data, size_t bytes)
 
 /* ---- calls ---- */
 
-static larder_status_t save(member_t *m, unsigned key, size_t bytes)
+static inline larder_status_t save(member_t *m, unsigned key, size_t bytes)
 {
     rig_t *r = m->rig;
     larder_key_t name = name_of(key);
@@ -268,8 +271,8 @@ static larder_status_t save(member_t *m, unsigned key, size_t bytes)
 
 /* Asks for keys [first, first + count). member: whom besides; NULL: nobody.
  * True: somebody was asked. */
-static bool ask_with(member_t *m, unsigned first, unsigned count, bool lease,
-                     const char *member)
+static inline bool ask_with(member_t *m, unsigned first, unsigned count,
+                            bool lease, const char *member)
 {
     rig_t *r = m->rig;
     ldr_query_t *q = ldr_node_ask_begin(m->node, m->space, 1,
@@ -292,14 +295,14 @@ static bool ask_with(member_t *m, unsigned first, unsigned count, bool lease,
     return true;
 }
 
-static bool ask(member_t *m, unsigned first, unsigned count, bool lease)
+static inline bool ask(member_t *m, unsigned first, unsigned count, bool lease)
 {
     return ask_with(m, first, count, lease, NULL);
 }
 
 /* Loads without asking; *tier_p: where it came from. The bytes are compared. */
-static larder_status_t fetch(member_t *m, unsigned key, uint64_t ms,
-                             larder_tier_t *tier_p)
+static inline larder_status_t fetch(member_t *m, unsigned key, uint64_t ms,
+                                    larder_tier_t *tier_p)
 {
     rig_t *r = m->rig;
     larder_key_t name = name_of(key);
@@ -329,7 +332,7 @@ static larder_status_t fetch(member_t *m, unsigned key, uint64_t ms,
 }
 
 /* The bytes that a member has leases on at another. */
-static uint64_t leased(member_t *at, unsigned by)
+static inline uint64_t leased(member_t *at, unsigned by)
 {
     char name[16];
 
@@ -341,7 +344,7 @@ static uint64_t leased(member_t *at, unsigned by)
 }
 
 /* The chunk of this key in a member's DRAM, or LDR_NIL. */
-static uint32_t chunk_of(member_t *m, unsigned key)
+static inline uint32_t chunk_of(member_t *m, unsigned key)
 {
     ldr_store_t *s = &m->node->store;
     larder_key_t name = name_of(key);
@@ -357,7 +360,7 @@ static uint32_t chunk_of(member_t *m, unsigned key)
 }
 
 /* Saves so much of no interest that all else has to make room. */
-static void churn(member_t *m, unsigned from)
+static inline void churn(member_t *m, unsigned from)
 {
     for (unsigned i = 0; i < 32; i++) {
         larder_status_t st = save(m, 1000000 + from + i, VALUE_MAX / 2);
@@ -366,7 +369,7 @@ static void churn(member_t *m, unsigned from)
     }
 }
 
-static int rig_main(const struct CMUnitTest *tests, size_t count)
+static inline int rig_main(const struct CMUnitTest *tests, size_t count)
 {
     snprintf(secret_path, sizeof(secret_path), "/tmp/larder-peer-%ld",
              (long)getpid());

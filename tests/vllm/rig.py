@@ -293,6 +293,9 @@ class Store:
         """The node's numbers for this tenant: larder_stats_t."""
         return self._node.stats()
 
+    def seal(self, data):
+        return self._space.seal(data)
+
     def keys(self, ids):
         """The keys of a plain prompt's chunks (no adapter, no salt)."""
         keys = _lib.Keys()

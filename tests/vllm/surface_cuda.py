@@ -25,7 +25,7 @@ LAYERS, HEADS, SIZE, BLOCKS = 4, 2, 64, 40
 SHAPES_OF_BACKENDS = hasattr(AttentionBackend, "get_kv_cache_shape")
 
 
-def describe(config, kv, stored="slices"):
+def describe(config, kv, **more):
     """As on a machine with a GPU."""
     platform = SimpleNamespace(device_type="cuda", is_cpu=lambda: False,
                                is_cuda=lambda: True,
@@ -33,7 +33,7 @@ def describe(config, kv, stored="slices"):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("VLLM_PP_LAYER_PARTITION", raising=False)
         patch.setattr(vllm.platforms, "current_platform", platform)
-        return model.describe(config, kv, 0, stored=stored)
+        return model.describe(config, kv, 0, **more)
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,11 @@ def kv_of(spec, first=0, end=LAYERS, blocks=BLOCKS):
         kv_cache_groups=[kvi.KVCacheGroupSpec(names_of(first, end), spec)])
 
 
-def sliced(config, block=16, first=0, end=LAYERS, stored="slices", **more):
+def sliced(config, block=16, first=0, end=LAYERS, by_rank=False, **more):
     tp = config.parallel_config.tensor_parallel_size
     spec = full_of(config, block_size=block, num_kv_heads=max(1, HEADS // tp),
                    **more)
-    return describe(config, kv_of(spec, first, end), stored)
+    return describe(config, kv_of(spec, first, end), by_rank=by_rank)
 
 
 # ---- names ----
@@ -123,9 +123,8 @@ def test_mla_is_one_head(plain_config, monkeypatch):
 # ---- what is not described ----
 
 
-@pytest.mark.parametrize("stored", ["rank", "auto"])
-def test_by_rank_unless_slices_are_asked_for(plain_config, stored):
-    one = sliced(plain_config, stored=stored)
+def test_by_rank_if_it_is_asked_for(plain_config):
+    one = sliced(plain_config, by_rank=True)
     assert "option" in one.opaque and b"tensor_parallel" in one.descriptor
 
 

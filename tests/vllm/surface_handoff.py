@@ -1,6 +1,7 @@
 """Hand-offs on the scheduler's side: on vLLM's requests and a real store,
 without an engine (test_surface.py). One scheduler is both sides."""
 import copy
+import threading
 import time
 from array import array
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from surface import dense, full_of, gemma3, kv_of, state_of, config_of
 from surface_keys import tokens_of
-from surface_requests import BLOCKS, LONG, clock, looked, side, until
+from surface_requests import (BLOCKS, LONG, TOKENS, cached, clock, hashed,
+                              looked, side, until)
 
 __all__ = ["clock", "dense", "gemma3", "side"]  # fixtures
 
@@ -308,7 +310,7 @@ def test_late(memory, clock):
     one.finder.tails.space.reset(20000)
     claimed, move = decoded(memory, tokens, answer)
     assert claimed == 512 and move.tail is None
-    assert one.counts.take()["handoffs_short"] == 1
+    assert one.counts.take()["handoffs_short:absent"] == 1
 
 
 def test_a_load_that_failed_is_computed(memory):
@@ -430,3 +432,28 @@ def test_beside_another_connector(memory):
     one.handoffs._alone = False
     request, t = arrived(one, tokens_of(24, 700), dict(EARLY))
     assert t.lookup.taken is None
+
+
+def test_what_vllm_has_is_saved_before_its_answer(side, monkeypatch):
+    """It is scheduled before its lookup has ended, and there may be no later
+    step: what the store has lost would be missing at the decode side."""
+    one = side()
+    goes = threading.Event()
+    match = _lib.Space.match
+
+    def slow(*given):
+        assert goes.wait(LONG)
+        return match(*given)
+
+    monkeypatch.setattr(_lib.Space, "match", slow)
+    end = len(TOKENS) // one.model.chunk_tokens * one.model.chunk_tokens
+    cached(one, BLOCKS)
+    request = hashed(one, TOKENS)
+    request.kv_transfer_params = dict(PREFILL)
+    one.arrive(request)
+    assert one.matched(request, end) == (0, False)
+    one.allocated(request, None, 0)
+    moves = compute(one, request, computed=end)
+    goes.set()
+    assert [(m.begin, m.end) for m in moves if not m.in_tail] == [(0, end)]
+    finish(one, request, RequestStatus.FINISHED_ABORTED)

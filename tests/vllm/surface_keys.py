@@ -350,6 +350,28 @@ def test_switches():
     assert one.hint == 8
 
 
+@pytest.mark.parametrize("params, member", [
+    ({"remote_kv_source": {"remote_host": "10.0.0.3", "remote_port": 5600,
+                           "kv_request_id": "x"}}, "10.0.0.3:5600"),
+    ({"remote_kv_source": {"remote_host": "::1", "remote_port": 5600}},
+     "[::1]:5600"),
+    ({"remote_kv_source": {"remote_host": "10.0.0.3"}}, "10.0.0.3:0"),
+    ({"kv.fetch": {"source_control_endpoint": "tcp://kv3:7700",
+                   "block_hashes": [1], "mode": "copy"}}, "kv3:7700"),
+    ({"kv.fetch": {"source_control_endpoint": "kv3:7700"}}, "kv3:7700"),
+    ({"kv.fetch": {"source_control_endpoint": "kv3:7700"},
+      "larder": {"member": "kv4"}}, "kv4"),
+    # It is advice: what cannot be read is left out.
+    ({"remote_kv_source": {"remote_host": 7}}, ""),
+    ({"remote_kv_source": "kv3"}, ""), ({"remote_kv_source": None}, ""),
+    ({"kv.fetch": {"source_control_endpoint": "x" * 100}}, ""),
+    ({"remote_kv_source": {"remote_host": "\ud800"}}, ""),
+    ({"kv.fetch": [1]}, ""), ({"remote_host": "10.0.0.3"}, ""),
+])
+def test_places_by_address(params, member):
+    assert request.switches_of(params).member == member
+
+
 @pytest.mark.parametrize("given, hint", [
     ({"skip": True}, "skip_save, skip_load, ttl_ms, tiers"),
     ({"skip_save": "no"}, "skip_save"),

@@ -11,6 +11,7 @@ import rig
 
 HERE = pathlib.Path(__file__).resolve().parent
 CASES = ("surface_client.py", "surface_cores.py", "surface_cuda.py",
+         "surface_events.py",
          "surface_fetched.py", "surface_handoff.py",
          "surface_keys.py", "surface_loads.py", "surface_names.py",
          "surface_pages.py", "surface_requests.py", "surface_resets.py",

@@ -612,16 +612,17 @@ static inline ldr_name_row_t form_name(ldr_rand_t *r)
 
 static inline size_t form_make_names(ldr_rand_t *r, uint8_t *at)
 {
-    ldr_batch_msg_t m = {form_u32(r),
-                         (uint32_t)(1 + ldr_rand_below(r, FORM_ROWS)),
-                         form_u32(r), NULL};
+    uint32_t more[FORM_ROWS];
+    ldr_batch_msg_t m = form_batch(r, more);
     size_t n = ldr_put_batch(at, &m);
 
     for (uint32_t i = 0; i < m.count; i++, n += LDR_NAME_BYTES) {
         ldr_name_row_t row = form_name(r);
+
+        row.more = more[i];
         ldr_put_name(at + n, &row);
     }
-    return n;
+    return n + form_more(r, at + n, m.more);
 }
 
 static inline bool form_read_names(const uint8_t *at, size_t bytes,
@@ -633,15 +634,15 @@ static inline bool form_read_names(const uint8_t *at, size_t bytes,
     if (!ldr_get_batch(at, bytes, LDR_NAME_BYTES, &m)) {
         return false;
     }
-    form_require(m.count >= 1 && m.count <= LARDER_BATCH_MAX);
+    form_require(m.count >= 1 && m.count + m.more <= LARDER_BATCH_MAX);
     *again_bytes = ldr_put_batch(again, &m);
     for (uint32_t i = 0; i < m.count; i++) {
-        if (!ldr_get_name(m.rows + i * LDR_NAME_BYTES, &row)) {
-            return false;
-        }
+        ldr_get_name(m.rows + i * LDR_NAME_BYTES, &row);
         ldr_put_name(again + *again_bytes, &row);
         *again_bytes += LDR_NAME_BYTES;
     }
+    *again_bytes += form_more_again(m.rows + m.count * LDR_NAME_BYTES,
+                                    again + *again_bytes, m.more);
     return true;
 }
 
@@ -667,16 +668,17 @@ static inline ldr_save_row_t form_save(ldr_rand_t *r)
 
 static inline size_t form_make_saves(ldr_rand_t *r, uint8_t *at)
 {
-    ldr_batch_msg_t m = {form_u32(r),
-                         (uint32_t)(1 + ldr_rand_below(r, FORM_ROWS)),
-                         form_u32(r), NULL};
+    uint32_t more[FORM_ROWS];
+    ldr_batch_msg_t m = form_batch(r, more);
     size_t n = ldr_put_batch(at, &m);
 
     for (uint32_t i = 0; i < m.count; i++, n += LDR_SAVE_BYTES) {
         ldr_save_row_t row = form_save(r);
+
+        row.more = (uint16_t)more[i];
         ldr_put_save(at + n, &row);
     }
-    return n;
+    return n + form_more(r, at + n, m.more);
 }
 
 static inline bool form_read_saves(const uint8_t *at, size_t bytes,
@@ -696,6 +698,8 @@ static inline bool form_read_saves(const uint8_t *at, size_t bytes,
         ldr_put_save(again + *again_bytes, &row);
         *again_bytes += LDR_SAVE_BYTES;
     }
+    *again_bytes += form_more_again(m.rows + m.count * LDR_SAVE_BYTES,
+                                    again + *again_bytes, m.more);
     return true;
 }
 

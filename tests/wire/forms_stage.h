@@ -34,12 +34,17 @@ static inline bool form_read_stage(const uint8_t *at, size_t bytes,
 
 static inline size_t form_make_handoff(ldr_rand_t *r, uint8_t *at)
 {
-    uint32_t what = (uint32_t)ldr_rand_below(r, LARDER_HANDOFF_COUNT);
-    larder_token_t token;
+    ldr_handoff_msg_t m = {
+        .what = (uint32_t)ldr_rand_below(r, LARDER_HANDOFF_COUNT),
+        .space = form_u32(r),
+    };
 
-    form_random(r, token.bytes, sizeof(token.bytes));
-    size_t n = ldr_put_handoff(at, what, &token);
-    return what == LDR_HANDOFF_PROMISE ? n + form_make_match(r, at + n) : n;
+    form_random(r, m.token.bytes, sizeof(m.token.bytes));
+    if (m.what != LDR_HANDOFF_PROMISE && ldr_rand_below(r, 2) == 1) {
+        form_text(r, m.member, sizeof(m.member));
+    }
+    size_t n = ldr_put_handoff(at, &m);
+    return m.what == LDR_HANDOFF_PROMISE ? n + form_make_match(r, at + n) : n;
 }
 
 static inline bool form_read_handoff(const uint8_t *at, size_t bytes,
@@ -51,7 +56,7 @@ static inline bool form_read_handoff(const uint8_t *at, size_t bytes,
         return false;
     }
     form_require(m.what < LARDER_HANDOFF_COUNT);
-    *again_bytes = ldr_put_handoff(again, m.what, &m.token);
+    *again_bytes = ldr_put_handoff(again, &m);
     if (m.what == LDR_HANDOFF_PROMISE) {
         *again_bytes += ldr_put_match(again + *again_bytes, &m.chain);
     }
@@ -90,17 +95,54 @@ static inline bool form_read_staged(const uint8_t *at, size_t bytes,
     return true;
 }
 
-static inline size_t form_make_places(ldr_rand_t *r, uint8_t *at)
+/* A batch without its head: half of its rows name a few shards. */
+static inline ldr_batch_msg_t form_batch(ldr_rand_t *r, uint32_t *more)
 {
     ldr_batch_msg_t m = {.space = form_u32(r),
                          .count = 1 + (uint32_t)ldr_rand_below(r, FORM_ROWS),
                          .flags = form_u32(r)};
+
+    for (uint32_t i = 0; i < m.count; i++) {
+        more[i] = (uint32_t)(ldr_rand_below(r, 2) * ldr_rand_below(r, 4));
+        m.more += more[i];
+    }
+    return m;
+}
+
+/* What follows the rows. */
+static inline size_t form_more(ldr_rand_t *r, uint8_t *at, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        ldr_more_row_t row = {form_u32(r), form_u32(r)};
+
+        ldr_put_more(at + (size_t)i * LDR_MORE_BYTES, &row);
+    }
+    return (size_t)count * LDR_MORE_BYTES;
+}
+
+static inline size_t form_more_again(const uint8_t *from, uint8_t *at,
+                                     uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        ldr_more_row_t row;
+
+        ldr_get_more(from + (size_t)i * LDR_MORE_BYTES, &row);
+        ldr_put_more(at + (size_t)i * LDR_MORE_BYTES, &row);
+    }
+    return (size_t)count * LDR_MORE_BYTES;
+}
+
+static inline size_t form_make_places(ldr_rand_t *r, uint8_t *at)
+{
+    uint32_t more[FORM_ROWS];
+    ldr_batch_msg_t m = form_batch(r, more);
     larder_token_t token;
 
     form_random(r, token.bytes, sizeof(token.bytes));
     size_t n = ldr_put_redeem(at, &m, &token);
     for (uint32_t i = 0; i < m.count; i++, n += LDR_PLACE_BYTES) {
-        ldr_place_row_t row = {form_u16(r), form_u16(r), form_u32(r)};
+        ldr_place_row_t row = {(uint8_t)form_u16(r), (uint8_t)more[i],
+                               form_u16(r), form_u32(r)};
 
         ldr_put_place(at + n, &row);
     }

@@ -150,10 +150,10 @@ static void test_row_values(void **s)
     for (int i = 0; i < ROUNDS; i++) {
         ldr_name_row_t n = form_name(&rnd), n2;
         ldr_put_name(at, &n);
-        assert_true(ldr_get_name(at, &n2));
+        ldr_get_name(at, &n2);
         assert_memory_equal(&n2.key, &n.key, sizeof(n.key));
         assert_true(n2.group == n.group && n2.shard == n.shard);
-        assert_true(n2.room == n.room);
+        assert_true(n2.room == n.room && n2.more == n.more);
 
         ldr_save_row_t v = form_save(&rnd), v2;
         ldr_put_save(at, &v);
@@ -164,6 +164,19 @@ static void test_row_values(void **s)
         assert_true(v2.group == v.group && v2.shard == v.shard);
         assert_true(v2.flags == v.flags && v2.ttl_ms == v.ttl_ms);
         assert_true(v2.length == v.length && v2.crc == v.crc);
+        assert_int_equal(v2.more, v.more);
+
+        ldr_more_row_t m = {form_u32(&rnd), form_u32(&rnd)}, m2;
+        ldr_put_more(at, &m);
+        ldr_get_more(at, &m2);
+        assert_true(m2.bytes == m.bytes && m2.crc == m.crc);
+
+        ldr_place_row_t p = {(uint8_t)form_u16(&rnd), (uint8_t)form_u16(&rnd),
+                             form_u16(&rnd), form_u32(&rnd)},
+                        p2;
+        ldr_put_place(at, &p);
+        ldr_get_place(at, &p2);
+        assert_memory_equal(&p2, &p, sizeof(p));
 
         ldr_result_row_t t = form_result(&rnd), t2;
         ldr_put_result(at, &t);
@@ -261,8 +274,9 @@ static void test_reserved(void **s)
         const char *name;
         size_t from, bytes;
     } fields[] = {
-        {"attach", 12, 4}, {"names", 12, 4},       {"names", 16 + 36, 4},
-        {"saves", 12, 4},  {"results", 8 + 36, 4}, {"ends", 4, 4},
+        {"attach", 12, 4},
+        {"results", 8 + 36, 4},
+        {"ends", 4, 4},
     };
 
     (void)s;
@@ -337,6 +351,35 @@ static void test_out_of_range(void **s)
     assert_false(ldr_get_results(at, LDR_RESULTS_HEAD_BYTES, &results));
 }
 
+static void test_more(void **s)
+{
+    uint8_t at[FORM_BYTES_MAX];
+    ldr_batch_msg_t batch;
+
+    (void)s;
+    memset(at, 0, sizeof(at));
+    /* Rows whose shards are not as many as the batch says, or not all there. */
+    for (uint32_t row_more = 0; row_more < 3; row_more++) {
+        for (uint32_t more = 0; more < 3; more++) {
+            for (uint32_t there = 0; there < 3; there++) {
+                size_t n = ldr_put_batch(
+                    at, &(ldr_batch_msg_t){.count = 1, .more = more});
+
+                ldr_put_name(at + n, &(ldr_name_row_t){.more = row_more});
+                n += LDR_NAME_BYTES + there * LDR_MORE_BYTES;
+                assert_true(ldr_get_batch(at, n, LDR_NAME_BYTES, &batch) ==
+                            (more == row_more && more == there));
+            }
+        }
+    }
+    /* More shards than a batch holds, by a few rows that wrap 32 bits. */
+    size_t wraps = ldr_put_batch(at, &(ldr_batch_msg_t){.count = 2});
+    for (uint32_t i = 0; i < 2; i++, wraps += LDR_NAME_BYTES) {
+        ldr_put_name(at + wraps, &(ldr_name_row_t){.more = 0x80000000u});
+    }
+    assert_false(ldr_get_batch(at, wraps, LDR_NAME_BYTES, &batch));
+}
+
 static void test_large_batches(void **s)
 {
     const size_t n =
@@ -352,6 +395,23 @@ static void test_large_batches(void **s)
     assert_true(ldr_get_batch(at, n - LDR_SAVE_BYTES, LDR_SAVE_BYTES, &batch));
     ldr_put_batch(at, &(ldr_batch_msg_t){.count = LARDER_BATCH_MAX + 1});
     assert_false(ldr_get_batch(at, n, LDR_SAVE_BYTES, &batch));
+    /* One row for all shards, and one shard too many. */
+    ldr_put_row_more(at + LDR_BATCH_HEAD_BYTES, LDR_SAVE_BYTES,
+                     LARDER_BATCH_MAX - 1);
+    ldr_put_batch(at,
+                  &(ldr_batch_msg_t){.count = 1, .more = LARDER_BATCH_MAX - 1});
+    assert_true(ldr_get_batch(at,
+                              LDR_BATCH_HEAD_BYTES + LDR_SAVE_BYTES +
+                                  (LARDER_BATCH_MAX - 1) * LDR_MORE_BYTES,
+                              LDR_SAVE_BYTES, &batch));
+    ldr_put_row_more(at + LDR_BATCH_HEAD_BYTES, LDR_SAVE_BYTES,
+                     LARDER_BATCH_MAX);
+    ldr_put_batch(at, &(ldr_batch_msg_t){.count = 1, .more = LARDER_BATCH_MAX});
+    assert_false(ldr_get_batch(at,
+                               LDR_BATCH_HEAD_BYTES + LDR_SAVE_BYTES +
+                                   LARDER_BATCH_MAX * LDR_MORE_BYTES,
+                               LDR_SAVE_BYTES, &batch));
+    ldr_put_row_more(at + LDR_BATCH_HEAD_BYTES, LDR_SAVE_BYTES, 0);
 
     /* Rows that claim more segments than there are, by a wrap of 32 bits. */
     ldr_put_results(at, 2, 0);
@@ -590,9 +650,10 @@ static size_t pin_rows(uint8_t *at)
                                      .tried_us = 0x1112131415161718u,
                                      .tried_bytes = 0x2122232425262728u,
                                      .tried_below_bytes = 0x3132333435363738u}};
-    ldr_place_row_t place = {0x0102, 0x0304, 0x05060708};
-    ldr_batch_msg_t batch = {0x01020304, 0x05060708, 0x11121314, NULL};
-    ldr_name_row_t name = {pin_key, 0x0102, 0x0304, 0x1112131415161718u};
+    ldr_place_row_t place = {0x02, 0x01, 0x0304, 0x05060708};
+    ldr_batch_msg_t batch = {
+        .space = 0x01020304, .count = 0x05060708, .flags = 0x11121314};
+    ldr_name_row_t name = {pin_key, 0x0102, 0x0304, 0, 0x1112131415161718u};
     ldr_save_row_t save = {.key = pin_key,
                            .parent = pin_parent,
                            .has_parent = true,
@@ -688,6 +749,7 @@ int main(void)
         cmocka_unit_test(test_changes),
         cmocka_unit_test(test_reserved),
         cmocka_unit_test(test_out_of_range),
+        cmocka_unit_test(test_more),
         cmocka_unit_test(test_large_batches),
         cmocka_unit_test(test_frame_values),
         cmocka_unit_test(test_frame_verdicts),

@@ -13,6 +13,8 @@ TIMES = {
     "load_ms": "of one load on one rank",
     "save_ms": "of the saves of a step on one rank, or of one beside the "
                "steps (save_threads)",
+    "handoff_ms": "from a hand-off's arrival at the decode side until all of "
+                  "it is staged, or no more is waited for",
     "hold_ms": "from the order to save until its blocks are given back",
 }
 TIMES_MAX = 10000  # of a kind, between two looks
@@ -23,6 +25,7 @@ BY_REASON = {
     "missed_tokens": "tokens of these chunks",
     "saves_dropped": "saves that were given up",
     "handoffs_refused": "requests that went without their hand-off",
+    "handoffs_short": "prompts that were not all there, as the decode side",
 }
 # As they are now, the largest of all ranks; in the log the largest of a while.
 GAUGES = {
@@ -37,7 +40,8 @@ COUNTERS = {
     "late": "lookups that were not done in lookup_ms",
     "handoffs_given": "prompts that were handed off, as the prefill side",
     "handoffs_taken": "prompts that were loaded whole, as the decode side",
-    "handoffs_short": "prompts that were not all there, as the decode side",
+    "handoff_bytes": "bytes that were staged for hand-offs, as the decode "
+                     "side",
     "waited": "times a request waited for another that loads the same",
     "skipped_numbered_images": "requests whose images have no lasting name",
     "loads": "loads that were done",

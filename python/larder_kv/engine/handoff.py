@@ -8,7 +8,6 @@ that an ordinary request asks for.
 """
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hmac
 import json
@@ -36,9 +35,12 @@ WAIT_SECONDS = 10.0
 # It is asked together with the prefill side: it waits so long for the promise,
 # asking again after each pause, and then for what was promised.
 EARLY_SECONDS, EARLY_PAUSE, EARLY_WAIT_SECONDS = 1.0, 0.005, 60.0
+# Early, and from another node: so many chunks are staged at a time, so that
+# they travel while the prefill side computes the next ones.
+PIECE = 8
 VERSION = 1
 FIELDS = {"v": int, "space": str, "tokens": int, "key": str, "token": str,
-          "tail": str, "seal": str}
+          "tail": str, "member": str, "seal": str}
 
 
 class Refused(Exception):
@@ -94,13 +96,16 @@ class Handoff:
     of the two promises. b"": there is none of it."""
 
     def __init__(self, keys: bytes, tail: bytes, tokens: int,
-                 token: bytes = b"", tail_token: bytes = b""):
+                 token: bytes = b"", tail_token: bytes = b"",
+                 member: str = ""):
+        self.member = member  # that has it; "": the node, which is alone
         self.keys = keys
         self.tail = tail
         self.tokens = tokens
         self.token = token or _token_of(keys)
         self.tail_token = tail_token or _token_of(tail)
         self.early = False  # decode: the prefill side has not answered yet
+        self.in_pieces = False  # decode: every prefix of it can be staged
         self.tail_saved = False  # prefill: the order was given
         self.promised = threading.Event()  # prefill: or it could not be
 
@@ -122,14 +127,18 @@ class Handoff:
 
     def tell(self, space: _lib.Space, tails: Tails, what: int) -> None:
         """Of both parts. A node that cannot be told forgets them by itself.
-        Who was not told the tokens says nothing: the lease ends by time."""
+        Who was not told the tokens says nothing: the lease ends by time.
+        Refused: its member is not one of the node's cluster."""
         if self.early:
             return
         for where, token in ((space, self.token),
                              (tails.space, self.tail_token)):
             if token:
-                with contextlib.suppress(_lib.LarderError):
-                    where.handoff(token, what, TELL_MS)
+                try:
+                    where.handoff(token, what, TELL_MS, self.member)
+                except _lib.LarderError as error:
+                    if error.status == _lib.E_INVALID:
+                        raise Refused("member") from None
 
 
 def _sealed(fields: dict[str, Any]) -> bytes:
@@ -141,7 +150,7 @@ def answer(hand: Handoff, space: _lib.Space, name: str) -> dict[str, Any]:
     """What the prefill side's answer carries. name: the space's."""
     fields = {"v": VERSION, "space": name, "tokens": hand.tokens,
               "key": hand.last.hex(), "token": hand.token.hex(),
-              "tail": hand.tail_token.hex()}
+              "tail": hand.tail_token.hex(), "member": hand.member}
     return {**fields, "seal": space.seal(_sealed(fields)).hex()}
 
 
@@ -166,9 +175,11 @@ def check(given: Any, space: _lib.Space, name: str,
         tokens = [bytes.fromhex(given[name]) for name in ("token", "tail")]
     except ValueError:
         raise Refused("malformed") from None
-    if any(len(one) not in (0, TOKEN_BYTES) for one in tokens):
+    if (any(len(one) not in (0, TOKEN_BYTES) for one in tokens)
+            or len(given["member"].encode()) > _lib.MEMBER_MAX):
         raise Refused("malformed")
-    return Handoff(hand.keys, hand.tail, hand.tokens, *tokens)
+    return Handoff(hand.keys, hand.tail, hand.tokens, *tokens,
+                   member=given["member"])
 
 
 def promise(hand: Handoff, space: _lib.Space, layout: _lib.Layout,
@@ -176,10 +187,12 @@ def promise(hand: Handoff, space: _lib.Space, layout: _lib.Layout,
     """Without one, the decode side does not wait: it finds what is there."""
     try:
         if hand.keys:
-            space.promise(layout, hand.keys, hand.chunks, hand.token, TELL_MS)
+            hand.member = space.promise(layout, hand.keys, hand.chunks,
+                                        hand.token, TELL_MS)
         if hand.tail:
-            tails.space.promise(tails.layout, hand.tail, hand.tail_blocks,
-                                hand.tail_token, TELL_MS)
+            hand.member = tails.space.promise(
+                tails.layout, hand.tail, hand.tail_blocks, hand.tail_token,
+                TELL_MS)
     except _lib.LarderError as error:
         logger.debug("larder: promise: %s", error)
     finally:
@@ -189,8 +202,14 @@ def promise(hand: Handoff, space: _lib.Space, layout: _lib.Layout,
 class Taken:
     """What the decode side holds of a hand-off."""
 
-    def __init__(self, hand: Handoff):
+    def __init__(self, hand: Handoff,
+                 refused: Callable[[str], None] = lambda why: None):
+        """refused: is told why it goes without its hand-off."""
         self.hand = hand
+        self._refused = refused
+        self._wait = _lib.StageParams(
+            promised=True, **({"member": hand.member.encode()}
+                              if hand.member else {}))
         self.tail: _lib.Lease | None = None
         self.tail_bytes = 0
         self.whole = False  # all of it is staged
@@ -214,22 +233,43 @@ class Taken:
                ) -> tuple[_lib.Lease | None, _lib.Match]:
         """Waits for what is promised; the chunks' lease, and what was found of
         them. What is held here needs the other side's lease no more."""
-        hand, lease, match = self.hand, None, _lib.Match()
-        wait = _lib.StageParams(promised=True)
-        hand.tell(space, tails, _lib.HANDOFF_RENEW)
-        if hand.keys:
-            lease, match = space.stage(layout, hand.keys, hand.chunks,
-                                       left_ms(), wait)
+        hand = self.hand
+        told = True
+        try:
+            hand.tell(space, tails, _lib.HANDOFF_RENEW)
+        except Refused as why:  # what is here by now, as without a hand-off
+            told, self._wait = False, _lib.StageParams()
+            self._refused(str(why))
+        lease, match = self._stage_chunks(space, layout, left_ms)
         if hand.tail and match.chunks == hand.chunks:
             self.tail, found = tails.space.stage(
-                tails.layout, hand.tail, hand.tail_blocks, left_ms(), wait)
+                tails.layout, hand.tail, hand.tail_blocks, left_ms(),
+                self._wait)
             if found.chunks == hand.tail_blocks:
                 self.tail_bytes = sum(found.tier_bytes)
             else:
                 self.release()
         self.whole = (match.chunks == hand.chunks
                       and (self.tail is not None or not hand.tail))
-        hand.tell(space, tails, _lib.HANDOFF_OVER)
+        if told:
+            hand.tell(space, tails, _lib.HANDOFF_OVER)
+        return lease, match
+
+    def _stage_chunks(self, space: _lib.Space, layout: _lib.Layout,
+                      left_ms: Callable[[], int],
+                      ) -> tuple[_lib.Lease | None, _lib.Match]:
+        hand, lease, match = self.hand, None, _lib.Match()
+        pieces = hand.in_pieces and hand.early and hand.member
+        end = 0
+        while match.chunks == end < hand.chunks:
+            before = lease
+            end = min(end + PIECE, hand.chunks) if pieces else hand.chunks
+            try:
+                lease, match = space.stage(layout, hand.keys, end, left_ms(),
+                                           self._wait)
+            finally:  # the new one holds what this one did
+                if before is not None:
+                    before.release()
         return lease, match
 
     def release(self) -> None:

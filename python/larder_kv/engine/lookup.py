@@ -101,7 +101,8 @@ class Lookup:
                  "until", "deadline", "done", "left", "lease", "memory",
                  "booked", "crowded", "chunks", "matched", "stored",
                  "reason", "tier_bytes", "found", "ended", "tiers", "claimed",
-                 "over", "waited", "then", "own", "taken", "member")
+                 "over", "waited", "then", "own", "taken", "staged",
+                 "member")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float,
@@ -138,6 +139,7 @@ class Lookup:
         # is found out, which need not be saved again.
         self.own = False
         self.taken: handoff.Taken | None = None  # a hand-off's decode side
+        self.staged: Callable[[Lookup], None] | None = None  # ... is told
 
     def wait(self, seconds: float) -> None:
         """For its end, once: who asks again has waited."""
@@ -220,12 +222,16 @@ class Finder:
         return look
 
     def take(self, request_id: str, hand: handoff.Handoff,
-             tails: handoff.Tails, told: Told | None) -> Lookup:
+             tails: handoff.Tails, told: Told | None,
+             refused: Callable[[str], None],
+             staged: Callable[[Lookup], None]) -> Lookup:
         """A hand-off's decode side. It may wait for the prefill side, so it
-        gets a thread of its own: lookups of others do not wait for it."""
+        gets a thread of its own: lookups of others do not wait for it.
+        staged: is called when that is over."""
         look = Lookup(request_id, hand.keys, hand.chunks, None,
                       hand.wait_seconds)
-        look.told, look.taken = told, handoff.Taken(hand)
+        look.told, look.taken = told, handoff.Taken(hand, refused)
+        look.staged = staged
         self.tails = tails
         self._takers = [one for one in self._takers if one.is_alive()]
         if len(self._takers) >= TAKES_MAX:
@@ -358,6 +364,8 @@ class Finder:
             look.reason = "error"
             logger.exception("larder: lookup of %s", look.request_id)
         look.ended = time.monotonic()
+        if look.staged is not None:
+            look.staged(look)
         if look.chunks == 0 and not (look.taken and look.taken.whole):
             self._release(look)  # others may have the room
         with self.lock:

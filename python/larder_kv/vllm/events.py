@@ -2,15 +2,19 @@
 
 Announced as stored: chunks whose save every rank reported done, and chunks
 that a lookup found. As removed: announced chunks that a lookup does not find
-any more, those that have left memory for disk, everything at a reset, and the
-oldest when more are announced than are remembered. So what a subscriber
-believes to be there was there when this engine last looked.
+any more, those that have left memory for disk or this node for another place,
+everything at a reset, and the oldest when more are announced than are
+remembered. So what a subscriber believes to be there was there when this engine
+last looked.
+
+Chunks of different prompts may begin with the same blocks. Such a block is
+announced as removed when the last chunk that has it is.
 
 Nothing of this is made unless vLLM publishes events (kv_events_config).
 """
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +35,17 @@ if TYPE_CHECKING:
 
     from larder_kv.engine.moves import Move
 
-# By tier, as vLLM names them.
-MEDIA = ("CPU", "STORAGE")
-DRAM, SSD = range(2)
+# Where a chunk is, from the nearest on: in the node's memory, on its disks, or
+# elsewhere (another member, or the shared tier). What it is there, as vLLM
+# names it.
+DRAM, SSD, AWAY = range(3)
+MEDIA = ("CPU", "STORAGE", "STORAGE")
 OWNER = "larder"
 CHUNKS_MAX = 65536  # that are remembered as announced
 JOBS_MAX = 4096  # saves that no rank, or not every rank, has reported
 MATCHES_MAX = 32  # more questions to the node, for one lookup
-# A chunk, for a lookup: not asked for, in a tier, gone.
-UNKNOWN, IN_DRAM, ON_SSD, GONE = range(4)
+# A chunk, for a lookup: its place, or one of these.
+UNKNOWN, GONE = 8, 9
 _GONE = ("absent", "evicted", "corrupt", "stale")
 
 
@@ -69,13 +75,16 @@ class Events:
                         get_kv_cache_spec_sliding_window(s)) for s in specs]
         self._watched = next((i for i, g in enumerate(described.groups)
                               if g.rule == _lib.RULE_ALL), None)
-        where = "REMOTE" if url.startswith("tcp:") else "LOCAL"
-        self._common = {"locality": where, "ownership": OWNER}
+        here = "REMOTE" if url.startswith("tcp:") else "LOCAL"
+        self._localities = (here, here, "REMOTE")  # by place
         self._events: list[BlockStored | BlockRemoved] = []
-        # Of a chunk's key: the hashes that were announced, by medium and
+        # Of a chunk's key: the hashes that were announced, by place and
         # group. The oldest is the first.
         self._announced: OrderedDict[
-            bytes, dict[tuple[str, int], list[Any]]] = OrderedDict()
+            bytes, dict[tuple[int, int], list[Any]]] = OrderedDict()
+        # Announced chunks that have a block, by what subscribers tell apart:
+        # medium, locality, group and hash.
+        self._users: Counter[tuple[Any, ...]] = Counter()
         self._jobs: OrderedDict[int, _Job] = OrderedDict()
         self._looked: deque[Any] = deque()
 
@@ -86,7 +95,7 @@ class Events:
         for chunk in range(move.begin // self._chunk, move.end // self._chunk):
             at = (chunk - move.first_key) * _lib.KEY_BYTES
             key = move.keys[at:at + _lib.KEY_BYTES]
-            made = [self._stored(request, chunk, i, MEDIA[DRAM])
+            made = [self._stored(request, chunk, i, DRAM)
                     for i in range(len(self._groups))
                     if self._has(move.tables[i], i, chunk)]
             if made:
@@ -107,7 +116,7 @@ class Events:
             elif job.ranks >= self._ranks:
                 del self._jobs[number]
                 for key, made in job.chunks:
-                    self._announce(key, made)
+                    self._announce(key, made, DRAM)
 
     def survey(self, match: Callable[[bytes, int, int], _lib.Match],
                keys: bytes, limit: int, known: _lib.Match) -> bytes:
@@ -115,16 +124,16 @@ class Events:
         known is what the node said of all of it, and match(keys, chunks,
         group) asks it again. Few questions: where all of it is in one tier,
         none."""
-        found = bytearray(limit)
+        found = bytearray([UNKNOWN]) * limit
         matched = known.chunks
         if self._watched is None:
             return bytes(found)
-        if known.below == 0 or known.tier_bytes[DRAM] == 0:
-            tier = ON_SSD if known.below else IN_DRAM
-            found[:matched] = bytes([tier]) * matched
-            ranges = []
-        else:
-            ranges = [(0, matched)]
+        place = _place(known)
+        ranges = []
+        if place is not None:
+            found[:matched] = bytes([place]) * matched
+        elif matched > 0:
+            ranges.append((0, matched))
         # Behind the match only what was announced matters.
         ranges += [(i, i + 1) for i in range(limit - 1, matched - 1, -1)
                    if _key(keys, i) in self._announced]
@@ -161,31 +170,34 @@ class Events:
     # ---- what was announced ----
 
     def _apply(self, look: Any, request: Request | None) -> None:
-        for chunk, tier in enumerate(look.tiers):
+        for chunk, place in enumerate(look.tiers):
+            if place == UNKNOWN:
+                continue
             key = _key(look.keys, chunk)
-            if tier == GONE:
+            if place == GONE:
                 self._remove(key)
                 continue
-            if tier == ON_SSD:
-                if chunk >= look.chunks:
-                    self._remove(key, MEDIA[DRAM])
-                if request is not None:
-                    self._found(key, request, chunk, look.matched, SSD)
-            if (tier == IN_DRAM or chunk < look.chunks) and request is not None:
-                self._found(key, request, chunk, look.matched, DRAM)
+            staged = chunk < look.chunks
+            # It is in no nearer place than the one where it was found; what
+            # was staged is in memory by now.
+            self._remove(key, range(DRAM + staged, place))
+            if request is not None:
+                self._found(key, request, chunk, look.matched, place)
+                if staged:
+                    self._found(key, request, chunk, look.matched, DRAM)
 
     def _found(self, key: bytes, request: Request, chunk: int, matched: int,
-               tier: int) -> None:
+               place: int) -> None:
         """A chunk that is in the store, whoever saved it."""
-        if (MEDIA[tier], self._groups[self._watched].index) in (
+        if (place, self._groups[self._watched].index) in (
                 self._announced.get(key, ())):
             return
         if (chunk + 1) * self._chunk > request.num_tokens:
             return
         self._announce(key, [
-            self._stored(request, chunk, i, MEDIA[tier])
+            self._stored(request, chunk, i, place)
             for i, g in enumerate(self._groups)
-            if self._needed(g, chunk, matched)])
+            if self._needed(g, chunk, matched)], place)
 
     def _needed(self, group: kv.GroupInfo, chunk: int,
                 matched: int) -> bool:
@@ -197,28 +209,51 @@ class Events:
         first = matched * self._chunk - group.window_tokens + 1
         return max(first, 0) // self._chunk <= chunk < matched
 
-    def _announce(self, key: bytes, made: list[BlockStored]) -> None:
+    def _announce(self, key: bytes, made: list[BlockStored],
+                  place: int) -> None:
         known = self._announced.setdefault(key, {})
         for event in made:
-            name = event.medium, event.group_idx
+            name = place, event.group_idx
             if name not in known:
                 known[name] = event.block_hashes
+                self._users.update(self._names(name, event.block_hashes))
                 self._events.append(event)
         self._announced.move_to_end(key)
         while len(self._announced) > CHUNKS_MAX:
             self._remove(next(iter(self._announced)))
 
-    def _remove(self, key: bytes, medium: str | None = None) -> None:
+    def _remove(self, key: bytes,
+                places: range = range(AWAY + 1)) -> None:
         known = self._announced.get(key)
         if known is None:
             return
         for name in list(known):
-            if medium is None or name[0] == medium:
-                self._events.append(_make(
-                    BlockRemoved, block_hashes=known.pop(name),
-                    medium=name[0], group_idx=name[1], **self._common))
+            if name[0] in places:
+                self._leave(name, known.pop(name))
         if not known:
             del self._announced[key]
+
+    def _leave(self, name: tuple[int, int], hashes: list[Any]) -> None:
+        """A chunk is there no more: its blocks that no other has there are
+        removed."""
+        place, group = name
+        gone = []
+        for block, one in zip(hashes, self._names(name, hashes)):
+            self._users[one] -= 1
+            if self._users[one] == 0:
+                del self._users[one]
+                gone.append(block)
+        if gone:
+            self._events.append(_make(
+                BlockRemoved, block_hashes=gone, medium=MEDIA[place],
+                group_idx=group, locality=self._localities[place],
+                ownership=OWNER))
+
+    def _names(self, name: tuple[int, int],
+               hashes: list[Any]) -> list[tuple[Any, ...]]:
+        place, group = name
+        return [(MEDIA[place], self._localities[place], group, one)
+                for one in hashes]
 
     # ---- one event ----
 
@@ -236,7 +271,7 @@ class Events:
         return chunk * end + begin, (chunk + 1) * end
 
     def _stored(self, request: Request, chunk: int, i: int,
-                medium: str) -> BlockStored:
+                place: int) -> BlockStored:
         group = self._groups[i]
         block = group.block_tokens
         begin, end = self._span(i, chunk)
@@ -250,11 +285,12 @@ class Events:
                                if begin > 0 else None),
             token_ids=list(request.all_token_ids[begin * block:end * block]),
             block_size=block, lora_id=lora.adapter_id if lora else None,
-            medium=medium, lora_name=lora.name if lora else None,
+            medium=MEDIA[place], lora_name=lora.name if lora else None,
             extra_keys=_extra_keys(request, begin, end, block),
             group_idx=group.index, kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,
-            session_id=getattr(request, "session_id", None), **self._common)
+            session_id=getattr(request, "session_id", None),
+            locality=self._localities[place], ownership=OWNER)
 
     def _hash(self, request: Request, block: int, block_tokens: int) -> Any:
         """A block's hash is that of the hash block at its end."""
@@ -292,6 +328,15 @@ def _key(keys: bytes, chunk: int) -> bytes:
     return keys[chunk * _lib.KEY_BYTES:(chunk + 1) * _lib.KEY_BYTES]
 
 
+def _place(m: _lib.Match) -> int | None:
+    """Where all that matched is, if it is in one place."""
+    sizes = dict(zip(_lib.TIERS, m.tier_bytes))
+    here = sizes["dram"], sizes["ssd"]
+    away = sum(m.tier_bytes) - sum(here)
+    places = [i for i, size in enumerate((*here, away)) if size]
+    return places[0] if len(places) == 1 else None
+
+
 def _judge(found: bytearray, first: int, end: int,
            m: _lib.Match) -> list[tuple[int, int]]:
     """Notes what a match of these chunks says; gives what to ask next."""
@@ -300,9 +345,11 @@ def _judge(found: bytearray, first: int, end: int,
         found[got] = GONE
     if m.chunks == 0:
         return []
-    if m.chunks == 1 or m.below == 0 or m.tier_bytes[DRAM] == 0:
-        tier = ON_SSD if m.below else IN_DRAM
-        found[first:got] = bytes([tier]) * m.chunks
+    place = _place(m)
+    if m.chunks == 1 and place is None:  # of shards in several: the farthest
+        place = AWAY if sum(m.tier_bytes[2:]) else SSD
+    if place is not None:
+        found[first:got] = bytes([place]) * m.chunks
         return []
     half = first + m.chunks // 2
     return [(first, half), (half, got)]

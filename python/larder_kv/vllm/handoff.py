@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from larder_kv.engine.counts import Counts
     from larder_kv.engine.kv import Model
-    from larder_kv.engine.lookup import Finder
+    from larder_kv.engine.lookup import Finder, Lookup
     from larder_kv.vllm.request import Switches
     from larder_kv.vllm.tracked import Tracked
 
@@ -46,6 +46,7 @@ class Handoffs:
         self._counts = counts
         self._alone = alone
         self._warned = False
+        self._member = ""  # the node's name, as it last said it
 
     def possible(self) -> bool:
         """Recurrent state: it would have to be that before the last token. A
@@ -96,9 +97,14 @@ class Handoffs:
                                "model has recurrent state")
             return
         t.gives = hand = self._named(t)
+        hand.member = self._member
         tails = self.tails()
-        self._finder.later(lambda: handoff.promise(
-            hand, self._space, self._finder.layout, tails))
+
+        def promise() -> None:
+            handoff.promise(hand, self._space, self._finder.layout, tails)
+            self._member = hand.member
+
+        self._finder.later(promise)
 
     def tail_tokens(self, t: Tracked, known: int) -> tuple[int, int] | None:
         """The tail that is to be saved now, once: so many tokens are
@@ -166,14 +172,31 @@ class Handoffs:
         hand = self._named(t)
         if given is None:
             hand.early = True
+            hand.member = t.switches.member
+            hand.in_pieces = self._finder.whole
             return hand
         try:
             return handoff.check(given, self._space, self._model.name, hand)
         except handoff.Refused as why:
-            self._counts.add(f"handoffs_refused:{why}")
-            logger.warning("larder: request %s goes without its hand-off: %s",
-                           t.request.request_id, why)
+            self.refused(t.request.request_id, str(why))
             return None
+
+    def refused(self, request_id: str, why: str) -> None:
+        """Of any thread."""
+        self._counts.add(f"handoffs_refused:{why}")
+        logger.warning("larder: request %s goes without its hand-off: %s",
+                       request_id, why)
+
+    def staged(self, look: Lookup) -> None:
+        """It waits no longer, and has all, a part or nothing. Of any
+        thread."""
+        if look.left:  # the request was given up
+            return
+        self._counts.time("handoff_ms", (look.ended - look.began) * 1000)
+        self._counts.add("handoff_bytes", sum(look.tier_bytes))
+        if not look.taken.whole:
+            why = look.reason if look.reason not in ("", "none") else "absent"
+            self._counts.add(f"handoffs_short:{why}")
 
     def load(self, t: Tracked, begin: int, tables: Tables) -> Move:
         """All of it from this token on: first the chunks, then the tail."""

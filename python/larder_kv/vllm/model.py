@@ -235,9 +235,10 @@ def _images(model: ModelConfig) -> list[str]:
 
 def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
              asked: str | None = None, weights: str = "",
-             stored: str = "auto") -> Model:
+             by_rank: bool = False) -> Model:
     """The model as both sides see it. asked: see _packing(); weights: their
-    name, where they cannot be looked at; stored: the option pages."""
+    name, where they cannot be looked at; by_rank: pages are stored as they
+    are."""
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size",
                  "prefill_context_parallel_size"):
@@ -262,8 +263,8 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
         raise versions.Unsupported(
             "larder: this model has no KV cache that can be stored")
     draft = _draft(config)
-    slices = (pages.by_rank(stored)
-              or pages.slices_of(config, kv, groups, draft is not None))
+    slices = ("the option pages asks for it" if by_rank else
+              pages.slices_of(config, kv, groups, draft is not None))
     known = bool(weights) or config.load_config.load_format == "dummy"
     described = {
         "model": fingerprint(config.model_config, known),

@@ -109,19 +109,6 @@ def _cuda_rows(config: VllmConfig, kv: KVCacheConfig,
     return why[0] if why else tuple(found)
 
 
-def by_rank(stored: str) -> str:
-    """Why pages are stored as they are, by the option pages; or "". No engine
-    has run by slices on a GPU yet: a wrong order of bytes would change its
-    answers, so there they have to be asked for."""
-    from vllm.platforms import current_platform
-
-    if stored == "rank":
-        return "the option pages asks for it"
-    if stored == "auto" and current_platform.is_cuda():
-        return "on a GPU the option pages=slices has to ask for more"
-    return ""
-
-
 def slices_of(config: VllmConfig, kv: KVCacheConfig,
               groups: tuple[GroupInfo, ...], draft: bool) -> Slices | str:
     """How the model is cut; or why its pages stay opaque, in words. The same

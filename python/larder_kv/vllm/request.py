@@ -16,6 +16,10 @@ logger = logging.getLogger("vllm.larder")
 
 SWITCHES = ("skip_save", "skip_load", "ttl_ms", "tiers", "class", "closed",
             "template", "member", "handoff")
+# What routers put into kv_transfer_params to say where a prompt is: llm-d's
+# word, and that of vLLM's KV hints.
+SOURCE, FETCH = "remote_kv_source", "kv.fetch"
+PLACES = frozenset(("larder", SOURCE, FETCH))
 
 
 class Switches:
@@ -46,7 +50,8 @@ class Switches:
             raise ValueError(f"tiers is a list of {_lib.TIERS}, "
                              f"not {tiers!r}")
         self.tiers = frozenset(tiers) if tiers is not None else None
-        self.member = given.get("member", "")
+        self.member = (given["member"] if "member" in given
+                       else _address(params))
         if (not isinstance(self.member, str) or "\0" in self.member
                 or len(self.member.encode()) > _lib.MEMBER_MAX):
             raise ValueError(f"member is the name of a node of the cluster, "
@@ -54,6 +59,24 @@ class Switches:
         self.hint = _hint(given)
         # What a prefill engine has answered: checked where it is used.
         self.handoff: Any = given.get("handoff")
+
+
+def _address(params: dict[str, Any] | None) -> str:
+    """HOST:PORT where a router believes that the prompt is: "": nowhere. It is
+    advice, so what cannot be read is no error."""
+    source = (params or {}).get(SOURCE)
+    fetch = (params or {}).get(FETCH)
+    text = ""
+    if isinstance(source, dict) and isinstance(source.get("remote_host"), str):
+        host = source["remote_host"]
+        host = f"[{host}]" if ":" in host and host[0] != "[" else host
+        text = f"{host}:{source.get('remote_port', 0)}"
+    elif isinstance(fetch, dict):
+        text = str(fetch.get("source_control_endpoint", ""))
+        text = text.rpartition("://")[2]
+    fits = (text.isascii() and "\0" not in text
+            and len(text) <= _lib.MEMBER_MAX)
+    return text if fits else ""
 
 
 def _hint(given: dict[str, Any]) -> int:
@@ -75,7 +98,8 @@ NO_SWITCHES = Switches(None)
 
 def switches_of(params: dict[str, Any] | None) -> Switches:
     """Most requests have none, and share these."""
-    return Switches(params) if params and "larder" in params else NO_SWITCHES
+    return (Switches(params) if params and not PLACES.isdisjoint(params)
+            else NO_SWITCHES)
 
 
 def _encode(value: Any) -> bytes:

@@ -16,6 +16,7 @@ ends in computing.
 """
 from __future__ import annotations
 
+import functools
 import logging
 import pathlib
 import time
@@ -165,7 +166,10 @@ class Scheduler:
         if taken is not None:
             t.until = time.monotonic() + taken.wait_seconds
             t.lookup = t.record.look = self.finder.take(
-                request.request_id, taken, self.handoffs.tails(), told)
+                request.request_id, taken, self.handoffs.tails(), told,
+                functools.partial(self.handoffs.refused,
+                                  request.request_id),
+                self.handoffs.staged)
             return
         self._look_up(t, told)
 
@@ -387,9 +391,8 @@ class Scheduler:
         t.loading = (move if move.keys else move.tail).keys[:_lib.KEY_BYTES]
         self.loading[t.loading] = t
         t.blocks = move.tables + (move.tail.tables if move.tail else [])
-        if taken is not None:
-            self.counts.add("handoffs_taken" if taken.whole
-                            else "handoffs_short")
+        if taken is not None and taken.whole:
+            self.counts.add("handoffs_taken")
         t.lookup.claimed = time.monotonic()
         t.record.claim(begin, external)
         self.counts.add("hit_tokens", external)
@@ -515,9 +518,12 @@ class Scheduler:
     def _begin_saving(self, t: Tracked) -> None:
         """Nobody waits for the lookup of a prompt that vLLM has itself. Until
         its end the store is taken to have it: this engine saved it before. A
-        later step saves what the store turns out to have lost."""
+        later step saves what the store turns out to have lost. A prompt that
+        is handed off may have no later step."""
         t.unsure = t.lookup is not None and t.lookup.own and not t.lookup.done
         t.saved = t.lookup.stored if t.lookup is not None else 0
+        if t.unsure and t.gives is not None:
+            t.unsure, t.saved = False, 0
 
     def _save(self, t: Tracked, computed: int, scheduled: int) -> None:
         """Saves what this step completes: it computes so many tokens after

@@ -3,8 +3,6 @@
  * request. An answer becomes locations; no answer is remembered as such, and
  * the chunk is asked for again the next time.
  */
-#include <string.h>
-
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "tier/peer/peer.h"
@@ -15,16 +13,33 @@
 #define RANKS 2u
 #define RENEW_MAX 1024u
 
-/* The member that the ask names, if it is one. With the lock. */
+/* The member that the ask means: by its name, or by an address HOST:PORT. A
+ * router knows the port of an engine and not of its node, so the host alone is
+ * enough where only one member has it. NULL: no member is meant. With the lock.
+ */
 static ldr_peer_node_t *hinted(const ldr_peers_t *p, const ldr_query_t *ask)
 {
+    const char *port = strrchr(ask->member, ':');
+    size_t host = port != NULL ? (size_t)(port - ask->member) + 1 : 0;
+    ldr_peer_node_t *there = NULL;
+    unsigned count = 0;
+
     for (unsigned i = 0; ask->member[0] != '\0' && i < p->node_count; i++) {
-        if (p->nodes[i]->in_view &&
-            strcmp(p->nodes[i]->name, ask->member) == 0) {
-            return p->nodes[i];
+        ldr_peer_node_t *n = p->nodes[i];
+
+        if (!n->in_view) {
+            continue;
+        }
+        if (strcmp(n->name, ask->member) == 0 ||
+            strcmp(n->address, ask->member) == 0) {
+            return n;
+        }
+        if (host > 1 && strncmp(n->address, ask->member, host) == 0) {
+            there = n;
+            count++;
         }
     }
-    return NULL;
+    return count == 1 ? there : NULL;
 }
 
 bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_query_t *ask,
@@ -134,12 +149,18 @@ bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
     ldr_query_part_t **parts = ldr_alloc(LDR_PEERS_MAX * sizeof(*parts));
 
     ldr_host_held(p->host);
-    ask->until_ns =
+    ask->match_ns =
         ldr_min64(ask->until_ns,
                   ldr_peers_now(p) + p->host->options.peer_match_ms * 1000000u);
     ldr_peer_node_t *first = hinted(p, ask);
     for (uint32_t i = 0; parts != NULL && i < ask->count; i++) {
         hand_row(p, ask, parts, first, i);
+    }
+    if (ask->promised && parts != NULL && first != NULL &&
+        parts[first->number] != NULL) {
+        parts[first->number]->waits = true;
+    } else {
+        ask->until_ns = ask->match_ns;
     }
     for (unsigned i = 0; parts != NULL && i < p->node_count; i++) {
         ldr_peer_node_t *n = p->nodes[i];
@@ -164,9 +185,11 @@ bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
 static void part_done(ldr_peers_t *p, ldr_query_part_t *part)
 {
     ldr_query_t *ask = part->ask;
+    /* The member of a hand-off has all: what others have is of no interest. */
+    bool enough = part->waits && part->whole == ask->count;
 
     ldr_host_held(p->host);
-    if (--ask->pending == 0 && !ask->over) {
+    if ((--ask->pending == 0 || enough) && !ask->over) {
         ask->over = true;
         if (ask->ready != NULL) {
             ask->ready(ask);
@@ -201,16 +224,40 @@ static const ldr_peer_node_t *node_by_place(const ldr_peers_t *p,
     return NULL;
 }
 
+/* Of a part that waits: what of the chunk was there, and what was not yet. */
+static void note_promised(ldr_query_part_t *part, const ldr_query_row_t *row,
+                          const uint8_t *lengths)
+{
+    bool promised = false, whole = true;
+
+    for (uint32_t i = 0; i < part->ask->shards; i++) {
+        uint32_t length = ldr_get32(lengths + 4 * i) & LDR_FOUND_LENGTH;
+
+        promised |= length == LDR_FOUND_PROMISED;
+        whole &= length > 0 && length <= LARDER_VALUE_MAX;
+    }
+    part->whole += whole;
+    part->promised += promised;
+    if (promised) {
+        part->awaited = row->key;
+    }
+}
+
 /* What a member has of one chunk: lengths of its shards. With the lock. */
-static void take_answer(ldr_peer_node_t *n, ldr_query_t *ask,
+static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
                         ldr_query_row_t *row, uint32_t epoch,
                         const ldr_peer_head_t *reply, const uint8_t *lengths)
 {
     ldr_peers_t *p = n->tier;
+    ldr_query_t *ask = part->ask;
     uint64_t now_ns = ldr_peers_now(p);
     ldr_location_t at;
 
-    row->answered++;
+    if (part->waits) { /* it may be asked again: what it lacks is not absent */
+        note_promised(part, row, lengths);
+    } else {
+        row->answered++;
+    }
     for (uint32_t i = 0; i < ask->shards; i++) {
         uint32_t found = ldr_get32(lengths + 4 * i);
         uint32_t length = found & LDR_FOUND_LENGTH;
@@ -270,6 +317,7 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
                                               ? LDR_LEASE_SECOND_MS
                                               : LDR_LEASE_MS);
         }
+        name.room |= part->waits ? LDR_ASK_PROMISED : 0;
         ldr_put_peer_name(body + bytes, &name);
         bytes += LDR_PEER_NAME_BYTES;
     }
@@ -284,7 +332,7 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
     if (*st_p == LARDER_OK &&
         head.epoch == p->host->store.spaces[ask->space].epoch) {
         for (uint32_t i = 0; i < count; i++) {
-            take_answer(n, ask, row_at(part, at + i), head.epoch, &reply,
+            take_answer(n, part, row_at(part, at + i), head.epoch, &reply,
                         reply.rows + (size_t)i * 4 * ask->shards);
         }
     } else if (*st_p == LARDER_E_STALE) {
@@ -298,13 +346,20 @@ void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part)
 {
     ldr_peers_t *p = n->tier;
     ldr_query_t *ask = part->ask;
-    ldr_stop_t stop = {&p->stop, ask->until_ns};
+    ldr_stop_t stop = {&p->stop, ask->match_ns};
     uint32_t most = ldr_peer_ask_rows(ask->shards), at = 0;
     ldr_talk_t v = {0};
     larder_status_t st = LARDER_E_DEADLINE;
 
     ldr_host_lock(p->host);
-    bool wanted = !ask->over && ldr_peers_now(p) < ask->until_ns;
+    if (part->waits) {
+        stop.deadline_ns = ldr_min64(
+            ask->until_ns,
+            ldr_peers_now(p) + p->host->options.peer_timeout_ms * 1000000u);
+    }
+    part->whole = part->promised = 0;
+    uint64_t closed = n->closed;
+    bool wanted = !ask->over && ldr_peers_now(p) < stop.deadline_ns;
     const ldr_peer_space_t *space = p->spaces[ask->space];
     ldr_remote_t *remote = n->remote;
     ldr_host_unlock(p->host);
@@ -322,7 +377,11 @@ void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part)
     ldr_host_lock(p->host);
     n->n.answered += st == LARDER_OK;
     n->n.unanswered += st != LARDER_OK;
-    part_done(p, part);
+    if (st == LARDER_OK && part->promised > 0 && !p->stop) {
+        ldr_peer_await(n, part, closed);
+    } else {
+        part_done(p, part);
+    }
     ldr_host_unlock(p->host);
 }
 
@@ -345,7 +404,7 @@ static ldr_query_part_t *renewal(ldr_peer_node_t *n)
     }
     *ask = (ldr_query_t){
         .space = store->chunks[store->shards[n->fetch_head].chunk].space,
-        .until_ns =
+        .match_ns =
             ldr_peers_now(p) + p->host->options.peer_timeout_ms * 1000000u,
         .rows = rows,
         .pending = 1,

@@ -173,7 +173,7 @@ static larder_status_t take_payload(ldr_peer_node_t *n, batch_t *b,
         uint32_t count =
             ldr_arena_iov(&store->arena, store->shards[b->shards[i]].page,
                           row->length, b->iov, LDR_READ_IOV);
-        ldr_cursor_t to = {b->iov, count, 0};
+        ldr_list_t to = ldr_list(b->iov, count);
         st = ldr_conn_payload(c, &to, row->length, &v->stop, &crc, &left);
         c->broken |= st != LARDER_OK; /* in the middle of it */
         payload -= row->length - left;

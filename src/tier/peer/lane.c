@@ -65,6 +65,12 @@ static bool work(struct ldr_peer_lane *lane)
         ldr_peer_renew(n);
         return true;
     }
+    if (lane->number == 0) {
+        ldr_peer_awaited(n, ldr_peers_now(p));
+        if (ldr_peer_say_word(n)) {
+            return true;
+        }
+    }
     ldr_query_part_t *part = take_ask(n);
     if (part != NULL) {
         ldr_host_unlock(p->host);
@@ -104,6 +110,7 @@ static void *lane_main(void *arg)
             ldr_peers_look(p);
             ldr_peer_leases_end(p, until_ns - LOOK_NS);
             until_ns = ldr_min64(until_ns, meets_ns(n));
+            until_ns = ldr_min64(until_ns, ldr_peer_awaited(n, 0));
         }
         lane->idle = true;
         ldr_host_tell(p->host);
@@ -170,6 +177,7 @@ void ldr_lanes_end(ldr_peers_t *p)
         }
         ldr_query_part_t *part;
         ldr_host_lock(p->host);
+        ldr_peer_words_end(n);
         while ((part = take_ask(n)) != NULL) {
             ldr_peer_unask_part(n, part);
         }

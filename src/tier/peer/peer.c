@@ -67,10 +67,22 @@ ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
     n->id = ldr_member_id(name);
     snprintf(n->name, sizeof(n->name), "%s", name);
     n->asks_end = &n->asks;
+    n->words_end = &n->words;
     n->saves_end = &n->saves;
     n->fetch_head = n->fetch_tail = LDR_NIL;
     p->nodes[p->node_count++] = n;
     return n;
+}
+
+ldr_peer_node_t *ldr_peers_named(const ldr_peers_t *p, const char *name)
+{
+    ldr_host_held(p->host);
+    for (unsigned i = 0; i < p->node_count; i++) {
+        if (p->nodes[i]->in_view && strcmp(p->nodes[i]->name, name) == 0) {
+            return p->nodes[i];
+        }
+    }
+    return NULL;
 }
 
 /* A member that is at another address now is called there; calls under way end
@@ -364,6 +376,19 @@ static uint32_t peer_find(ldr_tier_t *t, const ldr_sought_t *s,
     return at.length;
 }
 
+static const char *peer_holder(ldr_tier_t *t, const ldr_sought_t *s)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+    ldr_location_t at;
+
+    return ldr_where_find(p->where, s->name->fingerprint, s->number,
+                          p->host->store.spaces[s->name->space].epoch,
+                          ldr_peers_now(p), &at) &&
+                   at.length > 0
+               ? p->nodes[at.holder]->name
+               : NULL;
+}
+
 static void peer_submit(ldr_tier_t *t)
 {
     (void)t; /* fetch() has woken a lane */
@@ -389,6 +414,7 @@ const ldr_tier_ops_t ldr_tier_peer = {
     .end = peer_end,
     .destroy = peer_destroy,
     .find = peer_find,
+    .holder = peer_holder,
     .must_ask = ldr_peer_must_ask,
     .ask = ldr_peer_ask,
     .fetch = ldr_peer_fetch,

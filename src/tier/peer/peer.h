@@ -76,6 +76,11 @@ typedef struct ldr_peer_node ldr_peer_node_t;
 typedef struct ldr_query_part {
     ldr_query_t *ask;
     struct ldr_query_part *next;
+    bool waits;           /* for what the member has promised ... */
+    uint64_t again_ns;    /* ... and is asked again then (handoff.c) */
+    larder_key_t awaited; /* the last chunk that had not come */
+    uint32_t promised;    /* of the last answer: chunks that had not come */
+    uint32_t whole;       /* ... and those that were there */
     uint32_t count;
     uint32_t rows[]; /* places in ask->rows, and LDR_QUERY_SECOND */
 } ldr_query_part_t;
@@ -120,6 +125,10 @@ struct ldr_peer_node {
     /* Work */
     pthread_cond_t work;
     ldr_query_part_t *asks, **asks_end;
+    ldr_query_part_t *awaiting; /* asked again later: see handoff.c */
+    uint64_t closed;            /* promises that it said were closed */
+    struct ldr_peer_word *words, **words_end; /* to be said to it */
+    unsigned word_count;
     uint32_t fetch_head, fetch_tail; /* shards, by fetch_next */
     uint64_t renew_ns; /* when those that still wait are asked for again */
     ldr_peer_batch_t *saves, **saves_end;
@@ -204,6 +213,8 @@ void ldr_peers_look(ldr_peers_t *p);
 /* Reads this member's certificates again, for connections that begin from here
  * on. Without the lock. */
 larder_status_t ldr_peers_renew(ldr_peers_t *p);
+/* The member with this name, other than this node; NULL: there is none. */
+ldr_peer_node_t *ldr_peers_named(const ldr_peers_t *p, const char *name);
 /* The node with this name, added if it is new; NULL: too many, no memory. */
 ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name);
 /* Whether it can be called now: it has an address, and its breaker is shut. */
@@ -280,6 +291,30 @@ void ldr_peer_renew(ldr_peer_node_t *n);
 /* Nobody will ask for it. With the lock. */
 void ldr_peer_unask_part(ldr_peer_node_t *n, ldr_query_part_t *part);
 void ldr_query_unref(ldr_query_t *ask); /* with the lock */
+
+/* ---- hand-offs (handoff.c), with the lock ---- */
+
+/* Queues something to be said to the member: see wire/peer.h. What cannot be
+ * queued is dropped. about: a key or a token. */
+void ldr_peer_word(ldr_peer_node_t *n, uint32_t what, uint32_t space,
+                   const void *about, size_t bytes);
+/* In the first lane: says the next of it, and drops the lock. False: there is
+ * nothing to say. */
+bool ldr_peer_say_word(ldr_peer_node_t *n);
+/* The part waits for promises. closed: n->closed before it was asked. */
+void ldr_peer_await(ldr_peer_node_t *n, ldr_query_part_t *part,
+                    uint64_t closed);
+/* The member says that a promised chunk has come, or failed. */
+void ldr_peer_closed(ldr_peer_node_t *n, const larder_key_t *key);
+/* Parts that are due by then become asks. Gives when the next is. */
+uint64_t ldr_peer_awaited(ldr_peer_node_t *n, uint64_t now_ns);
+/* Drops what was not said; what waits becomes asks. */
+void ldr_peer_words_end(ldr_peer_node_t *n);
+/* Says RENEW or OVER to the member that has the promise, without waiting.
+ * E_INVALID: there is no such member. Without the lock. */
+larder_status_t ldr_peers_handoff(ldr_peers_t *p, const char *name,
+                                  uint32_t space, const larder_token_t *token,
+                                  larder_handoff_t what);
 
 /* ---- fetching (fetch.c) ---- */
 

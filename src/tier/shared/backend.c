@@ -1,3 +1,7 @@
+/*
+ * The choice of a back end by its URL. No state; a back end that was opened
+ * says itself who may call it.
+ */
 #include "tier/shared/backend.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* Parses the parameters of a back end's URL. Pure functions. */
 #include "tier/shared/params.h"
 
 #include <string.h>

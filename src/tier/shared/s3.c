@@ -268,10 +268,11 @@ static int list_page(ldr_s3_t *s3, const listing_t *l, ldr_s3_page_t *page,
     }
     int error = ldr_s3_do(s3, &r);
     if (error == 0 && !ldr_s3_page_parse(body, r.body_bytes, page)) {
-        ldr_fail(LARDER_E_IO,
-                 "%s: s3 bucket %s at %s: what the server gave is no list of "
-                 "objects",
-                 l->prefix, s3->bucket, s3->endpoint);
+        ldr_fail(
+            LARDER_E_IO,
+            "%s: s3 bucket %s at %s: what the server gave is not a list of "
+            "objects",
+            l->prefix, s3->bucket, s3->endpoint);
         return -EPROTO;
     }
     return error;

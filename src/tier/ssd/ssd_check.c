@@ -13,7 +13,7 @@ static const ldr_log_t no_log = {ldr_log_silent, NULL};
 larder_status_t ldr_ssd_no_uring(larder_status_t st, int error)
 {
     return ldr_fail(st,
-                    "io_uring is not to be had here (%s): use io=auto or "
+                    "io_uring is not available here (%s): use io=auto or "
                     "io=plain",
                     strerror(-error));
 }

@@ -48,7 +48,7 @@ static larder_status_t io_open(ldr_ssds_t *t)
                                     error);
         }
         ldr_warn(&host->log,
-                 "io_uring is not to be had here (%s): using %u threads",
+                 "io_uring is not available here (%s): using %u threads",
                  strerror(-error), threads);
     }
     error = ldr_io_plain_create(threads, &host->io);

@@ -4,9 +4,10 @@
 #include "sim/cluster/world.h"
 #include "tier/peer/peer.h"
 
-/* With etcd: lease, guard and ramp. And a removal is certain 60 s after it was
- * heard of, which is when members have met again: some seconds from now. */
-#define CALM_NS (65 * SECOND)
+/* A removal is certain 60 s after it was heard of, which is when members have
+ * met again: some seconds from now, and with etcd once views have settled,
+ * within 26 s. */
+#define CALM_NS (90 * SECOND)
 
 static sim_node_t *knower(world_t *w, const event_t *e)
 {
