@@ -1,22 +1,17 @@
 #!/usr/bin/env python3
 """bench/events/run.py: what KV events of a node cost (docs/routing.md).
 
-    bench/events/run.py [--chunks 20000] [--times 5] [--turns 5] [--seconds 1]
+    bench/events/run.py [--chunks 20000] [--times 5]
 
-1. Events a second: a node with that many described chunks publishes all of its
-   topic again, several times, to one subscriber. Counted are its events, and
-   the processor time of the thread that publishes and of libzmq's.
-2. Saves and loads: `larder bench shm-put shm-get`, with events on and off in
-   turns. Every save is then noted for events; the bench describes nothing.
+Events a second: a node with that many described chunks publishes all of its
+topic again, several times, to one subscriber. Counted are its events, and the
+processor time of the thread that publishes and of libzmq's.
 
 $LARDER_BUILD: the build (build/release). Run it on a quiet machine.
 """
 import argparse
-import json
 import os
 import pathlib
-import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -105,44 +100,14 @@ def rate(args, folder):
         node.end()
 
 
-def bench(seconds, events):
-    env = {k: v for k, v in os.environ.items() if k != "LARDER_EVENTS"}
-    if events:
-        env["LARDER_EVENTS"] = events
-    out = subprocess.run(
-        [BUILD / "bin/larder", "bench", "shm-put", "shm-get", "--size", "1M",
-         "--clients", "1", "--seconds", str(seconds), "--json"], env=env,
-        stdout=subprocess.PIPE, text=True, check=True).stdout
-    return [json.loads(line) for line in out.splitlines()]
-
-
-def cost(args, folder):
-    """By figure: [(off, on)], larger is better."""
-    found = {}
-    for _ in range(args.turns):
-        pair = [bench(args.seconds, events)
-                for events in ("", f"ipc://{folder}/e")]
-        for off, on in zip(*pair):
-            name = f"{off['bench']} {off.get('variant', '')}".strip()
-            found.setdefault(name, []).append((off["value"], on["value"]))
-    for name, pairs in found.items():
-        ratio = statistics.median(on / off for off, on in pairs if off)
-        print(f"{name}: with events {ratio:.3f} of without (goal .98); "
-              f"single turns {min(on / off for off, on in pairs):.2f} to "
-              f"{max(on / off for off, on in pairs):.2f}")
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--chunks", type=int, default=20000)
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rate(args, pathlib.Path(folder))
-        cost(args, pathlib.Path(folder))
     print(f"load of the machine {os.getloadavg()[0]:.1f}")
 
 

@@ -642,6 +642,8 @@ larder_status_t ldr_admin_check(const char *address)
 
 #else /* no libmicrohttpd */
 
+#include <unistd.h>
+
 larder_status_t ldr_admin_check(const char *address)
 {
     return ldr_fail(LARDER_E_UNSUPPORTED,

@@ -1,3 +1,5 @@
+/* Keys of subscribers, and the answers to libzmq: see events_auth.h. All state
+ * belongs to the events' thread, from open to close. */
 #include "server/events_auth.h"
 
 #if LDR_HAVE_ZMQ
