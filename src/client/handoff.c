@@ -43,7 +43,7 @@ larder_status_t larder_promise(larder_space_t *space,
     };
     st = space->lar->backend->promise(
         space, &p, token, ldr_deadline(space->lar, timeout_ms), name);
-    if (member != NULL) {
+    if (st == LARDER_OK && member != NULL) {
         memcpy(member, name, sizeof(name));
     }
     return st;

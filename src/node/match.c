@@ -143,9 +143,12 @@ void ldr_node_places(ldr_node_t *node, uint32_t space, uint32_t shards,
             out->tier = tier;
         }
         if (out->found && tier == LARDER_TIER_PEER) {
+            /* Where it is may have been forgotten in between: by time. */
             ldr_tier_t *t = find(node, &sought, &bytes, &cause);
 
-            out->member = t->ops->holder(t, &sought);
+            out->member = t != NULL && t->ops->holder != NULL
+                              ? t->ops->holder(t, &sought)
+                              : NULL;
         }
     }
     out->dram = out->dram && out->found;

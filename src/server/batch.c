@@ -26,6 +26,9 @@ static uint32_t add_range(ldr_request_t *r, uint32_t at, const range_t *range,
         if (!range->good || range->group >= LARDER_GROUPS_MAX ||
             shard >= r->shards) {
             r->results[at].status = LARDER_E_INVALID;
+        } else if (range->key == NULL) { /* not staged */
+            r->results[at].status = LARDER_MISS;
+            r->results[at].cause = LARDER_CAUSE_ABSENT;
         } else {
             r->items[at] = (larder_item_t){.key = range->key,
                                            .parent = range->parent,
@@ -128,19 +131,20 @@ bool ldr_request_saves(ldr_request_t *r)
     return take_rows(r, LDR_SAVE_BYTES, save_range);
 }
 
-/* The key of a place's chunk; zeros, which nothing has for a key, if it is not
- * staged. */
-static larder_key_t place_key(const ldr_request_t *r, const ldr_stage_t *stage,
-                              const ldr_place_row_t *place)
+/* Gives the key of a place's chunk. False: it is not staged. */
+static bool place_key(const ldr_request_t *r, const ldr_stage_t *stage,
+                      const ldr_place_row_t *place, larder_key_t *key)
 {
     const ldr_store_t *store = &r->home->server->node->store;
     uint32_t shard = stage != NULL && stage->space == r->space
                          ? ldr_stage_at(stage, place)
                          : LDR_NIL;
-    larder_key_t none = {{0}};
 
-    return shard != LDR_NIL ? store->chunks[store->shards[shard].chunk].key
-                            : none;
+    if (shard == LDR_NIL) {
+        return false;
+    }
+    *key = store->chunks[store->shards[shard].chunk].key;
+    return true;
 }
 
 /* The keys are written behind the request, as if it had come with them: a chunk
@@ -173,8 +177,7 @@ bool ldr_request_places(ldr_request_t *r)
         ldr_place_row_t place;
 
         ldr_get_place(r->bytes + places + (size_t)i * LDR_PLACE_BYTES, &place);
-        *key = place_key(r, stage, &place);
-        range_t range = {.key = key,
+        range_t range = {.key = place_key(r, stage, &place, key) ? key : NULL,
                          .group = place.group,
                          .shard = place.shard,
                          .more = place.more,

@@ -37,6 +37,7 @@
 #define LOOKS 1024u     /* descriptions between two looks at the sockets */
 #define QUEUE_MAX 1000  /* messages that wait for one subscriber */
 #define REQUESTS_MAX 16 /* for replays, between two looks at the catalogue */
+#define SUBSCRIPTIONS_MAX 1024 /* ... and that came or went */
 #define AGAIN_NS                                                               \
     UINT64_C(1000000000) /* between two complete republications                \
                           */
@@ -473,7 +474,9 @@ static void count_subscriptions(ldr_events_t *e)
     uint8_t at[1];
     int bytes;
 
-    while ((bytes = receive(e->pub, at, sizeof(at), &more)) >= 0) {
+    for (int i = 0; i < SUBSCRIPTIONS_MAX &&
+                    (bytes = receive(e->pub, at, sizeof(at), &more)) >= 0;
+         i++) {
         if (bytes > 0 && at[0] <= 1) {
             ldr_metrics_level(e->p.metrics, LDR_LEVEL_SUBSCRIPTIONS,
                               at[0] == 1 ? 1 : -1);

@@ -16,7 +16,8 @@
 #define KEY_BYTES 32u
 #define CLIENTS_MAX 1024u
 #define LIST_BYTES (CLIENTS_MAX * (Z85_CHARS + 64u))
-#define PARTS 7u /* of a question */
+#define PARTS 7u       /* of a question */
+#define ANSWERS_MAX 64 /* between two looks at all else */
 #define PART_BYTES 256u
 
 struct ldr_events_auth {
@@ -201,7 +202,7 @@ static bool answer(ldr_events_auth_t *a)
 
 void ldr_events_auth_serve(ldr_events_auth_t *a)
 {
-    while (a != NULL && answer(a)) {
+    for (int i = 0; i < ANSWERS_MAX && a != NULL && answer(a); i++) {
     }
 }
 

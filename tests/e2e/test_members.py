@@ -78,7 +78,7 @@ def test_drain(larder, three):
     assert "no member is named 'n9'" in larder(
         "cluster", "drain", "n9", sock, code=3).err
     assert "which member" in larder("cluster", "drain", code=USAGE).err
-    assert "none of" in larder("cluster", "frobnicate", code=USAGE).err
+    assert "not one of" in larder("cluster", "frobnicate", code=USAGE).err
 
 
 def test_alone(larder, serve):

@@ -383,6 +383,39 @@ def test_salts_that_sglang_leaves_out_of_its_keys(make, monkeypatch, caplog):
     assert "leaves extra_key and cache_salt out" in caplog.text
 
 
+def test_adapters_by_their_content(make, args, tmp_path):
+    """SGLang's hashes hold an adapter's name and path only."""
+    folder = tmp_path / "an adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"lora_alpha": 16}')
+    (folder / "adapter_model.safetensors").write_bytes(os.urandom(4096))
+    args.lora_paths = [types.SimpleNamespace(lora_name="a",
+                                             lora_path=str(folder))]
+    keys = keys_of(2)
+    save(make(filled(2)), keys, 0, 1)
+    assert make().batch_exists(keys) == 2
+    (folder / "adapter_config.json").write_text('{"lora_alpha": 32}')
+    assert make().batch_exists(keys) == 0
+    (folder / "adapter_config.json").write_text('{"lora_alpha": 16}')
+    (folder / "adapter_model.safetensors").write_bytes(os.urandom(4096))
+    assert make().batch_exists(keys) == 0
+    args.lora_paths = {"a": "somebody/something"}
+    with pytest.raises(_lib.LarderError, match="the adapter somebody"):
+        make()
+
+
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.2rc0", "0.5.19rc1",
+                                     "unknown"])
+def test_adapters_that_sglang_leaves_out_of_its_keys(make, args, monkeypatch,
+                                                     version):
+    from larder_kv.sglang import name
+
+    monkeypatch.setattr(name, "version", lambda: version)
+    args.enable_lora = True
+    with pytest.raises(_lib.LarderError, match="use SGLang 0.5.20"):
+        make()
+
+
 # ---- ranks ----
 
 

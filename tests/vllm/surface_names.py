@@ -379,7 +379,7 @@ def test_weights_that_cannot_be_looked_at(dense, tmp_path):
 
 
 @pytest.mark.parametrize("name, tested", [
-    ("0.24.0", True), ("0.25.1", False), ("0.29.7", True), ("0.32.0+cpu", True),
+    ("0.24.0", True), ("0.25.1", True), ("0.29.7", True), ("0.32.0+cpu", True),
     ("0.32.1.dev3", True), ("0.33.0", False), ("0.33.0rc1", False),
     ("1.0.0", False), ("dev", False), ("0.1.dev1+gabc", False),
     ("0.12.dev7", False)])

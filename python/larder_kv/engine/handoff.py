@@ -8,6 +8,7 @@ that an ordinary request asks for.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hmac
 import json
@@ -242,18 +243,28 @@ class Taken:
             self._refused(str(why))
         lease, match = self._stage_chunks(space, layout, left_ms)
         if hand.tail and match.chunks == hand.chunks:
-            self.tail, found = tails.space.stage(
-                tails.layout, hand.tail, hand.tail_blocks, left_ms(),
-                self._wait)
-            if found.chunks == hand.tail_blocks:
-                self.tail_bytes = sum(found.tier_bytes)
-            else:
-                self.release()
+            try:
+                self._stage_tail(tails, left_ms)
+            except _lib.LarderError:
+                if lease is not None:
+                    lease.release()
+                raise
         self.whole = (match.chunks == hand.chunks
                       and (self.tail is not None or not hand.tail))
         if told:
-            hand.tell(space, tails, _lib.HANDOFF_OVER)
+            # A member that has left the cluster ends its lease by time.
+            with contextlib.suppress(Refused):
+                hand.tell(space, tails, _lib.HANDOFF_OVER)
         return lease, match
+
+    def _stage_tail(self, tails: Tails, left_ms: Callable[[], int]) -> None:
+        hand = self.hand
+        self.tail, found = tails.space.stage(
+            tails.layout, hand.tail, hand.tail_blocks, left_ms(), self._wait)
+        if found.chunks == hand.tail_blocks:
+            self.tail_bytes = sum(found.tier_bytes)
+        else:
+            self.release()
 
     def _stage_chunks(self, space: _lib.Space, layout: _lib.Layout,
                       left_ms: Callable[[], int],

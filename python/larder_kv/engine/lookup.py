@@ -334,7 +334,11 @@ class Finder:
                 self._announce(look, self._options.lookup_ms)
                 continue
             if not isinstance(look, Lookup):
-                look()
+                try:
+                    look()
+                except Exception:  # lookups need this thread
+                    logger.exception("larder: a job of a lookup's thread "
+                                     "failed")
                 continue
             if not look.done:  # else it was left
                 self._look(look)
@@ -363,6 +367,8 @@ class Finder:
         except Exception:
             look.reason = "error"
             logger.exception("larder: lookup of %s", look.request_id)
+        if look.found == 0.0:
+            look.stored = 0  # not found out: what begin() took for granted
         look.ended = time.monotonic()
         if look.staged is not None:
             look.staged(look)

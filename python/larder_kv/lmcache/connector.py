@@ -236,7 +236,7 @@ class Connector:
             space = self._node.space(
                 f"lmcache 1\n{model}\n{self._weights}".encode(), 1, 1,
                 f"lmcache {model}")
-        except _lib.LarderError as failed:
+        except Exception as failed:  # batches wait for this thread
             error = str(failed)
             if model not in self._refused:
                 self._refused.add(model)
@@ -278,7 +278,8 @@ class Connector:
                     except _lib.LarderError:
                         del self._parts[user]
                         raise
-            except (_lib.LarderError, BufferError, TypeError) as failed:
+            except (_lib.LarderError, BufferError, TypeError,
+                    ValueError) as failed:
                 error = str(failed)
             pinned.close()
             with self._lock:
@@ -295,7 +296,7 @@ class Connector:
     def _leave(self, batch: _Batch) -> None:
         """One that has no ticket is over. With _lock."""
         batch.left -= 1
-        if batch.left == 0:
+        if batch.left == 0 and not self._closed:
             self._ended.append(batch)
             os.eventfd_write(self._own, 1)
 

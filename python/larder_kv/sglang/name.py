@@ -30,7 +30,9 @@ ARGUMENTS = (
     "qsa_indexer_dtype", "device", "language_model_only",
     "speculative_algorithm", "speculative_draft_load_format",
     "speculative_draft_kv_cache_dtype",
-    "speculative_draft_model_quantization")
+    "speculative_draft_model_quantization", "rl_quant_profile",
+    "model_loader_extra_config", "custom_weight_loader", "torchao_config",
+    "dllm_algorithm", "dllm_algorithm_config")
 # Of a model's config.json: what does not change KV.
 NOT_CONFIG = ("_name_or_path", "transformers_version", "_commit_hash",
               "architectures_version")
@@ -92,7 +94,7 @@ def kv_heads(args: Any) -> int | None:
 
 def of_engine(args: Any, weights: str) -> dict[str, Any]:
     """What all pools of an engine have in common."""
-    given = {name: str(value) for name in ARGUMENTS
+    given = {name: _content(str(value)) for name in ARGUMENTS
              if (value := getattr(args, name, None)) not in (None, "", False)}
     load_format = str(getattr(args, "load_format", "auto"))
     found: dict[str, Any] = {
@@ -109,7 +111,42 @@ def of_engine(args: Any, weights: str) -> dict[str, Any]:
             draft, getattr(args, "speculative_draft_model_revision", None),
             weights, str(getattr(args, "speculative_draft_load_format", "")
                          or load_format))
+    if getattr(args, "lora_paths", None):
+        found["adapters"] = adapters(args.lora_paths, weights)
     return found
+
+
+def adapters(given: Any, weights: str) -> list[str]:
+    """What the server's LoRA adapters are made of. SGLang's page hashes hold an
+    adapter's name and path, and others may lie there by now. (One that is
+    loaded later gets a random name.)"""
+    found = []
+    for one in given.items() if isinstance(given, dict) else given:
+        if isinstance(one, tuple):
+            path = one[1]
+        else:
+            path = getattr(one, "lora_path", one)
+        path = str(path).rsplit("=", 1)[-1]
+        place = path if os.path.exists(path) else snapshot(path, None)
+        digest = weights_digest(place)
+        if not digest and not weights:
+            raise _lib.LarderError(
+                _lib.E_UNSUPPORTED, f"larder: the adapter {path} cannot be "
+                "looked at from here, and another in its place would not be "
+                'noticed: name the weights, "weights": "NAME" in '
+                "--hicache-storage-backend-extra-config")
+        text = json.dumps([digest or path, _content(os.path.join(
+            place, "adapter_config.json"))])
+        found.append(hashlib.sha256(text.encode()).hexdigest())
+    return sorted(found)
+
+
+def _content(value: str) -> str:
+    """Of a file its content: its path stays when that changes."""
+    try:
+        return hashlib.sha256(pathlib.Path(value).read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return value
 
 
 def of_pool(pool: Any, name: str, whole: bool,

@@ -7,6 +7,7 @@ the model's heads and layers, and each rank saves and loads its own.
 from __future__ import annotations
 
 import json
+import time
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -141,10 +142,15 @@ class Sliced(Pool):
         so on. What lies behind a page that is missing is of no use."""
         good = len(keys)
         status, cause = _lib.OK, 0
+        end = time.monotonic() + timeout_ms / 1000
         while good:
+            left_ms = int((end - time.monotonic()) * 1000)
+            if left_ms < 1:
+                status, good = _lib.E_DEADLINE, 0
+                break
             move, _ids = self._move(
                 keys[:good], indices[:good * self.page_tokens], before[0],
-                timeout_ms)
+                left_ms)
             got = self.space.load(self._layout, move)
             if got == _lib.OK:
                 break

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -95,6 +96,8 @@ class LarderStorage(HiCacheStorage):
                 _lib.E_UNSUPPORTED, "larder: decode context parallelism is "
                 "not supported")
         args = names.server_args()
+        _check_version(args)
+        self._lookup_ms = max(1, self.options.lookup_ms)
         self._engine = names.of_engine(args, self.options.weights)
         self._args = args
         self._calls = _Calls()
@@ -109,11 +112,6 @@ class LarderStorage(HiCacheStorage):
         self._teller = threading.Thread(target=self._tell, daemon=True,
                                         name="larder-tell")
         self._teller.start()
-        if (0, 0, 0) < _numbers(names.version()) < SEEDED:
-            logger.warning(
-                "larder: SGLang %s leaves extra_key and cache_salt out of its "
-                "page hashes: requests with different salts share KV. Use "
-                "SGLang 0.5.20 or newer", names.version())
 
     # ---- host pools ----
 
@@ -173,7 +171,7 @@ class LarderStorage(HiCacheStorage):
 
     def _match(self, pool: Pool, keys: bytes) -> int:
         try:
-            found = pool.match(keys, self.options.lookup_ms)
+            found = pool.match(keys, self._lookup_ms)
         except _lib.LarderError as error:
             self._warn("lookup", error)
             found = 0
@@ -212,7 +210,7 @@ class LarderStorage(HiCacheStorage):
             return set(range(1, self._match(pool, digests(keys)) + 1))
         need = max(1, len(transfer.keys or ()))
         try:
-            there = pool.exists(keys, self.options.lookup_ms)
+            there = pool.exists(keys, self._lookup_ms)
         except _lib.LarderError as error:
             self._warn("lookup", error)
             return set()
@@ -238,7 +236,7 @@ class LarderStorage(HiCacheStorage):
                 pool = self._pools.get(KV)
                 if may and pool is not None:
                     with contextlib.suppress(_lib.LarderError):
-                        pool.tell(keys, self.options.lookup_ms)
+                        pool.tell(keys, self._lookup_ms)
 
     # ---- pages, in place ----
 
@@ -381,14 +379,17 @@ class LarderStorage(HiCacheStorage):
         with self._calls.one() as may:
             if not may:
                 return False
-            try:
-                for pool in self._pools.values():
-                    pool.reset()
-            except _lib.LarderError as error:
-                logger.error("larder: the pages could not be dropped: %s",
-                             error)
-                return False
-            return True
+            return all([self._reset(pool) for pool in self._pools.values()])
+
+    def _reset(self, pool: Pool) -> bool:
+        try:
+            status = pool.reset()
+        except _lib.LarderError as error:
+            status = error.status
+        if status != _lib.OK:
+            logger.error("larder: the pages of pool %s could not be dropped "
+                         "everywhere: %s", pool.name, _lib.status_text(status))
+        return status == _lib.OK
 
     def close(self) -> None:
         """Releases the node; a second time it does nothing."""
@@ -423,9 +424,25 @@ def _before(extra_info: Any) -> tuple[int, bytes]:
     return (len(before), digests(before[-1:])) if before else (0, b"")
 
 
+def _check_version(args: Any) -> None:
+    """Adapters and salts are in extra_key, which older page hashes lack."""
+    version = names.version()
+    if _numbers(version) >= SEEDED:
+        return
+    if getattr(args, "enable_lora", False) or getattr(args, "lora_paths",
+                                                      None):
+        raise _lib.LarderError(
+            _lib.E_UNSUPPORTED, f"larder: SGLang {version} leaves LoRA "
+            "adapters out of its page hashes: use SGLang 0.5.20 or newer, or "
+            "no adapters")
+    logger.warning(
+        "larder: SGLang %s leaves extra_key and cache_salt out of its page "
+        "hashes: requests with different salts share KV. Use SGLang 0.5.20 or "
+        "newer", version)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
-    found = []
-    for part in text.split(".")[:3]:
-        digits = "".join(c for c in part if c.isdigit())
-        found.append(int(digits) if digits else 0)
-    return tuple(found)
+    """The three numbers of a version, whatever follows each; 0 of one that is
+    unknown."""
+    found = [re.match(r"\d+", part) for part in text.split(".")[:3]]
+    return tuple(int(one[0]) if one else 0 for one in found)

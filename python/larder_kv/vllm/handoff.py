@@ -7,6 +7,7 @@ that is the decode side's.
 """
 from __future__ import annotations
 
+import contextlib
 import logging
 from array import array
 from collections.abc import Callable
@@ -133,7 +134,9 @@ class Handoffs:
         def tell() -> None:
             hand.promised.wait(PROMISED_SECONDS)
             for what in said:
-                hand.tell(self._space, tails, what)
+                # A node that came back under another name forgot it anyway.
+                with contextlib.suppress(handoff.Refused):
+                    hand.tell(self._space, tails, what)
 
         self._finder.later(tell)
         if not good:

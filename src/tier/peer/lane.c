@@ -67,7 +67,8 @@ static bool work(struct ldr_peer_lane *lane)
     }
     if (lane->number == 0) {
         ldr_peer_awaited(n, ldr_peers_now(p));
-        if (ldr_peer_say_word(n)) {
+        n->said = !(n->said && n->asks != NULL); /* in turn with asks */
+        if (n->said && ldr_peer_say_word(n)) {
             return true;
         }
     }

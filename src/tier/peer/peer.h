@@ -129,6 +129,7 @@ struct ldr_peer_node {
     uint64_t closed;            /* promises that it said were closed */
     struct ldr_peer_word *words, **words_end; /* to be said to it */
     unsigned word_count;
+    bool said; /* a word was the last thing: asks that wait are next */
     uint32_t fetch_head, fetch_tail; /* shards, by fetch_next */
     uint64_t renew_ns; /* when those that still wait are asked for again */
     ldr_peer_batch_t *saves, **saves_end;
