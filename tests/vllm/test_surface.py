@@ -17,7 +17,8 @@ CASES = ("surface_client.py", "surface_cores.py", "surface_cuda.py",
          "surface_pages.py", "surface_requests.py", "surface_resets.py",
          "surface_sleep.py")
 # Pages are described, and failed loads of several groups can be reported.
-SINCE_032 = ("surface_handoff_groups.py", "surface_slices.py")
+SINCE_032 = ("surface_handoff_groups.py", "surface_lifecycle.py",
+             "surface_slices.py")
 pytestmark = pytest.mark.core
 
 

@@ -82,8 +82,8 @@ class Tails:
         self.unit = model.chunk_tokens
         self._model = described
         self._whole = described.chunk_tokens
-        self._windows = any(g.rule == _lib.RULE_TRAILING
-                            for g in described.groups)
+        self._partly = any(g.rule != _lib.RULE_ALL
+                           for g in described.groups)
         self.space = node.space(model.descriptor, model.shards, self.unit,
                                 described.label)
         self._lock = threading.Lock()
@@ -98,10 +98,10 @@ class Tails:
             return self._layouts[model.groups]
 
     def begin(self, tokens: int) -> int:
-        """The first token of a prompt's tail. With windows there always is one:
-        chunks have what is seen behind them, and the last token sees one more
-        if it is in a chunk."""
-        return (tokens - self._windows) // self._whole * self._whole
+        """The first token of a prompt's tail. If not all groups see all there
+        always is one: a chunk's window is that of the token behind it, and the
+        state where a prompt ends is not offered for the chunk before."""
+        return (tokens - self._partly) // self._whole * self._whole
 
     def name(self, keys: _lib.Keys, tokens: array,
              extra: list[bytes] | None) -> bytes:
