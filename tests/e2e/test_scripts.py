@@ -143,8 +143,8 @@ RESULT = """<testsuites>
 def test_a_release_that_fails_does_not_end_the_run(releases, tmp_path,
                                                    monkeypatch):
     """Each has its row, and the next one is run."""
-    manual = tmp_path / "docs/vllm.md"
-    manual.parent.mkdir()
+    manual = tmp_path / "docs/guide/vllm.md"
+    manual.parent.mkdir(parents=True)
     (tmp_path / "build").mkdir()
     manual.write_text(releases.TABLE.sub(r"\1\3", releases.MANUAL.read_text()))
     monkeypatch.setattr(releases, "MANUAL", manual)
