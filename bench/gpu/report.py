@@ -257,7 +257,7 @@ PARTS = {"copy": copies_lines, "equality": equality_lines,
 def markdown(results):
     lines = []
     for stage in ("copy", "equality", "ttft", "nohit", "load", "faults",
-                 , "pressure"):
+                  "pressure"):
         if stage == "ttft":
             keys = [f"ttft-{s}" for s in SIZES if f"ttft-{s}" in results]
             if keys:

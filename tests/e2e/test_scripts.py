@@ -1,6 +1,7 @@
 """What `make` shows: builds are quiet unless they fail, and the tests say how
 long each stage took. The scripts run in a tree of their own, with programs that
 only seem to build and test."""
+import ast
 import importlib.machinery
 import importlib.util
 import os
@@ -94,6 +95,19 @@ def test_failed_build_is_timed_too(tree):
                 CODE="1").splitlines()
     assert lines[-1] == "0 passed, 1 failed"
     assert any(re.match(r"  build +0:\d\d$", line) for line in lines)
+
+
+def test_every_program_in_python_parses():
+    """Also those that need a GPU, or hours, and so run in no test."""
+    programs = [path for folder in ("bench", "examples", "python", "scripts",
+                                    "tests")
+                for path in (ROOT / folder).rglob("*")
+                if path.is_file() and path.suffix in ("", ".py")]
+    sources = [(path, path.read_text()) for path in programs
+               if path.suffix or b"python" in path.read_bytes()[:40]]
+    assert len(sources) > 100
+    for path, text in sources:
+        ast.parse(text, str(path))
 
 
 # ---- the table of vLLM's releases ----
