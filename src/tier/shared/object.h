@@ -1,7 +1,7 @@
 /*
  * What an object of the shared tier holds: records, each a payload in whole
  * blocks and one block with its descriptor, then a table of them and a footer
- * block. Pure functions between structs and bytes; docs/guide/shared.md
+ * block. Pure functions between structs and bytes; docs/concepts/shared.md
  * describes the format.
  *
  * All records of an object are of one space and one epoch of it. A record can
