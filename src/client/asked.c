@@ -5,7 +5,7 @@
  * it asked for, so that it can say of the others that they ask again.
  *
  * It remembers the last requests and chunks only, and forgets the oldest:
- * nothing depends on it but the figures of hits (docs/metrics.md).
+ * nothing depends on it but the figures of hits (docs/reference/metrics.md).
  */
 #include "base/bytes.h"
 #include "base/thread.h"
