@@ -443,7 +443,7 @@ static void show_at(const record_t *r, field_t field, const char *what)
     }
 }
 
-/* A request's half of a hand-off (docs/handoff.md). */
+/* A request's half of a hand-off (docs/guide/handoff.md). */
 static void show_half(const record_t *r)
 {
     const char *side = r->values[FIELD_HALF], *why = r->values[FIELD_HALF_WHY];

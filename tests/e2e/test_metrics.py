@@ -206,7 +206,7 @@ def test_names_exist(loaded):
 
 def test_names_of_engines_exist():
     """What panels ask of vLLM is what the connector tells it."""
-    docs = (ROOT / "docs/vllm-metrics.md").read_text()
+    docs = (ROOT / "docs/reference/vllm-metrics.md").read_text()
     known = dict(re.findall(r"^\| `vllm:(larder_\w+)` \| (\w+)", docs, re.M))
     asked = {name for _, expr in grafana()
              for name in re.findall(r"vllm:(larder_\w+)", expr)}

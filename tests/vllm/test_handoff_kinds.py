@@ -1,5 +1,5 @@
 """Hand-offs of other kinds of models, and between engines of other shapes
-(docs/handoff.md): what test_handoff.py shows of a dense model. Here either
+(docs/guide/handoff.md): what test_handoff.py shows of a dense model. Here either
 engine is both sides."""
 import contextlib
 

@@ -35,7 +35,7 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 
 
 class Half:
-    """A request's half of a hand-off (docs/handoff.md). Times as in Record."""
+    """A request's half of a hand-off (docs/guide/handoff.md). Times as in Record."""
 
     __slots__ = ("side", "tokens", "member", "why", "promised", "saved",
                  "ended", "early", "whole")
