@@ -67,9 +67,9 @@ bool ldr_asked_before(larder_space_t *space, const larder_key_t *keys,
 
         if (a != NULL) {
             /* All of it by the same call is another request. */
-            bool anew = i == 0 && chunk.last && a->group == group && !holds;
+            bool another = i == 0 && chunk.last && a->group == group && !holds;
 
-            before = !a->used && !anew;
+            before = !a->used && !another;
             a->used |= holds;
             break;
         }
