@@ -7,9 +7,9 @@ export JOBS
 .NOTPARALLEL: # two installations at once would wait for one lock, or fail
 .PHONY: help run demo serve build test test-core test-one test-vllm test-gpu \
         test-shared vllm-drift bench bench-gpu bench-vllm check coverage \
-        format tidy install wheel clean deps-build deps-test deps-shared \
-        deps-check deps-wheel deps-vllm test-lmcache bench-lmcache \
-        test-sglang deps-sglang
+        format tidy install uninstall deb wheel clean deps-build deps-test \
+        deps-shared deps-check deps-wheel deps-deb deps-vllm test-lmcache \
+        bench-lmcache test-sglang deps-sglang
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -89,11 +89,18 @@ format: ## clang-format over the C files
 tidy: ## the fast static checks
 	@scripts/tidy
 
-install: deps-build ## library, header, programs, larder.pc (PREFIX, DESTDIR)
+install: deps-build ## library, programs, manual, unit (PREFIX, DESTDIR)
 	@cmake --preset install --log-level=WARNING \
 	    -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
 	@scripts/build install
 	@DESTDIR="$(DESTDIR)" cmake --install build/install
+
+uninstall: ## removes what make install installed (DESTDIR as there)
+	@DESTDIR="$(DESTDIR)" scripts/uninstall
+
+deb: deps-deb ## Debian packages: build/packages/*.deb
+	@scripts/build deb
+	@scripts/deb build/deb build/packages
 
 wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 	@scripts/wheel
@@ -101,6 +108,6 @@ wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 clean: ## removes build/
 	rm -rf build
 
-deps-build deps-test deps-shared deps-check deps-wheel deps-vllm \
+deps-build deps-test deps-shared deps-check deps-wheel deps-deb deps-vllm \
 deps-sglang: deps-%:
 	@scripts/install-deps $*
