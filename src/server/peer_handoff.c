@@ -63,14 +63,14 @@ bool ldr_peer_do_handoff(ldr_peer_conn_t *c)
         return false;
     }
     ldr_node_lock(node);
-    bool told = false;
+    bool known = false;
     if (m.what == LDR_PEER_CLOSED) {
         ldr_peer_closed(c->peer, (const larder_key_t *)m.about);
     } else if (m.space < node->store.space_count) {
-        told = true;
+        known = true;
     }
     ldr_node_unlock(node);
-    if (told) {
+    if (known) {
         st = ldr_promise_tell(node, m.space, (const larder_token_t *)m.about,
                               (larder_handoff_t)m.what);
     }
