@@ -1,5 +1,5 @@
-# What `make install` puts where; part of CMakeLists.txt. Each component is one of
-# the Debian packages that scripts/deb makes.
+# What `make install` puts where; part of CMakeLists.txt. Each component is one
+# of the Debian packages that scripts/deb makes.
 include(CMakePackageConfigHelpers)
 
 set(doc ${CMAKE_INSTALL_DOCDIR})

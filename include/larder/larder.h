@@ -333,8 +333,8 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
  * spaces at most (a tenant's: of half of them, if there are several tenants).
  *
  * LARDER_E_DEADLINE in an embedded node: dropped in this process, and recorded
- * as soon as the disk answers. On a daemon, and with LARDER_E_OFFLINE: it may or
- * may not have happened. */
+ * as soon as the disk answers. On a daemon, and with LARDER_E_OFFLINE: it may
+ * or may not have happened. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 
