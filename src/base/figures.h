@@ -98,9 +98,11 @@
       "Shards dropped from ssd to make room.")                                 \
     M(handoffs_total, COUNTER, "tenant,outcome",                               \
       "Promises of prefill engines: made, one for each chain and one for its " \
-      "tail; and those that expired, since nobody renewed them.")              \
-    S(promised, "promised", n.handoffs)                                        \
-    S(promises_expired, "expired", n.handoffs_expired)                         \
+      "tail; those that expired, since nobody renewed them; and those that a " \
+      "decode engine asked for when they were over, or that never were.")      \
+    S(handoffs, "promised", n.handoffs)                                        \
+    S(handoffs_expired, "expired", n.handoffs_expired)                         \
+    S(handoffs_late, "late", n.handoffs_late)                                  \
     M(handoff_chunks_total, COUNTER, "tenant,outcome",                         \
       "Promised chunks: came, did not come, or came and were not held, since " \
       "a quarter of dram was.")                                                \
