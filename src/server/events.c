@@ -28,7 +28,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "server/events_auth.h"
-#include "server/pack.h"
+#include "server/events_pack.h"
 
 #define TOPICS_MAX LDR_SOURCES_MAX
 #define TOPIC_BYTES (LDR_DESCRIBE_POD + LDR_DESCRIBE_MODEL + 8u)
@@ -41,7 +41,6 @@
 #define AGAIN_NS                                                               \
     UINT64_C(1000000000) /* between two complete republications                \
                           */
-#define OWNER "larder"
 
 /* A message, shared by the sockets' queues and what is kept for replays. */
 typedef struct message {
@@ -209,30 +208,11 @@ static void flush_all(ldr_events_t *e)
     }
 }
 
-/* ---- events ---- */
-
-static void pack_pair(ldr_pack_t *p, const char *name, const char *value)
-{
-    ldr_pack_text(p, name);
-    ldr_pack_text(p, value);
-}
-
-static void pack_number(ldr_pack_t *p, const char *name, uint64_t value)
-{
-    ldr_pack_text(p, name);
-    ldr_pack_uint(p, value);
-}
-
-static void pack_cleared(ldr_pack_t *p)
-{
-    ldr_pack_map(p, 2);
-    pack_pair(p, "type", "AllBlocksCleared");
-    pack_pair(p, "ownership", OWNER);
-}
+/* ---- topics ---- */
 
 static void topic_clear(topic_t *t)
 {
-    pack_cleared(&t->pack);
+    ldr_event_pack_cleared(&t->pack);
     t->count++;
 }
 
@@ -258,45 +238,6 @@ static topic_t *topic_of(ldr_events_t *e, const ldr_source_t *s)
     return t;
 }
 
-static void pack_hash(ldr_pack_t *p, const ldr_source_t *s, const uint8_t *hash)
-{
-    uint64_t number = 0;
-
-    if (!s->numbers) {
-        ldr_pack_bytes(p, hash, s->hash_bytes);
-        return;
-    }
-    for (unsigned i = 0; i < 8; i++) {
-        number = number << 8 | hash[i];
-    }
-    ldr_pack_uint(p, number);
-}
-
-/* What only BlockStored has. */
-static void pack_tokens(ldr_pack_t *p, const ldr_catalog_change_t *c)
-{
-    const ldr_source_t *s = c->source;
-    uint32_t tokens = c->count * s->block_tokens;
-
-    ldr_pack_text(p, "parent_block_hash");
-    if (c->parent != NULL) {
-        pack_hash(p, s, c->parent);
-    } else {
-        ldr_pack_nil(p);
-    }
-    ldr_pack_text(p, "token_ids");
-    ldr_pack_array(p, tokens);
-    for (uint32_t i = 0; i < tokens; i++) {
-        ldr_pack_uint(p, c->tokens[i]);
-    }
-    pack_number(p, "block_size", s->block_tokens);
-    ldr_pack_text(p, "lora_id");
-    ldr_pack_nil(p);
-    ldr_pack_text(p, "lora_name");
-    ldr_pack_nil(p);
-    pack_pair(p, "kv_cache_spec_kind", s->kind);
-}
-
 /* Called with the catalogue's lock. */
 static void on_change(void *arg, const ldr_catalog_change_t *c)
 {
@@ -310,23 +251,9 @@ static void on_change(void *arg, const ldr_catalog_change_t *c)
         ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_DROPPED, 1);
         return;
     }
-    ldr_pack_t *p = &t->pack;
-    ldr_pack_map(p, c->stored ? 12 : 6);
-    pack_pair(p, "type", c->stored ? "BlockStored" : "BlockRemoved");
-    ldr_pack_text(p, "block_hashes");
-    ldr_pack_array(p, c->count);
-    for (uint32_t i = 0; i < c->count; i++) {
-        pack_hash(p, c->source, c->hashes + (size_t)i * LDR_BLOCK_HASH_MAX);
-    }
-    pack_pair(p, "medium", ldr_medium_names[c->medium]);
-    pack_number(p, "group_idx", c->source->group_idx);
-    pack_pair(p, "locality", "LOCAL");
-    pack_pair(p, "ownership", OWNER);
-    if (c->stored) {
-        pack_tokens(p, c);
-    }
+    ldr_event_pack(&t->pack, c);
     t->count++;
-    if (t->count >= BATCH_EVENTS || p->bytes >= BATCH_BYTES) {
+    if (t->count >= BATCH_EVENTS || t->pack.bytes >= BATCH_BYTES) {
         flush(e, t);
     }
 }
@@ -403,7 +330,7 @@ static void reply_cleared(ldr_events_t *e, const void *who, size_t who_bytes)
     ldr_pack_array(&p, 3);
     ldr_pack_double(&p, (double)ldr_wall_ms(e->p.clock) / 1000);
     ldr_pack_array(&p, 1);
-    pack_cleared(&p);
+    ldr_event_pack_cleared(&p);
     ldr_pack_uint(&p, 0);
     message_t *m = p.failed ? NULL : ldr_alloc(sizeof(*m) + p.bytes);
     if (m != NULL) {
