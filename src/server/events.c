@@ -31,7 +31,8 @@
 #include "server/events_pack.h"
 
 #define TOPICS_MAX LDR_SOURCES_MAX
-#define TOPIC_BYTES (LDR_DESCRIBE_POD + LDR_DESCRIBE_MODEL + 8u)
+#define HOLDER_BYTES (LDR_DESCRIBE_POD + 8u) /* a pod, or "node:" and a name */
+#define TOPIC_BYTES (HOLDER_BYTES + LDR_DESCRIBE_MODEL + 8u)
 #define BATCH_BYTES 65536u /* a message with so many goes out */
 #define BATCH_EVENTS 256u
 #define LOOKS 1024u     /* descriptions between two looks at the sockets */
@@ -54,7 +55,8 @@ typedef struct message {
 
 typedef struct topic {
     char name[TOPIC_BYTES];
-    char pod[LDR_DESCRIBE_POD], model[LDR_DESCRIBE_MODEL];
+    char holder[HOLDER_BYTES], model[LDR_DESCRIBE_MODEL];
+    ldr_topic_of_t of;
     uint64_t next; /* number of the next message */
     ldr_pack_t pack;
     uint32_t count; /* events in it */
@@ -216,12 +218,28 @@ static void topic_clear(topic_t *t)
     t->count++;
 }
 
-/* NULL: there are too many. */
-static topic_t *topic_of(ldr_events_t *e, const ldr_source_t *s)
+/* Who has it, as topics name that. */
+static void name_holder(const ldr_events_t *e, const ldr_catalog_change_t *c,
+                        char holder[HOLDER_BYTES])
 {
+    if (e->p.topics == LDR_EVENTS_TOPICS_ENGINES) {
+        snprintf(holder, HOLDER_BYTES, "%s", c->source->pod);
+    } else {
+        snprintf(holder, HOLDER_BYTES, "%s:%s",
+                 c->medium == LDR_MEDIUM_AWAY ? "pool" : "node", e->p.node);
+    }
+}
+
+/* NULL: there are too many. */
+static topic_t *topic_of(ldr_events_t *e, const ldr_catalog_change_t *c)
+{
+    const uint32_t away = 1u << LDR_MEDIUM_AWAY;
+    char holder[HOLDER_BYTES];
+
+    name_holder(e, c, holder);
     for (unsigned i = 0; i < e->topic_count; i++) {
-        if (strcmp(e->topics[i]->pod, s->pod) == 0 &&
-            strcmp(e->topics[i]->model, s->model) == 0) {
+        if (strcmp(e->topics[i]->holder, holder) == 0 &&
+            strcmp(e->topics[i]->model, c->source->model) == 0) {
             return e->topics[i];
         }
     }
@@ -229,9 +247,15 @@ static topic_t *topic_of(ldr_events_t *e, const ldr_source_t *s)
     if (t == NULL) {
         return NULL;
     }
-    memcpy(t->pod, s->pod, sizeof(t->pod));
-    memcpy(t->model, s->model, sizeof(t->model));
-    snprintf(t->name, sizeof(t->name), "kv@%s@%s", t->pod, t->model);
+    memcpy(t->holder, holder, sizeof(t->holder));
+    memcpy(t->model, c->source->model, sizeof(t->model));
+    snprintf(t->name, sizeof(t->name), "kv@%s@%s", t->holder, t->model);
+    t->of = (ldr_topic_of_t){
+        .tenant = e->p.tenant,
+        .media = c->medium == LDR_MEDIUM_AWAY ? away : ~away,
+        .pod = e->p.topics == LDR_EVENTS_TOPICS_ENGINES ? t->holder : NULL,
+        .model = t->model,
+    };
     t->next = number_begin(e);
     e->topics[e->topic_count++] = t;
     topic_clear(t);
@@ -246,7 +270,7 @@ static void on_change(void *arg, const ldr_catalog_change_t *c)
     if (c->source->tenant != e->p.tenant) {
         return;
     }
-    topic_t *t = topic_of(e, c->source);
+    topic_t *t = topic_of(e, c);
     if (t == NULL) {
         ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_DROPPED, 1);
         return;
@@ -286,7 +310,8 @@ static void publish_again(ldr_events_t *e, topic_t *t)
     }
     t->again_ns = now_ns;
     flush(e, t);
-    ldr_catalog_republish(e->p.catalog, e->p.tenant, t->pod, t->model);
+    ldr_catalog_republish(e->p.catalog, &t->of);
+    e->look_ns = now_ns; /* and what is elsewhere is looked up again */
     topic_clear(t);
 }
 
@@ -428,10 +453,11 @@ static void *events_main(void *arg)
             .socket = ldr_events_auth_socket(e->auth), .events = ZMQ_POLLIN};
     }
     while (!__atomic_load_n(&e->stop, __ATOMIC_ACQUIRE)) {
+        bool away = ldr_catalog_away(e->p.catalog);
         bool more = ldr_catalog_changes(e->p.catalog, LOOKS, on_change, e);
 
         flush_all(e);
-        zmq_poll(items, count, more ? 0 : LDR_EVENTS_MS);
+        zmq_poll(items, count, more || away ? 0 : LDR_EVENTS_MS);
         ldr_events_auth_serve(e->auth);
         count_subscriptions(e);
         for (int i = 0;
@@ -440,6 +466,9 @@ static void *events_main(void *arg)
         uint64_t now_ns = ldr_now_ns(e->p.clock);
         if (now_ns >= e->look_ns) {
             ldr_catalog_look_again(e->p.catalog);
+            if (e->p.topics == LDR_EVENTS_TOPICS_POOL) {
+                ldr_catalog_away_begin(e->p.catalog, e->p.tenant);
+            }
             e->look_ns = now_ns + LDR_EVENTS_LOOK_MS * UINT64_C(1000000);
         }
     }
@@ -518,7 +547,7 @@ larder_status_t ldr_events_open(const ldr_events_params_t *params,
     }
     e->p = *params;
     larder_status_t st = sockets_open(e);
-    if (st == LARDER_OK && !ldr_catalog_watch(e->p.catalog)) {
+    if (st == LARDER_OK && !ldr_catalog_watch(e->p.catalog, e->p.topics != LDR_EVENTS_TOPICS_ENGINES)) {
         st = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for events");
     }
     if (st == LARDER_OK) {

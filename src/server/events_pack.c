@@ -72,7 +72,8 @@ void ldr_event_pack(ldr_pack_t *p, const ldr_catalog_change_t *c)
     }
     pack_pair(p, "medium", ldr_medium_names[c->medium]);
     pack_number(p, "group_idx", c->source->group_idx);
-    pack_pair(p, "locality", "LOCAL");
+    pack_pair(p, "locality",
+              c->medium == LDR_MEDIUM_AWAY ? "REMOTE" : "LOCAL");
     pack_pair(p, "ownership", OWNER);
     if (c->stored) {
         pack_tokens(p, c);
