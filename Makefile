@@ -8,7 +8,7 @@ export JOBS
 .PHONY: help run demo serve build test test-core test-one test-vllm test-gpu \
         test-shared vllm-drift bench bench-gpu bench-vllm check coverage \
         format tidy install wheel clean deps-build deps-test deps-shared \
-        deps-check deps-wheel deps-vllm test-lmcache bench-lmcache \
+        deps-check deps-wheel deps-vllm test-lmcache test-dynamo bench-lmcache \
         test-sglang deps-sglang
 
 help: ## this list
@@ -57,6 +57,9 @@ test-shared: deps-shared ## the shared tier, with servers that take minutes
 
 test-lmcache: deps-build deps-test deps-vllm ## LMCache, with real vLLM
 	@scripts/run-lmcache-tests
+
+test-dynamo: deps-build deps-test ## the node's events, with Dynamo's indexer
+	@scripts/run-dynamo-tests
 
 vllm-drift: ## has every release of vLLM what the connector uses? Renews lists
 	@scripts/vllm-drift

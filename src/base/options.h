@@ -200,6 +200,9 @@
       "members and in the shared tier, pool:NAME")                             \
     X(events_node, TEXT, SERVE, "", 0, 63,                                     \
       "NAME in these topics; empty: the member's name, or the host's")         \
+    X(events_ownership, ENUM, SERVE | CONNECTOR, "on", 0, 1,                   \
+      "on: events name larder as their owner; off: they name nobody, for "     \
+      "routers that drop those with an owner, like Dynamo")                    \
     X(describe_memory, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 40,        \
       "bytes of what engines describe, of all tenants; as many of events")     \
     X(loops, UINT, SERVE, "0", 0, 64,                                          \
@@ -301,6 +304,7 @@ enum { LDR_ADMIN_OPEN_OFF, LDR_ADMIN_OPEN_ON };
 enum { LDR_LISTEN_OPEN_OFF, LDR_LISTEN_OPEN_ON };
 enum { LDR_QUERY_OFF, LDR_QUERY_ON };
 enum { LDR_EVENTS_OPEN_OFF, LDR_EVENTS_OPEN_ON };
+enum { LDR_EVENTS_OWNERSHIP_OFF, LDR_EVENTS_OWNERSHIP_ON };
 enum {
     LDR_EVENTS_TOPICS_ENGINES,
     LDR_EVENTS_TOPICS_NODE,

@@ -212,9 +212,9 @@ static void flush_all(ldr_events_t *e)
 
 /* ---- topics ---- */
 
-static void topic_clear(topic_t *t)
+static void topic_clear(const ldr_events_t *e, topic_t *t)
 {
-    ldr_event_pack_cleared(&t->pack);
+    ldr_event_pack_cleared(&t->pack, e->p.owned);
     t->count++;
 }
 
@@ -258,7 +258,7 @@ static topic_t *topic_of(ldr_events_t *e, const ldr_catalog_change_t *c)
     };
     t->next = number_begin(e);
     e->topics[e->topic_count++] = t;
-    topic_clear(t);
+    topic_clear(e, t);
     return t;
 }
 
@@ -275,7 +275,7 @@ static void on_change(void *arg, const ldr_catalog_change_t *c)
         ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_DROPPED, 1);
         return;
     }
-    ldr_event_pack(&t->pack, c);
+    ldr_event_pack(&t->pack, c, e->p.owned);
     t->count++;
     if (t->count >= BATCH_EVENTS || t->pack.bytes >= BATCH_BYTES) {
         flush(e, t);
@@ -312,7 +312,7 @@ static void publish_again(ldr_events_t *e, topic_t *t)
     flush(e, t);
     ldr_catalog_republish(e->p.catalog, &t->of);
     e->look_ns = now_ns; /* and what is elsewhere is looked up again */
-    topic_clear(t);
+    topic_clear(e, t);
 }
 
 /* One part of a request: up to size bytes of it; -1: there is none. */
@@ -355,7 +355,7 @@ static void reply_cleared(ldr_events_t *e, const void *who, size_t who_bytes)
     ldr_pack_array(&p, 3);
     ldr_pack_double(&p, (double)ldr_wall_ms(e->p.clock) / 1000);
     ldr_pack_array(&p, 1);
-    ldr_event_pack_cleared(&p);
+    ldr_event_pack_cleared(&p, e->p.owned);
     ldr_pack_uint(&p, 0);
     message_t *m = p.failed ? NULL : ldr_alloc(sizeof(*m) + p.bytes);
     if (m != NULL) {

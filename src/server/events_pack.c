@@ -1,8 +1,6 @@
 /* KV events as msgpack: see events_pack.h. */
 #include "server/events_pack.h"
 
-#define OWNER "larder"
-
 static void pack_pair(ldr_pack_t *p, const char *name, const char *value)
 {
     ldr_pack_text(p, name);
@@ -15,11 +13,18 @@ static void pack_number(ldr_pack_t *p, const char *name, uint64_t value)
     ldr_pack_uint(p, value);
 }
 
-void ldr_event_pack_cleared(ldr_pack_t *p)
+static void pack_owner(ldr_pack_t *p, bool owned)
 {
-    ldr_pack_map(p, 2);
+    if (owned) {
+        pack_pair(p, "ownership", "larder");
+    }
+}
+
+void ldr_event_pack_cleared(ldr_pack_t *p, bool owned)
+{
+    ldr_pack_map(p, 1 + owned);
     pack_pair(p, "type", "AllBlocksCleared");
-    pack_pair(p, "ownership", OWNER);
+    pack_owner(p, owned);
 }
 
 static void pack_hash(ldr_pack_t *p, const ldr_source_t *s, const uint8_t *hash)
@@ -61,9 +66,9 @@ static void pack_tokens(ldr_pack_t *p, const ldr_catalog_change_t *c)
     pack_pair(p, "kv_cache_spec_kind", s->kind);
 }
 
-void ldr_event_pack(ldr_pack_t *p, const ldr_catalog_change_t *c)
+void ldr_event_pack(ldr_pack_t *p, const ldr_catalog_change_t *c, bool owned)
 {
-    ldr_pack_map(p, c->stored ? 12 : 6);
+    ldr_pack_map(p, (c->stored ? 11 : 5) + owned);
     pack_pair(p, "type", c->stored ? "BlockStored" : "BlockRemoved");
     ldr_pack_text(p, "block_hashes");
     ldr_pack_array(p, c->count);
@@ -74,7 +79,7 @@ void ldr_event_pack(ldr_pack_t *p, const ldr_catalog_change_t *c)
     pack_number(p, "group_idx", c->source->group_idx);
     pack_pair(p, "locality",
               c->medium == LDR_MEDIUM_AWAY ? "REMOTE" : "LOCAL");
-    pack_pair(p, "ownership", OWNER);
+    pack_owner(p, owned);
     if (c->stored) {
         pack_tokens(p, c);
     }

@@ -56,6 +56,7 @@ static larder_status_t events_open(ldr_server_t *server)
         .clients = o->events_clients,
         .log = server->log,
         .topics = o->events_topics,
+        .owned = o->events_ownership == LDR_EVENTS_OWNERSHIP_ON,
     };
 
     if (tenant == NULL) {
