@@ -329,15 +329,27 @@ static int receive(void *socket, void *at, size_t size, bool *more_p)
     return bytes;
 }
 
-static void reply(ldr_events_t *e, const void *who, size_t who_bytes,
-                  uint64_t number, message_t *m)
+/* Who asks is named first, then what vLLM answers: an empty part, the topic,
+ * the number and the payload. */
+typedef struct asker {
+    const void *id;
+    size_t id_bytes;
+    const char *topic;
+    size_t topic_bytes;
+} asker_t;
+
+/* m NULL: the end, which has no topic. */
+static void reply(ldr_events_t *e, const asker_t *who, uint64_t number,
+                  message_t *m)
 {
     const int more = ZMQ_SNDMORE | ZMQ_DONTWAIT;
     uint8_t text[8];
 
     put_number(text, number);
-    if (zmq_send(e->router, who, who_bytes, more) < 0 ||
+    if (zmq_send(e->router, who->id, who->id_bytes, more) < 0 ||
         zmq_send(e->router, "", 0, more) < 0 ||
+        zmq_send(e->router, who->topic, m != NULL ? who->topic_bytes : 0,
+                 more) < 0 ||
         zmq_send(e->router, text, sizeof(text), more) < 0) {
         return;
     }
@@ -348,7 +360,7 @@ static void reply(ldr_events_t *e, const void *who, size_t who_bytes,
 
 /* The answer about a topic that has not begun: nothing is stored there, also if
  * the node before this one has published something. */
-static void reply_cleared(ldr_events_t *e, const void *who, size_t who_bytes)
+static void reply_cleared(ldr_events_t *e, const asker_t *who)
 {
     ldr_pack_t p = {0};
 
@@ -362,7 +374,7 @@ static void reply_cleared(ldr_events_t *e, const void *who, size_t who_bytes)
         m->refs = 1;
         m->bytes = p.bytes;
         memcpy(m->data, p.at, p.bytes);
-        reply(e, who, who_bytes, number_begin(e), m);
+        reply(e, who, number_begin(e), m);
         message_drop(NULL, m);
     }
     ldr_free(p.at);
@@ -400,20 +412,26 @@ static bool serve_replay(ldr_events_t *e)
         from = from << 8 | number[i];
     }
     topic_t *t = topic_named(e, name, (size_t)name_bytes);
+    const asker_t asker = {
+        .id = who,
+        .id_bytes = (size_t)who_bytes,
+        .topic = t != NULL ? t->name : name,
+        .topic_bytes = t != NULL ? strlen(t->name) : (size_t)name_bytes,
+    };
     if (t == NULL && from != UINT64_MAX &&
         (name_bytes > 0 || e->topic_count == 0)) {
-        reply_cleared(e, who, (size_t)who_bytes);
+        reply_cleared(e, &asker);
     }
     if (t != NULL && from == UINT64_MAX) {
         publish_again(e, t);
     }
     for (message_t *m = t != NULL ? t->oldest : NULL; m != NULL; m = m->next) {
         if (m->number >= from) {
-            reply(e, who, (size_t)who_bytes, m->number, m);
+            reply(e, &asker, m->number, m);
             ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_REPLAYED, m->count);
         }
     }
-    reply(e, who, (size_t)who_bytes, UINT64_MAX, NULL);
+    reply(e, &asker, UINT64_MAX, NULL);
     return true;
 }
 

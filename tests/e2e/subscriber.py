@@ -255,11 +255,12 @@ class Router:
         self.dealer.send(b"", first.to_bytes(8, "big"), topic.encode())
         found = []
         while (parts := self.dealer.receive(wait_ms)) is not None:
-            empty, number, payload = parts
+            empty, named, number, payload = parts
             assert empty == b""
             number = int.from_bytes(number, "big")
             if number == END:
-                assert payload == b""
+                assert named == payload == b""
                 return found
+            assert named == topic.encode()
             found.append((number, payload))
         raise AssertionError("a replay has no end")
