@@ -22,6 +22,7 @@ class Options:
     chunk: int
     weights: str
     pod: str
+    events_ownership: str
     pages: str
     lookup_ms: int
     load: str
