@@ -23,6 +23,7 @@ class Options:
     weights: str
     pod: str
     pages: str
+    page_tokens: int
     lookup_ms: int
     load: str
     load_ms: int

@@ -56,7 +56,8 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         described = model.describe(
             vllm_config, kv_cache_config, options.chunk,
             patches.asked_layout(owners, kv_cache_config), options.weights,
-            options.pages == "rank")
+            options.pages == "rank",
+            options if options.pages == "shared" else None)
         _check_model(vllm_config, described)
         if role == KVConnectorRole.SCHEDULER and described.opaque:
             logger.info("larder: KV is stored by rank (%s): engines of other "
