@@ -267,8 +267,7 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
     slices = ("the option pages asks for it" if by_rank else
               pages.slices_of(config, kv, groups, draft is not None))
     if together is not None:
-        return shared.describe(config, groups, slices, _formats(config), draft,
-                               together)
+        return shared.describe(config, groups, slices, draft, together)
     known = bool(weights) or config.load_config.load_format == "dummy"
     described = {
         "model": fingerprint(config.model_config, known),

@@ -23,8 +23,7 @@ def _dtype(config: VllmConfig) -> str:
 
 
 def _check(config: VllmConfig, groups: tuple[GroupInfo, ...],
-           slices: Slices | str, formats: dict[str, str],
-           draft: Any) -> Slices:
+           slices: Slices | str, draft: Any) -> Slices:
     """What both engines have under one name, and nothing else."""
     model = config.model_config
     if isinstance(slices, str):
@@ -39,9 +38,11 @@ def _check(config: VllmConfig, groups: tuple[GroupInfo, ...],
         raise refused("K and V of different widths")
     if draft is not None:
         raise refused("a model that drafts")
-    if formats or model.quantization is not None:
-        raise refused("quantized weights, and formats of KV that vLLM alone "
-                      f"has ({', '.join(formats) or model.quantization})")
+    if (model.quantization is not None
+            or getattr(model, "quantization_config", None) is not None):
+        raise refused(f"quantized weights ({model.quantization})")
+    if getattr(config.cache_config, "kv_cache_dtype_skip_layers", None):
+        raise refused("layers with KV of other types")
     if model.multimodal_config is not None:
         raise refused("models that take images or sound")
     if (callable(getattr(model, "hf_overrides", None))
@@ -53,9 +54,8 @@ def _check(config: VllmConfig, groups: tuple[GroupInfo, ...],
 
 
 def describe(config: VllmConfig, groups: tuple[GroupInfo, ...],
-             slices: Slices | str, formats: dict[str, str], draft: Any,
-             options: Options) -> Model:
-    cut = _check(config, groups, slices, formats, draft)
+             slices: Slices | str, draft: Any, options: Options) -> Model:
+    cut = _check(config, groups, slices, draft)
     model, parallel = config.model_config, config.parallel_config
     chunk = shared.chunk_of(options.page_tokens, options.chunk)
     block = groups[0].block_tokens
