@@ -263,6 +263,43 @@ larder_status_t larder_close(larder_t **lar_p, uint32_t timeout_ms)
 
 /* ---- spaces ---- */
 
+/* session: a daemon's tenant; NULL: there is none. */
+static larder_status_t space_check(const larder_space_params_t *p,
+                                   const char *session)
+{
+    if (p->tenant == NULL || p->tenant[0] == '\0' ||
+        strlen(p->tenant) > TENANT_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "a tenant's name has 1 to %u bytes",
+                        TENANT_MAX);
+    }
+    if (session != NULL && strcmp(p->tenant, session) != 0) {
+        return ldr_fail(LARDER_E_DENIED,
+                        "tenant '%s' in a session of tenant '%s': put "
+                        "tenant=%s into the URL",
+                        p->tenant, session, p->tenant);
+    }
+    if (p->secret == NULL || p->secret_bytes == 0) {
+        return ldr_fail(LARDER_E_INVALID, "the secret of tenant '%s' is empty",
+                        p->tenant);
+    }
+    if (p->shards < 1 || p->shards > LARDER_SHARDS_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "%u shards: 1 to %u are possible",
+                        p->shards, LARDER_SHARDS_MAX);
+    }
+    if (p->chunk_tokens < 1 || p->chunk_tokens > CHUNK_TOKENS_MAX) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "%u tokens a chunk: 1 to %u are "
+                        "possible",
+                        p->chunk_tokens, CHUNK_TOKENS_MAX);
+    }
+    if (p->page_tokens > 0 && p->chunk_tokens % p->page_tokens != 0) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "pages of %u tokens do not divide a chunk of %u",
+                        p->page_tokens, p->chunk_tokens);
+    }
+    return LARDER_OK;
+}
+
 static larder_status_t space_params(const larder_t *lar,
                                     const larder_space_params_t *p,
                                     larder_space_params_t *out)
@@ -312,37 +349,7 @@ static larder_status_t space_params(const larder_t *lar,
     if ((p->field_mask & LARDER_SPACE_PAGE_TOKENS) != 0) {
         out->page_tokens = p->page_tokens;
     }
-    if (out->tenant == NULL || out->tenant[0] == '\0' ||
-        strlen(out->tenant) > TENANT_MAX) {
-        return ldr_fail(LARDER_E_INVALID, "a tenant's name has 1 to %u bytes",
-                        TENANT_MAX);
-    }
-    if (session != NULL && strcmp(out->tenant, session) != 0) {
-        return ldr_fail(LARDER_E_DENIED,
-                        "tenant '%s' in a session of tenant '%s': put "
-                        "tenant=%s into the URL",
-                        out->tenant, session, out->tenant);
-    }
-    if (out->secret == NULL || out->secret_bytes == 0) {
-        return ldr_fail(LARDER_E_INVALID, "the secret of tenant '%s' is empty",
-                        out->tenant);
-    }
-    if (out->shards < 1 || out->shards > LARDER_SHARDS_MAX) {
-        return ldr_fail(LARDER_E_INVALID, "%u shards: 1 to %u are possible",
-                        out->shards, LARDER_SHARDS_MAX);
-    }
-    if (out->chunk_tokens < 1 || out->chunk_tokens > CHUNK_TOKENS_MAX) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "%u tokens a chunk: 1 to %u are "
-                        "possible",
-                        out->chunk_tokens, CHUNK_TOKENS_MAX);
-    }
-    if (out->page_tokens > 0 && out->chunk_tokens % out->page_tokens != 0) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "pages of %u tokens do not divide a chunk of %u",
-                        out->page_tokens, out->chunk_tokens);
-    }
-    return LARDER_OK;
+    return space_check(out, session);
 }
 
 /* The space's root and ids: nobody can compute them without the secret. */

@@ -38,16 +38,17 @@ REFUSED = (
     "quantization", "quantization_param_path", "modelopt_quant",
     "rl_quant_profile", "torchao_config", "custom_weight_loader",
     "model_loader_extra_config", "dllm_algorithm", "speculative_algorithm",
-    "enable_lora", "lora_paths", "enable_page_major_kv_layout",
-    "prefill_kv_cache_dequant_dtype")
+    "quantize_and_serve", "enable_lora", "lora_paths",
+    "enable_page_major_kv_layout")
+UNSET = (None, "", False, "auto", "{}", [], {})
 
 
 def _name(args: Any, weights: str, inside: Inside) -> bytes:
     for one in REFUSED:
-        if getattr(args, one, None) not in (None, "", False, "{}", [], {}):
+        if getattr(args, one, None) not in UNSET:
             raise refused(f"SGLang's argument {one} changes KV in a way that "
                           "vLLM does not know")
-    if getattr(args, "kv_cache_dtype", None) not in (None, "auto"):
+    if getattr(args, "kv_cache_dtype", None) not in UNSET:
         raise refused(f"KV of type {args.kv_cache_dtype}")
     overrides = getattr(args, "json_model_override_args", None) or "{}"
     return shared.descriptor(

@@ -50,7 +50,10 @@ def options_of(extra: dict[str, Any] | None) -> Options:
     given = {key: value for key, value in (extra or {}).items()
              if key not in SGLANGS and not key.startswith(SGLANGS_BEGIN)}
     options = Options(given, PLACE)
-    if useless := sorted(set(given) - set(USED)):
+    useless = sorted(set(given) - set(USED))
+    if "chunk" in given and options.pages != "shared":
+        useless = ["chunk"]
+    if useless:
         raise _lib.LarderError(
             _lib.E_INVALID, f"{PLACE}: option {useless[0]} does nothing with "
             f"SGLang: leave it out; there are {', '.join(USED)}")
