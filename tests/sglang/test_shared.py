@@ -77,5 +77,6 @@ def test_with_pages_of_vllm(tmp_path):
             assert found == longer
             salted = server.ask(IDS, extra_key="another's")
             assert salted.tokens("storage") == 0
-        source.close()
-        target.close()
+        for one in source, target:
+            one.close()
+            one.space.node.close()
