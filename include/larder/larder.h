@@ -173,6 +173,7 @@ typedef enum larder_cause {
         LARDER_CAUSE_COUNT
 } larder_cause_t;
 
+/* The name of a cause, constant. Never NULL. */
 LARDER_API const char *larder_cause_text(larder_cause_t cause);
 
 #define LARDER_TIER_MAP(X)                                                     \
@@ -188,6 +189,7 @@ typedef enum larder_tier {
         LARDER_TIER_COUNT
 } larder_tier_t;
 
+/* The name of a tier, constant. Never NULL. */
 LARDER_API const char *larder_tier_text(larder_tier_t tier);
 
 #define LARDER_TIERS_MAX 8
@@ -234,8 +236,8 @@ typedef struct larder_open_params {
  *   tcp://HOST:PORT[,...]?...  a daemon elsewhere; several addresses are
  *       alternatives for the same one
  *
- * The options are listed by `larder options` and in docs/options.md; sizes
- * take K, M, G, T (powers of 1024).
+ * The options are listed by `larder options` and in docs/reference/options.md;
+ * sizes take K, M, G, T (powers of 1024).
  *
  *   larder_t *lar = NULL;
  *   st = larder_open("embed:/var/cache/kv?dram=4G&ssd=100G", NULL, &lar);
@@ -327,15 +329,19 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
 
 /* Drops everything in the space, in O(1) and durably: after LARDER_OK no get
  * gives bytes that were put before the reset, not even after a loss of power.
- *   LARDER_E_IO        dropped in this process, but a directory could not
- * record it. That directory stays off until it can. LARDER_E_TIER_OFF  dropped
- * on this node. The shared tier could not record it: until it has, this node
- * uses nothing of the space there, but other nodes may. LARDER_E_LIMIT nothing
- * was dropped: a directory records the resets of 2,000 spaces at most (a
- * tenant's: of half of them, if there are several tenants). LARDER_E_DEADLINE
- * in an embedded node: dropped in this process, and recorded as soon as the
- * disk answers. On a daemon, and with LARDER_E_OFFLINE: it may or may not have
- * happened. */
+ *
+ * LARDER_E_IO: dropped in this process, but a directory could not record it.
+ * That directory stays off until it can.
+ *
+ * LARDER_E_TIER_OFF: dropped on this node. The shared tier could not record it:
+ * until it has, this node uses nothing of the space there, but other nodes may.
+ *
+ * LARDER_E_LIMIT: nothing was dropped. A directory records the resets of 2,000
+ * spaces at most (a tenant's: of half of them, if there are several tenants).
+ *
+ * LARDER_E_DEADLINE in an embedded node: dropped in this process, and recorded
+ * as soon as the disk answers. On a daemon, and with LARDER_E_OFFLINE: it may or
+ * may not have happened. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 
@@ -722,9 +728,9 @@ LARDER_API larder_status_t larder_memory_deregister(larder_t *lar, void *base);
  * If the layout says what is inside a page (larder_pages_t), the space fixes
  * the slices: ranges of the model's KV heads and layers. Then any engine reads
  * what any other saved, whatever their tensor and pipeline parallel sizes,
- * block sizes and orders of bytes in a page (docs/layout.md). If it does not, a
- * page is opaque: a shard is one rank's pages of the chunk's blocks, layer by
- * layer, and only a rank with the same memory can use it.
+ * block sizes and orders of bytes in a page (docs/concepts/layout.md). If it
+ * does not, a page is opaque: a shard is one rank's pages of the chunk's
+ * blocks, layer by layer, and only a rank with the same memory can use it.
  *
  * A layout is never changed and may be used by any number of threads, with any
  * number of spaces of its chunk_tokens, until it is destroyed. The memory it
@@ -752,8 +758,9 @@ typedef struct larder_gpu_params {
     void *log_arg;
 } larder_gpu_params_t;
 
-/* E_UNSUPPORTED: there is no CUDA driver. Without libnvrtc, which compiles a
- * small kernel, copies go page by page: one line in the log says so. */
+/* Opens a GPU. E_UNSUPPORTED: there is no CUDA driver. Without libnvrtc, which
+ * compiles a small kernel, copies go page by page: one line in the log says so.
+ */
 LARDER_API larder_status_t larder_gpu_open(const larder_gpu_params_t *params,
                                            larder_gpu_t **gpu_p);
 LARDER_API void larder_gpu_close(larder_gpu_t **gpu_p);
@@ -771,6 +778,7 @@ typedef struct larder_gpu_stats {
     uint64_t failures;                       /* copies that the driver ended */
 } larder_gpu_stats_t;
 
+/* What was copied since the GPU was opened. */
 LARDER_API larder_status_t larder_gpu_stats(larder_gpu_t *gpu,
                                             larder_gpu_stats_t *out);
 
@@ -882,7 +890,7 @@ typedef struct larder_layout larder_layout_t;
  * names it. */
 LARDER_API larder_status_t larder_layout_create(
     const larder_layout_params_t *params, larder_layout_t **layout_p);
-/* NULL is fine. No transfer with it may be under way. */
+/* Frees it. NULL is fine. No transfer with it may be under way. */
 LARDER_API void larder_layout_destroy(larder_layout_t **layout_p);
 
 /* Shards of a chunk: what larder_space_params_t.shards has to be for spaces
@@ -975,7 +983,7 @@ LARDER_API larder_status_t larder_lease_token(const larder_lease_t *lease,
 /* ---- hand-offs ----------------------------------------------------------
  *
  * One engine computes a prompt (the prefill side), another goes on with the
- * request (the decode side): docs/handoff.md.
+ * request (the decode side): docs/guide/handoff.md.
  *
  *   prefill: larder_promise() when the request arrives; larder_prefix_save() as
  *            it computes; larder_handoff(ANSWERED) when it answers, with the
@@ -1160,7 +1168,7 @@ LARDER_API larder_status_t larder_prefix_load(larder_space_t *space,
 LARDER_API larder_status_t
 larder_prefix_load_early(larder_space_t *space, const larder_layout_t *layout,
                          larder_move_t *move, uint32_t *gate, uint32_t wait_ms);
-/* LARDER_MISS: the gate is closed already; begin the load again. */
+/* Opens the gate. LARDER_MISS: it is closed already; begin the load again. */
 LARDER_API larder_status_t larder_gate_open(uint32_t *gate);
 /* Does nothing if the gate is open. */
 LARDER_API void larder_gate_close(uint32_t *gate);
@@ -1268,9 +1276,9 @@ typedef struct larder_stats {
     uint64_t asked_chunks, found_chunks;
 } larder_stats_t;
 
-/* With a daemon: the figures of the session's tenant. If the daemon cannot be
- * asked (LARDER_E_OFFLINE, _DENIED, _VERSION...), client_* are still set, and
- * the others are 0. */
+/* The figures of the node; with a daemon, those of the session's tenant. If the
+ * daemon cannot be asked (LARDER_E_OFFLINE, _DENIED, _VERSION...), client_* are
+ * still set, and the others are 0. */
 LARDER_API larder_status_t larder_stats(larder_t *lar, larder_stats_t *out);
 
 /* The same figures and more, as Prometheus text. Writes at most size bytes with
@@ -1280,9 +1288,9 @@ LARDER_API larder_status_t larder_metrics(larder_t *lar, char *text,
 
 /* ---- the shared tier ----------------------------------------------------
  *
- * Storage that several nodes use (docs/shared.md); option shared gives a node
- * one. Larder writes nothing to a directory before larder_shared_create() made
- * it a tier: it could be a mount point without its mount.
+ * Storage that several nodes use (docs/guide/shared.md); option shared gives a
+ * node one. Larder writes nothing to a directory before larder_shared_create()
+ * made it a tier: it could be a mount point without its mount.
  */
 
 /* Makes the storage at url a tier. url: as option shared has it. login: as
@@ -1294,7 +1302,7 @@ LARDER_API larder_status_t larder_shared_create(const char *url,
 /* ---- options of connectors ----------------------------------------------
  *
  * The options of an engine's connector are in the table of all options
- * (docs/options.md, place "connector").
+ * (docs/reference/options.md, place "connector").
  */
 
 /* The name of the index-th of them; NULL after the last. */
