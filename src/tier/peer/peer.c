@@ -58,7 +58,15 @@ ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
     }
     ldr_peer_node_t *n =
         p->node_count < LDR_PEERS_MAX ? ldr_alloc(sizeof(*n)) : NULL;
-    if (n == NULL || !ldr_cond_init(&n->work)) {
+    unsigned lanes = 0;
+    while (n != NULL && lanes < LDR_PEER_LANES &&
+           ldr_cond_init(&n->lanes[lanes].wake)) {
+        lanes++;
+    }
+    if (lanes < LDR_PEER_LANES) {
+        while (lanes > 0) {
+            pthread_cond_destroy(&n->lanes[--lanes].wake);
+        }
         ldr_free(n);
         return NULL;
     }
@@ -224,7 +232,9 @@ static void peer_destroy(ldr_tier_t *t)
         if (n->remote != NULL) {
             ldr_remote_destroy(n->remote);
         }
-        pthread_cond_destroy(&n->work);
+        for (unsigned k = 0; k < LDR_PEER_LANES; k++) {
+            pthread_cond_destroy(&n->lanes[k].wake);
+        }
         ldr_free(n);
     }
     for (unsigned i = 0; i < p->retired_count; i++) {

@@ -123,7 +123,6 @@ struct ldr_peer_node {
     uint64_t leased;   /* bytes of this node's that it has leases on */
 
     /* Work */
-    pthread_cond_t work;
     ldr_query_part_t *asks, **asks_end;
     ldr_query_part_t *awaiting; /* asked again later: see handoff.c */
     uint64_t closed;            /* promises that it said were closed */
@@ -139,7 +138,9 @@ struct ldr_peer_node {
         ldr_peer_node_t *node;
         pthread_t thread;
         unsigned number;
-        bool runs, idle;
+        bool runs;
+        bool idle; /* it waits for `wake`; whoever wakes it clears this */
+        pthread_cond_t wake;
     } lanes[LDR_PEER_LANES];
     ldr_peer_counts_t n;
 };
@@ -231,7 +232,8 @@ void ldr_peers_land(ldr_peers_t *p, uint64_t bytes);
 
 /* ---- lanes (lane.c), with the lock ---- */
 
-/* There is work for the first lane, or for those that move bytes. */
+/* There is one more thing to do for the first lane, or for those that move
+ * bytes: wakes one that is idle, or begins one. */
 void ldr_lane_wake(ldr_peer_node_t *n, bool moves);
 /* Ends all, without the lock. */
 void ldr_lanes_end(ldr_peers_t *p);
