@@ -404,6 +404,22 @@ static void peer_submit(ldr_tier_t *t)
     (void)t; /* fetch() has woken a lane */
 }
 
+static void peer_prefetch(ldr_tier_t *t, const ldr_name_t *first,
+                          const larder_key_t *keys, size_t count,
+                          uint32_t shards)
+{
+    const ldr_peers_t *p = (ldr_peers_t *)t;
+
+    for (size_t i = 0; i < count; i++) {
+        ldr_name_t name = ldr_store_name(&p->host->store, first->space,
+                                         first->group, &keys[i]);
+
+        for (uint32_t k = 0; k < shards; k++) {
+            ldr_where_prefetch(p->where, name.fingerprint, k);
+        }
+    }
+}
+
 static bool peer_accepts(ldr_tier_t *t, uint32_t space)
 {
     const ldr_peers_t *p = (const ldr_peers_t *)t;
@@ -429,6 +445,7 @@ const ldr_tier_ops_t ldr_tier_peer = {
     .ask = ldr_peer_ask,
     .fetch = ldr_peer_fetch,
     .submit = peer_submit,
+    .prefetch = peer_prefetch,
     .accepts = peer_accepts,
     .queue = ldr_peer_queue,
     .kept_elsewhere = ldr_peer_kept_elsewhere,

@@ -252,6 +252,9 @@ bool ldr_where_find(const ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                     uint32_t epoch, uint64_t now_ns, ldr_location_t *out);
 void ldr_where_put(ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                    uint32_t epoch, uint64_t until_ns,
+/* It will be looked for soon. */
+void ldr_where_prefetch(const ldr_where_t *w, uint64_t fingerprint,
+                        uint32_t number);
                    const ldr_location_t *location);
 void ldr_where_drop(ldr_where_t *w, uint64_t fingerprint, uint32_t number);
 
@@ -265,7 +268,9 @@ void ldr_peer_leases_close(ldr_leases_t *l);
 /* This member was told that the chunk is here: what of its first shards is in
  * DRAM stays there for so long. If it has a lease, it is renewed. */
 void ldr_peer_lease_take(ldr_peer_node_t *n, uint32_t chunk, uint32_t shards,
-                         uint32_t ms);
+                         uint32_t ms, uint64_t now_ns);
+/* One of this chunk may be taken soon. */
+void ldr_peer_lease_prefetch(const ldr_peer_node_t *n, uint32_t chunk);
 /* The shard was sent to it. */
 void ldr_peer_lease_sent(ldr_peer_node_t *n, uint32_t chunk, uint32_t number);
 /* Ends those whose time is over. UINT64_MAX: all. */
@@ -279,6 +284,8 @@ void ldr_hot_close(ldr_hot_t *h);
 void ldr_hot_sent(ldr_peer_node_t *to, uint64_t fingerprint, uint32_t number);
 /* A member that this one should fetch it from instead; NULL: from here. */
 ldr_peer_node_t *ldr_hot_other(ldr_peer_node_t *asks, uint64_t fingerprint,
+/* Whether anything is hot now, or may be. */
+bool ldr_hot_any(const ldr_peers_t *p, uint64_t now_ns);
                                uint32_t number);
 
 /* ---- asking (ask.c) ---- */
