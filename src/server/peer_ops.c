@@ -313,16 +313,17 @@ static void fill_row(ldr_peer_conn_t *c, const getting_t *g, uint32_t i,
     ldr_node_unlock(node);
 }
 
-/* Waits for a load and checks its bytes: what was damaged here is not passed
- * on. */
-static void settle(ldr_peer_conn_t *c, ldr_load_t *load)
+/* Waits for a load. Its bytes are checked by who gets them; here only if he
+ * got them wrong, so that what was damaged here is dropped. */
+static void settle(ldr_peer_conn_t *c, const ldr_peer_name_t *name,
+                   ldr_load_t *load)
 {
     ldr_node_t *node = c->server->node;
 
     if (load->status == LARDER_PENDING) {
         ldr_load_wait(node, load, c->stop.deadline_ns);
     }
-    if (load->status == LARDER_OK) {
+    if (load->status == LARDER_OK && (name->room & LDR_GET_CHECK) != 0) {
         ldr_load_check(node, load);
     }
 }
@@ -336,7 +337,7 @@ static size_t collect(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
     uint32_t room = 0;
 
     for (uint32_t i = 0; i < head->count; i++) {
-        settle(c, &g->loads[i]);
+        settle(c, &g->names[i], &g->loads[i]);
         if (g->loads[i].status == LARDER_OK) {
             room += ldr_node_iov(node, g->loads[i].shard, NULL, 0);
         }
@@ -347,7 +348,8 @@ static size_t collect(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
 
         fill_row(c, g, i, &row);
         if (row.status == LARDER_OK &&
-            (g->iov == NULL || row.length > g->names[i].room ||
+            (g->iov == NULL ||
+             row.length > (g->names[i].room & ~LDR_GET_CHECK) ||
              g->bytes + row.length > LDR_PAYLOAD_MAX)) {
             row.status = LARDER_E_BUSY;
             row.length = 0;

@@ -120,8 +120,9 @@ bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
 typedef struct ldr_peer_name {
     larder_key_t key;
     uint16_t group, shard;
-    /* GET: bytes that the asker has for it. ASK: milliseconds for which it is
-     * to stay, 0: the asker does not mean to fetch it; and LDR_ASK_*. */
+    /* GET: bytes that the asker has for it; and LDR_GET_CHECK. ASK:
+     * milliseconds for which it is to stay, 0: the asker does not mean to fetch
+     * it; and LDR_ASK_*. */
     uint32_t room;
 } ldr_peer_name_t;
 
@@ -132,6 +133,9 @@ typedef struct ldr_peer_name {
 #define LDR_PEER_NAME_BYTES 40u
 void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row);
 bool ldr_get_peer_name(const uint8_t *at, ldr_peer_name_t *row);
+/* It came wrong: its holder is to look at it before it sends it again. */
+#define LDR_GET_CHECK (1u << 31)
+
 
 /* PUT's request and GET's reply: a shard whose payload follows. */
 typedef struct ldr_peer_shard {
