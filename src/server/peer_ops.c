@@ -585,3 +585,25 @@ bool ldr_peer_do_put(ldr_peer_conn_t *c)
     return payload == c->frame.payload &&
            ldr_peer_reply(c, LARDER_OK, at, NULL, 0, 0);
 }
+
+/* ---- MEASURE ---- */
+
+bool ldr_peer_do_measure(ldr_peer_conn_t *c)
+{
+    struct iovec iov[LDR_PAYLOAD_MAX / PIECE];
+    uint32_t want, count = 0;
+
+    if (!ldr_get_number(body_of(c), c->frame.body, &want) ||
+        want > LDR_PAYLOAD_MAX || !dump(c, c->frame.payload)) {
+        return false;
+    }
+    uint8_t *piece = ldr_alloc(PIECE);
+    for (uint64_t left = piece != NULL ? want : 0; left > 0; count++) {
+        iov[count] = (struct iovec){piece, ldr_min64(left, PIECE)};
+        left -= iov[count].iov_len;
+    }
+    bool good =
+        piece != NULL && ldr_peer_reply(c, LARDER_OK, 0, iov, count, want);
+    ldr_free(piece);
+    return good;
+}

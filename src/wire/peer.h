@@ -14,6 +14,9 @@
  *   PEER_PUT    bytes for the other to keep
  *   PEER_HANDOFF  what a decode side says of a promise at the other; or that a
  *               promised chunk which the other waits for has come, or failed
+ *   PEER_MEASURE  any bytes, which nobody keeps, and as many back as its number
+ *               says: how fast a link is. In place of the first MEET, on a
+ *               connection of its own
  *
  * ASK, GET and PUT carry the space's epoch as the sender knows it. Where the
  * two differ nothing is done (LARDER_E_STALE): they meet again first.
@@ -130,12 +133,12 @@ typedef struct ldr_peer_name {
 #define LDR_ASK_PROMISED (1u << 30) /* ... and waits for what is promised */
 #define LDR_ASK_MS (LDR_ASK_PROMISED - 1)
 
-#define LDR_PEER_NAME_BYTES 40u
-void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row);
-bool ldr_get_peer_name(const uint8_t *at, ldr_peer_name_t *row);
 /* It came wrong: its holder is to look at it before it sends it again. */
 #define LDR_GET_CHECK (1u << 31)
 
+#define LDR_PEER_NAME_BYTES 40u
+void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row);
+bool ldr_get_peer_name(const uint8_t *at, ldr_peer_name_t *row);
 
 /* PUT's request and GET's reply: a shard whose payload follows. */
 typedef struct ldr_peer_shard {

@@ -11,6 +11,22 @@
 
 /* ---- members ---- */
 
+void ldr_peer_link_options(ldr_options_t *o, const char *address)
+{
+    o->scheme = LDR_SCHEME_TCP;
+    snprintf(o->address, sizeof(o->address), "%s", address);
+    snprintf(o->tenant, sizeof(o->tenant), "%s", LDR_PEER_TENANT);
+    snprintf(o->token_file, sizeof(o->token_file), "%s", o->cluster_secret);
+    o->connections = o->peer_lanes;
+    o->timeout_ms = o->breaker_ms = o->peer_timeout_ms;
+    o->spin_us = 0;
+    o->tls = o->cluster_tls;
+    memcpy(o->tls_cert, o->cluster_cert, sizeof(o->tls_cert));
+    memcpy(o->tls_key, o->cluster_key, sizeof(o->tls_key));
+    memcpy(o->tls_ca, o->cluster_ca, sizeof(o->tls_ca));
+    memcpy(o->tls_name, o->cluster_cert_name, sizeof(o->tls_name));
+}
+
 static larder_status_t remote_open(ldr_peer_node_t *n)
 {
     ldr_peers_t *p = n->tier;
@@ -30,18 +46,7 @@ static larder_status_t remote_open(ldr_peer_node_t *n)
         return LARDER_E_NO_MEMORY;
     }
     *o = host->options;
-    o->scheme = LDR_SCHEME_TCP;
-    snprintf(o->address, sizeof(o->address), "%s", n->address);
-    snprintf(o->tenant, sizeof(o->tenant), "%s", LDR_PEER_TENANT);
-    snprintf(o->token_file, sizeof(o->token_file), "%s", o->cluster_secret);
-    o->connections = o->peer_lanes;
-    o->timeout_ms = o->breaker_ms = o->peer_timeout_ms;
-    o->spin_us = 0;
-    o->tls = o->cluster_tls;
-    memcpy(o->tls_cert, o->cluster_cert, sizeof(o->tls_cert));
-    memcpy(o->tls_key, o->cluster_key, sizeof(o->tls_key));
-    memcpy(o->tls_ca, o->cluster_ca, sizeof(o->tls_ca));
-    memcpy(o->tls_name, o->cluster_cert_name, sizeof(o->tls_name));
+    ldr_peer_link_options(o, n->address);
     larder_status_t st =
         ldr_remote_create(o, &ldr_links_pool, &env, &n->remote);
     ldr_free(o);
@@ -399,11 +404,6 @@ static const char *peer_holder(ldr_tier_t *t, const ldr_sought_t *s)
                : NULL;
 }
 
-static void peer_submit(ldr_tier_t *t)
-{
-    (void)t; /* fetch() has woken a lane */
-}
-
 static void peer_prefetch(ldr_tier_t *t, const ldr_name_t *first,
                           const larder_key_t *keys, size_t count,
                           uint32_t shards)
@@ -418,6 +418,11 @@ static void peer_prefetch(ldr_tier_t *t, const ldr_name_t *first,
             ldr_where_prefetch(p->where, name.fingerprint, k);
         }
     }
+}
+
+static void peer_submit(ldr_tier_t *t)
+{
+    (void)t; /* fetch() has woken a lane */
 }
 
 static bool peer_accepts(ldr_tier_t *t, uint32_t space)
@@ -440,12 +445,12 @@ const ldr_tier_ops_t ldr_tier_peer = {
     .end = peer_end,
     .destroy = peer_destroy,
     .find = peer_find,
+    .prefetch = peer_prefetch,
     .holder = peer_holder,
     .must_ask = ldr_peer_must_ask,
     .ask = ldr_peer_ask,
     .fetch = ldr_peer_fetch,
     .submit = peer_submit,
-    .prefetch = peer_prefetch,
     .accepts = peer_accepts,
     .queue = ldr_peer_queue,
     .kept_elsewhere = ldr_peer_kept_elsewhere,

@@ -230,6 +230,10 @@ unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
 bool ldr_peers_fly(ldr_peers_t *p, uint64_t bytes);
 void ldr_peers_land(ldr_peers_t *p, uint64_t bytes);
 
+/* What a connection to the member at this address takes, from the options of a
+ * node: cluster_secret, cluster_tls... */
+void ldr_peer_link_options(ldr_options_t *o, const char *address);
+
 /* ---- lanes (lane.c), with the lock ---- */
 
 /* There is one more thing to do for the first lane, or for those that move
@@ -248,13 +252,13 @@ typedef struct ldr_location {
     uint16_t holder, second;
 } ldr_location_t;
 
+/* It will be looked for soon. */
+void ldr_where_prefetch(const ldr_where_t *w, uint64_t fingerprint,
+                        uint32_t number);
 bool ldr_where_find(const ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                     uint32_t epoch, uint64_t now_ns, ldr_location_t *out);
 void ldr_where_put(ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                    uint32_t epoch, uint64_t until_ns,
-/* It will be looked for soon. */
-void ldr_where_prefetch(const ldr_where_t *w, uint64_t fingerprint,
-                        uint32_t number);
                    const ldr_location_t *location);
 void ldr_where_drop(ldr_where_t *w, uint64_t fingerprint, uint32_t number);
 
@@ -280,12 +284,12 @@ void ldr_peer_leases_end(ldr_peers_t *p, uint64_t now_ns);
 
 ldr_hot_t *ldr_hot_open(void);
 void ldr_hot_close(ldr_hot_t *h);
+/* Whether anything is hot now, or may be. */
+bool ldr_hot_any(const ldr_peers_t *p, uint64_t now_ns);
 /* A member fetched this shard here. */
 void ldr_hot_sent(ldr_peer_node_t *to, uint64_t fingerprint, uint32_t number);
 /* A member that this one should fetch it from instead; NULL: from here. */
 ldr_peer_node_t *ldr_hot_other(ldr_peer_node_t *asks, uint64_t fingerprint,
-/* Whether anything is hot now, or may be. */
-bool ldr_hot_any(const ldr_peers_t *p, uint64_t now_ns);
                                uint32_t number);
 
 /* ---- asking (ask.c) ---- */
