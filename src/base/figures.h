@@ -1,7 +1,7 @@
 /*
  * The one table of figures. Prometheus text, the JSON of /status.json, `larder
- * stat`, what the wire carries and docs/metrics.md are made of it; `larder top`
- * and the dashboard read them by these names.
+ * stat`, what the wire carries and docs/reference/metrics.md are made of it;
+ * `larder top` and the dashboard read them by these names.
  *
  * A map has the figures of one struct, row by row:
  *
@@ -99,15 +99,15 @@
     M(handoffs_total, COUNTER, "tenant,outcome",                               \
       "Promises of prefill engines: made, one for each chain and one for its " \
       "tail; and those that expired, since nobody renewed them.")              \
-    S(, "promised", n.handoffs)                                                \
-    S(, "expired", n.handoffs_expired)                                         \
+    S(promised, "promised", n.handoffs)                                        \
+    S(promises_expired, "expired", n.handoffs_expired)                         \
     M(handoff_chunks_total, COUNTER, "tenant,outcome",                         \
       "Promised chunks: came, did not come, or came and were not held, since " \
       "a quarter of dram was.")                                                \
-    S(, "kept", n.handoff_kept)                                                \
-    S(, "failed", n.handoff_failed)                                            \
-    S(, "unheld", n.handoff_unheld)                                            \
-    V(handoff_held_bytes, GAUGE, "tenant", , promised_bytes,                   \
+    S(handoff_kept, "kept", n.handoff_kept)                                    \
+    S(handoff_failed, "failed", n.handoff_failed)                              \
+    S(handoff_unheld, "unheld", n.handoff_unheld)                              \
+    V(handoff_held_bytes, GAUGE, "tenant", handoff_held, promised_bytes,       \
       "Payload that is held for hand-offs.")                                   \
     V(removes_total, COUNTER, "tenant", , n.removes, "Shards removed.")        \
     V(resets_total, COUNTER, "tenant", , n.resets, "Spaces reset.")            \

@@ -1,5 +1,5 @@
 """What vLLM calls the chunks of the store, for a node that answers routers
-(docs/routing.md): their tokens, and vLLM's own hashes of its blocks.
+(docs/guide/routing.md): their tokens, and vLLM's own hashes of its blocks.
 
 A chunk is described when its save is ordered, and when a lookup finds it, at
 most once in AGAIN_SECONDS: a node forgets descriptions at its end, and when it
@@ -76,7 +76,8 @@ class Describer:
         self._space = space
         self._later = later
         self._names = (pod.replace("@", "_")[:63], model[:127])
-        self._group = (group, one.index, one.block_tokens)
+        self._group = (kv.stored_in(described, group), one.index,
+                       one.block_tokens)
         self._off_until = 0.0
         self._known: OrderedDict[bytes, float] = OrderedDict()
 
