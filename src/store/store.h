@@ -413,6 +413,12 @@ static inline ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space,
 uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
                         uint32_t now_s, larder_cause_t *cause_p);
 
+/* These will be looked for next, in this hold of the lock: reads ahead what a
+ * lookup of them touches, all of them at once. chunks[i]: the chunk in DRAM
+ * that it will find, probably; LDR_NIL: none. */
+void ldr_store_prefetch(const ldr_store_t *s, const ldr_name_t *names,
+                        uint32_t count, uint32_t *chunks);
+
 /* The shard in DRAM in whatever state, or LDR_NIL. */
 uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,
                             uint32_t number);

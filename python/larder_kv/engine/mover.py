@@ -61,7 +61,8 @@ class Mover:
         self.counts = Counts()
         self.space = node.space(described.descriptor, described.shards,
                                 described.chunk_tokens, described.label,
-                                chunk_bytes=described.chunk_bytes)
+                                chunk_bytes=described.chunk_bytes,
+                                page_tokens=described.page_tokens)
         self._layout: _lib.Layout | None = None  # between start() and stop()
         # For tails; made with the first one, by whichever thread has it.
         self._tail: _lib.Space | None = None

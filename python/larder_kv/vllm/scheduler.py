@@ -65,7 +65,8 @@ class Scheduler:
         self.node = node
         self.space = node.space(described.descriptor, described.shards,
                                 described.chunk_tokens, described.label,
-                                chunk_bytes=described.chunk_bytes)
+                                chunk_bytes=described.chunk_bytes,
+                                page_tokens=described.page_tokens)
         self.counts = Counts()
         self.events = events
         self.describer: Describer | None = None
