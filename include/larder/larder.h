@@ -279,6 +279,7 @@ enum {
     LARDER_SPACE_CHUNK_TOKENS = 1u << 3,
     LARDER_SPACE_LABEL = 1u << 4,
     LARDER_SPACE_CHUNK_BYTES = 1u << 5,
+    LARDER_SPACE_PAGE_TOKENS = 1u << 6,
 };
 
 /*
@@ -306,6 +307,12 @@ typedef struct larder_space_params {
      * space's name. A cluster then keeps runs of consecutive chunks, at most
      * 16 MiB each, on one member. 0: it places every chunk by itself. */
     uint64_t chunk_bytes;
+    /* A space that SGLang's servers with pages of so many tokens share, which
+     * divide chunk_tokens: larder_chain() makes SGLang's page hashes, each
+     * chunk's key that of its last page, and chunk_bytes counts for nothing. It
+     * is no part of the space's name: the descriptor should have it. 0:
+     * Larder's own keys */
+    uint32_t page_tokens;
 } larder_space_params_t;
 
 /* Opens a space. The same parameters give the same space on every node. A node

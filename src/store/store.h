@@ -126,6 +126,7 @@ typedef struct ldr_chunk {
     X(handoff_failed, "promised chunks that did not come")                     \
     X(handoff_unheld, "promised chunks not held: a quarter of dram is")        \
     X(handoffs_expired, "hand-off leases that nobody renewed")                 \
+    X(handoffs_late, "renewals of leases that had ended, or never were")       \
     X(removes, "shards removed")                                               \
     X(resets, "spaces reset")
 
