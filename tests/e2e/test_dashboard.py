@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 
@@ -374,11 +375,49 @@ def test_members(browser, serve, tmp_path):
         rows = browser.run("[...document.querySelectorAll("
                            "'#t-members tbody tr')].map(r => r.textContent)")
         assert len(rows) == 3 and "well" in rows[1]
+        assert [row[:3] for row in rows] == ["kv0", "kv1", "kv2"]
+        shows(browser, "#c-hits .legend", "from members")
         assert "%" in rows[0] and re.search(r"[1-9]", rows[1])
         assert browser.run("document.documentElement.scrollWidth") <= width
         picture = tmp_path / f"members-{width}.png"
         browser.run("document.getElementById('t-members').scrollIntoView()")
         browser.screenshot(str(picture))
+    assert not browser.complaints
+
+
+PROMISE = """
+import os, sys
+from larder_kv import _lib
+node = _lib.Node(sys.argv[1])
+space = node.space(b"a model", 1, 256)
+rules = _lib.Layout(256, [_lib.Group(_lib.RULE_ALL, 4, 0)])
+space.promise(rules, os.urandom(6 * 32), 6, os.urandom(16), 600000)
+space.close()
+node.close()
+"""
+
+
+def test_handoffs(browser, serve, larder):
+    """Nothing of hand-offs until there is one; `larder top` says the same. The
+    engine is gone at once, and with it what it promised."""
+    daemon = serve(admin="127.0.0.1:0")
+    browser.size(*DESKTOP)
+    browser.open(daemon.admin + "/")
+    browser.wait("document.getElementById('live').textContent === 'live'")
+    assert browser.run("document.getElementById('t-handoffs').hidden")
+    assert "HAND-OFFS" not in larder("top", daemon.url(), "--once").out
+    python = pathlib.Path(__file__).resolve().parents[2] / "python"
+    subprocess.run([sys.executable, "-B", "-c", PROMISE, daemon.url()],
+                   check=True, env={
+                       **os.environ, "PYTHONPATH": str(python),
+                       "LARDER_LIBRARY": str(pathlib.Path(
+                           larder.binary).parents[1] / "lib/liblarder.so")})
+    browser.wait("!document.getElementById('t-handoffs').hidden")
+    rows = browser.run("[...document.querySelectorAll('#t-handoffs tbody tr')]"
+                       ".map(r => [...r.children].map(c => c.textContent))")
+    assert rows == [["default", "1", "0", "0", "6", "0", "0\u00a0B"]]
+    assert re.search(r"^HAND-OFFS +PROMISED",
+                     larder("top", daemon.url(), "--once").out, re.M)
     assert not browser.complaints
 
 
