@@ -92,6 +92,7 @@ extern "C" {
 #define LARDER_KEY_BYTES 32
 #define LARDER_SHARDS_MAX 128
 #define LARDER_GROUPS_MAX 64
+#define LARDER_TABLES_MAX 64
 #define LARDER_VALUE_MAX ((size_t)60 << 20) /* bytes in one shard */
 #define LARDER_BATCH_MAX 4096               /* items in one call */
 #define LARDER_IOV_MAX 4096                 /* buffers in one item */
@@ -278,6 +279,7 @@ enum {
     LARDER_SPACE_CHUNK_TOKENS = 1u << 3,
     LARDER_SPACE_LABEL = 1u << 4,
     LARDER_SPACE_CHUNK_BYTES = 1u << 5,
+    LARDER_SPACE_PAGE_TOKENS = 1u << 6,
 };
 
 /*
@@ -305,6 +307,12 @@ typedef struct larder_space_params {
      * space's name. A cluster then keeps runs of consecutive chunks, at most
      * 16 MiB each, on one member. 0: it places every chunk by itself. */
     uint64_t chunk_bytes;
+    /* A space that SGLang's servers with pages of so many tokens share, which
+     * divide chunk_tokens: larder_chain() makes SGLang's page hashes, each
+     * chunk's key that of its last page, and chunk_bytes counts for nothing. It
+     * is no part of the space's name: the descriptor should have it. 0:
+     * Larder's own keys */
+    uint32_t page_tokens;
 } larder_space_params_t;
 
 /* Opens a space. The same parameters give the same space on every node. A node
@@ -783,8 +791,8 @@ typedef struct larder_region {
 } larder_region_t;
 
 /* Where a layer keeps its pages: that of block b at offset + b * stride. Layers
- * of different groups may share memory, because a block belongs to one group at
- * a time. */
+ * of different block tables may share memory, because a block belongs to one
+ * table at a time. */
 typedef struct larder_layer {
     const char *name; /* for messages */
     uint32_t region;
@@ -799,6 +807,16 @@ typedef enum larder_rule {
     LARDER_RULE_LAST
 } larder_rule_t;
 
+/*
+ * Layers that are stored together: those with the same rule, the same window,
+ * and rows of the same bytes. Each group has a block table of its own, unless
+ * the engine groups layers in another way: it may keep the layers of one group
+ * in several tables, and layers of several groups in one. Then
+ * LARDER_LAYOUT_TABLES says which table a layer has, and what is stored is the
+ * same as without. A save skips a shard if one of its layers' tables lacks a
+ * block; a load writes every layer's page where that layer's table has a block.
+ * Groups that share a table have the same block_tokens.
+ */
 typedef struct larder_group {
     larder_rule_t rule;
     uint32_t block_tokens;  /* divides chunk_tokens */
@@ -859,6 +877,7 @@ enum {
     LARDER_LAYOUT_NULL_BLOCK = 1u << 0,
     LARDER_LAYOUT_GPU = 1u << 1,
     LARDER_LAYOUT_PAGES = 1u << 2,
+    LARDER_LAYOUT_TABLES = 1u << 3,
 };
 
 typedef struct larder_layout_params {
@@ -873,13 +892,18 @@ typedef struct larder_layout_params {
     larder_gpu_t *gpu;   /* whose memory the regions are; it outlives this */
     const larder_pages_t *pages; /* one for each group; NULL: opaque */
     uint32_t model_layers;       /* PAGES: layers of the whole model */
+    /* TABLES: block tables of a request, 1...LARDER_TABLES_MAX, and the one of
+     * every layer, in the order of groups and their layers. Default: group i
+     * has table i. */
+    uint32_t table_count;
+    const uint32_t *layer_tables;
 } larder_layout_params_t;
 
 typedef struct larder_layout larder_layout_t;
 
 /* Checks every region and layer, and copies what it needs. If one of them is
  * out of bounds, the call fails with LARDER_E_INVALID or _SIZE; if regions, or
- * layers of one group, share bytes, with LARDER_E_OVERLAP. larder_last_error()
+ * layers of one table, share bytes, with LARDER_E_OVERLAP. larder_last_error()
  * names it. */
 LARDER_API larder_status_t larder_layout_create(
     const larder_layout_params_t *params, larder_layout_t **layout_p);
@@ -909,8 +933,8 @@ LARDER_API size_t larder_layout_bytes(const larder_layout_t *layout,
 LARDER_API uint32_t larder_layout_first_block(const larder_layout_t *layout,
                                               uint16_t group);
 
-/* A part of a request's block table for one group: ids[i] is the block at
- * place first + i. */
+/* A part of one of a request's block tables: ids[i] is the block at place
+ * first + i. */
 typedef struct larder_table {
     const uint32_t *ids;
     uint32_t first, count;
@@ -1031,7 +1055,8 @@ LARDER_API larder_status_t larder_seal(const larder_space_t *space,
 typedef struct larder_move {
     uint64_t struct_bytes;        /* sizeof(larder_move_t) */
     const larder_key_t *keys;     /* of the prompt's chunks in a row */
-    const larder_table_t *tables; /* one for each group */
+    const larder_table_t *tables; /* all that the layout has: one for each
+                                     group, or table_count */
     uint32_t first_key;           /* the chunk that keys[0] names */
     uint32_t begin, end;          /* tokens */
     uint16_t shard;               /* this rank's; 0 where pages are described */
