@@ -64,12 +64,19 @@ def load(daemon, binary):
         engines.kill()
 
 
+def leave(browser):
+    """The last test's page, which would complain that its daemon is gone."""
+    browser.call("Page.navigate", url="about:blank")
+    browser.wait("location.href === 'about:blank'")
+
+
 @pytest.fixture
 def page(browser, daemon, load):
     """The dashboard, live, with a few rows of history."""
     del load
     browser.size(*DESKTOP)
     browser.colours("light")
+    leave(browser)
     browser.requests.clear()
     browser.complaints.clear()
     browser.open(daemon.admin + "/")
@@ -366,6 +373,7 @@ def test_members(browser, serve, tmp_path):
             assert node.put(f"k{i}", b"x" * 100000) == OK
     until(lambda: daemon.value("larder_peer_bytes_total",
                                direction="send") > 0)
+    leave(browser)
     browser.complaints.clear()
     for width in (DESKTOP[0], 400):
         browser.size(width, 900)
@@ -426,8 +434,7 @@ def test_hostile_names(browser, serve, tmp_path):
     folder = tmp_path / hurt.replace("/", "")
     folder.mkdir()
     daemon = serve(admin="127.0.0.1:0", flags=("--dir", folder))
-    # The last test's page would complain that its daemon is gone.
-    browser.call("Page.navigate", url="about:blank")
+    leave(browser)
     browser.wait("location.href === 'about:blank'")
     browser.complaints.clear()
     browser.requests.clear()
