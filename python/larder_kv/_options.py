@@ -24,6 +24,7 @@ class Options:
     pod: str
     events_ownership: str
     pages: str
+    page_tokens: int
     lookup_ms: int
     load: str
     load_ms: int

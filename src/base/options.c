@@ -62,7 +62,7 @@ static const struct {
     {LDR_OPTION_mode, {"on"}},
     {LDR_OPTION_log, {"text", "json"}},
     {LDR_OPTION_log_level, {"error", "warn", "info", "debug"}},
-    {LDR_OPTION_pages, {"auto", "rank", "slices"}},
+    {LDR_OPTION_pages, {"auto", "rank", "slices", "shared"}},
     {LDR_OPTION_load, {"auto", "always", "never"}},
     {LDR_OPTION_save, {"all", "prompt", "never"}},
     {LDR_OPTION_peer_save, {"all", "reused", "never"}},

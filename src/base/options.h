@@ -247,10 +247,12 @@
     X(pod, TEXT, CONNECTOR, "", 0, 63,                                         \
       "what routers call this engine; empty: as in its KV events' topic "      \
       "kv@POD@MODEL, else the host's name")                                    \
-    X(pages, ENUM, CONNECTOR, "auto", 0, 2,                                    \
+    X(pages, ENUM, CONNECTOR, "auto", 0, 3,                                    \
       "slices: KV is stored by slices of the model where the inside of pages " \
-      "is known; rank: a rank's pages as they are; auto: slices from vLLM, "   \
-      "rank from SGLang")                                                      \
+      "is known; shared: likewise, by vLLM and SGLang together; rank: a "      \
+      "rank's pages as they are; auto: slices from vLLM, rank from SGLang")    \
+    X(page_tokens, UINT, CONNECTOR, "0", 0, 65536,                             \
+      "vLLM with pages=shared: --page-size of the SGLang servers")             \
     X(lookup_ms, UINT, CONNECTOR, "500", 0, 60000,                             \
       "how long after its arrival a request may wait for the store")           \
     X(load, ENUM, CONNECTOR, "auto", 0, 2,                                     \

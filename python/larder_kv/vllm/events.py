@@ -75,6 +75,8 @@ class Events:
                         get_kv_cache_spec_sliding_window(s)) for s in specs]
         self._watched = next((i for i, g in enumerate(described.groups)
                               if g.rule == _lib.RULE_ALL), None)
+        # The same, among what is stored.
+        self._matched = kv.stored_in(described, self._watched or 0)
         here = "REMOTE" if url.startswith("tcp:") else "LOCAL"
         self._owner = OWNER if owned else None
         self._localities = (here, here, "REMOTE")  # by place
@@ -143,7 +145,7 @@ class Events:
                 break
             first, end = ranges.pop()
             m = match(keys[first * _lib.KEY_BYTES:end * _lib.KEY_BYTES],
-                      end - first, self._watched)
+                      end - first, self._matched)
             ranges += _judge(found, first, end, m)
         return bytes(found)
 
