@@ -279,6 +279,7 @@ enum {
     LARDER_SPACE_CHUNK_TOKENS = 1u << 3,
     LARDER_SPACE_LABEL = 1u << 4,
     LARDER_SPACE_CHUNK_BYTES = 1u << 5,
+    LARDER_SPACE_PAGE_TOKENS = 1u << 6,
 };
 
 /*
@@ -306,6 +307,12 @@ typedef struct larder_space_params {
      * space's name. A cluster then keeps runs of consecutive chunks, at most
      * 16 MiB each, on one member. 0: it places every chunk by itself. */
     uint64_t chunk_bytes;
+    /* A space that SGLang's servers with pages of so many tokens share, which
+     * divide chunk_tokens: larder_chain() makes SGLang's page hashes, each
+     * chunk's key that of its last page, and chunk_bytes counts for nothing. It
+     * is no part of the space's name: the descriptor should have it. 0:
+     * Larder's own keys */
+    uint32_t page_tokens;
 } larder_space_params_t;
 
 /* Opens a space. The same parameters give the same space on every node. A node
@@ -334,8 +341,8 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
  * spaces at most (a tenant's: of half of them, if there are several tenants).
  *
  * LARDER_E_DEADLINE in an embedded node: dropped in this process, and recorded
- * as soon as the disk answers. On a daemon, and with LARDER_E_OFFLINE: it may or
- * may not have happened. */
+ * as soon as the disk answers. On a daemon, and with LARDER_E_OFFLINE: it may
+ * or may not have happened. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 

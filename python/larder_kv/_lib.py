@@ -245,15 +245,20 @@ class Node:
 
     def space(self, descriptor: bytes, shards: int, chunk_tokens: int,
               label: str = "", tenant: str = "",
-              secret: bytes = b"", chunk_bytes: int = 0) -> Space:
+              secret: bytes = b"", chunk_bytes: int = 0,
+              page_tokens: int = 0) -> Space:
         """label: what people call it. tenant, secret: if not the default.
-        chunk_bytes: of all shards and groups, where all who use it agree."""
+        chunk_bytes: of all shards and groups, where all who use it agree.
+        page_tokens: of SGLang's pages, whose hashes are its keys."""
         params = SpaceParams(field_mask=4 | 8 | 16, descriptor=descriptor,
                              descriptor_bytes=len(descriptor), shards=shards,
                              chunk_tokens=chunk_tokens, label=label.encode())
         if chunk_bytes:
             params.field_mask |= 32
             params.chunk_bytes = chunk_bytes
+        if page_tokens:
+            params.field_mask |= 64
+            params.page_tokens = page_tokens
         if tenant:
             params.field_mask |= 1
             params.tenant = tenant.encode()

@@ -26,7 +26,8 @@ class SpaceParams(Structure):
                 ("descriptor_bytes", c_size_t), ("tenant", c_char_p),
                 ("secret", c_char_p), ("secret_bytes", c_size_t),
                 ("shards", c_uint32), ("chunk_tokens", c_uint32),
-                ("label", c_char_p), ("chunk_bytes", c_uint64)]
+                ("label", c_char_p), ("chunk_bytes", c_uint64),
+                ("page_tokens", c_uint32)]
 
 
 class Extra(Structure):

@@ -9,6 +9,8 @@ shapes can be compared, however they group layers."""
 import hashlib
 import re
 
+from larder_kv.engine.handoff import tail_model
+
 from watch import _worker
 
 
@@ -25,9 +27,11 @@ class Heads:
         import torch
 
         worker, model = self.worker, self.worker.model
+        size = tail_model(model, 1).chunk_tokens if move.in_tail else (
+            model.chunk_tokens)
         for g, info in enumerate(model.groups):
             first, ids = move.tables[g]
-            per = model.chunk_tokens // info.block_tokens
+            per = size // info.block_tokens
             places = range(move.begin // info.block_tokens,
                            move.end // info.block_tokens)
             if loads and info.rule != 0:  # of a window, the last is needed

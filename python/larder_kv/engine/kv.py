@@ -49,6 +49,7 @@ class Model:
     opaque: str = ""  # for this reason
     ranks: int = 0  # with bytes of their own; 0: as many as shards
     chunk_bytes: int = 0  # of all shards; follows from the descriptor
+    page_tokens: int = 0  # of SGLang's, whose page hashes are the keys
 
     @property
     def name(self) -> str:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._find import nvrtc_path
+from larder_kv._options import Options
 from larder_kv.vllm.label import label_of
 from larder_kv.engine.kv import (GroupInfo, Model, Slices, lookup_layout,
                                  stored)
 from larder_kv.engine.weights import snapshot, weights_digest
-from larder_kv.vllm import pages, versions
+from larder_kv.vllm import pages, shared, versions
 
 if TYPE_CHECKING:
     import torch
@@ -236,10 +237,10 @@ def _images(model: ModelConfig) -> list[str]:
 
 def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
              asked: str | None = None, weights: str = "",
-             by_rank: bool = False) -> Model:
+             by_rank: bool = False, together: Options | None = None) -> Model:
     """The model as both sides see it. asked: see _packing(); weights: their
     name, where they cannot be looked at; by_rank: pages are stored as they
-    are."""
+    are; together: with SGLang, by these options."""
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size",
                  "prefill_context_parallel_size"):
@@ -268,6 +269,8 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
         raise versions.Unsupported(
             "larder: pipeline parallelism with more than one KV cache group "
             f"is not supported here: {slices}")
+    if together is not None:
+        return shared.describe(config, groups, slices, draft, together)
     known = bool(weights) or config.load_config.load_format == "dummy"
     described = {
         "model": fingerprint(config.model_config, known),
