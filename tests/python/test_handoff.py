@@ -1,5 +1,6 @@
 """Hand-offs through a daemon: promises, and stages that wait for them."""
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from daemon import Daemon, until
 from larder_kv import _lib
+from larder_kv.engine import handoff, kv
 from test_stage import CHUNK, GROUPS, MS, engine  # noqa: F401, a fixture
 
 CHUNKS = 6
@@ -282,6 +284,22 @@ def test_gives_up(daemon, engine):
         decode.kill()
         decode.wait()
         decode.stdout.close()
+
+
+@pytest.mark.parametrize("last, window", [(1, 66), (16, 50)])
+def test_windows_of_tails(last, window):
+    """As many blocks as what is computed next sees, in the engine's groups and
+    in those that are stored."""
+    sees = kv.GroupInfo(0, "SlidingWindowSpec", _lib.RULE_TRAILING, 16, 64)
+    every = kv.GroupInfo(2, "FullAttentionSpec", _lib.RULE_ALL, 16, 0)
+    model = kv.Model(
+        (sees, dataclasses.replace(sees, index=1), every), 256, b"a model", 3,
+        1, slices=kv.Slices(1, 3, (sees, every), ((0, 1), (2,)), (0, 0, 1)))
+    tail = handoff.tail_model(model, last)
+    assert tail.chunk_tokens == 16
+    for found in (tail.groups, kv.stored(tail)):
+        assert {g.window_tokens for g in found} == {window, 0}
+    kv.rules(tail).close()
 
 
 def test_seal(daemon):
