@@ -9,7 +9,8 @@ export JOBS
         test-shared vllm-drift bench bench-gpu bench-vllm check coverage \
         performance format tidy install uninstall deb wheel screenshots clean \
         deps-build deps-test deps-shared deps-check deps-wheel deps-deb \
-        deps-vllm test-lmcache bench-lmcache test-sglang deps-sglang
+        deps-vllm test-lmcache test-dynamo bench-lmcache test-sglang \
+        deps-sglang
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -57,6 +58,9 @@ test-shared: deps-shared ## the shared tier, with servers that take minutes
 
 test-lmcache: deps-build deps-test deps-vllm ## LMCache, with real vLLM
 	@scripts/run-lmcache-tests
+
+test-dynamo: deps-build deps-test ## the node's events, with Dynamo's indexer
+	@scripts/run-dynamo-tests
 
 vllm-drift: ## has every vLLM what the connector uses? Renews lists
 	@scripts/vllm-drift

@@ -1,5 +1,5 @@
-# What `make install` puts where; part of CMakeLists.txt. Each component is one of
-# the Debian packages that scripts/deb makes.
+# What `make install` puts where; part of CMakeLists.txt. Each component is one
+# of the Debian packages that scripts/deb makes.
 include(CMakePackageConfigHelpers)
 
 set(doc ${CMAKE_INSTALL_DOCDIR})
@@ -43,7 +43,7 @@ endif()
 if(cli_sources AND NOT SKBUILD AND
    (NOT CMAKE_CROSSCOMPILING OR CMAKE_CROSSCOMPILING_EMULATOR))
     set(man ${CMAKE_BINARY_DIR}/man)
-    file(GLOB_RECURSE options_page docs/options.md)
+    set(options_page docs/reference/options.md)
     add_custom_command(OUTPUT ${man}/larder.1
         COMMAND ${CMAKE_SOURCE_DIR}/scripts/man ${man}
                 ${CMAKE_SOURCE_DIR}/include/larder/larder.h

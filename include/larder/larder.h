@@ -92,6 +92,7 @@ extern "C" {
 #define LARDER_KEY_BYTES 32
 #define LARDER_SHARDS_MAX 128
 #define LARDER_GROUPS_MAX 64
+#define LARDER_TABLES_MAX 64
 #define LARDER_VALUE_MAX ((size_t)60 << 20) /* bytes in one shard */
 #define LARDER_BATCH_MAX 4096               /* items in one call */
 #define LARDER_IOV_MAX 4096                 /* buffers in one item */
@@ -340,8 +341,8 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
  * spaces at most (a tenant's: of half of them, if there are several tenants).
  *
  * LARDER_E_DEADLINE in an embedded node: dropped in this process, and recorded
- * as soon as the disk answers. On a daemon, and with LARDER_E_OFFLINE: it may or
- * may not have happened. */
+ * as soon as the disk answers. On a daemon, and with LARDER_E_OFFLINE: it may
+ * or may not have happened. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 
@@ -790,8 +791,8 @@ typedef struct larder_region {
 } larder_region_t;
 
 /* Where a layer keeps its pages: that of block b at offset + b * stride. Layers
- * of different groups may share memory, because a block belongs to one group at
- * a time. */
+ * of different block tables may share memory, because a block belongs to one
+ * table at a time. */
 typedef struct larder_layer {
     const char *name; /* for messages */
     uint32_t region;
@@ -806,6 +807,16 @@ typedef enum larder_rule {
     LARDER_RULE_LAST
 } larder_rule_t;
 
+/*
+ * Layers that are stored together: those with the same rule, the same window,
+ * and rows of the same bytes. Each group has a block table of its own, unless
+ * the engine groups layers in another way: it may keep the layers of one group
+ * in several tables, and layers of several groups in one. Then
+ * LARDER_LAYOUT_TABLES says which table a layer has, and what is stored is the
+ * same as without. A save skips a shard if one of its layers' tables lacks a
+ * block; a load writes every layer's page where that layer's table has a block.
+ * Groups that share a table have the same block_tokens.
+ */
 typedef struct larder_group {
     larder_rule_t rule;
     uint32_t block_tokens;  /* divides chunk_tokens */
@@ -866,6 +877,7 @@ enum {
     LARDER_LAYOUT_NULL_BLOCK = 1u << 0,
     LARDER_LAYOUT_GPU = 1u << 1,
     LARDER_LAYOUT_PAGES = 1u << 2,
+    LARDER_LAYOUT_TABLES = 1u << 3,
 };
 
 typedef struct larder_layout_params {
@@ -880,13 +892,18 @@ typedef struct larder_layout_params {
     larder_gpu_t *gpu;   /* whose memory the regions are; it outlives this */
     const larder_pages_t *pages; /* one for each group; NULL: opaque */
     uint32_t model_layers;       /* PAGES: layers of the whole model */
+    /* TABLES: block tables of a request, 1...LARDER_TABLES_MAX, and the one of
+     * every layer, in the order of groups and their layers. Default: group i
+     * has table i. */
+    uint32_t table_count;
+    const uint32_t *layer_tables;
 } larder_layout_params_t;
 
 typedef struct larder_layout larder_layout_t;
 
 /* Checks every region and layer, and copies what it needs. If one of them is
  * out of bounds, the call fails with LARDER_E_INVALID or _SIZE; if regions, or
- * layers of one group, share bytes, with LARDER_E_OVERLAP. larder_last_error()
+ * layers of one table, share bytes, with LARDER_E_OVERLAP. larder_last_error()
  * names it. */
 LARDER_API larder_status_t larder_layout_create(
     const larder_layout_params_t *params, larder_layout_t **layout_p);
@@ -916,8 +933,8 @@ LARDER_API size_t larder_layout_bytes(const larder_layout_t *layout,
 LARDER_API uint32_t larder_layout_first_block(const larder_layout_t *layout,
                                               uint16_t group);
 
-/* A part of a request's block table for one group: ids[i] is the block at
- * place first + i. */
+/* A part of one of a request's block tables: ids[i] is the block at place
+ * first + i. */
 typedef struct larder_table {
     const uint32_t *ids;
     uint32_t first, count;
@@ -1038,7 +1055,8 @@ LARDER_API larder_status_t larder_seal(const larder_space_t *space,
 typedef struct larder_move {
     uint64_t struct_bytes;        /* sizeof(larder_move_t) */
     const larder_key_t *keys;     /* of the prompt's chunks in a row */
-    const larder_table_t *tables; /* one for each group */
+    const larder_table_t *tables; /* all that the layout has: one for each
+                                     group, or table_count */
     uint32_t first_key;           /* the chunk that keys[0] names */
     uint32_t begin, end;          /* tokens */
     uint16_t shard;               /* this rank's; 0 where pages are described */

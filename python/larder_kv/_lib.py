@@ -335,18 +335,22 @@ class Layout:
                  regions: Sequence[Region] = (), block_count: int = 0,
                  gpu: Gpu | None = None, pages: Sequence[Pages] = (),
                  model_layers: int = 0,
-                 null_block: int | None = NULL_BLOCK):
-        """null_block: an id that stands for no block; None: there is none."""
+                 null_block: int | None = NULL_BLOCK,
+                 tables: Sequence[int] = (), table_count: int = 0):
+        """null_block: an id that stands for no block; None: there is none.
+        tables: of all groups' layers, if groups do not have their own."""
         params = LayoutParams(
             field_mask=((1 if null_block is not None else 0)
                         | (2 if gpu is not None else 0)
-                        | (4 if pages else 0)),
+                        | (4 if pages else 0) | (8 if tables else 0)),
             gpu=gpu._handle if gpu is not None else None,
             chunk_tokens=chunk_tokens, block_count=block_count,
             regions=(Region * len(regions))(*regions),
             region_count=len(regions), groups=(Group * len(groups))(*groups),
             group_count=len(groups), null_block=null_block or 0,
-            pages=(Pages * len(pages))(*pages), model_layers=model_layers)
+            pages=(Pages * len(pages))(*pages), model_layers=model_layers,
+            table_count=table_count,
+            layer_tables=(c_uint32 * len(tables))(*tables))
         self._handle = c_void_p()
         check(library().larder_layout_create(byref(params),
                                              byref(self._handle)))

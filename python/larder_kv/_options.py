@@ -22,6 +22,7 @@ class Options:
     chunk: int
     weights: str
     pod: str
+    events_ownership: str
     pages: str
     page_tokens: int
     lookup_ms: int

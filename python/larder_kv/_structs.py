@@ -81,7 +81,8 @@ class LayoutParams(Structure):
                 ("region_count", c_uint32), ("groups", POINTER(Group)),
                 ("group_count", c_uint32), ("null_block", c_uint32),
                 ("gpu", c_void_p), ("pages", POINTER(Pages)),
-                ("model_layers", c_uint32)]
+                ("model_layers", c_uint32), ("table_count", c_uint32),
+                ("layer_tables", POINTER(c_uint32))]
 
 
 class GpuParams(Structure):

@@ -55,6 +55,8 @@ static const struct {
     {LDR_OPTION_admin_open, {"off", "on"}},
     {LDR_OPTION_query, {"off", "on"}},
     {LDR_OPTION_events_open, {"off", "on"}},
+    {LDR_OPTION_events_ownership, {"off", "on"}},
+    {LDR_OPTION_events_topics, {"engines", "node", "pool"}},
     {LDR_OPTION_listen_open, {"off", "on"}},
     {LDR_OPTION_isolation, {"shared", "strict"}},
     {LDR_OPTION_mode, {"on"}},

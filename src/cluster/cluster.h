@@ -76,6 +76,9 @@ uint64_t ldr_cluster_generation(const ldr_cluster_t *c);
 uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
                          uint32_t *members);
 
+/* The owners of this run will be asked for soon. */
+void ldr_view_prefetch(const ldr_view_t *view, uint64_t run);
+
 /* The members that keep `copies` of a run: rank 1, then by rank those of zones
  * that have none yet, then by rank whoever is left. */
 uint32_t ldr_view_copies(const ldr_view_t *view, uint64_t run, uint32_t copies,

@@ -257,6 +257,11 @@ uint32_t ldr_view_find(const ldr_view_t *view, uint64_t id)
     return low < view->count && view->members[low].id == id ? low : LDR_NOBODY;
 }
 
+void ldr_view_prefetch(const ldr_view_t *view, uint64_t run)
+{
+    ldr_placement_prefetch(((const view_t *)view)->placement, run);
+}
+
 uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
                          uint32_t *members)
 {

@@ -63,15 +63,15 @@ bool ldr_peer_do_handoff(ldr_peer_conn_t *c)
         return false;
     }
     ldr_node_lock(node);
-    uint32_t tenant = LDR_NIL;
+    bool told = false;
     if (m.what == LDR_PEER_CLOSED) {
         ldr_peer_closed(c->peer, (const larder_key_t *)m.about);
     } else if (m.space < node->store.space_count) {
-        tenant = node->store.spaces[m.space].tenant;
+        told = true;
     }
     ldr_node_unlock(node);
-    if (tenant != LDR_NIL) {
-        st = ldr_promise_tell(node, tenant, (const larder_token_t *)m.about,
+    if (told) {
+        st = ldr_promise_tell(node, m.space, (const larder_token_t *)m.about,
                               (larder_handoff_t)m.what);
     }
     return ldr_peer_reply(c, st, 0, NULL, 0, 0);

@@ -135,6 +135,11 @@ static inline uint64_t ldr_index_fingerprint(const ldr_index_t *ix,
 uint32_t ldr_index_find(const ldr_index_t *ix, uint64_t fingerprint,
                         uint32_t space, uint32_t group, uint32_t after);
 
+/* For lookups of many: reads the bucket ahead; and then the first entry of it,
+ * which is mostly the one, or LDR_NIL. */
+void ldr_index_prefetch_bucket(const ldr_index_t *ix, uint64_t fingerprint);
+uint32_t ldr_index_first(const ldr_index_t *ix, uint64_t fingerprint);
+
 /*
  * Adds an entry with this name, which must not be there, and no location.
  * parent may be LDR_NIL. LDR_NIL if the index is full or has no cells left.

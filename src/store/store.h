@@ -126,6 +126,7 @@ typedef struct ldr_chunk {
     X(handoff_failed, "promised chunks that did not come")                     \
     X(handoff_unheld, "promised chunks not held: a quarter of dram is")        \
     X(handoffs_expired, "hand-off leases that nobody renewed")                 \
+    X(handoffs_late, "renewals of leases that had ended, or never were")       \
     X(removes, "shards removed")                                               \
     X(resets, "spaces reset")
 
@@ -411,6 +412,12 @@ static inline ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space,
  */
 uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
                         uint32_t now_s, larder_cause_t *cause_p);
+
+/* These will be looked for next, in this hold of the lock: reads ahead what a
+ * lookup of them touches, all of them at once. chunks[i]: the chunk in DRAM
+ * that it will find, probably; LDR_NIL: none. */
+void ldr_store_prefetch(const ldr_store_t *s, const ldr_name_t *names,
+                        uint32_t count, uint32_t *chunks);
 
 /* The shard in DRAM in whatever state, or LDR_NIL. */
 uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,

@@ -14,6 +14,9 @@
  *   PEER_PUT    bytes for the other to keep
  *   PEER_HANDOFF  what a decode side says of a promise at the other; or that a
  *               promised chunk which the other waits for has come, or failed
+ *   PEER_MEASURE  any bytes, which nobody keeps, and as many back as its number
+ *               says: how fast a link is. In place of the first MEET, on a
+ *               connection of its own
  *
  * ASK, GET and PUT carry the space's epoch as the sender knows it. Where the
  * two differ nothing is done (LARDER_E_STALE): they meet again first.
@@ -120,14 +123,18 @@ bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
 typedef struct ldr_peer_name {
     larder_key_t key;
     uint16_t group, shard;
-    /* GET: bytes that the asker has for it. ASK: milliseconds for which it is
-     * to stay, 0: the asker does not mean to fetch it; and LDR_ASK_*. */
+    /* GET: bytes that the asker has for it; and LDR_GET_CHECK. ASK:
+     * milliseconds for which it is to stay, 0: the asker does not mean to fetch
+     * it; and LDR_ASK_*. */
     uint32_t room;
 } ldr_peer_name_t;
 
 #define LDR_ASK_OTHERS (1u << 31)   /* the asker knows what others are */
 #define LDR_ASK_PROMISED (1u << 30) /* ... and waits for what is promised */
 #define LDR_ASK_MS (LDR_ASK_PROMISED - 1)
+
+/* It came wrong: its holder is to look at it before it sends it again. */
+#define LDR_GET_CHECK (1u << 31)
 
 #define LDR_PEER_NAME_BYTES 40u
 void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row);

@@ -1,4 +1,4 @@
-"""Reads what lies in deploy/: configurations, manifests, the container's file."""
+"""Reads what lies in deploy/: configurations, manifests, the Containerfile."""
 import pathlib
 import re
 
@@ -8,7 +8,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CONTAINER = DEPLOY / "container"
 K8S = DEPLOY / "k8s"
-NODE, POOL = "base/daemonset/daemonset.yaml", "base/statefulset/statefulset.yaml"
+NODE = "base/daemonset/daemonset.yaml"
+POOL = "base/statefulset/statefulset.yaml"
 OVERHEAD_MIN = 1 << 30  # of a container's memory beyond its arena
 
 

@@ -1,6 +1,6 @@
-"""deploy/k8s: every overlay as `kubectl` renders it, held to Kubernetes' schemas,
-to the program's options, and to what its parts say of each other. Where a tool
-is missing the test is skipped, and says what is."""
+"""deploy/k8s: every overlay as `kubectl` renders it, held to the schemas of
+Kubernetes, to the program's options, and to what its parts say of each other.
+Where a tool is missing the test is skipped, and says what is."""
 import json
 import os
 import re
@@ -41,9 +41,9 @@ def rendered():
                     "test)")
     objects = {}
     for name in OVERLAYS:
-        done = subprocess.run([kubectl, "kustomize", str(K8S / "overlays" / name)],
-                              check=False, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [kubectl, "kustomize", str(K8S / "overlays" / name)], check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert done.returncode == 0, done.stderr
         objects[name] = yaml_all(done.stdout)
     return objects
@@ -54,7 +54,8 @@ def of_kind(objects, *kinds):
 
 
 def one_of(objects, kind, name):
-    (one,) = [o for o in of_kind(objects, kind) if o["metadata"]["name"] == name]
+    (one,) = [o for o in of_kind(objects, kind)
+              if o["metadata"]["name"] == name]
     return one
 
 
@@ -73,8 +74,8 @@ def chosen(objects, selector):
 def env_of(template):
     """The variables of a pod's one container; what is looked up, as a path."""
     (c,) = template["spec"]["containers"]
-    return {e["name"]: e.get("value")
-            or e["valueFrom"]["fieldRef"]["fieldPath"] for e in c.get("env", [])}
+    return {e["name"]: e.get("value") or e["valueFrom"]["fieldRef"]["fieldPath"]
+            for e in c.get("env", [])}
 
 
 def validate(schemas, version, path):
@@ -204,7 +205,8 @@ def test_members_know_each_other(rendered):
             pod = template["spec"]
             (c,) = pod["containers"]
             assert env["LARDER_PEER_LISTEN"] == f"0.0.0.0:{peers['port']}"
-            assert {"name": "peers", "containerPort": peers["port"]} in c["ports"]
+            assert {"name": "peers",
+                    "containerPort": peers["port"]} in c["ports"]
             secret = next(v for v in pod["volumes"] if "secret" in v)
             where = mount_of(c, secret["name"])["mountPath"]
             assert os.path.dirname(env["LARDER_CLUSTER_SECRET"]) == where

@@ -37,7 +37,8 @@ class Engine:
             model_layers=layers)
         group = kv.GroupInfo(0, "full", _lib.RULE_ALL, block, 0)
         self.rules = kv.lookup_layout(chunk, (group,), kv.Slices(
-            heads, layers, (tuple(range(layers)),), ((width, width),)))
+            heads, layers, (group,), (tuple(range(layers)),), (0,),
+            ((width, width),)))
         self.space = node.space(descriptor, self.rules.slices(), chunk,
                                 page_tokens=page_tokens)
 

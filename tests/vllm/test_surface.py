@@ -17,7 +17,9 @@ CASES = ("surface_client.py", "surface_cores.py", "surface_cuda.py",
          "surface_pages.py", "surface_requests.py", "surface_resets.py",
          "surface_shared.py",
          "surface_sleep.py")
-SINCE_032 = ("surface_slices.py",)  # whose pages are described
+# Pages are described, and failed loads of several groups can be reported.
+SINCE_032 = ("surface_handoff_groups.py", "surface_lifecycle.py",
+             "surface_slices.py")
 pytestmark = pytest.mark.core
 
 

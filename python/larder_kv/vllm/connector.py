@@ -80,7 +80,8 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
             announced = (events.Events(vllm_config, kv_cache_config,
-                                       described, node.url)
+                                       described, node.url,
+                                       options.events_ownership == "on")
                          if events.enabled(vllm_config) else None)
             self._scheduler = Scheduler(vllm_config, options, described, node,
                                         announced, len(owners) == 1)

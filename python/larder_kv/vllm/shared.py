@@ -31,7 +31,8 @@ def _check(config: VllmConfig, groups: tuple[GroupInfo, ...],
     if not slices.rows:
         raise refused("vLLM's pages on a CPU are packed for its instructions, "
                       "and no other engine can read them")
-    if len(groups) != 1 or groups[0].rule != _lib.RULE_ALL or model.use_mla:
+    if (len(groups) != 1 or len(slices.groups) != 1
+            or slices.groups[0].rule != _lib.RULE_ALL or model.use_mla):
         raise refused("only models whose layers all have full attention, and "
                       "none that is latent")
     if len(set(slices.rows[0])) != 1 or len(slices.rows[0]) != 2:
@@ -69,7 +70,7 @@ def describe(config: VllmConfig, groups: tuple[GroupInfo, ...],
                        getattr(model, "hf_overrides", None)),
         shared.Rows(_dtype(config), cut.heads, cut.model_layers, width,
                     options.page_tokens))
-    lookup = lookup_layout(chunk, groups, cut)
+    lookup = lookup_layout(chunk, cut.groups, cut)
     try:
         replicas = max(1, parallel.tensor_parallel_size // cut.heads)
         return Model(

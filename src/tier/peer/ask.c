@@ -12,6 +12,7 @@
 #define ABSENT_NS 500000000u /* ... and that nobody has it */
 #define RANKS 2u
 #define RENEW_MAX 1024u
+#define AHEAD 16u /* rows whose owners are read ahead */
 
 /* The member that the ask means: by its name, or by an address HOST:PORT. A
  * router knows the port of an engine and not of its node, so the host alone is
@@ -93,10 +94,9 @@ static ldr_query_part_t *part_of(ldr_query_t *ask, ldr_query_part_t **parts,
 
 /* Nobody answers for these chunks now. */
 static void note(ldr_peers_t *p, const ldr_query_t *ask,
-                 const ldr_query_row_t *row, uint16_t holder)
+                 const ldr_query_row_t *row, uint16_t holder, uint64_t now_ns)
 {
     uint32_t epoch = p->host->store.spaces[ask->space].epoch;
-    uint64_t now_ns = ldr_peers_now(p);
     ldr_location_t at, none = {.holder = holder, .second = LDR_PEER_NONE};
 
     for (uint32_t i = 0; i < ask->shards; i++) {
@@ -112,7 +112,7 @@ static void note(ldr_peers_t *p, const ldr_query_t *ask,
 /* Adds one row to the part of each member that is asked for it: the one that
  * the ask names, then those of rank 1 and 2. */
 static void hand_row(ldr_peers_t *p, ldr_query_t *ask, ldr_query_part_t **parts,
-                     ldr_peer_node_t *first, uint32_t at)
+                     ldr_peer_node_t *first, uint32_t at, uint64_t now_ns)
 {
     ldr_query_row_t *row = &ask->rows[at];
     ldr_peer_node_t *nodes[RANKS + 2] = {first};
@@ -140,21 +140,24 @@ static void hand_row(ldr_peers_t *p, ldr_query_t *ask, ldr_query_part_t **parts,
         count++;
     }
     /* With nobody asked it is this node's, and nobody else's. */
-    note(p, ask, row, count == 0 ? LDR_PEER_NONE : LDR_PEER_UNKNOWN);
+    note(p, ask, row, count == 0 ? LDR_PEER_NONE : LDR_PEER_UNKNOWN, now_ns);
 }
 
 bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
 {
     ldr_peers_t *p = (ldr_peers_t *)t;
     ldr_query_part_t **parts = ldr_alloc(LDR_PEERS_MAX * sizeof(*parts));
+    uint64_t now_ns = ldr_peers_now(p);
 
     ldr_host_held(p->host);
-    ask->match_ns =
-        ldr_min64(ask->until_ns,
-                  ldr_peers_now(p) + p->host->options.peer_match_ms * 1000000u);
+    ask->match_ns = ldr_min64(
+        ask->until_ns, now_ns + p->host->options.peer_match_ms * 1000000u);
     ldr_peer_node_t *first = hinted(p, ask);
     for (uint32_t i = 0; parts != NULL && i < ask->count; i++) {
-        hand_row(p, ask, parts, first, i);
+        if (i + AHEAD < ask->count && p->view != NULL) {
+            ldr_view_prefetch(p->view, ldr_run_hash(&ask->rows[i + AHEAD].key));
+        }
+        hand_row(p, ask, parts, first, i, now_ns);
     }
     if (ask->promised && parts != NULL && first != NULL &&
         parts[first->number] != NULL) {
@@ -245,12 +248,11 @@ static void note_promised(ldr_query_part_t *part, const ldr_query_row_t *row,
 
 /* What a member has of one chunk: lengths of its shards. With the lock. */
 static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
-                        ldr_query_row_t *row, uint32_t epoch,
+                        ldr_query_row_t *row, uint32_t epoch, uint64_t now_ns,
                         const ldr_peer_head_t *reply, const uint8_t *lengths)
 {
     ldr_peers_t *p = n->tier;
     ldr_query_t *ask = part->ask;
-    uint64_t now_ns = ldr_peers_now(p);
     ldr_location_t at;
 
     if (part->waits) { /* it may be asked again: what it lacks is not absent */
@@ -284,7 +286,7 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
                       &at);
     }
     if (row->answered == row->asked) { /* all have, so it is known */
-        note(p, ask, row, LDR_PEER_NONE);
+        note(p, ask, row, LDR_PEER_NONE, now_ns);
     }
 }
 
@@ -331,9 +333,11 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
     ldr_host_lock(p->host);
     if (*st_p == LARDER_OK &&
         head.epoch == p->host->store.spaces[ask->space].epoch) {
+        uint64_t now_ns = ldr_peers_now(p);
+
         for (uint32_t i = 0; i < count; i++) {
-            take_answer(n, part, row_at(part, at + i), head.epoch, &reply,
-                        reply.rows + (size_t)i * 4 * ask->shards);
+            take_answer(n, part, row_at(part, at + i), head.epoch, now_ns,
+                        &reply, reply.rows + (size_t)i * 4 * ask->shards);
         }
     } else if (*st_p == LARDER_E_STALE) {
         n->tried = n->informed = 0; /* they meet again */
