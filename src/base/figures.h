@@ -427,10 +427,12 @@
     V(description_bytes, GAUGE, "", , bytes,                                   \
       "Memory that these take, at most describe_memory.")                      \
     V(description_sources, GAUGE, "", , sources,                               \
-      "Engines that have described chunks, each space and group of theirs for "\
+      "Engines that have described chunks, each space and group of theirs "    \
+      "for "                                                                   \
       "itself.")                                                               \
     V(descriptions_dropped_total, COUNTER, "", , dropped,                      \
-      "Descriptions that gave way to newer ones: describe_memory is less than "\
+      "Descriptions that gave way to newer ones: describe_memory is less "     \
+      "than "                                                                  \
       "what engines use.")
 
 /* The cluster, as this node sees it: ldr_cluster_figures_t, and each member of

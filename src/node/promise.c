@@ -316,10 +316,9 @@ larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t space,
     larder_status_t st = LARDER_MISS;
 
     ldr_node_lock(node);
-    promise_t **link =
-        node->promises != NULL
-            ? find(node, node->store.spaces[space].tenant, token)
-            : NULL;
+    promise_t **link = node->promises != NULL
+                           ? find(node, node->store.spaces[space].tenant, token)
+                           : NULL;
     promise_t *p = link != NULL ? *link : NULL;
     if (p != NULL && now_ns >= p->expires_ns) {
         LDR_COUNT(&node->store, p->space, handoffs_expired, 1);

@@ -22,8 +22,7 @@
  * wait for the publisher. */
 #define GONE_MAX 65536u
 
-const char *const ldr_medium_names[LDR_MEDIA] = {"CPU", "STORAGE",
-                                                    "STORAGE"};
+const char *const ldr_medium_names[LDR_MEDIA] = {"CPU", "STORAGE", "STORAGE"};
 
 /* ---- hashing: seeded, for clients choose what is hashed ---- */
 

@@ -158,8 +158,8 @@ void ldr_catalog_look_again(ldr_catalog_t *c);
 /* What has a topic. */
 typedef struct ldr_topic_of {
     uint32_t tenant;
-    uint32_t media;   /* bits */
-    const char *pod;  /* NULL: all pods */
+    uint32_t media;  /* bits */
+    const char *pod; /* NULL: all pods */
     const char *model;
 } ldr_topic_of_t;
 

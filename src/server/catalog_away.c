@@ -38,9 +38,8 @@ void ldr_catalog_away_begin(ldr_catalog_t *c, uint32_t tenant)
     a->keys = ldr_alloc(room * sizeof(*a->keys) + 1);
     a->rows = ldr_alloc(room * sizeof(*a->rows) + 1);
     a->count = a->at = 0;
-    for (size_t t = 0; t < c->tenant_count && a->keys != NULL &&
-                       a->rows != NULL;
-         t++) {
+    for (size_t t = 0;
+         t < c->tenant_count && a->keys != NULL && a->rows != NULL; t++) {
         for (description_t *d = c->tenants[t].oldest;
              d != NULL && c->tenants[t].tenant == tenant; d = d->newer) {
             const ldr_source_t *s = d->source;

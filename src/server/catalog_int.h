@@ -54,7 +54,7 @@ typedef struct ldr_away {
         uint64_t print;
         uint32_t space, shards;
         uint16_t group;
-    } *rows;
+    } * rows;
     size_t count, at;
 } ldr_away_t;
 
@@ -81,7 +81,7 @@ struct ldr_catalog {
     uint64_t description_count, block_count, dropped, gone_count;
     /* For a publisher: */
     bool watched, by_node;
-    ldr_away_t away; /* the publisher's thread's: needs no lock */
+    ldr_away_t away;        /* the publisher's thread's: needs no lock */
     ldr_changes_t *changes; /* the node's lock */
     uint64_t *copied;       /* of its prints */
     description_t *dirty, **dirty_end;

@@ -31,7 +31,9 @@
 #include "server/events_pack.h"
 
 #define TOPICS_MAX LDR_SOURCES_MAX
-#define HOLDER_BYTES (LDR_DESCRIBE_POD + 8u) /* a pod, or "node:" and a name */
+#define HOLDER_BYTES                                                           \
+    (LDR_DESCRIBE_POD + 8u) /* a pod, or "node:" and a name                    \
+                             */
 #define TOPIC_BYTES (HOLDER_BYTES + LDR_DESCRIBE_MODEL + 8u)
 #define BATCH_BYTES 65536u /* a message with so many goes out */
 #define BATCH_EVENTS 256u
@@ -565,7 +567,9 @@ larder_status_t ldr_events_open(const ldr_events_params_t *params,
     }
     e->p = *params;
     larder_status_t st = sockets_open(e);
-    if (st == LARDER_OK && !ldr_catalog_watch(e->p.catalog, e->p.topics != LDR_EVENTS_TOPICS_ENGINES)) {
+    if (st == LARDER_OK &&
+        !ldr_catalog_watch(e->p.catalog,
+                           e->p.topics != LDR_EVENTS_TOPICS_ENGINES)) {
         st = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for events");
     }
     if (st == LARDER_OK) {

@@ -46,8 +46,8 @@ typedef struct ldr_events_params {
     /* Files: the secret key of both sockets, and the public keys of those that
      * may connect. "": everybody that reaches the sockets may. */
     const char *key, *clients;
-    bool owned;      /* events name their owner */
-    unsigned topics; /* LDR_EVENTS_TOPICS_* */
+    bool owned;                 /* events name their owner */
+    unsigned topics;            /* LDR_EVENTS_TOPICS_* */
     char node[LDR_EVENTS_NODE]; /* its name in topics */
 } ldr_events_params_t;
 

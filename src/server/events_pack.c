@@ -77,8 +77,7 @@ void ldr_event_pack(ldr_pack_t *p, const ldr_catalog_change_t *c, bool owned)
     }
     pack_pair(p, "medium", ldr_medium_names[c->medium]);
     pack_number(p, "group_idx", c->source->group_idx);
-    pack_pair(p, "locality",
-              c->medium == LDR_MEDIUM_AWAY ? "REMOTE" : "LOCAL");
+    pack_pair(p, "locality", c->medium == LDR_MEDIUM_AWAY ? "REMOTE" : "LOCAL");
     pack_owner(p, owned);
     if (c->stored) {
         pack_tokens(p, c);

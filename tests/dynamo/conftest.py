@@ -1,5 +1,5 @@
-"""Tests with Dynamo's own indexer: scripts/run-dynamo-tests runs them, with what
-it installs in build/dynamo. $LARDER_BUILD: the build (build/release)."""
+"""Tests with Dynamo's own indexer: scripts/run-dynamo-tests runs them, with
+what it installs in build/dynamo. $LARDER_BUILD: the build (build/release)."""
 import os
 import pathlib
 import sys

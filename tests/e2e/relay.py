@@ -5,8 +5,9 @@ netem. Run as a program, in the namespace that all links end in.
 
 Lines on its standard input: `delay NAME MS` (0: none), `rate NAME BYTES` (a
 second, 0: no bound), `most NAME BYTES` (of a connection in each direction, then
-it stalls; 0: no bound), `stall NAME`, `go NAME`. NAME is whom the connections go to. Bytes keep their order; of each
-direction at most 4 MiB wait here, then the sender has to.
+it stalls; 0: no bound), `stall NAME`, `go NAME`. NAME is whom the connections
+go to. Bytes keep their order; of each direction at most 4 MiB wait here, then
+the sender has to.
 """
 import asyncio
 import sys

@@ -1,6 +1,6 @@
 """Hand-offs of models with several KV groups, on the scheduler's side: windows
-shorter than a chunk, recurrent states, blocks of different sizes; and of engines
-with a drafter (test_surface.py). One scheduler is both sides."""
+shorter than a chunk, recurrent states, blocks of different sizes; and of
+engines with a drafter (test_surface.py). One scheduler is both sides."""
 from types import SimpleNamespace
 
 import pytest

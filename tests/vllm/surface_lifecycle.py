@@ -1,8 +1,8 @@
 """What vLLM's own suites for hand-offs ask of a connector, on vLLM's own
 scheduler: a request's life on either side, both ways, loads that fail, and that
-nothing of them stays in the prefix cache (test_surface.py; docs/guide/handoff.md has
-the list). The workers are played: they copy pages for real, from and to a real
-node, and compute nothing."""
+nothing of them stays in the prefix cache (test_surface.py;
+docs/guide/handoff.md has the list). The workers are played: they copy pages for
+real, from and to a real node, and compute nothing."""
 import contextlib
 import time
 

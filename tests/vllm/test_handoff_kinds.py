@@ -1,6 +1,6 @@
 """Hand-offs of other kinds of models, and between engines of other shapes
-(docs/guide/handoff.md): what test_handoff.py shows of a dense model. Here either
-engine is both sides."""
+(docs/guide/handoff.md): what test_handoff.py shows of a dense model. Here
+either engine is both sides."""
 import contextlib
 
 import pytest

@@ -1,7 +1,7 @@
 """examples/pd as a user has it: one command, two `vllm serve` and a proxy.
 Whole prompts are handed off, in turn and at once; streams come through; with
-the prefill engine down the decode engine serves alone. And vLLM's own toy proxy,
-played by hand: what it sends, in its order."""
+the prefill engine down the decode engine serves alone. And vLLM's own toy
+proxy, played by hand: what it sends, in its order."""
 import contextlib
 import json
 import os
