@@ -75,6 +75,9 @@ uint64_t ldr_cluster_generation(const ldr_cluster_t *c);
  * leaving own nothing. Gives how many. */
 uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
                          uint32_t *members);
+/* The same of a set of runs: ldr_run_set(). */
+uint32_t ldr_view_set_owners(const ldr_view_t *view, uint32_t set, uint32_t max,
+                             uint32_t *members);
 
 /* The members that keep `copies` of a run: rank 1, then by rank those of zones
  * that have none yet, then by rank whoever is left. */

@@ -196,11 +196,10 @@ static void choose(const ldr_placement_t *p, uint64_t set, best_t *b)
     }
 }
 
-uint32_t ldr_placement_owners(const ldr_placement_t *p, uint64_t run,
-                              uint32_t *owners)
+uint32_t ldr_placement_set_owners(const ldr_placement_t *p, uint32_t set,
+                                  uint32_t *owners)
 {
-    uint64_t set = mix(run) & (LDR_PARTITIONS - 1);
-    uint32_t *kept = p->table + set * p->owners;
+    uint32_t *kept = p->table + (size_t)set * p->owners;
     best_t b = {.max = p->owners};
 
     if (p->count == 0) {
@@ -220,4 +219,10 @@ uint32_t ldr_placement_owners(const ldr_placement_t *p, uint64_t run,
         __atomic_store_n(&kept[i], b.members[i] + 1, __ATOMIC_RELEASE);
     }
     return p->owners;
+}
+
+uint32_t ldr_placement_owners(const ldr_placement_t *p, uint64_t run,
+                              uint32_t *owners)
+{
+    return ldr_placement_set_owners(p, ldr_run_set(run), owners);
 }

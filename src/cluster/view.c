@@ -257,12 +257,12 @@ uint32_t ldr_view_find(const ldr_view_t *view, uint64_t id)
     return low < view->count && view->members[low].id == id ? low : LDR_NOBODY;
 }
 
-uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
-                         uint32_t *members)
+uint32_t ldr_view_set_owners(const ldr_view_t *view, uint32_t set, uint32_t max,
+                             uint32_t *members)
 {
     const view_t *v = (const view_t *)view;
     uint32_t all[LDR_OWNERS_MAX];
-    uint32_t count = ldr_placement_owners(v->placement, run, all);
+    uint32_t count = ldr_placement_set_owners(v->placement, set, all);
 
     if (count > v->owner_count) {
         count = v->owner_count;
@@ -274,6 +274,12 @@ uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
         members[i] = v->owners[all[i]];
     }
     return count;
+}
+
+uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
+                         uint32_t *members)
+{
+    return ldr_view_set_owners(view, ldr_run_set(run), max, members);
 }
 
 uint32_t ldr_view_copies(const ldr_view_t *view, uint64_t run, uint32_t copies,
