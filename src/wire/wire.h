@@ -85,7 +85,8 @@
     X(PEER_ASK, 74, 0, "peer_ask")                                             \
     X(PEER_GET, 75, 0, "peer_get")                                             \
     X(PEER_PUT, 76, 0, "peer_put")                                             \
-    X(PEER_HANDOFF, 77, 0, "peer_handoff")
+    X(PEER_HANDOFF, 77, 0, "peer_handoff")                                     \
+    X(PEER_HOME, 78, 0, "peer_home")
 
 typedef enum ldr_opcode {
 #define X(name, value, before, text) LDR_OP_##name = (value),
