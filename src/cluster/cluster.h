@@ -66,6 +66,8 @@ typedef struct ldr_cluster ldr_cluster_t;
 /* The view as it is now; never NULL. Give it back. */
 const ldr_view_t *ldr_cluster_view(ldr_cluster_t *c);
 void ldr_view_give(const ldr_view_t *view);
+/* Takes one that the caller holds once more. */
+const ldr_view_t *ldr_view_keep(const ldr_view_t *view);
 
 /* The generation of the view as it is now: to see that it changed. */
 uint64_t ldr_cluster_generation(const ldr_cluster_t *c);

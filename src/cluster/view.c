@@ -191,6 +191,14 @@ static const ldr_view_t *take(ldr_views_t *views)
     return views->slot[old % LDR_SLOTS];
 }
 
+const ldr_view_t *ldr_view_keep(const ldr_view_t *view)
+{
+    view_t *v = (view_t *)(uintptr_t)view;
+
+    __atomic_add_fetch(&v->refs, 1, __ATOMIC_RELAXED);
+    return view;
+}
+
 void ldr_view_give(const ldr_view_t *view)
 {
     view_t *v = (view_t *)(uintptr_t)view;

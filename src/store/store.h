@@ -66,6 +66,8 @@ typedef struct ldr_shard {
     uint8_t turns;        /* bits: its turn in each (behind.h) */
     uint8_t tier;         /* while reading or filling: from which */
     uint8_t given : 1;    /* another member has it, or was told of it */
+    uint8_t told : 1;     /* its owners were told that it is kept here */
+    uint8_t kept : 1;     /* the member that brought it keeps it as well */
     uint8_t admitted : 1; /* ldr_store_admit() let it in */
     uint8_t refused;      /* not to be written down, until it is used again */
     ldr_queued_t links[LDR_QUEUES_MAX];
